@@ -1,0 +1,3 @@
+module github.com/bellwether-go/bellwether
+
+go 1.26.0

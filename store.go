@@ -1,0 +1,211 @@
+package bellwether
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"time"
+)
+
+// This file is the contract of the shared tier: what a fleet keeps per key,
+// who may write it, and the bytes it has. The adapters below stores/ implement
+// it, stores/storetest holds them to it.
+
+var (
+	// ErrNotFound means that there is nothing under the key. A Store returns
+	// it for a key without an entry; a load returns it (or wraps it) for a
+	// thing that does not exist, which is remembered for NotFoundTTL.
+	ErrNotFound = errors.New("bellwether: not found")
+
+	// ErrFenced means that a commit came too late: since its epoch was given
+	// out, a later one was committed, the key was invalidated, or the engine
+	// has forgotten the claim. Nothing was written.
+	ErrFenced = errors.New("bellwether: commit fenced off by a later epoch")
+
+	// ErrCorrupt means that the bytes under the key are no entry of ours.
+	ErrCorrupt = errors.New("bellwether: stored bytes are not a valid entry")
+
+	// ErrTooLarge means that the engine does not take a value of this size.
+	ErrTooLarge = errors.New("bellwether: value too large for the store")
+)
+
+// A Store keeps encoded entries for a fleet, and for each key an epoch counter
+// and a floor. Epochs order the rebuilds of a key: Claim gives one out, Commit
+// is accepted only above the floor.
+//
+// A Store is safe for concurrent use. Keys are arbitrary strings, the empty
+// one included. Every method honours its context, also where the engine's
+// client cannot. Any error other than those named below means that the engine
+// did not answer.
+type Store interface {
+	// Get returns the entry under key, with its Age as of now. It returns
+	// ErrNotFound if there is none, and an error that wraps ErrCorrupt if the
+	// bytes under the key are not an entry. The caller does not modify Value.
+	Get(ctx context.Context, key string) (Entry, error)
+
+	// Claim opens a rebuild: it returns the present entry (the zero Entry if
+	// there is none or it is corrupt) and a new epoch, greater than every
+	// epoch given out for the key before, be it before an eviction, an expiry
+	// or a restart of the engine.
+	Claim(ctx context.Context, key string) (Entry, uint64, error)
+
+	// Commit stores e under e.Epoch, which came from Claim, and raises the
+	// key's floor to it. It returns ErrFenced, and writes nothing, unless the
+	// epoch is above the floor and the claim is still known; ErrTooLarge if
+	// the engine does not take the value's size. To repeat a commit whose
+	// reply was lost, with the same Entry, is safe and succeeds.
+	Commit(ctx context.Context, key string, e Entry) error
+
+	// Invalidate drops the entry and raises the floor to a new epoch, so that
+	// every rebuild that is under way is refused at Commit.
+	Invalidate(ctx context.Context, key string) error
+}
+
+// An EntryKind says what an [Entry] holds.
+type EntryKind uint8
+
+const (
+	// KindNone holds nothing: the zero Entry, or a record that rebuilds fail.
+	KindNone EntryKind = iota
+	// KindValue holds a value.
+	KindValue
+	// KindNotFound holds the knowledge that the thing does not exist.
+	KindNotFound
+)
+
+// An Entry is what a [Store] keeps under a key. All its times are durations on
+// one axis, the age of its value, so that no two machines' clocks need agree.
+type Entry struct {
+	// Kind says what the entry holds.
+	Kind EntryKind
+	// Value is the encoded value, if Kind is KindValue.
+	Value []byte
+	// Epoch is the epoch under which the entry was committed.
+	Epoch uint64
+
+	// Age is how old the value is: at Commit as the rebuild gives it, from Get
+	// and Claim with the time added that has passed since.
+	Age time.Duration
+	// TTL is the age at which the value stops being fresh.
+	TTL time.Duration
+	// StaleWhileRevalidate is how long after TTL the value may be served while
+	// a rebuild runs behind it (RFC 5861 section 3).
+	StaleWhileRevalidate time.Duration
+	// StaleIfError is how long after TTL the value may be served because
+	// rebuilds fail (RFC 5861 section 4).
+	StaleIfError time.Duration
+	// BuildTime is how long the rebuild took.
+	BuildTime time.Duration
+
+	// Failures counts the rebuilds that have failed in a row since the value
+	// was built; 0 if the last one succeeded.
+	Failures uint32
+	// RetryAge is the age before which nobody tries again, if Failures > 0.
+	RetryAge time.Duration
+	// Failure is the last failure's text, if Failures > 0.
+	Failure string
+}
+
+// Life returns how much longer the entry is of any use, and so has to be kept:
+// until its last window closes and its failure is forgotten.
+func (e Entry) Life() time.Duration {
+	var end time.Duration
+	if e.Kind != KindNone {
+		end = addDurations(e.TTL, max(e.StaleWhileRevalidate, e.StaleIfError))
+	}
+	if e.Failures > 0 {
+		end = max(end, e.RetryAge)
+	}
+	return max(0, end-e.Age)
+}
+
+// addDurations adds without wrapping round: a window of "for ever" stays one.
+func addDurations(a, b time.Duration) time.Duration {
+	if s := a + b; s >= a {
+		return s
+	}
+	return 1<<63 - 1
+}
+
+// An encoded entry is
+//
+//	"BW" version(1) | crc32c of all that follows, big endian(4) | kind(1) | epoch, big endian(8) |
+//	uvarints: age, ttl, stale-while-revalidate, stale-if-error, build time (ns), failures, retry age (ns), len(failure) |
+//	failure | value
+//
+// The checksum tells our bytes from foreign and damaged ones; it is no
+// protection against somebody who can write to the store.
+const (
+	entryMagic  = "BW\x01"
+	entryHeader = len(entryMagic) + 4 + 1 + 8
+)
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// AppendBinary appends the encoded entry to b. It never fails.
+func (e Entry) AppendBinary(b []byte) ([]byte, error) {
+	start := len(b)
+	b = append(b, entryMagic...)
+	b = append(b, 0, 0, 0, 0, byte(e.Kind))
+	b = binary.BigEndian.AppendUint64(b, e.Epoch)
+	for _, n := range [...]uint64{
+		uint64(max(0, e.Age)), uint64(max(0, e.TTL)),
+		uint64(max(0, e.StaleWhileRevalidate)), uint64(max(0, e.StaleIfError)),
+		uint64(max(0, e.BuildTime)),
+		uint64(e.Failures), uint64(max(0, e.RetryAge)), uint64(len(e.Failure)),
+	} {
+		b = binary.AppendUvarint(b, n)
+	}
+	b = append(b, e.Failure...)
+	b = append(b, e.Value...)
+	sum := b[start+len(entryMagic):]
+	binary.BigEndian.PutUint32(sum, crc32.Checksum(sum[4:], castagnoli))
+	return b, nil
+}
+
+// UnmarshalBinary decodes what AppendBinary wrote. Value shares memory with
+// data. Anything else than the bytes of one whole entry is an error that wraps
+// [ErrCorrupt].
+func (e *Entry) UnmarshalBinary(data []byte) error {
+	if len(data) < entryHeader || string(data[:len(entryMagic)]) != entryMagic {
+		return fmt.Errorf("%w: no entry header", ErrCorrupt)
+	}
+	sum := data[len(entryMagic):]
+	if binary.BigEndian.Uint32(sum) != crc32.Checksum(sum[4:], castagnoli) {
+		return fmt.Errorf("%w: checksum mismatch", ErrCorrupt)
+	}
+	d := Entry{
+		Kind:  EntryKind(sum[4]),
+		Epoch: binary.BigEndian.Uint64(sum[5:]),
+	}
+	if d.Kind > KindNotFound {
+		return fmt.Errorf("%w: unknown kind %d", ErrCorrupt, d.Kind)
+	}
+	rest := data[entryHeader:]
+	var nums [8]uint64
+	for i := range nums {
+		v, n := binary.Uvarint(rest)
+		if n <= 0 || v > 1<<63-1 {
+			return fmt.Errorf("%w: bad number in header", ErrCorrupt)
+		}
+		nums[i], rest = v, rest[n:]
+	}
+	if nums[5] > 1<<32-1 || nums[7] > uint64(len(rest)) {
+		return fmt.Errorf("%w: bad failure record", ErrCorrupt)
+	}
+	d.Age, d.TTL = time.Duration(nums[0]), time.Duration(nums[1])
+	d.StaleWhileRevalidate, d.StaleIfError = time.Duration(nums[2]), time.Duration(nums[3])
+	d.BuildTime = time.Duration(nums[4])
+	d.Failures, d.RetryAge = uint32(nums[5]), time.Duration(nums[6])
+	d.Failure, d.Value = string(rest[:nums[7]]), rest[nums[7]:]
+	if d.Kind != KindValue {
+		if len(d.Value) != 0 {
+			return fmt.Errorf("%w: value in an entry without one", ErrCorrupt)
+		}
+		d.Value = nil
+	}
+	*e = d
+	return nil
+}
