@@ -1,0 +1,79 @@
+package adapter
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+func TestName(t *testing.T) {
+	for _, key := range []string{"user:42", "a", "é"[:0] + "x#y", strings.Repeat("k", maxName)} {
+		if got := Name(key); got != key {
+			t.Errorf("Name(%q) = %q, want the key itself", key, got)
+		}
+	}
+	seen := map[string]string{}
+	for _, key := range []string{"", " ", "a b", "a\x00", "a\r\nset x", "é", "{a}", "a}", "/a", "#", "#x", strings.Repeat("k", maxName+1), strings.Repeat("k", 10<<10), "\xff"} {
+		got := Name(key)
+		if !plain(got[1:]) || got[0] != '#' {
+			t.Errorf("Name(%.20q) = %q, want a hash that engines can carry", key, got)
+		}
+		if other, dup := seen[got]; dup {
+			t.Errorf("Name(%.20q) = Name(%.20q)", key, other)
+		}
+		seen[got] = key
+		if again := Name(got); again == got {
+			t.Errorf("Name(%q) is itself: a key that looks like a hash collides with the hash", got)
+		}
+	}
+}
+
+func FuzzName(f *testing.F) {
+	f.Add("a", "b")
+	f.Add("", "#47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU")
+	f.Fuzz(func(t *testing.T, a, b string) {
+		na, nb := Name(a), Name(b)
+		if (na == nb) != (a == b) {
+			t.Fatalf("Name(%q) = %q, Name(%q) = %q", a, na, b, nb)
+		}
+		if len(na) == 0 || len(na) > maxName || strings.ContainsAny(na, "{}/ \r\n\x00") {
+			t.Fatalf("Name(%q) = %q, which not every engine can carry", a, na)
+		}
+	})
+}
+
+func TestToken(t *testing.T) {
+	a, b := Token(), Token()
+	if a == b || len(a) != len(b) {
+		t.Fatalf("tokens %q, %q: want different ones of one length", a, b)
+	}
+}
+
+func TestAwait_ReturnsWithItsContextAndHandsTheLateResultOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		late := make(chan string, 1)
+		start := time.Now()
+		_, err := Await(ctx, func() (string, error) {
+			time.Sleep(time.Minute)
+			return "lease", nil
+		}, func(v string, err error) { late <- v })
+		if !errors.Is(err, context.DeadlineExceeded) || time.Since(start) != time.Second {
+			t.Fatalf("err = %v after %v, want the deadline after 1s", err, time.Since(start))
+		}
+		if got := <-late; got != "lease" {
+			t.Fatalf("late got %q", got)
+		}
+	})
+}
+
+func TestAwait_Panic(t *testing.T) {
+	_, err := Await(t.Context(), func() (int, error) { panic("boom") }, nil)
+	if err == nil || !strings.Contains(err.Error(), "boom") {
+		t.Fatalf("err = %v, want the panic", err)
+	}
+}

@@ -1,0 +1,158 @@
+// Package testserver starts real engines for tests: on free ports of
+// 127.0.0.1, ended by process id, gone even if the test binary is killed.
+package testserver
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// A Server is a running engine.
+type Server struct {
+	// Addr is its host:port.
+	Addr string
+
+	tb    testing.TB
+	args  []string // the command that starts it, nil if it is not ours
+	pid   int      // of the engine itself, 0 while it is down
+	stdin io.Closer
+	wait  chan struct{} // closed when the wrapper around the engine has ended
+}
+
+// Redis returns a running redis-server, or the one that the environment
+// variable BELLWETHER_REDIS names. It ends with the test.
+func Redis(tb testing.TB, args ...string) *Server {
+	tb.Helper()
+	return start(tb, "BELLWETHER_REDIS", "redis-server", "redis-server", func(port string) []string {
+		return append([]string{"--bind", "127.0.0.1", "--port", port, "--save", "", "--appendonly", "no", "--dir", tb.TempDir()}, args...)
+	})
+}
+
+// Memcached returns a running memcached, or the one that the environment
+// variable BELLWETHER_MEMCACHED names. It ends with the test.
+func Memcached(tb testing.TB, args ...string) *Server {
+	tb.Helper()
+	return start(tb, "BELLWETHER_MEMCACHED", "memcached", "memcached", func(port string) []string {
+		return append([]string{"-l", "127.0.0.1", "-p", port, "-U", "0", "-u", "nobody", "-m", "64"}, args...)
+	})
+}
+
+func start(tb testing.TB, env, program, pkg string, args func(port string) []string) *Server {
+	tb.Helper()
+	s := &Server{tb: tb}
+	if s.Addr = os.Getenv(env); s.Addr != "" {
+		s.await()
+		return s
+	}
+	path, err := exec.LookPath(program)
+	if err != nil {
+		tb.Fatalf("%s is not installed: run 'make deps' (or 'apt-get install %s'), or set %s=host:port to use a running one", program, pkg, env)
+	}
+	s.Addr = FreeAddr(tb)
+	_, port, _ := net.SplitHostPort(s.Addr)
+	s.args = append([]string{path}, args(port)...)
+	s.Start()
+	tb.Cleanup(s.Kill)
+	return s
+}
+
+// FreeAddr returns an address of 127.0.0.1 that nobody listens on.
+func FreeAddr(tb testing.TB) string {
+	tb.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+// Own reports whether the server was started by the test, which then may stop,
+// kill and restart it.
+func (s *Server) Own() bool { return s.args != nil }
+
+// Start starts the engine, empty, at the same address as before.
+func (s *Server) Start() {
+	s.tb.Helper()
+	// The shell outlives neither us nor the engine: it waits for the end of
+	// its input, which is a pipe that closes with this process, however this
+	// process dies.
+	const wrapper = `"$@" >/dev/null 2>&1 & echo $!; read _; kill -9 $! 2>/dev/null; wait`
+	cmd := exec.Command("sh", append([]string{"-c", wrapper, "sh"}, s.args...)...)
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		s.tb.Fatal(err)
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		s.tb.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		s.tb.Fatal(err)
+	}
+	line, err := bufio.NewReader(stdout).ReadString('\n')
+	if err != nil {
+		s.tb.Fatalf("starting %s: %v", s.args[0], err)
+	}
+	if s.pid, err = strconv.Atoi(strings.TrimSpace(line)); err != nil {
+		s.tb.Fatal(err)
+	}
+	s.stdin, s.wait = stdin, make(chan struct{})
+	go func(done chan struct{}) {
+		cmd.Wait()
+		close(done)
+	}(s.wait)
+	s.await()
+}
+
+// Kill ends the engine with SIGKILL, and returns when it is gone. Killing a
+// server that is down does nothing.
+func (s *Server) Kill() {
+	if s.pid == 0 {
+		return
+	}
+	syscall.Kill(s.pid, syscall.SIGKILL)
+	s.stdin.Close()
+	<-s.wait
+	s.pid = 0
+}
+
+// Restart kills the engine and starts it again, empty.
+func (s *Server) Restart() {
+	s.tb.Helper()
+	s.Kill()
+	s.Start()
+}
+
+// Signal sends sig to the engine: SIGSTOP makes it a black hole that accepts
+// connections, SIGCONT ends that.
+func (s *Server) Signal(sig syscall.Signal) {
+	s.tb.Helper()
+	if err := syscall.Kill(s.pid, sig); err != nil {
+		s.tb.Fatalf("signal %v to %s: %v", sig, s.Addr, err)
+	}
+}
+
+// await returns when the server answers a connection.
+func (s *Server) await() {
+	s.tb.Helper()
+	var err error
+	for range 500 {
+		var c net.Conn
+		if c, err = net.DialTimeout("tcp", s.Addr, time.Second); err == nil {
+			c.Close()
+			return
+		}
+		time.Sleep(10 * time.Millisecond) // a real process is starting
+	}
+	s.tb.Fatal(fmt.Errorf("no server at %s after 5 s: %w", s.Addr, err))
+}
