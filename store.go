@@ -108,20 +108,25 @@ type Entry struct {
 	Failure string
 }
 
+// failureMemory is how long after a failed rebuild's next try is due the number
+// of failures in a row is still known, so that the pauses can grow.
+const failureMemory = time.Minute
+
 // Life returns how much longer the entry is of any use, and so has to be kept:
-// until its last window closes and its failure is forgotten.
+// until its last window closes and its failures are forgotten.
 func (e Entry) Life() time.Duration {
 	var end time.Duration
 	if e.Kind != KindNone {
-		end = addDurations(e.TTL, max(e.StaleWhileRevalidate, e.StaleIfError))
+		end = addDurations(max(0, e.TTL), max(0, e.StaleWhileRevalidate, e.StaleIfError))
 	}
 	if e.Failures > 0 {
-		end = max(end, e.RetryAge)
+		end = max(end, addDurations(e.RetryAge, failureMemory))
 	}
-	return max(0, end-e.Age)
+	return max(0, end-max(0, e.Age))
 }
 
-// addDurations adds without wrapping round: a window of "for ever" stays one.
+// addDurations adds two durations that are not negative without wrapping
+// round: a window of "for ever" stays one.
 func addDurations(a, b time.Duration) time.Duration {
 	if s := a + b; s >= a {
 		return s
@@ -144,7 +149,8 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// AppendBinary appends the encoded entry to b. It never fails.
+// AppendBinary appends the encoded entry to b. Negative durations become 0, and
+// Value is left out unless Kind is KindValue. It never fails.
 func (e Entry) AppendBinary(b []byte) ([]byte, error) {
 	start := len(b)
 	b = append(b, entryMagic...)
@@ -159,15 +165,17 @@ func (e Entry) AppendBinary(b []byte) ([]byte, error) {
 		b = binary.AppendUvarint(b, n)
 	}
 	b = append(b, e.Failure...)
-	b = append(b, e.Value...)
+	if e.Kind == KindValue {
+		b = append(b, e.Value...)
+	}
 	sum := b[start+len(entryMagic):]
 	binary.BigEndian.PutUint32(sum, crc32.Checksum(sum[4:], castagnoli))
 	return b, nil
 }
 
 // UnmarshalBinary decodes what AppendBinary wrote. Value shares memory with
-// data. Anything else than the bytes of one whole entry is an error that wraps
-// [ErrCorrupt].
+// data; appending to it does not write there. Anything else than the bytes of
+// one whole entry is an error that wraps [ErrCorrupt], and leaves e as it was.
 func (e *Entry) UnmarshalBinary(data []byte) error {
 	if len(data) < entryHeader || string(data[:len(entryMagic)]) != entryMagic {
 		return fmt.Errorf("%w: no entry header", ErrCorrupt)
@@ -187,7 +195,9 @@ func (e *Entry) UnmarshalBinary(data []byte) error {
 	var nums [8]uint64
 	for i := range nums {
 		v, n := binary.Uvarint(rest)
-		if n <= 0 || v > 1<<63-1 {
+		// A number has one encoding, the shortest: stores compare bytes to tell
+		// whether two entries are the same.
+		if n <= 0 || v > 1<<63-1 || n > 1 && rest[n-1] == 0 {
 			return fmt.Errorf("%w: bad number in header", ErrCorrupt)
 		}
 		nums[i], rest = v, rest[n:]
@@ -199,7 +209,7 @@ func (e *Entry) UnmarshalBinary(data []byte) error {
 	d.StaleWhileRevalidate, d.StaleIfError = time.Duration(nums[2]), time.Duration(nums[3])
 	d.BuildTime = time.Duration(nums[4])
 	d.Failures, d.RetryAge = uint32(nums[5]), time.Duration(nums[6])
-	d.Failure, d.Value = string(rest[:nums[7]]), rest[nums[7]:]
+	d.Failure, d.Value = string(rest[:nums[7]]), rest[nums[7]:len(rest):len(rest)]
 	if d.Kind != KindValue {
 		if len(d.Value) != 0 {
 			return fmt.Errorf("%w: value in an entry without one", ErrCorrupt)

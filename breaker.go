@@ -1,0 +1,89 @@
+package bellwether
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/sony/gobreaker/v2"
+)
+
+// This file is the way to an engine that may be down: each call has a limit,
+// a run of failures stops the calls for a while, and no flight loses more than
+// one time-out to engines, whichever of them it is that does not answer.
+
+// ErrUnavailable means that a lock engine or a store did not answer, or was
+// not asked because it did not answer lately. The engine's own error is
+// wrapped beside it.
+var ErrUnavailable = errors.New("bellwether: engine unavailable")
+
+const (
+	// breakerTrips is how many failures in a row open an engine's breaker. One
+	// would let a single lost packet switch collapsing across processes off.
+	breakerTrips = 3
+	// breakerPause is how long an open breaker stays so before one call probes.
+	breakerPause = time.Second
+)
+
+// A breaker stands before one engine.
+type breaker struct {
+	circuit *gobreaker.TwoStepCircuitBreaker[struct{}]
+}
+
+func newBreaker() *breaker {
+	return &breaker{gobreaker.NewTwoStepCircuitBreaker[struct{}](gobreaker.Settings{
+		Timeout:     breakerPause,
+		ReadyToTrip: func(c gobreaker.Counts) bool { return c.ConsecutiveFailures >= breakerTrips },
+		// A cache that is being closed says nothing about its engine.
+		IsExcluded: func(err error) bool { return errors.Is(err, context.Canceled) },
+	})}
+}
+
+// up reports whether calls are let through.
+func (b *breaker) up() bool { return b.circuit.State() != gobreaker.StateOpen }
+
+// An outage is what a flight may still lose to engines that do not answer. It
+// is one sum for all engines: a request that has waited out a dead lock engine
+// does not go on to wait out the dead store beside it. It is used by one
+// goroutine at a time.
+type outage struct{ left time.Duration }
+
+// ask makes one call of an engine. Every error that is not one of the
+// contract's answers comes back wrapped in ErrUnavailable.
+func ask[T any](ctx context.Context, b *breaker, o *outage, call func(context.Context) (T, error)) (T, error) {
+	var zero T
+	if o.left <= 0 {
+		return zero, fmt.Errorf("%w: the time for outages is used up", ErrUnavailable)
+	}
+	report, err := b.circuit.Allow()
+	if err != nil {
+		return zero, fmt.Errorf("%w: %w", ErrUnavailable, err)
+	}
+	// A panic or Goexit of an adapter counts as no answer: without the report a
+	// half-open breaker would wait for this probe for ever.
+	failure := errors.New("the call did not return")
+	defer func() { report(failure) }()
+
+	start := time.Now()
+	ctx, cancel := context.WithTimeout(ctx, o.left)
+	defer cancel()
+	v, err := call(ctx)
+	if err == nil || isAnswer(err) {
+		failure = nil
+		return v, err
+	}
+	failure = err
+	o.left -= time.Since(start)
+	return zero, fmt.Errorf("%w: %w", ErrUnavailable, err)
+}
+
+// isAnswer tells what an engine has said from the engine's silence.
+func isAnswer(err error) bool {
+	for _, answer := range [...]error{ErrNotFound, ErrHeld, ErrLeaseLost, ErrFenced, ErrCorrupt, ErrTooLarge} {
+		if errors.Is(err, answer) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,285 @@
+package bellwether
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// This file is the loader face: the options, and a cache of values of one type.
+
+var (
+	// ErrWaitTimeout means that a call has waited for MaxWait, and that there
+	// is neither a value nor a failure to answer with. The rebuild goes on.
+	ErrWaitTimeout = errors.New("bellwether: no value within MaxWait")
+
+	// ErrClosed means that the cache is closed.
+	ErrClosed = errors.New("bellwether: cache is closed")
+)
+
+// Options configure a [Cache]. Only TTL is needed.
+type Options struct {
+	// TTL is how long a value is fresh, counted from when its load returned.
+	// It must be positive. A load may choose otherwise for its value by
+	// [SetFreshness].
+	TTL time.Duration
+	// StaleWhileRevalidate is how long after TTL a value is still served at
+	// once while one rebuild runs behind it (RFC 5861 section 3). Zero: not at
+	// all.
+	StaleWhileRevalidate time.Duration
+	// StaleIfError is how long after TTL a value is served when its rebuild
+	// fails (RFC 5861 section 4). Zero: not at all.
+	StaleIfError time.Duration
+	// NotFoundTTL is how long it is remembered that a load returned
+	// [ErrNotFound]. Zero means TTL.
+	NotFoundTTL time.Duration
+	// ErrorTTL is how long a failure answers for its key before one caller
+	// tries again; it doubles with every further failure, up to 32 times, and
+	// up to a half of it is taken off at random. Context errors are never
+	// remembered. Zero means 1 s; negative: failures are not remembered.
+	ErrorTTL time.Duration
+
+	// Patience is how long a caller that has a stale value waits for the
+	// rebuild before it takes the stale one. Zero: not at all.
+	Patience time.Duration
+	// MaxWait is how long a caller waits that has nothing stale. Zero means
+	// RebuildTimeout plus LeaseTTL, which leaves time for one takeover.
+	MaxWait time.Duration
+	// RebuildTimeout bounds a load: at its end the load's context ends, and its
+	// callers get [ErrRebuildTimeout]. Zero means 30 s.
+	RebuildTimeout time.Duration
+	// LeaseTTL is the length of a holder's lease, renewed at a third of it, and
+	// so the time after which a crashed holder is replaced. Zero means 5 s.
+	LeaseTTL time.Duration
+	// MaxRebuilds bounds the rebuilds that run at one time in this process,
+	// loads that have been given up on included. Zero means 128.
+	MaxRebuilds int
+
+	// Store keeps the entries for a fleet. Nil: the values stay in this process.
+	Store Store
+	// Locker elects who rebuilds, among the processes that share Store. Nil:
+	// each process rebuilds for itself. A Locker without a Store is refused:
+	// the processes would take turns and share nothing.
+	Locker Locker
+	// Namespace comes before every key in Store and Locker, with a colon
+	// behind it. Caches that share an engine need different ones. Empty: keys
+	// stand alone.
+	Namespace string
+	// EngineTimeout is how long a rebuild waits in all for engines that do not
+	// answer, before it goes on without them. Zero means 500 ms.
+	EngineTimeout time.Duration
+
+	// NearBytes bounds the near tier, the decoded values in this process. Zero
+	// means 64 MiB.
+	NearBytes int64
+	// NearTTL is how long a value in the near tier is served before Store is
+	// asked whether it still holds: the time in which another process's
+	// Invalidate reaches this one. Zero means 1 s. Without a Store it has no
+	// meaning.
+	NearTTL time.Duration
+	// Size tells how many bytes a value takes in the near tier. Nil: the
+	// memory that the value reaches, found by reflection.
+	Size func(key string, value any) int
+	// Codec turns values into bytes for Store. The zero Codec is JSON. Values
+	// of type []byte and string are stored as they are.
+	Codec Codec
+
+	// OnError is told of what callers are not: engines that do not answer,
+	// commits that came too late, leases lost, bytes that do not decode. It is
+	// called on the rebuild's goroutine and must be quick. Nil: nobody is told.
+	OnError func(key string, err error)
+}
+
+// A Codec turns values into bytes and back, like the two functions of most
+// encoding packages: Codec{msgpack.Marshal, msgpack.Unmarshal}.
+type Codec struct {
+	Marshal   func(any) ([]byte, error)
+	Unmarshal func([]byte, any) error
+}
+
+// settings are the Options that the engine goes by, with their defaults.
+type settings struct {
+	Options
+	Freshness Freshness
+}
+
+// settings fills in the defaults and panics on options that cannot be meant.
+func (o Options) settings() settings {
+	for _, d := range []struct {
+		name  string
+		value *time.Duration
+		zero  time.Duration
+	}{
+		{"StaleWhileRevalidate", &o.StaleWhileRevalidate, 0},
+		{"StaleIfError", &o.StaleIfError, 0},
+		{"NotFoundTTL", &o.NotFoundTTL, o.TTL},
+		{"Patience", &o.Patience, 0},
+		{"RebuildTimeout", &o.RebuildTimeout, 30 * time.Second},
+		{"LeaseTTL", &o.LeaseTTL, 5 * time.Second},
+		{"EngineTimeout", &o.EngineTimeout, 500 * time.Millisecond},
+		{"NearTTL", &o.NearTTL, time.Second},
+	} {
+		if *d.value < 0 {
+			panic(fmt.Errorf("bellwether: Options.%s is %v; it must not be negative", d.name, *d.value))
+		}
+		if *d.value == 0 {
+			*d.value = d.zero
+		}
+	}
+	if o.MaxWait < 0 {
+		panic(fmt.Errorf("bellwether: Options.MaxWait is %v; it must not be negative", o.MaxWait))
+	}
+	if o.MaxWait == 0 {
+		o.MaxWait = addDurations(o.RebuildTimeout, o.LeaseTTL)
+	}
+	if o.ErrorTTL == 0 {
+		o.ErrorTTL = time.Second
+	}
+	if o.MaxRebuilds < 0 || o.NearBytes < 0 {
+		panic(fmt.Errorf("bellwether: Options.MaxRebuilds is %d and NearBytes %d; neither may be negative", o.MaxRebuilds, o.NearBytes))
+	}
+	if o.MaxRebuilds == 0 {
+		o.MaxRebuilds = 128
+	}
+	if o.NearBytes == 0 {
+		o.NearBytes = 64 << 20
+	}
+	if o.Locker != nil && o.Store == nil {
+		panic(errors.New("bellwether: Options.Locker without Options.Store: processes would take turns and share nothing; set Store, or leave Locker nil"))
+	}
+	if (o.Codec.Marshal == nil) != (o.Codec.Unmarshal == nil) {
+		panic(errors.New("bellwether: Options.Codec has only one of Marshal and Unmarshal; set both, or neither for JSON"))
+	}
+	if o.Codec.Marshal == nil {
+		o.Codec = Codec{json.Marshal, json.Unmarshal}
+	}
+	if o.OnError == nil {
+		o.OnError = func(string, error) {}
+	}
+	return settings{Options: o, Freshness: Freshness{o.TTL, o.StaleWhileRevalidate, o.StaleIfError}}
+}
+
+// A Cache keeps the values of a load, and sees to it that however many callers
+// ask for a key, in however many processes, the load runs once. It is safe for
+// concurrent use. Values are shared between callers and must not be modified.
+type Cache[V any] struct {
+	engine *engine[V]
+	load   loader[V]
+}
+
+// New returns a Cache of what load returns. The load gets a context that keeps
+// the values of the context of the call that began the rebuild, but not its
+// cancellation; the rebuild belongs to no caller. A load that returns an error
+// that wraps [ErrNotFound] says that there is no such thing.
+//
+// New panics if the options cannot be meant; the message names the field.
+func New[V any](load func(ctx context.Context, key string) (V, error), o Options) *Cache[V] {
+	if load == nil {
+		panic(errors.New("bellwether: New needs a load"))
+	}
+	if o.TTL <= 0 {
+		panic(fmt.Errorf("bellwether: Options.TTL is %v; it must be positive", o.TTL))
+	}
+	size := sizeOf[V]
+	if o.Size != nil {
+		size = func(key string, v V) int { return o.Size(key, v) }
+	}
+	s := o.settings()
+	marshal, unmarshal := codecOf[V](s.Codec)
+	return &Cache[V]{
+		engine: newEngine(s, size, marshal, unmarshal),
+		load:   byKey(load),
+	}
+}
+
+// byKey makes a user's load one of the engine's.
+func byKey[V any](load func(context.Context, string) (V, error)) loader[V] {
+	return func(ctx context.Context, f *flight[V]) (V, error) { return load(ctx, f.key) }
+}
+
+// codecOf is c for values of type V; []byte and string go as they are.
+func codecOf[V any](c Codec) (func(V) ([]byte, error), func([]byte) (V, error)) {
+	var zero V
+	switch any(zero).(type) {
+	case []byte:
+		return func(v V) ([]byte, error) { return any(v).([]byte), nil },
+			func(b []byte) (V, error) { return any(b).(V), nil }
+	case string:
+		return func(v V) ([]byte, error) { return []byte(any(v).(string)), nil },
+			func(b []byte) (V, error) { return any(string(b)).(V), nil }
+	}
+	return func(v V) ([]byte, error) { return c.Marshal(v) },
+		func(b []byte) (v V, err error) { return v, c.Unmarshal(b, &v) }
+}
+
+// Get returns the value of key: at once if it is fresh, or stale within its
+// window; else when the one rebuild that all callers share is done.
+//
+// The error is ErrNotFound if the load says so; the load's own error, or a
+// [*RemoteError] with its text if it ran in another process, if it failed and
+// nothing stale may be served; [ErrWaitTimeout] after MaxWait; [ErrClosed]; or
+// ctx's error. A ctx that ends ends only this call's wait.
+func (c *Cache[V]) Get(ctx context.Context, key string) (V, error) {
+	if s, ok := c.engine.hit(key); ok {
+		return s.item.answer()
+	}
+	return c.wait(ctx, key, c.load)
+}
+
+// GetFunc is Get with a load of this call's own. Callers that meet share one
+// rebuild, by the load of whichever came first.
+func (c *Cache[V]) GetFunc(ctx context.Context, key string, load func(ctx context.Context, key string) (V, error)) (V, error) {
+	if s, ok := c.engine.hit(key); ok {
+		return s.item.answer()
+	}
+	return c.wait(ctx, key, byKey(load))
+}
+
+func (c *Cache[V]) wait(ctx context.Context, key string, load loader[V]) (V, error) {
+	s, err := c.engine.wait(ctx, key, load)
+	if err != nil {
+		var zero V
+		return zero, err
+	}
+	return s.item.answer()
+}
+
+// maxInvalidations is how many keys of one Invalidate are under way at a time.
+const maxInvalidations = 16
+
+// Invalidate makes sure that nothing computed before now is served for the
+// keys once it has returned nil: not from the store, not from this process's
+// near tier, and not by a rebuild that is under way anywhere. The near tiers of
+// other processes follow within NearTTL.
+//
+// If the store does not answer, the error wraps [ErrUnavailable] and names the
+// keys; the near tier of this process has dropped them all the same.
+func (c *Cache[V]) Invalidate(ctx context.Context, keys ...string) error {
+	errs := make([]error, len(keys))
+	var g errgroup.Group
+	g.SetLimit(maxInvalidations)
+	for i, key := range keys {
+		g.Go(func() error {
+			errs[i] = c.engine.invalidate(ctx, key)
+			return nil
+		})
+	}
+	g.Wait()
+	return errors.Join(errs...)
+}
+
+// Stats returns what the cache has counted since it was made.
+func (c *Cache[V]) Stats() Stats { return c.engine.snapshot() }
+
+// Close ends the cache: rebuilds under way are cancelled, their leases
+// released, their callers get [ErrClosed]. It does not close Store and Locker,
+// and returns when no goroutine of the cache is left but those of loads that
+// ignore their context.
+func (c *Cache[V]) Close() error {
+	c.engine.close()
+	return nil
+}

@@ -1,0 +1,630 @@
+package bellwether_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// crowd is the herd of the promises. Under the race detector a goroutine costs
+// ten times as much, but 100,000 of them fit all the same.
+const crowd = 100_000
+
+var errOrigin = errors.New("origin is broken")
+
+// cacheOf returns a Cache that ends with its bubble.
+func cacheOf[V any](t *testing.T, load func(context.Context, string) (V, error), o bellwether.Options) *bellwether.Cache[V] {
+	t.Helper()
+	if o.TTL == 0 {
+		o.TTL = time.Minute
+	}
+	c := bellwether.New(load, o)
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// answers collects what a crowd of callers got.
+type answers struct {
+	mu    sync.Mutex
+	count map[string]int // answer and its time -> callers
+}
+
+func (a *answers) add(start time.Time, v string, err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.count == nil {
+		a.count = map[string]int{}
+	}
+	a.count[fmt.Sprintf("%s %v at %v", v, err, time.Since(start))]++
+}
+
+// want checks that all n callers got this answer at this time.
+func (a *answers) want(t *testing.T, n int, v string, err error, at time.Duration) {
+	t.Helper()
+	if key := fmt.Sprintf("%s %v at %v", v, err, at); a.count[key] != n || len(a.count) != 1 {
+		t.Errorf("answers %v, want %d times %q", a.count, n, key)
+	}
+}
+
+func herd(c *bellwether.Cache[string], n int, key string) *answers {
+	a := &answers{}
+	start := time.Now()
+	var wg sync.WaitGroup
+	for range n {
+		wg.Go(func() {
+			v, err := c.Get(context.Background(), key)
+			a.add(start, v, err)
+		})
+	}
+	wg.Wait()
+	return a
+}
+
+func TestGet_ColdKeyUnderHerd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var loads atomic.Int32
+		c := cacheOf(t, func(ctx context.Context, key string) (string, error) {
+			loads.Add(1)
+			time.Sleep(2 * time.Second)
+			return "v", nil
+		}, bellwether.Options{})
+		herd(c, crowd, "k").want(t, crowd, "v", nil, 2*time.Second)
+		if loads.Load() != 1 {
+			t.Errorf("%d loads, want 1", loads.Load())
+		}
+		herd(c, 10, "k").want(t, 10, "v", nil, 0)
+		if s := c.Stats(); s.Loads != 1 || s.Misses != 1 || s.Collapsed != crowd-1 || s.Hits != 10 {
+			t.Errorf("stats %+v", s)
+		}
+	})
+}
+
+func TestGet_AllButOneLeave(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var loads atomic.Int32
+		c := cacheOf(t, func(ctx context.Context, key string) (string, error) {
+			loads.Add(1)
+			select {
+			case <-time.After(2 * time.Second):
+				return "v", nil
+			case <-ctx.Done():
+				return "", ctx.Err()
+			}
+		}, bellwether.Options{})
+		ctx, leave := context.WithCancel(t.Context())
+		left, stayed := &answers{}, &answers{}
+		start := time.Now()
+		var wg sync.WaitGroup
+		for range crowd - 1 {
+			wg.Go(func() {
+				v, err := c.Get(ctx, "k")
+				left.add(start, v, err)
+			})
+		}
+		synctest.Wait() // the first caller is one of those who will leave
+		wg.Go(func() {
+			v, err := c.Get(t.Context(), "k")
+			stayed.add(start, v, err)
+		})
+		time.Sleep(time.Second)
+		leave()
+		wg.Wait()
+		left.want(t, crowd-1, "", context.Canceled, time.Second)
+		stayed.want(t, 1, "v", nil, 2*time.Second)
+		if loads.Load() != 1 {
+			t.Errorf("%d loads, want 1", loads.Load())
+		}
+	})
+}
+
+func TestGet_AllLeaveAndTheValueIsKept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var loads atomic.Int32
+		c := cacheOf(t, func(ctx context.Context, key string) (string, error) {
+			loads.Add(1)
+			time.Sleep(2 * time.Second)
+			return "v", ctx.Err()
+		}, bellwether.Options{})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, err := c.Get(ctx, "k"); !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatalf("err = %v, want the caller's deadline", err)
+		}
+		time.Sleep(2 * time.Second)
+		if v, err := c.Get(t.Context(), "k"); v != "v" || err != nil || loads.Load() != 1 {
+			t.Fatalf("Get = %q, %v after %d loads; want the value of the one load", v, err, loads.Load())
+		}
+	})
+}
+
+// A load that fails, whichever way, fails once for all who wait, answers for
+// the back-off, and is tried again once.
+func TestGet_FailureUnderHerd(t *testing.T) {
+	for name, test := range map[string]struct {
+		fail  func() (string, error)
+		is    error
+		panic bool
+	}{
+		"error":  {fail: func() (string, error) { return "", errOrigin }, is: errOrigin},
+		"panic":  {fail: func() (string, error) { panic(errOrigin) }, is: errOrigin, panic: true},
+		"goexit": {fail: func() (string, error) { runtime.Goexit(); return "", nil }, is: bellwether.ErrGoexit},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var loads atomic.Int32
+				c := cacheOf(t, func(ctx context.Context, key string) (string, error) {
+					time.Sleep(2 * time.Second)
+					if loads.Add(1) == 1 {
+						return test.fail()
+					}
+					return "v", nil
+				}, bellwether.Options{ErrorTTL: 4 * time.Second})
+
+				start := time.Now()
+				var wg sync.WaitGroup
+				var failed atomic.Int32
+				for range crowd {
+					wg.Go(func() {
+						_, err := c.Get(t.Context(), "k")
+						if _, ok := errors.AsType[*bellwether.PanicError](err); errors.Is(err, test.is) && ok == test.panic {
+							failed.Add(1)
+						}
+					})
+				}
+				wg.Wait()
+				if failed.Load() != crowd || loads.Load() != 1 || time.Since(start) != 2*time.Second {
+					t.Fatalf("%d of %d callers failed, %d loads, %v; want all, 1, 2s", failed.Load(), crowd, loads.Load(), time.Since(start))
+				}
+				// The failure answers at once for at least a half of ErrorTTL.
+				time.Sleep(2*time.Second - 1)
+				if _, err := c.Get(t.Context(), "k"); !errors.Is(err, test.is) || loads.Load() != 1 {
+					t.Fatalf("err = %v after %d loads, want the remembered failure", err, loads.Load())
+				}
+				time.Sleep(2*time.Second + 1)
+				herd(c, 1000, "k").want(t, 1000, "v", nil, 2*time.Second)
+				if loads.Load() != 2 {
+					t.Fatalf("%d loads, want one retry", loads.Load())
+				}
+			})
+		})
+	}
+}
+
+func TestGet_BackOffDoubles(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var loads []time.Duration
+		start := time.Now()
+		c := cacheOf(t, func(ctx context.Context, key string) (string, error) {
+			loads = append(loads, time.Since(start))
+			return "", errOrigin
+		}, bellwether.Options{ErrorTTL: time.Second})
+		for time.Since(start) < 10*time.Minute {
+			c.Get(t.Context(), "k")
+			time.Sleep(10 * time.Millisecond)
+		}
+		for i := 1; i < len(loads); i++ {
+			full := time.Second << min(i-1, 5)
+			if gap := loads[i] - loads[i-1]; gap < full/2 || gap > full+20*time.Millisecond {
+				t.Errorf("pause %d is %v, want between %v and %v", i, gap, full/2, full)
+			}
+		}
+		if len(loads) < 20 || len(loads) > 50 {
+			t.Errorf("%d loads in 10 minutes", len(loads))
+		}
+	})
+}
+
+func TestGet_ContextErrorsAreNotRemembered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var loads atomic.Int32
+		c := cacheOf(t, func(ctx context.Context, key string) (string, error) {
+			if loads.Add(1) == 1 {
+				return "", fmt.Errorf("origin: %w", context.Canceled)
+			}
+			return "v", nil
+		}, bellwether.Options{ErrorTTL: time.Hour})
+		if _, err := c.Get(t.Context(), "k"); !errors.Is(err, context.Canceled) {
+			t.Fatalf("err = %v", err)
+		}
+		if v, err := c.Get(t.Context(), "k"); v != "v" || err != nil {
+			t.Fatalf("Get = %q, %v", v, err)
+		}
+	})
+}
+
+func TestGet_NotFound(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var loads atomic.Int32
+		c := cacheOf(t, func(ctx context.Context, key string) (string, error) {
+			loads.Add(1)
+			return "", fmt.Errorf("user %s: %w", key, bellwether.ErrNotFound)
+		}, bellwether.Options{NotFoundTTL: 10 * time.Second})
+		for range 3 {
+			if _, err := c.Get(t.Context(), "k"); !errors.Is(err, bellwether.ErrNotFound) {
+				t.Fatalf("err = %v, want ErrNotFound", err)
+			}
+		}
+		time.Sleep(10*time.Second - 1)
+		c.Get(t.Context(), "k")
+		if loads.Load() != 1 {
+			t.Fatalf("%d loads, want 1 within NotFoundTTL", loads.Load())
+		}
+		time.Sleep(1)
+		c.Get(t.Context(), "k")
+		if s := c.Stats(); loads.Load() != 2 || s.LoadFailures != 0 {
+			t.Fatalf("%d loads, %d failures; want 2 and none", loads.Load(), s.LoadFailures)
+		}
+	})
+}
+
+func TestGet_StaleWhileRevalidate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var loads atomic.Int32
+		c := cacheOf(t, func(ctx context.Context, key string) (string, error) {
+			n := loads.Add(1)
+			time.Sleep(2 * time.Second)
+			return fmt.Sprint("v", n), nil
+		}, bellwether.Options{TTL: 10 * time.Second, StaleWhileRevalidate: 10 * time.Second})
+		c.Get(t.Context(), "k")
+		time.Sleep(10 * time.Second)
+		herd(c, crowd, "k").want(t, crowd, "v1", nil, 0) // nobody waits
+		time.Sleep(2*time.Second + 1)
+		herd(c, 10, "k").want(t, 10, "v2", nil, 0)
+		time.Sleep(20 * time.Second) // past both windows
+		herd(c, 10, "k").want(t, 10, "v3", nil, 2*time.Second)
+		if loads.Load() != 3 {
+			t.Errorf("%d loads, want 3", loads.Load())
+		}
+	})
+}
+
+func TestGet_Patience(t *testing.T) {
+	for build, want := range map[time.Duration]string{50 * time.Millisecond: "v2 <nil> at 50ms", time.Second: "v1 <nil> at 100ms"} {
+		synctest.Test(t, func(t *testing.T) {
+			var loads atomic.Int32
+			c := cacheOf(t, func(ctx context.Context, key string) (string, error) {
+				n := loads.Add(1)
+				time.Sleep(build)
+				return fmt.Sprint("v", n), nil
+			}, bellwether.Options{TTL: 10 * time.Second, StaleWhileRevalidate: 10 * time.Second, Patience: 100 * time.Millisecond})
+			c.Get(t.Context(), "k")
+			time.Sleep(10 * time.Second)
+			if a := herd(c, 100, "k"); a.count[want] != 100 {
+				t.Errorf("build %v: %v, want 100 times %q", build, a.count, want)
+			}
+			time.Sleep(build) // the load is deaf to the end of its cache
+		})
+	}
+}
+
+func TestGet_StaleIfError(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var loads atomic.Int32
+		var broken atomic.Bool
+		c := cacheOf(t, func(ctx context.Context, key string) (string, error) {
+			loads.Add(1)
+			time.Sleep(time.Second)
+			if broken.Load() {
+				return "", errOrigin
+			}
+			return "v", nil
+		}, bellwether.Options{TTL: 10 * time.Second, StaleIfError: time.Minute, ErrorTTL: 10 * time.Second})
+		c.Get(t.Context(), "k")
+		broken.Store(true)
+		time.Sleep(10 * time.Second)
+		// The first to find it expired wait for the failure, and get the stale value.
+		herd(c, 100, "k").want(t, 100, "v", nil, time.Second)
+		// The next burst does not wait at all.
+		herd(c, 100, "k").want(t, 100, "v", nil, 0)
+		if loads.Load() != 2 {
+			t.Errorf("%d loads, want 2", loads.Load())
+		}
+		time.Sleep(10 * time.Second) // the back-off is over: tried again, behind the stale value
+		herd(c, 100, "k").want(t, 100, "v", nil, 0)
+		time.Sleep(2 * time.Second)
+		if loads.Load() != 3 {
+			t.Errorf("%d loads, want 3", loads.Load())
+		}
+		time.Sleep(time.Minute) // the window is closed
+		if _, err := c.Get(t.Context(), "k"); !errors.Is(err, errOrigin) {
+			t.Errorf("err = %v, want the origin's", err)
+		}
+	})
+}
+
+func TestGet_MaxWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := cacheOf(t, func(ctx context.Context, key string) (string, error) {
+			time.Sleep(10 * time.Second)
+			return "v", nil
+		}, bellwether.Options{MaxWait: 3 * time.Second})
+		herd(c, 100, "k").want(t, 100, "", bellwether.ErrWaitTimeout, 3*time.Second)
+		time.Sleep(7 * time.Second) // the rebuild went on
+		herd(c, 100, "k").want(t, 100, "v", nil, 0)
+	})
+}
+
+func TestGet_RebuildTimeout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var loads atomic.Int32
+		release := make(chan struct{})
+		c := cacheOf(t, func(ctx context.Context, key string) (string, error) {
+			if loads.Add(1) > 1 {
+				return "v", nil
+			}
+			<-release // deaf to its context
+			return "late", nil
+		}, bellwether.Options{RebuildTimeout: 3 * time.Second, MaxRebuilds: 1, MaxWait: 10 * time.Second})
+		herd(c, 100, "k").want(t, 100, "", bellwether.ErrRebuildTimeout, 3*time.Second)
+		// The load that never returns keeps its slot: rebuilds stay bounded.
+		herd(c, 100, "other").want(t, 100, "", bellwether.ErrWaitTimeout, 10*time.Second)
+		close(release)
+		synctest.Wait()
+		herd(c, 100, "k").want(t, 100, "v", nil, 0)
+	})
+}
+
+func TestGet_MaxRebuilds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var running, most atomic.Int32
+		c := cacheOf(t, func(ctx context.Context, key string) (string, error) {
+			n := running.Add(1)
+			defer running.Add(-1)
+			for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
+			}
+			time.Sleep(time.Second)
+			return key, nil
+		}, bellwether.Options{MaxRebuilds: 10})
+		var wg sync.WaitGroup
+		for i := range 100 {
+			wg.Go(func() {
+				if v, err := c.Get(t.Context(), fmt.Sprint(i)); err != nil || v != fmt.Sprint(i) {
+					t.Errorf("Get(%d) = %q, %v", i, v, err)
+				}
+			})
+		}
+		start := time.Now()
+		wg.Wait()
+		if most.Load() != 10 || time.Since(start) != 10*time.Second {
+			t.Errorf("%d loads at a time for %v, want 10 for 10s", most.Load(), time.Since(start))
+		}
+	})
+}
+
+func TestInvalidate_DuringLoad(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var loads atomic.Int32
+		truth := atomic.Value{}
+		truth.Store("old")
+		c := cacheOf(t, func(ctx context.Context, key string) (string, error) {
+			loads.Add(1)
+			v := truth.Load().(string)
+			time.Sleep(2 * time.Second) // deaf to its context: the worst case
+			return v, nil
+		}, bellwether.Options{})
+		got := &answers{}
+		start := time.Now()
+		var wg sync.WaitGroup
+		for range 100 {
+			wg.Go(func() {
+				v, err := c.Get(t.Context(), "k")
+				got.add(start, v, err)
+			})
+		}
+		time.Sleep(time.Second)
+		truth.Store("new")
+		if err := c.Invalidate(t.Context(), "k"); err != nil {
+			t.Fatal(err)
+		}
+		wg.Wait()
+		got.want(t, 100, "new", nil, 4*time.Second)
+		if loads.Load() != 2 {
+			t.Errorf("%d loads, want 2", loads.Load())
+		}
+	})
+}
+
+func TestInvalidate_CancelsTheLoad(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var loads atomic.Int32
+		c := cacheOf(t, func(ctx context.Context, key string) (string, error) {
+			if loads.Add(1) > 1 {
+				return "new", nil
+			}
+			<-ctx.Done()
+			return "", errors.New("query cancelled")
+		}, bellwether.Options{})
+		done := make(chan string)
+		go func() {
+			v, _ := c.Get(t.Context(), "k")
+			done <- v
+		}()
+		synctest.Wait()
+		c.Invalidate(t.Context(), "k")
+		if v := <-done; v != "new" || c.Stats().LoadFailures != 0 {
+			t.Errorf("Get = %q, stats %+v", v, c.Stats())
+		}
+	})
+}
+
+func TestInvalidate_DropsFreshAndStale(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var loads atomic.Int32
+		c := cacheOf(t, func(ctx context.Context, key string) (string, error) {
+			return fmt.Sprint(key, loads.Add(1)), nil
+		}, bellwether.Options{TTL: time.Second, StaleWhileRevalidate: time.Hour})
+		for i, sleep := range []time.Duration{0, 0, 2 * time.Second} {
+			time.Sleep(sleep)
+			if err := c.Invalidate(t.Context(), "a", "b"); err != nil {
+				t.Fatal(err)
+			}
+			for _, key := range []string{"a", "b"} {
+				v, err := c.Get(t.Context(), key)
+				if err != nil || v[:1] != key {
+					t.Fatalf("round %d: Get(%s) = %q, %v", i, key, v, err)
+				}
+			}
+		}
+		if loads.Load() != 6 {
+			t.Errorf("%d loads, want 6", loads.Load())
+		}
+	})
+}
+
+func TestSetFreshness(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var loads atomic.Int32
+		c := cacheOf(t, func(ctx context.Context, key string) (string, error) {
+			loads.Add(1)
+			switch key {
+			case "short":
+				bellwether.SetFreshness(ctx, bellwether.Freshness{TTL: time.Second})
+			case "never":
+				bellwether.SetFreshness(ctx, bellwether.Freshness{})
+			case "absent":
+				bellwether.SetFreshness(ctx, bellwether.Freshness{TTL: time.Second})
+				return "", bellwether.ErrNotFound
+			}
+			return "v", nil
+		}, bellwether.Options{TTL: time.Hour})
+		bellwether.SetFreshness(t.Context(), bellwether.Freshness{TTL: time.Hour}) // nobody's: does nothing
+		for key, want := range map[string]int32{"short": 2, "never": 3, "absent": 2, "plain": 1} {
+			loads.Store(0)
+			c.Get(t.Context(), key)
+			c.Get(t.Context(), key)
+			time.Sleep(time.Second)
+			c.Get(t.Context(), key)
+			if loads.Load() != want {
+				t.Errorf("%s: %d loads, want %d", key, loads.Load(), want)
+			}
+		}
+	})
+}
+
+type traceKey struct{}
+
+func TestGet_LoadKeepsTheValuesOfItsContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := cacheOf(t, func(ctx context.Context, key string) (string, error) {
+			time.Sleep(time.Second)
+			_, limited := ctx.Deadline()
+			return fmt.Sprint(ctx.Value(traceKey{}), ctx.Err(), limited), nil
+		}, bellwether.Options{})
+		ctx, cancel := context.WithCancel(context.WithValue(t.Context(), traceKey{}, "trace"))
+		go func() {
+			time.Sleep(time.Millisecond)
+			cancel()
+		}()
+		c.Get(ctx, "k")
+		if v, err := c.Get(t.Context(), "k"); v != "trace<nil> true" || err != nil {
+			t.Errorf("load saw %q, %v", v, err)
+		}
+	})
+}
+
+func TestGetFunc(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := cacheOf(t, func(ctx context.Context, key string) (string, error) { return "bound", nil }, bellwether.Options{})
+		own := func(ctx context.Context, key string) (string, error) { return "own " + key, nil }
+		if v, err := c.GetFunc(t.Context(), "k", own); v != "own k" || err != nil {
+			t.Errorf("GetFunc = %q, %v", v, err)
+		}
+		if v, _ := c.Get(t.Context(), "k"); v != "own k" {
+			t.Errorf("Get = %q, want the value that is there", v)
+		}
+	})
+}
+
+func TestClose(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := cacheOf(t, func(ctx context.Context, key string) (string, error) {
+			<-ctx.Done()
+			return "", context.Cause(ctx)
+		}, bellwether.Options{})
+		result := make(chan error)
+		go func() {
+			_, err := c.Get(t.Context(), "k")
+			result <- err
+		}()
+		synctest.Wait()
+		c.Close()
+		if err := <-result; !errors.Is(err, bellwether.ErrClosed) {
+			t.Errorf("waiting Get: %v, want ErrClosed", err)
+		}
+		if _, err := c.Get(t.Context(), "k"); !errors.Is(err, bellwether.ErrClosed) {
+			t.Errorf("Get: %v, want ErrClosed", err)
+		}
+		c.Close()
+	})
+}
+
+func TestNew_BadOptions(t *testing.T) {
+	load := func(context.Context, string) (string, error) { return "", nil }
+	for want, o := range map[string]bellwether.Options{
+		"TTL":                   {},
+		"Patience":              {TTL: 1, Patience: -1},
+		"MaxWait":               {TTL: 1, MaxWait: -1},
+		"MaxRebuilds":           {TTL: 1, MaxRebuilds: -1},
+		"without Options.Store": {TTL: 1, Locker: struct{ bellwether.Locker }{}},
+		"Codec":                 {TTL: 1, Codec: bellwether.Codec{Marshal: func(any) ([]byte, error) { return nil, nil }}},
+	} {
+		func() {
+			defer func() {
+				if p := fmt.Sprint(recover()); !strings.Contains(p, want) {
+					t.Errorf("panic %q does not name %s", p, want)
+				}
+			}()
+			bellwether.New(load, o)
+		}()
+	}
+}
+
+func TestGet_NearTierIsBounded(t *testing.T) {
+	c := cacheOf(t, func(ctx context.Context, key string) ([]byte, error) {
+		return make([]byte, 10_000), nil
+	}, bellwether.Options{NearBytes: 1 << 20})
+	for i := range 1000 {
+		if _, err := c.Get(t.Context(), fmt.Sprint(i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := c.Stats().NearBytes; got > 1<<20+100_000 || got < 1<<19 {
+		t.Errorf("near tier holds %d bytes, want at most 1 MiB and a good part of it", got)
+	}
+}
+
+func TestGet_EntriesLeaveTheNearTierWhenTheirWindowsClose(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := cacheOf(t, func(ctx context.Context, key string) (string, error) { return "v", nil },
+			bellwether.Options{TTL: time.Second, StaleIfError: 4 * time.Second})
+		for i := range 1000 {
+			c.Get(t.Context(), fmt.Sprint(i))
+		}
+		time.Sleep(4 * time.Second)
+		before := c.Stats().NearBytes
+		time.Sleep(10 * time.Second)
+		if after := c.Stats().NearBytes; before == 0 || after != 0 {
+			t.Errorf("near tier holds %d bytes within the window and %d after it", before, after)
+		}
+	})
+}
+
+func TestGet_HitsDoNotAllocate(t *testing.T) {
+	c := cacheOf(t, func(ctx context.Context, key string) (string, error) { return "v", nil }, bellwether.Options{})
+	c.Get(t.Context(), "k")
+	if n := testing.AllocsPerRun(1000, func() { c.Get(t.Context(), "k") }); n != 0 {
+		t.Errorf("%v allocations a hit, want 0", n)
+	}
+}

@@ -1,0 +1,436 @@
+package bellwether
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/semaphore"
+)
+
+// This file is the collapse: the callers of one key in one process hang on one
+// flight. What the flight does is in rebuild.go; here it is joined, waited for
+// and ended.
+//
+// x/sync/singleflight does not carry the promises: its callers wait without a
+// context, its first caller's panic ends the process, and it has no place for
+// an answer before the end (a stale value, a response that is still being
+// written).
+
+// A loader is a load as the engine runs it: it may publish its value on the
+// flight before it returns.
+type loader[V any] func(ctx context.Context, f *flight[V]) (V, error)
+
+// An engine is one cache: its near tier, its flights, and the way to its
+// store and its locker.
+type engine[V any] struct {
+	settings
+	clock     clock
+	near      *near[V]
+	marshal   func(V) ([]byte, error)
+	unmarshal func([]byte) (V, error)
+	store     *breaker            // before Store
+	locker    *breaker            // before Locker
+	slots     *semaphore.Weighted // MaxRebuilds
+	count     counters
+	running   sync.WaitGroup // flights and what they leave behind
+
+	mu      sync.Mutex // guards what follows, and the fields of flights that say so
+	flights map[string]*flight[V]
+	aloft   map[*flight[V]]struct{} // these, and those that nobody may join any more
+	closed  bool
+	epoch   uint64 // the last epoch given out, where there is no store to give them
+}
+
+// A flight is one rebuild of one key with its callers in this process. It
+// belongs to none of them.
+type flight[V any] struct {
+	key    string
+	load   loader[V]
+	engine *engine[V]
+	cancel context.CancelCauseFunc // ends the flight when the cache is closed
+
+	offer chan struct{} // closed when offered is first set
+	early chan struct{} // closed when published is set
+	done  chan struct{} // closed when result and err are set
+
+	offered   *item[V]                // guarded by engine.mu: stale, for callers whose patience ends
+	published *item[V]                // guarded by engine.mu: the value that is still being made
+	abort     context.CancelCauseFunc // guarded by engine.mu: cancels the load, nil while there is none
+	disowned  bool                    // guarded by engine.mu: the key was invalidated since the flight last looked
+	recalled  bool                    // guarded by engine.mu: the key was invalidated while callers held something stale
+
+	result *item[V] // readable once done is closed
+	err    error    // likewise; errAgain never reaches a caller
+}
+
+var (
+	// errAgain ends a flight that has waited long enough for others. Its
+	// callers begin a new one if they have time left.
+	errAgain = errors.New("bellwether: flight ended without an answer")
+
+	// errInvalidated is the cause that cancels a load when its key is
+	// invalidated.
+	errInvalidated = errors.New("bellwether: key invalidated during its rebuild")
+)
+
+func newEngine[V any](s settings, size func(string, V) int, marshal func(V) ([]byte, error), unmarshal func([]byte) (V, error)) *engine[V] {
+	c := clock{time.Now()}
+	return &engine[V]{
+		settings:  s,
+		clock:     c,
+		near:      newNear(c, s.NearBytes, size),
+		marshal:   marshal,
+		unmarshal: unmarshal,
+		store:     newBreaker(),
+		locker:    newBreaker(),
+		slots:     semaphore.NewWeighted(int64(s.MaxRebuilds)),
+		flights:   make(map[string]*flight[V]),
+		aloft:     make(map[*flight[V]]struct{}),
+	}
+}
+
+// A served answer is an item with the way it came.
+type served[V any] struct {
+	item      *item[V]
+	collapsed bool // it came from a flight that another call had begun
+	flown     bool // it came from a flight
+}
+
+// hit answers from the near tier if that needs no flight: fresh, or stale
+// while nobody is to try again yet. It does not allocate.
+func (e *engine[V]) hit(key string) (served[V], bool) {
+	it, now := e.near.get(key)
+	if it == nil || now >= it.trusted {
+		return served[V]{}, false
+	}
+	switch it.judge(now) {
+	case serve:
+		e.count.hits.add()
+		return served[V]{item: it}, true
+	case serveOnly:
+		e.count.stale.Add(1)
+		return served[V]{item: it}, true
+	}
+	return served[V]{}, false
+}
+
+// wait answers by way of the key's flight. load begins it, if no other call
+// has. The error is a failed rebuild's, or this call's own end.
+func (e *engine[V]) wait(ctx context.Context, key string, load loader[V]) (served[V], error) {
+	if err := ctx.Err(); err != nil {
+		return served[V]{}, err
+	}
+	var (
+		began  = e.clock.now()
+		stale  *item[V]         // what this call may take when its patience ends
+		timer  *time.Timer      // made late: most calls with something stale need none
+		expiry <-chan time.Time // timer's channel
+	)
+	defer func() {
+		if timer != nil {
+			timer.Stop()
+		}
+	}()
+	for {
+		f, known, collapsed, err := e.join(ctx, key, load)
+		if err != nil {
+			return served[V]{}, err
+		}
+		if f == nil {
+			return e.conclude(known, false)
+		}
+		if known != nil {
+			stale = known
+		}
+		// One count per call, however many flights it needs.
+		if timer == nil {
+			if collapsed {
+				e.count.collapsed.Add(1)
+			} else {
+				e.count.misses.Add(1)
+			}
+		}
+		offer := f.offer
+		for landed := false; !landed; {
+			if stale != nil {
+				offer = nil
+			}
+			now := e.clock.now()
+			limit := e.MaxWait
+			if stale != nil {
+				limit = e.Patience
+			}
+			left := addDurations(began, limit) - now
+			if left <= 0 {
+				if stale == nil {
+					e.count.waitTimeouts.Add(1)
+					return served[V]{}, ErrWaitTimeout
+				}
+				if f.mayServe(stale, now) {
+					e.count.stale.Add(1)
+					return served[V]{item: stale, collapsed: collapsed}, nil
+				}
+				stale = nil
+				continue
+			}
+			if timer == nil {
+				timer = time.NewTimer(left)
+				expiry = timer.C
+			} else {
+				timer.Reset(left)
+			}
+			select {
+			case <-f.done:
+				if f.err == nil {
+					return e.conclude(f.result, collapsed)
+				}
+				if !errors.Is(f.err, errAgain) {
+					return served[V]{}, f.err
+				}
+				landed = true
+			case <-f.early:
+				e.mu.Lock()
+				it := f.published
+				e.mu.Unlock()
+				return served[V]{item: it, collapsed: collapsed, flown: true}, nil
+			case <-offer:
+				e.mu.Lock()
+				stale = f.offered // nil again if the key was invalidated since
+				e.mu.Unlock()
+				offer = nil
+			case <-expiry:
+			case <-ctx.Done():
+				return served[V]{}, ctx.Err()
+			}
+		}
+	}
+}
+
+// conclude is what a caller gets from the item at a flight's end. A value that
+// has just been made answers those who waited for it however short its TTL; a
+// failure answers unless something stale may.
+func (e *engine[V]) conclude(it *item[V], collapsed bool) (served[V], error) {
+	if it.failures > 0 {
+		if now := e.clock.now(); !it.stale(now) && it.judge(now) != serve {
+			return served[V]{}, it.err
+		}
+		e.count.stale.Add(1)
+	}
+	return served[V]{item: it, collapsed: collapsed, flown: true}, nil
+}
+
+// join returns the key's flight, begun now if there is none, and with it the
+// near tier's stale item if that may be served; or no flight and the item that
+// answers at once.
+func (e *engine[V]) join(ctx context.Context, key string, load loader[V]) (f *flight[V], known *item[V], collapsed bool, err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed {
+		return nil, nil, false, ErrClosed
+	}
+	// The near tier is read again under the lock. A caller that missed there
+	// just before a flight landed, and came here just after, would begin a
+	// second rebuild: a flight fills the near tier before it leaves the map,
+	// both under this lock, so one of the two is seen.
+	it, now := e.near.get(key)
+	if it != nil && now < it.trusted {
+		switch it.judge(now) {
+		case serve, serveOnly, fail:
+			return nil, it, false, nil
+		case serveStale:
+			known = it
+		}
+	}
+	if f := e.flights[key]; f != nil {
+		return f, known, true, nil
+	}
+	// Detached: the values of the context stay (traces, tenants), its end does not.
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	f = &flight[V]{
+		key: key, load: load, engine: e, cancel: cancel,
+		offer: make(chan struct{}), early: make(chan struct{}), done: make(chan struct{}),
+	}
+	e.flights[key] = f
+	e.aloft[f] = struct{}{}
+	e.running.Go(func() { f.fly(ctx) })
+	return f, known, false, nil
+}
+
+// mayServe reports whether a stale item may still be served when a caller's
+// patience ends: its window may have closed meanwhile, or its key may have been
+// invalidated.
+func (f *flight[V]) mayServe(it *item[V], now instant) bool {
+	f.engine.mu.Lock()
+	defer f.engine.mu.Unlock()
+	return !f.recalled && it.stale(now)
+}
+
+// offerStale shows callers a value that they may take when their patience
+// ends.
+func (f *flight[V]) offerStale(it *item[V]) {
+	f.engine.mu.Lock()
+	defer f.engine.mu.Unlock()
+	if f.recalled {
+		return // callers have been told of nothing, or of what is no longer so
+	}
+	if f.offered == nil {
+		close(f.offer)
+	}
+	f.offered = it
+}
+
+// publish answers the flight's callers with a value that is still being made.
+// It reports whether it did: not if the key has been invalidated since the
+// rebuild began.
+func (f *flight[V]) publish(v V) bool {
+	f.engine.mu.Lock()
+	defer f.engine.mu.Unlock()
+	if f.disowned || f.published != nil {
+		return false
+	}
+	f.published = &item[V]{kind: KindValue, value: v}
+	close(f.early)
+	return true
+}
+
+// streaming reports whether callers have been answered with a value that is
+// still being made.
+func (f *flight[V]) streaming() bool {
+	f.engine.mu.Lock()
+	defer f.engine.mu.Unlock()
+	return f.published != nil
+}
+
+// abortable makes abort the way to cancel the flight's load, unless the key
+// was invalidated since the flight last looked.
+func (f *flight[V]) abortable(abort context.CancelCauseFunc) bool {
+	f.engine.mu.Lock()
+	defer f.engine.mu.Unlock()
+	if f.disowned {
+		return false
+	}
+	f.abort = abort
+	return true
+}
+
+// settle ends the flight with it, and keeps it in the near tier. It returns
+// false, and the flight has to look again, if the key was invalidated since
+// the flight last looked: what it has then was computed, or read, before.
+func (f *flight[V]) settle(it *item[V]) bool {
+	e := f.engine
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if f.disowned {
+		// Clients that read a response while it is made have it already. It
+		// is theirs, and nobody else's.
+		if f.published != nil {
+			f.land(it, nil)
+		}
+		return f.published != nil
+	}
+	// Between this and the flight's leaving the map, join sees neither or both.
+	f.land(e.near.put(f.key, it), nil)
+	return true
+}
+
+// land ends the flight. engine.mu is held.
+func (f *flight[V]) land(it *item[V], err error) {
+	f.result, f.err = it, err
+	if f.engine.flights[f.key] == f {
+		delete(f.engine.flights, f.key)
+	}
+	close(f.done)
+}
+
+// end ends a flight without an item, if it has not ended yet.
+func (f *flight[V]) end(err error) {
+	f.cancel(nil)
+	f.engine.mu.Lock()
+	defer f.engine.mu.Unlock()
+	delete(f.engine.aloft, f)
+	select {
+	case <-f.done:
+	default:
+		f.land(nil, err)
+	}
+}
+
+// lookAgain begins the flight's next look at the store: an invalidation before
+// it is nothing that this look could miss.
+func (f *flight[V]) lookAgain() {
+	f.engine.mu.Lock()
+	defer f.engine.mu.Unlock()
+	f.disowned = false
+}
+
+// invalidate drops the key from the store and then from this process. The
+// order matters: with the store first, whatever the present flight has read or
+// claimed before the store's floor rose is disowned here, and what any flight
+// reads after that is new.
+func (e *engine[V]) invalidate(ctx context.Context, key string) error {
+	var err error
+	if e.Store != nil {
+		_, err = ask(ctx, e.store, &outage{e.EngineTimeout}, func(ctx context.Context) (struct{}, error) {
+			return struct{}{}, e.Store.Invalidate(ctx, e.engineKey(key))
+		})
+		if err != nil {
+			e.count.engineErrors.Add(1)
+			err = &keyError{"invalidating", key, err}
+		}
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.near.delete(key)
+	if f := e.flights[key]; f != nil {
+		f.disowned, f.recalled, f.offered = true, true, nil
+		switch {
+		case f.published != nil:
+			// A response that clients are already reading is theirs, but from
+			// now on nobody joins them.
+			delete(e.flights, key)
+		case f.abort != nil:
+			f.abort(errInvalidated)
+		}
+	}
+	return err
+}
+
+// engineKey is key as Store and Locker know it.
+func (e *engine[V]) engineKey(key string) string {
+	if e.Namespace == "" {
+		return key
+	}
+	return e.Namespace + ":" + key
+}
+
+func (e *engine[V]) snapshot() Stats {
+	c := &e.count
+	e.mu.Lock()
+	flights := len(e.aloft)
+	e.mu.Unlock()
+	return Stats{
+		Hits: c.hits.sum(), Stale: c.stale.Load(), Misses: c.misses.Load(),
+		Collapsed: c.collapsed.Load(), WaitTimeouts: c.waitTimeouts.Load(),
+		Loads: c.loads.Load(), LoadFailures: c.loadFailures.Load(), StoreHits: c.storeHits.Load(),
+		Waits: c.waits.Load(), Fenced: c.fenced.Load(), LeasesLost: c.leasesLost.Load(),
+		Degraded: c.degraded.Load(), EngineErrors: c.engineErrors.Load(),
+		Flights: flights, NearBytes: e.near.cache.WeightedSize(),
+		StoreUp: e.store.up(), LockerUp: e.locker.up(),
+	}
+}
+
+func (e *engine[V]) close() {
+	e.mu.Lock()
+	first := !e.closed
+	e.closed = true
+	for f := range e.aloft {
+		f.cancel(ErrClosed)
+	}
+	e.mu.Unlock()
+	e.running.Wait()
+	if first {
+		e.near.close()
+	}
+}

@@ -1,0 +1,381 @@
+package httpcache
+
+import (
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// This file says how old a response is, how long it is fresh, and whether, at
+// an age, it may answer a request. All of it is on one axis, the response's
+// age; the clock comes in only where a date is read.
+
+// A Source is where a lifetime comes from.
+type Source uint8
+
+// The sources, the weakest first.
+const (
+	SourceNone      Source = iota // nowhere: the response was never fresh
+	SourceHeuristic               // a fraction of the time since Last-Modified
+	SourceDefault                 // Options.DefaultLifetime
+	SourceExpires
+	SourceMaxAge
+	SourceSMaxAge
+)
+
+// Freshness is how long a response may be used, counted by its age. The zero
+// value is a response that was never fresh.
+type Freshness struct {
+	// Lifetime is the age at which the response stops being fresh; at that
+	// age it is stale (RFC 9111 section 4.2).
+	Lifetime time.Duration
+	// StaleWhileRevalidate is how long after Lifetime the response may be used
+	// while a rebuild runs behind it (RFC 5861 section 3).
+	StaleWhileRevalidate time.Duration
+	// StaleIfError is how long after Lifetime the response may be used because
+	// rebuilds fail (RFC 5861 section 4).
+	StaleIfError time.Duration
+	// Source is where Lifetime comes from. From SourceExpires upwards the
+	// response has said it itself.
+	Source Source
+	// NoStale says that the response must not be used stale, for whatever
+	// reason (RFC 9111 section 4.2.4): both windows are 0 then.
+	NoStale bool
+	// NoCache says that the response must not be used at all without
+	// validation (RFC 9111 section 5.2.2.4): Lifetime is 0 and NoStale set.
+	NoCache bool
+}
+
+// FreshnessOf works out how long a response is fresh that was received at the
+// given time (RFC 9111 section 4.2.1) and how long it may be used after that.
+func FreshnessOf(status int, resp http.Header, d Directives, received time.Time, opt Options) Freshness {
+	var f Freshness
+	switch {
+	case d.SMaxAge.Set:
+		f.Lifetime, f.Source = d.SMaxAge.Duration, SourceSMaxAge
+	case d.MaxAge.Set:
+		f.Lifetime, f.Source = d.MaxAge.Duration, SourceMaxAge
+	case !d.Targeted && len(resp.Values("Expires")) > 0:
+		f.Lifetime, f.Source = expires(resp, received), SourceExpires
+	case d.Public || heuristicallyCacheable(status):
+		// Section 4.2.2: only where nothing explicit is said.
+		if opt.DefaultLifetime > 0 {
+			f.Lifetime, f.Source = opt.DefaultLifetime, SourceDefault
+		} else if l := heuristic(resp, received, opt); l > 0 {
+			f.Lifetime, f.Source = l, SourceHeuristic
+		}
+	}
+
+	// Section 4.2.4: no stale answers against these. A window that the
+	// response states itself beside s-maxage is a contradiction, settled by
+	// the option; a default window is not.
+	f.NoCache = d.NoCache
+	stated := d.StaleWhileRevalidate.Set || d.StaleIfError.Set
+	f.NoStale = d.NoCache || d.MustRevalidate || d.ProxyRevalidate ||
+		d.SMaxAge.Set && !(opt.SMaxAgeStale && stated)
+	if f.NoCache {
+		f.Lifetime = 0
+	}
+	if f.NoStale {
+		return f
+	}
+	window := func(stated Delta, byDefault time.Duration) time.Duration {
+		switch {
+		case stated.Set:
+			return stated.Duration
+		case d.SMaxAge.Set:
+			return 0
+		}
+		return max(0, byDefault)
+	}
+	f.StaleWhileRevalidate = window(d.StaleWhileRevalidate, opt.StaleWhileRevalidate)
+	f.StaleIfError = window(d.StaleIfError, opt.StaleIfError)
+	return f
+}
+
+// expires is Expires minus Date (RFC 9111 section 4.2.1), not below 0. An
+// Expires that is no date, "0" above all, is in the past (section 5.3), and so
+// are two that differ.
+func expires(h http.Header, received time.Time) time.Duration {
+	at, ok := onlyDate(h.Values("Expires"), received)
+	if !ok {
+		return 0
+	}
+	from, ok := date(h, received)
+	if !ok {
+		from = received
+	}
+	// Sub saturates, so that no pair of dates wraps round.
+	return min(max(0, at.Sub(from)), maxDelta)
+}
+
+// heuristic is a fraction of the time from Last-Modified to Date (RFC 9111
+// section 4.2.2), bounded.
+func heuristic(h http.Header, received time.Time, opt Options) time.Duration {
+	fraction, limit := opt.HeuristicFraction, opt.HeuristicMax
+	if fraction == 0 {
+		fraction = 0.1
+	}
+	if limit == 0 {
+		limit = 24 * time.Hour
+	}
+	modified, ok := onlyDate(h.Values("Last-Modified"), received)
+	if !ok || fraction < 0 {
+		return 0
+	}
+	now, ok := date(h, received)
+	if !ok {
+		now = received
+	}
+	unused := now.Sub(modified)
+	if unused <= 0 {
+		return 0
+	}
+	l := fraction * float64(unused)
+	if l >= float64(limit) {
+		return max(0, limit)
+	}
+	return time.Duration(l)
+}
+
+// date reads Date (RFC 9110 section 6.6.1).
+func date(h http.Header, now time.Time) (time.Time, bool) {
+	return onlyDate(h.Values("Date"), now)
+}
+
+// onlyDate reads the date in the lines of a field that has one. Several lines
+// that differ are none.
+func onlyDate(lines []string, now time.Time) (time.Time, bool) {
+	if len(lines) == 0 {
+		return time.Time{}, false
+	}
+	for _, other := range lines[1:] {
+		if other != lines[0] {
+			return time.Time{}, false
+		}
+	}
+	return ParseDate(lines[0], now)
+}
+
+// InitialAge returns the age that a response has on arrival (RFC 9111 section
+// 4.2.3): sent is when it was asked for, received when its header came.
+func InitialAge(resp http.Header, sent, received time.Time) time.Duration {
+	// A response without a date that can be read counts as generated when it
+	// was received (RFC 9110 section 6.6.1).
+	var apparent time.Duration
+	if at, ok := date(resp, received); ok {
+		// Date names a second, not an instant: the part of a second behind it
+		// is not age, or a response with max-age=1 would be stale at once every
+		// other time.
+		apparent = max(0, received.Sub(at).Truncate(time.Second))
+	}
+	delay := max(0, received.Sub(sent))
+	corrected := ageValue(resp) + delay
+	return max(apparent, corrected)
+}
+
+// ageValue reads Age: its first member, and nothing from one that is no
+// delta-seconds (RFC 9111 section 5.1).
+func ageValue(h http.Header) time.Duration {
+	lines := h.Values("Age")
+	if len(lines) == 0 {
+		return 0
+	}
+	first, _, _ := strings.Cut(lines[0], ",")
+	age, _ := parseDelta(strings.Trim(first, " \t"))
+	return age
+}
+
+// FormatAge returns age as the value of an Age field: whole seconds, rounded
+// down (RFC 9111 section 5.1).
+func FormatAge(age time.Duration) string {
+	return strconv.FormatInt(int64(min(max(0, age), maxDelta)/time.Second), 10)
+}
+
+// Shareable tells whether a storable response that has this age when it
+// arrives may answer the others that were waiting before it was asked for.
+// RFC 9111 section 4 lets one response satisfy several requests where its
+// reuse is allowed for each. One that arrives stale was at least made after
+// they asked; but not one that demands a validation for every request, by
+// no-cache or by being stale and forbidding stale answers.
+func (f Freshness) Shareable(age time.Duration) bool {
+	return age < f.Lifetime || !f.NoStale
+}
+
+// Reuse is what a stored response may do for a request.
+type Reuse uint8
+
+const (
+	// Validate: not without asking the origin.
+	Validate Reuse = iota
+	// ServeStale: answer with it; it is stale, so a rebuild is due behind it.
+	ServeStale
+	// ServeFresh: answer with it.
+	ServeFresh
+)
+
+// Reuse decides what a stored response of this age may do for a request with
+// these directives (RFC 9111 sections 4.2, 4.2.4 and 5.2.1). only-if-cached is
+// the caller's: it says what to do if the result is Validate.
+func (f Freshness) Reuse(age time.Duration, req RequestDirectives) Reuse {
+	switch {
+	case f.NoCache || req.NoCache: // sections 5.2.2.4 and 5.2.1.4
+		return Validate
+	case req.MaxAge.Set && age > req.MaxAge.Duration: // section 5.2.1.1
+		return Validate
+	case req.MinFresh.Set && f.Lifetime-age < req.MinFresh.Duration: // section 5.2.1.3
+		return Validate
+	case age < f.Lifetime: // section 4.2
+		return ServeFresh
+	case f.NoStale: // section 4.2.4
+		return Validate
+	}
+	stale := age - f.Lifetime
+	switch {
+	case req.MaxStale.Set:
+		// Section 5.2.1.2. The client's word counts both ways: it takes older
+		// than the window, or less old.
+		if stale <= req.MaxStale.Duration {
+			return ServeStale
+		}
+	case req.MaxAge.Set:
+		// Section 5.2.1.1: no stale response unless max-stale is there too.
+	case stale < f.StaleWhileRevalidate: // RFC 5861 section 3
+		return ServeStale
+	}
+	return Validate
+}
+
+// ReuseOnError decides whether a stored response of this age may answer the
+// request after a rebuild for it has failed (RFC 5861 section 4). The client's
+// own stale-if-error counts beside the response's; its other directives ask
+// for an attempt at something newer, which was made.
+func (f Freshness) ReuseOnError(age time.Duration, req RequestDirectives) bool {
+	if f.NoCache {
+		return false
+	}
+	if age < f.Lifetime {
+		return true
+	}
+	return !f.NoStale && age-f.Lifetime < max(f.StaleIfError, req.StaleIfError.Duration)
+}
+
+// IsServerError tells whether a status is an error in the sense of
+// stale-if-error (RFC 5861 section 4).
+func IsServerError(status int) bool {
+	switch status {
+	case 500, 502, 503, 504:
+		return true
+	}
+	return false
+}
+
+// The forms of an HTTP-date (RFC 9110 section 5.6.7), one character for one
+// character of the date: a digit is 0, a month J, a weekday D. The asctime
+// form's day may begin with a space.
+const (
+	imfFixdate = "DDD, 00 JJJ 0000 00:00:00 GMT"
+	rfc850Date = ", 00-JJJ-00 00:00:00 GMT" // behind the long weekday
+	asctime    = "DDD JJJ _0 00:00:00 0000"
+)
+
+const (
+	weekdays = "sunmontuewedthufrisat"
+	months   = "janfebmaraprmayjunjulaugsepoctnovdec"
+)
+
+// ParseDate reads an HTTP-date (RFC 9110 section 5.6.7) in any of its three
+// forms, and takes nothing else: [http.ParseTime] forgives spaces, one-digit
+// hours and other zones, where a cache has to see an invalid date. Letter case
+// is forgiven (RFC 9111 section 4.2), a weekday that is not the day's too. now
+// places a year of two digits: at most 50 years ahead.
+func ParseDate(s string, now time.Time) (time.Time, bool) {
+	s = strings.ToLower(strings.Trim(s, " \t"))
+	var day, month, year, clock string
+	switch {
+	case matches(s, imfFixdate):
+		day, month, year, clock = s[5:7], s[8:11], s[12:16], s[17:25]
+	case matches(s, asctime):
+		day, month, clock, year = s[8:10], s[4:7], s[11:19], s[20:24]
+	default:
+		weekday, rest, ok := strings.Cut(s, ",")
+		rest = "," + rest
+		if !ok || !longWeekday(weekday) || !matches(rest, rfc850Date) {
+			return time.Time{}, false
+		}
+		day, month, year, clock = rest[2:4], rest[5:8], rest[9:11], rest[12:20]
+	}
+	m := strings.Index(months, month)
+	if m < 0 || m%3 != 0 {
+		return time.Time{}, false
+	}
+	y, d := number(year), number(day)
+	hour, minute, second := number(clock[:2]), number(clock[3:5]), number(clock[6:])
+	if hour > 23 || minute > 59 || second > 60 { // 60: a leap second
+		return time.Time{}, false
+	}
+	if len(year) == 2 {
+		y += now.UTC().Year() / 100 * 100
+		if y > now.UTC().Year()+50 {
+			y -= 100
+		}
+	}
+	midnight := time.Date(y, time.Month(m/3+1), d, 0, 0, 0, 0, time.UTC)
+	if midnight.Day() != d { // the 31st of June, the 0th of May
+		return time.Time{}, false
+	}
+	return midnight.Add(time.Duration(hour*3600+minute*60+second) * time.Second), true
+}
+
+// matches tells whether s, in lower case, has the form of a date.
+func matches(s, form string) bool {
+	if len(s) != len(form) {
+		return false
+	}
+	for i := 0; i < len(s); i++ {
+		switch c := s[i]; form[i] {
+		case '0':
+			if c < '0' || c > '9' {
+				return false
+			}
+		case '_':
+			if c != ' ' && (c < '0' || c > '9') {
+				return false
+			}
+		case 'D', 'J':
+			names := weekdays
+			if form[i] == 'J' {
+				names = months
+			}
+			if at := strings.Index(names, s[i:i+3]); at < 0 || at%3 != 0 {
+				return false
+			}
+			i += 2
+		default:
+			if c != form[i] && c != form[i]|0x20 {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+func longWeekday(s string) bool {
+	switch s {
+	case "sunday", "monday", "tuesday", "wednesday", "thursday", "friday", "saturday":
+		return true
+	}
+	return false
+}
+
+// number reads digits, of which the first may be a space.
+func number(s string) int {
+	n := 0
+	for i := range len(s) {
+		if s[i] != ' ' {
+			n = n*10 + int(s[i]-'0')
+		}
+	}
+	return n
+}

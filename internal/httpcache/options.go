@@ -1,0 +1,41 @@
+package httpcache
+
+import "time"
+
+// Options are the choices that RFC 9111 leaves to a cache. The zero value is
+// a cache that trusts the origin only, with the customary heuristic.
+type Options struct {
+	// Targets is the list of targeted fields that are meant for this cache, the
+	// first that applies wins (RFC 9213 section 2.2), such as
+	// "CDN-Cache-Control". Empty: Cache-Control only. It is here to be passed
+	// to [ResponseDirectives]; nothing else looks at it.
+	Targets []string
+
+	// SetCookie lets responses with a Set-Cookie field be stored, the cookies
+	// included, if they say explicitly how long they are fresh. RFC 9111
+	// section 7.3 has no objection, but a cookie is somebody's more often than
+	// everybody's. Default: they are not stored.
+	SetCookie bool
+
+	// DefaultLifetime is how long a response is fresh that says nothing about
+	// it and whose status is heuristically cacheable (RFC 9111 section 4.2.2).
+	// 0: as the heuristic below has it.
+	DefaultLifetime time.Duration
+
+	// HeuristicFraction is the part of a response's time since Last-Modified
+	// for which it is fresh if neither it nor DefaultLifetime says (RFC 9111
+	// section 4.2.2). 0: 0.1. Negative: no heuristic.
+	HeuristicFraction float64
+
+	// HeuristicMax bounds the heuristic. 0: 24 hours.
+	HeuristicMax time.Duration
+
+	// StaleWhileRevalidate and StaleIfError are the windows (RFC 5861) of
+	// responses that neither state one nor forbid stale answers. 0: none.
+	StaleWhileRevalidate, StaleIfError time.Duration
+
+	// SMaxAgeStale lets the windows hold that a response states itself beside
+	// s-maxage, a pair that many frameworks send. By RFC 9111 section 5.2.2.10
+	// s-maxage forbids stale answers. Default: it does.
+	SMaxAgeStale bool
+}

@@ -1,0 +1,148 @@
+package httpcache
+
+import (
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+)
+
+// This file decides whether others may have a response, and which of its
+// fields they get.
+
+// Storable decides whether a shared cache may store the response, and so
+// whether others may have it (RFC 9111 section 3). If not, reason says why in
+// a word or two, fit for the detail of a Cache-Status.
+//
+// A response that is never fresh is storable too: it may answer those who wait
+// for it already, see [Freshness.Shareable].
+func Storable(method string, req http.Header, status int, resp http.Header, d Directives, opt Options) (ok bool, reason string) {
+	// Section 3: the method is understood. POST could be stored by section
+	// 9.3.3 of RFC 9110, but only to answer GET, which has its own rebuild.
+	if method != http.MethodGet && method != http.MethodHead {
+		return false, "method"
+	}
+	switch {
+	case status < 200 || status > 599:
+		// Section 3: the status is final; RFC 9110 section 15: and valid.
+		return false, "status"
+	case status == http.StatusPartialContent:
+		// Section 3: 206 only if understood; section 3.3: a part is not stored
+		// as the whole.
+		return false, "partial"
+	case status == http.StatusNotModified:
+		// Section 3: 304 updates a stored response and is none itself.
+		return false, "not-modified"
+	case status == http.StatusPreconditionFailed, status == http.StatusRequestedRangeNotSatisfiable:
+		// Stricter than section 3: they answer one request's If-* or Range,
+		// which is not in the key.
+		return false, "status"
+	}
+	// Section 5.2.2.3: must-understand limits storing to statuses whose rules
+	// are known, and then overrides no-store.
+	if d.MustUnderstand && !understood(status) {
+		return false, "must-understand"
+	}
+	if d.NoStore && !d.MustUnderstand {
+		return false, "no-store" // section 5.2.2.5
+	}
+	if d.Private {
+		return false, "private" // section 5.2.2.7
+	}
+	if ParseRequest(req).NoStore {
+		return false, "request-no-store" // section 5.2.1.5
+	}
+	// Section 3.5: an authorized response is for all only if it says so.
+	if len(req.Values("Authorization")) > 0 && !d.Public && !d.SMaxAge.Set && !d.MustRevalidate {
+		return false, "authorization"
+	}
+	// Section 4.1: matches no request, so neither that of a waiting caller.
+	if _, ok := VaryNames(resp); !ok {
+		return false, "vary"
+	}
+	explicit := d.SMaxAge.Set || d.MaxAge.Set || !d.Targeted && len(resp.Values("Expires")) > 0
+	for _, name := range [...]string{"Set-Cookie", "Set-Cookie2"} {
+		// Section 7.3. A qualified private or no-cache takes the cookie out
+		// before anybody else sees it, and what is left is for everybody.
+		if len(resp.Values(name)) > 0 && !slices.Contains(d.PrivateFields, name) &&
+			!slices.Contains(d.NoCacheFields, name) && !(opt.SetCookie && explicit) {
+			return false, "set-cookie"
+		}
+	}
+	// Section 3, last item.
+	if !explicit && !d.Public && !heuristicallyCacheable(status) {
+		return false, "status-without-lifetime"
+	}
+	return true, ""
+}
+
+// heuristicallyCacheable tells whether RFC 9110 section 15.1 lets a response
+// of this status be stored although it does not say for how long. 206 is in
+// the RFC's list, and left out here because Storable refuses it.
+func heuristicallyCacheable(status int) bool {
+	switch status {
+	case 200, 203, 204, 300, 301, 308, 404, 405, 410, 414, 501:
+		return true
+	}
+	return false
+}
+
+// understood tells whether a status is one of RFC 9110 section 15 whose
+// caching needs nothing that this package does not do (RFC 9111 section 3).
+func understood(status int) bool {
+	switch {
+	case 200 <= status && status <= 205, 300 <= status && status <= 303:
+		return true
+	case status == 307, status == 308, status == 421, status == 422, status == 426:
+		return true
+	case 400 <= status && status <= 417:
+		return true
+	case 500 <= status && status <= 505:
+		return true
+	}
+	return false
+}
+
+// connectionFields are meant for the next hop only (RFC 9110 section 7.6.1) or
+// specific to a client's proxy (RFC 9111 section 3.1).
+var connectionFields = []string{
+	"Connection", "Keep-Alive", "Te", "Trailer", "Transfer-Encoding", "Upgrade",
+	"Proxy-Connection", "Proxy-Authenticate", "Proxy-Authentication-Info", "Proxy-Authorization",
+}
+
+// RemoveConnectionFields removes from h the fields that are meant for one
+// connection only, those that Connection names included (RFC 9110 section
+// 7.6.1, RFC 9111 section 3.1).
+func RemoveConnectionFields(h http.Header) {
+	for _, line := range h.Values("Connection") {
+		for name := range strings.SplitSeq(line, ",") {
+			h.Del(strings.Trim(name, " \t"))
+		}
+	}
+	for _, name := range connectionFields {
+		h.Del(name)
+	}
+}
+
+// StoredHeader returns a copy of h with what is for everybody: without the
+// fields of one connection (RFC 9111 section 3.1), without those that a
+// qualified no-cache or private names (sections 5.2.2.4 and 5.2.2.7), without
+// Age, which the cache counts itself (section 4.2.3), and with a Date, which
+// is received if h has none that can be read (RFC 9110 section 6.6.1).
+func StoredHeader(h http.Header, d Directives, received time.Time) http.Header {
+	c := h.Clone()
+	if c == nil {
+		c = http.Header{}
+	}
+	RemoveConnectionFields(c)
+	for _, names := range [...][]string{d.NoCacheFields, d.PrivateFields} {
+		for _, name := range names {
+			c.Del(name)
+		}
+	}
+	c.Del("Age")
+	if _, ok := date(c, received); !ok {
+		c.Set("Date", received.UTC().Format(http.TimeFormat))
+	}
+	return c
+}

@@ -1,0 +1,449 @@
+// Package spool holds a body that grows while many read it. One rebuild writes
+// a response into a [Spool]; every caller that waits for the response, the one
+// whose request began it included, copies it out through a [Reader] of its
+// own. So the first byte reaches all of them as soon as it is written, and a
+// reader that is slow or leaves is no matter to the others.
+package spool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+)
+
+var (
+	// ErrNoReaders is what Write returns when the body has passed the limit,
+	// so that it will not be stored, and nobody is left to read it either.
+	ErrNoReaders = errors.New("bellwether: nobody reads a body too large to store")
+
+	// ErrClosed is what Write returns once the body has ended, Next once its
+	// reader is closed, and both when the body was broken off without a reason.
+	ErrClosed = errors.New("bellwether: spool is closed")
+)
+
+// The smallest and the largest chunk. Each chunk is twice the one before, so
+// that a small body costs one small allocation and a large one few.
+const (
+	minChunk = 4 << 10
+	maxChunk = 256 << 10
+)
+
+// A Spool is a body that grows. One goroutine at a time writes it; all methods
+// but Write are safe for concurrent use. Make one with [New].
+//
+// Up to its limit the body is collected whether anybody reads it or not, and
+// each new Reader begins at byte 0. The Write that would pass the limit makes
+// the spool overflow, for good: the body will not be stored, the parts that
+// all present readers have passed are dropped, nobody can begin to read once
+// byte 0 is among them, and the writer waits while the slowest reader is more
+// than the limit behind.
+//
+// Memory is one copy of the body whatever the number of readers: at most the
+// limit, and at most the limit and one chunk (256 KiB or less) after the
+// overflow.
+type Spool struct {
+	limit int64 // never changes
+
+	mu sync.Mutex // guards all below
+
+	head *chunk // oldest chunk kept, nil while none is
+	tail *chunk // newest chunk, kept or dropped; at first a full one of no bytes
+	size int64  // bytes published
+	kept int64  // capacity of the chunks from head to tail
+
+	readers  int   // present readers
+	waiting  int   // those of them that need no byte of the tail any more
+	overflow bool  // the limit was passed
+	end      error // nil while the body grows, io.EOF once complete, else why it was broken off
+
+	// Both channels are made by the one who waits and closed by the one who
+	// has news, under mu: news that comes after a look at the state finds the
+	// channel, and one close wakes a thousand readers.
+	more chan struct{} // the body has grown or ended; nil unless a reader waits
+	room chan struct{} // a chunk was dropped, the last reader left, or the body ended; nil unless the writer waits
+}
+
+// A chunk is a piece of the body. The writer fills it from the front without
+// a lock; the readers only ever see what is published, which nobody writes
+// again.
+type chunk struct {
+	start   int64  // position of its first byte in the body; never changes
+	size    int    // its capacity; never changes
+	buf     []byte // of length size, nil once dropped; guarded by Spool.mu, but the writer may fill buf[n:]
+	n       int    // bytes published; guarded by Spool.mu, written by the writer only
+	readers int    // readers that still need some byte of it; guarded by Spool.mu
+	next    *chunk // guarded by Spool.mu
+}
+
+// New returns an empty Spool that collects up to limit bytes. A limit of 0 or
+// less collects nothing: the body streams through, one small chunk at a time.
+func New(limit int64) *Spool {
+	return &Spool{limit: max(0, limit), tail: &chunk{}}
+}
+
+// Write appends p to the body. It does not keep p. Within the limit it never
+// waits. Over the limit it waits for slow readers, and returns ErrNoReaders as
+// soon as there is none; readers therefore have to be there before the body
+// can overflow. A Write that fails breaks the body off: no later Close makes
+// a complete body of it.
+func (s *Spool) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.end == nil && !s.overflow && int64(len(p)) > s.limit-s.size {
+		s.overflow = true
+		s.drop()
+	}
+	written := 0
+	for {
+		if s.end == nil && s.overflow && s.readers == 0 {
+			s.finish(ErrNoReaders)
+		}
+		if s.end != nil {
+			return written, s.writeError()
+		}
+		if written == len(p) {
+			return written, nil
+		}
+		if s.tail.n == s.tail.size {
+			if s.overflow && s.kept > s.limit {
+				s.awaitRoom()
+			} else {
+				s.grow()
+			}
+			continue
+		}
+		c := s.tail
+		free := c.buf[c.n:]
+		// Copying outside the lock keeps a large Write from holding up the
+		// readers of what is there already. Only the writer touches free, and
+		// drop leaves a chunk alone that is not full.
+		s.mu.Unlock()
+		n := copy(free, p[written:])
+		s.mu.Lock()
+		if s.end != nil {
+			continue // broken off meanwhile: what nobody saw stays unseen
+		}
+		written += n
+		c.n += n
+		s.size += int64(n)
+		wake(&s.more)
+	}
+}
+
+// grow appends a chunk. Called with mu held, by the writer.
+func (s *Spool) grow() {
+	size := min(max(minChunk, 2*s.tail.size), maxChunk)
+	if s.overflow {
+		// Small against the limit, so that the readers and the writer do not
+		// take turns.
+		size = min(size, max(minChunk, int(min(s.limit/4, maxChunk))))
+	} else {
+		size = int(min(int64(size), s.limit-s.size))
+	}
+	c := &chunk{start: s.size, size: size, buf: make([]byte, size)}
+	// The readers at the end count as readers of this chunk from here on, not
+	// from when they wake: else it could be dropped before they see it.
+	c.readers, s.waiting = s.waiting, 0
+	s.tail.next = c
+	s.tail = c
+	if s.head == nil {
+		s.head = c
+	}
+	s.kept += int64(size)
+}
+
+// drop lets go of the chunks that no reader needs. Called with mu held.
+func (s *Spool) drop() {
+	if !s.overflow {
+		return
+	}
+	for c := s.head; c != nil && c.readers == 0 && c.n == c.size; c = s.head {
+		c.buf = nil
+		s.kept -= int64(c.size)
+		s.head = c.next
+		wake(&s.room)
+	}
+}
+
+// awaitRoom waits for anything that may let the writer go on. Called with mu
+// held, which it gives up meanwhile.
+func (s *Spool) awaitRoom() {
+	if s.room == nil {
+		s.room = make(chan struct{})
+	}
+	room := s.room
+	s.mu.Unlock()
+	<-room
+	s.mu.Lock()
+}
+
+// wake tells all who wait on *ch. Called with mu held.
+func wake(ch *chan struct{}) {
+	if *ch != nil {
+		close(*ch)
+		*ch = nil
+	}
+}
+
+// finish ends the body with err, unless it has ended before. Called with mu
+// held.
+func (s *Spool) finish(err error) {
+	if s.end == nil {
+		s.end = err
+		wake(&s.more)
+		wake(&s.room)
+	}
+}
+
+// writeError is why the body takes no more bytes. Called with mu held.
+func (s *Spool) writeError() error {
+	if s.end == io.EOF {
+		return ErrClosed
+	}
+	return s.end
+}
+
+// Close says that the body is complete. If it was broken off before, by
+// CloseWithError or by a Write that failed, Close leaves it so and returns the
+// reason.
+func (s *Spool) Close() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.finish(io.EOF)
+	if s.end != io.EOF {
+		return s.end
+	}
+	return nil
+}
+
+// CloseWithError breaks the body off: a Write that waits returns err, and so
+// does Next once its reader has had what was written before. A nil err stands
+// for ErrClosed, and an io.EOF becomes an io.ErrUnexpectedEOF, so that no
+// reader takes the broken body for a complete one. If the body has ended before, nothing
+// happens. It may be called from any goroutine.
+func (s *Spool) CloseWithError(err error) {
+	switch {
+	case err == nil:
+		err = ErrClosed
+	case errors.Is(err, io.EOF):
+		err = fmt.Errorf("%w: %v", io.ErrUnexpectedEOF, err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.finish(err)
+}
+
+// Bytes returns the body if it is complete and within the limit. The caller
+// does not modify it. A body of more than one chunk is copied by every call.
+func (s *Spool) Bytes() ([]byte, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.end != io.EOF || s.overflow {
+		return nil, false
+	}
+	if s.head != nil && s.head.next == nil {
+		return s.head.buf[:s.head.n:s.head.n], true
+	}
+	b := make([]byte, 0, s.size)
+	for c := s.head; c != nil; c = c.next {
+		b = append(b, c.buf[:c.n]...)
+	}
+	return b, true
+}
+
+// Len returns the number of bytes written so far, dropped ones included.
+func (s *Spool) Len() int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.size
+}
+
+// Overflowed tells whether the body has passed the limit.
+func (s *Spool) Overflowed() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.overflow
+}
+
+// Readers returns the number of readers that have not been closed.
+func (s *Spool) Readers() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.readers
+}
+
+// NewReader returns a Reader that begins at byte 0. It returns false if byte 0
+// was dropped, or if the body is broken off: who comes now can still get a
+// whole one elsewhere. The caller closes the Reader.
+func (s *Spool) NewReader() (*Reader, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.end != nil && s.end != io.EOF {
+		return nil, false
+	}
+	r := &Reader{s: s}
+	switch {
+	case s.head != nil && s.head.start == 0:
+		r.c = s.head
+		r.c.readers++
+	case s.tail.size == 0: // not a byte so far
+		r.c, r.past = s.tail, true
+		s.waiting++
+	default:
+		return nil, false
+	}
+	s.readers++
+	return r, true
+}
+
+// A Reader reads a [Spool] from its first byte. One goroutine uses it at a
+// time.
+type Reader struct {
+	s    *Spool
+	c    *chunk // where it reads; nil once closed; guarded by s.mu
+	off  int    // bytes of c it is done with; guarded by s.mu
+	lent int    // bytes of c behind off that Next has given out; guarded by s.mu
+	past bool   // done with the whole of c, and counted in c.next or, failing that, in s.waiting; guarded by s.mu
+}
+
+// Next returns the next piece of the body, not copied. It waits until there is
+// one. The piece is valid for good, but counts as unread until the next call;
+// the caller does not modify it.
+//
+// At the end it returns io.EOF if the body is complete, else the error it was
+// broken off with. If ctx ends first, it returns ctx's cause; the Reader loses
+// nothing by that.
+func (r *Reader) Next(ctx context.Context) ([]byte, error) {
+	return r.next(ctx, nil)
+}
+
+// next is Next, with a function to be called before it waits.
+func (r *Reader) next(ctx context.Context, idle func() error) ([]byte, error) {
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	s := r.s
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r.pass()
+	for {
+		if r.c == nil {
+			return nil, ErrClosed
+		}
+		if r.past && r.c.next != nil {
+			r.c, r.off, r.past = r.c.next, 0, false
+		}
+		if !r.past && r.c.n > r.off {
+			b := r.c.buf[r.off:r.c.n:r.c.n]
+			r.lent = len(b)
+			return b, nil
+		}
+		if s.end != nil {
+			return nil, s.end
+		}
+		if idle != nil {
+			f := idle
+			idle = nil
+			s.mu.Unlock()
+			err := f()
+			s.mu.Lock()
+			if err != nil {
+				return nil, err
+			}
+			continue // look again: f took its time
+		}
+		if s.more == nil {
+			s.more = make(chan struct{})
+		}
+		more := s.more
+		s.mu.Unlock()
+		var err error
+		select {
+		case <-more:
+		case <-ctx.Done():
+			err = context.Cause(ctx)
+		}
+		s.mu.Lock()
+		if err != nil {
+			return nil, err
+		}
+	}
+}
+
+// pass gives back what Next has lent. Called with s.mu held.
+func (r *Reader) pass() {
+	r.off += r.lent
+	r.lent = 0
+	if r.c == nil || r.past || r.off < r.c.size {
+		return
+	}
+	r.past = true
+	r.c.readers--
+	if r.c.next != nil {
+		r.c.next.readers++
+	} else {
+		r.s.waiting++
+	}
+	r.s.drop()
+}
+
+// CopyTo writes the rest of the body to w as it comes, and returns the number
+// of bytes written. It returns nil at the end of a complete body, else what
+// Next, w or flush returned.
+//
+// If flush is not nil, it is called before each wait for more that follows a
+// write, so that what is there does not sit in w's buffers meanwhile.
+func (r *Reader) CopyTo(ctx context.Context, w io.Writer, flush func() error) (int64, error) {
+	var total int64
+	var idle func() error // flush, if something was written since it last ran
+	for {
+		b, err := r.next(ctx, idle)
+		if err == io.EOF {
+			return total, nil
+		}
+		if err != nil {
+			return total, err
+		}
+		n, err := w.Write(b)
+		total += int64(n)
+		if err == nil && n < len(b) {
+			err = io.ErrShortWrite
+		}
+		if err != nil {
+			return total, err
+		}
+		idle = flush
+	}
+}
+
+// WriteTo implements [io.WriterTo]: it is CopyTo with nobody who could leave.
+func (r *Reader) WriteTo(w io.Writer) (int64, error) {
+	return r.CopyTo(context.Background(), w, nil)
+}
+
+// Close ends the reading. The pieces that Next returned stay valid. It may be
+// called again, and always returns nil.
+func (r *Reader) Close() error {
+	s := r.s
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case r.c == nil:
+		return nil
+	case !r.past:
+		r.c.readers--
+	case r.c.next != nil:
+		r.c.next.readers--
+	default:
+		s.waiting--
+	}
+	r.c = nil // else a Reader that somebody keeps would keep all chunks behind it
+	s.readers--
+	s.drop()
+	if s.readers == 0 {
+		wake(&s.room)
+	}
+	return nil
+}

@@ -1,0 +1,120 @@
+package bellwether
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"sync"
+	"time"
+)
+
+// This file runs the user's load: on a goroutine of its own, with a context
+// that is nobody's request, and so that neither a panic nor a Goexit nor a load
+// that never returns gets past it.
+
+// ErrGoexit is the failure of a load that called runtime.Goexit.
+var ErrGoexit = errors.New("bellwether: load called runtime.Goexit")
+
+// ErrRebuildTimeout is the failure of a rebuild that took longer than
+// RebuildTimeout, and the cause of its context's end.
+var ErrRebuildTimeout = fmt.Errorf("bellwether: rebuild took longer than RebuildTimeout: %w", context.DeadlineExceeded)
+
+// A PanicError is the failure of a load that panicked.
+type PanicError struct {
+	// Value is what the load panicked with.
+	Value any
+	// Stack is the panicking goroutine's stack.
+	Stack []byte
+}
+
+// Error returns the panic's value; the stack is left to those who want it.
+func (e *PanicError) Error() string { return fmt.Sprintf("bellwether: load panicked: %v", e.Value) }
+
+// Unwrap returns the panic's value if that is an error.
+func (e *PanicError) Unwrap() error {
+	err, _ := e.Value.(error)
+	return err
+}
+
+// freshnessKey is the context key of a load's own Freshness.
+type freshnessKey struct{}
+
+// freshnessSlot is where a load leaves the Freshness of its value.
+type freshnessSlot struct {
+	mu sync.Mutex // guards f and set: a load may have goroutines of its own
+	f  Freshness
+	// set tells a load that has chosen from one that leaves it to the options.
+	set bool
+}
+
+// SetFreshness, called by a load with its context, sets how long the value
+// that this load returns may be served, in the place of what the options say.
+// The last call before the load returns counts. With a context that is not a
+// load's it does nothing.
+func SetFreshness(ctx context.Context, f Freshness) {
+	if slot, ok := ctx.Value(freshnessKey{}).(*freshnessSlot); ok {
+		slot.mu.Lock()
+		slot.f, slot.set = f, true
+		slot.mu.Unlock()
+	}
+}
+
+// loaded is what a load came to.
+type loaded[V any] struct {
+	value     V
+	err       error
+	freshness Freshness // of the value or of its absence
+	began     time.Time
+	took      time.Duration
+}
+
+// startLoad runs load and sends what it came to, once. The channel has room
+// for it: a load that everybody has given up on must not leak its goroutine on
+// top. free is called when the load has really returned.
+func startLoad[V any](ctx context.Context, load func(context.Context) (V, error), o *settings, free func()) <-chan loaded[V] {
+	result := make(chan loaded[V], 1)
+	slot := &freshnessSlot{}
+	ctx = context.WithValue(ctx, freshnessKey{}, slot)
+	l := loaded[V]{began: time.Now()}
+	go func() {
+		returned := false
+		defer func() {
+			if !returned {
+				// recover returns nil for a Goexit, and only then: a
+				// panic(nil) is a *runtime.PanicNilError.
+				l.err = ErrGoexit
+				if p := recover(); p != nil {
+					l.err = &PanicError{Value: p, Stack: debug.Stack()}
+				}
+			}
+			l.took = time.Since(l.began)
+			slot.mu.Lock()
+			switch {
+			case slot.set:
+				l.freshness = slot.f
+			case errors.Is(l.err, ErrNotFound):
+				l.freshness = Freshness{TTL: o.NotFoundTTL}
+			default:
+				l.freshness = o.Freshness
+			}
+			slot.mu.Unlock()
+			free()
+			result <- l
+		}()
+		l.value, l.err = load(ctx)
+		returned = true
+	}()
+	return result
+}
+
+// noPanic runs user code that the protocol calls, an encoding or a decoding,
+// and makes its panic an error.
+func noPanic(f func() error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = &PanicError{Value: p, Stack: debug.Stack()}
+		}
+	}()
+	return f()
+}

@@ -1,0 +1,184 @@
+// Package lockertest holds any [bellwether.Locker] to its contract. The
+// adapters of this repository pass it, and so should an adapter of your own:
+//
+//	func TestConformance(t *testing.T) {
+//		addr := startEngine(t)
+//		lockertest.Run(t, func(tb testing.TB) bellwether.Locker {
+//			client := dial(addr)
+//			tb.Cleanup(func() { client.Close() })
+//			return mylock.New(client)
+//		})
+//	}
+//
+// The cases run in real time, because real engines do, and against an engine
+// that others may use at the same time: every key is random. Times are only
+// judged from the safe side. That a lease did not end too soon is measured from
+// before the holder's call to after the taker's, so no delay of the machine or
+// the network can make a sound engine fail; for things that must come soon
+// there is a second of grace.
+package lockertest
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/internal/adapter"
+)
+
+const (
+	// long is the length of a lease that does not expire during a case.
+	long = 30 * time.Second
+
+	// grace is how late an engine and a busy machine may be.
+	grace = time.Second
+
+	// pollEvery is how often a case looks again.
+	pollEvery = 10 * time.Millisecond
+)
+
+// Run runs every case as a subtest of t, those about waking only if the
+// lockers are [bellwether.Watcher]s.
+//
+// Each call of newLocker returns a Locker as another process would have it:
+// with a client, connections and a memory of its own, but on the same engine
+// as all the others. It may register its cleanup with the testing.TB, which
+// ends with the case.
+func Run(t *testing.T, newLocker func(testing.TB) bellwether.Locker) {
+	t.Helper()
+	cases := lockerCases
+	if _, ok := newLocker(t).(bellwether.Watcher); ok {
+		cases = append(cases[:len(cases):len(cases)], watcherCases...)
+	}
+	// The group makes Run return only when its parallel cases have ended, so
+	// that the caller may stop the engine then.
+	t.Run("contract", func(t *testing.T) {
+		for _, c := range cases {
+			t.Run(c.name, func(t *testing.T) {
+				t.Parallel()
+				c.run(t, newLocker)
+			})
+		}
+	})
+}
+
+type testCase struct {
+	name string
+	run  func(t *testing.T, newLocker func(testing.TB) bellwether.Locker)
+}
+
+// newKey returns a key that no other case and no other process uses.
+func newKey() string { return "lockertest:" + adapter.Token() }
+
+// A claim is a lease with the time at which its holder counts it over.
+type claim struct {
+	bellwether.Lease
+	end time.Time
+}
+
+// acquire takes a lease that must be free.
+func acquire(t *testing.T, l bellwether.Locker, key string, ttl time.Duration) claim {
+	t.Helper()
+	end := time.Now().Add(ttl)
+	lease, err := l.TryAcquire(t.Context(), key, ttl)
+	if err != nil {
+		t.Fatalf("TryAcquire(%.40q, %v) of a free key: %v", key, ttl, err)
+	}
+	if lease == nil {
+		t.Fatalf("TryAcquire(%.40q, %v): neither a lease nor an error", key, ttl)
+	}
+	return claim{lease, end}
+}
+
+// acquireWithin takes a lease that must become free within limit.
+func acquireWithin(t *testing.T, l bellwether.Locker, key string, ttl, limit time.Duration) claim {
+	t.Helper()
+	for start := time.Now(); ; time.Sleep(pollEvery) {
+		end := time.Now().Add(ttl)
+		lease, err := l.TryAcquire(t.Context(), key, ttl)
+		if err == nil {
+			return claim{lease, end}
+		}
+		if !errors.Is(err, bellwether.ErrHeld) {
+			t.Fatalf("TryAcquire(%.40q, %v): %v", key, ttl, err)
+		}
+		if time.Since(start) > limit {
+			t.Fatalf("the lease on %.40q is still held after %v: %v", key, limit, err)
+		}
+	}
+}
+
+// takeOver takes a lease whose holder is silent, and fails if that takes much
+// longer than the engine has announced, or less than the holder believes.
+func takeOver(t *testing.T, l bellwether.Locker, key string, ttl time.Duration, dead claim) claim {
+	t.Helper()
+	end := time.Now().Add(ttl)
+	lease, err := l.TryAcquire(t.Context(), key, ttl)
+	taken := claim{lease, end}
+	if err != nil {
+		asHeld(t, err, key)
+		taken = acquireWithin(t, l, key, ttl, time.Until(lastMoment(err, dead)))
+	}
+	if left := time.Until(dead.end); left > 0 {
+		t.Fatalf("the lease on %.40q was given away %v before its end", key, left)
+	}
+	return taken
+}
+
+// lastMoment is until when a dead holder's lease may be held, by the first
+// ErrHeld that somebody got.
+func lastMoment(err error, dead claim) time.Time {
+	last := dead.end.Add(3 * grace)
+	var held *bellwether.HeldError
+	if errors.As(err, &held) && !held.Until.IsZero() && held.Until.Add(grace).Before(last) {
+		last = held.Until.Add(grace)
+	}
+	return last
+}
+
+// mustBeHeld fails unless another's lease on key is seen through l.
+func mustBeHeld(t *testing.T, l bellwether.Locker, key string) *bellwether.HeldError {
+	t.Helper()
+	lease, err := l.TryAcquire(t.Context(), key, long)
+	if err == nil {
+		lease.Release(t.Context())
+		t.Fatalf("TryAcquire(%.40q) of a held key gave a lease", key)
+	}
+	return asHeld(t, err, key)
+}
+
+// asHeld returns the HeldError in err, which must be one for key.
+func asHeld(t *testing.T, err error, key string) *bellwether.HeldError {
+	t.Helper()
+	var held *bellwether.HeldError
+	if !errors.Is(err, bellwether.ErrHeld) || !errors.As(err, &held) {
+		t.Fatalf("TryAcquire(%.40q): err = %v, want a *HeldError", key, err)
+	}
+	if held.Key != key {
+		t.Fatalf("HeldError.Key = %.40q, want the key as given, %.40q", held.Key, key)
+	}
+	return held
+}
+
+func mustBeLost(t *testing.T, what string, err error) {
+	t.Helper()
+	if !errors.Is(err, bellwether.ErrLeaseLost) {
+		t.Fatalf("%s: err = %v, want ErrLeaseLost", what, err)
+	}
+}
+
+func mustWork(t *testing.T, what string, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatalf("%s: %v", what, err)
+	}
+}
+
+// cancelled returns a context that has ended.
+func cancelled(t *testing.T) context.Context {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	return ctx
+}

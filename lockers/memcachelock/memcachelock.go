@@ -1,0 +1,272 @@
+// Package memcachelock is a [bellwether.Locker] on memcached, by the client
+// github.com/bradfitz/gomemcache.
+//
+// A lease is an item. Its value names the holder by a random token, the length
+// of the lease in milliseconds, and how often it was renewed. The protocol:
+//
+//  1. Acquire is an add: it succeeds only if there is no item. A refused add is
+//     followed by a gets, which shows whose lease it is and how long it was
+//     announced to be.
+//  2. Renew is a gets, a comparison of the token, and a compare-and-swap to the
+//     new length and the next count.
+//  3. Release is a gets, a comparison, and a compare-and-swap with a negative
+//     expiry, which makes memcached drop the item on the spot. A plain delete
+//     would free whatever lease is there by then.
+//  4. A dead holder's lease is taken over by compare-and-swap, by whoever has
+//     seen one and the same value for its whole announced length. Of several
+//     who try, memcached lets one win.
+//
+// Step 4 is there because memcached counts in whole seconds, and an item with
+// an expiry of T lives between T-1 and T. For a lease never to end before its
+// holder believes so, the item's expiry is the length rounded up and one second
+// more; left to memcached alone, a lease of 50 ms would block its key for up to
+// two seconds. The observer's time runs from after it read the reply, on its
+// own monotonic clock, so it ends later than the holder's, which runs from
+// before its request; no two machines' clocks are compared.
+//
+// There is no push: a Locker is not a [bellwether.Watcher], and its users poll.
+//
+// # Limits
+//
+// Memcached promises to keep nothing. An item that is evicted, or lost in a
+// restart or with a server of the client's list, takes its lease with it: then
+// there are two holders until the first one renews, and it is the store's
+// epochs that let only one of them write. Leases are small and their items
+// young, so eviction is rare but not excluded.
+//
+// A lease longer than 30 days is shortened to that, beyond which memcached
+// takes an expiry for a date.
+//
+// A memcache.Client keeps by default two idle connections for each server, and
+// dials anew for every request beyond them: set MaxIdleConns to the number of
+// concurrent rebuilds that you expect. Its Timeout, 500 ms by default, bounds
+// how long a call goes on behind the back of a caller whose context has ended.
+package memcachelock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/bradfitz/gomemcache/memcache"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/internal/adapter"
+)
+
+// maxTTL is the longest lease whose expiry, with the second that is added to
+// it, memcached does not take for a date.
+const maxTTL = 30*24*time.Hour - time.Second
+
+// A Locker is a [bellwether.Locker] on memcached. It is safe for concurrent
+// use. Create one with [New].
+type Locker struct {
+	// Prefix begins the name of every item. It may have up to 80 bytes, none
+	// of them a space or a control character. Set it before the first use;
+	// the default is "bellwether:".
+	Prefix string
+
+	mc   *memcache.Client
+	seen observations
+}
+
+var _ bellwether.Locker = (*Locker)(nil)
+
+// New returns a Locker that uses mc, which stays the caller's to close.
+func New(mc *memcache.Client) *Locker {
+	return &Locker{Prefix: "bellwether:", mc: mc}
+}
+
+// TryAcquire implements [bellwether.Locker]. It costs one command if the lease
+// is free, two if it is held and three if it is taken over. The error's Until
+// is counted from when this Locker first saw the lease as it is, so a holder
+// that died long ago is waited for at most as long as it had announced. A ttl
+// that is not positive is an error.
+func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
+	if ttl <= 0 {
+		return nil, fmt.Errorf("memcachelock: acquire %.100q: ttl %v is not positive", key, ttl)
+	}
+	ttl = min(ttl, maxTTL)
+	mine := &lease{
+		locker: l,
+		item:   l.Prefix + adapter.Name(key) + ":lease",
+		token:  adapter.Token(),
+		end:    time.Now().Add(ttl),
+	}
+	return adapter.Await(ctx, func() (bellwether.Lease, error) {
+		if err := l.acquire(key, mine, ttl); err != nil {
+			return nil, err
+		}
+		return mine, nil
+	}, func(_ bellwether.Lease, err error) {
+		// Nobody waits for this lease any more. Without an answer it may have
+		// been taken all the same; only ErrHeld says that it was not.
+		if !errors.Is(err, bellwether.ErrHeld) {
+			mine.free()
+		}
+	})
+}
+
+// acquire makes mine the lease on its item, or returns why it is not.
+func (l *Locker) acquire(key string, mine *lease, ttl time.Duration) error {
+	want := value{token: mine.token, length: ttl}
+	addErr := l.mc.Add(&memcache.Item{Key: mine.item, Value: want.encode(), Expiration: expiration(ttl)})
+	if addErr == nil {
+		return nil
+	}
+	refused := errors.Is(addErr, memcache.ErrNotStored)
+
+	// Twice at most: a second look only if another has changed the item between
+	// the first and the swap, and then the item is seen for the first time.
+	for range 2 {
+		item, held, err := l.look(mine.item)
+		switch {
+		case errors.Is(err, memcache.ErrCacheMiss) && refused:
+			// Another had it when the add was refused, and released it since.
+			return &bellwether.HeldError{Key: key, Until: time.Now()}
+		case errors.Is(err, memcache.ErrCacheMiss):
+			return fmt.Errorf("memcachelock: acquire %s: %w", mine.item, addErr)
+		case err != nil:
+			return fmt.Errorf("memcachelock: acquire %s: %w", mine.item, errors.Join(addErr, err))
+		case held.token == mine.token:
+			// The request was carried out, and its reply was lost.
+			return nil
+		}
+		until := l.seen.until(mine.item, held)
+		if time.Now().Before(until) {
+			return &bellwether.HeldError{Key: key, Until: until}
+		}
+		item.Value, item.Expiration = want.encode(), expiration(ttl)
+		switch err := l.mc.CompareAndSwap(item); {
+		case err == nil:
+			l.seen.forget(mine.item)
+			return nil
+		case !changed(err):
+			refused, addErr = false, err // look for the own token
+		}
+	}
+	return &bellwether.HeldError{Key: key, Until: time.Now()}
+}
+
+// look returns the item with its identity for a compare-and-swap, and the lease
+// that it stands for.
+func (l *Locker) look(name string) (*memcache.Item, value, error) {
+	item, err := l.mc.Get(name)
+	if err != nil {
+		return nil, value{}, err
+	}
+	v, ok := decode(item.Value)
+	if !ok {
+		return nil, value{}, errors.New("the item is not a lease")
+	}
+	return item, v, nil
+}
+
+// changed reports whether a compare-and-swap failed because the item is no
+// longer what it was, or is no longer.
+func changed(err error) bool {
+	return errors.Is(err, memcache.ErrCASConflict) || errors.Is(err, memcache.ErrCacheMiss) || errors.Is(err, memcache.ErrNotStored)
+}
+
+// expiration is the shortest expiry with which an item surely lives for ttl.
+func expiration(ttl time.Duration) int32 {
+	return int32((ttl+time.Second-1)/time.Second) + 1
+}
+
+// A lease is the holder's side of an item.
+type lease struct {
+	locker *Locker
+	item   string
+	token  string
+
+	mu  sync.Mutex // guards end
+	end time.Time  // of the lease as its holder counts
+}
+
+// Renew implements [bellwether.Lease]. It costs two commands.
+func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
+	if ttl <= 0 {
+		return fmt.Errorf("memcachelock: renew %s: ttl %v is not positive", l.item, ttl)
+	}
+	ttl = min(ttl, maxTTL)
+	end := time.Now().Add(ttl)
+	if l.over() {
+		// The item may live on for two seconds, and an observer may be about to
+		// take it over: whoever holds it after its end holds a promise that
+		// nobody has to keep. So it is given up, not prolonged.
+		return l.Release(ctx)
+	}
+	_, err := adapter.Await(ctx, func() (struct{}, error) {
+		return struct{}{}, l.swap(func(item *memcache.Item, held value) {
+			next := value{token: l.token, length: ttl, renewals: held.renewals + 1}
+			item.Value, item.Expiration = next.encode(), expiration(ttl)
+		})
+	}, nil)
+	if err != nil {
+		return l.wrap("renew", err)
+	}
+	l.mu.Lock()
+	l.end = end
+	l.mu.Unlock()
+	return nil
+}
+
+// Release implements [bellwether.Lease]. It costs two commands. It also clears
+// what is left of a lease that has expired, so that nobody has to observe it,
+// but returns ErrLeaseLost then.
+func (l *lease) Release(ctx context.Context) error {
+	over := l.over()
+	_, err := adapter.Await(ctx, func() (struct{}, error) { return struct{}{}, l.free() }, nil)
+	if err == nil && over {
+		err = bellwether.ErrLeaseLost
+	}
+	return l.wrap("release", err)
+}
+
+// over reports whether the lease has ended as its holder counts.
+func (l *lease) over() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return !time.Now().Before(l.end)
+}
+
+// free drops the item if it is this lease's.
+func (l *lease) free() error {
+	return l.swap(func(item *memcache.Item, _ value) { item.Expiration = -1 })
+}
+
+// swap changes the item if it is this lease's, else returns ErrLeaseLost.
+//
+// A conflict alone does not mean that the lease is lost: another call for the
+// same lease may have renewed it between the look and the swap. So the loop
+// looks again, and ends because each conflict is such a call's success.
+func (l *lease) swap(change func(*memcache.Item, value)) error {
+	for {
+		item, held, err := l.locker.look(l.item)
+		if errors.Is(err, memcache.ErrCacheMiss) {
+			return bellwether.ErrLeaseLost
+		}
+		if err != nil {
+			return err
+		}
+		if held.token != l.token {
+			return bellwether.ErrLeaseLost
+		}
+		change(item, held)
+		if err := l.locker.mc.CompareAndSwap(item); !changed(err) {
+			return err
+		}
+	}
+}
+
+// wrap says what was being done when the engine failed. What the contract
+// names, and the caller's own context error, go through as they are.
+func (l *lease) wrap(doing string, err error) error {
+	switch {
+	case err == nil, errors.Is(err, bellwether.ErrLeaseLost), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return err
+	}
+	return fmt.Errorf("memcachelock: %s %s: %w", doing, l.item, err)
+}

@@ -1,0 +1,5 @@
+//go:build !race
+
+package bellwether_test
+
+const raceEnabled = false

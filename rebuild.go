@@ -1,0 +1,526 @@
+package bellwether
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"runtime/debug"
+	"time"
+)
+
+// This file is the protocol: what one flight does, in the order of the
+// picture in docs/design.md. It looks into the store; if there is nothing
+// fresh it stands for election; elected, it claims an epoch, loads, commits and
+// releases; not elected, it waits for the value of whoever was.
+
+// A run is one flight's way through the protocol. It is used by the flight's
+// goroutine alone.
+type run[V any] struct {
+	*flight[V]
+	outage outage
+	// present is the latest item known for the key: what is served if the load
+	// fails, and what tells how often it has failed.
+	present *item[V]
+	// storeDown is set when the store does not answer. The flight then goes on
+	// without store and locker: a lease is of no use to those who cannot see
+	// the value it protects.
+	storeDown bool
+}
+
+// fly runs the flight to its end, whatever the engines' adapters do.
+func (f *flight[V]) fly(ctx context.Context) {
+	err := ErrGoexit
+	defer func() {
+		if p := recover(); p != nil {
+			err = &PanicError{Value: p, Stack: debug.Stack()}
+			f.engine.OnError(f.key, err)
+		}
+		f.end(err)
+	}()
+	r := &run[V]{flight: f, outage: outage{f.engine.EngineTimeout}}
+	err = r.rebuild(ctx)
+}
+
+// rebuild ends the flight with an item, or returns the error that ends it.
+func (r *run[V]) rebuild(ctx context.Context) error {
+	e := r.engine
+	began := e.clock.now()
+	for {
+		r.lookAgain()
+		if r.look(ctx) {
+			return nil
+		}
+		if err := e.slots.Acquire(ctx, 1); err != nil {
+			return context.Cause(ctx)
+		}
+		lease, held := r.elect(ctx)
+		if held == nil {
+			if r.lead(ctx, lease) {
+				return nil
+			}
+		} else {
+			e.slots.Release(1)
+			if e.clock.now()-began > e.MaxWait {
+				return errAgain
+			}
+			if r.await(ctx, held) {
+				return nil
+			}
+		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// look reads the store, and ends the flight if what is there answers.
+func (r *run[V]) look(ctx context.Context) bool {
+	e := r.engine
+	known, now := e.near.get(r.key)
+	if e.Store == nil {
+		r.present = known
+		return false
+	}
+	entry, err := ask(ctx, e.store, &r.outage, func(ctx context.Context) (Entry, error) {
+		return e.Store.Get(ctx, e.engineKey(r.key))
+	})
+	switch {
+	case err == nil:
+		return r.consider(r.decode(entry, known), true)
+	case errors.Is(err, ErrUnavailable):
+		r.noAnswer("reading", err)
+		r.storeDown = true
+		if known != nil && known.judge(now) != rebuild {
+			// Nobody can say that it does not hold. It answers for as long as
+			// it would have if the store had confirmed it.
+			held := *known
+			held.trusted = addDurations(now, e.NearTTL)
+			return r.consider(&held, false)
+		}
+		r.present = known
+	case errors.Is(err, ErrNotFound):
+		r.present = nil
+	default:
+		e.OnError(r.key, &keyError{"reading", r.key, err})
+		r.present = nil
+	}
+	return false
+}
+
+// consider ends the flight with it if it answers, and offers it to callers if
+// it does so for the time being. fromStore tells a hit of the store from what
+// was at hand.
+func (r *run[V]) consider(it *item[V], fromStore bool) bool {
+	r.present = it
+	if it == nil {
+		return false
+	}
+	switch it.judge(r.engine.clock.now()) {
+	case serve, serveOnly, fail:
+		if r.settle(it) {
+			if fromStore {
+				r.engine.count.storeHits.Add(1)
+			}
+			return true
+		}
+		r.present = nil // invalidated since it was read
+	case serveStale:
+		r.offerStale(it)
+	}
+	return false
+}
+
+// elect stands for election. With neither a lease nor another holder there is
+// nobody to elect: no locker, or none that answers.
+func (r *run[V]) elect(ctx context.Context) (Lease, *HeldError) {
+	e := r.engine
+	if e.Locker == nil || r.storeDown {
+		return nil, nil
+	}
+	lease, err := ask(ctx, e.locker, &r.outage, func(ctx context.Context) (Lease, error) {
+		return e.Locker.TryAcquire(ctx, e.engineKey(r.key), e.LeaseTTL)
+	})
+	if err == nil {
+		return lease, nil
+	}
+	if held, ok := errors.AsType[*HeldError](err); ok {
+		return nil, held
+	}
+	r.noAnswer("acquiring the lease of", err)
+	return nil, nil
+}
+
+// lookPause is how often a waiter looks into the store although its locker
+// pushes: a push may be lost with the engine that sends it.
+const lookPause = time.Second
+
+// await waits for the value of the holder: until the locker pushes, until the
+// time is over that the holder has announced, or, with a locker that cannot
+// push, by polling the store. It reports whether the flight has ended; if not,
+// it is time to stand for election again.
+func (r *run[V]) await(ctx context.Context, held *HeldError) bool {
+	e := r.engine
+	e.count.waits.Add(1)
+	began := e.clock.now()
+
+	watching, endWatch := context.WithCancel(ctx)
+	defer endWatch()
+	var wake <-chan struct{}
+	if w, ok := e.Locker.(Watcher); ok {
+		var err error
+		wake, err = ask(ctx, e.locker, &r.outage, func(ctx context.Context) (<-chan struct{}, error) {
+			// The watch outlives this call, so it gets the longer context;
+			// but a call that hangs must end with the shorter one.
+			defer context.AfterFunc(ctx, endWatch)()
+			return w.Watch(watching, held)
+		})
+		if err != nil {
+			r.noAnswer("watching the lease of", err)
+			wake = nil
+		}
+	}
+
+	until := addDurations(began, e.LeaseTTL)
+	if !held.Until.IsZero() {
+		until = e.clock.instant(held.Until)
+	}
+	// All waiters of a dead holder get here at one time. One of them wins
+	// anyway; the jitter spares the engine the rest.
+	until += time.Duration(rand.Int64N(int64(e.LeaseTTL)/64 + 1))
+	deadline := time.NewTimer(until - began)
+	defer deadline.Stop()
+
+	for {
+		pause := lookPause
+		if wake == nil {
+			pause = pollInterval(e.clock.now() - began)
+		}
+		poll := time.NewTimer(pause)
+		select {
+		case <-wake:
+			poll.Stop()
+			return false
+		case <-deadline.C:
+			poll.Stop()
+			return false
+		case <-ctx.Done():
+			poll.Stop()
+			return false
+		case <-poll.C:
+			r.lookAgain()
+			if r.look(ctx) {
+				return true
+			}
+			if r.storeDown {
+				return false // the value could not be seen when it is there
+			}
+		}
+	}
+}
+
+// lead rebuilds the key as its holder; lease is nil if there is no election.
+// It reports whether the flight has ended. The flight holds a slot, which goes
+// to the load: that may outlast the flight.
+func (r *run[V]) lead(ctx context.Context, lease Lease) bool {
+	e := r.engine
+	if lease != nil {
+		// After everything else: the callers here have their value by then, and
+		// the other processes, woken by this, find it in the store.
+		defer r.release(ctx, lease)
+	}
+	slot := true
+	defer func() {
+		if slot {
+			e.slots.Release(1)
+		}
+	}()
+
+	epoch, ended := r.claim(ctx)
+	if ended {
+		return true
+	}
+
+	limited, cancel := context.WithTimeoutCause(ctx, e.RebuildTimeout, ErrRebuildTimeout)
+	defer cancel()
+	loading, abort := context.WithCancelCause(limited)
+	defer abort(nil)
+	if !r.abortable(abort) {
+		return false // invalidated since it was claimed
+	}
+	var lost chan struct{}
+	if lease != nil {
+		lost = make(chan struct{})
+		e.running.Go(func() { r.keep(loading, lease, lost) })
+	}
+
+	e.count.loads.Add(1)
+	if epoch == 0 {
+		e.count.degraded.Add(1)
+	}
+	slot = false
+	result := startLoad(loading, func(ctx context.Context) (V, error) { return r.load(ctx, r.flight) },
+		&e.settings, func() { e.slots.Release(1) })
+
+	for {
+		select {
+		case l := <-result:
+			if errors.Is(context.Cause(loading), errInvalidated) {
+				return false
+			}
+			abort(nil) // ends the keeper: it must not renew what is being released
+			return r.finish(ctx, l, epoch)
+		case <-lost:
+			// Another holds the lease by now, and its value is the one to wait
+			// for, whether or not our load heeds its context. A response that
+			// clients are reading goes on; the fenced commit decides.
+			if lost = nil; !r.streaming() {
+				abort(ErrLeaseLost)
+				return false
+			}
+		case <-limited.Done():
+			select {
+			case l := <-result: // both at once: the load was in time
+				return r.finish(ctx, l, epoch)
+			default:
+			}
+			return r.finish(ctx, loaded[V]{err: context.Cause(limited)}, epoch)
+		}
+	}
+}
+
+// claim reads the key again, now that nobody else may rebuild it, and takes an
+// epoch for the rebuild, in one call. The epoch is 0 if the store does not
+// answer. Who has won the lease just after another released it finds that
+// one's value here, and the flight has ended.
+func (r *run[V]) claim(ctx context.Context) (epoch uint64, ended bool) {
+	e := r.engine
+	if e.Store == nil {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		e.epoch++
+		return e.epoch, false
+	}
+	if r.storeDown {
+		return 0, false
+	}
+	type claim struct {
+		entry Entry
+		epoch uint64
+	}
+	c, err := ask(ctx, e.store, &r.outage, func(ctx context.Context) (c claim, err error) {
+		c.entry, c.epoch, err = e.Store.Claim(ctx, e.engineKey(r.key))
+		return c, err
+	})
+	if err != nil {
+		r.noAnswer("claiming", err)
+		r.storeDown = true
+		return 0, false
+	}
+	known, _ := e.near.get(r.key)
+	return c.epoch, r.consider(r.decode(c.entry, known), true)
+}
+
+// keep renews the lease at a third of its length until ctx ends. It closes lost
+// when the engine says that the lease is another's. An engine that says nothing
+// ends nothing: if the lease runs out meanwhile and another rebuilds too, the
+// store lets only the later of the two write.
+func (r *run[V]) keep(ctx context.Context, lease Lease, lost chan<- struct{}) {
+	e := r.engine
+	tick := time.NewTicker(max(e.LeaseTTL/3, time.Millisecond))
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		_, err := ask(ctx, e.locker, &outage{min(e.EngineTimeout, e.LeaseTTL/3)}, func(ctx context.Context) (struct{}, error) {
+			return struct{}{}, lease.Renew(ctx, e.LeaseTTL)
+		})
+		switch {
+		case ctx.Err() != nil:
+			return
+		case errors.Is(err, ErrLeaseLost):
+			e.count.leasesLost.Add(1)
+			e.OnError(r.key, &keyError{"renewing the lease of", r.key, err})
+			close(lost)
+			return
+		case err != nil:
+			r.noAnswer("renewing the lease of", err)
+		}
+	}
+}
+
+// release gives the lease back, also when the flight's own context has ended.
+func (r *run[V]) release(ctx context.Context, lease Lease) {
+	e := r.engine
+	_, err := ask(context.WithoutCancel(ctx), e.locker, &outage{e.EngineTimeout}, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, lease.Release(ctx)
+	})
+	if err != nil && !errors.Is(err, ErrLeaseLost) {
+		r.noAnswer("releasing the lease of", err)
+	}
+}
+
+// finish ends the flight with what the load came to, after the store has taken
+// it. It returns false if the store, or an invalidation here, has something
+// later to say: then nobody gets it, and the flight looks again.
+func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
+	now := r.engine.clock.now()
+	it := &item[V]{epoch: epoch, build: l.took, trusted: r.engine.trustedUntil(now)}
+	switch {
+	case l.err == nil:
+		it.kind, it.value = KindValue, l.value
+		it.lifetime = newLifetime(now, l.freshness)
+	case errors.Is(l.err, ErrNotFound):
+		it.kind = KindNotFound
+		it.lifetime = newLifetime(now, l.freshness)
+	default:
+		return r.finishFailed(ctx, now, l.err, epoch)
+	}
+	if r.commit(ctx, it) {
+		return r.settle(it)
+	}
+	if r.streaming() {
+		r.end(nil) // its callers have it already
+		return true
+	}
+	return false
+}
+
+// finishFailed is finish for a load that failed: what was there stays there,
+// and the failure is written beside it, so that it answers in every process
+// until the next try is due.
+func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch uint64) bool {
+	e := r.engine
+	e.count.loadFailures.Add(1)
+	it := &item[V]{}
+	it.born = now
+	if r.present != nil {
+		*it = *r.present
+	}
+	it.err, it.trusted = err, e.trustedUntil(now)
+	// A context's end says nothing about the origin: remembered, one caller's
+	// impatience would be everybody's failure.
+	remember := e.ErrorTTL > 0 && !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, ErrClosed)
+	if remember {
+		it.epoch = epoch
+		it.lifetime = it.failed(now, e.ErrorTTL)
+	} else {
+		it.lifetime = it.failed(now, 0)
+	}
+	if !it.stale(now) {
+		var zero V
+		it.held, it.kind, it.value = false, KindNone, zero
+	}
+	return (!remember || r.commit(ctx, it)) && r.settle(it)
+}
+
+// commit offers it to the store. It returns false if the store refuses it as
+// too late. A store that does not answer, or does not take values of this
+// size, leaves the value to this process.
+func (r *run[V]) commit(ctx context.Context, it *item[V]) bool {
+	e := r.engine
+	if e.Store == nil || r.storeDown {
+		return true
+	}
+	entry, err := r.encode(it)
+	if err == nil {
+		_, err = ask(ctx, e.store, &r.outage, func(ctx context.Context) (struct{}, error) {
+			return struct{}{}, e.Store.Commit(ctx, e.engineKey(r.key), entry)
+		})
+	}
+	switch {
+	case err == nil:
+	case errors.Is(err, ErrFenced):
+		e.count.fenced.Add(1)
+		e.OnError(r.key, &keyError{"committing", r.key, err})
+		return false
+	case errors.Is(err, ErrUnavailable):
+		r.noAnswer("committing", err)
+	default:
+		e.OnError(r.key, &keyError{"committing", r.key, err})
+	}
+	return true
+}
+
+// encode makes the store's entry of an item.
+func (r *run[V]) encode(it *item[V]) (Entry, error) {
+	e := Entry{
+		Kind:                 it.kind,
+		Epoch:                it.epoch,
+		Age:                  r.engine.clock.now() - it.born,
+		TTL:                  it.freshUntil - it.born,
+		StaleWhileRevalidate: it.staleUntil - it.freshUntil,
+		StaleIfError:         it.errorUntil - it.freshUntil,
+		BuildTime:            it.build,
+		Failures:             it.failures,
+	}
+	if it.failures > 0 {
+		e.RetryAge, e.Failure = it.retryAt-it.born, it.err.Error()
+	}
+	if it.kind != KindValue {
+		return e, nil
+	}
+	err := noPanic(func() (err error) {
+		e.Value, err = r.engine.marshal(it.value)
+		return err
+	})
+	return e, err
+}
+
+// decode makes an item of the store's entry, nil if there is nothing in it. If
+// known, the near tier's, is of the same rebuild, its value serves.
+func (r *run[V]) decode(e Entry, known *item[V]) *item[V] {
+	if e.Kind == KindNone && e.Failures == 0 {
+		return nil
+	}
+	now := r.engine.clock.now()
+	it := &item[V]{kind: e.Kind, epoch: e.Epoch, build: e.BuildTime, trusted: r.engine.trustedUntil(now)}
+	it.lifetime = newLifetime(now-e.Age, Freshness{e.TTL, e.StaleWhileRevalidate, e.StaleIfError})
+	it.held = e.Kind != KindNone
+	if e.Failures > 0 {
+		it.failures, it.retryAt = e.Failures, addDurations(it.born, e.RetryAge)
+		it.err = &RemoteError{e.Failure}
+	}
+	if known != nil && known.epoch == e.Epoch && known.kind == e.Kind && known.failures == e.Failures {
+		it.value, it.err = known.value, known.err
+		return it
+	}
+	if e.Kind == KindValue {
+		err := noPanic(func() (err error) {
+			it.value, err = r.engine.unmarshal(e.Value)
+			return err
+		})
+		if err != nil {
+			r.engine.OnError(r.key, &keyError{"decoding", r.key, err})
+			return nil
+		}
+	}
+	return it
+}
+
+// trustedUntil is how long the near tier may go without asking the store.
+func (e *engine[V]) trustedUntil(now instant) instant {
+	if e.Store == nil {
+		return forever
+	}
+	return addDurations(now, e.NearTTL)
+}
+
+// noAnswer counts and reports an engine's silence.
+func (r *run[V]) noAnswer(doing string, err error) {
+	r.engine.count.engineErrors.Add(1)
+	r.engine.OnError(r.key, &keyError{doing, r.key, err})
+}
+
+// A keyError says what was being done to which key.
+type keyError struct {
+	doing string
+	key   string
+	err   error
+}
+
+func (e *keyError) Error() string { return fmt.Sprintf("%s %q: %v", e.doing, e.key, e.err) }
+func (e *keyError) Unwrap() error { return e.err }

@@ -1,0 +1,139 @@
+package bellwether
+
+import (
+	"math/rand/v2"
+	"time"
+)
+
+// This file is the whole of the time rules: given when a value was built and
+// what windows it has, what to do with it now. Pure functions; the clock is
+// always an argument, and always the process's own monotonic one.
+
+// Freshness says how long a value may be served, counted from when its rebuild
+// began. Windows that are not positive are closed.
+type Freshness struct {
+	// TTL is how long the value is fresh. A value whose TTL is not positive
+	// answers those who wait for it, and is not kept.
+	TTL time.Duration
+	// StaleWhileRevalidate is how long after TTL the value is still served at
+	// once, while one rebuild runs behind it (RFC 5861 section 3).
+	StaleWhileRevalidate time.Duration
+	// StaleIfError is how long after TTL the value is served if rebuilds fail
+	// (RFC 5861 section 4).
+	StaleIfError time.Duration
+}
+
+// instant is a moment on a cache's own clock: the time since it was made.
+type instant = time.Duration
+
+// forever is the instant that never comes.
+const forever instant = 1<<63 - 1
+
+// lifetime is what the time rules know of an item.
+type lifetime struct {
+	held       bool    // there is something to serve: a value, or the knowledge that there is none
+	born       instant // when its age was zero
+	freshUntil instant // end of the TTL
+	staleUntil instant // end of the stale-while-revalidate window
+	errorUntil instant // end of the stale-if-error window
+	failures   uint32  // rebuilds that failed in a row since
+	retryAt    instant // when the next try is due, if failures > 0
+}
+
+func newLifetime(born instant, f Freshness) lifetime {
+	ttl, swr, sie := max(0, f.TTL), max(0, f.StaleWhileRevalidate), max(0, f.StaleIfError)
+	fresh := addDurations(born, ttl)
+	return lifetime{
+		held:       true,
+		born:       born,
+		freshUntil: fresh,
+		staleUntil: addDurations(fresh, swr),
+		errorUntil: addDurations(fresh, sie),
+	}
+}
+
+// A verdict is what to do for a caller, given an item.
+type verdict uint8
+
+const (
+	rebuild    verdict = iota // nothing that may be served: wait for a rebuild
+	serve                     // fresh
+	serveStale                // serve it, and rebuild behind it
+	serveOnly                 // serve it; rebuilds fail, and the next try is not due
+	fail                      // answer with the last failure; the next try is not due
+)
+
+// judge applies the windows at the time now.
+func (l *lifetime) judge(now instant) verdict {
+	switch {
+	case l.held && now < l.freshUntil:
+		return serve
+	case l.stale(now) && l.backingOff(now):
+		return serveOnly
+	case l.stale(now):
+		return serveStale
+	case l.backingOff(now):
+		return fail
+	}
+	return rebuild
+}
+
+// stale reports whether the item may be served past its TTL: in the
+// stale-while-revalidate window always, in the stale-if-error window only
+// after a failure.
+func (l *lifetime) stale(now instant) bool {
+	return l.held && (now < l.staleUntil || l.failures > 0 && now < l.errorUntil)
+}
+
+func (l *lifetime) backingOff(now instant) bool {
+	return l.failures > 0 && now < l.retryAt
+}
+
+// end is when the item is of no more use to anybody.
+func (l *lifetime) end() instant {
+	var end instant
+	if l.held {
+		end = max(l.staleUntil, l.errorUntil)
+	}
+	if l.failures > 0 {
+		end = max(end, addDurations(l.retryAt, failureMemory))
+	}
+	return end
+}
+
+// failed returns the lifetime after one more failed rebuild, at the time now.
+// What was there to serve stays.
+func (l lifetime) failed(now instant, errorTTL time.Duration) lifetime {
+	l.failures++
+	l.retryAt = addDurations(now, backOff(l.failures, errorTTL))
+	return l
+}
+
+// maxDoublings bounds the back-off at 32 times ErrorTTL.
+const maxDoublings = 5
+
+// backOff is the pause after the nth failure in a row: ErrorTTL, doubled with
+// every further failure, of which a random part of up to a half is taken off,
+// so that keys that failed together are not tried again together.
+func backOff(n uint32, errorTTL time.Duration) time.Duration {
+	d := max(0, errorTTL)
+	for range min(n-1, maxDoublings) {
+		d = addDurations(d, d)
+	}
+	return d - time.Duration(rand.Int64N(int64(d/2)+1))
+}
+
+// Polling starts fast and slows with the time already waited, so that a value
+// is seen at most a sixteenth of its build time late, and a long rebuild costs
+// the store no more reads than a short one times a logarithm.
+const (
+	minPoll = 2 * time.Millisecond
+	maxPoll = 250 * time.Millisecond
+)
+
+// pollInterval is the pause before the next look, after waiting for waited. A
+// random quarter either way keeps processes that began together apart.
+func pollInterval(waited time.Duration) time.Duration {
+	d := min(max(waited/16, minPoll), maxPoll)
+	return d*3/4 + time.Duration(rand.Int64N(int64(d/2)))
+}

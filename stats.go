@@ -1,0 +1,74 @@
+package bellwether
+
+import (
+	"math/rand/v2"
+	"sync/atomic"
+)
+
+// Stats are counts since the cache was made, and two levels as of now.
+type Stats struct {
+	// Hits are calls answered by a fresh value of the near tier.
+	Hits uint64 `json:"hits"`
+	// Stale are calls answered by a stale value.
+	Stale uint64 `json:"stale"`
+	// Misses are calls that began a flight: no other call was at the key.
+	Misses uint64 `json:"misses"`
+	// Collapsed are calls that waited on another's flight.
+	Collapsed uint64 `json:"collapsed"`
+	// WaitTimeouts are calls that waited in vain for MaxWait.
+	WaitTimeouts uint64 `json:"wait_timeouts"`
+
+	// Loads are the loads that this process has begun.
+	Loads uint64 `json:"loads"`
+	// LoadFailures are those that failed; ErrNotFound is no failure.
+	LoadFailures uint64 `json:"load_failures"`
+	// StoreHits are flights answered by a fresh entry of the store.
+	StoreHits uint64 `json:"store_hits"`
+	// Waits are flights that found the lease held by another.
+	Waits uint64 `json:"waits"`
+	// Fenced are commits that came too late.
+	Fenced uint64 `json:"fenced"`
+	// LeasesLost are leases that another took before the load was done.
+	LeasesLost uint64 `json:"leases_lost"`
+	// Degraded are loads that ran without lease or store, because those did
+	// not answer.
+	Degraded uint64 `json:"degraded"`
+	// EngineErrors are calls of engines that got no answer.
+	EngineErrors uint64 `json:"engine_errors"`
+
+	// Flights are the keys with a rebuild or a wait under way now.
+	Flights int `json:"flights"`
+	// NearBytes is the size of the near tier now.
+	NearBytes uint64 `json:"near_bytes"`
+	// StoreUp and LockerUp tell whether the engines' breakers let calls
+	// through; both are true where there is no such engine.
+	StoreUp  bool `json:"store_up"`
+	LockerUp bool `json:"locker_up"`
+}
+
+// counters are the live side of Stats.
+type counters struct {
+	hits                                       hitCounter
+	stale, misses, collapsed, waitTimeouts     atomic.Uint64
+	loads, loadFailures, storeHits, waits      atomic.Uint64
+	fenced, leasesLost, degraded, engineErrors atomic.Uint64
+}
+
+// A hitCounter counts what happens on every core at once: one shared word
+// would cost more than the hit that it counts.
+type hitCounter struct {
+	stripes [16]struct {
+		n atomic.Uint64
+		_ [56]byte // a cache line each
+	}
+}
+
+func (c *hitCounter) add() { c.stripes[rand.Uint32()%uint32(len(c.stripes))].n.Add(1) }
+
+func (c *hitCounter) sum() uint64 {
+	var n uint64
+	for i := range c.stripes {
+		n += c.stripes[i].n.Load()
+	}
+	return n
+}
