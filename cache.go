@@ -114,6 +114,7 @@ func (o Options) settings() settings {
 		value *time.Duration
 		zero  time.Duration
 	}{
+		{"TTL", &o.TTL, 0},
 		{"StaleWhileRevalidate", &o.StaleWhileRevalidate, 0},
 		{"StaleIfError", &o.StaleIfError, 0},
 		{"NotFoundTTL", &o.NotFoundTTL, o.TTL},
@@ -160,7 +161,7 @@ func (o Options) settings() settings {
 	if o.OnError == nil {
 		o.OnError = func(string, error) {}
 	}
-	return settings{Options: o, Freshness: Freshness{o.TTL, o.StaleWhileRevalidate, o.StaleIfError}}
+	return settings{Options: o, Freshness: Freshness{TTL: o.TTL, StaleWhileRevalidate: o.StaleWhileRevalidate, StaleIfError: o.StaleIfError}}
 }
 
 // A Cache keeps the values of a load, and sees to it that however many callers
@@ -168,7 +169,7 @@ func (o Options) settings() settings {
 // concurrent use. Values are shared between callers and must not be modified.
 type Cache[V any] struct {
 	engine *engine[V]
-	load   loader[V]
+	bind   binder[V] // the load that New was given
 }
 
 // New returns a Cache of what load returns. The load gets a context that keeps
@@ -192,13 +193,14 @@ func New[V any](load func(ctx context.Context, key string) (V, error), o Options
 	marshal, unmarshal := codecOf[V](s.Codec)
 	return &Cache[V]{
 		engine: newEngine(s, size, marshal, unmarshal),
-		load:   byKey(load),
+		bind:   byKey(load),
 	}
 }
 
-// byKey makes a user's load one of the engine's.
-func byKey[V any](load func(context.Context, string) (V, error)) loader[V] {
-	return func(ctx context.Context, f *flight[V]) (V, error) { return load(ctx, f.key) }
+// byKey binds a user's load, which needs nothing but the key.
+func byKey[V any](load func(context.Context, string) (V, error)) binder[V] {
+	l := func(ctx context.Context, f *flight[V]) (V, error) { return load(ctx, f.key) }
+	return func() loader[V] { return l }
 }
 
 // codecOf is c for values of type V; []byte and string go as they are.
@@ -227,7 +229,7 @@ func (c *Cache[V]) Get(ctx context.Context, key string) (V, error) {
 	if s, ok := c.engine.hit(key); ok {
 		return s.item.answer()
 	}
-	return c.wait(ctx, key, c.load)
+	return c.wait(ctx, key, c.bind)
 }
 
 // GetFunc is Get with a load of this call's own. Callers that meet share one
@@ -239,8 +241,8 @@ func (c *Cache[V]) GetFunc(ctx context.Context, key string, load func(ctx contex
 	return c.wait(ctx, key, byKey(load))
 }
 
-func (c *Cache[V]) wait(ctx context.Context, key string, load loader[V]) (V, error) {
-	s, err := c.engine.wait(ctx, key, load)
+func (c *Cache[V]) wait(ctx context.Context, key string, bind binder[V]) (V, error) {
+	s, err := c.engine.wait(ctx, key, bind)
 	if err != nil {
 		var zero V
 		return zero, err

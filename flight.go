@@ -43,6 +43,12 @@ type engine[V any] struct {
 	epoch   uint64 // the last epoch given out, where there is no store to give them
 }
 
+// A binder gives the loader of a flight that begins now. It is called while the
+// caller is still there, and only for the caller that begins the flight: what
+// the loader needs of a request can be copied then, and is not copied for the
+// callers that join.
+type binder[V any] func() loader[V]
+
 // A flight is one rebuild of one key with its callers in this process. It
 // belongs to none of them.
 type flight[V any] struct {
@@ -60,6 +66,11 @@ type flight[V any] struct {
 	abort     context.CancelCauseFunc // guarded by engine.mu: cancels the load, nil while there is none
 	disowned  bool                    // guarded by engine.mu: the key was invalidated since the flight last looked
 	recalled  bool                    // guarded by engine.mu: the key was invalidated while callers held something stale
+
+	// present is the latest item known for the key: what is served if the load
+	// fails, and what tells how often it has failed. Written by the flight's
+	// goroutine, and not while a load runs, which may read it.
+	present *item[V]
 
 	result *item[V] // readable once done is closed
 	err    error    // likewise; errAgain never reaches a caller
@@ -116,9 +127,9 @@ func (e *engine[V]) hit(key string) (served[V], bool) {
 	return served[V]{}, false
 }
 
-// wait answers by way of the key's flight. load begins it, if no other call
-// has. The error is a failed rebuild's, or this call's own end.
-func (e *engine[V]) wait(ctx context.Context, key string, load loader[V]) (served[V], error) {
+// wait answers by way of the key's flight, which it begins with bind's loader if
+// no other call has. The error is a failed rebuild's, or this call's own end.
+func (e *engine[V]) wait(ctx context.Context, key string, bind binder[V]) (served[V], error) {
 	if err := ctx.Err(); err != nil {
 		return served[V]{}, err
 	}
@@ -134,7 +145,7 @@ func (e *engine[V]) wait(ctx context.Context, key string, load loader[V]) (serve
 		}
 	}()
 	for {
-		f, known, collapsed, err := e.join(ctx, key, load)
+		f, known, collapsed, err := e.join(ctx, key, bind)
 		if err != nil {
 			return served[V]{}, err
 		}
@@ -224,7 +235,7 @@ func (e *engine[V]) conclude(it *item[V], collapsed bool) (served[V], error) {
 // join returns the key's flight, begun now if there is none, and with it the
 // near tier's stale item if that may be served; or no flight and the item that
 // answers at once.
-func (e *engine[V]) join(ctx context.Context, key string, load loader[V]) (f *flight[V], known *item[V], collapsed bool, err error) {
+func (e *engine[V]) join(ctx context.Context, key string, bind binder[V]) (f *flight[V], known *item[V], collapsed bool, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.closed {
@@ -249,7 +260,7 @@ func (e *engine[V]) join(ctx context.Context, key string, load loader[V]) (f *fl
 	// Detached: the values of the context stay (traces, tenants), its end does not.
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	f = &flight[V]{
-		key: key, load: load, engine: e, cancel: cancel,
+		key: key, load: bind(), engine: e, cancel: cancel,
 		offer: make(chan struct{}), early: make(chan struct{}), done: make(chan struct{}),
 	}
 	e.flights[key] = f

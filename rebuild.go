@@ -19,9 +19,6 @@ import (
 type run[V any] struct {
 	*flight[V]
 	outage outage
-	// present is the latest item known for the key: what is served if the load
-	// fails, and what tells how often it has failed.
-	present *item[V]
 	// storeDown is set when the store does not answer. The flight then goes on
 	// without store and locker: a lease is of no use to those who cannot see
 	// the value it protects.
@@ -478,7 +475,7 @@ func (r *run[V]) decode(e Entry, known *item[V]) *item[V] {
 	}
 	now := r.engine.clock.now()
 	it := &item[V]{kind: e.Kind, epoch: e.Epoch, build: e.BuildTime, trusted: r.engine.trustedUntil(now)}
-	it.lifetime = newLifetime(now-e.Age, Freshness{e.TTL, e.StaleWhileRevalidate, e.StaleIfError})
+	it.lifetime = newLifetime(now, Freshness{e.Age, e.TTL, e.StaleWhileRevalidate, e.StaleIfError})
 	it.held = e.Kind != KindNone
 	if e.Failures > 0 {
 		it.failures, it.retryAt = e.Failures, addDurations(it.born, e.RetryAge)

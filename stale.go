@@ -9,11 +9,15 @@ import (
 // what windows it has, what to do with it now. Pure functions; the clock is
 // always an argument, and always the process's own monotonic one.
 
-// Freshness says how long a value may be served, counted from when its rebuild
-// began. Windows that are not positive are closed.
+// Freshness says how long a value may be served. Windows that are not positive
+// are closed.
 type Freshness struct {
-	// TTL is how long the value is fresh. A value whose TTL is not positive
-	// answers those who wait for it, and is not kept.
+	// Age is how old the value is already when its load returns. Zero: it was
+	// made just now.
+	Age time.Duration
+	// TTL is the age at which the value stops being fresh. A value that is past
+	// its windows when its load returns answers those who wait for it, and is
+	// not kept.
 	TTL time.Duration
 	// StaleWhileRevalidate is how long after TTL the value is still served at
 	// once, while one rebuild runs behind it (RFC 5861 section 3).
@@ -40,7 +44,9 @@ type lifetime struct {
 	retryAt    instant // when the next try is due, if failures > 0
 }
 
-func newLifetime(born instant, f Freshness) lifetime {
+// newLifetime is the lifetime of a value that is f.Age old at the time now.
+func newLifetime(now instant, f Freshness) lifetime {
+	born := now - f.Age
 	ttl, swr, sie := max(0, f.TTL), max(0, f.StaleWhileRevalidate), max(0, f.StaleIfError)
 	fresh := addDurations(born, ttl)
 	return lifetime{

@@ -291,7 +291,10 @@ const (
 // is forgiven (RFC 9111 section 4.2), a weekday that is not the day's too. now
 // places a year of two digits: at most 50 years ahead.
 func ParseDate(s string, now time.Time) (time.Time, bool) {
-	s = strings.ToLower(strings.Trim(s, " \t"))
+	if s = strings.Trim(s, " \t"); len(s) > len("wednesday")+len(rfc850Date) {
+		return time.Time{}, false
+	}
+	s = strings.ToLower(s)
 	var day, month, year, clock string
 	switch {
 	case matches(s, imfFixdate):
@@ -353,7 +356,7 @@ func matches(s, form string) bool {
 			}
 			i += 2
 		default:
-			if c != form[i] && c != form[i]|0x20 {
+			if c != form[i]|0x20 {
 				return false
 			}
 		}

@@ -1,6 +1,7 @@
 package httpcache
 
 import (
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -110,6 +111,27 @@ var connectionFields = []string{
 	"Proxy-Connection", "Proxy-Authenticate", "Proxy-Authentication-Info", "Proxy-Authorization",
 }
 
+// CanonicalHeader returns h with all names in canonical form: h itself if they
+// are, else a copy. Everything in this package looks names up in that form,
+// but a handler may write into the map under any spelling, which net/http then
+// sends: a response has to go through here before it is judged, or its
+// "set-cookie" goes unseen.
+func CanonicalHeader(h http.Header) http.Header {
+	canonical := true
+	for name := range h {
+		canonical = canonical && name == http.CanonicalHeaderKey(name)
+	}
+	if canonical {
+		return h
+	}
+	c := make(http.Header, len(h))
+	for _, name := range slices.Sorted(maps.Keys(h)) {
+		key := http.CanonicalHeaderKey(name)
+		c[key] = append(c[key], h[name]...)
+	}
+	return c
+}
+
 // RemoveConnectionFields removes from h the fields that are meant for one
 // connection only, those that Connection names included (RFC 9110 section
 // 7.6.1, RFC 9111 section 3.1).
@@ -127,13 +149,24 @@ func RemoveConnectionFields(h http.Header) {
 // StoredHeader returns a copy of h with what is for everybody: without the
 // fields of one connection (RFC 9111 section 3.1), without those that a
 // qualified no-cache or private names (sections 5.2.2.4 and 5.2.2.7), without
-// Age, which the cache counts itself (section 4.2.3), and with a Date, which
-// is received if h has none that can be read (RFC 9110 section 6.6.1).
+// trailers (section 3.1), without Age, which the cache counts itself (section
+// 4.2.3), and with a Date, which is received if h has none that can be read
+// (RFC 9110 section 6.6.1).
 func StoredHeader(h http.Header, d Directives, received time.Time) http.Header {
 	c := h.Clone()
 	if c == nil {
 		c = http.Header{}
 	}
+	// net/http has two ways to give a trailer: its name in Trailer, or before
+	// its own a prefix that no field can have.
+	for _, line := range c.Values("Trailer") {
+		for name := range strings.SplitSeq(line, ",") {
+			c.Del(strings.Trim(name, " \t"))
+		}
+	}
+	maps.DeleteFunc(c, func(name string, _ []string) bool {
+		return strings.HasPrefix(name, http.TrailerPrefix)
+	})
 	RemoveConnectionFields(c)
 	for _, names := range [...][]string{d.NoCacheFields, d.PrivateFields} {
 		for _, name := range names {

@@ -112,24 +112,22 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 // acquire makes mine the lease on its item, or returns why it is not.
 func (l *Locker) acquire(key string, mine *lease, ttl time.Duration) error {
 	want := value{token: mine.token, length: ttl}
-	addErr := l.mc.Add(&memcache.Item{Key: mine.item, Value: want.encode(), Expiration: expiration(ttl)})
-	if addErr == nil {
+	err := l.mc.Add(&memcache.Item{Key: mine.item, Value: want.encode(), Expiration: expiration(ttl)})
+	if err == nil {
 		return nil
 	}
-	refused := errors.Is(addErr, memcache.ErrNotStored)
-
-	// Twice at most: a second look only if another has changed the item between
-	// the first and the swap, and then the item is seen for the first time.
-	for range 2 {
+	var unanswered error // of a request that may have been carried out
+	if !errors.Is(err, memcache.ErrNotStored) {
+		unanswered = err
+	}
+	for {
 		item, held, err := l.look(mine.item)
 		switch {
-		case errors.Is(err, memcache.ErrCacheMiss) && refused:
-			// Another had it when the add was refused, and released it since.
+		case errors.Is(err, memcache.ErrCacheMiss) && unanswered == nil:
+			// Another had it when the add was refused, and has released it.
 			return &bellwether.HeldError{Key: key, Until: time.Now()}
-		case errors.Is(err, memcache.ErrCacheMiss):
-			return fmt.Errorf("memcachelock: acquire %s: %w", mine.item, addErr)
 		case err != nil:
-			return fmt.Errorf("memcachelock: acquire %s: %w", mine.item, errors.Join(addErr, err))
+			return mine.wrap("acquire", errors.Join(unanswered, err))
 		case held.token == mine.token:
 			// The request was carried out, and its reply was lost.
 			return nil
@@ -143,11 +141,15 @@ func (l *Locker) acquire(key string, mine *lease, ttl time.Duration) error {
 		case err == nil:
 			l.seen.forget(mine.item)
 			return nil
-		case !changed(err):
-			refused, addErr = false, err // look for the own token
+		case changed(err):
+			// Another was quicker, and the next look sees whose the lease is. It
+			// is a new one then, with an end ahead, so the loop ends.
+		case unanswered != nil:
+			return mine.wrap("acquire", errors.Join(unanswered, err))
+		default:
+			unanswered = err
 		}
 	}
-	return &bellwether.HeldError{Key: key, Until: time.Now()}
 }
 
 // look returns the item with its identity for a compare-and-swap, and the lease

@@ -1,0 +1,179 @@
+package httpcache
+
+import (
+	"net/http"
+	"net/netip"
+	"net/url"
+	"strconv"
+	"strings"
+)
+
+// This file names what a request asks for.
+
+// MaxKey is the length in bytes above which a request has no key. RFC 9110
+// section 4.1 recommends to support URIs of 8000 bytes.
+const MaxKey = 8 << 10
+
+// Key returns the primary cache key of a request (RFC 9111 section 2): its
+// host and its target, without the scheme, and of the header nothing else. It
+// returns false for a request that cannot be cached: one without a usable
+// host, with user information or a fragment, with a space or a control
+// character, or with a target other than a path, or too long.
+//
+//   - The host is as [CanonicalHost] has it.
+//   - The path is as it was sent: "/a%2Fb" is not "/a/b", and "/%7Ea" not
+//     "/~a", because a handler can tell them apart.
+//   - The query is as it was sent, in its order. "/a?" is not "/a": they are
+//     two URIs (RFC 3986 section 6.2.3), and at worst a response is kept twice.
+//   - If the URL was rewritten on its way to the cache, as
+//     [http.StripPrefix] does, what was sent is in the key too: below two
+//     prefixes live two handlers.
+func Key(r *http.Request) (key string, ok bool) {
+	host := r.Host
+	if host == "" {
+		host = r.URL.Host
+	}
+	target, ok := targetOf(r.URL)
+	if !ok || r.Method == http.MethodConnect {
+		return "", false
+	}
+	if sent := sentTarget(r.RequestURI); sent != "" && sent != target {
+		if !clean(sent) {
+			return "", false
+		}
+		target += " " + sent // neither has a space
+	}
+	return join(host, target)
+}
+
+// join makes a key of a host and a target.
+func join(hostport, target string) (string, bool) {
+	host, ok := CanonicalHost(hostport)
+	// A canonical host has no slash and a target begins with one, so that no
+	// two pairs make one key.
+	if !ok || len(host)+len(target) > MaxKey {
+		return "", false
+	}
+	return host + target, true
+}
+
+// targetOf returns the path and the query of a URL.
+func targetOf(u *url.URL) (string, bool) {
+	if u.Opaque != "" || u.User != nil || u.Fragment != "" || u.RawFragment != "" {
+		return "", false
+	}
+	path := u.EscapedPath()
+	// EscapedPath gives up RawPath for an encoding of its own where a client
+	// left a character bare that should not be, such as "|"; but what was sent
+	// is what counts as long as it means Path.
+	if u.RawPath != "" && u.RawPath != path {
+		if p, err := url.PathUnescape(u.RawPath); err == nil && p == u.Path {
+			path = u.RawPath
+		}
+	}
+	if path == "" {
+		path = "/" // RFC 9110 section 4.2.3
+	}
+	if path[0] != '/' || strings.Contains(path, "?") {
+		return "", false
+	}
+	if u.RawQuery != "" || u.ForceQuery {
+		path += "?" + u.RawQuery
+	}
+	return path, clean(path)
+}
+
+// sentTarget returns the path and the query of a request-target in origin-form
+// or absolute-form (RFC 9112 section 3.2).
+func sentTarget(uri string) string {
+	if uri == "" || uri[0] == '/' {
+		return uri
+	}
+	_, rest, ok := strings.Cut(uri, "://")
+	if !ok {
+		return uri
+	}
+	i := strings.IndexAny(rest, "/?")
+	switch {
+	case i < 0:
+		return "/"
+	case rest[i] == '?':
+		return "/" + rest[i:]
+	}
+	return rest[i:]
+}
+
+// clean tells whether a target is short enough and has nothing in it that ends
+// a line, a field or the target.
+func clean(target string) bool {
+	for i := range len(target) {
+		if c := target[i]; c <= ' ' || c == 0x7f || c == '#' {
+			return false
+		}
+	}
+	return len(target) <= MaxKey
+}
+
+// CanonicalHost returns a host in the one form it has in a key: in lower case,
+// without a trailing dot, without the default port of either scheme, an IPv6
+// address in brackets in its shortest form. It returns false for anything that
+// is not a name or an address with or without a port.
+//
+// A rebuild's request carries this host, too. Else a client could have a
+// response built for "example.com:443" or "example.com." that quotes this
+// host, and have it handed to those who asked for "example.com".
+func CanonicalHost(hostport string) (host string, ok bool) {
+	if len(hostport) > 255+len(":65535") { // a DNS name, a port
+		return "", false
+	}
+	host = strings.ToLower(hostport)
+	port := ""
+	if strings.HasPrefix(host, "[") {
+		literal, rest, ok := strings.Cut(host[1:], "]")
+		addr, err := netip.ParseAddr(literal)
+		if !ok || err != nil || !addr.Is6() || addr.Zone() != "" || rest != "" && rest[0] != ':' {
+			return "", false
+		}
+		host, port = "["+addr.String()+"]", strings.TrimPrefix(rest, ":")
+	} else {
+		host, port, _ = strings.Cut(host, ":")
+		host = strings.TrimSuffix(host, ".")
+		if !isName(host) {
+			return "", false
+		}
+	}
+	if port == "" { // RFC 3986 section 3.2.3: as if there were no colon
+		return host, true
+	}
+	for i := range len(port) {
+		if port[i] < '0' || port[i] > '9' {
+			return "", false
+		}
+	}
+	n, err := strconv.ParseUint(port, 10, 16)
+	if err != nil {
+		return "", false
+	}
+	if n == 80 || n == 443 {
+		return host, true
+	}
+	return host + ":" + strconv.FormatUint(n, 10), true
+}
+
+// isName tells whether s, in lower case, may be a host's name or an IPv4
+// address.
+func isName(s string) bool {
+	for label := range strings.SplitSeq(s, ".") {
+		if label == "" {
+			return false
+		}
+		for i := range len(label) {
+			switch c := label[i]; {
+			case 'a' <= c && c <= 'z', '0' <= c && c <= '9', c == '-', c == '_':
+			default:
+				return false
+			}
+		}
+	}
+	return true
+}

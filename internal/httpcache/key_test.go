@@ -1,0 +1,202 @@
+package httpcache
+
+import (
+	"bufio"
+	"net/http"
+	"net/http/httptest"
+	"reflect"
+	"strings"
+	"testing"
+)
+
+// read parses a request as the server does.
+func read(t testing.TB, method, target, host string) (*http.Request, bool) {
+	t.Helper()
+	r, err := http.ReadRequest(bufio.NewReader(strings.NewReader(method + " " + target + " HTTP/1.1\r\nHost: " + host + "\r\n\r\n")))
+	return r, err == nil
+}
+
+func TestKey(t *testing.T) {
+	for _, tt := range []struct {
+		name, target, host string
+		want               string // empty: none
+	}{
+		{"RFC 9110 4.2.3: plain", "/a/b?x=1&y=2", "example.com", "example.com/a/b?x=1&y=2"},
+		{"RFC 9110 4.2.3: host's case, port 80", "/A", "EXAMPLE.com:80", "example.com/A"},
+		{"RFC 9110 4.2.3: port 443", "/", "example.com:443", "example.com/"},
+		{"RFC 9110 4.2.3: another port", "/", "example.com:8080", "example.com:8080/"},
+		{"RFC 3986 6.2.3: empty port, trailing dot", "/", "example.com.:", "example.com/"},
+		{"RFC 3986 3.2.2: IPv4", "/", "127.0.0.1:80", "127.0.0.1/"},
+		{"RFC 3986 3.2.2: IPv6", "/", "[2001:DB8:0:0::1]:080", "[2001:db8::1]/"},
+		{"RFC 3986 3.2.2: IPv6 and port", "/", "[::1]:81", "[::1]:81/"},
+		{"RFC 3986 2.2: %2F is not /", "/a%2Fb", "h", "h/a%2Fb"},
+		{"RFC 3986 2.2: as sent", "/%7ea|ä%C3%a4", "h", "h/%7ea|ä%C3%a4"},
+		{"RFC 3986 6.2.2.3: dots as sent", "/a/../b//c", "h", "h/a/../b//c"},
+		{"RFC 3986 3.3: two slashes", "//other/b", "h", "h//other/b"},
+		{"RFC 3986 3.4: order", "/?b=1&a=2&b=3", "h", "h/?b=1&a=2&b=3"},
+		{"RFC 3986 6.2.3: empty query", "/a?", "h", "h/a?"},
+		{"RFC 3986 3.4: question mark in the query", "/a??b?", "h", "h/a??b?"},
+		{"RFC 3986 3.4: question mark in the path", "/a%3Fb", "h", "h/a%3Fb"},
+		{"RFC 9112 3.2.2: absolute-form", "http://Example.com:80/a?b", "other", "example.com/a?b"},
+		{"RFC 9112 3.2.2: absolute-form without a path", "http://example.com", "other", "example.com/"},
+		{"RFC 9112 3.2.2: absolute-form, query only", "http://example.com?a", "other", "example.com/?a"},
+		{"RFC 9110 4.2.4: user information", "http://me@example.com/", "other", ""},
+		{"RFC 9112 3.2: user information in Host", "/", "me@example.com", ""},
+		{"RFC 9112 3.2: empty host", "/", "", ""},
+		{"RFC 9112 3.2.4: asterisk-form", "*", "h", ""},
+		{"RFC 9110 4.2.5: fragment", "/a#b", "h", ""},
+		{"RFC 9110 4.2.5: fragment in the query", "/a?#b", "h", ""},
+		{"RFC 3986 3.2.3: no port", "/", "h:http", ""},
+		{"RFC 3986 3.2.3: port out of range", "/", "h:65536", ""},
+		{"RFC 3986 3.2.2: bare IPv6", "/", "::1", ""},
+		{"RFC 6874 2: zone", "/", "[fe80::1%25eth0]", ""},
+		{"RFC 3986 3.2.2: brackets around a name", "/", "[h]", ""},
+		{"RFC 3986 3.2.2: a slash", "/", "h/a", ""},
+		{"RFC 3986 3.2.2: an empty label", "/", "a..b", ""},
+		{"RFC 3986 3.2.2: only a dot", "/", ".", ""},
+		{"RFC 9110 4.1: as long as it may be", "/" + strings.Repeat("a", MaxKey-2), "h", "h/" + strings.Repeat("a", MaxKey-2)},
+		{"RFC 9110 4.1: too long", "/" + strings.Repeat("a", MaxKey-1), "h", ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			r, ok := read(t, "GET", tt.target, tt.host)
+			if !ok {
+				if tt.want != "" {
+					t.Fatal("net/http does not read the request")
+				}
+				return
+			}
+			r.Header.Set("X-Forwarded-Host", "evil")
+			if got, ok := Key(r); got != tt.want || ok != (tt.want != "") {
+				t.Errorf("Key = %q, %v, want %q", got, ok, tt.want)
+			}
+		})
+	}
+}
+
+func TestKey_RewrittenURL(t *testing.T) {
+	keyOf := func(prefix, target string) (key string) {
+		h := http.StripPrefix(prefix, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			var ok bool
+			if key, ok = Key(r); !ok {
+				t.Errorf("no key for %s below %s", target, prefix)
+			}
+		}))
+		h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", target, nil))
+		return key
+	}
+	if a, b := keyOf("/v1", "/v1/x"), keyOf("/v2", "/v2/x"); a == b {
+		t.Errorf("two prefixes share the key %q", a)
+	}
+	if got, want := keyOf("", "http://h/x?y"), "h/x?y"; got != want {
+		t.Errorf("key without a rewrite = %q, want %q", got, want)
+	}
+}
+
+func FuzzKey(f *testing.F) {
+	f.Add("h", "/a", "h", "/a?")
+	f.Add("H.:80", "/a%2Fb", "h", "/a/b")
+	f.Add("[::1]", "//x", "[0::1]:443", "/x")
+	f.Add("h", "http://h/a|b", "h", "/a%7Cb")
+	f.Add("h", "/a?b", "h", "/a%3Fb")
+	f.Fuzz(func(t *testing.T, host1, target1, host2, target2 string) {
+		part := func(host, target string) (key, id string, ok bool) {
+			r, ok := read(t, "GET", target, host)
+			if !ok {
+				return "", "", false
+			}
+			key, ok = Key(r)
+			if !ok {
+				if key != "" {
+					t.Fatalf("%q, %q: a refused key %q", host, target, key)
+				}
+				return "", "", false
+			}
+			if len(key) > MaxKey || strings.ContainsAny(key, " \t\r\n\x00#@") && !strings.Contains(target, "@") {
+				t.Fatalf("%q, %q: key %q", host, target, key)
+			}
+			canonical, ok := CanonicalHost(r.Host)
+			if !ok {
+				t.Fatalf("%q, %q: a key without a host", host, target)
+			}
+			if again, ok := CanonicalHost(canonical); !ok || again != canonical {
+				t.Fatalf("CanonicalHost(%q) = %q, %v: not canonical", canonical, again, ok)
+			}
+			return key, canonical + "\x00" + sentTarget(r.RequestURI), true
+		}
+		key1, id1, ok1 := part(host1, target1)
+		key2, id2, ok2 := part(host2, target2)
+		if ok1 && ok2 && (key1 == key2) != (id1 == id2) {
+			t.Fatalf("%q and %q have the keys %q and %q", id1, id2, key1, key2)
+		}
+	})
+}
+
+func TestInvalidatedKeys(t *testing.T) {
+	self := []string{"h/a/b"}
+	for _, tt := range []struct {
+		name, method string
+		status       int
+		resp         http.Header
+		want         []string
+	}{
+		{"RFC 9111 4.4: POST", "POST", 200, header(), self},
+		{"RFC 9111 4.4: PUT, 204", "PUT", 204, header(), self},
+		{"RFC 9111 4.4: DELETE, 303", "DELETE", 303, header(), self},
+		{"RFC 9111 4.4: unknown method", "M-SEARCH", 200, header(), self},
+		{"RFC 9110 9.2.1: GET", "GET", 200, header(), nil},
+		{"RFC 9110 9.2.1: OPTIONS", "OPTIONS", 200, header(), nil},
+		{"RFC 9111 4.4: error", "POST", 500, header(), nil},
+		{"RFC 9111 4.4: client error", "POST", 404, header(), nil},
+		{"RFC 9111 4.4: Location and Content-Location", "POST", 201, header("Location", "/c?d#e", "Content-Location", "f"), []string{"h/a/b", "h/c?d", "h/a/f"}},
+		{"RFC 9111 4.4: each once", "POST", 201, header("Location", "/a/b", "Content-Location", "http://H:80/a/b"), self},
+		{"RFC 9111 4.4: same host, absolute", "POST", 201, header("Location", "https://h./c"), []string{"h/a/b", "h/c"}},
+		{"RFC 9111 4.4: other host", "POST", 201, header("Location", "http://evil/c", "Content-Location", "//evil/c"), self},
+		{"RFC 9111 4.4: other port", "POST", 201, header("Location", "http://h:81/c"), self},
+		{"RFC 9111 4.4: other scheme", "POST", 201, header("Location", "ftp://h/c", "Content-Location", "mailto:h"), self},
+		{"RFC 9111 4.4: user information", "POST", 201, header("Location", "http://x@h/c"), self},
+		{"RFC 9111 4.4: junk", "POST", 201, header("Location", "http://[", "Content-Location", ""), self},
+		{"RFC 9110 10.2.2: two Locations", "POST", 201, header("Location", "/c", "Location", "/d"), self},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			r, ok := read(t, tt.method, "/a/b", "h")
+			if !ok {
+				t.Fatal("net/http does not read the request")
+			}
+			if got := InvalidatedKeys(r, tt.status, tt.resp); !reflect.DeepEqual(got, tt.want) {
+				t.Errorf("InvalidatedKeys = %q, want %q", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestStatus(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		status Status
+		want   string
+	}{
+		{"RFC 9211 2.1: hit", Status{Cache: "Bellwether", Hit: true, TTL: set(376 * s), Fwd: FwdMiss, Stored: true, Collapsed: true}, "Bellwether;hit;ttl=376"},
+		{"RFC 9211 2.2: fwd", Status{Cache: "Bellwether", Fwd: FwdURIMiss, Stored: true, Collapsed: true}, "Bellwether;fwd=uri-miss;stored;collapsed"},
+		{"RFC 9211 2.3: fwd-status", Status{Cache: "Bellwether", Fwd: FwdStale, FwdStatus: 304}, "Bellwether;fwd=stale;fwd-status=304"},
+		{"RFC 9211 2.4: negative ttl, rounded down", Status{Cache: "a", Hit: true, TTL: set(-1500e6)}, "a;hit;ttl=-2"},
+		{"RFC 9211 2.7: key", Status{Cache: "a", Hit: true, Key: `h/a"b\`}, `a;hit;key="h/a\"b\\"`},
+		{"RFC 9211 2.7: key not ASCII", Status{Cache: "a", Hit: true, Key: "h/ä"}, "a;hit"},
+		{"RFC 9211 2.8: detail", Status{Cache: "a", Fwd: FwdBypass, Detail: "set-cookie"}, "a;fwd=bypass;detail=set-cookie"},
+		{"RFC 9211 2.8: detail as a string", Status{Cache: "a", Fwd: FwdBypass, Detail: "too large"}, `a;fwd=bypass;detail="too large"`},
+		{"RFC 9211 2: name as a string", Status{Cache: "my cache", Hit: true}, `"my cache";hit`},
+		{"RFC 9211 2: name begins with a digit", Status{Cache: "1st", Hit: true}, `"1st";hit`},
+		{"RFC 9211 2: name not ASCII", Status{Cache: "schäfchen", Hit: true}, ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := tt.status.String(); got != tt.want {
+				t.Errorf("String = %s, want %s", got, tt.want)
+			}
+		})
+	}
+	h := header("Cache-Status", "Origin;hit")
+	Status{Cache: "B", Fwd: FwdMiss}.AppendTo(h)
+	Status{Cache: "ä"}.AppendTo(h)
+	if got, want := h.Values("Cache-Status"), []string{"Origin;hit", "B;fwd=miss"}; !reflect.DeepEqual(got, want) {
+		t.Errorf("Cache-Status = %q, want %q", got, want)
+	}
+}

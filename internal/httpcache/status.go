@@ -1,0 +1,126 @@
+package httpcache
+
+import (
+	"net/http"
+	"time"
+
+	"github.com/dunglas/httpsfv"
+)
+
+// This file tells the client what the cache did (RFC 9211).
+
+// A Forward is why a request went to the origin (RFC 9211 section 2.2).
+type Forward string
+
+// The reasons.
+const (
+	FwdBypass   Forward = "bypass"    // the cache was told not to handle it
+	FwdMethod   Forward = "method"    // its method is not answered from the cache
+	FwdURIMiss  Forward = "uri-miss"  // nothing is stored for its URI
+	FwdVaryMiss Forward = "vary-miss" // no variant that it selects is stored
+	FwdMiss     Forward = "miss"      // one of both
+	FwdRequest  Forward = "request"   // its own directives demanded it
+	FwdStale    Forward = "stale"     // what is stored is stale
+	FwdPartial  Forward = "partial"   // only a part of it is stored
+)
+
+// A Status is what one cache did with one request: a member of the list in
+// Cache-Status (RFC 9211 section 2).
+type Status struct {
+	// Cache is the cache's name.
+	Cache string
+	// Hit says that the request was answered without the origin. Fwd,
+	// FwdStatus, Stored and Collapsed do not count then.
+	Hit bool
+	// Fwd is why the request went to the origin; empty if nobody knows.
+	Fwd Forward
+	// FwdStatus is the origin's status if it differs from the response's, such
+	// as 304; 0: not told.
+	FwdStatus int
+	// TTL is how much longer the response is fresh, negative if it is stale.
+	TTL Delta
+	// Stored says that the response was stored.
+	Stored bool
+	// Collapsed says that the request shared another's way to the origin.
+	Collapsed bool
+	// Key is the response's cache key; empty: not told.
+	Key string
+	// Detail is a word for those who debug; empty: none.
+	Detail string
+}
+
+// String returns the member, without a Key or a Detail that is not printable
+// ASCII, and the empty string if Cache is not.
+func (s Status) String() string {
+	item := httpsfv.NewItem(tokenOrString(s.Cache))
+	set := func(name string, value any) { item.Params.Add(name, value) }
+	if s.Hit {
+		set("hit", true) // section 2.1
+	} else {
+		if s.Fwd != "" {
+			set("fwd", httpsfv.Token(s.Fwd)) // section 2.2
+		}
+		if s.FwdStatus != 0 {
+			set("fwd-status", int64(s.FwdStatus)) // section 2.3
+		}
+	}
+	if s.TTL.Set {
+		// Section 2.4, rounded down: what is stale by half a second is stale.
+		ttl := int64(s.TTL.Duration / time.Second)
+		if s.TTL.Duration < 0 && s.TTL.Duration%time.Second != 0 {
+			ttl--
+		}
+		set("ttl", ttl)
+	}
+	if s.Stored && !s.Hit {
+		set("stored", true) // section 2.5
+	}
+	if s.Collapsed && !s.Hit {
+		set("collapsed", true) // section 2.6
+	}
+	if s.Key != "" && printable(s.Key) {
+		set("key", s.Key) // section 2.7, a String
+	}
+	if s.Detail != "" && printable(s.Detail) {
+		set("detail", tokenOrString(s.Detail)) // section 2.8
+	}
+	member, err := httpsfv.Marshal(httpsfv.List{item})
+	if err != nil {
+		return ""
+	}
+	return member
+}
+
+// AppendTo adds the member to Cache-Status in h, behind those of the caches
+// nearer to the origin (RFC 9211 section 2).
+func (s Status) AppendTo(h http.Header) {
+	if member := s.String(); member != "" {
+		h.Add("Cache-Status", member)
+	}
+}
+
+// tokenOrString returns s as a Token where it is one (RFC 9651 section 3.3.4),
+// else as a String.
+func tokenOrString(s string) any {
+	for i := range len(s) {
+		c := s[i]
+		letter := 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || c == '*'
+		if !letter && (i == 0 || !isToken(c) && c != ':' && c != '/') {
+			return s
+		}
+	}
+	if s == "" {
+		return s
+	}
+	return httpsfv.Token(s)
+}
+
+// printable tells whether s can be a String (RFC 9651 section 3.3.3).
+func printable(s string) bool {
+	for i := range len(s) {
+		if s[i] < ' ' || s[i] > '~' {
+			return false
+		}
+	}
+	return true
+}

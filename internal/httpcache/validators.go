@@ -1,0 +1,175 @@
+package httpcache
+
+import (
+	"net/http"
+	"strings"
+	"time"
+)
+
+// This file asks the origin whether a stored response still holds, takes in
+// its answer, and answers the clients that ask the same of us.
+
+// conditions are the fields that make a request conditional or partial (RFC
+// 9110 sections 13.1 and 14.2).
+var conditions = []string{
+	"If-Match", "If-None-Match", "If-Modified-Since", "If-Unmodified-Since", "If-Range", "Range",
+}
+
+// RemoveConditions removes from req what makes it conditional or partial: a
+// rebuild asks for the whole thing, whatever the client has of it already.
+func RemoveConditions(req http.Header) {
+	for _, name := range conditions {
+		req.Del(name)
+	}
+}
+
+// SetConditions replaces the conditions in req by those of a stored response
+// (RFC 9111 section 4.3.1): its ETag in If-None-Match, its Last-Modified in
+// If-Modified-Since. It returns false, and leaves no condition in req, if the
+// stored response has neither.
+func SetConditions(req, stored http.Header) bool {
+	RemoveConditions(req)
+	found := false
+	if tag := stored.Get("ETag"); tag != "" {
+		req.Set("If-None-Match", tag) // as it came: the origin knows its own spelling
+		found = true
+	}
+	if modified := stored.Get("Last-Modified"); modified != "" {
+		req.Set("If-Modified-Since", modified)
+		found = true
+	}
+	return found
+}
+
+// Selects tells whether a 304 that answers SetConditions is about the stored
+// response and may update it (RFC 9111 section 4.3.4). If not, the caller asks
+// again without conditions.
+//
+// A 304 with a strong tag selects a response with the same tag, one with a
+// weak tag a response whose tag matches weakly. One without a tag selects by
+// Last-Modified if both have it. One that has no validator in common with the
+// stored response selects it all the same: section 4.3.4 knows several stored
+// responses, but SetConditions asked about one, and origins that leave out the
+// ETag from a 304 are many.
+func Selects(stored, notModified http.Header) bool {
+	tag, own := notModified.Get("ETag"), stored.Get("ETag")
+	switch {
+	case tag != "" && !weak(tag):
+		return StrongMatch(tag, own)
+	case tag != "" && own != "":
+		return WeakMatch(tag, own)
+	}
+	modified, ownModified := notModified.Get("Last-Modified"), stored.Get("Last-Modified")
+	return modified == "" || ownModified == "" || modified == ownModified
+}
+
+// notUpdated are the fields that a 304 does not change (RFC 9111 section 3.2):
+// they describe the stored bytes, which stay as they are.
+var notUpdated = []string{"Content-Length", "Content-Encoding", "Content-Range"}
+
+// Freshen returns a copy of stored with each field replaced that notModified
+// has (RFC 9111 section 3.2). notModified has been through [StoredHeader].
+// Directives and freshness are to be worked out anew from the result, the age
+// with [InitialAge] from the 304.
+func Freshen(stored, notModified http.Header) http.Header {
+	h := stored.Clone()
+	if h == nil {
+		h = http.Header{}
+	}
+	update := notModified.Clone()
+	for _, name := range notUpdated {
+		update.Del(name)
+	}
+	for name, lines := range update {
+		h[name] = lines
+	}
+	return h
+}
+
+// HeadAgrees tells whether the 200 that answered a HEAD is about the same
+// bytes as the stored response to GET, which it may then update through
+// [Freshen]; else the stored response counts as stale (RFC 9111 section
+// 4.3.5).
+func HeadAgrees(stored, head http.Header) bool {
+	for _, name := range [...]string{"ETag", "Last-Modified", "Content-Length"} {
+		if v := head.Get(name); v != "" && v != stored.Get(name) {
+			return false
+		}
+	}
+	return true
+}
+
+// NotModified tells whether a request's own condition is to be answered with
+// 304 from a stored response of that status (RFC 9111 section 4.3.2, RFC 9110
+// section 13.2.2). received is when the stored response came.
+func NotModified(method string, req http.Header, status int, stored http.Header, received time.Time) bool {
+	// RFC 9110 section 13.2.1: a condition holds for what would be a success.
+	if method != http.MethodGet && method != http.MethodHead || status < 200 || status > 299 {
+		return false
+	}
+	if tags := req.Values("If-None-Match"); len(tags) > 0 {
+		// RFC 9110 section 13.1.3: If-Modified-Since is ignored beside it.
+		return anyTag(tags, stored.Get("ETag"))
+	}
+	since, ok := onlyDate(req.Values("If-Modified-Since"), received)
+	if !ok {
+		return false
+	}
+	// RFC 9111 section 4.3.2: Last-Modified, else Date, else the time of
+	// receipt.
+	modified, ok := onlyDate(stored.Values("Last-Modified"), received)
+	if !ok {
+		if modified, ok = date(stored, received); !ok {
+			modified = received
+		}
+	}
+	return !modified.After(since)
+}
+
+// anyTag tells whether If-None-Match names the tag (RFC 9110 section 13.1.2).
+func anyTag(lines []string, tag string) bool {
+	for _, line := range lines {
+		for _, member := range appendMembers(nil, line) {
+			if member == "*" || WeakMatch(member, tag) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// NotModifiedHeader returns a copy of a stored response's header for a 304
+// (RFC 9110 section 15.4.5): without what describes a content that is not
+// sent, and without Last-Modified where there is an ETag. Caching fields, and
+// all that is not about the content, stay.
+func NotModifiedHeader(stored http.Header) http.Header {
+	h := stored.Clone()
+	for _, name := range [...]string{
+		"Content-Type", "Content-Length", "Content-Encoding", "Content-Language", "Content-Range",
+		"Content-Md5", "Content-Digest", "Repr-Digest", "Digest",
+	} {
+		h.Del(name)
+	}
+	if h.Get("ETag") != "" {
+		h.Del("Last-Modified")
+	}
+	return h
+}
+
+// StrongMatch compares two entity tags strongly (RFC 9110 section 8.8.3.2):
+// both are strong and the same. An empty one matches nothing.
+func StrongMatch(a, b string) bool {
+	return a != "" && a == b && !weak(a)
+}
+
+// WeakMatch compares two entity tags weakly (RFC 9110 section 8.8.3.2): the
+// same but for the mark of weakness. An empty one matches nothing. A tag
+// without quotes is not what the RFC calls a tag, and matches its like.
+func WeakMatch(a, b string) bool {
+	a, b = strings.TrimPrefix(a, "W/"), strings.TrimPrefix(b, "W/")
+	return a != "" && a == b
+}
+
+// weak tells whether a tag is marked as weak; the mark's case counts (RFC 9110
+// section 8.8.3).
+func weak(tag string) bool { return strings.HasPrefix(tag, "W/") }

@@ -1,0 +1,150 @@
+package httpcache
+
+import (
+	"net/http"
+	"reflect"
+	"testing"
+)
+
+func TestSetConditions(t *testing.T) {
+	client := header("If-Match", "a", "If-None-Match", "b", "If-Modified-Since", "c", "If-Unmodified-Since", "d", "If-Range", "e", "Range", "f", "Foo", "1")
+	for _, tt := range []struct {
+		name         string
+		stored, want http.Header
+		ok           bool
+	}{
+		{"RFC 9111 4.3.1: no validator", header(), header("Foo", "1"), false},
+		{"RFC 9111 4.3.1: ETag", header("ETag", `W/"x"`), header("Foo", "1", "If-None-Match", `W/"x"`), true},
+		{"RFC 9111 4.3.1: both", header("ETag", `"x"`, "Last-Modified", "y"), header("Foo", "1", "If-None-Match", `"x"`, "If-Modified-Since", "y"), true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			req := client.Clone()
+			if ok := SetConditions(req, tt.stored); ok != tt.ok || !reflect.DeepEqual(req, tt.want) {
+				t.Errorf("SetConditions made %v, %v, want %v, %v", req, ok, tt.want, tt.ok)
+			}
+		})
+	}
+}
+
+func TestSelects(t *testing.T) {
+	for _, tt := range []struct {
+		name                string
+		stored, notModified http.Header
+		want                bool
+	}{
+		{"RFC 9111 4.3.4: same strong tag", header("ETag", `"a"`), header("ETag", `"a"`), true},
+		{"RFC 9111 4.3.4: other strong tag", header("ETag", `"a"`), header("ETag", `"b"`), false},
+		{"RFC 9111 4.3.4: other strong tag, same date", header("ETag", `"a"`, "Last-Modified", "x"), header("ETag", `"b"`, "Last-Modified", "x"), false},
+		{"RFC 9111 4.3.4: strong tag, weak one stored", header("ETag", `W/"a"`), header("ETag", `"a"`), false},
+		{"RFC 9111 4.3.4: strong tag, none stored", header("Last-Modified", "x"), header("ETag", `"a"`), false},
+		{"RFC 9111 4.3.4: weak tag", header("ETag", `"a"`), header("ETag", `W/"a"`), true},
+		{"RFC 9111 4.3.4: other weak tag", header("ETag", `W/"a"`), header("ETag", `W/"b"`), false},
+		{"RFC 9111 4.3.4: same date", header("Last-Modified", "x"), header("Last-Modified", "x"), true},
+		{"RFC 9111 4.3.4: other date", header("Last-Modified", "x"), header("Last-Modified", "y"), false},
+		{"RFC 9111 4.3.4: none", header("ETag", `"a"`), header(), true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := Selects(tt.stored, tt.notModified); got != tt.want {
+				t.Errorf("Selects(%v, %v) = %v, want %v", tt.stored, tt.notModified, got, tt.want)
+			}
+		})
+	}
+}
+
+func TestFreshen(t *testing.T) {
+	stored := header("A", "1", "A", "2", "B", "3", "Content-Length", "36", "Content-Encoding", "gzip", "Cache-Control", "max-age=1", "Date", httpDate(-5*s))
+	before := stored.Clone()
+	nm := StoredHeader(header("A", "4", "C", "5", "Content-Length", "0", "Content-Encoding", "br", "Content-Type", "x/y", "Cache-Control", "max-age=9", "Connection", "d", "D", "6"), Directives{}, now)
+	want := header("A", "4", "B", "3", "C", "5", "Content-Length", "36", "Content-Encoding", "gzip", "Content-Type", "x/y", "Cache-Control", "max-age=9", "Date", httpDate(0))
+	if got := Freshen(stored, nm); !reflect.DeepEqual(got, want) {
+		t.Errorf("RFC 9111 3.2: Freshen = %v, want %v", got, want)
+	}
+	if !reflect.DeepEqual(stored, before) {
+		t.Error("Freshen changed its argument")
+	}
+}
+
+func TestHeadAgrees(t *testing.T) {
+	stored := header("ETag", `"a"`, "Content-Length", "5")
+	for _, tt := range []struct {
+		name string
+		head http.Header
+		want bool
+	}{
+		{"RFC 9111 4.3.5: nothing", header(), true},
+		{"RFC 9111 4.3.5: all", header("ETag", `"a"`, "Content-Length", "5"), true},
+		{"RFC 9111 4.3.5: other tag", header("ETag", `"b"`), false},
+		{"RFC 9111 4.3.5: other length", header("Content-Length", "6"), false},
+		{"RFC 9111 4.3.5: a validator more", header("Last-Modified", "x"), false},
+	} {
+		if got := HeadAgrees(stored, tt.head); got != tt.want {
+			t.Errorf("%s: HeadAgrees = %v, want %v", tt.name, got, tt.want)
+		}
+	}
+}
+
+func TestNotModified(t *testing.T) {
+	tag := header("ETag", `"a,b"`, "Last-Modified", httpDate(-10*s))
+	for _, tt := range []struct {
+		name        string
+		method      string
+		status      int
+		req, stored http.Header
+		want        bool
+	}{
+		{"RFC 9110 13.1.2: no condition", "GET", 200, header(), tag, false},
+		{"RFC 9110 13.1.2: tag", "GET", 200, header("If-None-Match", `"a,b"`), tag, true},
+		{"RFC 9110 13.1.2: HEAD", "HEAD", 200, header("If-None-Match", `"a,b"`), tag, true},
+		{"RFC 9110 13.1.2: POST", "POST", 200, header("If-None-Match", `"a,b"`), tag, false},
+		{"RFC 9110 13.2.1: no success", "GET", 404, header("If-None-Match", `"a,b"`), tag, false},
+		{"RFC 9110 13.1.2: weak", "GET", 200, header("If-None-Match", `W/"a,b"`), tag, true},
+		{"RFC 9110 13.1.2: among several", "GET", 200, header("If-None-Match", `"x", "a,b"`, "If-None-Match", `"y"`), tag, true},
+		{"RFC 9110 13.1.2: other", "GET", 200, header("If-None-Match", `"a", "b"`), tag, false},
+		{"RFC 9110 13.1.2: any", "GET", 200, header("If-None-Match", "*"), header(), true},
+		{"RFC 9110 13.1.2: no tag stored", "GET", 200, header("If-None-Match", `""`), header(), false},
+		{"RFC 9110 13.1.3: ignored beside a tag", "GET", 200, header("If-None-Match", `"x"`, "If-Modified-Since", httpDate(0)), tag, false},
+		{"RFC 9110 13.1.3: same date", "GET", 200, header("If-Modified-Since", httpDate(-10*s)), tag, true},
+		{"RFC 9110 13.1.3: before", "GET", 200, header("If-Modified-Since", httpDate(-11*s)), tag, false},
+		{"RFC 9110 13.1.3: rfc850", "GET", 200, header("If-Modified-Since", now.Format("Monday, 02-Jan-06 15:04:05 GMT")), tag, true},
+		{"RFC 9110 13.1.3: no date", "GET", 200, header("If-Modified-Since", "today"), tag, false},
+		{"RFC 9111 4.3.2: Date for Last-Modified", "GET", 200, header("If-Modified-Since", httpDate(-5*s)), header("Date", httpDate(-5*s)), true},
+		{"RFC 9111 4.3.2: receipt for Date", "GET", 200, header("If-Modified-Since", httpDate(-5*s)), header(), false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := NotModified(tt.method, tt.req, tt.status, tt.stored, now); got != tt.want {
+				t.Errorf("NotModified = %v, want %v", got, tt.want)
+			}
+		})
+	}
+	got := NotModifiedHeader(header("ETag", `"a"`, "Last-Modified", "x", "Content-Type", "y", "Content-Length", "5", "Content-Location", "/z", "Vary", "v", "Access-Control-Allow-Origin", "*"))
+	want := header("ETag", `"a"`, "Content-Location", "/z", "Vary", "v", "Access-Control-Allow-Origin", "*")
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("RFC 9110 15.4.5: NotModifiedHeader = %v, want %v", got, want)
+	}
+	if NotModifiedHeader(header("Last-Modified", "x")).Get("Last-Modified") != "x" {
+		t.Error("RFC 9110 15.4.5: the only validator is gone")
+	}
+}
+
+func TestMatch(t *testing.T) {
+	// The table of RFC 9110 section 8.8.3.2.
+	for _, tt := range []struct {
+		a, b         string
+		strong, weak bool
+	}{
+		{`W/"1"`, `W/"1"`, false, true},
+		{`W/"1"`, `W/"2"`, false, false},
+		{`W/"1"`, `"1"`, false, true},
+		{`"1"`, `"1"`, true, true},
+		{"", "", false, false},
+		{`"ü"`, `"ü"`, true, true},
+		{`w/"1"`, `"1"`, false, false},
+	} {
+		if got := StrongMatch(tt.a, tt.b); got != tt.strong {
+			t.Errorf("StrongMatch(%s, %s) = %v, want %v", tt.a, tt.b, got, tt.strong)
+		}
+		if got := WeakMatch(tt.a, tt.b); got != tt.weak {
+			t.Errorf("WeakMatch(%s, %s) = %v, want %v", tt.a, tt.b, got, tt.weak)
+		}
+	}
+}

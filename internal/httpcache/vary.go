@@ -1,0 +1,149 @@
+package httpcache
+
+import (
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/binary"
+	"net/http"
+	"slices"
+	"strings"
+)
+
+// This file tells the variants of a response apart: which request fields they
+// depend on, and which requests get the same one.
+
+// VaryNames returns the names in Vary (RFC 9110 section 12.5.5) in lower case,
+// sorted, each once. It returns false if no other request can match: for a "*"
+// anywhere in it (RFC 9111 section 4.1), and for what is no field name, of
+// which nobody knows what it asks for.
+func VaryNames(h http.Header) (names []string, ok bool) {
+	for _, line := range h.Values("Vary") {
+		for name := range strings.SplitSeq(line, ",") {
+			name = strings.ToLower(strings.Trim(name, " \t"))
+			if name == "" {
+				continue
+			}
+			if name == "*" {
+				return nil, false
+			}
+			if token, rest := cutToken(name); token == "" || rest != "" {
+				return nil, false
+			}
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names), true
+}
+
+// VariantKey returns a key for the variant that req selects among those that
+// depend on the named fields. Two requests have the same key if, and but for
+// collisions of SHA-256 only if, each of these fields matches (RFC 9111
+// section 4.1). Without names the key is empty. The key is a hash of fixed
+// length: a name may be Cookie, whose value is long and secret.
+//
+// The names are as VaryNames returns them. Host is not in a server's request
+// header, but in [Key]; a Vary on it matches always.
+func VariantKey(names []string, req http.Header) string {
+	if len(names) == 0 {
+		return ""
+	}
+	sum := sha256.Sum256(appendVariant(nil, names, req))
+	return base64.RawURLEncoding.EncodeToString(sum[:])
+}
+
+// appendVariant appends the names and their normalised values, each with its
+// length, so that no two selections have the same bytes.
+func appendVariant(b []byte, names []string, req http.Header) []byte {
+	appendString := func(s string) {
+		b = binary.AppendUvarint(b, uint64(len(s)))
+		b = append(b, s...)
+	}
+	for _, name := range names {
+		appendString(name)
+		values := normalised(name, req.Values(name))
+		// No value is an absent field, which matches only an absent one; an
+		// empty field has one value.
+		b = binary.AppendUvarint(b, uint64(len(values)))
+		for _, v := range values {
+			appendString(v)
+		}
+	}
+	return b
+}
+
+// normalised returns a field's values in the form in which they are compared.
+// RFC 9111 section 4.1 allows whatever does not change their meaning:
+//
+//   - space around a value means nothing (RFC 9110 section 5.5), for any field;
+//   - lines of a list are one list, and space around its commas and empty
+//     members mean nothing (RFC 9110 sections 5.3 and 5.6.1), for fields not
+//     known to be anything but a list;
+//   - Accept-Encoding ignores case and order (RFC 9110 section 12.5.3);
+//   - Accept-Language ignores case. Its order is kept: RFC 9110 section
+//     12.5.4 says that some take it for a preference, and Go's own matcher does.
+func normalised(name string, lines []string) []string {
+	if len(lines) == 0 {
+		return nil
+	}
+	if !isList(name) {
+		values := make([]string, len(lines))
+		for i, line := range lines {
+			values[i] = strings.Trim(line, " \t")
+		}
+		return values
+	}
+	values := make([]string, 0, len(lines))
+	for _, line := range lines {
+		values = appendMembers(values, line)
+	}
+	switch name {
+	case "accept-encoding", "accept-language":
+		for i, v := range values {
+			v = strings.ToLower(v)
+			v = strings.ReplaceAll(v, " ", "")
+			values[i] = strings.ReplaceAll(v, "\t", "")
+		}
+	}
+	if name == "accept-encoding" {
+		slices.Sort(values)
+		values = slices.Compact(values)
+	}
+	if len(values) == 0 {
+		values = append(values, "") // present and empty is not absent
+	}
+	return values
+}
+
+// isList tells whether a field may be a list: the fields here are known not to
+// be, so that a comma in them is an ordinary character. What looks alike in
+// them is not the same: a cookie is compared byte by byte.
+func isList(name string) bool {
+	switch name {
+	case "authorization", "proxy-authorization", "cookie", "user-agent", "referer", "origin",
+		"from", "host", "range", "if-range", "if-modified-since", "if-unmodified-since", "date",
+		"content-type":
+		return false
+	}
+	return true
+}
+
+// appendMembers appends the members of the list in line that are not empty. A
+// comma in a quoted-string separates nothing (RFC 9110 section 5.6.1).
+func appendMembers(members []string, line string) []string {
+	start, quoted := 0, false
+	for i := 0; i <= len(line); i++ {
+		switch {
+		case i == len(line), line[i] == ',' && !quoted:
+			if m := strings.Trim(line[start:i], " \t"); m != "" {
+				members = append(members, m)
+			}
+			start = i + 1
+		case line[i] == '"':
+			quoted = !quoted
+		case line[i] == '\\' && quoted && i+1 < len(line):
+			i++
+		}
+	}
+	return members
+}

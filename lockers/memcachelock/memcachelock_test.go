@@ -1,0 +1,384 @@
+package memcachelock_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/bradfitz/gomemcache/memcache"
+	"go.uber.org/goleak"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/internal/adapter"
+	"github.com/bellwether-go/bellwether/internal/testserver"
+	"github.com/bellwether-go/bellwether/lockers/lockertest"
+	"github.com/bellwether-go/bellwether/lockers/memcachelock"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func newClient(tb testing.TB, addr string) *memcache.Client {
+	tb.Helper()
+	mc := memcache.New(addr)
+	mc.MaxIdleConns = 50
+	mc.Timeout = 3 * time.Second // a busy machine is not a dead server
+	tb.Cleanup(func() { mc.Close() })
+	return mc
+}
+
+// newLocker returns a Locker with a client of its own, as another process
+// would have it.
+func newLocker(tb testing.TB, addr string) *memcachelock.Locker {
+	tb.Helper()
+	return memcachelock.New(newClient(tb, addr))
+}
+
+// ownServer returns a server that the test may stop and kill.
+func ownServer(t *testing.T) *testserver.Server {
+	t.Helper()
+	server := testserver.Memcached(t)
+	if !server.Own() {
+		t.Skip("BELLWETHER_MEMCACHED names a server that is not the test's to stop")
+	}
+	return server
+}
+
+func newKey() string { return "memcachelock:" + adapter.Token() }
+
+func item(key string) string { return "bellwether:" + key + ":lease" }
+
+func acquire(t *testing.T, l bellwether.Locker, key string, ttl time.Duration) bellwether.Lease {
+	t.Helper()
+	lease, err := l.TryAcquire(t.Context(), key, ttl)
+	if err != nil {
+		t.Fatalf("TryAcquire: %v", err)
+	}
+	return lease
+}
+
+func mustBeHeld(t *testing.T, l bellwether.Locker, key string) *bellwether.HeldError {
+	t.Helper()
+	_, err := l.TryAcquire(t.Context(), key, time.Minute)
+	var held *bellwether.HeldError
+	if !errors.As(err, &held) {
+		t.Fatalf("TryAcquire: err = %v, want a *HeldError", err)
+	}
+	return held
+}
+
+func TestConformance(t *testing.T) {
+	server := testserver.Memcached(t)
+	lockertest.Run(t, func(tb testing.TB) bellwether.Locker { return newLocker(tb, server.Addr) })
+}
+
+// TestExpiry_WithoutAnObserver leaves the end of a lease to memcached alone: a
+// newcomer that has never seen the lease finds it gone, after its end and no
+// more than the two seconds later that memcached's clock takes.
+func TestExpiry_WithoutAnObserver(t *testing.T) {
+	server := testserver.Memcached(t)
+	mc, key := newClient(t, server.Addr), newKey()
+	end := time.Now().Add(1500 * time.Millisecond)
+	acquire(t, newLocker(t, server.Addr), key, 1500*time.Millisecond)
+	for {
+		_, err := mc.Get(item(key))
+		now := time.Now()
+		if errors.Is(err, memcache.ErrCacheMiss) {
+			if now.Before(end) {
+				t.Fatalf("memcached dropped the lease %v before its end", end.Sub(now))
+			}
+			t.Logf("memcached dropped a lease of 1.5s %v after its end", now.Sub(end))
+			break
+		}
+		if now.After(end.Add(3 * time.Second)) {
+			t.Fatal("memcached keeps the lease")
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	acquire(t, newLocker(t, server.Addr), key, time.Minute)
+}
+
+// TestExpiry_RenewedWhileObserved has an observer that has watched a lease for
+// nearly its whole length when it is renewed: its clock begins anew.
+func TestExpiry_RenewedWhileObserved(t *testing.T) {
+	server := testserver.Memcached(t)
+	a, b, key := newLocker(t, server.Addr), newLocker(t, server.Addr), newKey()
+	lease := acquire(t, a, key, time.Second)
+	first := mustBeHeld(t, b, key).Until
+	if again := mustBeHeld(t, b, key).Until; !again.Equal(first) {
+		t.Errorf("Until of an unchanged lease moved by %v", again.Sub(first))
+	}
+	time.Sleep(500 * time.Millisecond)
+	renewed := time.Now()
+	if err := lease.Renew(t.Context(), time.Second); err != nil { // to the same length
+		t.Fatal(err)
+	}
+	if second := mustBeHeld(t, b, key).Until; second.Before(renewed.Add(time.Second)) {
+		t.Errorf("Until of a renewed lease is %v before its end", renewed.Add(time.Second).Sub(second))
+	}
+}
+
+func TestPrefix(t *testing.T) {
+	server := testserver.Memcached(t)
+	l, key := newLocker(t, server.Addr), newKey()
+	l.Prefix = "shop:"
+	acquire(t, l, key, time.Minute)
+	if _, err := newClient(t, server.Addr).Get("shop:" + key + ":lease"); err != nil {
+		t.Fatalf("no lease under the prefix: %v", err)
+	}
+	acquire(t, newLocker(t, server.Addr), key, time.Minute) // another prefix is another key
+}
+
+func TestTTL_OverThirtyDays(t *testing.T) {
+	server := testserver.Memcached(t)
+	a, b, key := newLocker(t, server.Addr), newLocker(t, server.Addr), newKey()
+	const year = 365 * 24 * time.Hour
+	lease := acquire(t, a, key, year)
+	limit := time.Now().Add(30*24*time.Hour + time.Minute)
+	if until := mustBeHeld(t, b, key).Until; until.After(limit) {
+		t.Errorf("Until = %v: the holder believes in more than memcached keeps", until)
+	}
+	if err := lease.Renew(t.Context(), year); err != nil {
+		t.Fatal(err)
+	}
+	mustBeHeld(t, b, key) // not taken for a date in 1970, and gone
+	if err := lease.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestToken_OfWhichAnotherIsTheBeginning(t *testing.T) {
+	server := testserver.Memcached(t)
+	l, mc, key := newLocker(t, server.Addr), newClient(t, server.Addr), newKey()
+	lease := acquire(t, l, key, time.Minute)
+	it, err := mc.Get(item(key))
+	if err != nil {
+		t.Fatal(err)
+	}
+	token, _, _ := strings.Cut(string(it.Value), " ")
+	for _, other := range []string{token + "x", token[:len(token)-1], token[:1], "x" + token} {
+		if err := mc.Set(&memcache.Item{Key: item(key), Value: []byte(other + " 60000 0"), Expiration: 60}); err != nil {
+			t.Fatal(err)
+		}
+		if err := lease.Renew(t.Context(), time.Hour); !errors.Is(err, bellwether.ErrLeaseLost) {
+			t.Errorf("Renew of %q beside %q: err = %v, want ErrLeaseLost", token, other, err)
+		}
+		if err := lease.Release(t.Context()); !errors.Is(err, bellwether.ErrLeaseLost) {
+			t.Errorf("Release of %q beside %q: err = %v, want ErrLeaseLost", token, other, err)
+		}
+		mustBeHeld(t, l, key)
+	}
+}
+
+func TestForeignValue(t *testing.T) {
+	server := testserver.Memcached(t)
+	l, mc := newLocker(t, server.Addr), newClient(t, server.Addr)
+	for _, v := range []string{"", "x", "x y z", "x 1", "x 1 2 3", "x 0 0", "x -1 0", " 1 0", "x 99999999999999999999 0", "x 99999999999999 0"} {
+		key := newKey()
+		if err := mc.Set(&memcache.Item{Key: item(key), Value: []byte(v), Expiration: 60}); err != nil {
+			t.Fatal(err)
+		}
+		_, err := l.TryAcquire(t.Context(), key, time.Minute)
+		if err == nil || errors.Is(err, bellwether.ErrHeld) || !strings.Contains(err.Error(), item(key)) {
+			t.Errorf("value %q: err = %v, want one that names the item", v, err)
+		}
+	}
+}
+
+func TestObservations_AreBounded(t *testing.T) {
+	server := testserver.Memcached(t)
+	a, b := newLocker(t, server.Addr), newLocker(t, server.Addr)
+	prefix := newKey()
+	for i := range 3 * memcachelock.MaxObserved {
+		key := fmt.Sprint(prefix, i)
+		acquire(t, a, key, time.Minute)
+		mustBeHeld(t, b, key)
+		if got := b.Observed(); got > 2*memcachelock.MaxObserved {
+			t.Fatalf("%d leases are remembered, want no more than %d", got, 2*memcachelock.MaxObserved)
+		}
+	}
+}
+
+// TestSilentServer stops the server: it accepts connections and answers
+// nothing.
+func TestSilentServer(t *testing.T) {
+	server := ownServer(t)
+	a, b := newLocker(t, server.Addr), newLocker(t, server.Addr)
+	held, free := newKey(), newKey()
+	lease := acquire(t, a, held, time.Minute)
+
+	server.Signal(syscall.SIGSTOP)
+	for name, call := range map[string]func(context.Context) error{
+		"TryAcquire": func(ctx context.Context) error {
+			_, err := a.TryAcquire(ctx, free, time.Minute)
+			return err
+		},
+		"Renew":   func(ctx context.Context) error { return lease.Renew(ctx, time.Minute) },
+		"Release": func(ctx context.Context) error { return lease.Release(ctx) },
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		start := time.Now()
+		if err := call(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%s: err = %v, want the context's", name, err)
+		}
+		if took := time.Since(start); took > time.Second {
+			t.Errorf("%s took %v with a context of 50ms", name, took)
+		}
+		cancel()
+	}
+	server.Signal(syscall.SIGCONT)
+
+	// The acquire that was given up has no lease; nor has the released one.
+	for _, key := range []string{free, held} {
+		for start := time.Now(); ; time.Sleep(10 * time.Millisecond) {
+			_, err := b.TryAcquire(t.Context(), key, time.Minute)
+			if err == nil {
+				break
+			}
+			if time.Since(start) > 5*time.Second {
+				t.Fatalf("a lease without a holder blocks the key: %v", err)
+			}
+		}
+	}
+}
+
+func TestDeadServer(t *testing.T) {
+	server := ownServer(t)
+	l, key := newLocker(t, server.Addr), newKey()
+	lease := acquire(t, l, key, time.Minute)
+	server.Kill()
+	_, err := l.TryAcquire(t.Context(), key, time.Minute)
+	for name, err := range map[string]error{
+		"TryAcquire": err,
+		"Renew":      lease.Renew(t.Context(), time.Minute),
+		"Release":    lease.Release(t.Context()),
+	} {
+		if err == nil || errors.Is(err, bellwether.ErrHeld) || errors.Is(err, bellwether.ErrLeaseLost) ||
+			errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%s without a server: err = %v, want one of the connection", name, err)
+		}
+	}
+	server.Start()
+	acquire(t, l, key, time.Minute) // the restart took the lease away
+	if err := lease.Renew(t.Context(), time.Minute); !errors.Is(err, bellwether.ErrLeaseLost) {
+		t.Errorf("Renew of a lease that the restart took away: err = %v, want ErrLeaseLost", err)
+	}
+	if err := lease.Release(t.Context()); !errors.Is(err, bellwether.ErrLeaseLost) {
+		t.Errorf("Release of a lease that the restart took away: err = %v, want ErrLeaseLost", err)
+	}
+	mustBeHeld(t, l, key)
+}
+
+func TestTryAcquire_LostReply(t *testing.T) {
+	server := testserver.Memcached(t)
+	proxy := newProxy(t, server.Addr)
+	a, b := newLocker(t, proxy.addr), newLocker(t, server.Addr)
+
+	t.Run("to an add", func(t *testing.T) {
+		key := newKey()
+		proxy.swallowReplyTo("add " + item(key))
+		lease := acquire(t, a, key, time.Minute)
+		if proxy.armed() {
+			t.Fatal("no reply was swallowed: the test tests nothing")
+		}
+		mustBeHeld(t, b, key)
+		if err := lease.Release(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	})
+	t.Run("to an add that was refused", func(t *testing.T) {
+		key := newKey()
+		acquire(t, b, key, time.Minute)
+		proxy.swallowReplyTo("add " + item(key))
+		mustBeHeld(t, a, key)
+	})
+	t.Run("to a takeover", func(t *testing.T) {
+		key := newKey()
+		acquire(t, b, key, 50*time.Millisecond)
+		time.Sleep(time.Until(mustBeHeld(t, a, key).Until))
+		proxy.swallowReplyTo("cas " + item(key))
+		lease := acquire(t, a, key, time.Minute)
+		if proxy.armed() {
+			t.Fatal("no reply was swallowed: the test tests nothing")
+		}
+		mustBeHeld(t, b, key)
+		if err := lease.Release(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// A proxy stands before a server and can lose a reply, with its connection.
+type proxy struct {
+	addr    string
+	swallow atomic.Pointer[[]byte] // what the request whose reply is lost contains
+}
+
+func newProxy(t *testing.T, server string) *proxy {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	p := &proxy{addr: l.Addr().String()}
+	go func() {
+		for {
+			client, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go p.serve(client, server)
+		}
+	}()
+	return p
+}
+
+func (p *proxy) swallowReplyTo(request string) {
+	b := []byte(request)
+	p.swallow.Store(&b)
+}
+
+func (p *proxy) armed() bool { return p.swallow.Load() != nil }
+
+func (p *proxy) serve(client net.Conn, server string) {
+	defer client.Close()
+	engine, err := net.Dial("tcp", server)
+	if err != nil {
+		return
+	}
+	defer engine.Close()
+	var lose atomic.Bool
+	go func() {
+		defer engine.Close() // ends the loop below
+		buf := make([]byte, 64<<10)
+		for {
+			n, err := client.Read(buf)
+			if err != nil {
+				return
+			}
+			if want := p.swallow.Load(); want != nil && bytes.Contains(buf[:n], *want) && p.swallow.CompareAndSwap(want, nil) {
+				lose.Store(true)
+			}
+			if _, err := engine.Write(buf[:n]); err != nil {
+				return
+			}
+		}
+	}()
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := engine.Read(buf)
+		if err != nil || lose.Load() {
+			return
+		}
+		if _, err := client.Write(buf[:n]); err != nil {
+			return
+		}
+	}
+}

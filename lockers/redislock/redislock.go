@@ -1,0 +1,364 @@
+// Package redislock is a [bellwether.Locker] and a [bellwether.Watcher] on
+// Redis 7.0 or later, by the client github.com/redis/go-redis.
+//
+// A lease is a string key that holds a random token. The protocol:
+//
+//  1. Acquire is one pipeline of two commands, SET key token NX GET PX length
+//     and PTTL key: it takes the lease, or returns whose it is and how long it
+//     lasts. No script is involved.
+//  2. Renew is a script that compares the token and sets a new expiry.
+//  3. Release is a script that compares the token, deletes the key, and
+//     publishes its name on one channel, Prefix + "released".
+//  4. A Locker subscribes to that channel on a connection of its own, which
+//     the first TryAcquire opens in the background. Every watch of every key
+//     hangs on this one connection; a watch costs no command. (Only a lease
+//     that was seen before the subscription stood is looked at once more.)
+//
+// Every token has the same length and is compared as a whole, so that no token
+// is another's beginning.
+//
+// # No wake is missed
+//
+// The Locker counts the releases that it hears of. TryAcquire reads the count
+// before it sends its SET, and Watch compares: a release that came after the
+// SET is heard on a subscription that stood before the SET, so that either it
+// has raised the count by then, or it finds the watch registered. When the
+// connection is lost, all its watches wake, because what was published in
+// between is gone for good. Until the subscription stands again Watch returns
+// an error, and its caller polls. A connection that is dead without having been
+// closed is found out within three seconds.
+//
+// An expiry publishes nothing, since Redis may notice it arbitrarily late;
+// watchers keep a timer for HeldError.Until.
+//
+// # Limits
+//
+// A lease is as durable as the key. A failover to a replica that has not
+// received it, or a restart without persistence, lets a second holder in; then
+// it is the store's epochs that let only one of them write.
+//
+// With a cluster, keys spread over the slots and the one channel is carried by
+// the cluster's bus. A Ring's shards know nothing of each other's channels:
+// there Watch always returns an error.
+//
+// The client repeats a command whose reply was lost. A repeated acquire finds
+// its own token and succeeds. A repeated release finds nothing, and reports
+// ErrLeaseLost for a lease that the first attempt has freed.
+//
+// A socket that hangs is left by the caller when its context ends, but kept by
+// the client for its ReadTimeout, 3 s by default, times its retries.
+package redislock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/internal/adapter"
+)
+
+// detachedTimeout bounds what goes on after a caller has left.
+const detachedTimeout = 10 * time.Second
+
+// A Locker is a [bellwether.Locker] and a [bellwether.Watcher] on Redis. It is
+// safe for concurrent use. Create one with [New], and close it.
+type Locker struct {
+	// Prefix begins the name of every key, and of the channel on which releases
+	// are published. Set it before the first use; the default is "bellwether:".
+	Prefix string
+
+	rdb redis.UniversalClient
+	sub *subscription
+}
+
+var (
+	_ bellwether.Locker  = (*Locker)(nil)
+	_ bellwether.Watcher = (*Locker)(nil)
+)
+
+// New returns a Locker that uses rdb, which stays the caller's to close.
+func New(rdb redis.UniversalClient) *Locker {
+	return &Locker{Prefix: "bellwether:", rdb: rdb, sub: newSubscription()}
+}
+
+// Close ends the Locker's subscription and every watch, and returns when its
+// connection is closed. That takes as long as the client's own time-outs if
+// Redis hangs just while the connection is made. The Locker can still acquire,
+// renew and release, but Watch returns an error. The error is always nil; a
+// second Close does nothing.
+func (l *Locker) Close() error {
+	l.sub.close()
+	return nil
+}
+
+// TryAcquire implements [bellwether.Locker]. It costs two commands. The
+// error's Until is zero if the key has no expiry, which no lease is without. A
+// ttl that is not positive is an error, and so is a key that holds something
+// other than a string.
+func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
+	if ttl <= 0 {
+		return nil, fmt.Errorf("redislock: acquire %.100q: ttl %v is not positive", key, ttl)
+	}
+	l.sub.start(l.rdb, l.channel())
+	mine := &lease{
+		locker: l,
+		name:   adapter.Name(key),
+		token:  adapter.Token(),
+		end:    time.Now().Add(ttl),
+	}
+	return adapter.Await(ctx, func() (bellwether.Lease, error) {
+		ctx, cancel := detached(ctx)
+		defer cancel()
+		if err := l.acquire(ctx, key, mine, ttl); err != nil {
+			return nil, err
+		}
+		return mine, nil
+	}, func(_ bellwether.Lease, err error) {
+		// Nobody waits for this lease any more. Without an answer it may have
+		// been taken all the same; only ErrHeld says that it was not.
+		if !errors.Is(err, bellwether.ErrHeld) {
+			ctx, cancel := detached(ctx)
+			defer cancel()
+			mine.free(ctx)
+		}
+	})
+}
+
+// acquire makes mine the lease on its key, or returns why it is not.
+func (l *Locker) acquire(ctx context.Context, key string, mine *lease, ttl time.Duration) error {
+	// Before the SET is sent: a release that follows it must find this outdated.
+	heard := l.sub.heard(mine.name)
+
+	pipe := l.rdb.Pipeline()
+	set := pipe.Do(ctx, "set", l.key(mine.name), mine.token, "nx", "get", "px", millis(ttl))
+	pttl := pipe.Do(ctx, "pttl", l.key(mine.name))
+	pipe.Exec(ctx) // its error is one of the two commands'
+	read := time.Now()
+
+	holder, err := set.Text()
+	if errors.Is(err, redis.Nil) {
+		return nil // there was no value to return, so ours was set
+	}
+	if err != nil {
+		return mine.wrap("acquire", err)
+	}
+	if holder == mine.token {
+		return nil // the reply was lost, and the client repeated the request
+	}
+	left, err := pttl.Int64()
+	if err != nil {
+		return mine.wrap("acquire", err)
+	}
+	held := &bellwether.HeldError{Key: key, Seen: seen{locker: l, holder: holder, heard: heard}}
+	switch left {
+	case -2: // released or expired between the two commands
+		held.Until = read
+	case -1: // not a lease of ours, and nobody knows when it ends
+	default:
+		// Redis drops a key in the millisecond after its last one.
+		held.Until = read.Add(time.Duration(left+1) * time.Millisecond)
+	}
+	return held
+}
+
+// seen is the Seen of this package's HeldErrors.
+type seen struct {
+	locker *Locker // which has counted what it heard
+	holder string  // the token of the lease that was seen
+	heard  heard
+}
+
+// Watch implements [bellwether.Watcher]. It costs no command, but for a lease
+// that was seen before the subscription stood: then it waits for the
+// subscription, not beyond a second or held.Until, and looks once. All watches
+// end at Close.
+func (l *Locker) Watch(ctx context.Context, held *bellwether.HeldError) (<-chan struct{}, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	seen, ok := held.Seen.(seen)
+	if !ok || seen.locker != l {
+		return nil, fmt.Errorf("redislock: watch %.100q: the lease was not seen by this Locker", held.Key)
+	}
+	name := adapter.Name(held.Key)
+	if seen.heard.connection != 0 {
+		w, err := l.sub.watch(ctx, name, seen.heard)
+		if err != nil {
+			return nil, fmt.Errorf("redislock: watch %s: %w", l.key(name), err)
+		}
+		return w.freed, nil
+	}
+
+	limit := time.Now().Add(time.Second)
+	if !held.Until.IsZero() && held.Until.Before(limit) {
+		limit = held.Until
+	}
+	bounded, cancel := context.WithDeadlineCause(ctx, limit, errors.New("no subscription in time"))
+	defer cancel()
+	freed, err := l.watchAndLook(ctx, bounded, name, seen.holder)
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		if bounded.Err() != nil {
+			// The caller's context has not ended, so its error must not look so.
+			err = context.Cause(bounded)
+		}
+		return nil, fmt.Errorf("redislock: watch %s: %w", l.key(name), err)
+	}
+	return freed, nil
+}
+
+// watchAndLook subscribes first and looks then: if the lease is not holder's
+// any more, the returned channel is closed. The watch ends with ctx, waiting
+// and looking with bounded.
+func (l *Locker) watchAndLook(ctx, bounded context.Context, name, holder string) (<-chan struct{}, error) {
+	if err := l.sub.await(bounded); err != nil {
+		return nil, err
+	}
+	w, err := l.sub.watch(ctx, name, l.sub.heard(name))
+	if err != nil {
+		return nil, err
+	}
+	now, err := adapter.Await(bounded, func() (string, error) {
+		ctx, cancel := detached(bounded)
+		defer cancel()
+		// GETEX without an option is a GET that counts as a write, so that a
+		// client which sends reads to replicas does not see a lease there that
+		// the master has no more. (The client's own GetEx would add an option
+		// that takes the key's expiry away.)
+		return l.rdb.Do(ctx, "getex", l.key(name)).Text()
+	}, nil)
+	switch {
+	case err != nil && !errors.Is(err, redis.Nil):
+		l.sub.leave(name, w)
+		return nil, err
+	case now != holder:
+		l.sub.leave(name, w)
+		return freedAlready.freed, nil
+	}
+	return w.freed, nil
+}
+
+// key is the Redis key of a lease. The braces make the name alone decide the
+// cluster slot, so that keys of different kinds can meet in one.
+func (l *Locker) key(name string) string { return l.Prefix + "{" + name + "}:lease" }
+
+// channel is where releases are published, for all keys.
+func (l *Locker) channel() string { return l.Prefix + "released" }
+
+// millis rounds up, so that Redis does not end a lease before its holder.
+func millis(d time.Duration) int64 {
+	return int64((d-1)/time.Millisecond) + 1
+}
+
+// detached returns a context with the values of ctx that does not end with it.
+// A request that was sent goes on to its reply: given up halfway, nobody would
+// know whether it took a lease.
+func detached(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), detachedTimeout)
+}
+
+var (
+	renewScript = redis.NewScript(`
+if redis.call('GET', KEYS[1]) == ARGV[1] then
+	return redis.call('PEXPIRE', KEYS[1], ARGV[2])
+end
+return 0`)
+
+	releaseScript = redis.NewScript(`
+if redis.call('GET', KEYS[1]) == ARGV[1] then
+	redis.call('DEL', KEYS[1])
+	redis.call('PUBLISH', ARGV[2], ARGV[3])
+	return 1
+end
+return 0`)
+)
+
+// A lease is the holder's side of a key.
+type lease struct {
+	locker *Locker
+	name   string
+	token  string
+
+	mu  sync.Mutex // guards end
+	end time.Time  // of the lease as its holder counts
+}
+
+// Renew implements [bellwether.Lease]. It costs three commands, those inside
+// the script included.
+func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
+	if ttl <= 0 {
+		return fmt.Errorf("redislock: renew %s: ttl %v is not positive", l.locker.key(l.name), ttl)
+	}
+	end := time.Now().Add(ttl)
+	if l.over() {
+		// A renewal whose reply never came may have prolonged the key. The
+		// holder did not know, so it is not held: it is cleared.
+		return l.Release(ctx)
+	}
+	_, err := adapter.Await(ctx, func() (struct{}, error) {
+		ctx, cancel := detached(ctx)
+		defer cancel()
+		return struct{}{}, l.run(ctx, renewScript, l.token, millis(ttl))
+	}, nil)
+	if err != nil {
+		return l.wrap("renew", err)
+	}
+	l.mu.Lock()
+	l.end = end
+	l.mu.Unlock()
+	return nil
+}
+
+// Release implements [bellwether.Lease]. It costs four commands, those inside
+// the script included. It also clears what may be left of a lease that has
+// expired as its holder counts, but returns ErrLeaseLost then.
+func (l *lease) Release(ctx context.Context) error {
+	over := l.over()
+	_, err := adapter.Await(ctx, func() (struct{}, error) {
+		ctx, cancel := detached(ctx)
+		defer cancel()
+		return struct{}{}, l.free(ctx)
+	}, nil)
+	if err == nil && over {
+		err = bellwether.ErrLeaseLost
+	}
+	return l.wrap("release", err)
+}
+
+// over reports whether the lease has ended as its holder counts.
+func (l *lease) over() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return !time.Now().Before(l.end)
+}
+
+// free deletes the key if it is this lease's, and tells the watchers.
+func (l *lease) free(ctx context.Context) error {
+	return l.run(ctx, releaseScript, l.token, l.locker.channel(), l.name)
+}
+
+// run runs a script that returns 1, or 0 if the key is not this lease's.
+func (l *lease) run(ctx context.Context, script *redis.Script, args ...any) error {
+	n, err := script.Run(ctx, l.locker.rdb, []string{l.locker.key(l.name)}, args...).Int()
+	if err == nil && n == 0 {
+		return bellwether.ErrLeaseLost
+	}
+	return err
+}
+
+// wrap says what was being done when the engine failed. What the contract
+// names, and the caller's own context error, go through as they are.
+func (l *lease) wrap(doing string, err error) error {
+	switch {
+	case err == nil, errors.Is(err, bellwether.ErrLeaseLost), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return err
+	}
+	return fmt.Errorf("redislock: %s %s: %w", doing, l.locker.key(l.name), err)
+}

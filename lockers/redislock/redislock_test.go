@@ -1,0 +1,632 @@
+package redislock_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"go.uber.org/goleak"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/internal/adapter"
+	"github.com/bellwether-go/bellwether/internal/testserver"
+	"github.com/bellwether-go/bellwether/lockers/lockertest"
+	"github.com/bellwether-go/bellwether/lockers/redislock"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func newClient(tb testing.TB, addr string) *redis.Client {
+	tb.Helper()
+	rdb := redis.NewClient(&redis.Options{Addr: addr})
+	tb.Cleanup(func() { rdb.Close() })
+	return rdb
+}
+
+// newLocker returns a Locker with a client of its own, as another process
+// would have it.
+func newLocker(tb testing.TB, addr string) *redislock.Locker {
+	tb.Helper()
+	l := redislock.New(newClient(tb, addr))
+	tb.Cleanup(func() { l.Close() })
+	return l
+}
+
+// ownServer returns a server that the test may stop and kill.
+func ownServer(t *testing.T) *testserver.Server {
+	t.Helper()
+	server := testserver.Redis(t)
+	if !server.Own() {
+		t.Skip("BELLWETHER_REDIS names a server that is not the test's to stop, or to count the commands of")
+	}
+	return server
+}
+
+func newKey() string { return "redislock:" + adapter.Token() }
+
+func acquire(t *testing.T, l bellwether.Locker, key string, ttl time.Duration) bellwether.Lease {
+	t.Helper()
+	lease, err := l.TryAcquire(t.Context(), key, ttl)
+	if err != nil {
+		t.Fatalf("TryAcquire: %v", err)
+	}
+	return lease
+}
+
+func mustBeHeld(t *testing.T, l bellwether.Locker, key string) *bellwether.HeldError {
+	t.Helper()
+	_, err := l.TryAcquire(t.Context(), key, time.Minute)
+	var held *bellwether.HeldError
+	if !errors.As(err, &held) {
+		t.Fatalf("TryAcquire: err = %v, want a *HeldError", err)
+	}
+	return held
+}
+
+// watch watches key once l's push is there.
+func watch(t *testing.T, l *redislock.Locker, key string) <-chan struct{} {
+	t.Helper()
+	for start := time.Now(); ; time.Sleep(10 * time.Millisecond) {
+		freed, err := l.Watch(t.Context(), mustBeHeld(t, l, key))
+		if err == nil {
+			return freed
+		}
+		if time.Since(start) > 5*time.Second {
+			t.Fatalf("no push after %v: %v", time.Since(start), err)
+		}
+	}
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+func TestConformance(t *testing.T) {
+	server := testserver.Redis(t)
+	lockertest.Run(t, func(tb testing.TB) bellwether.Locker { return newLocker(tb, server.Addr) })
+}
+
+// TestConformance_RepliesToOlderProtocol runs on the wire format that clients
+// used before Redis 6, in which pub/sub replies have another form.
+func TestConformance_OlderWireFormat(t *testing.T) {
+	server := testserver.Redis(t)
+	lockertest.Run(t, func(tb testing.TB) bellwether.Locker {
+		rdb := redis.NewClient(&redis.Options{Addr: server.Addr, Protocol: 2, ContextTimeoutEnabled: true})
+		l := redislock.New(rdb)
+		tb.Cleanup(func() {
+			l.Close()
+			rdb.Close()
+		})
+		return l
+	})
+}
+
+func TestCommands(t *testing.T) {
+	server := ownServer(t)
+	admin := newClient(t, server.Addr)
+	a, b := newLocker(t, server.Addr), newLocker(t, server.Addr)
+	key := newKey()
+
+	// The scripts are known to the server and the subscriptions stand.
+	lease := acquire(t, a, key, time.Minute)
+	if err := lease.Renew(t.Context(), time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	watch(t, b, key)
+	watch(t, a, key)
+	if err := lease.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+
+	var held *bellwether.HeldError
+	var freed <-chan struct{}
+	for _, step := range []struct {
+		name string
+		do   func() error
+		want map[string]int
+	}{
+		{"acquire a free lease", func() (err error) {
+			lease, err = a.TryAcquire(t.Context(), key, time.Minute)
+			return err
+		}, map[string]int{"set": 1, "pttl": 1}},
+		{"try a held lease", func() error {
+			held = mustBeHeld(t, b, key)
+			return nil
+		}, map[string]int{"set": 1, "pttl": 1}},
+		{"watch", func() (err error) {
+			freed, err = b.Watch(t.Context(), held)
+			return err
+		}, map[string]int{}},
+		{"renew", func() error {
+			return lease.Renew(t.Context(), time.Minute)
+		}, map[string]int{"evalsha": 1, "get": 1, "pexpire": 1}},
+		{"release and wake", func() error {
+			if err := lease.Release(t.Context()); err != nil {
+				return err
+			}
+			<-freed
+			return nil
+		}, map[string]int{"evalsha": 1, "get": 1, "del": 1, "publish": 1}},
+		{"release again", func() error {
+			if err := lease.Release(t.Context()); !errors.Is(err, bellwether.ErrLeaseLost) {
+				return fmt.Errorf("err = %w, want ErrLeaseLost", err)
+			}
+			return nil
+		}, map[string]int{"evalsha": 1, "get": 1}},
+	} {
+		if err := admin.ConfigResetStat(t.Context()).Err(); err != nil {
+			t.Fatal(err)
+		}
+		if err := step.do(); err != nil {
+			t.Fatalf("%s: %v", step.name, err)
+		}
+		if got := commands(t, admin); !maps.Equal(got, step.want) {
+			t.Errorf("%s: commands %v, want %v", step.name, got, step.want)
+		}
+	}
+
+	// A lease seen by a Locker that has only just begun to subscribe.
+	lease = acquire(t, a, key, time.Minute)
+	young := newLocker(t, server.Addr)
+	if err := admin.ConfigResetStat(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	held = mustBeHeld(t, young, key)
+	if _, err := young.Watch(t.Context(), held); err != nil {
+		t.Fatal(err)
+	}
+	got := commands(t, admin)
+	delete(got, "hello") // of its two connections
+	delete(got, "client|setinfo")
+	delete(got, "client|maint_notifications")
+	if want := map[string]int{"set": 1, "pttl": 1, "subscribe": 1, "getex": 1}; !maps.Equal(got, want) {
+		t.Errorf("first try and watch of a locker: commands %v, want %v", got, want)
+	}
+}
+
+// commands returns what the server has carried out since its statistics were
+// reset, but for what the test and the idle connections did themselves.
+func commands(t *testing.T, admin *redis.Client) map[string]int {
+	t.Helper()
+	info, err := admin.Info(t.Context(), "commandstats").Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	counts := map[string]int{}
+	for line := range strings.Lines(info) {
+		name, rest, ok := strings.Cut(strings.TrimPrefix(line, "cmdstat_"), ":calls=")
+		if !ok {
+			continue
+		}
+		var n int
+		fmt.Sscanf(rest, "%d", &n)
+		switch name {
+		case "info", "config|resetstat", "ping":
+		default:
+			counts[name] = n
+		}
+	}
+	return counts
+}
+
+func TestPrefix(t *testing.T) {
+	server := testserver.Redis(t)
+	rdb := newClient(t, server.Addr)
+	l := newLocker(t, server.Addr)
+	l.Prefix = "shop:"
+	key := newKey()
+	acquire(t, l, key, time.Minute)
+	if n, err := rdb.Exists(t.Context(), "shop:{"+key+"}:lease").Result(); n != 1 {
+		t.Fatalf("no lease under the prefix: %d, %v", n, err)
+	}
+	// Another prefix is another key.
+	acquire(t, newLocker(t, server.Addr), key, time.Minute)
+}
+
+// TestToken_OfWhichAnotherIsTheBeginning is redislock 0.9.4's theft: tokens
+// compared by their beginning.
+func TestToken_OfWhichAnotherIsTheBeginning(t *testing.T) {
+	server := testserver.Redis(t)
+	rdb := newClient(t, server.Addr)
+	l := newLocker(t, server.Addr)
+	key := newKey()
+	lease := acquire(t, l, key, time.Minute)
+	token := rdb.Get(t.Context(), l.Key(key)).Val()
+	for _, other := range []string{token + "x", token[:len(token)-1], token[:1], "x" + token, strings.ToUpper(token)} {
+		if err := rdb.Set(t.Context(), l.Key(key), other, time.Minute).Err(); err != nil {
+			t.Fatal(err)
+		}
+		if err := lease.Renew(t.Context(), time.Hour); !errors.Is(err, bellwether.ErrLeaseLost) {
+			t.Errorf("Renew of %q beside %q: err = %v, want ErrLeaseLost", token, other, err)
+		}
+		if err := lease.Release(t.Context()); !errors.Is(err, bellwether.ErrLeaseLost) {
+			t.Errorf("Release of %q beside %q: err = %v, want ErrLeaseLost", token, other, err)
+		}
+		mustBeHeld(t, l, key)
+		if got := rdb.Get(t.Context(), l.Key(key)).Val(); got != other {
+			t.Errorf("the key of %q holds %q now", other, got)
+		}
+		if left := rdb.PTTL(t.Context(), l.Key(key)).Val(); left > time.Minute {
+			t.Errorf("another's lease was prolonged to %v", left)
+		}
+	}
+}
+
+func TestTryAcquire_ForeignValues(t *testing.T) {
+	server := testserver.Redis(t)
+	rdb := newClient(t, server.Addr)
+	l := newLocker(t, server.Addr)
+	eternal, list := newKey(), newKey()
+
+	if err := rdb.Set(t.Context(), l.Key(eternal), "something", 0).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if held := mustBeHeld(t, l, eternal); !held.Until.IsZero() {
+		t.Errorf("Until = %v of a key without an expiry, want zero", held.Until)
+	}
+
+	if err := rdb.RPush(t.Context(), l.Key(list), "something").Err(); err != nil {
+		t.Fatal(err)
+	}
+	_, err := l.TryAcquire(t.Context(), list, time.Minute)
+	if err == nil || errors.Is(err, bellwether.ErrHeld) || !strings.Contains(err.Error(), l.Key(list)) {
+		t.Errorf("err = %v of a list, want one that names the key", err)
+	}
+}
+
+// TestWatch_DoesNotTouchTheLease is there because the client's own GETEX takes
+// the expiry of a key away.
+func TestWatch_DoesNotTouchTheLease(t *testing.T) {
+	server := testserver.Redis(t)
+	rdb := newClient(t, server.Addr)
+	a, key := newLocker(t, server.Addr), newKey()
+	acquire(t, a, key, time.Minute)
+	young := newLocker(t, server.Addr)
+	if _, err := young.Watch(t.Context(), mustBeHeld(t, young, key)); err != nil {
+		t.Fatal(err)
+	}
+	if left := rdb.PTTL(t.Context(), a.Key(key)).Val(); left <= 0 || left > time.Minute {
+		t.Fatalf("the lease lasts %v after a watch, want a minute", left)
+	}
+}
+
+func TestWatch_LeavesNothingBehind(t *testing.T) {
+	server := testserver.Redis(t)
+	a, key := newLocker(t, server.Addr), newKey()
+	lease := acquire(t, a, key, time.Minute)
+	watch(t, a, key) // ends with the test
+	ctx, cancel := context.WithCancel(t.Context())
+	for range 10 {
+		if _, err := a.Watch(ctx, mustBeHeld(t, a, key)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := a.Watches(); got != 11 {
+		t.Fatalf("%d watches wait, want 11", got)
+	}
+	cancel()
+	for start := time.Now(); a.Watches() != 1; time.Sleep(time.Millisecond) {
+		if time.Since(start) > 2*time.Second {
+			t.Fatalf("%d watches wait after the end of their context, want 1", a.Watches())
+		}
+	}
+	freed := watch(t, a, key)
+	if err := lease.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	<-freed
+	if got := a.Watches(); got != 0 {
+		t.Fatalf("%d watches wait after the release, want none", got)
+	}
+}
+
+func TestWatch_OfAnotherLocker(t *testing.T) {
+	server := testserver.Redis(t)
+	a, b, key := newLocker(t, server.Addr), newLocker(t, server.Addr), newKey()
+	acquire(t, a, key, time.Minute)
+	if _, err := b.Watch(t.Context(), mustBeHeld(t, a, key)); err == nil {
+		t.Error("a lease that another Locker saw was watched without an error")
+	}
+	if _, err := b.Watch(t.Context(), &bellwether.HeldError{Key: key}); err == nil {
+		t.Error("a lease that nobody saw was watched without an error")
+	}
+}
+
+func TestWatch_Ring(t *testing.T) {
+	server := testserver.Redis(t)
+	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"one": server.Addr}})
+	defer ring.Close()
+	l, key := redislock.New(ring), newKey()
+	defer l.Close()
+	acquire(t, l, key, time.Minute)
+	if _, err := l.Watch(t.Context(), mustBeHeld(t, l, key)); err == nil {
+		t.Error("a Ring's lease was watched without an error, although its shards share no channel")
+	}
+}
+
+func TestClose(t *testing.T) {
+	server := testserver.Redis(t)
+	l, key := newLocker(t, server.Addr), newKey()
+	lease := acquire(t, l, key, time.Minute)
+	freed := watch(t, l, key)
+	for range 2 {
+		if err := l.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if !isClosed(freed) {
+			t.Fatal("a watch goes on after Close")
+		}
+	}
+	if _, err := l.Watch(t.Context(), mustBeHeld(t, l, key)); err == nil {
+		t.Error("Watch after Close: want an error")
+	}
+	if err := lease.Release(t.Context()); err != nil {
+		t.Errorf("Release after Close: %v", err)
+	}
+
+	unused := newLocker(t, server.Addr)
+	if err := unused.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := unused.Watch(t.Context(), mustBeHeld(t, unused, holdAnother(t, server.Addr))); err == nil {
+		t.Error("Watch of a Locker closed before its first use: want an error")
+	}
+}
+
+func holdAnother(t *testing.T, addr string) string {
+	t.Helper()
+	key := newKey()
+	acquire(t, newLocker(t, addr), key, time.Minute)
+	return key
+}
+
+// TestClose_OfTheClientAlone leaves the Locker open: goleak looks whether its
+// goroutine ends all the same.
+func TestClose_OfTheClientAlone(t *testing.T) {
+	server := testserver.Redis(t)
+	rdb := redis.NewClient(&redis.Options{Addr: server.Addr})
+	l, key := redislock.New(rdb), newKey()
+	acquire(t, l, key, time.Minute)
+	freed := watch(t, l, key)
+	rdb.Close()
+	select {
+	case <-freed:
+	case <-time.After(5 * time.Second):
+		t.Error("a watch goes on although the client was closed")
+	}
+}
+
+// TestSilentServer stops the server: it accepts connections and answers
+// nothing.
+func TestSilentServer(t *testing.T) {
+	server := ownServer(t)
+	a, b := newLocker(t, server.Addr), newLocker(t, server.Addr)
+	held, free := newKey(), newKey()
+	lease := acquire(t, a, held, time.Minute)
+	freed := watch(t, b, held)
+
+	server.Signal(syscall.SIGSTOP)
+	stopped := time.Now()
+	for name, call := range map[string]func(context.Context) error{
+		"TryAcquire": func(ctx context.Context) error {
+			_, err := a.TryAcquire(ctx, free, time.Minute)
+			return err
+		},
+		"Renew":   func(ctx context.Context) error { return lease.Renew(ctx, time.Minute) },
+		"Release": func(ctx context.Context) error { return lease.Release(ctx) },
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		start := time.Now()
+		if err := call(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%s: err = %v, want the context's", name, err)
+		}
+		if took := time.Since(start); took > time.Second {
+			t.Errorf("%s took %v with a context of 50ms", name, took)
+		}
+		cancel()
+	}
+
+	select {
+	case <-freed:
+		t.Logf("the dead connection was found out after %v", time.Since(stopped))
+	case <-time.After(5 * time.Second):
+		t.Error("a watch on a dead connection was not woken within 5s")
+	}
+	// Whatever was seen while there was push, there is none now.
+	server.Signal(syscall.SIGCONT)
+
+	// The acquire that was given up has no lease; nor has the released one.
+	for _, key := range []string{free, held} {
+		for start := time.Now(); ; time.Sleep(10 * time.Millisecond) {
+			_, err := b.TryAcquire(t.Context(), key, time.Minute)
+			if err == nil {
+				break
+			}
+			if time.Since(start) > 5*time.Second {
+				t.Fatalf("a lease without a holder blocks the key: %v", err)
+			}
+		}
+	}
+	watch(t, a, held) // push is back
+}
+
+func TestSilentServer_DoesNotHoldWatch(t *testing.T) {
+	server := ownServer(t)
+	a, key := newLocker(t, server.Addr), newKey()
+	acquire(t, a, key, time.Minute)
+	young := newLocker(t, server.Addr)
+	held := mustBeHeld(t, young, key)
+	server.Signal(syscall.SIGSTOP)
+	defer server.Signal(syscall.SIGCONT)
+	start := time.Now()
+	// It may be subscribed by now or not: either way it does not wait long.
+	if _, err := young.Watch(t.Context(), held); errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+		t.Errorf("err = %v, although the context has not ended", err)
+	}
+	if took := time.Since(start); took > 2*time.Second {
+		t.Errorf("Watch took %v", took)
+	}
+}
+
+func TestDeadServer(t *testing.T) {
+	server := ownServer(t)
+	a, b, key := newLocker(t, server.Addr), newLocker(t, server.Addr), newKey()
+	lease := acquire(t, a, key, time.Minute)
+	freed := watch(t, b, key)
+	held := mustBeHeld(t, b, key)
+
+	server.Kill()
+	killed := time.Now()
+	select {
+	case <-freed:
+		if took := time.Since(killed); took > time.Second {
+			t.Errorf("a watch was woken %v after its connection broke, want at once", took)
+		}
+	case <-time.After(5 * time.Second):
+		t.Error("a watch was not woken by the loss of its connection")
+	}
+	if _, err := b.Watch(t.Context(), held); err == nil {
+		t.Error("Watch without a connection: want an error")
+	}
+	_, err := b.TryAcquire(t.Context(), key, time.Minute)
+	for name, err := range map[string]error{
+		"TryAcquire": err,
+		"Renew":      lease.Renew(t.Context(), time.Minute),
+		"Release":    lease.Release(t.Context()),
+	} {
+		if err == nil || errors.Is(err, bellwether.ErrHeld) || errors.Is(err, bellwether.ErrLeaseLost) ||
+			errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%s without a server: err = %v, want one of the connection", name, err)
+		}
+	}
+
+	server.Start()
+	for start := time.Now(); ; time.Sleep(10 * time.Millisecond) {
+		if lease, err = a.TryAcquire(t.Context(), key, time.Minute); err == nil {
+			break
+		}
+		if time.Since(start) > 5*time.Second {
+			t.Fatalf("TryAcquire after the restart: %v", err)
+		}
+	}
+	if _, err := b.Watch(t.Context(), held); err == nil {
+		// By now the subscription may stand again; what was seen before it
+		// broke is then told as ended.
+		t.Log("subscribed already")
+	}
+	freed = watch(t, b, key) // the subscription came back by itself
+	if isClosed(freed) {
+		t.Fatal("a watch on the new connection is closed from the start")
+	}
+	if err := lease.Release(t.Context()); err != nil { // the script has to be sent again
+		t.Fatal(err)
+	}
+	select {
+	case <-freed:
+	case <-time.After(2 * time.Second):
+		t.Error("not woken by a release over the new connection")
+	}
+}
+
+func TestTryAcquire_LostReply(t *testing.T) {
+	server := testserver.Redis(t)
+	proxy := newProxy(t, server.Addr)
+	a, b, key := newLocker(t, proxy.addr), newLocker(t, server.Addr), newKey()
+	acquire(t, a, newKey(), time.Minute) // its connections stand
+
+	proxy.swallowReplyTo(key)
+	lease := acquire(t, a, key, time.Minute)
+	if proxy.armed() {
+		t.Fatal("no reply was swallowed: the test tests nothing")
+	}
+	mustBeHeld(t, b, key)
+	if err := lease.Renew(t.Context(), time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	if err := lease.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A proxy stands before a server and can lose a reply, with its connection.
+type proxy struct {
+	addr    string
+	swallow atomic.Pointer[[]byte] // what the request whose reply is lost contains
+}
+
+func newProxy(t *testing.T, server string) *proxy {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	p := &proxy{addr: l.Addr().String()}
+	go func() {
+		for {
+			client, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go p.serve(client, server)
+		}
+	}()
+	return p
+}
+
+func (p *proxy) swallowReplyTo(request string) {
+	b := []byte(request)
+	p.swallow.Store(&b)
+}
+
+func (p *proxy) armed() bool { return p.swallow.Load() != nil }
+
+func (p *proxy) serve(client net.Conn, server string) {
+	defer client.Close()
+	engine, err := net.Dial("tcp", server)
+	if err != nil {
+		return
+	}
+	defer engine.Close()
+	var lose atomic.Bool
+	go func() {
+		defer engine.Close() // ends the loop below
+		buf := make([]byte, 64<<10)
+		for {
+			n, err := client.Read(buf)
+			if err != nil {
+				return
+			}
+			if want := p.swallow.Load(); want != nil && bytes.Contains(buf[:n], *want) && p.swallow.CompareAndSwap(want, nil) {
+				lose.Store(true)
+			}
+			if _, err := engine.Write(buf[:n]); err != nil {
+				return
+			}
+		}
+	}()
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := engine.Read(buf)
+		if err != nil || lose.Load() {
+			return
+		}
+		if _, err := client.Write(buf[:n]); err != nil {
+			return
+		}
+	}
+}

@@ -1,0 +1,335 @@
+package redislock
+
+import (
+	"context"
+	"errors"
+	"hash/maphash"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// This file holds the one connection on which a Locker hears of releases, and
+// the watches that hang on it.
+
+const (
+	// beat is how often the connection is looked at. What has been silent for
+	// two beats is pinged, what does not answer within the next is given up:
+	// three beats at most, and the one in which the silence began.
+	beat = 700 * time.Millisecond
+
+	// minPause and maxPause bound the wait between two attempts to connect.
+	minPause = 50 * time.Millisecond
+	maxPause = time.Second
+
+	// buckets is how many counts of releases there are. Keys that share one
+	// wake early now and then, which only costs a look.
+	buckets = 1024
+)
+
+var (
+	errNoPush = errors.New("no subscription at present")
+	errClosed = errors.New("the Locker is closed")
+	errRing   = errors.New("a Ring cannot carry the channel of all shards")
+)
+
+// freedAlready is the watch of a lease that has ended before it began.
+var freedAlready = &watch{freed: closedChannel()}
+
+func closedChannel() chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
+}
+
+// heard is how much of the channel was heard at a moment.
+type heard struct {
+	connection uint64 // 0: the subscription did not stand
+	releases   uint64 // of the key's bucket
+}
+
+// A subscription listens to the channel of releases, reconnects by itself, and
+// wakes the watches. It is safe for concurrent use.
+type subscription struct {
+	seed     maphash.Seed
+	releases [buckets]atomic.Uint64 // heard so far, by the hash of the name
+
+	// connection numbers the connections on which the subscription was
+	// confirmed; it is 0 while there is none. Written under mu.
+	connection atomic.Uint64
+
+	begun atomic.Bool // what start asks first, without the mutex
+
+	mu      sync.Mutex // guards everything below
+	last    uint64     // the number of the last confirmed connection
+	watches map[string]map[*watch]struct{}
+	attempt chan struct{} // closed when the present attempt to subscribe has ended either way
+	err     error         // why there is no subscription, while connection is 0 and attempt is closed
+	stop    context.CancelFunc
+	ended   chan struct{} // closed when the goroutine has ended; nil before start
+	shut    bool          // close was called
+}
+
+// A watch is one call of Watch that waits.
+type watch struct {
+	freed chan struct{}
+	// stop unties the watch from its context, so that a long-lived context does
+	// not collect the watches that have woken.
+	stop func() bool
+}
+
+func newSubscription() *subscription {
+	return &subscription{
+		seed:    maphash.MakeSeed(),
+		watches: make(map[string]map[*watch]struct{}),
+		attempt: closedChannel(),
+		err:     errNoPush,
+	}
+}
+
+// start opens the subscription in the background, once.
+func (s *subscription) start(rdb redis.UniversalClient, channel string) {
+	if s.begun.Load() || !s.begun.CompareAndSwap(false, true) {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.shut {
+		return
+	}
+	if _, ring := rdb.(*redis.Ring); ring {
+		s.err = errRing
+		return
+	}
+	var ctx context.Context
+	ctx, s.stop = context.WithCancel(context.Background())
+	s.ended = make(chan struct{})
+	s.attempt = make(chan struct{})
+	go func() {
+		defer close(s.ended)
+		s.run(ctx, rdb, channel)
+	}()
+}
+
+// close ends the subscription for good and waits for its goroutine.
+func (s *subscription) close() {
+	s.mu.Lock()
+	s.shut = true
+	s.err = errClosed
+	stop, ended := s.stop, s.ended
+	s.mu.Unlock()
+	if stop != nil {
+		stop()
+		<-ended
+	}
+}
+
+// run keeps the subscription up until ctx ends or the client is closed.
+func (s *subscription) run(ctx context.Context, rdb redis.UniversalClient, channel string) {
+	pause := minPause
+	for {
+		connected, err := s.listen(ctx, rdb, channel)
+		s.down()
+		if ctx.Err() != nil || errors.Is(err, redis.ErrClosed) {
+			return
+		}
+		if connected {
+			pause = minPause
+		}
+		// Half of it at random: a fleet that lost its server does not come back
+		// in step.
+		select {
+		case <-time.After(pause/2 + rand.N(pause/2)):
+		case <-ctx.Done():
+			return
+		}
+		pause = min(2*pause, maxPause)
+		s.mu.Lock()
+		s.attempt = make(chan struct{})
+		s.mu.Unlock()
+	}
+}
+
+// listen subscribes on a new connection and serves the watches until it is
+// lost. It reports whether the subscription was ever confirmed.
+func (s *subscription) listen(ctx context.Context, rdb redis.UniversalClient, channel string) (connected bool, err error) {
+	pubsub := rdb.Subscribe(ctx, channel)
+	var alive atomic.Bool // something was received since the last beat
+	ctx, cancel := context.WithCancel(ctx)
+	watched := make(chan struct{})
+	defer func() {
+		cancel()
+		<-watched
+	}()
+
+	// go-redis looks at this context only to dial. An ended one keeps it from
+	// replacing a lost connection inside Receive: that would hide the loss for
+	// as long as the dial takes, while the watches believe in their push.
+	noRedial, end := context.WithCancel(context.Background())
+	end()
+
+	var dead atomic.Bool
+	go func() {
+		defer close(watched)
+		defer pubsub.Close() // which ends Receive
+		tick := time.NewTicker(beat)
+		defer tick.Stop()
+		for silent := 0; ; {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+			}
+			if alive.Swap(false) {
+				silent = 0
+				continue
+			}
+			switch silent++; silent {
+			case 2:
+				pubsub.Ping(noRedial) // any answer will do
+			case 3:
+				dead.Store(true)
+				return
+			}
+		}
+	}()
+
+	for {
+		msg, err := pubsub.Receive(noRedial)
+		if err != nil {
+			if dead.Load() {
+				// The connection was closed by us, not the client by its owner.
+				err = errNoPush
+			}
+			return connected, err
+		}
+		alive.Store(true)
+		switch msg := msg.(type) {
+		case *redis.Subscription:
+			connected = true
+			s.up()
+		case *redis.Message:
+			s.released(msg.Payload)
+		}
+	}
+}
+
+// up begins a new connection's count.
+func (s *subscription) up() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.last++
+	s.connection.Store(s.last)
+	s.settle()
+}
+
+// down wakes every watch: what is published from now on is lost to them.
+func (s *subscription) down() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.connection.Store(0)
+	if !s.shut {
+		s.err = errNoPush
+	}
+	s.settle()
+	for name := range s.watches {
+		s.wake(name)
+	}
+}
+
+// settle ends the present attempt to subscribe. The caller holds mu.
+func (s *subscription) settle() {
+	select {
+	case <-s.attempt:
+	default:
+		close(s.attempt)
+	}
+}
+
+// released counts a release and wakes the watches of its key.
+func (s *subscription) released(name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.bucket(name).Add(1)
+	s.wake(name)
+}
+
+// wake ends the watches of a key. The caller holds mu.
+func (s *subscription) wake(name string) {
+	for w := range s.watches[name] {
+		close(w.freed)
+		w.stop()
+	}
+	delete(s.watches, name)
+}
+
+func (s *subscription) bucket(name string) *atomic.Uint64 {
+	return &s.releases[maphash.String(s.seed, name)%buckets]
+}
+
+// heard returns how much was heard up to now. It takes no lock.
+func (s *subscription) heard(name string) heard {
+	// The connection first: if it is replaced between the two reads, the older
+	// number makes the watch wake early, which is the safe side.
+	connection := s.connection.Load()
+	return heard{connection, s.bucket(name).Load()}
+}
+
+// await returns nil when the subscription stands, and an error when it cannot
+// be had for now or ctx has ended.
+func (s *subscription) await(ctx context.Context) error {
+	s.mu.Lock()
+	attempt := s.attempt
+	s.mu.Unlock()
+	select {
+	case <-attempt:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.connection.Load() == 0 {
+		return s.err
+	}
+	return nil
+}
+
+// watch returns a watch whose channel closes at the next release of the key
+// after since, and at the loss of the connection; it is closed already if that
+// has happened. The watch ends with ctx.
+func (s *subscription) watch(ctx context.Context, name string, since heard) (*watch, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	// Releases are counted and watches woken under the same mutex, so none can
+	// fall between this look and the registration.
+	switch now := s.heard(name); {
+	case now.connection == 0:
+		return nil, s.err
+	case now != since:
+		return freedAlready, nil
+	}
+	w := &watch{freed: make(chan struct{})}
+	if s.watches[name] == nil {
+		s.watches[name] = make(map[*watch]struct{})
+	}
+	s.watches[name][w] = struct{}{}
+	w.stop = context.AfterFunc(ctx, func() { s.leave(name, w) })
+	return w, nil
+}
+
+// leave forgets a watch that nobody waits for.
+func (s *subscription) leave(name string, w *watch) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, waiting := s.watches[name][w]; !waiting {
+		return // woken before, or never begun
+	}
+	w.stop()
+	delete(s.watches[name], w)
+	if len(s.watches[name]) == 0 {
+		delete(s.watches, name)
+	}
+}

@@ -1,5 +1,0 @@
-//go:build race
-
-package bellwether_test
-
-const raceEnabled = true

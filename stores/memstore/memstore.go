@@ -1,0 +1,266 @@
+// Package memstore keeps entries in the memory of one process: a store for
+// several caches of one program, for tests, and the shortest reading of what a
+// [bellwether.Store] promises.
+package memstore
+
+import (
+	"bytes"
+	"container/heap"
+	"container/list"
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+)
+
+const (
+	// retention is how long a record without an entry is kept: longer than
+	// any rebuild takes, because the commit of a claim without a record is
+	// refused.
+	retention = time.Hour
+
+	// overhead is about what a record costs beside its key and its entry.
+	overhead = 400
+)
+
+// A Store is a [bellwether.Store] in memory. The zero Store is not usable; use
+// [New]. It has no goroutines and needs no closing. It is safe for concurrent
+// use.
+//
+// Commit copies the entry. Get and Claim return Values that share memory with
+// the store and with each other, so they are not to be modified.
+type Store struct {
+	// MaxBytes bounds the memory of keys, entries and claims, approximately;
+	// what was not used for the longest time makes room. An entry that does
+	// not fit by itself is refused with ErrTooLarge. New sets it to 64 MiB.
+	// Set it before first use.
+	MaxBytes int
+
+	mu sync.Mutex // guards all below
+	// epoch is the last one given out, for whatever key. One counter for all
+	// keys goes on rising when a key's record is evicted, and costs nothing to
+	// keep.
+	epoch   uint64
+	records map[string]*record
+	used    list.List // of *record, the last used first
+	due     dueHeap   // the same records, the first that is due first
+	bytes   int       // the sum of their sizes
+}
+
+// New returns an empty store.
+func New() *Store {
+	return &Store{MaxBytes: 64 << 20, records: make(map[string]*record)}
+}
+
+// A record is what the store knows of one key. Whatever the reason for which
+// it goes (memory, time, Invalidate), the entry, the counter and the floor go
+// together, and that is safe: without a record no commit is accepted, and a
+// new record's floor is above all epochs given out before, so that nothing
+// claimed before can be committed any more.
+//
+// So a rebuild during which the whole memory was turned over is refused. Its
+// entry would not have lived for as long as it took to build.
+type record struct {
+	key     string
+	counter uint64 // the last epoch given out for the key
+	floor   uint64 // the last epoch committed, or one that was never given out
+
+	data      []byte           // the entry as encoded, nil if none is kept
+	entry     bellwether.Entry // data decoded, with the Age of the commit
+	committed time.Time
+	expires   time.Time // of the entry
+	forget    time.Time // of the rest
+
+	element *list.Element // in used
+	index   int           // in due
+}
+
+func (r *record) size() int { return overhead + len(r.key) + cap(r.data) }
+
+// deadline is when there is something to drop.
+func (r *record) deadline() time.Time {
+	if r.data != nil {
+		return r.expires
+	}
+	return r.forget
+}
+
+// present returns the entry as of now, the zero Entry if none is kept.
+func (r *record) present(now time.Time) bellwether.Entry {
+	if r.data == nil {
+		return bellwether.Entry{}
+	}
+	e := r.entry
+	e.Age += now.Sub(r.committed) // below the end of its life, which fits
+	return e
+}
+
+// Get implements [bellwether.Store].
+func (s *Store) Get(ctx context.Context, key string) (bellwether.Entry, error) {
+	if err := ctx.Err(); err != nil {
+		return bellwether.Entry{}, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.tidy()
+	r := s.records[key]
+	if r == nil || r.data == nil {
+		return bellwether.Entry{}, bellwether.ErrNotFound
+	}
+	s.used.MoveToFront(r.element)
+	return r.present(now), nil
+}
+
+// Claim implements [bellwether.Store].
+func (s *Store) Claim(ctx context.Context, key string) (bellwether.Entry, uint64, error) {
+	if err := ctx.Err(); err != nil {
+		return bellwether.Entry{}, 0, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.tidy()
+	s.epoch++
+	r := s.records[key]
+	if r == nil {
+		// The floor takes an epoch for itself. The one below would do to refuse
+		// what was claimed before, but it may be the epoch of a forgotten
+		// claim, whose commit would be taken for a repeated one.
+		r = &record{key: key, floor: s.epoch}
+		s.epoch++
+		s.records[key] = r
+		r.element = s.used.PushFront(r)
+		heap.Push(&s.due, r)
+		s.bytes += r.size()
+	}
+	r.counter = s.epoch
+	s.touch(r, now)
+	s.makeRoom()
+	return r.present(now), r.counter, nil
+}
+
+// Commit implements [bellwether.Store].
+func (s *Store) Commit(ctx context.Context, key string, e bellwether.Entry) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	// The entry is kept as it comes out of its encoding: copied, and the same
+	// as from every other store.
+	var data []byte
+	life := e.Life()
+	if life > 0 {
+		data, _ = e.AppendBinary(make([]byte, 0, len(e.Value)+len(e.Failure)+128))
+		if err := e.UnmarshalBinary(data); err != nil {
+			return fmt.Errorf("memstore: commit: %w", err)
+		}
+	}
+	if size := overhead + len(key) + cap(data); size > s.MaxBytes {
+		return fmt.Errorf("memstore: %d bytes of at most %d: %w", size, s.MaxBytes, bellwether.ErrTooLarge)
+	}
+
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.tidy()
+	r := s.records[key]
+	if r == nil || e.Epoch < r.floor || e.Epoch > r.counter {
+		return bellwether.ErrFenced
+	}
+	if e.Epoch == r.floor {
+		// The claim that has this epoch has committed before: what is kept is
+		// its entry, or nothing if there was nothing to keep or its life is
+		// over.
+		if r.data != nil && !bytes.Equal(r.data, data) {
+			return bellwether.ErrFenced
+		}
+		return nil
+	}
+	s.bytes -= r.size()
+	r.floor, r.data, r.entry = e.Epoch, data, bellwether.Entry{}
+	if data != nil {
+		r.entry, r.committed, r.expires = e, now, now.Add(life)
+	}
+	s.bytes += r.size()
+	s.touch(r, now)
+	s.makeRoom()
+	return nil
+}
+
+// Invalidate implements [bellwether.Store].
+func (s *Store) Invalidate(ctx context.Context, key string) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	// To forget the key is to raise its floor: see record.
+	if r := s.records[key]; r != nil {
+		s.drop(r)
+	}
+	return nil
+}
+
+// touch notes that the key was written now, by whoever changed r. The mutex is
+// held, as in all that follow.
+func (s *Store) touch(r *record, now time.Time) {
+	r.forget = now.Add(retention)
+	s.used.MoveToFront(r.element)
+	heap.Fix(&s.due, r.index)
+}
+
+// tidy drops what is due and returns the present time. Every method begins
+// with it, so that dead entries go without a goroutine to look for them.
+func (s *Store) tidy() time.Time {
+	now := time.Now()
+	for len(s.due) > 0 && !s.due[0].deadline().After(now) {
+		r := s.due[0]
+		if r.data == nil || !r.forget.After(now) {
+			s.drop(r)
+			continue
+		}
+		// The entry has had its time, but a rebuild of it may be under way.
+		s.bytes -= r.size()
+		r.data, r.entry = nil, bellwether.Entry{}
+		s.bytes += r.size()
+		heap.Fix(&s.due, r.index)
+	}
+	return now
+}
+
+// makeRoom drops what was not used for the longest time until the rest fits.
+func (s *Store) makeRoom() {
+	for s.bytes > s.MaxBytes {
+		s.drop(s.used.Back().Value.(*record))
+	}
+}
+
+func (s *Store) drop(r *record) {
+	s.bytes -= r.size()
+	delete(s.records, r.key)
+	s.used.Remove(r.element)
+	heap.Remove(&s.due, r.index)
+}
+
+// A dueHeap orders records by deadline.
+type dueHeap []*record
+
+func (h dueHeap) Len() int           { return len(h) }
+func (h dueHeap) Less(i, j int) bool { return h[i].deadline().Before(h[j].deadline()) }
+func (h dueHeap) Swap(i, j int) {
+	h[i], h[j] = h[j], h[i]
+	h[i].index, h[j].index = i, j
+}
+
+func (h *dueHeap) Push(x any) {
+	r := x.(*record)
+	r.index = len(*h)
+	*h = append(*h, r)
+}
+
+func (h *dueHeap) Pop() any {
+	last := len(*h) - 1
+	r := (*h)[last]
+	(*h)[last] = nil
+	*h = (*h)[:last]
+	return r
+}

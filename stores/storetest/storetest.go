@@ -1,0 +1,221 @@
+// Package storetest holds implementations of [bellwether.Store] to the
+// contract. A store that passes [Run] can be put under a Cache or a Middleware
+// without changing what these promise.
+package storetest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+)
+
+// An Instance is an engine with nothing in it, and what a test may do to it.
+// Its functions report failures to the TB they are given and are called from
+// one goroutine per key, for different keys at once.
+type Instance struct {
+	// Open returns a Store over the engine, as another process would have it:
+	// stores from two calls share what the engine keeps and nothing else.
+	// A store that lives in memory returns the same one each time.
+	Open func(testing.TB) bellwether.Store
+
+	// Evict makes the engine forget all that it keeps for key: the entry, the
+	// counter and the floor. Never nil: every engine that bounds its memory
+	// does this by itself.
+	Evict func(tb testing.TB, key string)
+
+	// EvictCounter makes the engine forget the counter and the floor of key,
+	// not its entry. Nil if the engine keeps them as one.
+	EvictCounter func(tb testing.TB, key string)
+
+	// Poison puts data where the engine keeps key's entry, as a stranger would
+	// who shares the engine. Nil if the engine keeps no bytes.
+	Poison func(tb testing.TB, key string, data []byte)
+
+	// Restart stops the engine and starts it empty; the stores that are open
+	// stay in use. Nil if the engine dies with the process, or if the test
+	// runs against a server that it did not start.
+	Restart func(testing.TB)
+
+	// TooLarge is the length of a Value that the store refuses with
+	// ErrTooLarge. It is above a million bytes, which every store takes.
+	TooLarge int
+}
+
+// Run holds the store to the contract, in subtests of t, and returns when they
+// have ended. It calls newStore twice: once for the cases that share an engine,
+// each with keys of its own, and once for those that restart it.
+func Run(t *testing.T, newStore func(testing.TB) Instance) {
+	t.Helper()
+	t.Run("shared", func(t *testing.T) {
+		instance := newStore(t)
+		for _, c := range cases {
+			t.Run(c.name, func(t *testing.T) {
+				t.Parallel()
+				if c.needs != nil && !c.needs(instance) {
+					t.Skip("the engine has no such fault")
+				}
+				c.run(kit{T: t, Instance: instance, key: t.Name()})
+			})
+		}
+	})
+	t.Run("alone", func(t *testing.T) {
+		instance := newStore(t)
+		t.Run("Restart", func(t *testing.T) {
+			if instance.Restart == nil {
+				t.Skip("the engine cannot be restarted")
+			}
+			testRestart(kit{T: t, Instance: instance, key: t.Name()})
+		})
+	})
+}
+
+var cases = []struct {
+	name  string
+	needs func(Instance) bool // nil if every engine can be put through it
+	run   func(kit)
+}{
+	{"NotFound", nil, testNotFound},
+	{"RoundTrip", nil, testRoundTrip},
+	{"Age", nil, testAge},
+	{"Sizes", nil, testSizes},
+	{"TooLarge", nil, testTooLarge},
+	{"Lives", nil, testLives},
+	{"LifeEnds", nil, testLifeEnds},
+	{"NothingToKeep", nil, testNothingToKeep},
+	{"HostileKeys", nil, testHostileKeys},
+	{"Context", nil, testContext},
+
+	{"EpochsRise", nil, testEpochsRise},
+	{"EpochsAreDistinct", nil, testEpochsAreDistinct},
+	{"LateCommit", nil, testLateCommit},
+	{"CommitsInOrder", nil, testCommitsInOrder},
+	{"EpochNeverClaimed", nil, testEpochNeverClaimed},
+	{"CommitAgain", nil, testCommitAgain},
+	{"Invalidate", nil, testInvalidate},
+	{"InvalidateRacesCommits", nil, testInvalidateRacesCommits},
+	{"CommitsRace", nil, testCommitsRace},
+
+	{"Evict", nil, testEvict},
+	{"EvictCounter", func(i Instance) bool { return i.EvictCounter != nil }, testEvictCounter},
+	{"Poison", func(i Instance) bool { return i.Poison != nil }, testPoison},
+}
+
+// A kit is what one case works with: an engine and a key that no other case
+// uses. Its methods fail the case and are for its own goroutine.
+type kit struct {
+	*testing.T
+	Instance
+	key string
+}
+
+// value returns an entry that is fresh for an hour and says what it is.
+func value(epoch uint64, text string) bellwether.Entry {
+	return bellwether.Entry{Kind: bellwether.KindValue, Value: []byte(text), Epoch: epoch, TTL: time.Hour}
+}
+
+func (k kit) claim(s bellwether.Store) (bellwether.Entry, uint64) {
+	k.Helper()
+	e, epoch, err := s.Claim(k.Context(), k.key)
+	if err != nil {
+		k.Fatalf("Claim: %v", err)
+	}
+	return e, epoch
+}
+
+// newEpoch claims and leaves the present entry aside.
+func (k kit) newEpoch(s bellwether.Store) uint64 {
+	k.Helper()
+	_, epoch := k.claim(s)
+	return epoch
+}
+
+func (k kit) commit(s bellwether.Store, e bellwether.Entry) {
+	k.Helper()
+	if err := s.Commit(k.Context(), k.key, e); err != nil {
+		k.Fatalf("Commit of epoch %d: %v", e.Epoch, err)
+	}
+}
+
+// refused commits e and wants ErrFenced.
+func (k kit) refused(s bellwether.Store, e bellwether.Entry, why string) {
+	k.Helper()
+	if err := s.Commit(k.Context(), k.key, e); !errors.Is(err, bellwether.ErrFenced) {
+		k.Fatalf("Commit %s: err = %v, want ErrFenced", why, err)
+	}
+}
+
+func (k kit) invalidate(s bellwether.Store) {
+	k.Helper()
+	if err := s.Invalidate(k.Context(), k.key); err != nil {
+		k.Fatalf("Invalidate: %v", err)
+	}
+}
+
+// present wants e from Get, and its Age not below e's.
+func (k kit) present(s bellwether.Store, want bellwether.Entry) {
+	k.Helper()
+	got, err := s.Get(k.Context(), k.key)
+	if err != nil {
+		k.Fatalf("Get: %v, want epoch %d", err, want.Epoch)
+	}
+	if err := same(got, want); err != nil {
+		k.Fatalf("Get: %v", err)
+	}
+}
+
+// absent wants ErrNotFound from Get.
+func (k kit) absent(s bellwether.Store, why string) {
+	k.Helper()
+	if e, err := s.Get(k.Context(), k.key); !errors.Is(err, bellwether.ErrNotFound) {
+		k.Fatalf("Get %s: entry of epoch %d, err = %v, want ErrNotFound", why, e.Epoch, err)
+	}
+}
+
+// same returns how got, from a store, differs from want, as committed.
+func same(got, want bellwether.Entry) error {
+	if got.Age < max(0, want.Age) {
+		return fmt.Errorf("Age = %v, want at least the %v of the commit", got.Age, want.Age)
+	}
+	if !bytes.Equal(got.Value, want.Value) {
+		return fmt.Errorf("Value = %.40q (%d bytes), want %.40q (%d bytes)", got.Value, len(got.Value), want.Value, len(want.Value))
+	}
+	if got.Kind != want.Kind || got.Epoch != want.Epoch ||
+		got.TTL != want.TTL || got.StaleWhileRevalidate != want.StaleWhileRevalidate || got.StaleIfError != want.StaleIfError ||
+		got.BuildTime != want.BuildTime || got.Failures != want.Failures || got.RetryAge != want.RetryAge || got.Failure != want.Failure {
+		got.Value, want.Value = nil, nil
+		return fmt.Errorf("entry = %+v, want %+v", got, want)
+	}
+	return nil
+}
+
+// empty wants the zero Entry, as Claim returns it where nothing is kept.
+func (k kit) empty(e bellwether.Entry, why string) {
+	k.Helper()
+	if e.Kind != bellwether.KindNone || e.Value != nil || e.Epoch != 0 || e.Life() != 0 || e.Failures != 0 {
+		k.Fatalf("Claim %s returned an entry of epoch %d, want the zero Entry", why, e.Epoch)
+	}
+}
+
+// untilAnswer calls f until its error is none, or one that the contract names:
+// an engine that has just been restarted, or a connection that has outlived
+// it, may fail some calls first.
+func (k kit) untilAnswer(what string, f func(context.Context) error) error {
+	k.Helper()
+	ctx, cancel := context.WithTimeout(k.Context(), 20*time.Second)
+	defer cancel()
+	for {
+		err := f(ctx)
+		if err == nil || errors.Is(err, bellwether.ErrNotFound) || errors.Is(err, bellwether.ErrFenced) || errors.Is(err, bellwether.ErrCorrupt) {
+			return err
+		}
+		if ctx.Err() != nil {
+			k.Fatalf("%s after a restart still fails: %v", what, err)
+		}
+		time.Sleep(10 * time.Millisecond) // a real server is coming back
+	}
+}

@@ -1,0 +1,278 @@
+package storetest_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/stores/storetest"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// A model is an engine and its store as short as the contract allows, with the
+// faults that the kit must find.
+type model struct {
+	fault string // "" for none
+
+	mu     sync.Mutex // guards all below
+	values map[string]kept
+	marks  map[string]mark
+}
+
+type kept struct {
+	data      []byte
+	committed time.Time
+}
+
+type mark struct{ counter, floor uint64 }
+
+const modelLimit = 2 << 20
+
+func newModel(fault string) storetest.Instance {
+	m := &model{fault: fault}
+	m.restart()
+	return storetest.Instance{
+		Open: func(testing.TB) bellwether.Store { return m },
+		Evict: func(_ testing.TB, key string) {
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			delete(m.values, key)
+			delete(m.marks, key)
+		},
+		EvictCounter: func(_ testing.TB, key string) {
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			delete(m.marks, key)
+		},
+		Poison: func(_ testing.TB, key string, data []byte) {
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			m.values[key] = kept{data, time.Now()}
+		},
+		Restart:  func(testing.TB) { m.restart() },
+		TooLarge: modelLimit + 1,
+	}
+}
+
+func (m *model) restart() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.values, m.marks = map[string]kept{}, map[string]mark{}
+}
+
+// read returns the entry under key. The mutex is held.
+func (m *model) read(key string) (bellwether.Entry, error) {
+	v, ok := m.values[key]
+	if !ok {
+		return bellwether.Entry{}, bellwether.ErrNotFound
+	}
+	var e bellwether.Entry
+	if err := e.UnmarshalBinary(v.data); err != nil {
+		if m.fault == "foreign bytes are served" {
+			return bellwether.Entry{Kind: bellwether.KindValue, Value: v.data, TTL: time.Hour}, nil
+		}
+		return bellwether.Entry{}, err
+	}
+	switch m.fault {
+	case "the age stands still":
+	case "the age is lost":
+		e.Age = time.Since(v.committed)
+	default:
+		e.Age += time.Since(v.committed)
+	}
+	if e.Life() <= 0 && m.fault != "expired entries are served" {
+		return bellwether.Entry{}, bellwether.ErrNotFound
+	}
+	if len(e.Value) == 0 && e.Kind == bellwether.KindValue && m.fault == "an empty value is none" {
+		return bellwether.Entry{}, bellwether.ErrNotFound
+	}
+	return e, nil
+}
+
+// seed is what a counter begins at.
+func (m *model) seed() uint64 {
+	if m.fault == "a lost counter begins at 1" {
+		return 0
+	}
+	return uint64(time.Now().UnixMicro())
+}
+
+func (m *model) Get(ctx context.Context, key string) (bellwether.Entry, error) {
+	if err := ctx.Err(); err != nil && m.fault != "the context is ignored" {
+		return bellwether.Entry{}, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.read(m.name(key))
+}
+
+func (m *model) Claim(ctx context.Context, key string) (bellwether.Entry, uint64, error) {
+	if err := ctx.Err(); err != nil && m.fault != "the context is ignored" {
+		return bellwether.Entry{}, 0, err
+	}
+	key = m.name(key)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	e, err := m.read(key)
+	if err != nil && m.fault == "a claim fails over foreign bytes" && err != bellwether.ErrNotFound {
+		return e, 0, err
+	}
+	k, ok := m.marks[key]
+	if !ok {
+		seed := m.seed()
+		k = mark{seed, seed}
+		if m.fault == "a lost floor is none" {
+			k.floor = 0
+		}
+	}
+	if m.fault != "all claims have one epoch" || !ok {
+		k.counter++
+	}
+	m.marks[key] = k
+	return e, k.counter, nil
+}
+
+func (m *model) Commit(ctx context.Context, key string, e bellwether.Entry) error {
+	if err := ctx.Err(); err != nil && m.fault != "the context is ignored" {
+		return err
+	}
+	if len(e.Value) > modelLimit {
+		return bellwether.ErrTooLarge
+	}
+	key = m.name(key)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	data, _ := e.AppendBinary(nil)
+	k, known := m.marks[key]
+	switch {
+	case m.fault == "no fencing":
+	case !known && m.fault == "an unknown claim is taken":
+	case !known:
+		return bellwether.ErrFenced
+	case e.Epoch > k.counter && m.fault != "any epoch is taken":
+		return bellwether.ErrFenced
+	case e.Epoch == k.floor && m.fault == "a commit cannot be repeated":
+		return bellwether.ErrFenced
+	case e.Epoch == k.floor && m.fault == "the same epoch overwrites":
+	case e.Epoch == k.floor:
+		if v, ok := m.values[key]; ok && !bytes.Equal(v.data, data) {
+			return bellwether.ErrFenced
+		}
+		return nil
+	case e.Epoch < k.floor:
+		if m.fault == "a late commit leaves its value" {
+			m.values[key] = kept{data, time.Now()}
+		}
+		return bellwether.ErrFenced
+	case e.Epoch < k.counter && m.fault == "only the last claim commits":
+		return bellwether.ErrFenced
+	}
+	if e.Life() > 0 {
+		m.values[key] = kept{data, time.Now()}
+	} else if m.fault != "nothing to keep keeps the old" {
+		delete(m.values, key)
+	}
+	m.marks[key] = mark{max(k.counter, e.Epoch), e.Epoch}
+	return nil
+}
+
+func (m *model) Invalidate(ctx context.Context, key string) error {
+	if err := ctx.Err(); err != nil && m.fault != "the context is ignored" {
+		return err
+	}
+	key = m.name(key)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.values, key)
+	if m.fault == "invalidate only deletes" {
+		return nil
+	}
+	epoch := max(m.seed(), m.marks[key].counter) + 1
+	m.marks[key] = mark{epoch, epoch}
+	return nil
+}
+
+func (m *model) name(key string) string {
+	if m.fault == "keys are trimmed" {
+		return strings.TrimSpace(key)
+	}
+	return key
+}
+
+func TestRun_Model(t *testing.T) {
+	storetest.Run(t, func(testing.TB) storetest.Instance { return newModel("") })
+}
+
+// mutants maps each fault to the case that must find it by itself.
+var mutants = map[string]string{
+	"no fencing":                       "LateCommit",
+	"a lost counter begins at 1":       "Evict",
+	"a lost floor is none":             "Evict",
+	"an unknown claim is taken":        "Restart",
+	"a commit cannot be repeated":      "CommitAgain",
+	"the same epoch overwrites":        "CommitAgain",
+	"a late commit leaves its value":   "LateCommit",
+	"only the last claim commits":      "CommitsInOrder",
+	"any epoch is taken":               "EpochNeverClaimed",
+	"all claims have one epoch":        "EpochsAreDistinct",
+	"invalidate only deletes":          "Invalidate",
+	"foreign bytes are served":         "Poison",
+	"a claim fails over foreign bytes": "Poison",
+	"the age stands still":             "Age",
+	"the age is lost":                  "Age",
+	"expired entries are served":       "LifeEnds",
+	"nothing to keep keeps the old":    "NothingToKeep",
+	"an empty value is none":           "Sizes",
+	"the context is ignored":           "Context",
+	"keys are trimmed":                 "HostileKeys",
+}
+
+const mutantVar = "STORETEST_MUTANT"
+
+// TestRun_FindsMutants runs this test binary once per mutant, because only a
+// test that has failed shows that Run makes one fail.
+func TestRun_FindsMutants(t *testing.T) {
+	if os.Getenv(mutantVar) != "" {
+		t.Skip("this is the process of a mutant")
+	}
+	for _, fault := range slices.Sorted(maps.Keys(mutants)) {
+		t.Run(fault, func(t *testing.T) {
+			t.Parallel()
+			only := fmt.Sprintf("-test.run=^TestMutant$/./^%s$", mutants[fault])
+			cmd := exec.CommandContext(t.Context(), os.Args[0], only, "-test.timeout=60s")
+			cmd.Env = append(os.Environ(), mutantVar+"="+fault)
+			out, err := cmd.CombinedOutput()
+			if err == nil {
+				t.Fatalf("Run passed a store of which %s", fault)
+			}
+			want := fmt.Sprintf("/%s (", mutants[fault])
+			found := false
+			for line := range strings.Lines(string(out)) {
+				found = found || strings.Contains(line, "--- FAIL: TestMutant/") && strings.Contains(line, want)
+			}
+			if !found {
+				t.Fatalf("case %s did not fail:\n%s", mutants[fault], out)
+			}
+		})
+	}
+}
+
+// TestMutant is the test that TestRun_FindsMutants wants to fail.
+func TestMutant(t *testing.T) {
+	fault := os.Getenv(mutantVar)
+	if fault == "" {
+		t.Skip("run by TestRun_FindsMutants")
+	}
+	storetest.Run(t, func(testing.TB) storetest.Instance { return newModel(fault) })
+}

@@ -1,0 +1,327 @@
+package storetest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+)
+
+// The cases of this file: what is kept, how long, and how it comes back.
+
+func testNotFound(k kit) {
+	s := k.Open(k)
+	k.absent(s, "of a key never used")
+	e, _ := k.claim(s)
+	k.empty(e, "of a key never used")
+	k.absent(s, "of a key that is claimed and not committed")
+}
+
+func testRoundTrip(k kit) {
+	writer, reader := k.Open(k), k.Open(k)
+	for _, want := range []bellwether.Entry{
+		{
+			Kind: bellwether.KindValue, Value: []byte("a value\r\n\x00\xff"),
+			Age: 3 * time.Second, TTL: time.Minute, StaleWhileRevalidate: time.Hour, StaleIfError: 25 * time.Hour,
+			BuildTime: 123456789, Failures: 3, RetryAge: time.Minute + 1, Failure: "origin: 503\r\n\x00",
+		},
+		{Kind: bellwether.KindValue, Value: []byte("END\r\nVALUE x 0 1\r\nx"), TTL: time.Minute},
+		{Kind: bellwether.KindNotFound, TTL: time.Minute, StaleIfError: time.Hour, BuildTime: 1},
+		{Kind: bellwether.KindNone, Failures: 1, RetryAge: time.Minute, Failure: "no value was ever built"},
+	} {
+		want.Epoch = k.newEpoch(writer)
+		k.commit(writer, want)
+		k.present(writer, want)
+		k.present(reader, want)
+		got, epoch := k.claim(reader)
+		if err := same(got, want); err != nil {
+			k.Fatalf("Claim: %v", err)
+		}
+		if epoch <= want.Epoch {
+			k.Fatalf("Claim gave epoch %d after %d", epoch, want.Epoch)
+		}
+	}
+}
+
+func testAge(k kit) {
+	// A store may take the age for older than it is by a round trip, not for
+	// younger: so the upper bound begins before anything was asked.
+	start := time.Now()
+	const slack = time.Millisecond // what engines round to
+	writer := k.Open(k)
+	e := value(k.newEpoch(writer), "v")
+	e.Age = 5 * time.Second
+	k.commit(writer, e)
+	committed := time.Now()
+
+	check := func(what string, got, elapsed time.Duration) {
+		k.Helper()
+		if low, high := e.Age+elapsed-slack, e.Age+time.Since(start)+slack; got < low || got > high {
+			k.Errorf("%s: Age = %v, want %v to %v", what, got, low, high)
+		}
+	}
+	for _, s := range []bellwether.Store{writer, k.Open(k)} {
+		for range 2 {
+			time.Sleep(30 * time.Millisecond) // the engine's clock is a real one
+			elapsed := time.Since(committed)
+			got, err := s.Get(k.Context(), k.key)
+			if err != nil {
+				k.Fatalf("Get: %v", err)
+			}
+			check("Get", got.Age, elapsed)
+			elapsed = time.Since(committed)
+			got, _ = k.claim(s)
+			check("Claim", got.Age, elapsed)
+		}
+	}
+
+	e = value(k.newEpoch(writer), "from a clock that was set back")
+	e.Age = -time.Hour
+	k.commit(writer, e)
+	got, err := writer.Get(k.Context(), k.key)
+	if err != nil || got.Age < 0 || got.Age > time.Since(start)+slack {
+		k.Errorf("Get of an entry committed with a negative Age: Age = %v, err = %v, want about 0", got.Age, err)
+	}
+}
+
+func testSizes(k kit) {
+	s := k.Open(k)
+	for _, n := range []int{0, 1, 4 << 10, 1_000_000} {
+		for _, content := range [][]byte{make([]byte, n), bytes.Repeat([]byte("\r\nEND"), n/5+1)[:n]} {
+			e := value(k.newEpoch(s), string(content))
+			k.commit(s, e)
+			k.present(s, e)
+			got, _ := k.claim(s)
+			if err := same(got, e); err != nil {
+				k.Fatalf("Claim of %d bytes: %v", n, err)
+			}
+		}
+	}
+}
+
+func testTooLarge(k kit) {
+	if k.TooLarge <= 1_000_000 {
+		k.Fatalf("Instance.TooLarge = %d, want the size that the store documents, above 1000000", k.TooLarge)
+	}
+	s := k.Open(k)
+	old := value(k.newEpoch(s), "old")
+	k.commit(s, old)
+	e := value(k.newEpoch(s), strings.Repeat("x", k.TooLarge))
+	if err := s.Commit(k.Context(), k.key, e); !errors.Is(err, bellwether.ErrTooLarge) {
+		k.Fatalf("Commit of %d bytes: err = %v, want ErrTooLarge", k.TooLarge, err)
+	}
+	got, err := s.Get(k.Context(), k.key)
+	switch {
+	case errors.Is(err, bellwether.ErrNotFound):
+	case err != nil:
+		k.Fatalf("Get after ErrTooLarge: %v, want the old value or ErrNotFound", err)
+	default:
+		if err := same(got, old); err != nil {
+			k.Fatalf("Get after ErrTooLarge: %v", err)
+		}
+	}
+	// A reply that was left unread on a connection shows up as the answer to
+	// somebody else's question.
+	for range 20 {
+		e := value(k.newEpoch(s), "small")
+		k.commit(s, e)
+		k.present(s, e)
+	}
+}
+
+func testLives(k kit) {
+	s := k.Open(k)
+	const day = 24 * time.Hour
+	for _, e := range []bellwether.Entry{
+		{TTL: 30 * day},
+		{TTL: 31 * day}, // memcached takes more than 30 days for a date
+		{TTL: 40 * day, StaleWhileRevalidate: 400 * day},
+		{TTL: math.MaxInt64, StaleIfError: math.MaxInt64},
+		{TTL: 900 * time.Millisecond, StaleIfError: time.Hour},
+	} {
+		e.Kind, e.Value, e.Epoch = bellwether.KindValue, []byte("v"), k.newEpoch(s)
+		k.commit(s, e)
+		k.present(s, e)
+	}
+}
+
+func testLifeEnds(k kit) {
+	writer, reader := k.Open(k), k.Open(k)
+	for _, e := range []bellwether.Entry{
+		{TTL: 1},
+		{TTL: 20 * time.Millisecond},
+		{TTL: 100 * time.Millisecond, StaleWhileRevalidate: 150 * time.Millisecond},
+		{TTL: time.Hour, Age: time.Hour - 1100*time.Millisecond},
+	} {
+		e.Kind, e.Value, e.Epoch = bellwether.KindValue, []byte("v"), k.newEpoch(writer)
+		life := e.Life()
+		k.commit(writer, e)
+		committed := time.Now()
+		for found := true; found; {
+			for _, s := range []bellwether.Store{reader, writer} {
+				asked := time.Since(committed)
+				got, err := s.Get(k.Context(), k.key)
+				if err == nil && got.Life() <= 0 {
+					k.Fatalf("Get returned an entry whose life is over, at age %v of %v", got.Age, e.Age+life)
+				}
+				if err == nil && asked > life+time.Millisecond {
+					k.Fatalf("Get returned an entry of life %v after %v, with Age %v", life, asked, got.Age)
+				}
+				if err != nil && !errors.Is(err, bellwether.ErrNotFound) {
+					k.Fatalf("Get: %v", err)
+				}
+				found = err == nil
+			}
+			if found {
+				time.Sleep(life / 20) // the engine's clock is a real one
+			}
+		}
+		got, epoch := k.claim(reader)
+		k.empty(got, "after the entry's life")
+		if epoch <= e.Epoch {
+			k.Fatalf("Claim gave epoch %d after the entry of epoch %d expired", epoch, e.Epoch)
+		}
+	}
+}
+
+func testNothingToKeep(k kit) {
+	s := k.Open(k)
+	k.commit(s, value(k.newEpoch(s), "old"))
+	older := k.newEpoch(s)
+	for _, e := range []bellwether.Entry{
+		{},
+		{Kind: bellwether.KindValue, Value: []byte("stale on arrival"), TTL: time.Second, Age: time.Hour},
+	} {
+		e.Epoch = k.newEpoch(s)
+		k.commit(s, e)
+		k.absent(s, "after a commit of nothing")
+		k.commit(s, e) // again, for a lost reply
+		k.refused(s, value(older, "late"), "below a commit of nothing")
+		k.absent(s, "after a refused commit")
+		older = e.Epoch
+	}
+	e := value(k.newEpoch(s), "new")
+	k.commit(s, e)
+	k.present(s, e)
+	k.refused(s, bellwether.Entry{Epoch: e.Epoch}, "of nothing under the epoch of a value")
+	k.present(s, e)
+}
+
+func testHostileKeys(k kit) {
+	long := strings.Repeat("k", 10<<10)
+	keys := []string{
+		"", " ", "  ", "a b", "a", "A", "a\x00", "a\x00b", "\x7f", "a\n", "a\r\n", "a\r\nflush_all\r\n", "a 0 0 1\r\nx\r\n",
+		"*1\r\n$8\r\nFLUSHALL\r\n", "ключ", "鍵", "e\u0301", "\u00e9", "\xff", "\xfe", "\xc3(",
+		"{a}", "{a}b", "a}", "}{", "{}", "#", "#a", "#47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU",
+		"/", "a/b", "../a", "a:v", "a:m", "a}:v", "a}:m{a", ":", "%s%d%n", "*", "a?", "[a]",
+		long, long + "k", strings.Repeat("k", 160), strings.Repeat("k", 161), strings.Repeat("k", 250), strings.Repeat("k", 251),
+		strings.Repeat("\u00e9", 125),
+	}
+	s, reader := k.Open(k), k.Open(k)
+	// The keys are what is under test, so the case's own name is not in them;
+	// newStore gives every engine a name space of its own.
+	epochs := map[string]uint64{}
+	for _, key := range keys {
+		k.key = key
+		e := value(k.newEpoch(s), "under "+key)
+		k.commit(s, e)
+		epochs[key] = e.Epoch
+	}
+	for _, key := range keys {
+		k.key = key
+		k.present(reader, value(epochs[key], "under "+key))
+	}
+	for i, key := range keys {
+		k.key = key
+		k.invalidate(s)
+		k.absent(reader, "of an invalidated key")
+		if i+1 < len(keys) {
+			k.key = keys[i+1]
+			k.present(reader, value(epochs[k.key], "under "+k.key))
+		}
+	}
+}
+
+func testContext(k kit) {
+	s := k.Open(k)
+	epoch := k.newEpoch(s)
+	cancelled, cancel := context.WithCancel(k.Context())
+	cancel()
+	expired, cancel := context.WithDeadline(k.Context(), time.Now().Add(-time.Second))
+	defer cancel()
+	for want, ctx := range map[error]context.Context{context.Canceled: cancelled, context.DeadlineExceeded: expired} {
+		for name, call := range calls(s, k.key, epoch) {
+			start := time.Now()
+			if err := call(ctx); !errors.Is(err, want) {
+				k.Errorf("%s: err = %v, want %v", name, err, want)
+			}
+			if took := time.Since(start); took > 5*time.Second {
+				k.Errorf("%s took %v to see that its context had ended", name, took)
+			}
+		}
+	}
+	k.commit(s, value(k.newEpoch(s), "the store goes on"))
+}
+
+// calls returns each method of s on key.
+func calls(s bellwether.Store, key string, epoch uint64) map[string]func(context.Context) error {
+	return map[string]func(context.Context) error{
+		"Get": func(ctx context.Context) error {
+			_, err := s.Get(ctx, key)
+			return err
+		},
+		"Claim": func(ctx context.Context) error {
+			_, _, err := s.Claim(ctx, key)
+			return err
+		},
+		"Commit": func(ctx context.Context) error {
+			return s.Commit(ctx, key, value(epoch, "v"))
+		},
+		"Invalidate": func(ctx context.Context) error {
+			return s.Invalidate(ctx, key)
+		},
+	}
+}
+
+// Hang holds a store to its contexts while its engine does not answer: every
+// method must return its context's error soon after ctx ends. It is for tests
+// that can make the engine a black hole, which they have done when they call
+// it.
+func Hang(t testing.TB, s bellwether.Store) {
+	t.Helper()
+	for name, call := range calls(s, "hang", 1) {
+		const patience = 50 * time.Millisecond
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		start := time.Now()
+		err := call(ctx)
+		cancel()
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%s of an engine that hangs: err = %v, want the context's", name, err)
+		}
+		if took := time.Since(start); took > patience+2*time.Second {
+			t.Errorf("%s of an engine that hangs took %v with a context of %v", name, took, patience)
+		}
+	}
+}
+
+// Down holds a store to its errors while its engine is gone: every method must
+// fail with an error that is none of those that the contract names.
+func Down(t testing.TB, s bellwether.Store) {
+	t.Helper()
+	for name, call := range calls(s, "down", 1) {
+		err := call(t.Context())
+		if err == nil {
+			t.Errorf("%s of an engine that is gone succeeded", name)
+		}
+		for _, named := range []error{bellwether.ErrNotFound, bellwether.ErrFenced, bellwether.ErrCorrupt, bellwether.ErrTooLarge, context.Canceled, context.DeadlineExceeded} {
+			if errors.Is(err, named) {
+				t.Errorf("%s of an engine that is gone: err = %v, which is %v", name, err, named)
+			}
+		}
+	}
+}
