@@ -287,35 +287,52 @@ func (r *run[V]) lead(ctx context.Context, lease Lease) bool {
 }
 
 // claim reads the key again, now that nobody else may rebuild it, and takes an
-// epoch for the rebuild, in one call. The epoch is 0 if the store does not
-// answer. Who has won the lease just after another released it finds that
-// one's value here, and the flight has ended.
+// epoch for the rebuild, in one call. Who has won the lease just after another
+// released it finds that one's value here, and the flight has ended.
 func (r *run[V]) claim(ctx context.Context) (epoch uint64, ended bool) {
+	entry, epoch := r.takeEpoch(ctx)
+	if epoch == 0 || r.engine.Store == nil {
+		return epoch, false
+	}
+	known, _ := r.engine.near.get(r.key)
+	return epoch, r.consider(r.decode(entry, known), true)
+}
+
+// takeEpoch returns a new epoch for the key, and its present entry. The epoch
+// is 0 if the store does not answer.
+func (r *run[V]) takeEpoch(ctx context.Context) (entry Entry, epoch uint64) {
 	e := r.engine
 	if e.Store == nil {
 		e.mu.Lock()
 		defer e.mu.Unlock()
 		e.epoch++
-		return e.epoch, false
+		return Entry{}, e.epoch
 	}
 	if r.storeDown {
-		return 0, false
+		return Entry{}, 0
 	}
-	type claim struct {
-		entry Entry
-		epoch uint64
-	}
-	c, err := ask(ctx, e.store, &r.outage, func(ctx context.Context) (c claim, err error) {
-		c.entry, c.epoch, err = e.Store.Claim(ctx, e.engineKey(r.key))
-		return c, err
+	entry, err := ask(ctx, e.store, &r.outage, func(ctx context.Context) (entry Entry, err error) {
+		entry, epoch, err = e.Store.Claim(ctx, e.engineKey(r.key))
+		return entry, err
 	})
 	if err != nil {
 		r.noAnswer("claiming", err)
 		r.storeDown = true
-		return 0, false
+		return Entry{}, 0
 	}
-	known, _ := e.near.get(r.key)
-	return c.epoch, r.consider(r.decode(c.entry, known), true)
+	return entry, epoch
+}
+
+// put keeps a value that was made by the rebuild of another key.
+func (e *engine[V]) put(ctx context.Context, key string, v V, f Freshness) {
+	r := &run[V]{flight: &flight[V]{key: key, engine: e}, outage: outage{e.EngineTimeout}}
+	_, epoch := r.takeEpoch(ctx)
+	now := e.clock.now()
+	it := &item[V]{kind: KindValue, value: v, epoch: epoch, trusted: e.trustedUntil(now)}
+	it.lifetime = newLifetime(now, f)
+	if r.commit(ctx, it) {
+		e.near.put(key, it)
+	}
 }
 
 // keep renews the lease at a third of its length until ctx ends. It closes lost

@@ -37,11 +37,14 @@ func Key(r *http.Request) (key string, ok bool) {
 	if !ok || r.Method == http.MethodConnect {
 		return "", false
 	}
-	if sent := sentTarget(r.RequestURI); sent != "" && sent != target {
-		if !clean(sent) {
+	if r.RequestURI != "" { // empty in a request that no server has read
+		sent, ok := sentTarget(r.RequestURI)
+		if !ok || !clean(sent) {
 			return "", false
 		}
-		target += " " + sent // neither has a space
+		if sent != target {
+			target += " " + sent // neither has a space
+		}
 	}
 	return join(host, target)
 }
@@ -84,23 +87,23 @@ func targetOf(u *url.URL) (string, bool) {
 }
 
 // sentTarget returns the path and the query of a request-target in origin-form
-// or absolute-form (RFC 9112 section 3.2).
-func sentTarget(uri string) string {
-	if uri == "" || uri[0] == '/' {
-		return uri
+// or absolute-form (RFC 9112 section 3.2), and false for any other.
+func sentTarget(uri string) (string, bool) {
+	if strings.HasPrefix(uri, "/") {
+		return uri, true
 	}
-	_, rest, ok := strings.Cut(uri, "://")
-	if !ok {
-		return uri
+	scheme, rest, ok := strings.Cut(uri, "://")
+	if !ok || !strings.EqualFold(scheme, "http") && !strings.EqualFold(scheme, "https") {
+		return "", false
 	}
 	i := strings.IndexAny(rest, "/?")
 	switch {
 	case i < 0:
-		return "/"
+		return "/", true
 	case rest[i] == '?':
-		return "/" + rest[i:]
+		return "/" + rest[i:], true
 	}
-	return rest[i:]
+	return rest[i:], true
 }
 
 // clean tells whether a target is short enough and has nothing in it that ends

@@ -43,6 +43,8 @@ func TestKey(t *testing.T) {
 		{"RFC 9110 4.2.4: user information", "http://me@example.com/", "other", ""},
 		{"RFC 9112 3.2: user information in Host", "/", "me@example.com", ""},
 		{"RFC 9112 3.2: empty host", "/", "", ""},
+		{"RFC 9112 3.2.2: another scheme", "ftp://example.com/", "example.com", ""},
+		{"RFC 9112 3.2.2: only a scheme", "a:", "example.com", ""},
 		{"RFC 9112 3.2.4: asterisk-form", "*", "h", ""},
 		{"RFC 9110 4.2.5: fragment", "/a#b", "h", ""},
 		{"RFC 9110 4.2.5: fragment in the query", "/a?#b", "h", ""},
@@ -98,6 +100,7 @@ func FuzzKey(f *testing.F) {
 	f.Add("[::1]", "//x", "[0::1]:443", "/x")
 	f.Add("h", "http://h/a|b", "h", "/a%7Cb")
 	f.Add("h", "/a?b", "h", "/a%3Fb")
+	f.Add("h", "a:", "h", "*")
 	f.Fuzz(func(t *testing.T, host1, target1, host2, target2 string) {
 		part := func(host, target string) (key, id string, ok bool) {
 			r, ok := read(t, "GET", target, host)
@@ -111,7 +114,7 @@ func FuzzKey(f *testing.F) {
 				}
 				return "", "", false
 			}
-			if len(key) > MaxKey || strings.ContainsAny(key, " \t\r\n\x00#@") && !strings.Contains(target, "@") {
+			if len(key) > MaxKey || strings.ContainsAny(key, " \t\r\n\x00#") {
 				t.Fatalf("%q, %q: key %q", host, target, key)
 			}
 			canonical, ok := CanonicalHost(r.Host)
@@ -121,7 +124,11 @@ func FuzzKey(f *testing.F) {
 			if again, ok := CanonicalHost(canonical); !ok || again != canonical {
 				t.Fatalf("CanonicalHost(%q) = %q, %v: not canonical", canonical, again, ok)
 			}
-			return key, canonical + "\x00" + sentTarget(r.RequestURI), true
+			sent, ok := sentTarget(r.RequestURI)
+			if !ok {
+				t.Fatalf("%q, %q: a key without a target", host, target)
+			}
+			return key, canonical + "\x00" + sent, true
 		}
 		key1, id1, ok1 := part(host1, target1)
 		key2, id2, ok2 := part(host2, target2)
@@ -183,6 +190,7 @@ func TestStatus(t *testing.T) {
 		{"RFC 9211 2.7: key not ASCII", Status{Cache: "a", Hit: true, Key: "h/ä"}, "a;hit"},
 		{"RFC 9211 2.8: detail", Status{Cache: "a", Fwd: FwdBypass, Detail: "set-cookie"}, "a;fwd=bypass;detail=set-cookie"},
 		{"RFC 9211 2.8: detail as a string", Status{Cache: "a", Fwd: FwdBypass, Detail: "too large"}, `a;fwd=bypass;detail="too large"`},
+		{"RFC 9211 2: name by default", Status{Hit: true}, "Bellwether;hit"},
 		{"RFC 9211 2: name as a string", Status{Cache: "my cache", Hit: true}, `"my cache";hit`},
 		{"RFC 9211 2: name begins with a digit", Status{Cache: "1st", Hit: true}, `"1st";hit`},
 		{"RFC 9211 2: name not ASCII", Status{Cache: "schäfchen", Hit: true}, ""},

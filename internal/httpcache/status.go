@@ -1,6 +1,7 @@
 package httpcache
 
 import (
+	"cmp"
 	"net/http"
 	"time"
 
@@ -27,7 +28,7 @@ const (
 // A Status is what one cache did with one request: a member of the list in
 // Cache-Status (RFC 9211 section 2).
 type Status struct {
-	// Cache is the cache's name.
+	// Cache is the cache's name. Empty: Bellwether.
 	Cache string
 	// Hit says that the request was answered without the origin. Fwd,
 	// FwdStatus, Stored and Collapsed do not count then.
@@ -52,7 +53,7 @@ type Status struct {
 // String returns the member, without a Key or a Detail that is not printable
 // ASCII, and the empty string if Cache is not.
 func (s Status) String() string {
-	item := httpsfv.NewItem(tokenOrString(s.Cache))
+	item := httpsfv.NewItem(tokenOrString(cmp.Or(s.Cache, "Bellwether")))
 	set := func(name string, value any) { item.Params.Add(name, value) }
 	if s.Hit {
 		set("hit", true) // section 2.1
@@ -99,7 +100,7 @@ func (s Status) AppendTo(h http.Header) {
 	}
 }
 
-// tokenOrString returns s as a Token where it is one (RFC 9651 section 3.3.4),
+// tokenOrString returns s, which is not empty, as a Token where it is one (RFC 9651 section 3.3.4),
 // else as a String.
 func tokenOrString(s string) any {
 	for i := range len(s) {
@@ -108,9 +109,6 @@ func tokenOrString(s string) any {
 		if !letter && (i == 0 || !isToken(c) && c != ':' && c != '/') {
 			return s
 		}
-	}
-	if s == "" {
-		return s
 	}
 	return httpsfv.Token(s)
 }

@@ -11,6 +11,11 @@ import (
 // This file decides whether others may have a response, and which of its
 // fields they get.
 
+// ReasonNoLifetime is Storable's reason for a response that says nothing about
+// how long it is fresh and has a status that must say it (RFC 9111 section 3,
+// last item): nothing is wrong with it but that.
+const ReasonNoLifetime = "status-without-lifetime"
+
 // Storable decides whether a shared cache may store the response, and so
 // whether others may have it (RFC 9111 section 3). If not, reason says why in
 // a word or two, fit for the detail of a Cache-Status.
@@ -72,7 +77,7 @@ func Storable(method string, req http.Header, status int, resp http.Header, d Di
 	}
 	// Section 3, last item.
 	if !explicit && !d.Public && !heuristicallyCacheable(status) {
-		return false, "status-without-lifetime"
+		return false, ReasonNoLifetime
 	}
 	return true, ""
 }

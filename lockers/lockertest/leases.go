@@ -90,6 +90,7 @@ func neverTwoAtATime(t *testing.T, newLocker func(testing.TB) bellwether.Locker)
 					if n := holders.Add(1); n != 1 {
 						t.Errorf("%d holders at a time", n)
 					}
+					time.Sleep(100 * time.Microsecond)
 					holders.Add(-1)
 					if err := lease.Release(t.Context()); err != nil {
 						t.Errorf("Release: %v", err)

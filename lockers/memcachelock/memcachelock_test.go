@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"strings"
 	"sync/atomic"
@@ -187,20 +186,6 @@ func TestForeignValue(t *testing.T) {
 		_, err := l.TryAcquire(t.Context(), key, time.Minute)
 		if err == nil || errors.Is(err, bellwether.ErrHeld) || !strings.Contains(err.Error(), item(key)) {
 			t.Errorf("value %q: err = %v, want one that names the item", v, err)
-		}
-	}
-}
-
-func TestObservations_AreBounded(t *testing.T) {
-	server := testserver.Memcached(t)
-	a, b := newLocker(t, server.Addr), newLocker(t, server.Addr)
-	prefix := newKey()
-	for i := range 3 * memcachelock.MaxObserved {
-		key := fmt.Sprint(prefix, i)
-		acquire(t, a, key, time.Minute)
-		mustBeHeld(t, b, key)
-		if got := b.Observed(); got > 2*memcachelock.MaxObserved {
-			t.Fatalf("%d leases are remembered, want no more than %d", got, 2*memcachelock.MaxObserved)
 		}
 	}
 }

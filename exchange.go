@@ -1,0 +1,419 @@
+package bellwether
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"runtime/debug"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/bellwether-go/bellwether/internal/httpcache"
+	"github.com/bellwether-go/bellwether/internal/spool"
+	"github.com/go-chi/chi/v5"
+)
+
+// This file runs the handler for a key: detached from the request that began
+// it, writing into a spool that everybody reads, with the decision who may read
+// it made when the header is written.
+
+var (
+	// errShortBody is the failure of a handler that wrote less than the
+	// Content-Length it announced.
+	errShortBody = errors.New("bellwether: handler wrote less than its Content-Length")
+
+	// errServerError is the failure of a handler that answered with an error
+	// status while there is a stale response to serve in its place.
+	errServerError = errors.New("bellwether: handler answered with a server error")
+)
+
+// privateWindow is how much of a response that nobody shares is kept in memory
+// between the handler and its one client.
+const privateWindow = 64 << 10
+
+// An exchange is one run of the handler, and the ResponseWriter that it writes
+// to. Its methods are the handler's goroutine's; other goroutines wait for
+// decided and finished.
+type exchange struct {
+	m      *Middleware
+	owner  *call // the call that began it
+	key    string
+	path   []string // request field names that the key already tells apart
+	stale  bool     // there is something stale to serve if this fails
+	cancel context.CancelCauseFunc
+	sent   time.Time
+
+	header      http.Header // the handler's
+	wroteHeader bool
+	announced   int64 // Content-Length, -1 if there is none
+	written     int64
+	body        *spool.Spool
+
+	decided   chan struct{} // closed when what follows is set
+	decidedAt time.Time
+	response  *response
+	shared    bool          // others may read it
+	overflow  chan struct{} // closed before the body passes the limit
+	finished  chan struct{} // closed when err is set
+	err       error
+}
+
+// detach makes the request for the key's representation for everybody: its
+// context loses its end but not its values, and whatever would make the answer
+// that of one client is left out.
+func detach(r *http.Request) *http.Request {
+	ctx := context.WithoutCancel(r.Context())
+	// chi takes its routing context back into a pool when the request ends,
+	// and gives it to another request while our handler still reads its
+	// parameters. The copy has what routing has found so far; the slices are
+	// cloned because routing appends to them.
+	if rc := chi.RouteContext(ctx); rc != nil {
+		own := chi.NewRouteContext()
+		own.Routes, own.RoutePath, own.RouteMethod = rc.Routes, rc.RoutePath, rc.RouteMethod
+		own.RoutePatterns = append(own.RoutePatterns, rc.RoutePatterns...)
+		own.URLParams.Keys = append(own.URLParams.Keys, rc.URLParams.Keys...)
+		own.URLParams.Values = append(own.URLParams.Values, rc.URLParams.Values...)
+		if own.RouteMethod == http.MethodHead {
+			own.RouteMethod = http.MethodGet
+		}
+		ctx = context.WithValue(ctx, chi.RouteCtxKey, own)
+	}
+	d := r.Clone(ctx)
+	d.Method = http.MethodGet // a HEAD is answered from the GET's response
+	d.Body, d.ContentLength, d.TransferEncoding = http.NoBody, 0, nil
+	d.Trailer, d.GetBody = nil, nil
+	for _, name := range []string{"Content-Length", "Content-Type", "Content-Encoding", "Expect", "Trailer"} {
+		d.Header.Del(name)
+	}
+	httpcache.RemoveConditions(d.Header)
+	httpcache.RemoveConnectionFields(d.Header)
+	// What the key does not tell apart must not reach the handler.
+	if host, ok := httpcache.CanonicalHost(r.Host); ok {
+		d.Host = host
+	}
+	return d
+}
+
+// run runs the handler to its end.
+func (x *exchange) run(next http.Handler, r *http.Request) {
+	returned := false
+	defer func() {
+		if !returned {
+			x.err = ErrGoexit
+			if p := recover(); p != nil {
+				x.err = &PanicError{Value: p, Stack: debug.Stack()}
+			}
+		}
+		if x.err == nil && x.announced >= 0 && x.written < x.announced {
+			x.err = fmt.Errorf("%w: %d of %d bytes", errShortBody, x.written, x.announced)
+		}
+		if x.body != nil {
+			if x.err == nil {
+				x.err = x.body.Close()
+			} else {
+				x.body.CloseWithError(x.err)
+			}
+		}
+		close(x.finished)
+	}()
+	next.ServeHTTP(x, r)
+	if !x.wroteHeader {
+		x.WriteHeader(http.StatusOK)
+	}
+	returned = true
+}
+
+// Header returns the header that WriteHeader will take.
+func (x *exchange) Header() http.Header { return x.header }
+
+// WriteHeader decides who may read the response.
+func (x *exchange) WriteHeader(status int) {
+	if x.wroteHeader {
+		return
+	}
+	if status < 100 || status > 999 {
+		panic(fmt.Sprintf("invalid WriteHeader code %v", status)) // as net/http has it
+	}
+	if status < 200 && status != http.StatusSwitchingProtocols {
+		return // an interim response is for one client, and not the response
+	}
+	x.wroteHeader = true
+	x.announced = -1
+	if n, err := strconv.ParseInt(x.header.Get("Content-Length"), 10, 64); err == nil && n >= 0 {
+		x.announced = n
+	}
+	if status == http.StatusNoContent || status == http.StatusNotModified {
+		x.announced = -1
+	}
+	x.decide(status)
+	close(x.decided)
+}
+
+// decide makes the response and says whether it is shared.
+func (x *exchange) decide(status int) {
+	now := time.Now()
+	x.decidedAt = now
+	header := httpcache.CanonicalHeader(x.header)
+	d := httpcache.ResponseDirectives(header)
+	freshness := httpcache.FreshnessOf(status, header, d, now, x.m.rules)
+	age := httpcache.InitialAge(header, x.sent, now)
+	var reason string
+	x.shared, reason = httpcache.Storable(http.MethodGet, x.owner.request, status, header, d, x.m.rules)
+	switch {
+	case reason == httpcache.ReasonNoLifetime && httpcache.IsServerError(status) && x.m.options.ErrorTTL > 0:
+		// One error answers the herd that waits for it, and those who come
+		// within ErrorTTL: a broken origin is not helped by being asked by each.
+		x.shared, freshness.Lifetime = true, x.m.options.ErrorTTL
+	case x.shared && !freshness.Shareable(age):
+		x.shared, reason = false, "not-fresh"
+	}
+	limit := x.m.options.MaxBody
+	if !x.shared {
+		limit = min(limit, privateWindow)
+	}
+	x.body = spool.New(limit)
+	x.response = &response{
+		status:    status,
+		header:    httpcache.StoredHeader(header, d, now),
+		freshness: freshness,
+		age:       age,
+		reason:    reason,
+		live:      x.body,
+		of:        x,
+	}
+	names, _ := httpcache.VaryNames(header)
+	if names = without(names, x.path); !x.shared {
+		x.response.kind = uncacheable
+	} else if len(names) > 0 {
+		v := &response{kind: varying, names: names, mark: newMark(), variant: x.response}
+		v.id = v.variantKey(x.key, x.owner.request)
+		x.response = v
+	}
+	// The owner's place is taken before a byte is written: it must not lose the
+	// start of a body that nobody keeps.
+	x.owner.attach(x.body)
+}
+
+// without returns the names that are not among known.
+func without(names, known []string) []string {
+	var rest []string
+next:
+	for _, name := range names {
+		for _, k := range known {
+			if k == name {
+				continue next
+			}
+		}
+		rest = append(rest, name)
+	}
+	return rest
+}
+
+// Write adds to the body.
+func (x *exchange) Write(p []byte) (int, error) {
+	if !x.wroteHeader {
+		if x.header.Get("Content-Type") == "" && x.header.Get("Content-Encoding") == "" && len(p) > 0 {
+			// As net/http does, and here, so that the first client and those
+			// served from the cache get the same.
+			x.header.Set("Content-Type", http.DetectContentType(p))
+		}
+		x.WriteHeader(http.StatusOK)
+	}
+	if status := x.content().status; status == http.StatusNoContent || status == http.StatusNotModified {
+		return 0, http.ErrBodyNotAllowed
+	}
+	if x.announced >= 0 && x.written+int64(len(p)) > x.announced {
+		return 0, http.ErrContentLength
+	}
+	if before := x.written; before <= x.m.options.MaxBody && before+int64(len(p)) > x.m.options.MaxBody {
+		close(x.overflow)
+	}
+	n, err := x.body.Write(p)
+	x.written += int64(n)
+	return n, err
+}
+
+// Flush sends the header on. What is written is readable at once, so there is
+// nothing else to flush.
+func (x *exchange) Flush() {
+	if !x.wroteHeader {
+		x.WriteHeader(http.StatusOK)
+	}
+}
+
+// content is the response itself, also where what it varies by was found first.
+func (x *exchange) content() *response {
+	if x.response.variant != nil {
+		return x.response.variant
+	}
+	return x.response
+}
+
+// fetch is the HTTP face's load: it runs the handler and returns what is to be
+// kept under the key.
+func (m *Middleware) fetch(ctx context.Context, f *flight[*response], c *call, next http.Handler, r *http.Request) (*response, error) {
+	running, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	x := &exchange{
+		m: m, owner: c, key: f.key, path: c.path, cancel: cancel, sent: time.Now(),
+		stale:  f.present != nil && f.present.kind == KindValue && f.present.value.kind == plain && f.present.held,
+		header: make(http.Header), announced: -1,
+		decided: make(chan struct{}), overflow: make(chan struct{}), finished: make(chan struct{}),
+	}
+	c.mu.Lock()
+	c.ran = true
+	c.mu.Unlock()
+	// Until it is known that the response is one client's alone, the rebuild's
+	// end is the handler's end.
+	unlink := context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })
+	go func() {
+		defer cancel(nil)
+		x.run(next, r.WithContext(running))
+	}()
+
+	select {
+	case <-x.decided:
+	case <-x.finished:
+	case <-ctx.Done():
+	}
+	select {
+	case <-x.decided:
+	default:
+		select {
+		case <-x.finished:
+			return nil, x.err
+		default:
+			return nil, context.Cause(ctx)
+		}
+	}
+	if x.shared && x.stale && httpcache.IsServerError(x.content().status) {
+		x.body.CloseWithError(errServerError)
+		return nil, fmt.Errorf("%w: %d", errServerError, x.content().status)
+	}
+	if !f.publish(x.response) {
+		x.body.CloseWithError(errInvalidated)
+		return nil, errInvalidated
+	}
+	if !x.shared {
+		unlink()
+		c.follow(x)
+		return m.remember(ctx, x.response.reason), nil
+	}
+	select {
+	case <-x.overflow:
+		// From here on the body is its readers'; it ends with the last of them.
+		unlink()
+		return m.remember(ctx, "too large"), nil
+	case <-x.finished:
+	case <-ctx.Done():
+		x.body.CloseWithError(context.Cause(ctx))
+		return nil, context.Cause(ctx)
+	}
+	if x.err != nil {
+		return nil, x.err
+	}
+	return m.keep(ctx, x)
+}
+
+// remember returns the record that responses to a key are not for sharing.
+func (m *Middleware) remember(ctx context.Context, reason string) *response {
+	SetFreshness(ctx, Freshness{TTL: m.options.UncacheableTTL})
+	return &response{kind: uncacheable, reason: reason}
+}
+
+// keep returns what is to be kept under the key for a complete exchange. If
+// its response is a variant, that is written under its own key first, so that
+// whoever reads the names finds the variant.
+func (m *Middleware) keep(ctx context.Context, x *exchange) (*response, error) {
+	body, ok := x.body.Bytes()
+	if !ok {
+		return nil, errors.New("bellwether: complete body without bytes")
+	}
+	live := x.content()
+	done := &response{status: live.status, header: live.header, freshness: live.freshness, body: body}
+	f := Freshness{
+		Age:                  live.age + time.Since(x.decidedAt),
+		TTL:                  live.freshness.Lifetime,
+		StaleWhileRevalidate: live.freshness.StaleWhileRevalidate,
+		StaleIfError:         live.freshness.StaleIfError,
+	}
+	if x.response.kind != varying {
+		SetFreshness(ctx, f)
+		return done, nil
+	}
+	m.engine.put(ctx, x.response.id, done, f)
+	SetFreshness(ctx, Freshness{TTL: varyingTTL})
+	return &response{kind: varying, names: x.response.names, mark: x.response.mark}, nil
+}
+
+// varyingTTL is how long it is remembered by which fields a key varies. It is
+// long because nothing goes wrong when it is out of date: a handler that names
+// others is heard when the next variant is rebuilt.
+const varyingTTL = 24 * time.Hour
+
+// A call is one request that waits for a key.
+type call struct {
+	request http.Header // as the client sent it, for Vary and Storable
+	path    []string    // request field names that led to the present key
+
+	mu     sync.Mutex // guards what follows
+	ran    bool       // the handler was run for this call
+	left   bool
+	reader *spool.Reader
+	alone  *exchange // whose only reader the call is
+}
+
+// began reports whether the handler was run for this call.
+func (c *call) began() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.ran
+}
+
+// attach takes the call's place at the start of a body, if it is still there.
+func (c *call) attach(body *spool.Spool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.reader != nil {
+		c.reader.Close() // of a run that an invalidation has made void
+		c.reader = nil
+	}
+	if !c.left {
+		c.reader, _ = body.NewReader()
+	}
+}
+
+// follow binds the end of the handler to the end of its only client.
+func (c *call) follow(x *exchange) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.alone = x
+	if c.left {
+		x.cancel(context.Canceled)
+	}
+}
+
+// takeReader returns the call's place in the body of x: the one that was taken
+// for it, or a new one if the body's start is still there.
+func (c *call) takeReader(x *exchange) (*spool.Reader, bool) {
+	if x.owner != c {
+		return x.body.NewReader()
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.reader, c.reader != nil
+}
+
+// leave gives the call's place up, so that a body does not wait for it.
+func (c *call) leave() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.left = true
+	if c.reader != nil {
+		c.reader.Close()
+	}
+	if c.alone != nil {
+		c.alone.cancel(context.Canceled)
+	}
+}

@@ -1,0 +1,645 @@
+package spool
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// body returns n bytes of which no two chunks are the same.
+func body(n int) []byte {
+	b := make([]byte, n)
+	r := rand.NewChaCha8([32]byte{1})
+	r.Read(b)
+	return b
+}
+
+func join(t testing.TB, s *Spool) *Reader {
+	t.Helper()
+	r, ok := s.NewReader()
+	if !ok {
+		t.Fatal("NewReader: the start is gone")
+	}
+	return r
+}
+
+func write(t testing.TB, s *Spool, p []byte) {
+	t.Helper()
+	if n, err := s.Write(p); n != len(p) || err != nil {
+		t.Fatalf("Write = %d, %v, want %d, nil", n, err, len(p))
+	}
+}
+
+// checkRead reads to the end and compares.
+func checkRead(t testing.TB, r *Reader, want []byte, wantErr error) {
+	t.Helper()
+	var got bytes.Buffer
+	n, err := r.WriteTo(&got)
+	if !errors.Is(err, wantErr) || err == nil != (wantErr == nil) {
+		t.Errorf("WriteTo = %v, want %v", err, wantErr)
+	}
+	if n != int64(len(want)) || !bytes.Equal(got.Bytes(), want) {
+		t.Errorf("read %d bytes, want the %d written", n, len(want))
+	}
+}
+
+func TestSpool_Complete(t *testing.T) {
+	for _, n := range []int{0, 1, minChunk, minChunk + 1, 1 << 20} {
+		want := body(n)
+		s := New(int64(n)) // just within the limit
+		early := join(t, s)
+		for p := range slices.Chunk(want, 1000) {
+			write(t, s, p)
+		}
+		if _, ok := s.Bytes(); ok {
+			t.Errorf("%d: Bytes of a body that still grows", n)
+		}
+		if err := s.Close(); err != nil {
+			t.Errorf("%d: Close = %v", n, err)
+		}
+		if err := s.Close(); err != nil {
+			t.Errorf("%d: second Close = %v", n, err)
+		}
+		if got, ok := s.Bytes(); !ok || !bytes.Equal(got, want) || cap(got) > len(got) && n > 0 {
+			t.Errorf("%d: Bytes = %d bytes of capacity %d, %v", n, len(got), cap(got), ok)
+		}
+		late := join(t, s)
+		for _, r := range []*Reader{early, late} {
+			checkRead(t, r, want, nil)
+			if b, err := r.Next(t.Context()); b != nil || err != io.EOF {
+				t.Errorf("%d: Next at the end = %d bytes, %v, want io.EOF", n, len(b), err)
+			}
+			r.Close()
+		}
+		if s.Overflowed() || s.Len() != int64(n) || s.Readers() != 0 || s.kept > s.limit {
+			t.Errorf("%d: overflowed %v, len %d, readers %d, memory %d", n, s.Overflowed(), s.Len(), s.Readers(), s.kept)
+		}
+		if _, err := s.Write([]byte("x")); err != ErrClosed {
+			t.Errorf("%d: Write after Close = %v, want ErrClosed", n, err)
+		}
+	}
+}
+
+// A joiner gets the first byte at once, not when the body is complete, and
+// each further piece when it is written.
+func TestReader_LateJoiner(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := New(1 << 20)
+		start := time.Now()
+		go func() {
+			for range 10 {
+				s.Write([]byte("piece"))
+				time.Sleep(time.Second)
+			}
+			s.Close()
+		}()
+		time.Sleep(4500 * time.Millisecond)
+		r := join(t, s)
+		defer r.Close()
+		b, err := r.Next(t.Context())
+		if string(b) != "piecepiecepiecepiecepiece" || err != nil || time.Since(start) != 4500*time.Millisecond {
+			t.Errorf("Next = %q, %v after %v, want five pieces at once", b, err, time.Since(start))
+		}
+		b, err = r.Next(t.Context())
+		if string(b) != "piece" || err != nil || time.Since(start) != 5*time.Second {
+			t.Errorf("Next = %q, %v after %v, want one piece when it is written", b, err, time.Since(start))
+		}
+		checkRead(t, r, []byte("piecepiecepiecepiece"), nil)
+	})
+}
+
+func TestReader_SlowHoldsUpNobodyWithinLimit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		want := body(1 << 20)
+		s := New(1 << 20)
+		slow, fast := join(t, s), join(t, s)
+		defer slow.Close()
+		defer fast.Close()
+		start := time.Now()
+		var group sync.WaitGroup
+		group.Go(func() {
+			var got []byte
+			for {
+				b, err := slow.Next(t.Context())
+				if err != nil {
+					break
+				}
+				got = append(got, b...)
+				time.Sleep(time.Minute)
+			}
+			if !bytes.Equal(got, want) {
+				t.Error("the slow reader's body differs")
+			}
+		})
+		group.Go(func() {
+			checkRead(t, fast, want, nil)
+			if d := time.Since(start); d != 0 {
+				t.Errorf("the fast reader took %v", d)
+			}
+		})
+		write(t, s, want)
+		s.Close()
+		if d := time.Since(start); d != 0 {
+			t.Errorf("the writer took %v", d)
+		}
+		group.Wait()
+	})
+}
+
+func TestReader_Leaves(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := New(1 << 20)
+		gone := errors.New("the client has gone")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		leaver, other := join(t, s), join(t, s)
+		defer other.Close()
+		errs := make(chan error)
+		go func() {
+			_, err := leaver.Next(ctx)
+			leaver.Close()
+			leaver.Close()
+			errs <- err
+		}()
+		synctest.Wait()
+		cancel(gone)
+		if err := <-errs; err != gone {
+			t.Errorf("Next = %v, want ctx's cause", err)
+		}
+		if _, err := leaver.Next(t.Context()); err != ErrClosed {
+			t.Errorf("Next after Close = %v, want ErrClosed", err)
+		}
+		if got := s.Readers(); got != 1 {
+			t.Errorf("%d readers, want 1", got)
+		}
+		write(t, s, []byte("x"))
+		s.Close()
+		checkRead(t, other, []byte("x"), nil)
+	})
+}
+
+// A ctx that ends while a reader waits costs it no byte.
+func TestReader_NextAfterCancelledNext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := New(10)
+		r := join(t, s)
+		defer r.Close()
+		write(t, s, []byte("ab"))
+		r.Next(t.Context())
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, err := r.Next(ctx); err != context.DeadlineExceeded {
+			t.Fatalf("Next = %v, want DeadlineExceeded", err)
+		}
+		write(t, s, []byte("cd"))
+		s.Close()
+		checkRead(t, r, []byte("cd"), nil)
+	})
+}
+
+// Within the limit the body is collected although nobody reads it.
+func TestSpool_NobodyReadsWithinLimit(t *testing.T) {
+	s := New(100)
+	r := join(t, s)
+	write(t, s, body(50))
+	r.Close()
+	write(t, s, body(50))
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if b, ok := s.Bytes(); !ok || len(b) != 100 {
+		t.Errorf("Bytes = %d bytes, %v, want 100", len(b), ok)
+	}
+}
+
+func TestSpool_BrokenOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		broken := errors.New("broken")
+		s := New(1 << 20)
+		r := join(t, s)
+		defer r.Close()
+		write(t, s, []byte("half"))
+		time.AfterFunc(time.Second, func() { s.CloseWithError(broken) })
+		checkRead(t, r, []byte("half"), broken)
+		if err := s.Close(); err != broken {
+			t.Errorf("Close = %v, want the reason", err)
+		}
+		if _, ok := s.Bytes(); ok {
+			t.Error("Bytes of a broken body")
+		}
+		if _, ok := s.NewReader(); ok {
+			t.Error("NewReader of a broken body")
+		}
+		if _, err := s.Write([]byte("x")); err != broken {
+			t.Errorf("Write = %v, want the reason", err)
+		}
+	})
+	for in, want := range map[error]error{nil: ErrClosed, io.EOF: io.ErrUnexpectedEOF} {
+		s := New(0)
+		r := join(t, s)
+		s.CloseWithError(in)
+		if _, err := r.Next(t.Context()); !errors.Is(err, want) || errors.Is(err, io.EOF) {
+			t.Errorf("CloseWithError(%v): Next = %v, want %v", in, err, want)
+		}
+		r.Close()
+	}
+	s := New(0)
+	s.Close()
+	s.CloseWithError(errors.New("late"))
+	if b, ok := s.Bytes(); !ok || len(b) != 0 {
+		t.Errorf("Bytes = %q, %v: a complete body was broken off", b, ok)
+	}
+}
+
+func TestSpool_OverflowBackPressure(t *testing.T) {
+	for _, limit := range []int64{0, 1, minChunk, 100 << 10, 1 << 20} {
+		synctest.Test(t, func(t *testing.T) {
+			want := body(5 << 20)
+			s := New(limit)
+			slow, fast := join(t, s), join(t, s)
+			defer slow.Close()
+			defer fast.Close()
+			var group sync.WaitGroup
+			group.Go(func() {
+				for p := range slices.Chunk(want, 77<<10) {
+					write(t, s, p)
+				}
+				s.Close()
+			})
+			group.Go(func() { checkRead(t, fast, want, nil) })
+			var got []byte
+			for len(got) < len(want) {
+				b, err := slow.Next(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				synctest.Wait() // all go as far as they can while this one dawdles
+				s.mu.Lock()
+				kept, ahead := s.kept, s.size-int64(len(got))
+				s.mu.Unlock()
+				if kept > limit+maxChunk || s.Overflowed() && ahead > limit+maxChunk {
+					t.Fatalf("limit %d: %d bytes kept, writer %d ahead", limit, kept, ahead)
+				}
+				got = append(got, b...)
+			}
+			if !bytes.Equal(got, want) {
+				t.Error("the slow reader's body differs")
+			}
+			group.Wait()
+			if _, ok := s.NewReader(); ok {
+				t.Error("NewReader although the start is gone")
+			}
+			if _, ok := s.Bytes(); ok || !s.Overflowed() {
+				t.Error("a body over the limit can be stored")
+			}
+		})
+	}
+}
+
+// Dropped chunks are really gone.
+func TestSpool_OverflowFreesMemory(t *testing.T) {
+	heap := func() uint64 {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	s := New(1 << 20)
+	r := join(t, s)
+	defer r.Close()
+	p := body(32 << 10)
+	before := heap()
+	for range 2 << 10 { // 64 MiB
+		write(t, s, p)
+		for range 2 { // the second may be the rest, in the next chunk
+			if s.Len() > r.c.start+int64(r.off+r.lent) {
+				r.Next(t.Context())
+			}
+		}
+	}
+	if grown := int64(heap()) - int64(before); grown > 4<<20 {
+		t.Errorf("the heap has grown by %d bytes", grown)
+	}
+	runtime.KeepAlive(s)
+}
+
+// While byte 0 is there, one can still join an overflowed body.
+func TestSpool_JoinAfterOverflow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		want := body(20 << 10)
+		s := New(16 << 10)
+		first := join(t, s)
+		go func() {
+			s.Write(want)
+			s.Close()
+		}()
+		synctest.Wait()
+		if !s.Overflowed() {
+			t.Fatal("no overflow")
+		}
+		second := join(t, s)
+		first.Close()
+		checkRead(t, second, want, nil)
+		second.Close()
+	})
+}
+
+func TestSpool_OverflowAllLeave(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := New(10)
+		write(t, s, body(10))
+		if n, err := s.Write([]byte("x")); n != 0 || err != ErrNoReaders {
+			t.Errorf("Write over the limit = %d, %v, want ErrNoReaders", n, err)
+		}
+		if err := s.Close(); err != ErrNoReaders {
+			t.Errorf("Close = %v: it made a whole body of a cut one", err)
+		}
+	})
+	synctest.Test(t, func(t *testing.T) {
+		s := New(10)
+		a, b := join(t, s), join(t, s)
+		time.AfterFunc(1*time.Second, func() { a.Close() })
+		time.AfterFunc(2*time.Second, func() { b.Close() })
+		start := time.Now()
+		if _, err := s.Write(body(1 << 20)); err != ErrNoReaders || time.Since(start) != 2*time.Second {
+			t.Errorf("Write = %v after %v, want ErrNoReaders when the last one leaves", err, time.Since(start))
+		}
+	})
+}
+
+func TestSpool_AbortUnblocksWriter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		abort := errors.New("abort")
+		s := New(10)
+		r := join(t, s)
+		defer r.Close()
+		time.AfterFunc(time.Second, func() { s.CloseWithError(abort) })
+		if _, err := s.Write(body(1 << 20)); err != abort {
+			t.Errorf("Write = %v, want the abort", err)
+		}
+	})
+}
+
+func TestSpool_ThousandReaders(t *testing.T) {
+	for _, limit := range []int64{1 << 20, 64 << 10} {
+		synctest.Test(t, func(t *testing.T) {
+			want := body(1 << 20)
+			s := New(limit)
+			var group sync.WaitGroup
+			for i := range 1000 {
+				r := join(t, s)
+				group.Go(func() {
+					defer r.Close()
+					if i%10 == 0 { // leaves on its way
+						r.Next(t.Context())
+						return
+					}
+					rest := want
+					for {
+						b, err := r.Next(t.Context())
+						if err == io.EOF {
+							break
+						}
+						if err != nil || !bytes.HasPrefix(rest, b) {
+							t.Errorf("reader %d: Next = %v, or the wrong bytes", i, err)
+							return
+						}
+						rest = rest[len(b):]
+					}
+					if len(rest) > 0 {
+						t.Errorf("reader %d misses %d bytes", i, len(rest))
+					}
+				})
+			}
+			for p := range slices.Chunk(want, 50_000) {
+				write(t, s, p)
+				time.Sleep(time.Millisecond)
+			}
+			s.Close()
+			group.Wait()
+			if s.Readers() != 0 || s.waiting != 0 {
+				t.Errorf("%d readers, %d waiting are left", s.Readers(), s.waiting)
+			}
+		})
+	}
+}
+
+// Flush runs before each wait that follows a write, and at no other time.
+func TestReader_CopyToFlushes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := New(1 << 20)
+		r := join(t, s)
+		defer r.Close()
+		go func() {
+			time.Sleep(time.Second) // nothing to flush before this
+			s.Write(body(10_000))   // two chunks, one flush
+			time.Sleep(time.Second)
+			s.Write([]byte("x"))
+			time.Sleep(time.Second)
+			s.Close()
+		}()
+		start := time.Now()
+		var at []time.Duration
+		n, err := r.CopyTo(t.Context(), io.Discard, func() error {
+			at = append(at, time.Since(start))
+			return nil
+		})
+		if n != 10_001 || err != nil {
+			t.Errorf("CopyTo = %d, %v", n, err)
+		}
+		if len(at) != 2 || at[0] != time.Second || at[1] != 2*time.Second {
+			t.Errorf("flushed at %v, want after 1 s and 2 s", at)
+		}
+	})
+}
+
+type shortWriter struct{}
+
+func (shortWriter) Write(p []byte) (int, error) { return len(p) - 1, nil }
+
+func TestReader_CopyToErrors(t *testing.T) {
+	broken := errors.New("broken")
+	s := New(10)
+	write(t, s, []byte("abc"))
+	r := join(t, s)
+	defer r.Close()
+	if n, err := r.CopyTo(t.Context(), io.Discard, func() error { return broken }); n != 3 || err != broken {
+		t.Errorf("CopyTo = %d, %v, want flush's error", n, err)
+	}
+	write(t, s, []byte("abc"))
+	if n, err := r.CopyTo(t.Context(), shortWriter{}, nil); n != 2 || err != io.ErrShortWrite {
+		t.Errorf("CopyTo = %d, %v, want ErrShortWrite", n, err)
+	}
+}
+
+// FuzzSpool drives a spool through a schedule of writes, joins, reads and
+// leaves, and compares every byte with a plain buffer.
+func FuzzSpool(f *testing.F) {
+	f.Add(int64(0), []byte{1, 0, 9, 2, 0, 9, 2, 3})
+	f.Add(int64(10_000), []byte{1, 0, 200, 1, 2, 2, 0, 255, 2, 3, 2, 4})
+	f.Add(int64(100_000), []byte{0, 255, 1, 0, 255, 1, 2, 2, 2, 3, 5})
+	f.Fuzz(func(t *testing.T, limit int64, ops []byte) {
+		limit %= 1 << 20
+		if len(ops) > 200 {
+			return
+		}
+		synctest.Test(t, func(t *testing.T) {
+			type reading struct {
+				r   *Reader
+				got []byte
+			}
+			s := New(limit)
+			var want []byte // what Write has accepted or is about to
+			var readings []*reading
+			work := make(chan []byte)
+			done := make(chan struct{})
+			var failed error // Write's; read after done
+			go func() {
+				defer close(done)
+				for p := range work {
+					if _, err := s.Write(p); err != nil {
+						failed = err
+						for range work { // a writer that does not look at errors
+						}
+						return
+					}
+				}
+				if err := s.Close(); err != nil {
+					t.Errorf("Close = %v", err)
+				}
+			}()
+			step := func(rd *reading) {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Nanosecond)
+				defer cancel()
+				b, err := rd.r.Next(ctx)
+				if err != nil && err != context.DeadlineExceeded && err != io.EOF {
+					t.Fatalf("Next = %v", err)
+				}
+				rd.got = append(rd.got, b...)
+				if !bytes.HasPrefix(want, rd.got) {
+					t.Fatalf("a reader's bytes differ within the first %d", len(rd.got))
+				}
+			}
+			for len(ops) > 0 {
+				op := ops[0]
+				ops = ops[1:]
+				which := int(op / 6)
+				switch op % 6 {
+				case 0: // write
+					n := 1
+					if len(ops) > 0 {
+						n, ops = int(ops[0])*300, ops[1:]
+					}
+					p := body(n)
+					synctest.Wait()
+					select {
+					case work <- p:
+						want = append(want, p...)
+					default: // the writer waits for a reader
+					}
+				case 1: // join
+					if r, ok := s.NewReader(); ok {
+						readings = append(readings, &reading{r: r})
+					} else if !s.Overflowed() {
+						t.Fatal("cannot join within the limit")
+					}
+				case 2, 3: // read
+					if len(readings) > 0 {
+						step(readings[which%len(readings)])
+					}
+				case 4: // leave
+					if len(readings) > 0 {
+						i := which % len(readings)
+						readings[i].r.Close()
+						readings = append(readings[:i], readings[i+1:]...)
+					}
+				case 5: // all read on
+					for _, rd := range readings {
+						step(rd)
+					}
+				}
+				synctest.Wait()
+				s.mu.Lock()
+				kept := s.kept
+				s.mu.Unlock()
+				if bound := max(0, limit) + maxChunk; kept > bound || !s.Overflowed() && kept > max(0, limit) {
+					t.Fatalf("%d bytes kept, want at most %d", kept, bound)
+				}
+			}
+			close(work)
+			var group sync.WaitGroup
+			for _, rd := range readings {
+				group.Go(func() {
+					defer rd.r.Close()
+					var rest bytes.Buffer
+					_, err := rd.r.WriteTo(&rest)
+					if got := append(rd.got, rest.Bytes()...); err != nil || !bytes.Equal(got, want) {
+						t.Errorf("a reader has %d bytes and %v, want all %d", len(got), err, len(want))
+					}
+				})
+			}
+			group.Wait()
+			<-done
+			switch b, ok := s.Bytes(); {
+			case failed != nil && failed != ErrNoReaders:
+				t.Errorf("Write = %v", failed)
+			case failed == nil && ok != (int64(len(want)) <= max(0, limit)):
+				t.Errorf("%d bytes, limit %d: Bytes says %v", len(want), limit, ok)
+			case ok && !bytes.Equal(b, want):
+				t.Error("Bytes differ")
+			case failed != nil && ok:
+				t.Error("Bytes of a body whose Write failed")
+			}
+		})
+	})
+}
+
+// The floor is one copy into a slice of the right size.
+func BenchmarkSpool(b *testing.B) {
+	p := body(32 << 10)
+	const pieces = 32 // 1 MiB
+	b.Run("floor", func(b *testing.B) {
+		b.SetBytes(pieces * int64(len(p)))
+		b.ReportAllocs()
+		for b.Loop() {
+			buf := make([]byte, 0, pieces*len(p))
+			for range pieces {
+				buf = append(buf, p...)
+			}
+			io.Discard.Write(buf)
+		}
+	})
+	for name, readers := range map[string]int{"1 reader": 1, "100 readers": 100} {
+		b.Run(name, func(b *testing.B) {
+			b.SetBytes(pieces * int64(len(p)))
+			b.ReportAllocs()
+			for b.Loop() {
+				s := New(1 << 30)
+				var group sync.WaitGroup
+				for range readers {
+					r, _ := s.NewReader()
+					group.Go(func() {
+						defer r.Close()
+						r.WriteTo(io.Discard)
+					})
+				}
+				for range pieces {
+					s.Write(p)
+				}
+				s.Close()
+				group.Wait()
+			}
+		})
+	}
+}

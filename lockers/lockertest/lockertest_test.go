@@ -1,0 +1,349 @@
+package lockertest_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/lockers/lockertest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// TestRun_SoundLocker is the control experiment: the engine that the others
+// break passes as it is.
+func TestRun_SoundLocker(t *testing.T) { run(t, "") }
+
+// brokenVar makes the test binary run the kit on a broken locker.
+const brokenVar = "LOCKERTEST_BROKEN"
+
+// TestRun_BrokenLockers shows for each way in which a locker can break the
+// contract that there is a case which finds it out. A failing Run would fail
+// this test too, so it takes place in a child process.
+func TestRun_BrokenLockers(t *testing.T) {
+	if broken := os.Getenv(brokenVar); broken != "" {
+		run(t, broken)
+		return
+	}
+	var children errgroup.Group
+	children.SetLimit(8) // they sleep more than they work
+	for _, c := range []struct{ broken, finder string }{
+		{"two win a race", "OneOfManyWins"},
+		{"two win a race", "NeverTwoAtATime"},
+		{"reentrant", "NotReentrant"},
+		{"never expires", "ExpiresAfter50ms"},
+		{"expires in whole seconds, rounded down", "ExpiresAfter1500ms"},
+		{"expires early", "RenewExtends"},
+		{"all waiters take a dead holder's lease", "ExpiresAfter50ms"},
+		{"renew does nothing", "RenewExtends"},
+		{"renew revives an expired lease", "RenewAfterExpiry"},
+		{"renew takes back", "RenewAfterTakeover"},
+		{"renew sets the expiry of any lease", "RenewAfterTakeover"},
+		{"renew collides with itself", "RenewConcurrently"},
+		{"release only lets the lease expire", "ReleaseFreesAtOnce"},
+		{"release by plain delete", "ReleaseAfterTakeover"},
+		{"release of another's lease by its owner", "ReleaseTwice"},
+		{"release always succeeds", "ReleaseTwice"},
+		{"release of an expired lease succeeds", "ReleaseAfterExpiry"},
+		{"announces too early an end", "AnnouncedEnd"},
+		{"announces too late an end", "AnnouncedEnd"},
+		{"held without a HeldError", "OneOfManyWins"},
+		{"trims keys", "HostileKeys"},
+		{"decodes keys", "HostileKeys"},
+		{"takes any ttl", "TTLNotPositive"},
+		{"does not look at the context", "CancelledContext"},
+		{"a cancelled acquire takes the lease", "CancelledContext"},
+		{"leaves with a lease behind it", "ContextEndsDuringTheCall"},
+		{"never wakes", "WatchWakesOnRelease"},
+		{"wakes by polling", "WatchWakesOnRelease"},
+		{"watches from the time of the call", "WatchMissesNoRelease"},
+		{"watches the key, not the lease", "WatchMissesNoChangeOfHolder"},
+		{"watch waits", "WatchOfADeadHolder"},
+		{"wakes one", "WatchWakesAll"},
+		{"watch leaks a goroutine", "WatchEndsWithItsContext"},
+	} {
+		children.Go(func() error {
+			found, out := child(t, c.broken, c.finder)
+			if !found {
+				t.Errorf("case %s does not find out a locker whose fault is %q:\n%s", c.finder, c.broken, out)
+			}
+			return nil
+		})
+	}
+	children.Wait()
+}
+
+// child runs one case on a broken locker, and reports whether it fails as a
+// test does: not with a panic, nor with a time-out.
+func child(t *testing.T, broken, finder string) (found bool, out []byte) {
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestRun_BrokenLockers$/^contract$/^"+finder+"$", "-test.timeout=60s")
+	cmd.Env = append(os.Environ(), brokenVar+"="+broken)
+	out, err := cmd.CombinedOutput()
+	var exit *exec.ExitError
+	found = errors.As(err, &exit) &&
+		bytes.Contains(out, []byte("--- FAIL: TestRun_BrokenLockers/contract/"+finder)) &&
+		!bytes.Contains(out, []byte("panic:"))
+	return found, out
+}
+
+func run(t *testing.T, broken string) {
+	e := &engine{broken: broken, leases: map[string]*lease{}}
+	lockertest.Run(t, func(testing.TB) bellwether.Locker { return &locker{e} })
+}
+
+// An engine is a locker's server, sound unless broken names a way in which it
+// is not.
+type engine struct {
+	broken string
+	mu     sync.Mutex
+	leases map[string]*lease
+}
+
+type locker struct{ e *engine }
+
+type lease struct {
+	l     *locker
+	key   string
+	start time.Time
+	end   time.Time
+	ended chan struct{}
+	busy  bool
+	owner *locker
+}
+
+func (l *locker) is(broken string) bool { return l.e.broken == broken }
+
+func (l *locker) name(key string) string {
+	switch {
+	case l.is("trims keys"):
+		return strings.TrimSpace(key)
+	case l.is("decodes keys"):
+		return strings.ToValidUTF8(key, "\ufffd")
+	}
+	return key
+}
+
+// live returns the lease on key unless it has expired.
+func (l *locker) live(name string) *lease {
+	held := l.e.leases[name]
+	if held == nil {
+		return nil
+	}
+	end := held.end
+	switch {
+	case l.is("never expires"):
+		return held
+	case l.is("expires early"):
+		end = held.start.Add(held.end.Sub(held.start) * 9 / 10)
+	case l.is("expires in whole seconds, rounded down"):
+		end = held.start.Add(held.end.Sub(held.start).Truncate(time.Second))
+	}
+	if !time.Now().Before(end) {
+		return nil
+	}
+	return held
+}
+
+func (l *locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
+	if err := ctx.Err(); err != nil && !l.is("does not look at the context") {
+		if l.is("a cancelled acquire takes the lease") {
+			l.e.mu.Lock()
+			defer l.e.mu.Unlock()
+			l.take(key, ttl)
+		}
+		return nil, err
+	}
+	if ttl <= 0 && !l.is("takes any ttl") {
+		return nil, errors.New("ttl is not positive")
+	}
+	if l.is("two win a race") {
+		l.e.mu.Lock()
+		free := l.live(l.name(key)) == nil
+		l.e.mu.Unlock()
+		time.Sleep(10 * time.Millisecond)
+		if free {
+			l.e.mu.Lock()
+			defer l.e.mu.Unlock()
+			return l.take(key, ttl), nil
+		}
+	}
+	l.e.mu.Lock()
+	defer l.e.mu.Unlock()
+	held := l.live(l.name(key))
+	if expired := l.e.leases[l.name(key)]; held == nil && expired != nil && l.is("all waiters take a dead holder's lease") {
+		return &lease{l: l, key: key, ended: make(chan struct{})}, nil // and leaves the record as it was
+	}
+	if held != nil && !(l.is("reentrant") && held.owner == l) {
+		if l.is("held without a HeldError") {
+			return nil, bellwether.ErrHeld
+		}
+		until := held.end
+		switch {
+		case l.is("announces too early an end"):
+			until = until.Add(-time.Millisecond)
+		case l.is("announces too late an end"):
+			until = until.Add(time.Hour)
+		}
+		return nil, &bellwether.HeldError{Key: key, Until: until, Seen: held.ended}
+	}
+	mine := l.take(key, ttl)
+	if l.is("leaves with a lease behind it") && ctx.Done() != nil {
+		if _, bounded := ctx.Deadline(); bounded && time.Until(mine.end) > time.Second {
+			l.e.mu.Unlock()
+			<-ctx.Done()
+			l.e.mu.Lock()
+			return nil, ctx.Err()
+		}
+	}
+	return mine, nil
+}
+
+// take makes a new lease the one on key.
+func (l *locker) take(key string, ttl time.Duration) *lease {
+	now := time.Now()
+	mine := &lease{l: l, key: key, start: now, end: now.Add(ttl), ended: make(chan struct{}), owner: l}
+	l.e.leases[l.name(key)] = mine
+	return mine
+}
+
+func (m *lease) Renew(ctx context.Context, ttl time.Duration) error {
+	l := m.l
+	if err := ctx.Err(); err != nil && !l.is("does not look at the context") {
+		return err
+	}
+	if ttl <= 0 && !l.is("takes any ttl") {
+		return errors.New("ttl is not positive")
+	}
+	if l.is("renew collides with itself") {
+		l.e.mu.Lock()
+		busy := m.busy
+		m.busy = true
+		l.e.mu.Unlock()
+		if busy {
+			return bellwether.ErrLeaseLost
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	l.e.mu.Lock()
+	defer l.e.mu.Unlock()
+	m.busy = false
+	now, name := time.Now(), l.name(m.key)
+	if l.is("renew takes back") {
+		l.e.leases[name] = m
+	}
+	if l.is("renew sets the expiry of any lease") && l.live(name) != nil && l.live(name) != m {
+		l.live(name).end = now.Add(ttl)
+		return bellwether.ErrLeaseLost
+	}
+	revives := l.is("renew revives an expired lease") && l.e.leases[name] == m
+	if l.live(name) != m && !revives && !l.is("renew takes back") {
+		return bellwether.ErrLeaseLost
+	}
+	if !l.is("renew does nothing") {
+		m.start, m.end = now, now.Add(ttl)
+	}
+	return nil
+}
+
+func (m *lease) Release(ctx context.Context) error {
+	l := m.l
+	if err := ctx.Err(); err != nil && !l.is("does not look at the context") {
+		return err
+	}
+	l.e.mu.Lock()
+	defer l.e.mu.Unlock()
+	name := l.name(m.key)
+	held := l.e.leases[name]
+	switch {
+	case l.is("release only lets the lease expire"):
+		m.end = time.Now().Add(100 * time.Millisecond)
+		return nil
+	case l.is("release by plain delete") && held != nil && held != m:
+		delete(l.e.leases, name)
+		return bellwether.ErrLeaseLost
+	case l.is("release of another's lease by its owner") && held != nil && held != m && held.owner == l:
+		delete(l.e.leases, name)
+		return bellwether.ErrLeaseLost
+	case l.is("release of an expired lease succeeds") && held == m:
+	case l.live(name) != m:
+		if l.is("release always succeeds") {
+			return nil
+		}
+		return bellwether.ErrLeaseLost
+	}
+	delete(l.e.leases, name)
+	switch {
+	case l.is("never wakes"):
+	case l.is("wakes one"):
+		select {
+		case m.ended <- struct{}{}:
+		default:
+		}
+	default:
+		close(m.ended)
+	}
+	return nil
+}
+
+func (l *locker) Watch(ctx context.Context, held *bellwether.HeldError) (<-chan struct{}, error) {
+	if err := ctx.Err(); err != nil && !l.is("does not look at the context") {
+		return nil, err
+	}
+	ended, ok := held.Seen.(chan struct{})
+	if !ok {
+		return nil, fmt.Errorf("not seen by this locker: %v", held.Seen)
+	}
+	switch {
+	case l.is("watches from the time of the call"), l.is("watches the key, not the lease"):
+		l.e.mu.Lock()
+		defer l.e.mu.Unlock()
+		now := l.live(l.name(held.Key))
+		if now != nil {
+			return now.ended, nil
+		}
+		if l.is("watches the key, not the lease") {
+			return ended, nil
+		}
+		return make(chan struct{}), nil
+	case l.is("wakes by polling"):
+		freed := make(chan struct{})
+		go func() {
+			tick := time.NewTicker(300 * time.Millisecond)
+			defer tick.Stop()
+			for {
+				select {
+				case <-ctx.Done():
+					return
+				case <-tick.C:
+				}
+				select {
+				case <-ended:
+					close(freed)
+					return
+				default:
+				}
+			}
+		}()
+		return freed, nil
+	case l.is("watch waits"):
+		select {
+		case <-ended:
+		case <-ctx.Done():
+		case <-time.After(2 * time.Second):
+		}
+	case l.is("watch leaks a goroutine"):
+		go func() { <-ended }()
+	}
+	return ended, nil
+}

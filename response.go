@@ -1,0 +1,200 @@
+package bellwether
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/bellwether-go/bellwether/internal/httpcache"
+	"github.com/bellwether-go/bellwether/internal/spool"
+)
+
+// This file is what the HTTP face keeps under a key: a response, or what is
+// known about the responses there, and the bytes it has in a store.
+
+// A responseKind says what a response stands for.
+type responseKind uint8
+
+const (
+	// plain is a response for everybody who asks for the key.
+	plain responseKind = iota
+	// varying says that responses to this key differ by request fields: the
+	// variant of a request is kept under a key made of this one and of the
+	// request's fields of those names.
+	varying
+	// uncacheable says that the last response to this key was not for sharing,
+	// so that the next herd need not queue to find that out (hit-for-miss).
+	uncacheable
+)
+
+// A response is one value of the HTTP face's engine. It is immutable, but for
+// live, which grows.
+type response struct {
+	kind      responseKind
+	status    int
+	header    http.Header         // as stored: without connection-bound fields
+	freshness httpcache.Freshness // of plain responses
+	names     []string            // of varying: request field names, sorted, lower case
+	mark      string              // of varying: makes the variants' keys new after an invalidation
+	reason    string              // of uncacheable: for Cache-Status
+
+	body []byte // complete; meaningless while live is set
+	age  time.Duration
+
+	// What follows is never stored: it is of a response that is being written
+	// now, for those who wait for it now.
+	live    *spool.Spool
+	of      *exchange // who writes it
+	variant *response // of varying: the response that told the names
+	id      string    // of varying: variant's key
+}
+
+// size is what the response takes in the near tier.
+func (r *response) size() int {
+	n := 512 + cap(r.body) + len(r.mark) + len(r.reason)
+	for name, values := range r.header {
+		n += 64 + len(name)
+		for _, v := range values {
+			n += 16 + len(v)
+		}
+	}
+	for _, name := range r.names {
+		n += 16 + len(name)
+	}
+	return n
+}
+
+// variantKey is the key of the variant that req asks for, below key.
+func (r *response) variantKey(key string, req http.Header) string {
+	return key + "\x00" + r.mark + httpcache.VariantKey(r.names, req)
+}
+
+// A stored response is
+//
+//	version(1) | kind(1) | flags(1) | uvarint status | uvarint lifetime (ns) | strings mark, reason |
+//	uvarint n, n strings names | uvarint n, n fields of string name, uvarint m, m strings values | body
+//
+// with strings as uvarint length and bytes. Windows and age travel in the
+// Entry around it.
+const (
+	responseVersion = 1
+
+	flagNoStale = 1 << 0
+	flagNoCache = 1 << 1
+)
+
+var errResponse = errors.New("bellwether: stored bytes are not a response")
+
+// marshalResponse encodes r, which is complete.
+func marshalResponse(r *response) ([]byte, error) {
+	var flags byte
+	if r.freshness.NoStale {
+		flags |= flagNoStale
+	}
+	if r.freshness.NoCache {
+		flags |= flagNoCache
+	}
+	b := make([]byte, 0, r.size())
+	b = append(b, responseVersion, byte(r.kind), flags)
+	b = binary.AppendUvarint(b, uint64(r.status))
+	b = binary.AppendUvarint(b, uint64(max(0, r.freshness.Lifetime)))
+	b = appendString(b, r.mark)
+	b = appendString(b, r.reason)
+	b = binary.AppendUvarint(b, uint64(len(r.names)))
+	for _, name := range r.names {
+		b = appendString(b, name)
+	}
+	b = binary.AppendUvarint(b, uint64(len(r.header)))
+	for name, values := range r.header {
+		b = appendString(b, name)
+		b = binary.AppendUvarint(b, uint64(len(values)))
+		for _, v := range values {
+			b = appendString(b, v)
+		}
+	}
+	return append(b, r.body...), nil
+}
+
+func appendString(b []byte, s string) []byte {
+	return append(binary.AppendUvarint(b, uint64(len(s))), s...)
+}
+
+// unmarshalResponse decodes what marshalResponse wrote. The body shares memory
+// with data.
+func unmarshalResponse(data []byte) (*response, error) {
+	d := decoder{rest: data}
+	version, kind, flags := d.byte(), d.byte(), d.byte()
+	if version != responseVersion || kind > byte(uncacheable) {
+		return nil, fmt.Errorf("%w: version %d, kind %d", errResponse, version, kind)
+	}
+	r := &response{kind: responseKind(kind), status: int(d.uvarint(999))}
+	r.freshness.Lifetime = time.Duration(d.uvarint(1<<63 - 1))
+	r.freshness.NoStale, r.freshness.NoCache = flags&flagNoStale != 0, flags&flagNoCache != 0
+	r.mark, r.reason = d.string(), d.string()
+	for range d.count() {
+		r.names = append(r.names, d.string())
+	}
+	fields := d.count()
+	r.header = make(http.Header, fields)
+	for range fields {
+		name := d.string()
+		values := make([]string, d.count())
+		for i := range values {
+			values[i] = d.string()
+		}
+		r.header[name] = values
+	}
+	if d.bad {
+		return nil, fmt.Errorf("%w: cut short", errResponse)
+	}
+	if r.kind == plain && (r.status < 200 || r.status > 999) {
+		return nil, fmt.Errorf("%w: status %d", errResponse, r.status)
+	}
+	r.body = slices.Clip(d.rest)
+	return r, nil
+}
+
+// A decoder reads from rest until that is used up or makes no sense; then it
+// is bad and everything it returns is zero.
+type decoder struct {
+	rest []byte
+	bad  bool
+}
+
+func (d *decoder) byte() byte {
+	if len(d.rest) == 0 {
+		d.bad = true
+		return 0
+	}
+	b := d.rest[0]
+	d.rest = d.rest[1:]
+	return b
+}
+
+func (d *decoder) uvarint(most uint64) uint64 {
+	v, n := binary.Uvarint(d.rest)
+	if n <= 0 || v > most {
+		d.bad, d.rest = true, nil
+		return 0
+	}
+	d.rest = d.rest[n:]
+	return v
+}
+
+// count is a number of things that take a byte each at least, so that a bad
+// number cannot make anybody allocate more than there are bytes.
+func (d *decoder) count() int { return int(d.uvarint(uint64(len(d.rest)))) }
+
+func (d *decoder) string() string {
+	n := d.count()
+	if n > len(d.rest) {
+		d.bad, d.rest = true, nil
+		return ""
+	}
+	s := string(d.rest[:n])
+	d.rest = d.rest[n:]
+	return s
+}

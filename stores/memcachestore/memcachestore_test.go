@@ -1,0 +1,561 @@
+package memcachestore
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/internal/adapter"
+	"github.com/bellwether-go/bellwether/internal/testserver"
+	"github.com/bellwether-go/bellwether/stores/storetest"
+	"github.com/bradfitz/gomemcache/memcache"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+var _ bellwether.Store = (*Store)(nil)
+
+// open returns a store as another process would have it.
+func open(tb testing.TB, prefix string, addrs ...string) *Store {
+	tb.Helper()
+	mc := memcache.New(addrs...)
+	mc.MaxIdleConns, mc.Timeout = 128, 20*time.Second
+	tb.Cleanup(func() { mc.Close() })
+	s := New(mc)
+	s.Prefix = prefix
+	return s
+}
+
+// instance puts the servers at addrs under the kit.
+func instance(tb testing.TB, addrs ...string) storetest.Instance {
+	prefix := "test:" + adapter.Token() + ":"
+	admin := open(tb, prefix, addrs...)
+	remove := func(tb testing.TB, name string) {
+		tb.Helper()
+		if err := admin.mc.Delete(name); err != nil && !errors.Is(err, memcache.ErrCacheMiss) {
+			tb.Fatal(err)
+		}
+	}
+	return storetest.Instance{
+		Open: func(tb testing.TB) bellwether.Store { return open(tb, prefix, addrs...) },
+		Evict: func(tb testing.TB, key string) {
+			remove(tb, admin.names(key).v)
+			remove(tb, admin.names(key).m)
+		},
+		EvictCounter: func(tb testing.TB, key string) { remove(tb, admin.names(key).m) },
+		Poison: func(tb testing.TB, key string, data []byte) {
+			if err := admin.mc.Set(&memcache.Item{Key: admin.names(key).v, Value: data}); err != nil {
+				tb.Fatal(err)
+			}
+		},
+		TooLarge: 1 << 20,
+	}
+}
+
+func TestStore(t *testing.T) {
+	storetest.Run(t, func(tb testing.TB) storetest.Instance {
+		srv := testserver.Memcached(tb)
+		i := instance(tb, srv.Addr)
+		if srv.Own() {
+			i.Restart = func(testing.TB) { srv.Restart() }
+		}
+		return i
+	})
+}
+
+// TestStore_TwoServers spreads the items over two servers, so that many keys
+// have their entry on one and their floor on the other.
+func TestStore_TwoServers(t *testing.T) {
+	storetest.Run(t, func(tb testing.TB) storetest.Instance {
+		return instance(tb, testserver.Memcached(tb).Addr, testserver.Memcached(tb).Addr)
+	})
+}
+
+func own(tb testing.TB, args ...string) *testserver.Server {
+	tb.Helper()
+	srv := testserver.Memcached(tb, args...)
+	if !srv.Own() {
+		tb.Skip("needs a server of its own, and BELLWETHER_MEMCACHED is set")
+	}
+	return srv
+}
+
+func value(epoch uint64, text string, ttl time.Duration) bellwether.Entry {
+	return bellwether.Entry{Kind: bellwether.KindValue, Value: []byte(text), Epoch: epoch, TTL: ttl}
+}
+
+func claim(tb testing.TB, s *Store, key string) uint64 {
+	tb.Helper()
+	_, epoch, err := s.Claim(tb.Context(), key)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return epoch
+}
+
+// put claims and commits, and returns what it committed.
+func put(tb testing.TB, s *Store, key, text string, ttl time.Duration) bellwether.Entry {
+	tb.Helper()
+	e := value(claim(tb, s, key), text, ttl)
+	if err := s.Commit(tb.Context(), key, e); err != nil {
+		tb.Fatal(err)
+	}
+	return e
+}
+
+// A gate stops a client at its nth request and lets a test act in between: the
+// interleavings that the comments argue about, one by one.
+type gate struct {
+	net.Conn
+	mu     sync.Mutex // guards the rest
+	writes int
+	hooks  map[int]func()
+}
+
+func (g *gate) Write(b []byte) (int, error) {
+	g.mu.Lock()
+	g.writes++
+	hook := g.hooks[g.writes]
+	g.mu.Unlock()
+	if hook != nil {
+		hook()
+	}
+	return g.Conn.Write(b)
+}
+
+// between returns a store over s's server whose nth request, counted from 1,
+// is sent only after hook has returned. A request is one write of up to 4 KiB.
+func between(tb testing.TB, s *Store, addr string, n int, hook func()) *Store {
+	tb.Helper()
+	slow := open(tb, s.Prefix, addr)
+	slow.mc.MaxIdleConns = 1
+	slow.mc.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		c, err := new(net.Dialer).DialContext(ctx, network, addr)
+		return &gate{Conn: c, hooks: map[int]func(){n: hook}}, err
+	}
+	return slow
+}
+
+// TestCommit_Interleaved commits while others act between any two of its
+// steps: reading, writing the entry, reading the floor, raising it.
+func TestCommit_Interleaved(t *testing.T) {
+	srv := testserver.Memcached(t)
+	const steps = 4
+	type others struct {
+		name string
+		act  func(s *Store, key string, mine bellwether.Entry) (min uint64) // the least epoch to be served from then on
+		want [steps]error                                                   // of the commit, by the step before which they act
+		gone bool                                                           // whether no entry is left at the end
+	}
+	fenced := bellwether.ErrFenced
+	for _, o := range []others{
+		{
+			name: "a later commit",
+			act: func(s *Store, key string, mine bellwether.Entry) uint64 {
+				return put(t, s, key, "later", time.Hour).Epoch
+			},
+			want: [steps]error{fenced, fenced, fenced, fenced},
+		},
+		{
+			name: "an invalidation",
+			act: func(s *Store, key string, mine bellwether.Entry) uint64 {
+				if err := s.Invalidate(t.Context(), key); err != nil {
+					t.Error(err)
+				}
+				return mine.Epoch + 1
+			},
+			want: [steps]error{fenced, fenced, fenced, fenced},
+			gone: true,
+		},
+		{
+			name: "a commit of nothing",
+			act: func(s *Store, key string, mine bellwether.Entry) uint64 {
+				e := bellwether.Entry{Epoch: claim(t, s, key)}
+				if err := s.Commit(t.Context(), key, e); err != nil {
+					t.Error(err)
+				}
+				return e.Epoch
+			},
+			want: [steps]error{fenced, fenced, fenced, fenced},
+			gone: true,
+		},
+		{
+			name: "an eviction of the counter",
+			act: func(s *Store, key string, mine bellwether.Entry) uint64 {
+				s.mc.Delete(s.names(key).m)
+				return mine.Epoch + 1
+			},
+			want: [steps]error{fenced, fenced, fenced, fenced},
+			gone: true,
+		},
+		{
+			name: "an eviction of the counter, and a claim",
+			act: func(s *Store, key string, mine bellwether.Entry) uint64 {
+				s.mc.Delete(s.names(key).m)
+				return claim(t, s, key)
+			},
+			want: [steps]error{fenced, fenced, fenced, fenced},
+			gone: true,
+		},
+		{
+			name: "a claim",
+			act: func(s *Store, key string, mine bellwether.Entry) uint64 {
+				claim(t, s, key)
+				return 0
+			},
+		},
+		{
+			name: "an earlier claim's commit, and an eviction of the entry",
+			act: func(s *Store, key string, mine bellwether.Entry) uint64 {
+				s.mc.Delete(s.names(key).v)
+				return 0
+			},
+		},
+		{
+			name: "another attempt at the same commit",
+			act: func(s *Store, key string, mine bellwether.Entry) uint64 {
+				if err := s.Commit(t.Context(), key, mine); err != nil {
+					t.Error(err)
+				}
+				return mine.Epoch
+			},
+		},
+		{
+			name: "the same, and a later commit",
+			act: func(s *Store, key string, mine bellwether.Entry) uint64 {
+				if err := s.Commit(t.Context(), key, mine); err != nil {
+					t.Error(err)
+				}
+				return put(t, s, key, "later", time.Hour).Epoch
+			},
+			want: [steps]error{fenced, fenced, fenced, fenced},
+		},
+	} {
+		for step := 1; step <= steps; step++ {
+			t.Run(fmt.Sprintf("%s before step %d", o.name, step), func(t *testing.T) {
+				s := open(t, "test:"+adapter.Token()+":", srv.Addr)
+				put(t, s, "k", "old", time.Hour)
+				mine := value(claim(t, s, "k"), "mine", time.Hour)
+				var least atomic.Uint64
+				acted := false
+				slow := between(t, s, srv.Addr, step, func() {
+					acted = true
+					least.Store(o.act(s, "k", mine))
+				})
+				err := slow.Commit(t.Context(), "k", mine)
+				if !acted {
+					t.Fatalf("the commit took fewer than %d requests", step)
+				}
+				if want := o.want[step-1]; !errors.Is(err, want) {
+					t.Errorf("Commit: %v, want %v", err, want)
+				}
+				got, err := s.Get(t.Context(), "k")
+				if err != nil && !errors.Is(err, bellwether.ErrNotFound) {
+					t.Fatal(err)
+				}
+				if err == nil && got.Epoch < least.Load() {
+					t.Errorf("epoch %d is served, want at least %d", got.Epoch, least.Load())
+				}
+				if o.gone != (err != nil) && !strings.Contains(o.name, "eviction of the entry") {
+					t.Errorf("Get: %v, want gone = %v", err, o.gone)
+				}
+				if next := put(t, s, "k", "next", time.Hour); next.Epoch <= mine.Epoch {
+					t.Errorf("epoch %d after %d", next.Epoch, mine.Epoch)
+				} else if got, err := s.Get(t.Context(), "k"); err != nil || got.Epoch != next.Epoch {
+					t.Errorf("Get after the next commit: epoch %d, %v", got.Epoch, err)
+				}
+			})
+		}
+	}
+}
+
+// TestInvalidate_Interleaved commits what was claimed before, between the
+// steps of an invalidation: reading, raising the floor, reading, removing.
+func TestInvalidate_Interleaved(t *testing.T) {
+	srv := testserver.Memcached(t)
+	for step := 1; step <= 4; step++ {
+		t.Run(fmt.Sprint("before step ", step), func(t *testing.T) {
+			s := open(t, "test:"+adapter.Token()+":", srv.Addr)
+			put(t, s, "k", "old", time.Hour)
+			before := value(claim(t, s, "k"), "before", time.Hour)
+			acted := false
+			var newer bellwether.Entry
+			slow := between(t, s, srv.Addr, step, func() {
+				acted = true
+				err := s.Commit(t.Context(), "k", before)
+				if step <= 2 && err != nil || step > 2 && !errors.Is(err, bellwether.ErrFenced) {
+					t.Errorf("Commit: %v", err)
+				}
+				if step > 2 { // the invalidation is in force: this is after it
+					newer = put(t, s, "k", "newer", time.Hour)
+				}
+			})
+			if err := slow.Invalidate(t.Context(), "k"); err != nil {
+				t.Fatal(err)
+			}
+			if !acted {
+				t.Fatalf("the invalidation took fewer than %d requests", step)
+			}
+			got, err := s.Get(t.Context(), "k")
+			if step <= 2 && !errors.Is(err, bellwether.ErrNotFound) {
+				t.Errorf("Get: epoch %d, %v, want ErrNotFound", got.Epoch, err)
+			}
+			if step > 2 && (err != nil || got.Epoch != newer.Epoch) {
+				t.Errorf("Get: epoch %d, %v: a newer entry was removed", got.Epoch, err)
+			}
+			if err := s.Commit(t.Context(), "k", before); !errors.Is(err, bellwether.ErrFenced) {
+				t.Errorf("Commit of a claim before: %v, want ErrFenced", err)
+			}
+		})
+	}
+}
+
+// TestGet_CrashBetweenTheSteps leaves an entry as a writer would who died
+// before it raised the floor, or before it removed what it had written.
+func TestGet_CrashBetweenTheSteps(t *testing.T) {
+	s := open(t, "test:"+adapter.Token()+":", testserver.Memcached(t).Addr)
+	ctx := t.Context()
+	write := func(e bellwether.Entry) {
+		t.Helper()
+		data, _ := e.AppendBinary(fmt.Appendf(nil, "%d", time.Now().UnixMicro()))
+		if err := s.mc.Set(&memcache.Item{Key: s.names("k").v, Value: data}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	half := value(claim(t, s, "k"), "half", time.Hour)
+	write(half)
+	if e, err := s.Get(ctx, "k"); err != nil || e.Epoch != half.Epoch {
+		t.Errorf("Get of a commit that came half the way: epoch %d, %v", e.Epoch, err)
+	}
+	if err := s.Commit(ctx, "k", half); err != nil {
+		t.Errorf("the same commit again: %v", err)
+	}
+
+	if err := s.Invalidate(ctx, "k"); err != nil {
+		t.Fatal(err)
+	}
+	write(half)
+	if _, err := s.Get(ctx, "k"); !errors.Is(err, bellwether.ErrNotFound) {
+		t.Errorf("Get of what an invalidation has disowned: %v, want ErrNotFound", err)
+	}
+	if e, _, err := s.Claim(ctx, "k"); err != nil || e.Epoch != 0 {
+		t.Errorf("Claim returned what an invalidation has disowned: epoch %d, %v", e.Epoch, err)
+	}
+	s.mc.Delete(s.names("k").m)
+	for what := range 2 { // without a floor, and with the one that the claim makes
+		if _, err := s.Get(ctx, "k"); !errors.Is(err, bellwether.ErrNotFound) {
+			t.Errorf("%d: Get of what an invalidation has disowned, whose floor is lost: %v", what, err)
+		}
+		claim(t, s, "k")
+	}
+
+	// As a clock that is behind would have it: the lost counter's epochs are
+	// above the time.
+	future := value(uint64(time.Now().Add(time.Hour).UnixMicro()), "future", 24*time.Hour)
+	write(future)
+	s.mc.Delete(s.names("k").m)
+	next := put(t, s, "k", "next", time.Hour)
+	if e, err := s.Get(ctx, "k"); err != nil || next.Epoch <= future.Epoch || e.Epoch != next.Epoch {
+		t.Errorf("after the epoch %d: committed %d, Get %d, %v", future.Epoch, next.Epoch, e.Epoch, err)
+	}
+}
+
+func TestStore_RoundTrips(t *testing.T) {
+	srv := testserver.Memcached(t)
+	s := open(t, "test:"+adapter.Token()+":", srv.Addr)
+	var g *gate
+	s.mc.MaxIdleConns = 1
+	s.mc.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		c, err := new(net.Dialer).DialContext(ctx, network, addr)
+		g = &gate{Conn: c}
+		return g, err
+	}
+	ctx := t.Context()
+	s.Get(ctx, "warm")
+	last := g.writes
+	expect := func(what string, want int) {
+		t.Helper()
+		if got := g.writes - last; got != want {
+			t.Errorf("%s took %d round trips, want %d", what, got, want)
+		}
+		t.Logf("%s: %d", what, g.writes-last)
+		last = g.writes
+	}
+	s.Get(ctx, "k")
+	expect("a miss", 1)
+	e := value(claim(t, s, "k"), "v", time.Hour)
+	expect("a claim", 2)
+	if err := s.Commit(ctx, "k", e); err != nil {
+		t.Fatal(err)
+	}
+	expect("a commit", 4)
+	if _, err := s.Get(ctx, "k"); err != nil {
+		t.Fatal(err)
+	}
+	expect("a hit", 1)
+	if err := s.Invalidate(ctx, "k"); err != nil {
+		t.Fatal(err)
+	}
+	expect("an invalidation", 4)
+	if err := s.Invalidate(ctx, "k"); err != nil {
+		t.Fatal(err)
+	}
+	expect("an invalidation of nothing", 3)
+	if err := s.Commit(ctx, "k", e); !errors.Is(err, bellwether.ErrFenced) {
+		t.Fatal(err)
+	}
+	expect("a fenced commit", 1)
+}
+
+// TestStore_LargestValue stores what MaxValue allows, under the longest name.
+func TestStore_LargestValue(t *testing.T) {
+	s := open(t, strings.Repeat("p", 80), testserver.Memcached(t).Addr)
+	key := strings.Repeat("k", 160)
+	e := value(claim(t, s, key), "", time.Hour)
+	fits := s.MaxValue - stampLen
+	for n := fits; ; n-- {
+		e.Value = make([]byte, n)
+		if data, _ := e.AppendBinary(nil); len(data) == fits {
+			break
+		}
+	}
+	if err := s.Commit(t.Context(), key, e); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := s.Get(t.Context(), key); err != nil || !bytes.Equal(got.Value, e.Value) {
+		t.Fatalf("Get: %d bytes, %v", len(got.Value), err)
+	}
+	e.Epoch = claim(t, s, key)
+	e.Value = append(e.Value, 0)
+	if err := s.Commit(t.Context(), key, e); !errors.Is(err, bellwether.ErrTooLarge) {
+		t.Errorf("one byte more: %v, want ErrTooLarge", err)
+	}
+}
+
+// TestStore_ServersLimitIsLower lets the server refuse what MaxValue allows.
+func TestStore_ServersLimitIsLower(t *testing.T) {
+	srv := own(t, "-I", "128k")
+	s := open(t, "test:", srv.Addr)
+	s.MaxValue = 64 << 20
+	old := put(t, s, "k", "old", time.Hour)
+	for _, n := range []int{200 << 10, 8 << 20} {
+		e := value(claim(t, s, "k"), string(make([]byte, n)), time.Hour)
+		if err := s.Commit(t.Context(), "k", e); !errors.Is(err, bellwether.ErrTooLarge) {
+			t.Fatalf("Commit of %d bytes: %v, want ErrTooLarge", n, err)
+		}
+		got, err := s.Get(t.Context(), "k")
+		if err != nil && !errors.Is(err, bellwether.ErrNotFound) || err == nil && got.Epoch != old.Epoch {
+			t.Fatalf("Get: epoch %d, %v, want the old entry or none", got.Epoch, err)
+		}
+	}
+	put(t, s, "k", "small", time.Hour)
+}
+
+// TestStore_ForeignCounter puts bytes where the counter should be: none stops
+// claims from rising and commits from passing.
+func TestStore_ForeignCounter(t *testing.T) {
+	s := open(t, "test:"+adapter.Token()+":", testserver.Memcached(t).Addr)
+	last := put(t, s, "k", "v", time.Hour)
+	for _, text := range []string{"", "x", "1", "-1 -1", "1 2", "1 1 1", "18446744073709551615 18446744073709551615", "99999999999999999999999 1", "5 3"} {
+		if err := s.mc.Set(&memcache.Item{Key: s.names("k").m, Value: []byte(text)}); err != nil {
+			t.Fatal(err)
+		}
+		for range 3 {
+			e := put(t, s, "k", "v", time.Hour)
+			if e.Epoch <= last.Epoch || e.Epoch > maxNumber {
+				t.Fatalf("counter %q: epoch %d after %d", text, e.Epoch, last.Epoch)
+			}
+			last = e
+		}
+	}
+}
+
+func TestStore_ExpiresInMemcached(t *testing.T) {
+	s := open(t, "test:"+adapter.Token()+":", testserver.Memcached(t).Addr)
+	const life = 50 * time.Millisecond
+	start := time.Now()
+	put(t, s, "k", "v", life)
+	for {
+		_, err := s.mc.Get(s.names("k").v)
+		if errors.Is(err, memcache.ErrCacheMiss) {
+			break
+		}
+		if time.Since(start) > life+10*time.Second {
+			t.Fatal("an entry of 50 ms is still in memcached after 10 s")
+		}
+		time.Sleep(20 * time.Millisecond) // the server's clock is a real one
+	}
+	if _, err := s.mc.Get(s.names("k").m); err != nil {
+		t.Errorf("the floor has gone before the entry: %v", err)
+	}
+	for d, want := range map[time.Duration]int32{
+		1: 2, time.Second: 2, time.Second + 1: 3, time.Hour: 3601,
+		longest*time.Second - time.Second: longest, longest * time.Second: longest, math.MaxInt64: longest,
+	} {
+		if got := seconds(d); got != want {
+			t.Errorf("seconds(%v) = %d, want %d", d, got, want)
+		}
+	}
+}
+
+func TestStore_WritersClockAhead(t *testing.T) {
+	s := open(t, "test:"+adapter.Token()+":", testserver.Memcached(t).Addr)
+	e := value(claim(t, s, "k"), "v", time.Hour)
+	e.Age = time.Minute
+	data, _ := e.AppendBinary(fmt.Appendf(nil, "%d", time.Now().Add(time.Hour).UnixMicro()))
+	if err := s.mc.Set(&memcache.Item{Key: s.names("k").v, Value: data}); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := s.Get(t.Context(), "k"); err != nil || got.Age != time.Minute {
+		t.Errorf("Get of an entry from the future: Age = %v, %v, want the Age of its commit", got.Age, err)
+	}
+}
+
+func TestStore_ServerHangs(t *testing.T) {
+	srv := own(t)
+	s := open(t, "test:", srv.Addr)
+	put(t, s, "hang", "v", time.Hour)
+	srv.Signal(syscall.SIGSTOP)
+	defer srv.Signal(syscall.SIGCONT) // the calls left behind end before the leak check
+	storetest.Hang(t, s)
+}
+
+func TestStore_ServerDown(t *testing.T) {
+	srv := own(t)
+	s := open(t, "test:", srv.Addr)
+	put(t, s, "down", "v", time.Hour)
+	srv.Kill()
+	storetest.Down(t, s)
+}
+
+func FuzzDecode(f *testing.F) {
+	data, _ := value(1, "v", time.Hour).AppendBinary([]byte("1760000000000000"))
+	f.Add(data, []byte("5 3"))
+	f.Add([]byte("+760000000000000BW"), []byte("1 1 1"))
+	f.Add([]byte("9999999999999999"), []byte(" "))
+	f.Fuzz(func(t *testing.T, v, m []byte) {
+		it := items{v: &memcache.Item{Value: v}, m: &memcache.Item{Value: m}}
+		it.entry, it.passed, it.corrupt = decode(v, time.Now())
+		it.counter, it.floor, it.known = parseMarks(it.m)
+		if it.corrupt != nil && (!errors.Is(it.corrupt, bellwether.ErrCorrupt) || it.entry.Epoch != 0) {
+			t.Fatalf("entry %+v, err = %v", it.entry, it.corrupt)
+		}
+		if e, ok := it.present(); ok && (e.Life() <= 0 || e.Age < 0 || e.Epoch < it.floor) {
+			t.Fatalf("serves %+v", e)
+		}
+		if epoch, floor := it.next(); epoch <= floor || epoch <= it.counter || epoch <= it.entry.Epoch {
+			t.Fatalf("epoch %d, floor %d after counter %d and the entry's epoch %d", epoch, floor, it.counter, it.entry.Epoch)
+		}
+	})
+}
