@@ -67,14 +67,9 @@ func detach(r *http.Request) *http.Request {
 	ctx := context.WithoutCancel(r.Context())
 	// chi takes its routing context back into a pool when the request ends,
 	// and gives it to another request while our handler still reads its
-	// parameters. The copy has what routing has found so far; the slices are
-	// cloned because routing appends to them.
+	// parameters.
 	if rc := chi.RouteContext(ctx); rc != nil {
-		own := chi.NewRouteContext()
-		own.Routes, own.RoutePath, own.RouteMethod = rc.Routes, rc.RoutePath, rc.RouteMethod
-		own.RoutePatterns = append(own.RoutePatterns, rc.RoutePatterns...)
-		own.URLParams.Keys = append(own.URLParams.Keys, rc.URLParams.Keys...)
-		own.URLParams.Values = append(own.URLParams.Values, rc.URLParams.Values...)
+		own := rc.Clone()
 		if own.RouteMethod == http.MethodHead {
 			own.RouteMethod = http.MethodGet
 		}
@@ -166,6 +161,9 @@ func (x *exchange) decide(status int) {
 		// One error answers the herd that waits for it, and those who come
 		// within ErrorTTL: a broken origin is not helped by being asked by each.
 		x.shared, freshness.Lifetime = true, x.m.options.ErrorTTL
+	case x.shared && freshness.Source == httpcache.SourceNone && !d.Public:
+		// Nobody has said that it is for everybody, nor for how long.
+		x.shared, reason = false, "no-lifetime"
 	case x.shared && !freshness.Shareable(age):
 		x.shared, reason = false, "not-fresh"
 	}
@@ -254,7 +252,9 @@ func (x *exchange) content() *response {
 // fetch is the HTTP face's load: it runs the handler and returns what is to be
 // kept under the key.
 func (m *Middleware) fetch(ctx context.Context, f *flight[*response], c *call, next http.Handler, r *http.Request) (*response, error) {
-	running, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	// Of the request's own context, not of the rebuild's: that one still has
+	// what detach has replaced.
+	running, cancel := context.WithCancelCause(r.Context())
 	x := &exchange{
 		m: m, owner: c, key: f.key, path: c.path, cancel: cancel, sent: time.Now(),
 		stale:  f.present != nil && f.present.kind == KindValue && f.present.value.kind == plain && f.present.held,

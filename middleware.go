@@ -150,6 +150,10 @@ func bypassReason(r *http.Request) string {
 	return ""
 }
 
+// errBroken is what callers get of a response that broke off before they had
+// any of it.
+var errBroken = errors.New("bellwether: response broken off")
+
 // maxHops bounds the way from a key to a variant: names that lead to names.
 const maxHops = 4
 
@@ -211,6 +215,10 @@ func (m *Middleware) replyLive(w http.ResponseWriter, r *http.Request, next http
 		return false
 	}
 	body, ok := c.takeReader(x)
+	if !ok && !x.body.Overflowed() {
+		m.replyError(w, r, c, errBroken) // before this client had any of it
+		return true
+	}
 	if !ok {
 		m.pass(w, r, next, httpcache.Status{Fwd: httpcache.FwdBypass, Detail: "too large to share"})
 		return true

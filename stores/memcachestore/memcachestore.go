@@ -24,8 +24,8 @@ import (
 // A Store is a [bellwether.Store] in memcached. Use [New] to make one. It is
 // safe for concurrent use.
 //
-// A Get costs one round trip, a Claim two, a Commit four, an Invalidate two or
-// three; more if others write the same key at the same time.
+// A Get costs one round trip, a Claim two, a Commit four, an Invalidate three or
+// four; more if others write the same key at the same time.
 //
 // Two promises rest on the clients' wall clocks, and are only as good as
 // these agree. An entry's age is the time on the reader's clock since the time
@@ -398,7 +398,7 @@ func (s *Store) swap(old *memcache.Item, name string, value []byte, seconds int3
 // else wrote in the middle of it. In each round somebody gets through; the
 // growing, random pause keeps many from trying in step.
 func retry(ctx context.Context, f func() (done bool, err error)) error {
-	for n := range 1 << 30 {
+	for n := 0; ; n++ {
 		if done, err := f(); done || err != nil {
 			return err
 		}
@@ -410,7 +410,6 @@ func retry(ctx context.Context, f func() (done bool, err error)) error {
 			return ctx.Err()
 		}
 	}
-	return errors.New("no end of others' writes")
 }
 
 // names are those of a key's two items.

@@ -154,9 +154,9 @@ func TestCommit_Interleaved(t *testing.T) {
 	const steps = 4
 	type others struct {
 		name string
-		act  func(s *Store, key string, mine bellwether.Entry) (min uint64) // the least epoch to be served from then on
-		want [steps]error                                                   // of the commit, by the step before which they act
-		gone bool                                                           // whether no entry is left at the end
+		act  func(s *Store, key string, mine bellwether.Entry) (least uint64) // the least epoch to be served from then on
+		want error                                                            // of the commit
+		gone int                                                              // the step from which on no entry is left, 0 if one always is
 	}
 	fenced := bellwether.ErrFenced
 	for _, o := range []others{
@@ -165,7 +165,7 @@ func TestCommit_Interleaved(t *testing.T) {
 			act: func(s *Store, key string, mine bellwether.Entry) uint64 {
 				return put(t, s, key, "later", time.Hour).Epoch
 			},
-			want: [steps]error{fenced, fenced, fenced, fenced},
+			want: fenced,
 		},
 		{
 			name: "an invalidation",
@@ -175,8 +175,8 @@ func TestCommit_Interleaved(t *testing.T) {
 				}
 				return mine.Epoch + 1
 			},
-			want: [steps]error{fenced, fenced, fenced, fenced},
-			gone: true,
+			want: fenced,
+			gone: 1,
 		},
 		{
 			name: "a commit of nothing",
@@ -187,8 +187,8 @@ func TestCommit_Interleaved(t *testing.T) {
 				}
 				return e.Epoch
 			},
-			want: [steps]error{fenced, fenced, fenced, fenced},
-			gone: true,
+			want: fenced,
+			gone: 1,
 		},
 		{
 			name: "an eviction of the counter",
@@ -196,8 +196,8 @@ func TestCommit_Interleaved(t *testing.T) {
 				s.mc.Delete(s.names(key).m)
 				return mine.Epoch + 1
 			},
-			want: [steps]error{fenced, fenced, fenced, fenced},
-			gone: true,
+			want: fenced,
+			gone: 1,
 		},
 		{
 			name: "an eviction of the counter, and a claim",
@@ -205,8 +205,8 @@ func TestCommit_Interleaved(t *testing.T) {
 				s.mc.Delete(s.names(key).m)
 				return claim(t, s, key)
 			},
-			want: [steps]error{fenced, fenced, fenced, fenced},
-			gone: true,
+			want: fenced,
+			gone: 1,
 		},
 		{
 			name: "a claim",
@@ -216,11 +216,12 @@ func TestCommit_Interleaved(t *testing.T) {
 			},
 		},
 		{
-			name: "an earlier claim's commit, and an eviction of the entry",
+			name: "an eviction of the entry",
 			act: func(s *Store, key string, mine bellwether.Entry) uint64 {
 				s.mc.Delete(s.names(key).v)
 				return 0
 			},
+			gone: 3, // it was mine
 		},
 		{
 			name: "another attempt at the same commit",
@@ -239,7 +240,7 @@ func TestCommit_Interleaved(t *testing.T) {
 				}
 				return put(t, s, key, "later", time.Hour).Epoch
 			},
-			want: [steps]error{fenced, fenced, fenced, fenced},
+			want: fenced,
 		},
 	} {
 		for step := 1; step <= steps; step++ {
@@ -257,8 +258,8 @@ func TestCommit_Interleaved(t *testing.T) {
 				if !acted {
 					t.Fatalf("the commit took fewer than %d requests", step)
 				}
-				if want := o.want[step-1]; !errors.Is(err, want) {
-					t.Errorf("Commit: %v, want %v", err, want)
+				if !errors.Is(err, o.want) {
+					t.Errorf("Commit: %v, want %v", err, o.want)
 				}
 				got, err := s.Get(t.Context(), "k")
 				if err != nil && !errors.Is(err, bellwether.ErrNotFound) {
@@ -267,8 +268,13 @@ func TestCommit_Interleaved(t *testing.T) {
 				if err == nil && got.Epoch < least.Load() {
 					t.Errorf("epoch %d is served, want at least %d", got.Epoch, least.Load())
 				}
-				if o.gone != (err != nil) && !strings.Contains(o.name, "eviction of the entry") {
-					t.Errorf("Get: %v, want gone = %v", err, o.gone)
+				if v, err := s.mc.Get(s.names("k").v); err == nil && o.want != nil {
+					if e, _, _ := decode(v.Value, time.Now()); e.Epoch == mine.Epoch {
+						t.Error("what the refused commit wrote is still there")
+					}
+				}
+				if gone := o.gone > 0 && step >= o.gone; gone != (err != nil) {
+					t.Errorf("Get: %v, want none = %v", err, gone)
 				}
 				if next := put(t, s, "k", "next", time.Hour); next.Epoch <= mine.Epoch {
 					t.Errorf("epoch %d after %d", next.Epoch, mine.Epoch)
@@ -371,6 +377,64 @@ func TestGet_CrashBetweenTheSteps(t *testing.T) {
 	}
 }
 
+// A conn tells when it has been read from and asks before it is written to.
+type conn struct {
+	net.Conn
+	write, read func()
+}
+
+func (c conn) Write(b []byte) (int, error) {
+	c.write()
+	return c.Conn.Write(b)
+}
+
+func (c conn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	c.read()
+	return n, err
+}
+
+// TestGet_OvertakenBetweenTwoServers has a commit fall between the reading of
+// the entry and of the floor: the key had an entry all the time.
+func TestGet_OvertakenBetweenTwoServers(t *testing.T) {
+	addrs := []string{testserver.Memcached(t).Addr, testserver.Memcached(t).Addr}
+	s := open(t, "test:"+adapter.Token()+":", addrs...)
+	var servers memcache.ServerList
+	if err := servers.SetServers(addrs...); err != nil {
+		t.Fatal(err)
+	}
+	var key, floorAt string
+	for i := 0; ; i++ { // a key with its items on either server
+		key = fmt.Sprint("k", i)
+		v, _ := servers.PickServer(s.names(key).v)
+		m, _ := servers.PickServer(s.names(key).m)
+		if floorAt = m.String(); floorAt != v.String() {
+			break
+		}
+	}
+	put(t, s, key, "old", time.Hour)
+	var entryRead, overtake sync.Once
+	read := make(chan struct{})
+	var newer bellwether.Entry
+	slow := open(t, s.Prefix, addrs...)
+	slow.mc.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		c, err := new(net.Dialer).DialContext(ctx, network, addr)
+		none := func() {}
+		if addr == floorAt {
+			return conn{c, func() {
+				overtake.Do(func() {
+					<-read
+					newer = put(t, s, key, "newer", time.Hour)
+				})
+			}, none}, err
+		}
+		return conn{c, none, func() { entryRead.Do(func() { close(read) }) }}, err
+	}
+	if e, err := slow.Get(t.Context(), key); err != nil || e.Epoch != newer.Epoch {
+		t.Errorf("Get: epoch %d, %v, want the newer entry, %d", e.Epoch, err, newer.Epoch)
+	}
+}
+
 func TestStore_RoundTrips(t *testing.T) {
 	srv := testserver.Memcached(t)
 	s := open(t, "test:"+adapter.Token()+":", srv.Addr)
@@ -445,11 +509,11 @@ func TestStore_LargestValue(t *testing.T) {
 
 // TestStore_ServersLimitIsLower lets the server refuse what MaxValue allows.
 func TestStore_ServersLimitIsLower(t *testing.T) {
-	srv := own(t, "-I", "128k")
+	srv := own(t, "-I", "512k")
 	s := open(t, "test:", srv.Addr)
 	s.MaxValue = 64 << 20
 	old := put(t, s, "k", "old", time.Hour)
-	for _, n := range []int{200 << 10, 8 << 20} {
+	for _, n := range []int{600 << 10, 8 << 20} {
 		e := value(claim(t, s, "k"), string(make([]byte, n)), time.Hour)
 		if err := s.Commit(t.Context(), "k", e); !errors.Is(err, bellwether.ErrTooLarge) {
 			t.Fatalf("Commit of %d bytes: %v, want ErrTooLarge", n, err)

@@ -126,7 +126,7 @@ func cluster(t *testing.T) (connect func(testing.TB) *redis.ClusterClient, nodes
 		time.Sleep(20 * time.Millisecond) // real processes are meeting
 	}
 	return func(tb testing.TB) *redis.ClusterClient {
-		rdb := redis.NewClusterClient(&redis.ClusterOptions{Addrs: addrs[:1], ReadTimeout: 20 * time.Second})
+		rdb := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{addrs[0]}, ReadTimeout: 20 * time.Second})
 		tb.Cleanup(func() { rdb.Close() })
 		return rdb
 	}, nodes

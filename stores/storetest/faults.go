@@ -119,8 +119,9 @@ func testPoison(k kit) {
 		k.key = name + what
 		k.Poison(k, k.key, data)
 		corrupt(a, what)
-		got, first := k.claim(a)
+		got, older := k.claim(a)
 		k.empty(got, "over "+what)
+		first := k.newEpoch(a)
 		e := value(first, "repaired")
 		k.commit(a, e)
 		k.present(b, e)
@@ -133,7 +134,7 @@ func testPoison(k kit) {
 		if epoch <= first {
 			k.Fatalf("Claim over %s gave epoch %d after %d", what, epoch, first)
 		}
-		k.refused(a, value(first, "late"), "below the floor, over "+what)
+		k.refused(a, value(older, "late"), "below the floor, over "+what)
 		e = value(epoch, "repaired again")
 		k.commit(b, e)
 		k.present(a, e)
