@@ -74,12 +74,20 @@ func TestStore(t *testing.T) {
 	})
 }
 
-// TestStore_TwoServers spreads the items over two servers, so that many keys
-// have their entry on one and their floor on the other.
-func TestStore_TwoServers(t *testing.T) {
-	storetest.Run(t, func(tb testing.TB) storetest.Instance {
-		return instance(tb, testserver.Memcached(tb).Addr, testserver.Memcached(tb).Addr)
-	})
+// three starts three servers, over which the items are spread so that many keys
+// have their entry on one and their floor on another. (Of two, the client's
+// hash would take the same one for both: a checksum is linear.)
+func three(tb testing.TB) []string {
+	tb.Helper()
+	var addrs []string
+	for range 3 {
+		addrs = append(addrs, own(tb).Addr)
+	}
+	return addrs
+}
+
+func TestStore_ManyServers(t *testing.T) {
+	storetest.Run(t, func(tb testing.TB) storetest.Instance { return instance(tb, three(tb)...) })
 }
 
 func own(tb testing.TB, args ...string) *testserver.Server {
@@ -394,23 +402,28 @@ func (c conn) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// TestGet_OvertakenBetweenTwoServers has a commit fall between the reading of
+// TestGet_OvertakenBetweenServers has a commit fall between the reading of
 // the entry and of the floor: the key had an entry all the time.
-func TestGet_OvertakenBetweenTwoServers(t *testing.T) {
-	addrs := []string{testserver.Memcached(t).Addr, testserver.Memcached(t).Addr}
+func TestGet_OvertakenBetweenServers(t *testing.T) {
+	// Three: of two, the client's CRC always chooses the same one for both
+	// items, because their names differ in one bit pattern at one place.
+	addrs := []string{testserver.Memcached(t).Addr, testserver.Memcached(t).Addr, testserver.Memcached(t).Addr}
 	s := open(t, "test:"+adapter.Token()+":", addrs...)
 	var servers memcache.ServerList
 	if err := servers.SetServers(addrs...); err != nil {
 		t.Fatal(err)
 	}
-	var key, floorAt string
-	for i := 0; ; i++ { // a key with its items on either server
+	var key, floorAt, entryAt string
+	for i := range 100 {
 		key = fmt.Sprint("k", i)
 		v, _ := servers.PickServer(s.names(key).v)
 		m, _ := servers.PickServer(s.names(key).m)
-		if floorAt = m.String(); floorAt != v.String() {
+		if floorAt, entryAt = m.String(), v.String(); floorAt != entryAt {
 			break
 		}
+	}
+	if floorAt == entryAt {
+		t.Fatal("the client keeps both items of all keys on one server")
 	}
 	put(t, s, key, "old", time.Hour)
 	var entryRead, overtake sync.Once

@@ -179,16 +179,16 @@ func (k kit) absent(s bellwether.Store, why string) {
 // same returns how got, from a store, differs from want, as committed.
 func same(got, want bellwether.Entry) error {
 	if got.Age < max(0, want.Age) {
-		return fmt.Errorf("Age = %v, want at least the %v of the commit", got.Age, want.Age)
+		return fmt.Errorf("an Age of %v, want at least the %v of the commit", got.Age, want.Age)
 	}
 	if !bytes.Equal(got.Value, want.Value) {
-		return fmt.Errorf("Value = %.40q (%d bytes), want %.40q (%d bytes)", got.Value, len(got.Value), want.Value, len(want.Value))
+		return fmt.Errorf("a Value of %.40q (%d bytes), want %.40q (%d bytes)", got.Value, len(got.Value), want.Value, len(want.Value))
 	}
 	if got.Kind != want.Kind || got.Epoch != want.Epoch ||
 		got.TTL != want.TTL || got.StaleWhileRevalidate != want.StaleWhileRevalidate || got.StaleIfError != want.StaleIfError ||
 		got.BuildTime != want.BuildTime || got.Failures != want.Failures || got.RetryAge != want.RetryAge || got.Failure != want.Failure {
 		got.Value, want.Value = nil, nil
-		return fmt.Errorf("entry = %+v, want %+v", got, want)
+		return fmt.Errorf("entry %+v, want %+v", got, want)
 	}
 	return nil
 }
