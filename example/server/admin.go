@@ -1,0 +1,162 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"os"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/go-chi/chi/v5"
+)
+
+// This file is the operators' side, on a listener of its own: nothing of it is
+// reachable by the site's clients.
+
+// adminRouter returns the handler of the second listener.
+func (s *server) adminRouter() http.Handler {
+	r := chi.NewRouter()
+	r.Get("/healthz", s.healthz)
+	r.Get("/stats", s.stats)
+	r.Post("/invalidate", s.invalidate)
+	r.MethodNotAllowed(func(w http.ResponseWriter, r *http.Request) {
+		allowed := http.MethodGet
+		if r.URL.Path == "/invalidate" {
+			allowed = http.MethodPost
+		}
+		w.Header().Set("Allow", allowed)
+		replyJSON(w, http.StatusMethodNotAllowed, failure{Error: "use " + allowed})
+	})
+	return r
+}
+
+// healthz tells a load balancer whether to send requests. An engine that is
+// down is no reason not to.
+func (s *server) healthz(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	if s.draining.Load() {
+		w.WriteHeader(http.StatusServiceUnavailable)
+		fmt.Fprintln(w, "draining")
+		return
+	}
+	fmt.Fprintln(w, "ok")
+}
+
+// A report is the body of /stats.
+type report struct {
+	PID      int     `json:"pid"`
+	Addr     string  `json:"addr"`
+	Upstream string  `json:"upstream"`
+	Store    string  `json:"store"`
+	Locker   string  `json:"locker"`
+	Uptime   float64 `json:"uptime_seconds"`
+	Draining bool    `json:"draining"`
+	bellwether.Stats
+}
+
+func (s *server) stats(w http.ResponseWriter, _ *http.Request) {
+	replyJSON(w, http.StatusOK, report{
+		PID: os.Getpid(), Addr: s.addr.String(), Upstream: name(s.config),
+		Store: s.config.store, Locker: s.config.locker,
+		Uptime: time.Since(s.started).Seconds(), Draining: s.draining.Load(),
+		Stats: s.cache.Stats(),
+	})
+}
+
+// A failure is the body of a reply that reports one.
+type failure struct {
+	Error string   `json:"error"`
+	URLs  []string `json:"urls,omitempty"`
+}
+
+// invalidate drops pages: POST /invalidate?url=http://host/path, several times
+// url= for several pages. A url that is only a path is of the host that host=
+// names, or of this server's own address.
+func (s *server) invalidate(w http.ResponseWriter, r *http.Request) {
+	urls, err := s.pages(r.URL.RawQuery)
+	if err != nil {
+		replyJSON(w, http.StatusBadRequest, failure{Error: err.Error()})
+		return
+	}
+	switch err := s.cache.Invalidate(r.Context(), urls...); {
+	case err == nil:
+		replyJSON(w, http.StatusOK, struct {
+			Invalidated []string `json:"invalidated"`
+		}{urls})
+	case errors.Is(err, bellwether.ErrUnavailable):
+		replyJSON(w, http.StatusServiceUnavailable, failure{
+			Error: "the store does not answer, so the other processes go on serving what they have; this process's own memory (the near tier) was dropped: " + err.Error(),
+			URLs:  urls,
+		})
+	default:
+		replyJSON(w, http.StatusBadRequest, failure{Error: err.Error(), URLs: urls})
+	}
+}
+
+// pages returns the full URLs of the pages that a query names.
+func (s *server) pages(query string) ([]string, error) {
+	q, err := url.ParseQuery(query)
+	if err != nil {
+		return nil, fmt.Errorf("the query cannot be read: %w", err)
+	}
+	for name := range q {
+		if name != "url" && name != "host" {
+			return nil, fmt.Errorf("unknown parameter %q; there are url and host, and an & within a url is written %%26", name)
+		}
+	}
+	if len(q["url"]) == 0 {
+		return nil, errors.New("no url; write /invalidate?url=http://host/path, with an & within it as %26")
+	}
+	var urls []string
+	for _, page := range q["url"] {
+		u, err := url.Parse(page)
+		if err != nil {
+			return nil, fmt.Errorf("url is not one: %w", err)
+		}
+		if u.Scheme == "" && u.Host == "" && len(page) > 0 && page[0] == '/' {
+			host := q.Get("host")
+			if host == "" {
+				if host, err = s.ownHost(); err != nil {
+					return nil, err
+				}
+			}
+			u, err = url.Parse("http://" + host + page)
+			if err != nil {
+				return nil, fmt.Errorf("host %q is not one: %w", host, err)
+			}
+		}
+		if u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.User != nil || u.Fragment != "" {
+			return nil, fmt.Errorf("url %q: want http://host/path?query, or /path?query, without a user or a fragment", page)
+		}
+		urls = append(urls, u.String())
+	}
+	return urls, nil
+}
+
+// ownHost is the Host that a client sends who asks for this server by the
+// address that it listens on.
+func (s *server) ownHost() (string, error) {
+	host, _, err := net.SplitHostPort(s.addr.String())
+	if err != nil {
+		return "", err
+	}
+	if addr, err := netip.ParseAddr(host); err == nil && addr.IsUnspecified() {
+		return "", errors.New("a url without a host, and the server listens on all addresses: add &host=, or write http://host/path")
+	}
+	return s.addr.String(), nil
+}
+
+func replyJSON(w http.ResponseWriter, status int, body any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Cache-Control", "no-store")
+	w.WriteHeader(status)
+	e := json.NewEncoder(w)
+	e.SetEscapeHTML(false)
+	e.SetIndent("", "  ")
+	e.Encode(body) // an error here is the client's end
+}

@@ -1,0 +1,228 @@
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+)
+
+// This file is the command line: every flag with its default, what it accepts,
+// and the sentence that -h prints for it.
+
+// A config is what the flags say.
+type config struct {
+	addr, admin string
+	upstream    *url.URL // nil: the demo pages
+	store       string
+	locker      string
+
+	memcached, redis []string // addresses
+
+	// cache has what the flags say of the middleware; Store, Locker and
+	// OnError are run's to set.
+	cache bellwether.HTTPOptions
+}
+
+// unbuilt are the lockers that have a name and flags, and no code.
+var unbuilt = []string{"etcd", "zookeeper", "dynamodb"}
+
+// flags returns the flags, bound to c, which has their defaults then.
+func (c *config) flags() *flag.FlagSet {
+	fs := flag.NewFlagSet("server", flag.ContinueOnError)
+	fs.SetOutput(io.Discard) // parse's caller prints
+	fs.Usage = func() {}
+
+	define(fs, &c.addr, "addr", "127.0.0.1:8080", hostPort,
+		"Listen for requests on `host:port`. Port 0 means any free one; the log tells which.")
+	define(fs, &c.upstream, "upstream", "", httpURL,
+		"Proxy to `URL`, with the Host of URL; X-Forwarded-Host has the client's. Empty: serve the demo pages. "+
+			"The client's Host is part of a page's key, so the processes of a fleet share what they are asked for by one name.")
+	define(fs, &c.store, "store", "memory", oneOf("memory", "memcached", "redis"),
+		"Keep responses in `engine`: memory (this process's own), memcached or redis (shared by the fleet).")
+	define(fs, &c.locker, "locker", "", oneOf(append([]string{"local", "memcached", "redis"}, unbuilt...)...),
+		"Elect who rebuilds by `engine`: local (each process for itself), memcached or redis; etcd, zookeeper and dynamodb are not built yet. "+
+			"Empty: the store's twin, which for memory is local.")
+	define(fs, &c.memcached, "memcached", "127.0.0.1:11211", hostPorts,
+		"Memcached servers as `host:port,...`; keys spread over them.")
+	define(fs, &c.redis, "redis", "127.0.0.1:6379", hostPorts,
+		"Redis server as `host:port,...`; more than one are nodes of a cluster.")
+	define(fs, new([]string), "etcd", "127.0.0.1:2379", hostPorts,
+		"Etcd servers as `host:port,...`, for -locker etcd.")
+	define(fs, new([]string), "zookeeper", "127.0.0.1:2181", hostPorts,
+		"ZooKeeper servers as `host:port,...`, for -locker zookeeper.")
+	define(fs, new(*url.URL), "dynamodb", "http://127.0.0.1:8000", httpURL,
+		"DynamoDB endpoint `URL`, for -locker dynamodb.")
+
+	o := &c.cache
+	define(fs, &o.TTL, "ttl", "0s", atLeast(0),
+		"Take responses that carry no freshness of their own for fresh for this `duration`. 0: do not store them.")
+	define(fs, &o.StaleWhileRevalidate, "stale-while-revalidate", "0s", atLeast(0),
+		"Serve a stale response at once, and rebuild behind it, for this `duration` after it was fresh, if it names no window of its own. 0: only with the origin's leave.")
+	define(fs, &o.StaleIfError, "stale-if-error", "0s", atLeast(0),
+		"Serve a stale response when its rebuild fails, for this `duration` after it was fresh, if it names no window of its own. 0: only with the origin's leave.")
+	define(fs, &o.Patience, "patience", "0s", atLeast(0),
+		"Let a request that may take a stale response wait this `duration` for a fresh one first. 0: not at all.")
+	define(fs, &o.MaxWait, "max-wait", "35s", atLeast(time.Millisecond),
+		"Let a request that has nothing stale wait this `duration` for a rebuild, and answer 503 then. Unless set, it is -rebuild-timeout plus -lease.")
+	define(fs, &o.LeaseTTL, "lease", "5s", atLeast(10*time.Millisecond),
+		"Replace a process that died while it rebuilt a page after this `duration`. A living one renews its lease.")
+	define(fs, &o.RebuildTimeout, "rebuild-timeout", "30s", atLeast(time.Millisecond),
+		"Give up a rebuild after this `duration`.")
+	define(fs, &o.MaxBody, "max-body", "8388608", count[int64],
+		"Store bodies of up to this `number` of bytes; larger ones are passed on.")
+	define(fs, &o.MaxRebuilds, "max-rebuilds", "128", count[int],
+		"Run up to this `number` of rebuilds at one time in this process.")
+	define(fs, &o.NearBytes, "near-bytes", "67108864", count[int64],
+		"Keep responses of up to this `number` of bytes in all in this process's memory. With -store memory that is the store.")
+	define(fs, &c.admin, "admin", "", hostPort,
+		"Serve /stats, /healthz and POST /invalidate?url= on `host:port`. It asks for no password: let only operators reach it. Empty: not at all.")
+	return fs
+}
+
+// define adds a flag whose text parse understands. def, unless empty, is a text
+// that it understands too.
+func define[T any](fs *flag.FlagSet, at *T, name, def string, parse func(string) (T, error), usage string) {
+	v := &value[T]{at: at, text: def, parse: parse}
+	if def != "" {
+		if err := v.Set(def); err != nil {
+			panic(fmt.Errorf("flag -%s: default %q: %w", name, def, err))
+		}
+	}
+	fs.Var(v, name, usage)
+}
+
+// A value is one flag's [flag.Value].
+type value[T any] struct {
+	at    *T
+	text  string
+	parse func(string) (T, error)
+}
+
+// String returns the value as it was written.
+func (v *value[T]) String() string { return v.text }
+
+// Set implements [flag.Value]. Its error says what is allowed.
+func (v *value[T]) Set(text string) error {
+	x, err := v.parse(text)
+	if err != nil {
+		return err
+	}
+	*v.at, v.text = x, text
+	return nil
+}
+
+// parse makes a config of a command line. The error is one line that names the
+// flag, its value, and what is allowed; [flag.ErrHelp] if the line asks for help.
+func parse(args []string) (config, error) {
+	var c config
+	fs := c.flags()
+	switch err := fs.Parse(args); {
+	case errors.Is(err, flag.ErrHelp):
+		return c, err
+	case err != nil:
+		return c, fmt.Errorf("%w (-h lists the flags)", err)
+	case fs.NArg() > 0:
+		return c, fmt.Errorf("unexpected argument %q: there are only flags (-h lists them)", fs.Arg(0))
+	}
+	waits := false
+	fs.Visit(func(f *flag.Flag) { waits = waits || f.Name == "max-wait" })
+	if !waits {
+		c.cache.MaxWait = 0 // the library adds it up, of what the other two are now
+	}
+	if c.locker == "" {
+		c.locker = map[string]string{"memory": "local", "memcached": "memcached", "redis": "redis"}[c.store]
+	}
+	for _, name := range unbuilt {
+		if c.locker == name {
+			return c, fmt.Errorf("-locker %s: not built yet; use local, memcached or redis", name)
+		}
+	}
+	if c.store == "memory" && c.locker != "local" {
+		return c, fmt.Errorf("-locker %s with -store memory: the processes would take turns and share nothing; use -store memcached or redis, or -locker local", c.locker)
+	}
+	return c, nil
+}
+
+// usage prints the flags, each with its default.
+func usage(w io.Writer) {
+	fmt.Fprint(w, "A caching reverse proxy: a page is built once for all who ask for it.\n\nusage: server [flags]\n\n")
+	new(config).flags().VisitAll(func(f *flag.Flag) {
+		name, text := flag.UnquoteUsage(f)
+		def := f.DefValue
+		if def == "" {
+			def = "empty"
+		}
+		fmt.Fprintf(w, "  -%s %s\n    \t%s (default %s)\n", f.Name, name, text, def)
+	})
+}
+
+func atLeast(least time.Duration) func(string) (time.Duration, error) {
+	return func(s string) (time.Duration, error) {
+		d, err := time.ParseDuration(s)
+		if err != nil || d < least {
+			return 0, fmt.Errorf("want a duration with its unit, such as 500ms, 10s or 2m, and at least %v", least)
+		}
+		return d, nil
+	}
+}
+
+func count[N int | int64](s string) (N, error) {
+	n, err := strconv.ParseInt(s, 10, 64)
+	if err != nil || n < 1 || int64(N(n)) != n {
+		return 0, errors.New("want a whole number, at least 1")
+	}
+	return N(n), nil
+}
+
+func oneOf(names ...string) func(string) (string, error) {
+	return func(s string) (string, error) {
+		for _, name := range names {
+			if s == name {
+				return s, nil
+			}
+		}
+		return "", fmt.Errorf("want one of %s", strings.Join(names, ", "))
+	}
+}
+
+func hostPort(s string) (string, error) {
+	_, port, err := net.SplitHostPort(s)
+	if err == nil {
+		_, err = strconv.ParseUint(port, 10, 16)
+	}
+	if err != nil && s != "" {
+		return "", errors.New("want host:port with a port from 0 to 65535")
+	}
+	return s, nil
+}
+
+func hostPorts(s string) ([]string, error) {
+	addrs := strings.Split(s, ",")
+	for i, addr := range addrs {
+		addrs[i] = strings.TrimSpace(addr)
+		_, port, err := net.SplitHostPort(addrs[i])
+		if n, e := strconv.ParseUint(port, 10, 16); err != nil || e != nil || n == 0 {
+			return nil, errors.New("want host:port, or several with commas between, with ports from 1 to 65535")
+		}
+	}
+	return addrs, nil
+}
+
+func httpURL(s string) (*url.URL, error) {
+	if s == "" {
+		return nil, nil
+	}
+	u, err := url.Parse(s)
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" || u.User != nil || u.Fragment != "" {
+		return nil, errors.New("want http://host[:port][/path] or https://..., without a user or a fragment")
+	}
+	return u, nil
+}

@@ -1,0 +1,131 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"hash/crc32"
+	"net"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/lockers/locallock"
+	"github.com/bellwether-go/bellwether/lockers/memcachelock"
+	"github.com/bellwether-go/bellwether/lockers/redislock"
+	"github.com/bellwether-go/bellwether/stores/memcachestore"
+	"github.com/bellwether-go/bellwether/stores/redisstore"
+	"github.com/bradfitz/gomemcache/memcache"
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+)
+
+// This file makes the store and the locker that the flags name. None of it
+// waits for a server: a process starts without its engines and finds them later.
+
+// connections is how many connections to an engine are kept. A request needs
+// one for moments only, and memcached has 1024 for the whole fleet by default.
+const connections = 128
+
+// engines are the store and the locker, nil where the cache needs none.
+type engines struct {
+	store  bellwether.Store
+	locker bellwether.Locker
+	remote []engine
+	ends   []func() error
+}
+
+// An engine is a server, or several, that may be out of reach.
+type engine struct {
+	name  string
+	addrs []string
+	probe func(context.Context) error
+}
+
+// connect makes the engines. A store and a locker of one kind share a client.
+func connect(c config) *engines {
+	e := &engines{}
+	if c.store == "memcached" || c.locker == "memcached" {
+		mc := memcache.NewFromSelector(newServers(c.memcached))
+		mc.MaxIdleConns = connections
+		mc.Timeout = 500 * time.Millisecond
+		e.ends = append(e.ends, mc.Close)
+		e.remote = append(e.remote, engine{"memcached", c.memcached, func(context.Context) error { return mc.Ping() }})
+		if c.store == "memcached" {
+			e.store = memcachestore.New(mc)
+		}
+		if c.locker == "memcached" {
+			e.locker = memcachelock.New(mc)
+		}
+	}
+	if c.store == "redis" || c.locker == "redis" {
+		rdb := redis.NewUniversalClient(&redis.UniversalOptions{
+			Addrs:                 c.redis,
+			ContextTimeoutEnabled: true, // the cache's time-outs are the contexts'
+			PoolSize:              connections,
+			DialTimeout:           time.Second,
+			// The cache has a breaker; a client that tries and tries behind it
+			// would only make every outage longer.
+			MaxRetries: 1, DialerRetries: 1,
+			MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
+		})
+		e.ends = append(e.ends, rdb.Close)
+		e.remote = append(e.remote, engine{"redis", c.redis, func(ctx context.Context) error { return rdb.Ping(ctx).Err() }})
+		if c.store == "redis" {
+			e.store = redisstore.New(rdb)
+		}
+		if c.locker == "redis" {
+			locker := redislock.New(rdb)
+			e.ends = append(e.ends, locker.Close)
+			e.locker = locker
+		}
+	}
+	if c.locker == "local" && e.store != nil {
+		e.locker = locallock.New()
+	}
+	// With -store memory both are nil: the cache's own memory is the store, and
+	// its own table of flights elects.
+	return e
+}
+
+// close ends what connect began, the last first.
+func (e *engines) close() error {
+	var errs []error
+	for i := len(e.ends) - 1; i >= 0; i-- {
+		errs = append(errs, e.ends[i]())
+	}
+	return errors.Join(errs...)
+}
+
+// servers is a [memcache.ServerSelector] over names that are looked up when
+// they are dialled. The client's own looks them up once, when it is made: a
+// process that started before its name server knew memcached would never find
+// it.
+type servers []net.Addr
+
+// An unresolved address is a host:port as the flag has it.
+type unresolved string
+
+func (unresolved) Network() string  { return "tcp" }
+func (a unresolved) String() string { return string(a) }
+
+func newServers(addrs []string) servers {
+	var s servers
+	for _, addr := range addrs {
+		s = append(s, unresolved(addr))
+	}
+	return s
+}
+
+// PickServer implements [memcache.ServerSelector].
+func (s servers) PickServer(key string) (net.Addr, error) {
+	return s[int(crc32.ChecksumIEEE([]byte(key))%uint32(len(s)))], nil
+}
+
+// Each implements [memcache.ServerSelector].
+func (s servers) Each(f func(net.Addr) error) error {
+	for _, a := range s {
+		if err := f(a); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,156 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"log"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+)
+
+// This file keeps the log short: an outage is a line at its beginning and one
+// at its end, and what happens with every request is told once a minute.
+
+// A lookout finds out when an engine stops answering, and when it answers
+// again. While all is well it asks nobody anything.
+type lookout struct {
+	log     *slog.Logger
+	engines []engine
+	alarm   chan struct{}
+}
+
+// probePause is how often an engine that is down is asked.
+const probePause = time.Second
+
+func newLookout(log *slog.Logger, engines []engine) *lookout {
+	return &lookout{log: log, engines: engines, alarm: make(chan struct{}, 1)}
+}
+
+// raise says that an engine has not answered somebody. It does not wait.
+func (l *lookout) raise() {
+	select {
+	case l.alarm <- struct{}{}:
+	default:
+	}
+}
+
+// run looks at the engines once, and then whenever raise was called, until ctx
+// ends.
+func (l *lookout) run(ctx context.Context) {
+	down := make([]time.Time, len(l.engines)) // since when; zero if it is up
+	for {
+		anyDown := false
+		for i, e := range l.engines {
+			down[i] = l.look(ctx, e, down[i])
+			anyDown = anyDown || !down[i].IsZero()
+		}
+		pause := time.NewTimer(probePause)
+		select {
+		case <-pause.C:
+		case <-ctx.Done():
+			pause.Stop()
+			return
+		}
+		if !anyDown {
+			select {
+			case <-l.alarm:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}
+}
+
+// look asks one engine, and logs if that is news. It returns since when the
+// engine is down.
+func (l *lookout) look(ctx context.Context, e engine, since time.Time) time.Time {
+	limited, cancel := context.WithTimeout(ctx, probePause)
+	defer cancel()
+	err := e.probe(limited)
+	switch {
+	case ctx.Err() != nil: // says nothing of the engine
+	case err != nil && since.IsZero():
+		l.log.Warn("engine unreachable: every process serves, and rebuilds for itself, until it answers",
+			"engine", e.name, "addr", strings.Join(e.addrs, ","), "err", err)
+		return time.Now()
+	case err == nil && !since.IsZero():
+		l.log.Info("engine answers again", "engine", e.name, "addr", strings.Join(e.addrs, ","), "after", time.Since(since).Round(time.Millisecond))
+		return time.Time{}
+	}
+	return since
+}
+
+// repeats logs the first event of a kind, and then one a minute with how many
+// there were in between. It is safe for concurrent use.
+type repeats struct {
+	log *slog.Logger
+
+	mu    sync.Mutex // guards kinds
+	kinds map[string]*repeat
+}
+
+type repeat struct {
+	logged time.Time
+	since  int // events that were not logged
+}
+
+// repeatPause is how long a kind of event is silent after a line.
+const repeatPause = time.Minute
+
+func newRepeats(log *slog.Logger) *repeats {
+	return &repeats{log: log, kinds: make(map[string]*repeat)}
+}
+
+// warn logs, or counts. There are few kinds: each is kept for good.
+func (r *repeats) warn(kind, msg string, args ...any) {
+	r.mu.Lock()
+	k := r.kinds[kind]
+	if k == nil {
+		k = &repeat{}
+		r.kinds[kind] = k
+	}
+	if !k.logged.IsZero() && time.Since(k.logged) < repeatPause {
+		k.since++
+		r.mu.Unlock()
+		return
+	}
+	omitted := k.since
+	k.logged, k.since = time.Now(), 0
+	r.mu.Unlock()
+	if omitted > 0 {
+		args = append(args, "omitted", omitted)
+	}
+	r.log.Warn(msg, args...)
+}
+
+// logger returns a log.Logger for those who want one.
+func (r *repeats) logger(kind string) *log.Logger {
+	return log.New(lineWriter{r, kind}, "", 0)
+}
+
+type lineWriter struct {
+	r    *repeats
+	kind string
+}
+
+func (w lineWriter) Write(line []byte) (int, error) {
+	w.r.warn(w.kind, strings.TrimSpace(string(line)))
+	return len(line), nil
+}
+
+// kindOf tells apart what is worth a line of its own.
+func kindOf(err error) string {
+	for _, kind := range []error{
+		bellwether.ErrUnavailable, bellwether.ErrLeaseLost, bellwether.ErrFenced,
+		bellwether.ErrCorrupt, bellwether.ErrTooLarge,
+	} {
+		if errors.Is(err, kind) {
+			return kind.Error()
+		}
+	}
+	return "other"
+}

@@ -1,0 +1,46 @@
+// Server is a caching reverse proxy made of bellwether's middleware and a chi
+// router. It stands in front of any HTTP upstream; without one it serves demo
+// pages. Several of them over one memcached or Redis are a fleet, in which a
+// page is built once for all. "server -h" lists its flags.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+func main() {
+	os.Exit(command(os.Args[1:], os.Stdout, os.Stderr))
+}
+
+// command is the program. It returns its exit status: 0 after -h or a signal,
+// 1 if it could not serve, 2 if the command line cannot be meant.
+func command(args []string, stdout, stderr io.Writer) int {
+	// The signals stay caught to the end: a second one neither hastens the
+	// shutdown, which is bounded anyway, nor spoils the exit status.
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+
+	c, err := parse(args)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		usage(stdout)
+		return 0
+	case err != nil:
+		fmt.Fprintf(stderr, "server: %v\n", err)
+		return 2
+	}
+	log := slog.New(slog.NewTextHandler(stderr, nil))
+	if err := run(ctx, c, log); err != nil {
+		log.Error("cannot serve", "err", err)
+		return 1
+	}
+	return 0
+}

@@ -1,0 +1,182 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/go-chi/chi/v5"
+	"github.com/go-chi/chi/v5/middleware"
+)
+
+// This file puts the parts together and runs them: router and middleware in
+// front, engines behind, and an orderly end.
+
+const (
+	// drainTime is how long a shutdown waits for running requests, and stopTime
+	// how long it takes at most altogether. Five seconds after the signal the
+	// process is gone, whatever its clients and engines do.
+	drainTime = 4 * time.Second
+	stopTime  = 4500 * time.Millisecond
+)
+
+// A server is one running process.
+type server struct {
+	config   config
+	log      *slog.Logger
+	cache    *bellwether.Middleware
+	addr     net.Addr // where it listens
+	started  time.Time
+	draining atomic.Bool
+}
+
+// run serves until ctx ends and then shuts down, for which it takes no longer
+// than stopTime. The error says why it could not serve.
+func run(ctx context.Context, c config, log *slog.Logger) error {
+	// First of all, so that a port that is taken ends the program before it
+	// has done anything.
+	listener, err := net.Listen("tcp", c.addr)
+	if err != nil {
+		return fmt.Errorf("-addr: %w", err)
+	}
+	defer listener.Close()
+	var adminListener net.Listener
+	if c.admin != "" {
+		if adminListener, err = net.Listen("tcp", c.admin); err != nil {
+			return fmt.Errorf("-admin: %w", err)
+		}
+		defer adminListener.Close()
+	}
+
+	quiet := newRepeats(log)
+	engines := connect(c)
+	watch := newLookout(log, engines.remote)
+	c.cache.Store, c.cache.Locker = engines.store, engines.locker
+	c.cache.OnError = func(_ string, err error) {
+		if errors.Is(err, bellwether.ErrUnavailable) {
+			watch.raise()
+		}
+		quiet.warn(kindOf(err), "behind the cache", "err", err)
+	}
+	s := &server{
+		config: c, log: log, addr: listener.Addr(), started: time.Now(),
+		cache: bellwether.NewMiddleware(c.cache),
+	}
+	site := s.site(quiet)
+
+	failed := make(chan error, 2)
+	front := newHTTPServer(s.router(site), log)
+	go func() { failed <- front.Serve(listener) }()
+	back := newHTTPServer(s.adminRouter(), log)
+	if adminListener != nil {
+		go func() { failed <- back.Serve(adminListener) }()
+	}
+	watching, endWatch := context.WithCancel(context.WithoutCancel(ctx))
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		watch.run(watching)
+	}()
+	log.Info("listening", "addr", listener.Addr(), "store", c.store, "locker", c.locker, "upstream", name(c), "pid", os.Getpid())
+	if adminListener != nil {
+		log.Info("admin listening", "addr", adminListener.Addr())
+	}
+
+	select {
+	case err = <-failed: // before its time: Shutdown has not been called
+	case <-ctx.Done():
+	}
+
+	s.draining.Store(true)
+	deadline, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTime)
+	defer cancel()
+	began := time.Now()
+	log.Info("draining", "at_most", drainTime)
+	s.drain(deadline, front)
+
+	// What is left talks to engines, which may hang.
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		endWatch()
+		<-watched
+		s.cache.Close() // before its engines, which it gives its leases back to
+		engines.close()
+		site.close()
+	}()
+	select {
+	case <-stopped:
+	case <-deadline.Done():
+		log.Warn("an engine hangs: leaving it")
+	}
+	back.Close() // last, so that /healthz says 503 all the while
+	log.Info("stopped", "took", time.Since(began).Round(time.Millisecond))
+	return err
+}
+
+// drain waits for the running requests, and cuts off those that take longer
+// than drainTime.
+func (s *server) drain(ctx context.Context, front *http.Server) {
+	ctx, cancel := context.WithTimeout(ctx, drainTime)
+	defer cancel()
+	if err := front.Shutdown(ctx); err != nil {
+		s.log.Warn("requests were still running and are cut off")
+		front.Close()
+	}
+}
+
+// name is what the site is made of, for people.
+func name(c config) string {
+	if c.upstream == nil {
+		return "demo"
+	}
+	return c.upstream.String()
+}
+
+// newHTTPServer returns a server for slow and hostile clients. It has no
+// WriteTimeout: a stream may take as long as it likes.
+func newHTTPServer(h http.Handler, log *slog.Logger) *http.Server {
+	return &http.Server{
+		Handler:           h,
+		ReadHeaderTimeout: 10 * time.Second,
+		IdleTimeout:       2 * time.Minute,
+		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
+	}
+}
+
+// A site is what is cached.
+type site struct {
+	routes func(chi.Router)
+	close  func()
+}
+
+// site returns the upstream, or the demo pages if there is none.
+func (s *server) site(quiet *repeats) site {
+	if s.config.upstream == nil {
+		return site{demo, func() {}}
+	}
+	proxy, transport := newProxy(s.config.upstream, quiet)
+	return site{
+		routes: func(r chi.Router) {
+			r.Handle("/*", proxy)
+			r.MethodNotAllowed(proxy.ServeHTTP) // methods that chi does not know
+		},
+		close: transport.CloseIdleConnections,
+	}
+}
+
+// router puts the cache before the site.
+func (s *server) router(site site) http.Handler {
+	r := chi.NewRouter()
+	r.Use(s.cache.Handler)
+	r.Use(middleware.GetHead) // behind the cache: for a HEAD that goes past it
+	site.routes(r)
+	return r
+}
