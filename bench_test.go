@@ -4,6 +4,11 @@ package bellwether_test
 
 import (
 	"context"
+	"fmt"
+	"runtime"
+	"strconv"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -65,5 +70,44 @@ func TestHit_BesideOtter(t *testing.T) {
 	t.Logf("a hit costs %.2f times otter's Get (median of %.2f)", got, ratios)
 	if got > 2.5 {
 		t.Errorf("a hit costs %.2f times otter's Get, want at most 2.5", got)
+	}
+}
+
+// BenchmarkFlight is what it costs callers to meet on one flight, and be
+// answered, beside what it costs as many goroutines to wait for one channel.
+func BenchmarkFlight(b *testing.B) {
+	for _, callers := range []int{1, 100, 10_000} {
+		b.Run(fmt.Sprintf("callers=%d/flight", callers), func(b *testing.B) {
+			gate := make(chan struct{})
+			c := bellwether.New(func(context.Context, string) (string, error) { <-gate; return "v", nil }, bellwether.Options{TTL: time.Hour})
+			defer c.Close()
+			for i := 0; b.Loop(); i++ {
+				key := strconv.Itoa(i)
+				var wg sync.WaitGroup
+				for range callers {
+					wg.Go(func() { c.Get(context.Background(), key) })
+				}
+				for c.Stats().Misses+c.Stats().Collapsed < uint64((i+1)*callers) {
+					runtime.Gosched()
+				}
+				gate <- struct{}{}
+				wg.Wait()
+			}
+		})
+		b.Run(fmt.Sprintf("callers=%d/channel", callers), func(b *testing.B) {
+			for b.Loop() {
+				var wg sync.WaitGroup
+				var waiting atomic.Int64
+				done := make(chan struct{})
+				for range callers {
+					wg.Go(func() { waiting.Add(1); <-done })
+				}
+				for waiting.Load() < int64(callers) {
+					runtime.Gosched()
+				}
+				close(done)
+				wg.Wait()
+			}
+		})
 	}
 }

@@ -58,6 +58,7 @@ type order struct {
 type report struct {
 	Values map[string]int  // what callers got: value or error -> callers
 	Took   []time.Duration // their waits
+	Load   time.Duration   // how long this process's last load took, 0 if none ran since the last order
 	Stats  bellwether.Stats
 	Err    string
 }
@@ -101,7 +102,10 @@ func work(config string) error {
 		o.OnError = func(key string, err error) { fmt.Fprintf(os.Stderr, "worker %d: %s: %v\n", c.ID, key, err) }
 	}
 	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 100}}
+	var load atomic.Int64
 	cache := bellwether.New(func(ctx context.Context, key string) (string, error) {
+		start := time.Now()
+		defer func() { load.Store(int64(time.Since(start))) }()
 		req, err := http.NewRequestWithContext(ctx, "GET", fmt.Sprintf("%s/%s?worker=%d", c.Origin, key, c.ID), nil)
 		if err != nil {
 			return "", err
@@ -123,7 +127,10 @@ func work(config string) error {
 		if err := json.Unmarshal(in.Bytes(), &do); err != nil {
 			return err
 		}
-		if err := out.Encode(obey(cache, do)); err != nil {
+		load.Store(0)
+		r := obey(cache, do)
+		r.Load = time.Duration(load.Load())
+		if err := out.Encode(r); err != nil {
 			return err
 		}
 	}
@@ -368,6 +375,7 @@ func (f *fleet) all(o order) report {
 				sum.Values[v] += n
 			}
 			sum.Took = append(sum.Took, r.Took...)
+			sum.Load = max(sum.Load, r.Load)
 			sum.Stats.Fenced += r.Stats.Fenced
 			sum.Stats.LeasesLost += r.Stats.LeasesLost
 			sum.Stats.Degraded += r.Stats.Degraded

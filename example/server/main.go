@@ -14,6 +14,8 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+
+	"github.com/redis/go-redis/v9"
 )
 
 func main() {
@@ -38,9 +40,16 @@ func command(args []string, stdout, stderr io.Writer) int {
 		return 2
 	}
 	log := slog.New(slog.NewTextHandler(stderr, nil))
+	redis.SetLogger(unheard{})
 	if err := run(ctx, c, log); err != nil {
 		log.Error("cannot serve", "err", err)
 		return 1
 	}
 	return 0
 }
+
+// unheard takes what the Redis client would print by itself: a line for every
+// failed dial, in a form of its own. The errors come back from the calls too.
+type unheard struct{}
+
+func (unheard) Printf(context.Context, string, ...any) {}
