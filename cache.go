@@ -226,23 +226,25 @@ func codecOf[V any](c Codec) (func(V) ([]byte, error), func([]byte) (V, error)) 
 // nothing stale may be served; [ErrWaitTimeout] after MaxWait; [ErrClosed]; or
 // ctx's error. A ctx that ends ends only this call's wait.
 func (c *Cache[V]) Get(ctx context.Context, key string) (V, error) {
-	if s, ok := c.engine.hit(key); ok {
+	s, ok := c.engine.hit(key)
+	if ok {
 		return s.item.answer()
 	}
-	return c.wait(ctx, key, c.bind)
+	return c.wait(ctx, key, s.item, c.bind)
 }
 
 // GetFunc is Get with a load of this call's own. Callers that meet share one
 // rebuild, by the load of whichever came first.
 func (c *Cache[V]) GetFunc(ctx context.Context, key string, load func(ctx context.Context, key string) (V, error)) (V, error) {
-	if s, ok := c.engine.hit(key); ok {
+	s, ok := c.engine.hit(key)
+	if ok {
 		return s.item.answer()
 	}
-	return c.wait(ctx, key, byKey(load))
+	return c.wait(ctx, key, s.item, byKey(load))
 }
 
-func (c *Cache[V]) wait(ctx context.Context, key string, bind binder[V]) (V, error) {
-	s, err := c.engine.wait(ctx, key, bind)
+func (c *Cache[V]) wait(ctx context.Context, key string, stale *item[V], bind binder[V]) (V, error) {
+	s, err := c.engine.wait(ctx, key, stale, bind)
 	if err != nil {
 		var zero V
 		return zero, err

@@ -16,7 +16,7 @@ import (
 	"go.uber.org/goleak"
 )
 
-func verifyTestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // crowd is the herd of the promises. Under the race detector a goroutine costs
 // ten times as much, but 100,000 of them fit all the same.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/semaphore"
@@ -57,23 +58,45 @@ type flight[V any] struct {
 	engine *engine[V]
 	cancel context.CancelCauseFunc // ends the flight when the cache is closed
 
-	offer chan struct{} // closed when offered is first set
-	early chan struct{} // closed when published is set
-	done  chan struct{} // closed when result and err are set
+	// state is what callers see. They read it without a lock: when a flight
+	// lands, ten thousand of them wake up at one time. It is written with
+	// engine.mu held.
+	state atomic.Pointer[flightState[V]]
+	due   instant     // when the flight's first caller has waited for MaxWait
+	alarm *time.Timer // tells the callers that it is due
 
-	offered   *item[V]                // guarded by engine.mu: stale, for callers whose patience ends
-	published *item[V]                // guarded by engine.mu: the value that is still being made
-	abort     context.CancelCauseFunc // guarded by engine.mu: cancels the load, nil while there is none
-	disowned  bool                    // guarded by engine.mu: the key was invalidated since the flight last looked
-	recalled  bool                    // guarded by engine.mu: the key was invalidated while callers held something stale
+	abort    context.CancelCauseFunc // guarded by engine.mu: cancels the load, nil while there is none
+	disowned bool                    // guarded by engine.mu: the key was invalidated since the flight last looked
 
 	// present is the latest item known for the key: what is served if the load
 	// fails, and what tells how often it has failed. Written by the flight's
 	// goroutine, and not while a load runs, which may read it.
 	present *item[V]
+}
 
-	result *item[V] // readable once done is closed
-	err    error    // likewise; errAgain never reaches a caller
+// A flightState is one state of a flight. It never changes; the next one takes
+// its place.
+type flightState[V any] struct {
+	news chan struct{} // closed when the next state is there
+
+	offered   *item[V] // stale, for callers whose patience ends
+	published *item[V] // the value that is still being made
+	recalled  bool     // the key was invalidated: nothing stale may be served
+	overdue   bool     // some callers may have waited for MaxWait
+
+	landed bool
+	result *item[V]
+	err    error // errAgain never reaches a caller
+}
+
+// change gives the flight its next state. engine.mu is held.
+func (f *flight[V]) change(to func(*flightState[V])) {
+	was := f.state.Load()
+	is := *was
+	is.news = make(chan struct{})
+	to(&is)
+	f.state.Store(&is)
+	close(was.news)
 }
 
 var (
@@ -110,7 +133,8 @@ type served[V any] struct {
 }
 
 // hit answers from the near tier if that needs no flight: fresh, or stale
-// while nobody is to try again yet. It does not allocate.
+// while nobody is to try again yet. If it does not, the item is what may be
+// served when a caller's patience ends, or nil. It does not allocate.
 func (e *engine[V]) hit(key string) (served[V], bool) {
 	it, now := e.near.get(key)
 	if it == nil || now >= it.trusted {
@@ -123,28 +147,26 @@ func (e *engine[V]) hit(key string) (served[V], bool) {
 	case serveOnly:
 		e.count.stale.Add(1)
 		return served[V]{item: it}, true
+	case serveStale:
+		return served[V]{item: it}, false
 	}
 	return served[V]{}, false
 }
 
 // wait answers by way of the key's flight, which it begins with bind's loader if
-// no other call has. The error is a failed rebuild's, or this call's own end.
-func (e *engine[V]) wait(ctx context.Context, key string, bind binder[V]) (served[V], error) {
+// no other call has. stale is what hit has found to be served when the call's
+// patience ends, or nil. The error is a failed rebuild's, or this call's own
+// end.
+func (e *engine[V]) wait(ctx context.Context, key string, stale *item[V], bind binder[V]) (served[V], error) {
 	if err := ctx.Err(); err != nil {
 		return served[V]{}, err
 	}
 	var (
-		began  = e.clock.now()
-		stale  *item[V]         // what this call may take when its patience ends
-		timer  *time.Timer      // made late: most calls with something stale need none
-		expiry <-chan time.Time // timer's channel
+		began = e.clock.now()
+		timer deadlineTimer // of this call's own
 	)
-	defer func() {
-		if timer != nil {
-			timer.Stop()
-		}
-	}()
-	for {
+	defer timer.stop()
+	for again := false; ; again = true {
 		f, known, collapsed, err := e.join(ctx, key, bind)
 		if err != nil {
 			return served[V]{}, err
@@ -152,70 +174,81 @@ func (e *engine[V]) wait(ctx context.Context, key string, bind binder[V]) (serve
 		if f == nil {
 			return e.conclude(known, false)
 		}
-		if known != nil {
-			stale = known
+		switch {
+		case again: // one count per call, however many flights it needs
+		case collapsed:
+			e.count.collapsed.Add(1)
+		default:
+			e.count.misses.Add(1)
 		}
-		// One count per call, however many flights it needs.
-		if timer == nil {
-			if collapsed {
-				e.count.collapsed.Add(1)
-			} else {
-				e.count.misses.Add(1)
+		for {
+			state := f.state.Load()
+			// Before the end: a value that is being made is its first caller's
+			// also when it has turned out to be for nobody else.
+			if state.published != nil {
+				return served[V]{item: state.published, collapsed: collapsed, flown: true}, nil
 			}
-		}
-		offer := f.offer
-		for landed := false; !landed; {
-			if stale != nil {
-				offer = nil
+			if state.landed {
+				if state.err == nil {
+					return e.conclude(state.result, collapsed)
+				}
+				if errors.Is(state.err, errAgain) {
+					break
+				}
+				return served[V]{}, state.err
 			}
 			now := e.clock.now()
+			if stale == nil {
+				stale = state.offered
+			}
+			if stale != nil && (state.recalled || !stale.stale(now)) {
+				stale = nil // invalidated, or its window has closed while the call was patient
+			}
 			limit := e.MaxWait
 			if stale != nil {
 				limit = e.Patience
 			}
-			left := addDurations(began, limit) - now
-			if left <= 0 {
+			end := addDurations(began, limit)
+			if now >= end {
 				if stale == nil {
 					e.count.waitTimeouts.Add(1)
 					return served[V]{}, ErrWaitTimeout
 				}
-				if f.mayServe(stale, now) {
-					e.count.stale.Add(1)
-					return served[V]{item: stale, collapsed: collapsed}, nil
-				}
-				stale = nil
-				continue
+				e.count.stale.Add(1)
+				return served[V]{item: stale, collapsed: collapsed}, nil
 			}
-			if timer == nil {
-				timer = time.NewTimer(left)
-				expiry = timer.C
-			} else {
-				timer.Reset(left)
+			// A caller that has until the flight is due, or longer, is woken
+			// by the flight's alarm: a timer each would be half of what the
+			// herd costs.
+			var expiry <-chan time.Time
+			if end < f.due || state.overdue {
+				expiry = timer.at(end - now)
 			}
 			select {
-			case <-f.done:
-				if f.err == nil {
-					return e.conclude(f.result, collapsed)
-				}
-				if !errors.Is(f.err, errAgain) {
-					return served[V]{}, f.err
-				}
-				landed = true
-			case <-f.early:
-				e.mu.Lock()
-				it := f.published
-				e.mu.Unlock()
-				return served[V]{item: it, collapsed: collapsed, flown: true}, nil
-			case <-offer:
-				e.mu.Lock()
-				stale = f.offered // nil again if the key was invalidated since
-				e.mu.Unlock()
-				offer = nil
+			case <-state.news:
 			case <-expiry:
 			case <-ctx.Done():
 				return served[V]{}, ctx.Err()
 			}
 		}
+	}
+}
+
+// A deadlineTimer is a timer that is made when it is first needed.
+type deadlineTimer struct{ timer *time.Timer }
+
+func (t *deadlineTimer) at(d time.Duration) <-chan time.Time {
+	if t.timer == nil {
+		t.timer = time.NewTimer(d)
+	} else {
+		t.timer.Reset(d)
+	}
+	return t.timer.C
+}
+
+func (t *deadlineTimer) stop() {
+	if t.timer != nil {
+		t.timer.Stop()
 	}
 }
 
@@ -232,14 +265,16 @@ func (e *engine[V]) conclude(it *item[V], collapsed bool) (served[V], error) {
 	return served[V]{item: it, collapsed: collapsed, flown: true}, nil
 }
 
-// join returns the key's flight, begun now if there is none, and with it the
-// near tier's stale item if that may be served; or no flight and the item that
-// answers at once.
+// join returns the key's flight, begun now if there is none; or no flight, and
+// the item that answers at once.
 func (e *engine[V]) join(ctx context.Context, key string, bind binder[V]) (f *flight[V], known *item[V], collapsed bool, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.closed {
 		return nil, nil, false, ErrClosed
+	}
+	if f := e.flights[key]; f != nil {
+		return f, nil, true, nil
 	}
 	// The near tier is read again under the lock. A caller that missed there
 	// just before a flight landed, and came here just after, would begin a
@@ -250,32 +285,26 @@ func (e *engine[V]) join(ctx context.Context, key string, bind binder[V]) (f *fl
 		switch it.judge(now) {
 		case serve, serveOnly, fail:
 			return nil, it, false, nil
-		case serveStale:
-			known = it
 		}
-	}
-	if f := e.flights[key]; f != nil {
-		return f, known, true, nil
 	}
 	// Detached: the values of the context stay (traces, tenants), its end does not.
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
-	f = &flight[V]{
-		key: key, load: bind(), engine: e, cancel: cancel,
-		offer: make(chan struct{}), early: make(chan struct{}), done: make(chan struct{}),
-	}
+	f = &flight[V]{key: key, load: bind(), engine: e, cancel: cancel, due: addDurations(now, e.MaxWait)}
+	f.state.Store(&flightState[V]{news: make(chan struct{})})
+	f.alarm = time.AfterFunc(e.MaxWait, f.fallDue)
 	e.flights[key] = f
 	e.aloft[f] = struct{}{}
 	e.running.Go(func() { f.fly(ctx) })
-	return f, known, false, nil
+	return f, nil, false, nil
 }
 
-// mayServe reports whether a stale item may still be served when a caller's
-// patience ends: its window may have closed meanwhile, or its key may have been
-// invalidated.
-func (f *flight[V]) mayServe(it *item[V], now instant) bool {
+// fallDue wakes the callers, so that those who have waited long enough go.
+func (f *flight[V]) fallDue() {
 	f.engine.mu.Lock()
 	defer f.engine.mu.Unlock()
-	return !f.recalled && it.stale(now)
+	if !f.state.Load().landed {
+		f.change(func(s *flightState[V]) { s.overdue = true })
+	}
 }
 
 // offerStale shows callers a value that they may take when their patience
@@ -283,13 +312,7 @@ func (f *flight[V]) mayServe(it *item[V], now instant) bool {
 func (f *flight[V]) offerStale(it *item[V]) {
 	f.engine.mu.Lock()
 	defer f.engine.mu.Unlock()
-	if f.recalled {
-		return // callers have been told of nothing, or of what is no longer so
-	}
-	if f.offered == nil {
-		close(f.offer)
-	}
-	f.offered = it
+	f.change(func(s *flightState[V]) { s.offered = it })
 }
 
 // publish answers the flight's callers with a value that is still being made.
@@ -298,21 +321,16 @@ func (f *flight[V]) offerStale(it *item[V]) {
 func (f *flight[V]) publish(v V) bool {
 	f.engine.mu.Lock()
 	defer f.engine.mu.Unlock()
-	if f.disowned || f.published != nil {
+	if f.disowned || f.streaming() {
 		return false
 	}
-	f.published = &item[V]{kind: KindValue, value: v}
-	close(f.early)
+	f.change(func(s *flightState[V]) { s.published = &item[V]{kind: KindValue, value: v} })
 	return true
 }
 
 // streaming reports whether callers have been answered with a value that is
 // still being made.
-func (f *flight[V]) streaming() bool {
-	f.engine.mu.Lock()
-	defer f.engine.mu.Unlock()
-	return f.published != nil
-}
+func (f *flight[V]) streaming() bool { return f.state.Load().published != nil }
 
 // abortable makes abort the way to cancel the flight's load, unless the key
 // was invalidated since the flight last looked.
@@ -336,10 +354,10 @@ func (f *flight[V]) settle(it *item[V]) bool {
 	if f.disowned {
 		// Clients that read a response while it is made have it already. It
 		// is theirs, and nobody else's.
-		if f.published != nil {
+		if f.streaming() {
 			f.land(it, nil)
 		}
-		return f.published != nil
+		return f.streaming()
 	}
 	// Between this and the flight's leaving the map, join sees neither or both.
 	f.land(e.near.put(f.key, it), nil)
@@ -348,11 +366,11 @@ func (f *flight[V]) settle(it *item[V]) bool {
 
 // land ends the flight. engine.mu is held.
 func (f *flight[V]) land(it *item[V], err error) {
-	f.result, f.err = it, err
+	f.alarm.Stop()
+	f.change(func(s *flightState[V]) { s.landed, s.result, s.err = true, it, err })
 	if f.engine.flights[f.key] == f {
 		delete(f.engine.flights, f.key)
 	}
-	close(f.done)
 }
 
 // end ends a flight without an item, if it has not ended yet.
@@ -361,9 +379,7 @@ func (f *flight[V]) end(err error) {
 	f.engine.mu.Lock()
 	defer f.engine.mu.Unlock()
 	delete(f.engine.aloft, f)
-	select {
-	case <-f.done:
-	default:
+	if !f.state.Load().landed {
 		f.land(nil, err)
 	}
 }
@@ -395,9 +411,10 @@ func (e *engine[V]) invalidate(ctx context.Context, key string) error {
 	defer e.mu.Unlock()
 	e.near.delete(key)
 	if f := e.flights[key]; f != nil {
-		f.disowned, f.recalled, f.offered = true, true, nil
+		f.disowned = true
+		f.change(func(s *flightState[V]) { s.offered, s.recalled = nil, true })
 		switch {
-		case f.published != nil:
+		case f.streaming():
 			// A response that clients are already reading is theirs, but from
 			// now on nobody joins them.
 			delete(e.flights, key)

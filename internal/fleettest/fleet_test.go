@@ -1,4 +1,4 @@
-package bellwether_test
+package fleettest
 
 import (
 	"bufio"
@@ -64,17 +64,6 @@ type report struct {
 }
 
 const fleetEnv = "BELLWETHER_FLEET_WORKER"
-
-func TestMain(m *testing.M) {
-	if config := os.Getenv(fleetEnv); config != "" {
-		if err := work(config); err != nil {
-			fmt.Fprintln(os.Stderr, "worker:", err)
-			os.Exit(1)
-		}
-		return
-	}
-	verifyTestMain(m)
-}
 
 // silence is a logger for go-redis, which logs by itself.
 type silence struct{}

@@ -1,6 +1,6 @@
 //go:build !race
 
-package bellwether_test
+package fleettest
 
 import (
 	"fmt"
