@@ -54,6 +54,7 @@ type exchange struct {
 	decided   chan struct{} // closed when what follows is set
 	decidedAt time.Time
 	response  *response
+	private   http.Header   // what the first client alone gets
 	shared    bool          // others may read it
 	overflow  chan struct{} // closed before the body passes the limit
 	finished  chan struct{} // closed when err is set
@@ -181,6 +182,8 @@ func (x *exchange) decide(status int) {
 		live:      x.body,
 		of:        x,
 	}
+	x.private = header.Clone()
+	httpcache.RemoveConnectionFields(x.private)
 	names, _ := httpcache.VaryNames(header)
 	if names = without(names, x.path); !x.shared {
 		x.response.kind = uncacheable
@@ -275,23 +278,17 @@ func (m *Middleware) fetch(ctx context.Context, f *flight[*response], c *call, n
 	select {
 	case <-x.decided:
 	case <-x.finished:
-	case <-ctx.Done():
 	}
 	select {
 	case <-x.decided:
 	default:
-		select {
-		case <-x.finished:
-			return nil, x.err
-		default:
-			return nil, context.Cause(ctx)
-		}
+		return nil, x.err // before there was a header
 	}
 	if x.shared && x.stale && httpcache.IsServerError(x.content().status) {
 		x.body.CloseWithError(errServerError)
 		return nil, fmt.Errorf("%w: %d", errServerError, x.content().status)
 	}
-	if !f.publish(x.response) {
+	if !f.publish(ctx, x.response) {
 		x.body.CloseWithError(errInvalidated)
 		return nil, errInvalidated
 	}
@@ -307,7 +304,11 @@ func (m *Middleware) fetch(ctx context.Context, f *flight[*response], c *call, n
 		return m.remember(ctx, "too large"), nil
 	case <-x.finished:
 	case <-ctx.Done():
+		// The flight has ended, or is about to. This load has not before its
+		// handler has, so that handlers that are deaf to their context count
+		// among MaxRebuilds.
 		x.body.CloseWithError(context.Cause(ctx))
+		<-x.finished
 		return nil, context.Cause(ctx)
 	}
 	if x.err != nil {

@@ -256,8 +256,8 @@ func (t *deadlineTimer) stop() {
 // has just been made answers those who waited for it however short its TTL; a
 // failure answers unless something stale may.
 func (e *engine[V]) conclude(it *item[V], collapsed bool) (served[V], error) {
-	if it.failures > 0 {
-		if now := e.clock.now(); !it.stale(now) && it.judge(now) != serve {
+	if now := e.clock.now(); it.failures > 0 && it.judge(now) != serve {
+		if !it.stale(now) {
 			return served[V]{}, it.err
 		}
 		e.count.stale.Add(1)
@@ -315,13 +315,13 @@ func (f *flight[V]) offerStale(it *item[V]) {
 	f.change(func(s *flightState[V]) { s.offered = it })
 }
 
-// publish answers the flight's callers with a value that is still being made.
-// It reports whether it did: not if the key has been invalidated since the
-// rebuild began.
-func (f *flight[V]) publish(v V) bool {
+// publish answers the flight's callers with a value that the load whose context
+// is ctx is still making. It reports whether it did: not if the load has been
+// given up on, which by then may have a successor in the same flight.
+func (f *flight[V]) publish(ctx context.Context, v V) bool {
 	f.engine.mu.Lock()
 	defer f.engine.mu.Unlock()
-	if f.disowned || f.streaming() {
+	if ctx.Err() != nil || f.disowned || f.streaming() {
 		return false
 	}
 	f.change(func(s *flightState[V]) { s.published = &item[V]{kind: KindValue, value: v} })
@@ -331,6 +331,18 @@ func (f *flight[V]) publish(v V) bool {
 // streaming reports whether callers have been answered with a value that is
 // still being made.
 func (f *flight[V]) streaming() bool { return f.state.Load().published != nil }
+
+// giveUp cancels the load, unless callers are reading what it makes. Under the
+// lock, so that the load cannot publish in between.
+func (f *flight[V]) giveUp(cause error) bool {
+	f.engine.mu.Lock()
+	defer f.engine.mu.Unlock()
+	if f.streaming() {
+		return false
+	}
+	f.abort(cause)
+	return true
+}
 
 // abortable makes abort the way to cancel the flight's load, unless the key
 // was invalidated since the flight last looked.

@@ -237,7 +237,11 @@ func (m *Middleware) replyLive(w http.ResponseWriter, r *http.Request, next http
 		return true
 	}
 	h := w.Header()
-	copyHeader(h, res.header)
+	if own {
+		copyHeader(h, x.private)
+	} else {
+		copyHeader(h, res.header)
+	}
 	if x.shared {
 		setAge(h, res.age)
 	}

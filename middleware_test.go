@@ -481,6 +481,33 @@ func TestHTTP_InvalidateWhileStreaming(t *testing.T) {
 	})
 }
 
+// A handler that heeds its context returns without a word when its rebuild is
+// given up on. That silence is no empty 200.
+func TestHTTP_CancelledHandlerIsNoEmptyResponse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var n atomic.Int32
+		s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{TTL: time.Minute}}, func(w http.ResponseWriter, r *http.Request) {
+			if n.Add(1) == 1 {
+				<-r.Context().Done()
+				return
+			}
+			fmt.Fprint(w, "full")
+		})
+		go func() {
+			time.Sleep(time.Second)
+			s.mw.Invalidate(t.Context(), "http://a/p")
+		}()
+		wantBurst(t, s.burst(20, same("http://a/p")), 20, "200 full 1s")
+
+		n.Store(0)
+		for o := range s.burst(20, same("http://a/timeout")) {
+			if o != "504 Gateway Timeout\n 30s" {
+				t.Errorf("after RebuildTimeout: %q", o)
+			}
+		}
+	})
+}
+
 func TestHTTP_OverLimitBody(t *testing.T) {
 	body := bytes.Repeat([]byte("0123456789abcdef"), 4<<10) // 64 KiB
 	s := newSite(t, bellwether.HTTPOptions{MaxBody: 16 << 10}, func(w http.ResponseWriter, r *http.Request) {

@@ -271,8 +271,7 @@ func (r *run[V]) lead(ctx context.Context, lease Lease) bool {
 			// Another holds the lease by now, and its value is the one to wait
 			// for, whether or not our load heeds its context. A response that
 			// clients are reading goes on; the fenced commit decides.
-			if lost = nil; !r.streaming() {
-				abort(ErrLeaseLost)
+			if lost = nil; r.giveUp(ErrLeaseLost) {
 				return false
 			}
 		case <-limited.Done():

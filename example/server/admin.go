@@ -126,8 +126,8 @@ func (s *server) pages(query string) ([]string, error) {
 				}
 			}
 			u, err = url.Parse("http://" + host + page)
-			if err != nil {
-				return nil, fmt.Errorf("host %q is not one: %w", host, err)
+			if err != nil || u.Host != host {
+				return nil, fmt.Errorf("host %q: want a name or an address, with or without a port", host)
 			}
 		}
 		if u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.User != nil || u.Fragment != "" {
