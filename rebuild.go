@@ -265,6 +265,9 @@ func (r *run[V]) lead(ctx context.Context, lease Lease) bool {
 			if errors.Is(context.Cause(loading), errInvalidated) {
 				return false
 			}
+			if l.err != nil && limited.Err() != nil {
+				l.err = context.Cause(limited) // what else it says is the echo of that
+			}
 			abort(nil) // ends the keeper: it must not renew what is being released
 			return r.finish(ctx, l, epoch)
 		case <-lost:
@@ -275,10 +278,8 @@ func (r *run[V]) lead(ctx context.Context, lease Lease) bool {
 				return false
 			}
 		case <-limited.Done():
-			select {
-			case l := <-result: // both at once: the load was in time
-				return r.finish(ctx, l, epoch)
-			default:
+			if len(result) > 0 {
+				continue // both at once: the load was in time
 			}
 			return r.finish(ctx, loaded[V]{err: context.Cause(limited)}, epoch)
 		}
