@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime/debug"
 	"time"
 
 	"github.com/sony/gobreaker/v2"
@@ -51,7 +52,7 @@ type outage struct{ left time.Duration }
 
 // ask makes one call of an engine. Every error that is not one of the
 // contract's answers comes back wrapped in ErrUnavailable.
-func ask[T any](ctx context.Context, b *breaker, o *outage, call func(context.Context) (T, error)) (T, error) {
+func ask[T any](ctx context.Context, b *breaker, o *outage, call func(context.Context) (T, error)) (v T, err error) {
 	var zero T
 	if o.left <= 0 {
 		return zero, fmt.Errorf("%w: the time for outages is used up", ErrUnavailable)
@@ -63,12 +64,18 @@ func ask[T any](ctx context.Context, b *breaker, o *outage, call func(context.Co
 	// A panic or Goexit of an adapter counts as no answer: without the report a
 	// half-open breaker would wait for this probe for ever.
 	failure := errors.New("the call did not return")
-	defer func() { report(failure) }()
+	defer func() {
+		if p := recover(); p != nil {
+			failure = &PanicError{Value: p, Stack: debug.Stack()}
+			err = fmt.Errorf("%w: %w", ErrUnavailable, failure)
+		}
+		report(failure)
+	}()
 
 	start := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, o.left)
 	defer cancel()
-	v, err := call(ctx)
+	v, err = call(ctx)
 	if err == nil || isAnswer(err) {
 		failure = nil
 		return v, err

@@ -158,8 +158,12 @@ func (o Options) settings() settings {
 	if o.Codec.Marshal == nil {
 		o.Codec = Codec{json.Marshal, json.Unmarshal}
 	}
-	if o.OnError == nil {
-		o.OnError = func(string, error) {}
+	observe := o.OnError
+	o.OnError = func(key string, err error) {
+		if observe != nil {
+			// Its panic is no reason for a key's callers to fail.
+			noPanic(func() error { observe(key, err); return nil })
+		}
 	}
 	return settings{Options: o, Freshness: Freshness{TTL: o.TTL, StaleWhileRevalidate: o.StaleWhileRevalidate, StaleIfError: o.StaleIfError}}
 }
@@ -267,6 +271,7 @@ func (c *Cache[V]) Invalidate(ctx context.Context, keys ...string) error {
 	var g errgroup.Group
 	g.SetLimit(maxInvalidations)
 	for i, key := range keys {
+		errs[i] = ErrGoexit // unless the store returns
 		g.Go(func() error {
 			errs[i] = c.engine.invalidate(ctx, key)
 			return nil

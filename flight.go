@@ -201,8 +201,14 @@ func (e *engine[V]) wait(ctx context.Context, key string, stale *item[V], bind b
 			if stale == nil {
 				stale = state.offered
 			}
-			if stale != nil && (state.recalled || !stale.stale(now)) {
-				stale = nil // invalidated, or its window has closed while the call was patient
+			if stale != nil && (state.recalled || now >= stale.trusted || !stale.stale(now)) {
+				// Invalidated, here or perhaps elsewhere, or its window has
+				// closed while the call was patient. What the flight offers may
+				// have been confirmed since.
+				stale = state.offered
+				if stale != nil && (now >= stale.trusted || !stale.stale(now)) {
+					stale = nil
+				}
 			}
 			limit := e.MaxWait
 			if stale != nil {
@@ -308,7 +314,7 @@ func (f *flight[V]) fallDue() {
 }
 
 // offerStale shows callers a value that they may take when their patience
-// ends.
+// ends, or nil for none.
 func (f *flight[V]) offerStale(it *item[V]) {
 	f.engine.mu.Lock()
 	defer f.engine.mu.Unlock()
@@ -361,6 +367,7 @@ func (f *flight[V]) abortable(abort context.CancelCauseFunc) bool {
 // the flight last looked: what it has then was computed, or read, before.
 func (f *flight[V]) settle(it *item[V]) bool {
 	e := f.engine
+	e.near.weigh(f.key, it) // before the lock: it runs user code
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if f.disowned {

@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -69,14 +70,14 @@ func request(method, url string, fields ...string) *http.Request {
 
 // burst makes n requests at one time, and returns how often each outcome came,
 // with the time it took.
-func (s *site) burst(n int, make func(i int) *http.Request) map[string]int {
+func (s *site) burst(n int, build func(i int) *http.Request) map[string]int {
 	var mu sync.Mutex
 	out := map[string]int{}
 	start := time.Now()
 	var wg sync.WaitGroup
 	for i := range n {
 		wg.Go(func() {
-			w := s.do(make(i))
+			w := s.do(build(i))
 			mu.Lock()
 			defer mu.Unlock()
 			out[fmt.Sprintf("%d %s %v", w.Code, w.Body.String(), time.Since(start))]++
@@ -542,7 +543,9 @@ func TestHTTP_HeadRangeAndConditions(t *testing.T) {
 		}
 	}
 	s.wantCalls(t, 2)
-	s.get("http://a/h")
+	for !strings.Contains(s.get("http://a/h").Header().Get("Cache-Status"), "hit") {
+		runtime.Gosched() // until the flight has landed
+	}
 	if w := s.get("http://a/h", "Range", "bytes=2-4"); w.Code != 206 || w.Body.String() != "234" {
 		t.Errorf("Range: %d %q", w.Code, w.Body)
 	}

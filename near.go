@@ -22,6 +22,7 @@ type item[V any] struct {
 	build   time.Duration // how long that rebuild took
 	err     error         // the last failure, if failures > 0
 	trusted instant       // until when the store need not be asked whether it still holds
+	weight  uint32        // what it takes in the near tier; 0 if not weighed yet
 }
 
 // answer is what a caller gets for the item.
@@ -47,12 +48,12 @@ func (c clock) now() instant { return time.Since(c.base) }
 // once: otter's snapshot time is our instant.
 func (c clock) NowNano() int64                        { return int64(c.now()) }
 func (c clock) Tick(d time.Duration) <-chan time.Time { return time.NewTicker(d).C }
-func (c clock) until(t instant) time.Duration         { return t - c.now() }
 func (c clock) instant(t time.Time) instant           { return t.Sub(c.base) }
 
 // near is the in-process tier. It is safe for concurrent use.
 type near[V any] struct {
 	clock clock
+	size  func(key string, value V) int
 	cache *otter.Cache[string, *item[V]]
 }
 
@@ -61,20 +62,27 @@ type near[V any] struct {
 const itemOverhead = 256
 
 func newNear[V any](c clock, maxBytes int64, size func(key string, value V) int) *near[V] {
-	return &near[V]{clock: c, cache: otter.Must(&otter.Options[string, *item[V]]{
+	return &near[V]{clock: c, size: size, cache: otter.Must(&otter.Options[string, *item[V]]{
 		MaximumWeight: uint64(maxBytes),
 		Clock:         c,
-		Weigher: func(key string, it *item[V]) uint32 {
-			n := len(key) + itemOverhead
-			if it.kind == KindValue {
-				n += max(0, size(key, it.value))
-			}
-			return uint32(min(n, 1<<32-1))
-		},
+		Weigher:       func(_ string, it *item[V]) uint32 { return it.weight },
 		ExpiryCalculator: otter.ExpiryWritingFunc(func(e otter.Entry[string, *item[V]]) time.Duration {
 			return max(1, e.Value.end()-instant(e.SnapshotAtNano))
 		}),
 	})}
+}
+
+// weigh sets an item's weight, if it has none yet. It is not left to the
+// table's weigher, because the sizer is user code, and that runs under locks.
+func (n *near[V]) weigh(key string, it *item[V]) {
+	if it.weight != 0 {
+		return
+	}
+	w := uint64(len(key) + itemOverhead)
+	if it.kind == KindValue {
+		w += uint64(max(0, n.size(key, it.value)))
+	}
+	it.weight = uint32(min(w, 1<<32-1))
 }
 
 // get returns the key's item, or nil, and the time at which it looked.
@@ -89,11 +97,10 @@ func (n *near[V]) get(key string) (*item[V], instant) {
 // put keeps it, unless the tier has a later one, and returns the one that the
 // tier has then. An item made without the store has no epoch of its own: it is
 // the latest that this process can know, and takes the place and the epoch of
-// whatever is there, so that the store's next one follows it.
+// whatever is there, so that the store's next one follows it. An item whose life
+// is over is not kept, but ends what came before it all the same.
 func (n *near[V]) put(key string, it *item[V]) *item[V] {
-	if it.end() <= n.clock.now() {
-		return it
-	}
+	n.weigh(key, it)
 	kept := it
 	n.cache.Compute(key, func(old *item[V], found bool) (*item[V], otter.ComputeOp) {
 		switch {
@@ -105,6 +112,9 @@ func (n *near[V]) put(key string, it *item[V]) *item[V] {
 			kept = old
 			return old, otter.CancelOp
 		}
+		if it.end() <= n.clock.now() {
+			return nil, otter.InvalidateOp
+		}
 		return kept, otter.WriteOp
 	})
 	return kept
@@ -112,7 +122,11 @@ func (n *near[V]) put(key string, it *item[V]) *item[V] {
 
 func (n *near[V]) delete(key string) { n.cache.Invalidate(key) }
 
-func (n *near[V]) close() { n.cache.StopAllGoroutines() }
+// close empties the tier and ends its goroutines.
+func (n *near[V]) close() {
+	n.cache.InvalidateAll()
+	n.cache.StopAllGoroutines()
+}
 
 // sizeOf is the default sizer: the bytes that a value reaches, each once.
 func sizeOf[V any](_ string, v V) int {
@@ -130,12 +144,20 @@ func sizeOf[V any](_ string, v V) int {
 // recursion: a long linked list must not end the process with a stack overflow.
 func reach(v reflect.Value) int {
 	n := 0
-	seen := map[unsafe.Pointer]bool{}
-	first := func(p unsafe.Pointer) bool {
-		if p == nil || seen[p] {
+	// A struct and its first field, or two slices of one array, have one
+	// address and reach different things.
+	type place struct {
+		p    unsafe.Pointer
+		t    reflect.Type
+		size int
+	}
+	seen := map[place]bool{}
+	first := func(v reflect.Value, size int) bool {
+		at := place{v.UnsafePointer(), v.Type(), size}
+		if at.p == nil || seen[at] {
 			return false
 		}
-		seen[p] = true
+		seen[at] = true
 		return true
 	}
 	for todo := []reflect.Value{v}; len(todo) > 0; {
@@ -144,7 +166,7 @@ func reach(v reflect.Value) int {
 		case reflect.String:
 			n += v.Len()
 		case reflect.Pointer:
-			if first(v.UnsafePointer()) {
+			if first(v, 0) {
 				n += int(v.Type().Elem().Size())
 				todo = append(todo, v.Elem())
 			}
@@ -154,7 +176,7 @@ func reach(v reflect.Value) int {
 				todo = append(todo, v.Elem())
 			}
 		case reflect.Slice:
-			if first(v.UnsafePointer()) {
+			if first(v, v.Cap()) {
 				n += v.Cap() * int(v.Type().Elem().Size())
 				todo = appendElements(todo, v)
 			}
@@ -165,7 +187,7 @@ func reach(v reflect.Value) int {
 				todo = append(todo, v.Field(i))
 			}
 		case reflect.Map:
-			if first(v.UnsafePointer()) {
+			if first(v, 0) {
 				n += v.Len() * int(v.Type().Key().Size()+v.Type().Elem().Size())
 				for it := v.MapRange(); it.Next(); {
 					todo = append(todo, it.Key(), it.Value())

@@ -23,7 +23,31 @@ type run[V any] struct {
 	// without store and locker: a lease is of no use to those who cannot see
 	// the value it protects.
 	storeDown bool
+
+	waits     bool    // the flight has found another holder
+	waiting   instant // when it first did
+	elected   instant // when it last stood for election
+	known     uint64  // the epoch of the store's entry when the flight began to wait
+	fruitless int     // how often a holder's end was announced and there was no value
+	losses    int     // how often the flight's own lease was lost
+	refused   int     // how often the store has refused its commit
 }
+
+const (
+	// electPause is how often a waiter whose locker cannot push stands for
+	// election while the holder's announced time lasts: a holder may have
+	// given up without a word.
+	electPause = 500 * time.Millisecond
+	// maxFruitless is after how many announcements without a value a flight
+	// goes on without a lease. Where holders leave no value, because it cannot
+	// be stored or gets lost, taking turns would let the last of N processes
+	// wait for N loads.
+	maxFruitless = 2
+	// maxRefused is after how many refused commits a flight's value goes to
+	// its callers, and to nobody else. A store that refuses everything is none;
+	// and a key that is invalidated again during each load would never answer.
+	maxRefused = 3
+)
 
 // fly runs the flight to its end, whatever the engines' adapters do.
 func (f *flight[V]) fly(ctx context.Context) {
@@ -52,6 +76,13 @@ func (r *run[V]) rebuild(ctx context.Context) error {
 			return context.Cause(ctx)
 		}
 		lease, held := r.elect(ctx)
+		if ctx.Err() != nil {
+			e.slots.Release(1)
+			if lease != nil {
+				r.release(ctx, lease)
+			}
+			return context.Cause(ctx)
+		}
 		if held == nil {
 			if r.lead(ctx, lease) {
 				return nil
@@ -79,12 +110,16 @@ func (r *run[V]) look(ctx context.Context) bool {
 		r.present = known
 		return false
 	}
-	entry, err := ask(ctx, e.store, &r.outage, func(ctx context.Context) (Entry, error) {
-		return e.Store.Get(ctx, e.engineKey(r.key))
-	})
+	entry, asked, err := r.read(ctx, &r.outage)
+	// One lost packet is no outage: an engine that is gone fails again, and
+	// opens its breaker, or has used the time up.
+	for try := 1; try < breakerTrips && errors.Is(err, ErrUnavailable) && r.outage.left > 0 && e.store.up(); try++ {
+		r.noAnswer("reading", err)
+		entry, asked, err = r.read(ctx, &r.outage)
+	}
 	switch {
 	case err == nil:
-		return r.consider(r.decode(entry, known), true)
+		return r.consider(r.decode(entry, known, asked), true)
 	case errors.Is(err, ErrUnavailable):
 		r.noAnswer("reading", err)
 		r.storeDown = true
@@ -96,13 +131,26 @@ func (r *run[V]) look(ctx context.Context) bool {
 			return r.consider(&held, false)
 		}
 		r.present = known
-	case errors.Is(err, ErrNotFound):
-		r.present = nil
 	default:
-		e.OnError(r.key, &keyError{"reading", r.key, err})
+		if !errors.Is(err, ErrNotFound) {
+			e.OnError(r.key, &keyError{"reading", r.key, err})
+		}
 		r.present = nil
+		if r.state.Load().offered != nil {
+			r.offerStale(nil) // it has been invalidated
+		}
 	}
 	return false
+}
+
+// read asks the store for the key's entry. What it says is as of asked.
+func (r *run[V]) read(ctx context.Context, o *outage) (entry Entry, asked instant, err error) {
+	e := r.engine
+	asked = e.clock.now()
+	entry, err = ask(ctx, e.store, o, func(ctx context.Context) (Entry, error) {
+		return e.Store.Get(ctx, e.engineKey(r.key))
+	})
+	return entry, asked, err
 }
 
 // consider ends the flight with it if it answers, and offers it to callers if
@@ -113,7 +161,14 @@ func (r *run[V]) consider(it *item[V], fromStore bool) bool {
 	if it == nil {
 		return false
 	}
-	switch it.judge(r.engine.clock.now()) {
+	verdict := it.judge(r.engine.clock.now())
+	if verdict == rebuild && r.waits && it.failures > 0 && it.epoch > r.known {
+		// It failed while this flight waited for it. Nobody is to be told
+		// later, but those who wait are: else they would fail one after another,
+		// each after a rebuild of its own.
+		verdict = fail
+	}
+	switch verdict {
 	case serve, serveOnly, fail:
 		if r.settle(it) {
 			if fromStore {
@@ -132,9 +187,10 @@ func (r *run[V]) consider(it *item[V], fromStore bool) bool {
 // nobody to elect: no locker, or none that answers.
 func (r *run[V]) elect(ctx context.Context) (Lease, *HeldError) {
 	e := r.engine
-	if e.Locker == nil || r.storeDown {
+	if e.Locker == nil || r.storeDown || r.fruitless >= maxFruitless {
 		return nil, nil
 	}
+	r.elected = e.clock.now()
 	lease, err := ask(ctx, e.locker, &r.outage, func(ctx context.Context) (Lease, error) {
 		return e.Locker.TryAcquire(ctx, e.engineKey(r.key), e.LeaseTTL)
 	})
@@ -143,6 +199,9 @@ func (r *run[V]) elect(ctx context.Context) (Lease, *HeldError) {
 	}
 	if held, ok := errors.AsType[*HeldError](err); ok {
 		return nil, held
+	}
+	if errors.Is(err, ErrHeld) {
+		return nil, &HeldError{Key: r.key}
 	}
 	r.noAnswer("acquiring the lease of", err)
 	return nil, nil
@@ -158,45 +217,57 @@ const lookPause = time.Second
 // it is time to stand for election again.
 func (r *run[V]) await(ctx context.Context, held *HeldError) bool {
 	e := r.engine
-	e.count.waits.Add(1)
 	began := e.clock.now()
-
-	watching, endWatch := context.WithCancel(ctx)
-	defer endWatch()
-	var wake <-chan struct{}
-	if w, ok := e.Locker.(Watcher); ok {
-		var err error
-		wake, err = ask(ctx, e.locker, &r.outage, func(ctx context.Context) (<-chan struct{}, error) {
-			// The watch outlives this call, so it gets the longer context;
-			// but a call that hangs must end with the shorter one.
-			defer context.AfterFunc(ctx, endWatch)()
-			return w.Watch(watching, held)
-		})
-		if err != nil {
-			r.noAnswer("watching the lease of", err)
-			wake = nil
+	if !r.waits {
+		e.count.waits.Add(1)
+		r.waits, r.waiting = true, began
+		if r.present != nil {
+			r.known = r.present.epoch
 		}
 	}
 
+	watching, endWatch := context.WithCancel(ctx)
+	defer endWatch()
+	wake := r.watch(ctx, watching, endWatch, held)
+
 	until := addDurations(began, e.LeaseTTL)
 	if !held.Until.IsZero() {
-		until = e.clock.instant(held.Until)
+		until = min(until, e.clock.instant(held.Until))
+	}
+	if wake == nil {
+		until = min(until, addDurations(began, electPause))
 	}
 	// All waiters of a dead holder get here at one time. One of them wins
 	// anyway; the jitter spares the engine the rest.
 	until += time.Duration(rand.Int64N(int64(e.LeaseTTL)/64 + 1))
-	deadline := time.NewTimer(until - began)
+	// A locker that says "free" and "held" in one breath must not make a loop
+	// without a pause.
+	earliest := r.elected + pollInterval(began-r.waiting)
+	deadline := time.NewTimer(max(until, earliest) - began)
 	defer deadline.Stop()
 
 	for {
 		pause := lookPause
 		if wake == nil {
-			pause = pollInterval(e.clock.now() - began)
+			pause = pollInterval(e.clock.now() - r.waiting)
+		}
+		if r.state.Load().offered != nil {
+			pause = min(pause, e.NearTTL/2) // what is offered has to be confirmed
 		}
 		poll := time.NewTimer(pause)
 		select {
 		case <-wake:
 			poll.Stop()
+			if early := earliest - e.clock.now(); early > 0 {
+				wake, earliest = nil, 0
+				deadline.Reset(early)
+				continue
+			}
+			r.lookAgain()
+			if r.look(ctx) {
+				return true
+			}
+			r.fruitless++
 			return false
 		case <-deadline.C:
 			poll.Stop()
@@ -216,16 +287,40 @@ func (r *run[V]) await(ctx context.Context, held *HeldError) bool {
 	}
 }
 
+// watch returns the channel on which the locker pushes, nil if it does not. A
+// push that fails costs no more than the push: the holder is at work, and the
+// store can be polled, so it does not count as this flight's outage.
+func (r *run[V]) watch(ctx, watching context.Context, endWatch func(), held *HeldError) <-chan struct{} {
+	e := r.engine
+	w, ok := e.Locker.(Watcher)
+	if !ok {
+		return nil
+	}
+	wake, err := ask(ctx, e.locker, &outage{e.EngineTimeout}, func(ctx context.Context) (<-chan struct{}, error) {
+		// The watch outlives this call, so it gets the longer context; but a
+		// call that hangs must end with the shorter one.
+		defer context.AfterFunc(ctx, endWatch)()
+		return w.Watch(watching, held)
+	})
+	if err != nil {
+		r.noAnswer("watching the lease of", err)
+		return nil
+	}
+	return wake
+}
+
 // lead rebuilds the key as its holder; lease is nil if there is no election.
 // It reports whether the flight has ended. The flight holds a slot, which goes
 // to the load: that may outlast the flight.
 func (r *run[V]) lead(ctx context.Context, lease Lease) bool {
 	e := r.engine
-	if lease != nil {
+	defer func() {
 		// After everything else: the callers here have their value by then, and
 		// the other processes, woken by this, find it in the store.
-		defer r.release(ctx, lease)
-	}
+		if lease != nil {
+			r.release(ctx, lease)
+		}
+	}()
 	slot := true
 	defer func() {
 		if slot {
@@ -236,6 +331,16 @@ func (r *run[V]) lead(ctx context.Context, lease Lease) bool {
 	epoch, ended := r.claim(ctx)
 	if ended {
 		return true
+	}
+	if ctx.Err() != nil {
+		return false
+	}
+	if lease != nil && epoch == 0 {
+		// Nobody will find this load's value in the store. Who waited for it
+		// would wait in vain, and the next after that one.
+		unused := lease
+		lease = nil
+		e.running.Go(func() { r.release(ctx, unused) })
 	}
 
 	limited, cancel := context.WithTimeoutCause(ctx, e.RebuildTimeout, ErrRebuildTimeout)
@@ -251,8 +356,12 @@ func (r *run[V]) lead(ctx context.Context, lease Lease) bool {
 		e.running.Go(func() { r.keep(loading, lease, lost) })
 	}
 
+	if e.Store != nil && r.state.Load().offered != nil {
+		e.running.Go(func() { r.confirm(loading) })
+	}
+
 	e.count.loads.Add(1)
-	if epoch == 0 {
+	if epoch == 0 || e.Locker != nil && lease == nil {
 		e.count.degraded.Add(1)
 	}
 	slot = false
@@ -273,8 +382,11 @@ func (r *run[V]) lead(ctx context.Context, lease Lease) bool {
 		case <-lost:
 			// Another holds the lease by now, and its value is the one to wait
 			// for, whether or not our load heeds its context. A response that
-			// clients are reading goes on; the fenced commit decides.
-			if lost = nil; r.giveUp(ErrLeaseLost) {
+			// clients are reading goes on; the fenced commit decides. So it
+			// does when a lease is lost once more: a locker that loses each is
+			// no reason not to finish any load.
+			lost = nil
+			if r.losses++; r.losses == 1 && r.giveUp(ErrLeaseLost) {
 				return false
 			}
 		case <-limited.Done():
@@ -290,12 +402,13 @@ func (r *run[V]) lead(ctx context.Context, lease Lease) bool {
 // epoch for the rebuild, in one call. Who has won the lease just after another
 // released it finds that one's value here, and the flight has ended.
 func (r *run[V]) claim(ctx context.Context) (epoch uint64, ended bool) {
+	asked := r.engine.clock.now()
 	entry, epoch := r.takeEpoch(ctx)
 	if epoch == 0 || r.engine.Store == nil {
 		return epoch, false
 	}
 	known, _ := r.engine.near.get(r.key)
-	return epoch, r.consider(r.decode(entry, known), true)
+	return epoch, r.consider(r.decode(entry, known, asked), true)
 }
 
 // takeEpoch returns a new epoch for the key, and its present entry. The epoch
@@ -366,6 +479,38 @@ func (r *run[V]) keep(ctx context.Context, lease Lease, lost chan<- struct{}) {
 	}
 }
 
+// confirm asks the store, until ctx ends, whether the stale item that callers
+// are offered during the load still holds. Without it, a key that another
+// process invalidates would be served stale for as long as its rebuild takes.
+func (r *run[V]) confirm(ctx context.Context) {
+	e := r.engine
+	tick := time.NewTicker(max(e.NearTTL/2, time.Millisecond))
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		offered := r.state.Load().offered
+		if offered == nil {
+			return
+		}
+		entry, asked, err := r.read(ctx, &outage{e.EngineTimeout})
+		if ctx.Err() != nil {
+			return
+		}
+		// A store that does not answer cannot say that it does not hold.
+		if !errors.Is(err, ErrUnavailable) && (err != nil || entry.Epoch != offered.epoch) {
+			r.offerStale(nil)
+			return
+		}
+		confirmed := *offered
+		confirmed.trusted = addDurations(asked, e.NearTTL)
+		r.offerStale(&confirmed)
+	}
+}
+
 // release gives the lease back, also when the flight's own context has ended.
 func (r *run[V]) release(ctx context.Context, lease Lease) {
 	e := r.engine
@@ -400,7 +545,11 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 		r.end(nil) // its callers have it already
 		return true
 	}
-	return false
+	if r.refused++; r.refused < maxRefused {
+		return false
+	}
+	it.lifetime = newLifetime(now, Freshness{})
+	return r.settle(it)
 }
 
 // finishFailed is finish for a load that failed: what was there stays there,
@@ -409,26 +558,37 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch uint64) bool {
 	e := r.engine
 	e.count.loadFailures.Add(1)
+	// A context's end says nothing about the origin: remembered, one caller's
+	// impatience would be everybody's failure. But that the rebuild has taken
+	// too long is told to those who wait for it elsewhere.
+	pause, told := e.ErrorTTL, true
+	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, ErrClosed) {
+		pause, told = 0, errors.Is(err, ErrRebuildTimeout)
+	}
+	if !told && r.present != nil {
+		// What is served in the place of this failure may have been
+		// invalidated while the load ran, and no commit checks that.
+		r.lookAgain()
+		if r.look(ctx) {
+			return true
+		}
+	}
 	it := &item[V]{}
 	it.born = now
 	if r.present != nil {
 		*it = *r.present
 	}
-	it.err, it.trusted = err, e.trustedUntil(now)
-	// A context's end says nothing about the origin: remembered, one caller's
-	// impatience would be everybody's failure.
-	remember := e.ErrorTTL > 0 && !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, ErrClosed)
-	if remember {
-		it.epoch = epoch
-		it.lifetime = it.failed(now, e.ErrorTTL)
-	} else {
-		it.lifetime = it.failed(now, 0)
-	}
+	it.lifetime = it.failed(now, pause)
+	it.err, it.trusted, it.weight = err, e.trustedUntil(now), 0
 	if !it.stale(now) {
 		var zero V
 		it.held, it.kind, it.value = false, KindNone, zero
 	}
-	return (!remember || r.commit(ctx, it)) && r.settle(it)
+	if !told {
+		return r.settle(it)
+	}
+	it.epoch = epoch
+	return r.commit(ctx, it) && r.settle(it)
 }
 
 // commit offers it to the store. It returns false if the store refuses it as
@@ -484,14 +644,22 @@ func (r *run[V]) encode(it *item[V]) (Entry, error) {
 	return e, err
 }
 
-// decode makes an item of the store's entry, nil if there is nothing in it. If
-// known, the near tier's, is of the same rebuild, its value serves.
-func (r *run[V]) decode(e Entry, known *item[V]) *item[V] {
+// decode makes an item of the store's entry as it was when the store was asked,
+// nil if there is nothing in it. If known, the near tier's, is of the same
+// rebuild, its value serves; if it is of a later one, which the store did not
+// get, that is the item: the key has not been invalidated since, or the entry
+// would be gone.
+func (r *run[V]) decode(e Entry, known *item[V], asked instant) *item[V] {
 	if e.Kind == KindNone && e.Failures == 0 {
 		return nil
 	}
 	now := r.engine.clock.now()
-	it := &item[V]{kind: e.Kind, epoch: e.Epoch, build: e.BuildTime, trusted: r.engine.trustedUntil(now)}
+	if known != nil && known.epoch > e.Epoch {
+		later := *known
+		later.trusted = r.engine.trustedUntil(asked)
+		return &later
+	}
+	it := &item[V]{kind: e.Kind, epoch: e.Epoch, build: e.BuildTime, trusted: r.engine.trustedUntil(asked)}
 	it.lifetime = newLifetime(now, Freshness{e.Age, e.TTL, e.StaleWhileRevalidate, e.StaleIfError})
 	it.held = e.Kind != KindNone
 	if e.Failures > 0 {

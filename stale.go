@@ -46,7 +46,7 @@ type lifetime struct {
 
 // newLifetime is the lifetime of a value that is f.Age old at the time now.
 func newLifetime(now instant, f Freshness) lifetime {
-	born := now - f.Age
+	born := now - max(0, f.Age)
 	ttl, swr, sie := max(0, f.TTL), max(0, f.StaleWhileRevalidate), max(0, f.StaleIfError)
 	fresh := addDurations(born, ttl)
 	return lifetime{
@@ -137,9 +137,10 @@ const (
 	maxPoll = 250 * time.Millisecond
 )
 
-// pollInterval is the pause before the next look, after waiting for waited. A
-// random quarter either way keeps processes that began together apart.
+// pollInterval is the pause before the next look, after waiting for waited. Up
+// to a quarter is taken off at random, to keep processes apart that began
+// together.
 func pollInterval(waited time.Duration) time.Duration {
 	d := min(max(waited/16, minPoll), maxPoll)
-	return d*3/4 + time.Duration(rand.Int64N(int64(d/2)))
+	return d - time.Duration(rand.Int64N(int64(d/4)))
 }

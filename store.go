@@ -120,7 +120,7 @@ func (e Entry) Life() time.Duration {
 		end = addDurations(max(0, e.TTL), max(0, e.StaleWhileRevalidate, e.StaleIfError))
 	}
 	if e.Failures > 0 {
-		end = max(end, addDurations(e.RetryAge, failureMemory))
+		end = max(end, addDurations(max(0, e.RetryAge), failureMemory))
 	}
 	return max(0, end-max(0, e.Age))
 }

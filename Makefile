@@ -1,0 +1,93 @@
+# The commands of this repository. "make" lists them.
+SHELL := /usr/bin/env bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+
+# How long each fuzz target runs: FUZZTIME for the entry codec and the key
+# functions, FUZZTIME_OTHERS for the rest.
+FUZZTIME ?= 30s
+FUZZTIME_OTHERS ?= 5s
+export FUZZTIME FUZZTIME_OTHERS
+
+# Every module stands on its own go.mod, as it does for those who import it; the
+# workspace is for people. Only "build" looks through it.
+export GOWORK := off
+MODULES := $(sort $(patsubst %/go.mod,%,$(shell find . -name go.mod -not -path './.*')))
+EACH := for m in $(MODULES); do cd $(CURDIR)/$$m; 
+
+OUT := $(CURDIR)/dist/test
+REPORT := $(CURDIR)/bin/report
+
+# Tests of claims about time and allocations: the files that the race detector,
+# which would be what they measure, leaves out.
+CLAIMS = grep -rl --include='*_test.go' '^//go:build !race' .
+
+.PHONY: help test deps build lint race claims fuzz bench cover tidy clean
+
+help: ## List the targets.
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
+
+test: ## Run everything that has to pass: all of the targets from deps to fuzz.
+	@mkdir -p $(OUT) && rm -f $(OUT)/*.json
+	@began=$$SECONDS; status=0; \
+	for step in deps build lint race claims fuzz; do \
+		echo "== $$step"; step_began=$$SECONDS; \
+		$(MAKE) --no-print-directory $$step || { status=1; echo "== $$step failed"; [ $$step != deps ] || exit 1; }; \
+		echo "== $$step took $$((SECONDS - step_began)) s"; \
+	done; \
+	echo "== all took $$((SECONDS - began)) s"; \
+	echo "over $${BELLWETHER_REDIS:-$$(redis-server --version | sed -E 's/.*v=([^ ]*).*/Redis \1/')}" \
+		"and $${BELLWETHER_MEMCACHED:-$$(memcached --version)}, with $$(go version | cut -d' ' -f3)"; \
+	$(REPORT) total $(OUT)/*.json || status=1; \
+	exit $$status
+
+deps: ## Install the servers that the tests need, as root; else say which.
+	@.ci/deps
+
+build: ## Build everything, and the example through the workspace.
+	@mkdir -p bin $(OUT)
+	@$(EACH) go build -o /dev/null ./...; done
+	@GOWORK= go build -o bin/server ./example/server
+	@go build -o $(REPORT) .ci/report.go
+
+lint: ## Check formatting, go vet and staticcheck in every module.
+	@unformatted=$$(gofmt -l .); [ -z "$$unformatted" ] || { echo "not formatted by gofmt:"; echo "$$unformatted"; exit 1; }
+	@go vet .ci/report.go
+	@status=0; $(EACH) \
+		go vet ./... || status=1; \
+		go run $(STATICCHECK) ./... || status=1; \
+	done; exit $$status
+
+race: build ## Run all tests with the race detector.
+	@status=0; $(EACH) \
+		go test -json -race -count=1 -timeout 5m ./... 2>&1 | tee $(OUT)/race-$${m//[.\/]/-}.json | $(REPORT) || status=1; \
+	done; exit $$status
+
+claims: build ## Run the tests of claims about time and allocations, without the race detector.
+	@status=0; $(EACH) \
+		files=$$($(CLAIMS) || true); [ -n "$$files" ] || continue; \
+		tests=$$(grep -hoE '^func Test[A-Za-z0-9_]*' $$files | cut -c6- | paste -sd'|'); [ -n "$$tests" ] || continue; \
+		go test -json -count=1 -timeout 5m -p 1 -run "^($$tests)\$$" $$(dirname $$files | sort -u) 2>&1 \
+			| tee $(OUT)/claims-$${m//[.\/]/-}.json | $(REPORT) || status=1; \
+	done; exit $$status
+
+fuzz: build ## Run every fuzz target for a while (FUZZTIME, FUZZTIME_OTHERS).
+	@.ci/fuzz 2>&1 | tee $(OUT)/fuzz.json | $(REPORT)
+
+bench: ## Run the benchmarks.
+	@$(EACH) go test -run '^$$' -bench . -benchmem ./...; done
+
+cover: ## Say how much of each package its module's tests reach.
+	@mkdir -p dist
+	@$(EACH) go test -count=1 -coverpkg=./... -coverprofile=$(CURDIR)/dist/cover.out ./... >/dev/null; \
+		echo "$$m: $$(go tool cover -func=$(CURDIR)/dist/cover.out | tail -1 | awk '{ print $$NF }')"; done
+
+tidy: ## Format the code and tidy every go.mod.
+	@gofmt -w .
+	@$(EACH) go mod tidy; done
+	@GOWORK= go work sync
+
+clean: ## Remove what the other targets have made.
+	@rm -rf bin dist

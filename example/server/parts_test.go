@@ -1,0 +1,284 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+)
+
+// The tests here look at one part each, inside the test's process.
+
+// newTestServer serves with flags inside the test, without the listeners.
+func newTestServer(t *testing.T, flags ...string) (front, back *httptest.Server) {
+	t.Helper()
+	c, err := parse(flags)
+	if err != nil {
+		t.Fatal(err)
+	}
+	log := slog.New(slog.DiscardHandler)
+	s := &server{
+		config: c, log: log, cache: bellwether.NewMiddleware(c.cache), started: time.Now(),
+		addr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 8080},
+	}
+	site := s.site(newRepeats(log))
+	front, back = httptest.NewServer(s.router(site)), httptest.NewServer(s.adminRouter())
+	t.Cleanup(func() {
+		front.Close()
+		back.Close()
+		s.cache.Close()
+		site.close()
+	})
+	return front, back
+}
+
+// textLog is a log that a process keeps.
+func textLog(p *process) *slog.Logger { return slog.New(slog.NewTextHandler(logWriter{p}, nil)) }
+
+type logWriter struct{ p *process }
+
+func (w logWriter) Write(line []byte) (int, error) {
+	w.p.mu.Lock()
+	defer w.p.mu.Unlock()
+	return w.p.log.Write(line)
+}
+
+func TestDemo(t *testing.T) {
+	front, _ := newTestServer(t)
+	for _, test := range []struct {
+		path, language string
+		status         int
+		cacheControl   string
+		body           string // in it
+		cached         bool   // the second request gets the first one's
+	}{
+		{"/", "", 200, "max-age=60", "/slow?delay=500ms&ttl=10s", true},
+		{"/fast", "", 200, "max-age=10", "build 1 ", true},
+		{"/slow?delay=1ms&ttl=10s", "", 200, "max-age=10", "build 1 ", true},
+		{"/slow?delay=-5s&ttl=500ms", "", 200, "max-age=1", "build 2 ", true},
+		{"/slow?delay=1ms&ttl=9999h", "", 200, "max-age=86400", "build 3 ", true},
+		{"/slow?delay=long", "", 400, "no-store", `delay="long"`, false},
+		{"/slow?delay=1ms&ttl=7", "", 400, "no-store", `ttl="7"`, false},
+		{"/private", "", 200, "private", "build 1 ", false},
+		{"/vary", "de-AT", 200, "max-age=10", "Hallo! build 1 ", true},
+		{"/vary", "ga", 200, "max-age=10", "Dia dhuit! build 2 ", true},
+		{"/error", "", 503, "", "build 1 ", true},
+		{"/stream", "", 200, "max-age=10", "line 10 of 10", true},
+		{"/none", "", 404, "", "not found", false},
+	} {
+		t.Run(test.path+test.language, func(t *testing.T) {
+			first := do(http.MethodGet, front.URL+test.path, "Accept-Language", test.language)
+			if first.status != test.status || first.header.Get("Cache-Control") != test.cacheControl || !strings.Contains(first.body, test.body) {
+				t.Errorf("%v, Cache-Control %q; want %d, %q and %q", first, first.header.Get("Cache-Control"), test.status, test.cacheControl, test.body)
+			}
+			second := do(http.MethodGet, front.URL+test.path, "Accept-Language", test.language)
+			// The first client may have its page a moment before the flight has
+			// landed; then the second one collapses on that.
+			status := second.header.Get("Cache-Status")
+			if cached := strings.Contains(status, "hit") || strings.Contains(status, "collapsed"); cached != test.cached || cached && second.body != first.body {
+				t.Errorf("the second time: %v, Cache-Status %q; want a hit: %v", second, status, test.cached)
+			}
+			if head := do(http.MethodHead, front.URL+test.path, "Accept-Language", test.language); head.status != test.status || head.body != "" {
+				t.Errorf("HEAD: %v", head)
+			}
+		})
+	}
+}
+
+func TestProxy_WhatTheUpstreamGets(t *testing.T) {
+	var got *http.Request
+	var body []byte
+	upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		got = r.Clone(r.Context())
+		body, _ = io.ReadAll(r.Body)
+		w.WriteHeader(http.StatusCreated)
+	}))
+	defer upstream.Close()
+	front, _ := newTestServer(t, "-upstream", upstream.URL+"/base")
+
+	for _, method := range []string{"GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "PROPFIND", "PURGE"} {
+		r, _ := http.NewRequest(method, front.URL+"/a%2Fb/"+method+"?q=1&q=2", strings.NewReader("body"))
+		r.Host = "site.test"
+		r.Header.Set("X-Forwarded-Host", "evil.test")
+		r.Header.Set("X-Forwarded-For", "203.0.113.1")
+		r.Header.Set("Accept-Encoding", "br")
+		got, body = nil, nil
+		resp, err := client.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if resp.StatusCode != http.StatusCreated || got == nil || got.Method != method || string(body) != "body" {
+			t.Fatalf("%s: status %d, upstream got %v with body %q", method, resp.StatusCode, got, body)
+		}
+		u, _ := url.Parse(upstream.URL)
+		for what, pair := range map[string][2]string{
+			"target":            {got.RequestURI, "/base/a%2Fb/" + method + "?q=1&q=2"},
+			"Host":              {got.Host, u.Host},
+			"X-Forwarded-Host":  {got.Header.Get("X-Forwarded-Host"), "site.test"},
+			"X-Forwarded-For":   {got.Header.Get("X-Forwarded-For"), "127.0.0.1"},
+			"X-Forwarded-Proto": {got.Header.Get("X-Forwarded-Proto"), "http"},
+			"Accept-Encoding":   {got.Header.Get("Accept-Encoding"), "br"},
+		} {
+			if pair[0] != pair[1] {
+				t.Errorf("%s: the upstream got the %s %q, want %q", method, what, pair[0], pair[1])
+			}
+		}
+	}
+}
+
+func TestProxy_UpstreamDown(t *testing.T) {
+	upstream := httptest.NewServer(http.NotFoundHandler())
+	upstream.Close()
+	front, _ := newTestServer(t, "-upstream", upstream.URL)
+	for _, method := range []string{http.MethodGet, http.MethodPost} {
+		if a := do(method, front.URL+"/page"); a.status != http.StatusBadGateway || a.err != nil {
+			t.Errorf("%s: %v, want 502", method, a)
+		}
+	}
+}
+
+// TestProxy_BodyBreaksOff holds that a client sees a broken body broken, and
+// that nobody gets it from the cache.
+func TestProxy_BodyBreaksOff(t *testing.T) {
+	calls := 0
+	upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if calls++; calls > 1 {
+			w.Header().Set("Cache-Control", "max-age=60")
+			io.WriteString(w, "the whole")
+			return
+		}
+		w.Header().Set("Cache-Control", "max-age=60")
+		io.WriteString(w, "half")
+		http.NewResponseController(w).Flush()
+		panic(http.ErrAbortHandler)
+	}))
+	defer upstream.Close()
+	front, _ := newTestServer(t, "-upstream", upstream.URL)
+	if a := do(http.MethodGet, front.URL+"/page"); a.err == nil {
+		t.Errorf("%v, want a body that breaks off", a)
+	}
+	eventually(t, 10*time.Second, "the whole page, once the back-off is over", func() bool {
+		a := do(http.MethodGet, front.URL+"/page")
+		return a.status == http.StatusOK && a.body == "the whole" && a.err == nil
+	})
+}
+
+// TestProxy_StreamsAtOnce holds that what the upstream has flushed is with the
+// client before the upstream goes on: of a page and of an event stream.
+func TestProxy_StreamsAtOnce(t *testing.T) {
+	read := make(chan struct{})
+	upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=60")
+		for i := range 3 {
+			fmt.Fprintf(w, "line %d\n", i)
+			http.NewResponseController(w).Flush()
+			<-read
+		}
+	}))
+	defer upstream.Close()
+	front, _ := newTestServer(t, "-upstream", upstream.URL)
+	for _, accept := range []string{"text/plain", "text/event-stream"} {
+		r, _ := http.NewRequest(http.MethodGet, front.URL+"/"+accept, nil)
+		r.Header.Set("Accept", accept)
+		resp, err := client.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		lines := bufio.NewScanner(resp.Body)
+		for i := range 3 {
+			if want := fmt.Sprint("line ", i); !lines.Scan() || lines.Text() != want {
+				t.Fatalf("%s: got %q, %v; want %q", accept, lines.Text(), lines.Err(), want)
+			}
+			read <- struct{}{}
+		}
+		resp.Body.Close()
+	}
+}
+
+func TestAdmin(t *testing.T) {
+	_, back := newTestServer(t)
+	for _, test := range []struct {
+		method, target string
+		status         int
+		body           string // in it
+	}{
+		{"GET", "/healthz", 200, "ok\n"},
+		{"GET", "/stats", 200, `"loads": 0`},
+		{"GET", "/stats", 200, `"store": "memory"`},
+		{"GET", "/none", 404, ""},
+		{"POST", "/stats", 405, "use GET"},
+		{"GET", "/invalidate?url=/x", 405, "use POST"},
+		{"POST", "/invalidate", 400, "no url"},
+		{"POST", "/invalidate?url=", 400, "want http://host/path"},
+		{"POST", "/invalidate?url=x", 400, "want http://host/path"},
+		{"POST", "/invalidate?url=//host/x", 400, "want http://host/path"},
+		{"POST", "/invalidate?url=ftp://host/x", 400, "want http://host/path"},
+		{"POST", "/invalidate?url=http://u:p@host/x", 400, "without a user"},
+		{"POST", "/invalidate?url=http://host/x%23top", 400, "fragment"},
+		{"POST", "/invalidate?url=http://ho%20st/", 400, "url"},
+		{"POST", "/invalidate?url=%zz", 400, "query cannot be read"},
+		{"POST", "/invalidate?url=/x?a=1&b=2", 400, `unknown parameter \"b\"`},
+		{"POST", "/invalidate?url=/x&host=a/b", 400, "host"},
+		{"POST", "/invalidate?url=/x", 200, `"http://127.0.0.1:8080/x"`},
+		{"POST", "/invalidate?url=/x?a=1%26b=2&host=site.test", 200, `"http://site.test/x?a=1&b=2"`},
+		{"POST", "/invalidate?url=http://a.test/x&url=https://b.test/y", 200, `"https://b.test/y"`},
+	} {
+		if a := do(test.method, back.URL+test.target); a.status != test.status || !strings.Contains(a.body, test.body) {
+			t.Errorf("%s %s: %v, want %d and %q", test.method, test.target, a, test.status, test.body)
+		}
+	}
+}
+
+func TestAdmin_OwnHost(t *testing.T) {
+	for addr, want := range map[string]string{
+		"127.0.0.1:8080": "127.0.0.1:8080", "[::1]:80": "[::1]:80", "[::]:8080": "", "0.0.0.0:8080": "",
+	} {
+		a, err := net.ResolveTCPAddr("tcp", addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := &server{addr: a}
+		if got, err := s.ownHost(); got != want || (err == nil) != (want != "") {
+			t.Errorf("listening on %s: %q, %v; want %q", addr, got, err, want)
+		}
+	}
+}
+
+func TestRepeats(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer
+		r := newRepeats(slog.New(slog.NewTextHandler(&log, nil)))
+		for range 1000 {
+			r.warn("a", "first")
+		}
+		r.warn("b", "second")
+		time.Sleep(repeatPause)
+		r.warn("a", "third")
+		lines := strings.Split(strings.TrimSpace(log.String()), "\n")
+		if len(lines) != 3 || !strings.Contains(lines[0], "msg=first") || !strings.Contains(lines[1], "msg=second") || !strings.HasSuffix(lines[2], "msg=third omitted=999") {
+			t.Errorf("got %q", lines)
+		}
+	})
+}
+
+func TestKindOf(t *testing.T) {
+	other := kindOf(errors.New("x"))
+	for _, err := range []error{bellwether.ErrUnavailable, bellwether.ErrFenced, bellwether.ErrLeaseLost} {
+		if got := kindOf(fmt.Errorf("doing: %w", err)); got == other {
+			t.Errorf("%v is of the kind %q", err, got)
+		}
+	}
+}
