@@ -73,14 +73,16 @@ func ask[T any](ctx context.Context, b *breaker, o *outage, call func(context.Co
 	}()
 
 	start := time.Now()
-	ctx, cancel := context.WithTimeout(ctx, o.left)
+	limited, cancel := context.WithTimeout(ctx, o.left)
 	defer cancel()
-	v, err = call(ctx)
+	v, err = call(limited)
 	if err == nil || isAnswer(err) {
 		failure = nil
 		return v, err
 	}
-	failure = err
+	if failure = err; ctx.Err() != nil {
+		failure = context.Canceled // the caller's own end says nothing about the engine
+	}
 	o.left -= time.Since(start)
 	return zero, fmt.Errorf("%w: %w", ErrUnavailable, err)
 }

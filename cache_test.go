@@ -261,7 +261,7 @@ func TestGet_NotFound(t *testing.T) {
 		if loads.Load() != 1 {
 			t.Fatalf("%d loads, want 1 within NotFoundTTL", loads.Load())
 		}
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		c.Get(t.Context(), "k")
 		if s := c.Stats(); loads.Load() != 2 || s.LoadFailures != 0 {
 			t.Fatalf("%d loads, %d failures; want 2 and none", loads.Load(), s.LoadFailures)

@@ -189,13 +189,15 @@ func (e *engine[V]) wait(ctx context.Context, key string, stale *item[V], bind b
 				return served[V]{item: state.published, collapsed: collapsed, flown: true}, nil
 			}
 			if state.landed {
-				if state.err == nil {
+				if state.err != nil && !errors.Is(state.err, errAgain) {
+					return served[V]{}, state.err
+				}
+				// A reply of the store that was long under way may be older than
+				// this call, by more than the near tier is trusted for.
+				if state.err == nil && began < state.result.trusted {
 					return e.conclude(state.result, collapsed)
 				}
-				if errors.Is(state.err, errAgain) {
-					break
-				}
-				return served[V]{}, state.err
+				break
 			}
 			now := e.clock.now()
 			if stale == nil {

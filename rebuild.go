@@ -23,6 +23,9 @@ type run[V any] struct {
 	// without store and locker: a lease is of no use to those who cannot see
 	// the value it protects.
 	storeDown bool
+	// slot is set while the flight has one of the MaxRebuilds. A load that
+	// begins takes it over.
+	slot bool
 
 	waits     bool    // the flight has found another holder
 	waiting   instant // when it first did
@@ -41,26 +44,35 @@ const (
 	// maxFruitless is after how many announcements without a value a flight
 	// goes on without a lease. Where holders leave no value, because it cannot
 	// be stored or gets lost, taking turns would let the last of N processes
-	// wait for N loads.
-	maxFruitless = 2
+	// wait for N loads. It is not less because a holder that is closed, or whose
+	// key is invalidated, leaves no value either.
+	maxFruitless = 8
 	// maxRefused is after how many refused commits a flight's value goes to
 	// its callers, and to nobody else. A store that refuses everything is none;
 	// and a key that is invalidated again during each load would never answer.
-	maxRefused = 3
+	maxRefused = 5
 )
 
 // fly runs the flight to its end, whatever the engines' adapters do.
 func (f *flight[V]) fly(ctx context.Context) {
 	err := ErrGoexit
+	r := &run[V]{flight: f, outage: outage{f.engine.EngineTimeout}}
 	defer func() {
+		r.freeSlot()
 		if p := recover(); p != nil {
 			err = &PanicError{Value: p, Stack: debug.Stack()}
 			f.engine.OnError(f.key, err)
 		}
 		f.end(err)
 	}()
-	r := &run[V]{flight: f, outage: outage{f.engine.EngineTimeout}}
 	err = r.rebuild(ctx)
+}
+
+func (r *run[V]) freeSlot() {
+	if r.slot {
+		r.slot = false
+		r.engine.slots.Release(1)
+	}
 }
 
 // rebuild ends the flight with an item, or returns the error that ends it.
@@ -75,9 +87,9 @@ func (r *run[V]) rebuild(ctx context.Context) error {
 		if err := e.slots.Acquire(ctx, 1); err != nil {
 			return context.Cause(ctx)
 		}
+		r.slot = true
 		lease, held := r.elect(ctx)
 		if ctx.Err() != nil {
-			e.slots.Release(1)
 			if lease != nil {
 				r.release(ctx, lease)
 			}
@@ -87,8 +99,9 @@ func (r *run[V]) rebuild(ctx context.Context) error {
 			if r.lead(ctx, lease) {
 				return nil
 			}
+			r.freeSlot()
 		} else {
-			e.slots.Release(1)
+			r.freeSlot()
 			if e.clock.now()-began > e.MaxWait {
 				return errAgain
 			}
@@ -321,12 +334,6 @@ func (r *run[V]) lead(ctx context.Context, lease Lease) bool {
 			r.release(ctx, lease)
 		}
 	}()
-	slot := true
-	defer func() {
-		if slot {
-			e.slots.Release(1)
-		}
-	}()
 
 	epoch, ended := r.claim(ctx)
 	if ended {
@@ -364,7 +371,7 @@ func (r *run[V]) lead(ctx context.Context, lease Lease) bool {
 	if epoch == 0 || e.Locker != nil && lease == nil {
 		e.count.degraded.Add(1)
 	}
-	slot = false
+	r.slot = false
 	result := startLoad(loading, func(ctx context.Context) (V, error) { return r.load(ctx, r.flight) },
 		&e.settings, func() { e.slots.Release(1) })
 
@@ -650,6 +657,10 @@ func (r *run[V]) encode(it *item[V]) (Entry, error) {
 // get, that is the item: the key has not been invalidated since, or the entry
 // would be gone.
 func (r *run[V]) decode(e Entry, known *item[V], asked instant) *item[V] {
+	if e.Kind > KindNotFound {
+		r.engine.OnError(r.key, &keyError{"decoding", r.key, fmt.Errorf("%w: unknown kind %d", ErrCorrupt, e.Kind)})
+		return nil
+	}
 	if e.Kind == KindNone && e.Failures == 0 {
 		return nil
 	}

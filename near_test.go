@@ -1,0 +1,328 @@
+package bellwether
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+	"unsafe"
+)
+
+func newTestNear(t *testing.T, maxBytes int64) *near[string] {
+	t.Helper()
+	n := newNear(clock{time.Now()}, maxBytes, sizeOf[string])
+	t.Cleanup(n.close)
+	return n
+}
+
+// keep weighs an item and puts it.
+func (n *near[V]) keep(key string, it *item[V]) *item[V] {
+	n.weigh(key, it)
+	return n.put(key, it)
+}
+
+// made is a value of an epoch that is fresh for a while from now on.
+func (n *near[V]) made(v V, epoch uint64, ttl time.Duration) *item[V] {
+	now := n.clock.now()
+	return &item[V]{lifetime: newLifetime(now, Freshness{TTL: ttl}), kind: KindValue, value: v, epoch: epoch, trusted: forever}
+}
+
+func TestNear_OnlyMovesForward(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newTestNear(t, 1<<20)
+		for i, step := range []struct {
+			epoch     uint64
+			v         string
+			kept      string
+			keptEpoch uint64
+		}{
+			{5, "a", "a", 5},
+			{4, "b", "a", 5},   // too late
+			{5, "c", "c", 5},   // the same rebuild, read again
+			{6, "d", "d", 6},   // the next one
+			{0, "e", "e", 6},   // made while the store was silent: later, without an epoch of its own
+			{5, "f", "e", 6},   // still too late
+			{0, "g", "g", 6},   // and again
+			{7, "h", "h", 7},   // the store's next one
+			{6, "i", "h", 7},   // not back
+			{99, "j", "j", 99}, // epochs may skip
+		} {
+			kept := n.keep("k", n.made(step.v, step.epoch, time.Hour))
+			got, _ := n.get("k")
+			if kept != got || got.value != step.kept || got.epoch != step.keptEpoch {
+				t.Fatalf("step %d: put(%s, %d) kept %s of epoch %d, the tier has %s of epoch %d; want %s of %d",
+					i, step.v, step.epoch, kept.value, kept.epoch, got.value, got.epoch, step.kept, step.keptEpoch)
+			}
+		}
+		n.delete("k")
+		if it, _ := n.get("k"); it != nil {
+			t.Fatal("a deleted item is still there")
+		}
+		n.keep("k", n.made("old epoch after a delete", 1, time.Hour))
+		if it, _ := n.get("k"); it == nil || it.epoch != 1 {
+			t.Fatal("a deleted item holds the place of another")
+		}
+	})
+}
+
+func TestNear_EpochZeroLeavesTheItemAsItWas(t *testing.T) {
+	n := newTestNear(t, 1<<20)
+	n.keep("k", n.made("a", 5, time.Hour))
+	mine := n.made("b", 0, time.Hour)
+	kept := n.keep("k", mine)
+	if mine.epoch != 0 || kept.epoch != 5 || kept == mine {
+		t.Errorf("put changed an item that others may be reading: epoch %d, kept %d", mine.epoch, kept.epoch)
+	}
+}
+
+// A value that is past its windows when it is made is not kept. Neither is
+// what it came after: that would be served again, the older after the newer.
+func TestNear_ValueWithoutALifeEndsItsForerunner(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newTestNear(t, 1<<20)
+		n.keep("k", n.made("old", 1, time.Hour))
+		n.keep("k", n.made("late", 0, 0))
+		if it, _ := n.get("k"); it != nil {
+			t.Errorf("%q is still there after a later value that was not to be kept", it.value)
+		}
+		n.keep("k", n.made("old", 2, time.Hour))
+		n.keep("k", n.made("new", 3, 0))
+		if it, _ := n.get("k"); it != nil {
+			t.Errorf("%q is still there after a later value that was not to be kept", it.value)
+		}
+		n.keep("k", n.made("new", 5, time.Hour))
+		n.keep("k", n.made("old", 4, 0))
+		if it, _ := n.get("k"); it == nil || it.value != "new" {
+			t.Error("an older value without a life has ended a newer one")
+		}
+	})
+}
+
+func TestNear_Expiry(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newTestNear(t, 1<<20)
+		now := n.clock.now()
+		failing := lifetime{failures: 1, retryAt: now + time.Second}
+		n.keep("value", &item[string]{lifetime: newLifetime(now, Freshness{TTL: time.Second, StaleIfError: 4 * time.Second}), kind: KindValue, epoch: 1})
+		n.keep("failure", &item[string]{lifetime: failing, epoch: 1})
+		n.keep("endless", n.made("v", 1, endless))
+		for _, step := range []struct {
+			at                       time.Duration
+			value, failure, forEvery bool
+		}{
+			{0, true, true, true},
+			{5*time.Second - 1, true, true, true},
+			{5 * time.Second, false, true, true},
+			{time.Second + failureMemory - 1, false, true, true},
+			{time.Second + failureMemory, false, false, true},
+			{time.Hour, false, false, true}, // otter ticks once a second, in bubbles too
+		} {
+			time.Sleep(step.at - (n.clock.now() - now))
+			for key, want := range map[string]bool{"value": step.value, "failure": step.failure, "endless": step.forEvery} {
+				if it, _ := n.get(key); (it != nil) != want {
+					t.Errorf("%v: %s is there: %t, want %t", step.at, key, it != nil, want)
+				}
+			}
+		}
+	})
+}
+
+// A later item with a shorter life ends sooner, one with a longer life later.
+func TestNear_ExpiryFollowsTheItem(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newTestNear(t, 1<<20)
+		n.keep("shorter", n.made("a", 1, time.Hour))
+		n.keep("shorter", n.made("b", 2, time.Second))
+		n.keep("longer", n.made("a", 1, time.Second))
+		n.keep("longer", n.made("b", 2, time.Hour))
+		time.Sleep(time.Minute)
+		if it, _ := n.get("shorter"); it != nil {
+			t.Errorf("%q outlives its windows", it.value)
+		}
+		if it, _ := n.get("longer"); it == nil || it.value != "b" {
+			t.Error("the later item went at the end of the earlier one")
+		}
+	})
+}
+
+func TestNear_BoundedInBytes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const limit = 1 << 20
+		n := newTestNear(t, limit)
+		rng := rand.New(rand.NewPCG(1, 1))
+		for i := range 5000 {
+			n.keep(fmt.Sprint(i), n.made(string(make([]byte, rng.IntN(8<<10))), 1, time.Hour))
+			if i%500 == 499 {
+				synctest.Wait() // otter evicts behind the writers
+				n.cache.CleanUp()
+				if got := n.cache.WeightedSize(); got > limit {
+					t.Fatalf("%d bytes after %d puts, want at most %d", got, i+1, limit)
+				}
+			}
+		}
+		if got := n.cache.WeightedSize(); got < limit/2 {
+			t.Errorf("%d bytes, want the memory used", got)
+		}
+		// Many small ones weigh more than their bytes.
+		for i := range 50_000 {
+			n.keep(fmt.Sprint("small", i), n.made("", 1, time.Hour))
+		}
+		synctest.Wait()
+		n.cache.CleanUp()
+		if got := n.cache.EstimatedSize(); got > limit/itemOverhead {
+			t.Errorf("%d empty values in %d bytes: their overhead is not counted", got, limit)
+		}
+		// One that can never fit leaves the others alone.
+		n.keep("huge", n.made(string(make([]byte, 2*limit)), 1, time.Hour))
+		synctest.Wait()
+		n.cache.CleanUp()
+		if _, there := n.cache.GetIfPresent("huge"); there || n.cache.WeightedSize() < limit/4 {
+			t.Errorf("a value larger than the tier is kept: %t; the rest weighs %d", there, n.cache.WeightedSize())
+		}
+	})
+}
+
+func TestNear_SizesThatNobodyMeans(t *testing.T) {
+	for _, size := range []int{-1, -1 << 62, 1 << 40, 1<<63 - 1} {
+		n := newNear(clock{time.Now()}, 1<<20, func(string, string) int { return size })
+		it := n.made("v", 1, time.Hour)
+		if kept := n.keep("k", it); kept != it {
+			t.Errorf("size %d: put returned another item", size)
+		}
+		n.cache.CleanUp()
+		if got, _ := n.get("k"); size > 0 && got != nil {
+			t.Errorf("size %d: kept in a tier of 1 MiB", size)
+		}
+		if w := n.cache.WeightedSize(); w > 1<<20 {
+			t.Errorf("size %d: tier weighs %d", size, w)
+		}
+		n.close()
+	}
+}
+
+func TestNear_ForwardUnderConcurrentUse(t *testing.T) {
+	n := newTestNear(t, 1<<20)
+	var wg sync.WaitGroup
+	for w := range 8 {
+		wg.Go(func() {
+			rng := rand.New(rand.NewPCG(2, uint64(w)))
+			var seen uint64
+			for i := range 3000 {
+				epoch := uint64(i + rng.IntN(50))
+				if rng.IntN(10) == 0 {
+					epoch = 0
+				}
+				kept := n.keep("k", n.made("v", epoch, time.Hour))
+				if kept.epoch < epoch || kept.epoch < seen {
+					t.Errorf("put(%d) kept %d after %d had been seen", epoch, kept.epoch, seen)
+					return
+				}
+				seen = kept.epoch
+				if it, _ := n.get("k"); it == nil || it.epoch < seen {
+					t.Errorf("get went back from %d", seen)
+					return
+				} else {
+					seen = it.epoch
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+type node struct {
+	next *node
+	_    [48]byte
+}
+
+type hidden struct {
+	b    []byte
+	m    map[string][]byte
+	any  any
+	self *hidden
+	f    func()
+	ch   chan int
+}
+
+func TestSizeOf(t *testing.T) {
+	const word = int(unsafe.Sizeof(uintptr(0)))
+	shared := &[1000]byte{}
+	ring := &node{}
+	ring.next = &node{next: ring}
+	self := &hidden{b: make([]byte, 10, 500), m: map[string][]byte{"key": make([]byte, 300)}, any: [200]byte{}, f: func() {}, ch: make(chan int)}
+	self.self = self
+	var selfInterface any
+	selfInterface = &selfInterface
+	cyclicSlice := make([]any, 1)
+	cyclicSlice[0] = cyclicSlice
+	cyclicMap := map[string]any{}
+	cyclicMap["k"] = cyclicMap
+
+	for name, test := range map[string]struct{ got, want, slack int }{
+		"string":           {sizeOf("", "hello"), 5, 0},
+		"bytes":            {sizeOf("", make([]byte, 3, 100)), 100, 0},
+		"nil bytes":        {sizeOf[[]byte]("", nil), 0, 0},
+		"int":              {sizeOf("", 7), word, 0},
+		"nil pointer":      {sizeOf[*node]("", nil), word, 0},
+		"nil interface":    {sizeOf[any]("", nil), 2 * word, 0},
+		"nil map":          {sizeOf[map[string]int]("", nil), word, 0},
+		"nil in interface": {sizeOf[any]("", (*node)(nil)), 2 * word, word},
+		"pointer":          {sizeOf("", shared), word + 1000, 0},
+		"shared pointers":  {sizeOf("", []*[1000]byte{shared, shared, shared}), 6*word + 1000, 0},
+		"array of shared":  {sizeOf("", [2]*[1000]byte{shared, shared}), 2*word + 1000, 0},
+		"interface":        {sizeOf[any]("", [1000]byte{}), 2*word + 1000, 0},
+		"struct":           {sizeOf("", struct{ a, b string }{"aaaa", "bb"}), 4*word + 6, 0},
+		"slice of strings": {sizeOf("", []string{"aaaa", "bb"}), 3*word + 4*word + 6, 0},
+		"slice's capacity": {sizeOf("", make([]int64, 1, 100)), 3*word + 800, 0},
+		"map":              {sizeOf("", map[string]string{"key": "value"}), word + 4*word + 8, 0},
+		"ring":             {sizeOf("", ring), word + 2*int(unsafe.Sizeof(node{})), 0},
+		"unexported":       {sizeOf("", self), word + int(unsafe.Sizeof(hidden{})) + 500 + 3 + 300 + 5*word + 200, 0},
+		"self interface":   {sizeOf("", selfInterface), 4 * word, 4 * word},
+		"cyclic slice":     {sizeOf("", cyclicSlice), 10 * word, 5 * word},
+		"cyclic map":       {sizeOf("", cyclicMap), 6 * word, 4 * word},
+		"flat megabyte":    {sizeOf("", [][]byte{make([]byte, 1<<20)}), 6*word + 1<<20, 0},
+		"struct of nothing": {sizeOf("", struct {
+			a, b struct{}
+			f    func()
+			c    chan int
+			u    unsafe.Pointer
+		}{}), 3 * word, word},
+	} {
+		if test.got < test.want-test.slack || test.got > test.want+test.slack {
+			t.Errorf("%s: %d bytes, want %d within %d", name, test.got, test.want, test.slack)
+		}
+	}
+}
+
+// What begins at the same address as something smaller counts all the same.
+func TestSizeOf_PointerToTheFirstField(t *testing.T) {
+	type large struct {
+		first byte
+		_     [1000]byte
+		inner *[1000]byte
+	}
+	l, b := &large{inner: &[1000]byte{}}, make([]byte, 1000)
+	for _, v := range [][]any{{&l.first, l}, {l, &l.first}} {
+		if got := sizeOf("", v); got < 2000 {
+			t.Errorf("%T, %T: %d bytes, want at least the 2,000 that are reached", v[0], v[1], got)
+		}
+	}
+	for _, v := range [][][]byte{{b[:1:1], b}, {b, b[:1:1]}} {
+		if got := sizeOf("", v); got < 1000 {
+			t.Errorf("%d bytes for two slices of one array, want at least its 1,000", got)
+		}
+	}
+}
+
+func TestSizeOf_LongList(t *testing.T) {
+	const length = 1_000_000
+	nodes := make([]node, length)
+	for i := range nodes[1:] {
+		nodes[i].next = &nodes[i+1]
+	}
+	if got, want := sizeOf("", &nodes[0]), length*int(unsafe.Sizeof(node{})); got < want || got > want+64 {
+		t.Errorf("a list of a million nodes: %d bytes, want %d", got, want)
+	}
+}

@@ -1,0 +1,1808 @@
+package bellwether_test
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/lockers/locallock"
+	"github.com/bellwether-go/bellwether/stores/memstore"
+)
+
+// This file attacks the protocol between processes. A process is a Cache of
+// its own with its own way to one store and one locker, all in one bubble: what
+// goes wrong goes wrong for one process or for all, at a chosen moment, and
+// bubble time tells exactly how long anybody waited.
+
+// A fault is what happens to an engine's call before the engine gets it. An
+// error comes back in the place of the engine's answer.
+type fault func(ctx context.Context, op string) error
+
+var errRefused = errors.New("connection refused")
+
+func refuse(context.Context, string) error { return errRefused }
+
+func blackHole(ctx context.Context, _ string) error {
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+// on is f for some of the operations.
+func on(f fault, ops ...string) fault {
+	return func(ctx context.Context, op string) error {
+		for _, o := range ops {
+			if o == op {
+				return f(ctx, op)
+			}
+		}
+		return nil
+	}
+}
+
+func answer(err error) fault { return func(context.Context, string) error { return err } }
+
+// A wire is one process's way to one engine.
+type wire struct {
+	mu    sync.Mutex // guards all
+	f     fault
+	calls map[string]int
+	total int
+}
+
+func (w *wire) set(f fault) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.f = f
+}
+
+// spinning is how many calls of one process no test comes near. Whoever makes
+// more is slowed down, so that a loop without a pause ends in a failed test and
+// not in a bubble whose time stands still.
+const spinning = 5000
+
+func (w *wire) call(ctx context.Context, op string) error {
+	w.mu.Lock()
+	if w.calls == nil {
+		w.calls = map[string]int{}
+	}
+	w.calls[op]++
+	w.total++
+	n, f := w.total, w.f
+	w.mu.Unlock()
+	if n > spinning {
+		time.Sleep(50 * time.Millisecond)
+	}
+	if f == nil {
+		return nil
+	}
+	return f(ctx, op)
+}
+
+// count returns how many calls there were of ops, of all if none are given.
+func (w *wire) count(ops ...string) int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(ops) == 0 {
+		return w.total
+	}
+	n := 0
+	for _, op := range ops {
+		n += w.calls[op]
+	}
+	return n
+}
+
+func (w *wire) reset() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	clear(w.calls)
+	w.total = 0
+}
+
+type wiredStore struct {
+	*wire
+	store  bellwether.Store
+	tamper atomic.Pointer[func(*bellwether.Entry)] // changes what Get and Claim return
+	reply  atomic.Int64                            // nanoseconds that a reply of Get is under way
+}
+
+func (s *wiredStore) tampered(e bellwether.Entry) bellwether.Entry {
+	if f := s.tamper.Load(); f != nil {
+		(*f)(&e)
+	}
+	return e
+}
+
+func (s *wiredStore) Get(ctx context.Context, key string) (bellwether.Entry, error) {
+	if err := s.call(ctx, "get"); err != nil {
+		return bellwether.Entry{}, err
+	}
+	e, err := s.store.Get(ctx, key)
+	time.Sleep(time.Duration(s.reply.Load()))
+	return s.tampered(e), err
+}
+
+func (s *wiredStore) Claim(ctx context.Context, key string) (bellwether.Entry, uint64, error) {
+	if err := s.call(ctx, "claim"); err != nil {
+		return bellwether.Entry{}, 0, err
+	}
+	e, epoch, err := s.store.Claim(ctx, key)
+	return s.tampered(e), epoch, err
+}
+
+func (s *wiredStore) Commit(ctx context.Context, key string, e bellwether.Entry) error {
+	if err := s.call(ctx, "commit"); err != nil {
+		return err
+	}
+	return s.store.Commit(ctx, key, e)
+}
+
+func (s *wiredStore) Invalidate(ctx context.Context, key string) error {
+	if err := s.call(ctx, "invalidate"); err != nil {
+		return err
+	}
+	return s.store.Invalidate(ctx, key)
+}
+
+type wiredLocker struct {
+	*wire
+	locker *locallock.Locker
+	watch  atomic.Pointer[func() (<-chan struct{}, error)] // in the place of the engine's Watch
+	held   atomic.Pointer[func(*bellwether.HeldError) error]
+}
+
+func (l *wiredLocker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
+	if err := l.call(ctx, "acquire"); err != nil {
+		return nil, err
+	}
+	lease, err := l.locker.TryAcquire(ctx, key, ttl)
+	if err != nil {
+		if f := l.held.Load(); f != nil {
+			if held, ok := errors.AsType[*bellwether.HeldError](err); ok {
+				return nil, (*f)(held)
+			}
+		}
+		return nil, err
+	}
+	return &wiredLease{l.wire, lease}, nil
+}
+
+func (l *wiredLocker) Watch(ctx context.Context, held *bellwether.HeldError) (<-chan struct{}, error) {
+	if err := l.call(ctx, "watch"); err != nil {
+		return nil, err
+	}
+	if f := l.watch.Load(); f != nil {
+		return (*f)()
+	}
+	return l.locker.Watch(ctx, held)
+}
+
+type wiredLease struct {
+	*wire
+	lease bellwether.Lease
+}
+
+func (l *wiredLease) Renew(ctx context.Context, ttl time.Duration) error {
+	if err := l.call(ctx, "renew"); err != nil {
+		return err
+	}
+	return l.lease.Renew(ctx, ttl)
+}
+
+func (l *wiredLease) Release(ctx context.Context) error {
+	if err := l.call(ctx, "release"); err != nil {
+		return err
+	}
+	return l.lease.Release(ctx)
+}
+
+// A source makes values v1, v2, ... in the order in which their loads begin.
+type source struct {
+	mu      sync.Mutex // guards all
+	build   time.Duration
+	fail    func(n int) error // nil for a load that succeeds
+	deaf    bool              // loads do not heed their context
+	loads   int
+	running map[string]int // by key, the cancelled ones not counted
+	most    int            // loads of one key at a time
+	all     int            // running, the cancelled ones counted
+	mostAll int
+}
+
+func (o *source) load(ctx context.Context, key string) (string, error) {
+	o.mu.Lock()
+	o.loads++
+	n := o.loads
+	if o.running == nil {
+		o.running = map[string]int{}
+	}
+	o.running[key]++
+	o.all++
+	o.most, o.mostAll = max(o.most, o.running[key]), max(o.mostAll, o.all)
+	build, fail, deaf := o.build, o.fail, o.deaf
+	o.mu.Unlock()
+	leave := sync.OnceFunc(func() {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		o.running[key]--
+	})
+	// A load whose context has ended is nobody's any more.
+	defer context.AfterFunc(ctx, leave)()
+	defer func() {
+		leave()
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		o.all--
+	}()
+	if n > spinning {
+		build = max(build, 50*time.Millisecond)
+	}
+	var cancelled <-chan struct{}
+	if !deaf {
+		cancelled = ctx.Done()
+	}
+	if build > 0 {
+		select {
+		case <-time.After(build):
+		case <-cancelled:
+			return "", context.Cause(ctx)
+		}
+	}
+	if fail != nil {
+		if err := fail(n); err != nil {
+			return "", err
+		}
+	}
+	return "v" + strconv.Itoa(n), nil
+}
+
+func (o *source) set(f func(o *source)) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	f(o)
+}
+
+// count returns how many loads there were, and how many of one key at a time.
+func (o *source) count() (loads, most int) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.loads, o.most
+}
+
+func version(v string) int {
+	n, err := strconv.Atoi(strings.TrimPrefix(v, "v"))
+	if err != nil {
+		panic("not a value of the origin's: " + v)
+	}
+	return n
+}
+
+type process struct {
+	*bellwether.Cache[string]
+	store  *wiredStore
+	locker *wiredLocker
+}
+
+type fleet struct {
+	origin    *source
+	store     *memstore.Store
+	locker    *locallock.Locker
+	processes []*process
+}
+
+// newFleet starts n processes. With polling their lockers' Watch is hidden.
+func newFleet(t *testing.T, n int, polling bool, o bellwether.Options) *fleet {
+	t.Helper()
+	f := &fleet{origin: &source{build: time.Second}, store: memstore.New(), locker: locallock.New()}
+	for range n {
+		p := &process{
+			store:  &wiredStore{wire: &wire{}, store: f.store},
+			locker: &wiredLocker{wire: &wire{}, locker: f.locker},
+		}
+		o.Store, o.Locker = p.store, p.locker
+		if polling {
+			o.Locker = struct{ bellwether.Locker }{p.locker}
+		}
+		p.Cache = cacheOf(t, f.origin.load, o)
+		f.processes = append(f.processes, p)
+	}
+	return f
+}
+
+func (f *fleet) each(do func(p *process)) {
+	for _, p := range f.processes {
+		do(p)
+	}
+}
+
+// get asks every process for key, by m callers each, and returns when all have
+// their answers.
+func (f *fleet) get(m int, key string) *outcome {
+	return callAll(f.processes, m, key)
+}
+
+// An outcome is what the callers of one moment got.
+type outcome struct {
+	answers
+	slowest time.Duration
+	fastest time.Duration
+	failed  []error
+	values  map[string]int
+}
+
+func callAll(ps []*process, m int, key string) *outcome {
+	out := &outcome{fastest: 1<<63 - 1, values: map[string]int{}}
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	start := time.Now()
+	for _, p := range ps {
+		for range m {
+			wg.Go(func() {
+				v, err := p.Get(context.Background(), key)
+				out.add(start, v, err)
+				mu.Lock()
+				defer mu.Unlock()
+				took := time.Since(start)
+				out.slowest, out.fastest = max(out.slowest, took), min(out.fastest, took)
+				if err != nil {
+					out.failed = append(out.failed, err)
+				} else {
+					out.values[v]++
+				}
+			})
+		}
+	}
+	wg.Wait()
+	return out
+}
+
+// wantLoads checks how many loads there have been.
+func (f *fleet) wantLoads(t *testing.T, want int) {
+	t.Helper()
+	if got, _ := f.origin.count(); got != want {
+		t.Errorf("%d loads, want %d", got, want)
+	}
+}
+
+func both(t *testing.T, test func(t *testing.T, polling bool)) {
+	for name, polling := range map[string]bool{"push": false, "poll": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { test(t, polling) })
+		})
+	}
+}
+
+// A sixteenth of the build time, with the quarter of jitter on top.
+func pollLag(build time.Duration) time.Duration { return max(build/16*5/4, 3*time.Millisecond) }
+
+func TestFleet_OneLoadForAll(t *testing.T) {
+	both(t, func(t *testing.T, polling bool) {
+		const n, m, build = 5, 400, 2 * time.Second
+		f := newFleet(t, n, polling, bellwether.Options{})
+		f.origin.build = build
+		got := f.get(m, "k")
+		f.wantLoads(t, 1)
+		if polling {
+			if len(got.failed) > 0 || got.values["v1"] != n*m || got.slowest > build+pollLag(build) {
+				t.Errorf("%v, slowest %v", got.count, got.slowest)
+			}
+		} else {
+			got.want(t, n*m, "v1", nil, build)
+		}
+		calls := 0
+		f.each(func(p *process) { calls += p.store.count() + p.locker.count() })
+		if most := map[bool]int{false: 40, true: n * 180}[polling]; calls > most {
+			t.Errorf("%d calls of engines, want at most %d", calls, most)
+		}
+		f.get(m, "k").want(t, n*m, "v1", nil, 0)
+	})
+}
+
+func TestFleet_SlowLoadIsRenewed(t *testing.T) {
+	both(t, func(t *testing.T, polling bool) {
+		f := newFleet(t, 3, polling, bellwether.Options{LeaseTTL: time.Second, RebuildTimeout: time.Minute})
+		f.origin.build = 20 * time.Second
+		got := f.get(10, "k")
+		if got.values["v1"] != 30 || got.slowest > 21*time.Second {
+			t.Errorf("%v, slowest %v", got.count, got.slowest)
+		}
+		f.wantLoads(t, 1)
+		f.each(func(p *process) {
+			if n := p.store.count() + p.locker.count(); n > 2500 {
+				t.Errorf("%d calls of engines in 20 s", n)
+			}
+		})
+	})
+}
+
+// pause stops a process: its load stands still, and its lease is not renewed,
+// until resume is called.
+func pause(p *process) (resume func()) {
+	gate := make(chan struct{})
+	stop := func(context.Context, string) error { <-gate; return nil }
+	p.store.set(stop)
+	p.locker.set(stop)
+	return sync.OnceFunc(func() {
+		p.store.set(nil)
+		p.locker.set(nil)
+		close(gate)
+	})
+}
+
+func TestFleet_HolderIsPausedPastItsLease(t *testing.T) {
+	both(t, func(t *testing.T, polling bool) {
+		f := newFleet(t, 5, polling, bellwether.Options{LeaseTTL: 2 * time.Second, RebuildTimeout: time.Minute, MaxWait: time.Minute})
+		a, others := f.processes[0], f.processes[1:]
+		f.origin.set(func(o *source) { o.build, o.deaf = 30*time.Second, true })
+		first := make(chan string)
+		go func() {
+			v, err := a.Get(t.Context(), "k")
+			if err != nil {
+				t.Error(err)
+			}
+			first <- v
+		}()
+		synctest.Wait() // a's load v1 runs
+		resume := pause(a)
+		f.origin.set(func(o *source) { o.build, o.deaf = time.Second, false })
+		got := callAll(others, 100, "k")
+		if got.values["v2"] != 400 || len(got.failed) != 0 {
+			t.Fatalf("answers %v, want the takeover's", got.count)
+		}
+		if most := 2*time.Second + 2*time.Second/64 + time.Second + pollLag(3*time.Second); got.slowest > most {
+			t.Errorf("slowest %v, want at most %v", got.slowest, most)
+		}
+		f.wantLoads(t, 2)
+		time.Sleep(20 * time.Second)
+		resume()
+		if v := <-first; v != "v2" {
+			t.Errorf("the paused holder's caller got %s, want the newer value", v)
+		}
+		time.Sleep(2 * time.Second)
+		if got := f.get(10, "k"); got.values["v2"] != 50 {
+			t.Errorf("afterwards %v, want v2", got.count)
+		}
+		f.wantLoads(t, 2)
+		time.Sleep(10 * time.Second) // the first load is deaf to the end of its cache
+	})
+}
+
+// The late commit reaches the store and is refused.
+func TestFleet_LateCommitIsFenced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 2, false, bellwether.Options{LeaseTTL: 2 * time.Second})
+		a, b := f.processes[0], f.processes[1]
+		a.locker.set(on(refuse, "renew"))
+		f.origin.set(func(o *source) { o.build = 10 * time.Second })
+		first := make(chan string)
+		go func() {
+			v, _ := a.Get(t.Context(), "k")
+			first <- v
+		}()
+		synctest.Wait()
+		f.origin.set(func(o *source) { o.build = time.Second })
+		if v, err := b.Get(t.Context(), "k"); v != "v2" || err != nil {
+			t.Fatalf("b's Get = %q, %v", v, err)
+		}
+		if v := <-first; v != "v2" || a.Stats().Fenced != 1 {
+			t.Errorf("a's Get = %q with %d commits fenced; want v2 and 1", v, a.Stats().Fenced)
+		}
+		f.wantLoads(t, 2)
+	})
+}
+
+func TestFleet_HangingHolderIsReplacedByOne(t *testing.T) {
+	both(t, func(t *testing.T, polling bool) {
+		f := newFleet(t, 6, polling, bellwether.Options{LeaseTTL: 2 * time.Second, MaxWait: time.Minute})
+		a, others := f.processes[0], f.processes[1:]
+		f.origin.set(func(o *source) { o.build = time.Hour })
+		go a.Get(context.Background(), "k")
+		synctest.Wait()
+		a.locker.set(blackHole) // dead to the world
+		a.store.set(blackHole)
+		f.origin.set(func(o *source) { o.build = time.Second })
+		got := callAll(others, 50, "k")
+		if got.values["v2"] != 250 {
+			t.Errorf("answers %v", got.count)
+		}
+		f.wantLoads(t, 2)
+	})
+}
+
+func TestFleet_FailureIsShared(t *testing.T) {
+	for name, test := range map[string]struct {
+		fail func(int) error
+		text string
+	}{
+		"error":  {func(int) error { return errOrigin }, errOrigin.Error()},
+		"panic":  {func(int) error { panic("oh no") }, "oh no"},
+		"goexit": {func(int) error { runtime.Goexit(); return nil }, bellwether.ErrGoexit.Error()},
+	} {
+		t.Run(name, func(t *testing.T) {
+			both(t, func(t *testing.T, polling bool) {
+				const n, m = 5, 50
+				f := newFleet(t, n, polling, bellwether.Options{ErrorTTL: 4 * time.Second})
+				f.origin.fail = test.fail
+				begin := time.Now()
+				got := f.get(m, "k")
+				if len(got.failed) != n*m || got.slowest > time.Second+pollLag(time.Second) {
+					t.Fatalf("answers %v", got.count)
+				}
+				remote := 0
+				for _, err := range got.failed {
+					if r, ok := errors.AsType[*bellwether.RemoteError](err); ok && strings.Contains(r.Message, test.text) {
+						remote++
+					} else if !strings.Contains(err.Error(), test.text) {
+						t.Fatalf("err = %v", err)
+					}
+				}
+				if remote != (n-1)*m {
+					t.Errorf("%d callers got a RemoteError, want those of %d processes", remote, n-1)
+				}
+				f.wantLoads(t, 1)
+
+				// One try after each back-off in the whole fleet, and the
+				// back-off doubles.
+				last := 1
+				var ends []time.Duration
+				for len(ends) < 5 {
+					f.get(2, "k")
+					if loads, _ := f.origin.count(); loads > last {
+						if loads != last+1 {
+							t.Fatalf("%d loads at one time", loads-last)
+						}
+						last = loads
+						ends = append(ends, time.Since(begin))
+					}
+					time.Sleep(50 * time.Millisecond)
+				}
+				from := time.Second
+				for i, at := range ends {
+					full := 4 * time.Second << i
+					// The load itself takes a second more.
+					if gap := at - from - time.Second; gap < full/2 || gap > full+time.Second {
+						t.Errorf("pause %d was %v, want %v to %v", i, gap, full/2, full)
+					}
+					from = at
+				}
+				// What is remembered is forgotten by a success.
+				f.origin.set(func(o *source) { o.fail = nil })
+				time.Sleep(5 * time.Minute)
+				if got := f.get(2, "k"); len(got.failed) > 0 || len(got.values) != 1 {
+					t.Errorf("after the failures %v", got.count)
+				}
+				f.wantLoads(t, last+1)
+			})
+		})
+	}
+}
+
+// The end of a context may answer those who wait for it; it is remembered by
+// nobody.
+func TestFleet_ContextErrorIsNotRemembered(t *testing.T) {
+	for _, cause := range []error{context.Canceled, context.DeadlineExceeded} {
+		both(t, func(t *testing.T, polling bool) {
+			f := newFleet(t, 3, polling, bellwether.Options{ErrorTTL: time.Hour})
+			f.origin.fail = func(n int) error {
+				if n == 1 {
+					return fmt.Errorf("query: %w", cause)
+				}
+				return nil
+			}
+			got := f.get(10, "k")
+			if len(got.failed)+got.values["v2"] != 30 || len(got.failed) < 10 || got.slowest > 4*time.Second {
+				t.Errorf("answers %v, want the failure or the next value", got.count)
+			}
+			if got := f.get(10, "k"); got.values["v2"] != 30 || got.slowest > 2*time.Second {
+				t.Errorf("then %v", got.count)
+			}
+			f.wantLoads(t, 2)
+		})
+	}
+}
+
+// A load that runs into RebuildTimeout has failed for everybody. Otherwise each
+// process takes its turn to hang.
+func TestFleet_HangingOriginIsNotQueuedFor(t *testing.T) {
+	both(t, func(t *testing.T, polling bool) {
+		f := newFleet(t, 5, polling, bellwether.Options{RebuildTimeout: 3 * time.Second, ErrorTTL: 10 * time.Second, MaxWait: time.Minute})
+		f.origin.set(func(o *source) { o.build = time.Hour })
+		got := f.get(10, "k")
+		if got.slowest > 3*time.Second+pollLag(3*time.Second) {
+			t.Errorf("the slowest caller waited %v for a rebuild of 3s: %v", got.slowest, got.count)
+		}
+		f.wantLoads(t, 1)
+	})
+}
+
+// Stale values are served at once while another process rebuilds, and cost the
+// engines next to nothing.
+func TestFleet_StaleWhileAnotherRebuilds(t *testing.T) {
+	both(t, func(t *testing.T, polling bool) {
+		f := newFleet(t, 4, polling, bellwether.Options{TTL: 10 * time.Second, StaleWhileRevalidate: time.Hour})
+		f.get(1, "k")
+		time.Sleep(10 * time.Second)
+		f.each(func(p *process) { p.store.reset(); p.locker.reset() })
+		f.origin.set(func(o *source) { o.build = 20 * time.Second })
+		for range 200 { // for 10 s
+			f.get(5, "k").want(t, 20, "v1", nil, 0)
+			time.Sleep(50 * time.Millisecond)
+		}
+		f.wantLoads(t, 2)
+		f.each(func(p *process) {
+			most := 30 // a flight, a look a second, renewals
+			if polling {
+				most = 260
+			}
+			if n := p.store.count() + p.locker.count(); n > most {
+				t.Errorf("%d calls of engines for 1000 stale hits in 10 s, want at most %d", n, most)
+			}
+			if s := p.Stats(); s.Misses > 12 {
+				t.Errorf("%d flights", s.Misses)
+			}
+		})
+		time.Sleep(12 * time.Second)
+		f.get(5, "k").want(t, 20, "v2", nil, 0)
+		f.wantLoads(t, 2)
+	})
+}
+
+// gone checks that no process serves v any more, for a while.
+func (f *fleet) gone(t *testing.T, key, v string) {
+	t.Helper()
+	for range 40 {
+		f.each(func(p *process) {
+			// A caller takes what is there, or does not wait.
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+			defer cancel()
+			if got, err := p.Get(ctx, key); err == nil && got == v {
+				t.Fatalf("a process serves %s, loaded before the invalidation", v)
+			}
+		})
+		time.Sleep(100 * time.Millisecond)
+	}
+}
+
+func TestFleet_InvalidationReachesTheOthers(t *testing.T) {
+	both(t, func(t *testing.T, polling bool) {
+		f := newFleet(t, 3, polling, bellwether.Options{TTL: time.Hour, NearTTL: time.Second})
+		f.origin.build = 10 * time.Millisecond
+		f.get(1, "k")
+		time.Sleep(time.Minute)
+		f.get(1, "k") // trusted again
+		if err := f.processes[0].Invalidate(t.Context(), "k"); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second)
+		if got := f.get(10, "k"); got.values["v2"] != 30 || got.slowest > f.origin.build+pollLag(f.origin.build) {
+			t.Errorf("NearTTL after the invalidation %v", got.count)
+		}
+	})
+}
+
+// The trust in an entry begins when it was asked for. Counted from the reply,
+// a slow store would stretch the time in which an invalidation gets round.
+func TestFleet_InvalidationWhileAReplyIsUnderWay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 2, false, bellwether.Options{TTL: time.Hour, NearTTL: time.Second})
+		a, b := f.processes[0], f.processes[1]
+		a.Get(t.Context(), "k")
+		b.store.reply.Store(int64(400 * time.Millisecond))
+		go b.Get(t.Context(), "k") // the store has answered, the answer is on its way
+		time.Sleep(time.Millisecond)
+		a.Invalidate(t.Context(), "k")
+		time.Sleep(time.Second)
+		if v, err := b.Get(t.Context(), "k"); v != "v2" || err != nil {
+			t.Errorf("Get = %q, %v NearTTL after the invalidation", v, err)
+		}
+	})
+}
+
+// An Invalidate in one process while a rebuild runs in this or another: what
+// that rebuild makes is nobody's.
+func TestFleet_InvalidateDuringARebuild(t *testing.T) {
+	for name, rebuilder := range map[string]int{"here": 0, "there": 1} {
+		for _, deaf := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s deaf=%t", name, deaf), func(t *testing.T) {
+				both(t, func(t *testing.T, polling bool) {
+					f := newFleet(t, 3, polling, bellwether.Options{NearTTL: time.Second})
+					f.origin.set(func(o *source) { o.build, o.deaf = 4*time.Second, deaf })
+					done := make(chan string)
+					go func() {
+						v, _ := f.processes[rebuilder].Get(t.Context(), "k")
+						done <- v
+					}()
+					time.Sleep(2 * time.Second)
+					f.processes[0].Invalidate(t.Context(), "k")
+					if v := <-done; v == "v1" {
+						t.Errorf("the rebuild's caller got %s, loaded before the invalidation", v)
+					}
+					f.gone(t, "k", "v1")
+					time.Sleep(10 * time.Second)
+					if got := f.get(1, "k"); len(got.values) != 1 || got.values["v2"] != 3 {
+						t.Errorf("afterwards %v", got.count)
+					}
+				})
+			})
+		}
+	}
+}
+
+// A stale value that was invalidated elsewhere is not offered to those who come
+// later, however long the rebuild behind it takes: neither by the process that
+// rebuilds nor by one that waits.
+func TestFleet_InvalidateWhileStaleIsServed(t *testing.T) {
+	both(t, func(t *testing.T, polling bool) {
+		f := newFleet(t, 3, polling, bellwether.Options{TTL: 10 * time.Second, StaleWhileRevalidate: time.Hour, NearTTL: time.Second})
+		f.get(1, "k")
+		time.Sleep(10 * time.Second)
+		f.origin.set(func(o *source) { o.build = 20 * time.Second })
+		rebuilder, waiter := f.processes[1], f.processes[2]
+		for _, p := range []*process{rebuilder, waiter} {
+			if v, _ := p.Get(t.Context(), "k"); v != "v1" {
+				t.Fatalf("Get = %q, want the stale value", v)
+			}
+			synctest.Wait()
+		}
+		time.Sleep(2 * time.Second)
+		f.processes[0].Invalidate(t.Context(), "k")
+		time.Sleep(time.Second + 1)
+		for i, p := range []*process{rebuilder, waiter} {
+			for range 5 {
+				ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+				if v, err := p.Get(ctx, "k"); err == nil {
+					t.Errorf("%s: Get = %q NearTTL after its invalidation in another process", []string{"rebuilder", "waiter"}[i], v)
+				}
+				cancel()
+				time.Sleep(time.Second)
+			}
+		}
+	})
+}
+
+// A failure that is not remembered is not committed, so nothing checks what is
+// served in the place of its value.
+func TestFleet_InvalidateDuringALoadThatFails(t *testing.T) {
+	for name, test := range map[string]struct {
+		err   error
+		ttl   time.Duration
+		build time.Duration
+	}{
+		"error":          {errOrigin, 0, 5 * time.Second},
+		"not remembered": {errOrigin, -1, 5 * time.Second},
+		"context error":  {context.DeadlineExceeded, 0, 5 * time.Second},
+		"timeout":        {nil, 0, time.Hour},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFleet(t, 2, false, bellwether.Options{TTL: 10 * time.Second, StaleIfError: time.Hour, ErrorTTL: test.ttl, RebuildTimeout: 6 * time.Second})
+				f.get(1, "k")
+				time.Sleep(10 * time.Second)
+				f.origin.set(func(o *source) {
+					o.build, o.fail = test.build, func(int) error { return test.err }
+				})
+				a, b := f.processes[0], f.processes[1]
+				go b.Get(t.Context(), "k")
+				time.Sleep(time.Second)
+				a.Invalidate(t.Context(), "k")
+				time.Sleep(2 * time.Second)
+				if v, err := b.Get(t.Context(), "k"); err == nil {
+					t.Errorf("Get = %q, invalidated before the call began", v)
+				}
+			})
+		})
+	}
+}
+
+// A failed load falls back on what the fleet holds, a new value after an
+// outage of the store falls back on nothing older.
+func TestFleet_OlderAfterNewer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 1, false, bellwether.Options{TTL: 10 * time.Second, StaleWhileRevalidate: time.Hour})
+		p := f.processes[0]
+		p.Get(t.Context(), "k")
+		time.Sleep(10 * time.Second)
+		p.store.set(on(refuse, "commit"))
+		p.Get(t.Context(), "k") // stale, and v2 behind it, which the store does not take
+		time.Sleep(time.Second + 1)
+		if v, _ := p.Get(t.Context(), "k"); v != "v2" {
+			t.Fatalf("Get = %q, want v2", v)
+		}
+		p.store.set(nil)
+		for range 30 {
+			time.Sleep(100 * time.Millisecond)
+			if v, err := p.Get(t.Context(), "k"); err != nil || version(v) < 2 {
+				t.Fatalf("Get = %q, %v after v2 was served", v, err)
+			}
+		}
+	})
+}
+
+// A value that is not to be kept leaves nothing older to be served after it.
+func TestGet_ValueWithoutALifeEndsTheStaleOne(t *testing.T) {
+	for _, stored := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			var loads atomic.Int32
+			o := bellwether.Options{TTL: time.Second, StaleWhileRevalidate: time.Hour, Patience: time.Minute}
+			if stored {
+				o.Store = memstore.New()
+			}
+			c := cacheOf(t, func(ctx context.Context, key string) (string, error) {
+				n := loads.Add(1)
+				if n > 1 {
+					bellwether.SetFreshness(ctx, bellwether.Freshness{})
+				}
+				time.Sleep(time.Duration(n) * time.Millisecond)
+				return fmt.Sprint("v", n), nil
+			}, o)
+			last := 0
+			for range 4 {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				v, err := c.Get(ctx, "k")
+				cancel()
+				if err != nil || version(v) <= last-1 {
+					t.Errorf("stored=%t: Get = %q, %v after v%d", stored, v, err, last)
+					break
+				}
+				last = version(v)
+				time.Sleep(time.Second)
+			}
+			// Without patience what is there is served as it is.
+			o.Patience = 0
+			loads.Store(0)
+			d := cacheOf(t, func(ctx context.Context, key string) (string, error) {
+				n := loads.Add(1)
+				if n > 1 {
+					bellwether.SetFreshness(ctx, bellwether.Freshness{})
+				}
+				return fmt.Sprint("v", n), nil
+			}, o)
+			d.Get(t.Context(), "k2")
+			time.Sleep(time.Second)
+			d.Get(t.Context(), "k2") // v1, and v2 behind it
+			synctest.Wait()
+			if v, _ := d.Get(t.Context(), "k2"); v == "v1" {
+				t.Errorf("stored=%t: Get = v1 after its successor was made", stored)
+			}
+		})
+	}
+}
+
+// engineFaults are what engines do to a rebuild in all processes.
+var engineFaults = map[string]func(p *process){
+	"store is a black hole":          func(p *process) { p.store.set(blackHole) },
+	"store refuses":                  func(p *process) { p.store.set(refuse) },
+	"store panics":                   func(p *process) { p.store.set(func(context.Context, string) error { panic("adapter") }) },
+	"store's Get is a black hole":    func(p *process) { p.store.set(on(blackHole, "get")) },
+	"store's Claim is a black hole":  func(p *process) { p.store.set(on(blackHole, "claim")) },
+	"store's Claim refuses":          func(p *process) { p.store.set(on(refuse, "claim")) },
+	"store's Claim panics":           func(p *process) { p.store.set(on(func(context.Context, string) error { panic("adapter") }, "claim")) },
+	"store says corrupt":             func(p *process) { p.store.set(on(answer(bellwether.ErrCorrupt), "get")) },
+	"store's answers mean nothing":   func(p *process) { p.store.set(on(answer(bellwether.ErrLeaseLost), "get", "claim")) },
+	"locker is a black hole":         func(p *process) { p.locker.set(blackHole) },
+	"locker refuses":                 func(p *process) { p.locker.set(refuse) },
+	"locker panics":                  func(p *process) { p.locker.set(func(context.Context, string) error { panic("adapter") }) },
+	"locker's answers mean nothing":  func(p *process) { p.locker.set(on(answer(bellwether.ErrNotFound), "acquire")) },
+	"both are black holes":           func(p *process) { p.store.set(blackHole); p.locker.set(blackHole) },
+	"both refuse":                    func(p *process) { p.store.set(refuse); p.locker.set(refuse) },
+	"locker hangs, then store hangs": func(p *process) { p.locker.set(blackHole); p.store.set(on(blackHole, "claim", "commit")) },
+}
+
+// Coordination that is down is no outage: nobody fails, nobody waits longer
+// than one EngineTimeout beyond the load, and when the engines are back there
+// is one load for the fleet again.
+func TestFleet_EngineFaults(t *testing.T) {
+	const n, m, build, timeout = 3, 20, time.Second, 500 * time.Millisecond
+	for name, inject := range engineFaults {
+		t.Run(name, func(t *testing.T) {
+			both(t, func(t *testing.T, polling bool) {
+				f := newFleet(t, n, polling, bellwether.Options{TTL: 30 * time.Second, EngineTimeout: timeout})
+				f.each(inject)
+				for round := range 3 {
+					before, _ := f.origin.count()
+					got := f.get(m, fmt.Sprint("k", round))
+					if len(got.failed) > 0 {
+						t.Fatalf("answers %v", got.count)
+					}
+					most := build + timeout + pollLag(build)
+					if polling {
+						most += n * time.Second / 2 // until it is seen that a lease was released without a value
+					}
+					if strings.Contains(name, "Claim is") || strings.Contains(name, "then store") {
+						most += (n - 1) * timeout // each waits out its own claim, as holder
+					}
+					if got.slowest > most {
+						t.Errorf("the slowest caller waited %v, want at most %v: %v", got.slowest, most, got.count)
+					}
+					if loads, _ := f.origin.count(); loads-before > n {
+						t.Errorf("%d loads in %d processes", loads-before, n)
+					}
+				}
+				f.recovers(t)
+			})
+		})
+	}
+}
+
+// recovers checks that two seconds after the faults have ended, one load is
+// enough for the fleet.
+func (f *fleet) recovers(t *testing.T) {
+	t.Helper()
+	f.each(func(p *process) { p.store.set(nil); p.locker.set(nil) })
+	time.Sleep(2 * time.Second)
+	for range 2 { // a probe may be due
+		f.get(1, "probe"+t.Name())
+		time.Sleep(2 * time.Second)
+	}
+	before, _ := f.origin.count()
+	got := f.get(10, "after"+t.Name())
+	if len(got.failed) > 0 || len(got.values) != 1 {
+		t.Errorf("with the engines back: %v", got.count)
+	}
+	if loads, _ := f.origin.count(); loads != before+1 {
+		t.Errorf("%d loads with the engines back, want 1", loads-before)
+	}
+	f.each(func(p *process) {
+		if s := p.Stats(); !s.StoreUp || !s.LockerUp {
+			t.Errorf("breakers: store up %t, locker up %t", s.StoreUp, s.LockerUp)
+		}
+	})
+}
+
+// A push that does not work costs no more than the push: the store can still be
+// polled, and the holder is at work.
+func TestFleet_WatchFaults(t *testing.T) {
+	closed := make(chan struct{})
+	close(closed)
+	for name, inject := range map[string]func(p *process){
+		"hangs":   func(p *process) { p.locker.set(on(blackHole, "watch")) },
+		"refuses": func(p *process) { p.locker.set(on(refuse, "watch")) },
+		"panics":  func(p *process) { p.locker.set(on(func(context.Context, string) error { panic("adapter") }, "watch")) },
+		"closes at once": func(p *process) {
+			p.locker.watch.Store(new(func() (<-chan struct{}, error) { return closed, nil }))
+		},
+		"never closes": func(p *process) {
+			p.locker.watch.Store(new(func() (<-chan struct{}, error) { return make(chan struct{}), nil }))
+		},
+		"gives nothing": func(p *process) {
+			p.locker.watch.Store(new(func() (<-chan struct{}, error) { return nil, nil }))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				const build = 4 * time.Second
+				f := newFleet(t, 4, false, bellwether.Options{})
+				f.origin.build = build
+				f.each(inject)
+				got := f.get(20, "k")
+				f.wantLoads(t, 1)
+				if len(got.failed) > 0 || got.slowest > build+time.Second {
+					t.Errorf("slowest %v: %v", got.slowest, got.count)
+				}
+				f.each(func(p *process) {
+					if n := p.store.count() + p.locker.count(); n > 1000 {
+						t.Errorf("%d calls of engines in %v: a loop without a pause", n, build)
+					}
+				})
+			})
+		})
+	}
+}
+
+// Lockers that say less, or other things, than they should.
+func TestFleet_HeldFaults(t *testing.T) {
+	for name, held := range map[string]func(*bellwether.HeldError) error{
+		"without Until":      func(h *bellwether.HeldError) error { h.Until = time.Time{}; return h },
+		"wrapped":            func(h *bellwether.HeldError) error { return fmt.Errorf("engine: %w", h) },
+		"bare ErrHeld":       func(*bellwether.HeldError) error { return bellwether.ErrHeld },
+		"Until long ago":     func(h *bellwether.HeldError) error { h.Until = time.Now().Add(-time.Hour); return h },
+		"Until now":          func(h *bellwether.HeldError) error { h.Until = time.Now(); return h },
+		"Until never":        func(h *bellwether.HeldError) error { h.Until = time.Unix(1<<40, 0); return h },
+		"nothing to be seen": func(h *bellwether.HeldError) error { h.Seen = nil; return h },
+	} {
+		t.Run(name, func(t *testing.T) {
+			both(t, func(t *testing.T, polling bool) {
+				const build = 4 * time.Second
+				f := newFleet(t, 4, polling, bellwether.Options{})
+				f.origin.build = build
+				f.each(func(p *process) { p.locker.held.Store(&held) })
+				got := f.get(20, "k")
+				f.wantLoads(t, 1)
+				if len(got.failed) > 0 || got.slowest > build+time.Second {
+					t.Errorf("slowest %v: %v", got.slowest, got.count)
+				}
+				f.each(func(p *process) {
+					if n := p.store.count() + p.locker.count(); n > 1000 {
+						t.Errorf("%d calls of engines in %v: a loop without a pause", n, build)
+					}
+				})
+			})
+		})
+	}
+}
+
+// One call that fails is a lost packet, not an outage of the fleet's election.
+func TestFleet_OneLostPacketWhileWaiting(t *testing.T) {
+	both(t, func(t *testing.T, polling bool) {
+		f := newFleet(t, 3, polling, bellwether.Options{})
+		f.origin.build = 4 * time.Second
+		go f.get(1, "k")
+		time.Sleep(time.Second / 2)
+		f.each(func(p *process) {
+			var once atomic.Bool
+			p.store.set(on(func(context.Context, string) error {
+				if once.Swap(true) {
+					return nil
+				}
+				return errRefused
+			}, "get"))
+		})
+		time.Sleep(4 * time.Second)
+		f.wantLoads(t, 1)
+	})
+}
+
+func TestFleet_LeaseFaults(t *testing.T) {
+	for name, inject := range map[string]func(p *process){
+		"Renew hangs":       func(p *process) { p.locker.set(on(blackHole, "renew")) },
+		"Renew refuses":     func(p *process) { p.locker.set(on(refuse, "renew")) },
+		"Renew says lost":   func(p *process) { p.locker.set(on(answer(bellwether.ErrLeaseLost), "renew")) },
+		"Release hangs":     func(p *process) { p.locker.set(on(blackHole, "release")) },
+		"Release refuses":   func(p *process) { p.locker.set(on(refuse, "release")) },
+		"Release says lost": func(p *process) { p.locker.set(on(answer(bellwether.ErrLeaseLost), "release")) },
+		"Release panics": func(p *process) {
+			p.locker.set(on(func(context.Context, string) error { panic("adapter") }, "release"))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			both(t, func(t *testing.T, polling bool) {
+				const build = 4 * time.Second
+				f := newFleet(t, 3, polling, bellwether.Options{LeaseTTL: 3 * time.Second, MaxWait: 20 * time.Second, ErrorTTL: -1})
+				f.origin.build = build
+				f.each(inject)
+				got := f.get(10, "k")
+				if len(got.failed) > 0 {
+					t.Errorf("answers %v", got.count)
+				}
+				// Without renewals the lease runs out at 3 s and another
+				// rebuilds: its value, or the first, is everybody's soon after.
+				if got.slowest > 3*time.Second+build+2*time.Second {
+					t.Errorf("slowest %v: %v", got.slowest, got.count)
+				}
+				if loads, _ := f.origin.count(); loads > 4 {
+					t.Errorf("%d loads", loads)
+				}
+				f.recovers(t)
+			})
+		})
+	}
+}
+
+// A store that refuses each commit as too late, because it forgets claims
+// sooner than they are redeemed: callers get what was made while they waited,
+// and a flight that nobody waits for ends.
+func TestFleet_StoreForgetsClaims(t *testing.T) {
+	for _, build := range []time.Duration{0, time.Second} {
+		t.Run(build.String(), func(t *testing.T) {
+			both(t, func(t *testing.T, polling bool) {
+				const n, m = 3, 20
+				f := newFleet(t, n, polling, bellwether.Options{MaxWait: 30 * time.Second})
+				f.origin.build = build
+				f.each(func(p *process) { p.store.set(on(answer(bellwether.ErrFenced), "commit")) })
+				if got := f.get(m, "k"); len(got.failed) > 0 {
+					t.Errorf("answers %v", got.count)
+				}
+				time.Sleep(time.Minute) // nobody asks any more
+				most := 5 * n
+				if build == 0 {
+					most *= m // they hardly meet
+				}
+				if loads, _ := f.origin.count(); loads > most {
+					t.Errorf("%d loads for one herd in %d processes", loads, n)
+				}
+			})
+		})
+	}
+}
+
+// A value that the store does not take cannot be waited for: the processes take
+// turns, up to a bound (maxFruitless), each at most once.
+func TestFleet_ValuesTheStoreDoesNotTake(t *testing.T) {
+	for name, err := range map[string]error{"too large": bellwether.ErrTooLarge, "commit refused": errRefused} {
+		t.Run(name, func(t *testing.T) {
+			both(t, func(t *testing.T, polling bool) {
+				const n, m, build = 5, 20, time.Second
+				f := newFleet(t, n, polling, bellwether.Options{})
+				f.each(func(p *process) { p.store.set(on(answer(err), "commit")) })
+				got := f.get(m, "k")
+				if len(got.failed) > 0 || got.slowest > n*(build+time.Second) {
+					t.Errorf("the slowest caller waited %v for a load of %v: %v", got.slowest, build, got.count)
+				}
+				if loads, _ := f.origin.count(); loads > n {
+					t.Errorf("%d loads in %d processes", loads, n)
+				}
+			})
+		})
+	}
+}
+
+// A push that is down, while the locker's calls get through, is not a locker
+// that is down.
+func TestFleet_ManyWatchesRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const keys = 20
+		f := newFleet(t, 3, false, bellwether.Options{})
+		f.origin.build = 2 * time.Second
+		f.each(func(p *process) { p.locker.set(on(refuse, "watch")) })
+		for range 3 {
+			var wg sync.WaitGroup
+			for i := range keys {
+				wg.Go(func() { f.get(2, fmt.Sprint(i)) })
+			}
+			wg.Wait()
+			time.Sleep(time.Minute)
+		}
+		f.wantLoads(t, 3*keys)
+	})
+}
+
+func TestFleet_CorruptEntries(t *testing.T) {
+	for name, tamper := range map[string]func(*bellwether.Entry){
+		"another codec's bytes": func(e *bellwether.Entry) { e.Value = []byte("\x00\x01not JSON") },
+		"no bytes":              func(e *bellwether.Entry) { e.Value = nil },
+		"unknown kind":          func(e *bellwether.Entry) { e.Kind = 77 },
+		"nothing, but an epoch": func(e *bellwether.Entry) { *e = bellwether.Entry{Epoch: e.Epoch} },
+		"older than time":       func(e *bellwether.Entry) { e.Age = 1<<63 - 1 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				type pair struct{ A, B int }
+				store := memstore.New()
+				var loads atomic.Int32
+				load := func(ctx context.Context, key string) (pair, error) {
+					loads.Add(1)
+					return pair{1, 2}, nil
+				}
+				good := cacheOf(t, load, bellwether.Options{Store: store, Locker: locallock.New()})
+				good.Get(t.Context(), "k")
+				wired := &wiredStore{wire: &wire{}, store: store}
+				wired.tamper.Store(&tamper)
+				c := cacheOf(t, load, bellwether.Options{Store: wired, Locker: locallock.New()})
+				if v, err := c.Get(t.Context(), "k"); v != (pair{1, 2}) || err != nil {
+					t.Errorf("Get = %v, %v", v, err)
+				}
+				if loads.Load() != 2 {
+					t.Errorf("%d loads, want another one", loads.Load())
+				}
+				wired.tamper.Store(nil)
+				time.Sleep(2 * time.Second)
+				for _, c := range []*bellwether.Cache[pair]{good, c} {
+					if v, err := c.Get(t.Context(), "k"); v != (pair{1, 2}) || err != nil || loads.Load() != 2 {
+						t.Errorf("with the right bytes: Get = %v, %v after %d loads", v, err, loads.Load())
+					}
+				}
+			})
+		})
+	}
+}
+
+// Failing at random, the engines cost loads but no answers.
+func TestFleet_RandomEngineErrors(t *testing.T) {
+	for seed := range uint64(10) {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFleet(t, 3, seed%2 == 0, bellwether.Options{TTL: 5 * time.Second, LeaseTTL: 2 * time.Second})
+			f.each(func(p *process) {
+				for i, w := range []*wire{p.store.wire, p.locker.wire} {
+					var mu sync.Mutex
+					rng := rand.New(rand.NewPCG(seed, uint64(i)))
+					w.set(func(ctx context.Context, op string) error {
+						mu.Lock()
+						n := rng.IntN(10)
+						mu.Unlock()
+						switch {
+						case n < 2:
+							return errRefused
+						case n == 2:
+							return blackHole(ctx, op)
+						}
+						return nil
+					})
+				}
+			})
+			for range 30 {
+				got := f.get(5, "k")
+				// A lost commit and a lost release make a dead holder of a live
+				// one: each but the last is waited for.
+				if len(got.failed) > 0 || got.slowest > 3*time.Second+2*2*time.Second+time.Second {
+					t.Fatalf("seed %d: slowest %v: %v", seed, got.slowest, got.count)
+				}
+				time.Sleep(time.Second)
+			}
+			f.recovers(t)
+		})
+	}
+}
+
+// In an outage nobody pays for the engine's silence request by request.
+func TestFleet_BreakersInAnOutage(t *testing.T) {
+	for name, f := range map[string]fault{"black hole": blackHole, "refuse": refuse} {
+		for _, keys := range []int{1, 50} {
+			t.Run(fmt.Sprintf("%s, %d keys", name, keys), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					fl := newFleet(t, 1, false, bellwether.Options{TTL: 2 * time.Second})
+					p := fl.processes[0]
+					fl.origin.build = 10 * time.Millisecond
+					fl.get(1, "0")
+					p.store.set(f)
+					p.locker.set(f)
+					p.store.reset()
+					p.locker.reset()
+					var late, calls atomic.Int32
+					var wg sync.WaitGroup
+					for i := range 6000 { // 100 a second for a minute
+						wg.Go(func() {
+							start := time.Now()
+							if _, err := p.Get(t.Context(), fmt.Sprint(i%keys)); err != nil {
+								t.Error(err)
+							}
+							calls.Add(1)
+							if time.Since(start) > 100*time.Millisecond {
+								late.Add(1)
+							}
+						})
+						time.Sleep(10 * time.Millisecond)
+					}
+					wg.Wait()
+					// The first half second is everybody's, then a probe every
+					// 1.5 s that its key's callers wait for.
+					if n := p.store.count() + p.locker.count(); n > 150 {
+						t.Errorf("%d calls of dead engines for %d requests", n, calls.Load())
+					}
+					if keys > 1 && late.Load() > 300 || keys == 1 && late.Load() > 2500 {
+						t.Errorf("%d of %d callers waited for dead engines", late.Load(), calls.Load())
+					}
+					if s := p.Stats(); s.StoreUp {
+						t.Error("the store's breaker is closed in an outage")
+					}
+					fl.recovers(t)
+				})
+			})
+		}
+	}
+}
+
+// Callers whose own time is up say nothing about the store.
+func TestInvalidate_CallersDeadlineIsNoOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 2, false, bellwether.Options{})
+		p := f.processes[0]
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		time.Sleep(2 * time.Millisecond)
+		for range 10 {
+			if err := p.Invalidate(ctx, "other"); err == nil {
+				t.Fatal("an Invalidate without time has succeeded")
+			}
+		}
+		if !p.Stats().StoreUp {
+			t.Error("ten callers' deadlines have opened the store's breaker")
+		}
+		f.get(10, "k")
+		f.wantLoads(t, 1)
+	})
+}
+
+func TestFleet_MaxRebuildsInAnOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 1, false, bellwether.Options{MaxRebuilds: 20, MaxWait: time.Hour})
+		p := f.processes[0]
+		p.store.set(blackHole)
+		p.locker.set(blackHole)
+		var wg sync.WaitGroup
+		for i := range 1000 {
+			wg.Go(func() {
+				if _, err := p.Get(t.Context(), fmt.Sprint(i)); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		start := time.Now()
+		wg.Wait()
+		if f.origin.mostAll != 20 || time.Since(start) > 52*time.Second {
+			t.Errorf("%d loads at a time for %v, want 20 for about 50s", f.origin.mostAll, time.Since(start))
+		}
+	})
+}
+
+// An adapter that panics or ends its goroutine gives back the slot.
+func TestFleet_AdaptersThatPanicKeepNoSlots(t *testing.T) {
+	for name, f := range map[string]fault{
+		"panic":  func(context.Context, string) error { panic("adapter") },
+		"goexit": func(context.Context, string) error { runtime.Goexit(); return nil },
+	} {
+		for _, op := range []string{"get", "claim", "commit", "acquire", "release", "watch"} {
+			t.Run(name+" in "+op, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					fl := newFleet(t, 2, false, bellwether.Options{MaxRebuilds: 2, MaxWait: 10 * time.Second, ErrorTTL: -1})
+					fl.each(func(p *process) { p.store.set(on(f, op)); p.locker.set(on(f, op)) })
+					for i := range 10 {
+						fl.get(2, fmt.Sprint(i)) // by Goexit they may fail
+						time.Sleep(2 * time.Second)
+					}
+					fl.recovers(t)
+				})
+			})
+		}
+	}
+}
+
+// survives runs the calling test again in a process of its own, and fails if
+// that does. It returns true in that process.
+func survives(t *testing.T) bool {
+	if os.Getenv("BELLWETHER_ALONE") == t.Name() {
+		return true
+	}
+	cmd := exec.Command(os.Args[0], "-test.run=^"+strings.ReplaceAll(t.Name(), "/", "$/^")+"$")
+	cmd.Env = append(os.Environ(), "BELLWETHER_ALONE="+t.Name(), "GORACE=atexit_sleep_ms=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v:\n%.600s", err, out)
+	}
+	return false
+}
+
+// These calls of adapters are not made by the flight's goroutine.
+func TestAdaptersPanicEndsNoProcess(t *testing.T) {
+	for _, op := range []string{"renew", "invalidate"} {
+		t.Run(op, func(t *testing.T) {
+			if !survives(t) {
+				return
+			}
+			synctest.Test(t, func(t *testing.T) {
+				f := newFleet(t, 1, false, bellwether.Options{LeaseTTL: time.Second})
+				f.origin.build = 4 * time.Second
+				p := f.processes[0]
+				p.store.set(on(func(context.Context, string) error { panic("adapter") }, op))
+				p.locker.set(on(func(context.Context, string) error { panic("adapter") }, op))
+				if v, err := p.Get(t.Context(), "k"); err != nil {
+					t.Errorf("Get = %q, %v", v, err)
+				}
+				func() {
+					defer func() { recover() }() // the caller's own to handle
+					if err := p.Invalidate(t.Context(), "k"); op == "invalidate" && err == nil {
+						t.Error("Invalidate returned nil, and the store's panicked")
+					}
+				}()
+			})
+		})
+	}
+}
+
+func TestInvalidate_GoexitIsNoSuccess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 1, false, bellwether.Options{})
+		p := f.processes[0]
+		p.Get(t.Context(), "k")
+		p.store.set(on(func(context.Context, string) error { runtime.Goexit(); return nil }, "invalidate"))
+		if err := p.Invalidate(t.Context(), "k"); err == nil {
+			t.Error("Invalidate returned nil, and the store has still the value")
+		}
+	})
+}
+
+// User code other than the load: the sizer, the codec, the observer.
+func TestGet_UserCodeThatPanics(t *testing.T) {
+	boom := func() { panic("user code") }
+	for name, o := range map[string]bellwether.Options{
+		"Size":      {Size: func(string, any) int { boom(); return 0 }},
+		"Marshal":   {Store: memstore.New(), Codec: bellwether.Codec{Marshal: func(any) ([]byte, error) { boom(); return nil, nil }, Unmarshal: func([]byte, any) error { return nil }}},
+		"Unmarshal": {Store: memstore.New(), Codec: bellwether.Codec{Marshal: func(any) ([]byte, error) { return nil, nil }, Unmarshal: func([]byte, any) error { boom(); return nil }}},
+		"OnError":   {Store: &wiredStore{wire: &wire{f: refuse}}, OnError: func(string, error) { boom() }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if !survives(t) {
+				return
+			}
+			synctest.Test(t, func(t *testing.T) {
+				o.NearTTL = time.Second
+				c := cacheOf(t, func(ctx context.Context, key string) (int, error) { return 7, nil }, o)
+				for range 3 {
+					start := time.Now()
+					v, err := c.Get(t.Context(), "k")
+					if name != "Size" && (v != 7 || err != nil) || err == nil && v != 7 || time.Since(start) > time.Second {
+						t.Errorf("Get = %v, %v after %v", v, err, time.Since(start))
+					}
+					time.Sleep(2 * time.Second)
+				}
+				// Another key is not harmed either.
+				if _, err := c.Get(t.Context(), "other"); errors.Is(err, bellwether.ErrWaitTimeout) {
+					t.Errorf("another key: %v", err)
+				}
+			})
+		})
+	}
+}
+
+// A sizer is user code, and may use the cache: it is not called under its lock.
+func TestGet_SizeMayUseTheCache(t *testing.T) {
+	if !survives(t) {
+		return
+	}
+	watchdog := time.AfterFunc(10*time.Second, func() { panic("deadlock: Size is called under the cache's lock") })
+	defer watchdog.Stop()
+	var c *bellwether.Cache[string]
+	c = bellwether.New(func(ctx context.Context, key string) (string, error) { return "v", nil }, bellwether.Options{
+		TTL:  time.Minute,
+		Size: func(key string, _ any) int { return c.Stats().Flights },
+	})
+	defer c.Close()
+	if v, err := c.Get(t.Context(), "k"); v != "v" || err != nil {
+		t.Errorf("Get = %q, %v", v, err)
+	}
+}
+
+func TestStats_DegradedWithoutALease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 1, false, bellwether.Options{})
+		p := f.processes[0]
+		p.locker.set(refuse)
+		p.Get(t.Context(), "k")
+		if s := p.Stats(); s.Degraded != 1 {
+			t.Errorf("Degraded = %d after a load without a lease, want 1", s.Degraded)
+		}
+	})
+}
+
+func TestFleet_LoadThatIgnoresItsContext(t *testing.T) {
+	both(t, func(t *testing.T, polling bool) {
+		f := newFleet(t, 3, polling, bellwether.Options{RebuildTimeout: 3 * time.Second, ErrorTTL: time.Minute})
+		f.origin.set(func(o *source) { o.build, o.deaf = time.Minute, true })
+		got := callAll(f.processes[:1], 10, "k")
+		if len(got.failed) != 10 || !errors.Is(got.failed[0], bellwether.ErrRebuildTimeout) || got.slowest != 3*time.Second {
+			t.Fatalf("answers %v", got.count)
+		}
+		f.origin.set(func(o *source) { o.build = time.Second })
+		time.Sleep(5 * time.Minute) // v1 has long come, and is nobody's
+		if got := f.get(5, "k"); got.values["v2"] != 15 {
+			t.Errorf("then %v", got.count)
+		}
+	})
+}
+
+func TestClose_InEveryPhase(t *testing.T) {
+	const timeout = 500 * time.Millisecond
+	for name, test := range map[string]struct {
+		prepare func(f *fleet, p *process)
+		loads   int // by the closed process
+		free    bool
+	}{
+		"waiting for the store":      {func(_ *fleet, p *process) { p.store.set(on(blackHole, "get")) }, 0, true},
+		"waiting for the locker":     {func(_ *fleet, p *process) { p.locker.set(on(blackHole, "acquire")) }, 0, true},
+		"claiming":                   {func(_ *fleet, p *process) { p.store.set(on(blackHole, "claim")) }, 0, true},
+		"waiting for another holder": {func(f *fleet, _ *process) { f.locker.TryAcquire(context.Background(), "k", time.Minute) }, 0, false},
+		"subscribing": {func(f *fleet, p *process) {
+			f.locker.TryAcquire(context.Background(), "k", time.Minute)
+			p.locker.set(on(blackHole, "watch"))
+		}, 0, false},
+		"loading":    {func(f *fleet, _ *process) { f.origin.build = time.Hour }, 1, true},
+		"committing": {func(f *fleet, p *process) { f.origin.build = 0; p.store.set(on(blackHole, "commit")) }, 1, true},
+		"renewing": {func(f *fleet, p *process) {
+			f.origin.build = time.Hour
+			p.locker.set(on(blackHole, "renew"))
+		}, 1, true},
+		"releasing": {func(f *fleet, p *process) { f.origin.build = 0; p.locker.set(on(blackHole, "release")) }, 1, false},
+		"waiting for a slot": {func(f *fleet, p *process) {
+			f.origin.build = time.Hour
+			go p.Get(context.Background(), "another")
+			synctest.Wait()
+		}, 1, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			both(t, func(t *testing.T, polling bool) {
+				f := newFleet(t, 1, polling, bellwether.Options{MaxRebuilds: 1, EngineTimeout: timeout, LeaseTTL: time.Second})
+				p := f.processes[0]
+				test.prepare(f, p)
+				result := make(chan error, 1)
+				go func() {
+					_, err := p.Get(context.Background(), "k")
+					result <- err
+				}()
+				time.Sleep(340 * time.Millisecond) // the first renewal has begun
+				start := time.Now()
+				p.Close()
+				if took := time.Since(start); took > timeout {
+					t.Errorf("Close took %v", took)
+				}
+				if err := <-result; err != nil && !errors.Is(err, bellwether.ErrClosed) {
+					t.Errorf("Get: %v, want ErrClosed", err)
+				}
+				if loads, _ := f.origin.count(); loads != test.loads {
+					t.Errorf("%d loads, want %d", loads, test.loads)
+				}
+				if test.free {
+					if _, err := f.locker.TryAcquire(t.Context(), "k", time.Second); err != nil {
+						t.Errorf("the lease after Close: %v", err)
+					}
+				}
+			})
+		})
+	}
+}
+
+// A closed cache answers nobody, also with what it had.
+func TestClose_EndsHits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := cacheOf(t, func(ctx context.Context, key string) (string, error) { return "v", nil }, bellwether.Options{})
+		c.Get(t.Context(), "k")
+		c.Close()
+		if v, err := c.Get(t.Context(), "k"); !errors.Is(err, bellwether.ErrClosed) {
+			t.Errorf("Get = %q, %v, want ErrClosed", v, err)
+		}
+	})
+}
+
+// The holder's process ends: the others do not wait for its lease to run out.
+func TestFleet_HolderCloses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 4, false, bellwether.Options{})
+		go f.processes[0].Get(context.Background(), "k")
+		synctest.Wait()
+		time.AfterFunc(time.Second/2, func() { f.processes[0].Close() })
+		callAll(f.processes[1:], 10, "k").want(t, 30, "v2", nil, 3*time.Second/2)
+		f.wantLoads(t, 2)
+	})
+}
+
+func TestGetFunc_FirstCallersLoadForTheFleet(t *testing.T) {
+	both(t, func(t *testing.T, polling bool) {
+		f := newFleet(t, 3, polling, bellwether.Options{})
+		var loads atomic.Int32
+		var wg sync.WaitGroup
+		values := map[string]int{}
+		var mu sync.Mutex
+		for i, p := range f.processes {
+			for j := range 20 {
+				wg.Go(func() {
+					v, err := p.GetFunc(t.Context(), "k", func(ctx context.Context, key string) (string, error) {
+						loads.Add(1)
+						time.Sleep(time.Second)
+						return fmt.Sprint(key, i, j), nil
+					})
+					if err != nil {
+						t.Error(err)
+					}
+					mu.Lock()
+					defer mu.Unlock()
+					values[v]++
+				})
+			}
+		}
+		wg.Wait()
+		if loads.Load() != 1 || len(values) != 1 {
+			t.Errorf("%d loads, values %v", loads.Load(), values)
+		}
+		f.wantLoads(t, 0)
+	})
+}
+
+// replay is the one seed that TestFleet_RandomSchedules runs, if it is set.
+var replay = flag.Int64("seed", -1, "run TestFleet_RandomSchedules with this seed alone")
+
+// Whatever happens, and in whatever order: values only move forward, what was
+// invalidated is gone, and it takes one load at a time to make them.
+func TestFleet_RandomSchedules(t *testing.T) {
+	seeds := uint64(300)
+	if testing.Short() {
+		seeds = 30
+	}
+	if *replay >= 0 {
+		simulate(t, uint64(*replay))
+		return
+	}
+	for seed := range seeds {
+		if simulate(t, seed); t.Failed() {
+			t.Fatalf("replay with: go test -race -run '^%s$' -args -seed=%d", t.Name(), seed)
+		}
+	}
+}
+
+// A history is what callers and invalidators have seen of one key.
+type history struct {
+	mu     sync.Mutex          // guards all
+	latest []int               // by process: the highest version returned
+	dead   []map[int]time.Time // by process: versions made before an invalidation, and when it was done
+}
+
+// simulate runs one schedule. In a third of them everything heeds the rules,
+// in a third processes are paused, in a third engines fail.
+func simulate(t *testing.T, seed uint64) {
+	const (
+		n       = 5
+		keys    = 2
+		nearTTL = time.Second
+		maxWait = 12 * time.Second
+	)
+	rng := rand.New(rand.NewPCG(seed, seed))
+	pauses, outages := seed%3 == 1, seed%3 == 2
+	synctest.Test(t, func(t *testing.T) {
+		o := bellwether.Options{
+			TTL:            time.Duration(1+rng.IntN(8)) * time.Second,
+			NearTTL:        nearTTL,
+			MaxWait:        maxWait,
+			LeaseTTL:       2 * time.Second,
+			RebuildTimeout: 5 * time.Second,
+			ErrorTTL:       time.Duration(rng.IntN(4)-1) * time.Second,
+			Patience:       time.Duration(rng.IntN(2)) * 100 * time.Millisecond,
+		}
+		if rng.IntN(2) == 0 {
+			o.StaleWhileRevalidate = time.Duration(rng.IntN(20)) * time.Second
+		}
+		if rng.IntN(2) == 0 {
+			o.StaleIfError = time.Duration(rng.IntN(20)) * time.Second
+		}
+		f := newFleet(t, n, rng.IntN(2) == 0, o)
+		histories := make([]*history, keys)
+		for k := range histories {
+			h := &history{latest: make([]int, n), dead: make([]map[int]time.Time, n)}
+			for i := range h.dead {
+				h.dead[i] = map[int]time.Time{}
+			}
+			histories[k] = h
+		}
+		fail := func(format string, args ...any) {
+			t.Errorf("seed %d, %s, %+v: "+format, append([]any{seed, []string{"healthy", "pauses", "outages"}[seed%3], f.options(o)}, args...)...)
+		}
+		var wg sync.WaitGroup
+		get := func(i, k int) {
+			h := histories[k]
+			h.mu.Lock()
+			least := h.latest[i]
+			gone := map[int]time.Time{}
+			for v, at := range h.dead[i] {
+				if time.Since(at) >= 0 {
+					gone[v] = at
+				}
+			}
+			h.mu.Unlock()
+			start := time.Now()
+			v, err := f.processes[i].Get(context.Background(), fmt.Sprint(k))
+			if took := time.Since(start); took > maxWait {
+				fail("process %d waited %v for key %d", i, took, k)
+			}
+			if err != nil {
+				if !errors.Is(err, errOrigin) && !strings.Contains(err.Error(), errOrigin.Error()) && !strings.Contains(err.Error(), context.Canceled.Error()) &&
+					!errors.Is(err, bellwether.ErrWaitTimeout) && !errors.Is(err, bellwether.ErrRebuildTimeout) && !strings.Contains(err.Error(), "RebuildTimeout") {
+					fail("process %d: %v", i, err)
+				}
+				return
+			}
+			got := version(v)
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			// (a) With engines that fail each process is on its own now and
+			// then, and comes back to what the fleet has.
+			if got < least && !outages {
+				fail("process %d, key %d: v%d at %v after v%d", i, k, got, start, least)
+			}
+			// (b)
+			if at, ok := gone[got]; ok {
+				fail("process %d, key %d: v%d is served to a call of %v, %v after its invalidation took effect", i, k, got, start, start.Sub(at))
+			}
+			h.latest[i] = max(h.latest[i], got)
+		}
+		invalidate := func(i, k int) {
+			h := histories[k]
+			f.origin.mu.Lock()
+			made := f.origin.loads
+			f.origin.mu.Unlock()
+			if f.processes[i].Invalidate(context.Background(), fmt.Sprint(k)) != nil {
+				return
+			}
+			now := time.Now()
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			for p := range n {
+				at := now
+				if p != i {
+					at = at.Add(nearTTL + 1)
+				}
+				if p != i && outages {
+					continue // a process without the store cannot know
+				}
+				for v := range made + 1 {
+					if was, ok := h.dead[p][v]; !ok || at.Before(was) {
+						h.dead[p][v] = at
+					}
+				}
+			}
+		}
+		type outage struct{ end func() }
+		var ends []outage
+		quiet := func() {
+			for _, o := range ends {
+				o.end()
+			}
+			ends = nil
+		}
+		for range 60 {
+			i, k := rng.IntN(n), rng.IntN(keys)
+			switch x := rng.IntN(20); {
+			case x < 10:
+				for range 1 + rng.IntN(4) {
+					wg.Go(func() { get(i, k) })
+				}
+			case x < 12:
+				wg.Go(func() { invalidate(i, k) })
+			case x < 14:
+				build := time.Duration(rng.Int64N(int64(3 * time.Second)))
+				every := 1 + rng.IntN(5)
+				failure := []error{errOrigin, context.Canceled}[rng.IntN(2)]
+				f.origin.set(func(o *source) {
+					o.build = build
+					o.fail = func(n int) error {
+						if n%5 < every {
+							return nil
+						}
+						return failure
+					}
+				})
+			case x < 15 && pauses:
+				w := f.processes[i].locker.wire
+				w.set(on(blackHole, "renew"))
+				f.origin.set(func(o *source) { o.build = 4 * time.Second })
+				ends = append(ends, outage{func() { w.set(nil) }})
+			case x < 16 && outages:
+				p := f.processes[i]
+				w := []*wire{p.store.wire, p.locker.wire}[rng.IntN(2)]
+				w.set([]fault{blackHole, refuse, on(refuse, "commit"), on(blackHole, "claim", "release")}[rng.IntN(4)])
+				ends = append(ends, outage{func() { w.set(nil) }})
+			case x < 17:
+				quiet()
+			}
+			switch rng.IntN(4) {
+			case 0:
+				time.Sleep(time.Duration(rng.Int64N(int64(3 * time.Second))))
+			case 1:
+				time.Sleep(time.Duration(rng.Int64N(int64(100 * time.Millisecond))))
+			case 2:
+				synctest.Wait()
+			}
+		}
+		wg.Wait()
+		// (c)
+		if _, most := f.origin.count(); most > 1 && !pauses && !outages {
+			fail("%d loads of one key at a time", most)
+		}
+		// (e) A probe each, then quiet until all windows have closed.
+		quiet()
+		f.origin.set(func(o *source) { o.build, o.fail = time.Second, nil })
+		for range 3 {
+			time.Sleep(2 * time.Second)
+			f.get(1, "probe")
+		}
+		time.Sleep(100 * time.Second) // the windows, and the longest back-off
+		before, _ := f.origin.count()
+		got := f.get(3, "0")
+		if loads, _ := f.origin.count(); loads != before+1 || len(got.failed) > 0 || len(got.values) != 1 {
+			fail("after it all: %d loads, answers %v", loads-before, got.count)
+		}
+	})
+}
+
+// options are those of o that tell schedules apart.
+func (f *fleet) options(o bellwether.Options) string {
+	return fmt.Sprintf("TTL %v, stale %v, if error %v, error %v, patience %v",
+		o.TTL, o.StaleWhileRevalidate, o.StaleIfError, o.ErrorTTL, o.Patience)
+}

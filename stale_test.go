@@ -1,0 +1,204 @@
+package bellwether
+
+import (
+	"math"
+	"math/rand/v2"
+	"testing"
+	"time"
+)
+
+const endless time.Duration = math.MaxInt64
+
+func TestJudge(t *testing.T) {
+	const s = time.Second
+	// A value of TTL 10 s from instant 100 s on, stale until 120 s, and until
+	// 140 s if rebuilds fail.
+	value := newLifetime(100*s, Freshness{TTL: 10 * s, StaleWhileRevalidate: 10 * s, StaleIfError: 30 * s})
+	failing := value
+	failing.failures, failing.retryAt = 1, 125*s
+	nothing := lifetime{failures: 3, retryAt: 125 * s}
+	for _, test := range []struct {
+		name string
+		l    lifetime
+		now  instant
+		want verdict
+	}{
+		{"new", value, 100 * s, serve},
+		{"last fresh moment", value, 110*s - 1, serve},
+		{"TTL over", value, 110 * s, serveStale},
+		{"last moment of the stale window", value, 120*s - 1, serveStale},
+		{"stale window over, no failure", value, 120 * s, rebuild},
+		{"fresh, though a rebuild failed", failing, 105 * s, serve},
+		{"stale and backing off", failing, 115 * s, serveOnly},
+		{"stale-if-error and backing off", failing, 125*s - 1, serveOnly},
+		{"stale-if-error, next try due", failing, 125 * s, serveStale},
+		{"last moment of stale-if-error", failing, 140*s - 1, serveStale},
+		{"all windows over, next try due", failing, 140 * s, rebuild},
+		{"nothing held and backing off", nothing, 125*s - 1, fail},
+		{"nothing held, next try due", nothing, 125 * s, rebuild},
+		{"nothing known", lifetime{}, 0, rebuild},
+	} {
+		if got := test.l.judge(test.now); got != test.want {
+			t.Errorf("%s: judge(%v) = %d, want %d", test.name, test.now, got, test.want)
+		}
+	}
+	gone := failing
+	gone.retryAt = 200 * s
+	if got := gone.judge(150 * s); got != fail {
+		t.Errorf("backing off with all windows over: %d, want fail", got)
+	}
+}
+
+func TestNewLifetime_Age(t *testing.T) {
+	const s = time.Second
+	for _, test := range []struct {
+		f                   Freshness
+		fresh, stale, error instant
+	}{
+		{Freshness{TTL: 10 * s}, 110 * s, 110 * s, 110 * s},
+		{Freshness{Age: 4 * s, TTL: 10 * s, StaleWhileRevalidate: s, StaleIfError: 2 * s}, 106 * s, 107 * s, 108 * s},
+		{Freshness{Age: 14 * s, TTL: 10 * s, StaleWhileRevalidate: 10 * s}, 96 * s, 106 * s, 96 * s},
+		{Freshness{TTL: -s, StaleWhileRevalidate: -s, StaleIfError: -s}, 100 * s, 100 * s, 100 * s},
+		{Freshness{TTL: endless, StaleWhileRevalidate: endless, StaleIfError: endless}, forever, forever, forever},
+		{Freshness{TTL: s, StaleWhileRevalidate: endless, StaleIfError: endless}, 101 * s, forever, forever},
+		{Freshness{Age: endless, TTL: s}, 101*s - endless, 101*s - endless, 101*s - endless},
+		// An age is at least nothing: a value cannot be served longer for
+		// being made in the future.
+		{Freshness{Age: -s, TTL: 10 * s}, 110 * s, 110 * s, 110 * s},
+		{Freshness{Age: math.MinInt64, TTL: 10 * s}, 110 * s, 110 * s, 110 * s},
+	} {
+		l := newLifetime(100*s, test.f)
+		if !l.held || l.freshUntil != test.fresh || l.staleUntil != test.stale || l.errorUntil != test.error {
+			t.Errorf("%+v: fresh, stale, error until %v, %v, %v; want %v, %v, %v", test.f,
+				l.freshUntil, l.staleUntil, l.errorUntil, test.fresh, test.stale, test.error)
+		}
+	}
+}
+
+// anyDuration is now and then one that adds up to more than there is.
+func anyDuration(rng *rand.Rand) time.Duration {
+	switch rng.IntN(6) {
+	case 0:
+		return endless - time.Duration(rng.IntN(3))
+	case 1:
+		return 0
+	case 2:
+		return -time.Duration(rng.IntN(1e9))
+	}
+	return time.Duration(rng.Int64N(1 << rng.IntN(62)))
+}
+
+// Whatever the windows: what is served can be kept, a value's standing only
+// falls with time, and a failure never shortens what it had.
+func TestJudge_Properties(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	rank := map[verdict]int{serve: 3, serveOnly: 2, serveStale: 2, fail: 1, rebuild: 0}
+	for range 100_000 {
+		begin := time.Duration(rng.Int64N(1 << 50))
+		f := Freshness{Age: max(0, anyDuration(rng)), TTL: anyDuration(rng), StaleWhileRevalidate: anyDuration(rng), StaleIfError: anyDuration(rng)}
+		l := newLifetime(begin, f)
+		if l.staleUntil < l.freshUntil || l.errorUntil < l.freshUntil || l.freshUntil < l.born {
+			t.Fatalf("%+v: windows out of order: %+v", f, l)
+		}
+		failed := l
+		for range 1 + rng.IntN(40) {
+			failed = failed.failed(begin, anyDuration(rng))
+		}
+		if failed.retryAt < begin {
+			t.Fatalf("%+v: next try at %v, before the failure", failed, failed.retryAt)
+		}
+		now := addDurations(begin, max(0, anyDuration(rng)))
+		later := addDurations(now, max(0, anyDuration(rng)))
+		for _, x := range []*lifetime{&l, &failed} {
+			v, w := x.judge(now), x.judge(later)
+			if rank[w] > rank[v] {
+				t.Fatalf("%+v: verdict %d at %v and %d at %v", x, v, now, w, later)
+			}
+			if (v == serve || v == serveStale || v == serveOnly || v == fail) && x.end() <= now {
+				t.Fatalf("%+v: verdict %d at %v, but the tier may drop it at %v", x, v, now, x.end())
+			}
+			if v == serveStale && x.failures > 0 && x.retryAt > now {
+				t.Fatalf("%+v: another try at %v", x, now)
+			}
+		}
+		if v := l.judge(now); rank[v] >= 2 && rank[failed.judge(now)] < 2 {
+			t.Fatalf("%+v: verdict %d at %v before the failure and %d after it", l, v, now, failed.judge(now))
+		}
+	}
+}
+
+func TestBackOff(t *testing.T) {
+	for _, test := range []struct {
+		n          uint32
+		unit, full time.Duration
+	}{
+		{1, time.Second, time.Second},
+		{2, time.Second, 2 * time.Second},
+		{5, time.Second, 16 * time.Second},
+		{6, time.Second, 32 * time.Second},
+		{7, time.Second, 32 * time.Second},
+		{math.MaxUint32, time.Second, 32 * time.Second},
+		{1, endless, endless},
+		{6, endless, endless},
+		{6, endless / 16, endless},
+		{3, 0, 0},
+		{3, -time.Second, 0},
+		{1, 1, 1},
+	} {
+		least, most := endless, time.Duration(0)
+		for range 2000 {
+			d := backOff(test.n, test.unit)
+			least, most = min(least, d), max(most, d)
+		}
+		if least < test.full-test.full/2 || most > test.full {
+			t.Errorf("backOff(%d, %v) is in %v .. %v, want in %v .. %v", test.n, test.unit, least, most, test.full/2, test.full)
+		}
+		// The jitter uses its range: keys that fail together part.
+		if span := test.full / 2; most-least < span-span/20 {
+			t.Errorf("backOff(%d, %v) spreads over %v, want nearly %v", test.n, test.unit, most-least, span)
+		}
+	}
+}
+
+func TestPollInterval_Bounds(t *testing.T) {
+	for _, waited := range []time.Duration{0, 1, time.Millisecond, 40 * time.Millisecond, time.Second, time.Hour, endless} {
+		d := min(max(waited/16, minPoll), maxPoll)
+		least, most := endless, time.Duration(0)
+		for range 2000 {
+			p := pollInterval(waited)
+			least, most = min(least, p), max(most, p)
+		}
+		if least < d/2 || most > d*5/4 || most-least < d/5 {
+			t.Errorf("pollInterval(%v) is in %v .. %v, want spread about %v", waited, least, most, d)
+		}
+	}
+}
+
+// The comment on polling promises: at most a sixteenth of the build time late,
+// or the shortest pause, and few reads.
+func TestPollInterval_LatenessAndReads(t *testing.T) {
+	for range 2000 {
+		build := time.Millisecond + time.Duration(rand.Int64N(int64(4*time.Second)))
+		var waited time.Duration
+		reads := 0
+		for ; waited < build; reads++ {
+			waited += pollInterval(waited)
+		}
+		if late := waited - build; late > max(build/16, minPoll*5/4) {
+			t.Fatalf("a value that took %v is seen %v late, want at most a sixteenth", build, late)
+		}
+		if most := 25 + 30*math.Log(1+float64(build)/float64(16*minPoll)); float64(reads) > most {
+			t.Fatalf("%d reads for %v, want at most %.0f", reads, build, most)
+		}
+	}
+}
+
+func TestAddDurations(t *testing.T) {
+	for _, test := range [][3]time.Duration{
+		{0, 0, 0}, {1, 2, 3}, {endless, 0, endless}, {endless, 1, endless}, {endless, endless, endless}, {endless - 1, 1, endless},
+	} {
+		if got := addDurations(test[0], test[1]); got != test[2] {
+			t.Errorf("addDurations(%d, %d) = %d, want %d", test[0], test[1], got, test[2])
+		}
+	}
+}
