@@ -1,6 +1,7 @@
 package bellwether
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -230,6 +231,53 @@ func TestNear_ForwardUnderConcurrentUse(t *testing.T) {
 		})
 	}
 	wg.Wait()
+}
+
+// A hooked store calls committed after each commit.
+type hookedStore struct {
+	Store
+	committed func(key string)
+}
+
+func (s *hookedStore) Claim(context.Context, string) (Entry, uint64, error) { return Entry{}, 1, nil }
+func (s *hookedStore) Invalidate(context.Context, string) error             { return nil }
+func (s *hookedStore) Commit(_ context.Context, key string, _ Entry) error {
+	s.committed(key)
+	return nil
+}
+
+func newTestEngine(t *testing.T, store Store) *engine[string] {
+	o := Options{Store: store, NearBytes: 1 << 20}.settings()
+	e := newEngine(o, sizeOf[string], func(v string) ([]byte, error) { return []byte(v), nil }, func(b []byte) (string, error) { return string(b), nil })
+	t.Cleanup(e.close)
+	return e
+}
+
+// What another key's rebuild has made takes memory as well.
+func TestEnginePut_CountsBytes(t *testing.T) {
+	e := newTestEngine(t, &hookedStore{committed: func(string) {}})
+	for i := range 1000 {
+		e.put(t.Context(), fmt.Sprint(i), string(make([]byte, 10_000)), Freshness{TTL: time.Hour})
+	}
+	e.near.cache.CleanUp()
+	if n := e.near.cache.EstimatedSize(); n > 110 || n < 50 {
+		t.Errorf("%d values of 10 kB in a tier of 1 MiB", n)
+	}
+}
+
+// An Invalidate between the commit and the near tier.
+func TestEnginePut_InvalidatedMeanwhile(t *testing.T) {
+	s := &hookedStore{}
+	e := newTestEngine(t, s)
+	s.committed = func(key string) {
+		if err := e.invalidate(t.Context(), key); err != nil {
+			t.Error(err)
+		}
+	}
+	e.put(t.Context(), "k", "old", Freshness{TTL: time.Hour})
+	if it, _ := e.near.get("k"); it != nil {
+		t.Errorf("%q is in the near tier after its invalidation", it.value)
+	}
 }
 
 type node struct {

@@ -711,6 +711,52 @@ func TestFleet_InvalidationWhileAReplyIsUnderWay(t *testing.T) {
 	})
 }
 
+// A stale entry is read, and invalidated in this process before the reply is
+// here: callers of afterwards are not offered it.
+func TestInvalidate_WhileAStaleReplyIsUnderWay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 1, false, bellwether.Options{TTL: 10 * time.Second, StaleWhileRevalidate: time.Hour, NearTTL: time.Second})
+		p := f.processes[0]
+		p.Get(t.Context(), "k")
+		time.Sleep(20 * time.Second)
+		p.store.reply.Store(int64(400 * time.Millisecond))
+		go p.Get(t.Context(), "k")
+		time.Sleep(time.Millisecond)
+		if err := p.Invalidate(t.Context(), "k"); err != nil {
+			t.Fatal(err)
+		}
+		if v, err := p.Get(t.Context(), "k"); v == "v1" || err != nil {
+			t.Errorf("Get = %q, %v after the invalidation", v, err)
+		}
+	})
+}
+
+// A key that is invalidated elsewhere during each of its loads: what those have
+// made is not for callers who came after the invalidation that it was made
+// before.
+func TestFleet_InvalidatedDuringEachLoad(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 2, false, bellwether.Options{MaxWait: time.Minute, NearTTL: time.Second})
+		f.origin.build = 5 * time.Second
+		a, b := f.processes[0], f.processes[1]
+		go b.Get(t.Context(), "k")
+		synctest.Wait()
+		began := time.Now()
+		for round := range 4 { // loads begin at 0, 5, 10 and 15 s
+			time.Sleep(time.Duration(5*round+1)*time.Second - time.Since(began))
+			a.Invalidate(t.Context(), "k")
+			stale, _ := f.origin.count()
+			time.Sleep(2 * time.Second)
+			go func() {
+				if v, err := b.Get(t.Context(), "k"); err == nil && version(v) <= stale {
+					t.Errorf("round %d: Get = %q, which began to be loaded before the key was invalidated, 2s before the call", round, v)
+				}
+			}()
+		}
+		time.Sleep(time.Minute)
+	})
+}
+
 // An Invalidate in one process while a rebuild runs in this or another: what
 // that rebuild makes is nobody's.
 func TestFleet_InvalidateDuringARebuild(t *testing.T) {
@@ -1000,6 +1046,26 @@ func TestFleet_WatchFaults(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A push may come early, at each renewal for one. It says nothing about the
+// holder, which is at work.
+func TestFleet_WatchThatClosesAtRenewals(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 4, false, bellwether.Options{LeaseTTL: time.Second})
+		f.origin.build = 20 * time.Second
+		early := func() (<-chan struct{}, error) {
+			c := make(chan struct{})
+			time.AfterFunc(time.Second/3, func() { close(c) })
+			return c, nil
+		}
+		f.each(func(p *process) { p.locker.watch.Store(&early) })
+		got := f.get(10, "k")
+		if got.values["v1"] != 40 || got.slowest > 21*time.Second {
+			t.Errorf("slowest %v: %v", got.slowest, got.count)
+		}
+		f.wantLoads(t, 1)
+	})
 }
 
 // Lockers that say less, or other things, than they should.
@@ -1562,6 +1628,32 @@ func TestFleet_HolderCloses(t *testing.T) {
 		time.AfterFunc(time.Second/2, func() { f.processes[0].Close() })
 		callAll(f.processes[1:], 10, "k").want(t, 30, "v2", nil, 3*time.Second/2)
 		f.wantLoads(t, 2)
+	})
+}
+
+// Processes that end one after another, as when a new version is rolled out,
+// are replaced by one each time.
+func TestFleet_HoldersCloseInTurn(t *testing.T) {
+	both(t, func(t *testing.T, polling bool) {
+		const n = 14
+		f := newFleet(t, n, polling, bellwether.Options{MaxWait: time.Minute})
+		f.origin.build = 4 * time.Second
+		var wg sync.WaitGroup
+		for i, p := range f.processes {
+			wg.Go(func() {
+				if v, err := p.Get(context.Background(), "k"); err != nil && !errors.Is(err, bellwether.ErrClosed) {
+					t.Errorf("process %d: %q, %v", i, v, err)
+				}
+			})
+		}
+		for _, p := range f.processes[:n-4] {
+			time.Sleep(time.Second)
+			p.Close()
+		}
+		wg.Wait()
+		if _, most := f.origin.count(); most > 1 {
+			t.Errorf("%d loads at one time", most)
+		}
 	})
 }
 

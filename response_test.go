@@ -1,0 +1,68 @@
+package bellwether
+
+import (
+	"bytes"
+	"errors"
+	"net/http"
+	"reflect"
+	"testing"
+	"time"
+
+	"github.com/bellwether-go/bellwether/internal/httpcache"
+)
+
+func sampleResponses() []*response {
+	return []*response{
+		{status: 200, header: http.Header{}, body: []byte{}},
+		{
+			status: 404, body: []byte("gone\x00\xff"),
+			header:    http.Header{"Etag": {`"e"`}, "Link": {"<a>", "<b>"}, "X-Bytes": {"\xff\xfe"}, "Empty": {}},
+			freshness: httpcache.Freshness{Lifetime: time.Minute, NoStale: true, NoCache: true},
+		},
+		{kind: varying, header: http.Header{}, names: []string{"accept", "cookie"}, mark: "m", body: []byte{}},
+		{kind: uncacheable, header: http.Header{}, reason: "private", body: []byte{}},
+	}
+}
+
+func TestResponse_RoundTrip(t *testing.T) {
+	for _, r := range sampleResponses() {
+		data, err := marshalResponse(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := unmarshalResponse(data)
+		if err != nil || !reflect.DeepEqual(got, r) {
+			t.Errorf("got %+v, %v; want %+v", got, err, r)
+		}
+		// The body is all that is left: cut before it, nothing decodes.
+		for n := range len(data) - len(r.body) {
+			if got, err := unmarshalResponse(data[:n]); !errors.Is(err, errResponse) {
+				t.Errorf("%d of %d bytes decode as %+v, %v", n, len(data), got, err)
+			}
+		}
+	}
+}
+
+// FuzzResponse decodes arbitrary bytes: nothing panics, nothing allocates more
+// than there is, and what decodes survives another round.
+func FuzzResponse(f *testing.F) {
+	for _, r := range sampleResponses() {
+		data, _ := marshalResponse(r)
+		f.Add(data)
+	}
+	f.Add(bytes.Repeat([]byte{0xff}, 32))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		r, err := unmarshalResponse(data)
+		if err != nil {
+			if !errors.Is(err, errResponse) {
+				t.Fatalf("err = %v, want errResponse", err)
+			}
+			return
+		}
+		again, _ := marshalResponse(r)
+		got, err := unmarshalResponse(again)
+		if err != nil || !reflect.DeepEqual(got, r) {
+			t.Fatalf("decoded %+v, which decodes again as %+v, %v", r, got, err)
+		}
+	})
+}
