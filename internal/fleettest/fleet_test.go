@@ -200,7 +200,7 @@ type worker struct {
 	in    *json.Encoder
 	stdin io.Closer
 	out   *json.Decoder
-	dead  bool
+	dead  atomic.Bool
 }
 
 func (w *worker) do(o order) report {
@@ -211,7 +211,7 @@ func (w *worker) do(o order) report {
 		return report{}
 	}
 	var r report
-	if err := w.out.Decode(&r); err != nil && !w.dead {
+	if err := w.out.Decode(&r); err != nil && !w.dead.Load() {
 		w.t.Errorf("report on %s: %v", o.Do, err)
 	}
 	return r
@@ -220,7 +220,7 @@ func (w *worker) do(o order) report {
 func (w *worker) signal(sig syscall.Signal) { syscall.Kill(w.cmd.Process.Pid, sig) }
 
 func (w *worker) kill() {
-	w.dead = true
+	w.dead.Store(true)
 	w.signal(syscall.SIGKILL)
 }
 
@@ -316,7 +316,7 @@ func newFleet(t *testing.T, engine string, n int, o fleetOptions) *fleet {
 		}
 		f.workers = append(f.workers, w)
 		t.Cleanup(func() {
-			w.dead = true
+			w.dead.Store(true)
 			stdin.Close() // the worker ends with its input
 			w.signal(syscall.SIGCONT)
 			if !waitFor(10*time.Second, func() bool { return w.cmd.ProcessState != nil || exited(w.cmd) }) {
@@ -353,7 +353,7 @@ func (f *fleet) all(o order) report {
 	sum := report{Values: map[string]int{}}
 	var wg sync.WaitGroup
 	for _, w := range f.workers {
-		if w.dead {
+		if w.dead.Load() {
 			continue
 		}
 		wg.Go(func() {
