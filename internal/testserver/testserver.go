@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -134,12 +135,31 @@ func (s *Server) Restart() {
 }
 
 // Signal sends sig to the engine: SIGSTOP makes it a black hole that accepts
-// connections, SIGCONT ends that.
+// connections, SIGCONT ends that. It returns when the engine has stopped.
 func (s *Server) Signal(sig syscall.Signal) {
 	s.tb.Helper()
 	if err := syscall.Kill(s.pid, sig); err != nil {
 		s.tb.Fatalf("signal %v to %s: %v", sig, s.Addr, err)
 	}
+	for range 500 {
+		if sig != syscall.SIGSTOP || s.stopped() {
+			return
+		}
+		time.Sleep(2 * time.Millisecond) // a real process is stopping
+	}
+	s.tb.Fatalf("%s does not stop", s.Addr)
+}
+
+// stopped reports whether all the engine's threads have stopped: each one does
+// so when it next runs, and until then may answer a request.
+func (s *Server) stopped() bool {
+	stats, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", s.pid))
+	for _, stat := range stats {
+		if b, err := os.ReadFile(stat); err == nil && !strings.Contains(string(b), ") T ") {
+			return false
+		}
+	}
+	return true
 }
 
 // await returns when the server answers a connection.
