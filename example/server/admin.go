@@ -1,12 +1,11 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
-	"net/netip"
 	"net/url"
 	"os"
 	"time"
@@ -76,7 +75,7 @@ type failure struct {
 
 // invalidate drops pages: POST /invalidate?url=http://host/path, several times
 // url= for several pages. A url that is only a path is of the host that host=
-// names, or of this server's own address.
+// names, or of the site that is asked for by address.
 func (s *server) invalidate(w http.ResponseWriter, r *http.Request) {
 	urls, err := s.pages(r.URL.RawQuery)
 	if err != nil {
@@ -119,12 +118,7 @@ func (s *server) pages(query string) ([]string, error) {
 			return nil, fmt.Errorf("url is not one: %w", err)
 		}
 		if u.Scheme == "" && u.Host == "" && len(page) > 0 && page[0] == '/' {
-			host := q.Get("host")
-			if host == "" {
-				if host, err = s.ownHost(); err != nil {
-					return nil, err
-				}
-			}
+			host := cmp.Or(q.Get("host"), noName)
 			u, err = url.Parse("http://" + host + page)
 			if err != nil || u.Host != host {
 				return nil, fmt.Errorf("host %q: want a name or an address, with or without a port", host)
@@ -133,22 +127,10 @@ func (s *server) pages(query string) ([]string, error) {
 		if u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.User != nil || u.Fragment != "" {
 			return nil, fmt.Errorf("url %q: want http://host/path?query, or /path?query, without a user or a fragment", page)
 		}
+		u.Host = siteHost(u.Host)
 		urls = append(urls, u.String())
 	}
 	return urls, nil
-}
-
-// ownHost is the Host that a client sends who asks for this server by the
-// address that it listens on.
-func (s *server) ownHost() (string, error) {
-	host, _, err := net.SplitHostPort(s.addr.String())
-	if err != nil {
-		return "", err
-	}
-	if addr, err := netip.ParseAddr(host); err == nil && addr.IsUnspecified() {
-		return "", errors.New("a url without a host, and the server listens on all addresses: add &host=, or write http://host/path")
-	}
-	return s.addr.String(), nil
 }
 
 func replyJSON(w http.ResponseWriter, status int, body any) {

@@ -44,7 +44,7 @@ func (c *config) flags() *flag.FlagSet {
 		"Listen for requests on `host:port`. Port 0 means any free one; the log tells which.")
 	define(fs, &c.upstream, "upstream", "", httpURL,
 		"Proxy to `URL`, with the Host of URL; X-Forwarded-Host has the client's. Empty: serve the demo pages. "+
-			"The client's Host is part of a page's key, so the processes of a fleet share what they are asked for by one name.")
+			"The name in a request's Host is part of a page's key; addresses count as one name, so the processes of a fleet share whichever of them is asked.")
 	define(fs, &c.store, "store", "memory", oneOf("memory", "memcached", "redis"),
 		"Keep responses in `engine`: memory (this process's own), memcached or redis (shared by the fleet).")
 	define(fs, &c.locker, "locker", "", oneOf(append([]string{"local", "memcached", "redis"}, unbuilt...)...),

@@ -31,7 +31,7 @@ A herd: seq 200 | xargs -P 200 -I{} curl -s 'http://%s/slow?delay=2s' | sort | u
 func demo(r chi.Router) {
 	r.Get("/", func(w http.ResponseWriter, r *http.Request) {
 		text(w, "max-age=60")
-		fmt.Fprintf(w, index, r.Host)
+		fmt.Fprintf(w, index, r.Context().Value(http.LocalAddrContextKey))
 	})
 	r.Get("/slow", new(page).slow)
 	r.Get("/fast", new(page).fast)

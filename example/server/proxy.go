@@ -15,7 +15,8 @@ import (
 // newProxy returns a handler that asks the upstream.
 //
 // The upstream gets its own Host, because many sites have an upstream that knows
-// itself by one name only; X-Forwarded-Host, -Proto and -For tell of the client.
+// itself by one name only; X-Forwarded-Host (if the client asked for a name),
+// -Proto and -For tell of the client.
 // Those that the client sent itself are dropped: they are not part of the
 // cache's key, and would let one client choose what all get. X-Forwarded-For
 // names the client whose request began the rebuild, so an upstream must not
@@ -44,6 +45,9 @@ func newProxy(upstream *url.URL, quiet *repeats) (*httputil.ReverseProxy, *http.
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.SetURL(upstream)
 			r.SetXForwarded()
+			if r.In.Host == noName { // it was asked for by address
+				r.Out.Header.Del("X-Forwarded-Host")
+			}
 		},
 		FlushInterval: -1, // every write at once: streams are read while they grow
 		ErrorLog:      quiet.logger("upstream body"),

@@ -7,7 +7,9 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -175,8 +177,40 @@ func (s *server) site(quiet *repeats) site {
 // router puts the cache before the site.
 func (s *server) router(site site) http.Handler {
 	r := chi.NewRouter()
+	r.Use(nameHost)
 	r.Use(s.cache.Handler)
 	r.Use(middleware.GetHead) // behind the cache: for a HEAD that goes past it
 	site.routes(r)
 	return r
+}
+
+// noName is the Host of requests that are made to an address and not to a name.
+const noName = "localhost"
+
+// siteHost returns the name by which a site is cached that is asked for by
+// host. An address is no name: it says which process was asked, and all
+// processes of a fleet serve one site. So whichever address a client knows, it
+// shares what others were given.
+func siteHost(host string) string {
+	name, _, err := net.SplitHostPort(host)
+	if err != nil {
+		name = strings.Trim(host, "[]")
+	}
+	if _, err := netip.ParseAddr(name); err == nil || strings.EqualFold(name, noName) {
+		return noName
+	}
+	return host
+}
+
+// nameHost is the middleware before the cache that gives each request its
+// siteHost, which is then all that the cache and the site know.
+func nameHost(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if name := siteHost(r.Host); name != r.Host {
+			named := *r
+			named.Host = name
+			r = &named
+		}
+		next.ServeHTTP(w, r)
+	})
 }
