@@ -216,9 +216,9 @@ type source struct {
 	fail    func(n int) error // nil for a load that succeeds
 	deaf    bool              // loads do not heed their context
 	loads   int
-	running map[string]int // by key, the cancelled ones not counted
-	most    int            // loads of one key at a time
-	all     int            // running, the cancelled ones counted
+	running map[string]map[int]context.Context // by key and load
+	most    int                                // loads of one key at a time, the cancelled ones not counted
+	all     int                                // running, the cancelled ones counted
 	mostAll int
 }
 
@@ -227,24 +227,26 @@ func (o *source) load(ctx context.Context, key string) (string, error) {
 	o.loads++
 	n := o.loads
 	if o.running == nil {
-		o.running = map[string]int{}
+		o.running = map[string]map[int]context.Context{}
 	}
-	o.running[key]++
+	if o.running[key] == nil {
+		o.running[key] = map[int]context.Context{}
+	}
+	o.running[key][n] = ctx
+	live := 0
+	for _, other := range o.running[key] {
+		if other.Err() == nil { // else it is nobody's any more
+			live++
+		}
+	}
 	o.all++
-	o.most, o.mostAll = max(o.most, o.running[key]), max(o.mostAll, o.all)
+	o.most, o.mostAll = max(o.most, live), max(o.mostAll, o.all)
 	build, fail, deaf := o.build, o.fail, o.deaf
 	o.mu.Unlock()
-	leave := sync.OnceFunc(func() {
-		o.mu.Lock()
-		defer o.mu.Unlock()
-		o.running[key]--
-	})
-	// A load whose context has ended is nobody's any more.
-	defer context.AfterFunc(ctx, leave)()
 	defer func() {
-		leave()
 		o.mu.Lock()
 		defer o.mu.Unlock()
+		delete(o.running[key], n)
 		o.all--
 	}()
 	if n > spinning {

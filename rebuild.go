@@ -26,6 +26,8 @@ type run[V any] struct {
 	// slot is set while the flight has one of the MaxRebuilds. A load that
 	// begins takes it over.
 	slot bool
+	// lease is the flight's own while it rebuilds with one.
+	lease Lease
 
 	waits     bool    // the flight has found another holder
 	waiting   instant // when it first did
@@ -327,11 +329,11 @@ func (r *run[V]) watch(ctx, watching context.Context, endWatch func(), held *Hel
 // to the load: that may outlast the flight.
 func (r *run[V]) lead(ctx context.Context, lease Lease) bool {
 	e := r.engine
+	r.lease = lease
 	defer func() {
-		// After everything else: the callers here have their value by then, and
-		// the other processes, woken by this, find it in the store.
-		if lease != nil {
-			r.release(ctx, lease)
+		if r.lease != nil {
+			r.release(ctx, r.lease)
+			r.lease = nil
 		}
 	}()
 
@@ -342,12 +344,10 @@ func (r *run[V]) lead(ctx context.Context, lease Lease) bool {
 	if ctx.Err() != nil {
 		return false
 	}
-	if lease != nil && epoch == 0 {
+	if epoch == 0 {
 		// Nobody will find this load's value in the store. Who waited for it
 		// would wait in vain, and the next after that one.
-		unused := lease
-		lease = nil
-		e.running.Go(func() { r.release(ctx, unused) })
+		r.releaseBehind(ctx)
 	}
 
 	limited, cancel := context.WithTimeoutCause(ctx, e.RebuildTimeout, ErrRebuildTimeout)
@@ -358,7 +358,7 @@ func (r *run[V]) lead(ctx context.Context, lease Lease) bool {
 		return false // invalidated since it was claimed
 	}
 	var lost chan struct{}
-	if lease != nil {
+	if r.lease != nil {
 		lost = make(chan struct{})
 		e.running.Go(func() { r.keep(loading, lease, lost) })
 	}
@@ -518,6 +518,14 @@ func (r *run[V]) confirm(ctx context.Context) {
 	}
 }
 
+// releaseBehind gives the lease back, if there is one, and does not wait for it.
+func (r *run[V]) releaseBehind(ctx context.Context) {
+	if lease := r.lease; lease != nil {
+		r.lease = nil
+		r.engine.running.Go(func() { r.release(ctx, lease) })
+	}
+}
+
 // release gives the lease back, also when the flight's own context has ended.
 func (r *run[V]) release(ctx context.Context, lease Lease) {
 	e := r.engine
@@ -546,6 +554,9 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 		return r.finishFailed(ctx, now, l.err, epoch)
 	}
 	if r.commit(ctx, it) {
+		// The other processes are woken first, and on their way to the store
+		// while the callers here wake up.
+		r.releaseBehind(ctx)
 		return r.settle(it)
 	}
 	if r.streaming() {

@@ -145,9 +145,20 @@ func obey(cache *bellwether.Cache[string], do order) report {
 	var wg sync.WaitGroup
 	switch do.Do {
 	case "herd":
+		// Each caller writes to a place of its own: a lock here would be part
+		// of what is measured.
+		values, took := make([]string, do.Callers), make([]time.Duration, do.Callers)
 		gate := make(chan struct{})
-		for range do.Callers {
-			wg.Go(func() { <-gate; get(do.Key) })
+		for i := range do.Callers {
+			wg.Go(func() {
+				<-gate
+				start := time.Now()
+				v, err := cache.Get(ctx, do.Key)
+				took[i] = time.Since(start)
+				if values[i] = v; err != nil {
+					values[i] = "error: " + err.Error()
+				}
+			})
 		}
 		time.Sleep(time.Until(do.At))
 		close(gate)
@@ -157,6 +168,11 @@ func obey(cache *bellwether.Cache[string], do order) report {
 				r.Err = err.Error()
 			}
 		}
+		wg.Wait()
+		for _, v := range values {
+			r.Values[v]++
+		}
+		r.Took = took
 	case "drive": // callers that come one after another, each on a few keys
 		end := time.Now().Add(do.For)
 		for range do.Callers {
@@ -168,18 +184,15 @@ func obey(cache *bellwether.Cache[string], do order) report {
 			})
 		}
 	case "fanout": // what handing one value to this many goroutines costs
+		took := make([]time.Duration, do.Callers)
 		gate := make(chan struct{})
-		for range do.Callers {
-			wg.Go(func() {
-				<-gate
-				took := time.Since(do.At)
-				mu.Lock()
-				defer mu.Unlock()
-				r.Took = append(r.Took, took)
-			})
+		for i := range do.Callers {
+			wg.Go(func() { <-gate; took[i] = time.Since(do.At) })
 		}
 		time.Sleep(time.Until(do.At))
 		close(gate)
+		wg.Wait()
+		r.Took = took
 	case "get":
 		get(do.Key)
 	case "invalidate":
