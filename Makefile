@@ -24,7 +24,7 @@ REPORT := $(CURDIR)/bin/report
 # which would be what they measure, leaves out.
 CLAIMS = grep -rl --include='*_test.go' '^//go:build !race' .
 
-.PHONY: help test deps build lint race claims fuzz bench cover tidy clean
+.PHONY: help test deps build lint race claims latency fuzz bench cover tidy clean
 
 help: ## List the targets.
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
@@ -72,6 +72,9 @@ claims: build ## Run the tests of claims about time and allocations, without the
 		go test -json -count=1 -timeout 5m -p 1 -run "^($$tests)\$$" $$(dirname $$files | sort -u) 2>&1 \
 			| tee $(OUT)/claims-$${m//[.\/]/-}.json | $(REPORT) || status=1; \
 	done; exit $$status
+
+latency: ## Hold the herd's p99, on a machine that does nothing else.
+	@go test -count=1 -v -tags latency -run '^TestLatency' ./internal/fleettest
 
 fuzz: build ## Run every fuzz target for a while (FUZZTIME, FUZZTIME_OTHERS).
 	@.ci/fuzz 2>&1 | tee $(OUT)/fuzz.json | $(REPORT)

@@ -738,13 +738,13 @@ func TestInvalidate_WhileAStaleReplyIsUnderWay(t *testing.T) {
 // before.
 func TestFleet_InvalidatedDuringEachLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 2, false, bellwether.Options{MaxWait: time.Minute, NearTTL: time.Second})
+		f := newFleet(t, 2, false, bellwether.Options{MaxWait: 2 * time.Minute, NearTTL: time.Second})
 		f.origin.build = 5 * time.Second
 		a, b := f.processes[0], f.processes[1]
 		go b.Get(t.Context(), "k")
 		synctest.Wait()
 		began := time.Now()
-		for round := range 4 { // loads begin at 0, 5, 10 and 15 s
+		for round := range 12 { // loads begin every 5 s
 			time.Sleep(time.Duration(5*round+1)*time.Second - time.Since(began))
 			a.Invalidate(t.Context(), "k")
 			stale, _ := f.origin.count()

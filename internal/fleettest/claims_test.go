@@ -14,16 +14,18 @@ import (
 // which would be what is measured.
 
 // TestClaim_RedisHerd is the herd of 8 clients with connections of their own
-// and 250 callers each, on one cold key whose load takes 310 ms: one load, a
-// bounded number of Redis commands (those inside scripts included), and a p99
-// within 5 ms of the load beyond what handing one value to that many goroutines
-// costs in the same run.
-func TestClaim_RedisHerd(t *testing.T) {
+// and 250 callers each, on one cold key whose load takes 310 ms: one load, and
+// a bounded number of Redis commands, those inside scripts included. Its p99 is
+// printed here, and held by `make latency`.
+func TestClaim_RedisHerd(t *testing.T) { redisHerd(t) }
+
+// redisHerd returns by how many milliseconds the herd's p99 is beyond its load
+// and what handing one value to as many goroutines costs in the same run.
+func redisHerd(t *testing.T) float64 {
 	const (
 		clients, callers = 8, 250
 		load             = 310 * time.Millisecond
 		maxCommands      = 56
-		maxBeyond        = 5 * time.Millisecond
 	)
 	f := newFleet(t, "redis", clients, fleetOptions{})
 	f.origin.delay.Store(int64(load))
@@ -32,7 +34,7 @@ func TestClaim_RedisHerd(t *testing.T) {
 	for round := range 7 {
 		// The floor: the same processes hand one value to the same number of
 		// goroutines at one time, with no engine in between.
-		fan := f.all(order{Do: "fanout", Callers: callers, At: time.Now().Add(200 * time.Millisecond)})
+		fan := f.all(order{Do: "fanout", Callers: callers, For: load, At: time.Now().Add(200 * time.Millisecond)})
 
 		before := commands(t, f.server.Addr)
 		key := fmt.Sprint("herd", round)
@@ -52,7 +54,7 @@ func TestClaim_RedisHerd(t *testing.T) {
 			}
 		}
 		most = max(most, total)
-		p99, floor := percentile(r.Took, .99), percentile(fan.Took, .99)
+		p99, floor := percentile(r.Took, .99), percentile(fan.Took, .99)-load
 		beyond = append(beyond, float64(p99-r.Load-floor)/1e6)
 		t.Logf("load %v, p50 %v, p99 %v, fan-out alone p99 %v; %d commands:%s", r.Load, percentile(r.Took, .5), p99, floor, total, detail)
 	}
@@ -61,12 +63,10 @@ func TestClaim_RedisHerd(t *testing.T) {
 	if most > maxCommands {
 		t.Errorf("%d Redis commands, want at most %d", most, maxCommands)
 	}
-	if got > float64(maxBeyond)/1e6 {
-		t.Errorf("p99 is %.2f ms beyond load and fan-out, want at most %v", got, maxBeyond)
-	}
 	t.Log("\nrivals, same herd, another run and machine (PEERS, measured before this project began):\n" +
 		"go-redis/cache    8 loads  p99 315-319 ms     24 commands\n" +
 		"jetcache-go       8 loads  p99 314-317 ms     24 commands\n" +
 		"rockscache        1 load   p99 408-410 ms    124 commands\n" +
 		"rueidisaside      1 load   p99 334-355 ms  3,957-4,187 commands")
+	return got
 }

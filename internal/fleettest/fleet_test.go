@@ -50,7 +50,7 @@ type order struct {
 	Do      string // herd, get, invalidate, drive, fanout, stats
 	Key     string
 	Callers int
-	For     time.Duration // of drive: how long
+	For     time.Duration // of drive: how long; of fanout: what the load takes
 	At      time.Time     // of herd and fanout: when to begin; processes of one machine share a clock
 	Spoil   time.Duration // of herd: how long after At this process invalidates the key, if not 0
 }
@@ -183,11 +183,20 @@ func obey(cache *bellwether.Cache[string], do order) report {
 				}
 			})
 		}
-	case "fanout": // what handing one value to this many goroutines costs
+	case "fanout":
+		// The same herd in memory alone: the first caller begins a load of
+		// do.For, and all are handed its one value by a channel.
 		took := make([]time.Duration, do.Callers)
-		gate := make(chan struct{})
+		gate, done := make(chan struct{}), make(chan struct{})
+		load := sync.OnceFunc(func() { time.AfterFunc(do.For, func() { close(done) }) })
 		for i := range do.Callers {
-			wg.Go(func() { <-gate; took[i] = time.Since(do.At) })
+			wg.Go(func() {
+				<-gate
+				start := time.Now()
+				load()
+				<-done
+				took[i] = time.Since(start)
+			})
 		}
 		time.Sleep(time.Until(do.At))
 		close(gate)
