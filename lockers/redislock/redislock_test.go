@@ -1,14 +1,11 @@
 package redislock_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"maps"
-	"net"
 	"strings"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -543,13 +540,13 @@ func TestDeadServer(t *testing.T) {
 
 func TestTryAcquire_LostReply(t *testing.T) {
 	server := testserver.Redis(t)
-	proxy := newProxy(t, server.Addr)
-	a, b, key := newLocker(t, proxy.addr), newLocker(t, server.Addr), newKey()
+	proxy := testserver.NewProxy(t, server.Addr)
+	a, b, key := newLocker(t, proxy.Addr), newLocker(t, server.Addr), newKey()
 	acquire(t, a, newKey(), time.Minute) // its connections stand
 
-	proxy.swallowReplyTo(key)
+	proxy.SwallowReplyTo(key)
 	lease := acquire(t, a, key, time.Minute)
-	if proxy.armed() {
+	if proxy.Armed() {
 		t.Fatal("no reply was swallowed: the test tests nothing")
 	}
 	mustBeHeld(t, b, key)
@@ -558,74 +555,5 @@ func TestTryAcquire_LostReply(t *testing.T) {
 	}
 	if err := lease.Release(t.Context()); err != nil {
 		t.Fatal(err)
-	}
-}
-
-// A proxy stands before a server and can lose a reply, with its connection.
-type proxy struct {
-	addr    string
-	swallow atomic.Pointer[[]byte] // what the request whose reply is lost contains
-}
-
-func newProxy(t *testing.T, server string) *proxy {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { l.Close() })
-	p := &proxy{addr: l.Addr().String()}
-	go func() {
-		for {
-			client, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go p.serve(client, server)
-		}
-	}()
-	return p
-}
-
-func (p *proxy) swallowReplyTo(request string) {
-	b := []byte(request)
-	p.swallow.Store(&b)
-}
-
-func (p *proxy) armed() bool { return p.swallow.Load() != nil }
-
-func (p *proxy) serve(client net.Conn, server string) {
-	defer client.Close()
-	engine, err := net.Dial("tcp", server)
-	if err != nil {
-		return
-	}
-	defer engine.Close()
-	var lose atomic.Bool
-	go func() {
-		defer engine.Close() // ends the loop below
-		buf := make([]byte, 64<<10)
-		for {
-			n, err := client.Read(buf)
-			if err != nil {
-				return
-			}
-			if want := p.swallow.Load(); want != nil && bytes.Contains(buf[:n], *want) && p.swallow.CompareAndSwap(want, nil) {
-				lose.Store(true)
-			}
-			if _, err := engine.Write(buf[:n]); err != nil {
-				return
-			}
-		}
-	}()
-	buf := make([]byte, 64<<10)
-	for {
-		n, err := engine.Read(buf)
-		if err != nil || lose.Load() {
-			return
-		}
-		if _, err := client.Write(buf[:n]); err != nil {
-			return
-		}
 	}
 }
