@@ -37,11 +37,12 @@ type engine[V any] struct {
 	count     counters
 	running   sync.WaitGroup // flights and what they leave behind
 
-	mu      sync.Mutex // guards what follows, and the fields of flights that say so
-	flights map[string]*flight[V]
-	aloft   map[*flight[V]]struct{} // these, and those that nobody may join any more
-	closed  bool
-	epoch   uint64 // the last epoch given out, where there is no store to give them
+	mu            sync.Mutex // guards what follows, and the fields of flights that say so
+	flights       map[string]*flight[V]
+	aloft         map[*flight[V]]struct{} // these, and those that nobody may join any more
+	closed        bool
+	epoch         uint64 // the last epoch given out, where there is no store to give them
+	invalidations uint64 // of any key
 }
 
 // A binder gives the loader of a flight that begins now. It is called while the
@@ -316,11 +317,16 @@ func (f *flight[V]) fallDue() {
 }
 
 // offerStale shows callers a value that they may take when their patience
-// ends, or nil for none.
-func (f *flight[V]) offerStale(it *item[V]) {
+// ends, or nil for none. It reports whether it did: not if the key was
+// invalidated since the flight last looked.
+func (f *flight[V]) offerStale(it *item[V]) bool {
 	f.engine.mu.Lock()
 	defer f.engine.mu.Unlock()
+	if f.disowned {
+		return false
+	}
 	f.change(func(s *flightState[V]) { s.offered = it })
+	return true
 }
 
 // publish answers the flight's callers with a value that the load whose context
@@ -430,6 +436,7 @@ func (e *engine[V]) invalidate(ctx context.Context, key string) error {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	e.invalidations++
 	e.near.delete(key)
 	if f := e.flights[key]; f != nil {
 		f.disowned = true

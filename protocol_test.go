@@ -1187,7 +1187,7 @@ func TestFleet_StoreForgetsClaims(t *testing.T) {
 }
 
 // A value that the store does not take cannot be waited for: the processes take
-// turns, up to a bound (maxFruitless), each at most once.
+// turns, each at most once.
 func TestFleet_ValuesTheStoreDoesNotTake(t *testing.T) {
 	for name, err := range map[string]error{"too large": bellwether.ErrTooLarge, "commit refused": errRefused} {
 		t.Run(name, func(t *testing.T) {

@@ -29,13 +29,12 @@ type run[V any] struct {
 	// lease is the flight's own while it rebuilds with one.
 	lease Lease
 
-	waits     bool    // the flight has found another holder
-	waiting   instant // when it first did
-	elected   instant // when it last stood for election
-	known     uint64  // the epoch of the store's entry when the flight began to wait
-	fruitless int     // how often a holder's end was announced and there was no value
-	losses    int     // how often the flight's own lease was lost
-	refused   int     // how often the store has refused its commit
+	waits   bool    // the flight has found another holder
+	waiting instant // when it first did
+	elected instant // when it last stood for election
+	known   uint64  // the epoch of the store's entry when the flight began to wait
+	losses  int     // how often the flight's own lease was lost
+	refused int     // how often the store has refused its commit
 }
 
 const (
@@ -43,15 +42,10 @@ const (
 	// election while the holder's announced time lasts: a holder may have
 	// given up without a word.
 	electPause = 500 * time.Millisecond
-	// maxFruitless is after how many announcements without a value a flight
-	// goes on without a lease. Where holders leave no value, because it cannot
-	// be stored or gets lost, taking turns would let the last of N processes
-	// wait for N loads. It is not less because a holder that is closed, or whose
-	// key is invalidated, leaves no value either.
-	maxFruitless = 8
 	// maxRefused is after how many refused commits a flight's value goes to
-	// its callers, and to nobody else. A store that refuses everything is none;
-	// and a key that is invalidated again during each load would never answer.
+	// those callers who asked before its load began, and to nobody else. A store
+	// that refuses everything is none; and a key that is invalidated again during
+	// each load would never answer.
 	maxRefused = 5
 )
 
@@ -82,6 +76,16 @@ func (r *run[V]) rebuild(ctx context.Context) error {
 	e := r.engine
 	began := e.clock.now()
 	for {
+		if r.refused > 0 {
+			// What fences commits off may not be over; and callers gather
+			// meanwhile, who are answered by a load that begins after them.
+			pause := time.NewTimer(minPoll << r.refused)
+			select {
+			case <-pause.C:
+			case <-ctx.Done():
+				pause.Stop()
+			}
+		}
 		r.lookAgain()
 		if r.look(ctx) {
 			return nil
@@ -193,7 +197,9 @@ func (r *run[V]) consider(it *item[V], fromStore bool) bool {
 		}
 		r.present = nil // invalidated since it was read
 	case serveStale:
-		r.offerStale(it)
+		if !r.offerStale(it) {
+			r.present = nil // likewise
+		}
 	}
 	return false
 }
@@ -202,7 +208,7 @@ func (r *run[V]) consider(it *item[V], fromStore bool) bool {
 // nobody to elect: no locker, or none that answers.
 func (r *run[V]) elect(ctx context.Context) (Lease, *HeldError) {
 	e := r.engine
-	if e.Locker == nil || r.storeDown || r.fruitless >= maxFruitless {
+	if e.Locker == nil || r.storeDown {
 		return nil, nil
 	}
 	r.elected = e.clock.now()
@@ -278,11 +284,6 @@ func (r *run[V]) await(ctx context.Context, held *HeldError) bool {
 				deadline.Reset(early)
 				continue
 			}
-			r.lookAgain()
-			if r.look(ctx) {
-				return true
-			}
-			r.fruitless++
 			return false
 		case <-deadline.C:
 			poll.Stop()
@@ -445,12 +446,23 @@ func (r *run[V]) takeEpoch(ctx context.Context) (entry Entry, epoch uint64) {
 
 // put keeps a value that was made by the rebuild of another key.
 func (e *engine[V]) put(ctx context.Context, key string, v V, f Freshness) {
+	e.mu.Lock()
+	before := e.invalidations
+	e.mu.Unlock()
 	r := &run[V]{flight: &flight[V]{key: key, engine: e}, outage: outage{e.EngineTimeout}}
 	_, epoch := r.takeEpoch(ctx)
 	now := e.clock.now()
 	it := &item[V]{kind: KindValue, value: v, epoch: epoch, trusted: e.trustedUntil(now)}
 	it.lifetime = newLifetime(now, f)
-	if r.commit(ctx, it) {
+	if !r.commit(ctx, it) {
+		return
+	}
+	e.near.weigh(key, it) // before the lock: it runs user code
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	// There is no flight here that an invalidation could disown. After one, of
+	// whatever key, the store alone has the value.
+	if e.invalidations == before {
 		e.near.put(key, it)
 	}
 }
@@ -566,7 +578,10 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 	if r.refused++; r.refused < maxRefused {
 		return false
 	}
+	// It is for those who asked before its load began: whatever has fenced it
+	// off came after them.
 	it.lifetime = newLifetime(now, Freshness{})
+	it.trusted = r.engine.clock.instant(l.began)
 	return r.settle(it)
 }
 
