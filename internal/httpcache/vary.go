@@ -100,7 +100,7 @@ func normalised(name string, lines []string) []string {
 	switch name {
 	case "accept-encoding", "accept-language":
 		for i, v := range values {
-			v = strings.ToLower(v)
+			v = lowerASCII(v)
 			v = strings.ReplaceAll(v, " ", "")
 			values[i] = strings.ReplaceAll(v, "\t", "")
 		}
@@ -146,4 +146,16 @@ func appendMembers(members []string, line string) []string {
 		}
 	}
 	return members
+}
+
+// lowerASCII is strings.ToLower for the letters that codings are made of. Other
+// bytes stay as they are: strings.ToLower makes all that are not UTF-8 one.
+func lowerASCII(s string) string {
+	b := []byte(s)
+	for i, c := range b {
+		if 'A' <= c && c <= 'Z' {
+			b[i] = c + 'a' - 'A'
+		}
+	}
+	return string(b)
 }

@@ -117,7 +117,7 @@ func FuzzVary(f *testing.F) {
 
 // used returns the set of characters in s that separate nothing.
 func used(s string) (set [256]bool) {
-	for _, c := range []byte(strings.ToLower(s)) {
+	for _, c := range []byte(lowerASCII(s)) {
 		set[c] = c != ' ' && c != '\t' && c != ','
 	}
 	return set
