@@ -33,6 +33,7 @@ type engine[V any] struct {
 	unmarshal func([]byte) (V, error)
 	store     *breaker            // before Store
 	locker    *breaker            // before Locker
+	push      *breaker            // before Locker's Watch: a push that is down is not a locker that is
 	slots     *semaphore.Weighted // MaxRebuilds
 	count     counters
 	running   sync.WaitGroup // flights and what they leave behind
@@ -120,6 +121,7 @@ func newEngine[V any](s settings, size func(string, V) int, marshal func(V) ([]b
 		unmarshal: unmarshal,
 		store:     newBreaker(),
 		locker:    newBreaker(),
+		push:      newBreaker(),
 		slots:     semaphore.NewWeighted(int64(s.MaxRebuilds)),
 		flights:   make(map[string]*flight[V]),
 		aloft:     make(map[*flight[V]]struct{}),

@@ -713,24 +713,28 @@ func TestFleet_InvalidationWhileAReplyIsUnderWay(t *testing.T) {
 	})
 }
 
-// A stale entry is read, and invalidated in this process before the reply is
-// here: callers of afterwards are not offered it.
-func TestInvalidate_WhileAStaleReplyIsUnderWay(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 1, false, bellwether.Options{TTL: 10 * time.Second, StaleWhileRevalidate: time.Hour, NearTTL: time.Second})
-		p := f.processes[0]
-		p.Get(t.Context(), "k")
-		time.Sleep(20 * time.Second)
-		p.store.reply.Store(int64(400 * time.Millisecond))
-		go p.Get(t.Context(), "k")
-		time.Sleep(time.Millisecond)
-		if err := p.Invalidate(t.Context(), "k"); err != nil {
-			t.Fatal(err)
-		}
-		if v, err := p.Get(t.Context(), "k"); v == "v1" || err != nil {
-			t.Errorf("Get = %q, %v after the invalidation", v, err)
-		}
-	})
+// An entry is read, and invalidated in this process before the reply is here:
+// callers of afterwards get it neither as fresh nor as stale.
+func TestInvalidate_WhileAReplyIsUnderWay(t *testing.T) {
+	for name, age := range map[string]time.Duration{"fresh": 5 * time.Second, "stale": 20 * time.Second} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFleet(t, 1, false, bellwether.Options{TTL: 10 * time.Second, StaleWhileRevalidate: time.Hour, NearTTL: time.Second})
+				p := f.processes[0]
+				p.Get(t.Context(), "k")
+				time.Sleep(age)
+				p.store.reply.Store(int64(400 * time.Millisecond))
+				go p.Get(t.Context(), "k")
+				time.Sleep(time.Millisecond)
+				if err := p.Invalidate(t.Context(), "k"); err != nil {
+					t.Fatal(err)
+				}
+				if v, err := p.Get(t.Context(), "k"); v == "v1" || err != nil {
+					t.Errorf("Get = %q, %v after the invalidation", v, err)
+				}
+			})
+		})
+	}
 }
 
 // A key that is invalidated elsewhere during each of its loads: what those have
@@ -1214,7 +1218,11 @@ func TestFleet_ManyWatchesRefused(t *testing.T) {
 		const keys = 20
 		f := newFleet(t, 3, false, bellwether.Options{})
 		f.origin.build = 2 * time.Second
-		f.each(func(p *process) { p.locker.set(on(refuse, "watch")) })
+		late := func(context.Context, string) error {
+			time.Sleep(100 * time.Millisecond) // so that nothing else is answered in between
+			return errRefused
+		}
+		f.each(func(p *process) { p.locker.set(on(late, "watch")) })
 		for range 3 {
 			var wg sync.WaitGroup
 			for i := range keys {

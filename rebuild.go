@@ -312,7 +312,7 @@ func (r *run[V]) watch(ctx, watching context.Context, endWatch func(), held *Hel
 	if !ok {
 		return nil
 	}
-	wake, err := ask(ctx, e.locker, &outage{e.EngineTimeout}, func(ctx context.Context) (<-chan struct{}, error) {
+	wake, err := ask(ctx, e.push, &outage{e.EngineTimeout}, func(ctx context.Context) (<-chan struct{}, error) {
 		// The watch outlives this call, so it gets the longer context; but a
 		// call that hangs must end with the shorter one.
 		defer context.AfterFunc(ctx, endWatch)()
