@@ -1149,10 +1149,11 @@ func TestFleet_LeaseFaults(t *testing.T) {
 				if len(got.failed) > 0 {
 					t.Errorf("answers %v", got.count)
 				}
-				// Without renewals the lease runs out at 3 s and another
-				// rebuilds: its value, or the first, is everybody's soon after.
-				if got.slowest > 3*time.Second+build+2*time.Second {
-					t.Errorf("slowest %v: %v", got.slowest, got.count)
+				// Each process may lose a lease once, a third into it; without
+				// renewals the last one's runs out once. Then there is a load
+				// that is left alone.
+				if most := 3*(3*time.Second/3) + 3*time.Second + build + time.Second/2; got.slowest > most {
+					t.Errorf("slowest %v, want at most %v: %v", got.slowest, most, got.count)
 				}
 				if loads, _ := f.origin.count(); loads > 4 {
 					t.Errorf("%d loads", loads)
