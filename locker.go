@@ -54,6 +54,17 @@ type Lease interface {
 	Release(ctx context.Context) error
 }
 
+// A Tokener is a [Lease] that has a fencing token: a number that a resource can
+// compare, so that a holder which has lost its lease without knowing cannot
+// write there after its successor. What the tokens of an engine's leases
+// promise (that they rise, and across which losses) is said in docs/engines.md.
+// The engine does not need it: its resource is the [Store], which has epochs.
+type Tokener interface {
+	// Token returns the lease's fencing token. Of two leases on one key, the
+	// later has the greater token.
+	Token() uint64
+}
+
 // A HeldError is what TryAcquire saw: another's lease. errors.Is(err, ErrHeld)
 // is true for it.
 type HeldError struct {
