@@ -31,9 +31,10 @@ type engine[V any] struct {
 	near      *near[V]
 	marshal   func(V) ([]byte, error)
 	unmarshal func([]byte) (V, error)
-	store     *breaker            // before Store
-	locker    *breaker            // before Locker
-	push      *breaker            // before Locker's Watch: a push that is down is not a locker that is
+	store     *breaker // before Store
+	locker    *breaker // before Locker
+	push      *breaker // before Locker's Watch: a push that is down is not a locker that is
+	commits   commitRecord
 	slots     *semaphore.Weighted // MaxRebuilds
 	count     counters
 	running   sync.WaitGroup // flights and what they leave behind

@@ -115,6 +115,7 @@ func (w *wire) reset() {
 type wiredStore struct {
 	*wire
 	store  bellwether.Store
+	limit  func(bellwether.Entry) error            // refuses entries; set before use
 	tamper atomic.Pointer[func(*bellwether.Entry)] // changes what Get and Claim return
 	reply  atomic.Int64                            // nanoseconds that a reply of Get is under way
 }
@@ -146,6 +147,11 @@ func (s *wiredStore) Claim(ctx context.Context, key string) (bellwether.Entry, u
 func (s *wiredStore) Commit(ctx context.Context, key string, e bellwether.Entry) error {
 	if err := s.call(ctx, "commit"); err != nil {
 		return err
+	}
+	if s.limit != nil {
+		if err := s.limit(e); err != nil {
+			return err
+		}
 	}
 	return s.store.Commit(ctx, key, e)
 }
@@ -211,15 +217,17 @@ func (l *wiredLease) Release(ctx context.Context) error {
 
 // A source makes values v1, v2, ... in the order in which their loads begin.
 type source struct {
-	mu      sync.Mutex // guards all
-	build   time.Duration
-	fail    func(n int) error // nil for a load that succeeds
-	deaf    bool              // loads do not heed their context
-	loads   int
-	running map[string]map[int]context.Context // by key and load
-	most    int                                // loads of one key at a time, the cancelled ones not counted
-	all     int                                // running, the cancelled ones counted
-	mostAll int
+	mu    sync.Mutex // guards all
+	build time.Duration
+	fail  func(n int) error // nil for a load that succeeds
+	deaf  bool              // loads do not heed their context
+	// lifeless values are over when they are made. Set before use.
+	lifeless bool
+	loads    int
+	running  map[string]map[int]context.Context // by key and load
+	most     int                                // loads of one key at a time, the cancelled ones not counted
+	all      int                                // running, the cancelled ones counted
+	mostAll  int
 }
 
 func (o *source) load(ctx context.Context, key string) (string, error) {
@@ -267,6 +275,9 @@ func (o *source) load(ctx context.Context, key string) (string, error) {
 		if err := fail(n); err != nil {
 			return "", err
 		}
+	}
+	if o.lifeless {
+		bellwether.SetFreshness(ctx, bellwether.Freshness{})
 	}
 	return "v" + strconv.Itoa(n), nil
 }
@@ -1193,23 +1204,104 @@ func TestFleet_StoreForgetsClaims(t *testing.T) {
 
 // A value that the store does not take cannot be waited for: the processes take
 // turns, each at most once.
+// A value that the store does not take is made by each process, not by one
+// after another.
 func TestFleet_ValuesTheStoreDoesNotTake(t *testing.T) {
-	for name, err := range map[string]error{"too large": bellwether.ErrTooLarge, "commit refused": errRefused} {
-		t.Run(name, func(t *testing.T) {
-			both(t, func(t *testing.T, polling bool) {
-				const n, m, build = 5, 20, time.Second
-				f := newFleet(t, n, polling, bellwether.Options{})
-				f.each(func(p *process) { p.store.set(on(answer(err), "commit")) })
-				got := f.get(m, "k")
-				if len(got.failed) > 0 || got.slowest > n*(build+time.Second) {
-					t.Errorf("the slowest caller waited %v for a load of %v: %v", got.slowest, build, got.count)
+	both(t, func(t *testing.T, polling bool) {
+		const n, m, build = 5, 20, time.Second
+		f := newFleet(t, n, polling, bellwether.Options{})
+		f.each(func(p *process) {
+			p.store.limit = func(e bellwether.Entry) error {
+				if len(e.Value) > 0 {
+					return bellwether.ErrTooLarge
 				}
-				if loads, _ := f.origin.count(); loads > n {
-					t.Errorf("%d loads in %d processes", loads, n)
-				}
-			})
+				return nil
+			}
 		})
-	}
+		for round := range 3 {
+			f.origin.set(func(o *source) { o.loads = 0 })
+			got := f.get(m, "k")
+			if len(got.failed) > 0 || got.slowest > 2*build+time.Second {
+				t.Errorf("round %d: the slowest caller waited %v for a load of %v: %v", round, got.slowest, build, got.count)
+			}
+			if loads, _ := f.origin.count(); loads != n {
+				t.Errorf("round %d: %d loads in %d processes", round, loads, n)
+			}
+			// Within their TTL the values hold, each in its process, also when
+			// the store has been asked about them.
+			for range 5 {
+				time.Sleep(2 * time.Second)
+				f.get(m, "k")
+			}
+			if loads, _ := f.origin.count(); loads != n {
+				t.Errorf("round %d: %d loads in %d processes within one TTL", round, loads, n)
+			}
+			if err := f.processes[0].Invalidate(context.Background(), "k"); err != nil {
+				t.Error(err)
+			}
+			time.Sleep(2 * time.Second) // all have seen it
+		}
+	})
+}
+
+// Nobody waits for a value that lives no longer than its load.
+func TestFleet_ValuesWithoutALife(t *testing.T) {
+	both(t, func(t *testing.T, polling bool) {
+		const n, m, build = 5, 20, time.Second
+		f := newFleet(t, n, polling, bellwether.Options{})
+		f.origin.lifeless = true
+		got := f.get(m, "k")
+		if len(got.failed) > 0 || got.slowest > 2*build+time.Second {
+			t.Errorf("the slowest caller waited %v for a load of %v: %v", got.slowest, build, got.count)
+		}
+		if loads, _ := f.origin.count(); loads > n {
+			t.Errorf("%d loads in %d processes", loads, n)
+		}
+	})
+}
+
+// A store that refuses even to be told so makes the processes take turns, but
+// no longer than it takes them to find out.
+func TestFleet_StoreRefusesAllCommits(t *testing.T) {
+	both(t, func(t *testing.T, polling bool) {
+		const n, m, build = 5, 20, time.Second
+		f := newFleet(t, n, polling, bellwether.Options{})
+		f.each(func(p *process) { p.store.set(on(refuse, "commit")) })
+		for range 3 {
+			f.get(1, fmt.Sprint("other", f.origin.loads))
+		}
+		got := f.get(m, "k")
+		if len(got.failed) > 0 || got.slowest > build+time.Second {
+			t.Errorf("the slowest caller waited %v for a load of %v: %v", got.slowest, build, got.count)
+		}
+		if loads, _ := f.origin.count(); loads > 4*n {
+			t.Errorf("%d loads of 4 keys in %d processes", loads, n)
+		}
+	})
+}
+
+// A flight that waits for one of the MaxRebuilds takes the value that another
+// process has made meanwhile.
+func TestFleet_WaitingForASlot(t *testing.T) {
+	both(t, func(t *testing.T, polling bool) {
+		f := newFleet(t, 2, polling, bellwether.Options{MaxRebuilds: 1})
+		f.origin.build = 20 * time.Second
+		var wg sync.WaitGroup
+		wg.Go(func() { f.processes[0].Get(context.Background(), "blocks the slot") })
+		time.Sleep(time.Millisecond)
+		f.origin.set(func(o *source) { o.build = time.Second })
+		wg.Go(func() {
+			start := time.Now()
+			got := callAll(f.processes[:1], 1, "k")
+			if took := time.Since(start); len(got.failed) > 0 || took > 3*time.Second {
+				t.Errorf("answered after %v, want soon after the other process's load: %v", took, got.failed)
+			}
+		})
+		time.Sleep(time.Millisecond)
+		wg.Go(func() { callAll(f.processes[1:], 1, "k") })
+		wg.Wait()
+		f.wantLoads(t, 2)
+	})
 }
 
 // A push that is down, while the locker's calls get through, is not a locker

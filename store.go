@@ -73,6 +73,9 @@ const (
 	KindValue
 	// KindNotFound holds the knowledge that the thing does not exist.
 	KindNotFound
+	// KindUnshared stands for a value that the store did not take, because it
+	// is too large or could not be encoded: each process makes its own.
+	KindUnshared
 )
 
 // An Entry is what a [Store] keeps under a key. All its times are durations on
@@ -188,7 +191,7 @@ func (e *Entry) UnmarshalBinary(data []byte) error {
 		Kind:  EntryKind(sum[4]),
 		Epoch: binary.BigEndian.Uint64(sum[5:]),
 	}
-	if d.Kind > KindNotFound {
+	if d.Kind > KindUnshared {
 		return fmt.Errorf("%w: unknown kind %d", ErrCorrupt, d.Kind)
 	}
 	rest := data[entryHeader:]

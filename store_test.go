@@ -138,7 +138,7 @@ func TestEntry_SealedNonsense(t *testing.T) {
 		"failure longer than data":  with(zeros(7), uvarint(4), []byte("abc")),
 		"failure of largest length": with(zeros(7), uvarint(math.MaxInt64), []byte("abc")),
 		"failure length above int":  with(zeros(7), uvarint(math.MaxUint64), []byte("abc")),
-		"unknown kind":              seal(append(append([]byte(entryMagic), 0, 0, 0, 0, 3), zeros(16)...)),
+		"unknown kind":              seal(append(append([]byte(entryMagic), 0, 0, 0, 0, 4), zeros(16)...)),
 		"value in kind none":        seal(append(append([]byte(entryMagic), 0, 0, 0, 0, 0), zeros(17)...)),
 	} {
 		var e Entry
