@@ -276,9 +276,15 @@ func (r *run[V]) elect(ctx context.Context) (Lease, *HeldError) {
 	return nil, nil
 }
 
-// lookPause is how often a waiter looks into the store although its locker
-// pushes: a push may be lost with the engine that sends it.
-const lookPause = time.Second
+const (
+	// lookPause is how often a waiter looks into the store although its locker
+	// pushes: a push may be lost with the engine that sends it.
+	lookPause = time.Second
+	// noticeLag is how long a waiter whose lease is free waits for its store's
+	// notice. The two come on connections of their own, and the later word may
+	// be the first: a look for what is on its way would cost a command.
+	noticeLag = 10 * time.Millisecond
+)
 
 // await waits for the value of the holder: until the locker pushes, until the
 // time is over that the holder has announced, or, with a locker that cannot
@@ -325,8 +331,19 @@ func (r *run[V]) await(ctx context.Context, held *HeldError) bool {
 		}
 		poll := time.NewTimer(pause)
 		select {
+		case n := <-r.notices:
+			poll.Stop()
+			if r.told(ctx, n) {
+				return true
+			}
+			if r.storeDown || r.unshared != 0 {
+				return false
+			}
 		case <-wake:
 			poll.Stop()
+			if e.notified {
+				earliest = max(earliest, e.clock.now()+noticeLag)
+			}
 			if early := earliest - e.clock.now(); early > 0 {
 				wake, earliest = nil, 0
 				deadline.Reset(early)
@@ -412,7 +429,7 @@ func (r *run[V]) build(ctx context.Context, epoch uint64) bool {
 	defer cancel()
 	loading, abort := context.WithCancelCause(limited)
 	defer abort(nil)
-	if !r.abortable(abort) {
+	if !r.abortable(abort, epoch) {
 		return false // invalidated since it was claimed
 	}
 	var lost chan struct{}

@@ -63,6 +63,32 @@ type Store interface {
 	Invalidate(ctx context.Context, key string) error
 }
 
+// A Notifier is a [Store] that tells a process what others write before it asks.
+type Notifier interface {
+	// Notify calls f for every commit and invalidation that the engine carries
+	// out, whoever made it, one call at a time, until ctx ends; then it returns.
+	// f does not block.
+	//
+	// Nobody relies on it: notices may be lost, with their connection above
+	// all, and may come late or in another order than the changes.
+	Notify(ctx context.Context, f func(Notice))
+}
+
+// A Notice is word of one change in a [Store].
+type Notice struct {
+	// Key is the key as it was given to Commit or Invalidate.
+	Key string
+	// Epoch is the epoch of the commit, or the floor that the invalidation set.
+	Epoch uint64
+	// Invalidated tells an invalidation from a commit.
+	Invalidated bool
+	// Entry is the committed entry with its Age as of now. It is the zero Entry
+	// after an invalidation, and where it was too large to be sent along.
+	Entry Entry
+	// Delay is how long ago the change was made, at most. It is not negative.
+	Delay time.Duration
+}
+
 // An EntryKind says what an [Entry] holds.
 type EntryKind uint8
 

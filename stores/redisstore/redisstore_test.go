@@ -270,7 +270,7 @@ func TestStore_Commands(t *testing.T) {
 		return err
 	})
 	e.Kind, e.Value, e.TTL = bellwether.KindValue, []byte("v"), time.Hour
-	expect("a commit", 5, func() error { return s.Commit(ctx, "k", e) })
+	expect("a commit", 6, func() error { return s.Commit(ctx, "k", e) })
 	expect("the same commit again", 3, func() error { return s.Commit(ctx, "k", e) })
 	expect("a hit", 1, get(s))
 
@@ -285,7 +285,7 @@ func TestStore_Commands(t *testing.T) {
 		}
 		return err
 	})
-	expect("an invalidation", 5, func() error { return s.Invalidate(ctx, "k") })
+	expect("an invalidation", 6, func() error { return s.Invalidate(ctx, "k") })
 	expect("a fenced commit", 2, func() error {
 		if err := s.Commit(ctx, "k", e); !errors.Is(err, bellwether.ErrFenced) {
 			return fmt.Errorf("err = %v, want ErrFenced", err)
