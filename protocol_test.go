@@ -316,8 +316,38 @@ type fleet struct {
 	processes []*process
 }
 
-// newFleet starts n processes. With polling their lockers' Watch is hidden.
-func newFleet(t *testing.T, n int, polling bool, o bellwether.Options) *fleet {
+// A way is how a process learns of what others do.
+type way int
+
+const (
+	push    way = iota // its locker pushes
+	poll               // it does not
+	notices            // it does, and so does its store
+)
+
+// A notifyingStore is a store whose notices go over the same wire.
+type notifyingStore struct{ *wiredStore }
+
+func (s notifyingStore) Notify(ctx context.Context, f func(bellwether.Notice)) {
+	s.store.(bellwether.Notifier).Notify(ctx, func(n bellwether.Notice) {
+		sent := time.Now()
+		s.mu.Lock()
+		fault := s.f
+		s.mu.Unlock()
+		if fault != nil && fault(ctx, "notice") != nil {
+			return // lost
+		}
+		n.Delay += time.Since(sent)
+		if n.Entry.Epoch != 0 {
+			n.Entry.Age += time.Since(sent)
+			n.Entry = s.tampered(n.Entry)
+		}
+		f(n)
+	})
+}
+
+// newFleet starts n processes.
+func newFleet(t *testing.T, n int, by way, o bellwether.Options) *fleet {
 	t.Helper()
 	f := &fleet{origin: &source{build: time.Second}, store: memstore.New(), locker: locallock.New()}
 	for range n {
@@ -326,8 +356,11 @@ func newFleet(t *testing.T, n int, polling bool, o bellwether.Options) *fleet {
 			locker: &wiredLocker{wire: &wire{}, locker: f.locker},
 		}
 		o.Store, o.Locker = p.store, p.locker
-		if polling {
+		switch by {
+		case poll:
 			o.Locker = struct{ bellwether.Locker }{p.locker}
+		case notices:
+			o.Store = notifyingStore{p.store}
 		}
 		p.Cache = cacheOf(t, f.origin.load, o)
 		f.processes = append(f.processes, p)
@@ -390,10 +423,10 @@ func (f *fleet) wantLoads(t *testing.T, want int) {
 	}
 }
 
-func both(t *testing.T, test func(t *testing.T, polling bool)) {
-	for name, polling := range map[string]bool{"push": false, "poll": true} {
+func everyWay(t *testing.T, test func(t *testing.T, by way)) {
+	for by, name := range []string{"push", "poll", "notices"} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) { test(t, polling) })
+			synctest.Test(t, func(t *testing.T) { test(t, way(by)) })
 		})
 	}
 }
@@ -402,13 +435,13 @@ func both(t *testing.T, test func(t *testing.T, polling bool)) {
 func pollLag(build time.Duration) time.Duration { return max(build/16*5/4, 3*time.Millisecond) }
 
 func TestFleet_OneLoadForAll(t *testing.T) {
-	both(t, func(t *testing.T, polling bool) {
+	everyWay(t, func(t *testing.T, by way) {
 		const n, m, build = 5, 400, 2 * time.Second
-		f := newFleet(t, n, polling, bellwether.Options{})
+		f := newFleet(t, n, by, bellwether.Options{})
 		f.origin.build = build
 		got := f.get(m, "k")
 		f.wantLoads(t, 1)
-		if polling {
+		if by == poll {
 			if len(got.failed) > 0 || got.values["v1"] != n*m || got.slowest > build+pollLag(build) {
 				t.Errorf("%v, slowest %v", got.count, got.slowest)
 			}
@@ -417,7 +450,7 @@ func TestFleet_OneLoadForAll(t *testing.T) {
 		}
 		calls := 0
 		f.each(func(p *process) { calls += p.store.count() + p.locker.count() })
-		if most := map[bool]int{false: 40, true: n * 180}[polling]; calls > most {
+		if most := map[way]int{push: 40, poll: n * 180, notices: 40}[by]; calls > most {
 			t.Errorf("%d calls of engines, want at most %d", calls, most)
 		}
 		f.get(m, "k").want(t, n*m, "v1", nil, 0)
@@ -425,8 +458,8 @@ func TestFleet_OneLoadForAll(t *testing.T) {
 }
 
 func TestFleet_SlowLoadIsRenewed(t *testing.T) {
-	both(t, func(t *testing.T, polling bool) {
-		f := newFleet(t, 3, polling, bellwether.Options{LeaseTTL: time.Second, RebuildTimeout: time.Minute})
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 3, by, bellwether.Options{LeaseTTL: time.Second, RebuildTimeout: time.Minute})
 		f.origin.build = 20 * time.Second
 		got := f.get(10, "k")
 		if got.values["v1"] != 30 || got.slowest > 21*time.Second {
@@ -456,8 +489,8 @@ func pause(p *process) (resume func()) {
 }
 
 func TestFleet_HolderIsPausedPastItsLease(t *testing.T) {
-	both(t, func(t *testing.T, polling bool) {
-		f := newFleet(t, 5, polling, bellwether.Options{LeaseTTL: 2 * time.Second, RebuildTimeout: time.Minute, MaxWait: time.Minute})
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 5, by, bellwether.Options{LeaseTTL: 2 * time.Second, RebuildTimeout: time.Minute, MaxWait: time.Minute})
 		a, others := f.processes[0], f.processes[1:]
 		f.origin.set(func(o *source) { o.build, o.deaf = 30*time.Second, true })
 		first := make(chan string)
@@ -496,7 +529,7 @@ func TestFleet_HolderIsPausedPastItsLease(t *testing.T) {
 // The late commit reaches the store and is refused.
 func TestFleet_LateCommitIsFenced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 2, false, bellwether.Options{LeaseTTL: 2 * time.Second})
+		f := newFleet(t, 2, push, bellwether.Options{LeaseTTL: 2 * time.Second})
 		a, b := f.processes[0], f.processes[1]
 		a.locker.set(on(refuse, "renew"))
 		f.origin.set(func(o *source) { o.build = 10 * time.Second })
@@ -518,8 +551,8 @@ func TestFleet_LateCommitIsFenced(t *testing.T) {
 }
 
 func TestFleet_HangingHolderIsReplacedByOne(t *testing.T) {
-	both(t, func(t *testing.T, polling bool) {
-		f := newFleet(t, 6, polling, bellwether.Options{LeaseTTL: 2 * time.Second, MaxWait: time.Minute})
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 6, by, bellwether.Options{LeaseTTL: 2 * time.Second, MaxWait: time.Minute})
 		a, others := f.processes[0], f.processes[1:]
 		f.origin.set(func(o *source) { o.build = time.Hour })
 		go a.Get(context.Background(), "k")
@@ -545,9 +578,9 @@ func TestFleet_FailureIsShared(t *testing.T) {
 		"goexit": {func(int) error { runtime.Goexit(); return nil }, bellwether.ErrGoexit.Error()},
 	} {
 		t.Run(name, func(t *testing.T) {
-			both(t, func(t *testing.T, polling bool) {
+			everyWay(t, func(t *testing.T, by way) {
 				const n, m = 5, 50
-				f := newFleet(t, n, polling, bellwether.Options{ErrorTTL: 4 * time.Second})
+				f := newFleet(t, n, by, bellwether.Options{ErrorTTL: 4 * time.Second})
 				f.origin.fail = test.fail
 				begin := time.Now()
 				got := f.get(m, "k")
@@ -607,8 +640,8 @@ func TestFleet_FailureIsShared(t *testing.T) {
 // nobody.
 func TestFleet_ContextErrorIsNotRemembered(t *testing.T) {
 	for _, cause := range []error{context.Canceled, context.DeadlineExceeded} {
-		both(t, func(t *testing.T, polling bool) {
-			f := newFleet(t, 3, polling, bellwether.Options{ErrorTTL: time.Hour})
+		everyWay(t, func(t *testing.T, by way) {
+			f := newFleet(t, 3, by, bellwether.Options{ErrorTTL: time.Hour})
 			f.origin.fail = func(n int) error {
 				if n == 1 {
 					return fmt.Errorf("query: %w", cause)
@@ -630,8 +663,8 @@ func TestFleet_ContextErrorIsNotRemembered(t *testing.T) {
 // A load that runs into RebuildTimeout has failed for everybody. Otherwise each
 // process takes its turn to hang.
 func TestFleet_HangingOriginIsNotQueuedFor(t *testing.T) {
-	both(t, func(t *testing.T, polling bool) {
-		f := newFleet(t, 5, polling, bellwether.Options{RebuildTimeout: 3 * time.Second, ErrorTTL: 10 * time.Second, MaxWait: time.Minute})
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 5, by, bellwether.Options{RebuildTimeout: 3 * time.Second, ErrorTTL: 10 * time.Second, MaxWait: time.Minute})
 		f.origin.set(func(o *source) { o.build = time.Hour })
 		got := f.get(10, "k")
 		if got.slowest > 3*time.Second+pollLag(3*time.Second) {
@@ -644,8 +677,8 @@ func TestFleet_HangingOriginIsNotQueuedFor(t *testing.T) {
 // Stale values are served at once while another process rebuilds, and cost the
 // engines next to nothing.
 func TestFleet_StaleWhileAnotherRebuilds(t *testing.T) {
-	both(t, func(t *testing.T, polling bool) {
-		f := newFleet(t, 4, polling, bellwether.Options{TTL: 10 * time.Second, StaleWhileRevalidate: time.Hour})
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 4, by, bellwether.Options{TTL: 10 * time.Second, StaleWhileRevalidate: time.Hour})
 		f.get(1, "k")
 		time.Sleep(10 * time.Second)
 		f.each(func(p *process) { p.store.reset(); p.locker.reset() })
@@ -657,7 +690,7 @@ func TestFleet_StaleWhileAnotherRebuilds(t *testing.T) {
 		f.wantLoads(t, 2)
 		f.each(func(p *process) {
 			most := 30 // a flight, a look a second, renewals
-			if polling {
+			if by == poll {
 				most = 260
 			}
 			if n := p.store.count() + p.locker.count(); n > most {
@@ -690,8 +723,8 @@ func (f *fleet) gone(t *testing.T, key, v string) {
 }
 
 func TestFleet_InvalidationReachesTheOthers(t *testing.T) {
-	both(t, func(t *testing.T, polling bool) {
-		f := newFleet(t, 3, polling, bellwether.Options{TTL: time.Hour, NearTTL: time.Second})
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 3, by, bellwether.Options{TTL: time.Hour, NearTTL: time.Second})
 		f.origin.build = 10 * time.Millisecond
 		f.get(1, "k")
 		time.Sleep(time.Minute)
@@ -710,7 +743,7 @@ func TestFleet_InvalidationReachesTheOthers(t *testing.T) {
 // a slow store would stretch the time in which an invalidation gets round.
 func TestFleet_InvalidationWhileAReplyIsUnderWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 2, false, bellwether.Options{TTL: time.Hour, NearTTL: time.Second})
+		f := newFleet(t, 2, push, bellwether.Options{TTL: time.Hour, NearTTL: time.Second})
 		a, b := f.processes[0], f.processes[1]
 		a.Get(t.Context(), "k")
 		b.store.reply.Store(int64(400 * time.Millisecond))
@@ -730,7 +763,7 @@ func TestInvalidate_WhileAReplyIsUnderWay(t *testing.T) {
 	for name, age := range map[string]time.Duration{"fresh": 5 * time.Second, "stale": 20 * time.Second} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				f := newFleet(t, 1, false, bellwether.Options{TTL: 10 * time.Second, StaleWhileRevalidate: time.Hour, NearTTL: time.Second})
+				f := newFleet(t, 1, push, bellwether.Options{TTL: 10 * time.Second, StaleWhileRevalidate: time.Hour, NearTTL: time.Second})
 				p := f.processes[0]
 				p.Get(t.Context(), "k")
 				time.Sleep(age)
@@ -753,7 +786,7 @@ func TestInvalidate_WhileAReplyIsUnderWay(t *testing.T) {
 // before.
 func TestFleet_InvalidatedDuringEachLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 2, false, bellwether.Options{MaxWait: 2 * time.Minute, NearTTL: time.Second})
+		f := newFleet(t, 2, push, bellwether.Options{MaxWait: 2 * time.Minute, NearTTL: time.Second})
 		f.origin.build = 5 * time.Second
 		a, b := f.processes[0], f.processes[1]
 		go b.Get(t.Context(), "k")
@@ -780,8 +813,8 @@ func TestFleet_InvalidateDuringARebuild(t *testing.T) {
 	for name, rebuilder := range map[string]int{"here": 0, "there": 1} {
 		for _, deaf := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s deaf=%t", name, deaf), func(t *testing.T) {
-				both(t, func(t *testing.T, polling bool) {
-					f := newFleet(t, 3, polling, bellwether.Options{NearTTL: time.Second})
+				everyWay(t, func(t *testing.T, by way) {
+					f := newFleet(t, 3, by, bellwether.Options{NearTTL: time.Second})
 					f.origin.set(func(o *source) { o.build, o.deaf = 4*time.Second, deaf })
 					done := make(chan string)
 					go func() {
@@ -808,8 +841,8 @@ func TestFleet_InvalidateDuringARebuild(t *testing.T) {
 // later, however long the rebuild behind it takes: neither by the process that
 // rebuilds nor by one that waits.
 func TestFleet_InvalidateWhileStaleIsServed(t *testing.T) {
-	both(t, func(t *testing.T, polling bool) {
-		f := newFleet(t, 3, polling, bellwether.Options{TTL: 10 * time.Second, StaleWhileRevalidate: time.Hour, NearTTL: time.Second})
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 3, by, bellwether.Options{TTL: 10 * time.Second, StaleWhileRevalidate: time.Hour, NearTTL: time.Second})
 		f.get(1, "k")
 		time.Sleep(10 * time.Second)
 		f.origin.set(func(o *source) { o.build = 20 * time.Second })
@@ -851,7 +884,7 @@ func TestFleet_InvalidateDuringALoadThatFails(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				f := newFleet(t, 2, false, bellwether.Options{TTL: 10 * time.Second, StaleIfError: time.Hour, ErrorTTL: test.ttl, RebuildTimeout: 6 * time.Second})
+				f := newFleet(t, 2, push, bellwether.Options{TTL: 10 * time.Second, StaleIfError: time.Hour, ErrorTTL: test.ttl, RebuildTimeout: 6 * time.Second})
 				f.get(1, "k")
 				time.Sleep(10 * time.Second)
 				f.origin.set(func(o *source) {
@@ -874,7 +907,7 @@ func TestFleet_InvalidateDuringALoadThatFails(t *testing.T) {
 // outage of the store falls back on nothing older.
 func TestFleet_OlderAfterNewer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 1, false, bellwether.Options{TTL: 10 * time.Second, StaleWhileRevalidate: time.Hour})
+		f := newFleet(t, 1, push, bellwether.Options{TTL: 10 * time.Second, StaleWhileRevalidate: time.Hour})
 		p := f.processes[0]
 		p.Get(t.Context(), "k")
 		time.Sleep(10 * time.Second)
@@ -971,8 +1004,8 @@ func TestFleet_EngineFaults(t *testing.T) {
 	const n, m, build, timeout = 3, 20, time.Second, 500 * time.Millisecond
 	for name, inject := range engineFaults {
 		t.Run(name, func(t *testing.T) {
-			both(t, func(t *testing.T, polling bool) {
-				f := newFleet(t, n, polling, bellwether.Options{TTL: 30 * time.Second, EngineTimeout: timeout})
+			everyWay(t, func(t *testing.T, by way) {
+				f := newFleet(t, n, by, bellwether.Options{TTL: 30 * time.Second, EngineTimeout: timeout})
 				f.each(inject)
 				for round := range 3 {
 					before, _ := f.origin.count()
@@ -981,7 +1014,7 @@ func TestFleet_EngineFaults(t *testing.T) {
 						t.Fatalf("answers %v", got.count)
 					}
 					most := build + timeout + pollLag(build)
-					if polling {
+					if by == poll {
 						most += n * time.Second / 2 // until it is seen that a lease was released without a value
 					}
 					if strings.Contains(name, "Claim is") || strings.Contains(name, "then store") {
@@ -1047,7 +1080,7 @@ func TestFleet_WatchFaults(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				const build = 4 * time.Second
-				f := newFleet(t, 4, false, bellwether.Options{})
+				f := newFleet(t, 4, push, bellwether.Options{})
 				f.origin.build = build
 				f.each(inject)
 				got := f.get(20, "k")
@@ -1069,7 +1102,7 @@ func TestFleet_WatchFaults(t *testing.T) {
 // holder, which is at work.
 func TestFleet_WatchThatClosesAtRenewals(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 4, false, bellwether.Options{LeaseTTL: time.Second})
+		f := newFleet(t, 4, push, bellwether.Options{LeaseTTL: time.Second})
 		f.origin.build = 20 * time.Second
 		early := func() (<-chan struct{}, error) {
 			c := make(chan struct{})
@@ -1097,9 +1130,9 @@ func TestFleet_HeldFaults(t *testing.T) {
 		"nothing to be seen": func(h *bellwether.HeldError) error { h.Seen = nil; return h },
 	} {
 		t.Run(name, func(t *testing.T) {
-			both(t, func(t *testing.T, polling bool) {
+			everyWay(t, func(t *testing.T, by way) {
 				const build = 4 * time.Second
-				f := newFleet(t, 4, polling, bellwether.Options{})
+				f := newFleet(t, 4, by, bellwether.Options{})
 				f.origin.build = build
 				f.each(func(p *process) { p.locker.held.Store(&held) })
 				got := f.get(20, "k")
@@ -1119,8 +1152,8 @@ func TestFleet_HeldFaults(t *testing.T) {
 
 // One call that fails is a lost packet, not an outage of the fleet's election.
 func TestFleet_OneLostPacketWhileWaiting(t *testing.T) {
-	both(t, func(t *testing.T, polling bool) {
-		f := newFleet(t, 3, polling, bellwether.Options{})
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 3, by, bellwether.Options{})
 		f.origin.build = 4 * time.Second
 		go f.get(1, "k")
 		time.Sleep(time.Second / 2)
@@ -1151,9 +1184,9 @@ func TestFleet_LeaseFaults(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			both(t, func(t *testing.T, polling bool) {
+			everyWay(t, func(t *testing.T, by way) {
 				const build = 4 * time.Second
-				f := newFleet(t, 3, polling, bellwether.Options{LeaseTTL: 3 * time.Second, MaxWait: 20 * time.Second, ErrorTTL: -1})
+				f := newFleet(t, 3, by, bellwether.Options{LeaseTTL: 3 * time.Second, MaxWait: 20 * time.Second, ErrorTTL: -1})
 				f.origin.build = build
 				f.each(inject)
 				got := f.get(10, "k")
@@ -1181,9 +1214,9 @@ func TestFleet_LeaseFaults(t *testing.T) {
 func TestFleet_StoreForgetsClaims(t *testing.T) {
 	for _, build := range []time.Duration{0, time.Second} {
 		t.Run(build.String(), func(t *testing.T) {
-			both(t, func(t *testing.T, polling bool) {
+			everyWay(t, func(t *testing.T, by way) {
 				const n, m = 3, 20
-				f := newFleet(t, n, polling, bellwether.Options{MaxWait: 30 * time.Second})
+				f := newFleet(t, n, by, bellwether.Options{MaxWait: 30 * time.Second})
 				f.origin.build = build
 				f.each(func(p *process) { p.store.set(on(answer(bellwether.ErrFenced), "commit")) })
 				if got := f.get(m, "k"); len(got.failed) > 0 {
@@ -1207,9 +1240,9 @@ func TestFleet_StoreForgetsClaims(t *testing.T) {
 // A value that the store does not take is made by each process, not by one
 // after another.
 func TestFleet_ValuesTheStoreDoesNotTake(t *testing.T) {
-	both(t, func(t *testing.T, polling bool) {
+	everyWay(t, func(t *testing.T, by way) {
 		const n, m, build = 5, 20, time.Second
-		f := newFleet(t, n, polling, bellwether.Options{})
+		f := newFleet(t, n, by, bellwether.Options{})
 		f.each(func(p *process) {
 			p.store.limit = func(e bellwether.Entry) error {
 				if len(e.Value) > 0 {
@@ -1246,9 +1279,9 @@ func TestFleet_ValuesTheStoreDoesNotTake(t *testing.T) {
 
 // Nobody waits for a value that lives no longer than its load.
 func TestFleet_ValuesWithoutALife(t *testing.T) {
-	both(t, func(t *testing.T, polling bool) {
+	everyWay(t, func(t *testing.T, by way) {
 		const n, m, build = 5, 20, time.Second
-		f := newFleet(t, n, polling, bellwether.Options{})
+		f := newFleet(t, n, by, bellwether.Options{})
 		f.origin.lifeless = true
 		got := f.get(m, "k")
 		if len(got.failed) > 0 || got.slowest > 2*build+time.Second {
@@ -1263,9 +1296,9 @@ func TestFleet_ValuesWithoutALife(t *testing.T) {
 // A store that refuses even to be told so makes the processes take turns, but
 // no longer than it takes them to find out.
 func TestFleet_StoreRefusesAllCommits(t *testing.T) {
-	both(t, func(t *testing.T, polling bool) {
+	everyWay(t, func(t *testing.T, by way) {
 		const n, m, build = 5, 20, time.Second
-		f := newFleet(t, n, polling, bellwether.Options{})
+		f := newFleet(t, n, by, bellwether.Options{})
 		f.each(func(p *process) { p.store.set(on(refuse, "commit")) })
 		for range 3 {
 			f.get(1, fmt.Sprint("other", f.origin.loads))
@@ -1283,8 +1316,8 @@ func TestFleet_StoreRefusesAllCommits(t *testing.T) {
 // A flight that waits for one of the MaxRebuilds takes the value that another
 // process has made meanwhile.
 func TestFleet_WaitingForASlot(t *testing.T) {
-	both(t, func(t *testing.T, polling bool) {
-		f := newFleet(t, 2, polling, bellwether.Options{MaxRebuilds: 1})
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 2, by, bellwether.Options{MaxRebuilds: 1})
 		f.origin.build = 20 * time.Second
 		var wg sync.WaitGroup
 		wg.Go(func() { f.processes[0].Get(context.Background(), "blocks the slot") })
@@ -1309,7 +1342,7 @@ func TestFleet_WaitingForASlot(t *testing.T) {
 func TestFleet_ManyWatchesRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const keys = 20
-		f := newFleet(t, 3, false, bellwether.Options{})
+		f := newFleet(t, 3, push, bellwether.Options{})
 		f.origin.build = 2 * time.Second
 		late := func(context.Context, string) error {
 			time.Sleep(100 * time.Millisecond) // so that nothing else is answered in between
@@ -1372,7 +1405,7 @@ func TestFleet_CorruptEntries(t *testing.T) {
 func TestFleet_RandomEngineErrors(t *testing.T) {
 	for seed := range uint64(10) {
 		synctest.Test(t, func(t *testing.T) {
-			f := newFleet(t, 3, seed%2 == 0, bellwether.Options{TTL: 5 * time.Second, LeaseTTL: 2 * time.Second})
+			f := newFleet(t, 3, way(seed%3), bellwether.Options{TTL: 5 * time.Second, LeaseTTL: 2 * time.Second})
 			f.each(func(p *process) {
 				for i, w := range []*wire{p.store.wire, p.locker.wire} {
 					var mu sync.Mutex
@@ -1411,7 +1444,7 @@ func TestFleet_BreakersInAnOutage(t *testing.T) {
 		for _, keys := range []int{1, 50} {
 			t.Run(fmt.Sprintf("%s, %d keys", name, keys), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					fl := newFleet(t, 1, false, bellwether.Options{TTL: 2 * time.Second})
+					fl := newFleet(t, 1, push, bellwether.Options{TTL: 2 * time.Second})
 					p := fl.processes[0]
 					fl.origin.build = 10 * time.Millisecond
 					fl.get(1, "0")
@@ -1456,7 +1489,7 @@ func TestFleet_BreakersInAnOutage(t *testing.T) {
 // Callers whose own time is up say nothing about the store.
 func TestInvalidate_CallersDeadlineIsNoOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 2, false, bellwether.Options{})
+		f := newFleet(t, 2, push, bellwether.Options{})
 		p := f.processes[0]
 		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 		defer cancel()
@@ -1476,7 +1509,7 @@ func TestInvalidate_CallersDeadlineIsNoOutage(t *testing.T) {
 
 func TestFleet_MaxRebuildsInAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 1, false, bellwether.Options{MaxRebuilds: 20, MaxWait: time.Hour})
+		f := newFleet(t, 1, push, bellwether.Options{MaxRebuilds: 20, MaxWait: time.Hour})
 		p := f.processes[0]
 		p.store.set(blackHole)
 		p.locker.set(blackHole)
@@ -1505,7 +1538,7 @@ func TestFleet_AdaptersThatPanicKeepNoSlots(t *testing.T) {
 		for _, op := range []string{"get", "claim", "commit", "acquire", "release", "watch"} {
 			t.Run(name+" in "+op, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					fl := newFleet(t, 2, false, bellwether.Options{MaxRebuilds: 2, MaxWait: 10 * time.Second, ErrorTTL: -1})
+					fl := newFleet(t, 2, push, bellwether.Options{MaxRebuilds: 2, MaxWait: 10 * time.Second, ErrorTTL: -1})
 					fl.each(func(p *process) { p.store.set(on(f, op)); p.locker.set(on(f, op)) })
 					for i := range 10 {
 						fl.get(2, fmt.Sprint(i)) // by Goexit they may fail
@@ -1540,7 +1573,7 @@ func TestAdaptersPanicEndsNoProcess(t *testing.T) {
 				return
 			}
 			synctest.Test(t, func(t *testing.T) {
-				f := newFleet(t, 1, false, bellwether.Options{LeaseTTL: time.Second})
+				f := newFleet(t, 1, push, bellwether.Options{LeaseTTL: time.Second})
 				f.origin.build = 4 * time.Second
 				p := f.processes[0]
 				p.store.set(on(func(context.Context, string) error { panic("adapter") }, op))
@@ -1561,7 +1594,7 @@ func TestAdaptersPanicEndsNoProcess(t *testing.T) {
 
 func TestInvalidate_GoexitIsNoSuccess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 1, false, bellwether.Options{})
+		f := newFleet(t, 1, push, bellwether.Options{})
 		p := f.processes[0]
 		p.Get(t.Context(), "k")
 		p.store.set(on(func(context.Context, string) error { runtime.Goexit(); return nil }, "invalidate"))
@@ -1624,7 +1657,7 @@ func TestGet_SizeMayUseTheCache(t *testing.T) {
 
 func TestStats_DegradedWithoutALease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 1, false, bellwether.Options{})
+		f := newFleet(t, 1, push, bellwether.Options{})
 		p := f.processes[0]
 		p.locker.set(refuse)
 		p.Get(t.Context(), "k")
@@ -1635,8 +1668,8 @@ func TestStats_DegradedWithoutALease(t *testing.T) {
 }
 
 func TestFleet_LoadThatIgnoresItsContext(t *testing.T) {
-	both(t, func(t *testing.T, polling bool) {
-		f := newFleet(t, 3, polling, bellwether.Options{RebuildTimeout: 3 * time.Second, ErrorTTL: time.Minute})
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 3, by, bellwether.Options{RebuildTimeout: 3 * time.Second, ErrorTTL: time.Minute})
 		f.origin.set(func(o *source) { o.build, o.deaf = time.Minute, true })
 		got := callAll(f.processes[:1], 10, "k")
 		if len(got.failed) != 10 || !errors.Is(got.failed[0], bellwether.ErrRebuildTimeout) || got.slowest != 3*time.Second {
@@ -1679,8 +1712,8 @@ func TestClose_InEveryPhase(t *testing.T) {
 		}, 1, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			both(t, func(t *testing.T, polling bool) {
-				f := newFleet(t, 1, polling, bellwether.Options{MaxRebuilds: 1, EngineTimeout: timeout, LeaseTTL: time.Second})
+			everyWay(t, func(t *testing.T, by way) {
+				f := newFleet(t, 1, by, bellwether.Options{MaxRebuilds: 1, EngineTimeout: timeout, LeaseTTL: time.Second})
 				p := f.processes[0]
 				test.prepare(f, p)
 				result := make(chan error, 1)
@@ -1725,7 +1758,7 @@ func TestClose_EndsHits(t *testing.T) {
 // The holder's process ends: the others do not wait for its lease to run out.
 func TestFleet_HolderCloses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 4, false, bellwether.Options{})
+		f := newFleet(t, 4, push, bellwether.Options{})
 		go f.processes[0].Get(context.Background(), "k")
 		synctest.Wait()
 		time.AfterFunc(time.Second/2, func() { f.processes[0].Close() })
@@ -1737,9 +1770,9 @@ func TestFleet_HolderCloses(t *testing.T) {
 // Processes that end one after another, as when a new version is rolled out,
 // are replaced by one each time.
 func TestFleet_HoldersCloseInTurn(t *testing.T) {
-	both(t, func(t *testing.T, polling bool) {
+	everyWay(t, func(t *testing.T, by way) {
 		const n = 14
-		f := newFleet(t, n, polling, bellwether.Options{MaxWait: time.Minute})
+		f := newFleet(t, n, by, bellwether.Options{MaxWait: time.Minute})
 		f.origin.build = 4 * time.Second
 		var wg sync.WaitGroup
 		for i, p := range f.processes {
@@ -1767,8 +1800,8 @@ func TestFleet_HoldersCloseInTurn(t *testing.T) {
 }
 
 func TestGetFunc_FirstCallersLoadForTheFleet(t *testing.T) {
-	both(t, func(t *testing.T, polling bool) {
-		f := newFleet(t, 3, polling, bellwether.Options{})
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 3, by, bellwether.Options{})
 		var loads atomic.Int32
 		var wg sync.WaitGroup
 		values := map[string]int{}
@@ -1853,7 +1886,7 @@ func simulate(t *testing.T, seed uint64) {
 		if rng.IntN(2) == 0 {
 			o.StaleIfError = time.Duration(rng.IntN(20)) * time.Second
 		}
-		f := newFleet(t, n, rng.IntN(2) == 0, o)
+		f := newFleet(t, n, way(rng.IntN(3)), o)
 		histories := make([]*history, keys)
 		for k := range histories {
 			h := &history{latest: make([]int, n), dead: make([]map[int]time.Time, n)}

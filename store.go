@@ -83,9 +83,11 @@ type Notice struct {
 	// Invalidated tells an invalidation from a commit.
 	Invalidated bool
 	// Entry is the committed entry with its Age as of now. It is the zero Entry
-	// after an invalidation, and where it was too large to be sent along.
+	// after an invalidation, and where it was not sent along: because it is
+	// too large, or nobody can tell how old it is.
 	Entry Entry
-	// Delay is how long ago the change was made, at most. It is not negative.
+	// Delay is how long ago the change was made, at most, if there is an Entry.
+	// It is not negative.
 	Delay time.Duration
 }
 

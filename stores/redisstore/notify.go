@@ -77,9 +77,13 @@ func (s *Store) notice(ctx context.Context, data []byte) (n bellwether.Notice, e
 	if n.Delay, _, err = stamped(stamp, seen.now()); err != nil || len(rest) == 0 {
 		return n, err
 	}
-	if err := n.Entry.UnmarshalBinary(rest); err != nil {
+	var e bellwether.Entry
+	if err := e.UnmarshalBinary(rest); err != nil {
 		return n, err
 	}
-	n.Entry.Age += n.Delay
+	if n.Delay < e.Life() {
+		e.Age += n.Delay
+		n.Entry = e
+	}
 	return n, nil
 }

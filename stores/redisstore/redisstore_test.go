@@ -46,6 +46,7 @@ func instance(rdb redis.UniversalClient, prefix string, open func(testing.TB) *S
 		}
 	}
 	return storetest.Instance{
+		Notifies: true,
 		Open: func(tb testing.TB) bellwether.Store {
 			s := open(tb)
 			s.Prefix, s.MaxValue = prefix, limit
@@ -473,6 +474,24 @@ func FuzzDecode(f *testing.F) {
 			t.Fatalf("decoded %+v, whose life is over", e)
 		case err != nil && !errors.Is(err, bellwether.ErrCorrupt) && !errors.Is(err, bellwether.ErrNotFound):
 			t.Fatal(err)
+		}
+	})
+}
+
+func FuzzNotice(f *testing.F) {
+	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}) // never dialled
+	f.Cleanup(func() { rdb.Close() })
+	s := New(rdb)
+	s.clockOf("").see(sighting{server: 1 << 40, sent: time.Now().Add(time.Hour)}) // recent while the fuzzer runs
+	entry, _ := bellwether.Entry{Kind: bellwether.KindValue, Value: []byte("v"), Epoch: 7}.AppendBinary(nil)
+	for _, seed := range []string{"", "c", "i" + strings.Repeat("0", 40), "c000000000000000100000000000000070000000" + "3key", "x" + strings.Repeat("9", 60)} {
+		f.Add([]byte(seed))
+		f.Add(append([]byte(seed), entry...))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		n, err := s.notice(t.Context(), data)
+		if err == nil && (n.Delay < 0 || n.Entry.Age < 0 && n.Entry.Epoch != 0 || len(n.Key) > len(data)) {
+			t.Fatalf("%q is %+v", data, n)
 		}
 	})
 }
