@@ -74,6 +74,29 @@ type flight[V any] struct {
 	// fails, and what tells how often it has failed. Written by the flight's
 	// goroutine, and not while a load runs, which may read it.
 	present *item[V]
+
+	// accept is the first caller's, see want. It never changes.
+	accept func(it *item[V], now instant) bool
+	// made is the item.made of what the present load makes. Written by the
+	// flight's goroutine before a load starts, which may read it.
+	made instant
+}
+
+// A want is what a call asks of its answer. The zero want takes any.
+type want[V any] struct {
+	// accept tells whether an item may answer that was made before the call.
+	// Nil: any may. It is quick and does not wait; it is called under locks.
+	accept func(it *item[V], now instant) bool
+	// aside is work for the call's own goroutine while it waits. Nil: none.
+	aside <-chan func()
+}
+
+// takes reports whether the item answers a call that began at asked: what was
+// loaded since then answers it whatever else is wanted, or it would go on asking
+// for ever; and so does a failure while no try is due, because what one client
+// wants is no reason to try sooner.
+func (w *want[V]) takes(it *item[V], now, asked instant) bool {
+	return w.accept == nil || it.made > asked || it.backingOff(now) || w.accept(it, now)
 }
 
 // A flightState is one state of a flight. It never changes; the next one takes
@@ -156,11 +179,26 @@ func (e *engine[V]) hit(key string) (served[V], bool) {
 	return served[V]{}, false
 }
 
+// hitFor is hit for a call that does not take any answer.
+func (e *engine[V]) hitFor(key string, w want[V]) (served[V], bool) {
+	if w.accept == nil {
+		return e.hit(key)
+	}
+	if it, now := e.near.get(key); it == nil || !it.backingOff(now) && !w.accept(it, now) {
+		return served[V]{}, false
+	}
+	return e.hit(key)
+}
+
 // wait answers by way of the key's flight, which it begins with bind's loader if
 // no other call has. stale is what hit has found to be served when the call's
 // patience ends, or nil. The error is a failed rebuild's, or this call's own
 // end.
-func (e *engine[V]) wait(ctx context.Context, key string, stale *item[V], bind binder[V]) (served[V], error) {
+//
+// A flight that lands with an item that the call does not take makes it begin
+// the next one, or join it: all who came while one load ran and want a later one
+// share that.
+func (e *engine[V]) wait(ctx context.Context, key string, stale *item[V], w want[V], bind binder[V]) (served[V], error) {
 	if err := ctx.Err(); err != nil {
 		return served[V]{}, err
 	}
@@ -170,7 +208,7 @@ func (e *engine[V]) wait(ctx context.Context, key string, stale *item[V], bind b
 	)
 	defer timer.stop()
 	for again := false; ; again = true {
-		f, known, collapsed, err := e.join(ctx, key, bind)
+		f, known, collapsed, err := e.join(ctx, key, w, began, bind)
 		if err != nil {
 			return served[V]{}, err
 		}
@@ -188,7 +226,8 @@ func (e *engine[V]) wait(ctx context.Context, key string, stale *item[V], bind b
 			state := f.state.Load()
 			// Before the end: a value that is being made is its first caller's
 			// also when it has turned out to be for nobody else.
-			if state.published != nil {
+			now := e.clock.now()
+			if state.published != nil && w.takes(state.published, now, began) {
 				return served[V]{item: state.published, collapsed: collapsed, flown: true}, nil
 			}
 			if state.landed {
@@ -197,12 +236,11 @@ func (e *engine[V]) wait(ctx context.Context, key string, stale *item[V], bind b
 				}
 				// A reply of the store that was long under way may be older than
 				// this call, by more than the near tier is trusted for.
-				if state.err == nil && began < state.result.trusted {
+				if state.err == nil && began < state.result.trusted && w.takes(state.result, now, began) {
 					return e.conclude(state.result, collapsed)
 				}
 				break
 			}
-			now := e.clock.now()
 			if stale == nil {
 				stale = state.offered
 			}
@@ -214,6 +252,9 @@ func (e *engine[V]) wait(ctx context.Context, key string, stale *item[V], bind b
 				if stale != nil && (now >= stale.trusted || !stale.stale(now)) {
 					stale = nil
 				}
+			}
+			if stale != nil && !w.takes(stale, now, began) {
+				stale = nil
 			}
 			limit := e.MaxWait
 			if stale != nil {
@@ -238,6 +279,8 @@ func (e *engine[V]) wait(ctx context.Context, key string, stale *item[V], bind b
 			select {
 			case <-state.news:
 			case <-expiry:
+			case do := <-w.aside:
+				do()
 			case <-ctx.Done():
 				return served[V]{}, ctx.Err()
 			}
@@ -278,7 +321,7 @@ func (e *engine[V]) conclude(it *item[V], collapsed bool) (served[V], error) {
 
 // join returns the key's flight, begun now if there is none; or no flight, and
 // the item that answers at once.
-func (e *engine[V]) join(ctx context.Context, key string, bind binder[V]) (f *flight[V], known *item[V], collapsed bool, err error) {
+func (e *engine[V]) join(ctx context.Context, key string, w want[V], asked instant, bind binder[V]) (f *flight[V], known *item[V], collapsed bool, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.closed {
@@ -295,12 +338,14 @@ func (e *engine[V]) join(ctx context.Context, key string, bind binder[V]) (f *fl
 	if it != nil && now < it.trusted {
 		switch it.judge(now) {
 		case serve, serveOnly, fail:
-			return nil, it, false, nil
+			if w.takes(it, now, asked) {
+				return nil, it, false, nil
+			}
 		}
 	}
 	// Detached: the values of the context stay (traces, tenants), its end does not.
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
-	f = &flight[V]{key: key, load: bind(), engine: e, cancel: cancel, due: addDurations(now, e.MaxWait)}
+	f = &flight[V]{key: key, load: bind(), engine: e, accept: w.accept, cancel: cancel, due: addDurations(now, e.MaxWait)}
 	f.state.Store(&flightState[V]{news: make(chan struct{})})
 	f.alarm = time.AfterFunc(e.MaxWait, f.fallDue)
 	e.flights[key] = f
@@ -340,7 +385,7 @@ func (f *flight[V]) publish(ctx context.Context, v V) bool {
 	if ctx.Err() != nil || f.disowned || f.streaming() {
 		return false
 	}
-	f.change(func(s *flightState[V]) { s.published = &item[V]{kind: KindValue, value: v} })
+	f.change(func(s *flightState[V]) { s.published = &item[V]{kind: KindValue, value: v, made: f.made} })
 	return true
 }
 

@@ -166,7 +166,7 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 			c := &call{path: path}
 			defer c.leave()
 			var err error
-			s, err = m.engine.wait(r.Context(), key, s.item, func() loader[*response] {
+			s, err = m.engine.wait(r.Context(), key, s.item, want[*response]{}, func() loader[*response] {
 				d := detach(r)
 				c.request = r.Header.Clone()
 				return func(ctx context.Context, f *flight[*response]) (*response, error) {

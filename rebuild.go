@@ -187,6 +187,11 @@ func (r *run[V]) consider(it *item[V], fromStore bool) bool {
 		// each after a rebuild of its own.
 		verdict = fail
 	}
+	if (verdict == serve || verdict == serveStale) && r.accept != nil && !r.accept(it, r.engine.clock.now()) {
+		// The call that began this flight has refused it, or would. Who else
+		// waits here waits for what that one gets.
+		verdict = rebuild
+	}
 	switch verdict {
 	case serve, serveOnly, fail:
 		if r.settle(it) {
@@ -368,6 +373,7 @@ func (r *run[V]) lead(ctx context.Context, lease Lease) bool {
 		e.running.Go(func() { r.confirm(loading) })
 	}
 
+	r.made = e.clock.now() + 1
 	e.count.loads.Add(1)
 	if epoch == 0 || e.Locker != nil && lease == nil {
 		e.count.degraded.Add(1)
@@ -554,7 +560,7 @@ func (r *run[V]) release(ctx context.Context, lease Lease) {
 // later to say: then nobody gets it, and the flight looks again.
 func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 	now := r.engine.clock.now()
-	it := &item[V]{epoch: epoch, build: l.took, trusted: r.engine.trustedUntil(now)}
+	it := &item[V]{epoch: epoch, build: l.took, made: r.made, trusted: r.engine.trustedUntil(now)}
 	switch {
 	case l.err == nil:
 		it.kind, it.value = KindValue, l.value
@@ -612,8 +618,8 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 		*it = *r.present
 	}
 	it.lifetime = it.failed(now, pause)
-	it.err, it.trusted, it.weight = err, e.trustedUntil(now), 0
-	if !it.stale(now) {
+	it.err, it.trusted, it.weight, it.made = err, e.trustedUntil(now), 0, r.made
+	if !it.stale(now) && now >= it.keepUntil {
 		var zero V
 		it.held, it.kind, it.value = false, KindNone, zero
 	}
@@ -661,6 +667,7 @@ func (r *run[V]) encode(it *item[V]) (Entry, error) {
 		TTL:                  it.freshUntil - it.born,
 		StaleWhileRevalidate: it.staleUntil - it.freshUntil,
 		StaleIfError:         it.errorUntil - it.freshUntil,
+		Keep:                 it.keepUntil - it.freshUntil,
 		BuildTime:            it.build,
 		Failures:             it.failures,
 	}
@@ -697,7 +704,7 @@ func (r *run[V]) decode(e Entry, known *item[V], asked instant) *item[V] {
 		return &later
 	}
 	it := &item[V]{kind: e.Kind, epoch: e.Epoch, build: e.BuildTime, trusted: r.engine.trustedUntil(asked)}
-	it.lifetime = newLifetime(now, Freshness{e.Age, e.TTL, e.StaleWhileRevalidate, e.StaleIfError})
+	it.lifetime = newLifetime(now, Freshness{e.Age, e.TTL, e.StaleWhileRevalidate, e.StaleIfError, e.Keep})
 	it.held = e.Kind != KindNone
 	if e.Failures > 0 {
 		it.failures, it.retryAt = e.Failures, addDurations(it.born, e.RetryAge)
