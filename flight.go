@@ -3,6 +3,7 @@ package bellwether
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -44,6 +45,7 @@ type engine[V any] struct {
 	closed        bool
 	epoch         uint64 // the last epoch given out, where there is no store to give them
 	invalidations uint64 // of any key
+	witnesses     map[string][]*witness
 }
 
 // A binder gives the loader of a flight that begins now. It is called while the
@@ -89,6 +91,9 @@ type want[V any] struct {
 	accept func(it *item[V], now instant) bool
 	// aside is work for the call's own goroutine while it waits. Nil: none.
 	aside <-chan func()
+	// first makes a call that cannot begin a flight of its own end at once, with
+	// errTaken.
+	first bool
 }
 
 // takes reports whether the item answers a call that began at asked: what was
@@ -128,6 +133,14 @@ var (
 	// errAgain ends a flight that has waited long enough for others. Its
 	// callers begin a new one if they have time left.
 	errAgain = errors.New("bellwether: flight ended without an answer")
+
+	// errTaken is for a call that will not wait for another's flight.
+	errTaken = errors.New("bellwether: another call's flight is under way")
+
+	// errNothing is the failure of a load that has answered its own caller, by
+	// publish, and has learnt nothing about the key. It is not remembered, and
+	// what the key has stays.
+	errNothing = errors.New("bellwether: load was for its caller alone")
 
 	// errInvalidated is the cause that cancels a load when its key is
 	// invalidated.
@@ -213,7 +226,9 @@ func (e *engine[V]) wait(ctx context.Context, key string, stale *item[V], w want
 			return served[V]{}, err
 		}
 		if f == nil {
-			return e.conclude(known, false)
+			s, err := e.conclude(known, false)
+			s.flown = false
+			return s, err
 		}
 		switch {
 		case again: // one count per call, however many flights it needs
@@ -328,6 +343,9 @@ func (e *engine[V]) join(ctx context.Context, key string, w want[V], asked insta
 		return nil, nil, false, ErrClosed
 	}
 	if f := e.flights[key]; f != nil {
+		if w.first {
+			return nil, nil, false, errTaken
+		}
 		return f, nil, true, nil
 	}
 	// The near tier is read again under the lock. A caller that missed there
@@ -466,6 +484,41 @@ func (f *flight[V]) lookAgain() {
 	f.disowned = false
 }
 
+// A witness counts the invalidations of a key while somebody works on a value
+// for it that no flight makes.
+type witness struct {
+	seen int // guarded by engine.mu
+}
+
+func (e *engine[V]) watchInvalidations(key string) *witness {
+	w := &witness{}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.witnesses == nil {
+		e.witnesses = make(map[string][]*witness)
+	}
+	e.witnesses[key] = append(e.witnesses[key], w)
+	return w
+}
+
+func (e *engine[V]) dismiss(key string, w *witness) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	rest := slices.DeleteFunc(e.witnesses[key], func(other *witness) bool { return other == w })
+	if e.witnesses[key] = rest; len(rest) == 0 {
+		delete(e.witnesses, key)
+	}
+}
+
+// behind runs f on a goroutine of the engine's, unless that is closed.
+func (e *engine[V]) behind(f func()) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !e.closed {
+		e.running.Go(f)
+	}
+}
+
 // invalidate drops the key from the store and then from this process. The
 // order matters: with the store first, whatever the present flight has read or
 // claimed before the store's floor rose is disowned here, and what any flight
@@ -484,6 +537,9 @@ func (e *engine[V]) invalidate(ctx context.Context, key string) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.invalidations++
+	for _, w := range e.witnesses[key] {
+		w.seen++
+	}
 	e.near.delete(key)
 	if f := e.flights[key]; f != nil {
 		f.disowned = true

@@ -473,6 +473,48 @@ func (e *engine[V]) put(ctx context.Context, key string, v V, f Freshness) {
 	}
 }
 
+// putUnless keeps, where there is no store, a value that was made by a request
+// which has invalidated the key itself, once: if w has seen more than that, the
+// value may be older than what another such request has done.
+func (e *engine[V]) putUnless(key string, v V, f Freshness, w *witness) {
+	now := e.clock.now()
+	it := &item[V]{kind: KindValue, value: v, trusted: e.trustedUntil(now)}
+	it.lifetime = newLifetime(now, f)
+	e.near.weigh(key, it) // before the lock: it runs user code
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if w.seen != 1 || e.flights[key] != nil {
+		return // a flight that has begun since the invalidation has something newer
+	}
+	e.epoch++
+	it.epoch = e.epoch
+	e.near.put(key, it)
+}
+
+// peek returns what the near tier or the store has for the key that may be
+// served now, without a flight; nil if there is nothing.
+func (e *engine[V]) peek(ctx context.Context, key string) *item[V] {
+	it, now := e.near.get(key)
+	if it == nil || now >= it.trusted {
+		if e.Store == nil {
+			return nil
+		}
+		r := &run[V]{flight: &flight[V]{key: key, engine: e}, outage: outage{e.EngineTimeout}}
+		entry, asked, err := r.read(ctx, &r.outage)
+		if err != nil {
+			return nil
+		}
+		if it = r.decode(entry, it, asked); it == nil {
+			return nil
+		}
+	}
+	switch it.judge(now) {
+	case serve, serveStale, serveOnly:
+		return it
+	}
+	return nil
+}
+
 // keep renews the lease at a third of its length until ctx ends. It closes lost
 // when the engine says that the lease is another's. An engine that says nothing
 // ends nothing: if the lease runs out meanwhile and another rebuilds too, the
@@ -562,6 +604,9 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 	now := r.engine.clock.now()
 	it := &item[V]{epoch: epoch, build: l.took, made: r.made, trusted: r.engine.trustedUntil(now)}
 	switch {
+	case errors.Is(l.err, errNothing):
+		r.end(errAgain) // who has not seen what was published asks again
+		return true
 	case l.err == nil:
 		it.kind, it.value = KindValue, l.value
 		it.lifetime = newLifetime(now, l.freshness)
