@@ -248,7 +248,7 @@ func (c *Cache[V]) GetFunc(ctx context.Context, key string, load func(ctx contex
 }
 
 func (c *Cache[V]) wait(ctx context.Context, key string, stale *item[V], bind binder[V]) (V, error) {
-	s, err := c.engine.wait(ctx, key, stale, bind)
+	s, err := c.engine.wait(ctx, key, stale, want[V]{}, bind)
 	if err != nil {
 		var zero V
 		return zero, err

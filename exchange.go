@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"net/http"
 	"runtime/debug"
+	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -41,21 +43,29 @@ type exchange struct {
 	owner  *call // the call that began it
 	key    string
 	path   []string // request field names that the key already tells apart
-	stale  bool     // there is something stale to serve if this fails
 	cancel context.CancelCauseFunc
 	sent   time.Time
 
+	fwd    httpcache.Forward // why the handler was asked
+	backed bool              // there is something to serve if this fails
+	stored *response         // what the request's conditions ask about; nil if there are none
+
 	header      http.Header // the handler's
 	wroteHeader bool
+	bodyless    bool  // the status has no body
 	announced   int64 // Content-Length, -1 if there is none
 	written     int64
 	body        *spool.Spool
+	trailer     http.Header // set before the body ends
 
 	decided   chan struct{} // closed when what follows is set
 	decidedAt time.Time
 	response  *response
 	private   http.Header   // what the first client alone gets
+	trailers  []string      // the names of fields that come behind the body
 	shared    bool          // others may read it
+	checked   bool          // it is kept for validation
+	validated bool          // it is what was stored: the handler has answered 304
 	overflow  chan struct{} // closed before the body passes the limit
 	finished  chan struct{} // closed when err is set
 	err       error
@@ -106,6 +116,7 @@ func (x *exchange) run(next http.Handler, r *http.Request) {
 			x.err = fmt.Errorf("%w: %d of %d bytes", errShortBody, x.written, x.announced)
 		}
 		if x.body != nil {
+			x.trailer = trailerOf(x.header, x.trailers)
 			if x.err == nil {
 				x.err = x.body.Close()
 			} else {
@@ -124,7 +135,8 @@ func (x *exchange) run(next http.Handler, r *http.Request) {
 // Header returns the header that WriteHeader will take.
 func (x *exchange) Header() http.Header { return x.header }
 
-// WriteHeader decides who may read the response.
+// WriteHeader decides who may read the response. An interim response goes to
+// the first client, and is not the response.
 func (x *exchange) WriteHeader(status int) {
 	if x.wroteHeader {
 		return
@@ -133,18 +145,27 @@ func (x *exchange) WriteHeader(status int) {
 		panic(fmt.Sprintf("invalid WriteHeader code %v", status)) // as net/http has it
 	}
 	if status < 200 && status != http.StatusSwitchingProtocols {
-		return // an interim response is for one client, and not the response
+		x.owner.hint(status, x.header)
+		return
 	}
 	x.wroteHeader = true
+	x.bodyless = status == http.StatusNoContent || status == http.StatusNotModified
 	x.announced = -1
-	if n, err := strconv.ParseInt(x.header.Get("Content-Length"), 10, 64); err == nil && n >= 0 {
+	if n, ok := contentLength(x.header); ok && !x.bodyless {
 		x.announced = n
 	}
-	if status == http.StatusNoContent || status == http.StatusNotModified {
-		x.announced = -1
+	if status == http.StatusNotModified && x.stored != nil {
+		if !httpcache.Selects(x.stored.header, httpcache.CanonicalHeader(x.header)) {
+			return // about something else: fetch asks again, without conditions
+		}
+		x.validated = true
+		x.announced = int64(len(x.stored.body))
 	}
 	x.decide(status)
 	close(x.decided)
+	if x.validated {
+		x.take(x.stored.body)
+	}
 }
 
 // decide makes the response and says whether it is shared.
@@ -152,44 +173,51 @@ func (x *exchange) decide(status int) {
 	now := time.Now()
 	x.decidedAt = now
 	header := httpcache.CanonicalHeader(x.header)
-	d := httpcache.ResponseDirectives(header)
-	freshness := httpcache.FreshnessOf(status, header, d, now, x.m.rules)
-	age := httpcache.InitialAge(header, x.sent, now)
-	var reason string
-	x.shared, reason = httpcache.Storable(http.MethodGet, x.owner.request, status, header, d, x.m.rules)
-	switch {
-	case reason == httpcache.ReasonNoLifetime && httpcache.IsServerError(status) && x.m.options.ErrorTTL > 0:
+	x.trailers = trailerNames(header)
+	fwdStatus := 0
+	var j httpcache.Judgement
+	if x.validated {
+		fwdStatus = status
+		d := httpcache.ResponseDirectives(header, x.m.rules.Targets...)
+		age := httpcache.InitialAge(header, x.sent, now)
+		status, header = x.stored.status, httpcache.Freshen(x.stored.header, httpcache.StoredHeader(header, d, now))
+		j = httpcache.Judge(x.owner.request, status, header, x.sent, now, x.m.rules)
+		j.Age = age // the 304's
+	} else {
+		j = httpcache.Judge(x.owner.request, status, header, x.sent, now, x.m.rules)
+	}
+	x.shared, x.checked = j.Shared, j.Checked
+	if j.Reason == httpcache.ReasonNoLifetime && httpcache.IsServerError(status) {
 		// One error answers the herd that waits for it, and those who come
 		// within ErrorTTL: a broken origin is not helped by being asked by each.
-		x.shared, freshness.Lifetime = true, x.m.options.ErrorTTL
-	case x.shared && freshness.Source == httpcache.SourceNone && !d.Public:
-		// Nobody has said that it is for everybody, nor for how long.
-		x.shared, reason = false, "no-lifetime"
-	case x.shared && !freshness.Shareable(age):
-		x.shared, reason = false, "not-fresh"
+		// It has no windows: it is nothing to fall back on.
+		x.shared, j.Freshness = true, httpcache.Freshness{Lifetime: max(0, x.m.options.ErrorTTL)}
 	}
 	limit := x.m.options.MaxBody
-	if !x.shared {
+	if !x.shared && !x.checked {
 		limit = min(limit, privateWindow)
 	}
 	x.body = spool.New(limit)
 	x.response = &response{
 		status:    status,
-		header:    httpcache.StoredHeader(header, d, now),
-		freshness: freshness,
-		age:       age,
-		reason:    reason,
+		header:    httpcache.StoredHeader(header, j.Directives, now),
+		freshness: j.Freshness,
+		age:       j.Age,
+		reason:    j.Reason,
+		fwd:       x.fwd,
+		fwdStatus: fwdStatus,
 		live:      x.body,
 		of:        x,
 	}
 	x.private = header.Clone()
 	httpcache.RemoveConnectionFields(x.private)
-	names, _ := httpcache.VaryNames(header)
-	if names = without(names, x.path); !x.shared {
+	if !x.shared {
 		x.response.kind = uncacheable
-	} else if len(names) > 0 {
+	}
+	names, _ := httpcache.VaryNames(header)
+	if names = without(names, x.path); (x.shared || x.checked) && len(names) > 0 {
 		v := &response{kind: varying, names: names, mark: newMark(), variant: x.response}
-		v.id = v.variantKey(x.key, x.owner.request)
+		v.id = x.m.variantKey(v, x.key, x.owner.request)
 		x.response = v
 	}
 	// The owner's place is taken before a byte is written: it must not lose the
@@ -200,14 +228,10 @@ func (x *exchange) decide(status int) {
 // without returns the names that are not among known.
 func without(names, known []string) []string {
 	var rest []string
-next:
 	for _, name := range names {
-		for _, k := range known {
-			if k == name {
-				continue next
-			}
+		if !slices.Contains(known, name) {
+			rest = append(rest, name)
 		}
-		rest = append(rest, name)
 	}
 	return rest
 }
@@ -222,12 +246,17 @@ func (x *exchange) Write(p []byte) (int, error) {
 		}
 		x.WriteHeader(http.StatusOK)
 	}
-	if status := x.content().status; status == http.StatusNoContent || status == http.StatusNotModified {
+	if x.bodyless {
 		return 0, http.ErrBodyNotAllowed
 	}
 	if x.announced >= 0 && x.written+int64(len(p)) > x.announced {
 		return 0, http.ErrContentLength
 	}
+	return x.take(p)
+}
+
+// take adds to the body, and tells when that passes the limit.
+func (x *exchange) take(p []byte) (int, error) {
 	if before := x.written; before <= x.m.options.MaxBody && before+int64(len(p)) > x.m.options.MaxBody {
 		close(x.overflow)
 	}
@@ -252,18 +281,64 @@ func (x *exchange) content() *response {
 	return x.response
 }
 
+// errUnselected is the end of an exchange whose handler has answered 304 about
+// something else than what is stored (RFC 9111 section 4.3.4).
+var errUnselected = errors.New("bellwether: handler's 304 is not about the stored response")
+
 // fetch is the HTTP face's load: it runs the handler and returns what is to be
-// kept under the key.
+// kept under the key. What is there already is validated.
 func (m *Middleware) fetch(ctx context.Context, f *flight[*response], c *call, next http.Handler, r *http.Request) (*response, error) {
-	// Of the request's own context, not of the rebuild's: that one still has
-	// what detach has replaced.
-	running, cancel := context.WithCancelCause(r.Context())
+	x := m.newExchange(f, c)
+	if p := f.present; p != nil && p.kind == KindValue && m.validates(p.value, c.request) {
+		conditional := r.Clone(r.Context())
+		if httpcache.SetConditions(conditional.Header, p.value.header) {
+			x.stored = p.value
+			res, err := m.carry(ctx, f, x, next, conditional)
+			if !errors.Is(err, errUnselected) {
+				return res, err
+			}
+			x = m.newExchange(f, c)
+		}
+	}
+	return m.carry(ctx, f, x, next, r)
+}
+
+// validates reports whether a request may ask whether res still holds. One with
+// Authorization asks only about what is for it too.
+func (m *Middleware) validates(res *response, req http.Header) bool {
+	if res.kind != plain && res.kind != checked {
+		return false
+	}
+	return req["Authorization"] == nil || httpcache.OpenToAll(res.header, m.rules)
+}
+
+func (m *Middleware) newExchange(f *flight[*response], c *call) *exchange {
 	x := &exchange{
-		m: m, owner: c, key: f.key, path: c.path, cancel: cancel, sent: time.Now(),
-		stale:  f.present != nil && f.present.kind == KindValue && f.present.value.kind == plain && f.present.held,
+		m: m, owner: c, key: f.key, path: c.path, sent: time.Now(), fwd: httpcache.FwdURIMiss,
 		header: make(http.Header), announced: -1,
 		decided: make(chan struct{}), overflow: make(chan struct{}), finished: make(chan struct{}),
 	}
+	if len(c.path) > 0 {
+		x.fwd = httpcache.FwdVaryMiss
+	}
+	if p := f.present; p != nil && p.kind == KindValue && p.value.kind == plain && p.held {
+		now := m.engine.clock.now()
+		x.backed = now < p.errorUntil
+		x.fwd = httpcache.FwdStale
+		if now < p.freshUntil {
+			x.fwd = httpcache.FwdRequest
+		}
+	}
+	return x
+}
+
+// carry runs an exchange and returns what is to be kept of it.
+func (m *Middleware) carry(ctx context.Context, f *flight[*response], x *exchange, next http.Handler, r *http.Request) (*response, error) {
+	c := x.owner
+	// Of the request's own context, not of the rebuild's: that one still has
+	// what detach has replaced.
+	running, cancel := context.WithCancelCause(r.Context())
+	x.cancel = cancel
 	c.mu.Lock()
 	c.ran = true
 	c.mu.Unlock()
@@ -282,26 +357,37 @@ func (m *Middleware) fetch(ctx context.Context, f *flight[*response], c *call, n
 	select {
 	case <-x.decided:
 	default:
+		if x.err == nil {
+			return nil, errUnselected
+		}
 		return nil, x.err // before there was a header
 	}
-	if x.shared && x.stale && httpcache.IsServerError(x.content().status) {
+	if x.backed && httpcache.IsServerError(x.content().status) {
 		x.body.CloseWithError(errServerError)
 		return nil, fmt.Errorf("%w: %d", errServerError, x.content().status)
+	}
+	authorized := c.request["Authorization"] != nil
+	if authorized {
+		m.learnAuthorized(x.key, x.shared)
 	}
 	if !f.publish(ctx, x.response) {
 		x.body.CloseWithError(errInvalidated)
 		return nil, errInvalidated
 	}
-	if !x.shared {
+	if !x.shared && !x.checked {
 		unlink()
 		c.follow(x)
+		if authorized {
+			// What one user gets says nothing about what all others get.
+			return nil, errNothing
+		}
 		return m.remember(ctx, x.response.reason), nil
 	}
 	select {
 	case <-x.overflow:
 		// From here on the body is its readers'; it ends with the last of them.
 		unlink()
-		return m.remember(ctx, "too large"), nil
+		return m.remember(ctx, reasonTooLarge), nil
 	case <-x.finished:
 	case <-ctx.Done():
 		// The flight has ended, or is about to. This load has not before its
@@ -317,27 +403,46 @@ func (m *Middleware) fetch(ctx context.Context, f *flight[*response], c *call, n
 	return m.keep(ctx, x)
 }
 
+// reasonTooLarge is why a body over MaxBody is not shared.
+const reasonTooLarge = "too large"
+
 // remember returns the record that responses to a key are not for sharing.
 func (m *Middleware) remember(ctx context.Context, reason string) *response {
 	SetFreshness(ctx, Freshness{TTL: m.options.UncacheableTTL})
 	return &response{kind: uncacheable, reason: reason}
 }
 
+// keepFor is how long a response that has a validator is kept for the next
+// rebuild to ask whether it still holds.
+const keepFor = time.Hour
+
 // keep returns what is to be kept under the key for a complete exchange. If
 // its response is a variant, that is written under its own key first, so that
 // whoever reads the names finds the variant.
 func (m *Middleware) keep(ctx context.Context, x *exchange) (*response, error) {
-	body, ok := x.body.Bytes()
-	if !ok {
-		return nil, errors.New("bellwether: complete body without bytes")
-	}
 	live := x.content()
-	done := &response{status: live.status, header: live.header, freshness: live.freshness, body: body}
+	done := &response{status: live.status, header: live.header, freshness: live.freshness, fwd: live.fwd, fwdStatus: live.fwdStatus}
+	if x.validated {
+		done.body = x.stored.body
+	} else {
+		body, ok := x.body.Bytes()
+		if !ok {
+			return nil, errors.New("bellwether: complete body without bytes")
+		}
+		done.body = body
+	}
 	f := Freshness{
 		Age:                  live.age + time.Since(x.decidedAt),
 		TTL:                  live.freshness.Lifetime,
 		StaleWhileRevalidate: live.freshness.StaleWhileRevalidate,
 		StaleIfError:         live.freshness.StaleIfError,
+	}
+	if httpcache.HasValidator(done.header) {
+		f.keep = keepFor
+	}
+	if x.checked {
+		// As a record about the key it is good for as long as it is kept.
+		done.kind, f = checked, Freshness{TTL: keepFor}
 	}
 	if x.response.kind != varying {
 		SetFreshness(ctx, f)
@@ -353,16 +458,81 @@ func (m *Middleware) keep(ctx context.Context, x *exchange) (*response, error) {
 // others is heard when the next variant is rebuilt.
 const varyingTTL = 24 * time.Hour
 
+// contentLength returns what a header announces.
+func contentLength(h http.Header) (int64, bool) {
+	n, err := strconv.ParseInt(h.Get("Content-Length"), 10, 64)
+	return n, err == nil && n >= 0
+}
+
+// trailerNames returns the fields that a handler has announced to send behind
+// the body, in the first of net/http's two ways.
+func trailerNames(h http.Header) []string {
+	var names []string
+	for _, line := range h["Trailer"] {
+		for name := range strings.SplitSeq(line, ",") {
+			if name = http.CanonicalHeaderKey(strings.TrimSpace(name)); name != "" && !slices.Contains(names, name) {
+				names = append(names, name)
+			}
+		}
+	}
+	return names
+}
+
+// trailerOf returns what a handler that has returned has left in its header to
+// be sent behind the body: the fields it had announced, and in the second way
+// those whose name has a prefix, which they keep.
+func trailerOf(h http.Header, announced []string) http.Header {
+	var t http.Header
+	for name, values := range h {
+		if strings.HasPrefix(name, http.TrailerPrefix) || slices.Contains(announced, http.CanonicalHeaderKey(name)) {
+			if t == nil {
+				t = make(http.Header)
+			}
+			t[name] = slices.Clone(values)
+		}
+	}
+	return t
+}
+
 // A call is one request that waits for a key.
 type call struct {
 	request http.Header // as the client sent it, for Vary and Storable
 	path    []string    // request field names that led to the present key
+	aside   chan func() // what the call's own goroutine is to do while it waits
+	inform  func(status int, h http.Header)
 
 	mu     sync.Mutex // guards what follows
 	ran    bool       // the handler was run for this call
 	left   bool
 	reader *spool.Reader
 	alone  *exchange // whose only reader the call is
+}
+
+// maxHints is how many interim responses wait for the first client at most. One
+// more is dropped, as any intermediary may (RFC 9110 section 15.2).
+const maxHints = 8
+
+// hint has an interim response sent to the call's client. Only the client's own
+// goroutine may touch its ResponseWriter, so it is handed over, and the handler
+// does not wait for it.
+func (c *call) hint(status int, h http.Header) {
+	h = h.Clone() // the handler goes on with its own
+	select {
+	case c.aside <- func() { c.inform(status, h) }:
+	default:
+	}
+}
+
+// settleAside does what is left to do for the call's own goroutine.
+func (c *call) settleAside() {
+	for {
+		select {
+		case do := <-c.aside:
+			do()
+		default:
+			return
+		}
+	}
 }
 
 // began reports whether the handler was run for this call.

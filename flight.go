@@ -3,6 +3,7 @@ package bellwether
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -48,6 +49,7 @@ type engine[V any] struct {
 	closed        bool
 	epoch         uint64 // the last epoch given out, where there is no store to give them
 	invalidations uint64 // of any key
+	witnesses     map[string][]*witness
 }
 
 // A binder gives the loader of a flight that begins now. It is called while the
@@ -80,6 +82,32 @@ type flight[V any] struct {
 	// fails, and what tells how often it has failed. Written by the flight's
 	// goroutine, and not while a load runs, which may read it.
 	present *item[V]
+
+	// accept is the first caller's, see want. It never changes.
+	accept func(it *item[V], now instant) bool
+	// made is the item.made of what the present load makes. Written by the
+	// flight's goroutine before a load starts, which may read it.
+	made instant
+}
+
+// A want is what a call asks of its answer. The zero want takes any.
+type want[V any] struct {
+	// accept tells whether an item may answer that was made before the call.
+	// Nil: any may. It is quick and does not wait; it is called under locks.
+	accept func(it *item[V], now instant) bool
+	// aside is work for the call's own goroutine while it waits. Nil: none.
+	aside <-chan func()
+	// first makes a call that cannot begin a flight of its own end at once, with
+	// errTaken.
+	first bool
+}
+
+// takes reports whether the item answers a call that began at asked: what was
+// loaded since then answers it whatever else is wanted, or it would go on asking
+// for ever; and so does a failure while no try is due, because what one client
+// wants is no reason to try sooner.
+func (w *want[V]) takes(it *item[V], now, asked instant) bool {
+	return w.accept == nil || it.made > asked || it.backingOff(now) || w.accept(it, now)
 }
 
 // A flightState is one state of a flight. It never changes; the next one takes
@@ -111,6 +139,14 @@ var (
 	// errAgain ends a flight that has waited long enough for others. Its
 	// callers begin a new one if they have time left.
 	errAgain = errors.New("bellwether: flight ended without an answer")
+
+	// errTaken is for a call that will not wait for another's flight.
+	errTaken = errors.New("bellwether: another call's flight is under way")
+
+	// errNothing is the failure of a load that has answered its own caller, by
+	// publish, and has learnt nothing about the key. It is not remembered, and
+	// what the key has stays.
+	errNothing = errors.New("bellwether: load was for its caller alone")
 
 	// errInvalidated is the cause that cancels a load when its key is
 	// invalidated.
@@ -164,11 +200,26 @@ func (e *engine[V]) hit(key string) (served[V], bool) {
 	return served[V]{}, false
 }
 
+// hitFor is hit for a call that does not take any answer.
+func (e *engine[V]) hitFor(key string, w want[V]) (served[V], bool) {
+	if w.accept == nil {
+		return e.hit(key)
+	}
+	if it, now := e.near.get(key); it == nil || !it.backingOff(now) && !w.accept(it, now) {
+		return served[V]{}, false
+	}
+	return e.hit(key)
+}
+
 // wait answers by way of the key's flight, which it begins with bind's loader if
 // no other call has. stale is what hit has found to be served when the call's
 // patience ends, or nil. The error is a failed rebuild's, or this call's own
 // end.
-func (e *engine[V]) wait(ctx context.Context, key string, stale *item[V], bind binder[V]) (served[V], error) {
+//
+// A flight that lands with an item that the call does not take makes it begin
+// the next one, or join it: all who came while one load ran and want a later one
+// share that.
+func (e *engine[V]) wait(ctx context.Context, key string, stale *item[V], w want[V], bind binder[V]) (served[V], error) {
 	if err := ctx.Err(); err != nil {
 		return served[V]{}, err
 	}
@@ -178,12 +229,14 @@ func (e *engine[V]) wait(ctx context.Context, key string, stale *item[V], bind b
 	)
 	defer timer.stop()
 	for again := false; ; again = true {
-		f, known, collapsed, err := e.join(ctx, key, bind)
+		f, known, collapsed, err := e.join(ctx, key, w, began, bind)
 		if err != nil {
 			return served[V]{}, err
 		}
 		if f == nil {
-			return e.conclude(known, false)
+			s, err := e.conclude(known, false)
+			s.flown = false
+			return s, err
 		}
 		switch {
 		case again: // one count per call, however many flights it needs
@@ -196,7 +249,8 @@ func (e *engine[V]) wait(ctx context.Context, key string, stale *item[V], bind b
 			state := f.state.Load()
 			// Before the end: a value that is being made is its first caller's
 			// also when it has turned out to be for nobody else.
-			if state.published != nil {
+			now := e.clock.now()
+			if state.published != nil && w.takes(state.published, now, began) {
 				return served[V]{item: state.published, collapsed: collapsed, flown: true}, nil
 			}
 			if state.landed {
@@ -205,12 +259,11 @@ func (e *engine[V]) wait(ctx context.Context, key string, stale *item[V], bind b
 				}
 				// A reply of the store that was long under way may be older than
 				// this call, by more than the near tier is trusted for.
-				if state.err == nil && began < state.result.trusted {
+				if state.err == nil && began < state.result.trusted && w.takes(state.result, now, began) {
 					return e.conclude(state.result, collapsed)
 				}
 				break
 			}
-			now := e.clock.now()
 			if stale == nil {
 				stale = state.offered
 			}
@@ -222,6 +275,9 @@ func (e *engine[V]) wait(ctx context.Context, key string, stale *item[V], bind b
 				if stale != nil && (now >= stale.trusted || !stale.stale(now)) {
 					stale = nil
 				}
+			}
+			if stale != nil && !w.takes(stale, now, began) {
+				stale = nil
 			}
 			limit := e.MaxWait
 			if stale != nil {
@@ -246,6 +302,8 @@ func (e *engine[V]) wait(ctx context.Context, key string, stale *item[V], bind b
 			select {
 			case <-state.news:
 			case <-expiry:
+			case do := <-w.aside:
+				do()
 			case <-ctx.Done():
 				return served[V]{}, ctx.Err()
 			}
@@ -286,13 +344,16 @@ func (e *engine[V]) conclude(it *item[V], collapsed bool) (served[V], error) {
 
 // join returns the key's flight, begun now if there is none; or no flight, and
 // the item that answers at once.
-func (e *engine[V]) join(ctx context.Context, key string, bind binder[V]) (f *flight[V], known *item[V], collapsed bool, err error) {
+func (e *engine[V]) join(ctx context.Context, key string, w want[V], asked instant, bind binder[V]) (f *flight[V], known *item[V], collapsed bool, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.closed {
 		return nil, nil, false, ErrClosed
 	}
 	if f := e.flights[key]; f != nil {
+		if w.first {
+			return nil, nil, false, errTaken
+		}
 		return f, nil, true, nil
 	}
 	// The near tier is read again under the lock. A caller that missed there
@@ -303,12 +364,14 @@ func (e *engine[V]) join(ctx context.Context, key string, bind binder[V]) (f *fl
 	if it != nil && now < it.trusted {
 		switch it.judge(now) {
 		case serve, serveOnly, fail:
-			return nil, it, false, nil
+			if w.takes(it, now, asked) {
+				return nil, it, false, nil
+			}
 		}
 	}
 	// Detached: the values of the context stay (traces, tenants), its end does not.
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
-	f = &flight[V]{key: key, load: bind(), engine: e, cancel: cancel, due: addDurations(now, e.MaxWait), notices: make(chan Notice, 1)}
+	f = &flight[V]{key: key, load: bind(), engine: e, accept: w.accept, cancel: cancel, due: addDurations(now, e.MaxWait), notices: make(chan Notice, 1)}
 	f.state.Store(&flightState[V]{news: make(chan struct{})})
 	f.alarm = time.AfterFunc(e.MaxWait, f.fallDue)
 	e.flights[key] = f
@@ -348,7 +411,7 @@ func (f *flight[V]) publish(ctx context.Context, v V) bool {
 	if ctx.Err() != nil || f.disowned || f.streaming() {
 		return false
 	}
-	f.change(func(s *flightState[V]) { s.published = &item[V]{kind: KindValue, value: v} })
+	f.change(func(s *flightState[V]) { s.published = &item[V]{kind: KindValue, value: v, made: f.made} })
 	return true
 }
 
@@ -429,6 +492,41 @@ func (f *flight[V]) lookAgain() {
 	f.disowned, f.claimed = false, 0
 }
 
+// A witness counts the invalidations of a key while somebody works on a value
+// for it that no flight makes.
+type witness struct {
+	seen int // guarded by engine.mu
+}
+
+func (e *engine[V]) watchInvalidations(key string) *witness {
+	w := &witness{}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.witnesses == nil {
+		e.witnesses = make(map[string][]*witness)
+	}
+	e.witnesses[key] = append(e.witnesses[key], w)
+	return w
+}
+
+func (e *engine[V]) dismiss(key string, w *witness) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	rest := slices.DeleteFunc(e.witnesses[key], func(other *witness) bool { return other == w })
+	if e.witnesses[key] = rest; len(rest) == 0 {
+		delete(e.witnesses, key)
+	}
+}
+
+// behind runs f on a goroutine of the engine's, unless that is closed.
+func (e *engine[V]) behind(f func()) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !e.closed {
+		e.running.Go(f)
+	}
+}
+
 // invalidate drops the key from the store and then from this process. The
 // order matters: with the store first, whatever the present flight has read or
 // claimed before the store's floor rose is disowned here, and what any flight
@@ -458,6 +556,9 @@ func (e *engine[V]) recall(key string, epoch uint64) {
 		e.near.delete(key)
 	}
 	e.invalidations++
+	for _, w := range e.witnesses[key] {
+		w.seen++
+	}
 	f := e.flights[key]
 	if f == nil || f.claimed > epoch {
 		return

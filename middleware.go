@@ -1,23 +1,21 @@
 package bellwether
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
-	"strconv"
+	"slices"
 	"strings"
 	"time"
 
-	"github.com/bellwether-go/bellwether/internal/adapter"
 	"github.com/bellwether-go/bellwether/internal/httpcache"
+	"golang.org/x/sync/semaphore"
 )
 
 // This file is the HTTP face: from the request to its key, by way of the
-// engine to an item, and from the item to the reply. What runs the handler is
-// in exchange.go.
+// engine to an item. What runs the handler is in exchange.go, the replies are in
+// reply.go, and what goes past the cache is in past.go.
 
 // HTTPOptions configure a [Middleware]. The zero HTTPOptions cache, in this
 // process, what says that it may be cached.
@@ -27,7 +25,8 @@ type HTTPOptions struct {
 	// StaleWhileRevalidate and StaleIfError are for responses that name no
 	// windows and do not forbid them. NotFoundTTL, Size and Codec have no
 	// meaning. ErrorTTL is also how long an error response (500, 502, 503,
-	// 504) without a freshness of its own is served.
+	// 504) without a freshness of its own is served; negative: it answers only
+	// those who waited for it, as RFC 9111 has it.
 	Options
 
 	// MaxBody is the largest body that is stored, in bytes. A larger one is
@@ -35,9 +34,30 @@ type HTTPOptions struct {
 	// Zero means 8 MiB.
 	MaxBody int64
 	// UncacheableTTL is how long it is remembered that a key's response was not
-	// for sharing; requests for it go straight to the handler meanwhile. Zero
-	// means 10 s.
+	// for sharing; requests for it go straight to the handler meanwhile. One
+	// cacheable response ends that. Zero means 10 s.
 	UncacheableTTL time.Duration
+	// PassThrough is how many requests whose wait has run out (MaxWait) are let
+	// through to the handler at one time, in this process. The others get 503
+	// with Retry-After. Zero: none is let through.
+	PassThrough int
+
+	// TargetedFields are the response fields that take the place of
+	// Cache-Control for this cache, the first that is there wins (RFC 9213): put
+	// a name of your own in front. Nil means CDN-Cache-Control; empty: none.
+	TargetedFields []string
+	// HeuristicFraction makes a response fresh that says nothing about it, where
+	// TTL is zero, for this part of the time since its Last-Modified, up to 24 h
+	// (RFC 9111 section 4.2.2; 0.1 is customary). Zero: not at all.
+	HeuristicFraction float64
+	// SetCookie lets responses with Set-Cookie be stored if they say how long
+	// they are fresh; each client gets the cookie then. Default: they are not
+	// shared.
+	SetCookie bool
+	// AnyLanguageOrder takes Accept-Language for the same in any order. RFC 9110
+	// section 12.5.4 gives the order no meaning; many servers do, Go's language
+	// matcher among them. Default: the order tells variants apart.
+	AnyLanguageOrder bool
 }
 
 // A Middleware caches the responses of the handlers that it wraps, as a shared
@@ -47,6 +67,7 @@ type Middleware struct {
 	engine  *engine[*response]
 	options HTTPOptions
 	rules   httpcache.Options
+	through *semaphore.Weighted // PassThrough
 }
 
 // NewMiddleware returns a Middleware. It panics if the options cannot be meant;
@@ -55,11 +76,21 @@ func NewMiddleware(o HTTPOptions) *Middleware {
 	if o.MaxBody < 0 || o.UncacheableTTL < 0 {
 		panic(fmt.Errorf("bellwether: HTTPOptions.MaxBody is %d and UncacheableTTL %v; neither may be negative", o.MaxBody, o.UncacheableTTL))
 	}
+	if o.PassThrough < 0 || o.HeuristicFraction < 0 || o.HeuristicFraction > 1 {
+		panic(fmt.Errorf("bellwether: HTTPOptions.PassThrough is %d and HeuristicFraction %v; want at least 0, and from 0 to 1", o.PassThrough, o.HeuristicFraction))
+	}
 	if o.MaxBody == 0 {
 		o.MaxBody = 8 << 20
 	}
 	if o.UncacheableTTL == 0 {
 		o.UncacheableTTL = 10 * time.Second
+	}
+	if o.TargetedFields == nil {
+		o.TargetedFields = []string{"CDN-Cache-Control"}
+	}
+	heuristic := o.HeuristicFraction
+	if heuristic == 0 {
+		heuristic = -1
 	}
 	s := o.Options.settings()
 	o.Options = s.Options
@@ -67,11 +98,14 @@ func NewMiddleware(o HTTPOptions) *Middleware {
 		engine: newEngine(s, func(_ string, r *response) int { return r.size() }, marshalResponse, unmarshalResponse),
 		rules: httpcache.Options{
 			DefaultLifetime:      o.TTL,
-			HeuristicFraction:    -1, // a lifetime that nobody has named is TTL's
+			Targets:              slices.Clone(o.TargetedFields),
+			SetCookie:            o.SetCookie,
+			HeuristicFraction:    heuristic,
 			StaleWhileRevalidate: o.StaleWhileRevalidate,
 			StaleIfError:         o.StaleIfError,
 		},
 		options: o,
+		through: semaphore.NewWeighted(int64(o.PassThrough)),
 	}
 }
 
@@ -110,10 +144,14 @@ func (m *Middleware) Invalidate(ctx context.Context, urls ...string) error {
 //
 // Only GET and HEAD are cached. The handler runs detached: on a goroutine and
 // with a context that are not the first client's, with that client's conditions
-// and ranges left out, and as GET. A handler that needs the client itself (to
+// and ranges left out, and as GET; if a response is stored that has to be
+// validated, with conditions of ours. A handler that needs the client itself (to
 // hijack the connection, to stream events) is reached by requests that ask for
 // an upgrade or for text/event-stream, and by all other methods, with the real
 // ResponseWriter.
+//
+// An interim response (1xx) goes to the client whose request runs the handler.
+// Trailers go to all who read the response as it is made, and are not stored.
 func (m *Middleware) Handler(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !httpcache.Safe(r.Method) {
@@ -121,291 +159,207 @@ func (m *Middleware) Handler(next http.Handler) http.Handler {
 			return
 		}
 		key, ok := httpcache.Key(r)
-		if why := bypassReason(r); why != "" || !ok {
+		d := httpcache.ParseRequest(r.Header)
+		if why := bypassReason(r, d); why != "" || !ok {
 			m.pass(w, r, next, httpcache.Status{Fwd: httpcache.FwdBypass, Detail: why})
 			return
 		}
-		m.serve(w, r, next, key)
+		m.serve(w, r, next, key, d)
 	})
 }
 
 // bypassReason says why a safe request goes past the cache, "" if it does not.
-func bypassReason(r *http.Request) string {
-	h := r.Header
+func bypassReason(r *http.Request, d httpcache.RequestDirectives) string {
 	switch {
 	case r.Method != http.MethodGet && r.Method != http.MethodHead:
 		return "method"
-	case h["Authorization"] != nil:
-		return "authorization"
-	case h["Upgrade"] != nil:
+	case r.Header["Upgrade"] != nil:
 		return "upgrade"
-	case strings.Contains(h.Get("Accept"), "text/event-stream"):
+	case strings.Contains(r.Header.Get("Accept"), "text/event-stream"):
 		return "event-stream"
 	case r.ContentLength != 0:
 		// A body that the key does not tell apart would answer others.
 		return "request body"
-	case httpcache.ParseRequest(h).NoStore:
+	case d.NoStore:
 		return "request no-store"
 	}
 	return ""
 }
 
-// errBroken is what callers get of a response that broke off before they had
-// any of it.
-var errBroken = errors.New("bellwether: response broken off")
-
 // maxHops bounds the way from a key to a variant: names that lead to names.
 const maxHops = 4
 
-// serve answers from the cache.
-func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler, key string) {
+// serve answers from the cache, by way of the handler if need be.
+func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler, key string, d httpcache.RequestDirectives) {
+	q := &query{m: m, w: w, r: r, next: next, directives: d, authorized: r.Header["Authorization"] != nil}
 	var path []string
 	for range maxHops {
-		s, ok := m.engine.hit(key)
+		s, ok := q.atHand(key)
+		if !ok && d.OnlyIfCached {
+			replyNotCached(w) // RFC 9111 section 5.2.1.7
+			return
+		}
+		c := &call{path: path}
 		if !ok {
-			c := &call{path: path}
 			defer c.leave()
 			var err error
-			s, err = m.engine.wait(r.Context(), key, s.item, func() loader[*response] {
-				d := detach(r)
-				c.request = r.Header.Clone()
-				return func(ctx context.Context, f *flight[*response]) (*response, error) {
-					return m.fetch(ctx, f, c, next, d)
-				}
-			})
-			if err != nil {
-				m.replyError(w, r, c, err)
+			if s, err = q.wait(c, key, s); err != nil {
+				q.replyError(c, err)
 				return
 			}
 			if res := s.item.value; res.of != nil || res.variant != nil {
-				if m.replyLive(w, r, next, c, s, key) {
+				if q.replyLive(c, s, key) {
 					return
 				}
 			}
 		}
 		switch res := s.item.value; res.kind {
 		case plain:
-			m.reply(w, r, s)
+			if q.authorized && !httpcache.OpenToAll(res.header, m.rules) {
+				m.pass(w, r, next, httpcache.Status{Fwd: httpcache.FwdBypass, Detail: "authorization"})
+				return
+			}
+			q.reply(s)
 			return
-		case uncacheable:
-			m.pass(w, r, next, httpcache.Status{Fwd: httpcache.FwdBypass, Detail: res.reason})
+		case checked:
+			q.passChecked(key, s)
 			return
 		case varying:
-			key = res.variantKey(key, r.Header)
+			key = m.variantKey(res, key, r.Header)
 			path = append(path, res.names...)
+		default:
+			q.passUncacheable(key, s)
+			return
 		}
 	}
 	m.pass(w, r, next, httpcache.Status{Fwd: httpcache.FwdVaryMiss, Detail: "too many variants"})
 }
 
-// replyLive answers with a response that is being written. It reports false if
-// that is not this request's: it is another variant, it is the first client's
-// alone, or its beginning is gone; then s tells where to go on.
-func (m *Middleware) replyLive(w http.ResponseWriter, r *http.Request, next http.Handler, c *call, s served[*response], key string) bool {
-	res := s.item.value
-	if res.kind == varying {
-		if res.variantKey(key, r.Header) != res.id {
+// A query is one request on its way through the cache.
+type query struct {
+	m          *Middleware
+	w          http.ResponseWriter
+	r          *http.Request
+	next       http.Handler
+	directives httpcache.RequestDirectives
+	authorized bool // has Authorization
+}
+
+// want is what the request asks of an answer; nothing is the usual case.
+func (q *query) want() want[*response] {
+	d := q.directives
+	if !q.authorized && !d.NoCache && !d.MaxAge.Set && !d.MinFresh.Set && !d.MaxStale.Set {
+		return want[*response]{}
+	}
+	return want[*response]{accept: func(it *item[*response], now instant) bool {
+		if it.kind != KindValue || it.value.kind != plain {
+			return true // it says where to go, and no more
+		}
+		if q.authorized && !httpcache.OpenToAll(it.value.header, q.m.rules) {
 			return false
 		}
-		res = res.variant
-	}
-	x := res.of
-	own := x.owner == c
-	if !own && !x.shared {
-		return false
-	}
-	body, ok := c.takeReader(x)
-	if !ok && !x.body.Overflowed() {
-		m.replyError(w, r, c, errBroken) // before this client had any of it
-		return true
-	}
-	if !ok {
-		m.pass(w, r, next, httpcache.Status{Fwd: httpcache.FwdBypass, Detail: "too large to share"})
-		return true
-	}
-	defer body.Close()
-
-	status := httpcache.Status{Fwd: httpcache.FwdURIMiss, FwdStatus: res.status, Stored: x.shared, Collapsed: !own}
-	if x.stale {
-		status.Fwd = httpcache.FwdStale
-	}
-	if !x.shared {
-		status.Detail = res.reason
-	}
-	if x.shared && httpcache.NotModified(r.Method, r.Header, res.status, res.header, x.decidedAt) {
-		replyNotModified(w, res, res.age, status)
-		return true
-	}
-	h := w.Header()
-	if own {
-		copyHeader(h, x.private)
-	} else {
-		copyHeader(h, res.header)
-	}
-	if x.shared {
-		setAge(h, res.age)
-	}
-	if x.announced >= 0 {
-		h.Set("Content-Length", strconv.FormatInt(x.announced, 10))
-	}
-	status.AppendTo(h)
-	w.WriteHeader(res.status)
-	if r.Method == http.MethodHead {
-		return true
-	}
-	rc := http.NewResponseController(w)
-	if _, err := body.CopyTo(r.Context(), w, rc.Flush); err != nil {
-		// Broken off must look broken off: net/http closes the connection, or
-		// resets the stream, without the end that a complete body has. A panic
-		// of the handler's own reaches its own client's server as it was.
-		if p, ok := errors.AsType[*PanicError](err); ok && own {
-			panic(p.Value)
-		}
-		panic(http.ErrAbortHandler)
-	}
-	return true
+		return reuse(it, now, d) != httpcache.Validate
+	}}
 }
 
-// reply answers with a complete response.
-func (m *Middleware) reply(w http.ResponseWriter, r *http.Request, s served[*response]) {
-	res := s.item.value
+// reuse is what RFC 9111 lets a stored response do for a request.
+func reuse(it *item[*response], now instant, d httpcache.RequestDirectives) httpcache.Reuse {
+	f := it.value.freshness
+	f.StaleWhileRevalidate = it.staleUntil - it.freshUntil // in the entry, not in the response's bytes
+	return f.Reuse(now-it.born, d)
+}
+
+// atHand answers without the handler if it can. If it cannot, the item is what
+// may be served when patience ends, or nil.
+func (q *query) atHand(key string) (served[*response], bool) {
+	e, want := q.m.engine, q.want()
+	s, ok := e.hitFor(key, want)
+	if ok {
+		return s, true
+	}
+	if q.directives.MaxStale.Set {
+		// A client that takes what is staler than we would serve gets it if this
+		// process has it.
+		it, now := e.near.get(key)
+		if it != nil && it.held && now < it.trusted && it.value.kind == plain && want.accept(it, now) {
+			e.count.stale.Add(1)
+			return served[*response]{item: it}, true
+		}
+	}
+	if q.directives.OnlyIfCached {
+		if it := e.peek(q.r.Context(), key); it != nil && want.takes(it, e.clock.now(), forever) {
+			return served[*response]{item: it}, true
+		}
+	}
+	return s, false
+}
+
+// wait answers by way of the handler.
+func (q *query) wait(c *call, key string, s served[*response]) (served[*response], error) {
+	m := q.m
+	c.aside = make(chan func(), maxHints)
+	c.inform = q.inform
+	w := q.want()
+	w.aside = c.aside
+	if q.authorized {
+		// Nobody waits for what is another user's until it is known to be for
+		// all.
+		switch m.learntAuthorized(key) {
+		case uncacheable:
+			return m.notShared("authorization"), nil
+		case plain:
+			w.first = true
+		}
+	}
+	s, err := m.engine.wait(q.r.Context(), key, s.item, w, func() loader[*response] {
+		d := detach(q.r)
+		c.request = q.r.Header.Clone()
+		return func(ctx context.Context, f *flight[*response]) (*response, error) {
+			return m.fetch(ctx, f, c, q.next, d)
+		}
+	})
+	if errors.Is(err, errTaken) {
+		return m.notShared("authorization"), nil
+	}
+	return s, err
+}
+
+// notShared is the answer that there is none to be shared.
+func (m *Middleware) notShared(reason string) served[*response] {
+	return served[*response]{item: &item[*response]{kind: KindValue, value: &response{kind: uncacheable, reason: reason}}}
+}
+
+// authorizedKey is where it is written, in this process alone, what is known of
+// a key's responses to requests with Authorization.
+func authorizedKey(key string) string { return key + "\x00\x00authorization" }
+
+// learnAuthorized remembers whether a response to a request with Authorization
+// was for all.
+func (m *Middleware) learnAuthorized(key string, shared bool) {
 	now := m.engine.clock.now()
-	age := now - s.item.born
-	status := httpcache.Status{Hit: true, TTL: httpcache.Delta{Set: true, Duration: s.item.freshUntil - now}}
-	if s.flown {
-		status.Collapsed = s.collapsed
+	it := &item[*response]{kind: KindValue, value: &response{kind: uncacheable}, trusted: forever}
+	it.lifetime = newLifetime(now, Freshness{TTL: m.options.UncacheableTTL})
+	if shared {
+		it.value = &response{kind: open}
+		it.lifetime = newLifetime(now, Freshness{TTL: varyingTTL})
 	}
-	if httpcache.NotModified(r.Method, r.Header, res.status, res.header, time.Now().Add(-age)) {
-		replyNotModified(w, res, age, status)
-		return
+	m.engine.near.put(authorizedKey(key), it)
+}
+
+// learntAuthorized returns what learnAuthorized remembers: open, uncacheable,
+// or plain if it is not known.
+func (m *Middleware) learntAuthorized(key string) responseKind {
+	if it, now := m.engine.near.get(authorizedKey(key)); it != nil && now < it.freshUntil {
+		return it.value.kind
 	}
-	h := w.Header()
-	copyHeader(h, res.header)
-	setAge(h, age)
-	status.AppendTo(h)
-	if res.status == http.StatusOK && r.Header["Range"] != nil {
-		// net/http's own ranges, multipart and If-Range included.
-		modified, _ := http.ParseTime(res.header.Get("Last-Modified"))
-		h.Del("Content-Length")
-		http.ServeContent(w, r, "", modified, bytes.NewReader(res.body))
-		return
+	return plain
+}
+
+// variantKey is the key of the variant that a request with the header req asks
+// for, below key.
+func (m *Middleware) variantKey(v *response, key string, req http.Header) string {
+	if m.options.AnyLanguageOrder {
+		req = httpcache.UnorderedLanguages(req)
 	}
-	if res.status != http.StatusNoContent && res.status != http.StatusNotModified {
-		h.Set("Content-Length", strconv.Itoa(len(res.body)))
-	}
-	w.WriteHeader(res.status)
-	if r.Method != http.MethodHead {
-		w.Write(res.body) // an error here is the client's end
-	}
+	return v.variantKey(key, req)
 }
-
-func replyNotModified(w http.ResponseWriter, res *response, age time.Duration, status httpcache.Status) {
-	h := w.Header()
-	copyHeader(h, httpcache.NotModifiedHeader(res.header))
-	setAge(h, age)
-	status.AppendTo(h)
-	w.WriteHeader(http.StatusNotModified)
-}
-
-// replyError answers a request whose rebuild failed, or that waited in vain.
-func (m *Middleware) replyError(w http.ResponseWriter, r *http.Request, c *call, err error) {
-	if p, ok := errors.AsType[*PanicError](err); ok && c.began() {
-		panic(p.Value) // to its own client's server, as if nothing stood between
-	}
-	code := http.StatusBadGateway
-	switch {
-	case r.Context().Err() != nil && errors.Is(err, context.Canceled):
-		return // nobody is there
-	case errors.Is(err, ErrWaitTimeout), errors.Is(err, ErrClosed):
-		code = http.StatusServiceUnavailable
-		w.Header().Set("Retry-After", "1")
-	case errors.Is(err, context.DeadlineExceeded):
-		code = http.StatusGatewayTimeout
-	}
-	httpcache.Status{Fwd: httpcache.FwdURIMiss, Collapsed: !c.began()}.AppendTo(w.Header())
-	w.Header().Set("Cache-Control", "no-store")
-	http.Error(w, http.StatusText(code), code)
-}
-
-// copyHeader gives the reply the stored fields. The values are shared, and
-// clipped by how they were made: who appends to one copies it.
-func copyHeader(dst, src http.Header) {
-	for name, values := range src {
-		dst[name] = values[:len(values):len(values)]
-	}
-}
-
-func setAge(h http.Header, age time.Duration) {
-	h["Age"] = []string{httpcache.FormatAge(age)}
-}
-
-// pass hands the request to the handler, with the real ResponseWriter.
-func (m *Middleware) pass(w http.ResponseWriter, r *http.Request, next http.Handler, why httpcache.Status) {
-	why.AppendTo(w.Header())
-	next.ServeHTTP(w, r)
-}
-
-// passUnsafe hands a request that may change things to the handler, and drops
-// what it has made out of date (RFC 9111 section 4.4) before its client hears of
-// the success: a request that the client makes after that sees the change.
-func (m *Middleware) passUnsafe(w http.ResponseWriter, r *http.Request, next http.Handler) {
-	if r.Method == http.MethodConnect || r.Header["Upgrade"] != nil {
-		m.pass(w, r, next, httpcache.Status{Fwd: httpcache.FwdMethod})
-		return
-	}
-	httpcache.Status{Fwd: httpcache.FwdMethod}.AppendTo(w.Header())
-	u := &unsafeWriter{ResponseWriter: w, m: m, request: r}
-	next.ServeHTTP(u, r)
-	u.before(http.StatusOK)
-}
-
-// An unsafeWriter invalidates when the final header is written.
-type unsafeWriter struct {
-	http.ResponseWriter
-	m       *Middleware
-	request *http.Request
-	done    bool
-}
-
-// Unwrap lets http.ResponseController through to the real writer.
-func (u *unsafeWriter) Unwrap() http.ResponseWriter { return u.ResponseWriter }
-
-func (u *unsafeWriter) before(status int) {
-	if u.done || status < 200 {
-		return
-	}
-	u.done = true
-	// The client may leave; what it has changed has changed.
-	ctx := context.WithoutCancel(u.request.Context())
-	for _, key := range httpcache.InvalidatedKeys(u.request, status, u.Header()) {
-		if err := u.m.engine.invalidate(ctx, key); err != nil {
-			u.m.engine.OnError(key, err)
-		}
-	}
-}
-
-func (u *unsafeWriter) WriteHeader(status int) {
-	u.before(status)
-	u.ResponseWriter.WriteHeader(status)
-}
-
-func (u *unsafeWriter) Write(p []byte) (int, error) {
-	u.before(http.StatusOK)
-	return u.ResponseWriter.Write(p)
-}
-
-// ReadFrom keeps the real writer's: a proxied body need not be copied through
-// here.
-func (u *unsafeWriter) ReadFrom(r io.Reader) (int64, error) {
-	u.before(http.StatusOK)
-	return io.Copy(u.ResponseWriter, r)
-}
-
-// Flush sends the header on, if the real writer can.
-func (u *unsafeWriter) Flush() {
-	u.before(http.StatusOK)
-	http.NewResponseController(u.ResponseWriter).Flush()
-}
-
-// newMark makes the keys of a key's variants new.
-func newMark() string { return adapter.Token() }

@@ -23,6 +23,7 @@ type item[V any] struct {
 	err     error         // the last failure, if failures > 0
 	trusted instant       // until when the store need not be asked whether it still holds
 	weight  uint32        // what it takes in the near tier; 0 if not weighed yet
+	made    instant       // when the load that made it began in this process, and 1; 0 if none did
 }
 
 // answer is what a caller gets for the item.

@@ -235,6 +235,11 @@ func (r *run[V]) consider(it *item[V], fromStore bool) bool {
 		// each after a rebuild of its own.
 		verdict = fail
 	}
+	if (verdict == serve || verdict == serveStale) && r.accept != nil && !r.accept(it, r.engine.clock.now()) {
+		// The call that began this flight has refused it, or would. Who else
+		// waits here waits for what that one gets.
+		verdict = rebuild
+	}
 	switch verdict {
 	case serve, serveOnly, fail:
 		if r.settle(it) {
@@ -442,6 +447,7 @@ func (r *run[V]) build(ctx context.Context, epoch uint64) bool {
 		e.running.Go(func() { r.confirm(loading) })
 	}
 
+	r.made = e.clock.now() + 1
 	e.count.loads.Add(1)
 	r.slot = false
 	result := startLoad(loading, func(ctx context.Context) (V, error) { return r.load(ctx, r.flight) },
@@ -538,6 +544,48 @@ func (e *engine[V]) put(ctx context.Context, key string, v V, f Freshness) {
 	}
 }
 
+// putUnless keeps, where there is no store, a value that was made by a request
+// which has invalidated the key itself, once: if w has seen more than that, the
+// value may be older than what another such request has done.
+func (e *engine[V]) putUnless(key string, v V, f Freshness, w *witness) {
+	now := e.clock.now()
+	it := &item[V]{kind: KindValue, value: v, trusted: e.trustedUntil(now)}
+	it.lifetime = newLifetime(now, f)
+	e.near.weigh(key, it) // before the lock: it runs user code
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if w.seen != 1 || e.flights[key] != nil {
+		return // a flight that has begun since the invalidation has something newer
+	}
+	e.epoch++
+	it.epoch = e.epoch
+	e.near.put(key, it)
+}
+
+// peek returns what the near tier or the store has for the key that may be
+// served now, without a flight; nil if there is nothing.
+func (e *engine[V]) peek(ctx context.Context, key string) *item[V] {
+	it, now := e.near.get(key)
+	if it == nil || now >= it.trusted {
+		if e.Store == nil {
+			return nil
+		}
+		r := &run[V]{flight: &flight[V]{key: key, engine: e}, outage: outage{e.EngineTimeout}}
+		entry, asked, err := r.read(ctx, &r.outage)
+		if err != nil {
+			return nil
+		}
+		if it = r.decode(entry, it, asked); it == nil {
+			return nil
+		}
+	}
+	switch it.judge(now) {
+	case serve, serveStale, serveOnly:
+		return it
+	}
+	return nil
+}
+
 // keep renews the lease at a third of its length until ctx ends. It closes lost
 // when the engine says that the lease is another's. An engine that says nothing
 // ends nothing: if the lease runs out meanwhile and another rebuilds too, the
@@ -625,8 +673,11 @@ func (r *run[V]) release(ctx context.Context, lease Lease) {
 // later to say: then nobody gets it, and the flight looks again.
 func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 	now := r.engine.clock.now()
-	it := &item[V]{epoch: epoch, build: l.took, trusted: r.engine.trustedUntil(now)}
+	it := &item[V]{epoch: epoch, build: l.took, made: r.made, trusted: r.engine.trustedUntil(now)}
 	switch {
+	case errors.Is(l.err, errNothing):
+		r.end(errAgain) // who has not seen what was published asks again
+		return true
 	case l.err == nil:
 		it.kind, it.value = KindValue, l.value
 		it.lifetime = newLifetime(now, l.freshness)
@@ -683,8 +734,8 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 		*it = *r.present
 	}
 	it.lifetime = it.failed(now, pause)
-	it.err, it.trusted, it.weight = err, e.trustedUntil(now), 0
-	if !it.stale(now) {
+	it.err, it.trusted, it.weight, it.made = err, e.trustedUntil(now), 0, r.made
+	if !it.stale(now) && now >= it.keepUntil {
 		var zero V
 		it.held, it.kind, it.value = false, KindNone, zero
 	}
@@ -774,6 +825,7 @@ func (r *run[V]) encode(it *item[V]) (Entry, error) {
 		TTL:                  it.freshUntil - it.born,
 		StaleWhileRevalidate: it.staleUntil - it.freshUntil,
 		StaleIfError:         it.errorUntil - it.freshUntil,
+		Keep:                 it.keepUntil - it.freshUntil,
 		BuildTime:            it.build,
 		Failures:             it.failures,
 	}
@@ -822,7 +874,7 @@ func (r *run[V]) decode(e Entry, known *item[V], asked instant) *item[V] {
 		}
 	}
 	it := &item[V]{kind: e.Kind, epoch: e.Epoch, build: e.BuildTime, trusted: r.engine.trustedUntil(asked)}
-	it.lifetime = newLifetime(now, Freshness{e.Age, e.TTL, e.StaleWhileRevalidate, e.StaleIfError})
+	it.lifetime = newLifetime(now, Freshness{e.Age, e.TTL, e.StaleWhileRevalidate, e.StaleIfError, e.Keep})
 	it.held = e.Kind != KindNone
 	if e.Failures > 0 {
 		it.failures, it.retryAt = e.Failures, addDurations(it.born, e.RetryAge)

@@ -28,6 +28,12 @@ const (
 	// uncacheable says that the last response to this key was not for sharing,
 	// so that the next herd need not queue to find that out (hit-for-miss).
 	uncacheable
+	// checked is a response for nobody unless the handler says, to a condition
+	// in his own request, that it still holds.
+	checked
+	// open says that requests with Authorization may share what the key has. It
+	// is known to this process alone, and never stored.
+	open
 )
 
 // A response is one value of the HTTP face's engine. It is immutable, but for
@@ -36,7 +42,7 @@ type response struct {
 	kind      responseKind
 	status    int
 	header    http.Header         // as stored: without connection-bound fields
-	freshness httpcache.Freshness // of plain responses
+	freshness httpcache.Freshness // of plain and checked responses
 	names     []string            // of varying: request field names, sorted, lower case
 	mark      string              // of varying: makes the variants' keys new after an invalidation
 	reason    string              // of uncacheable: for Cache-Status
@@ -44,8 +50,12 @@ type response struct {
 	body []byte // complete; meaningless while live is set
 	age  time.Duration
 
-	// What follows is never stored: it is of a response that is being written
-	// now, for those who wait for it now.
+	// What follows is never stored. It is for those who waited for the response:
+	// the way to the handler, for Cache-Status, ...
+	fwd       httpcache.Forward
+	fwdStatus int
+
+	// ... and the response while it is being written.
 	live    *spool.Spool
 	of      *exchange // who writes it
 	variant *response // of varying: the response that told the names
@@ -127,7 +137,7 @@ func appendString(b []byte, s string) []byte {
 func unmarshalResponse(data []byte) (*response, error) {
 	d := decoder{rest: data}
 	version, kind, flags := d.byte(), d.byte(), d.byte()
-	if version != responseVersion || kind > byte(uncacheable) {
+	if version != responseVersion || kind > byte(checked) {
 		return nil, fmt.Errorf("%w: version %d, kind %d", errResponse, version, kind)
 	}
 	r := &response{kind: responseKind(kind), status: int(d.uvarint(999))}
@@ -150,7 +160,7 @@ func unmarshalResponse(data []byte) (*response, error) {
 	if d.bad {
 		return nil, fmt.Errorf("%w: cut short", errResponse)
 	}
-	if r.kind == plain && (r.status < 200 || r.status > 999) {
+	if (r.kind == plain || r.kind == checked) && (r.status < 200 || r.status > 999) {
 		return nil, fmt.Errorf("%w: status %d", errResponse, r.status)
 	}
 	r.body = slices.Clip(d.rest)

@@ -19,6 +19,10 @@ func sampleResponses() []*response {
 			header:    http.Header{"Etag": {`"e"`}, "Link": {"<a>", "<b>"}, "X-Bytes": {"\xff\xfe"}, "Empty": {}},
 			freshness: httpcache.Freshness{Lifetime: time.Minute, NoStale: true, NoCache: true},
 		},
+		{
+			kind: checked, status: 200, body: []byte("page"), header: http.Header{"Etag": {`"e"`}},
+			freshness: httpcache.Freshness{NoStale: true, NoCache: true},
+		},
 		{kind: varying, header: http.Header{}, names: []string{"accept", "cookie"}, mark: "m", body: []byte{}},
 		{kind: uncacheable, header: http.Header{}, reason: "private", body: []byte{}},
 	}

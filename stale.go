@@ -25,6 +25,10 @@ type Freshness struct {
 	// StaleIfError is how long after TTL the value is served if rebuilds fail
 	// (RFC 5861 section 4).
 	StaleIfError time.Duration
+
+	// keep is how long after TTL the value is kept at least, beyond its windows
+	// too, for its next load to start from. It is not served for that.
+	keep time.Duration
 }
 
 // instant is a moment on a cache's own clock: the time since it was made.
@@ -40,6 +44,7 @@ type lifetime struct {
 	freshUntil instant // end of the TTL
 	staleUntil instant // end of the stale-while-revalidate window
 	errorUntil instant // end of the stale-if-error window
+	keepUntil  instant // until when it is kept for a load to start from
 	failures   uint32  // rebuilds that failed in a row since
 	retryAt    instant // when the next try is due, if failures > 0
 }
@@ -47,7 +52,7 @@ type lifetime struct {
 // newLifetime is the lifetime of a value that is f.Age old at the time now.
 func newLifetime(now instant, f Freshness) lifetime {
 	born := now - max(0, f.Age)
-	ttl, swr, sie := max(0, f.TTL), max(0, f.StaleWhileRevalidate), max(0, f.StaleIfError)
+	ttl, swr, sie, keep := max(0, f.TTL), max(0, f.StaleWhileRevalidate), max(0, f.StaleIfError), max(0, f.keep)
 	fresh := addDurations(born, ttl)
 	return lifetime{
 		held:       true,
@@ -55,6 +60,7 @@ func newLifetime(now instant, f Freshness) lifetime {
 		freshUntil: fresh,
 		staleUntil: addDurations(fresh, swr),
 		errorUntil: addDurations(fresh, sie),
+		keepUntil:  addDurations(fresh, keep),
 	}
 }
 
@@ -99,7 +105,7 @@ func (l *lifetime) backingOff(now instant) bool {
 func (l *lifetime) end() instant {
 	var end instant
 	if l.held {
-		end = max(l.staleUntil, l.errorUntil)
+		end = max(l.staleUntil, l.errorUntil, l.keepUntil)
 	}
 	if l.failures > 0 {
 		end = max(end, addDurations(l.retryAt, failureMemory))

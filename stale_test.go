@@ -16,6 +16,7 @@ func TestJudge(t *testing.T) {
 	value := newLifetime(100*s, Freshness{TTL: 10 * s, StaleWhileRevalidate: 10 * s, StaleIfError: 30 * s})
 	failing := value
 	failing.failures, failing.retryAt = 1, 125*s
+	kept := newLifetime(100*s, Freshness{TTL: 10 * s, keep: 60 * s})
 	nothing := lifetime{failures: 3, retryAt: 125 * s}
 	for _, test := range []struct {
 		name string
@@ -34,6 +35,7 @@ func TestJudge(t *testing.T) {
 		{"stale-if-error, next try due", failing, 125 * s, serveStale},
 		{"last moment of stale-if-error", failing, 140*s - 1, serveStale},
 		{"all windows over, next try due", failing, 140 * s, rebuild},
+		{"kept for a rebuild to start from", kept, 120 * s, rebuild},
 		{"nothing held and backing off", nothing, 125*s - 1, fail},
 		{"nothing held, next try due", nothing, 125 * s, rebuild},
 		{"nothing known", lifetime{}, 0, rebuild},
@@ -95,9 +97,9 @@ func TestJudge_Properties(t *testing.T) {
 	rank := map[verdict]int{serve: 3, serveOnly: 2, serveStale: 2, fail: 1, rebuild: 0}
 	for range 100_000 {
 		begin := time.Duration(rng.Int64N(1 << 50))
-		f := Freshness{Age: max(0, anyDuration(rng)), TTL: anyDuration(rng), StaleWhileRevalidate: anyDuration(rng), StaleIfError: anyDuration(rng)}
+		f := Freshness{Age: max(0, anyDuration(rng)), TTL: anyDuration(rng), StaleWhileRevalidate: anyDuration(rng), StaleIfError: anyDuration(rng), keep: anyDuration(rng)}
 		l := newLifetime(begin, f)
-		if l.staleUntil < l.freshUntil || l.errorUntil < l.freshUntil || l.freshUntil < l.born {
+		if l.staleUntil < l.freshUntil || l.errorUntil < l.freshUntil || l.freshUntil < l.born || l.keepUntil < l.freshUntil || l.keepUntil > l.end() {
 			t.Fatalf("%+v: windows out of order: %+v", f, l)
 		}
 		failed := l

@@ -127,6 +127,9 @@ type Entry struct {
 	// StaleIfError is how long after TTL the value may be served because
 	// rebuilds fail (RFC 5861 section 4).
 	StaleIfError time.Duration
+	// Keep is how long after TTL the value is kept at least, beyond its windows
+	// too, for a rebuild to start from. It is not served for that.
+	Keep time.Duration
 	// BuildTime is how long the rebuild took.
 	BuildTime time.Duration
 
@@ -144,11 +147,12 @@ type Entry struct {
 const failureMemory = time.Minute
 
 // Life returns how much longer the entry is of any use, and so has to be kept:
-// until its last window closes and its failures are forgotten.
+// until its last window closes, no rebuild starts from it, and its failures are
+// forgotten.
 func (e Entry) Life() time.Duration {
 	var end time.Duration
 	if e.Kind != KindNone {
-		end = addDurations(max(0, e.TTL), max(0, e.StaleWhileRevalidate, e.StaleIfError))
+		end = addDurations(max(0, e.TTL), max(0, e.StaleWhileRevalidate, e.StaleIfError, e.Keep))
 	}
 	if e.Failures > 0 {
 		end = max(end, addDurations(max(0, e.RetryAge), failureMemory))
@@ -168,13 +172,13 @@ func addDurations(a, b time.Duration) time.Duration {
 // An encoded entry is
 //
 //	"BW" version(1) | crc32c of all that follows, big endian(4) | kind(1) | epoch, big endian(8) |
-//	uvarints: age, ttl, stale-while-revalidate, stale-if-error, build time (ns), failures, retry age (ns), len(failure) |
+//	uvarints: age, ttl, stale-while-revalidate, stale-if-error, keep, build time (ns), failures, retry age (ns), len(failure) |
 //	failure | value
 //
 // The checksum tells our bytes from foreign and damaged ones; it is no
 // protection against somebody who can write to the store.
 const (
-	entryMagic  = "BW\x01"
+	entryMagic  = "BW\x02"
 	entryHeader = len(entryMagic) + 4 + 1 + 8
 )
 
@@ -190,7 +194,7 @@ func (e Entry) AppendBinary(b []byte) ([]byte, error) {
 	for _, n := range [...]uint64{
 		uint64(max(0, e.Age)), uint64(max(0, e.TTL)),
 		uint64(max(0, e.StaleWhileRevalidate)), uint64(max(0, e.StaleIfError)),
-		uint64(max(0, e.BuildTime)),
+		uint64(max(0, e.Keep)), uint64(max(0, e.BuildTime)),
 		uint64(e.Failures), uint64(max(0, e.RetryAge)), uint64(len(e.Failure)),
 	} {
 		b = binary.AppendUvarint(b, n)
@@ -223,7 +227,7 @@ func (e *Entry) UnmarshalBinary(data []byte) error {
 		return fmt.Errorf("%w: unknown kind %d", ErrCorrupt, d.Kind)
 	}
 	rest := data[entryHeader:]
-	var nums [8]uint64
+	var nums [9]uint64
 	for i := range nums {
 		v, n := binary.Uvarint(rest)
 		// A number has one encoding, the shortest: stores compare bytes to tell
@@ -233,14 +237,14 @@ func (e *Entry) UnmarshalBinary(data []byte) error {
 		}
 		nums[i], rest = v, rest[n:]
 	}
-	if nums[5] > 1<<32-1 || nums[7] > uint64(len(rest)) {
+	if nums[6] > 1<<32-1 || nums[8] > uint64(len(rest)) {
 		return fmt.Errorf("%w: bad failure record", ErrCorrupt)
 	}
 	d.Age, d.TTL = time.Duration(nums[0]), time.Duration(nums[1])
 	d.StaleWhileRevalidate, d.StaleIfError = time.Duration(nums[2]), time.Duration(nums[3])
-	d.BuildTime = time.Duration(nums[4])
-	d.Failures, d.RetryAge = uint32(nums[5]), time.Duration(nums[6])
-	d.Failure, d.Value = string(rest[:nums[7]]), rest[nums[7]:len(rest):len(rest)]
+	d.Keep, d.BuildTime = time.Duration(nums[4]), time.Duration(nums[5])
+	d.Failures, d.RetryAge = uint32(nums[6]), time.Duration(nums[7])
+	d.Failure, d.Value = string(rest[:nums[8]]), rest[nums[8]:len(rest):len(rest)]
 	if d.Kind != KindValue {
 		if len(d.Value) != 0 {
 			return fmt.Errorf("%w: value in an entry without one", ErrCorrupt)

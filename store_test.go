@@ -22,12 +22,12 @@ func sampleEntries() map[string]Entry {
 		"failure":   {Kind: KindNone, Epoch: 4, Failures: 7, RetryAge: time.Second, Failure: "origin: 503"},
 		"all fields": {
 			Kind: KindValue, Value: bytes.Repeat([]byte{0, 0xff, 'B', 'W', 1}, 40), Epoch: 1_760_000_000_000_000,
-			Age: 1500 * time.Millisecond, TTL: time.Minute, StaleWhileRevalidate: time.Hour, StaleIfError: 24 * time.Hour,
+			Age: 1500 * time.Millisecond, TTL: time.Minute, StaleWhileRevalidate: time.Hour, StaleIfError: 24 * time.Hour, Keep: 48 * time.Hour,
 			BuildTime: 42 * time.Millisecond, Failures: 3, RetryAge: 2 * time.Minute, Failure: "a failure\x00with bytes",
 		},
 		"largest": {
 			Kind: KindValue, Value: []byte("x"), Epoch: math.MaxUint64,
-			Age: math.MaxInt64, TTL: math.MaxInt64, StaleWhileRevalidate: math.MaxInt64, StaleIfError: math.MaxInt64,
+			Age: math.MaxInt64, TTL: math.MaxInt64, StaleWhileRevalidate: math.MaxInt64, StaleIfError: math.MaxInt64, Keep: math.MaxInt64,
 			BuildTime: math.MaxInt64, Failures: math.MaxUint32, RetryAge: math.MaxInt64, Failure: "f",
 		},
 	}
@@ -81,10 +81,10 @@ func TestEntry_EncodesOnlyWhatItsKindHolds(t *testing.T) {
 		}
 	}
 	var got Entry
-	if err := got.UnmarshalBinary(encode(Entry{Kind: KindValue, Age: -1, TTL: -2, StaleIfError: math.MinInt64, Failures: 1, RetryAge: -3})); err != nil {
+	if err := got.UnmarshalBinary(encode(Entry{Kind: KindValue, Age: -1, TTL: -2, StaleIfError: math.MinInt64, Keep: -4, Failures: 1, RetryAge: -3})); err != nil {
 		t.Fatal(err)
 	}
-	if got.Age != 0 || got.TTL != 0 || got.StaleIfError != 0 || got.RetryAge != 0 {
+	if got.Age != 0 || got.TTL != 0 || got.StaleIfError != 0 || got.Keep != 0 || got.RetryAge != 0 {
 		t.Errorf("negative durations decoded as %+v, want zeros", got)
 	}
 }
@@ -129,17 +129,17 @@ func TestEntry_SealedNonsense(t *testing.T) {
 
 	for name, data := range map[string][]byte{
 		"no numbers":                with(),
-		"seven numbers":             with(zeros(7)),
-		"age above int64":           with(uvarint(1<<63), zeros(7)),
-		"age of eleven bytes":       with(bytes.Repeat([]byte{0xff}, 10), []byte{1}, zeros(7)),
+		"eight numbers":             with(zeros(8)),
+		"age above int64":           with(uvarint(1<<63), zeros(8)),
+		"age of eleven bytes":       with(bytes.Repeat([]byte{0xff}, 10), []byte{1}, zeros(8)),
 		"age that never ends":       with(bytes.Repeat([]byte{0x80}, 40)),
-		"age not in shortest form":  with([]byte{0x80, 0}, zeros(7)),
-		"failures above uint32":     with(zeros(5), uvarint(1<<32), zeros(2)),
-		"failure longer than data":  with(zeros(7), uvarint(4), []byte("abc")),
-		"failure of largest length": with(zeros(7), uvarint(math.MaxInt64), []byte("abc")),
-		"failure length above int":  with(zeros(7), uvarint(math.MaxUint64), []byte("abc")),
-		"unknown kind":              seal(append(append([]byte(entryMagic), 0, 0, 0, 0, 4), zeros(16)...)),
-		"value in kind none":        seal(append(append([]byte(entryMagic), 0, 0, 0, 0, 0), zeros(17)...)),
+		"age not in shortest form":  with([]byte{0x80, 0}, zeros(8)),
+		"failures above uint32":     with(zeros(6), uvarint(1<<32), zeros(2)),
+		"failure longer than data":  with(zeros(8), uvarint(4), []byte("abc")),
+		"failure of largest length": with(zeros(8), uvarint(math.MaxInt64), []byte("abc")),
+		"failure length above int":  with(zeros(8), uvarint(math.MaxUint64), []byte("abc")),
+		"unknown kind":              seal(append(append([]byte(entryMagic), 0, 0, 0, 0, 4), zeros(17)...)),
+		"value in kind none":        seal(append(append([]byte(entryMagic), 0, 0, 0, 0, 0), zeros(18)...)),
 	} {
 		var e Entry
 		if err := e.UnmarshalBinary(data); !errors.Is(err, ErrCorrupt) {
@@ -147,8 +147,8 @@ func TestEntry_SealedNonsense(t *testing.T) {
 		}
 	}
 	var e Entry
-	if err := e.UnmarshalBinary(with(zeros(8))); err != nil {
-		t.Errorf("the same header with eight numbers: %v", err)
+	if err := e.UnmarshalBinary(with(zeros(9))); err != nil {
+		t.Errorf("the same header with nine numbers: %v", err)
 	}
 }
 
@@ -182,6 +182,7 @@ func TestEntry_Life(t *testing.T) {
 		{"long over", Entry{Kind: KindValue, TTL: 10, Age: forever}, 0},
 		{"the longer window counts", Entry{Kind: KindValue, TTL: 10, StaleWhileRevalidate: 5, StaleIfError: 20, Age: 3}, 27},
 		{"for ever", Entry{Kind: KindValue, TTL: 10, StaleIfError: forever, Age: 3}, forever - 3},
+		{"kept beyond the windows", Entry{Kind: KindValue, TTL: 10, StaleIfError: 20, Keep: 30, Age: 3}, 37},
 		{"negative windows are none", Entry{Kind: KindValue, TTL: 10, StaleWhileRevalidate: -5, StaleIfError: -1}, 10},
 		{"negative TTL is none", Entry{Kind: KindValue, TTL: -10, StaleIfError: 4}, 4},
 		{"negative age is none", Entry{Kind: KindValue, TTL: forever, Age: -1}, forever},
@@ -226,13 +227,13 @@ func FuzzEntry(f *testing.F) {
 // FuzzEntry_RoundTrip encodes arbitrary fields: what is encoded decodes, to
 // the same life.
 func FuzzEntry_RoundTrip(f *testing.F) {
-	f.Add(uint8(1), []byte("v"), uint64(1), int64(0), int64(time.Minute), int64(0), int64(time.Hour), int64(1), uint32(0), int64(0), "")
-	f.Add(uint8(2), []byte("v"), uint64(math.MaxUint64), int64(-1), int64(-1), int64(math.MinInt64), int64(math.MaxInt64), int64(1), uint32(9), int64(5), "f")
-	f.Fuzz(func(t *testing.T, kind uint8, value []byte, epoch uint64, age, ttl, swr, sie, build int64, failures uint32, retry int64, failure string) {
+	f.Add(uint8(1), []byte("v"), uint64(1), int64(0), int64(time.Minute), int64(0), int64(time.Hour), int64(2*time.Hour), int64(1), uint32(0), int64(0), "")
+	f.Add(uint8(2), []byte("v"), uint64(math.MaxUint64), int64(-1), int64(-1), int64(math.MinInt64), int64(math.MaxInt64), int64(-1), int64(1), uint32(9), int64(5), "f")
+	f.Fuzz(func(t *testing.T, kind uint8, value []byte, epoch uint64, age, ttl, swr, sie, keep, build int64, failures uint32, retry int64, failure string) {
 		e := Entry{
 			Kind: EntryKind(kind % 3), Value: value, Epoch: epoch,
 			Age: time.Duration(age), TTL: time.Duration(ttl),
-			StaleWhileRevalidate: time.Duration(swr), StaleIfError: time.Duration(sie), BuildTime: time.Duration(build),
+			StaleWhileRevalidate: time.Duration(swr), StaleIfError: time.Duration(sie), Keep: time.Duration(keep), BuildTime: time.Duration(build),
 			Failures: failures, RetryAge: time.Duration(retry), Failure: failure,
 		}
 		var got Entry
@@ -242,7 +243,7 @@ func FuzzEntry_RoundTrip(f *testing.F) {
 		if got.Life() != e.Life() || got.Life() < 0 {
 			t.Fatalf("%+v: Life() = %v, decoded %v", e, e.Life(), got.Life())
 		}
-		if e.Kind == KindValue && !bytes.Equal(got.Value, value) || got.Epoch != epoch || got.Kind != e.Kind || got.Failure != failure || got.Failures != failures {
+		if e.Kind == KindValue && !bytes.Equal(got.Value, value) || got.Epoch != epoch || got.Kind != e.Kind || got.Failure != failure || got.Failures != failures || got.Keep != max(0, e.Keep) {
 			t.Fatalf("got %+v, want %+v", got, e)
 		}
 	})

@@ -68,6 +68,14 @@ func (c *config) flags() *flag.FlagSet {
 		"Serve a stale response at once, and rebuild behind it, for this `duration` after it was fresh, if it names no window of its own. 0: only with the origin's leave.")
 	define(fs, &o.StaleIfError, "stale-if-error", "0s", atLeast(0),
 		"Serve a stale response when its rebuild fails, for this `duration` after it was fresh, if it names no window of its own. 0: only with the origin's leave.")
+	define(fs, &o.ErrorTTL, "error-ttl", "1s", noneIfZero,
+		"Answer with an error of the upstream for this `duration` before it is asked again; the pauses grow with each. 0: it answers only those who waited for it.")
+	define(fs, &o.HeuristicFraction, "heuristic", "0", fraction,
+		"Take responses that carry no freshness of their own for fresh for this `fraction` of the time since their Last-Modified, if -ttl is 0. 0: do not store them.")
+	define(fs, &o.SetCookie, "set-cookie", "false", yesNo,
+		"Store responses with Set-Cookie that say how long they are fresh: `true` or false. Each client gets the cookie then.")
+	define(fs, &o.AnyLanguageOrder, "any-language-order", "false", yesNo,
+		"Take Accept-Language for the same in any order: `true` or false. Many upstreams go by the order.")
 	define(fs, &o.Patience, "patience", "0s", atLeast(0),
 		"Let a request that may take a stale response wait this `duration` for a fresh one first. 0: not at all.")
 	define(fs, &o.MaxWait, "max-wait", "35s", atLeast(time.Millisecond),
@@ -172,6 +180,32 @@ func atLeast(least time.Duration) func(string) (time.Duration, error) {
 		}
 		return d, nil
 	}
+}
+
+// noneIfZero reads a duration of which 0 means none, where the library has its
+// default at 0 and none below it.
+func noneIfZero(s string) (time.Duration, error) {
+	d, err := atLeast(0)(s)
+	if err == nil && d == 0 {
+		d = -1
+	}
+	return d, err
+}
+
+func fraction(s string) (float64, error) {
+	f, err := strconv.ParseFloat(s, 64)
+	if err != nil || !(f >= 0 && f <= 1) {
+		return 0, errors.New("want a number from 0 to 1, such as 0.1")
+	}
+	return f, nil
+}
+
+func yesNo(s string) (bool, error) {
+	b, err := strconv.ParseBool(s)
+	if err != nil {
+		return false, errors.New("want true or false")
+	}
+	return b, nil
 }
 
 func count[N int | int64](s string) (N, error) {

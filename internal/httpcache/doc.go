@@ -6,6 +6,7 @@
 //	Key, ParseRequest                    what is asked for
 //	ResponseDirectives, Storable         may others have this answer
 //	FreshnessOf, InitialAge              for how long
+//	Judge                                all of that at once
 //	VaryNames, VariantKey                who else exactly
 //	StoredHeader                         what of the header is for everybody
 //	Freshness.Reuse, NotModified         does a stored answer serve a request

@@ -36,40 +36,46 @@ func InvalidatedKeys(r *http.Request, status int, resp http.Header) []string {
 		}
 	}
 	add(Key(r))
+	for _, name := range [...]string{"Location", "Content-Location"} {
+		// Several lines are no single reference, and what they mean is
+		// anybody's guess.
+		if lines := resp.Values(name); len(lines) == 1 {
+			add(referenced(r, lines[0]))
+		}
+	}
+	return keys
+}
+
+// referenced returns the key of what a reference in the answer to r names. It
+// returns false unless that is on the same host as r (RFC 9111 section 4.4):
+// never another origin's, or anybody could invalidate anything. The key has no
+// scheme, so http and https are one origin.
+func referenced(r *http.Request, reference string) (key string, ok bool) {
 	hostport := r.Host
 	if hostport == "" {
 		hostport = r.URL.Host
 	}
 	host, ok := CanonicalHost(hostport)
-	if !ok {
-		return keys
+	if !ok || reference == "" || len(reference) > MaxKey {
+		return "", false
+	}
+	ref, err := url.Parse(reference)
+	if err != nil {
+		return "", false
 	}
 	base := *r.URL
 	base.Scheme, base.Host = "http", hostport
-	for _, name := range [...]string{"Location", "Content-Location"} {
-		// Several lines are no single reference, and what they mean is
-		// anybody's guess.
-		lines := resp.Values(name)
-		if len(lines) != 1 || lines[0] == "" || len(lines[0]) > MaxKey {
-			continue
-		}
-		ref, err := url.Parse(lines[0])
-		if err != nil {
-			continue
-		}
-		u := base.ResolveReference(ref)
-		// Section 4.4: never another origin's, or anybody could invalidate
-		// anything. The key has no scheme, so http and https are one origin.
-		if u.Scheme != "http" && u.Scheme != "https" {
-			continue
-		}
-		if other, ok := CanonicalHost(u.Host); !ok || other != host {
-			continue
-		}
-		u.Fragment, u.RawFragment = "", "" // part of no request
-		if target, ok := targetOf(u); ok {
-			add(join(host, target))
-		}
+	u := base.ResolveReference(ref)
+	if u.Scheme != "http" && u.Scheme != "https" {
+		return "", false
 	}
-	return keys
+	if other, ok := CanonicalHost(u.Host); !ok || other != host {
+		return "", false
+	}
+	u.Fragment, u.RawFragment = "", "" // part of no request
+	target, ok := targetOf(u)
+	if !ok {
+		return "", false
+	}
+	return join(host, target)
 }

@@ -159,3 +159,21 @@ func lowerASCII(s string) string {
 	}
 	return string(b)
 }
+
+// UnorderedLanguages returns req with the members of Accept-Language in an
+// order of their own, so that [VariantKey] ignores the client's; req itself if
+// there is nothing to sort. By RFC 9110 section 12.5.4 the order cannot be relied
+// upon, but many a server does: it is for those to choose who know theirs.
+func UnorderedLanguages(req http.Header) http.Header {
+	values := normalised("accept-language", req.Values("Accept-Language"))
+	if len(values) < 2 {
+		return req
+	}
+	slices.Sort(values)
+	sorted := make(http.Header, len(req))
+	for name, lines := range req {
+		sorted[name] = lines
+	}
+	sorted["Accept-Language"] = []string{strings.Join(values, ",")}
+	return sorted
+}

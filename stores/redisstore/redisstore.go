@@ -93,7 +93,7 @@ end
 
 -- epoch_of returns the epoch in the header of a stored entry, 0 if there is none.
 local function epoch_of(v)
-	if not v or string.sub(v, 17, 19) ~= 'BW\1' or #v < 32 then
+	if not v or string.sub(v, 17, 19) ~= 'BW\2' or #v < 32 then
 		return 0
 	end
 	local epoch = 0

@@ -1,0 +1,88 @@
+package httpcache
+
+import (
+	"net/http"
+	"time"
+)
+
+// This file puts the rules together into the one question that is asked of
+// every response: who may have it, and for how long.
+
+// A Judgement is what a response's header says about its use.
+type Judgement struct {
+	Directives Directives
+	Freshness  Freshness
+	// Age is the response's age when it was received.
+	Age time.Duration
+	// Shared tells whether others than its own client may have the response. If
+	// not, Reason says why in a word or two.
+	Shared bool
+	Reason string
+	// Checked tells of a response that is not Shared whether it may be stored for
+	// validation: it answers each request for which the origin says that it still
+	// holds, and no other (RFC 9111 section 5.2.2.4).
+	Checked bool
+}
+
+// The reasons that Judge adds to Storable's.
+const (
+	ReasonNoFreshness = "no-lifetime"
+	ReasonNotFresh    = "not-fresh"
+)
+
+// Judge judges the response to a GET that was asked for at sent, with the
+// request header req, and received at received.
+func Judge(req http.Header, status int, resp http.Header, sent, received time.Time, opt Options) Judgement {
+	j := Judgement{Directives: ResponseDirectives(resp, opt.Targets...)}
+	j.Freshness = FreshnessOf(status, resp, j.Directives, received, opt)
+	j.Age = InitialAge(resp, sent, received)
+	if j.Shared, j.Reason = Storable(http.MethodGet, req, status, resp, j.Directives, opt); !j.Shared {
+		return j
+	}
+	switch {
+	case j.Freshness.Source == SourceNone && !j.Directives.Public && !j.Directives.NoCache:
+		// Nobody has said that it is for everybody, nor for how long.
+		j.Shared, j.Reason = false, ReasonNoFreshness
+	case !j.Freshness.Shareable(j.Age):
+		j.Shared, j.Reason = false, ReasonNotFresh
+		j.Checked = HasValidator(resp)
+	}
+	return j
+}
+
+// OpenToAll tells whether a stored response may answer a request with
+// Authorization, too. RFC 9111 section 3.5 restricts only the storing of
+// responses to such requests; but an origin that answers them differently and
+// does not say so with Vary is met more often than one that means it, so they
+// get only what says by itself that it is for all.
+func OpenToAll(resp http.Header, opt Options) bool {
+	d := ResponseDirectives(resp, opt.Targets...)
+	return d.Public || d.SMaxAge.Set || d.MustRevalidate
+}
+
+// HasValidator tells whether a stored response can be validated (RFC 9111
+// section 4.3.1).
+func HasValidator(resp http.Header) bool {
+	return resp.Get("ETag") != "" || resp.Get("Last-Modified") != ""
+}
+
+// PostStorable tells whether the response to a POST may be stored as that of a
+// GET for the same target (RFC 9110 section 9.3.3): it says explicitly how long
+// it is fresh, and names the target in Content-Location. j is Judge's word on it
+// as the response to a GET.
+func PostStorable(r *http.Request, status int, resp http.Header, j Judgement) bool {
+	if r.Method != http.MethodPost || status != http.StatusOK || !j.Shared || j.Freshness.Source < SourceExpires {
+		return false
+	}
+	if len(resp.Values("Vary")) > 0 {
+		// It would be the variant of the POST's own fields, which are about its
+		// body as much as about the answer.
+		return false
+	}
+	own, ok := Key(r)
+	if !ok || len(resp.Values("Content-Location")) != 1 {
+		return false
+	}
+	named, ok := referenced(r, resp.Get("Content-Location"))
+	return ok && named == own
+}

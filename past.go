@@ -1,0 +1,291 @@
+package bellwether
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"maps"
+	"net/http"
+	"time"
+
+	"github.com/bellwether-go/bellwether/internal/httpcache"
+)
+
+// This file is what goes past the cache, to the handler with the client's own
+// ResponseWriter, and what the cache learns on the way.
+
+// pass hands the request to the handler, with the real ResponseWriter.
+func (m *Middleware) pass(w http.ResponseWriter, r *http.Request, next http.Handler, why httpcache.Status) {
+	why.AppendTo(w.Header())
+	next.ServeHTTP(w, r)
+}
+
+// passUncacheable hands the request to the handler because the last response to
+// its key was not for sharing. One that is ends that.
+func (q *query) passUncacheable(key string, s served[*response]) {
+	reason := s.item.value.reason
+	why := httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reason}
+	if q.r.Method != http.MethodGet || q.authorized {
+		q.m.pass(q.w, q.r, q.next, why)
+		return
+	}
+	sent := time.Now()
+	cacheable := false
+	w := &watchedWriter{ResponseWriter: q.w}
+	w.before = func(status int) {
+		header := httpcache.CanonicalHeader(w.Header())
+		j := httpcache.Judge(q.r.Header, status, header, sent, time.Now(), q.m.rules)
+		cacheable = j.Shared && (reason != reasonTooLarge || q.m.fits(header))
+	}
+	q.m.pass(w, q.r, q.next, why)
+	w.end()
+	if cacheable {
+		q.m.replace(key, s, &response{kind: uncacheable}, Freshness{})
+	}
+}
+
+// fits reports whether a response says that it is not too large to be stored.
+func (m *Middleware) fits(h http.Header) bool {
+	n, ok := contentLength(h)
+	return ok && n <= m.options.MaxBody
+}
+
+// replace puts res in the place of the item that s was, behind the client's
+// back: it does not wait for the store. If something else has taken the place
+// meanwhile, that knows better.
+func (m *Middleware) replace(key string, s served[*response], res *response, f Freshness) {
+	m.engine.behind(func() {
+		if it, _ := m.engine.near.get(key); it != nil && it.epoch == s.item.epoch {
+			m.engine.put(context.Background(), key, res, f)
+		}
+	})
+}
+
+// passChecked asks the handler, with the stored validators in the place of the
+// request's own conditions, and answers with what is stored if that still holds.
+// Each request asks for itself: what the handler says to one is not said to
+// another.
+func (q *query) passChecked(key string, s served[*response]) {
+	kept := s.item.value
+	r := q.r.Clone(q.r.Context())
+	if q.authorized || !httpcache.SetConditions(r.Header, kept.header) {
+		q.m.pass(q.w, q.r, q.next, httpcache.Status{Fwd: httpcache.FwdBypass, Detail: kept.reason})
+		return
+	}
+	sent := time.Now()
+	w := &checkedWriter{watchedWriter: watchedWriter{ResponseWriter: q.w}, untouched: maps.Clone(q.w.Header())}
+	status := httpcache.Status{Fwd: httpcache.FwdStale}
+	w.before = func(code int) {
+		header := httpcache.CanonicalHeader(w.Header())
+		j := httpcache.Judge(q.r.Header, code, header, sent, time.Now(), q.m.rules)
+		switch {
+		case j.Shared:
+			q.m.replace(key, s, &response{kind: uncacheable}, Freshness{})
+		case q.r.Method == http.MethodGet && code < 500:
+			// Something else by now. What changes from one request to the next
+			// is not worth keeping, and the next flight will see.
+			q.m.replace(key, s, &response{kind: uncacheable, reason: j.Reason}, Freshness{TTL: q.m.options.UncacheableTTL})
+		}
+		status.FwdStatus = code
+		status.AppendTo(q.w.Header())
+	}
+	q.next.ServeHTTP(w, r)
+	if w.notModified == nil {
+		w.end()
+		return
+	}
+	now := time.Now()
+	header := httpcache.CanonicalHeader(w.notModified)
+	if !httpcache.Selects(kept.header, header) {
+		q.m.pass(q.w, q.r, q.next, httpcache.Status{Fwd: httpcache.FwdStale})
+		return
+	}
+	d := httpcache.ResponseDirectives(header, q.m.rules.Targets...)
+	fresh := httpcache.Freshen(kept.header, httpcache.StoredHeader(header, d, now))
+	if httpcache.Judge(q.r.Header, kept.status, fresh, sent, now, q.m.rules).Shared {
+		q.m.replace(key, s, &response{kind: uncacheable}, Freshness{})
+	}
+	status.FwdStatus = http.StatusNotModified
+	writeStored(q.w, q.r, stored{kept.status, fresh, kept.body, httpcache.InitialAge(header, sent, now), now}, status)
+}
+
+// passUnsafe hands a request that may change things to the handler, and drops
+// what it has made out of date (RFC 9111 section 4.4) before its client hears of
+// the success: a request that the client makes after that sees the change.
+func (m *Middleware) passUnsafe(w http.ResponseWriter, r *http.Request, next http.Handler) {
+	if r.Method == http.MethodConnect || r.Header["Upgrade"] != nil {
+		m.pass(w, r, next, httpcache.Status{Fwd: httpcache.FwdMethod})
+		return
+	}
+	if r.Method == http.MethodPost && m.options.Store == nil {
+		m.passPost(w, r, next)
+		return
+	}
+	u := &watchedWriter{ResponseWriter: w}
+	u.before = func(status int) { m.invalidateAfter(r, status, u.Header()) }
+	m.pass(u, r, next, httpcache.Status{Fwd: httpcache.FwdMethod})
+	u.end()
+}
+
+// invalidateAfter drops what a request has made out of date.
+func (m *Middleware) invalidateAfter(r *http.Request, status int, h http.Header) {
+	// The client may leave; what it has changed has changed.
+	ctx := context.WithoutCancel(r.Context())
+	for _, key := range httpcache.InvalidatedKeys(r, status, h) {
+		if err := m.engine.invalidate(ctx, key); err != nil {
+			m.engine.OnError(key, err)
+		}
+	}
+}
+
+// passPost is passUnsafe for a POST whose response may say that it is that of
+// the next GET (RFC 9110 section 9.3.3). It is kept only if no other unsafe
+// request for the key came in between. Another process's cannot be seen, so
+// where a fleet shares a store, no such response is kept.
+func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.Handler) {
+	key, ok := httpcache.Key(r)
+	if !ok {
+		m.pass(w, r, next, httpcache.Status{Fwd: httpcache.FwdMethod})
+		return
+	}
+	witness := m.engine.watchInvalidations(key)
+	defer m.engine.dismiss(key, witness)
+	sent := time.Now()
+	u := &keptWriter{watchedWriter: watchedWriter{ResponseWriter: w}, limit: m.options.MaxBody}
+	var (
+		res *response
+		f   Freshness
+	)
+	u.before = func(status int) {
+		m.invalidateAfter(r, status, u.Header())
+		now := time.Now()
+		header := httpcache.CanonicalHeader(u.Header())
+		j := httpcache.Judge(r.Header, status, header, sent, now, m.rules)
+		if u.keeping = httpcache.PostStorable(r, status, header, j); u.keeping {
+			res = &response{status: status, header: httpcache.StoredHeader(header, j.Directives, now), freshness: j.Freshness}
+			res.header.Del("Cache-Status") // this request's
+			f = Freshness{
+				Age: j.Age, TTL: j.Freshness.Lifetime,
+				StaleWhileRevalidate: j.Freshness.StaleWhileRevalidate, StaleIfError: j.Freshness.StaleIfError,
+			}
+		}
+	}
+	m.pass(u, r, next, httpcache.Status{Fwd: httpcache.FwdMethod})
+	u.end()
+	n, announced := contentLength(u.Header())
+	if u.keeping && (!announced || n == int64(u.body.Len())) {
+		res.body = bytes.Clone(u.body.Bytes())
+		m.engine.putUnless(key, res, f, witness)
+	}
+}
+
+// A watchedWriter is the real writer, with a look at the final header before it
+// is sent.
+type watchedWriter struct {
+	http.ResponseWriter
+	before func(status int)
+	done   bool
+}
+
+// Unwrap lets http.ResponseController through to the real writer.
+func (u *watchedWriter) Unwrap() http.ResponseWriter { return u.ResponseWriter }
+
+func (u *watchedWriter) look(status int) {
+	if u.done || status < 200 {
+		return
+	}
+	u.done = true
+	u.before(status)
+}
+
+// end is for a handler that has returned without a word: net/http sends 200.
+func (u *watchedWriter) end() { u.look(http.StatusOK) }
+
+func (u *watchedWriter) WriteHeader(status int) {
+	u.look(status)
+	u.ResponseWriter.WriteHeader(status)
+}
+
+func (u *watchedWriter) Write(p []byte) (int, error) {
+	u.look(http.StatusOK)
+	return u.ResponseWriter.Write(p)
+}
+
+// ReadFrom keeps the real writer's: a proxied body need not be copied through
+// here.
+func (u *watchedWriter) ReadFrom(r io.Reader) (int64, error) {
+	u.look(http.StatusOK)
+	return io.Copy(u.ResponseWriter, r)
+}
+
+// Flush sends the header on, if the real writer can.
+func (u *watchedWriter) Flush() {
+	u.look(http.StatusOK)
+	http.NewResponseController(u.ResponseWriter).Flush()
+}
+
+// A keptWriter keeps a copy of the body, up to a limit.
+type keptWriter struct {
+	watchedWriter
+	limit   int64
+	keeping bool
+	body    bytes.Buffer
+}
+
+func (u *keptWriter) Write(p []byte) (int, error) {
+	n, err := u.watchedWriter.Write(p)
+	if u.keeping = u.keeping && err == nil && int64(u.body.Len()+n) <= u.limit; u.keeping {
+		u.body.Write(p[:n])
+	}
+	return n, err
+}
+
+// ReadFrom copies through Write, unless nothing is kept.
+func (u *keptWriter) ReadFrom(r io.Reader) (int64, error) {
+	u.look(http.StatusOK)
+	if !u.keeping {
+		return u.watchedWriter.ReadFrom(r)
+	}
+	return io.Copy(struct{ io.Writer }{u}, r)
+}
+
+// A checkedWriter keeps back a 304, which answers our condition and not the
+// client's. Anything else goes through.
+type checkedWriter struct {
+	watchedWriter
+	untouched   http.Header // the client's header before the handler had it
+	notModified http.Header // the handler's, once it has answered 304
+}
+
+func (u *checkedWriter) WriteHeader(status int) {
+	switch {
+	case u.notModified != nil:
+	case status == http.StatusNotModified && !u.done:
+		h := u.Header()
+		u.notModified = h.Clone()
+		clear(h)
+		maps.Copy(h, u.untouched)
+	default:
+		u.watchedWriter.WriteHeader(status)
+	}
+}
+
+func (u *checkedWriter) Write(p []byte) (int, error) {
+	if u.notModified != nil {
+		return 0, http.ErrBodyNotAllowed
+	}
+	return u.watchedWriter.Write(p)
+}
+
+func (u *checkedWriter) ReadFrom(r io.Reader) (int64, error) {
+	if u.notModified != nil {
+		return 0, http.ErrBodyNotAllowed
+	}
+	return u.watchedWriter.ReadFrom(r)
+}
+
+func (u *checkedWriter) Flush() {
+	if u.notModified == nil {
+		u.watchedWriter.Flush()
+	}
+}

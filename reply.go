@@ -1,0 +1,241 @@
+package bellwether
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"maps"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/bellwether-go/bellwether/internal/adapter"
+	"github.com/bellwether-go/bellwether/internal/httpcache"
+)
+
+// This file makes replies: of what is stored, of what is being written, and of
+// failures.
+
+// errBroken is what callers get of a response that broke off before they had
+// any of it.
+var errBroken = errors.New("bellwether: response broken off")
+
+// replyLive answers with a response that is being written. It reports false if
+// that is not this request's: it is another variant, it is the first client's
+// alone, or its beginning is gone; then s tells where to go on.
+func (q *query) replyLive(c *call, s served[*response], key string) bool {
+	w, r, m := q.w, q.r, q.m
+	res := s.item.value
+	if res.kind == varying {
+		if m.variantKey(res, key, r.Header) != res.id {
+			return false
+		}
+		res = res.variant
+	}
+	x := res.of
+	own := x.owner == c
+	if !own && (!x.shared || q.authorized && !httpcache.OpenToAll(res.header, m.rules)) {
+		return false
+	}
+	body, ok := c.takeReader(x)
+	if !ok && !x.body.Overflowed() {
+		q.replyError(c, errBroken) // before this client had any of it
+		return true
+	}
+	if !ok {
+		m.pass(w, r, q.next, httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reasonTooLarge})
+		return true
+	}
+	defer body.Close()
+	if own {
+		c.settleAside() // interim responses come before the response
+	}
+
+	status := httpcache.Status{
+		Fwd: res.fwd, FwdStatus: res.fwdStatus, Stored: x.shared || x.checked, Collapsed: !own,
+		Key: key, Detail: res.reason,
+	}
+	if status.FwdStatus == 0 {
+		status.FwdStatus = res.status
+	}
+	header := res.header
+	if own {
+		header = x.private
+	}
+	if x.shared {
+		status.TTL = httpcache.Delta{Set: true, Duration: res.freshness.Lifetime - res.age}
+		status.Detail = ""
+		if whole, ok := x.complete(); ok && r.Header["Range"] != nil {
+			writeStored(w, r, stored{res.status, header, whole, res.age, x.decidedAt}, status)
+			return true
+		}
+	}
+	if x.shared && httpcache.NotModified(r.Method, r.Header, res.status, header, x.decidedAt) {
+		writeNotModified(w, header, res.age, status)
+		return true
+	}
+	h := w.Header()
+	copyHeader(h, header)
+	if x.shared {
+		setAge(h, res.age)
+	}
+	if x.announced >= 0 {
+		h.Set("Content-Length", strconv.FormatInt(x.announced, 10))
+	}
+	if len(x.trailers) > 0 {
+		h["Trailer"] = x.trailers
+	}
+	status.AppendTo(h)
+	w.WriteHeader(res.status)
+	if r.Method == http.MethodHead {
+		return true
+	}
+	rc := http.NewResponseController(w)
+	if _, err := body.CopyTo(r.Context(), w, rc.Flush); err != nil {
+		// Broken off must look broken off: net/http closes the connection, or
+		// resets the stream, without the end that a complete body has. A panic
+		// of the handler's own reaches its own client's server as it was.
+		if p, ok := errors.AsType[*PanicError](err); ok && own {
+			panic(p.Value)
+		}
+		panic(http.ErrAbortHandler)
+	}
+	copyHeader(h, x.trailer)
+	return true
+}
+
+// complete returns the body if it is there already, whole.
+func (x *exchange) complete() ([]byte, bool) {
+	select {
+	case <-x.finished:
+		return x.body.Bytes()
+	default:
+		return nil, false
+	}
+}
+
+// inform sends an interim response to the client (RFC 9110 section 15.2). It is
+// called on the client's own goroutine.
+func (q *query) inform(status int, interim http.Header) {
+	if status == http.StatusContinue || !q.r.ProtoAtLeast(1, 1) {
+		return // the server's own affair; not for HTTP/1.0
+	}
+	h := q.w.Header()
+	final := maps.Clone(h)
+	copyHeader(h, interim)
+	q.w.WriteHeader(status)
+	clear(h)
+	maps.Copy(h, final)
+}
+
+// reply answers with a complete response: from the near tier, or from a flight
+// that has ended.
+func (q *query) reply(s served[*response]) {
+	res := s.item.value
+	now := q.m.engine.clock.now()
+	age := now - s.item.born
+	status := httpcache.Status{Hit: true, TTL: httpcache.Delta{Set: true, Duration: s.item.freshUntil - now}}
+	switch {
+	case s.flown && s.item.failures > 0:
+		status.Detail = "stale-if-error"
+	case s.flown && s.item.made > 0: // it was loaded here, and not found in the store
+		status.Hit, status.Fwd, status.FwdStatus = false, res.fwd, res.fwdStatus
+		status.Stored, status.Collapsed = true, s.collapsed
+	}
+	writeStored(q.w, q.r, stored{res.status, res.header, res.body, age, time.Now().Add(-age)}, status)
+}
+
+// A stored response is what a reply is made of.
+type stored struct {
+	status   int
+	header   http.Header
+	body     []byte
+	age      time.Duration
+	received time.Time
+}
+
+// writeStored answers the request with s, or with that part of it, or that word
+// about it, that the request asks for.
+func writeStored(w http.ResponseWriter, r *http.Request, s stored, status httpcache.Status) {
+	if httpcache.NotModified(r.Method, r.Header, s.status, s.header, s.received) {
+		writeNotModified(w, s.header, s.age, status)
+		return
+	}
+	h := w.Header()
+	copyHeader(h, s.header)
+	setAge(h, s.age)
+	status.AppendTo(h)
+	if s.status == http.StatusOK && r.Header["Range"] != nil {
+		// net/http's own ranges, multipart and If-Range included.
+		modified, _ := http.ParseTime(s.header.Get("Last-Modified"))
+		h.Del("Content-Length")
+		http.ServeContent(w, r, "", modified, bytes.NewReader(s.body))
+		return
+	}
+	if s.status != http.StatusNoContent && s.status != http.StatusNotModified {
+		h.Set("Content-Length", strconv.Itoa(len(s.body)))
+	}
+	w.WriteHeader(s.status)
+	if r.Method != http.MethodHead {
+		w.Write(s.body) // an error here is the client's end
+	}
+}
+
+func writeNotModified(w http.ResponseWriter, header http.Header, age time.Duration, status httpcache.Status) {
+	h := w.Header()
+	copyHeader(h, httpcache.NotModifiedHeader(header))
+	setAge(h, age)
+	status.AppendTo(h)
+	w.WriteHeader(http.StatusNotModified)
+}
+
+// replyNotCached answers a request that wants no other answer than a stored one.
+func replyNotCached(w http.ResponseWriter) {
+	httpcache.Status{Detail: "only-if-cached"}.AppendTo(w.Header())
+	w.Header().Set("Cache-Control", "no-store")
+	http.Error(w, http.StatusText(http.StatusGatewayTimeout), http.StatusGatewayTimeout)
+}
+
+// replyError answers a request whose rebuild failed, or that waited in vain.
+func (q *query) replyError(c *call, err error) {
+	w, r := q.w, q.r
+	if p, ok := errors.AsType[*PanicError](err); ok && c.began() {
+		panic(p.Value) // to its own client's server, as if nothing stood between
+	}
+	code := http.StatusBadGateway
+	switch {
+	case r.Context().Err() != nil && errors.Is(err, context.Canceled):
+		return // nobody is there
+	case errors.Is(err, ErrWaitTimeout):
+		if q.m.through.TryAcquire(1) {
+			defer q.m.through.Release(1)
+			q.m.pass(w, r, q.next, httpcache.Status{Fwd: httpcache.FwdMiss, Detail: "waited too long"})
+			return
+		}
+		code = http.StatusServiceUnavailable
+		w.Header().Set("Retry-After", "1")
+	case errors.Is(err, ErrClosed):
+		code = http.StatusServiceUnavailable
+		w.Header().Set("Retry-After", "1")
+	case errors.Is(err, context.DeadlineExceeded):
+		code = http.StatusGatewayTimeout
+	}
+	httpcache.Status{Fwd: httpcache.FwdURIMiss, Collapsed: !c.began()}.AppendTo(w.Header())
+	w.Header().Set("Cache-Control", "no-store")
+	http.Error(w, http.StatusText(code), code)
+}
+
+// copyHeader gives the reply the stored fields. The values are shared, and
+// clipped by how they were made: who appends to one copies it.
+func copyHeader(dst, src http.Header) {
+	for name, values := range src {
+		dst[name] = values[:len(values):len(values)]
+	}
+}
+
+func setAge(h http.Header, age time.Duration) {
+	h["Age"] = []string{httpcache.FormatAge(age)}
+}
+
+// newMark makes the keys of a key's variants new.
+func newMark() string { return adapter.Token() }

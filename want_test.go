@@ -1,0 +1,255 @@
+package bellwether
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// This file tests what a call may want of its answer, and what is kept for the
+// next load, on an engine whose loads count themselves.
+
+// A counted engine's loads take a second and return "v" and their number.
+type counted struct {
+	*engine[string]
+	loads     atomic.Int32
+	freshness Freshness
+	fail      atomic.Bool
+	saw       func(present *item[string]) // called by each load
+}
+
+func newCounted(t *testing.T, o Options, f Freshness) *counted {
+	marshal, unmarshal := codecOf[string](Codec{})
+	c := &counted{engine: newEngine(o.settings(), sizeOf[string], marshal, unmarshal), freshness: f}
+	t.Cleanup(c.close)
+	return c
+}
+
+func (c *counted) get(w want[string]) (string, error) {
+	s, ok := c.hitFor("k", w)
+	if !ok {
+		var err error
+		s, err = c.wait(context.Background(), "k", s.item, w, func() loader[string] {
+			return func(ctx context.Context, f *flight[string]) (string, error) {
+				n := c.loads.Add(1)
+				if c.saw != nil {
+					c.saw(f.present)
+				}
+				time.Sleep(time.Second)
+				if c.fail.Load() {
+					return "", errors.New("down")
+				}
+				SetFreshness(ctx, c.freshness)
+				return fmt.Sprint("v", n), nil
+			}
+		})
+		if err != nil {
+			return "", err
+		}
+	}
+	return s.item.answer()
+}
+
+func (c *counted) wantGet(t *testing.T, w want[string], value string) {
+	t.Helper()
+	if got, err := c.get(w); got != value || err != nil {
+		t.Errorf("got %q, %v, want %q", got, err, value)
+	}
+}
+
+// fromNow wants what is loaded after the call.
+var fromNow = want[string]{accept: func(*item[string], instant) bool { return false }}
+
+func TestWant_WhatIsThereIsRefusedAndLoadedAnew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCounted(t, Options{}, Freshness{TTL: time.Minute})
+		c.wantGet(t, want[string]{}, "v1")
+		c.wantGet(t, want[string]{}, "v1")
+		c.wantGet(t, fromNow, "v2")
+		c.wantGet(t, want[string]{}, "v2")
+	})
+}
+
+// Those who come while a load runs share one more, which begins after them.
+func TestWant_OneMoreLoadForAllWhoCameDuringOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCounted(t, Options{}, Freshness{TTL: time.Minute})
+		go c.get(want[string]{})
+		time.Sleep(500 * time.Millisecond)
+		start := time.Now()
+		var wg sync.WaitGroup
+		for range 50 {
+			wg.Go(func() {
+				c.wantGet(t, fromNow, "v2")
+				if took := time.Since(start); took != 1500*time.Millisecond {
+					t.Errorf("took %v, want the rest of one load and another", took)
+				}
+			})
+		}
+		for range 50 {
+			wg.Go(func() { c.wantGet(t, want[string]{}, "v1") })
+		}
+		wg.Wait()
+		if n := c.loads.Load(); n != 2 {
+			t.Errorf("%d loads, want 2", n)
+		}
+	})
+}
+
+// What a store has is as little an answer as what is near, and a value that
+// another process commits meanwhile is judged by itself.
+func TestWant_StoreEntriesAreRefusedToo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &mapStore{entries: map[string]Entry{}}
+		first := newCounted(t, Options{Store: store}, Freshness{TTL: time.Minute})
+		second := newCounted(t, Options{Store: store}, Freshness{TTL: time.Minute})
+		second.loads.Store(100)
+		first.wantGet(t, want[string]{}, "v1")
+		time.Sleep(10 * time.Second)
+		second.wantGet(t, want[string]{}, "v1")
+		second.wantGet(t, fromNow, "v101")
+		third := newCounted(t, Options{Store: store}, Freshness{TTL: time.Minute})
+		third.loads.Store(200)
+		third.wantGet(t, fromNow, "v201")
+		young := want[string]{accept: func(it *item[string], now instant) bool { return now-it.born < 5*time.Second }}
+		first.wantGet(t, young, "v201") // its own is 12 s old, the store's is new
+	})
+}
+
+// Nobody tries again before the next try is due, whatever a client wants.
+func TestWant_FailureAnswersWhileItBacksOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCounted(t, Options{ErrorTTL: 10 * time.Second}, Freshness{TTL: time.Second})
+		c.fail.Store(true)
+		for range 5 {
+			if got, err := c.get(fromNow); err == nil || err.Error() != "down" {
+				t.Errorf("got %q, %v, want the failure", got, err)
+			}
+		}
+		if n := c.loads.Load(); n != 1 {
+			t.Errorf("%d loads, want 1", n)
+		}
+	})
+}
+
+// A stale value within its window is no answer for who refuses it, and neither
+// patience nor the offer of a flight makes it one.
+func TestWant_StaleIsRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCounted(t, Options{}, Freshness{TTL: time.Second, StaleWhileRevalidate: time.Minute})
+		c.wantGet(t, want[string]{}, "v1")
+		time.Sleep(2 * time.Second)
+		c.wantGet(t, want[string]{}, "v1") // begins a rebuild
+		c.wantGet(t, fromNow, "v2")
+		if n := c.loads.Load(); n != 2 {
+			t.Errorf("%d loads, want 2", n)
+		}
+	})
+}
+
+// Work for the caller's own goroutine is done while it waits.
+func TestWant_AsideRunsOnTheCallersGoroutine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCounted(t, Options{}, Freshness{TTL: time.Minute})
+		aside := make(chan func())
+		var ran atomic.Int32
+		go func() {
+			for range 3 {
+				aside <- func() { ran.Add(1) }
+			}
+		}()
+		c.wantGet(t, want[string]{aside: aside}, "v1")
+		if n := ran.Load(); n != 3 {
+			t.Errorf("%d of 3 done", n)
+		}
+	})
+}
+
+func TestKeep_ForTheNextLoadAndNeverServed(t *testing.T) {
+	for name, store := range map[string]Store{"near tier": nil, "store": &mapStore{entries: map[string]Entry{}}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := newCounted(t, Options{Store: store, ErrorTTL: -1}, Freshness{TTL: 10 * time.Second, StaleIfError: 20 * time.Second, keep: time.Hour})
+				var present []string
+				c.saw = func(it *item[string]) {
+					if it == nil {
+						present = append(present, "")
+					} else {
+						present = append(present, it.value)
+					}
+				}
+				c.wantGet(t, want[string]{}, "v1")
+				time.Sleep(30 * time.Minute)
+				c.fail.Store(true)
+				for range 2 { // a failure does not take away what is kept
+					if got, err := c.get(want[string]{}); err == nil {
+						t.Errorf("got %q, want the failure: past its windows nothing is served", got)
+					}
+				}
+				c.fail.Store(false)
+				c.wantGet(t, want[string]{}, "v4")
+				time.Sleep(2 * time.Hour)
+				c.wantGet(t, want[string]{}, "v5")
+				if got, want := fmt.Sprint(present), "[ v1 v1 v1 ]"; got != want {
+					t.Errorf("loads started from %s, want %s", got, want)
+				}
+			})
+		})
+	}
+}
+
+// mapStore is a Store without any fault, for tests of this package, which
+// cannot import one.
+type mapStore struct {
+	mu      sync.Mutex // guards all below
+	entries map[string]Entry
+	at      map[string]time.Time
+	epoch   uint64
+	floor   uint64
+}
+
+func (m *mapStore) Get(_ context.Context, key string) (Entry, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	e, ok := m.entries[key]
+	e.Age += time.Since(m.at[key])
+	if !ok || e.Life() == 0 {
+		return Entry{}, ErrNotFound
+	}
+	return e, nil
+}
+
+func (m *mapStore) Claim(ctx context.Context, key string) (Entry, uint64, error) {
+	e, _ := m.Get(ctx, key)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.epoch++
+	return e, m.epoch, nil
+}
+
+func (m *mapStore) Commit(_ context.Context, key string, e Entry) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if e.Epoch <= m.floor {
+		return ErrFenced
+	}
+	if m.at == nil {
+		m.at = map[string]time.Time{}
+	}
+	m.entries[key], m.at[key] = e, time.Now()
+	return nil
+}
+
+func (m *mapStore) Invalidate(_ context.Context, key string) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.epoch++
+	m.floor = m.epoch
+	delete(m.entries, key)
+	return nil
+}
