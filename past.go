@@ -56,7 +56,7 @@ func (m *Middleware) fits(h http.Header) bool {
 func (m *Middleware) replace(key string, s served[*response], res *response, f Freshness) {
 	m.engine.behind(func() {
 		if it, _ := m.engine.near.get(key); it != nil && it.epoch == s.item.epoch {
-			m.engine.put(context.Background(), key, res, f)
+			m.engine.put(context.Background(), key, res, f, m.engine.sweeper.position())
 		}
 	})
 }
