@@ -362,7 +362,7 @@ func (m *Middleware) carry(ctx context.Context, f *flight[*response], x *exchang
 		}
 		return nil, x.err // before there was a header
 	}
-	if x.backed && httpcache.IsServerError(x.content().status) {
+	if x.backed && !x.validated && httpcache.IsServerError(x.content().status) {
 		x.body.CloseWithError(errServerError)
 		return nil, fmt.Errorf("%w: %d", errServerError, x.content().status)
 	}

@@ -219,7 +219,7 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 				m.pass(w, r, next, httpcache.Status{Fwd: httpcache.FwdBypass, Detail: "authorization"})
 				return
 			}
-			q.reply(s)
+			q.reply(key, s)
 			return
 		case checked:
 			q.passChecked(key, s)

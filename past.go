@@ -81,7 +81,7 @@ func (q *query) passChecked(key string, s served[*response]) {
 		switch {
 		case j.Shared:
 			q.m.replace(key, s, &response{kind: uncacheable}, Freshness{})
-		case q.r.Method == http.MethodGet && code < 500:
+		case code == http.StatusOK && !(q.r.Method == http.MethodHead && httpcache.HeadAgrees(kept.header, header)):
 			// Something else by now. What changes from one request to the next
 			// is not worth keeping, and the next flight will see.
 			q.m.replace(key, s, &response{kind: uncacheable, reason: j.Reason}, Freshness{TTL: q.m.options.UncacheableTTL})
@@ -117,8 +117,8 @@ func (m *Middleware) passUnsafe(w http.ResponseWriter, r *http.Request, next htt
 		m.pass(w, r, next, httpcache.Status{Fwd: httpcache.FwdMethod})
 		return
 	}
-	if r.Method == http.MethodPost && m.options.Store == nil {
-		m.passPost(w, r, next)
+	if key, ok := httpcache.Key(r); ok && r.Method == http.MethodPost && m.options.Store == nil {
+		m.passPost(w, r, next, key)
 		return
 	}
 	u := &watchedWriter{ResponseWriter: w}
@@ -142,12 +142,7 @@ func (m *Middleware) invalidateAfter(r *http.Request, status int, h http.Header)
 // the next GET (RFC 9110 section 9.3.3). It is kept only if no other unsafe
 // request for the key came in between. Another process's cannot be seen, so
 // where a fleet shares a store, no such response is kept.
-func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.Handler) {
-	key, ok := httpcache.Key(r)
-	if !ok {
-		m.pass(w, r, next, httpcache.Status{Fwd: httpcache.FwdMethod})
-		return
-	}
+func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.Handler, key string) {
 	witness := m.engine.watchInvalidations(key)
 	defer m.engine.dismiss(key, witness)
 	sent := time.Now()
