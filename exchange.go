@@ -366,11 +366,15 @@ func (m *Middleware) carry(ctx context.Context, f *flight[*response], x *exchang
 		x.body.CloseWithError(errServerError)
 		return nil, fmt.Errorf("%w: %d", errServerError, x.content().status)
 	}
+	publish := f.publish
 	authorized := c.request["Authorization"] != nil
 	if authorized {
 		m.learnAuthorized(x.key, x.shared)
+		if !x.shared {
+			publish = f.publishAlone
+		}
 	}
-	if !f.publish(ctx, x.response) {
+	if !publish(ctx, x.response) {
 		x.body.CloseWithError(errInvalidated)
 		return nil, errInvalidated
 	}

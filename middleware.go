@@ -304,6 +304,7 @@ func (q *query) wait(c *call, key string, s served[*response]) (served[*response
 	if q.authorized {
 		// Nobody waits for what is another user's until it is known to be for
 		// all.
+		w.solo = true
 		switch m.learntAuthorized(key) {
 		case uncacheable:
 			return m.notShared("authorization"), nil

@@ -315,6 +315,7 @@ func TestHTTP_ValidationOfAnotherProcessesResponse(t *testing.T) {
 		if w := sites[1].get("http://a/p"); w.Body.String() != "page 1"+lastYear {
 			t.Errorf("got %q", w.Body)
 		}
+		synctest.Wait()
 		if w := sites[0].get("http://a/p"); !strings.Contains(w.Header().Get("Cache-Status"), "hit") {
 			t.Errorf("the first process does not see what the second has validated: %v", w.Header())
 		}
