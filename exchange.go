@@ -404,6 +404,9 @@ func (m *Middleware) carry(ctx context.Context, f *flight[*response], x *exchang
 	if x.err != nil {
 		return nil, x.err
 	}
+	if x.body.Overflowed() {
+		return m.remember(ctx, reasonTooLarge), nil // both at once: it was read as fast as it was written
+	}
 	return m.keep(ctx, x)
 }
 
