@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -32,12 +33,15 @@ type engine[V any] struct {
 	near      *near[V]
 	marshal   func(V) ([]byte, error)
 	unmarshal func([]byte) (V, error)
-	store     *breaker            // before Store
-	locker    *breaker            // before Locker
-	push      *breaker            // before Locker's Watch: a push that is down is not a locker that is
+	store     *breaker // before Store
+	locker    *breaker // before Locker
+	push      *breaker // before Locker's Watch: a push that is down is not a locker that is
+	commits   commitRecord
 	slots     *semaphore.Weighted // MaxRebuilds
 	count     counters
-	running   sync.WaitGroup // flights and what they leave behind
+	running   sync.WaitGroup     // flights and what they leave behind, and listen
+	notified  bool               // Store is a Notifier
+	deafen    context.CancelFunc // ends listen
 
 	mu            sync.Mutex // guards what follows, and the fields of flights that say so
 	flights       map[string]*flight[V]
@@ -71,6 +75,8 @@ type flight[V any] struct {
 
 	abort    context.CancelCauseFunc // guarded by engine.mu: cancels the load, nil while there is none
 	disowned bool                    // guarded by engine.mu: the key was invalidated since the flight last looked
+	claimed  uint64                  // guarded by engine.mu: the epoch of the load since then, 0 if there is none
+	notices  chan Notice             // the latest that was heard of the key; has room for one
 
 	// present is the latest item known for the key: what is served if the load
 	// fails, and what tells how often it has failed. Written by the flight's
@@ -153,7 +159,7 @@ var (
 
 func newEngine[V any](s settings, size func(string, V) int, marshal func(V) ([]byte, error), unmarshal func([]byte) (V, error)) *engine[V] {
 	c := clock{time.Now()}
-	return &engine[V]{
+	e := &engine[V]{
 		settings:  s,
 		clock:     c,
 		near:      newNear(c, s.NearBytes, size),
@@ -166,6 +172,8 @@ func newEngine[V any](s settings, size func(string, V) int, marshal func(V) ([]b
 		flights:   make(map[string]*flight[V]),
 		aloft:     make(map[*flight[V]]struct{}),
 	}
+	e.listen()
+	return e
 }
 
 // A served answer is an item with the way it came.
@@ -367,7 +375,7 @@ func (e *engine[V]) join(ctx context.Context, key string, w want[V], asked insta
 	}
 	// Detached: the values of the context stay (traces, tenants), its end does not.
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
-	f = &flight[V]{key: key, load: bind(), engine: e, accept: w.accept, cancel: cancel, due: addDurations(now, e.MaxWait)}
+	f = &flight[V]{key: key, load: bind(), engine: e, accept: w.accept, cancel: cancel, due: addDurations(now, e.MaxWait), notices: make(chan Notice, 1)}
 	f.state.Store(&flightState[V]{news: make(chan struct{})})
 	f.alarm = time.AfterFunc(e.MaxWait, f.fallDue)
 	e.flights[key] = f
@@ -439,15 +447,15 @@ func (f *flight[V]) giveUp(cause error) bool {
 	return true
 }
 
-// abortable makes abort the way to cancel the flight's load, unless the key
-// was invalidated since the flight last looked.
-func (f *flight[V]) abortable(abort context.CancelCauseFunc) bool {
+// abortable makes abort the way to cancel the flight's load of that epoch,
+// unless the key was invalidated since the flight last looked.
+func (f *flight[V]) abortable(abort context.CancelCauseFunc, epoch uint64) bool {
 	f.engine.mu.Lock()
 	defer f.engine.mu.Unlock()
 	if f.disowned {
 		return false
 	}
-	f.abort = abort
+	f.abort, f.claimed = abort, epoch
 	return true
 }
 
@@ -497,7 +505,7 @@ func (f *flight[V]) end(err error) {
 func (f *flight[V]) lookAgain() {
 	f.engine.mu.Lock()
 	defer f.engine.mu.Unlock()
-	f.disowned = false
+	f.disowned, f.claimed = false, 0
 }
 
 // A witness counts the invalidations of a key while somebody works on a value
@@ -552,24 +560,35 @@ func (e *engine[V]) invalidate(ctx context.Context, key string) error {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	e.recall(key, 1<<64-1)
+	return err
+}
+
+// recall drops what this process has of a key that was invalidated, and what
+// its flight has read or begun to load, if that is of an epoch below the
+// invalidation's. e.mu is held.
+func (e *engine[V]) recall(key string, epoch uint64) {
+	if it, _ := e.near.get(key); it != nil && it.epoch <= epoch {
+		e.near.delete(key)
+	}
 	e.invalidations++
 	for _, w := range e.witnesses[key] {
 		w.seen++
 	}
-	e.near.delete(key)
-	if f := e.flights[key]; f != nil {
-		f.disowned = true
-		f.change(func(s *flightState[V]) { s.offered, s.recalled = nil, true })
-		switch {
-		case f.streaming():
-			// A response that clients are already reading is theirs, but from
-			// now on nobody joins them.
-			delete(e.flights, key)
-		case f.abort != nil:
-			f.abort(errInvalidated)
-		}
+	f := e.flights[key]
+	if f == nil || f.claimed > epoch {
+		return
 	}
-	return err
+	f.disowned = true
+	f.change(func(s *flightState[V]) { s.offered, s.recalled = nil, true })
+	switch {
+	case f.streaming():
+		// A response that clients are already reading is theirs, but from now
+		// on nobody joins them.
+		delete(e.flights, key)
+	case f.abort != nil:
+		f.abort(errInvalidated)
+	}
 }
 
 // engineKey is key as Store and Locker know it.
@@ -578,6 +597,14 @@ func (e *engine[V]) engineKey(key string) string {
 		return key
 	}
 	return e.Namespace + ":" + key
+}
+
+// ownKey is the reverse of engineKey, false for a key of another namespace.
+func (e *engine[V]) ownKey(engineKey string) (key string, ok bool) {
+	if e.Namespace == "" {
+		return engineKey, true
+	}
+	return strings.CutPrefix(engineKey, e.Namespace+":")
 }
 
 func (e *engine[V]) snapshot() Stats {
@@ -604,6 +631,7 @@ func (e *engine[V]) close() {
 		f.cancel(ErrClosed)
 	}
 	e.mu.Unlock()
+	e.deafen()
 	e.running.Wait()
 	if first {
 		e.near.close()

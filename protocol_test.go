@@ -115,6 +115,7 @@ func (w *wire) reset() {
 type wiredStore struct {
 	*wire
 	store  bellwether.Store
+	limit  func(bellwether.Entry) error            // refuses entries; set before use
 	tamper atomic.Pointer[func(*bellwether.Entry)] // changes what Get and Claim return
 	reply  atomic.Int64                            // nanoseconds that a reply of Get is under way
 }
@@ -146,6 +147,11 @@ func (s *wiredStore) Claim(ctx context.Context, key string) (bellwether.Entry, u
 func (s *wiredStore) Commit(ctx context.Context, key string, e bellwether.Entry) error {
 	if err := s.call(ctx, "commit"); err != nil {
 		return err
+	}
+	if s.limit != nil {
+		if err := s.limit(e); err != nil {
+			return err
+		}
 	}
 	return s.store.Commit(ctx, key, e)
 }
@@ -211,15 +217,17 @@ func (l *wiredLease) Release(ctx context.Context) error {
 
 // A source makes values v1, v2, ... in the order in which their loads begin.
 type source struct {
-	mu      sync.Mutex // guards all
-	build   time.Duration
-	fail    func(n int) error // nil for a load that succeeds
-	deaf    bool              // loads do not heed their context
-	loads   int
-	running map[string]map[int]context.Context // by key and load
-	most    int                                // loads of one key at a time, the cancelled ones not counted
-	all     int                                // running, the cancelled ones counted
-	mostAll int
+	mu    sync.Mutex // guards all
+	build time.Duration
+	fail  func(n int) error // nil for a load that succeeds
+	deaf  bool              // loads do not heed their context
+	// lifeless values are over when they are made. Set before use.
+	lifeless bool
+	loads    int
+	running  map[string]map[int]context.Context // by key and load
+	most     int                                // loads of one key at a time, the cancelled ones not counted
+	all      int                                // running, the cancelled ones counted
+	mostAll  int
 }
 
 func (o *source) load(ctx context.Context, key string) (string, error) {
@@ -268,6 +276,9 @@ func (o *source) load(ctx context.Context, key string) (string, error) {
 			return "", err
 		}
 	}
+	if o.lifeless {
+		bellwether.SetFreshness(ctx, bellwether.Freshness{})
+	}
 	return "v" + strconv.Itoa(n), nil
 }
 
@@ -305,8 +316,38 @@ type fleet struct {
 	processes []*process
 }
 
-// newFleet starts n processes. With polling their lockers' Watch is hidden.
-func newFleet(t *testing.T, n int, polling bool, o bellwether.Options) *fleet {
+// A way is how a process learns of what others do.
+type way int
+
+const (
+	push    way = iota // its locker pushes
+	poll               // it does not
+	notices            // it does, and so does its store
+)
+
+// A notifyingStore is a store whose notices go over the same wire.
+type notifyingStore struct{ *wiredStore }
+
+func (s notifyingStore) Notify(ctx context.Context, f func(bellwether.Notice)) {
+	s.store.(bellwether.Notifier).Notify(ctx, func(n bellwether.Notice) {
+		sent := time.Now()
+		s.mu.Lock()
+		fault := s.f
+		s.mu.Unlock()
+		if fault != nil && fault(ctx, "notice") != nil {
+			return // lost
+		}
+		n.Delay += time.Since(sent)
+		if n.Entry.Epoch != 0 {
+			n.Entry.Age += time.Since(sent)
+			n.Entry = s.tampered(n.Entry)
+		}
+		f(n)
+	})
+}
+
+// newFleet starts n processes.
+func newFleet(t *testing.T, n int, by way, o bellwether.Options) *fleet {
 	t.Helper()
 	f := &fleet{origin: &source{build: time.Second}, store: memstore.New(), locker: locallock.New()}
 	for range n {
@@ -315,8 +356,11 @@ func newFleet(t *testing.T, n int, polling bool, o bellwether.Options) *fleet {
 			locker: &wiredLocker{wire: &wire{}, locker: f.locker},
 		}
 		o.Store, o.Locker = p.store, p.locker
-		if polling {
+		switch by {
+		case poll:
 			o.Locker = struct{ bellwether.Locker }{p.locker}
+		case notices:
+			o.Store = notifyingStore{p.store}
 		}
 		p.Cache = cacheOf(t, f.origin.load, o)
 		f.processes = append(f.processes, p)
@@ -379,10 +423,10 @@ func (f *fleet) wantLoads(t *testing.T, want int) {
 	}
 }
 
-func both(t *testing.T, test func(t *testing.T, polling bool)) {
-	for name, polling := range map[string]bool{"push": false, "poll": true} {
+func everyWay(t *testing.T, test func(t *testing.T, by way)) {
+	for by, name := range []string{"push", "poll", "notices"} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) { test(t, polling) })
+			synctest.Test(t, func(t *testing.T) { test(t, way(by)) })
 		})
 	}
 }
@@ -391,13 +435,13 @@ func both(t *testing.T, test func(t *testing.T, polling bool)) {
 func pollLag(build time.Duration) time.Duration { return max(build/16*5/4, 3*time.Millisecond) }
 
 func TestFleet_OneLoadForAll(t *testing.T) {
-	both(t, func(t *testing.T, polling bool) {
+	everyWay(t, func(t *testing.T, by way) {
 		const n, m, build = 5, 400, 2 * time.Second
-		f := newFleet(t, n, polling, bellwether.Options{})
+		f := newFleet(t, n, by, bellwether.Options{})
 		f.origin.build = build
 		got := f.get(m, "k")
 		f.wantLoads(t, 1)
-		if polling {
+		if by == poll {
 			if len(got.failed) > 0 || got.values["v1"] != n*m || got.slowest > build+pollLag(build) {
 				t.Errorf("%v, slowest %v", got.count, got.slowest)
 			}
@@ -406,7 +450,7 @@ func TestFleet_OneLoadForAll(t *testing.T) {
 		}
 		calls := 0
 		f.each(func(p *process) { calls += p.store.count() + p.locker.count() })
-		if most := map[bool]int{false: 40, true: n * 180}[polling]; calls > most {
+		if most := map[way]int{push: 40, poll: n * 180, notices: 40}[by]; calls > most {
 			t.Errorf("%d calls of engines, want at most %d", calls, most)
 		}
 		f.get(m, "k").want(t, n*m, "v1", nil, 0)
@@ -414,8 +458,8 @@ func TestFleet_OneLoadForAll(t *testing.T) {
 }
 
 func TestFleet_SlowLoadIsRenewed(t *testing.T) {
-	both(t, func(t *testing.T, polling bool) {
-		f := newFleet(t, 3, polling, bellwether.Options{LeaseTTL: time.Second, RebuildTimeout: time.Minute})
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 3, by, bellwether.Options{LeaseTTL: time.Second, RebuildTimeout: time.Minute})
 		f.origin.build = 20 * time.Second
 		got := f.get(10, "k")
 		if got.values["v1"] != 30 || got.slowest > 21*time.Second {
@@ -445,8 +489,8 @@ func pause(p *process) (resume func()) {
 }
 
 func TestFleet_HolderIsPausedPastItsLease(t *testing.T) {
-	both(t, func(t *testing.T, polling bool) {
-		f := newFleet(t, 5, polling, bellwether.Options{LeaseTTL: 2 * time.Second, RebuildTimeout: time.Minute, MaxWait: time.Minute})
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 5, by, bellwether.Options{LeaseTTL: 2 * time.Second, RebuildTimeout: time.Minute, MaxWait: time.Minute})
 		a, others := f.processes[0], f.processes[1:]
 		f.origin.set(func(o *source) { o.build, o.deaf = 30*time.Second, true })
 		first := make(chan string)
@@ -485,7 +529,7 @@ func TestFleet_HolderIsPausedPastItsLease(t *testing.T) {
 // The late commit reaches the store and is refused.
 func TestFleet_LateCommitIsFenced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 2, false, bellwether.Options{LeaseTTL: 2 * time.Second})
+		f := newFleet(t, 2, push, bellwether.Options{LeaseTTL: 2 * time.Second})
 		a, b := f.processes[0], f.processes[1]
 		a.locker.set(on(refuse, "renew"))
 		f.origin.set(func(o *source) { o.build = 10 * time.Second })
@@ -507,8 +551,8 @@ func TestFleet_LateCommitIsFenced(t *testing.T) {
 }
 
 func TestFleet_HangingHolderIsReplacedByOne(t *testing.T) {
-	both(t, func(t *testing.T, polling bool) {
-		f := newFleet(t, 6, polling, bellwether.Options{LeaseTTL: 2 * time.Second, MaxWait: time.Minute})
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 6, by, bellwether.Options{LeaseTTL: 2 * time.Second, MaxWait: time.Minute})
 		a, others := f.processes[0], f.processes[1:]
 		f.origin.set(func(o *source) { o.build = time.Hour })
 		go a.Get(context.Background(), "k")
@@ -534,9 +578,9 @@ func TestFleet_FailureIsShared(t *testing.T) {
 		"goexit": {func(int) error { runtime.Goexit(); return nil }, bellwether.ErrGoexit.Error()},
 	} {
 		t.Run(name, func(t *testing.T) {
-			both(t, func(t *testing.T, polling bool) {
+			everyWay(t, func(t *testing.T, by way) {
 				const n, m = 5, 50
-				f := newFleet(t, n, polling, bellwether.Options{ErrorTTL: 4 * time.Second})
+				f := newFleet(t, n, by, bellwether.Options{ErrorTTL: 4 * time.Second})
 				f.origin.fail = test.fail
 				begin := time.Now()
 				got := f.get(m, "k")
@@ -596,8 +640,8 @@ func TestFleet_FailureIsShared(t *testing.T) {
 // nobody.
 func TestFleet_ContextErrorIsNotRemembered(t *testing.T) {
 	for _, cause := range []error{context.Canceled, context.DeadlineExceeded} {
-		both(t, func(t *testing.T, polling bool) {
-			f := newFleet(t, 3, polling, bellwether.Options{ErrorTTL: time.Hour})
+		everyWay(t, func(t *testing.T, by way) {
+			f := newFleet(t, 3, by, bellwether.Options{ErrorTTL: time.Hour})
 			f.origin.fail = func(n int) error {
 				if n == 1 {
 					return fmt.Errorf("query: %w", cause)
@@ -619,8 +663,8 @@ func TestFleet_ContextErrorIsNotRemembered(t *testing.T) {
 // A load that runs into RebuildTimeout has failed for everybody. Otherwise each
 // process takes its turn to hang.
 func TestFleet_HangingOriginIsNotQueuedFor(t *testing.T) {
-	both(t, func(t *testing.T, polling bool) {
-		f := newFleet(t, 5, polling, bellwether.Options{RebuildTimeout: 3 * time.Second, ErrorTTL: 10 * time.Second, MaxWait: time.Minute})
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 5, by, bellwether.Options{RebuildTimeout: 3 * time.Second, ErrorTTL: 10 * time.Second, MaxWait: time.Minute})
 		f.origin.set(func(o *source) { o.build = time.Hour })
 		got := f.get(10, "k")
 		if got.slowest > 3*time.Second+pollLag(3*time.Second) {
@@ -633,8 +677,8 @@ func TestFleet_HangingOriginIsNotQueuedFor(t *testing.T) {
 // Stale values are served at once while another process rebuilds, and cost the
 // engines next to nothing.
 func TestFleet_StaleWhileAnotherRebuilds(t *testing.T) {
-	both(t, func(t *testing.T, polling bool) {
-		f := newFleet(t, 4, polling, bellwether.Options{TTL: 10 * time.Second, StaleWhileRevalidate: time.Hour})
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 4, by, bellwether.Options{TTL: 10 * time.Second, StaleWhileRevalidate: time.Hour})
 		f.get(1, "k")
 		time.Sleep(10 * time.Second)
 		f.each(func(p *process) { p.store.reset(); p.locker.reset() })
@@ -646,7 +690,7 @@ func TestFleet_StaleWhileAnotherRebuilds(t *testing.T) {
 		f.wantLoads(t, 2)
 		f.each(func(p *process) {
 			most := 30 // a flight, a look a second, renewals
-			if polling {
+			if by == poll {
 				most = 260
 			}
 			if n := p.store.count() + p.locker.count(); n > most {
@@ -679,8 +723,8 @@ func (f *fleet) gone(t *testing.T, key, v string) {
 }
 
 func TestFleet_InvalidationReachesTheOthers(t *testing.T) {
-	both(t, func(t *testing.T, polling bool) {
-		f := newFleet(t, 3, polling, bellwether.Options{TTL: time.Hour, NearTTL: time.Second})
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 3, by, bellwether.Options{TTL: time.Hour, NearTTL: time.Second})
 		f.origin.build = 10 * time.Millisecond
 		f.get(1, "k")
 		time.Sleep(time.Minute)
@@ -699,7 +743,7 @@ func TestFleet_InvalidationReachesTheOthers(t *testing.T) {
 // a slow store would stretch the time in which an invalidation gets round.
 func TestFleet_InvalidationWhileAReplyIsUnderWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 2, false, bellwether.Options{TTL: time.Hour, NearTTL: time.Second})
+		f := newFleet(t, 2, push, bellwether.Options{TTL: time.Hour, NearTTL: time.Second})
 		a, b := f.processes[0], f.processes[1]
 		a.Get(t.Context(), "k")
 		b.store.reply.Store(int64(400 * time.Millisecond))
@@ -719,7 +763,7 @@ func TestInvalidate_WhileAReplyIsUnderWay(t *testing.T) {
 	for name, age := range map[string]time.Duration{"fresh": 5 * time.Second, "stale": 20 * time.Second} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				f := newFleet(t, 1, false, bellwether.Options{TTL: 10 * time.Second, StaleWhileRevalidate: time.Hour, NearTTL: time.Second})
+				f := newFleet(t, 1, push, bellwether.Options{TTL: 10 * time.Second, StaleWhileRevalidate: time.Hour, NearTTL: time.Second})
 				p := f.processes[0]
 				p.Get(t.Context(), "k")
 				time.Sleep(age)
@@ -742,7 +786,7 @@ func TestInvalidate_WhileAReplyIsUnderWay(t *testing.T) {
 // before.
 func TestFleet_InvalidatedDuringEachLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 2, false, bellwether.Options{MaxWait: 2 * time.Minute, NearTTL: time.Second})
+		f := newFleet(t, 2, push, bellwether.Options{MaxWait: 2 * time.Minute, NearTTL: time.Second})
 		f.origin.build = 5 * time.Second
 		a, b := f.processes[0], f.processes[1]
 		go b.Get(t.Context(), "k")
@@ -769,8 +813,8 @@ func TestFleet_InvalidateDuringARebuild(t *testing.T) {
 	for name, rebuilder := range map[string]int{"here": 0, "there": 1} {
 		for _, deaf := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s deaf=%t", name, deaf), func(t *testing.T) {
-				both(t, func(t *testing.T, polling bool) {
-					f := newFleet(t, 3, polling, bellwether.Options{NearTTL: time.Second})
+				everyWay(t, func(t *testing.T, by way) {
+					f := newFleet(t, 3, by, bellwether.Options{NearTTL: time.Second})
 					f.origin.set(func(o *source) { o.build, o.deaf = 4*time.Second, deaf })
 					done := make(chan string)
 					go func() {
@@ -797,8 +841,8 @@ func TestFleet_InvalidateDuringARebuild(t *testing.T) {
 // later, however long the rebuild behind it takes: neither by the process that
 // rebuilds nor by one that waits.
 func TestFleet_InvalidateWhileStaleIsServed(t *testing.T) {
-	both(t, func(t *testing.T, polling bool) {
-		f := newFleet(t, 3, polling, bellwether.Options{TTL: 10 * time.Second, StaleWhileRevalidate: time.Hour, NearTTL: time.Second})
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 3, by, bellwether.Options{TTL: 10 * time.Second, StaleWhileRevalidate: time.Hour, NearTTL: time.Second})
 		f.get(1, "k")
 		time.Sleep(10 * time.Second)
 		f.origin.set(func(o *source) { o.build = 20 * time.Second })
@@ -840,7 +884,7 @@ func TestFleet_InvalidateDuringALoadThatFails(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				f := newFleet(t, 2, false, bellwether.Options{TTL: 10 * time.Second, StaleIfError: time.Hour, ErrorTTL: test.ttl, RebuildTimeout: 6 * time.Second})
+				f := newFleet(t, 2, push, bellwether.Options{TTL: 10 * time.Second, StaleIfError: time.Hour, ErrorTTL: test.ttl, RebuildTimeout: 6 * time.Second})
 				f.get(1, "k")
 				time.Sleep(10 * time.Second)
 				f.origin.set(func(o *source) {
@@ -863,7 +907,7 @@ func TestFleet_InvalidateDuringALoadThatFails(t *testing.T) {
 // outage of the store falls back on nothing older.
 func TestFleet_OlderAfterNewer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 1, false, bellwether.Options{TTL: 10 * time.Second, StaleWhileRevalidate: time.Hour})
+		f := newFleet(t, 1, push, bellwether.Options{TTL: 10 * time.Second, StaleWhileRevalidate: time.Hour})
 		p := f.processes[0]
 		p.Get(t.Context(), "k")
 		time.Sleep(10 * time.Second)
@@ -960,8 +1004,8 @@ func TestFleet_EngineFaults(t *testing.T) {
 	const n, m, build, timeout = 3, 20, time.Second, 500 * time.Millisecond
 	for name, inject := range engineFaults {
 		t.Run(name, func(t *testing.T) {
-			both(t, func(t *testing.T, polling bool) {
-				f := newFleet(t, n, polling, bellwether.Options{TTL: 30 * time.Second, EngineTimeout: timeout})
+			everyWay(t, func(t *testing.T, by way) {
+				f := newFleet(t, n, by, bellwether.Options{TTL: 30 * time.Second, EngineTimeout: timeout})
 				f.each(inject)
 				for round := range 3 {
 					before, _ := f.origin.count()
@@ -970,7 +1014,7 @@ func TestFleet_EngineFaults(t *testing.T) {
 						t.Fatalf("answers %v", got.count)
 					}
 					most := build + timeout + pollLag(build)
-					if polling {
+					if by == poll {
 						most += n * time.Second / 2 // until it is seen that a lease was released without a value
 					}
 					if strings.Contains(name, "Claim is") || strings.Contains(name, "then store") {
@@ -1036,7 +1080,7 @@ func TestFleet_WatchFaults(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				const build = 4 * time.Second
-				f := newFleet(t, 4, false, bellwether.Options{})
+				f := newFleet(t, 4, push, bellwether.Options{})
 				f.origin.build = build
 				f.each(inject)
 				got := f.get(20, "k")
@@ -1058,7 +1102,7 @@ func TestFleet_WatchFaults(t *testing.T) {
 // holder, which is at work.
 func TestFleet_WatchThatClosesAtRenewals(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 4, false, bellwether.Options{LeaseTTL: time.Second})
+		f := newFleet(t, 4, push, bellwether.Options{LeaseTTL: time.Second})
 		f.origin.build = 20 * time.Second
 		early := func() (<-chan struct{}, error) {
 			c := make(chan struct{})
@@ -1086,9 +1130,9 @@ func TestFleet_HeldFaults(t *testing.T) {
 		"nothing to be seen": func(h *bellwether.HeldError) error { h.Seen = nil; return h },
 	} {
 		t.Run(name, func(t *testing.T) {
-			both(t, func(t *testing.T, polling bool) {
+			everyWay(t, func(t *testing.T, by way) {
 				const build = 4 * time.Second
-				f := newFleet(t, 4, polling, bellwether.Options{})
+				f := newFleet(t, 4, by, bellwether.Options{})
 				f.origin.build = build
 				f.each(func(p *process) { p.locker.held.Store(&held) })
 				got := f.get(20, "k")
@@ -1108,8 +1152,8 @@ func TestFleet_HeldFaults(t *testing.T) {
 
 // One call that fails is a lost packet, not an outage of the fleet's election.
 func TestFleet_OneLostPacketWhileWaiting(t *testing.T) {
-	both(t, func(t *testing.T, polling bool) {
-		f := newFleet(t, 3, polling, bellwether.Options{})
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 3, by, bellwether.Options{})
 		f.origin.build = 4 * time.Second
 		go f.get(1, "k")
 		time.Sleep(time.Second / 2)
@@ -1140,9 +1184,9 @@ func TestFleet_LeaseFaults(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			both(t, func(t *testing.T, polling bool) {
+			everyWay(t, func(t *testing.T, by way) {
 				const build = 4 * time.Second
-				f := newFleet(t, 3, polling, bellwether.Options{LeaseTTL: 3 * time.Second, MaxWait: 20 * time.Second, ErrorTTL: -1})
+				f := newFleet(t, 3, by, bellwether.Options{LeaseTTL: 3 * time.Second, MaxWait: 20 * time.Second, ErrorTTL: -1})
 				f.origin.build = build
 				f.each(inject)
 				got := f.get(10, "k")
@@ -1170,9 +1214,9 @@ func TestFleet_LeaseFaults(t *testing.T) {
 func TestFleet_StoreForgetsClaims(t *testing.T) {
 	for _, build := range []time.Duration{0, time.Second} {
 		t.Run(build.String(), func(t *testing.T) {
-			both(t, func(t *testing.T, polling bool) {
+			everyWay(t, func(t *testing.T, by way) {
 				const n, m = 3, 20
-				f := newFleet(t, n, polling, bellwether.Options{MaxWait: 30 * time.Second})
+				f := newFleet(t, n, by, bellwether.Options{MaxWait: 30 * time.Second})
 				f.origin.build = build
 				f.each(func(p *process) { p.store.set(on(answer(bellwether.ErrFenced), "commit")) })
 				if got := f.get(m, "k"); len(got.failed) > 0 {
@@ -1193,23 +1237,104 @@ func TestFleet_StoreForgetsClaims(t *testing.T) {
 
 // A value that the store does not take cannot be waited for: the processes take
 // turns, each at most once.
+// A value that the store does not take is made by each process, not by one
+// after another.
 func TestFleet_ValuesTheStoreDoesNotTake(t *testing.T) {
-	for name, err := range map[string]error{"too large": bellwether.ErrTooLarge, "commit refused": errRefused} {
-		t.Run(name, func(t *testing.T) {
-			both(t, func(t *testing.T, polling bool) {
-				const n, m, build = 5, 20, time.Second
-				f := newFleet(t, n, polling, bellwether.Options{})
-				f.each(func(p *process) { p.store.set(on(answer(err), "commit")) })
-				got := f.get(m, "k")
-				if len(got.failed) > 0 || got.slowest > n*(build+time.Second) {
-					t.Errorf("the slowest caller waited %v for a load of %v: %v", got.slowest, build, got.count)
+	everyWay(t, func(t *testing.T, by way) {
+		const n, m, build = 5, 20, time.Second
+		f := newFleet(t, n, by, bellwether.Options{})
+		f.each(func(p *process) {
+			p.store.limit = func(e bellwether.Entry) error {
+				if len(e.Value) > 0 {
+					return bellwether.ErrTooLarge
 				}
-				if loads, _ := f.origin.count(); loads > n {
-					t.Errorf("%d loads in %d processes", loads, n)
-				}
-			})
+				return nil
+			}
 		})
-	}
+		for round := range 3 {
+			f.origin.set(func(o *source) { o.loads = 0 })
+			got := f.get(m, "k")
+			if len(got.failed) > 0 || got.slowest > 2*build+time.Second {
+				t.Errorf("round %d: the slowest caller waited %v for a load of %v: %v", round, got.slowest, build, got.count)
+			}
+			if loads, _ := f.origin.count(); loads != n {
+				t.Errorf("round %d: %d loads in %d processes", round, loads, n)
+			}
+			// Within their TTL the values hold, each in its process, also when
+			// the store has been asked about them.
+			for range 5 {
+				time.Sleep(2 * time.Second)
+				f.get(m, "k")
+			}
+			if loads, _ := f.origin.count(); loads != n {
+				t.Errorf("round %d: %d loads in %d processes within one TTL", round, loads, n)
+			}
+			if err := f.processes[0].Invalidate(context.Background(), "k"); err != nil {
+				t.Error(err)
+			}
+			time.Sleep(2 * time.Second) // all have seen it
+		}
+	})
+}
+
+// Nobody waits for a value that lives no longer than its load.
+func TestFleet_ValuesWithoutALife(t *testing.T) {
+	everyWay(t, func(t *testing.T, by way) {
+		const n, m, build = 5, 20, time.Second
+		f := newFleet(t, n, by, bellwether.Options{})
+		f.origin.lifeless = true
+		got := f.get(m, "k")
+		if len(got.failed) > 0 || got.slowest > 2*build+time.Second {
+			t.Errorf("the slowest caller waited %v for a load of %v: %v", got.slowest, build, got.count)
+		}
+		if loads, _ := f.origin.count(); loads > n {
+			t.Errorf("%d loads in %d processes", loads, n)
+		}
+	})
+}
+
+// A store that refuses even to be told so makes the processes take turns, but
+// no longer than it takes them to find out.
+func TestFleet_StoreRefusesAllCommits(t *testing.T) {
+	everyWay(t, func(t *testing.T, by way) {
+		const n, m, build = 5, 20, time.Second
+		f := newFleet(t, n, by, bellwether.Options{})
+		f.each(func(p *process) { p.store.set(on(refuse, "commit")) })
+		for range 3 {
+			f.get(1, fmt.Sprint("other", f.origin.loads))
+		}
+		got := f.get(m, "k")
+		if len(got.failed) > 0 || got.slowest > build+time.Second {
+			t.Errorf("the slowest caller waited %v for a load of %v: %v", got.slowest, build, got.count)
+		}
+		if loads, _ := f.origin.count(); loads > 4*n {
+			t.Errorf("%d loads of 4 keys in %d processes", loads, n)
+		}
+	})
+}
+
+// A flight that waits for one of the MaxRebuilds takes the value that another
+// process has made meanwhile.
+func TestFleet_WaitingForASlot(t *testing.T) {
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 2, by, bellwether.Options{MaxRebuilds: 1})
+		f.origin.build = 20 * time.Second
+		var wg sync.WaitGroup
+		wg.Go(func() { f.processes[0].Get(context.Background(), "blocks the slot") })
+		time.Sleep(time.Millisecond)
+		f.origin.set(func(o *source) { o.build = time.Second })
+		wg.Go(func() {
+			start := time.Now()
+			got := callAll(f.processes[:1], 1, "k")
+			if took := time.Since(start); len(got.failed) > 0 || took > 3*time.Second {
+				t.Errorf("answered after %v, want soon after the other process's load: %v", took, got.failed)
+			}
+		})
+		time.Sleep(time.Millisecond)
+		wg.Go(func() { callAll(f.processes[1:], 1, "k") })
+		wg.Wait()
+		f.wantLoads(t, 2)
+	})
 }
 
 // A push that is down, while the locker's calls get through, is not a locker
@@ -1217,7 +1342,7 @@ func TestFleet_ValuesTheStoreDoesNotTake(t *testing.T) {
 func TestFleet_ManyWatchesRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const keys = 20
-		f := newFleet(t, 3, false, bellwether.Options{})
+		f := newFleet(t, 3, push, bellwether.Options{})
 		f.origin.build = 2 * time.Second
 		late := func(context.Context, string) error {
 			time.Sleep(100 * time.Millisecond) // so that nothing else is answered in between
@@ -1280,7 +1405,7 @@ func TestFleet_CorruptEntries(t *testing.T) {
 func TestFleet_RandomEngineErrors(t *testing.T) {
 	for seed := range uint64(10) {
 		synctest.Test(t, func(t *testing.T) {
-			f := newFleet(t, 3, seed%2 == 0, bellwether.Options{TTL: 5 * time.Second, LeaseTTL: 2 * time.Second})
+			f := newFleet(t, 3, way(seed%3), bellwether.Options{TTL: 5 * time.Second, LeaseTTL: 2 * time.Second})
 			f.each(func(p *process) {
 				for i, w := range []*wire{p.store.wire, p.locker.wire} {
 					var mu sync.Mutex
@@ -1319,7 +1444,7 @@ func TestFleet_BreakersInAnOutage(t *testing.T) {
 		for _, keys := range []int{1, 50} {
 			t.Run(fmt.Sprintf("%s, %d keys", name, keys), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					fl := newFleet(t, 1, false, bellwether.Options{TTL: 2 * time.Second})
+					fl := newFleet(t, 1, push, bellwether.Options{TTL: 2 * time.Second})
 					p := fl.processes[0]
 					fl.origin.build = 10 * time.Millisecond
 					fl.get(1, "0")
@@ -1364,7 +1489,7 @@ func TestFleet_BreakersInAnOutage(t *testing.T) {
 // Callers whose own time is up say nothing about the store.
 func TestInvalidate_CallersDeadlineIsNoOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 2, false, bellwether.Options{})
+		f := newFleet(t, 2, push, bellwether.Options{})
 		p := f.processes[0]
 		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 		defer cancel()
@@ -1384,7 +1509,7 @@ func TestInvalidate_CallersDeadlineIsNoOutage(t *testing.T) {
 
 func TestFleet_MaxRebuildsInAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 1, false, bellwether.Options{MaxRebuilds: 20, MaxWait: time.Hour})
+		f := newFleet(t, 1, push, bellwether.Options{MaxRebuilds: 20, MaxWait: time.Hour})
 		p := f.processes[0]
 		p.store.set(blackHole)
 		p.locker.set(blackHole)
@@ -1413,7 +1538,7 @@ func TestFleet_AdaptersThatPanicKeepNoSlots(t *testing.T) {
 		for _, op := range []string{"get", "claim", "commit", "acquire", "release", "watch"} {
 			t.Run(name+" in "+op, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					fl := newFleet(t, 2, false, bellwether.Options{MaxRebuilds: 2, MaxWait: 10 * time.Second, ErrorTTL: -1})
+					fl := newFleet(t, 2, push, bellwether.Options{MaxRebuilds: 2, MaxWait: 10 * time.Second, ErrorTTL: -1})
 					fl.each(func(p *process) { p.store.set(on(f, op)); p.locker.set(on(f, op)) })
 					for i := range 10 {
 						fl.get(2, fmt.Sprint(i)) // by Goexit they may fail
@@ -1448,7 +1573,7 @@ func TestAdaptersPanicEndsNoProcess(t *testing.T) {
 				return
 			}
 			synctest.Test(t, func(t *testing.T) {
-				f := newFleet(t, 1, false, bellwether.Options{LeaseTTL: time.Second})
+				f := newFleet(t, 1, push, bellwether.Options{LeaseTTL: time.Second})
 				f.origin.build = 4 * time.Second
 				p := f.processes[0]
 				p.store.set(on(func(context.Context, string) error { panic("adapter") }, op))
@@ -1469,7 +1594,7 @@ func TestAdaptersPanicEndsNoProcess(t *testing.T) {
 
 func TestInvalidate_GoexitIsNoSuccess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 1, false, bellwether.Options{})
+		f := newFleet(t, 1, push, bellwether.Options{})
 		p := f.processes[0]
 		p.Get(t.Context(), "k")
 		p.store.set(on(func(context.Context, string) error { runtime.Goexit(); return nil }, "invalidate"))
@@ -1532,7 +1657,7 @@ func TestGet_SizeMayUseTheCache(t *testing.T) {
 
 func TestStats_DegradedWithoutALease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 1, false, bellwether.Options{})
+		f := newFleet(t, 1, push, bellwether.Options{})
 		p := f.processes[0]
 		p.locker.set(refuse)
 		p.Get(t.Context(), "k")
@@ -1543,8 +1668,8 @@ func TestStats_DegradedWithoutALease(t *testing.T) {
 }
 
 func TestFleet_LoadThatIgnoresItsContext(t *testing.T) {
-	both(t, func(t *testing.T, polling bool) {
-		f := newFleet(t, 3, polling, bellwether.Options{RebuildTimeout: 3 * time.Second, ErrorTTL: time.Minute})
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 3, by, bellwether.Options{RebuildTimeout: 3 * time.Second, ErrorTTL: time.Minute})
 		f.origin.set(func(o *source) { o.build, o.deaf = time.Minute, true })
 		got := callAll(f.processes[:1], 10, "k")
 		if len(got.failed) != 10 || !errors.Is(got.failed[0], bellwether.ErrRebuildTimeout) || got.slowest != 3*time.Second {
@@ -1587,8 +1712,8 @@ func TestClose_InEveryPhase(t *testing.T) {
 		}, 1, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			both(t, func(t *testing.T, polling bool) {
-				f := newFleet(t, 1, polling, bellwether.Options{MaxRebuilds: 1, EngineTimeout: timeout, LeaseTTL: time.Second})
+			everyWay(t, func(t *testing.T, by way) {
+				f := newFleet(t, 1, by, bellwether.Options{MaxRebuilds: 1, EngineTimeout: timeout, LeaseTTL: time.Second})
 				p := f.processes[0]
 				test.prepare(f, p)
 				result := make(chan error, 1)
@@ -1633,7 +1758,7 @@ func TestClose_EndsHits(t *testing.T) {
 // The holder's process ends: the others do not wait for its lease to run out.
 func TestFleet_HolderCloses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 4, false, bellwether.Options{})
+		f := newFleet(t, 4, push, bellwether.Options{})
 		go f.processes[0].Get(context.Background(), "k")
 		synctest.Wait()
 		time.AfterFunc(time.Second/2, func() { f.processes[0].Close() })
@@ -1645,9 +1770,9 @@ func TestFleet_HolderCloses(t *testing.T) {
 // Processes that end one after another, as when a new version is rolled out,
 // are replaced by one each time.
 func TestFleet_HoldersCloseInTurn(t *testing.T) {
-	both(t, func(t *testing.T, polling bool) {
+	everyWay(t, func(t *testing.T, by way) {
 		const n = 14
-		f := newFleet(t, n, polling, bellwether.Options{MaxWait: time.Minute})
+		f := newFleet(t, n, by, bellwether.Options{MaxWait: time.Minute})
 		f.origin.build = 4 * time.Second
 		var wg sync.WaitGroup
 		for i, p := range f.processes {
@@ -1675,8 +1800,8 @@ func TestFleet_HoldersCloseInTurn(t *testing.T) {
 }
 
 func TestGetFunc_FirstCallersLoadForTheFleet(t *testing.T) {
-	both(t, func(t *testing.T, polling bool) {
-		f := newFleet(t, 3, polling, bellwether.Options{})
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 3, by, bellwether.Options{})
 		var loads atomic.Int32
 		var wg sync.WaitGroup
 		values := map[string]int{}
@@ -1761,7 +1886,7 @@ func simulate(t *testing.T, seed uint64) {
 		if rng.IntN(2) == 0 {
 			o.StaleIfError = time.Duration(rng.IntN(20)) * time.Second
 		}
-		f := newFleet(t, n, rng.IntN(2) == 0, o)
+		f := newFleet(t, n, way(rng.IntN(3)), o)
 		histories := make([]*history, keys)
 		for k := range histories {
 			h := &history{latest: make([]int, n), dead: make([]map[int]time.Time, n)}

@@ -28,6 +28,9 @@ type run[V any] struct {
 	slot bool
 	// lease is the flight's own while it rebuilds with one.
 	lease Lease
+	// unshared is the epoch of the KindUnshared entry that the last look or
+	// claim found, 0 if it found none.
+	unshared uint64
 
 	waits   bool    // the flight has found another holder
 	waiting instant // when it first did
@@ -90,10 +93,18 @@ func (r *run[V]) rebuild(ctx context.Context) error {
 		if r.look(ctx) {
 			return nil
 		}
-		if err := e.slots.Acquire(ctx, 1); err != nil {
+		if r.takeSlot(ctx) {
+			return nil
+		}
+		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		r.slot = true
+		if r.unshared != 0 {
+			if r.build(ctx, r.unshared) {
+				return nil
+			}
+			continue
+		}
 		lease, held := r.elect(ctx)
 		if ctx.Err() != nil {
 			if lease != nil {
@@ -121,9 +132,46 @@ func (r *run[V]) rebuild(ctx context.Context) error {
 	}
 }
 
+// takeSlot takes one of the MaxRebuilds. While it waits for one it looks into
+// the store: another process may have a slot, and so the value, sooner. It
+// reports whether the flight has ended.
+func (r *run[V]) takeSlot(ctx context.Context) bool {
+	slots := r.engine.slots
+	if slots.TryAcquire(1) {
+		r.slot = true
+		return false
+	}
+	// One request for as long as it takes: asked anew after each look, the
+	// flight would lose its place in the queue.
+	waiting, leave := context.WithCancel(ctx)
+	defer leave()
+	taken := make(chan error, 1)
+	r.engine.running.Go(func() { taken <- slots.Acquire(waiting, 1) })
+	tick := time.NewTicker(lookPause)
+	defer tick.Stop()
+	for {
+		select {
+		case err := <-taken:
+			r.slot = err == nil
+			return false
+		case <-tick.C:
+		}
+		if r.storeDown {
+			continue
+		}
+		r.lookAgain()
+		if r.look(ctx) {
+			leave()
+			r.slot = <-taken == nil // it may have come at the same time
+			return true
+		}
+	}
+}
+
 // look reads the store, and ends the flight if what is there answers.
 func (r *run[V]) look(ctx context.Context) bool {
 	e := r.engine
+	r.unshared = 0
 	known, now := e.near.get(r.key)
 	if e.Store == nil {
 		r.present = known
@@ -233,9 +281,15 @@ func (r *run[V]) elect(ctx context.Context) (Lease, *HeldError) {
 	return nil, nil
 }
 
-// lookPause is how often a waiter looks into the store although its locker
-// pushes: a push may be lost with the engine that sends it.
-const lookPause = time.Second
+const (
+	// lookPause is how often a waiter looks into the store although its locker
+	// pushes: a push may be lost with the engine that sends it.
+	lookPause = time.Second
+	// noticeLag is how long a waiter whose lease is free waits for its store's
+	// notice. The two come on connections of their own, and the later word may
+	// be the first: a look for what is on its way would cost a command.
+	noticeLag = 10 * time.Millisecond
+)
 
 // await waits for the value of the holder: until the locker pushes, until the
 // time is over that the holder has announced, or, with a locker that cannot
@@ -265,7 +319,7 @@ func (r *run[V]) await(ctx context.Context, held *HeldError) bool {
 	}
 	// All waiters of a dead holder get here at one time. One of them wins
 	// anyway; the jitter spares the engine the rest.
-	until += time.Duration(rand.Int64N(int64(e.LeaseTTL)/64 + 1))
+	until = addDurations(until, time.Duration(rand.Int64N(int64(e.LeaseTTL)/64+1)))
 	// A locker that says "free" and "held" in one breath must not make a loop
 	// without a pause.
 	earliest := r.elected + pollInterval(began-r.waiting)
@@ -282,8 +336,19 @@ func (r *run[V]) await(ctx context.Context, held *HeldError) bool {
 		}
 		poll := time.NewTimer(pause)
 		select {
+		case n := <-r.notices:
+			poll.Stop()
+			if r.told(ctx, n) {
+				return true
+			}
+			if r.storeDown || r.unshared != 0 {
+				return false
+			}
 		case <-wake:
 			poll.Stop()
+			if e.notified {
+				earliest = max(earliest, e.clock.now()+noticeLag)
+			}
 			if early := earliest - e.clock.now(); early > 0 {
 				wake, earliest = nil, 0
 				deadline.Reset(early)
@@ -301,7 +366,7 @@ func (r *run[V]) await(ctx context.Context, held *HeldError) bool {
 			if r.look(ctx) {
 				return true
 			}
-			if r.storeDown {
+			if r.storeDown || r.unshared != 0 {
 				return false // the value could not be seen when it is there
 			}
 		}
@@ -347,24 +412,33 @@ func (r *run[V]) lead(ctx context.Context, lease Lease) bool {
 	if ended {
 		return true
 	}
-	if ctx.Err() != nil {
+	if ctx.Err() != nil || r.unshared != 0 {
 		return false
 	}
-	if epoch == 0 {
+	if epoch == 0 || e.commits.fails(e.clock.now()) {
 		// Nobody will find this load's value in the store. Who waited for it
 		// would wait in vain, and the next after that one.
 		r.releaseBehind(ctx)
 	}
+	if epoch == 0 || e.Locker != nil && lease == nil {
+		e.count.degraded.Add(1)
+	}
+	return r.build(ctx, epoch)
+}
 
+// build loads the value, under the lease if the flight has one, and ends the
+// flight with it. It reports whether it did.
+func (r *run[V]) build(ctx context.Context, epoch uint64) bool {
+	e := r.engine
 	limited, cancel := context.WithTimeoutCause(ctx, e.RebuildTimeout, ErrRebuildTimeout)
 	defer cancel()
 	loading, abort := context.WithCancelCause(limited)
 	defer abort(nil)
-	if !r.abortable(abort) {
+	if !r.abortable(abort, epoch) {
 		return false // invalidated since it was claimed
 	}
 	var lost chan struct{}
-	if r.lease != nil {
+	if lease := r.lease; lease != nil {
 		lost = make(chan struct{})
 		e.running.Go(func() { r.keep(loading, lease, lost) })
 	}
@@ -375,9 +449,6 @@ func (r *run[V]) lead(ctx context.Context, lease Lease) bool {
 
 	r.made = e.clock.now() + 1
 	e.count.loads.Add(1)
-	if epoch == 0 || e.Locker != nil && lease == nil {
-		e.count.degraded.Add(1)
-	}
 	r.slot = false
 	result := startLoad(loading, func(ctx context.Context) (V, error) { return r.load(ctx, r.flight) },
 		&e.settings, func() { e.slots.Release(1) })
@@ -676,18 +747,22 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 }
 
 // commit offers it to the store. It returns false if the store refuses it as
-// too late. A store that does not answer, or does not take values of this
-// size, leaves the value to this process.
+// too late. A store that does not answer, or does not take the value, leaves it
+// to this process.
 func (r *run[V]) commit(ctx context.Context, it *item[V]) bool {
 	e := r.engine
-	if e.Store == nil || r.storeDown {
+	switch {
+	case e.Store == nil || r.storeDown:
 		return true
+	case r.unshared != 0:
+		return r.stillUnshared(ctx)
 	}
 	entry, err := r.encode(it)
-	if err == nil {
-		_, err = ask(ctx, e.store, &r.outage, func(ctx context.Context) (struct{}, error) {
-			return struct{}{}, e.Store.Commit(ctx, e.engineKey(r.key), entry)
-		})
+	lives := entry.Life() > 0
+	if err == nil && lives {
+		if err = r.write(ctx, entry); err == nil {
+			return true
+		}
 	}
 	switch {
 	case err == nil:
@@ -700,7 +775,45 @@ func (r *run[V]) commit(ctx context.Context, it *item[V]) bool {
 	default:
 		e.OnError(r.key, &keyError{"committing", r.key, err})
 	}
-	return true
+	// The processes that wait for this value are told that there is none to
+	// come. Without that they would take turns, each only to find the same out.
+	// An engine out of memory may have room for so little.
+	entry.Kind, entry.Value = KindUnshared, nil
+	if !lives {
+		entry.TTL = addDurations(entry.Age, addDurations(unsharedTTL, 2*entry.BuildTime))
+	}
+	if !errors.Is(r.write(ctx, entry), ErrFenced) {
+		return true
+	}
+	if errors.Is(err, ErrUnavailable) {
+		return true // perhaps by the value, which was written after all
+	}
+	e.count.fenced.Add(1)
+	return false
+}
+
+// unsharedTTL is for how long it is remembered of a value without a life that
+// it was for those only who waited for it; and for two loads' time more, since
+// the others make their own meanwhile.
+const unsharedTTL = time.Second
+
+func (r *run[V]) write(ctx context.Context, entry Entry) error {
+	e := r.engine
+	_, err := ask(ctx, e.store, &r.outage, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, e.Store.Commit(ctx, e.engineKey(r.key), entry)
+	})
+	if ctx.Err() == nil {
+		e.commits.note(err, e.clock.now())
+	}
+	return err
+}
+
+// stillUnshared is the commit of a value that only this process has: the entry
+// that let it be made must be there still, or it was invalidated meanwhile. A
+// store that does not answer cannot say so.
+func (r *run[V]) stillUnshared(ctx context.Context) bool {
+	entry, _, err := r.read(ctx, &r.outage)
+	return errors.Is(err, ErrUnavailable) || err == nil && entry.Kind == KindUnshared && entry.Epoch == r.unshared
 }
 
 // encode makes the store's entry of an item.
@@ -735,7 +848,7 @@ func (r *run[V]) encode(it *item[V]) (Entry, error) {
 // get, that is the item: the key has not been invalidated since, or the entry
 // would be gone.
 func (r *run[V]) decode(e Entry, known *item[V], asked instant) *item[V] {
-	if e.Kind > KindNotFound {
+	if e.Kind > KindUnshared {
 		r.engine.OnError(r.key, &keyError{"decoding", r.key, fmt.Errorf("%w: unknown kind %d", ErrCorrupt, e.Kind)})
 		return nil
 	}
@@ -748,6 +861,18 @@ func (r *run[V]) decode(e Entry, known *item[V], asked instant) *item[V] {
 		later.trusted = r.engine.trustedUntil(asked)
 		return &later
 	}
+	same := known != nil && known.epoch == e.Epoch && known.failures == e.Failures
+	if e.Kind == KindUnshared {
+		// Its value is here or nowhere.
+		if e.Kind = KindNone; same && known.kind == KindValue {
+			e.Kind = KindValue
+		} else if e.Failures == 0 {
+			if e.Age < e.TTL {
+				r.unshared = e.Epoch
+			}
+			return nil
+		}
+	}
 	it := &item[V]{kind: e.Kind, epoch: e.Epoch, build: e.BuildTime, trusted: r.engine.trustedUntil(asked)}
 	it.lifetime = newLifetime(now, Freshness{e.Age, e.TTL, e.StaleWhileRevalidate, e.StaleIfError, e.Keep})
 	it.held = e.Kind != KindNone
@@ -755,7 +880,7 @@ func (r *run[V]) decode(e Entry, known *item[V], asked instant) *item[V] {
 		it.failures, it.retryAt = e.Failures, addDurations(it.born, e.RetryAge)
 		it.err = &RemoteError{e.Failure}
 	}
-	if known != nil && known.epoch == e.Epoch && known.kind == e.Kind && known.failures == e.Failures {
+	if same && known.kind == e.Kind {
 		it.value, it.err = known.value, known.err
 		return it
 	}

@@ -63,6 +63,34 @@ type Store interface {
 	Invalidate(ctx context.Context, key string) error
 }
 
+// A Notifier is a [Store] that tells a process what others write before it asks.
+type Notifier interface {
+	// Notify calls f for every commit and invalidation that the engine carries
+	// out, whoever made it, one call at a time, until ctx ends; then it returns.
+	// f does not block.
+	//
+	// Nobody relies on it: notices may be lost, with their connection above
+	// all, and may come late or in another order than the changes.
+	Notify(ctx context.Context, f func(Notice))
+}
+
+// A Notice is word of one change in a [Store].
+type Notice struct {
+	// Key is the key as it was given to Commit or Invalidate.
+	Key string
+	// Epoch is the epoch of the commit, or the floor that the invalidation set.
+	Epoch uint64
+	// Invalidated tells an invalidation from a commit.
+	Invalidated bool
+	// Entry is the committed entry with its Age as of now. It is the zero Entry
+	// after an invalidation, and where it was not sent along: because it is
+	// too large, or nobody can tell how old it is.
+	Entry Entry
+	// Delay is how long ago the change was made, at most, if there is an Entry.
+	// It is not negative.
+	Delay time.Duration
+}
+
 // An EntryKind says what an [Entry] holds.
 type EntryKind uint8
 
@@ -73,6 +101,9 @@ const (
 	KindValue
 	// KindNotFound holds the knowledge that the thing does not exist.
 	KindNotFound
+	// KindUnshared stands for a value that the store did not take, because it
+	// is too large or could not be encoded: each process makes its own.
+	KindUnshared
 )
 
 // An Entry is what a [Store] keeps under a key. All its times are durations on
@@ -192,7 +223,7 @@ func (e *Entry) UnmarshalBinary(data []byte) error {
 		Kind:  EntryKind(sum[4]),
 		Epoch: binary.BigEndian.Uint64(sum[5:]),
 	}
-	if d.Kind > KindNotFound {
+	if d.Kind > KindUnshared {
 		return fmt.Errorf("%w: unknown kind %d", ErrCorrupt, d.Kind)
 	}
 	rest := data[entryHeader:]

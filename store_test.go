@@ -138,7 +138,7 @@ func TestEntry_SealedNonsense(t *testing.T) {
 		"failure longer than data":  with(zeros(8), uvarint(4), []byte("abc")),
 		"failure of largest length": with(zeros(8), uvarint(math.MaxInt64), []byte("abc")),
 		"failure length above int":  with(zeros(8), uvarint(math.MaxUint64), []byte("abc")),
-		"unknown kind":              seal(append(append([]byte(entryMagic), 0, 0, 0, 0, 3), zeros(17)...)),
+		"unknown kind":              seal(append(append([]byte(entryMagic), 0, 0, 0, 0, 4), zeros(17)...)),
 		"value in kind none":        seal(append(append([]byte(entryMagic), 0, 0, 0, 0, 0), zeros(18)...)),
 	} {
 		var e Entry

@@ -25,7 +25,7 @@ func redisHerd(t *testing.T) float64 {
 	const (
 		clients, callers = 8, 250
 		load             = 310 * time.Millisecond
-		maxCommands      = 56
+		maxCommands      = 40
 	)
 	f := newFleet(t, "redis", clients, fleetOptions{})
 	f.origin.delay.Store(int64(load))

@@ -4,31 +4,20 @@ import (
 	"context"
 	"errors"
 	"hash/maphash"
-	"math/rand/v2"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/bellwether-go/bellwether/internal/redissub"
 )
 
-// This file holds the one connection on which a Locker hears of releases, and
-// the watches that hang on it.
+// This file is what a Locker hears of releases, and the watches that hang on
+// it.
 
-const (
-	// beat is how often the connection is looked at. What has been silent for
-	// two beats is pinged, what does not answer within the next is given up:
-	// three beats at most, and the one in which the silence began.
-	beat = 700 * time.Millisecond
-
-	// minPause and maxPause bound the wait between two attempts to connect.
-	minPause = 50 * time.Millisecond
-	maxPause = time.Second
-
-	// buckets is how many counts of releases there are. Keys that share one
-	// wake early now and then, which only costs a look.
-	buckets = 1024
-)
+// buckets is how many counts of releases there are. Keys that share one wake
+// early now and then, which only costs a look.
+const buckets = 1024
 
 var (
 	errNoPush = errors.New("no subscription at present")
@@ -107,11 +96,24 @@ func (s *subscription) start(rdb redis.UniversalClient, channel string) {
 	var ctx context.Context
 	ctx, s.stop = context.WithCancel(context.Background())
 	s.ended = make(chan struct{})
-	s.attempt = make(chan struct{})
+	s.attempt = make(chan struct{}) // here too: await may come before connecting
 	go func() {
 		defer close(s.ended)
-		s.run(ctx, rdb, channel)
+		redissub.Listen(ctx, rdb, channel, redissub.Listener{
+			Connect: s.connecting, Up: s.up, Down: s.down, Message: s.released,
+		})
 	}()
+}
+
+// connecting begins an attempt to subscribe, unless start has begun it.
+func (s *subscription) connecting() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	select {
+	case <-s.attempt:
+		s.attempt = make(chan struct{})
+	default:
+	}
 }
 
 // close ends the subscription for good and waits for its goroutine.
@@ -124,96 +126,6 @@ func (s *subscription) close() {
 	if stop != nil {
 		stop()
 		<-ended
-	}
-}
-
-// run keeps the subscription up until ctx ends or the client is closed.
-func (s *subscription) run(ctx context.Context, rdb redis.UniversalClient, channel string) {
-	pause := minPause
-	for {
-		connected, err := s.listen(ctx, rdb, channel)
-		s.down()
-		if ctx.Err() != nil || errors.Is(err, redis.ErrClosed) {
-			return
-		}
-		if connected {
-			pause = minPause
-		}
-		// Half of it at random: a fleet that lost its server does not come back
-		// in step.
-		select {
-		case <-time.After(pause/2 + rand.N(pause/2)):
-		case <-ctx.Done():
-			return
-		}
-		pause = min(2*pause, maxPause)
-		s.mu.Lock()
-		s.attempt = make(chan struct{})
-		s.mu.Unlock()
-	}
-}
-
-// listen subscribes on a new connection and serves the watches until it is
-// lost. It reports whether the subscription was ever confirmed.
-func (s *subscription) listen(ctx context.Context, rdb redis.UniversalClient, channel string) (connected bool, err error) {
-	pubsub := rdb.Subscribe(ctx, channel)
-	var alive atomic.Bool // something was received since the last beat
-	ctx, cancel := context.WithCancel(ctx)
-	watched := make(chan struct{})
-	defer func() {
-		cancel()
-		<-watched
-	}()
-
-	// go-redis looks at this context only to dial. An ended one keeps it from
-	// replacing a lost connection inside Receive: that would hide the loss for
-	// as long as the dial takes, while the watches believe in their push.
-	noRedial, end := context.WithCancel(context.Background())
-	end()
-
-	var dead atomic.Bool
-	go func() {
-		defer close(watched)
-		defer pubsub.Close() // which ends Receive
-		tick := time.NewTicker(beat)
-		defer tick.Stop()
-		for silent := 0; ; {
-			select {
-			case <-ctx.Done():
-				return
-			case <-tick.C:
-			}
-			if alive.Swap(false) {
-				silent = 0
-				continue
-			}
-			switch silent++; silent {
-			case 2:
-				pubsub.Ping(noRedial) // any answer will do
-			case 3:
-				dead.Store(true)
-				return
-			}
-		}
-	}()
-
-	for {
-		msg, err := pubsub.Receive(noRedial)
-		if err != nil {
-			if dead.Load() {
-				// The connection was closed by us, not the client by its owner.
-				err = errNoPush
-			}
-			return connected, err
-		}
-		alive.Store(true)
-		switch msg := msg.(type) {
-		case *redis.Subscription:
-			connected = true
-			s.up()
-		case *redis.Message:
-			s.released(msg.Payload)
-		}
 	}
 }
 

@@ -27,7 +27,7 @@ const (
 
 // A Store is a [bellwether.Store] in memory. The zero Store is not usable; use
 // [New]. It has no goroutines and needs no closing. It is safe for concurrent
-// use.
+// use, and a [bellwether.Notifier].
 //
 // Commit copies the entry. Get and Claim return Values that share memory with
 // the store and with each other, so they are not to be modified.
@@ -47,11 +47,23 @@ type Store struct {
 	used    list.List // of *record, the last used first
 	due     dueHeap   // the same records, the first that is due first
 	bytes   int       // the sum of their sizes
+	// listeners are the calls of Notify, each with its queue.
+	listeners map[chan change]struct{}
 }
+
+// A change is a notice that is under way.
+type change struct {
+	bellwether.Notice
+	made time.Time
+}
+
+// queued is how many changes wait for one listener at most; what comes on top
+// is lost to it.
+const queued = 1024
 
 // New returns an empty store.
 func New() *Store {
-	return &Store{MaxBytes: 64 << 20, records: make(map[string]*record)}
+	return &Store{MaxBytes: 64 << 20, records: make(map[string]*record), listeners: make(map[chan change]struct{})}
 }
 
 // A record is what the store knows of one key. Whatever the reason for which
@@ -183,6 +195,7 @@ func (s *Store) Commit(ctx context.Context, key string, e bellwether.Entry) erro
 	s.bytes += r.size()
 	s.touch(r, now)
 	s.makeRoom()
+	s.tell(change{bellwether.Notice{Key: key, Epoch: e.Epoch, Entry: r.entry}, now})
 	return nil
 }
 
@@ -197,7 +210,42 @@ func (s *Store) Invalidate(ctx context.Context, key string) error {
 	if r := s.records[key]; r != nil {
 		s.drop(r)
 	}
+	s.tell(change{bellwether.Notice{Key: key, Epoch: s.epoch, Invalidated: true}, time.Now()})
 	return nil
+}
+
+// Notify implements [bellwether.Notifier].
+func (s *Store) Notify(ctx context.Context, f func(bellwether.Notice)) {
+	queue := make(chan change, queued)
+	s.mu.Lock()
+	s.listeners[queue] = struct{}{}
+	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.listeners, queue)
+	}()
+	for {
+		select {
+		case c := <-queue:
+			c.Delay = time.Since(c.made)
+			c.Entry.Age += c.Delay
+			f(c.Notice)
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// tell queues a change for the listeners: in the order of the changes, and not
+// called from here, since f would run under the lock.
+func (s *Store) tell(c change) {
+	for queue := range s.listeners {
+		select {
+		case queue <- c:
+		default:
+		}
+	}
 }
 
 // touch notes that the key was written now, by whoever changed r. The mutex is

@@ -24,7 +24,8 @@ func TestStore(t *testing.T) {
 	storetest.Run(t, func(testing.TB) storetest.Instance {
 		s := New()
 		return storetest.Instance{
-			Open: func(testing.TB) bellwether.Store { return s },
+			Notifies: true,
+			Open:     func(testing.TB) bellwether.Store { return s },
 			Evict: func(_ testing.TB, key string) {
 				s.mu.Lock()
 				defer s.mu.Unlock()

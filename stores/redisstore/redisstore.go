@@ -44,13 +44,19 @@ type Store struct {
 	// it copies. New sets it to 64 MiB. Set it before first use.
 	MaxValue int
 
+	// MaxNotice is the largest encoded entry, in bytes, that travels in the
+	// notice of its commit, to every process that listens; a larger one is
+	// fetched by those who want it. New sets it to 64 KiB; negative, no notices
+	// are sent. Set it before first use.
+	MaxNotice int
+
 	rdb    redis.UniversalClient
 	clocks sync.Map // of the servers: address (string) to *clock
 }
 
 // New returns a store over rdb, which stays the caller's to close.
 func New(rdb redis.UniversalClient) *Store {
-	return &Store{Prefix: "bellwether:", MaxValue: 64 << 20, rdb: rdb}
+	return &Store{Prefix: "bellwether:", MaxValue: 64 << 20, MaxNotice: 64 << 10, rdb: rdb}
 }
 
 // retention is how long the counter and the floor of a key are kept after they
@@ -106,6 +112,13 @@ end
 local function text(n)
 	return string.format('%.0f', n)
 end
+
+-- tell publishes a change of key, on no channel if that has no name.
+local function tell(channel, kind, now, epoch, key, entry)
+	if channel ~= '' then
+		redis.call('PUBLISH', channel, string.format('%s%016.0f%016.0f%08d', kind, now, epoch, #key) .. key .. entry)
+	end
+end
 `
 
 // The scripts read with MGET even where they read one key: it answers nil for a
@@ -135,8 +148,8 @@ return {kept[1], text(epoch), text(now)}
 `)
 
 	// commit: entry, marks; retention in ms, epoch, life in ms (0 to keep
-	// nothing), encoded entry. Returns whether it is committed, the time if it
-	// was asked.
+	// nothing), encoded entry, channel, key, the largest entry to be published.
+	// Returns whether it is committed, the time if it was asked.
 	//
 	// An epoch at the floor was committed before, by the same claim: what is kept
 	// is that entry, or nothing if there was nothing to keep or it has gone.
@@ -157,19 +170,21 @@ else
 	redis.call('SET', KEYS[1], string.format('%016.0f', now) .. ARGV[4], 'PX', ARGV[3])
 end
 redis.call('SET', KEYS[2], text(counter) .. ' ' .. text(epoch), 'PX', ARGV[1])
+tell(ARGV[5], 'c', now, epoch, ARGV[6], #ARGV[4] <= tonumber(ARGV[7]) and ARGV[4] or '')
 return {1, text(now)}
 `)
 
-	// invalidate: entry, marks; retention in ms. Returns the time.
+	// invalidate: entry, marks; retention in ms, channel, key. Returns the time.
 	invalidateScript = redis.NewScript(prelude + `
 local now = time()
 local counter = marks(redis.call('MGET', KEYS[2])[1])
 if not counter then
 	counter = epoch_of(redis.call('MGET', KEYS[1])[1])
 end
-local epoch = text(math.max(counter + 1, now))
-redis.call('SET', KEYS[2], epoch .. ' ' .. epoch, 'PX', ARGV[1])
+local epoch = math.max(counter + 1, now)
+redis.call('SET', KEYS[2], text(epoch) .. ' ' .. text(epoch), 'PX', ARGV[1])
 redis.call('UNLINK', KEYS[1])
+tell(ARGV[2], 'i', now, epoch, ARGV[3], '')
 return {text(now)}
 `)
 )
@@ -260,7 +275,8 @@ func (s *Store) Commit(ctx context.Context, key string, e bellwether.Entry) erro
 		}
 	}
 	_, err := adapter.Await(ctx, func() (struct{}, error) {
-		reply, _, err := s.run(ctx, commitScript, s.names(key), e.Epoch, milliseconds(life), data)
+		reply, _, err := s.run(ctx, commitScript, s.names(key),
+			e.Epoch, milliseconds(life), data, s.channel(), key, s.MaxNotice)
 		if err != nil {
 			return struct{}{}, fmt.Errorf("redisstore: commit: %w", err)
 		}
@@ -275,7 +291,7 @@ func (s *Store) Commit(ctx context.Context, key string, e bellwether.Entry) erro
 // Invalidate implements [bellwether.Store].
 func (s *Store) Invalidate(ctx context.Context, key string) error {
 	_, err := adapter.Await(ctx, func() (struct{}, error) {
-		_, _, err := s.run(ctx, invalidateScript, s.names(key))
+		_, _, err := s.run(ctx, invalidateScript, s.names(key), s.channel(), key)
 		if err != nil {
 			return struct{}{}, fmt.Errorf("redisstore: invalidate: %w", err)
 		}
@@ -359,21 +375,28 @@ const stampLen = 16
 // returns ErrNotFound if the entry's life is over.
 func decode(data []byte, now time.Duration) (bellwether.Entry, error) {
 	var e bellwether.Entry
-	if len(data) < stampLen {
-		return e, fmt.Errorf("redisstore: %w: no time of commit", bellwether.ErrCorrupt)
-	}
-	us, err := strconv.ParseUint(string(data[:stampLen]), 10, 53)
+	passed, data, err := stamped(data, now)
 	if err != nil {
-		return e, fmt.Errorf("redisstore: %w: no time of commit", bellwether.ErrCorrupt)
+		return e, err
 	}
-	if err := e.UnmarshalBinary(data[stampLen:]); err != nil {
+	if err := e.UnmarshalBinary(data); err != nil {
 		return e, fmt.Errorf("redisstore: %w", err)
 	}
-	// Negative if the server's clock was set back since.
-	passed := max(0, now-time.Duration(us)*time.Microsecond)
 	if passed >= e.Life() {
 		return bellwether.Entry{}, bellwether.ErrNotFound
 	}
 	e.Age += passed
 	return e, nil
+}
+
+// stamped returns how long before now the data was stamped, and the rest of it.
+func stamped(data []byte, now time.Duration) (passed time.Duration, rest []byte, err error) {
+	if len(data) >= stampLen {
+		var us uint64
+		if us, err = strconv.ParseUint(string(data[:stampLen]), 10, 53); err == nil {
+			// Negative if the server's clock was set back since.
+			return max(0, now-time.Duration(us)*time.Microsecond), data[stampLen:], nil
+		}
+	}
+	return 0, nil, fmt.Errorf("redisstore: %w: no time of commit", bellwether.ErrCorrupt)
 }

@@ -46,6 +46,7 @@ func instance(rdb redis.UniversalClient, prefix string, open func(testing.TB) *S
 		}
 	}
 	return storetest.Instance{
+		Notifies: true,
 		Open: func(tb testing.TB) bellwether.Store {
 			s := open(tb)
 			s.Prefix, s.MaxValue = prefix, limit
@@ -270,7 +271,7 @@ func TestStore_Commands(t *testing.T) {
 		return err
 	})
 	e.Kind, e.Value, e.TTL = bellwether.KindValue, []byte("v"), time.Hour
-	expect("a commit", 5, func() error { return s.Commit(ctx, "k", e) })
+	expect("a commit", 6, func() error { return s.Commit(ctx, "k", e) })
 	expect("the same commit again", 3, func() error { return s.Commit(ctx, "k", e) })
 	expect("a hit", 1, get(s))
 
@@ -285,7 +286,7 @@ func TestStore_Commands(t *testing.T) {
 		}
 		return err
 	})
-	expect("an invalidation", 5, func() error { return s.Invalidate(ctx, "k") })
+	expect("an invalidation", 6, func() error { return s.Invalidate(ctx, "k") })
 	expect("a fenced commit", 2, func() error {
 		if err := s.Commit(ctx, "k", e); !errors.Is(err, bellwether.ErrFenced) {
 			return fmt.Errorf("err = %v, want ErrFenced", err)
@@ -473,6 +474,24 @@ func FuzzDecode(f *testing.F) {
 			t.Fatalf("decoded %+v, whose life is over", e)
 		case err != nil && !errors.Is(err, bellwether.ErrCorrupt) && !errors.Is(err, bellwether.ErrNotFound):
 			t.Fatal(err)
+		}
+	})
+}
+
+func FuzzNotice(f *testing.F) {
+	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}) // never dialled
+	f.Cleanup(func() { rdb.Close() })
+	s := New(rdb)
+	s.clockOf("").see(sighting{server: 1 << 40, sent: time.Now().Add(time.Hour)}) // recent while the fuzzer runs
+	entry, _ := bellwether.Entry{Kind: bellwether.KindValue, Value: []byte("v"), Epoch: 7}.AppendBinary(nil)
+	for _, seed := range []string{"", "c", "i" + strings.Repeat("0", 40), "c000000000000000100000000000000070000000" + "3key", "x" + strings.Repeat("9", 60)} {
+		f.Add([]byte(seed))
+		f.Add(append([]byte(seed), entry...))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		n, err := s.notice(t.Context(), data)
+		if err == nil && (n.Delay < 0 || n.Entry.Age < 0 && n.Entry.Epoch != 0 || len(n.Key) > len(data)) {
+			t.Fatalf("%q is %+v", data, n)
 		}
 	})
 }

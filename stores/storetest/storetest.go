@@ -36,6 +36,9 @@ type Instance struct {
 	// who shares the engine. Nil if the engine keeps no bytes.
 	Poison func(tb testing.TB, key string, data []byte)
 
+	// Notifies tells whether the stores are [bellwether.Notifier]s.
+	Notifies bool
+
 	// Restart stops the engine and starts it empty; the stores that are open
 	// stay in use. Nil if the engine dies with the process, or if the test
 	// runs against a server that it did not start.
@@ -99,6 +102,9 @@ var cases = []struct {
 	{"Invalidate", nil, testInvalidate},
 	{"InvalidateRacesCommits", nil, testInvalidateRacesCommits},
 	{"CommitsRace", nil, testCommitsRace},
+
+	{"Notices", notifies, testNotices},
+	{"NoticesEnd", notifies, testNoticesEnd},
 
 	{"Evict", nil, testEvict},
 	{"EvictCounter", func(i Instance) bool { return i.EvictCounter != nil }, testEvictCounter},

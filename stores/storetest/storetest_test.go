@@ -28,6 +28,8 @@ type model struct {
 	mu     sync.Mutex // guards all below
 	values map[string]kept
 	marks  map[string]mark
+
+	listeners []*func(bellwether.Notice)
 }
 
 type kept struct {
@@ -43,7 +45,8 @@ func newModel(fault string) storetest.Instance {
 	m := &model{fault: fault}
 	m.restart()
 	return storetest.Instance{
-		Open: func(testing.TB) bellwether.Store { return m },
+		Open:     func(testing.TB) bellwether.Store { return m },
+		Notifies: true,
 		Evict: func(_ testing.TB, key string) {
 			m.mu.Lock()
 			defer m.mu.Unlock()
@@ -169,8 +172,14 @@ func (m *model) Commit(ctx context.Context, key string, e bellwether.Entry) erro
 		if v, ok := m.values[key]; ok && !bytes.Equal(v.data, data) {
 			return bellwether.ErrFenced
 		}
+		if m.fault == "a repeated commit is told twice" {
+			m.tell(bellwether.Notice{Key: key, Epoch: e.Epoch})
+		}
 		return nil
 	case e.Epoch < k.floor:
+		if m.fault == "a refused commit is told" {
+			m.tell(bellwether.Notice{Key: key, Epoch: e.Epoch, Entry: e})
+		}
 		if m.fault == "a late commit leaves its value" {
 			m.values[key] = kept{data, time.Now()}
 		}
@@ -184,7 +193,32 @@ func (m *model) Commit(ctx context.Context, key string, e bellwether.Entry) erro
 		delete(m.values, key)
 	}
 	m.marks[key] = mark{max(k.counter, e.Epoch), e.Epoch}
+	n := bellwether.Notice{Key: key, Epoch: e.Epoch}
+	if n.Entry, _ = m.read(key); m.fault == "a commit's notice has another's age" {
+		n.Entry.Age = 0
+	}
+	m.tell(n)
 	return nil
+}
+
+// tell calls the listeners, which do not call back. The mutex is held.
+func (m *model) tell(n bellwether.Notice) {
+	for _, f := range m.listeners {
+		(*f)(n)
+	}
+}
+
+func (m *model) Notify(ctx context.Context, f func(bellwether.Notice)) {
+	m.mu.Lock()
+	m.listeners = append(m.listeners, &f)
+	m.mu.Unlock()
+	<-ctx.Done()
+	if m.fault == "listeners never return" {
+		<-make(chan struct{})
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.listeners = slices.DeleteFunc(m.listeners, func(l *func(bellwether.Notice)) bool { return l == &f })
 }
 
 func (m *model) Invalidate(ctx context.Context, key string) error {
@@ -200,6 +234,11 @@ func (m *model) Invalidate(ctx context.Context, key string) error {
 	}
 	epoch := max(m.seed(), m.marks[key].counter) + 1
 	m.marks[key] = mark{epoch, epoch}
+	n := bellwether.Notice{Key: key, Epoch: epoch, Invalidated: true}
+	if m.fault == "an invalidation's notice has the epoch before it" {
+		n.Epoch = 1
+	}
+	m.tell(n)
 	return nil
 }
 
@@ -236,6 +275,12 @@ var mutants = map[string]string{
 	"an empty value is none":           "Sizes",
 	"the context is ignored":           "Context",
 	"keys are trimmed":                 "HostileKeys",
+
+	"a commit's notice has another's age":              "Notices",
+	"a repeated commit is told twice":                  "Notices",
+	"a refused commit is told":                         "Notices",
+	"an invalidation's notice has the epoch before it": "Notices",
+	"listeners never return":                           "NoticesEnd",
 }
 
 const mutantVar = "STORETEST_MUTANT"

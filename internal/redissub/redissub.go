@@ -1,0 +1,135 @@
+// Package redissub listens to a channel of Redis on one connection, which it
+// keeps up. A locker hears of releases that way, a store of commits.
+package redissub
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+const (
+	// beat is how often the connection is looked at. What has been silent for
+	// two beats is pinged, what does not answer within the next is given up:
+	// three beats at most, and the one in which the silence began.
+	beat = 700 * time.Millisecond
+
+	// minPause and maxPause bound the wait between two attempts to connect.
+	minPause = 50 * time.Millisecond
+	maxPause = time.Second
+)
+
+// A Listener is what Listen tells. Its functions are called one at a time and
+// do not block; each may be nil.
+type Listener struct {
+	// Connect is called before each attempt to connect, Up when it has led to a
+	// subscription, and Down when the connection is lost or did not come about.
+	// What is published between a Down and the next Up is lost.
+	Connect, Up, Down func()
+	// Message is called with what is published.
+	Message func(payload string)
+}
+
+// Listen subscribes to channel until ctx ends or rdb is closed, and returns
+// when its connection is closed. A connection that is dead without having been
+// closed is found out within three seconds.
+func Listen(ctx context.Context, rdb redis.UniversalClient, channel string, l Listener) {
+	call := func(f func()) {
+		if f != nil {
+			f()
+		}
+	}
+	pause := minPause
+	for {
+		call(l.Connect)
+		connected, err := listen(ctx, rdb, channel, l, call)
+		call(l.Down)
+		if ctx.Err() != nil || errors.Is(err, redis.ErrClosed) {
+			return
+		}
+		if connected {
+			pause = minPause
+		}
+		// Half of it at random: a fleet that lost its server does not come back
+		// in step.
+		select {
+		case <-time.After(pause/2 + rand.N(pause/2)):
+		case <-ctx.Done():
+			return
+		}
+		pause = min(2*pause, maxPause)
+	}
+}
+
+// errSilent ends a connection that does not answer. It was closed by us: the
+// client's own error would look as if its owner had closed the client.
+var errSilent = errors.New("redissub: the connection is dead")
+
+// listen subscribes on a new connection until that is lost. It reports whether
+// the subscription was ever confirmed.
+func listen(ctx context.Context, rdb redis.UniversalClient, channel string, l Listener, call func(func())) (connected bool, err error) {
+	pubsub := rdb.Subscribe(ctx, channel)
+	var alive atomic.Bool // something was received since the last beat
+	ctx, cancel := context.WithCancel(ctx)
+	watched := make(chan struct{})
+	defer func() {
+		cancel()
+		<-watched
+	}()
+
+	// go-redis looks at this context only to dial. An ended one keeps it from
+	// replacing a lost connection inside Receive: that would hide the loss for
+	// as long as the dial takes, while the listener believes in its connection.
+	noRedial, end := context.WithCancel(context.Background())
+	end()
+
+	var dead atomic.Bool
+	go func() {
+		defer close(watched)
+		defer pubsub.Close() // which ends Receive
+		tick := time.NewTicker(beat)
+		defer tick.Stop()
+		for silent := 0; ; {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+			}
+			if alive.Swap(false) {
+				silent = 0
+				continue
+			}
+			switch silent++; silent {
+			case 2:
+				pubsub.Ping(noRedial) // any answer will do
+			case 3:
+				dead.Store(true)
+				return
+			}
+		}
+	}()
+
+	for {
+		msg, err := pubsub.Receive(noRedial)
+		if err != nil {
+			if dead.Load() {
+				err = errSilent
+			}
+			return connected, err
+		}
+		alive.Store(true)
+		switch msg := msg.(type) {
+		case *redis.Subscription:
+			connected = true
+			call(l.Up)
+		case *redis.Message:
+			if l.Message != nil {
+				l.Message(msg.Payload)
+			}
+		}
+	}
+}

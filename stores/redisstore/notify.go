@@ -1,0 +1,89 @@
+package redisstore
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/internal/redissub"
+	"github.com/redis/go-redis/v9"
+)
+
+// This file is what a process hears of the others' commits and invalidations.
+
+// channel is where changes are published, "" if they are not.
+func (s *Store) channel() string {
+	if s.MaxNotice < 0 {
+		return ""
+	}
+	return s.Prefix + "changes"
+}
+
+// Notify implements [bellwether.Notifier]. It keeps one connection for itself,
+// subscribed to one channel, Prefix + "changes", on which the scripts publish;
+// when that is lost, it makes a new one. A notice whose delay cannot be told,
+// because nothing was asked of its server in the last half minute, comes
+// without its entry.
+//
+// With a cluster the channel is carried by the cluster's bus. A Ring's shards
+// know nothing of each other's channels: there f is never called.
+func (s *Store) Notify(ctx context.Context, f func(bellwether.Notice)) {
+	if _, ring := s.rdb.(*redis.Ring); ring || s.MaxNotice < 0 {
+		<-ctx.Done()
+		return
+	}
+	redissub.Listen(ctx, s.rdb, s.channel(), redissub.Listener{Message: func(payload string) {
+		if n, err := s.notice(ctx, []byte(payload)); err == nil {
+			f(n)
+		}
+	}})
+}
+
+// A published change is
+//
+//	"c" commit or "i" invalidation | server's time (16 digits) | epoch (16) | len(key) (8) | key | encoded entry or nothing
+const (
+	epochLen  = 16
+	lengthLen = 8
+)
+
+// notice decodes a published change. What is none is an error: anybody who can
+// reach the server can publish.
+func (s *Store) notice(ctx context.Context, data []byte) (n bellwether.Notice, err error) {
+	if len(data) < 1+stampLen+epochLen+lengthLen || data[0] != 'c' && data[0] != 'i' {
+		return n, fmt.Errorf("%w: not a change", bellwether.ErrCorrupt)
+	}
+	n.Invalidated = data[0] == 'i'
+	stamp, rest := data[1:], data[1+stampLen:]
+	if n.Epoch, err = strconv.ParseUint(string(rest[:epochLen]), 10, 53); err != nil {
+		return n, fmt.Errorf("%w: %w", bellwether.ErrCorrupt, err)
+	}
+	length, err := strconv.ParseUint(string(rest[epochLen:epochLen+lengthLen]), 10, 31)
+	rest = rest[epochLen+lengthLen:]
+	if err != nil || length > uint64(len(rest)) {
+		return n, fmt.Errorf("%w: not a key", bellwether.ErrCorrupt)
+	}
+	n.Key, rest = string(rest[:length]), rest[length:]
+
+	_, clock, err := s.serverOf(ctx, s.names(n.Key)[0])
+	if err != nil {
+		return n, err
+	}
+	seen, known := clock.recent()
+	if !known {
+		return n, nil
+	}
+	if n.Delay, _, err = stamped(stamp, seen.now()); err != nil || len(rest) == 0 {
+		return n, err
+	}
+	var e bellwether.Entry
+	if err := e.UnmarshalBinary(rest); err != nil {
+		return n, err
+	}
+	if n.Delay < e.Life() {
+		e.Age += n.Delay
+		n.Entry = e
+	}
+	return n, nil
+}

@@ -1,0 +1,154 @@
+package storetest
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+)
+
+// This file holds stores that are Notifiers to what they tell.
+
+func notifies(i Instance) bool { return i.Notifies }
+
+// A listener hears of one key and keeps what it hears.
+type listener struct {
+	k     kit
+	key   string
+	heard chan bellwether.Notice
+}
+
+// listen opens a store of its own, as another process would, and returns when
+// that hears of key.
+func (k kit) listen(s bellwether.Store, key string) *listener {
+	k.Helper()
+	other := k.Open(k.T)
+	notifier, ok := other.(bellwether.Notifier)
+	if !ok {
+		k.Fatalf("%T is no Notifier, but its Instance says Notifies", other)
+	}
+	k.absent(other, "of a new key") // a process that listens has asked before
+	l := &listener{k: k, key: key, heard: make(chan bellwether.Notice, 1000)}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		notifier.Notify(ctx, func(n bellwether.Notice) {
+			if n.Key == key {
+				l.heard <- n
+			}
+		})
+	}()
+	k.Cleanup(func() {
+		cancel()
+		<-ended
+	})
+	// A subscription takes its time; what came before it is lost.
+	for range 200 {
+		if err := s.Invalidate(k.Context(), key); err != nil {
+			k.Fatalf("Invalidate: %v", err)
+		}
+		select {
+		case <-l.heard:
+			for {
+				select {
+				case <-l.heard:
+				case <-time.After(100 * time.Millisecond): // an engine that is heard by now
+					return l
+				}
+			}
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+	k.Fatalf("nothing is heard of %.40q", key)
+	return nil
+}
+
+func (l *listener) next(what string) bellwether.Notice {
+	l.k.Helper()
+	select {
+	case n := <-l.heard:
+		return n
+	case <-time.After(10 * time.Second):
+		l.k.Fatalf("nothing is heard of %s", what)
+		return bellwether.Notice{}
+	}
+}
+
+// silent wants nothing to be heard before the word of an invalidation that is
+// made now.
+func (l *listener) silent(s bellwether.Store, what string) {
+	l.k.Helper()
+	if err := s.Invalidate(l.k.Context(), l.key); err != nil {
+		l.k.Fatalf("Invalidate: %v", err)
+	}
+	if n := l.next("an invalidation"); !n.Invalidated {
+		l.k.Fatalf("%s is told: %+v", what, n)
+	}
+}
+
+func testNotices(k kit) {
+	for name, key := range map[string]string{
+		"plain": k.key, "spaces and controls": k.key + " \r\n\x00", "Unicode": k.key + "é世", "10 KB": k.key + strings.Repeat("k", 10<<10),
+	} {
+		k.Run(name, func(t *testing.T) {
+			k := kit{T: t, Instance: k.Instance, key: key}
+			s := k.Open(t)
+			l := k.listen(s, key)
+
+			e := value(k.newEpoch(s), "small")
+			e.Age, e.StaleWhileRevalidate = 5*time.Second, time.Minute
+			k.commit(s, e)
+			n := l.next("a commit")
+			if n.Epoch != e.Epoch || n.Invalidated || n.Delay < 0 {
+				t.Fatalf("heard %+v of a commit of epoch %d", n, e.Epoch)
+			}
+			if err := same(n.Entry, e); err != nil {
+				t.Fatalf("a commit's notice has %v", err)
+			}
+			k.commit(s, e)
+			l.silent(s, "the same commit once more")
+			k.refused(s, e, "of an epoch that was invalidated")
+			l.silent(s, "a refused commit")
+
+			big := value(k.newEpoch(s), strings.Repeat("v", 1<<20-2<<10))
+			k.commit(s, big)
+			if n = l.next("a big commit"); n.Epoch != big.Epoch {
+				t.Fatalf("heard of epoch %d, want %d", n.Epoch, big.Epoch)
+			}
+			if n.Entry.Epoch != 0 {
+				if err := same(n.Entry, big); err != nil {
+					t.Fatalf("a big commit's notice has %v", err)
+				}
+			}
+			k.invalidate(s)
+			if n = l.next("an invalidation"); !n.Invalidated || n.Epoch < big.Epoch || n.Entry.Epoch != 0 {
+				t.Fatalf("heard %+v of an invalidation after epoch %d", n, big.Epoch)
+			}
+			if next := k.newEpoch(s); next <= n.Epoch {
+				t.Fatalf("epoch %d was claimed after the invalidation that set the floor to %d", next, n.Epoch)
+			}
+		})
+	}
+}
+
+// testNoticesEnd wants Notify to return with its context, also at once.
+func testNoticesEnd(k kit) {
+	s := k.Open(k.T).(bellwether.Notifier)
+	for _, after := range []time.Duration{0, 100 * time.Millisecond} {
+		ctx, cancel := context.WithTimeout(context.Background(), after)
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			s.Notify(ctx, func(bellwether.Notice) {})
+		}()
+		select {
+		case <-ended:
+		case <-time.After(10 * time.Second):
+			k.Fatalf("Notify goes on 10 s after its context's end")
+		}
+		cancel()
+	}
+}
