@@ -444,7 +444,10 @@ func (m *Middleware) keep(ctx context.Context, x *exchange) (*response, error) {
 		StaleWhileRevalidate: live.freshness.StaleWhileRevalidate,
 		StaleIfError:         live.freshness.StaleIfError,
 	}
-	if httpcache.HasValidator(done.header) {
+	// Where a fleet shares a store, what was never to be served from it is not
+	// kept there for its validator alone: the processes that wait for it would
+	// find it, could not use it, and would take turns.
+	if served := newLifetime(0, f); httpcache.HasValidator(done.header) && (m.options.Store == nil || served.end() > 0) {
 		f.keep = keepFor
 	}
 	if x.checked {
