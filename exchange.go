@@ -364,15 +364,19 @@ func (m *Middleware) carry(ctx context.Context, f *flight[*response], x *exchang
 		}
 		return nil, x.err // before there was a header
 	}
-	if x.backed && httpcache.IsServerError(x.content().status) {
+	if x.backed && !x.validated && httpcache.IsServerError(x.content().status) {
 		x.body.CloseWithError(errServerError)
 		return nil, fmt.Errorf("%w: %d", errServerError, x.content().status)
 	}
+	publish := f.publish
 	authorized := c.request["Authorization"] != nil
 	if authorized {
 		m.learnAuthorized(x.key, x.shared)
+		if !x.shared {
+			publish = f.publishAlone
+		}
 	}
-	if !f.publish(ctx, x.response) {
+	if !publish(ctx, x.response) {
 		x.body.CloseWithError(errInvalidated)
 		return nil, errInvalidated
 	}
@@ -401,6 +405,9 @@ func (m *Middleware) carry(ctx context.Context, f *flight[*response], x *exchang
 	}
 	if x.err != nil {
 		return nil, x.err
+	}
+	if x.body.Overflowed() {
+		return m.remember(ctx, reasonTooLarge), nil // both at once: it was read as fast as it was written
 	}
 	return m.keep(ctx, x)
 }
@@ -439,7 +446,10 @@ func (m *Middleware) keep(ctx context.Context, x *exchange) (*response, error) {
 		StaleWhileRevalidate: live.freshness.StaleWhileRevalidate,
 		StaleIfError:         live.freshness.StaleIfError,
 	}
-	if httpcache.HasValidator(done.header) {
+	// Where a fleet shares a store, what was never to be served from it is not
+	// kept there for its validator alone: the processes that wait for it would
+	// find it, could not use it, and would take turns.
+	if served := newLifetime(0, f); httpcache.HasValidator(done.header) && (m.options.Store == nil || served.end() > 0) {
 		f.keep = keepFor
 	}
 	if x.checked {

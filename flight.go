@@ -103,6 +103,9 @@ type want[V any] struct {
 	// first makes a call that cannot begin a flight of its own end at once, with
 	// errTaken.
 	first bool
+	// solo is for a call whose own load might publish to it alone: when another
+	// such call's does, this one is let go with that, and does not take turns.
+	solo bool
 }
 
 // takes reports whether the item answers a call that began at asked: what was
@@ -120,6 +123,7 @@ type flightState[V any] struct {
 
 	offered   *item[V] // stale, for callers whose patience ends
 	published *item[V] // the value that is still being made
+	alone     bool     // published is for the call that began the flight, and says nothing to the others
 	recalled  bool     // the key was invalidated: nothing stale may be served
 	overdue   bool     // some callers may have waited for MaxWait
 
@@ -254,7 +258,7 @@ func (e *engine[V]) wait(ctx context.Context, key string, stale *item[V], w want
 			// Before the end: a value that is being made is its first caller's
 			// also when it has turned out to be for nobody else.
 			now := e.clock.now()
-			if state.published != nil && w.takes(state.published, now, began) {
+			if state.published != nil && !(state.alone && collapsed && !w.solo) && w.takes(state.published, now, began) {
 				return served[V]{item: state.published, collapsed: collapsed, flown: true}, nil
 			}
 			if state.landed {
@@ -410,6 +414,16 @@ func (f *flight[V]) offerStale(it *item[V]) bool {
 // is ctx is still making. It reports whether it did: not if the load has been
 // given up on, which by then may have a successor in the same flight.
 func (f *flight[V]) publish(ctx context.Context, v V) bool {
+	return f.show(ctx, v, false)
+}
+
+// publishAlone is publish to the call that began the flight, and to no others
+// but solo ones.
+func (f *flight[V]) publishAlone(ctx context.Context, v V) bool {
+	return f.show(ctx, v, true)
+}
+
+func (f *flight[V]) show(ctx context.Context, v V, alone bool) bool {
 	f.engine.mu.Lock()
 	defer f.engine.mu.Unlock()
 	if ctx.Err() != nil || f.disowned || f.streaming() {
@@ -420,7 +434,7 @@ func (f *flight[V]) publish(ctx context.Context, v V) bool {
 		f.abort(errInvalidated) // by a tag that was not known until now
 		return false
 	}
-	f.change(func(s *flightState[V]) { s.published = it })
+	f.change(func(s *flightState[V]) { s.published, s.alone = it, alone })
 	return true
 }
 

@@ -200,7 +200,7 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 				m.pass(w, r, next, httpcache.Status{Fwd: httpcache.FwdBypass, Detail: "authorization"})
 				return
 			}
-			q.reply(s)
+			q.reply(key, s)
 			return
 		case checked:
 			q.passChecked(key, s)
@@ -285,6 +285,7 @@ func (q *query) wait(c *call, key string, s served[*response]) (served[*response
 	if q.authorized {
 		// Nobody waits for what is another user's until it is known to be for
 		// all.
+		w.solo = true
 		switch m.learntAuthorized(key) {
 		case uncacheable:
 			return m.notShared("authorization"), nil

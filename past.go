@@ -40,7 +40,7 @@ func (q *query) passUncacheable(key string, s served[*response]) {
 	q.m.pass(w, q.r, q.next, why)
 	w.end()
 	if cacheable {
-		q.m.replace(key, s, &response{kind: uncacheable}, Freshness{})
+		q.m.replace(key, s, &response{kind: uncacheable}, soon)
 	}
 }
 
@@ -49,6 +49,10 @@ func (m *Middleware) fits(h http.Header) bool {
 	n, ok := contentLength(h)
 	return ok && n <= m.options.MaxBody
 }
+
+// soon is the life of a record that is to end what was there before it: a value
+// without any would be taken for one that the store did not take.
+var soon = Freshness{TTL: time.Millisecond}
 
 // replace puts res in the place of the item that s was, behind the client's
 // back: it does not wait for the store. If something else has taken the place
@@ -80,8 +84,8 @@ func (q *query) passChecked(key string, s served[*response]) {
 		j := httpcache.Judge(q.r.Header, code, header, sent, time.Now(), q.m.rules)
 		switch {
 		case j.Shared:
-			q.m.replace(key, s, &response{kind: uncacheable}, Freshness{})
-		case q.r.Method == http.MethodGet && code < 500:
+			q.m.replace(key, s, &response{kind: uncacheable}, soon)
+		case code == http.StatusOK && !(q.r.Method == http.MethodHead && httpcache.HeadAgrees(kept.header, header)):
 			// Something else by now. What changes from one request to the next
 			// is not worth keeping, and the next flight will see.
 			q.m.replace(key, s, &response{kind: uncacheable, reason: j.Reason}, Freshness{TTL: q.m.options.UncacheableTTL})
@@ -103,7 +107,7 @@ func (q *query) passChecked(key string, s served[*response]) {
 	d := httpcache.ResponseDirectives(header, q.m.rules.Targets...)
 	fresh := httpcache.Freshen(kept.header, httpcache.StoredHeader(header, d, now))
 	if httpcache.Judge(q.r.Header, kept.status, fresh, sent, now, q.m.rules).Shared {
-		q.m.replace(key, s, &response{kind: uncacheable}, Freshness{})
+		q.m.replace(key, s, &response{kind: uncacheable}, soon)
 	}
 	status.FwdStatus = http.StatusNotModified
 	writeStored(q.w, q.r, stored{kept.status, fresh, kept.body, httpcache.InitialAge(header, sent, now), now}, status)
@@ -117,8 +121,8 @@ func (m *Middleware) passUnsafe(w http.ResponseWriter, r *http.Request, next htt
 		m.pass(w, r, next, httpcache.Status{Fwd: httpcache.FwdMethod})
 		return
 	}
-	if r.Method == http.MethodPost && m.options.Store == nil {
-		m.passPost(w, r, next)
+	if key, ok := httpcache.Key(r); ok && r.Method == http.MethodPost && m.options.Store == nil {
+		m.passPost(w, r, next, key)
 		return
 	}
 	u := &watchedWriter{ResponseWriter: w}
@@ -142,12 +146,7 @@ func (m *Middleware) invalidateAfter(r *http.Request, status int, h http.Header)
 // the next GET (RFC 9110 section 9.3.3). It is kept only if no other unsafe
 // request for the key came in between. Another process's cannot be seen, so
 // where a fleet shares a store, no such response is kept.
-func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.Handler) {
-	key, ok := httpcache.Key(r)
-	if !ok {
-		m.pass(w, r, next, httpcache.Status{Fwd: httpcache.FwdMethod})
-		return
-	}
+func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.Handler, key string) {
 	witness := m.engine.watchInvalidations(key)
 	defer m.engine.dismiss(key, witness)
 	sent := time.Now()

@@ -130,7 +130,7 @@ func (q *query) inform(status int, interim http.Header) {
 
 // reply answers with a complete response: from the near tier, or from a flight
 // that has ended.
-func (q *query) reply(s served[*response]) {
+func (q *query) reply(key string, s served[*response]) {
 	res := s.item.value
 	now := q.m.engine.clock.now()
 	age := now - s.item.born
@@ -140,7 +140,7 @@ func (q *query) reply(s served[*response]) {
 		status.Detail = "stale-if-error"
 	case s.flown && s.item.made > 0: // it was loaded here, and not found in the store
 		status.Hit, status.Fwd, status.FwdStatus = false, res.fwd, res.fwdStatus
-		status.Stored, status.Collapsed = true, s.collapsed
+		status.Stored, status.Collapsed, status.Key = true, s.collapsed, key
 	}
 	writeStored(q.w, q.r, stored{res.status, res.header, res.body, age, time.Now().Add(-age)}, status)
 }

@@ -1,0 +1,273 @@
+package bellwether_test
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/stores/memstore"
+)
+
+// numbered answers with the number of its call and the given Cache-Control.
+func numbered(cacheControl string, fields ...string) http.HandlerFunc {
+	var n atomic.Int32
+	return func(w http.ResponseWriter, r *http.Request) {
+		v := n.Add(1)
+		w.Header().Set("Cache-Control", cacheControl)
+		for i := 0; i < len(fields); i += 2 {
+			w.Header().Add(fields[i], fields[i+1])
+		}
+		fmt.Fprint(w, v)
+	}
+}
+
+// RFC 9111 section 5.2.1, on a response that is 30 s old.
+func TestHTTP_RequestDirectives(t *testing.T) {
+	const fresh, stale = "max-age=60", "max-age=10, stale-if-error=3600"
+	for _, test := range []struct {
+		response, request string
+		age               string // that the response has when it arrives
+		want              string // the number of the handler's call that answers
+	}{
+		{fresh, "", "", "1"},
+		{fresh, "no-such-directive", "", "1"},
+		{fresh, "no-cache", "", "2"},
+		{fresh, "max-age=0", "", "2"},
+		{fresh, "max-age=29", "", "2"},
+		{fresh, "max-age=30", "", "1"},
+		{fresh, "max-age=x", "", "1"}, // malformed advice is none
+		{fresh, "min-fresh=30", "", "1"},
+		{fresh, "min-fresh=31", "", "2"},
+		{fresh, "max-stale", "", "1"},
+		{fresh, "no-store", "", "2"},
+		{fresh, "only-if-cached", "", "1"},
+		{"max-age=600", "max-age=500", "500", "2"},
+		{"max-age=600", "min-fresh=100", "500", "2"},
+		{stale, "", "", "2"},
+		{stale, "max-stale", "", "1"},
+		{stale, "max-stale=20", "", "1"},
+		{stale, "max-stale=19", "", "2"},
+		{stale, "max-age=60, max-stale=60", "", "1"},
+		{stale, "max-age=29, max-stale=60", "", "2"},
+		{stale + ", must-revalidate", "max-stale", "", "2"},
+		{"max-age=10, stale-while-revalidate=60", "max-age=60", "", "2"},
+		{"max-age=10, stale-while-revalidate=60", "max-stale=5", "", "2"},
+		{"max-age=10, stale-while-revalidate=60", "", "", "1"},
+	} {
+		t.Run(test.response+"/"+test.request, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newSite(t, bellwether.HTTPOptions{}, numbered(test.response, "Age", test.age))
+				s.get("http://a/p")
+				time.Sleep(30 * time.Second)
+				if w := s.get("http://a/p", "Cache-Control", test.request); w.Code != 200 || w.Body.String() != test.want {
+					t.Errorf("got %d %q, want %s", w.Code, w.Body, test.want)
+				}
+			})
+		})
+	}
+}
+
+// RFC 9111 section 5.2.1.7: who wants what is stored, and nothing else, costs
+// the handler nothing.
+func TestHTTP_OnlyIfCached(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memstore.New()
+		options := bellwether.HTTPOptions{Options: bellwether.Options{Store: store}}
+		s := newSite(t, options, numbered("max-age=60, stale-while-revalidate=60"))
+		w := s.get("http://a/p", "Cache-Control", "only-if-cached")
+		if w.Code != 504 || w.Header().Get("Cache-Control") != "no-store" {
+			t.Errorf("nothing stored: %d %v, want 504", w.Code, w.Header())
+		}
+		s.get("http://a/p")
+		synctest.Wait() // until it is stored
+		s.calls.Store(0)
+		for range 2 {
+			if w := s.get("http://a/p", "Cache-Control", "only-if-cached"); w.Code != 200 || w.Body.String() != "1" {
+				t.Errorf("stored: %d %q", w.Code, w.Body)
+			}
+			time.Sleep(70 * time.Second) // stale in its window
+		}
+		if w := s.get("http://a/p", "Cache-Control", "only-if-cached, min-fresh=50"); w.Code != 504 {
+			t.Errorf("stored, but not fresh enough: %d", w.Code)
+		}
+		other := newSite(t, options, numbered("max-age=60"))
+		if w := other.get("http://a/p", "Cache-Control", "only-if-cached, max-stale=100"); w.Code != 504 {
+			t.Errorf("past all windows in the store: %d %q", w.Code, w.Body)
+		}
+		s.wantCalls(t, 0)
+		s.get("http://a/p")
+		synctest.Wait()
+		if w := other.get("http://a/p", "Cache-Control", "only-if-cached"); w.Code != 200 || w.Body.String() != "2" {
+			t.Errorf("in the store alone: %d %q", w.Code, w.Body)
+		}
+		other.wantCalls(t, 0)
+	})
+}
+
+// A thousand reloads are one load more, and those who do not insist do not wait.
+func TestHTTP_ReloadsCollapse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		page := numbered("max-age=60")
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			time.Sleep(time.Second)
+			page(w, r)
+		})
+		s.get("http://a/p")
+		reload := func(int) *http.Request { return request("GET", "http://a/p", "Cache-Control", "no-cache") }
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			wantBurst(t, s.burst(1000, reload), 1000, "200 2 1s")
+		}()
+		time.Sleep(500 * time.Millisecond)
+		wantBurst(t, s.burst(50, same("http://a/p")), 50, "200 1 0s")
+		// These come after that load has begun, so it is not for them.
+		wantBurst(t, s.burst(50, reload), 50, "200 3 1.5s")
+		<-done
+		s.wantCalls(t, 3)
+	})
+}
+
+// A reload is a validation where there is something to validate, and a failing
+// origin's stale response answers it as it answers others.
+func TestHTTP_ReloadValidates(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := &origin{version: "1", header: http.Header{"Cache-Control": {"max-age=60"}}}
+		s := newSite(t, bellwether.HTTPOptions{}, o.ServeHTTP)
+		s.get("http://a/p")
+		time.Sleep(time.Second) // what is loaded at the same instant would do
+		w := s.get("http://a/p", "Cache-Control", "no-cache")
+		if w.Body.String() != "page 1" || !strings.Contains(w.Header().Get("Cache-Status"), "fwd=request;fwd-status=304") {
+			t.Errorf("%q %v", w.Body, w.Header())
+		}
+		o.wantAsked(t, "", `"1"`)
+	})
+}
+
+// RFC 9111 section 5.4: Pragma is nothing to a cache.
+func TestHTTP_PragmaIsIgnored(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, numbered("max-age=60", "Pragma", "no-cache"))
+		s.get("http://a/p")
+		if w := s.get("http://a/p", "Pragma", "no-cache"); w.Body.String() != "1" {
+			t.Errorf("got %q, want the stored response", w.Body)
+		}
+	})
+}
+
+// RFC 9111 section 3.5.
+func TestHTTP_AuthorizedResponsesForAll(t *testing.T) {
+	for cc, shared := range map[string]bool{
+		"max-age=60":                  false,
+		"max-age=60, public":          true,
+		"s-maxage=60":                 true,
+		"max-age=60, must-revalidate": true,
+		"public, private":             false,
+	} {
+		t.Run(cc, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newSite(t, bellwether.HTTPOptions{}, numbered(cc))
+				s.get("http://a/p", "Authorization", "u1")
+				synctest.Wait()
+				others, same := s.get("http://a/p"), s.get("http://a/p", "Authorization", "u2")
+				if got := others.Body.String() == "1" && same.Body.String() == "1"; got != shared {
+					t.Errorf("others got %s and %s of the first user's response: shared %v, want %v", others.Body, same.Body, got, shared)
+				}
+			})
+		})
+	}
+}
+
+// What was made without Authorization is another user's only if it says so.
+func TestHTTP_AnonymousResponseIsNoAuthorizedOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=60")
+			fmt.Fprint(w, "for ", r.Header.Get("Authorization"))
+		})
+		s.get("http://a/p")
+		synctest.Wait()
+		for _, user := range []string{"u1", "u2", "u1"} {
+			if w := s.get("http://a/p", "Authorization", user); w.Body.String() != "for "+user {
+				t.Errorf("%s got %q", user, w.Body)
+			}
+			if w := s.get("http://a/p"); w.Body.String() != "for " || !strings.Contains(w.Header().Get("Cache-Status"), "hit") {
+				t.Errorf("an authorized request has taken the response from the others: %q %v", w.Body, w.Header())
+			}
+		}
+	})
+}
+
+// Requests with Authorization neither wait for each other nor hold up those
+// without, until their response is known to be for all; then they collapse.
+func TestHTTP_AuthorizedHerd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var public atomic.Bool
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			time.Sleep(time.Second)
+			w.Header().Set("Cache-Control", "max-age=60")
+			if public.Load() {
+				w.Header().Set("Cache-Control", "max-age=10, public")
+			}
+			fmt.Fprint(w, "v")
+		})
+		user := func(i int) *http.Request {
+			return request("GET", "http://a/p", "Authorization", fmt.Sprint("u", i))
+		}
+		for range 2 {
+			wantBurst(t, s.burst(50, user), 50, "200 v 1s")
+			s.wantCalls(t, 50)
+		}
+		wantBurst(t, s.burst(50, same("http://a/p")), 50, "200 v 1s")
+		s.wantCalls(t, 1)
+
+		public.Store(true)
+		time.Sleep(2 * time.Minute)
+		wantBurst(t, s.burst(50, user), 50, "200 v 1s") // it is not known yet
+		s.calls.Store(0)
+		time.Sleep(11 * time.Second)
+		wantBurst(t, s.burst(50, user), 50, "200 v 1s")
+		s.wantCalls(t, 1)
+
+		public.Store(false)
+		time.Sleep(11 * time.Second)
+		got := s.burst(50, user)
+		if got["200 v 1s"] != 1 || got["200 v 2s"] != 49 {
+			t.Errorf("no longer for all: %v, want the others let go together", got)
+		}
+		s.wantCalls(t, 50)
+	})
+}
+
+// An authorized request that finds nothing of its own leaves the stale response
+// of the others where it is.
+func TestHTTP_AuthorizedRequestLeavesWhatIsStored(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var broken atomic.Bool
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			if broken.Load() {
+				http.Error(w, "down", 503)
+				return
+			}
+			w.Header().Set("Cache-Control", "max-age=10, stale-if-error=60")
+			fmt.Fprint(w, "for ", r.Header.Get("Authorization"))
+		})
+		s.get("http://a/p")
+		time.Sleep(11 * time.Second)
+		if w := s.get("http://a/p", "Authorization", "u1"); w.Body.String() != "for u1" {
+			t.Errorf("u1 got %q", w.Body)
+		}
+		broken.Store(true)
+		if w := s.get("http://a/p"); w.Code != 200 || w.Body.String() != "for " {
+			t.Errorf("the stale response is gone: %d %q", w.Code, w.Body)
+		}
+		if w := s.get("http://a/p", "Authorization", "u1"); w.Code != 503 {
+			t.Errorf("u1 got %d %q, want its own 503", w.Code, w.Body)
+		}
+	})
+}

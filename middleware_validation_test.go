@@ -1,0 +1,357 @@
+package bellwether_test
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/stores/memstore"
+)
+
+// An origin is a page with validators, that knows which of its requests were
+// conditional.
+type origin struct {
+	mu          sync.Mutex
+	version     string // its ETag, without quotes
+	modified    string // its Last-Modified, if not empty
+	header      http.Header
+	notModified http.Header // fields of a 304 alone
+	delay       time.Duration
+	asked       []string // by each request: If-None-Match and If-Modified-Since
+}
+
+func (o *origin) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	time.Sleep(o.delay)
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	inm, ims := r.Header.Get("If-None-Match"), r.Header.Get("If-Modified-Since")
+	o.asked = append(o.asked, inm+ims)
+	h := w.Header()
+	for name, values := range o.header {
+		h[name] = values
+	}
+	if o.version != "" {
+		h.Set("ETag", `"`+o.version+`"`)
+	}
+	if o.modified != "" {
+		h.Set("Last-Modified", o.modified)
+	}
+	if inm != "" && inm == h.Get("ETag") || inm == "" && ims != "" && ims == o.modified {
+		for name, values := range o.notModified {
+			h[name] = values
+		}
+		w.WriteHeader(http.StatusNotModified)
+		return
+	}
+	io.WriteString(w, "page "+o.version+o.modified)
+}
+
+func (o *origin) wantAsked(t *testing.T, want ...string) {
+	t.Helper()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if fmt.Sprint(o.asked) != fmt.Sprint(want) {
+		t.Errorf("the handler was asked %q, want %q", o.asked, want)
+	}
+	o.asked = nil
+}
+
+const lastYear = "Wed, 01 Jan 1999 00:00:00 GMT" // a bubble's clock begins in 2000
+
+func TestHTTP_StaleIsValidatedOnceForTheHerd(t *testing.T) {
+	for name, test := range map[string]struct{ version, modified, condition string }{
+		"etag":          {"1", "", `"1"`},
+		"last-modified": {"", lastYear, lastYear},
+		"both":          {"1", lastYear, `"1"` + lastYear},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				o := &origin{
+					version: test.version, modified: test.modified, delay: time.Second,
+					header:      http.Header{"Cache-Control": {"max-age=10"}, "X-Old": {"old"}, "X-Kept": {"kept"}},
+					notModified: http.Header{"X-Old": {"new"}},
+				}
+				s := newSite(t, bellwether.HTTPOptions{}, o.ServeHTTP)
+				page := "page " + test.version + test.modified
+				s.get("http://a/p")
+				o.wantAsked(t, "")
+				for range 2 { // the second after what a 304 has freshened
+					time.Sleep(11 * time.Second)
+					wantBurst(t, s.burst(50, same("http://a/p")), 50, "200 "+page+" 1s")
+					o.wantAsked(t, test.condition)
+				}
+				w := s.get("http://a/p")
+				if w.Body.String() != page || w.Header().Get("X-Old") != "new" || w.Header().Get("X-Kept") != "kept" {
+					t.Errorf("after the validation: %q %v", w.Body, w.Header())
+				}
+				o.wantAsked(t) // fresh again
+				time.Sleep(20 * time.Minute)
+				w = s.get("http://a/p")
+				if status := w.Header().Get("Cache-Status"); !strings.Contains(status, "fwd=stale;fwd-status=304") || !strings.Contains(status, "stored") {
+					t.Errorf("Cache-Status %q of a validation", status)
+				}
+				o.wantAsked(t, test.condition)
+				time.Sleep(2 * time.Hour)
+				s.get("http://a/p")
+				o.wantAsked(t, "") // not kept for ever
+			})
+		})
+	}
+}
+
+func TestHTTP_ValidationFindsNewContent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := &origin{version: "1", delay: time.Second, header: http.Header{"Cache-Control": {"max-age=10"}}}
+		s := newSite(t, bellwether.HTTPOptions{}, o.ServeHTTP)
+		s.get("http://a/p")
+		time.Sleep(11 * time.Second)
+		o.version = "2"
+		wantBurst(t, s.burst(50, same("http://a/p")), 50, "200 page 2 1s")
+		o.wantAsked(t, "", `"1"`)
+	})
+}
+
+// A client that has the page already hears that it still holds, whoever asked
+// the handler that.
+func TestHTTP_ClientsConditionIsAnsweredAfterTheValidation(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := &origin{version: "1", header: http.Header{"Cache-Control": {"max-age=10"}}}
+		s := newSite(t, bellwether.HTTPOptions{}, o.ServeHTTP)
+		s.get("http://a/p")
+		time.Sleep(11 * time.Second)
+		if w := s.get("http://a/p", "If-None-Match", `"1"`); w.Code != 304 || w.Body.Len() != 0 {
+			t.Errorf("the client's own tag: %d %q", w.Code, w.Body)
+		}
+		time.Sleep(11 * time.Second)
+		if w := s.get("http://a/p", "If-None-Match", `"0"`); w.Code != 200 || w.Body.String() != "page 1" {
+			t.Errorf("another tag: %d %q", w.Code, w.Body)
+		}
+		o.wantAsked(t, "", `"1"`, `"1"`)
+	})
+}
+
+// RFC 9111 section 4.3.4: a 304 with a strong tag is about the response with
+// that tag. About ours it has said nothing, so the handler is asked again.
+func TestHTTP_NotModifiedAboutAnotherResponse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := &origin{version: "1", header: http.Header{"Cache-Control": {"max-age=10"}}, notModified: http.Header{"Etag": {`"2"`}}}
+		s := newSite(t, bellwether.HTTPOptions{}, o.ServeHTTP)
+		s.get("http://a/p")
+		time.Sleep(11 * time.Second)
+		if w := s.get("http://a/p"); w.Code != 200 || w.Body.String() != "page 1" {
+			t.Errorf("%d %q, want the page", w.Code, w.Body)
+		}
+		o.wantAsked(t, "", `"1"`, "")
+	})
+}
+
+// A 304 can take back what the stored response had granted.
+func TestHTTP_ValidationThatForbidsSharing(t *testing.T) {
+	for name, field := range map[string][2]string{
+		"private":    {"Cache-Control", "private, max-age=10"},
+		"no-store":   {"Cache-Control", "no-store"},
+		"set-cookie": {"Set-Cookie", "session=1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				o := &origin{version: "1", delay: time.Second, header: http.Header{"Cache-Control": {"max-age=10"}}}
+				s := newSite(t, bellwether.HTTPOptions{}, o.ServeHTTP)
+				s.get("http://a/p")
+				time.Sleep(11 * time.Second)
+				o.header = http.Header{field[0]: {field[1]}}
+				got := s.burst(20, same("http://a/p"))
+				if got["200 page 1 1s"] != 1 || got["200 page 1 2s"] != 19 {
+					t.Errorf("outcomes %v, want one answer from the validation, the others by their own calls", got)
+				}
+				s.wantCalls(t, 21)
+			})
+		})
+	}
+}
+
+func TestHTTP_FailedValidation(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var broken atomic.Bool
+		o := &origin{version: "1", header: http.Header{"Cache-Control": {"max-age=10, stale-if-error=30"}}}
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			if broken.Load() {
+				w.Header().Set("Cache-Control", "no-store") // as error pages often have it
+				http.Error(w, "down", 503)
+				return
+			}
+			o.ServeHTTP(w, r)
+		})
+		s.get("http://a/p")
+		time.Sleep(11 * time.Second)
+		broken.Store(true)
+		w := s.get("http://a/p")
+		if w.Code != 200 || !strings.Contains(w.Header().Get("Cache-Status"), "hit;ttl=-1") {
+			t.Errorf("in the window: %d %v, want the stale page", w.Code, w.Header())
+		}
+		time.Sleep(time.Minute)
+		if w := s.get("http://a/p"); w.Code != 503 {
+			t.Errorf("after the window: %d, want the 503", w.Code)
+		}
+		broken.Store(false)
+		time.Sleep(11 * time.Second)
+		if w := s.get("http://a/p"); w.Code != 200 {
+			t.Errorf("healed: %d", w.Code)
+		}
+	})
+}
+
+// What has to be validated for each request is: all at one time, each by its own
+// request, and without its body being made again.
+func TestHTTP_NoCacheIsValidatedByEachRequest(t *testing.T) {
+	for name, cc := range map[string]string{"no-cache": "no-cache", "stale from the start": "max-age=0, must-revalidate"} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				o := &origin{version: "1", delay: time.Second, header: http.Header{"Cache-Control": {cc}, "X-Old": {"old"}}, notModified: http.Header{"X-Old": {"new"}}}
+				s := newSite(t, bellwether.HTTPOptions{}, o.ServeHTTP)
+				s.get("http://a/p")
+				o.wantAsked(t, "")
+				synctest.Wait()
+				wantBurst(t, s.burst(20, same("http://a/p")), 20, "200 page 1 1s")
+				s.wantCalls(t, 21)
+				w := s.get("http://a/p")
+				if w.Header().Get("X-Old") != "new" || w.Header().Get("Content-Length") != "6" || !strings.Contains(w.Header().Get("Cache-Status"), "fwd-status=304") {
+					t.Errorf("validated: %v", w.Header())
+				}
+				if w := s.get("http://a/p", "If-None-Match", `"1"`); w.Code != 304 {
+					t.Errorf("the client's own tag: %d", w.Code)
+				}
+				if w := s.do(request("HEAD", "http://a/p")); w.Code != 200 || w.Body.Len() != 0 || w.Header().Get("Content-Length") != "6" {
+					t.Errorf("HEAD: %d %q %v", w.Code, w.Body, w.Header())
+				}
+				for _, asked := range o.asked {
+					if asked != `"1"` {
+						t.Errorf("the handler was asked %q, want conditions only", o.asked)
+						break
+					}
+				}
+
+				// Something else by now: it goes to its client, and is not asked
+				// about any more.
+				o.version, o.asked = "2", nil
+				if w := s.get("http://a/p"); w.Code != 200 || w.Body.String() != "page 2" {
+					t.Errorf("changed: %d %q", w.Code, w.Body)
+				}
+				synctest.Wait()
+				s.get("http://a/p")
+				o.wantAsked(t, `"1"`, "")
+
+				// And one that is for all ends it.
+				o.header = http.Header{"Cache-Control": {"max-age=60"}}
+				s.get("http://a/p")
+				synctest.Wait()
+				time.Sleep(time.Millisecond)
+				s.get("http://a/p")
+				s.calls.Store(0)
+				synctest.Wait()
+				s.get("http://a/p")
+				s.wantCalls(t, 0)
+			})
+		})
+	}
+}
+
+// The 304 that answers one user's condition says nothing to another, and one
+// about another response says nothing at all.
+func TestHTTP_CheckedResponsesAreNobodys(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			user := r.Header.Get("Cookie")
+			w.Header().Set("Cache-Control", "no-cache")
+			w.Header().Set("ETag", `"`+user+`"`)
+			if r.Header.Get("If-None-Match") == `"`+user+`"` {
+				w.WriteHeader(304)
+				return
+			}
+			time.Sleep(time.Second)
+			fmt.Fprint(w, user)
+		})
+		for range 3 {
+			got := s.burst(30, func(i int) *http.Request {
+				return request("GET", "http://a/p", "Cookie", fmt.Sprint("u", i%3))
+			})
+			n := 0
+			for o, times := range got {
+				if strings.HasPrefix(o, "200 u") {
+					n += times
+				}
+			}
+			if n != 30 {
+				t.Fatalf("outcomes %v", got)
+			}
+			for i := range 3 {
+				user := fmt.Sprint("u", i)
+				if w := s.get("http://a/p", "Cookie", user); w.Body.String() != user {
+					t.Fatalf("%s got the page of %s", user, w.Body)
+				}
+			}
+			time.Sleep(11 * time.Second)
+		}
+	})
+}
+
+// A response that another process has stored is validated here, also past its
+// windows.
+func TestHTTP_ValidationOfAnotherProcessesResponse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := &origin{version: "1", modified: lastYear, header: http.Header{"Cache-Control": {"max-age=10"}}}
+		store := memstore.New()
+		var sites []*site
+		for range 2 {
+			sites = append(sites, newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: store}}, o.ServeHTTP))
+		}
+		sites[0].get("http://a/p")
+		time.Sleep(10 * time.Minute)
+		if w := sites[1].get("http://a/p"); w.Body.String() != "page 1"+lastYear {
+			t.Errorf("got %q", w.Body)
+		}
+		synctest.Wait()
+		if w := sites[0].get("http://a/p"); !strings.Contains(w.Header().Get("Cache-Status"), "hit") {
+			t.Errorf("the first process does not see what the second has validated: %v", w.Header())
+		}
+		o.wantAsked(t, "", `"1"`+lastYear)
+	})
+}
+
+// Each variant is validated by itself.
+func TestHTTP_VariantsAreValidated(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var asked sync.Map
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			lang := r.Header.Get("X-Lang")
+			asked.Store(lang, r.Header.Get("If-None-Match"))
+			w.Header().Set("Vary", "X-Lang")
+			w.Header().Set("Cache-Control", "max-age=10")
+			w.Header().Set("ETag", `"`+lang+`"`)
+			if r.Header.Get("If-None-Match") == `"`+lang+`"` {
+				w.WriteHeader(304)
+				return
+			}
+			fmt.Fprint(w, lang)
+		})
+		for range 2 {
+			for _, lang := range []string{"de", "fr"} {
+				if w := s.get("http://a/p", "X-Lang", lang); w.Body.String() != lang {
+					t.Errorf("%s got %q", lang, w.Body)
+				}
+			}
+			time.Sleep(11 * time.Second)
+		}
+		for _, lang := range []string{"de", "fr"} {
+			if tag, _ := asked.Load(lang); tag != `"`+lang+`"` {
+				t.Errorf("%s: the handler was asked %v", lang, tag)
+			}
+		}
+	})
+}
