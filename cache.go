@@ -234,7 +234,7 @@ func (c *Cache[V]) Get(ctx context.Context, key string) (V, error) {
 	if ok {
 		return s.item.answer()
 	}
-	return c.wait(ctx, key, s.item, c.bind)
+	return answer(c.engine.wait(ctx, key, s.item, want[V]{}, c.bind))
 }
 
 // GetFunc is Get with a load of this call's own. Callers that meet share one
@@ -244,11 +244,10 @@ func (c *Cache[V]) GetFunc(ctx context.Context, key string, load func(ctx contex
 	if ok {
 		return s.item.answer()
 	}
-	return c.wait(ctx, key, s.item, byKey(load))
+	return answer(c.engine.wait(ctx, key, s.item, want[V]{}, byKey(load)))
 }
 
-func (c *Cache[V]) wait(ctx context.Context, key string, stale *item[V], bind binder[V]) (V, error) {
-	s, err := c.engine.wait(ctx, key, stale, want[V]{}, bind)
+func answer[V any](s served[V], err error) (V, error) {
 	if err != nil {
 		var zero V
 		return zero, err
