@@ -87,8 +87,10 @@
 //
 // # The client
 //
-// The client logs by itself, to stderr, unless its Config.Logger is set; so does
-// a lost connection. Set DialKeepAliveTime and DialKeepAliveTimeout, or a
+// The client logs failed requests by itself, to stderr, unless its
+// Config.Logger is set. While etcd is out of reach its calls wait, so that the
+// end of a context, or ten seconds, is what such a call is told by. Set
+// DialKeepAliveTime and DialKeepAliveTimeout, or a
 // connection that is dead without having been closed is found out only by the
 // kernel, and watches hear nothing until then.
 package etcdlock

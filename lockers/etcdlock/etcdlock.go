@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/status"
 
 	"github.com/bellwether-go/bellwether"
@@ -23,14 +25,21 @@ const (
 	// maxTTL is the longest lease, well below what etcd accepts.
 	maxTTL = 100 * 365 * 24 * time.Hour
 
-	// detachedTimeout bounds what goes on after a caller has left.
+	// detachedTimeout bounds what goes on after a caller has left. It is longer
+	// than etcd's own, 7 s by default: what etcd has not answered by then it
+	// never will.
 	detachedTimeout = 10 * time.Second
+
+	// reconnectPause is how often a call may hasten the next attempt to connect.
+	reconnectPause = 500 * time.Millisecond
 )
 
-// errNoAnswer is the error of a request that was given up although its
-// caller's context had not ended. A context's error would look like the
-// caller's own.
-var errNoAnswer = fmt.Errorf("no answer within %v", detachedTimeout)
+// These are the errors of a request that was given up although its caller's
+// context had not ended. A context's error would look like the caller's own.
+var (
+	errNoAnswer     = fmt.Errorf("no answer within %v", detachedTimeout)
+	errClientClosed = errors.New("the client is closed")
+)
 
 // A Locker is a [bellwether.Locker] and a [bellwether.Watcher] on etcd. It is
 // safe for concurrent use. Create one with [New], and close it.
@@ -43,6 +52,9 @@ type Locker struct {
 	sweepers sweepers
 	seen     adapter.Observations
 	watches  watches
+
+	created  time.Time
+	hastened atomic.Int64 // when reconnect last did so, as time since created
 }
 
 var (
@@ -54,7 +66,8 @@ var (
 // New returns a Locker that uses client, which stays the caller's to close. It
 // sends nothing yet, so etcd need not be there.
 func New(client *clientv3.Client) *Locker {
-	l := &Locker{Prefix: "bellwether/leases/", client: client}
+	l := &Locker{Prefix: "bellwether/leases/", client: client, created: time.Now()}
+	l.hastened.Store(int64(-reconnectPause))
 	l.sweepers.client = client
 	l.watches.init(client, &l.seen)
 	return l
@@ -62,7 +75,7 @@ func New(client *clientv3.Client) *Locker {
 
 // Close ends every watch, and revokes the Locker's etcd leases that no key
 // hangs on; those of keys that are still held end by themselves. It returns
-// within a second, whatever the state of etcd. The Locker can still acquire,
+// within half a second, whatever the state of etcd. The Locker can still acquire,
 // renew and release, but Watch returns an error. The error is always nil; a
 // second Close does nothing.
 func (l *Locker) Close() error {
@@ -92,8 +105,9 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 	// its way through raft, and what clears up after it could overtake it there:
 	// the lease would be taken after it was freed.
 	return adapter.Await(ctx, func() (bellwether.Lease, error) {
-		ctx, cancel := detached(ctx)
+		ctx, cancel := l.detached(ctx)
 		defer cancel()
+		l.reconnect()
 		if err := l.acquire(ctx, key, mine, ttl); err != nil {
 			return nil, mine.wrap("acquire", err)
 		}
@@ -102,7 +116,7 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 		// Nobody waits for this lease any more. Without an answer it may have
 		// been taken all the same; only ErrHeld says that it was not.
 		if !errors.Is(err, bellwether.ErrHeld) {
-			ctx, cancel := detached(ctx)
+			ctx, cancel := l.detached(ctx)
 			defer cancel()
 			mine.free(ctx)
 		}
@@ -160,9 +174,31 @@ func (l *Locker) acquire(ctx context.Context, key string, mine *lease, ttl time.
 	}
 }
 
+// reconnect hastens a client's next attempt to connect. By default the client
+// waits up to two minutes between two attempts once etcd has been gone for
+// long, and every call waits with it.
+func (l *Locker) reconnect() {
+	conn := l.client.ActiveConnection()
+	if conn == nil || conn.GetState() != connectivity.TransientFailure {
+		return
+	}
+	last, now := l.hastened.Load(), int64(time.Since(l.created))
+	if now-last >= int64(reconnectPause) && l.hastened.CompareAndSwap(last, now) {
+		conn.ResetConnectBackoff()
+	}
+}
+
 // detached returns a context with the values of ctx that does not end with it.
-func detached(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeoutCause(context.WithoutCancel(ctx), detachedTimeout, errNoAnswer)
+// It ends with the client, which would go on for seconds after its own end.
+func (l *Locker) detached(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), detachedTimeout, errNoAnswer)
+	ctx, fail := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(l.client.Ctx(), func() { fail(errClientClosed) })
+	return ctx, func() {
+		stop()
+		fail(nil)
+		cancel()
+	}
 }
 
 // A lease is the holder's side of a key.
@@ -209,8 +245,9 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 		return l.Release(ctx)
 	}
 	_, err := adapter.Await(ctx, func() (struct{}, error) {
-		ctx, cancel := detached(ctx)
+		ctx, cancel := l.locker.detached(ctx)
 		defer cancel()
+		l.locker.reconnect()
 		return struct{}{}, l.wrap("renew", l.renew(ctx, ttl, end))
 	}, nil)
 	return err
@@ -263,8 +300,9 @@ func (l *lease) renew(ctx context.Context, ttl time.Duration, end time.Time) err
 func (l *lease) Release(ctx context.Context) error {
 	over := l.over()
 	_, err := adapter.Await(ctx, func() (struct{}, error) {
-		ctx, cancel := detached(ctx)
+		ctx, cancel := l.locker.detached(ctx)
 		defer cancel()
+		l.locker.reconnect()
 		return struct{}{}, l.wrap("release", l.free(ctx))
 	}, nil)
 	if err == nil && over {

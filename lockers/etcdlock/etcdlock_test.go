@@ -58,9 +58,10 @@ func ownServer(t *testing.T) *testserver.Server {
 
 // requests counts what a client asks, by method, and can lose a reply.
 type requests struct {
-	mu   sync.Mutex // guards n and lose
+	mu   sync.Mutex // guards what follows
 	n    map[string]int
-	lose string // the method whose next reply is lost
+	lose string // the method of which a reply is lost,
+	skip int    // after that many others
 }
 
 func (r *requests) intercept() grpc.DialOption {
@@ -74,6 +75,9 @@ func (r *requests) intercept() grpc.DialOption {
 		}
 		r.n[method]++
 		if err == nil && r.lose == method {
+			if r.skip--; r.skip >= 0 {
+				return nil
+			}
 			r.lose = ""
 			return status.Error(codes.Unavailable, "the test has lost the reply")
 		}
@@ -90,18 +94,11 @@ func (r *requests) since() map[string]int {
 	return n
 }
 
-// count is how many there were of a method.
-func (r *requests) count(method string) int {
+// loseReply loses the reply to a transaction, after so many others.
+func (r *requests) loseReply(after int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.n[method]
-}
-
-// loseReplyTo loses the reply to the next request of the method.
-func (r *requests) loseReplyTo(method string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.lose = method
+	r.lose, r.skip = "Txn", after
 }
 
 func (r *requests) armed() bool {
@@ -180,11 +177,13 @@ func eventually(t *testing.T, what string, ok func() bool) {
 func token(l bellwether.Lease) uint64 { return l.(bellwether.Tokener).Token() }
 
 func TestConformance(t *testing.T) {
+	t.Parallel()
 	server := testserver.Etcd(t)
 	lockertest.Run(t, func(tb testing.TB) bellwether.Locker { return newLocker(tb, server.Addr) })
 }
 
 func TestRequests(t *testing.T) {
+	t.Parallel()
 	server := testserver.Etcd(t)
 	var sent requests
 	a, b := newLocker(t, server.Addr, sent.intercept()), newLocker(t, server.Addr)
@@ -244,6 +243,7 @@ func TestRequests(t *testing.T) {
 }
 
 func TestToken(t *testing.T) {
+	t.Parallel()
 	server := testserver.Etcd(t)
 	a, b, client := newLocker(t, server.Addr), newLocker(t, server.Addr), newClient(t, server.Addr)
 	key := newKey()
@@ -277,6 +277,7 @@ func TestToken(t *testing.T) {
 
 // TestOneClient has two Lockers on one client, and so on one connection.
 func TestOneClient(t *testing.T) {
+	t.Parallel()
 	server := testserver.Etcd(t)
 	client := newClient(t, server.Addr)
 	a, b, key := etcdlock.New(client), etcdlock.New(client), newKey()
@@ -297,6 +298,7 @@ func TestOneClient(t *testing.T) {
 }
 
 func TestPrefix(t *testing.T) {
+	t.Parallel()
 	server := testserver.Etcd(t)
 	l, key := newLocker(t, server.Addr), newKey()
 	l.Prefix = "shop/"
@@ -309,6 +311,7 @@ func TestPrefix(t *testing.T) {
 }
 
 func TestTTL_OverAHundredYears(t *testing.T) {
+	t.Parallel()
 	server := testserver.Etcd(t)
 	a, b, key := newLocker(t, server.Addr), newLocker(t, server.Addr), newKey()
 	const years = 250 * 365 * 24 * time.Hour
@@ -325,6 +328,7 @@ func TestTTL_OverAHundredYears(t *testing.T) {
 }
 
 func TestForeignValue(t *testing.T) {
+	t.Parallel()
 	server := testserver.Etcd(t)
 	l, client := newLocker(t, server.Addr), newClient(t, server.Addr)
 	for _, v := range []string{"", "x", "x y z", "x 1", "x 1 2 3", "x 0 0", "x -1 0", " 1 0", "x 99999999999999999999 0", "x 99999999999999 0"} {
@@ -340,6 +344,7 @@ func TestForeignValue(t *testing.T) {
 }
 
 func TestRenewed_WhileWatched(t *testing.T) {
+	t.Parallel()
 	server := testserver.Etcd(t)
 	a, b, key := newLocker(t, server.Addr), newLocker(t, server.Addr), newKey()
 	const ttl = 2 * time.Second
@@ -366,6 +371,7 @@ func TestRenewed_WhileWatched(t *testing.T) {
 }
 
 func TestSweeper_OutlivesItsKeysAndNotByMuch(t *testing.T) {
+	t.Parallel()
 	server := testserver.Etcd(t)
 	client := newClient(t, server.Addr)
 	for _, ttl := range []time.Duration{50 * time.Millisecond, time.Second, 1500 * time.Millisecond, 5 * time.Second, time.Minute, 24 * time.Hour} {
@@ -388,6 +394,7 @@ func TestSweeper_OutlivesItsKeysAndNotByMuch(t *testing.T) {
 }
 
 func TestSweeper_RevokedByAnother(t *testing.T) {
+	t.Parallel()
 	server := testserver.Etcd(t)
 	a, b, client := newLocker(t, server.Addr), newLocker(t, server.Addr), newClient(t, server.Addr)
 	revoke := func(key string) {
@@ -433,6 +440,7 @@ func TestSweeper_RevokedByAnother(t *testing.T) {
 }
 
 func TestClose_KeepsWhatIsHeld(t *testing.T) {
+	t.Parallel()
 	server := ownServer(t)
 	a, b, client := newLocker(t, server.Addr), newLocker(t, server.Addr), newClient(t, server.Addr)
 	key := newKey()
@@ -468,6 +476,7 @@ func TestClose_KeepsWhatIsHeld(t *testing.T) {
 
 // TestCycles_LeaveNothing takes and releases ten thousand leases.
 func TestCycles_LeaveNothing(t *testing.T) {
+	t.Parallel()
 	server := ownServer(t)
 	client := newClient(t, server.Addr)
 	lockers := []*etcdlock.Locker{newLocker(t, server.Addr), newLocker(t, server.Addr)}
@@ -513,6 +522,7 @@ func TestCycles_LeaveNothing(t *testing.T) {
 }
 
 func TestTryAcquire_ContextEndsInTheMiddle(t *testing.T) {
+	t.Parallel()
 	server := ownServer(t)
 	client := newClient(t, server.Addr)
 	lockers := []*etcdlock.Locker{newLocker(t, server.Addr), newLocker(t, server.Addr)}

@@ -25,7 +25,7 @@ const (
 	margin = time.Second
 
 	// closeTimeout bounds Close.
-	closeTimeout = time.Second
+	closeTimeout = 500 * time.Millisecond
 )
 
 // sweepers are the etcd leases of one Locker. There is one at a time for each
