@@ -169,9 +169,7 @@ func TestServerBack(t *testing.T) {
 		}
 		return err
 	}
-	if err := try(); err != nil {
-		t.Fatal(err)
-	}
+	eventually(t, "acquire", func() bool { return try() == nil })
 	server.Kill()
 	for range 5 {
 		if err := try(); err == nil {
