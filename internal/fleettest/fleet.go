@@ -324,7 +324,8 @@ func newFleet(t *testing.T, kind Kind, n int, o fleetOptions) *fleet {
 			t.Fatal(err)
 		}
 		cmd := exec.Command(os.Args[0])
-		cmd.Env = append(os.Environ(), fleetEnv+"="+string(config))
+		cmd.Env = append(os.Environ(), fleetEnv+"="+string(config),
+			"GORACE=atexit_sleep_ms=0") // by default the race detector holds every exit up for a second
 		cmd.Stderr = os.Stderr
 		stdin, err := cmd.StdinPipe()
 		if err != nil {

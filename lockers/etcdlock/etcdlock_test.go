@@ -12,7 +12,6 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.uber.org/goleak"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -24,8 +23,6 @@ import (
 	"github.com/bellwether-go/bellwether/lockers/etcdlock"
 	"github.com/bellwether-go/bellwether/lockers/lockertest"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func newClient(tb testing.TB, addr string, options ...grpc.DialOption) *clientv3.Client {
 	tb.Helper()
