@@ -1,6 +1,6 @@
 // Package etcdlock is a [bellwether.Locker] and a [bellwether.Watcher] on etcd
-// 3.4 or later, by the client go.etcd.io/etcd/client/v3. Its leases are
-// [bellwether.Tokener]s.
+// 3.4 or later (it is tested with 3.4.23), by the client
+// go.etcd.io/etcd/client/v3. Its leases are [bellwether.Tokener]s.
 //
 // A lease is a key. Its value names the holder by a random token, the length of
 // the lease in milliseconds, and how often it was renewed. The steps are those
@@ -34,13 +34,14 @@
 // kept alive. An expired one has nothing on it but what is over: it outlives
 // every lease that hangs on it.
 //
-// The two usual ways were measured beside this one (ways.txt, BenchmarkWays). An
-// etcd lease for each held key costs three requests and three entries of the
-// raft log in the place of two for an acquire and its release, and three in the
-// place of one for a try that is refused: 1.5 times and 3.5 times as long. A
-// session, one etcd lease that is kept alive, costs as much as this, and ties
-// all keys to it: a process that is paused, or cut off, for longer than the
-// session's time loses leases that it has announced for longer, and all of them.
+// The two usual ways were measured beside this one (BenchmarkWays; ways.txt, on
+// a busy machine, where the counts are firmer than the times). An etcd lease for
+// each held key costs three requests in the place of two for an acquire and its
+// release, and three in the place of one for a try that is refused: about 1.4
+// and 3.3 times as long. A session, one etcd lease that is kept alive, costs as
+// much as this, and ties all keys to it: a process that is paused, or cut off,
+// for longer than the session's time loses leases that it has announced for
+// longer, and all of them.
 //
 // # Costs
 //

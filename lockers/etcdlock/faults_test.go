@@ -431,6 +431,36 @@ func TestClient_Closed(t *testing.T) {
 	}
 }
 
+// TestClose_WhileEtcdIsAway closes Lockers that watch, with their connection
+// lost and with it silent.
+func TestClose_WhileEtcdIsAway(t *testing.T) {
+	t.Parallel()
+	server := ownServer(t)
+	holder, key := newLocker(t, server.Addr), newKey()
+	acquire(t, holder, key, time.Minute)
+	for what, takeAway := range map[string]func(){
+		"silent": func() { server.Signal(syscall.SIGSTOP) },
+		"dead":   server.Kill,
+	} {
+		l := newLocker(t, server.Addr)
+		freed := watch(t, l, mustBeHeld(t, l, key))
+		mustStayOpen(t, "a held lease", freed, 100*time.Millisecond)
+		takeAway()
+		time.Sleep(100 * time.Millisecond) // the client notices, and tries again
+		start := time.Now()
+		l.Close()
+		if took := time.Since(start); took > 2*time.Second {
+			t.Errorf("etcd is %s: Close took %v", what, took)
+		}
+		mustClose(t, "Close", freed)
+		if what == "silent" {
+			server.Signal(syscall.SIGCONT)
+		} else {
+			server.Start()
+		}
+	}
+}
+
 func TestManyKeys_ShareFewEtcdLeases(t *testing.T) {
 	t.Parallel()
 	server := ownServer(t)

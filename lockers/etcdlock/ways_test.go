@@ -49,7 +49,7 @@ func absent(key string) clientv3.Cmp {
 // leasePerKey grants an etcd lease for each key and revokes it to free the key.
 func leasePerKey(client *clientv3.Client) way {
 	return func(ctx context.Context, key string) (func(context.Context) error, error) {
-		granted, err := client.Grant(ctx, 5)
+		granted, err := client.Grant(ctx, 60)
 		if err != nil {
 			return nil, err
 		}
@@ -70,7 +70,7 @@ func leasePerKey(client *clientv3.Client) way {
 
 // oneSession hangs all keys on one etcd lease that is kept alive.
 func oneSession(tb testing.TB, client *clientv3.Client) way {
-	session, err := concurrency.NewSession(client, concurrency.WithTTL(5))
+	session, err := concurrency.NewSession(client, concurrency.WithTTL(60))
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -95,7 +95,7 @@ func thisLocker(tb testing.TB, client *clientv3.Client) way {
 	l := etcdlock.New(client)
 	tb.Cleanup(func() { l.Close() })
 	return func(ctx context.Context, key string) (func(context.Context) error, error) {
-		lease, err := l.TryAcquire(ctx, key, 5*time.Second)
+		lease, err := l.TryAcquire(ctx, key, time.Minute)
 		if err != nil {
 			return nil, err
 		}
