@@ -24,7 +24,7 @@ type config struct {
 	store       string
 	locker      string
 
-	memcached, redis []string // addresses
+	memcached, redis, etcd []string // addresses
 
 	// cache has what the flags say of the middleware; Store, Locker and
 	// OnError are run's to set.
@@ -32,7 +32,7 @@ type config struct {
 }
 
 // unbuilt are the lockers that have a name and flags, and no code.
-var unbuilt = []string{"etcd", "zookeeper", "dynamodb"}
+var unbuilt = []string{"zookeeper", "dynamodb"}
 
 // flags returns the flags, bound to c, which has their defaults then.
 func (c *config) flags() *flag.FlagSet {
@@ -47,15 +47,15 @@ func (c *config) flags() *flag.FlagSet {
 			"The name in a request's Host is part of a page's key; addresses count as one name, so the processes of a fleet share whichever of them is asked.")
 	define(fs, &c.store, "store", "memory", oneOf("memory", "memcached", "redis"),
 		"Keep responses in `engine`: memory (this process's own), memcached or redis (shared by the fleet).")
-	define(fs, &c.locker, "locker", "", oneOf(append([]string{"local", "memcached", "redis"}, unbuilt...)...),
-		"Elect who rebuilds by `engine`: local (each process for itself), memcached or redis; etcd, zookeeper and dynamodb are not built yet. "+
+	define(fs, &c.locker, "locker", "", oneOf(append([]string{"local", "memcached", "redis", "etcd"}, unbuilt...)...),
+		"Elect who rebuilds by `engine`: local (each process for itself), memcached, redis or etcd; zookeeper and dynamodb are not built yet. "+
 			"Empty: the store's twin, which for memory is local.")
 	define(fs, &c.memcached, "memcached", "127.0.0.1:11211", hostPorts,
 		"Memcached servers as `host:port,...`; keys spread over them.")
 	define(fs, &c.redis, "redis", "127.0.0.1:6379", hostPorts,
 		"Redis server as `host:port,...`; more than one are nodes of a cluster.")
-	define(fs, new([]string), "etcd", "127.0.0.1:2379", hostPorts,
-		"Etcd servers as `host:port,...`, for -locker etcd.")
+	define(fs, &c.etcd, "etcd", "127.0.0.1:2379", hostPorts,
+		"Etcd servers as `host:port,...`, members of one cluster, for -locker etcd.")
 	define(fs, new([]string), "zookeeper", "127.0.0.1:2181", hostPorts,
 		"ZooKeeper servers as `host:port,...`, for -locker zookeeper.")
 	define(fs, new(*url.URL), "dynamodb", "http://127.0.0.1:8000", httpURL,
@@ -150,7 +150,7 @@ func parse(args []string) (config, error) {
 	}
 	for _, name := range unbuilt {
 		if c.locker == name {
-			return c, fmt.Errorf("-locker %s: not built yet; use local, memcached or redis", name)
+			return c, fmt.Errorf("-locker %s: not built yet; use local, memcached, redis or etcd", name)
 		}
 	}
 	if c.store == "memory" && c.locker != "local" {

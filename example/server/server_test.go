@@ -572,28 +572,34 @@ func TestServer_PortTaken(t *testing.T) {
 // TestRun_LeavesNothing runs the server inside the test, where goleak sees what
 // it leaves.
 func TestRun_LeavesNothing(t *testing.T) {
-	engine := testserver.Redis(t)
-	before := goleak.IgnoreCurrent()
-	c, err := parse([]string{"-addr", "127.0.0.1:0", "-admin", "127.0.0.1:0", "-store", "redis", "-redis", engine.Addr})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	log := &process{}
-	ended := make(chan error)
-	go func() { ended <- run(ctx, c, textLog(log)) }()
-	log.says(t, "msg=listening")
-	addr, _ := field(log.logged(), "msg=listening addr=")
-	if a := do(http.MethodGet, "http://"+addr+"/slow?delay=10ms"); a.status != http.StatusOK {
-		t.Error(a)
-	}
-	cancel()
-	if err := <-ended; err != nil {
-		t.Errorf("run: %v", err)
-	}
-	client.CloseIdleConnections()
-	if err := goleak.Find(before); err != nil {
-		t.Error(err)
+	engine, etcd := testserver.Redis(t), testserver.Etcd(t)
+	for _, flags := range [][]string{
+		{"-store", "redis", "-redis", engine.Addr},
+		{"-store", "redis", "-redis", engine.Addr, "-locker", "etcd", "-etcd", etcd.Addr},
+	} {
+		before := goleak.IgnoreCurrent()
+		c, err := parse(append(flags, "-addr", "127.0.0.1:0", "-admin", "127.0.0.1:0"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		log := &process{}
+		ended := make(chan error)
+		go func() { ended <- run(ctx, c, textLog(log)) }()
+		log.says(t, "msg=listening")
+		addr, _ := field(log.logged(), "msg=listening addr=")
+		// A page for each, so that each elects somebody.
+		if a := do(http.MethodGet, "http://"+addr+"/slow?delay=10ms&ttl=1s&locker="+c.locker); a.status != http.StatusOK {
+			t.Error(a)
+		}
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("run: %v", err)
+		}
+		client.CloseIdleConnections()
+		if err := goleak.Find(before); err != nil {
+			t.Errorf("%v: %v", flags, err)
+		}
 	}
 }
 
@@ -617,7 +623,7 @@ func TestCommand_Refuses(t *testing.T) {
 		{"-near-bytes -1", []string{"-near-bytes", "at least 1"}},
 		{"-store disk", []string{"-store", "disk", "memory, memcached, redis"}},
 		{"-locker zk", []string{"-locker", "zk", "zookeeper"}},
-		{"-locker etcd", []string{"-locker etcd", "not built yet"}},
+		{"-locker etcd", []string{"-locker etcd", "-store memory"}},
 		{"-store redis -locker zookeeper", []string{"-locker zookeeper", "not built yet"}},
 		{"-locker dynamodb", []string{"-locker dynamodb", "not built yet"}},
 		{"-locker redis", []string{"-locker redis", "-store memory"}},

@@ -69,7 +69,7 @@ type Locker struct {
 	Prefix string
 
 	mc   *memcache.Client
-	seen observations
+	seen adapter.Observations
 }
 
 var _ bellwether.Locker = (*Locker)(nil)
@@ -111,8 +111,8 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 
 // acquire makes mine the lease on its item, or returns why it is not.
 func (l *Locker) acquire(key string, mine *lease, ttl time.Duration) error {
-	want := value{token: mine.token, length: ttl}
-	err := l.mc.Add(&memcache.Item{Key: mine.item, Value: want.encode(), Expiration: expiration(ttl)})
+	want := adapter.Announcement{Token: mine.token, Length: ttl}
+	err := l.mc.Add(&memcache.Item{Key: mine.item, Value: want.Encode(), Expiration: expiration(ttl)})
 	if err == nil {
 		return nil
 	}
@@ -128,18 +128,18 @@ func (l *Locker) acquire(key string, mine *lease, ttl time.Duration) error {
 			return &bellwether.HeldError{Key: key, Until: time.Now()}
 		case err != nil:
 			return mine.wrap("acquire", errors.Join(unanswered, err))
-		case held.token == mine.token:
+		case held.Token == mine.token:
 			// The request was carried out, and its reply was lost.
 			return nil
 		}
-		until := l.seen.until(mine.item, held)
+		until := l.seen.Until(mine.item, held)
 		if time.Now().Before(until) {
 			return &bellwether.HeldError{Key: key, Until: until}
 		}
-		item.Value, item.Expiration = want.encode(), expiration(ttl)
+		item.Value, item.Expiration = want.Encode(), expiration(ttl)
 		switch err := l.mc.CompareAndSwap(item); {
 		case err == nil:
-			l.seen.forget(mine.item)
+			l.seen.Forget(mine.item)
 			return nil
 		case changed(err):
 			// Another was quicker, and the next look sees whose the lease is. It
@@ -154,16 +154,16 @@ func (l *Locker) acquire(key string, mine *lease, ttl time.Duration) error {
 
 // look returns the item with its identity for a compare-and-swap, and the lease
 // that it stands for.
-func (l *Locker) look(name string) (*memcache.Item, value, error) {
+func (l *Locker) look(name string) (*memcache.Item, adapter.Announcement, error) {
 	item, err := l.mc.Get(name)
 	if err != nil {
-		return nil, value{}, err
+		return nil, adapter.Announcement{}, err
 	}
-	v, ok := decode(item.Value)
-	if !ok {
-		return nil, value{}, errors.New("the item is not a lease")
+	held, ok := adapter.DecodeAnnouncement(item.Value)
+	if !ok || held.Length > maxTTL {
+		return nil, adapter.Announcement{}, errors.New("the item is not a lease")
 	}
-	return item, v, nil
+	return item, held, nil
 }
 
 // changed reports whether a compare-and-swap failed because the item is no
@@ -201,9 +201,9 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 		return l.Release(ctx)
 	}
 	_, err := adapter.Await(ctx, func() (struct{}, error) {
-		return struct{}{}, l.swap(func(item *memcache.Item, held value) {
-			next := value{token: l.token, length: ttl, renewals: held.renewals + 1}
-			item.Value, item.Expiration = next.encode(), expiration(ttl)
+		return struct{}{}, l.swap(func(item *memcache.Item, held adapter.Announcement) {
+			next := adapter.Announcement{Token: l.token, Length: ttl, Renewals: held.Renewals + 1}
+			item.Value, item.Expiration = next.Encode(), expiration(ttl)
 		})
 	}, nil)
 	if err != nil {
@@ -236,7 +236,7 @@ func (l *lease) over() bool {
 
 // free drops the item if it is this lease's.
 func (l *lease) free() error {
-	return l.swap(func(item *memcache.Item, _ value) { item.Expiration = -1 })
+	return l.swap(func(item *memcache.Item, _ adapter.Announcement) { item.Expiration = -1 })
 }
 
 // swap changes the item if it is this lease's, else returns ErrLeaseLost.
@@ -244,7 +244,7 @@ func (l *lease) free() error {
 // A conflict alone does not mean that the lease is lost: another call for the
 // same lease may have renewed it between the look and the swap. So the loop
 // looks again, and ends because each conflict is such a call's success.
-func (l *lease) swap(change func(*memcache.Item, value)) error {
+func (l *lease) swap(change func(*memcache.Item, adapter.Announcement)) error {
 	for {
 		item, held, err := l.locker.look(l.item)
 		if errors.Is(err, memcache.ErrCacheMiss) {
@@ -253,7 +253,7 @@ func (l *lease) swap(change func(*memcache.Item, value)) error {
 		if err != nil {
 			return err
 		}
-		if held.token != l.token {
+		if held.Token != l.token {
 			return bellwether.ErrLeaseLost
 		}
 		change(item, held)

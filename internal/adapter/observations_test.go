@@ -1,4 +1,4 @@
-package memcachelock
+package adapter
 
 import (
 	"fmt"
@@ -9,42 +9,42 @@ import (
 
 func TestObservations_CountFromTheFirstSight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var o observations
+		var o Observations
 		start := time.Now()
-		v := value{token: "a", length: time.Second}
-		look := func(what string, v value, want time.Duration) {
+		v := Announcement{Token: "a", Length: time.Second}
+		look := func(what string, v Announcement, want time.Duration) {
 			t.Helper()
-			if got := o.until("item", v).Sub(start); got != want {
+			if got := o.Until("item", v).Sub(start); got != want {
 				t.Errorf("%s: until %v, want %v", what, got, want)
 			}
 		}
 		look("first sight", v, time.Second)
 		time.Sleep(600 * time.Millisecond)
 		look("unchanged", v, time.Second)
-		v.renewals++
+		v.Renewals++
 		look("renewed", v, 1600*time.Millisecond)
-		v.length = 2 * time.Second
+		v.Length = 2 * time.Second
 		look("another length", v, 2600*time.Millisecond)
-		v.token = "b"
+		v.Token = "b"
 		time.Sleep(time.Second)
 		look("another holder", v, 3600*time.Millisecond)
 		time.Sleep(time.Minute)
 		look("expired", v, 3600*time.Millisecond)
-		o.forget("item")
+		o.Forget("item")
 		look("seen anew", v, 63600*time.Millisecond)
 	})
 }
 
 func TestObservations_AreBounded(t *testing.T) {
-	var o observations
-	v := value{token: "a", length: time.Minute}
-	first := o.until("0", v)
+	var o Observations
+	v := Announcement{Token: "a", Length: time.Minute}
+	first := o.Until("0", v)
 	for i := range 5 * maxObserved {
 		// What is looked at all the time survives the generations.
-		if got := o.until("0", v); !got.Equal(first) {
+		if got := o.Until("0", v); !got.Equal(first) {
 			t.Fatalf("the lease in use was forgotten after %d others", i)
 		}
-		o.until(fmt.Sprint(i), v)
+		o.Until(fmt.Sprint(i), v)
 		if got := len(o.young) + len(o.old); got > 2*maxObserved {
 			t.Fatalf("%d leases are remembered, want no more than %d", got, 2*maxObserved)
 		}

@@ -1,4 +1,4 @@
-package memcachelock
+package adapter
 
 import (
 	"sync"
@@ -6,7 +6,7 @@ import (
 )
 
 // This file holds what a Locker remembers of other holders' leases: since when
-// it has seen each of them unchanged. It is what lets a lease that memcached
+// it has seen each of them unchanged. It is what lets a lease that the engine
 // would keep for seconds more end on time.
 
 // maxObserved is how many leases a generation of observations holds.
@@ -15,25 +15,25 @@ const maxObserved = 4096
 // An observation is a lease as it was seen, and until when it lasts if its
 // holder stays silent.
 type observation struct {
-	value value
-	until time.Time
+	announced Announcement
+	until     time.Time
 }
 
-// observations remembers the leases of others by the names of their items. The
+// Observations remembers the leases of others by the names of their items. The
 // zero value is ready for use and safe for concurrent use.
 //
 // It is bounded by two generations: when the younger one is full, the older
 // one is forgotten. A forgotten lease is only observed anew, from its start:
 // its end is recognised later, never sooner.
-type observations struct {
+type Observations struct {
 	mu         sync.Mutex // guards young and old
 	young, old map[string]observation
 }
 
-// until returns until when the lease v on the item lasts, v having been read
-// just now.
-func (o *observations) until(item string, v value) time.Time {
-	// Read before the mutex it could only be too early: v was read before.
+// Until returns until when the lease on the item lasts, which a announces and
+// which was read just now.
+func (o *Observations) Until(item string, a Announcement) time.Time {
+	// Read before the mutex it could only be too early: a was read before.
 	now := time.Now()
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -41,8 +41,8 @@ func (o *observations) until(item string, v value) time.Time {
 	if !ok {
 		seen, ok = o.old[item]
 	}
-	if !ok || seen.value != v {
-		seen = observation{value: v, until: now.Add(v.length)}
+	if !ok || seen.announced != a {
+		seen = observation{announced: a, until: now.Add(a.Length)}
 	}
 	if len(o.young) >= maxObserved || o.young == nil {
 		o.old, o.young = o.young, make(map[string]observation)
@@ -51,8 +51,8 @@ func (o *observations) until(item string, v value) time.Time {
 	return seen.until
 }
 
-// forget drops what is known of an item.
-func (o *observations) forget(item string) {
+// Forget drops what is known of an item.
+func (o *Observations) Forget(item string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	delete(o.young, item)
