@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -24,6 +25,29 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // TestRun_SoundLocker is the control experiment: the engine that the others
 // break passes as it is.
 func TestRun_SoundLocker(t *testing.T) { run(t, "") }
+
+// TestRun_SlowLocker has some of the calls take effect long after they were
+// made, as those of an engine do that has much else to do: that is no fault.
+func TestRun_SlowLocker(t *testing.T) {
+	e := &engine{leases: map[string]*lease{}}
+	var calls atomic.Int64
+	lockertest.Run(t, func(testing.TB) bellwether.Locker { return &slowLocker{&locker{e}, &calls} })
+}
+
+type slowLocker struct {
+	*locker
+	calls *atomic.Int64
+}
+
+func (l *slowLocker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
+	if l.calls.Add(1)%10 == 0 && ttl > 0 {
+		select {
+		case <-time.After(200 * time.Millisecond):
+		case <-ctx.Done():
+		}
+	}
+	return l.locker.TryAcquire(ctx, key, ttl)
+}
 
 // brokenVar makes the test binary run the kit on a broken locker.
 const brokenVar = "LOCKERTEST_BROKEN"
