@@ -78,6 +78,9 @@ func connect(c config) *engines {
 			e.locker = locker
 		}
 	}
+	if c.locker == "dynamodb" {
+		e.connectDynamoDB(c)
+	}
 	if c.locker == "local" && e.store != nil {
 		e.locker = locallock.New()
 	}
