@@ -40,13 +40,21 @@ type slowLocker struct {
 }
 
 func (l *slowLocker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
-	if l.calls.Add(1)%10 == 0 && ttl > 0 {
-		select {
-		case <-time.After(200 * time.Millisecond):
-		case <-ctx.Done():
-		}
+	if l.calls.Add(1)%10 != 0 || ttl <= 0 {
+		return l.locker.TryAcquire(ctx, key, ttl)
 	}
-	return l.locker.TryAcquire(ctx, key, ttl)
+	end := time.Now().Add(ttl)
+	select {
+	case <-time.After(200 * time.Millisecond):
+	case <-ctx.Done():
+	}
+	taken, err := l.locker.TryAcquire(ctx, key, ttl)
+	if err == nil {
+		l.e.mu.Lock()
+		defer l.e.mu.Unlock()
+		taken.(*lease).end = end // the holder counts from its call
+	}
+	return taken, err
 }
 
 // brokenVar makes the test binary run the kit on a broken locker.
@@ -96,6 +104,9 @@ func TestRun_BrokenLockers(t *testing.T) {
 		{"watch waits", "WatchOfADeadHolder"},
 		{"wakes one", "WatchWakesAll"},
 		{"watch leaks a goroutine", "WatchEndsWithItsContext"},
+		{"tokens stay", "TokensRise"},
+		{"tokens fall at a takeover", "TokensRise"},
+		{"renew draws a token", "TokenStaysThroughRenewals"},
 	} {
 		children.Go(func() error {
 			found, out := child(t, c.broken, c.finder)
@@ -132,6 +143,7 @@ type engine struct {
 	broken string
 	mu     sync.Mutex
 	leases map[string]*lease
+	tokens uint64
 }
 
 type locker struct{ e *engine }
@@ -144,6 +156,13 @@ type lease struct {
 	ended chan struct{}
 	busy  bool
 	owner *locker
+	token uint64
+}
+
+func (m *lease) Token() uint64 {
+	m.l.e.mu.Lock()
+	defer m.l.e.mu.Unlock()
+	return m.token
 }
 
 func (l *locker) is(broken string) bool { return l.e.broken == broken }
@@ -236,7 +255,13 @@ func (l *locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 // take makes a new lease the one on key.
 func (l *locker) take(key string, ttl time.Duration) *lease {
 	now := time.Now()
-	mine := &lease{l: l, key: key, start: now, end: now.Add(ttl), ended: make(chan struct{}), owner: l}
+	if !l.is("tokens stay") {
+		l.e.tokens++
+	}
+	if l.is("tokens fall at a takeover") && l.e.leases[l.name(key)] != nil {
+		l.e.tokens = 0
+	}
+	mine := &lease{l: l, key: key, start: now, end: now.Add(ttl), ended: make(chan struct{}), owner: l, token: l.e.tokens}
 	l.e.leases[l.name(key)] = mine
 	return mine
 }
@@ -273,6 +298,10 @@ func (m *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	revives := l.is("renew revives an expired lease") && l.e.leases[name] == m
 	if l.live(name) != m && !revives && !l.is("renew takes back") {
 		return bellwether.ErrLeaseLost
+	}
+	if l.is("renew draws a token") {
+		l.e.tokens++
+		m.token = l.e.tokens
 	}
 	if !l.is("renew does nothing") {
 		m.start, m.end = now, now.Add(ttl)
