@@ -179,8 +179,9 @@ func renewExtends(t *testing.T, newLocker func(testing.TB) bellwether.Locker) {
 
 func renewAfterExpiry(t *testing.T, newLocker func(testing.TB) bellwether.Locker) {
 	a, b, key := newLocker(t), newLocker(t), newKey()
-	lease := acquire(t, a, key, 100*time.Millisecond)
-	time.Sleep(time.Until(lease.end))
+	const ttl = 100 * time.Millisecond
+	lease := acquire(t, a, key, ttl)
+	time.Sleep(ttl) // from after the call: wherever in it the Locker read its clock, the lease is over
 	mustBeLost(t, "Renew of an expired lease that nobody has taken", lease.Renew(t.Context(), long))
 	acquireWithin(t, b, key, long, 3*grace)
 }
@@ -243,8 +244,9 @@ func releaseTwice(t *testing.T, newLocker func(testing.TB) bellwether.Locker) {
 
 func releaseAfterExpiry(t *testing.T, newLocker func(testing.TB) bellwether.Locker) {
 	a, b, key := newLocker(t), newLocker(t), newKey()
-	lease := acquire(t, a, key, 100*time.Millisecond)
-	time.Sleep(time.Until(lease.end))
+	const ttl = 100 * time.Millisecond
+	lease := acquire(t, a, key, ttl)
+	time.Sleep(ttl) // from after the call: wherever in it the Locker read its clock, the lease is over
 	mustBeLost(t, "Release of an expired lease that nobody has taken", lease.Release(t.Context()))
 	acquireWithin(t, b, key, long, 3*grace)
 }
