@@ -21,8 +21,8 @@ import (
 // live. A table with another key is an error.
 //
 // It needs leave for dynamodb:DescribeTable and dynamodb:DescribeTimeToLive,
-// and to make something dynamodb:CreateTable and dynamodb:UpdateTimeToLive. In
-// a new account it takes some ten seconds. An emulator that has no time to live
+// and to make something dynamodb:CreateTable and dynamodb:UpdateTimeToLive. On
+// AWS a new table takes some ten seconds. An emulator that has no time to live
 // gets a table without, in which items stay.
 func CreateTable(ctx context.Context, client *dynamodb.Client, table string) error {
 	err := createTable(ctx, client, table)
