@@ -54,6 +54,18 @@ func (o *Observations[V]) Until(item string, lease V, length time.Duration) time
 	return seen.until
 }
 
+// Last returns what Until last returned for the item: zero if it is not
+// remembered.
+func (o *Observations[V]) Last(item string) time.Time {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	seen, ok := o.young[item]
+	if !ok {
+		seen = o.old[item]
+	}
+	return seen.until
+}
+
 // Forget drops what is known of an item.
 func (o *Observations[V]) Forget(item string) {
 	o.mu.Lock()

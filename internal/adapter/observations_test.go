@@ -22,6 +22,12 @@ func TestObservations_CountFromTheFirstSight(t *testing.T) {
 			if got := o.Until("item", v, v.length).Sub(start); got != want {
 				t.Errorf("%s: until %v, want %v", what, got, want)
 			}
+			if got := o.Last("item").Sub(start); got != want {
+				t.Errorf("%s: the last until was %v, want %v", what, got, want)
+			}
+		}
+		if got := o.Last("item"); !got.IsZero() {
+			t.Errorf("the last until of what was never seen was %v", got)
 		}
 		look("first sight", v, time.Second)
 		time.Sleep(600 * time.Millisecond)
@@ -36,6 +42,9 @@ func TestObservations_CountFromTheFirstSight(t *testing.T) {
 		time.Sleep(time.Minute)
 		look("expired", v, 3600*time.Millisecond)
 		o.Forget("item")
+		if got := o.Last("item"); !got.IsZero() {
+			t.Errorf("the last until of what was forgotten was %v", got)
+		}
 		look("seen anew", v, 63600*time.Millisecond)
 	})
 }
@@ -47,6 +56,9 @@ func TestObservations_AreBounded(t *testing.T) {
 		// What is looked at all the time survives the generations.
 		if got := o.Until("0", "a", time.Minute); !got.Equal(first) {
 			t.Fatalf("the lease in use was forgotten after %d others", i)
+		}
+		if got := o.Last("0"); !got.Equal(first) {
+			t.Fatalf("the last look at the lease in use was forgotten after %d others", i)
 		}
 		o.Until(fmt.Sprint(i), "a", time.Minute)
 		if got := len(o.young) + len(o.old); got > 2*maxObserved {

@@ -170,24 +170,31 @@ func (l *Locker) update(ctx context.Context, item string, c change) (version uin
 // emulators that do not know this part of the protocol: then it is read.
 func (l *Locker) instead(ctx context.Context, item string, sent attributes) (*record, error) {
 	if len(sent) == 0 {
-		out, err := l.client.GetItem(ctx, &dynamodb.GetItemInput{
-			TableName:      &l.table,
-			Key:            attributes{keyName: str(item)},
-			ConsistentRead: aws.Bool(true),
-		})
-		if err != nil {
-			return nil, err
-		}
-		if len(out.Item) == 0 {
-			return &record{}, nil
-		}
-		sent = out.Item
+		now, err := l.look(ctx, item)
+		return &now, err
 	}
-	r, ok := decode(sent)
+	now, ok := decode(sent)
 	if !ok {
 		return nil, errForeign
 	}
-	return &r, nil
+	return &now, nil
+}
+
+// look returns what the item is.
+func (l *Locker) look(ctx context.Context, item string) (record, error) {
+	out, err := l.client.GetItem(ctx, &dynamodb.GetItemInput{
+		TableName:      &l.table,
+		Key:            attributes{keyName: str(item)},
+		ConsistentRead: aws.Bool(true),
+	})
+	if err != nil || len(out.Item) == 0 {
+		return record{}, err
+	}
+	now, ok := decode(out.Item)
+	if !ok {
+		return record{}, errForeign
+	}
+	return now, nil
 }
 
 func str(s string) types.AttributeValue   { return &types.AttributeValueMemberS{Value: s} }
