@@ -68,8 +68,9 @@
 // microseconds. That is greater than any before if that client's clock is not
 // behind the clock of the one that made the former item by more than the time
 // that has passed in between: by a day after the clean-up. After a deletion by
-// hand, or when a backup is restored in place of the table, there is no such
-// day, and the clocks have to be right.
+// hand there is no such day, and the clocks have to be right. A backup that is
+// restored in place of the table brings old versions back, and with them
+// tokens that were given out before.
 //
 // # Limits
 //

@@ -209,6 +209,7 @@ func TestConformance(t *testing.T) {
 }
 
 func TestRequests(t *testing.T) {
+	t.Parallel()
 	eachEngine(t, func(t *testing.T, table table, locker func(testing.TB) (*dynamolock.Locker, *wire)) {
 		a, wa := locker(t)
 		b, wb := locker(t)
@@ -260,7 +261,7 @@ func TestRequests(t *testing.T) {
 			}, update(2, 0)},
 			{"release again", func() error { return wantLost(lease.Release(t.Context())) }, update(1, read)},
 			{"acquire a released lease", func() (err error) {
-				lease, err = a.TryAcquire(t.Context(), key, 300*time.Millisecond)
+				lease, err = a.TryAcquire(t.Context(), key, 2*time.Second)
 				return err
 			}, update(1, 0)},
 			{"see it held", func() error {
@@ -310,6 +311,7 @@ func wantLost(err error) error {
 }
 
 func TestToken_Rises(t *testing.T) {
+	t.Parallel()
 	table := newTable(t, testserver.DynamoDB(t))
 	a, b, key := table.locker(t), table.locker(t), newKey()
 	var last uint64
@@ -332,9 +334,9 @@ func TestToken_Rises(t *testing.T) {
 		t.Errorf("a renewal made the token %d of %d", got, last)
 	}
 	release(t, first)
-	second := acquire(t, b, key, 100*time.Millisecond)
+	second := acquire(t, b, key, 2*time.Second)
 	rises("after a release", second)
-	if err := second.Renew(t.Context(), 100*time.Millisecond); err != nil {
+	if err := second.Renew(t.Context(), 2*time.Second); err != nil {
 		t.Fatal(err)
 	}
 	time.Sleep(time.Until(mustBeHeld(t, a, key).Until))
@@ -350,6 +352,7 @@ func TestToken_Rises(t *testing.T) {
 
 // TestToken_AfterLossOfTheTable has the engine lose all it knows.
 func TestToken_AfterLossOfTheTable(t *testing.T) {
+	t.Parallel()
 	server := ownServer(t)
 	table := newTable(t, server)
 	l, key := table.locker(t), newKey()
@@ -365,6 +368,7 @@ func TestToken_AfterLossOfTheTable(t *testing.T) {
 
 // TestExpires_DecidesNothing writes dates that say the opposite of the items.
 func TestExpires_DecidesNothing(t *testing.T) {
+	t.Parallel()
 	table := newTable(t, testserver.DynamoDB(t))
 	a, b, key := table.locker(t), table.locker(t), newKey()
 	lease := acquire(t, a, key, time.Minute)
@@ -404,6 +408,7 @@ func TestExpiry_RenewedWhileObserved(t *testing.T) {
 // TestRenew_LateRequest delivers a renewal after its caller has given it up and
 // a longer one has succeeded.
 func TestRenew_LateRequest(t *testing.T) {
+	t.Parallel()
 	table := newTable(t, testserver.DynamoDB(t))
 	l, w := table.wired(t, once)
 	key := newKey()
@@ -436,7 +441,46 @@ func TestRenew_LateRequest(t *testing.T) {
 	release(t, lease)
 }
 
+// TestTakeOver_MeetsALateRenewal lets a renewal, sent in time, arrive after an
+// observer has counted the lease's end and before it takes the lease over.
+func TestTakeOver_MeetsALateRenewal(t *testing.T) {
+	t.Parallel()
+	table := newTable(t, testserver.DynamoDB(t))
+	a, wa := table.wired(t)
+	b, wb := table.wired(t)
+	key := newKey()
+	lease := acquire(t, a, key, time.Second)
+	until := mustBeHeld(t, b, key).Until
+
+	arrive, arrived := make(chan struct{}), make(chan struct{})
+	wa.do(func(_ string, _ []byte, send func() (*http.Response, error)) (*http.Response, error) {
+		<-arrive
+		defer close(arrived)
+		return send()
+	})
+	renewed := make(chan error)
+	go func() { renewed <- lease.Renew(t.Context(), time.Hour) }()
+	wb.do(func(operation string, _ []byte, send func() (*http.Response, error)) (*http.Response, error) {
+		if operation == "UpdateItem" {
+			wb.do(nil)
+			close(arrive)
+			<-arrived
+		}
+		return send()
+	})
+	time.Sleep(time.Until(until))
+	if until := mustBeHeld(t, b, key).Until; time.Until(until) < 50*time.Minute {
+		t.Errorf("the renewed lease ends in %v, want an hour", time.Until(until))
+	}
+	if err := <-renewed; err != nil {
+		t.Errorf("Renew: %v", err)
+	}
+	wa.do(nil)
+	release(t, lease)
+}
+
 func TestPrefix(t *testing.T) {
+	t.Parallel()
 	table := newTable(t, testserver.DynamoDB(t))
 	l, other, key := table.locker(t), table.locker(t), newKey()
 	l.Prefix, other.Prefix = "shop:", ""
@@ -449,6 +493,7 @@ func TestPrefix(t *testing.T) {
 }
 
 func TestTTL_OverAYear(t *testing.T) {
+	t.Parallel()
 	table := newTable(t, testserver.DynamoDB(t))
 	a, b, key := table.locker(t), table.locker(t), newKey()
 	const century = 100 * 365 * 24 * time.Hour
@@ -467,6 +512,7 @@ func TestTTL_OverAYear(t *testing.T) {
 }
 
 func TestForeignItem(t *testing.T) {
+	t.Parallel()
 	table := newTable(t, testserver.DynamoDB(t))
 	l := table.locker(t)
 	type item = map[string]types.AttributeValue
@@ -550,6 +596,7 @@ func TestSilentServer(t *testing.T) {
 // TestTryAcquire_ContextEndsBeforeTheReply ends the context when the lease has
 // been taken and the reply is under way.
 func TestTryAcquire_ContextEndsBeforeTheReply(t *testing.T) {
+	t.Parallel()
 	table := newTable(t, testserver.DynamoDB(t))
 	l, w := table.wired(t)
 	key := newKey()
@@ -589,6 +636,7 @@ func TestTryAcquire_ContextEndsBeforeTheReply(t *testing.T) {
 }
 
 func TestDeadServer(t *testing.T) {
+	t.Parallel()
 	server := ownServer(t)
 	table := newTable(t, server)
 	l, _ := table.wired(t, once)
@@ -667,7 +715,7 @@ func TestLostReply(t *testing.T) {
 	})
 	t.Run("to a takeover", func(t *testing.T) {
 		key := newKey()
-		acquire(t, b, key, 50*time.Millisecond)
+		acquire(t, b, key, 500*time.Millisecond)
 		time.Sleep(time.Until(mustBeHeld(t, a, key).Until))
 		proxy.SwallowReplyTo(":silent")
 		lease := acquire(t, a, key, time.Minute)
