@@ -25,6 +25,8 @@ type config struct {
 	locker      string
 
 	memcached, redis, etcd []string // addresses
+	dynamodb               *url.URL // nil: AWS's own
+	dynamodbTable          string
 
 	// cache has what the flags say of the middleware; Store, Locker and
 	// OnError are run's to set.
@@ -32,7 +34,7 @@ type config struct {
 }
 
 // unbuilt are the lockers that have a name and flags, and no code.
-var unbuilt = []string{"zookeeper", "dynamodb"}
+var unbuilt = []string{"zookeeper"}
 
 // flags returns the flags, bound to c, which has their defaults then.
 func (c *config) flags() *flag.FlagSet {
@@ -47,8 +49,8 @@ func (c *config) flags() *flag.FlagSet {
 			"The name in a request's Host is part of a page's key; addresses count as one name, so the processes of a fleet share whichever of them is asked.")
 	define(fs, &c.store, "store", "memory", oneOf("memory", "memcached", "redis"),
 		"Keep responses in `engine`: memory (this process's own), memcached or redis (shared by the fleet).")
-	define(fs, &c.locker, "locker", "", oneOf(append([]string{"local", "memcached", "redis", "etcd"}, unbuilt...)...),
-		"Elect who rebuilds by `engine`: local (each process for itself), memcached, redis or etcd; zookeeper and dynamodb are not built yet. "+
+	define(fs, &c.locker, "locker", "", oneOf(append([]string{"local", "memcached", "redis", "etcd", "dynamodb"}, unbuilt...)...),
+		"Elect who rebuilds by `engine`: local (each process for itself), memcached, redis, etcd or dynamodb; zookeeper is not built yet. "+
 			"Empty: the store's twin, which for memory is local.")
 	define(fs, &c.memcached, "memcached", "127.0.0.1:11211", hostPorts,
 		"Memcached servers as `host:port,...`; keys spread over them.")
@@ -58,8 +60,11 @@ func (c *config) flags() *flag.FlagSet {
 		"Etcd servers as `host:port,...`, members of one cluster, for -locker etcd.")
 	define(fs, new([]string), "zookeeper", "127.0.0.1:2181", hostPorts,
 		"ZooKeeper servers as `host:port,...`, for -locker zookeeper.")
-	define(fs, new(*url.URL), "dynamodb", "http://127.0.0.1:8000", httpURL,
-		"DynamoDB endpoint `URL`, for -locker dynamodb.")
+	define(fs, &c.dynamodb, "dynamodb", "http://127.0.0.1:8000", httpURL,
+		"DynamoDB endpoint `URL`, for -locker dynamodb. Empty: AWS's own. Credentials and region are those of AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN and AWS_REGION; "+
+			"without them, at a URL, made-up ones, which emulators take. Profiles and roles are not looked for.")
+	define(fs, &c.dynamodbTable, "dynamodb-table", "bellwether", tableName,
+		"Keep the leases in the DynamoDB table of this `name`. If there is none, it is made, in the background and on demand, at the start and whenever it is found missing.")
 
 	o := &c.cache
 	define(fs, &o.TTL, "ttl", "0s", atLeast(0),
@@ -150,7 +155,7 @@ func parse(args []string) (config, error) {
 	}
 	for _, name := range unbuilt {
 		if c.locker == name {
-			return c, fmt.Errorf("-locker %s: not built yet; use local, memcached, redis or etcd", name)
+			return c, fmt.Errorf("-locker %s: not built yet; use local, memcached, redis, etcd or dynamodb", name)
 		}
 	}
 	if c.store == "memory" && c.locker != "local" {
@@ -248,6 +253,19 @@ func hostPorts(s string) ([]string, error) {
 		}
 	}
 	return addrs, nil
+}
+
+func tableName(s string) (string, error) {
+	for _, c := range s {
+		if !strings.ContainsRune("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-", c) {
+			s = ""
+			break
+		}
+	}
+	if len(s) < 3 || len(s) > 255 {
+		return "", errors.New("want 3 to 255 letters, digits, dots, dashes and underscores")
+	}
+	return s, nil
 }
 
 func httpURL(s string) (*url.URL, error) {

@@ -103,6 +103,9 @@ func connect(c config) (*engines, error) {
 		}})
 		e.locker = locker
 	}
+	if c.locker == "dynamodb" {
+		e.connectDynamoDB(c)
+	}
 	if c.locker == "local" && e.store != nil {
 		e.locker = locallock.New()
 	}

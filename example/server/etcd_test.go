@@ -16,8 +16,8 @@ import (
 // The tests here have one engine for the responses and another, etcd, for the
 // elections.
 
-// eachStore runs a test with etcd as the locker, over each store.
-func eachStore(t *testing.T, test func(t *testing.T, etcd *testserver.Server, flags []string)) {
+// withEtcd runs a test with etcd as the locker, over each store.
+func withEtcd(t *testing.T, test func(t *testing.T, etcd *testserver.Server, flags []string)) {
 	for name, run := range map[string]func(testing.TB, ...string) *testserver.Server{
 		"redis": testserver.Redis, "memcached": testserver.Memcached,
 	} {
@@ -40,7 +40,7 @@ func onlyOurLog(t *testing.T, p *process) {
 }
 
 func TestServer_ElectedByEtcd(t *testing.T) {
-	eachStore(t, func(t *testing.T, _ *testserver.Server, flags []string) {
+	withEtcd(t, func(t *testing.T, _ *testserver.Server, flags []string) {
 		o := newOrigin(t, "max-age=60", time.Second)
 		flags = append(flags, "-upstream", o.URL, "-lease", "1s")
 		fleet := []*process{start(t, flags...), start(t, flags...), start(t, flags...)}
@@ -75,7 +75,7 @@ func TestServer_ElectedByEtcd(t *testing.T) {
 }
 
 func TestServer_WithoutEtcd(t *testing.T) {
-	eachStore(t, func(t *testing.T, etcd *testserver.Server, flags []string) {
+	withEtcd(t, func(t *testing.T, etcd *testserver.Server, flags []string) {
 		own(t, etcd)
 		etcd.Kill()
 		o := newOrigin(t, "max-age=60", 100*time.Millisecond)
@@ -129,7 +129,7 @@ func TestServer_WithoutEtcd(t *testing.T) {
 }
 
 func TestServer_TermWhileEtcdHangs(t *testing.T) {
-	eachStore(t, func(t *testing.T, etcd *testserver.Server, flags []string) {
+	withEtcd(t, func(t *testing.T, etcd *testserver.Server, flags []string) {
 		own(t, etcd)
 		p := start(t, flags...)
 		slow := make(chan answer)

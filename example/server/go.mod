@@ -3,6 +3,8 @@ module github.com/bellwether-go/bellwether/example/server
 go 1.26.0
 
 require (
+	github.com/aws/aws-sdk-go-v2 v1.47.6
+	github.com/aws/aws-sdk-go-v2/service/dynamodb v1.73.0
 	github.com/bellwether-go/bellwether v0.0.0-00010101000000-000000000000
 	github.com/bellwether-go/bellwether/lockers/etcdlock v0.0.0-00010101000000-000000000000
 	github.com/bradfitz/gomemcache v0.0.0-20260422231931-4d751bb6e37c
@@ -14,6 +16,15 @@ require (
 )
 
 require (
+	github.com/aws/aws-sdk-go-v2/internal/configsources v1.5.9 // indirect
+	github.com/aws/aws-sdk-go-v2/internal/endpoints/v2 v2.8.9 // indirect
+	github.com/aws/aws-sdk-go-v2/service/internal/accept-encoding v1.13.24 // indirect
+	github.com/aws/aws-sdk-go-v2/service/internal/endpoint-discovery v1.13.9 // indirect
+	github.com/aws/smithy-go v1.28.8 // indirect
+)
+
+require (
+	github.com/bellwether-go/bellwether/lockers/dynamolock v0.0.0-00010101000000-000000000000
 	github.com/cespare/xxhash/v2 v2.3.0 // indirect
 	github.com/coreos/go-semver v0.3.1 // indirect
 	github.com/coreos/go-systemd/v22 v22.7.0 // indirect
@@ -39,3 +50,5 @@ require (
 replace github.com/bellwether-go/bellwether => ../..
 
 replace github.com/bellwether-go/bellwether/lockers/etcdlock => ../../lockers/etcdlock
+
+replace github.com/bellwether-go/bellwether/lockers/dynamolock => ../../lockers/dynamolock

@@ -625,7 +625,7 @@ func TestCommand_Refuses(t *testing.T) {
 		{"-locker zk", []string{"-locker", "zk", "zookeeper"}},
 		{"-locker etcd", []string{"-locker etcd", "-store memory"}},
 		{"-store redis -locker zookeeper", []string{"-locker zookeeper", "not built yet"}},
-		{"-locker dynamodb", []string{"-locker dynamodb", "not built yet"}},
+		{"-locker dynamodb", []string{"-locker dynamodb", "-store memory"}},
 		{"-locker redis", []string{"-locker redis", "-store memory"}},
 		{"-redis localhost", []string{"-redis", "localhost", "host:port"}},
 		{"-redis 127.0.0.1:6379,", []string{"-redis", "host:port"}},
@@ -633,6 +633,8 @@ func TestCommand_Refuses(t *testing.T) {
 		{"-etcd x", []string{"-etcd", "host:port"}},
 		{"-zookeeper x", []string{"-zookeeper", "host:port"}},
 		{"-dynamodb x", []string{"-dynamodb", "http://"}},
+		{"-dynamodb-table no/name", []string{"-dynamodb-table", "no/name", "3 to 255"}},
+		{"-dynamodb-table ab", []string{"-dynamodb-table", "3 to 255"}},
 		{"-upstream 127.0.0.1:80", []string{"-upstream", "127.0.0.1:80", "http://"}},
 		{"-upstream ftp://host", []string{"-upstream", "ftp://host", "http://"}},
 		{"-upstream http://user:word@host", []string{"-upstream", "without a user"}},
@@ -668,7 +670,7 @@ func TestCommand_Help(t *testing.T) {
 	flags := map[string]string{ // and what it says is the default
 		"addr": "127.0.0.1:8080", "upstream": "empty", "store": "memory", "locker": "empty",
 		"memcached": "127.0.0.1:11211", "redis": "127.0.0.1:6379", "etcd": "127.0.0.1:2379", "zookeeper": "127.0.0.1:2181",
-		"dynamodb": "http://127.0.0.1:8000", "ttl": "0s", "stale-while-revalidate": "0s", "stale-if-error": "0s",
+		"dynamodb": "http://127.0.0.1:8000", "dynamodb-table": "bellwether", "ttl": "0s", "stale-while-revalidate": "0s", "stale-if-error": "0s",
 		"patience": "0s", "max-wait": "35s", "lease": "5s", "rebuild-timeout": "30s", "max-body": "8388608",
 		"max-rebuilds": "128", "near-bytes": "67108864", "admin": "empty",
 	}

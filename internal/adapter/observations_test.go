@@ -8,43 +8,59 @@ import (
 )
 
 func TestObservations_CountFromTheFirstSight(t *testing.T) {
+	type lease struct {
+		token    string
+		length   time.Duration
+		renewals int
+	}
 	synctest.Test(t, func(t *testing.T) {
-		var o Observations
+		var o Observations[lease]
 		start := time.Now()
-		v := Announcement{Token: "a", Length: time.Second}
-		look := func(what string, v Announcement, want time.Duration) {
+		v := lease{token: "a", length: time.Second}
+		look := func(what string, v lease, want time.Duration) {
 			t.Helper()
-			if got := o.Until("item", v).Sub(start); got != want {
+			if got := o.Until("item", v, v.length).Sub(start); got != want {
 				t.Errorf("%s: until %v, want %v", what, got, want)
 			}
+			if got := o.Last("item").Sub(start); got != want {
+				t.Errorf("%s: the last until was %v, want %v", what, got, want)
+			}
+		}
+		if got := o.Last("item"); !got.IsZero() {
+			t.Errorf("the last until of what was never seen was %v", got)
 		}
 		look("first sight", v, time.Second)
 		time.Sleep(600 * time.Millisecond)
 		look("unchanged", v, time.Second)
-		v.Renewals++
+		v.renewals++
 		look("renewed", v, 1600*time.Millisecond)
-		v.Length = 2 * time.Second
+		v.length = 2 * time.Second
 		look("another length", v, 2600*time.Millisecond)
-		v.Token = "b"
+		v.token = "b"
 		time.Sleep(time.Second)
 		look("another holder", v, 3600*time.Millisecond)
 		time.Sleep(time.Minute)
 		look("expired", v, 3600*time.Millisecond)
 		o.Forget("item")
+		if got := o.Last("item"); !got.IsZero() {
+			t.Errorf("the last until of what was forgotten was %v", got)
+		}
 		look("seen anew", v, 63600*time.Millisecond)
 	})
 }
 
 func TestObservations_AreBounded(t *testing.T) {
-	var o Observations
-	v := Announcement{Token: "a", Length: time.Minute}
-	first := o.Until("0", v)
+	var o Observations[string]
+	first := o.Until("0", "a", time.Minute)
 	for i := range 5 * maxObserved {
 		// What is looked at all the time survives the generations.
-		if got := o.Until("0", v); !got.Equal(first) {
+		if got := o.Until("0", "a", time.Minute); !got.Equal(first) {
 			t.Fatalf("the lease in use was forgotten after %d others", i)
 		}
-		o.Until(fmt.Sprint(i), v)
+		if got := o.Last("0"); !got.Equal(first) {
+			t.Fatalf("the last look at the lease in use was forgotten after %d others", i)
+		}
+		o.Until(fmt.Sprint(i), "a", time.Minute)
 		if got := len(o.young) + len(o.old); got > 2*maxObserved {
 			t.Fatalf("%d leases are remembered, want no more than %d", got, 2*maxObserved)
 		}

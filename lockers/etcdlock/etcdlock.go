@@ -50,7 +50,7 @@ type Locker struct {
 
 	client   *clientv3.Client
 	sweepers sweepers
-	seen     adapter.Observations
+	seen     adapter.Observations[adapter.Announcement]
 	watches  watches
 
 	created  time.Time
@@ -163,7 +163,7 @@ func (l *Locker) acquire(ctx context.Context, key string, mine *lease, ttl time.
 			mine.taken(holder.kv.ModRevision, sweeper)
 			return nil
 		}
-		until := l.seen.Until(mine.name, held)
+		until := l.seen.Until(mine.name, held, held.Length)
 		if time.Now().Before(until) {
 			l.sweepers.drop(sweeper)
 			return &bellwether.HeldError{Key: key, Until: until, Seen: seen{l, held.Token, holder.revision}}

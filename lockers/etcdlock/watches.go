@@ -53,7 +53,7 @@ func (l *Locker) Watch(ctx context.Context, held *bellwether.HeldError) (<-chan 
 // watches are all the watches of a Locker.
 type watches struct {
 	client *clientv3.Client
-	seen   *adapter.Observations
+	seen   *adapter.Observations[adapter.Announcement]
 
 	// base is every stream's context; it ends at close. It has no caller's
 	// values, because etcd's client opens a connection's stream for each
@@ -86,7 +86,7 @@ type waiter struct {
 	stop func() bool
 }
 
-func (w *watches) init(client *clientv3.Client, seen *adapter.Observations) {
+func (w *watches) init(client *clientv3.Client, seen *adapter.Observations[adapter.Announcement]) {
 	w.client, w.seen = client, seen
 	w.streams = make(map[string]*stream)
 	// A member that is cut off from its cluster would keep a watch for ever and
@@ -160,7 +160,7 @@ func (w *watches) take(s *stream, event *clientv3.Event) {
 			// renews would have ended and somebody looks: that is what makes
 			// the takeover of a holder that dies after it no later than one
 			// length.
-			w.seen.Until(s.name, holder)
+			w.seen.Until(s.name, holder, holder.Length)
 		}
 	}
 	w.mu.Lock()

@@ -41,6 +41,20 @@
 // dials anew for every request beyond them: set MaxIdleConns to the number of
 // concurrent rebuilds that you expect. Its Timeout, 500 ms by default, bounds
 // how long a call goes on behind the back of a caller whose context has ended.
+//
+// # Tokens
+//
+// A lease has a fencing token ([bellwether.Tokener]) if [Locker.Tokens] is set:
+// the next number of a counter that is an item beside the lease's. It is best
+// effort. Tokens rise for as long as the counter is there, and no clock has a
+// part in that. A counter is lost when memcached evicts it or is restarted, and
+// after a day; the next holder begins it with its own date in microseconds.
+// That is greater than all before, unless the holder's clock is behind that of
+// the one who began the former counter, by more than has passed since.
+//
+// It is not free, because memcached's answer to an add or a compare-and-swap
+// has no number in it: the winner sends one command more, two if the counter
+// has to be begun. Those who are refused send none.
 package memcachelock
 
 import (
@@ -68,8 +82,14 @@ type Locker struct {
 	// the default is "bellwether:".
 	Prefix string
 
+	// Tokens gives the leases a fencing token: they are [bellwether.Tokener]s
+	// then. It makes an acquire that succeeds cost one command more, two if it
+	// is the key's first in a day. Set it before the first use; the default is
+	// false.
+	Tokens bool
+
 	mc   *memcache.Client
-	seen adapter.Observations
+	seen adapter.Observations[adapter.Announcement]
 }
 
 var _ bellwether.Locker = (*Locker)(nil)
@@ -80,7 +100,8 @@ func New(mc *memcache.Client) *Locker {
 }
 
 // TryAcquire implements [bellwether.Locker]. It costs one command if the lease
-// is free, two if it is held and three if it is taken over. The error's Until
+// is free, two if it is held and three if it is taken over, and what Tokens
+// says. The error's Until
 // is counted from when this Locker first saw the lease as it is, so a holder
 // that died long ago is waited for at most as long as it had announced. A ttl
 // that is not positive is an error.
@@ -90,14 +111,18 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 	}
 	ttl = min(ttl, maxTTL)
 	mine := &lease{
-		locker: l,
-		item:   l.Prefix + adapter.Name(key) + ":lease",
-		token:  adapter.Token(),
-		end:    time.Now().Add(ttl),
+		locker:  l,
+		item:    l.Prefix + adapter.Name(key) + ":lease",
+		counter: l.Prefix + adapter.Name(key) + ":token",
+		token:   adapter.Token(),
+		end:     time.Now().Add(ttl),
 	}
 	return adapter.Await(ctx, func() (bellwether.Lease, error) {
 		if err := l.acquire(key, mine, ttl); err != nil {
 			return nil, err
+		}
+		if l.Tokens {
+			return mine.withToken()
 		}
 		return mine, nil
 	}, func(_ bellwether.Lease, err error) {
@@ -132,7 +157,7 @@ func (l *Locker) acquire(key string, mine *lease, ttl time.Duration) error {
 			// The request was carried out, and its reply was lost.
 			return nil
 		}
-		until := l.seen.Until(mine.item, held)
+		until := l.seen.Until(mine.item, held, held.Length)
 		if time.Now().Before(until) {
 			return &bellwether.HeldError{Key: key, Until: until}
 		}
@@ -179,9 +204,10 @@ func expiration(ttl time.Duration) int32 {
 
 // A lease is the holder's side of an item.
 type lease struct {
-	locker *Locker
-	item   string
-	token  string
+	locker  *Locker
+	item    string
+	counter string // the item of the key's fencing tokens
+	token   string // whose the item is
 
 	mu  sync.Mutex // guards end
 	end time.Time  // of the lease as its holder counts
