@@ -69,7 +69,7 @@ type Locker struct {
 	Prefix string
 
 	mc   *memcache.Client
-	seen observations
+	seen adapter.Observations[value]
 }
 
 var _ bellwether.Locker = (*Locker)(nil)
@@ -132,14 +132,14 @@ func (l *Locker) acquire(key string, mine *lease, ttl time.Duration) error {
 			// The request was carried out, and its reply was lost.
 			return nil
 		}
-		until := l.seen.until(mine.item, held)
+		until := l.seen.Until(mine.item, held, held.length)
 		if time.Now().Before(until) {
 			return &bellwether.HeldError{Key: key, Until: until}
 		}
 		item.Value, item.Expiration = want.encode(), expiration(ttl)
 		switch err := l.mc.CompareAndSwap(item); {
 		case err == nil:
-			l.seen.forget(mine.item)
+			l.seen.Forget(mine.item)
 			return nil
 		case changed(err):
 			// Another was quicker, and the next look sees whose the lease is. It
