@@ -4,6 +4,7 @@ package testserver
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -27,6 +28,8 @@ type Server struct {
 	pid   int      // of the engine itself, 0 while it is down
 	stdin io.Closer
 	wait  chan struct{} // closed when the wrapper around the engine has ended
+
+	answers func() bool // whether it is ready; nil: when it accepts connections
 }
 
 // Redis returns a running redis-server, or the one that the environment
@@ -81,7 +84,8 @@ func FreeAddr(tb testing.TB) string {
 // kill and restart it.
 func (s *Server) Own() bool { return s.args != nil }
 
-// Start starts the engine, empty, at the same address as before.
+// Start starts the engine at the same address as before, and empty unless it
+// keeps what it has on a disk.
 func (s *Server) Start() {
 	s.tb.Helper()
 	// The shell outlives neither us nor the engine: it waits for the end of
@@ -127,7 +131,7 @@ func (s *Server) Kill() {
 	s.pid = 0
 }
 
-// Restart kills the engine and starts it again, empty.
+// Restart kills the engine and starts it again.
 func (s *Server) Restart() {
 	s.tb.Helper()
 	s.Kill()
@@ -170,7 +174,10 @@ func (s *Server) await() {
 		var c net.Conn
 		if c, err = net.DialTimeout("tcp", s.Addr, time.Second); err == nil {
 			c.Close()
-			return
+			if s.answers == nil || s.answers() {
+				return
+			}
+			err = errors.New("it listens and does not answer")
 		}
 		time.Sleep(10 * time.Millisecond) // a real process is starting
 	}
