@@ -27,8 +27,9 @@ func ZooKeeper(tb testing.TB, settings ...string) *Server {
 	tb.Helper()
 	s := &Server{tb: tb}
 	s.answers = func() bool {
-		// A server that listens may still be reading what it has kept.
-		said, err := s.Command("srvr")
+		// A server that listens may still be reading what it has kept, and
+		// then leave a question without an answer.
+		said, err := s.command("srvr", 250*time.Millisecond)
 		return err == nil && strings.Contains(said, "Mode:")
 	}
 	if s.Addr = os.Getenv("BELLWETHER_ZOOKEEPER"); s.Addr != "" {
@@ -68,12 +69,16 @@ func ZooKeeper(tb testing.TB, settings ...string) *Server {
 
 // Command sends ZooKeeper one of its four-letter words and returns what it says.
 func (s *Server) Command(word string) (string, error) {
+	return s.command(word, 5*time.Second)
+}
+
+func (s *Server) command(word string, limit time.Duration) (string, error) {
 	c, err := net.DialTimeout("tcp", s.Addr, time.Second)
 	if err != nil {
 		return "", err
 	}
 	defer c.Close()
-	c.SetDeadline(time.Now().Add(5 * time.Second))
+	c.SetDeadline(time.Now().Add(limit))
 	if _, err := io.WriteString(c, word); err != nil {
 		return "", err
 	}

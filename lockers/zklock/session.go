@@ -133,6 +133,7 @@ func (s *session) changed(state zk.State, expired func()) {
 		// request would find the nodes gone.
 		lost := s.leases
 		s.leases, s.id, s.expired = make(map[*lease]struct{}), 0, true
+		s.why = nil // a server answers: whoever asks now waits for the next session
 		s.mu.Unlock()
 		for l := range lost {
 			l.lose()
