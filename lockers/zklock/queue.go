@@ -34,10 +34,15 @@ var errNoPlace = errors.New("the place in the queue was lost, with the session o
 // the other's holder.
 //
 // In an empty queue it costs three requests (a place, a look, the beginning of
-// the lease), five if there was no queue; for each waiter before it that leaves,
-// two more. A release wakes exactly one waiter, a renewal the next one. A release
-// with others behind it costs two requests, as it tries to remove the queue
-// first.
+// the lease), five if there was no queue. Who has to wait makes two more to do
+// so, and two again each time that the one before it goes or the holder has been
+// silent for the length of its lease. A release wakes exactly one waiter, a
+// renewal none. A release with others behind it costs two requests, as it tries
+// to remove the queue first.
+//
+// A holder that falls silent while its session lives is skipped when a waiter
+// has seen it so for the whole length of its lease, which is after one to two
+// lengths.
 func (l *Locker) Lock(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
 	if ttl <= 0 {
 		return nil, fmt.Errorf("zklock: lock %.100q: ttl %v is not positive", key, ttl)
@@ -98,7 +103,7 @@ func (l *Locker) queue(ctx context.Context, mine *lease, ttl time.Duration) erro
 			times++
 			continue
 		}
-		err = l.awaitEnd(ctx, conn, &before, t.dir+"/"+line[at-1], at == 1)
+		err = l.awaitTurn(ctx, conn, &before, t.dir+"/"+line[at-1], t.dir+"/"+line[0])
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
@@ -166,60 +171,54 @@ func (l *Locker) makeQueue(conn *zk.Conn, dir string) error {
 
 // A vigil is the watch of a waiter.
 type vigil struct {
-	path   string // of the node before its own; empty: there is no watch
-	events <-chan zk.Event
+	path  string // of the node before its own; empty: there is no watch
+	ended <-chan zk.Event
 }
 
-// awaitEnd returns when something has happened to the node before ours, so that
-// it is time to look again. If it is the first, it holds the lease, and is
-// removed when it has been silent for as long as it has announced.
-func (l *Locker) awaitEnd(ctx context.Context, conn *zk.Conn, before *vigil, path string, first bool) error {
-	get := conn.GetW
-	if before.path == path {
-		// The watch of the last look stands: the client would add another to
-		// it for each look.
-		get = func(path string) ([]byte, *zk.Stat, <-chan zk.Event, error) {
-			data, stat, err := conn.Get(path)
-			return data, stat, before.events, err
+// awaitTurn returns when it is time to look at the line again: the node before
+// ours is gone, or the first one, which holds the lease, is silent. If that has
+// been silent for as long as it has announced, it is removed; by whoever finds it
+// so, for the one behind it may be as silent.
+func (l *Locker) awaitTurn(ctx context.Context, conn *zk.Conn, before *vigil, path, first string) error {
+	if before.path != path {
+		// The watch that only the node's end triggers: see watches.ask.
+		_, _, ended, err := conn.ChildrenW(path)
+		if err != nil {
+			return ignoring(err, zk.ErrNoNode)
 		}
+		*before = vigil{path, ended}
 	}
-	data, stat, events, err := get(path)
-	if errors.Is(err, zk.ErrNoNode) {
-		return nil
-	}
+	holder, stat, err := look(conn, first)
 	if err != nil {
-		return err
+		return ignoring(err, zk.ErrNoNode)
 	}
-	*before = vigil{path, events}
-	v, ok := decode(data)
-	if !ok {
-		return errors.New("the node before is no lease")
+	// Counted from when it was first seen as the first. Before its turn it was
+	// silent too, as all are who wait.
+	left := time.Until(l.seen.Until(first, stat.Mzxid, holder.length))
+	if left <= 0 {
+		l.seen.Forget(first)
+		// Its name has a token: it is nobody else's by now, if it is there.
+		return ignoring(conn.Delete(first, stat.Version), zk.ErrNoNode, zk.ErrBadVersion)
 	}
-	// A waiter promises nothing by its length until it is the first. But if it
-	// is paused when its turn comes it does not say that it has: so the line is
-	// looked at now and then.
-	pause := v.length
-	if first {
-		// Counted from when it was first seen as the first: before that it was
-		// silent as all are who wait.
-		until := l.seen.Until(path, sighting{mzxid: stat.Mzxid, first: true}, v.length)
-		if pause = time.Until(until); pause <= 0 {
-			err := conn.Delete(path, stat.Version) // its name has a token: nobody else's
-			if errors.Is(err, zk.ErrNoNode) || errors.Is(err, zk.ErrBadVersion) {
-				err = nil
-			}
-			return err
-		}
-	}
-	timer := time.NewTimer(pause)
+	timer := time.NewTimer(left)
 	defer timer.Stop()
 	select {
-	case <-events: // the session's end too
+	case <-before.ended: // the session's end too
 		*before = vigil{}
 	case <-timer.C:
 	case <-ctx.Done():
 	}
 	return nil
+}
+
+// ignoring returns err unless it is one of these.
+func ignoring(err error, these ...error) error {
+	for _, e := range these {
+		if errors.Is(err, e) {
+			return nil
+		}
+	}
+	return err
 }
 
 // A ticket is a place in a queue. It is changed only by the call that enqueues

@@ -41,13 +41,7 @@ type Locker struct {
 	session session
 	watches watches
 	orphans orphans
-	seen    adapter.Observations[sighting]
-}
-
-// A sighting is a node between two changes.
-type sighting struct {
-	mzxid int64
-	first bool // of a queue: it holds the lease, or is about to
+	seen    adapter.Observations[int64] // of nodes, by their latest change, the mzxid
 }
 
 var (
@@ -176,7 +170,7 @@ func (l *Locker) acquire(ctx context.Context, key string, mine *lease, start tim
 			// The request was carried out, and its reply was lost.
 			return mine.begin(stat, start.Add(ttl))
 		}
-		until := l.seen.Until(p.lease, sighting{mzxid: stat.Mzxid}, held.length)
+		until := l.seen.Until(p.lease, stat.Mzxid, held.length)
 		if time.Now().Before(until) {
 			return &bellwether.HeldError{Key: key, Until: until, Seen: seen{l, l.holderPath(held.token)}}
 		}
