@@ -24,7 +24,7 @@ type config struct {
 	store       string
 	locker      string
 
-	memcached, redis []string // addresses
+	memcached, redis, zookeeper []string // addresses
 
 	// cache has what the flags say of the middleware; Store, Locker and
 	// OnError are run's to set.
@@ -32,7 +32,7 @@ type config struct {
 }
 
 // unbuilt are the lockers that have a name and flags, and no code.
-var unbuilt = []string{"etcd", "zookeeper", "dynamodb"}
+var unbuilt = []string{"etcd", "dynamodb"}
 
 // flags returns the flags, bound to c, which has their defaults then.
 func (c *config) flags() *flag.FlagSet {
@@ -47,8 +47,8 @@ func (c *config) flags() *flag.FlagSet {
 			"The name in a request's Host is part of a page's key; addresses count as one name, so the processes of a fleet share whichever of them is asked.")
 	define(fs, &c.store, "store", "memory", oneOf("memory", "memcached", "redis"),
 		"Keep responses in `engine`: memory (this process's own), memcached or redis (shared by the fleet).")
-	define(fs, &c.locker, "locker", "", oneOf(append([]string{"local", "memcached", "redis"}, unbuilt...)...),
-		"Elect who rebuilds by `engine`: local (each process for itself), memcached or redis; etcd, zookeeper and dynamodb are not built yet. "+
+	define(fs, &c.locker, "locker", "", oneOf(append([]string{"local", "memcached", "redis", "zookeeper"}, unbuilt...)...),
+		"Elect who rebuilds by `engine`: local (each process for itself), memcached, redis or zookeeper; etcd and dynamodb are not built yet. "+
 			"Empty: the store's twin, which for memory is local.")
 	define(fs, &c.memcached, "memcached", "127.0.0.1:11211", hostPorts,
 		"Memcached servers as `host:port,...`; keys spread over them.")
@@ -56,7 +56,7 @@ func (c *config) flags() *flag.FlagSet {
 		"Redis server as `host:port,...`; more than one are nodes of a cluster.")
 	define(fs, new([]string), "etcd", "127.0.0.1:2379", hostPorts,
 		"Etcd servers as `host:port,...`, for -locker etcd.")
-	define(fs, new([]string), "zookeeper", "127.0.0.1:2181", hostPorts,
+	define(fs, &c.zookeeper, "zookeeper", "127.0.0.1:2181", hostPorts,
 		"ZooKeeper servers as `host:port,...`, for -locker zookeeper.")
 	define(fs, new(*url.URL), "dynamodb", "http://127.0.0.1:8000", httpURL,
 		"DynamoDB endpoint `URL`, for -locker dynamodb.")
@@ -142,7 +142,7 @@ func parse(args []string) (config, error) {
 	}
 	for _, name := range unbuilt {
 		if c.locker == name {
-			return c, fmt.Errorf("-locker %s: not built yet; use local, memcached or redis", name)
+			return c, fmt.Errorf("-locker %s: not built yet; use local, memcached, redis or zookeeper", name)
 		}
 	}
 	if c.store == "memory" && c.locker != "local" {

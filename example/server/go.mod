@@ -4,6 +4,7 @@ go 1.26.0
 
 require (
 	github.com/bellwether-go/bellwether v0.0.0-00010101000000-000000000000
+	github.com/bellwether-go/bellwether/lockers/zklock v0.0.0-00010101000000-000000000000
 	github.com/bradfitz/gomemcache v0.0.0-20260422231931-4d751bb6e37c
 	github.com/go-chi/chi/v5 v5.5.0
 	github.com/redis/go-redis/v9 v9.23.0
@@ -13,6 +14,7 @@ require (
 require (
 	github.com/cespare/xxhash/v2 v2.3.0 // indirect
 	github.com/dunglas/httpsfv v1.1.2 // indirect
+	github.com/go-zookeeper/zk v1.0.4 // indirect
 	github.com/maypok86/otter/v2 v2.4.0 // indirect
 	github.com/sony/gobreaker/v2 v2.4.0 // indirect
 	go.uber.org/atomic v1.12.0 // indirect
@@ -21,3 +23,5 @@ require (
 )
 
 replace github.com/bellwether-go/bellwether => ../..
+
+replace github.com/bellwether-go/bellwether/lockers/zklock => ../../lockers/zklock
