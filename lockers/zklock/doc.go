@@ -51,8 +51,7 @@
 //	acquire, takeover  3, two writes and a read
 //	renew              1, a write
 //	release            1, a write
-//	watch              1, a read, for each lease and process; no more after a
-//	                   reconnect than the client's own
+//	watch              1, a read, for each lease and process
 //
 // Every write goes through the leader and to the disks of a majority. A refused
 // acquire is one too, so a herd costs the ensemble a write for each process.

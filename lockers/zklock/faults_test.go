@@ -626,3 +626,35 @@ func holding(t *testing.T, addr string) string {
 	acquire(t, newLocker(t, addr), key, time.Minute)
 	return key
 }
+
+// TestServers has several servers, of which one does not answer: it is not
+// noticed, neither at the beginning nor when the one in use fails.
+func TestServers(t *testing.T) {
+	server := testserver.ZooKeeper(t)
+	dead := testserver.FreeAddr(t)
+	for range 5 { // the client shuffles them
+		l := newLocker(t, dead, server.Addr)
+		start := time.Now()
+		if err := acquire(t, l, newKey(), time.Minute).Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if took := time.Since(start); took > time.Second {
+			t.Errorf("a dead server beside a living one cost %v", took)
+		}
+	}
+
+	proxies := []string{testserver.NewProxy(t, server.Addr).Addr, testserver.NewProxy(t, server.Addr).Addr}
+	l, g := newGated(t, proxies[0], 10*time.Second, proxies[1])
+	lease := acquire(t, l, newKey(), time.Minute)
+	g.cutOne()
+	start := time.Now()
+	if err := lease.Renew(t.Context(), time.Minute); err != nil {
+		t.Errorf("Renew by another server: %v", err)
+	}
+	if took := time.Since(start); took > 800*time.Millisecond {
+		t.Errorf("another server was found after %v, want less than the client's pause of 1s", took)
+	}
+	if isClosed(lost(t, lease)) {
+		t.Error("the lease was lost with the server")
+	}
+}

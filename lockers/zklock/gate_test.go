@@ -17,6 +17,7 @@ import (
 type gate struct {
 	mu       sync.Mutex // guards all
 	shut     bool
+	refused  string // an address that is shut
 	conns    []net.Conn
 	requests int
 }
@@ -24,10 +25,10 @@ type gate struct {
 const opPing = 11
 
 // newGated returns a Locker behind a gate of its own.
-func newGated(tb testing.TB, addr string, session time.Duration) (*zklock.Locker, *gate) {
+func newGated(tb testing.TB, addr string, session time.Duration, more ...string) (*zklock.Locker, *gate) {
 	tb.Helper()
 	g := &gate{}
-	l := newLocker(tb, addr)
+	l := newLocker(tb, append(more, addr)...)
 	l.SessionTimeout = session
 	l.Dial = g.dial
 	return l, g
@@ -36,7 +37,7 @@ func newGated(tb testing.TB, addr string, session time.Duration) (*zklock.Locker
 func (g *gate) dial(ctx context.Context, network, addr string) (net.Conn, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.shut {
+	if g.shut || addr == g.refused {
 		return nil, errors.New("the gate is shut")
 	}
 	c, err := new(net.Dialer).DialContext(ctx, network, addr)
@@ -63,6 +64,14 @@ func (g *gate) cut() {
 		c.Close()
 	}
 	g.conns = nil
+}
+
+// cutOne ends the connection, and shuts the way to the server that it was to.
+func (g *gate) cutOne() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.refused = g.conns[0].RemoteAddr().String()
+	g.conns[0].Close()
 }
 
 func (g *gate) open() {

@@ -19,9 +19,9 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // newLocker returns a Locker with a session of its own, as another process
 // would have it.
-func newLocker(tb testing.TB, addr string) *zklock.Locker {
+func newLocker(tb testing.TB, servers ...string) *zklock.Locker {
 	tb.Helper()
-	l := zklock.New(addr)
+	l := zklock.New(servers...)
 	tb.Cleanup(func() { l.Close() })
 	return l
 }
