@@ -14,6 +14,7 @@ import (
 // This file holds what the Locker costs ZooKeeper: requests, watches, nodes.
 
 func TestRequests(t *testing.T) {
+	t.Parallel()
 	server := testserver.ZooKeeper(t)
 	a, atA := newGated(t, server.Addr, 10*time.Second)
 	b, atB := newGated(t, server.Addr, 10*time.Second)
@@ -66,6 +67,7 @@ func TestRequests(t *testing.T) {
 // TestWatches_OneForAProcess lets a thousand callers in four processes wait for
 // one key.
 func TestWatches_OneForAProcess(t *testing.T) {
+	t.Parallel()
 	server := ownServer(t)
 	holder, key := newLocker(t, server.Addr), newKey()
 	lease := acquire(t, holder, key, time.Minute)
@@ -110,6 +112,7 @@ func TestWatches_OneForAProcess(t *testing.T) {
 // TestNodes_NothingIsLeft uses ten thousand keys. What is there afterwards is
 // what was there before the first.
 func TestNodes_NothingIsLeft(t *testing.T) {
+	t.Parallel()
 	server := ownServer(t)
 	l := newLocker(t, server.Addr)
 	use := func(n int, take func(key string) (bellwether.Lease, error)) {
@@ -150,6 +153,7 @@ func TestNodes_NothingIsLeft(t *testing.T) {
 
 // TestToken rises over releases, sessions and restarts of the server.
 func TestToken(t *testing.T) {
+	t.Parallel()
 	server := ownServer(t)
 	key, last := newKey(), uint64(0)
 	rises := func(lease bellwether.Lease) {
@@ -183,6 +187,7 @@ func TestToken(t *testing.T) {
 }
 
 func TestPrefix(t *testing.T) {
+	t.Parallel()
 	server := testserver.ZooKeeper(t)
 	l, other := newLocker(t, server.Addr), newLocker(t, server.Addr)
 	l.Prefix = "/shop/eu/locks"

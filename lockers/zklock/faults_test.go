@@ -48,9 +48,10 @@ func isNoAnswer(t *testing.T, what string, err error) {
 }
 
 func TestTakeover_OfAHolderWhoseSessionLives(t *testing.T) {
+	t.Parallel()
 	server := testserver.ZooKeeper(t)
 	b, key := newLocker(t, server.Addr), newKey()
-	const ttl = 700 * time.Millisecond
+	const ttl = 1500 * time.Millisecond
 	began := time.Now()
 	silent, speak := silentHolder(t, server.Addr, key, ttl)
 
@@ -59,7 +60,7 @@ func TestTakeover_OfAHolderWhoseSessionLives(t *testing.T) {
 		t.Errorf("Until is %v before the end that the holder believes in", began.Add(ttl).Sub(held.Until))
 	}
 	freed := watch(t, b, held)
-	time.Sleep(time.Until(held.Until) - 50*time.Millisecond)
+	time.Sleep(time.Until(held.Until) - 500*time.Millisecond)
 	mustBeHeld(t, b, key)
 	time.Sleep(time.Until(held.Until))
 	taken := acquire(t, b, key, time.Minute)
@@ -83,6 +84,7 @@ func TestTakeover_OfAHolderWhoseSessionLives(t *testing.T) {
 // them has read the same version of the same node; the winner's node has that
 // version too.
 func TestTakeover_ByManyAtOnce(t *testing.T) {
+	t.Parallel()
 	server := testserver.ZooKeeper(t)
 	var observers []*zklock.Locker
 	for range 8 {
@@ -122,9 +124,11 @@ func TestTakeover_ByManyAtOnce(t *testing.T) {
 // TestTakeover_RenewedWhileObserved has an observer that has watched a lease for
 // nearly its whole length when it is renewed.
 func TestTakeover_RenewedWhileObserved(t *testing.T) {
+	t.Parallel()
 	server := testserver.ZooKeeper(t)
 	a, b, key := newLocker(t, server.Addr), newLocker(t, server.Addr), newKey()
-	lease := acquire(t, a, key, time.Second)
+	connected(t, b)
+	lease := acquire(t, a, key, 3*time.Second)
 	first := mustBeHeld(t, b, key)
 	freed := watch(t, b, first)
 	if again := mustBeHeld(t, b, key).Until; !again.Equal(first.Until) {
@@ -132,11 +136,11 @@ func TestTakeover_RenewedWhileObserved(t *testing.T) {
 	}
 	time.Sleep(500 * time.Millisecond)
 	renewed := time.Now()
-	if err := lease.Renew(t.Context(), time.Second); err != nil { // to the same length
+	if err := lease.Renew(t.Context(), 3*time.Second); err != nil { // to the same length
 		t.Fatal(err)
 	}
-	if second := mustBeHeld(t, b, key).Until; second.Before(renewed.Add(time.Second)) {
-		t.Errorf("Until of a renewed lease is %v before its end", renewed.Add(time.Second).Sub(second))
+	if second := mustBeHeld(t, b, key).Until; second.Before(renewed.Add(3 * time.Second)) {
+		t.Errorf("Until of a renewed lease is %v before its end", renewed.Add(3*time.Second).Sub(second))
 	}
 	if isClosed(freed) {
 		t.Error("a renewal woke those who wait for the end")
@@ -146,10 +150,12 @@ func TestTakeover_RenewedWhileObserved(t *testing.T) {
 // TestExpiry_InALivingProcess leaves a lease alone: its node goes when it is
 // over, and its watchers are told.
 func TestExpiry_InALivingProcess(t *testing.T) {
+	t.Parallel()
 	server := testserver.ZooKeeper(t)
 	a, b, key := newLocker(t, server.Addr), newLocker(t, server.Addr), newKey()
-	end := time.Now().Add(400 * time.Millisecond)
-	lease := acquire(t, a, key, 400*time.Millisecond)
+	connected(t, b)
+	end := time.Now().Add(time.Second)
+	lease := acquire(t, a, key, time.Second)
 	freed := watch(t, b, mustBeHeld(t, b, key))
 	closes(t, "the watch", freed, 3*time.Second)
 	if now := time.Now(); now.Before(end) {
@@ -160,8 +166,9 @@ func TestExpiry_InALivingProcess(t *testing.T) {
 }
 
 func TestSessionExpired(t *testing.T) {
+	t.Parallel()
 	server := testserver.ZooKeeper(t)
-	const session = time.Second
+	const session = 2 * time.Second
 	a, g := newGated(t, server.Addr, session)
 	b, key := newLocker(t, server.Addr), newKey()
 	leases := []bellwether.Lease{acquire(t, a, key, time.Minute), acquire(t, a, newKey(), time.Minute)}
@@ -207,8 +214,9 @@ func TestSessionExpired(t *testing.T) {
 // TestSessionExpired_CancelsTheLoad runs a rebuild on the Locker: its context
 // ends when the session is known to have, long before the lease is renewed.
 func TestSessionExpired_CancelsTheLoad(t *testing.T) {
+	t.Parallel()
 	server := testserver.ZooKeeper(t)
-	l, g := newGated(t, server.Addr, time.Second)
+	l, g := newGated(t, server.Addr, 2*time.Second)
 	b := newLocker(t, server.Addr)
 	loading, ended := make(chan struct{}, 2), make(chan error, 2)
 	c := bellwether.New(func(ctx context.Context, _ string) (string, error) {
@@ -225,7 +233,7 @@ func TestSessionExpired_CancelsTheLoad(t *testing.T) {
 	<-loading
 	freed := watch(t, b, mustBeHeld(t, b, "k"))
 	g.cut()
-	closes(t, "the end of the session", freed, 4*time.Second)
+	closes(t, "the end of the session", freed, 5*time.Second)
 	acquire(t, b, "k", time.Minute)
 	if len(ended) > 0 {
 		t.Error("the load was cancelled although nobody could know")
@@ -246,6 +254,7 @@ func TestSessionExpired_CancelsTheLoad(t *testing.T) {
 // TestReconnect loses the connection and not the session: nothing is lost with
 // it.
 func TestReconnect(t *testing.T) {
+	t.Parallel()
 	server := testserver.ZooKeeper(t)
 	a, g := newGated(t, server.Addr, 10*time.Second)
 	b, mine, others := newLocker(t, server.Addr), newKey(), newKey()
@@ -279,6 +288,7 @@ func TestReconnect(t *testing.T) {
 // TestServerRestart kills the server. It keeps its data, so the leases and the
 // watches outlive it.
 func TestServerRestart(t *testing.T) {
+	t.Parallel()
 	server := ownServer(t)
 	a, b, key := newLocker(t, server.Addr), newLocker(t, server.Addr), newKey()
 	lease := acquire(t, a, key, time.Minute)
@@ -316,6 +326,7 @@ func TestServerRestart(t *testing.T) {
 // TestSilentServer stops the server: it accepts connections and answers
 // nothing. Calls end with their contexts, and leave nothing.
 func TestSilentServer(t *testing.T) {
+	t.Parallel()
 	server := ownServer(t)
 	a, b := newLocker(t, server.Addr), newLocker(t, server.Addr)
 	mine, others, free := newKey(), newKey(), newKey()
@@ -370,6 +381,7 @@ func TestSilentServer(t *testing.T) {
 // TestSilentServer_ForLongerThanASession lets sessions run out while the server
 // cannot say so. What it says afterwards is one truth for all.
 func TestSilentServer_ForLongerThanASession(t *testing.T) {
+	t.Parallel()
 	server := ownServer(t)
 	const session = time.Second
 	a, _ := newGated(t, server.Addr, session)
@@ -404,6 +416,7 @@ func TestSilentServer_ForLongerThanASession(t *testing.T) {
 }
 
 func TestLostReply(t *testing.T) {
+	t.Parallel()
 	server := ownServer(t)
 	proxy := testserver.NewProxy(t, server.Addr)
 	a, b := newLocker(t, proxy.Addr), newLocker(t, server.Addr)
@@ -514,6 +527,7 @@ func TestLostReply(t *testing.T) {
 // the server until the call has failed: what the server has done for it does not
 // stay.
 func TestLostReply_AndNoWayBack(t *testing.T) {
+	t.Parallel()
 	server := ownServer(t)
 	proxy := testserver.NewProxy(t, server.Addr)
 	a, g := newGated(t, proxy.Addr, 20*time.Second)
@@ -630,6 +644,7 @@ func holding(t *testing.T, addr string) string {
 // TestServers has several servers, of which one does not answer: it is not
 // noticed, neither at the beginning nor when the one in use fails.
 func TestServers(t *testing.T) {
+	t.Parallel()
 	server := testserver.ZooKeeper(t)
 	dead := testserver.FreeAddr(t)
 	for range 5 { // the client shuffles them

@@ -18,6 +18,7 @@ func (unheard) Printf(string, ...any) {}
 
 // TestForeignNodes finds what no Locker has written in the place of a lease.
 func TestForeignNodes(t *testing.T) {
+	t.Parallel()
 	server := testserver.ZooKeeper(t)
 	l := newLocker(t, server.Addr)
 	if err := acquire(t, l, newKey(), time.Minute).Release(t.Context()); err != nil { // which makes the prefix

@@ -77,6 +77,7 @@ func newLine(t *testing.T) *line {
 }
 
 func TestLock_FirstComeFirstServed(t *testing.T) {
+	t.Parallel()
 	q := newLine(t)
 	first, firstGate := newGated(t, q.server.Addr, 10*time.Second)
 	l, atL := newGated(t, q.server.Addr, 10*time.Second)
@@ -132,9 +133,10 @@ func TestLock_FirstComeFirstServed(t *testing.T) {
 // TestLock_OneLeaves takes waiters out of the middle: by their context, by the
 // end of their session, by Close.
 func TestLock_OneLeaves(t *testing.T) {
+	t.Parallel()
 	q := newLine(t)
 	l, closed := newLocker(t, q.server.Addr), newLocker(t, q.server.Addr)
-	mortal, g := newGated(t, q.server.Addr, time.Second)
+	mortal, g := newGated(t, q.server.Addr, 2*time.Second)
 	holder := lock(t, l, q.key, time.Minute)
 	ctx, leave := context.WithCancel(t.Context())
 	byContext := q.join(t, ctx, l, 1, time.Minute)
@@ -176,6 +178,7 @@ func TestLock_OneLeaves(t *testing.T) {
 // say nothing while their sessions live: each is skipped after as long as it has
 // announced.
 func TestLock_HolderFallsSilent(t *testing.T) {
+	t.Parallel()
 	q := newLine(t)
 	const ttl = 700 * time.Millisecond
 	dead, deadGate := newGated(t, q.server.Addr, 30*time.Second)
@@ -214,12 +217,13 @@ func TestLock_HolderFallsSilent(t *testing.T) {
 
 // TestLock_RenewedIsNotSilent keeps a lease for several times its length.
 func TestLock_RenewedIsNotSilent(t *testing.T) {
+	t.Parallel()
 	q := newLine(t)
 	a, b := newLocker(t, q.server.Addr), newLocker(t, q.server.Addr)
-	const ttl = time.Second
+	const ttl = 2 * time.Second
 	lease := lock(t, a, q.key, ttl)
 	q.join(t, t.Context(), b, 1, ttl)
-	for range 8 {
+	for range 5 {
 		time.Sleep(ttl / 3)
 		if err := lease.Renew(t.Context(), ttl); err != nil {
 			t.Fatalf("Renew: %v", err)
@@ -234,6 +238,7 @@ func TestLock_RenewedIsNotSilent(t *testing.T) {
 
 // TestLock_AndTryAcquireAreTwoLocks takes both on one key.
 func TestLock_AndTryAcquireAreTwoLocks(t *testing.T) {
+	t.Parallel()
 	server := testserver.ZooKeeper(t)
 	a, b, key := newLocker(t, server.Addr), newLocker(t, server.Addr), newKey()
 	lock(t, a, key, time.Minute)
