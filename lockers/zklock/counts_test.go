@@ -39,9 +39,10 @@ func TestRequests(t *testing.T) {
 	})
 	var held *bellwether.HeldError
 	check("acquire what is held", atB, 2, func() { held = mustBeHeld(t, b, key) })
+	var freed <-chan struct{}
 	check("a first and nine more watches", atB, 1, func() {
 		for range 10 {
-			watch(t, b, held)
+			freed = watch(t, b, held)
 		}
 	})
 	check("release", atA, 1, func() {
@@ -49,10 +50,11 @@ func TestRequests(t *testing.T) {
 			t.Error(err)
 		}
 	})
+	closes(t, "the watches", freed, 5*time.Second)
 	check("a second release", atA, 0, func() { mustBeLost(t, "Release", lease.Release(t.Context())) })
 	check("a watch of what has ended", atB, 1, func() { closes(t, "it", watch(t, b, held), time.Second) })
 
-	silentHolder(t, server.Addr, key, 50*time.Millisecond)
+	silentHolder(t, server.Addr, key, 500*time.Millisecond)
 	time.Sleep(time.Until(mustBeHeld(t, b, key).Until))
 	check("takeover", atB, 3, func() { acquire(t, b, key, time.Minute) })
 
