@@ -590,28 +590,37 @@ func (e *engine[V]) peek(ctx context.Context, key string) *item[V] {
 }
 
 // keep renews the lease at a third of its length until ctx ends. It closes lost
-// when the engine says that the lease is another's. An engine that says nothing
-// ends nothing: if the lease runs out meanwhile and another rebuilds too, the
-// store lets only the later of the two write.
+// when the engine says that the lease is another's, asked or by itself. An
+// engine that says nothing ends nothing: if the lease runs out meanwhile and
+// another rebuilds too, the store lets only the later of the two write.
 func (r *run[V]) keep(ctx context.Context, lease Lease, lost chan<- struct{}) {
 	e := r.engine
 	tick := time.NewTicker(max(e.LeaseTTL/3, time.Millisecond))
 	defer tick.Stop()
+	var told <-chan struct{}
+	if n, ok := lease.(LossNotifier); ok {
+		if err := noPanic(func() error { told = n.Lost(); return nil }); err != nil {
+			r.noAnswer("keeping the lease of", err)
+		}
+	}
 	for {
+		var err error
 		select {
 		case <-ctx.Done():
 			return
+		case <-told:
+			err = ErrLeaseLost
 		case <-tick.C:
+			_, err = ask(ctx, e.locker, &outage{min(e.EngineTimeout, e.LeaseTTL/3)}, func(ctx context.Context) (struct{}, error) {
+				return struct{}{}, lease.Renew(ctx, e.LeaseTTL)
+			})
 		}
-		_, err := ask(ctx, e.locker, &outage{min(e.EngineTimeout, e.LeaseTTL/3)}, func(ctx context.Context) (struct{}, error) {
-			return struct{}{}, lease.Renew(ctx, e.LeaseTTL)
-		})
 		switch {
 		case ctx.Err() != nil:
 			return
 		case errors.Is(err, ErrLeaseLost):
 			e.count.leasesLost.Add(1)
-			e.OnError(r.key, &keyError{"renewing the lease of", r.key, err})
+			e.OnError(r.key, &keyError{"keeping the lease of", r.key, err})
 			close(lost)
 			return
 		case err != nil:

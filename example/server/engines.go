@@ -13,6 +13,7 @@ import (
 	"github.com/bellwether-go/bellwether/lockers/locallock"
 	"github.com/bellwether-go/bellwether/lockers/memcachelock"
 	"github.com/bellwether-go/bellwether/lockers/redislock"
+	"github.com/bellwether-go/bellwether/lockers/zklock"
 	"github.com/bellwether-go/bellwether/stores/memcachestore"
 	"github.com/bellwether-go/bellwether/stores/redisstore"
 	"github.com/bradfitz/gomemcache/memcache"
@@ -105,6 +106,12 @@ func connect(c config) (*engines, error) {
 	}
 	if c.locker == "dynamodb" {
 		e.connectDynamoDB(c)
+	}
+	if c.locker == "zookeeper" {
+		locker := zklock.New(c.zookeeper...)
+		e.ends = append(e.ends, locker.Close)
+		e.remote = append(e.remote, engine{"zookeeper", c.zookeeper, locker.Ping})
+		e.locker = locker
 	}
 	if c.locker == "local" && e.store != nil {
 		e.locker = locallock.New()

@@ -7,6 +7,7 @@ require (
 	github.com/aws/aws-sdk-go-v2/service/dynamodb v1.73.0
 	github.com/bellwether-go/bellwether v0.0.0-00010101000000-000000000000
 	github.com/bellwether-go/bellwether/lockers/etcdlock v0.0.0-00010101000000-000000000000
+	github.com/bellwether-go/bellwether/lockers/zklock v0.0.0-00010101000000-000000000000
 	github.com/bradfitz/gomemcache v0.0.0-20260422231931-4d751bb6e37c
 	github.com/go-chi/chi/v5 v5.5.0
 	github.com/redis/go-redis/v9 v9.23.0
@@ -29,6 +30,7 @@ require (
 	github.com/coreos/go-semver v0.3.1 // indirect
 	github.com/coreos/go-systemd/v22 v22.7.0 // indirect
 	github.com/dunglas/httpsfv v1.1.2 // indirect
+	github.com/go-zookeeper/zk v1.0.4 // indirect
 	github.com/golang/protobuf v1.5.4 // indirect
 	github.com/grpc-ecosystem/grpc-gateway/v2 v2.29.0 // indirect
 	github.com/maypok86/otter/v2 v2.4.0 // indirect
@@ -52,3 +54,5 @@ replace github.com/bellwether-go/bellwether => ../..
 replace github.com/bellwether-go/bellwether/lockers/etcdlock => ../../lockers/etcdlock
 
 replace github.com/bellwether-go/bellwether/lockers/dynamolock => ../../lockers/dynamolock
+
+replace github.com/bellwether-go/bellwether/lockers/zklock => ../../lockers/zklock
