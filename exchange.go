@@ -190,8 +190,9 @@ func (x *exchange) decide(status int) {
 	if j.Reason == httpcache.ReasonNoLifetime && httpcache.IsServerError(status) {
 		// One error answers the herd that waits for it, and those who come
 		// within ErrorTTL: a broken origin is not helped by being asked by each.
-		// It has no windows: it is nothing to fall back on.
-		x.shared, j.Freshness = true, httpcache.Freshness{Lifetime: max(0, x.m.options.ErrorTTL)}
+		// It has no windows: it is nothing to fall back on. The time counts from
+		// now, however old the response says it is.
+		x.shared, j.Freshness = true, httpcache.Freshness{Lifetime: j.Age + max(0, x.m.options.ErrorTTL)}
 	}
 	limit := x.m.options.MaxBody
 	if !x.shared && !x.checked {
