@@ -187,7 +187,7 @@ func (x *exchange) decide(status int) {
 		j = httpcache.Judge(x.owner.request, status, header, x.sent, now, x.m.rules)
 	}
 	x.shared, x.checked = j.Shared, j.Checked
-	if j.Reason == httpcache.ReasonNoLifetime && httpcache.IsServerError(status) {
+	if j.Reason == httpcache.ReasonNoLifetime && httpcache.IsServerError(status) && !j.Freshness.NoCache {
 		// One error answers the herd that waits for it, and those who come
 		// within ErrorTTL: a broken origin is not helped by being asked by each.
 		// It has no windows: it is nothing to fall back on. The time counts from

@@ -221,6 +221,7 @@ func TestHTTP_Options(t *testing.T) {
 		"set-cookie without a lifetime":      {bellwether.HTTPOptions{SetCookie: true, Options: bellwether.Options{TTL: week}}, http.Header{"Set-Cookie": {"a=b"}}, 200, time.Second, false},
 		"error remembered":                   {bellwether.HTTPOptions{Options: bellwether.Options{ErrorTTL: time.Minute}}, http.Header{}, 503, time.Second, true},
 		"error remembered from now on":       {bellwether.HTTPOptions{Options: bellwether.Options{ErrorTTL: time.Minute}}, http.Header{"Age": {"300"}}, 503, time.Second, true},
+		"error that is to be asked for anew": {bellwether.HTTPOptions{Options: bellwether.Options{ErrorTTL: time.Minute}}, http.Header{"Cache-Control": {"no-cache"}}, 503, time.Second, false},
 		"error not remembered":               {bellwether.HTTPOptions{Options: bellwether.Options{ErrorTTL: -1}}, http.Header{}, 503, 0, false},
 		"error is nothing to fall back on":   {bellwether.HTTPOptions{Options: bellwether.Options{ErrorTTL: -1, StaleIfError: week}}, http.Header{}, 503, time.Second, false},
 		"error with a lifetime of its own":   {bellwether.HTTPOptions{Options: bellwether.Options{ErrorTTL: -1}}, http.Header{"Cache-Control": {"max-age=60"}}, 503, time.Second, true},
