@@ -39,12 +39,14 @@ const privateWindow = 64 << 10
 // to. Its methods are the handler's goroutine's; other goroutines wait for
 // decided and finished.
 type exchange struct {
-	m      *Middleware
-	owner  *call // the call that began it
-	key    string
-	path   []string // request field names that the key already tells apart
-	cancel context.CancelCauseFunc
-	sent   time.Time
+	m     *Middleware
+	owner *call // the call that began it
+	key   string
+	path  []string // request field names that the key already tells apart
+	// position is the log's when the handler was asked, see item.
+	position uint64
+	cancel   context.CancelCauseFunc
+	sent     time.Time
 
 	fwd    httpcache.Forward // why the handler was asked
 	backed bool              // there is something to serve if this fails
@@ -315,7 +317,7 @@ func (m *Middleware) validates(res *response, req http.Header) bool {
 
 func (m *Middleware) newExchange(f *flight[*response], c *call) *exchange {
 	x := &exchange{
-		m: m, owner: c, key: f.key, path: c.path, sent: time.Now(), fwd: httpcache.FwdURIMiss,
+		m: m, owner: c, key: f.key, path: c.path, position: f.position, sent: time.Now(), fwd: httpcache.FwdURIMiss,
 		header: make(http.Header), announced: -1,
 		decided: make(chan struct{}), overflow: make(chan struct{}), finished: make(chan struct{}),
 	}
@@ -459,7 +461,7 @@ func (m *Middleware) keep(ctx context.Context, x *exchange) (*response, error) {
 		SetFreshness(ctx, f)
 		return done, nil
 	}
-	m.engine.put(ctx, x.response.id, done, f)
+	m.engine.put(ctx, x.response.id, done, f, x.position)
 	SetFreshness(ctx, Freshness{TTL: varyingTTL})
 	return &response{kind: varying, names: x.response.names, mark: x.response.mark}, nil
 }

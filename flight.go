@@ -39,8 +39,9 @@ type engine[V any] struct {
 	commits   commitRecord
 	slots     *semaphore.Weighted // MaxRebuilds
 	count     counters
-	running   sync.WaitGroup     // flights and what they leave behind, and listen
-	notified  bool               // Store is a Notifier
+	running   sync.WaitGroup // flights and what they leave behind, and listen
+	notified  bool           // Store is a Notifier
+	sweeper   sweeper[V]
 	deafen    context.CancelFunc // ends listen
 
 	mu            sync.Mutex // guards what follows, and the fields of flights that say so
@@ -86,8 +87,10 @@ type flight[V any] struct {
 	// accept is the first caller's, see want. It never changes.
 	accept func(it *item[V], now instant) bool
 	// made is the item.made of what the present load makes. Written by the
-	// flight's goroutine before a load starts, which may read it.
-	made instant
+	// flight's goroutine before a load starts, which may read it. So is
+	// position, the item.position, with engine.mu held.
+	made     instant
+	position uint64
 }
 
 // A want is what a call asks of its answer. The zero want takes any.
@@ -160,6 +163,7 @@ var (
 func newEngine[V any](s settings, size func(string, V) int, marshal func(V) ([]byte, error), unmarshal func([]byte) (V, error)) *engine[V] {
 	c := clock{time.Now()}
 	e := &engine[V]{
+		sweeper:   sweeper[V]{reading: make(chan struct{}, 1)},
 		settings:  s,
 		clock:     c,
 		near:      newNear(c, s.NearBytes, size),
@@ -425,9 +429,12 @@ func (f *flight[V]) show(ctx context.Context, v V, alone bool) bool {
 	if ctx.Err() != nil || f.disowned || f.streaming() {
 		return false
 	}
-	f.change(func(s *flightState[V]) {
-		s.published, s.alone = &item[V]{kind: KindValue, value: v, made: f.made}, alone
-	})
+	it := &item[V]{kind: KindValue, value: v, made: f.made, position: f.position}
+	if f.engine.sweeper.spare(f.key, it) == nil {
+		f.abort(errInvalidated) // by a tag that was not known until now
+		return false
+	}
+	f.change(func(s *flightState[V]) { s.published, s.alone = it, alone })
 	return true
 }
 
@@ -455,7 +462,7 @@ func (f *flight[V]) abortable(abort context.CancelCauseFunc, epoch uint64) bool 
 	if f.disowned {
 		return false
 	}
-	f.abort, f.claimed = abort, epoch
+	f.abort, f.claimed, f.position = abort, epoch, f.engine.sweeper.position()
 	return true
 }
 
@@ -467,7 +474,8 @@ func (f *flight[V]) settle(it *item[V]) bool {
 	e.near.weigh(f.key, it) // before the lock: it runs user code
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if f.disowned {
+	spared := e.sweeper.spare(f.key, it)
+	if f.disowned = f.disowned || spared == nil; f.disowned {
 		// Clients that read a response while it is made have it already. It
 		// is theirs, and nobody else's.
 		if f.streaming() {
@@ -476,7 +484,7 @@ func (f *flight[V]) settle(it *item[V]) bool {
 		return f.streaming()
 	}
 	// Between this and the flight's leaving the map, join sees neither or both.
-	f.land(e.near.put(f.key, it), nil)
+	f.land(e.near.put(f.key, spared), nil)
 	return true
 }
 
@@ -511,11 +519,12 @@ func (f *flight[V]) lookAgain() {
 // A witness counts the invalidations of a key while somebody works on a value
 // for it that no flight makes.
 type witness struct {
-	seen int // guarded by engine.mu
+	seen     int    // guarded by engine.mu
+	position uint64 // the log's when the work began, see item; never changes
 }
 
 func (e *engine[V]) watchInvalidations(key string) *witness {
-	w := &witness{}
+	w := &witness{position: e.sweeper.position()}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.witnesses == nil {

@@ -94,7 +94,7 @@ func NewMiddleware(o HTTPOptions) *Middleware {
 	}
 	s := o.Options.settings()
 	o.Options = s.Options
-	return &Middleware{
+	m := &Middleware{
 		engine: newEngine(s, func(_ string, r *response) int { return r.size() }, marshalResponse, unmarshalResponse),
 		rules: httpcache.Options{
 			DefaultLifetime:      o.TTL,
@@ -107,6 +107,8 @@ func NewMiddleware(o HTTPOptions) *Middleware {
 		options: o,
 		through: semaphore.NewWeighted(int64(o.PassThrough)),
 	}
+	m.engine.sweeper.traits = func(r *response) ([]string, bool) { return httpcache.Tags(r.header), r.kind == varying }
+	return m
 }
 
 // Stats returns what the middleware has counted since it was made.
@@ -117,27 +119,6 @@ func (m *Middleware) Stats() Stats { return m.engine.snapshot() }
 func (m *Middleware) Close() error {
 	m.engine.close()
 	return nil
-}
-
-// Invalidate drops what is kept for the URLs, all variants included, as
-// [Cache.Invalidate] does. A URL is "http://host/path?query"; the scheme has no
-// meaning.
-func (m *Middleware) Invalidate(ctx context.Context, urls ...string) error {
-	var errs []error
-	for _, u := range urls {
-		r, err := http.NewRequestWithContext(ctx, http.MethodGet, u, nil)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("bellwether: invalidating: %w", err))
-			continue
-		}
-		key, ok := httpcache.Key(r)
-		if !ok {
-			errs = append(errs, fmt.Errorf("bellwether: invalidating %q: not a URL with a host and a path that is cached", u))
-			continue
-		}
-		errs = append(errs, m.engine.invalidate(ctx, key))
-	}
-	return errors.Join(errs...)
 }
 
 // Handler wraps next. It has the type of a chi or net/http middleware.

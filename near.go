@@ -23,7 +23,9 @@ type item[V any] struct {
 	err     error         // the last failure, if failures > 0
 	trusted instant       // until when the store need not be asked whether it still holds
 	weight  uint32        // what it takes in the near tier; 0 if not weighed yet
-	made    instant       // when the load that made it began in this process, and 1; 0 if none did
+	// position is up to where the log of sweeps was known when its load began.
+	position uint64
+	made     instant // when the load that made it began in this process, and 1; 0 if none did
 }
 
 // answer is what a caller gets for the item.
@@ -119,6 +121,23 @@ func (n *near[V]) put(key string, it *item[V]) *item[V] {
 		return kept, otter.WriteOp
 	})
 	return kept
+}
+
+// revise puts in the place of every item what f makes of it; nil: nothing. f is
+// called under the table's locks.
+func (n *near[V]) revise(f func(key string, it *item[V]) *item[V]) {
+	for key := range n.cache.Keys() {
+		n.cache.ComputeIfPresent(key, func(old *item[V]) (*item[V], otter.ComputeOp) {
+			switch it := f(key, old); it {
+			case old:
+				return old, otter.CancelOp
+			case nil:
+				return nil, otter.InvalidateOp
+			default:
+				return it, otter.WriteOp
+			}
+		})
+	}
 }
 
 func (n *near[V]) delete(key string) { n.cache.Invalidate(key) }

@@ -257,7 +257,7 @@ func newTestEngine(t *testing.T, store Store) *engine[string] {
 func TestEnginePut_CountsBytes(t *testing.T) {
 	e := newTestEngine(t, &hookedStore{committed: func(string) {}})
 	for i := range 1000 {
-		e.put(t.Context(), fmt.Sprint(i), string(make([]byte, 10_000)), Freshness{TTL: time.Hour})
+		e.put(t.Context(), fmt.Sprint(i), string(make([]byte, 10_000)), Freshness{TTL: time.Hour}, 0)
 	}
 	e.near.cache.CleanUp()
 	if n := e.near.cache.EstimatedSize(); n > 110 || n < 50 {
@@ -274,7 +274,7 @@ func TestEnginePut_InvalidatedMeanwhile(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	e.put(t.Context(), "k", "old", Freshness{TTL: time.Hour})
+	e.put(t.Context(), "k", "old", Freshness{TTL: time.Hour}, 0)
 	if it, _ := e.near.get("k"); it != nil {
 		t.Errorf("%q is in the near tier after its invalidation", it.value)
 	}

@@ -23,6 +23,14 @@ func (e *engine[V]) hear(n Notice) {
 	if !ok {
 		return
 	}
+	if key == logKey && e.sweeper.on() {
+		if n.Entry.Epoch != 0 {
+			e.learn(n.Entry)
+		} else {
+			e.sweeper.asked.Store(0) // it is read at the next occasion
+		}
+		return
+	}
 	if n.Invalidated {
 		e.mu.Lock()
 		defer e.mu.Unlock()
@@ -56,7 +64,7 @@ func (e *engine[V]) hear(n Notice) {
 	e.near.weigh(key, it)
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.invalidations == before {
+	if e.invalidations == before && e.sweeper.spare(key, it) == it {
 		e.near.put(key, it)
 	}
 }

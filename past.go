@@ -60,7 +60,7 @@ var soon = Freshness{TTL: time.Millisecond}
 func (m *Middleware) replace(key string, s served[*response], res *response, f Freshness) {
 	m.engine.behind(func() {
 		if it, _ := m.engine.near.get(key); it != nil && it.epoch == s.item.epoch {
-			m.engine.put(context.Background(), key, res, f)
+			m.engine.put(context.Background(), key, res, f, m.engine.sweeper.position())
 		}
 	})
 }

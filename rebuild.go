@@ -177,6 +177,9 @@ func (r *run[V]) look(ctx context.Context) bool {
 		r.present = known
 		return false
 	}
+	if e.sweeper.on() {
+		e.followLog(ctx)
+	}
 	entry, asked, err := r.read(ctx, &r.outage)
 	// One lost packet is no outage: an engine that is gone fails again, and
 	// opens its breaker, or has used the time up.
@@ -522,14 +525,14 @@ func (r *run[V]) takeEpoch(ctx context.Context) (entry Entry, epoch uint64) {
 }
 
 // put keeps a value that was made by the rebuild of another key.
-func (e *engine[V]) put(ctx context.Context, key string, v V, f Freshness) {
+func (e *engine[V]) put(ctx context.Context, key string, v V, f Freshness, position uint64) {
 	e.mu.Lock()
 	before := e.invalidations
 	e.mu.Unlock()
 	r := &run[V]{flight: &flight[V]{key: key, engine: e}, outage: outage{e.EngineTimeout}}
 	_, epoch := r.takeEpoch(ctx)
 	now := e.clock.now()
-	it := &item[V]{kind: KindValue, value: v, epoch: epoch, trusted: e.trustedUntil(now)}
+	it := &item[V]{kind: KindValue, value: v, epoch: epoch, position: position, trusted: e.trustedUntil(now)}
 	it.lifetime = newLifetime(now, f)
 	if !r.commit(ctx, it) {
 		return
@@ -539,7 +542,7 @@ func (e *engine[V]) put(ctx context.Context, key string, v V, f Freshness) {
 	defer e.mu.Unlock()
 	// There is no flight here that an invalidation could disown. After one, of
 	// whatever key, the store alone has the value.
-	if e.invalidations == before {
+	if e.invalidations == before && e.sweeper.spare(key, it) == it {
 		e.near.put(key, it)
 	}
 }
@@ -549,13 +552,14 @@ func (e *engine[V]) put(ctx context.Context, key string, v V, f Freshness) {
 // value may be older than what another such request has done.
 func (e *engine[V]) putUnless(key string, v V, f Freshness, w *witness) {
 	now := e.clock.now()
-	it := &item[V]{kind: KindValue, value: v, trusted: e.trustedUntil(now)}
+	it := &item[V]{kind: KindValue, value: v, position: w.position, trusted: e.trustedUntil(now)}
 	it.lifetime = newLifetime(now, f)
 	e.near.weigh(key, it) // before the lock: it runs user code
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if w.seen != 1 || e.flights[key] != nil {
-		return // a flight that has begun since the invalidation has something newer
+	// A flight that has begun since the invalidation has something newer.
+	if w.seen != 1 || e.flights[key] != nil || e.sweeper.spare(key, it) != it {
+		return
 	}
 	e.epoch++
 	it.epoch = e.epoch
@@ -672,8 +676,12 @@ func (r *run[V]) release(ctx context.Context, lease Lease) {
 // it. It returns false if the store, or an invalidation here, has something
 // later to say: then nobody gets it, and the flight looks again.
 func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
-	now := r.engine.clock.now()
-	it := &item[V]{epoch: epoch, build: l.took, made: r.made, trusted: r.engine.trustedUntil(now)}
+	e := r.engine
+	if e.sweeper.on() && e.Store != nil {
+		e.followLog(ctx) // the load may have taken longer than the log is trusted
+	}
+	now := e.clock.now()
+	it := &item[V]{epoch: epoch, build: l.took, made: r.made, position: r.position, trusted: e.trustedUntil(now)}
 	switch {
 	case errors.Is(l.err, errNothing):
 		r.end(errAgain) // who has not seen what was published asks again
@@ -827,6 +835,7 @@ func (r *run[V]) encode(it *item[V]) (Entry, error) {
 		StaleIfError:         it.errorUntil - it.freshUntil,
 		Keep:                 it.keepUntil - it.freshUntil,
 		BuildTime:            it.build,
+		Sweep:                it.position,
 		Failures:             it.failures,
 	}
 	if it.failures > 0 {
@@ -873,7 +882,7 @@ func (r *run[V]) decode(e Entry, known *item[V], asked instant) *item[V] {
 			return nil
 		}
 	}
-	it := &item[V]{kind: e.Kind, epoch: e.Epoch, build: e.BuildTime, trusted: r.engine.trustedUntil(asked)}
+	it := &item[V]{kind: e.Kind, epoch: e.Epoch, build: e.BuildTime, position: e.Sweep, trusted: r.engine.trustedUntil(asked)}
 	it.lifetime = newLifetime(now, Freshness{e.Age, e.TTL, e.StaleWhileRevalidate, e.StaleIfError, e.Keep})
 	it.held = e.Kind != KindNone
 	if e.Failures > 0 {
@@ -882,7 +891,7 @@ func (r *run[V]) decode(e Entry, known *item[V], asked instant) *item[V] {
 	}
 	if same && known.kind == e.Kind {
 		it.value, it.err = known.value, known.err
-		return it
+		return r.engine.sweeper.spare(r.key, it)
 	}
 	if e.Kind == KindValue {
 		err := noPanic(func() (err error) {
@@ -894,13 +903,17 @@ func (r *run[V]) decode(e Entry, known *item[V], asked instant) *item[V] {
 			return nil
 		}
 	}
-	return it
+	return r.engine.sweeper.spare(r.key, it)
 }
 
-// trustedUntil is how long the near tier may go without asking the store.
+// trustedUntil is how long the near tier may go, with what was true at the time
+// now, without asking the store.
 func (e *engine[V]) trustedUntil(now instant) instant {
 	if e.Store == nil {
 		return forever
+	}
+	if e.sweeper.on() {
+		now = min(now, instant(e.sweeper.asked.Load()))
 	}
 	return addDurations(now, e.NearTTL)
 }

@@ -79,7 +79,7 @@ func (r *response) size() int {
 
 // variantKey is the key of the variant that req asks for, below key.
 func (r *response) variantKey(key string, req http.Header) string {
-	return key + "\x00" + r.mark + httpcache.VariantKey(r.names, req)
+	return key + variantMark + r.mark + httpcache.VariantKey(r.names, req)
 }
 
 // A stored response is

@@ -101,6 +101,17 @@ func (l *lifetime) backingOff(now instant) bool {
 	return l.failures > 0 && now < l.retryAt
 }
 
+// staleFrom returns the lifetime of something that stops being fresh at t, if
+// it has not before. Its windows begin then.
+func (l lifetime) staleFrom(t instant) lifetime {
+	if early := l.freshUntil - max(t, l.born); early > 0 {
+		for _, end := range []*instant{&l.freshUntil, &l.staleUntil, &l.errorUntil, &l.keepUntil} {
+			*end -= early
+		}
+	}
+	return l
+}
+
 // end is when the item is of no more use to anybody.
 func (l *lifetime) end() instant {
 	var end instant

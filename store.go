@@ -132,6 +132,9 @@ type Entry struct {
 	Keep time.Duration
 	// BuildTime is how long the rebuild took.
 	BuildTime time.Duration
+	// Sweep is up to where the cache knew its log of invalidations when the
+	// rebuild's load began: what was written there later counts against it.
+	Sweep uint64
 
 	// Failures counts the rebuilds that have failed in a row since the value
 	// was built; 0 if the last one succeeded.
@@ -172,7 +175,7 @@ func addDurations(a, b time.Duration) time.Duration {
 // An encoded entry is
 //
 //	"BW" version(1) | crc32c of all that follows, big endian(4) | kind(1) | epoch, big endian(8) |
-//	uvarints: age, ttl, stale-while-revalidate, stale-if-error, keep, build time (ns), failures, retry age (ns), len(failure) |
+//	uvarints: age, ttl, stale-while-revalidate, stale-if-error, keep, build time (ns), sweep, failures, retry age (ns), len(failure) |
 //	failure | value
 //
 // The checksum tells our bytes from foreign and damaged ones; it is no
@@ -194,7 +197,7 @@ func (e Entry) AppendBinary(b []byte) ([]byte, error) {
 	for _, n := range [...]uint64{
 		uint64(max(0, e.Age)), uint64(max(0, e.TTL)),
 		uint64(max(0, e.StaleWhileRevalidate)), uint64(max(0, e.StaleIfError)),
-		uint64(max(0, e.Keep)), uint64(max(0, e.BuildTime)),
+		uint64(max(0, e.Keep)), uint64(max(0, e.BuildTime)), min(e.Sweep, 1<<63-1),
 		uint64(e.Failures), uint64(max(0, e.RetryAge)), uint64(len(e.Failure)),
 	} {
 		b = binary.AppendUvarint(b, n)
@@ -227,7 +230,7 @@ func (e *Entry) UnmarshalBinary(data []byte) error {
 		return fmt.Errorf("%w: unknown kind %d", ErrCorrupt, d.Kind)
 	}
 	rest := data[entryHeader:]
-	var nums [9]uint64
+	var nums [10]uint64
 	for i := range nums {
 		v, n := binary.Uvarint(rest)
 		// A number has one encoding, the shortest: stores compare bytes to tell
@@ -237,14 +240,14 @@ func (e *Entry) UnmarshalBinary(data []byte) error {
 		}
 		nums[i], rest = v, rest[n:]
 	}
-	if nums[6] > 1<<32-1 || nums[8] > uint64(len(rest)) {
+	if nums[7] > 1<<32-1 || nums[9] > uint64(len(rest)) {
 		return fmt.Errorf("%w: bad failure record", ErrCorrupt)
 	}
 	d.Age, d.TTL = time.Duration(nums[0]), time.Duration(nums[1])
 	d.StaleWhileRevalidate, d.StaleIfError = time.Duration(nums[2]), time.Duration(nums[3])
-	d.Keep, d.BuildTime = time.Duration(nums[4]), time.Duration(nums[5])
-	d.Failures, d.RetryAge = uint32(nums[6]), time.Duration(nums[7])
-	d.Failure, d.Value = string(rest[:nums[8]]), rest[nums[8]:len(rest):len(rest)]
+	d.Keep, d.BuildTime, d.Sweep = time.Duration(nums[4]), time.Duration(nums[5]), nums[6]
+	d.Failures, d.RetryAge = uint32(nums[7]), time.Duration(nums[8])
+	d.Failure, d.Value = string(rest[:nums[9]]), rest[nums[9]:len(rest):len(rest)]
 	if d.Kind != KindValue {
 		if len(d.Value) != 0 {
 			return fmt.Errorf("%w: value in an entry without one", ErrCorrupt)

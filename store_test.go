@@ -129,17 +129,17 @@ func TestEntry_SealedNonsense(t *testing.T) {
 
 	for name, data := range map[string][]byte{
 		"no numbers":                with(),
-		"eight numbers":             with(zeros(8)),
-		"age above int64":           with(uvarint(1<<63), zeros(8)),
-		"age of eleven bytes":       with(bytes.Repeat([]byte{0xff}, 10), []byte{1}, zeros(8)),
+		"nine numbers":              with(zeros(9)),
+		"age above int64":           with(uvarint(1<<63), zeros(9)),
+		"age of eleven bytes":       with(bytes.Repeat([]byte{0xff}, 10), []byte{1}, zeros(9)),
 		"age that never ends":       with(bytes.Repeat([]byte{0x80}, 40)),
-		"age not in shortest form":  with([]byte{0x80, 0}, zeros(8)),
-		"failures above uint32":     with(zeros(6), uvarint(1<<32), zeros(2)),
-		"failure longer than data":  with(zeros(8), uvarint(4), []byte("abc")),
-		"failure of largest length": with(zeros(8), uvarint(math.MaxInt64), []byte("abc")),
-		"failure length above int":  with(zeros(8), uvarint(math.MaxUint64), []byte("abc")),
-		"unknown kind":              seal(append(append([]byte(entryMagic), 0, 0, 0, 0, 4), zeros(17)...)),
-		"value in kind none":        seal(append(append([]byte(entryMagic), 0, 0, 0, 0, 0), zeros(18)...)),
+		"age not in shortest form":  with([]byte{0x80, 0}, zeros(9)),
+		"failures above uint32":     with(zeros(7), uvarint(1<<32), zeros(2)),
+		"failure longer than data":  with(zeros(9), uvarint(4), []byte("abc")),
+		"failure of largest length": with(zeros(9), uvarint(math.MaxInt64), []byte("abc")),
+		"failure length above int":  with(zeros(9), uvarint(math.MaxUint64), []byte("abc")),
+		"unknown kind":              seal(append(append([]byte(entryMagic), 0, 0, 0, 0, 4), zeros(18)...)),
+		"value in kind none":        seal(append(append([]byte(entryMagic), 0, 0, 0, 0, 0), zeros(19)...)),
 	} {
 		var e Entry
 		if err := e.UnmarshalBinary(data); !errors.Is(err, ErrCorrupt) {
@@ -147,8 +147,8 @@ func TestEntry_SealedNonsense(t *testing.T) {
 		}
 	}
 	var e Entry
-	if err := e.UnmarshalBinary(with(zeros(9))); err != nil {
-		t.Errorf("the same header with nine numbers: %v", err)
+	if err := e.UnmarshalBinary(with(zeros(10))); err != nil {
+		t.Errorf("the same header with ten numbers: %v", err)
 	}
 }
 

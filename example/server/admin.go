@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"strconv"
 	"time"
 
 	"github.com/bellwether-go/bellwether"
@@ -73,49 +74,70 @@ type failure struct {
 	URLs  []string `json:"urls,omitempty"`
 }
 
-// invalidate drops pages: POST /invalidate?url=http://host/path, several times
-// url= for several pages. A url that is only a path is of the host that host=
-// names, or of the site that is asked for by address.
+// invalidate drops pages: POST /invalidate?url=http://host/path, and so for
+// prefix= and tag=, each as often as needed. A url or prefix that is only a path
+// is of the host that host= names, or of the site that is asked for by address.
+// With soft=1 the pages become stale and are not dropped.
 func (s *server) invalidate(w http.ResponseWriter, r *http.Request) {
-	urls, err := s.pages(r.URL.RawQuery)
+	match, err := matched(r.URL.RawQuery)
 	if err != nil {
 		replyJSON(w, http.StatusBadRequest, failure{Error: err.Error()})
 		return
 	}
-	switch err := s.cache.Invalidate(r.Context(), urls...); {
+	switch err := s.cache.InvalidateMatching(r.Context(), match); {
 	case err == nil:
 		replyJSON(w, http.StatusOK, struct {
 			Invalidated []string `json:"invalidated"`
-		}{urls})
+			Prefixes    []string `json:"prefixes,omitempty"`
+			Tags        []string `json:"tags,omitempty"`
+			Soft        bool     `json:"soft,omitempty"`
+		}{match.URLs, match.Prefixes, match.Tags, match.Soft})
 	case errors.Is(err, bellwether.ErrUnavailable):
 		replyJSON(w, http.StatusServiceUnavailable, failure{
 			Error: "the store does not answer, so the other processes go on serving what they have; this process's own memory (the near tier) was dropped: " + err.Error(),
-			URLs:  urls,
+			URLs:  match.URLs,
 		})
 	default:
-		replyJSON(w, http.StatusBadRequest, failure{Error: err.Error(), URLs: urls})
+		replyJSON(w, http.StatusBadRequest, failure{Error: err.Error(), URLs: match.URLs})
 	}
 }
 
-// pages returns the full URLs of the pages that a query names.
-func (s *server) pages(query string) ([]string, error) {
+// matched returns what a query asks to be invalidated.
+func matched(query string) (m bellwether.Match, err error) {
 	q, err := url.ParseQuery(query)
 	if err != nil {
-		return nil, fmt.Errorf("the query cannot be read: %w", err)
+		return m, fmt.Errorf("the query cannot be read: %w", err)
 	}
 	for name := range q {
-		if name != "url" && name != "host" {
-			return nil, fmt.Errorf("unknown parameter %q; there are url and host, and an & within a url is written %%26", name)
+		switch name {
+		case "url", "prefix", "tag", "soft", "host":
+		default:
+			return m, fmt.Errorf("unknown parameter %q; there are url, prefix, tag, soft and host, and an & within a url is written %%26", name)
 		}
 	}
-	if len(q["url"]) == 0 {
-		return nil, errors.New("no url; write /invalidate?url=http://host/path, with an & within it as %26")
+	if len(q["url"])+len(q["prefix"])+len(q["tag"]) == 0 {
+		return m, errors.New("no url, prefix or tag; write /invalidate?url=http://host/path, with an & within it as %26")
 	}
+	if soft := q.Get("soft"); soft != "" {
+		if m.Soft, err = strconv.ParseBool(soft); err != nil {
+			return m, fmt.Errorf("soft is %q; want 1 or 0", soft)
+		}
+	}
+	if m.URLs, err = pages(q, "url"); err != nil {
+		return m, err
+	}
+	m.Prefixes, err = pages(q, "prefix")
+	m.Tags = q["tag"]
+	return m, err
+}
+
+// pages returns the full URLs that a parameter of a query names.
+func pages(q url.Values, parameter string) ([]string, error) {
 	var urls []string
-	for _, page := range q["url"] {
+	for _, page := range q[parameter] {
 		u, err := url.Parse(page)
 		if err != nil {
-			return nil, fmt.Errorf("url is not one: %w", err)
+			return nil, fmt.Errorf("%s is not a URL: %w", parameter, err)
 		}
 		if u.Scheme == "" && u.Host == "" && len(page) > 0 && page[0] == '/' {
 			host := cmp.Or(q.Get("host"), noName)
@@ -125,7 +147,7 @@ func (s *server) pages(query string) ([]string, error) {
 			}
 		}
 		if u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.User != nil || u.Fragment != "" {
-			return nil, fmt.Errorf("url %q: want http://host/path?query, or /path?query, without a user or a fragment", page)
+			return nil, fmt.Errorf("%s %q: want http://host/path?query, or /path?query, without a user or a fragment", parameter, page)
 		}
 		u.Host = siteHost(u.Host)
 		urls = append(urls, u.String())

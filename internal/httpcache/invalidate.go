@@ -3,6 +3,7 @@ package httpcache
 import (
 	"net/http"
 	"net/url"
+	"strings"
 )
 
 // This file says what a request that may change things has made invalid.
@@ -78,4 +79,46 @@ func referenced(r *http.Request, reference string) (key string, ok bool) {
 		return "", false
 	}
 	return join(host, target)
+}
+
+// KeyPrefix returns what the keys of all URLs begin with that begin with u,
+// which has a host and may end anywhere after it.
+func KeyPrefix(u string) (prefix string, ok bool) {
+	scheme, rest, ok := strings.Cut(u, "://")
+	if !ok || !strings.EqualFold(scheme, "http") && !strings.EqualFold(scheme, "https") {
+		return "", false
+	}
+	hostport, target := rest, "/"
+	if i := strings.IndexAny(rest, "/?"); i >= 0 {
+		if hostport, target = rest[:i], rest[i:]; target[0] == '?' {
+			target = "/" + target
+		}
+	}
+	if !clean(target) {
+		return "", false
+	}
+	return join(hostport, target)
+}
+
+// Tags returns the tags of a response, by which it may be invalidated: the words
+// in Surrogate-Key and the members of Cache-Tag. Both are conventions of content
+// delivery networks.
+func Tags(h http.Header) []string {
+	var tags []string
+	for _, line := range h["Surrogate-Key"] {
+		tags = append(tags, strings.Fields(line)...)
+	}
+	for _, line := range h["Cache-Tag"] {
+		for tag := range strings.SplitSeq(line, ",") {
+			if tag = strings.Trim(tag, " \t"); tag != "" {
+				tags = append(tags, tag)
+			}
+		}
+	}
+	return tags
+}
+
+// ValidTag tells whether a tag can be in both fields.
+func ValidTag(tag string) bool {
+	return tag != "" && !strings.ContainsFunc(tag, func(r rune) bool { return r <= ' ' || r == ',' || r == 0x7f })
 }

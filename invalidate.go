@@ -1,0 +1,85 @@
+package bellwether
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+
+	"github.com/bellwether-go/bellwether/internal/httpcache"
+)
+
+// This file is the HTTP face of invalidation: by URL, by what URLs have in
+// common, by tag.
+
+// Invalidate drops what is kept for the URLs, all variants included, as
+// [Cache.Invalidate] does. A URL is "http://host/path?query"; the scheme has no
+// meaning.
+func (m *Middleware) Invalidate(ctx context.Context, urls ...string) error {
+	return m.InvalidateMatching(ctx, Match{URLs: urls})
+}
+
+// A Match says which responses are to be invalidated: those that match any of
+// it.
+type Match struct {
+	// URLs are "http://host/path?query". The scheme has no meaning. All variants
+	// of a URL match.
+	URLs []string
+	// Prefixes are URLs too, and match what begins with them: with
+	// "http://host/a", "/a", "/a/b", "/ab" and "/a?q" on that host; with
+	// "http://host", all that is there.
+	Prefixes []string
+	// Tags match responses that bear one of them in their Surrogate-Key (words)
+	// or Cache-Tag (a list with commas). Case counts.
+	Tags []string
+	// Soft makes what matches stale instead of dropping it: it may be served in
+	// its stale windows, which begin now, and be validated.
+	Soft bool
+}
+
+// InvalidateMatching makes sure that nothing computed before now is served for
+// what matches, as [Middleware.Invalidate] does for single URLs: in this process
+// once it has returned nil, in the others within NearTTL.
+//
+// Prefixes, tags and what is Soft go into a log that all processes read, which
+// remembers the last 500 of them: a response that has seen more of them go by
+// than that counts as invalidated. An error names what could not be done; what
+// can be done is done nevertheless.
+func (m *Middleware) InvalidateMatching(ctx context.Context, match Match) error {
+	var (
+		errs   []error
+		sweeps []sweep
+	)
+	for _, u := range match.URLs {
+		r, err := http.NewRequestWithContext(ctx, http.MethodGet, u, nil)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("bellwether: invalidating: %w", err))
+			continue
+		}
+		key, ok := httpcache.Key(r)
+		switch {
+		case !ok:
+			errs = append(errs, fmt.Errorf("bellwether: invalidating %q: not a URL with a host and a path that is cached", u))
+		case match.Soft:
+			sweeps = append(sweeps, sweep{Kind: sweepKey, What: key, Soft: true})
+		default:
+			errs = append(errs, m.engine.invalidate(ctx, key))
+		}
+	}
+	for _, u := range match.Prefixes {
+		prefix, ok := httpcache.KeyPrefix(u)
+		if !ok {
+			errs = append(errs, fmt.Errorf("bellwether: invalidating by prefix %q: not the beginning of a URL with a host, such as http://host/path", u))
+			continue
+		}
+		sweeps = append(sweeps, sweep{Kind: sweepPrefix, What: prefix, Soft: match.Soft})
+	}
+	for _, tag := range match.Tags {
+		if !httpcache.ValidTag(tag) {
+			errs = append(errs, fmt.Errorf("bellwether: invalidating by tag %q: a tag is not empty and has no spaces, commas or control characters", tag))
+			continue
+		}
+		sweeps = append(sweeps, sweep{Kind: sweepTag, What: tag, Soft: match.Soft})
+	}
+	return errors.Join(append(errs, m.engine.sweep(ctx, sweeps))...)
+}

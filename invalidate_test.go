@@ -1,0 +1,303 @@
+package bellwether_test
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/lockers/locallock"
+	"github.com/bellwether-go/bellwether/stores/memstore"
+)
+
+// tagged answers with the number of its call, fresh for an hour, with the tags
+// that the query names.
+func tagged(calls *int, mu *sync.Mutex) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		*calls++
+		n := *calls
+		mu.Unlock()
+		time.Sleep(10 * time.Millisecond)
+		w.Header().Set("Cache-Control", "max-age=3600, stale-while-revalidate=600")
+		w.Header().Set("ETag", fmt.Sprintf(`"%d"`, n))
+		for _, tag := range r.URL.Query()["tag"] {
+			w.Header().Add("Surrogate-Key", tag)
+		}
+		if lang := r.URL.Query().Get("lang"); lang != "" {
+			w.Header().Set("Vary", "Accept-Language")
+		}
+		fmt.Fprint(w, n)
+	}
+}
+
+// sites are processes of one fleet.
+func sites(t *testing.T, n int, store bellwether.Store, h http.HandlerFunc) []*site {
+	t.Helper()
+	locker := locallock.New()
+	var all []*site
+	for range n {
+		o := bellwether.HTTPOptions{}
+		if store != nil {
+			o.Store, o.Locker = store, locker
+		}
+		all = append(all, newSite(t, o, h))
+	}
+	return all
+}
+
+// quiet is a store that does not tell.
+type quiet struct{ bellwether.Store }
+
+func TestInvalidateMatching(t *testing.T) {
+	urls := []string{"/a", "/a/b?tag=x", "/ab?tag=x+y", "/c?tag=y", "/c?tag=z,q", "/l?lang=1&tag=x"}
+	for name, tt := range map[string]struct {
+		match bellwether.Match
+		gone  []string
+	}{
+		"nothing":         {bellwether.Match{}, nil},
+		"a URL":           {bellwether.Match{URLs: []string{"http://example.com/a"}}, []string{"/a"}},
+		"a prefix":        {bellwether.Match{Prefixes: []string{"http://Example.com:80/a"}}, []string{"/a", "/a/b?tag=x", "/ab?tag=x+y"}},
+		"a directory":     {bellwether.Match{Prefixes: []string{"http://example.com/a/"}}, []string{"/a/b?tag=x"}},
+		"a host":          {bellwether.Match{Prefixes: []string{"http://example.com"}}, urls},
+		"another host":    {bellwether.Match{Prefixes: []string{"http://example.org"}}, nil},
+		"a tag":           {bellwether.Match{Tags: []string{"x"}}, []string{"/a/b?tag=x", "/ab?tag=x+y", "/l?lang=1&tag=x"}},
+		"part of a tag":   {bellwether.Match{Tags: []string{"z"}}, nil},
+		"several":         {bellwether.Match{Tags: []string{"y"}, URLs: []string{"http://example.com/a"}}, []string{"/a", "/ab?tag=x+y", "/c?tag=y"}},
+		"a soft URL":      {bellwether.Match{URLs: []string{"http://example.com/l?lang=1&tag=x"}, Soft: true}, []string{"/l?lang=1&tag=x"}},
+		"a soft prefix":   {bellwether.Match{Prefixes: []string{"http://example.com/c"}, Soft: true}, []string{"/c?tag=y", "/c?tag=z,q"}},
+		"a soft tag":      {bellwether.Match{Tags: []string{"y"}, Soft: true}, []string{"/ab?tag=x+y", "/c?tag=y"}},
+		"a soft nonsense": {bellwether.Match{Tags: []string{"nobody has it"[:6]}, Soft: true}, nil},
+	} {
+		for fleet, store := range map[string]func() bellwether.Store{
+			"alone":              func() bellwether.Store { return nil },
+			"a store that tells": func() bellwether.Store { return memstore.New() },
+			"a quiet store":      func() bellwether.Store { return quiet{memstore.New()} },
+		} {
+			t.Run(name+"/"+fleet, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					var (
+						mu    sync.Mutex
+						calls int
+					)
+					n := 3
+					st := store()
+					if st == nil {
+						n = 1
+					}
+					all := sites(t, n, st, tagged(&calls, &mu))
+					before := map[string]string{}
+					for _, s := range all {
+						for _, u := range urls {
+							before[u] = s.get("http://example.com" + u).Body.String()
+						}
+					}
+					synctest.Wait() // what is kept is kept behind the clients
+					if calls != len(urls) {
+						t.Fatalf("%d calls to fill the caches with %d pages", calls, len(urls))
+					}
+					if err := all[0].mw.InvalidateMatching(t.Context(), tt.match); err != nil {
+						t.Fatal(err)
+					}
+					for i, s := range all {
+						if i == 1 {
+							time.Sleep(1001 * time.Millisecond) // NearTTL
+						}
+						for _, u := range urls {
+							hit := false
+							for _, gone := range tt.gone {
+								hit = hit || gone == u
+							}
+							w := s.get("http://example.com" + u)
+							if hit && tt.match.Soft && i == 0 {
+								// The stale one, once, while the next is made.
+								if w.Body.String() != before[u] || !strings.Contains(w.Header().Get("Cache-Status"), "ttl=") {
+									t.Errorf("%s: %q, Cache-Status %q; want the stale %s", u, w.Body, w.Header().Get("Cache-Status"), before[u])
+								}
+								time.Sleep(20 * time.Millisecond)
+								w = s.get("http://example.com" + u)
+							}
+							if got := w.Body.String() != before[u]; got != hit {
+								t.Errorf("process %d: %s was hit: %v, want %v", i, u, got, hit)
+							}
+						}
+					}
+					if calls != len(urls)+len(tt.gone) {
+						t.Errorf("%d calls after it, want %d", calls-len(urls), len(tt.gone))
+					}
+				})
+			})
+		}
+	}
+}
+
+// What was being made when it was swept is not kept, here or elsewhere.
+func TestInvalidateMatching_DuringARebuild(t *testing.T) {
+	// A process that is not told cannot know that nobody should join a response
+	// that it is writing.
+	for process, store := range []func() bellwether.Store{
+		func() bellwether.Store { return quiet{memstore.New()} },
+		func() bellwether.Store { return memstore.New() },
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			var (
+				mu    sync.Mutex
+				calls int
+			)
+			h := tagged(&calls, &mu)
+			all := sites(t, 3, store(), func(w http.ResponseWriter, r *http.Request) {
+				mu.Lock()
+				first := calls == 0
+				mu.Unlock()
+				h(noFlush{w}, r)
+				if first {
+					time.Sleep(5 * time.Second)
+				}
+			})
+			time.AfterFunc(2*time.Second, func() {
+				if err := all[process].mw.InvalidateMatching(t.Context(), bellwether.Match{Tags: []string{"x"}}); err != nil {
+					t.Error(err)
+				}
+			})
+			all[0].get("http://example.com/?tag=x") // the stream is its reader's
+			for i, s := range all {
+				if w := s.get("http://example.com/?tag=x"); w.Body.String() != "2" {
+					t.Errorf("process %d serves call %s, which was swept while it was made", i, w.Body)
+				}
+			}
+		})
+	}
+}
+
+// noFlush hides what a recorder can beside writing.
+type noFlush struct{ http.ResponseWriter }
+
+// No sweep is lost among many at one time.
+func TestInvalidateMatching_AtOneTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const n, each = 5, 20
+		var (
+			mu    sync.Mutex
+			calls int
+		)
+		all := sites(t, n, quiet{memstore.New()}, tagged(&calls, &mu))
+		for i := range n * each {
+			all[0].get(fmt.Sprintf("http://example.com/%d?tag=t%d", i, i))
+		}
+		var wg sync.WaitGroup
+		for i, s := range all {
+			for j := range each {
+				wg.Go(func() {
+					if err := s.mw.InvalidateMatching(t.Context(), bellwether.Match{Tags: []string{fmt.Sprint("t", i*each+j)}}); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+		}
+		wg.Wait()
+		time.Sleep(1001 * time.Millisecond)
+		before := calls
+		for i := range n * each {
+			all[i%n].get(fmt.Sprintf("http://example.com/%d?tag=t%d", i, i))
+		}
+		if calls-before != n*each {
+			t.Errorf("%d of %d swept pages were made anew", calls-before, n*each)
+		}
+	})
+}
+
+// What has seen more sweeps go by than the log remembers counts as swept; what
+// has not is kept.
+func TestInvalidateMatching_LogForgets(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var (
+			mu    sync.Mutex
+			calls int
+		)
+		all := sites(t, 2, quiet{memstore.New()}, tagged(&calls, &mu))
+		all[0].get("http://example.com/old")
+		for i := range 600 {
+			if i == 300 {
+				all[0].get("http://example.com/young")
+			}
+			if err := all[0].mw.InvalidateMatching(t.Context(), bellwether.Match{Tags: []string{fmt.Sprint("t", i)}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		before := calls
+		if got := all[1].get("http://example.com/young").Body.String(); got != "2" || calls != before {
+			t.Errorf("young is %s after %d calls, want the kept one", got, calls-before)
+		}
+		if got := all[1].get("http://example.com/old").Body.String(); got != "3" {
+			t.Errorf("old is %s, want a new one", got)
+		}
+	})
+}
+
+// A log that its store has lost takes with it what it may have said.
+func TestInvalidateMatching_LogIsLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var (
+			mu    sync.Mutex
+			calls int
+		)
+		store := memstore.New()
+		all := sites(t, 2, quiet{store}, tagged(&calls, &mu))
+		all[0].get("http://example.com/?tag=x")
+		if err := all[0].mw.InvalidateMatching(t.Context(), bellwether.Match{Tags: []string{"x"}}); err != nil {
+			t.Fatal(err)
+		}
+		store.Invalidate(t.Context(), "\x00sweeps") // loses it
+		time.Sleep(2 * time.Second)
+		for i, s := range all {
+			if got := s.get("http://example.com/?tag=x").Body.String(); got != "2" {
+				t.Errorf("process %d serves %s, want 2", i, got)
+			}
+		}
+		if err := all[1].mw.InvalidateMatching(t.Context(), bellwether.Match{Tags: []string{"x"}}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * time.Second)
+		if got := all[0].get("http://example.com/?tag=x").Body.String(); got != "3" {
+			t.Errorf("after a sweep in the new log: %s, want 3", got)
+		}
+	})
+}
+
+func TestInvalidateMatching_Errors(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var (
+			mu    sync.Mutex
+			calls int
+		)
+		wired := &wiredStore{wire: &wire{}, store: memstore.New()}
+		s := sites(t, 1, wired, tagged(&calls, &mu))[0]
+		s.get("http://example.com/a?tag=x")
+		synctest.Wait()
+		err := s.mw.InvalidateMatching(t.Context(), bellwether.Match{
+			URLs: []string{"/a", "://", "http://example.com/a?tag=x"}, Prefixes: []string{"a", "ftp://example.com", "http://", "http://ex ample"}, Tags: []string{"", "a b", "a,b"},
+		})
+		for _, part := range []string{`"/a"`, `"a"`, `"ftp://example.com"`, `"http://"`, `"a b"`, `"a,b"`, `""`} {
+			if err == nil || !strings.Contains(err.Error(), part) {
+				t.Errorf("the error does not name %s: %v", part, err)
+			}
+		}
+		if got := s.get("http://example.com/a?tag=x").Body.String(); got != "2" {
+			t.Errorf("got %s: what could be done was not", got)
+		}
+		synctest.Wait()
+		// Without its store a process does it for itself, and says so.
+		wired.set(refuse)
+		if err := s.mw.InvalidateMatching(t.Context(), bellwether.Match{Tags: []string{"x"}}); !errors.Is(err, bellwether.ErrUnavailable) {
+			t.Errorf("err = %v, want ErrUnavailable", err)
+		}
+		if got := s.get("http://example.com/a?tag=x").Body.String(); got != "3" {
+			t.Errorf("got %s, want a new one", got)
+		}
+	})
+}

@@ -1,0 +1,410 @@
+package bellwether
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// This file invalidates many keys at once: all that begin alike, or bear one
+// tag. Nobody knows which those are, so they are not looked for. What was swept
+// is written into a log in the store, of which every process has a copy; an item
+// knows up to where the log had come when its load began, and what was swept
+// after that is held against it whenever it is read.
+
+// A sweep is one line of the log.
+type sweep struct {
+	Epoch uint64    `json:"epoch"` // of the commit that wrote it
+	Kind  sweepKind `json:"kind"`
+	What  string    `json:"what"`
+	Soft  bool      `json:"soft,omitempty"` // what it hits is stale, not gone
+
+	heard instant // when this process learnt of it
+}
+
+type sweepKind string
+
+const (
+	sweepKey    sweepKind = "key" // and its variants
+	sweepPrefix sweepKind = "prefix"
+	sweepTag    sweepKind = "tag"
+)
+
+// variantMark is what stands between a key and what tells its variants apart. No
+// key of the HTTP face has it.
+const variantMark = "\x00"
+
+func (s *sweep) hits(key string, tags []string) bool {
+	switch s.Kind {
+	case sweepKey:
+		rest, ok := strings.CutPrefix(key, s.What)
+		return ok && (rest == "" || strings.HasPrefix(rest, variantMark))
+	case sweepPrefix:
+		return strings.HasPrefix(key, s.What)
+	case sweepTag:
+		return slices.Contains(tags, s.What)
+	}
+	return true // a later version's: who knows what it hits
+}
+
+// A sweepLog is one state of the log. It never changes.
+type sweepLog struct {
+	// Since is the epoch up to which the log has forgotten: what was loaded with
+	// no more than that in view may have been swept, and counts as swept.
+	Since  uint64  `json:"since"`
+	Sweeps []sweep `json:"sweeps"` // the oldest first
+
+	epoch uint64 // of the entry that it was read from
+}
+
+// maxSweeps is how many sweeps the log remembers. Its readers fetch it whole.
+const maxSweeps = 500
+
+// and returns the log with more sweeps at its end, as of epoch.
+func (l *sweepLog) and(epoch uint64, more []sweep) *sweepLog {
+	next := &sweepLog{Since: l.Since, epoch: epoch}
+	for _, s := range more {
+		s.Epoch = epoch
+		next.Sweeps = append(next.Sweeps, s)
+	}
+	rest := l.Sweeps
+	if over := len(rest) + len(more) - maxSweeps; over > 0 {
+		over = min(over, len(rest))
+		if over > 0 {
+			next.Since = rest[over-1].Epoch
+		}
+		rest = rest[over:]
+	}
+	next.Sweeps = append(slices.Clone(rest), next.Sweeps...)
+	return next
+}
+
+// A sweeper is what an engine knows of the log. The zero sweeper knows nothing.
+type sweeper[V any] struct {
+	// traits tells the tags of a value, and whether it is only a signpost to
+	// others, which nothing makes stale. Nil: the engine has no log.
+	traits func(V) (tags []string, signpost bool)
+
+	applying sync.Mutex               // held while a log takes effect
+	log      atomic.Pointer[sweepLog] // written with engine.mu held
+	// asked is when the log was last read, as of then.
+	asked atomic.Int64
+	// reading has room for the one who reads it.
+	reading chan struct{}
+}
+
+func (w *sweeper[V]) on() bool { return w.traits != nil }
+
+// position is up to where this process knows the log.
+func (w *sweeper[V]) position() uint64 {
+	if l := w.log.Load(); l != nil {
+		return l.epoch
+	}
+	return 0
+}
+
+// spare returns it as the sweeps since its load have left it: nil if it is gone,
+// and it itself if nothing has hit it.
+func (w *sweeper[V]) spare(key string, it *item[V]) *item[V] {
+	l := w.log.Load()
+	if it == nil || l == nil || it.position >= l.epoch {
+		return it
+	}
+	if it.position < l.Since {
+		return nil
+	}
+	var (
+		tags     []string
+		signpost bool
+	)
+	if it.kind == KindValue {
+		tags, signpost = w.traits(it.value)
+	}
+	spared := *it
+	spared.position = l.epoch
+	for i := range l.Sweeps {
+		s := &l.Sweeps[i]
+		if s.Epoch <= it.position || !s.hits(key, tags) {
+			continue
+		}
+		if !s.Soft {
+			return nil
+		}
+		if !signpost {
+			spared.lifetime = spared.staleFrom(s.heard)
+		}
+	}
+	return &spared
+}
+
+// logKey is the log's key in the store. Keys of the HTTP face begin with a host.
+const logKey = "\x00sweeps"
+
+// logTTL is how long the log lives at most, where its store does not forget
+// sooner. A log that is lost is begun anew, and takes everything with it.
+const logTTL = 10 * 365 * 24 * time.Hour
+
+// followLog reads the log if what is known of it is older than half of NearTTL,
+// and returns as of when it is known.
+func (e *engine[V]) followLog(ctx context.Context) instant {
+	w := &e.sweeper
+	old := func() bool {
+		asked := instant(w.asked.Load())
+		return w.log.Load() == nil || e.clock.now() > addDurations(asked, e.NearTTL/2)
+	}
+	if !old() {
+		return instant(w.asked.Load())
+	}
+	// One reads, and who comes meanwhile waits for that: with a log that is too
+	// old, what they read of the store would be trusted for no time at all.
+	select {
+	case w.reading <- struct{}{}:
+		defer func() { <-w.reading }()
+	case <-ctx.Done():
+		return instant(w.asked.Load())
+	}
+	if !old() {
+		return instant(w.asked.Load())
+	}
+	o := &outage{e.EngineTimeout}
+	asked := e.clock.now()
+	entry, err := ask(ctx, e.store, o, func(ctx context.Context) (Entry, error) {
+		return e.Store.Get(ctx, e.engineKey(logKey))
+	})
+	switch {
+	case err == nil:
+		err = e.learn(entry)
+	case errors.Is(err, ErrNotFound):
+		// There must be one before the first load, so that the first sweep
+		// knows what was loaded before it from what was loaded before a log was
+		// lost.
+		err = e.writeLog(ctx, o, nil)
+	}
+	if err != nil {
+		e.count.engineErrors.Add(1)
+		e.OnError(logKey, fmt.Errorf("reading the log of invalidations: %w", err))
+	}
+	// A store that does not answer cannot say that anything was swept.
+	w.asked.Store(int64(asked))
+	return asked
+}
+
+// learn takes the log in as the store has it.
+func (e *engine[V]) learn(entry Entry) error {
+	l := &sweepLog{epoch: entry.Epoch}
+	if err := json.Unmarshal(entry.Value, l); err != nil || entry.Kind != KindValue {
+		// Whatever was in it: nothing that was loaded before is to be trusted.
+		l = &sweepLog{Since: entry.Epoch, epoch: entry.Epoch}
+	}
+	e.apply(l)
+	return nil
+}
+
+// apply makes l the log that this process knows, and holds what is new in it
+// against the near tier.
+func (e *engine[V]) apply(l *sweepLog) {
+	w := &e.sweeper
+	now := e.clock.now()
+	// Two may bring one log at a time, the process's own sweep and the store's
+	// notice of it. Neither returns before the log has taken its effect.
+	w.applying.Lock()
+	defer w.applying.Unlock()
+	known := w.log.Load()
+	if known != nil && known.epoch >= l.epoch {
+		return
+	}
+	heard := map[uint64]instant{}
+	if known != nil {
+		for _, s := range known.Sweeps {
+			heard[s.Epoch] = s.heard
+		}
+	}
+	for i := range l.Sweeps {
+		if at, ok := heard[l.Sweeps[i].Epoch]; ok {
+			l.Sweeps[i].heard = at
+		} else {
+			l.Sweeps[i].heard = now
+		}
+	}
+	e.mu.Lock()
+	w.log.Store(l)
+	for key, f := range e.flights {
+		e.sweepFlight(key, f)
+	}
+	e.mu.Unlock()
+	if known != nil && l.Since <= known.epoch && len(l.Sweeps) == 0 {
+		return
+	}
+	// What is put from here on has been held against the new log, under the
+	// lock; what was put before is met here.
+	e.near.revise(w.spare)
+}
+
+// sweepFlight holds the log against what a flight is loading. e.mu is held.
+func (e *engine[V]) sweepFlight(key string, f *flight[V]) {
+	if f.abort == nil {
+		return // it loads nothing, and what it has read is looked at again
+	}
+	published := f.state.Load().published
+	it := published
+	if it == nil {
+		it = &item[V]{position: f.position}
+	}
+	if e.sweeper.spare(key, it) != nil {
+		return // or nobody knows yet: see publish
+	}
+	f.disowned = true
+	if published != nil {
+		delete(e.flights, key) // its readers have it, and nobody joins them
+	} else {
+		f.abort(errInvalidated)
+	}
+}
+
+// writeLog adds sweeps to the log in the store, and takes it in.
+//
+// A store has no compare-and-swap, so this is done under the log's lease: a
+// commit is worth something only if the lease has held until after it, or
+// somebody who has read the log before it may write over it after it. Without a
+// Locker that may happen when two processes sweep at the same moment.
+func (e *engine[V]) writeLog(ctx context.Context, o *outage, more []sweep) error {
+	key := e.engineKey(logKey)
+	began := e.clock.now()
+	for try := 1; ; try++ {
+		lease, err := e.leaseLog(ctx, o, key, began)
+		if err != nil {
+			return err
+		}
+		l, err := e.commitLog(ctx, o, key, more)
+		if lease != nil {
+			_, lost := ask(ctx, e.locker, o, func(ctx context.Context) (struct{}, error) {
+				return struct{}{}, lease.Release(ctx)
+			})
+			if err == nil && errors.Is(lost, ErrLeaseLost) {
+				err = lost
+			}
+		}
+		switch {
+		case err == nil:
+			e.apply(l)
+			return nil
+		case try == maxRefused, !errors.Is(err, ErrFenced) && !errors.Is(err, ErrLeaseLost):
+			return err
+		}
+	}
+}
+
+// leaseLog waits for the log's lease; nil if there is no locker, or none that
+// answers.
+func (e *engine[V]) leaseLog(ctx context.Context, o *outage, key string, began instant) (Lease, error) {
+	if e.Locker == nil {
+		return nil, nil
+	}
+	for {
+		lease, err := ask(ctx, e.locker, o, func(ctx context.Context) (Lease, error) {
+			return e.Locker.TryAcquire(ctx, key, e.LeaseTTL)
+		})
+		if !errors.Is(err, ErrHeld) {
+			if err != nil && ctx.Err() != nil {
+				return nil, ctx.Err()
+			}
+			return lease, nil // or the locker is down, and the store must do
+		}
+		waited := e.clock.now() - began
+		if waited > e.MaxWait {
+			return nil, err
+		}
+		pause := time.NewTimer(pollInterval(waited))
+		select {
+		case <-pause.C:
+		case <-ctx.Done():
+			pause.Stop()
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// commitLog writes the log as it is there with more at its end.
+func (e *engine[V]) commitLog(ctx context.Context, o *outage, key string, more []sweep) (*sweepLog, error) {
+	var epoch uint64
+	entry, err := ask(ctx, e.store, o, func(ctx context.Context) (entry Entry, err error) {
+		entry, epoch, err = e.Store.Claim(ctx, key)
+		return entry, err
+	})
+	if err != nil {
+		return nil, err
+	}
+	l := &sweepLog{Since: epoch}
+	if entry.Kind == KindValue {
+		there := &sweepLog{}
+		if err := json.Unmarshal(entry.Value, there); err == nil {
+			if l = there; len(more) == 0 {
+				l.epoch = entry.Epoch
+				return l, nil // another has begun it
+			}
+		}
+	}
+	l = l.and(epoch, more)
+	value, err := json.Marshal(l)
+	if err != nil {
+		return nil, err
+	}
+	_, err = ask(ctx, e.store, o, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, e.Store.Commit(ctx, key, Entry{Kind: KindValue, Value: value, Epoch: epoch, TTL: logTTL})
+	})
+	return l, err
+}
+
+// sweep invalidates, in the store and so for the fleet, and here.
+func (e *engine[V]) sweep(ctx context.Context, what []sweep) error {
+	if len(what) == 0 {
+		return nil
+	}
+	if e.Store != nil {
+		err := e.writeLog(ctx, &outage{e.EngineTimeout}, what)
+		if err == nil {
+			return nil
+		}
+		e.count.engineErrors.Add(1)
+		e.sweepHere(what)
+		return fmt.Errorf("writing the log of invalidations: %w", err)
+	}
+	e.sweepHere(what)
+	return nil
+}
+
+// sweepHere is sweep for this process alone.
+func (e *engine[V]) sweepHere(what []sweep) {
+	l := e.sweeper.log.Load()
+	if l == nil {
+		l = &sweepLog{}
+	}
+	if e.Store == nil {
+		e.mu.Lock()
+		e.epoch++ // the positions of the loads that are under way are below it
+		epoch := e.epoch
+		e.mu.Unlock()
+		e.apply(l.and(epoch, what))
+		return
+	}
+	// The log's epochs are the store's. These sweeps are held against what is
+	// here, and forgotten.
+	for i := range what {
+		what[i].Epoch, what[i].heard = 1<<64-1, e.clock.now()
+	}
+	now := &sweeper[V]{traits: e.sweeper.traits}
+	now.log.Store(&sweepLog{Sweeps: what, epoch: 1<<64 - 1})
+	e.near.revise(func(key string, it *item[V]) *item[V] {
+		spared := now.spare(key, it)
+		if spared != nil && spared != it {
+			spared.position = it.position
+		}
+		return spared
+	})
+}
