@@ -261,7 +261,7 @@ func TestHTTP_UnrememberedErrorAnswersTheHerdOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{ErrorTTL: -1}}, func(w http.ResponseWriter, r *http.Request) {
 			time.Sleep(time.Second)
-			http.Error(w, "down", 503)
+			http.Error(w, "down", http.StatusServiceUnavailable)
 		})
 		wantBurst(t, s.burst(50, same("http://a/p")), 50, "503 down\n 1s")
 		s.wantCalls(t, 1)
