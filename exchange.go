@@ -189,11 +189,12 @@ func (x *exchange) decide(status int) {
 		j = httpcache.Judge(x.owner.request, status, header, x.sent, now, x.m.rules)
 	}
 	x.shared, x.checked = j.Shared, j.Checked
-	if j.Reason == httpcache.ReasonNoLifetime && httpcache.IsServerError(status) {
+	if j.Reason == httpcache.ReasonNoLifetime && httpcache.IsServerError(status) && !j.Freshness.NoCache {
 		// One error answers the herd that waits for it, and those who come
 		// within ErrorTTL: a broken origin is not helped by being asked by each.
-		// It has no windows: it is nothing to fall back on.
-		x.shared, j.Freshness = true, httpcache.Freshness{Lifetime: max(0, x.m.options.ErrorTTL)}
+		// It has no windows: it is nothing to fall back on. The time counts from
+		// now, however old the response says it is.
+		x.shared, j.Freshness = true, httpcache.Freshness{Lifetime: j.Age + max(0, x.m.options.ErrorTTL)}
 	}
 	limit := x.m.options.MaxBody
 	if !x.shared && !x.checked {

@@ -220,6 +220,8 @@ func TestHTTP_Options(t *testing.T) {
 		"set-cookie":                         {bellwether.HTTPOptions{SetCookie: true}, http.Header{"Cache-Control": {"max-age=60"}, "Set-Cookie": {"a=b"}}, 200, time.Second, true},
 		"set-cookie without a lifetime":      {bellwether.HTTPOptions{SetCookie: true, Options: bellwether.Options{TTL: week}}, http.Header{"Set-Cookie": {"a=b"}}, 200, time.Second, false},
 		"error remembered":                   {bellwether.HTTPOptions{Options: bellwether.Options{ErrorTTL: time.Minute}}, http.Header{}, 503, time.Second, true},
+		"error remembered from now on":       {bellwether.HTTPOptions{Options: bellwether.Options{ErrorTTL: time.Minute}}, http.Header{"Age": {"300"}}, 503, time.Second, true},
+		"error that is to be asked for anew": {bellwether.HTTPOptions{Options: bellwether.Options{ErrorTTL: time.Minute}}, http.Header{"Cache-Control": {"no-cache"}}, 503, time.Second, false},
 		"error not remembered":               {bellwether.HTTPOptions{Options: bellwether.Options{ErrorTTL: -1}}, http.Header{}, 503, 0, false},
 		"error is nothing to fall back on":   {bellwether.HTTPOptions{Options: bellwether.Options{ErrorTTL: -1, StaleIfError: week}}, http.Header{}, 503, time.Second, false},
 		"error with a lifetime of its own":   {bellwether.HTTPOptions{Options: bellwether.Options{ErrorTTL: -1}}, http.Header{"Cache-Control": {"max-age=60"}}, 503, time.Second, true},
@@ -259,7 +261,7 @@ func TestHTTP_UnrememberedErrorAnswersTheHerdOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{ErrorTTL: -1}}, func(w http.ResponseWriter, r *http.Request) {
 			time.Sleep(time.Second)
-			http.Error(w, "down", 503)
+			http.Error(w, "down", http.StatusServiceUnavailable)
 		})
 		wantBurst(t, s.burst(50, same("http://a/p")), 50, "503 down\n 1s")
 		s.wantCalls(t, 1)

@@ -251,7 +251,7 @@ func TestHTTP_AuthorizedRequestLeavesWhatIsStored(t *testing.T) {
 		var broken atomic.Bool
 		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
 			if broken.Load() {
-				http.Error(w, "down", 503)
+				http.Error(w, "down", http.StatusServiceUnavailable)
 				return
 			}
 			w.Header().Set("Cache-Control", "max-age=10, stale-if-error=60")

@@ -183,7 +183,7 @@ func TestHTTP_FailedValidation(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
 			if broken.Load() {
 				w.Header().Set("Cache-Control", "no-store") // as error pages often have it
-				http.Error(w, "down", 503)
+				http.Error(w, "down", http.StatusServiceUnavailable)
 				return
 			}
 			o.ServeHTTP(w, r)

@@ -552,13 +552,14 @@ func (e *engine[V]) put(ctx context.Context, key string, v V, f Freshness, posit
 // value may be older than what another such request has done.
 func (e *engine[V]) putUnless(key string, v V, f Freshness, w *witness) {
 	now := e.clock.now()
-	it := &item[V]{kind: KindValue, value: v, trusted: e.trustedUntil(now)}
+	it := &item[V]{kind: KindValue, value: v, position: w.position, trusted: e.trustedUntil(now)}
 	it.lifetime = newLifetime(now, f)
 	e.near.weigh(key, it) // before the lock: it runs user code
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if w.seen != 1 || e.flights[key] != nil {
-		return // a flight that has begun since the invalidation has something newer
+	// A flight that has begun since the invalidation has something newer.
+	if w.seen != 1 || e.flights[key] != nil || e.sweeper.spare(key, it) != it {
+		return
 	}
 	e.epoch++
 	it.epoch = e.epoch

@@ -100,7 +100,10 @@ func (q *query) replyLive(c *call, s served[*response], key string) bool {
 		}
 		panic(http.ErrAbortHandler)
 	}
-	copyHeader(h, x.trailer)
+	if len(x.trailer) > 0 {
+		rc.Flush() // a body sent at once, with its length, has no place behind it
+		copyHeader(h, x.trailer)
+	}
 	return true
 }
 

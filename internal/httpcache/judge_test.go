@@ -1,0 +1,107 @@
+package httpcache
+
+import (
+	"net/http"
+	"testing"
+	"time"
+)
+
+func TestJudge(t *testing.T) {
+	etag := func(cc string) http.Header { return header("Cache-Control", cc, "ETag", `"e"`) }
+	for _, tt := range []struct {
+		name     string
+		req      http.Header
+		status   int
+		resp     http.Header
+		opt      Options
+		lifetime time.Duration
+		reason   string // empty if shared
+		checked  bool
+	}{
+		{name: "explicit", resp: etag("max-age=60"), lifetime: 60 * time.Second},
+		{name: "arrives stale", resp: header("Cache-Control", "max-age=60", "Age", "70"), lifetime: 60 * time.Second},
+		{name: "arrives stale, must not be stale", resp: header("Cache-Control", "max-age=60, must-revalidate", "Age", "70"), lifetime: 60 * time.Second, reason: "not-fresh"},
+		{name: "the same with a validator", resp: header("Cache-Control", "max-age=60, must-revalidate", "Age", "70", "Last-Modified", "x"), lifetime: 60 * time.Second, reason: "not-fresh", checked: true},
+		{name: "no-cache", resp: header("Cache-Control", "no-cache"), reason: "not-fresh"},
+		{name: "no-cache with a validator", resp: etag("no-cache, max-age=60"), reason: "not-fresh", checked: true},
+		{name: "no-cache with a validator, private", resp: etag("no-cache, private"), reason: "private"},
+		{name: "no-cache with a validator, no-store", resp: etag("no-cache, no-store"), reason: "no-store"},
+		{name: "no-cache with a validator, authorized", req: header("Authorization", "u"), resp: etag("no-cache"), reason: "authorization"},
+		{name: "no-cache with a validator, a cookie", resp: header("Cache-Control", "no-cache", "ETag", `"e"`, "Set-Cookie", "a=b"), reason: "set-cookie"},
+		{name: "no-cache with a validator, vary *", resp: header("Cache-Control", "no-cache", "ETag", `"e"`, "Vary", "*"), reason: "vary"},
+		{name: "nobody has said anything", resp: header("ETag", `"e"`), reason: "no-lifetime"},
+		{name: "public, and nothing else", resp: header("Cache-Control", "public")},
+		{name: "heuristic", resp: header("Last-Modified", httpDate(-100*time.Second)), lifetime: 10 * time.Second},
+		{name: "targeted", resp: header("Cache-Control", "no-store", "CDN-Cache-Control", "max-age=60"), opt: Options{Targets: []string{"CDN-Cache-Control"}}, lifetime: 60 * time.Second},
+		{name: "not targeted", resp: header("Cache-Control", "no-store", "CDN-Cache-Control", "max-age=60"), reason: "no-store"},
+		{name: "an error without a lifetime", status: 503, resp: etag("no-cache"), reason: ReasonNoLifetime},
+	} {
+		if tt.status == 0 {
+			tt.status = 200
+		}
+		j := Judge(tt.req, tt.status, tt.resp, now, now, tt.opt)
+		if j.Shared != (tt.reason == "") || j.Reason != tt.reason || j.Checked != tt.checked || j.Freshness.Lifetime != tt.lifetime {
+			t.Errorf("%s: %+v, want reason %q, checked %v, lifetime %v", tt.name, j, tt.reason, tt.checked, tt.lifetime)
+		}
+	}
+}
+
+func TestOpenToAll(t *testing.T) {
+	for cc, want := range map[string]bool{
+		"max-age=60": false, "public": true, "s-maxage=0": true, "must-revalidate": true, "proxy-revalidate": false, "": false,
+	} {
+		if got := OpenToAll(header("Cache-Control", cc), Options{}); got != want {
+			t.Errorf("%q: %v, want %v", cc, got, want)
+		}
+	}
+}
+
+func TestPostStorable(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		method string
+		status int
+		resp   http.Header
+		want   bool
+	}{
+		{"RFC 9110 9.3.3", "POST", 200, header("Cache-Control", "max-age=60", "Content-Location", "/a?b"), true},
+		{"Expires", "POST", 200, header("Expires", httpDate(time.Minute), "Content-Location", "http://h/a?b"), true},
+		{"another method", "PUT", 200, header("Cache-Control", "max-age=60", "Content-Location", "/a?b"), false},
+		{"created, elsewhere described", "POST", 201, header("Cache-Control", "max-age=60", "Content-Location", "/a?b"), false},
+		{"heuristic freshness only", "POST", 200, header("Last-Modified", httpDate(-time.Hour), "Content-Location", "/a?b"), false},
+		{"no location", "POST", 200, header("Cache-Control", "max-age=60"), false},
+		{"another location", "POST", 200, header("Cache-Control", "max-age=60", "Content-Location", "/a"), false},
+		{"two locations", "POST", 200, header("Cache-Control", "max-age=60", "Content-Location", "/a?b", "Content-Location", "/a?b"), false},
+		{"another host", "POST", 200, header("Cache-Control", "max-age=60", "Content-Location", "http://i/a?b"), false},
+		{"a cookie", "POST", 200, header("Cache-Control", "max-age=60", "Content-Location", "/a?b", "Set-Cookie", "a=b"), false},
+		{"Vary", "POST", 200, header("Cache-Control", "max-age=60", "Content-Location", "/a?b", "Vary", "Accept"), false},
+	} {
+		r, ok := read(t, tt.method, "/a?b", "h")
+		if !ok {
+			t.Fatal("no request")
+		}
+		opt := Options{SetCookie: true}
+		if got := PostStorable(r, tt.status, tt.resp, Judge(r.Header, tt.status, tt.resp, now, now, opt)); got != tt.want {
+			t.Errorf("%s: %v, want %v", tt.name, got, tt.want)
+		}
+	}
+}
+
+func TestUnorderedLanguages(t *testing.T) {
+	names := []string{"accept-language"}
+	key := func(h http.Header) string { return VariantKey(names, UnorderedLanguages(h)) }
+	same := header("Accept-Language", "en, de;q=0.5", "X", "1")
+	for _, h := range []http.Header{header("Accept-Language", "de;q=0.5,EN"), header("Accept-Language", "de; q=0.5", "Accept-Language", "en")} {
+		if key(h) != key(same) {
+			t.Errorf("%v is not the same as %v", h, same)
+		}
+	}
+	for _, h := range []http.Header{header("Accept-Language", "en;q=0.5, de"), header("Accept-Language", "en"), header(), header("Accept-Language", "")} {
+		if key(h) == key(same) {
+			t.Errorf("%v is the same as %v", h, same)
+		}
+	}
+	if same.Get("Accept-Language") != "en, de;q=0.5" {
+		t.Errorf("the request was changed: %v", same)
+	}
+}
