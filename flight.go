@@ -245,6 +245,30 @@ func (e *engine[V]) wait(ctx context.Context, key string, stale *item[V], bind b
 	}
 }
 
+// landing waits for the end of the flight that has published it. A caller that
+// could have nothing of it any more, because it broke off, then finds what the
+// flight came to. No such flight stays up for long: what broke the value off
+// has ended its load, or its load's time, or has taken it from the map.
+func (e *engine[V]) landing(ctx context.Context, key string, it *item[V]) error {
+	e.mu.Lock()
+	f := e.flights[key]
+	e.mu.Unlock()
+	if f == nil {
+		return nil
+	}
+	for {
+		state := f.state.Load()
+		if state.published != it || state.landed {
+			return nil
+		}
+		select {
+		case <-state.news:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
 // A deadlineTimer is a timer that is made when it is first needed.
 type deadlineTimer struct{ timer *time.Timer }
 

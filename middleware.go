@@ -160,6 +160,7 @@ const maxHops = 4
 // serve answers from the cache.
 func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler, key string) {
 	var path []string
+	broken := false
 	for range maxHops {
 		s, ok := m.engine.hit(key)
 		if !ok {
@@ -178,8 +179,25 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 				return
 			}
 			if res := s.item.value; res.of != nil || res.variant != nil {
-				if m.replyLive(w, r, next, c, s, key) {
+				switch m.replyLive(w, r, next, c, s, key) {
+				case liveDone:
 					return
+				case liveBroken:
+					// Before this client had any of it: it is served what is
+					// there in its place, such as a stale copy, or fails with
+					// all the others. Once; the retries of a herd must not add
+					// up.
+					if !broken {
+						broken = true
+						err = m.engine.landing(r.Context(), key, s.item)
+					} else {
+						err = errBroken
+					}
+					if err != nil {
+						m.replyError(w, r, c, err)
+						return
+					}
+					continue
 				}
 			}
 		}
@@ -198,30 +216,38 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 	m.pass(w, r, next, httpcache.Status{Fwd: httpcache.FwdVaryMiss, Detail: "too many variants"})
 }
 
-// replyLive answers with a response that is being written. It reports false if
-// that is not this request's: it is another variant, it is the first client's
-// alone, or its beginning is gone; then s tells where to go on.
-func (m *Middleware) replyLive(w http.ResponseWriter, r *http.Request, next http.Handler, c *call, s served[*response], key string) bool {
+// A liveOutcome is what came of the try to answer with a response that is being
+// written.
+type liveOutcome uint8
+
+const (
+	liveDone   liveOutcome = iota // answered
+	liveOther                     // it is not this request's; the served response tells where to go on
+	liveBroken                    // it broke off before this client had any of it
+)
+
+// replyLive answers with a response that is being written, if that is this
+// request's: not if it is another variant, or the first client's alone.
+func (m *Middleware) replyLive(w http.ResponseWriter, r *http.Request, next http.Handler, c *call, s served[*response], key string) liveOutcome {
 	res := s.item.value
 	if res.kind == varying {
 		if res.variantKey(key, r.Header) != res.id {
-			return false
+			return liveOther
 		}
 		res = res.variant
 	}
 	x := res.of
 	own := x.owner == c
 	if !own && !x.shared {
-		return false
+		return liveOther
 	}
 	body, ok := c.takeReader(x)
 	if !ok && !x.body.Overflowed() {
-		m.replyError(w, r, c, errBroken) // before this client had any of it
-		return true
+		return liveBroken
 	}
 	if !ok {
 		m.pass(w, r, next, httpcache.Status{Fwd: httpcache.FwdBypass, Detail: "too large to share"})
-		return true
+		return liveDone
 	}
 	defer body.Close()
 
@@ -234,7 +260,7 @@ func (m *Middleware) replyLive(w http.ResponseWriter, r *http.Request, next http
 	}
 	if x.shared && httpcache.NotModified(r.Method, r.Header, res.status, res.header, x.decidedAt) {
 		replyNotModified(w, res, res.age, status)
-		return true
+		return liveDone
 	}
 	h := w.Header()
 	if own {
@@ -251,7 +277,7 @@ func (m *Middleware) replyLive(w http.ResponseWriter, r *http.Request, next http
 	status.AppendTo(h)
 	w.WriteHeader(res.status)
 	if r.Method == http.MethodHead {
-		return true
+		return liveDone
 	}
 	rc := http.NewResponseController(w)
 	if _, err := body.CopyTo(r.Context(), w, rc.Flush); err != nil {
@@ -263,7 +289,7 @@ func (m *Middleware) replyLive(w http.ResponseWriter, r *http.Request, next http
 		}
 		panic(http.ErrAbortHandler)
 	}
-	return true
+	return liveDone
 }
 
 // reply answers with a complete response.
