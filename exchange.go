@@ -89,6 +89,10 @@ func detach(r *http.Request) *http.Request {
 	if host, ok := httpcache.CanonicalHost(r.Host); ok {
 		d.Host = host
 	}
+	d.URL.Scheme, d.URL.Host = "", "" // of an absolute-form target
+	if target, ok := httpcache.OriginForm(r.RequestURI); ok {
+		d.RequestURI = target
+	}
 	return d
 }
 
@@ -168,6 +172,9 @@ func (x *exchange) decide(status int) {
 	case x.shared && !freshness.Shareable(age):
 		x.shared, reason = false, "not-fresh"
 	}
+	if x.shared && headerBytes(header) > maxHeader {
+		x.shared, reason = false, "header too large"
+	}
 	limit := x.m.options.MaxBody
 	if !x.shared {
 		limit = min(limit, privateWindow)
@@ -184,17 +191,37 @@ func (x *exchange) decide(status int) {
 	}
 	x.private = header.Clone()
 	httpcache.RemoveConnectionFields(x.private)
-	names, _ := httpcache.VaryNames(header)
-	if names = without(names, x.path); !x.shared {
+	if !x.shared {
 		x.response.kind = uncacheable
-	} else if len(names) > 0 {
-		v := &response{kind: varying, names: names, mark: newMark(), variant: x.response}
+	}
+	names, _ := httpcache.VaryNames(header)
+	if httpcache.Retargeted(x.owner.request) {
+		names = append(names, httpcache.RetargetingFields)
+	}
+	// What is not for sharing is so for this variant only: one user's page must
+	// not keep those of the others out of the cache.
+	if names = without(names, x.path); len(names) > 0 {
+		v := &response{kind: varying, names: names, mark: newMark(), built: new(variants), variant: x.response}
 		v.id = v.variantKey(x.key, x.owner.request)
 		x.response = v
 	}
 	// The owner's place is taken before a byte is written: it must not lose the
 	// start of a body that nobody keeps.
 	x.owner.attach(x.body)
+}
+
+// maxHeader is the largest header that is kept, in bytes. What others keep is
+// between 8 and 128 KiB.
+const maxHeader = 64 << 10
+
+func headerBytes(h http.Header) int {
+	n := 0
+	for name, values := range h {
+		for _, v := range values {
+			n += len(name) + len(v)
+		}
+	}
+	return n
 }
 
 // without returns the names that are not among known.
@@ -295,13 +322,13 @@ func (m *Middleware) fetch(ctx context.Context, f *flight[*response], c *call, n
 	if !x.shared {
 		unlink()
 		c.follow(x)
-		return m.remember(ctx, x.response.reason), nil
+		return m.remember(ctx, x, x.content().reason), nil
 	}
 	select {
 	case <-x.overflow:
 		// From here on the body is its readers'; it ends with the last of them.
 		unlink()
-		return m.remember(ctx, "too large"), nil
+		return m.remember(ctx, x, "too large"), nil
 	case <-x.finished:
 	case <-ctx.Done():
 		// The flight has ended, or is about to. This load has not before its
@@ -317,15 +344,27 @@ func (m *Middleware) fetch(ctx context.Context, f *flight[*response], c *call, n
 	return m.keep(ctx, x)
 }
 
-// remember returns the record that responses to a key are not for sharing.
-func (m *Middleware) remember(ctx context.Context, reason string) *response {
-	SetFreshness(ctx, Freshness{TTL: m.options.UncacheableTTL})
-	return &response{kind: uncacheable, reason: reason}
+// remember returns what is to be kept under the key of an exchange whose
+// response is not for sharing: that, or the names if it is so for a variant
+// only.
+func (m *Middleware) remember(ctx context.Context, x *exchange, reason string) *response {
+	return m.record(ctx, x, &response{kind: uncacheable, reason: reason}, Freshness{TTL: m.options.UncacheableTTL})
 }
 
-// keep returns what is to be kept under the key for a complete exchange. If
-// its response is a variant, that is written under its own key first, so that
+// record returns what is to be kept under the key of an exchange that has come
+// to res. If that is a variant, it is written under its own key first, so that
 // whoever reads the names finds the variant.
+func (m *Middleware) record(ctx context.Context, x *exchange, res *response, f Freshness) *response {
+	if x.response.kind != varying {
+		SetFreshness(ctx, f)
+		return res
+	}
+	m.engine.put(ctx, x.response.id, res, f)
+	SetFreshness(ctx, Freshness{TTL: varyingTTL})
+	return &response{kind: varying, names: x.response.names, mark: x.response.mark, built: x.response.built}
+}
+
+// keep returns what is to be kept under the key for a complete exchange.
 func (m *Middleware) keep(ctx context.Context, x *exchange) (*response, error) {
 	body, ok := x.body.Bytes()
 	if !ok {
@@ -339,13 +378,7 @@ func (m *Middleware) keep(ctx context.Context, x *exchange) (*response, error) {
 		StaleWhileRevalidate: live.freshness.StaleWhileRevalidate,
 		StaleIfError:         live.freshness.StaleIfError,
 	}
-	if x.response.kind != varying {
-		SetFreshness(ctx, f)
-		return done, nil
-	}
-	m.engine.put(ctx, x.response.id, done, f)
-	SetFreshness(ctx, Freshness{TTL: varyingTTL})
-	return &response{kind: varying, names: x.response.names, mark: x.response.mark}, nil
+	return m.record(ctx, x, done, f), nil
 }
 
 // varyingTTL is how long it is remembered by which fields a key varies. It is

@@ -146,6 +146,8 @@ func bypassReason(r *http.Request) string {
 		return "request body"
 	case httpcache.ParseRequest(h).NoStore:
 		return "request no-store"
+	case httpcache.OverridesMethod(h):
+		return "method override"
 	}
 	return ""
 }
@@ -160,10 +162,14 @@ const maxHops = 4
 // serve answers from the cache.
 func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler, key string) {
 	var path []string
+	var under *response // the names that led to key
 	broken := false
 	for range maxHops {
 		s, ok := m.engine.hit(key)
 		if !ok {
+			if under != nil && !under.built.admit(key, m.engine.clock.now()) {
+				break
+			}
 			c := &call{path: path}
 			defer c.leave()
 			var err error
@@ -209,7 +215,7 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 			m.pass(w, r, next, httpcache.Status{Fwd: httpcache.FwdBypass, Detail: res.reason})
 			return
 		case varying:
-			key = res.variantKey(key, r.Header)
+			key, under = res.variantKey(key, r.Header), res
 			path = append(path, res.names...)
 		}
 	}
@@ -222,12 +228,12 @@ type liveOutcome uint8
 
 const (
 	liveDone   liveOutcome = iota // answered
-	liveOther                     // it is not this request's; the served response tells where to go on
+	liveOther                     // it is another variant; the served response tells the names
 	liveBroken                    // it broke off before this client had any of it
 )
 
 // replyLive answers with a response that is being written, if that is this
-// request's: not if it is another variant, or the first client's alone.
+// request's and not another variant.
 func (m *Middleware) replyLive(w http.ResponseWriter, r *http.Request, next http.Handler, c *call, s served[*response], key string) liveOutcome {
 	res := s.item.value
 	if res.kind == varying {
@@ -239,7 +245,8 @@ func (m *Middleware) replyLive(w http.ResponseWriter, r *http.Request, next http
 	x := res.of
 	own := x.owner == c
 	if !own && !x.shared {
-		return liveOther
+		m.pass(w, r, next, httpcache.Status{Fwd: httpcache.FwdBypass, Detail: res.reason})
+		return liveDone
 	}
 	body, ok := c.takeReader(x)
 	if !ok && !x.body.Overflowed() {

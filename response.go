@@ -39,6 +39,7 @@ type response struct {
 	freshness httpcache.Freshness // of plain responses
 	names     []string            // of varying: request field names, sorted, lower case
 	mark      string              // of varying: makes the variants' keys new after an invalidation
+	built     *variants           // of varying: which of its variants this process has built; never stored
 	reason    string              // of uncacheable: for Cache-Status
 
 	body []byte // complete; meaningless while live is set
@@ -152,6 +153,9 @@ func unmarshalResponse(data []byte) (*response, error) {
 	}
 	if r.kind == plain && (r.status < 200 || r.status > 999) {
 		return nil, fmt.Errorf("%w: status %d", errResponse, r.status)
+	}
+	if r.kind == varying {
+		r.built = new(variants)
 	}
 	r.body = slices.Clip(d.rest)
 	return r, nil

@@ -19,7 +19,7 @@ func sampleResponses() []*response {
 			header:    http.Header{"Etag": {`"e"`}, "Link": {"<a>", "<b>"}, "X-Bytes": {"\xff\xfe"}, "Empty": {}},
 			freshness: httpcache.Freshness{Lifetime: time.Minute, NoStale: true, NoCache: true},
 		},
-		{kind: varying, header: http.Header{}, names: []string{"accept", "cookie"}, mark: "m", body: []byte{}},
+		{kind: varying, header: http.Header{}, names: []string{"accept", "cookie"}, mark: "m", built: new(variants), body: []byte{}},
 		{kind: uncacheable, header: http.Header{}, reason: "private", body: []byte{}},
 	}
 }

@@ -124,7 +124,7 @@ func FuzzKey(f *testing.F) {
 			if again, ok := CanonicalHost(canonical); !ok || again != canonical {
 				t.Fatalf("CanonicalHost(%q) = %q, %v: not canonical", canonical, again, ok)
 			}
-			sent, ok := sentTarget(r.RequestURI)
+			sent, ok := OriginForm(r.RequestURI)
 			if !ok {
 				t.Fatalf("%q, %q: a key without a target", host, target)
 			}
