@@ -366,7 +366,7 @@ func (m *Middleware) record(ctx context.Context, x *exchange, res *response, f F
 
 // keep returns what is to be kept under the key for a complete exchange.
 func (m *Middleware) keep(ctx context.Context, x *exchange) (*response, error) {
-	body, ok := x.body.Bytes()
+	body, ok := x.body.Body()
 	if !ok {
 		return nil, errors.New("bellwether: complete body without bytes")
 	}

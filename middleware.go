@@ -1,7 +1,6 @@
 package bellwether
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -320,15 +319,15 @@ func (m *Middleware) reply(w http.ResponseWriter, r *http.Request, s served[*res
 		// net/http's own ranges, multipart and If-Range included.
 		modified, _ := http.ParseTime(res.header.Get("Last-Modified"))
 		h.Del("Content-Length")
-		http.ServeContent(w, r, "", modified, bytes.NewReader(res.body))
+		http.ServeContent(w, r, "", modified, res.body.Reader())
 		return
 	}
 	if res.status != http.StatusNoContent && res.status != http.StatusNotModified {
-		h.Set("Content-Length", strconv.Itoa(len(res.body)))
+		h.Set("Content-Length", strconv.FormatInt(res.body.Len(), 10))
 	}
 	w.WriteHeader(res.status)
 	if r.Method != http.MethodHead {
-		w.Write(res.body) // an error here is the client's end
+		res.body.WriteTo(w) // an error here is the client's end
 	}
 }
 

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"slices"
 	"time"
 
 	"github.com/bellwether-go/bellwether/internal/httpcache"
@@ -42,7 +41,7 @@ type response struct {
 	built     *variants           // of varying: which of its variants this process has built; never stored
 	reason    string              // of uncacheable: for Cache-Status
 
-	body []byte // complete; meaningless while live is set
+	body spool.Body // complete; meaningless while live is set
 	age  time.Duration
 
 	// What follows is never stored: it is of a response that is being written
@@ -55,7 +54,7 @@ type response struct {
 
 // size is what the response takes in the near tier.
 func (r *response) size() int {
-	n := 512 + cap(r.body) + len(r.mark) + len(r.reason)
+	n := 512 + int(r.body.Len()) + 24*len(r.body) + len(r.mark) + len(r.reason)
 	for name, values := range r.header {
 		n += 64 + len(name)
 		for _, v := range values {
@@ -116,7 +115,7 @@ func marshalResponse(r *response) ([]byte, error) {
 			b = appendString(b, v)
 		}
 	}
-	return append(b, r.body...), nil
+	return r.body.Append(b), nil
 }
 
 func appendString(b []byte, s string) []byte {
@@ -157,7 +156,7 @@ func unmarshalResponse(data []byte) (*response, error) {
 	if r.kind == varying {
 		r.built = new(variants)
 	}
-	r.body = slices.Clip(d.rest)
+	r.body = spool.BodyOf(d.rest)
 	return r, nil
 }
 

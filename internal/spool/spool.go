@@ -235,24 +235,6 @@ func (s *Spool) CloseWithError(err error) {
 	s.finish(err)
 }
 
-// Bytes returns the body if it is complete and within the limit. The caller
-// does not modify it. A body of more than one chunk is copied by every call.
-func (s *Spool) Bytes() ([]byte, bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.end != io.EOF || s.overflow {
-		return nil, false
-	}
-	if s.head != nil && s.head.next == nil {
-		return s.head.buf[:s.head.n:s.head.n], true
-	}
-	b := make([]byte, 0, s.size)
-	for c := s.head; c != nil; c = c.next {
-		b = append(b, c.buf[:c.n]...)
-	}
-	return b, true
-}
-
 // Len returns the number of bytes written so far, dropped ones included.
 func (s *Spool) Len() int64 {
 	s.mu.Lock()
