@@ -37,13 +37,15 @@ const privateWindow = 64 << 10
 // to. Its methods are the handler's goroutine's; other goroutines wait for
 // decided and finished.
 type exchange struct {
-	m      *Middleware
-	owner  *call // the call that began it
-	key    string
-	path   []string // request field names that the key already tells apart
-	stale  bool     // there is something stale to serve if this fails
-	cancel context.CancelCauseFunc
-	sent   time.Time
+	m       *Middleware
+	owner   *call // the call that began it
+	key     string
+	path    []string // request field names that the key already tells apart
+	stale   bool     // there is something stale to serve if this fails
+	cancel  context.CancelCauseFunc
+	sent    time.Time
+	callers *callerCount    // of the flight
+	ended   <-chan struct{} // closed when the handler is to end
 
 	header      http.Header // the handler's
 	wroteHeader bool
@@ -256,6 +258,12 @@ func (x *exchange) Write(p []byte) (int, error) {
 		return 0, http.ErrContentLength
 	}
 	if before := x.written; before <= x.m.options.MaxBody && before+int64(len(p)) > x.m.options.MaxBody {
+		if x.shared {
+			// A handler can write faster than a herd wakes up. Whoever waited for
+			// this response has a place at its start before that is dropped:
+			// else each of them would need a call of its own.
+			x.callers.awaitNone(x.ended)
+		}
 		close(x.overflow)
 	}
 	n, err := x.body.Write(p)
@@ -287,6 +295,7 @@ func (m *Middleware) fetch(ctx context.Context, f *flight[*response], c *call, n
 	running, cancel := context.WithCancelCause(r.Context())
 	x := &exchange{
 		m: m, owner: c, key: f.key, path: c.path, cancel: cancel, sent: time.Now(),
+		callers: &f.callers, ended: running.Done(),
 		stale:  f.present != nil && f.present.kind == KindValue && f.present.value.kind == plain && f.present.held,
 		header: make(http.Header), announced: -1,
 		decided: make(chan struct{}), overflow: make(chan struct{}), finished: make(chan struct{}),

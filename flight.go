@@ -63,9 +63,10 @@ type flight[V any] struct {
 	// state is what callers see. They read it without a lock: when a flight
 	// lands, ten thousand of them wake up at one time. It is written with
 	// engine.mu held.
-	state atomic.Pointer[flightState[V]]
-	due   instant     // when the flight's first caller has waited for MaxWait
-	alarm *time.Timer // tells the callers that it is due
+	state   atomic.Pointer[flightState[V]]
+	callers callerCount
+	due     instant     // when the flight's first caller has waited for MaxWait
+	alarm   *time.Timer // tells the callers that it is due
 
 	abort    context.CancelCauseFunc // guarded by engine.mu: cancels the load, nil while there is none
 	disowned bool                    // guarded by engine.mu: the key was invalidated since the flight last looked
@@ -133,6 +134,9 @@ type served[V any] struct {
 	item      *item[V]
 	collapsed bool // it came from a flight that another call had begun
 	flown     bool // it came from a flight
+	// live is the flight if the item is still being made. The call counts among
+	// its callers until it has its place among the readers, and says left.
+	live *flight[V]
 }
 
 // hit answers from the near tier if that needs no flight: fresh, or stale
@@ -169,6 +173,12 @@ func (e *engine[V]) wait(ctx context.Context, key string, stale *item[V], bind b
 		timer deadlineTimer // of this call's own
 	)
 	defer timer.stop()
+	var joined *flight[V] // while the call counts among its callers
+	defer func() {
+		if joined != nil {
+			joined.callers.left()
+		}
+	}()
 	for again := false; ; again = true {
 		f, known, collapsed, err := e.join(ctx, key, bind)
 		if err != nil {
@@ -177,6 +187,7 @@ func (e *engine[V]) wait(ctx context.Context, key string, stale *item[V], bind b
 		if f == nil {
 			return e.conclude(known, false)
 		}
+		joined = f
 		switch {
 		case again: // one count per call, however many flights it needs
 		case collapsed:
@@ -189,7 +200,8 @@ func (e *engine[V]) wait(ctx context.Context, key string, stale *item[V], bind b
 			// Before the end: a value that is being made is its first caller's
 			// also when it has turned out to be for nobody else.
 			if state.published != nil {
-				return served[V]{item: state.published, collapsed: collapsed, flown: true}, nil
+				joined = nil
+				return served[V]{item: state.published, collapsed: collapsed, flown: true, live: f}, nil
 			}
 			if state.landed {
 				if state.err != nil && !errors.Is(state.err, errAgain) {
@@ -242,6 +254,41 @@ func (e *engine[V]) wait(ctx context.Context, key string, stale *item[V], bind b
 				return served[V]{}, ctx.Err()
 			}
 		}
+		joined.callers.left()
+		joined = nil
+	}
+}
+
+// A callerCount is how many calls have joined a flight and neither gone nor
+// taken their place among the readers of what it has published.
+type callerCount struct {
+	n    atomic.Int64
+	none atomic.Pointer[chan struct{}] // closed when n falls to 0; nil unless somebody waits for that
+}
+
+func (c *callerCount) joined() { c.n.Add(1) }
+
+func (c *callerCount) left() {
+	if c.n.Add(-1) > 0 {
+		return
+	}
+	if none := c.none.Swap(nil); none != nil {
+		close(*none)
+	}
+}
+
+// awaitNone waits until the count is 0, or done is closed. One goroutine at a
+// time may call it. Whoever joins and leaves meanwhile may end it or not.
+func (c *callerCount) awaitNone(done <-chan struct{}) {
+	none := make(chan struct{})
+	c.none.Store(&none)
+	// After the store: who leaves last after this look finds the channel.
+	if c.n.Load() == 0 {
+		return
+	}
+	select {
+	case <-none:
+	case <-done:
 	}
 }
 
@@ -309,6 +356,7 @@ func (e *engine[V]) join(ctx context.Context, key string, bind binder[V]) (f *fl
 		return nil, nil, false, ErrClosed
 	}
 	if f := e.flights[key]; f != nil {
+		f.callers.joined()
 		return f, nil, true, nil
 	}
 	// The near tier is read again under the lock. A caller that missed there
@@ -326,6 +374,7 @@ func (e *engine[V]) join(ctx context.Context, key string, bind binder[V]) (f *fl
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	f = &flight[V]{key: key, load: bind(), engine: e, cancel: cancel, due: addDurations(now, e.MaxWait)}
 	f.state.Store(&flightState[V]{news: make(chan struct{})})
+	f.callers.joined()
 	f.alarm = time.AfterFunc(e.MaxWait, f.fallDue)
 	e.flights[key] = f
 	e.aloft[f] = struct{}{}

@@ -237,6 +237,7 @@ func (m *Middleware) replyLive(w http.ResponseWriter, r *http.Request, next http
 	res := s.item.value
 	if res.kind == varying {
 		if res.variantKey(key, r.Header) != res.id {
+			s.live.callers.left()
 			return liveOther
 		}
 		res = res.variant
@@ -244,10 +245,12 @@ func (m *Middleware) replyLive(w http.ResponseWriter, r *http.Request, next http
 	x := res.of
 	own := x.owner == c
 	if !own && !x.shared {
+		s.live.callers.left()
 		m.pass(w, r, next, httpcache.Status{Fwd: httpcache.FwdBypass, Detail: res.reason})
 		return liveDone
 	}
 	body, ok := c.takeReader(x)
+	s.live.callers.left() // behind takeReader: the body waits for that before it drops its start
 	if !ok && !x.body.Overflowed() {
 		return liveBroken
 	}

@@ -75,6 +75,7 @@ func TestHerd_OneStoreWritePerLoad(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: store}}, page(time.Second, "page"))
 		wantBurst(t, s.burst(100, same("http://a/p")), 100, "200 page 1s")
 		s.wantCalls(t, 1)
+		synctest.Wait()
 		if n := store.commits.Load(); n != 1 {
 			t.Errorf("%d writes to the store, want 1", n)
 		}
@@ -358,7 +359,7 @@ func TestHerd_FirstClientReadsNothing(t *testing.T) {
 		synctest.Wait()
 		start := time.Now()
 		var wg sync.WaitGroup
-		for range 49 {
+		for range 15 {
 			wg.Go(func() {
 				if w := s.get("http://a/p"); !bytes.Equal(w.Body.Bytes(), body) || time.Since(start) != 300*time.Millisecond {
 					t.Errorf("%d bytes after %v, want all after 300ms", w.Body.Len(), time.Since(start))
@@ -413,6 +414,33 @@ func TestHerd_OverLimitBody(t *testing.T) {
 		if status := w.Header().Get("Cache-Status"); w.Body.Len() != len(body) || !strings.Contains(status, "too large") {
 			t.Errorf("later: %d bytes, %s", w.Body.Len(), status)
 		}
+		s.wantCalls(t, 1)
+	})
+}
+
+// The same from a handler that writes faster than a herd wakes up.
+func TestHerd_OverLimitBodyAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		body := bytes.Repeat([]byte("0123456789abcdef"), 256<<10/16)
+		s := newSite(t, bellwether.HTTPOptions{MaxBody: 16 << 10}, func(w http.ResponseWriter, r *http.Request) {
+			time.Sleep(time.Second)
+			w.Header().Set("Cache-Control", "max-age=60")
+			w.Write(body)
+		})
+		var wg sync.WaitGroup
+		for i := range 100 {
+			wg.Go(func() {
+				ctx, leave := context.WithCancel(t.Context())
+				defer leave()
+				if i%10 == 0 {
+					time.AfterFunc(time.Second, leave) // just when the response comes
+				}
+				if w := s.do(request("GET", "http://a/p").WithContext(ctx)); i%10 != 0 && (w.Code != 200 || !bytes.Equal(w.Body.Bytes(), body)) {
+					t.Errorf("%d, %d bytes, want the whole body", w.Code, w.Body.Len())
+				}
+			})
+		}
+		wg.Wait()
 		s.wantCalls(t, 1)
 	})
 }
