@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"runtime/debug"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -174,6 +175,9 @@ func (x *exchange) decide(status int) {
 	case x.shared && !freshness.Shareable(age):
 		x.shared, reason = false, "not-fresh"
 	}
+	if x.shared && strings.HasPrefix(strings.ToLower(header.Get("Content-Type")), eventStream) {
+		x.shared, reason = false, "event-stream"
+	}
 	if x.shared && headerBytes(header) > maxHeader {
 		x.shared, reason = false, "header too large"
 	}
@@ -271,12 +275,13 @@ func (x *exchange) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// Flush sends the header on. What is written is readable at once, so there is
-// nothing else to flush.
+// Flush sends the header on, before there is a body. What is written is readable
+// at once, so there is nothing else to flush.
 func (x *exchange) Flush() {
 	if !x.wroteHeader {
 		x.WriteHeader(http.StatusOK)
 	}
+	x.body.Flush()
 }
 
 // content is the response itself, also where what it varies by was found first.

@@ -2,9 +2,11 @@ package bellwether
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"strconv"
 	"strings"
@@ -128,6 +130,9 @@ func (m *Middleware) Handler(next http.Handler) http.Handler {
 	})
 }
 
+// eventStream is the media type of server-sent events, which do not end.
+const eventStream = "text/event-stream"
+
 // bypassReason says why a safe request goes past the cache, "" if it does not.
 func bypassReason(r *http.Request) string {
 	h := r.Header
@@ -138,7 +143,7 @@ func bypassReason(r *http.Request) string {
 		return "authorization"
 	case h["Upgrade"] != nil:
 		return "upgrade"
-	case strings.Contains(h.Get("Accept"), "text/event-stream"):
+	case strings.Contains(strings.ToLower(strings.Join(h["Accept"], ",")), eventStream):
 		return "event-stream"
 	case r.ContentLength != 0:
 		// A body that the key does not tell apart would answer others.
@@ -289,16 +294,41 @@ func (m *Middleware) replyLive(w http.ResponseWriter, r *http.Request, next http
 		return liveDone
 	}
 	rc := http.NewResponseController(w)
-	if _, err := body.CopyTo(r.Context(), w, rc.Flush); err != nil {
+	var to io.Writer = w
+	if x.shared {
+		to = &pacedWriter{w: w, drop: func() { body.Close() }}
+	}
+	if _, err := body.CopyTo(r.Context(), to, rc.Flush); err != nil {
 		// Broken off must look broken off: net/http closes the connection, or
 		// resets the stream, without the end that a complete body has. A panic
 		// of the handler's own reaches its own client's server as it was.
+		reset(w, r)
 		if p, ok := errors.AsType[*PanicError](err); ok && own {
 			panic(p.Value)
 		}
 		panic(http.ErrAbortHandler)
 	}
 	return liveDone
+}
+
+// reset ends the connection of a client of HTTP/1.0 by a reset, if it has no
+// other way to tell a body that broke off from a complete one: to it, the end
+// of the connection is the end of a body without a Content-Length.
+func reset(w http.ResponseWriter, r *http.Request) {
+	if r.ProtoAtLeast(1, 1) || w.Header().Get("Content-Length") != "" {
+		return
+	}
+	conn, _, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		return
+	}
+	if c, ok := conn.(*tls.Conn); ok {
+		conn = c.NetConn()
+	}
+	if c, ok := conn.(*net.TCPConn); ok {
+		c.SetLinger(0)
+	}
+	conn.Close()
 }
 
 // reply answers with a complete response.
@@ -330,7 +360,13 @@ func (m *Middleware) reply(w http.ResponseWriter, r *http.Request, s served[*res
 	}
 	w.WriteHeader(res.status)
 	if r.Method != http.MethodHead {
-		res.body.WriteTo(w) // an error here is the client's end
+		var to io.Writer = w
+		if res.body.Len() > writePart {
+			to = &pacedWriter{w: w}
+		}
+		if _, err := res.body.WriteTo(to); err != nil {
+			panic(http.ErrAbortHandler) // the client's end, or the end of our patience
+		}
 	}
 }
 
@@ -437,9 +473,13 @@ func (u *unsafeWriter) ReadFrom(r io.Reader) (int64, error) {
 }
 
 // Flush sends the header on, if the real writer can.
-func (u *unsafeWriter) Flush() {
+func (u *unsafeWriter) Flush() { u.FlushError() }
+
+// FlushError is what http.ResponseController looks for first: it tells a
+// handler whether the real writer can flush.
+func (u *unsafeWriter) FlushError() error {
 	u.before(http.StatusOK)
-	http.NewResponseController(u.ResponseWriter).Flush()
+	return http.NewResponseController(u.ResponseWriter).Flush()
 }
 
 // newMark makes the keys of a key's variants new.

@@ -387,6 +387,94 @@ func (w *stuckWriter) Write(p []byte) (int, error) {
 	return w.ResponseRecorder.Write(p)
 }
 
+// A client that takes nothing holds a body for a minute, and not for ever; nor,
+// over the limit, those who read with it.
+func TestHerd_StalledClient(t *testing.T) {
+	for name, limit := range map[string]int64{"within the limit": 8 << 20, "over the limit": 64 << 10} {
+		for _, deadlines := range []bool{true, false} {
+			t.Run(fmt.Sprint(name, ", deadlines ", deadlines), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					body := bytes.Repeat([]byte("0123456789abcdef"), 1<<20/16)
+					s := newSite(t, bellwether.HTTPOptions{MaxBody: limit}, page(time.Second, string(body)))
+					stuck := &stuckWriter{ResponseRecorder: httptest.NewRecorder(), release: make(chan struct{})}
+					var w http.ResponseWriter = stuck
+					if deadlines {
+						w = deadlineWriter{stuck}
+					}
+					start := time.Now()
+					gone := make(chan any)
+					go func() {
+						defer func() { gone <- recover() }()
+						s.handler.ServeHTTP(w, request("GET", "http://a/p"))
+					}()
+					if !deadlines {
+						// It is stuck for ever then, but nothing else is.
+						time.AfterFunc(time.Hour, func() { close(stuck.release) })
+					}
+					synctest.Wait()
+					var wg sync.WaitGroup
+					for range 10 {
+						wg.Go(func() {
+							w := s.get("http://a/p")
+							most := time.Second
+							if limit < int64(len(body)) {
+								most += time.Minute
+							}
+							if d := time.Since(start); !bytes.Equal(w.Body.Bytes(), body) || d > most {
+								t.Errorf("%d bytes after %v, want all within %v", w.Body.Len(), d, most)
+							}
+						})
+					}
+					wg.Wait()
+					if p := <-gone; p != http.ErrAbortHandler {
+						t.Errorf("the stalled client's reply ended with %v, want http.ErrAbortHandler", p)
+					}
+					if d := time.Since(start); deadlines && d != time.Minute+time.Second {
+						t.Errorf("the stalled client was given up on after %v", d)
+					}
+					s.wantCalls(t, 1)
+				})
+			})
+		}
+	}
+}
+
+// A deadlineWriter is a stuckWriter that a write deadline releases.
+type deadlineWriter struct{ *stuckWriter }
+
+func (w deadlineWriter) SetWriteDeadline(time.Time) error {
+	close(w.release)
+	return nil
+}
+
+// A client that takes a little now and then is slow, and nothing else.
+func TestHerd_SlowClientIsNotStalled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		body := bytes.Repeat([]byte("0123456789abcdef"), 1<<20/16)
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=3600")
+			w.Write(body)
+		})
+		for range 2 { // the miss, then the hit
+			w := &slowWriter{ResponseRecorder: httptest.NewRecorder()}
+			s.handler.ServeHTTP(w, request("GET", "http://a/p"))
+			if !bytes.Equal(w.Body.Bytes(), body) {
+				t.Errorf("the slow client has %d bytes", w.Body.Len())
+			}
+			synctest.Wait()
+		}
+		s.wantCalls(t, 1)
+	})
+}
+
+// A slowWriter takes 2 KB/s.
+type slowWriter struct{ *httptest.ResponseRecorder }
+
+func (w *slowWriter) Write(p []byte) (int, error) {
+	time.Sleep(time.Duration(len(p)) * time.Second / 2000)
+	return w.ResponseRecorder.Write(p)
+}
+
 // Over the limit all who wait get the whole body, from one call, and it is
 // remembered that the next do better to ask for themselves.
 func TestHerd_OverLimitBody(t *testing.T) {

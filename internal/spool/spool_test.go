@@ -470,6 +470,45 @@ func TestReader_CopyToFlushes(t *testing.T) {
 	})
 }
 
+// Flush has what comes before the body go out at once, and once.
+func TestSpool_Flush(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := New(1 << 20)
+		start := time.Now()
+		copying := func() (at []time.Duration) {
+			r := join(t, s)
+			defer r.Close()
+			if n, err := r.CopyTo(t.Context(), io.Discard, func() error {
+				at = append(at, time.Since(start))
+				return nil
+			}); n != 1 || err != nil {
+				t.Errorf("CopyTo = %d, %v", n, err)
+			}
+			return at
+		}
+		var group sync.WaitGroup
+		for _, joined := range []time.Duration{0, 2 * time.Second} {
+			group.Go(func() {
+				time.Sleep(joined)
+				want := []time.Duration{max(joined, time.Second), 4 * time.Second}
+				if at := copying(); !slices.Equal(at, want) {
+					t.Errorf("flushed at %v, want at %v", at, want)
+				}
+			})
+		}
+		time.Sleep(time.Second)
+		s.Flush()
+		s.Flush()
+		time.Sleep(2 * time.Second)
+		s.Flush()
+		time.Sleep(time.Second)
+		write(t, s, []byte("x"))
+		time.Sleep(time.Second)
+		s.Close()
+		group.Wait()
+	})
+}
+
 type shortWriter struct{}
 
 func (shortWriter) Write(p []byte) (int, error) { return len(p) - 1, nil }
