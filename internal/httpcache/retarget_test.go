@@ -2,6 +2,7 @@ package httpcache
 
 import (
 	"net/http"
+	"slices"
 	"testing"
 )
 
@@ -36,6 +37,39 @@ func TestRetargeting(t *testing.T) {
 	if _, ok := VaryNames(header("Vary", RetargetingFields)); ok {
 		t.Error("a Vary can name what stands for these fields")
 	}
+}
+
+// FuzzRetargeting: who asks for another target than somebody else never shares
+// a variant with that one, however the fields are written.
+func FuzzRetargeting(f *testing.F) {
+	f.Add("X-Forwarded-Host", "a", "X-Forwarded-Host", "b")
+	f.Add("Forwarded", "for=x;host=a", "Forwarded", `for="y;host=a"`)
+	f.Add("x-host", "", "Accept", "a")
+	f.Add("Forwarded", "host=a, host=b", "Forwarded", "host=a;host=b")
+	f.Add("Forwarded", "for=_;HOST=a", "Forwarded", "\xff")
+	f.Fuzz(func(t *testing.T, name1, value1, name2, value2 string) {
+		a, b := header(name1, value1), header(name2, value2)
+		names := []string{RetargetingFields}
+		same := VariantKey(names, a) == VariantKey(names, b)
+		if same != slices.Equal(retargeting(a), retargeting(b)) {
+			t.Fatalf("%v and %v: one variant %v, by the fields %v", a, b, same, !same)
+		}
+		if Retargeted(a) != (VariantKey(names, a) != VariantKey(names, header())) {
+			t.Fatalf("%v: Retargeted is %v", a, Retargeted(a))
+		}
+		name := http.CanonicalHeaderKey(name1)
+		if slices.Contains(retargetingFields, name) && name != "Forwarded" {
+			if !Retargeted(a) || same && (name != http.CanonicalHeaderKey(name2) || value1 != value2) {
+				t.Fatalf("%v is taken for %v", a, b)
+			}
+		}
+		// A host that Forwarded names in its usual form is seen whatever else is
+		// on other lines.
+		c, d := header("Forwarded", value1, "Forwarded", "for=_x;host=mine"), header("Forwarded", value1)
+		if VariantKey(names, c) == VariantKey(names, d) {
+			t.Fatalf("Forwarded %q hides a host", value1)
+		}
+	})
 }
 
 func TestVaryNames_TooMany(t *testing.T) {

@@ -23,15 +23,12 @@ const maxVary = 2 << 10
 func VaryNames(h http.Header) (names []string, ok bool) {
 	n := 0
 	for _, line := range h.Values("Vary") {
-		if n += len(line); n > maxVary {
-			return nil, false
-		}
 		for name := range strings.SplitSeq(line, ",") {
 			name = strings.ToLower(strings.Trim(name, " \t"))
 			if name == "" {
 				continue
 			}
-			if name == "*" {
+			if n += len(name); name == "*" || n > maxVary {
 				return nil, false
 			}
 			if token, rest := cutToken(name); token == "" || rest != "" {
