@@ -387,6 +387,69 @@ func (w *stuckWriter) Write(p []byte) (int, error) {
 	return w.ResponseRecorder.Write(p)
 }
 
+// The first client leaves, and what it had asked for turns out to be its alone:
+// nobody else gets it.
+func TestHerd_FirstClientOfAPrivatePageLeaves(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			time.Sleep(time.Second)
+			w.Header().Set("Cache-Control", "private, max-age=60")
+			io.WriteString(w, r.Header.Get("Cookie"))
+		})
+		ctx, leave := context.WithCancel(t.Context())
+		go s.do(request("GET", "http://a/p", "Cookie", "first").WithContext(ctx))
+		synctest.Wait()
+		time.AfterFunc(100*time.Millisecond, leave)
+		got := s.burst(20, func(i int) *http.Request { return request("GET", "http://a/p", "Cookie", fmt.Sprint("user", i)) })
+		for i := range 20 {
+			if got[fmt.Sprintf("200 user%d 2s", i)] != 1 {
+				t.Errorf("user %d did not get its own page: %v", i, got)
+			}
+		}
+		s.wantCalls(t, 21)
+	})
+}
+
+// The same through net/http's own server: the connection of a client that has
+// stopped reading is closed, and its body is free.
+func TestHerd_StalledConnection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		body := bytes.Repeat([]byte("0123456789abcdef"), 4<<20/16)
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=3600")
+			w.Write(body)
+		})
+		pipes := &pipedOrigin{conns: make(chan net.Conn), closed: make(chan struct{})}
+		server := &http.Server{Handler: s.handler, ErrorLog: log.New(io.Discard, "", 0)}
+		go server.Serve(pipes)
+		defer server.Close()
+		for _, what := range []string{"the miss", "the hit"} {
+			conn, err := pipes.dial(t.Context(), "", "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			go io.WriteString(conn, "GET /p HTTP/1.1\r\nHost: a\r\n\r\n")
+			br := bufio.NewReader(conn)
+			if res, err := http.ReadResponse(br, nil); err != nil || res.StatusCode != 200 {
+				t.Fatalf("%v, %v", res, err)
+			}
+			// A client that reads now and then is left alone.
+			for range 3 {
+				time.Sleep(50 * time.Second)
+				if _, err := io.CopyN(io.Discard, br, 64<<10); err != nil {
+					t.Fatalf("%s: a slow client was broken off: %v", what, err)
+				}
+			}
+			time.Sleep(2 * time.Minute)
+			if n, _ := io.Copy(io.Discard, br); n > 512<<10 {
+				t.Errorf("%s: a client that had stopped reading got %d bytes more", what, n)
+			}
+			conn.Close()
+		}
+		s.wantCalls(t, 1)
+	})
+}
+
 // A client that takes nothing holds a body for a minute, and not for ever; nor,
 // over the limit, those who read with it.
 func TestHerd_StalledClient(t *testing.T) {
