@@ -428,6 +428,7 @@ func TestHerd_StalledConnection(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			conn.SetDeadline(time.Now().Add(time.Hour))
 			go io.WriteString(conn, "GET /p HTTP/1.1\r\nHost: a\r\n\r\n")
 			br := bufio.NewReader(conn)
 			if res, err := http.ReadResponse(br, nil); err != nil || res.StatusCode != 200 {
