@@ -364,9 +364,10 @@ func (m *Middleware) reply(w http.ResponseWriter, r *http.Request, s served[*res
 		if res.body.Len() > writePart {
 			to = &pacedWriter{w: w}
 		}
-		if _, err := res.body.WriteTo(to); err != nil {
-			panic(http.ErrAbortHandler) // the client's end, or the end of our patience
-		}
+		// An error here is the client's end, or that of our patience. The server
+		// sees by the Content-Length that there is more to come, and ends the
+		// connection.
+		res.body.WriteTo(to)
 	}
 }
 
