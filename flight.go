@@ -70,9 +70,10 @@ type flight[V any] struct {
 	// state is what callers see. They read it without a lock: when a flight
 	// lands, ten thousand of them wake up at one time. It is written with
 	// engine.mu held.
-	state atomic.Pointer[flightState[V]]
-	due   instant     // when the flight's first caller has waited for MaxWait
-	alarm *time.Timer // tells the callers that it is due
+	state   atomic.Pointer[flightState[V]]
+	callers callerCount
+	due     instant     // when the flight's first caller has waited for MaxWait
+	alarm   *time.Timer // tells the callers that it is due
 
 	abort    context.CancelCauseFunc // guarded by engine.mu: cancels the load, nil while there is none
 	disowned bool                    // guarded by engine.mu: the key was invalidated since the flight last looked
@@ -185,6 +186,9 @@ type served[V any] struct {
 	item      *item[V]
 	collapsed bool // it came from a flight that another call had begun
 	flown     bool // it came from a flight
+	// live is the flight if the item is still being made. The call counts among
+	// its callers until it has its place among the readers, and says left.
+	live *flight[V]
 }
 
 // hit answers from the near tier if that needs no flight: fresh, or stale
@@ -232,7 +236,7 @@ func (e *engine[V]) wait(ctx context.Context, key string, stale *item[V], w want
 		return served[V]{}, err
 	}
 	c := waiter[V]{engine: e, want: w, began: e.clock.now(), stale: stale}
-	defer c.timer.stop()
+	defer c.leave()
 	for again := false; ; again = true {
 		f, err := c.join(ctx, key, bind)
 		if f == nil {
@@ -252,6 +256,7 @@ func (e *engine[V]) wait(ctx context.Context, key string, stale *item[V], w want
 			case answered:
 				return c.answer, err
 			case landed:
+				c.leave()
 			case waiting:
 				select {
 				case <-state.news:
@@ -276,10 +281,20 @@ type waiter[V any] struct {
 	engine    *engine[V]
 	want      want[V]
 	began     instant
-	stale     *item[V] // what may be served when its patience ends
-	collapsed bool     // the flight that it is on was begun by another call
+	stale     *item[V]   // what may be served when its patience ends
+	on        *flight[V] // while it counts among its callers
+	collapsed bool       // that flight was begun by another call
 	timer     deadlineTimer
 	answer    served[V]
+}
+
+// leave takes the waiter off its flight.
+func (c *waiter[V]) leave() {
+	c.timer.stop()
+	if c.on != nil {
+		c.on.callers.left()
+		c.on = nil
+	}
 }
 
 // A waitState is how a waiter stands to its flight.
@@ -298,7 +313,8 @@ func (c *waiter[V]) look(f *flight[V], state *flightState[V]) (expiry <-chan tim
 	// it has turned out to be for nobody else.
 	e, now := c.engine, c.engine.clock.now()
 	if state.published != nil && !(state.alone && c.collapsed && !c.want.solo) && c.want.takes(state.published, now, c.began) {
-		c.answer = served[V]{item: state.published, collapsed: c.collapsed, flown: true}
+		c.answer = served[V]{item: state.published, collapsed: c.collapsed, flown: true, live: f}
+		c.on = nil // it is the answer's now
 		return nil, answered, nil
 	}
 	if state.landed {
@@ -350,6 +366,63 @@ func (c *waiter[V]) look(f *flight[V], state *flightState[V]) (expiry <-chan tim
 	return expiry, waiting, nil
 }
 
+// A callerCount is how many calls have joined a flight and neither gone nor
+// taken their place among the readers of what it has published.
+type callerCount struct {
+	n    atomic.Int64
+	none atomic.Pointer[chan struct{}] // closed when n falls to 0; nil unless somebody waits for that
+}
+
+func (c *callerCount) joined() { c.n.Add(1) }
+
+func (c *callerCount) left() {
+	if c.n.Add(-1) > 0 {
+		return
+	}
+	if none := c.none.Swap(nil); none != nil {
+		close(*none)
+	}
+}
+
+// awaitNone waits until the count is 0, or done is closed. One goroutine at a
+// time may call it. Whoever joins and leaves meanwhile may end it or not.
+func (c *callerCount) awaitNone(done <-chan struct{}) {
+	none := make(chan struct{})
+	c.none.Store(&none)
+	// After the store: who leaves last after this look finds the channel.
+	if c.n.Load() == 0 {
+		return
+	}
+	select {
+	case <-none:
+	case <-done:
+	}
+}
+
+// landing waits for the end of the flight that has published it. A caller that
+// could have nothing of it any more, because it broke off, then finds what the
+// flight came to. No such flight stays up for long: what broke the value off
+// has ended its load, or its load's time, or has taken it from the map.
+func (e *engine[V]) landing(ctx context.Context, key string, it *item[V]) error {
+	e.mu.Lock()
+	f := e.flights[key]
+	e.mu.Unlock()
+	if f == nil {
+		return nil
+	}
+	for {
+		state := f.state.Load()
+		if state.published != it || state.landed {
+			return nil
+		}
+		select {
+		case <-state.news:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
 // A deadlineTimer is a timer that is made when it is first needed.
 type deadlineTimer struct{ timer *time.Timer }
 
@@ -397,7 +470,14 @@ func (c *waiter[V]) join(ctx context.Context, key string, bind binder[V]) (*flig
 	if c.want.first {
 		return nil, errTaken
 	}
+	c.board(f)
 	return f, nil
+}
+
+// board counts the waiter among the flight's callers. engine.mu is held.
+func (c *waiter[V]) board(f *flight[V]) {
+	f.callers.joined()
+	c.on = f
 }
 
 // begin is join where there is no flight. engine.mu is held.
@@ -426,6 +506,7 @@ func (c *waiter[V]) begin(ctx context.Context, key string, bind binder[V]) (*fli
 		due: addDurations(now, e.MaxWait), notices: make(chan Notice, 1),
 	}
 	f.state.Store(&flightState[V]{news: make(chan struct{})})
+	c.board(f)
 	f.alarm = time.AfterFunc(e.MaxWait, f.fallDue)
 	e.flights[key] = f
 	e.aloft[f] = struct{}{}

@@ -149,6 +149,9 @@ func (m *Middleware) Handler(next http.Handler) http.Handler {
 	})
 }
 
+// eventStream is the media type of server-sent events, which do not end.
+const eventStream = "text/event-stream"
+
 // bypassReason says why a safe request goes past the cache, "" if it does not.
 func bypassReason(r *http.Request, d httpcache.RequestDirectives) string {
 	switch {
@@ -156,13 +159,15 @@ func bypassReason(r *http.Request, d httpcache.RequestDirectives) string {
 		return "method"
 	case r.Header["Upgrade"] != nil:
 		return "upgrade"
-	case strings.Contains(r.Header.Get("Accept"), "text/event-stream"):
+	case strings.Contains(strings.ToLower(strings.Join(r.Header["Accept"], ",")), eventStream):
 		return "event-stream"
 	case r.ContentLength != 0:
 		// A body that the key does not tell apart would answer others.
 		return "request body"
 	case d.NoStore:
 		return "request no-store"
+	case httpcache.OverridesMethod(r.Header):
+		return "method override"
 	}
 	return ""
 }
@@ -174,6 +179,8 @@ const maxHops = 4
 func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler, key string, d httpcache.RequestDirectives) {
 	q := &query{m: m, w: w, r: r, next: next, directives: d, authorized: r.Header["Authorization"] != nil}
 	var path []string
+	var under *response // the names that led to key
+	broken := false
 	for range maxHops {
 		s, ok := q.atHand(key)
 		if !ok && d.OnlyIfCached {
@@ -182,6 +189,9 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 		}
 		c := &call{path: path}
 		if !ok {
+			if under != nil && !under.built.admit(key, m.engine.clock.now()) {
+				break
+			}
 			defer c.leave()
 			var err error
 			if s, err = q.wait(c, key, s); err != nil {
@@ -189,8 +199,25 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 				return
 			}
 			if res := s.item.value; res.of != nil || res.variant != nil {
-				if q.replyLive(c, s, key) {
+				switch q.replyLive(c, s, key) {
+				case liveDone:
 					return
+				case liveBroken:
+					// Before this client had any of it: it is served what is
+					// there in its place, such as a stale copy, or fails with
+					// all the others. Once; the retries of a herd must not add
+					// up.
+					if !broken {
+						broken = true
+						err = m.engine.landing(r.Context(), key, s.item)
+					} else {
+						err = errBroken
+					}
+					if err != nil {
+						q.replyError(c, err)
+						return
+					}
+					continue
 				}
 			}
 		}
@@ -206,7 +233,7 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 			q.passChecked(key, s)
 			return
 		case varying:
-			key = m.variantKey(res, key, r.Header)
+			key, under = m.variantKey(res, key, r.Header), res
 			path = append(path, res.names...)
 		default:
 			q.passUncacheable(key, s)

@@ -9,6 +9,7 @@ require (
 	github.com/bellwether-go/bellwether/lockers/etcdlock v0.0.0-00010101000000-000000000000
 	github.com/bellwether-go/bellwether/lockers/zklock v0.0.0-00010101000000-000000000000
 	github.com/bradfitz/gomemcache v0.0.0-20260422231931-4d751bb6e37c
+	github.com/coder/websocket v1.8.15
 	github.com/go-chi/chi/v5 v5.5.0
 	github.com/redis/go-redis/v9 v9.23.0
 	go.etcd.io/etcd/client/v3 v3.7.3
