@@ -38,6 +38,7 @@ type engine[V any] struct {
 	push      *breaker // before Locker's Watch: a push that is down is not a locker that is
 	commits   commitRecord
 	slots     *semaphore.Weighted // MaxRebuilds
+	queued    atomic.Int64        // flights that wait for one of them
 	count     counters
 	running   sync.WaitGroup // flights and what they leave behind, and listen
 	notified  bool           // Store is a Notifier
@@ -186,6 +187,7 @@ type served[V any] struct {
 	item      *item[V]
 	collapsed bool // it came from a flight that another call had begun
 	flown     bool // it came from a flight
+	early     bool // it is fresh, and to be rebuilt before it expires
 	// live is the flight if the item is still being made. The call counts among
 	// its callers until it has its place among the readers, and says left.
 	live *flight[V]
@@ -202,7 +204,7 @@ func (e *engine[V]) hit(key string) (served[V], bool) {
 	switch it.judge(now) {
 	case serve:
 		e.count.hits.add()
-		return served[V]{item: it}, true
+		return served[V]{item: it, early: e.EarlyRefresh > 0 && it.dueEarly(now, e.EarlyRefresh)}, true
 	case serveOnly:
 		e.count.stale.Add(1)
 		return served[V]{item: it}, true
@@ -210,6 +212,18 @@ func (e *engine[V]) hit(key string) (served[V], bool) {
 		return served[V]{item: it}, false
 	}
 	return served[V]{}, false
+}
+
+// refresh begins a flight for a key of which it is fresh, unless there is one,
+// and does not wait for it.
+func (e *engine[V]) refresh(ctx context.Context, key string, it *item[V], bind binder[V]) {
+	c := waiter[V]{engine: e, began: e.clock.now(), want: want[V]{
+		// Not what is to be replaced: the store has it too, and it is fresh.
+		accept: func(other *item[V], _ instant) bool { return other.epoch > it.epoch },
+		first:  true,
+	}}
+	c.join(ctx, key, bind)
+	c.leave()
 }
 
 // hitFor is hit for a call that does not take any answer.
@@ -346,6 +360,12 @@ func (c *waiter[V]) look(f *flight[V], state *flightState[V]) (expiry <-chan tim
 	}
 	limit := e.MaxWait
 	if c.stale != nil {
+		if c.stale.judge(now) == serve {
+			// Fresh: the rebuild is not for this call's sake.
+			e.count.hits.add()
+			c.answer = served[V]{item: c.stale, collapsed: c.collapsed}
+			return nil, answered, nil
+		}
 		limit = e.Patience
 	}
 	end := addDurations(c.began, limit)

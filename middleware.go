@@ -187,6 +187,9 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 			replyNotCached(w) // RFC 9111 section 5.2.1.7
 			return
 		}
+		if s.early {
+			q.refresh(key, s, path)
+		}
 		c := &call{path: path}
 		if !ok {
 			if under != nil && !under.built.admit(key, m.engine.clock.now()) {
@@ -320,17 +323,29 @@ func (q *query) wait(c *call, key string, s served[*response]) (served[*response
 			w.first = true
 		}
 	}
-	s, err := m.engine.wait(q.r.Context(), key, s.item, w, func() loader[*response] {
-		d := detach(q.r)
-		c.request = q.r.Header.Clone()
-		return func(ctx context.Context, f *flight[*response]) (*response, error) {
-			return m.fetch(ctx, f, c, q.next, d)
-		}
-	})
+	s, err := m.engine.wait(q.r.Context(), key, s.item, w, q.bind(c))
 	if errors.Is(err, errTaken) {
 		return m.notShared("authorization"), nil
 	}
 	return s, err
+}
+
+// bind gives the load of a flight that the call begins.
+func (q *query) bind(c *call) binder[*response] {
+	return func() loader[*response] {
+		d := detach(q.r)
+		c.request = q.r.Header.Clone()
+		return func(ctx context.Context, f *flight[*response]) (*response, error) {
+			return q.m.fetch(ctx, f, c, q.next, d)
+		}
+	}
+}
+
+// refresh has a fresh response rebuilt behind the client's back.
+func (q *query) refresh(key string, s served[*response], path []string) {
+	c := &call{path: path, aside: make(chan func())} // nobody is there for interim responses
+	c.leave()
+	q.m.engine.refresh(q.r.Context(), key, s.item, q.bind(c))
 }
 
 // notShared is the answer that there is none to be shared.

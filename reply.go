@@ -270,7 +270,7 @@ func (q *query) replyError(c *call, err error) {
 		}
 		code = http.StatusServiceUnavailable
 		w.Header().Set("Retry-After", "1")
-	case errors.Is(err, ErrClosed):
+	case errors.Is(err, ErrClosed), errors.Is(err, ErrOverloaded):
 		code = http.StatusServiceUnavailable
 		w.Header().Set("Retry-After", "1")
 	case errors.Is(err, context.DeadlineExceeded):
