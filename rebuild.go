@@ -735,7 +735,9 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 			return true
 		}
 	}
-	it := &item[V]{}
+	// A failure by itself is of now. Beside what was there it bears that one's
+	// position: what has been swept since that was made is not served for it.
+	it := &item[V]{position: r.position}
 	it.born = now
 	if r.present != nil {
 		*it = *r.present
