@@ -280,7 +280,10 @@ func (e *engine[V]) wait(ctx context.Context, key string, stale *item[V], w want
 					stale = nil
 				}
 			}
-			if stale != nil && !w.takes(stale, now, began) {
+			// Here, where it is taken, and not where a sweep is made: the caller has
+			// its own since before the flight, and a flight cannot tell the tags of
+			// what it offers from those of what it loads.
+			if stale = e.sweeper.spare(key, stale); stale != nil && (!stale.stale(now) || !w.takes(stale, now, began)) {
 				stale = nil
 			}
 			limit := e.MaxWait

@@ -637,6 +637,9 @@ func (r *run[V]) confirm(ctx context.Context) {
 		if offered == nil {
 			return
 		}
+		if e.sweeper.on() {
+			e.followLog(ctx)
+		}
 		entry, asked, err := r.read(ctx, &outage{e.EngineTimeout})
 		if ctx.Err() != nil {
 			return
@@ -647,7 +650,7 @@ func (r *run[V]) confirm(ctx context.Context) {
 			return
 		}
 		confirmed := *offered
-		confirmed.trusted = addDurations(asked, e.NearTTL)
+		confirmed.trusted = e.trustedUntil(asked)
 		r.offerStale(&confirmed)
 	}
 }

@@ -1,7 +1,10 @@
 package bellwether_test
 
 import (
+	"context"
+	"fmt"
 	"net/http"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -51,6 +54,62 @@ func TestSweep_FailuresAreRemembered(t *testing.T) {
 
 // What was stale when it was swept is offered to nobody while the rebuild
 // behind it runs, neither here nor elsewhere.
+func TestSweep_WhileStaleIsServed(t *testing.T) {
+	for name, match := range map[string]bellwether.Match{
+		"tag":    {Tags: []string{"x"}},
+		"prefix": {Prefixes: []string{"http://example.com/"}},
+	} {
+		for notified, store := range map[string]func() bellwether.Store{
+			"told": func() bellwether.Store { return memstore.New() }, "quiet": func() bellwether.Store { return quiet{memstore.New()} },
+		} {
+			for by, sweeper := range []string{"by the holder", "by one who waits"} {
+				t.Run(name+"/"+notified+"/"+sweeper, func(t *testing.T) {
+					synctest.Test(t, func(t *testing.T) {
+						var n, slow = 0, time.Duration(0)
+						var mu sync.Mutex
+						all := sites(t, 2, store(), func(w http.ResponseWriter, r *http.Request) {
+							mu.Lock()
+							n++
+							body, build := fmt.Sprint(n), slow
+							mu.Unlock()
+							time.Sleep(build)
+							w.Header().Set("Cache-Control", "max-age=2, stale-while-revalidate=600")
+							w.Header().Set("Surrogate-Key", "x")
+							fmt.Fprint(w, body)
+						})
+						for _, s := range all {
+							s.get("http://example.com/")
+						}
+						mu.Lock()
+						slow = 10 * time.Second
+						mu.Unlock()
+						time.Sleep(3 * time.Second)
+						for _, s := range all {
+							if got := s.get("http://example.com/").Body.String(); got != "1" {
+								t.Fatalf("stale: got %s, want 1", got)
+							}
+						}
+						time.Sleep(2 * time.Second) // both wait for it, with the stale one at hand
+						sweep(t, all[by], match)
+						for i, s := range []*site{all[by], all[1-by]} {
+							if i == 1 {
+								time.Sleep(1001 * time.Millisecond)
+							}
+							ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+							w := s.do(request(http.MethodGet, "http://example.com/").WithContext(ctx))
+							cancel()
+							if w.Body.String() == "1" {
+								t.Errorf("served what was swept: by another process: %v", i == 1)
+							}
+						}
+						time.Sleep(30 * time.Second)
+					})
+				})
+			}
+		}
+	}
+}
+
 // Two sweeps at one moment are both heeded, also by the process that has no
 // store to write them to, and also by what was being made.
 // However much is swept, the log stays a value that stores take.
