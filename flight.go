@@ -508,11 +508,12 @@ func (f *flight[V]) lookAgain() {
 // A witness counts the invalidations of a key while somebody works on a value
 // for it that no flight makes.
 type witness struct {
-	seen int // guarded by engine.mu
+	seen     int    // guarded by engine.mu
+	position uint64 // the log's when it began, see item
 }
 
 func (e *engine[V]) watchInvalidations(key string) *witness {
-	w := &witness{}
+	w := &witness{position: e.sweeper.position()}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.witnesses == nil {

@@ -542,7 +542,7 @@ func (e *engine[V]) put(ctx context.Context, key string, v V, f Freshness, posit
 	defer e.mu.Unlock()
 	// There is no flight here that an invalidation could disown. After one, of
 	// whatever key, the store alone has the value.
-	if e.invalidations == before && e.sweeper.spare(key, it) == it {
+	if it = e.sweeper.spare(key, it); it != nil && e.invalidations == before {
 		e.near.put(key, it)
 	}
 }
@@ -552,12 +552,12 @@ func (e *engine[V]) put(ctx context.Context, key string, v V, f Freshness, posit
 // value may be older than what another such request has done.
 func (e *engine[V]) putUnless(key string, v V, f Freshness, w *witness) {
 	now := e.clock.now()
-	it := &item[V]{kind: KindValue, value: v, trusted: e.trustedUntil(now)}
+	it := &item[V]{kind: KindValue, value: v, position: w.position, trusted: e.trustedUntil(now)}
 	it.lifetime = newLifetime(now, f)
 	e.near.weigh(key, it) // before the lock: it runs user code
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if w.seen != 1 || e.flights[key] != nil {
+	if it = e.sweeper.spare(key, it); it == nil || w.seen != 1 || e.flights[key] != nil {
 		return // a flight that has begun since the invalidation has something newer
 	}
 	e.epoch++
@@ -572,6 +572,9 @@ func (e *engine[V]) peek(ctx context.Context, key string) *item[V] {
 	if it == nil || now >= it.trusted {
 		if e.Store == nil {
 			return nil
+		}
+		if e.sweeper.on() {
+			e.followLog(ctx) // no flight has of late, perhaps
 		}
 		r := &run[V]{flight: &flight[V]{key: key, engine: e}, outage: outage{e.EngineTimeout}}
 		entry, asked, err := r.read(ctx, &r.outage)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"net/http/httptest"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -116,7 +117,55 @@ func TestSweep_WhileStaleIsServed(t *testing.T) {
 // Tags and prefixes are bytes, not text: other processes read what was meant.
 // A POST's response that is kept for the next GET is none if it was swept while
 // it was made; what was swept before the request does not concern it.
+func TestSweep_PostsResponse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := sites(t, 1, nil, func(w http.ResponseWriter, r *http.Request) {
+			if r.Method == http.MethodPost {
+				w.Header().Set("Content-Location", r.URL.String())
+				defer time.Sleep(time.Second)
+			}
+			w.Header().Set("Cache-Control", "max-age=3600")
+			fmt.Fprint(w, r.Method)
+		})[0]
+		all := bellwether.Match{Prefixes: []string{"http://example.com/"}}
+		const url = "http://example.com/"
+		sweep(t, s, all)
+		s.do(httptest.NewRequest(http.MethodPost, url, nil))
+		if got := s.get(url).Body.String(); got != http.MethodPost {
+			t.Fatalf("after a POST: %s, want its response", got)
+		}
+		sweep(t, s, bellwether.Match{Prefixes: []string{"http://example.org/"}})
+		if got := s.get(url).Body.String(); got != http.MethodPost {
+			t.Errorf("after another host was swept: %s, want the POST's response", got)
+		}
+		time.AfterFunc(time.Second/2, func() { sweep(t, s, all) })
+		s.do(httptest.NewRequest(http.MethodPost, url, nil))
+		if got := s.get(url).Body.String(); got != http.MethodGet {
+			t.Errorf("a %s's response is served that was swept while it was made", got)
+		}
+	})
+}
+
 // A request that takes only what is kept does not get what was swept elsewhere.
+func TestSweep_OnlyIfCached(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var (
+			mu    sync.Mutex
+			calls int
+		)
+		all := sites(t, 2, quiet{memstore.New()}, tagged(&calls, &mu))
+		for _, s := range all {
+			s.get("http://example.com/?tag=x")
+		}
+		synctest.Wait()
+		sweep(t, all[0], bellwether.Match{Tags: []string{"x"}})
+		time.Sleep(1001 * time.Millisecond)
+		if w := all[1].get("http://example.com/?tag=x", "Cache-Control", "only-if-cached"); w.Code != http.StatusGatewayTimeout {
+			t.Errorf("%d %s: it was swept a second ago", w.Code, w.Body)
+		}
+	})
+}
+
 // What is swept softly while it is made, and has no stale windows, is gone.
 // The holder of the log's lease is gone, or the store does not answer: no
 // request waits longer for the log than for an engine that does not answer.
