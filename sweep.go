@@ -209,12 +209,17 @@ func (e *engine[V]) learn(entry Entry) error {
 // apply makes l the log that this process knows, and holds what is new in it
 // against the near tier.
 func (e *engine[V]) apply(l *sweepLog) {
-	w := &e.sweeper
-	now := e.clock.now()
 	// Two may bring one log at a time, the process's own sweep and the store's
 	// notice of it. Neither returns before the log has taken its effect.
-	w.applying.Lock()
-	defer w.applying.Unlock()
+	e.sweeper.applying.Lock()
+	defer e.sweeper.applying.Unlock()
+	e.succeed(l)
+}
+
+// succeed is apply for who holds applying.
+func (e *engine[V]) succeed(l *sweepLog) {
+	w := &e.sweeper
+	now := e.clock.now()
 	known := w.log.Load()
 	if known != nil && known.epoch >= l.epoch {
 		return
@@ -381,16 +386,20 @@ func (e *engine[V]) sweep(ctx context.Context, what []sweep) error {
 
 // sweepHere is sweep for this process alone.
 func (e *engine[V]) sweepHere(what []sweep) {
-	l := e.sweeper.log.Load()
-	if l == nil {
-		l = &sweepLog{}
-	}
 	if e.Store == nil {
+		// Held from the reading of the log on: of two sweeps that began with the
+		// same log, one would be lost.
+		e.sweeper.applying.Lock()
+		defer e.sweeper.applying.Unlock()
+		l := e.sweeper.log.Load()
+		if l == nil {
+			l = &sweepLog{}
+		}
 		e.mu.Lock()
 		e.epoch++ // the positions of the loads that are under way are below it
 		epoch := e.epoch
 		e.mu.Unlock()
-		e.apply(l.and(epoch, what))
+		e.succeed(l.and(epoch, what))
 		return
 	}
 	// The log's epochs are the store's. These sweeps are held against what is

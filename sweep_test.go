@@ -113,6 +113,46 @@ func TestSweep_WhileStaleIsServed(t *testing.T) {
 
 // Two sweeps at one moment are both heeded, also by the process that has no
 // store to write them to, and also by what was being made.
+func TestSweep_AtOneMomentInOneProcess(t *testing.T) {
+	for round := range 200 {
+		synctest.Test(t, func(t *testing.T) {
+			s := sites(t, 1, nil, func(w http.ResponseWriter, r *http.Request) {
+				time.Sleep(time.Second)
+				w.Header().Set("Cache-Control", "max-age=3600")
+				w.Header().Set("Surrogate-Key", r.URL.Query().Get("tag"))
+				fmt.Fprint(w, time.Now().UnixNano())
+			})[0]
+			const n = 8
+			var wg sync.WaitGroup
+			for i := range n {
+				wg.Go(func() { s.get(fmt.Sprintf("http://example.com/?tag=%d", i)) })
+			}
+			time.Sleep(time.Second / 2)
+			start := make(chan struct{})
+			for i := range n {
+				wg.Go(func() {
+					<-start
+					s.mw.InvalidateMatching(t.Context(), bellwether.Match{Tags: []string{fmt.Sprint(i)}})
+				})
+			}
+			synctest.Wait()
+			swept := time.Now().UnixNano()
+			close(start)
+			wg.Wait()
+			for i := range n {
+				var made int64
+				fmt.Sscan(s.get(fmt.Sprintf("http://example.com/?tag=%d", i)).Body.String(), &made)
+				if made < swept+int64(time.Second) {
+					t.Fatalf("round %d: tag %d was swept and is served", round, i)
+				}
+			}
+		})
+		if t.Failed() {
+			return
+		}
+	}
+}
+
 // However much is swept, the log stays a value that stores take.
 // Tags and prefixes are bytes, not text: other processes read what was meant.
 // A POST's response that is kept for the next GET is none if it was swept while
