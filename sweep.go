@@ -22,10 +22,24 @@ import (
 type sweep struct {
 	Epoch uint64    `json:"epoch"` // of the commit that wrote it
 	Kind  sweepKind `json:"kind"`
-	What  string    `json:"what"`
+	What  exact     `json:"what"`
 	Soft  bool      `json:"soft,omitempty"` // what it hits is stale, not gone
 
 	heard instant // when this process learnt of it
+}
+
+// exact is a string that JSON keeps byte for byte. In a string of JSON's own,
+// bytes that are no UTF-8 turn into others, and a tag is whatever a handler has
+// sent.
+type exact string
+
+func (x exact) MarshalJSON() ([]byte, error) { return json.Marshal([]byte(x)) }
+
+func (x *exact) UnmarshalJSON(data []byte) error {
+	var b []byte
+	err := json.Unmarshal(data, &b)
+	*x = exact(b)
+	return err
 }
 
 type sweepKind string
@@ -43,12 +57,12 @@ const variantMark = "\x00"
 func (s *sweep) hits(key string, tags []string) bool {
 	switch s.Kind {
 	case sweepKey:
-		rest, ok := strings.CutPrefix(key, s.What)
+		rest, ok := strings.CutPrefix(key, string(s.What))
 		return ok && (rest == "" || strings.HasPrefix(rest, variantMark))
 	case sweepPrefix:
-		return strings.HasPrefix(key, s.What)
+		return strings.HasPrefix(key, string(s.What))
 	case sweepTag:
-		return slices.Contains(tags, s.What)
+		return slices.Contains(tags, string(s.What))
 	}
 	return true // a later version's: who knows what it hits
 }
@@ -63,25 +77,45 @@ type sweepLog struct {
 	epoch uint64 // of the entry that it was read from
 }
 
-// maxSweeps is how many sweeps the log remembers. Its readers fetch it whole.
-const maxSweeps = 500
+const (
+	// maxSweeps is how many sweeps the log remembers. Its readers fetch it whole.
+	maxSweeps = 500
+	// maxLog is how many bytes it has at most, about: a log that a store did not
+	// take could not be written again.
+	maxLog = 256 << 10
+)
 
-// and returns the log with more sweeps at its end, as of epoch.
+// weight is what the sweep takes in the log's bytes, at most.
+func (s *sweep) weight() int { return 100 + 2*len(s.What) }
+
+// repeats reports whether whatever an earlier sweep hits s hits too.
+func (s *sweep) repeats(earlier sweep) bool {
+	return !s.Soft && s.Kind == earlier.Kind && s.What == earlier.What
+}
+
+// and returns the log with more sweeps at its end, as of epoch. What there is no
+// room for is forgotten, from the oldest on; of more too, if they are many.
 func (l *sweepLog) and(epoch uint64, more []sweep) *sweepLog {
-	next := &sweepLog{Since: l.Since, epoch: epoch}
+	next := &sweepLog{Since: l.Since, Sweeps: slices.Clone(l.Sweeps), epoch: epoch}
+	if len(more) > maxSweeps { // or to look for repetitions would take for ever
+		next.Since, next.Sweeps = epoch, nil
+		return next
+	}
 	for _, s := range more {
 		s.Epoch = epoch
-		next.Sweeps = append(next.Sweeps, s)
+		next.Sweeps = append(slices.DeleteFunc(next.Sweeps, s.repeats), s)
 	}
-	rest := l.Sweeps
-	if over := len(rest) + len(more) - maxSweeps; over > 0 {
-		over = min(over, len(rest))
-		if over > 0 {
-			next.Since = rest[over-1].Epoch
+	first, size := len(next.Sweeps), 0
+	for first > 0 && len(next.Sweeps)-first < maxSweeps {
+		if size += next.Sweeps[first-1].weight(); size > maxLog {
+			break
 		}
-		rest = rest[over:]
+		first--
 	}
-	next.Sweeps = append(slices.Clone(rest), next.Sweeps...)
+	if first > 0 {
+		next.Since = next.Sweeps[first-1].Epoch
+		next.Sweeps = slices.Clone(next.Sweeps[first:])
+	}
 	return next
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -154,7 +155,90 @@ func TestSweep_AtOneMomentInOneProcess(t *testing.T) {
 }
 
 // However much is swept, the log stays a value that stores take.
+func TestSweep_LogStaysSmall(t *testing.T) {
+	long := strings.Repeat("p", 8000)
+	for name, tt := range map[string]struct {
+		rounds int
+		match  func(i int) bellwether.Match
+	}{
+		"long prefixes": {140, func(i int) bellwether.Match {
+			return bellwether.Match{Prefixes: []string{fmt.Sprintf("http://example.com/%d%s", i, long)}}
+		}},
+		"long tags": {20, func(i int) bellwether.Match {
+			return bellwether.Match{Tags: []string{fmt.Sprint(i, strings.Repeat("t", 300<<10))}}
+		}},
+		"a tag of 1 MB": {20, func(i int) bellwether.Match { return bellwether.Match{Tags: []string{strings.Repeat("t", 1<<20)}} }},
+		"tags of hostile bytes": {20, func(i int) bellwether.Match {
+			return bellwether.Match{Tags: []string{fmt.Sprint(i, strings.Repeat("<\u2028\xff", 10<<10))}}
+		}},
+		"many at a time": {20, func(i int) bellwether.Match {
+			var m bellwether.Match
+			for j := range 2000 {
+				m.Tags = append(m.Tags, fmt.Sprint(i, "-", j))
+			}
+			return m
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				const limit = 1<<20 - 2<<10
+				largest := 0
+				store := &wiredStore{wire: &wire{}, store: memstore.New(), limit: func(e bellwether.Entry) error {
+					if largest = max(largest, len(e.Value)); len(e.Value) > limit {
+						return bellwether.ErrTooLarge
+					}
+					return nil
+				}}
+				all := sites(t, 2, store, func(w http.ResponseWriter, r *http.Request) {
+					w.Header().Set("Cache-Control", "max-age=36000")
+					w.Header().Set("Surrogate-Key", r.URL.Query().Get("tag"))
+					fmt.Fprint(w, r.URL.Path)
+				})
+				all[0].get("http://example.com/kept")
+				for i := range tt.rounds {
+					if err := all[0].mw.InvalidateMatching(t.Context(), tt.match(i)); err != nil {
+						t.Fatalf("sweep %d: %v", i, err)
+					}
+				}
+				t.Logf("the largest log has %d bytes", largest)
+				// It works still, for all.
+				for _, s := range all {
+					s.get("http://example.com/?tag=last")
+				}
+				calls := all[1].calls.Load()
+				sweep(t, all[0], bellwether.Match{Tags: []string{"last"}})
+				time.Sleep(1001 * time.Millisecond)
+				all[1].get("http://example.com/?tag=last")
+				if n := all[1].calls.Load() - calls; n != 1 {
+					t.Errorf("%d calls after the last sweep, want 1", n)
+				}
+			})
+		})
+	}
+}
+
 // Tags and prefixes are bytes, not text: other processes read what was meant.
+func TestSweep_BytesThatAreNoUTF8(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const tag = "caf\xe9"
+		all := sites(t, 2, quiet{memstore.New()}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=36000")
+			w.Header().Set("Surrogate-Key", tag)
+			fmt.Fprint(w, "v")
+		})
+		for _, s := range all {
+			s.get("http://example.com/")
+		}
+		sweep(t, all[0], bellwether.Match{Tags: []string{tag}})
+		time.Sleep(1001 * time.Millisecond)
+		before := all[1].calls.Load()
+		all[1].get("http://example.com/")
+		if n := all[1].calls.Load() - before; n != 1 {
+			t.Errorf("%d calls after the tag was swept elsewhere, want 1", n)
+		}
+	})
+}
+
 // A POST's response that is kept for the next GET is none if it was swept while
 // it was made; what was swept before the request does not concern it.
 func TestSweep_PostsResponse(t *testing.T) {
