@@ -419,8 +419,9 @@ func (f *flight[V]) publish(ctx context.Context, v V) bool {
 		return false
 	}
 	it := &item[V]{kind: KindValue, value: v, made: f.made, position: f.position}
-	if f.engine.sweeper.spare(f.key, it) == nil {
-		f.abort(errInvalidated) // by a tag that was not known until now
+	w := &f.engine.sweeper
+	if gone, stale := w.against(w.log.Load(), f.key, it); gone || stale != forever {
+		f.abort(errInvalidated) // by a tag that was not known until now, see sweepFlight
 		return false
 	}
 	f.change(func(s *flightState[V]) { s.published = it })
@@ -464,7 +465,10 @@ func (f *flight[V]) settle(it *item[V]) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	spared := e.sweeper.spare(f.key, it)
-	if f.disowned = f.disowned || spared == nil; f.disowned {
+	// What was swept softly while it was made, and has no window that is open,
+	// is for nobody who has asked since.
+	swept := spared == nil || spared.freshUntil < it.freshUntil && spared.judge(e.clock.now()) == rebuild
+	if f.disowned = f.disowned || swept; f.disowned {
 		// Clients that read a response while it is made have it already. It
 		// is theirs, and nobody else's.
 		if f.streaming() {

@@ -143,15 +143,14 @@ func (w *sweeper[V]) position() uint64 {
 	return 0
 }
 
-// spare returns it as the sweeps since its load have left it: nil if it is gone,
-// and it itself if nothing has hit it.
-func (w *sweeper[V]) spare(key string, it *item[V]) *item[V] {
-	l := w.log.Load()
-	if it == nil || l == nil || it.position >= l.epoch {
-		return it
+// against returns what a log has against it: whether it is gone, and since when
+// it is stale, forever if it is not.
+func (w *sweeper[V]) against(l *sweepLog, key string, it *item[V]) (gone bool, stale instant) {
+	if l == nil || it.position >= l.epoch {
+		return false, forever
 	}
 	if it.position < l.Since {
-		return nil
+		return true, forever
 	}
 	var (
 		tags     []string
@@ -160,20 +159,34 @@ func (w *sweeper[V]) spare(key string, it *item[V]) *item[V] {
 	if it.kind == KindValue {
 		tags, signpost = w.traits(it.value)
 	}
-	spared := *it
-	spared.position = l.epoch
+	stale = forever
 	for i := range l.Sweeps {
 		s := &l.Sweeps[i]
-		if s.Epoch <= it.position || !s.hits(key, tags) {
-			continue
-		}
-		if !s.Soft {
-			return nil
-		}
-		if !signpost {
-			spared.lifetime = spared.staleFrom(s.heard)
+		switch {
+		case s.Epoch <= it.position || !s.hits(key, tags):
+		case !s.Soft:
+			return true, forever
+		case !signpost:
+			stale = min(stale, s.heard)
 		}
 	}
+	return false, stale
+}
+
+// spare returns it as the sweeps since its load have left it, nil if it is gone.
+// What is left bears the log's position: what has been held against the log
+// once need not be found in it for ever.
+func (w *sweeper[V]) spare(key string, it *item[V]) *item[V] {
+	l := w.log.Load()
+	if it == nil || l == nil || it.position >= l.epoch {
+		return it
+	}
+	gone, stale := w.against(l, key, it)
+	if gone {
+		return nil
+	}
+	spared := *it
+	spared.position, spared.lifetime = l.epoch, it.staleFrom(stale)
 	return &spared
 }
 
@@ -293,15 +306,18 @@ func (e *engine[V]) sweepFlight(key string, f *flight[V]) {
 	published := f.state.Load().published
 	it := published
 	if it == nil {
-		it = &item[V]{position: f.position}
+		it = &item[V]{position: f.position} // its tags are not known yet: see publish
 	}
-	if e.sweeper.spare(key, it) != nil {
-		return // or nobody knows yet: see publish
-	}
-	f.disowned = true
-	if published != nil {
+	gone, stale := e.sweeper.against(e.sweeper.log.Load(), key, it)
+	switch {
+	case !gone && stale == forever:
+	case published != nil:
 		delete(e.flights, key) // its readers have it, and nobody joins them
-	} else {
+		f.disowned = f.disowned || gone
+	default:
+		// Softly or not: it is nobody's yet, and who has asked since the sweep
+		// waits here too.
+		f.disowned = true
 		f.abort(errInvalidated)
 	}
 }

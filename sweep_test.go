@@ -291,6 +291,29 @@ func TestSweep_OnlyIfCached(t *testing.T) {
 }
 
 // What is swept softly while it is made, and has no stale windows, is gone.
+func TestSweep_SoftDuringALoad(t *testing.T) {
+	for name, store := range map[string]bellwether.Store{"a store": quiet{memstore.New()}, "no store": nil} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				n := 0
+				s := sites(t, 1, store, func(w http.ResponseWriter, r *http.Request) {
+					n++
+					body := fmt.Sprint(n)
+					time.Sleep(5 * time.Second)
+					w.Header().Set("Cache-Control", "max-age=3600")
+					fmt.Fprint(w, body)
+				})[0]
+				go s.get("http://example.com/")
+				time.Sleep(time.Second)
+				sweep(t, s, bellwether.Match{Prefixes: []string{"http://example.com/"}, Soft: true})
+				if got := s.get("http://example.com/").Body.String(); got != "2" {
+					t.Errorf("a request after the sweep got response %s, which was begun before it", got)
+				}
+			})
+		})
+	}
+}
+
 // The holder of the log's lease is gone, or the store does not answer: no
 // request waits longer for the log than for an engine that does not answer.
 // A log whose bytes are none takes everything with it, and is begun anew.
