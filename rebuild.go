@@ -178,7 +178,7 @@ func (r *run[V]) look(ctx context.Context) bool {
 		return false
 	}
 	if e.sweeper.on() {
-		e.followLog(ctx)
+		e.followLog(ctx, &r.outage, e.NearTTL/2)
 	}
 	entry, asked, err := r.read(ctx, &r.outage)
 	// One lost packet is no outage: an engine that is gone fails again, and
@@ -573,10 +573,10 @@ func (e *engine[V]) peek(ctx context.Context, key string) *item[V] {
 		if e.Store == nil {
 			return nil
 		}
-		if e.sweeper.on() {
-			e.followLog(ctx) // no flight has of late, perhaps
-		}
 		r := &run[V]{flight: &flight[V]{key: key, engine: e}, outage: outage{e.EngineTimeout}}
+		if e.sweeper.on() {
+			e.followLog(ctx, &r.outage, e.NearTTL/2) // no flight has of late, perhaps
+		}
 		entry, asked, err := r.read(ctx, &r.outage)
 		if err != nil {
 			return nil
@@ -640,10 +640,13 @@ func (r *run[V]) confirm(ctx context.Context) {
 		if offered == nil {
 			return
 		}
+		o := &outage{e.EngineTimeout}
 		if e.sweeper.on() {
-			e.followLog(ctx)
+			// What is confirmed is trusted by the log's age too, and must be so
+			// until the next time.
+			e.followLog(ctx, o, e.NearTTL/4)
 		}
-		entry, asked, err := r.read(ctx, &outage{e.EngineTimeout})
+		entry, asked, err := r.read(ctx, o)
 		if ctx.Err() != nil {
 			return
 		}
@@ -682,11 +685,11 @@ func (r *run[V]) release(ctx context.Context, lease Lease) {
 // later to say: then nobody gets it, and the flight looks again.
 func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 	e := r.engine
-	if e.sweeper.on() && e.Store != nil {
-		e.followLog(ctx) // the load may have taken longer than the log is trusted
+	if e.sweeper.on() && e.Store != nil && !r.storeDown {
+		e.followLog(ctx, &r.outage, e.NearTTL/2) // the load may have taken longer than the log is trusted
 	}
 	now := e.clock.now()
-	it := &item[V]{epoch: epoch, build: l.took, made: r.made, position: r.position, trusted: e.trustedUntil(now)}
+	it := &item[V]{epoch: epoch, build: l.took, made: r.made, position: r.position, trusted: r.trustedUntil(now)}
 	switch {
 	case errors.Is(l.err, errNothing):
 		r.end(errAgain) // who has not seen what was published asks again
@@ -749,7 +752,7 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 		*it = *r.present
 	}
 	it.lifetime = it.failed(now, pause)
-	it.err, it.trusted, it.weight, it.made = err, e.trustedUntil(now), 0, r.made
+	it.err, it.trusted, it.weight, it.made = err, r.trustedUntil(now), 0, r.made
 	if !it.stale(now) && now >= it.keepUntil {
 		var zero V
 		it.held, it.kind, it.value = false, KindNone, zero
@@ -923,6 +926,15 @@ func (e *engine[V]) trustedUntil(now instant) instant {
 		now = min(now, instant(e.sweeper.asked.Load()))
 	}
 	return addDurations(now, e.NearTTL)
+}
+
+// trustedUntil is the engine's, but that a flight without the store does not go
+// by when its log was read.
+func (r *run[V]) trustedUntil(now instant) instant {
+	if r.storeDown {
+		return addDurations(now, r.engine.NearTTL)
+	}
+	return r.engine.trustedUntil(now)
 }
 
 // noAnswer counts and reports an engine's silence.

@@ -127,8 +127,10 @@ type sweeper[V any] struct {
 
 	applying sync.Mutex               // held while a log takes effect
 	log      atomic.Pointer[sweepLog] // written with engine.mu held
-	// asked is when the log was last read, as of then.
-	asked atomic.Int64
+	// asked is when the log was last read, as of then; 0 if it is to be read
+	// again at the next occasion.
+	asked    atomic.Int64
+	answered atomic.Bool // the store has, when it was asked
 	// reading has room for the one who reads it.
 	reading chan struct{}
 }
@@ -197,16 +199,16 @@ const logKey = "\x00sweeps"
 // sooner. A log that is lost is begun anew, and takes everything with it.
 const logTTL = 10 * 365 * 24 * time.Hour
 
-// followLog reads the log if what is known of it is older than half of NearTTL,
-// and returns as of when it is known.
-func (e *engine[V]) followLog(ctx context.Context) instant {
+// followLog reads the log if what is known of it is older than age.
+func (e *engine[V]) followLog(ctx context.Context, o *outage, age time.Duration) {
 	w := &e.sweeper
+	began := e.clock.now()
 	old := func() bool {
 		asked := instant(w.asked.Load())
-		return w.log.Load() == nil || e.clock.now() > addDurations(asked, e.NearTTL/2)
+		return asked == 0 || e.clock.now() > addDurations(asked, age)
 	}
-	if !old() {
-		return instant(w.asked.Load())
+	if !old() || o.left <= 0 {
+		return
 	}
 	// One reads, and who comes meanwhile waits for that: with a log that is too
 	// old, what they read of the store would be trusted for no time at all.
@@ -214,43 +216,51 @@ func (e *engine[V]) followLog(ctx context.Context) instant {
 	case w.reading <- struct{}{}:
 		defer func() { <-w.reading }()
 	case <-ctx.Done():
-		return instant(w.asked.Load())
+		return
 	}
-	if !old() {
-		return instant(w.asked.Load())
-	}
-	o := &outage{e.EngineTimeout}
 	asked := e.clock.now()
+	if !old() {
+		if !w.answered.Load() {
+			o.left -= asked - began // it was the store's silence that was waited for
+		}
+		return
+	}
 	entry, err := ask(ctx, e.store, o, func(ctx context.Context) (Entry, error) {
 		return e.Store.Get(ctx, e.engineKey(logKey))
 	})
 	switch {
 	case err == nil:
-		err = e.learn(entry)
-	case errors.Is(err, ErrNotFound):
-		// There must be one before the first load, so that the first sweep
-		// knows what was loaded before it from what was loaded before a log was
-		// lost.
-		err = e.writeLog(ctx, o, nil)
+		e.learn(entry)
+	case errors.Is(err, ErrNotFound), errors.Is(err, ErrCorrupt):
+		err = e.beginLog(ctx, o)
+	}
+	if ctx.Err() != nil {
+		return // who asked has left, and knows nothing
 	}
 	if err != nil {
 		e.count.engineErrors.Add(1)
 		e.OnError(logKey, fmt.Errorf("reading the log of invalidations: %w", err))
 	}
 	// A store that does not answer cannot say that anything was swept.
-	w.asked.Store(int64(asked))
-	return asked
+	w.answered.Store(err == nil)
+	w.asked.Store(int64(max(1, asked)))
 }
 
 // learn takes the log in as the store has it.
-func (e *engine[V]) learn(entry Entry) error {
-	l := &sweepLog{epoch: entry.Epoch}
-	if err := json.Unmarshal(entry.Value, l); err != nil || entry.Kind != KindValue {
-		// Whatever was in it: nothing that was loaded before is to be trusted.
+func (e *engine[V]) learn(entry Entry) {
+	l, ok := readLog(entry)
+	if !ok {
 		l = &sweepLog{Since: entry.Epoch, epoch: entry.Epoch}
 	}
 	e.apply(l)
-	return nil
+}
+
+// readLog decodes an entry. It returns false for what is no log: nobody knows
+// what was in its place, and nothing that was loaded before is to be trusted.
+func readLog(entry Entry) (*sweepLog, bool) {
+	l := &sweepLog{epoch: entry.Epoch}
+	err := json.Unmarshal(entry.Value, l)
+	return l, err == nil && entry.Kind == KindValue && l.Since > 0
 }
 
 // apply makes l the log that this process knows, and holds what is new in it
@@ -322,27 +332,51 @@ func (e *engine[V]) sweepFlight(key string, f *flight[V]) {
 	}
 }
 
+// beginLog writes a log where there is none. There must be one before the first
+// load, so that the first sweep knows what was loaded before it from what was
+// loaded before a log was lost.
+//
+// The lease is for one of those who find none at one time. It is not worth a
+// long wait: a log that has nothing in it counts all that was loaded before as
+// swept, and so loses nothing that it is written over.
+func (e *engine[V]) beginLog(ctx context.Context, o *outage) error {
+	key := e.engineKey(logKey)
+	lease, _, err := e.leaseLog(ctx, o, key, addDurations(e.clock.now(), o.left/2))
+	if err != nil && !errors.Is(err, ErrHeld) {
+		return err
+	}
+	l, err := e.commitLog(ctx, o, key, nil)
+	if lease != nil {
+		e.releaseLog(ctx, o, lease)
+	}
+	if err == nil {
+		e.apply(l)
+	}
+	return err
+}
+
 // writeLog adds sweeps to the log in the store, and takes it in.
 //
 // A store has no compare-and-swap, so this is done under the log's lease: a
 // commit is worth something only if the lease has held until after it, or
 // somebody who has read the log before it may write over it after it. Without a
-// Locker that may happen when two processes sweep at the same moment.
+// Locker, or with one that does not answer, that may happen when two processes
+// sweep at the same moment.
 func (e *engine[V]) writeLog(ctx context.Context, o *outage, more []sweep) error {
 	key := e.engineKey(logKey)
-	began := e.clock.now()
+	until := addDurations(e.clock.now(), e.MaxWait)
 	for try := 1; ; try++ {
-		lease, err := e.leaseLog(ctx, o, key, began)
+		lease, asked, err := e.leaseLog(ctx, o, key, until)
 		if err != nil {
 			return err
 		}
 		l, err := e.commitLog(ctx, o, key, more)
 		if lease != nil {
-			_, lost := ask(ctx, e.locker, o, func(ctx context.Context) (struct{}, error) {
-				return struct{}{}, lease.Release(ctx)
-			})
-			if err == nil && errors.Is(lost, ErrLeaseLost) {
-				err = lost
+			held := e.clock.now() < addDurations(asked, e.LeaseTTL)
+			// The locker's word counts; where there is none, the clock's.
+			lost := e.releaseLog(ctx, o, lease)
+			if err == nil && (errors.Is(lost, ErrLeaseLost) || lost != nil && !held) {
+				err = ErrLeaseLost
 			}
 		}
 		switch {
@@ -356,36 +390,50 @@ func (e *engine[V]) writeLog(ctx context.Context, o *outage, more []sweep) error
 }
 
 // leaseLog waits for the log's lease; nil if there is no locker, or none that
-// answers.
-func (e *engine[V]) leaseLog(ctx context.Context, o *outage, key string, began instant) (Lease, error) {
+// answers. Its time runs from asked on.
+func (e *engine[V]) leaseLog(ctx context.Context, o *outage, key string, until instant) (lease Lease, asked instant, err error) {
+	began := e.clock.now()
 	if e.Locker == nil {
-		return nil, nil
+		return nil, began, nil
 	}
 	for {
+		asked = e.clock.now()
 		lease, err := ask(ctx, e.locker, o, func(ctx context.Context) (Lease, error) {
 			return e.Locker.TryAcquire(ctx, key, e.LeaseTTL)
 		})
-		if !errors.Is(err, ErrHeld) {
-			if err != nil && ctx.Err() != nil {
-				return nil, ctx.Err()
+		switch now := e.clock.now(); {
+		case err == nil:
+			return lease, asked, nil
+		case ctx.Err() != nil:
+			return nil, 0, ctx.Err()
+		case !errors.Is(err, ErrHeld):
+			e.count.engineErrors.Add(1)
+			e.OnError(logKey, fmt.Errorf("acquiring the lease of the log of invalidations: %w", err))
+			return nil, asked, nil // the store must do
+		case now >= until:
+			return nil, 0, err
+		default:
+			pause := time.NewTimer(min(until-now, pollInterval(now-began)))
+			select {
+			case <-pause.C:
+			case <-ctx.Done():
+				pause.Stop()
+				return nil, 0, ctx.Err()
 			}
-			return lease, nil // or the locker is down, and the store must do
-		}
-		waited := e.clock.now() - began
-		if waited > e.MaxWait {
-			return nil, err
-		}
-		pause := time.NewTimer(pollInterval(waited))
-		select {
-		case <-pause.C:
-		case <-ctx.Done():
-			pause.Stop()
-			return nil, ctx.Err()
 		}
 	}
 }
 
-// commitLog writes the log as it is there with more at its end.
+// releaseLog gives the log's lease back, also when ctx has ended.
+func (e *engine[V]) releaseLog(ctx context.Context, o *outage, lease Lease) error {
+	_, err := ask(context.WithoutCancel(ctx), e.locker, o, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, lease.Release(ctx)
+	})
+	return err
+}
+
+// commitLog writes the log as it is there with more at its end; with nothing more
+// only if there is none.
 func (e *engine[V]) commitLog(ctx context.Context, o *outage, key string, more []sweep) (*sweepLog, error) {
 	var epoch uint64
 	entry, err := ask(ctx, e.store, o, func(ctx context.Context) (entry Entry, err error) {
@@ -395,15 +443,12 @@ func (e *engine[V]) commitLog(ctx context.Context, o *outage, key string, more [
 	if err != nil {
 		return nil, err
 	}
-	l := &sweepLog{Since: epoch}
-	if entry.Kind == KindValue {
-		there := &sweepLog{}
-		if err := json.Unmarshal(entry.Value, there); err == nil {
-			if l = there; len(more) == 0 {
-				l.epoch = entry.Epoch
-				return l, nil // another has begun it
-			}
-		}
+	l, ok := readLog(entry)
+	switch {
+	case !ok:
+		l = &sweepLog{Since: epoch}
+	case len(more) == 0:
+		return l, nil // another has begun it
 	}
 	l = l.and(epoch, more)
 	value, err := json.Marshal(l)
