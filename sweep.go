@@ -297,7 +297,7 @@ func (e *engine[V]) succeed(l *sweepLog) {
 	e.mu.Lock()
 	w.log.Store(l)
 	for key, f := range e.flights {
-		e.sweepFlight(key, f)
+		e.sweepFlight(w, key, f)
 	}
 	e.mu.Unlock()
 	if known != nil && l.Since <= known.epoch && len(l.Sweeps) == 0 {
@@ -308,8 +308,8 @@ func (e *engine[V]) succeed(l *sweepLog) {
 	e.near.revise(w.spare)
 }
 
-// sweepFlight holds the log against what a flight is loading. e.mu is held.
-func (e *engine[V]) sweepFlight(key string, f *flight[V]) {
+// sweepFlight holds the log of w against what a flight is loading. e.mu is held.
+func (e *engine[V]) sweepFlight(w *sweeper[V], key string, f *flight[V]) {
 	if f.abort == nil {
 		return // it loads nothing, and what it has read is looked at again
 	}
@@ -318,7 +318,7 @@ func (e *engine[V]) sweepFlight(key string, f *flight[V]) {
 	if it == nil {
 		it = &item[V]{position: f.position} // its tags are not known yet: see publish
 	}
-	gone, stale := e.sweeper.against(e.sweeper.log.Load(), key, it)
+	gone, stale := w.against(w.log.Load(), key, it)
 	switch {
 	case !gone && stale == forever:
 	case published != nil:
@@ -498,12 +498,17 @@ func (e *engine[V]) sweepHere(what []sweep) {
 		return
 	}
 	// The log's epochs are the store's. These sweeps are held against what is
-	// here, and forgotten.
+	// here, and forgotten; so a load goes on whose tags are not known yet.
 	for i := range what {
 		what[i].Epoch, what[i].heard = 1<<64-1, e.clock.now()
 	}
 	now := &sweeper[V]{traits: e.sweeper.traits}
 	now.log.Store(&sweepLog{Sweeps: what, epoch: 1<<64 - 1})
+	e.mu.Lock()
+	for key, f := range e.flights {
+		e.sweepFlight(now, key, f)
+	}
+	e.mu.Unlock()
 	e.near.revise(func(key string, it *item[V]) *item[V] {
 		spared := now.spare(key, it)
 		if spared != nil && spared != it {

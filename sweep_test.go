@@ -2,6 +2,7 @@ package bellwether_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"sync"
@@ -178,3 +179,26 @@ func TestSweep_LeaseIsLostWhileTheLogIsWritten(t *testing.T) {
 }
 
 // Without its store a process drops also what it is making.
+func TestSweep_WithoutTheStoreDuringALoad(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := 0
+		store := &wiredStore{wire: &wire{}, store: memstore.New()}
+		s := sites(t, 1, store, func(w http.ResponseWriter, r *http.Request) {
+			n++
+			body := fmt.Sprint(n)
+			time.Sleep(5 * time.Second)
+			w.Header().Set("Cache-Control", "max-age=3600")
+			fmt.Fprint(w, body)
+		})[0]
+		go s.get("http://example.com/")
+		time.Sleep(time.Second)
+		store.set(refuse)
+		err := s.mw.InvalidateMatching(t.Context(), bellwether.Match{Prefixes: []string{"http://example.com/"}})
+		if !errors.Is(err, bellwether.ErrUnavailable) {
+			t.Fatalf("err = %v, want ErrUnavailable", err)
+		}
+		if got := s.get("http://example.com/").Body.String(); got != "2" {
+			t.Errorf("a request after the sweep got response %s, which was begun before it", got)
+		}
+	})
+}
