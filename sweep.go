@@ -507,6 +507,9 @@ func (e *engine[V]) sweepHere(what []sweep) {
 	e.mu.Lock()
 	for key, f := range e.flights {
 		e.sweepFlight(now, key, f)
+		if offered := f.state.Load().offered; offered != nil && now.spare(key, offered) == nil {
+			f.change(func(s *flightState[V]) { s.offered, s.recalled = nil, true })
+		}
 	}
 	e.mu.Unlock()
 	e.near.revise(func(key string, it *item[V]) *item[V] {

@@ -202,3 +202,32 @@ func TestSweep_WithoutTheStoreDuringALoad(t *testing.T) {
 		}
 	})
 }
+
+// Without its store a process does not go on offering what was stale either.
+func TestSweep_WithoutTheStoreWhileStaleIsServed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := 0
+		store := &wiredStore{wire: &wire{}, store: memstore.New()}
+		s := sites(t, 1, store, func(w http.ResponseWriter, r *http.Request) {
+			n++
+			body := fmt.Sprint(n)
+			time.Sleep(5 * time.Second)
+			w.Header().Set("Cache-Control", "max-age=2, stale-while-revalidate=600")
+			w.Header().Set("Surrogate-Key", "x")
+			fmt.Fprint(w, body)
+		})[0]
+		s.get("http://example.com/")
+		time.Sleep(3 * time.Second)
+		if got := s.get("http://example.com/").Body.String(); got != "1" {
+			t.Fatalf("stale: %s, want 1", got)
+		}
+		time.Sleep(time.Second)
+		store.set(refuse)
+		if err := s.mw.InvalidateMatching(t.Context(), bellwether.Match{Tags: []string{"x"}}); err == nil {
+			t.Fatal("no error without a store")
+		}
+		if got := s.get("http://example.com/").Body.String(); got == "1" {
+			t.Error("the stale response is served that was swept")
+		}
+	})
+}
