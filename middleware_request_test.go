@@ -271,3 +271,46 @@ func TestHTTP_AuthorizedRequestLeavesWhatIsStored(t *testing.T) {
 		}
 	})
 }
+
+// Those without Authorization who wait behind a request with it are a herd of
+// their own when it turns out to be that user's alone.
+func TestHTTP_AuthorizedRequestDoesNotScatterTheHerd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			time.Sleep(time.Second)
+			w.Header().Set("Cache-Control", "max-age=60")
+			fmt.Fprint(w, "for ", r.Header.Get("Authorization"))
+		})
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			if w := s.get("http://a/p", "Authorization", "u1"); w.Body.String() != "for u1" {
+				t.Errorf("u1 got %q", w.Body)
+			}
+		}()
+		time.Sleep(500 * time.Millisecond)
+		wantBurst(t, s.burst(20, same("http://a/p")), 20, "200 for  1.5s")
+		<-done
+		s.wantCalls(t, 2)
+	})
+}
+
+// An authorized request does not ask whether another's response still holds.
+func TestHTTP_AuthorizedRequestValidatesNothingOfOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=10")
+			w.Header().Set("Last-Modified", lastYear) // the same for all
+			if r.Header.Get("If-Modified-Since") == lastYear {
+				w.WriteHeader(http.StatusNotModified)
+				return
+			}
+			fmt.Fprint(w, "for ", r.Header.Get("Authorization"))
+		})
+		s.get("http://a/p")
+		time.Sleep(11 * time.Second)
+		if w := s.get("http://a/p", "Authorization", "u1"); w.Body.String() != "for u1" {
+			t.Errorf("u1 got %q", w.Body)
+		}
+	})
+}
