@@ -410,3 +410,36 @@ func TestHTTP_HeadOfACheckedResponse(t *testing.T) {
 		})
 	}
 }
+
+// RFC 9111 section 4.3.4: what a 304 has freshened is as old as the 304.
+func TestHTTP_AgeAfterAValidation(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := &origin{version: "1", header: http.Header{"Cache-Control": {"max-age=10"}}, notModified: http.Header{"Age": {"7"}}}
+		s := newSite(t, bellwether.HTTPOptions{}, o.ServeHTTP)
+		s.get("http://a/p")
+		time.Sleep(11 * time.Second)
+		s.get("http://a/p")
+		time.Sleep(2 * time.Second)
+		if w := s.get("http://a/p"); w.Header().Get("Age") != "9" {
+			t.Errorf("Age %v, want the 304's 7 and 2", w.Header()["Age"])
+		}
+		time.Sleep(2 * time.Second)
+		s.get("http://a/p")
+		o.wantAsked(t, "", `"1"`, `"1"`)
+	})
+}
+
+// What is never fresh is kept for its validator in this process alone: in a
+// store, the processes that wait for it could not use it.
+func TestHTTP_NeverFreshIsKeptInThisProcessAlone(t *testing.T) {
+	for asked, store := range map[string]bellwether.Store{`"1"`: nil, "": memstore.New()} {
+		synctest.Test(t, func(t *testing.T) {
+			o := &origin{version: "1", header: http.Header{"Cache-Control": {"max-age=0"}}}
+			s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: store}}, o.ServeHTTP)
+			s.get("http://a/p")
+			time.Sleep(10 * time.Second)
+			s.get("http://a/p")
+			o.wantAsked(t, "", asked)
+		})
+	}
+}
