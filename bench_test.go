@@ -111,3 +111,31 @@ func BenchmarkFlight(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkJoin is what it costs a herd of new goroutines to come to one flight
+// and to get its value.
+func BenchmarkJoin(b *testing.B) {
+	for _, callers := range []uint64{1, 100, 10_000} {
+		b.Run(fmt.Sprint(callers), func(b *testing.B) {
+			var release chan struct{}
+			load := func(context.Context, string) (string, error) { <-release; return "v", nil }
+			c := bellwether.New(load, bellwether.Options{TTL: time.Nanosecond})
+			defer c.Close()
+			come := uint64(0)
+			for b.Loop() {
+				release = make(chan struct{})
+				var wg sync.WaitGroup
+				for range callers {
+					wg.Go(func() { c.Get(context.Background(), "k") })
+				}
+				come += callers
+				for s := c.Stats(); s.Collapsed+s.Misses < come; s = c.Stats() {
+					runtime.Gosched()
+				}
+				close(release)
+				wg.Wait()
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(come), "ns/caller")
+		})
+	}
+}

@@ -47,6 +47,8 @@ type exchange struct {
 	position uint64
 	cancel   context.CancelCauseFunc
 	sent     time.Time
+	callers  *callerCount    // of the flight
+	ended    <-chan struct{} // closed when the handler is to end
 
 	fwd    httpcache.Forward // why the handler was asked
 	backed bool              // there is something to serve if this fails
@@ -100,6 +102,10 @@ func detach(r *http.Request) *http.Request {
 	// What the key does not tell apart must not reach the handler.
 	if host, ok := httpcache.CanonicalHost(r.Host); ok {
 		d.Host = host
+	}
+	d.URL.Scheme, d.URL.Host = "", "" // of an absolute-form target
+	if target, ok := httpcache.OriginForm(r.RequestURI); ok {
+		d.RequestURI = target
 	}
 	return d
 }
@@ -161,12 +167,14 @@ func (x *exchange) WriteHeader(status int) {
 			return // about something else: fetch asks again, without conditions
 		}
 		x.validated = true
-		x.announced = int64(len(x.stored.body))
+		x.announced = x.stored.body.Len()
 	}
 	x.decide(status)
 	close(x.decided)
 	if x.validated {
-		x.take(x.stored.body)
+		for _, piece := range x.stored.body {
+			x.take(piece)
+		}
 	}
 }
 
@@ -196,6 +204,12 @@ func (x *exchange) decide(status int) {
 		// now, however old the response says it is.
 		x.shared, j.Freshness = true, httpcache.Freshness{Lifetime: j.Age + max(0, x.m.options.ErrorTTL)}
 	}
+	if strings.HasPrefix(strings.ToLower(header.Get("Content-Type")), eventStream) {
+		x.withhold(&j, "event-stream")
+	}
+	if headerBytes(header) > maxHeader {
+		x.withhold(&j, "header too large")
+	}
 	limit := x.m.options.MaxBody
 	if !x.shared && !x.checked {
 		limit = min(limit, privateWindow)
@@ -218,14 +232,40 @@ func (x *exchange) decide(status int) {
 		x.response.kind = uncacheable
 	}
 	names, _ := httpcache.VaryNames(header)
-	if names = without(names, x.path); (x.shared || x.checked) && len(names) > 0 {
-		v := &response{kind: varying, names: names, mark: newMark(), variant: x.response}
+	if httpcache.Retargeted(x.owner.request) {
+		names = append(names, httpcache.RetargetingFields)
+	}
+	// What is not for sharing is so for this variant only: one user's page must
+	// not keep those of the others out of the cache.
+	if names = without(names, x.path); len(names) > 0 {
+		v := &response{kind: varying, names: names, mark: newMark(), built: new(variants), variant: x.response}
 		v.id = x.m.variantKey(v, x.key, x.owner.request)
 		x.response = v
 	}
 	// The owner's place is taken before a byte is written: it must not lose the
 	// start of a body that nobody keeps.
 	x.owner.attach(x.body)
+}
+
+// withhold keeps a response to its own client that would be for others too.
+func (x *exchange) withhold(j *httpcache.Judgement, reason string) {
+	if x.shared || x.checked {
+		x.shared, x.checked, j.Reason = false, false, reason
+	}
+}
+
+// maxHeader is the largest header that is kept, in bytes. What others keep is
+// between 8 and 128 KiB.
+const maxHeader = 64 << 10
+
+func headerBytes(h http.Header) int {
+	n := 0
+	for name, values := range h {
+		for _, v := range values {
+			n += len(name) + len(v)
+		}
+	}
+	return n
 }
 
 // without returns the names that are not among known.
@@ -261,6 +301,12 @@ func (x *exchange) Write(p []byte) (int, error) {
 // take adds to the body, and tells when that passes the limit.
 func (x *exchange) take(p []byte) (int, error) {
 	if before := x.written; before <= x.m.options.MaxBody && before+int64(len(p)) > x.m.options.MaxBody {
+		if x.shared {
+			// A handler can write faster than a herd wakes up. Whoever waited for
+			// this response has a place at its start before that is dropped:
+			// else each of them would need a call of its own.
+			x.callers.awaitNone(x.ended)
+		}
 		close(x.overflow)
 	}
 	n, err := x.body.Write(p)
@@ -268,11 +314,14 @@ func (x *exchange) take(p []byte) (int, error) {
 	return n, err
 }
 
-// Flush sends the header on. What is written is readable at once, so there is
-// nothing else to flush.
+// Flush sends the header on, before there is a body. What is written is readable
+// at once, so there is nothing else to flush.
 func (x *exchange) Flush() {
 	if !x.wroteHeader {
 		x.WriteHeader(http.StatusOK)
+	}
+	if x.body != nil { // else it is a 304 that nobody gets
+		x.body.Flush()
 	}
 }
 
@@ -317,7 +366,8 @@ func (m *Middleware) validates(res *response, req http.Header) bool {
 
 func (m *Middleware) newExchange(f *flight[*response], c *call) *exchange {
 	x := &exchange{
-		m: m, owner: c, key: f.key, path: c.path, position: f.position, sent: time.Now(), fwd: httpcache.FwdURIMiss,
+		m: m, owner: c, key: f.key, path: c.path, position: f.position, sent: time.Now(), callers: &f.callers,
+		fwd:    httpcache.FwdURIMiss,
 		header: make(http.Header), announced: -1,
 		decided: make(chan struct{}), overflow: make(chan struct{}), finished: make(chan struct{}),
 	}
@@ -341,7 +391,7 @@ func (m *Middleware) carry(ctx context.Context, f *flight[*response], x *exchang
 	// Of the request's own context, not of the rebuild's: that one still has
 	// what detach has replaced.
 	running, cancel := context.WithCancelCause(r.Context())
-	x.cancel = cancel
+	x.cancel, x.ended = cancel, running.Done()
 	c.mu.Lock()
 	c.ran = true
 	c.mu.Unlock()
@@ -388,13 +438,13 @@ func (m *Middleware) carry(ctx context.Context, f *flight[*response], x *exchang
 			// What one user gets says nothing about what all others get.
 			return nil, errNothing
 		}
-		return m.remember(ctx, x.response.reason), nil
+		return m.remember(ctx, x, x.content().reason), nil
 	}
 	select {
 	case <-x.overflow:
 		// From here on the body is its readers'; it ends with the last of them.
 		unlink()
-		return m.remember(ctx, reasonTooLarge), nil
+		return m.remember(ctx, x, reasonTooLarge), nil
 	case <-x.finished:
 	case <-ctx.Done():
 		// The flight has ended, or is about to. This load has not before its
@@ -408,7 +458,7 @@ func (m *Middleware) carry(ctx context.Context, f *flight[*response], x *exchang
 		return nil, x.err
 	}
 	if x.body.Overflowed() {
-		return m.remember(ctx, reasonTooLarge), nil // both at once: it was read as fast as it was written
+		return m.remember(ctx, x, reasonTooLarge), nil // both at once: it was read as fast as it was written
 	}
 	return m.keep(ctx, x)
 }
@@ -416,26 +466,38 @@ func (m *Middleware) carry(ctx context.Context, f *flight[*response], x *exchang
 // reasonTooLarge is why a body over MaxBody is not shared.
 const reasonTooLarge = "too large"
 
-// remember returns the record that responses to a key are not for sharing.
-func (m *Middleware) remember(ctx context.Context, reason string) *response {
-	SetFreshness(ctx, Freshness{TTL: m.options.UncacheableTTL})
-	return &response{kind: uncacheable, reason: reason}
+// remember returns what is to be kept under the key of an exchange whose
+// response is not for sharing: that, or the names if it is so for a variant
+// only.
+func (m *Middleware) remember(ctx context.Context, x *exchange, reason string) *response {
+	return m.record(ctx, x, &response{kind: uncacheable, reason: reason}, Freshness{TTL: m.options.UncacheableTTL})
+}
+
+// record returns what is to be kept under the key of an exchange that has come
+// to res. If that is a variant, it is written under its own key first, so that
+// whoever reads the names finds the variant.
+func (m *Middleware) record(ctx context.Context, x *exchange, res *response, f Freshness) *response {
+	if x.response.kind != varying {
+		SetFreshness(ctx, f)
+		return res
+	}
+	m.engine.put(ctx, x.response.id, res, f, x.position)
+	SetFreshness(ctx, Freshness{TTL: varyingTTL})
+	return &response{kind: varying, names: x.response.names, mark: x.response.mark, built: x.response.built}
 }
 
 // keepFor is how long a response that has a validator is kept for the next
 // rebuild to ask whether it still holds.
 const keepFor = time.Hour
 
-// keep returns what is to be kept under the key for a complete exchange. If
-// its response is a variant, that is written under its own key first, so that
-// whoever reads the names finds the variant.
+// keep returns what is to be kept under the key for a complete exchange.
 func (m *Middleware) keep(ctx context.Context, x *exchange) (*response, error) {
 	live := x.content()
 	done := &response{status: live.status, header: live.header, freshness: live.freshness, fwd: live.fwd, fwdStatus: live.fwdStatus}
 	if x.validated {
 		done.body = x.stored.body
 	} else {
-		body, ok := x.body.Bytes()
+		body, ok := x.body.Body()
 		if !ok {
 			return nil, errors.New("bellwether: complete body without bytes")
 		}
@@ -457,13 +519,7 @@ func (m *Middleware) keep(ctx context.Context, x *exchange) (*response, error) {
 		// As a record about the key it is good for as long as it is kept.
 		done.kind, f = checked, Freshness{TTL: keepFor}
 	}
-	if x.response.kind != varying {
-		SetFreshness(ctx, f)
-		return done, nil
-	}
-	m.engine.put(ctx, x.response.id, done, f, x.position)
-	SetFreshness(ctx, Freshness{TTL: varyingTTL})
-	return &response{kind: varying, names: x.response.names, mark: x.response.mark}, nil
+	return m.record(ctx, x, done, f), nil
 }
 
 // varyingTTL is how long it is remembered by which fields a key varies. It is

@@ -65,6 +65,15 @@ type Tokener interface {
 	Token() uint64
 }
 
+// A LossNotifier is a [Lease] that may learn of its loss before it is renewed: a
+// session has expired, say. The loss is certain: whoever has heard of it stops,
+// as after ErrLeaseLost.
+type LossNotifier interface {
+	// Lost returns a channel that is closed when the lease is known to be lost.
+	// It may never close, and after Release it means nothing.
+	Lost() <-chan struct{}
+}
+
 // A HeldError is what TryAcquire saw: another's lease. errors.Is(err, ErrHeld)
 // is true for it.
 type HeldError struct {

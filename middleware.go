@@ -149,6 +149,9 @@ func (m *Middleware) Handler(next http.Handler) http.Handler {
 	})
 }
 
+// eventStream is the media type of server-sent events, which do not end.
+const eventStream = "text/event-stream"
+
 // bypassReason says why a safe request goes past the cache, "" if it does not.
 func bypassReason(r *http.Request, d httpcache.RequestDirectives) string {
 	switch {
@@ -156,13 +159,15 @@ func bypassReason(r *http.Request, d httpcache.RequestDirectives) string {
 		return "method"
 	case r.Header["Upgrade"] != nil:
 		return "upgrade"
-	case strings.Contains(r.Header.Get("Accept"), "text/event-stream"):
+	case strings.Contains(strings.ToLower(strings.Join(r.Header["Accept"], ",")), eventStream):
 		return "event-stream"
 	case r.ContentLength != 0:
 		// A body that the key does not tell apart would answer others.
 		return "request body"
 	case d.NoStore:
 		return "request no-store"
+	case httpcache.OverridesMethod(r.Header):
+		return "method override"
 	}
 	return ""
 }
@@ -174,14 +179,22 @@ const maxHops = 4
 func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler, key string, d httpcache.RequestDirectives) {
 	q := &query{m: m, w: w, r: r, next: next, directives: d, authorized: r.Header["Authorization"] != nil}
 	var path []string
+	var under *response // the names that led to key
+	broken := false
 	for range maxHops {
 		s, ok := q.atHand(key)
 		if !ok && d.OnlyIfCached {
 			replyNotCached(w) // RFC 9111 section 5.2.1.7
 			return
 		}
+		if s.early {
+			q.refresh(key, s, path)
+		}
 		c := &call{path: path}
 		if !ok {
+			if under != nil && !under.built.admit(key, m.engine.clock.now()) {
+				break
+			}
 			defer c.leave()
 			var err error
 			if s, err = q.wait(c, key, s); err != nil {
@@ -189,8 +202,25 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 				return
 			}
 			if res := s.item.value; res.of != nil || res.variant != nil {
-				if q.replyLive(c, s, key) {
+				switch q.replyLive(c, s, key) {
+				case liveDone:
 					return
+				case liveBroken:
+					// Before this client had any of it: it is served what is
+					// there in its place, such as a stale copy, or fails with
+					// all the others. Once; the retries of a herd must not add
+					// up.
+					if !broken {
+						broken = true
+						err = m.engine.landing(r.Context(), key, s.item)
+					} else {
+						err = errBroken
+					}
+					if err != nil {
+						q.replyError(c, err)
+						return
+					}
+					continue
 				}
 			}
 		}
@@ -206,7 +236,7 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 			q.passChecked(key, s)
 			return
 		case varying:
-			key = m.variantKey(res, key, r.Header)
+			key, under = m.variantKey(res, key, r.Header), res
 			path = append(path, res.names...)
 		default:
 			q.passUncacheable(key, s)
@@ -293,17 +323,29 @@ func (q *query) wait(c *call, key string, s served[*response]) (served[*response
 			w.first = true
 		}
 	}
-	s, err := m.engine.wait(q.r.Context(), key, s.item, w, func() loader[*response] {
-		d := detach(q.r)
-		c.request = q.r.Header.Clone()
-		return func(ctx context.Context, f *flight[*response]) (*response, error) {
-			return m.fetch(ctx, f, c, q.next, d)
-		}
-	})
+	s, err := m.engine.wait(q.r.Context(), key, s.item, w, q.bind(c))
 	if errors.Is(err, errTaken) {
 		return m.notShared("authorization"), nil
 	}
 	return s, err
+}
+
+// bind gives the load of a flight that the call begins.
+func (q *query) bind(c *call) binder[*response] {
+	return func() loader[*response] {
+		d := detach(q.r)
+		c.request = q.r.Header.Clone()
+		return func(ctx context.Context, f *flight[*response]) (*response, error) {
+			return q.m.fetch(ctx, f, c, q.next, d)
+		}
+	}
+}
+
+// refresh has a fresh response rebuilt behind the client's back.
+func (q *query) refresh(key string, s served[*response], path []string) {
+	c := &call{path: path, aside: make(chan func())} // nobody is there for interim responses
+	c.leave()
+	q.m.engine.refresh(q.r.Context(), key, s.item, q.bind(c))
 }
 
 // notShared is the answer that there is none to be shared.

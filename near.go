@@ -41,6 +41,11 @@ func (it *item[V]) answer() (V, error) {
 	return zero, it.err
 }
 
+// dueEarly reports by chance whether a fresh item is to be rebuilt already.
+func (it *item[V]) dueEarly(now instant, beta float64) bool {
+	return dueEarly(it.freshUntil-now, it.build, beta)
+}
+
 // clock gives a cache's instants. Reading the monotonic clock alone is half
 // the price of time.Now.
 type clock struct{ base time.Time }

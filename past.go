@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether/internal/httpcache"
+	"github.com/bellwether-go/bellwether/internal/spool"
 )
 
 // This file is what goes past the cache, to the handler with the client's own
@@ -173,7 +174,7 @@ func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.
 	u.end()
 	n, announced := contentLength(u.Header())
 	if u.keeping && (!announced || n == int64(u.body.Len())) {
-		res.body = bytes.Clone(u.body.Bytes())
+		res.body = spool.BodyOf(bytes.Clone(u.body.Bytes()))
 		m.engine.putUnless(key, res, f, witness)
 	}
 }
@@ -218,9 +219,13 @@ func (u *watchedWriter) ReadFrom(r io.Reader) (int64, error) {
 }
 
 // Flush sends the header on, if the real writer can.
-func (u *watchedWriter) Flush() {
+func (u *watchedWriter) Flush() { u.FlushError() }
+
+// FlushError is what http.ResponseController looks for first: it tells a
+// handler whether the real writer can flush.
+func (u *watchedWriter) FlushError() error {
 	u.look(http.StatusOK)
-	http.NewResponseController(u.ResponseWriter).Flush()
+	return http.NewResponseController(u.ResponseWriter).Flush()
 }
 
 // A keptWriter keeps a copy of the body, up to a limit.
@@ -283,8 +288,11 @@ func (u *checkedWriter) ReadFrom(r io.Reader) (int64, error) {
 	return u.watchedWriter.ReadFrom(r)
 }
 
-func (u *checkedWriter) Flush() {
-	if u.notModified == nil {
-		u.watchedWriter.Flush()
+func (u *checkedWriter) Flush() { u.FlushError() }
+
+func (u *checkedWriter) FlushError() error {
+	if u.notModified != nil {
+		return nil
 	}
+	return u.watchedWriter.FlushError()
 }

@@ -99,6 +99,9 @@ func (r *run[V]) rebuild(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
+		if !r.slot {
+			continue // too many wait, but what there was to serve was invalidated
+		}
 		if r.unshared != 0 {
 			if r.build(ctx, r.unshared) {
 				return nil
@@ -136,17 +139,23 @@ func (r *run[V]) rebuild(ctx context.Context) error {
 // the store: another process may have a slot, and so the value, sooner. It
 // reports whether the flight has ended.
 func (r *run[V]) takeSlot(ctx context.Context) bool {
-	slots := r.engine.slots
+	e := r.engine
+	slots := e.slots
 	if slots.TryAcquire(1) {
 		r.slot = true
 		return false
+	}
+	defer e.queued.Add(-1)
+	if e.queued.Add(1) > int64(e.MaxQueued) {
+		// More waiting would end in nothing but time-outs.
+		return r.finishFailed(ctx, e.clock.now(), ErrOverloaded, 0)
 	}
 	// One request for as long as it takes: asked anew after each look, the
 	// flight would lose its place in the queue.
 	waiting, leave := context.WithCancel(ctx)
 	defer leave()
 	taken := make(chan error, 1)
-	r.engine.running.Go(func() { taken <- slots.Acquire(waiting, 1) })
+	e.running.Go(func() { taken <- slots.Acquire(waiting, 1) })
 	tick := time.NewTicker(lookPause)
 	defer tick.Stop()
 	for {
@@ -240,7 +249,10 @@ func (r *run[V]) consider(it *item[V], fromStore bool) bool {
 	}
 	if (verdict == serve || verdict == serveStale) && r.accept != nil && !r.accept(it, r.engine.clock.now()) {
 		// The call that began this flight has refused it, or would. Who else
-		// waits here waits for what that one gets.
+		// comes may have it.
+		if !r.offerStale(it) {
+			r.present = nil // invalidated since it was read
+		}
 		verdict = rebuild
 	}
 	switch verdict {
@@ -533,7 +545,7 @@ func (e *engine[V]) put(ctx context.Context, key string, v V, f Freshness, posit
 	_, epoch := r.takeEpoch(ctx)
 	now := e.clock.now()
 	it := &item[V]{kind: KindValue, value: v, epoch: epoch, position: position, trusted: e.trustedUntil(now)}
-	it.lifetime = newLifetime(now, f)
+	it.lifetime = e.lifetimeOf(now, f, key, epoch)
 	if !r.commit(ctx, it) {
 		return
 	}
@@ -591,28 +603,37 @@ func (e *engine[V]) peek(ctx context.Context, key string) *item[V] {
 }
 
 // keep renews the lease at a third of its length until ctx ends. It closes lost
-// when the engine says that the lease is another's. An engine that says nothing
-// ends nothing: if the lease runs out meanwhile and another rebuilds too, the
-// store lets only the later of the two write.
+// when the engine says that the lease is another's, asked or by itself. An
+// engine that says nothing ends nothing: if the lease runs out meanwhile and
+// another rebuilds too, the store lets only the later of the two write.
 func (r *run[V]) keep(ctx context.Context, lease Lease, lost chan<- struct{}) {
 	e := r.engine
 	tick := time.NewTicker(max(e.LeaseTTL/3, time.Millisecond))
 	defer tick.Stop()
+	var told <-chan struct{}
+	if n, ok := lease.(LossNotifier); ok {
+		if err := noPanic(func() error { told = n.Lost(); return nil }); err != nil {
+			r.noAnswer("keeping the lease of", err)
+		}
+	}
 	for {
+		var err error
 		select {
 		case <-ctx.Done():
 			return
+		case <-told:
+			err = ErrLeaseLost
 		case <-tick.C:
+			_, err = ask(ctx, e.locker, &outage{min(e.EngineTimeout, e.LeaseTTL/3)}, func(ctx context.Context) (struct{}, error) {
+				return struct{}{}, lease.Renew(ctx, e.LeaseTTL)
+			})
 		}
-		_, err := ask(ctx, e.locker, &outage{min(e.EngineTimeout, e.LeaseTTL/3)}, func(ctx context.Context) (struct{}, error) {
-			return struct{}{}, lease.Renew(ctx, e.LeaseTTL)
-		})
 		switch {
 		case ctx.Err() != nil:
 			return
 		case errors.Is(err, ErrLeaseLost):
 			e.count.leasesLost.Add(1)
-			e.OnError(r.key, &keyError{"renewing the lease of", r.key, err})
+			e.OnError(r.key, &keyError{"keeping the lease of", r.key, err})
 			close(lost)
 			return
 		case err != nil:
@@ -688,11 +709,12 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 		return true
 	case l.err == nil:
 		it.kind, it.value = KindValue, l.value
-		it.lifetime = newLifetime(now, l.freshness)
+		it.lifetime = e.lifetimeOf(now, l.freshness, r.key, epoch)
 	case errors.Is(l.err, ErrNotFound):
 		it.kind = KindNotFound
-		it.lifetime = newLifetime(now, l.freshness)
+		it.lifetime = e.lifetimeOf(now, l.freshness, r.key, epoch)
 	default:
+		e.count.loadFailures.Add(1)
 		return r.finishFailed(ctx, now, l.err, epoch)
 	}
 	if r.commit(ctx, it) {
@@ -720,12 +742,18 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 // until the next try is due.
 func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch uint64) bool {
 	e := r.engine
-	e.count.loadFailures.Add(1)
 	// A context's end says nothing about the origin: remembered, one caller's
 	// impatience would be everybody's failure. But that the rebuild has taken
 	// too long is told to those who wait for it elsewhere.
 	pause, told := e.ErrorTTL, true
-	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, ErrClosed) {
+	advice, advised := errors.AsType[interface {
+		error
+		RetryAfter() time.Duration
+	}](err)
+	if advised {
+		pause = advice.RetryAfter()
+	}
+	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, ErrClosed) || errors.Is(err, ErrOverloaded) {
 		pause, told = 0, errors.Is(err, ErrRebuildTimeout)
 	}
 	if !told && r.present != nil {
@@ -741,7 +769,11 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 	if r.present != nil {
 		*it = *r.present
 	}
-	it.lifetime = it.failed(now, pause)
+	if advised && pause > 0 {
+		it.lifetime = it.failedUntil(now, pause)
+	} else {
+		it.lifetime = it.failed(now, pause)
+	}
 	it.err, it.trusted, it.weight, it.made = err, e.trustedUntil(now), 0, r.made
 	if !it.stale(now) && now >= it.keepUntil {
 		var zero V
@@ -904,6 +936,12 @@ func (r *run[V]) decode(e Entry, known *item[V], asked instant) *item[V] {
 		}
 	}
 	return r.engine.sweeper.spare(r.key, it)
+}
+
+// lifetimeOf is the lifetime of what a rebuild has made.
+func (e *engine[V]) lifetimeOf(now instant, f Freshness, key string, epoch uint64) lifetime {
+	f.TTL = jittered(f.TTL, e.TTLJitter, key, epoch)
+	return newLifetime(now, f)
 }
 
 // trustedUntil is how long the near tier may go, with what was true at the time

@@ -1,16 +1,19 @@
 package bellwether
 
 import (
-	"bytes"
 	"context"
+	"crypto/tls"
 	"errors"
+	"io"
 	"maps"
+	"net"
 	"net/http"
 	"strconv"
 	"time"
 
 	"github.com/bellwether-go/bellwether/internal/adapter"
 	"github.com/bellwether-go/bellwether/internal/httpcache"
+	"github.com/bellwether-go/bellwether/internal/spool"
 )
 
 // This file makes replies: of what is stored, of what is being written, and of
@@ -20,31 +23,49 @@ import (
 // any of it.
 var errBroken = errors.New("bellwether: response broken off")
 
-// replyLive answers with a response that is being written. It reports false if
-// that is not this request's: it is another variant, it is the first client's
-// alone, or its beginning is gone; then s tells where to go on.
-func (q *query) replyLive(c *call, s served[*response], key string) bool {
+// A liveOutcome is what came of the try to answer with a response that is being
+// written.
+type liveOutcome uint8
+
+const (
+	liveDone   liveOutcome = iota // answered
+	liveOther                     // it is another variant; the served response tells the names
+	liveBroken                    // it broke off before this client had any of it
+)
+
+// replyLive answers with a response that is being written, if that is this
+// request's and not another variant.
+func (q *query) replyLive(c *call, s served[*response], key string) liveOutcome {
 	w, r, m := q.w, q.r, q.m
 	res := s.item.value
 	if res.kind == varying {
 		if m.variantKey(res, key, r.Header) != res.id {
-			return false
+			s.live.callers.left()
+			return liveOther
 		}
 		res = res.variant
 	}
 	x := res.of
 	own := x.owner == c
-	if !own && (!x.shared || q.authorized && !httpcache.OpenToAll(res.header, m.rules)) {
-		return false
+	switch {
+	case own:
+	case !x.shared:
+		s.live.callers.left()
+		q.passUncacheable(key, served[*response]{item: &item[*response]{kind: KindValue, value: res, epoch: s.item.epoch}})
+		return liveDone
+	case q.authorized && !httpcache.OpenToAll(res.header, m.rules):
+		s.live.callers.left()
+		m.pass(w, r, q.next, httpcache.Status{Fwd: httpcache.FwdBypass, Detail: "authorization"})
+		return liveDone
 	}
 	body, ok := c.takeReader(x)
+	s.live.callers.left() // behind takeReader: the body waits for that before it drops its start
 	if !ok && !x.body.Overflowed() {
-		q.replyError(c, errBroken) // before this client had any of it
-		return true
+		return liveBroken
 	}
 	if !ok {
 		m.pass(w, r, q.next, httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reasonTooLarge})
-		return true
+		return liveDone
 	}
 	defer body.Close()
 	if own {
@@ -67,12 +88,12 @@ func (q *query) replyLive(c *call, s served[*response], key string) bool {
 		status.Detail = ""
 		if whole, ok := x.complete(); ok && r.Header["Range"] != nil {
 			writeStored(w, r, stored{res.status, header, whole, res.age, x.decidedAt}, status)
-			return true
+			return liveDone
 		}
 	}
 	if x.shared && httpcache.NotModified(r.Method, r.Header, res.status, header, x.decidedAt) {
 		writeNotModified(w, header, res.age, status)
-		return true
+		return liveDone
 	}
 	h := w.Header()
 	copyHeader(h, header)
@@ -88,13 +109,18 @@ func (q *query) replyLive(c *call, s served[*response], key string) bool {
 	status.AppendTo(h)
 	w.WriteHeader(res.status)
 	if r.Method == http.MethodHead {
-		return true
+		return liveDone
 	}
 	rc := http.NewResponseController(w)
-	if _, err := body.CopyTo(r.Context(), w, rc.Flush); err != nil {
+	var to io.Writer = w
+	if x.shared {
+		to = &pacedWriter{w: w, drop: func() { body.Close() }}
+	}
+	if _, err := body.CopyTo(r.Context(), to, rc.Flush); err != nil {
 		// Broken off must look broken off: net/http closes the connection, or
 		// resets the stream, without the end that a complete body has. A panic
 		// of the handler's own reaches its own client's server as it was.
+		reset(w, r)
 		if p, ok := errors.AsType[*PanicError](err); ok && own {
 			panic(p.Value)
 		}
@@ -104,14 +130,34 @@ func (q *query) replyLive(c *call, s served[*response], key string) bool {
 		rc.Flush() // a body sent at once, with its length, has no place behind it
 		copyHeader(h, x.trailer)
 	}
-	return true
+	return liveDone
+}
+
+// reset ends the connection of a client of HTTP/1.0 by a reset, if it has no
+// other way to tell a body that broke off from a complete one: to it, the end
+// of the connection is the end of a body without a Content-Length.
+func reset(w http.ResponseWriter, r *http.Request) {
+	if r.ProtoAtLeast(1, 1) || w.Header().Get("Content-Length") != "" {
+		return
+	}
+	conn, _, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		return
+	}
+	if c, ok := conn.(*tls.Conn); ok {
+		conn = c.NetConn()
+	}
+	if c, ok := conn.(*net.TCPConn); ok {
+		c.SetLinger(0)
+	}
+	conn.Close()
 }
 
 // complete returns the body if it is there already, whole.
-func (x *exchange) complete() ([]byte, bool) {
+func (x *exchange) complete() (spool.Body, bool) {
 	select {
 	case <-x.finished:
-		return x.body.Bytes()
+		return x.body.Body()
 	default:
 		return nil, false
 	}
@@ -152,7 +198,7 @@ func (q *query) reply(key string, s served[*response]) {
 type stored struct {
 	status   int
 	header   http.Header
-	body     []byte
+	body     spool.Body
 	age      time.Duration
 	received time.Time
 }
@@ -172,15 +218,22 @@ func writeStored(w http.ResponseWriter, r *http.Request, s stored, status httpca
 		// net/http's own ranges, multipart and If-Range included.
 		modified, _ := http.ParseTime(s.header.Get("Last-Modified"))
 		h.Del("Content-Length")
-		http.ServeContent(w, r, "", modified, bytes.NewReader(s.body))
+		http.ServeContent(w, r, "", modified, s.body.Reader())
 		return
 	}
 	if s.status != http.StatusNoContent && s.status != http.StatusNotModified {
-		h.Set("Content-Length", strconv.Itoa(len(s.body)))
+		h.Set("Content-Length", strconv.FormatInt(s.body.Len(), 10))
 	}
 	w.WriteHeader(s.status)
 	if r.Method != http.MethodHead {
-		w.Write(s.body) // an error here is the client's end
+		var to io.Writer = w
+		if s.body.Len() > writePart {
+			to = &pacedWriter{w: w}
+		}
+		// An error here is the client's end, or that of our patience. The server
+		// sees by the Content-Length that there is more to come, and ends the
+		// connection.
+		s.body.WriteTo(to)
 	}
 }
 
@@ -217,7 +270,7 @@ func (q *query) replyError(c *call, err error) {
 		}
 		code = http.StatusServiceUnavailable
 		w.Header().Set("Retry-After", "1")
-	case errors.Is(err, ErrClosed):
+	case errors.Is(err, ErrClosed), errors.Is(err, ErrOverloaded):
 		code = http.StatusServiceUnavailable
 		w.Header().Set("Retry-After", "1")
 	case errors.Is(err, context.DeadlineExceeded):

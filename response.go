@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"slices"
 	"time"
 
 	"github.com/bellwether-go/bellwether/internal/httpcache"
@@ -45,9 +44,10 @@ type response struct {
 	freshness httpcache.Freshness // of plain and checked responses
 	names     []string            // of varying: request field names, sorted, lower case
 	mark      string              // of varying: makes the variants' keys new after an invalidation
+	built     *variants           // of varying: which of its variants this process has built; never stored
 	reason    string              // of uncacheable: for Cache-Status
 
-	body []byte // complete; meaningless while live is set
+	body spool.Body // complete; meaningless while live is set
 	age  time.Duration
 
 	// What follows is never stored. It is for those who waited for the response:
@@ -64,7 +64,7 @@ type response struct {
 
 // size is what the response takes in the near tier.
 func (r *response) size() int {
-	n := 512 + cap(r.body) + len(r.mark) + len(r.reason)
+	n := 512 + int(r.body.Len()) + 24*len(r.body) + len(r.mark) + len(r.reason)
 	for name, values := range r.header {
 		n += 64 + len(name)
 		for _, v := range values {
@@ -125,7 +125,7 @@ func marshalResponse(r *response) ([]byte, error) {
 			b = appendString(b, v)
 		}
 	}
-	return append(b, r.body...), nil
+	return r.body.Append(b), nil
 }
 
 func appendString(b []byte, s string) []byte {
@@ -163,7 +163,10 @@ func unmarshalResponse(data []byte) (*response, error) {
 	if (r.kind == plain || r.kind == checked) && (r.status < 200 || r.status > 999) {
 		return nil, fmt.Errorf("%w: status %d", errResponse, r.status)
 	}
-	r.body = slices.Clip(d.rest)
+	if r.kind == varying {
+		r.built = new(variants)
+	}
+	r.body = spool.BodyOf(d.rest)
 	return r, nil
 }
 

@@ -9,22 +9,23 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether/internal/httpcache"
+	"github.com/bellwether-go/bellwether/internal/spool"
 )
 
 func sampleResponses() []*response {
 	return []*response{
-		{status: 200, header: http.Header{}, body: []byte{}},
+		{status: 200, header: http.Header{}},
 		{
-			status: 404, body: []byte("gone\x00\xff"),
+			status: 404, body: spool.BodyOf([]byte("gone\x00\xff")),
 			header:    http.Header{"Etag": {`"e"`}, "Link": {"<a>", "<b>"}, "X-Bytes": {"\xff\xfe"}, "Empty": {}},
 			freshness: httpcache.Freshness{Lifetime: time.Minute, NoStale: true, NoCache: true},
 		},
 		{
-			kind: checked, status: 200, body: []byte("page"), header: http.Header{"Etag": {`"e"`}},
+			kind: checked, status: 200, body: spool.BodyOf([]byte("page")), header: http.Header{"Etag": {`"e"`}},
 			freshness: httpcache.Freshness{NoStale: true, NoCache: true},
 		},
-		{kind: varying, header: http.Header{}, names: []string{"accept", "cookie"}, mark: "m", body: []byte{}},
-		{kind: uncacheable, header: http.Header{}, reason: "private", body: []byte{}},
+		{kind: varying, header: http.Header{}, names: []string{"accept", "cookie"}, mark: "m", built: new(variants)},
+		{kind: uncacheable, header: http.Header{}, reason: "private"},
 	}
 }
 
@@ -39,7 +40,7 @@ func TestResponse_RoundTrip(t *testing.T) {
 			t.Errorf("got %+v, %v; want %+v", got, err, r)
 		}
 		// The body is all that is left: cut before it, nothing decodes.
-		for n := range len(data) - len(r.body) {
+		for n := range len(data) - int(r.body.Len()) {
 			if got, err := unmarshalResponse(data[:n]); !errors.Is(err, errResponse) {
 				t.Errorf("%d of %d bytes decode as %+v, %v", n, len(data), got, err)
 			}

@@ -1,6 +1,9 @@
 package bellwether
 
 import (
+	"encoding/binary"
+	"hash/fnv"
+	"math"
 	"math/rand/v2"
 	"time"
 )
@@ -134,6 +137,38 @@ func (l lifetime) failed(now instant, errorTTL time.Duration) lifetime {
 
 // maxDoublings bounds the back-off at 32 times ErrorTTL.
 const maxDoublings = 5
+
+// failedUntil is failed for a failure that says itself how long nobody is to try
+// again. Up to a tenth is added at random, so that keys that failed together are
+// not tried again together.
+func (l lifetime) failedUntil(now instant, pause time.Duration) lifetime {
+	l.failures++
+	l.retryAt = addDurations(now, addDurations(pause, time.Duration(rand.Int64N(int64(pause/10)+1))))
+	return l
+}
+
+// dueEarly reports by chance whether something fresh is to be rebuilt now, which
+// took build to make (XFetch: Vattani, Chierichetti, Lowenstein, VLDB 2015). A
+// read with the time t left says so with the probability exp(-t/(beta*build)).
+func dueEarly(left, build time.Duration, beta float64) bool {
+	scale := beta * float64(build)
+	// Beyond that the chance is one in a hundred million, and not worth the dice.
+	return float64(left) < 18*scale && -math.Log(rand.Float64())*scale >= float64(left)
+}
+
+// jittered is ttl less up to its part jitter. Equal keys and epochs lose the same.
+func jittered(ttl time.Duration, jitter float64, key string, epoch uint64) time.Duration {
+	if jitter == 0 || ttl <= 0 {
+		return ttl
+	}
+	h := fnv.New64a()
+	h.Write(binary.LittleEndian.AppendUint64([]byte(key), epoch))
+	// FNV's high bits hardly depend on the last bytes: they are mixed again.
+	x := h.Sum64()
+	x = (x ^ x>>32) * 0xd6e8feb86659fd93
+	x ^= x >> 32
+	return ttl - time.Duration(float64(ttl)*jitter*float64(x>>11)/(1<<53))
+}
 
 // backOff is the pause after the nth failure in a row: ErrorTTL, doubled with
 // every further failure, of which a random part of up to a half is taken off,

@@ -1,6 +1,7 @@
 package bellwether
 
 import (
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"testing"
@@ -202,5 +203,65 @@ func TestAddDurations(t *testing.T) {
 		if got := addDurations(test[0], test[1]); got != test[2] {
 			t.Errorf("addDurations(%d, %d) = %d, want %d", test[0], test[1], got, test[2])
 		}
+	}
+}
+
+// The chance of an early rebuild is XFetch's, exp(-left/(beta*build)).
+func TestDueEarly(t *testing.T) {
+	const n = 200_000
+	for _, tt := range []struct {
+		left, build time.Duration
+		beta        float64
+	}{
+		{time.Second, time.Second, 1},
+		{2 * time.Second, time.Second, 1},
+		{2 * time.Second, time.Second, 2},
+		{100 * time.Millisecond, time.Second, 1},
+		{time.Minute, time.Second, 1},
+		{time.Second, 0, 1},
+	} {
+		due := 0
+		for range n {
+			if dueEarly(tt.left, tt.build, tt.beta) {
+				due++
+			}
+		}
+		want := math.Exp(-float64(tt.left) / (tt.beta * float64(tt.build)))
+		if got := float64(due) / n; math.Abs(got-want) > 0.01 {
+			t.Errorf("%v before expiry, built in %v, beta %v: chance %.3f, want %.3f", tt.left, tt.build, tt.beta, got, want)
+		}
+	}
+}
+
+func TestJittered(t *testing.T) {
+	const n = 20_000
+	var sum time.Duration
+	seen := map[time.Duration]int{}
+	for i := range n {
+		got := jittered(time.Minute, .2, fmt.Sprint("key", i%100), uint64(i/100))
+		if got > time.Minute || got < 48*time.Second {
+			t.Fatalf("a TTL of a minute became %v", got)
+		}
+		if again := jittered(time.Minute, .2, fmt.Sprint("key", i%100), uint64(i/100)); again != got {
+			t.Fatalf("%v the second time, %v the first", again, got)
+		}
+		sum += got
+		seen[got.Truncate(time.Second)]++
+	}
+	if mean := sum / n; mean < 53*time.Second || mean > 55*time.Second {
+		t.Errorf("the mean is %v, want about 54s", mean)
+	}
+	for second, k := range seen {
+		if k > n/8 {
+			t.Errorf("%d of %d within one second of %v", k, n, second)
+		}
+	}
+	for _, ttl := range []time.Duration{0, -time.Second, forever} {
+		if got := jittered(ttl, .5, "k", 1); got > max(0, ttl) || got < min(0, ttl) {
+			t.Errorf("%v became %v", ttl, got)
+		}
+	}
+	if got := jittered(time.Minute, 0, "k", 1); got != time.Minute {
+		t.Errorf("without jitter a minute became %v", got)
 	}
 }

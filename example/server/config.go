@@ -24,15 +24,14 @@ type config struct {
 	store       string
 	locker      string
 
-	memcached, redis []string // addresses
+	memcached, redis, etcd, zookeeper []string // addresses
+	dynamodb                          *url.URL // nil: AWS's own
+	dynamodbTable                     string
 
 	// cache has what the flags say of the middleware; Store, Locker and
 	// OnError are run's to set.
 	cache bellwether.HTTPOptions
 }
-
-// unbuilt are the lockers that have a name and flags, and no code.
-var unbuilt = []string{"etcd", "zookeeper", "dynamodb"}
 
 // flags returns the flags, bound to c, which has their defaults then.
 func (c *config) flags() *flag.FlagSet {
@@ -47,19 +46,22 @@ func (c *config) flags() *flag.FlagSet {
 			"The name in a request's Host is part of a page's key; addresses count as one name, so the processes of a fleet share whichever of them is asked.")
 	define(fs, &c.store, "store", "memory", oneOf("memory", "memcached", "redis"),
 		"Keep responses in `engine`: memory (this process's own), memcached or redis (shared by the fleet).")
-	define(fs, &c.locker, "locker", "", oneOf(append([]string{"local", "memcached", "redis"}, unbuilt...)...),
-		"Elect who rebuilds by `engine`: local (each process for itself), memcached or redis; etcd, zookeeper and dynamodb are not built yet. "+
+	define(fs, &c.locker, "locker", "", oneOf("local", "memcached", "redis", "etcd", "zookeeper", "dynamodb"),
+		"Elect who rebuilds by `engine`: local (each process for itself), memcached, redis, etcd, zookeeper or dynamodb. "+
 			"Empty: the store's twin, which for memory is local.")
 	define(fs, &c.memcached, "memcached", "127.0.0.1:11211", hostPorts,
 		"Memcached servers as `host:port,...`; keys spread over them.")
 	define(fs, &c.redis, "redis", "127.0.0.1:6379", hostPorts,
 		"Redis server as `host:port,...`; more than one are nodes of a cluster.")
-	define(fs, new([]string), "etcd", "127.0.0.1:2379", hostPorts,
-		"Etcd servers as `host:port,...`, for -locker etcd.")
-	define(fs, new([]string), "zookeeper", "127.0.0.1:2181", hostPorts,
+	define(fs, &c.etcd, "etcd", "127.0.0.1:2379", hostPorts,
+		"Etcd servers as `host:port,...`, members of one cluster, for -locker etcd.")
+	define(fs, &c.zookeeper, "zookeeper", "127.0.0.1:2181", hostPorts,
 		"ZooKeeper servers as `host:port,...`, for -locker zookeeper.")
-	define(fs, new(*url.URL), "dynamodb", "http://127.0.0.1:8000", httpURL,
-		"DynamoDB endpoint `URL`, for -locker dynamodb.")
+	define(fs, &c.dynamodb, "dynamodb", "http://127.0.0.1:8000", httpURL,
+		"DynamoDB endpoint `URL`, for -locker dynamodb. Empty: AWS's own. Credentials and region are those of AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN and AWS_REGION; "+
+			"without them, at a URL, made-up ones, which emulators take. Profiles and roles are not looked for.")
+	define(fs, &c.dynamodbTable, "dynamodb-table", "bellwether", tableName,
+		"Keep the leases in the DynamoDB table of this `name`. If there is none, it is made, in the background and on demand, at the start and whenever it is found missing.")
 
 	o := &c.cache
 	define(fs, &o.TTL, "ttl", "0s", atLeast(0),
@@ -147,11 +149,6 @@ func parse(args []string) (config, error) {
 	}
 	if c.locker == "" {
 		c.locker = map[string]string{"memory": "local", "memcached": "memcached", "redis": "redis"}[c.store]
-	}
-	for _, name := range unbuilt {
-		if c.locker == name {
-			return c, fmt.Errorf("-locker %s: not built yet; use local, memcached or redis", name)
-		}
 	}
 	if c.store == "memory" && c.locker != "local" {
 		return c, fmt.Errorf("-locker %s with -store memory: the processes would take turns and share nothing; use -store memcached or redis, or -locker local", c.locker)
@@ -248,6 +245,19 @@ func hostPorts(s string) ([]string, error) {
 		}
 	}
 	return addrs, nil
+}
+
+func tableName(s string) (string, error) {
+	for _, c := range s {
+		if !strings.ContainsRune("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-", c) {
+			s = ""
+			break
+		}
+	}
+	if len(s) < 3 || len(s) > 255 {
+		return "", errors.New("want 3 to 255 letters, digits, dots, dashes and underscores")
+	}
+	return s, nil
 }
 
 func httpURL(s string) (*url.URL, error) {

@@ -3,19 +3,24 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"hash/crc32"
 	"net"
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/lockers/etcdlock"
 	"github.com/bellwether-go/bellwether/lockers/locallock"
 	"github.com/bellwether-go/bellwether/lockers/memcachelock"
 	"github.com/bellwether-go/bellwether/lockers/redislock"
+	"github.com/bellwether-go/bellwether/lockers/zklock"
 	"github.com/bellwether-go/bellwether/stores/memcachestore"
 	"github.com/bellwether-go/bellwether/stores/redisstore"
 	"github.com/bradfitz/gomemcache/memcache"
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
 )
 
 // This file makes the store and the locker that the flags name. None of it
@@ -41,7 +46,8 @@ type engine struct {
 }
 
 // connect makes the engines. A store and a locker of one kind share a client.
-func connect(c config) *engines {
+// The error is of addresses that cannot be meant, never of a server.
+func connect(c config) (*engines, error) {
 	e := &engines{}
 	if c.store == "memcached" || c.locker == "memcached" {
 		mc := memcache.NewFromSelector(newServers(c.memcached))
@@ -78,12 +84,41 @@ func connect(c config) *engines {
 			e.locker = locker
 		}
 	}
+	if c.locker == "etcd" {
+		client, err := clientv3.New(clientv3.Config{
+			Endpoints: c.etcd,
+			Logger:    zap.NewNop(), // the errors come back from the calls too
+			// A connection that is dead without having been closed would carry
+			// no push. By default etcd allows no shorter time than 5 s.
+			DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: 2 * time.Second,
+		})
+		if err != nil {
+			e.close()
+			return nil, fmt.Errorf("-etcd: %w", err)
+		}
+		locker := etcdlock.New(client)
+		e.ends = append(e.ends, client.Close, locker.Close)
+		e.remote = append(e.remote, engine{"etcd", c.etcd, func(ctx context.Context) error {
+			_, err := client.Get(ctx, "health", clientv3.WithCountOnly())
+			return err
+		}})
+		e.locker = locker
+	}
+	if c.locker == "dynamodb" {
+		e.connectDynamoDB(c)
+	}
+	if c.locker == "zookeeper" {
+		locker := zklock.New(c.zookeeper...)
+		e.ends = append(e.ends, locker.Close)
+		e.remote = append(e.remote, engine{"zookeeper", c.zookeeper, locker.Ping})
+		e.locker = locker
+	}
 	if c.locker == "local" && e.store != nil {
 		e.locker = locallock.New()
 	}
 	// With -store memory both are nil: the cache's own memory is the store, and
 	// its own table of flights elects.
-	return e
+	return e, nil
 }
 
 // close ends what connect began, the last first.

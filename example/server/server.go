@@ -58,7 +58,10 @@ func run(ctx context.Context, c config, log *slog.Logger) error {
 	}
 
 	quiet := newRepeats(log)
-	engines := connect(c)
+	engines, err := connect(c)
+	if err != nil {
+		return err
+	}
 	watch := newLookout(log, engines.remote)
 	c.cache.Store, c.cache.Locker = engines.store, engines.locker
 	c.cache.OnError = func(_ string, err error) {

@@ -572,28 +572,34 @@ func TestServer_PortTaken(t *testing.T) {
 // TestRun_LeavesNothing runs the server inside the test, where goleak sees what
 // it leaves.
 func TestRun_LeavesNothing(t *testing.T) {
-	engine := testserver.Redis(t)
-	before := goleak.IgnoreCurrent()
-	c, err := parse([]string{"-addr", "127.0.0.1:0", "-admin", "127.0.0.1:0", "-store", "redis", "-redis", engine.Addr})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	log := &process{}
-	ended := make(chan error)
-	go func() { ended <- run(ctx, c, textLog(log)) }()
-	log.says(t, "msg=listening")
-	addr, _ := field(log.logged(), "msg=listening addr=")
-	if a := do(http.MethodGet, "http://"+addr+"/slow?delay=10ms"); a.status != http.StatusOK {
-		t.Error(a)
-	}
-	cancel()
-	if err := <-ended; err != nil {
-		t.Errorf("run: %v", err)
-	}
-	client.CloseIdleConnections()
-	if err := goleak.Find(before); err != nil {
-		t.Error(err)
+	engine, etcd := testserver.Redis(t), testserver.Etcd(t)
+	for _, flags := range [][]string{
+		{"-store", "redis", "-redis", engine.Addr},
+		{"-store", "redis", "-redis", engine.Addr, "-locker", "etcd", "-etcd", etcd.Addr},
+	} {
+		before := goleak.IgnoreCurrent()
+		c, err := parse(append(flags, "-addr", "127.0.0.1:0", "-admin", "127.0.0.1:0"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		log := &process{}
+		ended := make(chan error)
+		go func() { ended <- run(ctx, c, textLog(log)) }()
+		log.says(t, "msg=listening")
+		addr, _ := field(log.logged(), "msg=listening addr=")
+		// A page for each, so that each elects somebody.
+		if a := do(http.MethodGet, "http://"+addr+"/slow?delay=10ms&ttl=1s&locker="+c.locker); a.status != http.StatusOK {
+			t.Error(a)
+		}
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("run: %v", err)
+		}
+		client.CloseIdleConnections()
+		if err := goleak.Find(before); err != nil {
+			t.Errorf("%v: %v", flags, err)
+		}
 	}
 }
 
@@ -617,9 +623,10 @@ func TestCommand_Refuses(t *testing.T) {
 		{"-near-bytes -1", []string{"-near-bytes", "at least 1"}},
 		{"-store disk", []string{"-store", "disk", "memory, memcached, redis"}},
 		{"-locker zk", []string{"-locker", "zk", "zookeeper"}},
-		{"-locker etcd", []string{"-locker etcd", "not built yet"}},
-		{"-store redis -locker zookeeper", []string{"-locker zookeeper", "not built yet"}},
-		{"-locker dynamodb", []string{"-locker dynamodb", "not built yet"}},
+		{"-locker etcd", []string{"-locker etcd", "-store memory"}},
+		{"-locker zookeeper", []string{"-locker zookeeper", "-store memory"}},
+		{"-store redis -locker zookeeper -zookeeper nowhere", []string{"-zookeeper", "host:port"}},
+		{"-locker dynamodb", []string{"-locker dynamodb", "-store memory"}},
 		{"-locker redis", []string{"-locker redis", "-store memory"}},
 		{"-redis localhost", []string{"-redis", "localhost", "host:port"}},
 		{"-redis 127.0.0.1:6379,", []string{"-redis", "host:port"}},
@@ -627,6 +634,8 @@ func TestCommand_Refuses(t *testing.T) {
 		{"-etcd x", []string{"-etcd", "host:port"}},
 		{"-zookeeper x", []string{"-zookeeper", "host:port"}},
 		{"-dynamodb x", []string{"-dynamodb", "http://"}},
+		{"-dynamodb-table no/name", []string{"-dynamodb-table", "no/name", "3 to 255"}},
+		{"-dynamodb-table ab", []string{"-dynamodb-table", "3 to 255"}},
 		{"-upstream 127.0.0.1:80", []string{"-upstream", "127.0.0.1:80", "http://"}},
 		{"-upstream ftp://host", []string{"-upstream", "ftp://host", "http://"}},
 		{"-upstream http://user:word@host", []string{"-upstream", "without a user"}},
@@ -662,7 +671,7 @@ func TestCommand_Help(t *testing.T) {
 	flags := map[string]string{ // and what it says is the default
 		"addr": "127.0.0.1:8080", "upstream": "empty", "store": "memory", "locker": "empty",
 		"memcached": "127.0.0.1:11211", "redis": "127.0.0.1:6379", "etcd": "127.0.0.1:2379", "zookeeper": "127.0.0.1:2181",
-		"dynamodb": "http://127.0.0.1:8000", "ttl": "0s", "stale-while-revalidate": "0s", "stale-if-error": "0s",
+		"dynamodb": "http://127.0.0.1:8000", "dynamodb-table": "bellwether", "ttl": "0s", "stale-while-revalidate": "0s", "stale-if-error": "0s",
 		"patience": "0s", "max-wait": "35s", "lease": "5s", "rebuild-timeout": "30s", "max-body": "8388608",
 		"max-rebuilds": "128", "near-bytes": "67108864", "admin": "empty",
 		"error-ttl": "1s", "heuristic": "0", "set-cookie": "false", "any-language-order": "false",

@@ -3,11 +3,16 @@
 package fleettest
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 )
 
 // The claims that are about time are held here, without the race detector,
@@ -27,7 +32,7 @@ func redisHerd(t *testing.T) float64 {
 		load             = 310 * time.Millisecond
 		maxCommands      = 40
 	)
-	f := newFleet(t, "redis", clients, fleetOptions{})
+	f := newFleet(t, Redis, clients, fleetOptions{})
 	f.origin.delay.Store(int64(load))
 	var beyond []float64
 	most := 0
@@ -36,10 +41,10 @@ func redisHerd(t *testing.T) float64 {
 		// goroutines at one time, with no engine in between.
 		fan := f.all(order{Do: "fanout", Callers: callers, For: load, At: time.Now().Add(200 * time.Millisecond)})
 
-		before := commands(t, f.server.Addr)
+		before := commands(t, f.servers[0].Addr)
 		key := fmt.Sprint("herd", round)
 		r := f.herd(key, callers)
-		after := commands(t, f.server.Addr)
+		after := commands(t, f.servers[0].Addr)
 
 		if n := f.origin.count(key); n != 1 || r.Values[key+"#1"] != clients*callers {
 			t.Fatalf("%d loads, answers %v; want 1 load for %d callers", n, r.Values, clients*callers)
@@ -69,4 +74,36 @@ func redisHerd(t *testing.T) float64 {
 		"rockscache        1 load   p99 408-410 ms    124 commands\n" +
 		"rueidisaside      1 load   p99 334-355 ms  3,957-4,187 commands")
 	return got
+}
+
+func median(xs []float64) float64 {
+	s := slices.Sorted(slices.Values(xs))
+	return s[len(s)/2]
+}
+
+var errNoStats = errors.New("no commandstats in INFO")
+
+// commands returns how often the server has run each command, those inside
+// scripts included.
+func commands(t *testing.T, addr string) map[string]int {
+	t.Helper()
+	rdb := redis.NewClient(&redis.Options{Addr: addr})
+	defer rdb.Close()
+	info, err := rdb.Info(t.Context(), "commandstats").Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	counts := map[string]int{}
+	for line := range strings.Lines(info) {
+		name, rest, ok := strings.Cut(strings.TrimPrefix(line, "cmdstat_"), ":calls=")
+		if !ok {
+			continue
+		}
+		calls, _, _ := strings.Cut(rest, ",")
+		counts[name], _ = strconv.Atoi(calls)
+	}
+	if len(counts) == 0 {
+		t.Fatal(errNoStats)
+	}
+	return counts
 }

@@ -38,7 +38,7 @@ func Key(r *http.Request) (key string, ok bool) {
 		return "", false
 	}
 	if r.RequestURI != "" { // empty in a request that no server has read
-		sent, ok := sentTarget(r.RequestURI)
+		sent, ok := OriginForm(r.RequestURI)
 		if !ok || !clean(sent) {
 			return "", false
 		}
@@ -86,9 +86,9 @@ func targetOf(u *url.URL) (string, bool) {
 	return path, clean(path)
 }
 
-// sentTarget returns the path and the query of a request-target in origin-form
+// OriginForm returns the path and the query of a request-target in origin-form
 // or absolute-form (RFC 9112 section 3.2), and false for any other.
-func sentTarget(uri string) (string, bool) {
+func OriginForm(uri string) (target string, ok bool) {
 	if strings.HasPrefix(uri, "/") {
 		return uri, true
 	}

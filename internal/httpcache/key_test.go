@@ -124,7 +124,7 @@ func FuzzKey(f *testing.F) {
 			if again, ok := CanonicalHost(canonical); !ok || again != canonical {
 				t.Fatalf("CanonicalHost(%q) = %q, %v: not canonical", canonical, again, ok)
 			}
-			sent, ok := sentTarget(r.RequestURI)
+			sent, ok := OriginForm(r.RequestURI)
 			if !ok {
 				t.Fatalf("%q, %q: a key without a target", host, target)
 			}
@@ -174,6 +174,30 @@ func TestInvalidatedKeys(t *testing.T) {
 			}
 		})
 	}
+}
+
+// FuzzInvalidatedKeys: whatever a response names, only keys of the request's own
+// host are dropped, and only such as a request could have.
+func FuzzInvalidatedKeys(f *testing.F) {
+	f.Add("h", "/a", "/b?c", "http://h/d")
+	f.Add("H:80", "/a/", "../x#y", "//h.:443/..")
+	f.Add("[::1]", "/", "http://[0::1]/%2f", "http://h@[::1]/")
+	f.Add("h", "/a", "http:b", "\\\\evil\\x")
+	f.Add("h", "http://h/a", "?q", "/a|b")
+	f.Fuzz(func(t *testing.T, host, target, location, contentLocation string) {
+		r, ok := read(t, "POST", target, host)
+		if !ok {
+			return
+		}
+		keys := InvalidatedKeys(r, 201, header("Location", location, "Content-Location", contentLocation))
+		own, _ := CanonicalHost(r.Host)
+		for _, key := range keys {
+			rest, ok := strings.CutPrefix(key, own)
+			if !ok || rest == "" || rest[0] != '/' || len(key) > MaxKey || strings.ContainsAny(strings.SplitN(rest, " ", 2)[0], "\r\n\x00#") {
+				t.Fatalf("POST %q on %q, %q, %q drops the key %q", target, host, location, contentLocation, key)
+			}
+		}
+	})
 }
 
 func TestStatus(t *testing.T) {

@@ -12,18 +12,23 @@ import (
 // This file tells the variants of a response apart: which request fields they
 // depend on, and which requests get the same one.
 
+// maxVary is about how many bytes of names a response may vary by.
+const maxVary = 2 << 10
+
 // VaryNames returns the names in Vary (RFC 9110 section 12.5.5) in lower case,
 // sorted, each once. It returns false if no other request can match: for a "*"
-// anywhere in it (RFC 9111 section 4.1), and for what is no field name, of
-// which nobody knows what it asks for.
+// anywhere in it (RFC 9111 section 4.1), for what is no field name, of which
+// nobody knows what it asks for, and for more than maxVary bytes, which are too
+// much to be looked up for each request.
 func VaryNames(h http.Header) (names []string, ok bool) {
+	n := 0
 	for _, line := range h.Values("Vary") {
 		for name := range strings.SplitSeq(line, ",") {
 			name = strings.ToLower(strings.Trim(name, " \t"))
 			if name == "" {
 				continue
 			}
-			if name == "*" {
+			if n += len(name); name == "*" || n > maxVary {
 				return nil, false
 			}
 			if token, rest := cutToken(name); token == "" || rest != "" {
@@ -61,7 +66,12 @@ func appendVariant(b []byte, names []string, req http.Header) []byte {
 	}
 	for _, name := range names {
 		appendString(name)
-		values := normalised(name, req.Values(name))
+		var values []string
+		if name == RetargetingFields {
+			values = retargeting(req)
+		} else {
+			values = normalised(name, req.Values(name))
+		}
 		// No value is an absent field, which matches only an absent one; an
 		// empty field has one value.
 		b = binary.AppendUvarint(b, uint64(len(values)))

@@ -56,6 +56,7 @@ type Spool struct {
 	readers  int   // present readers
 	waiting  int   // those of them that need no byte of the tail any more
 	overflow bool  // the limit was passed
+	flushed  bool  // Flush was called
 	end      error // nil while the body grows, io.EOF once complete, else why it was broken off
 
 	// Both channels are made by the one who waits and closed by the one who
@@ -205,6 +206,18 @@ func (s *Spool) writeError() error {
 	return s.end
 }
 
+// Flush has each CopyTo flush before its first wait, though it has written
+// nothing yet: what comes before the body is to go out. Later Flushes change
+// nothing, as readers flush before each wait that follows a write.
+func (s *Spool) Flush() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.flushed {
+		s.flushed = true
+		wake(&s.more)
+	}
+}
+
 // Close says that the body is complete. If it was broken off before, by
 // CloseWithError or by a Write that failed, Close leaves it so and returns the
 // reason.
@@ -233,24 +246,6 @@ func (s *Spool) CloseWithError(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.finish(err)
-}
-
-// Bytes returns the body if it is complete and within the limit. The caller
-// does not modify it. A body of more than one chunk is copied by every call.
-func (s *Spool) Bytes() ([]byte, bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.end != io.EOF || s.overflow {
-		return nil, false
-	}
-	if s.head != nil && s.head.next == nil {
-		return s.head.buf[:s.head.n:s.head.n], true
-	}
-	b := make([]byte, 0, s.size)
-	for c := s.head; c != nil; c = c.next {
-		b = append(b, c.buf[:c.n]...)
-	}
-	return b, true
 }
 
 // Len returns the number of bytes written so far, dropped ones included.
@@ -301,11 +296,12 @@ func (s *Spool) NewReader() (*Reader, bool) {
 // A Reader reads a [Spool] from its first byte. One goroutine uses it at a
 // time.
 type Reader struct {
-	s    *Spool
-	c    *chunk // where it reads; nil once closed; guarded by s.mu
-	off  int    // bytes of c it is done with; guarded by s.mu
-	lent int    // bytes of c behind off that Next has given out; guarded by s.mu
-	past bool   // done with the whole of c, and counted in c.next or, failing that, in s.waiting; guarded by s.mu
+	s       *Spool
+	c       *chunk // where it reads; nil once closed; guarded by s.mu
+	off     int    // bytes of c it is done with; guarded by s.mu
+	lent    int    // bytes of c behind off that Next has given out; guarded by s.mu
+	flushed bool   // it has flushed; used by the reading goroutine
+	past    bool   // done with the whole of c, and counted in c.next or, failing that, in s.waiting; guarded by s.mu
 }
 
 // Next returns the next piece of the body, not copied. It waits until there is
@@ -316,11 +312,12 @@ type Reader struct {
 // broken off with. If ctx ends first, it returns ctx's cause; the Reader loses
 // nothing by that.
 func (r *Reader) Next(ctx context.Context) ([]byte, error) {
-	return r.next(ctx, nil)
+	return r.next(ctx, nil, nil)
 }
 
-// next is Next, with a function to be called before it waits.
-func (r *Reader) next(ctx context.Context, idle func() error) ([]byte, error) {
+// next is Next, with a function to be called before it waits, and one to be
+// called, once in a Reader's life, before it waits after the spool's Flush.
+func (r *Reader) next(ctx context.Context, idle, flush func() error) ([]byte, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
@@ -343,9 +340,12 @@ func (r *Reader) next(ctx context.Context, idle func() error) ([]byte, error) {
 		if s.end != nil {
 			return nil, s.end
 		}
+		if idle == nil && s.flushed && !r.flushed {
+			idle = flush
+		}
 		if idle != nil {
 			f := idle
-			idle = nil
+			idle, r.flushed = nil, true
 			s.mu.Unlock()
 			err := f()
 			s.mu.Lock()
@@ -394,12 +394,13 @@ func (r *Reader) pass() {
 // Next, w or flush returned.
 //
 // If flush is not nil, it is called before each wait for more that follows a
-// write, so that what is there does not sit in w's buffers meanwhile.
+// write, so that what is there does not sit in w's buffers meanwhile; and before
+// the first wait if the spool's Flush was called.
 func (r *Reader) CopyTo(ctx context.Context, w io.Writer, flush func() error) (int64, error) {
 	var total int64
 	var idle func() error // flush, if something was written since it last ran
 	for {
-		b, err := r.next(ctx, idle)
+		b, err := r.next(ctx, idle, flush)
 		if err == io.EOF {
 			return total, nil
 		}

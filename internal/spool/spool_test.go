@@ -42,6 +42,12 @@ func write(t testing.TB, s *Spool, p []byte) {
 	}
 }
 
+// whole returns the complete body.
+func whole(s *Spool) ([]byte, bool) {
+	b, ok := s.Body()
+	return b.Append([]byte{}), ok
+}
+
 // checkRead reads to the end and compares.
 func checkRead(t testing.TB, r *Reader, want []byte, wantErr error) {
 	t.Helper()
@@ -63,8 +69,8 @@ func TestSpool_Complete(t *testing.T) {
 		for p := range slices.Chunk(want, 1000) {
 			write(t, s, p)
 		}
-		if _, ok := s.Bytes(); ok {
-			t.Errorf("%d: Bytes of a body that still grows", n)
+		if _, ok := whole(s); ok {
+			t.Errorf("%d: Body of a body that still grows", n)
 		}
 		if err := s.Close(); err != nil {
 			t.Errorf("%d: Close = %v", n, err)
@@ -72,8 +78,8 @@ func TestSpool_Complete(t *testing.T) {
 		if err := s.Close(); err != nil {
 			t.Errorf("%d: second Close = %v", n, err)
 		}
-		if got, ok := s.Bytes(); !ok || !bytes.Equal(got, want) || cap(got) > len(got) && n > 0 {
-			t.Errorf("%d: Bytes = %d bytes of capacity %d, %v", n, len(got), cap(got), ok)
+		if got, ok := whole(s); !ok || !bytes.Equal(got, want) {
+			t.Errorf("%d: Body = %d bytes, %v", n, len(got), ok)
 		}
 		late := join(t, s)
 		for _, r := range []*Reader{early, late} {
@@ -218,8 +224,8 @@ func TestSpool_NobodyReadsWithinLimit(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if b, ok := s.Bytes(); !ok || len(b) != 100 {
-		t.Errorf("Bytes = %d bytes, %v, want 100", len(b), ok)
+	if b, ok := whole(s); !ok || len(b) != 100 {
+		t.Errorf("Body = %d bytes, %v, want 100", len(b), ok)
 	}
 }
 
@@ -235,8 +241,8 @@ func TestSpool_BrokenOff(t *testing.T) {
 		if err := s.Close(); err != broken {
 			t.Errorf("Close = %v, want the reason", err)
 		}
-		if _, ok := s.Bytes(); ok {
-			t.Error("Bytes of a broken body")
+		if _, ok := whole(s); ok {
+			t.Error("Body of a broken body")
 		}
 		if _, ok := s.NewReader(); ok {
 			t.Error("NewReader of a broken body")
@@ -257,8 +263,8 @@ func TestSpool_BrokenOff(t *testing.T) {
 	s := New(0)
 	s.Close()
 	s.CloseWithError(errors.New("late"))
-	if b, ok := s.Bytes(); !ok || len(b) != 0 {
-		t.Errorf("Bytes = %q, %v: a complete body was broken off", b, ok)
+	if b, ok := whole(s); !ok || len(b) != 0 {
+		t.Errorf("Body = %q, %v: a complete body was broken off", b, ok)
 	}
 }
 
@@ -300,7 +306,7 @@ func TestSpool_OverflowBackPressure(t *testing.T) {
 			if _, ok := s.NewReader(); ok {
 				t.Error("NewReader although the start is gone")
 			}
-			if _, ok := s.Bytes(); ok || !s.Overflowed() {
+			if _, ok := whole(s); ok || !s.Overflowed() {
 				t.Error("a body over the limit can be stored")
 			}
 		})
@@ -464,6 +470,45 @@ func TestReader_CopyToFlushes(t *testing.T) {
 	})
 }
 
+// Flush has what comes before the body go out at once, and once.
+func TestSpool_Flush(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := New(1 << 20)
+		start := time.Now()
+		copying := func() (at []time.Duration) {
+			r := join(t, s)
+			defer r.Close()
+			if n, err := r.CopyTo(t.Context(), io.Discard, func() error {
+				at = append(at, time.Since(start))
+				return nil
+			}); n != 1 || err != nil {
+				t.Errorf("CopyTo = %d, %v", n, err)
+			}
+			return at
+		}
+		var group sync.WaitGroup
+		for _, joined := range []time.Duration{0, 2 * time.Second} {
+			group.Go(func() {
+				time.Sleep(joined)
+				want := []time.Duration{max(joined, time.Second), 4 * time.Second}
+				if at := copying(); !slices.Equal(at, want) {
+					t.Errorf("flushed at %v, want at %v", at, want)
+				}
+			})
+		}
+		time.Sleep(time.Second)
+		s.Flush()
+		s.Flush()
+		time.Sleep(2 * time.Second)
+		s.Flush()
+		time.Sleep(time.Second)
+		write(t, s, []byte("x"))
+		time.Sleep(time.Second)
+		s.Close()
+		group.Wait()
+	})
+}
+
 type shortWriter struct{}
 
 func (shortWriter) Write(p []byte) (int, error) { return len(p) - 1, nil }
@@ -591,15 +636,15 @@ func FuzzSpool(f *testing.F) {
 			}
 			group.Wait()
 			<-done
-			switch b, ok := s.Bytes(); {
+			switch b, ok := whole(s); {
 			case failed != nil && failed != ErrNoReaders:
 				t.Errorf("Write = %v", failed)
 			case failed == nil && ok != (int64(len(want)) <= max(0, limit)):
-				t.Errorf("%d bytes, limit %d: Bytes says %v", len(want), limit, ok)
+				t.Errorf("%d bytes, limit %d: Body says %v", len(want), limit, ok)
 			case ok && !bytes.Equal(b, want):
-				t.Error("Bytes differ")
+				t.Error("Body differs")
 			case failed != nil && ok:
-				t.Error("Bytes of a body whose Write failed")
+				t.Error("Body of a body whose Write failed")
 			}
 		})
 	})

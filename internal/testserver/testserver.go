@@ -23,8 +23,9 @@ type Server struct {
 	Addr string
 
 	tb    testing.TB
-	args  []string // the command that starts it, nil if it is not ours
-	pid   int      // of the engine itself, 0 while it is down
+	ready func(addr string) error // what await asks
+	args  []string                // the command that starts it, nil if it is not ours
+	pid   int                     // of the engine itself, 0 while it is down
 	stdin io.Closer
 	wait  chan struct{} // closed when the wrapper around the engine has ended
 }
@@ -49,7 +50,13 @@ func Memcached(tb testing.TB, args ...string) *Server {
 
 func start(tb testing.TB, env, program, pkg string, args func(port string) []string) *Server {
 	tb.Helper()
-	s := &Server{tb: tb}
+	return startWhen(connects, tb, env, program, pkg, args)
+}
+
+// startWhen starts an engine that is there once ready has no error.
+func startWhen(ready func(addr string) error, tb testing.TB, env, program, pkg string, args func(port string) []string) *Server {
+	tb.Helper()
+	s := &Server{tb: tb, ready: ready}
 	if s.Addr = os.Getenv(env); s.Addr != "" {
 		s.await()
 		return s
@@ -81,7 +88,8 @@ func FreeAddr(tb testing.TB) string {
 // kill and restart it.
 func (s *Server) Own() bool { return s.args != nil }
 
-// Start starts the engine, empty, at the same address as before.
+// Start starts the engine at the same address as before: empty, unless it is
+// one that keeps its data.
 func (s *Server) Start() {
 	s.tb.Helper()
 	// The shell outlives neither us nor the engine: it waits for the end of
@@ -127,7 +135,7 @@ func (s *Server) Kill() {
 	s.pid = 0
 }
 
-// Restart kills the engine and starts it again, empty.
+// Restart is Kill and Start.
 func (s *Server) Restart() {
 	s.tb.Helper()
 	s.Kill()
@@ -162,17 +170,24 @@ func (s *Server) stopped() bool {
 	return true
 }
 
-// await returns when the server answers a connection.
+// await returns when the server is ready.
 func (s *Server) await() {
 	s.tb.Helper()
 	var err error
 	for range 500 {
-		var c net.Conn
-		if c, err = net.DialTimeout("tcp", s.Addr, time.Second); err == nil {
-			c.Close()
+		if err = s.ready(s.Addr); err == nil {
 			return
 		}
 		time.Sleep(10 * time.Millisecond) // a real process is starting
 	}
 	s.tb.Fatal(fmt.Errorf("no server at %s after 5 s: %w", s.Addr, err))
+}
+
+// connects is ready for an engine that answers as soon as it listens.
+func connects(addr string) error {
+	c, err := net.DialTimeout("tcp", addr, time.Second)
+	if err != nil {
+		return err
+	}
+	return c.Close()
 }

@@ -25,14 +25,16 @@ import (
 // A Locker is a [bellwether.Locker] and a [bellwether.Watcher] for those who
 // share it. It is safe for concurrent use. Create one with [New].
 type Locker struct {
-	mu     sync.Mutex        // guards leases, queue and the fields of every lease in them
+	mu     sync.Mutex        // guards everything below and the fields of every lease there
 	leases map[string]*lease // by key; never an expired one after purge
 	queue  queue             // the same leases, soonest end first
+	tokens uint64            // how many leases there were
 }
 
 var (
 	_ bellwether.Locker  = (*Locker)(nil)
 	_ bellwether.Watcher = (*Locker)(nil)
+	_ bellwether.Tokener = (*lease)(nil)
 )
 
 // New returns a Locker on which nothing is held.
@@ -42,7 +44,7 @@ func New() *Locker {
 
 // TryAcquire implements [bellwether.Locker]. The error's Until is exact, and
 // its Seen is the channel that the present lease closes when it ends. A ttl
-// that is not positive is an error.
+// that is not positive is an error. The lease is a [bellwether.Tokener].
 func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -56,7 +58,8 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 	if other := l.leases[key]; other != nil {
 		return nil, &bellwether.HeldError{Key: key, Until: other.end, Seen: other.ended}
 	}
-	mine := &lease{locker: l, key: key, end: now.Add(ttl), ended: make(chan struct{})}
+	l.tokens++
+	mine := &lease{locker: l, key: key, token: l.tokens, end: now.Add(ttl), ended: make(chan struct{})}
 	l.leases[key] = mine
 	heap.Push(&l.queue, mine)
 	return mine, nil
@@ -102,10 +105,16 @@ func (l *Locker) remove(gone *lease) {
 type lease struct {
 	locker *Locker
 	key    string
+	token  uint64
 	ended  chan struct{} // closed when the lease leaves the table
 	end    time.Time     // guarded by locker.mu
 	index  int           // in locker.queue, guarded by locker.mu
 }
+
+// Token implements [bellwether.Tokener]. It counts the leases of its Locker, on
+// whatever key, so tokens rise for as long as the Locker lives. They mean
+// nothing beside another Locker's, such as that of the process's next start.
+func (l *lease) Token() uint64 { return l.token }
 
 // Renew implements [bellwether.Lease].
 func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {

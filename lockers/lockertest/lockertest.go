@@ -40,7 +40,8 @@ const (
 )
 
 // Run runs every case as a subtest of t, those about waking only if the
-// lockers are [bellwether.Watcher]s.
+// lockers are [bellwether.Watcher]s, those about tokens only if their leases are
+// [bellwether.Tokener]s.
 //
 // Each call of newLocker returns a Locker as another process would have it:
 // with a client, connections and a memory of its own, but on the same engine
@@ -49,9 +50,15 @@ const (
 func Run(t *testing.T, newLocker func(testing.TB) bellwether.Locker) {
 	t.Helper()
 	cases := lockerCases
-	if _, ok := newLocker(t).(bellwether.Watcher); ok {
+	l := newLocker(t)
+	if _, ok := l.(bellwether.Watcher); ok {
 		cases = append(cases[:len(cases):len(cases)], watcherCases...)
 	}
+	lease := acquire(t, l, newKey(), long)
+	if _, ok := lease.Lease.(bellwether.Tokener); ok {
+		cases = append(cases[:len(cases):len(cases)], tokenCases...)
+	}
+	mustWork(t, "Release", lease.Release(t.Context()))
 	// The group makes Run return only when its parallel cases have ended, so
 	// that the caller may stop the engine then.
 	t.Run("contract", func(t *testing.T) {

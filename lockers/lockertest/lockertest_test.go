@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -24,6 +25,39 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // TestRun_SoundLocker is the control experiment: the engine that the others
 // break passes as it is.
 func TestRun_SoundLocker(t *testing.T) { run(t, "") }
+
+// TestRun_SlowLocker has all calls read the clock a little late, as on a machine
+// that has much else to do, and some of them take effect long after they were
+// made, as with such an engine: that is no fault.
+func TestRun_SlowLocker(t *testing.T) {
+	e := &engine{leases: map[string]*lease{}}
+	var calls atomic.Int64
+	lockertest.Run(t, func(testing.TB) bellwether.Locker { return &slowLocker{&locker{e}, &calls} })
+}
+
+type slowLocker struct {
+	*locker
+	calls *atomic.Int64
+}
+
+func (l *slowLocker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
+	time.Sleep(3 * time.Millisecond)
+	if l.calls.Add(1)%10 != 0 || ttl <= 0 {
+		return l.locker.TryAcquire(ctx, key, ttl)
+	}
+	end := time.Now().Add(ttl)
+	select {
+	case <-time.After(200 * time.Millisecond):
+	case <-ctx.Done():
+	}
+	taken, err := l.locker.TryAcquire(ctx, key, ttl)
+	if err == nil {
+		l.e.mu.Lock()
+		defer l.e.mu.Unlock()
+		taken.(*lease).end = end // the holder counts from its call
+	}
+	return taken, err
+}
 
 // brokenVar makes the test binary run the kit on a broken locker.
 const brokenVar = "LOCKERTEST_BROKEN"
@@ -72,6 +106,9 @@ func TestRun_BrokenLockers(t *testing.T) {
 		{"watch waits", "WatchOfADeadHolder"},
 		{"wakes one", "WatchWakesAll"},
 		{"watch leaks a goroutine", "WatchEndsWithItsContext"},
+		{"tokens stay", "TokensRise"},
+		{"tokens fall at a takeover", "TokensRise"},
+		{"renew draws a token", "TokenStaysThroughRenewals"},
 	} {
 		children.Go(func() error {
 			found, out := child(t, c.broken, c.finder)
@@ -108,6 +145,7 @@ type engine struct {
 	broken string
 	mu     sync.Mutex
 	leases map[string]*lease
+	tokens uint64
 }
 
 type locker struct{ e *engine }
@@ -120,6 +158,13 @@ type lease struct {
 	ended chan struct{}
 	busy  bool
 	owner *locker
+	token uint64
+}
+
+func (m *lease) Token() uint64 {
+	m.l.e.mu.Lock()
+	defer m.l.e.mu.Unlock()
+	return m.token
 }
 
 func (l *locker) is(broken string) bool { return l.e.broken == broken }
@@ -212,7 +257,13 @@ func (l *locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 // take makes a new lease the one on key.
 func (l *locker) take(key string, ttl time.Duration) *lease {
 	now := time.Now()
-	mine := &lease{l: l, key: key, start: now, end: now.Add(ttl), ended: make(chan struct{}), owner: l}
+	if !l.is("tokens stay") {
+		l.e.tokens++
+	}
+	if l.is("tokens fall at a takeover") && l.e.leases[l.name(key)] != nil {
+		l.e.tokens = 0
+	}
+	mine := &lease{l: l, key: key, start: now, end: now.Add(ttl), ended: make(chan struct{}), owner: l, token: l.e.tokens}
 	l.e.leases[l.name(key)] = mine
 	return mine
 }
@@ -249,6 +300,10 @@ func (m *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	revives := l.is("renew revives an expired lease") && l.e.leases[name] == m
 	if l.live(name) != m && !revives && !l.is("renew takes back") {
 		return bellwether.ErrLeaseLost
+	}
+	if l.is("renew draws a token") {
+		l.e.tokens++
+		m.token = l.e.tokens
 	}
 	if !l.is("renew does nothing") {
 		m.start, m.end = now, now.Add(ttl)

@@ -41,6 +41,20 @@
 // dials anew for every request beyond them: set MaxIdleConns to the number of
 // concurrent rebuilds that you expect. Its Timeout, 500 ms by default, bounds
 // how long a call goes on behind the back of a caller whose context has ended.
+//
+// # Tokens
+//
+// A lease has a fencing token ([bellwether.Tokener]) if [Locker.Tokens] is set:
+// the next number of a counter that is an item beside the lease's. It is best
+// effort. Tokens rise for as long as the counter is there, and no clock has a
+// part in that. A counter is lost when memcached evicts it or is restarted, and
+// after a day; the next holder begins it with its own date in microseconds.
+// That is greater than all before, unless the holder's clock is behind that of
+// the one who began the former counter, by more than has passed since.
+//
+// It is not free, because memcached's answer to an add or a compare-and-swap
+// has no number in it: the winner sends one command more, two if the counter
+// has to be begun. Those who are refused send none.
 package memcachelock
 
 import (
@@ -68,8 +82,14 @@ type Locker struct {
 	// the default is "bellwether:".
 	Prefix string
 
+	// Tokens gives the leases a fencing token: they are [bellwether.Tokener]s
+	// then. It makes an acquire that succeeds cost one command more, two if it
+	// is the key's first in a day. Set it before the first use; the default is
+	// false.
+	Tokens bool
+
 	mc   *memcache.Client
-	seen observations
+	seen adapter.Observations[adapter.Announcement]
 }
 
 var _ bellwether.Locker = (*Locker)(nil)
@@ -80,7 +100,8 @@ func New(mc *memcache.Client) *Locker {
 }
 
 // TryAcquire implements [bellwether.Locker]. It costs one command if the lease
-// is free, two if it is held and three if it is taken over. The error's Until
+// is free, two if it is held and three if it is taken over, and what Tokens
+// says. The error's Until
 // is counted from when this Locker first saw the lease as it is, so a holder
 // that died long ago is waited for at most as long as it had announced. A ttl
 // that is not positive is an error.
@@ -90,14 +111,18 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 	}
 	ttl = min(ttl, maxTTL)
 	mine := &lease{
-		locker: l,
-		item:   l.Prefix + adapter.Name(key) + ":lease",
-		token:  adapter.Token(),
-		end:    time.Now().Add(ttl),
+		locker:  l,
+		item:    l.Prefix + adapter.Name(key) + ":lease",
+		counter: l.Prefix + adapter.Name(key) + ":token",
+		token:   adapter.Token(),
+		end:     time.Now().Add(ttl),
 	}
 	return adapter.Await(ctx, func() (bellwether.Lease, error) {
 		if err := l.acquire(key, mine, ttl); err != nil {
 			return nil, err
+		}
+		if l.Tokens {
+			return mine.withToken()
 		}
 		return mine, nil
 	}, func(_ bellwether.Lease, err error) {
@@ -111,8 +136,8 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 
 // acquire makes mine the lease on its item, or returns why it is not.
 func (l *Locker) acquire(key string, mine *lease, ttl time.Duration) error {
-	want := value{token: mine.token, length: ttl}
-	err := l.mc.Add(&memcache.Item{Key: mine.item, Value: want.encode(), Expiration: expiration(ttl)})
+	want := adapter.Announcement{Token: mine.token, Length: ttl}
+	err := l.mc.Add(&memcache.Item{Key: mine.item, Value: want.Encode(), Expiration: expiration(ttl)})
 	if err == nil {
 		return nil
 	}
@@ -128,18 +153,18 @@ func (l *Locker) acquire(key string, mine *lease, ttl time.Duration) error {
 			return &bellwether.HeldError{Key: key, Until: time.Now()}
 		case err != nil:
 			return mine.wrap("acquire", errors.Join(unanswered, err))
-		case held.token == mine.token:
+		case held.Token == mine.token:
 			// The request was carried out, and its reply was lost.
 			return nil
 		}
-		until := l.seen.until(mine.item, held)
+		until := l.seen.Until(mine.item, held, held.Length)
 		if time.Now().Before(until) {
 			return &bellwether.HeldError{Key: key, Until: until}
 		}
-		item.Value, item.Expiration = want.encode(), expiration(ttl)
+		item.Value, item.Expiration = want.Encode(), expiration(ttl)
 		switch err := l.mc.CompareAndSwap(item); {
 		case err == nil:
-			l.seen.forget(mine.item)
+			l.seen.Forget(mine.item)
 			return nil
 		case changed(err):
 			// Another was quicker, and the next look sees whose the lease is. It
@@ -154,16 +179,16 @@ func (l *Locker) acquire(key string, mine *lease, ttl time.Duration) error {
 
 // look returns the item with its identity for a compare-and-swap, and the lease
 // that it stands for.
-func (l *Locker) look(name string) (*memcache.Item, value, error) {
+func (l *Locker) look(name string) (*memcache.Item, adapter.Announcement, error) {
 	item, err := l.mc.Get(name)
 	if err != nil {
-		return nil, value{}, err
+		return nil, adapter.Announcement{}, err
 	}
-	v, ok := decode(item.Value)
-	if !ok {
-		return nil, value{}, errors.New("the item is not a lease")
+	held, ok := adapter.DecodeAnnouncement(item.Value)
+	if !ok || held.Length > maxTTL {
+		return nil, adapter.Announcement{}, errors.New("the item is not a lease")
 	}
-	return item, v, nil
+	return item, held, nil
 }
 
 // changed reports whether a compare-and-swap failed because the item is no
@@ -179,9 +204,10 @@ func expiration(ttl time.Duration) int32 {
 
 // A lease is the holder's side of an item.
 type lease struct {
-	locker *Locker
-	item   string
-	token  string
+	locker  *Locker
+	item    string
+	counter string // the item of the key's fencing tokens
+	token   string // whose the item is
 
 	mu  sync.Mutex // guards end
 	end time.Time  // of the lease as its holder counts
@@ -201,9 +227,9 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 		return l.Release(ctx)
 	}
 	_, err := adapter.Await(ctx, func() (struct{}, error) {
-		return struct{}{}, l.swap(func(item *memcache.Item, held value) {
-			next := value{token: l.token, length: ttl, renewals: held.renewals + 1}
-			item.Value, item.Expiration = next.encode(), expiration(ttl)
+		return struct{}{}, l.swap(func(item *memcache.Item, held adapter.Announcement) {
+			next := adapter.Announcement{Token: l.token, Length: ttl, Renewals: held.Renewals + 1}
+			item.Value, item.Expiration = next.Encode(), expiration(ttl)
 		})
 	}, nil)
 	if err != nil {
@@ -236,7 +262,7 @@ func (l *lease) over() bool {
 
 // free drops the item if it is this lease's.
 func (l *lease) free() error {
-	return l.swap(func(item *memcache.Item, _ value) { item.Expiration = -1 })
+	return l.swap(func(item *memcache.Item, _ adapter.Announcement) { item.Expiration = -1 })
 }
 
 // swap changes the item if it is this lease's, else returns ErrLeaseLost.
@@ -244,7 +270,7 @@ func (l *lease) free() error {
 // A conflict alone does not mean that the lease is lost: another call for the
 // same lease may have renewed it between the look and the swap. So the loop
 // looks again, and ends because each conflict is such a call's success.
-func (l *lease) swap(change func(*memcache.Item, value)) error {
+func (l *lease) swap(change func(*memcache.Item, adapter.Announcement)) error {
 	for {
 		item, held, err := l.locker.look(l.item)
 		if errors.Is(err, memcache.ErrCacheMiss) {
@@ -253,7 +279,7 @@ func (l *lease) swap(change func(*memcache.Item, value)) error {
 		if err != nil {
 			return err
 		}
-		if held.token != l.token {
+		if held.Token != l.token {
 			return bellwether.ErrLeaseLost
 		}
 		change(item, held)

@@ -47,12 +47,27 @@
 //
 // A socket that hangs is left by the caller when its context ends, but kept by
 // the client for its ReadTimeout, 3 s by default, times its retries.
+//
+// # Tokens
+//
+// A lease has a fencing token ([bellwether.Tokener]) if [Locker.Tokens] is set.
+// It is the server's clock, in microseconds, at the moment at which the lease
+// was taken. It is no more than that: tokens rise while one server lives, and
+// across its restarts, for as long as its clock is not set back; after a
+// failover to another server for as long as that one's clock is not behind by
+// more than has passed since the last lease. A counter would not do better: it
+// is lost with the server too, and has to be begun anew from a clock.
+//
+// It is not free, because SET answers with no number, and what PTTL says to
+// those who are refused says nothing to the winner: with Tokens, acquire is a
+// script of SET and TIME, or SET and PTTL, which is one command more.
 package redislock
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"sync"
 	"time"
 
@@ -71,6 +86,11 @@ type Locker struct {
 	// Prefix begins the name of every key, and of the channel on which releases
 	// are published. Set it before the first use; the default is "bellwether:".
 	Prefix string
+
+	// Tokens gives the leases a fencing token: they are [bellwether.Tokener]s
+	// then. It makes TryAcquire cost three commands, those inside the script
+	// included. Set it before the first use; the default is false.
+	Tokens bool
 
 	rdb redis.UniversalClient
 	sub *subscription
@@ -96,10 +116,10 @@ func (l *Locker) Close() error {
 	return nil
 }
 
-// TryAcquire implements [bellwether.Locker]. It costs two commands. The
-// error's Until is zero if the key has no expiry, which no lease is without. A
-// ttl that is not positive is an error, and so is a key that holds something
-// other than a string.
+// TryAcquire implements [bellwether.Locker]. It costs two commands, or three
+// with Tokens. The error's Until is zero if the key has no expiry, which no
+// lease is without. A ttl that is not positive is an error, and so is a key that
+// holds something other than a string.
 func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
 	if ttl <= 0 {
 		return nil, fmt.Errorf("redislock: acquire %.100q: ttl %v is not positive", key, ttl)
@@ -114,10 +134,10 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 	return adapter.Await(ctx, func() (bellwether.Lease, error) {
 		ctx, cancel := detached(ctx)
 		defer cancel()
-		if err := l.acquire(ctx, key, mine, ttl); err != nil {
-			return nil, err
+		if l.Tokens {
+			return l.acquireWithToken(ctx, key, mine, ttl)
 		}
-		return mine, nil
+		return l.acquire(ctx, key, mine, ttl)
 	}, func(_ bellwether.Lease, err error) {
 		// Nobody waits for this lease any more. Without an answer it may have
 		// been taken all the same; only ErrHeld says that it was not.
@@ -130,7 +150,7 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 }
 
 // acquire makes mine the lease on its key, or returns why it is not.
-func (l *Locker) acquire(ctx context.Context, key string, mine *lease, ttl time.Duration) error {
+func (l *Locker) acquire(ctx context.Context, key string, mine *lease, ttl time.Duration) (bellwether.Lease, error) {
 	// Before the SET is sent: a release that follows it must find this outdated.
 	heard := l.sub.heard(mine.name)
 
@@ -142,19 +162,54 @@ func (l *Locker) acquire(ctx context.Context, key string, mine *lease, ttl time.
 
 	holder, err := set.Text()
 	if errors.Is(err, redis.Nil) {
-		return nil // there was no value to return, so ours was set
+		return mine, nil // there was no value to return, so ours was set
 	}
 	if err != nil {
-		return mine.wrap("acquire", err)
+		return nil, mine.wrap("acquire", err)
 	}
 	if holder == mine.token {
-		return nil // the reply was lost, and the client repeated the request
+		return mine, nil // the reply was lost, and the client repeated the request
 	}
 	left, err := pttl.Int64()
 	if err != nil {
-		return mine.wrap("acquire", err)
+		return nil, mine.wrap("acquire", err)
 	}
-	held := &bellwether.HeldError{Key: key, Seen: seen{locker: l, holder: holder, heard: heard}}
+	return nil, heldError(key, seen{locker: l, holder: holder, heard: heard}, left, read)
+}
+
+// acquireScript takes the lease and returns 1 and the time in microseconds, or
+// returns 0, whose it is and how long it lasts. The time is read in the same
+// step: read later, it could be later than the time of the next holder.
+var acquireScript = redis.NewScript(`
+local holder = redis.call('SET', KEYS[1], ARGV[1], 'NX', 'GET', 'PX', ARGV[2])
+if holder and holder ~= ARGV[1] then
+	return {0, holder, redis.call('PTTL', KEYS[1])}
+end
+local now = redis.call('TIME')
+return {1, now[1] .. string.format('%06d', now[2])}`)
+
+// acquireWithToken is acquire for leases that are Tokeners.
+func (l *Locker) acquireWithToken(ctx context.Context, key string, mine *lease, ttl time.Duration) (bellwether.Lease, error) {
+	heard := l.sub.heard(mine.name)
+	reply, err := acquireScript.Run(ctx, l.rdb, []string{l.key(mine.name)}, mine.token, millis(ttl)).Slice()
+	read := time.Now()
+	if err != nil {
+		return nil, mine.wrap("acquire", err)
+	}
+	if reply[0] == int64(1) {
+		token, err := strconv.ParseUint(reply[1].(string), 10, 64)
+		if err != nil {
+			return nil, mine.wrap("acquire", err)
+		}
+		return &tokenLease{mine, token}, nil
+	}
+	return nil, heldError(key, seen{locker: l, holder: reply[1].(string), heard: heard}, reply[2].(int64), read)
+}
+
+// heldError tells of a lease that was left so many milliseconds when it was
+// read, by what PTTL says.
+func heldError(key string, seen seen, left int64, read time.Time) *bellwether.HeldError {
+	held := &bellwether.HeldError{Key: key, Seen: seen}
 	switch left {
 	case -2: // released or expired between the two commands
 		held.Until = read
@@ -289,6 +344,17 @@ type lease struct {
 	mu  sync.Mutex // guards end
 	end time.Time  // of the lease as its holder counts
 }
+
+// A tokenLease is a lease that was taken with Tokens.
+type tokenLease struct {
+	*lease
+	fence uint64
+}
+
+var _ bellwether.Tokener = (*tokenLease)(nil)
+
+// Token implements [bellwether.Tokener].
+func (l *tokenLease) Token() uint64 { return l.fence }
 
 // Renew implements [bellwether.Lease]. It costs three commands, those inside
 // the script included.

@@ -97,6 +97,82 @@ func TestConformance(t *testing.T) {
 	lockertest.Run(t, func(tb testing.TB) bellwether.Locker { return newLocker(tb, server.Addr) })
 }
 
+func TestConformance_Tokens(t *testing.T) {
+	server := testserver.Redis(t)
+	lockertest.Run(t, func(tb testing.TB) bellwether.Locker {
+		l := newLocker(tb, server.Addr)
+		l.Tokens = true
+		return l
+	})
+}
+
+// TestTokens_AcrossARestart has the server lose all it knows, and its reply.
+func TestTokens_AcrossARestart(t *testing.T) {
+	server := ownServer(t)
+	proxy := testserver.NewProxy(t, server.Addr)
+	l, key := newLocker(t, proxy.Addr), newKey()
+	l.Tokens = true
+	var last uint64
+	rises := func(what string) bellwether.Lease {
+		t.Helper()
+		lease := acquire(t, l, key, time.Minute)
+		now := lease.(bellwether.Tokener).Token()
+		if now <= last {
+			t.Errorf("%s: token %d after %d", what, now, last)
+		}
+		last = now
+		return lease
+	}
+	rises("at first")
+	server.Restart()
+	for start := time.Now(); newClient(t, server.Addr).Ping(t.Context()).Err() != nil; time.Sleep(10 * time.Millisecond) {
+		if time.Since(start) > 5*time.Second {
+			t.Fatal("the server does not come back")
+		}
+	}
+	if err := rises("after a restart").Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	proxy.SwallowReplyTo(key)
+	if err := rises("after a lost reply").Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if proxy.Armed() {
+		t.Fatal("no reply was swallowed: the test tests nothing")
+	}
+}
+
+// TestTokens_Commands: tokens cost one command more, and nothing without the
+// option, where a lease is no Tokener.
+func TestTokens_Commands(t *testing.T) {
+	server := ownServer(t)
+	admin := newClient(t, server.Addr)
+	l, key := newLocker(t, server.Addr), newKey()
+	lease := acquire(t, l, key, time.Minute)
+	if _, ok := lease.(bellwether.Tokener); ok {
+		t.Error("a lease without Tokens is a Tokener")
+	}
+	l = newLocker(t, server.Addr)
+	l.Tokens = true
+	watch(t, l, key) // the subscription stands, and the script is known
+	for _, step := range []struct {
+		name string
+		do   func()
+		want map[string]int
+	}{
+		{"try a held lease", func() { mustBeHeld(t, l, key) }, map[string]int{"evalsha": 1, "set": 1, "pttl": 1}},
+		{"acquire", func() { acquire(t, l, newKey(), time.Minute) }, map[string]int{"evalsha": 1, "set": 1, "time": 1}},
+	} {
+		if err := admin.ConfigResetStat(t.Context()).Err(); err != nil {
+			t.Fatal(err)
+		}
+		step.do()
+		if got := commands(t, admin); !maps.Equal(got, step.want) {
+			t.Errorf("%s: commands %v, want %v", step.name, got, step.want)
+		}
+	}
+}
+
 // TestConformance_OlderWireFormat runs on the wire format that clients
 // used before Redis 6, in which pub/sub replies have another form.
 func TestConformance_OlderWireFormat(t *testing.T) {

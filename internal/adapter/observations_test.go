@@ -1,4 +1,4 @@
-package memcachelock
+package adapter
 
 import (
 	"fmt"
@@ -8,15 +8,26 @@ import (
 )
 
 func TestObservations_CountFromTheFirstSight(t *testing.T) {
+	type lease struct {
+		token    string
+		length   time.Duration
+		renewals int
+	}
 	synctest.Test(t, func(t *testing.T) {
-		var o observations
+		var o Observations[lease]
 		start := time.Now()
-		v := value{token: "a", length: time.Second}
-		look := func(what string, v value, want time.Duration) {
+		v := lease{token: "a", length: time.Second}
+		look := func(what string, v lease, want time.Duration) {
 			t.Helper()
-			if got := o.until("item", v).Sub(start); got != want {
+			if got := o.Until("item", v, v.length).Sub(start); got != want {
 				t.Errorf("%s: until %v, want %v", what, got, want)
 			}
+			if got := o.Last("item").Sub(start); got != want {
+				t.Errorf("%s: the last until was %v, want %v", what, got, want)
+			}
+		}
+		if got := o.Last("item"); !got.IsZero() {
+			t.Errorf("the last until of what was never seen was %v", got)
 		}
 		look("first sight", v, time.Second)
 		time.Sleep(600 * time.Millisecond)
@@ -30,21 +41,26 @@ func TestObservations_CountFromTheFirstSight(t *testing.T) {
 		look("another holder", v, 3600*time.Millisecond)
 		time.Sleep(time.Minute)
 		look("expired", v, 3600*time.Millisecond)
-		o.forget("item")
+		o.Forget("item")
+		if got := o.Last("item"); !got.IsZero() {
+			t.Errorf("the last until of what was forgotten was %v", got)
+		}
 		look("seen anew", v, 63600*time.Millisecond)
 	})
 }
 
 func TestObservations_AreBounded(t *testing.T) {
-	var o observations
-	v := value{token: "a", length: time.Minute}
-	first := o.until("0", v)
+	var o Observations[string]
+	first := o.Until("0", "a", time.Minute)
 	for i := range 5 * maxObserved {
 		// What is looked at all the time survives the generations.
-		if got := o.until("0", v); !got.Equal(first) {
+		if got := o.Until("0", "a", time.Minute); !got.Equal(first) {
 			t.Fatalf("the lease in use was forgotten after %d others", i)
 		}
-		o.until(fmt.Sprint(i), v)
+		if got := o.Last("0"); !got.Equal(first) {
+			t.Fatalf("the last look at the lease in use was forgotten after %d others", i)
+		}
+		o.Until(fmt.Sprint(i), "a", time.Minute)
 		if got := len(o.young) + len(o.old); got > 2*maxObserved {
 			t.Fatalf("%d leases are remembered, want no more than %d", got, 2*maxObserved)
 		}

@@ -1,0 +1,133 @@
+package bellwether_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+)
+
+// A key that is read ten times per build never makes a caller wait at its
+// expiry, although nothing stale may be served: with a beta of 2 the rebuild
+// begins too late, less than one build before the expiry, with the probability
+// exp(-10 * 2 * exp(-1/2)), once in 200,000 TTLs. (With 1 it is once in 40.) One rebuild runs at a time in the whole fleet.
+func TestEarlyRefresh(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const (
+			n, build, ttl = 4, time.Second, 60 * time.Second
+			rounds        = 20
+		)
+		f := newFleet(t, n, notices, bellwether.Options{TTL: ttl, EarlyRefresh: 2})
+		f.get(1, "k")
+		start := time.Now()
+		waited, reads := 0, 0
+		for time.Since(start) < rounds*ttl {
+			p := f.processes[reads%n]
+			began := time.Now()
+			if _, err := p.Get(t.Context(), "k"); err != nil {
+				t.Fatal(err)
+			}
+			if time.Since(began) > 0 {
+				waited++
+			}
+			reads++
+			time.Sleep(build / 10)
+		}
+		loads, most := f.origin.count()
+		if waited > 0 || most > 1 {
+			t.Errorf("%d of %d reads waited, %d loads at one time", waited, reads, most)
+		}
+		// An early rebuild comes some builds before the expiry, so there are a
+		// little more than one for each TTL.
+		if loads-1 < rounds || loads-1 > rounds*6/5 {
+			t.Errorf("%d rebuilds in %d TTLs", loads-1, rounds)
+		}
+		t.Logf("%d reads in %d TTLs of %v with a build of %v: %d rebuilds, none waited", reads, rounds, ttl, build, loads-1)
+	})
+}
+
+// A rebuild that was begun early and fails takes nothing away.
+func TestEarlyRefresh_Fails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 2, push, bellwether.Options{TTL: 10 * time.Second, EarlyRefresh: 100})
+		f.get(1, "k")
+		f.origin.set(func(o *source) { o.fail = func(int) error { return errors.New("boom") } })
+		for range 80 {
+			for _, p := range f.processes {
+				if v, err := p.Get(t.Context(), "k"); v != "v1" || err != nil {
+					t.Fatalf("%q, %v, want v1", v, err)
+				}
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		if loads, _ := f.origin.count(); loads < 2 {
+			t.Error("nothing was rebuilt early")
+		}
+	})
+}
+
+// advice is an error that says when to try again.
+type advice time.Duration
+
+func (advice) Error() string               { return "busy" }
+func (a advice) RetryAfter() time.Duration { return time.Duration(a) }
+
+func TestFailure_SaysWhenToTryAgain(t *testing.T) {
+	for pause, wantLoads := range map[time.Duration]int{20 * time.Second: 1, 0: 3, -time.Second: 3} {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFleet(t, 3, notices, bellwether.Options{})
+			f.origin.set(func(o *source) { o.fail = func(int) error { return fmt.Errorf("loading: %w", advice(pause)) } })
+			for _, p := range f.processes {
+				if _, err := p.Get(t.Context(), "k"); err == nil {
+					t.Error("no error")
+				}
+				time.Sleep(5 * time.Second)
+			}
+			f.wantLoads(t, wantLoads)
+			time.Sleep(10 * time.Second) // and a tenth
+			f.origin.set(func(o *source) { o.fail = nil })
+			f.get(1, "k")
+			f.wantLoads(t, wantLoads+1)
+		})
+	}
+}
+
+// Over MaxQueued callers are told so at once, or get what is stale.
+func TestOverload(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := &source{build: 10 * time.Second}
+		c := cacheOf(t, o.load, bellwether.Options{TTL: time.Minute, StaleIfError: time.Hour, MaxRebuilds: 2, MaxQueued: 3})
+		c.Get(t.Context(), "known")
+		time.Sleep(2 * time.Minute) // it has expired, and may be served on errors
+		var wg sync.WaitGroup
+		for i := range 5 {
+			wg.Go(func() {
+				if _, err := c.Get(context.Background(), fmt.Sprint(i)); err != nil {
+					t.Error(err)
+				}
+			})
+			synctest.Wait()
+		}
+		start := time.Now()
+		if _, err := c.Get(t.Context(), "one more"); !errors.Is(err, bellwether.ErrOverloaded) || time.Since(start) > 0 {
+			t.Errorf("err = %v after %v, want ErrOverloaded at once", err, time.Since(start))
+		}
+		if v, err := c.Get(t.Context(), "known"); v != "v1" || err != nil || time.Since(start) > 0 {
+			t.Errorf("%q, %v after %v, want the stale v1 at once", v, err, time.Since(start))
+		}
+		wg.Wait()
+		// Nothing of that is remembered, and all the slots are back.
+		if v, err := c.Get(t.Context(), "one more"); err != nil {
+			t.Errorf("%q, %v afterwards", v, err)
+		}
+		for i := range 3 {
+			wg.Go(func() { c.Get(context.Background(), fmt.Sprint("again", i)) })
+		}
+		wg.Wait()
+	})
+}

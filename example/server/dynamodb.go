@@ -1,0 +1,79 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/aws/retry"
+	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
+	"github.com/bellwether-go/bellwether/lockers/dynamolock"
+)
+
+// This file connects to DynamoDB. It reads the environment by itself, because
+// the SDK's config module, which also knows profiles, roles and single sign-on,
+// is nine modules more. A program of your own that runs in AWS wants it:
+// dynamodb.NewFromConfig takes what config.LoadDefaultConfig returns.
+
+// connectDynamoDB makes the locker.
+func (e *engines) connectDynamoDB(c config) {
+	transport := &http.Transport{
+		Proxy:               http.ProxyFromEnvironment,
+		DialContext:         (&net.Dialer{Timeout: time.Second}).DialContext,
+		TLSHandshakeTimeout: time.Second,
+		ForceAttemptHTTP2:   true,
+		MaxIdleConnsPerHost: connections,
+		IdleConnTimeout:     90 * time.Second,
+	}
+	options := dynamodb.Options{
+		Region:      cmp.Or(os.Getenv("AWS_REGION"), os.Getenv("AWS_DEFAULT_REGION"), "us-east-1"),
+		Credentials: credentials(c.dynamodb, os.Getenv),
+		HTTPClient:  &http.Client{Transport: transport},
+		// The second attempt finds a lost reply; more would only make every
+		// outage longer, before the cache's breaker.
+		Retryer: retry.NewStandard(func(o *retry.StandardOptions) {
+			o.MaxAttempts, o.MaxBackoff = 2, 100*time.Millisecond
+		}),
+	}
+	endpoint := "AWS in " + options.Region
+	if c.dynamodb != nil {
+		endpoint = c.dynamodb.String()
+		options.BaseEndpoint = &endpoint
+	}
+	client := dynamodb.New(options)
+	e.locker = dynamolock.New(client, c.dynamodbTable)
+	e.remote = append(e.remote, engine{"dynamodb", []string{endpoint}, func(ctx context.Context) error {
+		// The lookout asks at the start, and when the locker has had no answer:
+		// then the table may be missing. If it is there, this only looks at it.
+		return dynamolock.CreateTable(ctx, client, c.dynamodbTable)
+	}})
+	e.ends = append(e.ends, func() error {
+		transport.CloseIdleConnections()
+		return nil
+	})
+}
+
+// credentials returns those of the environment. Without any, an endpoint of the
+// user's own is taken for an emulator, which does not look at them.
+func credentials(endpoint *url.URL, getenv func(string) string) aws.CredentialsProviderFunc {
+	return func(context.Context) (aws.Credentials, error) {
+		c := aws.Credentials{
+			AccessKeyID:     getenv("AWS_ACCESS_KEY_ID"),
+			SecretAccessKey: getenv("AWS_SECRET_ACCESS_KEY"),
+			SessionToken:    getenv("AWS_SESSION_TOKEN"),
+		}
+		switch {
+		case c.AccessKeyID != "" && c.SecretAccessKey != "":
+			return c, nil
+		case endpoint != nil:
+			return aws.Credentials{AccessKeyID: "emulator", SecretAccessKey: "emulator"}, nil
+		}
+		return c, errors.New("no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or name an emulator by -dynamodb")
+	}
+}

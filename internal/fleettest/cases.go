@@ -1,0 +1,228 @@
+package fleettest
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// This file holds the cases that every pair of a store and a locker must pass.
+
+// Each runs a case for every kind.
+func Each(t *testing.T, kinds []Kind, test func(t *testing.T, kind Kind)) {
+	for _, kind := range kinds {
+		t.Run(kind.Name, func(t *testing.T) { test(t, kind) })
+	}
+}
+
+// ColdKey has three processes with two hundred callers each ask for a key that
+// nobody has: one load, and everybody gets it.
+func ColdKey(t *testing.T, kind Kind) {
+	f := newFleet(t, kind, 3, fleetOptions{})
+	f.origin.delay.Store(int64(300 * time.Millisecond))
+	for round := range 3 {
+		key := fmt.Sprint("cold", round)
+		r := f.herd(key, 200)
+		if r.Values[key+"#1"] != 600 || f.origin.count(key) != 1 {
+			t.Errorf("%d loads, answers %v; want 1 load for 600 callers", f.origin.count(key), r.Values)
+		}
+		t.Logf("p50 %v, p99 %v", percentile(r.Took, .5), percentile(r.Took, .99))
+	}
+}
+
+// HolderKilled kills the process that rebuilds: exactly one other takes over,
+// within the lease, the build and a second.
+func HolderKilled(t *testing.T, kind Kind) {
+	const lease, build = time.Second, 300 * time.Millisecond
+	f := newFleet(t, kind, 3, fleetOptions{LeaseTTL: lease})
+	f.origin.delay.Store(int64(build))
+	var killed atomic.Int64
+	kill := func(id, n int) {
+		if n == 1 {
+			killed.Store(time.Now().UnixNano())
+			f.workers[id].kill()
+		}
+	}
+	f.origin.onLoad.Store(&kill)
+	r := f.herd("k", 200)
+	took := time.Since(time.Unix(0, killed.Load()))
+	// Everybody who is alive gets the value of the one takeover.
+	if r.Values["k#2"] != 400 || f.origin.count("k") != 2 {
+		t.Errorf("%d loads, answers %v; want 1 takeover that answers 400", f.origin.count("k"), r.Values)
+	}
+	if limit := lease + build + time.Second; took > limit {
+		t.Errorf("takeover took %v, want at most %v", took, limit)
+	}
+	t.Logf("value %v after the kill", took)
+}
+
+// HolderPausedPastItsLease wakes a holder up when another has long taken over:
+// what it has in its hands is served to nobody.
+func HolderPausedPastItsLease(t *testing.T, kind Kind) {
+	f := newFleet(t, kind, 3, fleetOptions{LeaseTTL: time.Second, NearTTL: 50 * time.Millisecond})
+	f.origin.delay.Store(int64(200 * time.Millisecond))
+	paused := make(chan int, 1)
+	pause := func(id, n int) {
+		if n == 1 {
+			f.workers[id].signal(syscall.SIGSTOP)
+			paused <- id
+		}
+	}
+	f.origin.onLoad.Store(&pause)
+
+	var wg sync.WaitGroup
+	got := make([]report, 3)
+	at := time.Now().Add(100 * time.Millisecond)
+	for i, w := range f.workers {
+		wg.Go(func() { got[i] = w.do(order{Do: "herd", Key: "k", Callers: 50, At: at}) })
+	}
+	holder := <-paused
+	// The others take over and have the newer value; then the holder wakes
+	// up with the older one in its hands.
+	if !waitFor(10*time.Second, func() bool { return f.origin.count("k") == 2 }) {
+		t.Fatal("nobody took over")
+	}
+	time.Sleep(time.Second)
+	f.workers[holder].signal(syscall.SIGCONT)
+	wg.Wait()
+	for i, r := range got {
+		if r.Values["k#2"] != 50 {
+			t.Errorf("worker %d (holder %d) answered %v, want only the newer value", i, holder, r.Values)
+		}
+	}
+	for range 20 {
+		if r := f.all(order{Do: "get", Key: "k"}); r.Values["k#2"] != 3 {
+			t.Fatalf("after the newer value: %v", r.Values)
+		}
+	}
+	if n := f.origin.count("k"); n != 2 {
+		t.Errorf("%d loads, want 2", n)
+	}
+	r := f.all(order{Do: "stats"})
+	if r.Stats.Fenced+r.Stats.LeasesLost == 0 {
+		t.Error("neither a fenced commit nor a lost lease: the pause did not happen")
+	}
+	t.Logf("fenced %d, leases lost %d", r.Stats.Fenced, r.Stats.LeasesLost)
+}
+
+// InvalidateDuringRebuild drops a key while it is rebuilt, there and elsewhere:
+// nobody gets what was loaded before.
+func InvalidateDuringRebuild(t *testing.T, kind Kind) {
+	f := newFleet(t, kind, 3, fleetOptions{NearTTL: 50 * time.Millisecond})
+	f.origin.delay.Store(int64(500 * time.Millisecond))
+	for _, where := range []string{"elsewhere", "in the rebuilding process"} {
+		key := strings.ReplaceAll(where, " ", "-")
+		asking := f.workers[:2]
+		o := order{Do: "herd", Key: key, Callers: 50, At: time.Now().Add(50 * time.Millisecond)}
+		if where != "elsewhere" {
+			asking, o.Spoil = f.workers[:1], 200*time.Millisecond
+		}
+		var wg sync.WaitGroup
+		got := make([]report, len(asking))
+		for i, w := range asking {
+			wg.Go(func() { got[i] = w.do(o) })
+		}
+		if where == "elsewhere" {
+			if !waitFor(5*time.Second, func() bool { return f.origin.count(key) == 1 }) {
+				t.Fatal("no load")
+			}
+			time.Sleep(100 * time.Millisecond)
+			if r := f.workers[2].do(order{Do: "invalidate", Key: key}); r.Err != "" {
+				t.Fatal(r.Err)
+			}
+		}
+		wg.Wait()
+		for i, r := range got {
+			if r.Values[key+"#2"] != 50 || r.Err != "" {
+				t.Errorf("invalidated %s: worker %d answered %v, %s; want only what was loaded after it", where, i, r.Values, r.Err)
+			}
+		}
+		for range 10 {
+			if r := f.all(order{Do: "get", Key: key}); r.Values[key+"#2"] != 3 {
+				t.Fatalf("served after the invalidation: %v", r.Values)
+			}
+		}
+		if n := f.origin.count(key); n != 2 {
+			t.Errorf("invalidated %s: %d loads, want 2", where, n)
+		}
+	}
+}
+
+// EngineKilledUnderLoad takes the electing engine away for a while: no caller
+// fails, and afterwards there is one load again.
+func EngineKilledUnderLoad(t *testing.T, kind Kind) {
+	const build, timeout = 50 * time.Millisecond, 500 * time.Millisecond
+	f := newFleet(t, kind, 3, fleetOptions{TTL: 500 * time.Millisecond, EngineTimeout: timeout, LeaseTTL: time.Second})
+	if !f.elector().Own() {
+		t.Fatal("this test kills its engine and needs one of its own: unset the BELLWETHER_ variable that names it")
+	}
+	f.origin.delay.Store(int64(build))
+	done := make(chan report)
+	go func() { done <- f.all(order{Do: "drive", Key: "hot", Callers: 20, For: 6 * time.Second}) }()
+	time.Sleep(1500 * time.Millisecond)
+	f.elector().Kill()
+	time.Sleep(2500 * time.Millisecond)
+	f.elector().Start()
+	r := <-done
+	for v, n := range r.Values {
+		if strings.HasPrefix(v, "error") {
+			t.Errorf("%d callers failed: %s", n, v)
+		}
+	}
+	f.origin.mu.Lock()
+	if len(f.origin.doubled) > 0 {
+		t.Errorf("loads of one key at one time in one process: %v", f.origin.doubled)
+	}
+	f.origin.mu.Unlock()
+	// One time-out, one build, and what a busy machine adds.
+	if worst := percentile(r.Took, 1); worst > timeout+build+time.Second {
+		t.Errorf("the slowest of %d callers took %v", len(r.Took), worst)
+	}
+	if r.Stats.Degraded == 0 {
+		t.Error("no load ran without the engine: the outage did not happen")
+	}
+	t.Logf("%d calls, slowest %v, %d loads without the engine", len(r.Took), percentile(r.Took, 1), r.Stats.Degraded)
+	// Back to one load per fleet by itself, within seconds.
+	recovered := false
+	for round := 0; round < 10 && !recovered; round++ {
+		key := fmt.Sprint("after", round)
+		recovered = f.herd(key, 50).Values[key+"#1"] == 150 && f.origin.count(key) == 1
+		time.Sleep(300 * time.Millisecond)
+	}
+	if !recovered {
+		t.Error("4 s after the engine came back there is still more than one load per fleet")
+	}
+}
+
+// BlackHole lets the electing engine accept everything and answer nothing: few
+// callers pay a time-out, and none fails.
+func BlackHole(t *testing.T, kind Kind) {
+	f := newFleet(t, kind, 2, fleetOptions{TTL: 500 * time.Millisecond, LeaseTTL: time.Second})
+	if !f.elector().Own() {
+		t.Fatal("this test stops its engine and needs one of its own")
+	}
+	f.origin.delay.Store(int64(50 * time.Millisecond))
+	f.elector().Signal(syscall.SIGSTOP)
+	r := f.all(order{Do: "drive", Key: "hot", Callers: 10, For: 4 * time.Second})
+	f.elector().Signal(syscall.SIGCONT)
+	slow := 0
+	for _, took := range r.Took {
+		if took > 400*time.Millisecond {
+			slow++
+		}
+	}
+	for v := range r.Values {
+		if strings.HasPrefix(v, "error") {
+			t.Errorf("a caller failed: %s", v)
+		}
+	}
+	// Only those who meet the closed or half-open breaker pay the time-out.
+	if slow*5 > len(r.Took) || percentile(r.Took, 1) > 2*time.Second {
+		t.Errorf("%d of %d calls paid a time-out, the slowest took %v", slow, len(r.Took), percentile(r.Took, 1))
+	}
+	t.Logf("%d of %d calls paid a time-out, slowest %v", slow, len(r.Took), percentile(r.Took, 1))
+}

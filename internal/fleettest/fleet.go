@@ -1,0 +1,416 @@
+package fleettest
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/internal/testserver"
+)
+
+// A fleet is real processes (the test binary, executed again) around real
+// engines, with one origin, which the test is. This file is both sides of it.
+
+// Main is the TestMain of a package with fleet tests. It is also the program
+// of the worker processes, for which it has to know the kinds of all fleets.
+// In the test's own process it runs the tests and then looks for goroutines
+// that are left.
+func Main(m *testing.M, kinds ...Kind) {
+	if config := os.Getenv(fleetEnv); config != "" {
+		if err := work(config, kinds); err != nil {
+			fmt.Fprintln(os.Stderr, "worker:", err)
+			os.Exit(1)
+		}
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// fleetConfig is what a worker process is told at its start.
+type fleetConfig struct {
+	Kind, Origin string
+	Addrs        []string
+	ID           int
+	fleetOptions
+}
+
+// fleetOptions are the bellwether.Options that the tests vary.
+type fleetOptions struct {
+	TTL, LeaseTTL, NearTTL, EngineTimeout time.Duration
+}
+
+// An order is one line to a worker; a report is its one line back.
+type order struct {
+	Do      string // herd, get, invalidate, drive, fanout, stats
+	Key     string
+	Callers int
+	For     time.Duration // of drive: how long; of fanout: what the load takes
+	At      time.Time     // of herd and fanout: when to begin; processes of one machine share a clock
+	Spoil   time.Duration // of herd: how long after At this process invalidates the key, if not 0
+}
+
+type report struct {
+	Values map[string]int  // what callers got: value or error -> callers
+	Took   []time.Duration // their waits
+	Load   time.Duration   // how long this process's last load took, 0 if none ran since the last order
+	Stats  bellwether.Stats
+	Err    string
+}
+
+const fleetEnv = "BELLWETHER_FLEET_WORKER"
+
+// work is a worker process: orders in, reports out, until its input ends.
+func work(config string, kinds []Kind) error {
+	var c fleetConfig
+	if err := json.Unmarshal([]byte(config), &c); err != nil {
+		return err
+	}
+	i := slices.IndexFunc(kinds, func(k Kind) bool { return k.Name == c.Kind })
+	if i < 0 {
+		return fmt.Errorf("TestMain has not told Main of the kind %q", c.Kind)
+	}
+	store, locker, err := kinds[i].Open(c.Addrs)
+	if err != nil {
+		return err
+	}
+	o := bellwether.Options{TTL: c.TTL, LeaseTTL: c.LeaseTTL, NearTTL: c.NearTTL, EngineTimeout: c.EngineTimeout, Store: store, Locker: locker}
+	if os.Getenv("BELLWETHER_FLEET_VERBOSE") != "" {
+		o.OnError = func(key string, err error) { fmt.Fprintf(os.Stderr, "worker %d: %s: %v\n", c.ID, key, err) }
+	}
+	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 100}}
+	var load atomic.Int64
+	cache := bellwether.New(func(ctx context.Context, key string) (string, error) {
+		start := time.Now()
+		defer func() { load.Store(int64(time.Since(start))) }()
+		req, err := http.NewRequestWithContext(ctx, "GET", fmt.Sprintf("%s/%s?worker=%d", c.Origin, key, c.ID), nil)
+		if err != nil {
+			return "", err
+		}
+		res, err := client.Do(req)
+		if err != nil {
+			return "", err
+		}
+		defer res.Body.Close()
+		b, err := io.ReadAll(res.Body)
+		return string(b), err
+	}, o)
+	defer cache.Close()
+
+	in, out := bufio.NewScanner(os.Stdin), json.NewEncoder(os.Stdout)
+	out.Encode(report{}) // ready
+	for in.Scan() {
+		var do order
+		if err := json.Unmarshal(in.Bytes(), &do); err != nil {
+			return err
+		}
+		load.Store(0)
+		r := obey(cache, do)
+		r.Load = time.Duration(load.Load())
+		if err := out.Encode(r); err != nil {
+			return err
+		}
+	}
+	return in.Err()
+}
+
+func obey(cache *bellwether.Cache[string], do order) report {
+	ctx := context.Background()
+	var mu sync.Mutex
+	r := report{Values: map[string]int{}}
+	get := func(key string) {
+		start := time.Now()
+		v, err := cache.Get(ctx, key)
+		took := time.Since(start)
+		if err != nil {
+			v = "error: " + err.Error()
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		r.Values[v]++
+		r.Took = append(r.Took, took)
+	}
+	var wg sync.WaitGroup
+	switch do.Do {
+	case "herd":
+		// Each caller writes to a place of its own: a lock here would be part
+		// of what is measured.
+		values, took := make([]string, do.Callers), make([]time.Duration, do.Callers)
+		gate := make(chan struct{})
+		for i := range do.Callers {
+			wg.Go(func() {
+				<-gate
+				start := time.Now()
+				v, err := cache.Get(ctx, do.Key)
+				took[i] = time.Since(start)
+				if values[i] = v; err != nil {
+					values[i] = "error: " + err.Error()
+				}
+			})
+		}
+		time.Sleep(time.Until(do.At))
+		close(gate)
+		if do.Spoil > 0 {
+			time.Sleep(do.Spoil)
+			if err := cache.Invalidate(ctx, do.Key); err != nil {
+				r.Err = err.Error()
+			}
+		}
+		wg.Wait()
+		for _, v := range values {
+			r.Values[v]++
+		}
+		r.Took = took
+	case "drive": // callers that come one after another, each on a few keys
+		end := time.Now().Add(do.For)
+		for range do.Callers {
+			wg.Go(func() {
+				for i := 0; time.Now().Before(end); i++ {
+					get(do.Key + strconv.Itoa(i%4))
+					time.Sleep(5 * time.Millisecond)
+				}
+			})
+		}
+	case "fanout":
+		// The same herd in memory alone: the first caller begins a load of
+		// do.For, and all are handed its one value by a channel.
+		took := make([]time.Duration, do.Callers)
+		gate, done := make(chan struct{}), make(chan struct{})
+		load := sync.OnceFunc(func() { time.AfterFunc(do.For, func() { close(done) }) })
+		for i := range do.Callers {
+			wg.Go(func() {
+				<-gate
+				start := time.Now()
+				load()
+				<-done
+				took[i] = time.Since(start)
+			})
+		}
+		time.Sleep(time.Until(do.At))
+		close(gate)
+		wg.Wait()
+		r.Took = took
+	case "get":
+		get(do.Key)
+	case "invalidate":
+		if err := cache.Invalidate(ctx, do.Key); err != nil {
+			r.Err = err.Error()
+		}
+	}
+	wg.Wait()
+	r.Stats = cache.Stats()
+	return r
+}
+
+// A worker is one process as the test sees it.
+type worker struct {
+	t     *testing.T
+	cmd   *exec.Cmd
+	mu    sync.Mutex // one order at a time
+	in    *json.Encoder
+	stdin io.Closer
+	out   *json.Decoder
+	dead  atomic.Bool
+}
+
+func (w *worker) do(o order) report {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if err := w.in.Encode(o); err != nil {
+		w.t.Errorf("order %s: %v", o.Do, err)
+		return report{}
+	}
+	var r report
+	if err := w.out.Decode(&r); err != nil && !w.dead.Load() {
+		w.t.Errorf("report on %s: %v", o.Do, err)
+	}
+	return r
+}
+
+func (w *worker) signal(sig syscall.Signal) { syscall.Kill(w.cmd.Process.Pid, sig) }
+
+func (w *worker) kill() {
+	w.dead.Store(true)
+	w.signal(syscall.SIGKILL)
+}
+
+// An origin counts and answers the loads of a fleet: the nth load of a key gets
+// "key#n" after delay.
+type origin struct {
+	*httptest.Server
+	delay  atomic.Int64
+	onLoad atomic.Pointer[func(worker, n int)] // called when a load has begun
+
+	mu      sync.Mutex
+	loads   map[string]int // by key
+	running map[string]int // by worker and key
+	doubled []string       // workers that loaded a key twice at one time
+}
+
+func newOrigin(t *testing.T) *origin {
+	o := &origin{loads: map[string]int{}, running: map[string]int{}}
+	o.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		id, _ := strconv.Atoi(r.URL.Query().Get("worker"))
+		key := strings.TrimPrefix(r.URL.Path, "/")
+		who := fmt.Sprint(key, " by worker ", id)
+		o.mu.Lock()
+		o.loads[key]++
+		n := o.loads[key]
+		if o.running[who]++; o.running[who] > 1 {
+			o.doubled = append(o.doubled, who)
+		}
+		o.mu.Unlock()
+		if f := o.onLoad.Load(); f != nil {
+			(*f)(id, n)
+		}
+		select {
+		case <-time.After(time.Duration(o.delay.Load())):
+		case <-r.Context().Done():
+		}
+		o.mu.Lock()
+		o.running[who]--
+		o.mu.Unlock()
+		fmt.Fprintf(w, "%s#%d", key, n)
+	}))
+	t.Cleanup(o.Close)
+	return o
+}
+
+func (o *origin) count(key string) int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.loads[key]
+}
+
+type fleet struct {
+	t       *testing.T
+	origin  *origin
+	servers []*testserver.Server // in the order of Kind.Start
+	workers []*worker
+}
+
+// elector is the server that elects. It is the store's too if there is one.
+func (f *fleet) elector() *testserver.Server { return f.servers[len(f.servers)-1] }
+
+func newFleet(t *testing.T, kind Kind, n int, o fleetOptions) *fleet {
+	t.Helper()
+	f := &fleet{t: t, origin: newOrigin(t), servers: kind.Start(t)}
+	var addrs []string
+	for _, s := range f.servers {
+		addrs = append(addrs, s.Addr)
+	}
+	if o.TTL == 0 {
+		o.TTL = time.Minute
+	}
+	for id := range n {
+		config, err := json.Marshal(fleetConfig{Kind: kind.Name, Addrs: addrs, Origin: f.origin.URL, ID: id, fleetOptions: o})
+		if err != nil {
+			t.Fatal(err)
+		}
+		cmd := exec.Command(os.Args[0])
+		cmd.Env = append(os.Environ(), fleetEnv+"="+string(config),
+			"GORACE=atexit_sleep_ms=0") // by default the race detector holds every exit up for a second
+		cmd.Stderr = os.Stderr
+		stdin, err := cmd.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		stdout, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		w := &worker{t: t, cmd: cmd, in: json.NewEncoder(stdin), stdin: stdin, out: json.NewDecoder(stdout)}
+		var ready report
+		if err := w.out.Decode(&ready); err != nil {
+			t.Fatalf("worker %d did not start: %v", id, err)
+		}
+		f.workers = append(f.workers, w)
+		t.Cleanup(func() {
+			w.dead.Store(true)
+			stdin.Close() // the worker ends with its input
+			w.signal(syscall.SIGCONT)
+			if !waitFor(10*time.Second, func() bool { return w.cmd.ProcessState != nil || exited(w.cmd) }) {
+				w.signal(syscall.SIGKILL)
+			}
+			w.cmd.Wait()
+		})
+	}
+	// Connections, scripts and the subscription are set up before anything is
+	// measured: everybody waits once on a key of its own kind.
+	f.all(order{Do: "herd", Key: "warm-up", Callers: 2, At: time.Now().Add(50 * time.Millisecond)})
+	time.Sleep(200 * time.Millisecond) // real subscriptions come up
+	return f
+}
+
+// exited reports whether the process has ended, without reaping it.
+func exited(cmd *exec.Cmd) bool {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", cmd.Process.Pid))
+	return err != nil || strings.Contains(string(b), ") Z ")
+}
+
+func waitFor(limit time.Duration, ok func() bool) bool {
+	for end := time.Now().Add(limit); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+		if ok() {
+			return true
+		}
+	}
+	return ok()
+}
+
+// all gives every living worker the order at one time and adds their reports up.
+func (f *fleet) all(o order) report {
+	var mu sync.Mutex
+	sum := report{Values: map[string]int{}}
+	var wg sync.WaitGroup
+	for _, w := range f.workers {
+		if w.dead.Load() {
+			continue
+		}
+		wg.Go(func() {
+			r := w.do(o)
+			mu.Lock()
+			defer mu.Unlock()
+			for v, n := range r.Values {
+				sum.Values[v] += n
+			}
+			sum.Took = append(sum.Took, r.Took...)
+			sum.Load = max(sum.Load, r.Load)
+			sum.Stats.Fenced += r.Stats.Fenced
+			sum.Stats.LeasesLost += r.Stats.LeasesLost
+			sum.Stats.Degraded += r.Stats.Degraded
+		})
+	}
+	wg.Wait()
+	return sum
+}
+
+func (f *fleet) herd(key string, callers int) report {
+	return f.all(order{Do: "herd", Key: key, Callers: callers, At: time.Now().Add(100 * time.Millisecond)})
+}
+
+func percentile(took []time.Duration, p float64) time.Duration {
+	if len(took) == 0 {
+		return 0
+	}
+	s := slices.Sorted(slices.Values(took))
+	return s[min(len(s)-1, int(p*float64(len(s))))]
+}

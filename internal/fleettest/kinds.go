@@ -1,0 +1,77 @@
+package fleettest
+
+import (
+	"context"
+	"testing"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/internal/testserver"
+	"github.com/bellwether-go/bellwether/lockers/memcachelock"
+	"github.com/bellwether-go/bellwether/lockers/redislock"
+	"github.com/bellwether-go/bellwether/stores/memcachestore"
+	"github.com/bellwether-go/bellwether/stores/redisstore"
+	"github.com/bradfitz/gomemcache/memcache"
+	"github.com/redis/go-redis/v9"
+)
+
+// This file says what a fleet can have in common.
+
+// A Kind of fleet is a store and a locker, and the servers they need.
+type Kind struct {
+	// Name tells it from the others that [Main] knows.
+	Name string
+
+	// Start starts the servers, which end with the test. The last is the one
+	// that elects.
+	Start func(testing.TB) []*testserver.Server
+
+	// Open makes the store and the locker of a worker process, from the
+	// addresses of those servers. They live as long as the process.
+	Open func(addrs []string) (bellwether.Store, bellwether.Locker, error)
+}
+
+// Redis and Memcached are store and locker in one.
+var (
+	Redis = Kind{
+		Name:  "redis",
+		Start: func(tb testing.TB) []*testserver.Server { return []*testserver.Server{testserver.Redis(tb)} },
+		Open: func(addrs []string) (bellwether.Store, bellwether.Locker, error) {
+			redis.SetLogger(silence{}) // its dials fail in the tests that kill the server
+			rdb := redis.NewClient(&redis.Options{Addr: addrs[0], ContextTimeoutEnabled: true})
+			return redisstore.New(rdb), redislock.New(rdb), nil
+		},
+	}
+	Memcached = Kind{
+		Name:  "memcached",
+		Start: func(tb testing.TB) []*testserver.Server { return []*testserver.Server{testserver.Memcached(tb)} },
+		Open: func(addrs []string) (bellwether.Store, bellwether.Locker, error) {
+			mc := memcache.New(addrs[0])
+			mc.MaxIdleConns = 64
+			return memcachestore.New(mc), memcachelock.New(mc), nil
+		},
+	}
+)
+
+// ElectedBy returns the kind with the store of k and another locker, by the
+// name of its engine. start starts the engine, one of package testserver; open
+// makes a worker's locker from its address.
+func (k Kind) ElectedBy(engine string, start func(testing.TB, ...string) *testserver.Server, open func(addr string) (bellwether.Locker, error)) Kind {
+	return Kind{
+		Name:  engine + " over " + k.Name,
+		Start: func(tb testing.TB) []*testserver.Server { return append(k.Start(tb), start(tb)) },
+		Open: func(addrs []string) (bellwether.Store, bellwether.Locker, error) {
+			last := len(addrs) - 1
+			store, _, err := k.Open(addrs[:last])
+			if err != nil {
+				return nil, nil, err
+			}
+			locker, err := open(addrs[last])
+			return store, locker, err
+		},
+	}
+}
+
+// silence is a logger for go-redis, which logs by itself.
+type silence struct{}
+
+func (silence) Printf(context.Context, string, ...any) {}

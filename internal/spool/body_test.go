@@ -1,0 +1,62 @@
+package spool
+
+import (
+	"bytes"
+	"io"
+	"runtime"
+	"testing"
+	"testing/iotest"
+)
+
+func TestBody(t *testing.T) {
+	for _, n := range []int{0, 1, minChunk, minChunk + 1, 1<<20 + 7} {
+		want := body(n)
+		s := New(int64(2*n + 1))
+		write(t, s, want)
+		s.Close()
+		b, ok := s.Body()
+		if !ok || b.Len() != int64(n) || !bytes.Equal(b.Append(nil), want) {
+			t.Fatalf("%d: Body of %d bytes, %v", n, b.Len(), ok)
+		}
+		if err := iotest.TestReader(b.Reader(), want); err != nil {
+			t.Errorf("%d: %v", n, err)
+		}
+		var got bytes.Buffer
+		if m, err := b.WriteTo(&got); m != int64(n) || err != nil || !bytes.Equal(got.Bytes(), want) {
+			t.Errorf("%d: WriteTo = %d, %v", n, m, err)
+		}
+		if one := BodyOf(want); one.Len() != int64(n) || !bytes.Equal(one.Append(nil), want) {
+			t.Errorf("%d: BodyOf has %d bytes", n, one.Len())
+		}
+		for _, p := range b {
+			if cap(p) > len(p) {
+				t.Errorf("%d: a piece of %d bytes holds %d", n, len(p), cap(p))
+			}
+		}
+	}
+	if n, err := BodyOf([]byte("abc")).WriteTo(shortWriter{}); n != 2 || err != io.ErrShortWrite {
+		t.Errorf("WriteTo = %d, %v, want ErrShortWrite", n, err)
+	}
+}
+
+// A complete body is there once: keeping it does not copy it, also while
+// readers are at its beginning.
+func TestBody_IsNoCopy(t *testing.T) {
+	const n = 32 << 20
+	s := New(n)
+	r := join(t, s)
+	defer r.Close()
+	p := make([]byte, 64<<10)
+	for range n / len(p) {
+		write(t, s, p)
+	}
+	s.Close()
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	b, ok := s.Body()
+	runtime.ReadMemStats(&after)
+	if grown := after.TotalAlloc - before.TotalAlloc; !ok || b.Len() != n || grown > maxChunk+64<<10 {
+		t.Errorf("Body = %d bytes, %v, and allocated %d", b.Len(), ok, grown)
+	}
+	runtime.KeepAlive(s)
+}

@@ -1,0 +1,865 @@
+package dynamolock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
+	"github.com/aws/aws-sdk-go-v2/service/dynamodb/types"
+	"go.uber.org/goleak"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/internal/adapter"
+	"github.com/bellwether-go/bellwether/internal/testserver"
+	"github.com/bellwether-go/bellwether/lockers/dynamolock"
+	"github.com/bellwether-go/bellwether/lockers/lockertest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// A table is one on a running engine, with a client for the test's own looks.
+type table struct {
+	addr, name string
+	client     *dynamodb.Client
+}
+
+// newTable makes a table that the test alone uses.
+func newTable(tb testing.TB, server *testserver.Server) table {
+	tb.Helper()
+	client, _ := newClient(tb, server.Addr)
+	t := table{server.Addr, "bellwether-test-" + adapter.Token(), client}
+	if err := dynamolock.CreateTable(tb.Context(), client, t.name); err != nil {
+		tb.Fatal(err)
+	}
+	if !server.Own() {
+		tb.Cleanup(func() {
+			client.DeleteTable(context.Background(), &dynamodb.DeleteTableInput{TableName: &t.name})
+		})
+	}
+	return t
+}
+
+// locker returns a Locker with a client of its own, as another process would
+// have it.
+func (t table) locker(tb testing.TB) *dynamolock.Locker {
+	tb.Helper()
+	l, _ := t.wired(tb)
+	return l
+}
+
+// wired returns such a Locker with the wire to its engine.
+func (t table) wired(tb testing.TB, options ...func(*dynamodb.Options)) (*dynamolock.Locker, *wire) {
+	tb.Helper()
+	client, w := newClient(tb, t.addr, options...)
+	return dynamolock.New(client, t.name), w
+}
+
+// item returns the item of a key, nil if there is none.
+func (t table) item(tb testing.TB, key string) map[string]types.AttributeValue {
+	tb.Helper()
+	out, err := t.client.GetItem(tb.Context(), &dynamodb.GetItemInput{TableName: &t.name, Key: itemKey(key), ConsistentRead: aws.Bool(true)})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return out.Item
+}
+
+// put writes an item as it is given.
+func (t table) put(tb testing.TB, item map[string]types.AttributeValue) {
+	tb.Helper()
+	if _, err := t.client.PutItem(tb.Context(), &dynamodb.PutItemInput{TableName: &t.name, Item: item}); err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// drop deletes the item of a key, as time to live does.
+func (t table) drop(tb testing.TB, key string) {
+	tb.Helper()
+	if _, err := t.client.DeleteItem(tb.Context(), &dynamodb.DeleteItemInput{TableName: &t.name, Key: itemKey(key)}); err != nil {
+		tb.Fatal(err)
+	}
+}
+
+func itemKey(key string) map[string]types.AttributeValue {
+	return map[string]types.AttributeValue{"lease": str("bellwether:" + key)}
+}
+
+func str(s string) types.AttributeValue   { return &types.AttributeValueMemberS{Value: s} }
+func num(n int64) types.AttributeValue    { return &types.AttributeValueMemberN{Value: fmt.Sprint(n)} }
+func boolean(b bool) types.AttributeValue { return &types.AttributeValueMemberBOOL{Value: b} }
+
+// number returns a number of an item.
+func number(tb testing.TB, item map[string]types.AttributeValue, name string) int64 {
+	tb.Helper()
+	v, ok := item[name].(*types.AttributeValueMemberN)
+	if !ok {
+		tb.Fatalf("the item has no number %q: %v", name, item)
+	}
+	n, err := strconv.ParseInt(v.Value, 10, 64)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return n
+}
+
+// ownServer returns a server that the test may stop and kill.
+func ownServer(t *testing.T) *testserver.Server {
+	t.Helper()
+	server := testserver.DynamoDB(t)
+	if !server.Own() {
+		t.Skip("BELLWETHER_DYNAMODB names a server that is not the test's to stop")
+	}
+	return server
+}
+
+func newKey() string { return "dynamolock:" + adapter.Token() }
+
+func acquire(t *testing.T, l bellwether.Locker, key string, ttl time.Duration) bellwether.Lease {
+	t.Helper()
+	lease, err := l.TryAcquire(t.Context(), key, ttl)
+	if err != nil {
+		t.Fatalf("TryAcquire: %v", err)
+	}
+	return lease
+}
+
+func release(t *testing.T, lease bellwether.Lease) {
+	t.Helper()
+	if err := lease.Release(t.Context()); err != nil {
+		t.Fatalf("Release: %v", err)
+	}
+}
+
+func token(t *testing.T, lease bellwether.Lease) uint64 {
+	t.Helper()
+	tokener, ok := lease.(bellwether.Tokener)
+	if !ok {
+		t.Fatal("the lease is no Tokener")
+	}
+	return tokener.Token()
+}
+
+func mustBeHeld(t *testing.T, l bellwether.Locker, key string) *bellwether.HeldError {
+	t.Helper()
+	_, err := l.TryAcquire(t.Context(), key, time.Minute)
+	held, ok := errors.AsType[*bellwether.HeldError](err)
+	if !ok {
+		t.Fatalf("TryAcquire: err = %v, want a *HeldError", err)
+	}
+	return held
+}
+
+func mustBeLost(t *testing.T, what string, err error) {
+	t.Helper()
+	if !errors.Is(err, bellwether.ErrLeaseLost) {
+		t.Errorf("%s: err = %v, want ErrLeaseLost", what, err)
+	}
+}
+
+// mustBeTheEngines fails unless err says that the engine failed, and every text
+// that is wanted.
+func mustBeTheEngines(t *testing.T, what string, err error, want ...string) {
+	t.Helper()
+	if err == nil || errors.Is(err, bellwether.ErrHeld) || errors.Is(err, bellwether.ErrLeaseLost) ||
+		errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("%s: err = %v, want one of the engine", what, err)
+		return
+	}
+	for _, text := range want {
+		if !strings.Contains(err.Error(), text) {
+			t.Errorf("%s: err = %v, which says nothing of %q", what, err, text)
+		}
+	}
+}
+
+// eachEngine runs a test with dynalite as it is, and with refusals that carry
+// the item, as DynamoDB's do.
+func eachEngine(t *testing.T, test func(t *testing.T, table table, locker func(testing.TB) (*dynamolock.Locker, *wire))) {
+	server := testserver.DynamoDB(t)
+	for name, real := range map[string]bool{"refusals with the item": true, "refusals without": false} {
+		t.Run(name, func(t *testing.T) {
+			table := newTable(t, server)
+			test(t, table, func(tb testing.TB) (*dynamolock.Locker, *wire) {
+				l, w := table.wired(tb)
+				w.real = real
+				return l, w
+			})
+		})
+	}
+}
+
+func TestConformance(t *testing.T) {
+	eachEngine(t, func(t *testing.T, _ table, locker func(testing.TB) (*dynamolock.Locker, *wire)) {
+		lockertest.Run(t, func(tb testing.TB) bellwether.Locker {
+			l, _ := locker(tb)
+			return l
+		})
+	})
+}
+
+func TestRequests(t *testing.T) {
+	t.Parallel()
+	eachEngine(t, func(t *testing.T, table table, locker func(testing.TB) (*dynamolock.Locker, *wire)) {
+		a, wa := locker(t)
+		b, wb := locker(t)
+		read := 1 // a refusal costs this many reads
+		if wa.real {
+			read = 0
+		}
+		update := func(updates, reads int) map[string]int {
+			want := map[string]int{"UpdateItem": updates}
+			if reads > 0 {
+				want["GetItem"] = reads
+			}
+			return want
+		}
+		looks := func(n int) map[string]int { return map[string]int{"GetItem": n} }
+		key, gone := newKey(), newKey()
+		var lease, taken bellwether.Lease
+		for _, step := range []struct {
+			name string
+			do   func() error
+			want map[string]int
+		}{
+			{"acquire a lease that was never there", func() (err error) {
+				lease, err = a.TryAcquire(t.Context(), key, time.Minute)
+				return err
+			}, update(1, 0)},
+			{"try a held lease", func() error {
+				mustBeHeld(t, b, key)
+				return nil
+			}, update(1, read)},
+			{"try it again, five times", func() error {
+				for range 5 {
+					mustBeHeld(t, b, key)
+				}
+				return nil
+			}, looks(5)},
+			{"renew", func() error { return lease.Renew(t.Context(), time.Minute) }, update(1, 0)},
+			{"release", func() error { return lease.Release(t.Context()) }, update(1, 0)},
+			{"acquire what was held just before", func() (err error) {
+				taken, err = b.TryAcquire(t.Context(), key, time.Minute)
+				return err
+			}, update(1, 1)},
+			{"release", func() error { return taken.Release(t.Context()) }, update(1, 0)},
+			{"acquire and release what was one's own", func() (err error) {
+				if taken, err = b.TryAcquire(t.Context(), key, time.Minute); err != nil {
+					return err
+				}
+				return taken.Release(t.Context())
+			}, update(2, 0)},
+			{"release again", func() error { return wantLost(lease.Release(t.Context())) }, update(1, read)},
+			{"acquire a released lease", func() (err error) {
+				lease, err = a.TryAcquire(t.Context(), key, 2*time.Second)
+				return err
+			}, update(1, 0)},
+			{"see it held", func() error {
+				mustBeHeld(t, b, key)
+				return nil
+			}, update(1, read)},
+			{"look at a dead holder's lease, which was seen before", func() error {
+				time.Sleep(time.Until(mustBeHeld(t, b, key).Until))
+				return nil
+			}, looks(1)},
+			{"take it over", func() (err error) {
+				taken, err = b.TryAcquire(t.Context(), key, time.Minute)
+				return err
+			}, update(1, 1)},
+			{"renew a lost lease", func() error { return wantLost(lease.Renew(t.Context(), time.Minute)) }, update(1, read)},
+			{"release", func() error { return taken.Release(t.Context()) }, update(1, 0)},
+			{"acquire", func() (err error) {
+				lease, err = a.TryAcquire(t.Context(), gone, time.Minute)
+				return err
+			}, update(1, 0)},
+			{"renew when the item is gone", func() error {
+				table.drop(t, gone)
+				return wantLost(lease.Renew(t.Context(), time.Minute))
+			}, update(1, 1)},
+		} {
+			wa.counted()
+			wb.counted()
+			if err := step.do(); err != nil {
+				t.Fatalf("%s: %v", step.name, err)
+			}
+			got := wa.counted()
+			for operation, n := range wb.counted() {
+				got[operation] += n
+			}
+			if !maps.Equal(got, step.want) {
+				t.Errorf("%s: %v, want %v", step.name, got, step.want)
+			}
+		}
+	})
+}
+
+func wantLost(err error) error {
+	if !errors.Is(err, bellwether.ErrLeaseLost) {
+		return fmt.Errorf("err = %w, want ErrLeaseLost", err)
+	}
+	return nil
+}
+
+func TestToken_Rises(t *testing.T) {
+	t.Parallel()
+	table := newTable(t, testserver.DynamoDB(t))
+	a, b, key := table.locker(t), table.locker(t), newKey()
+	var last uint64
+	rises := func(what string, lease bellwether.Lease) {
+		t.Helper()
+		now := token(t, lease)
+		if now <= last {
+			t.Errorf("%s: token %d after %d", what, now, last)
+		}
+		last = now
+	}
+	first := acquire(t, a, key, time.Minute)
+	rises("the first lease", first)
+	for range 3 {
+		if err := first.Renew(t.Context(), time.Minute); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := token(t, first); got != last {
+		t.Errorf("a renewal made the token %d of %d", got, last)
+	}
+	release(t, first)
+	second := acquire(t, b, key, 2*time.Second)
+	rises("after a release", second)
+	if err := second.Renew(t.Context(), 2*time.Second); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(time.Until(mustBeHeld(t, a, key).Until))
+	third := acquire(t, a, key, time.Minute)
+	rises("after a takeover", third)
+	mustBeLost(t, "Renew of a lease that was taken over", second.Renew(t.Context(), time.Minute))
+	release(t, third)
+	rises("after the clean-up", func() bellwether.Lease {
+		table.drop(t, key)
+		return acquire(t, b, key, time.Minute)
+	}())
+}
+
+// TestToken_AfterLossOfTheTable has the engine lose all it knows.
+func TestToken_AfterLossOfTheTable(t *testing.T) {
+	t.Parallel()
+	server := ownServer(t)
+	table := newTable(t, server)
+	l, key := table.locker(t), newKey()
+	before := token(t, acquire(t, l, key, time.Minute))
+	server.Restart()
+	if err := dynamolock.CreateTable(t.Context(), table.client, table.name); err != nil {
+		t.Fatal(err)
+	}
+	if after := token(t, acquire(t, l, key, time.Minute)); after <= before {
+		t.Errorf("token %d after %d", after, before)
+	}
+}
+
+// TestExpires_DecidesNothing writes dates that say the opposite of the items.
+func TestExpires_DecidesNothing(t *testing.T) {
+	t.Parallel()
+	table := newTable(t, testserver.DynamoDB(t))
+	a, b, key := table.locker(t), table.locker(t), newKey()
+	lease := acquire(t, a, key, time.Minute)
+	item := table.item(t, key)
+	item["expires"] = num(time.Now().Add(-48 * time.Hour).Unix())
+	table.put(t, item)
+	if until := mustBeHeld(t, b, key).Until; time.Until(until) < 50*time.Second {
+		t.Errorf("Until is in %v, want a minute", time.Until(until))
+	}
+	release(t, lease)
+	item = table.item(t, key)
+	item["expires"] = num(time.Now().Add(1000 * time.Hour).Unix())
+	table.put(t, item)
+	release(t, acquire(t, b, key, time.Minute))
+}
+
+// TestExpiry_RenewedWhileObserved has an observer that has watched a lease for
+// a part of its length when it is renewed: its clock begins anew.
+func TestExpiry_RenewedWhileObserved(t *testing.T) {
+	table := newTable(t, testserver.DynamoDB(t))
+	a, b, key := table.locker(t), table.locker(t), newKey()
+	lease := acquire(t, a, key, 2*time.Second)
+	first := mustBeHeld(t, b, key).Until
+	if again := mustBeHeld(t, b, key).Until; !again.Equal(first) {
+		t.Errorf("Until of an unchanged lease moved by %v", again.Sub(first))
+	}
+	time.Sleep(500 * time.Millisecond)
+	renewed := time.Now()
+	if err := lease.Renew(t.Context(), 2*time.Second); err != nil { // to the same length
+		t.Fatal(err)
+	}
+	if second := mustBeHeld(t, b, key).Until; second.Before(renewed.Add(2 * time.Second)) {
+		t.Errorf("Until of a renewed lease is %v before its end", renewed.Add(2*time.Second).Sub(second))
+	}
+}
+
+// TestRenew_LateRequest delivers a renewal after its caller has given it up and
+// a longer one has succeeded.
+func TestRenew_LateRequest(t *testing.T) {
+	t.Parallel()
+	table := newTable(t, testserver.DynamoDB(t))
+	l, w := table.wired(t, once)
+	key := newKey()
+	lease := acquire(t, l, key, time.Minute)
+
+	var deliver func() (*http.Response, error)
+	underway := make(chan struct{})
+	w.do(func(_ string, _ []byte, send func() (*http.Response, error)) (*http.Response, error) {
+		w.do(nil)
+		deliver = send
+		close(underway)
+		return nil, errors.New("the reply is lost")
+	})
+	err := lease.Renew(t.Context(), 5*time.Second)
+	<-underway
+	mustBeTheEngines(t, "Renew without a reply", err)
+	if err := lease.Renew(t.Context(), time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	resp, err := deliver()
+	if err == nil {
+		resp.Body.Close()
+	}
+	if err != nil || resp.StatusCode != http.StatusBadRequest {
+		t.Errorf("the late renewal: %v, %v, want it refused", resp, err)
+	}
+	if got := number(t, table.item(t, key), "length"); got != time.Hour.Milliseconds() {
+		t.Errorf("observers count %d ms, while the holder believes in an hour", got)
+	}
+	release(t, lease)
+}
+
+// TestTakeOver_MeetsALateRenewal lets a renewal, sent in time, arrive after an
+// observer has counted the lease's end and before it takes the lease over.
+func TestTakeOver_MeetsALateRenewal(t *testing.T) {
+	t.Parallel()
+	table := newTable(t, testserver.DynamoDB(t))
+	a, wa := table.wired(t)
+	b, wb := table.wired(t)
+	key := newKey()
+	lease := acquire(t, a, key, time.Second)
+	until := mustBeHeld(t, b, key).Until
+
+	arrive, arrived := make(chan struct{}), make(chan struct{})
+	wa.do(func(_ string, _ []byte, send func() (*http.Response, error)) (*http.Response, error) {
+		<-arrive
+		defer close(arrived)
+		return send()
+	})
+	renewed := make(chan error)
+	go func() { renewed <- lease.Renew(t.Context(), time.Hour) }()
+	wb.do(func(operation string, _ []byte, send func() (*http.Response, error)) (*http.Response, error) {
+		if operation == "UpdateItem" {
+			wb.do(nil)
+			close(arrive)
+			<-arrived
+		}
+		return send()
+	})
+	time.Sleep(time.Until(until))
+	if until := mustBeHeld(t, b, key).Until; time.Until(until) < 50*time.Minute {
+		t.Errorf("the renewed lease ends in %v, want an hour", time.Until(until))
+	}
+	if err := <-renewed; err != nil {
+		t.Errorf("Renew: %v", err)
+	}
+	wa.do(nil)
+	release(t, lease)
+}
+
+func TestPrefix(t *testing.T) {
+	t.Parallel()
+	table := newTable(t, testserver.DynamoDB(t))
+	l, other, key := table.locker(t), table.locker(t), newKey()
+	l.Prefix, other.Prefix = "shop:", ""
+	acquire(t, l, key, time.Minute)
+	acquire(t, other, key, time.Minute)
+	acquire(t, table.locker(t), key, time.Minute) // another prefix is another key
+	if item := table.item(t, key); item == nil {
+		t.Error("no lease under the default prefix")
+	}
+}
+
+func TestTTL_OverAYear(t *testing.T) {
+	t.Parallel()
+	table := newTable(t, testserver.DynamoDB(t))
+	a, b, key := table.locker(t), table.locker(t), newKey()
+	const century = 100 * 365 * 24 * time.Hour
+	lease := acquire(t, a, key, century)
+	limit := time.Now().Add(365*24*time.Hour + time.Minute)
+	if until := mustBeHeld(t, b, key).Until; until.After(limit) {
+		t.Errorf("Until = %v, want a year at most", until)
+	}
+	if err := lease.Renew(t.Context(), 1<<63-1); err != nil {
+		t.Fatal(err)
+	}
+	if until := mustBeHeld(t, b, key).Until; until.After(limit) {
+		t.Errorf("Until = %v, want a year at most", until)
+	}
+	release(t, lease)
+}
+
+func TestForeignItem(t *testing.T) {
+	t.Parallel()
+	table := newTable(t, testserver.DynamoDB(t))
+	l := table.locker(t)
+	type item = map[string]types.AttributeValue
+	for name, change := range map[string]item{
+		"nothing of ours":      {"owner": nil, "version": nil, "length": nil, "held": nil},
+		"no owner":             {"owner": nil},
+		"an empty owner":       {"owner": str("")},
+		"a number for owner":   {"owner": num(1)},
+		"no version":           {"version": nil},
+		"a negative version":   {"version": num(-1)},
+		"a huge version":       {"version": &types.AttributeValueMemberN{Value: "99999999999999999999"}},
+		"a broken version":     {"version": &types.AttributeValueMemberN{Value: "1.5"}},
+		"no length":            {"length": nil},
+		"a length of nothing":  {"length": num(0)},
+		"a length of a decade": {"length": num(10 * 365 * 24 * time.Hour.Milliseconds())},
+		"no word on holding":   {"held": nil},
+		"held by a string":     {"held": str("true")},
+	} {
+		key := newKey()
+		foreign := item{"lease": str("bellwether:" + key), "owner": str("x"), "version": num(7), "length": num(1000), "held": boolean(true)}
+		for attribute, v := range change {
+			foreign[attribute] = v
+			if v == nil {
+				delete(foreign, attribute)
+			}
+		}
+		table.put(t, foreign)
+		_, err := l.TryAcquire(t.Context(), key, time.Minute)
+		mustBeTheEngines(t, name, err, "bellwether:"+key, "not a lease", table.name)
+	}
+}
+
+// TestSilentServer stops the server: it accepts connections and answers
+// nothing.
+func TestSilentServer(t *testing.T) {
+	server := ownServer(t)
+	table := newTable(t, server)
+	a, b := table.locker(t), table.locker(t)
+	held, free := newKey(), newKey()
+	lease := acquire(t, a, held, time.Minute)
+
+	server.Signal(syscall.SIGSTOP)
+	for _, call := range []struct {
+		name string
+		do   func(context.Context) error
+	}{
+		{"TryAcquire", func(ctx context.Context) error {
+			_, err := a.TryAcquire(ctx, free, time.Minute)
+			return err
+		}},
+		{"Renew", func(ctx context.Context) error { return lease.Renew(ctx, time.Minute) }},
+		{"Release", func(ctx context.Context) error { return lease.Release(ctx) }},
+		{"CreateTable", func(ctx context.Context) error { return dynamolock.CreateTable(ctx, table.client, table.name) }},
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		start := time.Now()
+		if err := call.do(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%s: err = %v, want the context's", call.name, err)
+		}
+		if took := time.Since(start); took > time.Second {
+			t.Errorf("%s took %v with a context of 50ms", call.name, took)
+		}
+		cancel()
+	}
+	server.Signal(syscall.SIGCONT)
+
+	// The acquire that was given up has no lease; nor has the released one.
+	for _, key := range []string{free, held} {
+		for start := time.Now(); ; time.Sleep(10 * time.Millisecond) {
+			_, err := b.TryAcquire(t.Context(), key, time.Minute)
+			if err == nil {
+				break
+			}
+			if time.Since(start) > 5*time.Second {
+				t.Fatalf("a lease without a holder blocks the key: %v", err)
+			}
+		}
+	}
+}
+
+// TestTryAcquire_ContextEndsBeforeTheReply ends the context when the lease has
+// been taken and the reply is under way.
+func TestTryAcquire_ContextEndsBeforeTheReply(t *testing.T) {
+	t.Parallel()
+	table := newTable(t, testserver.DynamoDB(t))
+	l, w := table.wired(t)
+	key := newKey()
+	for name, lost := range map[string]bool{"the reply comes": false, "the reply is lost": true} {
+		t.Run(name, func(t *testing.T) {
+			ctx, cancel := context.WithCancel(t.Context())
+			carriedOut := make(chan struct{})
+			w.do(func(_ string, _ []byte, send func() (*http.Response, error)) (*http.Response, error) {
+				w.do(nil)
+				resp, err := send()
+				cancel()
+				<-carriedOut
+				if lost && err == nil {
+					resp.Body.Close()
+					return nil, errors.New("the reply is lost")
+				}
+				return resp, err
+			})
+			_, err := l.TryAcquire(ctx, key, time.Hour)
+			if !errors.Is(err, context.Canceled) {
+				t.Errorf("err = %v, want the context's", err)
+			}
+			if item := table.item(t, key); item["held"].(*types.AttributeValueMemberBOOL).Value != true {
+				t.Fatal("the lease was not taken: the test tests nothing")
+			}
+			close(carriedOut)
+			for start := time.Now(); ; time.Sleep(10 * time.Millisecond) {
+				if !table.item(t, key)["held"].(*types.AttributeValueMemberBOOL).Value {
+					return
+				}
+				if time.Since(start) > 5*time.Second {
+					t.Fatal("a lease without a holder is left behind")
+				}
+			}
+		})
+	}
+}
+
+func TestDeadServer(t *testing.T) {
+	t.Parallel()
+	server := ownServer(t)
+	table := newTable(t, server)
+	l, _ := table.wired(t, once)
+	key := newKey()
+	lease := acquire(t, l, key, time.Minute)
+	all := func(what string, want ...string) {
+		t.Helper()
+		_, err := l.TryAcquire(t.Context(), key, time.Minute)
+		mustBeTheEngines(t, "TryAcquire "+what, err, append(want, table.name)...)
+		mustBeTheEngines(t, "Renew "+what, lease.Renew(t.Context(), time.Minute), append(want, table.name)...)
+		mustBeTheEngines(t, "Release "+what, lease.Release(t.Context()), append(want, table.name)...)
+	}
+	server.Kill()
+	all("without a server")
+	server.Start()
+	all("without a table", "no such table", "dynamolock.CreateTable")
+
+	if err := dynamolock.CreateTable(t.Context(), table.client, table.name); err != nil {
+		t.Fatal(err)
+	}
+	acquire(t, l, key, time.Minute) // the restart took the lease away
+	mustBeLost(t, "Renew of a lease that the restart took away", lease.Renew(t.Context(), time.Minute))
+	mustBeLost(t, "Release of a lease that the restart took away", lease.Release(t.Context()))
+	mustBeHeld(t, l, key)
+}
+
+// TestClientTimeout has an HTTP client that gives up by itself: its error looks
+// like the end of a context, which it is not.
+func TestClientTimeout(t *testing.T) {
+	server := ownServer(t)
+	table := newTable(t, server)
+	l, _ := table.wired(t, once, func(o *dynamodb.Options) {
+		o.HTTPClient = &http.Client{Transport: o.HTTPClient.(*http.Client).Transport, Timeout: 50 * time.Millisecond}
+	})
+	server.Signal(syscall.SIGSTOP)
+	defer server.Signal(syscall.SIGCONT)
+	_, err := l.TryAcquire(t.Context(), newKey(), time.Minute)
+	mustBeTheEngines(t, "TryAcquire", err, "no answer in time")
+}
+
+func TestLostReply(t *testing.T) {
+	t.Parallel()
+	server := testserver.DynamoDB(t)
+	direct := newTable(t, server)
+	proxy := testserver.NewProxy(t, server.Addr)
+	through := direct
+	through.addr = proxy.Addr
+	a, b := through.locker(t), direct.locker(t)
+	swallowed := func(t *testing.T) {
+		t.Helper()
+		if proxy.Armed() {
+			t.Fatal("no reply was swallowed: the test tests nothing")
+		}
+	}
+
+	t.Run("to an acquire", func(t *testing.T) {
+		key := newKey()
+		proxy.SwallowReplyTo(key)
+		lease := acquire(t, a, key, time.Minute)
+		swallowed(t)
+		mustBeHeld(t, b, key)
+		if got, want := int64(token(t, lease)), number(t, direct.item(t, key), "version"); got != want {
+			t.Errorf("token %d, want the item's version %d", got, want)
+		}
+		if err := lease.Renew(t.Context(), time.Minute); err != nil {
+			t.Fatal(err)
+		}
+		release(t, lease)
+	})
+	t.Run("to an acquire that was refused", func(t *testing.T) {
+		key := newKey()
+		acquire(t, b, key, time.Minute)
+		proxy.SwallowReplyTo(key)
+		mustBeHeld(t, a, key)
+		swallowed(t)
+	})
+	t.Run("to a takeover", func(t *testing.T) {
+		key := newKey()
+		acquire(t, b, key, 500*time.Millisecond)
+		time.Sleep(time.Until(mustBeHeld(t, a, key).Until))
+		proxy.SwallowReplyTo(":silent")
+		lease := acquire(t, a, key, time.Minute)
+		swallowed(t)
+		mustBeHeld(t, b, key)
+		release(t, lease)
+	})
+	t.Run("to a renewal", func(t *testing.T) {
+		key := newKey()
+		lease := acquire(t, a, key, time.Minute)
+		proxy.SwallowReplyTo(key)
+		if err := lease.Renew(t.Context(), time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		swallowed(t)
+		if until := mustBeHeld(t, b, key).Until; time.Until(until) < 50*time.Minute {
+			t.Errorf("the renewed lease ends in %v, want an hour", time.Until(until))
+		}
+		release(t, lease)
+	})
+	t.Run("to a release", func(t *testing.T) {
+		key := newKey()
+		lease := acquire(t, a, key, time.Minute)
+		proxy.SwallowReplyTo(key)
+		release(t, lease)
+		swallowed(t)
+		mustBeLost(t, "a second Release", lease.Release(t.Context()))
+		acquire(t, b, key, time.Minute)
+	})
+}
+
+func TestThrottled(t *testing.T) {
+	t.Parallel()
+	table := newTable(t, testserver.DynamoDB(t))
+	throttle := func(code, message string, times int64) hook {
+		var n atomic.Int64
+		return func(_ string, _ []byte, send func() (*http.Response, error)) (*http.Response, error) {
+			if n.Add(1) > times {
+				return send()
+			}
+			return failure(code, message), nil
+		}
+	}
+	for _, c := range []struct{ code, message, want string }{
+		{"ProvisionedThroughputExceededException", "The level of configured provisioned throughput for the table was exceeded. Consider increasing your provisioning level with the UpdateTable API.", "capacity"},
+		{"ThrottlingException", "Throughput exceeds the current throughput limit for your account. Please contact AWS Support.", "on demand"},
+		{"RequestLimitExceeded", "Throughput exceeds the current throughput limit for your account.", "account"},
+	} {
+		t.Run(c.code, func(t *testing.T) {
+			l, w := table.wired(t, once)
+			held, free := newKey(), newKey()
+			lease := acquire(t, l, held, time.Minute)
+			w.do(throttle(c.code, c.message, 1000))
+			_, err := l.TryAcquire(t.Context(), free, time.Minute)
+			mustBeTheEngines(t, "TryAcquire", err, "throttled", c.want, c.code, table.name)
+			mustBeTheEngines(t, "Renew", lease.Renew(t.Context(), time.Minute), "throttled", c.want)
+			mustBeTheEngines(t, "Release", lease.Release(t.Context()), "throttled", c.want)
+			w.do(nil)
+			// Nothing was lost, and nothing taken.
+			if err := lease.Renew(t.Context(), time.Minute); err != nil {
+				t.Errorf("Renew afterwards: %v", err)
+			}
+			release(t, lease)
+			release(t, acquire(t, l, free, time.Minute))
+		})
+	}
+	t.Run("for a moment", func(t *testing.T) {
+		l, w := table.wired(t)
+		w.do(throttle("ProvisionedThroughputExceededException", "", 1))
+		release(t, acquire(t, l, newKey(), time.Minute)) // the SDK tries again
+	})
+}
+
+// TestErrors_SayHowToMend has DynamoDB refuse to serve at all.
+func TestErrors_SayHowToMend(t *testing.T) {
+	t.Parallel()
+	table := newTable(t, testserver.DynamoDB(t))
+	l, w := table.wired(t, once)
+	for _, c := range []struct{ code, message, want string }{
+		{"AccessDeniedException", "User: x is not authorized to perform: dynamodb:UpdateItem", "dynamodb:GetItem"},
+		{"UnrecognizedClientException", "The security token included in the request is invalid.", "credentials are not valid"},
+		{"InternalServerError", "Internal server error", "Internal server error"},
+	} {
+		w.do(func(string, []byte, func() (*http.Response, error)) (*http.Response, error) {
+			return failure(c.code, c.message), nil
+		})
+		_, err := l.TryAcquire(t.Context(), newKey(), time.Minute)
+		mustBeTheEngines(t, c.code, err, c.want, table.name)
+	}
+	w.do(nil)
+
+	other := "bellwether-test-" + adapter.Token() // a table of something else
+	makeTable(t, table.client, other, "id")
+	_, err := dynamolock.New(table.client, other).TryAcquire(t.Context(), newKey(), time.Minute)
+	mustBeTheEngines(t, "a table with another key", err, "the string lease as its only key")
+}
+
+// TestCycles_LeaveOnlyReleasedItems: what stays of many leases is one item for
+// each key, free, with a date from which it is cleared.
+func TestCycles_LeaveOnlyReleasedItems(t *testing.T) {
+	t.Parallel()
+	const workers, keysEach, cyclesEach = 16, 32, 625
+	const cycles, keys = workers * cyclesEach, workers * keysEach
+	table := newTable(t, testserver.DynamoDB(t))
+	began := time.Now()
+	var wg sync.WaitGroup
+	for worker := range workers {
+		l := table.locker(t)
+		wg.Go(func() {
+			for n := range cyclesEach {
+				lease, err := l.TryAcquire(t.Context(), fmt.Sprint("cycle:", worker, ":", n%keysEach), 30*time.Second)
+				if err != nil {
+					t.Errorf("TryAcquire: %v", err)
+					return
+				}
+				if err := lease.Release(t.Context()); err != nil {
+					t.Errorf("Release: %v", err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	t.Logf("%d cycles took %v", cycles, time.Since(began))
+
+	items := 0
+	pages := dynamodb.NewScanPaginator(table.client, &dynamodb.ScanInput{TableName: &table.name, ConsistentRead: aws.Bool(true)})
+	for pages.HasMorePages() {
+		page, err := pages.NextPage(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, item := range page.Items {
+			items++
+			if item["held"].(*types.AttributeValueMemberBOOL).Value {
+				t.Errorf("a lease is still held: %v", item)
+			}
+			clears := time.Unix(number(t, item, "expires"), 0)
+			if clears.Before(began.Add(23*time.Hour)) || clears.After(time.Now().Add(25*time.Hour)) {
+				t.Errorf("an item is cleared from %v, want tomorrow", clears)
+			}
+		}
+	}
+	if items != keys {
+		t.Errorf("%d items after %d cycles with %d keys", items, cycles, keys)
+	}
+}

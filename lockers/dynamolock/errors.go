@@ -1,0 +1,47 @@
+package dynamolock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/aws/smithy-go"
+)
+
+// This file says what is wrong when DynamoDB fails, and how to mend it.
+
+// errForeign is what an item is that no Locker has written.
+var errForeign = errors.New("the item is not a lease: another program writes to the table, under the same prefix")
+
+// explain adds to an error of the SDK what it means here. The error stays to be
+// found by [errors.As], unless it is one of a context: those who ask for that
+// mean their own, which has not ended.
+func explain(table string, err error) error {
+	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+		return fmt.Errorf("table %q: no answer in time: %v", table, err)
+	}
+	api, ok := errors.AsType[smithy.APIError](err)
+	if !ok {
+		return fmt.Errorf("table %q: %w", table, err)
+	}
+	var hint string
+	switch api.ErrorCode() {
+	case "ResourceNotFoundException":
+		hint = "there is no such table, or it is not active yet, in this region and account; dynamolock.CreateTable makes it"
+	case "ProvisionedThroughputExceededException":
+		hint = "throttled: the table's capacity, or what one item can take (about 1,000 writes a second), is used up; bill it on demand, as dynamolock.CreateTable does, or give it more write capacity"
+	case "ThrottlingException":
+		hint = "throttled: a table on demand grows, but not at once, and has the limits that were set for it; or one item has more than about 1,000 writes a second"
+	case "RequestLimitExceeded":
+		hint = "throttled: the account's limit for the region is used up; ask AWS for a higher one"
+	case "ValidationException":
+		hint = "if this is of the key: a table of leases has the string " + keyName + " as its only key, as dynamolock.CreateTable makes it"
+	case "AccessDeniedException":
+		hint = "the credentials need leave for dynamodb:UpdateItem and dynamodb:GetItem on the table"
+	case "UnrecognizedClientException", "InvalidSignatureException", "MissingAuthenticationTokenException", "ExpiredTokenException":
+		hint = "the credentials are not valid here"
+	default:
+		return fmt.Errorf("table %q: %w", table, err)
+	}
+	return fmt.Errorf("table %q: %s: %w", table, hint, err)
+}

@@ -1,0 +1,136 @@
+package dynamolock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
+	"github.com/aws/aws-sdk-go-v2/service/dynamodb/types"
+	"github.com/aws/smithy-go"
+)
+
+// This file makes the table of the leases.
+
+// CreateTable makes a table for the leases, billed on demand and with time to
+// live, and returns when it is active, or when ctx ends. It may be called at
+// every start and by many at one time: of a table that is as it should be it
+// only reads the description, and it changes no table but to enable its time to
+// live. A table with another key is an error.
+//
+// It needs leave for dynamodb:DescribeTable and dynamodb:DescribeTimeToLive,
+// and to make something dynamodb:CreateTable and dynamodb:UpdateTimeToLive. On
+// AWS a new table takes some ten seconds. An emulator that has no time to live
+// gets a table without, in which items stay.
+func CreateTable(ctx context.Context, client *dynamodb.Client, table string) error {
+	err := createTable(ctx, client, table)
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		return fmt.Errorf("dynamolock: create table %q: %w", table, ctx.Err())
+	}
+	return fmt.Errorf("dynamolock: create table %q: %w", table, err)
+}
+
+func createTable(ctx context.Context, client *dynamodb.Client, table string) error {
+	for pause := 50 * time.Millisecond; ; pause = min(2*pause, time.Second) {
+		out, err := client.DescribeTable(ctx, &dynamodb.DescribeTableInput{TableName: &table})
+		switch {
+		case err == nil && (out.Table.TableStatus == types.TableStatusActive || out.Table.TableStatus == types.TableStatusUpdating):
+			if err := checkKey(out.Table); err != nil {
+				return err
+			}
+			return enableTTL(ctx, client, table)
+		case err == nil: // it is being made, or deleted
+		case code(err) == "ResourceNotFoundException":
+			if err := create(ctx, client, table); err != nil {
+				return err
+			}
+		default:
+			return err
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// create begins to make the table, if nobody else does.
+func create(ctx context.Context, client *dynamodb.Client, table string) error {
+	_, err := client.CreateTable(ctx, &dynamodb.CreateTableInput{
+		TableName:            &table,
+		AttributeDefinitions: []types.AttributeDefinition{{AttributeName: aws.String(keyName), AttributeType: types.ScalarAttributeTypeS}},
+		KeySchema:            []types.KeySchemaElement{{AttributeName: aws.String(keyName), KeyType: types.KeyTypeHash}},
+		BillingMode:          types.BillingModePayPerRequest,
+	})
+	if code(err) == "ResourceInUseException" {
+		return nil // another was quicker
+	}
+	return err
+}
+
+// checkKey returns an error if the table was made for something else.
+func checkKey(t *types.TableDescription) error {
+	if len(t.KeySchema) == 1 && aws.ToString(t.KeySchema[0].AttributeName) == keyName {
+		for _, a := range t.AttributeDefinitions {
+			if aws.ToString(a.AttributeName) == keyName && a.AttributeType == types.ScalarAttributeTypeS {
+				return nil
+			}
+		}
+	}
+	return errors.New("a table of this name is there, with another key than the string " + keyName + "; use another name, or delete it")
+}
+
+// enableTTL has DynamoDB clear the items that nobody uses any more.
+func enableTTL(ctx context.Context, client *dynamodb.Client, table string) error {
+	enabled, err := hasTTL(ctx, client, table)
+	if enabled || err != nil {
+		return err
+	}
+	_, err = client.UpdateTimeToLive(ctx, &dynamodb.UpdateTimeToLiveInput{
+		TableName:               &table,
+		TimeToLiveSpecification: &types.TimeToLiveSpecification{AttributeName: aws.String(expiresName), Enabled: aws.Bool(true)},
+	})
+	switch code(err) {
+	case "UnknownOperationException":
+		return nil
+	case "ValidationException":
+		// So it says, among other things, when another was quicker.
+		if enabled, again := hasTTL(ctx, client, table); enabled || again != nil {
+			return again
+		}
+	}
+	return err
+}
+
+// hasTTL reports whether the table has its time to live.
+func hasTTL(ctx context.Context, client *dynamodb.Client, table string) (bool, error) {
+	out, err := client.DescribeTimeToLive(ctx, &dynamodb.DescribeTimeToLiveInput{TableName: &table})
+	if code(err) == "UnknownOperationException" {
+		return true, nil // there is nothing to enable
+	}
+	if err != nil || out.TimeToLiveDescription == nil {
+		return false, err
+	}
+	switch out.TimeToLiveDescription.TimeToLiveStatus {
+	case types.TimeToLiveStatusEnabled, types.TimeToLiveStatusEnabling:
+		if name := aws.ToString(out.TimeToLiveDescription.AttributeName); name != expiresName {
+			return false, fmt.Errorf("its time to live is by the attribute %q, not by %q: disable it", name, expiresName)
+		}
+		return true, nil
+	}
+	return false, nil
+}
+
+// code is how DynamoDB names an error, empty if it is not its error.
+func code(err error) string {
+	if api, ok := errors.AsType[smithy.APIError](err); ok {
+		return api.ErrorCode()
+	}
+	return ""
+}

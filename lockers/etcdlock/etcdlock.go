@@ -1,0 +1,413 @@
+package etcdlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/status"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/internal/adapter"
+)
+
+// This file is the election: acquire, take over, renew, release.
+
+const (
+	// maxTTL is the longest lease, well below what etcd accepts.
+	maxTTL = 100 * 365 * 24 * time.Hour
+
+	// detachedTimeout bounds what goes on after a caller has left. It is longer
+	// than etcd's own, 7 s by default: what etcd has not answered by then it
+	// never will.
+	detachedTimeout = 10 * time.Second
+
+	// reconnectPause is how often a call may hasten the next attempt to connect.
+	reconnectPause = 500 * time.Millisecond
+)
+
+// These are the errors of a request that was given up although its caller's
+// context had not ended. A context's error would look like the caller's own.
+var (
+	errNoAnswer     = fmt.Errorf("no answer within %v", detachedTimeout)
+	errClientClosed = errors.New("the client is closed")
+)
+
+// A Locker is a [bellwether.Locker] and a [bellwether.Watcher] on etcd. It is
+// safe for concurrent use. Create one with [New], and close it.
+type Locker struct {
+	// Prefix begins the name of every key. Set it before the first use; the
+	// default is "bellwether/leases/".
+	Prefix string
+
+	client   *clientv3.Client
+	sweepers sweepers
+	seen     adapter.Observations[adapter.Announcement]
+	watches  watches
+
+	created  time.Time
+	hastened atomic.Int64 // when reconnect last did so, as time since created
+}
+
+var (
+	_ bellwether.Locker  = (*Locker)(nil)
+	_ bellwether.Watcher = (*Locker)(nil)
+	_ bellwether.Tokener = (*lease)(nil)
+)
+
+// New returns a Locker that uses client, which stays the caller's to close. It
+// sends nothing yet, so etcd need not be there.
+func New(client *clientv3.Client) *Locker {
+	l := &Locker{Prefix: "bellwether/leases/", client: client, created: time.Now()}
+	l.hastened.Store(int64(-reconnectPause))
+	l.sweepers.client = client
+	l.watches.init(client, &l.seen)
+	return l
+}
+
+// Close ends every watch, and revokes the Locker's etcd leases that no key
+// hangs on; those of keys that are still held end by themselves. It returns
+// within half a second, whatever the state of etcd. The Locker can still acquire,
+// renew and release, but Watch returns an error. The error is always nil; a
+// second Close does nothing.
+func (l *Locker) Close() error {
+	l.watches.close()
+	l.sweepers.close()
+	return nil
+}
+
+// TryAcquire implements [bellwether.Locker]. It costs one round trip if the
+// lease is free or held, two if it is taken over, and one more every ten
+// seconds or so for a new etcd lease. The error's Until is counted from when
+// this Locker first saw the lease as it is, so a holder that died long ago is
+// waited for at most as long as it had announced. A ttl that is not positive is
+// an error.
+func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
+	if ttl <= 0 {
+		return nil, fmt.Errorf("etcdlock: acquire %.100q: ttl %v is not positive", key, ttl)
+	}
+	ttl = min(ttl, maxTTL)
+	mine := &lease{
+		locker: l,
+		name:   l.Prefix + adapter.Name(key),
+		token:  adapter.Token(),
+		end:    time.Now().Add(ttl),
+	}
+	// The request goes on when ctx ends. Were it cancelled, it might still be on
+	// its way through raft, and what clears up after it could overtake it there:
+	// the lease would be taken after it was freed.
+	return adapter.Await(ctx, func() (bellwether.Lease, error) {
+		ctx, cancel := l.detached(ctx)
+		defer cancel()
+		l.reconnect()
+		if err := l.acquire(ctx, key, mine, ttl); err != nil {
+			return nil, mine.wrap("acquire", err)
+		}
+		return mine, nil
+	}, func(_ bellwether.Lease, err error) {
+		// Nobody waits for this lease any more. Without an answer it may have
+		// been taken all the same; only ErrHeld says that it was not.
+		if !errors.Is(err, bellwether.ErrHeld) {
+			ctx, cancel := l.detached(ctx)
+			defer cancel()
+			mine.free(ctx)
+		}
+	})
+}
+
+// acquire makes mine the lease on its key, or returns why it is not.
+func (l *Locker) acquire(ctx context.Context, key string, mine *lease, ttl time.Duration) error {
+	announced := adapter.Announcement{Token: mine.token, Length: ttl}
+	sweeper, err := l.sweepers.take(ctx, ttl, mine.end)
+	if err != nil {
+		return err
+	}
+	claim := clientv3.Compare(clientv3.CreateRevision(mine.name), "=", 0)
+	for {
+		put := clientv3.OpPut(mine.name, string(announced.Encode()), clientv3.WithLease(sweeper.id))
+		won, holder, err := mine.commit(ctx, claim, put)
+		switch {
+		case errors.Is(err, rpctypes.ErrLeaseNotFound):
+			// Revoked by somebody, or lost with etcd's data.
+			if sweeper, err = l.sweepers.replace(ctx, sweeper, ttl, mine.end); err != nil {
+				return err
+			}
+			continue
+		case err != nil:
+			// The key may be there all the same, so the sweeper keeps it.
+			return err
+		case won != 0:
+			mine.taken(won, sweeper)
+			l.seen.Forget(mine.name)
+			return nil
+		case holder.kv == nil:
+			// Released between our look and our takeover.
+			claim = clientv3.Compare(clientv3.CreateRevision(mine.name), "=", 0)
+			continue
+		}
+		held, ok := adapter.DecodeAnnouncement(holder.kv.Value)
+		if !ok {
+			l.sweepers.drop(sweeper)
+			return errors.New("the key is not a lease")
+		}
+		if held.Token == mine.token {
+			// The request was carried out, and its reply was lost.
+			mine.taken(holder.kv.ModRevision, sweeper)
+			return nil
+		}
+		until := l.seen.Until(mine.name, held, held.Length)
+		if time.Now().Before(until) {
+			l.sweepers.drop(sweeper)
+			return &bellwether.HeldError{Key: key, Until: until, Seen: seen{l, held.Token, holder.revision}}
+		}
+		// A new lease that another has taken meanwhile has an end ahead, so the
+		// loop ends.
+		claim = clientv3.Compare(clientv3.ModRevision(mine.name), "=", holder.kv.ModRevision)
+	}
+}
+
+// reconnect hastens a client's next attempt to connect. By default the client
+// waits up to two minutes between two attempts once etcd has been gone for
+// long, and every call waits with it.
+func (l *Locker) reconnect() {
+	conn := l.client.ActiveConnection()
+	if conn == nil || conn.GetState() != connectivity.TransientFailure {
+		return
+	}
+	last, now := l.hastened.Load(), int64(time.Since(l.created))
+	if now-last >= int64(reconnectPause) && l.hastened.CompareAndSwap(last, now) {
+		conn.ResetConnectBackoff()
+	}
+}
+
+// detached returns a context with the values of ctx that does not end with it.
+// It ends with the client, which would go on for seconds after its own end.
+func (l *Locker) detached(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), detachedTimeout, errNoAnswer)
+	ctx, fail := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(l.client.Ctx(), func() { fail(errClientClosed) })
+	return ctx, func() {
+		stop()
+		fail(nil)
+		cancel()
+	}
+}
+
+// A lease is the holder's side of a key.
+type lease struct {
+	locker *Locker
+	name   string // of the key
+	token  string
+
+	// born is the revision of the transaction that took the lease. It is set
+	// before anybody else has the lease.
+	born int64
+
+	mu       sync.Mutex // guards what follows
+	revision int64      // of the key, as far as this process knows
+	end      time.Time  // of the lease as its holder counts
+	renewals uint64     // begun so far
+	sweeper  *sweeper   // that the key hangs on
+}
+
+// taken notes that the lease is this one's since revision.
+func (l *lease) taken(revision int64, s *sweeper) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.born, l.revision, l.sweeper = revision, revision, s
+}
+
+// Token implements [bellwether.Tokener]. It is the revision of the transaction
+// that took the lease: the key's create revision, or after a takeover the
+// revision at which it changed hands. It stays the same when the lease is
+// renewed.
+func (l *lease) Token() uint64 { return uint64(l.born) }
+
+// Renew implements [bellwether.Lease]. It costs one round trip.
+func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
+	if ttl <= 0 {
+		return fmt.Errorf("etcdlock: renew %s: ttl %v is not positive", l.name, ttl)
+	}
+	ttl = min(ttl, maxTTL)
+	end := time.Now().Add(ttl)
+	if l.over() {
+		// The key lives on, and an observer may be about to take it over: whoever
+		// holds it after its end holds a promise that nobody has to keep. So it
+		// is given up, not prolonged.
+		return l.Release(ctx)
+	}
+	_, err := adapter.Await(ctx, func() (struct{}, error) {
+		ctx, cancel := l.locker.detached(ctx)
+		defer cancel()
+		l.locker.reconnect()
+		return struct{}{}, l.wrap("renew", l.renew(ctx, ttl, end))
+	}, nil)
+	return err
+}
+
+func (l *lease) renew(ctx context.Context, ttl time.Duration, end time.Time) error {
+	l.mu.Lock()
+	// No two attempts announce the same, not even where one's reply was lost:
+	// to an observer, what is equal is unchanged.
+	l.renewals++
+	announced := adapter.Announcement{Token: l.token, Length: ttl, Renewals: l.renewals}
+	l.mu.Unlock()
+	sweepers := &l.locker.sweepers
+	s, err := sweepers.take(ctx, ttl, end)
+	if err != nil {
+		return err
+	}
+	for {
+		put := clientv3.OpPut(l.name, string(announced.Encode()), clientv3.WithLease(s.id))
+		revision, err := l.change(ctx, put)
+		switch {
+		case errors.Is(err, rpctypes.ErrLeaseNotFound):
+			if s, err = sweepers.replace(ctx, s, ttl, end); err != nil {
+				return err
+			}
+			continue
+		case errors.Is(err, bellwether.ErrLeaseLost):
+			sweepers.drop(s)
+			return err
+		case err != nil:
+			return err
+		}
+		l.mu.Lock()
+		// Of two renewals at one time the one counts that etcd made last: its
+		// length is what the others read.
+		last := s
+		if revision >= l.revision {
+			l.revision, l.end = revision, end
+			l.sweeper, last = s, l.sweeper
+		}
+		l.mu.Unlock()
+		sweepers.drop(last)
+		return nil
+	}
+}
+
+// Release implements [bellwether.Lease]. It costs one round trip. It also
+// clears what is left of a lease that has expired, so that nobody has to
+// observe it, but returns ErrLeaseLost then.
+func (l *lease) Release(ctx context.Context) error {
+	over := l.over()
+	_, err := adapter.Await(ctx, func() (struct{}, error) {
+		ctx, cancel := l.locker.detached(ctx)
+		defer cancel()
+		l.locker.reconnect()
+		return struct{}{}, l.wrap("release", l.free(ctx))
+	}, nil)
+	if err == nil && over {
+		err = bellwether.ErrLeaseLost
+	}
+	return err
+}
+
+// over reports whether the lease has ended as its holder counts.
+func (l *lease) over() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return !time.Now().Before(l.end)
+}
+
+// free deletes the key if it is this lease's.
+func (l *lease) free(ctx context.Context) error {
+	_, err := l.change(ctx, clientv3.OpDelete(l.name))
+	if err == nil || errors.Is(err, bellwether.ErrLeaseLost) {
+		l.mu.Lock()
+		s := l.sweeper
+		l.sweeper = nil
+		l.mu.Unlock()
+		l.locker.sweepers.drop(s)
+	}
+	return err
+}
+
+// change carries op out if the key is this lease's, else it returns
+// ErrLeaseLost. It returns the revision at which it did.
+//
+// That the key has another revision than expected does not mean that the lease
+// is lost: another call for the same lease may have renewed it, or an earlier
+// one whose reply was lost. So the loop tries again, and ends because each
+// round is such a call's success.
+func (l *lease) change(ctx context.Context, op clientv3.Op) (int64, error) {
+	l.mu.Lock()
+	revision := l.revision
+	l.mu.Unlock()
+	for {
+		done, holder, err := l.commit(ctx, clientv3.Compare(clientv3.ModRevision(l.name), "=", revision), op)
+		switch {
+		case err != nil:
+			return 0, err
+		case done != 0:
+			return done, nil
+		case holder.kv == nil:
+			return 0, bellwether.ErrLeaseLost
+		}
+		if held, ok := adapter.DecodeAnnouncement(holder.kv.Value); !ok || held.Token != l.token {
+			return 0, bellwether.ErrLeaseLost
+		}
+		revision = holder.kv.ModRevision
+	}
+}
+
+// A look is a key as a transaction has found it.
+type look struct {
+	kv       *mvccpb.KeyValue // nil if the key was not there
+	revision int64            // of etcd as a whole, then
+}
+
+// commit carries op out if the comparison holds and returns the revision at
+// which it did; else it returns 0 and what the key is instead. Either way it is
+// one transaction.
+//
+// A request without an answer may have been carried out, so etcd's client does
+// not repeat it. Here it can be, once, for a lost connection or leader: the
+// second attempt either finds the first one's traces under this lease's token,
+// or does what the first one has not done.
+func (l *lease) commit(ctx context.Context, cmp clientv3.Cmp, op clientv3.Op) (done int64, found look, err error) {
+	for attempt := 0; ; attempt++ {
+		resp, err := l.locker.client.Txn(ctx).If(cmp).Then(op).Else(clientv3.OpGet(l.name)).Commit()
+		switch {
+		case err == nil && resp.Succeeded:
+			return resp.Header.Revision, look{}, nil
+		case err == nil:
+			found.revision = resp.Header.Revision
+			if kvs := resp.Responses[0].GetResponseRange().GetKvs(); len(kvs) > 0 {
+				found.kv = kvs[0]
+			}
+			return 0, found, nil
+		case ctx.Err() != nil:
+			return 0, look{}, context.Cause(ctx)
+		case attempt > 0 || !unavailable(err):
+			return 0, look{}, err
+		}
+	}
+}
+
+// unavailable reports whether err says that nobody knows what became of the
+// request, and that another attempt may be answered.
+func unavailable(err error) bool {
+	var e rpctypes.EtcdError
+	if errors.As(err, &e) {
+		return e.Code() == codes.Unavailable
+	}
+	return status.Code(err) == codes.Unavailable
+}
+
+// wrap says what was being done when the engine failed. What the contract
+// names goes through as it is.
+func (l *lease) wrap(doing string, err error) error {
+	if err == nil || errors.Is(err, bellwether.ErrHeld) || errors.Is(err, bellwether.ErrLeaseLost) {
+		return err
+	}
+	return fmt.Errorf("etcdlock: %s %s: %w", doing, l.name, err)
+}

@@ -1,0 +1,551 @@
+package etcdlock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/internal/adapter"
+	"github.com/bellwether-go/bellwether/internal/testserver"
+	"github.com/bellwether-go/bellwether/lockers/etcdlock"
+	"github.com/bellwether-go/bellwether/lockers/lockertest"
+)
+
+func newClient(tb testing.TB, addr string, options ...grpc.DialOption) *clientv3.Client {
+	tb.Helper()
+	client, err := clientv3.New(clientv3.Config{Endpoints: []string{addr}, Logger: zap.NewNop(), DialOptions: options})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { client.Close() })
+	return client
+}
+
+// newLocker returns a Locker with a client of its own, as another process
+// would have it.
+func newLocker(tb testing.TB, addr string, options ...grpc.DialOption) *etcdlock.Locker {
+	tb.Helper()
+	l := etcdlock.New(newClient(tb, addr, options...))
+	tb.Cleanup(func() { l.Close() })
+	return l
+}
+
+// ownServer returns a server that the test may stop and kill.
+func ownServer(t *testing.T) *testserver.Server {
+	t.Helper()
+	server := testserver.Etcd(t)
+	if !server.Own() {
+		t.Skip("BELLWETHER_ETCD names a server that is not the test's to stop, or to count the keys of")
+	}
+	return server
+}
+
+// requests counts what a client asks, by method, and can lose a reply.
+type requests struct {
+	mu   sync.Mutex // guards what follows
+	n    map[string]int
+	lose string // the method of which a reply is lost,
+	skip int    // after that many others
+}
+
+func (r *requests) intercept() grpc.DialOption {
+	return grpc.WithChainUnaryInterceptor(func(ctx context.Context, path string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		method := path[strings.LastIndex(path, "/")+1:]
+		err := invoke(ctx, path, req, reply, cc, opts...)
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if r.n == nil {
+			r.n = map[string]int{}
+		}
+		r.n[method]++
+		if err == nil && r.lose == method {
+			if r.skip--; r.skip >= 0 {
+				return nil
+			}
+			r.lose = ""
+			return status.Error(codes.Unavailable, "the test has lost the reply")
+		}
+		return err
+	})
+}
+
+// since returns the counts and begins anew.
+func (r *requests) since() map[string]int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	n := r.n
+	r.n = nil
+	return n
+}
+
+// loseReply loses the reply to a transaction, after so many others.
+func (r *requests) loseReply(after int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.lose, r.skip = "Txn", after
+}
+
+func (r *requests) armed() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.lose != ""
+}
+
+func newKey() string { return "etcdlock:" + adapter.Token() }
+
+func name(key string) string { return "bellwether/leases/" + key }
+
+func acquire(t *testing.T, l bellwether.Locker, key string, ttl time.Duration) bellwether.Lease {
+	t.Helper()
+	lease, err := l.TryAcquire(t.Context(), key, ttl)
+	if err != nil {
+		t.Fatalf("TryAcquire: %v", err)
+	}
+	return lease
+}
+
+func mustBeHeld(t *testing.T, l bellwether.Locker, key string) *bellwether.HeldError {
+	t.Helper()
+	_, err := l.TryAcquire(t.Context(), key, time.Minute)
+	var held *bellwether.HeldError
+	if !errors.As(err, &held) {
+		t.Fatalf("TryAcquire: err = %v, want a *HeldError", err)
+	}
+	return held
+}
+
+func mustBeLost(t *testing.T, what string, err error) {
+	t.Helper()
+	if !errors.Is(err, bellwether.ErrLeaseLost) {
+		t.Errorf("%s: err = %v, want ErrLeaseLost", what, err)
+	}
+}
+
+func watch(t *testing.T, l *etcdlock.Locker, held *bellwether.HeldError) <-chan struct{} {
+	t.Helper()
+	freed, err := l.Watch(t.Context(), held)
+	if err != nil {
+		t.Fatalf("Watch: %v", err)
+	}
+	return freed
+}
+
+func mustClose(t *testing.T, what string, freed <-chan struct{}) {
+	t.Helper()
+	select {
+	case <-freed:
+	case <-time.After(10 * time.Second):
+		t.Fatalf("%s: not woken", what)
+	}
+}
+
+func mustStayOpen(t *testing.T, what string, freed <-chan struct{}, d time.Duration) {
+	t.Helper()
+	select {
+	case <-freed:
+		t.Fatalf("%s: woken", what)
+	case <-time.After(d):
+	}
+}
+
+// eventually waits for what etcd brings about.
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for start := time.Now(); !ok(); time.Sleep(10 * time.Millisecond) {
+		if time.Since(start) > 10*time.Second {
+			t.Fatalf("not within %v: %s", time.Since(start), what)
+		}
+	}
+}
+
+func token(l bellwether.Lease) uint64 { return l.(bellwether.Tokener).Token() }
+
+func TestConformance(t *testing.T) {
+	t.Parallel()
+	server := testserver.Etcd(t)
+	lockertest.Run(t, func(tb testing.TB) bellwether.Locker { return newLocker(tb, server.Addr) })
+}
+
+func TestRequests(t *testing.T) {
+	t.Parallel()
+	server := testserver.Etcd(t)
+	var sent requests
+	a, b := newLocker(t, server.Addr, sent.intercept()), newLocker(t, server.Addr)
+	key := newKey()
+	acquire(t, b, newKey(), time.Minute) // b has its etcd lease
+
+	var lease bellwether.Lease
+	var held *bellwether.HeldError
+	take := func() (err error) {
+		lease, err = a.TryAcquire(t.Context(), key, time.Minute)
+		return err
+	}
+	var others bellwether.Lease
+	for _, step := range []struct {
+		name string
+		do   func() error
+		want map[string]int
+	}{
+		{"the first acquire of a Locker", take, map[string]int{"LeaseGrant": 1, "Txn": 1}},
+		{"renew", func() error { return lease.Renew(t.Context(), time.Minute) }, map[string]int{"Txn": 1}},
+		{"renew again", func() error { return lease.Renew(t.Context(), time.Minute) }, map[string]int{"Txn": 1}},
+		{"release", func() error { return lease.Release(t.Context()) }, map[string]int{"Txn": 1}},
+		{"release again", func() error {
+			mustBeLost(t, "second Release", lease.Release(t.Context()))
+			return nil
+		}, map[string]int{"Txn": 1}},
+		{"acquire", take, map[string]int{"Txn": 1}},
+		{"release", func() error { return lease.Release(t.Context()) }, map[string]int{"Txn": 1}},
+		{"try a held lease", func() error {
+			others = acquire(t, b, key, time.Minute)
+			held = mustBeHeld(t, a, key)
+			return nil
+		}, map[string]int{"Txn": 1}},
+		{"watch", func() error {
+			freed := watch(t, a, held)
+			if err := others.Release(t.Context()); err != nil {
+				return err
+			}
+			mustClose(t, "after a release", freed)
+			return nil
+		}, nil},
+		{"see a lease that its holder leaves to itself", func() error {
+			acquire(t, b, key, 50*time.Millisecond)
+			time.Sleep(time.Until(mustBeHeld(t, a, key).Until))
+			return nil
+		}, map[string]int{"Txn": 1}},
+		{"take over", take, map[string]int{"Txn": 2}},
+	} {
+		sent.since()
+		if err := step.do(); err != nil {
+			t.Fatalf("%s: %v", step.name, err)
+		}
+		if got := sent.since(); !maps.Equal(got, step.want) {
+			t.Errorf("%s: requests %v, want %v", step.name, got, step.want)
+		}
+	}
+}
+
+func TestToken(t *testing.T) {
+	t.Parallel()
+	server := testserver.Etcd(t)
+	a, b, client := newLocker(t, server.Addr), newLocker(t, server.Addr), newClient(t, server.Addr)
+	key := newKey()
+	first := acquire(t, a, key, time.Minute)
+	resp, err := client.Get(t.Context(), name(key))
+	if err != nil {
+		t.Fatal(err)
+	}
+	created := uint64(resp.Kvs[0].CreateRevision)
+	if token(first) != created {
+		t.Errorf("token %d, want the create revision, %d", token(first), created)
+	}
+	if err := first.Renew(t.Context(), 100*time.Millisecond); err != nil {
+		t.Fatal(err)
+	}
+	if token(first) != created {
+		t.Errorf("token %d after a renewal, want %d still", token(first), created)
+	}
+	time.Sleep(time.Until(mustBeHeld(t, b, key).Until))
+	second := acquire(t, b, key, time.Minute) // a takeover does not change the create revision
+	if token(second) <= token(first) {
+		t.Errorf("token %d after a takeover from %d", token(second), token(first))
+	}
+	if err := second.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if third := acquire(t, a, key, time.Minute); token(third) <= token(second) {
+		t.Errorf("token %d after the release of %d", token(third), token(second))
+	}
+}
+
+// TestOneClient has two Lockers on one client, and so on one connection.
+func TestOneClient(t *testing.T) {
+	t.Parallel()
+	server := testserver.Etcd(t)
+	client := newClient(t, server.Addr)
+	a, b, key := etcdlock.New(client), etcdlock.New(client), newKey()
+	defer a.Close()
+	defer b.Close()
+	lease := acquire(t, a, key, time.Minute)
+	mustBeHeld(t, a, key)
+	freed := watch(t, b, mustBeHeld(t, b, key))
+	if _, err := b.Watch(t.Context(), mustBeHeld(t, a, key)); err == nil {
+		t.Error("Watch of what another Locker has seen: no error")
+	}
+	if err := lease.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	mustClose(t, "after the release", freed)
+	acquire(t, b, key, time.Minute)
+	mustBeHeld(t, a, key)
+}
+
+func TestPrefix(t *testing.T) {
+	t.Parallel()
+	server := testserver.Etcd(t)
+	l, key := newLocker(t, server.Addr), newKey()
+	l.Prefix = "shop/"
+	acquire(t, l, key, time.Minute)
+	resp, err := newClient(t, server.Addr).Get(t.Context(), "shop/"+key)
+	if err != nil || resp.Count != 1 {
+		t.Fatalf("%v, %v; want a lease under the prefix", resp, err)
+	}
+	acquire(t, newLocker(t, server.Addr), key, time.Minute) // another prefix is another key
+}
+
+func TestTTL_OverAHundredYears(t *testing.T) {
+	t.Parallel()
+	server := testserver.Etcd(t)
+	a, b, key := newLocker(t, server.Addr), newLocker(t, server.Addr), newKey()
+	const years = 250 * 365 * 24 * time.Hour
+	lease := acquire(t, a, key, years)
+	if limit := time.Now().Add(101 * 365 * 24 * time.Hour); mustBeHeld(t, b, key).Until.After(limit) {
+		t.Error("the lease is announced to be longer than its holder believes")
+	}
+	if err := lease.Renew(t.Context(), years); err != nil {
+		t.Fatal(err)
+	}
+	if err := lease.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestForeignValue(t *testing.T) {
+	t.Parallel()
+	server := testserver.Etcd(t)
+	l, client := newLocker(t, server.Addr), newClient(t, server.Addr)
+	for _, v := range []string{"", "x", "x y z", "x 1", "x 1 2 3", "x 0 0", "x -1 0", " 1 0", "x 99999999999999999999 0", "x 99999999999999 0"} {
+		key := newKey()
+		if _, err := client.Put(t.Context(), name(key), v); err != nil {
+			t.Fatal(err)
+		}
+		_, err := l.TryAcquire(t.Context(), key, time.Minute)
+		if err == nil || errors.Is(err, bellwether.ErrHeld) || !strings.Contains(err.Error(), name(key)) {
+			t.Errorf("value %q: err = %v, want one that names the key", v, err)
+		}
+	}
+}
+
+func TestRenewed_WhileWatched(t *testing.T) {
+	t.Parallel()
+	server := testserver.Etcd(t)
+	a, b, key := newLocker(t, server.Addr), newLocker(t, server.Addr), newKey()
+	const ttl = 3 * time.Second
+	lease := acquire(t, a, key, ttl)
+	freed := watch(t, b, mustBeHeld(t, b, key))
+	time.Sleep(ttl / 6)
+	renewed := time.Now()
+	if err := lease.Renew(t.Context(), ttl); err != nil {
+		t.Fatal(err)
+	}
+	// The watcher hears of it at once, and does not wake. So it counts from
+	// then, and not from when it looks.
+	mustStayOpen(t, "a renewal", freed, ttl/2)
+	looked := time.Now()
+	until := mustBeHeld(t, b, key).Until
+	if until.Before(renewed.Add(ttl)) {
+		t.Errorf("Until of a renewed lease is %v before its end", renewed.Add(ttl).Sub(until))
+	}
+	if !until.Before(looked.Add(ttl)) {
+		t.Errorf("Until is %v after the end of a lease whose renewal was watched", until.Sub(renewed.Add(ttl)))
+	}
+	// The holder dies. Nobody tells; the key is taken when Until is over.
+	time.Sleep(time.Until(until))
+	acquire(t, b, key, time.Minute)
+	mustBeLost(t, "Renew of a lease that was taken over", lease.Renew(t.Context(), ttl))
+}
+
+func TestSweeper_OutlivesItsKeysAndNotByMuch(t *testing.T) {
+	t.Parallel()
+	server := testserver.Etcd(t)
+	client := newClient(t, server.Addr)
+	for _, ttl := range []time.Duration{50 * time.Millisecond, time.Second, 1500 * time.Millisecond, 5 * time.Second, time.Minute, 24 * time.Hour} {
+		l, key := newLocker(t, server.Addr), newKey()
+		end := time.Now().Add(ttl)
+		acquire(t, l, key, ttl)
+		resp, err := client.Get(t.Context(), name(key))
+		if err != nil || len(resp.Kvs) != 1 {
+			t.Fatalf("%v, %v", resp, err)
+		}
+		sweeper, err := client.TimeToLive(t.Context(), clientv3.LeaseID(resp.Kvs[0].Lease))
+		if err != nil {
+			t.Fatal(err)
+		}
+		swept := time.Now().Add(time.Duration(sweeper.TTL) * time.Second) // rounded down by etcd
+		if swept.Before(end) || swept.After(end.Add(ttl+12*time.Second)) {
+			t.Errorf("a key with a lease of %v would be swept up %v after its end", ttl, swept.Sub(end))
+		}
+	}
+}
+
+func TestSweeper_RevokedByAnother(t *testing.T) {
+	t.Parallel()
+	server := testserver.Etcd(t)
+	a, b, client := newLocker(t, server.Addr), newLocker(t, server.Addr), newClient(t, server.Addr)
+	revoke := func(key string) {
+		t.Helper()
+		resp, err := client.Get(t.Context(), name(key))
+		if err != nil || len(resp.Kvs) != 1 {
+			t.Fatalf("%v, %v", resp, err)
+		}
+		if _, err := client.Revoke(t.Context(), clientv3.LeaseID(resp.Kvs[0].Lease)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	key, other := newKey(), newKey()
+	lease, kept := acquire(t, a, key, time.Minute), acquire(t, a, other, time.Minute)
+	freed := watch(t, b, mustBeHeld(t, b, key))
+	revoke(key)
+	mustClose(t, "a deletion by the end of the etcd lease", freed)
+	mustBeLost(t, "Renew of a key that was swept up", lease.Renew(t.Context(), time.Minute))
+	mustBeLost(t, "Release of a key that was swept up", lease.Release(t.Context()))
+	mustBeLost(t, "Release of another key that was swept up", kept.Release(t.Context()))
+	lease = acquire(t, a, key, time.Minute) // with a new etcd lease
+	mustBeHeld(t, b, key)
+
+	// A renewal finds out too: the lease's key hangs on another's sweeper.
+	resp, err := client.Get(t.Context(), name(key))
+	if err != nil {
+		t.Fatal(err)
+	}
+	gone := clientv3.LeaseID(resp.Kvs[0].Lease)
+	if _, err := client.Put(t.Context(), name(key), string(resp.Kvs[0].Value)); err != nil { // hangs on none
+		t.Fatal(err)
+	}
+	if _, err := client.Revoke(t.Context(), gone); err != nil {
+		t.Fatal(err)
+	}
+	if err := lease.Renew(t.Context(), time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	mustBeHeld(t, b, key)
+	if err := lease.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestClose_KeepsWhatIsHeld(t *testing.T) {
+	t.Parallel()
+	server := ownServer(t)
+	a, b, client := newLocker(t, server.Addr), newLocker(t, server.Addr), newClient(t, server.Addr)
+	key := newKey()
+	lease := acquire(t, a, key, time.Minute)
+	freed := watch(t, a, mustBeHeld(t, a, key))
+	acquire(t, a, newKey(), time.Second).Release(t.Context()) // on an etcd lease of its own
+	for range 2 {
+		if err := a.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mustClose(t, "Close", freed)
+	leases, err := client.Leases(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(leases.Leases) != 1 {
+		t.Errorf("%d etcd leases, want the one of the held key", len(leases.Leases))
+	}
+	held := mustBeHeld(t, b, key)
+	if _, err := a.Watch(t.Context(), mustBeHeld(t, a, key)); err == nil {
+		t.Error("Watch of a closed Locker: no error")
+	}
+	freed = watch(t, b, held)
+	if err := lease.Renew(t.Context(), time.Minute); err != nil {
+		t.Errorf("Renew after Close: %v", err)
+	}
+	if err := lease.Release(t.Context()); err != nil {
+		t.Errorf("Release after Close: %v", err)
+	}
+	mustClose(t, "the release", freed)
+}
+
+// TestCycles_LeaveNothing takes and releases ten thousand leases.
+func TestCycles_LeaveNothing(t *testing.T) {
+	t.Parallel()
+	server := ownServer(t)
+	client := newClient(t, server.Addr)
+	lockers := []*etcdlock.Locker{newLocker(t, server.Addr), newLocker(t, server.Addr)}
+	var wg sync.WaitGroup
+	var next atomic.Int64
+	for i := range 200 {
+		wg.Go(func() {
+			for n := next.Add(1); n <= 10_000; n = next.Add(1) {
+				lease, err := lockers[i%2].TryAcquire(t.Context(), fmt.Sprint("cycle", n), 5*time.Second)
+				if err == nil {
+					err = lease.Release(t.Context())
+				}
+				if err != nil {
+					t.Errorf("cycle %d: %v", n, err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	count := func() (keys int64, leases int) {
+		k, err := client.Get(t.Context(), "", clientv3.WithPrefix(), clientv3.WithCountOnly())
+		if err != nil {
+			t.Fatal(err)
+		}
+		l, err := client.Leases(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return k.Count, len(l.Leases)
+	}
+	keys, leases := count()
+	if keys != 0 || leases > 10 {
+		t.Errorf("%d keys and %d etcd leases while the lockers are open, want none and a few", keys, leases)
+	}
+	t.Logf("%d etcd leases while the lockers are open", leases)
+	for _, l := range lockers {
+		l.Close()
+	}
+	if keys, leases := count(); keys != 0 || leases != 0 {
+		t.Errorf("%d keys and %d etcd leases are left, want none", keys, leases)
+	}
+}
+
+func TestTryAcquire_ContextEndsInTheMiddle(t *testing.T) {
+	t.Parallel()
+	server := ownServer(t)
+	client := newClient(t, server.Addr)
+	lockers := []*etcdlock.Locker{newLocker(t, server.Addr), newLocker(t, server.Addr)}
+	gaveUp := 0
+	for i := range 300 {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i%60)*25*time.Microsecond)
+		lease, err := lockers[i%2].TryAcquire(ctx, fmt.Sprint("middle", i), time.Hour)
+		switch {
+		case err == nil:
+			if err := lease.Release(t.Context()); err != nil {
+				t.Errorf("Release: %v", err)
+			}
+		case !errors.Is(err, context.DeadlineExceeded):
+			t.Errorf("err = %v, want the context's", err)
+		default:
+			gaveUp++
+		}
+		cancel()
+	}
+	if gaveUp == 0 {
+		t.Error("no context ended in the middle: the test tests nothing")
+	}
+	eventually(t, "no key that nobody holds", func() bool {
+		resp, err := client.Get(t.Context(), "", clientv3.WithPrefix(), clientv3.WithCountOnly())
+		return err == nil && resp.Count == 0
+	})
+}

@@ -1,0 +1,476 @@
+package etcdlock_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/internal/testserver"
+	"github.com/bellwether-go/bellwether/lockers/etcdlock"
+)
+
+// The tests here kill, stop and starve the server, lose its replies, and count
+// what a herd costs it.
+
+func TestSilentServer(t *testing.T) {
+	t.Parallel()
+	server := ownServer(t)
+	a, b := newLocker(t, server.Addr), newLocker(t, server.Addr)
+	held, released, free := newKey(), newKey(), newKey()
+	lease, gone := acquire(t, a, held, time.Minute), acquire(t, a, released, time.Minute)
+	seen := mustBeHeld(t, b, held)
+
+	server.Signal(syscall.SIGSTOP)
+	young := newLocker(t, server.Addr) // has no connection and no etcd lease
+	for name, call := range map[string]func(context.Context) error{
+		"TryAcquire": func(ctx context.Context) error {
+			_, err := a.TryAcquire(ctx, free, time.Minute)
+			return err
+		},
+		"TryAcquire of a young Locker": func(ctx context.Context) error {
+			_, err := young.TryAcquire(ctx, free, time.Minute)
+			return err
+		},
+		"Renew":   func(ctx context.Context) error { return lease.Renew(ctx, time.Minute) },
+		"Release": func(ctx context.Context) error { return gone.Release(ctx) },
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		start := time.Now()
+		if err := call(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%s: err = %v, want the context's", name, err)
+		}
+		if took := time.Since(start); took > time.Second {
+			t.Errorf("%s took %v with a context of 50ms", name, took)
+		}
+		cancel()
+	}
+	start := time.Now()
+	freed := watch(t, b, seen)
+	if took := time.Since(start); took > time.Second {
+		t.Errorf("Watch took %v: it does not wait", took)
+	}
+	start = time.Now()
+	young.Close()
+	if took := time.Since(start); took > 3*time.Second {
+		t.Errorf("Close took %v", took)
+	}
+	server.Signal(syscall.SIGCONT)
+
+	// The acquires that were given up have no lease; nor has the released one.
+	for _, key := range []string{free, released} {
+		eventually(t, "no lease without a holder", func() bool {
+			_, err := b.TryAcquire(t.Context(), key, time.Minute)
+			return err == nil
+		})
+	}
+	// The watch that was begun in the dark is there.
+	mustStayOpen(t, "a watch of a held lease", freed, 50*time.Millisecond)
+	if err := lease.Release(t.Context()); err != nil {
+		t.Errorf("Release after a renewal that was given up: %v", err)
+	}
+	mustClose(t, "the release", freed)
+}
+
+func TestKilledServer_KeepsLeasesAndWatches(t *testing.T) {
+	t.Parallel()
+	server := ownServer(t)
+	a, b, key := newLocker(t, server.Addr), newLocker(t, server.Addr), newKey()
+	lease := acquire(t, a, key, time.Minute)
+	freed := watch(t, b, mustBeHeld(t, b, key))
+	before := token(lease)
+
+	idle := newLocker(t, server.Addr)
+	if err := acquire(t, idle, newKey(), time.Minute).Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+
+	server.Kill()
+	young := newLocker(t, server.Addr)
+	var wg sync.WaitGroup
+	for name, call := range map[string]func(context.Context) error{
+		"TryAcquire":                   func(ctx context.Context) error { _, err := a.TryAcquire(ctx, key, time.Minute); return err },
+		"TryAcquire of a young Locker": func(ctx context.Context) error { _, err := young.TryAcquire(ctx, key, time.Minute); return err },
+		"Renew":                        func(ctx context.Context) error { return lease.Renew(ctx, time.Minute) },
+	} {
+		wg.Go(func() {
+			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+			defer cancel()
+			if err := call(ctx); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("%s without a server: err = %v, want the context's", name, err)
+			}
+		})
+	}
+	wg.Wait()
+	for what, l := range map[string]*etcdlock.Locker{"without": young, "with": idle} {
+		start := time.Now()
+		l.Close()
+		if took := time.Since(start); took > 2*time.Second {
+			t.Errorf("Close of a Locker %s an etcd lease took %v without a server", what, took)
+		}
+	}
+	server.Start()
+
+	eventually(t, "the lease is there after the restart", func() bool {
+		_, err := b.TryAcquire(t.Context(), key, time.Minute)
+		if err == nil {
+			t.Fatal("the restart has freed the lease")
+		}
+		return errors.Is(err, bellwether.ErrHeld)
+	})
+	if err := lease.Renew(t.Context(), time.Minute); err != nil {
+		t.Errorf("Renew after the restart: %v", err)
+	}
+	if token(lease) != before {
+		t.Errorf("token %d after the restart, %d before", token(lease), before)
+	}
+	mustStayOpen(t, "a watch over a restart", freed, 100*time.Millisecond)
+	if err := lease.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	mustClose(t, "the release, watched since before the restart", freed)
+	if after := token(acquire(t, b, key, time.Minute)); after <= before {
+		t.Errorf("token %d after the restart, %d before", after, before)
+	}
+}
+
+// TestServerBack has a client that would wait a minute before it connects
+// again, as any does after a long outage.
+func TestServerBack(t *testing.T) {
+	t.Parallel()
+	server := ownServer(t)
+	l := newLocker(t, server.Addr, grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: time.Minute, MaxDelay: time.Minute}}))
+	try := func() error {
+		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+		defer cancel()
+		lease, err := l.TryAcquire(ctx, newKey(), time.Minute)
+		if err == nil {
+			err = lease.Release(ctx)
+		}
+		return err
+	}
+	eventually(t, "acquire", func() bool { return try() == nil })
+	server.Kill()
+	for range 5 {
+		if err := try(); err == nil {
+			t.Fatal("an acquire without a server")
+		}
+	}
+	server.Start()
+	eventually(t, "acquire again", func() bool { return try() == nil })
+}
+
+// TestReplyLost has each request carried out without its sender hearing of it.
+func TestReplyLost(t *testing.T) {
+	t.Parallel()
+	server := testserver.Etcd(t)
+	var sent requests
+	a, b := newLocker(t, server.Addr, sent.intercept()), newLocker(t, server.Addr)
+	acquire(t, a, newKey(), time.Minute) // a has its etcd lease
+	lost := func(t *testing.T) {
+		t.Helper()
+		if sent.armed() {
+			t.Fatal("no reply was lost: the test tests nothing")
+		}
+	}
+
+	t.Run("to an acquire", func(t *testing.T) {
+		key := newKey()
+		sent.loseReply(0)
+		lease := acquire(t, a, key, time.Minute)
+		lost(t)
+		mustBeHeld(t, b, key)
+		if err := lease.Renew(t.Context(), time.Minute); err != nil {
+			t.Errorf("Renew: %v", err)
+		}
+		if err := lease.Release(t.Context()); err != nil {
+			t.Errorf("Release: %v", err)
+		}
+	})
+	t.Run("to a refused acquire", func(t *testing.T) {
+		key := newKey()
+		acquire(t, b, key, time.Minute)
+		sent.loseReply(0)
+		mustBeHeld(t, a, key)
+		lost(t)
+	})
+	t.Run("to a takeover", func(t *testing.T) {
+		key := newKey()
+		acquire(t, b, key, 50*time.Millisecond)
+		time.Sleep(time.Until(mustBeHeld(t, a, key).Until))
+		sent.loseReply(1) // the first transaction is the look
+		lease := acquire(t, a, key, time.Minute)
+		lost(t)
+		mustBeHeld(t, b, key)
+		if err := lease.Release(t.Context()); err != nil {
+			t.Errorf("Release: %v", err)
+		}
+	})
+	t.Run("to a renewal", func(t *testing.T) {
+		key := newKey()
+		lease := acquire(t, a, key, time.Minute)
+		sent.loseReply(0)
+		if err := lease.Renew(t.Context(), time.Minute); err != nil {
+			t.Errorf("Renew: %v", err)
+		}
+		lost(t)
+		if err := lease.Release(t.Context()); err != nil {
+			t.Errorf("Release: %v", err)
+		}
+	})
+	t.Run("to a release", func(t *testing.T) {
+		key := newKey()
+		lease := acquire(t, a, key, time.Minute)
+		sent.loseReply(0)
+		mustBeLost(t, "Release whose first attempt has freed the lease", lease.Release(t.Context()))
+		lost(t)
+		acquire(t, b, key, time.Minute)
+	})
+	t.Run("with the connection", func(t *testing.T) {
+		proxy := testserver.NewProxy(t, server.Addr)
+		a := newLocker(t, proxy.Addr)
+		acquire(t, a, newKey(), time.Minute)
+		for range 5 {
+			key := newKey()
+			proxy.SwallowReplyTo(name(key))
+			lease := acquire(t, a, key, time.Minute)
+			if proxy.Armed() {
+				t.Fatal("no connection was lost: the test tests nothing")
+			}
+			mustBeHeld(t, b, key)
+			if err := lease.Release(t.Context()); err != nil {
+				t.Errorf("Release: %v", err)
+			}
+		}
+	})
+}
+
+// metric returns a number that the server publishes.
+func metric(t *testing.T, server *testserver.Server, name string) int {
+	t.Helper()
+	resp, err := http.Get("http://" + server.Addr + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	defer http.DefaultClient.CloseIdleConnections()
+	for lines := bufio.NewScanner(resp.Body); lines.Scan(); {
+		if value, ok := strings.CutPrefix(lines.Text(), name+" "); ok {
+			n, err := strconv.ParseFloat(value, 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return int(n)
+		}
+	}
+	t.Fatalf("the server does not publish %s", name)
+	return 0
+}
+
+func TestWatch_OncePerProcessAndKey(t *testing.T) {
+	t.Parallel()
+	const processes, waiters = 4, 1000
+	server := ownServer(t)
+	watchers := func() int { return metric(t, server, "etcd_debugging_mvcc_watcher_total") }
+	key := newKey()
+	lease := acquire(t, newLocker(t, server.Addr), key, time.Minute)
+	before := watchers()
+	freed := make([]<-chan struct{}, waiters)
+	var wg sync.WaitGroup
+	for p := range processes {
+		l := newLocker(t, server.Addr)
+		for i := p; i < waiters; i += processes {
+			wg.Go(func() {
+				_, err := l.TryAcquire(t.Context(), key, time.Minute)
+				var held *bellwether.HeldError
+				if !errors.As(err, &held) {
+					t.Errorf("TryAcquire: err = %v, want a *HeldError", err)
+					return
+				}
+				if freed[i], err = l.Watch(t.Context(), held); err != nil {
+					t.Errorf("Watch: %v", err)
+				}
+			})
+		}
+	}
+	wg.Wait()
+	if t.Failed() {
+		t.FailNow()
+	}
+	eventually(t, "every process watches", func() bool { return watchers()-before >= processes })
+	time.Sleep(200 * time.Millisecond)
+	if n := watchers() - before; n != processes {
+		t.Errorf("%d watches for %d waiters in %d processes, want one for each process", n, waiters, processes)
+	}
+	if err := lease.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range freed {
+		mustClose(t, "one of many", c)
+	}
+	eventually(t, "no watch is left", func() bool { return watchers() == before })
+}
+
+// TestWatch_FromWhatWasSeen has watches that begin long after the look, when
+// the key has changed hands and back, beside one that began before.
+func TestWatch_FromWhatWasSeen(t *testing.T) {
+	t.Parallel()
+	server := testserver.Etcd(t)
+	a, b, key := newLocker(t, server.Addr), newLocker(t, server.Addr), newKey()
+	first := acquire(t, a, key, time.Minute)
+	early := mustBeHeld(t, b, key)
+	if err := first.Renew(t.Context(), time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	late := mustBeHeld(t, b, key)
+	fromLate := watch(t, b, late)   // the stream begins here,
+	fromEarly := watch(t, b, early) // and serves who has seen the same lease earlier
+	mustStayOpen(t, "the watch of an earlier look", fromEarly, 100*time.Millisecond)
+	if err := first.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	mustClose(t, "the release", fromLate)
+	mustClose(t, "the release", fromEarly)
+
+	second := acquire(t, a, key, time.Minute)
+	now := watch(t, b, mustBeHeld(t, b, key))
+	mustClose(t, "a watch of the lease before, beside one of the present", watch(t, b, early))
+	mustStayOpen(t, "the watch of the present lease", now, 100*time.Millisecond)
+	if err := second.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	mustClose(t, "the release", now)
+	mustClose(t, "a watch that begins after all is over", watch(t, b, early))
+}
+
+func TestWatch_Compacted(t *testing.T) {
+	t.Parallel()
+	server := testserver.Etcd(t)
+	a, b, client := newLocker(t, server.Addr), newLocker(t, server.Addr), newClient(t, server.Addr)
+	key := newKey()
+	acquire(t, a, key, time.Minute)
+	held := mustBeHeld(t, b, key)
+	var revision int64
+	for range 3 {
+		resp, err := client.Put(t.Context(), newKey(), "x")
+		if err != nil {
+			t.Fatal(err)
+		}
+		revision = resp.Header.Revision
+	}
+	if _, err := client.Compact(t.Context(), revision, clientv3.WithCompactPhysical()); err != nil {
+		t.Fatal(err)
+	}
+	// What has happened since held cannot be known any more, so it wakes.
+	mustClose(t, "a watch whose beginning is compacted", watch(t, b, held))
+	freed := watch(t, b, mustBeHeld(t, b, key))
+	mustStayOpen(t, "a new watch", freed, 100*time.Millisecond)
+}
+
+func TestWatch_EndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	server := ownServer(t)
+	a, b, key := newLocker(t, server.Addr), newLocker(t, server.Addr), newKey()
+	acquire(t, a, key, time.Minute)
+	watchers := func() int { return metric(t, server, "etcd_debugging_mvcc_watcher_total") }
+	before := watchers()
+	ctx, cancel := context.WithCancel(t.Context())
+	for range 10 {
+		if _, err := b.Watch(ctx, mustBeHeld(t, b, key)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, "there is a watch", func() bool { return watchers() > before })
+	cancel()
+	eventually(t, "etcd has ended the watch", func() bool { return watchers() == before })
+}
+
+func TestClient_Closed(t *testing.T) {
+	t.Parallel()
+	server := testserver.Etcd(t)
+	client := newClient(t, server.Addr)
+	l, key := etcdlock.New(client), newKey()
+	lease := acquire(t, l, key, time.Minute)
+	freed := watch(t, l, mustBeHeld(t, l, key))
+	client.Close()
+	mustClose(t, "the end of the client", freed)
+	start := time.Now()
+	_, err := l.TryAcquire(t.Context(), newKey(), time.Minute)
+	for name, err := range map[string]error{
+		"TryAcquire": err,
+		"Renew":      lease.Renew(t.Context(), time.Minute),
+		"Release":    lease.Release(t.Context()),
+	} {
+		if err == nil || errors.Is(err, bellwether.ErrLeaseLost) || errors.Is(err, context.Canceled) {
+			t.Errorf("%s with a closed client: err = %v, want one that nobody takes for an answer or his context's", name, err)
+		}
+	}
+	l.Close()
+	if took := time.Since(start); took > 2*time.Second {
+		t.Errorf("three calls and Close took %v with a closed client", took)
+	}
+}
+
+// TestClose_WhileEtcdIsAway closes Lockers that watch, with their connection
+// lost and with it silent.
+func TestClose_WhileEtcdIsAway(t *testing.T) {
+	t.Parallel()
+	server := ownServer(t)
+	holder, key := newLocker(t, server.Addr), newKey()
+	acquire(t, holder, key, time.Minute)
+	for what, takeAway := range map[string]func(){
+		"silent": func() { server.Signal(syscall.SIGSTOP) },
+		"dead":   server.Kill,
+	} {
+		l := newLocker(t, server.Addr)
+		freed := watch(t, l, mustBeHeld(t, l, key))
+		mustStayOpen(t, "a held lease", freed, 100*time.Millisecond)
+		takeAway()
+		time.Sleep(100 * time.Millisecond) // the client notices, and tries again
+		start := time.Now()
+		l.Close()
+		if took := time.Since(start); took > 2*time.Second {
+			t.Errorf("etcd is %s: Close took %v", what, took)
+		}
+		mustClose(t, "Close", freed)
+		if what == "silent" {
+			server.Signal(syscall.SIGCONT)
+		} else {
+			server.Start()
+		}
+	}
+}
+
+func TestManyKeys_ShareFewEtcdLeases(t *testing.T) {
+	t.Parallel()
+	server := ownServer(t)
+	l, client := newLocker(t, server.Addr), newClient(t, server.Addr)
+	var wg sync.WaitGroup
+	for i := range 200 {
+		wg.Go(func() {
+			if _, err := l.TryAcquire(t.Context(), fmt.Sprint("key", i), time.Minute); err != nil {
+				t.Errorf("TryAcquire: %v", err)
+			}
+		})
+	}
+	wg.Wait()
+	leases, err := client.Leases(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(leases.Leases) != 1 {
+		t.Errorf("%d etcd leases for 200 keys taken at one time, want 1", len(leases.Leases))
+	}
+}

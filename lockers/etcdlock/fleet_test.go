@@ -1,0 +1,52 @@
+package etcdlock_test
+
+import (
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/internal/fleettest"
+	"github.com/bellwether-go/bellwether/internal/testserver"
+	"github.com/bellwether-go/bellwether/lockers/etcdlock"
+)
+
+// The tests here run real processes that share a store on another engine and
+// are elected by etcd.
+
+var fleets = []fleettest.Kind{
+	fleettest.Memcached.ElectedBy("etcd", testserver.Etcd, open),
+	fleettest.Redis.ElectedBy("etcd", testserver.Etcd, open),
+}
+
+// open makes a worker's locker.
+func open(addr string) (bellwether.Locker, error) {
+	client, err := clientv3.New(clientv3.Config{
+		Endpoints: []string{addr}, Logger: zap.NewNop(),
+		DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: time.Second,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return etcdlock.New(client), nil
+}
+
+func TestMain(m *testing.M) { fleettest.Main(m, fleets...) }
+
+func TestFleet_ColdKey(t *testing.T)      { fleettest.Each(t, fleets, fleettest.ColdKey) }
+func TestFleet_HolderKilled(t *testing.T) { fleettest.Each(t, fleets, fleettest.HolderKilled) }
+
+// One store is enough for what has nothing to do with the store.
+func TestFleet_HolderPausedPastItsLease(t *testing.T) {
+	fleettest.Each(t, fleets[1:], fleettest.HolderPausedPastItsLease)
+}
+
+func TestFleet_EtcdKilledUnderLoad(t *testing.T) {
+	fleettest.Each(t, fleets[1:], fleettest.EngineKilledUnderLoad)
+}
+
+func TestFleet_EtcdIsABlackHole(t *testing.T) {
+	fleettest.Each(t, fleets[1:], fleettest.BlackHole)
+}

@@ -1,0 +1,196 @@
+package etcdlock
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// leases is etcd's side of the sweepers, on the bubble's clock.
+type leases struct {
+	clientv3.Lease // what is not below is not called
+
+	takes time.Duration // for a grant
+	least int64         // the shortest it grants, in seconds
+	err   error
+
+	mu      sync.Mutex // guards what follows
+	granted int
+	ends    map[clientv3.LeaseID]time.Time
+}
+
+func (l *leases) Grant(ctx context.Context, ttl int64) (*clientv3.LeaseGrantResponse, error) {
+	select {
+	case <-time.After(l.takes):
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.err != nil {
+		return nil, l.err
+	}
+	ttl = max(ttl, l.least)
+	l.granted++
+	if l.ends == nil {
+		l.ends = map[clientv3.LeaseID]time.Time{}
+	}
+	id := clientv3.LeaseID(l.granted)
+	l.ends[id] = time.Now().Add(time.Duration(ttl) * time.Second)
+	return &clientv3.LeaseGrantResponse{ID: id, TTL: ttl}, nil
+}
+
+func (l *leases) Revoke(_ context.Context, id clientv3.LeaseID) (*clientv3.LeaseRevokeResponse, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.ends, id)
+	return &clientv3.LeaseRevokeResponse{}, nil
+}
+
+func newSweepers(l *leases) *sweepers {
+	return &sweepers{client: &clientv3.Client{Lease: l}}
+}
+
+func TestSweepers_OutliveTheirKeys(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		etcd := &leases{takes: 3 * time.Millisecond}
+		s := newSweepers(etcd)
+		const hours = 2
+		for start := time.Now(); time.Since(start) < hours*time.Hour; time.Sleep(777 * time.Millisecond) {
+			for _, ttl := range []time.Duration{50 * time.Millisecond, 5 * time.Second, time.Minute} {
+				end := time.Now().Add(ttl)
+				sweeper, err := s.take(t.Context(), ttl, end)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if swept := etcd.ends[sweeper.id]; swept.Before(end.Add(margin)) || swept.After(end.Add(ttl+sweepAfter+time.Second)) {
+					t.Fatalf("a key with a lease of %v would be swept up %v after its end", ttl, swept.Sub(end))
+				}
+				s.drop(sweeper)
+			}
+		}
+		// Three classes, each of which serves for at least nine seconds.
+		if most := 3 * hours * 3600 / 9; etcd.granted > most {
+			t.Errorf("%d etcd leases in %d hours, want at most %d", etcd.granted, hours, most)
+		}
+		if len(s.living) > 20 {
+			t.Errorf("%d etcd leases are remembered, most of which have ended", len(s.living))
+		}
+	})
+}
+
+func TestSweepers_OneForAHerd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		etcd := &leases{takes: time.Second}
+		s := newSweepers(etcd)
+		take := func(ctx context.Context) error {
+			_, err := s.take(ctx, time.Second, time.Now().Add(time.Second))
+			return err
+		}
+		herd := func(want error) {
+			t.Helper()
+			var wg sync.WaitGroup
+			for range 100 {
+				wg.Go(func() {
+					if err := take(t.Context()); !errors.Is(err, want) {
+						t.Errorf("err = %v, want %v", err, want)
+					}
+				})
+			}
+			wg.Wait()
+		}
+		herd(nil)
+		if etcd.granted != 1 {
+			t.Errorf("%d etcd leases for a herd, want 1", etcd.granted)
+		}
+
+		// A failure is the whole herd's, and the next call asks again.
+		time.Sleep(time.Minute)
+		etcd.err = errors.New("etcd is away")
+		start := time.Now()
+		herd(etcd.err)
+		if took := time.Since(start); took > time.Second {
+			t.Errorf("a herd took %v to learn what one request has learnt in a second", took)
+		}
+		etcd.err = nil
+		herd(nil)
+
+		// One who waits for another's request leaves with its own context.
+		time.Sleep(time.Minute)
+		first := make(chan error)
+		go func() { first <- take(t.Context()) }()
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		if err := take(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("err = %v, want the context's", err)
+		}
+		if err := <-first; err != nil {
+			t.Errorf("the one who asked: %v", err)
+		}
+	})
+}
+
+func TestSweepers_SlowGrant(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		// What takes long is over sooner: it counts from before it was asked for.
+		etcd := &leases{takes: 6 * time.Second, least: 2}
+		s := newSweepers(etcd)
+		end := time.Now().Add(8 * time.Second)
+		sweeper, err := s.take(t.Context(), 8*time.Second, end)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if sweeper.end.After(etcd.ends[sweeper.id]) {
+			t.Errorf("the etcd lease is taken to last %v longer than it does", sweeper.end.Sub(etcd.ends[sweeper.id]))
+		}
+		// Etcd may grant more than it was asked for.
+		etcd.takes, etcd.least = 0, 3600
+		if sweeper, err = s.take(t.Context(), time.Second, time.Now().Add(time.Second)); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(30 * time.Minute)
+		again, err := s.take(t.Context(), time.Second, time.Now().Add(time.Second))
+		if err != nil || again != sweeper {
+			t.Errorf("another etcd lease, %v, although the first lasts an hour", err)
+		}
+	})
+}
+
+func TestSweepers_CloseRevokesTheIdle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		etcd := &leases{}
+		s := newSweepers(etcd)
+		take := func(ttl time.Duration) *sweeper {
+			t.Helper()
+			sweeper, err := s.take(t.Context(), ttl, time.Now().Add(ttl))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return sweeper
+		}
+		idle, older := take(time.Second), take(time.Minute)
+		s.drop(idle)
+		time.Sleep(15 * time.Second)
+		held := take(time.Minute) // older has a key still, and no time left for new ones
+		if older == held {
+			t.Fatal("one etcd lease serves for longer than it may")
+		}
+		s.drop(older)
+		s.drop(nil)
+		s.close()
+		if _, there := etcd.ends[held.id]; !there {
+			t.Error("Close has revoked an etcd lease that a key hangs on")
+		}
+		if _, there := etcd.ends[older.id]; there {
+			t.Error("Close has left an etcd lease that no key hangs on")
+		}
+		s.close()
+		take(time.Second) // a closed Locker can still acquire
+	})
+}

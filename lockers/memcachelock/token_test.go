@@ -1,0 +1,203 @@
+package memcachelock_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/bradfitz/gomemcache/memcache"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/internal/testserver"
+	"github.com/bellwether-go/bellwether/lockers/lockertest"
+	"github.com/bellwether-go/bellwether/lockers/memcachelock"
+)
+
+func newTokenLocker(tb testing.TB, addr string) *memcachelock.Locker {
+	tb.Helper()
+	l := newLocker(tb, addr)
+	l.Tokens = true
+	return l
+}
+
+func token(t *testing.T, lease bellwether.Lease) uint64 {
+	t.Helper()
+	tokener, ok := lease.(bellwether.Tokener)
+	if !ok {
+		t.Fatal("the lease is no Tokener")
+	}
+	return tokener.Token()
+}
+
+func TestConformance_Tokens(t *testing.T) {
+	server := testserver.Memcached(t)
+	lockertest.Run(t, func(tb testing.TB) bellwether.Locker { return newTokenLocker(tb, server.Addr) })
+}
+
+func TestTokens_NotAskedFor(t *testing.T) {
+	server := testserver.Memcached(t)
+	lease := acquire(t, newLocker(t, server.Addr), newKey(), time.Minute)
+	if _, ok := lease.(bellwether.Tokener); ok {
+		t.Error("a lease without Tokens is a Tokener")
+	}
+}
+
+// TestTokens_CounterLost loses the counter by an eviction, and with its server.
+func TestTokens_CounterLost(t *testing.T) {
+	server := ownServer(t)
+	mc, l, key := newClient(t, server.Addr), newTokenLocker(t, server.Addr), newKey()
+	var last uint64
+	rises := func(what string) bellwether.Lease {
+		t.Helper()
+		lease := acquire(t, l, key, time.Minute)
+		now := token(t, lease)
+		if now <= last {
+			t.Errorf("%s: token %d after %d", what, now, last)
+		}
+		last = now
+		return lease
+	}
+	for range 5 {
+		if err := rises("on and on").Release(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := mc.Delete("bellwether:" + key + ":token"); err != nil {
+		t.Fatal(err)
+	}
+	rises("after the eviction")
+	server.Restart()
+	l = newTokenLocker(t, server.Addr) // whose connections are not the old ones
+	rises("after a restart")
+}
+
+// TestTokens_DrawnTooLate holds the holder up between its lease and its token,
+// until another may have drawn one.
+func TestTokens_DrawnTooLate(t *testing.T) {
+	server := ownServer(t)
+	a, b, key := newTokenLocker(t, server.Addr), newTokenLocker(t, server.Addr), newKey()
+	gate := newGate(t, server.Addr, "incr bellwether:"+key)
+	slow := newTokenLocker(t, gate.addr)
+
+	result := make(chan error)
+	go func() {
+		_, err := slow.TryAcquire(t.Context(), key, 200*time.Millisecond)
+		result <- err
+	}()
+	<-gate.reached
+	time.Sleep(time.Until(mustBeHeld(t, b, key).Until))
+	second := acquire(t, b, key, time.Minute)
+	close(gate.open)
+	if err := <-result; err == nil || !strings.Contains(err.Error(), "token") {
+		t.Errorf("err = %v of a token that is greater than the next holder's, want one that says so", err)
+	}
+	if err := second.Renew(t.Context(), time.Minute); err != nil {
+		t.Errorf("Renew by the next holder: %v", err)
+	}
+	if err := second.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if third := acquire(t, a, key, time.Minute); token(t, third) <= token(t, second) {
+		t.Errorf("token %d after %d", token(t, third), token(t, second))
+	}
+}
+
+// TestTokens_ForeignCounter: a lease that gets no token is given back.
+func TestTokens_ForeignCounter(t *testing.T) {
+	server := testserver.Memcached(t)
+	mc, l, key := newClient(t, server.Addr), newTokenLocker(t, server.Addr), newKey()
+	if err := mc.Set(&memcache.Item{Key: "bellwether:" + key + ":token", Value: []byte("not a number")}); err != nil {
+		t.Fatal(err)
+	}
+	_, err := l.TryAcquire(t.Context(), key, time.Minute)
+	if err == nil || !strings.Contains(err.Error(), item(key)) {
+		t.Errorf("err = %v, want one that names the item", err)
+	}
+	acquire(t, newLocker(t, server.Addr), key, time.Minute)
+}
+
+// TestTokens_ContextEndsWhileOneIsDrawn leaves nothing behind.
+func TestTokens_ContextEndsWhileOneIsDrawn(t *testing.T) {
+	server := testserver.Memcached(t)
+	l, key := newTokenLocker(t, server.Addr), newKey()
+	gate := newGate(t, server.Addr, "incr bellwether:"+key)
+	slow := newTokenLocker(t, gate.addr)
+	ctx, cancel := context.WithCancel(t.Context())
+	result := make(chan error)
+	go func() {
+		_, err := slow.TryAcquire(ctx, key, time.Minute)
+		result <- err
+	}()
+	<-gate.reached
+	cancel()
+	if err := <-result; !errors.Is(err, context.Canceled) {
+		t.Errorf("err = %v, want the context's", err)
+	}
+	mustBeHeld(t, l, key)
+	close(gate.open)
+	for start := time.Now(); ; time.Sleep(10 * time.Millisecond) {
+		if _, err := l.TryAcquire(t.Context(), key, time.Minute); err == nil {
+			return
+		}
+		if time.Since(start) > 5*time.Second {
+			t.Fatal("a lease without a holder blocks the key")
+		}
+	}
+}
+
+// A gate is a proxy that holds one request up.
+type gate struct {
+	addr    string
+	reached chan struct{} // closed when the request has come
+	open    chan struct{} // closed by the test to let it go on
+}
+
+// newGate returns a gate before the server, for the request with this text.
+func newGate(t *testing.T, server, text string) *gate {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	g := &gate{l.Addr().String(), make(chan struct{}), make(chan struct{})}
+	go func() {
+		for {
+			client, err := l.Accept()
+			if err != nil {
+				return
+			}
+			engine, err := net.Dial("tcp", server)
+			if err != nil {
+				client.Close()
+				continue
+			}
+			go func() {
+				defer client.Close()
+				io.Copy(client, engine)
+			}()
+			go func() {
+				defer engine.Close()
+				buf := make([]byte, 64<<10)
+				for {
+					n, err := client.Read(buf)
+					if err != nil {
+						return
+					}
+					if strings.Contains(string(buf[:n]), text) {
+						close(g.reached)
+						<-g.open
+					}
+					if _, err := engine.Write(buf[:n]); err != nil {
+						return
+					}
+				}
+			}()
+		}
+	}()
+	return g
+}

@@ -1,0 +1,204 @@
+package zklock_test
+
+import (
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/internal/testserver"
+	"github.com/bellwether-go/bellwether/lockers/zklock"
+)
+
+// This file holds what the Locker costs ZooKeeper: requests, watches, nodes.
+
+func TestRequests(t *testing.T) {
+	t.Parallel()
+	server := testserver.ZooKeeper(t)
+	a, atA := newGated(t, server.Addr, 10*time.Second)
+	b, atB := newGated(t, server.Addr, 10*time.Second)
+	for _, l := range []*zklock.Locker{a, b} {
+		if err := acquire(t, l, newKey(), time.Minute).Release(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	check := func(what string, g *gate, want int, f func()) {
+		t.Helper()
+		if got := g.count(f); got != want {
+			t.Errorf("%s: %d requests, want %d", what, got, want)
+		}
+	}
+	key := newKey()
+	var lease bellwether.Lease
+	check("acquire", atA, 1, func() { lease = acquire(t, a, key, time.Minute) })
+	check("renew", atA, 1, func() {
+		if err := lease.Renew(t.Context(), time.Minute); err != nil {
+			t.Error(err)
+		}
+	})
+	var held *bellwether.HeldError
+	check("acquire what is held", atB, 2, func() { held = mustBeHeld(t, b, key) })
+	var freed <-chan struct{}
+	check("a first and nine more watches", atB, 1, func() {
+		for range 10 {
+			freed = watch(t, b, held)
+		}
+	})
+	check("release", atA, 1, func() {
+		if err := lease.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+	closes(t, "the watches", freed, 5*time.Second)
+	check("a second release", atA, 0, func() { mustBeLost(t, "Release", lease.Release(t.Context())) })
+	check("a watch of what has ended", atB, 1, func() { closes(t, "it", watch(t, b, held), time.Second) })
+
+	silentHolder(t, server.Addr, key, 500*time.Millisecond)
+	time.Sleep(time.Until(mustBeHeld(t, b, key).Until))
+	check("takeover", atB, 3, func() { acquire(t, b, key, time.Minute) })
+
+	check("lock of an empty queue that has to be made", atA, 5, func() { lease = lock(t, a, key, time.Minute) })
+	check("release of the last in a queue", atA, 1, func() {
+		if err := lease.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestWatches_OneForAProcess lets a thousand callers in four processes wait for
+// one key.
+func TestWatches_OneForAProcess(t *testing.T) {
+	t.Parallel()
+	server := ownServer(t)
+	holder, key := newLocker(t, server.Addr), newKey()
+	lease := acquire(t, holder, key, time.Minute)
+	var processes []*zklock.Locker
+	for range 4 {
+		processes = append(processes, newLocker(t, server.Addr))
+	}
+	waits := make([]<-chan struct{}, 1000)
+	var wg sync.WaitGroup
+	for i := range waits {
+		wg.Go(func() {
+			l := processes[i%len(processes)]
+			waits[i] = watch(t, l, mustBeHeld(t, l, key))
+		})
+	}
+	wg.Wait()
+	if n := server.Monitor("zk_watch_count"); n != 4 {
+		t.Errorf("ZooKeeper has %d watches for 1000 waiters in 4 processes, want 4", n)
+	}
+	for range 3 {
+		if err := lease.Renew(t.Context(), time.Minute); err != nil {
+			t.Fatal(err)
+		}
+	}
+	time.Sleep(100 * time.Millisecond) // in which a renewal would be heard of
+	for _, freed := range waits {
+		if isClosed(freed) {
+			t.Fatal("a renewal woke those who wait for the end")
+		}
+	}
+	if err := lease.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, freed := range waits {
+		closes(t, "one of 1000 waiters", freed, 2*time.Second)
+	}
+	if n := server.Monitor("zk_watch_count"); n != 0 {
+		t.Errorf("ZooKeeper still has %d watches", n)
+	}
+}
+
+// TestNodes_NothingIsLeft uses ten thousand keys. What is there afterwards is
+// what was there before the first.
+func TestNodes_NothingIsLeft(t *testing.T) {
+	t.Parallel()
+	server := ownServer(t)
+	l := newLocker(t, server.Addr)
+	use := func(n int, take func(key string) (bellwether.Lease, error)) {
+		t.Helper()
+		var wg sync.WaitGroup
+		for w := range 50 {
+			wg.Go(func() {
+				for i := w; i < n; i += 50 {
+					lease, err := take(fmt.Sprintf("key %d", i))
+					if err == nil {
+						err = lease.Release(t.Context())
+					}
+					if err != nil {
+						t.Error(err)
+						return
+					}
+				}
+			})
+		}
+		wg.Wait()
+	}
+	byElection := func(key string) (bellwether.Lease, error) { return l.TryAcquire(t.Context(), key, time.Minute) }
+	byQueue := func(key string) (bellwether.Lease, error) { return l.Lock(t.Context(), key, time.Minute) }
+	use(1, byElection) // makes the prefix
+	before := server.Monitor("zk_znode_count")
+	use(10_000, byElection)
+	if after := server.Monitor("zk_znode_count"); after != before {
+		t.Errorf("%d nodes after 10,000 keys, %d before", after, before)
+	}
+	use(500, byQueue)
+	if after := server.Monitor("zk_znode_count"); after != before {
+		t.Errorf("%d nodes after 500 queues, %d before", after, before)
+	}
+	if n := server.Monitor("zk_ephemerals_count"); n != 0 {
+		t.Errorf("%d ephemeral nodes are left", n)
+	}
+}
+
+// TestToken rises over releases, sessions and restarts of the server.
+func TestToken(t *testing.T) {
+	t.Parallel()
+	server := ownServer(t)
+	key, last := newKey(), uint64(0)
+	rises := func(lease bellwether.Lease) {
+		t.Helper()
+		token := lease.(bellwether.Tokener).Token()
+		if token <= last {
+			t.Errorf("token %d after %d, want a greater one", token, last)
+		}
+		last = token
+		if err := lease.Renew(t.Context(), time.Minute); err != nil {
+			t.Error(err)
+		}
+		if again := lease.(bellwether.Tokener).Token(); again != token {
+			t.Errorf("the token of a renewed lease is %d, was %d", again, token)
+		}
+	}
+	for i := range 3 {
+		l := newLocker(t, server.Addr)
+		for range 3 {
+			lease := acquire(t, l, key, time.Minute)
+			rises(lease)
+			if err := lease.Release(t.Context()); err != nil {
+				t.Error(err)
+			}
+		}
+		if i == 1 {
+			server.Restart()
+		}
+		l.Close()
+	}
+}
+
+func TestPrefix(t *testing.T) {
+	t.Parallel()
+	server := testserver.ZooKeeper(t)
+	l, other := newLocker(t, server.Addr), newLocker(t, server.Addr)
+	l.Prefix = "/shop/eu/locks"
+	for _, key := range []string{newKey(), ".", "..", "zookeeper", ""} {
+		lease := acquire(t, l, key, time.Minute)
+		mustBeHeld(t, l, key)
+		acquire(t, other, key, time.Minute) // another prefix is another key
+		if err := lease.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+}

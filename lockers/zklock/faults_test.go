@@ -1,0 +1,702 @@
+package zklock_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/internal/testserver"
+	"github.com/bellwether-go/bellwether/lockers/zklock"
+	"github.com/bellwether-go/bellwether/stores/memstore"
+)
+
+// This file holds what goes wrong: connections, sessions and servers that end,
+// hang and come back.
+
+// silentHolder takes the lease on key and falls silent, its session alive.
+func silentHolder(t *testing.T, addr, key string, ttl time.Duration) (lease bellwether.Lease, speak func()) {
+	t.Helper()
+	l, g := newGated(t, addr, 30*time.Second)
+	lease = acquire(t, l, key, ttl)
+	g.cut()
+	return lease, func() {
+		g.open()
+		connected(t, l)
+	}
+}
+
+// connected returns when the Locker has found its server again.
+func connected(t *testing.T, l *zklock.Locker) {
+	t.Helper()
+	eventually(t, 5*time.Second, "it is connected again", func() bool { return l.Ping(within(t, time.Second)) == nil })
+}
+
+// isNoAnswer fails if err is one that says something about the lease.
+func isNoAnswer(t *testing.T, what string, err error) {
+	t.Helper()
+	if err == nil || errors.Is(err, bellwether.ErrHeld) || errors.Is(err, bellwether.ErrLeaseLost) ||
+		errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("%s: err = %v, want one of the connection", what, err)
+	}
+}
+
+func TestTakeover_OfAHolderWhoseSessionLives(t *testing.T) {
+	t.Parallel()
+	server := testserver.ZooKeeper(t)
+	b, key := newLocker(t, server.Addr), newKey()
+	const ttl = 1500 * time.Millisecond
+	began := time.Now()
+	silent, speak := silentHolder(t, server.Addr, key, ttl)
+
+	held := mustBeHeld(t, b, key)
+	if held.Until.Before(began.Add(ttl)) {
+		t.Errorf("Until is %v before the end that the holder believes in", began.Add(ttl).Sub(held.Until))
+	}
+	freed := watch(t, b, held)
+	var taken bellwether.Lease
+	eventually(t, ttl+5*time.Second, "the lease is taken over", func() bool {
+		lease, err := b.TryAcquire(t.Context(), key, time.Minute)
+		if err != nil && !errors.Is(err, bellwether.ErrHeld) {
+			t.Fatalf("TryAcquire: %v", err)
+		}
+		taken = lease
+		return err == nil
+	})
+	if now := time.Now(); now.Before(held.Until) {
+		t.Errorf("the lease was taken over %v before its announced end", held.Until.Sub(now))
+	}
+	t.Logf("taken over %v after the announced end", time.Since(held.Until))
+	closes(t, "the watch of the lease that was taken over", freed, 2*time.Second)
+	if before, after := silent.(bellwether.Tokener).Token(), taken.(bellwether.Tokener).Token(); after <= before {
+		t.Errorf("token %d after %d, want a greater one", after, before)
+	}
+
+	speak()
+	mustBeLost(t, "Renew of a lease that was taken over", silent.Renew(t.Context(), time.Minute))
+	mustBeLost(t, "Release of a lease that was taken over", silent.Release(t.Context()))
+	closes(t, "Lost", lost(t, silent), 5*time.Second)
+	mustBeHeld(t, newLocker(t, server.Addr), key)
+	if err := taken.Release(t.Context()); err != nil {
+		t.Errorf("Release by the one who took over: %v", err)
+	}
+}
+
+// TestTakeover_ByManyAtOnce has all observers see the end at one moment. Each of
+// them has read the same version of the same node; the winner's node has that
+// version too.
+func TestTakeover_ByManyAtOnce(t *testing.T) {
+	t.Parallel()
+	server := testserver.ZooKeeper(t)
+	var observers []*zklock.Locker
+	rounds := 0
+	for range 8 {
+		observers = append(observers, newLocker(t, server.Addr))
+	}
+	for range 12 {
+		key := newKey()
+		silentHolder(t, server.Addr, key, 200*time.Millisecond)
+		var last time.Time
+		for _, l := range observers {
+			_, err := l.TryAcquire(t.Context(), key, time.Minute)
+			held, ok := errors.AsType[*bellwether.HeldError](err)
+			if err != nil && !ok {
+				t.Fatalf("TryAcquire: %v", err)
+			}
+			if err == nil {
+				// This process was paused between its first sight of the lease
+				// and its next look at the clock, for the whole 200 ms.
+				last = time.Time{}
+				break
+			}
+			last = held.Until
+		}
+		if last.IsZero() {
+			continue
+		}
+		rounds++
+		time.Sleep(time.Until(last))
+		begin := make(chan struct{})
+		var winners atomic.Int64
+		var wg sync.WaitGroup
+		for _, l := range observers {
+			wg.Go(func() {
+				<-begin
+				_, err := l.TryAcquire(t.Context(), key, time.Minute)
+				switch {
+				case err == nil:
+					winners.Add(1)
+				case !errors.Is(err, bellwether.ErrHeld):
+					t.Errorf("TryAcquire: %v", err)
+				}
+			})
+		}
+		close(begin)
+		wg.Wait()
+		if n := winners.Load(); n != 1 {
+			t.Fatalf("%d of 8 took the lease over, want 1", n)
+		}
+	}
+	if rounds == 0 {
+		t.Error("no round was undisturbed: nothing was tested")
+	}
+}
+
+// TestTakeover_RenewedWhileObserved has an observer that has watched a lease for
+// nearly its whole length when it is renewed.
+func TestTakeover_RenewedWhileObserved(t *testing.T) {
+	t.Parallel()
+	server := testserver.ZooKeeper(t)
+	a, b, key := newLocker(t, server.Addr), newLocker(t, server.Addr), newKey()
+	connected(t, b)
+	lease := acquire(t, a, key, 3*time.Second)
+	first := mustBeHeld(t, b, key)
+	freed := watch(t, b, first)
+	if again := mustBeHeld(t, b, key).Until; !again.Equal(first.Until) {
+		t.Errorf("Until of an unchanged lease moved by %v", again.Sub(first.Until))
+	}
+	time.Sleep(500 * time.Millisecond)
+	renewed := time.Now()
+	if err := lease.Renew(t.Context(), 3*time.Second); err != nil { // to the same length
+		t.Fatal(err)
+	}
+	if second := mustBeHeld(t, b, key).Until; second.Before(renewed.Add(3 * time.Second)) {
+		t.Errorf("Until of a renewed lease is %v before its end", renewed.Add(3*time.Second).Sub(second))
+	}
+	if isClosed(freed) {
+		t.Error("a renewal woke those who wait for the end")
+	}
+}
+
+// TestExpiry_InALivingProcess leaves a lease alone: its node goes when it is
+// over, and its watchers are told.
+func TestExpiry_InALivingProcess(t *testing.T) {
+	t.Parallel()
+	server := testserver.ZooKeeper(t)
+	a, b, key := newLocker(t, server.Addr), newLocker(t, server.Addr), newKey()
+	connected(t, b)
+	end := time.Now().Add(time.Second)
+	lease := acquire(t, a, key, time.Second)
+	freed := watch(t, b, mustBeHeld(t, b, key))
+	closes(t, "the watch", freed, 3*time.Second)
+	if now := time.Now(); now.Before(end) {
+		t.Errorf("the lease was removed %v before its end", end.Sub(now))
+	}
+	closes(t, "Lost", lost(t, lease), time.Second)
+	acquire(t, newLocker(t, server.Addr), key, time.Minute) // by one who has not observed it
+}
+
+func TestSessionExpired(t *testing.T) {
+	t.Parallel()
+	server := testserver.ZooKeeper(t)
+	const session = 2 * time.Second
+	a, g := newGated(t, server.Addr, session)
+	b, key := newLocker(t, server.Addr), newKey()
+	leases := []bellwether.Lease{acquire(t, a, key, time.Minute), acquire(t, a, newKey(), time.Minute)}
+	freed := watch(t, b, mustBeHeld(t, b, key))
+	var waits <-chan struct{} // of the one whose session expires
+	other := newKey()
+	acquire(t, b, other, time.Minute)
+	waits = watch(t, a, mustBeHeld(t, a, other))
+
+	g.cut()
+	took := closes(t, "the watch of the lease of a session that expires", freed, session+2*time.Second)
+	t.Logf("a session of %v was over %v after its connection was lost", session, took)
+	if took < session/2 {
+		t.Errorf("the lease ended after %v, want not before the session", took)
+	}
+	next := acquire(t, b, key, time.Minute)
+	for _, lease := range leases {
+		if isClosed(lost(t, lease)) {
+			t.Error("a lease is lost although nobody can know")
+		}
+	}
+	isNoAnswer(t, "Renew without a connection", leases[1].Renew(t.Context(), time.Minute))
+
+	g.open()
+	for _, lease := range leases {
+		closes(t, "Lost, once a server says so", lost(t, lease), 3*time.Second)
+	}
+	closes(t, "a watch that ended with its session", waits, time.Second)
+	for _, lease := range leases {
+		mustBeLost(t, "Renew after the session", lease.Renew(t.Context(), time.Minute))
+		mustBeLost(t, "Release after the session", lease.Release(t.Context()))
+	}
+	mustBeHeld(t, a, key)
+	if err := next.Renew(t.Context(), time.Minute); err != nil {
+		t.Errorf("Renew by the next holder: %v", err)
+	}
+	lease := acquire(t, a, newKey(), time.Minute) // in a new session
+	if err := lease.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestSessionExpired_CancelsTheLoad runs a rebuild on the Locker: its context
+// ends when the session is known to have, long before the lease is renewed.
+func TestSessionExpired_CancelsTheLoad(t *testing.T) {
+	t.Parallel()
+	server := testserver.ZooKeeper(t)
+	l, g := newGated(t, server.Addr, 2*time.Second)
+	b := newLocker(t, server.Addr)
+	loading, ended := make(chan struct{}, 2), make(chan error, 2)
+	c := bellwether.New(func(ctx context.Context, _ string) (string, error) {
+		loading <- struct{}{}
+		select {
+		case <-ctx.Done():
+		case <-time.After(20 * time.Second):
+		}
+		ended <- context.Cause(ctx)
+		return "", context.Cause(ctx)
+	}, bellwether.Options{TTL: time.Minute, Store: memstore.New(), Locker: l, LeaseTTL: time.Minute, RebuildTimeout: time.Minute})
+	var wg sync.WaitGroup
+	wg.Go(func() { c.Get(t.Context(), "k") })
+	<-loading
+	freed := watch(t, b, mustBeHeld(t, b, "k"))
+	g.cut()
+	closes(t, "the end of the session", freed, 5*time.Second)
+	acquire(t, b, "k", time.Minute)
+	if len(ended) > 0 {
+		t.Error("the load was cancelled although nobody could know")
+	}
+	g.open()
+	select {
+	case err := <-ended:
+		if !errors.Is(err, bellwether.ErrLeaseLost) {
+			t.Errorf("the load ended with %v, want ErrLeaseLost", err)
+		}
+	case <-time.After(4 * time.Second):
+		t.Error("the load goes on although its lease is lost")
+	}
+	c.Close()
+	wg.Wait()
+}
+
+// TestReconnect loses the connection and not the session: nothing is lost with
+// it.
+func TestReconnect(t *testing.T) {
+	t.Parallel()
+	server := testserver.ZooKeeper(t)
+	a, g := newGated(t, server.Addr, 10*time.Second)
+	b, mine, others := newLocker(t, server.Addr), newKey(), newKey()
+	lease, other := acquire(t, a, mine, time.Minute), acquire(t, b, others, time.Minute)
+	freed := watch(t, a, mustBeHeld(t, a, others))
+	missed := newKey()
+	gone := acquire(t, b, missed, time.Minute)
+	told := watch(t, a, mustBeHeld(t, a, missed))
+
+	g.cut()
+	if err := gone.Release(t.Context()); err != nil { // while a hears nothing
+		t.Fatal(err)
+	}
+	g.open()
+	closes(t, "a release that was missed", told, 3*time.Second)
+	if isClosed(freed) || isClosed(lost(t, lease)) {
+		t.Error("a lost connection ended a watch or a lease")
+	}
+	if err := lease.Renew(t.Context(), time.Minute); err != nil {
+		t.Errorf("Renew over the next connection: %v", err)
+	}
+	if err := other.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	closes(t, "a watch that was set on the lost connection", freed, 2*time.Second)
+	if err := lease.Release(t.Context()); err != nil {
+		t.Errorf("Release over the next connection: %v", err)
+	}
+}
+
+// TestServerRestart kills the server. It keeps its data, so the leases and the
+// watches outlive it.
+func TestServerRestart(t *testing.T) {
+	t.Parallel()
+	server := ownServer(t)
+	a, b, key := newLocker(t, server.Addr), newLocker(t, server.Addr), newKey()
+	lease := acquire(t, a, key, time.Minute)
+	held := mustBeHeld(t, b, key)
+	freed := watch(t, b, held)
+
+	server.Kill()
+	_, err := b.TryAcquire(t.Context(), key, time.Minute)
+	isNoAnswer(t, "TryAcquire without a server", err)
+	isNoAnswer(t, "Renew without a server", lease.Renew(t.Context(), time.Minute))
+	_, err = b.Watch(t.Context(), held)
+	isNoAnswer(t, "Watch without a server", err)
+	isNoAnswer(t, "Ping without a server", b.Ping(t.Context()))
+
+	server.Start()
+	connected(t, a)
+	connected(t, b)
+	mustBeHeld(t, b, key)
+	if err := lease.Renew(t.Context(), time.Minute); err != nil {
+		t.Errorf("Renew after the restart: %v", err)
+	}
+	if isClosed(freed) || isClosed(lost(t, lease)) {
+		t.Error("the restart ended a watch or a lease")
+	}
+	before := lease.(bellwether.Tokener).Token()
+	if err := lease.Release(t.Context()); err != nil {
+		t.Errorf("Release after the restart: %v", err)
+	}
+	closes(t, "a watch from before the restart", freed, 2*time.Second)
+	if after := acquire(t, b, key, time.Minute).(bellwether.Tokener).Token(); after <= before {
+		t.Errorf("token %d after %d, want a greater one", after, before)
+	}
+}
+
+// TestSilentServer stops the server: it accepts connections and answers
+// nothing. Calls end with their contexts, and leave nothing.
+func TestSilentServer(t *testing.T) {
+	t.Parallel()
+	server := ownServer(t)
+	a, b := newLocker(t, server.Addr), newLocker(t, server.Addr)
+	mine, others, free := newKey(), newKey(), newKey()
+	lease := acquire(t, a, mine, time.Minute)
+	other := acquire(t, b, others, time.Minute)
+	held := mustBeHeld(t, a, others)
+
+	server.Signal(syscall.SIGSTOP)
+	for name, call := range map[string]func(context.Context) error{
+		"TryAcquire": func(ctx context.Context) error {
+			_, err := a.TryAcquire(ctx, free, time.Minute)
+			return err
+		},
+		"Lock": func(ctx context.Context) error {
+			_, err := a.Lock(ctx, free, time.Minute)
+			return err
+		},
+		"Watch": func(ctx context.Context) error {
+			_, err := a.Watch(ctx, held)
+			return err
+		},
+		"Renew": func(ctx context.Context) error { return lease.Renew(ctx, time.Minute) },
+		"Ping":  a.Ping,
+		"TryAcquire of a Locker that was never connected": func(ctx context.Context) error {
+			_, err := newLocker(t, server.Addr).TryAcquire(ctx, free, time.Minute)
+			return err
+		},
+	} {
+		start := time.Now()
+		if err := call(within(t, 50*time.Millisecond)); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%s: err = %v, want the context's", name, err)
+		}
+		if took := time.Since(start); took > time.Second {
+			t.Errorf("%s took %v with a context of 50ms", name, took)
+		}
+	}
+	if err := lease.Release(within(t, 50*time.Millisecond)); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("Release: err = %v, want the context's", err)
+	}
+	server.Signal(syscall.SIGCONT)
+
+	// The acquires that were given up have no lease; nor has the released one.
+	eventually(t, 10*time.Second, "only the other's lease is left", func() bool { return server.Monitor("zk_ephemerals_count") == 2 })
+	for _, key := range []string{free, mine} {
+		acquire(t, b, key, time.Minute)
+	}
+	if err := other.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestSilentServer_ForLongerThanASession lets sessions run out while the server
+// cannot say so. What it says afterwards is one truth for all.
+func TestSilentServer_ForLongerThanASession(t *testing.T) {
+	t.Parallel()
+	server := ownServer(t)
+	const session = time.Second
+	a, _ := newGated(t, server.Addr, session)
+	b, _ := newGated(t, server.Addr, session)
+	key := newKey()
+	lease := acquire(t, a, key, time.Minute)
+	server.Signal(syscall.SIGSTOP)
+	time.Sleep(2 * session)
+	isLive := lease.Renew(within(t, 100*time.Millisecond), time.Minute)
+	if isLive == nil || errors.Is(isLive, bellwether.ErrLeaseLost) {
+		t.Errorf("Renew while nobody can know: err = %v", isLive)
+	}
+	server.Signal(syscall.SIGCONT)
+	connected(t, a)
+	connected(t, b)
+
+	_, errB := b.TryAcquire(t.Context(), key, time.Minute)
+	errA := lease.Renew(t.Context(), time.Minute)
+	t.Logf("after the silence: the holder renews: %v; another acquires: %v", errA, errB)
+	switch {
+	case errA == nil && !errors.Is(errB, bellwether.ErrHeld), errB == nil && !errors.Is(errA, bellwether.ErrLeaseLost):
+		t.Errorf("the holder renews with %v, and another acquires with %v", errA, errB)
+	case errA == nil:
+		if err := lease.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+	case errB == nil:
+		closes(t, "Lost", lost(t, lease), time.Second)
+	default:
+		t.Errorf("nobody has the lease: %v, %v", errA, errB)
+	}
+}
+
+func TestLostReply(t *testing.T) {
+	t.Parallel()
+	server := ownServer(t)
+	proxy := testserver.NewProxy(t, server.Addr)
+	a, b := newLocker(t, proxy.Addr), newLocker(t, server.Addr)
+	if err := acquire(t, b, newKey(), time.Minute).Release(t.Context()); err != nil { // which makes the prefix
+		t.Fatal(err)
+	}
+	swallow := func(t *testing.T, request string) {
+		t.Helper()
+		proxy.SwallowReplyTo(request)
+		t.Cleanup(func() {
+			if proxy.Armed() {
+				t.Error("no reply was swallowed: the test tests nothing")
+			}
+		})
+	}
+	for name, test := range map[string]func(t *testing.T, key string){
+		"acquire": func(t *testing.T, key string) {
+			swallow(t, key+":lease")
+			lease := acquire(t, a, key, time.Minute)
+			mustBeHeld(t, b, key)
+			if err := lease.Renew(t.Context(), time.Minute); err != nil {
+				t.Error(err)
+			}
+			if err := lease.Release(t.Context()); err != nil {
+				t.Error(err)
+			}
+		},
+		"acquire of what is held": func(t *testing.T, key string) {
+			other := acquire(t, b, key, time.Minute)
+			swallow(t, key+":lease")
+			mustBeHeld(t, a, key)
+			if err := other.Release(t.Context()); err != nil {
+				t.Error(err)
+			}
+		},
+		"takeover": func(t *testing.T, key string) {
+			_, speak := silentHolder(t, server.Addr, key, 500*time.Millisecond)
+			defer speak()
+			held := mustBeHeld(t, a, key)
+			time.Sleep(time.Until(held.Until))
+			// The holder's node is named by the takeover alone, not by the
+			// requests before it.
+			swallow(t, zklock.Holder(held))
+			lease := acquire(t, a, key, time.Minute)
+			mustBeHeld(t, b, key)
+			if err := lease.Release(t.Context()); err != nil {
+				t.Error(err)
+			}
+		},
+		"renewal": func(t *testing.T, key string) {
+			lease := acquire(t, a, key, time.Minute)
+			swallow(t, key+":lease")
+			if err := lease.Renew(t.Context(), time.Minute); err != nil {
+				t.Error(err)
+			}
+			if err := lease.Release(t.Context()); err != nil {
+				t.Error(err)
+			}
+		},
+		"release": func(t *testing.T, key string) {
+			lease := acquire(t, a, key, time.Minute)
+			swallow(t, key+":lease")
+			if err := lease.Release(t.Context()); err != nil {
+				t.Errorf("Release that was carried out: %v", err)
+			}
+			mustBeLost(t, "a second Release", lease.Release(t.Context()))
+			if err := acquire(t, b, key, time.Minute).Release(t.Context()); err != nil {
+				t.Error(err)
+			}
+		},
+		"place in the queue": func(t *testing.T, key string) {
+			if lease, err := b.Lock(t.Context(), key, time.Minute); err != nil || lease.Release(t.Context()) != nil {
+				t.Fatal(err)
+			}
+			first, err := b.Lock(t.Context(), key, time.Minute)
+			if err != nil {
+				t.Fatal(err)
+			}
+			swallow(t, key+":queue/")
+			got := make(chan error, 1)
+			go func() {
+				lease, err := a.Lock(t.Context(), key, time.Minute)
+				if err == nil {
+					err = lease.Release(t.Context())
+				}
+				got <- err
+			}()
+			eventually(t, 5*time.Second, "it waits for the first", func() bool { return server.Monitor("zk_watch_count") == 1 })
+			if n := server.Monitor("zk_ephemerals_count"); n != 2 {
+				t.Errorf("%d places in the queue, want 2", n)
+			}
+			if err := first.Release(t.Context()); err != nil {
+				t.Error(err)
+			}
+			if err := <-got; err != nil {
+				t.Error(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			test(t, newKey())
+			eventually(t, 5*time.Second, "nothing is left", func() bool { return server.Monitor("zk_ephemerals_count") == 0 })
+		})
+	}
+}
+
+// TestLostReply_AndNoWayBack loses the reply of an acquire, and then the way to
+// the server until the call has failed: what the server has done for it does not
+// stay.
+func TestLostReply_AndNoWayBack(t *testing.T) {
+	t.Parallel()
+	server := ownServer(t)
+	proxy := testserver.NewProxy(t, server.Addr)
+	a, g := newGated(t, proxy.Addr, 20*time.Second)
+	if err := acquire(t, a, newKey(), time.Minute).Release(t.Context()); err != nil { // which makes the prefix
+		t.Fatal(err)
+	}
+	g.refuse()
+	key := newKey()
+	proxy.SwallowReplyTo(key + ":lease")
+	_, err := a.TryAcquire(t.Context(), key, time.Minute)
+	isNoAnswer(t, "TryAcquire", err)
+	if proxy.Armed() {
+		t.Fatal("no reply was swallowed: the test tests nothing")
+	}
+	if n := server.Monitor("zk_ephemerals_count"); n != 2 {
+		t.Fatalf("%d nodes, want the 2 of a lease: the test tests nothing", n)
+	}
+	g.open()
+	eventually(t, 5*time.Second, "nothing is left", func() bool { return server.Monitor("zk_ephemerals_count") == 0 })
+	if _, err := a.TryAcquire(t.Context(), key, time.Minute); err != nil {
+		t.Errorf("TryAcquire after it: %v", err)
+	}
+}
+
+// A tape takes what the standard logger prints.
+type tape struct {
+	mu sync.Mutex // guards b
+	b  bytes.Buffer
+}
+
+func (p *tape) Write(b []byte) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.b.Write(b)
+}
+
+func (p *tape) String() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.b.String()
+}
+
+func TestClose(t *testing.T) {
+	server := ownServer(t)
+	said := &tape{}
+	before := log.Writer()
+	log.SetOutput(said)
+	t.Cleanup(func() { log.SetOutput(before) })
+	ends := func(t *testing.T, l *zklock.Locker, limit time.Duration) {
+		t.Helper()
+		start := time.Now()
+		l.Close()
+		took := time.Since(start)
+		t.Logf("Close took %v", took)
+		if took > limit {
+			t.Errorf("Close took %v, want at most %v", took, limit)
+		}
+		_, err := l.TryAcquire(t.Context(), "k", time.Minute)
+		isNoAnswer(t, "TryAcquire after Close", err)
+		l.Close()
+	}
+	t.Run("frees its leases at once", func(t *testing.T) {
+		a, b, key := newLocker(t, server.Addr), newLocker(t, server.Addr), newKey()
+		lease := acquire(t, a, key, time.Minute)
+		held := mustBeHeld(t, b, key)
+		freed := watch(t, b, held)
+		ends(t, a, 500*time.Millisecond)
+		closes(t, "the watch of a closed Locker's lease", freed, time.Second)
+		closes(t, "Lost of a closed Locker's lease", lost(t, lease), time.Second)
+		mustBeLost(t, "Release after Close", lease.Release(t.Context()))
+		freed = watch(t, b, mustBeHeld(t, b, holding(t, server.Addr)))
+		b.Close()
+		closes(t, "a closed Locker's watch", freed, time.Second)
+		_, err := b.Watch(t.Context(), held)
+		isNoAnswer(t, "Watch after Close", err)
+	})
+	t.Run("before any use", func(t *testing.T) {
+		ends(t, zklock.New(server.Addr), 10*time.Millisecond)
+	})
+	t.Run("without a server", func(t *testing.T) {
+		l := zklock.New(testserver.FreeAddr(t))
+		_, err := l.TryAcquire(t.Context(), "k", time.Minute)
+		isNoAnswer(t, "TryAcquire without a server", err)
+		ends(t, l, 1500*time.Millisecond)
+	})
+	t.Run("without servers", func(t *testing.T) {
+		l := zklock.New()
+		_, err := l.TryAcquire(t.Context(), "k", time.Minute)
+		isNoAnswer(t, "TryAcquire without servers", err)
+		ends(t, l, 10*time.Millisecond)
+	})
+	t.Run("of a silent server", func(t *testing.T) {
+		connected, connecting := newLocker(t, server.Addr), newLocker(t, server.Addr)
+		acquire(t, connected, newKey(), time.Minute)
+		server.Signal(syscall.SIGSTOP)
+		defer server.Signal(syscall.SIGCONT)
+		connecting.Ping(within(t, 100*time.Millisecond))
+		ends(t, connected, 1500*time.Millisecond)
+		ends(t, connecting, 1500*time.Millisecond)
+	})
+	if s := said.String(); s != "" {
+		t.Errorf("the client logs: %s", s)
+	}
+}
+
+// holding returns a key whose lease is held until the test ends.
+func holding(t *testing.T, addr string) string {
+	t.Helper()
+	key := newKey()
+	acquire(t, newLocker(t, addr), key, time.Minute)
+	return key
+}
+
+// TestServers has several servers, of which one does not answer: it is not
+// noticed, neither at the beginning nor when the one in use fails.
+func TestServers(t *testing.T) {
+	t.Parallel()
+	server := testserver.ZooKeeper(t)
+	dead := testserver.FreeAddr(t)
+	for range 5 { // the client shuffles them
+		l := newLocker(t, dead, server.Addr)
+		start := time.Now()
+		if err := acquire(t, l, newKey(), time.Minute).Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if took := time.Since(start); took > time.Second {
+			t.Errorf("a dead server beside a living one cost %v", took)
+		}
+	}
+
+	proxies := []string{testserver.NewProxy(t, server.Addr).Addr, testserver.NewProxy(t, server.Addr).Addr}
+	l, g := newGated(t, proxies[0], 10*time.Second, proxies[1])
+	lease := acquire(t, l, newKey(), time.Minute)
+	g.cutOne()
+	start := time.Now()
+	if err := lease.Renew(t.Context(), time.Minute); err != nil {
+		t.Errorf("Renew by another server: %v", err)
+	}
+	if took := time.Since(start); took > 800*time.Millisecond {
+		t.Errorf("another server was found after %v, want less than the client's pause of 1s", took)
+	}
+	if isClosed(lost(t, lease)) {
+		t.Error("the lease was lost with the server")
+	}
+}

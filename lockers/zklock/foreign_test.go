@@ -1,0 +1,59 @@
+package zklock_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/internal/testserver"
+)
+
+type unheard struct{}
+
+func (unheard) Printf(string, ...any) {}
+
+// TestForeignNodes finds what no Locker has written in the place of a lease.
+func TestForeignNodes(t *testing.T) {
+	t.Parallel()
+	server := testserver.ZooKeeper(t)
+	l := newLocker(t, server.Addr)
+	if err := acquire(t, l, newKey(), time.Minute).Release(t.Context()); err != nil { // which makes the prefix
+		t.Fatal(err)
+	}
+	conn, _, err := zk.Connect([]string{server.Addr}, 10*time.Second, zk.WithLogger(unheard{}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	put := func(key, data string) (path string) {
+		t.Helper()
+		path = l.Prefix + "/" + key + ":lease"
+		if _, err := conn.Create(path, []byte(data), zk.FlagEphemeral, zk.WorldACL(zk.PermAll)); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	refused := func(key, path string) {
+		t.Helper()
+		_, err := l.TryAcquire(t.Context(), key, time.Minute)
+		if err == nil || errors.Is(err, bellwether.ErrHeld) || !strings.Contains(err.Error(), path) {
+			t.Errorf("err = %v, want one that names the node", err)
+		}
+	}
+	for _, data := range []string{"", "x", "x y", "x 0", "x -1", "x 1 2", " 1", "x 99999999999999999999"} {
+		key := newKey()
+		refused(key, put(key, data))
+	}
+
+	// Half a lease is held for its length, and can be nobody's then.
+	key := newKey()
+	path := put(key, "token 100")
+	held := mustBeHeld(t, l, key)
+	closes(t, "the watch of a holder without a node", watch(t, l, held), time.Second)
+	time.Sleep(time.Until(held.Until))
+	refused(key, path)
+}

@@ -1,0 +1,109 @@
+package zklock_test
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/bellwether-go/bellwether/lockers/zklock"
+)
+
+// A gate is one Locker's way to ZooKeeper. It counts what goes through, and can
+// be shut.
+type gate struct {
+	mu       sync.Mutex // guards all
+	shut     bool
+	refused  string // an address that is shut
+	conns    []net.Conn
+	requests int
+}
+
+const opPing = 11
+
+// newGated returns a Locker behind a gate of its own.
+func newGated(tb testing.TB, addr string, session time.Duration, more ...string) (*zklock.Locker, *gate) {
+	tb.Helper()
+	g := &gate{}
+	l := newLocker(tb, append(more, addr)...)
+	l.SessionTimeout = session
+	l.Dial = g.dial
+	return l, g
+}
+
+func (g *gate) dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.shut || addr == g.refused {
+		return nil, errors.New("the gate is shut")
+	}
+	c, err := new(net.Dialer).DialContext(ctx, network, addr)
+	if err != nil {
+		return nil, err
+	}
+	g.conns = append(g.conns, c)
+	return &counted{Conn: c, gate: g}, nil
+}
+
+// refuse lets nobody in who is not in.
+func (g *gate) refuse() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.shut = true
+}
+
+// cut shuts the gate and ends the connections.
+func (g *gate) cut() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.shut = true
+	for _, c := range g.conns {
+		c.Close()
+	}
+	g.conns = nil
+}
+
+// cutOne ends the connection, and shuts the way to the server that it was to.
+func (g *gate) cutOne() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.refused = g.conns[0].RemoteAddr().String()
+	g.conns[0].Close()
+}
+
+func (g *gate) open() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.shut = false
+}
+
+// count returns how many requests f makes, pings not counted.
+func (g *gate) count(f func()) int {
+	g.mu.Lock()
+	before := g.requests
+	g.mu.Unlock()
+	f()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.requests - before
+}
+
+// A counted connection counts requests: the client makes one Write of each.
+type counted struct {
+	net.Conn
+	gate  *gate
+	begun bool // the handshake was sent; it has no operation
+}
+
+func (c *counted) Write(b []byte) (int, error) {
+	if c.begun && len(b) >= 12 && binary.BigEndian.Uint32(b[8:]) != opPing {
+		c.gate.mu.Lock()
+		c.gate.requests++
+		c.gate.mu.Unlock()
+	}
+	c.begun = true
+	return c.Conn.Write(b)
+}

@@ -1,0 +1,19 @@
+module github.com/bellwether-go/bellwether/lockers/zklock
+
+go 1.26.0
+
+require (
+	github.com/bellwether-go/bellwether v0.0.0-00010101000000-000000000000
+	github.com/go-zookeeper/zk v1.0.4
+	go.uber.org/goleak v1.3.0
+)
+
+require (
+	github.com/dunglas/httpsfv v1.1.2 // indirect
+	github.com/go-chi/chi/v5 v5.5.0 // indirect
+	github.com/maypok86/otter/v2 v2.4.0 // indirect
+	github.com/sony/gobreaker/v2 v2.4.0 // indirect
+	golang.org/x/sync v0.24.0 // indirect
+)
+
+replace github.com/bellwether-go/bellwether => ../..

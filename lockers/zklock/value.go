@@ -1,0 +1,40 @@
+package zklock
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// This file holds the data of a lease's node, readable to whoever looks into a
+// ZooKeeper by hand: "token 5000" is a lease of five seconds. How often it was
+// renewed is for ZooKeeper to say: the node's mzxid is another after each change.
+
+// A value is what the holder of a lease announces.
+type value struct {
+	token  string
+	length time.Duration // of the lease from its start or its last renewal
+}
+
+// encode rounds the length up to milliseconds, so that nobody takes the lease
+// for shorter than its holder does.
+func (v value) encode() []byte {
+	ms := (v.length-1)/time.Millisecond + 1
+	return fmt.Appendf(nil, "%s %d", v.token, ms)
+}
+
+// decode reports with false that b is not the data of a lease.
+func decode(b []byte) (value, bool) {
+	const maxMillis = math.MaxInt64/int64(time.Millisecond) + 1
+	token, length, ok := strings.Cut(string(b), " ")
+	ms, err := strconv.ParseInt(length, 10, 64)
+	if token == "" || !ok || err != nil || ms <= 0 || ms > maxMillis {
+		return value{}, false
+	}
+	if ms == maxMillis {
+		return value{token, math.MaxInt64}, true // rounded up beyond what there is
+	}
+	return value{token, time.Duration(ms) * time.Millisecond}, true
+}

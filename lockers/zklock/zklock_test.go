@@ -1,0 +1,125 @@
+package zklock_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/internal/adapter"
+	"github.com/bellwether-go/bellwether/internal/testserver"
+	"github.com/bellwether-go/bellwether/lockers/lockertest"
+	"github.com/bellwether-go/bellwether/lockers/zklock"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// newLocker returns a Locker with a session of its own, as another process
+// would have it.
+func newLocker(tb testing.TB, servers ...string) *zklock.Locker {
+	tb.Helper()
+	l := zklock.New(servers...)
+	tb.Cleanup(func() { l.Close() })
+	return l
+}
+
+// ownServer returns a server that the test may stop, kill and count in.
+func ownServer(t *testing.T, settings ...string) *testserver.Server {
+	t.Helper()
+	server := testserver.ZooKeeper(t, settings...)
+	if !server.Own() {
+		t.Skip("BELLWETHER_ZOOKEEPER names a server that is not the test's alone")
+	}
+	return server
+}
+
+func newKey() string { return "zklock:" + adapter.Token() }
+
+func acquire(t *testing.T, l bellwether.Locker, key string, ttl time.Duration) bellwether.Lease {
+	t.Helper()
+	lease, err := l.TryAcquire(t.Context(), key, ttl)
+	if err != nil {
+		t.Fatalf("TryAcquire: %v", err)
+	}
+	return lease
+}
+
+func mustBeHeld(t *testing.T, l bellwether.Locker, key string) *bellwether.HeldError {
+	t.Helper()
+	_, err := l.TryAcquire(t.Context(), key, time.Minute)
+	var held *bellwether.HeldError
+	if !errors.As(err, &held) {
+		t.Fatalf("TryAcquire: err = %v, want a *HeldError", err)
+	}
+	return held
+}
+
+func mustBeLost(t *testing.T, what string, err error) {
+	t.Helper()
+	if !errors.Is(err, bellwether.ErrLeaseLost) {
+		t.Errorf("%s: err = %v, want ErrLeaseLost", what, err)
+	}
+}
+
+func watch(t *testing.T, l bellwether.Watcher, held *bellwether.HeldError) <-chan struct{} {
+	t.Helper()
+	freed, err := l.Watch(t.Context(), held)
+	if err != nil {
+		t.Fatalf("Watch: %v", err)
+	}
+	return freed
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// closes fails unless c closes within limit.
+func closes(t *testing.T, what string, c <-chan struct{}, limit time.Duration) time.Duration {
+	t.Helper()
+	start := time.Now()
+	select {
+	case <-c:
+	case <-time.After(limit):
+		t.Errorf("%s: not within %v", what, limit)
+	}
+	return time.Since(start)
+}
+
+func lost(t *testing.T, lease bellwether.Lease) <-chan struct{} {
+	t.Helper()
+	n, ok := lease.(bellwether.LossNotifier)
+	if !ok {
+		t.Fatalf("a %T does not tell of its loss", lease)
+	}
+	return n.Lost()
+}
+
+// eventually waits for what goes on behind the calls.
+func eventually(t *testing.T, within time.Duration, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(within); !ok(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within %v: %s", within, what)
+		}
+	}
+}
+
+func within(t *testing.T, d time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func TestConformance(t *testing.T) {
+	server := testserver.ZooKeeper(t)
+	lockertest.Run(t, func(tb testing.TB) bellwether.Locker { return newLocker(tb, server.Addr) })
+}

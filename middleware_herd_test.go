@@ -1,0 +1,703 @@
+package bellwether_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/lockers/locallock"
+	"github.com/bellwether-go/bellwether/stores/memstore"
+)
+
+// Here are the herds in which other caches break, one test for each way of
+// breaking that middleware_test.go does not have yet. Time is the bubble's, so
+// what is said about it is exact.
+
+// A page is a cacheable response after a pause.
+func page(pause time.Duration, body string) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		time.Sleep(pause)
+		w.Header().Set("Cache-Control", "max-age=60")
+		io.WriteString(w, body)
+	}
+}
+
+// A countedStore counts what a store is asked, and fails if told to.
+type countedStore struct {
+	bellwether.Store
+	commits atomic.Int32
+	down    atomic.Bool
+}
+
+var errStoreDown = fmt.Errorf("%w: told to be down", bellwether.ErrUnavailable)
+
+func (c *countedStore) Get(ctx context.Context, key string) (bellwether.Entry, error) {
+	if c.down.Load() {
+		return bellwether.Entry{}, errStoreDown
+	}
+	return c.Store.Get(ctx, key)
+}
+
+func (c *countedStore) Claim(ctx context.Context, key string) (bellwether.Entry, uint64, error) {
+	if c.down.Load() {
+		return bellwether.Entry{}, 0, errStoreDown
+	}
+	return c.Store.Claim(ctx, key)
+}
+
+func (c *countedStore) Commit(ctx context.Context, key string, e bellwether.Entry) error {
+	if !strings.HasPrefix(key, "\x00") { // the log of invalidations is written once for all
+		c.commits.Add(1)
+	}
+	if c.down.Load() {
+		return errStoreDown
+	}
+	return c.Store.Commit(ctx, key, e)
+}
+
+func TestHerd_OneStoreWritePerLoad(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &countedStore{Store: memstore.New()}
+		s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: store}}, page(time.Second, "page"))
+		wantBurst(t, s.burst(100, same("http://a/p")), 100, "200 page 1s")
+		s.wantCalls(t, 1)
+		synctest.Wait()
+		if n := store.commits.Load(); n != 1 {
+			t.Errorf("%d writes to the store, want 1", n)
+		}
+	})
+}
+
+func TestHerd_StoreErrorKeepsCollapsing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &countedStore{Store: memstore.New()}
+		store.down.Store(true)
+		s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: store, Locker: locallock.New()}}, page(time.Second, "page"))
+		for o, n := range s.burst(100, same("http://a/p")) {
+			if n != 100 || !strings.HasPrefix(o, "200 page 1") {
+				t.Errorf("%d times %q, want one load for all although the store is down", n, o)
+			}
+		}
+		s.wantCalls(t, 1)
+		wantBurst(t, s.burst(100, same("http://a/p")), 100, "200 page 0s")
+		s.wantCalls(t, 0)
+	})
+}
+
+// A fleet of processes that get their first requests at one instant: one of
+// them asks the origin, and the others have the page when it has.
+func TestHerd_ProcessesArriveTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := bellwether.Options{Store: memstore.New(), Locker: locallock.New()}
+		var calls atomic.Int32
+		fleet := make([]*site, 8)
+		for i := range fleet {
+			fleet[i] = newSite(t, bellwether.HTTPOptions{Options: o}, func(w http.ResponseWriter, r *http.Request) {
+				calls.Add(1)
+				page(500*time.Millisecond, "page")(w, r)
+			})
+		}
+		var wg sync.WaitGroup
+		for i := range 400 {
+			wg.Go(func() {
+				start := time.Now()
+				w := fleet[i%len(fleet)].get("http://a/p")
+				if d := time.Since(start); w.Code != 200 || w.Body.String() != "page" || d > 510*time.Millisecond {
+					t.Errorf("process %d: %d %q after %v", i%len(fleet), w.Code, w.Body, d)
+				}
+			})
+		}
+		wg.Wait()
+		if n := calls.Load(); n != 1 {
+			t.Errorf("%d handler calls in the fleet, want 1", n)
+		}
+	})
+}
+
+// Stale-while-revalidate through a store: the refresh that one process makes
+// reaches the other.
+func TestHerd_StaleWhileRevalidateInAFleet(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := bellwether.Options{Store: memstore.New(), Locker: locallock.New()}
+		var n atomic.Int32
+		handler := func(w http.ResponseWriter, r *http.Request) {
+			v := n.Add(1)
+			time.Sleep(500 * time.Millisecond)
+			w.Header().Set("Cache-Control", "max-age=10, stale-while-revalidate=60")
+			fmt.Fprint(w, "v", v)
+		}
+		a := newSite(t, bellwether.HTTPOptions{Options: o}, handler)
+		b := newSite(t, bellwether.HTTPOptions{Options: o}, handler)
+		a.get("http://a/p")
+		b.get("http://a/p")
+		time.Sleep(11 * time.Second)
+		var wg sync.WaitGroup
+		for _, s := range []*site{a, b} {
+			wg.Go(func() { wantBurst(t, s.burst(50, same("http://a/p")), 50, "200 v1 0s") })
+		}
+		wg.Wait()
+		time.Sleep(2 * time.Second)
+		for _, s := range []*site{a, b} {
+			wantBurst(t, s.burst(50, same("http://a/p")), 50, "200 v2 0s")
+		}
+		if n.Load() != 2 {
+			t.Errorf("%d handler calls in the fleet, want 2", n.Load())
+		}
+	})
+}
+
+func TestHerd_SlowOrigin(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, page(8*time.Second, "page"))
+		wantBurst(t, s.burst(20, same("http://a/p")), 20, "200 page 8s")
+		s.wantCalls(t, 1)
+	})
+}
+
+// The body takes 1.8 s; clients that come meanwhile have its beginning at once,
+// and its end with everybody else.
+func TestHerd_LateJoinersOfAStreamedBody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=60")
+			for i := range 10 {
+				fmt.Fprint(w, i)
+				if i < 9 {
+					time.Sleep(200 * time.Millisecond)
+				}
+			}
+		})
+		start := time.Now()
+		var wg sync.WaitGroup
+		for i := range 50 {
+			wg.Go(func() {
+				joined := time.Duration(i) * 36 * time.Millisecond
+				time.Sleep(joined)
+				w := &timedWriter{ResponseRecorder: httptest.NewRecorder(), start: start}
+				s.handler.ServeHTTP(w, request("GET", "http://a/p"))
+				if w.Body.String() != "0123456789" || w.first != joined || w.last != 1800*time.Millisecond {
+					t.Errorf("client %d: %q, first byte at %v, last at %v, want %v and 1.8s", i, w.Body, w.first, w.last, joined)
+				}
+			})
+		}
+		wg.Wait()
+		s.wantCalls(t, 1)
+	})
+}
+
+// A timedWriter notes when the first and the last byte came.
+type timedWriter struct {
+	*httptest.ResponseRecorder
+	start       time.Time
+	first, last time.Duration
+}
+
+func (w *timedWriter) Write(p []byte) (int, error) {
+	w.last = time.Since(w.start)
+	if w.Body.Len() == 0 {
+		w.first = w.last
+	}
+	return w.ResponseRecorder.Write(p)
+}
+
+// What each client of a failed origin gets, and what it is told about it.
+func TestHerd_ServerErrorWithoutAStaleCopy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			time.Sleep(time.Second)
+			w.Header().Set("Retry-After", "7")
+			http.Error(w, "down", http.StatusServiceUnavailable)
+		})
+		var wg sync.WaitGroup
+		var own atomic.Int32
+		for range 50 {
+			wg.Go(func() {
+				w := s.get("http://a/p")
+				status := w.Header().Get("Cache-Status")
+				if !strings.Contains(status, "collapsed") {
+					own.Add(1)
+				}
+				if w.Code != 503 || w.Body.String() != "down\n" || w.Header().Get("Retry-After") != "7" || !strings.Contains(status, "fwd-status=503") {
+					t.Errorf("%d %q %v, want the origin's own answer", w.Code, w.Body, w.Header())
+				}
+			})
+		}
+		wg.Wait()
+		if own.Load() != 1 {
+			t.Errorf("%d clients were told that the call was theirs, want 1", own.Load())
+		}
+		s.wantCalls(t, 1)
+	})
+}
+
+// An origin in a synctest bubble: it serves over pipes.
+type pipedOrigin struct {
+	conns  chan net.Conn
+	closed chan struct{}
+}
+
+func (o *pipedOrigin) Accept() (net.Conn, error) {
+	select {
+	case c := <-o.conns:
+		return c, nil
+	case <-o.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+func (o *pipedOrigin) Close() error   { close(o.closed); return nil }
+func (o *pipedOrigin) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 80} }
+
+func (o *pipedOrigin) dial(context.Context, string, string) (net.Conn, error) {
+	near, far := net.Pipe()
+	select {
+	case o.conns <- far:
+		return near, nil
+	case <-o.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+// An origin that reads the request and drops the connection: the proxy in front
+// of it may try once more, and its 502 is everybody's.
+func TestHerd_OriginDropsTheConnection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		origin := &pipedOrigin{conns: make(chan net.Conn), closed: make(chan struct{})}
+		defer origin.Close()
+		var asked atomic.Int32
+		go func() {
+			for {
+				c, err := origin.Accept()
+				if err != nil {
+					return
+				}
+				go func() {
+					defer c.Close()
+					if _, err := http.ReadRequest(bufio.NewReader(c)); err == nil {
+						asked.Add(1)
+						time.Sleep(300 * time.Millisecond)
+					}
+				}()
+			}
+		}()
+		transport := &http.Transport{DialContext: origin.dial}
+		defer transport.CloseIdleConnections()
+		target, _ := url.Parse("http://origin")
+		proxy := &httputil.ReverseProxy{
+			Rewrite:   func(r *httputil.ProxyRequest) { r.SetURL(target) },
+			Transport: transport,
+			ErrorLog:  log.New(io.Discard, "", 0),
+		}
+		s := newSite(t, bellwether.HTTPOptions{}, proxy.ServeHTTP)
+		for o, n := range s.burst(50, same("http://a/p")) {
+			if n != 50 || o != "502  300ms" && o != "502  600ms" {
+				t.Errorf("%d times %q, want 50 times 502 after one or two tries", n, o)
+			}
+		}
+		if n := asked.Load(); n > 2 {
+			t.Errorf("the origin was asked %d times, want at most 2", n)
+		}
+	})
+}
+
+func TestHerd_PurgeDuringAMiss(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var state atomic.Int32
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			if r.Method == "PURGE" {
+				state.Add(1)
+				w.WriteHeader(http.StatusNoContent)
+				return
+			}
+			now := state.Load()
+			select {
+			case <-time.After(time.Second):
+			case <-r.Context().Done():
+				return
+			}
+			page(0, fmt.Sprint("state", now))(w, r)
+		})
+		go func() {
+			time.Sleep(300 * time.Millisecond)
+			if w := s.do(request("PURGE", "http://a/p")); w.Code != 204 {
+				t.Errorf("PURGE: %d", w.Code)
+			}
+		}()
+		// Whoever has been told that it is removed finds it removed.
+		wantBurst(t, s.burst(50, same("http://a/p")), 50, "200 state1 1.3s")
+		wantBurst(t, s.burst(50, same("http://a/p")), 50, "200 state1 0s")
+		s.wantCalls(t, 3)
+	})
+}
+
+// A first client that takes nothing holds up none of the others, nor the
+// handler, as long as the body is within the limit.
+func TestHerd_FirstClientReadsNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		body := bytes.Repeat([]byte("0123456789abcdef"), 8<<20/16)
+		s := newSite(t, bellwether.HTTPOptions{}, page(300*time.Millisecond, string(body)))
+		stuck := &stuckWriter{ResponseRecorder: httptest.NewRecorder(), release: make(chan struct{})}
+		gone := make(chan struct{})
+		go func() {
+			defer close(gone)
+			s.handler.ServeHTTP(stuck, request("GET", "http://a/p"))
+		}()
+		synctest.Wait()
+		start := time.Now()
+		var wg sync.WaitGroup
+		for range 15 {
+			wg.Go(func() {
+				if w := s.get("http://a/p"); !bytes.Equal(w.Body.Bytes(), body) || time.Since(start) != 300*time.Millisecond {
+					t.Errorf("%d bytes after %v, want all after 300ms", w.Body.Len(), time.Since(start))
+				}
+			})
+		}
+		wg.Wait()
+		s.wantCalls(t, 1)
+		close(stuck.release)
+		<-gone
+		if !bytes.Equal(stuck.Body.Bytes(), body) {
+			t.Errorf("the slow client has %d bytes", stuck.Body.Len())
+		}
+	})
+}
+
+// A stuckWriter is a client that takes nothing before it is released.
+type stuckWriter struct {
+	*httptest.ResponseRecorder
+	release chan struct{}
+}
+
+func (w *stuckWriter) Write(p []byte) (int, error) {
+	<-w.release
+	return w.ResponseRecorder.Write(p)
+}
+
+// The first client leaves, and what it had asked for turns out to be its alone:
+// nobody else gets it.
+func TestHerd_FirstClientOfAPrivatePageLeaves(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			time.Sleep(time.Second)
+			w.Header().Set("Cache-Control", "private, max-age=60")
+			io.WriteString(w, r.Header.Get("Cookie"))
+		})
+		ctx, leave := context.WithCancel(t.Context())
+		go s.do(request("GET", "http://a/p", "Cookie", "first").WithContext(ctx))
+		synctest.Wait()
+		time.AfterFunc(100*time.Millisecond, leave)
+		got := s.burst(20, func(i int) *http.Request { return request("GET", "http://a/p", "Cookie", fmt.Sprint("user", i)) })
+		for i := range 20 {
+			if got[fmt.Sprintf("200 user%d 2s", i)] != 1 {
+				t.Errorf("user %d did not get its own page: %v", i, got)
+			}
+		}
+		s.wantCalls(t, 21)
+	})
+}
+
+// The same through net/http's own server: the connection of a client that has
+// stopped reading is closed, and its body is free.
+func TestHerd_StalledConnection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		body := bytes.Repeat([]byte("0123456789abcdef"), 4<<20/16)
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=3600")
+			w.Write(body)
+		})
+		pipes := &pipedOrigin{conns: make(chan net.Conn), closed: make(chan struct{})}
+		server := &http.Server{Handler: s.handler, ErrorLog: log.New(io.Discard, "", 0)}
+		go server.Serve(pipes)
+		defer server.Close()
+		for _, what := range []string{"the miss", "the hit"} {
+			conn, err := pipes.dial(t.Context(), "", "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			conn.SetDeadline(time.Now().Add(time.Hour))
+			go io.WriteString(conn, "GET /p HTTP/1.1\r\nHost: a\r\n\r\n")
+			br := bufio.NewReader(conn)
+			if res, err := http.ReadResponse(br, nil); err != nil || res.StatusCode != 200 {
+				t.Fatalf("%v, %v", res, err)
+			}
+			// A client that reads now and then is left alone.
+			for range 3 {
+				time.Sleep(50 * time.Second)
+				if _, err := io.CopyN(io.Discard, br, 64<<10); err != nil {
+					t.Fatalf("%s: a slow client was broken off: %v", what, err)
+				}
+			}
+			time.Sleep(2 * time.Minute)
+			if n, _ := io.Copy(io.Discard, br); n > 512<<10 {
+				t.Errorf("%s: a client that had stopped reading got %d bytes more", what, n)
+			}
+			conn.Close()
+		}
+		s.wantCalls(t, 1)
+	})
+}
+
+// A client that takes nothing holds a body for a minute, and not for ever; nor,
+// over the limit, those who read with it.
+func TestHerd_StalledClient(t *testing.T) {
+	for name, limit := range map[string]int64{"within the limit": 8 << 20, "over the limit": 64 << 10} {
+		for _, deadlines := range []bool{true, false} {
+			t.Run(fmt.Sprint(name, ", deadlines ", deadlines), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					body := bytes.Repeat([]byte("0123456789abcdef"), 1<<20/16)
+					s := newSite(t, bellwether.HTTPOptions{MaxBody: limit}, page(time.Second, string(body)))
+					stuck := &stuckWriter{ResponseRecorder: httptest.NewRecorder(), release: make(chan struct{})}
+					var w http.ResponseWriter = stuck
+					if deadlines {
+						w = deadlineWriter{stuck}
+					}
+					start := time.Now()
+					gone := make(chan any)
+					go func() {
+						defer func() { gone <- recover() }()
+						s.handler.ServeHTTP(w, request("GET", "http://a/p"))
+					}()
+					if !deadlines {
+						// It is stuck for ever then, but nothing else is.
+						time.AfterFunc(time.Hour, func() { close(stuck.release) })
+					}
+					synctest.Wait()
+					var wg sync.WaitGroup
+					for range 10 {
+						wg.Go(func() {
+							w := s.get("http://a/p")
+							most := time.Second
+							if limit < int64(len(body)) {
+								most += time.Minute
+							}
+							if d := time.Since(start); !bytes.Equal(w.Body.Bytes(), body) || d > most {
+								t.Errorf("%d bytes after %v, want all within %v", w.Body.Len(), d, most)
+							}
+						})
+					}
+					wg.Wait()
+					if p := <-gone; p != http.ErrAbortHandler {
+						t.Errorf("the stalled client's reply ended with %v, want http.ErrAbortHandler", p)
+					}
+					if d := time.Since(start); deadlines && d != time.Minute+time.Second {
+						t.Errorf("the stalled client was given up on after %v", d)
+					}
+					s.wantCalls(t, 1)
+				})
+			})
+		}
+	}
+}
+
+// A deadlineWriter is a stuckWriter that a write deadline releases.
+type deadlineWriter struct{ *stuckWriter }
+
+func (w deadlineWriter) SetWriteDeadline(time.Time) error {
+	close(w.release)
+	return nil
+}
+
+// A client that takes a little now and then is slow, and nothing else.
+func TestHerd_SlowClientIsNotStalled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		body := bytes.Repeat([]byte("0123456789abcdef"), 1<<20/16)
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=3600")
+			w.Write(body)
+		})
+		for range 2 { // the miss, then the hit
+			w := &slowWriter{ResponseRecorder: httptest.NewRecorder()}
+			s.handler.ServeHTTP(w, request("GET", "http://a/p"))
+			if !bytes.Equal(w.Body.Bytes(), body) {
+				t.Errorf("the slow client has %d bytes", w.Body.Len())
+			}
+			synctest.Wait()
+		}
+		s.wantCalls(t, 1)
+	})
+}
+
+// A slowWriter takes 2 KB/s.
+type slowWriter struct{ *httptest.ResponseRecorder }
+
+func (w *slowWriter) Write(p []byte) (int, error) {
+	time.Sleep(time.Duration(len(p)) * time.Second / 2000)
+	return w.ResponseRecorder.Write(p)
+}
+
+// Over the limit all who wait get the whole body, from one call, and it is
+// remembered that the next do better to ask for themselves.
+func TestHerd_OverLimitBody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		body := bytes.Repeat([]byte("0123456789abcdef"), 1<<20/16)
+		s := newSite(t, bellwether.HTTPOptions{MaxBody: 256 << 10}, func(w http.ResponseWriter, r *http.Request) {
+			time.Sleep(time.Second)
+			w.Header().Set("Cache-Control", "max-age=60")
+			for part := body; len(part) > 0; part = part[32<<10:] {
+				w.Write(part[:32<<10])
+				time.Sleep(time.Millisecond)
+			}
+		})
+		var wg sync.WaitGroup
+		for range 50 {
+			wg.Go(func() {
+				if w := s.get("http://a/p"); w.Code != 200 || !bytes.Equal(w.Body.Bytes(), body) {
+					t.Errorf("%d, %d bytes, want the whole body", w.Code, w.Body.Len())
+				}
+			})
+		}
+		wg.Wait()
+		s.wantCalls(t, 1)
+		w := s.get("http://a/p")
+		if status := w.Header().Get("Cache-Status"); w.Body.Len() != len(body) || !strings.Contains(status, "too large") {
+			t.Errorf("later: %d bytes, %s", w.Body.Len(), status)
+		}
+		s.wantCalls(t, 1)
+	})
+}
+
+// The same from a handler that writes faster than a herd wakes up.
+func TestHerd_OverLimitBodyAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		body := bytes.Repeat([]byte("0123456789abcdef"), 256<<10/16)
+		s := newSite(t, bellwether.HTTPOptions{MaxBody: 16 << 10}, func(w http.ResponseWriter, r *http.Request) {
+			time.Sleep(time.Second)
+			w.Header().Set("Cache-Control", "max-age=60")
+			w.Write(body)
+		})
+		var wg sync.WaitGroup
+		for i := range 100 {
+			wg.Go(func() {
+				ctx, leave := context.WithCancel(t.Context())
+				defer leave()
+				if i%10 == 0 {
+					time.AfterFunc(time.Second, leave) // just when the response comes
+				}
+				if w := s.do(request("GET", "http://a/p").WithContext(ctx)); i%10 != 0 && (w.Code != 200 || !bytes.Equal(w.Body.Bytes(), body)) {
+					t.Errorf("%d, %d bytes, want the whole body", w.Code, w.Body.Len())
+				}
+			})
+		}
+		wg.Wait()
+		s.wantCalls(t, 1)
+	})
+}
+
+// A wait that runs out is no cliff: however many wait, the origin has the one
+// call that it had, and who comes later joins it.
+func TestHerd_WaitTimeoutIsNoCliff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{MaxWait: time.Second}}, page(2500*time.Millisecond, "page"))
+		go func() { wantBurst(t, s.burst(100, same("http://a/p")), 100, "503 Service Unavailable\n 1s") }()
+		time.Sleep(2 * time.Second)
+		wantBurst(t, s.burst(100, same("http://a/p")), 100, "200 page 500ms")
+		s.wantCalls(t, 1)
+	})
+}
+
+// A handler that panics hangs nothing: after the failure's time the key is
+// built again, by one call.
+func TestHerd_PanicHangsNoKey(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var broken atomic.Bool
+		broken.Store(true)
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			time.Sleep(time.Second)
+			if broken.Load() {
+				panic("boom")
+			}
+			page(0, "page")(w, r)
+		})
+		s.burst(50, same("http://a/p"))
+		s.wantCalls(t, 1)
+		broken.Store(false)
+		time.Sleep(2 * time.Second)
+		wantBurst(t, s.burst(50, same("http://a/p")), 50, "200 page 1s")
+		s.wantCalls(t, 1)
+	})
+}
+
+// http.ErrAbortHandler before the header is the first client's alone to see as
+// such; the others get an answer.
+func TestHerd_AbortBeforeTheHeader(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			time.Sleep(time.Second)
+			panic(http.ErrAbortHandler)
+		})
+		got := s.burst(50, same("http://a/p"))
+		if got["-1  1s"] != 1 || got["502 Bad Gateway\n 1s"] != 49 {
+			t.Errorf("outcomes %v, want one abort and 49 times 502", got)
+		}
+		s.wantCalls(t, 1)
+		var aborted any
+		func() {
+			defer func() { aborted = recover() }()
+			time.Sleep(2 * time.Second)
+			s.handler.ServeHTTP(httptest.NewRecorder(), request("GET", "http://a/p"))
+		}()
+		if err, ok := aborted.(error); !ok || !errors.Is(err, http.ErrAbortHandler) {
+			t.Errorf("the first client's server sees the panic %v, want http.ErrAbortHandler itself", aborted)
+		}
+	})
+}
+
+// A failed or broken rebuild never takes the place of a copy that may still be
+// served.
+func TestHerd_BrokenRebuildKeepsTheStaleCopy(t *testing.T) {
+	for name, breaking := range map[string]http.HandlerFunc{
+		"abort": func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=10, stale-if-error=600")
+			io.WriteString(w, "half")
+			panic(http.ErrAbortHandler)
+		},
+		"short": func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=10, stale-if-error=600")
+			w.Header().Set("Content-Length", "100")
+			io.WriteString(w, "half")
+		},
+		"panic": func(w http.ResponseWriter, r *http.Request) { panic("boom") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var broken atomic.Bool
+				s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+					if broken.Load() {
+						time.Sleep(time.Second)
+						breaking(w, r)
+						return
+					}
+					w.Header().Set("Cache-Control", "max-age=10, stale-if-error=600")
+					io.WriteString(w, "whole")
+				})
+				s.get("http://a/p")
+				broken.Store(true)
+				time.Sleep(11 * time.Second)
+				for o, n := range s.burst(50, same("http://a/p")) {
+					if o != "200 whole 1s" && !strings.HasPrefix(o, "-1 ") {
+						t.Errorf("%d times %q, want the stale copy or a body that is seen to break", n, o)
+					}
+				}
+				s.wantCalls(t, 2)
+				wantBurst(t, s.burst(50, same("http://a/p")), 50, "200 whole 0s")
+				s.wantCalls(t, 0)
+			})
+		})
+	}
+}

@@ -1,0 +1,527 @@
+package bellwether_test
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+)
+
+// What goes past the cache keeps the server's own ResponseWriter, with all it
+// can do; what goes through it looks to each client, of whatever version of
+// HTTP, as if the handler had answered.
+
+// What http.ResponseController can do, it can do for handlers of methods that
+// are not cached.
+func TestPass_ResponseController(t *testing.T) {
+	for _, method := range []string{"POST", "PURGE", "OPTIONS", "GET"} {
+		t.Run(method, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+				rc := http.NewResponseController(w)
+				if err := rc.EnableFullDuplex(); err != nil {
+					t.Errorf("EnableFullDuplex: %v", err)
+				}
+				if err := rc.SetReadDeadline(time.Now().Add(time.Hour)); err != nil {
+					t.Errorf("SetReadDeadline: %v", err)
+				}
+				if err := rc.SetWriteDeadline(time.Now().Add(time.Hour)); err != nil {
+					t.Errorf("SetWriteDeadline: %v", err)
+				}
+				io.WriteString(w, "flushed ")
+				if err := rc.Flush(); err != nil {
+					t.Errorf("Flush: %v", err)
+				}
+				// After the response has begun the request's body is still there.
+				body, err := io.ReadAll(r.Body)
+				if err != nil {
+					t.Errorf("reading the body after writing: %v", err)
+				}
+				w.(io.Writer).Write(body)
+				conn, _, err := rc.Hijack()
+				if err != nil {
+					t.Errorf("Hijack: %v", err)
+					return
+				}
+				conn.Close()
+			})
+			server := serve(t, s.handler)
+			conn, err := net.Dial("tcp", server.Listener.Addr().String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			conn.SetDeadline(time.Now().Add(10 * time.Second))
+			fmt.Fprintf(conn, "%s /p HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\n", method)
+			br := bufio.NewReader(conn)
+			res, err := http.ReadResponse(br, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			part := make([]byte, len("flushed "))
+			if _, err := io.ReadFull(res.Body, part); err != nil || string(part) != "flushed " {
+				t.Fatalf("%q, %v", part, err)
+			}
+			io.WriteString(conn, "body") // only now
+			if _, err := io.ReadAll(conn); err != nil {
+				t.Error(err)
+			}
+			s.wantCalls(t, 1)
+		})
+	}
+}
+
+// A Flush that cannot be says so, through our wrapper too.
+func TestPass_FlushIsNotPretended(t *testing.T) {
+	plain := struct{ http.ResponseWriter }{httptest.NewRecorder()} // hides the recorder's Flush
+	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+		if err := http.NewResponseController(w).Flush(); !errors.Is(err, http.ErrNotSupported) {
+			t.Errorf("Flush = %v, want ErrNotSupported", err)
+		}
+	})
+	s.handler.ServeHTTP(plain, request("POST", "http://a/p"))
+	s.wantCalls(t, 1)
+}
+
+// A handler that runs for everybody has no connection, and is told so; that it
+// may flush is all it needs.
+func TestPass_ResponseControllerOfDetachedHandlers(t *testing.T) {
+	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+		rc := http.NewResponseController(w)
+		for name, err := range map[string]error{
+			"SetReadDeadline":  rc.SetReadDeadline(time.Now()),
+			"SetWriteDeadline": rc.SetWriteDeadline(time.Now()),
+			"EnableFullDuplex": rc.EnableFullDuplex(),
+		} {
+			if !errors.Is(err, http.ErrNotSupported) {
+				t.Errorf("%s = %v, want ErrNotSupported", name, err)
+			}
+		}
+		if _, _, err := rc.Hijack(); !errors.Is(err, http.ErrNotSupported) {
+			t.Errorf("Hijack = %v, want ErrNotSupported", err)
+		}
+		if err := rc.Flush(); err != nil {
+			t.Errorf("Flush = %v", err)
+		}
+		page(0, "page")(w, r)
+	})
+	server := serve(t, s.handler)
+	if status, body, _ := raw(t, server.Listener.Addr().String(), "GET /p HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"); status != 200 || body != "page" {
+		t.Errorf("got %d %q", status, body)
+	}
+}
+
+// A header that the handler flushes is there before the body, for all.
+func TestPass_FlushedHeaderComesFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=60")
+			w.WriteHeader(http.StatusOK)
+			http.NewResponseController(w).Flush()
+			time.Sleep(time.Minute / 4)
+			io.WriteString(w, "body")
+		})
+		var wg sync.WaitGroup
+		for range 10 {
+			wg.Go(func() {
+				w := &flushTimer{ResponseRecorder: httptest.NewRecorder(), start: time.Now()}
+				s.handler.ServeHTTP(w, request("GET", "http://a/p"))
+				if w.Body.String() != "body" || !w.Flushed || w.flushed != 0 {
+					t.Errorf("%q, header after %v, want it at once", w.Body, w.flushed)
+				}
+			})
+		}
+		wg.Wait()
+		s.wantCalls(t, 1)
+	})
+}
+
+// A flushTimer notes when it was first flushed.
+type flushTimer struct {
+	*httptest.ResponseRecorder
+	start   time.Time
+	flushed time.Duration
+}
+
+func (w *flushTimer) Flush() {
+	if !w.Flushed {
+		w.flushed = time.Since(w.start)
+	}
+	w.ResponseRecorder.Flush()
+}
+
+// Server-sent events come one by one, each before the next is made, and to each
+// client its own: whether the client has asked for them by Accept, or the
+// handler gives them to somebody who has not, and whatever TTL there is.
+func TestPass_ServerSentEvents(t *testing.T) {
+	for _, accept := range []string{"text/event-stream", "Text/Event-Stream;q=1, */*", "*/*", ""} {
+		t.Run(accept, func(t *testing.T) {
+			var clients atomic.Int32
+			acks := [2]chan int{make(chan int), make(chan int)}
+			s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{TTL: time.Hour}}, func(w http.ResponseWriter, r *http.Request) {
+				me := clients.Add(1) - 1
+				w.Header().Set("Content-Type", "text/event-stream")
+				for i := range 5 {
+					fmt.Fprintf(w, "data: %d.%d\n\n", me, i)
+					http.NewResponseController(w).Flush()
+					select {
+					case <-acks[me]:
+					case <-r.Context().Done():
+						return
+					}
+				}
+			})
+			server := serve(t, s.handler)
+			for me := range acks {
+				req, _ := http.NewRequest("GET", server.URL+"/p", nil)
+				if accept != "" {
+					req.Header.Set("Accept", accept)
+				}
+				res, err := http.DefaultClient.Do(req)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer res.Body.Close()
+				br := bufio.NewReader(res.Body)
+				for i := range 5 {
+					line, err := br.ReadString('\n')
+					if want := fmt.Sprintf("data: %d.%d\n", me, i); line != want || err != nil {
+						t.Fatalf("client %d read %q, %v, want %q", me, line, err, want)
+					}
+					br.ReadString('\n')
+					acks[me] <- i
+				}
+				if rest, err := io.ReadAll(br); len(rest) > 0 || err != nil {
+					t.Errorf("after the last event: %q, %v", rest, err)
+				}
+			}
+		})
+	}
+}
+
+// An event stream is nobody's cached response, and no rebuild that takes too
+// long: it lasts as long as its client.
+func TestPass_EventStreamOutlivesRebuildTimeout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{TTL: time.Hour}}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
+			for i := range 10 {
+				fmt.Fprintf(w, "data: %d\n\n", i)
+				time.Sleep(time.Minute)
+			}
+		})
+		for range 2 {
+			if w := s.get("http://a/p"); w.Code != 200 || strings.Count(w.Body.String(), "data: ") != 10 {
+				t.Errorf("%d %q, want all events", w.Code, w.Body)
+			}
+		}
+		s.wantCalls(t, 2)
+	})
+}
+
+func TestPass_Connect(t *testing.T) {
+	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+		conn, rw, err := w.(http.Hijacker).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer conn.Close()
+		fmt.Fprintf(rw, "HTTP/1.1 200 OK\r\n\r\n%s:", r.Host)
+		rw.Flush()
+		io.Copy(conn, rw)
+	})
+	server := serve(t, s.handler)
+	conn, err := net.Dial("tcp", server.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	io.WriteString(conn, "CONNECT b:443 HTTP/1.1\r\nHost: b:443\r\n\r\nthrough")
+	conn.(*net.TCPConn).CloseWrite()
+	got, err := io.ReadAll(conn)
+	if want := "HTTP/1.1 200 OK\r\n\r\nb:443:through"; string(got) != want || err != nil {
+		t.Errorf("got %q, %v, want %q", got, err, want)
+	}
+}
+
+// Other methods reach the handler each time. The safe ones leave what is kept
+// as it is, the others drop it.
+func TestPass_OtherMethods(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var version atomic.Int32
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=60")
+			fmt.Fprint(w, r.Method, version.Add(1))
+		})
+		for method, drops := range map[string]bool{
+			"TRACE": false, "OPTIONS": false, "PROPFIND": false, "SEARCH": false, "QUERY": false,
+			"POST": true, "PUT": true, "PATCH": true, "DELETE": true, "MKCOL": true, "PURGE": true, "get": true,
+		} {
+			first := s.get("http://a/p").Body.String()
+			s.calls.Store(0)
+			for range 2 {
+				if w := s.do(request(method, "http://a/p")); !strings.HasPrefix(w.Body.String(), method) {
+					t.Errorf("%s got %q", method, w.Body)
+				}
+			}
+			s.wantCalls(t, 2)
+			if again := s.get("http://a/p").Body.String(); (again != first) != drops {
+				t.Errorf("%s: GET before it %q and after it %q", method, first, again)
+			}
+			synctest.Wait()
+		}
+		r := request("OPTIONS", "http://a/")
+		r.RequestURI, r.URL.Path = "*", "*"
+		if w := s.do(r); !strings.HasPrefix(w.Body.String(), "OPTIONS") {
+			t.Errorf("OPTIONS * got %q", w.Body)
+		}
+	})
+}
+
+// The body of a request is read within the limit that a middleware has set, and
+// by the handler itself.
+func TestPass_MaxBytesReader(t *testing.T) {
+	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+		r.Body = http.MaxBytesReader(w, r.Body, 8)
+		b, err := io.ReadAll(r.Body)
+		if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
+			http.Error(w, "too large", http.StatusRequestEntityTooLarge)
+			return
+		}
+		if err != nil {
+			t.Error(err)
+		}
+		page(0, r.Method+" "+string(b))(w, r)
+	})
+	outer := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		r.Body = http.MaxBytesReader(w, r.Body, 16)
+		s.handler.ServeHTTP(w, r)
+	})
+	addr := serve(t, outer).Listener.Addr().String()
+	for range 2 {
+		for _, tt := range []struct {
+			request string
+			status  int
+			body    string
+		}{
+			{"GET /p HTTP/1.1\r\nHost: a\r\n\r\n", 200, "GET "},
+			{"GET /p HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nbody", 200, "GET body"},
+			{"GET /p HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nlong body", 413, "too large\n"},
+			{"POST /q HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nbody", 200, "POST body"},
+			{"POST /q HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nlong body", 413, "too large\n"},
+		} {
+			if status, body, _ := raw(t, addr, tt.request); status != tt.status || body != tt.body {
+				t.Errorf("%q got %d %q, want %d %q", tt.request, status, body, tt.status, tt.body)
+			}
+		}
+	}
+	s.wantCalls(t, 9)
+}
+
+// What belongs to the connection can be read after the client has left.
+func TestPass_DetachedHandlersReadTheirRequest(t *testing.T) {
+	type key struct{}
+	left := make(chan struct{})
+	seen := make(chan string)
+	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case <-left:
+		case <-time.After(10 * time.Second):
+			t.Error("the client does not leave")
+		}
+		server, _ := r.Context().Value(http.ServerContextKey).(*http.Server)
+		addr, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
+		body, err := io.ReadAll(r.Body)
+		seen <- fmt.Sprintln(r.Context().Err(), r.TLS != nil && r.TLS.HandshakeComplete, r.TLS.ServerName, r.Context().Value(key{}),
+			server != nil, addr != nil, r.RemoteAddr != "", r.Header.Get("X-Mine"), len(body), err)
+	})
+	outer := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		go func() {
+			<-r.Context().Done()
+			close(left)
+		}()
+		s.handler.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), key{}, "value")))
+	})
+	server := httptest.NewUnstartedServer(outer)
+	server.StartTLS()
+	defer server.Close()
+	conn, err := tls.Dial("tcp", server.Listener.Addr().String(), &tls.Config{InsecureSkipVerify: true, ServerName: "example.com"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	io.WriteString(conn, "GET /p HTTP/1.1\r\nHost: example.com\r\nX-Mine: field\r\n\r\n")
+	for s.calls.Load() == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	conn.Close()
+	if got, want := <-seen, "<nil> true example.com value true true true field 0 <nil>\n"; got != want {
+		t.Errorf("the handler saw %q, want %q", got, want)
+	}
+}
+
+// A server that speaks HTTP/2, and a client that does.
+func serveHTTP2(t *testing.T, h http.Handler) *httptest.Server {
+	t.Helper()
+	server := httptest.NewUnstartedServer(h)
+	server.EnableHTTP2 = true
+	server.Config.ErrorLog = log.New(io.Discard, "", 0)
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	return server
+}
+
+func TestPass_HTTP2(t *testing.T) {
+	release := make(chan struct{})
+	var mw *bellwether.Middleware
+	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=60")
+		switch r.URL.Path {
+		case "/herd":
+			for mw.Stats().Collapsed < 29 {
+				time.Sleep(time.Millisecond)
+			}
+			io.WriteString(w, "first ")
+			<-release
+			io.WriteString(w, "second")
+		case "/abort":
+			io.WriteString(w, "half")
+			http.NewResponseController(w).Flush()
+			time.Sleep(50 * time.Millisecond)
+			panic(http.ErrAbortHandler)
+		case "/short":
+			w.Header().Set("Content-Length", "100")
+			io.WriteString(w, "half")
+			time.Sleep(50 * time.Millisecond)
+		}
+	})
+	mw = s.mw
+	server := serveHTTP2(t, s.handler)
+	client := server.Client()
+	var begun, done sync.WaitGroup
+	begun.Add(30)
+	for range 30 { // streams of one connection
+		done.Go(func() {
+			begin := sync.OnceFunc(begun.Done)
+			defer begin()
+			res, err := client.Get(server.URL + "/herd")
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer res.Body.Close()
+			if res.ProtoMajor != 2 {
+				t.Errorf("HTTP/%d", res.ProtoMajor)
+			}
+			part := make([]byte, 6)
+			_, err = io.ReadFull(res.Body, part)
+			begin()
+			rest, err2 := io.ReadAll(res.Body)
+			if string(part)+string(rest) != "first second" || err != nil || err2 != nil {
+				t.Errorf("body %q%q, %v, %v", part, rest, err, err2)
+			}
+		})
+	}
+	begun.Wait()
+	close(release)
+	done.Wait()
+	s.wantCalls(t, 1)
+	for !strings.Contains(header(t, client, "HEAD", server.URL+"/herd").Get("Cache-Status"), "hit") {
+		time.Sleep(time.Millisecond) // until the flight has landed
+	}
+	if h := header(t, client, "GET", server.URL+"/herd"); h.Get("Content-Length") != "12" {
+		t.Errorf("hit: %v", h)
+	}
+	s.wantCalls(t, 0)
+
+	for _, path := range []string{"/abort", "/short"} {
+		var wg sync.WaitGroup
+		for range 20 {
+			wg.Go(func() {
+				res, err := client.Get(server.URL + path)
+				if err != nil {
+					return // reset before its header
+				}
+				defer res.Body.Close()
+				if b, err := io.ReadAll(res.Body); err == nil && res.StatusCode == 200 {
+					t.Errorf("%s: a broken body looks complete: %q", path, b)
+				}
+			})
+		}
+		wg.Wait()
+	}
+}
+
+// header makes a request and returns the header of its answer.
+func header(t *testing.T, client *http.Client, method, url string) http.Header {
+	t.Helper()
+	req, err := http.NewRequest(method, url, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	res, err := client.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	io.Copy(io.Discard, res.Body)
+	return res.Header
+}
+
+// A client of HTTP/1.0 knows the end of a body of unknown length only by the
+// end of the connection: what breaks off has to end it otherwise.
+func TestPass_HTTP10(t *testing.T) {
+	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=60")
+		io.WriteString(w, "begun ")
+		http.NewResponseController(w).Flush()
+		time.Sleep(50 * time.Millisecond)
+		if r.URL.Path == "/broken" {
+			panic(http.ErrAbortHandler)
+		}
+		io.WriteString(w, "done")
+	})
+	addr := serve(t, s.handler).Listener.Addr().String()
+	ask := func(path string) (string, error) {
+		conn, err := net.Dial("tcp", addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		fmt.Fprintf(conn, "GET %s HTTP/1.0\r\nHost: a\r\n\r\n", path)
+		b, err := io.ReadAll(conn)
+		head, body, _ := strings.Cut(string(b), "\r\n\r\n")
+		if strings.Contains(head, "chunked") || strings.HasPrefix(head, "HTTP/1.0 502") {
+			return "", fmt.Errorf("%s", head)
+		}
+		return body, err
+	}
+	var wg sync.WaitGroup
+	for range 20 {
+		wg.Go(func() {
+			if body, err := ask("/p"); body != "begun done" || err != nil {
+				t.Errorf("got %q, %v", body, err)
+			}
+			if body, err := ask("/broken"); err == nil {
+				t.Errorf("a broken body looks complete: %q", body)
+			}
+		})
+	}
+	wg.Wait()
+	if body, err := ask("/p"); body != "begun done" || err != nil {
+		t.Errorf("hit: %q, %v", body, err)
+	}
+}

@@ -1,0 +1,74 @@
+package bellwether
+
+import (
+	"errors"
+	"net/http"
+	"time"
+)
+
+// This file is patience with clients. A client that takes a shared body slowly
+// costs nobody but the memory of the body; one that takes nothing of it for
+// minutes would hold that memory, and over MaxBody all who read with it, for as
+// long as it likes: net/http has no such bound of its own unless the server has
+// a WriteTimeout.
+
+const (
+	// writePart is how much a client has to take within writePatience: about 1
+	// KB/s, a tenth of the slowest line that anybody still has.
+	writePart     = 64 << 10
+	writePatience = time.Minute
+)
+
+var errStalled = errors.New("bellwether: client takes nothing")
+
+// A pacedWriter writes a body to a client, and gives up on one that takes
+// nothing. Only one that does is touched: a write deadline that somebody else
+// has set stays as it is for all others.
+type pacedWriter struct {
+	w     http.ResponseWriter
+	drop  func() // gives the client's place in the body up; nil if it has none
+	timer *time.Timer
+	ended chan struct{} // closed when the timer's function has returned
+}
+
+// Write writes p in parts, each in its own time.
+func (p *pacedWriter) Write(b []byte) (int, error) {
+	total := 0
+	for {
+		part := b[total:min(len(b), total+writePart)]
+		p.start()
+		n, err := p.w.Write(part)
+		total += n
+		if p.stalled() {
+			return total, errStalled
+		}
+		if err != nil || total == len(b) {
+			return total, err
+		}
+	}
+}
+
+func (p *pacedWriter) start() {
+	if p.timer != nil {
+		p.timer.Reset(writePatience)
+		return
+	}
+	p.ended = make(chan struct{})
+	p.timer = time.AfterFunc(writePatience, func() {
+		defer close(p.ended)
+		if p.drop != nil {
+			p.drop() // for a ResponseWriter without deadlines, too
+		}
+		http.NewResponseController(p.w).SetWriteDeadline(time.Now())
+	})
+}
+
+// stalled reports whether the part took too long. If so, the timer's function
+// has returned: it must not touch the ResponseWriter after the handler has.
+func (p *pacedWriter) stalled() bool {
+	if p.timer.Stop() {
+		return false
+	}
+	<-p.ended
+	return true
+}

@@ -1,0 +1,58 @@
+package bellwether
+
+import (
+	"hash/maphash"
+	"sync"
+	"time"
+)
+
+// This file bounds the variants of one key. Whoever can fill a field that a
+// response varies by, such as User-Agent, can ask for a new variant with each
+// request. The near tier is bounded in bytes, but one key should not take all
+// of it, nor fill the store with what nobody asks for twice.
+
+const (
+	// maxVariants is how many variants of a key this process builds for the
+	// cache within variantMemory. Requests for others go to the handler, as if
+	// there were no cache; the variants that are there are served on.
+	maxVariants   = 1024
+	variantMemory = 10 * time.Minute
+)
+
+var variantSeed = maphash.MakeSeed()
+
+// variants are those of one key that were built of late. The zero value is
+// empty. It is safe for concurrent use.
+type variants struct {
+	mu    sync.Mutex         // guards what follows
+	built map[uint64]instant // a variant's hash, to when it last was
+	swept instant            // when the map was last cleared of old ones
+}
+
+// admit reports whether the variant of that key may be built for the cache.
+func (v *variants) admit(key string, now instant) bool {
+	// Two variants of one hash count as one.
+	id := maphash.String(variantSeed, key)
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if _, ok := v.built[id]; !ok && len(v.built) >= maxVariants {
+		// A sweep reads the whole map: not with each of a flood of requests.
+		if now-v.swept < time.Second {
+			return false
+		}
+		v.swept = now
+		for old, at := range v.built {
+			if now-at > variantMemory {
+				delete(v.built, old)
+			}
+		}
+		if len(v.built) >= maxVariants {
+			return false
+		}
+	}
+	if v.built == nil {
+		v.built = make(map[uint64]instant)
+	}
+	v.built[id] = now
+	return true
+}
