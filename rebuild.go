@@ -804,7 +804,11 @@ func (r *run[V]) commit(ctx context.Context, it *item[V]) bool {
 		return true
 	}
 	if errors.Is(err, ErrUnavailable) {
-		return true // perhaps by the value, which was written after all
+		// Perhaps by the value, which was written after all.
+		there, _, err := r.read(ctx, &r.outage)
+		if errors.Is(err, ErrUnavailable) || err == nil && there.Epoch == it.epoch {
+			return true
+		}
 	}
 	e.count.fenced.Add(1)
 	return false
