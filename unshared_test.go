@@ -42,6 +42,34 @@ func TestFleet_CommitLostThenRefused(t *testing.T) {
 }
 
 // A slot that comes while user code panics is not lost.
+func TestFleet_SlotThatComesDuringAPanic(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 2, push, bellwether.Options{MaxRebuilds: 1, MaxWait: 10 * time.Second, Size: func(key string, _ any) int {
+			if key == "k" {
+				panic("user code")
+			}
+			return 1
+		}})
+		p := f.processes[0]
+		f.origin.build = 1500 * time.Millisecond
+		go p.Get(context.Background(), "another")
+		synctest.Wait()
+		_, epoch, _ := f.store.Claim(t.Context(), "k")
+		p.store.reply.Store(int64(200 * time.Millisecond))
+		time.AfterFunc(time.Second, func() {
+			f.store.Commit(t.Context(), "k", bellwether.Entry{Kind: bellwether.KindValue, Value: []byte("v"), Epoch: epoch, TTL: time.Hour})
+		})
+		// It waits from 0.2 s on, and looks from 1.2 s to 1.4 s.
+		f.origin.set(func(o *source) { o.build = time.Second })
+		p.store.reply.Store(int64(400 * time.Millisecond)) // 0.4 s; 1.4 s to 1.8 s
+		p.Get(t.Context(), "k")
+		p.store.reply.Store(0)
+		if v, err := p.Get(t.Context(), "third"); err != nil {
+			t.Errorf("Get = %q, %v: the only slot is lost", v, err)
+		}
+	})
+}
+
 // Stale beats slow also where the rebuild waits for one of the MaxRebuilds,
 // with the store and without.
 // The end of a record is no value that others must make for themselves.
