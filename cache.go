@@ -228,10 +228,12 @@ func New[V any](load func(ctx context.Context, key string) (V, error), o Options
 	}
 	s := o.settings()
 	marshal, unmarshal := codecOf[V](s.Codec)
-	return &Cache[V]{
+	c := &Cache[V]{
 		engine: newEngine(s, size, marshal, unmarshal),
 		bind:   byKey(load),
 	}
+	c.engine.listen()
+	return c
 }
 
 // byKey binds a user's load, which needs nothing but the key.

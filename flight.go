@@ -43,7 +43,7 @@ type engine[V any] struct {
 	running   sync.WaitGroup // flights and what they leave behind, and listen
 	notified  bool           // Store is a Notifier
 	sweeper   sweeper[V]
-	deafen    context.CancelFunc // ends listen
+	deafen    context.CancelFunc // ends listen, nil if there is none
 
 	mu            sync.Mutex // guards what follows, and the fields of flights that say so
 	flights       map[string]*flight[V]
@@ -79,7 +79,8 @@ type flight[V any] struct {
 	abort    context.CancelCauseFunc // guarded by engine.mu: cancels the load, nil while there is none
 	disowned bool                    // guarded by engine.mu: the key was invalidated since the flight last looked
 	claimed  uint64                  // guarded by engine.mu: the epoch of the load since then, 0 if there is none
-	notices  chan Notice             // the latest that was heard of the key; has room for one
+	since    instant                 // guarded by engine.mu: when the flight began, or the key was last invalidated
+	notices  chan heard              // the latest that was heard of the key; has room for one, and is sent to with engine.mu held
 
 	// present is the latest item known for the key: what is served if the load
 	// fails, and what tells how often it has failed. Written by the flight's
@@ -178,7 +179,6 @@ func newEngine[V any](s settings, size func(string, V) int, marshal func(V) ([]b
 		flights:   make(map[string]*flight[V]),
 		aloft:     make(map[*flight[V]]struct{}),
 	}
-	e.listen()
 	return e
 }
 
@@ -527,7 +527,7 @@ func (c *waiter[V]) begin(ctx context.Context, key string, bind binder[V]) (*fli
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	f := &flight[V]{
 		key: key, load: bind(), engine: e, accept: c.want.accept, cancel: cancel,
-		due: addDurations(now, e.MaxWait), notices: make(chan Notice, 1),
+		due: addDurations(now, e.MaxWait), since: now, notices: make(chan heard, 1),
 	}
 	f.state.Store(&flightState[V]{news: make(chan struct{})})
 	c.board(f)
@@ -739,7 +739,11 @@ func (e *engine[V]) recall(key string, epoch uint64) {
 		w.seen++
 	}
 	f := e.flights[key]
-	if f == nil || f.claimed > epoch {
+	if f == nil {
+		return
+	}
+	f.since = e.clock.now()
+	if f.claimed > epoch {
 		return
 	}
 	f.disowned = true
@@ -794,7 +798,9 @@ func (e *engine[V]) close() {
 		f.cancel(ErrClosed)
 	}
 	e.mu.Unlock()
-	e.deafen()
+	if e.deafen != nil {
+		e.deafen()
+	}
 	e.running.Wait()
 	if first {
 		e.near.close()

@@ -108,6 +108,7 @@ func NewMiddleware(o HTTPOptions) *Middleware {
 		through: semaphore.NewWeighted(int64(o.PassThrough)),
 	}
 	m.engine.sweeper.traits = func(r *response) ([]string, bool) { return httpcache.Tags(r.header), r.kind == varying }
+	m.engine.listen()
 	return m
 }
 

@@ -24,7 +24,8 @@ type run[V any] struct {
 	// the value it protects.
 	storeDown bool
 	// slot is set while the flight has one of the MaxRebuilds. A load that
-	// begins takes it over.
+	// begins takes it over. While takeSlot waits for it, it is not the
+	// flight's goroutine's.
 	slot bool
 	// lease is the flight's own while it rebuilds with one.
 	lease Lease
@@ -153,15 +154,22 @@ func (r *run[V]) takeSlot(ctx context.Context) bool {
 	// One request for as long as it takes: asked anew after each look, the
 	// flight would lose its place in the queue.
 	waiting, leave := context.WithCancel(ctx)
-	defer leave()
-	taken := make(chan error, 1)
-	e.running.Go(func() { taken <- slots.Acquire(waiting, 1) })
+	taken := make(chan struct{})
+	e.running.Go(func() {
+		defer close(taken)
+		r.slot = slots.Acquire(waiting, 1) == nil
+	})
+	// However this ends, also by a panic of user code in a look, the slot may
+	// have come at the same time.
+	defer func() {
+		leave()
+		<-taken
+	}()
 	tick := time.NewTicker(lookPause)
 	defer tick.Stop()
 	for {
 		select {
-		case err := <-taken:
-			r.slot = err == nil
+		case <-taken:
 			return false
 		case <-tick.C:
 		}
@@ -170,8 +178,6 @@ func (r *run[V]) takeSlot(ctx context.Context) bool {
 		}
 		r.lookAgain()
 		if r.look(ctx) {
-			leave()
-			r.slot = <-taken == nil // it may have come at the same time
 			return true
 		}
 	}
@@ -836,7 +842,11 @@ func (r *run[V]) commit(ctx context.Context, it *item[V]) bool {
 		return true
 	}
 	if errors.Is(err, ErrUnavailable) {
-		return true // perhaps by the value, which was written after all
+		// Perhaps by the value, which was written after all.
+		there, _, err := r.read(ctx, &r.outage)
+		if errors.Is(err, ErrUnavailable) || err == nil && there.Epoch == it.epoch {
+			return true
+		}
 	}
 	e.count.fenced.Add(1)
 	return false

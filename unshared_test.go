@@ -1,0 +1,78 @@
+package bellwether_test
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+)
+
+// A commit whose first try was not answered and whose second is refused may
+// have been written, or come after an invalidation. It is asked for which.
+func TestFleet_CommitLostThenRefused(t *testing.T) {
+	for _, invalidated := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFleet(t, 2, push, bellwether.Options{NearTTL: time.Second, TTL: time.Hour})
+			f.origin.build = 5 * time.Second
+			a, b := f.processes[0], f.processes[1]
+			a.store.set(func(_ context.Context, op string) error {
+				if op == "commit" && a.store.count("commit") == 1 {
+					return errRefused
+				}
+				return nil
+			})
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				a.Get(context.Background(), "k") // began before, and may get either
+			}()
+			time.Sleep(time.Second)
+			if invalidated {
+				b.Invalidate(t.Context(), "k")
+			}
+			time.Sleep(4001 * time.Millisecond)
+			if v, err := a.Get(t.Context(), "k"); (v == "v1") == invalidated || err != nil {
+				t.Errorf("invalidated elsewhere 4 s ago: %v; Get = %q, %v", invalidated, v, err)
+			}
+			<-done
+		})
+	}
+}
+
+// A slot that comes while user code panics is not lost.
+func TestFleet_SlotThatComesDuringAPanic(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 2, push, bellwether.Options{MaxRebuilds: 1, MaxWait: 10 * time.Second, Size: func(key string, _ any) int {
+			if key == "k" {
+				panic("user code")
+			}
+			return 1
+		}})
+		p := f.processes[0]
+		f.origin.build = 1500 * time.Millisecond
+		go p.Get(context.Background(), "another")
+		synctest.Wait()
+		_, epoch, _ := f.store.Claim(t.Context(), "k")
+		p.store.reply.Store(int64(200 * time.Millisecond))
+		time.AfterFunc(time.Second, func() {
+			f.store.Commit(t.Context(), "k", bellwether.Entry{Kind: bellwether.KindValue, Value: []byte("v"), Epoch: epoch, TTL: time.Hour})
+		})
+		// It waits from 0.2 s on, and looks from 1.2 s to 1.4 s.
+		f.origin.set(func(o *source) { o.build = time.Second })
+		p.store.reply.Store(int64(400 * time.Millisecond)) // 0.4 s; 1.4 s to 1.8 s
+		p.Get(t.Context(), "k")
+		p.store.reply.Store(0)
+		if v, err := p.Get(t.Context(), "third"); err != nil {
+			t.Errorf("Get = %q, %v: the only slot is lost", v, err)
+		}
+	})
+}
+
+// Stale beats slow also where the rebuild waits for one of the MaxRebuilds,
+// with the store and without.
+// The end of a record is no value that others must make for themselves.
+// A key that is invalidated during each load, here or where it is heard, is
+// answered all the same, after some loads: with what began to be loaded after
+// the call.
