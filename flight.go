@@ -361,7 +361,11 @@ func (c *waiter[V]) look(f *flight[V], state *flightState[V]) (expiry <-chan tim
 			c.stale = nil
 		}
 	}
-	if c.stale != nil && !c.want.takes(c.stale, now, c.began) {
+	// Here, where it is taken, and not where a sweep is made: the caller has its
+	// own since before the flight, and a flight cannot tell the tags of what it
+	// offers from those of what it loads.
+	c.stale = e.sweeper.spare(f.key, c.stale)
+	if c.stale != nil && (!c.stale.stale(now) || !c.want.takes(c.stale, now, c.began)) {
 		c.stale = nil
 	}
 	limit := e.MaxWait
@@ -582,8 +586,9 @@ func (f *flight[V]) show(ctx context.Context, v V, alone bool) bool {
 		return false
 	}
 	it := &item[V]{kind: KindValue, value: v, made: f.made, position: f.position}
-	if f.engine.sweeper.spare(f.key, it) == nil {
-		f.abort(errInvalidated) // by a tag that was not known until now
+	w := &f.engine.sweeper
+	if gone, stale := w.against(w.log.Load(), f.key, it); gone || stale != forever {
+		f.abort(errInvalidated) // by a tag that was not known until now, see sweepFlight
 		return false
 	}
 	f.change(func(s *flightState[V]) { s.published, s.alone = it, alone })
@@ -627,7 +632,10 @@ func (f *flight[V]) settle(it *item[V]) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	spared := e.sweeper.spare(f.key, it)
-	if f.disowned = f.disowned || spared == nil; f.disowned {
+	// What was swept softly while it was made, and has no window that is open,
+	// is for nobody who has asked since.
+	swept := spared == nil || spared.freshUntil < it.freshUntil && spared.judge(e.clock.now()) == rebuild
+	if f.disowned = f.disowned || swept; f.disowned {
 		// Clients that read a response while it is made have it already. It
 		// is theirs, and nobody else's.
 		if f.streaming() {

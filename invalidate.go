@@ -42,8 +42,9 @@ type Match struct {
 // once it has returned nil, in the others within NearTTL.
 //
 // Prefixes, tags and what is Soft go into a log that all processes read, which
-// remembers the last 500 of them: a response that has seen more of them go by
-// than that counts as invalidated. An error names what could not be done; what
+// remembers the last 500 of them, or fewer if they have more than some 100 KiB
+// together: a response that has seen more of them go by than that counts as
+// invalidated. An error names what could not be done; what
 // can be done is done nevertheless.
 func (m *Middleware) InvalidateMatching(ctx context.Context, match Match) error {
 	var (
@@ -61,7 +62,7 @@ func (m *Middleware) InvalidateMatching(ctx context.Context, match Match) error 
 		case !ok:
 			errs = append(errs, fmt.Errorf("bellwether: invalidating %q: not a URL with a host and a path that is cached", u))
 		case match.Soft:
-			sweeps = append(sweeps, sweep{Kind: sweepKey, What: key, Soft: true})
+			sweeps = append(sweeps, sweep{Kind: sweepKey, What: exact(key), Soft: true})
 		default:
 			errs = append(errs, m.engine.invalidate(ctx, key))
 		}
@@ -72,14 +73,14 @@ func (m *Middleware) InvalidateMatching(ctx context.Context, match Match) error 
 			errs = append(errs, fmt.Errorf("bellwether: invalidating by prefix %q: not the beginning of a URL with a host, such as http://host/path", u))
 			continue
 		}
-		sweeps = append(sweeps, sweep{Kind: sweepPrefix, What: prefix, Soft: match.Soft})
+		sweeps = append(sweeps, sweep{Kind: sweepPrefix, What: exact(prefix), Soft: match.Soft})
 	}
 	for _, tag := range match.Tags {
 		if !httpcache.ValidTag(tag) {
 			errs = append(errs, fmt.Errorf("bellwether: invalidating by tag %q: a tag is not empty and has no spaces, commas or control characters", tag))
 			continue
 		}
-		sweeps = append(sweeps, sweep{Kind: sweepTag, What: tag, Soft: match.Soft})
+		sweeps = append(sweeps, sweep{Kind: sweepTag, What: exact(tag), Soft: match.Soft})
 	}
 	return errors.Join(append(errs, m.engine.sweep(ctx, sweeps))...)
 }

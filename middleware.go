@@ -145,7 +145,9 @@ func (m *Middleware) Handler(next http.Handler) http.Handler {
 			m.pass(w, r, next, httpcache.Status{Fwd: httpcache.FwdBypass, Detail: why})
 			return
 		}
-		m.serve(w, r, next, key, d)
+		if !m.hot(w, r, key, d) {
+			m.serve(w, r, next, key, d)
+		}
 	})
 }
 

@@ -187,7 +187,7 @@ func (r *run[V]) look(ctx context.Context) bool {
 		return false
 	}
 	if e.sweeper.on() {
-		e.followLog(ctx)
+		e.followLog(ctx, &r.outage, e.NearTTL/2)
 	}
 	entry, asked, err := r.read(ctx, &r.outage)
 	// One lost packet is no outage: an engine that is gone fails again, and
@@ -554,7 +554,7 @@ func (e *engine[V]) put(ctx context.Context, key string, v V, f Freshness, posit
 	defer e.mu.Unlock()
 	// There is no flight here that an invalidation could disown. After one, of
 	// whatever key, the store alone has the value.
-	if e.invalidations == before && e.sweeper.spare(key, it) == it {
+	if it = e.sweeper.spare(key, it); it != nil && e.invalidations == before {
 		e.near.put(key, it)
 	}
 }
@@ -569,9 +569,8 @@ func (e *engine[V]) putUnless(key string, v V, f Freshness, w *witness) {
 	e.near.weigh(key, it) // before the lock: it runs user code
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	// A flight that has begun since the invalidation has something newer.
-	if w.seen != 1 || e.flights[key] != nil || e.sweeper.spare(key, it) != it {
-		return
+	if it = e.sweeper.spare(key, it); it == nil || w.seen != 1 || e.flights[key] != nil {
+		return // a flight that has begun since the invalidation has something newer
 	}
 	e.epoch++
 	it.epoch = e.epoch
@@ -587,6 +586,9 @@ func (e *engine[V]) peek(ctx context.Context, key string) *item[V] {
 			return nil
 		}
 		r := &run[V]{flight: &flight[V]{key: key, engine: e}, outage: outage{e.EngineTimeout}}
+		if e.sweeper.on() {
+			e.followLog(ctx, &r.outage, e.NearTTL/2) // no flight has of late, perhaps
+		}
 		entry, asked, err := r.read(ctx, &r.outage)
 		if err != nil {
 			return nil
@@ -659,7 +661,13 @@ func (r *run[V]) confirm(ctx context.Context) {
 		if offered == nil {
 			return
 		}
-		entry, asked, err := r.read(ctx, &outage{e.EngineTimeout})
+		o := &outage{e.EngineTimeout}
+		if e.sweeper.on() {
+			// What is confirmed is trusted by the log's age too, and must be so
+			// until the next time.
+			e.followLog(ctx, o, e.NearTTL/4)
+		}
+		entry, asked, err := r.read(ctx, o)
 		if ctx.Err() != nil {
 			return
 		}
@@ -669,7 +677,7 @@ func (r *run[V]) confirm(ctx context.Context) {
 			return
 		}
 		confirmed := *offered
-		confirmed.trusted = addDurations(asked, e.NearTTL)
+		confirmed.trusted = e.trustedUntil(asked)
 		r.offerStale(&confirmed)
 	}
 }
@@ -698,11 +706,11 @@ func (r *run[V]) release(ctx context.Context, lease Lease) {
 // later to say: then nobody gets it, and the flight looks again.
 func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 	e := r.engine
-	if e.sweeper.on() && e.Store != nil {
-		e.followLog(ctx) // the load may have taken longer than the log is trusted
+	if e.sweeper.on() && e.Store != nil && !r.storeDown {
+		e.followLog(ctx, &r.outage, e.NearTTL/2) // the load may have taken longer than the log is trusted
 	}
 	now := e.clock.now()
-	it := &item[V]{epoch: epoch, build: l.took, made: r.made, position: r.position, trusted: e.trustedUntil(now)}
+	it := &item[V]{epoch: epoch, build: l.took, made: r.made, position: r.position, trusted: r.trustedUntil(now)}
 	switch {
 	case errors.Is(l.err, errNothing):
 		r.end(errAgain) // who has not seen what was published asks again
@@ -764,7 +772,9 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 			return true
 		}
 	}
-	it := &item[V]{}
+	// A failure by itself is of now. Beside what was there it bears that one's
+	// position: what has been swept since that was made is not served for it.
+	it := &item[V]{position: r.position}
 	it.born = now
 	if r.present != nil {
 		*it = *r.present
@@ -774,7 +784,7 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 	} else {
 		it.lifetime = it.failed(now, pause)
 	}
-	it.err, it.trusted, it.weight, it.made = err, e.trustedUntil(now), 0, r.made
+	it.err, it.trusted, it.weight, it.made = err, r.trustedUntil(now), 0, r.made
 	if !it.stale(now) && now >= it.keepUntil {
 		var zero V
 		it.held, it.kind, it.value = false, KindNone, zero
@@ -954,6 +964,15 @@ func (e *engine[V]) trustedUntil(now instant) instant {
 		now = min(now, instant(e.sweeper.asked.Load()))
 	}
 	return addDurations(now, e.NearTTL)
+}
+
+// trustedUntil is the engine's, but that a flight without the store does not go
+// by when its log was read.
+func (r *run[V]) trustedUntil(now instant) instant {
+	if r.storeDown {
+		return addDurations(now, r.engine.NearTTL)
+	}
+	return r.engine.trustedUntil(now)
 }
 
 // noAnswer counts and reports an engine's silence.

@@ -22,10 +22,24 @@ import (
 type sweep struct {
 	Epoch uint64    `json:"epoch"` // of the commit that wrote it
 	Kind  sweepKind `json:"kind"`
-	What  string    `json:"what"`
+	What  exact     `json:"what"`
 	Soft  bool      `json:"soft,omitempty"` // what it hits is stale, not gone
 
 	heard instant // when this process learnt of it
+}
+
+// exact is a string that JSON keeps byte for byte. In a string of JSON's own,
+// bytes that are no UTF-8 turn into others, and a tag is whatever a handler has
+// sent.
+type exact string
+
+func (x exact) MarshalJSON() ([]byte, error) { return json.Marshal([]byte(x)) }
+
+func (x *exact) UnmarshalJSON(data []byte) error {
+	var b []byte
+	err := json.Unmarshal(data, &b)
+	*x = exact(b)
+	return err
 }
 
 type sweepKind string
@@ -43,12 +57,12 @@ const variantMark = "\x00"
 func (s *sweep) hits(key string, tags []string) bool {
 	switch s.Kind {
 	case sweepKey:
-		rest, ok := strings.CutPrefix(key, s.What)
+		rest, ok := strings.CutPrefix(key, string(s.What))
 		return ok && (rest == "" || strings.HasPrefix(rest, variantMark))
 	case sweepPrefix:
-		return strings.HasPrefix(key, s.What)
+		return strings.HasPrefix(key, string(s.What))
 	case sweepTag:
-		return slices.Contains(tags, s.What)
+		return slices.Contains(tags, string(s.What))
 	}
 	return true // a later version's: who knows what it hits
 }
@@ -63,25 +77,45 @@ type sweepLog struct {
 	epoch uint64 // of the entry that it was read from
 }
 
-// maxSweeps is how many sweeps the log remembers. Its readers fetch it whole.
-const maxSweeps = 500
+const (
+	// maxSweeps is how many sweeps the log remembers. Its readers fetch it whole.
+	maxSweeps = 500
+	// maxLog is how many bytes it has at most, about: a log that a store did not
+	// take could not be written again.
+	maxLog = 256 << 10
+)
 
-// and returns the log with more sweeps at its end, as of epoch.
+// weight is what the sweep takes in the log's bytes, at most.
+func (s *sweep) weight() int { return 100 + 2*len(s.What) }
+
+// repeats reports whether whatever an earlier sweep hits s hits too.
+func (s *sweep) repeats(earlier sweep) bool {
+	return !s.Soft && s.Kind == earlier.Kind && s.What == earlier.What
+}
+
+// and returns the log with more sweeps at its end, as of epoch. What there is no
+// room for is forgotten, from the oldest on; of more too, if they are many.
 func (l *sweepLog) and(epoch uint64, more []sweep) *sweepLog {
-	next := &sweepLog{Since: l.Since, epoch: epoch}
+	next := &sweepLog{Since: l.Since, Sweeps: slices.Clone(l.Sweeps), epoch: epoch}
+	if len(more) > maxSweeps { // or to look for repetitions would take for ever
+		next.Since, next.Sweeps = epoch, nil
+		return next
+	}
 	for _, s := range more {
 		s.Epoch = epoch
-		next.Sweeps = append(next.Sweeps, s)
+		next.Sweeps = append(slices.DeleteFunc(next.Sweeps, s.repeats), s)
 	}
-	rest := l.Sweeps
-	if over := len(rest) + len(more) - maxSweeps; over > 0 {
-		over = min(over, len(rest))
-		if over > 0 {
-			next.Since = rest[over-1].Epoch
+	first, size := len(next.Sweeps), 0
+	for first > 0 && len(next.Sweeps)-first < maxSweeps {
+		if size += next.Sweeps[first-1].weight(); size > maxLog {
+			break
 		}
-		rest = rest[over:]
+		first--
 	}
-	next.Sweeps = append(slices.Clone(rest), next.Sweeps...)
+	if first > 0 {
+		next.Since = next.Sweeps[first-1].Epoch
+		next.Sweeps = slices.Clone(next.Sweeps[first:])
+	}
 	return next
 }
 
@@ -93,8 +127,10 @@ type sweeper[V any] struct {
 
 	applying sync.Mutex               // held while a log takes effect
 	log      atomic.Pointer[sweepLog] // written with engine.mu held
-	// asked is when the log was last read, as of then.
-	asked atomic.Int64
+	// asked is when the log was last read, as of then; 0 if it is to be read
+	// again at the next occasion.
+	asked    atomic.Int64
+	answered atomic.Bool // the store has, when it was asked
 	// reading has room for the one who reads it.
 	reading chan struct{}
 }
@@ -109,15 +145,14 @@ func (w *sweeper[V]) position() uint64 {
 	return 0
 }
 
-// spare returns it as the sweeps since its load have left it: nil if it is gone,
-// and it itself if nothing has hit it.
-func (w *sweeper[V]) spare(key string, it *item[V]) *item[V] {
-	l := w.log.Load()
-	if it == nil || l == nil || it.position >= l.epoch {
-		return it
+// against returns what a log has against it: whether it is gone, and since when
+// it is stale, forever if it is not.
+func (w *sweeper[V]) against(l *sweepLog, key string, it *item[V]) (gone bool, stale instant) {
+	if l == nil || it.position >= l.epoch {
+		return false, forever
 	}
 	if it.position < l.Since {
-		return nil
+		return true, forever
 	}
 	var (
 		tags     []string
@@ -126,20 +161,34 @@ func (w *sweeper[V]) spare(key string, it *item[V]) *item[V] {
 	if it.kind == KindValue {
 		tags, signpost = w.traits(it.value)
 	}
-	spared := *it
-	spared.position = l.epoch
+	stale = forever
 	for i := range l.Sweeps {
 		s := &l.Sweeps[i]
-		if s.Epoch <= it.position || !s.hits(key, tags) {
-			continue
-		}
-		if !s.Soft {
-			return nil
-		}
-		if !signpost {
-			spared.lifetime = spared.staleFrom(s.heard)
+		switch {
+		case s.Epoch <= it.position || !s.hits(key, tags):
+		case !s.Soft:
+			return true, forever
+		case !signpost:
+			stale = min(stale, s.heard)
 		}
 	}
+	return false, stale
+}
+
+// spare returns it as the sweeps since its load have left it, nil if it is gone.
+// What is left bears the log's position: what has been held against the log
+// once need not be found in it for ever.
+func (w *sweeper[V]) spare(key string, it *item[V]) *item[V] {
+	l := w.log.Load()
+	if it == nil || l == nil || it.position >= l.epoch {
+		return it
+	}
+	gone, stale := w.against(l, key, it)
+	if gone {
+		return nil
+	}
+	spared := *it
+	spared.position, spared.lifetime = l.epoch, it.staleFrom(stale)
 	return &spared
 }
 
@@ -150,16 +199,16 @@ const logKey = "\x00sweeps"
 // sooner. A log that is lost is begun anew, and takes everything with it.
 const logTTL = 10 * 365 * 24 * time.Hour
 
-// followLog reads the log if what is known of it is older than half of NearTTL,
-// and returns as of when it is known.
-func (e *engine[V]) followLog(ctx context.Context) instant {
+// followLog reads the log if what is known of it is older than age.
+func (e *engine[V]) followLog(ctx context.Context, o *outage, age time.Duration) {
 	w := &e.sweeper
+	began := e.clock.now()
 	old := func() bool {
 		asked := instant(w.asked.Load())
-		return w.log.Load() == nil || e.clock.now() > addDurations(asked, e.NearTTL/2)
+		return asked == 0 || e.clock.now() > addDurations(asked, age)
 	}
-	if !old() {
-		return instant(w.asked.Load())
+	if !old() || o.left <= 0 {
+		return
 	}
 	// One reads, and who comes meanwhile waits for that: with a log that is too
 	// old, what they read of the store would be trusted for no time at all.
@@ -167,54 +216,67 @@ func (e *engine[V]) followLog(ctx context.Context) instant {
 	case w.reading <- struct{}{}:
 		defer func() { <-w.reading }()
 	case <-ctx.Done():
-		return instant(w.asked.Load())
+		return
 	}
-	if !old() {
-		return instant(w.asked.Load())
-	}
-	o := &outage{e.EngineTimeout}
 	asked := e.clock.now()
+	if !old() {
+		if !w.answered.Load() {
+			o.left -= asked - began // it was the store's silence that was waited for
+		}
+		return
+	}
 	entry, err := ask(ctx, e.store, o, func(ctx context.Context) (Entry, error) {
 		return e.Store.Get(ctx, e.engineKey(logKey))
 	})
 	switch {
 	case err == nil:
-		err = e.learn(entry)
-	case errors.Is(err, ErrNotFound):
-		// There must be one before the first load, so that the first sweep
-		// knows what was loaded before it from what was loaded before a log was
-		// lost.
-		err = e.writeLog(ctx, o, nil)
+		e.learn(entry)
+	case errors.Is(err, ErrNotFound), errors.Is(err, ErrCorrupt):
+		err = e.beginLog(ctx, o)
+	}
+	if ctx.Err() != nil {
+		return // who asked has left, and knows nothing
 	}
 	if err != nil {
 		e.count.engineErrors.Add(1)
 		e.OnError(logKey, fmt.Errorf("reading the log of invalidations: %w", err))
 	}
 	// A store that does not answer cannot say that anything was swept.
-	w.asked.Store(int64(asked))
-	return asked
+	w.answered.Store(err == nil)
+	w.asked.Store(int64(max(1, asked)))
 }
 
 // learn takes the log in as the store has it.
-func (e *engine[V]) learn(entry Entry) error {
-	l := &sweepLog{epoch: entry.Epoch}
-	if err := json.Unmarshal(entry.Value, l); err != nil || entry.Kind != KindValue {
-		// Whatever was in it: nothing that was loaded before is to be trusted.
+func (e *engine[V]) learn(entry Entry) {
+	l, ok := readLog(entry)
+	if !ok {
 		l = &sweepLog{Since: entry.Epoch, epoch: entry.Epoch}
 	}
 	e.apply(l)
-	return nil
+}
+
+// readLog decodes an entry. It returns false for what is no log: nobody knows
+// what was in its place, and nothing that was loaded before is to be trusted.
+func readLog(entry Entry) (*sweepLog, bool) {
+	l := &sweepLog{epoch: entry.Epoch}
+	err := json.Unmarshal(entry.Value, l)
+	return l, err == nil && entry.Kind == KindValue && l.Since > 0
 }
 
 // apply makes l the log that this process knows, and holds what is new in it
 // against the near tier.
 func (e *engine[V]) apply(l *sweepLog) {
-	w := &e.sweeper
-	now := e.clock.now()
 	// Two may bring one log at a time, the process's own sweep and the store's
 	// notice of it. Neither returns before the log has taken its effect.
-	w.applying.Lock()
-	defer w.applying.Unlock()
+	e.sweeper.applying.Lock()
+	defer e.sweeper.applying.Unlock()
+	e.succeed(l)
+}
+
+// succeed is apply for who holds applying.
+func (e *engine[V]) succeed(l *sweepLog) {
+	w := &e.sweeper
+	now := e.clock.now()
 	known := w.log.Load()
 	if known != nil && known.epoch >= l.epoch {
 		return
@@ -235,7 +297,7 @@ func (e *engine[V]) apply(l *sweepLog) {
 	e.mu.Lock()
 	w.log.Store(l)
 	for key, f := range e.flights {
-		e.sweepFlight(key, f)
+		e.sweepFlight(w, key, f)
 	}
 	e.mu.Unlock()
 	if known != nil && l.Since <= known.epoch && len(l.Sweeps) == 0 {
@@ -246,25 +308,51 @@ func (e *engine[V]) apply(l *sweepLog) {
 	e.near.revise(w.spare)
 }
 
-// sweepFlight holds the log against what a flight is loading. e.mu is held.
-func (e *engine[V]) sweepFlight(key string, f *flight[V]) {
+// sweepFlight holds the log of w against what a flight is loading. e.mu is held.
+func (e *engine[V]) sweepFlight(w *sweeper[V], key string, f *flight[V]) {
 	if f.abort == nil {
 		return // it loads nothing, and what it has read is looked at again
 	}
 	published := f.state.Load().published
 	it := published
 	if it == nil {
-		it = &item[V]{position: f.position}
+		it = &item[V]{position: f.position} // its tags are not known yet: see publish
 	}
-	if e.sweeper.spare(key, it) != nil {
-		return // or nobody knows yet: see publish
-	}
-	f.disowned = true
-	if published != nil {
+	gone, stale := w.against(w.log.Load(), key, it)
+	switch {
+	case !gone && stale == forever:
+	case published != nil:
 		delete(e.flights, key) // its readers have it, and nobody joins them
-	} else {
+		f.disowned = f.disowned || gone
+	default:
+		// Softly or not: it is nobody's yet, and who has asked since the sweep
+		// waits here too.
+		f.disowned = true
 		f.abort(errInvalidated)
 	}
+}
+
+// beginLog writes a log where there is none. There must be one before the first
+// load, so that the first sweep knows what was loaded before it from what was
+// loaded before a log was lost.
+//
+// The lease is for one of those who find none at one time. It is not worth a
+// long wait: a log that has nothing in it counts all that was loaded before as
+// swept, and so loses nothing that it is written over.
+func (e *engine[V]) beginLog(ctx context.Context, o *outage) error {
+	key := e.engineKey(logKey)
+	lease, _, err := e.leaseLog(ctx, o, key, addDurations(e.clock.now(), o.left/2))
+	if err != nil && !errors.Is(err, ErrHeld) {
+		return err
+	}
+	l, err := e.commitLog(ctx, o, key, nil)
+	if lease != nil {
+		e.releaseLog(ctx, o, lease)
+	}
+	if err == nil {
+		e.apply(l)
+	}
+	return err
 }
 
 // writeLog adds sweeps to the log in the store, and takes it in.
@@ -272,22 +360,23 @@ func (e *engine[V]) sweepFlight(key string, f *flight[V]) {
 // A store has no compare-and-swap, so this is done under the log's lease: a
 // commit is worth something only if the lease has held until after it, or
 // somebody who has read the log before it may write over it after it. Without a
-// Locker that may happen when two processes sweep at the same moment.
+// Locker, or with one that does not answer, that may happen when two processes
+// sweep at the same moment.
 func (e *engine[V]) writeLog(ctx context.Context, o *outage, more []sweep) error {
 	key := e.engineKey(logKey)
-	began := e.clock.now()
+	until := addDurations(e.clock.now(), e.MaxWait)
 	for try := 1; ; try++ {
-		lease, err := e.leaseLog(ctx, o, key, began)
+		lease, asked, err := e.leaseLog(ctx, o, key, until)
 		if err != nil {
 			return err
 		}
 		l, err := e.commitLog(ctx, o, key, more)
 		if lease != nil {
-			_, lost := ask(ctx, e.locker, o, func(ctx context.Context) (struct{}, error) {
-				return struct{}{}, lease.Release(ctx)
-			})
-			if err == nil && errors.Is(lost, ErrLeaseLost) {
-				err = lost
+			held := e.clock.now() < addDurations(asked, e.LeaseTTL)
+			// The locker's word counts; where there is none, the clock's.
+			lost := e.releaseLog(ctx, o, lease)
+			if err == nil && (errors.Is(lost, ErrLeaseLost) || lost != nil && !held) {
+				err = ErrLeaseLost
 			}
 		}
 		switch {
@@ -301,36 +390,50 @@ func (e *engine[V]) writeLog(ctx context.Context, o *outage, more []sweep) error
 }
 
 // leaseLog waits for the log's lease; nil if there is no locker, or none that
-// answers.
-func (e *engine[V]) leaseLog(ctx context.Context, o *outage, key string, began instant) (Lease, error) {
+// answers. Its time runs from asked on.
+func (e *engine[V]) leaseLog(ctx context.Context, o *outage, key string, until instant) (lease Lease, asked instant, err error) {
+	began := e.clock.now()
 	if e.Locker == nil {
-		return nil, nil
+		return nil, began, nil
 	}
 	for {
+		asked = e.clock.now()
 		lease, err := ask(ctx, e.locker, o, func(ctx context.Context) (Lease, error) {
 			return e.Locker.TryAcquire(ctx, key, e.LeaseTTL)
 		})
-		if !errors.Is(err, ErrHeld) {
-			if err != nil && ctx.Err() != nil {
-				return nil, ctx.Err()
+		switch now := e.clock.now(); {
+		case err == nil:
+			return lease, asked, nil
+		case ctx.Err() != nil:
+			return nil, 0, ctx.Err()
+		case !errors.Is(err, ErrHeld):
+			e.count.engineErrors.Add(1)
+			e.OnError(logKey, fmt.Errorf("acquiring the lease of the log of invalidations: %w", err))
+			return nil, asked, nil // the store must do
+		case now >= until:
+			return nil, 0, err
+		default:
+			pause := time.NewTimer(min(until-now, pollInterval(now-began)))
+			select {
+			case <-pause.C:
+			case <-ctx.Done():
+				pause.Stop()
+				return nil, 0, ctx.Err()
 			}
-			return lease, nil // or the locker is down, and the store must do
-		}
-		waited := e.clock.now() - began
-		if waited > e.MaxWait {
-			return nil, err
-		}
-		pause := time.NewTimer(pollInterval(waited))
-		select {
-		case <-pause.C:
-		case <-ctx.Done():
-			pause.Stop()
-			return nil, ctx.Err()
 		}
 	}
 }
 
-// commitLog writes the log as it is there with more at its end.
+// releaseLog gives the log's lease back, also when ctx has ended.
+func (e *engine[V]) releaseLog(ctx context.Context, o *outage, lease Lease) error {
+	_, err := ask(context.WithoutCancel(ctx), e.locker, o, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, lease.Release(ctx)
+	})
+	return err
+}
+
+// commitLog writes the log as it is there with more at its end; with nothing more
+// only if there is none.
 func (e *engine[V]) commitLog(ctx context.Context, o *outage, key string, more []sweep) (*sweepLog, error) {
 	var epoch uint64
 	entry, err := ask(ctx, e.store, o, func(ctx context.Context) (entry Entry, err error) {
@@ -340,15 +443,12 @@ func (e *engine[V]) commitLog(ctx context.Context, o *outage, key string, more [
 	if err != nil {
 		return nil, err
 	}
-	l := &sweepLog{Since: epoch}
-	if entry.Kind == KindValue {
-		there := &sweepLog{}
-		if err := json.Unmarshal(entry.Value, there); err == nil {
-			if l = there; len(more) == 0 {
-				l.epoch = entry.Epoch
-				return l, nil // another has begun it
-			}
-		}
+	l, ok := readLog(entry)
+	switch {
+	case !ok:
+		l = &sweepLog{Since: epoch}
+	case len(more) == 0:
+		return l, nil // another has begun it
 	}
 	l = l.and(epoch, more)
 	value, err := json.Marshal(l)
@@ -381,25 +481,37 @@ func (e *engine[V]) sweep(ctx context.Context, what []sweep) error {
 
 // sweepHere is sweep for this process alone.
 func (e *engine[V]) sweepHere(what []sweep) {
-	l := e.sweeper.log.Load()
-	if l == nil {
-		l = &sweepLog{}
-	}
 	if e.Store == nil {
+		// Held from the reading of the log on: of two sweeps that began with the
+		// same log, one would be lost.
+		e.sweeper.applying.Lock()
+		defer e.sweeper.applying.Unlock()
+		l := e.sweeper.log.Load()
+		if l == nil {
+			l = &sweepLog{}
+		}
 		e.mu.Lock()
 		e.epoch++ // the positions of the loads that are under way are below it
 		epoch := e.epoch
 		e.mu.Unlock()
-		e.apply(l.and(epoch, what))
+		e.succeed(l.and(epoch, what))
 		return
 	}
 	// The log's epochs are the store's. These sweeps are held against what is
-	// here, and forgotten.
+	// here, and forgotten; so a load goes on whose tags are not known yet.
 	for i := range what {
 		what[i].Epoch, what[i].heard = 1<<64-1, e.clock.now()
 	}
 	now := &sweeper[V]{traits: e.sweeper.traits}
 	now.log.Store(&sweepLog{Sweeps: what, epoch: 1<<64 - 1})
+	e.mu.Lock()
+	for key, f := range e.flights {
+		e.sweepFlight(now, key, f)
+		if offered := f.state.Load().offered; offered != nil && now.spare(key, offered) == nil {
+			f.change(func(s *flightState[V]) { s.offered, s.recalled = nil, true })
+		}
+	}
+	e.mu.Unlock()
 	e.near.revise(func(key string, it *item[V]) *item[V] {
 		spared := now.spare(key, it)
 		if spared != nil && spared != it {
