@@ -331,6 +331,12 @@ func (c *waiter[V]) look(f *flight[V], state *flightState[V]) (expiry <-chan tim
 		c.on = nil // it is the answer's now
 		return nil, answered, nil
 	}
+	if state.published != nil {
+		// It waits for the next flight. Counted on among those who are still to
+		// take their place at the start of this one's body, it would hold up a
+		// body that passes its limit, and so the end that it waits for.
+		c.leave()
+	}
 	if state.landed {
 		if state.err != nil && !errors.Is(state.err, errAgain) {
 			return nil, answered, state.err

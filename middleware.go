@@ -193,11 +193,11 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 		if s.early {
 			q.refresh(key, s, path)
 		}
-		c := &call{path: path}
 		if !ok {
 			if under != nil && !under.built.admit(key, m.engine.clock.now()) {
 				break
 			}
+			c := &call{path: path}
 			defer c.leave()
 			var err error
 			if s, err = q.wait(c, key, s); err != nil {

@@ -356,3 +356,30 @@ func TestHTTP_StoredWindowsForAuthorizedRequests(t *testing.T) {
 		time.Sleep(time.Second) // the rebuild behind it
 	})
 }
+
+// A body that has passed its limit waits for those who will read it, and not for
+// a client that wants another.
+func TestHTTP_OverLimitBodyDoesNotWaitForAReload(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{MaxBody: 100}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=60")
+			w.Write(make([]byte, 50))
+			time.Sleep(time.Second)
+			w.Write(make([]byte, 500))
+		})
+		start := time.Now()
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			w := s.get("http://a/p")
+			if took := time.Since(start); w.Body.Len() != 550 || took != time.Second {
+				t.Errorf("the first client got %d bytes in %v, want all in 1s", w.Body.Len(), took)
+			}
+		}()
+		time.Sleep(500 * time.Millisecond)
+		if w := s.get("http://a/p", "Cache-Control", "no-cache"); w.Body.Len() != 550 {
+			t.Errorf("the reload got %d bytes", w.Body.Len())
+		}
+		<-done
+	})
+}
