@@ -436,7 +436,7 @@ func (r *run[V]) lead(ctx context.Context, lease Lease) bool {
 	if ctx.Err() != nil || r.unshared != 0 {
 		return false
 	}
-	if epoch == 0 || e.commits.fails(e.clock.now()) {
+	if epoch == 0 || e.commits.fails(e.clock.now()) && !r.probe(ctx) {
 		// Nobody will find this load's value in the store. Who waited for it
 		// would wait in vain, and the next after that one.
 		r.releaseBehind(ctx)
@@ -856,6 +856,26 @@ func (r *run[V]) commit(ctx context.Context, it *item[V]) bool {
 // it was for those only who waited for it; and for two loads' time more, since
 // the others make their own meanwhile.
 const unsharedTTL = time.Second
+
+// probeKey is where a store is asked whether it takes commits again. No two
+// processes mind each other there: what is found under it is of no use.
+const probeKey = "\x00probe"
+
+// probe reports whether the store takes commits again, by one that nobody needs:
+// without it, the first loads after an outage would go on without a lease.
+func (r *run[V]) probe(ctx context.Context) bool {
+	e := r.engine
+	key := e.engineKey(probeKey)
+	_, err := ask(ctx, e.store, &r.outage, func(ctx context.Context) (struct{}, error) {
+		_, epoch, err := e.Store.Claim(ctx, key)
+		if err == nil {
+			err = e.Store.Commit(ctx, key, Entry{Kind: KindUnshared, Epoch: epoch, TTL: time.Second})
+		}
+		return struct{}{}, err
+	})
+	e.commits.note(err, e.clock.now())
+	return !e.commits.fails(e.clock.now())
+}
 
 func (r *run[V]) write(ctx context.Context, entry Entry) error {
 	e := r.engine
