@@ -156,6 +156,9 @@ func (r *run[V]) takeSlot(ctx context.Context) bool {
 		leave()
 		<-taken
 	}()
+	if r.engine.Store != nil && r.state.Load().offered != nil {
+		r.engine.running.Go(func() { r.confirm(waiting) })
+	}
 	tick := time.NewTicker(lookPause)
 	defer tick.Stop()
 	for {

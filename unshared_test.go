@@ -72,6 +72,32 @@ func TestFleet_SlotThatComesDuringAPanic(t *testing.T) {
 
 // Stale beats slow also where the rebuild waits for one of the MaxRebuilds,
 // with the store and without.
+func TestFleet_StaleWhileWaitingForASlot(t *testing.T) {
+	for _, down := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFleet(t, 1, push, bellwether.Options{MaxRebuilds: 1, TTL: time.Second, StaleWhileRevalidate: time.Hour, NearTTL: 200 * time.Millisecond})
+			p := f.processes[0]
+			p.Get(t.Context(), "k")
+			f.origin.build = 20 * time.Second
+			go p.Get(context.Background(), "another")
+			synctest.Wait()
+			if down {
+				p.store.set(refuse)
+			}
+			time.Sleep(2 * time.Second)
+			p.Get(t.Context(), "k")
+			for range 50 {
+				start := time.Now()
+				v, err := p.Get(t.Context(), "k")
+				if took := time.Since(start); v != "v1" || err != nil || took > 0 {
+					t.Fatalf("store down: %v; Get = %q, %v after %v", down, v, err, took)
+				}
+				time.Sleep(99 * time.Millisecond)
+			}
+		})
+	}
+}
+
 // The end of a record is no value that others must make for themselves.
 // A key that is invalidated during each load, here or where it is heard, is
 // answered all the same, after some loads: with what began to be loaded after
