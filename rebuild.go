@@ -543,8 +543,17 @@ func (e *engine[V]) put(ctx context.Context, key string, v V, f Freshness, posit
 	now := e.clock.now()
 	it := &item[V]{kind: KindValue, value: v, epoch: epoch, position: position, trusted: e.trustedUntil(now)}
 	it.lifetime = newLifetime(now, f)
-	if !r.commit(ctx, it) {
-		return
+	switch {
+	case it.end() > now:
+		if !r.commit(ctx, it) {
+			return
+		}
+	case e.Store != nil && !r.storeDown:
+		// It ends what is there. Nobody waits for it, and is to be told that
+		// there is no value to come.
+		if errors.Is(r.write(ctx, Entry{Epoch: epoch}), ErrFenced) {
+			return
+		}
 	}
 	e.near.weigh(key, it) // before the lock: it runs user code
 	e.mu.Lock()

@@ -2,11 +2,16 @@ package bellwether_test
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
 // A commit whose first try was not answered and whose second is refused may
@@ -99,6 +104,43 @@ func TestFleet_StaleWhileWaitingForASlot(t *testing.T) {
 }
 
 // The end of a record is no value that others must make for themselves.
+func TestHTTP_EndOfARecordIsNotUnshared(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memstore.New()
+		private := true
+		var mu sync.Mutex
+		all := sites(t, 3, quiet{store}, func(w http.ResponseWriter, r *http.Request) {
+			mu.Lock()
+			defer mu.Unlock()
+			w.Header().Set("Cache-Control", "max-age=3600")
+			if private {
+				w.Header().Set("Cache-Control", "no-store")
+			}
+			fmt.Fprint(w, "v")
+		})
+		const url = "http://example.com/"
+		all[0].get(url)
+		synctest.Wait()
+		mu.Lock()
+		private = false
+		mu.Unlock()
+		all[0].get(url) // which ends the record
+		synctest.Wait()
+		if e, err := store.Get(t.Context(), "example.com/"); !errors.Is(err, bellwether.ErrNotFound) {
+			t.Errorf("the store has %+v, %v", e, err)
+		}
+		before := all[0].calls.Load() + all[1].calls.Load() + all[2].calls.Load()
+		var wg sync.WaitGroup
+		for _, s := range all {
+			wg.Go(func() { s.get(url) })
+		}
+		wg.Wait()
+		if n := all[0].calls.Load() + all[1].calls.Load() + all[2].calls.Load() - before; n != 1 {
+			t.Errorf("%d calls for one response", n)
+		}
+	})
+}
+
 // A key that is invalidated during each load, here or where it is heard, is
 // answered all the same, after some loads: with what began to be loaded after
 // the call.
