@@ -728,7 +728,7 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 		return r.settle(it)
 	}
 	if r.streaming() {
-		r.end(nil) // its callers have it already
+		r.end(errAgain) // its readers have it already
 		return true
 	}
 	if r.refused++; r.refused < maxRefused {
