@@ -75,6 +75,7 @@ type flight[V any] struct {
 	alarm *time.Timer // tells the callers that it is due
 
 	abort    context.CancelCauseFunc // guarded by engine.mu: cancels the load, nil while there is none
+	last     bool                    // guarded by engine.mu: the load goes on when its key is invalidated
 	disowned bool                    // guarded by engine.mu: the key was invalidated since the flight last looked
 	claimed  uint64                  // guarded by engine.mu: the epoch of the load since then, 0 if there is none
 	since    instant                 // guarded by engine.mu: when the flight began, or the key was last invalidated
@@ -254,7 +255,7 @@ func (e *engine[V]) wait(ctx context.Context, key string, stale *item[V], w want
 			// Before the end: a value that is being made is its first caller's
 			// also when it has turned out to be for nobody else.
 			now := e.clock.now()
-			if state.published != nil && w.takes(state.published, now, began) {
+			if state.published != nil && began < state.published.trusted && w.takes(state.published, now, began) {
 				return served[V]{item: state.published, collapsed: collapsed, flown: true}, nil
 			}
 			if state.landed {
@@ -415,14 +416,24 @@ func (f *flight[V]) offerStale(it *item[V]) bool {
 func (f *flight[V]) publish(ctx context.Context, v V) bool {
 	f.engine.mu.Lock()
 	defer f.engine.mu.Unlock()
-	if ctx.Err() != nil || f.disowned || f.streaming() {
+	if ctx.Err() != nil || f.streaming() {
 		return false
 	}
-	it := &item[V]{kind: KindValue, value: v, made: f.made, position: f.position}
+	it := &item[V]{kind: KindValue, value: v, made: f.made, position: f.position, trusted: forever}
 	w := &f.engine.sweeper
+	// By a tag, perhaps, that was not known until now, see sweepFlight.
 	if gone, stale := w.against(w.log.Load(), f.key, it); gone || stale != forever {
-		f.abort(errInvalidated) // by a tag that was not known until now, see sweepFlight
+		f.disowned = true
+	}
+	switch {
+	case f.disowned && !f.last:
+		f.abort(errInvalidated)
 		return false
+	case f.disowned:
+		it.trusted = f.made - 1 // for those who asked before the load began
+		if f.engine.flights[f.key] == f {
+			delete(f.engine.flights, f.key)
+		}
 	}
 	f.change(func(s *flightState[V]) { s.published = it })
 	return true
@@ -445,14 +456,15 @@ func (f *flight[V]) giveUp(cause error) bool {
 }
 
 // abortable makes abort the way to cancel the flight's load of that epoch,
-// unless the key was invalidated since the flight last looked.
-func (f *flight[V]) abortable(abort context.CancelCauseFunc, epoch uint64) bool {
+// unless the key was invalidated since the flight last looked. An invalidation
+// does not cancel the last one, see maxRefused.
+func (f *flight[V]) abortable(abort context.CancelCauseFunc, epoch uint64, last bool) bool {
 	f.engine.mu.Lock()
 	defer f.engine.mu.Unlock()
 	if f.disowned {
 		return false
 	}
-	f.abort, f.claimed, f.position = abort, epoch, f.engine.sweeper.position()
+	f.abort, f.last, f.claimed, f.position = abort, last, epoch, f.engine.sweeper.position()
 	return true
 }
 
@@ -472,13 +484,23 @@ func (f *flight[V]) settle(it *item[V]) bool {
 		// Clients that read a response while it is made have it already. It
 		// is theirs, and nobody else's.
 		if f.streaming() {
-			f.land(it, nil)
+			f.land(nil, errAgain)
 		}
 		return f.streaming()
 	}
 	// Between this and the flight's leaving the map, join sees neither or both.
 	f.land(e.near.put(f.key, spared), nil)
 	return true
+}
+
+// give ends the flight with it, and keeps it nowhere; but what it has replaced
+// is no longer kept either.
+func (f *flight[V]) give(it *item[V]) {
+	f.engine.near.weigh(f.key, it) // before the lock: it runs user code
+	f.engine.mu.Lock()
+	defer f.engine.mu.Unlock()
+	f.engine.near.put(f.key, it)
+	f.land(it, nil)
 }
 
 // land ends the flight. engine.mu is held.
@@ -592,7 +614,7 @@ func (e *engine[V]) recall(key string, epoch uint64) {
 		// A response that clients are already reading is theirs, but from now
 		// on nobody joins them.
 		delete(e.flights, key)
-	case f.abort != nil:
+	case f.abort != nil && !f.last:
 		f.abort(errInvalidated)
 	}
 }

@@ -144,3 +144,46 @@ func TestHTTP_EndOfARecordIsNotUnshared(t *testing.T) {
 // A key that is invalidated during each load, here or where it is heard, is
 // answered all the same, after some loads: with what began to be loaded after
 // the call.
+func TestFleet_InvalidatedFasterThanLoaded(t *testing.T) {
+	for name, by := range map[string]way{"here": push, "heard": notices} {
+		for _, failing := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s failing=%t", name, failing), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					f := newFleet(t, 2, by, bellwether.Options{MaxWait: 10 * time.Minute})
+					f.origin.build = 5 * time.Second
+					if failing {
+						f.origin.fail = func(int) error { return errOrigin }
+					}
+					p, invalidator := f.processes[0], f.processes[0]
+					if by == notices {
+						invalidator = f.processes[1]
+					}
+					stop := make(chan struct{})
+					defer close(stop)
+					go func() {
+						for {
+							select {
+							case <-stop:
+								return
+							case <-time.After(2 * time.Second):
+								invalidator.Invalidate(context.Background(), "k")
+							}
+						}
+					}()
+					for range 3 {
+						before, _ := f.origin.count()
+						start := time.Now()
+						v, err := p.Get(t.Context(), "k")
+						if took := time.Since(start); took > time.Minute || errors.Is(err, bellwether.ErrWaitTimeout) || (err != nil) != failing {
+							t.Errorf("Get = %q, %v after %v", v, err, took)
+						}
+						if err == nil && version(v) <= before {
+							t.Errorf("Get = %q, whose load began before the call", v)
+						}
+						time.Sleep(10 * time.Second)
+					}
+				})
+			})
+		}
+	}
+}
