@@ -89,10 +89,12 @@ type flight[V any] struct {
 	// accept is the first caller's, see want. It never changes.
 	accept func(it *item[V], now instant) bool
 	// made is the item.made of what the present load makes. Written by the
-	// flight's goroutine before a load starts, which may read it. So is
-	// position, the item.position, with engine.mu held.
+	// flight's goroutine before a load starts, which may read it. So are
+	// position, the item.position, and alone, whether the flight goes on without
+	// the store, with engine.mu held.
 	made     instant
 	position uint64
+	alone    bool
 }
 
 // A want is what a call asks of its answer. The zero want takes any.
@@ -414,8 +416,19 @@ func (f *flight[V]) offerStale(it *item[V]) bool {
 // is ctx is still making. It reports whether it did: not if the load has been
 // given up on, which by then may have a successor in the same flight.
 func (f *flight[V]) publish(ctx context.Context, v V) bool {
-	f.engine.mu.Lock()
-	defer f.engine.mu.Unlock()
+	e := f.engine
+	if e.sweeper.on() && e.Store != nil {
+		e.mu.Lock()
+		skip := ctx.Err() != nil || f.alone
+		e.mu.Unlock()
+		if !skip {
+			// The load may have taken longer than the log is trusted, and who
+			// joins the flight last has asked just now.
+			e.followLog(ctx, &outage{e.EngineTimeout}, e.NearTTL/2)
+		}
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
 	if ctx.Err() != nil || f.streaming() {
 		return false
 	}
@@ -458,13 +471,14 @@ func (f *flight[V]) giveUp(cause error) bool {
 // abortable makes abort the way to cancel the flight's load of that epoch,
 // unless the key was invalidated since the flight last looked. An invalidation
 // does not cancel the last one, see maxRefused.
-func (f *flight[V]) abortable(abort context.CancelCauseFunc, epoch uint64, last bool) bool {
+func (f *flight[V]) abortable(abort context.CancelCauseFunc, epoch uint64, last, alone bool) bool {
 	f.engine.mu.Lock()
 	defer f.engine.mu.Unlock()
 	if f.disowned {
 		return false
 	}
-	f.abort, f.last, f.claimed, f.position = abort, last, epoch, f.engine.sweeper.position()
+	f.abort, f.last, f.alone = abort, last, alone
+	f.claimed, f.position = epoch, f.engine.sweeper.position()
 	return true
 }
 

@@ -107,7 +107,7 @@ func NewMiddleware(o HTTPOptions) *Middleware {
 		options: o,
 		through: semaphore.NewWeighted(int64(o.PassThrough)),
 	}
-	m.engine.sweeper.traits = func(r *response) ([]string, bool) { return httpcache.Tags(r.header), r.kind == varying }
+	m.engine.sweeper.traits = traitsOf
 	m.engine.listen()
 	return m
 }

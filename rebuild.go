@@ -449,7 +449,7 @@ func (r *run[V]) build(ctx context.Context, epoch uint64) bool {
 	defer cancel()
 	loading, abort := context.WithCancelCause(limited)
 	defer abort(nil)
-	if !r.abortable(abort, epoch, r.refused+1 >= maxRefused) {
+	if !r.abortable(abort, epoch, r.refused+1 >= maxRefused, r.storeDown) {
 		return false // invalidated since it was claimed
 	}
 	var lost chan struct{}
