@@ -238,7 +238,7 @@ func New[V any](load func(ctx context.Context, key string) (V, error), o Options
 
 // byKey binds a user's load, which needs nothing but the key.
 func byKey[V any](load func(context.Context, string) (V, error)) binder[V] {
-	l := func(ctx context.Context, f *flight[V]) (V, error) { return load(ctx, f.key) }
+	l := func(ctx context.Context, a attempt[V]) (V, error) { return load(ctx, a.key) }
 	return func() loader[V] { return l }
 }
 

@@ -107,7 +107,7 @@ func NewMiddleware(o HTTPOptions) *Middleware {
 		options: o,
 		through: semaphore.NewWeighted(int64(o.PassThrough)),
 	}
-	m.engine.sweeper.traits = func(r *response) ([]string, bool) { return httpcache.Tags(r.header), r.kind == varying }
+	m.engine.sweeper.traits = traitsOf
 	m.engine.listen()
 	return m
 }
@@ -338,8 +338,8 @@ func (q *query) bind(c *call) binder[*response] {
 	return func() loader[*response] {
 		d := detach(q.r)
 		c.request = q.r.Header.Clone()
-		return func(ctx context.Context, f *flight[*response]) (*response, error) {
-			return q.m.fetch(ctx, f, c, q.next, d)
+		return func(ctx context.Context, a attempt[*response]) (*response, error) {
+			return q.m.fetch(ctx, a, c, q.next, d)
 		}
 	}
 }

@@ -29,6 +29,8 @@ type run[V any] struct {
 	slot bool
 	// lease is the flight's own while it rebuilds with one.
 	lease Lease
+	// made is the item.made of what the latest load makes.
+	made instant
 	// unshared is the epoch of the KindUnshared entry that the last look or
 	// claim found, 0 if it found none.
 	unshared uint64
@@ -38,7 +40,8 @@ type run[V any] struct {
 	elected instant // when it last stood for election
 	known   uint64  // the epoch of the store's entry when the flight began to wait
 	losses  int     // how often the flight's own lease was lost
-	refused int     // how often the store has refused its commit
+	fenced  bool    // the last of its commits was refused
+	refused int     // how often its loads came to nothing, see maxRefused
 }
 
 const (
@@ -46,10 +49,11 @@ const (
 	// election while the holder's announced time lasts: a holder may have
 	// given up without a word.
 	electPause = 500 * time.Millisecond
-	// maxRefused is after how many refused commits a flight's value goes to
-	// those callers who asked before its load began, and to nobody else. A store
-	// that refuses everything is none; and a key that is invalidated again during
-	// each load would never answer.
+	// maxRefused is after how many loads that came to nothing, their commits
+	// refused or their keys invalidated, a flight's value goes to those callers
+	// who asked before its load began, and to nobody else. A store that refuses
+	// everything is none; and a key that is invalidated again during each load
+	// would never answer.
 	maxRefused = 5
 )
 
@@ -80,7 +84,8 @@ func (r *run[V]) rebuild(ctx context.Context) error {
 	e := r.engine
 	began := e.clock.now()
 	for {
-		if r.refused > 0 {
+		if r.fenced {
+			r.fenced = false
 			// What fences commits off may not be over; and callers gather
 			// meanwhile, who are answered by a load that begins after them.
 			pause := time.NewTimer(minPoll << r.refused)
@@ -165,6 +170,9 @@ func (r *run[V]) takeSlot(ctx context.Context) bool {
 		leave()
 		<-taken
 	}()
+	if r.engine.Store != nil && r.state.Load().offered != nil {
+		r.engine.running.Go(func() { r.confirm(waiting) })
+	}
 	tick := time.NewTicker(lookPause)
 	defer tick.Stop()
 	for {
@@ -455,7 +463,7 @@ func (r *run[V]) build(ctx context.Context, epoch uint64) bool {
 	defer cancel()
 	loading, abort := context.WithCancelCause(limited)
 	defer abort(nil)
-	if !r.abortable(abort, epoch) {
+	if !r.abortable(abort, epoch, r.refused+1 >= maxRefused, r.storeDown) {
 		return false // invalidated since it was claimed
 	}
 	var lost chan struct{}
@@ -469,15 +477,17 @@ func (r *run[V]) build(ctx context.Context, epoch uint64) bool {
 	}
 
 	r.made = e.clock.now() + 1
+	a := attempt[V]{r.flight, r.present, r.made, r.position}
 	e.count.loads.Add(1)
 	r.slot = false
-	result := startLoad(loading, func(ctx context.Context) (V, error) { return r.load(ctx, r.flight) },
+	result := startLoad(loading, func(ctx context.Context) (V, error) { return r.load(ctx, a) },
 		&e.settings, func() { e.slots.Release(1) })
 
 	for {
 		select {
 		case l := <-result:
 			if errors.Is(context.Cause(loading), errInvalidated) {
+				r.refused++
 				return false
 			}
 			if l.err != nil && limited.Err() != nil {
@@ -552,8 +562,17 @@ func (e *engine[V]) put(ctx context.Context, key string, v V, f Freshness, posit
 	now := e.clock.now()
 	it := &item[V]{kind: KindValue, value: v, epoch: epoch, position: position, trusted: e.trustedUntil(now)}
 	it.lifetime = e.lifetimeOf(now, f, key, epoch)
-	if !r.commit(ctx, it) {
-		return
+	switch {
+	case it.end() > now:
+		if !r.commit(ctx, it) {
+			return
+		}
+	case e.Store != nil && !r.storeDown:
+		// It ends what is there. Nobody waits for it, and is to be told that
+		// there is no value to come.
+		if errors.Is(r.write(ctx, Entry{Epoch: epoch}), ErrFenced) {
+			return
+		}
 	}
 	e.near.weigh(key, it) // before the lock: it runs user code
 	e.mu.Lock()
@@ -735,10 +754,11 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 		// The other processes are woken first, and on their way to the store
 		// while the callers here wake up.
 		r.releaseBehind(ctx)
-		return r.settle(it)
-	}
-	if r.streaming() {
-		r.end(nil) // its callers have it already
+		if r.settle(it) {
+			return true
+		}
+	} else if r.fenced = true; r.streaming() {
+		r.end(errAgain) // its readers have it already
 		return true
 	}
 	if r.refused++; r.refused < maxRefused {
@@ -746,9 +766,10 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 	}
 	// It is for those who asked before its load began: whatever has fenced it
 	// off came after them.
-	it.lifetime = newLifetime(now, Freshness{})
-	it.trusted = r.engine.clock.instant(l.began)
-	return r.settle(it)
+	given := *it
+	given.lifetime, given.trusted = newLifetime(now, Freshness{}), e.clock.instant(l.began)
+	r.give(&given)
+	return true
 }
 
 // finishFailed is finish for a load that failed: what was there stays there,
@@ -799,7 +820,14 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 		return r.settle(it)
 	}
 	it.epoch = epoch
-	return r.commit(ctx, it) && r.settle(it)
+	if r.fenced = !r.commit(ctx, it); !r.fenced && r.settle(it) {
+		return true
+	}
+	if r.refused++; r.refused < maxRefused {
+		return false
+	}
+	r.end(err)
+	return true
 }
 
 // commit offers it to the store. It returns false if the store refuses it as

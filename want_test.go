@@ -35,7 +35,7 @@ func (c *counted) get(w want[string]) (string, error) {
 	if !ok {
 		var err error
 		s, err = c.wait(context.Background(), "k", s.item, w, func() loader[string] {
-			return func(ctx context.Context, f *flight[string]) (string, error) {
+			return func(ctx context.Context, f attempt[string]) (string, error) {
 				n := c.loads.Add(1)
 				if c.saw != nil {
 					c.saw(f.present)
