@@ -12,10 +12,14 @@ import (
 
 // This file holds the cases that every pair of a store and a locker must pass.
 
-// Each runs a case for every kind.
+// Each runs a case for every kind, one beside the other: they wait more than
+// they work.
 func Each(t *testing.T, kinds []Kind, test func(t *testing.T, kind Kind)) {
 	for _, kind := range kinds {
-		t.Run(kind.Name, func(t *testing.T) { test(t, kind) })
+		t.Run(kind.Name, func(t *testing.T) {
+			t.Parallel()
+			test(t, kind)
+		})
 	}
 }
 

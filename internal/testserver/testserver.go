@@ -88,6 +88,20 @@ func FreeAddr(tb testing.TB) string {
 // kill and restart it.
 func (s *Server) Own() bool { return s.args != nil }
 
+// ReadyWhen makes every start of the engine wait until ready has no error too.
+// It is asked at once, and may itself bring about what it asks for.
+func (s *Server) ReadyWhen(ready func(addr string) error) {
+	s.tb.Helper()
+	before := s.ready
+	s.ready = func(addr string) error {
+		if err := before(addr); err != nil {
+			return err
+		}
+		return ready(addr)
+	}
+	s.await()
+}
+
 // Start starts the engine at the same address as before: empty, unless it is
 // one that keeps its data.
 func (s *Server) Start() {

@@ -17,7 +17,6 @@ import (
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb/types"
-	"go.uber.org/goleak"
 
 	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/internal/adapter"
@@ -25,8 +24,6 @@ import (
 	"github.com/bellwether-go/bellwether/lockers/dynamolock"
 	"github.com/bellwether-go/bellwether/lockers/lockertest"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // A table is one on a running engine, with a client for the test's own looks.
 type table struct {
