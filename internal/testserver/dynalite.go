@@ -16,7 +16,7 @@ const dynaliteVersion = "4.0.0"
 // environment variable BELLWETHER_DYNAMODB names. It ends with the test.
 func DynamoDB(tb testing.TB) *Server {
 	tb.Helper()
-	return startWhen(answersHTTP, tb, "BELLWETHER_DYNAMODB", "node", "nodejs", func(port string) []string {
+	return startWhen(answersHTTP, dynamoHTTP, tb, "BELLWETHER_DYNAMODB", "node", "nodejs", func(port string) []string {
 		program := filepath.Join(dynaliteDir(tb), "node_modules", "dynalite", "cli.js")
 		if _, err := os.Stat(program); err != nil {
 			tb.Fatalf("dynalite is not installed: run 'make deps', or set BELLWETHER_DYNAMODB=host:port to use a running DynamoDB: %v", err)
