@@ -38,8 +38,7 @@ test: ## Run everything that has to pass: all of the targets from deps to fuzz.
 		echo "== $$step took $$((SECONDS - step_began)) s"; \
 	done; \
 	echo "== all took $$((SECONDS - began)) s"; \
-	echo "over $${BELLWETHER_REDIS:-$$(redis-server --version | sed -E 's/.*v=([^ ]*).*/Redis \1/')}" \
-		"and $${BELLWETHER_MEMCACHED:-$$(memcached --version)}, with $$(go version | cut -d' ' -f3)"; \
+	.ci/versions; \
 	$(REPORT) total $(OUT)/*.json || status=1; \
 	exit $$status
 
