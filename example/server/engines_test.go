@@ -18,19 +18,19 @@ import (
 // The tests here tell one story of every store with every locker: the store's
 // twin, or an engine that only elects.
 
-// An electing engine, as its test server and its flag have it.
-type electing struct {
+// A backend is an engine, as its test server and its flag have it.
+type backend struct {
 	name  string
 	start func(testing.TB, ...string) *testserver.Server
 	value string // of its flag, for the server's address
 }
 
 var (
-	stores = []electing{
+	stores = []backend{
 		{"redis", testserver.Redis, "%s"},
 		{"memcached", testserver.Memcached, "%s"},
 	}
-	lockers = []electing{
+	lockers = []backend{
 		{"etcd", testserver.Etcd, "%s"},
 		{"zookeeper", testserver.ZooKeeper, "%s"},
 		{"dynamodb", func(tb testing.TB, _ ...string) *testserver.Server { return testserver.DynamoDB(tb) }, "http://%s"},
@@ -39,7 +39,7 @@ var (
 
 // flags are those that make a server use the engine at addr, as its store or
 // its locker.
-func (e electing) flags(as, addr string) []string {
+func (e backend) flags(as, addr string) []string {
 	return []string{"-" + as, e.name, "-" + e.name, fmt.Sprintf(e.value, addr)}
 }
 
@@ -241,7 +241,7 @@ func TestServer_LockerAwayAndBack(t *testing.T) {
 func TestRun_LeavesNothing(t *testing.T) {
 	store := stores[0]
 	server := store.start(t)
-	for _, locker := range append([]electing{store}, lockers...) {
+	for _, locker := range append([]backend{store}, lockers...) {
 		t.Run(locker.name, func(t *testing.T) {
 			flags := store.flags("store", server.Addr)
 			if locker.name != store.name {

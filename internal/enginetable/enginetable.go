@@ -25,10 +25,10 @@ var columns = []string{"acquire", "refused", "refused again", "renew", "release"
 const (
 	// long is the length of a lease that does not end here, short of one that
 	// its holder leaves to itself.
-	long, short = time.Minute, 500 * time.Millisecond
+	long, short = time.Minute, 200 * time.Millisecond
 
 	// quiet is how long nothing has to be asked for all to have been asked.
-	quiet = 50 * time.Millisecond
+	quiet = 20 * time.Millisecond
 )
 
 // A Row is one way to use a locker.
@@ -58,7 +58,7 @@ func Check(t *testing.T, r Row) {
 		}
 	}
 	if want := cells(t, r.Name); !slices.Equal(measured, want) {
-		t.Errorf("%s says otherwise than is measured:\n| %s | %s |\n| %s | %s |", document,
+		t.Errorf("%s says otherwise than is measured:\nsays     | %s | %s |\nmeasured | %s | %s |", document,
 			r.Name, strings.Join(want, " | "), r.Name, strings.Join(measured, " | "))
 	}
 }

@@ -11,6 +11,10 @@ import (
 // dynaliteVersion is the one that .ci/dynalite/package-lock.json pins.
 const dynaliteVersion = "4.0.0"
 
+// outlive is a module for node. Dynalite throws an exception for every request
+// that its client breaks off, and would end with it.
+const outlive = `data:text/javascript,process.on("uncaughtException",e=>{if(e.code!=="ECONNRESET")throw(e)})`
+
 // DynamoDB returns a running dynalite, which speaks DynamoDB's protocol and
 // keeps its tables in memory, or the endpoint at the host:port that the
 // environment variable BELLWETHER_DYNAMODB names. It ends with the test.
@@ -21,7 +25,7 @@ func DynamoDB(tb testing.TB) *Server {
 		if _, err := os.Stat(program); err != nil {
 			tb.Fatalf("dynalite is not installed: run 'make deps', or set BELLWETHER_DYNAMODB=host:port to use a running DynamoDB: %v", err)
 		}
-		return []string{program, "--host", "127.0.0.1", "--port", port, "--createTableMs", "100"}
+		return []string{"--import", outlive, program, "--host", "127.0.0.1", "--port", port, "--createTableMs", "100"}
 	})
 }
 
