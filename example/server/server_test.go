@@ -39,7 +39,7 @@ func TestMain(m *testing.M) {
 	}
 	flag.Parse()
 	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
-		f.Value.Set("8") // the tests wait for processes more than they work
+		f.Value.Set("4") // the tests wait for processes more than they work
 	}
 	status := m.Run()
 	client.CloseIdleConnections()
