@@ -107,8 +107,9 @@ func read(t *testing.T) string {
 	}
 }
 
-// measure returns what each path costs: the least of three times, because a
-// Locker may now and then ask something for all its leases (etcd's sweepers).
+// measure returns what each path costs, as two of three times at least: a Locker
+// may now and then ask something for all its leases (etcd's sweepers), and on a
+// busy machine an engine may have dropped what was to be taken over (memcached).
 func (r Row) measure(t *testing.T) map[string]int {
 	t.Helper()
 	a, b := r.New(t), r.New(t)
@@ -131,7 +132,7 @@ func (r Row) measure(t *testing.T) map[string]int {
 		must(t, "Release", lease.Release(t.Context()))
 	}
 
-	least := map[string]int{}
+	costs := map[string][]int{}
 	// cost counts what do asks, unless it says that it was not what was meant.
 	cost := func(column string, do func() bool) bool {
 		t.Helper()
@@ -141,10 +142,7 @@ func (r Row) measure(t *testing.T) map[string]int {
 			return false
 		}
 		r.settle()
-		n := r.Count() - before
-		if had, ok := least[column]; !ok || n < had {
-			least[column] = n
-		}
+		costs[column] = append(costs[column], r.Count()-before)
 		return true
 	}
 	for range 3 {
@@ -198,7 +196,12 @@ func (r Row) measure(t *testing.T) map[string]int {
 			must(t, "Release", lease.Release(t.Context()))
 		}
 	}
-	return least
+	usual := map[string]int{}
+	for column, n := range costs {
+		slices.Sort(n)
+		usual[column] = n[len(n)/2]
+	}
+	return usual
 }
 
 // settle returns when nothing is asked any more.
