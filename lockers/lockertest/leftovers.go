@@ -24,7 +24,7 @@ import (
 // testing.TB.
 func LeavesNothing(t *testing.T, newLocker func(testing.TB) bellwether.Locker, count func() map[string]int) {
 	t.Helper()
-	const keys, lockers, callers = 10_000, 4, 160
+	const keys, lockers, callers = 10_000, 4, 40
 	unique := newKey()
 	cycles := func(t *testing.T, keys int) (inUse map[string]int) {
 		var users []bellwether.Locker
