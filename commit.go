@@ -1,0 +1,339 @@
+package bellwether
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// This file is what a rebuild has to do with the store: it reads, claims and
+// commits, and makes items of entries and entries of items.
+
+// read asks the store for the key's entry. What it says is as of asked.
+func (r *run[V]) read(ctx context.Context, o *outage) (entry Entry, asked instant, err error) {
+	e := r.engine
+	asked = e.clock.now()
+	entry, err = ask(ctx, e.store, o, func(ctx context.Context) (Entry, error) {
+		return e.Store.Get(ctx, e.engineKey(r.key))
+	})
+	return entry, asked, err
+}
+
+// claim reads the key again, now that nobody else may rebuild it, and takes an
+// epoch for the rebuild, in one call. Who has won the lease just after another
+// released it finds that one's value here, and the flight has ended.
+func (r *run[V]) claim(ctx context.Context) (epoch uint64, ended bool) {
+	asked := r.engine.clock.now()
+	entry, epoch := r.takeEpoch(ctx)
+	if epoch == 0 || r.engine.Store == nil {
+		return epoch, false
+	}
+	known, _ := r.engine.near.get(r.key)
+	return epoch, r.consider(r.decode(entry, known, asked), true)
+}
+
+// takeEpoch returns a new epoch for the key, and its present entry. The epoch
+// is 0 if the store does not answer.
+func (r *run[V]) takeEpoch(ctx context.Context) (entry Entry, epoch uint64) {
+	e := r.engine
+	if e.Store == nil {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		e.epoch++
+		return Entry{}, e.epoch
+	}
+	if r.storeDown {
+		return Entry{}, 0
+	}
+	entry, err := ask(ctx, e.store, &r.outage, func(ctx context.Context) (entry Entry, err error) {
+		entry, epoch, err = e.Store.Claim(ctx, e.engineKey(r.key))
+		return entry, err
+	})
+	if err != nil {
+		r.noAnswer("claiming", err)
+		r.storeDown = true
+		return Entry{}, 0
+	}
+	return entry, epoch
+}
+
+// put keeps a value that was made by the rebuild of another key.
+func (e *engine[V]) put(ctx context.Context, key string, v V, f Freshness, position uint64) {
+	e.mu.Lock()
+	before := e.invalidations
+	e.mu.Unlock()
+	r := &run[V]{flight: &flight[V]{key: key, engine: e}, outage: outage{e.EngineTimeout}}
+	_, epoch := r.takeEpoch(ctx)
+	now := e.clock.now()
+	it := &item[V]{kind: KindValue, value: v, epoch: epoch, position: position, trusted: e.trustedUntil(now)}
+	it.lifetime = e.lifetimeOf(now, f, key, epoch)
+	switch {
+	case it.end() > now:
+		if !r.commit(ctx, it) {
+			return
+		}
+	case e.Store != nil && !r.storeDown:
+		// It ends what is there. Nobody waits for it, and is to be told that
+		// there is no value to come.
+		if errors.Is(r.write(ctx, Entry{Epoch: epoch}), ErrFenced) {
+			return
+		}
+	}
+	e.near.weigh(key, it) // before the lock: it runs user code
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	// There is no flight here that an invalidation could disown. After one, of
+	// whatever key, the store alone has the value.
+	if it = e.sweeper.spare(key, it); it != nil && e.invalidations == before {
+		e.near.put(key, it)
+	}
+}
+
+// putUnless keeps, where there is no store, a value that was made by a request
+// which has invalidated the key itself, once: if w has seen more than that, the
+// value may be older than what another such request has done.
+func (e *engine[V]) putUnless(key string, v V, f Freshness, w *witness) {
+	now := e.clock.now()
+	it := &item[V]{kind: KindValue, value: v, position: w.position, trusted: e.trustedUntil(now)}
+	it.lifetime = newLifetime(now, f)
+	e.near.weigh(key, it) // before the lock: it runs user code
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if it = e.sweeper.spare(key, it); it == nil || w.seen != 1 || e.flights[key] != nil {
+		return // a flight that has begun since the invalidation has something newer
+	}
+	e.epoch++
+	it.epoch = e.epoch
+	e.near.put(key, it)
+}
+
+// peek returns what the near tier or the store has for the key that may be
+// served now, without a flight; nil if there is nothing.
+func (e *engine[V]) peek(ctx context.Context, key string) *item[V] {
+	it, now := e.near.get(key)
+	if it == nil || now >= it.trusted {
+		if e.Store == nil {
+			return nil
+		}
+		r := &run[V]{flight: &flight[V]{key: key, engine: e}, outage: outage{e.EngineTimeout}}
+		if e.sweeper.on() {
+			e.followLog(ctx, &r.outage, e.NearTTL/2) // no flight has of late, perhaps
+		}
+		entry, asked, err := r.read(ctx, &r.outage)
+		if err != nil {
+			return nil
+		}
+		if it = r.decode(entry, it, asked); it == nil {
+			return nil
+		}
+	}
+	switch it.judge(now) {
+	case serve, serveStale, serveOnly:
+		return it
+	}
+	return nil
+}
+
+// commit offers it to the store. It returns false if the store refuses it as
+// too late. A store that does not answer, or does not take the value, leaves it
+// to this process.
+func (r *run[V]) commit(ctx context.Context, it *item[V]) bool {
+	e := r.engine
+	switch {
+	case e.Store == nil || r.storeDown:
+		return true
+	case r.unshared != 0:
+		return r.stillUnshared(ctx)
+	}
+	entry, err := r.encode(it)
+	lives := entry.Life() > 0
+	if err == nil && lives {
+		if err = r.write(ctx, entry); err == nil {
+			return true
+		}
+	}
+	switch {
+	case err == nil:
+	case errors.Is(err, ErrFenced):
+		e.count.fenced.Add(1)
+		e.OnError(r.key, &keyError{"committing", r.key, err})
+		return false
+	case errors.Is(err, ErrUnavailable):
+		r.noAnswer("committing", err)
+	default:
+		e.OnError(r.key, &keyError{"committing", r.key, err})
+	}
+	// The processes that wait for this value are told that there is none to
+	// come. Without that they would take turns, each only to find the same out.
+	// An engine out of memory may have room for so little.
+	entry.Kind, entry.Value = KindUnshared, nil
+	if !lives {
+		entry.TTL = addDurations(entry.Age, addDurations(unsharedTTL, 2*entry.BuildTime))
+	}
+	if !errors.Is(r.write(ctx, entry), ErrFenced) {
+		return true
+	}
+	if errors.Is(err, ErrUnavailable) {
+		// Perhaps by the value, which was written after all.
+		there, _, err := r.read(ctx, &r.outage)
+		if errors.Is(err, ErrUnavailable) || err == nil && there.Epoch == it.epoch {
+			return true
+		}
+	}
+	e.count.fenced.Add(1)
+	return false
+}
+
+// unsharedTTL is for how long it is remembered of a value without a life that
+// it was for those only who waited for it; and for two loads' time more, since
+// the others make their own meanwhile.
+const unsharedTTL = time.Second
+
+// probeKey is where a store is asked whether it takes commits again. No two
+// processes mind each other there: what is found under it is of no use.
+const probeKey = "\x00probe"
+
+// probe reports whether the store takes commits again, by one that nobody needs:
+// without it, the first loads after an outage would go on without a lease.
+func (r *run[V]) probe(ctx context.Context) bool {
+	e := r.engine
+	key := e.engineKey(probeKey)
+	_, err := ask(ctx, e.store, &r.outage, func(ctx context.Context) (struct{}, error) {
+		_, epoch, err := e.Store.Claim(ctx, key)
+		if err == nil {
+			err = e.Store.Commit(ctx, key, Entry{Kind: KindUnshared, Epoch: epoch, TTL: time.Second})
+		}
+		return struct{}{}, err
+	})
+	e.commits.note(err, e.clock.now())
+	return !e.commits.fails(e.clock.now())
+}
+
+func (r *run[V]) write(ctx context.Context, entry Entry) error {
+	e := r.engine
+	_, err := ask(ctx, e.store, &r.outage, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, e.Store.Commit(ctx, e.engineKey(r.key), entry)
+	})
+	if ctx.Err() == nil {
+		e.commits.note(err, e.clock.now())
+	}
+	return err
+}
+
+// stillUnshared is the commit of a value that only this process has: the entry
+// that let it be made must be there still, or it was invalidated meanwhile. A
+// store that does not answer cannot say so.
+func (r *run[V]) stillUnshared(ctx context.Context) bool {
+	entry, _, err := r.read(ctx, &r.outage)
+	return errors.Is(err, ErrUnavailable) || err == nil && entry.Kind == KindUnshared && entry.Epoch == r.unshared
+}
+
+// encode makes the store's entry of an item.
+func (r *run[V]) encode(it *item[V]) (Entry, error) {
+	e := Entry{
+		Kind:                 it.kind,
+		Epoch:                it.epoch,
+		Age:                  r.engine.clock.now() - it.born,
+		TTL:                  it.freshUntil - it.born,
+		StaleWhileRevalidate: it.staleUntil - it.freshUntil,
+		StaleIfError:         it.errorUntil - it.freshUntil,
+		Keep:                 it.keepUntil - it.freshUntil,
+		BuildTime:            it.build,
+		Sweep:                it.position,
+		Failures:             it.failures,
+	}
+	if it.failures > 0 {
+		e.RetryAge, e.Failure = it.retryAt-it.born, it.err.Error()
+	}
+	if it.kind != KindValue {
+		return e, nil
+	}
+	err := noPanic(func() (err error) {
+		e.Value, err = r.engine.marshal(it.value)
+		return err
+	})
+	return e, err
+}
+
+// decode makes an item of the store's entry as it was when the store was asked,
+// nil if there is nothing in it. If known, the near tier's, is of the same
+// rebuild, its value serves; if it is of a later one, which the store did not
+// get, that is the item: the key has not been invalidated since, or the entry
+// would be gone.
+func (r *run[V]) decode(e Entry, known *item[V], asked instant) *item[V] {
+	if e.Kind > KindUnshared {
+		r.engine.OnError(r.key, &keyError{"decoding", r.key, fmt.Errorf("%w: unknown kind %d", ErrCorrupt, e.Kind)})
+		return nil
+	}
+	if e.Kind == KindNone && e.Failures == 0 {
+		return nil
+	}
+	now := r.engine.clock.now()
+	if known != nil && known.epoch > e.Epoch {
+		later := *known
+		later.trusted = r.engine.trustedUntil(asked)
+		return &later
+	}
+	same := known != nil && known.epoch == e.Epoch && known.failures == e.Failures
+	if e.Kind == KindUnshared {
+		// Its value is here or nowhere.
+		if e.Kind = KindNone; same && known.kind == KindValue {
+			e.Kind = KindValue
+		} else if e.Failures == 0 {
+			if e.Age < e.TTL {
+				r.unshared = e.Epoch
+			}
+			return nil
+		}
+	}
+	it := &item[V]{kind: e.Kind, epoch: e.Epoch, build: e.BuildTime, position: e.Sweep, trusted: r.engine.trustedUntil(asked)}
+	it.lifetime = newLifetime(now, Freshness{e.Age, e.TTL, e.StaleWhileRevalidate, e.StaleIfError, e.Keep})
+	it.held = e.Kind != KindNone
+	if e.Failures > 0 {
+		it.failures, it.retryAt = e.Failures, addDurations(it.born, e.RetryAge)
+		it.err = &RemoteError{e.Failure}
+	}
+	if same && known.kind == e.Kind {
+		it.value, it.err = known.value, known.err
+		return r.engine.sweeper.spare(r.key, it)
+	}
+	if e.Kind == KindValue {
+		err := noPanic(func() (err error) {
+			it.value, err = r.engine.unmarshal(e.Value)
+			return err
+		})
+		if err != nil {
+			r.engine.OnError(r.key, &keyError{"decoding", r.key, err})
+			return nil
+		}
+	}
+	return r.engine.sweeper.spare(r.key, it)
+}
+
+// lifetimeOf is the lifetime of what a rebuild has made.
+func (e *engine[V]) lifetimeOf(now instant, f Freshness, key string, epoch uint64) lifetime {
+	f.TTL = jittered(f.TTL, e.TTLJitter, key, epoch)
+	return newLifetime(now, f)
+}
+
+// trustedUntil is how long the near tier may go, with what was true at the time
+// now, without asking the store.
+func (e *engine[V]) trustedUntil(now instant) instant {
+	if e.Store == nil {
+		return forever
+	}
+	if e.sweeper.on() {
+		now = min(now, instant(e.sweeper.asked.Load()))
+	}
+	return addDurations(now, e.NearTTL)
+}
+
+// trustedUntil is the engine's, but that a flight without the store does not go
+// by when its log was read.
+func (r *run[V]) trustedUntil(now instant) instant {
+	if r.storeDown {
+		return addDurations(now, r.engine.NearTTL)
+	}
+	return r.engine.trustedUntil(now)
+}

@@ -1,0 +1,200 @@
+package bellwether
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/semaphore"
+)
+
+// This file is what the two faces share: one cache with its tiers, its ways to
+// store and locker, and its keys, from its making to its end.
+
+// An engine is one cache: its near tier, its flights, and the way to its
+// store and its locker.
+type engine[V any] struct {
+	settings
+	clock     clock
+	near      *near[V]
+	marshal   func(V) ([]byte, error)
+	unmarshal func([]byte) (V, error)
+	store     *breaker // before Store
+	locker    *breaker // before Locker
+	push      *breaker // before Locker's Watch: a push that is down is not a locker that is
+	commits   commitRecord
+	slots     *semaphore.Weighted // MaxRebuilds
+	queued    atomic.Int64        // flights that wait for one of them
+	count     counters
+	running   sync.WaitGroup // flights and what they leave behind, and listen
+	notified  bool           // Store is a Notifier
+	sweeper   sweeper[V]
+	deafen    context.CancelFunc // ends listen, nil if there is none
+
+	mu            sync.Mutex // guards what follows, and the fields of flights that say so
+	flights       map[string]*flight[V]
+	aloft         map[*flight[V]]struct{} // these, and those that nobody may join any more
+	closed        bool
+	epoch         uint64 // the last epoch given out, where there is no store to give them
+	invalidations uint64 // of any key
+	witnesses     map[string][]*witness
+}
+
+func newEngine[V any](s settings, size func(string, V) int, marshal func(V) ([]byte, error), unmarshal func([]byte) (V, error)) *engine[V] {
+	c := clock{time.Now()}
+	e := &engine[V]{
+		sweeper:   sweeper[V]{reading: make(chan struct{}, 1)},
+		settings:  s,
+		clock:     c,
+		near:      newNear(c, s.NearBytes, size),
+		marshal:   marshal,
+		unmarshal: unmarshal,
+		store:     newBreaker(),
+		locker:    newBreaker(),
+		push:      newBreaker(),
+		slots:     semaphore.NewWeighted(int64(s.MaxRebuilds)),
+		flights:   make(map[string]*flight[V]),
+		aloft:     make(map[*flight[V]]struct{}),
+	}
+	return e
+}
+
+// A witness counts the invalidations of a key while somebody works on a value
+// for it that no flight makes.
+type witness struct {
+	seen     int    // guarded by engine.mu
+	position uint64 // the log's when the work began, see item; never changes
+}
+
+func (e *engine[V]) watchInvalidations(key string) *witness {
+	w := &witness{position: e.sweeper.position()}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.witnesses == nil {
+		e.witnesses = make(map[string][]*witness)
+	}
+	e.witnesses[key] = append(e.witnesses[key], w)
+	return w
+}
+
+func (e *engine[V]) dismiss(key string, w *witness) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	rest := slices.DeleteFunc(e.witnesses[key], func(other *witness) bool { return other == w })
+	if e.witnesses[key] = rest; len(rest) == 0 {
+		delete(e.witnesses, key)
+	}
+}
+
+// behind runs f on a goroutine of the engine's, unless that is closed.
+func (e *engine[V]) behind(f func()) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !e.closed {
+		e.running.Go(f)
+	}
+}
+
+// invalidate drops the key from the store and then from this process. The
+// order matters: with the store first, whatever the present flight has read or
+// claimed before the store's floor rose is disowned here, and what any flight
+// reads after that is new.
+func (e *engine[V]) invalidate(ctx context.Context, key string) error {
+	var err error
+	if e.Store != nil {
+		_, err = ask(ctx, e.store, &outage{e.EngineTimeout}, func(ctx context.Context) (struct{}, error) {
+			return struct{}{}, e.Store.Invalidate(ctx, e.engineKey(key))
+		})
+		if err != nil {
+			e.count.engineErrors.Add(1)
+			err = &keyError{"invalidating", key, err}
+		}
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.recall(key, 1<<64-1)
+	return err
+}
+
+// recall drops what this process has of a key that was invalidated, and what
+// its flight has read or begun to load, if that is of an epoch below the
+// invalidation's. e.mu is held.
+func (e *engine[V]) recall(key string, epoch uint64) {
+	if it, _ := e.near.get(key); it != nil && it.epoch <= epoch {
+		e.near.delete(key)
+	}
+	e.invalidations++
+	for _, w := range e.witnesses[key] {
+		w.seen++
+	}
+	f := e.flights[key]
+	if f == nil {
+		return
+	}
+	f.since = e.clock.now()
+	if f.claimed > epoch {
+		return
+	}
+	f.disowned = true
+	f.change(func(s *flightState[V]) { s.offered, s.recalled = nil, true })
+	switch {
+	case f.streaming():
+		// A response that clients are already reading is theirs, but from now
+		// on nobody joins them.
+		delete(e.flights, key)
+	case f.abort != nil && !f.last:
+		f.abort(errInvalidated)
+	}
+}
+
+// engineKey is key as Store and Locker know it.
+func (e *engine[V]) engineKey(key string) string {
+	if e.Namespace == "" {
+		return key
+	}
+	return e.Namespace + ":" + key
+}
+
+// ownKey is the reverse of engineKey, false for a key of another namespace.
+func (e *engine[V]) ownKey(engineKey string) (key string, ok bool) {
+	if e.Namespace == "" {
+		return engineKey, true
+	}
+	return strings.CutPrefix(engineKey, e.Namespace+":")
+}
+
+func (e *engine[V]) snapshot() Stats {
+	c := &e.count
+	e.mu.Lock()
+	flights := len(e.aloft)
+	e.mu.Unlock()
+	return Stats{
+		Hits: c.hits.sum(), Stale: c.stale.Load(), Misses: c.misses.Load(),
+		Collapsed: c.collapsed.Load(), WaitTimeouts: c.waitTimeouts.Load(),
+		Loads: c.loads.Load(), LoadFailures: c.loadFailures.Load(), StoreHits: c.storeHits.Load(),
+		Waits: c.waits.Load(), Fenced: c.fenced.Load(), LeasesLost: c.leasesLost.Load(),
+		Degraded: c.degraded.Load(), EngineErrors: c.engineErrors.Load(),
+		Flights: flights, NearBytes: e.near.cache.WeightedSize(),
+		StoreUp: e.store.up(), LockerUp: e.locker.up(),
+	}
+}
+
+func (e *engine[V]) close() {
+	e.mu.Lock()
+	first := !e.closed
+	e.closed = true
+	for f := range e.aloft {
+		f.cancel(ErrClosed)
+	}
+	e.mu.Unlock()
+	if e.deafen != nil {
+		e.deafen()
+	}
+	e.running.Wait()
+	if first {
+		e.near.close()
+	}
+}

@@ -1,0 +1,396 @@
+package bellwether
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"time"
+)
+
+// This file is a call's way to its answer: a hit of the near tier, else the
+// key's flight, which it joins or begins and waits for.
+
+// A want is what a call asks of its answer. The zero want takes any.
+type want[V any] struct {
+	// accept tells whether an item may answer that was made before the call.
+	// Nil: any may. It is quick and does not wait; it is called under locks.
+	accept func(it *item[V], now instant) bool
+	// aside is work for the call's own goroutine while it waits. Nil: none.
+	aside <-chan func()
+	// first makes a call that cannot begin a flight of its own end at once, with
+	// errTaken.
+	first bool
+	// solo is for a call whose own load might publish to it alone: when another
+	// such call's does, this one is let go with that, and does not take turns.
+	solo bool
+}
+
+// takes reports whether the item answers a call that began at asked: what was
+// loaded since then answers it whatever else is wanted, or it would go on asking
+// for ever; and so does a failure while no try is due, because what one client
+// wants is no reason to try sooner.
+func (w *want[V]) takes(it *item[V], now, asked instant) bool {
+	return w.accept == nil || it.made > asked || it.backingOff(now) || w.accept(it, now)
+}
+
+// A served answer is an item with the way it came.
+type served[V any] struct {
+	item      *item[V]
+	collapsed bool // it came from a flight that another call had begun
+	flown     bool // it came from a flight
+	early     bool // it is fresh, and to be rebuilt before it expires
+	// live is the flight if the item is still being made. The call counts among
+	// its callers until it has its place among the readers, and says left.
+	live *flight[V]
+}
+
+// hit answers from the near tier if that needs no flight: fresh, or stale
+// while nobody is to try again yet. If it does not, the item is what may be
+// served when a caller's patience ends, or nil. It does not allocate.
+func (e *engine[V]) hit(key string) (served[V], bool) {
+	it, now := e.near.get(key)
+	if it == nil || now >= it.trusted {
+		return served[V]{}, false
+	}
+	switch it.judge(now) {
+	case serve:
+		e.count.hits.add()
+		return served[V]{item: it, early: e.EarlyRefresh > 0 && it.dueEarly(now, e.EarlyRefresh)}, true
+	case serveOnly:
+		e.count.stale.Add(1)
+		return served[V]{item: it}, true
+	case serveStale:
+		return served[V]{item: it}, false
+	}
+	return served[V]{}, false
+}
+
+// refresh begins a flight for a key of which it is fresh, unless there is one,
+// and does not wait for it.
+func (e *engine[V]) refresh(ctx context.Context, key string, it *item[V], bind binder[V]) {
+	c := waiter[V]{engine: e, began: e.clock.now(), want: want[V]{
+		// Not what is to be replaced: the store has it too, and it is fresh.
+		accept: func(other *item[V], _ instant) bool { return other.epoch > it.epoch },
+		first:  true,
+	}}
+	c.join(ctx, key, bind)
+	c.leave()
+}
+
+// hitFor is hit for a call that does not take any answer.
+func (e *engine[V]) hitFor(key string, w want[V]) (served[V], bool) {
+	if w.accept == nil {
+		return e.hit(key)
+	}
+	if it, now := e.near.get(key); it == nil || !it.backingOff(now) && !w.accept(it, now) {
+		return served[V]{}, false
+	}
+	return e.hit(key)
+}
+
+// wait answers by way of the key's flight, which it begins with bind's loader if
+// no other call has. stale is what hit has found to be served when the call's
+// patience ends, or nil. The error is a failed rebuild's, or this call's own
+// end.
+//
+// A flight that lands with an item that the call does not take makes it begin
+// the next one, or join it: all who came while one load ran and want a later one
+// share that.
+func (e *engine[V]) wait(ctx context.Context, key string, stale *item[V], w want[V], bind binder[V]) (served[V], error) {
+	if err := ctx.Err(); err != nil {
+		return served[V]{}, err
+	}
+	c := waiter[V]{engine: e, want: w, began: e.clock.now(), stale: stale}
+	defer c.leave()
+	for again := false; ; again = true {
+		f, err := c.join(ctx, key, bind)
+		if f == nil {
+			return c.answer, err
+		}
+		switch {
+		case again: // one count per call, however many flights it needs
+		case c.collapsed:
+			e.count.collapsed.Add(1)
+		default:
+			e.count.misses.Add(1)
+		}
+		for {
+			state := f.state.Load()
+			expiry, end, err := c.look(f, state)
+			switch end {
+			case answered:
+				return c.answer, err
+			case landed:
+				c.leave()
+			case waiting:
+				select {
+				case <-state.news:
+				case <-expiry:
+				case do := <-w.aside:
+					do()
+				case <-ctx.Done():
+					return served[V]{}, ctx.Err()
+				}
+				continue
+			}
+			break
+		}
+	}
+}
+
+// A waiter is one call on its way to its answer. What it does with a flight is
+// in methods of its own, whose frames are gone while it waits: a herd's
+// goroutines are new, and begin with a stack of 2 KB, whose growth would be a
+// third of what it costs them to come here.
+type waiter[V any] struct {
+	engine    *engine[V]
+	want      want[V]
+	began     instant
+	stale     *item[V]   // what may be served when its patience ends
+	on        *flight[V] // while it counts among its callers
+	collapsed bool       // that flight was begun by another call
+	timer     deadlineTimer
+	answer    served[V]
+}
+
+// leave takes the waiter off its flight.
+func (c *waiter[V]) leave() {
+	c.timer.stop()
+	if c.on != nil {
+		c.on.callers.left()
+		c.on = nil
+	}
+}
+
+// A waitState is how a waiter stands to its flight.
+type waitState uint8
+
+const (
+	waiting  waitState = iota
+	answered           // it has its answer or its error
+	landed             // the flight has, and not with its answer
+)
+
+// look decides what a state of its flight means for the waiter. While it waits,
+// expiry is when it is to look again although nothing has changed.
+func (c *waiter[V]) look(f *flight[V], state *flightState[V]) (expiry <-chan time.Time, is waitState, err error) {
+	// Before the end: a value that is being made is its first caller's also when
+	// it has turned out to be for nobody else.
+	e, now := c.engine, c.engine.clock.now()
+	if state.published != nil && c.began < state.published.trusted && !(state.alone && c.collapsed && !c.want.solo) && c.want.takes(state.published, now, c.began) {
+		c.answer = served[V]{item: state.published, collapsed: c.collapsed, flown: true, live: f}
+		c.on = nil // it is the answer's now
+		return nil, answered, nil
+	}
+	if state.published != nil {
+		// It waits for the next flight. Counted on among those who are still to
+		// take their place at the start of this one's body, it would hold up a
+		// body that passes its limit, and so the end that it waits for.
+		c.leave()
+	}
+	if state.landed {
+		if state.err != nil && !errors.Is(state.err, errAgain) {
+			return nil, answered, state.err
+		}
+		// A reply of the store that was long under way may be older than this
+		// call, by more than the near tier is trusted for.
+		if state.err == nil && c.began < state.result.trusted && c.want.takes(state.result, now, c.began) {
+			c.answer, err = e.conclude(state.result, c.collapsed)
+			return nil, answered, err
+		}
+		return nil, landed, nil
+	}
+	if c.stale == nil {
+		c.stale = state.offered
+	}
+	if c.stale != nil && (state.recalled || now >= c.stale.trusted || !c.stale.stale(now)) {
+		// Invalidated, here or perhaps elsewhere, or its window has closed while
+		// the call was patient. What the flight offers may have been confirmed
+		// since.
+		c.stale = state.offered
+		if c.stale != nil && (now >= c.stale.trusted || !c.stale.stale(now)) {
+			c.stale = nil
+		}
+	}
+	// Here, where it is taken, and not where a sweep is made: the caller has its
+	// own since before the flight, and a flight cannot tell the tags of what it
+	// offers from those of what it loads.
+	c.stale = e.sweeper.spare(f.key, c.stale)
+	if c.stale != nil && (!c.stale.stale(now) || !c.want.takes(c.stale, now, c.began)) {
+		c.stale = nil
+	}
+	limit := e.MaxWait
+	if c.stale != nil {
+		if c.stale.judge(now) == serve {
+			// Fresh: the rebuild is not for this call's sake.
+			e.count.hits.add()
+			c.answer = served[V]{item: c.stale, collapsed: c.collapsed}
+			return nil, answered, nil
+		}
+		limit = e.Patience
+	}
+	end := addDurations(c.began, limit)
+	if now >= end {
+		if c.stale == nil {
+			e.count.waitTimeouts.Add(1)
+			return nil, answered, ErrWaitTimeout
+		}
+		e.count.stale.Add(1)
+		c.answer = served[V]{item: c.stale, collapsed: c.collapsed}
+		return nil, answered, nil
+	}
+	// A caller that has until the flight is due, or longer, is woken by the
+	// flight's alarm: a timer each would be half of what the herd costs.
+	if end < f.due || state.overdue {
+		expiry = c.timer.at(end - now)
+	}
+	return expiry, waiting, nil
+}
+
+// A callerCount is how many calls have joined a flight and neither gone nor
+// taken their place among the readers of what it has published.
+type callerCount struct {
+	n    atomic.Int64
+	none atomic.Pointer[chan struct{}] // closed when n falls to 0; nil unless somebody waits for that
+}
+
+func (c *callerCount) joined() { c.n.Add(1) }
+
+func (c *callerCount) left() {
+	if c.n.Add(-1) > 0 {
+		return
+	}
+	if none := c.none.Swap(nil); none != nil {
+		close(*none)
+	}
+}
+
+// awaitNone waits until the count is 0, or done is closed. One goroutine at a
+// time may call it. Whoever joins and leaves meanwhile may end it or not.
+func (c *callerCount) awaitNone(done <-chan struct{}) {
+	none := make(chan struct{})
+	c.none.Store(&none)
+	// After the store: who leaves last after this look finds the channel.
+	if c.n.Load() == 0 {
+		return
+	}
+	select {
+	case <-none:
+	case <-done:
+	}
+}
+
+// landing waits for the end of the flight that has published it. A caller that
+// could have nothing of it any more, because it broke off, then finds what the
+// flight came to. No such flight stays up for long: what broke the value off
+// has ended its load, or its load's time, or has taken it from the map.
+func (e *engine[V]) landing(ctx context.Context, key string, it *item[V]) error {
+	e.mu.Lock()
+	f := e.flights[key]
+	e.mu.Unlock()
+	if f == nil {
+		return nil
+	}
+	for {
+		state := f.state.Load()
+		if state.published != it || state.landed {
+			return nil
+		}
+		select {
+		case <-state.news:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// A deadlineTimer is a timer that is made when it is first needed.
+type deadlineTimer struct{ timer *time.Timer }
+
+func (t *deadlineTimer) at(d time.Duration) <-chan time.Time {
+	if t.timer == nil {
+		t.timer = time.NewTimer(d)
+	} else {
+		t.timer.Reset(d)
+	}
+	return t.timer.C
+}
+
+func (t *deadlineTimer) stop() {
+	if t.timer != nil {
+		t.timer.Stop()
+	}
+}
+
+// conclude is what a caller gets from the item at a flight's end. A value that
+// has just been made answers those who waited for it however short its TTL; a
+// failure answers unless something stale may.
+func (e *engine[V]) conclude(it *item[V], collapsed bool) (served[V], error) {
+	if now := e.clock.now(); it.failures > 0 && it.judge(now) != serve {
+		if !it.stale(now) {
+			return served[V]{}, it.err
+		}
+		e.count.stale.Add(1)
+	}
+	return served[V]{item: it, collapsed: collapsed, flown: true}, nil
+}
+
+// join returns the key's flight, begun now if there is none; or no flight, and
+// the waiter has its answer, or the error.
+func (c *waiter[V]) join(ctx context.Context, key string, bind binder[V]) (*flight[V], error) {
+	e := c.engine
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed {
+		return nil, ErrClosed
+	}
+	f := e.flights[key]
+	if c.collapsed = f != nil; !c.collapsed {
+		return c.begin(ctx, key, bind)
+	}
+	if c.want.first {
+		return nil, errTaken
+	}
+	c.board(f)
+	return f, nil
+}
+
+// board counts the waiter among the flight's callers. engine.mu is held.
+func (c *waiter[V]) board(f *flight[V]) {
+	f.callers.joined()
+	c.on = f
+}
+
+// begin is join where there is no flight. engine.mu is held.
+func (c *waiter[V]) begin(ctx context.Context, key string, bind binder[V]) (*flight[V], error) {
+	// The near tier is read again under the lock. A caller that missed there
+	// just before a flight landed, and came here just after, would begin a
+	// second rebuild: a flight fills the near tier before it leaves the map,
+	// both under this lock, so one of the two is seen.
+	e := c.engine
+	it, now := e.near.get(key)
+	if it != nil && now < it.trusted {
+		switch it.judge(now) {
+		case serve, serveOnly, fail:
+			if c.want.takes(it, now, c.began) {
+				var err error
+				c.answer, err = e.conclude(it, false)
+				c.answer.flown = false
+				return nil, err
+			}
+		}
+	}
+	// Detached: the values of the context stay (traces, tenants), its end does not.
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	f := &flight[V]{
+		key: key, load: bind(), engine: e, accept: c.want.accept, cancel: cancel,
+		due: addDurations(now, e.MaxWait), since: now, notices: make(chan heard, 1),
+	}
+	f.state.Store(&flightState[V]{news: make(chan struct{})})
+	c.board(f)
+	f.alarm = time.AfterFunc(e.MaxWait, f.fallDue)
+	e.flights[key] = f
+	e.aloft[f] = struct{}{}
+	e.running.Go(func() { f.fly(ctx) })
+	return f, nil
+}
