@@ -150,13 +150,14 @@ func TestBrowser_ReleaseTheHerd(t *testing.T) {
 		until(`now.run === 1 && !now.running`),
 	)
 	for selector, want := range map[string]string{
-		"#guarded [data-is=calls]":    "1",
-		"#unguarded [data-is=calls]":  "1,000",
-		"#guarded [data-is=answered]": "1,000",
-		"#guarded [data-is=failed]":   "0",
-		"#pages .state":               "fresh",
-		"#release":                    "Release the herd",
-		"#trouble":                    "",
+		"#guarded [data-is=calls]":     "1",
+		"#unguarded [data-is=calls]":   "1,000",
+		"#guarded [data-is=answered]":  "1,000",
+		"#guarded [data-is=failed]":    "0",
+		"#pages .state":                "fresh",
+		"#guarded [data-is=in_flight]": "0",
+		"#release":                     "Release the herd",
+		"#trouble":                     "",
 	} {
 		if got := is[string](t, ctx, `document.querySelector('`+selector+`').textContent`); got != want {
 			t.Errorf("%s says %q, want %q", selector, got, want)

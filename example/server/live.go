@@ -170,9 +170,10 @@ func (p *pen) release() error {
 	ctx, cancel := context.WithTimeout(p.ctx, herdTime)
 	var herd sync.WaitGroup
 	for _, s := range []*side{p.guarded, p.unguarded} {
-		s.begin(n, p.get("capacity"))
+		page := func(i int) int { return i / herdProcesses % pages }
+		s.begin(n, p.get("capacity"), page)
 		for i := range n {
-			herd.Go(func() { s.request(ctx, i, i/herdProcesses%pages) })
+			herd.Go(func() { s.request(ctx, i, page(i)) })
 		}
 	}
 	p.wg.Go(func() {
@@ -209,9 +210,14 @@ func (p *pen) stats() (sum bellwether.Stats) {
 	return sum
 }
 
-func (s *side) begin(requests, capacity int) {
+// begin counts the requests in, before the first of them runs: what is in flight
+// only goes down then.
+func (s *side) begin(requests, capacity int, page func(i int) int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	for i := range requests {
+		s.waiting[page(i)]++
+	}
 	s.requests, s.waits, s.failed = requests, make([]time.Duration, 0, requests), 0
 	s.origin.begin(capacity)
 }
@@ -222,9 +228,6 @@ func (s *side) request(ctx context.Context, i, page int) {
 	if err != nil {
 		panic(err) // of a constant URL
 	}
-	s.mu.Lock()
-	s.waiting[page]++
-	s.mu.Unlock()
 	began := time.Now()
 	w := &sink{header: http.Header{}}
 	func() {
