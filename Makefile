@@ -27,7 +27,7 @@ CLAIMS = grep -rl --include='*_test.go' '^//go:build !race' .
 .PHONY: help test deps build lint race claims latency fuzz bench screenshots cover tidy clean
 
 help: ## List the targets.
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
 
 test: ## Run everything that has to pass: all of the targets from deps to fuzz.
 	@mkdir -p $(OUT) && rm -f $(OUT)/*.json
