@@ -17,6 +17,10 @@ export GOWORK := off
 MODULES := $(sort $(patsubst %/go.mod,%,$(shell find . -name go.mod -not -path './.*')))
 EACH := for m in $(MODULES); do cd $(CURDIR)/$$m; 
 
+# How many modules "race" tests at one time: with engines and processes the tests
+# wait more than they work.
+JOBS ?= 2
+
 OUT := $(CURDIR)/dist/test
 REPORT := $(CURDIR)/bin/report
 
@@ -38,8 +42,7 @@ test: ## Run everything that has to pass: all of the targets from deps to fuzz.
 		echo "== $$step took $$((SECONDS - step_began)) s"; \
 	done; \
 	echo "== all took $$((SECONDS - began)) s"; \
-	echo "over $${BELLWETHER_REDIS:-$$(redis-server --version | sed -E 's/.*v=([^ ]*).*/Redis \1/')}" \
-		"and $${BELLWETHER_MEMCACHED:-$$(memcached --version)}, with $$(go version | cut -d' ' -f3)"; \
+	.ci/versions; \
 	$(REPORT) total $(OUT)/*.json || status=1; \
 	exit $$status
 
@@ -61,9 +64,8 @@ lint: ## Check formatting, go vet and staticcheck in every module.
 	done; exit $$status
 
 race: build ## Run all tests with the race detector.
-	@status=0; $(EACH) \
-		go test -json -race -count=1 -timeout 5m ./... 2>&1 | tee $(OUT)/race-$${m//[.\/]/-}.json | $(REPORT) || status=1; \
-	done; exit $$status
+	@printf '%s\n' $(MODULES) | xargs -P $(JOBS) -I{} bash -euo pipefail -c 'm={}; cd $(CURDIR)/$$m; \
+		go test -json -race -count=1 -timeout 5m ./... 2>&1 | tee $(OUT)/race-$${m//[.\/]/-}.json | $(REPORT)'
 
 claims: build ## Run the tests of claims about time and allocations, without the race detector.
 	@status=0; $(EACH) \

@@ -228,15 +228,17 @@ func New[V any](load func(ctx context.Context, key string) (V, error), o Options
 	}
 	s := o.settings()
 	marshal, unmarshal := codecOf[V](s.Codec)
-	return &Cache[V]{
+	c := &Cache[V]{
 		engine: newEngine(s, size, marshal, unmarshal),
 		bind:   byKey(load),
 	}
+	c.engine.listen()
+	return c
 }
 
 // byKey binds a user's load, which needs nothing but the key.
 func byKey[V any](load func(context.Context, string) (V, error)) binder[V] {
-	l := func(ctx context.Context, f *flight[V]) (V, error) { return load(ctx, f.key) }
+	l := func(ctx context.Context, a attempt[V]) (V, error) { return load(ctx, a.key) }
 	return func() loader[V] { return l }
 }
 

@@ -339,20 +339,20 @@ var errUnselected = errors.New("bellwether: handler's 304 is not about the store
 
 // fetch is the HTTP face's load: it runs the handler and returns what is to be
 // kept under the key. What is there already is validated.
-func (m *Middleware) fetch(ctx context.Context, f *flight[*response], c *call, next http.Handler, r *http.Request) (*response, error) {
-	x := m.newExchange(f, c)
-	if p := f.present; p != nil && p.kind == KindValue && m.validates(p.value, c.request) {
+func (m *Middleware) fetch(ctx context.Context, a attempt[*response], c *call, next http.Handler, r *http.Request) (*response, error) {
+	x := m.newExchange(a, c)
+	if p := a.present; p != nil && p.kind == KindValue && m.validates(p.value, c.request) {
 		conditional := r.Clone(r.Context())
 		if httpcache.SetConditions(conditional.Header, p.value.header) {
 			x.stored = p.value
-			res, err := m.carry(ctx, f, x, next, conditional)
+			res, err := m.carry(ctx, a, x, next, conditional)
 			if !errors.Is(err, errUnselected) {
 				return res, err
 			}
-			x = m.newExchange(f, c)
+			x = m.newExchange(a, c)
 		}
 	}
-	return m.carry(ctx, f, x, next, r)
+	return m.carry(ctx, a, x, next, r)
 }
 
 // validates reports whether a request may ask whether res still holds. One with
@@ -364,9 +364,9 @@ func (m *Middleware) validates(res *response, req http.Header) bool {
 	return req["Authorization"] == nil || httpcache.OpenToAll(res.header, m.rules)
 }
 
-func (m *Middleware) newExchange(f *flight[*response], c *call) *exchange {
+func (m *Middleware) newExchange(a attempt[*response], c *call) *exchange {
 	x := &exchange{
-		m: m, owner: c, key: f.key, path: c.path, position: f.position, sent: time.Now(), callers: &f.callers,
+		m: m, owner: c, key: a.key, path: c.path, position: a.position, sent: time.Now(), callers: &a.callers,
 		fwd:    httpcache.FwdURIMiss,
 		header: make(http.Header), announced: -1,
 		decided: make(chan struct{}), overflow: make(chan struct{}), finished: make(chan struct{}),
@@ -374,7 +374,7 @@ func (m *Middleware) newExchange(f *flight[*response], c *call) *exchange {
 	if len(c.path) > 0 {
 		x.fwd = httpcache.FwdVaryMiss
 	}
-	if p := f.present; p != nil && p.kind == KindValue && p.value.kind == plain && p.held {
+	if p := a.present; p != nil && p.kind == KindValue && p.value.kind == plain && p.held {
 		now := m.engine.clock.now()
 		x.backed = now < p.errorUntil
 		x.fwd = httpcache.FwdStale
@@ -386,7 +386,7 @@ func (m *Middleware) newExchange(f *flight[*response], c *call) *exchange {
 }
 
 // carry runs an exchange and returns what is to be kept of it.
-func (m *Middleware) carry(ctx context.Context, f *flight[*response], x *exchange, next http.Handler, r *http.Request) (*response, error) {
+func (m *Middleware) carry(ctx context.Context, a attempt[*response], x *exchange, next http.Handler, r *http.Request) (*response, error) {
 	c := x.owner
 	// Of the request's own context, not of the rebuild's: that one still has
 	// what detach has replaced.
@@ -419,12 +419,12 @@ func (m *Middleware) carry(ctx context.Context, f *flight[*response], x *exchang
 		x.body.CloseWithError(errServerError)
 		return nil, fmt.Errorf("%w: %d", errServerError, x.content().status)
 	}
-	publish := f.publish
+	publish := a.publish
 	authorized := c.request["Authorization"] != nil
 	if authorized {
 		m.learnAuthorized(x.key, x.shared)
 		if !x.shared {
-			publish = f.publishAlone
+			publish = a.publishAlone
 		}
 	}
 	if !publish(ctx, x.response) {

@@ -23,7 +23,17 @@ import (
 
 // A loader is a load as the engine runs it: it may publish its value on the
 // flight before it returns.
-type loader[V any] func(ctx context.Context, f *flight[V]) (V, error)
+type loader[V any] func(ctx context.Context, a attempt[V]) (V, error)
+
+// An attempt is one load of a flight, with what it starts from. The flight goes
+// on while a load runs that it has given up on, so none of this is read from the
+// flight.
+type attempt[V any] struct {
+	*flight[V]
+	present  *item[V] // the flight's
+	made     instant  // the item.made of what the load makes
+	position uint64   // and its item.position
+}
 
 // An engine is one cache: its near tier, its flights, and the way to its
 // store and its locker.
@@ -43,7 +53,7 @@ type engine[V any] struct {
 	running   sync.WaitGroup // flights and what they leave behind, and listen
 	notified  bool           // Store is a Notifier
 	sweeper   sweeper[V]
-	deafen    context.CancelFunc // ends listen
+	deafen    context.CancelFunc // ends listen, nil if there is none
 
 	mu            sync.Mutex // guards what follows, and the fields of flights that say so
 	flights       map[string]*flight[V]
@@ -77,9 +87,11 @@ type flight[V any] struct {
 	alarm   *time.Timer // tells the callers that it is due
 
 	abort    context.CancelCauseFunc // guarded by engine.mu: cancels the load, nil while there is none
+	last     bool                    // guarded by engine.mu: the load goes on when its key is invalidated
 	disowned bool                    // guarded by engine.mu: the key was invalidated since the flight last looked
 	claimed  uint64                  // guarded by engine.mu: the epoch of the load since then, 0 if there is none
-	notices  chan Notice             // the latest that was heard of the key; has room for one
+	since    instant                 // guarded by engine.mu: when the flight began, or the key was last invalidated
+	notices  chan heard              // the latest that was heard of the key; has room for one, and is sent to with engine.mu held
 
 	// present is the latest item known for the key: what is served if the load
 	// fails, and what tells how often it has failed. Written by the flight's
@@ -88,11 +100,10 @@ type flight[V any] struct {
 
 	// accept is the first caller's, see want. It never changes.
 	accept func(it *item[V], now instant) bool
-	// made is the item.made of what the present load makes. Written by the
-	// flight's goroutine before a load starts, which may read it. So is
-	// position, the item.position, with engine.mu held.
-	made     instant
+	// Of the present load, guarded by engine.mu: the item.position of what it
+	// makes, and whether the flight goes on without the store.
 	position uint64
+	alone    bool
 }
 
 // A want is what a call asks of its answer. The zero want takes any.
@@ -178,7 +189,6 @@ func newEngine[V any](s settings, size func(string, V) int, marshal func(V) ([]b
 		flights:   make(map[string]*flight[V]),
 		aloft:     make(map[*flight[V]]struct{}),
 	}
-	e.listen()
 	return e
 }
 
@@ -326,10 +336,16 @@ func (c *waiter[V]) look(f *flight[V], state *flightState[V]) (expiry <-chan tim
 	// Before the end: a value that is being made is its first caller's also when
 	// it has turned out to be for nobody else.
 	e, now := c.engine, c.engine.clock.now()
-	if state.published != nil && !(state.alone && c.collapsed && !c.want.solo) && c.want.takes(state.published, now, c.began) {
+	if state.published != nil && c.began < state.published.trusted && !(state.alone && c.collapsed && !c.want.solo) && c.want.takes(state.published, now, c.began) {
 		c.answer = served[V]{item: state.published, collapsed: c.collapsed, flown: true, live: f}
 		c.on = nil // it is the answer's now
 		return nil, answered, nil
+	}
+	if state.published != nil {
+		// It waits for the next flight. Counted on among those who are still to
+		// take their place at the start of this one's body, it would hold up a
+		// body that passes its limit, and so the end that it waits for.
+		c.leave()
 	}
 	if state.landed {
 		if state.err != nil && !errors.Is(state.err, errAgain) {
@@ -527,7 +543,7 @@ func (c *waiter[V]) begin(ctx context.Context, key string, bind binder[V]) (*fli
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	f := &flight[V]{
 		key: key, load: bind(), engine: e, accept: c.want.accept, cancel: cancel,
-		due: addDurations(now, e.MaxWait), notices: make(chan Notice, 1),
+		due: addDurations(now, e.MaxWait), since: now, notices: make(chan heard, 1),
 	}
 	f.state.Store(&flightState[V]{news: make(chan struct{})})
 	c.board(f)
@@ -563,27 +579,49 @@ func (f *flight[V]) offerStale(it *item[V]) bool {
 // publish answers the flight's callers with a value that the load whose context
 // is ctx is still making. It reports whether it did: not if the load has been
 // given up on, which by then may have a successor in the same flight.
-func (f *flight[V]) publish(ctx context.Context, v V) bool {
-	return f.show(ctx, v, false)
+func (a attempt[V]) publish(ctx context.Context, v V) bool {
+	return a.show(ctx, v, false)
 }
 
 // publishAlone is publish to the call that began the flight, and to no others
 // but solo ones.
-func (f *flight[V]) publishAlone(ctx context.Context, v V) bool {
-	return f.show(ctx, v, true)
+func (a attempt[V]) publishAlone(ctx context.Context, v V) bool {
+	return a.show(ctx, v, true)
 }
 
-func (f *flight[V]) show(ctx context.Context, v V, alone bool) bool {
-	f.engine.mu.Lock()
-	defer f.engine.mu.Unlock()
-	if ctx.Err() != nil || f.disowned || f.streaming() {
+func (a attempt[V]) show(ctx context.Context, v V, alone bool) bool {
+	f := a.flight
+	e := f.engine
+	if e.sweeper.on() && e.Store != nil {
+		e.mu.Lock()
+		skip := ctx.Err() != nil || f.alone
+		e.mu.Unlock()
+		if !skip {
+			// The load may have taken longer than the log is trusted, and who
+			// joins the flight last has asked just now.
+			e.followLog(ctx, &outage{e.EngineTimeout}, e.NearTTL/2)
+		}
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if ctx.Err() != nil || f.streaming() {
 		return false
 	}
-	it := &item[V]{kind: KindValue, value: v, made: f.made, position: f.position}
+	it := &item[V]{kind: KindValue, value: v, made: a.made, position: a.position, trusted: forever}
 	w := &f.engine.sweeper
+	// By a tag, perhaps, that was not known until now, see sweepFlight.
 	if gone, stale := w.against(w.log.Load(), f.key, it); gone || stale != forever {
-		f.abort(errInvalidated) // by a tag that was not known until now, see sweepFlight
+		f.disowned = true
+	}
+	switch {
+	case f.disowned && !f.last:
+		f.abort(errInvalidated)
 		return false
+	case f.disowned:
+		it.trusted = a.made - 1 // for those who asked before the load began
+		if f.engine.flights[f.key] == f {
+			delete(f.engine.flights, f.key)
+		}
 	}
 	f.change(func(s *flightState[V]) { s.published, s.alone = it, alone })
 	return true
@@ -606,14 +644,16 @@ func (f *flight[V]) giveUp(cause error) bool {
 }
 
 // abortable makes abort the way to cancel the flight's load of that epoch,
-// unless the key was invalidated since the flight last looked.
-func (f *flight[V]) abortable(abort context.CancelCauseFunc, epoch uint64) bool {
+// unless the key was invalidated since the flight last looked. An invalidation
+// does not cancel the last one, see maxRefused.
+func (f *flight[V]) abortable(abort context.CancelCauseFunc, epoch uint64, last, alone bool) bool {
 	f.engine.mu.Lock()
 	defer f.engine.mu.Unlock()
 	if f.disowned {
 		return false
 	}
-	f.abort, f.claimed, f.position = abort, epoch, f.engine.sweeper.position()
+	f.abort, f.last, f.alone = abort, last, alone
+	f.claimed, f.position = epoch, f.engine.sweeper.position()
 	return true
 }
 
@@ -633,13 +673,23 @@ func (f *flight[V]) settle(it *item[V]) bool {
 		// Clients that read a response while it is made have it already. It
 		// is theirs, and nobody else's.
 		if f.streaming() {
-			f.land(it, nil)
+			f.land(nil, errAgain)
 		}
 		return f.streaming()
 	}
 	// Between this and the flight's leaving the map, join sees neither or both.
 	f.land(e.near.put(f.key, spared), nil)
 	return true
+}
+
+// give ends the flight with it, and keeps it nowhere; but what it has replaced
+// is no longer kept either.
+func (f *flight[V]) give(it *item[V]) {
+	f.engine.near.weigh(f.key, it) // before the lock: it runs user code
+	f.engine.mu.Lock()
+	defer f.engine.mu.Unlock()
+	f.engine.near.put(f.key, it)
+	f.land(it, nil)
 }
 
 // land ends the flight. engine.mu is held.
@@ -739,7 +789,11 @@ func (e *engine[V]) recall(key string, epoch uint64) {
 		w.seen++
 	}
 	f := e.flights[key]
-	if f == nil || f.claimed > epoch {
+	if f == nil {
+		return
+	}
+	f.since = e.clock.now()
+	if f.claimed > epoch {
 		return
 	}
 	f.disowned = true
@@ -749,7 +803,7 @@ func (e *engine[V]) recall(key string, epoch uint64) {
 		// A response that clients are already reading is theirs, but from now
 		// on nobody joins them.
 		delete(e.flights, key)
-	case f.abort != nil:
+	case f.abort != nil && !f.last:
 		f.abort(errInvalidated)
 	}
 }
@@ -794,7 +848,9 @@ func (e *engine[V]) close() {
 		f.cancel(ErrClosed)
 	}
 	e.mu.Unlock()
-	e.deafen()
+	if e.deafen != nil {
+		e.deafen()
+	}
 	e.running.Wait()
 	if first {
 		e.near.close()

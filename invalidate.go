@@ -84,3 +84,13 @@ func (m *Middleware) InvalidateMatching(ctx context.Context, match Match) error 
 	}
 	return errors.Join(append(errs, m.engine.sweep(ctx, sweeps))...)
 }
+
+// traitsOf are the traits of a response for the sweeper. One that is still being
+// written and has turned out to be a variant has the variant's: who reads it
+// gets that.
+func traitsOf(r *response) (tags []string, signpost bool) {
+	if r.variant != nil {
+		return httpcache.Tags(r.variant.header), false
+	}
+	return httpcache.Tags(r.header), r.kind == varying
+}

@@ -107,7 +107,8 @@ func NewMiddleware(o HTTPOptions) *Middleware {
 		options: o,
 		through: semaphore.NewWeighted(int64(o.PassThrough)),
 	}
-	m.engine.sweeper.traits = func(r *response) ([]string, bool) { return httpcache.Tags(r.header), r.kind == varying }
+	m.engine.sweeper.traits = traitsOf
+	m.engine.listen()
 	return m
 }
 
@@ -145,7 +146,9 @@ func (m *Middleware) Handler(next http.Handler) http.Handler {
 			m.pass(w, r, next, httpcache.Status{Fwd: httpcache.FwdBypass, Detail: why})
 			return
 		}
-		m.serve(w, r, next, key, d)
+		if !m.hot(w, r, key, d) {
+			m.serve(w, r, next, key, d)
+		}
 	})
 }
 
@@ -190,11 +193,11 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 		if s.early {
 			q.refresh(key, s, path)
 		}
-		c := &call{path: path}
 		if !ok {
 			if under != nil && !under.built.admit(key, m.engine.clock.now()) {
 				break
 			}
+			c := &call{path: path}
 			defer c.leave()
 			var err error
 			if s, err = q.wait(c, key, s); err != nil {
@@ -335,8 +338,8 @@ func (q *query) bind(c *call) binder[*response] {
 	return func() loader[*response] {
 		d := detach(q.r)
 		c.request = q.r.Header.Clone()
-		return func(ctx context.Context, f *flight[*response]) (*response, error) {
-			return q.m.fetch(ctx, f, c, q.next, d)
+		return func(ctx context.Context, a attempt[*response]) (*response, error) {
+			return q.m.fetch(ctx, a, c, q.next, d)
 		}
 	}
 }

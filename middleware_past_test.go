@@ -477,3 +477,29 @@ func TestHTTP_PostBodyArrivesWhole(t *testing.T) {
 		t.Errorf("GET: %d bytes, %v, want it not kept", w.Body.Len(), w.Header())
 	}
 }
+
+// What a handler does in one breath, the interim response, the response and the
+// trailer, arrives in that order.
+func TestHTTP_InterimResponseAndTrailerInOneBreath(t *testing.T) {
+	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+		w.WriteHeader(http.StatusEarlyHints)
+		w.Header().Set("Cache-Control", "max-age=60")
+		io.WriteString(w, "page")
+		w.Header().Set(http.TrailerPrefix+"X-Sum", "42")
+	})
+	server := serve(t, s.handler)
+	for i := range 50 {
+		hints := 0
+		trace := &httptrace.ClientTrace{Got1xxResponse: func(int, textproto.MIMEHeader) error { hints++; return nil }}
+		req, _ := http.NewRequestWithContext(httptrace.WithClientTrace(t.Context(), trace), "GET", fmt.Sprint(server.URL, "/", i), nil)
+		res, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, _ := io.ReadAll(res.Body)
+		res.Body.Close()
+		if hints != 1 || string(body) != "page" || res.Trailer.Get("X-Sum") != "42" {
+			t.Fatalf("%d interim responses, %q, trailer %v", hints, body, res.Trailer)
+		}
+	}
+}

@@ -271,3 +271,115 @@ func TestHTTP_AuthorizedRequestLeavesWhatIsStored(t *testing.T) {
 		}
 	})
 }
+
+// Those without Authorization who wait behind a request with it are a herd of
+// their own when it turns out to be that user's alone.
+func TestHTTP_AuthorizedRequestDoesNotScatterTheHerd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			time.Sleep(time.Second)
+			w.Header().Set("Cache-Control", "max-age=60")
+			fmt.Fprint(w, "for ", r.Header.Get("Authorization"))
+		})
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			if w := s.get("http://a/p", "Authorization", "u1"); w.Body.String() != "for u1" {
+				t.Errorf("u1 got %q", w.Body)
+			}
+		}()
+		time.Sleep(500 * time.Millisecond)
+		wantBurst(t, s.burst(20, same("http://a/p")), 20, "200 for  1.5s")
+		<-done
+		s.wantCalls(t, 2)
+	})
+}
+
+// An authorized request does not ask whether another's response still holds.
+func TestHTTP_AuthorizedRequestValidatesNothingOfOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=10")
+			w.Header().Set("Last-Modified", lastYear) // the same for all
+			if r.Header.Get("If-Modified-Since") == lastYear {
+				w.WriteHeader(http.StatusNotModified)
+				return
+			}
+			fmt.Fprint(w, "for ", r.Header.Get("Authorization"))
+		})
+		s.get("http://a/p")
+		time.Sleep(11 * time.Second)
+		if w := s.get("http://a/p", "Authorization", "u1"); w.Body.String() != "for u1" {
+			t.Errorf("u1 got %q", w.Body)
+		}
+	})
+}
+
+// A client that takes stale responses does not take invalidated ones: what this
+// process has is as good as the store's last word on it.
+func TestHTTP_MaxStaleIsNoWayAroundAnInvalidation(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		silent := struct{ bellwether.Store }{memstore.New()} // it tells of no invalidation
+		o := bellwether.HTTPOptions{Options: bellwether.Options{Store: silent}}
+		page := numbered("max-age=10, stale-if-error=3600")
+		a, b := newSite(t, o, page), newSite(t, o, page)
+		a.get("http://a/p")
+		time.Sleep(20 * time.Second)
+		if err := b.mw.Invalidate(t.Context(), "http://a/p"); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * time.Second)
+		if w := a.get("http://a/p", "Cache-Control", "max-stale"); w.Body.String() != "2" {
+			t.Errorf("got %q, which was invalidated", w.Body)
+		}
+	})
+}
+
+// The windows of a response that another process has stored hold for requests
+// that are choosy, too.
+func TestHTTP_StoredWindowsForAuthorizedRequests(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := bellwether.HTTPOptions{Options: bellwether.Options{Store: memstore.New()}}
+		page := numbered("public, max-age=10, stale-while-revalidate=60")
+		a := newSite(t, o, page)
+		b := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
+			time.Sleep(time.Second)
+			page(w, r)
+		})
+		a.get("http://a/p")
+		time.Sleep(20 * time.Second)
+		start := time.Now()
+		w := b.get("http://a/p", "Authorization", "u1")
+		if took := time.Since(start); w.Body.String() != "1" || took != 0 {
+			t.Errorf("got %q after %v, want the stale response at once", w.Body, took)
+		}
+		time.Sleep(time.Second) // the rebuild behind it
+	})
+}
+
+// A body that has passed its limit waits for those who will read it, and not for
+// a client that wants another.
+func TestHTTP_OverLimitBodyDoesNotWaitForAReload(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{MaxBody: 100}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=60")
+			w.Write(make([]byte, 50))
+			time.Sleep(time.Second)
+			w.Write(make([]byte, 500))
+		})
+		start := time.Now()
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			w := s.get("http://a/p")
+			if took := time.Since(start); w.Body.Len() != 550 || took != time.Second {
+				t.Errorf("the first client got %d bytes in %v, want all in 1s", w.Body.Len(), took)
+			}
+		}()
+		time.Sleep(500 * time.Millisecond)
+		if w := s.get("http://a/p", "Cache-Control", "no-cache"); w.Body.Len() != 550 {
+			t.Errorf("the reload got %d bytes", w.Body.Len())
+		}
+		<-done
+	})
+}

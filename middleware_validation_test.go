@@ -355,3 +355,91 @@ func TestHTTP_VariantsAreValidated(t *testing.T) {
 		}
 	})
 }
+
+// A stored error that still holds is that error, and no failure to validate it.
+func TestHTTP_StoredErrorIsValidated(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := &origin{version: "1", header: http.Header{"Cache-Control": {"max-age=10, stale-if-error=60"}}}
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			if r.Header.Get("If-None-Match") == "" {
+				w.Header().Set("ETag", `"1"`)
+				w.Header().Set("Cache-Control", "max-age=10, stale-if-error=60")
+				w.WriteHeader(http.StatusServiceUnavailable)
+			}
+			o.ServeHTTP(w, r)
+		})
+		s.get("http://a/p")
+		time.Sleep(11 * time.Second)
+		for i := range 2 {
+			if w := s.get("http://a/p"); w.Code != 503 || strings.Contains(w.Header().Get("Cache-Status"), "ttl=-") {
+				t.Errorf("%d: %d %v, want the error, fresh again", i, w.Code, w.Header())
+			}
+		}
+		o.wantAsked(t, "", `"1"`)
+	})
+}
+
+// A HEAD's 200 about the same bytes is no reason to forget them, one about
+// others is (RFC 9111 section 4.3.5).
+func TestHTTP_HeadOfACheckedResponse(t *testing.T) {
+	for tag, asked := range map[string]string{`"1"`: `"1"`, `"2"`: ""} {
+		synctest.Test(t, func(t *testing.T) {
+			var condition string
+			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+				condition = r.Header.Get("If-None-Match")
+				w.Header().Set("Cache-Control", "no-cache")
+				w.Header().Set("ETag", `"1"`)
+				switch {
+				case r.Method == http.MethodHead: // by a handler that does not mind conditions
+					w.Header().Set("ETag", tag)
+				case condition == `"1"`:
+					w.WriteHeader(http.StatusNotModified)
+				default:
+					io.WriteString(w, "page")
+				}
+			})
+			s.get("http://a/p")
+			synctest.Wait()
+			if w := s.do(request("HEAD", "http://a/p")); w.Code != 200 || w.Header().Get("ETag") != tag {
+				t.Errorf("HEAD: %d %v", w.Code, w.Header())
+			}
+			synctest.Wait()
+			if w := s.get("http://a/p"); w.Body.String() != "page" || condition != asked {
+				t.Errorf("after a HEAD with %s: %q, the handler was asked %q, want %q", tag, w.Body, condition, asked)
+			}
+		})
+	}
+}
+
+// RFC 9111 section 4.3.4: what a 304 has freshened is as old as the 304.
+func TestHTTP_AgeAfterAValidation(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := &origin{version: "1", header: http.Header{"Cache-Control": {"max-age=10"}}, notModified: http.Header{"Age": {"7"}}}
+		s := newSite(t, bellwether.HTTPOptions{}, o.ServeHTTP)
+		s.get("http://a/p")
+		time.Sleep(11 * time.Second)
+		s.get("http://a/p")
+		time.Sleep(2 * time.Second)
+		if w := s.get("http://a/p"); w.Header().Get("Age") != "9" {
+			t.Errorf("Age %v, want the 304's 7 and 2", w.Header()["Age"])
+		}
+		time.Sleep(2 * time.Second)
+		s.get("http://a/p")
+		o.wantAsked(t, "", `"1"`, `"1"`)
+	})
+}
+
+// What is never fresh is kept for its validator in this process alone: in a
+// store, the processes that wait for it could not use it.
+func TestHTTP_NeverFreshIsKeptInThisProcessAlone(t *testing.T) {
+	for asked, store := range map[string]bellwether.Store{`"1"`: nil, "": memstore.New()} {
+		synctest.Test(t, func(t *testing.T) {
+			o := &origin{version: "1", header: http.Header{"Cache-Control": {"max-age=0"}}}
+			s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: store}}, o.ServeHTTP)
+			s.get("http://a/p")
+			time.Sleep(10 * time.Second)
+			s.get("http://a/p")
+			o.wantAsked(t, "", asked)
+		})
+	}
+}

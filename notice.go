@@ -1,53 +1,89 @@
 package bellwether
 
-import "context"
+import (
+	"context"
+	"fmt"
+	"time"
+)
 
 // This file is what a process hears of the others' writes where its store
 // tells: the value that a flight waits for comes with the word that it is
 // there, and the near tier follows a change before it has to ask. It only makes
 // things sooner. What is not heard is found by looking.
 
-// listen hears the store's notices until the engine is closed.
+// listen hears the store's notices until the engine is closed. It is called once
+// the engine is complete, before its first use.
 func (e *engine[V]) listen() {
-	ctx, deafen := context.WithCancel(context.Background())
-	e.deafen = deafen
-	if notifier, ok := e.Store.(Notifier); ok {
-		e.notified = true
-		e.running.Go(func() { notifier.Notify(ctx, e.hear) })
+	notifier, ok := e.Store.(Notifier)
+	if !ok {
+		return
 	}
+	ctx, cancel := context.WithCancel(context.Background())
+	e.notified, e.deafen = true, cancel
+	e.running.Go(func() {
+		for ctx.Err() == nil {
+			e.listenOnce(ctx, notifier)
+			// It ends before the engine does only if something is wrong.
+			pause := time.NewTimer(breakerPause)
+			select {
+			case <-pause.C:
+			case <-ctx.Done():
+				pause.Stop()
+			}
+		}
+	})
 }
 
-// hear takes one notice in.
+// listenOnce returns when Notify does, in whatever way.
+func (e *engine[V]) listenOnce(ctx context.Context, notifier Notifier) {
+	ended := make(chan struct{})
+	go func() { // of its own: a Goexit would end the caller's
+		defer close(ended)
+		if err := noPanic(func() error { notifier.Notify(ctx, e.hear); return nil }); err != nil {
+			e.OnError("", fmt.Errorf("listening to the store: %w", err))
+		}
+	}()
+	<-ended
+}
+
+// A heard notice has the moment at which its change had not been made yet by the
+// engine's own clock.
+type heard struct {
+	Notice
+	made instant
+}
+
+// whole reports whether the notice has an entry that may be believed at the time
+// now: later than NearTTL after the change it may have been invalidated, and
+// nobody has said so.
+func (n *heard) whole(now instant, nearTTL time.Duration) bool {
+	return n.Entry.Epoch != 0 && n.Entry.Epoch == n.Epoch && now < addDurations(n.made, nearTTL)
+}
+
+// hear takes one notice in. It runs on the adapter's goroutine, which a panic of
+// user code must not end.
 func (e *engine[V]) hear(n Notice) {
 	key, ok := e.ownKey(n.Key)
 	if !ok {
 		return
 	}
+	if err := noPanic(func() error { e.take(key, n); return nil }); err != nil {
+		e.OnError(key, &keyError{"hearing of", key, err})
+	}
+}
+
+func (e *engine[V]) take(key string, told Notice) {
+	n := heard{told, e.clock.instant(told.Made)}
 	if key == logKey && e.sweeper.on() {
-		if n.Entry.Epoch != 0 {
+		if n.Entry.Epoch != 0 && n.Entry.Epoch == n.Epoch {
 			e.learn(n.Entry)
 		} else {
 			e.sweeper.asked.Store(0) // it is read at the next occasion
 		}
 		return
 	}
-	if n.Invalidated {
-		e.mu.Lock()
-		defer e.mu.Unlock()
-		e.recall(key, n.Epoch)
-		return
-	}
-	e.mu.Lock()
-	f, before := e.flights[key], e.invalidations
-	e.mu.Unlock()
-	if f != nil {
-		// The flight decodes it, if it waits for one; of several it needs the
-		// latest only. Nobody else sends here, so that there is room.
-		select {
-		case <-f.notices:
-		default:
-		}
-		f.notices <- n
+	before, ok := e.pass(key, n)
+	if !ok {
 		return
 	}
 	// Nobody waits. A process that has no use for the key stays without it.
@@ -55,31 +91,73 @@ func (e *engine[V]) hear(n Notice) {
 	if known == nil || known.epoch >= n.Epoch {
 		return
 	}
-	r := &run[V]{flight: &flight[V]{key: key, engine: e}}
-	it := r.decode(n.Entry, nil, now-n.Delay)
+	var it *item[V]
+	// What was made without the store has no place in the order of epochs, and
+	// may be of after an invalidation that this change is of before.
+	if n.whole(now, e.NearTTL) && known.epoch != 0 {
+		r := &run[V]{flight: &flight[V]{key: key, engine: e}}
+		it = r.decode(n.Entry, nil, n.made)
+	}
 	if it == nil {
 		doubted := *known
 		it, doubted.trusted = &doubted, now
 	}
-	e.near.weigh(key, it)
+	e.near.weigh(key, it) // before the lock: it runs user code
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.invalidations == before && e.sweeper.spare(key, it) == it {
+	if it = e.sweeper.spare(key, it); it != nil && e.invalidations == before && !e.closed {
 		e.near.put(key, it)
 	}
 }
 
+// pass gives a notice to those who wait for it, and returns false if that is all
+// there is to do.
+func (e *engine[V]) pass(key string, n heard) (invalidations uint64, ok bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	f := e.flights[key]
+	switch {
+	case n.Invalidated:
+		e.recall(key, n.Epoch)
+	case f != nil:
+		// The flight decodes it, if it waits for one; of several it needs the
+		// latest only.
+		select {
+		case other := <-f.notices:
+			if other.Epoch > n.Epoch {
+				n = other
+			}
+		default:
+		}
+		f.notices <- n
+	default:
+		return e.invalidations, true
+	}
+	return 0, false
+}
+
 // told ends a waiting flight with a notice, if that answers. It reports whether
 // the flight has ended.
-func (r *run[V]) told(ctx context.Context, n Notice) bool {
-	e := r.engine
-	known, now := e.near.get(r.key)
-	if n.Entry.Epoch == 0 || n.Delay >= e.NearTTL {
-		// Too large to be sent along, or so late that it may have been
-		// invalidated long since.
+func (r *run[V]) told(ctx context.Context, n heard) bool {
+	known, now := r.engine.near.get(r.key)
+	if !n.whole(now, r.engine.NearTTL) || !r.lookBack(n.made) {
 		r.lookAgain()
 		return r.look(ctx)
 	}
 	r.unshared = 0
-	return r.consider(r.decode(n.Entry, known, now-n.Delay), true)
+	return r.consider(r.decode(n.Entry, known, n.made), true)
+}
+
+// lookBack is lookAgain for what was true at the time made. It returns false if
+// that was before the flight began or the key was last invalidated: a notice may
+// be overtaken by the invalidation of what it tells of, and by those who ask
+// after that.
+func (f *flight[V]) lookBack(made instant) bool {
+	f.engine.mu.Lock()
+	defer f.engine.mu.Unlock()
+	if made <= f.since {
+		return false
+	}
+	f.disowned, f.claimed = false, 0
+	return true
 }

@@ -2,11 +2,18 @@ package bellwether_test
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"runtime"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
 // Those who wait get the value with the word of it: no process looks into the
@@ -144,4 +151,225 @@ func TestNotice_Lost(t *testing.T) {
 		}
 		f.wantLoads(t, 1)
 	})
+}
+
+// What is told late was perhaps invalidated meanwhile, by this very process:
+// nothing that was made before that is served after it.
+func TestNotice_AfterAnInvalidationHere(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 2, notices, bellwether.Options{})
+		other, here := f.processes[0], f.processes[1]
+		here.store.set(on(func(context.Context, string) error { time.Sleep(300 * time.Millisecond); return nil }, "notice"))
+		other.Get(t.Context(), "k") // v1, of which is heard here at 1.3 s
+		time.Sleep(100 * time.Millisecond)
+		if err := here.Invalidate(t.Context(), "k"); err != nil {
+			t.Fatal(err)
+		}
+		go other.Get(context.Background(), "k") // v2
+		time.Sleep(50 * time.Millisecond)
+		if v, err := here.Get(t.Context(), "k"); v != "v2" || err != nil {
+			t.Errorf("Get = %q, %v: v1 was invalidated by this process before the call", v, err)
+		}
+	})
+}
+
+// A notice that has waited while the flight did something else says what was
+// true when it was made, not when it is read.
+func TestNotice_ReadLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 3, notices, bellwether.Options{NearTTL: time.Second, MaxWait: time.Minute})
+		a, b, late := f.processes[0], f.processes[1], f.processes[2]
+		f.origin.build = 1200 * time.Millisecond
+		go a.Get(context.Background(), "k") // v1
+		time.Sleep(10 * time.Millisecond)
+		done := make(chan string)
+		go func() {
+			v, _ := late.Get(context.Background(), "k")
+			done <- v
+		}()
+		time.Sleep(10 * time.Millisecond)
+		// At 1 s it looks into the store, and has the answer at 4 s. Meanwhile it
+		// is told of v1, and not of its invalidation.
+		late.store.reply.Store(int64(3 * time.Second))
+		time.Sleep(1230 * time.Millisecond)
+		late.store.set(on(refuse, "notice"))
+		b.Invalidate(t.Context(), "k")
+		f.origin.set(func(o *source) { o.build = 10 * time.Second })
+		go a.Get(context.Background(), "k")
+		time.Sleep(3 * time.Second)
+		late.store.reply.Store(0)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second/2)
+		defer cancel()
+		if v, _ := late.Get(ctx, "k"); v == "v1" {
+			t.Error("v1 is served 3 s after it was invalidated elsewhere")
+		}
+		<-done
+	})
+}
+
+// A talker is a store that tells whatever a test wants it to.
+type talker struct {
+	bellwether.Store
+	notify func(ctx context.Context, f func(bellwether.Notice))
+}
+
+func (s talker) Notify(ctx context.Context, f func(bellwether.Notice)) { s.notify(ctx, f) }
+
+// Whatever an adapter does while it listens, and user code with what is heard:
+// the process goes on, and hears again.
+func TestNotice_ListenersThatEnd(t *testing.T) {
+	for name, end := range map[string]func(){
+		"return": func() {}, "panic": func() { panic("adapter") }, "Goexit": runtime.Goexit,
+	} {
+		t.Run(name, func(t *testing.T) {
+			if !survives(t) {
+				return
+			}
+			synctest.Test(t, func(t *testing.T) {
+				inner := memstore.New()
+				times := 0
+				s := talker{inner, func(ctx context.Context, f func(bellwether.Notice)) {
+					if times++; times <= 3 {
+						end()
+						return
+					}
+					inner.Notify(ctx, f)
+				}}
+				c := cacheOf(t, func(context.Context, string) (string, error) { return "v", nil }, bellwether.Options{Store: s, NearTTL: time.Hour})
+				c.Get(t.Context(), "k")
+				time.Sleep(10 * time.Second)
+				_, epoch, _ := inner.Claim(t.Context(), "k")
+				inner.Commit(t.Context(), "k", bellwether.Entry{Kind: bellwether.KindValue, Value: []byte("later"), Epoch: epoch, TTL: time.Hour})
+				synctest.Wait()
+				if v, err := c.Get(t.Context(), "k"); v != "later" || err != nil {
+					t.Errorf("Get = %q, %v: nobody listens any more", v, err)
+				}
+			})
+		})
+	}
+}
+
+func TestNotice_UserCodeThatPanics(t *testing.T) {
+	boom := func(v any) {
+		if v == "bomb" {
+			panic("user code")
+		}
+	}
+	for name, o := range map[string]bellwether.Options{
+		"Size":      {Size: func(_ string, v any) int { boom(v); return 1 }},
+		"Unmarshal": {Codec: bellwether.Codec{Marshal: json.Marshal, Unmarshal: func(b []byte, v any) error { err := json.Unmarshal(b, v); boom(v.(*word).Word); return err }}},
+		"OnError":   {OnError: func(string, error) { panic("user code") }},
+	} {
+		for _, elsewhere := range []bool{false, true} {
+			t.Run(fmt.Sprint(name, elsewhere), func(t *testing.T) {
+				if !survives(t) {
+					return
+				}
+				synctest.Test(t, func(t *testing.T) {
+					inner := memstore.New()
+					listening := inner.Notify
+					if elsewhere {
+						listening = func(ctx context.Context, f func(bellwether.Notice)) {
+							inner.Notify(ctx, func(n bellwether.Notice) {
+								done := make(chan struct{})
+								go func() { defer close(done); f(n) }()
+								<-done
+							})
+						}
+					}
+					o.Store = talker{inner, listening}
+					o.NearTTL = time.Hour
+					if name == "Size" {
+						size := o.Size
+						o.Size = func(k string, v any) int { return size(k, v.(word).Word) }
+					}
+					c := cacheOf(t, func(context.Context, string) (word, error) { return word{"v"}, nil }, o)
+					c.Get(t.Context(), "k")
+					for _, v := range []string{`{"Word":"bomb"}`, `not JSON`} {
+						_, epoch, _ := inner.Claim(t.Context(), "k")
+						inner.Commit(t.Context(), "k", bellwether.Entry{Kind: bellwether.KindValue, Value: []byte(v), Epoch: epoch, TTL: time.Hour})
+						synctest.Wait()
+					}
+					_, epoch, _ := inner.Claim(t.Context(), "k")
+					inner.Commit(t.Context(), "k", bellwether.Entry{Kind: bellwether.KindValue, Value: []byte(`{"Word":"later"}`), Epoch: epoch, TTL: time.Hour})
+					synctest.Wait()
+					if v, err := c.Get(t.Context(), "k"); v.Word != "later" || err != nil {
+						t.Errorf("Get = %q, %v", v, err)
+					}
+				})
+			})
+		}
+	}
+}
+
+type word struct{ Word string }
+
+// An adapter that calls from several goroutines, and goes on after the end, may
+// cost time, but nothing hangs and nothing is kept.
+func TestNotice_RudeAdapter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		inner := memstore.New()
+		var hear func(bellwether.Notice)
+		s := talker{inner, func(ctx context.Context, f func(bellwether.Notice)) { hear = f; <-ctx.Done() }}
+		c := cacheOf(t, func(context.Context, string) (string, error) { time.Sleep(time.Second); return "v", nil }, bellwether.Options{Store: s, NearTTL: time.Hour})
+		synctest.Wait()
+		go c.Get(context.Background(), "k")
+		synctest.Wait()
+		var wg sync.WaitGroup
+		for i := range 100 {
+			wg.Go(func() { hear(bellwether.Notice{Key: "k", Epoch: uint64(i), Invalidated: i%3 == 0}) })
+		}
+		wg.Wait()
+		time.Sleep(time.Minute)
+		c.Get(t.Context(), "kept")
+		c.Close()
+		for _, key := range []string{"k", "kept", "new"} {
+			hear(bellwether.Notice{Key: key, Epoch: 1 << 40, Made: time.Now(), Entry: bellwether.Entry{Kind: bellwether.KindValue, Value: []byte("late"), Epoch: 1 << 40, TTL: time.Hour}})
+			if v, err := c.Get(t.Context(), key); !errors.Is(err, bellwether.ErrClosed) {
+				t.Errorf("Get after Close = %q, %v", v, err)
+			}
+		}
+	})
+}
+
+// A notice that contradicts itself is only a reason to look.
+func TestNotice_Forged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		inner := memstore.New()
+		var hear func(bellwether.Notice)
+		s := talker{inner, func(ctx context.Context, f func(bellwether.Notice)) { hear = f; <-ctx.Done() }}
+		c := cacheOf(t, func(context.Context, string) (string, error) { return "true", nil }, bellwether.Options{Store: s, NearTTL: time.Second})
+		synctest.Wait()
+		c.Get(t.Context(), "k")
+		for _, n := range []bellwether.Notice{
+			{Key: "k", Epoch: 1 << 40, Made: time.Now(), Entry: bellwether.Entry{Kind: bellwether.KindValue, Value: []byte("forged"), Epoch: 1 << 50, TTL: time.Hour}},
+			{Key: "k", Epoch: 1 << 40, Made: time.Now(), Entry: bellwether.Entry{Kind: 77, Value: []byte("forged"), Epoch: 1 << 40, TTL: time.Hour}},
+			{Key: "k", Epoch: 1 << 40, Entry: bellwether.Entry{Kind: bellwether.KindValue, Value: []byte("forged"), Epoch: 1 << 40, TTL: time.Hour}},
+			{Key: "k", Epoch: 1 << 40},
+			{Key: "k", Epoch: 1 << 63, Invalidated: true},
+			{Key: "\x00sweeps", Epoch: 1 << 63, Invalidated: true},
+		} {
+			hear(n)
+			if v, err := c.Get(t.Context(), "k"); v != "true" || err != nil {
+				t.Errorf("after %+v: %q, %v", n, v, err)
+			}
+		}
+	})
+}
+
+// A notice may be heard before there is a Middleware.
+func TestNotice_DuringConstruction(t *testing.T) {
+	for range 20 {
+		synctest.Test(t, func(t *testing.T) {
+			inner := memstore.New()
+			s := talker{inner, func(ctx context.Context, f func(bellwether.Notice)) {
+				for ctx.Err() == nil {
+					f(bellwether.Notice{Key: "\x00sweeps", Epoch: 1})
+					time.Sleep(time.Second)
+				}
+			}}
+			site := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: s}}, func(http.ResponseWriter, *http.Request) {})
+			site.get("http://example.com/")
+		})
+	}
 }

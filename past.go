@@ -41,7 +41,7 @@ func (q *query) passUncacheable(key string, s served[*response]) {
 	q.m.pass(w, q.r, q.next, why)
 	w.end()
 	if cacheable {
-		q.m.replace(key, s, &response{kind: uncacheable}, soon)
+		q.m.replace(key, s, &response{kind: uncacheable}, Freshness{})
 	}
 }
 
@@ -50,10 +50,6 @@ func (m *Middleware) fits(h http.Header) bool {
 	n, ok := contentLength(h)
 	return ok && n <= m.options.MaxBody
 }
-
-// soon is the life of a record that is to end what was there before it: a value
-// without any would be taken for one that the store did not take.
-var soon = Freshness{TTL: time.Millisecond}
 
 // replace puts res in the place of the item that s was, behind the client's
 // back: it does not wait for the store. If something else has taken the place
@@ -85,7 +81,7 @@ func (q *query) passChecked(key string, s served[*response]) {
 		j := httpcache.Judge(q.r.Header, code, header, sent, time.Now(), q.m.rules)
 		switch {
 		case j.Shared:
-			q.m.replace(key, s, &response{kind: uncacheable}, soon)
+			q.m.replace(key, s, &response{kind: uncacheable}, Freshness{})
 		case code == http.StatusOK && !(q.r.Method == http.MethodHead && httpcache.HeadAgrees(kept.header, header)):
 			// Something else by now. What changes from one request to the next
 			// is not worth keeping, and the next flight will see.
@@ -108,7 +104,7 @@ func (q *query) passChecked(key string, s served[*response]) {
 	d := httpcache.ResponseDirectives(header, q.m.rules.Targets...)
 	fresh := httpcache.Freshen(kept.header, httpcache.StoredHeader(header, d, now))
 	if httpcache.Judge(q.r.Header, kept.status, fresh, sent, now, q.m.rules).Shared {
-		q.m.replace(key, s, &response{kind: uncacheable}, soon)
+		q.m.replace(key, s, &response{kind: uncacheable}, Freshness{})
 	}
 	status.FwdStatus = http.StatusNotModified
 	writeStored(q.w, q.r, stored{kept.status, fresh, kept.body, httpcache.InitialAge(header, sent, now), now}, status)

@@ -337,7 +337,6 @@ func (s notifyingStore) Notify(ctx context.Context, f func(bellwether.Notice)) {
 		if fault != nil && fault(ctx, "notice") != nil {
 			return // lost
 		}
-		n.Delay += time.Since(sent)
 		if n.Entry.Epoch != 0 {
 			n.Entry.Age += time.Since(sent)
 			n.Entry = s.tampered(n.Entry)

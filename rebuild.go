@@ -24,10 +24,13 @@ type run[V any] struct {
 	// the value it protects.
 	storeDown bool
 	// slot is set while the flight has one of the MaxRebuilds. A load that
-	// begins takes it over.
+	// begins takes it over. While takeSlot waits for it, it is not the
+	// flight's goroutine's.
 	slot bool
 	// lease is the flight's own while it rebuilds with one.
 	lease Lease
+	// made is the item.made of what the latest load makes.
+	made instant
 	// unshared is the epoch of the KindUnshared entry that the last look or
 	// claim found, 0 if it found none.
 	unshared uint64
@@ -37,7 +40,8 @@ type run[V any] struct {
 	elected instant // when it last stood for election
 	known   uint64  // the epoch of the store's entry when the flight began to wait
 	losses  int     // how often the flight's own lease was lost
-	refused int     // how often the store has refused its commit
+	fenced  bool    // the last of its commits was refused
+	refused int     // how often its loads came to nothing, see maxRefused
 }
 
 const (
@@ -45,10 +49,11 @@ const (
 	// election while the holder's announced time lasts: a holder may have
 	// given up without a word.
 	electPause = 500 * time.Millisecond
-	// maxRefused is after how many refused commits a flight's value goes to
-	// those callers who asked before its load began, and to nobody else. A store
-	// that refuses everything is none; and a key that is invalidated again during
-	// each load would never answer.
+	// maxRefused is after how many loads that came to nothing, their commits
+	// refused or their keys invalidated, a flight's value goes to those callers
+	// who asked before its load began, and to nobody else. A store that refuses
+	// everything is none; and a key that is invalidated again during each load
+	// would never answer.
 	maxRefused = 5
 )
 
@@ -79,7 +84,8 @@ func (r *run[V]) rebuild(ctx context.Context) error {
 	e := r.engine
 	began := e.clock.now()
 	for {
-		if r.refused > 0 {
+		if r.fenced {
+			r.fenced = false
 			// What fences commits off may not be over; and callers gather
 			// meanwhile, who are answered by a load that begins after them.
 			pause := time.NewTimer(minPoll << r.refused)
@@ -153,15 +159,25 @@ func (r *run[V]) takeSlot(ctx context.Context) bool {
 	// One request for as long as it takes: asked anew after each look, the
 	// flight would lose its place in the queue.
 	waiting, leave := context.WithCancel(ctx)
-	defer leave()
-	taken := make(chan error, 1)
-	e.running.Go(func() { taken <- slots.Acquire(waiting, 1) })
+	taken := make(chan struct{})
+	e.running.Go(func() {
+		defer close(taken)
+		r.slot = slots.Acquire(waiting, 1) == nil
+	})
+	// However this ends, also by a panic of user code in a look, the slot may
+	// have come at the same time.
+	defer func() {
+		leave()
+		<-taken
+	}()
+	if r.engine.Store != nil && r.state.Load().offered != nil {
+		r.engine.running.Go(func() { r.confirm(waiting) })
+	}
 	tick := time.NewTicker(lookPause)
 	defer tick.Stop()
 	for {
 		select {
-		case err := <-taken:
-			r.slot = err == nil
+		case <-taken:
 			return false
 		case <-tick.C:
 		}
@@ -170,8 +186,6 @@ func (r *run[V]) takeSlot(ctx context.Context) bool {
 		}
 		r.lookAgain()
 		if r.look(ctx) {
-			leave()
-			r.slot = <-taken == nil // it may have come at the same time
 			return true
 		}
 	}
@@ -430,7 +444,7 @@ func (r *run[V]) lead(ctx context.Context, lease Lease) bool {
 	if ctx.Err() != nil || r.unshared != 0 {
 		return false
 	}
-	if epoch == 0 || e.commits.fails(e.clock.now()) {
+	if epoch == 0 || e.commits.fails(e.clock.now()) && !r.probe(ctx) {
 		// Nobody will find this load's value in the store. Who waited for it
 		// would wait in vain, and the next after that one.
 		r.releaseBehind(ctx)
@@ -449,7 +463,7 @@ func (r *run[V]) build(ctx context.Context, epoch uint64) bool {
 	defer cancel()
 	loading, abort := context.WithCancelCause(limited)
 	defer abort(nil)
-	if !r.abortable(abort, epoch) {
+	if !r.abortable(abort, epoch, r.refused+1 >= maxRefused, r.storeDown) {
 		return false // invalidated since it was claimed
 	}
 	var lost chan struct{}
@@ -463,15 +477,17 @@ func (r *run[V]) build(ctx context.Context, epoch uint64) bool {
 	}
 
 	r.made = e.clock.now() + 1
+	a := attempt[V]{r.flight, r.present, r.made, r.position}
 	e.count.loads.Add(1)
 	r.slot = false
-	result := startLoad(loading, func(ctx context.Context) (V, error) { return r.load(ctx, r.flight) },
+	result := startLoad(loading, func(ctx context.Context) (V, error) { return r.load(ctx, a) },
 		&e.settings, func() { e.slots.Release(1) })
 
 	for {
 		select {
 		case l := <-result:
 			if errors.Is(context.Cause(loading), errInvalidated) {
+				r.refused++
 				return false
 			}
 			if l.err != nil && limited.Err() != nil {
@@ -546,8 +562,17 @@ func (e *engine[V]) put(ctx context.Context, key string, v V, f Freshness, posit
 	now := e.clock.now()
 	it := &item[V]{kind: KindValue, value: v, epoch: epoch, position: position, trusted: e.trustedUntil(now)}
 	it.lifetime = e.lifetimeOf(now, f, key, epoch)
-	if !r.commit(ctx, it) {
-		return
+	switch {
+	case it.end() > now:
+		if !r.commit(ctx, it) {
+			return
+		}
+	case e.Store != nil && !r.storeDown:
+		// It ends what is there. Nobody waits for it, and is to be told that
+		// there is no value to come.
+		if errors.Is(r.write(ctx, Entry{Epoch: epoch}), ErrFenced) {
+			return
+		}
 	}
 	e.near.weigh(key, it) // before the lock: it runs user code
 	e.mu.Lock()
@@ -729,10 +754,11 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 		// The other processes are woken first, and on their way to the store
 		// while the callers here wake up.
 		r.releaseBehind(ctx)
-		return r.settle(it)
-	}
-	if r.streaming() {
-		r.end(nil) // its callers have it already
+		if r.settle(it) {
+			return true
+		}
+	} else if r.fenced = true; r.streaming() {
+		r.end(errAgain) // its readers have it already
 		return true
 	}
 	if r.refused++; r.refused < maxRefused {
@@ -740,9 +766,10 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 	}
 	// It is for those who asked before its load began: whatever has fenced it
 	// off came after them.
-	it.lifetime = newLifetime(now, Freshness{})
-	it.trusted = r.engine.clock.instant(l.began)
-	return r.settle(it)
+	given := *it
+	given.lifetime, given.trusted = newLifetime(now, Freshness{}), e.clock.instant(l.began)
+	r.give(&given)
+	return true
 }
 
 // finishFailed is finish for a load that failed: what was there stays there,
@@ -793,7 +820,14 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 		return r.settle(it)
 	}
 	it.epoch = epoch
-	return r.commit(ctx, it) && r.settle(it)
+	if r.fenced = !r.commit(ctx, it); !r.fenced && r.settle(it) {
+		return true
+	}
+	if r.refused++; r.refused < maxRefused {
+		return false
+	}
+	r.end(err)
+	return true
 }
 
 // commit offers it to the store. It returns false if the store refuses it as
@@ -836,7 +870,11 @@ func (r *run[V]) commit(ctx context.Context, it *item[V]) bool {
 		return true
 	}
 	if errors.Is(err, ErrUnavailable) {
-		return true // perhaps by the value, which was written after all
+		// Perhaps by the value, which was written after all.
+		there, _, err := r.read(ctx, &r.outage)
+		if errors.Is(err, ErrUnavailable) || err == nil && there.Epoch == it.epoch {
+			return true
+		}
 	}
 	e.count.fenced.Add(1)
 	return false
@@ -846,6 +884,26 @@ func (r *run[V]) commit(ctx context.Context, it *item[V]) bool {
 // it was for those only who waited for it; and for two loads' time more, since
 // the others make their own meanwhile.
 const unsharedTTL = time.Second
+
+// probeKey is where a store is asked whether it takes commits again. No two
+// processes mind each other there: what is found under it is of no use.
+const probeKey = "\x00probe"
+
+// probe reports whether the store takes commits again, by one that nobody needs:
+// without it, the first loads after an outage would go on without a lease.
+func (r *run[V]) probe(ctx context.Context) bool {
+	e := r.engine
+	key := e.engineKey(probeKey)
+	_, err := ask(ctx, e.store, &r.outage, func(ctx context.Context) (struct{}, error) {
+		_, epoch, err := e.Store.Claim(ctx, key)
+		if err == nil {
+			err = e.Store.Commit(ctx, key, Entry{Kind: KindUnshared, Epoch: epoch, TTL: time.Second})
+		}
+		return struct{}{}, err
+	})
+	e.commits.note(err, e.clock.now())
+	return !e.commits.fails(e.clock.now())
+}
 
 func (r *run[V]) write(ctx context.Context, entry Entry) error {
 	e := r.engine

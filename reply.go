@@ -226,14 +226,7 @@ func writeStored(w http.ResponseWriter, r *http.Request, s stored, status httpca
 	}
 	w.WriteHeader(s.status)
 	if r.Method != http.MethodHead {
-		var to io.Writer = w
-		if s.body.Len() > writePart {
-			to = &pacedWriter{w: w}
-		}
-		// An error here is the client's end, or that of our patience. The server
-		// sees by the Content-Length that there is more to come, and ends the
-		// connection.
-		s.body.WriteTo(to)
+		writeBody(w, s.body)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"sync/atomic"
 	"time"
 
 	"github.com/bellwether-go/bellwether/internal/httpcache"
@@ -49,6 +50,8 @@ type response struct {
 
 	body spool.Body // complete; meaningless while live is set
 	age  time.Duration
+
+	hit, hit304 atomic.Pointer[hitHeader] // made when they are needed, see hot.go
 
 	// What follows is never stored. It is for those who waited for the response:
 	// the way to the handler, for Cache-Status, ...

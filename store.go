@@ -84,11 +84,12 @@ type Notice struct {
 	Invalidated bool
 	// Entry is the committed entry with its Age as of now. It is the zero Entry
 	// after an invalidation, and where it was not sent along: because it is
-	// too large, or nobody can tell how old it is.
+	// too large, or nobody can tell how old it is. Its Epoch is the notice's.
 	Entry Entry
-	// Delay is how long ago the change was made, at most, if there is an Entry.
-	// It is not negative.
-	Delay time.Duration
+	// Made is a moment at which the change had not been made yet, or was being
+	// made, on this process's clock; the later the better. It is zero if nobody
+	// can tell.
+	Made time.Time
 }
 
 // An EntryKind says what an [Entry] holds.

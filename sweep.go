@@ -327,8 +327,9 @@ func (e *engine[V]) sweepFlight(w *sweeper[V], key string, f *flight[V]) {
 	default:
 		// Softly or not: it is nobody's yet, and who has asked since the sweep
 		// waits here too.
-		f.disowned = true
-		f.abort(errInvalidated)
+		if f.disowned = true; !f.last {
+			f.abort(errInvalidated)
+		}
 	}
 }
 

@@ -3,8 +3,11 @@ package bellwether_test
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
+	"math/rand/v2"
 	"net/http"
+	"strconv"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -228,6 +231,202 @@ func TestSweep_WithoutTheStoreWhileStaleIsServed(t *testing.T) {
 		}
 		if got := s.get("http://example.com/").Body.String(); got == "1" {
 			t.Error("the stale response is served that was swept")
+		}
+	})
+}
+
+// replaySweeps is the one seed that TestSweep_RandomSchedules runs, if it is set.
+var replaySweeps = flag.Int64("sweepseed", -1, "run TestSweep_RandomSchedules with this seed alone")
+
+// Whatever happens, and in whatever order: what was swept is gone, here at once
+// and elsewhere within NearTTL, and everything comes to rest.
+func TestSweep_RandomSchedules(t *testing.T) {
+	seeds := uint64(500)
+	if testing.Short() {
+		seeds = 60
+	}
+	if *replaySweeps >= 0 {
+		simulateSweeps(t, uint64(*replaySweeps))
+		return
+	}
+	for seed := range seeds {
+		if simulateSweeps(t, seed); t.Failed() {
+			t.Fatalf("replay with: go test -race -run '^%s$' -args -sweepseed=%d", t.Name(), seed)
+		}
+	}
+}
+
+// simulateSweeps runs one schedule. In a third of them everything heeds the
+// rules, in a third notices are lost and late and the log is lost, in a third
+// engines fail.
+func simulateSweeps(t *testing.T, seed uint64) {
+	const (
+		n       = 3
+		pages   = 3
+		nearTTL = time.Second
+		maxWait = 12 * time.Second
+	)
+	rng := rand.New(rand.NewPCG(seed, seed))
+	noise, outages := seed%3 == 1, seed%3 == 2
+	synctest.Test(t, func(t *testing.T) {
+		var (
+			mu    sync.Mutex // guards what follows
+			made  int        // versions, in the order in which their loads began
+			build time.Duration
+			dead  [n][pages]map[int]time.Time // by process: versions made before a sweep, and from when on they are gone
+		)
+		age, window, vary, windows := 1+rng.IntN(60), rng.IntN(60), rng.IntN(2) == 0, rng.IntN(2) == 0
+		handler := func(w http.ResponseWriter, r *http.Request) {
+			mu.Lock()
+			made++
+			version, took := made, build
+			mu.Unlock()
+			select {
+			case <-time.After(took):
+			case <-r.Context().Done():
+				panic(http.ErrAbortHandler)
+			}
+			w.Header().Set("Cache-Control", fmt.Sprintf("max-age=%d", age))
+			if windows {
+				w.Header().Set("Cache-Control", fmt.Sprintf("max-age=%d, stale-while-revalidate=%d, stale-if-error=%d", age, window, window))
+			}
+			if vary {
+				w.Header().Set("Vary", "Accept-Language")
+			}
+			if rng := version % 7; rng == 0 {
+				panic("no luck")
+			} else if rng != 3 {
+				w.Header().Set("ETag", fmt.Sprintf(`"%d"`, version))
+			}
+			w.Header().Set("Surrogate-Key", "all t"+r.URL.Path[1:])
+			fmt.Fprint(w, version)
+		}
+		inner, locker := memstore.New(), locallock.New()
+		var all [n]*site
+		var stores [n]*wiredStore
+		for i := range all {
+			stores[i] = &wiredStore{wire: &wire{}, store: inner}
+			var store bellwether.Store = stores[i]
+			if seed%2 == 0 || noise {
+				store = notifyingStore{stores[i]}
+			}
+			all[i] = newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{
+				Store: store, Locker: &wiredLocker{wire: &wire{}, locker: locker}, NearTTL: nearTTL, LeaseTTL: 2 * time.Second, MaxWait: maxWait, RebuildTimeout: 5 * time.Second,
+			}}, handler)
+			for p := range pages {
+				dead[i][p] = map[int]time.Time{}
+			}
+		}
+		fail := func(format string, args ...any) {
+			t.Errorf("seed %d, %s: "+format, append([]any{seed, []string{"healthy", "noise", "outages"}[seed%3]}, args...)...)
+		}
+		get := func(i, p int) {
+			mu.Lock()
+			gone := map[int]time.Time{}
+			for v, at := range dead[i][p] {
+				if time.Since(at) >= 0 {
+					gone[v] = at
+				}
+			}
+			mu.Unlock()
+			start := time.Now()
+			w := all[i].get(fmt.Sprint("http://example.com/", p))
+			// MaxWait for the key and for the variant that it leads to.
+			if took := time.Since(start); took > 2*maxWait+time.Second {
+				fail("process %d waited %v for page %d", i, took, p)
+			}
+			version, err := strconv.Atoi(w.Body.String())
+			if w.Code != http.StatusOK || err != nil {
+				return // a failure
+			}
+			if at, ok := gone[version]; ok {
+				fail("process %d, page %d: version %d is served to a request of %v, %v after it was swept", i, p, version, start, start.Sub(at))
+			}
+		}
+		sweep := func(i, p int, m bellwether.Match, hit func(page int) bool) {
+			mu.Lock()
+			before := made
+			mu.Unlock()
+			if all[i].mw.InvalidateMatching(t.Context(), m) != nil || m.Soft {
+				return
+			}
+			now := time.Now()
+			mu.Lock()
+			defer mu.Unlock()
+			for other := range n {
+				at := now
+				if other != i {
+					at = at.Add(nearTTL + 1)
+				}
+				if other != i && outages {
+					continue // a process without the store cannot know
+				}
+				if other != i && len(m.URLs) > 0 {
+					// Not in the log: a process that is not told of it has the
+					// word of its commit, which comes after the header.
+					continue
+				}
+				for page := range pages {
+					for v := range before + 1 {
+						if was, ok := dead[other][page][v]; hit(page) && (!ok || at.Before(was)) {
+							dead[other][page][v] = at
+						}
+					}
+				}
+			}
+		}
+		var wg sync.WaitGroup
+		for range 60 {
+			i, p, soft := rng.IntN(n), rng.IntN(pages), rng.IntN(4) == 0
+			one, every := func(page int) bool { return page == p }, func(int) bool { return true }
+			switch x := rng.IntN(24); {
+			case x < 12:
+				for range 1 + rng.IntN(3) {
+					wg.Go(func() { get(i, p) })
+				}
+			case x < 14:
+				wg.Go(func() { sweep(i, p, bellwether.Match{Tags: []string{fmt.Sprint("t", p)}, Soft: soft}, one) })
+			case x < 15:
+				wg.Go(func() { sweep(i, p, bellwether.Match{Tags: []string{"all"}, Soft: soft}, every) })
+			case x < 16:
+				wg.Go(func() { sweep(i, p, bellwether.Match{Prefixes: []string{"http://example.com/"}, Soft: soft}, every) })
+			case x < 17:
+				url := fmt.Sprint("http://example.com/", p)
+				wg.Go(func() { sweep(i, p, bellwether.Match{URLs: []string{url}, Soft: soft}, one) })
+			case x < 19:
+				d := time.Duration(rng.Int64N(int64(3 * time.Second)))
+				mu.Lock()
+				build = d
+				mu.Unlock()
+			case x < 20 && noise:
+				inner.Invalidate(t.Context(), "\x00sweeps") // loses the log
+			case x < 22 && noise:
+				lag := time.Duration(rng.Int64N(int64(2 * time.Second)))
+				stores[i].set([]fault{nil, on(refuse, "notice"), on(func(context.Context, string) error { time.Sleep(lag); return nil }, "notice")}[rng.IntN(3)])
+			case x < 22 && outages:
+				stores[i].set([]fault{nil, blackHole, refuse, on(refuse, "commit"), on(blackHole, "claim")}[rng.IntN(5)])
+			}
+			switch rng.IntN(4) {
+			case 0:
+				time.Sleep(time.Duration(rng.Int64N(int64(3 * time.Second))))
+			case 1:
+				time.Sleep(time.Duration(rng.Int64N(int64(100 * time.Millisecond))))
+			case 2:
+				synctest.Wait()
+			}
+		}
+		wg.Wait()
+		for _, s := range stores {
+			s.set(nil)
+		}
+		mu.Lock()
+		build = 0
+		mu.Unlock()
+		for range 3 {
+			time.Sleep(2 * time.Second)
+			for i := range all {
+				get(i, 0)
+			}
 		}
 	})
 }

@@ -35,7 +35,7 @@ func (c *counted) get(w want[string]) (string, error) {
 	if !ok {
 		var err error
 		s, err = c.wait(context.Background(), "k", s.item, w, func() loader[string] {
-			return func(ctx context.Context, f *flight[string]) (string, error) {
+			return func(ctx context.Context, f attempt[string]) (string, error) {
 				n := c.loads.Add(1)
 				if c.saw != nil {
 					c.saw(f.present)
@@ -140,16 +140,21 @@ func TestWant_FailureAnswersWhileItBacksOff(t *testing.T) {
 // A stale value within its window is no answer for who refuses it, and neither
 // patience nor the offer of a flight makes it one.
 func TestWant_StaleIsRefused(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := newCounted(t, Options{}, Freshness{TTL: time.Second, StaleWhileRevalidate: time.Minute})
-		c.wantGet(t, want[string]{}, "v1")
-		time.Sleep(2 * time.Second)
-		c.wantGet(t, want[string]{}, "v1") // begins a rebuild
-		c.wantGet(t, fromNow, "v2")
-		if n := c.loads.Load(); n != 2 {
-			t.Errorf("%d loads, want 2", n)
-		}
-	})
+	for name, store := range map[string]Store{"near tier": nil, "store": &mapStore{entries: map[string]Entry{}}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := newCounted(t, Options{Store: store}, Freshness{TTL: time.Second, StaleWhileRevalidate: time.Minute})
+				c.wantGet(t, want[string]{}, "v1")
+				time.Sleep(2 * time.Second)
+				c.wantGet(t, want[string]{}, "v1") // begins a rebuild
+				time.Sleep(time.Millisecond)
+				c.wantGet(t, fromNow, "v3") // that of the rebuild began before it
+				if n := c.loads.Load(); n != 3 {
+					t.Errorf("%d loads, want 3", n)
+				}
+			})
+		})
+	}
 }
 
 // Work for the caller's own goroutine is done while it waits.

@@ -12,10 +12,14 @@ import (
 
 // This file holds the cases that every pair of a store and a locker must pass.
 
-// Each runs a case for every kind.
+// Each runs a case for every kind, one beside the other: they wait more than
+// they work.
 func Each(t *testing.T, kinds []Kind, test func(t *testing.T, kind Kind)) {
 	for _, kind := range kinds {
-		t.Run(kind.Name, func(t *testing.T) { test(t, kind) })
+		t.Run(kind.Name, func(t *testing.T) {
+			t.Parallel()
+			test(t, kind)
+		})
 	}
 }
 
@@ -149,6 +153,74 @@ func InvalidateDuringRebuild(t *testing.T, kind Kind) {
 		if n := f.origin.count(key); n != 2 {
 			t.Errorf("invalidated %s: %d loads, want 2", where, n)
 		}
+	}
+}
+
+// Waiters has a thousand callers in four processes wait for a key that a fifth
+// rebuilds. To the engines it is as if there were one caller in each of the
+// four: at most four watches, or four that poll.
+func Waiters(t *testing.T, kind Kind) {
+	const processes, callers, build = 4, 250, 2 * time.Second
+	f := newFleet(t, kind, processes+1, fleetOptions{metered: true})
+	f.origin.delay.Store(int64(build))
+	// wait returns what the waiting processes have asked the engines, and how
+	// many watches that electing one was asked for.
+	wait := func(key string, callers int) (requests, watches int) {
+		count := func() (requests, watches int) {
+			for _, meters := range f.meters[:processes] {
+				for _, m := range meters {
+					for _, n := range m.Requests() {
+						requests += n
+					}
+				}
+				watches += meters[len(meters)-1].Watches()
+			}
+			return requests, watches
+		}
+		held := make(chan report)
+		go func() { held <- f.workers[processes].do(order{Do: "get", Key: key}) }()
+		if !waitFor(5*time.Second, func() bool { return f.origin.count(key) == 1 }) {
+			t.Fatal("nobody holds the key")
+		}
+		requestsBefore, watchesBefore := count()
+		got := make([]report, processes)
+		var wg sync.WaitGroup
+		at := time.Now().Add(50 * time.Millisecond)
+		for i, w := range f.workers[:processes] {
+			wg.Go(func() { got[i] = w.do(order{Do: "herd", Key: key, Callers: callers, At: at}) })
+		}
+		wg.Wait()
+		<-held
+		requests, watches = count()
+		for i, r := range got {
+			if r.Values[key+"#1"] != callers {
+				t.Errorf("worker %d answered %v, want one value %d times", i, r.Values, callers)
+			}
+		}
+		return requests - requestsBefore, watches - watchesBefore
+	}
+	few, _ := wait("one-caller-each", 1)
+	many, watches := wait("many-callers-each", callers)
+	t.Logf("%d requests for a waiter in each of %d processes, %d for %d: %d of them watches", few, processes, many, callers, watches)
+	if few < processes {
+		t.Fatalf("%d requests of %d processes: the meters miss some", few, processes)
+	}
+	// The pauses between polls are random within a quarter, and a busy machine
+	// makes processes come late.
+	if limit := few + few/2 + processes; many > limit {
+		t.Errorf("%d requests for %d waiters in each process, and %d for one; want no more than %d", many, callers, few, limit)
+	}
+	for i, meters := range f.meters[:processes] {
+		for _, m := range meters {
+			// Of Redis's channels a process hears one for releases and one for
+			// commits, whatever waits.
+			if n := m.Requests()["subscribe"]; n > 2 {
+				t.Errorf("worker %d has subscribed %d times, want at most twice", i, n)
+			}
+		}
+	}
+	if watches > processes {
+		t.Errorf("%d watches for %d waiters in %d processes, want at most one for each process", watches, processes*callers, processes)
 	}
 }
 

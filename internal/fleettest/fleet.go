@@ -54,6 +54,9 @@ type fleetConfig struct {
 // fleetOptions are the bellwether.Options that the tests vary.
 type fleetOptions struct {
 	TTL, LeaseTTL, NearTTL, EngineTimeout time.Duration
+
+	// metered puts meters between each worker and its servers.
+	metered bool
 }
 
 // An order is one line to a worker; a report is its one line back.
@@ -303,6 +306,7 @@ type fleet struct {
 	origin  *origin
 	servers []*testserver.Server // in the order of Kind.Start
 	workers []*worker
+	meters  [][]*testserver.Meter // by worker, those before servers; nil if not metered
 }
 
 // elector is the server that elects. It is the store's too if there is one.
@@ -319,6 +323,14 @@ func newFleet(t *testing.T, kind Kind, n int, o fleetOptions) *fleet {
 		o.TTL = time.Minute
 	}
 	for id := range n {
+		if o.metered {
+			var meters []*testserver.Meter
+			for i, s := range f.servers {
+				meters = append(meters, testserver.NewMeter(t, s))
+				addrs[i] = meters[i].Addr
+			}
+			f.meters = append(f.meters, meters)
+		}
 		config, err := json.Marshal(fleetConfig{Kind: kind.Name, Addrs: addrs, Origin: f.origin.URL, ID: id, fleetOptions: o})
 		if err != nil {
 			t.Fatal(err)

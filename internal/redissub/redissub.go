@@ -34,8 +34,9 @@ type Listener struct {
 	Message func(payload string)
 }
 
-// Listen subscribes to channel until ctx ends or rdb is closed, and returns
-// when its connection is closed. A connection that is dead without having been
+// Listen subscribes to channel until ctx ends or rdb is closed, and returns at
+// once then. An attempt to connect that is under way, which the client does not
+// break off, is left behind for as long as the client's time-outs. A connection that is dead without having been
 // closed is found out within three seconds.
 func Listen(ctx context.Context, rdb redis.UniversalClient, channel string, l Listener) {
 	call := func(f func()) {
@@ -72,7 +73,23 @@ var errSilent = errors.New("redissub: the connection is dead")
 // listen subscribes on a new connection until that is lost. It reports whether
 // the subscription was ever confirmed.
 func listen(ctx context.Context, rdb redis.UniversalClient, channel string, l Listener, call func(func())) (connected bool, err error) {
-	pubsub := rdb.Subscribe(ctx, channel)
+	// The client heeds ctx while it dials, and not while it waits for a server's
+	// first words.
+	opened := make(chan *redis.PubSub)
+	go func() {
+		pubsub := rdb.Subscribe(ctx, channel)
+		select {
+		case opened <- pubsub:
+		case <-ctx.Done():
+			pubsub.Close()
+		}
+	}()
+	var pubsub *redis.PubSub
+	select {
+	case pubsub = <-opened:
+	case <-ctx.Done():
+		return false, ctx.Err()
+	}
 	var alive atomic.Bool // something was received since the last beat
 	ctx, cancel := context.WithCancel(ctx)
 	watched := make(chan struct{})

@@ -1,7 +1,6 @@
 package testserver
 
 import (
-	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -12,20 +11,22 @@ import (
 // dynaliteVersion is the one that .ci/dynalite/package-lock.json pins.
 const dynaliteVersion = "4.0.0"
 
+// outlive is a module for node. Dynalite throws an exception for every request
+// that its client breaks off, and would end with it.
+const outlive = `data:text/javascript,process.on("uncaughtException",e=>{if(e.code!=="ECONNRESET")throw(e)})`
+
 // DynamoDB returns a running dynalite, which speaks DynamoDB's protocol and
 // keeps its tables in memory, or the endpoint at the host:port that the
 // environment variable BELLWETHER_DYNAMODB names. It ends with the test.
 func DynamoDB(tb testing.TB) *Server {
 	tb.Helper()
-	s := start(tb, "BELLWETHER_DYNAMODB", "node", "nodejs", func(port string) []string {
+	return startWhen(answersHTTP, dynamoHTTP, tb, "BELLWETHER_DYNAMODB", "node", "nodejs", func(port string) []string {
 		program := filepath.Join(dynaliteDir(tb), "node_modules", "dynalite", "cli.js")
 		if _, err := os.Stat(program); err != nil {
 			tb.Fatalf("dynalite is not installed: run 'make deps', or set BELLWETHER_DYNAMODB=host:port to use a running DynamoDB: %v", err)
 		}
-		return []string{program, "--host", "127.0.0.1", "--port", port, "--createTableMs", "100"}
+		return []string{"--import", outlive, program, "--host", "127.0.0.1", "--port", port, "--createTableMs", "100"}
 	})
-	s.awaitHTTP()
-	return s
 }
 
 // dynaliteDir is where .ci/deps has installed dynalite: outside of the
@@ -43,19 +44,12 @@ func dynaliteDir(tb testing.TB) string {
 	return filepath.Join(cache, "bellwether", "dynalite-"+dynaliteVersion)
 }
 
-// awaitHTTP returns when the server answers a request, as DynamoDB and its
-// emulators do to a plain GET.
-func (s *Server) awaitHTTP() {
-	s.tb.Helper()
-	client := &http.Client{Timeout: time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
-	var err error
-	for range 500 {
-		var resp *http.Response
-		if resp, err = client.Get("http://" + s.Addr + "/"); err == nil {
-			resp.Body.Close()
-			return
-		}
-		time.Sleep(10 * time.Millisecond) // a real process is starting
+// answersHTTP is ready for DynamoDB and its emulators, which answer a plain GET.
+func answersHTTP(addr string) error {
+	client := http.Client{Timeout: time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := client.Get("http://" + addr + "/")
+	if err != nil {
+		return err
 	}
-	s.tb.Fatal(fmt.Errorf("no HTTP server at %s after 5 s: %w", s.Addr, err))
+	return resp.Body.Close()
 }

@@ -17,7 +17,7 @@ import (
 // With that its shortest lease is 1 s; by the defaults it is 2 s.
 func Etcd(tb testing.TB, args ...string) *Server {
 	tb.Helper()
-	return startWhen(healthy, tb, "BELLWETHER_ETCD", "etcd", "etcd-server", func(port string) []string {
+	return startWhen(healthy, etcdHTTP2, tb, "BELLWETHER_ETCD", "etcd", "etcd-server", func(port string) []string {
 		client, peer := "http://"+net.JoinHostPort("127.0.0.1", port), "http://"+FreeAddr(tb)
 		return append([]string{
 			"--name", "test", "--data-dir", tb.TempDir(),

@@ -22,19 +22,20 @@ type Server struct {
 	// Addr is its host:port.
 	Addr string
 
-	tb    testing.TB
-	ready func(addr string) error // what await asks
-	args  []string                // the command that starts it, nil if it is not ours
-	pid   int                     // of the engine itself, 0 while it is down
-	stdin io.Closer
-	wait  chan struct{} // closed when the wrapper around the engine has ended
+	tb       testing.TB
+	protocol protocol                // what a Meter before it understands
+	ready    func(addr string) error // what await asks
+	args     []string                // the command that starts it, nil if it is not ours
+	pid      int                     // of the engine itself, 0 while it is down
+	stdin    io.Closer
+	wait     chan struct{} // closed when the wrapper around the engine has ended
 }
 
 // Redis returns a running redis-server, or the one that the environment
 // variable BELLWETHER_REDIS names. It ends with the test.
 func Redis(tb testing.TB, args ...string) *Server {
 	tb.Helper()
-	return start(tb, "BELLWETHER_REDIS", "redis-server", "redis-server", func(port string) []string {
+	return startWhen(connects, resp, tb, "BELLWETHER_REDIS", "redis-server", "redis-server", func(port string) []string {
 		return append([]string{"--bind", "127.0.0.1", "--port", port, "--save", "", "--appendonly", "no", "--dir", tb.TempDir()}, args...)
 	})
 }
@@ -43,20 +44,15 @@ func Redis(tb testing.TB, args ...string) *Server {
 // variable BELLWETHER_MEMCACHED names. It ends with the test.
 func Memcached(tb testing.TB, args ...string) *Server {
 	tb.Helper()
-	return start(tb, "BELLWETHER_MEMCACHED", "memcached", "memcached", func(port string) []string {
+	return startWhen(connects, memcacheText, tb, "BELLWETHER_MEMCACHED", "memcached", "memcached", func(port string) []string {
 		return append([]string{"-l", "127.0.0.1", "-p", port, "-U", "0", "-u", "nobody", "-m", "64"}, args...)
 	})
 }
 
-func start(tb testing.TB, env, program, pkg string, args func(port string) []string) *Server {
-	tb.Helper()
-	return startWhen(connects, tb, env, program, pkg, args)
-}
-
 // startWhen starts an engine that is there once ready has no error.
-func startWhen(ready func(addr string) error, tb testing.TB, env, program, pkg string, args func(port string) []string) *Server {
+func startWhen(ready func(addr string) error, protocol protocol, tb testing.TB, env, program, pkg string, args func(port string) []string) *Server {
 	tb.Helper()
-	s := &Server{tb: tb, ready: ready}
+	s := &Server{tb: tb, protocol: protocol, ready: ready}
 	if s.Addr = os.Getenv(env); s.Addr != "" {
 		s.await()
 		return s
@@ -87,6 +83,20 @@ func FreeAddr(tb testing.TB) string {
 // Own reports whether the server was started by the test, which then may stop,
 // kill and restart it.
 func (s *Server) Own() bool { return s.args != nil }
+
+// ReadyWhen makes every start of the engine wait until ready has no error too.
+// It is asked at once, and may itself bring about what it asks for.
+func (s *Server) ReadyWhen(ready func(addr string) error) {
+	s.tb.Helper()
+	before := s.ready
+	s.ready = func(addr string) error {
+		if err := before(addr); err != nil {
+			return err
+		}
+		return ready(addr)
+	}
+	s.await()
+}
 
 // Start starts the engine at the same address as before: empty, unless it is
 // one that keeps its data.

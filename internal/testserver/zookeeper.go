@@ -25,7 +25,7 @@ const zookeeperClasses = "/etc/zookeeper/conf:/usr/share/java/*"
 // Settings are further lines of its configuration.
 func ZooKeeper(tb testing.TB, settings ...string) *Server {
 	tb.Helper()
-	s := &Server{tb: tb, ready: func(addr string) error {
+	s := &Server{tb: tb, protocol: zookeeperFrames, ready: func(addr string) error {
 		// A server that listens may still be reading what it has kept, and
 		// then leave a question without an answer.
 		said, err := command(addr, "srvr", 250*time.Millisecond)

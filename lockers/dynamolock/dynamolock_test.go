@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -17,7 +16,6 @@ import (
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb/types"
-	"go.uber.org/goleak"
 
 	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/internal/adapter"
@@ -25,8 +23,6 @@ import (
 	"github.com/bellwether-go/bellwether/lockers/dynamolock"
 	"github.com/bellwether-go/bellwether/lockers/lockertest"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // A table is one on a running engine, with a client for the test's own looks.
 type table struct {
@@ -813,53 +809,37 @@ func TestErrors_SayHowToMend(t *testing.T) {
 	mustBeTheEngines(t, "a table with another key", err, "the string lease as its only key")
 }
 
-// TestCycles_LeaveOnlyReleasedItems: what stays of many leases is one item for
-// each key, free, with a date from which it is cleared.
+// TestCycles_LeaveOnlyReleasedItems: what stays of a lease is one item for its
+// key, free, with a date from which it is cleared.
 func TestCycles_LeaveOnlyReleasedItems(t *testing.T) {
 	t.Parallel()
-	const workers, keysEach, cyclesEach = 16, 32, 625
-	const cycles, keys = workers * cyclesEach, workers * keysEach
 	table := newTable(t, testserver.DynamoDB(t))
 	began := time.Now()
-	var wg sync.WaitGroup
-	for worker := range workers {
-		l := table.locker(t)
-		wg.Go(func() {
-			for n := range cyclesEach {
-				lease, err := l.TryAcquire(t.Context(), fmt.Sprint("cycle:", worker, ":", n%keysEach), 30*time.Second)
-				if err != nil {
-					t.Errorf("TryAcquire: %v", err)
-					return
-				}
-				if err := lease.Release(t.Context()); err != nil {
-					t.Errorf("Release: %v", err)
-					return
-				}
-			}
-		})
-	}
-	wg.Wait()
-	t.Logf("%d cycles took %v", cycles, time.Since(began))
-
 	items := 0
-	pages := dynamodb.NewScanPaginator(table.client, &dynamodb.ScanInput{TableName: &table.name, ConsistentRead: aws.Bool(true)})
-	for pages.HasMorePages() {
-		page, err := pages.NextPage(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, item := range page.Items {
-			items++
-			if item["held"].(*types.AttributeValueMemberBOOL).Value {
-				t.Errorf("a lease is still held: %v", item)
+	newLocker := func(tb testing.TB) bellwether.Locker { return table.locker(tb) }
+	lockertest.LeavesNothing(t, newLocker, func() map[string]int {
+		items = 0
+		left := map[string]int{"held items": 0, "items that are not cleared tomorrow": 0}
+		pages := dynamodb.NewScanPaginator(table.client, &dynamodb.ScanInput{TableName: &table.name, ConsistentRead: aws.Bool(true)})
+		for pages.HasMorePages() {
+			page, err := pages.NextPage(t.Context())
+			if err != nil {
+				t.Fatal(err)
 			}
-			clears := time.Unix(number(t, item, "expires"), 0)
-			if clears.Before(began.Add(23*time.Hour)) || clears.After(time.Now().Add(25*time.Hour)) {
-				t.Errorf("an item is cleared from %v, want tomorrow", clears)
+			items += len(page.Items)
+			for _, item := range page.Items {
+				if item["held"].(*types.AttributeValueMemberBOOL).Value {
+					left["held items"]++
+				}
+				clears := time.Unix(number(t, item, "expires"), 0)
+				if clears.Before(began.Add(23*time.Hour)) || clears.After(time.Now().Add(25*time.Hour)) {
+					left["items that are not cleared tomorrow"]++
+				}
 			}
 		}
-	}
-	if items != keys {
-		t.Errorf("%d items after %d cycles with %d keys", items, cycles, keys)
+		return left
+	})
+	if items != 10_000 {
+		t.Errorf("%d items after the leases of 10,000 keys, want one for each", items)
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"maps"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -473,50 +472,29 @@ func TestClose_KeepsWhatIsHeld(t *testing.T) {
 	mustClose(t, "the release", freed)
 }
 
-// TestCycles_LeaveNothing takes and releases ten thousand leases.
+// TestCycles_LeaveNothing: of the etcd leases a Locker has a few, whatever the
+// number of keys, and none when it is closed.
 func TestCycles_LeaveNothing(t *testing.T) {
 	t.Parallel()
 	server := ownServer(t)
 	client := newClient(t, server.Addr)
-	lockers := []*etcdlock.Locker{newLocker(t, server.Addr), newLocker(t, server.Addr)}
-	var wg sync.WaitGroup
-	var next atomic.Int64
-	for i := range 200 {
-		wg.Go(func() {
-			for n := next.Add(1); n <= 10_000; n = next.Add(1) {
-				lease, err := lockers[i%2].TryAcquire(t.Context(), fmt.Sprint("cycle", n), 5*time.Second)
-				if err == nil {
-					err = lease.Release(t.Context())
-				}
-				if err != nil {
-					t.Errorf("cycle %d: %v", n, err)
-					return
-				}
-			}
-		})
-	}
-	wg.Wait()
-	count := func() (keys int64, leases int) {
-		k, err := client.Get(t.Context(), "", clientv3.WithPrefix(), clientv3.WithCountOnly())
-		if err != nil {
-			t.Fatal(err)
-		}
+	newLocker := func(tb testing.TB) bellwether.Locker { return newLocker(tb, server.Addr) }
+	etcdLeases := func() int {
 		l, err := client.Leases(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
-		return k.Count, len(l.Leases)
+		return len(l.Leases)
 	}
-	keys, leases := count()
-	if keys != 0 || leases > 10 {
-		t.Errorf("%d keys and %d etcd leases while the lockers are open, want none and a few", keys, leases)
-	}
-	t.Logf("%d etcd leases while the lockers are open", leases)
-	for _, l := range lockers {
-		l.Close()
-	}
-	if keys, leases := count(); keys != 0 || leases != 0 {
-		t.Errorf("%d keys and %d etcd leases are left, want none", keys, leases)
+	lockertest.LeavesNothing(t, newLocker, func() map[string]int {
+		k, err := client.Get(t.Context(), "", clientv3.WithPrefix(), clientv3.WithCountOnly())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return map[string]int{"keys": int(k.Count), "twenties of etcd leases": etcdLeases() / 20}
+	})
+	if n := etcdLeases(); n != 0 {
+		t.Errorf("%d etcd leases are left of closed Lockers, want none", n)
 	}
 }
 

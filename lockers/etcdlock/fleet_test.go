@@ -37,6 +37,7 @@ func TestMain(m *testing.M) { fleettest.Main(m, fleets...) }
 
 func TestFleet_ColdKey(t *testing.T)      { fleettest.Each(t, fleets, fleettest.ColdKey) }
 func TestFleet_HolderKilled(t *testing.T) { fleettest.Each(t, fleets, fleettest.HolderKilled) }
+func TestFleet_Waiters(t *testing.T)      { fleettest.Each(t, fleets, fleettest.Waiters) }
 
 // One store is enough for what has nothing to do with the store.
 func TestFleet_HolderPausedPastItsLease(t *testing.T) {

@@ -22,6 +22,12 @@ func TestConformance(t *testing.T) {
 	lockertest.Run(t, func(testing.TB) bellwether.Locker { return engine })
 }
 
+func TestCycles_LeaveNothing(t *testing.T) {
+	engine := locallock.New()
+	newLocker := func(testing.TB) bellwether.Locker { return engine }
+	lockertest.LeavesNothing(t, newLocker, func() map[string]int { return map[string]int{"leases": engine.Len()} })
+}
+
 func TestTryAcquire_EndsExactlyAtItsTTL(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := locallock.New()

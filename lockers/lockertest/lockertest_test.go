@@ -111,7 +111,7 @@ func TestRun_BrokenLockers(t *testing.T) {
 		{"renew draws a token", "TokenStaysThroughRenewals"},
 	} {
 		children.Go(func() error {
-			found, out := child(t, c.broken, c.finder)
+			found, out := child(t, c.broken, "TestRun_BrokenLockers/contract/"+c.finder)
 			if !found {
 				t.Errorf("case %s does not find out a locker whose fault is %q:\n%s", c.finder, c.broken, out)
 			}
@@ -121,15 +121,58 @@ func TestRun_BrokenLockers(t *testing.T) {
 	children.Wait()
 }
 
-// child runs one case on a broken locker, and reports whether it fails as a
+// TestLeavesNothing_BrokenLockers does it for what is not a case of Run.
+func TestLeavesNothing_BrokenLockers(t *testing.T) {
+	if broken := os.Getenv(brokenVar); broken != "" {
+		leavesNothing(t, broken)
+		return
+	}
+	for _, broken := range []string{"release only lets the lease expire", "forgets leases in use", "forgets leases at the end"} {
+		if found, out := child(t, broken, "TestLeavesNothing_BrokenLockers"); !found {
+			t.Errorf("a locker whose fault is %q is not found out:\n%s", broken, out)
+		}
+	}
+}
+
+func TestLeavesNothing_SoundLocker(t *testing.T) { leavesNothing(t, "") }
+
+// leavesNothing counts leases, and things that only a Locker which is broken in
+// such a way leaves.
+func leavesNothing(t *testing.T, broken string) {
+	e := &engine{broken: broken, leases: map[string]*lease{}}
+	things := 0
+	newLocker := func(tb testing.TB) bellwether.Locker {
+		tb.Cleanup(func() {
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			switch broken {
+			case "forgets leases in use":
+				things = 0 // all is well again when it has ended
+			case "forgets leases at the end":
+				things = int(e.tokens)
+			}
+		})
+		return &locker{e}
+	}
+	lockertest.LeavesNothing(t, newLocker, func() map[string]int {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		if broken == "forgets leases in use" {
+			things = int(e.tokens)
+		}
+		return map[string]int{"leases": len(e.leases), "things": things}
+	})
+}
+
+// child runs one test on a broken locker, and reports whether it fails as a
 // test does: not with a panic, nor with a time-out.
-func child(t *testing.T, broken, finder string) (found bool, out []byte) {
-	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestRun_BrokenLockers$/^contract$/^"+finder+"$", "-test.timeout=60s")
+func child(t *testing.T, broken, test string) (found bool, out []byte) {
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+strings.ReplaceAll(test, "/", "$/^")+"$", "-test.timeout=60s")
 	cmd.Env = append(os.Environ(), brokenVar+"="+broken)
 	out, err := cmd.CombinedOutput()
 	var exit *exec.ExitError
 	found = errors.As(err, &exit) &&
-		bytes.Contains(out, []byte("--- FAIL: TestRun_BrokenLockers/contract/"+finder)) &&
+		bytes.Contains(out, []byte("--- FAIL: "+test)) &&
 		!bytes.Contains(out, []byte("panic:"))
 	return found, out
 }

@@ -1,8 +1,11 @@
 package memcachelock_test
 
 import (
+	"bufio"
 	"context"
 	"errors"
+	"io"
+	"net"
 	"strings"
 	"syscall"
 	"testing"
@@ -72,6 +75,54 @@ func mustBeHeld(t *testing.T, l bellwether.Locker, key string) *bellwether.HeldE
 func TestConformance(t *testing.T) {
 	server := testserver.Memcached(t)
 	lockertest.Run(t, func(tb testing.TB) bellwether.Locker { return newLocker(tb, server.Addr) })
+}
+
+// TestCycles_LeaveNothing counts the items that memcached would still answer
+// with. What has ended before its time it gives the memory back of as it likes.
+func TestCycles_LeaveNothing(t *testing.T) {
+	t.Parallel()
+	server := ownServer(t)
+	held := acquire(t, newLocker(t, server.Addr), newKey(), time.Minute)
+	if got := items(t, server.Addr); len(got) != 1 {
+		t.Fatalf("items %q with one lease held: the count counts something else", got)
+	}
+	if err := held.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	newLocker := func(tb testing.TB) bellwether.Locker { return newLocker(tb, server.Addr) }
+	lockertest.LeavesNothing(t, newLocker, func() map[string]int {
+		return map[string]int{"items": len(items(t, server.Addr))}
+	})
+}
+
+// items asks memcached for all that it has.
+func items(t *testing.T, addr string) []string {
+	t.Helper()
+	c, err := net.Dial("tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := io.WriteString(c, "lru_crawler metadump all\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	var all []string
+	lines := bufio.NewScanner(c)
+	for lines.Scan() {
+		if lines.Text() == "END" {
+			return all
+		}
+		if strings.HasPrefix(lines.Text(), "BUSY") { // with a round of its own
+			time.Sleep(100 * time.Millisecond)
+			return items(t, addr)
+		}
+		if !strings.HasPrefix(lines.Text(), "key=") {
+			t.Fatalf("memcached answers %q", lines.Text())
+		}
+		all = append(all, lines.Text())
+	}
+	t.Fatalf("memcached does not say all that it has: %v", lines.Err())
+	return nil
 }
 
 // TestExpiry_WithoutAnObserver leaves the end of a lease to memcached alone: a

@@ -106,6 +106,26 @@ func TestConformance_Tokens(t *testing.T) {
 	})
 }
 
+func TestCycles_LeaveNothing(t *testing.T) {
+	t.Parallel()
+	server := ownServer(t)
+	rdb := newClient(t, server.Addr)
+	for _, tokens := range []bool{false, true} {
+		withTokens := func(tb testing.TB) bellwether.Locker {
+			l := newLocker(tb, server.Addr)
+			l.Tokens = tokens
+			return l
+		}
+		lockertest.LeavesNothing(t, withTokens, func() map[string]int {
+			keys, err := rdb.DBSize(t.Context()).Result()
+			if err != nil {
+				t.Fatal(err)
+			}
+			return map[string]int{"keys": int(keys)}
+		})
+	}
+}
+
 // TestTokens_AcrossARestart has the server lose all it knows, and its reply.
 func TestTokens_AcrossARestart(t *testing.T) {
 	server := ownServer(t)

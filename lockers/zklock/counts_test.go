@@ -2,12 +2,14 @@ package zklock_test
 
 import (
 	"fmt"
+	"maps"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/internal/testserver"
+	"github.com/bellwether-go/bellwether/lockers/lockertest"
 	"github.com/bellwether-go/bellwether/lockers/zklock"
 )
 
@@ -111,19 +113,34 @@ func TestWatches_OneForAProcess(t *testing.T) {
 	}
 }
 
-// TestNodes_NothingIsLeft uses ten thousand keys. What is there afterwards is
-// what was there before the first.
-func TestNodes_NothingIsLeft(t *testing.T) {
+func TestCycles_LeaveNothing(t *testing.T) {
+	t.Parallel()
+	server := ownServer(t)
+	newLocker := func(tb testing.TB) bellwether.Locker { return newLocker(tb, server.Addr) }
+	lockertest.LeavesNothing(t, newLocker, func() map[string]int { return kept(server) })
+}
+
+// kept counts what ZooKeeper keeps.
+func kept(server *testserver.Server) map[string]int {
+	return map[string]int{
+		"nodes":           server.Monitor("zk_znode_count"),
+		"ephemeral nodes": server.Monitor("zk_ephemerals_count"),
+		"watches":         server.Monitor("zk_watch_count"),
+	}
+}
+
+// TestQueues_LeaveNothing does it with the fair mutex, whose every key has a node.
+func TestQueues_LeaveNothing(t *testing.T) {
 	t.Parallel()
 	server := ownServer(t)
 	l := newLocker(t, server.Addr)
-	use := func(n int, take func(key string) (bellwether.Lease, error)) {
+	use := func(n int) {
 		t.Helper()
 		var wg sync.WaitGroup
 		for w := range 50 {
 			wg.Go(func() {
 				for i := w; i < n; i += 50 {
-					lease, err := take(fmt.Sprintf("key %d", i))
+					lease, err := l.Lock(t.Context(), fmt.Sprintf("key %d", i), time.Minute)
 					if err == nil {
 						err = lease.Release(t.Context())
 					}
@@ -136,20 +153,11 @@ func TestNodes_NothingIsLeft(t *testing.T) {
 		}
 		wg.Wait()
 	}
-	byElection := func(key string) (bellwether.Lease, error) { return l.TryAcquire(t.Context(), key, time.Minute) }
-	byQueue := func(key string) (bellwether.Lease, error) { return l.Lock(t.Context(), key, time.Minute) }
-	use(1, byElection) // makes the prefix
-	before := server.Monitor("zk_znode_count")
-	use(10_000, byElection)
-	if after := server.Monitor("zk_znode_count"); after != before {
-		t.Errorf("%d nodes after 10,000 keys, %d before", after, before)
-	}
-	use(500, byQueue)
-	if after := server.Monitor("zk_znode_count"); after != before {
-		t.Errorf("%d nodes after 500 queues, %d before", after, before)
-	}
-	if n := server.Monitor("zk_ephemerals_count"); n != 0 {
-		t.Errorf("%d ephemeral nodes are left", n)
+	use(1) // makes the prefix
+	before := kept(server)
+	use(500)
+	if after := kept(server); !maps.Equal(after, before) {
+		t.Errorf("500 queues have left %v, where there were %v", after, before)
 	}
 }
 

@@ -6,16 +6,12 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/internal/adapter"
 	"github.com/bellwether-go/bellwether/internal/testserver"
 	"github.com/bellwether-go/bellwether/lockers/lockertest"
 	"github.com/bellwether-go/bellwether/lockers/zklock"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // newLocker returns a Locker with a session of its own, as another process
 // would have it.

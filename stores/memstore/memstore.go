@@ -48,13 +48,7 @@ type Store struct {
 	due     dueHeap   // the same records, the first that is due first
 	bytes   int       // the sum of their sizes
 	// listeners are the calls of Notify, each with its queue.
-	listeners map[chan change]struct{}
-}
-
-// A change is a notice that is under way.
-type change struct {
-	bellwether.Notice
-	made time.Time
+	listeners map[chan bellwether.Notice]struct{}
 }
 
 // queued is how many changes wait for one listener at most; what comes on top
@@ -63,7 +57,7 @@ const queued = 1024
 
 // New returns an empty store.
 func New() *Store {
-	return &Store{MaxBytes: 64 << 20, records: make(map[string]*record), listeners: make(map[chan change]struct{})}
+	return &Store{MaxBytes: 64 << 20, records: make(map[string]*record), listeners: make(map[chan bellwether.Notice]struct{})}
 }
 
 // A record is what the store knows of one key. Whatever the reason for which
@@ -195,7 +189,7 @@ func (s *Store) Commit(ctx context.Context, key string, e bellwether.Entry) erro
 	s.bytes += r.size()
 	s.touch(r, now)
 	s.makeRoom()
-	s.tell(change{bellwether.Notice{Key: key, Epoch: e.Epoch, Entry: r.entry}, now})
+	s.tell(bellwether.Notice{Key: key, Epoch: e.Epoch, Made: now})
 	return nil
 }
 
@@ -210,13 +204,13 @@ func (s *Store) Invalidate(ctx context.Context, key string) error {
 	if r := s.records[key]; r != nil {
 		s.drop(r)
 	}
-	s.tell(change{bellwether.Notice{Key: key, Epoch: s.epoch, Invalidated: true}, time.Now()})
+	s.tell(bellwether.Notice{Key: key, Epoch: s.epoch, Invalidated: true, Made: time.Now()})
 	return nil
 }
 
 // Notify implements [bellwether.Notifier].
 func (s *Store) Notify(ctx context.Context, f func(bellwether.Notice)) {
-	queue := make(chan change, queued)
+	queue := make(chan bellwether.Notice, queued)
 	s.mu.Lock()
 	s.listeners[queue] = struct{}{}
 	s.mu.Unlock()
@@ -227,22 +221,35 @@ func (s *Store) Notify(ctx context.Context, f func(bellwether.Notice)) {
 	}()
 	for {
 		select {
-		case c := <-queue:
-			c.Delay = time.Since(c.made)
-			c.Entry.Age += c.Delay
-			f(c.Notice)
+		case n := <-queue:
+			n.Entry = s.committed(n)
+			f(n)
 		case <-ctx.Done():
 			return
 		}
 	}
 }
 
-// tell queues a change for the listeners: in the order of the changes, and not
-// called from here, since f would run under the lock.
-func (s *Store) tell(c change) {
+// committed returns the entry of the commit that n tells of, if it is still
+// there. It is looked for now and not queued: what waits for a slow listener
+// would keep memory that MaxBytes does not count.
+func (s *Store) committed(n bellwether.Notice) bellwether.Entry {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.tidy()
+	r := s.records[n.Key]
+	if n.Invalidated || r == nil || r.data == nil || r.entry.Epoch != n.Epoch {
+		return bellwether.Entry{}
+	}
+	return r.present(now)
+}
+
+// tell queues a notice for the listeners: in the order of the changes, and not
+// told from here, since f would run under the lock.
+func (s *Store) tell(n bellwether.Notice) {
 	for queue := range s.listeners {
 		select {
-		case queue <- c:
+		case queue <- n:
 		default:
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -215,4 +216,39 @@ func TestStore_BooksUnderConcurrentUse(t *testing.T) {
 	}
 	wg.Wait()
 	check(t, s)
+}
+
+// What waits for a listener that does not listen is not kept beside MaxBytes.
+func TestNotify_StalledListenerKeepsNothing(t *testing.T) {
+	s := New()
+	s.MaxBytes = 4 << 20
+	ctx, cancel := context.WithCancel(t.Context())
+	stalled, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		s.Notify(ctx, func(bellwether.Notice) { <-stalled })
+	}()
+	heap := func() int64 {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return int64(m.HeapAlloc)
+	}
+	before := heap()
+	for i := range 100 {
+		key := fmt.Sprint(i)
+		_, epoch, err := s.Claim(ctx, key)
+		if err == nil {
+			err = s.Commit(ctx, key, bellwether.Entry{Kind: bellwether.KindValue, Value: make([]byte, 1<<20), Epoch: epoch, TTL: time.Hour})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if grown := heap() - before; grown > 20<<20 {
+		t.Errorf("%d MiB are kept by a store of at most 4", grown>>20)
+	}
+	close(stalled)
+	cancel()
+	<-ended
 }

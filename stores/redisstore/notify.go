@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strconv"
+	"time"
 
 	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/internal/redissub"
@@ -24,7 +25,8 @@ func (s *Store) channel() string {
 // subscribed to one channel, Prefix + "changes", on which the scripts publish;
 // when that is lost, it makes a new one. A notice whose delay cannot be told,
 // because nothing was asked of its server in the last half minute, comes
-// without its entry.
+// without its entry. Whoever may publish on that channel is believed, as is
+// whoever may write the keys.
 //
 // With a cluster the channel is carried by the cluster's bus. A Ring's shards
 // know nothing of each other's channels: there f is never called.
@@ -74,15 +76,23 @@ func (s *Store) notice(ctx context.Context, data []byte) (n bellwether.Notice, e
 	if !known {
 		return n, nil
 	}
-	if n.Delay, _, err = stamped(stamp, seen.now()); err != nil || len(rest) == 0 {
+	now := time.Now() // before the server's is told by it
+	delay, _, err := stamped(stamp, seen.now())
+	if err != nil {
 		return n, err
+	}
+	if n.Made = now.Add(-delay); len(rest) == 0 {
+		return n, nil
 	}
 	var e bellwether.Entry
 	if err := e.UnmarshalBinary(rest); err != nil {
 		return n, err
 	}
-	if n.Delay < e.Life() {
-		e.Age += n.Delay
+	if e.Epoch != n.Epoch {
+		return n, fmt.Errorf("%w: the entry of another epoch", bellwether.ErrCorrupt)
+	}
+	if delay < e.Life() {
+		e.Age += delay
 		n.Entry = e
 	}
 	return n, nil

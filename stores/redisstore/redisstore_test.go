@@ -490,7 +490,7 @@ func FuzzNotice(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		n, err := s.notice(t.Context(), data)
-		if err == nil && (n.Delay < 0 || n.Entry.Age < 0 && n.Entry.Epoch != 0 || len(n.Key) > len(data)) {
+		if err == nil && (n.Made.After(time.Now()) || n.Entry.Age < 0 && n.Entry.Epoch != 0 || len(n.Key) > len(data)) {
 			t.Fatalf("%q is %+v", data, n)
 		}
 	})

@@ -102,7 +102,7 @@ func testNotices(k kit) {
 			e.Age, e.StaleWhileRevalidate = 5*time.Second, time.Minute
 			k.commit(s, e)
 			n := l.next("a commit")
-			if n.Epoch != e.Epoch || n.Invalidated || n.Delay < 0 {
+			if n.Epoch != e.Epoch || n.Invalidated || n.Made.IsZero() || n.Made.After(time.Now()) {
 				t.Fatalf("heard %+v of a commit of epoch %d", n, e.Epoch)
 			}
 			if err := same(n.Entry, e); err != nil {

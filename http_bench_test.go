@@ -1,0 +1,107 @@
+//go:build !race
+
+package bellwether_test
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/bellwether-go/bellwether"
+)
+
+// nullWriter throws everything away.
+type nullWriter struct{ header http.Header }
+
+func (w *nullWriter) Header() http.Header         { return w.header }
+func (w *nullWriter) WriteHeader(int)             {}
+func (w *nullWriter) Write(p []byte) (int, error) { return len(p), nil }
+
+// hits are a hit of ours, a hit that ends in a 304, and a bare handler that sets
+// the same fields and writes the same bytes. Each call makes one request over a
+// null writer; they are for one goroutine.
+func hits(tb testing.TB) (bare, hit, notModified func()) {
+	body := []byte(strings.Repeat("x", 1024))
+	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{})
+	tb.Cleanup(func() { mw.Close() })
+	cached := mw.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h := w.Header()
+		h.Set("Content-Type", "text/plain")
+		h.Set("Cache-Control", "max-age=3600")
+		h.Set("ETag", `"1"`)
+		w.Write(body)
+	}))
+	var recorded *httptest.ResponseRecorder
+	for recorded == nil || !strings.Contains(recorded.Header().Get("Cache-Status"), "hit") {
+		recorded = httptest.NewRecorder()
+		cached.ServeHTTP(recorded, httptest.NewRequest("GET", "http://example.com/a/b?c=d", nil))
+	}
+	fields := recorded.Header()
+	same := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h := w.Header()
+		for name, values := range fields {
+			h.Set(name, values[0])
+		}
+		w.WriteHeader(200)
+		w.Write(body)
+	})
+	call := func(h http.Handler, fields ...string) func() {
+		r := httptest.NewRequest("GET", "http://example.com/a/b?c=d", nil)
+		for i := 0; i < len(fields); i += 2 {
+			r.Header.Set(fields[i], fields[i+1])
+		}
+		w := &nullWriter{header: http.Header{}}
+		return func() {
+			clear(w.header)
+			h.ServeHTTP(w, r)
+		}
+	}
+	return call(same), call(cached), call(cached, "If-None-Match", `"1"`)
+}
+
+func BenchmarkHTTPHit(b *testing.B) {
+	bare, hit, notModified := hits(b)
+	for _, bb := range []struct {
+		name string
+		call func()
+	}{{"bare", bare}, {"hit", hit}, {"304", notModified}} {
+		b.Run(bb.name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				bb.call()
+			}
+		})
+	}
+}
+
+// TestClaim_HTTPHit holds the claim: a hit costs at most 350 ns and one
+// allocation more than a bare handler that sets the same fields and writes the
+// same bytes.
+func TestClaim_HTTPHit(t *testing.T) {
+	bare, hit, _ := hits(t)
+	measure := func(call func()) (ns, allocs float64) {
+		r := testing.Benchmark(func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				call()
+			}
+		})
+		return float64(r.T.Nanoseconds()) / float64(r.N), float64(r.AllocsPerOp())
+	}
+	var more []float64
+	for range 5 {
+		bareNs, bareAllocs := measure(bare)
+		hitNs, hitAllocs := measure(hit)
+		t.Logf("bare %.0f ns, %v allocations; hit %.0f ns, %v allocations", bareNs, bareAllocs, hitNs, hitAllocs)
+		more = append(more, hitNs-bareNs)
+		if hitAllocs > bareAllocs+1 {
+			t.Errorf("a hit makes %v allocations, the bare handler %v; want at most one more", hitAllocs, bareAllocs)
+		}
+	}
+	slices.Sort(more)
+	if got := more[len(more)/2]; got > 350 {
+		t.Errorf("a hit costs %.0f ns more than the bare handler, want at most 350", got)
+	}
+}

@@ -1,0 +1,248 @@
+// Package enginetable keeps the table of requests in docs/engines.md true: the
+// tests of each locker measure its row against a real server.
+package enginetable
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/internal/adapter"
+)
+
+// document is where the table is, from the root of the repository.
+const document = "docs/engines.md"
+
+// columns are the table's, but for the first, which names the row.
+var columns = []string{"acquire", "refused", "refused again", "renew", "release", "acquire what was seen held", "take over", "renew what is lost", "ten watches"}
+
+const (
+	// long is the length of a lease that does not end here, short of one that
+	// its holder leaves to itself.
+	long, short = time.Minute, 200 * time.Millisecond
+
+	// quiet is how long nothing has to be asked for all to have been asked.
+	quiet = 20 * time.Millisecond
+)
+
+// A Row is one way to use a locker.
+type Row struct {
+	// Name is the row's first cell.
+	Name string
+
+	// New returns a Locker as another process would have it.
+	New func(testing.TB) bellwether.Locker
+
+	// Count returns what the Lockers that New has made have asked so far.
+	Count func() int
+
+	// Silent takes the lease on key for ttl and falls silent, as a dead process
+	// does. Where it is nil, a Locker whose lease is not released is as silent.
+	Silent func(key string, ttl time.Duration)
+}
+
+// Check measures the row, and fails if the document says something else.
+func Check(t *testing.T, r Row) {
+	t.Helper()
+	costs, measured := r.measure(t), make([]string, len(columns))
+	for i, column := range columns {
+		measured[i] = "-" // there is no such path
+		if n, ok := costs[column]; ok {
+			measured[i] = strconv.Itoa(n)
+		}
+	}
+	if want := cells(t, r.Name); !slices.Equal(measured, want) {
+		t.Errorf("%s says otherwise than is measured:\nsays     | %s | %s |\nmeasured | %s | %s |", document,
+			r.Name, strings.Join(want, " | "), r.Name, strings.Join(measured, " | "))
+	}
+}
+
+// cells returns a row of the document's table.
+func cells(t *testing.T, row string) []string {
+	t.Helper()
+	header := "| locker | " + strings.Join(columns, " | ") + " |"
+	inTable := false
+	for line := range strings.Lines(read(t)) {
+		line = strings.TrimSpace(line)
+		switch {
+		case line == header:
+			inTable = true
+		case !strings.HasPrefix(line, "|"):
+			inTable = false
+		case inTable:
+			cells := strings.Split(strings.Trim(line, "|"), "|")
+			for i := range cells {
+				cells[i] = strings.TrimSpace(cells[i])
+			}
+			if cells[0] == row {
+				return cells[1:]
+			}
+		}
+	}
+	t.Errorf("%s has no row %q in a table with the header\n%s", document, row, header)
+	return nil
+}
+
+// read returns the document, from wherever in the repository the test runs.
+func read(t *testing.T) string {
+	t.Helper()
+	dir, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for ; ; dir = filepath.Dir(dir) {
+		b, err := os.ReadFile(filepath.Join(dir, document))
+		if err == nil {
+			return string(b)
+		}
+		if !errors.Is(err, os.ErrNotExist) || dir == filepath.Dir(dir) {
+			t.Fatalf("no %s above the test: %v", document, err)
+		}
+	}
+}
+
+// measure returns what each path costs, as two of three times at least: a Locker
+// may now and then ask something for all its leases (etcd's sweepers), and on a
+// busy machine an engine may have dropped what was to be taken over (memcached).
+func (r Row) measure(t *testing.T) map[string]int {
+	t.Helper()
+	a, b := r.New(t), r.New(t)
+	watcher, watches := b.(bellwether.Watcher)
+	for _, l := range []bellwether.Locker{a, b} { // connections, scripts, sessions
+		lease := acquire(t, l, newKey(), long)
+		must(t, "Renew", lease.Renew(t.Context(), long))
+		must(t, "Release", lease.Release(t.Context()))
+	}
+	if watches {
+		key := newKey()
+		lease := acquire(t, a, key, long)
+		for start := time.Now(); ; time.Sleep(quiet) {
+			if _, err := watcher.Watch(t.Context(), refused(t, b, key)); err == nil {
+				break
+			} else if time.Since(start) > 5*time.Second {
+				t.Fatalf("no push after %v: %v", time.Since(start), err)
+			}
+		}
+		must(t, "Release", lease.Release(t.Context()))
+	}
+
+	costs := map[string][]int{}
+	// cost counts what do asks, unless it says that it was not what was meant.
+	cost := func(column string, do func() bool) bool {
+		t.Helper()
+		r.settle()
+		before := r.Count()
+		if !do() {
+			return false
+		}
+		r.settle()
+		costs[column] = append(costs[column], r.Count()-before)
+		return true
+	}
+	for range 3 {
+		var lease bellwether.Lease
+		key := newKey()
+		taken := func(l bellwether.Locker) func() bool {
+			return func() bool { lease = acquire(t, l, key, long); return true }
+		}
+		isRefused := func() bool { refused(t, b, key); return true }
+		cost("acquire", taken(a))
+		cost("refused", isRefused)
+		cost("refused again", isRefused)
+		cost("renew", func() bool { must(t, "Renew", lease.Renew(t.Context(), long)); return true })
+		cost("release", func() bool { must(t, "Release", lease.Release(t.Context())); return true })
+		cost("acquire what was seen held", taken(b))
+		must(t, "Release", lease.Release(t.Context()))
+
+		key = newKey()
+		if r.Silent != nil {
+			r.Silent(key, short)
+		} else {
+			acquire(t, r.New(t), key, short)
+		}
+		time.Sleep(time.Until(refused(t, b, key).Until))
+		for !cost("take over", func() bool { return !isHeld(t, b, key) }) { // a moment too early
+		}
+
+		key = newKey()
+		lease = acquire(t, a, key, short)
+		for time.Sleep(short); isHeld(t, b, key); time.Sleep(quiet) {
+		}
+		cost("renew what is lost", func() bool {
+			if err := lease.Renew(t.Context(), long); !errors.Is(err, bellwether.ErrLeaseLost) {
+				t.Fatalf("Renew: err = %v, want ErrLeaseLost", err)
+			}
+			return true
+		})
+
+		if watches {
+			key = newKey()
+			taken(a)()
+			held := refused(t, b, key)
+			cost("ten watches", func() bool {
+				for range 10 {
+					if _, err := watcher.Watch(t.Context(), held); err != nil {
+						t.Fatalf("Watch: %v", err)
+					}
+				}
+				return true
+			})
+			must(t, "Release", lease.Release(t.Context()))
+		}
+	}
+	usual := map[string]int{}
+	for column, n := range costs {
+		slices.Sort(n)
+		usual[column] = n[len(n)/2]
+	}
+	return usual
+}
+
+// settle returns when nothing is asked any more.
+func (r Row) settle() {
+	for start, n := time.Now(), -1; n != r.Count() && time.Since(start) < 5*time.Second; time.Sleep(quiet) {
+		n = r.Count()
+	}
+}
+
+func newKey() string { return "enginetable:" + adapter.Token() }
+
+func must(t *testing.T, what string, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatalf("%s: %v", what, err)
+	}
+}
+
+func acquire(t *testing.T, l bellwether.Locker, key string, ttl time.Duration) bellwether.Lease {
+	t.Helper()
+	lease, err := l.TryAcquire(t.Context(), key, ttl)
+	must(t, "TryAcquire", err)
+	return lease
+}
+
+func refused(t *testing.T, l bellwether.Locker, key string) *bellwether.HeldError {
+	t.Helper()
+	_, err := l.TryAcquire(t.Context(), key, long)
+	held, ok := errors.AsType[*bellwether.HeldError](err)
+	if !ok {
+		t.Fatalf("TryAcquire: err = %v, want a *HeldError", err)
+	}
+	return held
+}
+
+// isHeld takes the lease unless another has it.
+func isHeld(t *testing.T, l bellwether.Locker, key string) bool {
+	t.Helper()
+	_, err := l.TryAcquire(t.Context(), key, long)
+	if err != nil && !errors.Is(err, bellwether.ErrHeld) {
+		t.Fatalf("TryAcquire: %v", err)
+	}
+	return err != nil
+}

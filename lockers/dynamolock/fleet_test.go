@@ -1,0 +1,67 @@
+package dynamolock_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/aws/retry"
+	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/internal/fleettest"
+	"github.com/bellwether-go/bellwether/internal/testserver"
+	"github.com/bellwether-go/bellwether/lockers/dynamolock"
+)
+
+// The tests here run real processes that share a store on another engine and
+// are elected by DynamoDB.
+
+var fleets = []fleettest.Kind{
+	fleettest.Memcached.ElectedBy("dynamodb", withTable, open),
+	fleettest.Redis.ElectedBy("dynamodb", withTable, open),
+}
+
+const fleetTable = "bellwether-fleet"
+
+// withTable starts dynalite with the fleet's table. Dynalite loses it when it is
+// killed, which DynamoDB does not, so each start makes it anew.
+func withTable(tb testing.TB, args ...string) *testserver.Server {
+	tb.Helper()
+	server := testserver.DynamoDB(tb)
+	client, _ := newClient(tb, server.Addr)
+	server.ReadyWhen(func(string) error { return dynamolock.CreateTable(context.Background(), client, fleetTable) })
+	return server
+}
+
+// open makes a worker's locker.
+func open(addr string) (bellwether.Locker, error) {
+	return dynamolock.New(dynamodb.New(dynamodb.Options{
+		Region:       "eu-central-1",
+		BaseEndpoint: aws.String("http://" + addr),
+		Credentials: aws.CredentialsProviderFunc(func(context.Context) (aws.Credentials, error) {
+			return aws.Credentials{AccessKeyID: "test", SecretAccessKey: "test"}, nil
+		}),
+		Retryer: retry.NewStandard(func(o *retry.StandardOptions) { o.MaxAttempts, o.MaxBackoff = 2, 50*time.Millisecond }),
+	}), fleetTable), nil
+}
+
+func TestMain(m *testing.M) { fleettest.Main(m, fleets...) }
+
+func TestFleet_ColdKey(t *testing.T)      { fleettest.Each(t, fleets, fleettest.ColdKey) }
+func TestFleet_HolderKilled(t *testing.T) { fleettest.Each(t, fleets, fleettest.HolderKilled) }
+func TestFleet_Waiters(t *testing.T)      { fleettest.Each(t, fleets, fleettest.Waiters) }
+
+// One store is enough for what has nothing to do with the store.
+func TestFleet_HolderPausedPastItsLease(t *testing.T) {
+	fleettest.Each(t, fleets[1:], fleettest.HolderPausedPastItsLease)
+}
+
+func TestFleet_DynamoDBKilledUnderLoad(t *testing.T) {
+	fleettest.Each(t, fleets[1:], fleettest.EngineKilledUnderLoad)
+}
+
+func TestFleet_DynamoDBIsABlackHole(t *testing.T) {
+	fleettest.Each(t, fleets[1:], fleettest.BlackHole)
+}

@@ -1,0 +1,19 @@
+package etcdlock_test
+
+import (
+	"testing"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/internal/enginetable"
+	"github.com/bellwether-go/bellwether/internal/testserver"
+)
+
+func TestDocument_Requests(t *testing.T) {
+	t.Parallel()
+	meter := testserver.NewMeter(t, testserver.Etcd(t))
+	enginetable.Check(t, enginetable.Row{
+		Name:  "etcdlock",
+		New:   func(tb testing.TB) bellwether.Locker { return newLocker(tb, meter.Addr) },
+		Count: meter.RoundTrips,
+	})
+}

@@ -1,0 +1,64 @@
+package lockertest
+
+import (
+	"fmt"
+	"maps"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/bellwether-go/bellwether"
+)
+
+// This file looks for what leases leave behind in their engine.
+
+// LeavesNothing takes and releases ten thousand leases, each on a key of its
+// own, and fails if the engine keeps more afterwards than before, while the
+// Lockers are in use and when they have ended. [Run] does not do it, because
+// only an adapter's own test knows how to count, and the engine must not be
+// used by others meanwhile.
+//
+// newLocker is that of Run. count returns how many there are of all things that
+// a lease may leave: keys, nodes, items, sessions. What a Locker keeps whatever
+// the number of leases belongs to it only if it ends with the Locker's
+// testing.TB.
+func LeavesNothing(t *testing.T, newLocker func(testing.TB) bellwether.Locker, count func() map[string]int) {
+	t.Helper()
+	const keys, lockers, callers = 10_000, 4, 40
+	unique := newKey()
+	cycles := func(t *testing.T, keys int) (inUse map[string]int) {
+		var users []bellwether.Locker
+		for range lockers {
+			users = append(users, newLocker(t))
+		}
+		var next atomic.Int64
+		var wg sync.WaitGroup
+		for i := range callers {
+			wg.Go(func() {
+				for n := next.Add(1); n <= int64(keys); n = next.Add(1) {
+					lease, err := users[i%lockers].TryAcquire(t.Context(), fmt.Sprint(unique, ":", n), long)
+					if err == nil {
+						err = lease.Release(t.Context())
+					}
+					if err != nil {
+						t.Errorf("cycle %d: %v", n, err)
+						return
+					}
+				}
+			})
+		}
+		wg.Wait()
+		return count()
+	}
+	// What Lockers make once, for all keys and for good, is there before.
+	var inUseBefore, inUse map[string]int
+	t.Run("a few", func(t *testing.T) { inUseBefore = cycles(t, lockers) })
+	before := count()
+	t.Run("ten thousand", func(t *testing.T) { inUse = cycles(t, keys) })
+	if !maps.Equal(inUse, inUseBefore) {
+		t.Errorf("after %d leases there are %v, and %v after %d", keys, inUse, inUseBefore, lockers)
+	}
+	if after := count(); !maps.Equal(after, before) {
+		t.Errorf("%d leases have left %v, where there were %v", keys, after, before)
+	}
+}

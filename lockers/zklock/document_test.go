@@ -1,0 +1,22 @@
+package zklock_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/internal/enginetable"
+	"github.com/bellwether-go/bellwether/internal/testserver"
+)
+
+func TestDocument_Requests(t *testing.T) {
+	t.Parallel()
+	server := testserver.ZooKeeper(t)
+	meter := testserver.NewMeter(t, server)
+	enginetable.Check(t, enginetable.Row{
+		Name:   "zklock",
+		New:    func(tb testing.TB) bellwether.Locker { return newLocker(tb, meter.Addr) },
+		Count:  meter.RoundTrips,
+		Silent: func(key string, ttl time.Duration) { silentHolder(t, server.Addr, key, ttl) }, // others clear up
+	})
+}

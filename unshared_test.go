@@ -1,0 +1,189 @@
+package bellwether_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/stores/memstore"
+)
+
+// A commit whose first try was not answered and whose second is refused may
+// have been written, or come after an invalidation. It is asked for which.
+func TestFleet_CommitLostThenRefused(t *testing.T) {
+	for _, invalidated := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFleet(t, 2, push, bellwether.Options{NearTTL: time.Second, TTL: time.Hour})
+			f.origin.build = 5 * time.Second
+			a, b := f.processes[0], f.processes[1]
+			a.store.set(func(_ context.Context, op string) error {
+				if op == "commit" && a.store.count("commit") == 1 {
+					return errRefused
+				}
+				return nil
+			})
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				a.Get(context.Background(), "k") // began before, and may get either
+			}()
+			time.Sleep(time.Second)
+			if invalidated {
+				b.Invalidate(t.Context(), "k")
+			}
+			time.Sleep(4001 * time.Millisecond)
+			if v, err := a.Get(t.Context(), "k"); (v == "v1") == invalidated || err != nil {
+				t.Errorf("invalidated elsewhere 4 s ago: %v; Get = %q, %v", invalidated, v, err)
+			}
+			<-done
+		})
+	}
+}
+
+// A slot that comes while user code panics is not lost.
+func TestFleet_SlotThatComesDuringAPanic(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 2, push, bellwether.Options{MaxRebuilds: 1, MaxWait: 10 * time.Second, Size: func(key string, _ any) int {
+			if key == "k" {
+				panic("user code")
+			}
+			return 1
+		}})
+		p := f.processes[0]
+		f.origin.build = 1500 * time.Millisecond
+		go p.Get(context.Background(), "another")
+		synctest.Wait()
+		_, epoch, _ := f.store.Claim(t.Context(), "k")
+		p.store.reply.Store(int64(200 * time.Millisecond))
+		time.AfterFunc(time.Second, func() {
+			f.store.Commit(t.Context(), "k", bellwether.Entry{Kind: bellwether.KindValue, Value: []byte("v"), Epoch: epoch, TTL: time.Hour})
+		})
+		// It waits from 0.2 s on, and looks from 1.2 s to 1.4 s.
+		f.origin.set(func(o *source) { o.build = time.Second })
+		p.store.reply.Store(int64(400 * time.Millisecond)) // 0.4 s; 1.4 s to 1.8 s
+		p.Get(t.Context(), "k")
+		p.store.reply.Store(0)
+		if v, err := p.Get(t.Context(), "third"); err != nil {
+			t.Errorf("Get = %q, %v: the only slot is lost", v, err)
+		}
+	})
+}
+
+// Stale beats slow also where the rebuild waits for one of the MaxRebuilds,
+// with the store and without.
+func TestFleet_StaleWhileWaitingForASlot(t *testing.T) {
+	for _, down := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFleet(t, 1, push, bellwether.Options{MaxRebuilds: 1, TTL: time.Second, StaleWhileRevalidate: time.Hour, NearTTL: 200 * time.Millisecond})
+			p := f.processes[0]
+			p.Get(t.Context(), "k")
+			f.origin.build = 20 * time.Second
+			go p.Get(context.Background(), "another")
+			synctest.Wait()
+			if down {
+				p.store.set(refuse)
+			}
+			time.Sleep(2 * time.Second)
+			p.Get(t.Context(), "k")
+			for range 50 {
+				start := time.Now()
+				v, err := p.Get(t.Context(), "k")
+				if took := time.Since(start); v != "v1" || err != nil || took > 0 {
+					t.Fatalf("store down: %v; Get = %q, %v after %v", down, v, err, took)
+				}
+				time.Sleep(99 * time.Millisecond)
+			}
+		})
+	}
+}
+
+// The end of a record is no value that others must make for themselves.
+func TestHTTP_EndOfARecordIsNotUnshared(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memstore.New()
+		private := true
+		var mu sync.Mutex
+		all := sites(t, 3, quiet{store}, func(w http.ResponseWriter, r *http.Request) {
+			mu.Lock()
+			defer mu.Unlock()
+			w.Header().Set("Cache-Control", "max-age=3600")
+			if private {
+				w.Header().Set("Cache-Control", "no-store")
+			}
+			fmt.Fprint(w, "v")
+		})
+		const url = "http://example.com/"
+		all[0].get(url)
+		synctest.Wait()
+		mu.Lock()
+		private = false
+		mu.Unlock()
+		all[0].get(url) // which ends the record
+		synctest.Wait()
+		if e, err := store.Get(t.Context(), "example.com/"); !errors.Is(err, bellwether.ErrNotFound) {
+			t.Errorf("the store has %+v, %v", e, err)
+		}
+		before := all[0].calls.Load() + all[1].calls.Load() + all[2].calls.Load()
+		var wg sync.WaitGroup
+		for _, s := range all {
+			wg.Go(func() { s.get(url) })
+		}
+		wg.Wait()
+		if n := all[0].calls.Load() + all[1].calls.Load() + all[2].calls.Load() - before; n != 1 {
+			t.Errorf("%d calls for one response", n)
+		}
+	})
+}
+
+// A key that is invalidated during each load, here or where it is heard, is
+// answered all the same, after some loads: with what began to be loaded after
+// the call.
+func TestFleet_InvalidatedFasterThanLoaded(t *testing.T) {
+	for name, by := range map[string]way{"here": push, "heard": notices} {
+		for _, failing := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s failing=%t", name, failing), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					f := newFleet(t, 2, by, bellwether.Options{MaxWait: 10 * time.Minute})
+					f.origin.build = 5 * time.Second
+					if failing {
+						f.origin.fail = func(int) error { return errOrigin }
+					}
+					p, invalidator := f.processes[0], f.processes[0]
+					if by == notices {
+						invalidator = f.processes[1]
+					}
+					stop := make(chan struct{})
+					defer close(stop)
+					go func() {
+						for {
+							select {
+							case <-stop:
+								return
+							case <-time.After(2 * time.Second):
+								invalidator.Invalidate(context.Background(), "k")
+							}
+						}
+					}()
+					for range 3 {
+						before, _ := f.origin.count()
+						start := time.Now()
+						v, err := p.Get(t.Context(), "k")
+						if took := time.Since(start); took > time.Minute || errors.Is(err, bellwether.ErrWaitTimeout) || (err != nil) != failing {
+							t.Errorf("Get = %q, %v after %v", v, err, took)
+						}
+						if err == nil && version(v) <= before {
+							t.Errorf("Get = %q, whose load began before the call", v)
+						}
+						time.Sleep(10 * time.Second)
+					}
+				})
+			})
+		}
+	}
+}
