@@ -134,6 +134,11 @@ type settings struct {
 	Freshness Freshness
 }
 
+// refuse panics because of an option.
+func refuse(field string, value any, must string) {
+	panic(fmt.Errorf("bellwether: %s is %v; it must %s", field, value, must))
+}
+
 // settings fills in the defaults and panics on options that cannot be meant.
 func (o Options) settings() settings {
 	for _, d := range []struct {
@@ -152,14 +157,14 @@ func (o Options) settings() settings {
 		{"NearTTL", &o.NearTTL, time.Second},
 	} {
 		if *d.value < 0 {
-			panic(fmt.Errorf("bellwether: Options.%s is %v; it must not be negative", d.name, *d.value))
+			refuse("Options."+d.name, *d.value, "not be negative; zero means the default")
 		}
 		if *d.value == 0 {
 			*d.value = d.zero
 		}
 	}
 	if o.MaxWait < 0 {
-		panic(fmt.Errorf("bellwether: Options.MaxWait is %v; it must not be negative", o.MaxWait))
+		refuse("Options.MaxWait", o.MaxWait, "not be negative; zero means the default")
 	}
 	if o.MaxWait == 0 {
 		o.MaxWait = addDurations(o.RebuildTimeout, o.LeaseTTL)
@@ -167,11 +172,17 @@ func (o Options) settings() settings {
 	if o.ErrorTTL == 0 {
 		o.ErrorTTL = time.Second
 	}
-	if o.MaxRebuilds < 0 || o.MaxQueued < 0 || o.NearBytes < 0 {
-		panic(fmt.Errorf("bellwether: Options.MaxRebuilds is %d, MaxQueued %d and NearBytes %d; none may be negative", o.MaxRebuilds, o.MaxQueued, o.NearBytes))
-	}
-	if !(o.EarlyRefresh >= 0) || math.IsInf(o.EarlyRefresh, 1) || !(o.TTLJitter >= 0 && o.TTLJitter < 1) {
-		panic(fmt.Errorf("bellwether: Options.EarlyRefresh is %v and TTLJitter %v; want at least 0, and from 0 to less than 1", o.EarlyRefresh, o.TTLJitter))
+	switch {
+	case o.MaxRebuilds < 0:
+		refuse("Options.MaxRebuilds", o.MaxRebuilds, "not be negative; zero means the default")
+	case o.MaxQueued < 0:
+		refuse("Options.MaxQueued", o.MaxQueued, "not be negative; zero means the default")
+	case o.NearBytes < 0:
+		refuse("Options.NearBytes", o.NearBytes, "not be negative; zero means the default")
+	case !(o.EarlyRefresh >= 0) || math.IsInf(o.EarlyRefresh, 1):
+		refuse("Options.EarlyRefresh", o.EarlyRefresh, "be a number from 0; 1 is usual")
+	case !(o.TTLJitter >= 0 && o.TTLJitter < 1):
+		refuse("Options.TTLJitter", o.TTLJitter, "be from 0 to less than 1, such as 0.1")
 	}
 	if o.MaxRebuilds == 0 {
 		o.MaxRebuilds = 128
@@ -217,10 +228,10 @@ type Cache[V any] struct {
 // New panics if the options cannot be meant; the message names the field.
 func New[V any](load func(ctx context.Context, key string) (V, error), o Options) *Cache[V] {
 	if load == nil {
-		panic(errors.New("bellwether: New needs a load"))
+		panic(errors.New("bellwether: New needs a load, a func(ctx context.Context, key string) (V, error); without one for all calls, give one that fails, and use GetFunc"))
 	}
 	if o.TTL <= 0 {
-		panic(fmt.Errorf("bellwether: Options.TTL is %v; it must be positive", o.TTL))
+		refuse("Options.TTL", o.TTL, "be positive: how long a value is fresh, such as time.Minute")
 	}
 	size := sizeOf[V]
 	if o.Size != nil {
