@@ -124,7 +124,11 @@ type Options struct {
 // A Codec turns values into bytes and back, like the two functions of most
 // encoding packages: Codec{msgpack.Marshal, msgpack.Unmarshal}.
 type Codec struct {
-	Marshal   func(any) ([]byte, error)
+	// Marshal returns the bytes of a value. If it fails, the value goes to those
+	// who wait, OnError is told, and each process loads its own.
+	Marshal func(any) ([]byte, error)
+	// Unmarshal decodes bytes into what its second argument points to. If it
+	// fails, OnError is told and the value is loaded anew.
 	Unmarshal func([]byte, any) error
 }
 
@@ -213,8 +217,9 @@ func (o Options) settings() settings {
 }
 
 // A Cache keeps the values of a load, and sees to it that however many callers
-// ask for a key, in however many processes, the load runs once. It is safe for
-// concurrent use. Values are shared between callers and must not be modified.
+// ask for a key, in however many processes, the load runs once. Create one with
+// New. It is safe for concurrent use. Values are shared between callers and must
+// not be modified.
 type Cache[V any] struct {
 	engine *engine[V]
 	bind   binder[V] // the load that New was given
@@ -273,8 +278,8 @@ func codecOf[V any](c Codec) (func(V) ([]byte, error), func([]byte) (V, error)) 
 //
 // The error is ErrNotFound if the load says so; the load's own error, or a
 // [*RemoteError] with its text if it ran in another process, if it failed and
-// nothing stale may be served; [ErrWaitTimeout] after MaxWait; [ErrClosed]; or
-// ctx's error. A ctx that ends ends only this call's wait.
+// nothing stale may be served; [ErrWaitTimeout] after MaxWait; [ErrOverloaded];
+// [ErrClosed]; or ctx's error. A ctx that ends ends only this call's wait.
 func (c *Cache[V]) Get(ctx context.Context, key string) (V, error) {
 	s, ok := c.engine.hit(key)
 	if ok {
@@ -287,7 +292,7 @@ func (c *Cache[V]) Get(ctx context.Context, key string) (V, error) {
 }
 
 // GetFunc is Get with a load of this call's own. Callers that meet share one
-// rebuild, by the load of whichever came first.
+// rebuild, by the load of whichever came first. Its errors are those of Get.
 func (c *Cache[V]) GetFunc(ctx context.Context, key string, load func(ctx context.Context, key string) (V, error)) (V, error) {
 	s, ok := c.engine.hit(key)
 	if ok {

@@ -61,7 +61,8 @@ type HTTPOptions struct {
 
 // A Middleware caches the responses of the handlers that it wraps, as a shared
 // cache by RFC 9111, and sees to it that a response is made once for all who
-// wait for it. It is safe for concurrent use.
+// wait for it. Create one with NewMiddleware. It is safe for concurrent use, and
+// may wrap several handlers as long as they serve different URLs.
 type Middleware struct {
 	engine  *engine[*response]
 	options HTTPOptions
