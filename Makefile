@@ -28,10 +28,10 @@ REPORT := $(CURDIR)/bin/report
 # which would be what they measure, leaves out.
 CLAIMS = grep -rl --include='*_test.go' '^//go:build !race' .
 
-.PHONY: help test deps build lint race claims latency fuzz bench cover tidy clean
+.PHONY: help test deps build lint race claims latency fuzz bench screenshots cover tidy clean
 
 help: ## List the targets.
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
 
 test: ## Run everything that has to pass: all of the targets from deps to fuzz.
 	@mkdir -p $(OUT) && rm -f $(OUT)/*.json
@@ -83,6 +83,9 @@ fuzz: build ## Run every fuzz target for a while (FUZZTIME, FUZZTIME_OTHERS).
 
 bench: ## Run the benchmarks.
 	@$(EACH) go test -run '^$$' -bench . -benchmem ./...; done
+
+screenshots: ## Take docs/live-*.png anew, by the tests of the live page.
+	@cd example/server && BELLWETHER_SCREENSHOTS=1 go test -count=1 -run '^TestBrowser_' .
 
 cover: ## Say how much of each package its module's tests reach.
 	@mkdir -p dist

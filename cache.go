@@ -124,7 +124,11 @@ type Options struct {
 // A Codec turns values into bytes and back, like the two functions of most
 // encoding packages: Codec{msgpack.Marshal, msgpack.Unmarshal}.
 type Codec struct {
-	Marshal   func(any) ([]byte, error)
+	// Marshal returns the bytes of a value. If it fails, the value goes to those
+	// who wait, OnError is told, and each process loads its own.
+	Marshal func(any) ([]byte, error)
+	// Unmarshal decodes bytes into what its second argument points to. If it
+	// fails, OnError is told and the value is loaded anew.
 	Unmarshal func([]byte, any) error
 }
 
@@ -132,6 +136,11 @@ type Codec struct {
 type settings struct {
 	Options
 	Freshness Freshness
+}
+
+// refuse panics because of an option.
+func refuse(field string, value any, must string) {
+	panic(fmt.Errorf("bellwether: %s is %v; it must %s", field, value, must))
 }
 
 // settings fills in the defaults and panics on options that cannot be meant.
@@ -152,14 +161,14 @@ func (o Options) settings() settings {
 		{"NearTTL", &o.NearTTL, time.Second},
 	} {
 		if *d.value < 0 {
-			panic(fmt.Errorf("bellwether: Options.%s is %v; it must not be negative", d.name, *d.value))
+			refuse("Options."+d.name, *d.value, "not be negative; zero means the default")
 		}
 		if *d.value == 0 {
 			*d.value = d.zero
 		}
 	}
 	if o.MaxWait < 0 {
-		panic(fmt.Errorf("bellwether: Options.MaxWait is %v; it must not be negative", o.MaxWait))
+		refuse("Options.MaxWait", o.MaxWait, "not be negative; zero means the default")
 	}
 	if o.MaxWait == 0 {
 		o.MaxWait = addDurations(o.RebuildTimeout, o.LeaseTTL)
@@ -167,11 +176,17 @@ func (o Options) settings() settings {
 	if o.ErrorTTL == 0 {
 		o.ErrorTTL = time.Second
 	}
-	if o.MaxRebuilds < 0 || o.MaxQueued < 0 || o.NearBytes < 0 {
-		panic(fmt.Errorf("bellwether: Options.MaxRebuilds is %d, MaxQueued %d and NearBytes %d; none may be negative", o.MaxRebuilds, o.MaxQueued, o.NearBytes))
-	}
-	if !(o.EarlyRefresh >= 0) || math.IsInf(o.EarlyRefresh, 1) || !(o.TTLJitter >= 0 && o.TTLJitter < 1) {
-		panic(fmt.Errorf("bellwether: Options.EarlyRefresh is %v and TTLJitter %v; want at least 0, and from 0 to less than 1", o.EarlyRefresh, o.TTLJitter))
+	switch {
+	case o.MaxRebuilds < 0:
+		refuse("Options.MaxRebuilds", o.MaxRebuilds, "not be negative; zero means the default")
+	case o.MaxQueued < 0:
+		refuse("Options.MaxQueued", o.MaxQueued, "not be negative; zero means the default")
+	case o.NearBytes < 0:
+		refuse("Options.NearBytes", o.NearBytes, "not be negative; zero means the default")
+	case !(o.EarlyRefresh >= 0) || math.IsInf(o.EarlyRefresh, 1):
+		refuse("Options.EarlyRefresh", o.EarlyRefresh, "be a number from 0; 1 is usual")
+	case !(o.TTLJitter >= 0 && o.TTLJitter < 1):
+		refuse("Options.TTLJitter", o.TTLJitter, "be from 0 to less than 1, such as 0.1")
 	}
 	if o.MaxRebuilds == 0 {
 		o.MaxRebuilds = 128
@@ -202,8 +217,9 @@ func (o Options) settings() settings {
 }
 
 // A Cache keeps the values of a load, and sees to it that however many callers
-// ask for a key, in however many processes, the load runs once. It is safe for
-// concurrent use. Values are shared between callers and must not be modified.
+// ask for a key, in however many processes, the load runs once. Create one with
+// New. It is safe for concurrent use. Values are shared between callers and must
+// not be modified.
 type Cache[V any] struct {
 	engine *engine[V]
 	bind   binder[V] // the load that New was given
@@ -217,10 +233,10 @@ type Cache[V any] struct {
 // New panics if the options cannot be meant; the message names the field.
 func New[V any](load func(ctx context.Context, key string) (V, error), o Options) *Cache[V] {
 	if load == nil {
-		panic(errors.New("bellwether: New needs a load"))
+		panic(errors.New("bellwether: New needs a load, a func(ctx context.Context, key string) (V, error); without one for all calls, give one that fails, and use GetFunc"))
 	}
 	if o.TTL <= 0 {
-		panic(fmt.Errorf("bellwether: Options.TTL is %v; it must be positive", o.TTL))
+		refuse("Options.TTL", o.TTL, "be positive: how long a value is fresh, such as time.Minute")
 	}
 	size := sizeOf[V]
 	if o.Size != nil {
@@ -262,8 +278,8 @@ func codecOf[V any](c Codec) (func(V) ([]byte, error), func([]byte) (V, error)) 
 //
 // The error is ErrNotFound if the load says so; the load's own error, or a
 // [*RemoteError] with its text if it ran in another process, if it failed and
-// nothing stale may be served; [ErrWaitTimeout] after MaxWait; [ErrClosed]; or
-// ctx's error. A ctx that ends ends only this call's wait.
+// nothing stale may be served; [ErrWaitTimeout] after MaxWait; [ErrOverloaded];
+// [ErrClosed]; or ctx's error. A ctx that ends ends only this call's wait.
 func (c *Cache[V]) Get(ctx context.Context, key string) (V, error) {
 	s, ok := c.engine.hit(key)
 	if ok {
@@ -276,7 +292,7 @@ func (c *Cache[V]) Get(ctx context.Context, key string) (V, error) {
 }
 
 // GetFunc is Get with a load of this call's own. Callers that meet share one
-// rebuild, by the load of whichever came first.
+// rebuild, by the load of whichever came first. Its errors are those of Get.
 func (c *Cache[V]) GetFunc(ctx context.Context, key string, load func(ctx context.Context, key string) (V, error)) (V, error) {
 	s, ok := c.engine.hit(key)
 	if ok {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"runtime"
 	"strings"
 	"sync"
@@ -570,23 +571,46 @@ func TestClose(t *testing.T) {
 	})
 }
 
+// TestNew_BadOptions holds that the panic names the one field that is at fault,
+// what it is, and what it may be.
 func TestNew_BadOptions(t *testing.T) {
 	load := func(context.Context, string) (string, error) { return "", nil }
-	for want, o := range map[string]bellwether.Options{
-		"TTL":                   {},
-		"Patience":              {TTL: 1, Patience: -1},
-		"MaxWait":               {TTL: 1, MaxWait: -1},
-		"MaxRebuilds":           {TTL: 1, MaxRebuilds: -1},
-		"without Options.Store": {TTL: 1, Locker: struct{ bellwether.Locker }{}},
-		"Codec":                 {TTL: 1, Codec: bellwether.Codec{Marshal: func(any) ([]byte, error) { return nil, nil }}},
+	of := func(o bellwether.Options) func() {
+		return func() {
+			o.TTL = 1
+			bellwether.New(load, o)
+		}
+	}
+	ofHTTP := func(o bellwether.HTTPOptions) func() { return func() { bellwether.NewMiddleware(o) } }
+	for want, construct := range map[string]func(){
+		"New needs a load":                             func() { bellwether.New[string](nil, bellwether.Options{TTL: 1}) },
+		"Options.TTL is 0s; it must be positive":       func() { bellwether.New(load, bellwether.Options{}) },
+		"Options.TTL is -1ns; it must be positive":     func() { bellwether.New(load, bellwether.Options{TTL: -1}) },
+		"Options.Patience is -1ns; it must not be":     of(bellwether.Options{Patience: -1}),
+		"Options.MaxWait is -1ns; it must not be":      of(bellwether.Options{MaxWait: -1}),
+		"Options.MaxRebuilds is -1; it must not be":    of(bellwether.Options{MaxRebuilds: -1}),
+		"Options.MaxQueued is -2; it must not be":      of(bellwether.Options{MaxQueued: -2}),
+		"Options.NearBytes is -3; it must not be":      of(bellwether.Options{NearBytes: -3}),
+		"Options.EarlyRefresh is -1; it must be":       of(bellwether.Options{EarlyRefresh: -1}),
+		"Options.EarlyRefresh is +Inf; it must be":     of(bellwether.Options{EarlyRefresh: math.Inf(1)}),
+		"Options.TTLJitter is 1; it must be":           of(bellwether.Options{TTLJitter: 1}),
+		"Options.TTLJitter is NaN; it must be":         of(bellwether.Options{TTLJitter: math.NaN()}),
+		"Options.Locker without Options.Store":         of(bellwether.Options{Locker: struct{ bellwether.Locker }{}}),
+		"Options.Codec has only one of":                of(bellwether.Options{Codec: bellwether.Codec{Marshal: func(any) ([]byte, error) { return nil, nil }}}),
+		"HTTPOptions.MaxBody is -1; it must not be":    ofHTTP(bellwether.HTTPOptions{MaxBody: -1}),
+		"HTTPOptions.UncacheableTTL is -1ns; it must":  ofHTTP(bellwether.HTTPOptions{UncacheableTTL: -1}),
+		"HTTPOptions.PassThrough is -1; it must not":   ofHTTP(bellwether.HTTPOptions{PassThrough: -1}),
+		"HTTPOptions.HeuristicFraction is 2; it must":  ofHTTP(bellwether.HTTPOptions{HeuristicFraction: 2}),
+		"HTTPOptions.HeuristicFraction is NaN; it mus": ofHTTP(bellwether.HTTPOptions{HeuristicFraction: math.NaN()}),
+		"Options.TTL is -1s; it must not be negative":  ofHTTP(bellwether.HTTPOptions{Options: bellwether.Options{TTL: -time.Second}}),
 	} {
 		func() {
 			defer func() {
-				if p := fmt.Sprint(recover()); !strings.Contains(p, want) {
-					t.Errorf("panic %q does not name %s", p, want)
+				if p := fmt.Sprint(recover()); !strings.HasPrefix(p, "bellwether: "+want) {
+					t.Errorf("the panic is %q, want %q", p, want)
 				}
 			}()
-			bellwether.New(load, o)
+			construct()
 		}()
 	}
 }

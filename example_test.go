@@ -2,15 +2,28 @@ package bellwether_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/lockers/locallock"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
+
+// A User is what the examples load.
+type User struct{ Name string }
+
+// loadUser stands for a slow query.
+func loadUser(ctx context.Context, id string) (User, error) {
+	return User{Name: "user " + id}, nil
+}
 
 func Example() {
 	loads := 0
@@ -92,4 +105,301 @@ func ExampleCache_Invalidate() {
 	after, _ := c.Get(context.Background(), "k")
 	fmt.Println(before, err, after)
 	// Output: 1 <nil> 2
+}
+
+func ExampleNew() {
+	ctx := context.Background()
+	users := bellwether.New(loadUser, bellwether.Options{
+		TTL:                  time.Minute,
+		StaleWhileRevalidate: 10 * time.Minute, // served at once while one rebuild runs behind it
+		StaleIfError:         time.Hour,        // served if that fails
+	})
+	defer users.Close()
+	user, err := users.Get(ctx, "42")
+	fmt.Println(user.Name, err)
+	// Output: user 42 <nil>
+}
+
+// versions is a load that returns 1, 2, 3 and so on.
+func versions() func(context.Context, string) (int64, error) {
+	var n atomic.Int64
+	return func(context.Context, string) (int64, error) { return n.Add(1), nil }
+}
+
+// Who has something stale does not wait for its rebuild.
+func ExampleOptions_staleWhileRevalidate() {
+	next, hold := versions(), make(chan struct{})
+	c := bellwether.New(func(ctx context.Context, key string) (int64, error) {
+		v, err := next(ctx, key)
+		if v > 1 {
+			<-hold // a rebuild that takes long
+		}
+		return v, err
+	}, bellwether.Options{TTL: time.Nanosecond, StaleWhileRevalidate: time.Hour})
+	defer c.Close()
+	defer close(hold)
+
+	a, _ := c.Get(context.Background(), "k")
+	b, _ := c.Get(context.Background(), "k")
+	fmt.Println(a, b)
+	// Output: 1 1
+}
+
+// Who has something stale gets it if the rebuild fails.
+func ExampleOptions_staleIfError() {
+	var down atomic.Bool
+	c := bellwether.New(func(ctx context.Context, key string) (string, error) {
+		if down.Load() {
+			return "", errors.New("no connection")
+		}
+		return "value", nil
+	}, bellwether.Options{TTL: time.Nanosecond, StaleIfError: time.Hour})
+	defer c.Close()
+
+	c.Get(context.Background(), "k")
+	down.Store(true)
+	fmt.Println(c.Get(context.Background(), "k"))
+	// Output: value <nil>
+}
+
+// With patience a caller waits for a fresh value, for a while, although it has
+// a stale one.
+func ExampleOptions_patience() {
+	c := bellwether.New(versions(), bellwether.Options{
+		TTL: time.Nanosecond, StaleWhileRevalidate: time.Hour,
+		Patience: time.Minute,
+	})
+	defer c.Close()
+
+	a, _ := c.Get(context.Background(), "k")
+	b, _ := c.Get(context.Background(), "k")
+	fmt.Println(a, b)
+	// Output: 1 2
+}
+
+// A value that is read often is rebuilt before it expires. The beta here is far
+// from the usual 1, so that the example need not be read for an hour.
+func ExampleOptions_earlyRefresh() {
+	next, again := versions(), make(chan struct{})
+	var once sync.Once
+	c := bellwether.New(func(ctx context.Context, key string) (int64, error) {
+		v, err := next(ctx, key)
+		if v > 1 {
+			once.Do(func() { close(again) })
+		}
+		return v, err
+	}, bellwether.Options{TTL: time.Hour, EarlyRefresh: 1e12})
+	defer c.Close()
+
+	for {
+		c.Get(context.Background(), "k") // never waits after the first time
+		select {
+		case <-again:
+			fmt.Println("rebuilt within its hour")
+			return
+		default:
+		}
+	}
+	// Output: rebuilt within its hour
+}
+
+// A failure answers for its key for a while, so that nobody hammers an origin
+// that is down.
+func ExampleOptions_errorTTL() {
+	loads := 0
+	c := bellwether.New(func(ctx context.Context, key string) (string, error) {
+		loads++
+		return "", errors.New("no connection")
+	}, bellwether.Options{TTL: time.Minute, ErrorTTL: time.Minute})
+	defer c.Close()
+
+	_, first := c.Get(context.Background(), "k")
+	_, second := c.Get(context.Background(), "k")
+	fmt.Println(first, second, loads)
+	// Output: no connection no connection 1
+}
+
+// MaxWait ends a caller's wait and not the rebuild, whose value is kept.
+func ExampleOptions_maxWait() {
+	hold := make(chan struct{})
+	c := bellwether.New(func(ctx context.Context, key string) (string, error) {
+		<-hold
+		return "value", nil
+	}, bellwether.Options{TTL: time.Minute, MaxWait: time.Millisecond})
+	defer c.Close()
+
+	_, err := c.Get(context.Background(), "k")
+	fmt.Println(errors.Is(err, bellwether.ErrWaitTimeout))
+	close(hold)
+	for err != nil { // the load is done, and its value will be there
+		_, err = c.Get(context.Background(), "k")
+	}
+	fmt.Println(c.Stats().Loads)
+	// Output:
+	// true
+	// 1
+}
+
+// RebuildTimeout ends the load's context and answers its callers.
+func ExampleOptions_rebuildTimeout() {
+	c := bellwether.New(func(ctx context.Context, key string) (string, error) {
+		<-ctx.Done()
+		return "", ctx.Err()
+	}, bellwether.Options{TTL: time.Minute, RebuildTimeout: time.Millisecond})
+	defer c.Close()
+
+	_, err := c.Get(context.Background(), "k")
+	fmt.Println(errors.Is(err, bellwether.ErrRebuildTimeout))
+	// Output: true
+}
+
+// Two caches of different things may share an engine, and use the same keys.
+func ExampleOptions_namespace() {
+	engine := memstore.New()
+	of := func(what string) *bellwether.Cache[string] {
+		return bellwether.New(func(ctx context.Context, id string) (string, error) { return what + " " + id, nil },
+			bellwether.Options{TTL: time.Minute, Store: engine, Namespace: what})
+	}
+	users, orders := of("user"), of("order")
+	defer users.Close()
+	defer orders.Close()
+
+	user, _ := users.Get(context.Background(), "42")
+	order, _ := orders.Get(context.Background(), "42")
+	fmt.Println(user, order)
+	// Output: user 42 order 42
+}
+
+// A Codec is two functions, such as those of an encoding package.
+func ExampleCodec() {
+	o := bellwether.Options{TTL: time.Minute, Store: memstore.New()}
+	o.Codec.Marshal = func(v any) ([]byte, error) {
+		fmt.Println("encoding")
+		return json.Marshal(v)
+	}
+	o.Codec.Unmarshal = func(b []byte, v any) error {
+		fmt.Println("decoding")
+		return json.Unmarshal(b, v)
+	}
+	here, there := bellwether.New(loadUser, o), bellwether.New(loadUser, o)
+	defer here.Close()
+	defer there.Close()
+
+	here.Get(context.Background(), "42")
+	user, _ := there.Get(context.Background(), "42")
+	fmt.Println(user.Name)
+	// Output:
+	// encoding
+	// decoding
+	// user 42
+}
+
+// OnError hears what callers do not: here, that the store has no room for the
+// value. The caller has it all the same.
+func ExampleOptions_onError() {
+	small := memstore.New()
+	small.MaxBytes = 1000
+	told := make(chan error, 10)
+	c := bellwether.New(func(ctx context.Context, key string) (string, error) { return strings.Repeat("x", 5000), nil },
+		bellwether.Options{TTL: time.Minute, Store: small, OnError: func(key string, err error) { told <- err }})
+	defer c.Close()
+
+	value, err := c.Get(context.Background(), "k")
+	fmt.Println(len(value), err)
+	fmt.Println(errors.Is(<-told, bellwether.ErrTooLarge))
+	// Output:
+	// 5000 <nil>
+	// true
+}
+
+// A load that differs from call to call, such as one that needs the caller's
+// transaction. Callers that meet share the first one's.
+func ExampleCache_GetFunc() {
+	c := bellwether.New(loadUser, bellwether.Options{TTL: time.Minute})
+	defer c.Close()
+
+	user, err := c.GetFunc(context.Background(), "42", func(ctx context.Context, id string) (User, error) {
+		return User{Name: "somebody else, " + id}, nil
+	})
+	fmt.Println(user.Name, err)
+	// Output: somebody else, 42 <nil>
+}
+
+func ExampleCache_Stats() {
+	c := bellwether.New(loadUser, bellwether.Options{TTL: time.Minute})
+	defer c.Close()
+	for range 3 {
+		c.Get(context.Background(), "42")
+	}
+	s := c.Stats()
+	fmt.Println(s.Misses, s.Hits, s.Loads)
+	// Output: 1 2 1
+}
+
+// get asks a handler and prints what a client sees of the cache.
+func get(h http.Handler, url string) {
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, url, nil))
+	fmt.Println(strings.TrimSpace(w.Body.String()))
+}
+
+func ExampleMiddleware_Handler() {
+	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{})
+	defer mw.Close()
+	calls := 0
+	h := mw.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		calls++
+		w.Header().Set("Cache-Control", "max-age=60")
+		fmt.Fprintln(w, "call", calls)
+	}))
+	get(h, "http://shop.test/")
+	get(h, "http://shop.test/")
+	get(h, "http://shop.test/?page=2")
+	// Output:
+	// call 1
+	// call 1
+	// call 2
+}
+
+// TTL is for responses that say nothing about their freshness. What is private
+// stays private.
+func ExampleHTTPOptions() {
+	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{Options: bellwether.Options{TTL: time.Minute}})
+	defer mw.Close()
+	calls := 0
+	h := mw.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		calls++
+		if r.URL.Path == "/account" {
+			w.Header().Set("Cache-Control", "private")
+		}
+		fmt.Fprintln(w, r.URL.Path, calls)
+	}))
+	for _, path := range []string{"/", "/", "/account", "/account"} {
+		get(h, "http://shop.test"+path)
+	}
+	// Output:
+	// / 1
+	// / 1
+	// /account 2
+	// /account 3
+}
+
+// What bears a tag is dropped by it, wherever it is.
+func ExampleMiddleware_InvalidateMatching() {
+	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{})
+	defer mw.Close()
+	calls := 0
+	h := mw.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		calls++
+		w.Header().Set("Cache-Control", "max-age=60")
+		w.Header().Set("Cache-Tag", "product-7, sale")
+		fmt.Fprintln(w, "call", calls)
+	}))
+	get(h, "http://shop.test/products/7")
+	fmt.Println(mw.InvalidateMatching(context.Background(), bellwether.Match{Tags: []string{"product-7"}}))
+	get(h, "http://shop.test/products/7")
+	// Output:
+	// call 1
+	// <nil>
+	// call 2
 }

@@ -3,7 +3,6 @@ package bellwether
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/http"
 	"slices"
 	"strings"
@@ -62,7 +61,8 @@ type HTTPOptions struct {
 
 // A Middleware caches the responses of the handlers that it wraps, as a shared
 // cache by RFC 9111, and sees to it that a response is made once for all who
-// wait for it. It is safe for concurrent use.
+// wait for it. Create one with NewMiddleware. It is safe for concurrent use, and
+// may wrap several handlers as long as they serve different URLs.
 type Middleware struct {
 	engine  *engine[*response]
 	options HTTPOptions
@@ -73,11 +73,15 @@ type Middleware struct {
 // NewMiddleware returns a Middleware. It panics if the options cannot be meant;
 // the message names the field.
 func NewMiddleware(o HTTPOptions) *Middleware {
-	if o.MaxBody < 0 || o.UncacheableTTL < 0 {
-		panic(fmt.Errorf("bellwether: HTTPOptions.MaxBody is %d and UncacheableTTL %v; neither may be negative", o.MaxBody, o.UncacheableTTL))
-	}
-	if o.PassThrough < 0 || o.HeuristicFraction < 0 || o.HeuristicFraction > 1 {
-		panic(fmt.Errorf("bellwether: HTTPOptions.PassThrough is %d and HeuristicFraction %v; want at least 0, and from 0 to 1", o.PassThrough, o.HeuristicFraction))
+	switch {
+	case o.MaxBody < 0:
+		refuse("HTTPOptions.MaxBody", o.MaxBody, "not be negative; zero means the default")
+	case o.UncacheableTTL < 0:
+		refuse("HTTPOptions.UncacheableTTL", o.UncacheableTTL, "not be negative; zero means the default")
+	case o.PassThrough < 0:
+		refuse("HTTPOptions.PassThrough", o.PassThrough, "not be negative; zero lets none through")
+	case !(o.HeuristicFraction >= 0 && o.HeuristicFraction <= 1):
+		refuse("HTTPOptions.HeuristicFraction", o.HeuristicFraction, "be from 0 to 1, such as 0.1")
 	}
 	if o.MaxBody == 0 {
 		o.MaxBody = 8 << 20

@@ -9,11 +9,12 @@ import (
 type Stats struct {
 	// Hits are calls answered by a fresh value of the near tier.
 	Hits uint64 `json:"hits"`
-	// Stale are calls answered by a stale value.
+	// Stale are calls answered by a stale value. Most of them have begun a
+	// flight or come to one, and count among Misses or Collapsed too.
 	Stale uint64 `json:"stale"`
 	// Misses are calls that began a flight: no other call was at the key.
 	Misses uint64 `json:"misses"`
-	// Collapsed are calls that waited on another's flight.
+	// Collapsed are calls that came to another's flight.
 	Collapsed uint64 `json:"collapsed"`
 	// WaitTimeouts are calls that waited in vain for MaxWait.
 	WaitTimeouts uint64 `json:"wait_timeouts"`

@@ -23,6 +23,7 @@ func (s *server) adminRouter() http.Handler {
 	r := chi.NewRouter()
 	r.Get("/healthz", s.healthz)
 	r.Get("/stats", s.stats)
+	r.Method(http.MethodGet, "/metrics", s.metricsHandler())
 	r.Post("/invalidate", s.invalidate)
 	r.MethodNotAllowed(func(w http.ResponseWriter, r *http.Request) {
 		allowed := http.MethodGet

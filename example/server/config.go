@@ -93,7 +93,7 @@ func (c *config) flags() *flag.FlagSet {
 	define(fs, &o.NearBytes, "near-bytes", "67108864", count[int64],
 		"Keep responses of up to this `number` of bytes in all in this process's memory. With -store memory that is the store.")
 	define(fs, &c.admin, "admin", "", hostPort,
-		"Serve /stats, /healthz and POST /invalidate?url=, prefix=, tag= on `host:port`. It asks for no password: let only operators reach it. Empty: not at all.")
+		"Serve /stats, /metrics (for Prometheus), /healthz and POST /invalidate?url=, prefix=, tag= on `host:port`. It asks for no password: let only operators reach it. Empty: not at all.")
 	return fs
 }
 

@@ -15,7 +15,9 @@ import (
 // This file is the site without an upstream: pages that show what the cache
 // does. Each tells how often it was built, which is what to look at.
 
-const index = `Pages to try, with curl -i (look at Cache-Status and Age):
+const index = `A herd to look at, with a browser: http://%[1]s/
+
+Pages to try, with curl -i (look at Cache-Status and Age):
 
 /slow?delay=500ms&ttl=10s   takes delay to build, up to 10s, and is fresh for ttl, up to 24h
 /fast                       is built at once and fresh for 10s
@@ -24,12 +26,13 @@ const index = `Pages to try, with curl -i (look at Cache-Status and Age):
 /private                    is for one client: nobody shares it
 /error                      a 503, which answers for all who wait for it
 
-A herd: seq 200 | xargs -P 200 -I{} curl -s 'http://%s/slow?delay=2s' | sort | uniq -c
+A herd: seq 200 | xargs -P 200 -I{} curl -s 'http://%[1]s/slow?delay=2s' | sort | uniq -c
 `
 
-// demo adds the pages to r.
-func demo(r chi.Router) {
-	r.Get("/", func(w http.ResponseWriter, r *http.Request) {
+// demo adds the pages to r, the live one at its root.
+func demo(r chi.Router, live *pen) {
+	live.routes(r)
+	r.Get("/index.txt", func(w http.ResponseWriter, r *http.Request) {
 		text(w, "max-age=60")
 		fmt.Fprintf(w, index, r.Context().Value(http.LocalAddrContextKey))
 	})

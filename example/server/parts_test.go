@@ -64,7 +64,8 @@ func TestDemo(t *testing.T) {
 		body           string // in it
 		cached         bool   // the second request gets the first one's
 	}{
-		{"/", "", 200, "max-age=60", "/slow?delay=500ms&ttl=10s", true},
+		{"/", "", 200, "max-age=60", "Release the herd", true},
+		{"/index.txt", "", 200, "max-age=60", "/slow?delay=500ms&ttl=10s", true},
 		{"/fast", "", 200, "max-age=10", "build 1 ", true},
 		{"/slow?delay=1ms&ttl=10s", "", 200, "max-age=10", "build 1 ", true},
 		{"/slow?delay=-5s&ttl=500ms", "", 200, "max-age=1", "build 2 ", true},

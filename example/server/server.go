@@ -78,6 +78,7 @@ func run(ctx context.Context, c config, log *slog.Logger) error {
 
 	failed := make(chan error, 2)
 	front := newHTTPServer(s.router(site), log)
+	front.RegisterOnShutdown(site.drain)
 	go func() { failed <- front.Serve(listener) }()
 	back := newHTTPServer(s.adminRouter(), log)
 	if adminListener != nil {
@@ -156,16 +157,23 @@ func newHTTPServer(h http.Handler, log *slog.Logger) *http.Server {
 	}
 }
 
-// A site is what is cached.
+// A site is what is cached. Its drain ends what would go on for as long as its
+// client likes; its close comes when no request is left.
 type site struct {
 	routes func(chi.Router)
+	drain  func()
 	close  func()
 }
 
 // site returns the upstream, or the demo pages if there is none.
 func (s *server) site(quiet *repeats) site {
 	if s.config.upstream == nil {
-		return site{demo, func() {}}
+		pen := newPen()
+		return site{
+			routes: func(r chi.Router) { demo(r, pen) },
+			drain:  pen.audience.end,
+			close:  pen.close,
+		}
 	}
 	proxy, transport := newProxy(s.config.upstream, quiet)
 	return site{
@@ -173,6 +181,7 @@ func (s *server) site(quiet *repeats) site {
 			r.Handle("/*", proxy)
 			r.MethodNotAllowed(proxy.ServeHTTP) // methods that chi does not know
 		},
+		drain: func() {},
 		close: transport.CloseIdleConnections,
 	}
 }
@@ -180,6 +189,12 @@ func (s *server) site(quiet *repeats) site {
 // router puts the cache before the site.
 func (s *server) router(site site) http.Handler {
 	r := chi.NewRouter()
+	if s.config.upstream == nil {
+		// The live page's buttons are for those who look at it, not for other
+		// sites' pages that they look at. Before nameHost, which changes what an
+		// Origin is compared with. An upstream has rules of its own.
+		r.Use(http.NewCrossOriginProtection().Handler)
+	}
 	r.Use(nameHost)
 	r.Use(s.cache.Handler)
 	r.Use(middleware.GetHead) // behind the cache: for a HEAD that goes past it

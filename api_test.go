@@ -1,0 +1,154 @@
+package bellwether_test
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/printer"
+	"go/token"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// apiFile has all that importers can name, in every package of every module.
+const apiFile = "testdata/api.txt"
+
+// TestAPI holds that the exported API changes on purpose only.
+func TestAPI(t *testing.T) {
+	got := exported(t, ".")
+	if os.Getenv("BELLWETHER_API") == "update" {
+		if err := os.WriteFile(apiFile, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(apiFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got == string(want) {
+		return
+	}
+	gotLines, wantLines := strings.Split(got, "\n"), strings.Split(string(want), "\n")
+	for _, line := range wantLines {
+		if !slices.Contains(gotLines, line) {
+			t.Errorf("- %s", line)
+		}
+	}
+	for _, line := range gotLines {
+		if !slices.Contains(wantLines, line) {
+			t.Errorf("+ %s", line)
+		}
+	}
+	t.Error("the exported API is not what " + apiFile + " says. If that is meant, write it into CHANGELOG.md (what is gone or different breaks importers: CONTRIBUTING.md, Versions) and update the file:\n\tBELLWETHER_API=update go test -run TestAPI .")
+}
+
+// exported returns the exported declarations below dir, without bodies, values
+// and comments. It goes by syntax alone, so that it needs none of the nested
+// modules' requirements.
+func exported(t *testing.T, dir string) string {
+	t.Helper()
+	decls := map[string][]string{} // by package
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir():
+			if name := d.Name(); path != dir && (name[0] == '.' || slices.Contains([]string{"internal", "example", "bench", "testdata", "bin", "dist"}, name)) {
+				return filepath.SkipDir
+			}
+			return nil
+		case filepath.Ext(path) != ".go" || strings.HasSuffix(path, "_test.go"):
+			return nil
+		}
+		fset := token.NewFileSet()
+		file, err := parser.ParseFile(fset, path, nil, parser.SkipObjectResolution)
+		if err != nil {
+			return err
+		}
+		ast.FileExports(file)
+		name := filepath.ToSlash(filepath.Dir(path))
+		for _, decl := range file.Decls {
+			for _, d := range single(decl) {
+				var b bytes.Buffer
+				if err := printer.Fprint(&b, fset, d); err != nil {
+					return err
+				}
+				decls[name] = append(decls[name], lines(b.String())...)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(decls)) {
+		slices.Sort(decls[name])
+		fmt.Fprintf(&out, "%s\n\t%s\n\n", cmp.Or(strings.TrimPrefix(name, "."), "bellwether"), strings.Join(decls[name], "\n\t"))
+	}
+	return out.String()
+}
+
+// lines makes a line of a declaration, and one more of each field and method that
+// it lists, so that a line says by itself what it is about.
+func lines(decl string) (out []string) {
+	first, rest, _ := strings.Cut(decl, "\n")
+	first = strings.Join(strings.Fields(strings.TrimSuffix(first, "{")), " ")
+	out = append(out, first)
+	for line := range strings.Lines(rest) {
+		line = strings.Join(strings.Fields(line), " ")
+		switch {
+		case line == "", line == "}", strings.HasPrefix(line, "//"):
+		default:
+			out = append(out, first+", "+line)
+		}
+	}
+	return out
+}
+
+// single returns the exported declarations of a declaration, one by one.
+func single(decl ast.Decl) (out []ast.Decl) {
+	switch d := decl.(type) {
+	case *ast.FuncDecl:
+		if d.Recv != nil && !ast.IsExported(receiver(d.Recv.List[0].Type)) {
+			return nil // a method that no importer can name
+		}
+		d.Body = nil
+		return []ast.Decl{d}
+	case *ast.GenDecl:
+		for _, spec := range d.Specs {
+			switch s := spec.(type) {
+			case *ast.ImportSpec:
+				continue
+			case *ast.ValueSpec:
+				if d.Tok == token.VAR {
+					s.Values = nil
+				}
+			}
+			out = append(out, &ast.GenDecl{Tok: d.Tok, Specs: []ast.Spec{spec}})
+		}
+	}
+	return out
+}
+
+// receiver is the name of a receiver's type.
+func receiver(e ast.Expr) string {
+	switch e := e.(type) {
+	case *ast.StarExpr:
+		return receiver(e.X)
+	case *ast.IndexExpr:
+		return receiver(e.X)
+	case *ast.IndexListExpr:
+		return receiver(e.X)
+	case *ast.Ident:
+		return e.Name
+	}
+	return ""
+}
