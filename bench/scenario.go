@@ -254,7 +254,11 @@ func (x *trial) measure(expiries float64, counted func() error) error {
 	}
 	h := newHistogram()
 	for _, r := range x.reports {
-		h.Merge(hdrhistogram.Import(r.Waits))
+		waits, err := hdrhistogram.Decode(r.Waits)
+		if err != nil {
+			return err
+		}
+		h.Merge(waits)
 		x.m.Calls += r.Calls
 		x.m.Failures += r.Failures
 		x.m.Wrong += r.Wrong

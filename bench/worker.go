@@ -59,7 +59,7 @@ type report struct {
 	Wrong    int           // calls that got another key's value
 	Hung     int           // calls that had not returned a second after that
 	Waiting  time.Duration // of all calls together
-	Waits    *hdrhistogram.Snapshot
+	Waits    []byte // an encoded histogram of microseconds
 	Samples  []sample
 	Error    string // one of the failures
 }
@@ -264,6 +264,9 @@ func (t *tally) report() report {
 		t.r.Hung++
 		t.add(due, time.Since(due), "", context.DeadlineExceeded, "")
 	}
-	t.r.Waits = t.h.Export()
+	var err error
+	if t.r.Waits, err = t.h.Encode(hdrhistogram.V2CompressedEncodingCookieBase); err != nil {
+		return report{Err: err.Error()}
+	}
 	return t.r
 }
