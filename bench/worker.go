@@ -59,7 +59,7 @@ type report struct {
 	Wrong    int           // calls that got another key's value
 	Hung     int           // calls that had not returned a second after that
 	Waiting  time.Duration // of all calls together
-	Waits    []byte // an encoded histogram of microseconds
+	Waits    []byte        // an encoded histogram of microseconds
 	Samples  []sample
 	Error    string // one of the failures
 }

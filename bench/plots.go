@@ -1,0 +1,3 @@
+package main
+
+func runPlots([]string) error { return nil }
