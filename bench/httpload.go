@@ -99,7 +99,7 @@ local n, base = 0, os.time() .. "-" -- text: a number this large would lose its 
 request = function()
 	n = n + 1
 	if n %% 10 == 0 then
-		return wrk.format("GET", "%s" .. base + n)
+		return wrk.format("GET", "%s" .. base .. n)
 	end
 	return wrk.format("GET", "%s" .. "hot")
 end
