@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -37,7 +38,7 @@ func compare(w io.Writer, a, b *record) error {
 	a.where(w)
 	fmt.Fprint(w, "B: ")
 	b.where(w)
-	if a.CPU != b.CPU || a.Cores != b.Cores || a.Go != b.Go || fmt.Sprint(a.Size) != fmt.Sprint(b.Size) {
+	if a.CPU != b.CPU || a.Cores != b.Cores || a.Go != b.Go || a.sizeText() != b.sizeText() {
 		fmt.Fprintln(w, "WARNING: not the same machine, Go or size; only ratios within one run mean anything")
 	}
 	out := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
@@ -56,6 +57,14 @@ func compare(w io.Writer, a, b *record) error {
 		}
 	}
 	return out.Flush()
+}
+
+// sizeText is the same for a record that was read as for the one that was written.
+func (r *record) sizeText() string {
+	var v any
+	b, _ := json.Marshal(r.Size) // what came out of a file goes into one
+	json.Unmarshal(b, &v)
+	return fmt.Sprint(v)
 }
 
 // A figure is one column of one row, in all rounds.

@@ -19,6 +19,10 @@ import (
 // processes: the engines' addresses.
 const workerEnv = "BELLWETHER_BENCH_WORKER"
 
+// quickExit is for processes that this program is executed as: by default the race
+// detector holds every exit up for a second.
+const quickExit = "GORACE=atexit_sleep_ms=0"
+
 type fleet struct {
 	config  string
 	workers []*worker
@@ -53,8 +57,7 @@ func (f *fleet) spawn() (*worker, error) {
 		return nil, err
 	}
 	cmd := exec.Command(self)
-	cmd.Env = append(os.Environ(), workerEnv+"="+f.config,
-		"GORACE=atexit_sleep_ms=0") // by default the race detector holds every exit up for a second
+	cmd.Env = append(os.Environ(), workerEnv+"="+f.config, quickExit)
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
 	if err != nil {
@@ -103,9 +106,8 @@ func (f *fleet) all(of func(i int) order) ([]report, error) {
 	reports, errs := make([]report, len(f.workers)), make([]error, len(f.workers))
 	var wg sync.WaitGroup
 	for i, w := range f.workers {
-		wg.Go(func() {
-			reports[i], errs[i] = w.tell(of(i))
-		})
+		o := of(i)
+		wg.Go(func() { reports[i], errs[i] = w.tell(o) })
 	}
 	wg.Wait()
 	var alive []report

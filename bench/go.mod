@@ -17,6 +17,7 @@ require (
 	github.com/viccon/sturdyc v1.1.5
 	github.com/victorspringer/http-cache v0.0.0-20240523143319-7d9f48f8ab91
 	go.etcd.io/etcd/client/v3 v3.7.3
+	go.uber.org/goleak v1.3.0
 	go.uber.org/zap v1.27.1
 	golang.org/x/sync v0.24.0
 	gonum.org/v1/plot v0.17.0

@@ -69,7 +69,7 @@ func runGenerator(c generatorConfig) (report, error) {
 		return report{}, err
 	}
 	cmd := exec.Command(self)
-	cmd.Env = append(os.Environ(), generatorEnv+"="+string(config))
+	cmd.Env = append(os.Environ(), generatorEnv+"="+string(config), quickExit)
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()
 	if err != nil {

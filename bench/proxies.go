@@ -65,7 +65,7 @@ func startGo(kind string) func(l *life) *server {
 		}
 		s := &server{name: kind, url: "http://" + c.Addr, admin: "http://" + c.Admin}
 		cmd := exec.Command(self)
-		cmd.Env = append(os.Environ(), serverEnv+"="+string(config))
+		cmd.Env = append(os.Environ(), serverEnv+"="+string(config), quickExit)
 		cmd.Stderr = os.Stderr
 		s.pids = []int{l.start(cmd)}
 		s.await(l)

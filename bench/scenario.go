@@ -231,7 +231,6 @@ func (x *trial) tell(do string, change func(i int, o *order)) (err error) {
 
 // measure opens the strategy, runs what counts, and notes what it has cost.
 func (x *trial) measure(expiries float64, counted func() error) error {
-	before := 0
 	count := func() (n int, err error) {
 		if x.down {
 			return 0, nil
@@ -283,23 +282,21 @@ func (x *trial) measure(expiries float64, counted func() error) error {
 	return nil
 }
 
-// burst is all callers at one time.
+// burst is all callers at one time, for one key if change does not say otherwise.
 func (x *trial) burst(change func(i int, o *order)) error {
 	if err := x.open(); err != nil {
 		return err
 	}
-	expiries := 1.0
 	at := time.Now().Add(50 * time.Millisecond)
 	all := func(i int, o *order) {
 		o.At = at
 		if change != nil {
 			change(i, o)
 		}
-		expiries = float64(o.Keys)
 	}
 	probe := x.order("burst")
 	all(0, &probe)
-	return x.measure(expiries, func() error { return x.tell("burst", all) })
+	return x.measure(float64(probe.Keys), func() error { return x.tell("burst", all) })
 }
 
 // drive is callers who keep coming.
