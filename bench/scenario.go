@@ -54,8 +54,8 @@ type scenario struct {
 	run   func(x *trial) error
 }
 
-// inBrief is one of each sort, for the scenarios whose time is in their nature: a
-// lease has to run out, or a client to give up.
+// inBrief is one of each sort, for the scenarios that take long: a lease has to run
+// out, a client to give up, many keys to be loaded.
 var inBrief = []strategy{
 	noProtection, onlySingleflight, addMutex, redislockAside, bellwetherRedis, bellwetherMemcached, bellwetherEtcd,
 }
@@ -81,7 +81,8 @@ var scenarios = []scenario{
 	},
 	{
 		name: "slow origin", what: "as cold, with a load that takes long, and callers who come one after another while it does",
-		not: yardstick,
+		not:   yardstick,
+		brief: inBrief,
 		run: func(x *trial) error {
 			x.load(x.size.Slow)
 			return x.drive(func(o *order) { o.For, o.Rate = x.size.Slow*3/2, x.size.Rate }, 1)
@@ -142,6 +143,7 @@ var scenarios = []scenario{
 	},
 	{
 		name: "1000 keys", what: "many keys have expired at the same time, and all are asked for by all processes at once",
+		brief: inBrief,
 		run: func(x *trial) error {
 			x.load(x.size.Load / 5)
 			return x.burst(func(_ int, o *order) { o.Keys, o.Callers = x.size.Keys, x.size.Keys })
