@@ -1,180 +1,191 @@
 package main
 
 import (
-	"bufio"
-	"context"
-	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
-	"io"
 	"os"
-	"os/exec"
 	"slices"
-	"sync"
-	"sync/atomic"
+	"strings"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 )
 
-// This file is one herd: the processes, the moment at which all their callers
-// begin, and what came of it.
+// This file is `bench herd`: every strategy in every scenario, round after round.
 
-// A herd is what its processes are told.
-type herd struct {
-	Strategy  string
-	Redis     string
-	Processes int
-	Callers   int
-	Load      time.Duration
+type herdBench struct {
+	size    size
+	engines *engines
+	fleet   *fleet
+	trials  int // how many there were: each has keys of its own
+	dir     string
 }
 
-// A release is the line that lets the herd loose; a result is the line back.
-type release struct {
-	Key string
-	At  time.Time // the processes share a clock
-}
-
-type result struct {
-	Loads, Failed int
-	Waits         []time.Duration
-}
-
-type worker struct {
-	cmd   *exec.Cmd
-	stdin io.Closer
-	in    *json.Encoder
-	out   *json.Decoder
-}
-
-// row is what is printed for a strategy.
-type row struct {
-	loads, commands, failed int
-	p50, p99, max           time.Duration
-}
-
-// run lets the herd loose so many times and returns the medians.
-func (h herd) run(rounds int) (row, error) {
-	ctx := context.Background()
-	rdb := redis.NewClient(&redis.Options{Addr: h.Redis})
-	defer rdb.Close()
-	var workers []*worker
-	defer func() {
-		for _, w := range workers {
-			w.stdin.Close() // a worker ends with its input
-			w.cmd.Wait()
-		}
-	}()
-	for range h.Processes {
-		w, err := h.spawn()
-		if err != nil {
-			return row{}, err
-		}
-		workers = append(workers, w)
+func runHerd(args []string) error {
+	flags := flag.NewFlagSet("herd", flag.ExitOnError)
+	var (
+		isQuick = flags.Bool("quick", false, "short: the whole run ends within a minute (the default)")
+		isFull  = flags.Bool("full", false, "long: figures to publish")
+		json    = flags.String("json", "", "write all rounds to this `file`")
+		rounds  = flags.Int("rounds", 0, "number of rounds, of which the medians are printed (default: by size)")
+		procs   = flags.Int("processes", 0, "number of processes (default: by size)")
+		callers = flags.Int("callers", 0, "number of callers in each process (default: by size)")
+		load    = flags.Duration("load", 0, "what a load takes (default: by size)")
+		only    = flags.String("scenarios", "", "only these, with commas: "+strings.Join(scenarioNames(), ", "))
+		who     = flags.String("strategies", "", "only these, with commas: "+strings.Join(strategyNames(), ", "))
+		note    = flags.String("note", "", "a note for the record, such as what else the machine does")
+	)
+	flags.Parse(args)
+	if flags.NArg() > 0 || *isQuick && *isFull {
+		return errors.New("herd: unexpected argument; -h explains the flags")
 	}
-	var rows []row
-	for n := -1; n < rounds; n++ { // the first sets connections up, and does not count
-		before, err := commands(ctx, rdb)
-		if err != nil {
-			return row{}, err
-		}
-		start := release{Key: fmt.Sprintf("%s %d %d", h.Strategy, os.Getpid(), n), At: time.Now().Add(200 * time.Millisecond)}
-		for _, w := range workers {
-			if err := w.in.Encode(start); err != nil {
-				return row{}, err
-			}
-		}
-		var r row
-		var waits []time.Duration
-		for _, w := range workers {
-			var res result
-			if err := w.out.Decode(&res); err != nil {
-				return row{}, fmt.Errorf("a worker has ended: %w", err)
-			}
-			r.loads += res.Loads
-			r.failed += res.Failed
-			waits = append(waits, res.Waits...)
-		}
-		after, err := commands(ctx, rdb)
-		if err != nil {
-			return row{}, err
-		}
-		slices.Sort(waits)
-		r.commands = after - before
-		r.p50, r.p99, r.max = waits[len(waits)/2], waits[len(waits)*99/100], waits[len(waits)-1]
-		if n >= 0 {
-			rows = append(rows, r)
-		}
+	size := quick
+	if *isFull {
+		size = full
 	}
-	return row{
-		loads: median(rows, func(r row) int { return r.loads }), commands: median(rows, func(r row) int { return r.commands }),
-		failed: median(rows, func(r row) int { return r.failed }),
-		p50:    median(rows, func(r row) time.Duration { return r.p50 }), p99: median(rows, func(r row) time.Duration { return r.p99 }),
-		max: median(rows, func(r row) time.Duration { return r.max }),
-	}, nil
-}
-
-func median[T int | time.Duration](rows []row, of func(row) T) T {
-	var xs []T
-	for _, r := range rows {
-		xs = append(xs, of(r))
-	}
-	slices.Sort(xs)
-	return xs[len(xs)/2]
-}
-
-// work is one of the herd's processes.
-func work(config string) error {
-	var h herd
-	if err := json.Unmarshal([]byte(config), &h); err != nil {
+	override(&size.Rounds, *rounds)
+	override(&size.Processes, *procs)
+	override(&size.Callers, *callers)
+	override(&size.Load, *load)
+	chosen, err := choose(scenarios, func(s scenario) string { return s.name }, *only)
+	if err != nil {
 		return err
 	}
-	var loads atomic.Int64
-	load := func(ctx context.Context, key string) (string, error) {
-		loads.Add(1)
-		select {
-		case <-time.After(h.Load):
-			return key + "'s value", nil
-		case <-ctx.Done():
-			return "", ctx.Err()
-		}
+	contestants, err := choose(strategies, func(s strategy) string { return s.name }, *who)
+	if err != nil {
+		return err
 	}
-	i := slices.IndexFunc(strategies, func(s strategy) bool { return s.name == h.Strategy })
-	if i < 0 {
-		return errors.New("no strategy " + h.Strategy)
+	began := time.Now()
+	record, err := measureHerd(size, chosen, contestants, newProgress(os.Stderr))
+	if err != nil {
+		return err
 	}
-	rdb := redis.NewClient(&redis.Options{Addr: h.Redis, ContextTimeoutEnabled: true, PoolSize: 64})
-	defer rdb.Close()
-	get := strategies[i].open(rdb, load)
-
-	out := json.NewEncoder(os.Stdout)
-	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
-		var r release
-		if err := json.Unmarshal(in.Bytes(), &r); err != nil {
+	record.Note = *note
+	printHerd(os.Stdout, record, chosen)
+	if *json != "" {
+		if err := record.write(*json); err != nil {
 			return err
 		}
-		loads.Store(0)
-		res := result{Waits: make([]time.Duration, h.Callers)}
-		var failed atomic.Int64
-		gate := make(chan struct{})
-		var wg sync.WaitGroup
-		for i := range h.Callers {
-			wg.Go(func() {
-				<-gate
-				start := time.Now()
-				if v, err := get(context.Background(), r.Key); err != nil || v == "" {
-					failed.Add(1)
-				}
-				res.Waits[i] = time.Since(start)
-			})
-		}
-		time.Sleep(time.Until(r.At))
-		close(gate)
-		wg.Wait()
-		res.Loads, res.Failed = int(loads.Load()), int(failed.Load())
-		if err := out.Encode(res); err != nil {
-			return err
-		}
+	}
+	if took := time.Since(began); size.Limit > 0 && took > size.Limit {
+		return fmt.Errorf("herd: took %v, with a limit of %v", took.Round(time.Second), size.Limit)
 	}
 	return nil
+}
+
+func override[T comparable](to *T, from T) {
+	var zero T
+	if from != zero {
+		*to = from
+	}
+}
+
+// choose returns those of all that names lists, or all.
+func choose[T any](all []T, name func(T) string, names string) ([]T, error) {
+	if names == "" {
+		return all, nil
+	}
+	var chosen []T
+	for n := range strings.SplitSeq(names, ",") {
+		i := slices.IndexFunc(all, func(x T) bool { return name(x) == strings.TrimSpace(n) })
+		if i < 0 {
+			return nil, fmt.Errorf("there is no %q; -h lists what there is", n)
+		}
+		chosen = append(chosen, all[i])
+	}
+	return chosen, nil
+}
+
+// newHerdBench starts the engines and the fleet.
+func newHerdBench(size size) (*herdBench, error) {
+	e, err := startEngines()
+	if err != nil {
+		return nil, err
+	}
+	f, err := newFleet(size.Processes, e.addresses())
+	if err != nil {
+		e.close()
+		return nil, err
+	}
+	dir, err := os.MkdirTemp("", "bellwether-bench-*")
+	if err != nil {
+		f.close()
+		e.close()
+		return nil, err
+	}
+	return &herdBench{size: size, engines: e, fleet: f, dir: dir}, nil
+}
+
+func (b *herdBench) close() {
+	b.fleet.close()
+	b.engines.close()
+	os.RemoveAll(b.dir)
+}
+
+// measureHerd puts all strategies through all scenarios, in turn, and each time
+// in another order, so that what else befalls the machine befalls them all.
+func measureHerd(size size, scenarios []scenario, strategies []strategy, p *progress) (*record, error) {
+	b, err := newHerdBench(size)
+	if err != nil {
+		return nil, err
+	}
+	defer b.close()
+	total := 0
+	for _, sc := range scenarios {
+		for _, s := range strategies {
+			if sc.applies(s, size) {
+				total += size.Rounds
+			}
+		}
+	}
+	p.begin(total)
+	defer p.end()
+	rec := newRecord("herd", size)
+	for round := range size.Rounds {
+		for _, sc := range scenarios {
+			for i := range strategies {
+				s := strategies[(i+round*5)%len(strategies)]
+				if !sc.applies(s, size) {
+					continue
+				}
+				p.step(fmt.Sprintf("round %d of %d, %s, %s", round+1, size.Rounds, sc.name, s.name))
+				m, err := b.trial(sc, s, round, nil)
+				if errors.Is(err, errNotApplicable) {
+					continue
+				}
+				if err != nil {
+					return nil, fmt.Errorf("%s, %s: %w", sc.name, s.name, err)
+				}
+				rec.Measurements = append(rec.Measurements, m)
+			}
+		}
+	}
+	return rec, nil
+}
+
+// trial is one strategy in one scenario, once; after, if not nil, sees it before
+// it is over.
+func (b *herdBench) trial(sc scenario, s strategy, round int, after func(x *trial)) (measurement, error) {
+	b.trials++
+	log, err := os.CreateTemp(b.dir, "origin-*")
+	if err != nil {
+		return measurement{}, err
+	}
+	log.Close()
+	defer os.Remove(log.Name())
+	x := &trial{
+		bench: b, size: b.size, scenario: sc, strategy: s, round: round, log: log.Name(),
+		policy: policy{TTL: time.Minute, Lease: b.size.Lease},
+		trace:  after != nil,
+		m:      measurement{Scenario: sc.name, Strategy: s.name, Round: round},
+	}
+	if err := sc.run(x); err != nil {
+		return measurement{}, err
+	}
+	if after != nil {
+		after(x)
+	}
+	if x.m.Hung == 0 && !x.down {
+		x.bench.fleet.all(func(int) order { return order{Do: "close"} }) // a process that was killed has closed
+	}
+	return x.m, x.finish()
 }

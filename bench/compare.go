@@ -1,0 +1,136 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"text/tabwriter"
+)
+
+// This file is `bench compare A B`: the medians of two records side by side.
+
+func runCompare(args []string) error {
+	if len(args) != 2 {
+		return errors.New("compare: wants two files that -json has written")
+	}
+	a, err := readRecord(args[0])
+	if err != nil {
+		return err
+	}
+	b, err := readRecord(args[1])
+	if err != nil {
+		return err
+	}
+	return compare(os.Stdout, a, b)
+}
+
+// compare prints what has changed from a to b: for each figure both medians, and
+// the ratio. A change that is within what a's or b's own rounds differ by is
+// marked "~": it may be noise.
+func compare(w io.Writer, a, b *record) error {
+	if a.Bench != b.Bench {
+		return fmt.Errorf("compare: one is of %q, the other of %q", a.Bench, b.Bench)
+	}
+	fmt.Fprint(w, "A: ")
+	a.where(w)
+	fmt.Fprint(w, "B: ")
+	b.where(w)
+	if a.CPU != b.CPU || a.Cores != b.Cores || a.Go != b.Go || a.sizeText() != b.sizeText() {
+		fmt.Fprintln(w, "WARNING: not the same machine, Go or size; only ratios within one run mean anything")
+	}
+	out := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(out, "\nwhat\tfigure\tA\tB\tB/A\t\t")
+	for _, f := range a.figures() {
+		old, has := f.values, false
+		for _, g := range b.figures() {
+			if g.what == f.what && g.name == f.name {
+				x, y := medianOf(old), medianOf(g.values)
+				fmt.Fprintf(out, "%s\t%s\t%.4g\t%.4g\t%s\t%s\t\n", f.what, f.name, x, y, ratio(x, y), noise(old, g.values))
+				has = true
+			}
+		}
+		if !has {
+			fmt.Fprintf(out, "%s\t%s\t%.4g\t-\t\t\t\n", f.what, f.name, medianOf(old))
+		}
+	}
+	return out.Flush()
+}
+
+// sizeText is the same for a record that was read as for the one that was written.
+func (r *record) sizeText() string {
+	var v any
+	b, _ := json.Marshal(r.Size) // what came out of a file goes into one
+	json.Unmarshal(b, &v)
+	return fmt.Sprint(v)
+}
+
+// A figure is one column of one row, in all rounds.
+type figure struct {
+	what, name string
+	values     []float64
+}
+
+// figures are those worth comparing, in the record's order.
+func (r *record) figures() []figure {
+	var fs []figure
+	at := map[[2]string]int{}
+	add := func(what, name string, v float64) {
+		k := [2]string{what, name}
+		i, ok := at[k]
+		if !ok {
+			i = len(fs)
+			at[k] = i
+			fs = append(fs, figure{what: what, name: name})
+		}
+		fs[i].values = append(fs[i].values, v)
+	}
+	for _, m := range r.Measurements {
+		for _, c := range columns {
+			switch c.name {
+			case "loads/expiry", "p50 ms", "p99 ms", "commands/process", "failures":
+				add(m.Scenario+": "+m.Strategy, c.name, c.of(m))
+			}
+		}
+	}
+	for _, m := range r.HTTP {
+		for _, c := range httpColumns {
+			add(m.Load+": "+m.Server, c.name, c.of(m))
+		}
+	}
+	return fs
+}
+
+func medianOf(xs []float64) float64 { return median(xs, func(x float64) float64 { return x }) }
+
+func ratio(x, y float64) string {
+	if x <= 0 || y < 0 {
+		return ""
+	}
+	return fmt.Sprintf("%.2f", y/x)
+}
+
+// noise is "~" if the two ranges overlap.
+func noise(x, y []float64) string {
+	lo, hi := math.Inf(1), math.Inf(-1)
+	for _, v := range x {
+		lo, hi = min(lo, v), max(hi, v)
+	}
+	for _, v := range y {
+		if v >= lo && v <= hi {
+			return "~"
+		}
+	}
+	lo, hi = math.Inf(1), math.Inf(-1)
+	for _, v := range y {
+		lo, hi = min(lo, v), max(hi, v)
+	}
+	for _, v := range x {
+		if v >= lo && v <= hi {
+			return "~"
+		}
+	}
+	return ""
+}

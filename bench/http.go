@@ -1,0 +1,280 @@
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+)
+
+// This file is `bench http`: the middleware beside a bare handler, proxies and
+// other middlewares.
+
+type httpSize struct {
+	Name        string
+	Wrk         time.Duration // how long wrk loads a server
+	Open        time.Duration // how long the generator does
+	Rate        float64       // of the generator, in a second
+	Connections int           // of wrk
+	Rounds      int
+}
+
+var (
+	httpQuick = httpSize{Name: "quick", Wrk: time.Second, Open: 1500 * time.Millisecond, Rate: 300, Connections: 32, Rounds: 1}
+	httpFull  = httpSize{Name: "full", Wrk: 10 * time.Second, Open: 20 * time.Second, Rate: 1000, Connections: 64, Rounds: 5}
+)
+
+// An httpMeasurement is one server under one load, once.
+type httpMeasurement struct {
+	Load      string  `json:"load"`
+	Server    string  `json:"server"`
+	Round     int     `json:"round"`
+	Requests  int     `json:"requests"`
+	PerSecond float64 `json:"per_second"`         // -1 in an open loop, where it is given
+	CPU       float64 `json:"cpu_us_per_request"` // of all processes of the server
+	P50       float64 `json:"p50_ms"`             // -1 under wrk, which waits with those it keeps waiting
+	P99       float64 `json:"p99_ms"`
+	Max       float64 `json:"max_ms"`
+	Runs      int     `json:"handler_runs"`
+	Failures  int     `json:"failures"`
+}
+
+var httpColumns = []struct {
+	name   string
+	of     func(httpMeasurement) float64
+	format string
+}{
+	{"requests/s", func(m httpMeasurement) float64 { return m.PerSecond }, "%.0f"},
+	{"CPU us/request", func(m httpMeasurement) float64 { return m.CPU }, "%.1f"},
+	{"p50 ms", func(m httpMeasurement) float64 { return m.P50 }, "%.2f"},
+	{"p99 ms", func(m httpMeasurement) float64 { return m.P99 }, "%.2f"},
+	{"max ms", func(m httpMeasurement) float64 { return m.Max }, "%.2f"},
+	{"handler runs", func(m httpMeasurement) float64 { return float64(m.Runs) }, "%.4g"},
+	{"failures", func(m httpMeasurement) float64 { return float64(m.Failures) }, "%.4g"},
+}
+
+// An httpLoad is one way to load a server.
+type httpLoad struct {
+	name, what string
+	path       string // newHandler's, less the key
+	size       int
+	open       bool // by the generator, else by wrk
+	misses     bool
+}
+
+var httpLoads = []httpLoad{
+	{"hit 1 KiB", "wrk, one URL that is fresh", "/1k/3600/0/", 1 << 10, false, false},
+	{"hit 64 KiB", "the same", "/64k/3600/0/", 64 << 10, false, false},
+	{"hit 1 MiB", "the same", "/1m/3600/0/", 1 << 20, false, false},
+	{"10 % misses", "wrk, 1 KiB, every tenth request for a URL of its own", "/1k/3600/0/", 1 << 10, false, true},
+	{"hit, open loop", "requests come at a given rate, 1 KiB", "/1k/3600/0/", 1 << 10, true, false},
+	{"herd at expiry", "the same, for a URL that expires every second and takes 100 ms to make", "/1k/1/100/", 1 << 10, true, false},
+}
+
+func runHTTP(args []string) error {
+	flags := flag.NewFlagSet("http", flag.ExitOnError)
+	var (
+		isQuick = flags.Bool("quick", false, "short (the default)")
+		isFull  = flags.Bool("full", false, "long: figures to publish")
+		json    = flags.String("json", "", "write all rounds to this `file`")
+		rounds  = flags.Int("rounds", 0, "number of rounds, of which the medians are printed (default: by size)")
+		only    = flags.String("loads", "", "only these, with commas")
+		partial = flags.Bool("partial", false, "leave out what is not installed")
+		note    = flags.String("note", "", "a note for the record")
+	)
+	flags.Parse(args)
+	if flags.NArg() > 0 || *isQuick && *isFull {
+		return errors.New("http: unexpected argument; -h explains the flags")
+	}
+	size := httpQuick
+	if *isFull {
+		size = httpFull
+	}
+	override(&size.Rounds, *rounds)
+	loads, err := choose(httpLoads, func(l httpLoad) string { return l.name }, *only)
+	if err != nil {
+		return err
+	}
+	if lacks := missing(); len(lacks) > 0 && !*partial {
+		return fmt.Errorf("http: not installed: sudo apt-get install --no-install-recommends %s; or -partial, without them", strings.Join(lacks, " "))
+	}
+	record, err := measureHTTP(size, loads, newProgress(os.Stderr))
+	if err != nil {
+		return err
+	}
+	record.Note = *note
+	printHTTP(os.Stdout, record)
+	if *json != "" {
+		return record.write(*json)
+	}
+	return nil
+}
+
+// measureHTTP starts all servers, and loads one at a time.
+func measureHTTP(size httpSize, loads []httpLoad, p *progress) (*record, error) {
+	l := &life{}
+	defer l.end()
+	var servers []*server
+	for _, k := range serverKinds {
+		if k.needs != "" {
+			if _, err := exec.LookPath(k.needs); err != nil {
+				continue
+			}
+		}
+		if err := l.do(func() { servers = append(servers, k.start(l)) }); err != nil {
+			return nil, err
+		}
+	}
+	_, noWrk := exec.LookPath("wrk")
+	dir, err := os.MkdirTemp("", "bellwether-bench-*")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	rec := newRecord("http", size)
+	p.begin(size.Rounds * len(loads) * len(servers))
+	defer p.end()
+	for round := range size.Rounds {
+		for n, load := range loads {
+			if !load.open && noWrk != nil {
+				continue
+			}
+			for i := range servers {
+				s := servers[(i+round)%len(servers)]
+				p.step(fmt.Sprintf("round %d of %d, %s, %s", round+1, size.Rounds, load.name, s.name))
+				m, err := s.measure(load, size, fmt.Sprint("r", round, "l", n), dir)
+				if err != nil {
+					return nil, fmt.Errorf("%s, %s: %w", load.name, s.name, err)
+				}
+				m.Round = round
+				rec.HTTP = append(rec.HTTP, m)
+			}
+		}
+	}
+	return rec, nil
+}
+
+// measure loads the server once. Its first request has made what is to be hit.
+func (s *server) measure(load httpLoad, size httpSize, key, dir string) (m httpMeasurement, err error) {
+	m = httpMeasurement{Load: load.name, Server: s.name, P50: -1, P99: -1, Max: -1, PerSecond: -1}
+	url := s.url + load.path + key
+	for range 2 { // some fetch before they keep
+		if _, err := runGenerator(generatorConfig{URL: url, Size: load.size, Order: order{
+			Do: "drive", Keys: 1, At: time.Now(), Patience: 5 * time.Second, Rate: 100, For: 50 * time.Millisecond,
+		}}); err != nil {
+			return m, err
+		}
+	}
+	runs, err := s.runs()
+	if err != nil {
+		return m, err
+	}
+	before, err := s.cpu()
+	if err != nil {
+		return m, err
+	}
+	if load.open {
+		r, err := runGenerator(generatorConfig{URL: url, Size: load.size, Order: order{
+			Do: "drive", Keys: 1, At: time.Now().Add(100 * time.Millisecond), Patience: 10 * time.Second,
+			Rate: size.Rate, For: size.Open, Seed: 1,
+		}})
+		if err != nil {
+			return m, err
+		}
+		h, err := hdrhistogram.Decode(r.Waits)
+		if err != nil {
+			return m, err
+		}
+		m.Requests, m.Failures = r.Calls, r.Failures
+		m.P50, m.P99, m.Max = float64(h.ValueAtQuantile(50))/1000, float64(h.ValueAtQuantile(99))/1000, float64(h.Max())/1000
+	} else {
+		t, err := runWrk(url, size.Connections, size.Wrk, load.misses, dir)
+		if err != nil {
+			return m, err
+		}
+		m.Requests, m.Failures, m.PerSecond = t.Requests, t.Failures, t.PerSecond
+	}
+	after, err := s.cpu()
+	if err != nil {
+		return m, err
+	}
+	ran, err := s.runs()
+	if err != nil {
+		return m, err
+	}
+	m.Runs = ran - runs
+	m.CPU = float64((after - before).Microseconds()) / float64(max(1, m.Requests))
+	return m, nil
+}
+
+func printHTTP(w io.Writer, r *record) {
+	r.where(w)
+	for _, load := range httpLoads {
+		rounds := func(server string) (ms []httpMeasurement) {
+			for _, m := range r.HTTP {
+				if m.Load == load.name && m.Server == server {
+					ms = append(ms, m)
+				}
+			}
+			return ms
+		}
+		bare := rounds("bare")
+		if len(bare) == 0 {
+			continue
+		}
+		fmt.Fprintf(w, "\n%s: %s; %d rounds\n", load.name, load.what, len(bare))
+		out := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+		fmt.Fprint(out, "server\t")
+		for _, c := range httpColumns {
+			fmt.Fprint(out, c.name, "\t")
+		}
+		fmt.Fprintln(out, "CPU / bare\trequests/s / bare\t")
+		for _, k := range serverKinds {
+			ms := rounds(k.name)
+			if len(ms) == 0 {
+				continue
+			}
+			fmt.Fprint(out, k.name, "\t")
+			for _, c := range httpColumns {
+				if v := median(ms, c.of); v < 0 {
+					fmt.Fprint(out, "-\t")
+				} else {
+					fmt.Fprintf(out, c.format+"\t", v)
+				}
+			}
+			// The ratio of each round first: its servers had the same machine.
+			fmt.Fprintf(out, "%s\t%s\t\n", roundRatio(ms, bare, httpColumns[1].of), roundRatio(ms, bare, httpColumns[0].of))
+		}
+		out.Flush()
+	}
+	fmt.Fprintln(w, "\nCaveats:")
+	for _, k := range serverKinds {
+		if k.caveat != "" && slices.ContainsFunc(r.HTTP, func(m httpMeasurement) bool { return m.Server == k.name }) {
+			fmt.Fprintf(w, "- %s: %s\n", k.name, k.caveat)
+		}
+	}
+}
+
+// roundRatio is the median of the rounds' ratios of ms to bare.
+func roundRatio(ms, bare []httpMeasurement, of func(httpMeasurement) float64) string {
+	var ratios []float64
+	for _, m := range ms {
+		for _, b := range bare {
+			if m.Round == b.Round && of(b) > 0 && of(m) >= 0 {
+				ratios = append(ratios, of(m)/of(b))
+			}
+		}
+	}
+	if len(ratios) == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.2f", medianOf(ratios))
+}

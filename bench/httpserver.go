@@ -1,0 +1,112 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	httpcache "github.com/victorspringer/http-cache"
+	"github.com/victorspringer/http-cache/adapter/memory"
+
+	"github.com/bellwether-go/bellwether"
+)
+
+// This file is the HTTP server that is measured: one handler, bare or behind a
+// middleware, in a process of its own.
+
+// serverEnv names the variable that makes this program a server: a serverConfig.
+const serverEnv = "BELLWETHER_BENCH_SERVER"
+
+type serverConfig struct {
+	Kind  string // bare, or the middleware's name
+	Addr  string
+	Admin string // where it says how often the handler has run
+}
+
+// The sizes of bodies.
+var bodies = map[string][]byte{
+	"1k": bytes.Repeat([]byte("b"), 1<<10), "64k": bytes.Repeat([]byte("b"), 64<<10), "1m": bytes.Repeat([]byte("b"), 1<<20),
+}
+
+// newHandler returns the handler that all servers have in common and all proxies
+// have behind them: /SIZE/AGE/DELAY/KEY is a body of a size that is fresh for AGE
+// seconds and takes DELAY milliseconds to make. It may be served stale while it
+// is made anew.
+func newHandler(runs *atomic.Int64) http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /{size}/{age}/{delay}/{key}", func(w http.ResponseWriter, r *http.Request) {
+		runs.Add(1)
+		body, ok := bodies[r.PathValue("size")]
+		delay, err := strconv.Atoi(r.PathValue("delay"))
+		if !ok || err != nil {
+			http.NotFound(w, r)
+			return
+		}
+		if delay > 0 {
+			time.Sleep(time.Duration(delay) * time.Millisecond)
+		}
+		h := w.Header()
+		h.Set("Cache-Control", "public, max-age="+r.PathValue("age")+", stale-while-revalidate=10")
+		h.Set("Content-Type", "text/plain")
+		h.Set("Content-Length", strconv.Itoa(len(body)))
+		w.Write(body)
+	})
+	return mux
+}
+
+// middlewares are what a handler may stand behind, in Go.
+var middlewares = map[string]func(http.Handler) (http.Handler, error){
+	"bare": func(h http.Handler) (http.Handler, error) { return h, nil },
+	"bellwether": func(h http.Handler) (http.Handler, error) {
+		return bellwether.NewMiddleware(bellwether.HTTPOptions{}).Handler(h), nil
+	},
+	"http-cache": func(h http.Handler) (http.Handler, error) {
+		adapter, err := memory.NewAdapter(memory.AdapterWithAlgorithm(memory.LRU), memory.AdapterWithCapacity(100_000))
+		if err != nil {
+			return nil, err
+		}
+		// It knows no Cache-Control: its TTL is that of the responses that
+		// expire here, which the others are refreshed at, too.
+		c, err := httpcache.NewClient(httpcache.ClientWithAdapter(adapter), httpcache.ClientWithTTL(time.Second))
+		if err != nil {
+			return nil, err
+		}
+		return c.Middleware(h), nil
+	},
+}
+
+// serve is a server process, until its input ends.
+func serve(config string) error {
+	var c serverConfig
+	if err := json.Unmarshal([]byte(config), &c); err != nil {
+		return err
+	}
+	var runs atomic.Int64
+	wrap, ok := middlewares[c.Kind]
+	if !ok {
+		return fmt.Errorf("no middleware %q", c.Kind)
+	}
+	h, err := wrap(newHandler(&runs))
+	if err != nil {
+		return err
+	}
+	l, err := net.Listen("tcp", c.Addr)
+	if err != nil {
+		return err
+	}
+	admin, err := net.Listen("tcp", c.Admin)
+	if err != nil {
+		return err
+	}
+	go http.Serve(admin, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, runs.Load()) }))
+	go http.Serve(l, h)
+	_, err = io.Copy(io.Discard, os.Stdin)
+	return err
+}

@@ -1,0 +1,61 @@
+package main
+
+import (
+	"context"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/lockers/etcdlock"
+	"github.com/bellwether-go/bellwether/lockers/memcachelock"
+	"github.com/bellwether-go/bellwether/lockers/redislock"
+	"github.com/bellwether-go/bellwether/stores/memcachestore"
+	"github.com/bellwether-go/bellwether/stores/redisstore"
+)
+
+// Bellwether, over each engine and over none. NearTTL is left at its default of
+// a second, so that a value of a longer TTL is asked for at the store once a
+// second and process.
+
+var bellwetherInProcess = strategy{
+	name: "bellwether in process", traits: staleServes,
+	caveat: "without a store: one load for each process",
+	open: func(_ *clients, p policy, load loader) (cache, error) {
+		return bellwetherCache(p, load, nil, nil), nil
+	},
+}
+
+var bellwetherRedis = strategy{
+	name: "bellwether redis", engines: []string{redisEngine}, traits: staleServes | locks,
+	open: func(c *clients, p policy, load loader) (cache, error) {
+		return bellwetherCache(p, load, redisstore.New(c.redis), redislock.New(c.redis)), nil
+	},
+}
+
+var bellwetherMemcached = strategy{
+	name: "bellwether memcached", engines: []string{memcachedEngine}, traits: staleServes | locks,
+	caveat: "memcached cannot push: waiting processes poll",
+	open: func(c *clients, p policy, load loader) (cache, error) {
+		return bellwetherCache(p, load, memcachestore.New(c.memcached), memcachelock.New(c.memcached)), nil
+	},
+}
+
+var bellwetherEtcd = strategy{
+	name: "bellwether etcd", engines: []string{redisEngine, etcdEngine}, traits: staleServes | locks,
+	caveat: "etcd elects, Redis stores; commands are of both",
+	open: func(c *clients, p policy, load loader) (cache, error) {
+		return bellwetherCache(p, load, redisstore.New(c.redis), etcdlock.New(c.etcd)), nil
+	},
+}
+
+func bellwetherCache(p policy, load loader, store bellwether.Store, locker bellwether.Locker) cache {
+	o := bellwether.Options{
+		TTL: p.TTL, StaleWhileRevalidate: p.Stale, LeaseTTL: p.Lease,
+		Store: store, Locker: locker,
+	}
+	if p.Near > 0 {
+		// The tier is bounded in bytes, of which an entry takes 256 beside its
+		// key: so it has as many places as the rivals' have.
+		o.NearBytes, o.Size = int64(p.Near)*(256+32), func(key string, _ any) int { return 32 - len(key) }
+	}
+	c := bellwether.New(load, o)
+	return closing{func(ctx context.Context, key string) (string, error) { return c.Get(ctx, key) }, func() { c.Close() }}
+}

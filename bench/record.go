@@ -1,0 +1,238 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+)
+
+// This file is what is kept of a run: its record, as a file and as tables, and
+// how two of them compare.
+
+// A record is one run: what was measured, and where.
+type record struct {
+	Bench        string            `json:"bench"` // herd, http
+	Command      string            `json:"command"`
+	Note         string            `json:"note,omitempty"`
+	Date         time.Time         `json:"date"`
+	Commit       string            `json:"commit,omitempty"`
+	Go           string            `json:"go"`
+	CPU          string            `json:"cpu"`
+	Cores        int               `json:"cores"`
+	LoadAverage  string            `json:"load_average"` // when it began
+	Versions     map[string]string `json:"versions,omitempty"`
+	Size         any               `json:"size"`
+	Measurements []measurement     `json:"measurements,omitempty"`
+	HTTP         []httpMeasurement `json:"http,omitempty"`
+}
+
+// A measurement is one strategy in one scenario, once. Times are milliseconds.
+type measurement struct {
+	Scenario       string  `json:"scenario"`
+	Strategy       string  `json:"strategy"`
+	Round          int     `json:"round"`
+	Calls          int     `json:"calls"`
+	Expiries       float64 `json:"expiries"`
+	Loads          int     `json:"loads"`
+	LoadsPerExpiry float64 `json:"loads_per_expiry"`
+	Duplicates     int     `json:"duplicates"`   // loads that began while another of the key ran
+	Most           int     `json:"most_at_once"` // loads, of all keys
+	P50            float64 `json:"p50_ms"`
+	P99            float64 `json:"p99_ms"`
+	P999           float64 `json:"p999_ms"`
+	Max            float64 `json:"max_ms"`
+	Waiting        float64 `json:"waiting_s"`            // of all callers together
+	Commands       float64 `json:"commands_per_process"` // -1: not counted
+	Failures       int     `json:"failures"`
+	Wrong          int     `json:"wrong"` // another key's value
+	Hung           int     `json:"hung"`
+	Error          string  `json:"error,omitempty"` // one of the failures
+}
+
+func newRecord(bench string, size any) *record {
+	load, _ := os.ReadFile("/proc/loadavg")
+	fields := strings.Fields(string(load))
+	return &record{
+		Bench: bench, Command: "go run ./bench " + strings.Join(os.Args[1:], " "), Date: time.Now().UTC().Truncate(time.Second),
+		Commit: output("git", "rev-parse", "--short", "HEAD"), Go: runtime.Version(), CPU: cpu(), Cores: runtime.NumCPU(),
+		LoadAverage: strings.Join(fields[:min(3, len(fields))], " "),
+		Versions:    versions(), Size: size,
+	}
+}
+
+func cpu() string {
+	b, _ := os.ReadFile("/proc/cpuinfo")
+	for line := range strings.Lines(string(b)) {
+		if name, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(name) == "model name" {
+			return strings.TrimSpace(value)
+		}
+	}
+	return runtime.GOARCH
+}
+
+// versions are those of the servers that are here.
+func versions() map[string]string {
+	v := map[string]string{}
+	for name, args := range map[string][]string{
+		"redis-server": {"--version"}, "memcached": {"--version"}, "etcd": {"--version"},
+		"nginx": {"-v"}, "varnishd": {"-V"}, "wrk": {"-v"},
+	} {
+		if out := output(name, args...); out != "" {
+			v[name], _, _ = strings.Cut(out, "\n")
+		}
+	}
+	return v
+}
+
+// output is what a program says, empty if it cannot be run.
+func output(name string, args ...string) string {
+	path, err := exec.LookPath(name)
+	if err != nil {
+		return ""
+	}
+	out, err := exec.Command(path, args...).CombinedOutput()
+	if name == "git" && err != nil { // not of a repository; wrk -v, too, ends with 1
+		return ""
+	}
+	return strings.TrimSpace(string(out))
+}
+
+func (r *record) write(path string) error {
+	b, err := json.MarshalIndent(r, "", "\t")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(path, append(b, '\n'), 0o644)
+}
+
+func readRecord(path string) (*record, error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	var r record
+	if err := json.Unmarshal(b, &r); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return &r, nil
+}
+
+// where is what has to be known of a run to read its figures.
+func (r *record) where(w io.Writer) {
+	fmt.Fprintf(w, "%s\n%s, commit %s; %d cores of %s, %s; load average before: %s\n", r.Command,
+		r.Date.Format(time.RFC3339), r.Commit, r.Cores, r.CPU, r.Go, r.LoadAverage)
+	for _, name := range slices.Sorted(keysOf(r.Versions)) {
+		fmt.Fprintf(w, "%s: %s\n", name, r.Versions[name])
+	}
+	if r.Note != "" {
+		fmt.Fprintln(w, "NOTE:", r.Note)
+	}
+}
+
+func keysOf[M ~map[K]V, K comparable, V any](m M) func(yield func(K) bool) {
+	return func(yield func(K) bool) {
+		for k := range m {
+			if !yield(k) {
+				return
+			}
+		}
+	}
+}
+
+// median of what the rounds say, by of.
+func median[T any](rounds []T, of func(T) float64) float64 {
+	var xs []float64
+	for _, r := range rounds {
+		xs = append(xs, of(r))
+	}
+	if len(xs) == 0 {
+		return 0
+	}
+	slices.Sort(xs)
+	return (xs[(len(xs)-1)/2] + xs[len(xs)/2]) / 2
+}
+
+// rounds are a strategy's measurements in a scenario.
+func (r *record) rounds(scenario, strategy string) []measurement {
+	var ms []measurement
+	for _, m := range r.Measurements {
+		if m.Scenario == scenario && m.Strategy == strategy {
+			ms = append(ms, m)
+		}
+	}
+	return ms
+}
+
+// columns of the herd's tables.
+var columns = []struct {
+	name   string
+	of     func(measurement) float64
+	format string
+}{
+	{"loads/expiry", func(m measurement) float64 { return m.LoadsPerExpiry }, "%.4g"},
+	{"duplicates", func(m measurement) float64 { return float64(m.Duplicates) }, "%.4g"},
+	{"p50 ms", func(m measurement) float64 { return m.P50 }, "%.1f"},
+	{"p99 ms", func(m measurement) float64 { return m.P99 }, "%.1f"},
+	{"p99.9 ms", func(m measurement) float64 { return m.P999 }, "%.1f"},
+	{"max ms", func(m measurement) float64 { return m.Max }, "%.1f"},
+	{"waiting s", func(m measurement) float64 { return m.Waiting }, "%.4g"},
+	{"commands/process", func(m measurement) float64 { return m.Commands }, "%.4g"},
+	{"failures", func(m measurement) float64 { return float64(m.Failures) }, "%.4g"},
+	{"wrong", func(m measurement) float64 { return float64(m.Wrong) }, "%.4g"},
+	{"hung", func(m measurement) float64 { return float64(m.Hung) }, "%.4g"},
+}
+
+func printHerd(w io.Writer, r *record, chosen []scenario) {
+	r.where(w)
+	for _, sc := range chosen {
+		out := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+		for _, s := range strategies {
+			ms := r.rounds(sc.name, s.name)
+			if len(ms) == 0 {
+				continue
+			}
+			if s.name == r.first(sc.name) {
+				fmt.Fprintf(w, "\n%s: %s\n%d rounds; calls: %.0f, expiries: %.0f\n", sc.name, sc.what, len(ms),
+					median(ms, func(m measurement) float64 { return float64(m.Calls) }), ms[0].Expiries)
+				fmt.Fprint(out, "strategy\t")
+				for _, c := range columns {
+					fmt.Fprint(out, c.name, "\t")
+				}
+				fmt.Fprintln(out)
+			}
+			fmt.Fprint(out, s.name, "\t")
+			for _, c := range columns {
+				if v := median(ms, c.of); v < 0 {
+					fmt.Fprint(out, "-\t")
+				} else {
+					fmt.Fprintf(out, c.format+"\t", v)
+				}
+			}
+			fmt.Fprintln(out)
+		}
+		out.Flush()
+	}
+	fmt.Fprintln(w, "\nCaveats:")
+	for _, s := range strategies {
+		if s.caveat != "" && slices.ContainsFunc(r.Measurements, func(m measurement) bool { return m.Strategy == s.name }) {
+			fmt.Fprintf(w, "- %s: %s\n", s.name, s.caveat)
+		}
+	}
+}
+
+// first is the first of the strategies that the record has for a scenario.
+func (r *record) first(scenario string) string {
+	for _, s := range strategies {
+		if len(r.rounds(scenario, s.name)) > 0 {
+			return s.name
+		}
+	}
+	return ""
+}

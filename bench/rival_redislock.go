@@ -1,0 +1,47 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/bsm/redislock"
+	"github.com/redis/go-redis/v9"
+)
+
+// bsm/redislock around a cache beside its origin, behind singleflight, so that one
+// caller of each process stands for the lock. It waits for the lock by its own
+// linear back-off of 100 ms, as in its documentation, and looks for the value
+// again when it has it. Nobody renews the lease: the library leaves that to its
+// user.
+
+var redislockAside = strategy{
+	name: "bsm/redislock", engines: []string{redisEngine}, traits: locks,
+	caveat: "a mutex: its waiters take it one after another, only to read; the lease is not renewed",
+	open: func(c *clients, p policy, load loader) (cache, error) {
+		locker := redislock.New(c.redis)
+		return flown(func(ctx context.Context, key string) (string, error) {
+			v, err := c.redis.Get(ctx, key).Result()
+			if err == nil {
+				return v, nil
+			}
+			if !errors.Is(err, redis.Nil) {
+				return load(ctx, key)
+			}
+			lock, err := locker.Obtain(ctx, "lock:"+key, p.Lease, &redislock.Options{RetryStrategy: redislock.LinearBackoff(100 * time.Millisecond)})
+			if err != nil {
+				// Obtain gives up after the length of the lease: then it loads
+				// without the lock rather than fail.
+				return load(ctx, key)
+			}
+			defer lock.Release(context.WithoutCancel(ctx))
+			if v, err := c.redis.Get(ctx, key).Result(); err == nil {
+				return v, nil
+			}
+			if v, err = load(ctx, key); err != nil {
+				return "", err
+			}
+			return v, c.redis.Set(ctx, key, v, p.TTL).Err()
+		}), nil
+	},
+}

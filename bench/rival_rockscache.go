@@ -1,0 +1,25 @@
+package main
+
+import (
+	"context"
+	"time"
+
+	"github.com/dtm-labs/rockscache"
+)
+
+// rockscache: a lock in the hash that holds the value.
+
+var rockscacheRedis = strategy{
+	name: "rockscache", engines: []string{redisEngine}, traits: locks | wholeSeconds,
+	caveat: "TTL and lock count in whole seconds; waiters poll at its default of 100 ms; a stale value it serves only after an invalidation",
+	open: func(c *clients, p policy, load loader) (cache, error) {
+		o := rockscache.NewDefaultOptions()
+		o.LockExpire = time.Duration(seconds(p.Lease)) * time.Second
+		o.RandomExpireAdjustment = 0 // all strategies' values live equally long here
+		rc := rockscache.NewClient(c.redis, o)
+		return got(func(ctx context.Context, key string) (string, error) {
+			// It takes Delay off the expiry that it is given.
+			return rc.Fetch2(ctx, key, p.TTL+o.Delay, func() (string, error) { return load(ctx, key) })
+		}), nil
+	},
+}

@@ -1,0 +1,45 @@
+package bellwether_test
+
+import (
+	"bytes"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+)
+
+// BenchmarkEntry is an entry turned into its bytes and back, with the buffer
+// reused.
+func BenchmarkEntry(b *testing.B) {
+	for _, size := range []int{100, 10_000} {
+		e := bellwether.Entry{
+			Kind: bellwether.KindValue, Value: bytes.Repeat([]byte("v"), size), Epoch: 1 << 50,
+			TTL: time.Minute, StaleWhileRevalidate: time.Hour, BuildTime: 310 * time.Millisecond,
+		}
+		encoded, err := e.AppendBinary(nil)
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.Run(fmt.Sprintf("%d/encode", size), func(b *testing.B) {
+			b.ReportAllocs()
+			b.SetBytes(int64(len(encoded)))
+			buf := make([]byte, 0, 2*len(encoded))
+			for b.Loop() {
+				if _, err := e.AppendBinary(buf); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+		b.Run(fmt.Sprintf("%d/decode", size), func(b *testing.B) {
+			b.ReportAllocs()
+			b.SetBytes(int64(len(encoded)))
+			for b.Loop() {
+				var got bellwether.Entry
+				if err := got.UnmarshalBinary(encoded); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
