@@ -54,11 +54,11 @@ var bugs = []bug{
 		lock: func(_ client, l bellwether.Locker) bellwether.Locker { return &lateWatcher{l} },
 	},
 	{
-		name: "no fencing", check: checkStore, seed: 201, locker: "redis", store: "redis",
+		name: "no fencing", check: checkStore, seed: 201, locker: "redis", store: "memcached",
 		keep: func(s bellwether.Store) bellwether.Store { return notified(s, &unfenced{s}) },
 	},
 	{
-		name: "no re-read after winning", check: checkStore, seed: 202, locker: "redis", store: "memcached",
+		name: "no re-read after winning", check: checkStore, seed: 202, locker: "etcd", store: "redis",
 		keep: func(s bellwether.Store) bellwether.Store { return notified(s, &blind{s}) },
 	},
 	{

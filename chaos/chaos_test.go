@@ -1,10 +1,23 @@
 package chaos
 
 import (
+	"flag"
 	"fmt"
+	"math/rand/v2"
 	"os"
+	"path/filepath"
+	"slices"
 	"testing"
 	"time"
+
+	"go.uber.org/goleak"
+)
+
+var (
+	seedFlag     = flag.Int64("seed", 0, "run the schedule of this seed only")
+	lockerFlag   = flag.String("locker", "", "with this locker: redis, memcached, etcd, zookeeper or dynamodb")
+	storeFlag    = flag.String("store", "", "with this store: redis or memcached")
+	durationFlag = flag.Duration("duration", 0, "how long a run of a -seed takes; without one, for how long to go on with random seeds")
 )
 
 func TestMain(m *testing.M) {
@@ -15,39 +28,187 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
-	os.Exit(m.Run())
+	goleak.VerifyTestMain(m)
 }
 
-func TestFleet_Smoke(t *testing.T) {
-	for i, l := range lockers {
-		t.Run(l, func(t *testing.T) {
-			r := runFleet(t, int64(i+1), 8*time.Second, l, stores[i%2], bug{})
-			found := r.check()
-			t.Logf("%d events, %d loads, times %+v", len(r.events), len(r.loads), r.plan.times)
-			t.Logf("judged %v, excused %v, undecided %d", found.judged, found.excused, found.undecided)
-			for _, s := range r.plan.steps {
-				if s.do != invalidate {
-					t.Log(s)
-				}
-			}
-			if len(found.violations) > 0 {
-				t.Errorf("%s", found)
-			}
-		})
+const (
+	// shortFleet and shortLocks are the lengths of the runs with fixed seeds.
+	shortFleet = 7 * time.Second
+	shortLocks = 5 * time.Second
+	// longFleet and longLocks are those of the runs with random ones.
+	longFleet = 20 * time.Second
+	longLocks = 10 * time.Second
+)
+
+// fixed are the seeds of the short runs. engines of a run follow from its seed,
+// so that five seeds in a row meet every locker, and both stores, and ten every
+// pair.
+var fixed = []int64{1, 2, 3, 4, 5}
+
+// pairOf returns the engines of a seed, unless the flags name them.
+func pairOf(seed int64) (locker, store string) {
+	n := uint64(seed)
+	locker, store = lockers[n%uint64(len(lockers))], stores[n%uint64(len(stores))]
+	if *lockerFlag != "" {
+		locker = *lockerFlag
 	}
+	if *storeFlag != "" {
+		store = *storeFlag
+	}
+	return locker, store
 }
 
-func TestFleet_SmokeBugs(t *testing.T) {
-	for _, b := range bugs {
-		if b.store == "" {
-			continue
+// TestFleet holds whole fleets against what Bellwether promises.
+func TestFleet(t *testing.T) {
+	switch {
+	case *seedFlag != 0:
+		length := *durationFlag
+		if length == 0 {
+			length = shortFleet
 		}
+		fleet(t, *seedFlag, length)
+	case *durationFlag != 0:
+		for end := time.Now().Add(*durationFlag); time.Now().Before(end); {
+			fleet(t, rand.Int64N(1<<31), longFleet)
+		}
+	default:
+		for _, seed := range fixed {
+			fleet(t, seed, shortFleet)
+		}
+	}
+}
+
+func fleet(t *testing.T, seed int64, length time.Duration) {
+	locker, store := pairOf(seed)
+	t.Run(fmt.Sprintf("%s over %s, seed %d", locker, store, seed), func(t *testing.T) {
+		short := *seedFlag == 0 && *durationFlag == 0
+		if short {
+			t.Parallel()
+		}
+		t.Logf("to replay: go test -race -v -run 'TestFleet$' . -args -seed=%d -locker=%s -store=%s -duration=%v", seed, locker, store, length)
+		r := runFleet(t, seed, length, locker, store, bug{})
+		found := r.check()
+		t.Logf("%d events, %d loads; judged %v, left out %v", len(r.events), len(r.loads), found.judged, found.excused)
+		if len(found.violations) > 0 {
+			for _, s := range r.plan.steps {
+				t.Log(s)
+			}
+			t.Errorf("%s\nthe whole history is in %s", found, r.keep(t))
+		}
+		found.mustJudge(t, checkStore, checkLock, checkOne, checkOrder, checkDrop, checkBound, checkRecovery)
+	})
+}
+
+// mustJudge fails a run in which a check had nothing to judge.
+func (f *findings) mustJudge(t *testing.T, checks ...check) {
+	t.Helper()
+	for _, c := range checks {
+		if f.judged[c] == 0 {
+			t.Errorf("there was nothing that check %q could judge; %d were left out", c, f.excused[c])
+		}
+	}
+	if f.undecided > 0 {
+		t.Errorf("porcupine could not decide %d histories in %v each", f.undecided, checkTime)
+	}
+}
+
+// keep writes the history down where it outlives the test.
+func (r *fleetRun) keep(t *testing.T) string {
+	dir := os.Getenv("BELLWETHER_CHAOS_DIR")
+	if dir == "" {
+		dir = os.TempDir()
+	}
+	f, err := os.Create(filepath.Join(dir, fmt.Sprintf("chaos-%d.txt", r.seed)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for _, e := range latest(r.events) {
+		fmt.Fprintf(f, "%.2f %.2f %s\n", float64(e.Begin)/1e6, float64(e.End)/1e6, e)
+	}
+	for _, l := range r.loads {
+		fmt.Fprintf(f, "%.2f the origin is asked for %s, version %d\n", float64(l.begin)/1e6, l.key, l.version)
+	}
+	for _, s := range r.faults {
+		fmt.Fprintf(f, "%.2f %.2f fault of worker %d (-1: all)\n", float64(s.begin)/1e6, float64(s.end)/1e6, s.worker)
+	}
+	return f.Name()
+}
+
+// TestLockers holds each locker by itself against its contract.
+func TestLockers(t *testing.T) {
+	switch {
+	case *seedFlag != 0:
+		length := *durationFlag
+		if length == 0 {
+			length = shortLocks
+		}
+		locker, _ := pairOf(*seedFlag)
+		locks(t, locker, *seedFlag, length)
+	case *durationFlag != 0:
+		for end := time.Now().Add(*durationFlag / 4); time.Now().Before(end); {
+			seed := rand.Int64N(1 << 31)
+			locker, _ := pairOf(seed)
+			locks(t, locker, seed, longLocks)
+		}
+	default:
+		for i, locker := range lockers {
+			locks(t, locker, int64(11+i), shortLocks)
+		}
+	}
+}
+
+func locks(t *testing.T, locker string, seed int64, length time.Duration) {
+	t.Run(fmt.Sprintf("%s, seed %d", locker, seed), func(t *testing.T) {
+		if *seedFlag == 0 && *durationFlag == 0 {
+			t.Parallel()
+		}
+		t.Logf("to replay: go test -race -v -run 'TestLockers$' . -args -seed=%d -locker=%s -duration=%v", seed, locker, length)
+		e, err := engineOf(locker)
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := runLocks(t, e, seed, length, bug{})
+		t.Logf("judged %v, left out %v", found.judged, found.excused)
+		if len(found.violations) > 0 {
+			t.Errorf("%s", found)
+		}
+		found.mustJudge(t, checkLock)
+		if slices.Contains([]string{"redis", "etcd", "zookeeper"}, locker) { // they push
+			found.mustJudge(t, checkWake)
+		}
+	})
+}
+
+// TestBugs plants each bug, and wants the check that is for it to find it.
+func TestBugs(t *testing.T) {
+	if *seedFlag != 0 || *durationFlag != 0 {
+		t.Skip("the bugs have seeds of their own")
+	}
+	for _, b := range bugs {
 		t.Run(b.name, func(t *testing.T) {
-			r := runFleet(t, b.seed, 5*time.Second, b.locker, b.store, b)
-			found := r.check()
-			t.Logf("judged %v, excused %v, undecided %d", found.judged, found.excused, found.undecided)
-			t.Logf("caught %v", found.caught())
-			t.Logf("%.1500s", found)
+			t.Parallel()
+			var found *findings
+			if b.store == "" {
+				e, err := engineOf(b.locker)
+				if err != nil {
+					t.Fatal(err)
+				}
+				found = runLocks(t, e, b.seed, bugLocks, b)
+			} else {
+				found = runFleet(t, b.seed, bugFleet, b.locker, b.store, b).check()
+			}
+			if caught := found.caught(); !slices.Contains(caught, b.check) {
+				t.Errorf("caught by %v, want %q among them; judged %v", caught, b.check, found.judged)
+			} else {
+				t.Logf("caught by %v:\n%.1000s", caught, found)
+			}
 		})
 	}
 }
+
+// bugLocks and bugFleet are how long a bug has to show.
+const (
+	bugLocks = 3 * time.Second
+	bugFleet = 3 * time.Second
+)
