@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -60,34 +62,52 @@ func pairOf(seed int64) (locker, store string) {
 
 // TestFleet holds whole fleets against what Bellwether promises.
 func TestFleet(t *testing.T) {
+	total := newFindings()
+	defer func() {
+		if !t.Failed() {
+			total.mustJudge(t, checkStore, checkLock, checkOne, checkOrder, checkDrop, checkBound, checkRecovery)
+		}
+	}()
 	switch {
 	case *seedFlag != 0:
 		length := *durationFlag
 		if length == 0 {
 			length = shortFleet
 		}
-		fleet(t, *seedFlag, length)
+		total.include(fleet(t, *seedFlag, length))
 	case *durationFlag != 0:
 		for end := time.Now().Add(*durationFlag); time.Now().Before(end); {
-			fleet(t, rand.Int64N(1<<31), longFleet)
+			total.include(fleet(t, rand.Int64N(1<<31), longFleet))
 		}
 	default:
-		for _, seed := range fixed {
-			fleet(t, seed, shortFleet)
+		// Two at a time: most of a run is waiting, but more would starve each
+		// other, and nothing could be judged.
+		var wg sync.WaitGroup
+		seeds := make(chan int64)
+		for range 2 {
+			wg.Go(func() {
+				for seed := range seeds {
+					found := fleet(t, seed, shortFleet)
+					total.include(found)
+				}
+			})
 		}
+		for _, seed := range fixed {
+			seeds <- seed
+		}
+		close(seeds)
+		wg.Wait()
 	}
 }
 
-func fleet(t *testing.T, seed int64, length time.Duration) {
+// fleet makes one run, as a subtest, and returns what it came to.
+func fleet(t *testing.T, seed int64, length time.Duration) *findings {
 	locker, store := pairOf(seed)
+	var found *findings
 	t.Run(fmt.Sprintf("%s over %s, seed %d", locker, store, seed), func(t *testing.T) {
-		short := *seedFlag == 0 && *durationFlag == 0
-		if short {
-			t.Parallel()
-		}
 		t.Logf("to replay: go test -race -v -run 'TestFleet$' . -args -seed=%d -locker=%s -store=%s -duration=%v", seed, locker, store, length)
 		r := runFleet(t, seed, length, locker, store, bug{})
-		found := r.check()
+		found = r.check()
 		t.Logf("%d events, %d loads; judged %v, left out %v", len(r.events), len(r.loads), found.judged, found.excused)
 		if len(found.violations) > 0 {
 			for _, s := range r.plan.steps {
@@ -95,20 +115,21 @@ func fleet(t *testing.T, seed int64, length time.Duration) {
 			}
 			t.Errorf("%s\nthe whole history is in %s", found, r.keep(t))
 		}
-		found.mustJudge(t, checkStore, checkLock, checkOne, checkOrder, checkDrop, checkBound, checkRecovery)
+		if found.undecided > 0 {
+			t.Errorf("porcupine could not decide %d histories in %v each", found.undecided, checkTime)
+		}
 	})
+	return found
 }
 
-// mustJudge fails a run in which a check had nothing to judge.
+// mustJudge fails the test if there was nothing that one of the checks could
+// judge.
 func (f *findings) mustJudge(t *testing.T, checks ...check) {
 	t.Helper()
 	for _, c := range checks {
 		if f.judged[c] == 0 {
 			t.Errorf("there was nothing that check %q could judge; %d were left out", c, f.excused[c])
 		}
-	}
-	if f.undecided > 0 {
-		t.Errorf("porcupine could not decide %d histories in %v each", f.undecided, checkTime)
 	}
 }
 
@@ -174,6 +195,9 @@ func locks(t *testing.T, locker string, seed int64, length time.Duration) {
 			t.Errorf("%s", found)
 		}
 		found.mustJudge(t, checkLock)
+		if found.undecided > 0 {
+			t.Errorf("porcupine could not decide %d histories in %v each", found.undecided, checkTime)
+		}
 		if slices.Contains([]string{"redis", "etcd", "zookeeper"}, locker) { // they push
 			found.mustJudge(t, checkWake)
 		}
@@ -212,3 +236,24 @@ const (
 	bugLocks = 3 * time.Second
 	bugFleet = 3 * time.Second
 )
+
+// TestBugs_TableInTheDocs holds docs/chaos.md to the list of bugs.
+func TestBugs_TableInTheDocs(t *testing.T) {
+	doc, err := os.ReadFile("../docs/chaos.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var want []string
+	for _, b := range bugs {
+		engines := b.locker
+		if b.store != "" {
+			engines += " over " + b.store
+		}
+		want = append(want, fmt.Sprintf("| %s | %s | %d | %s |", b.name, engines, b.seed, b.check))
+	}
+	_, table, _ := strings.Cut(string(doc), "| bug | engines | seed | caught by |\n|---|---|---|---|\n")
+	table, _, _ = strings.Cut(table, "\n\n")
+	if got := strings.Split(table, "\n"); !slices.Equal(got, want) {
+		t.Errorf("docs/chaos.md has\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}

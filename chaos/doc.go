@@ -6,7 +6,7 @@
 // checks there are, and which planted bug each of them has caught.
 //
 //	go test -race ./chaos                                    # fixed seeds, under two minutes
-//	go test -race ./chaos -run Fleet -args -seed=7 -locker=etcd -store=redis -duration=1m
+//	go test -race ./chaos -run 'TestFleet$' -args -seed=7 -locker=etcd -store=redis -duration=1m
 //	make chaos DURATION=30m                                  # seeds of its own, each printed
 //
 // A seed stands for the schedule of decisions, and replays that. What the

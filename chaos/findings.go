@@ -30,6 +30,8 @@ type findings struct {
 	judged     counts // calls, pairs of calls, loads: what a check could have failed on
 	excused    counts // what could not be judged
 	undecided  int    // keys whose histories porcupine could not decide in time
+
+	mu sync.Mutex // guards judged and excused where runs are added up
 }
 
 type counts map[check]int
@@ -179,3 +181,18 @@ func only(events []event, key string) []event {
 }
 
 func newFindings() *findings { return &findings{judged: counts{}, excused: counts{}} }
+
+// include adds what another run has judged.
+func (f *findings) include(o *findings) {
+	if o == nil {
+		return // it was ended before it came to anything
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for c, n := range o.judged {
+		f.judged[c] += n
+	}
+	for c, n := range o.excused {
+		f.excused[c] += n
+	}
+}

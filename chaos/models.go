@@ -55,8 +55,7 @@ type storeState struct {
 
 func (s storeState) step(c storeCall) (bool, storeState) {
 	if c.restart {
-		s.floor, s.epoch, s.sum = max(s.floor, s.counter), 0, 0
-		return true, s
+		return true, s.disown()
 	}
 	switch c.Kind {
 	case kindRead, kindClaim:
@@ -88,9 +87,16 @@ func (s storeState) step(c storeCall) (bool, storeState) {
 			s.epoch, s.sum = 0, 0
 		}
 	case kindVoid:
-		s.floor, s.epoch, s.sum = max(s.floor, s.counter), 0, 0
+		s = s.disown()
 	}
 	return true, s
+}
+
+// disown drops the entry, and raises the floor above every epoch given out, to
+// a number that is nobody's.
+func (s storeState) disown() storeState {
+	n := max(s.floor, s.counter) + 1
+	return storeState{counter: n, floor: n}
 }
 
 var storeModel = porcupine.Model{
