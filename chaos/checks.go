@@ -290,7 +290,7 @@ func (p *past) recovered() {
 	if p.calmAt == 0 {
 		return // a run with a bug, which is not waited for
 	}
-	if !p.whole && p.fleetRun.gaps.within(p.calmAt, now()) > time.Second {
+	if !p.whole && (p.slow > 0 || p.fleetRun.gaps.within(p.calmAt, now()) > time.Second) {
 		p.excused[checkRecovery]++
 		return
 	}

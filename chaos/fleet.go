@@ -2,6 +2,7 @@ package chaos
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -45,6 +46,7 @@ type fleetRun struct {
 	settled bool  // the faults are over; loads are quick and succeed
 	calmAt  int64 // when that was
 	whole   bool  // the fleet was one again in time
+	slow    int   // how often an engine was too slow for that, asked directly
 }
 
 // An originLoad is a load as the origin saw it begin, which is later than the
@@ -361,8 +363,12 @@ func (r *fleetRun) settle() {
 	r.mu.Lock()
 	r.settled, r.calmAt = true, now()
 	r.mu.Unlock()
+	probe := r.probe()
 	deadline := time.Now().Add(recovery)
 	for n, good := 0, 0; good < recovered && time.Now().Before(deadline); n++ {
+		if took := probe(); took > r.plan.times.Engine/4 {
+			r.slow++
+		}
 		key := fmt.Sprint("after", n)
 		for _, p := range r.workers {
 			p.tell(order{Do: "get", Key: key, Callers: 10})
@@ -383,6 +389,36 @@ func (r *fleetRun) settle() {
 		}
 	}
 	time.Sleep(time.Second)
+}
+
+// probe returns a function that takes and returns a lease and reads the store,
+// with no proxy between, and tells how long that took. The first call, which has
+// to connect, has been made.
+func (r *fleetRun) probe() func() time.Duration {
+	r.tb.Helper()
+	var clients []client
+	for i, e := range r.engines {
+		c, err := e.open(r.servers[i].Addr)
+		if err != nil {
+			r.tb.Fatal(err)
+		}
+		r.tb.Cleanup(func() { c.close() })
+		clients = append(clients, c)
+	}
+	locker, store := clients[len(clients)-1].locker, clients[0].store
+	probe := func() time.Duration {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		start := time.Now()
+		// What they answer is the checks' affair.
+		if lease, err := locker.TryAcquire(ctx, "probe", time.Second); err == nil {
+			lease.Release(ctx)
+		}
+		store.Get(ctx, "probe")
+		return time.Since(start)
+	}
+	probe()
+	return probe
 }
 
 // one reports whether a key was loaded once, and everybody has been served.

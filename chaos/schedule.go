@@ -78,7 +78,7 @@ func draw(seed int64, length time.Duration, engines int) schedule {
 	lease := ms(300, 1000)
 	s := schedule{times: times{
 		Lease: lease, TTL: ms(100, 250), Stale: []time.Duration{0, 200 * time.Millisecond}[dice.IntN(2)],
-		StaleIfError: 6 * time.Second, Near: 100 * time.Millisecond, Engine: ms(100, 200), Rebuild: 3 * lease,
+		StaleIfError: 6 * time.Second, Near: 100 * time.Millisecond, Engine: ms(150, 300), Rebuild: 3 * lease,
 	}}
 	faults := []testserver.Fault{testserver.BlackHole, testserver.DeadRequests, testserver.DeadReplies,
 		testserver.SwallowReplies, testserver.SlowClose, testserver.Reset}
