@@ -74,12 +74,9 @@ func (e *engine[V]) hear(n Notice) {
 func (r *run[V]) told(ctx context.Context, n Notice) bool {
 	e := r.engine
 	known, now := e.near.get(r.key)
-	if n.Entry.Epoch == 0 || n.Delay >= e.NearTTL || now-n.Delay <= r.looked {
+	if n.Entry.Epoch == 0 || n.Delay >= e.NearTTL {
 		// Too large to be sent along, or so late that it may have been
-		// invalidated long since; or the change may be older than what this
-		// flight has seen: its word comes on a connection of its own, and an
-		// invalidation that this process made after the change may have been
-		// answered sooner.
+		// invalidated long since.
 		r.lookAgain()
 		return r.look(ctx)
 	}

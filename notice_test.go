@@ -133,30 +133,6 @@ func TestNotice_Late(t *testing.T) {
 	})
 }
 
-// The word of a commit may come after an invalidation that followed it, on a
-// connection that is slower than the one on which this process has invalidated:
-// it is no answer to those who asked since.
-func TestNotice_OfWhatThisProcessHasInvalidated(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 2, notices, bellwether.Options{NearTTL: time.Second})
-		late := f.processes[1]
-		late.store.set(on(func(context.Context, string) error {
-			time.Sleep(300 * time.Millisecond)
-			return nil
-		}, "notice"))
-		f.processes[0].Get(t.Context(), "k") // v1
-		if err := late.Invalidate(t.Context(), "k"); err != nil {
-			t.Fatal(err)
-		}
-		synctest.Wait()
-		go f.processes[0].Get(context.Background(), "k") // v2, which late waits for
-		time.Sleep(100 * time.Millisecond)
-		if v, err := late.Get(t.Context(), "k"); v != "v2" || err != nil {
-			t.Errorf("got %q, %v after invalidating v1, want v2", v, err)
-		}
-	})
-}
-
 // Without a word, or with each lost, everything takes its time but comes.
 func TestNotice_Lost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

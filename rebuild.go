@@ -28,8 +28,6 @@ type run[V any] struct {
 	slot bool
 	// lease is the flight's own while it rebuilds with one.
 	lease Lease
-	// looked is when the store was last asked for the entry.
-	looked instant
 	// unshared is the epoch of the KindUnshared entry that the last look or
 	// claim found, 0 if it found none.
 	unshared uint64
@@ -183,13 +181,11 @@ func (r *run[V]) look(ctx context.Context) bool {
 		e.followLog(ctx)
 	}
 	entry, asked, err := r.read(ctx, &r.outage)
-	r.looked = asked
 	// One lost packet is no outage: an engine that is gone fails again, and
 	// opens its breaker, or has used the time up.
 	for try := 1; try < breakerTrips && errors.Is(err, ErrUnavailable) && r.outage.left > 0 && e.store.up(); try++ {
 		r.noAnswer("reading", err)
 		entry, asked, err = r.read(ctx, &r.outage)
-		r.looked = asked
 	}
 	switch {
 	case err == nil:
