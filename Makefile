@@ -28,7 +28,10 @@ REPORT := $(CURDIR)/bin/report
 # which would be what they measure, leaves out.
 CLAIMS = grep -rl --include='*_test.go' '^//go:build !race' .
 
-.PHONY: help test deps build lint race claims latency fuzz bench screenshots cover tidy clean
+# How long "make chaos" goes on.
+DURATION ?= 10m
+
+.PHONY: help test deps build lint race claims latency chaos fuzz bench screenshots cover tidy clean
 
 help: ## List the targets.
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -77,6 +80,9 @@ claims: build ## Run the tests of claims about time and allocations, without the
 
 latency: ## Hold the herd's p99, on a machine that does nothing else.
 	@go test -count=1 -v -tags latency -run '^TestLatency' ./internal/fleettest
+
+chaos: ## Break things at random for DURATION, with seeds of its own.
+	@cd chaos && go test -race -count=1 -timeout 0 -v -run '^Test(Fleet|Lockers)$$' . -args -duration=$(DURATION)
 
 fuzz: build ## Run every fuzz target for a while (FUZZTIME, FUZZTIME_OTHERS).
 	@.ci/fuzz 2>&1 | tee $(OUT)/fuzz.json | $(REPORT)

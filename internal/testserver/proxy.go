@@ -2,17 +2,70 @@ package testserver
 
 import (
 	"bytes"
+	"math/rand/v2"
 	"net"
+	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 )
 
-// A Proxy stands before a server and can lose a reply, with its connection.
+// A Fault is what a [Proxy] does to its connections, those that are open and
+// those that are made while it lasts.
+//
+// Like a network it loses nothing that it holds back: when the fault ends,
+// requests arrive late, after their callers have given up on them.
+type Fault uint8
+
+const (
+	// NoFault passes everything on.
+	NoFault Fault = iota
+	// BlackHole accepts, and passes nothing on while it lasts.
+	BlackHole
+	// DeadRequests is half-open: replies pass, requests do not.
+	DeadRequests
+	// DeadReplies is half-open the other way: the server hears and is not heard.
+	DeadReplies
+	// SwallowReplies loses each reply, with its connection: what was asked for
+	// has been done.
+	SwallowReplies
+	// SlowClose breaks the next reply of each connection off in the middle and
+	// ends that direction; requests go on to the server until the fault ends.
+	SlowClose
+	// Reset ends every connection with a RST.
+	Reset
+)
+
+// String returns the fault's name.
+func (f Fault) String() string {
+	return [...]string{"none", "black hole", "dead requests", "dead replies", "swallowed replies", "slow close", "reset"}[f]
+}
+
+// A Proxy stands before a server, counts what goes there, and can be told at any
+// time to be a bad network.
 type Proxy struct {
 	// Addr is its host:port.
 	Addr string
 
+	server  string
 	swallow atomic.Pointer[[]byte] // what the request whose reply is lost contains
+	counted atomic.Pointer[[]byte] // what the requests that are counted contain
+	latency atomic.Int64
+	conns   atomic.Int64
+	asked   atomic.Int64
+
+	mu     sync.Mutex // guards what follows
+	fault  Fault
+	change chan struct{} // closed when the fault changes or the proxy ends
+	links  map[*link]struct{}
+	ended  bool
+}
+
+// A link is one connection through a proxy.
+type link struct {
+	client, server *net.TCPConn
+	share          float64     // of the latency: connections overtake each other
+	lose           atomic.Bool // the reply that comes is lost
 }
 
 // NewProxy returns a proxy before the server at host:port. It ends with the
@@ -23,19 +76,46 @@ func NewProxy(tb testing.TB, server string) *Proxy {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	tb.Cleanup(func() { l.Close() })
-	p := &Proxy{Addr: l.Addr().String()}
-	go func() {
+	p := &Proxy{Addr: l.Addr().String(), server: server, change: make(chan struct{}), links: map[*link]struct{}{}}
+	var running sync.WaitGroup
+	tb.Cleanup(func() {
+		l.Close()
+		p.end()
+		running.Wait()
+	})
+	running.Go(func() {
 		for {
 			client, err := l.Accept()
 			if err != nil {
 				return
 			}
-			go p.serve(client, server)
+			running.Go(func() { p.serve(client.(*net.TCPConn)) })
 		}
-	}()
+	})
 	return p
 }
+
+// Set makes f the proxy's fault, in the place of the one it had.
+func (p *Proxy) Set(f Fault) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.ended {
+		return
+	}
+	p.fault = f
+	close(p.change)
+	p.change = make(chan struct{})
+	if f == Reset {
+		for l := range p.links {
+			l.reset()
+		}
+	}
+}
+
+// SetLatency makes what goes through late, each way, from now on: by at least
+// half of d, and by more than d only what comes close behind something else.
+// Each connection has a delay of its own, so that they overtake each other.
+func (p *Proxy) SetLatency(d time.Duration) { p.latency.Store(int64(d)) }
 
 // SwallowReplyTo makes the proxy pass on the next request that contains these
 // bytes, and close its connection in the place of the reply.
@@ -47,38 +127,184 @@ func (p *Proxy) SwallowReplyTo(request string) {
 // Armed reports whether that request has still to come.
 func (p *Proxy) Armed() bool { return p.swallow.Load() != nil }
 
-func (p *Proxy) serve(client net.Conn, server string) {
-	defer client.Close()
-	engine, err := net.Dial("tcp", server)
+// Connections returns how many connections have been accepted so far.
+func (p *Proxy) Connections() int { return int(p.conns.Load()) }
+
+// CountRequests makes Requests count, from 0, how often marker is sent to the
+// server from now on.
+func (p *Proxy) CountRequests(marker string) {
+	b := []byte(marker)
+	p.asked.Store(0)
+	p.counted.Store(&b)
+}
+
+// Requests returns what CountRequests has it count.
+func (p *Proxy) Requests() int { return int(p.asked.Load()) }
+
+// end resets what is open and lets go what is held.
+func (p *Proxy) end() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ended = true
+	close(p.change)
+	for l := range p.links {
+		l.reset()
+	}
+}
+
+// now returns the fault, and the channel that is closed when it changes.
+func (p *Proxy) now() (Fault, <-chan struct{}, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.fault, p.change, p.ended
+}
+
+func (p *Proxy) serve(client *net.TCPConn) {
+	p.conns.Add(1)
+	c, err := net.Dial("tcp", p.server)
 	if err != nil {
+		client.SetLinger(0) // as the server's own machine would refuse it
+		client.Close()
 		return
 	}
-	defer engine.Close()
-	var lose atomic.Bool
+	l := &link{client: client, server: c.(*net.TCPConn), share: .5 + rand.Float64()/2}
+	p.mu.Lock()
+	dead := p.ended || p.fault == Reset
+	if !dead {
+		p.links[l] = struct{}{}
+	}
+	p.mu.Unlock()
+	if dead {
+		l.reset()
+		return
+	}
+	var requests sync.WaitGroup
+	requests.Go(func() { p.carryRequests(l) })
+	p.carryReplies(l)
+	l.client.Close()
+	requests.Wait()
+	l.server.Close()
+	p.mu.Lock()
+	delete(p.links, l)
+	p.mu.Unlock()
+}
+
+// reset ends both sides; what is under way is lost.
+func (l *link) reset() {
+	l.client.SetLinger(0)
+	l.client.Close()
+	l.server.SetLinger(0)
+	l.server.Close()
+}
+
+// carryRequests ends when the client has closed and all that it has sent is
+// with the server, or the server is gone.
+func (p *Proxy) carryRequests(l *link) {
+	// The server's side is closed, and not only for writing: a server that goes
+	// on sending to a client that has gone would keep the link for ever.
+	defer l.server.Close()
+	var tail []byte // of what came before, in which a counted marker may begin
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := l.client.Read(buf)
+		if err != nil {
+			return
+		}
+		if marker := p.counted.Load(); marker != nil {
+			tail = append(tail, buf[:n]...)
+			p.asked.Add(int64(bytes.Count(tail, *marker)))
+			if i := bytes.LastIndex(tail, *marker); i >= 0 {
+				tail = tail[i+len(*marker):]
+			}
+			tail = bytes.Clone(tail[max(0, len(tail)-len(*marker)+1):])
+		}
+		if want := p.swallow.Load(); want != nil && bytes.Contains(buf[:n], *want) && p.swallow.CompareAndSwap(want, nil) {
+			l.lose.Store(true)
+		}
+		if !p.hold(l, BlackHole, DeadRequests) {
+			return
+		}
+		if _, err := l.server.Write(buf[:n]); err != nil {
+			return
+		}
+	}
+}
+
+// carryReplies ends when either side is gone, or a reply is lost.
+func (p *Proxy) carryReplies(l *link) {
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := l.server.Read(buf)
+		if err != nil || l.lose.Load() {
+			return
+		}
+		if !p.hold(l, BlackHole, DeadReplies) {
+			return
+		}
+		switch fault, _, _ := p.now(); fault {
+		case SwallowReplies:
+			return
+		case SlowClose:
+			l.client.Write(buf[:n/2])
+			l.client.CloseWrite()
+			p.drain(l)
+			return
+		}
+		if _, err := l.client.Write(buf[:n]); err != nil {
+			return
+		}
+	}
+}
+
+// hold keeps what was read for the latency, and for as long as one of these
+// faults lasts. It reports whether it is to be passed on then.
+func (p *Proxy) hold(l *link, faults ...Fault) bool {
+	if d := time.Duration(float64(p.latency.Load()) * l.share); d > 0 {
+		_, change, ended := p.now()
+		for late := time.NewTimer(d); !ended; {
+			select {
+			case <-late.C:
+				ended = true
+			case <-change:
+				_, change, ended = p.now()
+			}
+		}
+	}
+	for {
+		fault, change, ended := p.now()
+		if ended {
+			return false
+		}
+		if fault != faults[0] && fault != faults[1] {
+			return true
+		}
+		<-change
+	}
+}
+
+// drain throws the server's replies away for as long as the slow close lasts.
+func (p *Proxy) drain(l *link) {
+	over := make(chan struct{})
 	go func() {
-		defer engine.Close() // ends the loop below
-		buf := make([]byte, 64<<10)
+		defer close(over)
+		buf := make([]byte, 4<<10)
 		for {
-			n, err := client.Read(buf)
-			if err != nil {
-				return
-			}
-			if want := p.swallow.Load(); want != nil && bytes.Contains(buf[:n], *want) && p.swallow.CompareAndSwap(want, nil) {
-				lose.Store(true)
-			}
-			if _, err := engine.Write(buf[:n]); err != nil {
+			if _, err := l.server.Read(buf); err != nil {
 				return
 			}
 		}
 	}()
-	buf := make([]byte, 64<<10)
 	for {
-		n, err := engine.Read(buf)
-		if err != nil || lose.Load() {
-			return
+		fault, change, ended := p.now()
+		if ended || fault != SlowClose {
+			break
 		}
-		if _, err := client.Write(buf[:n]); err != nil {
+		select {
+		case <-change:
+		case <-over:
 			return
 		}
 	}
+	l.server.Close()
+	<-over
 }

@@ -10,11 +10,11 @@ func TestExpiration_OutlivesTheLease(t *testing.T) {
 		ttl  time.Duration
 		want int32
 	}{
-		{1, 2},
-		{50 * time.Millisecond, 2},
-		{time.Second, 2},
-		{time.Second + 1, 3},
-		{1500 * time.Millisecond, 3},
+		{1, 6},
+		{50 * time.Millisecond, 6},
+		{time.Second, 6},
+		{time.Second + 1, 7},
+		{1500 * time.Millisecond, 7},
 		{maxTTL, 30 * 24 * 60 * 60},
 	} {
 		if got := expiration(c.ttl); got != c.want {

@@ -16,13 +16,16 @@
 //     seen one and the same value for its whole announced length. Of several
 //     who try, memcached lets one win.
 //
-// Step 4 is there because memcached counts in whole seconds, and an item with
-// an expiry of T lives between T-1 and T. For a lease never to end before its
-// holder believes so, the item's expiry is the length rounded up and one second
-// more; left to memcached alone, a lease of 50 ms would block its key for up to
-// two seconds. The observer's time runs from after it read the reply, on its
-// own monotonic clock, so it ends later than the holder's, which runs from
-// before its request; no two machines' clocks are compared.
+// Step 4 is there because memcached's clock is a number of whole seconds that
+// its main thread sets once a second. An item with an expiry of T lives between
+// T-1 and T; but where a tick just misses the end of a second, the clock leaps
+// by two, and where the process has stood still, by as much: what was stored
+// before the leap ends that much early. For a lease never to end before its
+// holder believes so, the item's expiry is the length rounded up and five
+// seconds more; left to memcached alone, a lease of 50 ms would block its key
+// for up to six seconds. The observer's time runs from after it read the reply,
+// on its own monotonic clock, so it ends later than the holder's, which runs
+// from before its request; no two machines' clocks are compared.
 //
 // There is no push: a Locker is not a [bellwether.Watcher], and its users poll.
 //
@@ -32,7 +35,8 @@
 // restart or with a server of the client's list, takes its lease with it: then
 // there are two holders until the first one renews, and it is the store's
 // epochs that let only one of them write. Leases are small and their items
-// young, so eviction is rare but not excluded.
+// young, so eviction is rare but not excluded. So is a server that stands still
+// for more than three seconds: leases that it takes just after may end early.
 //
 // A lease longer than 30 days is shortened to that, beyond which memcached
 // takes an expiry for a date.
@@ -70,9 +74,18 @@ import (
 	"github.com/bellwether-go/bellwether/internal/adapter"
 )
 
-// maxTTL is the longest lease whose expiry, with the second that is added to
-// it, memcached does not take for a date.
-const maxTTL = 30*24*time.Hour - time.Second
+const (
+	// slack is how much longer, in seconds, memcached is told to keep an item
+	// than its lease lasts. One is for the whole seconds of its clock, one for
+	// a tick that just misses a second's end, and three are for the time in which
+	// the server may have stood still before it took the lease. They cost
+	// nothing: takeover goes by the announced length.
+	slack = 5
+
+	// maxTTL is the longest lease whose expiry, with the slack, memcached does
+	// not take for a date.
+	maxTTL = 30*24*time.Hour - slack*time.Second
+)
 
 // A Locker is a [bellwether.Locker] on memcached. It is safe for concurrent
 // use. Create one with [New].
@@ -197,9 +210,9 @@ func changed(err error) bool {
 	return errors.Is(err, memcache.ErrCASConflict) || errors.Is(err, memcache.ErrCacheMiss) || errors.Is(err, memcache.ErrNotStored)
 }
 
-// expiration is the shortest expiry with which an item surely lives for ttl.
+// expiration is an expiry with which an item surely lives for ttl.
 func expiration(ttl time.Duration) int32 {
-	return int32((ttl+time.Second-1)/time.Second) + 1
+	return int32((ttl+time.Second-1)/time.Second) + slack
 }
 
 // A lease is the holder's side of an item.
@@ -221,7 +234,7 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	ttl = min(ttl, maxTTL)
 	end := time.Now().Add(ttl)
 	if l.over() {
-		// The item may live on for two seconds, and an observer may be about to
+		// The item may live on for seconds, and an observer may be about to
 		// take it over: whoever holds it after its end holds a promise that
 		// nobody has to keep. So it is given up, not prolonged.
 		return l.Release(ctx)

@@ -1,0 +1,245 @@
+package chaos
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+)
+
+// This file plants bugs: what goes wrong in locks and caches that are in use
+// elsewhere, put between the cache and a store or locker that have none. A run
+// with one of them has to fail.
+
+// A bug is planted in every process of a run.
+type bug struct {
+	name string
+	// check is the check that has to catch it.
+	check check
+	// seed is that of the run in which it does. locker and store are its engines;
+	// without a store it is a run of the locker alone.
+	seed          int64
+	locker, store string
+
+	lock  func(client, bellwether.Locker) bellwether.Locker
+	keep  func(bellwether.Store) bellwether.Store
+	serve func(func(context.Context, string) (string, error)) func(context.Context, string) (string, error)
+}
+
+var bugs = []bug{
+	{
+		name: "release by plain delete", check: checkLock, seed: 101, locker: "redis",
+		lock: func(c client, l bellwether.Locker) bellwether.Locker { return wrapLeases(l, deleted{free: c.free}) },
+	},
+	{
+		name: "renew never", check: checkLock, seed: 102, locker: "memcached",
+		lock: func(_ client, l bellwether.Locker) bellwether.Locker { return wrapLeases(l, neverRenewed{}) },
+	},
+	{
+		name: "expired lease believed too long", check: checkLock, seed: 103, locker: "etcd",
+		lock: func(_ client, l bellwether.Locker) bellwether.Locker { return wrapLeases(l, believed{}) },
+	},
+	{
+		name: "two owners on one session", check: checkLock, seed: 104, locker: "zookeeper",
+		lock: func(_ client, l bellwether.Locker) bellwether.Locker {
+			return watched(l, &reentrant{Locker: l, mine: map[string]bellwether.Lease{}})
+		},
+	},
+	{
+		name: "subscribe after read", check: checkWake, seed: 105, locker: "redis",
+		lock: func(_ client, l bellwether.Locker) bellwether.Locker { return &lateWatcher{l} },
+	},
+	{
+		name: "no fencing", check: checkStore, seed: 201, locker: "redis", store: "memcached",
+		keep: func(s bellwether.Store) bellwether.Store { return notified(s, &unfenced{s}) },
+	},
+	{
+		name: "no re-read after winning", check: checkStore, seed: 202, locker: "etcd", store: "redis",
+		keep: func(s bellwether.Store) bellwether.Store { return notified(s, &blind{s}) },
+	},
+	{
+		name: "near tier that moves backwards", check: checkOrder, seed: 203, locker: "memcached", store: "redis",
+		serve: backwards,
+	},
+}
+
+func bugOf(name string) (bug, error) {
+	for _, b := range bugs {
+		if b.name == name {
+			return b, nil
+		}
+	}
+	return bug{}, fmt.Errorf("no bug is called %q", name)
+}
+
+// watched returns l with the watches of original, if that has any.
+func watched(original, l bellwether.Locker) bellwether.Locker {
+	if w, ok := original.(bellwether.Watcher); ok {
+		return struct {
+			bellwether.Locker
+			bellwether.Watcher
+		}{l, w}
+	}
+	return l
+}
+
+// notified returns s with the notices of original, if that has any.
+func notified(original, s bellwether.Store) bellwether.Store {
+	if n, ok := original.(bellwether.Notifier); ok {
+		return struct {
+			bellwether.Store
+			bellwether.Notifier
+		}{s, n}
+	}
+	return s
+}
+
+// A leaseBug is what is wrong with leases.
+type leaseBug interface {
+	renew(ctx context.Context, l bellwether.Lease, ttl time.Duration) error
+	release(ctx context.Context, key string, l bellwether.Lease) error
+}
+
+func wrapLeases(l bellwether.Locker, b leaseBug) bellwether.Locker {
+	return watched(l, &buggyLocker{l, b})
+}
+
+type buggyLocker struct {
+	bellwether.Locker
+	bug leaseBug
+}
+
+func (l *buggyLocker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
+	lease, err := l.Locker.TryAcquire(ctx, key, ttl)
+	if err != nil {
+		return nil, err
+	}
+	return &buggyLease{lease, key, l.bug}, nil
+}
+
+type buggyLease struct {
+	lease bellwether.Lease
+	key   string
+	bug   leaseBug
+}
+
+func (l *buggyLease) Renew(ctx context.Context, ttl time.Duration) error {
+	return l.bug.renew(ctx, l.lease, ttl)
+}
+
+func (l *buggyLease) Release(ctx context.Context) error {
+	return l.bug.release(ctx, l.key, l.lease)
+}
+
+// deleted is release by plain delete: it frees whatever is there by then.
+type deleted struct {
+	free func(context.Context, string) error
+}
+
+func (deleted) renew(ctx context.Context, l bellwether.Lease, ttl time.Duration) error {
+	return l.Renew(ctx, ttl)
+}
+
+func (d deleted) release(ctx context.Context, key string, _ bellwether.Lease) error {
+	return d.free(ctx, key)
+}
+
+// neverRenewed says that it has renewed, and has not.
+type neverRenewed struct{}
+
+func (neverRenewed) renew(context.Context, bellwether.Lease, time.Duration) error { return nil }
+func (neverRenewed) release(ctx context.Context, _ string, l bellwether.Lease) error {
+	return l.Release(ctx)
+}
+
+// believed takes a lease that is lost for one that it still has.
+type believed struct{}
+
+func (believed) renew(ctx context.Context, l bellwether.Lease, ttl time.Duration) error {
+	if err := l.Renew(ctx, ttl); !errors.Is(err, bellwether.ErrLeaseLost) {
+		return err
+	}
+	return nil
+}
+
+func (believed) release(ctx context.Context, _ string, l bellwether.Lease) error {
+	return l.Release(ctx)
+}
+
+// reentrant takes the session for the owner: whoever is on the same one has the
+// lease too.
+type reentrant struct {
+	bellwether.Locker
+	mu   sync.Mutex // guards mine
+	mine map[string]bellwether.Lease
+}
+
+func (l *reentrant) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
+	lease, err := l.Locker.TryAcquire(ctx, key, ttl)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err == nil {
+		l.mine[key] = lease
+	} else if mine := l.mine[key]; errors.Is(err, bellwether.ErrHeld) && mine != nil && mine.Renew(ctx, ttl) == nil {
+		return mine, nil
+	}
+	return lease, err
+}
+
+// lateWatcher subscribes after it has read: what ends in between, it misses.
+type lateWatcher struct{ bellwether.Locker }
+
+func (l *lateWatcher) Watch(ctx context.Context, seen *bellwether.HeldError) (<-chan struct{}, error) {
+	time.Sleep(20 * time.Millisecond) // the way to the server
+	lease, err := l.TryAcquire(ctx, seen.Key, 10*time.Millisecond)
+	if err == nil {
+		return make(chan struct{}), lease.Release(ctx)
+	}
+	if now, ok := errors.AsType[*bellwether.HeldError](err); ok {
+		return l.Locker.(bellwether.Watcher).Watch(ctx, now)
+	}
+	return nil, err
+}
+
+// unfenced takes a new epoch for what comes too late.
+type unfenced struct{ bellwether.Store }
+
+func (s *unfenced) Commit(ctx context.Context, key string, e bellwether.Entry) error {
+	err := s.Store.Commit(ctx, key, e)
+	if errors.Is(err, bellwether.ErrFenced) {
+		if _, e.Epoch, err = s.Claim(ctx, key); err == nil {
+			err = s.Store.Commit(ctx, key, e)
+		}
+	}
+	return err
+}
+
+// blind does not look when it claims.
+type blind struct{ bellwether.Store }
+
+func (s *blind) Claim(ctx context.Context, key string) (bellwether.Entry, uint64, error) {
+	_, epoch, err := s.Store.Claim(ctx, key)
+	return bellwether.Entry{}, epoch, err
+}
+
+// backwards serves, now and then, what it served before.
+func backwards(get func(context.Context, string) (string, error)) func(context.Context, string) (string, error) {
+	var mu sync.Mutex // guards both
+	last, before := map[string]string{}, map[string]string{}
+	return func(ctx context.Context, key string) (string, error) {
+		v, err := get(ctx, key)
+		mu.Lock()
+		defer mu.Unlock()
+		if err == nil && v != last[key] {
+			before[key], last[key] = last[key], v
+		}
+		if old := before[key]; err == nil && old != "" && rand.IntN(20) == 0 {
+			return old, nil
+		}
+		return v, err
+	}
+}

@@ -1,0 +1,259 @@
+package chaos
+
+import (
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+var (
+	seedFlag     = flag.Int64("seed", 0, "run the schedule of this seed only")
+	lockerFlag   = flag.String("locker", "", "with this locker: redis, memcached, etcd, zookeeper or dynamodb")
+	storeFlag    = flag.String("store", "", "with this store: redis or memcached")
+	durationFlag = flag.Duration("duration", 0, "how long a run of a -seed takes; without one, for how long to go on with random seeds, a fifth of it for the lockers by themselves")
+)
+
+func TestMain(m *testing.M) {
+	if config := os.Getenv(workerEnv); config != "" {
+		if err := work(config); err != nil {
+			fmt.Fprintln(os.Stderr, "worker:", err)
+			os.Exit(1)
+		}
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
+
+const (
+	// shortFleet and shortLocks are the lengths of the runs with fixed seeds.
+	shortFleet = 7 * time.Second
+	shortLocks = 5 * time.Second
+	// longFleet and longLocks are those of the runs with random ones.
+	longFleet = 20 * time.Second
+	longLocks = 10 * time.Second
+)
+
+// fixed are the seeds of the short runs. engines of a run follow from its seed,
+// so that five seeds in a row meet every locker, and both stores, and ten every
+// pair.
+var fixed = []int64{1, 2, 3, 4, 5}
+
+// pairOf returns the engines of a seed, unless the flags name them.
+func pairOf(seed int64) (locker, store string) {
+	n := uint64(seed)
+	locker, store = lockers[n%uint64(len(lockers))], stores[n%uint64(len(stores))]
+	if *lockerFlag != "" {
+		locker = *lockerFlag
+	}
+	if *storeFlag != "" {
+		store = *storeFlag
+	}
+	return locker, store
+}
+
+// TestFleet holds whole fleets against what Bellwether promises.
+func TestFleet(t *testing.T) {
+	total := newFindings()
+	defer func() {
+		if !t.Failed() {
+			total.mustJudge(t, checkStore, checkLock, checkOne, checkOrder, checkDrop, checkBound, checkRecovery)
+		}
+	}()
+	switch {
+	case *seedFlag != 0:
+		length := *durationFlag
+		if length == 0 {
+			length = shortFleet
+		}
+		total.include(fleet(t, *seedFlag, length))
+	case *durationFlag != 0:
+		for end := time.Now().Add(*durationFlag * 4 / 5); time.Now().Before(end); {
+			total.include(fleet(t, rand.Int64N(1<<31), longFleet))
+		}
+	default:
+		// Two at a time: most of a run is waiting, but more would starve each
+		// other, and nothing could be judged.
+		var wg sync.WaitGroup
+		seeds := make(chan int64)
+		for range 2 {
+			wg.Go(func() {
+				for seed := range seeds {
+					found := fleet(t, seed, shortFleet)
+					total.include(found)
+				}
+			})
+		}
+		for _, seed := range fixed {
+			seeds <- seed
+		}
+		close(seeds)
+		wg.Wait()
+	}
+}
+
+// fleet makes one run, as a subtest, and returns what it came to.
+func fleet(t *testing.T, seed int64, length time.Duration) *findings {
+	locker, store := pairOf(seed)
+	var found *findings
+	t.Run(fmt.Sprintf("%s over %s, seed %d", locker, store, seed), func(t *testing.T) {
+		t.Logf("to replay: go test -race -v -run 'TestFleet$' . -args -seed=%d -locker=%s -store=%s -duration=%v", seed, locker, store, length)
+		r := runFleet(t, seed, length, locker, store, bug{})
+		found = r.check()
+		t.Logf("%d events, %d loads; judged %v, left out %v", len(r.events), len(r.loads), found.judged, found.excused)
+		if len(found.violations) > 0 {
+			for _, s := range r.plan.steps {
+				t.Log(s)
+			}
+			t.Errorf("%s\nthe whole history is in %s", found, r.keep(t))
+		}
+		if found.undecided > 0 {
+			t.Errorf("porcupine could not decide %d histories in %v each", found.undecided, checkTime)
+		}
+	})
+	return found
+}
+
+// mustJudge fails the test if there was nothing that one of the checks could
+// judge.
+func (f *findings) mustJudge(t *testing.T, checks ...check) {
+	t.Helper()
+	for _, c := range checks {
+		if f.judged[c] == 0 {
+			t.Errorf("there was nothing that check %q could judge; %d were left out", c, f.excused[c])
+		}
+	}
+}
+
+// keep writes the history down where it outlives the test.
+func (r *fleetRun) keep(t *testing.T) string {
+	dir := os.Getenv("BELLWETHER_CHAOS_DIR")
+	if dir == "" {
+		dir = os.TempDir()
+	}
+	f, err := os.Create(filepath.Join(dir, fmt.Sprintf("chaos-%d.txt", r.seed)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for _, e := range latest(r.events) {
+		fmt.Fprintf(f, "%.2f %.2f %s\n", float64(e.Begin)/1e6, float64(e.End)/1e6, e)
+	}
+	for _, l := range r.loads {
+		fmt.Fprintf(f, "%.2f the origin is asked for %s, version %d\n", float64(l.begin)/1e6, l.key, l.version)
+	}
+	for _, s := range r.faults {
+		fmt.Fprintf(f, "%.2f %.2f fault of worker %d (-1: all)\n", float64(s.begin)/1e6, float64(s.end)/1e6, s.worker)
+	}
+	return f.Name()
+}
+
+// TestLockers holds each locker by itself against its contract.
+func TestLockers(t *testing.T) {
+	switch {
+	case *seedFlag != 0:
+		length := *durationFlag
+		if length == 0 {
+			length = shortLocks
+		}
+		locker, _ := pairOf(*seedFlag)
+		locks(t, locker, *seedFlag, length)
+	case *durationFlag != 0:
+		for end := time.Now().Add(*durationFlag / 5); time.Now().Before(end); {
+			seed := rand.Int64N(1 << 31)
+			locker, _ := pairOf(seed)
+			locks(t, locker, seed, longLocks)
+		}
+	default:
+		for i, locker := range lockers {
+			locks(t, locker, int64(11+i), shortLocks)
+		}
+	}
+}
+
+func locks(t *testing.T, locker string, seed int64, length time.Duration) {
+	t.Run(fmt.Sprintf("%s, seed %d", locker, seed), func(t *testing.T) {
+		if *seedFlag == 0 && *durationFlag == 0 {
+			t.Parallel()
+		}
+		t.Logf("to replay: go test -race -v -run 'TestLockers$' . -args -seed=%d -locker=%s -duration=%v", seed, locker, length)
+		e, err := engineOf(locker)
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := runLocks(t, e, seed, length, bug{})
+		t.Logf("judged %v, left out %v", found.judged, found.excused)
+		if len(found.violations) > 0 {
+			t.Errorf("%s", found)
+		}
+		found.mustJudge(t, checkLock)
+		if found.undecided > 0 {
+			t.Errorf("porcupine could not decide %d histories in %v each", found.undecided, checkTime)
+		}
+		if slices.Contains([]string{"redis", "etcd", "zookeeper"}, locker) { // they push
+			found.mustJudge(t, checkWake)
+		}
+	})
+}
+
+// TestBugs plants each bug, and wants the check that is for it to find it.
+func TestBugs(t *testing.T) {
+	if *seedFlag != 0 || *durationFlag != 0 {
+		t.Skip("the bugs have seeds of their own")
+	}
+	for _, b := range bugs {
+		t.Run(b.name, func(t *testing.T) {
+			t.Parallel()
+			var found *findings
+			if b.store == "" {
+				e, err := engineOf(b.locker)
+				if err != nil {
+					t.Fatal(err)
+				}
+				found = runLocks(t, e, b.seed, bugLocks, b)
+			} else {
+				found = runFleet(t, b.seed, bugFleet, b.locker, b.store, b).check()
+			}
+			if caught := found.caught(); !slices.Contains(caught, b.check) {
+				t.Errorf("caught by %v, want %q among them; judged %v", caught, b.check, found.judged)
+			} else {
+				t.Logf("caught by %v:\n%.1000s", caught, found)
+			}
+		})
+	}
+}
+
+// bugLocks and bugFleet are how long a bug has to show.
+const (
+	bugLocks = 3 * time.Second
+	bugFleet = 3 * time.Second
+)
+
+// TestBugs_TableInTheDocs holds docs/chaos.md to the list of bugs.
+func TestBugs_TableInTheDocs(t *testing.T) {
+	doc, err := os.ReadFile("../docs/chaos.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var want []string
+	for _, b := range bugs {
+		engines := b.locker
+		if b.store != "" {
+			engines += " over " + b.store
+		}
+		want = append(want, fmt.Sprintf("| %s | %s | %d | %s |", b.name, engines, b.seed, b.check))
+	}
+	_, table, _ := strings.Cut(string(doc), "| bug | engines | seed | caught by |\n|---|---|---|---|\n")
+	table, _, _ = strings.Cut(table, "\n\n")
+	if got := strings.Split(table, "\n"); !slices.Equal(got, want) {
+		t.Errorf("docs/chaos.md has\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}

@@ -1,0 +1,321 @@
+package chaos
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+)
+
+// This file holds a fleet's history against what Bellwether promises.
+
+const (
+	// breakerPause is for how long the cache does not ask an engine that has
+	// left it without answers.
+	breakerPause = 1200 * time.Millisecond
+	// boundSlack is what a call may take beyond its bound while its process ran:
+	// a busy machine wakes nobody at once.
+	boundSlack = time.Second
+)
+
+// A being is one process.
+type being struct{ worker, life int }
+
+// A past is a history in the order that the checks need.
+type past struct {
+	*fleetRun
+	*findings
+	all  []event
+	keys []string
+	// failures are when each process got no answer from an engine, gaps when it
+	// did not run.
+	failures map[being][]int64
+	gaps     map[being][]span
+	// commits are the ends of commits without an answer, of anybody.
+	commits []int64
+	begun   map[string]map[int]int64 // when a version's load began, by key
+}
+
+// check returns what was wrong in the run.
+func (r *fleetRun) check() *findings {
+	p := &past{fleetRun: r, findings: newFindings(), all: latest(r.events), failures: map[being][]int64{}, gaps: map[being][]span{}, begun: map[string]map[int]int64{}}
+	for _, l := range r.loads {
+		if p.begun[l.key] == nil {
+			p.begun[l.key] = map[int]int64{}
+			p.keys = append(p.keys, l.key)
+		}
+		p.begun[l.key][l.version] = l.begin
+	}
+	slices.Sort(p.keys)
+	for _, e := range p.all {
+		who := being{e.Worker, e.Life}
+		switch {
+		case e.Kind == kindGap:
+			p.gaps[who] = append(p.gaps[who], span{e.Begin, e.End})
+		case e.failed():
+			p.failures[who] = append(p.failures[who], e.End)
+			if e.Kind == kindPut {
+				p.commits = append(p.commits, e.End)
+			}
+		}
+	}
+	for _, key := range p.keys {
+		events := only(p.all, key)
+		p.contracts(key, events)
+		p.one(key, events)
+		p.order(key, events)
+		p.drops(key, events)
+	}
+	p.bounds()
+	p.recovered()
+	return p.findings
+}
+
+// restarts returns when the engine came back with nothing.
+func (p *past) restarts(engine int) []span {
+	var out []span
+	for _, f := range p.faults {
+		if f.forgot == engine {
+			out = append(out, f.span)
+		}
+	}
+	return out
+}
+
+// contracts holds what the store and the locker have answered against their
+// models.
+func (p *past) contracts(key string, events []event) {
+	ops := storeCalls(events, p.engines[0].name == "redis", p.restarts(0))
+	p.judged[checkStore] += len(ops)
+	switch text, known := linearizable(storeModel, ops); {
+	case !known:
+		p.undecided++
+	case text != "":
+		p.add(checkStore, "the store's answers for %q are not linearizable:%s", key, text)
+	}
+	ops = lockCalls(events, p.restarts(len(p.engines)-1))
+	p.judged[checkLock] += len(ops)
+	switch text, known := linearizable(lockModel, ops); {
+	case !known:
+		p.undecided++
+	case text != "":
+		p.add(checkLock, "the locker's answers for %q are not linearizable:%s", key, text)
+	}
+}
+
+// calm reports whether nothing that could excuse a process's view of its engines
+// happened in s: no fault, no call without an answer, no time in which it or
+// the supervisor did not run.
+func (p *past) calm(who being, s span) bool {
+	for _, f := range p.faults {
+		if (f.worker == who.worker || f.worker < 0) && f.meets(s) {
+			return false
+		}
+	}
+	return p.answered(who, s) && overlap(p.gaps[who], s.begin, s.end) == 0 && p.fleetRun.gaps.within(s.begin, s.end) == 0
+}
+
+// answered reports whether the process has had an answer to every call that
+// ended in s.
+func (p *past) answered(who being, s span) bool {
+	return !slices.ContainsFunc(p.failures[who], func(t int64) bool { return s.begin <= t && t <= s.end })
+}
+
+// one holds the loads against "at most one rebuild of a key at a time while the
+// engines are healthy", and for a lease before, and the pause of a breaker.
+//
+// A load that was cancelled has ended when it was last seen to be wanted. Where
+// a commit has got no answer, by whomever, an entry may stand for a while that
+// sends everybody to a load of his own.
+func (p *past) one(key string, events []event) {
+	var loads []event
+	for _, e := range events {
+		if e.Kind == kindLoad {
+			loads = append(loads, e)
+		}
+	}
+	before := int64(p.plan.times.Lease + p.plan.times.Engine + breakerPause)
+	healthy := func(e event, s span) bool {
+		if !p.calm(being{e.Worker, e.Life}, s) {
+			return false
+		}
+		// After commits without an answer the lease is given back early, until
+		// one succeeds.
+		last := done
+		for _, c := range events {
+			if c.Kind == kindPut && c.Worker == e.Worker && c.Life == e.Life && c.Begin < e.Begin {
+				last = c.Result
+			}
+		}
+		return last == done || last == fenced
+	}
+	for i, b := range loads {
+		if !healthy(b, span{b.Begin - before, b.Begin}) {
+			p.excused[checkOne]++
+			continue
+		}
+		p.judged[checkOne]++
+		for _, a := range loads[:i] {
+			if a.End <= b.Begin {
+				continue
+			}
+			s := span{a.Begin - before, b.Begin}
+			silent := slices.ContainsFunc(p.commits, func(t int64) bool { return s.begin <= t && t <= s.end })
+			if silent || !healthy(a, s) || !healthy(b, s) {
+				p.excused[checkOne]++
+				continue
+			}
+			p.add(checkOne, "two loads of %q at one time, without any fault:\n\t%s, wanted for %v\n\t%s, %v later",
+				key, a, time.Duration(a.End-a.Begin), b, time.Duration(b.Begin-a.Begin))
+		}
+	}
+}
+
+// order holds what each process has served against "versions never fall".
+//
+// The order of rebuilds is that of their epochs. The origin numbers versions
+// when it is asked for them, so a process that is paused between its claim and
+// its load has an old epoch and a new version; and a failed rebuild commits the
+// value that was there before under an epoch of its own. So a version that falls
+// is a violation only if all that was ever tried to commit it had lower epochs
+// than any with which the greater version was surely committed. Versions that
+// were never offered to the store, made without it, are not judged.
+func (p *past) order(key string, events []event) {
+	type commit struct {
+		epoch uint64
+		end   int64
+	}
+	sure := map[int]commit{}  // the least epoch of each version that was committed
+	tried := map[int]uint64{} // the greatest
+	for _, e := range events {
+		if e.Kind != kindPut || e.Version == 0 {
+			continue
+		}
+		tried[e.Version] = max(tried[e.Version], e.Epoch)
+		if c, ok := sure[e.Version]; e.Result == done && (!ok || e.Epoch < c.epoch) {
+			sure[e.Version] = commit{e.Epoch, e.End}
+		}
+	}
+	served := map[being][]event{}
+	for _, e := range events {
+		if e.Kind == kindGet && e.Result == done && e.Version > 0 {
+			who := being{e.Worker, e.Life}
+			served[who] = append(served[who], e)
+		}
+	}
+	for _, gets := range served {
+		byEnd := slices.SortedFunc(slices.Values(gets), func(a, b event) int { return cmp.Compare(a.End, b.End) })
+		var seen []event // the first that ended of each version, greatest version first
+		for _, g := range gets {
+			for len(byEnd) > 0 && byEnd[0].End < g.Begin {
+				at, found := slices.BinarySearchFunc(seen, byEnd[0].Version, func(e event, v int) int { return cmp.Compare(v, e.Version) })
+				if !found {
+					seen = slices.Insert(seen, at, byEnd[0])
+				}
+				byEnd = byEnd[1:]
+			}
+			p.judged[checkOrder]++
+			for _, e := range seen {
+				if e.Version <= g.Version {
+					break
+				}
+				c, ok := sure[e.Version]
+				if !ok || c.end > g.Begin || tried[g.Version] == 0 || tried[g.Version] >= c.epoch {
+					p.excused[checkOrder]++
+					continue
+				}
+				p.add(checkOrder, "a process has gone back:\n\t%s, committed under epoch %d\n\t%s, begun %v after that, was never tried to be committed above %d",
+					e, c.epoch, g, time.Duration(g.Begin-e.End), tried[g.Version])
+				break
+			}
+		}
+	}
+}
+
+// drops holds what was served against "nothing computed before an invalidation
+// is served after it": by its own process at once, by the others once NearTTL
+// has passed.
+//
+// A process that cannot ask its store goes on with what it has. It is judged if
+// all its calls were answered for as long as what it made without the store, or
+// has confirmed by its silence, could still be there.
+func (p *past) drops(key string, events []event) {
+	t := p.plan.times
+	before := int64(2*t.Lease + 2*t.Engine + breakerPause + t.Near)
+	for _, d := range events {
+		if d.Kind != kindDrop || d.Result != done {
+			continue
+		}
+		for _, g := range events {
+			if g.Kind != kindGet || g.Result != done || g.Version == 0 || g.Begin <= d.End {
+				continue
+			}
+			own := g.Worker == d.Worker && g.Life == d.Life
+			if !own && g.Begin <= d.End+int64(t.Near) {
+				continue
+			}
+			p.judged[checkDrop]++
+			if p.begun[key][g.Version] >= d.Begin {
+				continue
+			}
+			if !own && !p.answered(being{g.Worker, g.Life}, span{g.Begin - before, g.End}) {
+				p.excused[checkDrop]++
+				continue
+			}
+			p.add(checkDrop, "served after it was invalidated:\n\t%s, ended at %.1f ms\n\t%s, begun %v later; its load had begun %v before the invalidation",
+				d, float64(d.End)/1e6, g, time.Duration(g.Begin-d.End), time.Duration(d.Begin-p.begun[key][g.Version]))
+		}
+	}
+}
+
+// bounds holds all calls against MaxWait. The time in which their process did
+// not run is no time of theirs.
+func (p *past) bounds() {
+	limit := p.plan.times.maxWait() + boundSlack
+	for _, e := range p.all {
+		if e.Kind != kindGet {
+			continue
+		}
+		p.judged[checkBound]++
+		took := time.Duration(e.End - e.Begin)
+		if took > limit && took-overlap(p.gaps[being{e.Worker, e.Life}], e.Begin, e.End) > limit {
+			p.add(checkBound, "a call took %v of at most %v: %s", took, limit, e)
+		}
+	}
+}
+
+// recovered holds the time after the faults against "one rebuild, and everybody
+// fresh within seconds".
+func (p *past) recovered() {
+	if p.calmAt == 0 {
+		return // a run with a bug, which is not waited for
+	}
+	if !p.whole && (p.slow > 0 || p.fleetRun.gaps.within(p.calmAt, now()) > time.Second) {
+		p.excused[checkRecovery]++
+		return
+	}
+	p.judged[checkRecovery]++
+	if !p.whole {
+		p.add(checkRecovery, "%v after the last fault a new key is still not loaded once and served to all", recovery)
+	}
+	for n := range fleetKeys {
+		key := fmt.Sprint("k", n)
+		var last event
+		for _, e := range p.all {
+			if e.Kind == kindDrop && e.Key == key {
+				last = e
+			}
+		}
+		if last.Result != done {
+			p.add(checkRecovery, "after the faults %q cannot be invalidated: %s", key, last)
+			continue
+		}
+		for w := range fleetWorkers {
+			if !slices.ContainsFunc(p.all, func(e event) bool {
+				return e.Kind == kindGet && e.Key == key && e.Worker == w && e.Begin > last.End && e.Result == done && p.begun[key][e.Version] > last.Begin
+			}) {
+				p.add(checkRecovery, "after the faults worker %d gets no fresh value of %q", w, key)
+			}
+		}
+	}
+}

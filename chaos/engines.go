@@ -1,0 +1,209 @@
+package chaos
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/aws/retry"
+	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
+	"github.com/bradfitz/gomemcache/memcache"
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/internal/adapter"
+	"github.com/bellwether-go/bellwether/internal/testserver"
+	"github.com/bellwether-go/bellwether/lockers/dynamolock"
+	"github.com/bellwether-go/bellwether/lockers/etcdlock"
+	"github.com/bellwether-go/bellwether/lockers/memcachelock"
+	"github.com/bellwether-go/bellwether/lockers/redislock"
+	"github.com/bellwether-go/bellwether/lockers/zklock"
+	"github.com/bellwether-go/bellwether/stores/memcachestore"
+	"github.com/bellwether-go/bellwether/stores/redisstore"
+)
+
+// This file is the list of engines: how each is started, how a client comes to
+// it, and what of it outlives a restart.
+
+// An engine is a server that can elect, and perhaps keep entries.
+type engine struct {
+	name  string
+	start func(testing.TB) *testserver.Server
+	// prepare makes what clients expect to find; nil: nothing. It is called
+	// after each start.
+	prepare func(addr string) error
+	// forgets says that nothing outlives the server's process.
+	forgets bool
+	// open makes what a client has of the engine at addr. The store is nil if
+	// it has none.
+	open func(addr string) (client, error)
+}
+
+// A client is one process's end of an engine.
+type client struct {
+	locker bellwether.Locker
+	store  bellwether.Store
+	// free is release by plain delete, as by another client: it frees the
+	// lease on key, whoever has it. It is what a planted bug does. Nil where
+	// that bug is not planted.
+	free func(ctx context.Context, key string) error
+	// close gives all up.
+	close func() error
+}
+
+// The clients' own time-outs, where the context's are not enough. They are
+// above the cache's EngineTimeout, and so seldom the ones that count.
+const (
+	dialTimeout = 500 * time.Millisecond
+	callTimeout = 500 * time.Millisecond
+
+	// sessionTimeout is longer than any lease here, so that a holder which
+	// ZooKeeper has not heard of stops believing before its session ends.
+	sessionTimeout = 3 * time.Second
+
+	table = "chaos"
+)
+
+var engines = []engine{
+	{
+		name:    "redis",
+		start:   func(tb testing.TB) *testserver.Server { return testserver.Redis(tb) },
+		forgets: true,
+		open: func(addr string) (client, error) {
+			redis.SetLogger(silence{}) // what fails here fails on purpose
+			rdb := redis.NewClient(&redis.Options{
+				Addr: addr, ContextTimeoutEnabled: true,
+				DialTimeout: dialTimeout, ReadTimeout: callTimeout, WriteTimeout: callTimeout,
+				MaxRetries: 1, DialerRetries: 1,
+				MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
+			})
+			locker := redislock.New(rdb)
+			locker.Tokens = true
+			return client{
+				locker: locker, store: redisstore.New(rdb),
+				free: func(ctx context.Context, key string) error {
+					return rdb.Del(ctx, locker.Prefix+"{"+adapter.Name(key)+"}:lease").Err()
+				},
+				close: func() error {
+					locker.Close()
+					return rdb.Close()
+				},
+			}, nil
+		},
+	},
+	{
+		name:    "memcached",
+		start:   func(tb testing.TB) *testserver.Server { return testserver.Memcached(tb) },
+		forgets: true,
+		open: func(addr string) (client, error) {
+			mc := memcache.New(addr)
+			mc.MaxIdleConns, mc.Timeout = 32, callTimeout
+			locker := memcachelock.New(mc)
+			locker.Tokens = true
+			return client{
+				locker: locker, store: memcachestore.New(mc),
+				free: func(_ context.Context, key string) error {
+					err := mc.Delete(locker.Prefix + adapter.Name(key) + ":lease")
+					if errors.Is(err, memcache.ErrCacheMiss) {
+						return nil
+					}
+					return err
+				},
+				close: mc.Close,
+			}, nil
+		},
+	},
+	{
+		name:  "etcd",
+		start: func(tb testing.TB) *testserver.Server { return testserver.Etcd(tb) },
+		open: func(addr string) (client, error) {
+			c, err := clientv3.New(clientv3.Config{
+				Endpoints: []string{addr}, Logger: zap.NewNop(), DialTimeout: dialTimeout,
+				DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: time.Second,
+			})
+			if err != nil {
+				return client{}, err
+			}
+			locker := etcdlock.New(c)
+			return client{locker: locker, close: func() error {
+				locker.Close()
+				return c.Close()
+			}}, nil
+		},
+	},
+	{
+		name:  "zookeeper",
+		start: func(tb testing.TB) *testserver.Server { return testserver.ZooKeeper(tb) },
+		open: func(addr string) (client, error) {
+			locker := zklock.New(addr)
+			locker.SessionTimeout = sessionTimeout
+			return client{locker: locker, close: locker.Close}, nil
+		},
+	},
+	{
+		name:    "dynamodb",
+		start:   testserver.DynamoDB,
+		forgets: true, // dynalite does
+		prepare: func(addr string) error {
+			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+			defer cancel()
+			c, end := dynamoDB(addr)
+			defer end()
+			return dynamolock.CreateTable(ctx, c, table)
+		},
+		open: func(addr string) (client, error) {
+			c, end := dynamoDB(addr)
+			return client{locker: dynamolock.New(c, table), close: func() error {
+				end()
+				return nil
+			}}, nil
+		},
+	},
+}
+
+func dynamoDB(addr string) (*dynamodb.Client, func()) {
+	transport := &http.Transport{
+		DialContext:         (&net.Dialer{Timeout: dialTimeout}).DialContext,
+		MaxIdleConnsPerHost: 32,
+	}
+	endpoint := "http://" + addr
+	return dynamodb.New(dynamodb.Options{
+		Region: "us-east-1", BaseEndpoint: &endpoint,
+		Credentials: aws.CredentialsProviderFunc(func(context.Context) (aws.Credentials, error) {
+			return aws.Credentials{AccessKeyID: "emulator", SecretAccessKey: "emulator"}, nil
+		}),
+		HTTPClient: &http.Client{Transport: transport},
+		Retryer: retry.NewStandard(func(o *retry.StandardOptions) {
+			o.MaxAttempts, o.MaxBackoff = 2, 50*time.Millisecond
+		}),
+	}), transport.CloseIdleConnections
+}
+
+// engineOf returns the engine of that name.
+func engineOf(name string) (engine, error) {
+	for _, e := range engines {
+		if e.name == name {
+			return e, nil
+		}
+	}
+	return engine{}, fmt.Errorf("no engine is called %q", name)
+}
+
+// stores are the names of the engines that keep entries, lockers those of all.
+var (
+	stores  = []string{"redis", "memcached"}
+	lockers = []string{"redis", "memcached", "etcd", "zookeeper", "dynamodb"}
+)
+
+// silence is a logger for go-redis, which logs by itself.
+type silence struct{}
+
+func (silence) Printf(context.Context, string, ...any) {}

@@ -1,0 +1,198 @@
+package chaos
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// This file is what a run comes to, and the measure of how starved it was.
+
+// A check is one of the things that a history is held against.
+type check string
+
+const (
+	checkLock     check = "lock"     // the locker's contract, by porcupine
+	checkWake     check = "wake"     // a watch hears of a release
+	checkStore    check = "store"    // the store's contract, by porcupine
+	checkOne      check = "one"      // at most one rebuild of a key at a time
+	checkOrder    check = "order"    // what a process serves does not grow older
+	checkDrop     check = "drop"     // nothing is served that was loaded before an invalidation
+	checkBound    check = "bound"    // every call returns in time
+	checkRecovery check = "recovery" // after the faults, one rebuild and everybody fresh
+)
+
+// findings are what was wrong in one run, and how much was looked at.
+type findings struct {
+	violations []violation
+	judged     counts // calls, pairs of calls, loads: what a check could have failed on
+	excused    counts // what could not be judged
+	undecided  int    // keys whose histories porcupine could not decide in time
+
+	mu sync.Mutex // guards judged and excused where runs are added up
+}
+
+type counts map[check]int
+
+type violation struct {
+	check check
+	text  string
+}
+
+// maxPerCheck is how many violations of a check are written out: the first few
+// tell the story.
+const maxPerCheck = 3
+
+func (f *findings) add(c check, format string, args ...any) {
+	f.violations = append(f.violations, violation{c, fmt.Sprintf(format, args...)})
+}
+
+// caught returns the checks that found something, in their order of discovery.
+func (f *findings) caught() []check {
+	var cs []check
+	for _, v := range f.violations {
+		if !slices.Contains(cs, v.check) {
+			cs = append(cs, v.check)
+		}
+	}
+	return cs
+}
+
+// String returns the violations in words, a few of each check.
+func (f *findings) String() string {
+	var b strings.Builder
+	n := counts{}
+	for _, v := range f.violations {
+		if n[v.check]++; n[v.check] <= maxPerCheck {
+			fmt.Fprintf(&b, "%s: %s\n", v.check, v.text)
+		}
+	}
+	for c, n := range n {
+		if n > maxPerCheck {
+			fmt.Fprintf(&b, "%s: %d in all\n", c, n)
+		}
+	}
+	return b.String()
+}
+
+// tick is how often a gapMeter looks, gap from how long on it counts as not
+// having run.
+const (
+	tick = 5 * time.Millisecond
+	gap  = 40 * time.Millisecond
+)
+
+// A gapMeter finds out when its process did not run: it was paused, or others
+// had the machine.
+type gapMeter struct {
+	note func(span)
+	end  chan struct{}
+	done sync.WaitGroup
+
+	mu   sync.Mutex // guards gaps
+	gaps []span
+}
+
+// newGapMeter calls note for each gap.
+func newGapMeter(note func(span)) *gapMeter {
+	m := &gapMeter{note: note, end: make(chan struct{})}
+	m.done.Go(func() {
+		tick := time.NewTicker(tick)
+		defer tick.Stop()
+		for last := now(); ; {
+			select {
+			case <-tick.C:
+			case <-m.end:
+				return
+			}
+			t := now()
+			if t-last > int64(gap) {
+				s := span{last, t}
+				m.mu.Lock()
+				m.gaps = append(m.gaps, s)
+				m.mu.Unlock()
+				m.note(s)
+			}
+			last = t
+		}
+	})
+	return m
+}
+
+func (m *gapMeter) stop() {
+	close(m.end)
+	m.done.Wait()
+}
+
+// within returns how much of the time between was lost.
+func (m *gapMeter) within(begin, end int64) time.Duration {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return overlap(m.gaps, begin, end)
+}
+
+// overlap returns how much of the spans lies between begin and end.
+func overlap(spans []span, begin, end int64) time.Duration {
+	var sum int64
+	for _, s := range spans {
+		sum += max(0, min(s.end, end)-max(s.begin, begin))
+	}
+	return time.Duration(sum)
+}
+
+// latest returns the last that is known of each call, in the order in which they
+// began.
+func latest(events []event) []event {
+	type call struct {
+		worker, life int
+		id           uint64
+	}
+	last := map[call]event{}
+	for _, e := range events {
+		last[call{e.Worker, e.Life, e.ID}] = e
+	}
+	out := make([]event, 0, len(last))
+	for _, e := range last {
+		out = append(out, e)
+	}
+	slices.SortFunc(out, func(a, b event) int {
+		switch {
+		case a.Begin != b.Begin:
+			return int(max(-1, min(1, a.Begin-b.Begin)))
+		case a.Worker != b.Worker:
+			return a.Worker - b.Worker
+		}
+		return int(max(-1, min(1, int64(a.ID)-int64(b.ID))))
+	})
+	return out
+}
+
+// only returns the events of a key.
+func only(events []event, key string) []event {
+	var out []event
+	for _, e := range events {
+		if e.Key == key {
+			out = append(out, e)
+		}
+	}
+	return out
+}
+
+func newFindings() *findings { return &findings{judged: counts{}, excused: counts{}} }
+
+// include adds what another run has judged.
+func (f *findings) include(o *findings) {
+	if o == nil {
+		return // it was ended before it came to anything
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for c, n := range o.judged {
+		f.judged[c] += n
+	}
+	for c, n := range o.excused {
+		f.excused[c] += n
+	}
+}

@@ -1,0 +1,314 @@
+package chaos
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"hash/fnv"
+	"io"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/bellwether-go/bellwether"
+)
+
+// This file is how a history is written down: what one event is, the clock that
+// all processes of a machine share, and wrappers around a store and a locker
+// that record each call at the boundary to the cache. A planted bug lies behind
+// that boundary, so that the history shows what the cache was told.
+
+// now returns the machine's monotonic clock in nanoseconds. It is one clock for
+// all processes, which the readings of package time are not.
+func now() int64 {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
+		panic(err) // every Linux has it
+	}
+	return ts.Nano()
+}
+
+// A kind says what an event is about.
+type kind string
+
+const (
+	kindGet   kind = "get"        // Cache.Get
+	kindDrop  kind = "drop"       // Cache.Invalidate
+	kindLoad  kind = "load"       // the cache's load; End is when it was last seen alive
+	kindGap   kind = "gap"        // the process did not run
+	kindRead  kind = "read"       // Store.Get
+	kindClaim kind = "claim"      // Store.Claim
+	kindPut   kind = "commit"     // Store.Commit
+	kindVoid  kind = "invalidate" // Store.Invalidate
+	kindTake  kind = "acquire"    // Locker.TryAcquire
+	kindRenew kind = "renew"      // Lease.Renew
+	kindFree  kind = "release"    // Lease.Release
+	kindWatch kind = "watch"      // Watcher.Watch, to the end of its wait
+)
+
+// A result says how a call ended.
+type result string
+
+const (
+	began    result = "began" // that is all that is known
+	done     result = "ok"
+	notFound result = "not found"
+	fenced   result = "fenced"
+	held     result = "held"
+	lost     result = "lost"
+	silent   result = "no answer" // whether it was carried out is unknown
+)
+
+// resultOf is the result that err stands for.
+func resultOf(err error) result {
+	switch {
+	case err == nil:
+		return done
+	case errors.Is(err, bellwether.ErrNotFound):
+		return notFound
+	case errors.Is(err, bellwether.ErrFenced):
+		return fenced
+	case errors.Is(err, bellwether.ErrHeld):
+		return held
+	case errors.Is(err, bellwether.ErrLeaseLost):
+		return lost
+	}
+	return silent
+}
+
+// An event is one call, or that it has begun.
+type event struct {
+	Worker int    `json:"w,omitempty"` // set by the supervisor, with Life
+	Life   int    `json:"l,omitempty"` // which process of that worker it was
+	ID     uint64 `json:"n"`           // of the call, unique in one process
+	Kind   kind   `json:"k"`
+	Key    string `json:"key,omitempty"`
+	Begin  int64  `json:"b"`
+	End    int64  `json:"e,omitempty"`
+	Result result `json:"r,omitempty"`
+	Error  string `json:"err,omitempty"`
+
+	Version int           `json:"v,omitempty"` // of the value that was served, loaded, read or committed
+	Epoch   uint64        `json:"ep,omitempty"`
+	Claimed uint64        `json:"cl,omitempty"`  // the epoch that a claim gave out
+	Sum     uint64        `json:"sum,omitempty"` // tells one entry from another of its epoch
+	Keep    time.Duration `json:"keep,omitempty"`
+	Lease   uint64        `json:"lease,omitempty"` // the ID of the acquire
+	TTL     time.Duration `json:"ttl,omitempty"`   // of a lease
+	Token   uint64        `json:"token,omitempty"` // of a lease
+}
+
+// failed reports whether an engine has left the call without an answer.
+func (e *event) failed() bool {
+	switch e.Kind {
+	case kindRead, kindClaim, kindPut, kindVoid, kindTake, kindRenew, kindFree:
+		return e.Result == silent
+	}
+	return false
+}
+
+// A recorder takes events down. It is safe for concurrent use.
+type recorder struct {
+	ids atomic.Uint64
+	// sink takes an event. With urgent set it returns only when not even the
+	// end of this process can lose it: so is recorded what a call is about to
+	// do to others.
+	sink func(e event, urgent bool)
+}
+
+func (r *recorder) id() uint64 { return r.ids.Add(1) }
+
+// begin records that a call begins which may change something even if its end
+// is never heard of.
+func (r *recorder) begin(e event) event {
+	e.ID, e.Begin, e.Result = r.id(), now(), began
+	r.sink(e, true)
+	return e
+}
+
+func (r *recorder) end(e event, err error) {
+	e.End, e.Result, e.Error = now(), resultOf(err), ""
+	if e.Result == silent {
+		e.Error = err.Error()
+	}
+	r.sink(e, false)
+}
+
+// call records a call that changes nothing anybody could miss.
+func (r *recorder) call(e event, do func(e *event) error) error {
+	e.ID, e.Begin = r.id(), now()
+	err := do(&e)
+	r.end(e, err)
+	return err
+}
+
+// A journal writes events as lines. What is not urgent waits for the next that
+// is, or for flush.
+type journal struct {
+	mu  sync.Mutex // guards both
+	buf bytes.Buffer
+	out io.Writer
+}
+
+func (j *journal) write(e event, urgent bool) {
+	line, err := json.Marshal(e)
+	if err != nil {
+		panic(err) // an event has only numbers and strings
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.buf.Write(append(line, '\n'))
+	if urgent || j.buf.Len() > 32<<10 {
+		j.buf.WriteTo(j.out)
+	}
+}
+
+func (j *journal) flush() {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.buf.WriteTo(j.out)
+}
+
+// versionOf returns the version in a value of the origin, "key#version", or 0.
+func versionOf(value string) int {
+	for i := len(value) - 1; i >= 0; i-- {
+		if value[i] == '#' {
+			n, _ := strconv.Atoi(value[i+1:])
+			return n
+		}
+	}
+	return 0
+}
+
+// entered fills in what is known of an entry.
+func (e *event) entered(entry bellwether.Entry) {
+	e.Epoch, e.Version = entry.Epoch, versionOf(string(entry.Value))
+	h := fnv.New64a()
+	h.Write([]byte{byte(entry.Kind), byte(entry.Failures)})
+	h.Write(entry.Value)
+	e.Sum = h.Sum64()
+}
+
+// recordStore returns s with a record of its calls, with its notices if it has
+// those.
+func recordStore(s bellwether.Store, r *recorder) bellwether.Store {
+	recorded := &recordedStore{s, r}
+	if n, ok := s.(bellwether.Notifier); ok {
+		return struct {
+			bellwether.Store
+			bellwether.Notifier
+		}{recorded, n}
+	}
+	return recorded
+}
+
+type recordedStore struct {
+	store bellwether.Store
+	*recorder
+}
+
+func (s *recordedStore) Get(ctx context.Context, key string) (entry bellwether.Entry, err error) {
+	err = s.call(event{Kind: kindRead, Key: key}, func(e *event) (err error) {
+		if entry, err = s.store.Get(ctx, key); err == nil {
+			e.entered(entry)
+		}
+		return err
+	})
+	return entry, err
+}
+
+func (s *recordedStore) Claim(ctx context.Context, key string) (entry bellwether.Entry, epoch uint64, err error) {
+	err = s.call(event{Kind: kindClaim, Key: key}, func(e *event) (err error) {
+		if entry, epoch, err = s.store.Claim(ctx, key); err == nil {
+			e.Claimed = epoch
+			if entry.Epoch != 0 {
+				e.entered(entry)
+			}
+		}
+		return err
+	})
+	return entry, epoch, err
+}
+
+func (s *recordedStore) Commit(ctx context.Context, key string, entry bellwether.Entry) error {
+	e := event{Kind: kindPut, Key: key, Keep: entry.Life()}
+	e.entered(entry)
+	e = s.begin(e)
+	err := s.store.Commit(ctx, key, entry)
+	s.end(e, err)
+	return err
+}
+
+func (s *recordedStore) Invalidate(ctx context.Context, key string) error {
+	e := s.begin(event{Kind: kindVoid, Key: key})
+	err := s.store.Invalidate(ctx, key)
+	s.end(e, err)
+	return err
+}
+
+// recordLocker returns l with a record of its calls, with its watches if it has
+// those.
+func recordLocker(l bellwether.Locker, r *recorder) bellwether.Locker {
+	recorded := &recordedLocker{l, r}
+	if w, ok := l.(bellwether.Watcher); ok {
+		return struct {
+			bellwether.Locker
+			bellwether.Watcher
+		}{recorded, w}
+	}
+	return recorded
+}
+
+type recordedLocker struct {
+	locker bellwether.Locker
+	*recorder
+}
+
+func (l *recordedLocker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (lease bellwether.Lease, err error) {
+	var id uint64
+	err = l.call(event{Kind: kindTake, Key: key, TTL: ttl}, func(e *event) (err error) {
+		id, e.Lease = e.ID, e.ID
+		lease, err = l.locker.TryAcquire(ctx, key, ttl)
+		if t, ok := lease.(bellwether.Tokener); ok && err == nil {
+			e.Token = t.Token()
+		}
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &recordedLease{lease, l.recorder, key, id}, nil
+}
+
+type recordedLease struct {
+	lease bellwether.Lease
+	*recorder
+	key string
+	id  uint64
+}
+
+func (l *recordedLease) Renew(ctx context.Context, ttl time.Duration) error {
+	return l.call(event{Kind: kindRenew, Key: l.key, Lease: l.id, TTL: ttl}, func(*event) error {
+		return l.lease.Renew(ctx, ttl)
+	})
+}
+
+func (l *recordedLease) Release(ctx context.Context) error {
+	e := l.begin(event{Kind: kindFree, Key: l.key, Lease: l.id})
+	err := l.lease.Release(ctx)
+	l.end(e, err)
+	return err
+}
+
+// Lost implements [bellwether.LossNotifier]: the channel never closes if the
+// lease is none.
+func (l *recordedLease) Lost() <-chan struct{} {
+	if n, ok := l.lease.(bellwether.LossNotifier); ok {
+		return n.Lost()
+	}
+	return nil
+}

@@ -1,0 +1,132 @@
+package chaos
+
+import (
+	"cmp"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/bellwether-go/bellwether/internal/testserver"
+)
+
+// This file draws, from a seed, what a run is like: its times, and what happens
+// when.
+
+// A deed is what the supervisor does to somebody.
+type deed string
+
+const (
+	cutLink     deed = "link"    // a fault on a worker's link to an engine
+	slowLink    deed = "latency" // the link gets slow
+	pauseWorker deed = "pause worker"
+	killWorker  deed = "kill worker" // and start it again
+	pauseEngine deed = "pause engine"
+	killEngine  deed = "kill engine" // and start it again
+	invalidate  deed = "invalidate"
+)
+
+// A step is one of a schedule.
+type step struct {
+	at     time.Duration
+	do     deed
+	worker int
+	engine int // 0 is the store's, the last is the locker's
+	fault  testserver.Fault
+	lasts  time.Duration
+	key    string
+}
+
+// String returns the step in words.
+func (s step) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%v %s", s.at.Round(time.Millisecond), s.do)
+	switch s.do {
+	case cutLink, slowLink:
+		fmt.Fprintf(&b, " %v of worker %d to engine %d", s.fault, s.worker, s.engine)
+	case pauseWorker, killWorker:
+		fmt.Fprintf(&b, " %d", s.worker)
+	case pauseEngine, killEngine:
+		fmt.Fprintf(&b, " %d", s.engine)
+	case invalidate:
+		return fmt.Sprintf("%s %s by worker %d", b.String(), s.key, s.worker)
+	}
+	fmt.Fprintf(&b, " for %v", s.lasts.Round(time.Millisecond))
+	return b.String()
+}
+
+// A schedule is all that a seed decides.
+type schedule struct {
+	times times
+	steps []step
+}
+
+const (
+	fleetWorkers = 3
+	// warmUp is when the first fault comes: connections, scripts and
+	// subscriptions are there by then.
+	warmUp = time.Second
+)
+
+// draw returns the schedule of a seed, for so many engines.
+func draw(seed int64, length time.Duration, engines int) schedule {
+	dice := rand.New(rand.NewPCG(uint64(seed), 7))
+	ms := func(least, most int) time.Duration {
+		return time.Duration(least+dice.IntN(most-least+1)) * time.Millisecond
+	}
+	lease := ms(300, 1000)
+	s := schedule{times: times{
+		Lease: lease, TTL: ms(100, 250), Stale: []time.Duration{0, 200 * time.Millisecond}[dice.IntN(2)],
+		StaleIfError: 6 * time.Second, Near: 100 * time.Millisecond, Engine: ms(150, 300), Rebuild: 3 * lease,
+	}}
+	faults := []testserver.Fault{testserver.BlackHole, testserver.DeadRequests, testserver.DeadReplies,
+		testserver.SwallowReplies, testserver.SlowClose, testserver.Reset}
+	for at := warmUp; at < length; {
+		// A storm, and then the time in which everybody recovers and can be
+		// judged by what holds without faults.
+		storm := ms(1000, 2000)
+		for range 2 + dice.IntN(4) {
+			st := step{at: at + ms(0, int(storm/time.Millisecond)), worker: dice.IntN(fleetWorkers), engine: dice.IntN(engines), lasts: ms(50, 900)}
+			switch n := dice.IntN(20); {
+			case n < 8:
+				st.do, st.fault = cutLink, faults[dice.IntN(len(faults))]
+			case n < 11:
+				st.do, st.lasts = slowLink, ms(300, 1500)
+			case n < 14:
+				st.do, st.lasts = pauseWorker, ms(100, 2*int(lease/time.Millisecond))
+			case n < 16:
+				st.do = killWorker
+			case n < 18:
+				st.do, st.lasts = pauseEngine, ms(50, 600)
+			default:
+				st.do, st.lasts = killEngine, ms(50, 500)
+			}
+			s.steps = append(s.steps, st)
+		}
+		at += storm + ms(2500, 3500)
+	}
+	for at := warmUp / 2; at < length; at += ms(150, 500) {
+		s.steps = append(s.steps, step{at: at, do: invalidate, worker: dice.IntN(fleetWorkers), key: fmt.Sprint("k", dice.IntN(fleetKeys))})
+	}
+	slices.SortStableFunc(s.steps, func(a, b step) int { return cmp.Compare(a.at, b.at) })
+	return s
+}
+
+// answer is what the origin does with the nth load of a key: how long it takes,
+// from 10 ms to two leases, and whether it fails.
+func (s schedule) answer(seed int64, key string, n int) (takes time.Duration, fails bool) {
+	var salt uint64
+	for _, c := range key {
+		salt = salt*31 + uint64(c)
+	}
+	dice := rand.New(rand.NewPCG(uint64(seed)^salt, uint64(n)))
+	takes = 10*time.Millisecond + time.Duration(dice.Int64N(int64(60*time.Millisecond)))
+	switch dice.IntN(8) {
+	case 0:
+		takes = time.Duration(dice.Int64N(int64(2 * s.times.Lease)))
+	case 1:
+		fails = true
+	}
+	return takes, fails
+}

@@ -1,0 +1,249 @@
+package chaos
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+)
+
+// This file is a worker process: a cache over a real store and locker, callers
+// that never stop asking it, and a journal of all that happens, on its standard
+// output.
+
+const workerEnv = "BELLWETHER_CHAOS_WORKER"
+
+// workerConfig is what a worker is told at its start.
+type workerConfig struct {
+	Seed          int64
+	Worker, Life  int
+	Locker, Store string // engines
+	LockerAddr    string
+	StoreAddr     string
+	Origin        string
+	Bug           string
+	Times         times
+}
+
+// times are the cache's options in a run.
+type times struct {
+	Lease, TTL, Stale, StaleIfError, Near, Engine, Rebuild time.Duration
+}
+
+// maxWait is what the cache makes of these.
+func (t times) maxWait() time.Duration { return t.Rebuild + t.Lease }
+
+const (
+	fleetKeys    = 3
+	fleetCallers = 5 // in each worker
+)
+
+// An order is one line to a worker.
+type order struct {
+	Do  string // "invalidate", "get"
+	Key string
+	// Callers is how many ask at one time.
+	Callers int
+}
+
+// work is the program of a worker process. It ends with its input.
+func work(config string) error {
+	var c workerConfig
+	if err := json.Unmarshal([]byte(config), &c); err != nil {
+		return err
+	}
+	j := &journal{out: os.Stdout}
+	rec := &recorder{sink: j.write}
+	w, err := newWorker(c, rec)
+	if err != nil {
+		return err
+	}
+	gaps := newGapMeter(func(s span) {
+		rec.sink(event{ID: rec.id(), Kind: kindGap, Begin: s.begin, End: s.end}, false)
+	})
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
+	var running sync.WaitGroup
+	running.Go(func() {
+		for ctx.Err() == nil {
+			time.Sleep(20 * time.Millisecond) // the pipe is read by a real process
+			j.flush()
+		}
+	})
+	for i := range fleetCallers {
+		running.Go(func() { w.ask(ctx, rand.New(rand.NewPCG(uint64(c.Seed), uint64(c.Worker*1000+c.Life*100+i)))) })
+	}
+	in := bufio.NewScanner(os.Stdin)
+	for in.Scan() {
+		var o order
+		if err := json.Unmarshal(in.Bytes(), &o); err != nil {
+			return err
+		}
+		switch o.Do {
+		case "invalidate":
+			running.Go(func() { w.invalidate(o.Key) })
+		case "get":
+			for range o.Callers {
+				running.Go(func() { w.get(context.Background(), o.Key) })
+			}
+		}
+	}
+	stop()
+	w.cache.Close()
+	running.Wait()
+	gaps.stop()
+	j.flush()
+	return in.Err()
+}
+
+type worker struct {
+	workerConfig
+	*recorder
+	cache  *bellwether.Cache[string]
+	served func(context.Context, string) (string, error)
+	origin *http.Client
+}
+
+func newWorker(c workerConfig, rec *recorder) (*worker, error) {
+	w := &worker{workerConfig: c, recorder: rec, origin: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 32}}}
+	var b bug
+	if c.Bug != "" {
+		var err error
+		if b, err = bugOf(c.Bug); err != nil {
+			return nil, err
+		}
+	}
+	elector, err := engineOf(c.Locker)
+	if err != nil {
+		return nil, err
+	}
+	// A store and a locker of one kind share a client, as they would anywhere.
+	elected, err := elector.open(c.LockerAddr)
+	if err != nil {
+		return nil, err
+	}
+	kept := elected
+	if c.Store != c.Locker {
+		keeper, err := engineOf(c.Store)
+		if err != nil {
+			return nil, err
+		}
+		if kept, err = keeper.open(c.StoreAddr); err != nil {
+			return nil, err
+		}
+	}
+	store, locker := kept.store, elected.locker
+	if b.keep != nil {
+		store = b.keep(store)
+	}
+	if b.lock != nil {
+		locker = b.lock(elected, locker)
+	}
+	o := bellwether.Options{
+		TTL: c.Times.TTL, StaleWhileRevalidate: c.Times.Stale, StaleIfError: c.Times.StaleIfError,
+		ErrorTTL: 50 * time.Millisecond, RebuildTimeout: c.Times.Rebuild, LeaseTTL: c.Times.Lease,
+		NearTTL: c.Times.Near, EngineTimeout: c.Times.Engine,
+		Store: recordStore(store, rec), Locker: recordLocker(locker, rec),
+	}
+	if os.Getenv("BELLWETHER_CHAOS_VERBOSE") != "" {
+		o.OnError = func(key string, err error) {
+			fmt.Fprintf(os.Stderr, "%d worker %d.%d: %s: %v\n", now()/1e6, c.Worker, c.Life, key, err)
+		}
+	}
+	w.cache = bellwether.New(w.load, o)
+	w.served = w.cache.Get
+	if b.serve != nil {
+		w.served = b.serve(w.served)
+	}
+	return w, nil
+}
+
+// ask is one caller, who asks for one key after another. Some have little time.
+func (w *worker) ask(ctx context.Context, dice *rand.Rand) {
+	for ctx.Err() == nil {
+		key := fmt.Sprint("k", dice.IntN(fleetKeys))
+		calling, cancel := context.WithCancel(ctx)
+		if dice.IntN(5) == 0 {
+			cancel()
+			calling, cancel = context.WithTimeout(ctx, time.Duration(1+dice.IntN(200))*time.Millisecond)
+		}
+		w.get(calling, key)
+		cancel()
+		time.Sleep(time.Duration(5+dice.IntN(25)) * time.Millisecond)
+	}
+}
+
+func (w *worker) get(ctx context.Context, key string) {
+	w.call(event{Kind: kindGet, Key: key}, func(e *event) error {
+		v, err := w.served(ctx, key)
+		e.Version = versionOf(v)
+		return err
+	})
+}
+
+func (w *worker) invalidate(key string) {
+	e := w.begin(event{Kind: kindDrop, Key: key})
+	w.end(e, w.cache.Invalidate(context.Background(), key))
+}
+
+var errOrigin = errors.New("the origin fails")
+
+// load asks the origin, and records for how long the load was surely wanted.
+func (w *worker) load(ctx context.Context, key string) (string, error) {
+	e := event{ID: w.id(), Kind: kindLoad, Key: key, Begin: now()}
+	e.End = e.Begin
+	type reply struct {
+		value string
+		err   error
+	}
+	got := make(chan reply, 1)
+	go func() {
+		v, err := w.fetch(ctx, key)
+		got <- reply{v, err}
+	}()
+	look := time.NewTicker(5 * time.Millisecond)
+	defer look.Stop()
+	for {
+		// In this order: at the time that is noted the load was still wanted.
+		t := now()
+		if ctx.Err() == nil {
+			e.End = t
+		}
+		select {
+		case r := <-got:
+			e.Version, e.Result = versionOf(r.value), done
+			if r.err != nil {
+				e.Result, e.Error = silent, r.err.Error()
+			}
+			w.sink(e, false)
+			return r.value, r.err
+		case <-look.C:
+		}
+	}
+}
+
+func (w *worker) fetch(ctx context.Context, key string) (string, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("%s/%s?worker=%d&life=%d", w.Origin, key, w.Worker, w.Life), nil)
+	if err != nil {
+		return "", err
+	}
+	res, err := w.origin.Do(req)
+	if err != nil {
+		return "", err
+	}
+	defer res.Body.Close()
+	b, err := io.ReadAll(res.Body)
+	if err == nil && res.StatusCode != http.StatusOK {
+		err = errOrigin
+	}
+	return string(b), err
+}
