@@ -101,7 +101,6 @@ cover: ## Say how much of each package its module's tests reach.
 tidy: ## Format the code and tidy every go.mod.
 	@gofmt -w .
 	@$(EACH) go mod tidy; done
-	@GOWORK= go work sync
 
 clean: ## Remove what the other targets have made.
 	@rm -rf bin dist
