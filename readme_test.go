@@ -194,7 +194,7 @@ func TestREADME_SnippetsBuildAndRun(t *testing.T) {
 // TestREADME_Links holds that the files that the documentation points to are
 // there.
 func TestREADME_Links(t *testing.T) {
-	for _, name := range []string{"README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/operations.md", "docs/design.md", "docs/conformance.md"} {
+	for _, name := range []string{"README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/operations.md", "docs/design.md", "docs/conformance.md", "docs/engines.md", "docs/performance.md"} {
 		text, err := os.ReadFile(name)
 		if err != nil {
 			t.Error(err)
