@@ -247,7 +247,7 @@ func picture(title, x, y string) *plot.Plot {
 	pic.Title.Text, pic.X.Label.Text, pic.Y.Label.Text = title, x, y
 	pic.Title.TextStyle.Font.Size = vg.Points(11)
 	pic.Y.Scale, pic.Y.Tick.Marker = plot.LogScale{}, decades{}
-	pic.Legend.Top = true
+	pic.Legend.Top, pic.Legend.Padding = true, vg.Points(2)
 	pic.Add(plotter.NewGrid())
 	return pic
 }

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -60,11 +61,23 @@ func newRecord(bench string, size any) *record {
 	load, _ := os.ReadFile("/proc/loadavg")
 	fields := strings.Fields(string(load))
 	return &record{
-		Bench: bench, Command: "go run ./bench " + strings.Join(os.Args[1:], " "), Date: time.Now().UTC().Truncate(time.Second),
+		Bench: bench, Command: commandLine(os.Args[1:]), Date: time.Now().UTC().Truncate(time.Second),
 		Commit: output("git", "rev-parse", "--short", "HEAD"), Go: runtime.Version(), CPU: cpu(), Cores: runtime.NumCPU(),
 		LoadAverage: strings.Join(fields[:min(3, len(fields))], " "),
 		Versions:    versions(), Size: size,
 	}
+}
+
+// commandLine is what a shell would be given for these arguments.
+func commandLine(args []string) string {
+	line := "go run ./bench"
+	for _, arg := range args {
+		if strings.ContainsAny(arg, " \"'") {
+			arg = strconv.Quote(arg)
+		}
+		line += " " + arg
+	}
+	return line
 }
 
 func cpu() string {
