@@ -525,3 +525,30 @@ func TestPass_HTTP10(t *testing.T) {
 		t.Errorf("hit: %q, %v", body, err)
 	}
 }
+
+// A writer that can neither flush nor be unwrapped gets everything all the same.
+func TestPass_WriterThatCannotFlush(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		body := strings.Repeat("x", 1<<20)
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=60")
+			for i := 0; i < len(body); i += 1 << 16 {
+				io.WriteString(w, body[i:i+1<<16])
+				time.Sleep(time.Millisecond) // so that its readers catch up, and flush
+			}
+		})
+		for range 3 {
+			var wg sync.WaitGroup
+			for range 10 {
+				wg.Go(func() {
+					got := httptest.NewRecorder()
+					s.handler.ServeHTTP(struct{ http.ResponseWriter }{got}, request(http.MethodGet, "http://a/p"))
+					if got.Body.String() != body {
+						t.Errorf("%d of %d bytes", got.Body.Len(), len(body))
+					}
+				})
+			}
+			wg.Wait()
+		}
+	})
+}

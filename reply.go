@@ -112,11 +112,19 @@ func (q *query) replyLive(c *call, s served[*response], key string) liveOutcome 
 		return liveDone
 	}
 	rc := http.NewResponseController(w)
+	flush := func() error {
+		// A writer that cannot flush sends everything in its own time, which is
+		// no reason to break the response off.
+		if err := rc.Flush(); !errors.Is(err, http.ErrNotSupported) {
+			return err
+		}
+		return nil
+	}
 	var to io.Writer = w
 	if x.shared {
 		to = &pacedWriter{w: w, drop: func() { body.Close() }}
 	}
-	if _, err := body.CopyTo(r.Context(), to, rc.Flush); err != nil {
+	if _, err := body.CopyTo(r.Context(), to, flush); err != nil {
 		// Broken off must look broken off: net/http closes the connection, or
 		// resets the stream, without the end that a complete body has. A panic
 		// of the handler's own reaches its own client's server as it was.
@@ -127,7 +135,7 @@ func (q *query) replyLive(c *call, s served[*response], key string) liveOutcome 
 		panic(http.ErrAbortHandler)
 	}
 	if len(x.trailer) > 0 {
-		rc.Flush() // a body sent at once, with its length, has no place behind it
+		flush() // a body sent at once, with its length, has no place behind it
 		copyHeader(h, x.trailer)
 	}
 	return liveDone

@@ -70,9 +70,13 @@ func (b Body) ReadAt(p []byte, off int64) (int, error) {
 	return n, io.EOF
 }
 
+// joined is the size up to which a body is kept in one piece: each piece is a
+// write, and so a system call, whenever it is sent.
+const joined = 256 << 10
+
 // Body returns the body if it is complete and within the limit. It is what the
-// readers read, not a copy, but for the last piece: of a chunk that is not full
-// only what is used is worth keeping.
+// readers read, not a copy, but for a small one, and for the last piece: of a
+// chunk that is not full only what is used is worth keeping.
 func (s *Spool) Body() (Body, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -87,6 +91,9 @@ func (s *Spool) Body() (Body, bool) {
 		case c.n > 0:
 			b = append(b, slices.Clip(slices.Clone(c.buf[:c.n])))
 		}
+	}
+	if n := b.Len(); len(b) > 1 && n <= joined {
+		return BodyOf(b.Append(make([]byte, 0, n))), true
 	}
 	return b, true
 }
