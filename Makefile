@@ -8,7 +8,7 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 # How long each fuzz target runs: FUZZTIME for the entry codec and the key
 # functions, FUZZTIME_OTHERS for the rest.
 FUZZTIME ?= 30s
-FUZZTIME_OTHERS ?= 5s
+FUZZTIME_OTHERS ?= 3s
 export FUZZTIME FUZZTIME_OTHERS
 
 # Every module stands on its own go.mod, as it does for those who import it; the
@@ -74,7 +74,7 @@ claims: build ## Run the tests of claims about time and allocations, without the
 	@status=0; $(EACH) \
 		files=$$($(CLAIMS) || true); [ -n "$$files" ] || continue; \
 		tests=$$(grep -hoE '^func Test[A-Za-z0-9_]*' $$files | cut -c6- | paste -sd'|'); [ -n "$$tests" ] || continue; \
-		go test -json -count=1 -timeout 5m -p 1 -run "^($$tests)\$$" $$(dirname $$files | sort -u) 2>&1 \
+		go test -json -count=1 -timeout 5m -p 1 -benchtime 300ms -run "^($$tests)\$$" $$(dirname $$files | sort -u) 2>&1 \
 			| tee $(OUT)/claims-$${m//[.\/]/-}.json | $(REPORT) || status=1; \
 	done; exit $$status
 

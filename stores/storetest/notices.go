@@ -103,7 +103,7 @@ func testNotices(k kit) {
 			k.commit(s, e)
 			n := l.next("a commit")
 			if n.Epoch != e.Epoch || n.Invalidated || n.Made.IsZero() || n.Made.After(time.Now()) {
-				t.Fatalf("heard %+v of a commit of epoch %d", n, e.Epoch)
+				t.Fatalf("heard %.500v of a commit of epoch %d", n, e.Epoch)
 			}
 			if err := same(n.Entry, e); err != nil {
 				t.Fatalf("a commit's notice has %v", err)

@@ -203,6 +203,7 @@ func (m *model) Commit(ctx context.Context, key string, e bellwether.Entry) erro
 
 // tell calls the listeners, which do not call back. The mutex is held.
 func (m *model) tell(n bellwether.Notice) {
+	n.Made = time.Now()
 	for _, f := range m.listeners {
 		(*f)(n)
 	}
