@@ -8,7 +8,7 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 # How long each fuzz target runs: FUZZTIME for the entry codec and the key
 # functions, FUZZTIME_OTHERS for the rest.
 FUZZTIME ?= 30s
-FUZZTIME_OTHERS ?= 3s
+FUZZTIME_OTHERS ?= 1s
 export FUZZTIME FUZZTIME_OTHERS
 
 # Every module stands on its own go.mod, as it does for those who import it; the
