@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/bellwether-go/bellwether"
 	"github.com/maypok86/otter/v2"
@@ -70,6 +71,43 @@ func TestHit_BesideOtter(t *testing.T) {
 	t.Logf("a hit costs %.2f times otter's Get (median of %.2f)", got, ratios)
 	if got > 2.5 {
 		t.Errorf("a hit costs %.2f times otter's Get, want at most 2.5", got)
+	}
+}
+
+// TestGet_FitsTheStackOfANewGoroutine holds why a herd is cheap: a goroutine
+// that does nothing else comes to a flight, and gets its value, on the 2 KB that
+// it was born with. To grow them would be half of what the herd costs.
+func TestGet_FitsTheStackOfANewGoroutine(t *testing.T) {
+	const callers = 100
+	gate := make(chan struct{})
+	c := bellwether.New(func(context.Context, string) (string, error) { <-gate; return "v", nil }, bellwether.Options{TTL: time.Hour})
+	defer c.Close()
+	fewest := callers
+	for round := range uint64(5) {
+		key := strconv.Itoa(int(round))
+		var grown atomic.Int64
+		var wg sync.WaitGroup
+		for range callers {
+			wg.Go(func() {
+				var here [64]byte // beside what the caller has there itself
+				before := uintptr(unsafe.Pointer(&here))
+				c.Get(context.Background(), key)
+				if uintptr(unsafe.Pointer(&here)) != before {
+					grown.Add(1)
+				}
+			})
+		}
+		for s := c.Stats(); s.Misses+s.Collapsed < (round+1)*callers; s = c.Stats() {
+			runtime.Gosched()
+		}
+		gate <- struct{}{}
+		wg.Wait()
+		fewest = min(fewest, int(grown.Load()))
+	}
+	// In the first round they fill the runtime's own pools; and in any, now and
+	// then, one of them has to refill an allocator's.
+	if fewest > callers/4 {
+		t.Errorf("at least %d of %d callers grew their stacks in every round", fewest, callers)
 	}
 }
 

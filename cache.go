@@ -222,7 +222,7 @@ func (o Options) settings() settings {
 // not be modified.
 type Cache[V any] struct {
 	engine *engine[V]
-	bind   binder[V] // the load that New was given
+	bind   binder[V] // of the load that New was given
 }
 
 // New returns a Cache of what load returns. The load gets a context that keeps
@@ -246,16 +246,17 @@ func New[V any](load func(ctx context.Context, key string) (V, error), o Options
 	marshal, unmarshal := codecOf[V](s.Codec)
 	c := &Cache[V]{
 		engine: newEngine(s, size, marshal, unmarshal),
-		bind:   byKey(load),
+		bind:   userLoad[V](load),
 	}
 	c.engine.listen()
 	return c
 }
 
-// byKey binds a user's load, which needs nothing but the key.
-func byKey[V any](load func(context.Context, string) (V, error)) binder[V] {
-	l := func(ctx context.Context, a attempt[V]) (V, error) { return load(ctx, a.key) }
-	return func() loader[V] { return l }
+// A userLoad is a user's load. It needs nothing but the key.
+type userLoad[V any] func(ctx context.Context, key string) (V, error)
+
+func (l userLoad[V]) bind() loader[V] {
+	return func(ctx context.Context, a attempt[V]) (V, error) { return l(ctx, a.key) }
 }
 
 // codecOf is c for values of type V; []byte and string go as they are.
@@ -281,35 +282,13 @@ func codecOf[V any](c Codec) (func(V) ([]byte, error), func([]byte) (V, error)) 
 // nothing stale may be served; [ErrWaitTimeout] after MaxWait; [ErrOverloaded];
 // [ErrClosed]; or ctx's error. A ctx that ends ends only this call's wait.
 func (c *Cache[V]) Get(ctx context.Context, key string) (V, error) {
-	s, ok := c.engine.hit(key)
-	if ok {
-		if s.early {
-			c.engine.refresh(ctx, key, s.item, c.bind)
-		}
-		return s.item.answer()
-	}
-	return answer(c.engine.wait(ctx, key, s.item, want[V]{}, c.bind))
+	return c.engine.get(ctx, key, c.bind)
 }
 
 // GetFunc is Get with a load of this call's own. Callers that meet share one
 // rebuild, by the load of whichever came first. Its errors are those of Get.
 func (c *Cache[V]) GetFunc(ctx context.Context, key string, load func(ctx context.Context, key string) (V, error)) (V, error) {
-	s, ok := c.engine.hit(key)
-	if ok {
-		if s.early {
-			c.engine.refresh(ctx, key, s.item, byKey(load))
-		}
-		return s.item.answer()
-	}
-	return answer(c.engine.wait(ctx, key, s.item, want[V]{}, byKey(load)))
-}
-
-func answer[V any](s served[V], err error) (V, error) {
-	if err != nil {
-		var zero V
-		return zero, err
-	}
-	return s.item.answer()
+	return c.engine.get(ctx, key, userLoad[V](load))
 }
 
 // maxInvalidations is how many keys of one Invalidate are under way at a time.

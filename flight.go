@@ -30,11 +30,11 @@ type attempt[V any] struct {
 	position uint64   // and its item.position
 }
 
-// A binder gives the loader of a flight that begins now. It is called while the
+// A binder gives the loader of a flight that begins now. It is asked while the
 // caller is still there, and only for the caller that begins the flight: what
 // the loader needs of a request can be copied then, and is not copied for the
 // callers that join.
-type binder[V any] func() loader[V]
+type binder[V any] interface{ bind() loader[V] }
 
 // A flight is one rebuild of one key with its callers in this process. It
 // belongs to none of them.

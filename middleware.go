@@ -189,14 +189,15 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 	var under *response // the names that led to key
 	broken := false
 	for range maxHops {
-		s, ok := q.atHand(key)
+		it, early, ok := q.atHand(key)
 		if !ok && d.OnlyIfCached {
 			replyNotCached(w) // RFC 9111 section 5.2.1.7
 			return
 		}
-		if s.early {
-			q.refresh(key, s, path)
+		if early {
+			q.refresh(key, it, path)
 		}
+		s := served[*response]{item: it}
 		if !ok {
 			if under != nil && !under.built.admit(key, m.engine.clock.now()) {
 				break
@@ -204,7 +205,7 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 			c := &call{path: path}
 			defer c.leave()
 			var err error
-			if s, err = q.wait(c, key, s); err != nil {
+			if s, err = q.wait(c, key, it); err != nil {
 				q.replyError(c, err)
 				return
 			}
@@ -289,11 +290,10 @@ func reuse(it *item[*response], now instant, d httpcache.RequestDirectives) http
 
 // atHand answers without the handler if it can. If it cannot, the item is what
 // may be served when patience ends, or nil.
-func (q *query) atHand(key string) (served[*response], bool) {
+func (q *query) atHand(key string) (it *item[*response], early, ok bool) {
 	e, want := q.m.engine, q.want()
-	s, ok := e.hitFor(key, want)
-	if ok {
-		return s, true
+	if it, early, ok = e.hitFor(key, want); ok {
+		return it, early, true
 	}
 	if q.directives.MaxStale.Set {
 		// A client that takes what is staler than we would serve gets it if this
@@ -301,19 +301,19 @@ func (q *query) atHand(key string) (served[*response], bool) {
 		it, now := e.near.get(key)
 		if it != nil && it.held && now < it.trusted && it.value.kind == plain && want.accept(it, now) {
 			e.count.stale.Add(1)
-			return served[*response]{item: it}, true
+			return it, false, true
 		}
 	}
 	if q.directives.OnlyIfCached {
 		if it := e.peek(q.r.Context(), key); it != nil && want.takes(it, e.clock.now(), forever) {
-			return served[*response]{item: it}, true
+			return it, false, true
 		}
 	}
-	return s, false
+	return it, false, false
 }
 
 // wait answers by way of the handler.
-func (q *query) wait(c *call, key string, s served[*response]) (served[*response], error) {
+func (q *query) wait(c *call, key string, stale *item[*response]) (served[*response], error) {
 	m := q.m
 	c.aside = make(chan func(), maxHints)
 	c.inform = q.inform
@@ -330,29 +330,33 @@ func (q *query) wait(c *call, key string, s served[*response]) (served[*response
 			w.first = true
 		}
 	}
-	s, err := m.engine.wait(q.r.Context(), key, s.item, w, q.bind(c))
-	if errors.Is(err, errTaken) {
+	waiter := m.engine.waiter(stale, w)
+	waiter.wait(q.r.Context(), key, requested{q, c})
+	if errors.Is(waiter.err, errTaken) {
 		return m.notShared("authorization"), nil
 	}
-	return s, err
+	return waiter.answer, waiter.err
 }
 
-// bind gives the load of a flight that the call begins.
-func (q *query) bind(c *call) binder[*response] {
-	return func() loader[*response] {
-		d := detach(q.r)
-		c.request = q.r.Header.Clone()
-		return func(ctx context.Context, a attempt[*response]) (*response, error) {
-			return q.m.fetch(ctx, a, c, q.next, d)
-		}
+// requested binds the handler's load for a flight that the call begins.
+type requested struct {
+	*query
+	call *call
+}
+
+func (q requested) bind() loader[*response] {
+	d := detach(q.r)
+	q.call.request = q.r.Header.Clone()
+	return func(ctx context.Context, a attempt[*response]) (*response, error) {
+		return q.m.fetch(ctx, a, q.call, q.next, d)
 	}
 }
 
 // refresh has a fresh response rebuilt behind the client's back.
-func (q *query) refresh(key string, s served[*response], path []string) {
+func (q *query) refresh(key string, it *item[*response], path []string) {
 	c := &call{path: path, aside: make(chan func())} // nobody is there for interim responses
 	c.leave()
-	q.m.engine.refresh(q.r.Context(), key, s.item, q.bind(c))
+	q.m.engine.refresh(q.r.Context(), key, it, requested{q, c})
 }
 
 // notShared is the answer that there is none to be shared.

@@ -33,12 +33,34 @@ func (w *want[V]) takes(it *item[V], now, asked instant) bool {
 	return w.accept == nil || it.made > asked || it.backingOff(now) || w.accept(it, now)
 }
 
+// get answers a call that takes any answer.
+func (e *engine[V]) get(ctx context.Context, key string, b binder[V]) (V, error) {
+	it, early, ok := e.hit(key)
+	if !ok {
+		return e.awaited(ctx, key, b, it)
+	}
+	if early {
+		e.refresh(ctx, key, it, b)
+	}
+	return it.answer()
+}
+
+// awaited is get after a miss, stale as it is for waiter.
+func (e *engine[V]) awaited(ctx context.Context, key string, b binder[V], stale *item[V]) (V, error) {
+	c := e.waiter(stale, want[V]{})
+	c.wait(ctx, key, b)
+	if c.err != nil {
+		var zero V
+		return zero, c.err
+	}
+	return c.answer.item.answer()
+}
+
 // A served answer is an item with the way it came.
 type served[V any] struct {
 	item      *item[V]
 	collapsed bool // it came from a flight that another call had begun
 	flown     bool // it came from a flight
-	early     bool // it is fresh, and to be rebuilt before it expires
 	// live is the flight if the item is still being made. The call counts among
 	// its callers until it has its place among the readers, and says left.
 	live *flight[V]
@@ -46,102 +68,117 @@ type served[V any] struct {
 
 // hit answers from the near tier if that needs no flight: fresh, or stale
 // while nobody is to try again yet. If it does not, the item is what may be
-// served when a caller's patience ends, or nil. It does not allocate.
-func (e *engine[V]) hit(key string) (served[V], bool) {
+// served when a caller's patience ends, or nil. It does not allocate. early is
+// for what is fresh, and to be rebuilt before it expires.
+func (e *engine[V]) hit(key string) (it *item[V], early, ok bool) {
 	it, now := e.near.get(key)
 	if it == nil || now >= it.trusted {
-		return served[V]{}, false
+		return nil, false, false
 	}
 	switch it.judge(now) {
 	case serve:
 		e.count.hits.add()
-		return served[V]{item: it, early: e.EarlyRefresh > 0 && it.dueEarly(now, e.EarlyRefresh)}, true
+		return it, e.EarlyRefresh > 0 && it.dueEarly(now, e.EarlyRefresh), true
 	case serveOnly:
 		e.count.stale.Add(1)
-		return served[V]{item: it}, true
+		return it, false, true
 	case serveStale:
-		return served[V]{item: it}, false
+		return it, false, false
 	}
-	return served[V]{}, false
+	return nil, false, false
 }
 
 // refresh begins a flight for a key of which it is fresh, unless there is one,
 // and does not wait for it.
-func (e *engine[V]) refresh(ctx context.Context, key string, it *item[V], bind binder[V]) {
-	c := waiter[V]{engine: e, began: e.clock.now(), want: want[V]{
+func (e *engine[V]) refresh(ctx context.Context, key string, it *item[V], b binder[V]) {
+	c := e.waiter(nil, want[V]{
 		// Not what is to be replaced: the store has it too, and it is fresh.
 		accept: func(other *item[V], _ instant) bool { return other.epoch > it.epoch },
 		first:  true,
-	}}
-	c.join(ctx, key, bind)
+	})
+	c.join(ctx, key, b)
 	c.leave()
 }
 
 // hitFor is hit for a call that does not take any answer.
-func (e *engine[V]) hitFor(key string, w want[V]) (served[V], bool) {
+func (e *engine[V]) hitFor(key string, w want[V]) (it *item[V], early, ok bool) {
 	if w.accept == nil {
 		return e.hit(key)
 	}
 	if it, now := e.near.get(key); it == nil || !it.backingOff(now) && !w.accept(it, now) {
-		return served[V]{}, false
+		return nil, false, false
 	}
 	return e.hit(key)
 }
 
-// wait answers by way of the key's flight, which it begins with bind's loader if
-// no other call has. stale is what hit has found to be served when the call's
-// patience ends, or nil. The error is a failed rebuild's, or this call's own
-// end.
+// wait gets the answer, or the error, by way of the key's flight, which it
+// begins with b's loader if no other call has. The error is a failed rebuild's,
+// or this call's own end.
 //
 // A flight that lands with an item that the call does not take makes it begin
 // the next one, or join it: all who came while one load ran and want a later one
 // share that.
-func (e *engine[V]) wait(ctx context.Context, key string, stale *item[V], w want[V], bind binder[V]) (served[V], error) {
-	if err := ctx.Err(); err != nil {
-		return served[V]{}, err
+func (c *waiter[V]) wait(ctx context.Context, key string, b binder[V]) {
+	if c.err = ctx.Err(); c.err != nil {
+		return
 	}
-	c := waiter[V]{engine: e, want: w, began: e.clock.now(), stale: stale}
-	defer c.leave()
 	for again := false; ; again = true {
-		f, err := c.join(ctx, key, bind)
+		f := c.join(ctx, key, b)
 		if f == nil {
-			return c.answer, err
+			return
 		}
 		switch {
 		case again: // one count per call, however many flights it needs
 		case c.collapsed:
-			e.count.collapsed.Add(1)
+			c.engine.count.collapsed.Add(1)
 		default:
-			e.count.misses.Add(1)
+			c.engine.count.misses.Add(1)
 		}
-		for {
-			state := f.state.Load()
-			expiry, end, err := c.look(f, state)
-			switch end {
-			case answered:
-				return c.answer, err
-			case landed:
-				c.leave()
-			case waiting:
-				select {
-				case <-state.news:
-				case <-expiry:
-				case do := <-w.aside:
-					do()
-				case <-ctx.Done():
-					return served[V]{}, ctx.Err()
-				}
-				continue
-			}
-			break
+		end := c.attend(ctx, f)
+		c.leave()
+		if end == answered {
+			return
 		}
 	}
 }
 
-// A waiter is one call on its way to its answer. What it does with a flight is
-// in methods of its own, whose frames are gone while it waits: a herd's
-// goroutines are new, and begin with a stack of 2 KB, whose growth would be a
-// third of what it costs them to come here.
+// attend waits on one flight.
+func (c *waiter[V]) attend(ctx context.Context, f *flight[V]) waitState {
+	for {
+		state := f.state.Load()
+		expiry, is := c.look(f, state)
+		if is != waiting {
+			return is
+		}
+		select {
+		case <-state.news:
+		case <-expiry:
+		case do := <-c.want.aside:
+			c.work(do)
+		case <-ctx.Done():
+			c.err = ctx.Err()
+			return answered
+		}
+	}
+}
+
+// work does what the waiter is given to do. If that does not return, the flight
+// has a caller less.
+func (c *waiter[V]) work(do func()) {
+	returned := false
+	defer func() {
+		if !returned {
+			c.leave()
+		}
+	}()
+	do()
+	returned = true
+}
+
+// A waiter is one call on its way to its answer. It is not on the stack, and
+// what it does with a flight is in methods of its own, whose frames are gone
+// while it waits: a herd's goroutines are new, and begin with a stack of 2 KB,
+// whose growth would be half of what it costs them to come here.
 type waiter[V any] struct {
 	engine    *engine[V]
 	want      want[V]
@@ -151,6 +188,16 @@ type waiter[V any] struct {
 	collapsed bool       // that flight was begun by another call
 	timer     deadlineTimer
 	answer    served[V]
+	err       error // why there is no answer
+}
+
+// waiter begins a call that goes on without the near tier. stale is what hit has
+// found to be served when the call's patience ends, or nil. Inlined, it would
+// make its caller's frame larger by a waiter.
+//
+//go:noinline
+func (e *engine[V]) waiter(stale *item[V], w want[V]) *waiter[V] {
+	return &waiter[V]{engine: e, want: w, began: e.clock.now(), stale: stale}
 }
 
 // leave takes the waiter off its flight.
@@ -173,14 +220,14 @@ const (
 
 // look decides what a state of its flight means for the waiter. While it waits,
 // expiry is when it is to look again although nothing has changed.
-func (c *waiter[V]) look(f *flight[V], state *flightState[V]) (expiry <-chan time.Time, is waitState, err error) {
+func (c *waiter[V]) look(f *flight[V], state *flightState[V]) (expiry <-chan time.Time, is waitState) {
 	// Before the end: a value that is being made is its first caller's also when
 	// it has turned out to be for nobody else.
 	e, now := c.engine, c.engine.clock.now()
 	if state.published != nil && c.began < state.published.trusted && !(state.alone && c.collapsed && !c.want.solo) && c.want.takes(state.published, now, c.began) {
 		c.answer = served[V]{item: state.published, collapsed: c.collapsed, flown: true, live: f}
 		c.on = nil // it is the answer's now
-		return nil, answered, nil
+		return nil, answered
 	}
 	if state.published != nil {
 		// It waits for the next flight. Counted on among those who are still to
@@ -190,15 +237,16 @@ func (c *waiter[V]) look(f *flight[V], state *flightState[V]) (expiry <-chan tim
 	}
 	if state.landed {
 		if state.err != nil && !errors.Is(state.err, errAgain) {
-			return nil, answered, state.err
+			c.err = state.err
+			return nil, answered
 		}
 		// A reply of the store that was long under way may be older than this
 		// call, by more than the near tier is trusted for.
 		if state.err == nil && c.began < state.result.trusted && c.want.takes(state.result, now, c.began) {
-			c.answer, err = e.conclude(state.result, c.collapsed)
-			return nil, answered, err
+			c.conclude(state.result)
+			return nil, answered
 		}
-		return nil, landed, nil
+		return nil, landed
 	}
 	if c.stale == nil {
 		c.stale = state.offered
@@ -225,7 +273,7 @@ func (c *waiter[V]) look(f *flight[V], state *flightState[V]) (expiry <-chan tim
 			// Fresh: the rebuild is not for this call's sake.
 			e.count.hits.add()
 			c.answer = served[V]{item: c.stale, collapsed: c.collapsed}
-			return nil, answered, nil
+			return nil, answered
 		}
 		limit = e.Patience
 	}
@@ -233,18 +281,19 @@ func (c *waiter[V]) look(f *flight[V], state *flightState[V]) (expiry <-chan tim
 	if now >= end {
 		if c.stale == nil {
 			e.count.waitTimeouts.Add(1)
-			return nil, answered, ErrWaitTimeout
+			c.err = ErrWaitTimeout
+			return nil, answered
 		}
 		e.count.stale.Add(1)
 		c.answer = served[V]{item: c.stale, collapsed: c.collapsed}
-		return nil, answered, nil
+		return nil, answered
 	}
 	// A caller that has until the flight is due, or longer, is woken by the
 	// flight's alarm: a timer each would be half of what the herd costs.
 	if end < f.due || state.overdue {
 		expiry = c.timer.at(end - now)
 	}
-	return expiry, waiting, nil
+	return expiry, waiting
 }
 
 // A callerCount is how many calls have joined a flight and neither gone nor
@@ -322,37 +371,40 @@ func (t *deadlineTimer) stop() {
 	}
 }
 
-// conclude is what a caller gets from the item at a flight's end. A value that
-// has just been made answers those who waited for it however short its TTL; a
-// failure answers unless something stale may.
-func (e *engine[V]) conclude(it *item[V], collapsed bool) (served[V], error) {
-	if now := e.clock.now(); it.failures > 0 && it.judge(now) != serve {
+// conclude gives the waiter the item at a flight's end. A value that has just
+// been made answers those who waited for it however short its TTL; a failure
+// answers unless something stale may.
+func (c *waiter[V]) conclude(it *item[V]) {
+	if now := c.engine.clock.now(); it.failures > 0 && it.judge(now) != serve {
 		if !it.stale(now) {
-			return served[V]{}, it.err
+			c.err = it.err
+			return
 		}
-		e.count.stale.Add(1)
+		c.engine.count.stale.Add(1)
 	}
-	return served[V]{item: it, collapsed: collapsed, flown: true}, nil
+	c.answer = served[V]{item: it, collapsed: c.collapsed, flown: true}
 }
 
-// join returns the key's flight, begun now if there is none; or no flight, and
-// the waiter has its answer, or the error.
-func (c *waiter[V]) join(ctx context.Context, key string, bind binder[V]) (*flight[V], error) {
+// join returns the key's flight, begun now if there is none; or nil, and the
+// waiter has its answer or its error.
+func (c *waiter[V]) join(ctx context.Context, key string, b binder[V]) *flight[V] {
 	e := c.engine
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.closed {
-		return nil, ErrClosed
+		c.err = ErrClosed
+		return nil
 	}
 	f := e.flights[key]
 	if c.collapsed = f != nil; !c.collapsed {
-		return c.begin(ctx, key, bind)
+		return c.begin(ctx, key, b)
 	}
 	if c.want.first {
-		return nil, errTaken
+		c.err = errTaken
+		return nil
 	}
 	c.board(f)
-	return f, nil
+	return f
 }
 
 // board counts the waiter among the flight's callers. engine.mu is held.
@@ -362,7 +414,7 @@ func (c *waiter[V]) board(f *flight[V]) {
 }
 
 // begin is join where there is no flight. engine.mu is held.
-func (c *waiter[V]) begin(ctx context.Context, key string, bind binder[V]) (*flight[V], error) {
+func (c *waiter[V]) begin(ctx context.Context, key string, b binder[V]) *flight[V] {
 	// The near tier is read again under the lock. A caller that missed there
 	// just before a flight landed, and came here just after, would begin a
 	// second rebuild: a flight fills the near tier before it leaves the map,
@@ -373,24 +425,23 @@ func (c *waiter[V]) begin(ctx context.Context, key string, bind binder[V]) (*fli
 		switch it.judge(now) {
 		case serve, serveOnly, fail:
 			if c.want.takes(it, now, c.began) {
-				var err error
-				c.answer, err = e.conclude(it, false)
+				c.conclude(it)
 				c.answer.flown = false
-				return nil, err
+				return nil
 			}
 		}
 	}
 	// Detached: the values of the context stay (traces, tenants), its end does not.
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	f := &flight[V]{
-		key: key, load: bind(), engine: e, accept: c.want.accept, cancel: cancel,
-		due: addDurations(now, e.MaxWait), since: now, notices: make(chan heard, 1),
+		key: key, load: b.bind(), engine: e, accept: c.want.accept, cancel: cancel,
+		due: addDurations(c.began, e.MaxWait), since: now, notices: make(chan heard, 1),
 	}
 	f.state.Store(&flightState[V]{news: make(chan struct{})})
 	c.board(f)
-	f.alarm = time.AfterFunc(e.MaxWait, f.fallDue)
+	f.alarm = time.AfterFunc(f.due-now, f.fallDue)
 	e.flights[key] = f
 	e.aloft[f] = struct{}{}
 	e.running.Go(func() { f.fly(ctx) })
-	return f, nil
+	return f
 }

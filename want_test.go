@@ -31,11 +31,11 @@ func newCounted(t *testing.T, o Options, f Freshness) *counted {
 }
 
 func (c *counted) get(w want[string]) (string, error) {
-	s, ok := c.hitFor("k", w)
+	it, _, ok := c.hitFor("k", w)
 	if !ok {
-		var err error
-		s, err = c.wait(context.Background(), "k", s.item, w, func() loader[string] {
-			return func(ctx context.Context, f attempt[string]) (string, error) {
+		waiter := c.waiter(it, w)
+		waiter.wait(context.Background(), "k", bound(
+			func(ctx context.Context, f attempt[string]) (string, error) {
 				n := c.loads.Add(1)
 				if c.saw != nil {
 					c.saw(f.present)
@@ -46,14 +46,18 @@ func (c *counted) get(w want[string]) (string, error) {
 				}
 				SetFreshness(ctx, c.freshness)
 				return fmt.Sprint("v", n), nil
-			}
-		})
-		if err != nil {
-			return "", err
+			}))
+		if waiter.err != nil {
+			return "", waiter.err
 		}
+		it = waiter.answer.item
 	}
-	return s.item.answer()
+	return it.answer()
 }
+
+type bound loader[string]
+
+func (b bound) bind() loader[string] { return loader[string](b) }
 
 func (c *counted) wantGet(t *testing.T, w want[string], value string) {
 	t.Helper()
