@@ -25,11 +25,15 @@ import (
 // the browser has a number.
 const watch = `window.complaints = []
 window.shift = 0
+window.shifted = []
 addEventListener('error', e => complaints.push(e.message))
 addEventListener('unhandledrejection', e => complaints.push(String(e.reason)))
 addEventListener('securitypolicyviolation', e => complaints.push(e.violatedDirective + ' ' + e.blockedURI))
 new PerformanceObserver(list => {
-	for (const e of list.getEntries()) if (!e.hadRecentInput) window.shift += e.value
+	for (const e of list.getEntries()) {
+		window.shift += e.value
+		for (const s of e.sources) shifted.push((s.node && (s.node.outerHTML || s.node.textContent) || 'gone').slice(0, 80))
+	}
 }).observe({ type: 'layout-shift', buffered: true })`
 
 // browser returns a context for a window of headless Chromium that has opened
@@ -128,7 +132,7 @@ func shoot(t *testing.T, ctx context.Context, name string) {
 func holdsStill(t *testing.T, ctx context.Context) {
 	t.Helper()
 	if shift := is[float64](t, ctx, `window.shift`); shift > 0.001 {
-		t.Errorf("the page's layout shifts by %.4f", shift)
+		t.Errorf("the page's layout shifts by %.4f: %q", shift, is[[]string](t, ctx, `window.shifted`))
 	}
 	if complaints := is[[]string](t, ctx, `window.complaints`); len(complaints) > 0 {
 		t.Errorf("the page complains: %q", complaints)
