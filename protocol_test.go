@@ -3,7 +3,6 @@ package bellwether_test
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -1830,32 +1829,17 @@ func TestGetFunc_FirstCallersLoadForTheFleet(t *testing.T) {
 	})
 }
 
-// replay is the one seed that TestFleet_RandomSchedules runs, if it is set.
-var replay = flag.Int64("seed", -1, "run TestFleet_RandomSchedules with this seed alone")
-
 // Whatever happens, and in whatever order: values only move forward, what was
 // invalidated is gone, and it takes one load at a time to make them.
 func TestFleet_RandomSchedules(t *testing.T) {
-	seeds := uint64(300)
-	if testing.Short() {
-		seeds = 30
-	}
-	if *replay >= 0 {
-		simulate(t, uint64(*replay))
-		return
-	}
-	for seed := range seeds {
-		if simulate(t, seed); t.Failed() {
-			t.Fatalf("replay with: go test -race -run '^%s$' -args -seed=%d", t.Name(), seed)
-		}
-	}
+	forSeeds(t, 300, 30, simulate)
 }
 
 // A history is what callers and invalidators have seen of one key.
 type history struct {
-	mu     sync.Mutex          // guards all
-	latest []int               // by process: the highest version returned
-	dead   []map[int]time.Time // by process: versions made before an invalidation, and when it was done
+	graveyard            // versions made before an invalidation
+	mu        sync.Mutex // guards latest
+	latest    []int      // by process: the highest version returned
 }
 
 // simulate runs one schedule. In a third of them everything heeds the rules,
@@ -1888,11 +1872,7 @@ func simulate(t *testing.T, seed uint64) {
 		f := newFleet(t, n, way(rng.IntN(3)), o)
 		histories := make([]*history, keys)
 		for k := range histories {
-			h := &history{latest: make([]int, n), dead: make([]map[int]time.Time, n)}
-			for i := range h.dead {
-				h.dead[i] = map[int]time.Time{}
-			}
-			histories[k] = h
+			histories[k] = &history{latest: make([]int, n)}
 		}
 		fail := func(format string, args ...any) {
 			t.Errorf("seed %d, %s, %+v: "+format, append([]any{seed, []string{"healthy", "pauses", "outages"}[seed%3], f.options(o)}, args...)...)
@@ -1902,13 +1882,8 @@ func simulate(t *testing.T, seed uint64) {
 			h := histories[k]
 			h.mu.Lock()
 			least := h.latest[i]
-			gone := map[int]time.Time{}
-			for v, at := range h.dead[i] {
-				if time.Since(at) >= 0 {
-					gone[v] = at
-				}
-			}
 			h.mu.Unlock()
+			gone := h.gone(i)
 			start := time.Now()
 			v, err := f.processes[i].Get(context.Background(), fmt.Sprint(k))
 			if took := time.Since(start); took > maxWait {
@@ -1943,21 +1918,10 @@ func simulate(t *testing.T, seed uint64) {
 			if f.processes[i].Invalidate(context.Background(), fmt.Sprint(k)) != nil {
 				return
 			}
-			now := time.Now()
-			h.mu.Lock()
-			defer h.mu.Unlock()
+			h.bury(i, made, time.Now())
 			for p := range n {
-				at := now
-				if p != i {
-					at = at.Add(nearTTL + 1)
-				}
-				if p != i && outages {
-					continue // a process without the store cannot know
-				}
-				for v := range made + 1 {
-					if was, ok := h.dead[p][v]; !ok || at.Before(was) {
-						h.dead[p][v] = at
-					}
+				if p != i && !outages { // a process without the store cannot know
+					h.bury(p, made, time.Now().Add(nearTTL+1))
 				}
 			}
 		}
@@ -2004,14 +1968,7 @@ func simulate(t *testing.T, seed uint64) {
 			case x < 17:
 				quiet()
 			}
-			switch rng.IntN(4) {
-			case 0:
-				time.Sleep(time.Duration(rng.Int64N(int64(3 * time.Second))))
-			case 1:
-				time.Sleep(time.Duration(rng.Int64N(int64(100 * time.Millisecond))))
-			case 2:
-				synctest.Wait()
-			}
+			lull(rng)
 		}
 		wg.Wait()
 		// (c)

@@ -3,7 +3,6 @@ package bellwether_test
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
@@ -235,25 +234,10 @@ func TestSweep_WithoutTheStoreWhileStaleIsServed(t *testing.T) {
 	})
 }
 
-// replaySweeps is the one seed that TestSweep_RandomSchedules runs, if it is set.
-var replaySweeps = flag.Int64("sweepseed", -1, "run TestSweep_RandomSchedules with this seed alone")
-
 // Whatever happens, and in whatever order: what was swept is gone, here at once
 // and elsewhere within NearTTL, and everything comes to rest.
 func TestSweep_RandomSchedules(t *testing.T) {
-	seeds := uint64(500)
-	if testing.Short() {
-		seeds = 60
-	}
-	if *replaySweeps >= 0 {
-		simulateSweeps(t, uint64(*replaySweeps))
-		return
-	}
-	for seed := range seeds {
-		if simulateSweeps(t, seed); t.Failed() {
-			t.Fatalf("replay with: go test -race -run '^%s$' -args -sweepseed=%d", t.Name(), seed)
-		}
-	}
+	forSeeds(t, 500, 60, simulateSweeps)
 }
 
 // simulateSweeps runs one schedule. In a third of them everything heeds the
@@ -273,7 +257,7 @@ func simulateSweeps(t *testing.T, seed uint64) {
 			mu    sync.Mutex // guards what follows
 			made  int        // versions, in the order in which their loads began
 			build time.Duration
-			dead  [n][pages]map[int]time.Time // by process: versions made before a sweep, and from when on they are gone
+			swept [pages]graveyard // versions made before a sweep
 		)
 		age, window, vary, windows := 1+rng.IntN(60), rng.IntN(60), rng.IntN(2) == 0, rng.IntN(2) == 0
 		handler := func(w http.ResponseWriter, r *http.Request) {
@@ -313,22 +297,12 @@ func simulateSweeps(t *testing.T, seed uint64) {
 			all[i] = newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{
 				Store: store, Locker: &wiredLocker{wire: &wire{}, locker: locker}, NearTTL: nearTTL, LeaseTTL: 2 * time.Second, MaxWait: maxWait, RebuildTimeout: 5 * time.Second,
 			}}, handler)
-			for p := range pages {
-				dead[i][p] = map[int]time.Time{}
-			}
 		}
 		fail := func(format string, args ...any) {
 			t.Errorf("seed %d, %s: "+format, append([]any{seed, []string{"healthy", "noise", "outages"}[seed%3]}, args...)...)
 		}
 		get := func(i, p int) {
-			mu.Lock()
-			gone := map[int]time.Time{}
-			for v, at := range dead[i][p] {
-				if time.Since(at) >= 0 {
-					gone[v] = at
-				}
-			}
-			mu.Unlock()
+			gone := swept[p].gone(i)
 			start := time.Now()
 			w := all[i].get(fmt.Sprint("http://example.com/", p))
 			// MaxWait for the key and for the variant that it leads to.
@@ -350,27 +324,22 @@ func simulateSweeps(t *testing.T, seed uint64) {
 			if all[i].mw.InvalidateMatching(t.Context(), m) != nil || m.Soft {
 				return
 			}
-			now := time.Now()
-			mu.Lock()
-			defer mu.Unlock()
 			for other := range n {
-				at := now
-				if other != i {
-					at = at.Add(nearTTL + 1)
-				}
-				if other != i && outages {
+				then := time.Now()
+				switch {
+				case other == i:
+				case outages:
 					continue // a process without the store cannot know
-				}
-				if other != i && len(m.URLs) > 0 {
+				case len(m.URLs) > 0:
 					// Not in the log: a process that is not told of it has the
 					// word of its commit, which comes after the header.
 					continue
+				default:
+					then = then.Add(nearTTL + 1)
 				}
 				for page := range pages {
-					for v := range before + 1 {
-						if was, ok := dead[other][page][v]; hit(page) && (!ok || at.Before(was)) {
-							dead[other][page][v] = at
-						}
+					if hit(page) {
+						swept[page].bury(other, before, then)
 					}
 				}
 			}
@@ -406,14 +375,7 @@ func simulateSweeps(t *testing.T, seed uint64) {
 			case x < 22 && outages:
 				stores[i].set([]fault{nil, blackHole, refuse, on(refuse, "commit"), on(blackHole, "claim")}[rng.IntN(5)])
 			}
-			switch rng.IntN(4) {
-			case 0:
-				time.Sleep(time.Duration(rng.Int64N(int64(3 * time.Second))))
-			case 1:
-				time.Sleep(time.Duration(rng.Int64N(int64(100 * time.Millisecond))))
-			case 2:
-				synctest.Wait()
-			}
+			lull(rng)
 		}
 		wg.Wait()
 		for _, s := range stores {
