@@ -5,8 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
-	"net/http/httptest"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -253,6 +251,53 @@ func ExampleOptions_rebuildTimeout() {
 	// Output: true
 }
 
+// Values that were loaded together do not expire together.
+func ExampleOptions_tTLJitter() {
+	const ttl = time.Hour
+	expire := map[time.Duration]bool{}
+	for _, key := range []string{"a", "b", "c", "d"} {
+		store := memstore.New()
+		c := bellwether.New(versions(), bellwether.Options{TTL: ttl, TTLJitter: 0.2, Store: store})
+		c.Get(context.Background(), key)
+		entry, _ := store.Get(context.Background(), key)
+		expire[entry.TTL] = true
+		if entry.TTL > ttl || entry.TTL < ttl*8/10 {
+			fmt.Println("out of bounds:", entry.TTL)
+		}
+		c.Close()
+	}
+	fmt.Println(len(expire), "keys, and as many TTLs")
+	// Output: 4 keys, and as many TTLs
+}
+
+// With MaxRebuilds under way and MaxQueued waiting, who needs one more is told
+// so, and when to come back.
+func ExampleOptions_maxRebuilds() {
+	running, hold := make(chan bool), make(chan struct{})
+	c := bellwether.New(func(ctx context.Context, key string) (string, error) {
+		running <- true
+		<-hold
+		return "value of " + key, nil
+	}, bellwether.Options{TTL: time.Minute, MaxRebuilds: 1, MaxQueued: 1})
+	defer c.Close()
+
+	var callers sync.WaitGroup
+	callers.Go(func() { c.Get(context.Background(), "a") })
+	<-running
+	refused := make(chan error, 2)
+	for _, key := range []string{"b", "c"} { // one of them waits, the other is one too many
+		callers.Go(func() {
+			_, err := c.Get(context.Background(), key)
+			refused <- err
+		})
+	}
+	fmt.Println(errors.Is(<-refused, bellwether.ErrOverloaded))
+	close(hold)
+	<-running
+	callers.Wait()
+	// Output: true
+}
+
 // Two caches of different things may share an engine, and use the same keys.
 func ExampleOptions_namespace() {
 	engine := memstore.New()
@@ -334,72 +379,4 @@ func ExampleCache_Stats() {
 	s := c.Stats()
 	fmt.Println(s.Misses, s.Hits, s.Loads)
 	// Output: 1 2 1
-}
-
-// get asks a handler and prints what a client sees of the cache.
-func get(h http.Handler, url string) {
-	w := httptest.NewRecorder()
-	h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, url, nil))
-	fmt.Println(strings.TrimSpace(w.Body.String()))
-}
-
-func ExampleMiddleware_Handler() {
-	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{})
-	defer mw.Close()
-	calls := 0
-	h := mw.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		calls++
-		w.Header().Set("Cache-Control", "max-age=60")
-		fmt.Fprintln(w, "call", calls)
-	}))
-	get(h, "http://shop.test/")
-	get(h, "http://shop.test/")
-	get(h, "http://shop.test/?page=2")
-	// Output:
-	// call 1
-	// call 1
-	// call 2
-}
-
-// TTL is for responses that say nothing about their freshness. What is private
-// stays private.
-func ExampleHTTPOptions() {
-	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{Options: bellwether.Options{TTL: time.Minute}})
-	defer mw.Close()
-	calls := 0
-	h := mw.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		calls++
-		if r.URL.Path == "/account" {
-			w.Header().Set("Cache-Control", "private")
-		}
-		fmt.Fprintln(w, r.URL.Path, calls)
-	}))
-	for _, path := range []string{"/", "/", "/account", "/account"} {
-		get(h, "http://shop.test"+path)
-	}
-	// Output:
-	// / 1
-	// / 1
-	// /account 2
-	// /account 3
-}
-
-// What bears a tag is dropped by it, wherever it is.
-func ExampleMiddleware_InvalidateMatching() {
-	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{})
-	defer mw.Close()
-	calls := 0
-	h := mw.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		calls++
-		w.Header().Set("Cache-Control", "max-age=60")
-		w.Header().Set("Cache-Tag", "product-7, sale")
-		fmt.Fprintln(w, "call", calls)
-	}))
-	get(h, "http://shop.test/products/7")
-	fmt.Println(mw.InvalidateMatching(context.Background(), bellwether.Match{Tags: []string{"product-7"}}))
-	get(h, "http://shop.test/products/7")
-	// Output:
-	// call 1
-	// <nil>
-	// call 2
 }

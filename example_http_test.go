@@ -1,0 +1,236 @@
+package bellwether_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+)
+
+// get asks a handler and prints what a client sees of the cache.
+func get(h http.Handler, url string) {
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, url, nil))
+	fmt.Println(strings.TrimSpace(w.Body.String()))
+}
+
+func ExampleMiddleware_Handler() {
+	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{})
+	defer mw.Close()
+	calls := 0
+	h := mw.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		calls++
+		w.Header().Set("Cache-Control", "max-age=60")
+		fmt.Fprintln(w, "call", calls)
+	}))
+	get(h, "http://shop.test/")
+	get(h, "http://shop.test/")
+	get(h, "http://shop.test/?page=2")
+	// Output:
+	// call 1
+	// call 1
+	// call 2
+}
+
+// TTL is for responses that say nothing about their freshness. What is private
+// stays private.
+func ExampleHTTPOptions() {
+	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{Options: bellwether.Options{TTL: time.Minute}})
+	defer mw.Close()
+	calls := 0
+	h := mw.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		calls++
+		if r.URL.Path == "/account" {
+			w.Header().Set("Cache-Control", "private")
+		}
+		fmt.Fprintln(w, r.URL.Path, calls)
+	}))
+	for _, path := range []string{"/", "/", "/account", "/account"} {
+		get(h, "http://shop.test"+path)
+	}
+	// Output:
+	// / 1
+	// / 1
+	// /account 2
+	// /account 3
+}
+
+// What bears a tag is dropped by it, wherever it is.
+func ExampleMiddleware_InvalidateMatching() {
+	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{})
+	defer mw.Close()
+	calls := 0
+	h := mw.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		calls++
+		w.Header().Set("Cache-Control", "max-age=60")
+		w.Header().Set("Cache-Tag", "product-7, sale")
+		fmt.Fprintln(w, "call", calls)
+	}))
+	get(h, "http://shop.test/products/7")
+	fmt.Println(mw.InvalidateMatching(context.Background(), bellwether.Match{Tags: []string{"product-7"}}))
+	get(h, "http://shop.test/products/7")
+	// Output:
+	// call 1
+	// <nil>
+	// call 2
+}
+
+// What a client sees of the cache is in the field Cache-Status (RFC 9211).
+func ExampleHTTPOptions_uncacheableTTL() {
+	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{UncacheableTTL: time.Minute})
+	defer mw.Close()
+	h := mw.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "private, max-age=60")
+		fmt.Fprintln(w, "for you alone")
+	}))
+	for range 2 { // the second request does not wait to find out
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "http://shop.test/account", nil))
+		fmt.Println(w.Header().Get("Cache-Status"))
+	}
+	// Output:
+	// Bellwether;fwd=uri-miss;fwd-status=200;key="shop.test/account";detail=private
+	// Bellwether;fwd=bypass;detail=private
+}
+
+// A wait that runs out is no cliff: so many requests are let through to the
+// handler, and the others are told when to come back.
+func ExampleHTTPOptions_passThrough() {
+	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{
+		Options:     bellwether.Options{TTL: time.Minute, MaxWait: time.Millisecond},
+		PassThrough: 1,
+	})
+	defer mw.Close()
+	hold, through := make(chan struct{}), make(chan bool, 1)
+	var first sync.Once
+	h := mw.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		rebuild := false
+		first.Do(func() { rebuild = true })
+		if !rebuild {
+			through <- true
+		}
+		<-hold
+	}))
+	ask := func() int {
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "http://shop.test/", nil))
+		return w.Code
+	}
+	var clients sync.WaitGroup
+	clients.Go(func() { ask() })
+	<-through // and holds the place while the handler works
+	fmt.Println(ask())
+	close(hold)
+	clients.Wait()
+	// Output: 503
+}
+
+// A field of this cache's own says what is not for the caches behind it.
+func ExampleHTTPOptions_targetedFields() {
+	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{TargetedFields: []string{"Bellwether-Cache-Control", "CDN-Cache-Control"}})
+	defer mw.Close()
+	calls := 0
+	h := mw.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		calls++
+		w.Header().Set("Cache-Control", "no-store")
+		w.Header().Set("Bellwether-Cache-Control", "max-age=60")
+		fmt.Fprintln(w, "call", calls)
+	}))
+	get(h, "http://shop.test/")
+	get(h, "http://shop.test/")
+	// Output:
+	// call 1
+	// call 1
+}
+
+// A page that has not changed for ten days, and does not say how long it is
+// fresh, is taken to be so for a day.
+func ExampleHTTPOptions_heuristicFraction() {
+	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{HeuristicFraction: 0.1})
+	defer mw.Close()
+	calls := 0
+	h := mw.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		calls++
+		w.Header().Set("Last-Modified", time.Now().AddDate(0, 0, -10).UTC().Format(http.TimeFormat))
+		fmt.Fprintln(w, "call", calls)
+	}))
+	get(h, "http://shop.test/")
+	get(h, "http://shop.test/")
+	// Output:
+	// call 1
+	// call 1
+}
+
+// A response with a cookie is one client's, unless it says how long it is fresh
+// and all may have the cookie.
+func ExampleHTTPOptions_setCookie() {
+	for _, shared := range []bool{false, true} {
+		mw := bellwether.NewMiddleware(bellwether.HTTPOptions{SetCookie: shared})
+		calls := 0
+		h := mw.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			calls++
+			w.Header().Set("Cache-Control", "max-age=60")
+			w.Header().Set("Set-Cookie", "theme=light")
+			fmt.Fprintln(w, "call", calls)
+		}))
+		get(h, "http://shop.test/")
+		get(h, "http://shop.test/")
+		mw.Close()
+	}
+	// Output:
+	// call 1
+	// call 2
+	// call 1
+	// call 1
+}
+
+// Clients that prefer the same languages share a variant, in whatever order
+// they name them.
+func ExampleHTTPOptions_anyLanguageOrder() {
+	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{AnyLanguageOrder: true})
+	defer mw.Close()
+	calls := 0
+	h := mw.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		calls++
+		w.Header().Set("Cache-Control", "max-age=60")
+		w.Header().Set("Vary", "Accept-Language")
+		fmt.Fprintln(w, "call", calls)
+	}))
+	for _, languages := range []string{"de, en;q=0.5", "en;q=0.5, de", "fr"} {
+		r := httptest.NewRequest(http.MethodGet, "http://shop.test/", nil)
+		r.Header.Set("Accept-Language", languages)
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, r)
+		fmt.Print(w.Body)
+	}
+	// Output:
+	// call 1
+	// call 1
+	// call 2
+}
+
+// What is larger than MaxBody reaches its client whole, and is not stored.
+func ExampleHTTPOptions_maxBody() {
+	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{MaxBody: 1 << 10})
+	defer mw.Close()
+	calls := 0
+	h := mw.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		calls++
+		w.Header().Set("Cache-Control", "max-age=60")
+		io.WriteString(w, strings.Repeat("x", 5000))
+	}))
+	for range 2 {
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "http://shop.test/", nil))
+		fmt.Println(w.Body.Len(), calls)
+	}
+	// Output:
+	// 5000 1
+	// 5000 2
+}
