@@ -80,12 +80,18 @@ func (e *engine[V]) put(ctx context.Context, key string, v V, f Freshness, posit
 			return
 		}
 	}
+	// There is no flight here that an invalidation could disown. After one, of
+	// whatever key, the store alone has the value.
+	e.keep(key, it, func() bool { return e.invalidations == before })
+}
+
+// keep puts an item of no flight into the near tier, unless it was swept. still
+// tells, under the lock, whether nothing else has come in between.
+func (e *engine[V]) keep(key string, it *item[V], still func() bool) {
 	e.near.weigh(key, it) // before the lock: it runs user code
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	// There is no flight here that an invalidation could disown. After one, of
-	// whatever key, the store alone has the value.
-	if it = e.sweeper.spare(key, it); it != nil && e.invalidations == before {
+	if it = e.sweeper.spare(key, it); it != nil && still() {
 		e.near.put(key, it)
 	}
 }
@@ -97,15 +103,8 @@ func (e *engine[V]) putUnless(key string, v V, f Freshness, w *witness) {
 	now := e.clock.now()
 	it := &item[V]{kind: KindValue, value: v, position: w.position, trusted: e.trustedUntil(now)}
 	it.lifetime = newLifetime(now, f)
-	e.near.weigh(key, it) // before the lock: it runs user code
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if it = e.sweeper.spare(key, it); it == nil || w.seen != 1 || e.flights[key] != nil {
-		return // a flight that has begun since the invalidation has something newer
-	}
-	e.epoch++
-	it.epoch = e.epoch
-	e.near.put(key, it)
+	// A flight that has begun since the invalidation has something newer.
+	e.keep(key, it, func() bool { return w.seen == 1 && e.flights[key] == nil })
 }
 
 // peek returns what the near tier or the store has for the key that may be

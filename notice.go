@@ -102,12 +102,7 @@ func (e *engine[V]) take(key string, told Notice) {
 		doubted := *known
 		it, doubted.trusted = &doubted, now
 	}
-	e.near.weigh(key, it) // before the lock: it runs user code
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if it = e.sweeper.spare(key, it); it != nil && e.invalidations == before && !e.closed {
-		e.near.put(key, it)
-	}
+	e.keep(key, it, func() bool { return e.invalidations == before && !e.closed })
 }
 
 // pass gives a notice to those who wait for it, and returns false if that is all
