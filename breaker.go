@@ -1,6 +1,7 @@
 package bellwether
 
 import (
+	"container/list"
 	"context"
 	"errors"
 	"fmt"
@@ -13,7 +14,8 @@ import (
 
 // This file is the way to an engine that may be down: each call has a limit,
 // a run of failures stops the calls for a while, and no flight loses more than
-// one time-out to engines, whichever of them it is that does not answer.
+// one time-out to engines, whichever of them it is that does not answer. How
+// calls wait for each other is in turns.go.
 
 // ErrUnavailable means that a lock engine or a store did not answer, or was
 // not asked because it did not answer lately. The engine's own error is
@@ -31,10 +33,12 @@ const (
 // A breaker stands before one engine.
 type breaker struct {
 	circuit *gobreaker.TwoStepCircuitBreaker[struct{}]
+	turns   *turns
 }
 
-func newBreaker() *breaker {
-	return &breaker{gobreaker.NewTwoStepCircuitBreaker[struct{}](gobreaker.Settings{
+// newBreaker is for an engine of which a flight waits for timeout.
+func newBreaker(timeout time.Duration) *breaker {
+	return &breaker{turns: newTurns(timeout), circuit: gobreaker.NewTwoStepCircuitBreaker[struct{}](gobreaker.Settings{
 		Timeout:     breakerPause,
 		ReadyToTrip: func(c gobreaker.Counts) bool { return c.ConsecutiveFailures >= breakerTrips },
 		// A cache that is being closed says nothing about its engine.
@@ -76,13 +80,32 @@ func (c *commitRecord) fails(now instant) bool {
 // goroutine at a time.
 type outage struct{ left time.Duration }
 
-// ask makes one call of an engine. Every error that is not one of the
-// contract's answers comes back wrapped in ErrUnavailable.
+// ask makes one call of an engine, for a flight that holds a lease or has an
+// epoch to commit. Every error that is not one of the contract's answers comes
+// back wrapped in ErrUnavailable.
 func ask[T any](ctx context.Context, b *breaker, o *outage, call func(context.Context) (T, error)) (v T, err error) {
+	return askFrom(ctx, b, &b.turns.holders, o, call)
+}
+
+// askInTurn is ask for all others. Their calls wait for those of holders, whose
+// leases run, and for whose values others wait.
+func askInTurn[T any](ctx context.Context, b *breaker, o *outage, call func(context.Context) (T, error)) (v T, err error) {
+	return askFrom(ctx, b, &b.turns.others, o, call)
+}
+
+// askFrom makes a call when its turn has come in that queue.
+func askFrom[T any](ctx context.Context, b *breaker, queue *list.List, o *outage, call func(context.Context) (T, error)) (v T, err error) {
 	var zero T
 	if o.left <= 0 {
 		return zero, fmt.Errorf("%w: the time for outages is used up", ErrUnavailable)
 	}
+	if err := b.turns.take(ctx, queue); err != nil {
+		return zero, fmt.Errorf("%w: %w", ErrUnavailable, err)
+	}
+	start, answered := time.Now(), false
+	defer func() { b.turns.done(start, answered) }()
+	// With the turn, and not before: those who queued while an engine went down
+	// are not to wait for it one after another.
 	report, err := b.circuit.Allow()
 	if err != nil {
 		return zero, fmt.Errorf("%w: %w", ErrUnavailable, err)
@@ -98,12 +121,11 @@ func ask[T any](ctx context.Context, b *breaker, o *outage, call func(context.Co
 		report(failure)
 	}()
 
-	start := time.Now()
 	limited, cancel := context.WithTimeout(ctx, o.left)
 	defer cancel()
 	v, err = call(limited)
 	if err == nil || isAnswer(err) {
-		failure = nil
+		failure, answered = nil, true
 		return v, err
 	}
 	if failure = err; ctx.Err() != nil {

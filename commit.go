@@ -14,7 +14,7 @@ import (
 func (r *run[V]) read(ctx context.Context, o *outage) (entry Entry, asked instant, err error) {
 	e := r.engine
 	asked = e.clock.now()
-	entry, err = ask(ctx, e.store, o, func(ctx context.Context) (Entry, error) {
+	entry, err = askInTurn(ctx, e.store, o, func(ctx context.Context) (Entry, error) {
 		return e.Store.Get(ctx, e.engineKey(r.key))
 	})
 	return entry, asked, err

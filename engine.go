@@ -52,9 +52,9 @@ func newEngine[V any](s settings, size func(string, V) int, marshal func(V) ([]b
 		near:      newNear(c, s.NearBytes, size),
 		marshal:   marshal,
 		unmarshal: unmarshal,
-		store:     newBreaker(),
-		locker:    newBreaker(),
-		push:      newBreaker(),
+		store:     newBreaker(s.EngineTimeout),
+		locker:    newBreaker(s.EngineTimeout),
+		push:      newBreaker(s.EngineTimeout),
 		slots:     semaphore.NewWeighted(int64(s.MaxRebuilds)),
 		flights:   make(map[string]*flight[V]),
 		aloft:     make(map[*flight[V]]struct{}),
@@ -105,7 +105,7 @@ func (e *engine[V]) behind(f func()) {
 func (e *engine[V]) invalidate(ctx context.Context, key string) error {
 	var err error
 	if e.Store != nil {
-		_, err = ask(ctx, e.store, &outage{e.EngineTimeout}, func(ctx context.Context) (struct{}, error) {
+		_, err = askInTurn(ctx, e.store, &outage{e.EngineTimeout}, func(ctx context.Context) (struct{}, error) {
 			return struct{}{}, e.Store.Invalidate(ctx, e.engineKey(key))
 		})
 		if err != nil {

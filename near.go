@@ -2,8 +2,10 @@ package bellwether
 
 import (
 	"reflect"
+	"sync/atomic"
 	"time"
 	"unsafe"
+	"weak"
 
 	"github.com/maypok86/otter/v2"
 )
@@ -52,15 +54,56 @@ type clock struct{ base time.Time }
 
 func (c clock) now() instant { return time.Since(c.base) }
 
-// NowNano and Tick make clock the otter.Clock, so that a hit reads one clock
-// once: otter's snapshot time is our instant.
-func (c clock) NowNano() int64                        { return int64(c.now()) }
-func (c clock) Tick(d time.Duration) <-chan time.Time { return time.NewTicker(d).C }
-func (c clock) instant(t time.Time) instant           { return t.Sub(c.base) }
+func (c clock) instant(t time.Time) instant { return t.Sub(c.base) }
+
+// A tableClock is the otter.Clock of the near tier: the time as the tier last
+// told it. The tier reads the time once for a hit and judges by that; a table
+// that read it too would make a hit half as dear again.
+type tableClock struct {
+	clock
+	told    atomic.Int64
+	stopped atomic.Bool
+}
+
+// tableLag is by how much a hit lets the table's time fall behind: to tell it
+// each time would have all cores write to one word.
+const tableLag = time.Millisecond
+
+// tell moves the table's time on to now. It never goes back.
+func (c *tableClock) tell(now instant, lag time.Duration) {
+	if told := c.told.Load(); int64(now)-told > int64(lag) {
+		c.told.CompareAndSwap(told, int64(now)) // who was quicker was as good
+	}
+}
+
+// NowNano is the time that the table goes by.
+func (c *tableClock) NowNano() int64 { return c.told.Load() }
+
+// Tick has the table let go of what has expired also while nobody calls. It
+// ends with the clock, and with the near tier of a cache that nobody has closed.
+func (c *tableClock) Tick(d time.Duration) <-chan time.Time {
+	ticks := make(chan time.Time, 1)
+	var tick func()
+	alive := weak.Make(c)
+	tick = func() {
+		c := alive.Value()
+		if c == nil || c.stopped.Load() {
+			return
+		}
+		c.tell(c.now(), 0)
+		select {
+		case ticks <- time.Time{}:
+		default:
+		}
+		time.AfterFunc(d, tick)
+	}
+	time.AfterFunc(d, tick)
+	return ticks
+}
 
 // near is the in-process tier. It is safe for concurrent use.
 type near[V any] struct {
-	clock clock
+	clock *tableClock
 	size  func(key string, value V) int
 	cache *otter.Cache[string, *item[V]]
 }
@@ -70,9 +113,11 @@ type near[V any] struct {
 const itemOverhead = 256
 
 func newNear[V any](c clock, maxBytes int64, size func(key string, value V) int) *near[V] {
-	return &near[V]{clock: c, size: size, cache: otter.Must(&otter.Options[string, *item[V]]{
+	tc := &tableClock{clock: c}
+	tc.tell(c.now(), 0)
+	return &near[V]{clock: tc, size: size, cache: otter.Must(&otter.Options[string, *item[V]]{
 		MaximumWeight: uint64(maxBytes),
-		Clock:         c,
+		Clock:         tc,
 		Weigher:       func(_ string, it *item[V]) uint32 { return it.weight },
 		ExpiryCalculator: otter.ExpiryWritingFunc(func(e otter.Entry[string, *item[V]]) time.Duration {
 			return max(1, e.Value.end()-instant(e.SnapshotAtNano))
@@ -95,11 +140,13 @@ func (n *near[V]) weigh(key string, it *item[V]) {
 
 // get returns the key's item, or nil, and the time at which it looked.
 func (n *near[V]) get(key string) (*item[V], instant) {
-	e, ok := n.cache.GetEntry(key)
-	if !ok {
-		return nil, n.clock.now()
+	now := n.clock.now()
+	n.clock.tell(now, tableLag)
+	it, _ := n.cache.GetIfPresent(key)
+	if it != nil && now >= it.freshUntil && now >= it.end() {
+		return nil, now // the table does not know yet
 	}
-	return e.Value, instant(e.SnapshotAtNano)
+	return it, now
 }
 
 // put keeps it, unless the tier has a later one, and returns the one that the
@@ -109,6 +156,7 @@ func (n *near[V]) get(key string) (*item[V], instant) {
 // is over is not kept, but ends what came before it all the same.
 func (n *near[V]) put(key string, it *item[V]) *item[V] {
 	n.weigh(key, it)
+	n.clock.tell(n.clock.now(), 0) // what is over has no say
 	kept := it
 	n.cache.Compute(key, func(old *item[V], found bool) (*item[V], otter.ComputeOp) {
 		switch {
@@ -151,6 +199,7 @@ func (n *near[V]) delete(key string) { n.cache.Invalidate(key) }
 func (n *near[V]) close() {
 	n.cache.InvalidateAll()
 	n.cache.StopAllGoroutines()
+	n.clock.stopped.Store(true)
 }
 
 // sizeOf is the default sizer: the bytes that a value reaches, each once.

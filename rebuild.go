@@ -284,7 +284,7 @@ func (r *run[V]) elect(ctx context.Context) (Lease, *HeldError) {
 		return nil, nil
 	}
 	r.elected = e.clock.now()
-	lease, err := ask(ctx, e.locker, &r.outage, func(ctx context.Context) (Lease, error) {
+	lease, err := askInTurn(ctx, e.locker, &r.outage, func(ctx context.Context) (Lease, error) {
 		return e.Locker.TryAcquire(ctx, e.engineKey(r.key), e.LeaseTTL)
 	})
 	if err == nil {
@@ -401,7 +401,7 @@ func (r *run[V]) watch(ctx, watching context.Context, endWatch func(), held *Hel
 	if !ok {
 		return nil
 	}
-	wake, err := ask(ctx, e.push, &outage{e.EngineTimeout}, func(ctx context.Context) (<-chan struct{}, error) {
+	wake, err := askInTurn(ctx, e.push, &outage{e.EngineTimeout}, func(ctx context.Context) (<-chan struct{}, error) {
 		// The watch outlives this call, so it gets the longer context; but a
 		// call that hangs must end with the shorter one.
 		defer context.AfterFunc(ctx, endWatch)()

@@ -224,6 +224,54 @@ func Waiters(t *testing.T, kind Kind) {
 	}
 }
 
+// Hits counts what hits cost: one request for a process that finds a key in the
+// store, none for one that has it near.
+func Hits(t *testing.T, kind Kind) {
+	const keys, again = 50, 20
+	f := newFleet(t, kind, 2, fleetOptions{metered: true, NearTTL: time.Hour})
+	key := func(i int) string { return fmt.Sprint("hit", i) }
+	// The second loads one of its own first: what is asked once in a process's
+	// life, such as the time of the server, is asked then.
+	f.workers[1].do(order{Do: "get", Key: "its own"})
+	for i := range keys {
+		f.workers[0].do(order{Do: "get", Key: key(i)})
+	}
+	count := func() (requests int) {
+		for _, m := range f.meters[1] {
+			for _, n := range m.Requests() {
+				requests += n
+			}
+		}
+		return requests
+	}
+	get := func() int {
+		before := count()
+		for i := range keys {
+			if r := f.workers[1].do(order{Do: "get", Key: key(i)}); r.Values[key(i)+"#1"] != 1 {
+				t.Errorf("the second process got %v for %s, want the first one's value", r.Values, key(i))
+			}
+		}
+		return count() - before
+	}
+	if !waitFor(5*time.Second, func() bool { // the release of its own key is behind its caller
+		before := count()
+		time.Sleep(50 * time.Millisecond)
+		return count() == before
+	}) {
+		t.Fatal("the second process does not stop asking")
+	}
+	if n := get(); n != keys {
+		t.Errorf("%d requests for %d hits of the store, want one for each", n, keys)
+	}
+	before := count()
+	for range again {
+		get()
+	}
+	if n := count() - before; n != 0 {
+		t.Errorf("%d requests for %d hits of the near tier, want none", n, again*keys)
+	}
+}
+
 // EngineKilledUnderLoad takes the electing engine away for a while: no caller
 // fails, and afterwards there is one load again.
 func EngineKilledUnderLoad(t *testing.T, kind Kind) {

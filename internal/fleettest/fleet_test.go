@@ -10,6 +10,7 @@ func TestFleet_ColdKey(t *testing.T)                  { Each(t, fleets, ColdKey)
 func TestFleet_HolderKilled(t *testing.T)             { Each(t, fleets, HolderKilled) }
 func TestFleet_HolderPausedPastItsLease(t *testing.T) { Each(t, fleets, HolderPausedPastItsLease) }
 func TestFleet_Waiters(t *testing.T)                  { Each(t, fleets, Waiters) }
+func TestFleet_Hits(t *testing.T)                     { Each(t, fleets, Hits) }
 func TestFleet_InvalidateDuringRebuild(t *testing.T)  { Each(t, fleets, InvalidateDuringRebuild) }
 func TestFleet_EngineKilledUnderLoad(t *testing.T)    { Each(t, fleets, EngineKilledUnderLoad) }
 func TestFleet_BlackHole(t *testing.T)                { Each(t, fleets, BlackHole) }

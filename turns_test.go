@@ -1,0 +1,150 @@
+package bellwether_test
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+)
+
+// oneAtATime is an engine that takes a while for each call, whoever makes it,
+// and does one after another.
+func oneAtATime(each time.Duration) fault {
+	turn := make(chan struct{}, 1)
+	return func(ctx context.Context, _ string) error {
+		select {
+		case turn <- struct{}{}:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		time.Sleep(each)
+		<-turn
+		return nil
+	}
+}
+
+// A thousand keys at one time are more calls than a slow engine answers within
+// EngineTimeout. What they wait for each other is no outage.
+func TestFleet_ManyKeysAtOnceAreNoOutage(t *testing.T) {
+	for _, by := range []way{push, notices} {
+		t.Run(map[way]string{push: "push", notices: "notices"}[by], func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				const keys = 1000
+				var mu sync.Mutex
+				silences := map[string]int{}
+				f := newFleet(t, 3, by, bellwether.Options{
+					MaxWait: time.Hour,
+					OnError: func(key string, err error) {
+						mu.Lock()
+						defer mu.Unlock()
+						silences[err.Error()]++
+					},
+				})
+				f.origin.build = 10 * time.Millisecond
+				store, locker := oneAtATime(5*time.Millisecond), oneAtATime(5*time.Millisecond)
+				f.each(func(p *process) {
+					p.store.set(func(ctx context.Context, op string) error {
+						if op == "notice" {
+							return nil
+						}
+						return store(ctx, op)
+					})
+					p.locker.set(locker)
+				})
+				began := time.Now()
+				var wg sync.WaitGroup
+				for i := range keys {
+					wg.Go(func() {
+						for _, err := range f.get(1, fmt.Sprint("k", i)).failed {
+							t.Error(err)
+						}
+					})
+				}
+				wg.Wait()
+				f.wantLoads(t, keys)
+				if len(silences) > 0 {
+					t.Errorf("engines that answered were taken for dead: %v", silences)
+				}
+				// Three looks and two elections at least for each key, of 5 ms each.
+				t.Logf("took %v; calls of the store and the locker by the processes:", time.Since(began))
+				f.each(func(p *process) {
+					t.Log(p.store.calls, p.locker.calls)
+					if s := p.Stats(); s.Degraded > 0 || !s.StoreUp || !s.LockerUp {
+						t.Errorf("%d rebuilds without engines; store up: %t, locker up: %t", s.Degraded, s.StoreUp, s.LockerUp)
+					}
+				})
+			})
+		})
+	}
+}
+
+// Calls that queue while the engine goes silent do not wait for it one after
+// another: the first of them find out for all.
+func TestGet_SilentEngineIsNotQueuedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const keys = 2000
+		f := newFleet(t, 1, push, bellwether.Options{MaxRebuilds: keys})
+		f.origin.build = 0
+		p := f.processes[0]
+		p.store.set(blackHole)
+		p.locker.set(blackHole)
+		began := time.Now()
+		var wg sync.WaitGroup
+		for i := range keys {
+			wg.Go(func() {
+				if _, err := p.Get(t.Context(), strconv.Itoa(i)); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		if took := time.Since(began); took > 600*time.Millisecond {
+			t.Errorf("%d keys took %v beside engines that say nothing, want one EngineTimeout", keys, took)
+		}
+	})
+}
+
+// Whoever leaves the queue costs nobody a turn.
+func TestGet_TurnsOfThoseWhoLeave(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 1, push, bellwether.Options{})
+		f.origin.build = 0
+		p := f.processes[0]
+		hold := make(chan struct{})
+		p.store.set(func(ctx context.Context, op string) error {
+			if op != "invalidate" {
+				return nil
+			}
+			<-hold
+			return nil
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		for i := range 1000 {
+			wg.Go(func() { p.Invalidate(ctx, strconv.Itoa(i)) })
+		}
+		synctest.Wait()
+		time.Sleep(time.Millisecond)
+		cancel()
+		synctest.Wait()
+		close(hold)
+		wg.Wait()
+		if n := p.store.count("invalidate"); n > 100 {
+			t.Errorf("%d of 1000 calls came to the engine at one time", n)
+		}
+		var gets sync.WaitGroup
+		began := time.Now()
+		for i := range 1000 {
+			gets.Go(func() { p.Get(t.Context(), fmt.Sprint("k", i)) })
+		}
+		gets.Wait()
+		if took := time.Since(began); took > 0 {
+			t.Errorf("1000 calls after those that left took %v", took)
+		}
+	})
+}
