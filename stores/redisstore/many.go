@@ -20,6 +20,7 @@ type share struct {
 	clock  *clock
 	keys   []int
 	names  []string
+	err    error // why there is no server, for a share of one key
 }
 
 // A reply is what there is to say of one key.
@@ -63,7 +64,8 @@ func (s *Store) shares(ctx context.Context, keys []string) ([]*share, error) {
 		name := s.names(key)[0]
 		server, clock, err := s.serverOf(ctx, name)
 		if err != nil {
-			return nil, err
+			list = append(list, &share{err: err, keys: []int{i}})
+			continue
 		}
 		sh := of[clock]
 		if sh == nil {
@@ -77,6 +79,9 @@ func (s *Store) shares(ctx context.Context, keys []string) ([]*share, error) {
 }
 
 func (s *Store) getShare(ctx context.Context, sh *share) ([]reply, error) {
+	if sh.err != nil {
+		return nil, fmt.Errorf("redisstore: get: %w", sh.err)
+	}
 	seen, known := sh.clock.recent()
 	sent := time.Now()
 	pipe := sh.server.Pipeline()
@@ -94,12 +99,21 @@ func (s *Store) getShare(ctx context.Context, sh *share) ([]reply, error) {
 		seen = sighting{time.Duration(t.UnixMicro()) * time.Microsecond, sent}
 		sh.clock.see(seen)
 	}
-	replies := make([]reply, len(sh.names))
+	// What has moved to another server the cluster's client finds.
+	moved, follow := map[int]*redis.StringCmd{}, s.rdb.Pipeline()
 	for n, name := range sh.names {
+		if _, err := data(n); redis.HasErrorPrefix(err, "MOVED") || redis.HasErrorPrefix(err, "ASK") {
+			moved[n] = follow.Get(ctx, name)
+		}
+	}
+	if len(moved) > 0 {
+		follow.Exec(ctx)
+	}
+	replies := make([]reply, len(sh.names))
+	for n := range replies {
 		value, err := data(n)
-		if redis.HasErrorPrefix(err, "MOVED") || redis.HasErrorPrefix(err, "ASK") {
-			// The cluster's client finds out where to.
-			value, err = s.rdb.Get(ctx, name).Bytes()
+		if cmd := moved[n]; cmd != nil {
+			value, err = cmd.Bytes()
 		}
 		replies[n].entry, replies[n].err = entryOf(value, err, seen.now())
 	}
@@ -134,4 +148,3 @@ func (s *Store) pipeGets(ctx context.Context, pipe redis.Pipeliner, names []stri
 		return []byte(value), nil
 	}
 }
-
