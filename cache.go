@@ -223,6 +223,8 @@ func (o Options) settings() settings {
 type Cache[V any] struct {
 	engine *engine[V]
 	bind   binder[V] // of the load that New was given
+	// together is the load that NewBatch was given, nil if New was called.
+	together batchLoad[V]
 }
 
 // New returns a Cache of what load returns. The load gets a context that keeps

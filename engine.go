@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/semaphore"
@@ -26,8 +25,7 @@ type engine[V any] struct {
 	locker    *breaker // before Locker
 	push      *breaker // before Locker's Watch: a push that is down is not a locker that is
 	commits   commitRecord
-	slots     *semaphore.Weighted // MaxRebuilds
-	queued    atomic.Int64        // flights that wait for one of them
+	slots     rebuildSlots
 	count     counters
 	running   sync.WaitGroup // flights and what they leave behind, and listen
 	notified  bool           // Store is a Notifier
@@ -55,7 +53,7 @@ func newEngine[V any](s settings, size func(string, V) int, marshal func(V) ([]b
 		store:     newBreaker(s.EngineTimeout),
 		locker:    newBreaker(s.EngineTimeout),
 		push:      newBreaker(s.EngineTimeout),
-		slots:     semaphore.NewWeighted(int64(s.MaxRebuilds)),
+		slots:     rebuildSlots{free: semaphore.NewWeighted(int64(s.MaxRebuilds)), most: int64(s.MaxQueued)},
 		flights:   make(map[string]*flight[V]),
 		aloft:     make(map[*flight[V]]struct{}),
 	}

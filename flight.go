@@ -43,6 +43,7 @@ type flight[V any] struct {
 	load   loader[V]
 	engine *engine[V]
 	cancel context.CancelCauseFunc // ends the flight when the cache is closed
+	member *member[V]              // its place in the batch that has begun it, nil if none has
 
 	// state is what callers see. They read it without a lock: when a flight
 	// lands, ten thousand of them wake up at one time. It is written with

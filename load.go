@@ -42,8 +42,9 @@ type freshnessKey struct{}
 
 // freshnessSlot is where a load leaves the Freshness of its value.
 type freshnessSlot struct {
-	mu sync.Mutex // guards f and set: a load may have goroutines of its own
+	mu sync.Mutex // guards all: a load may have goroutines of its own
 	f  Freshness
+	of map[string]Freshness // by key, of a batch load's values
 	// set tells a load that has chosen from one that leaves it to the options.
 	set bool
 }
@@ -58,6 +59,39 @@ func SetFreshness(ctx context.Context, f Freshness) {
 		slot.f, slot.set = f, true
 		slot.mu.Unlock()
 	}
+}
+
+// SetFreshnessOf is [SetFreshness] for one key of a batch load, see [NewBatch]:
+// for its value, or for its not being found. It goes before what SetFreshness
+// says, which in a batch load is for all values. With a context that is not a
+// batch load's it does nothing.
+func SetFreshnessOf(ctx context.Context, key string, f Freshness) {
+	if slot, ok := ctx.Value(freshnessKey{}).(*freshnessSlot); ok {
+		slot.mu.Lock()
+		defer slot.mu.Unlock()
+		if slot.of == nil {
+			slot.of = make(map[string]Freshness)
+		}
+		slot.of[key] = f
+	}
+}
+
+// chosen is what a batch load has set for a key that it has found, or has not.
+func (s *freshnessSlot) chosen(key string, found bool) (f Freshness, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if f, ok = s.of[key]; !ok && found {
+		f, ok = s.f, s.set
+	}
+	return f, ok
+}
+
+// settle makes that what a load of one key has set.
+func (s *freshnessSlot) settle(key string, found bool) {
+	f, ok := s.chosen(key, found)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.f, s.set = f, ok
 }
 
 // loaded is what a load came to.

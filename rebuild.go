@@ -23,10 +23,13 @@ type run[V any] struct {
 	// without store and locker: a lease is of no use to those who cannot see
 	// the value it protects.
 	storeDown bool
-	// slot is set while the flight has one of the MaxRebuilds. A load that
-	// begins takes it over. While takeSlot waits for it, it is not the
-	// flight's goroutine's.
-	slot bool
+	// slot gives one of the MaxRebuilds back; it is nil while the flight has
+	// none. A load that begins takes it over. While takeSlot waits for it, it
+	// is not the flight's goroutine's.
+	slot func()
+	// first is what a batch has read for the flight's first look, nil when
+	// that is over.
+	first *firstLook
 	// lease is the flight's own while it rebuilds with one.
 	lease Lease
 	// made is the item.made of what the latest load makes.
@@ -68,14 +71,16 @@ func (f *flight[V]) fly(ctx context.Context) {
 			f.engine.OnError(f.key, err)
 		}
 		f.end(err)
+		f.member.end()
 	}()
+	f.member.begin(r)
 	err = r.rebuild(ctx)
 }
 
 func (r *run[V]) freeSlot() {
-	if r.slot {
-		r.slot = false
-		r.engine.slots.Release(1)
+	if free := r.slot; free != nil {
+		r.slot = nil
+		free()
 	}
 }
 
@@ -95,7 +100,9 @@ func (r *run[V]) rebuild(ctx context.Context) error {
 				pause.Stop()
 			}
 		}
-		r.lookAgain()
+		if r.first == nil { // a batch has read it since the flight began
+			r.lookAgain()
+		}
 		if r.look(ctx) {
 			return nil
 		}
@@ -105,7 +112,7 @@ func (r *run[V]) rebuild(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		if !r.slot {
+		if r.slot == nil {
 			continue // too many wait, but what there was to serve was invalidated
 		}
 		if r.unshared != 0 {
@@ -128,6 +135,7 @@ func (r *run[V]) rebuild(ctx context.Context) error {
 			r.freeSlot()
 		} else {
 			r.freeSlot()
+			r.member.held()
 			if e.clock.now()-began > e.MaxWait {
 				return errAgain
 			}
@@ -145,14 +153,12 @@ func (r *run[V]) rebuild(ctx context.Context) error {
 // the store: another process may have a slot, and so the value, sooner. It
 // reports whether the flight has ended.
 func (r *run[V]) takeSlot(ctx context.Context) bool {
-	e := r.engine
-	slots := e.slots
-	if slots.TryAcquire(1) {
-		r.slot = true
+	e, slots := r.engine, r.slots()
+	if r.slot = slots.try(); r.slot != nil {
 		return false
 	}
-	defer e.queued.Add(-1)
-	if e.queued.Add(1) > int64(e.MaxQueued) {
+	defer slots.unqueue()
+	if !slots.queue() {
 		// More waiting would end in nothing but time-outs.
 		return r.finishFailed(ctx, e.clock.now(), ErrOverloaded, 0)
 	}
@@ -162,7 +168,7 @@ func (r *run[V]) takeSlot(ctx context.Context) bool {
 	taken := make(chan struct{})
 	e.running.Go(func() {
 		defer close(taken)
-		r.slot = slots.Acquire(waiting, 1) == nil
+		r.slot = slots.wait(waiting)
 	})
 	// However this ends, also by a panic of user code in a look, the slot may
 	// have come at the same time.
@@ -283,6 +289,7 @@ func (r *run[V]) elect(ctx context.Context) (Lease, *HeldError) {
 	if e.Locker == nil || r.storeDown {
 		return nil, nil
 	}
+	defer r.turn(ctx)()
 	r.elected = e.clock.now()
 	lease, err := askInTurn(ctx, e.locker, &r.outage, func(ctx context.Context) (Lease, error) {
 		return e.Locker.TryAcquire(ctx, e.engineKey(r.key), e.LeaseTTL)
@@ -469,9 +476,9 @@ func (r *run[V]) build(ctx context.Context, epoch uint64) bool {
 	r.made = e.clock.now() + 1
 	a := attempt[V]{r.flight, r.present, r.made, r.position}
 	e.count.loads.Add(1)
-	r.slot = false
-	result := startLoad(loading, func(ctx context.Context) (V, error) { return r.load(ctx, a) },
-		&e.settings, func() { e.slots.Release(1) })
+	free := r.slot
+	r.slot = nil
+	result := startLoad(loading, func(ctx context.Context) (V, error) { return r.load(ctx, a) }, &e.settings, free)
 
 	for {
 		select {
@@ -526,9 +533,7 @@ func (r *run[V]) keep(ctx context.Context, lease Lease, lost chan<- struct{}) {
 		case <-told:
 			err = ErrLeaseLost
 		case <-tick.C:
-			_, err = ask(ctx, e.locker, &outage{min(e.EngineTimeout, e.LeaseTTL/3)}, func(ctx context.Context) (struct{}, error) {
-				return struct{}{}, lease.Renew(ctx, e.LeaseTTL)
-			})
+			err = r.renew(ctx, lease)
 		}
 		switch {
 		case ctx.Err() != nil:
@@ -542,6 +547,15 @@ func (r *run[V]) keep(ctx context.Context, lease Lease, lost chan<- struct{}) {
 			r.noAnswer("renewing the lease of", err)
 		}
 	}
+}
+
+func (r *run[V]) renew(ctx context.Context, lease Lease) error {
+	e := r.engine
+	defer r.turn(ctx)()
+	_, err := ask(ctx, e.locker, &outage{min(e.EngineTimeout, e.LeaseTTL/3)}, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, lease.Renew(ctx, e.LeaseTTL)
+	})
+	return err
 }
 
 // confirm asks the store, until ctx ends, whether the stale item that callers
@@ -593,6 +607,7 @@ func (r *run[V]) releaseBehind(ctx context.Context) {
 // release gives the lease back, also when the flight's own context has ended.
 func (r *run[V]) release(ctx context.Context, lease Lease) {
 	e := r.engine
+	defer r.turn(ctx)()
 	_, err := ask(context.WithoutCancel(ctx), e.locker, &outage{e.EngineTimeout}, func(ctx context.Context) (struct{}, error) {
 		return struct{}{}, lease.Release(ctx)
 	})

@@ -63,6 +63,21 @@ type Store interface {
 	Invalidate(ctx context.Context, key string) error
 }
 
+// A BatchGetter is a [Store] that answers for many keys in one round trip, or
+// in one for each of its servers. Of a Store that is none, a batch asks for each
+// key by itself, some at a time.
+type BatchGetter interface {
+	// GetMany calls each, once for each of keys, with the key's index and what
+	// Get returns for the key. The keys are different from each other. It
+	// returns when it has done so for all, and does not call each after that;
+	// as soon as ctx ends, the error of those that are left is ctx's.
+	//
+	// What is known of one key does not wait for what is not of another: a
+	// server that does not answer has its own keys' answers delayed. each does
+	// not block, and may be called by several goroutines at a time.
+	GetMany(ctx context.Context, keys []string, each func(i int, e Entry, err error))
+}
+
 // A Notifier is a [Store] that tells a process what others write before it asks.
 type Notifier interface {
 	// Notify calls f for every commit and invalidation that the engine carries

@@ -91,13 +91,18 @@ func (e *engine[V]) hit(key string) (it *item[V], early, ok bool) {
 // refresh begins a flight for a key of which it is fresh, unless there is one,
 // and does not wait for it.
 func (e *engine[V]) refresh(ctx context.Context, key string, it *item[V], b binder[V]) {
-	c := e.waiter(nil, want[V]{
+	c := e.waiter(nil, e.refreshing(it))
+	c.join(ctx, key, b)
+	c.leave()
+}
+
+// refreshing is the want of a call that is to begin the rebuild of it.
+func (e *engine[V]) refreshing(it *item[V]) want[V] {
+	return want[V]{
 		// Not what is to be replaced: the store has it too, and it is fresh.
 		accept: func(other *item[V], _ instant) bool { return other.epoch > it.epoch },
 		first:  true,
-	})
-	c.join(ctx, key, b)
-	c.leave()
+	}
 }
 
 // hitFor is hit for a call that does not take any answer.
@@ -442,6 +447,10 @@ func (c *waiter[V]) begin(ctx context.Context, key string, b binder[V]) *flight[
 	f.alarm = time.AfterFunc(f.due-now, f.fallDue)
 	e.flights[key] = f
 	e.aloft[f] = struct{}{}
+	if m, ok := b.(*member[V]); ok {
+		m.board(ctx, f) // it takes off with its batch
+		return f
+	}
 	e.running.Go(func() { f.fly(ctx) })
 	return f
 }

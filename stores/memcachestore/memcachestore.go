@@ -19,12 +19,13 @@ import (
 	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/internal/adapter"
 	"github.com/bradfitz/gomemcache/memcache"
+	"golang.org/x/sync/errgroup"
 )
 
 // A Store is a [bellwether.Store] in memcached. Use [New] to make one. It is
 // safe for concurrent use.
 //
-// A Get costs one round trip, a Claim two, a Commit four, an Invalidate three or
+// A Get and a GetMany cost one round trip, a Claim two, a Commit four, an Invalidate three or
 // four; more if others write the same key at the same time.
 //
 // Two promises rest on the clients' wall clocks, and are only as good as
@@ -105,17 +106,28 @@ func (s *Store) read(n names) (items, error) {
 	if err != nil {
 		return items{}, err
 	}
+	return itemsOf(got, n), nil
+}
+
+// itemsOf finds both items of a key among those that were read.
+func itemsOf(got map[string]*memcache.Item, n names) items {
 	it := items{v: got[n.v], m: got[n.m]}
 	if it.v != nil {
 		it.entry, it.passed, it.corrupt = decode(it.v.Value, time.Now())
 	}
 	it.counter, it.floor, it.known = parseMarks(it.m)
-	return it, nil
+	return it
 }
 
 // holds reports whether the entry is one of epoch.
 func (it *items) holds(epoch uint64) bool {
 	return it.v != nil && it.corrupt == nil && it.entry.Epoch == epoch
+}
+
+// overtaken reports whether the entry is below the floor: it is invalidated, or a
+// newer one was committed while the two items were read.
+func (it *items) overtaken() bool {
+	return it.v != nil && it.known && it.entry.Epoch < it.floor
 }
 
 // present returns the entry as of now, and whether there is one to serve.
@@ -160,20 +172,72 @@ func (s *Store) get(n names) (bellwether.Entry, error) {
 		if err != nil {
 			return bellwether.Entry{}, err
 		}
-		if it.corrupt != nil {
-			return bellwether.Entry{}, it.corrupt
-		}
-		if e, ok := it.present(); ok {
-			return e, nil
-		}
-		// An entry below the floor is invalidated, or a newer one was committed
-		// while the two items were read. A second look tells; it is not worth a
-		// third.
-		if overtaken := it.v != nil && it.known && it.entry.Epoch < it.floor; !overtaken || again {
-			return bellwether.Entry{}, bellwether.ErrNotFound
+		// Of what is overtaken a second look tells why; it is not worth a third.
+		if it.corrupt != nil || !it.overtaken() || again {
+			return it.answer()
 		}
 	}
 }
+
+// answer is what Get returns for the items.
+func (it *items) answer() (bellwether.Entry, error) {
+	if it.corrupt != nil {
+		return bellwether.Entry{}, it.corrupt
+	}
+	if e, ok := it.present(); ok {
+		return e, nil
+	}
+	return bellwether.Entry{}, bellwether.ErrNotFound
+}
+
+// GetMany implements [bellwether.BatchGetter].
+func (s *Store) GetMany(ctx context.Context, keys []string, each func(i int, e bellwether.Entry, err error)) {
+	// Every floor before its entry, as in read; the client keeps the order.
+	var all []string
+	ns := make([]names, len(keys))
+	for i, key := range keys {
+		ns[i] = s.names(key)
+		all = append(all, ns[i].m, ns[i].v)
+	}
+	type reply struct {
+		got map[string]*memcache.Item
+		err error
+	}
+	r, err := adapter.Await(ctx, func() (r reply, _ error) {
+		r.got, r.err = s.mc.GetMulti(all) // what other servers have, although one fails
+		return r, nil
+	}, nil)
+	if err != nil {
+		r.err = err
+	}
+	var again []int
+	for i, n := range ns {
+		it := itemsOf(r.got, n)
+		// A miss may be that of a server that has failed.
+		if missed := r.err != nil && (it.v == nil || it.m == nil); missed || it.corrupt == nil && it.overtaken() {
+			again = append(again, i)
+			continue
+		}
+		e, err := it.answer()
+		if err != nil && !errors.Is(err, bellwether.ErrNotFound) {
+			err = fmt.Errorf("memcachestore: get: %w", err)
+		}
+		each(i, e, err)
+	}
+	var g errgroup.Group
+	g.SetLimit(maxAgain)
+	for _, i := range again {
+		g.Go(func() error {
+			e, err := s.Get(ctx, keys[i])
+			each(i, e, err)
+			return nil
+		})
+	}
+	g.Wait()
+}
+
+// maxAgain is how many keys of one GetMany are looked at once more at a time.
+const maxAgain = 16
 
 // Claim implements [bellwether.Store].
 func (s *Store) Claim(ctx context.Context, key string) (bellwether.Entry, uint64, error) {

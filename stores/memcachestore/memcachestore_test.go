@@ -24,7 +24,10 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-var _ bellwether.Store = (*Store)(nil)
+var (
+	_ bellwether.Store       = (*Store)(nil)
+	_ bellwether.BatchGetter = (*Store)(nil)
+)
 
 // open returns a store as another process would have it.
 func open(tb testing.TB, prefix string, addrs ...string) *Store {
@@ -48,7 +51,8 @@ func instance(tb testing.TB, addrs ...string) storetest.Instance {
 		}
 	}
 	return storetest.Instance{
-		Open: func(tb testing.TB) bellwether.Store { return open(tb, prefix, addrs...) },
+		Batches: true,
+		Open:    func(tb testing.TB) bellwether.Store { return open(tb, prefix, addrs...) },
 		Evict: func(tb testing.TB, key string) {
 			remove(tb, admin.names(key).v)
 			remove(tb, admin.names(key).m)

@@ -27,7 +27,7 @@ const (
 
 // A Store is a [bellwether.Store] in memory. The zero Store is not usable; use
 // [New]. It has no goroutines and needs no closing. It is safe for concurrent
-// use, and a [bellwether.Notifier].
+// use, and a [bellwether.Notifier] and [bellwether.BatchGetter].
 //
 // Commit copies the entry. Get and Claim return Values that share memory with
 // the store and with each other, so they are not to be modified.
@@ -117,6 +117,14 @@ func (s *Store) Get(ctx context.Context, key string) (bellwether.Entry, error) {
 	}
 	s.used.MoveToFront(r.element)
 	return r.present(now), nil
+}
+
+// GetMany implements [bellwether.BatchGetter].
+func (s *Store) GetMany(ctx context.Context, keys []string, each func(i int, e bellwether.Entry, err error)) {
+	for i, key := range keys {
+		e, err := s.Get(ctx, key)
+		each(i, e, err)
+	}
 }
 
 // Claim implements [bellwether.Store].

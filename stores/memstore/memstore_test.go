@@ -26,6 +26,7 @@ func TestStore(t *testing.T) {
 		s := New()
 		return storetest.Instance{
 			Notifies: true,
+			Batches:  true,
 			Open:     func(testing.TB) bellwether.Store { return s },
 			Evict: func(_ testing.TB, key string) {
 				s.mu.Lock()

@@ -226,6 +226,11 @@ func (s *Store) get(ctx context.Context, name string) (bellwether.Entry, error) 
 		}
 	}
 	data, err := reply.Bytes()
+	return entryOf(data, err, seen.now())
+}
+
+// entryOf is the entry in the reply to a GET, with its Age at now.
+func entryOf(data []byte, err error, now time.Duration) (bellwether.Entry, error) {
 	switch {
 	case errors.Is(err, redis.Nil):
 		return bellwether.Entry{}, bellwether.ErrNotFound
@@ -234,7 +239,7 @@ func (s *Store) get(ctx context.Context, name string) (bellwether.Entry, error) 
 	case err != nil:
 		return bellwether.Entry{}, fmt.Errorf("redisstore: get: %w", err)
 	}
-	return decode(data, seen.now())
+	return decode(data, now)
 }
 
 // Claim implements [bellwether.Store].

@@ -23,7 +23,10 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-var _ bellwether.Store = (*Store)(nil)
+var (
+	_ bellwether.Store       = (*Store)(nil)
+	_ bellwether.BatchGetter = (*Store)(nil)
+)
 
 // open returns a store as another process would have it.
 func open(tb testing.TB, addr, prefix string) (*Store, *redis.Client) {
@@ -47,6 +50,7 @@ func instance(rdb redis.UniversalClient, prefix string, open func(testing.TB) *S
 	}
 	return storetest.Instance{
 		Notifies: true,
+		Batches:  true,
 		Open: func(tb testing.TB) bellwether.Store {
 			s := open(tb)
 			s.Prefix, s.MaxValue = prefix, limit

@@ -39,6 +39,9 @@ type Instance struct {
 	// Notifies tells whether the stores are [bellwether.Notifier]s.
 	Notifies bool
 
+	// Batches tells whether the stores are [bellwether.BatchGetter]s.
+	Batches bool
+
 	// Restart stops the engine and starts it empty; the stores that are open
 	// stay in use. Nil if the engine dies with the process, or if the test
 	// runs against a server that it did not start.
@@ -102,6 +105,8 @@ var cases = []struct {
 	{"Invalidate", nil, testInvalidate},
 	{"InvalidateRacesCommits", nil, testInvalidateRacesCommits},
 	{"CommitsRace", nil, testCommitsRace},
+
+	{"GetMany", batches, testGetMany},
 
 	{"Notices", notifies, testNotices},
 	{"NoticesEnd", notifies, testNoticesEnd},

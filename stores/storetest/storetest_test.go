@@ -3,6 +3,7 @@ package storetest_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -47,6 +48,7 @@ func newModel(fault string) storetest.Instance {
 	return storetest.Instance{
 		Open:     func(testing.TB) bellwether.Store { return m },
 		Notifies: true,
+		Batches:  true,
 		Evict: func(_ testing.TB, key string) {
 			m.mu.Lock()
 			defer m.mu.Unlock()
@@ -118,6 +120,29 @@ func (m *model) Get(ctx context.Context, key string) (bellwether.Entry, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.read(m.name(key))
+}
+
+func (m *model) GetMany(ctx context.Context, keys []string, each func(i int, e bellwether.Entry, err error)) {
+	for i, key := range keys {
+		e, err := m.Get(ctx, key)
+		switch {
+		case m.fault == "a batch mixes its keys up" && i < 2 && len(keys) > 1:
+			e, err = m.Get(ctx, keys[1-i])
+		case m.fault == "a batch leaves a key out" && i == len(keys)-1:
+			return
+		case m.fault == "a batch answers twice" && i == 0:
+			each(i, e, err)
+		case m.fault == "a batch fails by one bad entry" && len(keys) == 2 && errors.Is(err, bellwether.ErrCorrupt):
+			each(0, e, err)
+			each(1, e, err)
+			return
+		case m.fault == "a batch has no age":
+			e.Age = 0
+		case m.fault == "a batch ignores the context":
+			e, err = m.Get(context.Background(), key)
+		}
+		each(i, e, err)
+	}
 }
 
 func (m *model) Claim(ctx context.Context, key string) (bellwether.Entry, uint64, error) {
@@ -276,6 +301,13 @@ var mutants = map[string]string{
 	"an empty value is none":           "Sizes",
 	"the context is ignored":           "Context",
 	"keys are trimmed":                 "HostileKeys",
+
+	"a batch mixes its keys up":      "GetMany",
+	"a batch leaves a key out":       "GetMany",
+	"a batch answers twice":          "GetMany",
+	"a batch fails by one bad entry": "GetMany",
+	"a batch has no age":             "GetMany",
+	"a batch ignores the context":    "GetMany",
 
 	"a commit's notice has another's age":              "Notices",
 	"a repeated commit is told twice":                  "Notices",

@@ -1,0 +1,158 @@
+package bellwether
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sync/semaphore"
+)
+
+// This file is MaxRebuilds: the slots that rebuilds take, and how the flights of
+// a batch share one.
+
+// A slotSource is where a flight takes its slot.
+type slotSource interface {
+	// try returns what gives the slot back, to be called once; nil if there is
+	// no slot now.
+	try() (free func())
+	// wait is try that waits for one until ctx ends.
+	wait(ctx context.Context) (free func())
+	// queue counts the flight among those that wait, and reports whether these
+	// are not too many. unqueue ends that, also after false.
+	queue() bool
+	unqueue()
+}
+
+// rebuildSlots are the slots of an engine.
+type rebuildSlots struct {
+	free   *semaphore.Weighted // MaxRebuilds
+	queued atomic.Int64        // flights, and batches, that wait for one
+	most   int64               // MaxQueued
+}
+
+func (s *rebuildSlots) try() (free func()) {
+	if !s.free.TryAcquire(1) {
+		return nil
+	}
+	return s.release
+}
+
+func (s *rebuildSlots) wait(ctx context.Context) (free func()) {
+	if s.free.Acquire(ctx, 1) != nil {
+		return nil
+	}
+	return s.release
+}
+
+func (s *rebuildSlots) release()    { s.free.Release(1) }
+func (s *rebuildSlots) queue() bool { return s.queued.Add(1) <= s.most }
+func (s *rebuildSlots) unqueue()    { s.queued.Add(-1) }
+
+// A sharedSlot is one slot for many holders. It is taken when the first of them
+// asks and given back when the last has freed it; then it may be taken again.
+// The zero sharedSlot is free.
+type sharedSlot struct {
+	from    *rebuildSlots
+	running *sync.WaitGroup // for the goroutine that waits for it
+
+	mu sync.Mutex // guards hand
+	// hand is the present taking of it, nil if there are no holders.
+	hand *slotHand
+}
+
+// A slotHand is one taking of a shared slot.
+type slotHand struct {
+	of *sharedSlot
+	// holders are those who have it, or wait for it; guarded by of.mu.
+	holders int
+	taken   chan struct{} // closed when it is there
+	free    func()        // guarded by of.mu: gives it back; nil until it is there
+	abandon func()        // ends the wait for it
+	spent   bool          // guarded by batch.mu: a load has taken it
+}
+
+// ownSlot is the hand of one holder on a slot that free gives back; nil if free
+// is.
+func ownSlot(free func()) *slotHand {
+	if free == nil {
+		return nil
+	}
+	h := &slotHand{of: &sharedSlot{}, holders: 1, free: free, abandon: func() {}}
+	h.of.hand = h
+	return h
+}
+
+func (s *sharedSlot) try() *slotHand {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.hand == nil:
+		free := s.from.try()
+		if free == nil {
+			return nil
+		}
+		s.hand = &slotHand{of: s, taken: make(chan struct{}), free: free, abandon: func() {}}
+		close(s.hand.taken)
+	case s.hand.free == nil:
+		return nil
+	}
+	s.hand.holders++
+	return s.hand
+}
+
+// wait is try that waits until ctx ends. However many wait, one does so at the
+// engine: the others would only stand in its way.
+func (s *sharedSlot) wait(ctx context.Context) *slotHand {
+	s.mu.Lock()
+	h := s.hand
+	if h == nil {
+		waiting, abandon := context.WithCancel(context.Background())
+		h = &slotHand{of: s, taken: make(chan struct{}), abandon: abandon}
+		s.hand = h
+		s.running.Go(func() { h.take(s.from.wait(waiting)) })
+	}
+	h.holders++
+	s.mu.Unlock()
+	select {
+	case <-h.taken:
+		return h
+	case <-ctx.Done():
+		h.release()
+		return nil
+	}
+}
+
+// take gives the slot to those who wait for it, or back if nobody is left.
+func (h *slotHand) take(free func()) {
+	h.of.mu.Lock()
+	defer h.of.mu.Unlock()
+	if h.holders == 0 {
+		if free != nil {
+			free()
+		}
+		return
+	}
+	h.free = free
+	close(h.taken)
+}
+
+// hold adds a holder. The caller is one.
+func (h *slotHand) hold() {
+	h.of.mu.Lock()
+	defer h.of.mu.Unlock()
+	h.holders++
+}
+
+func (h *slotHand) release() {
+	h.of.mu.Lock()
+	defer h.of.mu.Unlock()
+	if h.holders--; h.holders > 0 {
+		return
+	}
+	h.of.hand = nil
+	h.abandon()
+	if h.free != nil {
+		h.free()
+	}
+}
