@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -49,7 +50,7 @@ func Listen(ctx context.Context, rdb redis.UniversalClient, channel string, l Li
 		call(l.Connect)
 		connected, err := listen(ctx, rdb, channel, l, call)
 		call(l.Down)
-		if ctx.Err() != nil || errors.Is(err, redis.ErrClosed) {
+		if ctx.Err() != nil || errors.Is(err, redis.ErrClosed) && closed(ctx, rdb) {
 			return
 		}
 		if connected {
@@ -66,6 +67,51 @@ func Listen(ctx context.Context, rdb redis.UniversalClient, channel string, l Li
 	}
 }
 
+// masters is a cluster's client.
+type masters interface {
+	MasterForKey(ctx context.Context, key string) (*redis.Client, error)
+}
+
+// subscribe begins to subscribe to channel.
+//
+// All nodes of a cluster carry what is published at one of them. The client
+// itself would go to the master of the channel's slot, with all processes of the
+// fleet: one node would have to serve them all, and when it dies, none would
+// hear anything until its replica is elected, not even of the other nodes' keys.
+// So each attempt goes to the master of a slot drawn by lot.
+func subscribe(ctx context.Context, rdb redis.UniversalClient, channel string) (*redis.PubSub, error) {
+	if cluster, ok := rdb.(masters); ok {
+		node, err := cluster.MasterForKey(ctx, strconv.Itoa(rand.Int()))
+		if err != nil {
+			return nil, err
+		}
+		return node.Subscribe(ctx, channel), nil
+	}
+	return rdb.Subscribe(ctx, channel), nil
+}
+
+// closed reports whether rdb, of which a connection says that its client is
+// closed, is so itself: a cluster's client closes those of nodes that have left.
+func closed(ctx context.Context, rdb redis.UniversalClient) bool {
+	if _, cluster := rdb.(masters); !cluster {
+		return true
+	}
+	asked := make(chan error)
+	go func() {
+		err := rdb.Ping(ctx).Err()
+		select {
+		case asked <- err:
+		case <-ctx.Done():
+		}
+	}()
+	select {
+	case err := <-asked:
+		return errors.Is(err, redis.ErrClosed)
+	case <-ctx.Done():
+		return true
+	}
+}
+
 // errSilent ends a connection that does not answer. It was closed by us: the
 // client's own error would look as if its owner had closed the client.
 var errSilent = errors.New("redissub: the connection is dead")
@@ -75,18 +121,28 @@ var errSilent = errors.New("redissub: the connection is dead")
 func listen(ctx context.Context, rdb redis.UniversalClient, channel string, l Listener, call func(func())) (connected bool, err error) {
 	// The client heeds ctx while it dials, and not while it waits for a server's
 	// first words.
-	opened := make(chan *redis.PubSub)
+	type result struct {
+		pubsub *redis.PubSub
+		err    error
+	}
+	opened := make(chan result)
 	go func() {
-		pubsub := rdb.Subscribe(ctx, channel)
+		pubsub, err := subscribe(ctx, rdb, channel)
 		select {
-		case opened <- pubsub:
+		case opened <- result{pubsub, err}:
 		case <-ctx.Done():
-			pubsub.Close()
+			if err == nil {
+				pubsub.Close()
+			}
 		}
 	}()
 	var pubsub *redis.PubSub
 	select {
-	case pubsub = <-opened:
+	case r := <-opened:
+		if r.err != nil {
+			return false, r.err
+		}
+		pubsub = r.pubsub
 	case <-ctx.Done():
 		return false, ctx.Err()
 	}

@@ -45,30 +45,27 @@ func (s *Store) Notify(ctx context.Context, f func(bellwether.Notice)) {
 // A published change is
 //
 //	"c" commit or "i" invalidation | server's time (16 digits) | epoch (16) | len(key) (8) | key | encoded entry or nothing
-const (
-	epochLen  = 16
-	lengthLen = 8
-)
+const lengthLen = 8
 
 // notice decodes a published change. What is none is an error: anybody who can
 // reach the server can publish.
 func (s *Store) notice(ctx context.Context, data []byte) (n bellwether.Notice, err error) {
-	if len(data) < 1+stampLen+epochLen+lengthLen || data[0] != 'c' && data[0] != 'i' {
+	if len(data) < 1+2*numberLen+lengthLen || data[0] != 'c' && data[0] != 'i' {
 		return n, fmt.Errorf("%w: not a change", bellwether.ErrCorrupt)
 	}
 	n.Invalidated = data[0] == 'i'
-	stamp, rest := data[1:], data[1+stampLen:]
-	if n.Epoch, err = strconv.ParseUint(string(rest[:epochLen]), 10, 53); err != nil {
+	made, rest := data[1:], data[1+numberLen:]
+	if n.Epoch, err = strconv.ParseUint(string(rest[:numberLen]), 10, 53); err != nil {
 		return n, fmt.Errorf("%w: %w", bellwether.ErrCorrupt, err)
 	}
-	length, err := strconv.ParseUint(string(rest[epochLen:epochLen+lengthLen]), 10, 31)
-	rest = rest[epochLen+lengthLen:]
+	length, err := strconv.ParseUint(string(rest[numberLen:numberLen+lengthLen]), 10, 31)
+	rest = rest[numberLen+lengthLen:]
 	if err != nil || length > uint64(len(rest)) {
 		return n, fmt.Errorf("%w: not a key", bellwether.ErrCorrupt)
 	}
 	n.Key, rest = string(rest[:length]), rest[length:]
 
-	_, clock, err := s.serverOf(ctx, s.names(n.Key)[0])
+	_, clock, err := s.serverOf(ctx, s.name(n.Key))
 	if err != nil {
 		return n, err
 	}
@@ -77,7 +74,7 @@ func (s *Store) notice(ctx context.Context, data []byte) (n bellwether.Notice, e
 		return n, nil
 	}
 	now := time.Now() // before the server's is told by it
-	delay, _, err := stamped(stamp, seen.now())
+	delay, err := since(made, seen.now())
 	if err != nil {
 		return n, err
 	}

@@ -8,6 +8,7 @@
 package redisstore
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -25,8 +26,8 @@ import (
 //
 // Epochs rise over evictions and restarts because a counter that is lost
 // begins again at the server's clock. They may repeat only if that clock is set
-// back, or a server with a clock further behind takes over, in the same moment
-// in which the counter and the entry are lost.
+// back, or a server takes over whose clock is behind, by more than has passed
+// since the key's last claim.
 //
 // Ages are the server's too. In a cluster, where an entry has been moved to
 // another server, or after a failover, its age is off by how far the two
@@ -59,48 +60,63 @@ func New(rdb redis.UniversalClient) *Store {
 	return &Store{Prefix: "bellwether:", MaxValue: 64 << 20, MaxNotice: 64 << 10, rdb: rdb}
 }
 
-// retention is how long the counter and the floor of a key are kept after they
-// were last written. It need only be longer than any rebuild: without them a
-// commit is refused, and when a later claim makes them anew, the floor is above
-// every epoch given out before, so that nobody's late commit can profit from
-// their having gone. The entry does not need them: an invalidation has
-// unlinked it in the same script in which it raised the floor.
+// retention is how long a key's counter and floor are kept after a claim or an
+// invalidation. It need only be longer than any rebuild: without them a commit
+// is refused, and when a later claim makes them anew, the floor is above every
+// epoch given out before, so that nobody's late commit can profit from their
+// having gone.
 const retention = time.Hour
 
-// names returns the keys of key's entry, and of its counter and floor. What
-// stands in braces decides the cluster slot, so it is the same for both.
-func (s *Store) names(key string) []string {
-	name := s.Prefix + "{" + adapter.Name(key) + "}"
-	return []string{name + ":v", name + ":m"}
+// lingering is how long they are kept beyond the life of an entry that no later
+// claim has followed. A commit whose reply was lost may be repeated in that time;
+// and the next claim, which begins at the clock, gives a greater epoch although
+// that was set back, or is that of another server which has taken over, by less
+// than this and the entry's life.
+const lingering = 10 * time.Second
+
+// name returns the key in Redis under which all of a key is kept. Its braces
+// make the name alone decide the cluster slot, as with the key's lease.
+//
+// It is one key, and not one for each part: while a cluster moves a slot, it
+// carries out nothing that is about two keys of it of which one is not there
+// (TRYAGAIN), until the whole slot has been moved. A cold key has neither.
+func (s *Store) name(key string) string {
+	return s.Prefix + "{" + adapter.Name(key) + "}:entry"
 }
 
-// What Redis keeps under ":v" is the server's time of the commit, in 16 decimal
-// digits of microseconds since 1970 (enough until 2286), and the encoded entry.
-// Under ":m" it keeps two decimal numbers, "counter floor", floor <= counter.
+// What Redis keeps under a name is, each number in 16 decimal digits,
+//
+//	counter | floor | server's time of the commit | end of the entry's life by that clock | encoded entry
+//
+// with floor <= counter, times in microseconds since 1970 (enough until 2286),
+// and all from the third on only where there is an entry. That may be kept
+// beyond its life, for the sake of the first two.
 //
 // All of these numbers are times in microseconds or a little above one, so they
 // are below 2^53 until the year 2255, and exact in Lua, which has only doubles.
-// What is above 2^52 (2112) was not written by us and counts as lost: one more
-// than such a number might be the same number.
+// A counter above 2^52 (2112) was not written by us and counts as lost, with the
+// entry: one more than such a number might be the same number.
+const (
+	numberLen = 16
+	marksLen  = 2 * numberLen
+	headLen   = 4 * numberLen
+)
+
 const prelude = `
-local function marks(m)
-	local counter, floor = string.match(m or '', '^(%d+) (%d+)$')
-	counter, floor = tonumber(counter), tonumber(floor)
-	if counter and counter <= 2^52 and floor <= counter then
-		return counter, floor
-	end
+local function digits(n)
+	return string.format('%016.0f', n)
 end
 
--- epoch_of returns the epoch in the header of a stored entry, 0 if there is none.
-local function epoch_of(v)
-	if not v or string.sub(v, 17, 19) ~= 'BW\2' or #v < 32 then
-		return 0
+-- marks returns the counter and the floor at the beginning of what is kept, or
+-- nil if that is not ours.
+local function marks(kept)
+	if type(kept) ~= 'string' or #kept < 32 or string.find(string.sub(kept, 1, 32), '%D') then
+		return
 	end
-	local epoch = 0
-	for i = 25, 32 do
-		epoch = epoch * 256 + string.byte(v, i)
+	local counter, floor = tonumber(string.sub(kept, 1, 16)), tonumber(string.sub(kept, 17, 32))
+	if counter <= 2^52 and floor <= counter then
+		return counter, floor
 	end
-	return epoch <= 2^52 and epoch or 0
 end
 
 local function time()
@@ -108,91 +124,89 @@ local function time()
 	return t[1] * 1000000 + t[2]
 end
 
--- text writes a number in digits; tostring would round it to 14 of them.
-local function text(n)
-	return string.format('%.0f', n)
-end
-
 -- tell publishes a change of key, on no channel if that has no name.
 local function tell(channel, kind, now, epoch, key, entry)
 	if channel ~= '' then
-		redis.call('PUBLISH', channel, string.format('%s%016.0f%016.0f%08d', kind, now, epoch, #key) .. key .. entry)
+		redis.call('PUBLISH', channel, kind .. digits(now) .. digits(epoch) .. string.format('%08d', #key) .. key .. entry)
 	end
 end
 `
 
-// The scripts read with MGET even where they read one key: it answers nil for a
-// key of another type, with which GET would end the script, and SET and UNLINK
-// do not mind the type.
+// A key of another type is as good as none: MGET answers nil for it, GETRANGE an
+// error that is caught, and SET does not mind the type.
 var (
-	// claim: entry, marks; retention in ms. Returns the stored entry, the new
-	// epoch, the time.
+	// claim: name; retention in ms. Returns what is kept, nil if there is no
+	// entry, the new epoch, the time.
 	//
 	// The new epoch is not below the clock even if the counter is known: after a
 	// failover to a replica that is behind, the next number may have been given
-	// out by the server that is gone. And it is above the epoch of the entry,
-	// which may have outlived the counter. When the counter is lost, the floor
-	// takes a number for itself: it must be above all that were given out, and
-	// be nobody's, or the commit of a forgotten claim would look repeated.
+	// out by the server that is gone. When the counter is lost, the floor takes a
+	// number for itself: it must be above all that were given out, and be
+	// nobody's, or the commit of a forgotten claim would look repeated.
 	claimScript = redis.NewScript(prelude + `
-local kept = redis.call('MGET', KEYS[1], KEYS[2])
+local kept = redis.call('MGET', KEYS[1])[1]
 local now = time()
-local counter, floor = marks(kept[2])
+local counter, floor = marks(kept)
+local ends = counter and tonumber(string.sub(kept, 49, 64)) or 0
 if not counter then
-	floor = math.max(epoch_of(kept[1]) + 1, now)
-	counter = floor
+	counter, floor = now, now
 end
-local epoch = math.max(counter + 1, epoch_of(kept[1]) + 1, now)
-redis.call('SET', KEYS[2], text(epoch) .. ' ' .. text(floor), 'PX', ARGV[1])
-return {kept[1], text(epoch), text(now)}
+local epoch = math.max(counter + 1, now)
+if ends <= now then
+	redis.call('SET', KEYS[1], digits(epoch) .. digits(floor), 'PX', ARGV[1])
+	return {false, digits(epoch), digits(now)}
+end
+redis.call('SETRANGE', KEYS[1], 0, digits(epoch))
+if ends < now + ARGV[1] * 1000 then
+	redis.call('PEXPIRE', KEYS[1], ARGV[1])
+end
+return {kept, digits(epoch), digits(now)}
 `)
 
-	// commit: entry, marks; retention in ms, epoch, life in ms (0 to keep
-	// nothing), encoded entry, channel, key, the largest entry to be published.
-	// Returns whether it is committed, the time if it was asked.
+	// commit: name; retention in ms, epoch, life in ms (0 to keep nothing),
+	// lingering in ms, encoded entry, channel, key, the largest entry to be
+	// published. Returns whether it is committed, the time if it was asked.
 	//
 	// An epoch at the floor was committed before, by the same claim: what is kept
-	// is that entry, or nothing if there was nothing to keep or it has gone.
+	// is that entry, or none if there was nothing to keep or its life is over.
 	commitScript = redis.NewScript(prelude + `
 local epoch = tonumber(ARGV[2])
-local counter, floor = marks(redis.call('MGET', KEYS[2])[1])
+local counter, floor = marks(redis.pcall('GETRANGE', KEYS[1], 0, 31))
 if not counter or epoch < floor or epoch > counter then
 	return {0}
 end
 if epoch == floor then
-	local v = redis.call('MGET', KEYS[1])[1]
-	return {(not v or string.sub(v, 17) == ARGV[4]) and 1 or 0}
+	local entry = redis.call('GETRANGE', KEYS[1], 64, -1)
+	return {(entry == '' or entry == ARGV[5]) and 1 or 0}
 end
 local now = time()
-if ARGV[3] == '0' then
-	redis.call('UNLINK', KEYS[1])
-else
-	redis.call('SET', KEYS[1], string.format('%016.0f', now) .. ARGV[4], 'PX', ARGV[3])
+local life = tonumber(ARGV[3])
+local kept, keep = digits(counter) .. digits(epoch), tonumber(ARGV[1])
+if life > 0 then
+	kept = kept .. digits(now) .. digits(math.min(now + life * 1000, 2^53 - 1)) .. ARGV[5]
+	-- Who has claimed since needs the numbers as long as after the claim.
+	keep = math.max(life + ARGV[4], counter > epoch and keep or 0)
 end
-redis.call('SET', KEYS[2], text(counter) .. ' ' .. text(epoch), 'PX', ARGV[1])
-tell(ARGV[5], 'c', now, epoch, ARGV[6], #ARGV[4] <= tonumber(ARGV[7]) and ARGV[4] or '')
-return {1, text(now)}
+redis.call('SET', KEYS[1], kept, 'PX', string.format('%.0f', keep))
+tell(ARGV[6], 'c', now, epoch, ARGV[7], #ARGV[5] <= tonumber(ARGV[8]) and ARGV[5] or '')
+return {1, digits(now)}
 `)
 
-	// invalidate: entry, marks; retention in ms, channel, key. Returns the time.
+	// invalidate: name; retention in ms, channel, key. Returns the time.
 	invalidateScript = redis.NewScript(prelude + `
 local now = time()
-local counter = marks(redis.call('MGET', KEYS[2])[1])
-if not counter then
-	counter = epoch_of(redis.call('MGET', KEYS[1])[1])
-end
+local counter = marks(redis.pcall('GETRANGE', KEYS[1], 0, 31)) or 0
 local epoch = math.max(counter + 1, now)
-redis.call('SET', KEYS[2], text(epoch) .. ' ' .. text(epoch), 'PX', ARGV[1])
-redis.call('UNLINK', KEYS[1])
+redis.call('SET', KEYS[1], digits(epoch) .. digits(epoch), 'PX', ARGV[1])
 tell(ARGV[2], 'i', now, epoch, ARGV[3], '')
-return {text(now)}
+return {digits(now)}
 `)
 )
 
 // Get implements [bellwether.Store].
 func (s *Store) Get(ctx context.Context, key string) (bellwether.Entry, error) {
 	return adapter.Await(ctx, func() (bellwether.Entry, error) {
-		return s.get(ctx, s.names(key)[0])
+		return s.get(ctx, s.name(key))
 	}, nil)
 }
 
@@ -249,7 +263,7 @@ func (s *Store) Claim(ctx context.Context, key string) (bellwether.Entry, uint64
 		epoch uint64
 	}
 	c, err := adapter.Await(ctx, func() (c claim, err error) {
-		reply, seen, err := s.run(ctx, claimScript, s.names(key))
+		reply, seen, err := s.run(ctx, claimScript, s.name(key))
 		if err != nil {
 			return c, fmt.Errorf("redisstore: claim: %w", err)
 		}
@@ -280,8 +294,8 @@ func (s *Store) Commit(ctx context.Context, key string, e bellwether.Entry) erro
 		}
 	}
 	_, err := adapter.Await(ctx, func() (struct{}, error) {
-		reply, _, err := s.run(ctx, commitScript, s.names(key),
-			e.Epoch, milliseconds(life), data, s.channel(), key, s.MaxNotice)
+		reply, _, err := s.run(ctx, commitScript, s.name(key),
+			e.Epoch, milliseconds(life), lingering.Milliseconds(), data, s.channel(), key, s.MaxNotice)
 		if err != nil {
 			return struct{}{}, fmt.Errorf("redisstore: commit: %w", err)
 		}
@@ -296,7 +310,7 @@ func (s *Store) Commit(ctx context.Context, key string, e bellwether.Entry) erro
 // Invalidate implements [bellwether.Store].
 func (s *Store) Invalidate(ctx context.Context, key string) error {
 	_, err := adapter.Await(ctx, func() (struct{}, error) {
-		_, _, err := s.run(ctx, invalidateScript, s.names(key), s.channel(), key)
+		_, _, err := s.run(ctx, invalidateScript, s.name(key), s.channel(), key)
 		if err != nil {
 			return struct{}{}, fmt.Errorf("redisstore: invalidate: %w", err)
 		}
@@ -317,13 +331,13 @@ func milliseconds(d time.Duration) int64 {
 
 // run runs one of the scripts. If its reply ends with the server's time, run
 // notes it and returns it as a sighting.
-func (s *Store) run(ctx context.Context, script *redis.Script, names []string, args ...any) ([]any, sighting, error) {
-	_, clock, err := s.serverOf(ctx, names[0])
+func (s *Store) run(ctx context.Context, script *redis.Script, name string, args ...any) ([]any, sighting, error) {
+	_, clock, err := s.serverOf(ctx, name)
 	if err != nil {
 		return nil, sighting{}, err
 	}
 	sent := time.Now()
-	reply, err := script.Run(ctx, s.rdb, names, append([]any{retention.Milliseconds()}, args...)...).Slice()
+	reply, err := script.Run(ctx, s.rdb, []string{name}, append([]any{retention.Milliseconds()}, args...)...).Slice()
 	if err != nil {
 		return nil, sighting{}, err
 	}
@@ -373,18 +387,24 @@ func (s *Store) clockOf(addr string) *clock {
 	return c.(*clock)
 }
 
-// stampLen is the length of the time in front of a stored entry.
-const stampLen = 16
-
-// decode returns the entry in data with its Age at now, the server's time. It
-// returns ErrNotFound if the entry's life is over.
+// decode returns the entry in what is kept, with its Age at now, the server's
+// time. It returns ErrNotFound if there is none, or its life is over.
 func decode(data []byte, now time.Duration) (bellwether.Entry, error) {
 	var e bellwether.Entry
-	passed, data, err := stamped(data, now)
+	if len(data) < marksLen || bytes.ContainsFunc(data[:marksLen], func(r rune) bool { return r < '0' || r > '9' }) {
+		return e, fmt.Errorf("redisstore: %w: no counter", bellwether.ErrCorrupt)
+	}
+	if len(data) == marksLen {
+		return e, bellwether.ErrNotFound
+	}
+	if len(data) < headLen {
+		return e, fmt.Errorf("redisstore: %w: no end of its life", bellwether.ErrCorrupt)
+	}
+	passed, err := since(data[marksLen:], now)
 	if err != nil {
 		return e, err
 	}
-	if err := e.UnmarshalBinary(data); err != nil {
+	if err := e.UnmarshalBinary(data[headLen:]); err != nil {
 		return e, fmt.Errorf("redisstore: %w", err)
 	}
 	if passed >= e.Life() {
@@ -394,14 +414,13 @@ func decode(data []byte, now time.Duration) (bellwether.Entry, error) {
 	return e, nil
 }
 
-// stamped returns how long before now the data was stamped, and the rest of it.
-func stamped(data []byte, now time.Duration) (passed time.Duration, rest []byte, err error) {
-	if len(data) >= stampLen {
-		var us uint64
-		if us, err = strconv.ParseUint(string(data[:stampLen]), 10, 53); err == nil {
-			// Negative if the server's clock was set back since.
-			return max(0, now-time.Duration(us)*time.Microsecond), data[stampLen:], nil
-		}
+// since returns how long before now the time was that data begins with, which
+// has room for one.
+func since(data []byte, now time.Duration) (time.Duration, error) {
+	us, err := strconv.ParseUint(string(data[:numberLen]), 10, 53)
+	if err != nil {
+		return 0, fmt.Errorf("redisstore: %w: no time of commit", bellwether.ErrCorrupt)
 	}
-	return 0, nil, fmt.Errorf("redisstore: %w: no time of commit", bellwether.ErrCorrupt)
+	// Negative if the server's clock was set back since.
+	return max(0, now-time.Duration(us)*time.Microsecond), nil
 }

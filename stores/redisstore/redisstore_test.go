@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"net"
 	"regexp"
 	"strings"
 	"sync"
@@ -41,7 +40,7 @@ func open(tb testing.TB, addr, prefix string) (*Store, *redis.Client) {
 // instance puts rdb, over which the faults go, and open under the kit.
 func instance(rdb redis.UniversalClient, prefix string, open func(testing.TB) *Store) storetest.Instance {
 	const limit = 2 << 20
-	names := (&Store{Prefix: prefix}).names
+	name := (&Store{Prefix: prefix}).name
 	must := func(tb testing.TB, err error) {
 		tb.Helper()
 		if err != nil {
@@ -57,13 +56,10 @@ func instance(rdb redis.UniversalClient, prefix string, open func(testing.TB) *S
 			return s
 		},
 		Evict: func(tb testing.TB, key string) {
-			must(tb, rdb.Del(tb.Context(), names(key)...).Err())
-		},
-		EvictCounter: func(tb testing.TB, key string) {
-			must(tb, rdb.Del(tb.Context(), names(key)[1]).Err())
+			must(tb, rdb.Del(tb.Context(), name(key)).Err())
 		},
 		Poison: func(tb testing.TB, key string, data []byte) {
-			must(tb, rdb.Set(tb.Context(), names(key)[0], data, 0).Err())
+			must(tb, rdb.Set(tb.Context(), name(key), data, 0).Err())
 		},
 		TooLarge: limit,
 	}
@@ -93,107 +89,6 @@ func own(tb testing.TB, args ...string) *testserver.Server {
 		tb.Skip("needs a server of its own, and BELLWETHER_REDIS is set")
 	}
 	return srv
-}
-
-// cluster starts two servers that share the slots, and returns a function that
-// opens clients of them, and clients of each.
-func cluster(t *testing.T) (connect func(testing.TB) *redis.ClusterClient, nodes [2]*redis.Client) {
-	t.Helper()
-	ctx := t.Context()
-	var addrs [2]string
-	for i := range nodes {
-		srv := own(t, "--cluster-enabled", "yes")
-		addrs[i] = srv.Addr
-		_, nodes[i] = open(t, srv.Addr, "")
-	}
-	host, port, _ := net.SplitHostPort(addrs[1])
-	for _, err := range []error{
-		nodes[0].ClusterAddSlotsRange(ctx, 0, 8191).Err(),
-		nodes[1].ClusterAddSlotsRange(ctx, 8192, 16383).Err(),
-		nodes[1].Do(ctx, "CLUSTER", "SET-CONFIG-EPOCH", 2).Err(),
-		nodes[0].ClusterMeet(ctx, host, port).Err(),
-	} {
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	for n, up := 0, 0; up < len(nodes); n++ {
-		up = 0
-		for _, rdb := range nodes {
-			info, err := rdb.ClusterInfo(ctx).Result()
-			if err == nil && strings.Contains(info, "cluster_state:ok") && strings.Contains(info, "cluster_slots_assigned:16384") {
-				up++
-			}
-		}
-		if n == 1000 {
-			t.Fatal("the cluster does not form")
-		}
-		time.Sleep(20 * time.Millisecond) // real processes are meeting
-	}
-	return func(tb testing.TB) *redis.ClusterClient {
-		rdb := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{addrs[0]}, ReadTimeout: 20 * time.Second})
-		tb.Cleanup(func() { rdb.Close() })
-		return rdb
-	}, nodes
-}
-
-// TestStore_Cluster runs the kit over a cluster's client: keys that do not
-// share a slot would fail every script.
-func TestStore_Cluster(t *testing.T) {
-	connect, nodes := cluster(t)
-	storetest.Run(t, func(tb testing.TB) storetest.Instance {
-		return instance(connect(tb), adapter.Token()+":", func(tb testing.TB) *Store { return New(connect(tb)) })
-	})
-
-	t.Run("a slot that has moved", func(t *testing.T) {
-		ctx := t.Context()
-		rdb := connect(t)
-		reader, writer := New(rdb), New(connect(t))
-		var key string
-		for i := 0; ; i++ { // a key of the first server
-			key = fmt.Sprint("moving", i)
-			if slot := nodes[0].ClusterKeySlot(ctx, reader.names(key)[0]).Val(); slot < 8192 {
-				break
-			}
-		}
-		if _, err := reader.Get(ctx, key); !errors.Is(err, bellwether.ErrNotFound) {
-			t.Fatalf("Get before anything is there: %v", err)
-		}
-		id, err := nodes[1].Do(ctx, "CLUSTER", "MYID").Text()
-		if err != nil {
-			t.Fatal(err)
-		}
-		slot := nodes[0].ClusterKeySlot(ctx, reader.names(key)[0]).Val()
-		for _, node := range []*redis.Client{nodes[1], nodes[0]} {
-			if err := node.Do(ctx, "CLUSTER", "SETSLOT", slot, "NODE", id).Err(); err != nil {
-				t.Fatal(err)
-			}
-		}
-		put(t, writer, key, time.Hour)
-		// The reader's client still knows the old server, and so asks it for the
-		// time along with the entry.
-		reader.clocks.Clear()
-		if e, err := reader.Get(ctx, key); err != nil || string(e.Value) != "v" {
-			t.Errorf("Get = %+v, %v", e, err)
-		}
-		put(t, reader, key, time.Hour)
-	})
-}
-
-func TestStore_Ring(t *testing.T) {
-	shards := map[string]string{"a": testserver.Redis(t).Addr, "b": testserver.Redis(t).Addr}
-	rdb := redis.NewRing(&redis.RingOptions{Addrs: shards, ReadTimeout: 20 * time.Second})
-	defer rdb.Close()
-	writer, reader := New(rdb), New(rdb)
-	writer.Prefix = "test:" + adapter.Token() + ":"
-	reader.Prefix = writer.Prefix
-	for i := range 20 {
-		key := fmt.Sprint(i)
-		put(t, writer, key, time.Hour)
-		if _, err := reader.Get(t.Context(), key); err != nil {
-			t.Fatal(err)
-		}
-	}
 }
 
 // put claims and commits, and returns what it committed.
@@ -275,7 +170,7 @@ func TestStore_Commands(t *testing.T) {
 		return err
 	})
 	e.Kind, e.Value, e.TTL = bellwether.KindValue, []byte("v"), time.Hour
-	expect("a commit", 6, func() error { return s.Commit(ctx, "k", e) })
+	expect("a commit", 5, func() error { return s.Commit(ctx, "k", e) })
 	expect("the same commit again", 3, func() error { return s.Commit(ctx, "k", e) })
 	expect("a hit", 1, get(s))
 
@@ -283,14 +178,14 @@ func TestStore_Commands(t *testing.T) {
 	reader, _ := open(t, srv.Addr, "test:")
 	expect("the first hit of a reader", 2, get(reader))
 	expect("its second hit", 1, get(reader))
-	expect("a claim of an entry", 4, func() error {
+	expect("a claim of an entry", 5, func() error {
 		got, epoch, err := s.Claim(ctx, "k")
 		if err == nil && (string(got.Value) != "v" || epoch <= e.Epoch) {
 			err = fmt.Errorf("entry %+v, epoch %d", got, epoch)
 		}
 		return err
 	})
-	expect("an invalidation", 6, func() error { return s.Invalidate(ctx, "k") })
+	expect("an invalidation", 5, func() error { return s.Invalidate(ctx, "k") })
 	expect("a fenced commit", 2, func() error {
 		if err := s.Commit(ctx, "k", e); !errors.Is(err, bellwether.ErrFenced) {
 			return fmt.Errorf("err = %v, want ErrFenced", err)
@@ -299,38 +194,37 @@ func TestStore_Commands(t *testing.T) {
 	})
 }
 
-// TestStore_ForeignType puts a list where an entry, or the counter, should be.
+// TestStore_ForeignType puts a list where the entry should be.
 func TestStore_ForeignType(t *testing.T) {
 	s, rdb := open(t, testserver.Redis(t).Addr, "test:"+adapter.Token()+":")
 	reader, _ := open(t, rdb.Options().Addr, s.Prefix)
 	ctx := t.Context()
-	for i, name := range s.names("k") {
-		before := put(t, s, "k", time.Hour)
-		rdb.Del(ctx, name)
-		if err := rdb.LPush(ctx, name, "x").Err(); err != nil {
+	spoil := func() {
+		rdb.Del(ctx, s.name("k"))
+		if err := rdb.LPush(ctx, s.name("k"), "x").Err(); err != nil {
 			t.Fatal(err)
 		}
-		if i == 0 {
-			for _, s := range []*Store{reader, s} { // with TIME along, and without
-				if _, err := s.Get(ctx, "k"); !errors.Is(err, bellwether.ErrCorrupt) {
-					t.Errorf("Get of a list: err = %v, want ErrCorrupt", err)
-				}
-			}
-		} else if err := s.Commit(ctx, "k", before); !errors.Is(err, bellwether.ErrFenced) {
-			t.Errorf("Commit with a list for a counter: err = %v, want ErrFenced", err)
+	}
+	before := put(t, s, "k", time.Hour)
+	spoil()
+	for _, s := range []*Store{reader, s} { // with TIME along, and without
+		if _, err := s.Get(ctx, "k"); !errors.Is(err, bellwether.ErrCorrupt) {
+			t.Errorf("Get of a list: err = %v, want ErrCorrupt", err)
 		}
-		if after := put(t, s, "k", time.Hour); after.Epoch <= before.Epoch {
-			t.Errorf("epoch %d after %d", after.Epoch, before.Epoch)
-		}
-		rdb.Del(ctx, name)
-		rdb.LPush(ctx, name, "x")
-		if err := s.Invalidate(ctx, "k"); err != nil {
-			t.Errorf("Invalidate over a list: %v", err)
-		}
-		put(t, s, "k", time.Hour)
-		if _, err := s.Get(ctx, "k"); err != nil {
-			t.Errorf("Get after the repair: %v", err)
-		}
+	}
+	if err := s.Commit(ctx, "k", before); !errors.Is(err, bellwether.ErrFenced) {
+		t.Errorf("Commit with a list for a counter: err = %v, want ErrFenced", err)
+	}
+	if after := put(t, s, "k", time.Hour); after.Epoch <= before.Epoch {
+		t.Errorf("epoch %d after %d", after.Epoch, before.Epoch)
+	}
+	spoil()
+	if err := s.Invalidate(ctx, "k"); err != nil {
+		t.Errorf("Invalidate over a list: %v", err)
+	}
+	put(t, s, "k", time.Hour)
+	if _, err := s.Get(ctx, "k"); err != nil {
+		t.Errorf("Get after the repair: %v", err)
 	}
 }
 
@@ -340,44 +234,53 @@ func TestStore_ForeignCounter(t *testing.T) {
 	s, rdb := open(t, testserver.Redis(t).Addr, "test:"+adapter.Token()+":")
 	ctx := t.Context()
 	last := put(t, s, "k", time.Hour)
-	for _, text := range []string{"", "x", "1", "-1 -1", "1 2", "nan nan", "9007199254740992 1", "18446744073709551615 18446744073709551615", strings.Repeat("9", 400) + " 1", "5 3"} {
-		if err := rdb.Set(ctx, s.names("k")[1], text, 0).Err(); err != nil {
-			t.Fatal(err)
-		}
-		for range 3 {
-			e := put(t, s, "k", time.Hour)
-			if e.Epoch <= last.Epoch || e.Epoch > 1<<52 {
-				t.Fatalf("counter %q: epoch %d after %d", text, e.Epoch, last.Epoch)
+	digits := func(counter, floor string) string { return fmt.Sprintf("%016s%016s", counter, floor) }
+	for _, head := range []string{"", "x", "1", "-1 -1", digits("1", "2"), digits("nan", "nan"), digits("5", "3"), digits("5", " 3"),
+		digits("9007199254740992", "1"), digits("4503599627370497", "1"), strings.Repeat("9", 32), strings.Repeat("9", 400)} {
+		for _, rest := range []string{"", strings.Repeat("0", 32), strings.Repeat("9", 32), "             nan             nan", strings.Repeat("x", 100)} {
+			if err := rdb.Set(ctx, s.name("k"), head+rest, 0).Err(); err != nil {
+				t.Fatal(err)
 			}
-			last = e
+			if _, err := s.Get(ctx, "k"); !errors.Is(err, bellwether.ErrCorrupt) && !errors.Is(err, bellwether.ErrNotFound) {
+				t.Fatalf("Get of %q: %v", head+rest, err)
+			}
+			for range 3 {
+				e := put(t, s, "k", time.Hour)
+				if e.Epoch <= last.Epoch || e.Epoch > 1<<52 {
+					t.Fatalf("%q: epoch %d after %d", head+rest, e.Epoch, last.Epoch)
+				}
+				last = e
+			}
 		}
 	}
 }
 
-// TestStore_EpochOfTheEntryIsRead loses the counter of an entry from a server
-// whose clock was ahead: the header is where the script looks for it.
-func TestStore_EpochOfTheEntryIsRead(t *testing.T) {
+// kept is what Redis keeps of an entry that was committed at a time in
+// microseconds.
+func kept(e bellwether.Entry, at int64) []byte {
+	data, _ := e.AppendBinary(fmt.Appendf(nil, "%016d%016d%016d%016d", e.Epoch, e.Epoch, at, int64(1<<53-1)))
+	return data
+}
+
+// TestStore_CounterAheadOfTheClock follows an entry from a server whose clock was
+// ahead: its counter goes on, and does not go back to this one's clock.
+func TestStore_CounterAheadOfTheClock(t *testing.T) {
 	s, rdb := open(t, testserver.Redis(t).Addr, "test:"+adapter.Token()+":")
 	ctx := t.Context()
 	const ahead = 1<<52 - 7
-	names := s.names("k")
 	for what, first := range map[string]func() error{
 		"a claim":                     func() error { return nil },
 		"an invalidation and a claim": func() error { return s.Invalidate(ctx, "k") },
 	} {
 		e := bellwether.Entry{Kind: bellwether.KindValue, Epoch: ahead, TTL: math.MaxInt64}
-		data, _ := e.AppendBinary([]byte("0000000000000001"))
-		if err := rdb.Set(ctx, names[0], data, 0).Err(); err != nil {
-			t.Fatal(err)
-		}
-		if err := rdb.Del(ctx, names[1]).Err(); err != nil {
+		if err := rdb.Set(ctx, s.name("k"), kept(e, 1), 0).Err(); err != nil {
 			t.Fatal(err)
 		}
 		if err := first(); err != nil {
 			t.Fatal(err)
 		}
 		if _, epoch, err := s.Claim(ctx, "k"); err != nil || epoch <= ahead {
-			t.Errorf("%s after the counter of epoch %d was lost: epoch %d, err = %v", what, uint64(ahead), epoch, err)
+			t.Errorf("%s after epoch %d: epoch %d, err = %v", what, uint64(ahead), epoch, err)
 		}
 	}
 }
@@ -385,8 +288,7 @@ func TestStore_EpochOfTheEntryIsRead(t *testing.T) {
 func TestStore_ServersClockSetBack(t *testing.T) {
 	s, rdb := open(t, testserver.Redis(t).Addr, "test:"+adapter.Token()+":")
 	e := bellwether.Entry{Kind: bellwether.KindValue, Value: []byte("v"), Epoch: 1, Age: time.Second, TTL: time.Minute}
-	data, _ := e.AppendBinary([]byte("4000000000000000")) // in 2096
-	if err := rdb.Set(t.Context(), s.names("k")[0], data, 0).Err(); err != nil {
+	if err := rdb.Set(t.Context(), s.name("k"), kept(e, 4e15), 0).Err(); err != nil { // in 2096
 		t.Fatal(err)
 	}
 	if got, err := s.Get(t.Context(), "k"); err != nil || got.Age != time.Second {
@@ -394,30 +296,65 @@ func TestStore_ServersClockSetBack(t *testing.T) {
 	}
 }
 
+// TestStore_ExpiresInRedis looks at how long Redis keeps what: an entry for its
+// life, and what tells epochs apart for as long as a claim may need it.
 func TestStore_ExpiresInRedis(t *testing.T) {
 	s, rdb := open(t, testserver.Redis(t).Addr, "test:"+adapter.Token()+":")
 	ctx := t.Context()
-	names := s.names("k")
-	for _, ttl := range []time.Duration{time.Second + 1, time.Hour, 90 * 24 * time.Hour, math.MaxInt64} {
+	kept := func(what string, want time.Duration, wantLen bool) {
+		t.Helper()
+		if got := rdb.Do(ctx, "PTTL", s.name("k")).Val().(int64); got > milliseconds(want) || got < milliseconds(want)-30_000 {
+			t.Errorf("%s is kept for %d ms, want %d", what, got, milliseconds(want))
+		}
+		if got := rdb.StrLen(ctx, s.name("k")).Val(); (got > marksLen) != wantLen {
+			t.Errorf("%s takes %d bytes", what, got)
+		}
+	}
+	for _, ttl := range []time.Duration{time.Second + 1, time.Hour, 90 * 24 * time.Hour, math.MaxInt64 - lingering} {
 		put(t, s, "k", ttl)
-		want := milliseconds(ttl)
-		if got := rdb.Do(ctx, "PTTL", names[0]).Val().(int64); got > want || got < want-30_000 {
-			t.Errorf("an entry of life %v has a PTTL of %d ms, want %d", ttl, got, want)
+		kept(fmt.Sprint("an entry of life ", ttl), ttl+lingering, true)
+		claimed, epoch, err := s.Claim(ctx, "k")
+		if err != nil || claimed.Life() <= 0 {
+			t.Fatalf("Claim of an entry of life %v: %+v, %v", ttl, claimed, err)
 		}
-		if got := rdb.PTTL(ctx, names[1]).Val(); got > retention || got < retention-30*time.Second {
-			t.Errorf("the counter has a PTTL of %v, want %v", got, retention)
+		kept(fmt.Sprint("a claim over life ", ttl), max(ttl+lingering, retention), true)
+		if err := s.Commit(ctx, "k", bellwether.Entry{Epoch: epoch}); err != nil {
+			t.Fatal(err)
 		}
+		kept("a commit of nothing", retention, false)
 	}
 	if got := milliseconds(time.Second + 1); got != 1001 {
 		t.Errorf("milliseconds(1s + 1ns) = %d, want 1001", got)
 	}
-	put(t, s, "k", 20*time.Millisecond)
-	for n := 0; rdb.Exists(ctx, names[0]).Val() != 0; n++ {
-		if n == 1000 {
-			t.Fatal("an entry of 20 ms is still in Redis after 5 s")
-		}
-		time.Sleep(5 * time.Millisecond) // the server's clock is a real one
+
+	// A commit that a later claim waits behind keeps that claim's number.
+	_, first, err := s.Claim(ctx, "k")
+	if err != nil {
+		t.Fatal(err)
 	}
+	_, second, err := s.Claim(ctx, "k")
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := bellwether.Entry{Kind: bellwether.KindValue, Value: []byte("v"), Epoch: first, TTL: 20 * time.Millisecond}
+	if err := s.Commit(ctx, "k", e); err != nil {
+		t.Fatal(err)
+	}
+	kept("an entry of 20 ms below a claim", retention, true)
+	time.Sleep(30 * time.Millisecond) // the server's clock is a real one
+	// The entry's room is given back by the next who claims.
+	if got, _, err := s.Claim(ctx, "k"); err != nil || got.Kind != bellwether.KindNone {
+		t.Errorf("Claim of an entry whose life is over: %+v, %v", got, err)
+	}
+	kept("a claim after an entry's life", retention, false)
+	e.Epoch = second
+	if err := s.Commit(ctx, "k", e); err != nil {
+		t.Errorf("Commit of the second claim: %v", err)
+	}
+	if err := s.Invalidate(ctx, "k"); err != nil {
+		t.Fatal(err)
+	}
+	kept("an invalidation", retention, false)
 }
 
 func TestStore_ServerHangs(t *testing.T) {
@@ -467,10 +404,10 @@ func TestStore_ScriptsForgotten(t *testing.T) {
 }
 
 func FuzzDecode(f *testing.F) {
-	data, _ := bellwether.Entry{Kind: bellwether.KindValue, Value: []byte("v"), TTL: time.Hour}.AppendBinary([]byte("1760000000000000"))
-	f.Add(data, int64(1760000000000001000))
+	f.Add(kept(bellwether.Entry{Kind: bellwether.KindValue, Value: []byte("v"), TTL: time.Hour}, 1760000000000000), int64(1760000000000001000))
 	f.Add([]byte("+760000000000000BW"), int64(-1))
-	f.Add([]byte("9999999999999999"), int64(math.MaxInt64))
+	f.Add([]byte(strings.Repeat("9", marksLen)), int64(math.MaxInt64))
+	f.Add([]byte(strings.Repeat("9", headLen)), int64(math.MaxInt64))
 	f.Fuzz(func(t *testing.T, data []byte, now int64) {
 		e, err := decode(data, time.Duration(now))
 		switch {

@@ -1,0 +1,107 @@
+package redissub
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/bellwether-go/bellwether/internal/testserver"
+	"github.com/redis/go-redis/v9"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+type silence struct{}
+
+func (silence) Printf(context.Context, string, ...any) {}
+
+// TestListen_Cluster has many processes listen to one channel of a cluster: no
+// node has them all, the death of one is not felt by those at others, and those
+// who were at it go elsewhere, long before it is replaced.
+func TestListen_Cluster(t *testing.T) {
+	redis.SetLogger(silence{}) // dials fail here on purpose
+	c := testserver.RedisCluster(t, 0)
+	const channel, processes = "channel", 16
+
+	var clients []*redis.ClusterClient
+	var up [processes]atomic.Bool
+	var lost, heard [processes]atomic.Int64
+	ended := make(chan struct{})
+	for i := range processes {
+		rdb := redis.NewClusterClient(&redis.ClusterOptions{Addrs: c.Addrs(), DialerRetries: 1})
+		clients = append(clients, rdb)
+		t.Cleanup(func() { rdb.Close() })
+		go func() {
+			Listen(context.Background(), rdb, channel, Listener{
+				Up:      func() { up[i].Store(true) },
+				Down:    func() { up[i].Store(false); lost[i].Add(1) },
+				Message: func(string) { heard[i].Add(1) },
+			})
+			ended <- struct{}{}
+		}()
+	}
+	await := func(what string, ok func(i int) bool) {
+		t.Helper()
+		for end := time.Now().Add(5 * time.Second); ; time.Sleep(5 * time.Millisecond) { // real servers
+			n := 0
+			for i := range processes {
+				if ok(i) {
+					n++
+				}
+			}
+			if n == processes {
+				return
+			}
+			if time.Now().After(end) {
+				t.Fatalf("%s: %d of %d processes", what, n, processes)
+			}
+		}
+	}
+	await("at first", func(i int) bool { return up[i].Load() })
+
+	at := map[*testserver.Server]int{}
+	for _, s := range c.Masters {
+		at[s] = int(c.Do(s, "pubsub", "numsub", channel).([]any)[1].(int64))
+		if at[s] == 0 || at[s] == processes {
+			t.Errorf("%d of %d processes listen at one of three nodes", at[s], processes)
+		}
+	}
+	_, dead := c.Owner(channel)
+	dead.Kill()
+	publisher := c.Masters[0]
+	if publisher == dead {
+		publisher = c.Masters[1]
+	}
+	c.Do(publisher, "publish", channel, "after the death of a node")
+	// Those who were not at the dead node have heard it, without a gap.
+	await("elsewhere", func(i int) bool { return lost[i].Load() > 0 || heard[i].Load() == 1 })
+	undisturbed := 0
+	for i := range processes {
+		if lost[i].Load() == 0 {
+			undisturbed++
+		}
+	}
+	if undisturbed < processes-at[dead] {
+		t.Errorf("%d processes have not lost their connection, want the %d at other nodes", undisturbed, processes-at[dead])
+	}
+	await("with a dead node", func(i int) bool { return up[i].Load() })
+	before := [processes]int64{}
+	for i := range processes {
+		before[i] = heard[i].Load()
+	}
+	c.Do(publisher, "publish", channel, "again")
+	await("again", func(i int) bool { return heard[i].Load() > before[i] })
+
+	for _, rdb := range clients {
+		rdb.Close()
+	}
+	for range processes {
+		select {
+		case <-ended:
+		case <-time.After(5 * time.Second):
+			t.Fatal("a listener goes on although its client is closed")
+		}
+	}
+}

@@ -1,0 +1,30 @@
+package testserver
+
+import "testing"
+
+// A key's slot and what is in it move from one master to another, and a replica
+// takes its master's place.
+func TestRedisCluster(t *testing.T) {
+	c := RedisCluster(t, 1)
+	slot, from := c.Owner("k")
+	to := c.Masters[0]
+	if from == to {
+		to = c.Masters[1]
+	}
+	c.Do(from, "set", "k", "v")
+	c.Migrate(slot, from, to)
+	if n := c.Move(slot, from, to); n != 1 {
+		t.Errorf("%d keys have moved, want 1", n)
+	}
+	c.Settle(slot, from, to)
+	if got := c.Do(to, "get", "k"); got != "v" {
+		t.Errorf("after the move the key is %v", got)
+	}
+	if _, err := c.try(from, "get", "k"); err == nil {
+		t.Error("the former master answers for the slot")
+	}
+
+	c.Failover(c.Replicas[0])
+	c.Masters[1].Kill()
+	c.AwaitMaster(c.Replicas[1])
+}

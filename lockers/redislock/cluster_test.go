@@ -1,0 +1,93 @@
+package redislock_test
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/internal/testserver"
+	"github.com/bellwether-go/bellwether/lockers/lockertest"
+	"github.com/bellwether-go/bellwether/lockers/redislock"
+)
+
+// This file holds the locker over several servers: a cluster, and a ring.
+
+func TestConformance_Cluster(t *testing.T) {
+	t.Parallel()
+	c := testserver.RedisCluster(t, 0)
+	newLocker := func(tb testing.TB) *redislock.Locker {
+		rdb := redis.NewClusterClient(&redis.ClusterOptions{Addrs: c.Addrs()})
+		l := redislock.New(rdb)
+		tb.Cleanup(func() {
+			l.Close()
+			rdb.Close()
+		})
+		return l
+	}
+	lockertest.Run(t, func(tb testing.TB) bellwether.Locker { return newLocker(tb) })
+
+	// A lease goes through its life while its slot is moved, before and after it
+	// has been moved itself.
+	for _, tokens := range []bool{false, true} {
+		a, b, key := newLocker(t), newLocker(t), newKey()
+		a.Tokens, b.Tokens = tokens, tokens
+		slot, from := c.Owner(a.Key(key))
+		to := c.Masters[0]
+		if from == to {
+			to = c.Masters[1]
+		}
+		lease := acquire(t, a, key, time.Minute)
+		freed := watch(t, b, key)
+		c.Migrate(slot, from, to)
+		mustBeHeld(t, b, key)
+		if err := lease.Renew(t.Context(), time.Minute); err != nil {
+			t.Errorf("Renew before the lease has moved: %v", err)
+		}
+		if n := c.Move(slot, from, to); n != 1 {
+			t.Errorf("%d keys have moved, want the lease", n)
+		}
+		mustBeHeld(t, b, key)
+		if err := lease.Renew(t.Context(), time.Minute); err != nil {
+			t.Errorf("Renew of a lease that has moved: %v", err)
+		}
+		if isClosed(freed) {
+			t.Error("the move of a lease looks like its end")
+		}
+		if err := lease.Release(t.Context()); err != nil {
+			t.Errorf("Release of a lease that has moved: %v", err)
+		}
+		select {
+		case <-freed:
+		case <-time.After(time.Second):
+			t.Error("a release in a slot under way wakes nobody")
+		}
+		// A free lease of that slot is taken at its new place.
+		lease = acquire(t, b, key, time.Minute)
+		mustBeHeld(t, a, key)
+		c.Settle(slot, from, to)
+		mustBeHeld(t, a, key)
+		if err := lease.Release(t.Context()); err != nil {
+			t.Errorf("Release after the slot has moved: %v", err)
+		}
+		if err := lease.Release(t.Context()); !errors.Is(err, bellwether.ErrLeaseLost) {
+			t.Errorf("a second Release: %v, want ErrLeaseLost", err)
+		}
+	}
+}
+
+// TestConformance_Ring leaves the cases of watching out: there is no push.
+func TestConformance_Ring(t *testing.T) {
+	t.Parallel()
+	addrs := map[string]string{}
+	for _, name := range []string{"a", "b", "c"} {
+		addrs[name] = ownServer(t).Addr
+	}
+	lockertest.Run(t, func(tb testing.TB) bellwether.Locker {
+		rdb := redis.NewRing(&redis.RingOptions{Addrs: addrs})
+		tb.Cleanup(func() { rdb.Close() })
+		return struct{ bellwether.Locker }{redislock.New(rdb)}
+	})
+}

@@ -1,0 +1,164 @@
+package redisstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/internal/adapter"
+	"github.com/bellwether-go/bellwether/internal/testserver"
+	"github.com/bellwether-go/bellwether/stores/storetest"
+	"github.com/redis/go-redis/v9"
+)
+
+// This file holds the store over several servers: a cluster, and a ring.
+
+func connect(tb testing.TB, c *testserver.Cluster) *redis.ClusterClient {
+	tb.Helper()
+	rdb := redis.NewClusterClient(&redis.ClusterOptions{Addrs: c.Addrs(), ReadTimeout: 20 * time.Second, PoolTimeout: 20 * time.Second})
+	tb.Cleanup(func() { rdb.Close() })
+	return rdb
+}
+
+func TestStore_Cluster(t *testing.T) {
+	t.Parallel()
+	c := testserver.RedisCluster(t, 0)
+	storetest.Run(t, func(tb testing.TB) storetest.Instance {
+		return instance(connect(tb, c), adapter.Token()+":", func(tb testing.TB) *Store { return New(connect(tb, c)) })
+	})
+	t.Run("slots that move", func(t *testing.T) { slotsThatMove(t, c) })
+}
+
+// slotsThatMove goes through every call while the key's slot is under way: with
+// nothing in it, with its keys on the old server, and with its keys on the new.
+func slotsThatMove(t *testing.T, c *testserver.Cluster) {
+	ctx := t.Context()
+	s := New(connect(t, c))
+	reads := func(what, key string, want bellwether.Entry) {
+		t.Helper()
+		// One whose client knows nothing of the move; it asks for the time along
+		// with the entry at first, and then for the entry alone.
+		reader := New(connect(t, c))
+		for _, s := range []*Store{s, reader, reader} {
+			e, err := s.Get(ctx, key)
+			if want.Epoch == 0 && !errors.Is(err, bellwether.ErrNotFound) || want.Epoch != 0 && (err != nil || e.Epoch != want.Epoch) {
+				t.Errorf("Get %s: epoch %d, %v; want epoch %d", what, e.Epoch, err, want.Epoch)
+			}
+		}
+	}
+	// each is what happens to a key in its life.
+	each := func(what, key string, known bellwether.Entry) (last bellwether.Entry) {
+		t.Helper()
+		reads(what+", before", key, known)
+		late, epoch, err := s.Claim(ctx, key)
+		if err != nil || late.Epoch != known.Epoch || epoch <= known.Epoch {
+			t.Fatalf("Claim %s: %+v, epoch %d after %d, %v", what, late, epoch, known.Epoch, err)
+		}
+		if err := s.Invalidate(ctx, key); err != nil {
+			t.Fatalf("Invalidate %s: %v", what, err)
+		}
+		reads(what+", invalidated", key, bellwether.Entry{})
+		e := bellwether.Entry{Kind: bellwether.KindValue, Value: []byte("late"), Epoch: epoch, TTL: time.Hour}
+		if err := s.Commit(ctx, key, e); !errors.Is(err, bellwether.ErrFenced) {
+			t.Errorf("Commit %s of before an invalidation: %v, want ErrFenced", what, err)
+		}
+		last = put(t, s, key, time.Hour)
+		if last.Epoch <= epoch {
+			t.Errorf("%s: epoch %d after %d", what, last.Epoch, epoch)
+		}
+		reads(what, key, last)
+		return last
+	}
+
+	const key = "moving"
+	slot, from := c.Owner(s.name(key))
+	to := c.Masters[0]
+	if from == to {
+		to = c.Masters[1]
+	}
+	known := put(t, s, key, time.Hour)
+	_, claimed, err := s.Claim(ctx, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	c.Migrate(slot, from, to)
+	known = each("of a key that has not moved yet", key, known)
+	if _, err := s.rdb.Del(ctx, s.name(key)).Result(); err != nil {
+		t.Fatal(err)
+	}
+	// What is new in the slot begins on the new server.
+	known = each("of a cold key in a slot under way", key, bellwether.Entry{})
+	if known.Epoch <= claimed {
+		t.Errorf("epoch %d after %d", known.Epoch, claimed)
+	}
+	if n := c.Move(slot, from, to); n != 0 {
+		t.Errorf("%d keys were begun on the old server", n)
+	}
+	known = each("of a key that has moved", key, known)
+	c.Settle(slot, from, to)
+	each("of a slot that has moved", key, known)
+
+	// And back, with the key in the middle of a rebuild.
+	late, epoch, err := s.Claim(ctx, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Migrate(slot, to, from)
+	if n := c.Move(slot, to, from); n != 1 {
+		t.Errorf("%d keys have moved, want 1", n)
+	}
+	late.Epoch, late.Age = epoch, 0
+	if err := s.Commit(ctx, key, late); err != nil {
+		t.Errorf("Commit of a claim whose key has moved: %v", err)
+	}
+	c.Settle(slot, to, from)
+	reads("after the way back", key, late)
+}
+
+// TestStore_Ring runs the kit over single servers that know nothing of each
+// other, which is why there are no notices.
+func TestStore_Ring(t *testing.T) {
+	t.Parallel()
+	servers := map[string]*testserver.Server{"a": own(t), "b": own(t), "c": own(t)}
+	addrs := map[string]string{}
+	for name, srv := range servers {
+		addrs[name] = srv.Addr
+	}
+	connect := func(tb testing.TB) *redis.Ring {
+		rdb := redis.NewRing(&redis.RingOptions{Addrs: addrs, ReadTimeout: 20 * time.Second, PoolTimeout: 20 * time.Second})
+		tb.Cleanup(func() { rdb.Close() })
+		return rdb
+	}
+	storetest.Run(t, func(tb testing.TB) storetest.Instance {
+		i := instance(connect(tb), adapter.Token()+":", func(tb testing.TB) *Store { return New(connect(tb)) })
+		i.Notifies = false
+		return i
+	})
+
+	// Each server has some of the keys, and nothing is told.
+	s := New(connect(t))
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		s.Notify(ctx, func(n bellwether.Notice) { t.Errorf("a ring tells %+v", n) })
+	}()
+	for i := range 50 {
+		put(t, s, fmt.Sprint(i), time.Hour)
+	}
+	for name, srv := range servers {
+		_, rdb := open(t, srv.Addr, "")
+		if n := rdb.DBSize(ctx).Val(); n == 0 {
+			t.Errorf("server %s has no key", name)
+		}
+		if n := rdb.PubSubNumSub(ctx, s.channel()).Val()[s.channel()]; n != 0 {
+			t.Errorf("server %s has %d subscribers", name, n)
+		}
+	}
+	cancel()
+	<-ended
+}
