@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"net/url"
 	"slices"
 	"strings"
 	"time"
@@ -40,6 +41,22 @@ type HTTPOptions struct {
 	// through to the handler at one time, in this process. The others get 503
 	// with Retry-After. Zero: none is let through.
 	PassThrough int
+
+	// Key names the URL under which the response to a request is kept, and by which
+	// it is invalidated, in the place of the request's own; or returns false, and
+	// the request goes past the cache. It is "http://host/path?query", or with
+	// https, which is kept apart. Whatever it leaves out of the request's URL must
+	// not change the response. It is also asked which URL a request has changed
+	// whose method is not safe; a false there means the request's own. It is called
+	// for each request, on its goroutine.
+	//
+	// Nil: the Host field in lower case and without a default port, path and query
+	// as they were sent, https for requests that came over TLS. Behind a proxy that
+	// ends TLS all requests come in plain; if it tells the scheme by
+	// X-Forwarded-Proto, Forwarded or the like, responses to the two are variants of
+	// one URL, and nothing need be done. If it tells it otherwise and handlers mind,
+	// Key is the place to say so.
+	Key func(r *http.Request) (url string, ok bool)
 
 	// TargetedFields are the response fields that take the place of
 	// Cache-Control for this cache, the first that is there wins (RFC 9213): put
@@ -144,7 +161,7 @@ func (m *Middleware) Handler(next http.Handler) http.Handler {
 			m.passUnsafe(w, r, next)
 			return
 		}
-		key, ok := httpcache.Key(r)
+		key, ok := m.key(r)
 		d := httpcache.ParseRequest(r.Header)
 		if why := bypassReason(r, d); why != "" || !ok {
 			m.pass(w, r, next, httpcache.Status{Fwd: httpcache.FwdBypass, Detail: why})
@@ -154,6 +171,32 @@ func (m *Middleware) Handler(next http.Handler) http.Handler {
 			m.serve(w, r, next, key, d)
 		}
 	})
+}
+
+// key is the request's cache key; false if it has none, or is refused one.
+func (m *Middleware) key(r *http.Request) (key string, ok bool) {
+	target, ok := m.target(r)
+	if !ok {
+		return "", false
+	}
+	return httpcache.Key(target)
+}
+
+// target is the request by which the key of r is made: r itself, or what it is
+// by HTTPOptions.Key. It returns false if that refuses it.
+func (m *Middleware) target(r *http.Request) (*http.Request, bool) {
+	if m.options.Key == nil {
+		return r, true
+	}
+	named, ok := m.options.Key(r)
+	if !ok {
+		return nil, false
+	}
+	u, err := url.Parse(named)
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" {
+		return nil, false
+	}
+	return &http.Request{Method: r.Method, URL: u, Host: u.Host, Header: r.Header}, true
 }
 
 // eventStream is the media type of server-sent events, which do not end.

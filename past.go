@@ -118,23 +118,26 @@ func (m *Middleware) passUnsafe(w http.ResponseWriter, r *http.Request, next htt
 		m.pass(w, r, next, httpcache.Status{Fwd: httpcache.FwdMethod})
 		return
 	}
-	if key, ok := httpcache.Key(r); ok && r.Method == http.MethodPost && m.options.Store == nil {
-		m.passPost(w, r, next, key)
+	target, ok := m.target(r)
+	if !ok {
+		target = r // what it changes is there for others
+	} else if key, ok := httpcache.Key(target); ok && r.Method == http.MethodPost && m.options.Store == nil {
+		m.passPost(w, r, next, target, key)
 		return
 	}
 	u := &watchedWriter{ResponseWriter: w}
-	u.before = func(status int) { m.invalidateAfter(r, status, u.Header()) }
+	u.before = func(status int) { m.invalidateAfter(r.Context(), target, status, u.Header()) }
 	m.pass(u, r, next, httpcache.Status{Fwd: httpcache.FwdMethod})
 	u.end()
 }
 
-// invalidateAfter drops what a request has made out of date.
-func (m *Middleware) invalidateAfter(r *http.Request, status int, h http.Header) {
+// invalidateAfter drops what a request for the target has made out of date.
+func (m *Middleware) invalidateAfter(ctx context.Context, target *http.Request, status int, h http.Header) {
+	keys := httpcache.InvalidatedKeys(target, status, h)
 	// The client may leave; what it has changed has changed.
-	ctx := context.WithoutCancel(r.Context())
-	for _, key := range httpcache.InvalidatedKeys(r, status, h) {
-		if err := m.engine.invalidate(ctx, key); err != nil {
-			m.engine.OnError(key, err)
+	for i, err := range m.engine.invalidateAll(context.WithoutCancel(ctx), keys) {
+		if err != nil {
+			m.engine.OnError(keys[i], err)
 		}
 	}
 }
@@ -143,7 +146,7 @@ func (m *Middleware) invalidateAfter(r *http.Request, status int, h http.Header)
 // the next GET (RFC 9110 section 9.3.3). It is kept only if no other unsafe
 // request for the key came in between. Another process's cannot be seen, so
 // where a fleet shares a store, no such response is kept.
-func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.Handler, key string) {
+func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.Handler, target *http.Request, key string) {
 	witness := m.engine.watchInvalidations(key)
 	defer m.engine.dismiss(key, witness)
 	sent := time.Now()
@@ -153,11 +156,11 @@ func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.
 		f   Freshness
 	)
 	u.before = func(status int) {
-		m.invalidateAfter(r, status, u.Header())
+		m.invalidateAfter(r.Context(), target, status, u.Header())
 		now := time.Now()
 		header := httpcache.CanonicalHeader(u.Header())
 		j := httpcache.Judge(r.Header, status, header, sent, now, m.rules)
-		if u.keeping = httpcache.PostStorable(r, status, header, j); u.keeping {
+		if u.keeping = httpcache.PostStorable(target, status, header, j); u.keeping {
 			res = &response{status: status, header: httpcache.StoredHeader(header, j.Directives, now), freshness: j.Freshness}
 			res.header.Del("Cache-Status") // this request's
 			f = Freshness{
