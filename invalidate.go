@@ -94,5 +94,9 @@ func traitsOf(r *response) (tags []string, signpost bool) {
 	if r.variant != nil {
 		return httpcache.Tags(r.variant.header), false
 	}
-	return httpcache.Tags(r.header), r.kind == varying
+	tags = httpcache.Tags(r.header)
+	if r.instead != nil {
+		tags = append(tags, httpcache.Tags(r.instead.value.header)...)
+	}
+	return tags, r.kind == varying
 }

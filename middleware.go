@@ -249,7 +249,7 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 			defer c.leave()
 			var err error
 			if s, err = q.wait(c, key, it); err != nil {
-				q.replyError(c, err)
+				q.replyError(c, key, err)
 				return
 			}
 			if res := s.item.value; res.of != nil || res.variant != nil {
@@ -268,7 +268,7 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 						err = errBroken
 					}
 					if err != nil {
-						q.replyError(c, err)
+						q.replyError(c, key, err)
 						return
 					}
 					continue
@@ -280,6 +280,12 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 			if q.authorized && !httpcache.OpenToAll(res.header, m.rules) {
 				m.pass(w, r, next, httpcache.Status{Fwd: httpcache.FwdBypass, Detail: "authorization"})
 				return
+			}
+			if httpcache.IsServerError(res.status) {
+				if spare := q.spared(key); spare != nil {
+					q.replySpare(spare)
+					return
+				}
 			}
 			q.reply(key, s)
 			return
@@ -353,6 +359,41 @@ func (q *query) atHand(key string) (it *item[*response], early, ok bool) {
 		}
 	}
 	return it, false, false
+}
+
+// spared returns what the request takes in the place of an error by its own
+// stale-if-error (RFC 5861 section 4); nil if it takes none, or there is nothing
+// in this process that may be served so.
+func (q *query) spared(key string) *item[*response] {
+	if !q.directives.StaleIfError.Set {
+		return nil
+	}
+	e := q.m.engine
+	it, now := e.near.get(key)
+	if it == nil || now >= it.trusted {
+		return nil
+	}
+	it = q.m.fallback(key, it)
+	if it == nil || !it.held || it.kind != KindValue || it.value.kind != plain || httpcache.IsServerError(it.value.status) ||
+		q.authorized && !httpcache.OpenToAll(it.value.header, q.m.rules) {
+		return nil
+	}
+	f := it.value.freshness
+	f.Lifetime, f.StaleIfError = it.freshUntil-it.born, it.errorUntil-it.freshUntil // in the entry, not in the response's bytes
+	if !f.ReuseOnError(now-it.born, q.directives) {
+		return nil
+	}
+	return it
+}
+
+// fallback is what there is under a key beside errors: it, or what it, an error,
+// has taken the place of. That was not held against the log for as long as the
+// error stood in front of it.
+func (m *Middleware) fallback(key string, it *item[*response]) *item[*response] {
+	if it == nil || it.kind != KindValue || it.value.instead == nil {
+		return it
+	}
+	return m.engine.sweeper.spare(key, it.value.instead)
 }
 
 // wait answers by way of the handler.

@@ -32,13 +32,21 @@ func (q *query) passUncacheable(key string, s served[*response]) {
 	}
 	sent := time.Now()
 	cacheable := false
-	w := &watchedWriter{ResponseWriter: q.w}
+	w := &heldWriter{watchedWriter: watchedWriter{ResponseWriter: q.w}}
+	spare := q.spared(key)
+	if spare != nil {
+		w.hold(httpcache.IsServerError)
+	}
 	w.before = func(status int) {
 		header := httpcache.CanonicalHeader(w.Header())
 		j := httpcache.Judge(q.r.Header, status, header, sent, time.Now(), q.m.rules)
 		cacheable = j.Shared && (reason != reasonTooLarge || q.m.fits(header))
 	}
 	q.m.pass(w, q.r, q.next, why)
+	if w.held != nil {
+		q.replySpare(spare)
+		return
+	}
 	w.end()
 	if cacheable {
 		q.m.replace(key, s, &response{kind: uncacheable}, Freshness{})
@@ -74,7 +82,8 @@ func (q *query) passChecked(key string, s served[*response]) {
 		return
 	}
 	sent := time.Now()
-	w := &checkedWriter{watchedWriter: watchedWriter{ResponseWriter: q.w}, untouched: maps.Clone(q.w.Header())}
+	w := &heldWriter{watchedWriter: watchedWriter{ResponseWriter: q.w}}
+	w.hold(func(status int) bool { return status == http.StatusNotModified })
 	status := httpcache.Status{Fwd: httpcache.FwdStale}
 	w.before = func(code int) {
 		header := httpcache.CanonicalHeader(w.Header())
@@ -91,12 +100,12 @@ func (q *query) passChecked(key string, s served[*response]) {
 		status.AppendTo(q.w.Header())
 	}
 	q.next.ServeHTTP(w, r)
-	if w.notModified == nil {
+	if w.held == nil {
 		w.end()
 		return
 	}
 	now := time.Now()
-	header := httpcache.CanonicalHeader(w.notModified)
+	header := httpcache.CanonicalHeader(w.held)
 	if !httpcache.Selects(kept.header, header) {
 		q.m.pass(q.w, q.r, q.next, httpcache.Status{Fwd: httpcache.FwdStale})
 		return
@@ -252,20 +261,27 @@ func (u *keptWriter) ReadFrom(r io.Reader) (int64, error) {
 	return io.Copy(struct{ io.Writer }{u}, r)
 }
 
-// A checkedWriter keeps back a 304, which answers our condition and not the
-// client's. Anything else goes through.
-type checkedWriter struct {
+// A heldWriter keeps back responses that are not for the client: a 304 that
+// answers our condition, an error in whose place there is something better.
+// Anything else goes through.
+type heldWriter struct {
 	watchedWriter
-	untouched   http.Header // the client's header before the handler had it
-	notModified http.Header // the handler's, once it has answered 304
+	holds     func(status int) bool // nil: nothing is kept back
+	untouched http.Header           // the client's header before the handler had it
+	held      http.Header           // the handler's, of the response that is kept back
 }
 
-func (u *checkedWriter) WriteHeader(status int) {
+// hold has responses of such a status kept back.
+func (u *heldWriter) hold(holds func(status int) bool) {
+	u.holds, u.untouched = holds, maps.Clone(u.Header())
+}
+
+func (u *heldWriter) WriteHeader(status int) {
 	switch {
-	case u.notModified != nil:
-	case status == http.StatusNotModified && !u.done:
+	case u.held != nil:
+	case !u.done && u.holds != nil && u.holds(status):
 		h := u.Header()
-		u.notModified = h.Clone()
+		u.held = h.Clone()
 		clear(h)
 		maps.Copy(h, u.untouched)
 	default:
@@ -273,24 +289,24 @@ func (u *checkedWriter) WriteHeader(status int) {
 	}
 }
 
-func (u *checkedWriter) Write(p []byte) (int, error) {
-	if u.notModified != nil {
-		return 0, http.ErrBodyNotAllowed
+func (u *heldWriter) Write(p []byte) (int, error) {
+	if u.held != nil {
+		return len(p), nil // a proxy takes an error for its client's end
 	}
 	return u.watchedWriter.Write(p)
 }
 
-func (u *checkedWriter) ReadFrom(r io.Reader) (int64, error) {
-	if u.notModified != nil {
-		return 0, http.ErrBodyNotAllowed
+func (u *heldWriter) ReadFrom(r io.Reader) (int64, error) {
+	if u.held != nil {
+		return io.Copy(io.Discard, r)
 	}
 	return u.watchedWriter.ReadFrom(r)
 }
 
-func (u *checkedWriter) Flush() { u.FlushError() }
+func (u *heldWriter) Flush() { u.FlushError() }
 
-func (u *checkedWriter) FlushError() error {
-	if u.notModified != nil {
+func (u *heldWriter) FlushError() error {
+	if u.held != nil {
 		return nil
 	}
 	return u.watchedWriter.FlushError()
