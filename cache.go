@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"math"
 	"time"
-
-	"golang.org/x/sync/errgroup"
 )
 
 // This file is the loader face: the options, and a cache of values of one type.
@@ -293,9 +291,6 @@ func (c *Cache[V]) GetFunc(ctx context.Context, key string, load func(ctx contex
 	return c.engine.get(ctx, key, userLoad[V](load))
 }
 
-// maxInvalidations is how many keys of one Invalidate are under way at a time.
-const maxInvalidations = 16
-
 // Invalidate makes sure that nothing computed before now is served for the
 // keys once it has returned nil: not from the store, not from this process's
 // near tier, and not by a rebuild that is under way anywhere. The near tiers of
@@ -304,18 +299,7 @@ const maxInvalidations = 16
 // If the store does not answer, the error wraps [ErrUnavailable] and names the
 // keys; the near tier of this process has dropped them all the same.
 func (c *Cache[V]) Invalidate(ctx context.Context, keys ...string) error {
-	errs := make([]error, len(keys))
-	var g errgroup.Group
-	g.SetLimit(maxInvalidations)
-	for i, key := range keys {
-		errs[i] = ErrGoexit // unless the store returns
-		g.Go(func() error {
-			errs[i] = c.engine.invalidate(ctx, key)
-			return nil
-		})
-	}
-	g.Wait()
-	return errors.Join(errs...)
+	return errors.Join(c.engine.invalidateAll(ctx, keys)...)
 }
 
 // Stats returns what the cache has counted since it was made.

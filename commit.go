@@ -30,6 +30,7 @@ func (r *run[V]) read(ctx context.Context, o *outage) (entry Entry, asked instan
 // released it finds that one's value here, and the flight has ended.
 func (r *run[V]) claim(ctx context.Context) (epoch uint64, ended bool) {
 	asked := r.engine.clock.now()
+	r.asked = asked
 	entry, epoch := r.takeEpoch(ctx)
 	if epoch == 0 || r.engine.Store == nil {
 		return epoch, false

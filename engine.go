@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sync/semaphore"
 )
 
@@ -115,6 +116,26 @@ func (e *engine[V]) invalidate(ctx context.Context, key string) error {
 	defer e.mu.Unlock()
 	e.recall(key, 1<<64-1)
 	return err
+}
+
+// maxInvalidations is how many keys are invalidated at one time for one caller.
+const maxInvalidations = 16
+
+// invalidateAll is invalidate for several keys; it returns an error, or nil, for
+// each.
+func (e *engine[V]) invalidateAll(ctx context.Context, keys []string) []error {
+	errs := make([]error, len(keys))
+	var g errgroup.Group
+	g.SetLimit(maxInvalidations)
+	for i, key := range keys {
+		errs[i] = ErrGoexit // unless the store returns
+		g.Go(func() error {
+			errs[i] = e.invalidate(ctx, key)
+			return nil
+		})
+	}
+	g.Wait()
+	return errs
 }
 
 // recall drops what this process has of a key that was invalidated, and what

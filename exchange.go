@@ -52,6 +52,7 @@ type exchange struct {
 
 	fwd    httpcache.Forward // why the handler was asked
 	backed bool              // there is something to serve if this fails
+	spare  *item[*response]  // what some clients would rather have than an error; nil if there is nothing
 	stored *response         // what the request's conditions ask about; nil if there are none
 
 	header      http.Header // the handler's
@@ -341,7 +342,7 @@ var errUnselected = errors.New("bellwether: handler's 304 is not about the store
 // kept under the key. What is there already is validated.
 func (m *Middleware) fetch(ctx context.Context, a attempt[*response], c *call, next http.Handler, r *http.Request) (*response, error) {
 	x := m.newExchange(a, c)
-	if p := a.present; p != nil && p.kind == KindValue && m.validates(p.value, c.request) {
+	if p := m.fallback(a.key, a.present); p != nil && p.kind == KindValue && m.validates(p.value, c.request) {
 		conditional := r.Clone(r.Context())
 		if httpcache.SetConditions(conditional.Header, p.value.header) {
 			x.stored = p.value
@@ -374,9 +375,12 @@ func (m *Middleware) newExchange(a attempt[*response], c *call) *exchange {
 	if len(c.path) > 0 {
 		x.fwd = httpcache.FwdVaryMiss
 	}
-	if p := a.present; p != nil && p.kind == KindValue && p.value.kind == plain && p.held {
+	if p := m.fallback(a.key, a.present); p != nil && p.kind == KindValue && p.value.kind == plain && p.held {
 		now := m.engine.clock.now()
 		x.backed = now < p.errorUntil
+		if !httpcache.IsServerError(p.value.status) {
+			x.spare = p
+		}
 		x.fwd = httpcache.FwdStale
 		if now < p.freshUntil {
 			x.fwd = httpcache.FwdRequest
@@ -477,6 +481,10 @@ func (m *Middleware) remember(ctx context.Context, x *exchange, reason string) *
 // to res. If that is a variant, it is written under its own key first, so that
 // whoever reads the names finds the variant.
 func (m *Middleware) record(ctx context.Context, x *exchange, res *response, f Freshness) *response {
+	if x.spare != nil && httpcache.IsServerError(x.content().status) {
+		res.instead = x.spare
+		f.keep = max(f.keep, x.spare.keepUntil-m.engine.clock.now())
+	}
 	if x.response.kind != varying {
 		SetFreshness(ctx, f)
 		return res
@@ -487,7 +495,9 @@ func (m *Middleware) record(ctx context.Context, x *exchange, res *response, f F
 }
 
 // keepFor is how long a response that has a validator is kept for the next
-// rebuild to ask whether it still holds.
+// rebuild to ask whether it still holds. Where there is no store, one without is
+// kept as long, for requests that take it stale, unless the near tier needs the
+// room.
 const keepFor = time.Hour
 
 // keep returns what is to be kept under the key for a complete exchange.
@@ -512,7 +522,10 @@ func (m *Middleware) keep(ctx context.Context, x *exchange) (*response, error) {
 	// Where a fleet shares a store, what was never to be served from it is not
 	// kept there for its validator alone: the processes that wait for it would
 	// find it, could not use it, and would take turns.
-	if served := newLifetime(0, f); httpcache.HasValidator(done.header) && (m.options.Store == nil || served.end() > 0) {
+	served := newLifetime(0, f)
+	switch validator := httpcache.HasValidator(done.header); {
+	case m.options.Store != nil && (!validator || served.end() <= 0):
+	case validator, !done.freshness.NoStale && !httpcache.IsServerError(done.status):
 		f.keep = keepFor
 	}
 	if x.checked {

@@ -57,6 +57,7 @@ type flight[V any] struct {
 	last     bool                    // guarded by engine.mu: the load goes on when its key is invalidated
 	disowned bool                    // guarded by engine.mu: the key was invalidated since the flight last looked
 	claimed  uint64                  // guarded by engine.mu: the epoch of the load since then, 0 if there is none
+	asked    instant                 // guarded by engine.mu: as of when the store had nothing later than claimed
 	since    instant                 // guarded by engine.mu: when the flight began, or the key was last invalidated
 	notices  chan heard              // the latest that was heard of the key; has room for one, and is sent to with engine.mu held
 
@@ -80,6 +81,7 @@ type flightState[V any] struct {
 
 	offered   *item[V] // stale, for callers whose patience ends
 	published *item[V] // the value that is still being made
+	joinable  instant  // callers that began before that may have it
 	alone     bool     // published is for the call that began the flight, and says nothing to the others
 	recalled  bool     // the key was invalidated: nothing stale may be served
 	overdue   bool     // some callers may have waited for MaxWait
@@ -186,7 +188,67 @@ func (a attempt[V]) show(ctx context.Context, v V, alone bool) bool {
 			delete(f.engine.flights, f.key)
 		}
 	}
-	f.change(func(s *flightState[V]) { s.published, s.alone = it, alone })
+	joinable := forever
+	if e.Store != nil && !f.alone {
+		joinable = e.trustedUntil(f.asked)
+		if fencer, ok := e.Store.(Fencer); ok && !e.closed {
+			epoch, asked := f.claimed, f.asked
+			e.running.Go(func() { f.vouch(ctx, fencer, it, epoch, asked) })
+		}
+	}
+	f.change(func(s *flightState[V]) { s.published, s.joinable, s.alone = it, joinable, alone })
+	return true
+}
+
+// vouch asks the store, until ctx ends, whether the value that a load of that
+// epoch is making still counts. Without it, an invalidation by another process
+// would be seen at the commit only, and who joins until then has asked after it.
+// asked is when the store last said that it does.
+func (f *flight[V]) vouch(ctx context.Context, fencer Fencer, it *item[V], epoch uint64, asked instant) {
+	e := f.engine
+	for {
+		pause := time.NewTimer(addDurations(asked, e.NearTTL/2) - e.clock.now())
+		select {
+		case <-pause.C:
+		case <-ctx.Done():
+			pause.Stop()
+			return
+		}
+		o := &outage{e.EngineTimeout}
+		if e.sweeper.on() {
+			e.followLog(ctx, o, e.NearTTL/4)
+		}
+		asked = e.clock.now()
+		fenced, err := ask(ctx, e.store, o, func(ctx context.Context) (bool, error) {
+			return fencer.Fenced(ctx, e.engineKey(f.key), epoch)
+		})
+		if ctx.Err() != nil {
+			return
+		}
+		// A store that does not answer cannot say that it does not count.
+		if !f.vouched(it, err == nil && fenced, e.trustedUntil(asked)) {
+			return
+		}
+	}
+}
+
+// vouched lets callers join that began before joinable, or nobody any more. It
+// returns false if there is nothing more to ask.
+func (f *flight[V]) vouched(it *item[V], fenced bool, joinable instant) bool {
+	e := f.engine
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if state := f.state.Load(); state.landed || state.published != it {
+		return false
+	}
+	if fenced {
+		f.disowned = true
+		if e.flights[f.key] == f {
+			delete(e.flights, f.key)
+		}
+		return false
+	}
+	f.change(func(s *flightState[V]) { s.joinable = joinable })
 	return true
 }
 
@@ -209,14 +271,14 @@ func (f *flight[V]) giveUp(cause error) bool {
 // abortable makes abort the way to cancel the flight's load of that epoch,
 // unless the key was invalidated since the flight last looked. An invalidation
 // does not cancel the last one, see maxRefused.
-func (f *flight[V]) abortable(abort context.CancelCauseFunc, epoch uint64, last, alone bool) bool {
+func (f *flight[V]) abortable(abort context.CancelCauseFunc, epoch uint64, asked instant, last, alone bool) bool {
 	f.engine.mu.Lock()
 	defer f.engine.mu.Unlock()
 	if f.disowned {
 		return false
 	}
 	f.abort, f.last, f.alone = abort, last, alone
-	f.claimed, f.position = epoch, f.engine.sweeper.position()
+	f.claimed, f.asked, f.position = epoch, asked, f.engine.sweeper.position()
 	return true
 }
 

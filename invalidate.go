@@ -13,8 +13,8 @@ import (
 // common, by tag.
 
 // Invalidate drops what is kept for the URLs, all variants included, as
-// [Cache.Invalidate] does. A URL is "http://host/path?query"; the scheme has no
-// meaning.
+// [Cache.Invalidate] does. A URL is "http://host/path?query"; what is kept for
+// the same with https goes too, and the other way round.
 func (m *Middleware) Invalidate(ctx context.Context, urls ...string) error {
 	return m.InvalidateMatching(ctx, Match{URLs: urls})
 }
@@ -22,8 +22,8 @@ func (m *Middleware) Invalidate(ctx context.Context, urls ...string) error {
 // A Match says which responses are to be invalidated: those that match any of
 // it.
 type Match struct {
-	// URLs are "http://host/path?query". The scheme has no meaning. All variants
-	// of a URL match.
+	// URLs are "http://host/path?query", or with https: both mean both. All
+	// variants of a URL match.
 	URLs []string
 	// Prefixes are URLs too, and match what begins with them: with
 	// "http://host/a", "/a", "/a/b", "/ab" and "/a?q" on that host; with
@@ -49,6 +49,7 @@ type Match struct {
 func (m *Middleware) InvalidateMatching(ctx context.Context, match Match) error {
 	var (
 		errs   []error
+		gone   []string
 		sweeps []sweep
 	)
 	for _, u := range match.URLs {
@@ -57,14 +58,14 @@ func (m *Middleware) InvalidateMatching(ctx context.Context, match Match) error 
 			errs = append(errs, fmt.Errorf("bellwether: invalidating: %w", err))
 			continue
 		}
-		key, ok := httpcache.Key(r)
+		keys, ok := httpcache.KeysOf(r)
 		switch {
 		case !ok:
 			errs = append(errs, fmt.Errorf("bellwether: invalidating %q: not a URL with a host and a path that is cached", u))
 		case match.Soft:
-			sweeps = append(sweeps, sweep{Kind: sweepKey, What: exact(key), Soft: true})
+			sweeps = append(sweeps, sweep{Kind: sweepKey, What: exact(keys[0]), Soft: true})
 		default:
-			errs = append(errs, m.engine.invalidate(ctx, key))
+			gone = append(gone, keys[:]...)
 		}
 	}
 	for _, u := range match.Prefixes {
@@ -82,6 +83,7 @@ func (m *Middleware) InvalidateMatching(ctx context.Context, match Match) error 
 		}
 		sweeps = append(sweeps, sweep{Kind: sweepTag, What: exact(tag), Soft: match.Soft})
 	}
+	errs = append(errs, m.engine.invalidateAll(ctx, gone)...)
 	return errors.Join(append(errs, m.engine.sweep(ctx, sweeps))...)
 }
 
@@ -92,5 +94,9 @@ func traitsOf(r *response) (tags []string, signpost bool) {
 	if r.variant != nil {
 		return httpcache.Tags(r.variant.header), false
 	}
-	return httpcache.Tags(r.header), r.kind == varying
+	tags = httpcache.Tags(r.header)
+	if r.instead != nil {
+		tags = append(tags, httpcache.Tags(r.instead.value.header)...)
+	}
+	return tags, r.kind == varying
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"net/url"
 	"slices"
 	"strings"
 	"time"
@@ -40,6 +41,22 @@ type HTTPOptions struct {
 	// through to the handler at one time, in this process. The others get 503
 	// with Retry-After. Zero: none is let through.
 	PassThrough int
+
+	// Key names the URL under which the response to a request is kept, and by which
+	// it is invalidated, in the place of the request's own; or returns false, and
+	// the request goes past the cache. It is "http://host/path?query", or with
+	// https, which is kept apart. Whatever it leaves out of the request's URL must
+	// not change the response. It is also asked which URL a request has changed
+	// whose method is not safe; a false there means the request's own. It is called
+	// for each request, on its goroutine.
+	//
+	// Nil: the Host field in lower case and without a default port, path and query
+	// as they were sent, https for requests that came over TLS. Behind a proxy that
+	// ends TLS all requests come in plain; if it tells the scheme by
+	// X-Forwarded-Proto, Forwarded or the like, responses to the two are variants of
+	// one URL, and nothing need be done. If it tells it otherwise and handlers mind,
+	// Key is the place to say so.
+	Key func(r *http.Request) (url string, ok bool)
 
 	// TargetedFields are the response fields that take the place of
 	// Cache-Control for this cache, the first that is there wins (RFC 9213): put
@@ -144,7 +161,7 @@ func (m *Middleware) Handler(next http.Handler) http.Handler {
 			m.passUnsafe(w, r, next)
 			return
 		}
-		key, ok := httpcache.Key(r)
+		key, ok := m.key(r)
 		d := httpcache.ParseRequest(r.Header)
 		if why := bypassReason(r, d); why != "" || !ok {
 			m.pass(w, r, next, httpcache.Status{Fwd: httpcache.FwdBypass, Detail: why})
@@ -154,6 +171,32 @@ func (m *Middleware) Handler(next http.Handler) http.Handler {
 			m.serve(w, r, next, key, d)
 		}
 	})
+}
+
+// key is the request's cache key; false if it has none, or is refused one.
+func (m *Middleware) key(r *http.Request) (key string, ok bool) {
+	target, ok := m.target(r)
+	if !ok {
+		return "", false
+	}
+	return httpcache.Key(target)
+}
+
+// target is the request by which the key of r is made: r itself, or what it is
+// by HTTPOptions.Key. It returns false if that refuses it.
+func (m *Middleware) target(r *http.Request) (*http.Request, bool) {
+	if m.options.Key == nil {
+		return r, true
+	}
+	named, ok := m.options.Key(r)
+	if !ok {
+		return nil, false
+	}
+	u, err := url.Parse(named)
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" {
+		return nil, false
+	}
+	return &http.Request{Method: r.Method, URL: u, Host: u.Host, Header: r.Header}, true
 }
 
 // eventStream is the media type of server-sent events, which do not end.
@@ -206,7 +249,7 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 			defer c.leave()
 			var err error
 			if s, err = q.wait(c, key, it); err != nil {
-				q.replyError(c, err)
+				q.replyError(c, key, err)
 				return
 			}
 			if res := s.item.value; res.of != nil || res.variant != nil {
@@ -225,7 +268,7 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 						err = errBroken
 					}
 					if err != nil {
-						q.replyError(c, err)
+						q.replyError(c, key, err)
 						return
 					}
 					continue
@@ -237,6 +280,12 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 			if q.authorized && !httpcache.OpenToAll(res.header, m.rules) {
 				m.pass(w, r, next, httpcache.Status{Fwd: httpcache.FwdBypass, Detail: "authorization"})
 				return
+			}
+			if httpcache.IsServerError(res.status) {
+				if spare := q.spared(key); spare != nil {
+					q.replySpare(spare)
+					return
+				}
 			}
 			q.reply(key, s)
 			return
@@ -310,6 +359,41 @@ func (q *query) atHand(key string) (it *item[*response], early, ok bool) {
 		}
 	}
 	return it, false, false
+}
+
+// spared returns what the request takes in the place of an error by its own
+// stale-if-error (RFC 5861 section 4); nil if it takes none, or there is nothing
+// in this process that may be served so.
+func (q *query) spared(key string) *item[*response] {
+	if !q.directives.StaleIfError.Set {
+		return nil
+	}
+	e := q.m.engine
+	it, now := e.near.get(key)
+	if it == nil || now >= it.trusted {
+		return nil
+	}
+	it = q.m.fallback(key, it)
+	if it == nil || !it.held || it.kind != KindValue || it.value.kind != plain || httpcache.IsServerError(it.value.status) ||
+		q.authorized && !httpcache.OpenToAll(it.value.header, q.m.rules) {
+		return nil
+	}
+	f := it.value.freshness
+	f.Lifetime, f.StaleIfError = it.freshUntil-it.born, it.errorUntil-it.freshUntil // in the entry, not in the response's bytes
+	if !f.ReuseOnError(now-it.born, q.directives) {
+		return nil
+	}
+	return it
+}
+
+// fallback is what there is under a key beside errors: it, or what it, an error,
+// has taken the place of. That was not held against the log for as long as the
+// error stood in front of it.
+func (m *Middleware) fallback(key string, it *item[*response]) *item[*response] {
+	if it == nil || it.kind != KindValue || it.value.instead == nil {
+		return it
+	}
+	return m.engine.sweeper.spare(key, it.value.instead)
 }
 
 // wait answers by way of the handler.

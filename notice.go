@@ -139,7 +139,7 @@ func (r *run[V]) told(ctx context.Context, n heard) bool {
 		r.lookAgain()
 		return r.look(ctx)
 	}
-	r.unshared = 0
+	r.unshared, r.asked = 0, n.made
 	return r.consider(r.decode(n.Entry, known, n.made), true)
 }
 

@@ -32,13 +32,21 @@ func (q *query) passUncacheable(key string, s served[*response]) {
 	}
 	sent := time.Now()
 	cacheable := false
-	w := &watchedWriter{ResponseWriter: q.w}
+	w := &heldWriter{watchedWriter: watchedWriter{ResponseWriter: q.w}}
+	spare := q.spared(key)
+	if spare != nil {
+		w.hold(httpcache.IsServerError)
+	}
 	w.before = func(status int) {
 		header := httpcache.CanonicalHeader(w.Header())
 		j := httpcache.Judge(q.r.Header, status, header, sent, time.Now(), q.m.rules)
 		cacheable = j.Shared && (reason != reasonTooLarge || q.m.fits(header))
 	}
 	q.m.pass(w, q.r, q.next, why)
+	if w.held != nil {
+		q.replySpare(spare)
+		return
+	}
 	w.end()
 	if cacheable {
 		q.m.replace(key, s, &response{kind: uncacheable}, Freshness{})
@@ -74,7 +82,8 @@ func (q *query) passChecked(key string, s served[*response]) {
 		return
 	}
 	sent := time.Now()
-	w := &checkedWriter{watchedWriter: watchedWriter{ResponseWriter: q.w}, untouched: maps.Clone(q.w.Header())}
+	w := &heldWriter{watchedWriter: watchedWriter{ResponseWriter: q.w}}
+	w.hold(func(status int) bool { return status == http.StatusNotModified })
 	status := httpcache.Status{Fwd: httpcache.FwdStale}
 	w.before = func(code int) {
 		header := httpcache.CanonicalHeader(w.Header())
@@ -91,12 +100,12 @@ func (q *query) passChecked(key string, s served[*response]) {
 		status.AppendTo(q.w.Header())
 	}
 	q.next.ServeHTTP(w, r)
-	if w.notModified == nil {
+	if w.held == nil {
 		w.end()
 		return
 	}
 	now := time.Now()
-	header := httpcache.CanonicalHeader(w.notModified)
+	header := httpcache.CanonicalHeader(w.held)
 	if !httpcache.Selects(kept.header, header) {
 		q.m.pass(q.w, q.r, q.next, httpcache.Status{Fwd: httpcache.FwdStale})
 		return
@@ -118,23 +127,26 @@ func (m *Middleware) passUnsafe(w http.ResponseWriter, r *http.Request, next htt
 		m.pass(w, r, next, httpcache.Status{Fwd: httpcache.FwdMethod})
 		return
 	}
-	if key, ok := httpcache.Key(r); ok && r.Method == http.MethodPost && m.options.Store == nil {
-		m.passPost(w, r, next, key)
+	target, ok := m.target(r)
+	if !ok {
+		target = r // what it changes is there for others
+	} else if key, ok := httpcache.Key(target); ok && r.Method == http.MethodPost && m.options.Store == nil {
+		m.passPost(w, r, next, target, key)
 		return
 	}
 	u := &watchedWriter{ResponseWriter: w}
-	u.before = func(status int) { m.invalidateAfter(r, status, u.Header()) }
+	u.before = func(status int) { m.invalidateAfter(r.Context(), target, status, u.Header()) }
 	m.pass(u, r, next, httpcache.Status{Fwd: httpcache.FwdMethod})
 	u.end()
 }
 
-// invalidateAfter drops what a request has made out of date.
-func (m *Middleware) invalidateAfter(r *http.Request, status int, h http.Header) {
+// invalidateAfter drops what a request for the target has made out of date.
+func (m *Middleware) invalidateAfter(ctx context.Context, target *http.Request, status int, h http.Header) {
+	keys := httpcache.InvalidatedKeys(target, status, h)
 	// The client may leave; what it has changed has changed.
-	ctx := context.WithoutCancel(r.Context())
-	for _, key := range httpcache.InvalidatedKeys(r, status, h) {
-		if err := m.engine.invalidate(ctx, key); err != nil {
-			m.engine.OnError(key, err)
+	for i, err := range m.engine.invalidateAll(context.WithoutCancel(ctx), keys) {
+		if err != nil {
+			m.engine.OnError(keys[i], err)
 		}
 	}
 }
@@ -143,7 +155,7 @@ func (m *Middleware) invalidateAfter(r *http.Request, status int, h http.Header)
 // the next GET (RFC 9110 section 9.3.3). It is kept only if no other unsafe
 // request for the key came in between. Another process's cannot be seen, so
 // where a fleet shares a store, no such response is kept.
-func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.Handler, key string) {
+func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.Handler, target *http.Request, key string) {
 	witness := m.engine.watchInvalidations(key)
 	defer m.engine.dismiss(key, witness)
 	sent := time.Now()
@@ -153,11 +165,11 @@ func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.
 		f   Freshness
 	)
 	u.before = func(status int) {
-		m.invalidateAfter(r, status, u.Header())
+		m.invalidateAfter(r.Context(), target, status, u.Header())
 		now := time.Now()
 		header := httpcache.CanonicalHeader(u.Header())
 		j := httpcache.Judge(r.Header, status, header, sent, now, m.rules)
-		if u.keeping = httpcache.PostStorable(r, status, header, j); u.keeping {
+		if u.keeping = httpcache.PostStorable(target, status, header, j); u.keeping {
 			res = &response{status: status, header: httpcache.StoredHeader(header, j.Directives, now), freshness: j.Freshness}
 			res.header.Del("Cache-Status") // this request's
 			f = Freshness{
@@ -249,20 +261,27 @@ func (u *keptWriter) ReadFrom(r io.Reader) (int64, error) {
 	return io.Copy(struct{ io.Writer }{u}, r)
 }
 
-// A checkedWriter keeps back a 304, which answers our condition and not the
-// client's. Anything else goes through.
-type checkedWriter struct {
+// A heldWriter keeps back responses that are not for the client: a 304 that
+// answers our condition, an error in whose place there is something better.
+// Anything else goes through.
+type heldWriter struct {
 	watchedWriter
-	untouched   http.Header // the client's header before the handler had it
-	notModified http.Header // the handler's, once it has answered 304
+	holds     func(status int) bool // nil: nothing is kept back
+	untouched http.Header           // the client's header before the handler had it
+	held      http.Header           // the handler's, of the response that is kept back
 }
 
-func (u *checkedWriter) WriteHeader(status int) {
+// hold has responses of such a status kept back.
+func (u *heldWriter) hold(holds func(status int) bool) {
+	u.holds, u.untouched = holds, maps.Clone(u.Header())
+}
+
+func (u *heldWriter) WriteHeader(status int) {
 	switch {
-	case u.notModified != nil:
-	case status == http.StatusNotModified && !u.done:
+	case u.held != nil:
+	case !u.done && u.holds != nil && u.holds(status):
 		h := u.Header()
-		u.notModified = h.Clone()
+		u.held = h.Clone()
 		clear(h)
 		maps.Copy(h, u.untouched)
 	default:
@@ -270,24 +289,24 @@ func (u *checkedWriter) WriteHeader(status int) {
 	}
 }
 
-func (u *checkedWriter) Write(p []byte) (int, error) {
-	if u.notModified != nil {
-		return 0, http.ErrBodyNotAllowed
+func (u *heldWriter) Write(p []byte) (int, error) {
+	if u.held != nil {
+		return len(p), nil // a proxy takes an error for its client's end
 	}
 	return u.watchedWriter.Write(p)
 }
 
-func (u *checkedWriter) ReadFrom(r io.Reader) (int64, error) {
-	if u.notModified != nil {
-		return 0, http.ErrBodyNotAllowed
+func (u *heldWriter) ReadFrom(r io.Reader) (int64, error) {
+	if u.held != nil {
+		return io.Copy(io.Discard, r)
 	}
 	return u.watchedWriter.ReadFrom(r)
 }
 
-func (u *checkedWriter) Flush() { u.FlushError() }
+func (u *heldWriter) Flush() { u.FlushError() }
 
-func (u *checkedWriter) FlushError() error {
-	if u.notModified != nil {
+func (u *heldWriter) FlushError() error {
+	if u.held != nil {
 		return nil
 	}
 	return u.watchedWriter.FlushError()

@@ -34,6 +34,9 @@ type run[V any] struct {
 	lease Lease
 	// made is the item.made of what the latest load makes.
 	made instant
+	// asked is when the store was last asked for an epoch, or found to have that
+	// of unshared.
+	asked instant
 	// unshared is the epoch of the KindUnshared entry that the last look or
 	// claim found, 0 if it found none.
 	unshared uint64
@@ -210,11 +213,13 @@ func (r *run[V]) look(ctx context.Context) bool {
 		e.followLog(ctx, &r.outage, e.NearTTL/2)
 	}
 	entry, asked, err := r.read(ctx, &r.outage)
+	r.asked = asked
 	// One lost packet is no outage: an engine that is gone fails again, and
 	// opens its breaker, or has used the time up.
 	for try := 1; try < breakerTrips && errors.Is(err, ErrUnavailable) && r.outage.left > 0 && e.store.up(); try++ {
 		r.noAnswer("reading", err)
 		entry, asked, err = r.read(ctx, &r.outage)
+		r.asked = asked
 	}
 	switch {
 	case err == nil:
@@ -460,7 +465,7 @@ func (r *run[V]) build(ctx context.Context, epoch uint64) bool {
 	defer cancel()
 	loading, abort := context.WithCancelCause(limited)
 	defer abort(nil)
-	if !r.abortable(abort, epoch, r.refused+1 >= maxRefused, r.storeDown) {
+	if !r.abortable(abort, epoch, r.asked, r.refused+1 >= maxRefused, r.storeDown) {
 		return false // invalidated since it was claimed
 	}
 	var lost chan struct{}

@@ -47,10 +47,15 @@ func (q *query) replyLive(c *call, s served[*response], key string) liveOutcome 
 	}
 	x := res.of
 	own := x.owner == c
+	// What the flight comes to tells what is left of a stale copy.
+	sparing := q.directives.StaleIfError.Set && httpcache.IsServerError(res.status)
 	switch {
 	case own:
 	case !x.shared:
 		s.live.callers.left()
+		if sparing {
+			m.engine.landing(r.Context(), key, s.item)
+		}
 		q.passUncacheable(key, served[*response]{item: &item[*response]{kind: KindValue, value: res, epoch: s.item.epoch}})
 		return liveDone
 	case q.authorized && !httpcache.OpenToAll(res.header, m.rules):
@@ -60,6 +65,15 @@ func (q *query) replyLive(c *call, s served[*response], key string) liveOutcome 
 	}
 	body, ok := c.takeReader(x)
 	s.live.callers.left() // behind takeReader: the body waits for that before it drops its start
+	if sparing && m.engine.landing(r.Context(), key, s.item) == nil {
+		if spare := q.spared(key); spare != nil {
+			if ok {
+				body.Close()
+			}
+			q.replySpare(spare)
+			return liveDone
+		}
+	}
 	if !ok && !x.body.Overflowed() {
 		return liveBroken
 	}
@@ -202,6 +216,15 @@ func (q *query) reply(key string, s served[*response]) {
 	writeStored(q.w, q.r, stored{res.status, res.header, res.body, age, time.Now().Add(-age)}, status)
 }
 
+// replySpare answers with something stale in the place of an error.
+func (q *query) replySpare(it *item[*response]) {
+	q.m.engine.count.stale.Add(1)
+	now := q.m.engine.clock.now()
+	age := now - it.born
+	writeStored(q.w, q.r, stored{it.value.status, it.value.header, it.value.body, age, time.Now().Add(-age)},
+		httpcache.Status{Hit: true, TTL: httpcache.Delta{Set: true, Duration: it.freshUntil - now}, Detail: "stale-if-error"})
+}
+
 // A stored response is what a reply is made of.
 type stored struct {
 	status   int
@@ -254,8 +277,12 @@ func replyNotCached(w http.ResponseWriter) {
 }
 
 // replyError answers a request whose rebuild failed, or that waited in vain.
-func (q *query) replyError(c *call, err error) {
+func (q *query) replyError(c *call, key string, err error) {
 	w, r := q.w, q.r
+	if spare := q.spared(key); spare != nil {
+		q.replySpare(spare)
+		return
+	}
 	if p, ok := errors.AsType[*PanicError](err); ok && c.began() {
 		panic(p.Value) // to its own client's server, as if nothing stood between
 	}

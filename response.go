@@ -48,6 +48,10 @@ type response struct {
 	built     *variants           // of varying: which of its variants this process has built; never stored
 	reason    string              // of uncacheable: for Cache-Status
 
+	// instead is what a server's error has taken the place of, for requests that
+	// would rather have that; never stored, and seldom there.
+	instead *item[*response]
+
 	body spool.Body // complete; meaningless while live is set
 	age  time.Duration
 
@@ -76,6 +80,9 @@ func (r *response) size() int {
 	}
 	for _, name := range r.names {
 		n += 16 + len(name)
+	}
+	if r.instead != nil {
+		n += r.instead.value.size()
 	}
 	return n
 }

@@ -89,6 +89,18 @@ type Notifier interface {
 	Notify(ctx context.Context, f func(Notice))
 }
 
+// A Fencer is a [Store] that tells of a rebuild which is under way whether it
+// still counts. Where a response streams for longer than NearTTL, a store that is
+// one lets callers join it whenever they come; with another they wait for the
+// commit from then on.
+type Fencer interface {
+	// Fenced reports whether Commit would refuse an epoch that came from Claim
+	// and was not committed since: whether a later one was committed, the key
+	// was invalidated or the claim is forgotten. It writes nothing. For the epoch
+	// that was committed last it returns false.
+	Fenced(ctx context.Context, key string, epoch uint64) (bool, error)
+}
+
 // A Notice is word of one change in a [Store].
 type Notice struct {
 	// Key is the key as it was given to Commit or Invalidate.

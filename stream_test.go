@@ -1,8 +1,10 @@
 package bellwether_test
 
 import (
+	"context"
 	"fmt"
 	"net/http"
+	"net/http/httptest"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -83,4 +85,112 @@ func TestHTTP_SweptFasterThanMade(t *testing.T) {
 			})
 		}
 	}
+}
+
+// firstByte is a client that notes when it gets its header.
+type firstByte struct {
+	*httptest.ResponseRecorder
+	at time.Time
+}
+
+func (w *firstByte) WriteHeader(status int) {
+	w.at = time.Now()
+	w.ResponseRecorder.WriteHeader(status)
+}
+
+// A quietFencer does not tell, and can be asked.
+type quietFencer struct {
+	quiet
+	bellwether.Fencer
+}
+
+// Who joins a response that another process has invalidated while it is written
+// gets the next one, from NearTTL after that on; and while nobody has, who joins
+// it late reads it at once where the store can be asked whether it still counts,
+// and else at its commit. Either way the handler is called once.
+func TestFleet_LateJoinerOfAnInvalidatedStream(t *testing.T) {
+	for name, open := range map[string]func() bellwether.Store{
+		"tells":        func() bellwether.Store { return memstore.New() },
+		"can be asked": func() bellwether.Store { s := memstore.New(); return quietFencer{quiet{s}, s} },
+		"neither":      func() bellwether.Store { return quiet{memstore.New()} },
+	} {
+		for _, invalidated := range []bool{false, true} {
+			for slow, before := range map[string]time.Duration{"header at once": 0, "slow header": 2500 * time.Millisecond} {
+				t.Run(fmt.Sprintf("%s/%s/invalidated %v", name, slow, invalidated), func(t *testing.T) {
+					synctest.Test(t, func(t *testing.T) {
+						var calls atomic.Int32
+						all := sites(t, 2, open(), func(w http.ResponseWriter, r *http.Request) {
+							n := calls.Add(1)
+							w.Header().Set("Cache-Control", "max-age=3600")
+							time.Sleep(before)
+							w.(http.Flusher).Flush()
+							time.Sleep(5*time.Second - before)
+							fmt.Fprint(w, n)
+						})
+						go all[0].get("http://a/p")
+						time.Sleep(2 * time.Second)
+						if invalidated {
+							if err := all[1].mw.Invalidate(t.Context(), "http://a/p"); err != nil {
+								t.Error(err)
+							}
+						}
+						want, ttfb := "1", max(0, before-2*time.Second)
+						switch {
+						case invalidated:
+							time.Sleep(1001 * time.Millisecond)
+							want = "2"
+						case name == "neither":
+							ttfb = 3 * time.Second
+						}
+						start := time.Now()
+						w := &firstByte{ResponseRecorder: httptest.NewRecorder()}
+						all[0].handler.ServeHTTP(w, request("GET", "http://a/p"))
+						if w.Body.String() != want {
+							t.Errorf("a late joiner gets response %q, want %q", w.Body, want)
+						}
+						if got := w.at.Sub(start); !invalidated && got != ttfb {
+							t.Errorf("its header after %v, want %v", got, ttfb)
+						}
+						if n := calls.Load(); fmt.Sprint(n) != want {
+							t.Errorf("%d handler calls, want %s", n, want)
+						}
+					})
+				})
+			}
+		}
+	}
+}
+
+// A store that does not answer while a response is written keeps nobody from it.
+func TestFleet_LateJoinerWhileTheStoreIsDown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var (
+			calls atomic.Int32
+			down  atomic.Bool
+		)
+		s := sites(t, 1, downStore{memstore.New(), &down}, slowly(&calls))[0]
+		go s.get("http://a/p")
+		time.Sleep(500 * time.Millisecond)
+		down.Store(true)
+		time.Sleep(2 * time.Second)
+		start := time.Now()
+		w := &firstByte{ResponseRecorder: httptest.NewRecorder()}
+		s.handler.ServeHTTP(w, request("GET", "http://a/p"))
+		if got := w.at.Sub(start); w.Body.String() != "1" || got > 100*time.Millisecond {
+			t.Errorf("a late joiner gets %q, its header after %v", w.Body, got)
+		}
+	})
+}
+
+// A downStore cannot be asked whether an epoch counts while it is down.
+type downStore struct {
+	*memstore.Store
+	down *atomic.Bool
+}
+
+func (s downStore) Fenced(ctx context.Context, key string, epoch uint64) (bool, error) {
+	if s.down.Load() {
+		return false, errRefused
+	}
+	return s.Store.Fenced(ctx, key, epoch)
 }

@@ -10,6 +10,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/bellwether-go/bellwether/internal/httpcache"
 )
 
 // This file invalidates many keys at once: all that begin alike, or bear one
@@ -55,6 +57,7 @@ const (
 const variantMark = "\x00"
 
 func (s *sweep) hits(key string, tags []string) bool {
+	key = strings.TrimPrefix(key, httpcache.Secure) // keys and prefixes mean both schemes
 	switch s.Kind {
 	case sweepKey:
 		rest, ok := strings.CutPrefix(key, string(s.What))

@@ -229,8 +229,11 @@ func (c *waiter[V]) look(f *flight[V], state *flightState[V]) (expiry <-chan tim
 	// Before the end: a value that is being made is its first caller's also when
 	// it has turned out to be for nobody else.
 	e, now := c.engine, c.engine.clock.now()
-	if state.published != nil && c.began < state.published.trusted && !(state.alone && c.collapsed && !c.want.solo) && c.want.takes(state.published, now, c.began) {
+	if state.published != nil && c.began < min(state.published.trusted, state.joinable) && !(state.alone && c.collapsed && !c.want.solo) && c.want.takes(state.published, now, c.began) {
 		c.answer = served[V]{item: state.published, collapsed: c.collapsed, flown: true, live: f}
+		if c.on == nil {
+			f.callers.joined() // again: it had given up on this value before
+		}
 		c.on = nil // it is the answer's now
 		return nil, answered
 	}

@@ -19,9 +19,17 @@ func Safe(method string) bool {
 	return false
 }
 
+// KeysOf returns the keys of the URL that a request for it has, plain and over
+// TLS. Who changes or drops what is at a URL means both: which of the two a
+// request has come by is known to the listener, and behind a proxy to nobody.
+func KeysOf(r *http.Request) (keys [2]string, ok bool) {
+	key, ok := keyBehind("", r)
+	return [2]string{key, Secure + key}, ok
+}
+
 // InvalidatedKeys returns the keys that are to be invalidated after the
 // request was answered (RFC 9111 section 4.4): if its method is not safe and
-// the answer no error, its own key and those of Location and Content-Location,
+// the answer no error, its own keys and those of Location and Content-Location,
 // as far as they are on the same host. Each key is there once.
 func InvalidatedKeys(r *http.Request, status int, resp http.Header) []string {
 	if Safe(r.Method) || status < 200 || status > 399 {
@@ -33,10 +41,10 @@ func InvalidatedKeys(r *http.Request, status int, resp http.Header) []string {
 			ok = ok && k != key
 		}
 		if ok {
-			keys = append(keys, key)
+			keys = append(keys, key, Secure+key)
 		}
 	}
-	add(Key(r))
+	add(keyBehind("", r))
 	for _, name := range [...]string{"Location", "Content-Location"} {
 		// Several lines are no single reference, and what they mean is
 		// anybody's guess.
@@ -47,10 +55,11 @@ func InvalidatedKeys(r *http.Request, status int, resp http.Header) []string {
 	return keys
 }
 
-// referenced returns the key of what a reference in the answer to r names. It
-// returns false unless that is on the same host as r (RFC 9111 section 4.4):
-// never another origin's, or anybody could invalidate anything. The key has no
-// scheme, so http and https are one origin.
+// referenced returns the plain key of what a reference in the answer to r names.
+// It returns false unless that is on the same host as r (RFC 9111 section 4.4):
+// never another's, or anybody could invalidate anything. The http and the https
+// of one host are taken for one origin: a handler behind a proxy that ends TLS
+// says https to requests that have reached it plain.
 func referenced(r *http.Request, reference string) (key string, ok bool) {
 	hostport := r.Host
 	if hostport == "" {
@@ -78,11 +87,12 @@ func referenced(r *http.Request, reference string) (key string, ok bool) {
 	if !ok {
 		return "", false
 	}
-	return join(host, target)
+	return join("", host, target)
 }
 
-// KeyPrefix returns what the keys of all URLs begin with that begin with u,
-// which has a host and may end anywhere after it.
+// KeyPrefix returns what the plain keys of all URLs begin with that begin with u,
+// which has a host and may end anywhere after it. Over TLS the keys have [Secure]
+// before that.
 func KeyPrefix(u string) (prefix string, ok bool) {
 	scheme, rest, ok := strings.Cut(u, "://")
 	if !ok || !strings.EqualFold(scheme, "http") && !strings.EqualFold(scheme, "https") {
@@ -97,7 +107,7 @@ func KeyPrefix(u string) (prefix string, ok bool) {
 	if !clean(target) {
 		return "", false
 	}
-	return join(hostport, target)
+	return join("", hostport, target)
 }
 
 // Tags returns the tags of a response, by which it may be invalidated: the words

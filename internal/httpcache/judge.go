@@ -2,6 +2,7 @@ package httpcache
 
 import (
 	"net/http"
+	"strings"
 	"time"
 )
 
@@ -80,10 +81,14 @@ func PostStorable(r *http.Request, status int, resp http.Header, j Judgement) bo
 		// the answer.
 		return false
 	}
-	own, ok := Key(r)
+	own, ok := keyBehind("", r)
 	if !ok || len(resp.Values("Content-Location")) != 1 {
 		return false
 	}
-	named, ok := referenced(r, resp.Get("Content-Location"))
+	location := resp.Get("Content-Location")
+	if secure(r) && strings.HasPrefix(strings.ToLower(location), "http:") {
+		return false // of the plain URL
+	}
+	named, ok := referenced(r, location)
 	return ok && named == own
 }

@@ -1,6 +1,7 @@
 package httpcache
 
 import (
+	"crypto/tls"
 	"net/http"
 	"testing"
 	"time"
@@ -83,6 +84,14 @@ func TestPostStorable(t *testing.T) {
 		opt := Options{SetCookie: true}
 		if got := PostStorable(r, tt.status, tt.resp, Judge(r.Header, tt.status, tt.resp, now, now, opt)); got != tt.want {
 			t.Errorf("%s: %v, want %v", tt.name, got, tt.want)
+		}
+	}
+	r, _ := read(t, "POST", "/a?b", "h")
+	r.TLS = new(tls.ConnectionState)
+	for location, want := range map[string]bool{"/a?b": true, "https://h/a?b": true, "http://h/a?b": false} {
+		resp := header("Cache-Control", "max-age=60", "Content-Location", location)
+		if got := PostStorable(r, 200, resp, Judge(r.Header, 200, resp, now, now, Options{})); got != want {
+			t.Errorf("over TLS, %s: %v, want %v", location, got, want)
 		}
 	}
 }

@@ -14,8 +14,15 @@ import (
 // section 4.1 recommends to support URIs of 8000 bytes.
 const MaxKey = 8 << 10
 
+// Secure is what the key of a request over TLS begins with. No other key does: in
+// a host, a digit follows a colon. Without it a handler that sends plain requests
+// on to https would send the secure ones in circles. What comes in plain has no
+// scheme in its key, because behind a proxy nobody knows it.
+const Secure = "https://"
+
 // Key returns the primary cache key of a request (RFC 9111 section 2): its
-// host and its target, without the scheme, and of the header nothing else. It
+// host and its target, behind [Secure] if it came over TLS, and of the header
+// nothing else. It
 // returns false for a request that cannot be cached: one without a usable
 // host, with user information or a fragment, with a space or a control
 // character, or with a target other than a path, or too long.
@@ -29,6 +36,21 @@ const MaxKey = 8 << 10
 //     [http.StripPrefix] does, what was sent is in the key too: below two
 //     prefixes live two handlers.
 func Key(r *http.Request) (key string, ok bool) {
+	scheme := ""
+	if secure(r) {
+		scheme = Secure
+	}
+	return keyBehind(scheme, r)
+}
+
+// secure tells whether a request came over TLS, or, of one that no server has
+// read, whether its URL says so.
+func secure(r *http.Request) bool {
+	return r.TLS != nil || r.RequestURI == "" && r.URL.Scheme == "https"
+}
+
+// keyBehind returns the key of a request with that scheme, whatever its own is.
+func keyBehind(scheme string, r *http.Request) (key string, ok bool) {
 	host := r.Host
 	if host == "" {
 		host = r.URL.Host
@@ -46,18 +68,18 @@ func Key(r *http.Request) (key string, ok bool) {
 			target += " " + sent // neither has a space
 		}
 	}
-	return join(host, target)
+	return join(scheme, host, target)
 }
 
-// join makes a key of a host and a target.
-func join(hostport, target string) (string, bool) {
+// join makes a key of a scheme, which is [Secure] or empty, a host and a target.
+func join(scheme, hostport, target string) (string, bool) {
 	host, ok := CanonicalHost(hostport)
 	// A canonical host has no slash and a target begins with one, so that no
 	// two pairs make one key.
 	if !ok || len(host)+len(target) > MaxKey {
 		return "", false
 	}
-	return host + target, true
+	return scheme + host + target, true
 }
 
 // targetOf returns the path and the query of a URL.

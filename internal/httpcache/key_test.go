@@ -2,6 +2,7 @@ package httpcache
 
 import (
 	"bufio"
+	"crypto/tls"
 	"net/http"
 	"net/http/httptest"
 	"reflect"
@@ -71,6 +72,14 @@ func TestKey(t *testing.T) {
 			if got, ok := Key(r); got != tt.want || ok != (tt.want != "") {
 				t.Errorf("Key = %q, %v, want %q", got, ok, tt.want)
 			}
+			r.TLS = new(tls.ConnectionState)
+			secure := ""
+			if tt.want != "" {
+				secure = Secure + tt.want
+			}
+			if got, ok := Key(r); got != secure || ok != (tt.want != "") {
+				t.Errorf("over TLS Key = %q, %v, want %q", got, ok, secure)
+			}
 		})
 	}
 }
@@ -91,6 +100,27 @@ func TestKey_RewrittenURL(t *testing.T) {
 	}
 	if got, want := keyOf("", "http://h/x?y"), "h/x?y"; got != want {
 		t.Errorf("key without a rewrite = %q, want %q", got, want)
+	}
+}
+
+// A request that no server has read has the scheme of its URL, and one URL has
+// the keys of both.
+func TestKey_OfAURL(t *testing.T) {
+	for _, u := range []string{"http://H:80/a?b", "https://h/a?b", "HTTPS://h:443/a?b"} {
+		r, err := http.NewRequest("GET", u, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := "h/a?b"
+		if strings.HasPrefix(strings.ToLower(u), "https:") {
+			want = "https://h/a?b"
+		}
+		if got, ok := Key(r); got != want || !ok {
+			t.Errorf("%s: Key = %q, %v, want %q", u, got, ok, want)
+		}
+		if got, ok := KeysOf(r); got != [2]string{"h/a?b", "https://h/a?b"} || !ok {
+			t.Errorf("%s: KeysOf = %q, %v", u, got, ok)
+		}
 	}
 }
 
@@ -139,7 +169,13 @@ func FuzzKey(f *testing.F) {
 }
 
 func TestInvalidatedKeys(t *testing.T) {
-	self := []string{"h/a/b"}
+	both := func(keys ...string) (all []string) {
+		for _, key := range keys {
+			all = append(all, key, "https://"+key)
+		}
+		return all
+	}
+	self := both("h/a/b")
 	for _, tt := range []struct {
 		name, method string
 		status       int
@@ -154,9 +190,9 @@ func TestInvalidatedKeys(t *testing.T) {
 		{"RFC 9110 9.2.1: OPTIONS", "OPTIONS", 200, header(), nil},
 		{"RFC 9111 4.4: error", "POST", 500, header(), nil},
 		{"RFC 9111 4.4: client error", "POST", 404, header(), nil},
-		{"RFC 9111 4.4: Location and Content-Location", "POST", 201, header("Location", "/c?d#e", "Content-Location", "f"), []string{"h/a/b", "h/c?d", "h/a/f"}},
+		{"RFC 9111 4.4: Location and Content-Location", "POST", 201, header("Location", "/c?d#e", "Content-Location", "f"), both("h/a/b", "h/c?d", "h/a/f")},
 		{"RFC 9111 4.4: each once", "POST", 201, header("Location", "/a/b", "Content-Location", "http://H:80/a/b"), self},
-		{"RFC 9111 4.4: same host, absolute", "POST", 201, header("Location", "https://h./c"), []string{"h/a/b", "h/c"}},
+		{"RFC 9111 4.4: same host, absolute", "POST", 201, header("Location", "https://h./c"), both("h/a/b", "h/c")},
 		{"RFC 9111 4.4: other host", "POST", 201, header("Location", "http://evil/c", "Content-Location", "//evil/c"), self},
 		{"RFC 9111 4.4: other port", "POST", 201, header("Location", "http://h:81/c"), self},
 		{"RFC 9111 4.4: other scheme", "POST", 201, header("Location", "ftp://h/c", "Content-Location", "mailto:h"), self},
@@ -171,6 +207,10 @@ func TestInvalidatedKeys(t *testing.T) {
 			}
 			if got := InvalidatedKeys(r, tt.status, tt.resp); !reflect.DeepEqual(got, tt.want) {
 				t.Errorf("InvalidatedKeys = %q, want %q", got, tt.want)
+			}
+			r.TLS = new(tls.ConnectionState)
+			if got := InvalidatedKeys(r, tt.status, tt.resp); !reflect.DeepEqual(got, tt.want) {
+				t.Errorf("over TLS InvalidatedKeys = %q, want %q", got, tt.want)
 			}
 		})
 	}
@@ -192,8 +232,8 @@ func FuzzInvalidatedKeys(f *testing.F) {
 		keys := InvalidatedKeys(r, 201, header("Location", location, "Content-Location", contentLocation))
 		own, _ := CanonicalHost(r.Host)
 		for _, key := range keys {
-			rest, ok := strings.CutPrefix(key, own)
-			if !ok || rest == "" || rest[0] != '/' || len(key) > MaxKey || strings.ContainsAny(strings.SplitN(rest, " ", 2)[0], "\r\n\x00#") {
+			rest, ok := strings.CutPrefix(strings.TrimPrefix(key, Secure), own)
+			if !ok || rest == "" || rest[0] != '/' || len(key) > len(Secure)+MaxKey || strings.ContainsAny(strings.SplitN(rest, " ", 2)[0], "\r\n\x00#") {
 				t.Fatalf("POST %q on %q, %q, %q drops the key %q", target, host, location, contentLocation, key)
 			}
 		}

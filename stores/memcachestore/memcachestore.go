@@ -381,6 +381,19 @@ func (s *Store) raise(ctx context.Context, n names, epoch uint64) error {
 	})
 }
 
+// Fenced implements [bellwether.Fencer]. It costs one round trip.
+func (s *Store) Fenced(ctx context.Context, key string, epoch uint64) (bool, error) {
+	n := s.names(key)
+	return adapter.Await(ctx, func() (bool, error) {
+		m, err := s.mc.Get(n.m)
+		if err != nil && !errors.Is(err, memcache.ErrCacheMiss) {
+			return false, fmt.Errorf("memcachestore: fenced: %w", err)
+		}
+		counter, floor, known := parseMarks(m)
+		return !known || epoch < floor || epoch > counter, nil
+	}, nil)
+}
+
 // Invalidate implements [bellwether.Store].
 func (s *Store) Invalidate(ctx context.Context, key string) error {
 	n := s.names(key)

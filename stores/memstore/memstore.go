@@ -27,7 +27,8 @@ const (
 
 // A Store is a [bellwether.Store] in memory. The zero Store is not usable; use
 // [New]. It has no goroutines and needs no closing. It is safe for concurrent
-// use, and a [bellwether.Notifier] and [bellwether.BatchGetter].
+// use, a [bellwether.Notifier], a [bellwether.BatchGetter] and a
+// [bellwether.Fencer].
 //
 // Commit copies the entry. Get and Claim return Values that share memory with
 // the store and with each other, so they are not to be modified.
@@ -199,6 +200,18 @@ func (s *Store) Commit(ctx context.Context, key string, e bellwether.Entry) erro
 	s.makeRoom()
 	s.tell(bellwether.Notice{Key: key, Epoch: e.Epoch, Made: now})
 	return nil
+}
+
+// Fenced implements [bellwether.Fencer].
+func (s *Store) Fenced(ctx context.Context, key string, epoch uint64) (bool, error) {
+	if err := ctx.Err(); err != nil {
+		return false, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.tidy()
+	r := s.records[key]
+	return r == nil || epoch < r.floor || epoch > r.counter, nil
 }
 
 // Invalidate implements [bellwether.Store].

@@ -61,7 +61,7 @@ func (s *Store) shares(ctx context.Context, keys []string) ([]*share, error) {
 	var list []*share
 	of := map[*clock]*share{}
 	for i, key := range keys {
-		name := s.names(key)[0]
+		name := s.name(key)
 		server, clock, err := s.serverOf(ctx, name)
 		if err != nil {
 			list = append(list, &share{err: err, keys: []int{i}})

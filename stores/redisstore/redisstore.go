@@ -192,6 +192,14 @@ tell(ARGV[6], 'c', now, epoch, ARGV[7], #ARGV[5] <= tonumber(ARGV[8]) and ARGV[5
 return {1, digits(now)}
 `)
 
+	// fenced: name; retention in ms (not used), epoch. Returns whether a commit of
+	// that epoch would be refused that has not been carried out yet.
+	fencedScript = redis.NewScript(prelude + `
+local epoch = tonumber(ARGV[2])
+local counter, floor = marks(redis.pcall('GETRANGE', KEYS[1], 0, 31))
+return {(not counter or epoch < floor or epoch > counter) and 1 or 0}
+`)
+
 	// invalidate: name; retention in ms, channel, key. Returns the time.
 	invalidateScript = redis.NewScript(prelude + `
 local now = time()
@@ -305,6 +313,17 @@ func (s *Store) Commit(ctx context.Context, key string, e bellwether.Entry) erro
 		return struct{}{}, nil
 	}, nil)
 	return err
+}
+
+// Fenced implements [bellwether.Fencer].
+func (s *Store) Fenced(ctx context.Context, key string, epoch uint64) (bool, error) {
+	return adapter.Await(ctx, func() (bool, error) {
+		reply, _, err := s.run(ctx, fencedScript, s.name(key), epoch)
+		if err != nil {
+			return false, fmt.Errorf("redisstore: fenced: %w", err)
+		}
+		return reply[0] == int64(1), nil
+	}, nil)
 }
 
 // Invalidate implements [bellwether.Store].

@@ -66,6 +66,36 @@ func testLateCommit(k kit) {
 	k.present(paused, e)
 }
 
+// A Fencer says beforehand what Commit would say.
+func testFenced(k kit) {
+	s, other := k.Open(k), k.Open(k)
+	f, ok := s.(bellwether.Fencer)
+	if !ok {
+		return
+	}
+	fenced := func(epoch uint64, want bool, what string) {
+		k.Helper()
+		if got, err := f.Fenced(k.Context(), k.key, epoch); got != want || err != nil {
+			k.Errorf("Fenced = %v, %v for an epoch %s, want %v", got, err, what, want)
+		}
+	}
+	fenced(1, true, "of a key never claimed")
+	first := k.newEpoch(s)
+	fenced(first, false, "just claimed")
+	second := k.newEpoch(other)
+	fenced(first, false, "after another claim")
+	k.commit(other, value(second, "v"))
+	fenced(first, true, "after a later commit")
+	fenced(second, false, "that was committed last")
+	third := k.newEpoch(s)
+	fenced(third, false, "claimed over an entry")
+	k.invalidate(other)
+	fenced(third, true, "after an invalidation")
+	k.refused(s, value(third, "late"), "of an epoch that is fenced")
+	fenced(k.newEpoch(s), false, "claimed after an invalidation")
+	fenced(third+1<<40, true, "never given out")
+}
+
 func testCommitsInOrder(k kit) {
 	a, b := k.Open(k), k.Open(k)
 	first, second := value(k.newEpoch(a), "first"), value(k.newEpoch(b), "second")

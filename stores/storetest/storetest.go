@@ -99,6 +99,7 @@ var cases = []struct {
 	{"EpochsRise", nil, testEpochsRise},
 	{"EpochsAreDistinct", nil, testEpochsAreDistinct},
 	{"LateCommit", nil, testLateCommit},
+	{"Fenced", nil, testFenced},
 	{"CommitsInOrder", nil, testCommitsInOrder},
 	{"EpochNeverClaimed", nil, testEpochNeverClaimed},
 	{"CommitAgain", nil, testCommitAgain},

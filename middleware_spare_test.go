@@ -1,0 +1,175 @@
+package bellwether_test
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/stores/memstore"
+)
+
+// failing answers with a page until it is broken, then fails in its way.
+type failing struct {
+	header string // Cache-Control of the page
+	etag   bool
+	broken atomic.Bool
+	fail   func(w http.ResponseWriter)
+}
+
+func (f *failing) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	time.Sleep(10 * time.Millisecond)
+	if f.broken.Load() {
+		f.fail(w)
+		return
+	}
+	w.Header().Set("Cache-Control", f.header)
+	w.Header().Set("Surrogate-Key", "tag")
+	if f.etag {
+		w.Header().Set("ETag", `"1"`)
+	}
+	fmt.Fprint(w, "page")
+}
+
+// A client that says stale-if-error gets the stale page for as long as it says,
+// however the rebuild fails and whoever asks before it; clients that do not say
+// so get the error.
+func TestHTTP_RequestStaleIfError(t *testing.T) {
+	fails := map[string]func(w http.ResponseWriter){
+		"panic":        func(http.ResponseWriter) { panic("origin") },
+		"abort":        func(http.ResponseWriter) { panic(http.ErrAbortHandler) },
+		"503":          func(w http.ResponseWriter) { http.Error(w, "sorry", 503) },
+		"no-store 500": func(w http.ResponseWriter) { w.Header().Set("Cache-Control", "no-store"); http.Error(w, "sorry", 500) },
+		"cookie 502": func(w http.ResponseWriter) {
+			w.Header().Set("Set-Cookie", "a=b")
+			http.Error(w, "sorry", 502)
+		},
+		"fresh 504": func(w http.ResponseWriter) { w.Header().Set("Cache-Control", "max-age=5"); http.Error(w, "sorry", 504) },
+	}
+	for name, fail := range fails {
+		for fleet, store := range map[string]bool{"alone": false, "fleet": true} {
+			for who, plainFirst := range map[string]bool{"first": false, "after others": true} {
+				t.Run(name+"/"+fleet+"/"+who, func(t *testing.T) {
+					synctest.Test(t, func(t *testing.T) {
+						var st bellwether.Store
+						if store {
+							st = memstore.New()
+						}
+						f := &failing{header: "max-age=10", etag: store, fail: fail}
+						s := sites(t, 1, st, f.ServeHTTP)[0]
+						s.get("http://a/p")
+						time.Sleep(20 * time.Second)
+						f.broken.Store(true)
+						isError := func() {
+							t.Helper()
+							if w := s.get("http://a/p"); w.Body.String() == "page" || w.Code != -1 && w.Code < 500 {
+								t.Errorf("without the directive: %d %q", w.Code, w.Body)
+							}
+						}
+						for range 3 {
+							if plainFirst {
+								isError()
+							}
+							w := s.get("http://a/p", "Cache-Control", "stale-if-error=100")
+							if w.Code != 200 || w.Body.String() != "page" || !strings.Contains(w.Header().Get("Cache-Status"), "detail=stale-if-error") ||
+								len(w.Header().Values("Cache-Status")) != 1 || w.Header().Get("Set-Cookie") != "" {
+								t.Errorf("with the directive: %d %q %v", w.Code, w.Body, w.Header())
+							}
+							isError()
+							time.Sleep(15 * time.Second) // what is remembered of the error is over
+						}
+						if w := s.get("http://a/p", "Cache-Control", "stale-if-error=20"); w.Body.String() == "page" {
+							t.Error("55 s after the end of its freshness, to a client that takes 20")
+						}
+						f.broken.Store(false)
+						time.Sleep(time.Minute)
+						if w := s.get("http://a/p", "Cache-Control", "stale-if-error=1000"); w.Body.String() != "page" || strings.Contains(w.Header().Get("Cache-Status"), "stale-if-error") {
+							t.Errorf("well again: %d %v", w.Code, w.Header())
+						}
+					})
+				})
+			}
+		}
+	}
+}
+
+// The response's own word against stale answers holds against the client's, and
+// so does an invalidation.
+func TestHTTP_RequestStaleIfErrorIsForbidden(t *testing.T) {
+	fail := func(w http.ResponseWriter) { http.Error(w, "sorry", 503) }
+	drop := func(m bellwether.Match) func(*testing.T, *site) {
+		return func(t *testing.T, s *site) { s.mw.InvalidateMatching(t.Context(), m) }
+	}
+	for name, tt := range map[string]struct {
+		header string
+		before func(*testing.T, *site) // the client asks
+		fields []string
+		want   string
+	}{
+		"nothing forbids":       {"max-age=10", nil, nil, "page"},
+		"must-revalidate":       {"max-age=10, must-revalidate", nil, nil, "sorry\n"},
+		"proxy-revalidate":      {"max-age=10, proxy-revalidate", nil, nil, "sorry\n"},
+		"s-maxage":              {"s-maxage=10", nil, nil, "sorry\n"},
+		"no-cache":              {"no-cache", nil, nil, "sorry\n"},
+		"zero":                  {"max-age=10", nil, []string{"Cache-Control", "stale-if-error=0"}, "sorry\n"},
+		"nonsense":              {"max-age=10", nil, []string{"Cache-Control", "stale-if-error=x"}, "sorry\n"},
+		"another user's":        {"max-age=10", nil, []string{"Authorization", "me"}, "sorry\n"},
+		"everybody's":           {"max-age=10, public", nil, []string{"Authorization", "me"}, "page"},
+		"invalidated":           {"max-age=10", drop(bellwether.Match{URLs: []string{"http://a/p"}}), nil, "sorry\n"},
+		"swept by tag":          {"max-age=10", drop(bellwether.Match{Tags: []string{"tag"}}), nil, "sorry\n"},
+		"swept by prefix":       {"max-age=10", drop(bellwether.Match{Prefixes: []string{"http://a/"}}), nil, "sorry\n"},
+		"swept behind an error": {"max-age=10", func(t *testing.T, s *site) { s.get("http://a/p"); drop(bellwether.Match{Tags: []string{"tag"}})(t, s) }, nil, "sorry\n"},
+		"softly, behind an error": {"max-age=10", func(t *testing.T, s *site) {
+			s.get("http://a/p")
+			drop(bellwether.Match{Tags: []string{"tag"}, Soft: true})(t, s)
+		}, nil, "page"},
+		"demands something newer":  {"max-age=10", nil, []string{"Cache-Control", "no-cache"}, "page"},
+		"a response's own is less": {"max-age=10, stale-if-error=5", nil, nil, "page"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := &failing{header: tt.header, etag: true, fail: fail}
+				s := sites(t, 1, nil, f.ServeHTTP)[0]
+				s.get("http://a/p")
+				time.Sleep(20 * time.Second)
+				f.broken.Store(true)
+				if tt.before != nil {
+					tt.before(t, s)
+				}
+				fields := append([]string{"Cache-Control", "stale-if-error=100"}, tt.fields...)
+				if name == "zero" || name == "nonsense" {
+					fields = tt.fields
+				}
+				if w := s.get("http://a/p", fields...); w.Body.String() != tt.want {
+					t.Errorf("%d %q, want %q", w.Code, w.Body, tt.want)
+				}
+			})
+		})
+	}
+}
+
+// Each client of a herd gets what it takes, of one rebuild.
+func TestHTTP_RequestStaleIfErrorInAHerd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &failing{header: "max-age=10", fail: func(w http.ResponseWriter) { http.Error(w, "sorry", 503) }}
+		s := sites(t, 1, nil, f.ServeHTTP)[0]
+		s.get("http://a/p")
+		time.Sleep(20 * time.Second)
+		f.broken.Store(true)
+		s.calls.Store(0)
+		got := s.burst(100, func(i int) *http.Request {
+			if i%2 == 0 {
+				return request("GET", "http://a/p")
+			}
+			return request("GET", "http://a/p", "Cache-Control", "stale-if-error=100")
+		})
+		if got["200 page 10ms"] != 50 || got["503 sorry\n 10ms"] != 50 {
+			t.Errorf("outcomes %v", got)
+		}
+		s.wantCalls(t, 1)
+	})
+}
