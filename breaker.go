@@ -31,19 +31,31 @@ const (
 // A breaker stands before one engine.
 type breaker struct {
 	circuit *gobreaker.TwoStepCircuitBreaker[struct{}]
+	changes breakerChanges
 }
 
-func newBreaker() *breaker {
-	return &breaker{gobreaker.NewTwoStepCircuitBreaker[struct{}](gobreaker.Settings{
+// newBreaker returns a closed breaker. tell, if it is not nil, is told of its
+// changes, in their order, by way of behind.
+func newBreaker(behind func(func()), tell func(from, to BreakerState)) *breaker {
+	b := &breaker{changes: breakerChanges{behind: behind, tell: tell}}
+	settings := gobreaker.Settings{
 		Timeout:     breakerPause,
 		ReadyToTrip: func(c gobreaker.Counts) bool { return c.ConsecutiveFailures >= breakerTrips },
 		// A cache that is being closed says nothing about its engine.
 		IsExcluded: func(err error) bool { return errors.Is(err, context.Canceled) },
-	})}
+	}
+	if tell != nil {
+		settings.OnStateChange = func(_ string, from, to gobreaker.State) { b.changes.note(from, to) }
+	}
+	b.circuit = gobreaker.NewTwoStepCircuitBreaker[struct{}](settings)
+	return b
 }
 
 // up reports whether calls are let through.
-func (b *breaker) up() bool { return b.circuit.State() != gobreaker.StateOpen }
+func (b *breaker) up() bool {
+	defer b.changes.pass()
+	return b.circuit.State() != gobreaker.StateOpen
+}
 
 // A commitRecord tells whether a store takes what it is given. One that is full
 // may answer all else. It is no breaker: to try again costs nobody anything, and
@@ -83,6 +95,7 @@ func ask[T any](ctx context.Context, b *breaker, o *outage, call func(context.Co
 	if o.left <= 0 {
 		return zero, fmt.Errorf("%w: the time for outages is used up", ErrUnavailable)
 	}
+	defer b.changes.pass() // after the report
 	report, err := b.circuit.Allow()
 	if err != nil {
 		return zero, fmt.Errorf("%w: %w", ErrUnavailable, err)
