@@ -34,20 +34,32 @@ const (
 type breaker struct {
 	circuit *gobreaker.TwoStepCircuitBreaker[struct{}]
 	turns   *turns
+	changes breakerChanges
 }
 
-// newBreaker is for an engine of which a flight waits for timeout.
-func newBreaker(timeout time.Duration) *breaker {
-	return &breaker{turns: newTurns(timeout), circuit: gobreaker.NewTwoStepCircuitBreaker[struct{}](gobreaker.Settings{
+// newBreaker returns a closed breaker, for an engine of which a flight waits for
+// timeout. tell, if it is not nil, is told of its changes, in their order, by way
+// of behind.
+func newBreaker(timeout time.Duration, behind func(func()), tell func(from, to BreakerState)) *breaker {
+	b := &breaker{turns: newTurns(timeout), changes: breakerChanges{behind: behind, tell: tell}}
+	settings := gobreaker.Settings{
 		Timeout:     breakerPause,
 		ReadyToTrip: func(c gobreaker.Counts) bool { return c.ConsecutiveFailures >= breakerTrips },
 		// A cache that is being closed says nothing about its engine.
 		IsExcluded: func(err error) bool { return errors.Is(err, context.Canceled) },
-	})}
+	}
+	if tell != nil {
+		settings.OnStateChange = func(_ string, from, to gobreaker.State) { b.changes.note(from, to) }
+	}
+	b.circuit = gobreaker.NewTwoStepCircuitBreaker[struct{}](settings)
+	return b
 }
 
 // up reports whether calls are let through.
-func (b *breaker) up() bool { return b.circuit.State() != gobreaker.StateOpen }
+func (b *breaker) up() bool {
+	defer b.changes.pass()
+	return b.circuit.State() != gobreaker.StateOpen
+}
 
 // A commitRecord tells whether a store takes what it is given. One that is full
 // may answer all else. It is no breaker: to try again costs nobody anything, and
@@ -99,6 +111,7 @@ func askFrom[T any](ctx context.Context, b *breaker, queue *list.List, o *outage
 	if o.left <= 0 {
 		return zero, fmt.Errorf("%w: the time for outages is used up", ErrUnavailable)
 	}
+	defer b.changes.pass() // after the report
 	if err := b.turns.take(ctx, queue); err != nil {
 		return zero, fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}

@@ -30,6 +30,7 @@ type engine[V any] struct {
 	count     counters
 	running   sync.WaitGroup // flights and what they leave behind, and listen
 	notified  bool           // Store is a Notifier
+	observers observers
 	sweeper   sweeper[V]
 	deafen    context.CancelFunc // ends listen, nil if there is none
 
@@ -48,17 +49,41 @@ func newEngine[V any](s settings, size func(string, V) int, marshal func(V) ([]b
 		sweeper:   sweeper[V]{reading: make(chan struct{}, 1)},
 		settings:  s,
 		clock:     c,
-		near:      newNear(c, s.NearBytes, size),
 		marshal:   marshal,
 		unmarshal: unmarshal,
-		store:     newBreaker(s.EngineTimeout),
-		locker:    newBreaker(s.EngineTimeout),
-		push:      newBreaker(s.EngineTimeout),
+		observers: newObservers(s.Observers),
 		slots:     rebuildSlots{free: semaphore.NewWeighted(int64(s.MaxRebuilds)), most: int64(s.MaxQueued)},
 		flights:   make(map[string]*flight[V]),
 		aloft:     make(map[*flight[V]]struct{}),
 	}
+	e.store, e.locker, e.push = e.newBreaker(EngineStore), e.newBreaker(EngineLocker), e.newBreaker(EngineWatch)
+	e.near = newNear(c, s.NearBytes, size, e.evicted())
 	return e
+}
+
+// newBreaker is a breaker whose changes the observers are told.
+func (e *engine[V]) newBreaker(engine Engine) *breaker {
+	if len(e.observers.breaker) == 0 {
+		return newBreaker(e.EngineTimeout, nil, nil)
+	}
+	return newBreaker(e.EngineTimeout, e.behind, func(from, to BreakerState) {
+		for _, f := range e.observers.breaker {
+			e.tell("", func() { f(engine, from, to) })
+		}
+	})
+}
+
+// evicted is what the near tier calls for what it had no room for, nil if
+// nobody wants to know.
+func (e *engine[V]) evicted() func(string, *item[V]) {
+	if len(e.observers.evict) == 0 {
+		return nil
+	}
+	return func(key string, it *item[V]) {
+		for _, f := range e.observers.evict {
+			e.tell(key, func() { f(key, int(it.weight)) })
+		}
+	}
 }
 
 // A witness counts the invalidations of a key while somebody works on a value

@@ -394,7 +394,7 @@ func (m *Middleware) carry(ctx context.Context, a attempt[*response], x *exchang
 	c := x.owner
 	// Of the request's own context, not of the rebuild's: that one still has
 	// what detach has replaced.
-	running, cancel := context.WithCancelCause(r.Context())
+	running, cancel := context.WithCancelCause(watchedFrom(r.Context(), ctx, chi.RouteCtxKey))
 	x.cancel, x.ended = cancel, running.Done()
 	c.mu.Lock()
 	c.ran = true

@@ -50,6 +50,7 @@ type flight[V any] struct {
 	// engine.mu held.
 	state   atomic.Pointer[flightState[V]]
 	callers callerCount
+	herd    *herdCount  // nil if nobody wants to know
 	due     instant     // when the flight's first caller has waited for MaxWait
 	alarm   *time.Timer // tells the callers that it is due
 

@@ -18,7 +18,7 @@ func (m *Middleware) hot(w http.ResponseWriter, r *http.Request, key string, d h
 	if d != (httpcache.RequestDirectives{}) || r.Header["Authorization"] != nil {
 		return false
 	}
-	e := m.engine
+	e, url := m.engine, key
 	for range maxHops {
 		it, now := e.near.get(key)
 		if it == nil || now >= it.trusted || it.kind != KindValue || it.judge(now) != serve || e.EarlyRefresh > 0 {
@@ -27,6 +27,9 @@ func (m *Middleware) hot(w http.ResponseWriter, r *http.Request, key string, d h
 		switch res := it.value; res.kind {
 		case plain:
 			e.count.hits.add()
+			if e.observers.hit != nil {
+				e.tellHit(r.Context(), url, it.way(now))
+			}
 			writeHit(w, r, it, now)
 			return true
 		case varying:

@@ -228,12 +228,17 @@ const maxHops = 4
 // serve answers from the cache, by way of the handler if need be.
 func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler, key string, d httpcache.RequestDirectives) {
 	q := &query{m: m, w: w, r: r, next: next, directives: d, authorized: r.Header["Authorization"] != nil}
+	if o := &m.engine.observers; o.hit != nil || o.serve != nil {
+		q.told = &Serve{Key: key}
+		defer q.tell()
+	}
 	var path []string
 	var under *response // the names that led to key
 	broken := false
 	for range maxHops {
 		it, early, ok := q.atHand(key)
 		if !ok && d.OnlyIfCached {
+			q.add(Serve{Way: WayMiss})
 			replyNotCached(w) // RFC 9111 section 5.2.1.7
 			return
 		}
@@ -278,7 +283,7 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 		switch res := s.item.value; res.kind {
 		case plain:
 			if q.authorized && !httpcache.OpenToAll(res.header, m.rules) {
-				m.pass(w, r, next, httpcache.Status{Fwd: httpcache.FwdBypass, Detail: "authorization"})
+				q.pass(httpcache.Status{Fwd: httpcache.FwdBypass, Detail: "authorization"})
 				return
 			}
 			if httpcache.IsServerError(res.status) {
@@ -300,7 +305,7 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 			return
 		}
 	}
-	m.pass(w, r, next, httpcache.Status{Fwd: httpcache.FwdVaryMiss, Detail: "too many variants"})
+	q.pass(httpcache.Status{Fwd: httpcache.FwdVaryMiss, Detail: "too many variants"})
 }
 
 // A query is one request on its way through the cache.
@@ -310,7 +315,8 @@ type query struct {
 	r          *http.Request
 	next       http.Handler
 	directives httpcache.RequestDirectives
-	authorized bool // has Authorization
+	authorized bool   // has Authorization
+	told       *Serve // what those who watch are told, nil if nobody does
 }
 
 // want is what the request asks of an answer; nothing is the usual case.
@@ -418,6 +424,9 @@ func (q *query) wait(c *call, key string, stale *item[*response]) (served[*respo
 	waiter.wait(q.r.Context(), key, requested{q, c})
 	if errors.Is(waiter.err, errTaken) {
 		return m.notShared("authorization"), nil
+	}
+	if q.told != nil {
+		q.add(waiter.served(key))
 	}
 	return waiter.answer, waiter.err
 }

@@ -112,12 +112,23 @@ type near[V any] struct {
 // node and its place in the table and in the policy's queues.
 const itemOverhead = 256
 
-func newNear[V any](c clock, maxBytes int64, size func(key string, value V) int) *near[V] {
+// newNear returns an empty tier. evicted, if it is not nil, is called for each
+// item that had to leave for others, on a goroutine of its own.
+func newNear[V any](c clock, maxBytes int64, size func(key string, value V) int, evicted func(string, *item[V])) *near[V] {
+	var deleted func(otter.DeletionEvent[string, *item[V]])
+	if evicted != nil {
+		deleted = func(e otter.DeletionEvent[string, *item[V]]) {
+			if e.Cause == otter.CauseOverflow {
+				evicted(e.Key, e.Value)
+			}
+		}
+	}
 	tc := &tableClock{clock: c}
 	tc.tell(c.now(), 0)
 	return &near[V]{clock: tc, size: size, cache: otter.Must(&otter.Options[string, *item[V]]{
 		MaximumWeight: uint64(maxBytes),
 		Clock:         tc,
+		OnDeletion:    deleted,
 		Weigher:       func(_ string, it *item[V]) uint32 { return it.weight },
 		ExpiryCalculator: otter.ExpiryWritingFunc(func(e otter.Entry[string, *item[V]]) time.Duration {
 			return max(1, e.Value.end()-instant(e.SnapshotAtNano))

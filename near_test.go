@@ -13,7 +13,7 @@ import (
 
 func newTestNear(t *testing.T, maxBytes int64) *near[string] {
 	t.Helper()
-	n := newNear(clock{time.Now()}, maxBytes, sizeOf[string])
+	n := newNear(clock{time.Now()}, maxBytes, sizeOf[string], nil)
 	t.Cleanup(n.close)
 	return n
 }
@@ -187,7 +187,7 @@ func TestNear_BoundedInBytes(t *testing.T) {
 
 func TestNear_SizesThatNobodyMeans(t *testing.T) {
 	for _, size := range []int{-1, -1 << 62, 1 << 40, 1<<63 - 1} {
-		n := newNear(clock{time.Now()}, 1<<20, func(string, string) int { return size })
+		n := newNear(clock{time.Now()}, 1<<20, func(string, string) int { return size }, nil)
 		it := n.made("v", 1, time.Hour)
 		if kept := n.keep("k", it); kept != it {
 			t.Errorf("size %d: put returned another item", size)

@@ -140,7 +140,11 @@ func (r *run[V]) told(ctx context.Context, n heard) bool {
 		return r.look(ctx)
 	}
 	r.unshared, r.asked = 0, n.made
-	return r.consider(r.decode(n.Entry, known, n.made), true)
+	if !r.consider(r.decode(n.Entry, known, n.made), true) {
+		return false
+	}
+	r.committed = max(n.made, r.waiting)
+	return true
 }
 
 // lookBack is lookAgain for what was true at the time made. It returns false if

@@ -24,6 +24,7 @@ func (m *Middleware) pass(w http.ResponseWriter, r *http.Request, next http.Hand
 // passUncacheable hands the request to the handler because the last response to
 // its key was not for sharing. One that is ends that.
 func (q *query) passUncacheable(key string, s served[*response]) {
+	q.bypassed()
 	reason := s.item.value.reason
 	why := httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reason}
 	if q.r.Method != http.MethodGet || q.authorized {
@@ -75,6 +76,7 @@ func (m *Middleware) replace(key string, s served[*response], res *response, f F
 // Each request asks for itself: what the handler says to one is not said to
 // another.
 func (q *query) passChecked(key string, s served[*response]) {
+	q.bypassed()
 	kept := s.item.value
 	r := q.r.Clone(q.r.Context())
 	if q.authorized || !httpcache.SetConditions(r.Header, kept.header) {

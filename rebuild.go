@@ -48,6 +48,14 @@ type run[V any] struct {
 	losses  int     // how often the flight's own lease was lost
 	fenced  bool    // the last of its commits was refused
 	refused int     // how often its loads came to nothing, see maxRefused
+
+	// For those who watch, see observe.go.
+	watched   *rebuildWatch
+	leaseEnd  instant // when the lease that the flight last waited for was to run out
+	freed     bool    // it was released before
+	loaded    bool    // the flight's last word is a load's of its own
+	failure   error   // of that
+	committed instant // when what the flight ends with was committed, 0 if that was not while it waited
 }
 
 const (
@@ -74,6 +82,10 @@ func (f *flight[V]) fly(ctx context.Context) {
 			f.engine.OnError(f.key, err)
 		}
 		f.end(err)
+		if f.herd != nil {
+			f.herd.loaded, f.herd.since = r.loaded, r.committed
+			f.gone()
+		}
 		f.member.end()
 	}()
 	f.member.begin(r)
@@ -252,8 +264,12 @@ func (r *run[V]) look(ctx context.Context) bool {
 // was at hand.
 func (r *run[V]) consider(it *item[V], fromStore bool) bool {
 	r.present = it
+	r.loaded, r.committed = false, 0
 	if it == nil {
 		return false
+	}
+	if fromStore && r.waits && it.epoch > r.known {
+		r.committed = max(it.born, r.waiting)
 	}
 	verdict := it.judge(r.engine.clock.now())
 	if verdict == rebuild && r.waits && it.failures > 0 && it.epoch > r.known {
@@ -345,6 +361,7 @@ func (r *run[V]) await(ctx context.Context, held *HeldError) bool {
 	if !held.Until.IsZero() {
 		until = min(until, e.clock.instant(held.Until))
 	}
+	r.leaseEnd, r.freed = until, false
 	if wake == nil {
 		until = min(until, addDurations(began, electPause))
 	}
@@ -377,6 +394,7 @@ func (r *run[V]) await(ctx context.Context, held *HeldError) bool {
 			}
 		case <-wake:
 			poll.Stop()
+			r.freed = true
 			if e.notified {
 				earliest = max(earliest, e.clock.now()+noticeLag)
 			}
@@ -459,7 +477,7 @@ func (r *run[V]) lead(ctx context.Context, lease Lease) bool {
 
 // build loads the value, under the lease if the flight has one, and ends the
 // flight with it. It reports whether it did.
-func (r *run[V]) build(ctx context.Context, epoch uint64) bool {
+func (r *run[V]) build(ctx context.Context, epoch uint64) (ended bool) {
 	e := r.engine
 	limited, cancel := context.WithTimeoutCause(ctx, e.RebuildTimeout, ErrRebuildTimeout)
 	defer cancel()
@@ -482,8 +500,10 @@ func (r *run[V]) build(ctx context.Context, epoch uint64) bool {
 	a := attempt[V]{r.flight, r.present, r.made, r.position}
 	e.count.loads.Add(1)
 	free := r.slot
-	r.slot = nil
-	result := startLoad(loading, func(ctx context.Context) (V, error) { return r.load(ctx, a) }, &e.settings, free)
+	r.slot, r.loaded = nil, false
+	watched := r.watchLoad(loading)
+	defer func() { r.unwatchLoad(ended) }()
+	result := startLoad(watched, func(ctx context.Context) (V, error) { return r.load(ctx, a) }, &e.settings, free)
 
 	for {
 		select {
@@ -630,6 +650,7 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 		e.followLog(ctx, &r.outage, e.NearTTL/2) // the load may have taken longer than the log is trusted
 	}
 	now := e.clock.now()
+	r.loaded, r.failure, r.committed = true, nil, 0
 	it := &item[V]{epoch: epoch, build: l.took, made: r.made, position: r.position, trusted: r.trustedUntil(now)}
 	switch {
 	case errors.Is(l.err, errNothing):
@@ -643,9 +664,11 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 		it.lifetime = e.lifetimeOf(now, l.freshness, r.key, epoch)
 	default:
 		e.count.loadFailures.Add(1)
+		r.failure = l.err
 		return r.finishFailed(ctx, now, l.err, epoch)
 	}
 	if r.commit(ctx, it) {
+		r.committed = e.clock.now()
 		// The other processes are woken first, and on their way to the store
 		// while the callers here wake up.
 		r.releaseBehind(ctx)
@@ -715,7 +738,9 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 		return r.settle(it)
 	}
 	it.epoch = epoch
-	if r.fenced = !r.commit(ctx, it); !r.fenced && r.settle(it) {
+	r.fenced = !r.commit(ctx, it)
+	r.committed = e.clock.now()
+	if !r.fenced && r.settle(it) {
 		return true
 	}
 	if r.refused++; r.refused < maxRefused {

@@ -60,7 +60,7 @@ func (q *query) replyLive(c *call, s served[*response], key string) liveOutcome 
 		return liveDone
 	case q.authorized && !httpcache.OpenToAll(res.header, m.rules):
 		s.live.callers.left()
-		m.pass(w, r, q.next, httpcache.Status{Fwd: httpcache.FwdBypass, Detail: "authorization"})
+		q.pass(httpcache.Status{Fwd: httpcache.FwdBypass, Detail: "authorization"})
 		return liveDone
 	}
 	body, ok := c.takeReader(x)
@@ -78,7 +78,7 @@ func (q *query) replyLive(c *call, s served[*response], key string) liveOutcome 
 		return liveBroken
 	}
 	if !ok {
-		m.pass(w, r, q.next, httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reasonTooLarge})
+		q.pass(httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reasonTooLarge})
 		return liveDone
 	}
 	defer body.Close()
@@ -204,6 +204,7 @@ func (q *query) inform(status int, interim http.Header) {
 func (q *query) reply(key string, s served[*response]) {
 	res := s.item.value
 	now := q.m.engine.clock.now()
+	q.add(Serve{Way: s.item.way(now)})
 	age := now - s.item.born
 	status := httpcache.Status{Hit: true, TTL: httpcache.Delta{Set: true, Duration: s.item.freshUntil - now}}
 	switch {
@@ -218,6 +219,7 @@ func (q *query) reply(key string, s served[*response]) {
 
 // replySpare answers with something stale in the place of an error.
 func (q *query) replySpare(it *item[*response]) {
+	q.add(Serve{Way: WayStale})
 	q.m.engine.count.stale.Add(1)
 	now := q.m.engine.clock.now()
 	age := now - it.born
@@ -283,6 +285,7 @@ func (q *query) replyError(c *call, key string, err error) {
 		q.replySpare(spare)
 		return
 	}
+	q.add(Serve{Err: err})
 	if p, ok := errors.AsType[*PanicError](err); ok && c.began() {
 		panic(p.Value) // to its own client's server, as if nothing stood between
 	}
@@ -293,7 +296,7 @@ func (q *query) replyError(c *call, key string, err error) {
 	case errors.Is(err, ErrWaitTimeout):
 		if q.m.through.TryAcquire(1) {
 			defer q.m.through.Release(1)
-			q.m.pass(w, r, q.next, httpcache.Status{Fwd: httpcache.FwdMiss, Detail: "waited too long"})
+			q.pass(httpcache.Status{Fwd: httpcache.FwdMiss, Detail: "waited too long"})
 			return
 		}
 		code = http.StatusServiceUnavailable

@@ -42,6 +42,10 @@ func (e *engine[V]) get(ctx context.Context, key string, b binder[V]) (V, error)
 	if early {
 		e.refresh(ctx, key, it, b)
 	}
+	// One that has failures may be stale, which is told to others.
+	if e.observers.hit != nil || it.failures > 0 {
+		e.tellHit(ctx, key, it.way(e.clock.now()))
+	}
 	return it.answer()
 }
 
@@ -49,6 +53,9 @@ func (e *engine[V]) get(ctx context.Context, key string, b binder[V]) (V, error)
 func (e *engine[V]) awaited(ctx context.Context, key string, b binder[V], stale *item[V]) (V, error) {
 	c := e.waiter(stale, want[V]{})
 	c.wait(ctx, key, b)
+	if e.observers.serve != nil {
+		c.tell(ctx, key)
+	}
 	if c.err != nil {
 		var zero V
 		return zero, c.err
@@ -139,9 +146,15 @@ func (c *waiter[V]) wait(ctx context.Context, key string, b binder[V]) {
 		default:
 			c.engine.count.misses.Add(1)
 		}
+		if f.herd != nil && c.collapsed {
+			f.introduce(ctx)
+		}
 		end := c.attend(ctx, f)
+		if c.counted != nil && end == answered {
+			c.countAnswer()
+		}
 		c.leave()
-		if end == answered {
+		if end != landed {
 			return
 		}
 	}
@@ -162,7 +175,7 @@ func (c *waiter[V]) attend(ctx context.Context, f *flight[V]) waitState {
 			c.work(do)
 		case <-ctx.Done():
 			c.err = ctx.Err()
-			return answered
+			return gone
 		}
 	}
 }
@@ -190,6 +203,7 @@ type waiter[V any] struct {
 	began     instant
 	stale     *item[V]   // what may be served when its patience ends
 	on        *flight[V] // while it counts among its callers
+	counted   *flight[V] // while it counts in its herd, which nobody may want to know
 	collapsed bool       // that flight was begun by another call
 	timer     deadlineTimer
 	answer    served[V]
@@ -212,6 +226,10 @@ func (c *waiter[V]) leave() {
 		c.on.callers.left()
 		c.on = nil
 	}
+	if f := c.counted; f != nil {
+		c.counted = nil
+		f.gone()
+	}
 }
 
 // A waitState is how a waiter stands to its flight.
@@ -219,7 +237,8 @@ type waitState uint8
 
 const (
 	waiting  waitState = iota
-	answered           // it has its answer or its error
+	answered           // it has its answer or its error from the flight
+	gone               // it has them otherwise: its own end, or what it had before
 	landed             // the flight has, and not with its answer
 )
 
@@ -281,7 +300,7 @@ func (c *waiter[V]) look(f *flight[V], state *flightState[V]) (expiry <-chan tim
 			// Fresh: the rebuild is not for this call's sake.
 			e.count.hits.add()
 			c.answer = served[V]{item: c.stale, collapsed: c.collapsed}
-			return nil, answered
+			return nil, gone
 		}
 		limit = e.Patience
 	}
@@ -290,11 +309,11 @@ func (c *waiter[V]) look(f *flight[V], state *flightState[V]) (expiry <-chan tim
 		if c.stale == nil {
 			e.count.waitTimeouts.Add(1)
 			c.err = ErrWaitTimeout
-			return nil, answered
+			return nil, gone
 		}
 		e.count.stale.Add(1)
 		c.answer = served[V]{item: c.stale, collapsed: c.collapsed}
-		return nil, answered
+		return nil, gone
 	}
 	// A caller that has until the flight is due, or longer, is woken by the
 	// flight's alarm: a timer each would be half of what the herd costs.
@@ -419,6 +438,10 @@ func (c *waiter[V]) join(ctx context.Context, key string, b binder[V]) *flight[V
 func (c *waiter[V]) board(f *flight[V]) {
 	f.callers.joined()
 	c.on = f
+	if f.herd != nil {
+		f.herd.aboard.Add(1)
+		c.counted = f
+	}
 }
 
 // begin is join where there is no flight. engine.mu is held.
@@ -446,6 +469,7 @@ func (c *waiter[V]) begin(ctx context.Context, key string, b binder[V]) *flight[
 		due: addDurations(c.began, e.MaxWait), since: now, notices: make(chan heard, 1),
 	}
 	f.state.Store(&flightState[V]{news: make(chan struct{})})
+	f.watch()
 	c.board(f)
 	f.alarm = time.AfterFunc(f.due-now, f.fallDue)
 	e.flights[key] = f

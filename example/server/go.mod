@@ -6,6 +6,7 @@ require (
 	github.com/aws/aws-sdk-go-v2 v1.47.6
 	github.com/aws/aws-sdk-go-v2/service/dynamodb v1.73.0
 	github.com/bellwether-go/bellwether v0.0.0-00010101000000-000000000000
+	github.com/bellwether-go/bellwether/bellwetherprom v0.0.0-00010101000000-000000000000
 	github.com/bellwether-go/bellwether/lockers/etcdlock v0.0.0-00010101000000-000000000000
 	github.com/bellwether-go/bellwether/lockers/zklock v0.0.0-00010101000000-000000000000
 	github.com/bradfitz/gomemcache v0.0.0-20260422231931-4d751bb6e37c
@@ -28,7 +29,6 @@ require (
 	github.com/aws/smithy-go v1.28.8 // indirect
 	github.com/beorn7/perks v1.0.1 // indirect
 	github.com/go-json-experiment/json v0.0.0-20260213210345-44df1a37e875 // indirect
-	github.com/kylelemons/godebug v1.1.0 // indirect
 	github.com/munnerz/goautoneg v0.0.0-20191010083416-a7dc8b61c822 // indirect
 	github.com/prometheus/client_model v0.6.2 // indirect
 	github.com/prometheus/common v0.67.5 // indirect
@@ -62,6 +62,8 @@ require (
 )
 
 replace github.com/bellwether-go/bellwether => ../..
+
+replace github.com/bellwether-go/bellwether/bellwetherprom => ../../bellwetherprom
 
 replace github.com/bellwether-go/bellwether/lockers/etcdlock => ../../lockers/etcdlock
 

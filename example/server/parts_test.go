@@ -30,9 +30,10 @@ func newTestServer(t *testing.T, flags ...string) (front, back *httptest.Server)
 	}
 	log := slog.New(slog.DiscardHandler)
 	s := &server{
-		config: c, log: log, cache: bellwether.NewMiddleware(c.cache), started: time.Now(),
+		config: c, log: log, started: time.Now(),
 		addr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 8080},
 	}
+	s.cache, s.metrics = newCache(c.cache)
 	site := s.site(newRepeats(log))
 	front, back = httptest.NewServer(s.router(site)), httptest.NewServer(s.adminRouter())
 	t.Cleanup(func() {

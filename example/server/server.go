@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/bellwetherprom"
 	"github.com/go-chi/chi/v5"
 	"github.com/go-chi/chi/v5/middleware"
 )
@@ -34,7 +35,8 @@ type server struct {
 	config   config
 	log      *slog.Logger
 	cache    *bellwether.Middleware
-	addr     net.Addr // where it listens
+	metrics  *bellwetherprom.Collector // of cache
+	addr     net.Addr                  // where it listens
 	started  time.Time
 	draining atomic.Bool
 }
@@ -72,8 +74,8 @@ func run(ctx context.Context, c config, log *slog.Logger) error {
 	}
 	s := &server{
 		config: c, log: log, addr: listener.Addr(), started: time.Now(),
-		cache: bellwether.NewMiddleware(c.cache),
 	}
+	s.cache, s.metrics = newCache(c.cache)
 	site := s.site(quiet)
 
 	failed := make(chan error, 2)

@@ -1,0 +1,264 @@
+package bellwetherotel
+
+import (
+	"context"
+	"errors"
+	"reflect"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+	"go.opentelemetry.io/otel/trace"
+)
+
+// A collector is a provider of each kind, in memory.
+type collector struct {
+	reader *metric.ManualReader
+	spans  *tracetest.InMemoryExporter
+	tracer *sdktrace.TracerProvider
+	*Telemetry
+}
+
+func newCollector(t *testing.T, o Options) *collector {
+	t.Helper()
+	c := &collector{reader: metric.NewManualReader(), spans: tracetest.NewInMemoryExporter()}
+	c.tracer = sdktrace.NewTracerProvider(sdktrace.WithSyncer(c.spans))
+	o.MeterProvider, o.TracerProvider = metric.NewMeterProvider(metric.WithReader(c.reader)), c.tracer
+	var err error
+	if c.Telemetry, err = New(o); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return c
+}
+
+// collect returns all numbers by the name of their metric and the values of
+// their attributes, histograms' by their count.
+func (c *collector) collect(t *testing.T) map[string]float64 {
+	t.Helper()
+	var all metricdata.ResourceMetrics
+	if err := c.reader.Collect(context.Background(), &all); err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]float64{}
+	name := func(m metricdata.Metrics, set attribute.Set) string {
+		name := m.Name
+		for _, kv := range set.ToSlice() {
+			name += " " + kv.Value.Emit()
+		}
+		if m.Description == "" || m.Unit == "" {
+			t.Errorf("%s has no description or no unit", m.Name)
+		}
+		return name
+	}
+	for _, scope := range all.ScopeMetrics {
+		for _, m := range scope.Metrics {
+			switch data := m.Data.(type) {
+			case metricdata.Sum[int64]:
+				for _, p := range data.DataPoints {
+					got[name(m, p.Attributes)] = float64(p.Value)
+				}
+			case metricdata.Sum[float64]:
+				for _, p := range data.DataPoints {
+					got[name(m, p.Attributes)] = p.Value
+				}
+			case metricdata.Gauge[int64]:
+				for _, p := range data.DataPoints {
+					got[name(m, p.Attributes)] = float64(p.Value)
+				}
+			case metricdata.Histogram[float64]:
+				for _, p := range data.DataPoints {
+					got[name(m, p.Attributes)] = float64(p.Count)
+				}
+			default:
+				t.Errorf("%s is a %T", m.Name, data)
+			}
+		}
+	}
+	return got
+}
+
+type fixed bellwether.Stats
+
+func (f fixed) Stats() bellwether.Stats { return bellwether.Stats(f) }
+
+// TestTelemetry_EveryField holds that each field of Stats is a metric, that its
+// value is the field's and no other's, and that Close ends that.
+func TestTelemetry_EveryField(t *testing.T) {
+	var s bellwether.Stats
+	v := reflect.ValueOf(&s).Elem()
+	for i := range v.NumField() {
+		switch f := v.Field(i); f.Kind() {
+		case reflect.Uint64:
+			f.SetUint(uint64(100 + i))
+		case reflect.Int:
+			f.SetInt(int64(100 + i))
+		case reflect.Bool:
+			f.SetBool(i%2 == 1)
+		default:
+			t.Fatalf("Stats.%s is a %s", v.Type().Field(i).Name, f.Type())
+		}
+	}
+	if len(levels) != v.NumField() {
+		t.Fatalf("%d metrics of %d fields", len(levels), v.NumField())
+	}
+	c := newCollector(t, Options{Name: "users"})
+	if err := c.Attach(fixed(s)); err != nil {
+		t.Fatal(err)
+	}
+	got := c.collect(t)
+	for i, l := range levels { // in the order of the fields
+		want := float64(100 + i)
+		if v.Field(i).Kind() == reflect.Bool {
+			want = float64(i % 2)
+		}
+		if got[l.name+" users"] != want {
+			t.Errorf("%s is %v, want Stats.%s, %v", l.name, got[l.name+" users"], v.Type().Field(i).Name, want)
+		}
+	}
+	if err := c.Close(); err != nil {
+		t.Error(err)
+	}
+	if got := c.collect(t); len(got) != 0 {
+		t.Errorf("after Close: %v", got)
+	}
+}
+
+// TestTelemetry_Span has a herd of callers with a span each: the rebuild's is
+// the child of the first one's, and linked to those of the others.
+func TestTelemetry_Span(t *testing.T) {
+	c := newCollector(t, Options{Name: "users", Keys: true})
+	began, gate := make(chan struct{}), make(chan struct{})
+	var inLoad trace.SpanContext
+	cache := bellwether.New(func(ctx context.Context, _ string) (string, error) {
+		inLoad = trace.SpanContextFromContext(ctx)
+		close(began)
+		<-gate
+		return "v", nil
+	}, bellwether.Options{TTL: time.Minute, Observers: []bellwether.Observer{c.Observer()}})
+	defer cache.Close()
+	if err := c.Attach(cache); err != nil {
+		t.Fatal(err)
+	}
+	const callers = 50
+	tracer := c.tracer.Tracer("test")
+	spans := map[trace.SpanID]bool{}
+	var wg sync.WaitGroup
+	call := func() trace.SpanContext {
+		ctx, span := tracer.Start(t.Context(), "caller")
+		wg.Go(func() {
+			defer span.End()
+			if v, err := cache.Get(ctx, "k"); v != "v" || err != nil {
+				t.Errorf("Get = %q, %v", v, err)
+			}
+		})
+		return span.SpanContext()
+	}
+	first := call()
+	<-began
+	for range callers - 1 {
+		spans[call().SpanID()] = true
+	}
+	for cache.Stats().Collapsed < callers-1 {
+		time.Sleep(time.Millisecond)
+	}
+	close(gate)
+	wg.Wait()
+	cache.Close() // the flight's own end is told by then
+	var rebuild tracetest.SpanStub
+	n := 0
+	for _, s := range c.spans.GetSpans() {
+		if s.Name == "bellwether.rebuild" {
+			rebuild = s
+			n++
+		}
+	}
+	if n != 1 {
+		t.Fatalf("%d spans of rebuilds, want 1", n)
+	}
+	if rebuild.Parent.SpanID() != first.SpanID() || rebuild.SpanContext.TraceID() != first.TraceID() {
+		t.Errorf("the rebuild's parent is %v, want the first caller's span", rebuild.Parent.SpanID())
+	}
+	if inLoad.SpanID() != rebuild.SpanContext.SpanID() {
+		t.Errorf("the load runs in the span %v, want the rebuild's", inLoad.SpanID())
+	}
+	linked := map[trace.SpanID]bool{}
+	for _, l := range rebuild.Links {
+		if !spans[l.SpanContext.SpanID()] || linked[l.SpanContext.SpanID()] {
+			t.Errorf("a link to %v, which is no other caller's", l.SpanContext.SpanID())
+		}
+		linked[l.SpanContext.SpanID()] = true
+	}
+	if len(linked) != bellwether.MaxCallers {
+		t.Errorf("%d links, want %d", len(linked), bellwether.MaxCallers)
+	}
+	attributes := map[string]string{}
+	for _, kv := range rebuild.Attributes {
+		attributes[string(kv.Key)] = kv.Value.Emit()
+	}
+	if want := map[string]string{
+		"bellwether.cache": "users", "bellwether.key": "k", "bellwether.outcome": "value",
+		"bellwether.takeover": "false", "bellwether.lease_lost": "false",
+	}; !reflect.DeepEqual(attributes, want) {
+		t.Errorf("attributes %v, want %v", attributes, want)
+	}
+	got := c.collect(t)
+	for name, want := range map[string]float64{
+		"bellwether.herds users": 1, "bellwether.herd.callers users": callers, "bellwether.loads users": 1,
+		"bellwether.rebuild.duration users value": 1, "bellwether.wait.duration users collapsed": callers - 1,
+		"bellwether.wait.duration users miss": 1, "bellwether.collapsed users": callers - 1,
+	} {
+		if got[name] != want {
+			t.Errorf("%s is %v, want %v", name, got[name], want)
+		}
+	}
+}
+
+func TestTelemetry_FailedSpan(t *testing.T) {
+	c := newCollector(t, Options{})
+	cache := bellwether.New(func(context.Context, string) (string, error) { return "", errors.New("down") },
+		bellwether.Options{TTL: time.Minute, Observers: []bellwether.Observer{c.Observer()}})
+	cache.Get(t.Context(), "secret")
+	cache.Close()
+	spans := c.spans.GetSpans()
+	if len(spans) != 1 || spans[0].Status.Code != codes.Error || spans[0].Status.Description != "down" || len(spans[0].Events) != 1 {
+		t.Fatalf("spans %+v, want one with the failure", spans)
+	}
+	for _, kv := range spans[0].Attributes {
+		if kv.Value.Emit() == "secret" {
+			t.Errorf("the key is in the attribute %s", kv.Key)
+		}
+	}
+}
+
+// TestTelemetry_Events feeds the observer by hand.
+func TestTelemetry_Events(t *testing.T) {
+	c := newCollector(t, Options{})
+	o := c.Observer()
+	o.Evict("k", 700)
+	o.Evict("l", 300)
+	o.Breaker(bellwether.EngineLocker, bellwether.BreakerClosed, bellwether.BreakerOpen)
+	o.Herd(bellwether.Herd{Callers: 3, Waited: 1500 * time.Millisecond, WakeLag: time.Millisecond})
+	_, end := o.Rebuild(t.Context(), "k")
+	end(bellwether.Rebuild{Takeover: true})
+	got := c.collect(t)
+	for name, want := range map[string]float64{
+		"bellwether.near.evictions": 2, "bellwether.near.evicted": 1000, "bellwether.breaker.changes locker open": 1,
+		"bellwether.herd.wait": 1.5, "bellwether.wake.lag store": 1, "bellwether.takeovers": 1,
+	} {
+		if got[name] != want {
+			t.Errorf("%s is %v, want %v, in %v", name, got[name], want, got)
+		}
+	}
+}

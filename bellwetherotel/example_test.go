@@ -1,0 +1,45 @@
+package bellwetherotel_test
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/bellwetherotel"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+)
+
+func Example() {
+	spans := tracetest.NewInMemoryExporter() // or one that sends them
+	telemetry, err := bellwetherotel.New(bellwetherotel.Options{
+		Name: "users", Keys: true,
+		TracerProvider: sdktrace.NewTracerProvider(sdktrace.WithSyncer(spans)),
+	})
+	if err != nil {
+		panic(err)
+	}
+	defer telemetry.Close()
+	users := bellwether.New(func(ctx context.Context, id string) (string, error) { return "user " + id, nil },
+		bellwether.Options{TTL: time.Minute, Observers: []bellwether.Observer{telemetry.Observer()}})
+	if err := telemetry.Attach(users); err != nil {
+		panic(err)
+	}
+
+	users.Get(context.Background(), "42")
+	users.Close()
+	for _, span := range spans.GetSpans() {
+		fmt.Println(span.Name)
+		for _, kv := range span.Attributes {
+			fmt.Println(kv.Key, kv.Value.Emit())
+		}
+	}
+	// Output:
+	// bellwether.rebuild
+	// bellwether.cache users
+	// bellwether.key 42
+	// bellwether.outcome value
+	// bellwether.takeover false
+	// bellwether.lease_lost false
+}

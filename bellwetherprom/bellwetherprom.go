@@ -1,0 +1,227 @@
+// Package bellwetherprom tells Prometheus what a cache does: all of its Stats,
+// and, as its observer, how long rebuilds and callers take, how herds fare, and
+// what becomes of engines and of the near tier.
+//
+// docs/operations.md says what each metric means and when to look at it;
+// docs/grafana.json and docs/alerts.yml are made of them.
+package bellwetherprom
+
+import (
+	"context"
+	"sync/atomic"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// A metric is one field of [bellwether.Stats].
+type metric struct {
+	name string
+	kind prometheus.ValueType
+	help string
+	of   func(bellwether.Stats) float64
+}
+
+var metrics = []metric{
+	counter("hits", "Calls answered by a fresh value of this process's memory.",
+		func(s bellwether.Stats) uint64 { return s.Hits }),
+	counter("stale", "Calls answered by a stale value.",
+		func(s bellwether.Stats) uint64 { return s.Stale }),
+	counter("misses", "Calls that began a flight: what this process has was not fresh, and no other call was at the key.",
+		func(s bellwether.Stats) uint64 { return s.Misses }),
+	counter("collapsed", "Calls that came to another's flight and shared what it brought.",
+		func(s bellwether.Stats) uint64 { return s.Collapsed }),
+	counter("wait_timeouts", "Calls that waited for MaxWait in vain.",
+		func(s bellwether.Stats) uint64 { return s.WaitTimeouts }),
+	counter("loads", "Calls of the origin that this process has begun in order to rebuild.",
+		func(s bellwether.Stats) uint64 { return s.Loads }),
+	counter("load_failures", "Calls of the origin that failed.",
+		func(s bellwether.Stats) uint64 { return s.LoadFailures }),
+	counter("store_hits", "Flights answered by a fresh entry of the store.",
+		func(s bellwether.Stats) uint64 { return s.StoreHits }),
+	counter("waits", "Flights that found the lease held by another process.",
+		func(s bellwether.Stats) uint64 { return s.Waits }),
+	counter("fenced", "Commits that the store refused because something newer was there.",
+		func(s bellwether.Stats) uint64 { return s.Fenced }),
+	counter("leases_lost", "Leases that ended before the rebuild did.",
+		func(s bellwether.Stats) uint64 { return s.LeasesLost }),
+	counter("degraded", "Calls of the origin without lease or store, because those did not answer.",
+		func(s bellwether.Stats) uint64 { return s.Degraded }),
+	counter("engine_errors", "Calls of store or lock engine that got no answer.",
+		func(s bellwether.Stats) uint64 { return s.EngineErrors }),
+	gauge("flights", "Keys with a rebuild, or a wait for one, under way.",
+		func(s bellwether.Stats) float64 { return float64(s.Flights) }),
+	gauge("near_bytes", "Size of the values in this process's memory.",
+		func(s bellwether.Stats) float64 { return float64(s.NearBytes) }),
+	gauge("store_up", "1 if the store's breaker lets calls through, 0 if the store does not answer.",
+		func(s bellwether.Stats) float64 { return truth(s.StoreUp) }),
+	gauge("locker_up", "1 if the lock engine's breaker lets calls through, 0 if the engine does not answer.",
+		func(s bellwether.Stats) float64 { return truth(s.LockerUp) }),
+}
+
+func counter(name, help string, of func(bellwether.Stats) uint64) metric {
+	return metric{"bellwether_" + name + "_total", prometheus.CounterValue, help,
+		func(s bellwether.Stats) float64 { return float64(of(s)) }}
+}
+
+func gauge(name, help string, of func(bellwether.Stats) float64) metric {
+	return metric{"bellwether_" + name, prometheus.GaugeValue, help, of}
+}
+
+func truth(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+var (
+	ways     = []bellwether.Way{bellwether.WayHit, bellwether.WayStale, bellwether.WayCollapsed, bellwether.WayMiss, bellwether.WayBypass}
+	outcomes = []bellwether.Outcome{bellwether.OutcomeValue, bellwether.OutcomeFailed, bellwether.OutcomeFenced, bellwether.OutcomeAbandoned}
+	engines  = []bellwether.Engine{bellwether.EngineStore, bellwether.EngineLocker, bellwether.EngineWatch}
+	states   = []bellwether.BreakerState{bellwether.BreakerClosed, bellwether.BreakerHalfOpen, bellwether.BreakerOpen}
+)
+
+// A Collector has the metrics of one cache. Create one with New, give its
+// Observer to the cache, the cache to Attach, and the Collector to a registry.
+// It is safe for concurrent use. Its labels have a fixed set of values; no key
+// is ever one.
+type Collector struct {
+	descs []*prometheus.Desc // of metrics
+	stats atomic.Pointer[func() bellwether.Stats]
+
+	rebuild, wait, wakeLag                      *prometheus.HistogramVec
+	herds, herdCallers, herdWaiting             prometheus.Counter
+	takeovers, nearEvictions, nearEvictionBytes prometheus.Counter
+	breakerChanges                              *prometheus.CounterVec
+	parts                                       []prometheus.Collector // all of these
+}
+
+// New returns a Collector whose metrics have the label cache="name", by which
+// the caches of one program are told apart. An empty name: there is no label.
+func New(name string) *Collector {
+	var labels prometheus.Labels
+	if name != "" {
+		labels = prometheus.Labels{"cache": name}
+	}
+	c := &Collector{}
+	for _, m := range metrics {
+		c.descs = append(c.descs, prometheus.NewDesc(m.name, m.help, nil, labels))
+	}
+	histogram := func(name, help, label string, smallest float64) *prometheus.HistogramVec {
+		h := prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "bellwether_" + name, Help: help, ConstLabels: labels,
+			Buckets: prometheus.ExponentialBuckets(smallest, 2, 17),
+		}, []string{label})
+		c.parts = append(c.parts, h)
+		return h
+	}
+	count := func(name, help string) prometheus.Counter {
+		n := prometheus.NewCounter(prometheus.CounterOpts{Name: "bellwether_" + name + "_total", Help: help, ConstLabels: labels})
+		c.parts = append(c.parts, n)
+		return n
+	}
+	c.rebuild = histogram("rebuild_seconds", "Time from a load's beginning until its value was in the store.", "outcome", 0.001)
+	c.wait = histogram("wait_seconds", "Time until a call had its answer, of those that memory did not answer at once.", "way", 0.001)
+	c.wakeLag = histogram("wake_lag_seconds", "Time from a commit until the last caller that waited for it in this process had its answer.", "from", 0.00005)
+	c.herds = count("herds", "Flights that have answered anybody.")
+	c.herdCallers = count("herd_callers", "Calls that flights have answered.")
+	c.herdWaiting = count("herd_wait_seconds", "Waiting time of these calls, all added up.")
+	c.takeovers = count("takeovers", "Rebuilds begun in the place of a holder whose lease had run out.")
+	c.nearEvictions = count("near_evictions", "Values that left this process's memory for others.")
+	c.nearEvictionBytes = count("near_evicted_bytes", "Size of these values.")
+	c.breakerChanges = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "bellwether_breaker_changes_total", Help: "Changes of the breakers before the engines, by the state that followed.", ConstLabels: labels,
+	}, []string{"engine", "to"})
+	c.parts = append(c.parts, c.breakerChanges)
+
+	// All that there can be is there from the start: a rate from nothing to one
+	// is none.
+	for _, way := range ways {
+		c.wait.WithLabelValues(way.String())
+	}
+	for _, outcome := range outcomes {
+		c.rebuild.WithLabelValues(outcome.String())
+	}
+	for _, loaded := range []bool{false, true} {
+		c.wakeLag.WithLabelValues(from(loaded))
+	}
+	for _, engine := range engines {
+		for _, state := range states {
+			c.breakerChanges.WithLabelValues(engine.String(), state.String())
+		}
+	}
+	return c
+}
+
+// from tells whose commit woke a herd: a load's of this process, or another's,
+// by way of the store.
+func from(loaded bool) string {
+	if loaded {
+		return "load"
+	}
+	return "store"
+}
+
+// Attach has the Stats of a [bellwether.Cache] or a [bellwether.Middleware] read
+// at each scrape. Before it, there are none of their metrics.
+func (c *Collector) Attach(cache interface{ Stats() bellwether.Stats }) {
+	stats := cache.Stats
+	c.stats.Store(&stats)
+}
+
+// Observer returns the observer that feeds the Collector. It does not watch
+// hits, which Stats count: they stay as fast as they are.
+func (c *Collector) Observer() bellwether.Observer {
+	return bellwether.Observer{
+		Serve: func(_ context.Context, s bellwether.Serve) {
+			c.wait.WithLabelValues(s.Way.String()).Observe(s.Waited.Seconds())
+		},
+		Rebuild: func(ctx context.Context, _ string) (context.Context, func(bellwether.Rebuild)) {
+			return ctx, func(r bellwether.Rebuild) {
+				c.rebuild.WithLabelValues(r.Outcome.String()).Observe(r.Took.Seconds())
+				if r.Takeover {
+					c.takeovers.Inc()
+				}
+			}
+		},
+		Herd: func(h bellwether.Herd) {
+			c.herds.Inc()
+			c.herdCallers.Add(float64(h.Callers))
+			c.herdWaiting.Add(h.Waited.Seconds())
+			if h.WakeLag > 0 {
+				c.wakeLag.WithLabelValues(from(h.Loaded)).Observe(h.WakeLag.Seconds())
+			}
+		},
+		Breaker: func(engine bellwether.Engine, _, to bellwether.BreakerState) {
+			c.breakerChanges.WithLabelValues(engine.String(), to.String()).Inc()
+		},
+		Evict: func(_ string, bytes int) {
+			c.nearEvictions.Inc()
+			c.nearEvictionBytes.Add(float64(bytes))
+		},
+	}
+}
+
+// Describe implements [prometheus.Collector].
+func (c *Collector) Describe(out chan<- *prometheus.Desc) {
+	for _, d := range c.descs {
+		out <- d
+	}
+	for _, p := range c.parts {
+		p.Describe(out)
+	}
+}
+
+// Collect implements [prometheus.Collector]. The Stats are all of one moment.
+func (c *Collector) Collect(out chan<- prometheus.Metric) {
+	if stats := c.stats.Load(); stats != nil {
+		s := (*stats)()
+		for i, m := range metrics {
+			out <- prometheus.MustNewConstMetric(c.descs[i], m.kind, m.of(s))
+		}
+	}
+	for _, p := range c.parts {
+		p.Collect(out)
+	}
+}

@@ -1,0 +1,136 @@
+// Package bellwetherslog writes what goes wrong behind a cache, and how its
+// engines do, into a log.
+package bellwetherslog
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+)
+
+// New returns an observer that writes records to log:
+//
+//   - what Options.OnError is told: Error for a panic of user code and for bytes
+//     that do not decode, Info for commits and leases that came too late, Warn
+//     for all else, such as an engine that does not answer;
+//   - the end of a rebuild: Warn if its load failed, Info if it was a takeover,
+//     Debug otherwise;
+//   - changes of a breaker: Warn when it opens, Info when it closes, Debug
+//     between.
+//
+// Their attributes are key, err, kind, outcome, took, takeover, lease_lost,
+// engine, from and to, as far as they apply. A key may be personal: a ReplaceAttr
+// of the handler can take it out.
+//
+// An engine that is down has much to tell. After a record of Info and above, the
+// next ones of its kind are counted only, for as long as pause; the first one
+// then has their number as omitted. Zero: all are written. Changes of a breaker
+// are always.
+func New(log *slog.Logger, pause time.Duration) bellwether.Observer {
+	w := &writer{log: log, pause: pause, kinds: make(map[string]*kind)}
+	return bellwether.Observer{Error: w.failure, Rebuild: w.rebuild, Breaker: w.breaker}
+}
+
+// A writer is safe for concurrent use.
+type writer struct {
+	log   *slog.Logger
+	pause time.Duration
+
+	mu    sync.Mutex // guards kinds, of which there are few
+	kinds map[string]*kind
+}
+
+type kind struct {
+	written time.Time
+	omitted int // since
+}
+
+// write writes a record, or counts it.
+func (w *writer) write(level slog.Level, name, msg string, attrs ...slog.Attr) {
+	ctx := context.Background()
+	if !w.log.Enabled(ctx, level) {
+		return
+	}
+	if w.pause > 0 && level >= slog.LevelInfo {
+		w.mu.Lock()
+		k := w.kinds[name]
+		if k == nil {
+			k = &kind{}
+			w.kinds[name] = k
+		}
+		if !k.written.IsZero() && time.Since(k.written) < w.pause {
+			k.omitted++
+			w.mu.Unlock()
+			return
+		}
+		if k.omitted > 0 {
+			attrs = append(attrs, slog.Int("omitted", k.omitted))
+		}
+		k.written, k.omitted = time.Now(), 0
+		w.mu.Unlock()
+	}
+	w.log.LogAttrs(ctx, level, msg, attrs...)
+}
+
+// kindOf is an error's kind, for people and for counting, and its level.
+func kindOf(err error) (string, slog.Level) {
+	if _, ok := errors.AsType[*bellwether.PanicError](err); ok {
+		return "panic", slog.LevelError
+	}
+	for _, k := range []struct {
+		is    error
+		name  string
+		level slog.Level
+	}{
+		{bellwether.ErrUnavailable, "unavailable", slog.LevelWarn},
+		{bellwether.ErrCorrupt, "corrupt", slog.LevelError},
+		{bellwether.ErrTooLarge, "too large", slog.LevelWarn},
+		{bellwether.ErrFenced, "fenced", slog.LevelInfo},
+		{bellwether.ErrLeaseLost, "lease lost", slog.LevelInfo},
+	} {
+		if errors.Is(err, k.is) {
+			return k.name, k.level
+		}
+	}
+	return "other", slog.LevelWarn
+}
+
+func (w *writer) failure(key string, err error) {
+	name, level := kindOf(err)
+	w.write(level, name, "behind the cache", slog.String("kind", name), slog.String("key", key), slog.Any("err", err))
+}
+
+func (w *writer) rebuild(ctx context.Context, _ string) (context.Context, func(bellwether.Rebuild)) {
+	return ctx, func(r bellwether.Rebuild) {
+		level, name := slog.LevelDebug, "rebuild"
+		if r.Takeover {
+			level, name = slog.LevelInfo, "takeover"
+		}
+		attrs := []slog.Attr{
+			slog.String("key", r.Key), slog.String("outcome", r.Outcome.String()), slog.Duration("took", r.Took),
+			slog.Bool("takeover", r.Takeover), slog.Bool("lease_lost", r.LeaseLost),
+		}
+		if r.Err != nil {
+			level, name = slog.LevelWarn, "load"
+			attrs = append(attrs, slog.Any("err", r.Err))
+		}
+		w.write(level, name, "rebuild", attrs...)
+	}
+}
+
+func (w *writer) breaker(engine bellwether.Engine, from, to bellwether.BreakerState) {
+	level := slog.LevelDebug
+	switch {
+	// Half-open and open again is what an engine that stays down does.
+	case to == bellwether.BreakerOpen && from == bellwether.BreakerClosed:
+		level = slog.LevelWarn
+	case to == bellwether.BreakerClosed:
+		level = slog.LevelInfo
+	}
+	w.log.LogAttrs(context.Background(), level, "breaker",
+		slog.String("engine", engine.String()), slog.String("from", from.String()), slog.String("to", to.String()))
+}

@@ -1,0 +1,141 @@
+package bellwetherslog_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/bellwetherslog"
+	"github.com/bellwether-go/bellwether/lockers/locallock"
+	"github.com/bellwether-go/bellwether/stores/memstore"
+)
+
+// timeless leaves out what differs from run to run.
+func timeless(_ []string, a slog.Attr) slog.Attr {
+	if a.Key == slog.TimeKey || a.Key == "took" {
+		return slog.Attr{}
+	}
+	return a
+}
+
+func newLog(level slog.Level) (*slog.Logger, *bytes.Buffer) {
+	b := &bytes.Buffer{}
+	return slog.New(slog.NewTextHandler(b, &slog.HandlerOptions{Level: level, ReplaceAttr: timeless})), b
+}
+
+// Each kind has its level.
+func TestNew_Levels(t *testing.T) {
+	log, got := newLog(slog.LevelDebug)
+	o := bellwetherslog.New(log, 0)
+	for _, err := range []error{
+		fmt.Errorf("reading: %w", bellwether.ErrUnavailable), bellwether.ErrCorrupt, bellwether.ErrTooLarge,
+		bellwether.ErrFenced, bellwether.ErrLeaseLost, &bellwether.PanicError{Value: "boom"}, errors.New("else"),
+	} {
+		o.Error("k", err)
+	}
+	for _, r := range []bellwether.Rebuild{
+		{Key: "k"}, {Key: "k", Takeover: true}, {Key: "k", Outcome: bellwether.OutcomeFailed, Err: errors.New("down"), Takeover: true},
+	} {
+		_, end := o.Rebuild(t.Context(), "k")
+		end(r)
+	}
+	o.Breaker(bellwether.EngineStore, bellwether.BreakerClosed, bellwether.BreakerOpen)
+	o.Breaker(bellwether.EngineStore, bellwether.BreakerOpen, bellwether.BreakerHalfOpen)
+	o.Breaker(bellwether.EngineStore, bellwether.BreakerHalfOpen, bellwether.BreakerOpen)
+	o.Breaker(bellwether.EngineStore, bellwether.BreakerHalfOpen, bellwether.BreakerClosed)
+	want := `level=WARN msg="behind the cache" kind=unavailable key=k err="reading: bellwether: engine unavailable"
+level=ERROR msg="behind the cache" kind=corrupt key=k err="` + bellwether.ErrCorrupt.Error() + `"
+level=WARN msg="behind the cache" kind="too large" key=k err="` + bellwether.ErrTooLarge.Error() + `"
+level=INFO msg="behind the cache" kind=fenced key=k err="` + bellwether.ErrFenced.Error() + `"
+level=INFO msg="behind the cache" kind="lease lost" key=k err="` + bellwether.ErrLeaseLost.Error() + `"
+level=ERROR msg="behind the cache" kind=panic key=k err="bellwether: load panicked: boom"
+level=WARN msg="behind the cache" kind=other key=k err=else
+level=DEBUG msg=rebuild key=k outcome=value takeover=false lease_lost=false
+level=INFO msg=rebuild key=k outcome=value takeover=true lease_lost=false
+level=WARN msg=rebuild key=k outcome=failed takeover=true lease_lost=false err=down
+level=WARN msg=breaker engine=store from=closed to=open
+level=DEBUG msg=breaker engine=store from=open to=half-open
+level=DEBUG msg=breaker engine=store from=half-open to=open
+level=INFO msg=breaker engine=store from=half-open to=closed
+`
+	if got.String() != want {
+		t.Errorf("got\n%swant\n%s", got, want)
+	}
+}
+
+// Of a kind there is one record in a pause, and the next says how many there
+// were in between.
+func TestNew_Pause(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		log, got := newLog(slog.LevelInfo)
+		o := bellwetherslog.New(log, time.Minute)
+		for range 100 {
+			o.Error("k", bellwether.ErrUnavailable)
+		}
+		o.Error("k", bellwether.ErrFenced)
+		time.Sleep(time.Minute)
+		o.Error("k", bellwether.ErrUnavailable)
+		lines := strings.Split(strings.TrimSpace(got.String()), "\n")
+		if len(lines) != 3 || strings.Contains(lines[0], "omitted") || !strings.Contains(lines[1], "fenced") || !strings.HasSuffix(lines[2], "omitted=99") {
+			t.Errorf("got\n%s", got)
+		}
+	})
+}
+
+// A store that goes down and comes back is what the log shows.
+func TestNew_StoreDown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		log, got := newLog(slog.LevelInfo)
+		store := &failing{Store: memstore.New()}
+		c := bellwether.New(func(context.Context, string) (string, error) { return "v", nil }, bellwether.Options{
+			TTL: time.Minute, Store: store, Locker: locallock.New(),
+			Observers: []bellwether.Observer{bellwetherslog.New(log, time.Hour)},
+		})
+		store.down = true
+		c.Get(t.Context(), "a")
+		store.down = false
+		time.Sleep(2 * time.Second)
+		c.Get(t.Context(), "b")
+		synctest.Wait()
+		c.Close()
+		want := []string{"kind=unavailable key=a", "engine=store from=closed to=open", "engine=store from=half-open to=closed"}
+		lines := strings.Split(strings.TrimSpace(got.String()), "\n")
+		if len(lines) != len(want) {
+			t.Fatalf("got\n%s", got)
+		}
+		for i, w := range want {
+			if !strings.Contains(lines[i], w) {
+				t.Errorf("line %d is %s, want %s", i, lines[i], w)
+			}
+		}
+	})
+}
+
+type failing struct {
+	bellwether.Store
+	down bool
+}
+
+func (f *failing) Get(ctx context.Context, key string) (bellwether.Entry, error) {
+	if f.down {
+		return bellwether.Entry{}, errors.New("connection refused")
+	}
+	return f.Store.Get(ctx, key)
+}
+
+func ExampleNew() {
+	log := slog.New(slog.NewTextHandler(os.Stdout, &slog.HandlerOptions{ReplaceAttr: timeless}))
+	users := bellwether.New(func(context.Context, string) (string, error) { return "", errors.New("database is down") },
+		bellwether.Options{TTL: time.Minute, Observers: []bellwether.Observer{bellwetherslog.New(log, time.Minute)}})
+	users.Get(context.Background(), "42")
+	users.Close()
+	// Output: level=WARN msg=rebuild key=42 outcome=failed takeover=false lease_lost=false err="database is down"
+}

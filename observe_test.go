@@ -1,0 +1,595 @@
+package bellwether_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/stores/memstore"
+)
+
+// A record is all that an observer was told.
+type record struct {
+	mu       sync.Mutex // guards all
+	hits     int
+	ways     map[string]int // of Serve
+	waited   time.Duration  // of these
+	serves   []bellwether.Serve
+	begun    int
+	rebuilds []bellwether.Rebuild
+	herds    []bellwether.Herd
+	breakers []string
+	evicted  map[string]int
+	errs     []error
+}
+
+// observer writes the record. It uses each thing that could be locked.
+func (r *record) observer() bellwether.Observer {
+	lock := func(f func()) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		f()
+	}
+	return bellwether.Observer{
+		Hit: func(context.Context, string) { lock(func() { r.hits++ }) },
+		Serve: func(_ context.Context, s bellwether.Serve) {
+			lock(func() {
+				if r.ways == nil {
+					r.ways = map[string]int{}
+				}
+				r.ways[s.Way.String()]++
+				r.waited += s.Waited
+				r.serves = append(r.serves, s)
+			})
+		},
+		Caller: func(ctx context.Context) any { return ctx.Value(traceKey{}) },
+		Rebuild: func(ctx context.Context, key string) (context.Context, func(bellwether.Rebuild)) {
+			lock(func() { r.begun++ })
+			return context.WithValue(ctx, spanKey{}, "span of "+key), func(b bellwether.Rebuild) {
+				lock(func() { r.rebuilds = append(r.rebuilds, b) })
+			}
+		},
+		Herd: func(h bellwether.Herd) { lock(func() { r.herds = append(r.herds, h) }) },
+		Breaker: func(engine bellwether.Engine, from, to bellwether.BreakerState) {
+			lock(func() { r.breakers = append(r.breakers, fmt.Sprintf("%v %v %v", engine, from, to)) })
+		},
+		Evict: func(key string, bytes int) {
+			lock(func() {
+				if r.evicted == nil {
+					r.evicted = map[string]int{}
+				}
+				r.evicted[key] += bytes
+			})
+		},
+		Error: func(_ string, err error) { lock(func() { r.errs = append(r.errs, err) }) },
+	}
+}
+
+type spanKey struct{}
+
+func (r *record) reset() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.hits, r.ways, r.waited, r.serves, r.begun, r.rebuilds, r.herds, r.breakers, r.evicted, r.errs = 0, nil, 0, nil, 0, nil, nil, nil, nil, nil
+}
+
+// wantWays is what calls there were, as "hit 2, miss 1".
+func (r *record) wantWays(t *testing.T, want string) {
+	t.Helper()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var got []string
+	if r.hits > 0 {
+		got = append(got, fmt.Sprint("hit ", r.hits))
+	}
+	for _, way := range []string{"stale", "collapsed", "miss", "bypass"} {
+		if n := r.ways[way]; n > 0 {
+			got = append(got, fmt.Sprint(way, " ", n))
+		}
+	}
+	if r.ways["hit"] > 0 {
+		got = append(got, fmt.Sprint("hit after a wait ", r.ways["hit"]))
+	}
+	if got := strings.Join(got, ", "); got != want {
+		t.Errorf("served: %s; want %s", got, want)
+	}
+}
+
+// watched are the options with a record of a cache's doings.
+func watched(o bellwether.Options) (*record, bellwether.Options) {
+	r := &record{}
+	o.Observers = append(o.Observers, r.observer())
+	return r, o
+}
+
+// A herd is one rebuild and one herd, with all its callers and what they have
+// waited together.
+func TestObserver_Herd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, o := watched(bellwether.Options{TTL: time.Minute})
+		var span any
+		c := cacheOf(t, func(ctx context.Context, key string) (string, error) {
+			span = ctx.Value(spanKey{})
+			time.Sleep(time.Second)
+			return "v", nil
+		}, o)
+		var wg sync.WaitGroup
+		for i := range 100 {
+			wg.Go(func() {
+				c.Get(context.WithValue(t.Context(), traceKey{}, i), "k")
+			})
+		}
+		time.Sleep(600 * time.Millisecond)
+		for range 10 { // who leaves is answered by nobody
+			wg.Go(func() {
+				ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+				defer cancel()
+				c.Get(ctx, "k")
+			})
+		}
+		wg.Wait()
+		synctest.Wait()
+		for range 7 {
+			c.Get(t.Context(), "k")
+		}
+		r.wantWays(t, "hit 7, collapsed 109, miss 1")
+		if want := 101 * time.Second; r.waited != want {
+			t.Errorf("calls waited %v in all, want %v", r.waited, want)
+		}
+		if span != "span of k" {
+			t.Errorf("the load's context has %v, want what the observer put there", span)
+		}
+		if r.begun != 1 || len(r.rebuilds) != 1 || len(r.herds) != 1 {
+			t.Fatalf("%d rebuilds began, %d ended, %d herds; want 1 of each", r.begun, len(r.rebuilds), len(r.herds))
+		}
+		b := r.rebuilds[0]
+		if b.Key != "k" || b.Outcome != bellwether.OutcomeValue || b.Took != time.Second || b.Err != nil || b.Takeover || b.LeaseLost {
+			t.Errorf("rebuild %+v, want a value after 1s", b)
+		}
+		if len(b.Callers) != bellwether.MaxCallers {
+			t.Errorf("%d callers of the rebuild, want the first %d", len(b.Callers), bellwether.MaxCallers)
+		}
+		seen := map[any]bool{}
+		for _, mark := range b.Callers {
+			if _, ok := mark.(int); !ok || seen[mark] {
+				t.Errorf("caller %v, want the number of another caller", mark)
+			}
+			seen[mark] = true
+		}
+		h := r.herds[0]
+		if h.Key != "k" || h.Callers != 100 || h.Waited != 100*time.Second || !h.Loaded || h.Err != nil || h.WakeLag != 0 {
+			t.Errorf("herd %+v, want 100 callers that waited 100s", h)
+		}
+	})
+}
+
+// A failure, and what is served in its place.
+func TestObserver_Failure(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, o := watched(bellwether.Options{TTL: time.Second, StaleIfError: time.Hour, ErrorTTL: 10 * time.Second})
+		down := errors.New("down")
+		fail := false
+		c := cacheOf(t, func(context.Context, string) (string, error) {
+			if fail {
+				return "", down
+			}
+			return "v", nil
+		}, o)
+		c.Get(t.Context(), "k")
+		time.Sleep(2 * time.Second)
+		fail = true
+		for range 3 { // the rebuild fails, and then backs off
+			if v, err := c.Get(t.Context(), "k"); v != "v" || err != nil {
+				t.Errorf("Get = %q, %v", v, err)
+			}
+		}
+		c.Get(t.Context(), "other")
+		c.Get(t.Context(), "other")
+		synctest.Wait()
+		r.wantWays(t, "stale 3, miss 3")
+		if n := len(r.rebuilds); n != 3 {
+			t.Fatalf("%d rebuilds, want 3", n)
+		}
+		for i, want := range []bellwether.Outcome{bellwether.OutcomeValue, bellwether.OutcomeFailed, bellwether.OutcomeFailed} {
+			if b := r.rebuilds[i]; b.Outcome != want || (b.Err != nil) != (want == bellwether.OutcomeFailed) {
+				t.Errorf("rebuild %d: %+v, want %v", i, b, want)
+			}
+		}
+		if n := len(r.herds); n != 3 || !errors.Is(r.herds[2].Err, down) || r.herds[1].Err != nil {
+			t.Errorf("herds %+v, want 3, the last of them with the failure", r.herds)
+		}
+	})
+}
+
+// One process of a fleet rebuilds; in the others a herd is answered by what it
+// has committed, and how late that was is told.
+func TestObserver_HerdOfAFleet(t *testing.T) {
+	everyWay(t, func(t *testing.T, by way) {
+		r, o := watched(bellwether.Options{})
+		f := newFleet(t, 4, by, o)
+		f.get(20, "k")
+		synctest.Wait()
+		if len(r.rebuilds) != 1 || r.rebuilds[0].Takeover || len(r.herds) != 4 {
+			t.Fatalf("rebuilds %+v and herds %+v, want 1 and 4", r.rebuilds, r.herds)
+		}
+		loaded := 0
+		for _, h := range r.herds {
+			if h.Callers != 20 || h.Waited < 20*time.Second {
+				t.Errorf("herd %+v, want 20 callers that waited for 1s each at least", h)
+			}
+			if late := h.Waited/20 - time.Second; h.WakeLag != late {
+				t.Errorf("a wake lag of %v, want the %v after the commit", h.WakeLag, late)
+			}
+			if h.Loaded {
+				loaded++
+			}
+		}
+		if loaded != 1 {
+			t.Errorf("%d herds have loaded for themselves, want 1", loaded)
+		}
+		r.reset()
+		f.get(5, "k")
+		r.wantWays(t, "hit 20")
+	})
+}
+
+// The store's commit takes its time, which is no lag of those who wait; its
+// notice does, which is.
+func TestObserver_WakeLag(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, o := watched(bellwether.Options{})
+		f := newFleet(t, 2, notices, o)
+		f.processes[1].store.set(on(func(context.Context, string) error {
+			time.Sleep(300 * time.Millisecond)
+			return nil
+		}, "notice"))
+		f.processes[1].locker.set(on(func(ctx context.Context, _ string) error { <-ctx.Done(); return ctx.Err() }, "watch"))
+		go f.processes[0].Get(context.Background(), "k")
+		synctest.Wait()
+		callAll(f.processes[1:], 5, "k")
+		synctest.Wait()
+		if len(r.herds) != 2 {
+			t.Fatalf("herds %+v, want 2", r.herds)
+		}
+		for _, h := range r.herds {
+			if h.Loaded && h.WakeLag != 0 || !h.Loaded && (h.WakeLag <= 0 || h.WakeLag > 300*time.Millisecond || h.WakeLag != h.Waited/5-time.Second) {
+				t.Errorf("herd %+v: want the lag of the notice, or of the look that came before it", h)
+			}
+		}
+	})
+}
+
+// However many wait for a holder that is dead, its rebuild is taken over once.
+func TestObserver_Takeover(t *testing.T) {
+	everyWay(t, func(t *testing.T, by way) {
+		r, o := watched(bellwether.Options{LeaseTTL: 2 * time.Second, MaxWait: time.Minute})
+		f := newFleet(t, 6, by, o)
+		if _, err := f.locker.TryAcquire(t.Context(), "k", 2*time.Second); err != nil { // and no word more
+			t.Fatal(err)
+		}
+		f.get(20, "k")
+		synctest.Wait()
+		if len(r.rebuilds) != 1 || !r.rebuilds[0].Takeover {
+			t.Errorf("rebuilds %+v, want one takeover", r.rebuilds)
+		}
+		callers := 0
+		for _, h := range r.herds {
+			callers += h.Callers
+		}
+		if len(r.herds) != 6 || callers != 120 {
+			t.Errorf("%d herds of %d callers, want 6 of 120", len(r.herds), callers)
+		}
+	})
+}
+
+// A holder that gives up without a value releases its lease: who goes on takes
+// nothing over.
+func TestObserver_ReleaseIsNoTakeover(t *testing.T) {
+	everyWay(t, func(t *testing.T, by way) {
+		r, o := watched(bellwether.Options{MaxWait: time.Minute})
+		f := newFleet(t, 2, by, o)
+		lease, err := f.locker.TryAcquire(t.Context(), "k", 5*time.Second)
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.AfterFunc(time.Second, func() { lease.Release(context.Background()) })
+		f.get(3, "k")
+		synctest.Wait()
+		if len(r.rebuilds) != 1 || r.rebuilds[0].Takeover {
+			t.Errorf("rebuilds %+v, want one that is no takeover", r.rebuilds)
+		}
+	})
+}
+
+// A commit that comes too late, and a load that is given up on.
+func TestObserver_FencedAndAbandoned(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, o := watched(bellwether.Options{})
+		f := newFleet(t, 1, push, o)
+		p := f.processes[0]
+		time.AfterFunc(500*time.Millisecond, func() { f.store.Invalidate(context.Background(), "k") }) // unheard
+		time.AfterFunc(1500*time.Millisecond, func() { p.Invalidate(context.Background(), "k") })
+		if v, err := p.Get(t.Context(), "k"); v != "v3" || err != nil {
+			t.Errorf("Get = %q, %v", v, err)
+		}
+		synctest.Wait()
+		var got []string
+		for _, b := range r.rebuilds {
+			got = append(got, b.Outcome.String())
+		}
+		if fmt.Sprint(got) != "[fenced abandoned value]" || r.begun != 3 || len(r.herds) != 1 {
+			t.Errorf("rebuilds %v of %d, %d herds; want one fenced, one abandoned, one for the caller", got, r.begun, len(r.herds))
+		}
+		fenced := 0
+		for _, err := range r.errs {
+			if errors.Is(err, bellwether.ErrFenced) {
+				fenced++
+			}
+		}
+		if fenced != 1 {
+			t.Errorf("errors %v, want one of a commit that was fenced", r.errs)
+		}
+	})
+}
+
+func TestObserver_LeaseLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, o := watched(bellwether.Options{LeaseTTL: 3 * time.Second})
+		f := newFleet(t, 1, push, o)
+		p := f.processes[0]
+		f.origin.set(func(o *source) { o.build = 2 * time.Second })
+		var once sync.Once
+		p.locker.set(on(func(context.Context, string) (err error) {
+			once.Do(func() { err = bellwether.ErrLeaseLost })
+			return err
+		}, "renew"))
+		if _, err := p.Get(t.Context(), "k"); err != nil {
+			t.Error(err)
+		}
+		synctest.Wait()
+		if len(r.rebuilds) != 2 || !r.rebuilds[0].LeaseLost || r.rebuilds[0].Outcome != bellwether.OutcomeAbandoned ||
+			r.rebuilds[1].LeaseLost || r.rebuilds[1].Outcome != bellwether.OutcomeValue {
+			t.Errorf("rebuilds %+v, want one that lost its lease, and the next", r.rebuilds)
+		}
+	})
+}
+
+// A breaker's states come in their order, each once.
+func TestObserver_Breaker(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, o := watched(bellwether.Options{})
+		f := newFleet(t, 1, push, o)
+		p := f.processes[0]
+		p.store.set(refuse)
+		f.origin.set(func(o *source) { o.build = 0 })
+		for i := range 3 {
+			p.Get(t.Context(), fmt.Sprint("k", i))
+		}
+		time.Sleep(2 * time.Second)
+		p.Get(t.Context(), "still down")
+		p.store.set(nil)
+		time.Sleep(2 * time.Second)
+		p.Get(t.Context(), "up again")
+		synctest.Wait()
+		want := []string{
+			"store closed open", "store open half-open", "store half-open open", "store open half-open", "store half-open closed",
+		}
+		if fmt.Sprint(r.breakers) != fmt.Sprint(want) {
+			t.Errorf("told of %q, want %q", r.breakers, want)
+		}
+	})
+}
+
+func TestObserver_Evict(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, o := watched(bellwether.Options{TTL: time.Minute, NearBytes: 10 << 10})
+		c := cacheOf(t, func(context.Context, string) (string, error) { return strings.Repeat("x", 700), nil }, o)
+		for i := range 100 {
+			c.Get(t.Context(), fmt.Sprint("k", i))
+		}
+		synctest.Wait()
+		r.mu.Lock()
+		n := len(r.evicted)
+		for key, bytes := range r.evicted {
+			if bytes < 700 || bytes > 1100 {
+				t.Errorf("%s had %d bytes, want 700 and what an entry costs", key, bytes)
+			}
+		}
+		r.mu.Unlock()
+		if kept := int(c.Stats().NearBytes) / 900; n < 80 || n+kept > 100+5 {
+			t.Errorf("%d values evicted and some %d kept, of 100", n, kept)
+		}
+		r.reset()
+		time.Sleep(5 * time.Minute)
+		c.Get(t.Context(), "k")
+		synctest.Wait()
+		if len(r.evicted) > 0 {
+			t.Errorf("%v: what expires is not evicted", r.evicted)
+		}
+	})
+}
+
+// Whatever an observer does, callers get their values, and OnError hears of it.
+func TestObserver_Panics(t *testing.T) {
+	boom := func() { panic("observer") }
+	for name, by := range map[string]bellwether.Observer{
+		"Hit":     {Hit: func(context.Context, string) { boom() }},
+		"Serve":   {Serve: func(context.Context, bellwether.Serve) { boom() }},
+		"Caller":  {Caller: func(context.Context) any { boom(); return nil }, Rebuild: func(context.Context, string) (context.Context, func(bellwether.Rebuild)) { return nil, nil }},
+		"Rebuild": {Rebuild: func(context.Context, string) (context.Context, func(bellwether.Rebuild)) { boom(); return nil, nil }},
+		"its end": {Rebuild: func(ctx context.Context, _ string) (context.Context, func(bellwether.Rebuild)) {
+			return ctx, func(bellwether.Rebuild) { boom() }
+		}},
+		"Herd":    {Herd: func(bellwether.Herd) { boom() }},
+		"Breaker": {Breaker: func(bellwether.Engine, bellwether.BreakerState, bellwether.BreakerState) { boom() }},
+		"Evict":   {Evict: func(string, int) { boom() }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if !survives(t) {
+				return
+			}
+			synctest.Test(t, func(t *testing.T) {
+				var mu sync.Mutex
+				var told []error
+				r, o := watched(bellwether.Options{NearBytes: 1 << 10, Observers: []bellwether.Observer{by}, OnError: func(_ string, err error) {
+					mu.Lock()
+					defer mu.Unlock()
+					if _, ok := errors.AsType[*bellwether.PanicError](err); ok {
+						told = append(told, err)
+					}
+				}})
+				f := newFleet(t, 1, push, o)
+				for i := range 8 {
+					f.origin.set(func(o *source) { o.build = time.Millisecond })
+					if got := f.get(5, fmt.Sprint("k", i)); len(got.failed) > 0 || got.slowest > time.Second {
+						t.Errorf("callers failed, or waited %v: %v", got.slowest, got.failed)
+					}
+					f.get(1, fmt.Sprint("k", i))
+				}
+				f.processes[0].store.set(refuse)
+				for i := range 3 {
+					f.get(1, fmt.Sprint("down", i))
+				}
+				synctest.Wait()
+				mu.Lock()
+				defer mu.Unlock()
+				if len(told) == 0 {
+					t.Error("nobody heard of the panics")
+				}
+				if len(r.rebuilds) != 11 || len(r.herds) < 11 || len(r.breakers) != 1 {
+					t.Errorf("another observer was told of %d rebuilds, %d herds, %v", len(r.rebuilds), len(r.herds), r.breakers)
+				}
+			})
+		})
+	}
+}
+
+// An observer may use the cache: no lock is held.
+func TestObserver_MayUseTheCache(t *testing.T) {
+	if !survives(t) {
+		return
+	}
+	watchdog := time.AfterFunc(20*time.Second, func() { panic("deadlock: an observer is called under a lock") })
+	defer watchdog.Stop()
+	var c *bellwether.Cache[string]
+	use := func() {
+		c.Stats()
+		c.Invalidate(context.Background(), "another")
+	}
+	store := &wiredStore{wire: &wire{}, store: memstore.New()}
+	told := make(chan struct{}, 10)
+	c = bellwether.New(func(context.Context, string) (string, error) { return "v", nil }, bellwether.Options{
+		TTL: time.Minute, Store: store, NearBytes: 1 << 10,
+		Observers: []bellwether.Observer{{
+			Hit:    func(context.Context, string) { use() },
+			Serve:  func(context.Context, bellwether.Serve) { use() },
+			Caller: func(context.Context) any { use(); return nil },
+			Rebuild: func(ctx context.Context, _ string) (context.Context, func(bellwether.Rebuild)) {
+				use()
+				return ctx, func(bellwether.Rebuild) { use() }
+			},
+			Herd: func(bellwether.Herd) { use() },
+			Breaker: func(bellwether.Engine, bellwether.BreakerState, bellwether.BreakerState) {
+				c.Stats()
+				told <- struct{}{}
+			},
+			Evict: func(string, int) { use() },
+		}},
+	})
+	defer c.Close()
+	for i := range 20 {
+		var wg sync.WaitGroup
+		for range 3 {
+			wg.Go(func() {
+				if v, err := c.Get(t.Context(), fmt.Sprint("k", i)); v != "v" || err != nil {
+					t.Errorf("Get = %q, %v", v, err)
+				}
+			})
+		}
+		wg.Wait()
+	}
+	store.set(refuse)
+	for i := range 3 {
+		c.Get(t.Context(), fmt.Sprint("down", i))
+	}
+	<-told
+}
+
+// Each request is told of once, however many hops there are to its variant.
+func TestObserver_HTTP(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, o := watched(bellwether.Options{})
+		var span atomic.Value
+		s := newSite(t, bellwether.HTTPOptions{Options: o}, func(w http.ResponseWriter, req *http.Request) {
+			if v := req.Context().Value(spanKey{}); v != nil {
+				span.Store(v)
+			}
+			time.Sleep(time.Second)
+			h := w.Header()
+			switch req.URL.Path {
+			case "/private":
+				h.Set("Cache-Control", "private")
+			case "/down":
+				w.WriteHeader(http.StatusServiceUnavailable)
+			case "/panic":
+				panic("handler")
+			default:
+				h.Set("Cache-Control", "max-age=10, stale-while-revalidate=10")
+				h.Set("Vary", "Accept-Language")
+			}
+			fmt.Fprint(w, "body")
+		})
+		step := func(n int, url, want string) {
+			t.Helper()
+			r.reset()
+			s.burst(n, same(url))
+			synctest.Wait()
+			r.wantWays(t, want)
+		}
+		step(10, "/page", "collapsed 9, miss 1")
+		if span.Load() == nil {
+			t.Error("the handler's context has nothing of the rebuild's")
+		}
+		if !strings.HasSuffix(r.serves[0].Key, "/page") {
+			t.Errorf("a key of %q, want the URL", r.serves[0].Key)
+		}
+		callers := 0
+		for _, h := range r.herds {
+			callers += h.Callers
+		}
+		if callers < 10 || len(r.rebuilds) == 0 {
+			t.Errorf("herds %+v and rebuilds %+v, want 10 callers", r.herds, r.rebuilds)
+		}
+		step(5, "/page", "hit 5")
+		r.reset()
+		s.get("/page", "Accept-Language", "de")
+		synctest.Wait()
+		r.wantWays(t, "miss 1")
+		time.Sleep(12 * time.Second)
+		step(4, "/page", "stale 4")
+		time.Sleep(2 * time.Second)
+		step(1, "/page", "hit 1")
+		step(3, "/private", "miss 1, bypass 2")
+		step(3, "/private", "bypass 3")
+		step(2, "/panic", "collapsed 1, miss 1")
+		for _, served := range r.serves {
+			if served.Err == nil {
+				t.Errorf("served %+v, want the handler's panic", served)
+			}
+		}
+		r.reset()
+		s.get("/cold", "Cache-Control", "only-if-cached")
+		r.wantWays(t, "miss 1")
+		r.reset()
+		s.do(request(http.MethodPost, "/page"))
+		r.wantWays(t, "")
+	})
+}
