@@ -31,6 +31,7 @@ type engine[V any] struct {
 	notified  bool           // Store is a Notifier
 	sweeper   sweeper[V]
 	deafen    context.CancelFunc // ends listen, nil if there is none
+	closing   chan struct{}      // closed when closed is set
 
 	mu            sync.Mutex // guards what follows, and the fields of flights that say so
 	flights       map[string]*flight[V]
@@ -56,6 +57,7 @@ func newEngine[V any](s settings, size func(string, V) int, marshal func(V) ([]b
 		slots:     rebuildSlots{free: semaphore.NewWeighted(int64(s.MaxRebuilds)), most: int64(s.MaxQueued)},
 		flights:   make(map[string]*flight[V]),
 		aloft:     make(map[*flight[V]]struct{}),
+		closing:   make(chan struct{}),
 	}
 	return e
 }
@@ -184,6 +186,9 @@ func (e *engine[V]) close() {
 	e.mu.Lock()
 	first := !e.closed
 	e.closed = true
+	if first {
+		close(e.closing)
+	}
 	for f := range e.aloft {
 		f.cancel(ErrClosed)
 	}
