@@ -1154,7 +1154,7 @@ func TestBatchError(t *testing.T) {
 // no key has another's value, and no key is loaded twice at a time but where it
 // was invalidated.
 func TestGetMany_RandomSchedules(t *testing.T) {
-	for seed := range uint64(40) {
+	for seed := range uint64(20) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				rnd := rand.New(rand.NewPCG(seed, 7))
