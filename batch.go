@@ -408,10 +408,12 @@ func (m *member[V]) bind() loader[V] {
 // board gives the flight that has just begun its place. engine.mu is held, and
 // complete is not closed.
 func (m *member[V]) board(ctx context.Context, f *flight[V]) {
-	f.member, m.fly = m, func() { f.fly(ctx) }
+	flying := ctx
+	f.member, m.fly = m, func() { f.fly(flying) }
 	if m.members = append(m.members, m); len(m.members) == 1 {
-		// The first flight's context: while none has taken off, it ends with the
-		// engine only.
+		// With its values and not its end: the flight may end while the others
+		// are being read.
+		ctx = context.WithoutCancel(ctx)
 		m.read = func(store BatchGetter) { m.readAll(ctx, store) }
 	}
 }
@@ -447,6 +449,15 @@ func (m *member[V]) takeOff(first *firstLook, lose time.Duration) {
 // where there was no answer.
 func (b *batch[V]) readAll(ctx context.Context, store BatchGetter) {
 	e := b.engine
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	e.running.Go(func() {
+		select {
+		case <-e.closing:
+			cancel()
+		case <-ctx.Done():
+		}
+	})
 	o := outage{e.EngineTimeout}
 	rest, err := b.readOnce(ctx, store, b.members, &o)
 	for try := 1; try < breakerTrips && len(rest) > 0 && o.left > 0 && e.store.up() && ctx.Err() == nil; try++ {

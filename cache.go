@@ -77,11 +77,12 @@ type Options struct {
 	// so the time after which a crashed holder is replaced. Zero means 5 s.
 	LeaseTTL time.Duration
 	// MaxRebuilds bounds the rebuilds that run at one time in this process,
-	// loads that have been given up on included. Zero means 128.
+	// loads that have been given up on included. A batch load is one. Zero means
+	// 128.
 	MaxRebuilds int
 	// MaxQueued bounds the keys whose rebuild waits for one of these. The
-	// callers of one more get what is stale, else [ErrOverloaded]. Zero means
-	// 1024.
+	// callers of one more get what is stale, else [ErrOverloaded]. The keys of a
+	// GetMany count as one, or as one for each thousand. Zero means 1024.
 	MaxQueued int
 
 	// Store keeps the entries for a fleet. Nil: the values stay in this process.

@@ -33,6 +33,7 @@ type engine[V any] struct {
 	observers observers
 	sweeper   sweeper[V]
 	deafen    context.CancelFunc // ends listen, nil if there is none
+	closing   chan struct{}      // closed when closed is set
 
 	mu            sync.Mutex // guards what follows, and the fields of flights that say so
 	flights       map[string]*flight[V]
@@ -55,6 +56,7 @@ func newEngine[V any](s settings, size func(string, V) int, marshal func(V) ([]b
 		slots:     rebuildSlots{free: semaphore.NewWeighted(int64(s.MaxRebuilds)), most: int64(s.MaxQueued)},
 		flights:   make(map[string]*flight[V]),
 		aloft:     make(map[*flight[V]]struct{}),
+		closing:   make(chan struct{}),
 	}
 	e.store, e.locker, e.push = e.newBreaker(EngineStore), e.newBreaker(EngineLocker), e.newBreaker(EngineWatch)
 	e.near = newNear(c, s.NearBytes, size, e.evicted())
@@ -230,6 +232,9 @@ func (e *engine[V]) close() {
 	e.mu.Lock()
 	first := !e.closed
 	e.closed = true
+	if first {
+		close(e.closing)
+	}
 	for f := range e.aloft {
 		f.cancel(ErrClosed)
 	}

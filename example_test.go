@@ -118,6 +118,84 @@ func ExampleNew() {
 	// Output: user 42 <nil>
 }
 
+// loadUsers stands for one query that finds many rows.
+func loadUsers(ctx context.Context, ids []string) (map[string]User, error) {
+	found := map[string]User{}
+	for _, id := range ids {
+		if id != "nobody" {
+			found[id] = User{Name: "user " + id}
+		}
+	}
+	return found, nil
+}
+
+func ExampleNewBatch() {
+	ctx := context.Background()
+	users := bellwether.NewBatch(loadUsers, bellwether.Options{TTL: time.Minute})
+	defer users.Close()
+	found, err := users.GetMany(ctx, []string{"41", "42", "nobody"}) // one call of loadUsers
+	fmt.Println(found["42"].Name, err)
+	fmt.Println(len(found))
+	// Output:
+	// user 42 <nil>
+	// 2
+}
+
+// Some keys may fail and others not.
+func ExampleCache_GetMany() {
+	users := bellwether.NewBatch(func(ctx context.Context, ids []string) (map[string]User, error) {
+		fmt.Println("loading", ids)
+		found := map[string]User{"41": {Name: "user 41"}}
+		return found, &bellwether.BatchError{Errors: map[string]error{"42": errors.New("shard down")}}
+	}, bellwether.Options{TTL: time.Minute})
+	defer users.Close()
+
+	found, err := users.GetMany(context.Background(), []string{"41", "42", "nobody"})
+	fmt.Println(found["41"].Name)
+	if failed, ok := errors.AsType[*bellwether.BatchError](err); ok {
+		fmt.Println(failed.Errors["42"])
+	}
+	_, ok := found["nobody"]
+	fmt.Println(ok)
+	// Output:
+	// loading [41 42 nobody]
+	// user 41
+	// shard down
+	// false
+}
+
+// A load that differs from call to call.
+func ExampleCache_GetManyFunc() {
+	users := bellwether.New(loadUser, bellwether.Options{TTL: time.Minute})
+	defer users.Close()
+
+	found, err := users.GetManyFunc(context.Background(), []string{"41", "42"}, loadUsers)
+	fmt.Println(len(found), err)
+	// Output: 2 <nil>
+}
+
+func ExampleSetFreshnessOf() {
+	loads := 0
+	prices := bellwether.NewBatch(func(ctx context.Context, names []string) (map[string]int, error) {
+		loads += len(names)
+		found := map[string]int{}
+		for _, name := range names {
+			found[name] = len(name)
+			if name == "fish" {
+				bellwether.SetFreshnessOf(ctx, name, bellwether.Freshness{TTL: time.Nanosecond})
+			}
+		}
+		return found, nil
+	}, bellwether.Options{TTL: time.Hour})
+	defer prices.Close()
+
+	for range 2 {
+		prices.GetMany(context.Background(), []string{"salt", "fish"})
+	}
+	fmt.Println(loads)
+	// Output: 3
+}
+
 // versions is a load that returns 1, 2, 3 and so on.
 func versions() func(context.Context, string) (int64, error) {
 	var n atomic.Int64

@@ -74,9 +74,17 @@ type User struct{ Name string }
 
 func loadUser(_ context.Context, id string) (User, error) { return User{"user " + id}, nil }
 
+func loadUsers(_ context.Context, ids []string) (map[string]User, error) {
+	found := map[string]User{}
+	for _, id := range ids {
+		found[id] = User{"user " + id}
+	}
+	return found, nil
+}
+
 func main() {
 	ctx := context.Background()
-	_, _ = ctx, loadUser
+	_, _, _ = ctx, loadUser, loadUsers
 `)
 	b.WriteString(s.code)
 	b.WriteString("}\n")

@@ -19,7 +19,8 @@ type Stats struct {
 	// WaitTimeouts are calls that waited in vain for MaxWait.
 	WaitTimeouts uint64 `json:"wait_timeouts"`
 
-	// Loads are the loads that this process has begun.
+	// Loads are the loads that this process has begun; a batch load counts for
+	// each of its keys.
 	Loads uint64 `json:"loads"`
 	// LoadFailures are those that failed; ErrNotFound is no failure.
 	LoadFailures uint64 `json:"load_failures"`

@@ -1,0 +1,1249 @@
+package bellwether_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/lockers/locallock"
+	"github.com/bellwether-go/bellwether/stores/memstore"
+)
+
+// This file holds GetMany to its sentences.
+
+// A batchingStore is a wired store that answers for many keys at once.
+type batchingStore struct {
+	*wiredStore
+	// mute keys get no answer; set before use.
+	mute map[string]bool
+}
+
+func (s batchingStore) GetMany(ctx context.Context, keys []string, each func(int, bellwether.Entry, error)) {
+	if err := s.call(ctx, "getmany"); err != nil {
+		for i := range keys {
+			each(i, bellwether.Entry{}, err)
+		}
+		return
+	}
+	var wg sync.WaitGroup
+	for i, key := range keys {
+		if s.mute[key] {
+			wg.Go(func() {
+				<-ctx.Done()
+				each(i, bellwether.Entry{}, ctx.Err())
+			})
+			continue
+		}
+		e, err := s.store.Get(ctx, key)
+		each(i, s.tampered(e), err)
+	}
+	wg.Wait()
+}
+
+// A batchSource makes values "<key> v<n>", where n counts the loads.
+type batchSource struct {
+	mu      sync.Mutex // guards all
+	build   time.Duration
+	deaf    bool
+	do      func(ctx context.Context, keys []string, values map[string]string) error // nil: all succeeds
+	batches [][]string
+	live    map[string]int // loads of a key at a time, the cancelled ones not counted
+	most    int            // of these
+	running int            // loads at a time, all counted
+	mostAll int
+}
+
+func (o *batchSource) load(ctx context.Context, keys []string) (map[string]string, error) {
+	o.mu.Lock()
+	o.batches = append(o.batches, slices.Clone(keys))
+	n, build, deaf, do := len(o.batches), o.build, o.deaf, o.do
+	o.running++
+	o.mostAll = max(o.mostAll, o.running)
+	if o.live == nil {
+		o.live = map[string]int{}
+	}
+	for _, key := range keys {
+		o.live[key]++
+		o.most = max(o.most, o.live[key])
+	}
+	o.mu.Unlock()
+	defer func() {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		o.running--
+		for _, key := range keys {
+			o.live[key]--
+		}
+	}()
+	done := ctx.Done()
+	if deaf {
+		done = nil
+	}
+	select {
+	case <-time.After(build):
+	case <-done:
+		return nil, context.Cause(ctx)
+	}
+	values := map[string]string{}
+	for _, key := range keys {
+		values[key] = fmt.Sprintf("%s v%d", key, n)
+	}
+	if do != nil {
+		return values, do(ctx, keys, values)
+	}
+	return values, nil
+}
+
+func (o *batchSource) set(f func(o *batchSource)) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	f(o)
+}
+
+// loads returns the keys of each load.
+func (o *batchSource) loads() [][]string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return slices.Clone(o.batches)
+}
+
+func (o *batchSource) wantLoads(t *testing.T, want ...string) {
+	t.Helper()
+	var got []string
+	for _, keys := range o.loads() {
+		got = append(got, strings.Join(keys, " "))
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("loads of %q, want %q", got, want)
+	}
+}
+
+func manyKeys(n int) []string {
+	keys := make([]string, n)
+	for i := range keys {
+		keys[i] = fmt.Sprintf("k%05d", i)
+	}
+	return keys
+}
+
+func batchCache(t *testing.T, load func(context.Context, []string) (map[string]string, error), o bellwether.Options) *bellwether.Cache[string] {
+	t.Helper()
+	if o.TTL == 0 {
+		o.TTL = time.Minute
+	}
+	c := bellwether.NewBatch(load, o)
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// newBatchFleet starts n processes whose store answers for many keys.
+func newBatchFleet(t *testing.T, n int, origin *batchSource, o bellwether.Options) []*process {
+	t.Helper()
+	store, locker := memstore.New(), locallock.New()
+	var ps []*process
+	for range n {
+		p := &process{
+			store:  &wiredStore{wire: &wire{}, store: store},
+			locker: &wiredLocker{wire: &wire{}, locker: locker},
+		}
+		o.Store, o.Locker = batchingStore{wiredStore: p.store}, p.locker
+		p.Cache = batchCache(t, origin.load, o)
+		ps = append(ps, p)
+	}
+	return ps
+}
+
+// failures returns the errors of the keys of a GetMany's error.
+func failures(t *testing.T, err error) map[string]error {
+	t.Helper()
+	if err == nil {
+		return nil
+	}
+	batch, ok := err.(*bellwether.BatchError)
+	if !ok || len(batch.Errors) == 0 {
+		t.Fatalf("GetMany's error is %T %v, want a *BatchError that names keys", err, err)
+	}
+	return batch.Errors
+}
+
+// wantAll checks that each key has its value, of whatever load.
+func wantAll(t *testing.T, keys []string, values map[string]string, err error) {
+	t.Helper()
+	if err != nil || len(values) != len(keys) {
+		t.Fatalf("%d values of %d, %v", len(values), len(keys), err)
+	}
+	for _, key := range keys {
+		if !strings.HasPrefix(values[key], key+" v") {
+			t.Fatalf("the value of %q is %q", key, values[key])
+		}
+	}
+}
+
+func wantTook(t *testing.T, start time.Time, want time.Duration) {
+	t.Helper()
+	if got := time.Since(start); got != want {
+		t.Errorf("took %v, want %v", got, want)
+	}
+}
+
+func TestGetMany_OneReadAndOneLoad(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		origin := &batchSource{build: time.Second}
+		ps := newBatchFleet(t, 2, origin, bellwether.Options{})
+		keys := manyKeys(100)
+		start := time.Now()
+		values, err := ps[0].GetMany(t.Context(), keys)
+		wantAll(t, keys, values, err)
+		wantTook(t, start, time.Second)
+		origin.wantLoads(t, strings.Join(keys, " "))
+		if got, all := ps[0].store.count("getmany"), ps[0].store.count("getmany", "get"); got != 1 || all != 1 {
+			t.Errorf("%d GetMany, %d reads in all, want 1", got, all)
+		}
+		synctest.Wait()
+		if s := ps[0].Stats(); s.Misses != 100 || s.Flights != 0 || s.Collapsed != 0 || s.Loads != 100 {
+			t.Errorf("stats %+v", s)
+		}
+
+		values, err = ps[1].GetMany(t.Context(), keys)
+		wantAll(t, keys, values, err)
+		if got := ps[1].store.count(); got != 1 {
+			t.Errorf("the second process asks the store %d times, want once", got)
+		}
+		if got := ps[1].locker.count(); got != 0 {
+			t.Errorf("the second process asks the locker %d times", got)
+		}
+		values, err = ps[1].GetMany(t.Context(), append(slices.Clone(keys), keys...))
+		wantAll(t, keys, values, err)
+		if s := ps[1].Stats(); ps[1].store.count() != 1 || s.Hits != 100 || s.StoreHits != 100 {
+			t.Errorf("the third time: %d calls of the store, stats %+v", ps[1].store.count(), s)
+		}
+		origin.wantLoads(t, strings.Join(keys, " "))
+	})
+}
+
+func TestGetMany_NothingAndAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		origin := &batchSource{}
+		ps := newBatchFleet(t, 1, origin, bellwether.Options{})
+		for _, keys := range [][]string{nil, {}} {
+			values, err := ps[0].GetMany(t.Context(), keys)
+			if values == nil || len(values) != 0 || err != nil {
+				t.Errorf("of no keys: %v, %v", values, err)
+			}
+		}
+		if ps[0].store.count() != 0 {
+			t.Error("no keys ask the store")
+		}
+		values, err := ps[0].GetMany(t.Context(), []string{"b", "", "a", "b", ""})
+		if err != nil || !maps.Equal(values, map[string]string{"a": "a v1", "b": "b v1", "": " v1"}) {
+			t.Errorf("%q, %v", values, err)
+		}
+		origin.wantLoads(t, "b  a")
+	})
+}
+
+func TestGetMany_WithoutABatchGetter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		origin := &batchSource{}
+		store, keys := memstore.New(), manyKeys(100)
+		writer := batchCache(t, origin.load, bellwether.Options{Store: store})
+		if _, err := writer.GetMany(t.Context(), keys); err != nil {
+			t.Fatal(err)
+		}
+		var running, most atomic.Int32
+		plain := &wiredStore{wire: &wire{}, store: store}
+		plain.set(func(ctx context.Context, op string) error {
+			n := running.Add(1)
+			for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
+			}
+			time.Sleep(time.Millisecond)
+			running.Add(-1)
+			return nil
+		})
+		reader := batchCache(t, origin.load, bellwether.Options{Store: struct{ bellwether.Store }{plain}})
+		start := time.Now()
+		values, err := reader.GetMany(t.Context(), keys)
+		wantAll(t, keys, values, err)
+		if most.Load() > 32 || most.Load() < 16 || time.Since(start) > 10*time.Millisecond {
+			t.Errorf("%d reads at one time, %v in all", most.Load(), time.Since(start))
+		}
+		if got := len(origin.loads()); got != 1 {
+			t.Errorf("%d loads", got)
+		}
+	})
+}
+
+// Who asks for a key of a batch joins it, and a batch joins whoever loads one.
+func TestGetMany_CollapsesKeyByKey(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		origin := &batchSource{build: time.Second}
+		ps := newBatchFleet(t, 1, origin, bellwether.Options{})
+		c := ps[0].Cache
+		start := time.Now()
+		var wg sync.WaitGroup
+		wg.Go(func() { c.Get(t.Context(), "b") })
+		synctest.Wait()
+		wg.Go(func() {
+			values, err := c.GetMany(t.Context(), []string{"a", "b", "c"})
+			if err != nil || !maps.Equal(values, map[string]string{"a": "a v2", "b": "b v1", "c": "c v2"}) {
+				t.Errorf("%q, %v", values, err)
+			}
+		})
+		synctest.Wait()
+		wg.Go(func() {
+			if v, err := c.Get(t.Context(), "c"); v != "c v2" || err != nil {
+				t.Errorf("%q, %v", v, err)
+			}
+		})
+		wg.Go(func() {
+			values, err := c.GetMany(t.Context(), []string{"c", "a", "b"})
+			if err != nil || len(values) != 3 {
+				t.Errorf("%q, %v", values, err)
+			}
+		})
+		wg.Wait()
+		wantTook(t, start, time.Second)
+		origin.wantLoads(t, "b", "a c")
+		if s := c.Stats(); s.Misses != 3 || s.Collapsed != 1+1+3 {
+			t.Errorf("stats %+v", s)
+		}
+	})
+}
+
+// A key that another process holds is waited for by itself.
+func TestGetMany_HeldKeyDelaysNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		slow, origin := &batchSource{build: 20 * time.Second}, &batchSource{build: time.Second}
+		store, locker := memstore.New(), locallock.New()
+		o := bellwether.Options{Store: store, Locker: locker}
+		other, c, third := batchCache(t, slow.load, o), batchCache(t, origin.load, o), batchCache(t, origin.load, o)
+		go other.Get(t.Context(), "held")
+		synctest.Wait()
+
+		start := time.Now()
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			values, err := c.GetMany(t.Context(), []string{"a", "held", "b"})
+			wantAll(t, []string{"a", "held", "b"}, values, err)
+			wantTook(t, start, 20*time.Second)
+		})
+		synctest.Wait()
+		for _, p := range []*bellwether.Cache[string]{c, third} {
+			wg.Go(func() {
+				if v, err := p.Get(t.Context(), "b"); v != "b v1" || err != nil {
+					t.Errorf("%q, %v", v, err)
+				}
+				wantTook(t, start, time.Second)
+			})
+		}
+		wg.Go(func() {
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+			defer cancel()
+			values, err := third.GetMany(ctx, []string{"held", "a", "b"})
+			if failed := failures(t, err); len(values) != 2 || len(failed) != 1 || !errors.Is(failed["held"], context.DeadlineExceeded) {
+				t.Errorf("%q, %v", values, err)
+			}
+			wantTook(t, start, 2*time.Second)
+		})
+		wg.Wait()
+		origin.wantLoads(t, "a b")
+		slow.wantLoads(t, "held")
+	})
+}
+
+// A lockerOf is a locker with a fault for some keys.
+type lockerOf struct {
+	bellwether.Locker
+	fault func(ctx context.Context, key string) error
+}
+
+func (l lockerOf) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
+	if err := l.fault(ctx, key); err != nil {
+		return nil, err
+	}
+	return l.Locker.TryAcquire(ctx, key, ttl)
+}
+
+// An engine that is slow about one key delays the others for a moment only, and
+// the key is loaded later, by itself.
+func TestGetMany_SlowElectionDelaysNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		origin := &batchSource{build: 2 * time.Second}
+		c := batchCache(t, origin.load, bellwether.Options{Store: memstore.New(), Locker: lockerOf{locallock.New(), func(ctx context.Context, key string) error {
+			if key != "slow" {
+				return nil
+			}
+			return blackHole(ctx, key)
+		}}})
+		start := time.Now()
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			values, err := c.GetMany(t.Context(), []string{"a", "slow", "b"})
+			wantAll(t, []string{"a", "slow", "b"}, values, err)
+			wantTook(t, start, 2500*time.Millisecond)
+		})
+		synctest.Wait()
+		if v, err := c.Get(t.Context(), "b"); v != "b v1" || err != nil {
+			t.Errorf("%q, %v", v, err)
+		}
+		wantTook(t, start, 2020*time.Millisecond)
+		wg.Wait()
+		origin.wantLoads(t, "a b", "slow")
+	})
+}
+
+// However many answers of the locker are slow one after another, who is ready
+// waits for no more than EngineTimeout.
+func TestGetMany_ManySlowElections(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		origin := &batchSource{build: time.Second}
+		var n atomic.Int32
+		c := batchCache(t, origin.load, bellwether.Options{EngineTimeout: 200 * time.Millisecond, Store: memstore.New(),
+			Locker: lockerOf{locallock.New(), func(ctx context.Context, key string) error {
+				time.Sleep(time.Duration(n.Add(1)) * 15 * time.Millisecond % (190 * time.Millisecond))
+				return nil
+			}}})
+		keys := manyKeys(300)
+		start := time.Now()
+		values, err := c.GetMany(t.Context(), keys)
+		wantAll(t, keys, values, err)
+		loads := origin.loads()
+		if len(loads) < 2 || len(loads) > 8 || time.Since(start) > 4*time.Second {
+			t.Errorf("%d loads, %v in all", len(loads), time.Since(start))
+		}
+	})
+}
+
+// A server of the store's that does not answer for its keys has the others wait
+// for nothing.
+func TestGetMany_StoreIsSilentAboutSome(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		origin := &batchSource{build: time.Second}
+		store := &wiredStore{wire: &wire{}, store: memstore.New()}
+		c := batchCache(t, origin.load, bellwether.Options{Store: batchingStore{store, map[string]bool{"mute": true}}})
+		start := time.Now()
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			values, err := c.GetMany(t.Context(), []string{"mute", "a", "b"})
+			wantAll(t, []string{"a", "b", "mute"}, values, err)
+			wantTook(t, start, 1500*time.Millisecond)
+		})
+		synctest.Wait()
+		if v, err := c.Get(t.Context(), "a"); v != "a v1" || err != nil {
+			t.Errorf("%q, %v", v, err)
+		}
+		wantTook(t, start, 1020*time.Millisecond)
+		wg.Wait()
+		origin.wantLoads(t, "a b", "mute")
+	})
+}
+
+// The first of the keys may have its answer, and be over, while the store has not
+// told of the others.
+func TestGetMany_AnswersComeOneByOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store, keys := memstore.New(), manyKeys(20)
+		origin := &batchSource{}
+		if _, err := batchCache(t, origin.load, bellwether.Options{Store: store}).GetMany(t.Context(), keys); err != nil {
+			t.Fatal(err)
+		}
+		c := batchCache(t, origin.load, bellwether.Options{Store: trickling{store}})
+		values, err := c.GetMany(t.Context(), keys)
+		wantAll(t, keys, values, err)
+		if n := len(origin.loads()); n != 1 {
+			t.Errorf("%d loads, want 1: %q", n, origin.loads())
+		}
+	})
+}
+
+type trickling struct{ *memstore.Store }
+
+func (s trickling) GetMany(ctx context.Context, keys []string, each func(int, bellwether.Entry, error)) {
+	for i, key := range keys {
+		e, err := s.Get(ctx, key)
+		each(i, e, err)
+		time.Sleep(time.Millisecond)
+	}
+}
+
+func TestGetMany_StoreIsDown(t *testing.T) {
+	for name, f := range map[string]fault{"refuses": refuse, "hangs": blackHole} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				origin := &batchSource{build: time.Second}
+				ps := newBatchFleet(t, 1, origin, bellwether.Options{})
+				ps[0].store.set(f)
+				keys := manyKeys(50)
+				start := time.Now()
+				values, err := ps[0].GetMany(t.Context(), keys)
+				wantAll(t, keys, values, err)
+				if took := time.Since(start); took > 1500*time.Millisecond {
+					t.Errorf("took %v", took)
+				}
+				if n := ps[0].store.count(); n > 3 {
+					t.Errorf("%d calls of a store that is down", n)
+				}
+				origin.wantLoads(t, strings.Join(keys, " "))
+			})
+		})
+	}
+	t.Run("one lost packet", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			origin := &batchSource{build: time.Second}
+			ps := newBatchFleet(t, 2, origin, bellwether.Options{})
+			keys := manyKeys(50)
+			ps[1].GetMany(t.Context(), keys)
+			ps[0].store.set(func(context.Context, string) error {
+				ps[0].store.set(nil)
+				return errRefused
+			})
+			values, err := ps[0].GetMany(t.Context(), keys)
+			wantAll(t, keys, values, err)
+			if n := len(origin.loads()); n != 1 || ps[0].store.count() != 2 {
+				t.Errorf("%d loads, %d calls of the store", n, ps[0].store.count())
+			}
+		})
+	})
+}
+
+// Partial results: what the map has, what the error names, and what neither has.
+func TestGetMany_PartialResults(t *testing.T) {
+	down := errors.New("shard down")
+	for _, test := range []struct {
+		name   string
+		err    error
+		failed map[string]error
+		absent []string
+	}{
+		{"nil", nil, nil, []string{"x", "y"}},
+		{"BatchError", &bellwether.BatchError{Errors: map[string]error{"x": down, "v": down}}, map[string]error{"x": down, "v": down}, []string{"y"}},
+		{"not found by error", &bellwether.BatchError{Errors: map[string]error{"x": fmt.Errorf("row: %w", bellwether.ErrNotFound)}}, nil, []string{"x", "y"}},
+		{"a nil error is none", &bellwether.BatchError{Errors: map[string]error{"x": nil}}, nil, []string{"x", "y"}},
+		{"wrapped", fmt.Errorf("query: %w", &bellwether.BatchError{Errors: map[string]error{"x": down}}), map[string]error{"x": down, "y": down}, nil},
+		{"joined", errors.Join(&bellwether.BatchError{Errors: map[string]error{"x": down}}, down), map[string]error{"x": down, "y": down}, nil},
+		{"other", down, map[string]error{"x": down, "y": down}, nil},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				origin := &batchSource{do: func(_ context.Context, keys []string, values map[string]string) error {
+					delete(values, "x")
+					delete(values, "y")
+					values["nobody asked"] = "for it"
+					return test.err
+				}}
+				ps := newBatchFleet(t, 2, origin, bellwether.Options{ErrorTTL: time.Minute})
+				keys := []string{"v", "w", "x", "y"}
+				for i, p := range []*process{ps[0], ps[0], ps[1]} {
+					values, err := p.GetMany(t.Context(), keys)
+					failed := failures(t, err)
+					for _, key := range keys {
+						_, found := values[key]
+						want := test.failed[key]
+						remote, _ := errors.AsType[*bellwether.RemoteError](failed[key])
+						switch {
+						case want != nil:
+							if found || !errors.Is(failed[key], want) && (remote == nil || !strings.Contains(remote.Message, want.Error())) {
+								t.Errorf("call %d: %s: found %v, %v, want %v", i, key, found, failed[key], want)
+							}
+						case found == slices.Contains(test.absent, key) || failed[key] != nil:
+							t.Errorf("call %d: %s: found %v, %v", i, key, found, failed[key])
+						}
+					}
+					if len(values) > len(keys) {
+						t.Errorf("values %q", values)
+					}
+				}
+				origin.wantLoads(t, "v w x y") // failures and absences are remembered, elsewhere too
+				if _, err := ps[1].Get(t.Context(), "nobody asked"); err != nil {
+					t.Error(err)
+				}
+			})
+		})
+	}
+}
+
+func TestNewBatch_GetIsABatchOfOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		origin := &batchSource{do: func(_ context.Context, keys []string, values map[string]string) error {
+			delete(values, "absent")
+			if _, bad := values["bad"]; bad {
+				return &bellwether.BatchError{Errors: map[string]error{"bad": errOrigin}}
+			}
+			return nil
+		}}
+		c := batchCache(t, origin.load, bellwether.Options{})
+		if v, err := c.Get(t.Context(), "a"); v != "a v1" || err != nil {
+			t.Errorf("%q, %v", v, err)
+		}
+		if _, err := c.Get(t.Context(), "absent"); err != bellwether.ErrNotFound {
+			t.Error(err)
+		}
+		if _, err := c.Get(t.Context(), "bad"); err != errOrigin {
+			t.Error(err)
+		}
+		origin.wantLoads(t, "a", "absent", "bad")
+	})
+}
+
+func TestGetMany_LoadThatPanicsOrExits(t *testing.T) {
+	for name, test := range map[string]struct {
+		do   func()
+		want func(error) bool
+	}{
+		"panic": {func() { panic(errOrigin) }, func(err error) bool {
+			p, ok := errors.AsType[*bellwether.PanicError](err)
+			return ok && p.Value == errOrigin && strings.Contains(string(p.Stack), "batch_test.go")
+		}},
+		"panic nil": {func() { panic(nil) }, func(err error) bool { _, ok := errors.AsType[*bellwether.PanicError](err); return ok }}, //nolint:govet
+		"Goexit":    {runtime.Goexit, func(err error) bool { return errors.Is(err, bellwether.ErrGoexit) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				origin := &batchSource{do: func(context.Context, []string, map[string]string) error { test.do(); return nil }}
+				ps := newBatchFleet(t, 1, origin, bellwether.Options{MaxRebuilds: 1})
+				values, err := ps[0].GetMany(t.Context(), []string{"a", "b"})
+				failed := failures(t, err)
+				if len(values) != 0 || !test.want(failed["a"]) || !test.want(failed["b"]) {
+					t.Errorf("%q, %v", values, err)
+				}
+				origin.set(func(o *batchSource) { o.do = nil })
+				time.Sleep(time.Minute)
+				values, err = ps[0].GetMany(t.Context(), []string{"a", "b"}) // the slot and the leases are free
+				wantAll(t, []string{"a", "b"}, values, err)
+			})
+		})
+	}
+}
+
+// An invalidation has its own key loaded again, and no other.
+func TestGetMany_InvalidatedDuringTheLoad(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		origin := &batchSource{build: time.Second}
+		ps := newBatchFleet(t, 2, origin, bellwether.Options{})
+		for _, by := range ps {
+			origin.set(func(o *batchSource) { o.batches = nil })
+			if err := ps[0].Invalidate(t.Context(), "a", "b", "c"); err != nil {
+				t.Fatal(err)
+			}
+			start := time.Now()
+			var wg sync.WaitGroup
+			wg.Go(func() {
+				values, err := ps[0].GetMany(t.Context(), []string{"a", "b", "c"})
+				if err != nil || !maps.Equal(values, map[string]string{"a": "a v1", "b": "b v2", "c": "c v1"}) {
+					t.Errorf("%q, %v", values, err)
+				}
+			})
+			time.Sleep(500 * time.Millisecond)
+			by.Invalidate(t.Context(), "b")
+			if v, err := ps[0].Get(t.Context(), "c"); v != "c v1" || err != nil {
+				t.Errorf("%q, %v", v, err)
+			}
+			wantTook(t, start, time.Second)
+			wg.Wait()
+			origin.wantLoads(t, "a b c", "b")
+			time.Sleep(2 * time.Second)
+		}
+	})
+}
+
+// A lease that is lost during the load takes its own key from it.
+func TestGetMany_LeaseLostDuringTheLoad(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		slow, origin := &batchSource{build: 8 * time.Second}, &batchSource{build: time.Second}
+		store, locker := memstore.New(), locallock.New()
+		cut := &atomic.Bool{}
+		c := batchCache(t, slow.load, bellwether.Options{Store: store, Locker: renewals{locker, func(key string) error {
+			if key == "b" && cut.Load() {
+				return errRefused
+			}
+			return nil
+		}}})
+		other := batchCache(t, origin.load, bellwether.Options{Store: store, Locker: locker})
+		start := time.Now()
+		var wg sync.WaitGroup
+		cut.Store(true) // b's lease runs out at 5 s, and nobody says so
+		wg.Go(func() {
+			values, err := c.GetMany(t.Context(), []string{"a", "b"})
+			if err != nil || !maps.Equal(values, map[string]string{"a": "a v1", "b": "b v1"}) {
+				t.Errorf("%q, %v", values, err)
+			}
+			if took := time.Since(start); took < 8*time.Second || took > 8*time.Second+10*time.Millisecond {
+				t.Errorf("took %v, want the load's 8 s", took)
+			}
+		})
+		time.Sleep(6 * time.Second)
+		if v, err := other.Get(t.Context(), "b"); v != "b v1" || err != nil {
+			t.Errorf("%q, %v", v, err)
+		}
+		wg.Wait()
+		slow.wantLoads(t, "a b")
+		origin.wantLoads(t, "b")
+		if s := c.Stats(); s.Fenced != 1 {
+			t.Errorf("%d commits were fenced, want that of b", s.Fenced)
+		}
+	})
+}
+
+// renewals is a locker whose renewals may fail.
+type renewals struct {
+	*locallock.Locker
+	fault func(key string) error
+}
+
+func (l renewals) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
+	lease, err := l.Locker.TryAcquire(ctx, key, ttl)
+	if err != nil {
+		return nil, err
+	}
+	return renewedLease{lease, func() error { return l.fault(key) }}, nil
+}
+
+type renewedLease struct {
+	bellwether.Lease
+	fault func() error
+}
+
+func (l renewedLease) Renew(ctx context.Context, ttl time.Duration) error {
+	if err := l.fault(); err != nil {
+		return err
+	}
+	return l.Lease.Renew(ctx, ttl)
+}
+
+func TestSetFreshnessOf(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		origin := &batchSource{do: func(ctx context.Context, keys []string, values map[string]string) error {
+			bellwether.SetFreshnessOf(ctx, "long", bellwether.Freshness{TTL: time.Hour})
+			bellwether.SetFreshnessOf(ctx, "absent long", bellwether.Freshness{TTL: time.Hour})
+			bellwether.SetFreshness(ctx, bellwether.Freshness{TTL: 10 * time.Minute})
+			delete(values, "absent")
+			delete(values, "absent long")
+			return nil
+		}}
+		c := batchCache(t, origin.load, bellwether.Options{NotFoundTTL: 20 * time.Minute})
+		keys := []string{"short", "long", "absent", "absent long"}
+		for _, one := range []bool{false, true} {
+			origin.set(func(o *batchSource) { o.batches = nil })
+			c.Invalidate(t.Context(), keys...)
+			ask := func() (loaded []string) {
+				before := len(origin.loads())
+				if one {
+					for _, key := range keys {
+						c.Get(t.Context(), key)
+					}
+				} else if _, err := c.GetMany(t.Context(), keys); err != nil {
+					t.Error(err)
+				}
+				for _, keys := range origin.loads()[before:] {
+					loaded = append(loaded, keys...)
+				}
+				return loaded
+			}
+			ask()
+			for _, step := range []struct {
+				after time.Duration
+				want  []string
+			}{
+				{9 * time.Minute, nil},
+				{2 * time.Minute, []string{"short"}},
+				{8 * time.Minute, nil},
+				{2 * time.Minute, []string{"short", "absent"}},
+				{40 * time.Minute, []string{"short", "long", "absent", "absent long"}},
+			} {
+				time.Sleep(step.after)
+				if got := ask(); !slices.Equal(got, step.want) {
+					t.Errorf("one by one: %v: %v later %q are loaded, want %q", one, step.after, got, step.want)
+				}
+			}
+		}
+		bellwether.SetFreshnessOf(t.Context(), "k", bellwether.Freshness{}) // nothing
+	})
+}
+
+func TestGetMany_RebuildTimeout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var cause atomic.Value
+		c := batchCache(t, func(ctx context.Context, keys []string) (map[string]string, error) {
+			if d, ok := ctx.Deadline(); !ok || time.Until(d) > 3*time.Second {
+				t.Errorf("deadline %v, %v", d, ok)
+			}
+			<-ctx.Done()
+			cause.Store(context.Cause(ctx))
+			return nil, ctx.Err()
+		}, bellwether.Options{RebuildTimeout: 3 * time.Second})
+		start := time.Now()
+		_, err := c.GetMany(t.Context(), []string{"a", "b"})
+		failed := failures(t, err)
+		if !errors.Is(failed["a"], bellwether.ErrRebuildTimeout) || !errors.Is(failed["b"], bellwether.ErrRebuildTimeout) {
+			t.Error(err)
+		}
+		wantTook(t, start, 3*time.Second)
+		synctest.Wait()
+		if !errors.Is(cause.Load().(error), bellwether.ErrRebuildTimeout) {
+			t.Errorf("the load's context ended by %v", cause.Load())
+		}
+	})
+}
+
+// A batch load is one of the MaxRebuilds, for as long as it runs.
+func TestGetMany_MaxRebuilds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		origin := &batchSource{build: time.Second}
+		ps := newBatchFleet(t, 1, origin, bellwether.Options{MaxRebuilds: 2, MaxQueued: 3})
+		start := time.Now()
+		var wg sync.WaitGroup
+		for i := range 5 { // 2 run, 3 wait, each as one however many keys it has
+			wg.Go(func() {
+				var keys []string
+				for j := range 50 {
+					keys = append(keys, fmt.Sprint(i, " ", j))
+				}
+				values, err := ps[0].GetMany(t.Context(), keys)
+				wantAll(t, keys, values, err)
+			})
+		}
+		synctest.Wait()
+		if _, err := ps[0].GetMany(t.Context(), []string{"x", "y"}); !errors.Is(err, bellwether.ErrOverloaded) {
+			t.Errorf("one more: %v", err)
+		}
+		wg.Wait()
+		wantTook(t, start, 3*time.Second)
+		origin.set(func(o *batchSource) {
+			if len(o.batches) != 5 || o.mostAll != 2 {
+				t.Errorf("%d loads, %d at one time", len(o.batches), o.mostAll)
+			}
+		})
+	})
+}
+
+func TestGetMany_LoadThatIgnoresItsContextKeepsItsSlot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		origin := &batchSource{build: 10 * time.Second, deaf: true}
+		c := batchCache(t, origin.load, bellwether.Options{MaxRebuilds: 1, RebuildTimeout: time.Second, ErrorTTL: -1, MaxWait: time.Minute})
+		if _, err := c.GetMany(t.Context(), []string{"a", "b"}); !errors.Is(err, bellwether.ErrRebuildTimeout) {
+			t.Error(err)
+		}
+		origin.set(func(o *batchSource) { o.build = 0 })
+		start := time.Now()
+		values, err := c.GetMany(t.Context(), []string{"a", "b"})
+		wantAll(t, []string{"a", "b"}, values, err)
+		wantTook(t, start, 9*time.Second)
+	})
+}
+
+// Of New's load a GetMany makes one call for each key, and none of them is too
+// many, however few may run or wait.
+func TestGetMany_WithoutABatchLoad(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var running, most, loads atomic.Int32
+		c := cacheOf(t, func(ctx context.Context, key string) (string, error) {
+			loads.Add(1)
+			most.Store(max(most.Load(), running.Add(1)))
+			defer running.Add(-1)
+			time.Sleep(time.Second)
+			return key + " v", nil
+		}, bellwether.Options{MaxRebuilds: 10, MaxQueued: 1, Store: memstore.New(), Locker: locallock.New()})
+		keys := manyKeys(100)
+		start := time.Now()
+		values, err := c.GetMany(t.Context(), keys)
+		wantAll(t, keys, values, err)
+		wantTook(t, start, 10*time.Second)
+		if most.Load() != 10 || loads.Load() != 100 {
+			t.Errorf("%d loads, %d at one time", loads.Load(), most.Load())
+		}
+	})
+}
+
+func TestGetManyFunc(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		origin, own := &batchSource{build: time.Second}, &batchSource{build: time.Second}
+		c := batchCache(t, origin.load, bellwether.Options{})
+		go c.Get(t.Context(), "b")
+		synctest.Wait()
+		values, err := c.GetManyFunc(t.Context(), []string{"a", "b", "c"}, own.load)
+		wantAll(t, []string{"a", "b", "c"}, values, err)
+		own.wantLoads(t, "a c")
+		origin.wantLoads(t, "b")
+	})
+}
+
+// GetMany is itself a batch load.
+func TestGetMany_IsABatchLoad(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		origin := &batchSource{do: func(_ context.Context, keys []string, values map[string]string) error {
+			delete(values, "absent")
+			return &bellwether.BatchError{Errors: map[string]error{"bad": errOrigin}}
+		}}
+		behind := batchCache(t, origin.load, bellwether.Options{})
+		c := batchCache(t, behind.GetMany, bellwether.Options{})
+		values, err := c.GetMany(t.Context(), []string{"a", "bad", "absent"})
+		if failed := failures(t, err); len(values) != 1 || values["a"] == "" || len(failed) != 1 || !errors.Is(failed["bad"], errOrigin) {
+			t.Errorf("%q, %v", values, err)
+		}
+		origin.wantLoads(t, "a bad absent")
+	})
+}
+
+// Who has something stale does not wait, and one load behind makes all anew.
+func TestGetMany_StaleAndEarly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		origin := &batchSource{build: time.Second}
+		ps := newBatchFleet(t, 1, origin, bellwether.Options{TTL: time.Minute, StaleWhileRevalidate: time.Hour})
+		c, keys := ps[0].Cache, []string{"a", "b", "c"}
+		c.GetMany(t.Context(), keys)
+		time.Sleep(2 * time.Minute)
+		c.GetMany(t.Context(), keys) // the near tier asks the store; that is stale too
+		time.Sleep(5 * time.Second)
+		origin.wantLoads(t, "a b c", "a b c")
+		start := time.Now()
+		time.Sleep(time.Minute + 500*time.Millisecond)
+		c.GetMany(t.Context(), keys)
+		wantTook(t, start, time.Minute+500*time.Millisecond)
+		time.Sleep(5 * time.Second)
+		origin.wantLoads(t, "a b c", "a b c", "a b c")
+	})
+	t.Run("early", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			origin := &batchSource{build: time.Second}
+			c := batchCache(t, origin.load, bellwether.Options{TTL: time.Hour, EarlyRefresh: 1e12})
+			c.GetMany(t.Context(), []string{"a", "b"})
+			start := time.Now()
+			values, err := c.GetMany(t.Context(), []string{"a", "x", "b"})
+			if err != nil || values["a"] != "a v1" || values["b"] != "b v1" || values["x"] != "x v2" {
+				t.Errorf("%q, %v", values, err)
+			}
+			wantTook(t, start, time.Second)
+			synctest.Wait()
+			origin.wantLoads(t, "a b", "x a b")
+			if s := c.Stats(); s.Hits != 2 || s.Misses != 3 || s.Flights != 0 {
+				t.Errorf("stats %+v", s)
+			}
+		})
+	})
+}
+
+// A process that died with many leases is followed by few loads and not by one
+// for each key.
+func TestGetMany_TakeoverTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		origin := &batchSource{build: time.Second}
+		store, locker := memstore.New(), locallock.New()
+		keys := manyKeys(50)
+		for _, key := range keys[:40] { // and nobody renews
+			if _, err := locker.TryAcquire(t.Context(), key, 5*time.Second); err != nil {
+				t.Fatal(err)
+			}
+		}
+		c := batchCache(t, origin.load, bellwether.Options{Store: store, Locker: locker})
+		start := time.Now()
+		values, err := c.GetMany(t.Context(), keys)
+		wantAll(t, keys, values, err)
+		loads := origin.loads()
+		if len(loads) > 4 || len(loads[0]) != 10 {
+			t.Errorf("%d loads: %q", len(loads), loads)
+		}
+		if took := time.Since(start); took > 7*time.Second {
+			t.Errorf("took %v", took)
+		}
+	})
+}
+
+// Many keys cost a bounded number of goroutines, and few calls.
+func TestGetMany_TenThousandKeys(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		origin := &batchSource{build: time.Second}
+		store := &countedBatches{Store: memstore.New()}
+		o := bellwether.Options{StaleWhileRevalidate: time.Hour, Store: store, Locker: locallock.New()}
+		here, there := batchCache(t, origin.load, o), batchCache(t, origin.load, o)
+		keys := manyKeys(10_000)
+		before := runtime.NumGoroutine()
+		var most int
+		origin.set(func(o *batchSource) {
+			o.do = func(context.Context, []string, map[string]string) error {
+				o.set(func(*batchSource) { most = max(most, runtime.NumGoroutine()-before) })
+				return nil
+			}
+		})
+		start := time.Now()
+		values, err := here.GetMany(t.Context(), keys)
+		wantAll(t, keys, values, err)
+		if most > 4*4000+100 || most < 1000 {
+			t.Errorf("%d goroutines", most)
+		}
+		if n := len(origin.loads()); n != 10 || store.many.Load() != 10 || store.single.Load() != 0 {
+			t.Errorf("%d loads, %d and %d reads, want 10 and 10 and none", n, store.many.Load(), store.single.Load())
+		}
+		if took := time.Since(start); took > 3*time.Second {
+			t.Errorf("took %v, want three times the load of four", took)
+		}
+		values, err = there.GetMany(t.Context(), keys)
+		wantAll(t, keys, values, err)
+		if n := store.many.Load() - 10; n != 10 || store.single.Load() != 0 {
+			t.Errorf("%d and %d reads of what the store has, want 10 and none", n, store.single.Load())
+		}
+
+		time.Sleep(2 * time.Minute) // stale: nobody waits, and no more than 4,000 are rebuilt behind
+		values, err = here.GetMany(t.Context(), keys)
+		wantAll(t, keys, values, err)
+		start = time.Now()
+		values, err = here.GetMany(t.Context(), keys)
+		wantAll(t, keys, values, err)
+		wantTook(t, start, 0)
+		if f := here.Stats().Flights; f > 8000 {
+			t.Errorf("%d flights", f)
+		}
+	})
+}
+
+// countedBatches counts the reads of a store.
+type countedBatches struct {
+	*memstore.Store
+	many, single atomic.Int32
+}
+
+func (s *countedBatches) Get(ctx context.Context, key string) (bellwether.Entry, error) {
+	s.single.Add(1)
+	return s.Store.Get(ctx, key)
+}
+
+func (s *countedBatches) GetMany(ctx context.Context, keys []string, each func(int, bellwether.Entry, error)) {
+	s.many.Add(1)
+	s.Store.GetMany(ctx, keys, each)
+}
+
+func TestGetMany_ContextEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		origin := &batchSource{build: time.Second}
+		ps := newBatchFleet(t, 1, origin, bellwether.Options{})
+		c := ps[0].Cache
+		c.Get(t.Context(), "near")
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		before := ps[0].store.count()
+		values, err := c.GetMany(ended, []string{"near", "a"})
+		if failed := failures(t, err); values["near"] != "near v1" || !errors.Is(failed["a"], context.Canceled) || len(failed) != 1 {
+			t.Errorf("%q, %v", values, err)
+		}
+		if ps[0].store.count() != before {
+			t.Error("a context that has ended asks the store")
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second/2)
+		defer cancel()
+		start := time.Now()
+		_, err = c.GetMany(ctx, manyKeys(5000))
+		if failed := failures(t, err); len(failed) != 5000 || !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%d failures", len(failed))
+		}
+		wantTook(t, start, time.Second/2)
+		time.Sleep(time.Second) // the rebuilds belong to nobody
+		if v, err := c.Get(t.Context(), "k00001"); err != nil || !strings.HasPrefix(v, "k00001 v") {
+			t.Errorf("%q, %v", v, err)
+		}
+		if n := len(origin.loads()); n != 1+4 {
+			t.Errorf("%d loads, want the four that had begun", n-1)
+		}
+	})
+}
+
+func TestGetMany_Close(t *testing.T) {
+	phases := map[string]fault{"store": on(blackHole, "getmany"), "locker": on(blackHole, "acquire"), "load": nil, "claim": on(blackHole, "claim")}
+	for name, f := range phases {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				origin := &batchSource{build: 10 * time.Second}
+				ps := newBatchFleet(t, 1, origin, bellwether.Options{})
+				ps[0].store.set(f)
+				ps[0].locker.set(f)
+				start := time.Now()
+				var wg sync.WaitGroup
+				wg.Go(func() {
+					values, err := ps[0].GetMany(t.Context(), []string{"a", "b", "c"})
+					if failed := failures(t, err); len(failed) != 3 || !errors.Is(failed["a"], bellwether.ErrClosed) {
+						t.Errorf("%q, %v", values, err)
+					}
+				})
+				time.Sleep(100 * time.Millisecond)
+				ps[0].Close()
+				wg.Wait()
+				wantTook(t, start, 100*time.Millisecond)
+				if _, err := ps[0].GetMany(t.Context(), []string{"a"}); !errors.Is(err, bellwether.ErrClosed) {
+					t.Error(err)
+				}
+				if s := ps[0].Stats(); s.Flights != 0 {
+					t.Errorf("%d flights are left", s.Flights)
+				}
+			})
+		})
+	}
+}
+
+// A store's adapter that does not keep its contract costs its keys the store, and
+// nobody an answer.
+func TestGetMany_AdapterFaults(t *testing.T) {
+	for name, getMany := range map[string]func(keys []string, each func(int, bellwether.Entry, error)){
+		"panics": func(keys []string, each func(int, bellwether.Entry, error)) {
+			each(0, bellwether.Entry{}, bellwether.ErrNotFound)
+			panic("adapter")
+		},
+		"exits":     func(keys []string, each func(int, bellwether.Entry, error)) { runtime.Goexit() },
+		"says none": func(keys []string, each func(int, bellwether.Entry, error)) {},
+		"says twice": func(keys []string, each func(int, bellwether.Entry, error)) {
+			for range 2 {
+				for i := range keys {
+					each(i, bellwether.Entry{}, bellwether.ErrNotFound)
+				}
+			}
+		},
+		"of others": func(keys []string, each func(int, bellwether.Entry, error)) {
+			each(len(keys), bellwether.Entry{}, bellwether.ErrNotFound)
+		},
+		"late": func(keys []string, each func(int, bellwether.Entry, error)) {
+			time.AfterFunc(time.Second/2, func() { each(0, bellwether.Entry{}, bellwether.ErrNotFound) })
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				origin := &batchSource{build: time.Second}
+				c := batchCache(t, origin.load, bellwether.Options{Store: faultyBatches{memstore.New(), getMany}})
+				values, err := c.GetMany(t.Context(), []string{"a", "b"})
+				wantAll(t, []string{"a", "b"}, values, err)
+			})
+		})
+	}
+}
+
+type faultyBatches struct {
+	bellwether.Store
+	getMany func([]string, func(int, bellwether.Entry, error))
+}
+
+func (s faultyBatches) GetMany(_ context.Context, keys []string, each func(int, bellwether.Entry, error)) {
+	s.getMany(keys, each)
+}
+
+func TestBatchError(t *testing.T) {
+	a, b := errors.New("a's"), fmt.Errorf("b's: %w", context.Canceled)
+	e := &bellwether.BatchError{Errors: map[string]error{"b": b, "a": a}}
+	if got := e.Error(); got != `bellwether: 2 keys failed, the first is "a": a's` {
+		t.Error(got)
+	}
+	if got := (&bellwether.BatchError{Errors: map[string]error{"b": b}}).Error(); got != `bellwether: key "b": b's: context canceled` {
+		t.Error(got)
+	}
+	if got := (&bellwether.BatchError{}).Error(); got != "bellwether: no key failed" {
+		t.Error(got)
+	}
+	if !errors.Is(e, a) || !errors.Is(e, context.Canceled) || errors.Is(e, bellwether.ErrNotFound) || !slices.Equal(e.Unwrap(), []error{a, b}) {
+		t.Error(e.Unwrap())
+	}
+}
+
+// TestGetMany_RandomSchedules has processes ask for overlapping keys while loads
+// fail, hang and panic, keys are invalidated and callers leave. Each call ends,
+// no key has another's value, and no key is loaded twice at a time but where it
+// was invalidated.
+func TestGetMany_RandomSchedules(t *testing.T) {
+	for seed := range uint64(20) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				rnd := rand.New(rand.NewPCG(seed, 7))
+				var mu sync.Mutex // guards rnd
+				n := func(n int) int {
+					mu.Lock()
+					defer mu.Unlock()
+					return rnd.IntN(n)
+				}
+				invalidates := seed%2 == 0
+				origin := &batchSource{build: 300 * time.Millisecond}
+				origin.do = func(ctx context.Context, keys []string, values map[string]string) error {
+					switch n(8) {
+					case 0:
+						return &bellwether.BatchError{Errors: map[string]error{keys[n(len(keys))]: errOrigin}}
+					case 1:
+						panic(errOrigin)
+					case 2:
+						runtime.Goexit()
+					case 3:
+						delete(values, keys[0])
+					}
+					return nil
+				}
+				ps := newBatchFleet(t, 3, origin, bellwether.Options{
+					TTL: 2 * time.Second, StaleWhileRevalidate: time.Second, ErrorTTL: 100 * time.Millisecond,
+					MaxRebuilds: 2, MaxQueued: 20, RebuildTimeout: 2 * time.Second,
+				})
+				for _, p := range ps {
+					p.locker.set(func(ctx context.Context, op string) error {
+						if n(20) == 0 {
+							time.Sleep(time.Duration(n(60)) * time.Millisecond)
+						}
+						return nil
+					})
+					p.store.set(func(ctx context.Context, op string) error {
+						if n(20) == 0 {
+							time.Sleep(time.Duration(n(60)) * time.Millisecond)
+						}
+						return nil
+					})
+				}
+				var wg sync.WaitGroup
+				for range 40 {
+					wg.Go(func() {
+						for range 5 {
+							time.Sleep(time.Duration(n(1500)) * time.Millisecond)
+							p := ps[n(len(ps))]
+							var keys []string
+							for range 1 + n(12) {
+								keys = append(keys, fmt.Sprint("k", n(20)))
+							}
+							ctx, cancel := context.WithTimeout(context.Background(), time.Duration(1+n(3000))*time.Millisecond)
+							switch {
+							case invalidates && n(6) == 0:
+								p.Invalidate(ctx, keys...)
+							case n(3) == 0:
+								if v, err := p.Get(ctx, keys[0]); err == nil && !strings.HasPrefix(v, keys[0]+" v") {
+									t.Errorf("%q for %q", v, keys[0])
+								}
+							default:
+								values, err := p.GetMany(ctx, keys)
+								failed := failures(t, err)
+								for key, v := range values {
+									if !strings.HasPrefix(v, key+" v") || failed[key] != nil || !slices.Contains(keys, key) {
+										t.Errorf("%q for %q of %q, %v", v, key, keys, failed[key])
+									}
+								}
+							}
+							cancel()
+						}
+					})
+				}
+				wg.Wait()
+				time.Sleep(10 * time.Second)
+				origin.set(func(o *batchSource) {
+					if !invalidates && o.most > 1 {
+						t.Errorf("%d loads of a key at one time", o.most)
+					}
+					if o.mostAll > 3*2 {
+						t.Errorf("%d loads at one time in 3 processes, of 2 each", o.mostAll)
+					}
+				})
+				for _, p := range ps {
+					if s := p.Stats(); s.Flights != 0 {
+						t.Errorf("%d flights are left", s.Flights)
+					}
+				}
+			})
+		})
+	}
+}
