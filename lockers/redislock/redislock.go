@@ -75,6 +75,7 @@ import (
 
 	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/internal/adapter"
+	"github.com/bellwether-go/bellwether/internal/rediscluster"
 )
 
 // detachedTimeout bounds what goes on after a caller has left.
@@ -165,6 +166,7 @@ func (l *Locker) acquire(ctx context.Context, key string, mine *lease, ttl time.
 		return mine, nil // there was no value to return, so ours was set
 	}
 	if err != nil {
+		rediscluster.Doubt(l.rdb, err)
 		return nil, mine.wrap("acquire", err)
 	}
 	if holder == mine.token {
@@ -194,6 +196,7 @@ func (l *Locker) acquireWithToken(ctx context.Context, key string, mine *lease, 
 	reply, err := acquireScript.Run(ctx, l.rdb, []string{l.key(mine.name)}, mine.token, millis(ttl)).Slice()
 	read := time.Now()
 	if err != nil {
+		rediscluster.Doubt(l.rdb, err)
 		return nil, mine.wrap("acquire", err)
 	}
 	if reply[0] == int64(1) {
@@ -413,6 +416,7 @@ func (l *lease) free(ctx context.Context) error {
 // run runs a script that returns 1, or 0 if the key is not this lease's.
 func (l *lease) run(ctx context.Context, script *redis.Script, args ...any) error {
 	n, err := script.Run(ctx, l.locker.rdb, []string{l.locker.key(l.name)}, args...).Int()
+	rediscluster.Doubt(l.locker.rdb, err)
 	if err == nil && n == 0 {
 		return bellwether.ErrLeaseLost
 	}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/internal/adapter"
+	"github.com/bellwether-go/bellwether/internal/rediscluster"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -240,6 +241,7 @@ func (s *Store) get(ctx context.Context, name string) (bellwether.Entry, error) 
 		}
 	}
 	data, err := reply.Bytes()
+	rediscluster.Doubt(s.rdb, err)
 	switch {
 	case errors.Is(err, redis.Nil):
 		return bellwether.Entry{}, bellwether.ErrNotFound
@@ -334,6 +336,7 @@ func (s *Store) run(ctx context.Context, script *redis.Script, name string, args
 	sent := time.Now()
 	reply, err := script.Run(ctx, s.rdb, []string{name}, append([]any{retention.Milliseconds()}, args...)...).Slice()
 	if err != nil {
+		rediscluster.Doubt(s.rdb, err)
 		return nil, sighting{}, err
 	}
 	if len(reply) == 0 {
