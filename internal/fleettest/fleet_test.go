@@ -7,8 +7,8 @@ import (
 
 var (
 	fleets = []Kind{Redis, Memcached}
-	// Of engines that are several servers; what else they are put through is in
-	// the test files of their own.
+	// Of engines that are several servers: what they are put through is in the
+	// test files of their own.
 	several = []Kind{RedisCluster, Memcacheds}
 )
 

@@ -38,8 +38,9 @@
 // it is the store's epochs that let only one of them write.
 //
 // With a cluster, keys spread over the slots and the one channel is carried by
-// the cluster's bus. A Ring's shards know nothing of each other's channels:
-// there Watch always returns an error.
+// the cluster's bus; each Locker listens at a node drawn by lot. A Ring's shards
+// know nothing of each other's channels: there Watch always returns an error,
+// and a shard that is taken out leaves its leases to be taken again at another.
 //
 // The client repeats a command whose reply was lost. A repeated acquire finds
 // its own token and succeeds. A repeated release finds nothing, and reports
