@@ -1,10 +1,18 @@
 package fleettest
 
-import "testing"
+import (
+	"slices"
+	"testing"
+)
 
-var fleets = []Kind{Redis, Memcached}
+var (
+	fleets = []Kind{Redis, Memcached}
+	// Of engines that are several servers: what they are put through is in the
+	// test files of their own.
+	several = []Kind{RedisCluster, Memcacheds}
+)
 
-func TestMain(m *testing.M) { Main(m, fleets...) }
+func TestMain(m *testing.M) { Main(m, slices.Concat(fleets, several)...) }
 
 func TestFleet_ColdKey(t *testing.T)                  { Each(t, fleets, ColdKey) }
 func TestFleet_HolderKilled(t *testing.T)             { Each(t, fleets, HolderKilled) }

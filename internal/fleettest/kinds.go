@@ -30,7 +30,8 @@ type Kind struct {
 	Open func(addrs []string) (bellwether.Store, bellwether.Locker, error)
 }
 
-// Redis and Memcached are store and locker in one.
+// Redis, RedisCluster, Memcached and Memcacheds, which are three servers, are
+// store and locker in one.
 var (
 	Redis = Kind{
 		Name:  "redis",
@@ -41,16 +42,40 @@ var (
 			return redisstore.New(rdb), redislock.New(rdb), nil
 		},
 	}
+	RedisCluster = Kind{
+		Name:  "redis-cluster",
+		Start: func(tb testing.TB) []*testserver.Server { return testserver.RedisCluster(tb, 1).Servers() },
+		Open: func(addrs []string) (bellwether.Store, bellwether.Locker, error) {
+			redis.SetLogger(silence{})
+			rdb := redis.NewClusterClient(&redis.ClusterOptions{Addrs: addrs, ContextTimeoutEnabled: true})
+			return redisstore.New(rdb), redislock.New(rdb), nil
+		},
+	}
 	Memcached = Kind{
 		Name:  "memcached",
 		Start: func(tb testing.TB) []*testserver.Server { return []*testserver.Server{testserver.Memcached(tb)} },
 		Open: func(addrs []string) (bellwether.Store, bellwether.Locker, error) {
-			mc := memcache.New(addrs[0])
-			mc.MaxIdleConns = 64
-			return memcachestore.New(mc), memcachelock.New(mc), nil
+			store, locker := openMemcached(addrs)
+			return store, locker, nil
+		},
+	}
+	Memcacheds = Kind{
+		Name: "memcacheds",
+		Start: func(tb testing.TB) []*testserver.Server {
+			return []*testserver.Server{testserver.Memcached(tb), testserver.Memcached(tb), testserver.Memcached(tb)}
+		},
+		Open: func(addrs []string) (bellwether.Store, bellwether.Locker, error) {
+			store, locker := openMemcached(addrs)
+			return store, locker, nil
 		},
 	}
 )
+
+func openMemcached(addrs []string) (*memcachestore.Store, *memcachelock.Locker) {
+	mc := memcache.New(addrs...)
+	mc.MaxIdleConns = 64
+	return memcachestore.New(mc), memcachelock.New(mc)
+}
 
 // ElectedBy returns the kind with the store of k and another locker, by the
 // name of its engine. start starts the engine, one of package testserver; open

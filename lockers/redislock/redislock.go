@@ -38,8 +38,9 @@
 // it is the store's epochs that let only one of them write.
 //
 // With a cluster, keys spread over the slots and the one channel is carried by
-// the cluster's bus. A Ring's shards know nothing of each other's channels:
-// there Watch always returns an error.
+// the cluster's bus; each Locker listens at a node drawn by lot. A Ring's shards
+// know nothing of each other's channels: there Watch always returns an error,
+// and a shard that is taken out leaves its leases to be taken again at another.
 //
 // The client repeats a command whose reply was lost. A repeated acquire finds
 // its own token and succeeds. A repeated release finds nothing, and reports
@@ -75,6 +76,7 @@ import (
 
 	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/internal/adapter"
+	"github.com/bellwether-go/bellwether/internal/rediscluster"
 )
 
 // detachedTimeout bounds what goes on after a caller has left.
@@ -165,6 +167,7 @@ func (l *Locker) acquire(ctx context.Context, key string, mine *lease, ttl time.
 		return mine, nil // there was no value to return, so ours was set
 	}
 	if err != nil {
+		rediscluster.Doubt(l.rdb, err)
 		return nil, mine.wrap("acquire", err)
 	}
 	if holder == mine.token {
@@ -194,6 +197,7 @@ func (l *Locker) acquireWithToken(ctx context.Context, key string, mine *lease, 
 	reply, err := acquireScript.Run(ctx, l.rdb, []string{l.key(mine.name)}, mine.token, millis(ttl)).Slice()
 	read := time.Now()
 	if err != nil {
+		rediscluster.Doubt(l.rdb, err)
 		return nil, mine.wrap("acquire", err)
 	}
 	if reply[0] == int64(1) {
@@ -413,6 +417,7 @@ func (l *lease) free(ctx context.Context) error {
 // run runs a script that returns 1, or 0 if the key is not this lease's.
 func (l *lease) run(ctx context.Context, script *redis.Script, args ...any) error {
 	n, err := script.Run(ctx, l.locker.rdb, []string{l.locker.key(l.name)}, args...).Int()
+	rediscluster.Doubt(l.locker.rdb, err)
 	if err == nil && n == 0 {
 		return bellwether.ErrLeaseLost
 	}

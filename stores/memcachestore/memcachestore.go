@@ -38,6 +38,10 @@ import (
 //
 // An entry's floor is kept in an item of its own. When that is lost, the entry
 // counts as lost too: nobody could tell whether it had been invalidated.
+//
+// With several servers the two may be on different ones, and either may be lost.
+// All processes need one list of servers, in one order, and a server that was
+// taken off it comes back only empty; docs/engines.md says what happens else.
 type Store struct {
 	// Prefix begins the names of all items, and keeps two programs that use
 	// one server apart. It has at most 80 bytes, none of them a space or a

@@ -94,6 +94,93 @@ func TestStore_ManyServers(t *testing.T) {
 	storetest.Run(t, func(tb testing.TB) storetest.Instance { return instance(tb, three(tb)...) })
 }
 
+// TestStore_OneOfManyServersIsLost has each of three servers die and come back
+// empty, over keys whose parts lie on it or elsewhere, in each state that a key
+// can be in. Whatever was lost, nothing of before an invalidation or below a later
+// claim is committed or served, and the next rebuild is taken.
+func TestStore_OneOfManyServersIsLost(t *testing.T) {
+	servers := []*testserver.Server{own(t), own(t), own(t)}
+	prefix := "test:" + adapter.Token() + ":"
+	s := open(t, prefix, servers[0].Addr, servers[1].Addr, servers[2].Addr)
+	ctx := t.Context()
+	at := func(addr, name string) bool {
+		_, err := open(t, prefix, addr).mc.Get(name)
+		return err == nil
+	}
+	const keys = 30
+	seen := map[[2]bool]int{}
+	for round, srv := range servers {
+		type state struct {
+			last   bellwether.Entry // as committed
+			late   uint64           // of a claim that is not committed yet
+			served bool             // last is what may be served
+			lost   [2]bool          // its entry, its floor
+		}
+		states := map[string]*state{}
+		for i := range keys {
+			key := fmt.Sprint(round, "-", i)
+			st := &state{last: put(t, s, key, "old", time.Hour), served: true}
+			st.late = claim(t, s, key)
+			if i%3 == 1 {
+				if err := s.Invalidate(ctx, key); err != nil {
+					t.Fatal(err)
+				}
+				st.served = false
+			}
+			if i%3 == 2 {
+				st.last = put(t, s, key, "newer", time.Hour)
+			}
+			n := s.names(key)
+			st.lost = [2]bool{st.served && at(srv.Addr, n.v), at(srv.Addr, n.m)}
+			states[key] = st
+		}
+		srv.Kill()
+		for key, st := range states {
+			e, err := s.Get(ctx, key)
+			if err == nil && (!st.served || e.Epoch != st.last.Epoch) {
+				t.Errorf("Get(%s) with a dead server: epoch %d, %q", key, e.Epoch, e.Value)
+			}
+		}
+		srv.Start()
+		for key, st := range states {
+			seen[st.lost]++
+			// The connections of before are found dead one by one.
+			err := errors.New("not asked")
+			var e bellwether.Entry
+			for range 300 {
+				if e, err = s.Get(ctx, key); err == nil || errors.Is(err, bellwether.ErrNotFound) {
+					break
+				}
+			}
+			lost := st.lost[0] || st.lost[1]
+			if keep := st.served && !lost; keep && (err != nil || e.Epoch != st.last.Epoch) || !keep && !errors.Is(err, bellwether.ErrNotFound) {
+				t.Errorf("Get(%s), lost %v, served before %v: epoch %d of %d, %v", key, st.lost, st.served, e.Epoch, st.last.Epoch, err)
+			}
+			// The claim of before is worth something only where nothing has come
+			// after it that could have been forgotten.
+			err = s.Commit(ctx, key, value(st.late, "late", time.Hour))
+			if ok := st.served && st.last.Epoch < st.late && !st.lost[1]; ok != (err == nil) || err != nil && !errors.Is(err, bellwether.ErrFenced) {
+				t.Errorf("Commit(%s) of a claim of before, lost %v, served before %v: %v", key, st.lost, st.served, err)
+			}
+			next := put(t, s, key, "next", time.Hour)
+			if next.Epoch <= max(st.late, st.last.Epoch) {
+				t.Errorf("%s: epoch %d after %d and %d, lost %v", key, next.Epoch, st.last.Epoch, st.late, st.lost)
+			}
+			if err := s.Commit(ctx, key, value(st.late, "late", time.Hour)); !errors.Is(err, bellwether.ErrFenced) {
+				t.Errorf("Commit(%s) of a claim of before the next: %v, want ErrFenced", key, err)
+			}
+			if e, err := s.Get(ctx, key); err != nil || e.Epoch != next.Epoch {
+				t.Errorf("Get(%s): epoch %d, %v, want %d", key, e.Epoch, err, next.Epoch)
+			}
+		}
+	}
+	t.Logf("lost entry and floor of %d keys, the entry of %d, the floor of %d, nothing of %d",
+		seen[[2]bool{true, true}], seen[[2]bool{true, false}], seen[[2]bool{false, true}], seen[[2]bool{}])
+	if seen[[2]bool{true, false}] == 0 || seen[[2]bool{false, true}] == 0 || seen[[2]bool{}] == 0 {
+		t.Error("the keys are not spread over the servers: the test tests too little")
+	}
+}
+
 func own(tb testing.TB, args ...string) *testserver.Server {
 	tb.Helper()
 	srv := testserver.Memcached(tb, args...)

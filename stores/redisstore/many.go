@@ -8,6 +8,7 @@ import (
 
 	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/internal/adapter"
+	"github.com/bellwether-go/bellwether/internal/rediscluster"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -102,7 +103,9 @@ func (s *Store) getShare(ctx context.Context, sh *share) ([]reply, error) {
 	// What has moved to another server the cluster's client finds.
 	moved, follow := map[int]*redis.StringCmd{}, s.rdb.Pipeline()
 	for n, name := range sh.names {
-		if _, err := data(n); redis.HasErrorPrefix(err, "MOVED") || redis.HasErrorPrefix(err, "ASK") {
+		_, err := data(n)
+		rediscluster.Doubt(s.rdb, err)
+		if redis.HasErrorPrefix(err, "MOVED") || redis.HasErrorPrefix(err, "ASK") {
 			moved[n] = follow.Get(ctx, name)
 		}
 	}

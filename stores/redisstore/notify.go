@@ -28,7 +28,8 @@ func (s *Store) channel() string {
 // without its entry. Whoever may publish on that channel is believed, as is
 // whoever may write the keys.
 //
-// With a cluster the channel is carried by the cluster's bus. A Ring's shards
+// With a cluster the channel is carried by the cluster's bus, and heard at a
+// node drawn by lot. A Ring's shards
 // know nothing of each other's channels: there f is never called.
 func (s *Store) Notify(ctx context.Context, f func(bellwether.Notice)) {
 	if _, ring := s.rdb.(*redis.Ring); ring || s.MaxNotice < 0 {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/internal/adapter"
+	"github.com/bellwether-go/bellwether/internal/rediscluster"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -248,6 +249,7 @@ func (s *Store) get(ctx context.Context, name string) (bellwether.Entry, error) 
 		}
 	}
 	data, err := reply.Bytes()
+	rediscluster.Doubt(s.rdb, err)
 	return entryOf(data, err, seen.now())
 }
 
@@ -358,6 +360,7 @@ func (s *Store) run(ctx context.Context, script *redis.Script, name string, args
 	sent := time.Now()
 	reply, err := script.Run(ctx, s.rdb, []string{name}, append([]any{retention.Milliseconds()}, args...)...).Slice()
 	if err != nil {
+		rediscluster.Doubt(s.rdb, err)
 		return nil, sighting{}, err
 	}
 	if len(reply) == 0 {
