@@ -78,7 +78,7 @@ func (q *query) replyLive(c *call, s served[*response], key string) liveOutcome 
 		return liveBroken
 	}
 	if !ok {
-		m.pass(w, r, q.next, httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reasonTooLarge})
+		m.pass(w, r, q.next, httpcache.Status{Fwd: httpcache.FwdBypass, Detail: x.why})
 		return liveDone
 	}
 	defer body.Close()
@@ -203,6 +203,12 @@ func (q *query) inform(status int, interim http.Header) {
 // that has ended.
 func (q *query) reply(key string, s served[*response]) {
 	res := s.item.value
+	release, ok := q.m.bodies.hold(res.body)
+	defer release()
+	if !ok {
+		q.m.pass(q.w, q.r, q.next, httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reasonMemory})
+		return
+	}
 	now := q.m.engine.clock.now()
 	age := now - s.item.born
 	status := httpcache.Status{Hit: true, TTL: httpcache.Delta{Set: true, Duration: s.item.freshUntil - now}}
@@ -218,6 +224,15 @@ func (q *query) reply(key string, s served[*response]) {
 
 // replySpare answers with something stale in the place of an error.
 func (q *query) replySpare(it *item[*response]) {
+	release, ok := q.m.bodies.hold(it.value.body)
+	defer release()
+	if !ok {
+		httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reasonMemory}.AppendTo(q.w.Header())
+		q.w.Header().Set("Cache-Control", "no-store")
+		q.w.Header().Set("Retry-After", "1")
+		http.Error(q.w, http.StatusText(http.StatusServiceUnavailable), http.StatusServiceUnavailable)
+		return
+	}
 	q.m.engine.count.stale.Add(1)
 	now := q.m.engine.clock.now()
 	age := now - it.born
