@@ -60,6 +60,9 @@ type exchange struct {
 	bodyless    bool  // the status has no body
 	announced   int64 // Content-Length, -1 if there is none
 	written     int64
+	limit       int64  // of the body, beyond which it is not kept
+	why         string // it is not: set before overflow is closed
+	account     account
 	body        *spool.Spool
 	trailer     http.Header // set before the body ends
 
@@ -216,6 +219,7 @@ func (x *exchange) decide(status int) {
 		limit = min(limit, privateWindow)
 	}
 	x.body = spool.New(limit)
+	x.body.OnIdle(x.account.close)
 	x.response = &response{
 		status:    status,
 		header:    httpcache.StoredHeader(header, j.Directives, now),
@@ -301,7 +305,12 @@ func (x *exchange) Write(p []byte) (int, error) {
 
 // take adds to the body, and tells when that passes the limit.
 func (x *exchange) take(p []byte) (int, error) {
-	if before := x.written; before <= x.m.options.MaxBody && before+int64(len(p)) > x.m.options.MaxBody {
+	end := x.written + int64(len(p))
+	if (x.shared || x.checked) && x.written <= x.limit && end > smallBody && !x.account.reach(min(end, x.limit)) {
+		x.limit, x.why = x.written, reasonMemory
+		x.body.Narrow(max(x.written, smallBody))
+	}
+	if x.written <= x.limit && end > x.limit {
 		if x.shared {
 			// A handler can write faster than a herd wakes up. Whoever waited for
 			// this response has a place at its start before that is dropped:
@@ -370,6 +379,7 @@ func (m *Middleware) newExchange(a attempt[*response], c *call) *exchange {
 		m: m, owner: c, key: a.key, path: c.path, position: a.position, sent: time.Now(), callers: &a.callers,
 		fwd:    httpcache.FwdURIMiss,
 		header: make(http.Header), announced: -1,
+		limit: m.options.MaxBody, why: reasonTooLarge, account: account{of: &m.bodies},
 		decided: make(chan struct{}), overflow: make(chan struct{}), finished: make(chan struct{}),
 	}
 	if len(c.path) > 0 {
@@ -448,7 +458,7 @@ func (m *Middleware) carry(ctx context.Context, a attempt[*response], x *exchang
 	case <-x.overflow:
 		// From here on the body is its readers'; it ends with the last of them.
 		unlink()
-		return m.remember(ctx, x, reasonTooLarge), nil
+		return m.remember(ctx, x, x.why), nil
 	case <-x.finished:
 	case <-ctx.Done():
 		// The flight has ended, or is about to. This load has not before its
@@ -462,7 +472,7 @@ func (m *Middleware) carry(ctx context.Context, a attempt[*response], x *exchang
 		return nil, x.err
 	}
 	if x.body.Overflowed() {
-		return m.remember(ctx, x, reasonTooLarge), nil // both at once: it was read as fast as it was written
+		return m.remember(ctx, x, x.why), nil // both at once: it was read as fast as it was written
 	}
 	return m.keep(ctx, x)
 }

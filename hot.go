@@ -26,6 +26,9 @@ func (m *Middleware) hot(w http.ResponseWriter, r *http.Request, key string, d h
 		}
 		switch res := it.value; res.kind {
 		case plain:
+			if res.body.Len() > smallBody {
+				return false // what it takes to send it is counted
+			}
 			e.count.hits.add()
 			if e.observers.hit != nil {
 				e.tellHit(r.Context(), url, it.way(now))

@@ -33,6 +33,15 @@ type HTTPOptions struct {
 	// passed on to those who wait for it, at the pace of the slowest of them.
 	// Zero means 8 MiB.
 	MaxBody int64
+	// MaxHeld bounds, in bytes, the bodies that clients of this process hold beside
+	// the near tier: those that are being written for several, and those that are
+	// being sent, each counted once however many read it. What a client holds of
+	// up to 64 KiB is not counted. Over it, a stored body that nobody is being sent
+	// is asked of the handler, and one that is being written is no longer kept:
+	// like one over MaxBody, it goes on at the pace of its slowest client. Slow
+	// clients of many URLs get no more memory than this. Zero means 256 MiB, or
+	// MaxBody if that is more.
+	MaxHeld int64
 	// UncacheableTTL is how long it is remembered that a key's response was not
 	// for sharing; requests for it go straight to the handler meanwhile. One
 	// cacheable response ends that. Zero means 10 s.
@@ -85,6 +94,7 @@ type Middleware struct {
 	options HTTPOptions
 	rules   httpcache.Options
 	through *semaphore.Weighted // PassThrough
+	bodies  bodies              // MaxHeld
 }
 
 // NewMiddleware returns a Middleware. It panics if the options cannot be meant;
@@ -93,6 +103,8 @@ func NewMiddleware(o HTTPOptions) *Middleware {
 	switch {
 	case o.MaxBody < 0:
 		refuse("HTTPOptions.MaxBody", o.MaxBody, "not be negative; zero means the default")
+	case o.MaxHeld < 0:
+		refuse("HTTPOptions.MaxHeld", o.MaxHeld, "not be negative; zero means the default")
 	case o.UncacheableTTL < 0:
 		refuse("HTTPOptions.UncacheableTTL", o.UncacheableTTL, "not be negative; zero means the default")
 	case o.PassThrough < 0:
@@ -102,6 +114,9 @@ func NewMiddleware(o HTTPOptions) *Middleware {
 	}
 	if o.MaxBody == 0 {
 		o.MaxBody = 8 << 20
+	}
+	if o.MaxHeld == 0 {
+		o.MaxHeld = max(256<<20, o.MaxBody)
 	}
 	if o.UncacheableTTL == 0 {
 		o.UncacheableTTL = 10 * time.Second
@@ -126,6 +141,7 @@ func NewMiddleware(o HTTPOptions) *Middleware {
 			StaleIfError:         o.StaleIfError,
 		},
 		options: o,
+		bodies:  bodies{limit: o.MaxHeld},
 		through: semaphore.NewWeighted(int64(o.PassThrough)),
 	}
 	m.engine.sweeper.traits = traitsOf

@@ -78,8 +78,10 @@ func (m *Middleware) replace(key string, s served[*response], res *response, f F
 func (q *query) passChecked(key string, s served[*response]) {
 	q.bypassed()
 	kept := s.item.value
+	release, ok := q.m.bodies.hold(kept.body)
+	defer release()
 	r := q.r.Clone(q.r.Context())
-	if q.authorized || !httpcache.SetConditions(r.Header, kept.header) {
+	if !ok || q.authorized || !httpcache.SetConditions(r.Header, kept.header) {
 		q.m.pass(q.w, q.r, q.next, httpcache.Status{Fwd: httpcache.FwdBypass, Detail: kept.reason})
 		return
 	}
@@ -161,7 +163,8 @@ func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.
 	witness := m.engine.watchInvalidations(key)
 	defer m.engine.dismiss(key, witness)
 	sent := time.Now()
-	u := &keptWriter{watchedWriter: watchedWriter{ResponseWriter: w}, limit: m.options.MaxBody}
+	u := &keptWriter{watchedWriter: watchedWriter{ResponseWriter: w}, limit: m.options.MaxBody, account: account{of: &m.bodies}}
+	defer u.account.close()
 	var (
 		res *response
 		f   Freshness
@@ -242,13 +245,15 @@ func (u *watchedWriter) FlushError() error {
 type keptWriter struct {
 	watchedWriter
 	limit   int64
+	account account
 	keeping bool
 	body    bytes.Buffer
 }
 
 func (u *keptWriter) Write(p []byte) (int, error) {
 	n, err := u.watchedWriter.Write(p)
-	if u.keeping = u.keeping && err == nil && int64(u.body.Len()+n) <= u.limit; u.keeping {
+	size := int64(u.body.Len() + n)
+	if u.keeping = u.keeping && err == nil && size <= u.limit && u.account.reach(size); u.keeping {
 		u.body.Write(p[:n])
 	}
 	return n, err

@@ -78,7 +78,7 @@ func (q *query) replyLive(c *call, s served[*response], key string) liveOutcome 
 		return liveBroken
 	}
 	if !ok {
-		q.pass(httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reasonTooLarge})
+		q.pass(httpcache.Status{Fwd: httpcache.FwdBypass, Detail: x.why})
 		return liveDone
 	}
 	defer body.Close()
@@ -203,6 +203,12 @@ func (q *query) inform(status int, interim http.Header) {
 // that has ended.
 func (q *query) reply(key string, s served[*response]) {
 	res := s.item.value
+	release, ok := q.m.bodies.hold(res.body)
+	defer release()
+	if !ok {
+		q.pass(httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reasonMemory})
+		return
+	}
 	now := q.m.engine.clock.now()
 	q.add(Serve{Way: s.item.way(now)})
 	age := now - s.item.born
@@ -219,6 +225,16 @@ func (q *query) reply(key string, s served[*response]) {
 
 // replySpare answers with something stale in the place of an error.
 func (q *query) replySpare(it *item[*response]) {
+	release, ok := q.m.bodies.hold(it.value.body)
+	defer release()
+	if !ok {
+		q.add(Serve{Err: ErrOverloaded})
+		httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reasonMemory}.AppendTo(q.w.Header())
+		q.w.Header().Set("Cache-Control", "no-store")
+		q.w.Header().Set("Retry-After", "1")
+		http.Error(q.w, http.StatusText(http.StatusServiceUnavailable), http.StatusServiceUnavailable)
+		return
+	}
 	q.add(Serve{Way: WayStale})
 	q.m.engine.count.stale.Add(1)
 	now := q.m.engine.clock.now()

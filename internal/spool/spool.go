@@ -44,9 +44,10 @@ const (
 // limit, and at most the limit and one chunk (256 KiB or less) after the
 // overflow.
 type Spool struct {
-	limit int64 // never changes
-
 	mu sync.Mutex // guards all below
+
+	limit int64
+	idle  func() // see OnIdle; nil once called
 
 	head *chunk // oldest chunk kept, nil while none is
 	tail *chunk // newest chunk, kept or dropped; at first a full one of no bytes
@@ -82,6 +83,26 @@ type chunk struct {
 // less collects nothing: the body streams through, one small chunk at a time.
 func New(limit int64) *Spool {
 	return &Spool{limit: max(0, limit), tail: &chunk{}}
+}
+
+// OnIdle has f called once, when the body has ended and nobody reads it. It is
+// called under the Spool's lock, and is set before the first Write.
+func (s *Spool) OnIdle(f func()) { s.idle = f }
+
+// Narrow lowers the limit, if it is higher, before the body has passed it.
+func (s *Spool) Narrow(limit int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.limit = min(s.limit, max(0, limit))
+}
+
+// rest calls idle if it is time to. Called with mu held.
+func (s *Spool) rest() {
+	if s.idle != nil && s.end != nil && s.readers == 0 {
+		f := s.idle
+		s.idle = nil
+		f()
+	}
 }
 
 // Write appends p to the body. It does not keep p. Within the limit it never
@@ -195,6 +216,7 @@ func (s *Spool) finish(err error) {
 		s.end = err
 		wake(&s.more)
 		wake(&s.room)
+		s.rest()
 	}
 }
 
@@ -445,6 +467,7 @@ func (r *Reader) Close() error {
 	s.drop()
 	if s.readers == 0 {
 		wake(&s.room)
+		s.rest()
 	}
 	return nil
 }
