@@ -78,6 +78,34 @@ func TestHit_BesideOtter(t *testing.T) {
 	}
 }
 
+// TestGet_HitsAreNotWatched holds that a hit allocates nothing with observers of
+// everything else, and nothing with one of hits either.
+func TestGet_HitsAreNotWatched(t *testing.T) {
+	hits := 0
+	others := bellwether.Observer{
+		Serve: func(context.Context, bellwether.Serve) {},
+		Rebuild: func(ctx context.Context, _ string) (context.Context, func(bellwether.Rebuild)) {
+			return ctx, nil
+		},
+		Herd: func(bellwether.Herd) {}, Caller: func(context.Context) any { return nil }, Evict: func(string, int) {},
+	}
+	for name, by := range map[string]bellwether.Observer{
+		"others": others, "hits": {Hit: func(context.Context, string) { hits++ }},
+	} {
+		c := bellwether.New(func(context.Context, string) (string, error) { return "v", nil },
+			bellwether.Options{TTL: time.Hour, Observers: []bellwether.Observer{by}})
+		defer c.Close()
+		ctx := context.Background()
+		c.Get(ctx, "k")
+		if n := testing.AllocsPerRun(1000, func() { c.Get(ctx, "k") }); n != 0 {
+			t.Errorf("a hit with an observer of %s allocates %v times", name, n)
+		}
+	}
+	if hits != 1001 {
+		t.Errorf("told of %d hits, want 1001", hits)
+	}
+}
+
 // TestGet_FitsTheStackOfANewGoroutine holds why a herd is cheap: a goroutine
 // that does nothing else comes to a flight, and gets its value, on the 2 KB that
 // it was born with. To grow them would be half of what the herd costs.

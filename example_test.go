@@ -435,6 +435,17 @@ func ExampleOptions_onError() {
 	// true
 }
 
+// An observer that wants to know of herds only: how many callers a rebuild has
+// answered, and how long they have waited together.
+func ExampleOptions_observers() {
+	c := bellwether.New(loadUser, bellwether.Options{TTL: time.Minute, Observers: []bellwether.Observer{{
+		Herd: func(h bellwether.Herd) { fmt.Println("a herd at", h.Key, "of", h.Callers) },
+	}}})
+	c.Get(context.Background(), "42")
+	c.Close()
+	// Output: a herd at 42 of 1
+}
+
 // A load that differs from call to call, such as one that needs the caller's
 // transaction. Callers that meet share the first one's.
 func ExampleCache_GetFunc() {

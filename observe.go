@@ -86,7 +86,7 @@ const (
 
 // String returns the word for it: hit, stale, collapsed, miss or bypass.
 func (w Way) String() string {
-	return name(w, "hit", "stale", "collapsed", "miss", "bypass")
+	return word(w, "hit", "stale", "collapsed", "miss", "bypass")
 }
 
 // A Rebuild is one load with what came of it.
@@ -131,7 +131,7 @@ const (
 )
 
 // String returns the word for it: value, failed, fenced or abandoned.
-func (o Outcome) String() string { return name(o, "value", "failed", "fenced", "abandoned") }
+func (o Outcome) String() string { return word(o, "value", "failed", "fenced", "abandoned") }
 
 // A Herd is the calls that one flight has answered in this process.
 type Herd struct {
@@ -170,7 +170,7 @@ const (
 )
 
 // String returns the word for it: store, locker or watch.
-func (e Engine) String() string { return name(e, "store", "locker", "watch") }
+func (e Engine) String() string { return word(e, "store", "locker", "watch") }
 
 // A BreakerState is how the breaker before an engine stands.
 type BreakerState uint8
@@ -185,10 +185,10 @@ const (
 )
 
 // String returns the word for it: closed, half-open or open.
-func (s BreakerState) String() string { return name(s, "closed", "half-open", "open") }
+func (s BreakerState) String() string { return word(s, "closed", "half-open", "open") }
 
-// name is a small number's word.
-func name[N ~uint8](n N, words ...string) string {
+// word is a small number's word.
+func word[N ~uint8](n N, words ...string) string {
 	if int(n) < len(words) {
 		return words[n]
 	}

@@ -55,7 +55,7 @@ func (c *collector) collect(t *testing.T) map[string]float64 {
 	name := func(m metricdata.Metrics, set attribute.Set) string {
 		name := m.Name
 		for _, kv := range set.ToSlice() {
-			name += " " + kv.Value.Emit()
+			name += " " + kv.Value.String()
 		}
 		if m.Description == "" || m.Unit == "" {
 			t.Errorf("%s has no description or no unit", m.Name)
@@ -205,7 +205,7 @@ func TestTelemetry_Span(t *testing.T) {
 	}
 	attributes := map[string]string{}
 	for _, kv := range rebuild.Attributes {
-		attributes[string(kv.Key)] = kv.Value.Emit()
+		attributes[string(kv.Key)] = kv.Value.String()
 	}
 	if want := map[string]string{
 		"bellwether.cache": "users", "bellwether.key": "k", "bellwether.outcome": "value",
@@ -236,7 +236,7 @@ func TestTelemetry_FailedSpan(t *testing.T) {
 		t.Fatalf("spans %+v, want one with the failure", spans)
 	}
 	for _, kv := range spans[0].Attributes {
-		if kv.Value.Emit() == "secret" {
+		if kv.Value.String() == "secret" {
 			t.Errorf("the key is in the attribute %s", kv.Key)
 		}
 	}

@@ -32,7 +32,7 @@ func Example() {
 	for _, span := range spans.GetSpans() {
 		fmt.Println(span.Name)
 		for _, kv := range span.Attributes {
-			fmt.Println(kv.Key, kv.Value.Emit())
+			fmt.Println(kv.Key, kv.Value.String())
 		}
 	}
 	// Output:
