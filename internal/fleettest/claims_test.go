@@ -76,6 +76,22 @@ func redisHerd(t *testing.T) float64 {
 	return got
 }
 
+// wakeLimit is what the waiters of another process may take. memcached cannot
+// push: they poll.
+var wakeLimit = map[string]time.Duration{"redis": 5 * time.Millisecond, "memcached": 25 * time.Millisecond}
+
+// TestClaim_WakeLag holds the median of the wake lag to what its p99 is on a
+// machine that does nothing else, see TestLatency_WakeLag.
+func TestClaim_WakeLag(t *testing.T) {
+	for _, kind := range fleets {
+		t.Run(kind.Name, func(t *testing.T) {
+			if median, _ := WakeLag(t, kind); median > wakeLimit[kind.Name] {
+				t.Errorf("median of %v, want at most %v", median, wakeLimit[kind.Name])
+			}
+		})
+	}
+}
+
 func median(xs []float64) float64 {
 	s := slices.Sorted(slices.Values(xs))
 	return s[len(s)/2]

@@ -73,6 +73,8 @@ type report struct {
 	Values map[string]int  // what callers got: value or error -> callers
 	Took   []time.Duration // their waits
 	Load   time.Duration   // how long this process's last load took, 0 if none ran since the last order
+	Loaded time.Time       // when it returned
+	Last   time.Time       // of herd: when the last caller had its answer
 	Stats  bellwether.Stats
 	Err    string
 }
@@ -99,9 +101,14 @@ func work(config string, kinds []Kind) error {
 	}
 	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 100}}
 	var load atomic.Int64
+	var loaded atomic.Pointer[time.Time]
 	cache := bellwether.New(func(ctx context.Context, key string) (string, error) {
 		start := time.Now()
-		defer func() { load.Store(int64(time.Since(start))) }()
+		defer func() {
+			end := time.Now()
+			load.Store(int64(end.Sub(start)))
+			loaded.Store(&end)
+		}()
 		req, err := http.NewRequestWithContext(ctx, "GET", fmt.Sprintf("%s/%s?worker=%d", c.Origin, key, c.ID), nil)
 		if err != nil {
 			return "", err
@@ -125,7 +132,9 @@ func work(config string, kinds []Kind) error {
 		}
 		load.Store(0)
 		r := obey(cache, do)
-		r.Load = time.Duration(load.Load())
+		if r.Load = time.Duration(load.Load()); r.Load > 0 {
+			r.Loaded = *loaded.Load()
+		}
 		if err := out.Encode(r); err != nil {
 			return err
 		}
@@ -176,6 +185,7 @@ func obey(cache *bellwether.Cache[string], do order) report {
 			}
 		}
 		wg.Wait()
+		r.Last = time.Now()
 		for _, v := range values {
 			r.Values[v]++
 		}

@@ -13,3 +13,15 @@ func TestLatency_RedisHerd(t *testing.T) {
 		t.Errorf("p99 is %.2f ms beyond load and fan-out, want at most 5", got)
 	}
 }
+
+// TestLatency_WakeLag holds the 99th percentile of what TestClaim_WakeLag holds
+// the median of.
+func TestLatency_WakeLag(t *testing.T) {
+	for _, kind := range fleets {
+		t.Run(kind.Name, func(t *testing.T) {
+			if _, p99 := WakeLag(t, kind); p99 > wakeLimit[kind.Name] {
+				t.Errorf("p99 of %v, want at most %v", p99, wakeLimit[kind.Name])
+			}
+		})
+	}
+}

@@ -1,0 +1,42 @@
+package fleettest
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+)
+
+// WakeLag returns how long after a load has returned the last of the callers who
+// wait for it in another process has the value: its commit, the word of it, and
+// the way of them all out of their flight. They are what half and what 99 of 100
+// processes took.
+func WakeLag(t *testing.T, kind Kind) (median, p99 time.Duration) {
+	const processes, callers, rounds = 3, 50, 60
+	f := newFleet(t, kind, processes, fleetOptions{})
+	f.origin.delay.Store(int64(40 * time.Millisecond))
+	var lags []time.Duration
+	for round := range rounds {
+		key := fmt.Sprint("wake", round)
+		at := time.Now().Add(20 * time.Millisecond)
+		reports := make([]report, processes)
+		var wg sync.WaitGroup
+		for i, w := range f.workers {
+			wg.Go(func() { reports[i] = w.do(order{Do: "herd", Key: key, Callers: callers, At: at}) })
+		}
+		wg.Wait()
+		loader := slices.IndexFunc(reports, func(r report) bool { return r.Load > 0 })
+		if loader < 0 || f.origin.count(key) != 1 {
+			t.Fatalf("%d loads of %s", f.origin.count(key), key)
+		}
+		for i, r := range reports {
+			if i != loader {
+				lags = append(lags, r.Last.Sub(reports[loader].Loaded)) // one machine, one clock
+			}
+		}
+	}
+	median, p99 = percentile(lags, .5), percentile(lags, .99)
+	t.Logf("%s: from the end of the load to the last waiter in another process: median %v, p99 %v, most %v", kind.Name, median, p99, percentile(lags, 1))
+	return median, p99
+}
