@@ -75,8 +75,12 @@ type Options struct {
 	// RebuildTimeout bounds a load: at its end the load's context ends, and its
 	// callers get [ErrRebuildTimeout]. Zero means 30 s.
 	RebuildTimeout time.Duration
-	// LeaseTTL is the length of a holder's lease, renewed at a third of it, and
-	// so the time after which a crashed holder is replaced. Zero means 5 s.
+	// LeaseTTL is the longest that a holder's lease lasts unless it is renewed, and
+	// so the longest time after which a crashed holder is replaced. A lease is half
+	// as long again as its key's last build took, or, for a key of which nothing is
+	// known, as builds take here of late; but never shorter than 500 ms and
+	// EngineTimeout, unless LeaseTTL is. It is renewed at a third of its length,
+	// for as long as the holder lives. Zero means 5 s.
 	LeaseTTL time.Duration
 	// MaxRebuilds bounds the rebuilds that run at one time in this process,
 	// loads that have been given up on included. Zero means 128.

@@ -26,6 +26,7 @@ type engine[V any] struct {
 	locker    *breaker // before Locker
 	push      *breaker // before Locker's Watch: a push that is down is not a locker that is
 	commits   commitRecord
+	builds    buildTimes
 	slots     *semaphore.Weighted // MaxRebuilds
 	queued    atomic.Int64        // flights that wait for one of them
 	count     counters

@@ -35,13 +35,14 @@ type run[V any] struct {
 	// claim found, 0 if it found none.
 	unshared uint64
 
-	waits   bool    // the flight has found another holder
-	waiting instant // when it first did
-	elected instant // when it last stood for election
-	known   uint64  // the epoch of the store's entry when the flight began to wait
-	losses  int     // how often the flight's own lease was lost
-	fenced  bool    // the last of its commits was refused
-	refused int     // how often its loads came to nothing, see maxRefused
+	waits   bool          // the flight has found another holder
+	waiting instant       // when it first did
+	elected instant       // when it last stood for election
+	length  time.Duration // of the lease that it asked for then
+	known   uint64        // the epoch of the store's entry when the flight began to wait
+	losses  int           // how often the flight's own lease was lost
+	fenced  bool          // the last of its commits was refused
+	refused int           // how often its loads came to nothing, see maxRefused
 }
 
 const (
@@ -261,6 +262,9 @@ func (r *run[V]) consider(it *item[V], fromStore bool) bool {
 	}
 	switch verdict {
 	case serve, serveOnly, fail:
+		if r.waits && it.failures == 0 && it.epoch > r.known && it.build > 0 {
+			r.engine.builds.note(it.build)
+		}
 		if r.settle(it) {
 			if fromStore {
 				r.engine.count.storeHits.Add(1)
@@ -283,9 +287,9 @@ func (r *run[V]) elect(ctx context.Context) (Lease, *HeldError) {
 	if e.Locker == nil || r.storeDown {
 		return nil, nil
 	}
-	r.elected = e.clock.now()
+	r.elected, r.length = e.clock.now(), r.leaseLength()
 	lease, err := ask(ctx, e.locker, &r.outage, func(ctx context.Context) (Lease, error) {
-		return e.Locker.TryAcquire(ctx, e.engineKey(r.key), e.LeaseTTL)
+		return e.Locker.TryAcquire(ctx, e.engineKey(r.key), r.length)
 	})
 	if err == nil {
 		return lease, nil
@@ -338,7 +342,7 @@ func (r *run[V]) await(ctx context.Context, held *HeldError) bool {
 	}
 	// All waiters of a dead holder get here at one time. One of them wins
 	// anyway; the jitter spares the engine the rest.
-	until = addDurations(until, time.Duration(rand.Int64N(int64(e.LeaseTTL)/64+1)))
+	until = addDurations(until, time.Duration(rand.Int64N(int64(max(0, until-began))/64+1)))
 	// A locker that says "free" and "held" in one breath must not make a loop
 	// without a pause.
 	earliest := r.elected + pollInterval(began-r.waiting)
@@ -459,7 +463,8 @@ func (r *run[V]) build(ctx context.Context, epoch uint64) bool {
 	var lost chan struct{}
 	if lease := r.lease; lease != nil {
 		lost = make(chan struct{})
-		e.running.Go(func() { r.keep(loading, lease, lost) })
+		term := leaseTerm{began: r.elected, asked: r.elected, length: r.length}
+		e.running.Go(func() { r.keep(loading, lease, term, lost) })
 	}
 
 	if e.Store != nil && r.state.Load().offered != nil {
@@ -508,10 +513,10 @@ func (r *run[V]) build(ctx context.Context, epoch uint64) bool {
 // when the engine says that the lease is another's, asked or by itself. An
 // engine that says nothing ends nothing: if the lease runs out meanwhile and
 // another rebuilds too, the store lets only the later of the two write.
-func (r *run[V]) keep(ctx context.Context, lease Lease, lost chan<- struct{}) {
+func (r *run[V]) keep(ctx context.Context, lease Lease, term leaseTerm, lost chan<- struct{}) {
 	e := r.engine
-	tick := time.NewTicker(max(e.LeaseTTL/3, time.Millisecond))
-	defer tick.Stop()
+	due := time.NewTimer(term.renewal() - e.clock.now())
+	defer due.Stop()
 	var told <-chan struct{}
 	if n, ok := lease.(LossNotifier); ok {
 		if err := noPanic(func() error { told = n.Lost(); return nil }); err != nil {
@@ -525,10 +530,17 @@ func (r *run[V]) keep(ctx context.Context, lease Lease, lost chan<- struct{}) {
 			return
 		case <-told:
 			err = ErrLeaseLost
-		case <-tick.C:
-			_, err = ask(ctx, e.locker, &outage{min(e.EngineTimeout, e.LeaseTTL/3)}, func(ctx context.Context) (struct{}, error) {
-				return struct{}{}, lease.Renew(ctx, e.LeaseTTL)
+		case <-due.C:
+			now := e.clock.now()
+			renewed := term.renewed(now, e.LeaseTTL)
+			_, err = ask(ctx, e.locker, &outage{term.patience(e.EngineTimeout)}, func(ctx context.Context) (struct{}, error) {
+				return struct{}{}, lease.Renew(ctx, renewed.length)
 			})
+			if err == nil {
+				term = renewed
+			}
+			term.asked = now
+			due.Reset(term.renewal() - e.clock.now())
 		}
 		switch {
 		case ctx.Err() != nil:
@@ -616,9 +628,11 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 		r.end(errAgain) // who has not seen what was published asks again
 		return true
 	case l.err == nil:
+		e.builds.note(l.took)
 		it.kind, it.value = KindValue, l.value
 		it.lifetime = e.lifetimeOf(now, l.freshness, r.key, epoch)
 	case errors.Is(l.err, ErrNotFound):
+		e.builds.note(l.took)
 		it.kind = KindNotFound
 		it.lifetime = e.lifetimeOf(now, l.freshness, r.key, epoch)
 	default:
