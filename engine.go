@@ -27,6 +27,7 @@ type engine[V any] struct {
 	push      *breaker // before Locker's Watch: a push that is down is not a locker that is
 	commits   commitRecord
 	builds    buildTimes
+	hedges    hedges
 	slots     *semaphore.Weighted // MaxRebuilds
 	queued    atomic.Int64        // flights that wait for one of them
 	count     counters
@@ -177,7 +178,7 @@ func (e *engine[V]) snapshot() Stats {
 		Collapsed: c.collapsed.Load(), WaitTimeouts: c.waitTimeouts.Load(),
 		Loads: c.loads.Load(), LoadFailures: c.loadFailures.Load(), StoreHits: c.storeHits.Load(),
 		Waits: c.waits.Load(), Fenced: c.fenced.Load(), LeasesLost: c.leasesLost.Load(),
-		Degraded: c.degraded.Load(), EngineErrors: c.engineErrors.Load(),
+		Hedges: c.hedges.Load(), Degraded: c.degraded.Load(), EngineErrors: c.engineErrors.Load(),
 		Flights: flights, NearBytes: e.near.cache.WeightedSize(),
 		StoreUp: e.store.up(), LockerUp: e.locker.up(),
 	}

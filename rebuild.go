@@ -40,6 +40,9 @@ type run[V any] struct {
 	elected instant       // when it last stood for election
 	length  time.Duration // of the lease that it asked for then
 	known   uint64        // the epoch of the store's entry when the flight began to wait
+	due     instant       // when the holder that it waits for has taken too long; 0: never
+	hedged  bool          // the flight has tried to begin a second rebuild
+	hedging Lease         // the lease under which it has begun one
 	losses  int           // how often the flight's own lease was lost
 	fenced  bool          // the last of its commits was refused
 	refused int           // how often its loads came to nothing, see maxRefused
@@ -64,6 +67,7 @@ func (f *flight[V]) fly(ctx context.Context) {
 	r := &run[V]{flight: f, outage: outage{f.engine.EngineTimeout}}
 	defer func() {
 		r.freeSlot()
+		defer r.freeHedge(ctx)
 		if p := recover(); p != nil {
 			err = &PanicError{Value: p, Stack: debug.Stack()}
 			f.engine.OnError(f.key, err)
@@ -110,7 +114,7 @@ func (r *run[V]) rebuild(ctx context.Context) error {
 			continue // too many wait, but what there was to serve was invalidated
 		}
 		if r.unshared != 0 {
-			if r.build(ctx, r.unshared) {
+			if r.build(ctx, r.unshared, nil, r.finish) {
 				return nil
 			}
 			continue
@@ -263,7 +267,11 @@ func (r *run[V]) consider(it *item[V], fromStore bool) bool {
 	switch verdict {
 	case serve, serveOnly, fail:
 		if r.waits && it.failures == 0 && it.epoch > r.known && it.build > 0 {
-			r.engine.builds.note(it.build)
+			if r.hedged {
+				r.engine.builds.note(it.build) // that it was slow is noted
+			} else {
+				r.built(it.build)
+			}
 		}
 		if r.settle(it) {
 			if fromStore {
@@ -327,6 +335,9 @@ func (r *run[V]) await(ctx context.Context, held *HeldError) bool {
 		if r.present != nil {
 			r.known = r.present.epoch
 		}
+		if after := r.hedgeAfter(); after > 0 {
+			r.due = addDurations(began, after)
+		}
 	}
 
 	watching, endWatch := context.WithCancel(ctx)
@@ -348,10 +359,17 @@ func (r *run[V]) await(ctx context.Context, held *HeldError) bool {
 	earliest := r.elected + pollInterval(began-r.waiting)
 	deadline := time.NewTimer(max(until, earliest) - began)
 	defer deadline.Stop()
+	var late <-chan time.Time
+	if r.due > 0 && !r.hedged {
+		hedge := time.NewTimer(max(0, r.due-began))
+		defer hedge.Stop()
+		late = hedge.C
+	}
 
 	for {
 		pause := lookPause
-		if wake == nil {
+		// The locker pushes when the holder is done; a hedge may be before it.
+		if wake == nil || r.due > 0 && e.clock.now() >= r.due && !e.notified {
 			pause = pollInterval(e.clock.now() - r.waiting)
 		}
 		if r.state.Load().offered != nil {
@@ -378,6 +396,15 @@ func (r *run[V]) await(ctx context.Context, held *HeldError) bool {
 				continue
 			}
 			return false
+		case <-late:
+			poll.Stop()
+			late = nil
+			if r.hedge(ctx) {
+				return true
+			}
+			if r.hedging != nil || r.storeDown || r.unshared != 0 {
+				return false
+			}
 		case <-deadline.C:
 			poll.Stop()
 			return false
@@ -446,12 +473,20 @@ func (r *run[V]) lead(ctx context.Context, lease Lease) bool {
 	if epoch == 0 || e.Locker != nil && lease == nil {
 		e.count.degraded.Add(1)
 	}
-	return r.build(ctx, epoch)
+	var rival <-chan struct{}
+	if after := r.hedgeAfter(); after > 0 && lease != nil && epoch != 0 {
+		watching, end := context.WithCancel(ctx)
+		defer end()
+		rival = r.rival(watching, epoch, after)
+	}
+	e.hedges.earn(e.HedgeShare)
+	return r.build(ctx, epoch, rival, r.finish)
 }
 
 // build loads the value, under the lease if the flight has one, and ends the
-// flight with it. It reports whether it did.
-func (r *run[V]) build(ctx context.Context, epoch uint64) bool {
+// flight with it by finish. It gives up when rival is closed: another process has
+// committed its value. It reports whether the flight has ended.
+func (r *run[V]) build(ctx context.Context, epoch uint64, rival <-chan struct{}, finish func(context.Context, loaded[V], uint64) bool) bool {
 	e := r.engine
 	limited, cancel := context.WithTimeoutCause(ctx, e.RebuildTimeout, ErrRebuildTimeout)
 	defer cancel()
@@ -489,7 +524,13 @@ func (r *run[V]) build(ctx context.Context, epoch uint64) bool {
 				l.err = context.Cause(limited) // what else it says is the echo of that
 			}
 			abort(nil) // ends the keeper: it must not renew what is being released
-			return r.finish(ctx, l, epoch)
+			return finish(ctx, l, epoch)
+		case <-rival:
+			rival = nil
+			if r.giveUp(errRival) {
+				r.releaseBehind(ctx)
+				return false
+			}
 		case <-lost:
 			// Another holds the lease by now, and its value is the one to wait
 			// for, whether or not our load heeds its context. A response that
@@ -504,7 +545,7 @@ func (r *run[V]) build(ctx context.Context, epoch uint64) bool {
 			if len(result) > 0 {
 				continue // both at once: the load was in time
 			}
-			return r.finish(ctx, loaded[V]{err: context.Cause(limited)}, epoch)
+			return finish(ctx, loaded[V]{err: context.Cause(limited)}, epoch)
 		}
 	}
 }
@@ -628,11 +669,11 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 		r.end(errAgain) // who has not seen what was published asks again
 		return true
 	case l.err == nil:
-		e.builds.note(l.took)
+		r.built(l.took)
 		it.kind, it.value = KindValue, l.value
 		it.lifetime = e.lifetimeOf(now, l.freshness, r.key, epoch)
 	case errors.Is(l.err, ErrNotFound):
-		e.builds.note(l.took)
+		r.built(l.took)
 		it.kind = KindNotFound
 		it.lifetime = e.lifetimeOf(now, l.freshness, r.key, epoch)
 	default:

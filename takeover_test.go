@@ -32,6 +32,15 @@ func (l *lengthLocker) TryAcquire(ctx context.Context, key string, ttl time.Dura
 	return lengthLease{lease, l}, nil
 }
 
+// told returns the lengths since it was last asked.
+func (l *lengthLocker) told() (taken, renewed []time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	taken, renewed = l.taken, l.renewed
+	l.taken, l.renewed = nil, nil
+	return taken, renewed
+}
+
 type lengthLease struct {
 	bellwether.Lease
 	locker *lengthLocker
@@ -59,15 +68,16 @@ func TestLease_FollowsTheBuilds(t *testing.T) {
 		get := func(key string, build time.Duration) (time.Duration, []time.Duration) {
 			t.Helper()
 			origin.set(func(o *source) { o.build = build })
-			locker.taken, locker.renewed = nil, nil
+			locker.told()
 			if _, err := c.Get(t.Context(), key); err != nil {
 				t.Fatal(err)
 			}
 			time.Sleep(build + ms) // of one that runs behind
-			if len(locker.taken) != 1 {
-				t.Fatalf("%d leases for %s", len(locker.taken), key)
+			taken, renewed := locker.told()
+			if len(taken) != 1 {
+				t.Fatalf("%d leases for %s", len(taken), key)
 			}
-			return locker.taken[0], locker.renewed
+			return taken[0], renewed
 		}
 		for _, step := range []struct {
 			build, taken time.Duration
@@ -116,7 +126,7 @@ func TestLease_NobodyWaits(t *testing.T) {
 		for _, sleep := range []time.Duration{2 * time.Second, 8 * time.Second} {
 			c.Get(t.Context(), "k")
 			time.Sleep(time.Second)
-			locker.taken = nil
+			locker.told()
 			time.Sleep(sleep)
 			c.Get(t.Context(), "k")
 			time.Sleep(time.Second)
@@ -124,8 +134,8 @@ func TestLease_NobodyWaits(t *testing.T) {
 			if sleep > 5*time.Second {
 				want = 500 * time.Millisecond // the window closes before a takeover would
 			}
-			if !slices.Equal(locker.taken, []time.Duration{want}) {
-				t.Errorf("%v after the load: leases of %v, want %v", sleep, locker.taken, want)
+			if taken, _ := locker.told(); !slices.Equal(taken, []time.Duration{want}) {
+				t.Errorf("%v after the load: leases of %v, want %v", sleep, taken, want)
 			}
 		}
 	})
