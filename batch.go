@@ -109,9 +109,6 @@ const (
 	// has goroutines and timers. It is several times maxTogether, so that those
 	// that wait long for others do not hold up the rest.
 	maxUnderWay = 4 * maxTogether
-	// maxTurns is how many of a batch's flights ask an engine at one time.
-	// Clients of engines dial anew for what is more than their pool.
-	maxTurns = 32
 	// gatherLull is how long those who are ready to load wait, while nobody
 	// comes, for those who are not: one slow answer of an engine must not hold
 	// up a batch, and a dead process's leases do not end all at one moment.
@@ -177,7 +174,7 @@ func (e *engine[V]) getMany(ctx context.Context, keys []string, single binder[V]
 	}
 	// First those that have nothing to be served meanwhile, then those of which
 	// nobody need wait for the rebuild.
-	missing, covered := c.hits(keys)
+	missing, covered := c.hits(ctx, keys)
 	for todo := append(missing, covered...); len(todo) > 0; {
 		together := todo[:min(len(todo), maxTogether)]
 		todo = todo[len(together):]
@@ -197,7 +194,7 @@ func (e *engine[V]) getMany(ctx context.Context, keys []string, single binder[V]
 
 // hits answers what the near tier can, and returns the rest: what is missing, and
 // what is covered by something that can be served.
-func (c *manyCall[V]) hits(keys []string) (missing, covered []asked[V]) {
+func (c *manyCall[V]) hits(ctx context.Context, keys []string) (missing, covered []asked[V]) {
 	seen := make(map[string]struct{}, len(keys))
 	began := c.clock.now()
 	for _, key := range keys {
@@ -208,6 +205,9 @@ func (c *manyCall[V]) hits(keys []string) (missing, covered []asked[V]) {
 		it, early, ok := c.hit(key)
 		if ok {
 			c.answer(key, it, nil)
+			if c.observers.hit != nil || it.failures > 0 {
+				c.tellHit(ctx, key, it.way(c.clock.now()))
+			}
 		}
 		switch {
 		case early:
@@ -242,9 +242,17 @@ func (c *manyCall[V]) answer(key string, it *item[V], err error) {
 }
 
 // take takes the answer of a waiter that has it.
-func (c *manyCall[V]) take(a asked[V]) {
-	c.answer(a.key, a.answer.item, a.err)
+func (c *manyCall[V]) take(ctx context.Context, a asked[V]) {
+	c.end(ctx, a)
 	c.places.Release(1)
+}
+
+// end is take for a waiter without a place.
+func (c *manyCall[V]) end(ctx context.Context, a asked[V]) {
+	if c.observers.serve != nil {
+		a.tell(ctx, a.key)
+	}
+	c.answer(a.key, a.answer.item, a.err)
 }
 
 // waitForPlaces returns those for which there are places now. Who is covered is
@@ -259,7 +267,8 @@ func (c *manyCall[V]) waitForPlaces(ctx context.Context, together []asked[V]) []
 			case a.early:
 			case now < a.stale.trusted && a.stale.stale(now):
 				c.count.stale.Add(1)
-				c.answer(a.key, a.stale, nil)
+				a.answer.item = a.stale
+				c.end(ctx, a)
 			default: // not any more
 				rest = append(rest, a)
 			}
@@ -271,7 +280,8 @@ func (c *manyCall[V]) waitForPlaces(ctx context.Context, together []asked[V]) []
 	}
 	for _, a := range together {
 		if !a.early {
-			c.answer(a.key, nil, ctx.Err())
+			a.err = ctx.Err()
+			c.end(ctx, a)
 		}
 	}
 	return nil
@@ -282,7 +292,7 @@ func (c *manyCall[V]) waitForPlaces(ctx context.Context, together []asked[V]) []
 func (c *manyCall[V]) begin(ctx context.Context, together []asked[V]) {
 	b := &batch[V]{
 		engine: c.engine, single: c.single, user: c.load, places: c.places,
-		complete: make(chan struct{}), turns: make(chan struct{}, maxTurns),
+		complete: make(chan struct{}),
 		shared: sharedSlot{from: &c.slots, running: &c.running},
 	}
 	flights := make([]*flight[V], len(together))
@@ -308,7 +318,7 @@ func (c *manyCall[V]) begin(ctx context.Context, together []asked[V]) {
 			continue
 		}
 		if f == nil {
-			c.take(a)
+			c.take(ctx, a)
 			continue
 		}
 		if a.collapsed {
@@ -317,25 +327,23 @@ func (c *manyCall[V]) begin(ctx context.Context, together []asked[V]) {
 			c.count.misses.Add(1)
 		}
 		if _, is := a.look(f, f.state.Load()); is == answered {
+			if a.counted != nil {
+				a.countAnswer()
+			}
 			a.leave()
-			c.take(a)
+			c.take(ctx, a)
 			continue
 		}
 		c.waiters.Go(func() {
 			a.follow(ctx, a.key, f, c.single)
-			c.take(a)
+			c.take(ctx, a)
 		})
 	}
 }
 
 // follow is wait for a waiter that has come to its flight.
 func (c *waiter[V]) follow(ctx context.Context, key string, f *flight[V], b binder[V]) {
-	for f != nil {
-		end := c.attend(ctx, f)
-		c.leave()
-		if end == answered {
-			return
-		}
+	for f != nil && c.stay(ctx, f) {
 		f = c.join(ctx, key, b)
 	}
 }
@@ -346,7 +354,6 @@ type batch[V any] struct {
 	single binder[V]    // the load of each flight, if there is no user
 	user   batchLoad[V] // the load of all
 	places *semaphore.Weighted
-	turns  chan struct{} // has maxTurns places, for those who are asking an engine
 	shared sharedSlot    // for the first load
 
 	// complete is closed when all its flights have been begun. Before that the
@@ -545,21 +552,6 @@ func (m *member[V]) end() {
 		defer m.mu.Unlock()
 		m.turnTo(ended)
 		m.places.Release(1)
-	}
-}
-
-// turn waits until the flight may ask an engine, which those of a batch do some
-// at a time, and returns what ends its turn. A flight whose context ends has it
-// at once: the engine's answer is of no more use.
-func (f *flight[V]) turn(ctx context.Context) (done func()) {
-	if f.member == nil {
-		return func() {}
-	}
-	select {
-	case f.member.turns <- struct{}{}:
-		return func() { <-f.member.turns }
-	case <-ctx.Done():
-		return func() {}
 	}
 }
 

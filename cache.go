@@ -73,9 +73,25 @@ type Options struct {
 	// RebuildTimeout bounds a load: at its end the load's context ends, and its
 	// callers get [ErrRebuildTimeout]. Zero means 30 s.
 	RebuildTimeout time.Duration
-	// LeaseTTL is the length of a holder's lease, renewed at a third of it, and
-	// so the time after which a crashed holder is replaced. Zero means 5 s.
+	// LeaseTTL is the longest that a holder's lease lasts unless it is renewed, and
+	// so the longest time after which a crashed holder is replaced. A lease is half
+	// as long again as its key's last build took, or, for a key of which nothing is
+	// known, as builds take here of late; but never shorter than 500 ms and
+	// EngineTimeout, unless LeaseTTL is. It is renewed at a third of its length,
+	// for as long as the holder lives. Zero means 5 s.
 	LeaseTTL time.Duration
+	// Hedge has a second rebuild begun beside one that takes this many times as
+	// long as its key's last one, or, where nothing is known of that, as all but a
+	// quarter of the latest ones: by one other process, of those whose callers wait for the value, and
+	// at most once for each rebuild. The value that is committed first is
+	// everybody's, and the other load is cancelled. To set it declares that the load
+	// may run twice at one time. It must be more than 1; 3 is usual. It needs a
+	// Locker and a build of 50 ms or more. Zero: not at all.
+	Hedge float64
+	// HedgeShare bounds the hedges of this process to this part of its own
+	// rebuilds, up to 1. While half of the latest rebuilds are slow there are none:
+	// then it is the origin, and not one process. Zero means 0.02.
+	HedgeShare float64
 	// MaxRebuilds bounds the rebuilds that run at one time in this process,
 	// loads that have been given up on included. A batch load is one. Zero means
 	// 128.
@@ -188,8 +204,15 @@ func (o Options) settings() settings {
 		refuse("Options.NearBytes", o.NearBytes, "not be negative; zero means the default")
 	case !(o.EarlyRefresh >= 0) || math.IsInf(o.EarlyRefresh, 1):
 		refuse("Options.EarlyRefresh", o.EarlyRefresh, "be a number from 0; 1 is usual")
+	case !(o.Hedge == 0 || o.Hedge > 1) || math.IsInf(o.Hedge, 1):
+		refuse("Options.Hedge", o.Hedge, "be a number above 1, such as 3, or zero for no hedges")
+	case !(o.HedgeShare >= 0 && o.HedgeShare <= 1):
+		refuse("Options.HedgeShare", o.HedgeShare, "be from 0 to 1, such as 0.02, which zero means")
 	case !(o.TTLJitter >= 0 && o.TTLJitter < 1):
 		refuse("Options.TTLJitter", o.TTLJitter, "be from 0 to less than 1, such as 0.1")
+	}
+	if o.HedgeShare == 0 {
+		o.HedgeShare = 0.02
 	}
 	if o.MaxRebuilds == 0 {
 		o.MaxRebuilds = 128

@@ -17,7 +17,6 @@ func (r *run[V]) read(ctx context.Context, o *outage) (entry Entry, asked instan
 		return first.entry, first.asked, first.err
 	}
 	e := r.engine
-	defer r.turn(ctx)()
 	asked = e.clock.now()
 	entry, err = askInTurn(ctx, e.store, o, func(ctx context.Context) (Entry, error) {
 		return e.Store.Get(ctx, e.engineKey(r.key))
@@ -52,7 +51,6 @@ func (r *run[V]) takeEpoch(ctx context.Context) (entry Entry, epoch uint64) {
 	if r.storeDown {
 		return Entry{}, 0
 	}
-	defer r.turn(ctx)()
 	entry, err := ask(ctx, e.store, &r.outage, func(ctx context.Context) (entry Entry, err error) {
 		entry, epoch, err = e.Store.Claim(ctx, e.engineKey(r.key))
 		return entry, err
@@ -218,7 +216,6 @@ func (r *run[V]) probe(ctx context.Context) bool {
 
 func (r *run[V]) write(ctx context.Context, entry Entry) error {
 	e := r.engine
-	defer r.turn(ctx)()
 	_, err := ask(ctx, e.store, &r.outage, func(ctx context.Context) (struct{}, error) {
 		return struct{}{}, e.Store.Commit(ctx, e.engineKey(r.key), entry)
 	})

@@ -26,6 +26,8 @@ type engine[V any] struct {
 	locker    *breaker // before Locker
 	push      *breaker // before Locker's Watch: a push that is down is not a locker that is
 	commits   commitRecord
+	builds    buildTimes
+	hedges    hedges
 	slots     rebuildSlots
 	count     counters
 	running   sync.WaitGroup // flights and what they leave behind, and listen
@@ -222,7 +224,7 @@ func (e *engine[V]) snapshot() Stats {
 		Collapsed: c.collapsed.Load(), WaitTimeouts: c.waitTimeouts.Load(),
 		Loads: c.loads.Load(), LoadFailures: c.loadFailures.Load(), StoreHits: c.storeHits.Load(),
 		Waits: c.waits.Load(), Fenced: c.fenced.Load(), LeasesLost: c.leasesLost.Load(),
-		Degraded: c.degraded.Load(), EngineErrors: c.engineErrors.Load(),
+		Hedges: c.hedges.Load(), Degraded: c.degraded.Load(), EngineErrors: c.engineErrors.Load(),
 		Flights: flights, NearBytes: e.near.cache.WeightedSize(),
 		StoreUp: e.store.up(), LockerUp: e.locker.up(),
 	}

@@ -105,6 +105,8 @@ func NewMiddleware(o HTTPOptions) *Middleware {
 		refuse("HTTPOptions.MaxBody", o.MaxBody, "not be negative; zero means the default")
 	case o.MaxHeld < 0:
 		refuse("HTTPOptions.MaxHeld", o.MaxHeld, "not be negative; zero means the default")
+	case o.Hedge != 0:
+		refuse("HTTPOptions.Hedge", o.Hedge, "be zero: clients read a response while it is made, and what they have read of one cannot be replaced by another")
 	case o.UncacheableTTL < 0:
 		refuse("HTTPOptions.UncacheableTTL", o.UncacheableTTL, "not be negative; zero means the default")
 	case o.PassThrough < 0:

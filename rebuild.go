@@ -41,13 +41,17 @@ type run[V any] struct {
 	// claim found, 0 if it found none.
 	unshared uint64
 
-	waits   bool    // the flight has found another holder
-	waiting instant // when it first did
-	elected instant // when it last stood for election
-	known   uint64  // the epoch of the store's entry when the flight began to wait
-	losses  int     // how often the flight's own lease was lost
-	fenced  bool    // the last of its commits was refused
-	refused int     // how often its loads came to nothing, see maxRefused
+	waits   bool          // the flight has found another holder
+	waiting instant       // when it first did
+	elected instant       // when it last stood for election
+	length  time.Duration // of the lease that it asked for then
+	known   uint64        // the epoch of the store's entry when the flight began to wait
+	due     instant       // when the holder that it waits for has taken too long; 0: never
+	hedged  bool          // the flight has tried to begin a second rebuild
+	hedging Lease         // the lease under which it has begun one
+	losses  int           // how often the flight's own lease was lost
+	fenced  bool          // the last of its commits was refused
+	refused int           // how often its loads came to nothing, see maxRefused
 
 	// For those who watch, see observe.go.
 	watched   *rebuildWatch
@@ -77,6 +81,7 @@ func (f *flight[V]) fly(ctx context.Context) {
 	r := &run[V]{flight: f, outage: outage{f.engine.EngineTimeout}}
 	defer func() {
 		r.freeSlot()
+		defer r.freeHedge(ctx)
 		if p := recover(); p != nil {
 			err = &PanicError{Value: p, Stack: debug.Stack()}
 			f.engine.OnError(f.key, err)
@@ -131,7 +136,7 @@ func (r *run[V]) rebuild(ctx context.Context) error {
 			continue // too many wait, but what there was to serve was invalidated
 		}
 		if r.unshared != 0 {
-			if r.build(ctx, r.unshared) {
+			if r.build(ctx, r.unshared, nil, r.finish) {
 				return nil
 			}
 			continue
@@ -288,6 +293,13 @@ func (r *run[V]) consider(it *item[V], fromStore bool) bool {
 	}
 	switch verdict {
 	case serve, serveOnly, fail:
+		if r.waits && it.failures == 0 && it.epoch > r.known && it.build > 0 {
+			if r.hedged {
+				r.engine.builds.note(it.build) // that it was slow is noted
+			} else {
+				r.built(it.build)
+			}
+		}
 		if r.settle(it) {
 			if fromStore {
 				r.engine.count.storeHits.Add(1)
@@ -310,10 +322,9 @@ func (r *run[V]) elect(ctx context.Context) (Lease, *HeldError) {
 	if e.Locker == nil || r.storeDown {
 		return nil, nil
 	}
-	defer r.turn(ctx)()
-	r.elected = e.clock.now()
+	r.elected, r.length = e.clock.now(), r.leaseLength()
 	lease, err := askInTurn(ctx, e.locker, &r.outage, func(ctx context.Context) (Lease, error) {
-		return e.Locker.TryAcquire(ctx, e.engineKey(r.key), e.LeaseTTL)
+		return e.Locker.TryAcquire(ctx, e.engineKey(r.key), r.length)
 	})
 	if err == nil {
 		return lease, nil
@@ -351,6 +362,9 @@ func (r *run[V]) await(ctx context.Context, held *HeldError) bool {
 		if r.present != nil {
 			r.known = r.present.epoch
 		}
+		if after := r.hedgeAfter(); after > 0 {
+			r.due = addDurations(began, after)
+		}
 	}
 
 	watching, endWatch := context.WithCancel(ctx)
@@ -367,16 +381,23 @@ func (r *run[V]) await(ctx context.Context, held *HeldError) bool {
 	}
 	// All waiters of a dead holder get here at one time. One of them wins
 	// anyway; the jitter spares the engine the rest.
-	until = addDurations(until, time.Duration(rand.Int64N(int64(e.LeaseTTL)/64+1)))
+	until = addDurations(until, time.Duration(rand.Int64N(int64(max(0, until-began))/64+1)))
 	// A locker that says "free" and "held" in one breath must not make a loop
 	// without a pause.
 	earliest := r.elected + pollInterval(began-r.waiting)
 	deadline := time.NewTimer(max(until, earliest) - began)
 	defer deadline.Stop()
+	var late <-chan time.Time
+	if r.due > 0 && !r.hedged {
+		hedge := time.NewTimer(max(0, r.due-began))
+		defer hedge.Stop()
+		late = hedge.C
+	}
 
 	for {
 		pause := lookPause
-		if wake == nil {
+		// The locker pushes when the holder is done; a hedge may be before it.
+		if wake == nil || r.due > 0 && e.clock.now() >= r.due && !e.notified {
 			pause = pollInterval(e.clock.now() - r.waiting)
 		}
 		if r.state.Load().offered != nil {
@@ -404,6 +425,15 @@ func (r *run[V]) await(ctx context.Context, held *HeldError) bool {
 				continue
 			}
 			return false
+		case <-late:
+			poll.Stop()
+			late = nil
+			if r.hedge(ctx) {
+				return true
+			}
+			if r.hedging != nil || r.storeDown || r.unshared != 0 {
+				return false
+			}
 		case <-deadline.C:
 			poll.Stop()
 			return false
@@ -472,12 +502,20 @@ func (r *run[V]) lead(ctx context.Context, lease Lease) bool {
 	if epoch == 0 || e.Locker != nil && lease == nil {
 		e.count.degraded.Add(1)
 	}
-	return r.build(ctx, epoch)
+	var rival <-chan struct{}
+	if after := r.hedgeAfter(); after > 0 && lease != nil && epoch != 0 {
+		watching, end := context.WithCancel(ctx)
+		defer end()
+		rival = r.rival(watching, epoch, after)
+	}
+	e.hedges.earn(e.HedgeShare)
+	return r.build(ctx, epoch, rival, r.finish)
 }
 
 // build loads the value, under the lease if the flight has one, and ends the
-// flight with it. It reports whether it did.
-func (r *run[V]) build(ctx context.Context, epoch uint64) (ended bool) {
+// flight with it by finish. It gives up when rival is closed: another process has
+// committed its value. It reports whether the flight has ended.
+func (r *run[V]) build(ctx context.Context, epoch uint64, rival <-chan struct{}, finish func(context.Context, loaded[V], uint64) bool) (ended bool) {
 	e := r.engine
 	limited, cancel := context.WithTimeoutCause(ctx, e.RebuildTimeout, ErrRebuildTimeout)
 	defer cancel()
@@ -489,7 +527,8 @@ func (r *run[V]) build(ctx context.Context, epoch uint64) (ended bool) {
 	var lost chan struct{}
 	if lease := r.lease; lease != nil {
 		lost = make(chan struct{})
-		e.running.Go(func() { r.keep(loading, lease, lost) })
+		term := leaseTerm{began: r.elected, asked: r.elected, length: r.length}
+		e.running.Go(func() { r.keep(loading, lease, term, lost) })
 	}
 
 	if e.Store != nil && r.state.Load().offered != nil {
@@ -516,7 +555,13 @@ func (r *run[V]) build(ctx context.Context, epoch uint64) (ended bool) {
 				l.err = context.Cause(limited) // what else it says is the echo of that
 			}
 			abort(nil) // ends the keeper: it must not renew what is being released
-			return r.finish(ctx, l, epoch)
+			return finish(ctx, l, epoch)
+		case <-rival:
+			rival = nil
+			if r.giveUp(errRival) {
+				r.releaseBehind(ctx)
+				return false
+			}
 		case <-lost:
 			// Another holds the lease by now, and its value is the one to wait
 			// for, whether or not our load heeds its context. A response that
@@ -531,7 +576,7 @@ func (r *run[V]) build(ctx context.Context, epoch uint64) (ended bool) {
 			if len(result) > 0 {
 				continue // both at once: the load was in time
 			}
-			return r.finish(ctx, loaded[V]{err: context.Cause(limited)}, epoch)
+			return finish(ctx, loaded[V]{err: context.Cause(limited)}, epoch)
 		}
 	}
 }
@@ -540,10 +585,10 @@ func (r *run[V]) build(ctx context.Context, epoch uint64) (ended bool) {
 // when the engine says that the lease is another's, asked or by itself. An
 // engine that says nothing ends nothing: if the lease runs out meanwhile and
 // another rebuilds too, the store lets only the later of the two write.
-func (r *run[V]) keep(ctx context.Context, lease Lease, lost chan<- struct{}) {
+func (r *run[V]) keep(ctx context.Context, lease Lease, term leaseTerm, lost chan<- struct{}) {
 	e := r.engine
-	tick := time.NewTicker(max(e.LeaseTTL/3, time.Millisecond))
-	defer tick.Stop()
+	due := time.NewTimer(term.renewal() - e.clock.now())
+	defer due.Stop()
 	var told <-chan struct{}
 	if n, ok := lease.(LossNotifier); ok {
 		if err := noPanic(func() error { told = n.Lost(); return nil }); err != nil {
@@ -557,8 +602,14 @@ func (r *run[V]) keep(ctx context.Context, lease Lease, lost chan<- struct{}) {
 			return
 		case <-told:
 			err = ErrLeaseLost
-		case <-tick.C:
-			err = r.renew(ctx, lease)
+		case <-due.C:
+			now := e.clock.now()
+			renewed := term.renewed(now, e.LeaseTTL)
+			if err = r.renew(ctx, lease, renewed.length, term.patience(e.EngineTimeout)); err == nil {
+				term = renewed
+			}
+			term.asked = now
+			due.Reset(term.renewal() - e.clock.now())
 		}
 		switch {
 		case ctx.Err() != nil:
@@ -574,11 +625,9 @@ func (r *run[V]) keep(ctx context.Context, lease Lease, lost chan<- struct{}) {
 	}
 }
 
-func (r *run[V]) renew(ctx context.Context, lease Lease) error {
-	e := r.engine
-	defer r.turn(ctx)()
-	_, err := ask(ctx, e.locker, &outage{min(e.EngineTimeout, e.LeaseTTL/3)}, func(ctx context.Context) (struct{}, error) {
-		return struct{}{}, lease.Renew(ctx, e.LeaseTTL)
+func (r *run[V]) renew(ctx context.Context, lease Lease, length, patience time.Duration) error {
+	_, err := ask(ctx, r.engine.locker, &outage{patience}, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, lease.Renew(ctx, length)
 	})
 	return err
 }
@@ -632,7 +681,6 @@ func (r *run[V]) releaseBehind(ctx context.Context) {
 // release gives the lease back, also when the flight's own context has ended.
 func (r *run[V]) release(ctx context.Context, lease Lease) {
 	e := r.engine
-	defer r.turn(ctx)()
 	_, err := ask(context.WithoutCancel(ctx), e.locker, &outage{e.EngineTimeout}, func(ctx context.Context) (struct{}, error) {
 		return struct{}{}, lease.Release(ctx)
 	})
@@ -657,9 +705,11 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 		r.end(errAgain) // who has not seen what was published asks again
 		return true
 	case l.err == nil:
+		r.built(l.took)
 		it.kind, it.value = KindValue, l.value
 		it.lifetime = e.lifetimeOf(now, l.freshness, r.key, epoch)
 	case errors.Is(l.err, ErrNotFound):
+		r.built(l.took)
 		it.kind = KindNotFound
 		it.lifetime = e.lifetimeOf(now, l.freshness, r.key, epoch)
 	default:

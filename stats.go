@@ -32,6 +32,9 @@ type Stats struct {
 	Fenced uint64 `json:"fenced"`
 	// LeasesLost are leases that another took before the load was done.
 	LeasesLost uint64 `json:"leases_lost"`
+	// Hedges are the loads that were begun beside another process's, see
+	// Options.Hedge.
+	Hedges uint64 `json:"hedges"`
 	// Degraded are loads that ran without lease or store, because those did
 	// not answer.
 	Degraded uint64 `json:"degraded"`
@@ -54,6 +57,7 @@ type counters struct {
 	stale, misses, collapsed, waitTimeouts     atomic.Uint64
 	loads, loadFailures, storeHits, waits      atomic.Uint64
 	fenced, leasesLost, degraded, engineErrors atomic.Uint64
+	hedges                                     atomic.Uint64
 }
 
 // A hitCounter counts what happens on every core at once: one shared word, or

@@ -146,18 +146,24 @@ func (c *waiter[V]) wait(ctx context.Context, key string, b binder[V]) {
 		default:
 			c.engine.count.misses.Add(1)
 		}
-		if f.herd != nil && c.collapsed {
-			f.introduce(ctx)
-		}
-		end := c.attend(ctx, f)
-		if c.counted != nil && end == answered {
-			c.countAnswer()
-		}
-		c.leave()
-		if end != landed {
+		if !c.stay(ctx, f) {
 			return
 		}
 	}
+}
+
+// stay sees the waiter through one flight. It reports whether that has landed
+// without its answer.
+func (c *waiter[V]) stay(ctx context.Context, f *flight[V]) (again bool) {
+	if f.herd != nil && c.collapsed {
+		f.introduce(ctx)
+	}
+	end := c.attend(ctx, f)
+	if c.counted != nil && end == answered {
+		c.countAnswer()
+	}
+	c.leave()
+	return end == landed
 }
 
 // attend waits on one flight.

@@ -45,6 +45,8 @@ var metrics = []metric{
 		func(s bellwether.Stats) uint64 { return s.Fenced }),
 	counter("leases_lost", "Leases that ended before the rebuild did.",
 		func(s bellwether.Stats) uint64 { return s.LeasesLost }),
+	counter("hedges", "Calls of the origin beside another process's.",
+		func(s bellwether.Stats) uint64 { return s.Hedges }),
 	counter("degraded", "Calls of the origin without lease or store, because those did not answer.",
 		func(s bellwether.Stats) uint64 { return s.Degraded }),
 	counter("engine_errors", "Calls of store or lock engine that got no answer.",

@@ -83,7 +83,7 @@ func (c *config) flags() *flag.FlagSet {
 	define(fs, &o.MaxWait, "max-wait", "35s", atLeast(time.Millisecond),
 		"Let a request that has nothing stale wait this `duration` for a rebuild, and answer 503 then. Unless set, it is -rebuild-timeout plus -lease.")
 	define(fs, &o.LeaseTTL, "lease", "5s", atLeast(10*time.Millisecond),
-		"Replace a process that died while it rebuilt a page after this `duration`. A living one renews its lease.")
+		"Replace a process that died while it rebuilt a page after this `duration` at the longest; sooner if the page is rebuilt sooner. A living one renews its lease.")
 	define(fs, &o.RebuildTimeout, "rebuild-timeout", "30s", atLeast(time.Millisecond),
 		"Give up a rebuild after this `duration`.")
 	define(fs, &o.MaxBody, "max-body", "8388608", count[int64],

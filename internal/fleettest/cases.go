@@ -64,6 +64,38 @@ func HolderKilled(t *testing.T, kind Kind) {
 	t.Logf("value %v after the kill", took)
 }
 
+// HolderKilledAtAKnownBuild kills the process that rebuilds when the fleet knows
+// how long its builds take. LeaseTTL is long: what counts is the build.
+func HolderKilledAtAKnownBuild(t *testing.T, kind Kind) {
+	const build, shortest = 300 * time.Millisecond, 500 * time.Millisecond
+	f := newFleet(t, kind, 3, fleetOptions{LeaseTTL: 20 * time.Second})
+	f.origin.delay.Store(int64(build))
+	for n := range 3 {
+		if r := f.herd(fmt.Sprint("known", n), 10); len(r.Values) != 1 {
+			t.Fatalf("before the kill: %v", r.Values)
+		}
+	}
+	var killed atomic.Int64
+	kill := func(id, n int) {
+		if n == 1 {
+			killed.Store(time.Now().UnixNano())
+			f.workers[id].kill()
+		}
+	}
+	f.origin.onLoad.Store(&kill)
+	r := f.herd("k", 200)
+	took := time.Since(time.Unix(0, killed.Load()))
+	if r.Values["k#2"] != 400 || f.origin.count("k") != 2 {
+		t.Errorf("%d loads, answers %v; want 1 takeover that answers 400", f.origin.count("k"), r.Values)
+	}
+	// The shortest lease is longer than this build's. The last is for the first
+	// look after it, and for a busy machine.
+	if limit := shortest + build + 800*time.Millisecond; took > limit {
+		t.Errorf("takeover took %v, want at most %v", took, limit)
+	}
+	t.Logf("value %v after the kill", took)
+}
+
 // HolderPausedPastItsLease wakes a holder up when another has long taken over:
 // what it has in its hands is served to nobody.
 func HolderPausedPastItsLease(t *testing.T, kind Kind) {

@@ -14,8 +14,11 @@ var (
 
 func TestMain(m *testing.M) { Main(m, slices.Concat(fleets, several)...) }
 
-func TestFleet_ColdKey(t *testing.T)                  { Each(t, fleets, ColdKey) }
-func TestFleet_HolderKilled(t *testing.T)             { Each(t, fleets, HolderKilled) }
+func TestFleet_ColdKey(t *testing.T)      { Each(t, fleets, ColdKey) }
+func TestFleet_HolderKilled(t *testing.T) { Each(t, fleets, HolderKilled) }
+func TestFleet_HolderKilledAtAKnownBuild(t *testing.T) {
+	Each(t, fleets, HolderKilledAtAKnownBuild)
+}
 func TestFleet_HolderPausedPastItsLease(t *testing.T) { Each(t, fleets, HolderPausedPastItsLease) }
 func TestFleet_Waiters(t *testing.T)                  { Each(t, fleets, Waiters) }
 func TestFleet_Hits(t *testing.T)                     { Each(t, fleets, Hits) }

@@ -1,0 +1,200 @@
+package bellwether
+
+import (
+	"context"
+	"errors"
+	"math/bits"
+	"sync"
+	"time"
+)
+
+// This file is the second rebuild of a key whose holder takes too long, for those
+// who have switched it on. One process of the fleet begins it, elected by a lease
+// of its own beside the holder's. Whichever value is committed first is everybody's;
+// who makes the other one finds it in the store and gives up.
+//
+// The order of epochs is what it is without hedges. The hedge claims after the
+// holder, so its epoch is the greater: once it has committed, the holder's commit
+// is fenced off. If the holder commits first, the hedge looks before it commits. A
+// commit that comes between that look and the hedge's own commit is replaced by it:
+// by what was loaded later, and so only moves forward. A hedge that fails commits
+// nothing, or it would fence the holder off.
+
+const (
+	// hedgeKey begins the key of the lease that elects who hedges.
+	hedgeKey = "\x00hedge\x00"
+	// minHedge is the least that a holder has before it is hedged, however quick
+	// its key's builds are: to bring its value to the others takes time, too.
+	minHedge = 50 * time.Millisecond
+	// maxHedges is how many hedges a process may have saved up.
+	maxHedges = 10
+	// slowBuilds is how many of the 16 latest builds have to be slow for the
+	// origin to be slow, and not one holder.
+	slowBuilds = 8
+)
+
+// errRival is the cause that cancels a load when another process's value is
+// committed.
+var errRival = errors.New("bellwether: another process's value was committed first")
+
+// hedges are what a process may begin of them: a bucket, into which each of its
+// own loads puts its share of a hedge, and out of which a hedge takes a whole one.
+type hedges struct {
+	mu     sync.Mutex // guards all
+	tokens float64    // none at first: the share holds from the first rebuild on
+	slow   uint16     // the latest builds, a bit each, the latest the lowest: took too long
+}
+
+func (h *hedges) earn(share float64) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.tokens = min(h.tokens+share, maxHedges)
+}
+
+// take takes a hedge out of the bucket, unless that has none, or what one holder
+// suffers from is everybody's: a hedge would be more of that.
+func (h *hedges) take() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.tokens < 1 || bits.OnesCount16(h.slow) >= slowBuilds {
+		return false
+	}
+	h.tokens--
+	return true
+}
+
+func (h *hedges) note(slow bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.slow <<= 1; slow {
+		h.slow |= 1
+	}
+}
+
+// hedgeAfter is how long a build of the key may take before it is hedged, 0 if it
+// never is. A key of which nothing is known is taken for one of the slower ones.
+func (r *run[V]) hedgeAfter() time.Duration {
+	e := r.engine
+	if e.Hedge == 0 || e.Locker == nil {
+		return 0
+	}
+	usual := e.builds.slower()
+	if it := r.present; it != nil && it.build > 0 {
+		usual = it.build
+	}
+	if usual == 0 {
+		return 0
+	}
+	// Beyond RebuildTimeout there is nothing to hedge.
+	return max(minHedge, time.Duration(min(e.Hedge*float64(usual), float64(e.RebuildTimeout))))
+}
+
+// built notes how long a build took.
+func (r *run[V]) built(took time.Duration) {
+	e := r.engine
+	if after := r.hedgeAfter(); after > 0 {
+		e.hedges.note(took > after)
+	}
+	e.builds.note(took)
+}
+
+// hedge begins a second rebuild beside a holder's, if it may. It reports whether
+// the flight has ended.
+func (r *run[V]) hedge(ctx context.Context) bool {
+	e := r.engine
+	if r.callers.n.Load() == 0 {
+		return false // what is stale has answered them
+	}
+	r.hedged = true
+	allowed := e.hedges.take()
+	// That the holder is slow is known before its build ends, if it ever does.
+	e.hedges.note(true)
+	if !allowed {
+		return false
+	}
+	if r.slot = e.slots.try(); r.slot == nil {
+		e.hedges.earn(1)
+		return false
+	}
+	defer r.freeSlot()
+	// It lasts for as long as the holder's rebuild may. So it need not be renewed,
+	// and whatever becomes of this hedge, there is no other.
+	lease, err := askInTurn(ctx, e.locker, &r.outage, func(ctx context.Context) (Lease, error) {
+		return e.Locker.TryAcquire(ctx, e.engineKey(hedgeKey+r.key), e.RebuildTimeout)
+	})
+	if err != nil {
+		e.hedges.earn(1)
+		if !errors.Is(err, ErrHeld) {
+			r.noAnswer("acquiring the hedge's lease of", err)
+		}
+		return false
+	}
+	r.hedging = lease
+	epoch, ended := r.claim(ctx)
+	if ended || epoch == 0 || r.unshared != 0 || ctx.Err() != nil {
+		e.hedges.earn(1)
+		return ended
+	}
+	e.count.hedges.Add(1)
+	watching, end := context.WithCancel(ctx)
+	defer end()
+	return r.build(ctx, epoch, r.rival(watching, r.known, 0), r.finishHedge)
+}
+
+// finishHedge is finish for a hedge.
+func (r *run[V]) finishHedge(ctx context.Context, l loaded[V], epoch uint64) bool {
+	if l.err != nil && !errors.Is(l.err, ErrNotFound) {
+		r.engine.count.loadFailures.Add(1)
+		return false // the holder is still there
+	}
+	if r.overtaken(ctx, r.known) {
+		return false // and the flight looks, and finds it
+	}
+	return r.finish(ctx, l, epoch)
+}
+
+// freeHedge gives the hedge's lease back when the flight has ended with something
+// that ends the holder's rebuild too. Else it stays, until it is over: that
+// rebuild has had its hedge.
+func (r *run[V]) freeHedge(ctx context.Context) {
+	if state := r.state.Load(); r.hedging != nil && state.landed && state.err == nil {
+		lease := r.hedging
+		r.engine.running.Go(func() { r.release(ctx, lease) })
+	}
+}
+
+// rival returns a channel that is closed when another process has committed a
+// value of a later epoch than that. It asks the store when it is told of a commit,
+// and, from then on when after has passed, by polling.
+func (r *run[V]) rival(ctx context.Context, epoch uint64, after time.Duration) <-chan struct{} {
+	e := r.engine
+	committed, began := make(chan struct{}), e.clock.now()
+	e.running.Go(func() {
+		poll := time.NewTimer(max(after, minPoll))
+		defer poll.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case n := <-r.notices:
+				if n.Epoch <= epoch {
+					continue
+				}
+			case <-poll.C:
+				poll.Reset(pollInterval(e.clock.now() - began))
+			}
+			if r.overtaken(ctx, epoch) {
+				close(committed)
+				return
+			}
+		}
+	})
+	return committed
+}
+
+// overtaken reports whether the store has a value of a later epoch than that. It
+// may be called beside the flight's goroutine.
+func (r *run[V]) overtaken(ctx context.Context, epoch uint64) bool {
+	entry, _, err := r.read(ctx, &outage{r.engine.EngineTimeout})
+	return err == nil && entry.Epoch > epoch && entry.Failures == 0 && (entry.Kind == KindValue || entry.Kind == KindNotFound)
+}

@@ -1,0 +1,282 @@
+package bellwether_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+)
+
+// hedgers starts n processes that may hedge what takes three times as long as it
+// should, each with a hedge saved up, and lets them know builds of a second.
+func hedgers(t *testing.T, n int, by way) *fleet {
+	t.Helper()
+	f := newFleet(t, n, by, bellwether.Options{Hedge: 3, HedgeShare: 1, RebuildTimeout: time.Minute})
+	var wg sync.WaitGroup
+	for i, p := range f.processes {
+		wg.Go(func() { p.Get(t.Context(), fmt.Sprint("own", i)) })
+	}
+	wg.Wait()
+	return f
+}
+
+func (f *fleet) hedges() (n uint64) {
+	f.each(func(p *process) { n += p.Stats().Hedges })
+	return n
+}
+
+// hang has the first process rebuild the key for so long, and the others build in
+// a second from then on.
+func (f *fleet) hang(t *testing.T, build time.Duration, fail func(n int) error) <-chan *outcome {
+	t.Helper()
+	first := make(chan *outcome, 1)
+	f.origin.set(func(o *source) { o.build = build })
+	go func() { first <- callAll(f.processes[:1], 10, "k") }()
+	synctest.Wait()
+	f.origin.set(func(o *source) { o.build, o.fail = time.Second, fail })
+	return first
+}
+
+// lag is how late a value may be seen that came so long after it was waited for.
+func lag(by way, waited time.Duration) time.Duration {
+	if by == notices {
+		return 0
+	}
+	return pollLag(waited) // of a hedge nobody hears by the locker
+}
+
+// A holder hangs: one of nine other processes begins a second rebuild, and its
+// value is everybody's, the holder's callers included.
+func TestHedge_StuckHolder(t *testing.T) {
+	everyWay(t, func(t *testing.T, by way) {
+		const n = 10
+		f := hedgers(t, n, by)
+		first := f.hang(t, 50*time.Second, nil)
+		start := time.Now()
+		got := callAll(f.processes[1:], 100, "k")
+		if len(got.failed) > 0 || got.values["v12"] != 900 || got.slowest > 4*time.Second+lag(by, 4*time.Second) {
+			t.Errorf("answers %v", got.count)
+		}
+		if holders := <-first; holders.values["v12"] != 10 || time.Since(start) > 4*time.Second+lag(by, 4*time.Second) {
+			t.Errorf("the holder's callers got %v after %v, want the hedge's value at once", holders.count, time.Since(start))
+		}
+		if running := f.running(); running != 0 {
+			t.Error("the holder's load still runs")
+		}
+		f.wantLoads(t, n+2)
+		if hedges := f.hedges(); hedges != 1 {
+			t.Errorf("%d hedges, want 1", hedges)
+		}
+		time.Sleep(50*time.Second - 5*time.Second) // when the holder would have been done
+		if got := f.get(10, "k"); got.values["v12"] != 100 {
+			t.Errorf("afterwards %v, want the hedge's value still", got.count)
+		}
+	})
+}
+
+func (f *fleet) running() (n int) {
+	synctest.Wait()
+	f.origin.set(func(o *source) { n = o.all })
+	return n
+}
+
+// The holder sees nothing of what others commit: what it commits late never
+// replaces the hedge's value.
+func TestHedge_HolderCommitsLate(t *testing.T) {
+	everyWay(t, func(t *testing.T, by way) {
+		f := hedgers(t, 4, by)
+		f.processes[0].store.set(func(ctx context.Context, op string) error {
+			switch op {
+			case "get":
+				return bellwether.ErrNotFound
+			case "notice":
+				return errRefused
+			}
+			return nil
+		})
+		first := f.hang(t, 10*time.Second, nil)
+		if got := callAll(f.processes[1:], 10, "k"); got.values["v6"] != 30 {
+			t.Errorf("answers %v, want the hedge's value", got.count)
+		}
+		time.Sleep(5500 * time.Millisecond)
+		f.processes[0].store.set(nil) // its commit arrives
+		if got := <-first; got.values["v6"] != 10 {
+			t.Errorf("the holder's callers got %v, want the newer value", got.count)
+		}
+		time.Sleep(2 * time.Second)
+		if got := f.get(10, "k"); got.values["v6"] != 40 {
+			t.Errorf("afterwards %v", got.count)
+		}
+		f.wantLoads(t, 4+2)
+	})
+}
+
+// The holder is slow, and done before its hedge: that is cancelled.
+func TestHedge_HolderIsFirst(t *testing.T) {
+	everyWay(t, func(t *testing.T, by way) {
+		f := hedgers(t, 10, by)
+		first := f.hang(t, 3500*time.Millisecond, nil)
+		got := callAll(f.processes[1:], 100, "k")
+		if len(got.failed) > 0 || got.values["v11"] != 900 || got.slowest > 3500*time.Millisecond+pollLag(3500*time.Millisecond) {
+			t.Errorf("answers %v, want the holder's", got.count)
+		}
+		if got := <-first; got.values["v11"] != 10 {
+			t.Errorf("the holder's callers got %v", got.count)
+		}
+		if running := f.running(); running != 0 {
+			t.Error("the hedge's load still runs")
+		}
+		time.Sleep(10 * time.Second)
+		if got := f.get(10, "k"); got.values["v11"] != 100 {
+			t.Errorf("afterwards %v, want the holder's value", got.count)
+		}
+		if hedges := f.hedges(); hedges != 1 {
+			t.Errorf("%d hedges, want 1", hedges)
+		}
+		f.wantLoads(t, 12)
+	})
+}
+
+// The hedge fails, or its process dies: nobody is told, the holder's commit is
+// taken, and there is no second one.
+func TestHedge_Fails(t *testing.T) {
+	everyWay(t, func(t *testing.T, by way) {
+		f := hedgers(t, 6, by)
+		first := f.hang(t, 20*time.Second, func(n int) error {
+			if n > 7 {
+				return errOrigin
+			}
+			return nil
+		})
+		got := callAll(f.processes[1:], 10, "k")
+		if len(got.failed) > 0 || got.values["v7"] != 50 {
+			t.Errorf("answers %v, want the holder's", got.count)
+		}
+		if got := <-first; got.values["v7"] != 10 {
+			t.Errorf("the holder's callers got %v", got.count)
+		}
+		if hedges := f.hedges(); hedges != 1 {
+			t.Errorf("%d hedges, want 1", hedges)
+		}
+		f.wantLoads(t, 6+2)
+	})
+}
+
+// Each key takes ten times as long as it did: the origin is slow, and processes
+// with hedges to spend stop spending them.
+func TestHedge_OriginIsSlow(t *testing.T) {
+	everyWay(t, func(t *testing.T, by way) {
+		const n = 4
+		f := hedgers(t, n, by)
+		for i := range 100 { // more saved up than is ever used
+			f.processes[i%n].Get(t.Context(), fmt.Sprint("more", i))
+		}
+		before := f.hedges()
+		f.origin.set(func(o *source) { o.build = 10 * time.Second })
+		for i := range 100 {
+			if got := f.get(1, fmt.Sprint("slow", i)); len(got.failed) > 0 {
+				t.Fatalf("answers %v", got.count)
+			}
+		}
+		if hedges := f.hedges() - before; hedges == 0 || hedges > n*8 {
+			t.Errorf("%d hedges for 100 slow keys, want some, and at most 8 of each process", hedges)
+		}
+	})
+}
+
+// Nothing is ever done: there is nothing that could be compared, and nothing that
+// would fill the buckets.
+func TestHedge_OriginHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := hedgers(t, 4, push)
+		f.origin.set(func(o *source) { o.build = time.Hour })
+		var wg sync.WaitGroup
+		for i := range 100 {
+			wg.Go(func() { f.get(1, fmt.Sprint("k", i)) })
+		}
+		wg.Wait()
+		// One saved up each, and one for each load that has begun: but half of what
+		// is known is slow after eight.
+		if hedges := f.hedges(); hedges > 4*8 {
+			t.Errorf("%d hedges of 4 processes", hedges)
+		}
+	})
+}
+
+// A quick origin with one holder in ten that hangs, 10,000 rebuilds long: no
+// process ever hedges more than its share.
+func TestHedge_Share(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const n, rebuilds = 4, 10_000
+		f := newFleet(t, n, notices, bellwether.Options{Hedge: 3})
+		for i := range rebuilds {
+			key := fmt.Sprint("k", i)
+			f.origin.set(func(o *source) { o.build = 100 * time.Millisecond })
+			if i%10 != 9 {
+				f.processes[i%n].Get(t.Context(), key)
+				continue
+			}
+			f.origin.set(func(o *source) { o.build = time.Second })
+			done := make(chan struct{})
+			holder := f.processes[i/10%n]
+			go func() { defer close(done); holder.Get(context.Background(), key) }()
+			synctest.Wait()
+			f.origin.set(func(o *source) { o.build = 100 * time.Millisecond })
+			f.processes[(i/10+1)%n].Get(t.Context(), key)
+			<-done
+			f.each(func(p *process) {
+				p.store.reset() // so many calls are meant
+				p.locker.reset()
+				if s := p.Stats(); float64(s.Hedges) > .02*float64(s.Loads-s.Hedges) {
+					t.Fatalf("after %d rebuilds: %d hedges of %d own loads", i, s.Hedges, s.Loads-s.Hedges)
+				}
+			})
+		}
+		if hedges := f.hedges(); hedges < rebuilds/100 {
+			t.Errorf("%d hedges for %d holders that hung: the test shows nothing", hedges, rebuilds/10)
+		}
+	})
+}
+
+// Without the option there are none; nor for callers that something stale has
+// answered, nor beyond MaxRebuilds.
+func TestHedge_None(t *testing.T) {
+	everyWay(t, func(t *testing.T, by way) {
+		for name, o := range map[string]bellwether.Options{
+			"off":         {},
+			"stale":       {Hedge: 3, HedgeShare: 1, TTL: time.Second, StaleWhileRevalidate: time.Hour},
+			"MaxRebuilds": {Hedge: 3, HedgeShare: 1, MaxRebuilds: 1},
+		} {
+			f := newFleet(t, 3, by, o)
+			f.get(1, "kx")
+			for i, p := range f.processes {
+				p.Get(t.Context(), fmt.Sprint("own", i))
+			}
+			if name == "stale" {
+				f.get(1, "k")
+				time.Sleep(2 * time.Second)
+			}
+			loads, _ := f.origin.count()
+			first := f.hang(t, 10*time.Second, nil)
+			if name == "MaxRebuilds" {
+				f.origin.set(func(o *source) { o.build = 12 * time.Second })
+				for i, p := range f.processes[1:] {
+					go p.Get(context.Background(), fmt.Sprint("other", i))
+				}
+				synctest.Wait()
+				loads += 2
+			}
+			callAll(f.processes[1:], 10, "k")
+			<-first
+			time.Sleep(15 * time.Second)
+			if hedges := f.hedges(); hedges != 0 {
+				t.Errorf("%s: %d hedges", name, hedges)
+			}
+			f.wantLoads(t, loads+1)
+		}
+	})
+}

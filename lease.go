@@ -1,0 +1,125 @@
+package bellwether
+
+import (
+	"slices"
+	"sync"
+	"time"
+)
+
+// This file is how long a lease lasts: about one rebuild, so that a holder that
+// dies costs its key no more than that.
+
+// minLease is the shortest lease, however short the rebuild is. It is renewed
+// every 167 ms, so it outlives a pause of the process of a third of a second (a
+// container that has used its share of the processor up stands still for a tenth),
+// and of its renewals one may be lost, or be sent once more by TCP, which takes
+// 200 ms to notice. All the lockers below lockers/ announce leases in
+// milliseconds, whatever their engines' own expiry is; a Locker whose engine
+// cannot makes them longer, and is slower to replace a holder that died.
+const minLease = 500 * time.Millisecond
+
+// leaseLength is how long a lease is asked for under which something is built
+// that usually takes build; 0 if nobody knows. It is half as long again: a usual
+// build has one renewal, when it is half done, and those who wait stand for
+// election when the lease they saw is over, and find the value by then, not a
+// lease that was renewed. A holder that dies is replaced when its build would have
+// been over, or half of a build later.
+//
+// It is no bound on the build: the lease is renewed, at a third of its length, for
+// as long as its holder lives. If the holder pauses for longer than two thirds,
+// or its engine does, another takes over, and there is a load too many; the
+// store refuses the earlier one's commit. So a length that is too short costs
+// work, and nothing else.
+func leaseLength(build, engineTimeout, longest time.Duration) time.Duration {
+	if build <= 0 {
+		return longest
+	}
+	return min(max(addDurations(build, build/2), minLease, engineTimeout), longest)
+}
+
+// leaseLength is the length of the lease that the flight stands for now. While
+// there is something stale to serve for longer than a takeover takes, nobody
+// waits, and the longest lease is the one that asks least of the engines.
+func (r *run[V]) leaseLength() time.Duration {
+	e, it, usual := r.engine, r.present, r.usual()
+	if it != nil && it.held && r.accept == nil && it.staleUntil-e.clock.now() > addDurations(e.LeaseTTL, usual) {
+		return e.LeaseTTL
+	}
+	return leaseLength(usual, e.EngineTimeout, e.LeaseTTL)
+}
+
+// usual is how long the key's rebuild may be expected to take: as the last one
+// did, else as rebuilds do here; 0 if nothing is known.
+func (r *run[V]) usual() time.Duration {
+	if it := r.present; it != nil && it.build > 0 {
+		return it.build
+	}
+	return r.engine.builds.usual()
+}
+
+// A leaseTerm is what a holder goes by while it keeps a lease.
+type leaseTerm struct {
+	began  instant       // when it was asked for, which is before the build
+	asked  instant       // when it was, or its last renewal
+	length time.Duration // from then
+}
+
+// renewal is when the lease is to be renewed.
+func (l leaseTerm) renewal() instant {
+	return addDurations(l.asked, max(l.length/3, time.Millisecond))
+}
+
+// patience is how long a renewal may take: of two in one length, both have time.
+func (l leaseTerm) patience(engineTimeout time.Duration) time.Duration {
+	return min(engineTimeout, max(l.length/2, time.Millisecond))
+}
+
+// renewed is the lease after a renewal at the time now. It gets longer when its
+// build outlasts what was expected, at the second renewal and then each time: the
+// next one comes when the build has taken twice as long. So a long build of which
+// nothing was known does not renew every 167 ms to its end, and a crash costs in
+// proportion to what has been built when it comes.
+func (l leaseTerm) renewed(now instant, longest time.Duration) leaseTerm {
+	if taken := now - l.began; taken >= 2*(l.length/3) {
+		l.length = max(l.length, min(3*taken, longest))
+	}
+	l.asked = now
+	return l
+}
+
+// recentBuilds is how many builds buildTimes remembers.
+const recentBuilds = 16
+
+// buildTimes are how long the latest builds took of which this process knows:
+// its own, and those that it waited for. They stand in for the build time of a
+// key of which nothing is known.
+type buildTimes struct {
+	mu   sync.Mutex // guards all
+	last [recentBuilds]time.Duration
+	n    int // how many there were
+}
+
+func (b *buildTimes) note(took time.Duration) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.last[b.n%recentBuilds] = max(took, 1)
+	b.n++
+}
+
+// usual is the median of the latest builds, 0 if there was none.
+func (b *buildTimes) usual() time.Duration { return b.rank(func(n int) int { return n / 2 }) }
+
+// slower is what a quarter of the latest builds exceed, 0 if there was none. One
+// that hangs now and then makes it no longer.
+func (b *buildTimes) slower() time.Duration { return b.rank(func(n int) int { return (n*3 - 1) / 4 }) }
+
+func (b *buildTimes) rank(of func(n int) int) time.Duration {
+	b.mu.Lock()
+	last, n := b.last, min(b.n, recentBuilds)
+	b.mu.Unlock()
+	if n == 0 {
+		return 0
+	}
+	slices.Sort(last[:n])
+	return last[of(n)]
+}

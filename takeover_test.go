@@ -1,0 +1,189 @@
+package bellwether_test
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/lockers/locallock"
+	"github.com/bellwether-go/bellwether/stores/memstore"
+)
+
+// A lengthLocker notes for how long leases are asked.
+type lengthLocker struct {
+	*locallock.Locker
+	mu      sync.Mutex // guards what follows
+	taken   []time.Duration
+	renewed []time.Duration
+}
+
+func (l *lengthLocker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
+	lease, err := l.Locker.TryAcquire(ctx, key, ttl)
+	if err != nil {
+		return nil, err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.taken = append(l.taken, ttl)
+	return lengthLease{lease, l}, nil
+}
+
+// told returns the lengths since it was last asked.
+func (l *lengthLocker) told() (taken, renewed []time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	taken, renewed = l.taken, l.renewed
+	l.taken, l.renewed = nil, nil
+	return taken, renewed
+}
+
+type lengthLease struct {
+	bellwether.Lease
+	locker *lengthLocker
+}
+
+func (l lengthLease) Renew(ctx context.Context, ttl time.Duration) error {
+	l.locker.mu.Lock()
+	l.locker.renewed = append(l.locker.renewed, ttl)
+	l.locker.mu.Unlock()
+	return l.Lease.Renew(ctx, ttl)
+}
+
+// TestLease_FollowsTheBuilds looks at the lengths of the leases of one key, and of
+// keys that nobody knows, while the builds get slower and quicker.
+func TestLease_FollowsTheBuilds(t *testing.T) {
+	const ms, s = time.Millisecond, time.Second
+	synctest.Test(t, func(t *testing.T) {
+		locker := &lengthLocker{Locker: locallock.New()}
+		origin := &source{}
+		c := cacheOf(t, origin.load, bellwether.Options{
+			TTL: s, StaleWhileRevalidate: 2 * s, Store: memstore.New(), Locker: locker,
+		})
+		// get waits for a build that takes so long, and returns the lengths of its
+		// lease and of the renewals.
+		get := func(key string, build time.Duration) (time.Duration, []time.Duration) {
+			t.Helper()
+			origin.set(func(o *source) { o.build = build })
+			locker.told()
+			if _, err := c.Get(t.Context(), key); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(build + ms) // of one that runs behind
+			taken, renewed := locker.told()
+			if len(taken) != 1 {
+				t.Fatalf("%d leases for %s", len(taken), key)
+			}
+			return taken[0], renewed
+		}
+		for _, step := range []struct {
+			build, taken time.Duration
+			renewals     int
+		}{
+			{2 * s, 5 * s, 1},        // the first: nothing is known, and the longest is taken
+			{100 * ms, 3 * s, 0},     // as the last one took
+			{100 * ms, 500 * ms, 0},  // the floor
+			{800 * ms, 500 * ms, 3},  // slower than thought
+			{780 * ms, 1200 * ms, 1}, // half as long again: one renewal
+			{10 * s, 1170 * ms, 8},
+			{1 * s, 5 * s, 0}, // the ceiling
+			{980 * ms, 1500 * ms, 1},
+		} {
+			taken, renewed := get("k", step.build)
+			if taken != step.taken || len(renewed) != step.renewals {
+				t.Errorf("build of %v: a lease of %v, renewed %v; want %v and %d renewals", step.build, taken, renewed, step.taken, step.renewals)
+			}
+			if !slices.IsSorted(renewed) {
+				t.Errorf("build of %v: renewed %v, shorter than before", step.build, renewed)
+			}
+			time.Sleep(2 * s) // stale, and not for long
+		}
+		// Keys that nobody knows: the median of the latest builds, 0.1 to 10 s.
+		if taken, _ := get("cold", s); taken != 1470*ms {
+			t.Errorf("the first lease of another key is %v, want 1.47s", taken)
+		}
+		for i := range 16 {
+			get(string(rune('a'+i)), 2*s)
+		}
+		if taken, _ := get("cold too", s); taken != 3*s {
+			t.Errorf("after builds of 2 s it is %v, want 3s", taken)
+		}
+	})
+}
+
+// TestLease_NobodyWaits has a value to serve for long beyond any takeover: the
+// longest lease asks least of the engines.
+func TestLease_NobodyWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		locker := &lengthLocker{Locker: locallock.New()}
+		origin := &source{build: 100 * time.Millisecond}
+		c := cacheOf(t, origin.load, bellwether.Options{
+			TTL: time.Second, StaleWhileRevalidate: 10 * time.Second, Store: memstore.New(), Locker: locker,
+		})
+		for _, sleep := range []time.Duration{2 * time.Second, 8 * time.Second} {
+			c.Get(t.Context(), "k")
+			time.Sleep(time.Second)
+			locker.told()
+			time.Sleep(sleep)
+			c.Get(t.Context(), "k")
+			time.Sleep(time.Second)
+			want := 5 * time.Second
+			if sleep > 5*time.Second {
+				want = 500 * time.Millisecond // the window closes before a takeover would
+			}
+			if taken, _ := locker.told(); !slices.Equal(taken, []time.Duration{want}) {
+				t.Errorf("%v after the load: leases of %v, want %v", sleep, taken, want)
+			}
+		}
+	})
+}
+
+// TestTakeover_InAboutARebuild kills holders when their build is begun, half done
+// and nearly done: one other takes over, at most one and a half builds later, or
+// the shortest lease if that is longer. The keys are cold, and known from before.
+func TestTakeover_InAboutARebuild(t *testing.T) {
+	for _, build := range []time.Duration{100 * time.Millisecond, time.Second, 3 * time.Second} {
+		for _, cold := range []bool{true, false} {
+			for _, done := range []float64{0, .5, .95} {
+				everyWay(t, func(t *testing.T, by way) {
+					f := newFleet(t, 6, by, bellwether.Options{TTL: time.Minute, LeaseTTL: 20 * time.Second})
+					f.origin.build = build
+					f.get(1, "before") // waited for in all processes but one
+					key := "before"
+					if cold {
+						key = "cold"
+					} else {
+						// Kept in nobody's near tier, and the store's entry gone by.
+						time.Sleep(time.Minute + time.Second)
+					}
+					a, others := f.processes[0], f.processes[1:]
+					f.origin.set(func(o *source) { o.build = time.Hour })
+					dying, die := context.WithCancel(t.Context())
+					defer die()
+					go a.Get(dying, key)
+					synctest.Wait()
+					gone := make(chan *outcome)
+					f.origin.set(func(o *source) { o.build = build })
+					go func() { gone <- callAll(others, 50, key) }()
+					time.Sleep(time.Duration(done * float64(build)))
+					a.locker.set(blackHole) // dead to the world
+					a.store.set(blackHole)
+					killed := time.Now()
+					got := <-gone
+					took := time.Since(killed)
+					if got.values["v3"] != 250 {
+						t.Fatalf("answers %v, want the takeover's", got.count)
+					}
+					f.wantLoads(t, 3) // one of before, one that died, one takeover
+					lease := max(build*3/2, 500*time.Millisecond)
+					if most := lease + lease/64 + build + pollLag(lease+build); took > most {
+						t.Errorf("build %v, %v done, cold %v: the value came %v after the crash, want at most %v", build, done, cold, took, most)
+					}
+				})
+			}
+		}
+	}
+}
