@@ -13,3 +13,4 @@ func TestFleet_Waiters(t *testing.T)                  { Each(t, fleets, Waiters)
 func TestFleet_InvalidateDuringRebuild(t *testing.T)  { Each(t, fleets, InvalidateDuringRebuild) }
 func TestFleet_EngineKilledUnderLoad(t *testing.T)    { Each(t, fleets, EngineKilledUnderLoad) }
 func TestFleet_BlackHole(t *testing.T)                { Each(t, fleets, BlackHole) }
+func TestFleet_TenProcesses(t *testing.T)             { Each(t, fleets, TenProcesses) }
