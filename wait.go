@@ -137,8 +137,25 @@ func (c *waiter[V]) wait(ctx context.Context, key string, b binder[V]) {
 		end := c.attend(ctx, f)
 		c.leave()
 		if end == answered {
+			if c.engine.EarlyRefresh > 0 {
+				c.refreshEarly(ctx, key, b)
+			}
 			return
 		}
+	}
+}
+
+// refreshEarly rolls the dice for the call that began a flight which the store has
+// answered: in a large fleet a popular key may be read less than once in NearTTL
+// by each process, so that no read of it is a hit. What this process has just
+// loaded is not to be loaded again by the herd that waited for it.
+func (c *waiter[V]) refreshEarly(ctx context.Context, key string, b binder[V]) {
+	e, it := c.engine, c.answer.item
+	if it == nil || c.collapsed || !c.answer.flown || c.answer.live != nil || it.made != 0 {
+		return
+	}
+	if now := e.clock.now(); it.judge(now) == serve && it.dueEarly(now, e.EarlyRefresh) {
+		e.refresh(ctx, key, it, b)
 	}
 }
 

@@ -5,6 +5,7 @@
 //	go run ./bench herd -full       # the same with figures to publish
 //	go run ./bench http             # the middleware beside nginx, Varnish and a bare handler
 //	go run ./bench plots            # the pictures in docs
+//	go run ./bench outage           # the store killed for 30 s under load
 //	go run ./bench compare A B      # two files that -json has written
 //
 // All figures are of one run on one machine, whose processes compete for its
@@ -31,12 +32,12 @@ func run(args []string) error {
 		return err
 	}
 	commands := map[string]func(args []string) error{
-		"herd": runHerd, "http": runHTTP, "plots": runPlots, "compare": runCompare,
+		"herd": runHerd, "http": runHTTP, "plots": runPlots, "outage": runOutage, "compare": runCompare,
 	}
 	if len(args) > 0 && commands[args[0]] != nil {
 		return commands[args[0]](args[1:])
 	}
-	return fmt.Errorf("what? One of: herd, http, plots, compare; each explains its flags with -h")
+	return fmt.Errorf("what? One of: herd, http, plots, outage, compare; each explains its flags with -h")
 }
 
 // asProcess is the program where the bench has executed itself: as one of the
