@@ -183,7 +183,7 @@ func TestOutage_Short(t *testing.T) {
 		t.Error(err)
 	}
 	before, dark, after := c.rates()
-	if dark < before*1.2 || after > (before+dark)/2 {
+	if dark <= before || after > 0.8*dark {
 		t.Errorf("%.0f loads a second before, %.0f without the store, %.0f after it", before, dark, after)
 	}
 	if err := c.plot("test", filepath.Join(t.TempDir(), "outage.svg")); err != nil {
