@@ -1,83 +1,546 @@
 package bellwether_test
 
 import (
-	"flag"
-	"math/rand/v2"
+	"context"
+	"errors"
+	"math"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/lockers/locallock"
+	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// This file is what the simulations share: their seeds, their rhythm, and who
-// must not be served what any more.
+// This file holds the tables of docs/fleet.md: fleets of up to 10,000 nodes in
+// one bubble, around one engine that counts what it is asked and what it pushes,
+// and takes its time for both. Bubble time is exact; what the engine draws by
+// lot (the pauses between polls, the take-over's jitter) is in the means.
 
-// replay is the one seed that a simulation runs, if it is set.
-var replay = flag.Int64("seed", -1, "run a simulation with this seed alone")
+const (
+	simTrip     = time.Millisecond       // from a node to the engine and back
+	simBuild    = 100 * time.Millisecond // what a load takes
+	simTTL      = 2 * time.Second
+	simLeaseTTL = 500 * time.Millisecond
+)
 
-// forSeeds runs a simulation with each of the seeds, or with the one that is to
-// be replayed.
-func forSeeds(t *testing.T, seeds, short uint64, simulate func(t *testing.T, seed uint64)) {
-	if testing.Short() {
-		seeds = short
+// A simEngine is store and locker of a simulated fleet.
+type simEngine struct {
+	store  *memstore.Store
+	locker *locallock.Locker
+	pushes bool // as Redis does; else nodes poll, as with memcached
+	nodes  []*simNode
+	over   chan struct{} // closed when the nodes end: nobody hears any more
+}
+
+// A simNode is one process of the fleet with its way to the engine.
+type simNode struct {
+	*bellwether.Cache[string]
+	engine  *simEngine
+	notices chan bellwether.Notice
+	dead    atomic.Bool
+
+	storeOps, lockOps atomic.Int64
+	heard             atomic.Int64 // what was pushed to the node
+}
+
+// errLate is a node's word for an engine that did not answer in time.
+var errLate = errors.New("no answer")
+
+// under has an operation take effect half a round trip after the call, and
+// answer half a one later. A dead node gets no answers.
+func under[T any](ctx context.Context, n *simNode, ops *atomic.Int64, do func() (T, error)) (v T, err error) {
+	if n.dead.Load() {
+		<-ctx.Done()
+		return v, ctx.Err()
 	}
-	if *replay >= 0 {
-		simulate(t, uint64(*replay))
+	ops.Add(1)
+	time.Sleep(simTrip / 2)
+	if v, err = do(); ctx.Err() != nil {
+		return v, errLate
+	}
+	time.Sleep(simTrip / 2)
+	return v, err
+}
+
+// publish reaches all nodes half a round trip later.
+func (e *simEngine) publish(n *bellwether.Notice) {
+	if !e.pushes {
 		return
 	}
-	for seed := range seeds {
-		if simulate(t, seed); t.Failed() {
-			t.Fatalf("replay with: go test -race -run '^%s$' -args -seed=%d", t.Name(), seed)
+	sent := time.Now()
+	time.AfterFunc(simTrip/2, func() {
+		for _, node := range e.nodes {
+			node.heard.Add(1)
+			if n != nil {
+				told := *n
+				told.Entry.Age += time.Since(sent)
+				select {
+				case node.notices <- told:
+				case <-e.over:
+				}
+			}
+		}
+	})
+}
+
+type simStore struct{ *simNode }
+
+func (s simStore) Get(ctx context.Context, key string) (bellwether.Entry, error) {
+	return under(ctx, s.simNode, &s.storeOps, func() (bellwether.Entry, error) { return s.engine.store.Get(ctx, key) })
+}
+
+func (s simStore) Claim(ctx context.Context, key string) (entry bellwether.Entry, epoch uint64, err error) {
+	entry, err = under(ctx, s.simNode, &s.storeOps, func() (entry bellwether.Entry, err error) {
+		entry, epoch, err = s.engine.store.Claim(ctx, key)
+		return entry, err
+	})
+	return entry, epoch, err
+}
+
+func (s simStore) Commit(ctx context.Context, key string, e bellwether.Entry) error {
+	_, err := under(ctx, s.simNode, &s.storeOps, func() (struct{}, error) {
+		err := s.engine.store.Commit(ctx, key, e)
+		if err == nil {
+			s.engine.publish(&bellwether.Notice{Key: key, Epoch: e.Epoch, Entry: e, Made: time.Now()})
+		}
+		return struct{}{}, err
+	})
+	return err
+}
+
+func (s simStore) Invalidate(ctx context.Context, key string) error {
+	_, err := under(ctx, s.simNode, &s.storeOps, func() (struct{}, error) { return struct{}{}, s.engine.store.Invalidate(ctx, key) })
+	return err
+}
+
+// A simPushingStore is a store that tells of its commits.
+type simPushingStore struct{ simStore }
+
+func (s simPushingStore) Notify(ctx context.Context, f func(bellwether.Notice)) {
+	for {
+		select {
+		case n := <-s.notices:
+			f(n)
+		case <-ctx.Done():
+			return
 		}
 	}
 }
 
-// lull lets time pass between two steps of a simulation: long, short, until
-// nothing moves, or not at all.
-func lull(rng *rand.Rand) {
-	switch rng.IntN(4) {
-	case 0:
-		time.Sleep(time.Duration(rng.Int64N(int64(3 * time.Second))))
-	case 1:
-		time.Sleep(time.Duration(rng.Int64N(int64(100 * time.Millisecond))))
-	case 2:
+type simLocker struct{ *simNode }
+
+func (l simLocker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
+	lease, err := under(ctx, l.simNode, &l.lockOps, func() (bellwether.Lease, error) { return l.engine.locker.TryAcquire(ctx, key, ttl) })
+	if err != nil {
+		return nil, err
+	}
+	return &simLease{l.simNode, lease}, nil
+}
+
+// A simPushingLocker is a locker that tells of its releases, on a channel that
+// is subscribed to once and for all: to watch asks the engine nothing.
+type simPushingLocker struct{ simLocker }
+
+func (l simPushingLocker) Watch(ctx context.Context, held *bellwether.HeldError) (<-chan struct{}, error) {
+	ended, err := l.engine.locker.Watch(ctx, held)
+	if err != nil {
+		return nil, err
+	}
+	told := make(chan struct{})
+	go func() {
+		select {
+		case <-ended:
+			time.Sleep(simTrip / 2)
+			close(told)
+		case <-ctx.Done():
+		}
+	}()
+	return told, nil
+}
+
+type simLease struct {
+	node  *simNode
+	lease bellwether.Lease
+}
+
+func (l *simLease) Renew(ctx context.Context, ttl time.Duration) error {
+	_, err := under(ctx, l.node, &l.node.lockOps, func() (struct{}, error) { return struct{}{}, l.lease.Renew(ctx, ttl) })
+	return err
+}
+
+func (l *simLease) Release(ctx context.Context) error {
+	_, err := under(ctx, l.node, &l.node.lockOps, func() (struct{}, error) {
+		err := l.lease.Release(ctx)
+		if err == nil {
+			l.node.engine.publish(nil)
+		}
+		return struct{}{}, err
+	})
+	return err
+}
+
+// newSimFleet starts n nodes, which end with their bubble. load gets the node
+// that it runs in.
+func newSimFleet(t *testing.T, n int, pushes bool, load func(ctx context.Context, node *simNode, key string) (string, error), o bellwether.Options) *simEngine {
+	t.Helper()
+	e := &simEngine{store: memstore.New(), locker: locallock.New(), pushes: pushes, over: make(chan struct{})}
+	for range n {
+		node := &simNode{engine: e, notices: make(chan bellwether.Notice, 4)}
+		o.Store, o.Locker = simStore{node}, simLocker{node}
+		if pushes {
+			o.Store, o.Locker = simPushingStore{simStore{node}}, simPushingLocker{simLocker{node}}
+		}
+		node.Cache = bellwether.New(func(ctx context.Context, key string) (string, error) { return load(ctx, node, key) }, o)
+		e.nodes = append(e.nodes, node)
+	}
+	t.Cleanup(func() {
+		close(e.over)
+		var closed sync.WaitGroup
+		for _, node := range e.nodes {
+			closed.Go(func() { node.Close() })
+		}
+		closed.Wait()
 		synctest.Wait()
+	})
+	return e
+}
+
+// A simEvent is what befalls the key that all nodes ask for at one moment.
+type simEvent string
+
+const (
+	simExpires simEvent = "expires"
+	simFails   simEvent = "expires, the load fails"
+	simDies    simEvent = "is asked for first, the holder dies"
+)
+
+// befall has a fleet of n nodes with a caller each ask for one key at one moment,
+// and returns the row of the table.
+func befall(t *testing.T, pushes bool, event simEvent, n int) []string {
+	t.Helper()
+	var loads, storeOps, lockOps, heard int64
+	var waited []time.Duration
+	rounds := max(1, 500/n)
+	for range rounds {
+		synctest.Test(t, func(t *testing.T) {
+			var begun atomic.Int64
+			var trouble atomic.Bool // befalls the next load
+			e := newSimFleet(t, n, pushes, func(ctx context.Context, node *simNode, _ string) (string, error) {
+				begun.Add(1)
+				troubled := trouble.Swap(false)
+				if troubled && event == simDies {
+					node.dead.Store(true)
+					<-ctx.Done()
+					return "", ctx.Err()
+				}
+				time.Sleep(simBuild)
+				if troubled {
+					return "", errOrigin
+				}
+				return "v", nil
+			}, bellwether.Options{TTL: simTTL, LeaseTTL: simLeaseTTL, NearBytes: 1 << 16})
+			if event != simDies {
+				for _, nodes := range [][]*simNode{e.nodes[:1], e.nodes[1:]} { // one loads, the others have it from the store
+					var callers sync.WaitGroup
+					for _, node := range nodes {
+						callers.Go(func() { node.Get(t.Context(), "k") })
+					}
+					callers.Wait()
+				}
+				time.Sleep(simTTL)
+			}
+			synctest.Wait()
+			begun.Store(0)
+			for _, node := range e.nodes {
+				node.storeOps.Store(0)
+				node.lockOps.Store(0)
+				node.heard.Store(0)
+			}
+			trouble.Store(event != simExpires)
+
+			ctx, gone := context.WithTimeout(t.Context(), 5*simLeaseTTL) // the dead node's caller is
+			defer gone()
+			took, errs := make([]time.Duration, n), make([]error, n)
+			var callers sync.WaitGroup
+			start := time.Now()
+			for i, node := range e.nodes {
+				callers.Go(func() {
+					_, errs[i] = node.Get(ctx, "k")
+					took[i] = time.Since(start)
+				})
+			}
+			callers.Wait()
+			time.Sleep(simTrip) // the lease's release is behind the callers
+			synctest.Wait()
+			loads += begun.Load()
+			for i, node := range e.nodes {
+				storeOps += node.storeOps.Load()
+				lockOps += node.lockOps.Load()
+				heard += node.heard.Load()
+				if node.dead.Load() {
+					continue
+				}
+				if waited = append(waited, took[i]); (errs[i] != nil) != (event == simFails) {
+					t.Fatalf("node %d of %d: %v", i, n, errs[i])
+				}
+			}
+		})
+	}
+	slices.Sort(waited)
+	per := func(x int64) string { return strconv.FormatFloat(float64(x)/float64(n*rounds), 'f', 2, 64) }
+	ms := func(d time.Duration) string { return strconv.FormatFloat(d.Seconds()*1000, 'f', 0, 64) }
+	return []string{
+		map[bool]string{true: "push", false: "poll"}[pushes], string(event), strconv.Itoa(n),
+		strconv.FormatFloat(float64(loads)/float64(rounds), 'f', -1, 64),
+		per(storeOps), per(lockOps), per(heard),
+		strconv.FormatFloat(float64(storeOps+lockOps+heard)/float64(rounds), 'f', 0, 64),
+		ms(waited[len(waited)/2]), ms(waited[len(waited)-1]),
 	}
 }
 
-// A graveyard knows of one key from when on each process must not serve a
-// version any more.
-type graveyard struct {
-	mu   sync.Mutex // guards what follows
-	dead map[int]map[int]time.Time
+// drain has 10,000 keys expire within a second in a fleet of some processes, and
+// asks each of these for all of them when the second is over; callers that are
+// refused, or served what is stale, ask again each second. It returns the row of
+// the table.
+func drain(t *testing.T, processes, keys int, what string, o bellwether.Options) []string {
+	t.Helper()
+	const maxRebuilds = 128 // the default
+	var loads, running, most, refused, asked, storeOps, lockOps atomic.Int64
+	var longest, drained time.Duration
+	synctest.Test(t, func(t *testing.T) {
+		build := time.Duration(0)
+		o.TTL = time.Minute
+		loaded := make([]atomic.Bool, keys)
+		e := newSimFleet(t, processes, true, func(_ context.Context, _ *simNode, key string) (string, error) {
+			loads.Add(1)
+			for n := running.Add(1); ; {
+				if m := most.Load(); n <= m || most.CompareAndSwap(m, n) {
+					break
+				}
+			}
+			time.Sleep(build)
+			running.Add(-1)
+			i, _ := strconv.Atoi(key)
+			loaded[i].Store(true)
+			return "v", nil
+		}, o)
+		var callers sync.WaitGroup
+		for i := range keys { // within a second
+			callers.Go(func() { e.nodes[0].Get(t.Context(), strconv.Itoa(i)) })
+			time.Sleep(time.Second / time.Duration(keys))
+		}
+		callers.Wait()
+		time.Sleep(o.TTL)
+		synctest.Wait()
+		for i := range loaded {
+			loaded[i].Store(false)
+		}
+		for _, node := range e.nodes {
+			node.storeOps.Store(0)
+			node.lockOps.Store(0)
+		}
+		build = simBuild
+		loads.Store(0)
+		most.Store(0)
+
+		var mu sync.Mutex // guards longest
+		start := time.Now()
+		for i := range keys {
+			for _, node := range e.nodes {
+				callers.Go(func() {
+					for {
+						began := time.Now()
+						_, err := node.Get(t.Context(), strconv.Itoa(i))
+						asked.Add(1)
+						took := time.Since(began)
+						mu.Lock()
+						longest = max(longest, took)
+						mu.Unlock()
+						switch {
+						case errors.Is(err, bellwether.ErrOverloaded):
+							refused.Add(1)
+						case err != nil:
+							t.Errorf("key %d: %v", i, err)
+							return
+						case loaded[i].Load():
+							return
+						}
+						time.Sleep(time.Second)
+					}
+				})
+			}
+		}
+		for drained == 0 {
+			time.Sleep(10 * time.Millisecond)
+			if loads.Load() >= int64(keys) && running.Load() == 0 {
+				drained = time.Since(start)
+			}
+		}
+		callers.Wait()
+		for _, node := range e.nodes {
+			storeOps.Add(node.storeOps.Load())
+			lockOps.Add(node.lockOps.Load())
+		}
+	})
+	if bound := int64(maxRebuilds * processes); most.Load() > bound {
+		t.Errorf("%d processes: %d loads at one time, with a bound of %d", processes, most.Load(), bound)
+	}
+	seconds := func(d time.Duration) string { return strconv.FormatFloat(d.Seconds(), 'f', 1, 64) }
+	per := func(n int64) string { return strconv.FormatFloat(float64(n)/float64(keys*processes), 'f', 1, 64) }
+	return []string{
+		what, strconv.Itoa(processes), strconv.Itoa(maxRebuilds * processes), strconv.FormatInt(most.Load(), 10),
+		strconv.FormatInt(loads.Load(), 10), seconds(drained), seconds(longest),
+		per(asked.Load()), strconv.FormatFloat(100*float64(refused.Load())/float64(asked.Load()), 'f', 0, 64), per(storeOps.Load()), per(lockOps.Load()),
+	}
 }
 
-// bury has the process not serve the versions up to last from then on.
-func (g *graveyard) bury(process, last int, then time.Time) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.dead == nil {
-		g.dead = map[int]map[int]time.Time{}
+// drains are the ways of drain in the table.
+var drains = map[string]bellwether.Options{
+	"`MaxQueued` 10,000":            {MaxQueued: 10_000},
+	"defaults":                      {},
+	"defaults, stale may be served": {StaleWhileRevalidate: time.Hour},
+}
+
+const (
+	simHeader   = "| engine | the key | nodes | rebuilds | store operations per node | lock operations per node | pushes per node | messages in all | half waited, ms | all waited, ms |"
+	drainHeader = "| | processes | bound | most at one time | loads | drained after, s | longest wait, s | calls per key and process | of these refused, % | store operations per key and process | lock operations per key and process |"
+)
+
+// tableUnder returns the rows of the table in docs/fleet.md that has a header.
+func tableUnder(t *testing.T, header string) (rows [][]string) {
+	t.Helper()
+	b, err := os.ReadFile("docs/fleet.md")
+	if err != nil {
+		t.Fatal(err)
 	}
-	if g.dead[process] == nil {
-		g.dead[process] = map[int]time.Time{}
+	_, after, found := strings.Cut(string(b), "\n"+header+"\n")
+	for line := range strings.Lines(after) {
+		if !strings.HasPrefix(line, "|") {
+			break
+		}
+		cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), "|")
+		for i := range cells {
+			cells[i] = strings.TrimSpace(cells[i])
+		}
+		if !strings.HasPrefix(cells[0], "---") {
+			rows = append(rows, cells)
+		}
 	}
-	for v := range last + 1 {
-		if was, ok := g.dead[process][v]; !ok || then.Before(was) {
-			g.dead[process][v] = then
+	if !found || len(rows) == 0 {
+		t.Fatalf("docs/fleet.md has no table with the header\n%s", header)
+	}
+	return rows
+}
+
+// holdRow fails unless the document's row says what was measured: the same words,
+// and numbers within 5 %, or one in the last place that is written.
+func holdRow(t *testing.T, says, measured []string) {
+	t.Helper()
+	ok := len(says) == len(measured)
+	for i := 0; ok && i < len(says); i++ {
+		a, errA := strconv.ParseFloat(strings.ReplaceAll(says[i], ",", ""), 64)
+		b, errB := strconv.ParseFloat(measured[i], 64)
+		if errA != nil || errB != nil {
+			ok = says[i] == measured[i]
+			continue
+		}
+		unit := 0.0
+		if _, fraction, has := strings.Cut(says[i], "."); has {
+			unit = math.Pow(10, -float64(len(fraction)))
+		}
+		ok = math.Abs(a-b) <= max(unit*1.01, 0.05*math.Abs(a))
+	}
+	if !ok {
+		t.Errorf("docs/fleet.md says otherwise than is measured:\nsays     | %s |\nmeasured | %s |", strings.Join(says, " | "), strings.Join(measured, " | "))
+	}
+}
+
+// holdFleet measures the rows of the first table that have as many nodes as of
+// says, and returns how many there were.
+func holdFleet(t *testing.T, of func(nodes int, pushes bool) bool) (held int) {
+	for _, row := range tableUnder(t, simHeader) {
+		n := number(t, row[2])
+		if pushes := row[0] == "push"; of(n, pushes) {
+			held++
+			t.Run(strings.Join(row[:3], ", "), func(t *testing.T) {
+				t.Parallel()
+				holdRow(t, row, befall(t, pushes, simEvent(row[1]), n))
+			})
+		}
+	}
+	return held
+}
+
+// number reads one cell.
+func number(t *testing.T, cell string) int {
+	t.Helper()
+	n, err := strconv.Atoi(strings.ReplaceAll(cell, ",", ""))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// TestDocument_Fleet holds the rows of docs/fleet.md that are small enough for
+// the race detector; TestClaim_DocumentFleet holds the others.
+func TestDocument_Fleet(t *testing.T) {
+	if held := holdFleet(t, inRace); held == 0 {
+		t.Error("there are none")
+	}
+}
+
+// inRace are the fleets that the race detector bears.
+func inRace(nodes int, pushes bool) bool { return nodes <= 100 || pushes && nodes <= 1000 }
+
+// What a node asks and hears does not grow with the fleet. It is a little less in
+// a small one that polls, because the holder, who does not poll, is more of it.
+func TestDocument_FleetIsConstant(t *testing.T) {
+	small := map[string][]string{}
+	sizes := map[string]int{}
+	for _, row := range tableUnder(t, simHeader) {
+		what := row[0] + ", " + row[1]
+		sizes[what]++
+		if small[what] == nil {
+			small[what] = row
+			continue
+		}
+		if row[3] != small[what][3] {
+			t.Errorf("%s: %s rebuilds with %s nodes, %s with %s", what, row[3], row[2], small[what][3], small[what][2])
+		}
+		for i := 4; i < 7; i++ {
+			few, _ := strconv.ParseFloat(small[what][i], 64)
+			many, err := strconv.ParseFloat(row[i], 64)
+			if nodes := float64(number(t, small[what][2])); err != nil || many > few*nodes/(nodes-1)*1.02 {
+				t.Errorf("%s: %s with %s nodes, %s with %s", what, row[i], row[2], small[what][i], small[what][2])
+			}
+		}
+	}
+	for _, event := range []simEvent{simExpires, simFails, simDies} {
+		for _, way := range []string{"push", "poll"} {
+			if what := way + ", " + string(event); sizes[what] != 4 {
+				t.Errorf("%d rows of %q, want 10, 100, 1,000 and 10,000 nodes", sizes[what], what)
+			}
 		}
 	}
 }
 
-// gone is what the process must not serve to a call that begins now.
-func (g *graveyard) gone(process int) map[int]time.Time {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	gone := map[int]time.Time{}
-	for v, then := range g.dead[process] {
-		if time.Since(then) >= 0 {
-			gone[v] = then
+// The origin's bound holds for keys that expire together, whatever the queue and
+// the windows are. TestClaim_DocumentDrain holds it for 10,000.
+func TestDrain(t *testing.T) {
+	for what, o := range drains {
+		for _, processes := range []int{1, 3} {
+			row := drain(t, processes, 500, what, o)
+			if row[3] != row[2] || row[4] != "500" {
+				t.Errorf("%s: %q, want 500 loads, as many at a time as the bound", what, row)
+			}
 		}
 	}
-	return gone
 }

@@ -147,6 +147,9 @@ func (c *waiter[V]) wait(ctx context.Context, key string, b binder[V]) {
 			c.engine.count.misses.Add(1)
 		}
 		if !c.stay(ctx, f) {
+			if c.engine.EarlyRefresh > 0 {
+				c.refreshEarly(ctx, key, b)
+			}
 			return
 		}
 	}
@@ -164,6 +167,20 @@ func (c *waiter[V]) stay(ctx context.Context, f *flight[V]) (again bool) {
 	}
 	c.leave()
 	return end == landed
+}
+
+// refreshEarly rolls the dice for the call that began a flight which the store has
+// answered: in a large fleet a popular key may be read less than once in NearTTL
+// by each process, so that no read of it is a hit. What this process has just
+// loaded is not to be loaded again by the herd that waited for it.
+func (c *waiter[V]) refreshEarly(ctx context.Context, key string, b binder[V]) {
+	e, it := c.engine, c.answer.item
+	if it == nil || c.collapsed || !c.answer.flown || c.answer.live != nil || it.made != 0 {
+		return
+	}
+	if now := e.clock.now(); it.judge(now) == serve && it.dueEarly(now, e.EarlyRefresh) {
+		e.refresh(ctx, key, it, b)
+	}
 }
 
 // attend waits on one flight.

@@ -171,6 +171,26 @@ func TestQuick_OneStrategyInEveryScenario(t *testing.T) {
 	}
 }
 
+// A store that is killed under load costs no request and the origin no more than
+// its bound; once it is back, one process loads for all again.
+func TestOutage_Short(t *testing.T) {
+	c, err := measureOutage(outageShort, bellwetherRedis)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Log(c)
+	if err := c.held(); err != nil {
+		t.Error(err)
+	}
+	before, dark, after := c.rates()
+	if dark <= before || after > 0.8*dark {
+		t.Errorf("%.0f loads a second before, %.0f without the store, %.0f after it", before, dark, after)
+	}
+	if err := c.plot("test", filepath.Join(t.TempDir(), "outage.svg")); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestLoadsIn(t *testing.T) {
 	at := func(ms int) time.Time { return time.UnixMilli(int64(ms)) }
 	begin := func(ms int, pid int, load, key string) event { return event{true, load, pid, at(ms), key} }

@@ -6,6 +6,7 @@
 //	go run ./bench http             # the middleware beside nginx, Varnish and a bare handler
 //	go run ./bench near             # the memory and the garbage collection of a million values
 //	go run ./bench plots            # the pictures in docs
+//	go run ./bench outage           # the store killed for 30 s under load
 //	go run ./bench compare A B      # two files that -json has written
 //
 // All figures are of one run on one machine, whose processes compete for its
@@ -32,12 +33,12 @@ func run(args []string) error {
 		return err
 	}
 	commands := map[string]func(args []string) error{
-		"herd": runHerd, "http": runHTTP, "near": runNear, "plots": runPlots, "compare": runCompare,
+		"herd": runHerd, "http": runHTTP, "near": runNear, "plots": runPlots, "outage": runOutage, "compare": runCompare,
 	}
 	if len(args) > 0 && commands[args[0]] != nil {
 		return commands[args[0]](args[1:])
 	}
-	return fmt.Errorf("what? One of: herd, http, near, plots, compare; each explains its flags with -h")
+	return fmt.Errorf("what? One of: herd, http, near, plots, outage, compare; each explains its flags with -h")
 }
 
 // asProcess is the program where the bench has executed itself: as one of the

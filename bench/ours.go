@@ -48,7 +48,7 @@ var bellwetherEtcd = strategy{
 
 func bellwetherCache(p policy, load loader, store bellwether.Store, locker bellwether.Locker) cache {
 	o := bellwether.Options{
-		TTL: p.TTL, StaleWhileRevalidate: p.Stale, LeaseTTL: p.Lease,
+		TTL: p.TTL, StaleWhileRevalidate: p.Stale, LeaseTTL: p.Lease, MaxRebuilds: p.Rebuilds,
 		Store: store, Locker: locker,
 	}
 	if p.Near > 0 {

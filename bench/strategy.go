@@ -32,6 +32,9 @@ type policy struct {
 	Stale time.Duration // how long after that it may be served while it is rebuilt; 0: not at all
 	Lease time.Duration // how long a lock is taken for
 	Near  int           // how many values the process may keep; 0: as many as there are
+	// Rebuilds is how many loads a process runs at one time, where the strategy
+	// has a bound; 0: its default.
+	Rebuilds int
 }
 
 // A trait is something that a strategy has and a scenario may need.

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -54,6 +55,8 @@ type fleetConfig struct {
 // fleetOptions are the bellwether.Options that the tests vary.
 type fleetOptions struct {
 	TTL, LeaseTTL, NearTTL, EngineTimeout time.Duration
+	EarlyRefresh                          float64
+	MaxRebuilds, MaxQueued                int
 
 	// metered puts meters between each worker and its servers.
 	metered bool
@@ -61,10 +64,12 @@ type fleetOptions struct {
 
 // An order is one line to a worker; a report is its one line back.
 type order struct {
-	Do      string // herd, get, invalidate, drive, fanout, stats
+	Do      string // herd, get, invalidate, drive, follow, fanout, stats
 	Key     string
 	Callers int
-	For     time.Duration // of drive: how long; of fanout: what the load takes
+	Each    bool          // of herd: each caller has a key of its own, which begins with Key
+	For     time.Duration // of drive and follow: how long; of fanout: what the load takes
+	Every   time.Duration // of follow: how often
 	At      time.Time     // of herd and fanout: when to begin; processes of one machine share a clock
 	Spoil   time.Duration // of herd: how long after At this process invalidates the key, if not 0
 }
@@ -72,11 +77,20 @@ type order struct {
 type report struct {
 	Values map[string]int  // what callers got: value or error -> callers
 	Took   []time.Duration // their waits
+	Seen   []sighting      // by follow, in the order of the reads
 	Load   time.Duration   // how long this process's last load took, 0 if none ran since the last order
 	Loaded time.Time       // when it returned
 	Last   time.Time       // of herd: when the last caller had its answer
 	Stats  bellwether.Stats
 	Err    string
+}
+
+// A sighting is a run of reads by one caller that got the same.
+type sighting struct {
+	Value   string        // or error
+	Last    time.Time     // when the last of them was begun
+	Longest time.Duration // of the first of them, which may have waited for it, and the others
+	Reads   int
 }
 
 const fleetEnv = "BELLWETHER_FLEET_WORKER"
@@ -95,7 +109,8 @@ func work(config string, kinds []Kind) error {
 	if err != nil {
 		return err
 	}
-	o := bellwether.Options{TTL: c.TTL, LeaseTTL: c.LeaseTTL, NearTTL: c.NearTTL, EngineTimeout: c.EngineTimeout, Store: store, Locker: locker}
+	o := bellwether.Options{TTL: c.TTL, LeaseTTL: c.LeaseTTL, NearTTL: c.NearTTL, EngineTimeout: c.EngineTimeout,
+		EarlyRefresh: c.EarlyRefresh, MaxRebuilds: c.MaxRebuilds, MaxQueued: c.MaxQueued, Store: store, Locker: locker}
 	if os.Getenv("BELLWETHER_FLEET_VERBOSE") != "" {
 		o.OnError = func(key string, err error) { fmt.Fprintf(os.Stderr, "worker %d: %s: %v\n", c.ID, key, err) }
 	}
@@ -119,6 +134,12 @@ func work(config string, kinds []Kind) error {
 		}
 		defer res.Body.Close()
 		b, err := io.ReadAll(res.Body)
+		if err == nil && res.StatusCode != http.StatusOK {
+			return "", errors.New(string(b))
+		}
+		if ttl, err := time.ParseDuration(res.Header.Get(ttlHeader)); err == nil {
+			bellwether.SetFreshness(ctx, bellwether.Freshness{TTL: ttl})
+		}
 		return string(b), err
 	}, o)
 	defer cache.Close()
@@ -168,8 +189,12 @@ func obey(cache *bellwether.Cache[string], do order) report {
 		for i := range do.Callers {
 			wg.Go(func() {
 				<-gate
+				key := do.Key
+				if do.Each {
+					key += strconv.Itoa(i)
+				}
 				start := time.Now()
-				v, err := cache.Get(ctx, do.Key)
+				v, err := cache.Get(ctx, key)
 				took[i] = time.Since(start)
 				if values[i] = v; err != nil {
 					values[i] = "error: " + err.Error()
@@ -199,6 +224,23 @@ func obey(cache *bellwether.Cache[string], do order) report {
 					time.Sleep(5 * time.Millisecond)
 				}
 			})
+		}
+	case "follow": // one caller that comes again and again
+		for end := time.Now().Add(do.For); time.Now().Before(end); time.Sleep(do.Every) {
+			start := time.Now()
+			v, err := cache.Get(ctx, do.Key)
+			took := time.Since(start)
+			if err != nil {
+				v = "error: " + err.Error()
+			}
+			last := len(r.Seen) - 1
+			if last < 0 || r.Seen[last].Value != v {
+				r.Seen = append(r.Seen, sighting{Value: v})
+				last++
+			}
+			s := &r.Seen[last]
+			s.Last, s.Longest = start, max(s.Longest, took)
+			s.Reads++
 		}
 	case "fanout":
 		// The same herd in memory alone: the first caller begins a load of
@@ -268,16 +310,27 @@ func (w *worker) kill() {
 type origin struct {
 	*httptest.Server
 	delay  atomic.Int64
+	ttl    atomic.Int64 // of the values, 0: what the options say
+	fails  atomic.Bool
 	onLoad atomic.Pointer[func(worker, n int)] // called when a load has begun
 
-	mu      sync.Mutex
-	loads   map[string]int // by key
-	running map[string]int // by worker and key
-	doubled []string       // workers that loaded a key twice at one time
+	mu       sync.Mutex
+	loads    map[string]int // by key
+	running  map[string]int // by worker and key
+	doubled  []string       // workers that loaded a key twice at one time
+	busy     map[int]int    // loads that run, by worker
+	busiest  map[int]int    // the most of them at one time
+	together map[string]int // loads that run, by key
+	most     map[string]int // the most of them at one time
 }
 
+const ttlHeader = "Bellwether-Ttl"
+
 func newOrigin(t *testing.T) *origin {
-	o := &origin{loads: map[string]int{}, running: map[string]int{}}
+	o := &origin{
+		loads: map[string]int{}, running: map[string]int{}, busy: map[int]int{}, busiest: map[int]int{},
+		together: map[string]int{}, most: map[string]int{},
+	}
 	o.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		id, _ := strconv.Atoi(r.URL.Query().Get("worker"))
 		key := strings.TrimPrefix(r.URL.Path, "/")
@@ -288,6 +341,10 @@ func newOrigin(t *testing.T) *origin {
 		if o.running[who]++; o.running[who] > 1 {
 			o.doubled = append(o.doubled, who)
 		}
+		o.busy[id]++
+		o.busiest[id] = max(o.busiest[id], o.busy[id])
+		o.together[key]++
+		o.most[key] = max(o.most[key], o.together[key])
 		o.mu.Unlock()
 		if f := o.onLoad.Load(); f != nil {
 			(*f)(id, n)
@@ -298,7 +355,16 @@ func newOrigin(t *testing.T) *origin {
 		}
 		o.mu.Lock()
 		o.running[who]--
+		o.busy[id]--
+		o.together[key]--
 		o.mu.Unlock()
+		if o.fails.Load() {
+			http.Error(w, "the origin fails", http.StatusServiceUnavailable)
+			return
+		}
+		if ttl := time.Duration(o.ttl.Load()); ttl > 0 {
+			w.Header().Set(ttlHeader, ttl.String())
+		}
 		fmt.Fprintf(w, "%s#%d", key, n)
 	}))
 	t.Cleanup(o.Close)
@@ -415,6 +481,7 @@ func (f *fleet) all(o order) report {
 				sum.Values[v] += n
 			}
 			sum.Took = append(sum.Took, r.Took...)
+			sum.Seen = append(sum.Seen, r.Seen...)
 			sum.Load = max(sum.Load, r.Load)
 			sum.Stats.Fenced += r.Stats.Fenced
 			sum.Stats.LeasesLost += r.Stats.LeasesLost

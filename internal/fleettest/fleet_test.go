@@ -25,3 +25,4 @@ func TestFleet_Hits(t *testing.T)                     { Each(t, fleets, Hits) }
 func TestFleet_InvalidateDuringRebuild(t *testing.T)  { Each(t, fleets, InvalidateDuringRebuild) }
 func TestFleet_EngineKilledUnderLoad(t *testing.T)    { Each(t, fleets, EngineKilledUnderLoad) }
 func TestFleet_BlackHole(t *testing.T)                { Each(t, fleets, BlackHole) }
+func TestFleet_TenProcesses(t *testing.T)             { Each(t, fleets, TenProcesses) }

@@ -194,6 +194,12 @@ func (l *Locker) acquire(key string, mine *lease, ttl time.Duration) error {
 // that it stands for.
 func (l *Locker) look(name string) (*memcache.Item, adapter.Announcement, error) {
 	item, err := l.mc.Get(name)
+	if adapter.Broken(err) {
+		// So are the client's other idle connections, probably. Found out one call
+		// at a time, they would outlast the outage.
+		l.mc.Close() // the idle ones only
+		item, err = l.mc.Get(name)
+	}
 	if err != nil {
 		return nil, adapter.Announcement{}, err
 	}

@@ -707,6 +707,29 @@ func TestStore_ServerDown(t *testing.T) {
 	storetest.Down(t, s)
 }
 
+// A client has as many dead connections after an outage as it had idle ones
+// before. The first call after the outage is answered all the same.
+func TestStore_ServerRestarted(t *testing.T) {
+	const idle = 20
+	srv := own(t)
+	mc := memcache.New(srv.Addr)
+	mc.MaxIdleConns = idle
+	t.Cleanup(func() { mc.Close() })
+	s := New(mc)
+	for range 2 { // that many at a time
+		var callers sync.WaitGroup
+		for range 4 * idle {
+			callers.Go(func() { s.Get(t.Context(), "k") })
+		}
+		callers.Wait()
+	}
+	srv.Restart()
+	if _, err := s.Get(t.Context(), "k"); !errors.Is(err, bellwether.ErrNotFound) {
+		t.Errorf("Get: err = %v, want ErrNotFound", err)
+	}
+	put(t, s, "k", "v", time.Hour)
+}
+
 func FuzzDecode(f *testing.F) {
 	data, _ := value(1, "v", time.Hour).AppendBinary([]byte("1760000000000000"))
 	f.Add(data, []byte("5 3"))
