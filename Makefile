@@ -21,6 +21,11 @@ EACH := for m in $(MODULES); do cd $(CURDIR)/$$m;
 # wait more than they work.
 JOBS ?= 2
 
+# How many tests of a package that may overlap do, for the same reason. Chaos is
+# left at one for each core: its runs would starve each other, and then there is
+# nothing that they can judge.
+PARALLEL ?= 4
+
 OUT := $(CURDIR)/dist/test
 REPORT := $(CURDIR)/bin/report
 
@@ -66,9 +71,11 @@ lint: ## Check formatting, go vet and staticcheck in every module.
 		go run $(STATICCHECK) ./... || status=1; \
 	done; exit $$status
 
+# The shortest module, bench, comes last: a long one at the end would run alone.
 race: build ## Run all tests with the race detector.
-	@printf '%s\n' $(MODULES) | xargs -P $(JOBS) -I{} bash -euo pipefail -c 'm={}; cd $(CURDIR)/$$m; \
-		go test -json -race -count=1 -timeout 5m ./... 2>&1 | tee $(OUT)/race-$${m//[.\/]/-}.json | $(REPORT)'
+	@printf '%s\n' $(filter-out ./bench,$(MODULES)) ./bench | xargs -P $(JOBS) -I{} bash -euo pipefail -c 'm={}; cd $(CURDIR)/$$m; \
+		overlap="-parallel $(PARALLEL)"; [ $$m != ./chaos ] || overlap=; \
+		go test -json -race -count=1 -timeout 5m $$overlap ./... 2>&1 | tee $(OUT)/race-$${m//[.\/]/-}.json | $(REPORT)'
 
 claims: build ## Run the tests of claims about time and allocations, without the race detector.
 	@status=0; $(EACH) \

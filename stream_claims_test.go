@@ -258,9 +258,10 @@ func TestClaim_StreamToAHerd(t *testing.T) {
 		size     = 64 << 20
 		maxPeak  = size + 64<<20
 		maxRatio = 1.2
+		rounds   = 5
 	)
 	var ratios []float64
-	for range 5 {
+	for len(ratios) < rounds && !decided(rounds, ratios, maxRatio) {
 		// Side by side, so that what else the machine does meets both alike.
 		var alone, with time.Duration
 		var peak int64
@@ -277,7 +278,7 @@ func TestClaim_StreamToAHerd(t *testing.T) {
 			t.Errorf("the process had %d bytes, want less than %d", peak, maxPeak)
 		}
 	}
-	if got := median(ratios); got > maxRatio {
+	if got := median(ratios); !decided(rounds, ratios, maxRatio) {
 		t.Errorf("a slow client makes the others take %.2f times as long (median of %.2f), want at most %.1f", got, ratios, maxRatio)
 	}
 }

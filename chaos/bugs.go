@@ -25,10 +25,14 @@ type bug struct {
 	seed          int64
 	locker, store string
 
-	lock  func(client, bellwether.Locker) bellwether.Locker
-	keep  func(bellwether.Store) bellwether.Store
-	serve func(func(context.Context, string) (string, error)) func(context.Context, string) (string, error)
+	lock func(client, bellwether.Locker) bellwether.Locker
+	keep func(bellwether.Store) bellwether.Store
+	// serve is put before the cache's Get; it may call the load function too.
+	serve func(get, load call) call
 }
+
+// A call is one of the cache's, or of its load function.
+type call func(ctx context.Context, key string) (string, error)
 
 var bugs = []bug{
 	{
@@ -64,6 +68,18 @@ var bugs = []bug{
 	{
 		name: "near tier that moves backwards", check: checkOrder, seed: 203, locker: "memcached", store: "redis",
 		serve: backwards,
+	},
+	{
+		name: "waiter who loads by himself", check: checkOne, seed: 204, locker: "redis", store: "memcached",
+		serve: impatient,
+	},
+	{
+		name: "waiter who is forgotten", check: checkBound, seed: 205, locker: "memcached", store: "redis",
+		serve: forgetful,
+	},
+	{
+		name: "context error that is remembered", check: checkRecovery, seed: 206, locker: "etcd", store: "memcached",
+		serve: unforgiving,
 	},
 }
 
@@ -227,7 +243,7 @@ func (s *blind) Claim(ctx context.Context, key string) (bellwether.Entry, uint64
 }
 
 // backwards serves, now and then, what it served before.
-func backwards(get func(context.Context, string) (string, error)) func(context.Context, string) (string, error) {
+func backwards(get, _ call) call {
 	var mu sync.Mutex // guards both
 	last, before := map[string]string{}, map[string]string{}
 	return func(ctx context.Context, key string) (string, error) {
@@ -239,6 +255,51 @@ func backwards(get func(context.Context, string) (string, error)) func(context.C
 		}
 		if old := before[key]; err == nil && old != "" && rand.IntN(20) == 0 {
 			return old, nil
+		}
+		return v, err
+	}
+}
+
+// impatient lets whom the rebuild of another is too slow for ask the origin.
+func impatient(get, load call) call {
+	return func(ctx context.Context, key string) (string, error) {
+		waiting, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
+		defer cancel()
+		v, err := get(waiting, key)
+		if err != nil && ctx.Err() == nil {
+			return load(ctx, key)
+		}
+		return v, err
+	}
+}
+
+// forgetful wakes one in a hundred waiters only when they leave.
+func forgetful(get, _ call) call {
+	return func(ctx context.Context, key string) (string, error) {
+		if rand.IntN(100) == 0 {
+			<-ctx.Done()
+			return "", ctx.Err()
+		}
+		return get(ctx, key)
+	}
+}
+
+// unforgiving answers all who ask for a key with the error of one who has left.
+func unforgiving(get, _ call) call {
+	var mu sync.Mutex // guards left
+	left := map[string]error{}
+	return func(ctx context.Context, key string) (string, error) {
+		mu.Lock()
+		err := left[key]
+		mu.Unlock()
+		if err != nil {
+			return "", err
+		}
+		v, err := get(ctx, key)
+		if ctx.Err() != nil && err != nil {
+			mu.Lock()
+			left[key] = err
+			mu.Unlock()
 		}
 		return v, err
 	}

@@ -288,7 +288,7 @@ func (p *past) bounds() {
 // fresh within seconds".
 func (p *past) recovered() {
 	if p.calmAt == 0 {
-		return // a run with a bug, which is not waited for
+		return // a run with a bug of another check, which is not waited for
 	}
 	if !p.whole && (p.slow > 0 || p.fleetRun.gaps.within(p.calmAt, now()) > time.Second) {
 		p.excused[checkRecovery]++

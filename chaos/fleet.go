@@ -125,7 +125,7 @@ func runFleet(tb testing.TB, seed int64, length time.Duration, locker, store str
 		r.startWorker(w)
 	}
 	r.carryOut()
-	if b.name == "" {
+	if b.name == "" || b.check == checkRecovery {
 		r.settle()
 	}
 	r.end()

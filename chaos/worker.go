@@ -109,7 +109,7 @@ type worker struct {
 	workerConfig
 	*recorder
 	cache  *bellwether.Cache[string]
-	served func(context.Context, string) (string, error)
+	served call
 	origin *http.Client
 }
 
@@ -162,7 +162,7 @@ func newWorker(c workerConfig, rec *recorder) (*worker, error) {
 	w.cache = bellwether.New(w.load, o)
 	w.served = w.cache.Get
 	if b.serve != nil {
-		w.served = b.serve(w.served)
+		w.served = b.serve(w.served, w.load)
 	}
 	return w, nil
 }

@@ -87,7 +87,17 @@ func TestProxy_Faults(t *testing.T) {
 			}
 			<-heard
 			p.Set(test.fault)
-			for _, c := range []net.Conn{old, dial(t, p)} {
+			// Who is reset may hear of it before he has connected.
+			young, err := net.Dial("tcp", p.Addr)
+			if err != nil && !(test.fault == Reset && errors.Is(err, test.want)) {
+				t.Fatal(err)
+			}
+			conns := []net.Conn{old}
+			if err == nil {
+				defer young.Close()
+				conns = append(conns, young)
+			}
+			for _, c := range conns {
 				got, err := ask(c, "during", short)
 				if !errors.Is(err, test.want) && !(test.fault == Reset && errors.Is(err, syscall.EPIPE)) {
 					t.Errorf("%q, %v, want %v", got, err, test.want)

@@ -24,12 +24,16 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // TestRun_SoundLocker is the control experiment: the engine that the others
 // break passes as it is.
-func TestRun_SoundLocker(t *testing.T) { run(t, "") }
+func TestRun_SoundLocker(t *testing.T) {
+	t.Parallel()
+	run(t, "")
+}
 
 // TestRun_SlowLocker has all calls read the clock a little late, as on a machine
 // that has much else to do, and some of them take effect long after they were
 // made, as with such an engine: that is no fault.
 func TestRun_SlowLocker(t *testing.T) {
+	t.Parallel()
 	e := &engine{leases: map[string]*lease{}}
 	var calls atomic.Int64
 	lockertest.Run(t, func(testing.TB) bellwether.Locker { return &slowLocker{&locker{e}, &calls} })

@@ -73,6 +73,7 @@ func mustBeHeld(t *testing.T, l bellwether.Locker, key string) *bellwether.HeldE
 }
 
 func TestConformance(t *testing.T) {
+	t.Parallel()
 	server := testserver.Memcached(t)
 	lockertest.Run(t, func(tb testing.TB) bellwether.Locker { return newLocker(tb, server.Addr) })
 }
@@ -129,6 +130,7 @@ func items(t *testing.T, addr string) []string {
 // newcomer that has never seen the lease finds it gone, after its end and no
 // more than the six seconds later that its item may be there.
 func TestExpiry_WithoutAnObserver(t *testing.T) {
+	t.Parallel()
 	server := testserver.Memcached(t)
 	mc, key := newClient(t, server.Addr), newKey()
 	end := time.Now().Add(1500 * time.Millisecond)
@@ -154,6 +156,7 @@ func TestExpiry_WithoutAnObserver(t *testing.T) {
 // TestExpiry_ServerPausedBefore has memcached take a lease by a clock that has
 // stood still: the lease lasts for as long as its holder counts on it.
 func TestExpiry_ServerPausedBefore(t *testing.T) {
+	t.Parallel()
 	server := ownServer(t)
 	a, b := newLocker(t, server.Addr), newLocker(t, server.Addr)
 	const pause, ttl = 900 * time.Millisecond, 900 * time.Millisecond
@@ -187,6 +190,7 @@ func TestExpiry_ServerPausedBefore(t *testing.T) {
 // TestExpiry_RenewedWhileObserved has an observer that has watched a lease for
 // nearly its whole length when it is renewed: its clock begins anew.
 func TestExpiry_RenewedWhileObserved(t *testing.T) {
+	t.Parallel()
 	server := testserver.Memcached(t)
 	a, b, key := newLocker(t, server.Addr), newLocker(t, server.Addr), newKey()
 	lease := acquire(t, a, key, time.Second)

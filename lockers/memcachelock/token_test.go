@@ -34,6 +34,7 @@ func token(t *testing.T, lease bellwether.Lease) uint64 {
 }
 
 func TestConformance_Tokens(t *testing.T) {
+	t.Parallel()
 	server := testserver.Memcached(t)
 	lockertest.Run(t, func(tb testing.TB) bellwether.Locker { return newTokenLocker(tb, server.Addr) })
 }
