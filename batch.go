@@ -293,7 +293,7 @@ func (c *manyCall[V]) begin(ctx context.Context, together []asked[V]) {
 	b := &batch[V]{
 		engine: c.engine, single: c.single, user: c.load, places: c.places,
 		complete: make(chan struct{}),
-		shared: sharedSlot{from: &c.slots, running: &c.running},
+		shared:   sharedSlot{from: &c.slots, running: &c.running},
 	}
 	flights := make([]*flight[V], len(together))
 	func() {
@@ -354,7 +354,7 @@ type batch[V any] struct {
 	single binder[V]    // the load of each flight, if there is no user
 	user   batchLoad[V] // the load of all
 	places *semaphore.Weighted
-	shared sharedSlot    // for the first load
+	shared sharedSlot // for the first load
 
 	// complete is closed when all its flights have been begun. Before that the
 	// members are the beginner's, after it they do not change.
@@ -814,4 +814,7 @@ func (b *batch[V]) run(ctx context.Context, r *round[V], hand *slotHand) {
 		r.cancel(nil)
 	}()
 	values, err = b.user(ctx, keys)
+	if end := ctx.Err(); end != nil && err == end {
+		err = context.Cause(ctx) // what it says is the echo of that
+	}
 }

@@ -409,7 +409,7 @@ func TestGetMany_ManySlowElections(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		origin := &batchSource{build: time.Second}
 		var n atomic.Int32
-		c := batchCache(t, origin.load, bellwether.Options{EngineTimeout: 200 * time.Millisecond, Store: memstore.New(),
+		c := batchCache(t, origin.load, bellwether.Options{EngineTimeout: time.Second, Store: memstore.New(),
 			Locker: lockerOf{locallock.New(), func(ctx context.Context, key string) error {
 				time.Sleep(time.Duration(n.Add(1)) * 15 * time.Millisecond % (190 * time.Millisecond))
 				return nil

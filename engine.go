@@ -27,6 +27,7 @@ type engine[V any] struct {
 	push      *breaker // before Locker's Watch: a push that is down is not a locker that is
 	commits   commitRecord
 	builds    buildTimes
+	trips     buildTimes // from standing for election to the load
 	hedges    hedges
 	slots     rebuildSlots
 	count     counters

@@ -45,6 +45,11 @@ func (r *run[V]) leaseLength() time.Duration {
 	if it != nil && it.held && r.accept == nil && it.staleUntil-e.clock.now() > addDurations(e.LeaseTTL, usual) {
 		return e.LeaseTTL
 	}
+	if usual > 0 {
+		// What a holder asks of its engines is done under the lease too, and takes
+		// long while they are busy: the claim before the load, the commit after it.
+		usual = addDurations(usual, 2*e.trips.slower().Truncate(time.Millisecond))
+	}
 	return leaseLength(usual, e.EngineTimeout, e.LeaseTTL)
 }
 

@@ -536,6 +536,9 @@ func (r *run[V]) build(ctx context.Context, epoch uint64, rival <-chan struct{},
 	}
 
 	r.made = e.clock.now() + 1
+	if r.lease != nil {
+		e.trips.note(r.made - r.elected)
+	}
 	a := attempt[V]{r.flight, r.present, r.made, r.position}
 	e.count.loads.Add(1)
 	free := r.slot

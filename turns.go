@@ -29,8 +29,8 @@ type turns struct {
 // them at a time would only take longer, and rises while they do not, so that an
 // engine that is far away gets as many as it has need of.
 const (
-	fewestTurns = 32
-	firstTurns  = 32
+	fewestTurns = 8
+	firstTurns  = 16
 	mostTurns   = 256
 	// slowPart is the part of EngineTimeout that is slow: far enough from all of
 	// it that the bound falls before calls are given up.
