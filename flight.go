@@ -142,6 +142,16 @@ func (f *flight[V]) offerStale(it *item[V]) bool {
 	return true
 }
 
+// reoffer is offerStale in the place of an offer that was confirmed, or was not:
+// a sweep that has withdrawn it meanwhile is not undone.
+func (f *flight[V]) reoffer(was, it *item[V]) {
+	f.engine.mu.Lock()
+	defer f.engine.mu.Unlock()
+	if !f.disowned && f.state.Load().offered == was {
+		f.change(func(s *flightState[V]) { s.offered = it })
+	}
+}
+
 // publish answers the flight's callers with a value that the load whose context
 // is ctx is still making. It reports whether it did: not if the load has been
 // given up on, which by then may have a successor in the same flight.

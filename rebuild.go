@@ -664,12 +664,12 @@ func (r *run[V]) confirm(ctx context.Context) {
 		}
 		// A store that does not answer cannot say that it does not hold.
 		if !errors.Is(err, ErrUnavailable) && (err != nil || entry.Epoch != offered.epoch) {
-			r.offerStale(nil)
-			return
+			r.reoffer(offered, nil)
+			continue
 		}
 		confirmed := *offered
 		confirmed.trusted = e.trustedUntil(asked)
-		r.offerStale(&confirmed)
+		r.reoffer(offered, &confirmed)
 	}
 }
 
