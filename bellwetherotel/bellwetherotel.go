@@ -222,6 +222,8 @@ var levels = []level{
 		func(s bellwether.Stats) int64 { return int64(s.Fenced) }},
 	{"bellwether.leases.lost", "{lease}", "Leases that ended before the rebuild did.", false,
 		func(s bellwether.Stats) int64 { return int64(s.LeasesLost) }},
+	{"bellwether.hedges", "{load}", "Calls of the origin beside another process's.", false,
+		func(s bellwether.Stats) int64 { return int64(s.Hedges) }},
 	{"bellwether.degraded", "{load}", "Calls of the origin without lease or store, because those did not answer.", false,
 		func(s bellwether.Stats) int64 { return int64(s.Degraded) }},
 	{"bellwether.engine.errors", "{call}", "Calls of store or lock engine that got no answer.", false,
