@@ -321,11 +321,7 @@ func (c *manyCall[V]) begin(ctx context.Context, together []asked[V]) {
 			c.take(ctx, a)
 			continue
 		}
-		if a.collapsed {
-			c.count.collapsed.Add(1)
-		} else {
-			c.count.misses.Add(1)
-		}
+		a.tally()
 		if _, is := a.look(f, f.state.Load()); is == answered {
 			if a.counted != nil {
 				a.countAnswer()

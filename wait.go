@@ -134,19 +134,13 @@ func (c *waiter[V]) wait(ctx context.Context, key string, b binder[V]) {
 	if c.err = ctx.Err(); c.err != nil {
 		return
 	}
-	for again := false; ; again = true {
-		f := c.join(ctx, key, b)
-		if f == nil {
-			return
+	for f := c.join(ctx, key, b); f != nil; f = c.join(ctx, key, b) {
+		c.tally()
+		// As stay does it, whose frame would be one too many, see waiter.
+		if f.herd != nil && c.collapsed {
+			f.introduce(ctx)
 		}
-		switch {
-		case again: // one count per call, however many flights it needs
-		case c.collapsed:
-			c.engine.count.collapsed.Add(1)
-		default:
-			c.engine.count.misses.Add(1)
-		}
-		if !c.stay(ctx, f) {
+		if c.done(c.attend(ctx, f)) {
 			if c.engine.EarlyRefresh > 0 {
 				c.refreshEarly(ctx, key, b)
 			}
@@ -155,18 +149,37 @@ func (c *waiter[V]) wait(ctx context.Context, key string, b binder[V]) {
 	}
 }
 
+// tally counts the call by how it has come to its first flight, however many it
+// needs.
+func (c *waiter[V]) tally() {
+	switch {
+	case c.tallied:
+		return
+	case c.collapsed:
+		c.engine.count.collapsed.Add(1)
+	default:
+		c.engine.count.misses.Add(1)
+	}
+	c.tallied = true
+}
+
 // stay sees the waiter through one flight. It reports whether that has landed
 // without its answer.
 func (c *waiter[V]) stay(ctx context.Context, f *flight[V]) (again bool) {
 	if f.herd != nil && c.collapsed {
 		f.introduce(ctx)
 	}
-	end := c.attend(ctx, f)
+	return !c.done(c.attend(ctx, f))
+}
+
+// done takes the waiter off the flight that has ended for it so, and reports
+// whether its call has ended too.
+func (c *waiter[V]) done(end waitState) bool {
 	if c.counted != nil && end == answered {
 		c.countAnswer()
 	}
 	c.leave()
-	return end == landed
+	return end != landed
 }
 
 // refreshEarly rolls the dice for the call that began a flight which the store has
@@ -231,6 +244,7 @@ type waiter[V any] struct {
 	timer     deadlineTimer
 	answer    served[V]
 	err       error // why there is no answer
+	tallied   bool
 }
 
 // waiter begins a call that goes on without the near tier. stale is what hit has

@@ -187,12 +187,12 @@ func obey(cache *bellwether.Cache[string], do order) report {
 		values, took := make([]string, do.Callers), make([]time.Duration, do.Callers)
 		gate := make(chan struct{})
 		for i := range do.Callers {
+			key := do.Key
+			if do.Each {
+				key += strconv.Itoa(i)
+			}
 			wg.Go(func() {
 				<-gate
-				key := do.Key
-				if do.Each {
-					key += strconv.Itoa(i)
-				}
 				start := time.Now()
 				v, err := cache.Get(ctx, key)
 				took[i] = time.Since(start)
