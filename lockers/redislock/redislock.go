@@ -77,6 +77,7 @@ import (
 	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/internal/adapter"
 	"github.com/bellwether-go/bellwether/internal/rediscluster"
+	"github.com/bellwether-go/bellwether/internal/redisscript"
 )
 
 // detachedTimeout bounds what goes on after a caller has left.
@@ -183,7 +184,7 @@ func (l *Locker) acquire(ctx context.Context, key string, mine *lease, ttl time.
 // acquireScript takes the lease and returns 1 and the time in microseconds, or
 // returns 0, whose it is and how long it lasts. The time is read in the same
 // step: read later, it could be later than the time of the next holder.
-var acquireScript = redis.NewScript(`
+var acquireScript = redisscript.New(`
 local holder = redis.call('SET', KEYS[1], ARGV[1], 'NX', 'GET', 'PX', ARGV[2])
 if holder and holder ~= ARGV[1] then
 	return {0, holder, redis.call('PTTL', KEYS[1])}
@@ -324,13 +325,13 @@ func detached(ctx context.Context) (context.Context, context.CancelFunc) {
 }
 
 var (
-	renewScript = redis.NewScript(`
+	renewScript = redisscript.New(`
 if redis.call('GET', KEYS[1]) == ARGV[1] then
 	return redis.call('PEXPIRE', KEYS[1], ARGV[2])
 end
 return 0`)
 
-	releaseScript = redis.NewScript(`
+	releaseScript = redisscript.New(`
 if redis.call('GET', KEYS[1]) == ARGV[1] then
 	redis.call('DEL', KEYS[1])
 	redis.call('PUBLISH', ARGV[2], ARGV[3])
@@ -415,7 +416,7 @@ func (l *lease) free(ctx context.Context) error {
 }
 
 // run runs a script that returns 1, or 0 if the key is not this lease's.
-func (l *lease) run(ctx context.Context, script *redis.Script, args ...any) error {
+func (l *lease) run(ctx context.Context, script *redisscript.Script, args ...any) error {
 	n, err := script.Run(ctx, l.locker.rdb, []string{l.locker.key(l.name)}, args...).Int()
 	rediscluster.Doubt(l.locker.rdb, err)
 	if err == nil && n == 0 {

@@ -19,6 +19,7 @@ import (
 	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/internal/adapter"
 	"github.com/bellwether-go/bellwether/internal/rediscluster"
+	"github.com/bellwether-go/bellwether/internal/redisscript"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -144,7 +145,7 @@ var (
 	// out by the server that is gone. When the counter is lost, the floor takes a
 	// number for itself: it must be above all that were given out, and be
 	// nobody's, or the commit of a forgotten claim would look repeated.
-	claimScript = redis.NewScript(prelude + `
+	claimScript = redisscript.New(prelude + `
 local kept = redis.call('MGET', KEYS[1])[1]
 local now = time()
 local counter, floor = marks(kept)
@@ -170,7 +171,7 @@ return {kept, digits(epoch), digits(now)}
 	//
 	// An epoch at the floor was committed before, by the same claim: what is kept
 	// is that entry, or none if there was nothing to keep or its life is over.
-	commitScript = redis.NewScript(prelude + `
+	commitScript = redisscript.New(prelude + `
 local epoch = tonumber(ARGV[2])
 local counter, floor = marks(redis.pcall('GETRANGE', KEYS[1], 0, 31))
 if not counter or epoch < floor or epoch > counter then
@@ -195,14 +196,14 @@ return {1, digits(now)}
 
 	// fenced: name; retention in ms (not used), epoch. Returns whether a commit of
 	// that epoch would be refused that has not been carried out yet.
-	fencedScript = redis.NewScript(prelude + `
+	fencedScript = redisscript.New(prelude + `
 local epoch = tonumber(ARGV[2])
 local counter, floor = marks(redis.pcall('GETRANGE', KEYS[1], 0, 31))
 return {(not counter or epoch < floor or epoch > counter) and 1 or 0}
 `)
 
 	// invalidate: name; retention in ms, channel, key. Returns the time.
-	invalidateScript = redis.NewScript(prelude + `
+	invalidateScript = redisscript.New(prelude + `
 local now = time()
 local counter = marks(redis.pcall('GETRANGE', KEYS[1], 0, 31)) or 0
 local epoch = math.max(counter + 1, now)
@@ -352,7 +353,7 @@ func milliseconds(d time.Duration) int64 {
 
 // run runs one of the scripts. If its reply ends with the server's time, run
 // notes it and returns it as a sighting.
-func (s *Store) run(ctx context.Context, script *redis.Script, name string, args ...any) ([]any, sighting, error) {
+func (s *Store) run(ctx context.Context, script *redisscript.Script, name string, args ...any) ([]any, sighting, error) {
 	_, clock, err := s.serverOf(ctx, name)
 	if err != nil {
 		return nil, sighting{}, err

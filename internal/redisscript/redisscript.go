@@ -1,0 +1,34 @@
+// Package redisscript runs the Lua scripts of the adapters on Redis.
+package redisscript
+
+import (
+	"context"
+	"sync/atomic"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// A Script is sent whole until a server has taken it from this process, and
+// called by its hash from then on. A [redis.Script] begins with the hash, which
+// costs the first caller of every script an error and a second command, in the
+// herd on a cold fleet as ever. A server that does not know the hash, another one
+// or one that was restarted, is sent the script again.
+type Script struct {
+	script *redis.Script
+	taken  atomic.Bool
+}
+
+// New returns the script with the source src.
+func New(src string) *Script { return &Script{script: redis.NewScript(src)} }
+
+// Run runs the script on rdb.
+func (s *Script) Run(ctx context.Context, rdb redis.Scripter, keys []string, args ...any) *redis.Cmd {
+	if s.taken.Load() {
+		return s.script.Run(ctx, rdb, keys, args...)
+	}
+	reply := s.script.Eval(ctx, rdb, keys, args...)
+	if reply.Err() == nil {
+		s.taken.Store(true)
+	}
+	return reply
+}

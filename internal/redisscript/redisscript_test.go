@@ -1,0 +1,75 @@
+package redisscript_test
+
+import (
+	"context"
+	"slices"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bellwether-go/bellwether/internal/redisscript"
+	"github.com/bellwether-go/bellwether/internal/testserver"
+)
+
+// said are the commands that a client sent.
+type said struct{ names []string }
+
+func (s *said) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (s *said) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		s.names = append(s.names, cmd.Name())
+		return next(ctx, cmd)
+	}
+}
+
+func (s *said) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+// TestScript_Run counts what a run costs: one command, but when a server has
+// forgotten the script.
+func TestScript_Run(t *testing.T) {
+	rdb := redis.NewClient(&redis.Options{Addr: testserver.Redis(t).Addr})
+	defer rdb.Close()
+	heard := &said{}
+	rdb.AddHook(heard)
+	script := redisscript.New(`return KEYS[1] .. ARGV[1]`)
+	run := func(want ...string) {
+		t.Helper()
+		heard.names = nil
+		if reply, err := script.Run(t.Context(), rdb, []string{"k"}, "a").Text(); reply != "ka" || err != nil {
+			t.Errorf("%q, %v", reply, err)
+		}
+		if !slices.Equal(heard.names, want) {
+			t.Errorf("commands %q, want %q", heard.names, want)
+		}
+	}
+	run("eval")
+	run("evalsha")
+	if err := rdb.ScriptFlush(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	run("evalsha", "eval")
+	run("evalsha")
+}
+
+// TestScript_NotTaken has the first run fail: the next one sends the script whole.
+func TestScript_NotTaken(t *testing.T) {
+	rdb := redis.NewClient(&redis.Options{Addr: testserver.Redis(t).Addr})
+	defer rdb.Close()
+	heard := &said{}
+	rdb.AddHook(heard)
+	script := redisscript.New(`return 1`)
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := script.Run(ended, rdb, nil).Err(); err == nil {
+		t.Error("a context that has ended runs a script")
+	}
+	if err := script.Run(t.Context(), rdb, nil).Err(); err != nil {
+		t.Error(err)
+	}
+	if want := []string{"eval", "eval"}; !slices.Equal(heard.names, want) {
+		t.Errorf("commands %q, want %q", heard.names, want)
+	}
+}
