@@ -3,6 +3,7 @@ package redisscript_test
 import (
 	"context"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/redis/go-redis/v9"
@@ -11,14 +12,16 @@ import (
 	"github.com/bellwether-go/bellwether/internal/testserver"
 )
 
-// said are the commands that a client sent.
+// said are the commands that a client sent to run scripts.
 type said struct{ names []string }
 
 func (s *said) DialHook(next redis.DialHook) redis.DialHook { return next }
 
 func (s *said) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
-		s.names = append(s.names, cmd.Name())
+		if strings.HasPrefix(cmd.Name(), "eval") {
+			s.names = append(s.names, cmd.Name())
+		}
 		return next(ctx, cmd)
 	}
 }
