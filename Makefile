@@ -36,7 +36,7 @@ CLAIMS = grep -rl --include='*_test.go' '^//go:build !race' .
 # How long "make chaos" goes on.
 DURATION ?= 10m
 
-.PHONY: help test deps build lint race claims latency outage chaos fuzz bench screenshots cover tidy clean
+.PHONY: help test deps build lint race claims latency simulation outage chaos fuzz bench screenshots cover tidy clean
 
 help: ## List the targets.
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -87,6 +87,9 @@ claims: build ## Run the tests of claims about time and allocations, without the
 
 latency: ## Hold the herd's p99, on a machine that does nothing else.
 	@go test -count=1 -v -tags latency -run '^TestLatency' ./internal/fleettest
+
+simulation: ## Hold every row of the simulated fleets of docs/fleet.md, the slowest too.
+	@go test -count=1 -v -tags simulation -run '^TestSimulation' .
 
 outage: ## Kill the store for 30 s under 2,000 requests a second, and draw it: nobody may fail.
 	@go -C bench run . outage -o $(CURDIR)/docs

@@ -42,13 +42,16 @@ func TestHTTP_RequestStaleIfError(t *testing.T) {
 	fails := map[string]func(w http.ResponseWriter){
 		"panic":        func(http.ResponseWriter) { panic("origin") },
 		"abort":        func(http.ResponseWriter) { panic(http.ErrAbortHandler) },
-		"503":          func(w http.ResponseWriter) { http.Error(w, "sorry", 503) },
+		"503":          func(w http.ResponseWriter) { http.Error(w, "sorry", http.StatusServiceUnavailable) },
 		"no-store 500": func(w http.ResponseWriter) { w.Header().Set("Cache-Control", "no-store"); http.Error(w, "sorry", 500) },
 		"cookie 502": func(w http.ResponseWriter) {
 			w.Header().Set("Set-Cookie", "a=b")
-			http.Error(w, "sorry", 502)
+			http.Error(w, "sorry", http.StatusBadGateway)
 		},
-		"fresh 504": func(w http.ResponseWriter) { w.Header().Set("Cache-Control", "max-age=5"); http.Error(w, "sorry", 504) },
+		"fresh 504": func(w http.ResponseWriter) {
+			w.Header().Set("Cache-Control", "max-age=5")
+			http.Error(w, "sorry", http.StatusGatewayTimeout)
+		},
 	}
 	for name, fail := range fails {
 		for fleet, store := range map[string]bool{"alone": false, "fleet": true} {
@@ -100,7 +103,7 @@ func TestHTTP_RequestStaleIfError(t *testing.T) {
 // The response's own word against stale answers holds against the client's, and
 // so does an invalidation.
 func TestHTTP_RequestStaleIfErrorIsForbidden(t *testing.T) {
-	fail := func(w http.ResponseWriter) { http.Error(w, "sorry", 503) }
+	fail := func(w http.ResponseWriter) { http.Error(w, "sorry", http.StatusServiceUnavailable) }
 	drop := func(m bellwether.Match) func(*testing.T, *site) {
 		return func(t *testing.T, s *site) { s.mw.InvalidateMatching(t.Context(), m) }
 	}
@@ -155,7 +158,7 @@ func TestHTTP_RequestStaleIfErrorIsForbidden(t *testing.T) {
 // Each client of a herd gets what it takes, of one rebuild.
 func TestHTTP_RequestStaleIfErrorInAHerd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := &failing{header: "max-age=10", fail: func(w http.ResponseWriter) { http.Error(w, "sorry", 503) }}
+		f := &failing{header: "max-age=10", fail: func(w http.ResponseWriter) { http.Error(w, "sorry", http.StatusServiceUnavailable) }}
 		s := sites(t, 1, nil, f.ServeHTTP)[0]
 		s.get("http://a/p")
 		time.Sleep(20 * time.Second)

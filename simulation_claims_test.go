@@ -8,9 +8,12 @@ import (
 )
 
 // TestClaim_DocumentFleet holds the rows of docs/fleet.md that are too large for
-// the race detector.
+// the race detector. Those of 10,000 nodes that poll, which take longest, are left
+// to "make simulation", but for the first.
 func TestClaim_DocumentFleet(t *testing.T) {
-	held := holdFleet(t, func(nodes int, pushes bool) bool { return !inRace(nodes, pushes) })
+	held := holdFleet(t, func(nodes int, pushes bool, event simEvent) bool {
+		return !inRace(nodes, pushes, event) && (nodes < 10_000 || pushes || event == simExpires)
+	})
 	if held == 0 {
 		t.Error("there are none")
 	}

@@ -472,14 +472,14 @@ func holdRow(t *testing.T, says, measured []string) {
 
 // holdFleet measures the rows of the first table that have as many nodes as of
 // says, and returns how many there were.
-func holdFleet(t *testing.T, of func(nodes int, pushes bool) bool) (held int) {
+func holdFleet(t *testing.T, of func(nodes int, pushes bool, event simEvent) bool) (held int) {
 	for _, row := range tableUnder(t, simHeader) {
 		n := number(t, row[2])
-		if pushes := row[0] == "push"; of(n, pushes) {
+		if pushes, event := row[0] == "push", simEvent(row[1]); of(n, pushes, event) {
 			held++
 			t.Run(strings.Join(row[:3], ", "), func(t *testing.T) {
 				t.Parallel()
-				holdRow(t, row, befall(t, pushes, simEvent(row[1]), n))
+				holdRow(t, row, befall(t, pushes, event, n))
 			})
 		}
 	}
@@ -497,7 +497,7 @@ func number(t *testing.T, cell string) int {
 }
 
 // TestDocument_Fleet holds the rows of docs/fleet.md that are small enough for
-// the race detector; TestClaim_DocumentFleet holds the others.
+// the race detector; TestClaim_DocumentFleet and "make simulation" hold the others.
 func TestDocument_Fleet(t *testing.T) {
 	if held := holdFleet(t, inRace); held == 0 {
 		t.Error("there are none")
@@ -505,7 +505,7 @@ func TestDocument_Fleet(t *testing.T) {
 }
 
 // inRace are the fleets that the race detector bears.
-func inRace(nodes int, pushes bool) bool { return nodes <= 100 || pushes && nodes <= 1000 }
+func inRace(nodes int, pushes bool, _ simEvent) bool { return nodes <= 100 || pushes && nodes <= 1000 }
 
 // What a node asks and hears does not grow with the fleet. It is a little less in
 // a small one that polls, because the holder, who does not poll, is more of it.

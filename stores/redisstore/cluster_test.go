@@ -86,7 +86,7 @@ func slotsThatMove(t *testing.T, c *testserver.Cluster) {
 	}
 
 	c.Migrate(slot, from, to)
-	known = each("of a key that has not moved yet", key, known)
+	each("of a key that has not moved yet", key, known)
 	if _, err := s.rdb.Del(ctx, s.name(key)).Result(); err != nil {
 		t.Fatal(err)
 	}
