@@ -6,7 +6,7 @@ SHELL := /usr/bin/env bash
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
 # How long each fuzz target runs: FUZZTIME for the entry codec and the key
-# functions, FUZZTIME_OTHERS for the rest.
+# function, FUZZTIME_OTHERS for the rest.
 FUZZTIME ?= 30s
 FUZZTIME_OTHERS ?= 1s
 export FUZZTIME FUZZTIME_OTHERS
@@ -19,7 +19,7 @@ EACH := for m in $(MODULES); do cd $(CURDIR)/$$m;
 
 # How many modules "race" tests at one time: with engines and processes the tests
 # wait more than they work.
-JOBS ?= 2
+JOBS ?= 3
 
 # How many tests of a package that may overlap do, for the same reason. Chaos is
 # left at one for each core: its runs would starve each other, and then there is
