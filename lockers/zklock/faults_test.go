@@ -321,7 +321,7 @@ func TestReconnect_AmongRequests(t *testing.T) {
 	a, g := newGated(t, server.Addr, 10*time.Second)
 	b := newLocker(t, server.Addr)
 	var wg sync.WaitGroup
-	waits := make([]<-chan struct{}, 3000)
+	waits := make([]<-chan struct{}, 1000)
 	leases := make([]bellwether.Lease, len(waits))
 	for w := range 50 {
 		wg.Go(func() {

@@ -29,7 +29,7 @@ const (
 	spread = 50 * time.Millisecond
 
 	// settingWatches bounds how long the replies over a new connection wait until
-	// the client has set its watches again, which it does at once.
+	// the client has asked for its watches again, which it does at once.
 	settingWatches = 500 * time.Millisecond
 
 	// sendBuffer holds any request, of which the largest sets 128 KiB of
@@ -318,9 +318,9 @@ func (s *session) dial(network, addr string, timeout time.Duration, dial func(co
 	return w, nil
 }
 
-// A wire is a connection with two bounds that the client lacks. One is on its
-// handshake, for which the client would wait ten times as long as for anything
-// else, and for the last bytes of which it would wait for ever.
+// A wire is a connection with two things that the client lacks. One is a bound on
+// its handshake, for which it would wait ten times as long as for anything else,
+// and for the last bytes of which it would wait for ever.
 //
 // The other is an order. After the handshake of a session that goes on, the
 // client sets its watches again, from the zxid of the last reply it has had. It
@@ -364,8 +364,8 @@ func (w *wire) Read(b []byte) (int, error) {
 		select {
 		case <-w.set:
 		case <-bound.C:
-			// The watch that was thought of is one that ZooKeeper was asked for,
-			// and the client has not.
+			// The client sends none: the watch that the Locker knows was asked
+			// for over the last connection, and the client has not got it.
 		}
 	}
 	return n, err

@@ -89,11 +89,6 @@ func (l *Locker) start() {
 		switch ev.Type {
 		case zk.EventNodeDeleted, zk.EventNotWatching:
 			l.watches.end(ev.Path)
-		case zk.EventNodeChildrenChanged:
-			// An ephemeral node has no children. A server says this of one that
-			// it takes for newer than the watch which is set again, and watches
-			// it no more.
-			l.watches.end(ev.Path)
 		}
 	}, l.watches.any, l.watches.endAll)
 }
