@@ -53,6 +53,10 @@ func TestFleet_ColdKey(t *testing.T)      { fleettest.Each(t, fleets, fleettest.
 func TestFleet_HolderKilled(t *testing.T) { fleettest.Each(t, fleets, fleettest.HolderKilled) }
 func TestFleet_Waiters(t *testing.T)      { fleettest.Each(t, fleets, fleettest.Waiters) }
 
+func TestFleet_HolderKilledAtAKnownBuild(t *testing.T) {
+	fleettest.Each(t, fleets, fleettest.HolderKilledAtAKnownBuild)
+}
+
 // One store is enough for what has nothing to do with the store.
 func TestFleet_HolderPausedPastItsLease(t *testing.T) {
 	fleettest.Each(t, fleets[1:], fleettest.HolderPausedPastItsLease)

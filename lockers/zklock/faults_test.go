@@ -312,6 +312,48 @@ func TestReconnect(t *testing.T) {
 	}
 }
 
+// TestReconnect_AmongRequests loses the connection while requests wait for the
+// next one, whose replies come while the client sets its watches again. They are
+// so many that this takes several packets. The race detector is what fails here.
+func TestReconnect_AmongRequests(t *testing.T) {
+	t.Parallel()
+	server := ownServer(t)
+	a, g := newGated(t, server.Addr, 10*time.Second)
+	b := newLocker(t, server.Addr)
+	var wg sync.WaitGroup
+	waits := make([]<-chan struct{}, 1000)
+	leases := make([]bellwether.Lease, len(waits))
+	for w := range 50 {
+		wg.Go(func() {
+			for i := w; i < len(waits); i += 50 {
+				key := newKey()
+				leases[i] = acquire(t, b, key, time.Minute)
+				waits[i] = watch(t, a, mustBeHeld(t, a, key))
+			}
+		})
+	}
+	wg.Wait()
+	for range 50 {
+		g.drop()
+		for range 20 {
+			wg.Go(func() { connected(t, a) })
+		}
+		wg.Wait()
+	}
+	for i, lease := range leases {
+		wg.Go(func() {
+			if isClosed(waits[i]) {
+				t.Error("a lost connection ended a watch")
+			}
+			if err := lease.Release(t.Context()); err != nil {
+				t.Error(err)
+			}
+			closes(t, "a watch from before the lost connections", waits[i], 5*time.Second)
+		})
+	}
+	wg.Wait()
+}
+
 // TestServerRestart kills the server. It keeps its data, so the leases and the
 // watches outlive it.
 func TestServerRestart(t *testing.T) {

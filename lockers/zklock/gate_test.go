@@ -66,6 +66,16 @@ func (g *gate) cut() {
 	g.conns = nil
 }
 
+// drop ends the connections, and leaves the gate open.
+func (g *gate) drop() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, c := range g.conns {
+		c.Close()
+	}
+	g.conns = nil
+}
+
 // cutOne ends the connection, and shuts the way to the server that it was to.
 func (g *gate) cutOne() {
 	g.mu.Lock()

@@ -172,7 +172,7 @@ func (l *Locker) makeQueue(conn *zk.Conn, dir string) error {
 // A vigil is the watch of a waiter.
 type vigil struct {
 	path  string // of the node before its own; empty: there is no watch
-	ended <-chan zk.Event
+	ended <-chan struct{}
 }
 
 // awaitTurn returns when it is time to look at the line again: the node before
@@ -181,10 +181,9 @@ type vigil struct {
 // so, for the one behind it may be as silent.
 func (l *Locker) awaitTurn(ctx context.Context, conn *zk.Conn, before *vigil, path, first string) error {
 	if before.path != path {
-		// The watch that only the node's end triggers: see watches.ask.
-		_, _, ended, err := conn.ChildrenW(path)
+		ended, err := l.watches.await(ctx, conn, path)
 		if err != nil {
-			return ignoring(err, zk.ErrNoNode)
+			return err
 		}
 		*before = vigil{path, ended}
 	}

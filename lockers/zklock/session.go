@@ -2,6 +2,7 @@ package zklock
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"math/rand/v2"
 	"net"
@@ -26,6 +27,10 @@ const (
 	// spread is up to how long a lost connection is not replaced, at random: a
 	// fleet that has lost its server does not come back in step.
 	spread = 50 * time.Millisecond
+
+	// settingWatches bounds how long the replies over a new connection wait until
+	// the client has asked for its watches again, which it does at once.
+	settingWatches = 500 * time.Millisecond
 
 	// sendBuffer holds any request, of which the largest sets 128 KiB of
 	// watches again. The client's own default is 1.5 MiB.
@@ -71,8 +76,9 @@ func (s *session) init(servers []string) {
 }
 
 // start opens the session in the background, once. onEvent hears what watches
-// tell; expired is called when the session, and every watch with it, has ended.
-func (s *session) start(timeout time.Duration, dial func(context.Context, string, string) (net.Conn, error), onEvent func(zk.Event), expired func()) {
+// tell, watching says whether there may be any; expired is called when the
+// session, and every watch with it, has ended.
+func (s *session) start(timeout time.Duration, dial func(context.Context, string, string) (net.Conn, error), onEvent func(zk.Event), watching func() bool, expired func()) {
 	if s.begun.Load() {
 		return
 	}
@@ -93,7 +99,7 @@ func (s *session) start(timeout time.Duration, dial func(context.Context, string
 		}),
 		zk.WithEventCallback(func(ev zk.Event) {
 			if ev.Type == zk.EventSession {
-				s.changed(ev.State, expired)
+				s.changed(ev.State, watching, expired)
 			} else {
 				onEvent(ev)
 			}
@@ -115,11 +121,14 @@ func (unheard) Printf(string, ...any) {}
 
 // changed hears of the connection's state. It runs on the client's goroutines,
 // in their order.
-func (s *session) changed(state zk.State, expired func()) {
+func (s *session) changed(state zk.State, watching func() bool, expired func()) {
 	s.mu.Lock()
 	switch state {
 	case zk.StateHasSession:
 		s.up, s.why, s.id = true, nil, s.conn.SessionID()
+		if !watching() {
+			s.wire.watchesAreSet()
+		}
 		s.wire.open.Store(true)
 		s.announce()
 	case zk.StateDisconnected:
@@ -295,7 +304,7 @@ func (s *session) dial(network, addr string, timeout time.Duration, dial func(co
 	if err != nil {
 		return nil, err
 	}
-	w := &wire{Conn: c, limit: max(2*timeout/3, 2*time.Second)}
+	w := &wire{Conn: c, limit: max(2*timeout/3, 2*time.Second), set: make(chan struct{})}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.wire != nil {
@@ -309,13 +318,57 @@ func (s *session) dial(network, addr string, timeout time.Duration, dial func(co
 	return w, nil
 }
 
-// A wire is a connection with a bound on its handshake, for which the client
-// would wait ten times as long as for anything else, and for the last bytes of
-// which it would wait for ever.
+// A wire is a connection with two things that the client lacks. One is a bound on
+// its handshake, for which it would wait ten times as long as for anything else,
+// and for the last bytes of which it would wait for ever.
+//
+// The other is an order. After the handshake of a session that goes on, the
+// client sets its watches again, from the zxid of the last reply it has had. It
+// reads that on one goroutine while another takes the first replies over the new
+// connection, and writes it: a data race of the client's, by which the zxid may
+// be too new. So until it has sent the watches no reply is handed to it. What it
+// has read to send them comes before the Write, and that before Read returns.
 type wire struct {
 	net.Conn
 	limit time.Duration
 	open  atomic.Bool // the handshake is over
+
+	set     chan struct{} // closed when the watches are sent, or there are none
+	setOnce sync.Once
+	handed  bool // the wait for set is over; for the one goroutine that reads after the handshake
+}
+
+// opSetWatches is the operation of the request that sets watches again.
+const opSetWatches = 101
+
+// Write implements [net.Conn]. The client makes one Write of each request: its
+// length, its number, its operation and the rest.
+func (w *wire) Write(b []byte) (int, error) {
+	n, err := w.Conn.Write(b)
+	if w.open.Load() && len(b) >= 12 && binary.BigEndian.Uint32(b[8:]) == opSetWatches {
+		w.watchesAreSet()
+	}
+	return n, err
+}
+
+// watchesAreSet lets the replies through.
+func (w *wire) watchesAreSet() { w.setOnce.Do(func() { close(w.set) }) }
+
+// Read implements [net.Conn].
+func (w *wire) Read(b []byte) (int, error) {
+	n, err := w.Conn.Read(b)
+	if err == nil && !w.handed && w.open.Load() {
+		w.handed = true
+		bound := time.NewTimer(settingWatches)
+		defer bound.Stop()
+		select {
+		case <-w.set:
+		case <-bound.C:
+			// The client sends none: the watch that the Locker knows was asked
+			// for over the last connection, and the client has not got it.
+		}
+	}
+	return n, err
 }
 
 // SetReadDeadline implements [net.Conn].

@@ -12,8 +12,8 @@ import (
 	"github.com/bellwether-go/bellwether/internal/adapter"
 )
 
-// This file is the push: one watch in ZooKeeper for each lease that anybody in
-// this process waits for, on which all of them hang.
+// This file is the push: one watch in ZooKeeper for each node whose end anybody
+// in this process waits for, on which all of them hang.
 
 // seen is the Seen of this package's HeldErrors.
 type seen struct {
@@ -41,16 +41,8 @@ func (l *Locker) Watch(ctx context.Context, held *bellwether.HeldError) (<-chan 
 	if err != nil {
 		return nil, wrap("watch", seen.holder, err)
 	}
-	w := l.watches.join(conn, seen.holder)
-	select {
-	case <-w.set:
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
-	if w.err != nil {
-		return nil, wrap("watch", seen.holder, w.err)
-	}
-	return w.freed, nil
+	freed, err := l.watches.await(ctx, conn, seen.holder)
+	return freed, wrap("watch", seen.holder, err)
 }
 
 // A watch is one that ZooKeeper has, or is being asked for.
@@ -63,12 +55,28 @@ type watch struct {
 // watches are a Locker's watches by the paths of their nodes. The zero value is
 // ready for use and safe for concurrent use.
 //
-// A node that is watched is a holder's, whose name has a token: once gone it
+// A node that is watched is a holder's or a place in a queue, whose name has a
+// token: once gone it
 // never comes again, so a watch that is set too late finds nothing, and no
 // version has to be compared.
 type watches struct {
-	mu   sync.Mutex // guards byPath
+	mu   sync.Mutex // guards path
 	path map[string]*watch
+}
+
+// await returns a channel that is closed at the node's end, when ZooKeeper
+// watches for that.
+func (ws *watches) await(ctx context.Context, conn *zk.Conn, path string) (<-chan struct{}, error) {
+	w := ws.join(conn, path)
+	select {
+	case <-w.set:
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	if w.err != nil {
+		return nil, w.err
+	}
+	return w.freed, nil
 }
 
 // join returns the watch of a node, set by now or soon.
@@ -110,6 +118,13 @@ func (ws *watches) ask(conn *zk.Conn, path string, w *watch) {
 		w.err = err
 	}
 	close(w.set)
+}
+
+// any reports whether ZooKeeper may have a watch of the Locker's.
+func (ws *watches) any() bool {
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	return len(ws.path) > 0
 }
 
 // end wakes those who wait for a node's end.

@@ -90,7 +90,7 @@ func (l *Locker) start() {
 		case zk.EventNodeDeleted, zk.EventNotWatching:
 			l.watches.end(ev.Path)
 		}
-	}, l.watches.endAll)
+	}, l.watches.any, l.watches.endAll)
 }
 
 // TryAcquire implements [bellwether.Locker]. It costs one request if the lease
