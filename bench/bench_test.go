@@ -148,7 +148,7 @@ func TestQuick_OneStrategyInEveryScenario(t *testing.T) {
 		t.Errorf("one strategy took %v of a run that is to end within %v", took, quick.Limit)
 	}
 	var table bytes.Buffer
-	printHerd(&table, rec, scenarios)
+	printHerd(&table, rec, quick, scenarios)
 	for _, sc := range scenarios {
 		if !strings.Contains(table.String(), "\n"+sc.name+": ") {
 			t.Errorf("the table lacks %q", sc.name)

@@ -60,7 +60,7 @@ func runHerd(args []string) error {
 		return err
 	}
 	record.Note = *note
-	printHerd(os.Stdout, record, chosen)
+	printHerd(os.Stdout, record, size, chosen)
 	if *json != "" {
 		if err := record.write(*json); err != nil {
 			return err

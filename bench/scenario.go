@@ -45,6 +45,15 @@ var (
 	}
 )
 
+// caveat is what has to be said of bounds in a run of this size: they are for the
+// full one.
+func (s size) caveat() string {
+	if s.Processes == full.Processes && s.Callers == full.Callers && s.Load == full.Load {
+		return ""
+	}
+	return fmt.Sprintf(" they are for -full, of %d processes x %d callers and a load of %v", full.Processes, full.Callers, full.Load)
+}
+
 // A scenario is one thing that may befall a herd.
 type scenario struct {
 	name  string
