@@ -122,6 +122,7 @@ func httpClaims(r *record) (claims []claim) {
 		{hitSmall, "requests/s", "bare", "the bare handler", rateOf, 0.95, true},
 		{hitLarge, "requests/s", "bare", "the bare handler", rateOf, 0.95, true},
 		{tenthMisses, "CPU/request", "nginx", "nginx + Go together", cpuOf, clearlyBelow, false},
+		{herdUnderWrk, "CPU/request", "nginx", "nginx + Go together", cpuOf, clearlyBelow, false},
 		{herdAtExpiry, "CPU/request", "nginx", "nginx + Go together", cpuOf, clearlyBelow, false},
 	} {
 		if ours := r.httpRounds(c.load, "bellwether"); len(ours) > 0 {

@@ -79,6 +79,7 @@ const (
 	hitSmall     = "hit 1 KiB"
 	hitLarge     = "hit 1 MiB"
 	tenthMisses  = "10 % misses"
+	herdUnderWrk = "herd under wrk"
 	herdAtExpiry = "herd at expiry"
 )
 
@@ -88,7 +89,8 @@ var httpLoads = []httpLoad{
 	{hitLarge, "the same", "/1m/3600/0/", 1 << 20, false, false},
 	{tenthMisses, "wrk, 1 KiB, every tenth request for a URL of its own", "/1k/3600/0/", 1 << 10, false, true},
 	{"hit, open loop", "requests come at a given rate, 1 KiB", "/1k/3600/0/", 1 << 10, true, false},
-	{herdAtExpiry, "the same, for a URL that expires every second and takes 100 ms to make", "/1k/1/100/", 1 << 10, true, false},
+	{herdUnderWrk, "wrk, a URL that expires every second and takes 100 ms to make", "/1k/1/100/", 1 << 10, false, false},
+	{herdAtExpiry, "the same, at a given rate", "/1k/1/100/", 1 << 10, true, false},
 }
 
 func runHTTP(args []string) error {
