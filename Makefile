@@ -89,7 +89,7 @@ latency: ## Hold the herd's p99, on a machine that does nothing else.
 	@go test -count=1 -v -tags latency -run '^TestLatency' ./internal/fleettest
 
 outage: ## Kill the store for 30 s under 2,000 requests a second, and draw it: nobody may fail.
-	@go -C bench run . outage -o $(CURDIR)/docs
+	@go -C bench run . outage -full -o $(CURDIR)/docs
 
 chaos: ## Break things at random for DURATION, with seeds of its own.
 	@cd chaos && go test -race -count=1 -timeout 0 -v -run '^Test(Fleet|Lockers)$$' . -args -duration=$(DURATION)

@@ -176,8 +176,8 @@ func TestQuick_OneStrategyInEveryScenario(t *testing.T) {
 
 // A store that is killed under load costs no request and the origin no more than
 // its bound; once it is back, one process loads for all again.
-func TestOutage_Short(t *testing.T) {
-	c, err := measureOutage(outageShort, bellwetherRedis)
+func TestOutage_Quick(t *testing.T) {
+	c, err := measureOutage(outageQuick, bellwetherRedis)
 	if err != nil {
 		t.Fatal(err)
 	}

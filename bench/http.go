@@ -1,8 +1,6 @@
 package main
 
 import (
-	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"math"
@@ -88,30 +86,23 @@ var httpLoads = []httpLoad{
 	{"hit 64 KiB", "the same", "/64k/3600/0/", 64 << 10, false, false},
 	{hitLarge, "the same", "/1m/3600/0/", 1 << 20, false, false},
 	{tenthMisses, "wrk, 1 KiB, every tenth request for a URL of its own", "/1k/3600/0/", 1 << 10, false, true},
-	{"hit, open loop", "requests come at a given rate, 1 KiB", "/1k/3600/0/", 1 << 10, true, false},
+	{"hits at a rate", "requests come at a given rate, 1 KiB", "/1k/3600/0/", 1 << 10, true, false},
 	{herdUnderWrk, "wrk, a URL that expires every second and takes 100 ms to make", "/1k/1/100/", 1 << 10, false, false},
 	{herdAtExpiry, "the same, at a given rate", "/1k/1/100/", 1 << 10, true, false},
 }
 
 func runHTTP(args []string) error {
-	flags := flag.NewFlagSet("http", flag.ExitOnError)
+	flags := newFlags("http")
+	flags.sizes("short", "long: figures to publish")
+	rounds, json, note := flags.recorded()
 	var (
-		isQuick = flags.Bool("quick", false, "short (the default)")
-		isFull  = flags.Bool("full", false, "long: figures to publish")
-		json    = flags.String("json", "", "write all rounds to this `file`")
-		rounds  = flags.Int("rounds", 0, "number of rounds, of which the medians are printed (default: by size)")
-		only    = flags.String("loads", "", "only these, with commas")
+		only    = flags.String("loads", "", "only these, with commas: "+strings.Join(loadNames(), ", "))
 		partial = flags.Bool("partial", false, "leave out what is not installed")
-		note    = flags.String("note", "", "a note for the record")
 	)
-	flags.Parse(args)
-	if flags.NArg() > 0 || *isQuick && *isFull {
-		return errors.New("http: unexpected argument; -h explains the flags")
+	if err := flags.parse(args); err != nil {
+		return err
 	}
-	size := httpQuick
-	if *isFull {
-		size = httpFull
-	}
+	size := sized(flags, httpQuick, httpFull)
 	override(&size.Rounds, *rounds)
 	loads, err := choose(httpLoads, func(l httpLoad) string { return l.name }, *only)
 	if err != nil {
@@ -130,6 +121,13 @@ func runHTTP(args []string) error {
 		return record.write(*json)
 	}
 	return nil
+}
+
+func loadNames() (names []string) {
+	for _, l := range httpLoads {
+		names = append(names, l.name)
+	}
+	return names
 }
 
 // measureHTTP starts all servers, and loads one at a time.
