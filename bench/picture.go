@@ -19,8 +19,8 @@ import (
 	"gonum.org/v1/plot/vg/vgsvg"
 )
 
-// This file is what the pictures have in common: a title, a row that names the
-// lines, and panels below each other with one axis of x.
+// This file is what the pictures have in common: what is shown, a row that names
+// the lines, and panels below each other with one axis of x.
 
 const pictureWidth = 18 * vg.Centimeter
 
@@ -40,36 +40,38 @@ var (
 )
 
 type picture struct {
-	title  string
-	panels []*plot.Plot
-	names  []string // of the lines, once each
-	styles []draw.LineStyle
+	title, about string
+	x            string // what the axis of x is
+	panels       []*plot.Plot
+	captions     []string // of the panels
+	names        []string // of the lines
+	styles       []draw.LineStyle
 }
 
-// panel adds one. The last one has the label of x.
-func (p *picture) panel(x, y string) *plot.Plot {
+// panel adds one, below those that are there.
+func (p *picture) panel(caption string) *plot.Plot {
 	panel := plot.New()
-	panel.X.Label.Text, panel.Y.Label.Text = x, y
 	panel.Y.Min = 0
-	panel.X.Tick.Marker = roundTicks{}
-	for _, label := range []*text.Style{&panel.X.Label.TextStyle, &panel.Y.Label.TextStyle, &panel.X.Tick.Label, &panel.Y.Tick.Label} {
+	panel.X.Tick.Marker, panel.Y.Tick.Marker = roundTicks{11}, roundTicks{5}
+	for _, label := range []*text.Style{&panel.X.Label.TextStyle, &panel.X.Tick.Label, &panel.Y.Tick.Label} {
 		label.Font.Size = vg.Points(9)
 	}
+	p.captions = append(p.captions, caption)
 	panel.Y.Padding, panel.X.Padding = 0, 0
 	p.panels = append(p.panels, panel)
 	return panel
 }
 
 // logPanel is a panel with a logarithmic axis upwards. Values below least are
-// drawn there, and called 0.
-func (p *picture) logPanel(x, y string, least float64) *plot.Plot {
-	panel := p.panel(x, y)
+// drawn there, where the axis says label.
+func (p *picture) logPanel(caption string, least float64, label string) *plot.Plot {
+	panel := p.panel(caption)
 	panel.Y.Min = least
-	panel.Y.Scale, panel.Y.Tick.Marker = plot.LogScale{}, decades{least}
+	panel.Y.Scale, panel.Y.Tick.Marker = plot.LogScale{}, decades{least, label}
 	return panel
 }
 
-// line draws points. Lines of one name are named once.
+// line draws points in a panel.
 func (p *picture) line(panel *plot.Plot, name string, style draw.LineStyle, points plotter.XYs) error {
 	if _, log := panel.Y.Scale.(plot.LogScale); log {
 		for i := range points {
@@ -106,7 +108,7 @@ func (b band) Plot(c draw.Canvas, p *plot.Plot) {
 func grid() *plotter.Grid {
 	g := plotter.NewGrid()
 	g.Vertical.Color = nil
-	g.Horizontal.Color = color.RGBA{222, 222, 222, 255}
+	g.Horizontal.Color = color.RGBA{205, 205, 205, 255}
 	return g
 }
 
@@ -123,9 +125,13 @@ func (p *picture) save(height vg.Length, path string) error {
 		f.Size = size
 		return text.Style{Color: color.Black, Font: f, Handler: plot.DefaultTextHandler, YAlign: draw.YTop}
 	}
-	title, entry := style(vg.Points(11)), style(vg.Points(9))
+	title, entry := style(vg.Points(12)), style(vg.Points(9))
 	c.FillText(title, vg.Point{X: c.Min.X, Y: c.Max.Y}, p.title)
-	c = draw.Crop(c, 0, 0, 0, -vg.Points(20))
+	c = draw.Crop(c, 0, 0, 0, -vg.Points(17))
+	about := entry
+	about.Color = color.RGBA{80, 80, 80, 255}
+	c.FillText(about, vg.Point{X: c.Min.X, Y: c.Max.Y}, p.about)
+	c = draw.Crop(c, 0, 0, 0, -vg.Points(19))
 
 	const thumb, gap, row = 16, 12, 13 // in points
 	at := vg.Point{X: c.Min.X, Y: c.Max.Y}
@@ -139,7 +145,8 @@ func (p *picture) save(height vg.Length, path string) error {
 		c.FillText(entry, vg.Point{X: at.X + vg.Points(thumb+4), Y: at.Y}, name)
 		at.X += width + vg.Points(gap)
 	}
-	c = draw.Crop(c, 0, 0, 0, at.Y-c.Max.Y-vg.Points(row+6))
+	const caption = 17 // in points, above each panel
+	c = draw.Crop(c, 0, 0, 0, at.Y-c.Max.Y-vg.Points(row+4+caption))
 
 	rows := make([][]*plot.Plot, len(p.panels))
 	from, to := math.Inf(1), math.Inf(-1)
@@ -149,8 +156,8 @@ func (p *picture) save(height vg.Length, path string) error {
 	}
 	for i, panel := range p.panels {
 		panel.X.Min, panel.X.Max = from, to
-		if i < len(p.panels)-1 {
-			panel.X.Label.Text = ""
+		if i == len(p.panels)-1 {
+			panel.X.Label.Text = p.x
 		}
 		if _, log := panel.Y.Scale.(plot.LogScale); log {
 			panel.Y.Max *= 1.3
@@ -158,8 +165,9 @@ func (p *picture) save(height vg.Length, path string) error {
 			panel.Y.Max *= 1.1
 		}
 	}
-	for i, tile := range plot.Align(rows, draw.Tiles{Rows: len(rows), Cols: 1, PadY: vg.Points(8)}, c) {
+	for i, tile := range plot.Align(rows, draw.Tiles{Rows: len(rows), Cols: 1, PadY: vg.Points(caption + 4)}, c) {
 		p.panels[i].Draw(tile[0])
+		c.FillText(entry, vg.Point{X: c.Min.X, Y: tile[0].Max.Y + vg.Points(caption-3)}, p.captions[i])
 	}
 	var out bytes.Buffer
 	if _, err := svg.WriteTo(&out); err != nil {
@@ -193,26 +201,29 @@ func fitText(svg []byte) []byte {
 	})
 }
 
-// roundTicks are ticks at round numbers, eleven at most.
-type roundTicks struct{}
+// roundTicks are ticks at round numbers, at most so many.
+type roundTicks struct{ most int }
 
-func (roundTicks) Ticks(lo, hi float64) (ticks []plot.Tick) {
+func (r roundTicks) Ticks(lo, hi float64) (ticks []plot.Tick) {
 	step := 0.1
-	for i := 0; (hi-lo)/step > 11; i++ {
+	for i := 0; (hi-lo)/step > float64(r.most-1); i++ {
 		step *= []float64{2, 2.5, 2}[i%3]
 	}
 	for n := math.Ceil(lo/step - 1e-9); n*step <= hi+1e-9; n++ {
-		ticks = append(ticks, plot.Tick{Value: n * step, Label: strconv.FormatFloat(n*step, 'g', 4, 64)})
+		at := n*step + 0 // not the 0 that is written "-0"
+		ticks = append(ticks, plot.Tick{Value: at, Label: strconv.FormatFloat(at, 'g', 6, 64)})
 	}
 	return ticks
 }
 
-// decades are ticks at the powers of ten, written out; the least value there is
-// is written as 0.
-type decades struct{ least float64 }
+// decades are ticks at the powers of ten, written out, and one at the least value.
+type decades struct {
+	least float64
+	label string
+}
 
 func (d decades) Ticks(lo, hi float64) (ticks []plot.Tick) {
-	ticks = []plot.Tick{{Value: d.least, Label: "0"}}
+	ticks = []plot.Tick{{Value: d.least, Label: d.label}}
 	for v := math.Pow(10, math.Floor(math.Log10(lo))); v <= hi; v *= 10 {
 		for n := 1.0; n < 10; n++ {
 			if at := n * v; at > d.least && at <= hi {

@@ -92,8 +92,12 @@ func (b *herdBench) plotExpiry(size plotSize, path string, p *progress) error {
 	const step = 20 * time.Millisecond
 	narrow := httptest.NewServer(narrowOrigin(originPlaces, size.Load))
 	defer narrow.Close()
-	pic := &picture{title: fmt.Sprintf("One key with a TTL of %v, a load of %v, an origin with %d places", size.TTL, size.Load, originPlaces)}
-	panel := pic.logPanel("seconds", "the slowest caller's wait, ms", 0.1)
+	pic := &picture{
+		title: "Waits around the expiries of one key", x: "seconds",
+		about: fmt.Sprintf("a TTL of %v, a load of %v, an origin with %d places, %d processes, %.0f callers a second; nothing may be served stale",
+			size.TTL, size.Load, originPlaces, size.Processes, size.Rate*float64(size.Processes)),
+	}
+	panel := pic.logPanel("wait of the slowest caller, ms", 0.1, "0.1")
 	panel.Add(grid())
 	for i, s := range shown {
 		p.step("expiry, " + s.name)
@@ -144,9 +148,12 @@ func slowest(reports []report, step time.Duration) (points plotter.XYs) {
 // them fails for a time.
 func (b *herdBench) plotOutage(size plotSize, path string, p *progress) error {
 	const step = 500 * time.Millisecond
-	pic := &picture{title: fmt.Sprintf("The origin fails from %v to %v (shaded); one key, %.0f callers a second",
-		size.Around, size.Around+size.Outage, size.Rate*float64(size.Processes))}
-	panel := pic.logPanel("seconds", "loads a second", 0.5)
+	pic := &picture{
+		title: fmt.Sprintf("The origin fails from %v to %v", size.Around, size.Around+size.Outage), x: "seconds",
+		about: fmt.Sprintf("shaded: each load fails; one key with a TTL of %v, %d processes, %.0f callers a second",
+			size.TTL, size.Processes, size.Rate*float64(size.Processes)),
+	}
+	panel := pic.logPanel("loads of the origin, a second", 0.5, "0")
 	panel.Add(band{size.Around.Seconds(), (size.Around + size.Outage).Seconds()}, grid())
 	for i, s := range shown {
 		p.step("outage, " + s.name)
@@ -184,8 +191,11 @@ func (b *herdBench) plotOutage(size plotSize, path string, p *progress) error {
 // plotCost is how many commands each process costs its engine when all ask for
 // one cold key, by the number of processes.
 func plotCost(size plotSize, path string, p *progress) error {
-	pic := &picture{title: fmt.Sprintf("One cold key, %d callers in each process, a load of %v", size.Callers, size.Load)}
-	panel := pic.logPanel("processes", "engine commands for each process", 0.5)
+	pic := &picture{
+		title: "What one cold key costs the engine", x: "processes",
+		about: fmt.Sprintf("%d callers in each process, a load of %v", size.Callers, size.Load),
+	}
+	panel := pic.logPanel("engine commands for each process", 0.5, "0")
 	panel.Add(grid())
 	points := make([]plotter.XYs, len(costed))
 	var ticks []plot.Tick

@@ -143,8 +143,13 @@ func (c *outageCurve) run(x *trial) error {
 // draw makes the steps of what a trial has seen.
 func (c *outageCurve) draw(x *trial) {
 	c.steps = make([]outageStep, (c.size.Before+c.size.Dark+c.size.After)/outageStepTime)
+	var outside outageStep // what comes after the last step is not shown
 	at := func(t time.Time) *outageStep {
-		return &c.steps[max(0, min(int(t.Sub(c.began)/outageStepTime), len(c.steps)-1))]
+		n := t.Sub(c.began) / outageStepTime
+		if t.Before(c.began) || int(n) >= len(c.steps) {
+			return &outside
+		}
+		return &c.steps[n]
 	}
 	for _, r := range x.reports {
 		for _, s := range r.Samples {
@@ -216,10 +221,13 @@ func (c *outageCurve) String() string {
 func (c *outageCurve) plot(name, path string) error {
 	s := c.size
 	down, up := s.Before.Seconds(), c.up.Seconds()
-	pic := &picture{title: fmt.Sprintf("%s: the store is down from %.0f to %.1f s (shaded); %d processes, %d keys, %.0f requests a second",
-		strings.ToUpper(name[:1])+name[1:], down, up, s.Processes, s.Keys, s.Rate)}
-	answers, loads := pic.panel("seconds", "a second"), pic.panel("seconds", "a second")
-	running, waits := pic.panel("seconds", "at one time"), pic.logPanel("seconds", "ms", 0.1)
+	pic := &picture{
+		title: fmt.Sprintf("%s: the store is down from %.0f to %.0f s", strings.ToUpper(name[:1])+name[1:], down, up), x: "seconds",
+		about: fmt.Sprintf("shaded: the store is down; %d processes, %d keys with a TTL of %v and a stale window of %v, %.0f requests a second",
+			s.Processes, s.Keys, s.TTL, s.Stale, s.Rate),
+	}
+	answers, loads := pic.panel("requests and failures, a second"), pic.panel("loads of the origin, a second")
+	running, waits := pic.panel("loads at one time, in all processes"), pic.logPanel("wait of the slowest request, ms", 0.1, "0.1")
 	for _, panel := range pic.panels {
 		panel.Add(band{down, up}, grid())
 	}
