@@ -92,7 +92,7 @@ simulation: ## Hold every row of the simulated fleets of docs/fleet.md, the slow
 	@go test -count=1 -v -tags simulation -run '^TestSimulation' .
 
 outage: ## Kill the store for 30 s under 2,000 requests a second, and draw it: nobody may fail.
-	@go -C bench run . outage -o $(CURDIR)/docs
+	@go -C bench run . outage -full -o $(CURDIR)/docs
 
 chaos: ## Break things at random for DURATION, with seeds of its own.
 	@cd chaos && go test -race -count=1 -timeout 0 -v -run '^Test(Fleet|Lockers)$$' . -args -duration=$(DURATION)

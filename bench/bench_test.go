@@ -5,14 +5,17 @@ import (
 	"context"
 	"errors"
 	"io"
+	"math"
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 )
 
 func TestMain(m *testing.M) {
@@ -148,7 +151,7 @@ func TestQuick_OneStrategyInEveryScenario(t *testing.T) {
 		t.Errorf("one strategy took %v of a run that is to end within %v", took, quick.Limit)
 	}
 	var table bytes.Buffer
-	printHerd(&table, rec, scenarios)
+	printHerd(&table, rec, quick, scenarios)
 	for _, sc := range scenarios {
 		if !strings.Contains(table.String(), "\n"+sc.name+": ") {
 			t.Errorf("the table lacks %q", sc.name)
@@ -173,8 +176,8 @@ func TestQuick_OneStrategyInEveryScenario(t *testing.T) {
 
 // A store that is killed under load costs no request and the origin no more than
 // its bound; once it is back, one process loads for all again.
-func TestOutage_Short(t *testing.T) {
-	c, err := measureOutage(outageShort, bellwetherRedis)
+func TestOutage_Quick(t *testing.T) {
+	c, err := measureOutage(outageQuick, bellwetherRedis)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -279,14 +282,68 @@ func TestParseWrk(t *testing.T) {
 }
 
 func TestParseStat(t *testing.T) {
-	pid, parent, ticks, err := parseStat("42 (a (b) c) S 7 1 1 0 -1 4194304 1 2 3 4 100 23 0 0 20 0 1 0 1 1 1")
-	if pid != 42 || parent != 7 || ticks != 123 || err != nil {
-		t.Errorf("pid %d, parent %d, %d ticks, %v; want 42, 7, 123", pid, parent, ticks, err)
+	pid, parent, err := parseStat("42 (a (b) c) S 7 1 1 0 -1 4194304 1 2 3 4 100 23 0 0 20 0 1 0 1 1 1")
+	if pid != 42 || parent != 7 || err != nil {
+		t.Errorf("pid %d, parent %d, %v; want 42, 7", pid, parent, err)
 	}
-	for _, bad := range []string{"", "42 S 7", "42 (a) S 7"} {
-		if _, _, _, err := parseStat(bad); err == nil {
+	for _, bad := range []string{"", "42 S 7", "42 (a) S", "42 (a) S x"} {
+		if _, _, err := parseStat(bad); err == nil {
 			t.Errorf("no error for %q", bad)
 		}
+	}
+}
+
+// The clock of a process is the same one by its number as from within.
+func TestProcessTime(t *testing.T) {
+	within := func() time.Duration {
+		var own unix.Timespec
+		if err := unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &own); err != nil {
+			t.Fatal(err)
+		}
+		return time.Duration(own.Nano())
+	}
+	before := within()
+	got, err := processTime(os.Getpid())
+	if after := within(); got < before || got > after || err != nil {
+		t.Errorf("%v, %v; want %v to %v", got, err, before, after)
+	}
+	if _, err := processTime(1 << 24); err == nil {
+		t.Error("no error for a process that is not there")
+	}
+}
+
+// The lag is to the last return in a process that has not loaded; the others'
+// keys and the loader's own callers do not count.
+func TestWakeLags(t *testing.T) {
+	at := func(ms int) time.Time { return time.UnixMilli(int64(ms)) }
+	events := []event{
+		{true, "1 1", 1, at(0), "k"}, {true, "1 2", 1, at(0), "other"}, {false, "1 2", 1, at(1), "other"}, {false, "1 1", 1, at(40), "k"},
+	}
+	reports := []report{
+		{Process: 1, Samples: []sample{{at(0), 90 * time.Millisecond, true}}},
+		{Process: 2, Samples: []sample{{at(0), 43 * time.Millisecond, true}, {at(30), 11 * time.Millisecond, true}}},
+		{Process: 3},
+	}
+	if got, want := wakeLags(reports, events, "k"), []time.Duration{3 * time.Millisecond}; !slices.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+	if got := wakeLags(reports, events[:3], "k"); got != nil {
+		t.Errorf("%v of a load that has not ended", got)
+	}
+}
+
+func TestPrintClaims(t *testing.T) {
+	var out bytes.Buffer
+	printClaims(&out, []claim{
+		{what: "most", got: 2, bound: 1}, {what: "least", got: 2, bound: 1, floor: true}, {what: "absent", got: math.NaN(), bound: 1},
+	}, "")
+	for line, marked := range map[string]string{"most": "! ", "least": "  ", "absent": "  "} {
+		if !strings.Contains(out.String(), "\n"+marked+line) {
+			t.Errorf("%q is not marked %q:\n%s", line, marked, out.String())
+		}
+	}
+	if !strings.Contains(out.String(), "1 of 3 do not hold") || strings.Count(out.String(), "DOES NOT HOLD") != 1 || !strings.Contains(out.String(), "not measured") {
+		t.Error(out.String())
 	}
 }
 

@@ -2,7 +2,6 @@ package main
 
 import (
 	"errors"
-	"flag"
 	"fmt"
 	"os"
 	"slices"
@@ -21,27 +20,20 @@ type herdBench struct {
 }
 
 func runHerd(args []string) error {
-	flags := flag.NewFlagSet("herd", flag.ExitOnError)
+	flags := newFlags("herd")
+	flags.sizes("short: the whole run ends within a minute", "long: figures to publish")
+	rounds, json, note := flags.recorded()
 	var (
-		isQuick = flags.Bool("quick", false, "short: the whole run ends within a minute (the default)")
-		isFull  = flags.Bool("full", false, "long: figures to publish")
-		json    = flags.String("json", "", "write all rounds to this `file`")
-		rounds  = flags.Int("rounds", 0, "number of rounds, of which the medians are printed (default: by size)")
 		procs   = flags.Int("processes", 0, "number of processes (default: by size)")
 		callers = flags.Int("callers", 0, "number of callers in each process (default: by size)")
 		load    = flags.Duration("load", 0, "what a load takes (default: by size)")
 		only    = flags.String("scenarios", "", "only these, with commas: "+strings.Join(scenarioNames(), ", "))
 		who     = flags.String("strategies", "", "only these, with commas: "+strings.Join(strategyNames(), ", "))
-		note    = flags.String("note", "", "a note for the record, such as what else the machine does")
 	)
-	flags.Parse(args)
-	if flags.NArg() > 0 || *isQuick && *isFull {
-		return errors.New("herd: unexpected argument; -h explains the flags")
+	if err := flags.parse(args); err != nil {
+		return err
 	}
-	size := quick
-	if *isFull {
-		size = full
-	}
+	size := sized(flags, quick, full)
 	override(&size.Rounds, *rounds)
 	override(&size.Processes, *procs)
 	override(&size.Callers, *callers)
@@ -60,7 +52,7 @@ func runHerd(args []string) error {
 		return err
 	}
 	record.Note = *note
-	printHerd(os.Stdout, record, chosen)
+	printHerd(os.Stdout, record, size, chosen)
 	if *json != "" {
 		if err := record.write(*json); err != nil {
 			return err

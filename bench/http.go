@@ -1,10 +1,9 @@
 package main
 
 import (
-	"errors"
-	"flag"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"os/exec"
 	"slices"
@@ -47,13 +46,16 @@ type httpMeasurement struct {
 	Failures  int     `json:"failures"`
 }
 
+func rateOf(m httpMeasurement) float64 { return m.PerSecond }
+func cpuOf(m httpMeasurement) float64  { return m.CPU }
+
 var httpColumns = []struct {
 	name   string
 	of     func(httpMeasurement) float64
 	format string
 }{
-	{"requests/s", func(m httpMeasurement) float64 { return m.PerSecond }, "%.0f"},
-	{"CPU us/request", func(m httpMeasurement) float64 { return m.CPU }, "%.1f"},
+	{"requests/s", rateOf, "%.0f"},
+	{"CPU us/request", cpuOf, "%.1f"},
 	{"p50 ms", func(m httpMeasurement) float64 { return m.P50 }, "%.2f"},
 	{"p99 ms", func(m httpMeasurement) float64 { return m.P99 }, "%.2f"},
 	{"max ms", func(m httpMeasurement) float64 { return m.Max }, "%.2f"},
@@ -70,34 +72,37 @@ type httpLoad struct {
 	misses     bool
 }
 
+// The loads that have bounds.
+const (
+	hitSmall     = "hit 1 KiB"
+	hitLarge     = "hit 1 MiB"
+	tenthMisses  = "10 % misses"
+	herdUnderWrk = "herd under wrk"
+	herdAtExpiry = "herd at expiry"
+)
+
 var httpLoads = []httpLoad{
-	{"hit 1 KiB", "wrk, one URL that is fresh", "/1k/3600/0/", 1 << 10, false, false},
+	{hitSmall, "wrk, one URL that is fresh", "/1k/3600/0/", 1 << 10, false, false},
 	{"hit 64 KiB", "the same", "/64k/3600/0/", 64 << 10, false, false},
-	{"hit 1 MiB", "the same", "/1m/3600/0/", 1 << 20, false, false},
-	{"10 % misses", "wrk, 1 KiB, every tenth request for a URL of its own", "/1k/3600/0/", 1 << 10, false, true},
-	{"hit, open loop", "requests come at a given rate, 1 KiB", "/1k/3600/0/", 1 << 10, true, false},
-	{"herd at expiry", "the same, for a URL that expires every second and takes 100 ms to make", "/1k/1/100/", 1 << 10, true, false},
+	{hitLarge, "the same", "/1m/3600/0/", 1 << 20, false, false},
+	{tenthMisses, "wrk, 1 KiB, every tenth request for a URL of its own", "/1k/3600/0/", 1 << 10, false, true},
+	{"hits at a rate", "requests come at a given rate, 1 KiB", "/1k/3600/0/", 1 << 10, true, false},
+	{herdUnderWrk, "wrk, a URL that expires every second and takes 100 ms to make", "/1k/1/100/", 1 << 10, false, false},
+	{herdAtExpiry, "the same, at a given rate", "/1k/1/100/", 1 << 10, true, false},
 }
 
 func runHTTP(args []string) error {
-	flags := flag.NewFlagSet("http", flag.ExitOnError)
+	flags := newFlags("http")
+	flags.sizes("short", "long: figures to publish")
+	rounds, json, note := flags.recorded()
 	var (
-		isQuick = flags.Bool("quick", false, "short (the default)")
-		isFull  = flags.Bool("full", false, "long: figures to publish")
-		json    = flags.String("json", "", "write all rounds to this `file`")
-		rounds  = flags.Int("rounds", 0, "number of rounds, of which the medians are printed (default: by size)")
-		only    = flags.String("loads", "", "only these, with commas")
+		only    = flags.String("loads", "", "only these, with commas: "+strings.Join(loadNames(), ", "))
 		partial = flags.Bool("partial", false, "leave out what is not installed")
-		note    = flags.String("note", "", "a note for the record")
 	)
-	flags.Parse(args)
-	if flags.NArg() > 0 || *isQuick && *isFull {
-		return errors.New("http: unexpected argument; -h explains the flags")
+	if err := flags.parse(args); err != nil {
+		return err
 	}
-	size := httpQuick
-	if *isFull {
-		size = httpFull
-	}
+	size := sized(flags, httpQuick, httpFull)
 	override(&size.Rounds, *rounds)
 	loads, err := choose(httpLoads, func(l httpLoad) string { return l.name }, *only)
 	if err != nil {
@@ -116,6 +121,13 @@ func runHTTP(args []string) error {
 		return record.write(*json)
 	}
 	return nil
+}
+
+func loadNames() (names []string) {
+	for _, l := range httpLoads {
+		names = append(names, l.name)
+	}
+	return names
 }
 
 // measureHTTP starts all servers, and loads one at a time.
@@ -218,15 +230,7 @@ func (s *server) measure(load httpLoad, size httpSize, key, dir string) (m httpM
 func printHTTP(w io.Writer, r *record) {
 	r.where(w)
 	for _, load := range httpLoads {
-		rounds := func(server string) (ms []httpMeasurement) {
-			for _, m := range r.HTTP {
-				if m.Load == load.name && m.Server == server {
-					ms = append(ms, m)
-				}
-			}
-			return ms
-		}
-		bare := rounds("bare")
+		bare := r.httpRounds(load.name, "bare")
 		if len(bare) == 0 {
 			continue
 		}
@@ -238,7 +242,7 @@ func printHTTP(w io.Writer, r *record) {
 		}
 		fmt.Fprintln(out, "CPU / bare\trequests/s / bare\t")
 		for _, k := range serverKinds {
-			ms := rounds(k.name)
+			ms := r.httpRounds(load.name, k.name)
 			if len(ms) == 0 {
 				continue
 			}
@@ -251,10 +255,18 @@ func printHTTP(w io.Writer, r *record) {
 				}
 			}
 			// The ratio of each round first: its servers had the same machine.
-			fmt.Fprintf(out, "%s\t%s\t\n", roundRatio(ms, bare, httpColumns[1].of), roundRatio(ms, bare, httpColumns[0].of))
+			for _, of := range []func(httpMeasurement) float64{cpuOf, rateOf} {
+				if v := roundRatio(ms, bare, of); math.IsNaN(v) {
+					fmt.Fprint(out, "-\t")
+				} else {
+					fmt.Fprintf(out, "%.2f\t", v)
+				}
+			}
+			fmt.Fprintln(out)
 		}
 		out.Flush()
 	}
+	printClaims(w, httpClaims(r), "")
 	fmt.Fprintln(w, "\nCaveats:")
 	for _, k := range serverKinds {
 		if k.caveat != "" && slices.ContainsFunc(r.HTTP, func(m httpMeasurement) bool { return m.Server == k.name }) {
@@ -263,18 +275,19 @@ func printHTTP(w io.Writer, r *record) {
 	}
 }
 
-// roundRatio is the median of the rounds' ratios of ms to bare.
-func roundRatio(ms, bare []httpMeasurement, of func(httpMeasurement) float64) string {
-	var ratios []float64
-	for _, m := range ms {
-		for _, b := range bare {
-			if m.Round == b.Round && of(b) > 0 && of(m) >= 0 {
-				ratios = append(ratios, of(m)/of(b))
-			}
+// httpRounds are a server's measurements under a load.
+func (r *record) httpRounds(load, server string) (ms []httpMeasurement) {
+	for _, m := range r.HTTP {
+		if m.Load == load && m.Server == server {
+			ms = append(ms, m)
 		}
 	}
-	if len(ratios) == 0 {
-		return "-"
-	}
-	return fmt.Sprintf("%.2f", medianOf(ratios))
+	return ms
+}
+
+// roundRatio is the median of the rounds' ratios of a to b.
+func roundRatio(a, b []httpMeasurement, of func(httpMeasurement) float64) float64 {
+	return ofRounds(a, b, func(m httpMeasurement) int { return m.Round }, func(a, b httpMeasurement) (float64, bool) {
+		return of(a) / of(b), of(b) > 0 && of(a) >= 0
+	})
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"runtime"
 	"slices"
@@ -21,11 +20,13 @@ import (
 const nearPayload = 100 // bytes of a value
 
 func runNear(args []string) error {
-	flags := flag.NewFlagSet("near", flag.ExitOnError)
+	flags := newFlags("near")
 	keys := flags.Int("keys", 1_000_000, "number of keys")
-	flags.Parse(args)
-	if flags.NArg() > 0 || *keys < 1 {
-		return errors.New("near: unexpected argument; -h explains the flags")
+	if err := flags.parse(args); err != nil {
+		return err
+	}
+	if *keys < 1 {
+		return errors.New("near: there have to be keys")
 	}
 	key := func(i int) string { return fmt.Sprintf("user:%010d", i) }
 	value := func(i int) []byte { return append(make([]byte, 0, nearPayload), strconv.Itoa(i)...) }

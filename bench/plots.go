@@ -1,10 +1,7 @@
 package main
 
 import (
-	"errors"
-	"flag"
 	"fmt"
-	"image/color"
 	"math"
 	"net/http/httptest"
 	"os"
@@ -51,21 +48,13 @@ var (
 const originPlaces = 20
 
 func runPlots(args []string) error {
-	flags := flag.NewFlagSet("plots", flag.ExitOnError)
-	isFull := flags.Bool("full", false, "as long as what is to be published")
-	flags.Bool("quick", false, "short (the default)")
-	dir := flags.String("o", "docs", "write the pictures to this `directory`")
-	flags.Parse(args)
-	if flags.NArg() > 0 {
-		return errors.New("plots: unexpected argument; -h explains the flags")
-	}
-	size := plotQuick
-	if *isFull {
-		size = plotFull
-	}
-	if err := os.MkdirAll(*dir, 0o755); err != nil {
+	flags := newFlags("plots")
+	flags.sizes("short", "as long as what is to be published")
+	flags.draws()
+	if err := flags.parse(args); err != nil {
 		return err
 	}
+	size := sized(flags, plotQuick, plotFull)
 	b, err := newHerdBench(size.herd(size.Processes))
 	if err != nil {
 		return err
@@ -74,13 +63,13 @@ func runPlots(args []string) error {
 	p := newProgress(os.Stderr)
 	p.begin(2*len(shown) + len(size.Fleet)*len(costed))
 	defer p.end()
-	if err := b.plotExpiry(size, filepath.Join(*dir, "expiry.svg"), p); err != nil {
+	if err := b.plotExpiry(size, filepath.Join(flags.dir, "expiry.svg"), p); err != nil {
 		return err
 	}
-	if err := b.plotOutage(size, filepath.Join(*dir, "outage.svg"), p); err != nil {
+	if err := b.plotOutage(size, filepath.Join(flags.dir, "outage.svg"), p); err != nil {
 		return err
 	}
-	return plotCost(size, filepath.Join(*dir, "cost.svg"), p)
+	return plotCost(size, filepath.Join(flags.dir, "cost.svg"), p)
 }
 
 // herd is the herd's size for a picture.
@@ -94,12 +83,6 @@ func (p plotSize) herd(processes int) size {
 var (
 	shown  = []strategy{noProtection, onlySingleflight, bellwetherRedis}
 	costed = []strategy{noProtection, onlySingleflight, redislockAside, rockscacheRedis, bellwetherRedis, bellwetherMemcached, bellwetherEtcd}
-
-	// The palette of Okabe and Ito, which most colour-blind people can tell apart.
-	colours = []color.Color{
-		color.RGBA{213, 94, 0, 255}, color.RGBA{0, 114, 178, 255}, color.RGBA{0, 158, 115, 255}, color.RGBA{204, 121, 167, 255},
-		color.RGBA{86, 180, 233, 255}, color.RGBA{230, 159, 0, 255}, color.RGBA{90, 90, 90, 255},
-	}
 )
 
 // plotExpiry is how long callers wait, by when they come, around the expiries of
@@ -109,8 +92,13 @@ func (b *herdBench) plotExpiry(size plotSize, path string, p *progress) error {
 	const step = 20 * time.Millisecond
 	narrow := httptest.NewServer(narrowOrigin(originPlaces, size.Load))
 	defer narrow.Close()
-	pic := picture(fmt.Sprintf("One key with a TTL of %v, a load of %v, an origin with %d places", size.TTL, size.Load, originPlaces),
-		"seconds", "the slowest caller's wait, ms")
+	pic := &picture{
+		title: "Waits around the expiries of one key", x: "seconds",
+		about: fmt.Sprintf("a TTL of %v, a load of %v, an origin with %d places, %d processes, %.0f callers a second; nothing may be served stale",
+			size.TTL, size.Load, originPlaces, size.Processes, size.Rate*float64(size.Processes)),
+	}
+	panel := pic.logPanel("wait of the slowest caller, ms", 0.1, "0.1")
+	panel.Add(grid())
 	for i, s := range shown {
 		p.step("expiry, " + s.name)
 		sc := scenario{name: "expiry", run: func(x *trial) error {
@@ -124,11 +112,11 @@ func (b *herdBench) plotExpiry(size plotSize, path string, p *progress) error {
 		if err != nil {
 			return err
 		}
-		if err := addLine(pic, s.name, colours[i], points); err != nil {
+		if err := pic.line(panel, s.name, solid(colours[i]), points); err != nil {
 			return err
 		}
 	}
-	return save(pic, 9*vg.Centimeter, path)
+	return pic.save(9*vg.Centimeter, path)
 }
 
 // slowest is the longest wait, in milliseconds, of those who came in each step.
@@ -150,7 +138,7 @@ func slowest(reports []report, step time.Duration) (points plotter.XYs) {
 	}
 	for n := range last + 1 {
 		if wait, came := longest[n]; came {
-			points = append(points, plotter.XY{X: (time.Duration(n) * step).Seconds(), Y: max(0.1, wait.Seconds()*1000)})
+			points = append(points, plotter.XY{X: (time.Duration(n) * step).Seconds(), Y: wait.Seconds() * 1000})
 		}
 	}
 	return points
@@ -160,8 +148,13 @@ func slowest(reports []report, step time.Duration) (points plotter.XYs) {
 // them fails for a time.
 func (b *herdBench) plotOutage(size plotSize, path string, p *progress) error {
 	const step = 500 * time.Millisecond
-	pic := picture(fmt.Sprintf("The origin fails from %v to %v; one key, %.0f callers a second",
-		size.Around, size.Around+size.Outage, size.Rate*float64(size.Processes)), "seconds", "loads a second (the lowest line: none)")
+	pic := &picture{
+		title: fmt.Sprintf("The origin fails from %v to %v", size.Around, size.Around+size.Outage), x: "seconds",
+		about: fmt.Sprintf("shaded: each load fails; one key with a TTL of %v, %d processes, %.0f callers a second",
+			size.TTL, size.Processes, size.Rate*float64(size.Processes)),
+	}
+	panel := pic.logPanel("loads of the origin, a second", 0.5, "0")
+	panel.Add(band{size.Around.Seconds(), (size.Around + size.Outage).Seconds()}, grid())
 	for i, s := range shown {
 		p.step("outage, " + s.name)
 		whole := 2*size.Around + size.Outage
@@ -186,21 +179,24 @@ func (b *herdBench) plotOutage(size plotSize, path string, p *progress) error {
 		}
 		var points plotter.XYs
 		for n, c := range counts {
-			// A logarithmic axis has no 0.
-			points = append(points, plotter.XY{X: (time.Duration(n) * step).Seconds(), Y: max(0.5, c/step.Seconds())})
+			points = append(points, plotter.XY{X: (time.Duration(n) * step).Seconds(), Y: c / step.Seconds()})
 		}
-		if err := addLine(pic, s.name, colours[i], points); err != nil {
+		if err := pic.line(panel, s.name, solid(colours[i]), points); err != nil {
 			return err
 		}
 	}
-	return save(pic, 9*vg.Centimeter, path)
+	return pic.save(9*vg.Centimeter, path)
 }
 
 // plotCost is how many commands each process costs its engine when all ask for
 // one cold key, by the number of processes.
 func plotCost(size plotSize, path string, p *progress) error {
-	pic := picture(fmt.Sprintf("One cold key, %d callers in each process, a load of %v", size.Callers, size.Load),
-		"processes", "engine commands for each process")
+	pic := &picture{
+		title: "What one cold key costs the engine", x: "processes",
+		about: fmt.Sprintf("%d callers in each process, a load of %v", size.Callers, size.Load),
+	}
+	panel := pic.logPanel("engine commands for each process", 0.5, "0")
+	panel.Add(grid())
 	points := make([]plotter.XYs, len(costed))
 	var ticks []plot.Tick
 	for _, n := range size.Fleet {
@@ -217,7 +213,7 @@ func plotCost(size plotSize, path string, p *progress) error {
 				if err != nil {
 					return err
 				}
-				points[i] = append(points[i], plotter.XY{X: math.Log2(float64(n)), Y: max(0.5, m.Commands)})
+				points[i] = append(points[i], plotter.XY{X: math.Log2(float64(n)), Y: m.Commands})
 			}
 			return nil
 		}()
@@ -225,9 +221,9 @@ func plotCost(size plotSize, path string, p *progress) error {
 			return err
 		}
 	}
-	pic.X.Tick.Marker = plot.ConstantTicks(ticks)
+	panel.X.Tick.Marker = plot.ConstantTicks(ticks)
 	for i, s := range costed {
-		if err := addLine(pic, s.name, colours[i], points[i]); err != nil {
+		if err := pic.line(panel, s.name, solid(colours[i]), points[i]); err != nil {
 			return err
 		}
 		dots, err := plotter.NewScatter(points[i])
@@ -235,53 +231,7 @@ func plotCost(size plotSize, path string, p *progress) error {
 			return err
 		}
 		dots.GlyphStyle = draw.GlyphStyle{Color: colours[i], Radius: vg.Points(2.5), Shape: draw.CircleGlyph{}}
-		pic.Add(dots)
+		panel.Add(dots)
 	}
-	return save(pic, 12*vg.Centimeter, path)
-}
-
-// picture is an empty one, with a logarithmic axis upwards.
-func picture(title, x, y string) *plot.Plot {
-	pic := plot.New()
-	pic.BackgroundColor = color.White // the page may be dark
-	pic.Title.Text, pic.X.Label.Text, pic.Y.Label.Text = title, x, y
-	pic.Title.TextStyle.Font.Size = vg.Points(11)
-	pic.Y.Scale, pic.Y.Tick.Marker = plot.LogScale{}, decades{}
-	pic.Legend.Top, pic.Legend.Padding = true, vg.Points(2)
-	pic.Add(plotter.NewGrid())
-	return pic
-}
-
-func addLine(pic *plot.Plot, name string, c color.Color, points plotter.XYs) error {
-	line, err := plotter.NewLine(points)
-	if err != nil {
-		return fmt.Errorf("%s: %w", name, err)
-	}
-	line.Color, line.Width = c, vg.Points(1.2)
-	pic.Add(line)
-	pic.Legend.Add(name, line)
-	pic.Y.Max *= 1.7 // room for one line more of the legend
-	return nil
-}
-
-func save(pic *plot.Plot, height vg.Length, path string) error {
-	return pic.Save(18*vg.Centimeter, height, path)
-}
-
-// decades are ticks at the powers of ten, written out.
-type decades struct{}
-
-func (decades) Ticks(lo, hi float64) (ticks []plot.Tick) {
-	for v := math.Pow(10, math.Floor(math.Log10(lo))); v <= hi; v *= 10 {
-		for n := 1.0; n < 10; n++ {
-			if at := n * v; at >= lo && at <= hi {
-				t := plot.Tick{Value: at}
-				if n == 1 {
-					t.Label = strconv.FormatFloat(at, 'g', -1, 64)
-				}
-				ticks = append(ticks, t)
-			}
-		}
-	}
-	return ticks
+	return pic.save(11*vg.Centimeter, path)
 }

@@ -202,7 +202,7 @@ var columns = []struct {
 	{"hung", func(m measurement) float64 { return float64(m.Hung) }, "%.4g"},
 }
 
-func printHerd(w io.Writer, r *record, chosen []scenario) {
+func printHerd(w io.Writer, r *record, size size, chosen []scenario) {
 	r.where(w)
 	for _, sc := range chosen {
 		out := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
@@ -232,6 +232,7 @@ func printHerd(w io.Writer, r *record, chosen []scenario) {
 		}
 		out.Flush()
 	}
+	printClaims(w, herdClaims(r, size), size.caveat())
 	fmt.Fprintln(w, "\nCaveats:")
 	for _, s := range strategies {
 		if s.caveat != "" && slices.ContainsFunc(r.Measurements, func(m measurement) bool { return m.Strategy == s.name }) {

@@ -26,6 +26,7 @@ type size struct {
 	Rate      float64       // how many in a second, in each process
 	ZipfKeys  int
 	Keys      int // how many expire at once
+	Wakes     int // how many keys the wake lag is measured with
 	Rounds    int
 	Brief     bool          // scenarios that take long leave strategies out
 	Limit     time.Duration // the run is an error if it takes longer; 0: however long it takes
@@ -35,14 +36,23 @@ var (
 	quick = size{
 		Name: "quick", Processes: 2, Callers: 50, Load: 30 * time.Millisecond, Slow: 120 * time.Millisecond,
 		TTL: 100 * time.Millisecond, Lease: 300 * time.Millisecond, Drive: 160 * time.Millisecond, Rate: 200,
-		ZipfKeys: 1000, Keys: 1000, Rounds: 1, Brief: true, Limit: time.Minute,
+		ZipfKeys: 1000, Keys: 1000, Wakes: 15, Rounds: 1, Brief: true, Limit: time.Minute,
 	}
 	full = size{
 		Name: "full", Processes: 8, Callers: 250, Load: 310 * time.Millisecond, Slow: 3 * time.Second,
 		TTL: 2 * time.Second, Lease: 2 * time.Second, Drive: 12 * time.Second, Rate: 100,
-		ZipfKeys: 20_000, Keys: 1000, Rounds: 5,
+		ZipfKeys: 20_000, Keys: 1000, Wakes: 40, Rounds: 5,
 	}
 )
+
+// caveat is what has to be said of bounds in a run of this size: they are for the
+// full one.
+func (s size) caveat() string {
+	if s.Processes == full.Processes && s.Callers == full.Callers && s.Load == full.Load {
+		return ""
+	}
+	return fmt.Sprintf(" they are for -full, of %d processes x %d callers and a load of %v", full.Processes, full.Callers, full.Load)
+}
 
 // A scenario is one thing that may befall a herd.
 type scenario struct {
@@ -64,6 +74,12 @@ var scenarios = []scenario{
 	{
 		name: "cold", what: "all callers of all processes ask for one key that nobody has",
 		run: func(x *trial) error { x.load(x.size.Load); return x.burst(nil) },
+	},
+	{
+		name: wakeScenario, what: fmt.Sprintf("the times are from the end of a load to the last of the %d callers who wait for it in another process", wakeCallers),
+		needs: locks,
+		brief: []strategy{bellwetherRedis, bellwetherMemcached, bellwetherEtcd},
+		run:   func(x *trial) error { x.load(x.size.Load); return x.wakes() },
 	},
 	{
 		name: "expiry", what: "callers keep coming to one key, whose value expires again and again; nothing may be served stale",
@@ -274,8 +290,7 @@ func (x *trial) measure(expiries float64, counted func() error) error {
 	}
 	x.m.Expiries = expiries
 	x.m.LoadsPerExpiry = float64(x.m.Loads) / max(1, expiries)
-	ms := func(q float64) float64 { return float64(h.ValueAtQuantile(q)) / 1000 }
-	x.m.P50, x.m.P99, x.m.P999, x.m.Max = ms(50), ms(99), ms(99.9), float64(h.Max())/1000
+	x.m.waits(h)
 	if x.down {
 		x.m.Commands = -1
 	} else {

@@ -2,16 +2,16 @@ package main
 
 import (
 	"errors"
-	"flag"
 	"fmt"
-	"image/color"
 	"os"
 	"path/filepath"
 	"strings"
 	"time"
 
+	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
 	"gonum.org/v1/plot/vg"
+	"gonum.org/v1/plot/vg/draw"
 )
 
 // This file is `bench outage`: the store is killed for a time under a steady
@@ -29,8 +29,8 @@ type outageSize struct {
 }
 
 var (
-	outageShort = outageSize{
-		Name: "short", Processes: 2, Keys: 200, Rate: 500, Before: time.Second, Dark: 5 * time.Second, After: 4 * time.Second,
+	outageQuick = outageSize{
+		Name: "quick", Processes: 2, Keys: 200, Rate: 500, Before: time.Second, Dark: 5 * time.Second, After: 4 * time.Second,
 		Load: 20 * time.Millisecond, TTL: time.Second, Stale: time.Minute, Rebuilds: 8,
 	}
 	outageFull = outageSize{
@@ -60,20 +60,13 @@ type outageStep struct {
 func (s outageSize) bound() int { return s.Processes * s.Rebuilds }
 
 func runOutage(args []string) error {
-	flags := flag.NewFlagSet("outage", flag.ExitOnError)
-	short := flags.Bool("short", false, "5 s at 500 requests a second, in the place of 30 s at 2,000")
-	dir := flags.String("o", "docs", "write the pictures to this `directory`")
-	flags.Parse(args)
-	if flags.NArg() > 0 {
-		return errors.New("outage: unexpected argument; -h explains the flags")
-	}
-	size := outageFull
-	if *short {
-		size = outageShort
-	}
-	if err := os.MkdirAll(*dir, 0o755); err != nil {
+	flags := newFlags("outage")
+	flags.sizes("5 s at 500 requests a second", "30 s at 2,000 requests a second: the pictures to publish")
+	flags.draws()
+	if err := flags.parse(args); err != nil {
 		return err
 	}
+	size := sized(flags, outageQuick, outageFull)
 	var broken []error
 	for _, s := range []strategy{bellwetherRedis, bellwetherMemcached} {
 		c, err := measureOutage(size, s)
@@ -84,7 +77,7 @@ func runOutage(args []string) error {
 		if err := c.held(); err != nil {
 			broken = append(broken, fmt.Errorf("%s: %w", s.name, err))
 		}
-		if err := c.plot(s.name, filepath.Join(*dir, "store-outage-"+s.engines[0]+".svg")); err != nil {
+		if err := c.plot(s.name, filepath.Join(flags.dir, "store-outage-"+s.engines[0]+".svg")); err != nil {
 			return err
 		}
 	}
@@ -150,8 +143,13 @@ func (c *outageCurve) run(x *trial) error {
 // draw makes the steps of what a trial has seen.
 func (c *outageCurve) draw(x *trial) {
 	c.steps = make([]outageStep, (c.size.Before+c.size.Dark+c.size.After)/outageStepTime)
+	var outside outageStep // what comes after the last step is not shown
 	at := func(t time.Time) *outageStep {
-		return &c.steps[max(0, min(int(t.Sub(c.began)/outageStepTime), len(c.steps)-1))]
+		n := t.Sub(c.began) / outageStepTime
+		if t.Before(c.began) || int(n) >= len(c.steps) {
+			return &outside
+		}
+		return &c.steps[n]
 	}
 	for _, r := range x.reports {
 		for _, s := range r.Samples {
@@ -222,32 +220,38 @@ func (c *outageCurve) String() string {
 // plot draws the curve.
 func (c *outageCurve) plot(name, path string) error {
 	s := c.size
-	pic := picture(fmt.Sprintf("%s: the store is down from %v to %v; %d processes, %d keys, %.0f requests a second",
-		name, s.Before, s.Before+s.Dark, s.Processes, s.Keys, s.Rate), "seconds", "(the lowest line: none)")
+	down, up := s.Before.Seconds(), c.up.Seconds()
+	pic := &picture{
+		title: fmt.Sprintf("%s: the store is down from %.0f to %.0f s", strings.ToUpper(name[:1])+name[1:], down, up), x: "seconds",
+		about: fmt.Sprintf("shaded: the store is down; %d processes, %d keys with a TTL of %v and a stale window of %v, %.0f requests a second",
+			s.Processes, s.Keys, s.TTL, s.Stale, s.Rate),
+	}
+	answers, loads := pic.panel("requests and failures, a second"), pic.panel("loads of the origin, a second")
+	running, waits := pic.panel("loads at one time, in all processes"), pic.logPanel("wait of the slowest request, ms", 0.1, "0.1")
+	for _, panel := range pic.panels {
+		panel.Add(band{down, up}, grid())
+	}
 	perSecond := 1 / outageStepTime.Seconds()
-	for i, l := range []struct {
-		name string
-		of   func(outageStep) float64
+	for _, l := range []struct {
+		panel *plot.Plot
+		name  string
+		style draw.LineStyle
+		of    func(outageStep) float64
 	}{
-		{"failures a second", func(o outageStep) float64 { return float64(o.failures) * perSecond }},
-		{"requests a second", func(o outageStep) float64 { return float64(o.requests) * perSecond }},
-		{"loads at one time", func(o outageStep) float64 { return float64(o.most) }},
-		{"the slowest wait, ms", func(o outageStep) float64 { return o.slowest.Seconds() * 1000 }},
-		{"loads a second", func(o outageStep) float64 { return float64(o.loads) * perSecond }},
+		{answers, "requests", solid(colours[1]), func(o outageStep) float64 { return float64(o.requests) * perSecond }},
+		{answers, "failures", solid(colours[0]), func(o outageStep) float64 { return float64(o.failures) * perSecond }},
+		{loads, "loads", solid(colours[5]), func(o outageStep) float64 { return float64(o.loads) * perSecond }},
+		{running, "loads at one time", solid(colours[2]), func(o outageStep) float64 { return float64(o.most) }},
+		{running, fmt.Sprintf("their bound, %d", s.bound()), dashed(grey), func(outageStep) float64 { return float64(s.bound()) }},
+		{waits, "the slowest wait", solid(colours[3]), func(o outageStep) float64 { return o.slowest.Seconds() * 1000 }},
 	} {
 		var points plotter.XYs
 		for n, step := range c.steps {
-			// A logarithmic axis has no 0.
-			points = append(points, plotter.XY{X: (time.Duration(n) * outageStepTime).Seconds(), Y: max(0.5, l.of(step))})
+			points = append(points, plotter.XY{X: (time.Duration(n) * outageStepTime).Seconds(), Y: l.of(step)})
 		}
-		if err := addLine(pic, l.name, colours[i], points); err != nil {
+		if err := pic.line(l.panel, l.name, l.style, points); err != nil {
 			return err
 		}
 	}
-	end := (s.Before + s.Dark + s.After).Seconds()
-	bound := plotter.XYs{{X: 0, Y: float64(s.bound())}, {X: end, Y: float64(s.bound())}}
-	if err := addLine(pic, fmt.Sprintf("the bound of loads, %d", s.bound()), color.RGBA{160, 160, 160, 255}, bound); err != nil {
-		return err
-	}
-	return save(pic, 12*vg.Centimeter, path)
+	return pic.save(17*vg.Centimeter, path)
 }

@@ -61,6 +61,7 @@ type report struct {
 	Waiting  time.Duration // of all calls together
 	Waits    []byte        // an encoded histogram of microseconds
 	Samples  []sample
+	Process  int
 	Error    string // one of the failures
 }
 
@@ -264,6 +265,7 @@ func (t *tally) report() report {
 		t.r.Hung++
 		t.add(due, time.Since(due), "", context.DeadlineExceeded, "")
 	}
+	t.r.Process = os.Getpid()
 	var err error
 	if t.r.Waits, err = t.h.Encode(hdrhistogram.V2CompressedEncodingCookieBase); err != nil {
 		return report{Err: err.Error()}

@@ -1,0 +1,139 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"math"
+	"text/tabwriter"
+)
+
+// This file is what a run is held to: each figure that has a bound, beside it.
+
+// A claim is one figure and its bound.
+type claim struct {
+	what  string
+	got   float64 // NaN: this run has not measured it
+	bound float64
+	floor bool // the bound is the least, not the most
+	unit  string
+}
+
+func (c claim) holds() bool {
+	if c.floor {
+		return c.got >= c.bound
+	}
+	return c.got <= c.bound
+}
+
+// printClaims says of each claim whether it holds; one that does not stands out.
+func printClaims(w io.Writer, claims []claim, caveat string) {
+	if len(claims) == 0 {
+		return
+	}
+	fmt.Fprintln(w, "\nBounds, and the medians of the rounds:"+caveat)
+	out := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	failed := 0
+	for _, c := range claims {
+		sign := "<="
+		if c.floor {
+			sign = ">="
+		}
+		bound := fmt.Sprintf("%s %.4g%s", sign, c.bound, c.unit)
+		switch {
+		case math.IsNaN(c.got):
+			fmt.Fprintf(out, "  %s\t-\t%s\tnot measured\n", c.what, bound)
+		case c.holds():
+			fmt.Fprintf(out, "  %s\t%.3g%s\t%s\tholds\n", c.what, c.got, c.unit, bound)
+		default:
+			failed++
+			fmt.Fprintf(out, "! %s\t%.3g%s\t%s\tDOES NOT HOLD\n", c.what, c.got, c.unit, bound)
+		}
+	}
+	out.Flush()
+	fmt.Fprintf(w, "%d of %d do not hold\n", failed, len(claims))
+}
+
+// ofRounds is the median of what of makes of a's and b's measurements of each
+// round: they had the same machine. It is NaN where there are none.
+func ofRounds[T any](a, b []T, round func(T) int, of func(a, b T) (float64, bool)) float64 {
+	var xs []float64
+	for _, x := range a {
+		for _, y := range b {
+			if round(x) == round(y) {
+				if v, ok := of(x, y); ok {
+					xs = append(xs, v)
+				}
+			}
+		}
+	}
+	if len(xs) == 0 {
+		return math.NaN()
+	}
+	return medianOf(xs)
+}
+
+// herdClaims are the bounds of one cold key and of the wake lag, for the
+// strategies that were run.
+func herdClaims(r *record, size size) (claims []claim) {
+	round := func(m measurement) int { return m.Round }
+	add := func(scenario string, s strategy, what string, bound float64, unit string, of func(measurement) float64) {
+		if ms := r.rounds(scenario, s.name); len(ms) > 0 {
+			claims = append(claims, claim{what: fmt.Sprintf("%s, %s: %s", scenario, s.name, what), got: median(ms, of), bound: bound, unit: unit})
+		}
+	}
+	cold := scenarios[0].name
+	for _, s := range []strategy{bellwetherRedis, bellwetherMemcached, bellwetherEtcd} {
+		add(cold, s, "loads", 1, "", func(m measurement) float64 { return float64(m.Loads) })
+		if s.name == bellwetherRedis.name {
+			add(cold, s, "commands of the fleet", 40, "", func(m measurement) float64 { return m.Commands * float64(size.Processes) })
+		}
+		if ms := r.rounds(cold, s.name); len(ms) > 0 {
+			// The yardstick's waits are a load and the fan-out of as many callers.
+			claims = append(claims, claim{
+				what:  fmt.Sprintf("%s, %s: p99 beyond the load and the fan-out in memory", cold, s.name),
+				got:   ofRounds(ms, r.rounds(cold, fanOut.name), round, func(m, fan measurement) (float64, bool) { return m.P99 - fan.P99, true }),
+				bound: herdLimits[s.name], unit: " ms",
+			})
+		}
+	}
+	for _, s := range []strategy{bellwetherRedis, bellwetherMemcached, bellwetherEtcd} {
+		p50 := median(r.rounds(wakeScenario, s.name), func(m measurement) float64 { return m.P50 })
+		add(wakeScenario, s, fmt.Sprintf("p99 (p50: %.1f ms)", p50), wakeLimits[s.name], " ms", func(m measurement) float64 { return m.P99 })
+	}
+	return claims
+}
+
+// herdLimits are the bounds of the 99th percentile of a cold key's waits beyond
+// the load and the fan-out, in milliseconds.
+var herdLimits = map[string]float64{bellwetherRedis.name: 5, bellwetherMemcached.name: 25, bellwetherEtcd.name: 10}
+
+// httpClaims are the bounds of Bellwether beside the bare handler and nginx, for
+// the loads that were run. CPU is of all processes of a server, and so of nginx
+// and of the Go server behind it, which does nothing for a hit.
+func httpClaims(r *record) (claims []claim) {
+	for _, c := range []struct {
+		load, figure, beside, name string
+		of                         func(httpMeasurement) float64
+		bound                      float64
+		floor                      bool
+	}{
+		{hitSmall, "CPU/request", "bare", "the bare handler", cpuOf, 1.08, false},
+		{hitSmall, "CPU/request", "nginx", "nginx", cpuOf, 1.1, false},
+		{hitSmall, "requests/s", "bare", "the bare handler", rateOf, 0.95, true},
+		{hitLarge, "requests/s", "bare", "the bare handler", rateOf, 0.95, true},
+		{tenthMisses, "CPU/request", "nginx", "nginx + Go together", cpuOf, clearlyBelow, false},
+		{herdUnderWrk, "CPU/request", "nginx", "nginx + Go together", cpuOf, clearlyBelow, false},
+		{herdAtExpiry, "CPU/request", "nginx", "nginx + Go together", cpuOf, clearlyBelow, false},
+	} {
+		if ours := r.httpRounds(c.load, "bellwether"); len(ours) > 0 {
+			claims = append(claims, claim{
+				what: fmt.Sprintf("%s: %s beside %s", c.load, c.figure, c.name),
+				got:  roundRatio(ours, r.httpRounds(c.load, c.beside), c.of), bound: c.bound, floor: c.floor, unit: "x",
+			})
+		}
+	}
+	return claims
+}
+
+// clearlyBelow is the most that a ratio may be which is to be clearly below 1.
+const clearlyBelow = 0.9

@@ -1,0 +1,56 @@
+package main
+
+import (
+	"flag"
+	"fmt"
+	"os"
+)
+
+// This file is what the commands' flags have in common.
+
+// A flagSet is the flags of one command.
+type flagSet struct {
+	*flag.FlagSet
+	isQuick, isFull *bool  // nil: the command has one size
+	dir             string // of pictures; empty: the command draws none
+}
+
+func newFlags(command string) *flagSet {
+	return &flagSet{FlagSet: flag.NewFlagSet(command, flag.ExitOnError)}
+}
+
+// sizes adds -quick and -full, of which quick is the default.
+func (f *flagSet) sizes(quick, full string) {
+	f.isQuick = f.Bool("quick", false, quick+" (the default)")
+	f.isFull = f.Bool("full", false, full)
+}
+
+// recorded adds the flags of what is kept as a record.
+func (f *flagSet) recorded() (rounds *int, json, note *string) {
+	return f.Int("rounds", 0, "number of rounds, of which the medians are printed (default: by size)"),
+		f.String("json", "", "write all rounds to this `file`"),
+		f.String("note", "", "a note for the record, such as what else the machine does")
+}
+
+// draws adds the directory of the pictures.
+func (f *flagSet) draws() { f.StringVar(&f.dir, "o", "docs", "write the pictures to this `directory`") }
+
+// parse reads the arguments, and makes the directory.
+func (f *flagSet) parse(args []string) error {
+	f.Parse(args)
+	if f.NArg() > 0 || f.isFull != nil && *f.isQuick && *f.isFull {
+		return fmt.Errorf("%s: unexpected argument; -h explains the flags", f.Name())
+	}
+	if f.dir == "" {
+		return nil
+	}
+	return os.MkdirAll(f.dir, 0o755)
+}
+
+// sized is one of two sizes, as -full says.
+func sized[T any](f *flagSet, quick, full T) T {
+	if *f.isFull {
+		return full
+	}
+	return quick
+}

@@ -1,0 +1,104 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+)
+
+// This file is the wake lag: how long a value that one process has loaded takes
+// to the last of those who wait for it in another.
+
+const (
+	// wakeProcesses and wakeCallers are as many as internal/fleettest has, whose
+	// bounds these are: with more of them on two cores it is the machine's
+	// scheduler that is measured.
+	wakeProcesses, wakeCallers = 3, 50
+
+	wakeScenario = "wake lag"
+)
+
+// wakeLimits are the bounds of the 99th percentile, in milliseconds. memcached
+// cannot push.
+var wakeLimits = map[string]float64{bellwetherRedis.name: 5, bellwetherMemcached.name: 25, bellwetherEtcd.name: 5}
+
+// wakes is one burst after another, each for a key of its own that nobody has. A
+// key gives one lag for each process that has waited.
+//
+// The lag begins where the origin's log says that the load has ended. The commit
+// comes after that, so it is in the lag, which is rather too long than too short;
+// the log and the callers have one clock.
+func (x *trial) wakes() error {
+	if err := x.open(); err != nil {
+		return err
+	}
+	bursts := make([][]report, x.size.Wakes)
+	err := x.measure(float64(len(bursts)), func() error {
+		var all []report
+		for n := range bursts {
+			at := time.Now().Add(20 * time.Millisecond)
+			err := x.tell("burst", func(i int, o *order) {
+				o.Key, o.At, o.Trace, o.Callers = wakeKey(x.key(), n), at, true, wakeCallers
+				if i >= wakeProcesses {
+					o.Callers = 0
+				}
+			})
+			if err != nil {
+				return err
+			}
+			bursts[n], all = x.reports, append(all, x.reports...)
+		}
+		x.reports = all
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	h := newHistogram()
+	for n, reports := range bursts {
+		for _, lag := range wakeLags(reports, x.events, keyOf(wakeKey(x.key(), n), 0)) {
+			h.RecordValue(max(1, lag.Microseconds()))
+		}
+	}
+	if h.TotalCount() == 0 {
+		return fmt.Errorf("%s: nobody has waited for another process", x.strategy.name)
+	}
+	x.m.waits(h)
+	return nil
+}
+
+func wakeKey(prefix string, n int) string { return fmt.Sprint(prefix, "-", n) }
+
+// wakeLags are the times from the end of the key's first load to the last return
+// in each process that has loaded nothing.
+func wakeLags(reports []report, events []event, key string) (lags []time.Duration) {
+	loaders := map[int]bool{}
+	var loaded time.Time
+	for _, e := range events {
+		switch {
+		case e.key != key:
+		case e.begin:
+			loaders[e.pid] = true
+		case loaded.IsZero():
+			loaded = e.at
+		}
+	}
+	for _, r := range reports {
+		if len(r.Samples) == 0 || loaders[r.Process] || loaded.IsZero() {
+			continue
+		}
+		last := slices.MaxFunc(r.Samples, func(a, b sample) int { return a.returned().Compare(b.returned()) })
+		lags = append(lags, last.returned().Sub(loaded))
+	}
+	return lags
+}
+
+func (s sample) returned() time.Time { return s.At.Add(s.Wait) }
+
+// waits notes the percentiles of a histogram of microseconds.
+func (m *measurement) waits(h *hdrhistogram.Histogram) {
+	ms := func(q float64) float64 { return float64(h.ValueAtQuantile(q)) / 1000 }
+	m.P50, m.P99, m.P999, m.Max = ms(50), ms(99), ms(99.9), float64(h.Max())/1000
+}
