@@ -78,7 +78,12 @@ func TestReply_Ranges(t *testing.T) {
 			}
 		}
 
-		w := s.get("http://a/p", "Range", "bytes=0-1, 5-6,-1")
+		w := s.get("http://a/p", "Range", "bytes=2-4", "If-Match", `"other"`)
+		if w.Code != http.StatusPreconditionFailed || w.Body.Len() != 0 || w.Header().Get("Content-Length") != "" {
+			t.Errorf("If-Match: %d %q %v, want 412 without the length of what is not sent", w.Code, w.Body, w.Header())
+		}
+
+		w = s.get("http://a/p", "Range", "bytes=0-1, 5-6,-1")
 		_, params, err := mime.ParseMediaType(w.Header().Get("Content-Type"))
 		if w.Code != 206 || err != nil {
 			t.Fatalf("several ranges: %d %v, %v", w.Code, w.Header(), err)

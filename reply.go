@@ -302,7 +302,7 @@ func writeStored(w http.ResponseWriter, r *http.Request, s stored, status httpca
 		// net/http's own ranges, multipart and If-Range included.
 		h := w.Header()
 		s.setHeader(h, status)
-		h.Del("Content-Length")
+		h.Del("Content-Length") // what is sent may be less, or nothing
 		modified, _ := http.ParseTime(s.header.Get("Last-Modified"))
 		http.ServeContent(w, r, "", modified, s.body.Reader())
 	default:
