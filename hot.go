@@ -2,11 +2,9 @@ package bellwether
 
 import (
 	"net/http"
-	"strconv"
 	"time"
 
 	"github.com/bellwether-go/bellwether/internal/httpcache"
-	"github.com/bellwether-go/bellwether/internal/spool"
 )
 
 // This file is the HTTP face's shortest way: a fresh response of the near tier,
@@ -69,61 +67,37 @@ func (r *response) hitHeader(it *item[*response], now instant, notModified bool)
 	if made := slot.Load(); made != nil && made.age == int64(age/time.Second) && made.ttl == seconds {
 		return made
 	}
-	header := r.header
+	s := storedOf(it, now)
 	if notModified {
-		header = httpcache.NotModifiedHeader(header)
+		s = s.notModified()
 	}
-	h := &hitHeader{age: int64(age / time.Second), ttl: seconds, fields: make([]headerField, 0, len(header)+3)}
-	status := httpcache.Status{Hit: true, TTL: httpcache.Delta{Set: true, Duration: ttl}}
-	members := append([]string(nil), header["Cache-Status"]...)
-	members = append(members, status.String())
+	header := make(http.Header, len(s.header)+3)
+	s.setHeader(header, hitStatus(it, now))
+	h := &hitHeader{age: int64(age / time.Second), ttl: seconds, fields: make([]headerField, 0, len(header))}
 	for name, values := range header {
-		if name != "Cache-Status" && name != "Age" && name != "Content-Length" {
-			h.fields = append(h.fields, headerField{name, values[:len(values):len(values)]})
-		}
-	}
-	h.fields = append(h.fields,
-		headerField{"Age", []string{httpcache.FormatAge(age)}},
-		headerField{"Cache-Status", members[:len(members):len(members)]})
-	if !notModified && r.status != http.StatusNoContent {
-		h.fields = append(h.fields, headerField{"Content-Length", []string{strconv.FormatInt(r.body.Len(), 10)}})
+		h.fields = append(h.fields, headerField{name, values[:len(values):len(values)]})
 	}
 	slot.Store(h) // whoever stores last: both are of about this second
 	return h
 }
 
-// writeHit answers the request from a fresh item.
+// writeHit is writeStored for a fresh item: with the header that is made already,
+// unless the reply needs one of its own.
 func writeHit(w http.ResponseWriter, r *http.Request, it *item[*response], now instant) {
-	res := it.value
 	h := w.Header()
-	if r.Header["Range"] != nil || len(h["Cache-Status"]) > 0 || res.status == http.StatusNotModified {
-		age := now - it.born
-		writeStored(w, r, stored{res.status, res.header, res.body, age, time.Now().Add(-age)},
-			httpcache.Status{Hit: true, TTL: httpcache.Delta{Set: true, Duration: it.freshUntil - now}})
+	if r.Header["Range"] != nil || len(h["Cache-Status"]) > 0 {
+		writeStored(w, r, storedOf(it, now), hitStatus(it, now))
 		return
 	}
+	res := it.value
+	status, body := res.status, res.body
 	conditional := r.Header["If-None-Match"] != nil || r.Header["If-Modified-Since"] != nil
-	notModified := conditional && httpcache.NotModified(r.Method, r.Header, res.status, res.header, time.Now().Add(it.born-now))
+	notModified := conditional && httpcache.NotModified(r.Method, r.Header, status, res.header, time.Now().Add(it.born-now))
 	for _, f := range res.hitHeader(it, now, notModified).fields {
 		h[f.name] = f.values
 	}
 	if notModified {
-		w.WriteHeader(http.StatusNotModified)
-		return
+		status, body = http.StatusNotModified, nil
 	}
-	w.WriteHeader(res.status)
-	if r.Method != http.MethodHead {
-		writeBody(w, res.body)
-	}
-}
-
-// writeBody sends a body that is complete. An error is the client's end, or that
-// of our patience: the server sees by the Content-Length that there is more to
-// come, and ends the connection.
-func writeBody(w http.ResponseWriter, body spool.Body) {
-	if body.Len() > writePart {
-		body.WriteTo(&pacedWriter{w: w})
-		return
-	}
-	body.WriteTo(w)
+	send(w, r, status, body)
 }

@@ -106,7 +106,7 @@ func (q *query) replyLive(c *call, s served[*response], key string) liveOutcome 
 		}
 	}
 	if x.shared && httpcache.NotModified(r.Method, r.Header, res.status, header, x.decidedAt) {
-		writeNotModified(w, header, res.age, status)
+		stored{header: header, age: res.age}.notModified().write(w, r, status)
 		return liveDone
 	}
 	h := w.Header()
@@ -211,8 +211,7 @@ func (q *query) reply(key string, s served[*response]) {
 	}
 	now := q.m.engine.clock.now()
 	q.add(Serve{Way: s.item.way(now)})
-	age := now - s.item.born
-	status := httpcache.Status{Hit: true, TTL: httpcache.Delta{Set: true, Duration: s.item.freshUntil - now}}
+	status := hitStatus(s.item, now)
 	switch {
 	case s.flown && s.item.failures > 0:
 		status.Detail = "stale-if-error"
@@ -220,7 +219,7 @@ func (q *query) reply(key string, s served[*response]) {
 		status.Hit, status.Fwd, status.FwdStatus = false, res.fwd, res.fwdStatus
 		status.Stored, status.Collapsed, status.Key = true, s.collapsed, key
 	}
-	writeStored(q.w, q.r, stored{res.status, res.header, res.body, age, time.Now().Add(-age)}, status)
+	writeStored(q.w, q.r, storedOf(s.item, now), status)
 }
 
 // replySpare answers with something stale in the place of an error.
@@ -238,9 +237,9 @@ func (q *query) replySpare(it *item[*response]) {
 	q.add(Serve{Way: WayStale})
 	q.m.engine.count.stale.Add(1)
 	now := q.m.engine.clock.now()
-	age := now - it.born
-	writeStored(q.w, q.r, stored{it.value.status, it.value.header, it.value.body, age, time.Now().Add(-age)},
-		httpcache.Status{Hit: true, TTL: httpcache.Delta{Set: true, Duration: it.freshUntil - now}, Detail: "stale-if-error"})
+	status := hitStatus(it, now)
+	status.Detail = "stale-if-error"
+	writeStored(q.w, q.r, storedOf(it, now), status)
 }
 
 // A stored response is what a reply is made of.
@@ -252,39 +251,74 @@ type stored struct {
 	received time.Time
 }
 
-// writeStored answers the request with s, or with that part of it, or that word
-// about it, that the request asks for.
-func writeStored(w http.ResponseWriter, r *http.Request, s stored, status httpcache.Status) {
-	if httpcache.NotModified(r.Method, r.Header, s.status, s.header, s.received) {
-		writeNotModified(w, s.header, s.age, status)
-		return
-	}
-	h := w.Header()
+// storedOf is the response of a complete item.
+func storedOf(it *item[*response], now instant) stored {
+	age := now - it.born
+	return stored{it.value.status, it.value.header, it.value.body, age, time.Now().Add(-age)}
+}
+
+// hitStatus is the word about a reply that needed no other than the item.
+func hitStatus(it *item[*response], now instant) httpcache.Status {
+	return httpcache.Status{Hit: true, TTL: httpcache.Delta{Set: true, Duration: it.freshUntil - now}}
+}
+
+// notModified is the reply to who has s already.
+func (s stored) notModified() stored {
+	s.status, s.header, s.body = http.StatusNotModified, httpcache.NotModifiedHeader(s.header), nil
+	return s
+}
+
+// setHeader makes h the header of a reply with the whole of s.
+func (s stored) setHeader(h http.Header, status httpcache.Status) {
 	copyHeader(h, s.header)
 	setAge(h, s.age)
 	status.AppendTo(h)
-	if s.status == http.StatusOK && r.Header["Range"] != nil {
-		// net/http's own ranges, multipart and If-Range included.
-		modified, _ := http.ParseTime(s.header.Get("Last-Modified"))
-		h.Del("Content-Length")
-		http.ServeContent(w, r, "", modified, s.body.Reader())
-		return
-	}
 	if s.status != http.StatusNoContent && s.status != http.StatusNotModified {
 		h.Set("Content-Length", strconv.FormatInt(s.body.Len(), 10))
 	}
-	w.WriteHeader(s.status)
+}
+
+// write answers the request with the whole of s.
+func (s stored) write(w http.ResponseWriter, r *http.Request, status httpcache.Status) {
+	s.setHeader(w.Header(), status)
+	send(w, r, s.status, s.body)
+}
+
+// send sends what comes behind a header that is set.
+func send(w http.ResponseWriter, r *http.Request, status int, body spool.Body) {
+	w.WriteHeader(status)
 	if r.Method != http.MethodHead {
-		writeBody(w, s.body)
+		writeBody(w, body)
 	}
 }
 
-func writeNotModified(w http.ResponseWriter, header http.Header, age time.Duration, status httpcache.Status) {
-	h := w.Header()
-	copyHeader(h, httpcache.NotModifiedHeader(header))
-	setAge(h, age)
-	status.AppendTo(h)
-	w.WriteHeader(http.StatusNotModified)
+// writeStored answers the request with s, or with that part of it, or that word
+// about it, that the request asks for.
+func writeStored(w http.ResponseWriter, r *http.Request, s stored, status httpcache.Status) {
+	switch {
+	case httpcache.NotModified(r.Method, r.Header, s.status, s.header, s.received):
+		s.notModified().write(w, r, status)
+	case s.status == http.StatusOK && r.Header["Range"] != nil:
+		// net/http's own ranges, multipart and If-Range included.
+		h := w.Header()
+		s.setHeader(h, status)
+		h.Del("Content-Length") // what is sent may be less, or nothing
+		modified, _ := http.ParseTime(s.header.Get("Last-Modified"))
+		http.ServeContent(w, r, "", modified, s.body.Reader())
+	default:
+		s.write(w, r, status)
+	}
+}
+
+// writeBody sends a body that is complete. An error is the client's end, or that
+// of our patience: the server sees by the Content-Length that there is more to
+// come, and ends the connection.
+func writeBody(w http.ResponseWriter, body spool.Body) {
+	if body.Len() > writePart {
+		body.WriteTo(&pacedWriter{w: w})
+		return
+	}
+	body.WriteTo(w)
 }
 
 // replyNotCached answers a request that wants no other answer than a stored one.

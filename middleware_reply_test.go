@@ -1,0 +1,309 @@
+package bellwether_test
+
+import (
+	"fmt"
+	"io"
+	"mime"
+	"mime/multipart"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+)
+
+// What a reply from what is stored has in it: the part that is asked for, the
+// fields that are for everybody, and a word on where it comes from.
+
+// Ranges are answered from the whole, which the handler is asked for once.
+func TestReply_Ranges(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=60")
+			w.Header().Set("Content-Type", "text/plain")
+			w.Header().Set("Last-Modified", lastYear)
+			w.Header().Set("ETag", `"e"`)
+			if r.URL.Path == "/weak" {
+				w.Header().Set("ETag", `W/"e"`)
+			}
+			if r.URL.Path == "/none" {
+				w.WriteHeader(http.StatusNotFound)
+			}
+			io.WriteString(w, "0123456789")
+		})
+		for _, path := range []string{"/p", "/weak", "/none"} {
+			s.get("http://a" + path)
+		}
+		synctest.Wait()
+		s.wantCalls(t, 3)
+		for _, tt := range []struct {
+			path, ranges, ifRange string
+			status                int
+			body, contentRange    string
+		}{
+			{"/p", "bytes=2-4", "", 206, "234", "bytes 2-4/10"},
+			{"/p", "bytes=7-", "", 206, "789", "bytes 7-9/10"},
+			{"/p", "bytes=-1", "", 206, "9", "bytes 9-9/10"},
+			{"/p", "bytes=8-99", "", 206, "89", "bytes 8-9/10"},
+			{"/p", "bytes=10-", "", 416, "invalid range: failed to overlap\n", "bytes */10"},
+			{"/p", "lines=1-2", "", 416, "invalid range\n", ""},
+			{"/none", "bytes=2-4", "", 404, "0123456789", ""},
+			// RFC 9110 section 13.1.5: the whole, unless the client's part is of
+			// the same.
+			{"/p", "bytes=2-4", `"e"`, 206, "234", "bytes 2-4/10"},
+			{"/p", "bytes=2-4", `"other"`, 200, "0123456789", ""},
+			{"/p", "bytes=2-4", `W/"e"`, 200, "0123456789", ""},
+			{"/weak", "bytes=2-4", `W/"e"`, 200, "0123456789", ""},
+			{"/p", "bytes=2-4", lastYear, 206, "234", "bytes 2-4/10"},
+			{"/p", "bytes=2-4", "Sat, 01 Jan 2000 00:00:00 GMT", 200, "0123456789", ""},
+		} {
+			r := request("GET", "http://a"+tt.path, "Range", tt.ranges)
+			if tt.ifRange != "" {
+				r.Header.Set("If-Range", tt.ifRange)
+			}
+			w := s.do(r)
+			length := fmt.Sprint(len(tt.body))
+			if w.Code == http.StatusRequestedRangeNotSatisfiable {
+				length = "" // http.Error has no length
+			}
+			if w.Code != tt.status || w.Body.String() != tt.body || w.Header().Get("Content-Range") != tt.contentRange || w.Header().Get("Content-Length") != length {
+				t.Errorf("%s %s, If-Range %q: %d %q %v, want %d %q %q", tt.path, tt.ranges, tt.ifRange, w.Code, w.Body, w.Header(), tt.status, tt.body, tt.contentRange)
+			}
+			if status := w.Header().Get("Cache-Status"); !strings.Contains(status, "hit") {
+				t.Errorf("%s %s: Cache-Status %q", tt.path, tt.ranges, status)
+			}
+		}
+
+		w := s.get("http://a/p", "Range", "bytes=2-4", "If-Match", `"other"`)
+		if w.Code != http.StatusPreconditionFailed || w.Body.Len() != 0 || w.Header().Get("Content-Length") != "" {
+			t.Errorf("If-Match: %d %q %v, want 412 without the length of what is not sent", w.Code, w.Body, w.Header())
+		}
+
+		w = s.get("http://a/p", "Range", "bytes=0-1, 5-6,-1")
+		_, params, err := mime.ParseMediaType(w.Header().Get("Content-Type"))
+		if w.Code != 206 || err != nil {
+			t.Fatalf("several ranges: %d %v, %v", w.Code, w.Header(), err)
+		}
+		parts := multipart.NewReader(w.Body, params["boundary"])
+		for _, want := range []string{"bytes 0-1/10 text/plain 01", "bytes 5-6/10 text/plain 56", "bytes 9-9/10 text/plain 9"} {
+			p, err := parts.NextPart()
+			if err != nil {
+				t.Fatal(err)
+			}
+			b, _ := io.ReadAll(p)
+			if got := fmt.Sprint(p.Header.Get("Content-Range"), " ", p.Header.Get("Content-Type"), " ", string(b)); got != want {
+				t.Errorf("part %q, want %q", got, want)
+			}
+		}
+		if _, err := parts.NextPart(); err != io.EOF {
+			t.Errorf("after the last part: %v", err)
+		}
+		s.wantCalls(t, 0)
+	})
+}
+
+// Fields that a handler says are for one client, or for one connection, reach
+// nobody else: neither those who wait for the response nor those who come later.
+// Its own client gets the former, unless it was a 304 that had them.
+func TestReply_FieldsForOneClient(t *testing.T) {
+	for _, validated := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+				time.Sleep(time.Second)
+				h := w.Header()
+				h.Set("Cache-Control", `max-age=60, private="X-Me, X-Mine", no-cache="set-cookie"`)
+				h.Set("Set-Cookie", "session="+r.Header.Get("Cookie"))
+				h.Set("X-Me", r.Header.Get("Cookie"))
+				h["x-mine"] = []string{r.Header.Get("Cookie")}
+				h.Set("Connection", "close, X-Hop")
+				h.Set("X-Hop", "hop")
+				h.Set("Keep-Alive", "timeout=5")
+				h.Set("Proxy-Authenticate", "Basic")
+				h.Set("X-All", "all")
+				h.Set("Warning", `110 - "stale"`) // RFC 9111 section 5.5: a field like any other
+				h.Set("ETag", `"e"`)
+				if r.Header.Get("If-None-Match") != "" {
+					w.WriteHeader(http.StatusNotModified)
+					return
+				}
+				io.WriteString(w, "page")
+			})
+			check := func(who string, w *httptest.ResponseRecorder, own bool) {
+				t.Helper()
+				h := w.Header()
+				for _, name := range []string{"X-Hop", "Keep-Alive", "Proxy-Authenticate", "Connection"} {
+					if h[name] != nil {
+						t.Errorf("%s got %s: %q", who, name, h[name])
+					}
+				}
+				for _, name := range []string{"Set-Cookie", "X-Me", "X-Mine"} {
+					if (h[name] != nil) != own {
+						t.Errorf("%s got %s: %q", who, name, h[name])
+					}
+				}
+				if w.Code != 200 || w.Body.String() != "page" || h.Get("X-All") != "all" || h.Get("Warning") != `110 - "stale"` {
+					t.Errorf("%s got %d %q %v", who, w.Code, w.Body, h)
+				}
+			}
+			if validated {
+				s.get("http://a/p", "Cookie", "earlier")
+				time.Sleep(2 * time.Minute)
+				s.calls.Store(0)
+			}
+			var wg sync.WaitGroup
+			wg.Go(func() { check("the first client", s.get("http://a/p", "Cookie", "first"), !validated) })
+			synctest.Wait()
+			for range 20 {
+				wg.Go(func() { check("a client that waited", s.get("http://a/p", "Cookie", "other"), false) })
+			}
+			wg.Wait()
+			synctest.Wait()
+			check("a later client", s.get("http://a/p", "Cookie", "later"), false)
+			s.wantCalls(t, 1)
+		})
+	}
+}
+
+// Cache-Status says what was done for each request (RFC 9211).
+func TestReply_CacheStatus(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{MaxBody: 1 << 10}, func(w http.ResponseWriter, r *http.Request) {
+			time.Sleep(time.Second)
+			h := w.Header()
+			h.Set("Cache-Control", "max-age=60")
+			switch r.URL.Path {
+			case "/private":
+				h.Set("Cache-Control", "private")
+			case "/vary":
+				h.Set("Vary", "X-Lang")
+			case "/behind":
+				h.Set("Cache-Status", "Other; fwd=miss")
+			}
+			h.Set("ETag", `"e"`)
+			if r.Header.Get("If-None-Match") != "" {
+				w.WriteHeader(http.StatusNotModified)
+				return
+			}
+			io.WriteString(w, "page")
+		})
+		for _, tt := range []struct {
+			path   string
+			fields []string
+			after  time.Duration
+			want   string
+		}{
+			{"/p", []string{"Cache-Control", "only-if-cached"}, 0, "Bellwether;detail=only-if-cached"},
+			{"/p", nil, 0, `Bellwether;fwd=uri-miss;fwd-status=200;ttl=59;stored;key="a/p"`},
+			{"/p", nil, 9 * time.Second, "Bellwether;hit;ttl=50"},
+			{"/p", []string{"If-None-Match", `"e"`}, 0, "Bellwether;hit;ttl=50"},
+			{"/p", []string{"Cache-Control", "no-cache"}, 0, `Bellwether;fwd=request;fwd-status=304;ttl=59;stored;key="a/p"`},
+			{"/p", nil, 2 * time.Minute, `Bellwether;fwd=stale;fwd-status=304;ttl=59;stored;key="a/p"`},
+			{"/p", []string{"Cache-Control", "no-store"}, 0, `Bellwether;fwd=bypass;detail="request no-store"`},
+			{"/p", []string{"Upgrade", "x"}, 0, "Bellwether;fwd=bypass;detail=upgrade"},
+			{"/private", nil, 0, `Bellwether;fwd=uri-miss;fwd-status=200;key="a/private";detail=private`},
+			{"/private", nil, 0, "Bellwether;fwd=bypass;detail=private"},
+			{"/vary", []string{"X-Lang", "de"}, 0, `Bellwether;fwd=uri-miss;fwd-status=200;ttl=59;stored;key="a/vary"`},
+			{"/behind", nil, 0, `Other; fwd=miss, Bellwether;fwd=uri-miss;fwd-status=200;ttl=59;stored;key="a/behind"`},
+			{"/behind", nil, time.Second, `Other; fwd=miss, Bellwether;hit;ttl=58`},
+		} {
+			time.Sleep(tt.after)
+			w := s.get("http://a"+tt.path, tt.fields...)
+			if got := strings.Join(w.Header()["Cache-Status"], ", "); got != tt.want {
+				t.Errorf("%s %q after %v: %s\nwant %s", tt.path, tt.fields, tt.after, got, tt.want)
+			}
+			synctest.Wait()
+		}
+		if status := s.get("http://a/vary", "X-Lang", "en").Header().Get("Cache-Status"); status != "Bellwether;fwd=vary-miss;fwd-status=200;ttl=59;stored" {
+			t.Errorf("another variant, whose key cannot be printed: %s", status)
+		}
+		var wg sync.WaitGroup
+		for i := range 3 {
+			wg.Go(func() {
+				time.Sleep(time.Duration(i) * time.Millisecond)
+				got := s.get("http://a/new").Header().Get("Cache-Status")
+				if want := `Bellwether;fwd=uri-miss;fwd-status=200;ttl=59;stored;collapsed;key="a/new"`; i > 0 && got != want {
+					t.Errorf("a client that waited: %s\nwant %s", got, want)
+				}
+			})
+		}
+		wg.Wait()
+	})
+}
+
+// An unsafe request takes away what it has changed, and no more: not if it
+// failed, and not what another origin has (RFC 9111 section 4.4).
+func TestReply_WhatUnsafeRequestsTakeAway(t *testing.T) {
+	for name, tt := range map[string]struct {
+		status          int
+		field, location string
+		gone            string // the paths
+	}{
+		"nothing named":                 {200, "", "", "/p"},
+		"redirected":                    {303, "Location", "/q", "/p /q"},
+		"Location":                      {201, "Location", "http://a/q", "/p /q"},
+		"Content-Location":              {200, "Content-Location", "q", "/p /q"},
+		"another host":                  {201, "Location", "http://b/q", "/p"},
+		"another port":                  {201, "Content-Location", "http://a:81/q", "/p"},
+		"refused":                       {403, "Location", "/q", ""},
+		"failed":                        {500, "Content-Location", "/q", ""},
+		"a Location that cannot be one": {200, "Location", "http://[/q", "/p"},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+				if r.Method != "GET" {
+					if tt.field != "" {
+						w.Header().Set(tt.field, tt.location)
+					}
+					w.WriteHeader(tt.status)
+					return
+				}
+				page(0, "page")(w, r)
+			})
+			all := []string{"http://a/p", "http://a/q", "http://b/q", "http://a:81/q"}
+			for _, method := range []string{"POST", "PUT", "DELETE", "PATCH"} {
+				for _, url := range all {
+					s.get(url)
+				}
+				synctest.Wait()
+				if w := s.do(request(method, "http://a/p")); w.Code != tt.status {
+					t.Errorf("%s, %s: %d", name, method, w.Code)
+				}
+				synctest.Wait()
+				var gone []string
+				for _, url := range all {
+					if w := s.get(url); !strings.Contains(w.Header().Get("Cache-Status"), "hit") {
+						gone = append(gone, strings.TrimPrefix(url, "http://a"))
+					}
+				}
+				if got := strings.Join(gone, " "); got != tt.gone {
+					t.Errorf("%s, %s: %q gone, want %q", name, method, got, tt.gone)
+				}
+				synctest.Wait()
+			}
+		})
+	}
+}
+
+// A request that Key refuses has the client's own ResponseWriter.
+func TestPass_RefusedByKey(t *testing.T) {
+	for name, key := range map[string]func(*http.Request) (string, bool){
+		"refused":  func(*http.Request) (string, bool) { return "http://a/p", false },
+		"nonsense": func(*http.Request) (string, bool) { return "nonsense", true },
+	} {
+		client := httptest.NewRecorder()
+		s := newSite(t, bellwether.HTTPOptions{Key: key}, func(w http.ResponseWriter, r *http.Request) {
+			if w != http.ResponseWriter(client) {
+				t.Errorf("%s: the handler writes to a %T", name, w)
+			}
+			page(0, "page")(w, r)
+		})
+		for range 2 {
+			s.handler.ServeHTTP(client, request("GET", "http://a/p"))
+		}
+		s.wantCalls(t, 2)
+	}
+}
