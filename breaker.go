@@ -138,7 +138,9 @@ func askFrom[T any](ctx context.Context, b *breaker, queue *list.List, o *outage
 	defer cancel()
 	v, err = call(limited)
 	if err == nil || isAnswer(err) {
-		failure, answered = nil, true
+		failure = nil
+		// These two an adapter may give without asking its engine.
+		answered = !errors.Is(err, ErrTooLarge) && !errors.Is(err, ErrLeaseLost)
 		return v, err
 	}
 	if failure = err; ctx.Err() != nil {
