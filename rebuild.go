@@ -229,7 +229,17 @@ func (r *run[V]) look(ctx context.Context) bool {
 	if e.sweeper.on() {
 		e.followLog(ctx, &r.outage, e.NearTTL/2)
 	}
-	entry, asked, err := r.read(ctx, &r.outage)
+	var (
+		entry Entry
+		asked instant
+		err   error
+	)
+	if first := r.first; first != nil {
+		r.first = nil
+		entry, asked, err = first.entry, first.asked, first.err
+	} else {
+		entry, asked, err = r.read(ctx, &r.outage)
+	}
 	r.asked = asked
 	// One lost packet is no outage: an engine that is gone fails again, and
 	// opens its breaker, or has used the time up.
