@@ -414,7 +414,7 @@ func TestGetMany_ManySlowElections(t *testing.T) {
 				time.Sleep(time.Duration(n.Add(1)) * 15 * time.Millisecond % (190 * time.Millisecond))
 				return nil
 			}}})
-		keys := manyKeys(300)
+		keys := manyKeys(400)
 		start := time.Now()
 		values, err := c.GetMany(t.Context(), keys)
 		wantAll(t, keys, values, err)

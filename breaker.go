@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -35,6 +36,9 @@ type breaker struct {
 	circuit *gobreaker.TwoStepCircuitBreaker[struct{}]
 	turns   *turns
 	changes breakerChanges
+
+	mu     sync.Mutex // guards what follows
+	asking map[*context.CancelCauseFunc]struct{}
 }
 
 // newBreaker returns a closed breaker, for an engine of which a flight waits for
@@ -48,8 +52,13 @@ func newBreaker(timeout time.Duration, behind func(func()), tell func(from, to B
 		// A cache that is being closed says nothing about its engine.
 		IsExcluded: func(err error) bool { return errors.Is(err, context.Canceled) },
 	}
-	if tell != nil {
-		settings.OnStateChange = func(_ string, from, to gobreaker.State) { b.changes.note(from, to) }
+	settings.OnStateChange = func(_ string, from, to gobreaker.State) {
+		if tell != nil {
+			b.changes.note(from, to)
+		}
+		if to == gobreaker.StateOpen {
+			b.giveUp()
+		}
 	}
 	b.circuit = gobreaker.NewTwoStepCircuitBreaker[struct{}](settings)
 	return b
@@ -59,6 +68,45 @@ func newBreaker(timeout time.Duration, behind func(func()), tell func(from, to B
 func (b *breaker) up() bool {
 	defer b.changes.pass()
 	return b.circuit.State() != gobreaker.StateOpen
+}
+
+// sound reports whether calls are let through, and not only to find out whether
+// an outage is over.
+func (b *breaker) sound() bool {
+	defer b.changes.pass()
+	return b.circuit.State() == gobreaker.StateClosed
+}
+
+// errSilent ends calls of an engine that has been found not to answer.
+var errSilent = errors.New("it answers nobody")
+
+// whileUp is a context for calls that are of no use if the breaker opens, begun
+// before they are: its cause is errSilent then. Without it, each would wait out
+// what the first of them have found. end ends it.
+func (b *breaker) whileUp(ctx context.Context) (_ context.Context, end func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.asking == nil {
+		b.asking = make(map[*context.CancelCauseFunc]struct{})
+	}
+	b.asking[&cancel] = struct{}{}
+	return ctx, func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		delete(b.asking, &cancel)
+		cancel(nil)
+	}
+}
+
+// giveUp ends what whileUp has begun. It waits for nobody: the circuit is locked.
+func (b *breaker) giveUp() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for cancel := range b.asking {
+		(*cancel)(errSilent)
+	}
+	clear(b.asking)
 }
 
 // A commitRecord tells whether a store takes what it is given. One that is full
@@ -138,7 +186,9 @@ func askFrom[T any](ctx context.Context, b *breaker, queue *list.List, o *outage
 	defer cancel()
 	v, err = call(limited)
 	if err == nil || isAnswer(err) {
-		failure, answered = nil, true
+		failure = nil
+		// These two an adapter may give without asking its engine.
+		answered = !errors.Is(err, ErrTooLarge) && !errors.Is(err, ErrLeaseLost)
 		return v, err
 	}
 	if failure = err; ctx.Err() != nil {

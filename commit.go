@@ -12,10 +12,6 @@ import (
 
 // read asks the store for the key's entry. What it says is as of asked.
 func (r *run[V]) read(ctx context.Context, o *outage) (entry Entry, asked instant, err error) {
-	if first := r.first; first != nil {
-		r.first = nil
-		return first.entry, first.asked, first.err
-	}
 	e := r.engine
 	asked = e.clock.now()
 	entry, err = askInTurn(ctx, e.store, o, func(ctx context.Context) (Entry, error) {

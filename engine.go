@@ -26,8 +26,8 @@ type engine[V any] struct {
 	locker    *breaker // before Locker
 	push      *breaker // before Locker's Watch: a push that is down is not a locker that is
 	commits   commitRecord
-	builds    buildTimes
-	trips     buildTimes // from standing for election to the load
+	builds    recentTimes // of those that this process knows of: its own, and those it waited for
+	trips     recentTimes // from standing for election to the load
 	hedges    hedges
 	slots     rebuildSlots
 	count     counters

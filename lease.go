@@ -92,35 +92,34 @@ func (l leaseTerm) renewed(now instant, longest time.Duration) leaseTerm {
 	return l
 }
 
-// recentBuilds is how many builds buildTimes remembers.
-const recentBuilds = 16
+// manyTimes is how many recentTimes remember.
+const manyTimes = 16
 
-// buildTimes are how long the latest builds took of which this process knows:
-// its own, and those that it waited for. They stand in for the build time of a
-// key of which nothing is known.
-type buildTimes struct {
+// recentTimes are how long the latest took of something that is done again and
+// again: they stand in for what is not known of the next one.
+type recentTimes struct {
 	mu   sync.Mutex // guards all
-	last [recentBuilds]time.Duration
+	last [manyTimes]time.Duration
 	n    int // how many there were
 }
 
-func (b *buildTimes) note(took time.Duration) {
+func (b *recentTimes) note(took time.Duration) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.last[b.n%recentBuilds] = max(took, 1)
+	b.last[b.n%manyTimes] = max(took, 1)
 	b.n++
 }
 
-// usual is the median of the latest builds, 0 if there was none.
-func (b *buildTimes) usual() time.Duration { return b.rank(func(n int) int { return n / 2 }) }
+// usual is the median, 0 if there was none.
+func (b *recentTimes) usual() time.Duration { return b.rank(func(n int) int { return n / 2 }) }
 
-// slower is what a quarter of the latest builds exceed, 0 if there was none. One
+// slower is what a quarter of them exceed, 0 if there was none. One
 // that hangs now and then makes it no longer.
-func (b *buildTimes) slower() time.Duration { return b.rank(func(n int) int { return (n*3 - 1) / 4 }) }
+func (b *recentTimes) slower() time.Duration { return b.rank(func(n int) int { return (n*3 - 1) / 4 }) }
 
-func (b *buildTimes) rank(of func(n int) int) time.Duration {
+func (b *recentTimes) rank(of func(n int) int) time.Duration {
 	b.mu.Lock()
-	last, n := b.last, min(b.n, recentBuilds)
+	last, n := b.last, min(b.n, manyTimes)
 	b.mu.Unlock()
 	if n == 0 {
 		return 0

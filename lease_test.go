@@ -49,8 +49,8 @@ func TestLeaseTerm_LongBuild(t *testing.T) {
 	}
 }
 
-func TestBuildTimes(t *testing.T) {
-	var b buildTimes
+func TestRecentTimes(t *testing.T) {
+	var b recentTimes
 	if b.usual() != 0 || b.slower() != 0 {
 		t.Errorf("of nothing: %v and %v", b.usual(), b.slower())
 	}
@@ -58,13 +58,13 @@ func TestBuildTimes(t *testing.T) {
 	if b.usual() != 1 {
 		t.Errorf("of one: %v", b.usual())
 	}
-	for n := range time.Duration(recentBuilds) {
-		b.note((n*7%recentBuilds + 1) * time.Second) // each of 1 to 16 once
+	for n := range time.Duration(manyTimes) {
+		b.note((n*7%manyTimes + 1) * time.Second) // each of 1 to 16 once
 	}
 	if b.usual() != 9*time.Second || b.slower() != 12*time.Second {
 		t.Errorf("of 1 s to 16 s: %v and %v", b.usual(), b.slower())
 	}
-	for range recentBuilds {
+	for range manyTimes {
 		b.note(time.Second)
 	}
 	if b.slower() != time.Second || b.usual() != time.Second {

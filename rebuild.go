@@ -226,30 +226,51 @@ func (r *run[V]) look(ctx context.Context) bool {
 		r.present = known
 		return false
 	}
-	if e.sweeper.on() {
-		e.followLog(ctx, &r.outage, e.NearTTL/2)
+	var held *item[V]
+	if known != nil && known.judge(now) != rebuild {
+		// If the store does not answer, nobody can say that it does not hold. It
+		// answers for as long as it would have if the store had confirmed it.
+		held = new(*known)
+		held.trusted = addDurations(now, e.NearTTL)
+		if held.held && !e.store.sound() {
+			r.offerStale(held) // who finds out whether the store is back does not wait for that
+		}
 	}
-	entry, asked, err := r.read(ctx, &r.outage)
+	asking, end := e.store.whileUp(ctx)
+	defer end()
+	if e.sweeper.on() {
+		e.followLog(asking, &r.outage, e.NearTTL/2)
+	}
+	var (
+		entry Entry
+		asked instant
+		err   error
+	)
+	if first := r.first; first != nil {
+		r.first = nil
+		entry, asked, err = first.entry, first.asked, first.err
+	} else {
+		entry, asked, err = r.read(asking, &r.outage)
+	}
 	r.asked = asked
 	// One lost packet is no outage: an engine that is gone fails again, and
 	// opens its breaker, or has used the time up.
 	for try := 1; try < breakerTrips && errors.Is(err, ErrUnavailable) && r.outage.left > 0 && e.store.up(); try++ {
 		r.noAnswer("reading", err)
-		entry, asked, err = r.read(ctx, &r.outage)
+		entry, asked, err = r.read(asking, &r.outage)
 		r.asked = asked
 	}
 	switch {
 	case err == nil:
 		return r.consider(r.decode(entry, known, asked), true)
 	case errors.Is(err, ErrUnavailable):
+		if cause := context.Cause(asking); errors.Is(cause, errSilent) {
+			err = fmt.Errorf("%w: %w", ErrUnavailable, cause)
+		}
 		r.noAnswer("reading", err)
 		r.storeDown = true
-		if known != nil && known.judge(now) != rebuild {
-			// Nobody can say that it does not hold. It answers for as long as
-			// it would have if the store had confirmed it.
-			held := *known
-			held.trusted = addDurations(now, e.NearTTL)
-			return r.consider(&held, false)
+		if held != nil {
+			return r.consider(held, false)
 		}
 		r.present = known
 	default:

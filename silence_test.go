@@ -1,0 +1,82 @@
+package bellwether_test
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+)
+
+// A store goes silent while this process has something for each key. What it has
+// confirmed of late is served at once. What it has to ask for waits until the
+// silence is known to be an outage: that is when three calls have had no answer
+// within EngineTimeout, and for all; and from then on nobody waits, but for who
+// has nothing to be served before a load has failed, and asks whether it is over.
+func TestGet_StaleWhenTheStoreGoesSilent(t *testing.T) {
+	const (
+		keys    = 400
+		each    = 10 * time.Millisecond
+		timeout = 500 * time.Millisecond
+		outage  = timeout + 2*each // it takes three calls
+	)
+	for _, c := range []struct {
+		name    string
+		windows bellwether.Options
+		waits   time.Duration // until so long after the store's last word
+		probes  int           // how many may wait after that
+	}{
+		{"confirmed, while it is rebuilt", bellwether.Options{StaleWhileRevalidate: time.Hour, NearTTL: time.Hour}, 0, 0},
+		{"fresh", bellwether.Options{TTL: time.Hour}, outage, 0},
+		{"while it is rebuilt", bellwether.Options{StaleWhileRevalidate: time.Hour}, outage, 0},
+		{"if there is an error", bellwether.Options{StaleIfError: time.Hour}, outage, 3},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				o := c.windows
+				o.EngineTimeout = timeout
+				if o.TTL == 0 {
+					o.TTL = time.Second
+				}
+				f := newFleet(t, 1, push, o)
+				f.origin.build = 0
+				p := f.processes[0]
+				for i := range keys {
+					if _, err := p.Get(t.Context(), fmt.Sprint(i)); err != nil {
+						t.Fatal(err)
+					}
+				}
+				time.Sleep(2 * time.Second)
+				f.origin.set(func(o *source) { o.fail = func(int) error { return errors.New("no origin") } })
+				p.store.set(blackHole)
+				p.locker.set(blackHole)
+
+				died := time.Now()
+				var mu sync.Mutex
+				late := 0
+				var wg sync.WaitGroup
+				for i := range keys {
+					wg.Go(func() {
+						began := time.Now()
+						if _, err := p.Get(t.Context(), fmt.Sprint(i)); err != nil {
+							t.Error(err)
+						}
+						took := time.Since(began)
+						if most := max(0, died.Add(c.waits).Sub(began)); took > most {
+							mu.Lock()
+							defer mu.Unlock()
+							if late++; took > timeout || late > c.probes {
+								t.Errorf("%v after the store's last word a call waited for %v, want %v at most", began.Sub(died), took, most)
+							}
+						}
+					})
+					time.Sleep(each)
+				}
+				wg.Wait()
+			})
+		})
+	}
+}
