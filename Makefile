@@ -75,13 +75,13 @@ lint: ## Check formatting, go vet and staticcheck in every module.
 race: build ## Run all tests with the race detector.
 	@printf '%s\n' $(filter-out ./bench,$(MODULES)) ./bench | xargs -P $(JOBS) -I{} bash -euo pipefail -c 'm={}; cd $(CURDIR)/$$m; \
 		overlap="-parallel $(PARALLEL)"; [ $$m != ./chaos ] || overlap=; \
-		go test -json -race -count=1 -timeout 5m $$overlap ./... 2>&1 | tee $(OUT)/race-$${m//[.\/]/-}.json | $(REPORT)'
+		go test -json -race -count=1 -timeout 10m $$overlap ./... 2>&1 | tee $(OUT)/race-$${m//[.\/]/-}.json | $(REPORT)'
 
 claims: build ## Run the tests of claims about time and allocations, without the race detector.
 	@status=0; $(EACH) \
 		files=$$($(CLAIMS) || true); [ -n "$$files" ] || continue; \
 		tests=$$(grep -hoE '^func Test[A-Za-z0-9_]*' $$files | cut -c6- | paste -sd'|'); [ -n "$$tests" ] || continue; \
-		go test -json -count=1 -timeout 5m -p 1 -benchtime 300ms -run "^($$tests)\$$" $$(dirname $$files | sort -u) 2>&1 \
+		go test -json -count=1 -timeout 10m -p 1 -benchtime 300ms -run "^($$tests)\$$" $$(dirname $$files | sort -u) 2>&1 \
 			| tee $(OUT)/claims-$${m//[.\/]/-}.json | $(REPORT) || status=1; \
 	done; exit $$status
 

@@ -82,7 +82,7 @@ func TestTurns_SaturatedEngine(t *testing.T) {
 	for _, b := range []*busyEngine{{work: 5 * time.Millisecond}, {distance: 150 * time.Millisecond, work: 5 * time.Millisecond}, {distance: 300 * time.Millisecond, work: 2 * time.Millisecond}} {
 		synctest.Test(t, func(t *testing.T) {
 			turns := newTurns(boundTimeout)
-			for minute := range 10 {
+			for minute := range 4 {
 				rate, slowest := press(b, turns, time.Minute)
 				t.Logf("%v away, minute %d: %.0f calls a second, slowest %v, base %v, bound %.1f", b.distance, minute, rate, slowest, turns.base, turns.bound)
 				if most := boundTimeout * 9 / 10; slowest > most {
@@ -103,7 +103,7 @@ func TestTurns_SaturatedEngine(t *testing.T) {
 func TestTurns_EngineMoves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, turns := &busyEngine{}, newTurns(boundTimeout)
-		for _, distance := range []time.Duration{40 * time.Millisecond, 200 * time.Millisecond, 20 * time.Millisecond, 80 * time.Millisecond, 300 * time.Millisecond} {
+		for _, distance := range []time.Duration{40 * time.Millisecond, 300 * time.Millisecond, 20 * time.Millisecond} {
 			b.move(distance)
 			rate, _ := press(b, turns, 40*time.Second)
 			t.Logf("%v away: %.0f calls a second", distance, rate)
