@@ -99,6 +99,7 @@ func TestClaim_DocumentEarlyRefresh(t *testing.T) {
 				time.Sleep(time.Duration(rng.ExpFloat64() * float64(build/lambda)))
 			}
 			callers.Wait()
+			time.Sleep(2 * build) // of a load that was begun early and runs behind
 		})
 		loads, rebuilds = loads-1, rebuilds-1 // there was nothing to begin with
 		number := func(x float64) string { return strconv.FormatFloat(x, 'f', 2, 64) }
