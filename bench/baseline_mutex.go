@@ -30,7 +30,7 @@ var racySemaphore = strategy{
 
 var addMutex = strategy{
 	name: "add-mutex, blind delete", engines: []string{memcachedEngine}, traits: locks,
-	caveat: "who was slower than its lock deletes the next one's; its expiry counts in whole seconds",
+	caveat: "who looked before the value was set and locks after that loads again; who was slower than its lock deletes the next one's; its expiry counts in whole seconds",
 	open: func(c *clients, p policy, load loader) (cache, error) {
 		return polling(c.memcached, p, load, func(lock *memcache.Item) (bool, error) {
 			err := c.memcached.Add(lock)

@@ -212,29 +212,37 @@ func TestBugs(t *testing.T) {
 	for _, b := range bugs {
 		t.Run(b.name, func(t *testing.T) {
 			t.Parallel()
-			var found *findings
-			if b.store == "" {
-				e, err := engineOf(b.locker)
-				if err != nil {
-					t.Fatal(err)
+			// A seed is a schedule, not every interleaving: on a busy machine a
+			// run may pass by the moment in which the bug shows.
+			for range bugRuns {
+				found := b.run(t)
+				if slices.Contains(found.caught(), b.check) {
+					t.Logf("caught by %v:\n%.1000s", found.caught(), found)
+					return
 				}
-				found = runLocks(t, e, b.seed, bugLocks, b)
-			} else {
-				found = runFleet(t, b.seed, bugFleet, b.locker, b.store, b).check()
+				t.Logf("caught by %v; judged %v", found.caught(), found.judged)
 			}
-			if caught := found.caught(); !slices.Contains(caught, b.check) {
-				t.Errorf("caught by %v, want %q among them; judged %v", caught, b.check, found.judged)
-			} else {
-				t.Logf("caught by %v:\n%.1000s", caught, found)
-			}
+			t.Errorf("%q has not caught it in %d runs", b.check, bugRuns)
 		})
 	}
 }
 
-// bugLocks and bugFleet are how long a bug has to show.
+// run makes one run with the bug in it.
+func (b bug) run(t *testing.T) *findings {
+	if b.store != "" {
+		return runFleet(t, b.seed, bugTime, b.locker, b.store, b).check()
+	}
+	e, err := engineOf(b.locker)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return runLocks(t, e, b.seed, bugTime, b)
+}
+
+// A bug has to show in one of bugRuns runs of bugTime each.
 const (
-	bugLocks = 3 * time.Second
-	bugFleet = 3 * time.Second
+	bugRuns = 4
+	bugTime = 3 * time.Second
 )
 
 // TestBugs_TableInTheDocs holds docs/chaos.md to the list of bugs.

@@ -28,7 +28,7 @@ const (
 	long, short = time.Minute, 200 * time.Millisecond
 
 	// quiet is how long nothing has to be asked for all to have been asked.
-	quiet = 20 * time.Millisecond
+	quiet = 50 * time.Millisecond
 )
 
 // A Row is one way to use a locker.
