@@ -5,11 +5,11 @@ SHELL := /usr/bin/env bash
 
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
-# How long each fuzz target runs: FUZZTIME for the entry codec and the key
-# function, FUZZTIME_OTHERS for the rest.
+# Which fuzz targets run, and for how long each. "test" runs those of the entry
+# codec and the key function; what is kept of the others' inputs runs as tests.
+FUZZ ?= .
 FUZZTIME ?= 30s
-FUZZTIME_OTHERS ?= 1s
-export FUZZTIME FUZZTIME_OTHERS
+export FUZZ FUZZTIME
 
 # Every module stands on its own go.mod, as it does for those who import it; the
 # workspace is for people. Only "build" looks through it.
@@ -17,9 +17,9 @@ export GOWORK := off
 MODULES := $(sort $(patsubst %/go.mod,%,$(shell find . -name go.mod -not -path './.*')))
 EACH := for m in $(MODULES); do cd $(CURDIR)/$$m; 
 
-# How many modules "race" tests at one time: with engines and processes the tests
-# wait more than they work.
-JOBS ?= 2
+# How many packages "race" tests at one time: with engines and processes the
+# tests wait more than they work.
+JOBS ?= 3
 
 # How many tests of a package that may overlap do, for the same reason. Chaos is
 # left at one for each core: its runs would starve each other, and then there is
@@ -46,7 +46,7 @@ test: ## Run everything that has to pass: all of the targets from deps to fuzz.
 	@began=$$SECONDS; status=0; \
 	for step in deps build lint race claims fuzz; do \
 		echo "== $$step"; step_began=$$SECONDS; \
-		$(MAKE) --no-print-directory $$step || { status=1; echo "== $$step failed"; [ $$step != deps ] || exit 1; }; \
+		$(MAKE) --no-print-directory $$step FUZZ='^Fuzz(Entry|Key)$$$$' || { status=1; echo "== $$step failed"; [ $$step != deps ] || exit 1; }; \
 		echo "== $$step took $$((SECONDS - step_began)) s"; \
 	done; \
 	echo "== all took $$((SECONDS - began)) s"; \
@@ -71,11 +71,13 @@ lint: ## Check formatting, go vet and staticcheck in every module.
 		go run $(STATICCHECK) ./... || status=1; \
 	done; exit $$status
 
-# The shortest module, bench, comes last: a long one at the end would run alone.
+# The packages by their depth: the long ones, which are the modules' roots and the
+# lockers, come before the stores, so that none runs alone at the end.
 race: build ## Run all tests with the race detector.
-	@printf '%s\n' $(filter-out ./bench,$(MODULES)) ./bench | xargs -P $(JOBS) -I{} bash -euo pipefail -c 'm={}; cd $(CURDIR)/$$m; \
-		overlap="-parallel $(PARALLEL)"; [ $$m != ./chaos ] || overlap=; \
-		go test -json -race -count=1 -timeout 10m $$overlap ./... 2>&1 | tee $(OUT)/race-$${m//[.\/]/-}.json | $(REPORT)'
+	@{ $(EACH) go list -f '{{.Dir}}' ./...; done; } | awk '{ print gsub("/", "/"), $$0 }' | sort -n | cut -d' ' -f2- \
+		| xargs -P $(JOBS) -I{} bash -euo pipefail -c 'cd {}; \
+			overlap="-parallel $(PARALLEL)"; [ {} != $(CURDIR)/chaos ] || overlap=; name={}; name=$${name\#$(CURDIR)}; \
+			go test -json -race -count=1 -timeout 10m $$overlap . 2>&1 | tee $(OUT)/race-$${name//[.\/]/-}.json | $(REPORT)'
 
 claims: build ## Run the tests of claims about time and allocations, without the race detector.
 	@status=0; $(EACH) \
@@ -97,7 +99,7 @@ outage: ## Kill the store for 30 s under 2,000 requests a second, and draw it: n
 chaos: ## Break things at random for DURATION, with seeds of its own.
 	@cd chaos && go test -race -count=1 -timeout 0 -v -run '^Test(Fleet|Lockers)$$' . -args -duration=$(DURATION)
 
-fuzz: build ## Run every fuzz target for a while (FUZZTIME, FUZZTIME_OTHERS).
+fuzz: build ## Run the fuzz targets that FUZZ matches, for FUZZTIME each.
 	@.ci/fuzz 2>&1 | tee $(OUT)/fuzz.json | $(REPORT)
 
 bench: ## Run the benchmarks.

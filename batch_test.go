@@ -959,53 +959,6 @@ func TestGetMany_TakeoverTogether(t *testing.T) {
 	})
 }
 
-// Many keys cost a bounded number of goroutines, and few calls.
-func TestGetMany_TenThousandKeys(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		origin := &batchSource{build: time.Second}
-		store := &countedBatches{Store: memstore.New()}
-		o := bellwether.Options{StaleWhileRevalidate: time.Hour, Store: store, Locker: locallock.New()}
-		here, there := batchCache(t, origin.load, o), batchCache(t, origin.load, o)
-		keys := manyKeys(10_000)
-		before := runtime.NumGoroutine()
-		var most int
-		origin.set(func(o *batchSource) {
-			o.do = func(context.Context, []string, map[string]string) error {
-				o.set(func(*batchSource) { most = max(most, runtime.NumGoroutine()-before) })
-				return nil
-			}
-		})
-		start := time.Now()
-		values, err := here.GetMany(t.Context(), keys)
-		wantAll(t, keys, values, err)
-		if most > 4*4000+100 || most < 1000 {
-			t.Errorf("%d goroutines", most)
-		}
-		if n := len(origin.loads()); n != 10 || store.many.Load() != 10 || store.single.Load() != 0 {
-			t.Errorf("%d loads, %d and %d reads, want 10 and 10 and none", n, store.many.Load(), store.single.Load())
-		}
-		if took := time.Since(start); took > 3*time.Second {
-			t.Errorf("took %v, want three times the load of four", took)
-		}
-		values, err = there.GetMany(t.Context(), keys)
-		wantAll(t, keys, values, err)
-		if n := store.many.Load() - 10; n != 10 || store.single.Load() != 0 {
-			t.Errorf("%d and %d reads of what the store has, want 10 and none", n, store.single.Load())
-		}
-
-		time.Sleep(2 * time.Minute) // stale: nobody waits, and no more than 4,000 are rebuilt behind
-		values, err = here.GetMany(t.Context(), keys)
-		wantAll(t, keys, values, err)
-		start = time.Now()
-		values, err = here.GetMany(t.Context(), keys)
-		wantAll(t, keys, values, err)
-		wantTook(t, start, 0)
-		if f := here.Stats().Flights; f > 8000 {
-			t.Errorf("%d flights", f)
-		}
-	})
-}
-
 // countedBatches counts the reads of a store.
 type countedBatches struct {
 	*memstore.Store

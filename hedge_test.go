@@ -188,60 +188,6 @@ func TestHedge_OriginIsSlow(t *testing.T) {
 	})
 }
 
-// Nothing is ever done: there is nothing that could be compared, and nothing that
-// would fill the buckets.
-func TestHedge_OriginHangs(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := hedgers(t, 4, push)
-		f.origin.set(func(o *source) { o.build = time.Hour })
-		var wg sync.WaitGroup
-		for i := range 100 {
-			wg.Go(func() { f.get(1, fmt.Sprint("k", i)) })
-		}
-		wg.Wait()
-		// One saved up each, and one for each load that has begun: but half of what
-		// is known is slow after eight.
-		if hedges := f.hedges(); hedges > 4*8 {
-			t.Errorf("%d hedges of 4 processes", hedges)
-		}
-	})
-}
-
-// A quick origin with one holder in ten that hangs, 10,000 rebuilds long: no
-// process ever hedges more than its share.
-func TestHedge_Share(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		const n, rebuilds = 4, 10_000
-		f := newFleet(t, n, notices, bellwether.Options{Hedge: 3})
-		for i := range rebuilds {
-			key := fmt.Sprint("k", i)
-			f.origin.set(func(o *source) { o.build = 100 * time.Millisecond })
-			if i%10 != 9 {
-				f.processes[i%n].Get(t.Context(), key)
-				continue
-			}
-			f.origin.set(func(o *source) { o.build = time.Second })
-			done := make(chan struct{})
-			holder := f.processes[i/10%n]
-			go func() { defer close(done); holder.Get(context.Background(), key) }()
-			synctest.Wait()
-			f.origin.set(func(o *source) { o.build = 100 * time.Millisecond })
-			f.processes[(i/10+1)%n].Get(t.Context(), key)
-			<-done
-			f.each(func(p *process) {
-				p.store.reset() // so many calls are meant
-				p.locker.reset()
-				if s := p.Stats(); float64(s.Hedges) > .02*float64(s.Loads-s.Hedges) {
-					t.Fatalf("after %d rebuilds: %d hedges of %d own loads", i, s.Hedges, s.Loads-s.Hedges)
-				}
-			})
-		}
-		if hedges := f.hedges(); hedges < rebuilds/100 {
-			t.Errorf("%d hedges for %d holders that hung: the test shows nothing", hedges, rebuilds/10)
-		}
-	})
-}
-
 // Without the option there are none; nor for callers that something stale has
 // answered, nor beyond MaxRebuilds.
 func TestHedge_None(t *testing.T) {

@@ -350,7 +350,7 @@ func TestHerd_PurgeDuringAMiss(t *testing.T) {
 // handler, as long as the body is within the limit.
 func TestHerd_FirstClientReadsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		body := bytes.Repeat([]byte("0123456789abcdef"), 8<<20/16)
+		body := bytes.Repeat([]byte("0123456789abcdef"), 2<<20/16)
 		s := newSite(t, bellwether.HTTPOptions{}, page(300*time.Millisecond, string(body)))
 		stuck := &stuckWriter{ResponseRecorder: httptest.NewRecorder(), release: make(chan struct{})}
 		gone := make(chan struct{})

@@ -505,7 +505,7 @@ func TestDocument_Fleet(t *testing.T) {
 }
 
 // inRace are the fleets that the race detector bears.
-func inRace(nodes int, pushes bool, _ simEvent) bool { return nodes <= 100 || pushes && nodes <= 1000 }
+func inRace(nodes int, pushes bool, _ simEvent) bool { return nodes <= 10 || pushes && nodes <= 100 }
 
 // What a node asks and hears does not grow with the fleet. It is a little less in
 // a small one that polls, because the holder, who does not poll, is more of it.
