@@ -76,8 +76,8 @@ lint: ## Check formatting, go vet and staticcheck in every module.
 race: build ## Run all tests with the race detector.
 	@{ $(EACH) go list -f '{{.Dir}}' ./...; done; } | awk '{ print gsub("/", "/"), $$0 }' | sort -n | cut -d' ' -f2- \
 		| xargs -P $(JOBS) -I{} bash -euo pipefail -c 'cd {}; \
-			overlap="-parallel $(PARALLEL)"; [ {} != $(CURDIR)/chaos ] || overlap=; name={}; name=$${name\#$(CURDIR)}; \
-			go test -json -race -count=1 -timeout 10m $$overlap . 2>&1 | tee $(OUT)/race-$${name//[.\/]/-}.json | $(REPORT)'
+			overlap="-parallel $(PARALLEL)"; [ {} != $(CURDIR)/chaos ] || overlap=; name={}; \
+			go test -json -race -count=1 -timeout 10m $$overlap . 2>&1 | tee $(OUT)/race$${name//[.\/]/-}.json | $(REPORT)'
 
 claims: build ## Run the tests of claims about time and allocations, without the race detector.
 	@status=0; $(EACH) \
