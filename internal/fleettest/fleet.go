@@ -80,6 +80,7 @@ type report struct {
 	Seen   []sighting      // by follow, in the order of the reads
 	Load   time.Duration   // how long this process's last load took, 0 if none ran since the last order
 	Loaded time.Time       // when it returned
+	Loads  int             // the most loads that ran at one time since the last order
 	Last   time.Time       // of herd: when the last caller had its answer
 	Stats  bellwether.Stats
 	Err    string
@@ -115,12 +116,15 @@ func work(config string, kinds []Kind) error {
 		o.OnError = func(key string, err error) { fmt.Fprintf(os.Stderr, "worker %d: %s: %v\n", c.ID, key, err) }
 	}
 	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 100}}
-	var load atomic.Int64
+	var load, running, most atomic.Int64
 	var loaded atomic.Pointer[time.Time]
 	cache := bellwether.New(func(ctx context.Context, key string) (string, error) {
-		start := time.Now()
+		start, n := time.Now(), running.Add(1)
+		for seen := most.Load(); n > seen && !most.CompareAndSwap(seen, n); seen = most.Load() {
+		}
 		defer func() {
 			end := time.Now()
+			running.Add(-1)
 			load.Store(int64(end.Sub(start)))
 			loaded.Store(&end)
 		}()
@@ -152,7 +156,9 @@ func work(config string, kinds []Kind) error {
 			return err
 		}
 		load.Store(0)
+		most.Store(running.Load())
 		r := obey(cache, do)
+		r.Loads = int(most.Load())
 		if r.Load = time.Duration(load.Load()); r.Load > 0 {
 			r.Loaded = *loaded.Load()
 		}
@@ -318,8 +324,6 @@ type origin struct {
 	loads    map[string]int // by key
 	running  map[string]int // by worker and key
 	doubled  []string       // workers that loaded a key twice at one time
-	busy     map[int]int    // loads that run, by worker
-	busiest  map[int]int    // the most of them at one time
 	together map[string]int // loads that run, by key
 	most     map[string]int // the most of them at one time
 }
@@ -328,7 +332,7 @@ const ttlHeader = "Bellwether-Ttl"
 
 func newOrigin(t *testing.T) *origin {
 	o := &origin{
-		loads: map[string]int{}, running: map[string]int{}, busy: map[int]int{}, busiest: map[int]int{},
+		loads: map[string]int{}, running: map[string]int{},
 		together: map[string]int{}, most: map[string]int{},
 	}
 	o.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -341,8 +345,6 @@ func newOrigin(t *testing.T) *origin {
 		if o.running[who]++; o.running[who] > 1 {
 			o.doubled = append(o.doubled, who)
 		}
-		o.busy[id]++
-		o.busiest[id] = max(o.busiest[id], o.busy[id])
 		o.together[key]++
 		o.most[key] = max(o.most[key], o.together[key])
 		o.mu.Unlock()
@@ -355,7 +357,6 @@ func newOrigin(t *testing.T) *origin {
 		}
 		o.mu.Lock()
 		o.running[who]--
-		o.busy[id]--
 		o.together[key]--
 		o.mu.Unlock()
 		if o.fails.Load() {

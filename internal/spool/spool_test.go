@@ -449,7 +449,7 @@ func TestReader_CopyToFlushes(t *testing.T) {
 		defer r.Close()
 		go func() {
 			time.Sleep(time.Second) // nothing to flush before this
-			s.Write(body(10_000))   // two chunks, one flush
+			s.Write(body(10_000))   // two chunks, and one flush unless it runs between them
 			time.Sleep(time.Second)
 			s.Write([]byte("x"))
 			time.Sleep(time.Second)
@@ -464,7 +464,7 @@ func TestReader_CopyToFlushes(t *testing.T) {
 		if n != 10_001 || err != nil {
 			t.Errorf("CopyTo = %d, %v", n, err)
 		}
-		if len(at) != 2 || at[0] != time.Second || at[1] != 2*time.Second {
+		if len(at) > 3 || !slices.Equal(slices.Compact(at), []time.Duration{time.Second, 2 * time.Second}) {
 			t.Errorf("flushed at %v, want after 1 s and 2 s", at)
 		}
 	})
