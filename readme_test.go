@@ -161,42 +161,41 @@ func TestREADME_SnippetsBuildAndRun(t *testing.T) {
 	engines := map[string]func(testing.TB, ...string) *testserver.Server{
 		"redis:6379": testserver.Redis, "memcached:11211": testserver.Memcached,
 	}
-	ran := 0
-	for i, s := range snippets(t) {
-		t.Run(strings.SplitAfter(s.title, " ")[0]+fmt.Sprint(i), func(t *testing.T) {
-			p := s.program()
-			for addr, server := range engines {
-				if strings.Contains(p, addr) {
-					p = strings.ReplaceAll(p, addr, server(t).Addr)
-				}
-			}
-			name := fmt.Sprint("snippet", i)
-			write(name+"/main.go", p)
-			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-			defer cancel()
-			run := func(args ...string) string {
-				cmd := exec.CommandContext(ctx, args[0], args[1:]...)
-				cmd.Dir = dir
-				cmd.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=-mod=mod")
-				out, err := cmd.CombinedOutput()
-				if err != nil {
-					t.Fatalf("%v: %v\n%s\n%s", args, err, out, p)
-				}
-				return string(out)
-			}
-			if strings.Contains(s.code, "ListenAndServe") {
-				run("go", "vet", "./"+name) // it would go on for ever
-				return
-			}
-			run("go", "build", "-o", name+"/", "./"+name)
-			ran++
-			if got, want := run("./"+name+"/"+name), "user 42 <nil>\n"; got != want {
-				t.Errorf("%s prints %q, want %q", s.title, got, want)
-			}
-		})
+	run := func(args ...string) string {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+		defer cancel()
+		cmd := exec.CommandContext(ctx, args[0], args[1:]...)
+		cmd.Dir = dir
+		cmd.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=-mod=mod")
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v: %v\n%s", args, err, out)
+		}
+		return string(out)
 	}
-	if ran < 3 {
-		t.Errorf("%d snippets ran, want the three of the loader", ran)
+	ending := map[string]string{} // those that end, by the name of their program
+	for i, s := range snippets(t) {
+		p, name := s.program(), fmt.Sprint("snippet", i)
+		for addr, server := range engines {
+			if strings.Contains(p, addr) {
+				p = strings.ReplaceAll(p, addr, server(t).Addr)
+			}
+		}
+		write(name+"/main.go", p)
+		if !strings.Contains(s.code, "ListenAndServe") {
+			ending[name] = s.title
+		}
+	}
+	run("go", "vet", "./...")
+	for name, title := range ending {
+		run("go", "build", "-o", "bin/", "./"+name)
+		if got, want := run("bin/"+name), "user 42 <nil>\n"; got != want {
+			t.Errorf("%s prints %q, want %q", title, got, want)
+		}
+	}
+	if len(ending) < 3 {
+		t.Errorf("%d snippets end, want the three of the loader", len(ending))
 	}
 }
 

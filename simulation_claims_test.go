@@ -2,34 +2,22 @@
 
 package bellwether_test
 
-import (
-	"strings"
-	"testing"
-)
+import "testing"
 
 // TestClaim_DocumentFleet holds the rows of docs/fleet.md that are too large for
-// the race detector. Those of 10,000 nodes that poll, which take longest, are left
-// to "make simulation", but for the first.
+// the race detector, but for those of 10,000 nodes that poll: they take longest,
+// and are left to "make simulation".
 func TestClaim_DocumentFleet(t *testing.T) {
 	held := holdFleet(t, func(nodes int, pushes bool, event simEvent) bool {
-		return !inRace(nodes, pushes, event) && (nodes < 10_000 || pushes || event == simExpires)
+		return !inRace(nodes, pushes, event) && (nodes < 10_000 || pushes)
 	})
 	if held == 0 {
 		t.Error("there are none")
 	}
 }
 
-// TestClaim_DocumentDrain holds the table of keys that expire together.
+// TestClaim_DocumentDrain holds the rows of one process in the table of keys that
+// expire together, and "make simulation" the others.
 func TestClaim_DocumentDrain(t *testing.T) {
-	for _, row := range tableUnder(t, drainHeader) {
-		o, ok := drains[row[0]]
-		if !ok {
-			t.Errorf("docs/fleet.md has a row %q, which is no way to drain", row[0])
-			continue
-		}
-		t.Run(strings.Join(row[:2], ", "), func(t *testing.T) {
-			t.Parallel()
-			holdRow(t, row, drain(t, number(t, row[1]), 10_000, row[0], o))
-		})
-	}
+	holdDrains(t, func(processes int) bool { return processes == 1 })
 }
