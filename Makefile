@@ -26,6 +26,12 @@ JOBS ?= 3
 # nothing that they can judge.
 PARALLEL ?= 4
 
+# "make long" runs without it.
+SHORT := -short
+
+# How long one package may take.
+LIMIT := 10m
+
 OUT := $(CURDIR)/dist/test
 REPORT := $(CURDIR)/bin/report
 
@@ -36,7 +42,7 @@ CLAIMS = grep -rl --include='*_test.go' '^//go:build !race' .
 # How long "make chaos" goes on.
 DURATION ?= 10m
 
-.PHONY: help test deps build lint race claims latency stream simulation outage chaos fuzz bench screenshots cover tidy clean
+.PHONY: help test deps build lint race claims latency long outage chaos fuzz bench screenshots cover tidy clean
 
 help: ## List the targets.
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -69,7 +75,7 @@ lint: ## Check formatting, go vet and staticcheck in every module.
 	@go vet .ci/report.go
 	@status=0; $(EACH) \
 		go vet ./... || status=1; \
-		go run $(STATICCHECK) ./... || status=1; \
+		GOGC=400 go run $(STATICCHECK) ./... || status=1; \
 	done; exit $$status
 
 # The packages by their depth: the long ones, which are the modules' roots and the
@@ -78,24 +84,21 @@ race: build ## Run all tests with the race detector ("lint" vets them).
 	@{ $(EACH) go list -f '{{.Dir}}' ./...; done; } | awk '{ print gsub("/", "/"), $$0 }' | sort -n | cut -d' ' -f2- \
 		| xargs -P $(JOBS) -I{} bash -euo pipefail -c 'cd {}; \
 			overlap="-parallel $(PARALLEL)"; [ {} != $(CURDIR)/chaos ] || overlap=; name={}; \
-			go test -json -race -vet=off -count=1 -timeout 10m $$overlap . 2>&1 | tee $(OUT)/race$${name//[.\/]/-}.json | $(REPORT)'
+			go test -json -race -vet=off $(SHORT) -count=1 -timeout $(LIMIT) $$overlap . 2>&1 | tee $(OUT)/race$${name//[.\/]/-}.json | $(REPORT)'
 
 claims: build ## Run the tests of claims about time and allocations, without the race detector.
 	@status=0; $(EACH) \
 		files=$$($(CLAIMS) || true); [ -n "$$files" ] || continue; \
 		tests=$$(grep -hoE '^func Test[A-Za-z0-9_]*' $$files | cut -c6- | paste -sd'|'); [ -n "$$tests" ] || continue; \
-		go test -json -vet=off -count=1 -timeout 10m -p 1 -benchtime 300ms -run "^($$tests)\$$" $$(dirname $$files | sort -u) 2>&1 \
+		go test -json -vet=off $(SHORT) -count=1 -timeout $(LIMIT) -p 1 -benchtime 300ms -run "^($$tests)\$$" $$(dirname $$files | sort -u) 2>&1 \
 			| tee $(OUT)/claims-$${m//[.\/]/-}.json | $(REPORT) || status=1; \
 	done; exit $$status
 
 latency: ## Hold the herd's p99, on a machine that does nothing else.
 	@go test -count=1 -v -tags latency -run '^TestLatency' ./internal/fleettest
 
-stream: ## Hold what is said of 64 MiB for 200 clients; "test" has 60.
-	@go test -count=1 -v -run '^TestClaim_Stream' . -args -clients=200
-
-simulation: ## Hold every row of the simulated fleets of docs/fleet.md, the slowest too.
-	@go test -count=1 -v -tags simulation -run '^TestSimulation' .
+long: ## Run race and claims in their long form: more seeds, leases, clients and nodes.
+	@$(MAKE) --no-print-directory -k race claims SHORT= LIMIT=30m
 
 outage: ## Kill the store for 30 s under 2,000 requests a second, and draw it: nobody may fail.
 	@go -C bench run . outage -full -o $(CURDIR)/docs

@@ -5,19 +5,18 @@ package bellwether_test
 import "testing"
 
 // TestClaim_DocumentFleet holds the rows of docs/fleet.md that are too large for
-// the race detector, but for those of 10,000 nodes that poll: they take longest,
-// and are left to "make simulation".
+// the race detector, with -short but for those of 10,000 nodes that poll.
 func TestClaim_DocumentFleet(t *testing.T) {
 	held := holdFleet(t, func(nodes int, pushes bool, event simEvent) bool {
-		return !inRace(nodes, pushes, event) && (nodes < 10_000 || pushes)
+		return !inRace(nodes, pushes, event) && (nodes < 10_000 || pushes || !testing.Short())
 	})
 	if held == 0 {
 		t.Error("there are none")
 	}
 }
 
-// TestClaim_DocumentDrain holds the rows of one process in the table of keys that
-// expire together, and "make simulation" the others.
+// TestClaim_DocumentDrain holds the table of keys that expire together, with
+// -short its rows of one process.
 func TestClaim_DocumentDrain(t *testing.T) {
-	holdDrains(t, func(processes int) bool { return processes == 1 })
+	holdDrains(t, func(processes int) bool { return processes == 1 || !testing.Short() })
 }

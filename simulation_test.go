@@ -521,7 +521,7 @@ func number(t *testing.T, cell string) int {
 }
 
 // TestDocument_Fleet holds the rows of docs/fleet.md that are small enough for
-// the race detector; TestClaim_DocumentFleet and "make simulation" hold the others.
+// the race detector; TestClaim_DocumentFleet holds the others.
 func TestDocument_Fleet(t *testing.T) {
 	if held := holdFleet(t, inRace); held == 0 {
 		t.Error("there are none")
