@@ -1,9 +1,7 @@
 package main
 
 import (
-	"bytes"
 	"context"
-	"image/png"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -113,17 +111,15 @@ func is[T any](t *testing.T, ctx context.Context, expression string) T {
 // says so.
 func shoot(t *testing.T, ctx context.Context, name string) {
 	t.Helper()
+	if os.Getenv("BELLWETHER_SCREENSHOTS") == "" {
+		return // Chromium resizes the page for it, which on a slow machine counts as a shift
+	}
 	picture, err := chromedp.Run(ctx, chromedp.FullScreenshot(100))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := png.DecodeConfig(bytes.NewReader(picture)); err != nil {
+	if err := os.WriteFile(filepath.Join("..", "..", "docs", name), picture, 0o644); err != nil {
 		t.Fatal(err)
-	}
-	if os.Getenv("BELLWETHER_SCREENSHOTS") != "" {
-		if err := os.WriteFile(filepath.Join("..", "..", "docs", name), picture, 0o644); err != nil {
-			t.Fatal(err)
-		}
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -69,15 +70,29 @@ func startWhen(ready func(addr string) error, protocol protocol, tb testing.TB, 
 	return s
 }
 
-// FreeAddr returns an address of 127.0.0.1 that nobody listens on.
+// ports counts what FreeAddr has looked at. It begins elsewhere in each process,
+// as tests of many packages run at one time.
+var ports atomic.Int64
+
+func init() { ports.Store(int64(os.Getpid()) * 251) }
+
+// FreeAddr returns an address of 127.0.0.1 that nobody listens on. Its port is
+// below those that Linux gives to whoever asks for any: else a client of another
+// test could have it before the server has started, or while it is down.
 func FreeAddr(tb testing.TB) string {
 	tb.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		tb.Fatal(err)
+	const lowest, highest = 12_000, 32_000
+	var err error
+	for range 1000 {
+		addr := net.JoinHostPort("127.0.0.1", strconv.FormatInt(lowest+ports.Add(1)%(highest-lowest), 10))
+		var l net.Listener
+		if l, err = net.Listen("tcp", addr); err == nil {
+			l.Close()
+			return addr
+		}
 	}
-	defer l.Close()
-	return l.Addr().String()
+	tb.Fatal(err)
+	return ""
 }
 
 // Own reports whether the server was started by the test, which then may stop,
