@@ -19,7 +19,7 @@ EACH := for m in $(MODULES); do cd $(CURDIR)/$$m;
 
 # How many packages "race" tests at one time: with engines and processes the
 # tests wait more than they work.
-JOBS ?= 3
+JOBS ?= 2
 
 # How many tests of a package that may overlap do, for the same reason. Chaos is
 # left at one for each core: its runs would starve each other, and then there is

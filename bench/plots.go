@@ -37,7 +37,7 @@ var (
 		Outage: 4 * time.Second, Around: 2 * time.Second, Fleet: []int{1, 2, 4, 8}, Callers: 50,
 	}
 	plotFull = plotSize{
-		Name: "full", Processes: 8, Rate: 50, Load: 100 * time.Millisecond, TTL: 2 * time.Second, Expiries: 2,
+		Name: "full", Processes: 8, Rate: 200, Load: 100 * time.Millisecond, TTL: 2 * time.Second, Expiries: 2,
 		Outage: 30 * time.Second, Around: 5 * time.Second, Fleet: []int{1, 2, 4, 8, 16}, Callers: 250,
 	}
 )

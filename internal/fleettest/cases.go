@@ -12,6 +12,11 @@ import (
 
 // This file holds the cases that every pair of a store and a locker must pass.
 
+// patient is an EngineTimeout for cases in which no engine fails: where many tests
+// have few cores, a first call that dials may take longer than the default, and
+// who gives it up loads by itself.
+const patient = 2 * time.Second
+
 // Each runs a case for every kind, one beside the other: they wait more than
 // they work.
 func Each(t *testing.T, kinds []Kind, test func(t *testing.T, kind Kind)) {
@@ -26,7 +31,7 @@ func Each(t *testing.T, kinds []Kind, test func(t *testing.T, kind Kind)) {
 // ColdKey has three processes with two hundred callers each ask for a key that
 // nobody has: one load, and everybody gets it.
 func ColdKey(t *testing.T, kind Kind) {
-	f := newFleet(t, kind, 3, fleetOptions{})
+	f := newFleet(t, kind, 3, fleetOptions{EngineTimeout: patient})
 	f.origin.delay.Store(int64(300 * time.Millisecond))
 	for round := range 3 {
 		key := fmt.Sprint("cold", round)
@@ -42,7 +47,7 @@ func ColdKey(t *testing.T, kind Kind) {
 // within the lease, the build and a second.
 func HolderKilled(t *testing.T, kind Kind) {
 	const lease, build = time.Second, 300 * time.Millisecond
-	f := newFleet(t, kind, 3, fleetOptions{LeaseTTL: lease})
+	f := newFleet(t, kind, 3, fleetOptions{LeaseTTL: lease, EngineTimeout: patient})
 	f.origin.delay.Store(int64(build))
 	took := killHolder(t, f)
 	if limit := lease + build + time.Second; took > limit {
@@ -189,7 +194,7 @@ func InvalidateDuringRebuild(t *testing.T, kind Kind) {
 // four: at most four watches, or four that poll.
 func Waiters(t *testing.T, kind Kind) {
 	const processes, callers, build = 4, 250, 2 * time.Second
-	f := newFleet(t, kind, processes+1, fleetOptions{metered: true})
+	f := newFleet(t, kind, processes+1, fleetOptions{metered: true, EngineTimeout: patient})
 	f.origin.delay.Store(int64(build))
 	// wait returns what the waiting processes have asked the engines, and how
 	// many watches that electing one was asked for.
