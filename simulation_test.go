@@ -471,19 +471,23 @@ func holdRow(t *testing.T, says, measured []string) {
 }
 
 // holdFleet measures the rows of the first table that have as many nodes as of
-// says, and returns how many there were.
-func holdFleet(t *testing.T, of func(nodes int, pushes bool, event simEvent) bool) (held int) {
+// says.
+func holdFleet(t *testing.T, of func(nodes int, pushes bool) bool) {
+	t.Helper()
+	held := 0
 	for _, row := range tableUnder(t, simHeader) {
 		n := number(t, row[2])
-		if pushes, event := row[0] == "push", simEvent(row[1]); of(n, pushes, event) {
+		if pushes := row[0] == "push"; of(n, pushes) {
 			held++
 			t.Run(strings.Join(row[:3], ", "), func(t *testing.T) {
 				t.Parallel()
-				holdRow(t, row, befall(t, pushes, event, n))
+				holdRow(t, row, befall(t, pushes, simEvent(row[1]), n))
 			})
 		}
 	}
-	return held
+	if held == 0 {
+		t.Error("there are none")
+	}
 }
 
 // holdDrains measures the rows of the second table that have as many processes
@@ -523,13 +527,11 @@ func number(t *testing.T, cell string) int {
 // TestDocument_Fleet holds the rows of docs/fleet.md that are small enough for
 // the race detector; TestClaim_DocumentFleet holds the others.
 func TestDocument_Fleet(t *testing.T) {
-	if held := holdFleet(t, inRace); held == 0 {
-		t.Error("there are none")
-	}
+	holdFleet(t, inRace)
 }
 
 // inRace are the fleets that the race detector bears.
-func inRace(nodes int, pushes bool, _ simEvent) bool { return nodes <= 10 || pushes && nodes <= 100 }
+func inRace(nodes int, pushes bool) bool { return nodes <= 10 || pushes && nodes <= 100 }
 
 // What a node asks and hears does not grow with the fleet. It is a little less in
 // a small one that polls, because the holder, who does not poll, is more of it.

@@ -80,7 +80,7 @@ type report struct {
 	Seen   []sighting      // by follow, in the order of the reads
 	Load   time.Duration   // how long this process's last load took, 0 if none ran since the last order
 	Loaded time.Time       // when it returned
-	Loads  int             // the most loads that ran at one time since the last order
+	AtOnce int             // the most loads that ran at one time since the last order
 	Last   time.Time       // of herd: when the last caller had its answer
 	Stats  bellwether.Stats
 	Err    string
@@ -158,7 +158,7 @@ func work(config string, kinds []Kind) error {
 		load.Store(0)
 		most.Store(running.Load())
 		r := obey(cache, do)
-		r.Loads = int(most.Load())
+		r.AtOnce = int(most.Load())
 		if r.Load = time.Duration(load.Load()); r.Load > 0 {
 			r.Loaded = *loaded.Load()
 		}

@@ -220,9 +220,9 @@ func tooManyKeys(t *testing.T, f *fleet, _ Kind) {
 				t.Errorf("process %d: %d callers got %q", i, n, v)
 			}
 		}
-		if values != 2*tenSlots || refused != keys-2*tenSlots || r.Loads != tenSlots {
+		if values != 2*tenSlots || refused != keys-2*tenSlots || r.AtOnce != tenSlots {
 			t.Errorf("process %d: %d values, %d refused, %d loads at one time; want %d, %d, %d", i,
-				values, refused, r.Loads, 2*tenSlots, keys-2*tenSlots, tenSlots)
+				values, refused, r.AtOnce, 2*tenSlots, keys-2*tenSlots, tenSlots)
 		}
 	}
 }

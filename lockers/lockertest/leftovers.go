@@ -13,10 +13,10 @@ import (
 // This file looks for what leases leave behind in their engine.
 
 // LeavesNothing takes and releases ten thousand leases (a thousand with -short),
-// each on a key of its own, and fails if the engine keeps more afterwards than before, while the
-// Lockers are in use and when they have ended. [Run] does not do it, because
-// only an adapter's own test knows how to count, and the engine must not be
-// used by others meanwhile.
+// each on a key of its own, and fails if the engine keeps more afterwards than
+// before, while the Lockers are in use and when they have ended. [Run] does not
+// do it, because only an adapter's own test knows how to count, and the engine
+// must not be used by others meanwhile.
 //
 // newLocker is that of Run. count returns how many there are of all things that
 // a lease may leave: keys, nodes, items, sessions. What a Locker keeps whatever

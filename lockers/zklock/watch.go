@@ -56,9 +56,8 @@ type watch struct {
 // ready for use and safe for concurrent use.
 //
 // A node that is watched is a holder's or a place in a queue, whose name has a
-// token: once gone it
-// never comes again, so a watch that is set too late finds nothing, and no
-// version has to be compared.
+// token: once gone it never comes again, so a watch that is set too late finds
+// nothing, and no version has to be compared.
 type watches struct {
 	mu   sync.Mutex // guards path
 	path map[string]*watch
