@@ -16,10 +16,11 @@ export FUZZ FUZZTIME
 export GOWORK := off
 MODULES := $(sort $(patsubst %/go.mod,%,$(shell find . -name go.mod -not -path './.*')))
 EACH := for m in $(MODULES); do cd $(CURDIR)/$$m; 
+ALL := $(MODULES:%=%/...)
 
 # How many packages "race" tests at one time: with engines and processes the
 # tests wait more than they work.
-JOBS ?= 2
+JOBS ?= 3
 
 # How many tests of a package that may overlap do, for the same reason. Chaos is
 # left at one for each core: its runs would starve each other, and then there is
@@ -42,16 +43,17 @@ CLAIMS = grep -rl --include='*_test.go' '^//go:build !race' .
 # How long "make chaos" goes on.
 DURATION ?= 10m
 
-.PHONY: help test deps build lint race claims latency long outage chaos fuzz bench screenshots cover tidy clean
+.PHONY: help test deps build lint idle race claims latency long outage chaos fuzz bench screenshots cover tidy clean
 
 help: ## List the targets.
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
 
-# Nothing in the last step has a time to keep, so its two may run side by side.
+# Lint and fuzz have no times to keep: they get what the tests leave of the cores.
+# Claims of time have the machine for themselves.
 test: ## Run everything that has to pass.
-	@mkdir -p $(OUT) && rm -f $(OUT)/*.json
+	@rm -rf $(OUT)
 	@began=$$SECONDS; status=0; \
-	for step in deps build race claims "lint fuzz"; do \
+	for step in deps build "race idle" claims; do \
 		echo "== $$step"; step_began=$$SECONDS; \
 		$(MAKE) --no-print-directory -j2 -Otarget $$step FUZZ='^Fuzz(Entry|Key)$$$$' || { status=1; echo "== $$step failed"; [ $$step != deps ] || exit 1; }; \
 		echo "== $$step took $$((SECONDS - step_began)) s"; \
@@ -64,29 +66,41 @@ test: ## Run everything that has to pass.
 deps: ## Install the servers that the tests need, as root; else say which.
 	@.ci/deps
 
-build: ## Build everything, and the example through the workspace.
-	@mkdir -p bin $(OUT)
-	@$(EACH) go build -o /dev/null ./...; done
-	@GOWORK= go build -o bin/server ./example/server
-	@go build -o $(REPORT) .ci/report.go
+build: export GOWORK :=
+build: ## Build everything by way of the workspace, and compile all tests, so that none waits for a compiler.
+	@go build -o /dev/null $(ALL)
+	@go list -test -export $(ALL) >/dev/null
+	@go list -test -export -race $(ALL) >/dev/null
+
+$(REPORT): .ci/report.go
+	@go build -o $@ $<
+
+$(OUT):
+	@mkdir -p $@
 
 lint: ## Check formatting, go vet and staticcheck in every module.
 	@unformatted=$$(gofmt -l .); [ -z "$$unformatted" ] || { echo "not formatted by gofmt:"; echo "$$unformatted"; exit 1; }
+	@versions=$$(cat $(MODULES:%=%/go.mod) | awk '$$2 ~ /^v[0-9]/ { print $$1, $$2 }' | sort -u); \
+		twice=$$(awk '{ print $$1 }' <<<"$$versions" | uniq -d); \
+		[ -z "$$twice" ] || { echo "modules require different versions, so each would compile its own:"; grep -wF "$$twice" <<<"$$versions"; exit 1; }
 	@go vet .ci/report.go
 	@status=0; $(EACH) \
 		go vet ./... || status=1; \
 		GOGC=400 go run $(STATICCHECK) ./... || status=1; \
 	done; exit $$status
 
+idle:
+	@nice -n 19 $(MAKE) --no-print-directory -k lint fuzz
+
 # The packages by their depth: the long ones, which are the modules' roots and the
 # lockers, come before the stores, so that none runs alone at the end.
-race: build ## Run all tests with the race detector ("lint" vets them).
+race: $(REPORT) | $(OUT) ## Run all tests with the race detector ("lint" vets them).
 	@{ $(EACH) go list -f '{{.Dir}}' ./...; done; } | awk '{ print gsub("/", "/"), $$0 }' | sort -n | cut -d' ' -f2- \
 		| xargs -P $(JOBS) -I{} bash -euo pipefail -c 'cd {}; \
 			overlap="-parallel $(PARALLEL)"; [ {} != $(CURDIR)/chaos ] || overlap=; name={}; \
 			go test -json -race -vet=off $(SHORT) -count=1 -timeout $(LIMIT) $$overlap . 2>&1 | tee $(OUT)/race$${name//[.\/]/-}.json | $(REPORT)'
 
-claims: build ## Run the tests of claims about time and allocations, without the race detector.
+claims: $(REPORT) | $(OUT) ## Run the tests of claims about time and allocations, without the race detector.
 	@status=0; $(EACH) \
 		files=$$($(CLAIMS) || true); [ -n "$$files" ] || continue; \
 		tests=$$(grep -hoE '^func Test[A-Za-z0-9_]*' $$files | cut -c6- | paste -sd'|'); [ -n "$$tests" ] || continue; \
@@ -106,7 +120,7 @@ outage: ## Kill the store for 30 s under 2,000 requests a second, and draw it: n
 chaos: ## Break things at random for DURATION, with seeds of its own.
 	@cd chaos && go test -race -count=1 -timeout 0 -v -run '^Test(Fleet|Lockers)$$' . -args -duration=$(DURATION)
 
-fuzz: build ## Run the fuzz targets that FUZZ matches, for FUZZTIME each.
+fuzz: $(REPORT) | $(OUT) ## Run the fuzz targets that FUZZ matches, for FUZZTIME each.
 	@.ci/fuzz 2>&1 | tee $(OUT)/fuzz.json | $(REPORT)
 
 bench: ## Run the benchmarks.
