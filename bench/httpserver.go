@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"os"
@@ -12,6 +13,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/go-chi/stampede"
+	memcache "github.com/goware/cachestore-mem"
 	httpcache "github.com/victorspringer/http-cache"
 	"github.com/victorspringer/http-cache/adapter/memory"
 
@@ -79,6 +82,13 @@ var middlewares = map[string]func(http.Handler) (http.Handler, error){
 			return nil, err
 		}
 		return c.Middleware(h), nil
+	},
+	"stampede": func(h http.Handler) (http.Handler, error) {
+		backend, err := memcache.NewBackend(100_000)
+		if err != nil {
+			return nil, err
+		}
+		return stampede.Handler(slog.New(slog.DiscardHandler), backend, time.Second)(h), nil // as above
 	},
 }
 

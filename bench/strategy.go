@@ -61,7 +61,7 @@ func (s strategy) has(t trait) bool { return s.traits&t == t }
 var strategies = []strategy{
 	fanOut,
 	noProtection, onlySingleflight, racySemaphore, addMutex, onlyXFetch,
-	sturdycInProcess, sturdycRedis, otterInProcess, gocacheRedis, goRedisCache, redislockAside, rockscacheRedis,
+	sturdycInProcess, sturdycRedis, otterInProcess, gocacheRedis, goRedisCache, redislockAside, rockscacheRedis, rueidisAside,
 	bellwetherInProcess, bellwetherRedis, bellwetherMemcached, bellwetherEtcd,
 }
 

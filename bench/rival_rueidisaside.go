@@ -1,0 +1,26 @@
+package main
+
+import (
+	"context"
+
+	"github.com/redis/rueidis"
+	"github.com/redis/rueidis/rueidisaside"
+)
+
+// rueidisaside: the key itself is the lock while it has its holder's name in it,
+// and client-side caching tells who waits.
+
+var rueidisAside = strategy{
+	name: "rueidisaside", engines: []string{redisEngine}, traits: locks,
+	caveat: "a read of what may be cached on its side is five commands; a Get, with its load, lasts for a TTL at most; the lease is how long a holder's marker lives",
+	open: func(c *clients, p policy, load loader) (cache, error) {
+		aside, err := rueidisaside.NewClient(rueidisaside.ClientOption{
+			ClientOption: rueidis.ClientOption{InitAddress: []string{c.redis.Options().Addr}},
+			ClientTTL:    p.Lease,
+		})
+		if err != nil {
+			return nil, err
+		}
+		return closing{func(ctx context.Context, key string) (string, error) { return aside.Get(ctx, p.TTL, key, load) }, aside.Close}, nil
+	},
+}
