@@ -84,7 +84,7 @@ func tenHedge(t *testing.T, f *fleet, _ Kind) {
 // than its share.
 func tenWithSlowOrigin(t *testing.T, f *fleet, _ Kind) {
 	const keys = 30
-	f.origin.delay.Store(int64(3 * time.Second))
+	f.origin.delay.Store(int64(2500 * time.Millisecond))
 	before := f.all(order{Do: "stats"}).Stats
 	at := time.Now().Add(100 * time.Millisecond)
 	reports := f.each(func(int) order {

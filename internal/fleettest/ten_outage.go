@@ -51,8 +51,8 @@ func tenWithSlowStore(t *testing.T, f *fleet, _ Kind) {
 	f.origin.ttl.Store(int64(500 * time.Millisecond))
 	before := f.all(order{Do: "stats"}).Stats.Degraded
 	done := make(chan report)
-	go func() { done <- f.all(order{Do: "drive", Key: "slow", Callers: 3, For: 3500 * time.Millisecond}) }()
-	time.Sleep(700 * time.Millisecond)
+	go func() { done <- f.all(order{Do: "drive", Key: "slow", Callers: 2, For: 2500 * time.Millisecond}) }()
+	time.Sleep(400 * time.Millisecond)
 	for _, p := range f.proxies {
 		p.SetLatency(3 * timeout)
 	}
@@ -121,9 +121,9 @@ func tenTakeOver(t *testing.T, f *fleet, _ Kind) {
 	if n := f.origin.count("takeover"); n != 3 || killed.Load() == 0 || r.Values["takeover#3"] != 180 {
 		t.Errorf("%d loads, answers %v; want one more load, for the 180 callers of nine processes", n-1, r.Values)
 	}
-	// The shortest lease, which is about that of this build, the build, and what a
-	// busy machine adds.
-	if limit := shortest + build + 1500*time.Millisecond; took > limit {
+	// The shortest lease, which is about that of this build, and the build. A busy
+	// machine adds to both: a lease counts what its holders' calls took of late.
+	if limit := shortest + build + 3*time.Second; took > limit {
 		t.Errorf("takeover took %v, want at most %v", took, limit)
 	}
 	takeovers := 0
