@@ -70,7 +70,7 @@ type fleetOptions struct {
 type order struct {
 	Do      string // herd, get, many, invalidate, drive, follow, fanout, stats, told
 	Key     string
-	Keys    []string // of many, in the place of Key
+	Keys    []string // of many, and of herd one for each caller, in the place of Key
 	Callers int
 	Each    bool          // of herd: each caller has a key of its own, which begins with Key
 	For     time.Duration // of drive and follow: how long; of fanout: what the load takes
@@ -259,8 +259,11 @@ func obey(cache *bellwether.Cache[string], do order) report {
 		gate := make(chan struct{})
 		for i := range do.Callers {
 			key := do.Key
-			if do.Each {
+			switch {
+			case do.Each:
 				key += strconv.Itoa(i)
+			case len(do.Keys) > 0:
+				key = do.Keys[i]
 			}
 			wg.Go(func() {
 				<-gate

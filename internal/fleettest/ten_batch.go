@@ -13,19 +13,10 @@ import (
 // tenBatches has all processes ask at one moment for sets of keys that overlap,
 // with one among them that cannot be had, and then again when the store has them.
 func tenBatches(t *testing.T, f *fleet, kind Kind) {
-	const (
-		keys, each = 30, 12 // so each key is in four sets
-		spoilt     = "batch-spoilt"
-	)
+	const spoilt = "batch-spoilt"
 	f.origin.delay.Store(int64(300 * time.Millisecond))
 	f.origin.fail(spoilt)
-	set := func(id int) []string {
-		var set []string
-		for i := range each {
-			set = append(set, fmt.Sprint("batch", (id*keys/10+i)%keys))
-		}
-		return set
-	}
+	set := func(id int) []string { return overlapping("batch", id) }
 	wantSet := func(id int, r report) (rest map[string]int) {
 		rest = r.Values
 		for _, key := range set(id) {
@@ -52,7 +43,7 @@ func tenBatches(t *testing.T, f *fleet, kind Kind) {
 			t.Errorf("process %d was told of %d failures, want that of the one key", id, failed)
 		}
 	}
-	for i := range keys {
+	for i := range setKeys {
 		if key := fmt.Sprint("batch", i); f.origin.count(key) != 1 {
 			t.Errorf("%d loads of %s, want 1", f.origin.count(key), key)
 		}
@@ -83,6 +74,16 @@ func tenBatches(t *testing.T, f *fleet, kind Kind) {
 	if n := f.origin.count("batch0"); n != 1 {
 		t.Errorf("%d loads after the store had it", n)
 	}
+}
+
+const setKeys = 30
+
+// overlapping is the process's set of as many keys: each key is in four sets.
+func overlapping(prefix string, id int) (set []string) {
+	for i := range 4 * setKeys / 10 {
+		set = append(set, fmt.Sprint(prefix, (id*setKeys/10+i)%setKeys))
+	}
+	return set
 }
 
 // kinds returns how many requests of these kinds each process has made; none:
