@@ -543,6 +543,16 @@ func waitFor(limit time.Duration, ok func() bool) bool {
 	return ok()
 }
 
+// living is how many workers have not been killed.
+func (f *fleet) living() (n int) {
+	for _, w := range f.workers {
+		if !w.dead.Load() {
+			n++
+		}
+	}
+	return n
+}
+
 // each gives every living worker an order of its own, all at one time, and
 // returns their reports by worker.
 func (f *fleet) each(o func(id int) order) []report {

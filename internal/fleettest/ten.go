@@ -14,10 +14,11 @@ import (
 // callers when they cannot ask each other in ten_outage.go.
 
 const (
-	tenNearTTL = time.Second
-	tenLease   = 20 * time.Second // far longer than any takeover here may take
-	tenSlots   = 4                // MaxRebuilds, and as many may wait
-	tenShare   = .2               // HedgeShare
+	tenNearTTL   = time.Second
+	shortNearTTL = tenNearTTL / 4   // of the fleet whose engines answer
+	tenLease     = 20 * time.Second // far longer than any takeover here may take
+	tenSlots     = 4                // MaxRebuilds, and as many may wait
+	tenShare     = .2               // HedgeShare
 )
 
 // A tenCase is a case for a fleet of ten.
@@ -46,7 +47,7 @@ func TenProcesses(t *testing.T, kind Kind) {
 	})
 	t.Run("engines that answer", func(t *testing.T) {
 		tenCases(t, kind, fleetOptions{
-			NearTTL: tenNearTTL / 4, EngineTimeout: patient, Hedge: 3, HedgeShare: tenShare,
+			NearTTL: shortNearTTL, EngineTimeout: patient, Hedge: 3, HedgeShare: tenShare,
 			Observed: true, metered: true,
 		}, []tenCase{
 			{"builds become known", tenLearn},

@@ -61,7 +61,7 @@ func tenBatches(t *testing.T, f *fleet, kind Kind) {
 
 	// What is near has to be confirmed after NearTTL, and some of it is not near.
 	requests := f.quiet(t)
-	time.Sleep(tenNearTTL / 4)
+	time.Sleep(shortNearTTL)
 	reports = f.each(func(id int) order { return order{Do: "many", Keys: set(id)} })
 	for id, n := range f.kinds() {
 		if n -= requests[id]; n != 1 {

@@ -69,7 +69,7 @@ func tenHedge(t *testing.T, f *fleet, _ Kind) {
 	}) {
 		t.Error("the holder's load still runs")
 	}
-	for id, s := range f.follow("hangs", 2*tenNearTTL/4, 20*time.Millisecond)() {
+	for id, s := range f.follow("hangs", 2*shortNearTTL, 20*time.Millisecond)() {
 		if len(s) != 1 || s[0].Value != "hangs#2" {
 			t.Errorf("afterwards process %d got %v, want the hedge's value", id, s)
 		}
