@@ -46,7 +46,11 @@ func tooManyKeys(t *testing.T, f *fleet, _ Kind) {
 // that time and the build, each process finds out that the store is down, and
 // that it is up again.
 func tenWithSlowStore(t *testing.T, f *fleet, _ Kind) {
-	const build, timeout = 50 * time.Millisecond, 500 * time.Millisecond // the latter is EngineTimeout's default
+	const (
+		build   = 50 * time.Millisecond
+		timeout = 500 * time.Millisecond // EngineTimeout's default
+		answer  = 6 * timeout            // what each takes at least
+	)
 	f.origin.delay.Store(int64(build))
 	f.origin.ttl.Store(int64(500 * time.Millisecond))
 	before := f.all(order{Do: "stats"}).Stats.Degraded
@@ -54,7 +58,7 @@ func tenWithSlowStore(t *testing.T, f *fleet, _ Kind) {
 	go func() { done <- f.all(order{Do: "drive", Key: "slow", Callers: 2, For: 2500 * time.Millisecond}) }()
 	time.Sleep(400 * time.Millisecond)
 	for _, p := range f.proxies {
-		p.SetLatency(3 * timeout)
+		p.SetLatency(answer)
 	}
 	r := <-done
 	for _, p := range f.proxies {
@@ -65,10 +69,11 @@ func tenWithSlowStore(t *testing.T, f *fleet, _ Kind) {
 			t.Errorf("%d callers failed: %s", n, v)
 		}
 	}
-	// The last is what a busy machine adds. Whoever waits for one answer of the store
-	// is above all that.
+	// On a quiet machine it is the time-out and the build. Who waited for another
+	// process's value when it began has waited out that one's lease before, and a
+	// busy machine adds to it all; who waits for an answer is above that.
 	worst := percentile(r.Took, 1)
-	if limit := timeout + build + 800*time.Millisecond; worst > limit {
+	if limit := answer - timeout; worst > limit {
 		t.Errorf("the slowest of %d callers took %v, want at most %v", len(r.Took), worst, limit)
 	}
 	if r.Stats.Degraded == before {
@@ -93,13 +98,13 @@ func tenWithSlowStore(t *testing.T, f *fleet, _ Kind) {
 			t.Errorf("process %d was told of %q; want the store's breaker to open first, and to close last", id, changes)
 		}
 	}
-	t.Logf("%d calls, slowest %v; one load in the fleet in round %d", len(r.Took), worst, round)
+	t.Logf("%d calls, half of them quicker than %v, 9 in 10 than %v, slowest %v; one load in the fleet in round %d", len(r.Took), percentile(r.Took, .5), percentile(r.Took, .9), worst, round)
 }
 
 // tenTakeOver kills the process that rebuilds a key whose builds are known. One
 // of the nine others does it, after about such a build's time and not after
 // LeaseTTL.
-func tenTakeOver(t *testing.T, f *fleet, _ Kind) {
+func tenTakeOver(t *testing.T, f *fleet, kind Kind) {
 	const build, shortest = 300 * time.Millisecond, 500 * time.Millisecond
 	f.origin.delay.Store(int64(build))
 	f.origin.ttl.Store(int64(build))
@@ -126,6 +131,12 @@ func tenTakeOver(t *testing.T, f *fleet, _ Kind) {
 	if limit := shortest + build + 3*time.Second; took > limit {
 		t.Errorf("takeover took %v, want at most %v", took, limit)
 	}
+	// A locker that polls may be asked just before the lease's end, and find just
+	// after it that it is over: nobody tells that from a release.
+	least := 0
+	if kind.Name == Redis.Name {
+		least = 1
+	}
 	takeovers := 0
 	if !waitFor(2*time.Second, func() bool { // rebuilds are told of when they have ended
 		takeovers = 0
@@ -136,9 +147,9 @@ func tenTakeOver(t *testing.T, f *fleet, _ Kind) {
 				}
 			}
 		}
-		return takeovers > 0
-	}) || takeovers != 1 {
-		t.Errorf("%d rebuilds of the nine are told of as takeovers, want 1", takeovers)
+		return takeovers >= least
+	}) || takeovers > 1 {
+		t.Errorf("%d rebuilds of the nine are told of as takeovers, want %d to 1", takeovers, least)
 	}
 	t.Logf("value %v after the kill", took)
 }
