@@ -42,9 +42,9 @@ func commands(t *testing.T, addr string) map[string]int {
 	return counts
 }
 
-// herdCommands is how many commands a herd has cost, and which. INFO is the
+// herdCommands is how many commands there were between two counts, and which. INFO is the
 // test's own; what a connection says of itself, and the heartbeat of an idle
-// subscription, are no part of a herd.
+// subscription, are none.
 func herdCommands(before, after map[string]int) (total int, detail string) {
 	for _, name := range slices.Sorted(maps.Keys(after)) {
 		switch name {

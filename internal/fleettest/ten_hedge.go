@@ -83,7 +83,7 @@ func tenHedge(t *testing.T, f *fleet, _ Kind) {
 // tenWithSlowOrigin has every key take long everywhere: no process hedges more
 // than its share.
 func tenWithSlowOrigin(t *testing.T, f *fleet, _ Kind) {
-	const keys = setKeys
+	const keys = tenKeys
 	f.origin.delay.Store(int64(2500 * time.Millisecond))
 	before := f.all(order{Do: "stats"}).Stats
 	at := time.Now().Add(100 * time.Millisecond)
