@@ -12,7 +12,7 @@ import (
 
 // tenHerd has all processes ask for a key that nobody has, several times over.
 func tenHerd(t *testing.T, f *fleet, kind Kind) {
-	const rounds, callers, build = 3, 20, 500 * time.Millisecond
+	const rounds, callers, build = 2, 20, 500 * time.Millisecond
 	f.origin.delay.Store(int64(build))
 	looks := 0
 	for round := range rounds {

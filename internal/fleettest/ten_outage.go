@@ -34,9 +34,12 @@ func tooManyKeys(t *testing.T, f *fleet, _ Kind) {
 				t.Errorf("process %d: %d callers got %q", i, n, v)
 			}
 		}
-		if values != 2*tenSlots || refused != keys-2*tenSlots || r.AtOnce != tenSlots {
-			t.Errorf("process %d: %d values, %d refused, %d loads at one time; want %d, %d, %d", i,
-				values, refused, r.AtOnce, 2*tenSlots, keys-2*tenSlots, tenSlots)
+		// Who has lost its lease, in a process that stood still for so long, queues
+		// anew, and may find no place.
+		lost := int(r.Stats.LeasesLost)
+		if values > 2*tenSlots || values < 2*tenSlots-lost || values+refused != keys || r.AtOnce != tenSlots {
+			t.Errorf("process %d: %d values, %d refused, %d loads at one time; want %d, %d, %d; %d leases lost, the slowest answer after %v", i,
+				values, refused, r.AtOnce, 2*tenSlots, keys-2*tenSlots, tenSlots, lost, percentile(r.Took, 1))
 		}
 	}
 }
