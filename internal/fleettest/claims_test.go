@@ -3,16 +3,10 @@
 package fleettest
 
 import (
-	"errors"
 	"fmt"
-	"maps"
 	"slices"
-	"strconv"
-	"strings"
 	"testing"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 )
 
 // The claims that are about time are held here, without the race detector,
@@ -49,15 +43,7 @@ func redisHerd(t *testing.T) float64 {
 		if n := f.origin.count(key); n != 1 || r.Values[key+"#1"] != clients*callers {
 			t.Fatalf("%d loads, answers %v; want 1 load for %d callers", n, r.Values, clients*callers)
 		}
-		total, detail := 0, ""
-		for _, name := range slices.Sorted(maps.Keys(after)) {
-			// INFO is this test's own; the heartbeat of an idle subscription is
-			// no part of a herd.
-			if n := after[name] - before[name]; n > 0 && name != "info" && name != "ping" && name != "hello" && name != "client|setinfo" {
-				total += n
-				detail += fmt.Sprintf(" %s %d", name, n)
-			}
-		}
+		total, detail := herdCommands(before, after)
 		most = max(most, total)
 		p99, floor := percentile(r.Took, .99), percentile(fan.Took, .99)-load
 		beyond = append(beyond, float64(p99-r.Load-floor)/1e6)
@@ -95,31 +81,4 @@ func TestClaim_WakeLag(t *testing.T) {
 func median(xs []float64) float64 {
 	s := slices.Sorted(slices.Values(xs))
 	return s[len(s)/2]
-}
-
-var errNoStats = errors.New("no commandstats in INFO")
-
-// commands returns how often the server has run each command, those inside
-// scripts included.
-func commands(t *testing.T, addr string) map[string]int {
-	t.Helper()
-	rdb := redis.NewClient(&redis.Options{Addr: addr})
-	defer rdb.Close()
-	info, err := rdb.Info(t.Context(), "commandstats").Result()
-	if err != nil {
-		t.Fatal(err)
-	}
-	counts := map[string]int{}
-	for line := range strings.Lines(info) {
-		name, rest, ok := strings.Cut(strings.TrimPrefix(line, "cmdstat_"), ":calls=")
-		if !ok {
-			continue
-		}
-		calls, _, _ := strings.Cut(rest, ",")
-		counts[name], _ = strconv.Atoi(calls)
-	}
-	if len(counts) == 0 {
-		t.Fatal(errNoStats)
-	}
-	return counts
 }

@@ -55,22 +55,27 @@ type fleetConfig struct {
 // fleetOptions are the bellwether.Options that the tests vary.
 type fleetOptions struct {
 	TTL, LeaseTTL, NearTTL, EngineTimeout time.Duration
-	EarlyRefresh                          float64
+	EarlyRefresh, Hedge, HedgeShare       float64
 	MaxRebuilds, MaxQueued                int
 
-	// metered puts meters between each worker and its servers.
-	metered bool
+	// Observed gives each worker an observer, for the order "told".
+	Observed bool
+
+	// metered puts meters between each worker and its servers, proxied a proxy
+	// between all workers and each server.
+	metered, proxied bool
 }
 
 // An order is one line to a worker; a report is its one line back.
 type order struct {
-	Do      string // herd, get, invalidate, drive, follow, fanout, stats
+	Do      string // herd, get, many, invalidate, drive, follow, fanout, stats, told
 	Key     string
+	Keys    []string // of many, and of herd one for each caller, in the place of Key
 	Callers int
 	Each    bool          // of herd: each caller has a key of its own, which begins with Key
 	For     time.Duration // of drive and follow: how long; of fanout: what the load takes
 	Every   time.Duration // of follow: how often
-	At      time.Time     // of herd and fanout: when to begin; processes of one machine share a clock
+	At      time.Time     // of herd, many and fanout: when to begin; processes of one machine share a clock
 	Spoil   time.Duration // of herd: how long after At this process invalidates the key, if not 0
 }
 
@@ -82,6 +87,8 @@ type report struct {
 	Loaded time.Time       // when it returned
 	AtOnce int             // the most loads that ran at one time since the last order
 	Last   time.Time       // of herd: when the last caller had its answer
+	Cut    string          // why the last load that was cancelled was, if any ever was
+	Told   told            // of told: what the observer knows of the key
 	Stats  bellwether.Stats
 	Err    string
 }
@@ -111,14 +118,20 @@ func work(config string, kinds []Kind) error {
 		return err
 	}
 	o := bellwether.Options{TTL: c.TTL, LeaseTTL: c.LeaseTTL, NearTTL: c.NearTTL, EngineTimeout: c.EngineTimeout,
-		EarlyRefresh: c.EarlyRefresh, MaxRebuilds: c.MaxRebuilds, MaxQueued: c.MaxQueued, Store: store, Locker: locker}
+		EarlyRefresh: c.EarlyRefresh, Hedge: c.Hedge, HedgeShare: c.HedgeShare,
+		MaxRebuilds: c.MaxRebuilds, MaxQueued: c.MaxQueued, Store: store, Locker: locker}
+	var heard listener
+	if c.Observed {
+		o.Observers = []bellwether.Observer{heard.observer()}
+	}
 	if os.Getenv("BELLWETHER_FLEET_VERBOSE") != "" {
 		o.OnError = func(key string, err error) { fmt.Fprintf(os.Stderr, "worker %d: %s: %v\n", c.ID, key, err) }
 	}
 	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 100}}
 	var load, running, most atomic.Int64
 	var loaded atomic.Pointer[time.Time]
-	cache := bellwether.New(func(ctx context.Context, key string) (string, error) {
+	var cut atomic.Pointer[string]
+	one := func(ctx context.Context, key string) (string, error) {
 		start, n := time.Now(), running.Add(1)
 		for seen := most.Load(); n > seen && !most.CompareAndSwap(seen, n); seen = most.Load() {
 		}
@@ -127,6 +140,10 @@ func work(config string, kinds []Kind) error {
 			running.Add(-1)
 			load.Store(int64(end.Sub(start)))
 			loaded.Store(&end)
+			if cause := context.Cause(ctx); cause != nil {
+				text := cause.Error()
+				cut.Store(&text)
+			}
 		}()
 		req, err := http.NewRequestWithContext(ctx, "GET", fmt.Sprintf("%s/%s?worker=%d", c.Origin, key, c.ID), nil)
 		if err != nil {
@@ -142,10 +159,11 @@ func work(config string, kinds []Kind) error {
 			return "", errors.New(string(b))
 		}
 		if ttl, err := time.ParseDuration(res.Header.Get(ttlHeader)); err == nil {
-			bellwether.SetFreshness(ctx, bellwether.Freshness{TTL: ttl})
+			bellwether.SetFreshness(ctx, bellwether.Freshness{TTL: ttl, StaleIfError: staleIfError})
 		}
 		return string(b), err
-	}, o)
+	}
+	cache := bellwether.New(one, o)
 	defer cache.Close()
 
 	in, out := bufio.NewScanner(os.Stdin), json.NewEncoder(os.Stdout)
@@ -157,7 +175,18 @@ func work(config string, kinds []Kind) error {
 		}
 		load.Store(0)
 		most.Store(running.Load())
-		r := obey(cache, do)
+		var r report
+		switch do.Do {
+		case "many":
+			r = getMany(cache, one, do)
+		case "told":
+			r.Told = heard.of(do.Key)
+		default:
+			r = obey(cache, do)
+		}
+		if why := cut.Load(); why != nil {
+			r.Cut = *why
+		}
 		r.AtOnce = int(most.Load())
 		if r.Load = time.Duration(load.Load()); r.Load > 0 {
 			r.Loaded = *loaded.Load()
@@ -167,6 +196,42 @@ func work(config string, kinds []Kind) error {
 		}
 	}
 	return in.Err()
+}
+
+// getMany asks for all keys in one call. What has to be loaded is loaded in one
+// call too, which asks the origin for all of that at one time.
+func getMany(cache *bellwether.Cache[string], one func(ctx context.Context, key string) (string, error), do order) report {
+	all := func(ctx context.Context, keys []string) (map[string]string, error) {
+		var mu sync.Mutex
+		values, failed := map[string]string{}, map[string]error{}
+		var wg sync.WaitGroup
+		for _, key := range keys {
+			wg.Go(func() {
+				v, err := one(ctx, key)
+				mu.Lock()
+				defer mu.Unlock()
+				if err != nil {
+					failed[key] = err
+					return
+				}
+				values[key] = v
+			})
+		}
+		wg.Wait()
+		return values, &bellwether.BatchError{Errors: failed}
+	}
+	time.Sleep(time.Until(do.At))
+	values, err := cache.GetManyFunc(context.Background(), do.Keys, all)
+	r := report{Values: map[string]int{}, Stats: cache.Stats()}
+	for _, v := range values {
+		r.Values[v]++
+	}
+	if failed, ok := errors.AsType[*bellwether.BatchError](err); ok {
+		for key, err := range failed.Errors {
+			r.Values[fmt.Sprintf("error: %s: %v", key, err)]++
+		}
+	}
+	return r
 }
 
 func obey(cache *bellwether.Cache[string], do order) report {
@@ -194,8 +259,11 @@ func obey(cache *bellwether.Cache[string], do order) report {
 		gate := make(chan struct{})
 		for i := range do.Callers {
 			key := do.Key
-			if do.Each {
+			switch {
+			case do.Each:
 				key += strconv.Itoa(i)
+			case len(do.Keys) > 0:
+				key = do.Keys[i]
 			}
 			wg.Go(func() {
 				<-gate
@@ -316,8 +384,8 @@ func (w *worker) kill() {
 type origin struct {
 	*httptest.Server
 	delay  atomic.Int64
-	ttl    atomic.Int64 // of the values, 0: what the options say
-	fails  atomic.Bool
+	ttl    atomic.Int64                        // of the values, 0: what the options say
+	fails  atomic.Pointer[string]              // the loads of keys that begin with it; nil: none
 	onLoad atomic.Pointer[func(worker, n int)] // called when a load has begun
 
 	mu       sync.Mutex
@@ -328,7 +396,11 @@ type origin struct {
 	most     map[string]int // the most of them at one time
 }
 
-const ttlHeader = "Bellwether-Ttl"
+const (
+	ttlHeader = "Bellwether-Ttl"
+	// staleIfError is the window of what the origin has given a TTL.
+	staleIfError = time.Minute
+)
 
 func newOrigin(t *testing.T) *origin {
 	o := &origin{
@@ -359,7 +431,7 @@ func newOrigin(t *testing.T) *origin {
 		o.running[who]--
 		o.together[key]--
 		o.mu.Unlock()
-		if o.fails.Load() {
+		if prefix := o.fails.Load(); prefix != nil && strings.HasPrefix(key, *prefix) {
 			http.Error(w, "the origin fails", http.StatusServiceUnavailable)
 			return
 		}
@@ -384,6 +456,7 @@ type fleet struct {
 	servers []*testserver.Server // in the order of Kind.Start
 	workers []*worker
 	meters  [][]*testserver.Meter // by worker, those before servers; nil if not metered
+	proxies []*testserver.Proxy   // before servers; nil if not proxied
 }
 
 // elector is the server that elects. It is the store's too if there is one.
@@ -394,7 +467,12 @@ func newFleet(t *testing.T, kind Kind, n int, o fleetOptions) *fleet {
 	f := &fleet{t: t, origin: newOrigin(t), servers: kind.Start(t)}
 	var addrs []string
 	for _, s := range f.servers {
-		addrs = append(addrs, s.Addr)
+		addr := s.Addr
+		if o.proxied {
+			p := testserver.NewProxy(t, addr)
+			f.proxies, addr = append(f.proxies, p), p.Addr
+		}
+		addrs = append(addrs, addr)
 	}
 	if o.TTL == 0 {
 		o.TTL = time.Minute
@@ -465,31 +543,51 @@ func waitFor(limit time.Duration, ok func() bool) bool {
 	return ok()
 }
 
-// all gives every living worker the order at one time and adds their reports up.
-func (f *fleet) all(o order) report {
-	var mu sync.Mutex
-	sum := report{Values: map[string]int{}}
-	var wg sync.WaitGroup
+// living is how many workers have not been killed.
+func (f *fleet) living() (n int) {
 	for _, w := range f.workers {
-		if w.dead.Load() {
-			continue
+		if !w.dead.Load() {
+			n++
 		}
-		wg.Go(func() {
-			r := w.do(o)
-			mu.Lock()
-			defer mu.Unlock()
-			for v, n := range r.Values {
-				sum.Values[v] += n
-			}
-			sum.Took = append(sum.Took, r.Took...)
-			sum.Seen = append(sum.Seen, r.Seen...)
-			sum.Load = max(sum.Load, r.Load)
-			sum.Stats.Fenced += r.Stats.Fenced
-			sum.Stats.LeasesLost += r.Stats.LeasesLost
-			sum.Stats.Degraded += r.Stats.Degraded
-		})
+	}
+	return n
+}
+
+// each gives every living worker an order of its own, all at one time, and
+// returns their reports by worker.
+func (f *fleet) each(o func(id int) order) []report {
+	reports := make([]report, len(f.workers))
+	var wg sync.WaitGroup
+	for id, w := range f.workers {
+		if !w.dead.Load() {
+			wg.Go(func() { reports[id] = w.do(o(id)) })
+		}
 	}
 	wg.Wait()
+	return reports
+}
+
+// all gives every living worker the order at one time and adds their reports up.
+func (f *fleet) all(o order) report { return sum(f.each(func(int) order { return o })) }
+
+func sum(reports []report) report {
+	sum := report{Values: map[string]int{}}
+	for _, r := range reports {
+		for v, n := range r.Values {
+			sum.Values[v] += n
+		}
+		sum.Took = append(sum.Took, r.Took...)
+		sum.Seen = append(sum.Seen, r.Seen...)
+		sum.Load = max(sum.Load, r.Load)
+		sum.Stats.Misses += r.Stats.Misses
+		sum.Stats.Collapsed += r.Stats.Collapsed
+		sum.Stats.Loads += r.Stats.Loads
+		sum.Stats.Waits += r.Stats.Waits
+		sum.Stats.Hedges += r.Stats.Hedges
+		sum.Stats.Fenced += r.Stats.Fenced
+		sum.Stats.LeasesLost += r.Stats.LeasesLost
+		sum.Stats.Degraded += r.Stats.Degraded
+	}
 	return sum
 }
 

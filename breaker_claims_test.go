@@ -1,0 +1,55 @@
+//go:build !race
+
+package bellwether
+
+import (
+	"context"
+	"testing"
+	"time"
+)
+
+// What an engine call costs beyond the call: its time-out, and beside that a turn,
+// which is a place in a queue and a channel, and the circuit's report.
+func TestAsk_Allocations(t *testing.T) {
+	ctx, b, o := t.Context(), newBreaker(time.Second, nil, nil), &outage{time.Second}
+	call := func(ctx context.Context) (struct{}, error) { return struct{}{}, ctx.Err() }
+	floor := testing.AllocsPerRun(1000, func() {
+		limited, cancel := context.WithTimeout(ctx, o.left)
+		defer cancel()
+		call(limited)
+	})
+	for name, f := range map[string]func(context.Context, *breaker, *outage, func(context.Context) (struct{}, error)) (struct{}, error){
+		"ask": ask[struct{}], "askInTurn": askInTurn[struct{}],
+	} {
+		n := testing.AllocsPerRun(1000, func() {
+			if _, err := f(ctx, b, o, call); err != nil {
+				t.Error(err)
+			}
+		})
+		t.Logf("%s: %.0f allocations, of which %.0f are a time-out's", name, n, floor)
+		if n > floor+4 {
+			t.Errorf("%s: %.0f allocations, want %.0f for a time-out and 4 at most", name, n, floor)
+		}
+	}
+}
+
+// A call that ends when the breaker opens costs a context that can be cancelled,
+// its name among those, and the way to take it off. What has ended leaves nothing.
+func TestWhileUp_Allocations(t *testing.T) {
+	ctx, b := t.Context(), newBreaker(time.Second, nil, nil)
+	floor := testing.AllocsPerRun(1000, func() {
+		_, cancel := context.WithCancelCause(ctx)
+		cancel(nil)
+	})
+	n := testing.AllocsPerRun(1000, func() {
+		_, end := b.whileUp(ctx)
+		end()
+	})
+	t.Logf("%.0f allocations, of which %.0f are a context's", n, floor)
+	if n > floor+2 {
+		t.Errorf("%.0f allocations, want %.0f for a context and 2 at most", n, floor)
+	}
+	if len(b.asking) > 0 {
+		t.Errorf("%d calls are left behind", len(b.asking))
+	}
+}

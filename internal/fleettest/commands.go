@@ -1,0 +1,60 @@
+package fleettest
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// This file counts what a Redis server does, as the server itself does: what a
+// script calls is a command too, which a meter before it cannot see.
+
+var errNoStats = errors.New("no commandstats in INFO")
+
+// commands returns how often the server has run each command, those inside
+// scripts included.
+func commands(t *testing.T, addr string) map[string]int {
+	t.Helper()
+	rdb := redis.NewClient(&redis.Options{Addr: addr})
+	defer rdb.Close()
+	info, err := rdb.Info(t.Context(), "commandstats").Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	counts := map[string]int{}
+	for line := range strings.Lines(info) {
+		name, rest, ok := strings.Cut(strings.TrimPrefix(line, "cmdstat_"), ":calls=")
+		if !ok {
+			continue
+		}
+		calls, _, _ := strings.Cut(rest, ",")
+		counts[name], _ = strconv.Atoi(calls)
+	}
+	if len(counts) == 0 {
+		t.Fatal(errNoStats)
+	}
+	return counts
+}
+
+// herdCommands is how many commands there were between two counts, and which. INFO is the
+// test's own; what a connection says of itself, and the heartbeat of an idle
+// subscription, are none.
+func herdCommands(before, after map[string]int) (total int, detail string) {
+	for _, name := range slices.Sorted(maps.Keys(after)) {
+		switch name {
+		case "info", "ping", "hello", "client|setinfo":
+			continue
+		}
+		if n := after[name] - before[name]; n > 0 {
+			total += n
+			detail += fmt.Sprintf(" %s %d", name, n)
+		}
+	}
+	return total, detail
+}

@@ -1,0 +1,122 @@
+package fleettest
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+)
+
+// This file holds what ten processes owe each other that ask for many keys at a
+// time.
+
+// tenBatches has all processes ask at one moment for sets of keys that overlap,
+// with one among them that cannot be had, and then again when the store has them.
+func tenBatches(t *testing.T, f *fleet, kind Kind) {
+	const keys, spoilt = tenKeys, "batch-spoilt"
+	f.origin.delay.Store(int64(300 * time.Millisecond))
+	f.origin.fail(spoilt)
+	set := func(id int) []string { return overlapping("batch", id) }
+	wantSet := func(id int, r report) (rest map[string]int) {
+		rest = r.Values
+		for _, key := range set(id) {
+			if rest[key+"#1"] != 1 {
+				t.Errorf("process %d has no %s#1: %v", id, key, r.Values)
+			}
+			delete(rest, key+"#1")
+		}
+		return rest
+	}
+	before := f.asked(t, kind)
+	at := time.Now().Add(100 * time.Millisecond)
+	reports := f.each(func(id int) order {
+		return order{Do: "many", Keys: append(set(id), spoilt), At: at}
+	})
+	for id, r := range reports {
+		failed := 0
+		for v, n := range wantSet(id, r) {
+			if failed += n; !strings.HasPrefix(v, "error: "+spoilt+": ") || !strings.Contains(v, "the origin fails") {
+				t.Errorf("process %d got %q", id, v)
+			}
+		}
+		if failed != 1 {
+			t.Errorf("process %d was told of %d failures, want that of the one key", id, failed)
+		}
+	}
+	for i := range keys {
+		if key := fmt.Sprint("batch", i); f.origin.count(key) != 1 {
+			t.Errorf("%d loads of %s, want 1", f.origin.count(key), key)
+		}
+	}
+	if n := f.origin.count(spoilt); n != 1 {
+		t.Errorf("%d loads of the key that fails, want 1", n)
+	}
+	if kind.Name == Redis.Name {
+		// A claim reads by it too, and there was one for each load.
+		if n := f.asked(t, kind)["mget"] - before["mget"]; n != 10+keys+1 {
+			t.Errorf("%d reads of many keys by ten batches, and for %d loads; want one for each", n, keys+1)
+		}
+	}
+
+	// What is near has to be confirmed after NearTTL.
+	before = f.quiet(t, kind)
+	time.Sleep(shortNearTTL)
+	reports = f.each(func(id int) order { return order{Do: "many", Keys: set(id)} })
+	if n, detail := herdCommands(before, f.asked(t, kind)); n != 10 {
+		t.Errorf("the store was asked %d times for the hits of ten batches, want once for each:%s", n, detail)
+	}
+	for id, r := range reports {
+		if rest := wantSet(id, r); len(rest) > 0 {
+			t.Errorf("process %d got %v too", id, rest)
+		}
+	}
+	if n := f.origin.count("batch0"); n != 1 {
+		t.Errorf("%d loads after the store had it", n)
+	}
+}
+
+// tenKeys is how many keys ten processes have sets of.
+const tenKeys = 30
+
+// overlapping is the process's set of as many keys: each key is in four sets.
+func overlapping(prefix string, id int) (set []string) {
+	for i := range 4 * tenKeys / 10 {
+		set = append(set, fmt.Sprint(prefix, (id*tenKeys/10+i)%tenKeys))
+	}
+	return set
+}
+
+// asked returns how many requests of each kind the engine has had. Redis counts
+// them itself: a meter on the way, in a process that is busy, delays one push for
+// longer than another.
+func (f *fleet) asked(t *testing.T, kind Kind) map[string]int {
+	t.Helper()
+	if kind.Name == Redis.Name {
+		return commands(t, f.servers[0].Addr)
+	}
+	all := map[string]int{}
+	for _, meters := range f.meters {
+		for _, m := range meters {
+			for name, n := range m.Requests() {
+				all[name] += n
+			}
+		}
+	}
+	return all
+}
+
+// quiet waits until the processes ask nothing any more, since leases are released
+// behind the callers, and returns what they have asked.
+func (f *fleet) quiet(t *testing.T, kind Kind) (asked map[string]int) {
+	t.Helper()
+	if !waitFor(5*time.Second, func() bool {
+		before := f.asked(t, kind)
+		time.Sleep(100 * time.Millisecond)
+		asked = f.asked(t, kind)
+		n, _ := herdCommands(before, asked)
+		return n == 0
+	}) {
+		t.Fatal("the processes do not stop asking")
+	}
+	return asked
+}

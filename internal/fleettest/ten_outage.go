@@ -1,0 +1,214 @@
+package fleettest
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// This file holds what ten processes owe the origin and their callers when there
+// is too much to do, and when they cannot ask each other.
+
+// tooManyKeys has each process asked for more keys than it may rebuild and keep
+// waiting: the rest is refused, and at once.
+func tooManyKeys(t *testing.T, f *fleet, _ Kind) {
+	const keys = 30
+	f.origin.delay.Store(int64(500 * time.Millisecond))
+	at := time.Now().Add(200 * time.Millisecond)
+	got := f.each(func(i int) order {
+		return order{Do: "herd", Key: fmt.Sprint("many-", i, "-"), Callers: keys, Each: true, At: at}
+	})
+	for i, r := range got {
+		refused, values := 0, 0
+		for v, n := range r.Values {
+			switch {
+			case strings.Contains(v, "too many rebuilds"):
+				refused += n
+			case strings.HasPrefix(v, fmt.Sprint("many-", i, "-")):
+				values += n
+			default:
+				t.Errorf("process %d: %d callers got %q", i, n, v)
+			}
+		}
+		// Who has lost its lease, in a process that stood still for so long, queues
+		// anew, and may find no place.
+		lost := int(r.Stats.LeasesLost)
+		if values > 2*tenSlots || values < 2*tenSlots-lost || values+refused != keys || r.AtOnce != tenSlots {
+			t.Errorf("process %d: %d values, %d refused, %d loads at one time; want %d, %d, %d; %d leases lost, the slowest answer after %v", i,
+				values, refused, r.AtOnce, 2*tenSlots, keys-2*tenSlots, tenSlots, lost, percentile(r.Took, 1))
+		}
+	}
+}
+
+// tenWithSlowStore has every answer of the store take far longer than the time
+// for outages, and then be quick again: no caller fails or waits for more than
+// that time and the build, each process finds out that the store is down, and
+// that it is up again.
+func tenWithSlowStore(t *testing.T, f *fleet, _ Kind) {
+	const (
+		build   = 50 * time.Millisecond
+		timeout = 500 * time.Millisecond // EngineTimeout's default
+		answer  = 6 * timeout            // what each takes at least
+	)
+	f.origin.delay.Store(int64(build))
+	f.origin.ttl.Store(int64(500 * time.Millisecond))
+	before := f.all(order{Do: "stats"}).Stats.Degraded
+	done := make(chan report)
+	go func() { done <- f.all(order{Do: "drive", Key: "slow", Callers: 2, For: 2500 * time.Millisecond}) }()
+	time.Sleep(400 * time.Millisecond)
+	for _, p := range f.proxies {
+		p.SetLatency(answer)
+	}
+	r := <-done
+	for _, p := range f.proxies {
+		p.SetLatency(0)
+	}
+	for v, n := range r.Values {
+		if strings.HasPrefix(v, "error") {
+			t.Errorf("%d callers failed: %s", n, v)
+		}
+	}
+	// On a quiet machine it is the time-out and the build. Who waited for another
+	// process's value when it began has waited out that one's lease before, and a
+	// busy machine adds to it all; who waits for an answer is above that.
+	worst := percentile(r.Took, 1)
+	if limit := answer - timeout; worst > limit {
+		t.Errorf("the slowest of %d callers took %v, want at most %v", len(r.Took), worst, limit)
+	}
+	if r.Stats.Degraded == before {
+		t.Error("no load ran without the store: it was not slow enough")
+	}
+	// Back to one load in the fleet by itself, which needs all ten.
+	round, recovered := 0, false
+	for ; round < 20 && !recovered; round++ {
+		key := fmt.Sprint("quick", round)
+		recovered = f.herd(key, 5).Values[key+"#1"] == 50 && f.origin.count(key) == 1
+		time.Sleep(100 * time.Millisecond)
+	}
+	if !recovered {
+		t.Error("the store is quick again, and there is still more than one load in the fleet")
+	}
+	for id, w := range f.workers {
+		var changes []string
+		if !waitFor(2*time.Second, func() bool { // they are told behind the calls
+			changes = slices.DeleteFunc(w.do(order{Do: "told"}).Told.Breakers, func(c string) bool { return !strings.HasPrefix(c, "store ") })
+			return len(changes) > 0 && strings.HasSuffix(changes[len(changes)-1], " to closed")
+		}) || changes[0] != "store closed to open" {
+			t.Errorf("process %d was told of %q; want the store's breaker to open first, and to close last", id, changes)
+		}
+	}
+	t.Logf("%d calls, half of them quicker than %v, 9 in 10 than %v, slowest %v; one load in the fleet in round %d", len(r.Took), percentile(r.Took, .5), percentile(r.Took, .9), worst, round)
+}
+
+// tenTakeOver kills the process that rebuilds a key whose builds are known. One
+// of the nine others does it, after about such a build's time and not after
+// LeaseTTL.
+func tenTakeOver(t *testing.T, f *fleet, kind Kind) {
+	const build, shortest = 300 * time.Millisecond, 500 * time.Millisecond
+	f.origin.delay.Store(int64(build))
+	f.origin.ttl.Store(int64(build))
+	last := len(f.workers) - 1
+	f.workers[last].do(order{Do: "get", Key: "takeover"})
+	time.Sleep(build + 50*time.Millisecond) // it is over, and kept: how long it took is known to all
+	f.origin.ttl.Store(0)
+	var killed, at atomic.Int64
+	kill := func(id, n int) {
+		if n == 2 {
+			killed.Store(int64(id) + 1)
+			at.Store(time.Now().UnixNano())
+			f.workers[id].kill()
+		}
+	}
+	f.origin.onLoad.Store(&kill)
+	r := f.herd("takeover", 20)
+	took := time.Since(time.Unix(0, at.Load()))
+	if n := f.origin.count("takeover"); n != 3 || killed.Load() == 0 || r.Values["takeover#3"] != 180 {
+		t.Errorf("%d loads, answers %v; want one more load, for the 180 callers of nine processes", n-1, r.Values)
+	}
+	// The shortest lease, which is about that of this build, and the build. A busy
+	// machine adds to both: a lease counts what its holders' calls took of late.
+	if limit := shortest + build + 3*time.Second; took > limit {
+		t.Errorf("takeover took %v, want at most %v", took, limit)
+	}
+	// A locker that polls may be asked just before the lease's end, and find just
+	// after it that it is over: nobody tells that from a release.
+	least := 0
+	if kind.Name == Redis.Name {
+		least = 1
+	}
+	takeovers := 0
+	if !waitFor(2*time.Second, func() bool { // rebuilds are told of when they have ended
+		takeovers = 0
+		for _, r := range f.each(func(int) order { return order{Do: "told", Key: "takeover"} }) {
+			for _, b := range r.Told.Rebuilds {
+				if b.Takeover {
+					takeovers++
+				}
+			}
+		}
+		return takeovers >= least
+	}) || takeovers > 1 {
+		t.Errorf("%d rebuilds of the nine are told of as takeovers, want %d to 1", takeovers, least)
+	}
+	t.Logf("value %v after the kill", took)
+}
+
+// tenWithoutStore kills the store under load: no caller fails, and no process
+// loads a key twice at one time. Then the origin fails too, and the near tiers
+// serve on with what they have.
+func tenWithoutStore(t *testing.T, f *fleet, _ Kind) {
+	if !f.elector().Own() {
+		t.Fatal("this test kills its engine and needs one of its own: unset the BELLWETHER_ variable that names it")
+	}
+	f.origin.delay.Store(int64(50 * time.Millisecond))
+	f.origin.ttl.Store(int64(500 * time.Millisecond))
+	if r := f.herd("kept", 1); len(r.Values) != 1 {
+		t.Errorf("before the outage: %v", r.Values)
+	}
+	last := f.origin.count("kept")
+	done := make(chan report)
+	go func() { done <- f.all(order{Do: "drive", Key: "dark", Callers: 5, For: 2500 * time.Millisecond}) }()
+	time.Sleep(700 * time.Millisecond)
+	f.elector().Kill()
+	r := <-done
+	for v, n := range r.Values {
+		if strings.HasPrefix(v, "error") {
+			t.Errorf("%d callers failed: %s", n, v)
+		}
+	}
+	f.origin.mu.Lock()
+	if len(f.origin.doubled) > 0 {
+		t.Errorf("loads of one key at one time in one process: %v", f.origin.doubled)
+	}
+	for key := range 4 {
+		if n := f.origin.most["dark"+strconv.Itoa(key)]; n > f.living() {
+			t.Errorf("%d loads of a key at one time in %d processes", n, f.living())
+		}
+	}
+	f.origin.mu.Unlock()
+	if r.Stats.Degraded == 0 {
+		t.Error("no load ran without the engine: the outage did not happen")
+	}
+
+	// What was there expired long ago, in the store and near.
+	const callers = 5
+	f.origin.fail("kept")
+	r = f.herd("kept", callers)
+	served := 0
+	for v, n := range r.Values {
+		if v := versionOf(v); v >= 1 && v <= last {
+			served += n
+		}
+	}
+	if want := callers * f.living(); served != want {
+		t.Errorf("without store and origin the answers are %v, want the near tiers' value %d times", r.Values, want)
+	}
+	// Nobody can tell the others of the failure: each process has tried for itself.
+	if n, most := f.origin.count("kept")-last, f.living(); n < 1 || n > most {
+		t.Errorf("%d loads that fail, want one in each of %d processes at most", n, most)
+	}
+}

@@ -1,0 +1,69 @@
+package fleettest
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/bellwether-go/bellwether"
+)
+
+// This file is the observer of a worker process.
+
+// A told is what an observer was told. Errors do not travel: the herds and
+// rebuilds have none.
+type told struct {
+	Herds    []bellwether.Herd    // of the key that was asked for
+	Rebuilds []bellwether.Rebuild // likewise, those that have ended
+	Breakers []string             // "store open to half-open", in their order
+}
+
+// A listener notes what it is told.
+type listener struct {
+	mu       sync.Mutex // guards all
+	herds    []bellwether.Herd
+	rebuilds []bellwether.Rebuild
+	breakers []string
+}
+
+func (l *listener) observer() bellwether.Observer {
+	return bellwether.Observer{
+		Rebuild: func(context.Context, string) (context.Context, func(bellwether.Rebuild)) {
+			return nil, func(r bellwether.Rebuild) {
+				l.mu.Lock()
+				defer l.mu.Unlock()
+				r.Err = nil
+				l.rebuilds = append(l.rebuilds, r)
+			}
+		},
+		Herd: func(h bellwether.Herd) {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			h.Err = nil
+			l.herds = append(l.herds, h)
+		},
+		Breaker: func(engine bellwether.Engine, from, to bellwether.BreakerState) {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			l.breakers = append(l.breakers, fmt.Sprintf("%v %v to %v", engine, from, to))
+		},
+	}
+}
+
+func (l *listener) of(key string) told {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	t := told{Breakers: slices.Clone(l.breakers)}
+	for _, h := range l.herds {
+		if h.Key == key {
+			t.Herds = append(t.Herds, h)
+		}
+	}
+	for _, r := range l.rebuilds {
+		if r.Key == key {
+			t.Rebuilds = append(t.Rebuilds, r)
+		}
+	}
+	return t
+}
