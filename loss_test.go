@@ -3,6 +3,7 @@ package bellwether_test
 import (
 	"context"
 	"errors"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -77,6 +78,74 @@ func TestLossNotifier_CancelsTheLoad(t *testing.T) {
 		}
 		if n := c.Stats().LeasesLost; n == 0 {
 			t.Error("the loss was not counted")
+		}
+	})
+}
+
+// A firstLossLocker's first lease is one that is lost after a second.
+type firstLossLocker struct {
+	*locallock.Locker
+	taken atomic.Bool
+}
+
+func (l *firstLossLocker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
+	lease, err := l.Locker.TryAcquire(ctx, key, ttl)
+	if err != nil || l.taken.Swap(true) {
+		return lease, err
+	}
+	lose := make(chan struct{})
+	time.AfterFunc(time.Second, func() { close(lose) })
+	return tellingLease{lease, lose}, nil
+}
+
+// A dozingStore's second read of a key takes two seconds.
+type dozingStore struct {
+	*memstore.Store
+	key   string
+	reads atomic.Int64
+}
+
+func (s *dozingStore) Get(ctx context.Context, key string) (bellwether.Entry, error) {
+	if key == s.key && s.reads.Add(1) == 2 {
+		time.Sleep(2 * time.Second)
+	}
+	return s.Store.Get(ctx, key)
+}
+
+// TestLoss_AndTheQueueIsFull has a rebuild lose its lease, and its slot with that,
+// and find MaxQueued others who wait for one: it has been let in before.
+func TestLoss_AndTheQueueIsFull(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var wg sync.WaitGroup
+		c := cacheOf(t, func(ctx context.Context, key string) (string, error) {
+			select {
+			case <-ctx.Done():
+				return "", context.Cause(ctx)
+			case <-time.After(10 * time.Second):
+				return key, nil
+			}
+		}, bellwether.Options{
+			Store: &dozingStore{Store: memstore.New(), key: "lost"}, Locker: &firstLossLocker{Locker: locallock.New()},
+			EngineTimeout: 5 * time.Second, MaxRebuilds: 1, MaxQueued: 1,
+		})
+		get := func(key string) {
+			wg.Go(func() {
+				if v, err := c.Get(t.Context(), key); v != key || err != nil {
+					t.Errorf("Get(%q) = %q, %v", key, v, err)
+				}
+			})
+			synctest.Wait()
+		}
+		get("lost")
+		get("next") // gets the slot when the lease is lost
+		time.Sleep(2 * time.Second)
+		get("waits") // in the one place of the queue, before "lost" comes back from the store
+		if _, err := c.Get(t.Context(), "refused"); !errors.Is(err, bellwether.ErrOverloaded) {
+			t.Errorf("the queue is not full: %v", err)
+		}
+		wg.Wait()
+		if n := c.Stats().LeasesLost; n != 1 {
+			t.Errorf("%d leases were lost, want 1", n)
 		}
 	})
 }

@@ -49,6 +49,7 @@ type run[V any] struct {
 	due     instant       // when the holder that it waits for has taken too long; 0: never
 	hedged  bool          // the flight has tried to begin a second rebuild
 	hedging Lease         // the lease under which it has begun one
+	led     bool          // the flight has been elected before, and has to begin anew
 	losses  int           // how often the flight's own lease was lost
 	fenced  bool          // the last of its commits was refused
 	refused int           // how often its loads came to nothing, see maxRefused
@@ -152,6 +153,7 @@ func (r *run[V]) rebuild(ctx context.Context) error {
 			if r.lead(ctx, lease) {
 				return nil
 			}
+			r.led = true
 			r.freeSlot()
 		} else {
 			r.freeSlot()
@@ -178,8 +180,9 @@ func (r *run[V]) takeSlot(ctx context.Context) bool {
 		return false
 	}
 	defer slots.unqueue()
-	if !slots.queue() {
-		// More waiting would end in nothing but time-outs.
+	if !slots.queue() && !r.led {
+		// More waiting would end in nothing but time-outs. Who has had a slot
+		// already, and lost its lease since, was let in.
 		return r.finishFailed(ctx, e.clock.now(), ErrOverloaded, 0)
 	}
 	// One request for as long as it takes: asked anew after each look, the
