@@ -4,6 +4,7 @@ SHELL := /usr/bin/env bash
 .DEFAULT_GOAL := help
 
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.8.0
 
 # Which fuzz targets run, and for how long each. "test" runs those of the entry
 # codec and the key function; what is kept of the others' inputs runs as tests.
@@ -43,7 +44,7 @@ CLAIMS = grep -rl --include='*_test.go' '^//go:build !race' .
 # How long "make chaos" goes on.
 DURATION ?= 10m
 
-.PHONY: help test deps build lint idle race claims latency long outage chaos fuzz bench screenshots cover tidy clean
+.PHONY: help test deps build lint idle race claims latency long outage chaos fuzz vuln bench screenshots cover tidy clean
 
 help: ## List the targets.
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -122,6 +123,9 @@ chaos: ## Break things at random for DURATION, with seeds of its own.
 
 fuzz: $(REPORT) | $(OUT) ## Run the fuzz targets that FUZZ matches, for FUZZTIME each.
 	@.ci/fuzz 2>&1 | tee $(OUT)/fuzz.json | $(REPORT)
+
+vuln: ## Look for known vulnerabilities in what is called, where vuln.go.dev can be reached.
+	@status=0; $(EACH) echo "$$m"; go run $(GOVULNCHECK) ./... || status=1; done; exit $$status
 
 bench: ## Run the benchmarks.
 	@$(EACH) go test -run '^$$' -bench . -benchmem ./...; done
