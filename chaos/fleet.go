@@ -93,9 +93,7 @@ func runFleet(tb testing.TB, seed int64, length time.Duration, locker, store str
 			tb.Fatal(err)
 		}
 		s := e.start(tb)
-		if !s.Own() {
-			tb.Fatalf("the chaos kills its engines and needs ones of its own: unset the BELLWETHER_ variable that names %s", name)
-		}
+		s.MustOwn(tb)
 		r.engines, r.servers = append(r.engines, e), append(r.servers, s)
 		r.prepare(len(r.engines) - 1)
 	}

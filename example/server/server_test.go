@@ -294,14 +294,6 @@ func eachEngine(t *testing.T, test func(t *testing.T, engine *testserver.Server,
 	}
 }
 
-// own skips a test that has to kill its engine and must not: make test lists it.
-func own(t *testing.T, engine *testserver.Server) {
-	t.Helper()
-	if !engine.Own() {
-		t.Skip("kills its engine and needs one of its own: unset the BELLWETHER_ variable that names it")
-	}
-}
-
 // unique keeps the paths of one run apart from those of the last, for engines
 // that outlive it.
 var unique = fmt.Sprint("/", time.Now().UnixNano())
@@ -363,7 +355,7 @@ func TestServer_InvalidateReachesTheFleet(t *testing.T) {
 
 func TestServer_EngineKilledUnderLoad(t *testing.T) {
 	eachEngine(t, func(t *testing.T, engine *testserver.Server, flags []string) {
-		own(t, engine)
+		engine.MustOwn(t)
 		o := newOrigin(t, "max-age=1", 50*time.Millisecond)
 		flags = append(flags, "-upstream", o.URL)
 		fleet := []*process{start(t, flags...), start(t, flags...)}

@@ -310,9 +310,7 @@ func Hits(t *testing.T, kind Kind) {
 func EngineKilledUnderLoad(t *testing.T, kind Kind) {
 	const build, timeout = 50 * time.Millisecond, 500 * time.Millisecond
 	f := newFleet(t, kind, 3, fleetOptions{TTL: 500 * time.Millisecond, EngineTimeout: timeout, LeaseTTL: time.Second})
-	if !f.elector().Own() {
-		t.Fatal("this test kills its engine and needs one of its own: unset the BELLWETHER_ variable that names it")
-	}
+	f.elector().MustOwn(t)
 	f.origin.delay.Store(int64(build))
 	done := make(chan report)
 	go func() { done <- f.all(order{Do: "drive", Key: "hot", Callers: 20, For: 6 * time.Second}) }()
@@ -355,9 +353,7 @@ func EngineKilledUnderLoad(t *testing.T, kind Kind) {
 // callers pay a time-out, and none fails.
 func BlackHole(t *testing.T, kind Kind) {
 	f := newFleet(t, kind, 2, fleetOptions{TTL: 500 * time.Millisecond, LeaseTTL: time.Second})
-	if !f.elector().Own() {
-		t.Fatal("this test stops its engine and needs one of its own")
-	}
+	f.elector().MustOwn(t)
 	f.origin.delay.Store(int64(50 * time.Millisecond))
 	f.elector().Signal(syscall.SIGSTOP)
 	r := f.all(order{Do: "drive", Key: "hot", Callers: 10, For: 4 * time.Second})

@@ -17,9 +17,7 @@ func TestMemcacheds(t *testing.T) {
 	const build, keys = 200 * time.Millisecond, 12
 	f.origin.delay.Store(int64(build))
 	dead := f.servers[0]
-	if !dead.Own() {
-		t.Fatal("this test kills a server and needs one of its own: unset BELLWETHER_MEMCACHED")
-	}
+	dead.MustOwn(t)
 	noErrors := func(when string, r report) {
 		t.Helper()
 		for v, n := range r.Values {

@@ -158,9 +158,7 @@ func tenTakeOver(t *testing.T, f *fleet, kind Kind) {
 // loads a key twice at one time. Then the origin fails too, and the near tiers
 // serve on with what they have.
 func tenWithoutStore(t *testing.T, f *fleet, _ Kind) {
-	if !f.elector().Own() {
-		t.Fatal("this test kills its engine and needs one of its own: unset the BELLWETHER_ variable that names it")
-	}
+	f.elector().MustOwn(t)
 	f.origin.delay.Store(int64(50 * time.Millisecond))
 	f.origin.ttl.Store(int64(500 * time.Millisecond))
 	if r := f.herd("kept", 1); len(r.Values) != 1 {

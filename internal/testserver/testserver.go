@@ -99,6 +99,16 @@ func FreeAddr(tb testing.TB) string {
 // kill and restart it.
 func (s *Server) Own() bool { return s.args != nil }
 
+// MustOwn returns s if the test has started it. A test that stops its engine, or
+// counts what it does, is skipped over one that is others' too.
+func (s *Server) MustOwn(tb testing.TB) *Server {
+	tb.Helper()
+	if !s.Own() {
+		tb.Skip("it needs a server of its own, and the one at " + s.Addr + " is not: unset the BELLWETHER_ variable that names it")
+	}
+	return s
+}
+
 // ReadyWhen makes every start of the engine wait until ready has no error too.
 // It is asked at once, and may itself bring about what it asks for.
 func (s *Server) ReadyWhen(ready func(addr string) error) {

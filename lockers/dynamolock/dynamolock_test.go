@@ -19,6 +19,7 @@ import (
 
 	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/internal/adapter"
+	"github.com/bellwether-go/bellwether/internal/leasetest"
 	"github.com/bellwether-go/bellwether/internal/testserver"
 	"github.com/bellwether-go/bellwether/lockers/dynamolock"
 	"github.com/bellwether-go/bellwether/lockers/lockertest"
@@ -109,26 +110,7 @@ func number(tb testing.TB, item map[string]types.AttributeValue, name string) in
 	return n
 }
 
-// ownServer returns a server that the test may stop and kill.
-func ownServer(t *testing.T) *testserver.Server {
-	t.Helper()
-	server := testserver.DynamoDB(t)
-	if !server.Own() {
-		t.Skip("BELLWETHER_DYNAMODB names a server that is not the test's to stop")
-	}
-	return server
-}
-
 func newKey() string { return "dynamolock:" + adapter.Token() }
-
-func acquire(t *testing.T, l bellwether.Locker, key string, ttl time.Duration) bellwether.Lease {
-	t.Helper()
-	lease, err := l.TryAcquire(t.Context(), key, ttl)
-	if err != nil {
-		t.Fatalf("TryAcquire: %v", err)
-	}
-	return lease
-}
 
 func release(t *testing.T, lease bellwether.Lease) {
 	t.Helper()
@@ -144,23 +126,6 @@ func token(t *testing.T, lease bellwether.Lease) uint64 {
 		t.Fatal("the lease is no Tokener")
 	}
 	return tokener.Token()
-}
-
-func mustBeHeld(t *testing.T, l bellwether.Locker, key string) *bellwether.HeldError {
-	t.Helper()
-	_, err := l.TryAcquire(t.Context(), key, time.Minute)
-	held, ok := errors.AsType[*bellwether.HeldError](err)
-	if !ok {
-		t.Fatalf("TryAcquire: err = %v, want a *HeldError", err)
-	}
-	return held
-}
-
-func mustBeLost(t *testing.T, what string, err error) {
-	t.Helper()
-	if !errors.Is(err, bellwether.ErrLeaseLost) {
-		t.Errorf("%s: err = %v, want ErrLeaseLost", what, err)
-	}
 }
 
 // mustBeTheEngines fails unless err says that the engine failed, and every text
@@ -233,12 +198,12 @@ func TestRequests(t *testing.T) {
 				return err
 			}, update(1, 0)},
 			{"try a held lease", func() error {
-				mustBeHeld(t, b, key)
+				leasetest.MustBeHeld(t, b, key)
 				return nil
 			}, update(1, read)},
 			{"try it again, five times", func() error {
 				for range 5 {
-					mustBeHeld(t, b, key)
+					leasetest.MustBeHeld(t, b, key)
 				}
 				return nil
 			}, looks(5)},
@@ -261,11 +226,11 @@ func TestRequests(t *testing.T) {
 				return err
 			}, update(1, 0)},
 			{"see it held", func() error {
-				mustBeHeld(t, b, key)
+				leasetest.MustBeHeld(t, b, key)
 				return nil
 			}, update(1, read)},
 			{"look at a dead holder's lease, which was seen before", func() error {
-				time.Sleep(time.Until(mustBeHeld(t, b, key).Until))
+				time.Sleep(time.Until(leasetest.MustBeHeld(t, b, key).Until))
 				return nil
 			}, looks(1)},
 			{"take it over", func() (err error) {
@@ -319,7 +284,7 @@ func TestToken_Rises(t *testing.T) {
 		}
 		last = now
 	}
-	first := acquire(t, a, key, time.Minute)
+	first := leasetest.Acquire(t, a, key, time.Minute)
 	rises("the first lease", first)
 	for range 3 {
 		if err := first.Renew(t.Context(), time.Minute); err != nil {
@@ -330,34 +295,34 @@ func TestToken_Rises(t *testing.T) {
 		t.Errorf("a renewal made the token %d of %d", got, last)
 	}
 	release(t, first)
-	second := acquire(t, b, key, 2*time.Second)
+	second := leasetest.Acquire(t, b, key, 2*time.Second)
 	rises("after a release", second)
 	if err := second.Renew(t.Context(), 2*time.Second); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(time.Until(mustBeHeld(t, a, key).Until))
-	third := acquire(t, a, key, time.Minute)
+	time.Sleep(time.Until(leasetest.MustBeHeld(t, a, key).Until))
+	third := leasetest.Acquire(t, a, key, time.Minute)
 	rises("after a takeover", third)
-	mustBeLost(t, "Renew of a lease that was taken over", second.Renew(t.Context(), time.Minute))
+	leasetest.MustBeLost(t, "Renew of a lease that was taken over", second.Renew(t.Context(), time.Minute))
 	release(t, third)
 	rises("after the clean-up", func() bellwether.Lease {
 		table.drop(t, key)
-		return acquire(t, b, key, time.Minute)
+		return leasetest.Acquire(t, b, key, time.Minute)
 	}())
 }
 
 // TestToken_AfterLossOfTheTable has the engine lose all it knows.
 func TestToken_AfterLossOfTheTable(t *testing.T) {
 	t.Parallel()
-	server := ownServer(t)
+	server := testserver.DynamoDB(t).MustOwn(t)
 	table := newTable(t, server)
 	l, key := table.locker(t), newKey()
-	before := token(t, acquire(t, l, key, time.Minute))
+	before := token(t, leasetest.Acquire(t, l, key, time.Minute))
 	server.Restart()
 	if err := dynamolock.CreateTable(t.Context(), table.client, table.name); err != nil {
 		t.Fatal(err)
 	}
-	if after := token(t, acquire(t, l, key, time.Minute)); after <= before {
+	if after := token(t, leasetest.Acquire(t, l, key, time.Minute)); after <= before {
 		t.Errorf("token %d after %d", after, before)
 	}
 }
@@ -367,18 +332,18 @@ func TestExpires_DecidesNothing(t *testing.T) {
 	t.Parallel()
 	table := newTable(t, testserver.DynamoDB(t))
 	a, b, key := table.locker(t), table.locker(t), newKey()
-	lease := acquire(t, a, key, time.Minute)
+	lease := leasetest.Acquire(t, a, key, time.Minute)
 	item := table.item(t, key)
 	item["expires"] = num(time.Now().Add(-48 * time.Hour).Unix())
 	table.put(t, item)
-	if until := mustBeHeld(t, b, key).Until; time.Until(until) < 50*time.Second {
+	if until := leasetest.MustBeHeld(t, b, key).Until; time.Until(until) < 50*time.Second {
 		t.Errorf("Until is in %v, want a minute", time.Until(until))
 	}
 	release(t, lease)
 	item = table.item(t, key)
 	item["expires"] = num(time.Now().Add(1000 * time.Hour).Unix())
 	table.put(t, item)
-	release(t, acquire(t, b, key, time.Minute))
+	release(t, leasetest.Acquire(t, b, key, time.Minute))
 }
 
 // TestExpiry_RenewedWhileObserved has an observer that has watched a lease for
@@ -386,9 +351,9 @@ func TestExpires_DecidesNothing(t *testing.T) {
 func TestExpiry_RenewedWhileObserved(t *testing.T) {
 	table := newTable(t, testserver.DynamoDB(t))
 	a, b, key := table.locker(t), table.locker(t), newKey()
-	lease := acquire(t, a, key, 2*time.Second)
-	first := mustBeHeld(t, b, key).Until
-	if again := mustBeHeld(t, b, key).Until; !again.Equal(first) {
+	lease := leasetest.Acquire(t, a, key, 2*time.Second)
+	first := leasetest.MustBeHeld(t, b, key).Until
+	if again := leasetest.MustBeHeld(t, b, key).Until; !again.Equal(first) {
 		t.Errorf("Until of an unchanged lease moved by %v", again.Sub(first))
 	}
 	time.Sleep(500 * time.Millisecond)
@@ -396,7 +361,7 @@ func TestExpiry_RenewedWhileObserved(t *testing.T) {
 	if err := lease.Renew(t.Context(), 2*time.Second); err != nil { // to the same length
 		t.Fatal(err)
 	}
-	if second := mustBeHeld(t, b, key).Until; second.Before(renewed.Add(2 * time.Second)) {
+	if second := leasetest.MustBeHeld(t, b, key).Until; second.Before(renewed.Add(2 * time.Second)) {
 		t.Errorf("Until of a renewed lease is %v before its end", renewed.Add(2*time.Second).Sub(second))
 	}
 }
@@ -408,7 +373,7 @@ func TestRenew_LateRequest(t *testing.T) {
 	table := newTable(t, testserver.DynamoDB(t))
 	l, w := table.wired(t, once)
 	key := newKey()
-	lease := acquire(t, l, key, time.Minute)
+	lease := leasetest.Acquire(t, l, key, time.Minute)
 
 	var deliver func() (*http.Response, error)
 	underway := make(chan struct{})
@@ -445,8 +410,8 @@ func TestTakeOver_MeetsALateRenewal(t *testing.T) {
 	a, wa := table.wired(t)
 	b, wb := table.wired(t)
 	key := newKey()
-	lease := acquire(t, a, key, time.Second)
-	until := mustBeHeld(t, b, key).Until
+	lease := leasetest.Acquire(t, a, key, time.Second)
+	until := leasetest.MustBeHeld(t, b, key).Until
 
 	arrive, arrived := make(chan struct{}), make(chan struct{})
 	wa.do(func(_ string, _ []byte, send func() (*http.Response, error)) (*http.Response, error) {
@@ -465,7 +430,7 @@ func TestTakeOver_MeetsALateRenewal(t *testing.T) {
 		return send()
 	})
 	time.Sleep(time.Until(until))
-	if until := mustBeHeld(t, b, key).Until; time.Until(until) < 50*time.Minute {
+	if until := leasetest.MustBeHeld(t, b, key).Until; time.Until(until) < 50*time.Minute {
 		t.Errorf("the renewed lease ends in %v, want an hour", time.Until(until))
 	}
 	if err := <-renewed; err != nil {
@@ -480,9 +445,9 @@ func TestPrefix(t *testing.T) {
 	table := newTable(t, testserver.DynamoDB(t))
 	l, other, key := table.locker(t), table.locker(t), newKey()
 	l.Prefix, other.Prefix = "shop:", ""
-	acquire(t, l, key, time.Minute)
-	acquire(t, other, key, time.Minute)
-	acquire(t, table.locker(t), key, time.Minute) // another prefix is another key
+	leasetest.Acquire(t, l, key, time.Minute)
+	leasetest.Acquire(t, other, key, time.Minute)
+	leasetest.Acquire(t, table.locker(t), key, time.Minute) // another prefix is another key
 	if item := table.item(t, key); item == nil {
 		t.Error("no lease under the default prefix")
 	}
@@ -493,15 +458,15 @@ func TestTTL_OverAYear(t *testing.T) {
 	table := newTable(t, testserver.DynamoDB(t))
 	a, b, key := table.locker(t), table.locker(t), newKey()
 	const century = 100 * 365 * 24 * time.Hour
-	lease := acquire(t, a, key, century)
+	lease := leasetest.Acquire(t, a, key, century)
 	limit := time.Now().Add(365*24*time.Hour + time.Minute)
-	if until := mustBeHeld(t, b, key).Until; until.After(limit) {
+	if until := leasetest.MustBeHeld(t, b, key).Until; until.After(limit) {
 		t.Errorf("Until = %v, want a year at most", until)
 	}
 	if err := lease.Renew(t.Context(), 1<<63-1); err != nil {
 		t.Fatal(err)
 	}
-	if until := mustBeHeld(t, b, key).Until; until.After(limit) {
+	if until := leasetest.MustBeHeld(t, b, key).Until; until.After(limit) {
 		t.Errorf("Until = %v, want a year at most", until)
 	}
 	release(t, lease)
@@ -544,11 +509,11 @@ func TestForeignItem(t *testing.T) {
 // TestSilentServer stops the server: it accepts connections and answers
 // nothing.
 func TestSilentServer(t *testing.T) {
-	server := ownServer(t)
+	server := testserver.DynamoDB(t).MustOwn(t)
 	table := newTable(t, server)
 	a, b := table.locker(t), table.locker(t)
 	held, free := newKey(), newKey()
-	lease := acquire(t, a, held, time.Minute)
+	lease := leasetest.Acquire(t, a, held, time.Minute)
 
 	server.Signal(syscall.SIGSTOP)
 	for _, call := range []struct {
@@ -633,11 +598,11 @@ func TestTryAcquire_ContextEndsBeforeTheReply(t *testing.T) {
 
 func TestDeadServer(t *testing.T) {
 	t.Parallel()
-	server := ownServer(t)
+	server := testserver.DynamoDB(t).MustOwn(t)
 	table := newTable(t, server)
 	l, _ := table.wired(t, once)
 	key := newKey()
-	lease := acquire(t, l, key, time.Minute)
+	lease := leasetest.Acquire(t, l, key, time.Minute)
 	all := func(what string, want ...string) {
 		t.Helper()
 		_, err := l.TryAcquire(t.Context(), key, time.Minute)
@@ -653,16 +618,16 @@ func TestDeadServer(t *testing.T) {
 	if err := dynamolock.CreateTable(t.Context(), table.client, table.name); err != nil {
 		t.Fatal(err)
 	}
-	acquire(t, l, key, time.Minute) // the restart took the lease away
-	mustBeLost(t, "Renew of a lease that the restart took away", lease.Renew(t.Context(), time.Minute))
-	mustBeLost(t, "Release of a lease that the restart took away", lease.Release(t.Context()))
-	mustBeHeld(t, l, key)
+	leasetest.Acquire(t, l, key, time.Minute) // the restart took the lease away
+	leasetest.MustBeLost(t, "Renew of a lease that the restart took away", lease.Renew(t.Context(), time.Minute))
+	leasetest.MustBeLost(t, "Release of a lease that the restart took away", lease.Release(t.Context()))
+	leasetest.MustBeHeld(t, l, key)
 }
 
 // TestClientTimeout has an HTTP client that gives up by itself: its error looks
 // like the end of a context, which it is not.
 func TestClientTimeout(t *testing.T) {
-	server := ownServer(t)
+	server := testserver.DynamoDB(t).MustOwn(t)
 	table := newTable(t, server)
 	l, _ := table.wired(t, once, func(o *dynamodb.Options) {
 		o.HTTPClient = &http.Client{Transport: o.HTTPClient.(*http.Client).Transport, Timeout: 50 * time.Millisecond}
@@ -691,9 +656,9 @@ func TestLostReply(t *testing.T) {
 	t.Run("to an acquire", func(t *testing.T) {
 		key := newKey()
 		proxy.SwallowReplyTo(key)
-		lease := acquire(t, a, key, time.Minute)
+		lease := leasetest.Acquire(t, a, key, time.Minute)
 		swallowed(t)
-		mustBeHeld(t, b, key)
+		leasetest.MustBeHeld(t, b, key)
 		if got, want := int64(token(t, lease)), number(t, direct.item(t, key), "version"); got != want {
 			t.Errorf("token %d, want the item's version %d", got, want)
 		}
@@ -704,42 +669,42 @@ func TestLostReply(t *testing.T) {
 	})
 	t.Run("to an acquire that was refused", func(t *testing.T) {
 		key := newKey()
-		acquire(t, b, key, time.Minute)
+		leasetest.Acquire(t, b, key, time.Minute)
 		proxy.SwallowReplyTo(key)
-		mustBeHeld(t, a, key)
+		leasetest.MustBeHeld(t, a, key)
 		swallowed(t)
 	})
 	t.Run("to a takeover", func(t *testing.T) {
 		key := newKey()
-		acquire(t, b, key, 500*time.Millisecond)
-		time.Sleep(time.Until(mustBeHeld(t, a, key).Until))
+		leasetest.Acquire(t, b, key, 500*time.Millisecond)
+		time.Sleep(time.Until(leasetest.MustBeHeld(t, a, key).Until))
 		proxy.SwallowReplyTo(":silent")
-		lease := acquire(t, a, key, time.Minute)
+		lease := leasetest.Acquire(t, a, key, time.Minute)
 		swallowed(t)
-		mustBeHeld(t, b, key)
+		leasetest.MustBeHeld(t, b, key)
 		release(t, lease)
 	})
 	t.Run("to a renewal", func(t *testing.T) {
 		key := newKey()
-		lease := acquire(t, a, key, time.Minute)
+		lease := leasetest.Acquire(t, a, key, time.Minute)
 		proxy.SwallowReplyTo(key)
 		if err := lease.Renew(t.Context(), time.Hour); err != nil {
 			t.Fatal(err)
 		}
 		swallowed(t)
-		if until := mustBeHeld(t, b, key).Until; time.Until(until) < 50*time.Minute {
+		if until := leasetest.MustBeHeld(t, b, key).Until; time.Until(until) < 50*time.Minute {
 			t.Errorf("the renewed lease ends in %v, want an hour", time.Until(until))
 		}
 		release(t, lease)
 	})
 	t.Run("to a release", func(t *testing.T) {
 		key := newKey()
-		lease := acquire(t, a, key, time.Minute)
+		lease := leasetest.Acquire(t, a, key, time.Minute)
 		proxy.SwallowReplyTo(key)
 		release(t, lease)
 		swallowed(t)
-		mustBeLost(t, "a second Release", lease.Release(t.Context()))
-		acquire(t, b, key, time.Minute)
+		leasetest.MustBeLost(t, "a second Release", lease.Release(t.Context()))
+		leasetest.Acquire(t, b, key, time.Minute)
 	})
 }
 
@@ -763,7 +728,7 @@ func TestThrottled(t *testing.T) {
 		t.Run(c.code, func(t *testing.T) {
 			l, w := table.wired(t, once)
 			held, free := newKey(), newKey()
-			lease := acquire(t, l, held, time.Minute)
+			lease := leasetest.Acquire(t, l, held, time.Minute)
 			w.do(throttle(c.code, c.message, 1000))
 			_, err := l.TryAcquire(t.Context(), free, time.Minute)
 			mustBeTheEngines(t, "TryAcquire", err, "throttled", c.want, c.code, table.name)
@@ -775,13 +740,13 @@ func TestThrottled(t *testing.T) {
 				t.Errorf("Renew afterwards: %v", err)
 			}
 			release(t, lease)
-			release(t, acquire(t, l, free, time.Minute))
+			release(t, leasetest.Acquire(t, l, free, time.Minute))
 		})
 	}
 	t.Run("for a moment", func(t *testing.T) {
 		l, w := table.wired(t)
 		w.do(throttle("ProvisionedThroughputExceededException", "", 1))
-		release(t, acquire(t, l, newKey(), time.Minute)) // the SDK tries again
+		release(t, leasetest.Acquire(t, l, newKey(), time.Minute)) // the SDK tries again
 	})
 }
 

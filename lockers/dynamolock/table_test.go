@@ -14,6 +14,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb/types"
 
 	"github.com/bellwether-go/bellwether/internal/adapter"
+	"github.com/bellwether-go/bellwether/internal/leasetest"
 	"github.com/bellwether-go/bellwether/internal/testserver"
 	"github.com/bellwether-go/bellwether/lockers/dynamolock"
 )
@@ -129,7 +130,7 @@ func TestCreateTable(t *testing.T) {
 			t.Errorf("%s of a table that is as it should be", operation)
 		}
 	}
-	release(t, acquire(t, dynamolock.New(client, name), newKey(), time.Minute))
+	release(t, leasetest.Acquire(t, dynamolock.New(client, name), newKey(), time.Minute))
 }
 
 func TestCreateTable_TimeToLive(t *testing.T) {
@@ -196,5 +197,5 @@ func TestCreateTable_WhileItIsDeleted(t *testing.T) {
 	if err := dynamolock.CreateTable(t.Context(), table.client, table.name); err != nil {
 		t.Fatal(err)
 	}
-	release(t, acquire(t, table.locker(t), newKey(), time.Minute))
+	release(t, leasetest.Acquire(t, table.locker(t), newKey(), time.Minute))
 }

@@ -18,6 +18,7 @@ import (
 
 	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/internal/adapter"
+	"github.com/bellwether-go/bellwether/internal/leasetest"
 	"github.com/bellwether-go/bellwether/internal/testserver"
 	"github.com/bellwether-go/bellwether/lockers/etcdlock"
 	"github.com/bellwether-go/bellwether/lockers/lockertest"
@@ -40,16 +41,6 @@ func newLocker(tb testing.TB, addr string, options ...grpc.DialOption) *etcdlock
 	l := etcdlock.New(newClient(tb, addr, options...))
 	tb.Cleanup(func() { l.Close() })
 	return l
-}
-
-// ownServer returns a server that the test may stop and kill.
-func ownServer(t *testing.T) *testserver.Server {
-	t.Helper()
-	server := testserver.Etcd(t)
-	if !server.Own() {
-		t.Skip("BELLWETHER_ETCD names a server that is not the test's to stop, or to count the keys of")
-	}
-	return server
 }
 
 // requests counts what a client asks, by method, and can lose a reply.
@@ -107,32 +98,6 @@ func newKey() string { return "etcdlock:" + adapter.Token() }
 
 func name(key string) string { return "bellwether/leases/" + key }
 
-func acquire(t *testing.T, l bellwether.Locker, key string, ttl time.Duration) bellwether.Lease {
-	t.Helper()
-	lease, err := l.TryAcquire(t.Context(), key, ttl)
-	if err != nil {
-		t.Fatalf("TryAcquire: %v", err)
-	}
-	return lease
-}
-
-func mustBeHeld(t *testing.T, l bellwether.Locker, key string) *bellwether.HeldError {
-	t.Helper()
-	_, err := l.TryAcquire(t.Context(), key, time.Minute)
-	var held *bellwether.HeldError
-	if !errors.As(err, &held) {
-		t.Fatalf("TryAcquire: err = %v, want a *HeldError", err)
-	}
-	return held
-}
-
-func mustBeLost(t *testing.T, what string, err error) {
-	t.Helper()
-	if !errors.Is(err, bellwether.ErrLeaseLost) {
-		t.Errorf("%s: err = %v, want ErrLeaseLost", what, err)
-	}
-}
-
 func watch(t *testing.T, l *etcdlock.Locker, held *bellwether.HeldError) <-chan struct{} {
 	t.Helper()
 	freed, err := l.Watch(t.Context(), held)
@@ -184,7 +149,7 @@ func TestRequests(t *testing.T) {
 	var sent requests
 	a, b := newLocker(t, server.Addr, sent.intercept()), newLocker(t, server.Addr)
 	key := newKey()
-	acquire(t, b, newKey(), time.Minute) // b has its etcd lease
+	leasetest.Acquire(t, b, newKey(), time.Minute) // b has its etcd lease
 
 	var lease bellwether.Lease
 	var held *bellwether.HeldError
@@ -203,14 +168,14 @@ func TestRequests(t *testing.T) {
 		{"renew again", func() error { return lease.Renew(t.Context(), time.Minute) }, map[string]int{"Txn": 1}},
 		{"release", func() error { return lease.Release(t.Context()) }, map[string]int{"Txn": 1}},
 		{"release again", func() error {
-			mustBeLost(t, "second Release", lease.Release(t.Context()))
+			leasetest.MustBeLost(t, "second Release", lease.Release(t.Context()))
 			return nil
 		}, map[string]int{"Txn": 1}},
 		{"acquire", take, map[string]int{"Txn": 1}},
 		{"release", func() error { return lease.Release(t.Context()) }, map[string]int{"Txn": 1}},
 		{"try a held lease", func() error {
-			others = acquire(t, b, key, time.Minute)
-			held = mustBeHeld(t, a, key)
+			others = leasetest.Acquire(t, b, key, time.Minute)
+			held = leasetest.MustBeHeld(t, a, key)
 			return nil
 		}, map[string]int{"Txn": 1}},
 		{"watch", func() error {
@@ -222,8 +187,8 @@ func TestRequests(t *testing.T) {
 			return nil
 		}, nil},
 		{"see a lease that its holder leaves to itself", func() error {
-			acquire(t, b, key, 50*time.Millisecond)
-			time.Sleep(time.Until(mustBeHeld(t, a, key).Until))
+			leasetest.Acquire(t, b, key, 50*time.Millisecond)
+			time.Sleep(time.Until(leasetest.MustBeHeld(t, a, key).Until))
 			return nil
 		}, map[string]int{"Txn": 1}},
 		{"take over", take, map[string]int{"Txn": 2}},
@@ -243,7 +208,7 @@ func TestToken(t *testing.T) {
 	server := testserver.Etcd(t)
 	a, b, client := newLocker(t, server.Addr), newLocker(t, server.Addr), newClient(t, server.Addr)
 	key := newKey()
-	first := acquire(t, a, key, time.Minute)
+	first := leasetest.Acquire(t, a, key, time.Minute)
 	resp, err := client.Get(t.Context(), name(key))
 	if err != nil {
 		t.Fatal(err)
@@ -258,15 +223,15 @@ func TestToken(t *testing.T) {
 	if token(first) != created {
 		t.Errorf("token %d after a renewal, want %d still", token(first), created)
 	}
-	time.Sleep(time.Until(mustBeHeld(t, b, key).Until))
-	second := acquire(t, b, key, time.Minute) // a takeover does not change the create revision
+	time.Sleep(time.Until(leasetest.MustBeHeld(t, b, key).Until))
+	second := leasetest.Acquire(t, b, key, time.Minute) // a takeover does not change the create revision
 	if token(second) <= token(first) {
 		t.Errorf("token %d after a takeover from %d", token(second), token(first))
 	}
 	if err := second.Release(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if third := acquire(t, a, key, time.Minute); token(third) <= token(second) {
+	if third := leasetest.Acquire(t, a, key, time.Minute); token(third) <= token(second) {
 		t.Errorf("token %d after the release of %d", token(third), token(second))
 	}
 }
@@ -279,18 +244,18 @@ func TestOneClient(t *testing.T) {
 	a, b, key := etcdlock.New(client), etcdlock.New(client), newKey()
 	defer a.Close()
 	defer b.Close()
-	lease := acquire(t, a, key, time.Minute)
-	mustBeHeld(t, a, key)
-	freed := watch(t, b, mustBeHeld(t, b, key))
-	if _, err := b.Watch(t.Context(), mustBeHeld(t, a, key)); err == nil {
+	lease := leasetest.Acquire(t, a, key, time.Minute)
+	leasetest.MustBeHeld(t, a, key)
+	freed := watch(t, b, leasetest.MustBeHeld(t, b, key))
+	if _, err := b.Watch(t.Context(), leasetest.MustBeHeld(t, a, key)); err == nil {
 		t.Error("Watch of what another Locker has seen: no error")
 	}
 	if err := lease.Release(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	mustClose(t, "after the release", freed)
-	acquire(t, b, key, time.Minute)
-	mustBeHeld(t, a, key)
+	leasetest.Acquire(t, b, key, time.Minute)
+	leasetest.MustBeHeld(t, a, key)
 }
 
 func TestPrefix(t *testing.T) {
@@ -298,12 +263,12 @@ func TestPrefix(t *testing.T) {
 	server := testserver.Etcd(t)
 	l, key := newLocker(t, server.Addr), newKey()
 	l.Prefix = "shop/"
-	acquire(t, l, key, time.Minute)
+	leasetest.Acquire(t, l, key, time.Minute)
 	resp, err := newClient(t, server.Addr).Get(t.Context(), "shop/"+key)
 	if err != nil || resp.Count != 1 {
 		t.Fatalf("%v, %v; want a lease under the prefix", resp, err)
 	}
-	acquire(t, newLocker(t, server.Addr), key, time.Minute) // another prefix is another key
+	leasetest.Acquire(t, newLocker(t, server.Addr), key, time.Minute) // another prefix is another key
 }
 
 func TestTTL_OverAHundredYears(t *testing.T) {
@@ -311,8 +276,8 @@ func TestTTL_OverAHundredYears(t *testing.T) {
 	server := testserver.Etcd(t)
 	a, b, key := newLocker(t, server.Addr), newLocker(t, server.Addr), newKey()
 	const years = 250 * 365 * 24 * time.Hour
-	lease := acquire(t, a, key, years)
-	if limit := time.Now().Add(101 * 365 * 24 * time.Hour); mustBeHeld(t, b, key).Until.After(limit) {
+	lease := leasetest.Acquire(t, a, key, years)
+	if limit := time.Now().Add(101 * 365 * 24 * time.Hour); leasetest.MustBeHeld(t, b, key).Until.After(limit) {
 		t.Error("the lease is announced to be longer than its holder believes")
 	}
 	if err := lease.Renew(t.Context(), years); err != nil {
@@ -344,8 +309,8 @@ func TestRenewed_WhileWatched(t *testing.T) {
 	server := testserver.Etcd(t)
 	a, b, key := newLocker(t, server.Addr), newLocker(t, server.Addr), newKey()
 	const ttl = 3 * time.Second
-	lease := acquire(t, a, key, ttl)
-	freed := watch(t, b, mustBeHeld(t, b, key))
+	lease := leasetest.Acquire(t, a, key, ttl)
+	freed := watch(t, b, leasetest.MustBeHeld(t, b, key))
 	time.Sleep(ttl / 6)
 	renewed := time.Now()
 	if err := lease.Renew(t.Context(), ttl); err != nil {
@@ -355,7 +320,7 @@ func TestRenewed_WhileWatched(t *testing.T) {
 	// then, and not from when it looks.
 	mustStayOpen(t, "a renewal", freed, ttl/2)
 	looked := time.Now()
-	until := mustBeHeld(t, b, key).Until
+	until := leasetest.MustBeHeld(t, b, key).Until
 	if until.Before(renewed.Add(ttl)) {
 		t.Errorf("Until of a renewed lease is %v before its end", renewed.Add(ttl).Sub(until))
 	}
@@ -364,8 +329,8 @@ func TestRenewed_WhileWatched(t *testing.T) {
 	}
 	// The holder dies. Nobody tells; the key is taken when Until is over.
 	time.Sleep(time.Until(until))
-	acquire(t, b, key, time.Minute)
-	mustBeLost(t, "Renew of a lease that was taken over", lease.Renew(t.Context(), ttl))
+	leasetest.Acquire(t, b, key, time.Minute)
+	leasetest.MustBeLost(t, "Renew of a lease that was taken over", lease.Renew(t.Context(), ttl))
 }
 
 func TestSweeper_OutlivesItsKeysAndNotByMuch(t *testing.T) {
@@ -375,7 +340,7 @@ func TestSweeper_OutlivesItsKeysAndNotByMuch(t *testing.T) {
 	for _, ttl := range []time.Duration{50 * time.Millisecond, time.Second, 1500 * time.Millisecond, 5 * time.Second, time.Minute, 24 * time.Hour} {
 		l, key := newLocker(t, server.Addr), newKey()
 		end := time.Now().Add(ttl)
-		acquire(t, l, key, ttl)
+		leasetest.Acquire(t, l, key, ttl)
 		resp, err := client.Get(t.Context(), name(key))
 		if err != nil || len(resp.Kvs) != 1 {
 			t.Fatalf("%v, %v", resp, err)
@@ -406,15 +371,15 @@ func TestSweeper_RevokedByAnother(t *testing.T) {
 		}
 	}
 	key, other := newKey(), newKey()
-	lease, kept := acquire(t, a, key, time.Minute), acquire(t, a, other, time.Minute)
-	freed := watch(t, b, mustBeHeld(t, b, key))
+	lease, kept := leasetest.Acquire(t, a, key, time.Minute), leasetest.Acquire(t, a, other, time.Minute)
+	freed := watch(t, b, leasetest.MustBeHeld(t, b, key))
 	revoke(key)
 	mustClose(t, "a deletion by the end of the etcd lease", freed)
-	mustBeLost(t, "Renew of a key that was swept up", lease.Renew(t.Context(), time.Minute))
-	mustBeLost(t, "Release of a key that was swept up", lease.Release(t.Context()))
-	mustBeLost(t, "Release of another key that was swept up", kept.Release(t.Context()))
-	lease = acquire(t, a, key, time.Minute) // with a new etcd lease
-	mustBeHeld(t, b, key)
+	leasetest.MustBeLost(t, "Renew of a key that was swept up", lease.Renew(t.Context(), time.Minute))
+	leasetest.MustBeLost(t, "Release of a key that was swept up", lease.Release(t.Context()))
+	leasetest.MustBeLost(t, "Release of another key that was swept up", kept.Release(t.Context()))
+	lease = leasetest.Acquire(t, a, key, time.Minute) // with a new etcd lease
+	leasetest.MustBeHeld(t, b, key)
 
 	// A renewal finds out too: the lease's key hangs on another's sweeper.
 	resp, err := client.Get(t.Context(), name(key))
@@ -431,7 +396,7 @@ func TestSweeper_RevokedByAnother(t *testing.T) {
 	if err := lease.Renew(t.Context(), time.Minute); err != nil {
 		t.Fatal(err)
 	}
-	mustBeHeld(t, b, key)
+	leasetest.MustBeHeld(t, b, key)
 	if err := lease.Release(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -439,12 +404,12 @@ func TestSweeper_RevokedByAnother(t *testing.T) {
 
 func TestClose_KeepsWhatIsHeld(t *testing.T) {
 	t.Parallel()
-	server := ownServer(t)
+	server := testserver.Etcd(t).MustOwn(t)
 	a, b, client := newLocker(t, server.Addr), newLocker(t, server.Addr), newClient(t, server.Addr)
 	key := newKey()
-	lease := acquire(t, a, key, time.Minute)
-	freed := watch(t, a, mustBeHeld(t, a, key))
-	acquire(t, a, newKey(), time.Second).Release(t.Context()) // on an etcd lease of its own
+	lease := leasetest.Acquire(t, a, key, time.Minute)
+	freed := watch(t, a, leasetest.MustBeHeld(t, a, key))
+	leasetest.Acquire(t, a, newKey(), time.Second).Release(t.Context()) // on an etcd lease of its own
 	for range 2 {
 		if err := a.Close(); err != nil {
 			t.Fatal(err)
@@ -458,8 +423,8 @@ func TestClose_KeepsWhatIsHeld(t *testing.T) {
 	if len(leases.Leases) != 1 {
 		t.Errorf("%d etcd leases, want the one of the held key", len(leases.Leases))
 	}
-	held := mustBeHeld(t, b, key)
-	if _, err := a.Watch(t.Context(), mustBeHeld(t, a, key)); err == nil {
+	held := leasetest.MustBeHeld(t, b, key)
+	if _, err := a.Watch(t.Context(), leasetest.MustBeHeld(t, a, key)); err == nil {
 		t.Error("Watch of a closed Locker: no error")
 	}
 	freed = watch(t, b, held)
@@ -476,7 +441,7 @@ func TestClose_KeepsWhatIsHeld(t *testing.T) {
 // number of keys, and none when it is closed.
 func TestCycles_LeaveNothing(t *testing.T) {
 	t.Parallel()
-	server := ownServer(t)
+	server := testserver.Etcd(t).MustOwn(t)
 	client := newClient(t, server.Addr)
 	newLocker := func(tb testing.TB) bellwether.Locker { return newLocker(tb, server.Addr) }
 	etcdLeases := func() int {
@@ -500,7 +465,7 @@ func TestCycles_LeaveNothing(t *testing.T) {
 
 func TestTryAcquire_ContextEndsInTheMiddle(t *testing.T) {
 	t.Parallel()
-	server := ownServer(t)
+	server := testserver.Etcd(t).MustOwn(t)
 	client := newClient(t, server.Addr)
 	lockers := []*etcdlock.Locker{newLocker(t, server.Addr), newLocker(t, server.Addr)}
 	gaveUp := 0

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/backoff"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/internal/leasetest"
 	"github.com/bellwether-go/bellwether/internal/testserver"
 	"github.com/bellwether-go/bellwether/lockers/etcdlock"
 )
@@ -27,11 +28,11 @@ import (
 
 func TestSilentServer(t *testing.T) {
 	t.Parallel()
-	server := ownServer(t)
+	server := testserver.Etcd(t).MustOwn(t)
 	a, b := newLocker(t, server.Addr), newLocker(t, server.Addr)
 	held, released, free := newKey(), newKey(), newKey()
-	lease, gone := acquire(t, a, held, time.Minute), acquire(t, a, released, time.Minute)
-	seen := mustBeHeld(t, b, held)
+	lease, gone := leasetest.Acquire(t, a, held, time.Minute), leasetest.Acquire(t, a, released, time.Minute)
+	seen := leasetest.MustBeHeld(t, b, held)
 
 	server.Signal(syscall.SIGSTOP)
 	young := newLocker(t, server.Addr) // has no connection and no etcd lease
@@ -86,14 +87,14 @@ func TestSilentServer(t *testing.T) {
 
 func TestKilledServer_KeepsLeasesAndWatches(t *testing.T) {
 	t.Parallel()
-	server := ownServer(t)
+	server := testserver.Etcd(t).MustOwn(t)
 	a, b, key := newLocker(t, server.Addr), newLocker(t, server.Addr), newKey()
-	lease := acquire(t, a, key, time.Minute)
-	freed := watch(t, b, mustBeHeld(t, b, key))
+	lease := leasetest.Acquire(t, a, key, time.Minute)
+	freed := watch(t, b, leasetest.MustBeHeld(t, b, key))
 	before := token(lease)
 
 	idle := newLocker(t, server.Addr)
-	if err := acquire(t, idle, newKey(), time.Minute).Release(t.Context()); err != nil {
+	if err := leasetest.Acquire(t, idle, newKey(), time.Minute).Release(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 
@@ -141,7 +142,7 @@ func TestKilledServer_KeepsLeasesAndWatches(t *testing.T) {
 		t.Fatal(err)
 	}
 	mustClose(t, "the release, watched since before the restart", freed)
-	if after := token(acquire(t, b, key, time.Minute)); after <= before {
+	if after := token(leasetest.Acquire(t, b, key, time.Minute)); after <= before {
 		t.Errorf("token %d after the restart, %d before", after, before)
 	}
 }
@@ -150,7 +151,7 @@ func TestKilledServer_KeepsLeasesAndWatches(t *testing.T) {
 // again, as any does after a long outage.
 func TestServerBack(t *testing.T) {
 	t.Parallel()
-	server := ownServer(t)
+	server := testserver.Etcd(t).MustOwn(t)
 	l := newLocker(t, server.Addr, grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: time.Minute, MaxDelay: time.Minute}}))
 	try := func() error {
 		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
@@ -178,7 +179,7 @@ func TestReplyLost(t *testing.T) {
 	server := testserver.Etcd(t)
 	var sent requests
 	a, b := newLocker(t, server.Addr, sent.intercept()), newLocker(t, server.Addr)
-	acquire(t, a, newKey(), time.Minute) // a has its etcd lease
+	leasetest.Acquire(t, a, newKey(), time.Minute) // a has its etcd lease
 	lost := func(t *testing.T) {
 		t.Helper()
 		if sent.armed() {
@@ -189,9 +190,9 @@ func TestReplyLost(t *testing.T) {
 	t.Run("to an acquire", func(t *testing.T) {
 		key := newKey()
 		sent.loseReply(0)
-		lease := acquire(t, a, key, time.Minute)
+		lease := leasetest.Acquire(t, a, key, time.Minute)
 		lost(t)
-		mustBeHeld(t, b, key)
+		leasetest.MustBeHeld(t, b, key)
 		if err := lease.Renew(t.Context(), time.Minute); err != nil {
 			t.Errorf("Renew: %v", err)
 		}
@@ -201,26 +202,26 @@ func TestReplyLost(t *testing.T) {
 	})
 	t.Run("to a refused acquire", func(t *testing.T) {
 		key := newKey()
-		acquire(t, b, key, time.Minute)
+		leasetest.Acquire(t, b, key, time.Minute)
 		sent.loseReply(0)
-		mustBeHeld(t, a, key)
+		leasetest.MustBeHeld(t, a, key)
 		lost(t)
 	})
 	t.Run("to a takeover", func(t *testing.T) {
 		key := newKey()
-		acquire(t, b, key, 50*time.Millisecond)
-		time.Sleep(time.Until(mustBeHeld(t, a, key).Until))
+		leasetest.Acquire(t, b, key, 50*time.Millisecond)
+		time.Sleep(time.Until(leasetest.MustBeHeld(t, a, key).Until))
 		sent.loseReply(1) // the first transaction is the look
-		lease := acquire(t, a, key, time.Minute)
+		lease := leasetest.Acquire(t, a, key, time.Minute)
 		lost(t)
-		mustBeHeld(t, b, key)
+		leasetest.MustBeHeld(t, b, key)
 		if err := lease.Release(t.Context()); err != nil {
 			t.Errorf("Release: %v", err)
 		}
 	})
 	t.Run("to a renewal", func(t *testing.T) {
 		key := newKey()
-		lease := acquire(t, a, key, time.Minute)
+		lease := leasetest.Acquire(t, a, key, time.Minute)
 		sent.loseReply(0)
 		if err := lease.Renew(t.Context(), time.Minute); err != nil {
 			t.Errorf("Renew: %v", err)
@@ -232,24 +233,24 @@ func TestReplyLost(t *testing.T) {
 	})
 	t.Run("to a release", func(t *testing.T) {
 		key := newKey()
-		lease := acquire(t, a, key, time.Minute)
+		lease := leasetest.Acquire(t, a, key, time.Minute)
 		sent.loseReply(0)
-		mustBeLost(t, "Release whose first attempt has freed the lease", lease.Release(t.Context()))
+		leasetest.MustBeLost(t, "Release whose first attempt has freed the lease", lease.Release(t.Context()))
 		lost(t)
-		acquire(t, b, key, time.Minute)
+		leasetest.Acquire(t, b, key, time.Minute)
 	})
 	t.Run("with the connection", func(t *testing.T) {
 		proxy := testserver.NewProxy(t, server.Addr)
 		a := newLocker(t, proxy.Addr)
-		acquire(t, a, newKey(), time.Minute)
+		leasetest.Acquire(t, a, newKey(), time.Minute)
 		for range 5 {
 			key := newKey()
 			proxy.SwallowReplyTo(name(key))
-			lease := acquire(t, a, key, time.Minute)
+			lease := leasetest.Acquire(t, a, key, time.Minute)
 			if proxy.Armed() {
 				t.Fatal("no connection was lost: the test tests nothing")
 			}
-			mustBeHeld(t, b, key)
+			leasetest.MustBeHeld(t, b, key)
 			if err := lease.Release(t.Context()); err != nil {
 				t.Errorf("Release: %v", err)
 			}
@@ -282,10 +283,10 @@ func metric(t *testing.T, server *testserver.Server, name string) int {
 func TestWatch_OncePerProcessAndKey(t *testing.T) {
 	t.Parallel()
 	const processes, waiters = 4, 1000
-	server := ownServer(t)
+	server := testserver.Etcd(t).MustOwn(t)
 	watchers := func() int { return metric(t, server, "etcd_debugging_mvcc_watcher_total") }
 	key := newKey()
-	lease := acquire(t, newLocker(t, server.Addr), key, time.Minute)
+	lease := leasetest.Acquire(t, newLocker(t, server.Addr), key, time.Minute)
 	before := watchers()
 	freed := make([]<-chan struct{}, waiters)
 	var wg sync.WaitGroup
@@ -329,12 +330,12 @@ func TestWatch_FromWhatWasSeen(t *testing.T) {
 	t.Parallel()
 	server := testserver.Etcd(t)
 	a, b, key := newLocker(t, server.Addr), newLocker(t, server.Addr), newKey()
-	first := acquire(t, a, key, time.Minute)
-	early := mustBeHeld(t, b, key)
+	first := leasetest.Acquire(t, a, key, time.Minute)
+	early := leasetest.MustBeHeld(t, b, key)
 	if err := first.Renew(t.Context(), time.Minute); err != nil {
 		t.Fatal(err)
 	}
-	late := mustBeHeld(t, b, key)
+	late := leasetest.MustBeHeld(t, b, key)
 	fromLate := watch(t, b, late)   // the stream begins here,
 	fromEarly := watch(t, b, early) // and serves who has seen the same lease earlier
 	mustStayOpen(t, "the watch of an earlier look", fromEarly, 100*time.Millisecond)
@@ -344,8 +345,8 @@ func TestWatch_FromWhatWasSeen(t *testing.T) {
 	mustClose(t, "the release", fromLate)
 	mustClose(t, "the release", fromEarly)
 
-	second := acquire(t, a, key, time.Minute)
-	now := watch(t, b, mustBeHeld(t, b, key))
+	second := leasetest.Acquire(t, a, key, time.Minute)
+	now := watch(t, b, leasetest.MustBeHeld(t, b, key))
 	mustClose(t, "a watch of the lease before, beside one of the present", watch(t, b, early))
 	mustStayOpen(t, "the watch of the present lease", now, 100*time.Millisecond)
 	if err := second.Release(t.Context()); err != nil {
@@ -360,8 +361,8 @@ func TestWatch_Compacted(t *testing.T) {
 	server := testserver.Etcd(t)
 	a, b, client := newLocker(t, server.Addr), newLocker(t, server.Addr), newClient(t, server.Addr)
 	key := newKey()
-	acquire(t, a, key, time.Minute)
-	held := mustBeHeld(t, b, key)
+	leasetest.Acquire(t, a, key, time.Minute)
+	held := leasetest.MustBeHeld(t, b, key)
 	var revision int64
 	for range 3 {
 		resp, err := client.Put(t.Context(), newKey(), "x")
@@ -375,20 +376,20 @@ func TestWatch_Compacted(t *testing.T) {
 	}
 	// What has happened since held cannot be known any more, so it wakes.
 	mustClose(t, "a watch whose beginning is compacted", watch(t, b, held))
-	freed := watch(t, b, mustBeHeld(t, b, key))
+	freed := watch(t, b, leasetest.MustBeHeld(t, b, key))
 	mustStayOpen(t, "a new watch", freed, 100*time.Millisecond)
 }
 
 func TestWatch_EndsWithItsContext(t *testing.T) {
 	t.Parallel()
-	server := ownServer(t)
+	server := testserver.Etcd(t).MustOwn(t)
 	a, b, key := newLocker(t, server.Addr), newLocker(t, server.Addr), newKey()
-	acquire(t, a, key, time.Minute)
+	leasetest.Acquire(t, a, key, time.Minute)
 	watchers := func() int { return metric(t, server, "etcd_debugging_mvcc_watcher_total") }
 	before := watchers()
 	ctx, cancel := context.WithCancel(t.Context())
 	for range 10 {
-		if _, err := b.Watch(ctx, mustBeHeld(t, b, key)); err != nil {
+		if _, err := b.Watch(ctx, leasetest.MustBeHeld(t, b, key)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -402,8 +403,8 @@ func TestClient_Closed(t *testing.T) {
 	server := testserver.Etcd(t)
 	client := newClient(t, server.Addr)
 	l, key := etcdlock.New(client), newKey()
-	lease := acquire(t, l, key, time.Minute)
-	freed := watch(t, l, mustBeHeld(t, l, key))
+	lease := leasetest.Acquire(t, l, key, time.Minute)
+	freed := watch(t, l, leasetest.MustBeHeld(t, l, key))
 	client.Close()
 	mustClose(t, "the end of the client", freed)
 	start := time.Now()
@@ -427,15 +428,15 @@ func TestClient_Closed(t *testing.T) {
 // lost and with it silent.
 func TestClose_WhileEtcdIsAway(t *testing.T) {
 	t.Parallel()
-	server := ownServer(t)
+	server := testserver.Etcd(t).MustOwn(t)
 	holder, key := newLocker(t, server.Addr), newKey()
-	acquire(t, holder, key, time.Minute)
+	leasetest.Acquire(t, holder, key, time.Minute)
 	for what, takeAway := range map[string]func(){
 		"silent": func() { server.Signal(syscall.SIGSTOP) },
 		"dead":   server.Kill,
 	} {
 		l := newLocker(t, server.Addr)
-		freed := watch(t, l, mustBeHeld(t, l, key))
+		freed := watch(t, l, leasetest.MustBeHeld(t, l, key))
 		mustStayOpen(t, "a held lease", freed, 100*time.Millisecond)
 		takeAway()
 		time.Sleep(100 * time.Millisecond) // the client notices, and tries again
@@ -455,7 +456,7 @@ func TestClose_WhileEtcdIsAway(t *testing.T) {
 
 func TestManyKeys_ShareFewEtcdLeases(t *testing.T) {
 	t.Parallel()
-	server := ownServer(t)
+	server := testserver.Etcd(t).MustOwn(t)
 	l, client := newLocker(t, server.Addr), newClient(t, server.Addr)
 	var wg sync.WaitGroup
 	for i := range 200 {

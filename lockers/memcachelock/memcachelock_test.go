@@ -16,6 +16,7 @@ import (
 
 	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/internal/adapter"
+	"github.com/bellwether-go/bellwether/internal/leasetest"
 	"github.com/bellwether-go/bellwether/internal/testserver"
 	"github.com/bellwether-go/bellwether/lockers/lockertest"
 	"github.com/bellwether-go/bellwether/lockers/memcachelock"
@@ -39,38 +40,9 @@ func newLocker(tb testing.TB, addr string) *memcachelock.Locker {
 	return memcachelock.New(newClient(tb, addr))
 }
 
-// ownServer returns a server that the test may stop and kill.
-func ownServer(t *testing.T) *testserver.Server {
-	t.Helper()
-	server := testserver.Memcached(t)
-	if !server.Own() {
-		t.Skip("BELLWETHER_MEMCACHED names a server that is not the test's to stop")
-	}
-	return server
-}
-
 func newKey() string { return "memcachelock:" + adapter.Token() }
 
 func item(key string) string { return "bellwether:" + key + ":lease" }
-
-func acquire(t *testing.T, l bellwether.Locker, key string, ttl time.Duration) bellwether.Lease {
-	t.Helper()
-	lease, err := l.TryAcquire(t.Context(), key, ttl)
-	if err != nil {
-		t.Fatalf("TryAcquire: %v", err)
-	}
-	return lease
-}
-
-func mustBeHeld(t *testing.T, l bellwether.Locker, key string) *bellwether.HeldError {
-	t.Helper()
-	_, err := l.TryAcquire(t.Context(), key, time.Minute)
-	var held *bellwether.HeldError
-	if !errors.As(err, &held) {
-		t.Fatalf("TryAcquire: err = %v, want a *HeldError", err)
-	}
-	return held
-}
 
 func TestConformance(t *testing.T) {
 	t.Parallel()
@@ -82,8 +54,8 @@ func TestConformance(t *testing.T) {
 // with. What has ended before its time it gives the memory back of as it likes.
 func TestCycles_LeaveNothing(t *testing.T) {
 	t.Parallel()
-	server := ownServer(t)
-	held := acquire(t, newLocker(t, server.Addr), newKey(), time.Minute)
+	server := testserver.Memcached(t).MustOwn(t)
+	held := leasetest.Acquire(t, newLocker(t, server.Addr), newKey(), time.Minute)
 	if got := items(t, server.Addr); len(got) != 1 {
 		t.Fatalf("items %q with one lease held: the count counts something else", got)
 	}
@@ -134,7 +106,7 @@ func TestExpiry_WithoutAnObserver(t *testing.T) {
 	server := testserver.Memcached(t)
 	mc, key := newClient(t, server.Addr), newKey()
 	end := time.Now().Add(1500 * time.Millisecond)
-	acquire(t, newLocker(t, server.Addr), key, 1500*time.Millisecond)
+	leasetest.Acquire(t, newLocker(t, server.Addr), key, 1500*time.Millisecond)
 	for {
 		_, err := mc.Get(item(key))
 		now := time.Now()
@@ -150,14 +122,14 @@ func TestExpiry_WithoutAnObserver(t *testing.T) {
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	acquire(t, newLocker(t, server.Addr), key, time.Minute)
+	leasetest.Acquire(t, newLocker(t, server.Addr), key, time.Minute)
 }
 
 // TestExpiry_ServerPausedBefore has memcached take a lease by a clock that has
 // stood still: the lease lasts for as long as its holder counts on it.
 func TestExpiry_ServerPausedBefore(t *testing.T) {
 	t.Parallel()
-	server := ownServer(t)
+	server := testserver.Memcached(t).MustOwn(t)
 	a, b := newLocker(t, server.Addr), newLocker(t, server.Addr)
 	const pause, ttl = 900 * time.Millisecond, 900 * time.Millisecond
 	for range 4 {
@@ -176,7 +148,7 @@ func TestExpiry_ServerPausedBefore(t *testing.T) {
 			t.Fatal(err)
 		}
 		end := time.Now().Add(ttl)
-		acquire(t, a, key, ttl)
+		leasetest.Acquire(t, a, key, ttl)
 		for time.Now().Before(end) {
 			_, err := b.TryAcquire(t.Context(), key, time.Second)
 			if now := time.Now(); err == nil && now.Before(end) {
@@ -193,9 +165,9 @@ func TestExpiry_RenewedWhileObserved(t *testing.T) {
 	t.Parallel()
 	server := testserver.Memcached(t)
 	a, b, key := newLocker(t, server.Addr), newLocker(t, server.Addr), newKey()
-	lease := acquire(t, a, key, time.Second)
-	first := mustBeHeld(t, b, key).Until
-	if again := mustBeHeld(t, b, key).Until; !again.Equal(first) {
+	lease := leasetest.Acquire(t, a, key, time.Second)
+	first := leasetest.MustBeHeld(t, b, key).Until
+	if again := leasetest.MustBeHeld(t, b, key).Until; !again.Equal(first) {
 		t.Errorf("Until of an unchanged lease moved by %v", again.Sub(first))
 	}
 	time.Sleep(500 * time.Millisecond)
@@ -203,7 +175,7 @@ func TestExpiry_RenewedWhileObserved(t *testing.T) {
 	if err := lease.Renew(t.Context(), time.Second); err != nil { // to the same length
 		t.Fatal(err)
 	}
-	if second := mustBeHeld(t, b, key).Until; second.Before(renewed.Add(time.Second)) {
+	if second := leasetest.MustBeHeld(t, b, key).Until; second.Before(renewed.Add(time.Second)) {
 		t.Errorf("Until of a renewed lease is %v before its end", renewed.Add(time.Second).Sub(second))
 	}
 }
@@ -212,26 +184,26 @@ func TestPrefix(t *testing.T) {
 	server := testserver.Memcached(t)
 	l, key := newLocker(t, server.Addr), newKey()
 	l.Prefix = "shop:"
-	acquire(t, l, key, time.Minute)
+	leasetest.Acquire(t, l, key, time.Minute)
 	if _, err := newClient(t, server.Addr).Get("shop:" + key + ":lease"); err != nil {
 		t.Fatalf("no lease under the prefix: %v", err)
 	}
-	acquire(t, newLocker(t, server.Addr), key, time.Minute) // another prefix is another key
+	leasetest.Acquire(t, newLocker(t, server.Addr), key, time.Minute) // another prefix is another key
 }
 
 func TestTTL_OverThirtyDays(t *testing.T) {
 	server := testserver.Memcached(t)
 	a, b, key := newLocker(t, server.Addr), newLocker(t, server.Addr), newKey()
 	const year = 365 * 24 * time.Hour
-	lease := acquire(t, a, key, year)
+	lease := leasetest.Acquire(t, a, key, year)
 	limit := time.Now().Add(30*24*time.Hour + time.Minute)
-	if until := mustBeHeld(t, b, key).Until; until.After(limit) {
+	if until := leasetest.MustBeHeld(t, b, key).Until; until.After(limit) {
 		t.Errorf("Until = %v: the holder believes in more than memcached keeps", until)
 	}
 	if err := lease.Renew(t.Context(), year); err != nil {
 		t.Fatal(err)
 	}
-	mustBeHeld(t, b, key) // not taken for a date in 1970, and gone
+	leasetest.MustBeHeld(t, b, key) // not taken for a date in 1970, and gone
 	if err := lease.Release(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -240,7 +212,7 @@ func TestTTL_OverThirtyDays(t *testing.T) {
 func TestToken_OfWhichAnotherIsTheBeginning(t *testing.T) {
 	server := testserver.Memcached(t)
 	l, mc, key := newLocker(t, server.Addr), newClient(t, server.Addr), newKey()
-	lease := acquire(t, l, key, time.Minute)
+	lease := leasetest.Acquire(t, l, key, time.Minute)
 	it, err := mc.Get(item(key))
 	if err != nil {
 		t.Fatal(err)
@@ -256,7 +228,7 @@ func TestToken_OfWhichAnotherIsTheBeginning(t *testing.T) {
 		if err := lease.Release(t.Context()); !errors.Is(err, bellwether.ErrLeaseLost) {
 			t.Errorf("Release of %q beside %q: err = %v, want ErrLeaseLost", token, other, err)
 		}
-		mustBeHeld(t, l, key)
+		leasetest.MustBeHeld(t, l, key)
 	}
 }
 
@@ -278,10 +250,10 @@ func TestForeignValue(t *testing.T) {
 // TestSilentServer stops the server: it accepts connections and answers
 // nothing.
 func TestSilentServer(t *testing.T) {
-	server := ownServer(t)
+	server := testserver.Memcached(t).MustOwn(t)
 	a, b := newLocker(t, server.Addr), newLocker(t, server.Addr)
 	held, free := newKey(), newKey()
-	lease := acquire(t, a, held, time.Minute)
+	lease := leasetest.Acquire(t, a, held, time.Minute)
 
 	server.Signal(syscall.SIGSTOP)
 	for name, call := range map[string]func(context.Context) error{
@@ -319,9 +291,9 @@ func TestSilentServer(t *testing.T) {
 }
 
 func TestDeadServer(t *testing.T) {
-	server := ownServer(t)
+	server := testserver.Memcached(t).MustOwn(t)
 	l, key := newLocker(t, server.Addr), newKey()
-	lease := acquire(t, l, key, time.Minute)
+	lease := leasetest.Acquire(t, l, key, time.Minute)
 	server.Kill()
 	_, err := l.TryAcquire(t.Context(), key, time.Minute)
 	for name, err := range map[string]error{
@@ -335,14 +307,14 @@ func TestDeadServer(t *testing.T) {
 		}
 	}
 	server.Start()
-	acquire(t, l, key, time.Minute) // the restart took the lease away
+	leasetest.Acquire(t, l, key, time.Minute) // the restart took the lease away
 	if err := lease.Renew(t.Context(), time.Minute); !errors.Is(err, bellwether.ErrLeaseLost) {
 		t.Errorf("Renew of a lease that the restart took away: err = %v, want ErrLeaseLost", err)
 	}
 	if err := lease.Release(t.Context()); !errors.Is(err, bellwether.ErrLeaseLost) {
 		t.Errorf("Release of a lease that the restart took away: err = %v, want ErrLeaseLost", err)
 	}
-	mustBeHeld(t, l, key)
+	leasetest.MustBeHeld(t, l, key)
 }
 
 func TestTryAcquire_LostReply(t *testing.T) {
@@ -353,31 +325,31 @@ func TestTryAcquire_LostReply(t *testing.T) {
 	t.Run("to an add", func(t *testing.T) {
 		key := newKey()
 		proxy.SwallowReplyTo("add " + item(key))
-		lease := acquire(t, a, key, time.Minute)
+		lease := leasetest.Acquire(t, a, key, time.Minute)
 		if proxy.Armed() {
 			t.Fatal("no reply was swallowed: the test tests nothing")
 		}
-		mustBeHeld(t, b, key)
+		leasetest.MustBeHeld(t, b, key)
 		if err := lease.Release(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	})
 	t.Run("to an add that was refused", func(t *testing.T) {
 		key := newKey()
-		acquire(t, b, key, time.Minute)
+		leasetest.Acquire(t, b, key, time.Minute)
 		proxy.SwallowReplyTo("add " + item(key))
-		mustBeHeld(t, a, key)
+		leasetest.MustBeHeld(t, a, key)
 	})
 	t.Run("to a takeover", func(t *testing.T) {
 		key := newKey()
-		acquire(t, b, key, 50*time.Millisecond)
-		time.Sleep(time.Until(mustBeHeld(t, a, key).Until))
+		leasetest.Acquire(t, b, key, 50*time.Millisecond)
+		time.Sleep(time.Until(leasetest.MustBeHeld(t, a, key).Until))
 		proxy.SwallowReplyTo("cas " + item(key))
-		lease := acquire(t, a, key, time.Minute)
+		lease := leasetest.Acquire(t, a, key, time.Minute)
 		if proxy.Armed() {
 			t.Fatal("no reply was swallowed: the test tests nothing")
 		}
-		mustBeHeld(t, b, key)
+		leasetest.MustBeHeld(t, b, key)
 		if err := lease.Release(t.Context()); err != nil {
 			t.Fatal(err)
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/bradfitz/gomemcache/memcache"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/internal/leasetest"
 	"github.com/bellwether-go/bellwether/internal/testserver"
 	"github.com/bellwether-go/bellwether/lockers/lockertest"
 	"github.com/bellwether-go/bellwether/lockers/memcachelock"
@@ -41,7 +42,7 @@ func TestConformance_Tokens(t *testing.T) {
 
 func TestTokens_NotAskedFor(t *testing.T) {
 	server := testserver.Memcached(t)
-	lease := acquire(t, newLocker(t, server.Addr), newKey(), time.Minute)
+	lease := leasetest.Acquire(t, newLocker(t, server.Addr), newKey(), time.Minute)
 	if _, ok := lease.(bellwether.Tokener); ok {
 		t.Error("a lease without Tokens is a Tokener")
 	}
@@ -49,12 +50,12 @@ func TestTokens_NotAskedFor(t *testing.T) {
 
 // TestTokens_CounterLost loses the counter by an eviction, and with its server.
 func TestTokens_CounterLost(t *testing.T) {
-	server := ownServer(t)
+	server := testserver.Memcached(t).MustOwn(t)
 	mc, l, key := newClient(t, server.Addr), newTokenLocker(t, server.Addr), newKey()
 	var last uint64
 	rises := func(what string) bellwether.Lease {
 		t.Helper()
-		lease := acquire(t, l, key, time.Minute)
+		lease := leasetest.Acquire(t, l, key, time.Minute)
 		now := token(t, lease)
 		if now <= last {
 			t.Errorf("%s: token %d after %d", what, now, last)
@@ -79,7 +80,7 @@ func TestTokens_CounterLost(t *testing.T) {
 // TestTokens_DrawnTooLate holds the holder up between its lease and its token,
 // until another may have drawn one.
 func TestTokens_DrawnTooLate(t *testing.T) {
-	server := ownServer(t)
+	server := testserver.Memcached(t).MustOwn(t)
 	a, b, key := newTokenLocker(t, server.Addr), newTokenLocker(t, server.Addr), newKey()
 	gate := newGate(t, server.Addr, "incr bellwether:"+key)
 	slow := newTokenLocker(t, gate.addr)
@@ -90,8 +91,8 @@ func TestTokens_DrawnTooLate(t *testing.T) {
 		result <- err
 	}()
 	<-gate.reached
-	time.Sleep(time.Until(mustBeHeld(t, b, key).Until))
-	second := acquire(t, b, key, time.Minute)
+	time.Sleep(time.Until(leasetest.MustBeHeld(t, b, key).Until))
+	second := leasetest.Acquire(t, b, key, time.Minute)
 	close(gate.open)
 	if err := <-result; err == nil || !strings.Contains(err.Error(), "token") {
 		t.Errorf("err = %v of a token that is greater than the next holder's, want one that says so", err)
@@ -102,7 +103,7 @@ func TestTokens_DrawnTooLate(t *testing.T) {
 	if err := second.Release(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if third := acquire(t, a, key, time.Minute); token(t, third) <= token(t, second) {
+	if third := leasetest.Acquire(t, a, key, time.Minute); token(t, third) <= token(t, second) {
 		t.Errorf("token %d after %d", token(t, third), token(t, second))
 	}
 }
@@ -118,7 +119,7 @@ func TestTokens_ForeignCounter(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), item(key)) {
 		t.Errorf("err = %v, want one that names the item", err)
 	}
-	acquire(t, newLocker(t, server.Addr), key, time.Minute)
+	leasetest.Acquire(t, newLocker(t, server.Addr), key, time.Minute)
 }
 
 // TestTokens_ContextEndsWhileOneIsDrawn leaves nothing behind.
@@ -138,7 +139,7 @@ func TestTokens_ContextEndsWhileOneIsDrawn(t *testing.T) {
 	if err := <-result; !errors.Is(err, context.Canceled) {
 		t.Errorf("err = %v, want the context's", err)
 	}
-	mustBeHeld(t, l, key)
+	leasetest.MustBeHeld(t, l, key)
 	close(gate.open)
 	for start := time.Now(); ; time.Sleep(10 * time.Millisecond) {
 		if _, err := l.TryAcquire(t.Context(), key, time.Minute); err == nil {

@@ -8,6 +8,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/internal/leasetest"
 	"github.com/bellwether-go/bellwether/internal/testserver"
 	"github.com/bellwether-go/bellwether/lockers/lockertest"
 	"github.com/bellwether-go/bellwether/lockers/redislock"
@@ -39,17 +40,17 @@ func TestConformance_Cluster(t *testing.T) {
 		if from == to {
 			to = c.Masters[1]
 		}
-		lease := acquire(t, a, key, time.Minute)
+		lease := leasetest.Acquire(t, a, key, time.Minute)
 		freed := watch(t, b, key)
 		c.Migrate(slot, from, to)
-		mustBeHeld(t, b, key)
+		leasetest.MustBeHeld(t, b, key)
 		if err := lease.Renew(t.Context(), time.Minute); err != nil {
 			t.Errorf("Renew before the lease has moved: %v", err)
 		}
 		if n := c.Move(slot, from, to); n != 1 {
 			t.Errorf("%d keys have moved, want the lease", n)
 		}
-		mustBeHeld(t, b, key)
+		leasetest.MustBeHeld(t, b, key)
 		if err := lease.Renew(t.Context(), time.Minute); err != nil {
 			t.Errorf("Renew of a lease that has moved: %v", err)
 		}
@@ -65,10 +66,10 @@ func TestConformance_Cluster(t *testing.T) {
 			t.Error("a release in a slot under way wakes nobody")
 		}
 		// A free lease of that slot is taken at its new place.
-		lease = acquire(t, b, key, time.Minute)
-		mustBeHeld(t, a, key)
+		lease = leasetest.Acquire(t, b, key, time.Minute)
+		leasetest.MustBeHeld(t, a, key)
 		c.Settle(slot, from, to)
-		mustBeHeld(t, a, key)
+		leasetest.MustBeHeld(t, a, key)
 		if err := lease.Release(t.Context()); err != nil {
 			t.Errorf("Release after the slot has moved: %v", err)
 		}
@@ -83,7 +84,7 @@ func TestConformance_Ring(t *testing.T) {
 	t.Parallel()
 	addrs := map[string]string{}
 	for _, name := range []string{"a", "b", "c"} {
-		addrs[name] = ownServer(t).Addr
+		addrs[name] = testserver.Redis(t).MustOwn(t).Addr
 	}
 	lockertest.Run(t, func(tb testing.TB) bellwether.Locker {
 		rdb := redis.NewRing(&redis.RingOptions{Addrs: addrs})

@@ -15,6 +15,7 @@ import (
 
 	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/internal/adapter"
+	"github.com/bellwether-go/bellwether/internal/leasetest"
 	"github.com/bellwether-go/bellwether/internal/testserver"
 	"github.com/bellwether-go/bellwether/lockers/lockertest"
 	"github.com/bellwether-go/bellwether/lockers/redislock"
@@ -38,42 +39,13 @@ func newLocker(tb testing.TB, addr string) *redislock.Locker {
 	return l
 }
 
-// ownServer returns a server that the test may stop and kill.
-func ownServer(t *testing.T) *testserver.Server {
-	t.Helper()
-	server := testserver.Redis(t)
-	if !server.Own() {
-		t.Skip("BELLWETHER_REDIS names a server that is not the test's to stop, or to count the commands of")
-	}
-	return server
-}
-
 func newKey() string { return "redislock:" + adapter.Token() }
-
-func acquire(t *testing.T, l bellwether.Locker, key string, ttl time.Duration) bellwether.Lease {
-	t.Helper()
-	lease, err := l.TryAcquire(t.Context(), key, ttl)
-	if err != nil {
-		t.Fatalf("TryAcquire: %v", err)
-	}
-	return lease
-}
-
-func mustBeHeld(t *testing.T, l bellwether.Locker, key string) *bellwether.HeldError {
-	t.Helper()
-	_, err := l.TryAcquire(t.Context(), key, time.Minute)
-	var held *bellwether.HeldError
-	if !errors.As(err, &held) {
-		t.Fatalf("TryAcquire: err = %v, want a *HeldError", err)
-	}
-	return held
-}
 
 // watch watches key once l's push is there.
 func watch(t *testing.T, l *redislock.Locker, key string) <-chan struct{} {
 	t.Helper()
 	for start := time.Now(); ; time.Sleep(10 * time.Millisecond) {
-		freed, err := l.Watch(t.Context(), mustBeHeld(t, l, key))
+		freed, err := l.Watch(t.Context(), leasetest.MustBeHeld(t, l, key))
 		if err == nil {
 			return freed
 		}
@@ -108,7 +80,7 @@ func TestConformance_Tokens(t *testing.T) {
 
 func TestCycles_LeaveNothing(t *testing.T) {
 	t.Parallel()
-	server := ownServer(t)
+	server := testserver.Redis(t).MustOwn(t)
 	rdb := newClient(t, server.Addr)
 	for _, tokens := range []bool{false, true} {
 		withTokens := func(tb testing.TB) bellwether.Locker {
@@ -128,14 +100,14 @@ func TestCycles_LeaveNothing(t *testing.T) {
 
 // TestTokens_AcrossARestart has the server lose all it knows, and its reply.
 func TestTokens_AcrossARestart(t *testing.T) {
-	server := ownServer(t)
+	server := testserver.Redis(t).MustOwn(t)
 	proxy := testserver.NewProxy(t, server.Addr)
 	l, key := newLocker(t, proxy.Addr), newKey()
 	l.Tokens = true
 	var last uint64
 	rises := func(what string) bellwether.Lease {
 		t.Helper()
-		lease := acquire(t, l, key, time.Minute)
+		lease := leasetest.Acquire(t, l, key, time.Minute)
 		now := lease.(bellwether.Tokener).Token()
 		if now <= last {
 			t.Errorf("%s: token %d after %d", what, now, last)
@@ -165,10 +137,10 @@ func TestTokens_AcrossARestart(t *testing.T) {
 // TestTokens_Commands: tokens cost one command more, and nothing without the
 // option, where a lease is no Tokener.
 func TestTokens_Commands(t *testing.T) {
-	server := ownServer(t)
+	server := testserver.Redis(t).MustOwn(t)
 	admin := newClient(t, server.Addr)
 	l, key := newLocker(t, server.Addr), newKey()
-	lease := acquire(t, l, key, time.Minute)
+	lease := leasetest.Acquire(t, l, key, time.Minute)
 	if _, ok := lease.(bellwether.Tokener); ok {
 		t.Error("a lease without Tokens is a Tokener")
 	}
@@ -180,8 +152,8 @@ func TestTokens_Commands(t *testing.T) {
 		do   func()
 		want map[string]int
 	}{
-		{"try a held lease", func() { mustBeHeld(t, l, key) }, map[string]int{"evalsha": 1, "set": 1, "pttl": 1}},
-		{"acquire", func() { acquire(t, l, newKey(), time.Minute) }, map[string]int{"evalsha": 1, "set": 1, "time": 1}},
+		{"try a held lease", func() { leasetest.MustBeHeld(t, l, key) }, map[string]int{"evalsha": 1, "set": 1, "pttl": 1}},
+		{"acquire", func() { leasetest.Acquire(t, l, newKey(), time.Minute) }, map[string]int{"evalsha": 1, "set": 1, "time": 1}},
 	} {
 		if err := admin.ConfigResetStat(t.Context()).Err(); err != nil {
 			t.Fatal(err)
@@ -209,13 +181,13 @@ func TestConformance_OlderWireFormat(t *testing.T) {
 }
 
 func TestCommands(t *testing.T) {
-	server := ownServer(t)
+	server := testserver.Redis(t).MustOwn(t)
 	admin := newClient(t, server.Addr)
 	a, b := newLocker(t, server.Addr), newLocker(t, server.Addr)
 	key := newKey()
 
 	// The scripts are known to the server and the subscriptions stand.
-	lease := acquire(t, a, key, time.Minute)
+	lease := leasetest.Acquire(t, a, key, time.Minute)
 	if err := lease.Renew(t.Context(), time.Minute); err != nil {
 		t.Fatal(err)
 	}
@@ -237,7 +209,7 @@ func TestCommands(t *testing.T) {
 			return err
 		}, map[string]int{"set": 1, "pttl": 1}},
 		{"try a held lease", func() error {
-			held = mustBeHeld(t, b, key)
+			held = leasetest.MustBeHeld(t, b, key)
 			return nil
 		}, map[string]int{"set": 1, "pttl": 1}},
 		{"watch", func() (err error) {
@@ -273,12 +245,12 @@ func TestCommands(t *testing.T) {
 	}
 
 	// A lease seen by a Locker that has only just begun to subscribe.
-	lease = acquire(t, a, key, time.Minute)
+	lease = leasetest.Acquire(t, a, key, time.Minute)
 	young := newLocker(t, server.Addr)
 	if err := admin.ConfigResetStat(t.Context()).Err(); err != nil {
 		t.Fatal(err)
 	}
-	held = mustBeHeld(t, young, key)
+	held = leasetest.MustBeHeld(t, young, key)
 	if _, err := young.Watch(t.Context(), held); err != nil {
 		t.Fatal(err)
 	}
@@ -322,12 +294,12 @@ func TestPrefix(t *testing.T) {
 	l := newLocker(t, server.Addr)
 	l.Prefix = "shop:"
 	key := newKey()
-	acquire(t, l, key, time.Minute)
+	leasetest.Acquire(t, l, key, time.Minute)
 	if n, err := rdb.Exists(t.Context(), "shop:{"+key+"}:lease").Result(); n != 1 {
 		t.Fatalf("no lease under the prefix: %d, %v", n, err)
 	}
 	// Another prefix is another key.
-	acquire(t, newLocker(t, server.Addr), key, time.Minute)
+	leasetest.Acquire(t, newLocker(t, server.Addr), key, time.Minute)
 }
 
 // TestToken_OfWhichAnotherIsTheBeginning is redislock 0.9.4's theft: tokens
@@ -337,7 +309,7 @@ func TestToken_OfWhichAnotherIsTheBeginning(t *testing.T) {
 	rdb := newClient(t, server.Addr)
 	l := newLocker(t, server.Addr)
 	key := newKey()
-	lease := acquire(t, l, key, time.Minute)
+	lease := leasetest.Acquire(t, l, key, time.Minute)
 	token := rdb.Get(t.Context(), l.Key(key)).Val()
 	for _, other := range []string{token + "x", token[:len(token)-1], token[:1], "x" + token, strings.ToUpper(token)} {
 		if err := rdb.Set(t.Context(), l.Key(key), other, time.Minute).Err(); err != nil {
@@ -349,7 +321,7 @@ func TestToken_OfWhichAnotherIsTheBeginning(t *testing.T) {
 		if err := lease.Release(t.Context()); !errors.Is(err, bellwether.ErrLeaseLost) {
 			t.Errorf("Release of %q beside %q: err = %v, want ErrLeaseLost", token, other, err)
 		}
-		mustBeHeld(t, l, key)
+		leasetest.MustBeHeld(t, l, key)
 		if got := rdb.Get(t.Context(), l.Key(key)).Val(); got != other {
 			t.Errorf("the key of %q holds %q now", other, got)
 		}
@@ -368,7 +340,7 @@ func TestTryAcquire_ForeignValues(t *testing.T) {
 	if err := rdb.Set(t.Context(), l.Key(eternal), "something", 0).Err(); err != nil {
 		t.Fatal(err)
 	}
-	if held := mustBeHeld(t, l, eternal); !held.Until.IsZero() {
+	if held := leasetest.MustBeHeld(t, l, eternal); !held.Until.IsZero() {
 		t.Errorf("Until = %v of a key without an expiry, want zero", held.Until)
 	}
 
@@ -387,9 +359,9 @@ func TestWatch_DoesNotTouchTheLease(t *testing.T) {
 	server := testserver.Redis(t)
 	rdb := newClient(t, server.Addr)
 	a, key := newLocker(t, server.Addr), newKey()
-	acquire(t, a, key, time.Minute)
+	leasetest.Acquire(t, a, key, time.Minute)
 	young := newLocker(t, server.Addr)
-	if _, err := young.Watch(t.Context(), mustBeHeld(t, young, key)); err != nil {
+	if _, err := young.Watch(t.Context(), leasetest.MustBeHeld(t, young, key)); err != nil {
 		t.Fatal(err)
 	}
 	if left := rdb.PTTL(t.Context(), a.Key(key)).Val(); left <= 0 || left > time.Minute {
@@ -400,11 +372,11 @@ func TestWatch_DoesNotTouchTheLease(t *testing.T) {
 func TestWatch_LeavesNothingBehind(t *testing.T) {
 	server := testserver.Redis(t)
 	a, key := newLocker(t, server.Addr), newKey()
-	lease := acquire(t, a, key, time.Minute)
+	lease := leasetest.Acquire(t, a, key, time.Minute)
 	watch(t, a, key) // ends with the test
 	ctx, cancel := context.WithCancel(t.Context())
 	for range 10 {
-		if _, err := a.Watch(ctx, mustBeHeld(t, a, key)); err != nil {
+		if _, err := a.Watch(ctx, leasetest.MustBeHeld(t, a, key)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -430,8 +402,8 @@ func TestWatch_LeavesNothingBehind(t *testing.T) {
 func TestWatch_OfAnotherLocker(t *testing.T) {
 	server := testserver.Redis(t)
 	a, b, key := newLocker(t, server.Addr), newLocker(t, server.Addr), newKey()
-	acquire(t, a, key, time.Minute)
-	if _, err := b.Watch(t.Context(), mustBeHeld(t, a, key)); err == nil {
+	leasetest.Acquire(t, a, key, time.Minute)
+	if _, err := b.Watch(t.Context(), leasetest.MustBeHeld(t, a, key)); err == nil {
 		t.Error("a lease that another Locker saw was watched without an error")
 	}
 	if _, err := b.Watch(t.Context(), &bellwether.HeldError{Key: key}); err == nil {
@@ -445,8 +417,8 @@ func TestWatch_Ring(t *testing.T) {
 	defer ring.Close()
 	l, key := redislock.New(ring), newKey()
 	defer l.Close()
-	acquire(t, l, key, time.Minute)
-	if _, err := l.Watch(t.Context(), mustBeHeld(t, l, key)); err == nil {
+	leasetest.Acquire(t, l, key, time.Minute)
+	if _, err := l.Watch(t.Context(), leasetest.MustBeHeld(t, l, key)); err == nil {
 		t.Error("a Ring's lease was watched without an error, although its shards share no channel")
 	}
 }
@@ -454,7 +426,7 @@ func TestWatch_Ring(t *testing.T) {
 func TestClose(t *testing.T) {
 	server := testserver.Redis(t)
 	l, key := newLocker(t, server.Addr), newKey()
-	lease := acquire(t, l, key, time.Minute)
+	lease := leasetest.Acquire(t, l, key, time.Minute)
 	freed := watch(t, l, key)
 	for range 2 {
 		if err := l.Close(); err != nil {
@@ -464,7 +436,7 @@ func TestClose(t *testing.T) {
 			t.Fatal("a watch goes on after Close")
 		}
 	}
-	if _, err := l.Watch(t.Context(), mustBeHeld(t, l, key)); err == nil {
+	if _, err := l.Watch(t.Context(), leasetest.MustBeHeld(t, l, key)); err == nil {
 		t.Error("Watch after Close: want an error")
 	}
 	if err := lease.Release(t.Context()); err != nil {
@@ -475,7 +447,7 @@ func TestClose(t *testing.T) {
 	if err := unused.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := unused.Watch(t.Context(), mustBeHeld(t, unused, holdAnother(t, server.Addr))); err == nil {
+	if _, err := unused.Watch(t.Context(), leasetest.MustBeHeld(t, unused, holdAnother(t, server.Addr))); err == nil {
 		t.Error("Watch of a Locker closed before its first use: want an error")
 	}
 }
@@ -483,7 +455,7 @@ func TestClose(t *testing.T) {
 func holdAnother(t *testing.T, addr string) string {
 	t.Helper()
 	key := newKey()
-	acquire(t, newLocker(t, addr), key, time.Minute)
+	leasetest.Acquire(t, newLocker(t, addr), key, time.Minute)
 	return key
 }
 
@@ -493,7 +465,7 @@ func TestClose_OfTheClientAlone(t *testing.T) {
 	server := testserver.Redis(t)
 	rdb := redis.NewClient(&redis.Options{Addr: server.Addr})
 	l, key := redislock.New(rdb), newKey()
-	acquire(t, l, key, time.Minute)
+	leasetest.Acquire(t, l, key, time.Minute)
 	freed := watch(t, l, key)
 	rdb.Close()
 	select {
@@ -506,10 +478,10 @@ func TestClose_OfTheClientAlone(t *testing.T) {
 // TestSilentServer stops the server: it accepts connections and answers
 // nothing.
 func TestSilentServer(t *testing.T) {
-	server := ownServer(t)
+	server := testserver.Redis(t).MustOwn(t)
 	a, b := newLocker(t, server.Addr), newLocker(t, server.Addr)
 	held, free := newKey(), newKey()
-	lease := acquire(t, a, held, time.Minute)
+	lease := leasetest.Acquire(t, a, held, time.Minute)
 	freed := watch(t, b, held)
 
 	server.Signal(syscall.SIGSTOP)
@@ -557,11 +529,11 @@ func TestSilentServer(t *testing.T) {
 }
 
 func TestSilentServer_DoesNotHoldWatch(t *testing.T) {
-	server := ownServer(t)
+	server := testserver.Redis(t).MustOwn(t)
 	a, key := newLocker(t, server.Addr), newKey()
-	acquire(t, a, key, time.Minute)
+	leasetest.Acquire(t, a, key, time.Minute)
 	young := newLocker(t, server.Addr)
-	held := mustBeHeld(t, young, key)
+	held := leasetest.MustBeHeld(t, young, key)
 	server.Signal(syscall.SIGSTOP)
 	defer server.Signal(syscall.SIGCONT)
 	start := time.Now()
@@ -575,11 +547,11 @@ func TestSilentServer_DoesNotHoldWatch(t *testing.T) {
 }
 
 func TestDeadServer(t *testing.T) {
-	server := ownServer(t)
+	server := testserver.Redis(t).MustOwn(t)
 	a, b, key := newLocker(t, server.Addr), newLocker(t, server.Addr), newKey()
-	lease := acquire(t, a, key, time.Minute)
+	lease := leasetest.Acquire(t, a, key, time.Minute)
 	freed := watch(t, b, key)
-	held := mustBeHeld(t, b, key)
+	held := leasetest.MustBeHeld(t, b, key)
 
 	server.Kill()
 	killed := time.Now()
@@ -638,14 +610,14 @@ func TestTryAcquire_LostReply(t *testing.T) {
 	server := testserver.Redis(t)
 	proxy := testserver.NewProxy(t, server.Addr)
 	a, b, key := newLocker(t, proxy.Addr), newLocker(t, server.Addr), newKey()
-	acquire(t, a, newKey(), time.Minute) // its connections stand
+	leasetest.Acquire(t, a, newKey(), time.Minute) // its connections stand
 
 	proxy.SwallowReplyTo(key)
-	lease := acquire(t, a, key, time.Minute)
+	lease := leasetest.Acquire(t, a, key, time.Minute)
 	if proxy.Armed() {
 		t.Fatal("no reply was swallowed: the test tests nothing")
 	}
-	mustBeHeld(t, b, key)
+	leasetest.MustBeHeld(t, b, key)
 	if err := lease.Renew(t.Context(), time.Minute); err != nil {
 		t.Fatal(err)
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/internal/leasetest"
 	"github.com/bellwether-go/bellwether/internal/testserver"
 	"github.com/bellwether-go/bellwether/lockers/lockertest"
 	"github.com/bellwether-go/bellwether/lockers/zklock"
@@ -21,7 +22,7 @@ func TestRequests(t *testing.T) {
 	a, atA := newGated(t, server.Addr, 10*time.Second)
 	b, atB := newGated(t, server.Addr, 10*time.Second)
 	for _, l := range []*zklock.Locker{a, b} {
-		if err := acquire(t, l, newKey(), time.Minute).Release(t.Context()); err != nil {
+		if err := leasetest.Acquire(t, l, newKey(), time.Minute).Release(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -33,14 +34,14 @@ func TestRequests(t *testing.T) {
 	}
 	key := newKey()
 	var lease bellwether.Lease
-	check("acquire", atA, 1, func() { lease = acquire(t, a, key, time.Minute) })
+	check("acquire", atA, 1, func() { lease = leasetest.Acquire(t, a, key, time.Minute) })
 	check("renew", atA, 1, func() {
 		if err := lease.Renew(t.Context(), time.Minute); err != nil {
 			t.Error(err)
 		}
 	})
 	var held *bellwether.HeldError
-	check("acquire what is held", atB, 2, func() { held = mustBeHeld(t, b, key) })
+	check("acquire what is held", atB, 2, func() { held = leasetest.MustBeHeld(t, b, key) })
 	var freed <-chan struct{}
 	check("a first and nine more watches", atB, 1, func() {
 		for range 10 {
@@ -53,12 +54,12 @@ func TestRequests(t *testing.T) {
 		}
 	})
 	closes(t, "the watches", freed, 5*time.Second)
-	check("a second release", atA, 0, func() { mustBeLost(t, "Release", lease.Release(t.Context())) })
+	check("a second release", atA, 0, func() { leasetest.MustBeLost(t, "Release", lease.Release(t.Context())) })
 	check("a watch of what has ended", atB, 1, func() { closes(t, "it", watch(t, b, held), time.Second) })
 
 	silentHolder(t, server.Addr, key, 500*time.Millisecond)
-	time.Sleep(time.Until(mustBeHeld(t, b, key).Until))
-	check("takeover", atB, 3, func() { acquire(t, b, key, time.Minute) })
+	time.Sleep(time.Until(leasetest.MustBeHeld(t, b, key).Until))
+	check("takeover", atB, 3, func() { leasetest.Acquire(t, b, key, time.Minute) })
 
 	check("lock of an empty queue that has to be made", atA, 5, func() { lease = lock(t, a, key, time.Minute) })
 	check("release of the last in a queue", atA, 1, func() {
@@ -72,9 +73,9 @@ func TestRequests(t *testing.T) {
 // one key.
 func TestWatches_OneForAProcess(t *testing.T) {
 	t.Parallel()
-	server := ownServer(t)
+	server := testserver.ZooKeeper(t).MustOwn(t)
 	holder, key := newLocker(t, server.Addr), newKey()
-	lease := acquire(t, holder, key, time.Minute)
+	lease := leasetest.Acquire(t, holder, key, time.Minute)
 	var processes []*zklock.Locker
 	for range 4 {
 		processes = append(processes, newLocker(t, server.Addr))
@@ -84,7 +85,7 @@ func TestWatches_OneForAProcess(t *testing.T) {
 	for i := range waits {
 		wg.Go(func() {
 			l := processes[i%len(processes)]
-			waits[i] = watch(t, l, mustBeHeld(t, l, key))
+			waits[i] = watch(t, l, leasetest.MustBeHeld(t, l, key))
 		})
 	}
 	wg.Wait()
@@ -115,7 +116,7 @@ func TestWatches_OneForAProcess(t *testing.T) {
 
 func TestCycles_LeaveNothing(t *testing.T) {
 	t.Parallel()
-	server := ownServer(t)
+	server := testserver.ZooKeeper(t).MustOwn(t)
 	newLocker := func(tb testing.TB) bellwether.Locker { return newLocker(tb, server.Addr) }
 	lockertest.LeavesNothing(t, newLocker, func() map[string]int { return kept(server) })
 }
@@ -132,7 +133,7 @@ func kept(server *testserver.Server) map[string]int {
 // TestQueues_LeaveNothing does it with the fair mutex, whose every key has a node.
 func TestQueues_LeaveNothing(t *testing.T) {
 	t.Parallel()
-	server := ownServer(t)
+	server := testserver.ZooKeeper(t).MustOwn(t)
 	l := newLocker(t, server.Addr)
 	use := func(n int) {
 		t.Helper()
@@ -164,7 +165,7 @@ func TestQueues_LeaveNothing(t *testing.T) {
 // TestToken rises over releases, sessions and restarts of the server.
 func TestToken(t *testing.T) {
 	t.Parallel()
-	server := ownServer(t)
+	server := testserver.ZooKeeper(t).MustOwn(t)
 	key, last := newKey(), uint64(0)
 	rises := func(lease bellwether.Lease) {
 		t.Helper()
@@ -183,7 +184,7 @@ func TestToken(t *testing.T) {
 	for i := range 3 {
 		l := newLocker(t, server.Addr)
 		for range 3 {
-			lease := acquire(t, l, key, time.Minute)
+			lease := leasetest.Acquire(t, l, key, time.Minute)
 			rises(lease)
 			if err := lease.Release(t.Context()); err != nil {
 				t.Error(err)
@@ -202,9 +203,9 @@ func TestPrefix(t *testing.T) {
 	l, other := newLocker(t, server.Addr), newLocker(t, server.Addr)
 	l.Prefix = "/shop/eu/locks"
 	for _, key := range []string{newKey(), ".", "..", "zookeeper", ""} {
-		lease := acquire(t, l, key, time.Minute)
-		mustBeHeld(t, l, key)
-		acquire(t, other, key, time.Minute) // another prefix is another key
+		lease := leasetest.Acquire(t, l, key, time.Minute)
+		leasetest.MustBeHeld(t, l, key)
+		leasetest.Acquire(t, other, key, time.Minute) // another prefix is another key
 		if err := lease.Release(t.Context()); err != nil {
 			t.Error(err)
 		}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/internal/leasetest"
 	"github.com/bellwether-go/bellwether/internal/testserver"
 	"github.com/bellwether-go/bellwether/lockers/zklock"
 	"github.com/bellwether-go/bellwether/stores/memstore"
@@ -24,7 +25,7 @@ import (
 func silentHolder(t *testing.T, addr, key string, ttl time.Duration) (lease bellwether.Lease, speak func()) {
 	t.Helper()
 	l, g := newGated(t, addr, 30*time.Second)
-	lease = acquire(t, l, key, ttl)
+	lease = leasetest.Acquire(t, l, key, ttl)
 	g.cut()
 	return lease, func() {
 		g.open()
@@ -55,7 +56,7 @@ func TestTakeover_OfAHolderWhoseSessionLives(t *testing.T) {
 	began := time.Now()
 	silent, speak := silentHolder(t, server.Addr, key, ttl)
 
-	held := mustBeHeld(t, b, key)
+	held := leasetest.MustBeHeld(t, b, key)
 	if held.Until.Before(began.Add(ttl)) {
 		t.Errorf("Until is %v before the end that the holder believes in", began.Add(ttl).Sub(held.Until))
 	}
@@ -79,10 +80,10 @@ func TestTakeover_OfAHolderWhoseSessionLives(t *testing.T) {
 	}
 
 	speak()
-	mustBeLost(t, "Renew of a lease that was taken over", silent.Renew(t.Context(), time.Minute))
-	mustBeLost(t, "Release of a lease that was taken over", silent.Release(t.Context()))
+	leasetest.MustBeLost(t, "Renew of a lease that was taken over", silent.Renew(t.Context(), time.Minute))
+	leasetest.MustBeLost(t, "Release of a lease that was taken over", silent.Release(t.Context()))
 	closes(t, "Lost", lost(t, silent), 5*time.Second)
-	mustBeHeld(t, newLocker(t, server.Addr), key)
+	leasetest.MustBeHeld(t, newLocker(t, server.Addr), key)
 	if err := taken.Release(t.Context()); err != nil {
 		t.Errorf("Release by the one who took over: %v", err)
 	}
@@ -155,10 +156,10 @@ func TestTakeover_RenewedWhileObserved(t *testing.T) {
 	server := testserver.ZooKeeper(t)
 	a, b, key := newLocker(t, server.Addr), newLocker(t, server.Addr), newKey()
 	connected(t, b)
-	lease := acquire(t, a, key, 3*time.Second)
-	first := mustBeHeld(t, b, key)
+	lease := leasetest.Acquire(t, a, key, 3*time.Second)
+	first := leasetest.MustBeHeld(t, b, key)
 	freed := watch(t, b, first)
-	if again := mustBeHeld(t, b, key).Until; !again.Equal(first.Until) {
+	if again := leasetest.MustBeHeld(t, b, key).Until; !again.Equal(first.Until) {
 		t.Errorf("Until of an unchanged lease moved by %v", again.Sub(first.Until))
 	}
 	time.Sleep(500 * time.Millisecond)
@@ -166,7 +167,7 @@ func TestTakeover_RenewedWhileObserved(t *testing.T) {
 	if err := lease.Renew(t.Context(), 3*time.Second); err != nil { // to the same length
 		t.Fatal(err)
 	}
-	if second := mustBeHeld(t, b, key).Until; second.Before(renewed.Add(3 * time.Second)) {
+	if second := leasetest.MustBeHeld(t, b, key).Until; second.Before(renewed.Add(3 * time.Second)) {
 		t.Errorf("Until of a renewed lease is %v before its end", renewed.Add(3*time.Second).Sub(second))
 	}
 	if isClosed(freed) {
@@ -182,14 +183,14 @@ func TestExpiry_InALivingProcess(t *testing.T) {
 	a, b, key := newLocker(t, server.Addr), newLocker(t, server.Addr), newKey()
 	connected(t, b)
 	end := time.Now().Add(time.Second)
-	lease := acquire(t, a, key, time.Second)
-	freed := watch(t, b, mustBeHeld(t, b, key))
+	lease := leasetest.Acquire(t, a, key, time.Second)
+	freed := watch(t, b, leasetest.MustBeHeld(t, b, key))
 	closes(t, "the watch", freed, 3*time.Second)
 	if now := time.Now(); now.Before(end) {
 		t.Errorf("the lease was removed %v before its end", end.Sub(now))
 	}
 	closes(t, "Lost", lost(t, lease), time.Second)
-	acquire(t, newLocker(t, server.Addr), key, time.Minute) // by one who has not observed it
+	leasetest.Acquire(t, newLocker(t, server.Addr), key, time.Minute) // by one who has not observed it
 }
 
 func TestSessionExpired(t *testing.T) {
@@ -198,12 +199,12 @@ func TestSessionExpired(t *testing.T) {
 	const session = 2 * time.Second
 	a, g := newGated(t, server.Addr, session)
 	b, key := newLocker(t, server.Addr), newKey()
-	leases := []bellwether.Lease{acquire(t, a, key, time.Minute), acquire(t, a, newKey(), time.Minute)}
-	freed := watch(t, b, mustBeHeld(t, b, key))
+	leases := []bellwether.Lease{leasetest.Acquire(t, a, key, time.Minute), leasetest.Acquire(t, a, newKey(), time.Minute)}
+	freed := watch(t, b, leasetest.MustBeHeld(t, b, key))
 	var waits <-chan struct{} // of the one whose session expires
 	other := newKey()
-	acquire(t, b, other, time.Minute)
-	waits = watch(t, a, mustBeHeld(t, a, other))
+	leasetest.Acquire(t, b, other, time.Minute)
+	waits = watch(t, a, leasetest.MustBeHeld(t, a, other))
 
 	g.cut()
 	took := closes(t, "the watch of the lease of a session that expires", freed, session+2*time.Second)
@@ -211,7 +212,7 @@ func TestSessionExpired(t *testing.T) {
 	if took < session/2 {
 		t.Errorf("the lease ended after %v, want not before the session", took)
 	}
-	next := acquire(t, b, key, time.Minute)
+	next := leasetest.Acquire(t, b, key, time.Minute)
 	for _, lease := range leases {
 		if isClosed(lost(t, lease)) {
 			t.Error("a lease is lost although nobody can know")
@@ -225,14 +226,14 @@ func TestSessionExpired(t *testing.T) {
 	}
 	closes(t, "a watch that ended with its session", waits, time.Second)
 	for _, lease := range leases {
-		mustBeLost(t, "Renew after the session", lease.Renew(t.Context(), time.Minute))
-		mustBeLost(t, "Release after the session", lease.Release(t.Context()))
+		leasetest.MustBeLost(t, "Renew after the session", lease.Renew(t.Context(), time.Minute))
+		leasetest.MustBeLost(t, "Release after the session", lease.Release(t.Context()))
 	}
-	mustBeHeld(t, a, key)
+	leasetest.MustBeHeld(t, a, key)
 	if err := next.Renew(t.Context(), time.Minute); err != nil {
 		t.Errorf("Renew by the next holder: %v", err)
 	}
-	lease := acquire(t, a, newKey(), time.Minute) // in a new session
+	lease := leasetest.Acquire(t, a, newKey(), time.Minute) // in a new session
 	if err := lease.Release(t.Context()); err != nil {
 		t.Error(err)
 	}
@@ -258,10 +259,10 @@ func TestSessionExpired_CancelsTheLoad(t *testing.T) {
 	var wg sync.WaitGroup
 	wg.Go(func() { c.Get(t.Context(), "k") })
 	<-loading
-	freed := watch(t, b, mustBeHeld(t, b, "k"))
+	freed := watch(t, b, leasetest.MustBeHeld(t, b, "k"))
 	g.cut()
 	closes(t, "the end of the session", freed, 5*time.Second)
-	acquire(t, b, "k", time.Minute)
+	leasetest.Acquire(t, b, "k", time.Minute)
 	if len(ended) > 0 {
 		t.Error("the load was cancelled although nobody could know")
 	}
@@ -285,11 +286,11 @@ func TestReconnect(t *testing.T) {
 	server := testserver.ZooKeeper(t)
 	a, g := newGated(t, server.Addr, 10*time.Second)
 	b, mine, others := newLocker(t, server.Addr), newKey(), newKey()
-	lease, other := acquire(t, a, mine, time.Minute), acquire(t, b, others, time.Minute)
-	freed := watch(t, a, mustBeHeld(t, a, others))
+	lease, other := leasetest.Acquire(t, a, mine, time.Minute), leasetest.Acquire(t, b, others, time.Minute)
+	freed := watch(t, a, leasetest.MustBeHeld(t, a, others))
 	missed := newKey()
-	gone := acquire(t, b, missed, time.Minute)
-	told := watch(t, a, mustBeHeld(t, a, missed))
+	gone := leasetest.Acquire(t, b, missed, time.Minute)
+	told := watch(t, a, leasetest.MustBeHeld(t, a, missed))
 
 	g.cut()
 	if err := gone.Release(t.Context()); err != nil { // while a hears nothing
@@ -317,7 +318,7 @@ func TestReconnect(t *testing.T) {
 // so many that this takes several packets. The race detector is what fails here.
 func TestReconnect_AmongRequests(t *testing.T) {
 	t.Parallel()
-	server := ownServer(t)
+	server := testserver.ZooKeeper(t).MustOwn(t)
 	a, g := newGated(t, server.Addr, 10*time.Second)
 	b := newLocker(t, server.Addr)
 	var wg sync.WaitGroup
@@ -327,8 +328,8 @@ func TestReconnect_AmongRequests(t *testing.T) {
 		wg.Go(func() {
 			for i := w; i < len(waits); i += 50 {
 				key := newKey()
-				leases[i] = acquire(t, b, key, time.Minute)
-				waits[i] = watch(t, a, mustBeHeld(t, a, key))
+				leases[i] = leasetest.Acquire(t, b, key, time.Minute)
+				waits[i] = watch(t, a, leasetest.MustBeHeld(t, a, key))
 			}
 		})
 	}
@@ -358,10 +359,10 @@ func TestReconnect_AmongRequests(t *testing.T) {
 // watches outlive it.
 func TestServerRestart(t *testing.T) {
 	t.Parallel()
-	server := ownServer(t)
+	server := testserver.ZooKeeper(t).MustOwn(t)
 	a, b, key := newLocker(t, server.Addr), newLocker(t, server.Addr), newKey()
-	lease := acquire(t, a, key, time.Minute)
-	held := mustBeHeld(t, b, key)
+	lease := leasetest.Acquire(t, a, key, time.Minute)
+	held := leasetest.MustBeHeld(t, b, key)
 	freed := watch(t, b, held)
 
 	server.Kill()
@@ -375,7 +376,7 @@ func TestServerRestart(t *testing.T) {
 	server.Start()
 	connected(t, a)
 	connected(t, b)
-	mustBeHeld(t, b, key)
+	leasetest.MustBeHeld(t, b, key)
 	if err := lease.Renew(t.Context(), time.Minute); err != nil {
 		t.Errorf("Renew after the restart: %v", err)
 	}
@@ -387,7 +388,7 @@ func TestServerRestart(t *testing.T) {
 		t.Errorf("Release after the restart: %v", err)
 	}
 	closes(t, "a watch from before the restart", freed, 2*time.Second)
-	if after := acquire(t, b, key, time.Minute).(bellwether.Tokener).Token(); after <= before {
+	if after := leasetest.Acquire(t, b, key, time.Minute).(bellwether.Tokener).Token(); after <= before {
 		t.Errorf("token %d after %d, want a greater one", after, before)
 	}
 }
@@ -396,12 +397,12 @@ func TestServerRestart(t *testing.T) {
 // nothing. Calls end with their contexts, and leave nothing.
 func TestSilentServer(t *testing.T) {
 	t.Parallel()
-	server := ownServer(t)
+	server := testserver.ZooKeeper(t).MustOwn(t)
 	a, b := newLocker(t, server.Addr), newLocker(t, server.Addr)
 	mine, others, free := newKey(), newKey(), newKey()
-	lease := acquire(t, a, mine, time.Minute)
-	other := acquire(t, b, others, time.Minute)
-	held := mustBeHeld(t, a, others)
+	lease := leasetest.Acquire(t, a, mine, time.Minute)
+	other := leasetest.Acquire(t, b, others, time.Minute)
+	held := leasetest.MustBeHeld(t, a, others)
 
 	server.Signal(syscall.SIGSTOP)
 	for name, call := range map[string]func(context.Context) error{
@@ -440,7 +441,7 @@ func TestSilentServer(t *testing.T) {
 	// The acquires that were given up have no lease; nor has the released one.
 	eventually(t, 10*time.Second, "only the other's lease is left", func() bool { return server.Monitor("zk_ephemerals_count") == 2 })
 	for _, key := range []string{free, mine} {
-		acquire(t, b, key, time.Minute)
+		leasetest.Acquire(t, b, key, time.Minute)
 	}
 	if err := other.Release(t.Context()); err != nil {
 		t.Error(err)
@@ -451,12 +452,12 @@ func TestSilentServer(t *testing.T) {
 // cannot say so. What it says afterwards is one truth for all.
 func TestSilentServer_ForLongerThanASession(t *testing.T) {
 	t.Parallel()
-	server := ownServer(t)
+	server := testserver.ZooKeeper(t).MustOwn(t)
 	const session = time.Second
 	a, _ := newGated(t, server.Addr, session)
 	b, _ := newGated(t, server.Addr, session)
 	key := newKey()
-	lease := acquire(t, a, key, time.Minute)
+	lease := leasetest.Acquire(t, a, key, time.Minute)
 	server.Signal(syscall.SIGSTOP)
 	time.Sleep(2 * session)
 	isLive := lease.Renew(within(t, 100*time.Millisecond), time.Minute)
@@ -486,10 +487,10 @@ func TestSilentServer_ForLongerThanASession(t *testing.T) {
 
 func TestLostReply(t *testing.T) {
 	t.Parallel()
-	server := ownServer(t)
+	server := testserver.ZooKeeper(t).MustOwn(t)
 	proxy := testserver.NewProxy(t, server.Addr)
 	a, b := newLocker(t, proxy.Addr), newLocker(t, server.Addr)
-	if err := acquire(t, b, newKey(), time.Minute).Release(t.Context()); err != nil { // which makes the prefix
+	if err := leasetest.Acquire(t, b, newKey(), time.Minute).Release(t.Context()); err != nil { // which makes the prefix
 		t.Fatal(err)
 	}
 	swallow := func(t *testing.T, request string) {
@@ -504,8 +505,8 @@ func TestLostReply(t *testing.T) {
 	for name, test := range map[string]func(t *testing.T, key string){
 		"acquire": func(t *testing.T, key string) {
 			swallow(t, key+":lease")
-			lease := acquire(t, a, key, time.Minute)
-			mustBeHeld(t, b, key)
+			lease := leasetest.Acquire(t, a, key, time.Minute)
+			leasetest.MustBeHeld(t, b, key)
 			if err := lease.Renew(t.Context(), time.Minute); err != nil {
 				t.Error(err)
 			}
@@ -514,9 +515,9 @@ func TestLostReply(t *testing.T) {
 			}
 		},
 		"acquire of what is held": func(t *testing.T, key string) {
-			other := acquire(t, b, key, time.Minute)
+			other := leasetest.Acquire(t, b, key, time.Minute)
 			swallow(t, key+":lease")
-			mustBeHeld(t, a, key)
+			leasetest.MustBeHeld(t, a, key)
 			if err := other.Release(t.Context()); err != nil {
 				t.Error(err)
 			}
@@ -524,19 +525,19 @@ func TestLostReply(t *testing.T) {
 		"takeover": func(t *testing.T, key string) {
 			_, speak := silentHolder(t, server.Addr, key, 500*time.Millisecond)
 			defer speak()
-			held := mustBeHeld(t, a, key)
+			held := leasetest.MustBeHeld(t, a, key)
 			time.Sleep(time.Until(held.Until))
 			// The holder's node is named by the takeover alone, not by the
 			// requests before it.
 			swallow(t, zklock.Holder(held))
-			lease := acquire(t, a, key, time.Minute)
-			mustBeHeld(t, b, key)
+			lease := leasetest.Acquire(t, a, key, time.Minute)
+			leasetest.MustBeHeld(t, b, key)
 			if err := lease.Release(t.Context()); err != nil {
 				t.Error(err)
 			}
 		},
 		"renewal": func(t *testing.T, key string) {
-			lease := acquire(t, a, key, time.Minute)
+			lease := leasetest.Acquire(t, a, key, time.Minute)
 			swallow(t, key+":lease")
 			if err := lease.Renew(t.Context(), time.Minute); err != nil {
 				t.Error(err)
@@ -546,13 +547,13 @@ func TestLostReply(t *testing.T) {
 			}
 		},
 		"release": func(t *testing.T, key string) {
-			lease := acquire(t, a, key, time.Minute)
+			lease := leasetest.Acquire(t, a, key, time.Minute)
 			swallow(t, key+":lease")
 			if err := lease.Release(t.Context()); err != nil {
 				t.Errorf("Release that was carried out: %v", err)
 			}
-			mustBeLost(t, "a second Release", lease.Release(t.Context()))
-			if err := acquire(t, b, key, time.Minute).Release(t.Context()); err != nil {
+			leasetest.MustBeLost(t, "a second Release", lease.Release(t.Context()))
+			if err := leasetest.Acquire(t, b, key, time.Minute).Release(t.Context()); err != nil {
 				t.Error(err)
 			}
 		},
@@ -597,10 +598,10 @@ func TestLostReply(t *testing.T) {
 // stay.
 func TestLostReply_AndNoWayBack(t *testing.T) {
 	t.Parallel()
-	server := ownServer(t)
+	server := testserver.ZooKeeper(t).MustOwn(t)
 	proxy := testserver.NewProxy(t, server.Addr)
 	a, g := newGated(t, proxy.Addr, 20*time.Second)
-	if err := acquire(t, a, newKey(), time.Minute).Release(t.Context()); err != nil { // which makes the prefix
+	if err := leasetest.Acquire(t, a, newKey(), time.Minute).Release(t.Context()); err != nil { // which makes the prefix
 		t.Fatal(err)
 	}
 	g.refuse()
@@ -640,7 +641,7 @@ func (p *tape) String() string {
 }
 
 func TestClose(t *testing.T) {
-	server := ownServer(t)
+	server := testserver.ZooKeeper(t).MustOwn(t)
 	said := &tape{}
 	before := log.Writer()
 	log.SetOutput(said)
@@ -660,14 +661,14 @@ func TestClose(t *testing.T) {
 	}
 	t.Run("frees its leases at once", func(t *testing.T) {
 		a, b, key := newLocker(t, server.Addr), newLocker(t, server.Addr), newKey()
-		lease := acquire(t, a, key, time.Minute)
-		held := mustBeHeld(t, b, key)
+		lease := leasetest.Acquire(t, a, key, time.Minute)
+		held := leasetest.MustBeHeld(t, b, key)
 		freed := watch(t, b, held)
 		ends(t, a, 500*time.Millisecond)
 		closes(t, "the watch of a closed Locker's lease", freed, time.Second)
 		closes(t, "Lost of a closed Locker's lease", lost(t, lease), time.Second)
-		mustBeLost(t, "Release after Close", lease.Release(t.Context()))
-		freed = watch(t, b, mustBeHeld(t, b, holding(t, server.Addr)))
+		leasetest.MustBeLost(t, "Release after Close", lease.Release(t.Context()))
+		freed = watch(t, b, leasetest.MustBeHeld(t, b, holding(t, server.Addr)))
 		b.Close()
 		closes(t, "a closed Locker's watch", freed, time.Second)
 		_, err := b.Watch(t.Context(), held)
@@ -690,7 +691,7 @@ func TestClose(t *testing.T) {
 	})
 	t.Run("of a silent server", func(t *testing.T) {
 		connected, connecting := newLocker(t, server.Addr), newLocker(t, server.Addr)
-		acquire(t, connected, newKey(), time.Minute)
+		leasetest.Acquire(t, connected, newKey(), time.Minute)
 		server.Signal(syscall.SIGSTOP)
 		defer server.Signal(syscall.SIGCONT)
 		connecting.Ping(within(t, 100*time.Millisecond))
@@ -706,7 +707,7 @@ func TestClose(t *testing.T) {
 func holding(t *testing.T, addr string) string {
 	t.Helper()
 	key := newKey()
-	acquire(t, newLocker(t, addr), key, time.Minute)
+	leasetest.Acquire(t, newLocker(t, addr), key, time.Minute)
 	return key
 }
 
@@ -719,7 +720,7 @@ func TestServers(t *testing.T) {
 	for range 5 { // the client shuffles them
 		l := newLocker(t, dead, server.Addr)
 		start := time.Now()
-		if err := acquire(t, l, newKey(), time.Minute).Release(t.Context()); err != nil {
+		if err := leasetest.Acquire(t, l, newKey(), time.Minute).Release(t.Context()); err != nil {
 			t.Error(err)
 		}
 		if took := time.Since(start); took > time.Second {
@@ -729,7 +730,7 @@ func TestServers(t *testing.T) {
 
 	proxies := []string{testserver.NewProxy(t, server.Addr).Addr, testserver.NewProxy(t, server.Addr).Addr}
 	l, g := newGated(t, proxies[0], 10*time.Second, proxies[1])
-	lease := acquire(t, l, newKey(), time.Minute)
+	lease := leasetest.Acquire(t, l, newKey(), time.Minute)
 	g.cutOne()
 	start := time.Now()
 	if err := lease.Renew(t.Context(), time.Minute); err != nil {

@@ -9,6 +9,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/internal/leasetest"
 	"github.com/bellwether-go/bellwether/internal/testserver"
 )
 
@@ -21,7 +22,7 @@ func TestForeignNodes(t *testing.T) {
 	t.Parallel()
 	server := testserver.ZooKeeper(t)
 	l := newLocker(t, server.Addr)
-	if err := acquire(t, l, newKey(), time.Minute).Release(t.Context()); err != nil { // which makes the prefix
+	if err := leasetest.Acquire(t, l, newKey(), time.Minute).Release(t.Context()); err != nil { // which makes the prefix
 		t.Fatal(err)
 	}
 	conn, _, err := zk.Connect([]string{server.Addr}, 10*time.Second, zk.WithLogger(unheard{}))
@@ -52,7 +53,7 @@ func TestForeignNodes(t *testing.T) {
 	// Half a lease is held for its length, and can be nobody's then.
 	key := newKey()
 	path := put(key, "token 100")
-	held := mustBeHeld(t, l, key)
+	held := leasetest.MustBeHeld(t, l, key)
 	closes(t, "the watch of a holder without a node", watch(t, l, held), time.Second)
 	time.Sleep(time.Until(held.Until))
 	refused(key, path)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/internal/leasetest"
 	"github.com/bellwether-go/bellwether/internal/testserver"
 	"github.com/bellwether-go/bellwether/lockers/zklock"
 )
@@ -73,7 +74,7 @@ func (q *line) want(t *testing.T, turns ...int) {
 }
 
 func newLine(t *testing.T) *line {
-	return &line{server: ownServer(t), key: newKey(), leases: make(chan bellwether.Lease, 1)}
+	return &line{server: testserver.ZooKeeper(t).MustOwn(t), key: newKey(), leases: make(chan bellwether.Lease, 1)}
 }
 
 func TestLock_FirstComeFirstServed(t *testing.T) {
@@ -124,7 +125,7 @@ func TestLock_FirstComeFirstServed(t *testing.T) {
 	if got := firstGate.count(func() { holder = lock(t, first, q.key, time.Minute) }); got > 5 {
 		t.Errorf("%d requests after the queue was removed, want 5", got)
 	}
-	mustBeLost(t, "a second Release", func() error { holder.Release(t.Context()); return holder.Release(t.Context()) }())
+	leasetest.MustBeLost(t, "a second Release", func() error { holder.Release(t.Context()); return holder.Release(t.Context()) }())
 	if n := q.server.Monitor("zk_ephemerals_count"); n != 0 {
 		t.Errorf("%d places are left", n)
 	}
@@ -205,7 +206,7 @@ func TestLock_HolderFallsSilent(t *testing.T) {
 	deadGate.open()
 	pausedGate.open()
 	connected(t, dead)
-	mustBeLost(t, "Renew of a lease that was taken away", silent.Renew(t.Context(), ttl))
+	leasetest.MustBeLost(t, "Renew of a lease that was taken away", silent.Renew(t.Context(), ttl))
 	isNoAnswer(t, "Lock of one whose place was taken away", <-passed)
 	if err := lease.Renew(t.Context(), time.Minute); err != nil {
 		t.Errorf("Renew: %v", err)
@@ -242,7 +243,7 @@ func TestLock_AndTryAcquireAreTwoLocks(t *testing.T) {
 	server := testserver.ZooKeeper(t)
 	a, b, key := newLocker(t, server.Addr), newLocker(t, server.Addr), newKey()
 	lock(t, a, key, time.Minute)
-	acquire(t, b, key, time.Minute)
+	leasetest.Acquire(t, b, key, time.Minute)
 	if _, err := b.Lock(within(t, 200*time.Millisecond), key, time.Minute); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("Lock of a held lease: err = %v, want the context's", err)
 	}

@@ -2,7 +2,6 @@ package zklock_test
 
 import (
 	"context"
-	"errors"
 	"testing"
 	"time"
 
@@ -22,43 +21,7 @@ func newLocker(tb testing.TB, servers ...string) *zklock.Locker {
 	return l
 }
 
-// ownServer returns a server that the test may stop, kill and count in.
-func ownServer(t *testing.T, settings ...string) *testserver.Server {
-	t.Helper()
-	server := testserver.ZooKeeper(t, settings...)
-	if !server.Own() {
-		t.Skip("BELLWETHER_ZOOKEEPER names a server that is not the test's alone")
-	}
-	return server
-}
-
 func newKey() string { return "zklock:" + adapter.Token() }
-
-func acquire(t *testing.T, l bellwether.Locker, key string, ttl time.Duration) bellwether.Lease {
-	t.Helper()
-	lease, err := l.TryAcquire(t.Context(), key, ttl)
-	if err != nil {
-		t.Fatalf("TryAcquire: %v", err)
-	}
-	return lease
-}
-
-func mustBeHeld(t *testing.T, l bellwether.Locker, key string) *bellwether.HeldError {
-	t.Helper()
-	_, err := l.TryAcquire(t.Context(), key, time.Minute)
-	var held *bellwether.HeldError
-	if !errors.As(err, &held) {
-		t.Fatalf("TryAcquire: err = %v, want a *HeldError", err)
-	}
-	return held
-}
-
-func mustBeLost(t *testing.T, what string, err error) {
-	t.Helper()
-	if !errors.Is(err, bellwether.ErrLeaseLost) {
-		t.Errorf("%s: err = %v, want ErrLeaseLost", what, err)
-	}
-}
 
 func watch(t *testing.T, l bellwether.Watcher, held *bellwether.HeldError) <-chan struct{} {
 	t.Helper()

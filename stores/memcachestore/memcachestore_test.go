@@ -85,7 +85,7 @@ func three(tb testing.TB) []string {
 	tb.Helper()
 	var addrs []string
 	for range 3 {
-		addrs = append(addrs, own(tb).Addr)
+		addrs = append(addrs, testserver.Memcached(tb).MustOwn(tb).Addr)
 	}
 	return addrs
 }
@@ -99,7 +99,7 @@ func TestStore_ManyServers(t *testing.T) {
 // can be in. Whatever was lost, nothing of before an invalidation or below a later
 // claim is committed or served, and the next rebuild is taken.
 func TestStore_OneOfManyServersIsLost(t *testing.T) {
-	servers := []*testserver.Server{own(t), own(t), own(t)}
+	servers := []*testserver.Server{testserver.Memcached(t).MustOwn(t), testserver.Memcached(t).MustOwn(t), testserver.Memcached(t).MustOwn(t)}
 	prefix := "test:" + adapter.Token() + ":"
 	s := open(t, prefix, servers[0].Addr, servers[1].Addr, servers[2].Addr)
 	ctx := t.Context()
@@ -179,15 +179,6 @@ func TestStore_OneOfManyServersIsLost(t *testing.T) {
 	if seen[[2]bool{true, false}] == 0 || seen[[2]bool{false, true}] == 0 || seen[[2]bool{}] == 0 {
 		t.Error("the keys are not spread over the servers: the test tests too little")
 	}
-}
-
-func own(tb testing.TB, args ...string) *testserver.Server {
-	tb.Helper()
-	srv := testserver.Memcached(tb, args...)
-	if !srv.Own() {
-		tb.Skip("needs a server of its own, and BELLWETHER_MEMCACHED is set")
-	}
-	return srv
 }
 
 func value(epoch uint64, text string, ttl time.Duration) bellwether.Entry {
@@ -613,7 +604,7 @@ func TestStore_LargestValue(t *testing.T) {
 
 // TestStore_ServersLimitIsLower lets the server refuse what MaxValue allows.
 func TestStore_ServersLimitIsLower(t *testing.T) {
-	srv := own(t, "-I", "512k")
+	srv := testserver.Memcached(t, "-I", "512k").MustOwn(t)
 	s := open(t, "test:", srv.Addr)
 	s.MaxValue = 64 << 20
 	old := put(t, s, "k", "old", time.Hour)
@@ -691,7 +682,7 @@ func TestStore_WritersClockAhead(t *testing.T) {
 }
 
 func TestStore_ServerHangs(t *testing.T) {
-	srv := own(t)
+	srv := testserver.Memcached(t).MustOwn(t)
 	s := open(t, "test:", srv.Addr)
 	put(t, s, "hang", "v", time.Hour)
 	srv.Signal(syscall.SIGSTOP)
@@ -700,7 +691,7 @@ func TestStore_ServerHangs(t *testing.T) {
 }
 
 func TestStore_ServerDown(t *testing.T) {
-	srv := own(t)
+	srv := testserver.Memcached(t).MustOwn(t)
 	s := open(t, "test:", srv.Addr)
 	put(t, s, "down", "v", time.Hour)
 	srv.Kill()
@@ -711,7 +702,7 @@ func TestStore_ServerDown(t *testing.T) {
 // before. The first call after the outage is answered all the same.
 func TestStore_ServerRestarted(t *testing.T) {
 	const idle = 20
-	srv := own(t)
+	srv := testserver.Memcached(t).MustOwn(t)
 	mc := memcache.New(srv.Addr)
 	mc.MaxIdleConns = idle
 	t.Cleanup(func() { mc.Close() })

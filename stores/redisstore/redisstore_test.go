@@ -81,16 +81,6 @@ func TestStore(t *testing.T) {
 	})
 }
 
-// own returns a server that the test may do anything to.
-func own(tb testing.TB, args ...string) *testserver.Server {
-	tb.Helper()
-	srv := testserver.Redis(tb, args...)
-	if !srv.Own() {
-		tb.Skip("needs a server of its own, and BELLWETHER_REDIS is set")
-	}
-	return srv
-}
-
 // put claims and commits, and returns what it committed.
 func put(tb testing.TB, s *Store, key string, ttl time.Duration) bellwether.Entry {
 	tb.Helper()
@@ -133,7 +123,7 @@ func commands(tb testing.TB, rdb *redis.Client, f func()) (total int, each strin
 }
 
 func TestStore_Commands(t *testing.T) {
-	srv := own(t)
+	srv := testserver.Redis(t).MustOwn(t)
 	s, _ := open(t, srv.Addr, "test:")
 	_, admin := open(t, srv.Addr, "")
 	ctx := t.Context()
@@ -358,7 +348,7 @@ func TestStore_ExpiresInRedis(t *testing.T) {
 }
 
 func TestStore_ServerHangs(t *testing.T) {
-	srv := own(t)
+	srv := testserver.Redis(t).MustOwn(t)
 	s, rdb := open(t, srv.Addr, "test:")
 	put(t, s, "hang", time.Hour)
 	srv.Signal(syscall.SIGSTOP)
@@ -370,7 +360,7 @@ func TestStore_ServerHangs(t *testing.T) {
 }
 
 func TestStore_ServerDown(t *testing.T) {
-	srv := own(t)
+	srv := testserver.Redis(t).MustOwn(t)
 	// Left to its defaults, this client tries 20 times before it gives up.
 	rdb := redis.NewClient(&redis.Options{Addr: srv.Addr, MaxRetries: -1, DialerRetries: 1})
 	defer rdb.Close()
@@ -383,7 +373,7 @@ func TestStore_ServerDown(t *testing.T) {
 // TestStore_ScriptsForgotten has the server lose its scripts under load, as it
 // does when it is restarted or told to.
 func TestStore_ScriptsForgotten(t *testing.T) {
-	srv := own(t)
+	srv := testserver.Redis(t).MustOwn(t)
 	s, rdb := open(t, srv.Addr, "test:")
 	var wg sync.WaitGroup
 	for i := range 4 {
