@@ -215,6 +215,24 @@ func loadsAmong(events []event) []event {
 	return loads
 }
 
+// claimOf returns the claim that a load began with, and false if nobody can tell:
+// it may have begun without its store. Whoever was answered then, and in all it
+// asked since, has not gone on without it.
+func claimOf(events []event, load event) (claim event, ok bool) {
+	for _, e := range events {
+		if e.Begin >= load.Begin {
+			break
+		}
+		if e.Worker == load.Worker && e.Life == load.Life {
+			switch e.Kind {
+			case kindTake, kindRead, kindClaim, kindLoad:
+				claim = e
+			}
+		}
+	}
+	return claim, claim.Kind == kindClaim && claim.Result == done
+}
+
 // A commit is the earliest of a version that was surely carried out.
 type commit struct {
 	epoch uint64 // the least

@@ -122,8 +122,9 @@ func TestChecks(t *testing.T) {
 		{"what is kept after all", []event{load3(load(0, 0, 50)), commit(0, 51, 52, 3, 11, silent), get(0, 60, 61, 3)}, nil, nil},
 		{"the fifth that comes to nothing", []event{load(0, -40, -39), load(0, -30, -29), load(0, -20, -19), load(0, -10, -9), load3(load(0, 5, 50)), commit(0, 51, 52, 3, 11, fenced), get(0, 0, 61, 3)}, nil, nil},
 		{"the fifth, to one who came later", []event{load(0, -40, -39), load(0, -30, -29), load(0, -20, -19), load(0, -10, -9), load3(load(0, 5, 50)), commit(0, 51, 52, 3, 11, fenced), get(0, 6, 61, 3)}, nil, []check{checkLoser}},
-		{"what was given up on", []event{load3(load(0, 0, 50)), get(0, 60, 61, 3)}, nil, []check{checkLoser}},
-		{"what was made without the store", []event{unanswered(0, -10), load3(load(0, 0, 50)), get(0, 60, 61, 3)}, nil, nil},
+		{"what was given up on", []event{claim(0, -2, -1, 0, 11, 0), load3(load(0, 0, 50)), get(0, 60, 61, 3)}, nil, []check{checkLoser}},
+		{"what was made without a claim", []event{load3(load(0, 0, 50)), get(0, 60, 61, 3)}, nil, nil},
+		{"what is made without the store", []event{claim(0, -2, -1, 0, 11, 0), load3(load(0, 0, 50)), unanswered(0, 55), get(0, 60, 61, 3)}, nil, nil},
 
 		{"a hedge", []event{load(0, 0, 50), take(1, 10, 11, hedgeLease+"k"), claim(1, 12, 13, 0, 12, 0), load(1, 14, 40)}, nil, nil},
 		{"two hedges", []event{load(0, 0, 50), take(1, 10, 11, hedgeLease+"k"), load(1, 14, 40), take(2, 10, 11, hedgeLease+"k"), load(2, 14, 40)}, nil, []check{checkLock, checkOne}},

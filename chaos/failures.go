@@ -1,6 +1,9 @@
 package chaos
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // This file is what is promised of loads that fail: the failure is shared, and
 // the next try comes when it is due. That failures are in the order of epochs,
@@ -33,8 +36,8 @@ func (p *past) failure(events []event) {
 // pause holds the loads of a key against "the next try comes when it is due": who
 // has found a failure when it claimed does not load before the time that the
 // failure's commit has announced. Nothing else excuses it: the claim was answered.
-// Who got no answers of late may have loaded without a claim, and who knew of
-// something later than the store did went by that.
+// Who got no answer since may have loaded without it, and who knew of something
+// later than the store did went by that.
 func (p *past) pause(key string, events []event) {
 	announced := map[uint64]event{} // by epoch
 	for _, e := range events {
@@ -43,22 +46,13 @@ func (p *past) pause(key string, events []event) {
 		}
 	}
 	for _, b := range loadsAmong(events) {
-		var claim event
-		var latest uint64 // epoch that was tried to be committed
-		for _, e := range events {
-			switch {
-			case e.Begin >= b.Begin:
-			case e.Kind == kindPut:
-				latest = max(latest, e.Epoch)
-			case e.Kind == kindClaim && e.Worker == b.Worker && e.Life == b.Life && e.Result == done:
-				claim = e
-			}
-		}
-		c, ok := announced[claim.Epoch]
-		if !ok || claim.Failure != c.Failure {
+		claim, ok := claimOf(events, b)
+		c := announced[claim.Epoch]
+		if !ok || c.Failure == 0 || claim.Failure != c.Failure {
 			continue
 		}
-		if latest > claim.Epoch || !p.atWork(being{b.Worker, b.Life}, span{b.Begin - p.before(), b.Begin}) {
+		later := slices.ContainsFunc(events, func(e event) bool { return e.Kind == kindPut && e.Begin < b.Begin && e.Epoch > claim.Epoch })
+		if later || !p.atWork(being{b.Worker, b.Life}, span{claim.Begin, b.Begin}) {
 			p.excused[checkPause]++
 			continue
 		}

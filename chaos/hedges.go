@@ -76,13 +76,18 @@ func (p *past) loser(events []event) {
 		if l.Result != done || f.kept {
 			continue
 		}
+		claim, claimed := claimOf(events, l)
+		if !f.refused && !claimed {
+			p.excused[checkLoser]++
+			continue
+		}
 		p.judged[checkLoser]++
 		for _, g := range events {
 			if g.Kind != kindGet || g.Result != done || g.Version != l.Version {
 				continue
 			}
 			if f.refused && (g.Worker == l.Worker && g.Life == l.Life && g.Begin <= l.Begin && vain[who] >= mostRefused) ||
-				!f.refused && !p.atWork(who, span{l.Begin - p.before(), g.End}) {
+				!f.refused && !p.atWork(who, span{claim.Begin, g.End}) {
 				p.excused[checkLoser]++
 				continue
 			}
@@ -104,14 +109,13 @@ func (p *past) hedge(events []event, hedged map[callID]bool) {
 		if !hedged[l.call()] {
 			continue
 		}
+		claim, ok := claimOf(events, l)
+		if !ok {
+			p.excused[checkHedge]++
+			continue
+		}
 		p.judged[checkHedge]++
 		who := being{l.Worker, l.Life}
-		var claim event
-		for _, e := range events {
-			if e.Kind == kindClaim && e.Result == done && e.Worker == l.Worker && e.Life == l.Life && e.Begin < l.Begin {
-				claim = e
-			}
-		}
 		for _, e := range events {
 			switch {
 			case l.Result == failed && (e.Kind == kindPut && e.Failure == l.Version || e.Kind == kindGet && e.Result == failed && e.Version == l.Version):
@@ -122,7 +126,7 @@ func (p *past) hedge(events []event, hedged map[callID]bool) {
 				})
 				switch {
 				case first < 0:
-				case disownedIn(events, span{events[first].Begin, e.Begin}), !p.atWork(who, span{l.Begin - p.before(), e.Begin}):
+				case disownedIn(events, span{events[first].Begin, e.Begin}), !p.atWork(who, span{claim.Begin, e.Begin}):
 					p.excused[checkHedge]++
 				default:
 					p.add(checkHedge, "a hedge does not mind that the holder was first:\n\t%s, ended %v before the hedge's load\n\t%s\n\t%s",
