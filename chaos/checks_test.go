@@ -131,6 +131,8 @@ func TestChecks(t *testing.T) {
 		{"a hedge beside two holders", []event{load(0, 0, 50), take(1, 10, 11, hedgeLease+"k"), load(1, 14, 40), load(2, 20, 30)}, nil, []check{checkOne}},
 		{"a holder who had been a hedge", []event{load(0, 0, 50), take(1, 10, 11, hedgeLease+"k"), take(1, 12, 13, "k"), load(1, 14, 40)}, nil, []check{checkOne}},
 		{"a hedge that does not look", []event{take(1, 10, 11, hedgeLease+"k"), claim(1, 12, 13, 0, 12, 0), load3(load(1, 14, 40)), commit(0, 20, 21, 2, 11, done), commit(1, 41, 42, 3, 12, done)}, nil, []check{checkHedge}},
+		{"a holder whose value is over", []event{take(1, 10, 11, hedgeLease+"k"), claim(1, 12, 13, 0, 12, 0), load3(load(1, 14, 40)), of(commit(0, 20, 21, 2, 11, done), kindPut, func(e *event) { e.Keep = time.Second }), commit(1, 41, 42, 3, 12, done)}, nil, nil},
+		{"a value from before the hedge", []event{commit(0, 7, 8, 2, 11, done), take(1, 10, 11, hedgeLease+"k"), claim(1, 12, 13, 0, 12, 0), load3(load(1, 14, 40)), commit(1, 41, 42, 3, 12, done)}, nil, []check{checkStore}},
 		{"a holder who was first by little", []event{take(1, 10, 11, hedgeLease+"k"), claim(1, 12, 13, 0, 12, 0), load3(load(1, 14, 40)), commit(0, 39, 41, 2, 11, done), commit(1, 42, 43, 3, 12, done)}, nil, nil},
 		{"a holder who was invalidated", []event{take(1, 10, 11, hedgeLease+"k"), claim(1, 12, 13, 0, 12, 0), load3(load(1, 14, 40)), commit(0, 20, 21, 2, 11, done), of(get(2, 25, 26, 0), kindVoid, nil), commit(1, 41, 42, 3, 12, fenced)}, nil, nil},
 		{"a hedge that tells of its failure", []event{take(1, 10, 11, hedgeLease+"k"), claim(1, 12, 13, 0, 12, 0), fails(load3(load(1, 14, 40))), failure(1, 41, 42, 3, 12, 0)}, nil, []check{checkHedge}},

@@ -103,7 +103,7 @@ func (p *past) loser(events []event) {
 // does one whose load has failed.
 //
 // A hedge that gets no answers cannot find that; nor can one where the holder's
-// value was invalidated since.
+// value has come to its end since, or was invalidated.
 func (p *past) hedge(events []event, hedged map[callID]bool) {
 	for _, l := range loadsAmong(events) {
 		if !hedged[l.call()] {
@@ -122,11 +122,11 @@ func (p *past) hedge(events []event, hedged map[callID]bool) {
 				p.add(checkHedge, "the failure of a hedge is told:\n\t%s\n\t%s", l, e)
 			case l.Result == done && e.Kind == kindPut && e.Version == l.Version && e.Worker == l.Worker && e.Life == l.Life && e.Failure == 0:
 				first := slices.IndexFunc(events, func(c event) bool {
-					return c.Kind == kindPut && c.Result == done && c.Version > 0 && c.Failure == 0 && claim.Epoch < c.Epoch && c.Epoch < e.Epoch && c.End < l.End
+					return c.Kind == kindPut && c.Result == done && c.Version > 0 && c.Failure == 0 && c.Epoch < e.Epoch && claim.End < c.Begin && c.End < l.End
 				})
 				switch {
 				case first < 0:
-				case disownedIn(events, span{events[first].Begin, e.Begin}), !p.atWork(who, span{claim.Begin, e.Begin}):
+				case e.Begin > events[first].Begin+int64(events[first].Keep-slackOfLife), disownedIn(events, span{events[first].Begin, e.Begin}), !p.atWork(who, span{claim.Begin, e.Begin}):
 					p.excused[checkHedge]++
 				default:
 					p.add(checkHedge, "a hedge does not mind that the holder was first:\n\t%s, ended %v before the hedge's load\n\t%s\n\t%s",
