@@ -437,6 +437,42 @@ func TestInvalidate_DuringLoad(t *testing.T) {
 	})
 }
 
+// A key that is invalidated during each of its loads, which all fail: the failure
+// of the last is not for a caller who came after the invalidation that its load
+// began before.
+func TestInvalidate_DuringEachLoadThatFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var loads atomic.Int32
+		c := cacheOf(t, func(ctx context.Context, key string) (string, error) {
+			n := loads.Add(1)
+			time.Sleep(5 * time.Second) // deaf to its context
+			return "", fmt.Errorf("failure %d", n)
+		}, bellwether.Options{})
+		get := func() <-chan string {
+			failure := make(chan string, 1)
+			go func() {
+				_, err := c.Get(t.Context(), "k")
+				failure <- fmt.Sprint(err)
+			}()
+			return failure
+		}
+		first := get()
+		time.Sleep(time.Second)
+		for range 4 {
+			c.Invalidate(t.Context(), "k")
+			time.Sleep(5 * time.Second)
+		}
+		c.Invalidate(t.Context(), "k")
+		late := get()
+		if got := <-first; got != "failure 5" {
+			t.Errorf("the first caller got %q, want the failure of the fifth load", got)
+		}
+		if got := <-late; got != "failure 6" {
+			t.Errorf("a caller from after the last invalidation got %q, want the failure of a load from after it", got)
+		}
+	})
+}
+
 func TestInvalidate_CancelsTheLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var loads atomic.Int32

@@ -328,6 +328,15 @@ func (f *flight[V]) give(it *item[V]) {
 	f.land(it, nil)
 }
 
+// giveFailure is give for a failure, and for those who asked before then.
+func (f *flight[V]) giveFailure(err error, then instant) {
+	it := &item[V]{err: err, trusted: then}
+	it.failures, it.retryAt = 1, forever // whatever else they want, it answers them
+	f.engine.mu.Lock()
+	defer f.engine.mu.Unlock()
+	f.land(it, nil)
+}
+
 // land ends the flight. engine.mu is held.
 func (f *flight[V]) land(it *item[V], err error) {
 	f.alarm.Stop()

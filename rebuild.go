@@ -823,7 +823,7 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 	if r.refused++; r.refused < maxRefused {
 		return false
 	}
-	r.end(err)
+	r.giveFailure(err, r.made-1) // as in finish
 	return true
 }
 

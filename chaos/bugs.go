@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"time"
 
@@ -29,6 +30,11 @@ type bug struct {
 	keep func(bellwether.Store) bellwether.Store
 	// serve is put before the cache's Get; it may call the load function too.
 	serve func(get, load call) call
+	// load is put before the cache's load.
+	load func(load call) call
+	// tune changes the seed's schedule into one in which it shows. Nil: it does
+	// in any.
+	tune func(*schedule)
 }
 
 // A call is one of the cache's, or of its load function.
@@ -80,6 +86,41 @@ var bugs = []bug{
 	{
 		name: "context error that is remembered", check: checkRecovery, seed: 206, locker: "etcd", store: "memcached",
 		serve: unforgiving,
+	},
+	{
+		name: "invalidation notices that are lost unnoticed", check: checkDrop, seed: 207, locker: "zookeeper", store: "redis",
+		keep: func(s bellwether.Store) bellwether.Store {
+			t := &tracked{Store: s, notifier: s.(bellwether.Notifier), kept: map[string]sighted{}}
+			return struct {
+				bellwether.Store
+				bellwether.Notifier
+			}{t, t}
+		},
+		tune: trusting,
+	},
+	{
+		name: "near tier that is deaf to notices", check: checkNear, seed: 208, locker: "redis", store: "redis",
+		serve: hoarding, tune: trusting,
+	},
+	{
+		name: "near tier that asks nobody", check: checkDrop, seed: 209, locker: "redis", store: "memcached",
+		serve: hoarding, tune: trusting,
+	},
+	{
+		name: "failure without its pause", check: checkPause, seed: 210, locker: "redis", store: "memcached",
+		keep: func(s bellwether.Store) bellwether.Store { return notified(s, &hasty{s}) }, tune: failing,
+	},
+	{
+		name: "failure that outlives a newer value", check: checkOrder, seed: 211, locker: "memcached", store: "redis",
+		serve: grudging, tune: failing,
+	},
+	{
+		name: "hedge that everybody may begin", check: checkOne, seed: 212, locker: "redis", store: "memcached",
+		lock: func(_ client, l bellwether.Locker) bellwether.Locker { return watched(l, &hedgers{l}) }, tune: hedging,
+	},
+	{
+		name: "loser whose value is served", check: checkLoser, seed: 213, locker: "memcached", store: "redis",
+		load: proud.load, serve: proud.serve, tune: hedging,
 	},
 }
 
@@ -300,6 +341,162 @@ func unforgiving(get, _ call) call {
 			mu.Lock()
 			left[key] = err
 			mu.Unlock()
+		}
+		return v, err
+	}
+}
+
+// tracked keeps what it has read until it is told that it has changed, as a Redis
+// client does with tracking. Each other notice of an invalidation is lost, and
+// nothing is wrong with the connection.
+type tracked struct {
+	bellwether.Store
+	notifier bellwether.Notifier
+
+	mu   sync.Mutex // guards what follows
+	kept map[string]sighted
+	told int
+}
+
+type sighted struct {
+	entry bellwether.Entry
+	at    time.Time
+}
+
+func (s *tracked) Get(ctx context.Context, key string) (bellwether.Entry, error) {
+	s.mu.Lock()
+	kept, ok := s.kept[key]
+	s.mu.Unlock()
+	if ok {
+		kept.entry.Age += time.Since(kept.at)
+		return kept.entry, nil
+	}
+	entry, err := s.Store.Get(ctx, key)
+	if err == nil {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.kept[key] = sighted{entry, time.Now()}
+	}
+	return entry, err
+}
+
+func (s *tracked) Notify(ctx context.Context, f func(bellwether.Notice)) {
+	s.notifier.Notify(ctx, func(n bellwether.Notice) {
+		s.mu.Lock()
+		if n.Invalidated {
+			s.told++
+		}
+		lost := n.Invalidated && s.told%2 == 0
+		if !lost {
+			delete(s.kept, n.Key)
+		}
+		s.mu.Unlock()
+		if !lost {
+			f(n)
+		}
+	})
+}
+
+// hoarding is a near tier that keeps what it has for half a second, whatever it
+// is told, and asks nobody.
+func hoarding(get, _ call) call {
+	type kept struct {
+		value string
+		until time.Time
+	}
+	var mu sync.Mutex // guards hoard
+	hoard := map[string]kept{}
+	return func(ctx context.Context, key string) (string, error) {
+		mu.Lock()
+		had := hoard[key]
+		mu.Unlock()
+		if time.Now().Before(had.until) {
+			noteNear(ctx)
+			return had.value, nil
+		}
+		v, err := get(ctx, key)
+		if err == nil {
+			mu.Lock()
+			defer mu.Unlock()
+			hoard[key] = kept{v, time.Now().Add(500 * time.Millisecond)}
+		}
+		return v, err
+	}
+}
+
+// hasty commits failures after which anybody may try again at once.
+type hasty struct{ bellwether.Store }
+
+func (s *hasty) Commit(ctx context.Context, key string, e bellwether.Entry) error {
+	if e.Failures > 0 {
+		e.RetryAge = e.Age
+	}
+	return s.Store.Commit(ctx, key, e)
+}
+
+// grudging answers, now and then, with the last failure, whatever came since.
+func grudging(get, _ call) call {
+	var mu sync.Mutex // guards last
+	last := map[string]error{}
+	return func(ctx context.Context, key string) (string, error) {
+		v, err := get(ctx, key)
+		mu.Lock()
+		defer mu.Unlock()
+		if resultOf(err) == failed {
+			last[key] = err
+		}
+		if old := last[key]; err == nil && old != nil && rand.IntN(20) == 0 {
+			return "", old
+		}
+		return v, err
+	}
+}
+
+// hedgers gives the lease of who hedges to all who ask.
+type hedgers struct{ bellwether.Locker }
+
+func (l *hedgers) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
+	lease, err := l.Locker.TryAcquire(ctx, key, ttl)
+	if errors.Is(err, bellwether.ErrHeld) && strings.HasPrefix(key, hedgeLease) {
+		return noLease{}, nil
+	}
+	return lease, err
+}
+
+type noLease struct{}
+
+func (noLease) Renew(context.Context, time.Duration) error { return nil }
+func (noLease) Release(context.Context) error              { return nil }
+
+// proud is a process that goes on with a load that it has given up on, and serves
+// what that came to once.
+var proud = &prouds{values: map[string]string{}}
+
+type prouds struct {
+	mu     sync.Mutex // guards values
+	values map[string]string
+}
+
+func (p *prouds) load(load call) call {
+	return func(ctx context.Context, key string) (string, error) {
+		v, err := load(context.WithoutCancel(ctx), key)
+		if ctx.Err() != nil && err == nil {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			p.values[key] = v
+		}
+		return v, err
+	}
+}
+
+func (p *prouds) serve(get, _ call) call {
+	return func(ctx context.Context, key string) (string, error) {
+		v, err := get(ctx, key)
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if own := p.values[key]; own != "" && err == nil {
+			delete(p.values, key)
+			return own, nil
 		}
 		return v, err
 	}

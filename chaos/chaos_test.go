@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -63,51 +62,64 @@ func pairOf(seed int64) (locker, store string) {
 // TestFleet holds whole fleets against what Bellwether promises.
 func TestFleet(t *testing.T) {
 	total := newFindings()
-	defer func() {
-		if !t.Failed() {
-			total.mustJudge(t, checkStore, checkLock, checkOne, checkOrder, checkDrop, checkBound, checkRecovery)
+	t.Cleanup(func() { // after the runs that are side by side
+		if t.Failed() {
+			return
 		}
-	}()
+		total.mustJudge(t, checkStore, checkLock, checkOne, checkOrder, checkDrop, checkFailure, checkPause, checkLoser, checkBound, checkRecovery)
+		if *seedFlag != 0 {
+			return // one pair of engines, and perhaps no hedges
+		}
+		total.mustJudge(t, checkHedge)
+		for _, store := range stores {
+			if *storeFlag == "" || *storeFlag == store {
+				total.mustJudge(t, hitsOver(store))
+			}
+		}
+		if *storeFlag != "memcached" { // which tells nobody
+			total.mustJudge(t, checkNear)
+		}
+	})
 	switch {
 	case *seedFlag != 0:
 		length := *durationFlag
 		if length == 0 {
 			length = shortFleet
 		}
-		total.include(fleet(t, *seedFlag, length))
+		fleet(t, *seedFlag, length, total)
 	case *durationFlag != 0:
 		for end := time.Now().Add(*durationFlag * 4 / 5); time.Now().Before(end); {
-			total.include(fleet(t, rand.Int64N(1<<31), longFleet))
+			fleet(t, rand.Int64N(1<<31), longFleet, total)
 		}
 	default:
-		// Two at a time: most of a run is waiting, but more would starve each
-		// other, and nothing could be judged.
-		var wg sync.WaitGroup
-		seeds := make(chan int64)
-		for range 2 {
-			wg.Go(func() {
-				for seed := range seeds {
-					found := fleet(t, seed, shortFleet)
-					total.include(found)
-				}
-			})
-		}
+		sideBySide(t)
 		for _, seed := range fixed {
-			seeds <- seed
+			fleet(t, seed, shortFleet, total)
 		}
-		close(seeds)
-		wg.Wait()
 	}
 }
 
-// fleet makes one run, as a subtest, and returns what it came to.
-func fleet(t *testing.T, seed int64, length time.Duration) *findings {
+// sideBySide has a test of fixed seeds run beside others, as many at a time as
+// there are processors: most of a run is waiting, but more would starve each
+// other, and nothing could be judged.
+func sideBySide(t *testing.T) {
+	if *seedFlag == 0 && *durationFlag == 0 {
+		t.Parallel()
+	}
+}
+
+// fleet makes one run, as a subtest, and adds what it came to to total.
+func fleet(t *testing.T, seed int64, length time.Duration, total *findings) {
 	locker, store := pairOf(seed)
-	var found *findings
 	t.Run(fmt.Sprintf("%s over %s, seed %d", locker, store, seed), func(t *testing.T) {
+		sideBySide(t)
 		t.Logf("to replay: go test -race -v -run 'TestFleet$' . -args -seed=%d -locker=%s -store=%s -duration=%v", seed, locker, store, length)
 		r := runFleet(t, seed, length, locker, store, bug{})
-		found = r.check()
+		found := r.check()
+		total.include(found)
+		if h := r.plan.times.Hedge; h > 0 {
+			t.Logf("hedged after %.1f usual builds, up to a part of %v", h, r.plan.times.Share)
+		}
 		t.Logf("%d events, %d loads; judged %v, left out %v", len(r.events), len(r.loads), found.judged, found.excused)
 		if len(found.violations) > 0 {
 			for _, s := range r.plan.steps {
@@ -119,7 +131,6 @@ func fleet(t *testing.T, seed int64, length time.Duration) *findings {
 			t.Errorf("porcupine could not decide %d histories in %v each", found.undecided, checkTime)
 		}
 	})
-	return found
 }
 
 // mustJudge fails the test if there was nothing that one of the checks could
@@ -173,6 +184,7 @@ func TestLockers(t *testing.T) {
 			locks(t, locker, seed, longLocks)
 		}
 	default:
+		sideBySide(t)
 		for i, locker := range lockers {
 			locks(t, locker, int64(11+i), shortLocks)
 		}
@@ -181,9 +193,7 @@ func TestLockers(t *testing.T) {
 
 func locks(t *testing.T, locker string, seed int64, length time.Duration) {
 	t.Run(fmt.Sprintf("%s, seed %d", locker, seed), func(t *testing.T) {
-		if *seedFlag == 0 && *durationFlag == 0 {
-			t.Parallel()
-		}
+		sideBySide(t)
 		t.Logf("to replay: go test -race -v -run 'TestLockers$' . -args -seed=%d -locker=%s -duration=%v", seed, locker, length)
 		e, err := engineOf(locker)
 		if err != nil {
@@ -209,6 +219,7 @@ func TestBugs(t *testing.T) {
 	if *seedFlag != 0 || *durationFlag != 0 {
 		t.Skip("the bugs have seeds of their own")
 	}
+	sideBySide(t)
 	for _, b := range bugs {
 		t.Run(b.name, func(t *testing.T) {
 			t.Parallel()

@@ -31,6 +31,7 @@ type past struct {
 	// did not run.
 	failures map[being][]int64
 	gaps     map[being][]span
+	closed   map[being]int64 // when its cache was
 	// commits are the ends of commits without an answer, of anybody.
 	commits []int64
 	begun   map[string]map[int]int64 // when a version's load began, by key
@@ -38,7 +39,7 @@ type past struct {
 
 // check returns what was wrong in the run.
 func (r *fleetRun) check() *findings {
-	p := &past{fleetRun: r, findings: newFindings(), all: latest(r.events), failures: map[being][]int64{}, gaps: map[being][]span{}, begun: map[string]map[int]int64{}}
+	p := &past{fleetRun: r, findings: newFindings(), all: latest(r.events), failures: map[being][]int64{}, gaps: map[being][]span{}, closed: map[being]int64{}, begun: map[string]map[int]int64{}}
 	for _, l := range r.loads {
 		if p.begun[l.key] == nil {
 			p.begun[l.key] = map[int]int64{}
@@ -52,6 +53,8 @@ func (r *fleetRun) check() *findings {
 		switch {
 		case e.Kind == kindGap:
 			p.gaps[who] = append(p.gaps[who], span{e.Begin, e.End})
+		case e.Kind == kindClose:
+			p.closed[who] = e.Begin
 		case e.failed():
 			p.failures[who] = append(p.failures[who], e.End)
 			if e.Kind == kindPut {
@@ -60,12 +63,19 @@ func (r *fleetRun) check() *findings {
 		}
 	}
 	for _, key := range p.keys {
-		events := only(p.all, key)
-		p.contracts(key, events)
-		p.one(key, events)
+		events, hedging := only(p.all, key), only(p.all, hedgeLease+key)
+		hedged := hedgesAmong(p.all, key)
+		p.contracts(key, events, hedging)
+		p.one(key, events, hedged)
 		p.order(key, events)
 		p.drops(key, events)
+		p.near(events)
+		p.failure(events)
+		p.pause(key, events)
+		p.loser(events)
+		p.hedge(events, hedged)
 	}
+	p.share()
 	p.bounds()
 	p.recovered()
 	return p.findings
@@ -83,8 +93,8 @@ func (p *past) restarts(engine int) []span {
 }
 
 // contracts holds what the store and the locker have answered against their
-// models.
-func (p *past) contracts(key string, events []event) {
+// models; hedging are the calls for the lease of who hedges the key.
+func (p *past) contracts(key string, events, hedging []event) {
 	ops := storeCalls(events, p.engines[0].name == "redis", p.restarts(0))
 	p.judged[checkStore] += len(ops)
 	switch text, known := linearizable(storeModel, ops); {
@@ -93,26 +103,35 @@ func (p *past) contracts(key string, events []event) {
 	case text != "":
 		p.add(checkStore, "the store's answers for %q are not linearizable:%s", key, text)
 	}
-	ops = lockCalls(events, p.restarts(len(p.engines)-1))
-	p.judged[checkLock] += len(ops)
-	switch text, known := linearizable(lockModel, ops); {
-	case !known:
-		p.undecided++
-	case text != "":
-		p.add(checkLock, "the locker's answers for %q are not linearizable:%s", key, text)
+	for _, calls := range [][]event{events, hedging} {
+		ops = lockCalls(calls, p.restarts(len(p.engines)-1))
+		p.judged[checkLock] += len(ops)
+		switch text, known := linearizable(lockModel, ops); {
+		case !known:
+			p.undecided++
+		case text != "":
+			p.add(checkLock, "the locker's answers for %q are not linearizable:%s", calls[0].Key, text)
+		}
 	}
 }
 
 // calm reports whether nothing that could excuse a process's view of its engines
 // happened in s: no fault, no call without an answer, no time in which it or
-// the supervisor did not run.
+// the supervisor did not run, and its cache was open.
 func (p *past) calm(who being, s span) bool {
 	for _, f := range p.faults {
 		if (f.worker == who.worker || f.worker < 0) && f.meets(s) {
 			return false
 		}
 	}
-	return p.answered(who, s) && overlap(p.gaps[who], s.begin, s.end) == 0 && p.fleetRun.gaps.within(s.begin, s.end) == 0
+	return p.atWork(who, s) && overlap(p.gaps[who], s.begin, s.end) == 0 && p.fleetRun.gaps.within(s.begin, s.end) == 0
+}
+
+// atWork reports whether the process has had an answer to every call that ended
+// in s, and its cache was open: it did nothing without its engines.
+func (p *past) atWork(who being, s span) bool {
+	at, closed := p.closed[who]
+	return p.answered(who, s) && !(closed && at <= s.end)
 }
 
 // answered reports whether the process has had an answer to every call that
@@ -127,28 +146,13 @@ func (p *past) answered(who being, s span) bool {
 // A load that was cancelled has ended when it was last seen to be wanted. Where
 // a commit has got no answer, by whomever, an entry may stand for a while that
 // sends everybody to a load of his own.
-func (p *past) one(key string, events []event) {
-	var loads []event
-	for _, e := range events {
-		if e.Kind == kindLoad {
-			loads = append(loads, e)
-		}
-	}
-	before := int64(p.plan.times.Lease + p.plan.times.Engine + breakerPause)
-	healthy := func(e event, s span) bool {
-		if !p.calm(being{e.Worker, e.Life}, s) {
-			return false
-		}
-		// After commits without an answer the lease is given back early, until
-		// one succeeds.
-		last := done
-		for _, c := range events {
-			if c.Kind == kindPut && c.Worker == e.Worker && c.Life == e.Life && c.Begin < e.Begin {
-				last = c.Result
-			}
-		}
-		return last == done || last == fenced
-	}
+//
+// A hedge may run beside the load of a holder, but not beside another hedge: the
+// lease of who hedges lasts for as long as a rebuild may.
+func (p *past) one(key string, events []event, hedged map[callID]bool) {
+	loads := loadsAmong(events)
+	before := p.before()
+	healthy := func(e event, s span) bool { return p.healthy(events, e, s) }
 	for i, b := range loads {
 		if !healthy(b, span{b.Begin - before, b.Begin}) {
 			p.excused[checkOne]++
@@ -156,12 +160,14 @@ func (p *past) one(key string, events []event) {
 		}
 		p.judged[checkOne]++
 		for _, a := range loads[:i] {
-			if a.End <= b.Begin {
+			if a.End <= b.Begin || hedged[a.call()] != hedged[b.call()] {
 				continue
 			}
 			s := span{a.Begin - before, b.Begin}
-			silent := slices.ContainsFunc(p.commits, func(t int64) bool { return s.begin <= t && t <= s.end })
-			if silent || !healthy(a, s) || !healthy(b, s) {
+			if hedged[a.call()] {
+				s.begin -= int64(p.plan.times.Rebuild)
+			}
+			if p.silence(s) || !healthy(a, s) || !healthy(b, s) {
 				p.excused[checkOne]++
 				continue
 			}
@@ -169,6 +175,96 @@ func (p *past) one(key string, events []event) {
 				key, a, time.Duration(a.End-a.Begin), b, time.Duration(b.Begin-a.Begin))
 		}
 	}
+}
+
+// before is for how long before something a fault is an excuse for it: a lease,
+// and the pause of a breaker.
+func (p *past) before() int64 {
+	return int64(p.plan.times.Lease + p.plan.times.Engine + breakerPause)
+}
+
+// healthy reports whether the process of a load was calm in s, and its commits of
+// the key, whose events these are, get answers.
+func (p *past) healthy(events []event, load event, s span) bool {
+	if !p.calm(being{load.Worker, load.Life}, s) {
+		return false
+	}
+	// After commits without an answer the lease is given back early, until
+	// one succeeds.
+	last := done
+	for _, c := range events {
+		if c.Kind == kindPut && c.Worker == load.Worker && c.Life == load.Life && c.Begin < load.Begin {
+			last = c.Result
+		}
+	}
+	return last == done || last == fenced
+}
+
+// silence reports whether anybody's commit has got no answer in s.
+func (p *past) silence(s span) bool {
+	return slices.ContainsFunc(p.commits, func(t int64) bool { return s.begin <= t && t <= s.end })
+}
+
+func loadsAmong(events []event) []event {
+	var loads []event
+	for _, e := range events {
+		if e.Kind == kindLoad {
+			loads = append(loads, e)
+		}
+	}
+	return loads
+}
+
+// claimOf returns the claim that a load began with, and false if nobody can tell:
+// it may have begun without its store. Whoever was answered then, and in all it
+// asked since, has not gone on without it.
+func claimOf(events []event, load event) (claim event, ok bool) {
+	for _, e := range events {
+		if e.Begin >= load.Begin {
+			break
+		}
+		if e.Worker == load.Worker && e.Life == load.Life {
+			switch e.Kind {
+			case kindTake, kindRead, kindClaim, kindLoad:
+				claim = e
+			}
+		}
+	}
+	return claim, claim.Kind == kindClaim && claim.Result == done
+}
+
+// A commit is the earliest of a version that was surely carried out.
+type commit struct {
+	epoch uint64 // the least
+	end   int64
+}
+
+// epochs are those under which versions were committed: surely, and perhaps (the
+// greatest epoch that was tried). The failure of a load has its version's, and so
+// has the value that its commit keeps.
+func epochs(events []event) (sure map[int]commit, tried map[int]uint64) {
+	sure, tried = map[int]commit{}, map[int]uint64{}
+	for _, e := range events {
+		if e.Kind != kindPut {
+			continue
+		}
+		for _, version := range [...]int{e.Version, e.Failure} {
+			if version == 0 {
+				continue
+			}
+			tried[version] = max(tried[version], e.Epoch)
+			if c, ok := sure[version]; e.Result == done && (!ok || e.Epoch < c.epoch) {
+				sure[version] = commit{e.Epoch, e.End}
+			}
+		}
+	}
+	return sure, tried
+}
+
+// answers reports whether the event is a call that was answered with what a load
+// came to: its value or its failure.
+func (e *event) answers() bool {
+	return e.Kind == kindGet && (e.Result == done || e.Result == failed) && e.Version > 0
 }
 
 // order holds what each process has served against "versions never fall".
@@ -180,25 +276,14 @@ func (p *past) one(key string, events []event) {
 // is a violation only if all that was ever tried to commit it had lower epochs
 // than any with which the greater version was surely committed. Versions that
 // were never offered to the store, made without it, are not judged.
+//
+// Failures have versions too: none is served after something newer, and nothing
+// older after it but the value that its commit has kept.
 func (p *past) order(key string, events []event) {
-	type commit struct {
-		epoch uint64
-		end   int64
-	}
-	sure := map[int]commit{}  // the least epoch of each version that was committed
-	tried := map[int]uint64{} // the greatest
-	for _, e := range events {
-		if e.Kind != kindPut || e.Version == 0 {
-			continue
-		}
-		tried[e.Version] = max(tried[e.Version], e.Epoch)
-		if c, ok := sure[e.Version]; e.Result == done && (!ok || e.Epoch < c.epoch) {
-			sure[e.Version] = commit{e.Epoch, e.End}
-		}
-	}
+	sure, tried := epochs(events)
 	served := map[being][]event{}
 	for _, e := range events {
-		if e.Kind == kindGet && e.Result == done && e.Version > 0 {
+		if e.answers() {
 			who := being{e.Worker, e.Life}
 			served[who] = append(served[who], e)
 		}
@@ -215,6 +300,9 @@ func (p *past) order(key string, events []event) {
 				byEnd = byEnd[1:]
 			}
 			p.judged[checkOrder]++
+			if g.Near {
+				p.judged[hitsOver(p.engines[0].name)]++
+			}
 			for _, e := range seen {
 				if e.Version <= g.Version {
 					break
@@ -247,7 +335,7 @@ func (p *past) drops(key string, events []event) {
 			continue
 		}
 		for _, g := range events {
-			if g.Kind != kindGet || g.Result != done || g.Version == 0 || g.Begin <= d.End {
+			if !g.answers() || g.Begin <= d.End {
 				continue
 			}
 			own := g.Worker == d.Worker && g.Life == d.Life

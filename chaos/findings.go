@@ -20,9 +20,18 @@ const (
 	checkOne      check = "one"      // at most one rebuild of a key at a time
 	checkOrder    check = "order"    // what a process serves does not grow older
 	checkDrop     check = "drop"     // nothing is served that was loaded before an invalidation
+	checkNear     check = "near"     // nor by whom a notice has told of it, from then on
+	checkFailure  check = "failure"  // who fails, fails with what the origin has failed with
+	checkPause    check = "pause"    // after a failure nobody loads before it is time
+	checkLoser    check = "loser"    // what was refused or given up on answers nobody
+	checkHedge    check = "hedge"    // hedges keep their share, and give way
 	checkBound    check = "bound"    // every call returns in time
 	checkRecovery check = "recovery" // after the faults, one rebuild and everybody fresh
 )
+
+// hitsOver is the name under which those hits of near tiers are counted that
+// order has judged, by the store that they stand before.
+func hitsOver(store string) check { return check("order of near hits over " + store) }
 
 // findings are what was wrong in one run, and how much was looked at.
 type findings struct {
@@ -184,9 +193,6 @@ func newFindings() *findings { return &findings{judged: counts{}, excused: count
 
 // include adds what another run has judged.
 func (f *findings) include(o *findings) {
-	if o == nil {
-		return // it was ended before it came to anything
-	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for c, n := range o.judged {

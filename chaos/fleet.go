@@ -98,6 +98,9 @@ func runFleet(tb testing.TB, seed int64, length time.Duration, locker, store str
 		r.prepare(len(r.engines) - 1)
 	}
 	r.plan = draw(seed, length, len(r.engines))
+	if b.tune != nil {
+		b.tune(&r.plan)
+	}
 	r.origin = httptest.NewServer(http.HandlerFunc(r.load))
 	tb.Cleanup(r.origin.Close)
 	for range fleetWorkers {
@@ -122,7 +125,11 @@ func runFleet(tb testing.TB, seed int64, length time.Duration, locker, store str
 	for w := range fleetWorkers {
 		r.startWorker(w)
 	}
-	r.carryOut()
+	rest := 3 * time.Second
+	if b.name != "" {
+		rest = time.Second
+	}
+	r.carryOut(rest)
 	if b.name == "" || b.check == checkRecovery {
 		r.settle()
 	}
@@ -234,8 +241,9 @@ func (r *fleetRun) failing(n, forgets int) func() {
 }
 
 // carryOut does what the schedule says. What lasts is ended by one that waits
-// for it; nobody is in two troubles of one kind at a time.
-func (r *fleetRun) carryOut() {
+// for it; nobody is in two troubles of one kind at a time. It goes on for rest
+// after the last step.
+func (r *fleetRun) carryOut(rest time.Duration) {
 	type ending struct {
 		at time.Time
 		do func()
@@ -285,7 +293,7 @@ func (r *fleetRun) carryOut() {
 			end()
 		}})
 	}
-	endUntil(start.Add(r.plan.steps[len(r.plan.steps)-1].at + 3*time.Second))
+	endUntil(start.Add(r.plan.steps[len(r.plan.steps)-1].at + rest))
 }
 
 // inflict begins a step that lasts, and returns what ends it.
@@ -429,7 +437,11 @@ func (r *fleetRun) one(key string) bool {
 			served++
 		}
 	}
-	return r.count[key] == 1 && served == 10*fleetWorkers
+	most := 1
+	if r.plan.times.Hedge > 0 {
+		most = 2 // a machine that is busy makes a load look slow
+	}
+	return r.count[key] >= 1 && r.count[key] <= most && served == 10*fleetWorkers
 }
 
 // end ends the workers, and waits for all that they have to say.

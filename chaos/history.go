@@ -8,6 +8,7 @@ import (
 	"hash/fnv"
 	"io"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -48,6 +49,8 @@ const (
 	kindRenew kind = "renew"      // Lease.Renew
 	kindFree  kind = "release"    // Lease.Release
 	kindWatch kind = "watch"      // Watcher.Watch, to the end of its wait
+	kindClose kind = "close"      // Cache.Close: what is under way ends anyhow
+	kindTold  kind = "told"       // a notice of an invalidation, until the cache has taken it in
 )
 
 // A result says how a call ended.
@@ -61,7 +64,20 @@ const (
 	held     result = "held"
 	lost     result = "lost"
 	silent   result = "no answer" // whether it was carried out is unknown
+
+	// Of calls of the cache, and loads.
+	failed  result = "failed"  // by the origin, in the load of the event's version
+	left    result = "left"    // the caller's own context has ended
+	bounded result = "bounded" // MaxWait, RebuildTimeout, MaxQueued, or the cache was closed
 )
+
+// An originError is the failure of one load. It tells of which, wherever its
+// text has got to.
+type originError struct{ value string }
+
+const originFails = "the origin fails: "
+
+func (e *originError) Error() string { return originFails + e.value }
 
 // resultOf is the result that err stands for.
 func resultOf(err error) result {
@@ -76,6 +92,11 @@ func resultOf(err error) result {
 		return held
 	case errors.Is(err, bellwether.ErrLeaseLost):
 		return lost
+	case strings.Contains(err.Error(), originFails):
+		return failed
+	case errors.Is(err, bellwether.ErrWaitTimeout), errors.Is(err, bellwether.ErrOverloaded), errors.Is(err, bellwether.ErrClosed),
+		strings.Contains(err.Error(), bellwether.ErrRebuildTimeout.Error()):
+		return bounded
 	}
 	return silent
 }
@@ -92,7 +113,10 @@ type event struct {
 	Result result `json:"r,omitempty"`
 	Error  string `json:"err,omitempty"`
 
-	Version int           `json:"v,omitempty"` // of the value that was served, loaded, read or committed
+	Version int           `json:"v,omitempty"`  // of the value that was served, loaded, read or committed; of a call or load that failed, that of the failure
+	Failure int           `json:"f,omitempty"`  // the version whose load's failure is in an entry
+	Retry   time.Duration `json:"ry,omitempty"` // from a commit's begin until the next try is due, if Failure is set
+	Near    bool          `json:"nr,omitempty"` // the near tier has served it at once
 	Epoch   uint64        `json:"ep,omitempty"`
 	Claimed uint64        `json:"cl,omitempty"`  // the epoch that a claim gave out
 	Sum     uint64        `json:"sum,omitempty"` // tells one entry from another of its epoch
@@ -132,7 +156,7 @@ func (r *recorder) begin(e event) event {
 
 func (r *recorder) end(e event, err error) {
 	e.End, e.Result, e.Error = now(), resultOf(err), ""
-	if e.Result == silent {
+	if e.Result == silent || e.Result == bounded {
 		e.Error = err.Error()
 	}
 	r.sink(e, false)
@@ -187,6 +211,9 @@ func versionOf(value string) int {
 // entered fills in what is known of an entry.
 func (e *event) entered(entry bellwether.Entry) {
 	e.Epoch, e.Version = entry.Epoch, versionOf(string(entry.Value))
+	if e.Failure = versionOf(entry.Failure); e.Failure != 0 {
+		e.Retry = entry.RetryAge - entry.Age
+	}
 	h := fnv.New64a()
 	h.Write([]byte{byte(entry.Kind), byte(entry.Failures)})
 	h.Write(entry.Value)
@@ -201,9 +228,29 @@ func recordStore(s bellwether.Store, r *recorder) bellwether.Store {
 		return struct {
 			bellwether.Store
 			bellwether.Notifier
-		}{recorded, n}
+		}{recorded, &recordedNotifier{n, r}}
 	}
 	return recorded
+}
+
+type recordedNotifier struct {
+	notifier bellwether.Notifier
+	*recorder
+}
+
+// Notify implements [bellwether.Notifier]. Of commits nothing is recorded: what
+// a process makes of those depends on what it does at that moment.
+func (s *recordedNotifier) Notify(ctx context.Context, f func(bellwether.Notice)) {
+	s.notifier.Notify(ctx, func(n bellwether.Notice) {
+		if !n.Invalidated {
+			f(n)
+			return
+		}
+		s.call(event{Kind: kindTold, Key: n.Key, Epoch: n.Epoch}, func(*event) error {
+			f(n)
+			return nil
+		})
+	})
 }
 
 type recordedStore struct {

@@ -60,6 +60,7 @@ func (s step) String() string {
 type schedule struct {
 	times times
 	steps []step
+	slow  int // of eight loads, how many take long
 }
 
 const (
@@ -76,10 +77,21 @@ func draw(seed int64, length time.Duration, engines int) schedule {
 		return time.Duration(least+dice.IntN(most-least+1)) * time.Millisecond
 	}
 	lease := ms(300, 1000)
-	s := schedule{times: times{
+	s := schedule{slow: 1, times: times{
 		Lease: lease, TTL: ms(100, 250), Stale: []time.Duration{0, 200 * time.Millisecond}[dice.IntN(2)],
 		StaleIfError: 6 * time.Second, Near: 100 * time.Millisecond, Engine: ms(150, 300), Rebuild: 3 * lease,
 	}}
+	more := rand.New(rand.NewPCG(uint64(seed), 8)) // what is drawn of it moves nothing else
+	s.times.Failure = 100*time.Millisecond + time.Duration(more.Int64N(int64(300*time.Millisecond)))
+	if more.IntN(3) == 0 { // what is in the near tiers outlives NearTTL by far
+		s.times.TTL = 400*time.Millisecond + time.Duration(more.Int64N(int64(400*time.Millisecond)))
+	}
+	if more.IntN(2) == 0 { // whom nothing stale answers gets the failures
+		s.times.StaleIfError = 0
+	}
+	if more.IntN(2) == 0 {
+		s.times.Hedge, s.times.Share = 1.5+2*more.Float64(), []float64{0.1, 0.5}[more.IntN(2)]
+	}
 	faults := []testserver.Fault{testserver.BlackHole, testserver.DeadRequests, testserver.DeadReplies,
 		testserver.SwallowReplies, testserver.SlowClose, testserver.Reset}
 	for at := warmUp; at < length; {
@@ -113,6 +125,32 @@ func draw(seed int64, length time.Duration, engines int) schedule {
 	return s
 }
 
+// peaceful is s without its faults: only invalidations are left. A bug that shows
+// without any is not excused by any.
+func peaceful(s *schedule) {
+	s.steps = slices.DeleteFunc(s.steps, func(st step) bool { return st.do != invalidate })
+}
+
+// failing is peaceful, and nothing stale stands before the failures.
+func failing(s *schedule) {
+	peaceful(s)
+	s.times.TTL, s.times.Stale, s.times.StaleIfError, s.times.Hedge = 100*time.Millisecond, 0, 0, 0
+}
+
+// trusting is peaceful, with values that are fresh for long after NearTTL.
+func trusting(s *schedule) {
+	peaceful(s)
+	s.times.TTL = 700 * time.Millisecond
+}
+
+// hedging is peaceful, with more slow loads, and hedges for those that others
+// wait for.
+func hedging(s *schedule) {
+	peaceful(s)
+	s.times.TTL, s.times.Stale, s.times.Hedge, s.times.Share = 100*time.Millisecond, 0, 1.5, 1
+	s.times.Lease, s.times.Rebuild, s.slow = 400*time.Millisecond, 1200*time.Millisecond, 2
+}
+
 // answer is what the origin does with the nth load of a key: how long it takes,
 // from 10 ms to two leases, and whether it fails.
 func (s schedule) answer(seed int64, key string, n int) (takes time.Duration, fails bool) {
@@ -122,10 +160,10 @@ func (s schedule) answer(seed int64, key string, n int) (takes time.Duration, fa
 	}
 	dice := rand.New(rand.NewPCG(uint64(seed)^salt, uint64(n)))
 	takes = 10*time.Millisecond + time.Duration(dice.Int64N(int64(60*time.Millisecond)))
-	switch dice.IntN(8) {
-	case 0:
+	switch n := dice.IntN(8); {
+	case n < s.slow:
 		takes = time.Duration(dice.Int64N(int64(2 * s.times.Lease)))
-	case 1:
+	case n == 7:
 		fails = true
 	}
 	return takes, fails

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -37,6 +36,8 @@ type workerConfig struct {
 // times are the cache's options in a run.
 type times struct {
 	Lease, TTL, Stale, StaleIfError, Near, Engine, Rebuild time.Duration
+	Failure                                                time.Duration // ErrorTTL
+	Hedge, Share                                           float64       // 0: no hedges
 }
 
 // maxWait is what the cache makes of these.
@@ -97,6 +98,7 @@ func work(config string) error {
 			}
 		}
 	}
+	rec.begin(event{Kind: kindClose})
 	stop()
 	w.cache.Close()
 	running.Wait()
@@ -150,16 +152,20 @@ func newWorker(c workerConfig, rec *recorder) (*worker, error) {
 	}
 	o := bellwether.Options{
 		TTL: c.Times.TTL, StaleWhileRevalidate: c.Times.Stale, StaleIfError: c.Times.StaleIfError,
-		ErrorTTL: 50 * time.Millisecond, RebuildTimeout: c.Times.Rebuild, LeaseTTL: c.Times.Lease,
-		NearTTL: c.Times.Near, EngineTimeout: c.Times.Engine,
-		Store: recordStore(store, rec), Locker: recordLocker(locker, rec),
+		ErrorTTL: c.Times.Failure, RebuildTimeout: c.Times.Rebuild, LeaseTTL: c.Times.Lease,
+		NearTTL: c.Times.Near, EngineTimeout: c.Times.Engine, Hedge: c.Times.Hedge, HedgeShare: c.Times.Share,
+		Store: recordStore(store, rec), Locker: recordLocker(locker, rec), Observers: []bellwether.Observer{nearHits},
 	}
 	if os.Getenv("BELLWETHER_CHAOS_VERBOSE") != "" {
 		o.OnError = func(key string, err error) {
 			fmt.Fprintf(os.Stderr, "%d worker %d.%d: %s: %v\n", now()/1e6, c.Worker, c.Life, key, err)
 		}
 	}
-	w.cache = bellwether.New(w.load, o)
+	load := w.load
+	if b.load != nil {
+		load = b.load(load)
+	}
+	w.cache = bellwether.New(load, o)
 	w.served = w.cache.Get
 	if b.serve != nil {
 		w.served = b.serve(w.served, w.load)
@@ -182,12 +188,39 @@ func (w *worker) ask(ctx context.Context, dice *rand.Rand) {
 	}
 }
 
+// nearHits notes, where a call's context says so, that the near tier has served
+// it at once.
+var nearHits = bellwether.Observer{
+	Hit: func(ctx context.Context, _ string) { noteNear(ctx) },
+	Serve: func(ctx context.Context, s bellwether.Serve) {
+		if s.Way <= bellwether.WayStale && s.Waited == 0 {
+			noteNear(ctx)
+		}
+	},
+}
+
+// nearKey is the context key of a call's *bool.
+type nearKey struct{}
+
+func noteNear(ctx context.Context) {
+	if near, ok := ctx.Value(nearKey{}).(*bool); ok {
+		*near = true
+	}
+}
+
 func (w *worker) get(ctx context.Context, key string) {
-	w.call(event{Kind: kindGet, Key: key}, func(e *event) error {
-		v, err := w.served(ctx, key)
-		e.Version = versionOf(v)
-		return err
-	})
+	e := event{ID: w.id(), Kind: kindGet, Key: key, Begin: now()}
+	v, err := w.served(context.WithValue(ctx, nearKey{}, &e.Near), key)
+	e.End, e.Version, e.Result = now(), versionOf(v), resultOf(err)
+	switch {
+	case e.Result == failed:
+		e.Version = versionOf(err.Error())
+	case err != nil && ctx.Err() != nil:
+		e.Result = left
+	case err != nil:
+		e.Error = err.Error()
+	}
+	w.sink(e, false)
 }
 
 func (w *worker) invalidate(key string) {
@@ -195,9 +228,8 @@ func (w *worker) invalidate(key string) {
 	w.end(e, w.cache.Invalidate(context.Background(), key))
 }
 
-var errOrigin = errors.New("the origin fails")
-
-// load asks the origin, and records for how long the load was surely wanted.
+// load asks the origin, and records for how long the load was surely wanted. One
+// in three does not heed its context: what was given up on may come all the same.
 func (w *worker) load(ctx context.Context, key string) (string, error) {
 	e := event{ID: w.id(), Kind: kindLoad, Key: key, Begin: now()}
 	e.End = e.Begin
@@ -205,7 +237,10 @@ func (w *worker) load(ctx context.Context, key string) (string, error) {
 		value string
 		err   error
 	}
-	got := make(chan reply, 1)
+	got, wanted := make(chan reply, 1), ctx
+	if e.ID%3 == 0 {
+		ctx = context.WithoutCancel(ctx)
+	}
 	go func() {
 		v, err := w.fetch(ctx, key)
 		got <- reply{v, err}
@@ -215,14 +250,14 @@ func (w *worker) load(ctx context.Context, key string) (string, error) {
 	for {
 		// In this order: at the time that is noted the load was still wanted.
 		t := now()
-		if ctx.Err() == nil {
+		if wanted.Err() == nil {
 			e.End = t
 		}
 		select {
 		case r := <-got:
-			e.Version, e.Result = versionOf(r.value), done
-			if r.err != nil {
-				e.Result, e.Error = silent, r.err.Error()
+			e.Version, e.Result = versionOf(r.value), resultOf(r.err)
+			if e.Result == silent {
+				e.Error = r.err.Error()
 			}
 			w.sink(e, false)
 			return r.value, r.err
@@ -243,7 +278,7 @@ func (w *worker) fetch(ctx context.Context, key string) (string, error) {
 	defer res.Body.Close()
 	b, err := io.ReadAll(res.Body)
 	if err == nil && res.StatusCode != http.StatusOK {
-		err = errOrigin
+		err = &originError{string(b)}
 	}
 	return string(b), err
 }

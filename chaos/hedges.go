@@ -1,0 +1,182 @@
+package chaos
+
+import (
+	"slices"
+	"strings"
+	"time"
+)
+
+// This file is what is promised of rebuilds that do not win: of hedges, of
+// holders that were hedged, and of all whose commits come too late.
+
+// hedgeLease begins the key of the lease of who hedges.
+const hedgeLease = "\x00hedge\x00"
+
+// A callID is one call of a history.
+type callID struct {
+	being
+	id uint64
+}
+
+func (e *event) call() callID { return callID{being{e.Worker, e.Life}, e.ID} }
+
+// hedgesAmong returns the loads of a key that were begun as hedges: those before
+// which their process has last acquired the lease for that. A process has one
+// flight of a key at a time.
+func hedgesAmong(all []event, key string) map[callID]bool {
+	hedged, elected := map[callID]bool{}, map[being]bool{}
+	for _, e := range all {
+		if strings.TrimPrefix(e.Key, hedgeLease) != key {
+			continue
+		}
+		who := being{e.Worker, e.Life}
+		switch {
+		case e.Kind == kindTake && e.Result == done:
+			elected[who] = e.Key != key
+		case e.Kind == kindLoad:
+			if elected[who] {
+				hedged[e.call()] = true
+			}
+			elected[who] = false
+		}
+	}
+	return hedged
+}
+
+// mostRefused is after how many loads that came to nothing a flight gives its
+// value to those who asked before the last of them began.
+const mostRefused = 5
+
+// loser holds what was served against "first commit wins": a value that the store
+// has refused, or that was given up on, by a process that had an epoch for it,
+// answers nobody; but for the callers of a flight whose loads all come to nothing.
+//
+// A commit without an answer may have been the first. A process that got no
+// answers makes values without its store.
+func (p *past) loser(events []event) {
+	type fate struct{ kept, refused bool }
+	fates := map[int]fate{}
+	for _, e := range events {
+		if e.Kind != kindPut {
+			continue
+		}
+		for _, version := range [...]int{e.Version, e.Failure} {
+			f := fates[version]
+			f.kept, f.refused = f.kept || e.Result != fenced, f.refused || e.Result == fenced
+			fates[version] = f
+		}
+	}
+	vain := map[being]int{} // loads in a row that came to nothing
+	for _, l := range loadsAmong(events) {
+		who := being{l.Worker, l.Life}
+		f := fates[l.Version]
+		if vain[who]++; l.Version > 0 && f.kept {
+			vain[who] = 0
+		}
+		if l.Result != done || f.kept {
+			continue
+		}
+		claim, claimed := claimOf(events, l)
+		if !f.refused && !claimed {
+			p.excused[checkLoser]++
+			continue
+		}
+		p.judged[checkLoser]++
+		for _, g := range events {
+			if g.Kind != kindGet || g.Result != done || g.Version != l.Version {
+				continue
+			}
+			if f.refused && (g.Worker == l.Worker && g.Life == l.Life && g.Begin <= l.Begin && vain[who] >= mostRefused) ||
+				!f.refused && !p.atWork(who, span{claim.Begin, g.End}) {
+				p.excused[checkLoser]++
+				continue
+			}
+			p.add(checkLoser, "the value of a load that has lost is served:\n\t%s, refused by the store: %v\n\t%s, begun %v after the load",
+				l, f.refused, g, time.Duration(g.Begin-l.Begin))
+			break
+		}
+	}
+}
+
+// hedge holds the hedges of a key against what makes them harmless: who finds
+// when its load is done that the holder was first commits nothing, and neither
+// does one whose load has failed.
+//
+// A hedge that gets no answers cannot find that; nor can one where the holder's
+// value has come to its end since, or was invalidated.
+func (p *past) hedge(events []event, hedged map[callID]bool) {
+	for _, l := range loadsAmong(events) {
+		if !hedged[l.call()] {
+			continue
+		}
+		claim, ok := claimOf(events, l)
+		if !ok {
+			p.excused[checkHedge]++
+			continue
+		}
+		p.judged[checkHedge]++
+		who := being{l.Worker, l.Life}
+		for _, e := range events {
+			switch {
+			case l.Result == failed && (e.Kind == kindPut && e.Failure == l.Version || e.Kind == kindGet && e.Result == failed && e.Version == l.Version):
+				p.add(checkHedge, "the failure of a hedge is told:\n\t%s\n\t%s", l, e)
+			case l.Result == done && e.Kind == kindPut && e.Version == l.Version && e.Worker == l.Worker && e.Life == l.Life && e.Failure == 0:
+				first := slices.IndexFunc(events, func(c event) bool {
+					return c.Kind == kindPut && c.Result == done && c.Version > 0 && c.Failure == 0 && c.Epoch < e.Epoch && claim.End < c.Begin && c.End < l.End
+				})
+				switch {
+				case first < 0:
+				case e.Begin > events[first].Begin+int64(events[first].Keep-slackOfLife), disownedIn(events, span{events[first].Begin, e.Begin}), !p.atWork(who, span{claim.Begin, e.Begin}):
+					p.excused[checkHedge]++
+				default:
+					p.add(checkHedge, "a hedge does not mind that the holder was first:\n\t%s, ended %v before the hedge's load\n\t%s\n\t%s",
+						events[first], time.Duration(l.End-events[first].End), l, e)
+				}
+			}
+		}
+	}
+}
+
+// share holds the hedges of each process against the part of its own rebuilds
+// that they may be. A rebuild has claimed, or gone on without; one more hedge is
+// for those that left no trace.
+func (p *past) share() {
+	type tally struct {
+		own, hedges int
+		claimed     map[string]bool
+	}
+	hedged, tallies := map[callID]bool{}, map[being]*tally{}
+	for _, key := range p.keys {
+		for call := range hedgesAmong(p.all, key) {
+			hedged[call] = true
+		}
+	}
+	for _, e := range p.all {
+		who := being{e.Worker, e.Life}
+		t := tallies[who]
+		if t == nil {
+			t = &tally{claimed: map[string]bool{}}
+			tallies[who] = t
+		}
+		switch {
+		case e.Kind == kindClaim:
+			t.own++
+			t.claimed[e.Key] = true
+		case e.Kind != kindLoad:
+		case hedged[e.call()]:
+			if t.claimed[e.Key] {
+				t.own--
+				t.claimed[e.Key] = false
+			}
+			t.hedges++
+			if most := 1 + p.plan.times.Share*float64(t.own); float64(t.hedges) > most {
+				p.add(checkHedge, "a process has begun %d hedges beside %d rebuilds of its own, of which they may be %v: %s", t.hedges, t.own, p.plan.times.Share, e)
+			}
+		default:
+			if !t.claimed[e.Key] {
+				t.own++
+			}
+			t.claimed[e.Key] = false
+		}
+	}
+}
