@@ -21,7 +21,7 @@ ALL := $(MODULES:%=%/...)
 
 # How many packages "race" tests at one time: with engines and processes the
 # tests wait more than they work.
-JOBS ?= 3
+JOBS ?= 2
 
 # How many tests of a package that may overlap do, for the same reason. Chaos is
 # left at one for each core: its runs would starve each other, and then there is
@@ -40,23 +40,23 @@ REPORT := $(CURDIR)/bin/report
 # Tests of claims about time and allocations: the files that the race detector,
 # which would be what they measure, leaves out.
 CLAIMS = grep -rl --include='*_test.go' '^//go:build !race' .
+CLAIMS_IN = $$($(CLAIMS) | xargs -n1 dirname | sort -u)
 
 # How long "make chaos" goes on.
 DURATION ?= 10m
 
-.PHONY: help test deps build lint idle race claims latency long outage chaos fuzz vuln bench screenshots cover tidy clean
+.PHONY: help test deps build lint race claims latency long outage chaos fuzz vuln bench screenshots cover tidy clean
 
 help: ## List the targets.
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
 
-# Lint and fuzz have no times to keep: they get what the tests leave of the cores.
-# Claims of time have the machine for themselves.
+# Nothing in the last step has a time to keep, so its two may run side by side.
 test: ## Run everything that has to pass.
 	@rm -rf $(OUT)
 	@began=$$SECONDS; status=0; \
-	for step in deps build "race idle" claims; do \
+	for step in deps build race claims "lint fuzz"; do \
 		echo "== $$step"; step_began=$$SECONDS; \
-		$(MAKE) --no-print-directory -j2 -Otarget $$step FUZZ='^Fuzz(Entry|Key)$$$$' || { status=1; echo "== $$step failed"; [ $$step != deps ] || exit 1; }; \
+		$(MAKE) --no-print-directory -j2 -Otarget $$step FUZZ='^Fuzz(Entry|Key)$$$$' || { status=1; echo "== $$step failed"; [ "$$step" != deps ] || exit 1; }; \
 		echo "== $$step took $$((SECONDS - step_began)) s"; \
 	done; \
 	echo "== all took $$((SECONDS - began)) s"; \
@@ -67,11 +67,12 @@ test: ## Run everything that has to pass.
 deps: ## Install the servers that the tests need, as root; else say which.
 	@.ci/deps
 
+# With the race detector, but for what cannot have it: the later steps do as much.
 build: export GOWORK :=
 build: ## Build everything by way of the workspace, and compile all tests, so that none waits for a compiler.
-	@go build -o /dev/null $(ALL)
-	@go list -test -export $(ALL) >/dev/null
-	@go list -test -export -race $(ALL) >/dev/null
+	@go list -export -test $(CLAIMS_IN) >/dev/null & plain=$$!; \
+		go list -export -test -race $(ALL) >/dev/null; wait $$plain
+	@go build -race -o /dev/null $(ALL)
 
 $(REPORT): .ci/report.go
 	@go build -o $@ $<
@@ -79,19 +80,17 @@ $(REPORT): .ci/report.go
 $(OUT):
 	@mkdir -p $@
 
-lint: ## Check formatting, go vet and staticcheck in every module.
+lint: export GOWORK :=
+lint: ## Check formatting, go vet and staticcheck in every module, and that modules agree on versions.
 	@unformatted=$$(gofmt -l .); [ -z "$$unformatted" ] || { echo "not formatted by gofmt:"; echo "$$unformatted"; exit 1; }
 	@versions=$$(cat $(MODULES:%=%/go.mod) | awk '$$2 ~ /^v[0-9]/ { print $$1, $$2 }' | sort -u); \
 		twice=$$(awk '{ print $$1 }' <<<"$$versions" | uniq -d); \
 		[ -z "$$twice" ] || { echo "modules require different versions, so each would compile its own:"; grep -wF "$$twice" <<<"$$versions"; exit 1; }
 	@go vet .ci/report.go
-	@status=0; $(EACH) \
-		go vet ./... || status=1; \
-		GOGC=400 go run $(STATICCHECK) ./... || status=1; \
-	done; exit $$status
-
-idle:
-	@nice -n 19 $(MAKE) --no-print-directory -k lint fuzz
+	@go vet -race $(ALL)
+	@go vet $(CLAIMS_IN)
+	@go run -exec 'env GOFLAGS=-race' $(STATICCHECK) $(ALL)
+	@go run $(STATICCHECK) $(CLAIMS_IN)
 
 # The packages by their depth: the long ones, which are the modules' roots and the
 # lockers, come before the stores, so that none runs alone at the end.

@@ -5,6 +5,7 @@ package bellwether_test
 import (
 	"context"
 	"runtime"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -59,4 +60,20 @@ func TestGetMany_TenThousandKeys(t *testing.T) {
 			t.Errorf("%d flights", f)
 		}
 	})
+}
+
+// countedBatches counts the reads of a store.
+type countedBatches struct {
+	*memstore.Store
+	many, single atomic.Int32
+}
+
+func (s *countedBatches) Get(ctx context.Context, key string) (bellwether.Entry, error) {
+	s.single.Add(1)
+	return s.Store.Get(ctx, key)
+}
+
+func (s *countedBatches) GetMany(ctx context.Context, keys []string, each func(int, bellwether.Entry, error)) {
+	s.many.Add(1)
+	s.Store.GetMany(ctx, keys, each)
 }

@@ -959,22 +959,6 @@ func TestGetMany_TakeoverTogether(t *testing.T) {
 	})
 }
 
-// countedBatches counts the reads of a store.
-type countedBatches struct {
-	*memstore.Store
-	many, single atomic.Int32
-}
-
-func (s *countedBatches) Get(ctx context.Context, key string) (bellwether.Entry, error) {
-	s.single.Add(1)
-	return s.Store.Get(ctx, key)
-}
-
-func (s *countedBatches) GetMany(ctx context.Context, keys []string, each func(int, bellwether.Entry, error)) {
-	s.many.Add(1)
-	s.Store.GetMany(ctx, keys, each)
-}
-
 func TestGetMany_ContextEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		origin := &batchSource{build: time.Second}

@@ -2,7 +2,10 @@
 
 package bellwether_test
 
-import "testing"
+import (
+	"strings"
+	"testing"
+)
 
 // TestClaim_DocumentFleet holds the rows of docs/fleet.md that are too large for
 // the race detector, with -short but for those of 10,000 nodes that poll.
@@ -16,4 +19,28 @@ func TestClaim_DocumentFleet(t *testing.T) {
 // -short its rows of one process.
 func TestClaim_DocumentDrain(t *testing.T) {
 	holdDrains(t, func(processes int) bool { return processes == 1 || !testing.Short() })
+}
+
+// holdDrains measures the rows of the second table that have as many processes
+// as of says.
+func holdDrains(t *testing.T, of func(processes int) bool) {
+	t.Helper()
+	held := 0
+	for _, row := range tableUnder(t, drainHeader) {
+		o, ok := drains[row[0]]
+		if !ok {
+			t.Errorf("docs/fleet.md has a row %q, which is no way to drain", row[0])
+			continue
+		}
+		if n := number(t, row[1]); of(n) {
+			held++
+			t.Run(strings.Join(row[:2], ", "), func(t *testing.T) {
+				t.Parallel()
+				holdRow(t, row, drain(t, n, 10_000, row[0], o))
+			})
+		}
+	}
+	if held == 0 {
+		t.Error("there are none")
+	}
 }

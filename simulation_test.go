@@ -490,30 +490,6 @@ func holdFleet(t *testing.T, of func(nodes int, pushes bool) bool) {
 	}
 }
 
-// holdDrains measures the rows of the second table that have as many processes
-// as of says.
-func holdDrains(t *testing.T, of func(processes int) bool) {
-	t.Helper()
-	held := 0
-	for _, row := range tableUnder(t, drainHeader) {
-		o, ok := drains[row[0]]
-		if !ok {
-			t.Errorf("docs/fleet.md has a row %q, which is no way to drain", row[0])
-			continue
-		}
-		if n := number(t, row[1]); of(n) {
-			held++
-			t.Run(strings.Join(row[:2], ", "), func(t *testing.T) {
-				t.Parallel()
-				holdRow(t, row, drain(t, n, 10_000, row[0], o))
-			})
-		}
-	}
-	if held == 0 {
-		t.Error("there are none")
-	}
-}
-
 // number reads one cell.
 func number(t *testing.T, cell string) int {
 	t.Helper()

@@ -1,3 +1,5 @@
+//go:build !race
+
 package bellwether_test
 
 import "slices"
