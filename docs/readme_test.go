@@ -1,4 +1,5 @@
-package bellwether_test
+// Package docs_test holds that the documentation is true where a test can say so.
+package docs_test
 
 import (
 	"bytes"
@@ -22,6 +23,14 @@ import (
 // an Example's body are that, word for word; all others pass go vet, in a module
 // of their own that requires this one as a user's would, and those that end
 // are built and run.
+
+// TestMain has the tests see the repository from its root.
+func TestMain(m *testing.M) {
+	if err := os.Chdir(".."); err != nil {
+		panic(err)
+	}
+	os.Exit(m.Run())
+}
 
 // A snippet is a block of Go in the README.
 type snippet struct {
