@@ -18,8 +18,9 @@ func TestMetrics_OnTheAdminListener(t *testing.T) {
 		do(http.MethodGet, front.URL+"/fast")
 	}
 	a := do(http.MethodGet, back.URL+"/metrics")
-	// A herd is told of when the last of it has gone, which may be the flight.
-	for try := 0; try < 1000 && !strings.Contains(a.body, "bellwether_herds_total 1\n"); try++ {
+	// A herd is told of when the last of it has gone, which may be the flight; its
+	// callers are counted after it.
+	for try := 0; try < 1000 && !strings.Contains(a.body, "bellwether_herd_callers_total 1\n"); try++ {
 		a = do(http.MethodGet, back.URL+"/metrics")
 	}
 	for _, line := range []string{
