@@ -13,7 +13,7 @@ FUZZTIME ?= 30s
 export FUZZ FUZZTIME
 
 # Every module stands on its own go.mod, as it does for those who import it; the
-# workspace is for people. Only "build" looks through it.
+# workspace is for people. Only "build" and "lint", which run nothing, look through it.
 export GOWORK := off
 MODULES := $(sort $(patsubst %/go.mod,%,$(shell find . -name go.mod -not -path './.*')))
 EACH := for m in $(MODULES); do cd $(CURDIR)/$$m; 

@@ -11,7 +11,7 @@ import (
 // TestDynamoDB_TableLost takes the table away from a server that works.
 func TestDynamoDB_TableLost(t *testing.T) {
 	dynamo := testserver.DynamoDB(t)
-	dynamo.MustOwn(t)
+	dynamo.OwnOrSkip(t)
 	o := newOrigin(t, "max-age=60", 0)
 	flags := []string{"-upstream", o.URL, "-store", "redis", "-redis", testserver.Redis(t).Addr, "-locker", "dynamodb", "-dynamodb", "http://" + dynamo.Addr}
 	fleet := []*process{start(t, flags...), start(t, flags...)}

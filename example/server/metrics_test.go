@@ -14,7 +14,7 @@ import (
 
 func TestMetrics_OnTheAdminListener(t *testing.T) {
 	front, back := newTestServer(t)
-	// One request: another could still join the flight whose response it has got.
+	// The first by itself: another could still join the flight whose response it has got.
 	do(http.MethodGet, front.URL+"/fast")
 	a := do(http.MethodGet, back.URL+"/metrics")
 	// A herd is told of when the last of it has gone, which may be the flight; its
@@ -22,8 +22,12 @@ func TestMetrics_OnTheAdminListener(t *testing.T) {
 	for try := 0; try < 1000 && !strings.Contains(a.body, "bellwether_herd_callers_total 1\n"); try++ {
 		a = do(http.MethodGet, back.URL+"/metrics")
 	}
+	for range 2 {
+		do(http.MethodGet, front.URL+"/fast")
+	}
+	a = do(http.MethodGet, back.URL+"/metrics")
 	for _, line := range []string{
-		"bellwether_loads_total 1\n", `bellwether_rebuild_seconds_count{outcome="value"} 1`, "bellwether_herd_callers_total 1\n", "bellwether_misses_total 1\n", "bellwether_store_up 1\n",
+		"bellwether_loads_total 1\n", `bellwether_rebuild_seconds_count{outcome="value"} 1`, "bellwether_herd_callers_total 1\n", "bellwether_misses_total 1\n", "bellwether_hits_total 2\n", "bellwether_store_up 1\n",
 		`bellwether_info{locker="local",store="memory",upstream="demo"} 1`, "go_goroutines ", "process_resident_memory_bytes ",
 	} {
 		if a.status != http.StatusOK || !strings.Contains(a.body, line) {

@@ -99,14 +99,26 @@ func FreeAddr(tb testing.TB) string {
 // kill and restart it.
 func (s *Server) Own() bool { return s.args != nil }
 
-// MustOwn returns s if the test has started it. A test that stops its engine, or
-// counts what it does, is skipped over one that is others' too.
+// MustOwn returns s, and fails the test if that has not started it.
 func (s *Server) MustOwn(tb testing.TB) *Server {
 	tb.Helper()
 	if !s.Own() {
-		tb.Skip("it needs a server of its own, and the one at " + s.Addr + " is not: unset the BELLWETHER_ variable that names it")
+		tb.Fatal(s.foreign())
 	}
 	return s
+}
+
+// OwnOrSkip returns s, and skips the test if that has not started it.
+func (s *Server) OwnOrSkip(tb testing.TB) *Server {
+	tb.Helper()
+	if !s.Own() {
+		tb.Skip(s.foreign())
+	}
+	return s
+}
+
+func (s *Server) foreign() string {
+	return "this test stops its engine, or counts what it does, and needs one of its own: unset the BELLWETHER_ variable that names " + s.Addr
 }
 
 // ReadyWhen makes every start of the engine wait until ready has no error too.

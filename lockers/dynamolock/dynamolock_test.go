@@ -314,7 +314,7 @@ func TestToken_Rises(t *testing.T) {
 // TestToken_AfterLossOfTheTable has the engine lose all it knows.
 func TestToken_AfterLossOfTheTable(t *testing.T) {
 	t.Parallel()
-	server := testserver.DynamoDB(t).MustOwn(t)
+	server := testserver.DynamoDB(t).OwnOrSkip(t)
 	table := newTable(t, server)
 	l, key := table.locker(t), newKey()
 	before := token(t, leasetest.Acquire(t, l, key, time.Minute))
@@ -509,7 +509,7 @@ func TestForeignItem(t *testing.T) {
 // TestSilentServer stops the server: it accepts connections and answers
 // nothing.
 func TestSilentServer(t *testing.T) {
-	server := testserver.DynamoDB(t).MustOwn(t)
+	server := testserver.DynamoDB(t).OwnOrSkip(t)
 	table := newTable(t, server)
 	a, b := table.locker(t), table.locker(t)
 	held, free := newKey(), newKey()
@@ -598,7 +598,7 @@ func TestTryAcquire_ContextEndsBeforeTheReply(t *testing.T) {
 
 func TestDeadServer(t *testing.T) {
 	t.Parallel()
-	server := testserver.DynamoDB(t).MustOwn(t)
+	server := testserver.DynamoDB(t).OwnOrSkip(t)
 	table := newTable(t, server)
 	l, _ := table.wired(t, once)
 	key := newKey()
@@ -627,7 +627,7 @@ func TestDeadServer(t *testing.T) {
 // TestClientTimeout has an HTTP client that gives up by itself: its error looks
 // like the end of a context, which it is not.
 func TestClientTimeout(t *testing.T) {
-	server := testserver.DynamoDB(t).MustOwn(t)
+	server := testserver.DynamoDB(t).OwnOrSkip(t)
 	table := newTable(t, server)
 	l, _ := table.wired(t, once, func(o *dynamodb.Options) {
 		o.HTTPClient = &http.Client{Transport: o.HTTPClient.(*http.Client).Transport, Timeout: 50 * time.Millisecond}

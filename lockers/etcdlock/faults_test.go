@@ -28,7 +28,7 @@ import (
 
 func TestSilentServer(t *testing.T) {
 	t.Parallel()
-	server := testserver.Etcd(t).MustOwn(t)
+	server := testserver.Etcd(t).OwnOrSkip(t)
 	a, b := newLocker(t, server.Addr), newLocker(t, server.Addr)
 	held, released, free := newKey(), newKey(), newKey()
 	lease, gone := leasetest.Acquire(t, a, held, time.Minute), leasetest.Acquire(t, a, released, time.Minute)
@@ -87,7 +87,7 @@ func TestSilentServer(t *testing.T) {
 
 func TestKilledServer_KeepsLeasesAndWatches(t *testing.T) {
 	t.Parallel()
-	server := testserver.Etcd(t).MustOwn(t)
+	server := testserver.Etcd(t).OwnOrSkip(t)
 	a, b, key := newLocker(t, server.Addr), newLocker(t, server.Addr), newKey()
 	lease := leasetest.Acquire(t, a, key, time.Minute)
 	freed := watch(t, b, leasetest.MustBeHeld(t, b, key))
@@ -151,7 +151,7 @@ func TestKilledServer_KeepsLeasesAndWatches(t *testing.T) {
 // again, as any does after a long outage.
 func TestServerBack(t *testing.T) {
 	t.Parallel()
-	server := testserver.Etcd(t).MustOwn(t)
+	server := testserver.Etcd(t).OwnOrSkip(t)
 	l := newLocker(t, server.Addr, grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: time.Minute, MaxDelay: time.Minute}}))
 	try := func() error {
 		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
@@ -283,7 +283,7 @@ func metric(t *testing.T, server *testserver.Server, name string) int {
 func TestWatch_OncePerProcessAndKey(t *testing.T) {
 	t.Parallel()
 	const processes, waiters = 4, 1000
-	server := testserver.Etcd(t).MustOwn(t)
+	server := testserver.Etcd(t).OwnOrSkip(t)
 	watchers := func() int { return metric(t, server, "etcd_debugging_mvcc_watcher_total") }
 	key := newKey()
 	lease := leasetest.Acquire(t, newLocker(t, server.Addr), key, time.Minute)
@@ -382,7 +382,7 @@ func TestWatch_Compacted(t *testing.T) {
 
 func TestWatch_EndsWithItsContext(t *testing.T) {
 	t.Parallel()
-	server := testserver.Etcd(t).MustOwn(t)
+	server := testserver.Etcd(t).OwnOrSkip(t)
 	a, b, key := newLocker(t, server.Addr), newLocker(t, server.Addr), newKey()
 	leasetest.Acquire(t, a, key, time.Minute)
 	watchers := func() int { return metric(t, server, "etcd_debugging_mvcc_watcher_total") }
@@ -428,7 +428,7 @@ func TestClient_Closed(t *testing.T) {
 // lost and with it silent.
 func TestClose_WhileEtcdIsAway(t *testing.T) {
 	t.Parallel()
-	server := testserver.Etcd(t).MustOwn(t)
+	server := testserver.Etcd(t).OwnOrSkip(t)
 	holder, key := newLocker(t, server.Addr), newKey()
 	leasetest.Acquire(t, holder, key, time.Minute)
 	for what, takeAway := range map[string]func(){
@@ -456,7 +456,7 @@ func TestClose_WhileEtcdIsAway(t *testing.T) {
 
 func TestManyKeys_ShareFewEtcdLeases(t *testing.T) {
 	t.Parallel()
-	server := testserver.Etcd(t).MustOwn(t)
+	server := testserver.Etcd(t).OwnOrSkip(t)
 	l, client := newLocker(t, server.Addr), newClient(t, server.Addr)
 	var wg sync.WaitGroup
 	for i := range 200 {

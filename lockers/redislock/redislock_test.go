@@ -80,7 +80,7 @@ func TestConformance_Tokens(t *testing.T) {
 
 func TestCycles_LeaveNothing(t *testing.T) {
 	t.Parallel()
-	server := testserver.Redis(t).MustOwn(t)
+	server := testserver.Redis(t).OwnOrSkip(t)
 	rdb := newClient(t, server.Addr)
 	for _, tokens := range []bool{false, true} {
 		withTokens := func(tb testing.TB) bellwether.Locker {
@@ -100,7 +100,7 @@ func TestCycles_LeaveNothing(t *testing.T) {
 
 // TestTokens_AcrossARestart has the server lose all it knows, and its reply.
 func TestTokens_AcrossARestart(t *testing.T) {
-	server := testserver.Redis(t).MustOwn(t)
+	server := testserver.Redis(t).OwnOrSkip(t)
 	proxy := testserver.NewProxy(t, server.Addr)
 	l, key := newLocker(t, proxy.Addr), newKey()
 	l.Tokens = true
@@ -137,7 +137,7 @@ func TestTokens_AcrossARestart(t *testing.T) {
 // TestTokens_Commands: tokens cost one command more, and nothing without the
 // option, where a lease is no Tokener.
 func TestTokens_Commands(t *testing.T) {
-	server := testserver.Redis(t).MustOwn(t)
+	server := testserver.Redis(t).OwnOrSkip(t)
 	admin := newClient(t, server.Addr)
 	l, key := newLocker(t, server.Addr), newKey()
 	lease := leasetest.Acquire(t, l, key, time.Minute)
@@ -181,7 +181,7 @@ func TestConformance_OlderWireFormat(t *testing.T) {
 }
 
 func TestCommands(t *testing.T) {
-	server := testserver.Redis(t).MustOwn(t)
+	server := testserver.Redis(t).OwnOrSkip(t)
 	admin := newClient(t, server.Addr)
 	a, b := newLocker(t, server.Addr), newLocker(t, server.Addr)
 	key := newKey()
@@ -478,7 +478,7 @@ func TestClose_OfTheClientAlone(t *testing.T) {
 // TestSilentServer stops the server: it accepts connections and answers
 // nothing.
 func TestSilentServer(t *testing.T) {
-	server := testserver.Redis(t).MustOwn(t)
+	server := testserver.Redis(t).OwnOrSkip(t)
 	a, b := newLocker(t, server.Addr), newLocker(t, server.Addr)
 	held, free := newKey(), newKey()
 	lease := leasetest.Acquire(t, a, held, time.Minute)
@@ -529,7 +529,7 @@ func TestSilentServer(t *testing.T) {
 }
 
 func TestSilentServer_DoesNotHoldWatch(t *testing.T) {
-	server := testserver.Redis(t).MustOwn(t)
+	server := testserver.Redis(t).OwnOrSkip(t)
 	a, key := newLocker(t, server.Addr), newKey()
 	leasetest.Acquire(t, a, key, time.Minute)
 	young := newLocker(t, server.Addr)
@@ -547,7 +547,7 @@ func TestSilentServer_DoesNotHoldWatch(t *testing.T) {
 }
 
 func TestDeadServer(t *testing.T) {
-	server := testserver.Redis(t).MustOwn(t)
+	server := testserver.Redis(t).OwnOrSkip(t)
 	a, b, key := newLocker(t, server.Addr), newLocker(t, server.Addr), newKey()
 	lease := leasetest.Acquire(t, a, key, time.Minute)
 	freed := watch(t, b, key)

@@ -73,7 +73,7 @@ func TestRequests(t *testing.T) {
 // one key.
 func TestWatches_OneForAProcess(t *testing.T) {
 	t.Parallel()
-	server := testserver.ZooKeeper(t).MustOwn(t)
+	server := testserver.ZooKeeper(t).OwnOrSkip(t)
 	holder, key := newLocker(t, server.Addr), newKey()
 	lease := leasetest.Acquire(t, holder, key, time.Minute)
 	var processes []*zklock.Locker
@@ -116,7 +116,7 @@ func TestWatches_OneForAProcess(t *testing.T) {
 
 func TestCycles_LeaveNothing(t *testing.T) {
 	t.Parallel()
-	server := testserver.ZooKeeper(t).MustOwn(t)
+	server := testserver.ZooKeeper(t).OwnOrSkip(t)
 	newLocker := func(tb testing.TB) bellwether.Locker { return newLocker(tb, server.Addr) }
 	lockertest.LeavesNothing(t, newLocker, func() map[string]int { return kept(server) })
 }
@@ -133,7 +133,7 @@ func kept(server *testserver.Server) map[string]int {
 // TestQueues_LeaveNothing does it with the fair mutex, whose every key has a node.
 func TestQueues_LeaveNothing(t *testing.T) {
 	t.Parallel()
-	server := testserver.ZooKeeper(t).MustOwn(t)
+	server := testserver.ZooKeeper(t).OwnOrSkip(t)
 	l := newLocker(t, server.Addr)
 	use := func(n int) {
 		t.Helper()
@@ -165,7 +165,7 @@ func TestQueues_LeaveNothing(t *testing.T) {
 // TestToken rises over releases, sessions and restarts of the server.
 func TestToken(t *testing.T) {
 	t.Parallel()
-	server := testserver.ZooKeeper(t).MustOwn(t)
+	server := testserver.ZooKeeper(t).OwnOrSkip(t)
 	key, last := newKey(), uint64(0)
 	rises := func(lease bellwether.Lease) {
 		t.Helper()

@@ -318,7 +318,7 @@ func TestReconnect(t *testing.T) {
 // so many that this takes several packets. The race detector is what fails here.
 func TestReconnect_AmongRequests(t *testing.T) {
 	t.Parallel()
-	server := testserver.ZooKeeper(t).MustOwn(t)
+	server := testserver.ZooKeeper(t).OwnOrSkip(t)
 	a, g := newGated(t, server.Addr, 10*time.Second)
 	b := newLocker(t, server.Addr)
 	var wg sync.WaitGroup
@@ -359,7 +359,7 @@ func TestReconnect_AmongRequests(t *testing.T) {
 // watches outlive it.
 func TestServerRestart(t *testing.T) {
 	t.Parallel()
-	server := testserver.ZooKeeper(t).MustOwn(t)
+	server := testserver.ZooKeeper(t).OwnOrSkip(t)
 	a, b, key := newLocker(t, server.Addr), newLocker(t, server.Addr), newKey()
 	lease := leasetest.Acquire(t, a, key, time.Minute)
 	held := leasetest.MustBeHeld(t, b, key)
@@ -397,7 +397,7 @@ func TestServerRestart(t *testing.T) {
 // nothing. Calls end with their contexts, and leave nothing.
 func TestSilentServer(t *testing.T) {
 	t.Parallel()
-	server := testserver.ZooKeeper(t).MustOwn(t)
+	server := testserver.ZooKeeper(t).OwnOrSkip(t)
 	a, b := newLocker(t, server.Addr), newLocker(t, server.Addr)
 	mine, others, free := newKey(), newKey(), newKey()
 	lease := leasetest.Acquire(t, a, mine, time.Minute)
@@ -452,7 +452,7 @@ func TestSilentServer(t *testing.T) {
 // cannot say so. What it says afterwards is one truth for all.
 func TestSilentServer_ForLongerThanASession(t *testing.T) {
 	t.Parallel()
-	server := testserver.ZooKeeper(t).MustOwn(t)
+	server := testserver.ZooKeeper(t).OwnOrSkip(t)
 	const session = time.Second
 	a, _ := newGated(t, server.Addr, session)
 	b, _ := newGated(t, server.Addr, session)
@@ -487,7 +487,7 @@ func TestSilentServer_ForLongerThanASession(t *testing.T) {
 
 func TestLostReply(t *testing.T) {
 	t.Parallel()
-	server := testserver.ZooKeeper(t).MustOwn(t)
+	server := testserver.ZooKeeper(t).OwnOrSkip(t)
 	proxy := testserver.NewProxy(t, server.Addr)
 	a, b := newLocker(t, proxy.Addr), newLocker(t, server.Addr)
 	if err := leasetest.Acquire(t, b, newKey(), time.Minute).Release(t.Context()); err != nil { // which makes the prefix
@@ -598,7 +598,7 @@ func TestLostReply(t *testing.T) {
 // stay.
 func TestLostReply_AndNoWayBack(t *testing.T) {
 	t.Parallel()
-	server := testserver.ZooKeeper(t).MustOwn(t)
+	server := testserver.ZooKeeper(t).OwnOrSkip(t)
 	proxy := testserver.NewProxy(t, server.Addr)
 	a, g := newGated(t, proxy.Addr, 20*time.Second)
 	if err := leasetest.Acquire(t, a, newKey(), time.Minute).Release(t.Context()); err != nil { // which makes the prefix
@@ -641,7 +641,7 @@ func (p *tape) String() string {
 }
 
 func TestClose(t *testing.T) {
-	server := testserver.ZooKeeper(t).MustOwn(t)
+	server := testserver.ZooKeeper(t).OwnOrSkip(t)
 	said := &tape{}
 	before := log.Writer()
 	log.SetOutput(said)

@@ -85,7 +85,7 @@ func three(tb testing.TB) []string {
 	tb.Helper()
 	var addrs []string
 	for range 3 {
-		addrs = append(addrs, testserver.Memcached(tb).MustOwn(tb).Addr)
+		addrs = append(addrs, testserver.Memcached(tb).OwnOrSkip(tb).Addr)
 	}
 	return addrs
 }
@@ -99,7 +99,7 @@ func TestStore_ManyServers(t *testing.T) {
 // can be in. Whatever was lost, nothing of before an invalidation or below a later
 // claim is committed or served, and the next rebuild is taken.
 func TestStore_OneOfManyServersIsLost(t *testing.T) {
-	servers := []*testserver.Server{testserver.Memcached(t).MustOwn(t), testserver.Memcached(t).MustOwn(t), testserver.Memcached(t).MustOwn(t)}
+	servers := []*testserver.Server{testserver.Memcached(t).OwnOrSkip(t), testserver.Memcached(t).OwnOrSkip(t), testserver.Memcached(t).OwnOrSkip(t)}
 	prefix := "test:" + adapter.Token() + ":"
 	s := open(t, prefix, servers[0].Addr, servers[1].Addr, servers[2].Addr)
 	ctx := t.Context()
@@ -604,7 +604,7 @@ func TestStore_LargestValue(t *testing.T) {
 
 // TestStore_ServersLimitIsLower lets the server refuse what MaxValue allows.
 func TestStore_ServersLimitIsLower(t *testing.T) {
-	srv := testserver.Memcached(t, "-I", "512k").MustOwn(t)
+	srv := testserver.Memcached(t, "-I", "512k").OwnOrSkip(t)
 	s := open(t, "test:", srv.Addr)
 	s.MaxValue = 64 << 20
 	old := put(t, s, "k", "old", time.Hour)
@@ -682,7 +682,7 @@ func TestStore_WritersClockAhead(t *testing.T) {
 }
 
 func TestStore_ServerHangs(t *testing.T) {
-	srv := testserver.Memcached(t).MustOwn(t)
+	srv := testserver.Memcached(t).OwnOrSkip(t)
 	s := open(t, "test:", srv.Addr)
 	put(t, s, "hang", "v", time.Hour)
 	srv.Signal(syscall.SIGSTOP)
@@ -691,7 +691,7 @@ func TestStore_ServerHangs(t *testing.T) {
 }
 
 func TestStore_ServerDown(t *testing.T) {
-	srv := testserver.Memcached(t).MustOwn(t)
+	srv := testserver.Memcached(t).OwnOrSkip(t)
 	s := open(t, "test:", srv.Addr)
 	put(t, s, "down", "v", time.Hour)
 	srv.Kill()
@@ -702,7 +702,7 @@ func TestStore_ServerDown(t *testing.T) {
 // before. The first call after the outage is answered all the same.
 func TestStore_ServerRestarted(t *testing.T) {
 	const idle = 20
-	srv := testserver.Memcached(t).MustOwn(t)
+	srv := testserver.Memcached(t).OwnOrSkip(t)
 	mc := memcache.New(srv.Addr)
 	mc.MaxIdleConns = idle
 	t.Cleanup(func() { mc.Close() })

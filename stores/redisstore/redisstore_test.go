@@ -123,7 +123,7 @@ func commands(tb testing.TB, rdb *redis.Client, f func()) (total int, each strin
 }
 
 func TestStore_Commands(t *testing.T) {
-	srv := testserver.Redis(t).MustOwn(t)
+	srv := testserver.Redis(t).OwnOrSkip(t)
 	s, _ := open(t, srv.Addr, "test:")
 	_, admin := open(t, srv.Addr, "")
 	ctx := t.Context()
@@ -348,7 +348,7 @@ func TestStore_ExpiresInRedis(t *testing.T) {
 }
 
 func TestStore_ServerHangs(t *testing.T) {
-	srv := testserver.Redis(t).MustOwn(t)
+	srv := testserver.Redis(t).OwnOrSkip(t)
 	s, rdb := open(t, srv.Addr, "test:")
 	put(t, s, "hang", time.Hour)
 	srv.Signal(syscall.SIGSTOP)
@@ -360,7 +360,7 @@ func TestStore_ServerHangs(t *testing.T) {
 }
 
 func TestStore_ServerDown(t *testing.T) {
-	srv := testserver.Redis(t).MustOwn(t)
+	srv := testserver.Redis(t).OwnOrSkip(t)
 	// Left to its defaults, this client tries 20 times before it gives up.
 	rdb := redis.NewClient(&redis.Options{Addr: srv.Addr, MaxRetries: -1, DialerRetries: 1})
 	defer rdb.Close()
@@ -373,7 +373,7 @@ func TestStore_ServerDown(t *testing.T) {
 // TestStore_ScriptsForgotten has the server lose its scripts under load, as it
 // does when it is restarted or told to.
 func TestStore_ScriptsForgotten(t *testing.T) {
-	srv := testserver.Redis(t).MustOwn(t)
+	srv := testserver.Redis(t).OwnOrSkip(t)
 	s, rdb := open(t, srv.Addr, "test:")
 	var wg sync.WaitGroup
 	for i := range 4 {
