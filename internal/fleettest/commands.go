@@ -1,21 +1,17 @@
 package fleettest
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
-	"strconv"
-	"strings"
 	"testing"
 
+	"github.com/bellwether-go/bellwether/internal/testserver"
 	"github.com/redis/go-redis/v9"
 )
 
 // This file counts what a Redis server does, as the server itself does: what a
 // script calls is a command too, which a meter before it cannot see.
-
-var errNoStats = errors.New("no commandstats in INFO")
 
 // commands returns how often the server has run each command, those inside
 // scripts included.
@@ -23,21 +19,9 @@ func commands(t *testing.T, addr string) map[string]int {
 	t.Helper()
 	rdb := redis.NewClient(&redis.Options{Addr: addr})
 	defer rdb.Close()
-	info, err := rdb.Info(t.Context(), "commandstats").Result()
+	counts, err := testserver.Commands(t.Context(), rdb)
 	if err != nil {
 		t.Fatal(err)
-	}
-	counts := map[string]int{}
-	for line := range strings.Lines(info) {
-		name, rest, ok := strings.Cut(strings.TrimPrefix(line, "cmdstat_"), ":calls=")
-		if !ok {
-			continue
-		}
-		calls, _, _ := strings.Cut(rest, ",")
-		counts[name], _ = strconv.Atoi(calls)
-	}
-	if len(counts) == 0 {
-		t.Fatal(errNoStats)
 	}
 	return counts
 }
