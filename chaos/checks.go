@@ -3,6 +3,7 @@ package chaos
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 )
@@ -62,9 +63,11 @@ func (r *fleetRun) check() *findings {
 			}
 		}
 	}
+	allHedged := map[callID]bool{}
 	for _, key := range p.keys {
 		events, hedging := only(p.all, key), only(p.all, hedgeLease+key)
 		hedged := hedgesAmong(p.all, key)
+		maps.Copy(allHedged, hedged)
 		p.contracts(key, events, hedging)
 		p.one(key, events, hedged)
 		p.order(key, events)
@@ -75,7 +78,7 @@ func (r *fleetRun) check() *findings {
 		p.loser(events)
 		p.hedge(events, hedged)
 	}
-	p.share()
+	p.share(allHedged)
 	p.bounds()
 	p.recovered()
 	return p.findings

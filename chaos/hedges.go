@@ -138,19 +138,14 @@ func (p *past) hedge(events []event, hedged map[callID]bool) {
 }
 
 // share holds the hedges of each process against the part of its own rebuilds
-// that they may be. A rebuild has claimed, or gone on without; one more hedge is
+// that they may be; hedged are those of all keys. A rebuild has claimed, or gone on without; one more hedge is
 // for those that left no trace.
-func (p *past) share() {
+func (p *past) share(hedged map[callID]bool) {
 	type tally struct {
 		own, hedges int
 		claimed     map[string]bool
 	}
-	hedged, tallies := map[callID]bool{}, map[being]*tally{}
-	for _, key := range p.keys {
-		for call := range hedgesAmong(p.all, key) {
-			hedged[call] = true
-		}
-	}
+	tallies := map[being]*tally{}
 	for _, e := range p.all {
 		who := being{e.Worker, e.Life}
 		t := tallies[who]

@@ -319,16 +319,8 @@ func EngineKilledUnderLoad(t *testing.T, kind Kind) {
 	time.Sleep(2500 * time.Millisecond)
 	f.elector().Start()
 	r := <-done
-	for v, n := range r.Values {
-		if strings.HasPrefix(v, "error") {
-			t.Errorf("%d callers failed: %s", n, v)
-		}
-	}
-	f.origin.mu.Lock()
-	if len(f.origin.doubled) > 0 {
-		t.Errorf("loads of one key at one time in one process: %v", f.origin.doubled)
-	}
-	f.origin.mu.Unlock()
+	noneFailed(t, r)
+	f.origin.noneDoubled(t)
 	// One time-out, one build, and what a busy machine adds.
 	if worst := percentile(r.Took, 1); worst > timeout+build+time.Second {
 		t.Errorf("the slowest of %d callers took %v", len(r.Took), worst)

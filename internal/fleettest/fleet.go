@@ -444,6 +444,26 @@ func newOrigin(t *testing.T) *origin {
 	return o
 }
 
+// noneDoubled fails if a process has loaded a key twice at one time.
+func (o *origin) noneDoubled(t *testing.T) {
+	t.Helper()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if len(o.doubled) > 0 {
+		t.Errorf("loads of one key at one time in one process: %v", o.doubled)
+	}
+}
+
+// noneFailed fails if a caller did.
+func noneFailed(t *testing.T, r report) {
+	t.Helper()
+	for v, n := range r.Values {
+		if strings.HasPrefix(v, "error") {
+			t.Errorf("%d callers failed: %s", n, v)
+		}
+	}
+}
+
 func (o *origin) count(key string) int {
 	o.mu.Lock()
 	defer o.mu.Unlock()

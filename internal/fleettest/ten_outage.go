@@ -64,11 +64,7 @@ func tenWithSlowStore(t *testing.T, f *fleet, _ Kind) {
 	for _, p := range f.proxies {
 		p.SetLatency(0)
 	}
-	for v, n := range r.Values {
-		if strings.HasPrefix(v, "error") {
-			t.Errorf("%d callers failed: %s", n, v)
-		}
-	}
+	noneFailed(t, r)
 	// On a quiet machine it is the time-out and the build. Who waited for another
 	// process's value when it began has waited out that one's lease before, and a
 	// busy machine adds to it all; who waits for an answer is above that.
@@ -170,15 +166,9 @@ func tenWithoutStore(t *testing.T, f *fleet, _ Kind) {
 	time.Sleep(700 * time.Millisecond)
 	f.elector().Kill()
 	r := <-done
-	for v, n := range r.Values {
-		if strings.HasPrefix(v, "error") {
-			t.Errorf("%d callers failed: %s", n, v)
-		}
-	}
+	noneFailed(t, r)
+	f.origin.noneDoubled(t)
 	f.origin.mu.Lock()
-	if len(f.origin.doubled) > 0 {
-		t.Errorf("loads of one key at one time in one process: %v", f.origin.doubled)
-	}
 	for key := range 4 {
 		if n := f.origin.most["dark"+strconv.Itoa(key)]; n > f.living() {
 			t.Errorf("%d loads of a key at one time in %d processes", n, f.living())
