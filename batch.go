@@ -295,52 +295,36 @@ func (c *manyCall[V]) begin(ctx context.Context, together []asked[V]) {
 		complete: make(chan struct{}),
 		shared:   sharedSlot{from: &c.slots, running: &c.running},
 	}
-	flights := make([]*flight[V], len(together))
 	func() {
 		defer close(b.complete)
 		// Before it has flights: closing the engine waits for it, and so for them.
 		c.behind(b.depart)
 		for i, a := range together {
 			m := &member[V]{batch: b, key: a.key, order: i}
-			if a.err = ctx.Err(); a.err == nil {
-				flights[i] = a.join(ctx, a.key, m)
-			}
+			a.join(ctx, a.key, m)
 			if m.fly == nil {
 				c.places.Release(1) // that of the flight that it has not begun
 			}
 		}
 	}()
-	for i, a := range together {
-		f := flights[i]
+	for _, a := range together {
 		if a.early {
 			a.leave()
 			c.places.Release(1)
 			continue
 		}
-		if f == nil {
+		if a.flight == nil {
 			c.take(ctx, a)
 			continue
 		}
-		a.tally()
-		if _, is := a.look(f, f.state.Load()); is == answered {
-			if a.counted != nil {
-				a.countAnswer()
-			}
-			a.leave()
+		if is, _, _ := a.advance(ctx); is == answered || is == gone {
 			c.take(ctx, a)
 			continue
 		}
 		c.waiters.Go(func() {
-			a.follow(ctx, a.key, f, c.single)
+			a.wait(ctx, a.key, c.single)
 			c.take(ctx, a)
 		})
-	}
-}
-
-// follow is wait for a waiter that has come to its flight.
-func (c *waiter[V]) follow(ctx context.Context, key string, f *flight[V], b binder[V]) {
-	for f != nil && c.stay(ctx, f) {
-		f = c.join(ctx, key, b)
 	}
 }
 

@@ -439,7 +439,9 @@ func (q *query) wait(c *call, key string, stale *item[*response]) (served[*respo
 		}
 	}
 	waiter := m.engine.waiter(stale, w)
-	waiter.wait(q.r.Context(), key, requested{q, c})
+	b := requested{q, c}
+	waiter.wait(q.r.Context(), key, b)
+	waiter.refreshEarly(q.r.Context(), key, b)
 	if errors.Is(waiter.err, errTaken) {
 		return m.notShared("authorization"), nil
 	}

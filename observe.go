@@ -376,7 +376,7 @@ func (f *flight[V]) introduce(ctx context.Context) {
 //
 //go:noinline
 func (c *waiter[V]) countAnswer() {
-	h, now := c.counted.herd, c.engine.clock.now()
+	h, now := c.flight.herd, c.engine.clock.now()
 	h.answered.Add(1)
 	h.waited.Add(int64(now - c.began))
 	for last := h.last.Load(); last < int64(now) && !h.last.CompareAndSwap(last, int64(now)); last = h.last.Load() {

@@ -37,7 +37,9 @@ func (w *want[V]) takes(it *item[V], now, asked instant) bool {
 func (e *engine[V]) get(ctx context.Context, key string, b binder[V]) (V, error) {
 	it, early, ok := e.hit(key)
 	if !ok {
-		return e.awaited(ctx, key, b, it)
+		c := e.waiter(it, want[V]{})
+		c.wait(ctx, key, b)
+		return c.outcome(ctx, key, b)
 	}
 	if early {
 		e.refresh(ctx, key, it, b)
@@ -49,11 +51,10 @@ func (e *engine[V]) get(ctx context.Context, key string, b binder[V]) (V, error)
 	return it.answer()
 }
 
-// awaited is get after a miss, stale as it is for waiter.
-func (e *engine[V]) awaited(ctx context.Context, key string, b binder[V], stale *item[V]) (V, error) {
-	c := e.waiter(stale, want[V]{})
-	c.wait(ctx, key, b)
-	if e.observers.serve != nil {
+// outcome ends the call that has waited.
+func (c *waiter[V]) outcome(ctx context.Context, key string, b binder[V]) (V, error) {
+	c.refreshEarly(ctx, key, b)
+	if c.engine.observers.serve != nil {
 		c.tell(ctx, key)
 	}
 	if c.err != nil {
@@ -131,22 +132,69 @@ func (e *engine[V]) hitFor(key string, w want[V]) (it *item[V], early, ok bool) 
 // the next one, or join it: all who came while one load ran and want a later one
 // share that.
 func (c *waiter[V]) wait(ctx context.Context, key string, b binder[V]) {
-	if c.err = ctx.Err(); c.err != nil {
-		return
-	}
-	for f := c.join(ctx, key, b); f != nil; f = c.join(ctx, key, b) {
-		c.tally()
-		// As stay does it, whose frame would be one too many, see waiter.
-		if f.herd != nil && c.collapsed {
-			f.introduce(ctx)
-		}
-		if c.done(c.attend(ctx, f)) {
-			if c.engine.EarlyRefresh > 0 {
-				c.refreshEarly(ctx, key, b)
+	for c.flight != nil || c.join(ctx, key, b) {
+		is, news, expiry := c.advance(ctx)
+		switch {
+		case is == landed:
+			c.flight = nil
+			continue
+		case is != waiting:
+			return
+		case expiry != nil || c.want.aside != nil:
+			if !c.pause(ctx, news, expiry) {
+				return
 			}
+			continue
+		}
+		select { // what a herd waits in, see waiter: without all that pause has to look at
+		case <-news:
+		case <-ctx.Done():
+			c.giveUp(ctx)
 			return
 		}
 	}
+}
+
+// pause waits for more than the flight and ctx. It reports whether the call goes
+// on.
+func (c *waiter[V]) pause(ctx context.Context, news <-chan struct{}, expiry <-chan time.Time) bool {
+	select {
+	case <-news:
+	case <-expiry:
+	case do := <-c.want.aside:
+		c.work(do)
+	case <-ctx.Done():
+		c.giveUp(ctx)
+		return false
+	}
+	return true
+}
+
+// advance brings the call as far as it comes on its flight without waiting. If it
+// has to wait, it is for news or, unless that is nil, expiry.
+func (c *waiter[V]) advance(ctx context.Context) (is waitState, news <-chan struct{}, expiry <-chan time.Time) {
+	if !c.met {
+		c.met = true
+		c.tally()
+		if c.counted && c.collapsed {
+			c.flight.introduce(ctx)
+		}
+	}
+	state := c.flight.state.Load()
+	if expiry, is = c.look(c.flight, state); is == waiting {
+		return is, state.news, expiry
+	}
+	if c.counted && is == answered {
+		c.countAnswer()
+	}
+	c.leave()
+	return is, nil, nil
+}
+
+// giveUp ends the call with the end of its ctx.
+func (c *waiter[V]) giveUp(ctx context.Context) {
+	c.err = ctx.Err()
+	c.leave()
 }
 
 // tally counts the call by how it has come to its first flight, however many it
@@ -163,56 +211,17 @@ func (c *waiter[V]) tally() {
 	c.tallied = true
 }
 
-// stay sees the waiter through one flight. It reports whether that has landed
-// without its answer.
-func (c *waiter[V]) stay(ctx context.Context, f *flight[V]) (again bool) {
-	if f.herd != nil && c.collapsed {
-		f.introduce(ctx)
-	}
-	return !c.done(c.attend(ctx, f))
-}
-
-// done takes the waiter off the flight that has ended for it so, and reports
-// whether its call has ended too.
-func (c *waiter[V]) done(end waitState) bool {
-	if c.counted != nil && end == answered {
-		c.countAnswer()
-	}
-	c.leave()
-	return end != landed
-}
-
 // refreshEarly rolls the dice for the call that began a flight which the store has
 // answered: in a large fleet a popular key may be read less than once in NearTTL
 // by each process, so that no read of it is a hit. What this process has just
 // loaded is not to be loaded again by the herd that waited for it.
 func (c *waiter[V]) refreshEarly(ctx context.Context, key string, b binder[V]) {
 	e, it := c.engine, c.answer.item
-	if it == nil || c.collapsed || !c.answer.flown || c.answer.live != nil || it.made != 0 {
+	if e.EarlyRefresh <= 0 || it == nil || c.collapsed || !c.answer.flown || c.answer.live != nil || it.made != 0 {
 		return
 	}
 	if now := e.clock.now(); it.judge(now) == serve && it.dueEarly(now, e.EarlyRefresh) {
 		e.refresh(ctx, key, it, b)
-	}
-}
-
-// attend waits on one flight.
-func (c *waiter[V]) attend(ctx context.Context, f *flight[V]) waitState {
-	for {
-		state := f.state.Load()
-		expiry, is := c.look(f, state)
-		if is != waiting {
-			return is
-		}
-		select {
-		case <-state.news:
-		case <-expiry:
-		case do := <-c.want.aside:
-			c.work(do)
-		case <-ctx.Done():
-			c.err = ctx.Err()
-			return gone
-		}
 	}
 }
 
@@ -230,7 +239,7 @@ func (c *waiter[V]) work(do func()) {
 }
 
 // A waiter is one call on its way to its answer. It is not on the stack, and
-// what it does with a flight is in methods of its own, whose frames are gone
+// what it does between two waits is in methods of its own, whose frames are gone
 // while it waits: a herd's goroutines are new, and begin with a stack of 2 KB,
 // whose growth would be half of what it costs them to come here.
 type waiter[V any] struct {
@@ -238,13 +247,15 @@ type waiter[V any] struct {
 	want      want[V]
 	began     instant
 	stale     *item[V]   // what may be served when its patience ends
-	on        *flight[V] // while it counts among its callers
-	counted   *flight[V] // while it counts in its herd, which nobody may want to know
+	flight    *flight[V] // that it waits for; nil: it has to join one
+	met       bool       // it has looked at that one
+	aboard    bool       // it counts among its callers
+	counted   bool       // and in its herd, which nobody may want to know
 	collapsed bool       // that flight was begun by another call
+	tallied   bool
 	timer     deadlineTimer
 	answer    served[V]
 	err       error // why there is no answer
-	tallied   bool
 }
 
 // waiter begins a call that goes on without the near tier. stale is what hit has
@@ -259,13 +270,13 @@ func (e *engine[V]) waiter(stale *item[V], w want[V]) *waiter[V] {
 // leave takes the waiter off its flight.
 func (c *waiter[V]) leave() {
 	c.timer.stop()
-	if c.on != nil {
-		c.on.callers.left()
-		c.on = nil
+	if c.aboard {
+		c.aboard = false
+		c.flight.callers.left()
 	}
-	if f := c.counted; f != nil {
-		c.counted = nil
-		f.gone()
+	if c.counted {
+		c.counted = false
+		c.flight.gone()
 	}
 }
 
@@ -287,10 +298,10 @@ func (c *waiter[V]) look(f *flight[V], state *flightState[V]) (expiry <-chan tim
 	e, now := c.engine, c.engine.clock.now()
 	if state.published != nil && c.began < min(state.published.trusted, state.joinable) && !(state.alone && c.collapsed && !c.want.solo) && c.want.takes(state.published, now, c.began) {
 		c.answer = served[V]{item: state.published, collapsed: c.collapsed, flown: true, live: f}
-		if c.on == nil {
+		if !c.aboard {
 			f.callers.joined() // again: it had given up on this value before
 		}
-		c.on = nil // it is the answer's now
+		c.aboard = false // the answer is now
 		return nil, answered
 	}
 	if state.published != nil {
@@ -449,15 +460,18 @@ func (c *waiter[V]) conclude(it *item[V]) {
 	c.answer = served[V]{item: it, collapsed: c.collapsed, flown: true}
 }
 
-// join returns the key's flight, begun now if there is none; or nil, and the
-// waiter has its answer or its error.
-func (c *waiter[V]) join(ctx context.Context, key string, b binder[V]) *flight[V] {
+// join puts the waiter on the key's flight, begun now if there is none, and
+// reports whether it did: if not, the waiter has its answer or its error.
+func (c *waiter[V]) join(ctx context.Context, key string, b binder[V]) bool {
+	if c.err = ctx.Err(); c.err != nil {
+		return false
+	}
 	e := c.engine
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.closed {
 		c.err = ErrClosed
-		return nil
+		return false
 	}
 	f := e.flights[key]
 	if c.collapsed = f != nil; !c.collapsed {
@@ -465,24 +479,24 @@ func (c *waiter[V]) join(ctx context.Context, key string, b binder[V]) *flight[V
 	}
 	if c.want.first {
 		c.err = errTaken
-		return nil
+		return false
 	}
 	c.board(f)
-	return f
+	return true
 }
 
 // board counts the waiter among the flight's callers. engine.mu is held.
 func (c *waiter[V]) board(f *flight[V]) {
 	f.callers.joined()
-	c.on = f
+	c.flight, c.met, c.aboard = f, false, true
 	if f.herd != nil {
 		f.herd.aboard.Add(1)
-		c.counted = f
+		c.counted = true
 	}
 }
 
 // begin is join where there is no flight. engine.mu is held.
-func (c *waiter[V]) begin(ctx context.Context, key string, b binder[V]) *flight[V] {
+func (c *waiter[V]) begin(ctx context.Context, key string, b binder[V]) bool {
 	// The near tier is read again under the lock. A caller that missed there
 	// just before a flight landed, and came here just after, would begin a
 	// second rebuild: a flight fills the near tier before it leaves the map,
@@ -495,7 +509,7 @@ func (c *waiter[V]) begin(ctx context.Context, key string, b binder[V]) *flight[
 			if c.want.takes(it, now, c.began) {
 				c.conclude(it)
 				c.answer.flown = false
-				return nil
+				return false
 			}
 		}
 	}
@@ -513,8 +527,8 @@ func (c *waiter[V]) begin(ctx context.Context, key string, b binder[V]) *flight[
 	e.aloft[f] = struct{}{}
 	if m, ok := b.(*member[V]); ok {
 		m.board(ctx, f) // it takes off with its batch
-		return f
+		return true
 	}
 	e.running.Go(func() { f.fly(ctx) })
-	return f
+	return true
 }
