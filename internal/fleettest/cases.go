@@ -28,6 +28,28 @@ func Each(t *testing.T, kinds []Kind, test func(t *testing.T, kind Kind)) {
 	}
 }
 
+// Elected puts fleets that are elected by another engine than their store's
+// through what has to do with leases. The last of kinds is enough for what has
+// nothing to do with the store.
+func Elected(t *testing.T, kinds []Kind) {
+	last := kinds[len(kinds)-1:]
+	for _, c := range []struct {
+		name  string
+		kinds []Kind
+		test  func(*testing.T, Kind)
+	}{
+		{"ColdKey", kinds, ColdKey},
+		{"HolderKilled", kinds, HolderKilled},
+		{"Waiters", kinds, Waiters},
+		{"HolderKilledAtAKnownBuild", kinds, HolderKilledAtAKnownBuild},
+		{"HolderPausedPastItsLease", last, HolderPausedPastItsLease},
+		{"EngineKilledUnderLoad", last, EngineKilledUnderLoad},
+		{"BlackHole", last, BlackHole},
+	} {
+		t.Run(c.name, func(t *testing.T) { Each(t, c.kinds, c.test) })
+	}
+}
+
 // ColdKey has three processes with two hundred callers each ask for a key that
 // nobody has: one load, and everybody gets it.
 func ColdKey(t *testing.T, kind Kind) {

@@ -3,6 +3,7 @@
 package leasetest
 
 import (
+	"context"
 	"errors"
 	"testing"
 	"time"
@@ -36,5 +37,35 @@ func MustBeLost(tb testing.TB, what string, err error) {
 	tb.Helper()
 	if !errors.Is(err, bellwether.ErrLeaseLost) {
 		tb.Errorf("%s: err = %v, want ErrLeaseLost", what, err)
+	}
+}
+
+// MustGiveUp fails if a call of an engine that is silent ends otherwise than with
+// its context.
+func MustGiveUp(tb testing.TB, what string, call func(context.Context) error) {
+	tb.Helper()
+	ctx, cancel := context.WithTimeout(tb.Context(), 50*time.Millisecond)
+	defer cancel()
+	start := time.Now()
+	if err := call(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		tb.Errorf("%s: err = %v, want the context's", what, err)
+	}
+	if took := time.Since(start); took > time.Second {
+		tb.Errorf("%s took %v with a context of 50ms", what, took)
+	}
+}
+
+// MustBecomeFree fails if the lease cannot be taken soon: it has no holder,
+// whatever became of the calls that were given up.
+func MustBecomeFree(tb testing.TB, l bellwether.Locker, key string) {
+	tb.Helper()
+	for start := time.Now(); ; time.Sleep(10 * time.Millisecond) {
+		_, err := l.TryAcquire(tb.Context(), key, time.Minute)
+		if err == nil {
+			return
+		}
+		if time.Since(start) > 5*time.Second {
+			tb.Fatalf("a lease without a holder blocks the key: %v", err)
+		}
 	}
 }

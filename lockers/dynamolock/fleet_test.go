@@ -49,23 +49,4 @@ func open(addr string) (bellwether.Locker, error) {
 
 func TestMain(m *testing.M) { fleettest.Main(m, fleets...) }
 
-func TestFleet_ColdKey(t *testing.T)      { fleettest.Each(t, fleets, fleettest.ColdKey) }
-func TestFleet_HolderKilled(t *testing.T) { fleettest.Each(t, fleets, fleettest.HolderKilled) }
-func TestFleet_Waiters(t *testing.T)      { fleettest.Each(t, fleets, fleettest.Waiters) }
-
-func TestFleet_HolderKilledAtAKnownBuild(t *testing.T) {
-	fleettest.Each(t, fleets, fleettest.HolderKilledAtAKnownBuild)
-}
-
-// One store is enough for what has nothing to do with the store.
-func TestFleet_HolderPausedPastItsLease(t *testing.T) {
-	fleettest.Each(t, fleets[1:], fleettest.HolderPausedPastItsLease)
-}
-
-func TestFleet_DynamoDBKilledUnderLoad(t *testing.T) {
-	fleettest.Each(t, fleets[1:], fleettest.EngineKilledUnderLoad)
-}
-
-func TestFleet_DynamoDBIsABlackHole(t *testing.T) {
-	fleettest.Each(t, fleets[1:], fleettest.BlackHole)
-}
+func TestFleet(t *testing.T) { fleettest.Elected(t, fleets) }
