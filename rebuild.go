@@ -182,7 +182,11 @@ func (r *run[V]) takeSlot(ctx context.Context) bool {
 	defer slots.unqueue()
 	if !slots.queue() && !r.led {
 		// More waiting would end in nothing but time-outs. Who has had a slot
-		// already, and lost its lease since, was let in.
+		// already, and lost its lease since, was let in. The failure is of now: no
+		// sweep that was before is against it.
+		e.mu.Lock()
+		r.position = e.sweeper.position()
+		e.mu.Unlock()
 		return r.finishFailed(ctx, e.clock.now(), ErrOverloaded, 0)
 	}
 	// One request for as long as it takes: asked anew after each look, the

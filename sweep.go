@@ -132,8 +132,10 @@ type sweeper[V any] struct {
 	log      atomic.Pointer[sweepLog] // written with engine.mu held
 	// asked is when the log was last read, as of then; 0 if it is to be read
 	// again at the next occasion.
-	asked    atomic.Int64
-	answered atomic.Bool // the store has, when it was asked
+	asked atomic.Int64
+	// silent is when a read last ended that the store did not answer; 0 if the
+	// latest was answered.
+	silent atomic.Int64
 	// reading has room for the one who reads it.
 	reading chan struct{}
 }
@@ -221,11 +223,14 @@ func (e *engine[V]) followLog(ctx context.Context, o *outage, age time.Duration)
 	case <-ctx.Done():
 		return
 	}
-	asked := e.clock.now()
+	asked, silent := e.clock.now(), instant(w.silent.Load())
+	if silent > 0 && (silent > began || !old()) {
+		// It was the store's silence that was waited for. That is as old as it is
+		// long: who asked again would be silent to the next, one after another.
+		o.left -= asked - began
+		return
+	}
 	if !old() {
-		if !w.answered.Load() {
-			o.left -= asked - began // it was the store's silence that was waited for
-		}
 		return
 	}
 	entry, err := ask(ctx, e.store, o, func(ctx context.Context) (Entry, error) {
@@ -240,12 +245,14 @@ func (e *engine[V]) followLog(ctx context.Context, o *outage, age time.Duration)
 	if ctx.Err() != nil {
 		return // who asked has left, and knows nothing
 	}
+	silent = 0
 	if err != nil {
+		silent = e.clock.now()
 		e.count.engineErrors.Add(1)
 		e.OnError(logKey, fmt.Errorf("reading the log of invalidations: %w", err))
 	}
 	// A store that does not answer cannot say that anything was swept.
-	w.answered.Store(err == nil)
+	w.silent.Store(int64(silent))
 	w.asked.Store(int64(max(1, asked)))
 }
 

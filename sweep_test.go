@@ -27,18 +27,6 @@ func sweep(t *testing.T, s *site, m bellwether.Match) {
 	}
 }
 
-// A handler that fails is asked once for those who wait, whatever was swept
-// before.
-// What was stale when it was swept is offered to nobody while the rebuild
-// behind it runs, neither here nor elsewhere.
-// Two sweeps at one moment are both heeded, also by the process that has no
-// store to write them to, and also by what was being made.
-// However much is swept, the log stays a value that stores take.
-// Tags and prefixes are bytes, not text: other processes read what was meant.
-// A POST's response that is kept for the next GET is none if it was swept while
-// it was made; what was swept before the request does not concern it.
-// A request that takes only what is kept does not get what was swept elsewhere.
-// What is swept softly while it is made, and has no stale windows, is gone.
 // The holder of the log's lease is gone, or the store does not answer: no
 // request waits longer for the log than for an engine that does not answer.
 func TestSweep_LogIsNotWaitedFor(t *testing.T) {
@@ -57,7 +45,7 @@ func TestSweep_LogIsNotWaitedFor(t *testing.T) {
 				})
 				prepare(store, locker)
 				var wg sync.WaitGroup
-				for i := range 50 {
+				for i := range 12 { // fewer than have turns at one time
 					wg.Go(func() {
 						start := time.Now()
 						w := s.get(fmt.Sprint("http://example.com/", i))
@@ -65,6 +53,34 @@ func TestSweep_LogIsNotWaitedFor(t *testing.T) {
 							t.Errorf("%d after %v", w.Code, took)
 						}
 					})
+					time.Sleep(5 * time.Millisecond) // some find that another reads it
+				}
+				wg.Wait()
+			})
+		})
+	}
+}
+
+// A request that finds too many waiting for MaxRebuilds is told so at once,
+// whatever was swept before it came.
+func TestSweep_AndTheQueueIsFull(t *testing.T) {
+	for name, store := range map[string]bellwether.Store{"a store": memstore.New(), "no store": nil} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: store, MaxRebuilds: 1, MaxQueued: 1}}, func(w http.ResponseWriter, r *http.Request) {
+					time.Sleep(time.Second)
+					w.Header().Set("Cache-Control", "max-age=3600")
+				})
+				sweep(t, s, bellwether.Match{Prefixes: []string{"http://a/"}})
+				time.Sleep(time.Second)
+				start := time.Now()
+				var wg sync.WaitGroup
+				for i := range 2 {
+					wg.Go(func() { s.get(fmt.Sprint("http://a/", i)) })
+					synctest.Wait()
+				}
+				if w := s.get("http://a/one-more"); w.Code != http.StatusServiceUnavailable || time.Since(start) > 0 {
+					t.Errorf("%d after %v, want 503 at once", w.Code, time.Since(start))
 				}
 				wg.Wait()
 			})
