@@ -30,7 +30,7 @@ func sweep(t *testing.T, s *site, m bellwether.Match) {
 // The holder of the log's lease is gone, or the store does not answer: no
 // request waits longer for the log than for an engine that does not answer.
 func TestSweep_LogIsNotWaitedFor(t *testing.T) {
-	const timeout = 500 * time.Millisecond // EngineTimeout
+	const timeout = 700 * time.Millisecond // EngineTimeout, in which what is known of the log grows old
 	for name, prepare := range map[string]func(*wiredStore, *locallock.Locker){
 		"its lease is held": func(_ *wiredStore, l *locallock.Locker) { l.TryAcquire(context.Background(), "\x00sweeps", time.Hour) },
 		"its store hangs":   func(s *wiredStore, _ *locallock.Locker) { s.set(blackHole) },
@@ -40,7 +40,7 @@ func TestSweep_LogIsNotWaitedFor(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				store := &wiredStore{wire: &wire{}, store: memstore.New()}
 				locker := locallock.New()
-				s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: store, Locker: locker}}, func(w http.ResponseWriter, r *http.Request) {
+				s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: store, Locker: locker, EngineTimeout: timeout}}, func(w http.ResponseWriter, r *http.Request) {
 					w.Header().Set("Cache-Control", "max-age=3600")
 				})
 				prepare(store, locker)
