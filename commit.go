@@ -98,14 +98,14 @@ func (e *engine[V]) keep(key string, it *item[V], still func() bool) {
 }
 
 // putUnless keeps, where there is no store, a value that was made by a request
-// which has invalidated the key itself, once: if w has seen more than that, the
-// value may be older than what another such request has done.
-func (e *engine[V]) putUnless(key string, v V, f Freshness, w *witness) {
+// which has invalidated the key itself, so many times: if w has seen more than that,
+// the value may be older than what another such request has done.
+func (e *engine[V]) putUnless(key string, v V, f Freshness, w *witness, times int) {
 	now := e.clock.now()
 	it := &item[V]{kind: KindValue, value: v, position: w.position, trusted: e.trustedUntil(now)}
 	it.lifetime = newLifetime(now, f)
 	// A flight that has begun since the invalidation has something newer.
-	e.keep(key, it, func() bool { return w.seen == 1 && e.flights[key] == nil })
+	e.keep(key, it, func() bool { return w.seen == times && e.flights[key] == nil })
 }
 
 // peek returns what the near tier or the store has for the key that may be

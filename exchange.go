@@ -1,6 +1,7 @@
 package bellwether
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -57,14 +58,21 @@ type exchange struct {
 
 	header      http.Header // the handler's
 	wroteHeader bool
-	bodyless    bool  // the status has no body
-	announced   int64 // Content-Length, -1 if there is none
-	written     int64
-	limit       int64  // of the body, beyond which it is not kept
-	why         string // it is not: set before overflow is closed
-	account     account
-	body        *spool.Spool
-	trailer     http.Header // set before the body ends
+	final       http.Header // the handler's as of then
+	// guessing is set between a first Write and the bytes by which the type of the
+	// body can be guessed: to decide has to wait for them.
+	guessing  bool
+	status    int    // of WriteHeader, while guessing
+	first     []byte // of the body, while guessing
+	bodyless  bool   // the status has no body
+	announced int64  // Content-Length, -1 if there is none
+	written   int64
+	limit     int64  // of the body, beyond which it is not kept
+	why       string // it is not: set before overflow is closed
+	over      bool   // overflow is closed
+	account   account
+	body      *spool.Spool
+	trailer   http.Header // set before the body ends
 
 	decided   chan struct{} // closed when what follows is set
 	decidedAt time.Time
@@ -104,10 +112,14 @@ func detach(r *http.Request) *http.Request {
 	httpcache.RemoveConditions(d.Header)
 	httpcache.RemoveConnectionFields(d.Header)
 	// What the key does not tell apart must not reach the handler.
+	httpcache.JoinLists(d.Header)
 	if host, ok := httpcache.CanonicalHost(r.Host); ok {
 		d.Host = host
 	}
 	d.URL.Scheme, d.URL.Host = "", "" // of an absolute-form target
+	if d.URL.Path == "" {
+		d.URL.Path = "/" // as the key has it (RFC 9110 section 4.2.3)
+	}
 	if target, ok := httpcache.OriginForm(r.RequestURI); ok {
 		d.RequestURI = target
 	}
@@ -141,6 +153,9 @@ func (x *exchange) run(next http.Handler, r *http.Request) {
 	if !x.wroteHeader {
 		x.WriteHeader(http.StatusOK)
 	}
+	if x.guessing {
+		x.guess(nil)
+	}
 	returned = true
 }
 
@@ -160,11 +175,15 @@ func (x *exchange) WriteHeader(status int) {
 		x.owner.hint(status, x.header)
 		return
 	}
-	x.wroteHeader = true
+	x.wroteHeader, x.final = true, x.header
 	x.bodyless = status == http.StatusNoContent || status == http.StatusNotModified
 	x.announced = -1
 	if n, ok := contentLength(x.header); ok && !x.bodyless {
 		x.announced = n
+	}
+	if x.guessing {
+		x.final = x.header.Clone()
+		return
 	}
 	if status == http.StatusNotModified && x.stored != nil {
 		if !httpcache.Selects(x.stored.header, httpcache.CanonicalHeader(x.header)) {
@@ -174,7 +193,6 @@ func (x *exchange) WriteHeader(status int) {
 		x.announced = x.stored.body.Len()
 	}
 	x.decide(status)
-	close(x.decided)
 	if x.validated {
 		for _, piece := range x.stored.body {
 			x.take(piece)
@@ -182,11 +200,50 @@ func (x *exchange) WriteHeader(status int) {
 	}
 }
 
-// decide makes the response and says whether it is shared.
+// guessLen is how much of a body its type is guessed from, see
+// [http.DetectContentType].
+const guessLen = 512
+
+// untyped reports whether net/http would guess the type of a body with the header
+// h. It does not where a handler has said that there is none.
+func untyped(h http.Header) bool {
+	if h.Get("Content-Encoding") != "" || h["Transfer-Encoding"] != nil {
+		return false
+	}
+	for name := range h {
+		if http.CanonicalHeaderKey(name) == "Content-Type" {
+			return false
+		}
+	}
+	return true
+}
+
+// blank reports whether nothing can be guessed from p: templates begin with a
+// line of their own.
+func blank(p []byte) bool { return len(bytes.TrimLeft(p, "\t\n\f\r ")) == 0 }
+
+// guess decides, with the type of what the handler has written, of which more is
+// the last and was not blank. It is done here, and as net/http does it, so that
+// all get the same: who reads the body as it grows, and who gets it whole.
+func (x *exchange) guess(more []byte) (err error) {
+	x.guessing = false
+	first := x.first
+	x.first = nil
+	if b := append(first, more[:min(len(more), guessLen-len(first))]...); len(b) > 0 {
+		x.final.Set("Content-Type", http.DetectContentType(b))
+	}
+	x.decide(http.StatusOK)
+	if len(first) > 0 {
+		_, err = x.take(first)
+	}
+	return err
+}
+
+// decide makes the response, says whether it is shared, and lets everybody know.
 func (x *exchange) decide(status int) {
 	now := time.Now()
 	x.decidedAt = now
-	header := httpcache.CanonicalHeader(x.header)
+	header := httpcache.CanonicalHeader(x.final)
 	x.trailers = trailerNames(header)
 	fwdStatus := 0
 	var j httpcache.Judgement
@@ -219,7 +276,10 @@ func (x *exchange) decide(status int) {
 		limit = min(limit, privateWindow)
 	}
 	x.body = spool.New(limit)
-	x.body.OnIdle(x.account.close)
+	x.body.OnIdle(func() {
+		x.account.close()
+		x.cancel(nil) // nobody is there for whom the handler could go on
+	})
 	x.response = &response{
 		status:    status,
 		header:    httpcache.StoredHeader(header, j.Directives, now),
@@ -250,6 +310,7 @@ func (x *exchange) decide(status int) {
 	// The owner's place is taken before a byte is written: it must not lose the
 	// start of a body that nobody keeps.
 	x.owner.attach(x.body)
+	close(x.decided)
 }
 
 // withhold keeps a response to its own client that would be for others too.
@@ -287,18 +348,23 @@ func without(names, known []string) []string {
 // Write adds to the body.
 func (x *exchange) Write(p []byte) (int, error) {
 	if !x.wroteHeader {
-		if x.header.Get("Content-Type") == "" && x.header.Get("Content-Encoding") == "" && len(p) > 0 {
-			// As net/http does, and here, so that the first client and those
-			// served from the cache get the same.
-			x.header.Set("Content-Type", http.DetectContentType(p))
-		}
+		x.guessing = untyped(x.header)
 		x.WriteHeader(http.StatusOK)
 	}
 	if x.bodyless {
 		return 0, http.ErrBodyNotAllowed
 	}
-	if x.announced >= 0 && x.written+int64(len(p)) > x.announced {
+	if x.announced >= 0 && x.written+int64(len(x.first)+len(p)) > x.announced {
 		return 0, http.ErrContentLength
+	}
+	if x.guessing {
+		if blank(p) && len(x.first)+len(p) < guessLen {
+			x.first = append(x.first, p...)
+			return len(p), nil
+		}
+		if err := x.guess(p); err != nil {
+			return 0, err
+		}
 	}
 	return x.take(p)
 }
@@ -310,7 +376,8 @@ func (x *exchange) take(p []byte) (int, error) {
 		x.limit, x.why = x.written, reasonMemory
 		x.body.Narrow(max(x.written, smallBody))
 	}
-	if x.written <= x.limit && end > x.limit {
+	if !x.over && end > x.limit {
+		x.over = true // once: a Write that finds no reader takes nothing
 		if x.shared {
 			// A handler can write faster than a herd wakes up. Whoever waited for
 			// this response has a place at its start before that is dropped:
@@ -329,6 +396,9 @@ func (x *exchange) take(p []byte) (int, error) {
 func (x *exchange) Flush() {
 	if !x.wroteHeader {
 		x.WriteHeader(http.StatusOK)
+	}
+	if x.guessing {
+		x.guess(nil)
 	}
 	if x.body != nil { // else it is a 304 that nobody gets
 		x.body.Flush()
@@ -387,7 +457,7 @@ func (m *Middleware) newExchange(a attempt[*response], c *call) *exchange {
 	}
 	if p := m.fallback(a.key, a.present); p != nil && p.kind == KindValue && p.value.kind == plain && p.held {
 		now := m.engine.clock.now()
-		x.backed = now < p.errorUntil
+		x.backed = now < p.errorUntil && !httpcache.IsServerError(p.value.status)
 		if !httpcache.IsServerError(p.value.status) {
 			x.spare = p
 		}
@@ -522,6 +592,12 @@ func (m *Middleware) keep(ctx context.Context, x *exchange) (*response, error) {
 			return nil, errors.New("bellwether: complete body without bytes")
 		}
 		done.body = body
+	}
+	if len(done.body) > 0 && untyped(done.header) {
+		// Its handler has written the header before there was anything to guess
+		// from; net/http does so for who reads it as it grows.
+		done.header = done.header.Clone()
+		done.header.Set("Content-Type", http.DetectContentType(done.body[0]))
 	}
 	f := Freshness{
 		Age:                  live.age + time.Since(x.decidedAt),

@@ -17,7 +17,7 @@ func (m *Middleware) hot(w http.ResponseWriter, r *http.Request, key string, d h
 		return false
 	}
 	e, url := m.engine, key
-	for range maxHops {
+	for steps := range maxHops {
 		it, now := e.near.get(key)
 		if it == nil || now >= it.trusted || it.kind != KindValue || it.judge(now) != serve || e.EarlyRefresh > 0 {
 			return false
@@ -27,14 +27,15 @@ func (m *Middleware) hot(w http.ResponseWriter, r *http.Request, key string, d h
 			if res.body.Len() > smallBody {
 				return false // what it takes to send it is counted
 			}
-			e.count.hits.add()
+			for range steps + 1 { // as the long way would, which is asked if this one does not answer
+				e.count.hits.add()
+			}
 			if e.observers.hit != nil {
 				e.tellHit(r.Context(), url, it.way(now))
 			}
 			writeHit(w, r, it, now)
 			return true
 		case varying:
-			e.count.hits.add()
 			key = m.variantKey(res, key, r.Header)
 		default:
 			return false
@@ -85,7 +86,7 @@ func (r *response) hitHeader(it *item[*response], now instant, notModified bool)
 // unless the reply needs one of its own.
 func writeHit(w http.ResponseWriter, r *http.Request, it *item[*response], now instant) {
 	h := w.Header()
-	if r.Header["Range"] != nil || len(h["Cache-Status"]) > 0 {
+	if r.Header["Range"] != nil || len(h) > 0 && hasAdded(h) {
 		writeStored(w, r, storedOf(it, now), hitStatus(it, now))
 		return
 	}
@@ -94,6 +95,9 @@ func writeHit(w http.ResponseWriter, r *http.Request, it *item[*response], now i
 	conditional := r.Header["If-None-Match"] != nil || r.Header["If-Modified-Since"] != nil
 	notModified := conditional && httpcache.NotModified(r.Method, r.Header, status, res.header, time.Now().Add(it.born-now))
 	for _, f := range res.hitHeader(it, now, notModified).fields {
+		if f.values == nil && h[f.name] != nil {
+			continue // the type of a response that names none, see setHeader
+		}
 		h[f.name] = f.values
 	}
 	if notModified {

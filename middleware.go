@@ -182,6 +182,10 @@ func (m *Middleware) Handler(next http.Handler) http.Handler {
 		key, ok := m.key(r)
 		d := httpcache.ParseRequest(r.Header)
 		if why := bypassReason(r, d); why != "" || !ok {
+			if d.OnlyIfCached {
+				replyNotCached(w) // RFC 9111 section 5.2.1.7
+				return
+			}
 			m.pass(w, r, next, httpcache.Status{Fwd: httpcache.FwdBypass, Detail: why})
 			return
 		}
@@ -236,6 +240,8 @@ func bypassReason(r *http.Request, d httpcache.RequestDirectives) string {
 		return "request no-store"
 	case httpcache.OverridesMethod(r.Header):
 		return "method override"
+	case httpcache.NamesEndToEnd(r.Header):
+		return "connection"
 	}
 	return ""
 }
@@ -297,6 +303,11 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 					continue
 				}
 			}
+		}
+		if k := s.item.value.kind; d.OnlyIfCached && k != plain && k != varying {
+			q.add(Serve{Way: WayMiss})
+			replyNotCached(w)
+			return
 		}
 		switch res := s.item.value; res.kind {
 		case plain:
@@ -439,9 +450,10 @@ func (q *query) wait(c *call, key string, stale *item[*response]) (served[*respo
 		}
 	}
 	waiter := m.engine.waiter(stale, w)
-	b := requested{q, c}
-	waiter.wait(q.r.Context(), key, b)
-	waiter.refreshEarly(q.r.Context(), key, b)
+	waiter.wait(q.r.Context(), key, requested{q, c})
+	if m.engine.EarlyRefresh > 0 {
+		waiter.refreshEarly(q.r.Context(), key, q.unattended(c.path))
+	}
 	if errors.Is(waiter.err, errTaken) {
 		return m.notShared("authorization"), nil
 	}
@@ -467,9 +479,15 @@ func (q requested) bind() loader[*response] {
 
 // refresh has a fresh response rebuilt behind the client's back.
 func (q *query) refresh(key string, it *item[*response], path []string) {
+	q.m.engine.refresh(q.r.Context(), key, it, q.unattended(path))
+}
+
+// unattended is for a load that the client does not wait for: its response has no
+// reader that would have to keep up with it.
+func (q *query) unattended(path []string) requested {
 	c := &call{path: path, aside: make(chan func())} // nobody is there for interim responses
 	c.leave()
-	q.m.engine.refresh(q.r.Context(), key, it, requested{q, c})
+	return requested{q, c}
 }
 
 // notShared is the answer that there is none to be shared.

@@ -36,17 +36,34 @@ func (p *pacedWriter) Write(b []byte) (int, error) {
 	total := 0
 	for {
 		part := b[total:min(len(b), total+writePart)]
-		p.start()
-		n, err := p.w.Write(part)
-		total += n
-		if p.stalled() {
-			return total, errStalled
-		}
+		err := p.within(func() error {
+			n, err := p.w.Write(part)
+			total += n
+			return err
+		})
 		if err != nil || total == len(b) {
 			return total, err
 		}
 	}
 }
+
+// within gives send the time of a part.
+func (p *pacedWriter) within(send func() error) error {
+	p.start()
+	err := send()
+	if p.stalled() {
+		return errStalled
+	}
+	return err
+}
+
+// A pacedResponse is a ResponseWriter whose body a pacedWriter writes.
+type pacedResponse struct {
+	http.ResponseWriter
+	paced *pacedWriter
+}
+
+func (r pacedResponse) Write(b []byte) (int, error) { return r.paced.Write(b) }
 
 func (p *pacedWriter) start() {
 	if p.timer != nil {

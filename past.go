@@ -42,8 +42,9 @@ func (q *query) passUncacheable(key string, s served[*response]) {
 		header := httpcache.CanonicalHeader(w.Header())
 		j := httpcache.Judge(q.r.Header, status, header, sent, time.Now(), q.m.rules)
 		cacheable = j.Shared && (reason != reasonTooLarge || q.m.fits(header))
+		why.AppendTo(w.Header())
 	}
-	q.m.pass(w, q.r, q.next, why)
+	q.next.ServeHTTP(w, q.r)
 	if w.held != nil {
 		q.replySpare(spare)
 		return
@@ -126,6 +127,10 @@ func (q *query) passChecked(key string, s served[*response]) {
 // passUnsafe hands a request that may change things to the handler, and drops
 // what it has made out of date (RFC 9111 section 4.4) before its client hears of
 // the success: a request that the client makes after that sees the change.
+//
+// It is dropped once more when the handler returns, if that has written before: a
+// transaction around it may be committed only then, and its client, whose response
+// net/http holds back for so long, is not to find what others have read meanwhile.
 func (m *Middleware) passUnsafe(w http.ResponseWriter, r *http.Request, next http.Handler) {
 	if r.Method == http.MethodConnect || r.Header["Upgrade"] != nil {
 		m.pass(w, r, next, httpcache.Status{Fwd: httpcache.FwdMethod})
@@ -139,15 +144,22 @@ func (m *Middleware) passUnsafe(w http.ResponseWriter, r *http.Request, next htt
 		return
 	}
 	u := &watchedWriter{ResponseWriter: w}
-	u.before = func(status int) { m.invalidateAfter(r.Context(), target, status, u.Header()) }
-	m.pass(u, r, next, httpcache.Status{Fwd: httpcache.FwdMethod})
+	var changed []string
+	u.before = func(status int) {
+		changed = httpcache.InvalidatedKeys(target, status, u.Header())
+		m.drop(r.Context(), changed)
+		httpcache.Status{Fwd: httpcache.FwdMethod}.AppendTo(u.Header())
+	}
+	next.ServeHTTP(u, r)
+	if u.done {
+		m.drop(r.Context(), changed)
+	}
 	u.end()
 }
 
-// invalidateAfter drops what a request for the target has made out of date.
-func (m *Middleware) invalidateAfter(ctx context.Context, target *http.Request, status int, h http.Header) {
-	keys := httpcache.InvalidatedKeys(target, status, h)
-	// The client may leave; what it has changed has changed.
+// drop drops what is kept under the keys, for a client that may leave: what it
+// has changed has changed.
+func (m *Middleware) drop(ctx context.Context, keys []string) {
 	for i, err := range m.engine.invalidateAll(context.WithoutCancel(ctx), keys) {
 		if err != nil {
 			m.engine.OnError(keys[i], err)
@@ -166,34 +178,45 @@ func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.
 	u := &keptWriter{watchedWriter: watchedWriter{ResponseWriter: w}, limit: m.options.MaxBody, account: account{of: &m.bodies}}
 	defer u.account.close()
 	var (
-		res *response
-		f   Freshness
+		res     *response
+		f       Freshness
+		changed []string
+		drops   int
 	)
+	drop := func() {
+		drops++
+		m.drop(r.Context(), changed)
+	}
 	u.before = func(status int) {
-		m.invalidateAfter(r.Context(), target, status, u.Header())
+		changed = httpcache.InvalidatedKeys(target, status, u.Header())
+		drop()
 		now := time.Now()
 		header := httpcache.CanonicalHeader(u.Header())
 		j := httpcache.Judge(r.Header, status, header, sent, now, m.rules)
 		if u.keeping = httpcache.PostStorable(target, status, header, j); u.keeping {
 			res = &response{status: status, header: httpcache.StoredHeader(header, j.Directives, now), freshness: j.Freshness}
-			res.header.Del("Cache-Status") // this request's
 			f = Freshness{
 				Age: j.Age, TTL: j.Freshness.Lifetime,
 				StaleWhileRevalidate: j.Freshness.StaleWhileRevalidate, StaleIfError: j.Freshness.StaleIfError,
 			}
 		}
+		httpcache.Status{Fwd: httpcache.FwdMethod}.AppendTo(u.Header())
 	}
-	m.pass(u, r, next, httpcache.Status{Fwd: httpcache.FwdMethod})
+	next.ServeHTTP(u, r)
+	if u.done {
+		drop()
+	}
 	u.end()
 	n, announced := contentLength(u.Header())
 	if u.keeping && (!announced || n == int64(u.body.Len())) {
 		res.body = spool.BodyOf(bytes.Clone(u.body.Bytes()))
-		m.engine.putUnless(key, res, f, witness)
+		m.engine.putUnless(key, res, f, witness, drops)
 	}
 }
 
 // A watchedWriter is the real writer, with a look at the final header before it
-// is sent.
+// is sent. That is when the word about the request is put there, behind those of
+// the caches that the handler has asked (RFC 9211 section 2).
 type watchedWriter struct {
 	http.ResponseWriter
 	before func(status int)
@@ -276,6 +299,14 @@ type heldWriter struct {
 	holds     func(status int) bool // nil: nothing is kept back
 	untouched http.Header           // the client's header before the handler had it
 	held      http.Header           // the handler's, of the response that is kept back
+	after     http.Header           // what the handler does to its header from then on
+}
+
+func (u *heldWriter) Header() http.Header {
+	if u.held != nil {
+		return u.after
+	}
+	return u.watchedWriter.Header()
 }
 
 // hold has responses of such a status kept back.
@@ -288,7 +319,7 @@ func (u *heldWriter) WriteHeader(status int) {
 	case u.held != nil:
 	case !u.done && u.holds != nil && u.holds(status):
 		h := u.Header()
-		u.held = h.Clone()
+		u.held, u.after = h.Clone(), h.Clone()
 		clear(h)
 		maps.Copy(h, u.untouched)
 	default:

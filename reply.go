@@ -8,7 +8,9 @@ import (
 	"maps"
 	"net"
 	"net/http"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/bellwether-go/bellwether/internal/adapter"
@@ -93,26 +95,26 @@ func (q *query) replyLive(c *call, s served[*response], key string) liveOutcome 
 	if status.FwdStatus == 0 {
 		status.FwdStatus = res.status
 	}
-	header := res.header
+	header, age := res.header, res.age+time.Since(x.decidedAt)
 	if own {
 		header = x.private
 	}
 	if x.shared {
-		status.TTL = httpcache.Delta{Set: true, Duration: res.freshness.Lifetime - res.age}
+		status.TTL = httpcache.Delta{Set: true, Duration: res.freshness.Lifetime - age}
 		status.Detail = ""
 		if whole, ok := x.complete(); ok && r.Header["Range"] != nil {
-			writeStored(w, r, stored{res.status, header, whole, res.age, x.decidedAt}, status)
+			writeStored(w, r, stored{res.status, header, whole, age, x.decidedAt}, status)
 			return liveDone
 		}
 	}
 	if x.shared && httpcache.NotModified(r.Method, r.Header, res.status, header, x.decidedAt) {
-		stored{header: header, age: res.age}.notModified().write(w, r, status)
+		stored{header: header, age: age}.notModified().write(w, r, status)
 		return liveDone
 	}
 	h := w.Header()
 	copyHeader(h, header)
 	if x.shared {
-		setAge(h, res.age)
+		setAge(h, age)
 	}
 	if x.announced >= 0 {
 		h.Set("Content-Length", strconv.FormatInt(x.announced, 10))
@@ -136,7 +138,10 @@ func (q *query) replyLive(c *call, s served[*response], key string) liveOutcome 
 	}
 	var to io.Writer = w
 	if x.shared {
-		to = &pacedWriter{w: w, drop: func() { body.Close() }}
+		paced := &pacedWriter{w: w, drop: func() { body.Close() }}
+		to = paced
+		unpaced := flush
+		flush = func() error { return paced.within(unpaced) }
 	}
 	if _, err := body.CopyTo(r.Context(), to, flush); err != nil {
 		// Broken off must look broken off: net/http closes the connection, or
@@ -271,6 +276,7 @@ func (s stored) notModified() stored {
 // setHeader makes h the header of a reply with the whole of s.
 func (s stored) setHeader(h http.Header, status httpcache.Status) {
 	copyHeader(h, s.header)
+	setType(h)
 	setAge(h, s.age)
 	status.AppendTo(h)
 	if s.status != http.StatusNoContent && s.status != http.StatusNotModified {
@@ -298,13 +304,14 @@ func writeStored(w http.ResponseWriter, r *http.Request, s stored, status httpca
 	switch {
 	case httpcache.NotModified(r.Method, r.Header, s.status, s.header, s.received):
 		s.notModified().write(w, r, status)
-	case s.status == http.StatusOK && r.Header["Range"] != nil:
-		// net/http's own ranges, multipart and If-Range included.
+	case s.status == http.StatusOK && r.Method == http.MethodGet && strings.HasPrefix(r.Header.Get("Range"), "bytes="):
+		// net/http's own ranges, multipart and If-Range included. Other units and
+		// methods have none (RFC 9110 section 14.2).
 		h := w.Header()
 		s.setHeader(h, status)
 		h.Del("Content-Length") // what is sent may be less, or nothing
 		modified, _ := http.ParseTime(s.header.Get("Last-Modified"))
-		http.ServeContent(w, r, "", modified, s.body.Reader())
+		http.ServeContent(pacedResponse{w, &pacedWriter{w: w}}, r, "", modified, s.body.Reader())
 	default:
 		s.write(w, r, status)
 	}
@@ -363,10 +370,31 @@ func (q *query) replyError(c *call, key string, err error) {
 }
 
 // copyHeader gives the reply the stored fields. The values are shared, and
-// clipped by how they were made: who appends to one copies it.
+// clipped: who appends to one copies it.
 func copyHeader(dst, src http.Header) {
 	for name, values := range src {
-		dst[name] = values[:len(values):len(values)]
+		values = values[:len(values):len(values)]
+		if before := dst[name]; len(before) > 0 && slices.Contains(addedFields, name) {
+			values = append(before[:len(before):len(before)], values...)
+		}
+		dst[name] = values
+	}
+}
+
+// addedFields are those that handlers add to, rather than set them: what a
+// middleware around this one has put there stays.
+var addedFields = []string{"Cache-Status", "Link", "Server-Timing", "Set-Cookie", "Vary"}
+
+// hasAdded reports whether there is something in h that has to stay.
+func hasAdded(h http.Header) bool {
+	return slices.ContainsFunc(addedFields, func(name string) bool { return len(h[name]) > 0 })
+}
+
+// setType keeps net/http from guessing the type of a response that names none: the
+// exchange has done so, where there is something to guess.
+func setType(h http.Header) {
+	if _, ok := h["Content-Type"]; !ok {
+		h["Content-Type"] = nil
 	}
 }
 

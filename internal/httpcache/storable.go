@@ -151,6 +151,21 @@ func RemoveConnectionFields(h http.Header) {
 	}
 }
 
+// NamesEndToEnd reports whether Connection makes a field of h one connection's that
+// is not by itself. Who forwards the request has to remove it, and so answers
+// another request than was made: one without a field that responses may vary by.
+func NamesEndToEnd(h http.Header) bool {
+	for _, line := range h["Connection"] {
+		for name := range strings.SplitSeq(line, ",") {
+			name = http.CanonicalHeaderKey(strings.Trim(name, " \t"))
+			if h[name] != nil && !slices.Contains(connectionFields, name) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // StoredHeader returns a copy of h with what is for everybody: without the
 // fields of one connection (RFC 9111 section 3.1), without those that a
 // qualified no-cache or private names (sections 5.2.2.4 and 5.2.2.7), without

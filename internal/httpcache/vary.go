@@ -86,10 +86,12 @@ func appendVariant(b []byte, names []string, req http.Header) []byte {
 // RFC 9111 section 4.1 allows whatever does not change their meaning:
 //
 //   - space around a value means nothing (RFC 9110 section 5.5), for any field;
-//   - lines of a list are one list, and space around its commas and empty
-//     members mean nothing (RFC 9110 sections 5.3 and 5.6.1), for fields not
-//     known to be anything but a list;
-//   - Accept-Encoding ignores case and order (RFC 9110 section 12.5.3);
+//   - lines of a list are one list, which is how the handler gets it, see
+//     JoinLists, and space around its commas means nothing (RFC 9110 sections 5.3
+//     and 5.6.1), for fields not known to be anything but a list;
+//   - Accept-Encoding ignores case, order and empty members (RFC 9110 section
+//     12.5.3); the empty members of others are kept: a handler may take the first
+//     for all there is;
 //   - Accept-Language ignores case. Its order is kept: RFC 9110 section
 //     12.5.4 says that some take it for a preference, and Go's own matcher does.
 func normalised(name string, lines []string) []string {
@@ -105,7 +107,7 @@ func normalised(name string, lines []string) []string {
 	}
 	values := make([]string, 0, len(lines))
 	for _, line := range lines {
-		values = appendMembers(values, line)
+		values = appendMembers(values, line, name != "accept-encoding")
 	}
 	switch name {
 	case "accept-encoding", "accept-language":
@@ -138,14 +140,26 @@ func isList(name string) bool {
 	return true
 }
 
-// appendMembers appends the members of the list in line that are not empty. A
-// comma in a quoted-string separates nothing (RFC 9110 section 5.6.1).
-func appendMembers(members []string, line string) []string {
+// JoinLists makes one line of each list that came in several (RFC 9110 section
+// 5.3). A handler that looks at the first line only, as http.Header's Get does,
+// then sees what the key was made of.
+func JoinLists(h http.Header) {
+	for name, lines := range h {
+		if len(lines) > 1 && isList(strings.ToLower(name)) {
+			h[name] = []string{strings.Join(lines, ", ")}
+		}
+	}
+}
+
+// appendMembers appends the members of the list in line, the empty ones too if
+// empty says so. A comma in a quoted-string separates nothing (RFC 9110 section
+// 5.6.1).
+func appendMembers(members []string, line string, empty bool) []string {
 	start, quoted := 0, false
 	for i := 0; i <= len(line); i++ {
 		switch {
 		case i == len(line), line[i] == ',' && !quoted:
-			if m := strings.Trim(line[start:i], " \t"); m != "" {
+			if m := strings.Trim(line[start:i], " \t"); m != "" || empty {
 				members = append(members, m)
 			}
 			start = i + 1

@@ -466,6 +466,9 @@ func (r *Reader) Close() error {
 	s.readers--
 	s.drop()
 	if s.readers == 0 {
+		if s.overflow {
+			s.finish(ErrNoReaders)
+		}
 		wake(&s.room)
 		s.rest()
 	}
