@@ -128,9 +128,8 @@ func (q *query) passChecked(key string, s served[*response]) {
 // what it has made out of date (RFC 9111 section 4.4) before its client hears of
 // the success: a request that the client makes after that sees the change.
 //
-// It is dropped once more when the handler returns, if that has written before: a
-// transaction around it may be committed only then, and its client, whose response
-// net/http holds back for so long, is not to find what others have read meanwhile.
+// As late as that, since a transaction around the handler may be committed when it
+// has returned; and then in any case, as what others have read before is old.
 func (m *Middleware) passUnsafe(w http.ResponseWriter, r *http.Request, next http.Handler) {
 	if r.Method == http.MethodConnect || r.Header["Upgrade"] != nil {
 		m.pass(w, r, next, httpcache.Status{Fwd: httpcache.FwdMethod})
@@ -147,13 +146,11 @@ func (m *Middleware) passUnsafe(w http.ResponseWriter, r *http.Request, next htt
 	var changed []string
 	u.before = func(status int) {
 		changed = httpcache.InvalidatedKeys(target, status, u.Header())
-		m.drop(r.Context(), changed)
 		httpcache.Status{Fwd: httpcache.FwdMethod}.AppendTo(u.Header())
 	}
+	u.heard = func() { m.drop(r.Context(), changed) }
+	defer u.broken()
 	next.ServeHTTP(u, r)
-	if u.done {
-		m.drop(r.Context(), changed)
-	}
 	u.end()
 }
 
@@ -183,13 +180,12 @@ func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.
 		changed []string
 		drops   int
 	)
-	drop := func() {
+	u.heard = func() {
 		drops++
 		m.drop(r.Context(), changed)
 	}
 	u.before = func(status int) {
 		changed = httpcache.InvalidatedKeys(target, status, u.Header())
-		drop()
 		now := time.Now()
 		header := httpcache.CanonicalHeader(u.Header())
 		j := httpcache.Judge(r.Header, status, header, sent, now, m.rules)
@@ -202,10 +198,8 @@ func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.
 		}
 		httpcache.Status{Fwd: httpcache.FwdMethod}.AppendTo(u.Header())
 	}
+	defer u.broken()
 	next.ServeHTTP(u, r)
-	if u.done {
-		drop()
-	}
 	u.end()
 	n, announced := contentLength(u.Header())
 	if u.keeping && (!announced || n == int64(u.body.Len())) {
@@ -220,8 +214,16 @@ func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.
 type watchedWriter struct {
 	http.ResponseWriter
 	before func(status int)
+	heard  func() // called before the client can hear of it, and when the handler has returned; nil: nobody
 	done   bool
+	ended  bool
+	early  bool // the client may have heard before the end
+	size   int  // of what was written
 }
+
+// unheard is how much of a response net/http keeps to itself at least until the
+// handler returns.
+const unheard = 2 << 10
 
 // Unwrap lets http.ResponseController through to the real writer.
 func (u *watchedWriter) Unwrap() http.ResponseWriter { return u.ResponseWriter }
@@ -234,8 +236,29 @@ func (u *watchedWriter) look(status int) {
 	u.before(status)
 }
 
-// end is for a handler that has returned without a word: net/http sends 200.
-func (u *watchedWriter) end() { u.look(http.StatusOK) }
+// end is the handler's return; where that was without a word, net/http sends 200.
+func (u *watchedWriter) end() {
+	u.look(http.StatusOK)
+	u.ended = true
+	if u.heard != nil {
+		u.heard()
+	}
+}
+
+// broken is end for a handler that has not returned but has said something.
+func (u *watchedWriter) broken() {
+	if u.done && !u.ended {
+		u.end()
+	}
+}
+
+// tell is called before something that the client may hear of.
+func (u *watchedWriter) tell() {
+	if u.heard != nil && !u.early {
+		u.early = true
+		u.heard()
+	}
+}
 
 func (u *watchedWriter) WriteHeader(status int) {
 	u.look(status)
@@ -244,6 +267,9 @@ func (u *watchedWriter) WriteHeader(status int) {
 
 func (u *watchedWriter) Write(p []byte) (int, error) {
 	u.look(http.StatusOK)
+	if u.size += len(p); u.size > unheard {
+		u.tell()
+	}
 	return u.ResponseWriter.Write(p)
 }
 
@@ -251,6 +277,7 @@ func (u *watchedWriter) Write(p []byte) (int, error) {
 // here.
 func (u *watchedWriter) ReadFrom(r io.Reader) (int64, error) {
 	u.look(http.StatusOK)
+	u.tell()
 	return io.Copy(u.ResponseWriter, r)
 }
 
@@ -261,6 +288,7 @@ func (u *watchedWriter) Flush() { u.FlushError() }
 // handler whether the real writer can flush.
 func (u *watchedWriter) FlushError() error {
 	u.look(http.StatusOK)
+	u.tell()
 	return http.NewResponseController(u.ResponseWriter).Flush()
 }
 
