@@ -364,6 +364,7 @@ type member[V any] struct {
 	state memberState // guarded by batch.mu
 	seat  *seat[V]    // guarded by batch.mu: of the state loading
 	hand  *slotHand   // guarded by batch.mu: its slot, if there is a user
+	free  func()      // guarded by batch.mu: gives that back, the first time
 }
 
 // A memberState is what a batch need know of a flight.
@@ -557,8 +558,8 @@ func (m *member[V]) handed(h *slotHand) (free func()) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.hand = h
-	return h.release
+	m.hand, m.free = h, sync.OnceFunc(h.release)
+	return m.free
 }
 
 // try implements slotSource.
@@ -665,7 +666,16 @@ func (m *member[V]) arrive(ctx context.Context, s *seat[V]) *round[V] {
 	if s.hand == nil {
 		s.hand = m.hand
 	}
-	if ctx.Err() != nil || s.hand.spent {
+	if ctx.Err() != nil {
+		s.hand = nil
+		return nil
+	}
+	if s.hand.spent {
+		// It waits for a slot of its own now. With its share of this one it would
+		// wait for itself: the last share to be given back frees the slot. As its
+		// flight has not given this load up, there is no successor whose share
+		// it could be.
+		m.free()
 		s.hand = nil
 		return nil
 	}

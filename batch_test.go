@@ -888,6 +888,48 @@ func TestGetMany_Hedge(t *testing.T) {
 	}
 }
 
+// Who comes too late for the load that its slot was for waits for another slot
+// without its share of that one, also when late ones could fill all slots.
+func TestGetMany_LateForItsSlot(t *testing.T) {
+	for _, slots := range []int{1, 2, 4} {
+		t.Run(fmt.Sprint(slots), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				origin := &batchSource{build: 10 * time.Millisecond}
+				c := batchCache(t, origin.load, bellwether.Options{MaxRebuilds: slots, Store: memstore.New(),
+					Locker: lockerOf{locallock.New(), func(_ context.Context, key string) error {
+						if strings.HasPrefix(key, "late") {
+							time.Sleep(100 * time.Millisecond)
+						}
+						return nil
+					}}})
+				start := time.Now()
+				var wg sync.WaitGroup
+				for i := range slots {
+					wg.Go(func() {
+						keys := []string{fmt.Sprint("early", i), fmt.Sprint("late", i)}
+						values, err := c.GetMany(t.Context(), keys)
+						wantAll(t, keys, values, err)
+						wantTook(t, start, 110*time.Millisecond)
+					})
+				}
+				wg.Wait()
+				origin.set(func(o *batchSource) {
+					o.build = time.Second
+					if o.mostAll > slots {
+						t.Errorf("%d loads at one time", o.mostAll)
+					}
+				})
+				start = time.Now()
+				for i := range slots + 1 { // all slots are back, and no more
+					wg.Go(func() { c.Get(t.Context(), fmt.Sprint(i)) })
+				}
+				wg.Wait()
+				wantTook(t, start, 2*time.Second)
+			})
+		})
+	}
+}
+
 // Of New's load a GetMany makes one call for each key, and none of them is too
 // many, however few may run or wait.
 func TestGetMany_WithoutABatchLoad(t *testing.T) {
