@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"runtime/debug"
 	"slices"
 	"sync"
 	"time"
@@ -121,18 +120,19 @@ type batchLoad[V any] func(ctx context.Context, keys []string) (map[string]V, er
 // one loads one key.
 func (l batchLoad[V]) one(ctx context.Context, key string) (V, error) {
 	values, err := l(ctx, []string{key})
-	v, err := valueOf(values, err, key)
+	batch, _ := errors.AsType[*BatchError](err)
+	v, err := valueOf(values, batch, err, key)
 	if slot, ok := ctx.Value(freshnessKey{}).(*freshnessSlot); ok {
 		slot.settle(key, err == nil)
 	}
 	return v, err
 }
 
-// valueOf is what a batch load that has returned values and err says of key.
-func valueOf[V any](values map[string]V, err error, key string) (V, error) {
+// valueOf is what a batch load that has returned values and err says of key. batch
+// is the BatchError in err, nil if there is none.
+func valueOf[V any](values map[string]V, batch *BatchError, err error, key string) (V, error) {
 	v, found := values[key]
-	batch, ok := errors.AsType[*BatchError](err)
-	if ok && batch != nil && batch.Errors[key] != nil {
+	if batch != nil && batch.Errors[key] != nil {
 		return v, batch.Errors[key]
 	}
 	switch {
@@ -236,7 +236,7 @@ func (c *manyCall[V]) answer(key string, it *item[V], err error) {
 	switch {
 	case err == nil:
 		c.values[key] = v
-	case !errors.Is(err, ErrNotFound):
+	case err != ErrNotFound: // itself: to ask what it wraps would run user code, where nobody recovers
 		c.failed[key] = err
 	}
 }
@@ -475,6 +475,9 @@ func (b *batch[V]) readOnce(ctx context.Context, store BatchGetter, members []*m
 	)
 	began, left := e.clock.now(), o.left
 	each := func(i int, entry Entry, err error) {
+		if failure := noPanic(func() error { inquire(err); return nil }); failure != nil {
+			err = failure // on a goroutine of the adapter's, perhaps
+		}
 		mu.Lock()
 		defer mu.Unlock()
 		switch {
@@ -789,13 +792,14 @@ func (b *batch[V]) run(ctx context.Context, r *round[V], hand *slotHand) {
 		keys[i] = s.key
 	}
 	var values map[string]V
+	var batch *BatchError
 	err := ErrGoexit
 	defer func() {
 		if p := recover(); p != nil {
-			err = &PanicError{Value: p, Stack: debug.Stack()}
+			err = panicked(p)
 		}
 		for _, s := range r.seats {
-			s.value, s.err = valueOf(values, err, s.key)
+			s.value, s.err = valueOf(values, batch, err, s.key)
 			s.fresh, s.chosen = slot.chosen(s.key, s.err == nil)
 		}
 		hand.release()
@@ -804,6 +808,9 @@ func (b *batch[V]) run(ctx context.Context, r *round[V], hand *slotHand) {
 		r.cancel(nil)
 	}()
 	values, err = b.user(ctx, keys)
+	// Here, where its panic is recovered. What else an error is asked, each key's
+	// own load asks it.
+	batch, _ = errors.AsType[*BatchError](err)
 	if end := ctx.Err(); end != nil && err == end {
 		err = context.Cause(ctx) // what it says is the echo of that
 	}

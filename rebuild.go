@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"runtime/debug"
 	"time"
 )
 
@@ -84,7 +83,7 @@ func (f *flight[V]) fly(ctx context.Context) {
 		r.freeSlot()
 		defer r.freeHedge(ctx)
 		if p := recover(); p != nil {
-			err = &PanicError{Value: p, Stack: debug.Stack()}
+			err = panicked(p)
 			f.engine.OnError(f.key, err)
 		}
 		f.end(err)
@@ -767,6 +766,12 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 	return true
 }
 
+// A retryAdvice is an error that says when to try again, see Options.ErrorTTL.
+type retryAdvice interface {
+	error
+	RetryAfter() time.Duration
+}
+
 // finishFailed is finish for a load that failed: what was there stays there,
 // and the failure is written beside it, so that it answers in every process
 // until the next try is due.
@@ -776,10 +781,7 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 	// impatience would be everybody's failure. But that the rebuild has taken
 	// too long is told to those who wait for it elsewhere.
 	pause, told := e.ErrorTTL, true
-	advice, advised := errors.AsType[interface {
-		error
-		RetryAfter() time.Duration
-	}](err)
+	advice, advised := errors.AsType[retryAdvice](err)
 	if advised {
 		pause = advice.RetryAfter()
 	}

@@ -2,7 +2,6 @@ package bellwether
 
 import (
 	"context"
-	"errors"
 	"sync/atomic"
 	"time"
 )
@@ -311,7 +310,7 @@ func (c *waiter[V]) look(f *flight[V], state *flightState[V]) (expiry <-chan tim
 		c.leave()
 	}
 	if state.landed {
-		if state.err != nil && !errors.Is(state.err, errAgain) {
+		if state.err != nil && state.err != errAgain {
 			c.err = state.err
 			return nil, answered
 		}
