@@ -563,11 +563,12 @@ func (r *run[V]) build(ctx context.Context, epoch uint64, rival <-chan struct{},
 		e.trips.note(r.made - r.elected)
 	}
 	a := attempt[V]{r.flight, r.present, r.made, r.position}
+	r.loaded = false
+	defer func() { r.unwatchLoad(ended) }()
+	watched := r.watchLoad(loading) // it may not return
 	e.count.loads.Add(1)
 	free := r.slot
-	r.slot, r.loaded = nil, false
-	watched := r.watchLoad(loading)
-	defer func() { r.unwatchLoad(ended) }()
+	r.slot = nil
 	result := startLoad(watched, func(ctx context.Context) (V, error) { return r.load(ctx, a) }, &e.settings, free)
 
 	for {
