@@ -1648,6 +1648,24 @@ func TestGet_UserCodeThatPanics(t *testing.T) {
 	}
 }
 
+// An OnError that calls Goexit when it is told of such a panic hangs no key.
+func TestGet_OnErrorExitsAtTheFlightsEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		origin := &source{build: time.Second}
+		c := cacheOf(t, origin.load, bellwether.Options{
+			Size:    func(string, any) int { panic("user code") },
+			OnError: func(string, error) { runtime.Goexit() },
+		})
+		for range 3 {
+			start := time.Now()
+			if _, err := c.Get(t.Context(), "k"); err == nil {
+				t.Error("no error")
+			}
+			wantTook(t, start, time.Second)
+		}
+	})
+}
+
 // A sizer is user code, and may use the cache: it is not called under its lock.
 func TestGet_SizeMayUseTheCache(t *testing.T) {
 	if !survives(t) {

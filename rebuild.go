@@ -82,16 +82,18 @@ func (f *flight[V]) fly(ctx context.Context) {
 	defer func() {
 		r.freeSlot()
 		defer r.freeHedge(ctx)
+		defer f.member.end()
+		f.end(err)
+		if f.herd != nil {
+			f.herd.loaded, f.herd.since = r.loaded, r.committed
+			f.gone() // an observer's Goexit may end it here
+		}
+	}()
+	defer func() { // of its own: the flight ends also if OnError does not return
 		if p := recover(); p != nil {
 			err = panicked(p)
 			f.engine.OnError(f.key, err)
 		}
-		f.end(err)
-		if f.herd != nil {
-			f.herd.loaded, f.herd.since = r.loaded, r.committed
-			f.gone()
-		}
-		f.member.end()
 	}()
 	f.member.begin(r)
 	err = r.rebuild(ctx)
