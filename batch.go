@@ -165,6 +165,7 @@ type manyCall[V any] struct {
 	mu     sync.Mutex // guards what follows
 	values map[string]V
 	failed map[string]error
+	early  []asked[V] // what the store has answered, and is to be rebuilt before it expires
 }
 
 func (e *engine[V]) getMany(ctx context.Context, keys []string, single binder[V], load batchLoad[V]) (map[string]V, error) {
@@ -175,7 +176,18 @@ func (e *engine[V]) getMany(ctx context.Context, keys []string, single binder[V]
 	// First those that have nothing to be served meanwhile, then those of which
 	// nobody need wait for the rebuild.
 	missing, covered := c.hits(ctx, keys)
-	for todo := append(missing, covered...); len(todo) > 0; {
+	c.all(ctx, append(missing, covered...))
+	c.waiters.Wait()
+	c.all(ctx, c.early)
+	if len(c.failed) == 0 {
+		return c.values, nil
+	}
+	return c.values, &BatchError{c.failed}
+}
+
+// all begins what there is to do, some at a time.
+func (c *manyCall[V]) all(ctx context.Context, todo []asked[V]) {
+	for len(todo) > 0 {
 		together := todo[:min(len(todo), maxTogether)]
 		todo = todo[len(together):]
 		if together[0].stale == nil && !together[0].early || !c.places.TryAcquire(int64(2*len(together))) {
@@ -185,11 +197,6 @@ func (e *engine[V]) getMany(ctx context.Context, keys []string, single binder[V]
 			c.begin(ctx, together)
 		}
 	}
-	c.waiters.Wait()
-	if len(c.failed) == 0 {
-		return c.values, nil
-	}
-	return c.values, &BatchError{c.failed}
 }
 
 // hits answers what the near tier can, and returns the rest: what is missing, and
@@ -251,6 +258,14 @@ func (c *manyCall[V]) take(ctx context.Context, a asked[V]) {
 func (c *manyCall[V]) end(ctx context.Context, a asked[V]) {
 	if c.observers.serve != nil {
 		a.tell(ctx, a.key)
+	}
+	if a.dueEarly() {
+		// Together with the others, and so later: one at a time they would be a
+		// load each.
+		early := asked[V]{a.key, c.waiter(nil, c.refreshing(a.answer.item)), true}
+		c.mu.Lock()
+		c.early = append(c.early, early)
+		c.mu.Unlock()
 	}
 	c.answer(a.key, a.answer.item, a.err)
 }

@@ -1021,6 +1021,37 @@ func TestGetMany_StaleAndEarly(t *testing.T) {
 	})
 }
 
+// What the store answers a GetMany with may be rebuilt early as after a Get, and
+// that of several keys is one load.
+func TestGetMany_EarlyAfterAnAnswerOfTheStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		origin := &batchSource{build: time.Second}
+		ps := newBatchFleet(t, 2, origin, bellwether.Options{TTL: time.Hour, EarlyRefresh: 1e12})
+		ps[0].GetMany(t.Context(), []string{"a", "b"})
+		start := time.Now()
+		values, err := ps[1].GetMany(t.Context(), []string{"a", "x", "b"})
+		wantAll(t, []string{"a", "x", "b"}, values, err)
+		wantTook(t, start, time.Second)
+		if values["a"] != "a v1" || values["b"] != "b v1" {
+			t.Errorf("%q, want what the store had", values)
+		}
+		time.Sleep(10 * time.Second)
+		origin.set(func(o *batchSource) { // in the order of their answers
+			for _, keys := range o.batches {
+				slices.Sort(keys)
+			}
+		})
+		origin.wantLoads(t, "a b", "x", "a b")
+		if s := ps[1].Stats(); s.Misses != 3 || s.StoreHits != 2 || s.Flights != 0 {
+			t.Errorf("stats %+v", s)
+		}
+		// What was loaded just now is not.
+		ps[1].GetMany(t.Context(), []string{"y"})
+		time.Sleep(10 * time.Second)
+		origin.wantLoads(t, "a b", "x", "a b", "y")
+	})
+}
+
 // A process that died with many leases is followed by few loads and not by one
 // for each key.
 func TestGetMany_TakeoverTogether(t *testing.T) {

@@ -210,18 +210,25 @@ func (c *waiter[V]) tally() {
 	c.tallied = true
 }
 
-// refreshEarly rolls the dice for the call that began a flight which the store has
+// refreshEarly begins the rebuild of what the call was answered with, if that is
+// dueEarly.
+func (c *waiter[V]) refreshEarly(ctx context.Context, key string, b binder[V]) {
+	if c.dueEarly() {
+		c.engine.refresh(ctx, key, c.answer.item, b)
+	}
+}
+
+// dueEarly rolls the dice for the call that began a flight which the store has
 // answered: in a large fleet a popular key may be read less than once in NearTTL
 // by each process, so that no read of it is a hit. What this process has just
 // loaded is not to be loaded again by the herd that waited for it.
-func (c *waiter[V]) refreshEarly(ctx context.Context, key string, b binder[V]) {
+func (c *waiter[V]) dueEarly() bool {
 	e, it := c.engine, c.answer.item
 	if e.EarlyRefresh <= 0 || it == nil || c.collapsed || !c.answer.flown || c.answer.live != nil || it.made != 0 {
-		return
+		return false
 	}
-	if now := e.clock.now(); it.judge(now) == serve && it.dueEarly(now, e.EarlyRefresh) {
-		e.refresh(ctx, key, it, b)
-	}
+	now := e.clock.now()
+	return it.judge(now) == serve && it.dueEarly(now, e.EarlyRefresh)
 }
 
 // work does what the waiter is given to do. If that does not return, the flight
