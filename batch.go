@@ -218,7 +218,7 @@ func (c *manyCall[V]) hits(ctx context.Context, keys []string) (missing, covered
 		}
 		switch {
 		case early:
-			covered = append(covered, asked[V]{key, c.waiter(nil, c.refreshing(it)), true})
+			covered = append(covered, asked[V]{key, c.refresher(it), true})
 		case ok:
 		default:
 			w := c.waiter(it, want[V]{})
@@ -262,7 +262,7 @@ func (c *manyCall[V]) end(ctx context.Context, a asked[V]) {
 	if a.dueEarly() {
 		// Together with the others, and so later: one at a time they would be a
 		// load each.
-		early := asked[V]{a.key, c.waiter(nil, c.refreshing(a.answer.item)), true}
+		early := asked[V]{a.key, c.refresher(a.answer.item), true}
 		c.mu.Lock()
 		c.early = append(c.early, early)
 		c.mu.Unlock()

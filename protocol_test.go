@@ -1666,6 +1666,41 @@ func TestGet_OnErrorExitsAtTheFlightsEnd(t *testing.T) {
 	})
 }
 
+// A lateContext has something done between a call's look into the near tier and
+// its look for a flight.
+type lateContext struct {
+	context.Context
+	do func()
+}
+
+func (c lateContext) Err() error {
+	c.do()
+	return c.Context.Err()
+}
+
+// A call that misses just before a flight lands, and comes to begin one just
+// after, is a hit.
+func TestStats_HitInTheLastMoment(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 1, push, bellwether.Options{})
+		p := f.processes[0]
+		for name, get := range map[string]func(ctx context.Context, key string) error{
+			"Get":     func(ctx context.Context, key string) error { _, err := p.Get(ctx, key); return err },
+			"GetMany": func(ctx context.Context, key string) error { _, err := p.GetMany(ctx, []string{key}); return err },
+		} {
+			before := p.Stats()
+			ctx := lateContext{t.Context(), sync.OnceFunc(func() { p.Get(t.Context(), name) })}
+			if err := get(ctx, name); err != nil {
+				t.Error(err)
+			}
+			s := p.Stats()
+			if hits, misses, loads := s.Hits-before.Hits, s.Misses-before.Misses, s.Loads-before.Loads; hits != 1 || misses != 1 || loads != 1 {
+				t.Errorf("%s: %d hits, %d misses, %d loads; want 1 of each", name, hits, misses, loads)
+			}
+		}
+	})
+}
+
 // A sizer is user code, and may use the cache: it is not called under its lock.
 func TestGet_SizeMayUseTheCache(t *testing.T) {
 	if !survives(t) {

@@ -98,18 +98,21 @@ func (e *engine[V]) hit(key string) (it *item[V], early, ok bool) {
 // refresh begins a flight for a key of which it is fresh, unless there is one,
 // and does not wait for it.
 func (e *engine[V]) refresh(ctx context.Context, key string, it *item[V], b binder[V]) {
-	c := e.waiter(nil, e.refreshing(it))
+	c := e.refresher(it)
 	c.join(ctx, key, b)
 	c.leave()
 }
 
-// refreshing is the want of a call that is to begin the rebuild of it.
-func (e *engine[V]) refreshing(it *item[V]) want[V] {
-	return want[V]{
+// refresher is a waiter that is to begin the rebuild of it. It is no call, and is
+// not counted as one.
+func (e *engine[V]) refresher(it *item[V]) *waiter[V] {
+	c := e.waiter(nil, want[V]{
 		// Not what is to be replaced: the store has it too, and it is fresh.
 		accept: func(other *item[V], _ instant) bool { return other.epoch > it.epoch },
 		first:  true,
-	}
+	})
+	c.tallied = true
+	return c
 }
 
 // hitFor is hit for a call that does not take any answer.
@@ -197,7 +200,7 @@ func (c *waiter[V]) giveUp(ctx context.Context) {
 }
 
 // tally counts the call by how it has come to its first flight, however many it
-// needs.
+// needs. Who finds what it has missed where it would begin one is a hit, see begin.
 func (c *waiter[V]) tally() {
 	switch {
 	case c.tallied:
@@ -258,7 +261,7 @@ type waiter[V any] struct {
 	aboard    bool       // it counts among its callers
 	counted   bool       // and in its herd, which nobody may want to know
 	collapsed bool       // that flight was begun by another call
-	tallied   bool
+	tallied   bool       // it is counted by how it came to its answer
 	timer     deadlineTimer
 	answer    served[V]
 	err       error // why there is no answer
@@ -510,9 +513,13 @@ func (c *waiter[V]) begin(ctx context.Context, key string, b binder[V]) bool {
 	e := c.engine
 	it, now := e.near.get(key)
 	if it != nil && now < it.trusted {
-		switch it.judge(now) {
+		switch verdict := it.judge(now); verdict {
 		case serve, serveOnly, fail:
 			if c.want.takes(it, now, c.began) {
+				if verdict == serve && !c.tallied {
+					c.tallied = true
+					e.count.hits.add()
+				}
 				c.conclude(it)
 				c.answer.flown = false
 				return false
