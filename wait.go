@@ -183,7 +183,7 @@ func (c *waiter[V]) advance(ctx context.Context) (is waitState, news <-chan stru
 		}
 	}
 	state := c.flight.state.Load()
-	if expiry, is = c.look(c.flight, state); is == waiting {
+	if is, expiry = c.look(state); is == waiting {
 		return is, state.news, expiry
 	}
 	if c.counted && is == answered {
@@ -301,17 +301,17 @@ const (
 
 // look decides what a state of its flight means for the waiter. While it waits,
 // expiry is when it is to look again although nothing has changed.
-func (c *waiter[V]) look(f *flight[V], state *flightState[V]) (expiry <-chan time.Time, is waitState) {
+func (c *waiter[V]) look(state *flightState[V]) (is waitState, expiry <-chan time.Time) {
 	// Before the end: a value that is being made is its first caller's also when
 	// it has turned out to be for nobody else.
-	e, now := c.engine, c.engine.clock.now()
+	e, f, now := c.engine, c.flight, c.engine.clock.now()
 	if state.published != nil && c.began < min(state.published.trusted, state.joinable) && !(state.alone && c.collapsed && !c.want.solo) && c.want.takes(state.published, now, c.began) {
 		c.answer = served[V]{item: state.published, collapsed: c.collapsed, flown: true, live: f}
 		if !c.aboard {
 			f.callers.joined() // again: it had given up on this value before
 		}
 		c.aboard = false // the answer is now
-		return nil, answered
+		return answered, nil
 	}
 	if state.published != nil {
 		// It waits for the next flight. Counted on among those who are still to
@@ -322,15 +322,15 @@ func (c *waiter[V]) look(f *flight[V], state *flightState[V]) (expiry <-chan tim
 	if state.landed {
 		if state.err != nil && state.err != errAgain {
 			c.err = state.err
-			return nil, answered
+			return answered, nil
 		}
 		// A reply of the store that was long under way may be older than this
 		// call, by more than the near tier is trusted for.
 		if state.err == nil && c.began < state.result.trusted && c.want.takes(state.result, now, c.began) {
 			c.conclude(state.result)
-			return nil, answered
+			return answered, nil
 		}
-		return nil, landed
+		return landed, nil
 	}
 	if c.stale == nil {
 		c.stale = state.offered
@@ -357,7 +357,7 @@ func (c *waiter[V]) look(f *flight[V], state *flightState[V]) (expiry <-chan tim
 			// Fresh: the rebuild is not for this call's sake.
 			e.count.hits.add()
 			c.answer = served[V]{item: c.stale, collapsed: c.collapsed}
-			return nil, gone
+			return gone, nil
 		}
 		limit = e.Patience
 	}
@@ -366,18 +366,18 @@ func (c *waiter[V]) look(f *flight[V], state *flightState[V]) (expiry <-chan tim
 		if c.stale == nil {
 			e.count.waitTimeouts.Add(1)
 			c.err = ErrWaitTimeout
-			return nil, gone
+			return gone, nil
 		}
 		e.count.stale.Add(1)
 		c.answer = served[V]{item: c.stale, collapsed: c.collapsed}
-		return nil, gone
+		return gone, nil
 	}
 	// A caller that has until the flight is due, or longer, is woken by the
 	// flight's alarm: a timer each would be half of what the herd costs.
 	if end < f.due || state.overdue {
 		expiry = c.timer.at(end - now)
 	}
-	return expiry, waiting
+	return waiting, expiry
 }
 
 // A callerCount is how many calls have joined a flight and neither gone nor
