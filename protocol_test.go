@@ -1612,6 +1612,11 @@ func TestInvalidate_GoexitIsNoSuccess(t *testing.T) {
 		if err := p.Invalidate(t.Context(), "k"); err == nil {
 			t.Error("Invalidate returned nil, and the store has still the value")
 		}
+		// The near tier has dropped it all the same.
+		p.store.reset()
+		if p.Get(t.Context(), "k"); p.store.count("get") != 1 {
+			t.Error("the near tier answers still")
+		}
 	})
 }
 
