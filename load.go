@@ -13,8 +13,9 @@ import (
 // that is nobody's request, and so that neither a panic nor a Goexit nor a load
 // that never returns gets past it.
 
-// ErrGoexit is the failure of a load that called runtime.Goexit.
-var ErrGoexit = errors.New("bellwether: load called runtime.Goexit")
+// ErrGoexit is the failure of a load that called runtime.Goexit, or of a rebuild
+// during which an observer, OnError, a codec or an engine's adapter did.
+var ErrGoexit = errors.New("bellwether: user code called runtime.Goexit")
 
 // ErrRebuildTimeout is the failure of a rebuild that took longer than
 // RebuildTimeout, and the cause of its context's end.
