@@ -304,7 +304,7 @@ func (r *run[V]) decode(e Entry, known *item[V], asked instant) *item[V] {
 			return err
 		})
 		if err != nil {
-			r.engine.OnError(r.key, &keyError{"decoding", r.key, err})
+			r.engine.OnError(r.key, &keyError{"decoding", r.key, fmt.Errorf("%w: %w", ErrCorrupt, err)})
 			return nil
 		}
 	}

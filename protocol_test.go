@@ -1369,6 +1369,7 @@ func TestFleet_ManyWatchesRefused(t *testing.T) {
 }
 
 func TestFleet_CorruptEntries(t *testing.T) {
+	undecodable := map[string]bool{"another codec's bytes": true, "no bytes": true, "unknown kind": true}
 	for name, tamper := range map[string]func(*bellwether.Entry){
 		"another codec's bytes": func(e *bellwether.Entry) { e.Value = []byte("\x00\x01not JSON") },
 		"no bytes":              func(e *bellwether.Entry) { e.Value = nil },
@@ -1389,9 +1390,20 @@ func TestFleet_CorruptEntries(t *testing.T) {
 				good.Get(t.Context(), "k")
 				wired := &wiredStore{wire: &wire{}, store: store}
 				wired.tamper.Store(&tamper)
-				c := cacheOf(t, load, bellwether.Options{Store: wired, Locker: locallock.New()})
+				var told []error
+				c := cacheOf(t, load, bellwether.Options{Store: wired, Locker: locallock.New(), OnError: func(_ string, err error) {
+					told = append(told, err)
+				}})
 				if v, err := c.Get(t.Context(), "k"); v != (pair{1, 2}) || err != nil {
 					t.Errorf("Get = %v, %v", v, err)
+				}
+				for _, err := range told {
+					if !errors.Is(err, bellwether.ErrCorrupt) {
+						t.Errorf("OnError is told %v, want an ErrCorrupt", err)
+					}
+				}
+				if (len(told) > 0) != undecodable[name] {
+					t.Errorf("OnError is told %v", told)
 				}
 				if loads.Load() != 2 {
 					t.Errorf("%d loads, want another one", loads.Load())
