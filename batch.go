@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"runtime/debug"
 	"slices"
 	"sync"
 	"time"
@@ -121,18 +120,19 @@ type batchLoad[V any] func(ctx context.Context, keys []string) (map[string]V, er
 // one loads one key.
 func (l batchLoad[V]) one(ctx context.Context, key string) (V, error) {
 	values, err := l(ctx, []string{key})
-	v, err := valueOf(values, err, key)
+	batch, _ := errors.AsType[*BatchError](err)
+	v, err := valueOf(values, batch, err, key)
 	if slot, ok := ctx.Value(freshnessKey{}).(*freshnessSlot); ok {
 		slot.settle(key, err == nil)
 	}
 	return v, err
 }
 
-// valueOf is what a batch load that has returned values and err says of key.
-func valueOf[V any](values map[string]V, err error, key string) (V, error) {
+// valueOf is what a batch load that has returned values and err says of key. batch
+// is the BatchError in err, nil if there is none.
+func valueOf[V any](values map[string]V, batch *BatchError, err error, key string) (V, error) {
 	v, found := values[key]
-	batch, ok := errors.AsType[*BatchError](err)
-	if ok && batch != nil && batch.Errors[key] != nil {
+	if batch != nil && batch.Errors[key] != nil {
 		return v, batch.Errors[key]
 	}
 	switch {
@@ -165,6 +165,7 @@ type manyCall[V any] struct {
 	mu     sync.Mutex // guards what follows
 	values map[string]V
 	failed map[string]error
+	early  []asked[V] // what the store has answered, and is to be rebuilt before it expires
 }
 
 func (e *engine[V]) getMany(ctx context.Context, keys []string, single binder[V], load batchLoad[V]) (map[string]V, error) {
@@ -175,7 +176,18 @@ func (e *engine[V]) getMany(ctx context.Context, keys []string, single binder[V]
 	// First those that have nothing to be served meanwhile, then those of which
 	// nobody need wait for the rebuild.
 	missing, covered := c.hits(ctx, keys)
-	for todo := append(missing, covered...); len(todo) > 0; {
+	c.all(ctx, append(missing, covered...))
+	c.waiters.Wait()
+	c.all(ctx, c.early)
+	if len(c.failed) == 0 {
+		return c.values, nil
+	}
+	return c.values, &BatchError{c.failed}
+}
+
+// all begins what there is to do, some at a time.
+func (c *manyCall[V]) all(ctx context.Context, todo []asked[V]) {
+	for len(todo) > 0 {
 		together := todo[:min(len(todo), maxTogether)]
 		todo = todo[len(together):]
 		if together[0].stale == nil && !together[0].early || !c.places.TryAcquire(int64(2*len(together))) {
@@ -185,11 +197,6 @@ func (e *engine[V]) getMany(ctx context.Context, keys []string, single binder[V]
 			c.begin(ctx, together)
 		}
 	}
-	c.waiters.Wait()
-	if len(c.failed) == 0 {
-		return c.values, nil
-	}
-	return c.values, &BatchError{c.failed}
 }
 
 // hits answers what the near tier can, and returns the rest: what is missing, and
@@ -211,7 +218,7 @@ func (c *manyCall[V]) hits(ctx context.Context, keys []string) (missing, covered
 		}
 		switch {
 		case early:
-			covered = append(covered, asked[V]{key, c.waiter(nil, c.refreshing(it)), true})
+			covered = append(covered, asked[V]{key, c.refresher(it), true})
 		case ok:
 		default:
 			w := c.waiter(it, want[V]{})
@@ -236,7 +243,7 @@ func (c *manyCall[V]) answer(key string, it *item[V], err error) {
 	switch {
 	case err == nil:
 		c.values[key] = v
-	case !errors.Is(err, ErrNotFound):
+	case err != ErrNotFound: // itself: to ask what it wraps would run user code, where nobody recovers
 		c.failed[key] = err
 	}
 }
@@ -251,6 +258,14 @@ func (c *manyCall[V]) take(ctx context.Context, a asked[V]) {
 func (c *manyCall[V]) end(ctx context.Context, a asked[V]) {
 	if c.observers.serve != nil {
 		a.tell(ctx, a.key)
+	}
+	if a.dueEarly() {
+		// Together with the others, and so later: one at a time they would be a
+		// load each.
+		early := asked[V]{a.key, c.refresher(a.answer.item), true}
+		c.mu.Lock()
+		c.early = append(c.early, early)
+		c.mu.Unlock()
 	}
 	c.answer(a.key, a.answer.item, a.err)
 }
@@ -364,6 +379,7 @@ type member[V any] struct {
 	state memberState // guarded by batch.mu
 	seat  *seat[V]    // guarded by batch.mu: of the state loading
 	hand  *slotHand   // guarded by batch.mu: its slot, if there is a user
+	free  func()      // guarded by batch.mu: gives that back, the first time
 }
 
 // A memberState is what a batch need know of a flight.
@@ -474,6 +490,9 @@ func (b *batch[V]) readOnce(ctx context.Context, store BatchGetter, members []*m
 	)
 	began, left := e.clock.now(), o.left
 	each := func(i int, entry Entry, err error) {
+		if failure := noPanic(func() error { inquire(err); return nil }); failure != nil {
+			err = failure // on a goroutine of the adapter's, perhaps
+		}
 		mu.Lock()
 		defer mu.Unlock()
 		switch {
@@ -557,8 +576,8 @@ func (m *member[V]) handed(h *slotHand) (free func()) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.hand = h
-	return h.release
+	m.hand, m.free = h, sync.OnceFunc(h.release)
+	return m.free
 }
 
 // try implements slotSource.
@@ -665,7 +684,16 @@ func (m *member[V]) arrive(ctx context.Context, s *seat[V]) *round[V] {
 	if s.hand == nil {
 		s.hand = m.hand
 	}
-	if ctx.Err() != nil || s.hand.spent {
+	if ctx.Err() != nil {
+		s.hand = nil
+		return nil
+	}
+	if s.hand.spent {
+		// It waits for a slot of its own now. With its share of this one it would
+		// wait for itself: the last share to be given back frees the slot. As its
+		// flight has not given this load up, there is no successor whose share
+		// it could be.
+		m.free()
 		s.hand = nil
 		return nil
 	}
@@ -779,13 +807,14 @@ func (b *batch[V]) run(ctx context.Context, r *round[V], hand *slotHand) {
 		keys[i] = s.key
 	}
 	var values map[string]V
+	var batch *BatchError
 	err := ErrGoexit
 	defer func() {
 		if p := recover(); p != nil {
-			err = &PanicError{Value: p, Stack: debug.Stack()}
+			err = panicked(p)
 		}
 		for _, s := range r.seats {
-			s.value, s.err = valueOf(values, err, s.key)
+			s.value, s.err = valueOf(values, batch, err, s.key)
 			s.fresh, s.chosen = slot.chosen(s.key, s.err == nil)
 		}
 		hand.release()
@@ -794,6 +823,9 @@ func (b *batch[V]) run(ctx context.Context, r *round[V], hand *slotHand) {
 		r.cancel(nil)
 	}()
 	values, err = b.user(ctx, keys)
+	// Here, where its panic is recovered. What else an error is asked, each key's
+	// own load asks it.
+	batch, _ = errors.AsType[*BatchError](err)
 	if end := ctx.Err(); end != nil && err == end {
 		err = context.Cause(ctx) // what it says is the echo of that
 	}

@@ -842,6 +842,94 @@ func TestGetMany_LoadThatIgnoresItsContextKeepsItsSlot(t *testing.T) {
 	})
 }
 
+// A key of a call that another process takes too long for is hedged with a slot
+// of the call's, and that one's load may use it once.
+func TestGetMany_Hedge(t *testing.T) {
+	for name, get := range map[string]func(*bellwether.Cache[string], *batchSource, ...string) (map[string]string, error){
+		"GetMany": func(c *bellwether.Cache[string], _ *batchSource, keys ...string) (map[string]string, error) {
+			return c.GetMany(context.Background(), keys)
+		},
+		"GetManyFunc": func(c *bellwether.Cache[string], origin *batchSource, keys ...string) (map[string]string, error) {
+			return c.GetManyFunc(context.Background(), keys, origin.load)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if !survives(t) {
+				return
+			}
+			synctest.Test(t, func(t *testing.T) {
+				origin := &batchSource{build: time.Second}
+				ps := newBatchFleet(t, 2, origin, bellwether.Options{MaxRebuilds: 2, Hedge: 3, HedgeShare: 1})
+				for i := range 3 {
+					ps[1].Get(t.Context(), fmt.Sprint("own", i))
+				}
+				origin.set(func(o *batchSource) { o.build = 20 * time.Second })
+				for _, key := range []string{"a", "b"} {
+					go ps[0].Get(t.Context(), key)
+				}
+				synctest.Wait()
+				origin.set(func(o *batchSource) { o.build = time.Second })
+				start := time.Now()
+				values, err := get(ps[1].Cache, origin, "a", "b")
+				wantAll(t, []string{"a", "b"}, values, err)
+				if took := time.Since(start); took > 5*time.Second || ps[1].Stats().Hedges != 2 {
+					t.Errorf("took %v, %d hedges", took, ps[1].Stats().Hedges)
+				}
+				time.Sleep(time.Minute)
+				start = time.Now()
+				var wg sync.WaitGroup
+				for _, key := range []string{"x", "y"} { // both slots are back, and no more
+					wg.Go(func() { ps[1].Get(t.Context(), key) })
+				}
+				wg.Wait()
+				wantTook(t, start, time.Second)
+			})
+		})
+	}
+}
+
+// Who comes too late for the load that its slot was for waits for another slot
+// without its share of that one, also when late ones could fill all slots.
+func TestGetMany_LateForItsSlot(t *testing.T) {
+	for _, slots := range []int{1, 2, 4} {
+		t.Run(fmt.Sprint(slots), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				origin := &batchSource{build: 10 * time.Millisecond}
+				c := batchCache(t, origin.load, bellwether.Options{MaxRebuilds: slots, Store: memstore.New(),
+					Locker: lockerOf{locallock.New(), func(_ context.Context, key string) error {
+						if strings.HasPrefix(key, "late") {
+							time.Sleep(100 * time.Millisecond)
+						}
+						return nil
+					}}})
+				start := time.Now()
+				var wg sync.WaitGroup
+				for i := range slots {
+					wg.Go(func() {
+						keys := []string{fmt.Sprint("early", i), fmt.Sprint("late", i)}
+						values, err := c.GetMany(t.Context(), keys)
+						wantAll(t, keys, values, err)
+						wantTook(t, start, 110*time.Millisecond)
+					})
+				}
+				wg.Wait()
+				origin.set(func(o *batchSource) {
+					o.build = time.Second
+					if o.mostAll > slots {
+						t.Errorf("%d loads at one time", o.mostAll)
+					}
+				})
+				start = time.Now()
+				for i := range slots + 1 { // all slots are back, and no more
+					wg.Go(func() { c.Get(t.Context(), fmt.Sprint(i)) })
+				}
+				wg.Wait()
+				wantTook(t, start, 2*time.Second)
+			})
+		})
+	}
+}
+
 // Of New's load a GetMany makes one call for each key, and none of them is too
 // many, however few may run or wait.
 func TestGetMany_WithoutABatchLoad(t *testing.T) {
@@ -930,6 +1018,37 @@ func TestGetMany_StaleAndEarly(t *testing.T) {
 				t.Errorf("stats %+v", s)
 			}
 		})
+	})
+}
+
+// What the store answers a GetMany with may be rebuilt early as after a Get, and
+// that of several keys is one load.
+func TestGetMany_EarlyAfterAnAnswerOfTheStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		origin := &batchSource{build: time.Second}
+		ps := newBatchFleet(t, 2, origin, bellwether.Options{TTL: time.Hour, EarlyRefresh: 1e12})
+		ps[0].GetMany(t.Context(), []string{"a", "b"})
+		start := time.Now()
+		values, err := ps[1].GetMany(t.Context(), []string{"a", "x", "b"})
+		wantAll(t, []string{"a", "x", "b"}, values, err)
+		wantTook(t, start, time.Second)
+		if values["a"] != "a v1" || values["b"] != "b v1" {
+			t.Errorf("%q, want what the store had", values)
+		}
+		time.Sleep(10 * time.Second)
+		origin.set(func(o *batchSource) { // in the order of their answers
+			for _, keys := range o.batches {
+				slices.Sort(keys)
+			}
+		})
+		origin.wantLoads(t, "a b", "x", "a b")
+		if s := ps[1].Stats(); s.Misses != 3 || s.StoreHits != 2 || s.Flights != 0 {
+			t.Errorf("stats %+v", s)
+		}
+		// What was loaded just now is not.
+		ps[1].GetMany(t.Context(), []string{"y"})
+		time.Sleep(10 * time.Second)
+		origin.wantLoads(t, "a b", "x", "a b", "y")
 	})
 }
 

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -49,8 +48,9 @@ func newBreaker(timeout time.Duration, behind func(func()), tell func(from, to B
 	settings := gobreaker.Settings{
 		Timeout:     breakerPause,
 		ReadyToTrip: func(c gobreaker.Counts) bool { return c.ConsecutiveFailures >= breakerTrips },
-		// A cache that is being closed says nothing about its engine.
-		IsExcluded: func(err error) bool { return errors.Is(err, context.Canceled) },
+		// A cache that is being closed says nothing about its engine. It is asked
+		// after the last recover, so not what an adapter's error wraps.
+		IsExcluded: func(err error) bool { return err == context.Canceled },
 	}
 	settings.OnStateChange = func(_ string, from, to gobreaker.State) {
 		if tell != nil {
@@ -176,7 +176,7 @@ func askFrom[T any](ctx context.Context, b *breaker, queue *list.List, o *outage
 	failure := errors.New("the call did not return")
 	defer func() {
 		if p := recover(); p != nil {
-			failure = &PanicError{Value: p, Stack: debug.Stack()}
+			failure = panicked(p)
 			err = fmt.Errorf("%w: %w", ErrUnavailable, failure)
 		}
 		report(failure)
@@ -191,7 +191,7 @@ func askFrom[T any](ctx context.Context, b *breaker, queue *list.List, o *outage
 		answered = !errors.Is(err, ErrTooLarge) && !errors.Is(err, ErrLeaseLost)
 		return v, err
 	}
-	if failure = err; ctx.Err() != nil {
+	if failure = err; ctx.Err() != nil || errors.Is(err, context.Canceled) {
 		failure = context.Canceled // the caller's own end says nothing about the engine
 	}
 	o.left -= time.Since(start)

@@ -74,9 +74,9 @@ type Options struct {
 	// callers get [ErrRebuildTimeout]. Zero means 30 s.
 	RebuildTimeout time.Duration
 	// LeaseTTL is the longest that a holder's lease lasts unless it is renewed, and
-	// so the longest time after which a crashed holder is replaced. A lease is half
-	// as long again as its key's last build took, or, for a key of which nothing is
-	// known, as builds take here of late; but never shorter than 500 ms and
+	// so the longest time after which a crashed holder is replaced. A lease is three
+	// quarters as long again as its key's last build took, or, for a key of which
+	// nothing is known, as builds take here of late; but never shorter than 500 ms and
 	// EngineTimeout, unless LeaseTTL is. It is renewed at a third of its length,
 	// for as long as the holder lives. Zero means 5 s.
 	LeaseTTL time.Duration
@@ -147,7 +147,8 @@ type Codec struct {
 	// who wait, OnError is told, and each process loads its own.
 	Marshal func(any) ([]byte, error)
 	// Unmarshal decodes bytes into what its second argument points to. If it
-	// fails, OnError is told and the value is loaded anew.
+	// fails, OnError is told, of an [ErrCorrupt] with the failure in it, and the
+	// value is loaded anew.
 	Unmarshal func([]byte, any) error
 }
 

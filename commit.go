@@ -234,7 +234,7 @@ func (r *run[V]) encode(it *item[V]) (Entry, error) {
 	e := Entry{
 		Kind:                 it.kind,
 		Epoch:                it.epoch,
-		Age:                  r.engine.clock.now() - it.born,
+		Age:                  between(it.born, r.engine.clock.now()),
 		TTL:                  it.freshUntil - it.born,
 		StaleWhileRevalidate: it.staleUntil - it.freshUntil,
 		StaleIfError:         it.errorUntil - it.freshUntil,
@@ -244,7 +244,7 @@ func (r *run[V]) encode(it *item[V]) (Entry, error) {
 		Failures:             it.failures,
 	}
 	if it.failures > 0 {
-		e.RetryAge, e.Failure = it.retryAt-it.born, it.err.Error()
+		e.RetryAge, e.Failure = between(it.born, it.retryAt), it.err.Error()
 	}
 	if it.kind != KindValue {
 		return e, nil
@@ -304,7 +304,7 @@ func (r *run[V]) decode(e Entry, known *item[V], asked instant) *item[V] {
 			return err
 		})
 		if err != nil {
-			r.engine.OnError(r.key, &keyError{"decoding", r.key, err})
+			r.engine.OnError(r.key, &keyError{"decoding", r.key, fmt.Errorf("%w: %w", ErrCorrupt, err)})
 			return nil
 		}
 	}

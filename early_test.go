@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -102,6 +103,37 @@ func TestFailure_SaysWhenToTryAgain(t *testing.T) {
 			f.wantLoads(t, wantLoads+1)
 		})
 	}
+}
+
+// A pause that is as long as there are any reaches the other processes as such,
+// also beside something older than the cache.
+func TestFleet_LongPause(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 2, push, bellwether.Options{})
+		var n atomic.Int32
+		load := func(ctx context.Context, key string) (string, error) {
+			if n.Add(1) == 1 {
+				bellwether.SetFreshness(ctx, bellwether.Freshness{Age: time.Hour, TTL: time.Hour + time.Second, StaleIfError: time.Minute})
+				return "v", nil
+			}
+			return "", advice(1<<63 - 1)
+		}
+		encoded := func(e *bellwether.Entry) {
+			b, _ := e.AppendBinary(nil)
+			e.UnmarshalBinary(b)
+		}
+		p, other := f.processes[0], f.processes[1]
+		other.store.tamper.Store(&encoded)
+		p.GetFunc(t.Context(), "k", load)
+		time.Sleep(10 * time.Second)
+		p.GetFunc(t.Context(), "k", load)
+		time.Sleep(time.Second)
+		v, err := other.GetFunc(t.Context(), "k", load)
+		synctest.Wait() // a third load would run behind it
+		if v != "v" || err != nil || n.Load() != 2 {
+			t.Errorf("%q, %v after %d loads, want the stale value and no third load", v, err, n.Load())
+		}
+	})
 }
 
 // Over MaxQueued callers are told so at once, or get what is stale.

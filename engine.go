@@ -132,6 +132,11 @@ func (e *engine[V]) behind(f func()) {
 // claimed before the store's floor rose is disowned here, and what any flight
 // reads after that is new.
 func (e *engine[V]) invalidate(ctx context.Context, key string) error {
+	defer func() { // also if the store's adapter does not return
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		e.recall(key, 1<<64-1)
+	}()
 	var err error
 	if e.Store != nil {
 		_, err = askInTurn(ctx, e.store, &outage{e.EngineTimeout}, func(ctx context.Context) (struct{}, error) {
@@ -142,9 +147,6 @@ func (e *engine[V]) invalidate(ctx context.Context, key string) error {
 			err = &keyError{"invalidating", key, err}
 		}
 	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.recall(key, 1<<64-1)
 	return err
 }
 

@@ -112,7 +112,7 @@ func (r *run[V]) hedge(ctx context.Context) bool {
 	if !allowed {
 		return false
 	}
-	if r.slot = e.slots.try(); r.slot == nil {
+	if r.slot = r.slots().try(); r.slot == nil {
 		e.hedges.earn(1)
 		return false
 	}

@@ -13,8 +13,9 @@ import (
 // that is nobody's request, and so that neither a panic nor a Goexit nor a load
 // that never returns gets past it.
 
-// ErrGoexit is the failure of a load that called runtime.Goexit.
-var ErrGoexit = errors.New("bellwether: load called runtime.Goexit")
+// ErrGoexit is the failure of a load that called runtime.Goexit, or of a rebuild
+// during which an observer, OnError, a codec or an engine's adapter did.
+var ErrGoexit = errors.New("bellwether: user code called runtime.Goexit")
 
 // ErrRebuildTimeout is the failure of a rebuild that took longer than
 // RebuildTimeout, and the cause of its context's end.
@@ -119,7 +120,7 @@ func startLoad[V any](ctx context.Context, load func(context.Context) (V, error)
 				// panic(nil) is a *runtime.PanicNilError.
 				l.err = ErrGoexit
 				if p := recover(); p != nil {
-					l.err = &PanicError{Value: p, Stack: debug.Stack()}
+					l.err = panicked(p)
 				}
 			}
 			l.took = time.Since(l.began)
@@ -137,9 +138,39 @@ func startLoad[V any](ctx context.Context, load func(context.Context) (V, error)
 			result <- l
 		}()
 		l.value, l.err = load(ctx)
+		inquire(l.err)
 		returned = true
 	}()
 	return result
+}
+
+// inquire asks of a user's error what is asked of it later, where nobody recovers:
+// its Unwrap, Is, As and Error are user code too, and those of a nil pointer in an
+// error panic. It is called where such a panic becomes the failure in its place.
+func inquire(err error) {
+	if err == nil {
+		return
+	}
+	isAnswer(err)
+	if advice, ok := errors.AsType[retryAdvice](err); ok {
+		advice.RetryAfter()
+	}
+	_ = err.Error()
+}
+
+// panicked is the failure of what has panicked with p, on that goroutine. An error
+// that cannot be asked without another panic does not go on as one.
+func panicked(p any) (e *PanicError) {
+	e = &PanicError{Value: p, Stack: debug.Stack()}
+	if err, ok := p.(error); ok {
+		defer func() {
+			if recover() != nil {
+				e.Value = fmt.Sprintf("a %T whose methods panic", p)
+			}
+		}()
+		inquire(err)
+	}
+	return e
 }
 
 // noPanic runs user code that the protocol calls, an encoding or a decoding,
@@ -147,7 +178,7 @@ func startLoad[V any](ctx context.Context, load func(context.Context) (V, error)
 func noPanic(f func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			err = &PanicError{Value: p, Stack: debug.Stack()}
+			err = panicked(p)
 		}
 	}()
 	return f()

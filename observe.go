@@ -21,7 +21,9 @@ import (
 // nil. They are called on the goroutines that do it, without a lock held, so
 // they have to be quick, and safe for concurrent use. They may call the cache.
 // A panic of theirs ends nothing but their own call; Options.OnError hears of
-// it. Durations are by this process's monotonic clock.
+// it. A runtime.Goexit of theirs, as of a test's FailNow, ends the goroutine that
+// it is called on: a caller's own, or a flight, whose callers get [ErrGoexit].
+// Durations are by this process's monotonic clock.
 type Observer struct {
 	// Hit is told of each call that a fresh value of the near tier has answered
 	// at once. It is on the path of all of them. For counting them alone there is
@@ -417,8 +419,9 @@ type rebuildWatch struct {
 	ends   []func(Rebuild) // by observer, nil for those that do not want to know
 }
 
-// watchLoad tells of a load that begins now, and returns its context. The load
-// belongs to unwatchLoad from then on.
+// watchLoad tells of a load that begins now, and returns its context. Whom it has
+// told, unwatchLoad tells of the end, also if an observer's Goexit has kept the
+// load from beginning.
 func (r *run[V]) watchLoad(ctx context.Context) context.Context {
 	e := r.engine
 	if !e.observers.rebuild {
@@ -427,6 +430,7 @@ func (r *run[V]) watchLoad(ctx context.Context) context.Context {
 	w := &rebuildWatch{began: e.clock.now(), losses: r.losses, told: Rebuild{Key: r.key}}
 	w.told.Takeover = r.lease != nil && r.waits && !r.freed && r.elected >= r.leaseEnd
 	w.ends = make([]func(Rebuild), len(e.observers.all))
+	r.watched = w
 	watched := ctx
 	for i, by := range e.observers.all {
 		if by.Rebuild == nil {
@@ -440,7 +444,6 @@ func (r *run[V]) watchLoad(ctx context.Context) context.Context {
 			w.ends[i] = end
 		})
 	}
-	r.watched = w
 	return context.WithValue(watched, watchedKey{}, watched)
 }
 

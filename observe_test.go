@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -470,6 +471,39 @@ func TestObserver_Panics(t *testing.T) {
 			})
 		})
 	}
+}
+
+// An observer that calls Goexit ends the flight that it is told of, and takes
+// nothing with it: no slot, no lease, and who was told of the load hears of its end.
+func TestObserver_RebuildExits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		exits := true
+		r, o := watched(bellwether.Options{MaxRebuilds: 1, MaxWait: 5 * time.Second})
+		o.Observers = append(o.Observers, bellwether.Observer{
+			Rebuild: func(context.Context, string) (context.Context, func(bellwether.Rebuild)) {
+				if exits {
+					runtime.Goexit()
+				}
+				return nil, nil
+			},
+		})
+		f := newFleet(t, 1, push, o)
+		for range 3 {
+			if got := f.get(1, "k"); len(got.failed) != 1 || !errors.Is(got.failed[0], bellwether.ErrGoexit) || got.slowest > 0 {
+				t.Errorf("answers %v, want ErrGoexit at once", got.count)
+			}
+		}
+		if s := f.processes[0].Stats(); s.Loads != 0 || s.LoadFailures != 0 || s.Flights != 0 {
+			t.Errorf("stats %+v, want no loads", s)
+		}
+		exits = false
+		if got := f.get(2, "k"); got.values["v1"] != 2 || got.slowest != time.Second {
+			t.Errorf("afterwards %v", got.count)
+		}
+		if r.begun != 4 || len(r.rebuilds) != 4 || r.rebuilds[0].Outcome != bellwether.OutcomeAbandoned || r.rebuilds[3].Outcome != bellwether.OutcomeValue {
+			t.Errorf("told of %d loads, and of these ends: %v", r.begun, r.rebuilds)
+		}
+	})
 }
 
 // An observer may use the cache: no lock is held.

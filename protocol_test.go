@@ -1369,6 +1369,7 @@ func TestFleet_ManyWatchesRefused(t *testing.T) {
 }
 
 func TestFleet_CorruptEntries(t *testing.T) {
+	undecodable := map[string]bool{"another codec's bytes": true, "no bytes": true, "unknown kind": true}
 	for name, tamper := range map[string]func(*bellwether.Entry){
 		"another codec's bytes": func(e *bellwether.Entry) { e.Value = []byte("\x00\x01not JSON") },
 		"no bytes":              func(e *bellwether.Entry) { e.Value = nil },
@@ -1389,9 +1390,20 @@ func TestFleet_CorruptEntries(t *testing.T) {
 				good.Get(t.Context(), "k")
 				wired := &wiredStore{wire: &wire{}, store: store}
 				wired.tamper.Store(&tamper)
-				c := cacheOf(t, load, bellwether.Options{Store: wired, Locker: locallock.New()})
+				var told []error
+				c := cacheOf(t, load, bellwether.Options{Store: wired, Locker: locallock.New(), OnError: func(_ string, err error) {
+					told = append(told, err)
+				}})
 				if v, err := c.Get(t.Context(), "k"); v != (pair{1, 2}) || err != nil {
 					t.Errorf("Get = %v, %v", v, err)
+				}
+				for _, err := range told {
+					if !errors.Is(err, bellwether.ErrCorrupt) {
+						t.Errorf("OnError is told %v, want an ErrCorrupt", err)
+					}
+				}
+				if (len(told) > 0) != undecodable[name] {
+					t.Errorf("OnError is told %v", told)
 				}
 				if loads.Load() != 2 {
 					t.Errorf("%d loads, want another one", loads.Load())
@@ -1612,6 +1624,11 @@ func TestInvalidate_GoexitIsNoSuccess(t *testing.T) {
 		if err := p.Invalidate(t.Context(), "k"); err == nil {
 			t.Error("Invalidate returned nil, and the store has still the value")
 		}
+		// The near tier has dropped it all the same.
+		p.store.reset()
+		if p.Get(t.Context(), "k"); p.store.count("get") != 1 {
+			t.Error("the near tier answers still")
+		}
 	})
 }
 
@@ -1646,6 +1663,59 @@ func TestGet_UserCodeThatPanics(t *testing.T) {
 			})
 		})
 	}
+}
+
+// An OnError that calls Goexit when it is told of such a panic hangs no key.
+func TestGet_OnErrorExitsAtTheFlightsEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		origin := &source{build: time.Second}
+		c := cacheOf(t, origin.load, bellwether.Options{
+			Size:    func(string, any) int { panic("user code") },
+			OnError: func(string, error) { runtime.Goexit() },
+		})
+		for range 3 {
+			start := time.Now()
+			if _, err := c.Get(t.Context(), "k"); err == nil {
+				t.Error("no error")
+			}
+			wantTook(t, start, time.Second)
+		}
+	})
+}
+
+// A lateContext has something done between a call's look into the near tier and
+// its look for a flight.
+type lateContext struct {
+	context.Context
+	do func()
+}
+
+func (c lateContext) Err() error {
+	c.do()
+	return c.Context.Err()
+}
+
+// A call that misses just before a flight lands, and comes to begin one just
+// after, is a hit.
+func TestStats_HitInTheLastMoment(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 1, push, bellwether.Options{})
+		p := f.processes[0]
+		for name, get := range map[string]func(ctx context.Context, key string) error{
+			"Get":     func(ctx context.Context, key string) error { _, err := p.Get(ctx, key); return err },
+			"GetMany": func(ctx context.Context, key string) error { _, err := p.GetMany(ctx, []string{key}); return err },
+		} {
+			before := p.Stats()
+			ctx := lateContext{t.Context(), sync.OnceFunc(func() { p.Get(t.Context(), name) })}
+			if err := get(ctx, name); err != nil {
+				t.Error(err)
+			}
+			s := p.Stats()
+			if hits, misses, loads := s.Hits-before.Hits, s.Misses-before.Misses, s.Loads-before.Loads; hits != 1 || misses != 1 || loads != 1 {
+				t.Errorf("%s: %d hits, %d misses, %d loads; want 1 of each", name, hits, misses, loads)
+			}
+		}
+	})
 }
 
 // A sizer is user code, and may use the cache: it is not called under its lock.

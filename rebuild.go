@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"runtime/debug"
 	"time"
 )
 
@@ -83,16 +82,18 @@ func (f *flight[V]) fly(ctx context.Context) {
 	defer func() {
 		r.freeSlot()
 		defer r.freeHedge(ctx)
-		if p := recover(); p != nil {
-			err = &PanicError{Value: p, Stack: debug.Stack()}
-			f.engine.OnError(f.key, err)
-		}
+		defer f.member.end()
 		f.end(err)
 		if f.herd != nil {
 			f.herd.loaded, f.herd.since = r.loaded, r.committed
-			f.gone()
+			f.gone() // an observer's Goexit may end it here
 		}
-		f.member.end()
+	}()
+	defer func() { // of its own: the flight ends also if OnError does not return
+		if p := recover(); p != nil {
+			err = panicked(p)
+			f.engine.OnError(f.key, err)
+		}
 	}()
 	f.member.begin(r)
 	err = r.rebuild(ctx)
@@ -568,11 +569,12 @@ func (r *run[V]) build(ctx context.Context, epoch uint64, rival <-chan struct{},
 		e.trips.note(r.made - r.elected)
 	}
 	a := attempt[V]{r.flight, r.present, r.made, r.position}
+	r.loaded = false
+	defer func() { r.unwatchLoad(ended) }()
+	watched := r.watchLoad(loading) // it may not return
 	e.count.loads.Add(1)
 	free := r.slot
-	r.slot, r.loaded = nil, false
-	watched := r.watchLoad(loading)
-	defer func() { r.unwatchLoad(ended) }()
+	r.slot = nil
 	result := startLoad(watched, func(ctx context.Context) (V, error) { return r.load(ctx, a) }, &e.settings, free)
 
 	for {
@@ -771,6 +773,12 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 	return true
 }
 
+// A retryAdvice is an error that says when to try again, see Options.ErrorTTL.
+type retryAdvice interface {
+	error
+	RetryAfter() time.Duration
+}
+
 // finishFailed is finish for a load that failed: what was there stays there,
 // and the failure is written beside it, so that it answers in every process
 // until the next try is due.
@@ -780,10 +788,7 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 	// impatience would be everybody's failure. But that the rebuild has taken
 	// too long is told to those who wait for it elsewhere.
 	pause, told := e.ErrorTTL, true
-	advice, advised := errors.AsType[interface {
-		error
-		RetryAfter() time.Duration
-	}](err)
+	advice, advised := errors.AsType[retryAdvice](err)
 	if advised {
 		pause = advice.RetryAfter()
 	}

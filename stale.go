@@ -40,6 +40,15 @@ type instant = time.Duration
 // forever is the instant that never comes.
 const forever instant = 1<<63 - 1
 
+// between is the time from one instant to a later one without wrapping round: what
+// is old may have been made long before the clock, and for ever is long after it.
+func between(from, to instant) time.Duration {
+	if d := to - from; d >= 0 || to < from {
+		return d
+	}
+	return 1<<63 - 1
+}
+
 // lifetime is what the time rules know of an item.
 type lifetime struct {
 	held       bool    // there is something to serve: a value, or the knowledge that there is none

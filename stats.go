@@ -5,7 +5,10 @@ import (
 	"unsafe"
 )
 
-// Stats are counts since the cache was made, and two levels as of now.
+// Stats are counts since the cache was made, and two levels as of now. A call is
+// in Hits, Misses or Collapsed, but for those that come while a failure's pause
+// lasts: what is stale answers them, and they are in Stale alone, or else the
+// failure does, and they are in none.
 type Stats struct {
 	// Hits are calls answered by a fresh value of the near tier.
 	Hits uint64 `json:"hits"`

@@ -2,7 +2,6 @@ package bellwether
 
 import (
 	"context"
-	"errors"
 	"sync/atomic"
 	"time"
 )
@@ -99,18 +98,21 @@ func (e *engine[V]) hit(key string) (it *item[V], early, ok bool) {
 // refresh begins a flight for a key of which it is fresh, unless there is one,
 // and does not wait for it.
 func (e *engine[V]) refresh(ctx context.Context, key string, it *item[V], b binder[V]) {
-	c := e.waiter(nil, e.refreshing(it))
+	c := e.refresher(it)
 	c.join(ctx, key, b)
 	c.leave()
 }
 
-// refreshing is the want of a call that is to begin the rebuild of it.
-func (e *engine[V]) refreshing(it *item[V]) want[V] {
-	return want[V]{
+// refresher is a waiter that is to begin the rebuild of it. It is no call, and is
+// not counted as one.
+func (e *engine[V]) refresher(it *item[V]) *waiter[V] {
+	c := e.waiter(nil, want[V]{
 		// Not what is to be replaced: the store has it too, and it is fresh.
 		accept: func(other *item[V], _ instant) bool { return other.epoch > it.epoch },
 		first:  true,
-	}
+	})
+	c.tallied = true
+	return c
 }
 
 // hitFor is hit for a call that does not take any answer.
@@ -181,7 +183,7 @@ func (c *waiter[V]) advance(ctx context.Context) (is waitState, news <-chan stru
 		}
 	}
 	state := c.flight.state.Load()
-	if expiry, is = c.look(c.flight, state); is == waiting {
+	if is, expiry = c.look(state); is == waiting {
 		return is, state.news, expiry
 	}
 	if c.counted && is == answered {
@@ -198,7 +200,7 @@ func (c *waiter[V]) giveUp(ctx context.Context) {
 }
 
 // tally counts the call by how it has come to its first flight, however many it
-// needs.
+// needs. Who finds what it has missed where it would begin one is a hit, see begin.
 func (c *waiter[V]) tally() {
 	switch {
 	case c.tallied:
@@ -211,18 +213,25 @@ func (c *waiter[V]) tally() {
 	c.tallied = true
 }
 
-// refreshEarly rolls the dice for the call that began a flight which the store has
+// refreshEarly begins the rebuild of what the call was answered with, if that is
+// dueEarly.
+func (c *waiter[V]) refreshEarly(ctx context.Context, key string, b binder[V]) {
+	if c.dueEarly() {
+		c.engine.refresh(ctx, key, c.answer.item, b)
+	}
+}
+
+// dueEarly rolls the dice for the call that began a flight which the store has
 // answered: in a large fleet a popular key may be read less than once in NearTTL
 // by each process, so that no read of it is a hit. What this process has just
 // loaded is not to be loaded again by the herd that waited for it.
-func (c *waiter[V]) refreshEarly(ctx context.Context, key string, b binder[V]) {
+func (c *waiter[V]) dueEarly() bool {
 	e, it := c.engine, c.answer.item
 	if e.EarlyRefresh <= 0 || it == nil || c.collapsed || !c.answer.flown || c.answer.live != nil || it.made != 0 {
-		return
+		return false
 	}
-	if now := e.clock.now(); it.judge(now) == serve && it.dueEarly(now, e.EarlyRefresh) {
-		e.refresh(ctx, key, it, b)
-	}
+	now := e.clock.now()
+	return it.judge(now) == serve && it.dueEarly(now, e.EarlyRefresh)
 }
 
 // work does what the waiter is given to do. If that does not return, the flight
@@ -252,7 +261,7 @@ type waiter[V any] struct {
 	aboard    bool       // it counts among its callers
 	counted   bool       // and in its herd, which nobody may want to know
 	collapsed bool       // that flight was begun by another call
-	tallied   bool
+	tallied   bool       // it is counted by how it came to its answer
 	timer     deadlineTimer
 	answer    served[V]
 	err       error // why there is no answer
@@ -292,17 +301,17 @@ const (
 
 // look decides what a state of its flight means for the waiter. While it waits,
 // expiry is when it is to look again although nothing has changed.
-func (c *waiter[V]) look(f *flight[V], state *flightState[V]) (expiry <-chan time.Time, is waitState) {
+func (c *waiter[V]) look(state *flightState[V]) (is waitState, expiry <-chan time.Time) {
 	// Before the end: a value that is being made is its first caller's also when
 	// it has turned out to be for nobody else.
-	e, now := c.engine, c.engine.clock.now()
+	e, f, now := c.engine, c.flight, c.engine.clock.now()
 	if state.published != nil && c.began < min(state.published.trusted, state.joinable) && !(state.alone && c.collapsed && !c.want.solo) && c.want.takes(state.published, now, c.began) {
 		c.answer = served[V]{item: state.published, collapsed: c.collapsed, flown: true, live: f}
 		if !c.aboard {
 			f.callers.joined() // again: it had given up on this value before
 		}
 		c.aboard = false // the answer is now
-		return nil, answered
+		return answered, nil
 	}
 	if state.published != nil {
 		// It waits for the next flight. Counted on among those who are still to
@@ -311,17 +320,17 @@ func (c *waiter[V]) look(f *flight[V], state *flightState[V]) (expiry <-chan tim
 		c.leave()
 	}
 	if state.landed {
-		if state.err != nil && !errors.Is(state.err, errAgain) {
+		if state.err != nil && state.err != errAgain {
 			c.err = state.err
-			return nil, answered
+			return answered, nil
 		}
 		// A reply of the store that was long under way may be older than this
 		// call, by more than the near tier is trusted for.
 		if state.err == nil && c.began < state.result.trusted && c.want.takes(state.result, now, c.began) {
 			c.conclude(state.result)
-			return nil, answered
+			return answered, nil
 		}
-		return nil, landed
+		return landed, nil
 	}
 	if c.stale == nil {
 		c.stale = state.offered
@@ -348,7 +357,7 @@ func (c *waiter[V]) look(f *flight[V], state *flightState[V]) (expiry <-chan tim
 			// Fresh: the rebuild is not for this call's sake.
 			e.count.hits.add()
 			c.answer = served[V]{item: c.stale, collapsed: c.collapsed}
-			return nil, gone
+			return gone, nil
 		}
 		limit = e.Patience
 	}
@@ -357,18 +366,18 @@ func (c *waiter[V]) look(f *flight[V], state *flightState[V]) (expiry <-chan tim
 		if c.stale == nil {
 			e.count.waitTimeouts.Add(1)
 			c.err = ErrWaitTimeout
-			return nil, gone
+			return gone, nil
 		}
 		e.count.stale.Add(1)
 		c.answer = served[V]{item: c.stale, collapsed: c.collapsed}
-		return nil, gone
+		return gone, nil
 	}
 	// A caller that has until the flight is due, or longer, is woken by the
 	// flight's alarm: a timer each would be half of what the herd costs.
 	if end < f.due || state.overdue {
 		expiry = c.timer.at(end - now)
 	}
-	return expiry, waiting
+	return waiting, expiry
 }
 
 // A callerCount is how many calls have joined a flight and neither gone nor
@@ -504,9 +513,13 @@ func (c *waiter[V]) begin(ctx context.Context, key string, b binder[V]) bool {
 	e := c.engine
 	it, now := e.near.get(key)
 	if it != nil && now < it.trusted {
-		switch it.judge(now) {
+		switch verdict := it.judge(now); verdict {
 		case serve, serveOnly, fail:
 			if c.want.takes(it, now, c.began) {
+				if verdict == serve && !c.tallied {
+					c.tallied = true
+					e.count.hits.add()
+				}
 				c.conclude(it)
 				c.answer.flown = false
 				return false

@@ -1,0 +1,182 @@
+package bellwether_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/lockers/locallock"
+	"github.com/bellwether-go/bellwether/stores/memstore"
+)
+
+// This file returns errors whose methods do harm. They are user code as much as
+// the load is, and a nil pointer in an error is enough.
+
+// A wrapping is an error as many write it: its methods panic if it is nil.
+type wrapping struct{ inner error }
+
+func (e *wrapping) Error() string { return "wrapped: " + e.inner.Error() }
+func (e *wrapping) Unwrap() error { return e.inner }
+
+// A harmful error does it in one of its methods.
+type harmful struct {
+	method string
+	do     func()
+}
+
+func (e harmful) in(method string) bool {
+	if e.method == method {
+		e.do()
+	}
+	return false
+}
+
+func (e harmful) Error() string   { e.in("Error"); return "harmful" }
+func (e harmful) Is(error) bool   { return e.in("Is") }
+func (e harmful) As(any) bool     { return e.in("As") }
+func (e harmful) Unwrap() []error { e.in("Unwrap"); return nil }
+
+// harms are such errors by what they do.
+func harms() map[string]error {
+	errs := map[string]error{"nil pointer": (*wrapping)(nil), "wrapped nil pointer": fmt.Errorf("loading: %w", (*wrapping)(nil))}
+	for _, method := range []string{"Error", "Is", "As", "Unwrap"} {
+		errs[method+" panics"] = &harmful{method, func() { panic(method) }}
+		errs[method+" exits"] = &harmful{method, runtime.Goexit}
+		// And what it panics with does the same.
+		again := &harmful{method: method}
+		again.do = func() { panic(again) }
+		errs[method+" panics with itself"] = again
+	}
+	return errs
+}
+
+// wantHarm checks the error of a load that came to one of harms.
+func wantHarm(t *testing.T, name string, err error) {
+	t.Helper()
+	if _, ok := errors.AsType[*bellwether.PanicError](err); !ok && !(strings.HasSuffix(name, "exits") && errors.Is(err, bellwether.ErrGoexit)) {
+		t.Errorf("the error is a %T", err)
+	}
+	_ = err.Error()
+}
+
+// eachHarm runs a test in a process of its own for each of harms.
+func eachHarm(t *testing.T, test func(t *testing.T, name string, harm error)) {
+	for name, harm := range harms() {
+		t.Run(name, func(t *testing.T) {
+			if survives(t) {
+				synctest.Test(t, func(t *testing.T) { test(t, name, harm) })
+			}
+		})
+	}
+}
+
+func harmOptions() bellwether.Options {
+	return bellwether.Options{TTL: time.Minute, MaxRebuilds: 1, Store: memstore.New(), Locker: locallock.New()}
+}
+
+// The load's callers get that as its failure, and it is remembered as others are.
+func TestGet_ErrorsThatDoHarm(t *testing.T) {
+	eachHarm(t, func(t *testing.T, name string, harm error) {
+		for how, load := range map[string]func() error{
+			"returned": func() error { return harm },
+			"panicked": func() error { panic(harm) },
+		} {
+			if how == "panicked" && strings.HasSuffix(name, "exits") {
+				continue // that is the end of the goroutine
+			}
+			loads := 0
+			c := cacheOf(t, func(context.Context, string) (string, error) {
+				if loads++; loads == 1 {
+					return "", load()
+				}
+				return "v", nil
+			}, harmOptions())
+			for range 2 {
+				_, err := c.Get(t.Context(), "k")
+				wantHarm(t, name, err)
+			}
+			if loads != 1 {
+				t.Errorf("%s: %d loads, want the failure remembered", how, loads)
+			}
+			start := time.Now()
+			if v, err := c.Get(t.Context(), "other"); v != "v" || err != nil {
+				t.Errorf("%s: another key: %q, %v", how, v, err)
+			}
+			wantTook(t, start, 0)
+		}
+	})
+}
+
+// Of a batch the keys that it is about have failed, and no others.
+func TestGetMany_ErrorsThatDoHarm(t *testing.T) {
+	eachHarm(t, func(t *testing.T, name string, harm error) {
+		for how, load := range map[string]func() error{
+			"returned":    func() error { return harm },
+			"of one key":  func() error { return &bellwether.BatchError{Errors: map[string]error{"bad": harm}} },
+			"wrapping it": func() error { return errors.Join(&bellwether.BatchError{Errors: map[string]error{"bad": harm}}) },
+			"panicked":    func() error { panic(harm) },
+		} {
+			if how == "panicked" && strings.HasSuffix(name, "exits") {
+				continue
+			}
+			c := batchCache(t, func(_ context.Context, keys []string) (map[string]string, error) {
+				if keys[0] == "other" {
+					return map[string]string{"other": "v"}, nil
+				}
+				if how == "panicked" {
+					load()
+				}
+				return map[string]string{"good": "v"}, load()
+			}, harmOptions())
+			values, err := c.GetMany(t.Context(), []string{"bad", "good"})
+			failed := failures(t, err)
+			if wantHarm(t, name, failed["bad"]); how == "panicked" {
+				wantHarm(t, name, failed["good"])
+			} else if len(failed) != 1 || values["good"] != "v" {
+				t.Errorf("%s: %q, %d failed", how, values, len(failed))
+			}
+			start := time.Now()
+			if v, err := c.Get(t.Context(), "other"); v != "v" || err != nil {
+				t.Errorf("%s: another key: %q, %v", how, v, err)
+			}
+			wantTook(t, start, 0)
+		}
+	})
+}
+
+// Nor do those of adapters, whose calls are not all made by flights.
+func TestAdaptersErrorsThatDoHarm(t *testing.T) {
+	eachHarm(t, func(t *testing.T, name string, harm error) {
+		for how, do := range map[string]fault{
+			"returned": answer(harm),
+			"panicked": func(context.Context, string) error { panic(harm) },
+		} {
+			if strings.HasSuffix(name, "exits") {
+				continue // TestFleet_AdaptersThatPanicKeepNoSlots and its neighbours have that
+			}
+			for _, op := range []string{"get", "getmany", "claim", "commit", "invalidate", "acquire", "watch", "renew", "release"} {
+				origin := &batchSource{build: 4 * time.Second}
+				p := newBatchFleet(t, 1, origin, bellwether.Options{LeaseTTL: time.Second})[0]
+				p.store.set(on(do, op))
+				p.locker.set(on(do, op))
+				values, err := p.GetMany(context.Background(), []string{"a", "b"})
+				if len(values) == 2 && err != nil || len(values) < 2 && err == nil {
+					t.Errorf("%s by %s: %q, %v", how, op, values, err)
+				}
+				p.Get(context.Background(), "c")
+				p.Invalidate(context.Background(), "a")
+				p.store.set(nil)
+				p.locker.set(nil)
+				time.Sleep(time.Minute)
+				values, err = p.GetMany(context.Background(), []string{"a", "b"})
+				wantAll(t, []string{"a", "b"}, values, err)
+			}
+		}
+	})
+}
