@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -133,7 +132,7 @@ func (x *exchange) run(next http.Handler, r *http.Request) {
 		if !returned {
 			x.err = ErrGoexit
 			if p := recover(); p != nil {
-				x.err = &PanicError{Value: p, Stack: debug.Stack()}
+				x.err = panicked(p)
 			}
 		}
 		if x.err == nil && x.announced >= 0 && x.written < x.announced {

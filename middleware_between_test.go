@@ -11,12 +11,14 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/lockers/locallock"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
@@ -387,6 +389,28 @@ func TestBetween_ErrorBehindAnError(t *testing.T) {
 		if w := s.get("http://a/p"); w.Code != http.StatusServiceUnavailable || w.Body.String() != "maintenance" {
 			t.Errorf("%d %q", w.Code, w.Body)
 		}
+	})
+}
+
+// A handler that takes too long is a time-out to all who wait for it, whichever
+// process has asked it.
+func TestBetween_TimeoutInEveryProcess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := bellwether.HTTPOptions{Options: bellwether.Options{Store: memstore.New(), Locker: locallock.New(), RebuildTimeout: time.Second}}
+		hang := func(w http.ResponseWriter, r *http.Request) { <-r.Context().Done() }
+		a, b := newSite(t, o, hang), newSite(t, o, hang)
+		var wg sync.WaitGroup
+		for _, s := range []*site{a, b} {
+			wg.Go(func() {
+				if w := s.get("http://a/p"); w.Code != http.StatusGatewayTimeout {
+					t.Errorf("%d %q", w.Code, w.Body)
+				}
+			})
+			synctest.Wait()
+		}
+		wg.Wait()
+		a.wantCalls(t, 1)
+		b.wantCalls(t, 0)
 	})
 }
 

@@ -304,3 +304,14 @@ type RemoteError struct{ Message string }
 func (e *RemoteError) Error() string {
 	return "bellwether: rebuild failed: " + e.Message
 }
+
+// Unwrap returns [ErrRebuildTimeout] or [ErrGoexit] if that was the failure, else
+// nil: what other errors were, their text alone tells.
+func (e *RemoteError) Unwrap() error {
+	for _, ours := range [...]error{ErrRebuildTimeout, ErrGoexit} {
+		if e.Message == ours.Error() {
+			return ours
+		}
+	}
+	return nil
+}
