@@ -297,7 +297,8 @@ func appendElements(todo []reflect.Value, v reflect.Value) []reflect.Value {
 }
 
 // A RemoteError is the failure of a rebuild that ran in another process, or in
-// this one before the value left the near tier. Only its text has travelled.
+// this one before the value left the near tier. Only its text has travelled, and
+// Unwrap knows by that what is ours.
 type RemoteError struct{ Message string }
 
 // Error returns the failed load's text.
