@@ -14,7 +14,10 @@ import (
 
 // Invalidate drops what is kept for the URLs, all variants included, as
 // [Cache.Invalidate] does. A URL is "http://host/path?query"; what is kept for
-// the same with https goes too, and the other way round.
+// the same with https goes too, and the other way round. Where the path is
+// rewritten before the middleware sees it, as by an [http.StripPrefix] around it,
+// no URL names what is kept; put the middleware around that, or see
+// [HTTPOptions].Key.
 func (m *Middleware) Invalidate(ctx context.Context, urls ...string) error {
 	return m.InvalidateMatching(ctx, Match{URLs: urls})
 }
