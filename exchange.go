@@ -61,7 +61,6 @@ type exchange struct {
 	// guessing is set between a first Write and the bytes by which the type of the
 	// body can be guessed: to decide has to wait for them.
 	guessing  bool
-	status    int    // of WriteHeader, while guessing
 	first     []byte // of the body, while guessing
 	bodyless  bool   // the status has no body
 	announced int64  // Content-Length, -1 if there is none
