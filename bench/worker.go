@@ -10,6 +10,7 @@ import (
 	"os"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
@@ -146,7 +147,7 @@ func (w *workerSide) open(o order) error {
 // the caller was due, not from when its goroutine ran.
 func (w *workerSide) burst(o order) report {
 	w.origin.now.Store(&o.Behaviour)
-	t := newTally(o)
+	t := &tally{order: o}
 	gate := make(chan struct{})
 	for i := range o.Callers {
 		key := keyOf(o.Key, uint64(i%max(1, o.Keys)))
@@ -170,7 +171,7 @@ func (w *workerSide) burst(o order) report {
 // them have not been answered.
 func (w *workerSide) drive(o order) report {
 	w.origin.now.Store(&o.Behaviour)
-	t := newTally(o)
+	t := &tally{order: o}
 	rng := rand.New(rand.NewPCG(o.Seed, 6))
 	pick := func() uint64 { return rng.Uint64N(uint64(max(1, o.Keys))) }
 	if o.Zipf > 0 {
@@ -191,61 +192,41 @@ func (w *workerSide) drive(o order) report {
 // keyOf has no space in it, which memcached would refuse.
 func keyOf(prefix string, n uint64) string { return prefix + "." + strconv.FormatUint(n, 10) }
 
-// A tally is the calls of one order and what came of them.
-type tally struct {
-	order order
-	wg    sync.WaitGroup
-	calls int // by the goroutine that makes them
-
-	mu sync.Mutex // guards what follows
-	r  report
-	h  *hdrhistogram.Histogram
-	at map[int]time.Time // when the calls that have not returned were due
+// A call is one Get and what came of it. Its goroutine does nothing else, because
+// those of others wait for the processor: the ctx, whose timer costs more than
+// some caches do, is made before it and ended after all, and what the answer means
+// is for the report.
+type call struct {
+	due      time.Time
+	key      string
+	ctx      context.Context
+	cancel   context.CancelFunc
+	took     time.Duration
+	v        string
+	err      error
+	returned atomic.Bool // what is above is not written any more
 }
 
-func newTally(o order) *tally {
-	return &tally{order: o, h: newHistogram(), at: map[int]time.Time{}}
+// A tally is the calls of one order.
+type tally struct {
+	order order
+	calls []*call
+	wg    sync.WaitGroup // counts those under way
 }
 
 // goAt makes one call, which was due at a time, once wait has returned.
 func (t *tally) goAt(due time.Time, wait func(), c cache, key string) {
-	n := t.calls
-	t.calls++
-	t.mu.Lock()
-	t.at[n] = due
-	t.mu.Unlock()
+	call := &call{due: due, key: key}
+	call.ctx, call.cancel = context.WithDeadline(context.Background(), due.Add(t.order.Patience))
+	t.calls = append(t.calls, call)
 	t.wg.Go(func() {
 		if wait != nil {
 			wait()
 		}
-		ctx, cancel := context.WithDeadline(context.Background(), due.Add(t.order.Patience))
-		defer cancel()
-		v, err := c.Get(ctx, key)
-		took := time.Since(due)
-		t.mu.Lock()
-		defer t.mu.Unlock()
-		if _, waits := t.at[n]; waits { // else it counts as hung
-			delete(t.at, n)
-			t.add(due, took, v, err, key)
-		}
+		call.v, call.err = c.Get(call.ctx, key)
+		call.took = time.Since(due)
+		call.returned.Store(true)
 	})
-}
-
-// add counts one call. t.mu is held.
-func (t *tally) add(due time.Time, took time.Duration, v string, err error, key string) {
-	t.r.Calls++
-	t.r.Waiting += took
-	t.h.RecordValue(max(1, took.Microseconds()))
-	switch {
-	case err != nil:
-		t.r.Failures++
-		t.r.Error = err.Error()
-	case v != valueOf(key):
-		t.r.Wrong++
-	}
-	if t.order.Trace {
-		t.r.Samples = append(t.r.Samples, sample{due, took, err == nil})
-	}
 }
 
 // report returns when all calls have, or a second after the last one's patience.
@@ -258,17 +239,33 @@ func (t *tally) report() report {
 	case <-done:
 	case <-limit.C:
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for n, due := range t.at {
-		delete(t.at, n)
-		t.r.Hung++
-		t.add(due, time.Since(due), "", context.DeadlineExceeded, "")
+	r := report{Calls: len(t.calls), Process: os.Getpid()}
+	h := newHistogram()
+	for _, c := range t.calls {
+		c.cancel()
+		took, err := time.Since(c.due), context.DeadlineExceeded
+		if c.returned.Load() {
+			took, err = c.took, c.err
+		} else {
+			r.Hung++
+		}
+		switch {
+		case err != nil:
+			r.Failures++
+			r.Error = err.Error()
+		case c.v != valueOf(c.key):
+			r.Wrong++
+		}
+		r.Waiting += took
+		h.RecordValue(max(1, took.Microseconds()))
+		if t.order.Trace {
+			r.Samples = append(r.Samples, sample{c.due, took, err == nil})
+		}
 	}
-	t.r.Process = os.Getpid()
-	var err error
-	if t.r.Waits, err = t.h.Encode(hdrhistogram.V2CompressedEncodingCookieBase); err != nil {
+	waits, err := h.Encode(hdrhistogram.V2CompressedEncodingCookieBase)
+	if err != nil {
 		return report{Err: err.Error()}
 	}
-	return t.r
+	r.Waits = waits
+	return r
 }
