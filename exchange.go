@@ -208,12 +208,8 @@ func untyped(h http.Header) bool {
 	if h.Get("Content-Encoding") != "" || h["Transfer-Encoding"] != nil {
 		return false
 	}
-	for name := range h {
-		if http.CanonicalHeaderKey(name) == "Content-Type" {
-			return false
-		}
-	}
-	return true
+	_, typed := httpcache.CanonicalHeader(h)["Content-Type"]
+	return !typed
 }
 
 // blank reports whether nothing can be guessed from p: templates begin with a
@@ -634,11 +630,9 @@ func contentLength(h http.Header) (int64, bool) {
 // the body, in the first of net/http's two ways.
 func trailerNames(h http.Header) []string {
 	var names []string
-	for _, line := range h["Trailer"] {
-		for name := range strings.SplitSeq(line, ",") {
-			if name = http.CanonicalHeaderKey(strings.TrimSpace(name)); name != "" && !slices.Contains(names, name) {
-				names = append(names, name)
-			}
+	for name := range httpcache.Members(h["Trailer"]) {
+		if name = http.CanonicalHeaderKey(name); !slices.Contains(names, name) {
+			names = append(names, name)
 		}
 	}
 	return names

@@ -451,8 +451,8 @@ func (q *query) wait(c *call, key string, stale *item[*response]) (served[*respo
 	}
 	waiter := m.engine.waiter(stale, w)
 	waiter.wait(q.r.Context(), key, requested{q, c})
-	if m.engine.EarlyRefresh > 0 {
-		waiter.refreshEarly(q.r.Context(), key, q.unattended(c.path))
+	if waiter.dueEarly() {
+		q.refresh(key, waiter.answer.item, c.path)
 	}
 	if errors.Is(waiter.err, errTaken) {
 		return m.notShared("authorization"), nil
@@ -477,17 +477,12 @@ func (q requested) bind() loader[*response] {
 	}
 }
 
-// refresh has a fresh response rebuilt behind the client's back.
+// refresh has a fresh response rebuilt behind the client's back: it has no reader
+// that would have to keep up with it, nor one for interim responses.
 func (q *query) refresh(key string, it *item[*response], path []string) {
-	q.m.engine.refresh(q.r.Context(), key, it, q.unattended(path))
-}
-
-// unattended is for a load that the client does not wait for: its response has no
-// reader that would have to keep up with it.
-func (q *query) unattended(path []string) requested {
-	c := &call{path: path, aside: make(chan func())} // nobody is there for interim responses
+	c := &call{path: path, aside: make(chan func())}
 	c.leave()
-	return requested{q, c}
+	q.m.engine.refresh(q.r.Context(), key, it, requested{q, c})
 }
 
 // notShared is the answer that there is none to be shared.

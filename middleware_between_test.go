@@ -6,8 +6,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"log"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -146,14 +144,11 @@ func TestBetween_StalledClients(t *testing.T) {
 					}
 					finished.Store(true)
 				})
-				pipes := &pipedOrigin{conns: make(chan net.Conn), closed: make(chan struct{})}
-				server := &http.Server{Handler: s.handler, ErrorLog: log.New(io.Discard, "", 0)}
-				go server.Serve(pipes)
-				defer server.Close()
+				server := overPipes(t, s.handler)
 				if c.piece == 4<<20 {
 					s.get("http://a/p")
 				}
-				conn, err := pipes.dial(t.Context(), "", "")
+				conn, err := server.dial(t.Context(), "", "")
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -300,11 +295,8 @@ func TestBetween_GuessedType(t *testing.T) {
 					c.write(w)
 				}
 				s := newSite(t, bellwether.HTTPOptions{}, handler)
-				pipes := &pipedOrigin{conns: make(chan net.Conn), closed: make(chan struct{})}
-				server := &http.Server{Handler: s.handler, ErrorLog: log.New(io.Discard, "", 0)}
-				go server.Serve(pipes)
-				defer server.Close()
-				transport := &http.Transport{DialContext: pipes.dial, DisableCompression: true}
+				server := overPipes(t, s.handler)
+				transport := &http.Transport{DialContext: server.dial, DisableCompression: true}
 				defer transport.CloseIdleConnections()
 				for i, ask := range []string{"GET", "GET", "HEAD", "GET bytes=0-1"} {
 					method, part, _ := strings.Cut(ask, " ")

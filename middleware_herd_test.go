@@ -246,13 +246,26 @@ func TestHerd_ServerErrorWithoutAStaleCopy(t *testing.T) {
 	})
 }
 
-// An origin in a synctest bubble: it serves over pipes.
-type pipedOrigin struct {
+// pipes are a listener in a synctest bubble.
+type pipes struct {
 	conns  chan net.Conn
 	closed chan struct{}
 }
 
-func (o *pipedOrigin) Accept() (net.Conn, error) {
+func newPipes() *pipes {
+	return &pipes{conns: make(chan net.Conn), closed: make(chan struct{})}
+}
+
+// overPipes serves a handler until the test ends.
+func overPipes(t *testing.T, h http.Handler) *pipes {
+	o := newPipes()
+	server := &http.Server{Handler: h, ErrorLog: log.New(io.Discard, "", 0)}
+	go server.Serve(o)
+	t.Cleanup(func() { server.Close() })
+	return o
+}
+
+func (o *pipes) Accept() (net.Conn, error) {
 	select {
 	case c := <-o.conns:
 		return c, nil
@@ -261,10 +274,10 @@ func (o *pipedOrigin) Accept() (net.Conn, error) {
 	}
 }
 
-func (o *pipedOrigin) Close() error   { close(o.closed); return nil }
-func (o *pipedOrigin) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 80} }
+func (o *pipes) Close() error   { close(o.closed); return nil }
+func (o *pipes) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 80} }
 
-func (o *pipedOrigin) dial(context.Context, string, string) (net.Conn, error) {
+func (o *pipes) dial(context.Context, string, string) (net.Conn, error) {
 	near, far := net.Pipe()
 	select {
 	case o.conns <- far:
@@ -278,7 +291,7 @@ func (o *pipedOrigin) dial(context.Context, string, string) (net.Conn, error) {
 // of it may try once more, and its 502 is everybody's.
 func TestHerd_OriginDropsTheConnection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		origin := &pipedOrigin{conns: make(chan net.Conn), closed: make(chan struct{})}
+		origin := newPipes()
 		defer origin.Close()
 		var asked atomic.Int32
 		go func() {
@@ -421,12 +434,9 @@ func TestHerd_StalledConnection(t *testing.T) {
 			w.Header().Set("Cache-Control", "max-age=3600")
 			w.Write(body)
 		})
-		pipes := &pipedOrigin{conns: make(chan net.Conn), closed: make(chan struct{})}
-		server := &http.Server{Handler: s.handler, ErrorLog: log.New(io.Discard, "", 0)}
-		go server.Serve(pipes)
-		defer server.Close()
+		server := overPipes(t, s.handler)
 		for _, what := range []string{"the miss", "the hit"} {
-			conn, err := pipes.dial(t.Context(), "", "")
+			conn, err := server.dial(t.Context(), "", "")
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -149,9 +149,7 @@ func (m *Middleware) passUnsafe(w http.ResponseWriter, r *http.Request, next htt
 		httpcache.Status{Fwd: httpcache.FwdMethod}.AppendTo(u.Header())
 	}
 	u.heard = func() { m.drop(r.Context(), changed) }
-	defer u.broken()
-	next.ServeHTTP(u, r)
-	u.end()
+	u.run(func() { next.ServeHTTP(u, r) })
 }
 
 // drop drops what is kept under the keys, for a client that may leave: what it
@@ -198,9 +196,7 @@ func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.
 		}
 		httpcache.Status{Fwd: httpcache.FwdMethod}.AppendTo(u.Header())
 	}
-	defer u.broken()
-	next.ServeHTTP(u, r)
-	u.end()
+	u.run(func() { next.ServeHTTP(u, r) })
 	n, announced := contentLength(u.Header())
 	if u.keeping && (!announced || n == int64(u.body.Len())) {
 		res.body = spool.BodyOf(bytes.Clone(u.body.Bytes()))
@@ -216,7 +212,6 @@ type watchedWriter struct {
 	before func(status int)
 	heard  func() // called before the client can hear of it, and when the handler has returned; nil: nobody
 	done   bool
-	ended  bool
 	early  bool // the client may have heard before the end
 	size   int  // of what was written
 }
@@ -236,19 +231,23 @@ func (u *watchedWriter) look(status int) {
 	u.before(status)
 }
 
-// end is the handler's return; where that was without a word, net/http sends 200.
-func (u *watchedWriter) end() {
-	u.look(http.StatusOK)
-	u.ended = true
-	if u.heard != nil {
-		u.heard()
-	}
+// run runs the handler. One that does not return may have said something before.
+func (u *watchedWriter) run(handler func()) {
+	returned := false
+	defer func() {
+		if returned || u.done {
+			u.end()
+		}
+	}()
+	handler()
+	returned = true
 }
 
-// broken is end for a handler that has not returned but has said something.
-func (u *watchedWriter) broken() {
-	if u.done && !u.ended {
-		u.end()
+// end is the end of what is said; where that was nothing, net/http sends 200.
+func (u *watchedWriter) end() {
+	u.look(http.StatusOK)
+	if u.heard != nil {
+		u.heard()
 	}
 }
 

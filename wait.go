@@ -52,7 +52,9 @@ func (e *engine[V]) get(ctx context.Context, key string, b binder[V]) (V, error)
 
 // outcome ends the call that has waited.
 func (c *waiter[V]) outcome(ctx context.Context, key string, b binder[V]) (V, error) {
-	c.refreshEarly(ctx, key, b)
+	if c.dueEarly() {
+		c.engine.refresh(ctx, key, c.answer.item, b)
+	}
 	if c.engine.observers.serve != nil {
 		c.tell(ctx, key)
 	}
@@ -213,15 +215,8 @@ func (c *waiter[V]) tally() {
 	c.tallied = true
 }
 
-// refreshEarly begins the rebuild of what the call was answered with, if that is
-// dueEarly.
-func (c *waiter[V]) refreshEarly(ctx context.Context, key string, b binder[V]) {
-	if c.dueEarly() {
-		c.engine.refresh(ctx, key, c.answer.item, b)
-	}
-}
-
-// dueEarly rolls the dice for the call that began a flight which the store has
+// dueEarly rolls the dice whether what the call was answered with is to be rebuilt
+// before it expires, for the call that began a flight which the store has
 // answered: in a large fleet a popular key may be read less than once in NearTTL
 // by each process, so that no read of it is a hit. What this process has just
 // loaded is not to be loaded again by the herd that waited for it.

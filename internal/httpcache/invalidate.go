@@ -3,6 +3,7 @@ package httpcache
 import (
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 )
 
@@ -118,14 +119,7 @@ func Tags(h http.Header) []string {
 	for _, line := range h["Surrogate-Key"] {
 		tags = append(tags, strings.Fields(line)...)
 	}
-	for _, line := range h["Cache-Tag"] {
-		for tag := range strings.SplitSeq(line, ",") {
-			if tag = strings.Trim(tag, " \t"); tag != "" {
-				tags = append(tags, tag)
-			}
-		}
-	}
-	return tags
+	return slices.AppendSeq(tags, Members(h["Cache-Tag"]))
 }
 
 // ValidTag tells whether a tag can be in both fields.

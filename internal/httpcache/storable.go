@@ -141,10 +141,8 @@ func CanonicalHeader(h http.Header) http.Header {
 // connection only, those that Connection names included (RFC 9110 section
 // 7.6.1, RFC 9111 section 3.1).
 func RemoveConnectionFields(h http.Header) {
-	for _, line := range h.Values("Connection") {
-		for name := range strings.SplitSeq(line, ",") {
-			h.Del(strings.Trim(name, " \t"))
-		}
+	for name := range Members(h["Connection"]) {
+		h.Del(name)
 	}
 	for _, name := range connectionFields {
 		h.Del(name)
@@ -155,12 +153,10 @@ func RemoveConnectionFields(h http.Header) {
 // is not by itself. Who forwards the request has to remove it, and so answers
 // another request than was made: one without a field that responses may vary by.
 func NamesEndToEnd(h http.Header) bool {
-	for _, line := range h["Connection"] {
-		for name := range strings.SplitSeq(line, ",") {
-			name = http.CanonicalHeaderKey(strings.Trim(name, " \t"))
-			if h[name] != nil && !slices.Contains(connectionFields, name) {
-				return true
-			}
+	for name := range Members(h["Connection"]) {
+		name = http.CanonicalHeaderKey(name)
+		if h[name] != nil && !slices.Contains(connectionFields, name) {
+			return true
 		}
 	}
 	return false
@@ -179,10 +175,8 @@ func StoredHeader(h http.Header, d Directives, received time.Time) http.Header {
 	}
 	// net/http has two ways to give a trailer: its name in Trailer, or before
 	// its own a prefix that no field can have.
-	for _, line := range c.Values("Trailer") {
-		for name := range strings.SplitSeq(line, ",") {
-			c.Del(strings.Trim(name, " \t"))
-		}
+	for name := range Members(c["Trailer"]) {
+		c.Del(name)
 	}
 	maps.DeleteFunc(c, func(name string, _ []string) bool {
 		return strings.HasPrefix(name, http.TrailerPrefix)

@@ -129,7 +129,7 @@ func NotModified(method string, req http.Header, status int, stored http.Header,
 // anyTag tells whether If-None-Match names the tag (RFC 9110 section 13.1.2).
 func anyTag(lines []string, tag string) bool {
 	for _, line := range lines {
-		for _, member := range appendMembers(nil, line, false) {
+		for _, member := range appendMembers(nil, line) {
 			if member == "*" || WeakMatch(member, tag) {
 				return true
 			}

@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/binary"
+	"iter"
 	"net/http"
 	"slices"
 	"strings"
@@ -22,20 +23,14 @@ const maxVary = 2 << 10
 // much to be looked up for each request.
 func VaryNames(h http.Header) (names []string, ok bool) {
 	n := 0
-	for _, line := range h.Values("Vary") {
-		for name := range strings.SplitSeq(line, ",") {
-			name = strings.ToLower(strings.Trim(name, " \t"))
-			if name == "" {
-				continue
-			}
-			if n += len(name); name == "*" || n > maxVary {
-				return nil, false
-			}
-			if token, rest := cutToken(name); token == "" || rest != "" {
-				return nil, false
-			}
-			names = append(names, name)
+	for name := range Members(h["Vary"]) {
+		if n += len(name); name == "*" || n > maxVary {
+			return nil, false
 		}
+		if token, rest := cutToken(name); token == "" || rest != "" {
+			return nil, false
+		}
+		names = append(names, strings.ToLower(name))
 	}
 	slices.Sort(names)
 	return slices.Compact(names), true
@@ -107,7 +102,7 @@ func normalised(name string, lines []string) []string {
 	}
 	values := make([]string, 0, len(lines))
 	for _, line := range lines {
-		values = appendMembers(values, line, name != "accept-encoding")
+		values = appendMembers(values, line)
 	}
 	switch name {
 	case "accept-encoding", "accept-language":
@@ -118,6 +113,7 @@ func normalised(name string, lines []string) []string {
 		}
 	}
 	if name == "accept-encoding" {
+		values = slices.DeleteFunc(values, func(v string) bool { return v == "" })
 		slices.Sort(values)
 		values = slices.Compact(values)
 	}
@@ -151,17 +147,28 @@ func JoinLists(h http.Header) {
 	}
 }
 
-// appendMembers appends the members of the list in line, the empty ones too if
-// empty says so. A comma in a quoted-string separates nothing (RFC 9110 section
-// 5.6.1).
-func appendMembers(members []string, line string, empty bool) []string {
+// Members yields the members, but for empty ones, of a list whose members have no
+// quoted strings, such as one of names (RFC 9110 section 5.6.1).
+func Members(lines []string) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for _, line := range lines {
+			for member := range strings.SplitSeq(line, ",") {
+				if member = strings.Trim(member, " \t"); member != "" && !yield(member) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// appendMembers appends the members of the list in line, the empty ones too. A
+// comma in a quoted-string separates nothing (RFC 9110 section 5.6.1).
+func appendMembers(members []string, line string) []string {
 	start, quoted := 0, false
 	for i := 0; i <= len(line); i++ {
 		switch {
 		case i == len(line), line[i] == ',' && !quoted:
-			if m := strings.Trim(line[start:i], " \t"); m != "" || empty {
-				members = append(members, m)
-			}
+			members = append(members, strings.Trim(line[start:i], " \t"))
 			start = i + 1
 		case line[i] == '"':
 			quoted = !quoted
