@@ -171,7 +171,7 @@ func HolderPausedPastItsLease(t *testing.T, kind Kind) {
 // InvalidateDuringRebuild drops a key while it is rebuilt, there and elsewhere:
 // nobody gets what was loaded before.
 func InvalidateDuringRebuild(t *testing.T, kind Kind) {
-	f := newFleet(t, kind, 3, fleetOptions{NearTTL: 50 * time.Millisecond})
+	f := newFleet(t, kind, 3, fleetOptions{NearTTL: 50 * time.Millisecond, EngineTimeout: patient})
 	f.origin.delay.Store(int64(500 * time.Millisecond))
 	for _, where := range []string{"elsewhere", "in the rebuilding process"} {
 		key := strings.ReplaceAll(where, " ", "-")
@@ -206,7 +206,7 @@ func InvalidateDuringRebuild(t *testing.T, kind Kind) {
 			}
 		}
 		if n := f.origin.count(key); n != 2 {
-			t.Errorf("invalidated %s: %d loads, want 2", where, n)
+			t.Errorf("invalidated %s: %d loads, want 2; %+v", where, n, f.all(order{Do: "stats"}).Stats)
 		}
 	}
 }
