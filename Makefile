@@ -92,13 +92,8 @@ lint: ## Check formatting, go vet and staticcheck in every module, and that modu
 	@go run -exec 'env GOFLAGS=-race' $(STATICCHECK) $(ALL)
 	@go run $(STATICCHECK) $(CLAIMS_IN)
 
-# The packages by their depth: the long ones, which are the modules' roots and the
-# lockers, come before the stores, so that none runs alone at the end.
 race: $(REPORT) | $(OUT) ## Run all tests with the race detector ("lint" vets them).
-	@{ $(EACH) go list -f '{{.Dir}}' ./...; done; } | awk '{ print gsub("/", "/"), $$0 }' | sort -n | cut -d' ' -f2- \
-		| xargs -P $(JOBS) -I{} bash -euo pipefail -c 'cd {}; \
-			overlap="-parallel $(PARALLEL)"; [ {} != $(CURDIR)/chaos ] || overlap=; name={}; \
-			go test -json -race -vet=off $(SHORT) -count=1 -timeout $(LIMIT) $$overlap . 2>&1 | tee $(OUT)/race$${name//[.\/]/-}.json | $(REPORT)'
+	@OUT=$(OUT) REPORT=$(REPORT) MODULES='$(MODULES)' JOBS=$(JOBS) PARALLEL=$(PARALLEL) LIMIT=$(LIMIT) SHORT=$(SHORT) .ci/race
 
 claims: $(REPORT) | $(OUT) ## Run the tests of claims about time and allocations, without the race detector.
 	@status=0; $(EACH) \
