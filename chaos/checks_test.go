@@ -118,6 +118,8 @@ func TestChecks(t *testing.T) {
 		{"a load without a claim", []event{failure(0, 0, 1, 1, 11, 90*time.Millisecond), claim(1, 5, 6, 11, 12, 1), unanswered(1, 40), load(1, 52, 53)}, nil, nil},
 
 		{"what the store refused", []event{load3(load(0, 0, 50)), commit(0, 51, 52, 3, 11, fenced), get(0, 60, 61, 3)}, nil, []check{checkLoser}},
+		{"what it had before it refused it", []event{load3(load(0, 0, 50)), commit(0, 51, 58, 3, 11, fenced), of(get(1, 53, 54, 3), kindRead, nil), get(1, 52, 61, 3)}, nil, nil},
+		{"what it had, to who has not read it", []event{load3(load(0, 0, 50)), commit(0, 51, 58, 3, 11, fenced), of(get(1, 53, 54, 3), kindRead, nil), get(0, 60, 61, 3)}, nil, []check{checkLoser}},
 		{"to one from before it", []event{load3(load(0, 5, 50)), commit(0, 51, 52, 3, 11, fenced), get(0, 0, 61, 3)}, nil, []check{checkLoser}},
 		{"what is kept after all", []event{load3(load(0, 0, 50)), commit(0, 51, 52, 3, 11, silent), get(0, 60, 61, 3)}, nil, nil},
 		{"the fifth that comes to nothing", []event{load(0, -40, -39), load(0, -30, -29), load(0, -20, -19), load(0, -10, -9), load3(load(0, 5, 50)), commit(0, 51, 52, 3, 11, fenced), get(0, 0, 61, 3)}, nil, nil},

@@ -52,7 +52,9 @@ const mostRefused = 5
 // answers nobody; but for the callers of a flight whose loads all come to nothing.
 //
 // A commit without an answer may have been the first. A process that got no
-// answers makes values without its store.
+// answers makes values without its store. And a store that commits in two steps
+// may have had between them what it refused in the end (memcachestore): who has
+// read it there serves it.
 func (p *past) loser(events []event) {
 	type fate struct{ kept, refused bool }
 	fates := map[int]fate{}
@@ -87,6 +89,7 @@ func (p *past) loser(events []event) {
 				continue
 			}
 			if f.refused && (g.Worker == l.Worker && g.Life == l.Life && g.Begin <= l.Begin && vain[who] >= mostRefused) ||
+				f.refused && readFor(events, g) ||
 				!f.refused && !p.atWork(who, span{claim.Begin, g.End}) {
 				p.excused[checkLoser]++
 				continue
@@ -96,6 +99,15 @@ func (p *past) loser(events []event) {
 			break
 		}
 	}
+}
+
+// readFor reports whether the process that served g, whose key's events these are,
+// had read what it served in the store.
+func readFor(events []event, g event) bool {
+	return slices.ContainsFunc(events, func(e event) bool {
+		return (e.Kind == kindRead || e.Kind == kindClaim) && e.Result == done && e.Version == g.Version &&
+			e.Worker == g.Worker && e.Life == g.Life && e.Begin < g.End
+	})
 }
 
 // hedge holds the hedges of a key against what makes them harmless: who finds
