@@ -36,6 +36,54 @@ func TestNotice_BringsTheValueToThoseWhoWait(t *testing.T) {
 	})
 }
 
+// Who waits for one of the MaxRebuilds does not rebuild what another has, nor
+// look for it.
+func TestNotice_EndsTheWaitForASlot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 2, notices, bellwether.Options{MaxRebuilds: 1})
+		f.origin.build = time.Minute
+		var wg sync.WaitGroup
+		wg.Go(func() { f.processes[0].Get(t.Context(), "blocks the slot") })
+		synctest.Wait()
+		const build = 700 * time.Millisecond // before the first look just in case
+		f.origin.set(func(o *source) { o.build = build })
+		got := f.get(1, "k")
+		if len(got.failed) > 0 || got.slowest != build {
+			t.Errorf("the slowest caller waited %v for a load of %v: %v", got.slowest, build, got.failed)
+		}
+		if p := f.processes[0]; p.store.count("get") != 2 || p.locker.count("acquire") != 1 {
+			t.Errorf("the process without a slot: %v, %v; want a look for each key, and one election", p.store.calls, p.locker.calls)
+		}
+		wg.Wait()
+		f.wantLoads(t, 2)
+	})
+}
+
+// Nor does who waits for its turn at the locker stand for election when that
+// has come.
+func TestNotice_OvertakesAnElection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const turns = 16 // that run at one time at first, see turns.go
+		f := newFleet(t, 2, notices, bellwether.Options{EngineTimeout: 10 * time.Second, NearTTL: time.Minute})
+		crowded := f.processes[0]
+		crowded.locker.set(func(context.Context, string) error { time.Sleep(time.Second); return nil })
+		var wg sync.WaitGroup
+		for i := range turns {
+			wg.Go(func() { crowded.Get(t.Context(), fmt.Sprint("ahead", i)) })
+		}
+		synctest.Wait()
+		f.origin.set(func(o *source) { o.build = 100 * time.Millisecond })
+		if got := f.get(1, "k"); len(got.failed) > 0 || got.values["v1"] != 2 {
+			t.Errorf("%v, %v", got.values, got.failed)
+		}
+		wg.Wait()
+		if n := crowded.locker.count("acquire"); n != turns {
+			t.Errorf("stood for %d elections, want %d: not for what another process has made", n, turns)
+		}
+		f.wantLoads(t, turns+1)
+	})
+}
+
 // What one process changes, the near tiers of the others follow at once, and
 // not when NearTTL is over.
 func TestNotice_NearTiersFollow(t *testing.T) {

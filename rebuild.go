@@ -143,12 +143,19 @@ func (r *run[V]) rebuild(ctx context.Context) error {
 			}
 			continue
 		}
-		lease, held := r.elect(ctx)
+		lease, held, overtaken := r.elect(ctx)
 		if ctx.Err() != nil {
 			if lease != nil {
 				r.release(ctx, lease)
 			}
 			return context.Cause(ctx)
+		}
+		if overtaken {
+			r.freeSlot()
+			if r.told(ctx, <-r.notices) {
+				return nil
+			}
+			continue
 		}
 		if held == nil {
 			if r.lead(ctx, lease) {
@@ -172,9 +179,9 @@ func (r *run[V]) rebuild(ctx context.Context) error {
 	}
 }
 
-// takeSlot takes one of the MaxRebuilds. While it waits for one it looks into
-// the store: another process may have a slot, and so the value, sooner. It
-// reports whether the flight has ended.
+// takeSlot takes one of the MaxRebuilds. While it waits for one it hears of the
+// store, and looks into it: another process may have a slot, and so the value,
+// sooner. It reports whether the flight has ended.
 func (r *run[V]) takeSlot(ctx context.Context) bool {
 	e, slots := r.engine, r.slots()
 	if r.slot = slots.try(); r.slot != nil {
@@ -213,6 +220,11 @@ func (r *run[V]) takeSlot(ctx context.Context) bool {
 		select {
 		case <-taken:
 			return false
+		case n := <-r.notices:
+			if !r.storeDown && r.told(ctx, n) {
+				return true
+			}
+			continue
 		case <-tick.C:
 		}
 		if r.storeDown {
@@ -345,27 +357,35 @@ func (r *run[V]) consider(it *item[V], fromStore bool) bool {
 }
 
 // elect stands for election. With neither a lease nor another holder there is
-// nobody to elect: no locker, or none that answers.
-func (r *run[V]) elect(ctx context.Context) (Lease, *HeldError) {
+// nobody to elect: no locker, or none that answers. overtaken is that a notice
+// has come before it was the flight's turn to ask: where a thousand keys expire at
+// one time, most of the leases would be of keys that others have rebuilt by then.
+func (r *run[V]) elect(ctx context.Context) (_ Lease, _ *HeldError, overtaken bool) {
 	e := r.engine
 	if e.Locker == nil || r.storeDown {
-		return nil, nil
+		return nil, nil, false
 	}
 	r.elected, r.length = e.clock.now(), r.leaseLength()
 	lease, err := askInTurn(ctx, e.locker, &r.outage, func(ctx context.Context) (Lease, error) {
+		if overtaken = len(r.notices) > 0; overtaken {
+			return nil, context.Canceled // which says nothing about the engine
+		}
 		return e.Locker.TryAcquire(ctx, e.engineKey(r.key), r.length)
 	})
 	if err == nil {
-		return lease, nil
+		return lease, nil, false
+	}
+	if overtaken {
+		return nil, nil, true
 	}
 	if held, ok := errors.AsType[*HeldError](err); ok {
-		return nil, held
+		return nil, held, false
 	}
 	if errors.Is(err, ErrHeld) {
-		return nil, &HeldError{Key: r.key}
+		return nil, &HeldError{Key: r.key}, false
 	}
 	r.noAnswer("acquiring the lease of", err)
-	return nil, nil
+	return nil, nil, false
 }
 
 const (
