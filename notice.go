@@ -143,7 +143,9 @@ func (r *run[V]) told(ctx context.Context, n heard) bool {
 	if !r.consider(r.decode(n.Entry, known, n.made), true) {
 		return false
 	}
-	r.committed = max(n.made, r.waiting)
+	if r.waits { // and not for a slot or a turn
+		r.committed = max(n.made, r.waiting)
+	}
 	return true
 }
 
