@@ -224,15 +224,14 @@ func (r *run[V]) takeSlot(ctx context.Context) bool {
 			if !r.storeDown && r.told(ctx, n) {
 				return true
 			}
-			continue
 		case <-tick.C:
-		}
-		if r.storeDown {
-			continue
-		}
-		r.lookAgain()
-		if r.look(ctx) {
-			return true
+			if r.storeDown {
+				continue
+			}
+			r.lookAgain()
+			if r.look(ctx) {
+				return true
+			}
 		}
 	}
 }

@@ -88,8 +88,7 @@ func (p *past) loser(events []event) {
 			if g.Kind != kindGet || g.Result != done || g.Version != l.Version {
 				continue
 			}
-			if f.refused && (g.Worker == l.Worker && g.Life == l.Life && g.Begin <= l.Begin && vain[who] >= mostRefused) ||
-				f.refused && readFor(events, g) ||
+			if f.refused && (g.Worker == l.Worker && g.Life == l.Life && g.Begin <= l.Begin && vain[who] >= mostRefused || readFor(events, g)) ||
 				!f.refused && !p.atWork(who, span{claim.Begin, g.End}) {
 				p.excused[checkLoser]++
 				continue

@@ -302,11 +302,7 @@ func (dir directive) appendFields(names *[]string) bool {
 		return false
 	}
 	var found []string
-	for name := range strings.SplitSeq(dir.arg, ",") {
-		name = strings.Trim(name, " \t")
-		if name == "" {
-			continue
-		}
+	for name := range Members([]string{dir.arg}) {
 		for i := range len(name) {
 			if c := name[i]; !isToken(c) || c == '\'' {
 				return false
