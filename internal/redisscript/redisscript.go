@@ -6,6 +6,8 @@ import (
 	"sync/atomic"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/bellwether-go/bellwether/internal/redispipe"
 )
 
 // A Script is sent whole until a server has taken it from this process, and
@@ -21,12 +23,19 @@ type Script struct {
 // New returns the script with the source src.
 func New(src string) *Script { return &Script{script: redis.NewScript(src)} }
 
-// Run runs the script on rdb.
-func (s *Script) Run(ctx context.Context, rdb redis.Scripter, keys []string, args ...any) *redis.Cmd {
+// Run runs the script by way of q.
+func (s *Script) Run(ctx context.Context, q *redispipe.Queue, keys []string, args ...any) *redis.Cmd {
 	if s.taken.Load() {
-		return s.script.Run(ctx, rdb, keys, args...)
+		pipe := q.Pipeline()
+		reply := s.script.EvalSha(ctx, pipe, keys, args...)
+		q.Exec(ctx, pipe)
+		if !redis.HasErrorPrefix(reply.Err(), "NOSCRIPT") {
+			return reply
+		}
 	}
-	reply := s.script.Eval(ctx, rdb, keys, args...)
+	pipe := q.Pipeline()
+	reply := s.script.Eval(ctx, pipe, keys, args...)
+	q.Exec(ctx, pipe)
 	if reply.Err() == nil {
 		s.taken.Store(true)
 	}

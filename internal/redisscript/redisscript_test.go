@@ -8,6 +8,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/bellwether-go/bellwether/internal/redispipe"
 	"github.com/bellwether-go/bellwether/internal/redisscript"
 	"github.com/bellwether-go/bellwether/internal/testserver"
 )
@@ -41,7 +42,7 @@ func TestScript_Run(t *testing.T) {
 	run := func(want ...string) {
 		t.Helper()
 		heard.names = nil
-		if reply, err := script.Run(t.Context(), rdb, []string{"k"}, "a").Text(); reply != "ka" || err != nil {
+		if reply, err := script.Run(t.Context(), redispipe.New(rdb), []string{"k"}, "a").Text(); reply != "ka" || err != nil {
 			t.Errorf("%q, %v", reply, err)
 		}
 		if !slices.Equal(heard.names, want) {
@@ -66,10 +67,10 @@ func TestScript_NotTaken(t *testing.T) {
 	script := redisscript.New(`return 1`)
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := script.Run(ended, rdb, nil).Err(); err == nil {
+	if err := script.Run(ended, redispipe.New(rdb), nil).Err(); err == nil {
 		t.Error("a context that has ended runs a script")
 	}
-	if err := script.Run(t.Context(), rdb, nil).Err(); err != nil {
+	if err := script.Run(t.Context(), redispipe.New(rdb), nil).Err(); err != nil {
 		t.Error(err)
 	}
 	if want := []string{"eval", "eval"}; !slices.Equal(heard.names, want) {

@@ -31,6 +31,12 @@
 // An expiry publishes nothing, since Redis may notice it arbitrarily late;
 // watchers keep a timer for HeldError.Until.
 //
+// # One pipeline for many
+//
+// With a [redis.Client], calls that come while another is under way are sent
+// together, as one pipeline, when that has its reply, or 2 ms later. The client's
+// hooks see such a pipeline with the context of its first call.
+//
 // # Limits
 //
 // A lease is as durable as the key. A failover to a replica that has not
@@ -77,6 +83,7 @@ import (
 	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/internal/adapter"
 	"github.com/bellwether-go/bellwether/internal/rediscluster"
+	"github.com/bellwether-go/bellwether/internal/redispipe"
 	"github.com/bellwether-go/bellwether/internal/redisscript"
 )
 
@@ -95,8 +102,9 @@ type Locker struct {
 	// included. Set it before the first use; the default is false.
 	Tokens bool
 
-	rdb redis.UniversalClient
-	sub *subscription
+	rdb   redis.UniversalClient
+	queue *redispipe.Queue
+	sub   *subscription
 }
 
 var (
@@ -106,7 +114,7 @@ var (
 
 // New returns a Locker that uses rdb, which stays the caller's to close.
 func New(rdb redis.UniversalClient) *Locker {
-	return &Locker{Prefix: "bellwether:", rdb: rdb, sub: newSubscription()}
+	return &Locker{Prefix: "bellwether:", rdb: rdb, queue: redispipe.New(rdb), sub: newSubscription()}
 }
 
 // Close ends the Locker's subscription and every watch, and returns when its
@@ -157,10 +165,10 @@ func (l *Locker) acquire(ctx context.Context, key string, mine *lease, ttl time.
 	// Before the SET is sent: a release that follows it must find this outdated.
 	heard := l.sub.heard(mine.name)
 
-	pipe := l.rdb.Pipeline()
+	pipe := l.queue.Pipeline()
 	set := pipe.Do(ctx, "set", l.key(mine.name), mine.token, "nx", "get", "px", millis(ttl))
 	pttl := pipe.Do(ctx, "pttl", l.key(mine.name))
-	pipe.Exec(ctx) // its error is one of the two commands'
+	l.queue.Exec(ctx, pipe)
 	read := time.Now()
 
 	holder, err := set.Text()
@@ -195,7 +203,7 @@ return {1, now[1] .. string.format('%06d', now[2])}`)
 // acquireWithToken is acquire for leases that are Tokeners.
 func (l *Locker) acquireWithToken(ctx context.Context, key string, mine *lease, ttl time.Duration) (bellwether.Lease, error) {
 	heard := l.sub.heard(mine.name)
-	reply, err := acquireScript.Run(ctx, l.rdb, []string{l.key(mine.name)}, mine.token, millis(ttl)).Slice()
+	reply, err := acquireScript.Run(ctx, l.queue, []string{l.key(mine.name)}, mine.token, millis(ttl)).Slice()
 	read := time.Now()
 	if err != nil {
 		rediscluster.Doubt(l.rdb, err)
@@ -417,7 +425,7 @@ func (l *lease) free(ctx context.Context) error {
 
 // run runs a script that returns 1, or 0 if the key is not this lease's.
 func (l *lease) run(ctx context.Context, script *redisscript.Script, args ...any) error {
-	n, err := script.Run(ctx, l.locker.rdb, []string{l.locker.key(l.name)}, args...).Int()
+	n, err := script.Run(ctx, l.locker.queue, []string{l.locker.key(l.name)}, args...).Int()
 	rediscluster.Doubt(l.locker.rdb, err)
 	if err == nil && n == 0 {
 		return bellwether.ErrLeaseLost

@@ -5,6 +5,10 @@
 // so that what they read is still true when they write, whoever else is
 // writing. The clock by which entries age is the server's; no client's wall
 // clock is asked.
+//
+// With a [redis.Client], calls that come while another is under way are sent
+// together, as one pipeline, when that has its reply, or 2 ms later. The client's
+// hooks see such a pipeline with the context of its first call.
 package redisstore
 
 import (
@@ -19,6 +23,7 @@ import (
 	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/internal/adapter"
 	"github.com/bellwether-go/bellwether/internal/rediscluster"
+	"github.com/bellwether-go/bellwether/internal/redispipe"
 	"github.com/bellwether-go/bellwether/internal/redisscript"
 	"github.com/redis/go-redis/v9"
 )
@@ -54,12 +59,13 @@ type Store struct {
 	MaxNotice int
 
 	rdb    redis.UniversalClient
+	queue  *redispipe.Queue
 	clocks sync.Map // of the servers: address (string) to *clock
 }
 
 // New returns a store over rdb, which stays the caller's to close.
 func New(rdb redis.UniversalClient) *Store {
-	return &Store{Prefix: "bellwether:", MaxValue: 64 << 20, MaxNotice: 64 << 10, rdb: rdb}
+	return &Store{Prefix: "bellwether:", MaxValue: 64 << 20, MaxNotice: 64 << 10, rdb: rdb, queue: redispipe.New(rdb)}
 }
 
 // retention is how long a key's counter and floor are kept after a claim or an
@@ -228,7 +234,9 @@ func (s *Store) get(ctx context.Context, name string) (bellwether.Entry, error) 
 	seen, ok := clock.recent()
 	var reply *redis.StringCmd
 	if ok {
-		reply = s.rdb.Get(ctx, name)
+		pipe := s.queue.Pipeline()
+		reply = pipe.Get(ctx, name)
+		s.queue.Exec(ctx, pipe)
 	} else {
 		// A process that only reads asks for the time along with an entry, twice
 		// a minute. The request goes to the entry's server itself, because TIME
@@ -359,7 +367,7 @@ func (s *Store) run(ctx context.Context, script *redisscript.Script, name string
 		return nil, sighting{}, err
 	}
 	sent := time.Now()
-	reply, err := script.Run(ctx, s.rdb, []string{name}, append([]any{retention.Milliseconds()}, args...)...).Slice()
+	reply, err := script.Run(ctx, s.queue, []string{name}, append([]any{retention.Milliseconds()}, args...)...).Slice()
 	if err != nil {
 		rediscluster.Doubt(s.rdb, err)
 		return nil, sighting{}, err

@@ -1,0 +1,405 @@
+package redispipe
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"go.uber.org/goleak"
+
+	"github.com/bellwether-go/bellwether/internal/testserver"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// A server is a hook that answers in Redis's place: what it is sent is told as
+// the first arguments of the commands, those of one pipeline joined by spaces.
+type server struct {
+	sent   chan string
+	answer func(cmds []redis.Cmder) error
+}
+
+func (s *server) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (s *server) ProcessHook(redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error { return s.process(ctx, []redis.Cmder{cmd}) }
+}
+
+func (s *server) ProcessPipelineHook(redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return s.process
+}
+
+func (s *server) process(ctx context.Context, cmds []redis.Cmder) error {
+	var names []string
+	for _, cmd := range cmds {
+		names = append(names, cmd.Args()[0].(string))
+	}
+	s.sent <- strings.Join(names, " ")
+	if err := cmp.Or(s.answer(cmds), ctx.Err()); err != nil {
+		return err
+	}
+	return cmds[0].Err()
+}
+
+// echo answers each command with its first argument.
+func echo(cmds []redis.Cmder) error {
+	for _, cmd := range cmds {
+		cmd.SetErr(nil)
+		cmd.(*redis.Cmd).SetVal(cmd.Args()[0])
+	}
+	return nil
+}
+
+// bench is a queue before a server.
+type bench struct {
+	*Queue
+	*server
+}
+
+func newBench(t *testing.T, answer func([]redis.Cmder) error) bench {
+	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", DialerRetries: 1})
+	t.Cleanup(func() { rdb.Close() })
+	s := &server{make(chan string, 100), answer}
+	rdb.AddHook(s)
+	return bench{New(rdb), s}
+}
+
+// call begins a call of these commands; its result is what they came to.
+func (b bench) call(ctx context.Context, names ...string) <-chan string {
+	result := make(chan string, 1)
+	go func() {
+		defer func() {
+			if len(result) == 0 {
+				result <- "ended"
+			}
+		}()
+		pipe := b.Pipeline()
+		var cmds []*redis.Cmd
+		for _, name := range names {
+			cmds = append(cmds, pipe.Do(ctx, name))
+		}
+		b.Exec(ctx, pipe)
+		var got []string
+		for _, cmd := range cmds {
+			text, err := cmd.Text()
+			if err != nil {
+				text, _, _ = strings.Cut(err.Error(), "\n")
+			}
+			got = append(got, text)
+		}
+		result <- strings.Join(got, " ")
+	}()
+	return result
+}
+
+func want(t *testing.T, what string, from <-chan string, want string) {
+	t.Helper()
+	synctest.Wait()
+	select {
+	case got := <-from:
+		if got != want {
+			t.Errorf("%s: got %q, want %q", what, got, want)
+		}
+	default:
+		t.Errorf("%s: nothing, want %q", what, want)
+	}
+}
+
+func wantNone(t *testing.T, what string, from <-chan string) {
+	t.Helper()
+	synctest.Wait()
+	select {
+	case got := <-from:
+		t.Errorf("%s: got %q, want nothing", what, got)
+	default:
+	}
+}
+
+// TestExec_Joins has calls come while another is under way: they go together
+// with the next pipeline, and each has its own replies.
+func TestExec_Joins(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		answers := make(chan struct{})
+		b := newBench(t, func(cmds []redis.Cmder) error { <-answers; return echo(cmds) })
+		one := b.call(t.Context(), "a")
+		want(t, "sent", b.sent, "a")
+		two := b.call(t.Context(), "b", "c")
+		synctest.Wait()
+		three := b.call(t.Context(), "d")
+		wantNone(t, "sent", b.sent)
+		answers <- struct{}{}
+		want(t, "the first", one, "a")
+		want(t, "sent", b.sent, "b c d")
+		four := b.call(t.Context(), "e")
+		wantNone(t, "sent", b.sent)
+		answers <- struct{}{}
+		want(t, "the second", two, "b c")
+		want(t, "the third", three, "d")
+		want(t, "sent", b.sent, "e")
+		answers <- struct{}{}
+		want(t, "the fourth", four, "e")
+		five := b.call(t.Context(), "f")
+		want(t, "sent at once", b.sent, "f")
+		answers <- struct{}{}
+		want(t, "the fifth", five, "f")
+	})
+}
+
+// TestExec_Patience has connections hang: those who wait go on without them, and
+// are not disturbed by their end.
+func TestExec_Patience(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hang, hold := make(chan struct{}), make(chan struct{})
+		b := newBench(t, func(cmds []redis.Cmder) error {
+			switch cmds[0].Args()[0] {
+			case "a", "b":
+				<-hang
+			case "e":
+				<-hold
+			}
+			return echo(cmds)
+		})
+		first := b.call(t.Context(), "a")
+		want(t, "sent", b.sent, "a")
+		second := b.call(t.Context(), "b")
+		synctest.Wait()
+		b.call(t.Context(), "c")
+		time.Sleep(patience - 1)
+		wantNone(t, "sent", b.sent)
+		time.Sleep(1)
+		want(t, "sent", b.sent, "b c")
+		b.call(t.Context(), "d")
+		wantNone(t, "sent", b.sent)
+		time.Sleep(patience)
+		want(t, "sent", b.sent, "d")
+
+		b.call(t.Context(), "e")
+		want(t, "sent at once", b.sent, "e")
+		last := b.call(t.Context(), "f")
+		close(hang)
+		want(t, "first", first, "a")
+		want(t, "second", second, "b")
+		wantNone(t, "sent", b.sent) // those two lead nobody any more
+		close(hold)
+		want(t, "sent", b.sent, "f")
+		want(t, "last", last, "f")
+	})
+}
+
+// TestExec_Alone has a call with a long argument, which waits for nobody and
+// keeps nobody waiting.
+func TestExec_Alone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		answers := make(chan struct{})
+		b := newBench(t, func(cmds []redis.Cmder) error { <-answers; return echo(cmds) })
+		long := strings.Repeat("x", large)
+		first := b.call(t.Context(), long)
+		want(t, "sent", b.sent, long)
+		short := b.call(t.Context(), "a")
+		want(t, "sent", b.sent, "a")
+		second := b.call(t.Context(), long)
+		want(t, "sent", b.sent, long)
+		close(answers)
+		want(t, "first", first, long)
+		want(t, "short", short, "a")
+		want(t, "second", second, long)
+	})
+}
+
+// TestExec_ContextEnded has a caller leave before its turn, when nothing is sent,
+// and at the head of a pipeline, which goes on.
+func TestExec_ContextEnded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		answers := make(chan struct{})
+		b := newBench(t, func(cmds []redis.Cmder) error { <-answers; return echo(cmds) })
+		b.call(t.Context(), "a")
+		want(t, "sent", b.sent, "a")
+		ctx, leave := context.WithCancel(t.Context())
+		left := b.call(ctx, "b", "c")
+		synctest.Wait()
+		other := b.call(t.Context(), "d")
+		synctest.Wait()
+		leave()
+		answers <- struct{}{}
+		want(t, "sent", b.sent, "d")
+		answers <- struct{}{}
+		want(t, "who has left", left, "context canceled context canceled")
+		want(t, "the other", other, "d")
+
+		b.call(t.Context(), "a")
+		want(t, "sent", b.sent, "a")
+		left = b.call(ctx, "b") // alone in its pipeline
+		synctest.Wait()
+		answers <- struct{}{}
+		want(t, "who has left", left, "context canceled")
+		wantNone(t, "sent", b.sent)
+		other = b.call(t.Context(), "d")
+		want(t, "sent", b.sent, "d")
+		answers <- struct{}{}
+		want(t, "the other", other, "d")
+
+		b.call(t.Context(), "a")
+		want(t, "sent", b.sent, "a")
+		ctx, leave = context.WithCancel(t.Context())
+		left = b.call(ctx, "b")
+		synctest.Wait()
+		other = b.call(t.Context(), "d")
+		synctest.Wait()
+		answers <- struct{}{}
+		want(t, "sent", b.sent, "b d")
+		leave()
+		answers <- struct{}{}
+		want(t, "who has left", left, "b")
+		want(t, "the other", other, "d")
+	})
+}
+
+// TestExec_Refused has a server refuse one call of several as a server does that
+// has become a replica. The client would try it again if it was alone.
+func TestExec_Refused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		answers := make(chan struct{})
+		b := newBench(t, nil)
+		b.answer = func(cmds []redis.Cmder) error {
+			<-answers
+			echo(cmds)
+			if len(cmds) > 1 {
+				for _, cmd := range cmds {
+					if cmd.Args()[0] == "write" {
+						cmd.SetErr(readOnly{})
+					}
+				}
+			}
+			return nil
+		}
+		b.call(t.Context(), "a")
+		synctest.Wait()
+		read := b.call(t.Context(), "read")
+		synctest.Wait()
+		write := b.call(t.Context(), "write")
+		synctest.Wait()
+		close(answers)
+		want(t, "sent", b.sent, "a")
+		want(t, "sent", b.sent, "read write")
+		want(t, "sent again", b.sent, "write")
+		want(t, "read", read, "read")
+		want(t, "write", write, "write")
+
+		// The first command's refusal is the client's to mend.
+		answers = make(chan struct{})
+		b.call(t.Context(), "a")
+		synctest.Wait()
+		write = b.call(t.Context(), "write")
+		synctest.Wait()
+		read = b.call(t.Context(), "read")
+		synctest.Wait()
+		close(answers)
+		want(t, "sent", b.sent, "a")
+		want(t, "sent", b.sent, "write read")
+		want(t, "read", read, "read")
+		want(t, "write", write, readOnly{}.Error())
+		wantNone(t, "sent", b.sent)
+	})
+}
+
+// readOnly is a reply of Redis's.
+type readOnly struct{}
+
+func (readOnly) Error() string { return "READONLY You can't write against a read only replica." }
+func (readOnly) RedisError()   {}
+
+// TestExec_Hooks has hooks fail, panic and end the goroutine, with a call that
+// is alone and with several: each command has an error, and the next are sent.
+func TestExec_Hooks(t *testing.T) {
+	for name, c := range map[string]struct {
+		hook func() error
+		err  string
+	}{
+		"error":  {func() error { return errors.New("refused") }, "refused"},
+		"panic":  {func() error { panic("oh") }, "redispipe: panic in the client: oh"},
+		"goexit": {func() error { runtime.Goexit(); return nil }, "redispipe: a hook of the client's has ended the goroutine"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				answers := make(chan struct{})
+				b := newBench(t, nil)
+				b.answer = func(cmds []redis.Cmder) error {
+					<-answers
+					if cmds[0].Args()[0] == "good" {
+						return echo(cmds)
+					}
+					return c.hook()
+				}
+				first := b.call(t.Context(), "a", "b")
+				synctest.Wait()
+				second := b.call(t.Context(), "c", "d")
+				third := b.call(t.Context(), "e")
+				synctest.Wait()
+				close(answers)
+				// A goroutine that has ended leads nobody: the others' timer does.
+				time.Sleep(2*patience + 1)
+				last := b.call(t.Context(), "good")
+				if name == "goexit" {
+					want(t, "first", first, "ended") // it was this caller's goroutine
+				} else {
+					want(t, "first", first, c.err+" "+c.err)
+				}
+				want(t, "second", second, c.err+" "+c.err)
+				want(t, "third", third, c.err)
+				want(t, "last", last, "good")
+			})
+		})
+	}
+}
+
+// TestExec_Redis has many callers at a server: each gets its own replies.
+func TestExec_Redis(t *testing.T) {
+	rdb := redis.NewClient(&redis.Options{Addr: testserver.Redis(t).Addr})
+	defer rdb.Close()
+	q := New(rdb)
+	var callers sync.WaitGroup
+	for i := range 100 {
+		callers.Go(func() {
+			for n := range 100 {
+				pipe := q.Pipeline()
+				var cmds []*redis.Cmd
+				for j := range i%3 + 1 {
+					cmds = append(cmds, pipe.Do(t.Context(), "echo", fmt.Sprint(i, n, j)))
+				}
+				q.Exec(t.Context(), pipe)
+				for j, cmd := range cmds {
+					if got, err := cmd.Text(); got != fmt.Sprint(i, n, j) || err != nil {
+						t.Errorf("%v: %q, %v", cmd.Args(), got, err)
+					}
+				}
+			}
+		})
+	}
+	callers.Wait()
+}
+
+// TestExec_Cluster has a client of several servers: none of its calls waits.
+func TestExec_Cluster(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ring := redis.NewRing(&redis.RingOptions{})
+		defer ring.Close()
+		hang := make(chan struct{})
+		s := &server{make(chan string, 10), func(cmds []redis.Cmder) error { <-hang; return echo(cmds) }}
+		ring.AddHook(s)
+		b := bench{New(ring), s}
+		one, two := b.call(t.Context(), "a"), b.call(t.Context(), "a")
+		want(t, "sent", b.sent, "a")
+		want(t, "sent", b.sent, "a")
+		close(hang)
+		want(t, "one", one, "a")
+		want(t, "two", two, "a")
+	})
+}
