@@ -56,14 +56,14 @@ func TestStrategies_ColdThenKept(t *testing.T) {
 		if err := x.open(); err != nil {
 			return err
 		}
-		if err := x.tell("burst", func(_ int, o *order) { o.At = time.Now() }); err != nil {
+		if err := x.run("burst", func(_ int, o *order) { o.At = time.Now() }); err != nil {
 			return err
 		}
 		time.Sleep(100 * time.Millisecond) // real processes: one that sets behind its callers does so
 		if err := os.Truncate(x.log, 0); err != nil {
 			return err
 		}
-		return x.measure(1, func() error { return x.tell("burst", func(_ int, o *order) { o.At = time.Now() }) })
+		return x.measure(1, func() error { return x.run("burst", func(_ int, o *order) { o.At = time.Now() }) })
 	}}
 	for _, s := range strategies {
 		t.Run(s.name, func(t *testing.T) {

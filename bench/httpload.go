@@ -55,7 +55,8 @@ func generate(config string) error {
 		return valueOf(key), nil
 	})
 	w := &workerSide{origin: &origin{}, cache: get}
-	return json.NewEncoder(os.Stdout).Encode(w.drive(c.Order))
+	w.drive(c.Order)
+	return json.NewEncoder(os.Stdout).Encode(w.tally.report())
 }
 
 // runGenerator runs the generator in a process of its own.

@@ -224,11 +224,11 @@ func (x *trial) open() error {
 	if x.strategy.has(wholeSeconds) && x.policy.TTL%time.Second != 0 {
 		return errNotApplicable
 	}
-	if err := x.tell("open", nil); err != nil {
+	if _, err := x.bench.fleet.all(func(int) order { return x.order("open") }); err != nil {
 		return err
 	}
 	at := time.Now().Add(10 * time.Millisecond)
-	err := x.tell("burst", func(_ int, o *order) {
+	err := x.run("burst", func(_ int, o *order) {
 		o.Key, o.At, o.Callers = "warm-up-"+x.key(), at, 3
 		o.Behaviour = behaviour{Load: 10 * time.Millisecond}
 	})
@@ -236,14 +236,17 @@ func (x *trial) open() error {
 	return err
 }
 
-func (x *trial) tell(do string, change func(i int, o *order)) (err error) {
-	x.reports, err = x.bench.fleet.all(func(i int) order {
+// run has all processes make the calls of an order, and report when all are done.
+func (x *trial) run(do string, change func(i int, o *order)) error {
+	_, err := x.bench.fleet.all(func(i int) order {
 		o := x.order(do)
-		if change != nil {
-			change(i, &o)
-		}
+		change(i, &o)
 		return o
 	})
+	if err != nil {
+		return err
+	}
+	x.reports, err = x.bench.fleet.all(func(int) order { return order{Do: "report"} })
 	return err
 }
 
@@ -313,7 +316,7 @@ func (x *trial) burst(change func(i int, o *order)) error {
 	}
 	probe := x.order("burst")
 	all(0, &probe)
-	return x.measure(float64(probe.Keys), func() error { return x.tell("burst", all) })
+	return x.measure(float64(probe.Keys), func() error { return x.run("burst", all) })
 }
 
 // drive is callers who keep coming.
@@ -327,7 +330,7 @@ func (x *trial) drive(change func(o *order), expiries float64) error {
 func (x *trial) driveOpen(change func(o *order), expiries float64) error {
 	at := time.Now().Add(20 * time.Millisecond)
 	return x.measure(expiries, func() error {
-		return x.tell("drive", func(i int, o *order) {
+		return x.run("drive", func(i int, o *order) {
 			o.At, o.Seed = at, uint64(x.round*1000+i)
 			change(o)
 		})
@@ -344,7 +347,7 @@ func (x *trial) expiries(d time.Duration) error {
 	// In all processes, so that those which share nothing have it, too. This
 	// load does not count.
 	at := time.Now().Add(10 * time.Millisecond)
-	err := x.tell("burst", func(_ int, o *order) { o.At, o.Callers, o.Behaviour = at, 1, behaviour{} })
+	err := x.run("burst", func(_ int, o *order) { o.At, o.Callers, o.Behaviour = at, 1, behaviour{} })
 	if err != nil {
 		return err
 	}
@@ -377,7 +380,7 @@ func (x *trial) killHolder() error {
 			time.Sleep(time.Until(at.Add(x.behaviour.Load / 2)))
 			done <- x.killFirst()
 		}()
-		err := x.tell("burst", func(_ int, o *order) { o.At = at })
+		err := x.run("burst", func(_ int, o *order) { o.At = at })
 		return cmp.Or(<-done, err)
 	})
 }

@@ -111,7 +111,7 @@ func (c *outageCurve) run(x *trial) error {
 	}
 	// All processes have all keys. These loads do not count.
 	at := time.Now().Add(10 * time.Millisecond)
-	err := x.tell("burst", func(_ int, o *order) {
+	err := x.run("burst", func(_ int, o *order) {
 		o.At, o.Keys, o.Callers, o.Behaviour = at, c.size.Keys, c.size.Keys, behaviour{}
 	})
 	if err != nil {
@@ -132,7 +132,7 @@ func (c *outageCurve) run(x *trial) error {
 		killed <- err
 	}()
 	err = x.measure(0, func() error {
-		return x.tell("drive", func(i int, o *order) {
+		return x.run("drive", func(i int, o *order) {
 			o.At, o.Seed, o.Keys = c.began, uint64(i), c.size.Keys
 			o.For, o.Rate = c.size.Before+c.size.Dark+c.size.After, c.size.Rate/float64(c.size.Processes)
 		})

@@ -39,7 +39,7 @@ func (x *trial) wakes() error {
 		var all []report
 		for n := range bursts {
 			at := time.Now().Add(20 * time.Millisecond)
-			err := x.tell("burst", func(i int, o *order) {
+			err := x.run("burst", func(i int, o *order) {
 				o.Key, o.At, o.Trace, o.Callers = wakeKey(x.key(), n), at, true, wakeCallers
 				if i >= wakeProcesses {
 					o.Callers = 0

@@ -21,7 +21,7 @@ import (
 
 // An order is one line to a worker.
 type order struct {
-	Do string // open, burst, drive, close
+	Do string // open, burst, drive, report, close
 
 	// Of open: the strategy, what it is told, and the origin's log.
 	Strategy string
@@ -52,7 +52,9 @@ type order struct {
 	Trace bool
 }
 
-// A report is the line back.
+// A report is the line back. All but Err is of the calls of the burst or the drive
+// before, and comes with the order to report: a process that made it as soon as its
+// own calls are through would take the processor from those that are not.
 type report struct {
 	Err      string
 	Calls    int
@@ -108,6 +110,7 @@ type workerSide struct {
 	clients *clients
 	origin  *origin
 	cache   cache
+	tally   *tally // the latest
 }
 
 func (w *workerSide) obey(o order) report {
@@ -118,9 +121,13 @@ func (w *workerSide) obey(o order) report {
 		}
 		return report{}
 	case "burst":
-		return w.burst(o)
+		w.burst(o)
+		return report{}
 	case "drive":
-		return w.drive(o)
+		w.drive(o)
+		return report{}
+	case "report":
+		return w.tally.report()
 	case "close":
 		w.cache.Close()
 		w.origin.log.Close()
@@ -143,11 +150,16 @@ func (w *workerSide) open(o order) error {
 	return err
 }
 
+func (w *workerSide) begin(o order) *tally {
+	w.origin.now.Store(&o.Behaviour)
+	w.tally = &tally{order: o}
+	return w.tally
+}
+
 // burst lets all callers go at one time. A wait counts from the moment at which
 // the caller was due, not from when its goroutine ran.
-func (w *workerSide) burst(o order) report {
-	w.origin.now.Store(&o.Behaviour)
-	t := &tally{order: o}
+func (w *workerSide) burst(o order) {
+	t := w.begin(o)
 	gate := make(chan struct{})
 	for i := range o.Callers {
 		key := keyOf(o.Key, uint64(i%max(1, o.Keys)))
@@ -164,14 +176,13 @@ func (w *workerSide) burst(o order) report {
 	}
 	time.Sleep(time.Until(o.At))
 	close(gate)
-	return t.report()
+	t.wait()
 }
 
 // drive is an open loop: callers come when they are due, also when those before
 // them have not been answered.
-func (w *workerSide) drive(o order) report {
-	w.origin.now.Store(&o.Behaviour)
-	t := &tally{order: o}
+func (w *workerSide) drive(o order) {
+	t := w.begin(o)
 	rng := rand.New(rand.NewPCG(o.Seed, 6))
 	pick := func() uint64 { return rng.Uint64N(uint64(max(1, o.Keys))) }
 	if o.Zipf > 0 {
@@ -186,7 +197,7 @@ func (w *workerSide) drive(o order) report {
 		time.Sleep(time.Until(due))
 		t.goAt(due, nil, w.cache, key)
 	}
-	return t.report()
+	t.wait()
 }
 
 // keyOf has no space in it, which memcached would refuse.
@@ -229,8 +240,8 @@ func (t *tally) goAt(due time.Time, wait func(), c cache, key string) {
 	})
 }
 
-// report returns when all calls have, or a second after the last one's patience.
-func (t *tally) report() report {
+// wait returns when all calls have, or a second after the last one's patience.
+func (t *tally) wait() {
 	done := make(chan struct{})
 	go func() { t.wg.Wait(); close(done) }()
 	limit := time.NewTimer(time.Until(t.order.At.Add(t.order.For + t.order.Patience + time.Second)))
@@ -239,6 +250,10 @@ func (t *tally) report() report {
 	case <-done:
 	case <-limit.C:
 	}
+}
+
+// report is what has become of the calls.
+func (t *tally) report() report {
 	r := report{Calls: len(t.calls), Process: os.Getpid()}
 	h := newHistogram()
 	for _, c := range t.calls {
