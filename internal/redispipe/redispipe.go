@@ -29,7 +29,7 @@ const (
 	patience = 2 * time.Millisecond
 	// most is how many calls go in one pipeline. The client's time-outs are for
 	// the whole of it.
-	most = 256
+	most = 64
 	// large is the number of bytes from which on a call goes by itself, so that
 	// nobody's short reply waits until it is sent.
 	large = 64 << 10

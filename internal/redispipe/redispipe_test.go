@@ -194,6 +194,30 @@ func TestExec_Patience(t *testing.T) {
 	})
 }
 
+// TestExec_Most has more calls wait than go in one pipeline.
+func TestExec_Most(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		answers := make(chan struct{})
+		b := newBench(t, func(cmds []redis.Cmder) error { <-answers; return echo(cmds) })
+		first := b.call(t.Context(), "a")
+		want(t, "sent", b.sent, "a")
+		var results []<-chan string
+		for range most + 1 {
+			results = append(results, b.call(t.Context(), "b"))
+			synctest.Wait()
+		}
+		answers <- struct{}{}
+		want(t, "first", first, "a")
+		want(t, "sent", b.sent, strings.TrimSpace(strings.Repeat("b ", most)))
+		answers <- struct{}{}
+		want(t, "sent", b.sent, "b")
+		answers <- struct{}{}
+		for _, result := range results {
+			want(t, "result", result, "b")
+		}
+	})
+}
+
 // TestExec_Alone has a call with a long argument, which waits for nobody and
 // keeps nobody waiting.
 func TestExec_Alone(t *testing.T) {
