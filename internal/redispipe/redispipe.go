@@ -121,7 +121,7 @@ func (q *Queue) take() []*call {
 		return nil
 	}
 	calls := q.waiting[:n:n]
-	q.waiting = append([]*call(nil), q.waiting[n:]...)
+	q.waiting = slices.Clone(q.waiting[n:])
 	return calls
 }
 
