@@ -17,6 +17,9 @@ const (
 	// KB/s, a tenth of the slowest line that anybody still has.
 	writePart     = 64 << 10
 	writePatience = time.Minute
+	// storedParts go at one time of a body that nobody else waits with: each write
+	// costs the kernel more than what is in it.
+	storedParts = 4
 )
 
 var errStalled = errors.New("bellwether: client takes nothing")
@@ -26,16 +29,17 @@ var errStalled = errors.New("bellwether: client takes nothing")
 // has set stays as it is for all others.
 type pacedWriter struct {
 	w     http.ResponseWriter
+	parts int    // that go at one time, in the time of as many
 	drop  func() // gives the client's place in the body up; nil if it has none
 	timer *time.Timer
 	ended chan struct{} // closed when the timer's function has returned
 }
 
-// Write writes p in parts, each in its own time.
+// Write writes b some parts at a time.
 func (p *pacedWriter) Write(b []byte) (int, error) {
 	total := 0
 	for {
-		part := b[total:min(len(b), total+writePart)]
+		part := b[total:min(len(b), total+p.parts*writePart)]
 		err := p.within(func() error {
 			n, err := p.w.Write(part)
 			total += n
@@ -47,7 +51,7 @@ func (p *pacedWriter) Write(b []byte) (int, error) {
 	}
 }
 
-// within gives send the time of a part.
+// within gives send the time of the parts.
 func (p *pacedWriter) within(send func() error) error {
 	p.start()
 	err := send()
@@ -66,12 +70,13 @@ type pacedResponse struct {
 func (r pacedResponse) Write(b []byte) (int, error) { return r.paced.Write(b) }
 
 func (p *pacedWriter) start() {
+	patience := time.Duration(p.parts) * writePatience
 	if p.timer != nil {
-		p.timer.Reset(writePatience)
+		p.timer.Reset(patience)
 		return
 	}
 	p.ended = make(chan struct{})
-	p.timer = time.AfterFunc(writePatience, func() {
+	p.timer = time.AfterFunc(patience, func() {
 		defer close(p.ended)
 		if p.drop != nil {
 			p.drop() // for a ResponseWriter without deadlines, too
@@ -80,7 +85,7 @@ func (p *pacedWriter) start() {
 	})
 }
 
-// stalled reports whether the part took too long. If so, the timer's function
+// stalled reports whether they took too long. If so, the timer's function
 // has returned: it must not touch the ResponseWriter after the handler has.
 func (p *pacedWriter) stalled() bool {
 	if p.timer.Stop() {

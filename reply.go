@@ -138,7 +138,7 @@ func (q *query) replyLive(c *call, s served[*response], key string) liveOutcome 
 	}
 	var to io.Writer = w
 	if x.shared {
-		paced := &pacedWriter{w: w, drop: func() { body.Close() }}
+		paced := &pacedWriter{w: w, parts: 1, drop: func() { body.Close() }}
 		to = paced
 		unpaced := flush
 		flush = func() error { return paced.within(unpaced) }
@@ -311,7 +311,7 @@ func writeStored(w http.ResponseWriter, r *http.Request, s stored, status httpca
 		s.setHeader(h, status)
 		h.Del("Content-Length") // what is sent may be less, or nothing
 		modified, _ := http.ParseTime(s.header.Get("Last-Modified"))
-		http.ServeContent(pacedResponse{w, &pacedWriter{w: w}}, r, "", modified, s.body.Reader())
+		http.ServeContent(pacedResponse{w, &pacedWriter{w: w, parts: storedParts}}, r, "", modified, s.body.Reader())
 	default:
 		s.write(w, r, status)
 	}
@@ -322,7 +322,7 @@ func writeStored(w http.ResponseWriter, r *http.Request, s stored, status httpca
 // come, and ends the connection.
 func writeBody(w http.ResponseWriter, body spool.Body) {
 	if body.Len() > writePart {
-		body.WriteTo(&pacedWriter{w: w})
+		body.WriteTo(&pacedWriter{w: w, parts: storedParts})
 		return
 	}
 	body.WriteTo(w)
