@@ -72,6 +72,13 @@ func newBench(t *testing.T, answer func([]redis.Cmder) error) bench {
 	return bench{New(rdb), s}
 }
 
+// newHeld is a queue before a server that answers each pipeline when it may: at a
+// send to answers, or after their close.
+func newHeld(t *testing.T) (b bench, answers chan struct{}) {
+	answers = make(chan struct{})
+	return newBench(t, func(cmds []redis.Cmder) error { <-answers; return echo(cmds) }), answers
+}
+
 // call begins a call of these commands; its result is what they came to.
 func (b bench) call(ctx context.Context, names ...string) <-chan string {
 	result := make(chan string, 1)
@@ -127,8 +134,7 @@ func wantNone(t *testing.T, what string, from <-chan string) {
 // with the next pipeline, and each has its own replies.
 func TestExec_Joins(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		answers := make(chan struct{})
-		b := newBench(t, func(cmds []redis.Cmder) error { <-answers; return echo(cmds) })
+		b, answers := newHeld(t)
 		one := b.call(t.Context(), "a")
 		want(t, "sent", b.sent, "a")
 		two := b.call(t.Context(), "b", "c")
@@ -197,8 +203,7 @@ func TestExec_Patience(t *testing.T) {
 // TestExec_Most has more calls wait than go in one pipeline.
 func TestExec_Most(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		answers := make(chan struct{})
-		b := newBench(t, func(cmds []redis.Cmder) error { <-answers; return echo(cmds) })
+		b, answers := newHeld(t)
 		first := b.call(t.Context(), "a")
 		want(t, "sent", b.sent, "a")
 		var results []<-chan string
@@ -222,8 +227,7 @@ func TestExec_Most(t *testing.T) {
 // keeps nobody waiting.
 func TestExec_Alone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		answers := make(chan struct{})
-		b := newBench(t, func(cmds []redis.Cmder) error { <-answers; return echo(cmds) })
+		b, answers := newHeld(t)
 		long := strings.Repeat("x", large)
 		first := b.call(t.Context(), long)
 		want(t, "sent", b.sent, long)
@@ -242,8 +246,7 @@ func TestExec_Alone(t *testing.T) {
 // and at the head of a pipeline, which goes on.
 func TestExec_ContextEnded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		answers := make(chan struct{})
-		b := newBench(t, func(cmds []redis.Cmder) error { <-answers; return echo(cmds) })
+		b, answers := newHeld(t)
 		b.call(t.Context(), "a")
 		want(t, "sent", b.sent, "a")
 		ctx, leave := context.WithCancel(t.Context())

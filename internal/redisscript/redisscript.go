@@ -26,18 +26,22 @@ func New(src string) *Script { return &Script{script: redis.NewScript(src)} }
 // Run runs the script by way of q.
 func (s *Script) Run(ctx context.Context, q *redispipe.Queue, keys []string, args ...any) *redis.Cmd {
 	if s.taken.Load() {
-		pipe := q.Pipeline()
-		reply := s.script.EvalSha(ctx, pipe, keys, args...)
-		q.Exec(ctx, pipe)
+		reply := exec(ctx, q, s.script.EvalSha, keys, args)
 		if !redis.HasErrorPrefix(reply.Err(), "NOSCRIPT") {
 			return reply
 		}
 	}
-	pipe := q.Pipeline()
-	reply := s.script.Eval(ctx, pipe, keys, args...)
-	q.Exec(ctx, pipe)
+	reply := exec(ctx, q, s.script.Eval, keys, args)
 	if reply.Err() == nil {
 		s.taken.Store(true)
 	}
+	return reply
+}
+
+// exec sends what eval makes of the script.
+func exec(ctx context.Context, q *redispipe.Queue, eval func(context.Context, redis.Scripter, []string, ...any) *redis.Cmd, keys []string, args []any) *redis.Cmd {
+	pipe := q.Pipeline()
+	reply := eval(ctx, pipe, keys, args...)
+	q.Exec(ctx, pipe)
 	return reply
 }
