@@ -542,8 +542,11 @@ func newFleet(t *testing.T, kind Kind, n int, o fleetOptions) *fleet {
 		})
 	}
 	// Connections, scripts and the subscription are set up before anything is
-	// measured: everybody waits once on a key of its own kind.
+	// measured: everybody waits once on a key of its own kind. A load that takes no
+	// time would be there before the last of them asks, who would wait for nothing.
+	f.origin.delay.Store(int64(100 * time.Millisecond))
 	f.all(order{Do: "herd", Key: "warm-up", Callers: 2, At: time.Now().Add(50 * time.Millisecond)})
+	f.origin.delay.Store(0)
 	time.Sleep(200 * time.Millisecond) // real subscriptions come up
 	return f
 }
