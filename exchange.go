@@ -36,19 +36,22 @@ var (
 const privateWindow = 64 << 10
 
 // An exchange is one run of the handler, and the ResponseWriter that it writes
-// to. Its methods are the handler's goroutine's; other goroutines wait for
-// decided and finished.
+// to. Its methods are the handler's goroutine's, which is the load's; other
+// goroutines wait for decided and finished.
 type exchange struct {
-	m     *Middleware
-	owner *call // the call that began it
-	key   string
-	path  []string // request field names that the key already tells apart
-	// position is the log's when the handler was asked, see item.
-	position uint64
-	cancel   context.CancelCauseFunc
-	sent     time.Time
-	callers  *callerCount    // of the flight
-	ended    <-chan struct{} // closed when the handler is to end
+	m       *Middleware
+	owner   *call // the call that began it
+	attempt attempt[*response]
+	load    context.Context // the attempt's
+	path    []string        // request field names that the key already tells apart
+	sent    time.Time
+	cancel  context.CancelCauseFunc // has the handler end
+	ended   <-chan struct{}         // closed when it is to
+	unlink  func() bool             // from here on the end of load is not the handler's
+	// told is set when the load has its result although the handler goes on, and
+	// telling is what is still to be done for that.
+	told    bool
+	telling sync.WaitGroup
 
 	fwd    httpcache.Forward // why the handler was asked
 	backed bool              // there is something to serve if this fails
@@ -66,8 +69,8 @@ type exchange struct {
 	announced int64  // Content-Length, -1 if there is none
 	written   int64
 	limit     int64  // of the body, beyond which it is not kept
-	why       string // it is not: set before overflow is closed
-	over      bool   // overflow is closed
+	why       string // it would not be: known before it is over
+	over      bool   // it is not
 	account   account
 	body      *spool.Spool
 	trailer   http.Header // set before the body ends
@@ -80,7 +83,6 @@ type exchange struct {
 	shared    bool          // others may read it
 	checked   bool          // it is kept for validation
 	validated bool          // it is what was stored: the handler has answered 304
-	overflow  chan struct{} // closed before the body passes the limit
 	finished  chan struct{} // closed when err is set
 	err       error
 }
@@ -270,6 +272,7 @@ func (x *exchange) decide(status int) {
 		limit = min(limit, privateWindow)
 	}
 	x.body = spool.New(limit)
+	x.body.Expect(x.announced)
 	x.body.OnIdle(func() {
 		x.account.close()
 		x.cancel(nil) // nobody is there for whom the handler could go on
@@ -298,13 +301,70 @@ func (x *exchange) decide(status int) {
 	// not keep those of the others out of the cache.
 	if names = without(names, x.path); len(names) > 0 {
 		v := &response{kind: varying, names: names, mark: newMark(), built: new(variants), variant: x.response}
-		v.id = x.m.variantKey(v, x.key, x.owner.request)
+		v.id = x.m.variantKey(v, x.attempt.key, x.owner.request)
 		x.response = v
 	}
 	// The owner's place is taken before a byte is written: it must not lose the
 	// start of a body that nobody keeps.
 	x.owner.attach(x.body)
 	close(x.decided)
+	x.offer()
+}
+
+// offer gives the response that is decided to those who may have it, while it is
+// being made.
+func (x *exchange) offer() {
+	if x.backed && !x.validated && httpcache.IsServerError(x.content().status) {
+		x.refuse(errServerError, fmt.Errorf("%w: %d", errServerError, x.content().status))
+		return
+	}
+	publish := x.attempt.publish
+	authorized := x.owner.request["Authorization"] != nil
+	if authorized {
+		x.m.learnAuthorized(x.attempt.key, x.shared)
+		if !x.shared {
+			publish = x.attempt.publishAlone
+		}
+	}
+	if !publish(x.load, x.response) {
+		x.refuse(errInvalidated, errInvalidated)
+		return
+	}
+	if x.shared || x.checked {
+		return
+	}
+	x.unlink()
+	x.owner.follow(x)
+	if authorized {
+		// What one user gets says nothing about what all others get.
+		x.tell(nil, errNothing)
+		return
+	}
+	x.forgo(x.content().reason)
+}
+
+// refuse breaks the body off, and fails the load at once: how long the handler
+// goes on is no matter to those who wait.
+func (x *exchange) refuse(cause, err error) {
+	x.body.CloseWithError(cause)
+	x.tell(nil, err)
+}
+
+// forgo ends the load with a response that is not kept, while its handler goes on
+// for those who read it. That is written into the store, which the handler does
+// not wait for.
+func (x *exchange) forgo(reason string) {
+	x.told = true
+	x.telling.Go(func() {
+		var res *response
+		err := noPanic(func() error { res = x.m.remember(x.load, x, reason); return nil })
+		x.attempt.tell(res, err)
+	})
+}
+
+func (x *exchange) tell(res *response, err error) {
+	x.told = true
+	x.attempt.tell(res, err)
 }
 
 // withhold keeps a response to its own client that would be for others too.
@@ -376,9 +436,13 @@ func (x *exchange) take(p []byte) (int, error) {
 			// A handler can write faster than a herd wakes up. Whoever waited for
 			// this response has a place at its start before that is dropped:
 			// else each of them would need a call of its own.
-			x.callers.awaitNone(x.ended)
+			x.attempt.callers.awaitNone(x.ended)
 		}
-		close(x.overflow)
+		if !x.told {
+			// From here on the body is its readers'; it ends with the last of them.
+			x.unlink()
+			x.forgo(x.why)
+		}
 	}
 	n, err := x.body.Write(p)
 	x.written += int64(n)
@@ -414,19 +478,19 @@ var errUnselected = errors.New("bellwether: handler's 304 is not about the store
 // fetch is the HTTP face's load: it runs the handler and returns what is to be
 // kept under the key. What is there already is validated.
 func (m *Middleware) fetch(ctx context.Context, a attempt[*response], c *call, next http.Handler, r *http.Request) (*response, error) {
-	x := m.newExchange(a, c)
+	x := m.newExchange(ctx, a, c)
 	if p := m.fallback(a.key, a.present); p != nil && p.kind == KindValue && m.validates(p.value, c.request) {
 		conditional := r.Clone(r.Context())
 		if httpcache.SetConditions(conditional.Header, p.value.header) {
 			x.stored = p.value
-			res, err := m.carry(ctx, a, x, next, conditional)
+			res, err := x.carry(next, conditional)
 			if !errors.Is(err, errUnselected) {
 				return res, err
 			}
-			x = m.newExchange(a, c)
+			x = m.newExchange(ctx, a, c)
 		}
 	}
-	return m.carry(ctx, a, x, next, r)
+	return x.carry(next, r)
 }
 
 // validates reports whether a request may ask whether res still holds. One with
@@ -438,13 +502,13 @@ func (m *Middleware) validates(res *response, req http.Header) bool {
 	return req["Authorization"] == nil || httpcache.OpenToAll(res.header, m.rules)
 }
 
-func (m *Middleware) newExchange(a attempt[*response], c *call) *exchange {
+func (m *Middleware) newExchange(ctx context.Context, a attempt[*response], c *call) *exchange {
 	x := &exchange{
-		m: m, owner: c, key: a.key, path: c.path, position: a.position, sent: time.Now(), callers: &a.callers,
+		m: m, owner: c, attempt: a, load: ctx, path: c.path, sent: time.Now(),
 		fwd:    httpcache.FwdURIMiss,
 		header: make(http.Header), announced: -1,
 		limit: m.options.MaxBody, why: reasonTooLarge, account: account{of: &m.bodies},
-		decided: make(chan struct{}), overflow: make(chan struct{}), finished: make(chan struct{}),
+		decided: make(chan struct{}), finished: make(chan struct{}),
 	}
 	if len(c.path) > 0 {
 		x.fwd = httpcache.FwdVaryMiss
@@ -463,82 +527,43 @@ func (m *Middleware) newExchange(a attempt[*response], c *call) *exchange {
 	return x
 }
 
-// carry runs an exchange and returns what is to be kept of it.
-func (m *Middleware) carry(ctx context.Context, a attempt[*response], x *exchange, next http.Handler, r *http.Request) (*response, error) {
+// carry runs the handler and returns what is to be kept of the exchange.
+func (x *exchange) carry(next http.Handler, r *http.Request) (*response, error) {
 	c := x.owner
 	// Of the request's own context, not of the rebuild's: that one still has
 	// what detach has replaced.
-	running, cancel := context.WithCancelCause(watchedFrom(r.Context(), ctx, chi.RouteCtxKey))
+	running, cancel := context.WithCancelCause(watchedFrom(r.Context(), x.load, chi.RouteCtxKey))
 	x.cancel, x.ended = cancel, running.Done()
 	c.mu.Lock()
 	c.ran = true
 	c.mu.Unlock()
 	// Until it is known that the response is one client's alone, the rebuild's
-	// end is the handler's end.
-	unlink := context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })
-	go func() {
-		defer cancel(nil)
-		x.run(next, r.WithContext(running))
-	}()
+	// end is the handler's end; and the body's, also if the handler is deaf to its
+	// context. The body's comes first: a handler that heeds its context, and
+	// returns, has not made a complete one.
+	x.unlink = context.AfterFunc(x.load, func() {
+		cause := context.Cause(x.load)
+		select {
+		case <-x.decided:
+			x.body.CloseWithError(cause)
+		default: // what is decided from here on is not published
+		}
+		cancel(cause)
+	})
+	defer x.telling.Wait()
+	defer cancel(nil)
+	x.run(next, r.WithContext(running))
+	x.unlink()
 
-	select {
-	case <-x.decided:
-	case <-x.finished:
-	}
-	select {
-	case <-x.decided:
-	default:
-		if x.err == nil {
-			return nil, errUnselected
-		}
-		return nil, x.err // before there was a header
-	}
-	if x.backed && !x.validated && httpcache.IsServerError(x.content().status) {
-		x.body.CloseWithError(errServerError)
-		return nil, fmt.Errorf("%w: %d", errServerError, x.content().status)
-	}
-	publish := a.publish
-	authorized := c.request["Authorization"] != nil
-	if authorized {
-		m.learnAuthorized(x.key, x.shared)
-		if !x.shared {
-			publish = a.publishAlone
-		}
-	}
-	if !publish(ctx, x.response) {
-		x.body.CloseWithError(errInvalidated)
-		return nil, errInvalidated
-	}
-	if !x.shared && !x.checked {
-		unlink()
-		c.follow(x)
-		if authorized {
-			// What one user gets says nothing about what all others get.
-			return nil, errNothing
-		}
-		return m.remember(ctx, x, x.content().reason), nil
-	}
-	select {
-	case <-x.overflow:
-		// From here on the body is its readers'; it ends with the last of them.
-		unlink()
-		return m.remember(ctx, x, x.why), nil
-	case <-x.finished:
-	case <-ctx.Done():
-		// The flight has ended, or is about to. This load has not before its
-		// handler has, so that handlers that are deaf to their context count
-		// among MaxRebuilds.
-		x.body.CloseWithError(context.Cause(ctx))
-		<-x.finished
-		return nil, context.Cause(ctx)
-	}
-	if x.err != nil {
+	switch {
+	case x.told:
+		return nil, errNothing
+	case x.err != nil:
 		return nil, x.err
+	case x.response == nil:
+		return nil, errUnselected
 	}
-	if x.body.Overflowed() {
-		return m.remember(ctx, x, x.why), nil // both at once: it was read as fast as it was written
-	}
-	return m.keep(ctx, x)
+	return x.m.keep(x.load, x)
 }
 
 // reasonTooLarge is why a body over MaxBody is not shared.
@@ -563,7 +588,7 @@ func (m *Middleware) record(ctx context.Context, x *exchange, res *response, f F
 		SetFreshness(ctx, f)
 		return res
 	}
-	m.engine.put(ctx, x.response.id, res, f, x.position)
+	m.engine.put(ctx, x.response.id, res, f, x.attempt.position)
 	SetFreshness(ctx, Freshness{TTL: varyingTTL})
 	return &response{kind: varying, names: x.response.names, mark: x.response.mark, built: x.response.built}
 }

@@ -28,6 +28,8 @@ type attempt[V any] struct {
 	present  *item[V] // the flight's
 	made     instant  // the item.made of what the load makes
 	position uint64   // and its item.position
+	// tell ends the load with its result before it returns, see startLoad.
+	tell func(V, error)
 }
 
 // A binder gives the loader of a flight that begins now. It is asked while the

@@ -106,24 +106,18 @@ type loaded[V any] struct {
 
 // startLoad runs load and sends what it came to, once. The channel has room
 // for it: a load that everybody has given up on must not leak its goroutine on
-// top. free is called when the load has really returned.
-func startLoad[V any](ctx context.Context, load func(context.Context) (V, error), o *settings, free func()) <-chan loaded[V] {
+// top. A load that goes on behind its result, for a client of its own, says that
+// by tell, and what it returns does not count then. free is called when the load
+// has really returned, or told.
+func startLoad[V any](ctx context.Context, load func(ctx context.Context, tell func(V, error)) (V, error), o *settings, free func()) <-chan loaded[V] {
 	result := make(chan loaded[V], 1)
 	slot := &freshnessSlot{}
 	ctx = context.WithValue(ctx, freshnessKey{}, slot)
-	l := loaded[V]{began: time.Now()}
-	go func() {
-		returned := false
-		defer func() {
-			if !returned {
-				// recover returns nil for a Goexit, and only then: a
-				// panic(nil) is a *runtime.PanicNilError.
-				l.err = ErrGoexit
-				if p := recover(); p != nil {
-					l.err = panicked(p)
-				}
-			}
-			l.took = time.Since(l.began)
+	began := time.Now()
+	var once sync.Once
+	tell := func(value V, err error) {
+		once.Do(func() {
+			l := loaded[V]{value: value, err: err, began: began, took: time.Since(began)}
 			slot.mu.Lock()
 			switch {
 			case slot.set:
@@ -136,9 +130,27 @@ func startLoad[V any](ctx context.Context, load func(context.Context) (V, error)
 			slot.mu.Unlock()
 			free()
 			result <- l
+		})
+	}
+	go func() {
+		var (
+			value    V
+			err      error
+			returned bool
+		)
+		defer func() {
+			if !returned {
+				// recover returns nil for a Goexit, and only then: a
+				// panic(nil) is a *runtime.PanicNilError.
+				err = ErrGoexit
+				if p := recover(); p != nil {
+					err = panicked(p)
+				}
+			}
+			tell(value, err)
 		}()
-		l.value, l.err = load(ctx)
-		inquire(l.err)
+		value, err = load(ctx, tell)
+		inquire(err)
 		returned = true
 	}()
 	return result

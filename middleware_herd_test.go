@@ -449,10 +449,12 @@ func TestHerd_StalledConnection(t *testing.T) {
 			if res, err := http.ReadResponse(br, nil); err != nil || res.StatusCode != 200 {
 				t.Fatalf("%v, %v", res, err)
 			}
-			// A client that reads now and then is left alone.
-			for range 3 {
-				time.Sleep(50 * time.Second)
-				if _, err := io.CopyN(io.Discard, br, 64<<10); err != nil {
+			// A client that reads now and then, 64 KiB in 50 s, is left alone. It
+			// reads them in eight: a write may begin just when one was read, and
+			// end with the first bytes of another.
+			for range 3 * 8 {
+				time.Sleep(50 * time.Second / 8)
+				if _, err := io.CopyN(io.Discard, br, 64<<10/8); err != nil {
 					t.Fatalf("%s: a slow client was broken off: %v", c.what, err)
 				}
 			}

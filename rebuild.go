@@ -587,14 +587,17 @@ func (r *run[V]) build(ctx context.Context, epoch uint64, rival <-chan struct{},
 	if r.lease != nil {
 		e.trips.note(r.made - r.elected)
 	}
-	a := attempt[V]{r.flight, r.present, r.made, r.position}
+	a := attempt[V]{flight: r.flight, present: r.present, made: r.made, position: r.position}
 	r.loaded = false
 	defer func() { r.unwatchLoad(ended) }()
 	watched := r.watchLoad(loading) // it may not return
 	e.count.loads.Add(1)
 	free := r.slot
 	r.slot = nil
-	result := startLoad(watched, func(ctx context.Context) (V, error) { return r.load(ctx, a) }, &e.settings, free)
+	result := startLoad(watched, func(ctx context.Context, tell func(V, error)) (V, error) {
+		a.tell = tell
+		return r.load(ctx, a)
+	}, &e.settings, free)
 
 	for {
 		select {

@@ -60,3 +60,49 @@ func TestBody_IsNoCopy(t *testing.T) {
 	}
 	runtime.KeepAlive(s)
 }
+
+// A body that comes in one Write, or whose length is said before, is kept in the
+// memory in which it came. Whoever has lied gets no more for it.
+func TestBody_InOnePiece(t *testing.T) {
+	for _, c := range []struct {
+		expected int64
+		writes   []int
+		pieces   int // of the body as it was collected
+	}{
+		{0, []int{minFirst}, 1},
+		{-1, []int{maxChunk}, 1},
+		{1000, []int{100, 900}, 1},
+		{1000, []int{100, 100}, 1},
+		{maxExpected, []int{1, maxExpected - 1}, 1},
+		{maxExpected + 1, []int{1, minChunk - 1}, 1}, // not believed
+		{10, []int{100}, 2},                          // and more than that
+		{1, []int{1, 5000, 100}, 3},
+		{0, []int{minFirst, 1}, 2},
+	} {
+		s := New(1 << 20)
+		s.Expect(c.expected)
+		var want []byte
+		for i, n := range c.writes {
+			p := bytes.Repeat([]byte{byte('a' + i)}, n)
+			write(t, s, p)
+			want = append(want, p...)
+		}
+		pieces, kept := 0, 0
+		for k := s.head; k != nil; k = k.next {
+			pieces, kept = pieces+1, kept+k.size
+		}
+		if most := max(len(want), int(min(c.expected, maxExpected)), minChunk); pieces != c.pieces || kept > 2*most+minChunk {
+			t.Errorf("%d expected, %v written: %d pieces of %d bytes", c.expected, c.writes, pieces, kept)
+		}
+		s.Close()
+		var body Body
+		ok := false
+		copied := testing.AllocsPerRun(10, func() { body, ok = s.Body() })
+		if !ok || !bytes.Equal(body.Append(nil), want) {
+			t.Errorf("%d expected, %v written: not the body", c.expected, c.writes)
+		}
+		if whole := kept == len(want) && pieces == 1; whole && copied > 1 { // the Body itself
+			t.Errorf("%d expected, %v written: %v allocations", c.expected, c.writes, copied)
+		}
+	}
+}

@@ -24,10 +24,18 @@ var (
 )
 
 // The smallest and the largest chunk. Each chunk is twice the one before, so
-// that a small body costs one small allocation and a large one few.
+// that a small body costs one small allocation and a large one few. The first
+// may be smaller: many bodies come in one Write, or with their length said
+// before, and then it is all of the body, and nothing has to be cut off it to be
+// kept.
 const (
 	minChunk = 4 << 10
 	maxChunk = 256 << 10
+
+	// minFirst is the least Write that is taken for all of a body.
+	minFirst = 512
+	// maxExpected is the longest body that is believed to come.
+	maxExpected = 64 << 10
 )
 
 // A Spool is a body that grows. One goroutine at a time writes it; all methods
@@ -49,10 +57,11 @@ type Spool struct {
 	limit int64
 	idle  func() // see OnIdle; nil once called
 
-	head *chunk // oldest chunk kept, nil while none is
-	tail *chunk // newest chunk, kept or dropped; at first a full one of no bytes
-	size int64  // bytes published
-	kept int64  // capacity of the chunks from head to tail
+	head     *chunk // oldest chunk kept, nil while none is
+	tail     *chunk // newest chunk, kept or dropped; at first a full one of no bytes
+	size     int64  // bytes published
+	expected int64  // see Expect
+	kept     int64  // capacity of the chunks from head to tail
 
 	readers  int   // present readers
 	waiting  int   // those of them that need no byte of the tail any more
@@ -88,6 +97,10 @@ func New(limit int64) *Spool {
 // OnIdle has f called once, when the body has ended and nobody reads it. It is
 // called under the Spool's lock, and is set before the first Write.
 func (s *Spool) OnIdle(f func()) { s.idle = f }
+
+// Expect says how long the body is said to be, before the first Write. A short
+// one gets its memory in one piece then. It binds nobody.
+func (s *Spool) Expect(n int64) { s.expected = n }
 
 // Narrow lowers the limit, if it is higher, before the body has passed it.
 func (s *Spool) Narrow(limit int64) {
@@ -132,7 +145,7 @@ func (s *Spool) Write(p []byte) (int, error) {
 			if s.overflow && s.kept > s.limit {
 				s.awaitRoom()
 			} else {
-				s.grow()
+				s.grow(len(p) - written)
 			}
 			continue
 		}
@@ -154,9 +167,17 @@ func (s *Spool) Write(p []byte) (int, error) {
 	}
 }
 
-// grow appends a chunk. Called with mu held, by the writer.
-func (s *Spool) grow() {
+// grow appends a chunk, for so many bytes that are there and others that may
+// come. Called with mu held, by the writer.
+func (s *Spool) grow(there int) {
 	size := min(max(minChunk, 2*s.tail.size), maxChunk)
+	if s.size == 0 {
+		if 0 < s.expected && s.expected <= maxExpected {
+			size = int(s.expected)
+		} else if there >= minFirst {
+			size = min(there, maxChunk)
+		}
+	}
 	if s.overflow {
 		// Small against the limit, so that the readers and the writer do not
 		// take turns.
