@@ -62,7 +62,7 @@ type flight[V any] struct {
 	claimed  uint64                  // guarded by engine.mu: the epoch of the load since then, 0 if there is none
 	asked    instant                 // guarded by engine.mu: as of when the store had nothing later than claimed
 	since    instant                 // guarded by engine.mu: when the flight began, or the key was last invalidated
-	notices  chan heard              // the latest that was heard of the key; has room for one, and is sent to with engine.mu held
+	notices  chan heard              // the latest that was heard of the key; has room for one, and is sent to with engine.mu held; nil if the store tells nothing
 
 	// present is the latest item known for the key: what is served if the load
 	// fails, and what tells how often it has failed. Written by the flight's

@@ -525,7 +525,10 @@ func (c *waiter[V]) begin(ctx context.Context, key string, b binder[V]) bool {
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	f := &flight[V]{
 		key: key, load: b.bind(), engine: e, accept: c.want.accept, cancel: cancel,
-		due: addDurations(c.began, e.MaxWait), since: now, notices: make(chan heard, 1),
+		due: addDurations(c.began, e.MaxWait), since: now,
+	}
+	if e.notified {
+		f.notices = make(chan heard, 1)
 	}
 	f.state.Store(&flightState[V]{news: make(chan struct{})})
 	f.watch()
