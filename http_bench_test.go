@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -73,6 +74,28 @@ func BenchmarkHTTPHit(b *testing.B) {
 				bb.call()
 			}
 		})
+	}
+}
+
+// BenchmarkHTTPMiss is a request for a URL that nobody has asked for before.
+func BenchmarkHTTPMiss(b *testing.B) {
+	body := []byte(strings.Repeat("x", 1024))
+	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{})
+	b.Cleanup(func() { mw.Close() })
+	h := mw.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h := w.Header()
+		h.Set("Content-Type", "text/plain")
+		h.Set("Cache-Control", "max-age=3600")
+		w.Write(body)
+	}))
+	r := httptest.NewRequest("GET", "http://example.com/", nil)
+	w := &nullWriter{header: http.Header{}}
+	b.ReportAllocs()
+	for n := 0; b.Loop(); n++ {
+		clear(w.header)
+		r.URL.Path = "/" + strconv.Itoa(n)
+		r.RequestURI = r.URL.Path
+		h.ServeHTTP(w, r)
 	}
 }
 

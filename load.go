@@ -7,6 +7,8 @@ import (
 	"runtime/debug"
 	"sync"
 	"time"
+
+	"github.com/bellwether-go/bellwether/internal/stack"
 )
 
 // This file runs the user's load: on a goroutine of its own, with a context
@@ -133,6 +135,7 @@ func startLoad[V any](ctx context.Context, load func(ctx context.Context, tell f
 		})
 	}
 	go func() {
+		stack.Grow()
 		var (
 			value    V
 			err      error

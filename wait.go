@@ -4,6 +4,8 @@ import (
 	"context"
 	"sync/atomic"
 	"time"
+
+	"github.com/bellwether-go/bellwether/internal/stack"
 )
 
 // This file is a call's way to its answer: a hit of the near tier, else the
@@ -540,6 +542,9 @@ func (c *waiter[V]) begin(ctx context.Context, key string, b binder[V]) bool {
 		m.board(ctx, f) // it takes off with its batch
 		return true
 	}
-	e.running.Go(func() { f.fly(ctx) })
+	e.running.Go(func() {
+		stack.Grow()
+		f.fly(ctx)
+	})
 	return true
 }

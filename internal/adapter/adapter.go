@@ -10,6 +10,8 @@ import (
 	"encoding/base64"
 	"fmt"
 	"runtime/debug"
+
+	"github.com/bellwether-go/bellwether/internal/stack"
 )
 
 // maxName is the length up to which a key keeps its own name in the engine.
@@ -70,6 +72,7 @@ func Await[T any](ctx context.Context, f func() (T, error), late func(T, error))
 	}
 	done := make(chan result)
 	go func() {
+		stack.Grow()
 		var r result
 		func() {
 			// The driver's panic must not kill a process that merely caches.
