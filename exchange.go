@@ -37,7 +37,7 @@ const privateWindow = 64 << 10
 
 // An exchange is one run of the handler, and the ResponseWriter that it writes
 // to. Its methods are the handler's goroutine's, which is the load's; other
-// goroutines wait for decided and finished.
+// goroutines have what is set before decided and finished are closed.
 type exchange struct {
 	m       *Middleware
 	owner   *call // the call that began it
@@ -47,7 +47,9 @@ type exchange struct {
 	sent    time.Time
 	cancel  context.CancelCauseFunc // has the handler end
 	ended   <-chan struct{}         // closed when it is to
-	unlink  func() bool             // from here on the end of load is not the handler's
+	// unlink makes the end of load no longer the handler's. It returns false if
+	// one of the two has ended before.
+	unlink func() bool
 	// told is set when the load has its result although the handler goes on, and
 	// telling is what is still to be done for that.
 	told    bool
@@ -275,7 +277,9 @@ func (x *exchange) decide(status int) {
 	x.body.Expect(x.announced)
 	x.body.OnIdle(func() {
 		x.account.close()
-		x.cancel(nil) // nobody is there for whom the handler could go on
+		// Nobody is there for whom the handler could go on; or its load has ended,
+		// which is the cause then.
+		x.cancel(context.Cause(x.load))
 	})
 	x.response = &response{
 		status:    status,
@@ -312,7 +316,8 @@ func (x *exchange) decide(status int) {
 }
 
 // offer gives the response that is decided to those who may have it, while it is
-// being made.
+// being made. If the log of invalidations has to be read for that, the handler
+// waits for it as they do, within its WriteHeader.
 func (x *exchange) offer() {
 	if x.backed && !x.validated && httpcache.IsServerError(x.content().status) {
 		x.refuse(errServerError, fmt.Errorf("%w: %d", errServerError, x.content().status))
@@ -352,13 +357,14 @@ func (x *exchange) refuse(cause, err error) {
 
 // forgo ends the load with a response that is not kept, while its handler goes on
 // for those who read it. That is written into the store, which the handler does
-// not wait for.
+// not wait for before it returns.
 func (x *exchange) forgo(reason string) {
 	x.told = true
 	x.telling.Go(func() {
 		var res *response
-		err := noPanic(func() error { res = x.m.remember(x.load, x, reason); return nil })
-		x.attempt.tell(res, err)
+		err := ErrGoexit // of an adapter, or of OnError, unless this returns
+		defer func() { x.attempt.tell(res, err) }()
+		err = noPanic(func() error { res = x.m.remember(x.load, x, reason); return nil })
 	})
 }
 
@@ -439,9 +445,15 @@ func (x *exchange) take(p []byte) (int, error) {
 			x.attempt.callers.awaitNone(x.ended)
 		}
 		if !x.told {
-			// From here on the body is its readers'; it ends with the last of them.
-			x.unlink()
-			x.forgo(x.why)
+			if x.unlink() {
+				// From here on the body is its readers'; it ends with the last of them.
+				x.forgo(x.why)
+			} else {
+				// The load has ended before. A handler that is deaf to that, or has
+				// returned and writes all the same, says nothing more of the key;
+				// the former keeps its place among MaxRebuilds until it returns.
+				x.body.CloseWithError(context.Cause(x.load))
+			}
 		}
 	}
 	n, err := x.body.Write(p)
@@ -539,8 +551,9 @@ func (x *exchange) carry(next http.Handler, r *http.Request) (*response, error) 
 	c.mu.Unlock()
 	// Until it is known that the response is one client's alone, the rebuild's
 	// end is the handler's end; and the body's, also if the handler is deaf to its
-	// context. The body's comes first: a handler that heeds its context, and
-	// returns, has not made a complete one.
+	// context. The body's comes first, and ends the handler by itself where nobody
+	// reads: a handler that heeds its context, and returns, has not made a
+	// complete one.
 	x.unlink = context.AfterFunc(x.load, func() {
 		cause := context.Cause(x.load)
 		select {
@@ -556,12 +569,12 @@ func (x *exchange) carry(next http.Handler, r *http.Request) (*response, error) 
 	x.unlink()
 
 	switch {
-	case x.told:
-		return nil, errNothing
 	case x.err != nil:
 		return nil, x.err
 	case x.response == nil:
 		return nil, errUnselected
+	case x.told, !x.shared && !x.checked:
+		return nil, errNothing // the load has its result
 	}
 	return x.m.keep(x.load, x)
 }

@@ -14,7 +14,9 @@ import (
 
 const (
 	// writePart is how much a client has to take within writePatience: about 1
-	// KB/s, a tenth of the slowest line that anybody still has.
+	// KB/s, a tenth of the slowest line that anybody still has. It is counted by
+	// writes: what a client takes in one go may be the end of one and nearly all
+	// of the next.
 	writePart     = 64 << 10
 	writePatience = time.Minute
 	// storedParts go at one time of a body that nobody else waits with: each write
