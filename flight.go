@@ -282,12 +282,13 @@ func (f *flight[V]) giveUp(cause error) bool {
 }
 
 // abortable makes abort the way to cancel the flight's load of that epoch,
-// unless the key was invalidated since the flight last looked. An invalidation
-// does not cancel the last one, see maxRefused.
+// unless the key was invalidated since the flight last looked, or the cache is
+// closed: the slot may be that of another flight which Close has ended just now.
+// An invalidation does not cancel the last one, see maxRefused.
 func (f *flight[V]) abortable(abort context.CancelCauseFunc, epoch uint64, asked instant, last, alone bool) bool {
 	f.engine.mu.Lock()
 	defer f.engine.mu.Unlock()
-	if f.disowned {
+	if f.disowned || f.engine.closed {
 		return false
 	}
 	f.abort, f.last, f.alone = abort, last, alone

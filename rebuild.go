@@ -570,7 +570,7 @@ func (r *run[V]) build(ctx context.Context, epoch uint64, rival <-chan struct{},
 	loading, abort := context.WithCancelCause(limited)
 	defer abort(nil)
 	if !r.abortable(abort, epoch, r.asked, r.refused+1 >= maxRefused, r.storeDown) {
-		return false // invalidated since it was claimed
+		return false // invalidated since it was claimed, or closed
 	}
 	var lost chan struct{}
 	if lease := r.lease; lease != nil {
