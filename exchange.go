@@ -71,8 +71,8 @@ type exchange struct {
 	announced int64  // Content-Length, -1 if there is none
 	written   int64
 	limit     int64  // of the body, beyond which it is not kept
-	why       string // it would not be: known before it is over
-	over      bool   // it is not
+	why       string // it is not, then
+	over      bool   // then has come
 	account   account
 	body      *spool.Spool
 	trailer   http.Header // set before the body ends
