@@ -71,8 +71,8 @@ type exchange struct {
 	announced int64  // Content-Length, -1 if there is none
 	written   int64
 	limit     int64  // of the body, beyond which it is not kept
-	why       string // it is not, then
-	over      bool   // then has come
+	why       string // what the clients are told of that
+	over      bool   // the body has passed limit
 	account   account
 	body      *spool.Spool
 	trailer   http.Header // set before the body ends
@@ -320,7 +320,7 @@ func (x *exchange) decide(status int) {
 // waits for it as they do, within its WriteHeader.
 func (x *exchange) offer() {
 	if x.backed && !x.validated && httpcache.IsServerError(x.content().status) {
-		x.refuse(errServerError, fmt.Errorf("%w: %d", errServerError, x.content().status))
+		x.refuse(fmt.Errorf("%w: %d", errServerError, x.content().status))
 		return
 	}
 	publish := x.attempt.publish
@@ -332,7 +332,7 @@ func (x *exchange) offer() {
 		}
 	}
 	if !publish(x.load, x.response) {
-		x.refuse(errInvalidated, errInvalidated)
+		x.refuse(errInvalidated)
 		return
 	}
 	if x.shared || x.checked {
@@ -350,8 +350,8 @@ func (x *exchange) offer() {
 
 // refuse breaks the body off, and fails the load at once: how long the handler
 // goes on is no matter to those who wait.
-func (x *exchange) refuse(cause, err error) {
-	x.body.CloseWithError(cause)
+func (x *exchange) refuse(err error) {
+	x.body.CloseWithError(err)
 	x.tell(nil, err)
 }
 
@@ -444,16 +444,16 @@ func (x *exchange) take(p []byte) (int, error) {
 			// else each of them would need a call of its own.
 			x.attempt.callers.awaitNone(x.ended)
 		}
-		if !x.told {
-			if x.unlink() {
-				// From here on the body is its readers'; it ends with the last of them.
-				x.forgo(x.why)
-			} else {
-				// The load has ended before. A handler that is deaf to that, or has
-				// returned and writes all the same, says nothing more of the key;
-				// the former keeps its place among MaxRebuilds until it returns.
-				x.body.CloseWithError(context.Cause(x.load))
-			}
+		switch {
+		case x.told:
+		case x.unlink():
+			// From here on the body is its readers'; it ends with the last of them.
+			x.forgo(x.why)
+		default:
+			// The load has ended before. A handler that is deaf to that, or has
+			// returned and writes all the same, says nothing more of the key; the
+			// former keeps its place among MaxRebuilds until it returns.
+			x.body.CloseWithError(context.Cause(x.load))
 		}
 	}
 	n, err := x.body.Write(p)

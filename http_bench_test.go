@@ -20,20 +20,26 @@ func (w *nullWriter) Header() http.Header         { return w.header }
 func (w *nullWriter) WriteHeader(int)             {}
 func (w *nullWriter) Write(p []byte) (int, error) { return len(p), nil }
 
-// hits are a hit of ours, a hit that ends in a 304, and a bare handler that sets
-// the same fields and writes the same bytes. Each call makes one request over a
-// null writer; they are for one goroutine.
-func hits(tb testing.TB) (bare, hit, notModified func()) {
-	body := []byte(strings.Repeat("x", 1024))
+var benchBody = []byte(strings.Repeat("x", 1024))
+
+// benchPage is a handler behind a middleware of ours.
+func benchPage(tb testing.TB) http.Handler {
 	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{})
 	tb.Cleanup(func() { mw.Close() })
-	cached := mw.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	return mw.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()
 		h.Set("Content-Type", "text/plain")
 		h.Set("Cache-Control", "max-age=3600")
 		h.Set("ETag", `"1"`)
-		w.Write(body)
+		w.Write(benchBody)
 	}))
+}
+
+// hits are a hit of ours, a hit that ends in a 304, and a bare handler that sets
+// the same fields and writes the same bytes. Each call makes one request over a
+// null writer; they are for one goroutine.
+func hits(tb testing.TB) (bare, hit, notModified func()) {
+	cached := benchPage(tb)
 	var recorded *httptest.ResponseRecorder
 	for recorded == nil || !strings.Contains(recorded.Header().Get("Cache-Status"), "hit") {
 		recorded = httptest.NewRecorder()
@@ -46,7 +52,7 @@ func hits(tb testing.TB) (bare, hit, notModified func()) {
 			h.Set(name, values[0])
 		}
 		w.WriteHeader(200)
-		w.Write(body)
+		w.Write(benchBody)
 	})
 	call := func(h http.Handler, fields ...string) func() {
 		r := httptest.NewRequest("GET", "http://example.com/a/b?c=d", nil)
@@ -79,15 +85,7 @@ func BenchmarkHTTPHit(b *testing.B) {
 
 // BenchmarkHTTPMiss is a request for a URL that nobody has asked for before.
 func BenchmarkHTTPMiss(b *testing.B) {
-	body := []byte(strings.Repeat("x", 1024))
-	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{})
-	b.Cleanup(func() { mw.Close() })
-	h := mw.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		h := w.Header()
-		h.Set("Content-Type", "text/plain")
-		h.Set("Cache-Control", "max-age=3600")
-		w.Write(body)
-	}))
+	h := benchPage(b)
 	r := httptest.NewRequest("GET", "http://example.com/", nil)
 	w := &nullWriter{header: http.Header{}}
 	b.ReportAllocs()

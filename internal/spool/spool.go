@@ -54,14 +54,14 @@ const (
 type Spool struct {
 	mu sync.Mutex // guards all below
 
-	limit int64
-	idle  func() // see OnIdle; nil once called
-
-	head     *chunk // oldest chunk kept, nil while none is
-	tail     *chunk // newest chunk, kept or dropped; at first a full one of no bytes
-	size     int64  // bytes published
+	limit    int64
 	expected int64  // see Expect
-	kept     int64  // capacity of the chunks from head to tail
+	idle     func() // see OnIdle; nil once called
+
+	head *chunk // oldest chunk kept, nil while none is
+	tail *chunk // newest chunk, kept or dropped; at first a full one of no bytes
+	size int64  // bytes published
+	kept int64  // capacity of the chunks from head to tail
 
 	readers  int   // present readers
 	waiting  int   // those of them that need no byte of the tail any more
