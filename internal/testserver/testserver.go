@@ -4,6 +4,7 @@ package testserver
 
 import (
 	"bufio"
+	"bytes"
 	"fmt"
 	"io"
 	"net"
@@ -27,6 +28,7 @@ type Server struct {
 	protocol protocol                // what a Meter before it understands
 	ready    func(addr string) error // what await asks
 	args     []string                // the command that starts it, nil if it is not ours
+	log      string                  // the file of what it has printed since its last start
 	pid      int                     // of the engine itself, 0 while it is down
 	stdin    io.Closer
 	wait     chan struct{} // closed when the wrapper around the engine has ended
@@ -64,10 +66,16 @@ func startWhen(ready func(addr string) error, protocol protocol, tb testing.TB, 
 	}
 	s.Addr = FreeAddr(tb)
 	_, port, _ := net.SplitHostPort(s.Addr)
-	s.args = append([]string{path}, args(port)...)
-	s.Start()
-	tb.Cleanup(s.Kill)
+	s.own(append([]string{path}, args(port)...))
 	return s
+}
+
+// own starts the engine by its command for the first time.
+func (s *Server) own(command []string) {
+	s.tb.Helper()
+	s.args, s.log = command, filepath.Join(s.tb.TempDir(), "log")
+	s.tb.Cleanup(s.Kill)
+	s.Start()
 }
 
 // ports counts what FreeAddr has looked at. It begins elsewhere in each process,
@@ -76,20 +84,30 @@ var ports atomic.Int64
 
 func init() { ports.Store(int64(os.Getpid()) * 251) }
 
-// FreeAddr returns an address of 127.0.0.1 that nobody listens on. Its port is
-// below those that Linux gives to whoever asks for any: else a client of another
-// test could have it before the server has started, or while it is down.
+// FreeAddr returns an address of 127.0.0.1 that nobody listens on, and that is no
+// other test's until this one has ended. Its port is below those that Linux gives
+// to whoever asks for any: else a client of another test could have it before the
+// server has started, or while it is down.
 func FreeAddr(tb testing.TB) string {
 	tb.Helper()
 	const lowest, highest = 12_000, 32_000
 	var err error
 	for range 1000 {
-		addr := net.JoinHostPort("127.0.0.1", strconv.FormatInt(lowest+ports.Add(1)%(highest-lowest), 10))
-		var l net.Listener
-		if l, err = net.Listen("tcp", addr); err == nil {
-			l.Close()
-			return addr
+		port := strconv.FormatInt(lowest+ports.Add(1)%(highest-lowest), 10)
+		// A server may take a second until it listens. Meanwhile, and while it
+		// is down, tests in other processes see from this name that the port is
+		// taken: it is in no file system, and goes with the process.
+		var taken, l net.Listener
+		if taken, err = net.Listen("unix", "@bellwether-test-port-"+port); err != nil {
+			continue
 		}
+		if l, err = net.Listen("tcp", "127.0.0.1:"+port); err != nil {
+			taken.Close()
+			continue
+		}
+		l.Close()
+		tb.Cleanup(func() { taken.Close() })
+		return l.Addr().String()
 	}
 	tb.Fatal(err)
 	return ""
@@ -142,8 +160,8 @@ func (s *Server) Start() {
 	// The shell outlives neither us nor the engine: it waits for the end of
 	// its input, which is a pipe that closes with this process, however this
 	// process dies.
-	const wrapper = `"$@" >/dev/null 2>&1 & echo $!; read _; kill -9 $! 2>/dev/null; wait`
-	cmd := exec.Command("sh", append([]string{"-c", wrapper, "sh"}, s.args...)...)
+	const wrapper = `"$@" >"$0" 2>&1 & echo $!; read _; kill -9 $! 2>/dev/null; wait`
+	cmd := exec.Command("sh", append([]string{"-c", wrapper, s.log}, s.args...)...)
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
 		s.tb.Fatal(err)
@@ -196,38 +214,46 @@ func (s *Server) Signal(sig syscall.Signal) {
 	if err := syscall.Kill(s.pid, sig); err != nil {
 		s.tb.Fatalf("signal %v to %s: %v", sig, s.Addr, err)
 	}
-	for range 500 {
-		if sig != syscall.SIGSTOP || s.stopped() {
+	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(2 * time.Millisecond) { // a real process is stopping
+		if sig != syscall.SIGSTOP || s.threads("T") {
 			return
 		}
-		time.Sleep(2 * time.Millisecond) // a real process is stopping
 	}
 	s.tb.Fatalf("%s does not stop", s.Addr)
 }
 
-// stopped reports whether all the engine's threads have stopped: each one does
-// so when it next runs, and until then may answer a request.
-func (s *Server) stopped() bool {
+// threads reports whether all the engine's threads are in one of the states, as
+// proc(5) names them: each one stops when it next runs, and until then may answer
+// a request.
+func (s *Server) threads(states string) bool {
 	stats, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", s.pid))
 	for _, stat := range stats {
-		if b, err := os.ReadFile(stat); err == nil && !strings.Contains(string(b), ") T ") {
+		b, err := os.ReadFile(stat)
+		if _, state, _ := bytes.Cut(b, []byte(") ")); err == nil && !bytes.ContainsAny(state[:min(1, len(state))], states) {
 			return false
 		}
 	}
 	return true
 }
 
+// patience is what a machine with much else to do may take to start a process, or
+// to stop one. An engine that has ended is not waited for.
+const patience = time.Minute
+
 // await returns when the server is ready.
 func (s *Server) await() {
 	s.tb.Helper()
 	var err error
-	for range 500 {
+	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(10 * time.Millisecond) { // a real process is starting
 		if err = s.ready(s.Addr); err == nil {
 			return
 		}
-		time.Sleep(10 * time.Millisecond) // a real process is starting
+		if s.pid != 0 && s.threads("ZX") {
+			said, _ := os.ReadFile(s.log)
+			s.tb.Fatalf("%s, which was to listen at %s, has ended: %s", filepath.Base(s.args[0]), s.Addr, said[max(0, len(said)-1000):])
+		}
 	}
-	s.tb.Fatal(fmt.Errorf("no server at %s after 5 s: %w", s.Addr, err))
+	s.tb.Fatal(fmt.Errorf("no server at %s after %v: %w", s.Addr, patience, err))
 }
 
 // connects is ready for an engine that answers as soon as it listens.

@@ -62,10 +62,8 @@ func ZooKeeper(tb testing.TB, settings ...string) *Server {
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
 		tb.Fatal(err)
 	}
-	s.args = []string{java, "-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
-		"-cp", zookeeperClasses, "org.apache.zookeeper.server.quorum.QuorumPeerMain", file}
-	s.Start()
-	tb.Cleanup(s.Kill)
+	s.own([]string{java, "-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
+		"-cp", zookeeperClasses, "org.apache.zookeeper.server.quorum.QuorumPeerMain", file})
 	return s
 }
 

@@ -1,0 +1,62 @@
+package testserver
+
+import (
+	"fmt"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// fatal is a test that keeps what it fails with.
+type fatal struct {
+	testing.TB
+	said string
+}
+
+func (f *fatal) Fatalf(format string, args ...any) {
+	f.said = fmt.Sprintf(format, args...)
+	runtime.Goexit()
+}
+
+// TestStart_EngineEnds sees that nobody waits for an engine that has ended, and
+// that the test says what the engine said.
+func TestStart_EngineEnds(t *testing.T) {
+	began := time.Now()
+	f := fatal{TB: t}
+	var wg sync.WaitGroup
+	wg.Go(func() { Redis(&f, "--no-such-option", "1") })
+	wg.Wait()
+	if !strings.Contains(f.said, "redis-server, which was to listen at") || !strings.Contains(f.said, "no-such-option") {
+		t.Errorf("it says: %s", f.said)
+	}
+	if took := time.Since(began); took > patience/2 {
+		t.Errorf("it took %v", took)
+	}
+}
+
+// TestFreeAddr_IsNobodyElses asks as another process would that looks at the same
+// port.
+func TestFreeAddr_IsNobodyElses(t *testing.T) {
+	addr := FreeAddr(t)
+	for range 3 {
+		ports.Add(-1)
+		if again := FreeAddr(t); again == addr {
+			t.Fatalf("%s was given twice", addr)
+		}
+	}
+}
+
+func TestSignal(t *testing.T) {
+	s := Memcached(t)
+	for range 10 {
+		s.Signal(syscall.SIGSTOP)
+		if !s.threads("T") {
+			t.Fatal("it has not stopped")
+		}
+		s.Signal(syscall.SIGCONT)
+		s.await()
+	}
+}
