@@ -18,7 +18,7 @@ var (
 	seedFlag     = flag.Int64("seed", 0, "run the schedule of this seed only")
 	lockerFlag   = flag.String("locker", "", "with this locker: redis, memcached, etcd, zookeeper or dynamodb")
 	storeFlag    = flag.String("store", "", "with this store: redis or memcached")
-	durationFlag = flag.Duration("duration", 0, "how long a run of a -seed takes; without one, for how long to go on with random seeds, a fifth of it for the lockers by themselves")
+	durationFlag = flag.Duration("duration", 0, "how long a run of a -seed takes; without one, for how long to go on from a random seed, a fifth of it for the lockers by themselves")
 )
 
 func TestMain(m *testing.M) {
@@ -41,9 +41,9 @@ const (
 	longLocks = 10 * time.Second
 )
 
-// fixed are the seeds of the short runs. engines of a run follow from its seed,
-// so that five seeds in a row meet every locker, and both stores, and ten every
-// pair.
+// fixed are the seeds of the short runs. The engines of a run follow from its
+// seed, so that five seeds in a row meet every locker, and both stores, and ten
+// every pair: the long runs too go through theirs in a row, from one by lot.
 var fixed = []int64{1, 2, 3, 4, 5}
 
 // pairOf returns the engines of a seed, unless the flags name them.
@@ -88,8 +88,8 @@ func TestFleet(t *testing.T) {
 		}
 		fleet(t, *seedFlag, length, total)
 	case *durationFlag != 0:
-		for end := time.Now().Add(*durationFlag * 4 / 5); time.Now().Before(end); {
-			fleet(t, rand.Int64N(1<<31), longFleet, total)
+		for seed, end := rand.Int64N(1<<31), time.Now().Add(*durationFlag*4/5); time.Now().Before(end); seed++ {
+			fleet(t, seed, longFleet, total)
 		}
 	default:
 		sideBySide(t)
@@ -178,8 +178,7 @@ func TestLockers(t *testing.T) {
 		locker, _ := pairOf(*seedFlag)
 		locks(t, locker, *seedFlag, length)
 	case *durationFlag != 0:
-		for end := time.Now().Add(*durationFlag / 5); time.Now().Before(end); {
-			seed := rand.Int64N(1 << 31)
+		for seed, end := rand.Int64N(1<<31), time.Now().Add(*durationFlag/5); time.Now().Before(end); seed++ {
 			locker, _ := pairOf(seed)
 			locks(t, locker, seed, longLocks)
 		}
