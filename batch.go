@@ -392,14 +392,6 @@ const (
 	ended
 )
 
-// A firstLook is what the store said of a flight's key when it was asked for all
-// of the batch.
-type firstLook struct {
-	entry Entry
-	asked instant
-	err   error
-}
-
 // bind implements binder.
 func (m *member[V]) bind() loader[V] {
 	if m.user == nil {
@@ -452,15 +444,8 @@ func (m *member[V]) takeOff(first *firstLook, lose time.Duration) {
 // where there was no answer.
 func (b *batch[V]) readAll(ctx context.Context, store BatchGetter) {
 	e := b.engine
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	e.running.Go(func() {
-		select {
-		case <-e.closing:
-			cancel()
-		case <-ctx.Done():
-		}
-	})
+	ctx, end := e.whileOpen(ctx)
+	defer end()
 	o := outage{e.EngineTimeout}
 	rest, err := b.readOnce(ctx, store, b.members, &o)
 	for try := 1; try < breakerTrips && len(rest) > 0 && o.left > 0 && e.store.up() && ctx.Err() == nil; try++ {
@@ -476,54 +461,18 @@ func (b *batch[V]) readAll(ctx context.Context, store BatchGetter) {
 // readOnce lets those members take off that the store answers for, and returns
 // the others and why there are any.
 func (b *batch[V]) readOnce(ctx context.Context, store BatchGetter, members []*member[V], o *outage) (rest []*member[V], err error) {
-	e := b.engine
-	names := make([]string, len(members))
+	keys := make([]string, len(members))
 	for i, m := range members {
-		names[i] = e.engineKey(m.key)
+		keys[i] = m.key
 	}
-	var (
-		mu       sync.Mutex // guards what follows
-		answered = make([]bool, len(members))
-		silence  = errors.New("no answer for the key")
-		some     bool
-		over     bool
-	)
-	began, left := e.clock.now(), o.left
-	each := func(i int, entry Entry, err error) {
-		if failure := noPanic(func() error { inquire(err); return nil }); failure != nil {
-			err = failure // on a goroutine of the adapter's, perhaps
-		}
-		mu.Lock()
-		defer mu.Unlock()
-		switch {
-		case over || answered[i]:
-		case err != nil && !isAnswer(err):
-			silence = err
-		default:
-			some, answered[i] = true, true
-			members[i].takeOff(&firstLook{entry, began, err}, left)
-		}
-	}
-	_, err = ask(ctx, e.store, o, func(ctx context.Context) (struct{}, error) {
-		store.GetMany(ctx, names, each)
-		mu.Lock()
-		defer mu.Unlock()
-		if !some {
-			return struct{}{}, silence
-		}
-		return struct{}{}, nil // of one of its servers, perhaps; it is up
+	left := o.left
+	answered, err := b.engine.readMany(ctx, store, keys, o, func(i int, look *firstLook) {
+		members[i].takeOff(look, left)
 	})
-	mu.Lock()
-	defer mu.Unlock()
-	over = true
 	for i, m := range members {
 		if !answered[i] {
 			rest = append(rest, m)
 		}
-	}
-	if len(rest) > 0 && err == nil {
-		o.left -= e.clock.now() - began
-		err = fmt.Errorf("%w: %w", ErrUnavailable, silence)
 	}
 	return rest, err
 }

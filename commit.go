@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"sync"
 	"time"
 )
 
@@ -18,6 +20,80 @@ func (r *run[V]) read(ctx context.Context, o *outage) (entry Entry, asked instan
 		return e.Store.Get(ctx, e.engineKey(r.key))
 	})
 	return entry, asked, err
+}
+
+// A firstLook is what the store said of a flight's key when it was asked for
+// others too.
+type firstLook struct {
+	entry Entry
+	asked instant
+	err   error
+}
+
+// readMany asks the store for all the keys' entries at one time. It calls take,
+// one call at a time, for each that the store answers for, as soon as it does so,
+// and returns which those are, and why there are others.
+func (e *engine[V]) readMany(ctx context.Context, store BatchGetter, keys []string, o *outage, take func(i int, look *firstLook)) (answered []bool, err error) {
+	names := make([]string, len(keys))
+	for i, key := range keys {
+		names[i] = e.engineKey(key)
+	}
+	var (
+		mu      sync.Mutex // guards what follows
+		silence = errors.New("no answer for the key")
+		some    bool
+		over    bool
+	)
+	answered = make([]bool, len(keys)) // guarded by mu too, until over
+	began := e.clock.now()
+	each := func(i int, entry Entry, err error) {
+		if failure := noPanic(func() error { inquire(err); return nil }); failure != nil {
+			err = failure // on a goroutine of the adapter's, perhaps
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		switch {
+		case over || answered[i]:
+		case err != nil && !isAnswer(err):
+			silence = err
+		default:
+			some, answered[i] = true, true
+			take(i, &firstLook{entry, began, err})
+		}
+	}
+	_, err = ask(ctx, e.store, o, func(ctx context.Context) (struct{}, error) {
+		store.GetMany(ctx, names, each)
+		mu.Lock()
+		defer mu.Unlock()
+		if !some {
+			return struct{}{}, silence
+		}
+		return struct{}{}, nil // of one of its servers, perhaps; it is up
+	})
+	mu.Lock()
+	defer mu.Unlock()
+	over = true
+	if err == nil && slices.Contains(answered, false) {
+		o.left -= e.clock.now() - began
+		err = fmt.Errorf("%w: %w", ErrUnavailable, silence)
+	}
+	return answered, err
+}
+
+// readWithLog reads the log of invalidations, and the flight's key along with it
+// where the store answers for both at one time.
+func (r *run[V]) readWithLog(ctx context.Context, o *outage) (Entry, error) {
+	store, ok := r.engine.Store.(BatchGetter)
+	if !ok || r.first != nil {
+		return r.engine.readLog(ctx, o)
+	}
+	var looks [2]*firstLook
+	_, err := r.engine.readMany(ctx, store, []string{logKey, r.key}, o, func(i int, look *firstLook) { looks[i] = look })
+	r.first = looks[1]
+	if looks[0] == nil {
+		return Entry{}, err
+	}
+	return looks[0].entry, looks[0].err
 }
 
 // claim reads the key again, now that nobody else may rebuild it, and takes an

@@ -127,6 +127,20 @@ func (e *engine[V]) behind(f func()) {
 	}
 }
 
+// whileOpen is ctx for what ends with the engine too. It is called on a goroutine
+// of the engine's; end ends it.
+func (e *engine[V]) whileOpen(ctx context.Context) (_ context.Context, end func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	e.running.Go(func() {
+		select {
+		case <-e.closing:
+			cancel()
+		case <-ctx.Done():
+		}
+	})
+	return ctx, cancel
+}
+
 // invalidate drops the key from the store and then from this process. The
 // order matters: with the store first, whatever the present flight has read or
 // claimed before the store's floor rose is disowned here, and what any flight

@@ -48,6 +48,7 @@ func sites(t *testing.T, n int, store bellwether.Store, h http.HandlerFunc) []*s
 		}
 		all = append(all, newSite(t, o, h))
 	}
+	time.Sleep(10 * time.Millisecond) // one of them has begun the log, the others have waited for that
 	return all
 }
 
@@ -229,6 +230,7 @@ func TestInvalidateMatching_LogForgets(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
+		time.Sleep(1001 * time.Millisecond) // until the other process knows
 		before := calls
 		if got := all[1].get("http://example.com/young").Body.String(); got != "2" || calls != before {
 			t.Errorf("young is %s after %d calls, want the kept one", got, calls-before)

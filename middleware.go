@@ -148,6 +148,7 @@ func NewMiddleware(o HTTPOptions) *Middleware {
 	}
 	m.engine.sweeper.traits = traitsOf
 	m.engine.listen()
+	m.engine.meetLog()
 	return m
 }
 

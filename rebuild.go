@@ -26,8 +26,8 @@ type run[V any] struct {
 	// none. A load that begins takes it over. While takeSlot waits for it, it
 	// is not the flight's goroutine's.
 	slot func()
-	// first is what a batch has read for the flight's first look, nil when
-	// that is over.
+	// first is what was read for the flight's next look together with others: by
+	// its batch, or with the log; nil otherwise.
 	first *firstLook
 	// lease is the flight's own while it rebuilds with one.
 	lease Lease
@@ -258,7 +258,7 @@ func (r *run[V]) look(ctx context.Context) bool {
 	asking, end := e.store.whileUp(ctx)
 	defer end()
 	if e.sweeper.on() {
-		e.followLog(asking, &r.outage, e.NearTTL/2)
+		e.followLogBy(r.readWithLog, asking, &r.outage, e.NearTTL/2)
 	}
 	var (
 		entry Entry

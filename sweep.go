@@ -204,8 +204,33 @@ const logKey = "\x00sweeps"
 // sooner. A log that is lost is begun anew, and takes everything with it.
 const logTTL = 10 * 365 * 24 * time.Hour
 
+// meetLog reads the log before anybody asks for anything: the first requests of a
+// process do not wait for it then, and those of a fleet do not all begin it. It is
+// called once the engine is complete.
+func (e *engine[V]) meetLog() {
+	if e.Store == nil {
+		return
+	}
+	e.behind(func() {
+		ctx, end := e.whileOpen(context.Background())
+		defer end()
+		e.followLog(ctx, &outage{e.EngineTimeout}, e.NearTTL/2)
+	})
+}
+
 // followLog reads the log if what is known of it is older than age.
 func (e *engine[V]) followLog(ctx context.Context, o *outage, age time.Duration) {
+	e.followLogBy(e.readLog, ctx, o, age)
+}
+
+func (e *engine[V]) readLog(ctx context.Context, o *outage) (Entry, error) {
+	return ask(ctx, e.store, o, func(ctx context.Context) (Entry, error) {
+		return e.Store.Get(ctx, e.engineKey(logKey))
+	})
+}
+
+// followLogBy is followLog for who has another way to read it.
+func (e *engine[V]) followLogBy(read func(context.Context, *outage) (Entry, error), ctx context.Context, o *outage, age time.Duration) {
 	w := &e.sweeper
 	began := e.clock.now()
 	old := func() bool {
@@ -233,9 +258,7 @@ func (e *engine[V]) followLog(ctx context.Context, o *outage, age time.Duration)
 	if !old() {
 		return
 	}
-	entry, err := ask(ctx, e.store, o, func(ctx context.Context) (Entry, error) {
-		return e.Store.Get(ctx, e.engineKey(logKey))
-	})
+	entry, err := read(ctx, o)
 	switch {
 	case err == nil:
 		e.learn(entry)
@@ -258,16 +281,16 @@ func (e *engine[V]) followLog(ctx context.Context, o *outage, age time.Duration)
 
 // learn takes the log in as the store has it.
 func (e *engine[V]) learn(entry Entry) {
-	l, ok := readLog(entry)
+	l, ok := logOf(entry)
 	if !ok {
 		l = &sweepLog{Since: entry.Epoch, epoch: entry.Epoch}
 	}
 	e.apply(l)
 }
 
-// readLog decodes an entry. It returns false for what is no log: nobody knows
+// logOf decodes an entry. It returns false for what is no log: nobody knows
 // what was in its place, and nothing that was loaded before is to be trusted.
-func readLog(entry Entry) (*sweepLog, bool) {
+func logOf(entry Entry) (*sweepLog, bool) {
 	l := &sweepLog{epoch: entry.Epoch}
 	err := json.Unmarshal(entry.Value, l)
 	return l, err == nil && entry.Kind == KindValue && l.Since > 0
@@ -454,7 +477,7 @@ func (e *engine[V]) commitLog(ctx context.Context, o *outage, key string, more [
 	if err != nil {
 		return nil, err
 	}
-	l, ok := readLog(entry)
+	l, ok := logOf(entry)
 	switch {
 	case !ok:
 		l = &sweepLog{Since: epoch}

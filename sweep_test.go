@@ -40,10 +40,10 @@ func TestSweep_LogIsNotWaitedFor(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				store := &wiredStore{wire: &wire{}, store: memstore.New()}
 				locker := locallock.New()
+				prepare(store, locker)
 				s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: store, Locker: locker, EngineTimeout: timeout}}, func(w http.ResponseWriter, r *http.Request) {
 					w.Header().Set("Cache-Control", "max-age=3600")
 				})
-				prepare(store, locker)
 				var wg sync.WaitGroup
 				for i := range 12 { // fewer than have turns at one time
 					wg.Go(func() {
@@ -56,6 +56,77 @@ func TestSweep_LogIsNotWaitedFor(t *testing.T) {
 					time.Sleep(5 * time.Millisecond) // some find that another reads it
 				}
 				wg.Wait()
+			})
+		})
+	}
+}
+
+// The log is read when the process begins, and again by the first request that
+// finds it old: in one call with the key, where the store answers for many. Other
+// requests do not ask for it.
+func TestSweep_LogIsReadAlong(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := batchingStore{wiredStore: &wiredStore{wire: &wire{}, store: memstore.New()}}
+		s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: store}}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=3600")
+		})
+		synctest.Wait()
+		if n := store.count("get", "claim", "commit"); n != 3 {
+			t.Errorf("%d calls to begin the log, want 3", n)
+		}
+		for i, want := range []struct {
+			after         time.Duration
+			get, together int
+		}{
+			{0, 1, 0},                      // it has just been read
+			{501 * time.Millisecond, 0, 1}, // half of NearTTL
+			{0, 1, 0},
+			{time.Hour, 0, 1},
+		} {
+			time.Sleep(want.after)
+			store.reset()
+			s.get(fmt.Sprint("http://example.com/", i))
+			if get, together := store.count("get"), store.count("getmany"); get != want.get || together != want.together {
+				t.Errorf("request %d: %d reads, %d of two keys; want %d and %d", i, get, together, want.get, want.together)
+			}
+		}
+	})
+}
+
+// Of a log and a key that are asked for together, the answer for one counts if
+// there is none for the other.
+func TestSweep_HalfAnAnswer(t *testing.T) {
+	for name, key := range map[string]string{"of the key": "\x00sweeps", "of the log": "example.com/"} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				kept := memstore.New()
+				other := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: kept}}, func(w http.ResponseWriter, r *http.Request) {
+					w.Header().Set("Cache-Control", "max-age=3600")
+					fmt.Fprint(w, "kept")
+				})
+				store := batchingStore{&wiredStore{wire: &wire{}, store: kept}, map[string]bool{key: true}}
+				var said []error
+				s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{
+					Store: store, OnError: func(_ string, err error) { said = append(said, err) },
+				}}, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "its own") })
+				if got := other.get("http://example.com/").Body.String(); got != "kept" {
+					t.Fatal(got)
+				}
+				time.Sleep(time.Second)
+				start := time.Now()
+				got, want := s.get("http://example.com/").Body.String(), "kept"
+				if name == "of the log" {
+					want = "its own" // nobody knows what is kept
+				}
+				if got != want {
+					t.Errorf("%q, want %q", got, want)
+				}
+				if took := time.Since(start); took > 600*time.Millisecond {
+					t.Errorf("it took %v, with an EngineTimeout of 500 ms", took)
+				}
+				if len(said) != 1 || !errors.Is(said[0], bellwether.ErrUnavailable) {
+					t.Errorf("said: %v", said)
+				}
 			})
 		})
 	}

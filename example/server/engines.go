@@ -121,6 +121,20 @@ func connect(c config) (*engines, error) {
 	return e, nil
 }
 
+// warm takes a lease and gives it back, within a second: the locker has its
+// connections, its session or its subscription then, and the first election need
+// not wait for them. What goes wrong is found out by those who need it.
+func (e *engines) warm(ctx context.Context) {
+	if e.locker == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	if lease, err := e.locker.TryAcquire(ctx, "warm-up", time.Second); err == nil {
+		lease.Release(ctx)
+	}
+}
+
 // close ends what connect began, the last first.
 func (e *engines) close() error {
 	var errs []error

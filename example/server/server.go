@@ -90,6 +90,7 @@ func run(ctx context.Context, c config, log *slog.Logger) error {
 	watched := make(chan struct{})
 	go func() {
 		defer close(watched)
+		engines.warm(watching)
 		watch.run(watching)
 	}()
 	log.Info("listening", "addr", listener.Addr(), "store", c.store, "locker", c.locker, "upstream", name(c), "pid", os.Getpid())

@@ -43,7 +43,7 @@ func redisHerd(t *testing.T) float64 {
 		if n := f.origin.count(key); n != 1 || r.Values[key+"#1"] != clients*callers {
 			t.Fatalf("%d loads, answers %v; want 1 load for %d callers", n, r.Values, clients*callers)
 		}
-		total, detail := herdCommands(before, after)
+		total, detail := after.Since(before)
 		most = max(most, total)
 		p99, floor := percentile(r.Took, .99), percentile(fan.Took, .99)-load
 		beyond = append(beyond, float64(p99-r.Load-floor)/1e6)

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/bellwether-go/bellwether/internal/testserver"
 )
 
 // This file holds what ten processes owe each other that ask for many keys at a
@@ -62,7 +64,7 @@ func tenBatches(t *testing.T, f *fleet, kind Kind) {
 	before = f.quiet(t, kind)
 	time.Sleep(shortNearTTL)
 	reports = f.each(func(id int) order { return order{Do: "many", Keys: set(id)} })
-	if n, detail := herdCommands(before, f.asked(t, kind)); n != 10 {
+	if n, detail := f.asked(t, kind).Since(before); n != 10 {
 		t.Errorf("the store was asked %d times for the hits of ten batches, want once for each:%s", n, detail)
 	}
 	for id, r := range reports {
@@ -89,12 +91,12 @@ func overlapping(prefix string, id int) (set []string) {
 // asked returns how many requests of each kind the engine has had. Redis counts
 // them itself: a meter on the way, in a process that is busy, delays one push for
 // longer than another.
-func (f *fleet) asked(t *testing.T, kind Kind) map[string]int {
+func (f *fleet) asked(t *testing.T, kind Kind) testserver.Counts {
 	t.Helper()
 	if kind.Name == Redis.Name {
 		return commands(t, f.servers[0].Addr)
 	}
-	all := map[string]int{}
+	all := testserver.Counts{}
 	for _, meters := range f.meters {
 		for _, m := range meters {
 			for name, n := range m.Requests() {
@@ -107,13 +109,13 @@ func (f *fleet) asked(t *testing.T, kind Kind) map[string]int {
 
 // quiet waits until the processes ask nothing any more, since leases are released
 // behind the callers, and returns what they have asked.
-func (f *fleet) quiet(t *testing.T, kind Kind) (asked map[string]int) {
+func (f *fleet) quiet(t *testing.T, kind Kind) (asked testserver.Counts) {
 	t.Helper()
 	if !waitFor(5*time.Second, func() bool {
 		before := f.asked(t, kind)
 		time.Sleep(100 * time.Millisecond)
 		asked = f.asked(t, kind)
-		n, _ := herdCommands(before, asked)
+		n, _ := asked.Since(before)
 		return n == 0
 	}) {
 		t.Fatal("the processes do not stop asking")

@@ -29,7 +29,7 @@ func tenHerd(t *testing.T, f *fleet, kind Kind) {
 			after := f.quiet(t, kind)
 			again := after["get"] - commandsBefore["get"] - 10 - 1
 			looks += again
-			total, detail := herdCommands(commandsBefore, after)
+			total, detail := after.Since(commandsBefore)
 			t.Logf("%d commands:%s; %d looks by who waited", total, detail, again)
 			// Three for each process that waits, and what the holder needs.
 			if most := 3*9 + 19; total-again > most {

@@ -4,20 +4,25 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/redis/go-redis/v9"
 )
 
-// Commands returns how often a Redis server has run each command since its start
-// or CONFIG RESETSTAT, those inside scripts included.
-func Commands(ctx context.Context, rdb *redis.Client) (map[string]int, error) {
+// Counts is how many commands of each name there were.
+type Counts map[string]int
+
+// Commands returns what a Redis server has run since its start or CONFIG
+// RESETSTAT, commands inside scripts included, which a meter before it cannot see.
+func Commands(ctx context.Context, rdb *redis.Client) (Counts, error) {
 	info, err := rdb.Info(ctx, "commandstats").Result()
 	if err != nil {
 		return nil, err
 	}
-	counts := map[string]int{}
+	counts := Counts{}
 	for line := range strings.Lines(info) {
 		name, rest, ok := strings.Cut(strings.TrimPrefix(line, "cmdstat_"), ":calls=")
 		if !ok {
@@ -32,4 +37,21 @@ func Commands(ctx context.Context, rdb *redis.Client) (map[string]int, error) {
 		return nil, errors.New("no commandstats in INFO")
 	}
 	return counts, nil
+}
+
+// Since returns how many commands there were since before, and which. Whoever
+// counts has made some himself; what a connection says of itself, and the
+// heartbeat of an idle subscription, are none either.
+func (c Counts) Since(before Counts) (total int, detail string) {
+	for _, name := range slices.Sorted(maps.Keys(c)) {
+		switch family, _, _ := strings.Cut(name, "|"); family {
+		case "info", "config", "ping", "hello", "client":
+			continue
+		}
+		if n := c[name] - before[name]; n > 0 {
+			total += n
+			detail += fmt.Sprintf(" %s %d", name, n)
+		}
+	}
+	return total, detail
 }
