@@ -1,9 +1,14 @@
 // Report reads what "go test -json" writes and prints what matters of it.
 //
 //	go test -json ... | report          each package's result, and what failed
+//	report again FILE                   the -run pattern of what failed, for a second run by itself
 //	report total FILE...                what ran in all; the last line is "N passed, N failed"
 //
-// It ends with status 1 if a test failed, or if there was none.
+// It ends with status 1 if a test failed, or if there was none. A test that
+// passed in a second run, whose FILE's name begins with "again", has not failed;
+// total says which those are. There is no pattern, and the status is 1, where
+// nothing failed, or something that no busy machine explains: a data race, a
+// panic, a leaked goroutine, a package that does not compile.
 package main
 
 import (
@@ -11,7 +16,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -27,8 +35,35 @@ type event struct {
 
 // A run is what one go test has come to.
 type run struct {
-	passed, skipped, failed int
-	skips                   []string
+	passed, skipped int
+	skips           []string
+	failures        []failure
+	all             map[id]bool // what passed, tests with subtests too
+}
+
+// An id is a test; of a package if it has no name.
+type id struct{ pkg, test string }
+
+// top is the test that at is a part of.
+func (at id) top() id {
+	at.test, _, _ = strings.Cut(at.test, "/")
+	return at
+}
+
+type failure struct {
+	id
+	said string
+}
+
+// timely reports whether the failure may be one of a machine that was too busy
+// to keep the test's time.
+func (f failure) timely() bool {
+	for _, sign := range []string{"DATA RACE", "panic: ", "fatal error: ", "unexpected goroutines"} {
+		if strings.Contains(f.said, sign) {
+			return false
+		}
+	}
+	return f.test != ""
 }
 
 // read reads a run. It prints results to live as they come, if live is not nil.
@@ -36,7 +71,7 @@ type run struct {
 // Of a test with subtests only these are counted: it has no result but theirs,
 // unless it fails by itself.
 func read(in io.Reader, live io.Writer) (r run, err error) {
-	type id struct{ pkg, test string }
+	r.all = map[id]bool{}
 	output := map[id]*strings.Builder{} // of what has not passed yet
 	parents := map[id]int{}             // tests with subtests: how many of these failed
 	broken := map[string]int{}          // packages: how many of their tests failed
@@ -66,6 +101,7 @@ func read(in io.Reader, live io.Writer) (r run, err error) {
 			said.WriteString(e.Output)
 			continue
 		case "pass", "skip":
+			r.all[at] = e.Action == "pass"
 			switch {
 			case e.Test == "":
 			case isParent:
@@ -84,7 +120,7 @@ func read(in io.Reader, live io.Writer) (r run, err error) {
 			// failure, that one.
 			within := parents[at] > 0 || e.Test == "" && broken[e.Package] > 0
 			if !within {
-				r.failed++
+				r.failures = append(r.failures, failure{at, said.String()})
 			}
 			for _, above := range ancestors(e.Test) {
 				parents[id{e.Package, above}]++
@@ -132,42 +168,90 @@ func reason(output string) string {
 }
 
 func main() {
-	if len(os.Args) == 1 {
+	switch {
+	case len(os.Args) == 1:
 		r, err := read(os.Stdin, os.Stdout)
-		exit(r, err)
-	}
-	if os.Args[1] != "total" {
-		fmt.Fprintln(os.Stderr, "usage: go test -json ... | report, or report total FILE...")
+		exit(len(r.failures) == 0, err)
+	case os.Args[1] == "again" && len(os.Args) == 3:
+		r, err := readFile(os.Args[2])
+		pattern, ok := again(r)
+		if fmt.Print(pattern); !ok || err != nil {
+			exit(false, err)
+		}
+	case os.Args[1] == "total":
+		exit(total(os.Args[2:]))
+	default:
+		fmt.Fprintln(os.Stderr, "usage: go test -json ... | report, report again FILE, or report total FILE...")
 		os.Exit(2)
 	}
-	var total run
-	for _, name := range os.Args[2:] {
-		f, err := os.Open(name)
-		if err != nil {
-			exit(total, err)
-		}
-		r, err := read(f, nil)
-		if err != nil {
-			exit(total, err)
-		}
-		total.passed += r.passed
-		total.skipped += r.skipped
-		total.failed += r.failed
-		total.skips = append(total.skips, r.skips...)
-	}
-	for _, s := range total.skips {
-		fmt.Println("skipped:", s)
-	}
-	fmt.Printf("%d passed, %d failed\n", total.passed, total.failed)
-	exit(total, nil)
 }
 
-func exit(r run, err error) {
+// again is the pattern of the tests that failed; false if there are none, or they
+// are not to be run again.
+func again(r run) (pattern string, ok bool) {
+	var names []string
+	for _, f := range r.failures {
+		if !f.timely() {
+			return "", false
+		}
+		if name := f.top().test; !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	return "^(" + strings.Join(names, "|") + ")$", len(names) > 0
+}
+
+// total prints what the runs in the files have come to together, and reports
+// whether that is good.
+func total(files []string) (ok bool, err error) {
+	var (
+		all    run
+		second = map[id]bool{}
+	)
+	for _, name := range files {
+		r, err := readFile(name)
+		if err != nil {
+			return false, err
+		}
+		if strings.HasPrefix(filepath.Base(name), "again") {
+			maps.Copy(second, r.all)
+			continue
+		}
+		all.passed += r.passed
+		all.skipped += r.skipped
+		all.skips = append(all.skips, r.skips...)
+		all.failures = append(all.failures, r.failures...)
+	}
+	for _, s := range all.skips {
+		fmt.Println("skipped:", s)
+	}
+	failed := 0
+	for _, f := range all.failures {
+		if !second[f.top()] {
+			failed++
+			continue
+		}
+		fmt.Printf("failed, and passed by itself: %s %s\n", f.pkg, f.test)
+		all.passed++
+	}
+	fmt.Printf("%d passed, %d failed\n", all.passed, failed)
+	return failed == 0 && all.passed+all.skipped > 0, nil
+}
+
+func readFile(name string) (run, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return run{}, err
+	}
+	defer f.Close()
+	return read(f, nil)
+}
+
+func exit(ok bool, err error) {
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "report:", err)
-		os.Exit(1)
 	}
-	if r.failed > 0 || r.passed == 0 && r.skipped == 0 && len(os.Args) > 1 {
+	if err != nil || !ok {
 		os.Exit(1)
 	}
 	os.Exit(0)

@@ -251,7 +251,7 @@ func (b bug) run(t *testing.T) *findings {
 
 // A bug has to show in one of bugRuns runs of bugTime each.
 const (
-	bugRuns = 4
+	bugRuns = 8
 	bugTime = 3 * time.Second
 )
 
