@@ -96,18 +96,7 @@ race: $(REPORT) | $(OUT) ## Run all tests with the race detector ("lint" vets th
 	@OUT=$(OUT) REPORT=$(REPORT) MODULES='$(MODULES)' JOBS=$(JOBS) PARALLEL=$(PARALLEL) LIMIT=$(LIMIT) SHORT=$(SHORT) .ci/race
 
 claims: $(REPORT) | $(OUT) ## Run the tests of claims about time and allocations, without the race detector.
-	@rm -f $(OUT)/again-claims*; status=0; $(EACH) \
-		files=$$(go list -f '{{$$d := .Dir}}{{range .TestGoFiles}}{{$$d}}/{{.}}{{"\n"}}{{end}}{{range .XTestGoFiles}}{{$$d}}/{{.}}{{"\n"}}{{end}}' ./... | \
-			xargs -r grep -l '^//go:build !race') || continue; \
-		tests=$$(grep -hoE '^func Test[A-Za-z0-9_]*' $$files | cut -c6- | paste -sd'|'); [ -n "$$tests" ] || continue; \
-		claim() { \
-			go test -json -vet=off $(SHORT) -count=1 -timeout $(LIMIT) -p 1 -benchtime 300ms -run "$$1" $$(dirname $$files | sort -u) 2>&1 \
-				| tee $(OUT)/$$2-$${m//[.\/]/-}.json | $(REPORT); \
-		}; \
-		claim "^($$tests)\$$" claims || { \
-			pattern=$$($(REPORT) again $(OUT)/claims-$${m//[.\/]/-}.json) && echo "again: $$pattern" && claim "$$pattern" again-claims; \
-		} || status=1; \
-	done; exit $$status
+	@OUT=$(OUT) REPORT=$(REPORT) FILES="$$($(CLAIMS))" LIMIT=$(LIMIT) SHORT=$(SHORT) .ci/claims
 
 latency: ## Hold the herd's p99, on a machine that does nothing else.
 	@go test -count=1 -v -tags latency -run '^TestLatency' ./internal/fleettest

@@ -372,7 +372,7 @@ type member[V any] struct {
 	key   string
 	order int    // among the keys of the batch
 	fly   func() // the flight's; nil if the key had one already
-	first *firstLook
+	ahead *storeReply
 	lose  time.Duration // what the flight may still lose to engines
 
 	off   bool        // guarded by batch.mu: it has taken off
@@ -431,11 +431,11 @@ func (b *batch[V]) depart() {
 
 // takeOff starts the flight, if it has not taken off yet. It is called while
 // depart runs.
-func (m *member[V]) takeOff(first *firstLook, lose time.Duration) {
+func (m *member[V]) takeOff(ahead *storeReply, lose time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if !m.off {
-		m.off, m.first, m.lose = true, first, lose
+		m.off, m.ahead, m.lose = true, ahead, lose
 		m.engine.running.Go(m.fly)
 	}
 }
@@ -454,7 +454,7 @@ func (b *batch[V]) readAll(ctx context.Context, store BatchGetter) {
 		rest, err = b.readOnce(ctx, store, rest, &o)
 	}
 	for _, m := range rest {
-		m.takeOff(&firstLook{err: err}, 0) // it goes on without engines
+		m.takeOff(&storeReply{err: err}, 0) // it goes on without engines
 	}
 }
 
@@ -466,8 +466,8 @@ func (b *batch[V]) readOnce(ctx context.Context, store BatchGetter, members []*m
 		keys[i] = m.key
 	}
 	left := o.left
-	answered, err := b.engine.readMany(ctx, store, keys, o, func(i int, look *firstLook) {
-		members[i].takeOff(look, left)
+	answered, err := b.engine.readMany(ctx, store, keys, o, func(i int, reply *storeReply) {
+		members[i].takeOff(reply, left)
 	})
 	for i, m := range members {
 		if !answered[i] {
@@ -480,7 +480,7 @@ func (b *batch[V]) readOnce(ctx context.Context, store BatchGetter, members []*m
 // begin gives the flight's run what its batch has for it.
 func (m *member[V]) begin(r *run[V]) {
 	if m != nil {
-		r.first, r.outage.left = m.first, m.lose
+		r.ahead, r.outage.left = m.ahead, m.lose
 	}
 }
 

@@ -22,9 +22,9 @@ func (r *run[V]) read(ctx context.Context, o *outage) (entry Entry, asked instan
 	return entry, asked, err
 }
 
-// A firstLook is what the store said of a flight's key when it was asked for
+// A storeReply is what the store said of a flight's key when it was asked for
 // others too.
-type firstLook struct {
+type storeReply struct {
 	entry Entry
 	asked instant
 	err   error
@@ -33,7 +33,7 @@ type firstLook struct {
 // readMany asks the store for all the keys' entries at one time. It calls take,
 // one call at a time, for each that the store answers for, as soon as it does so,
 // and returns which those are, and why there are others.
-func (e *engine[V]) readMany(ctx context.Context, store BatchGetter, keys []string, o *outage, take func(i int, look *firstLook)) (answered []bool, err error) {
+func (e *engine[V]) readMany(ctx context.Context, store BatchGetter, keys []string, o *outage, take func(i int, reply *storeReply)) (answered []bool, err error) {
 	names := make([]string, len(keys))
 	for i, key := range keys {
 		names[i] = e.engineKey(key)
@@ -58,7 +58,7 @@ func (e *engine[V]) readMany(ctx context.Context, store BatchGetter, keys []stri
 			silence = err
 		default:
 			some, answered[i] = true, true
-			take(i, &firstLook{entry, began, err})
+			take(i, &storeReply{entry, began, err})
 		}
 	}
 	_, err = ask(ctx, e.store, o, func(ctx context.Context) (struct{}, error) {
@@ -80,20 +80,40 @@ func (e *engine[V]) readMany(ctx context.Context, store BatchGetter, keys []stri
 	return answered, err
 }
 
-// readWithLog reads the log of invalidations, and the flight's key along with it
-// where the store answers for both at one time.
-func (r *run[V]) readWithLog(ctx context.Context, o *outage) (Entry, error) {
-	store, ok := r.engine.Store.(BatchGetter)
-	if !ok || r.first != nil {
-		return r.engine.readLog(ctx, o)
+// followLogAhead is followLog for a flight that is about to read its key too: that
+// comes in one call with the log where the store answers for both.
+func (r *run[V]) followLogAhead(ctx context.Context, age time.Duration) {
+	e := r.engine
+	store, ok := e.Store.(BatchGetter)
+	if !ok {
+		e.followLog(ctx, &r.outage, age)
+		return
 	}
-	var looks [2]*firstLook
-	_, err := r.engine.readMany(ctx, store, []string{logKey, r.key}, o, func(i int, look *firstLook) { looks[i] = look })
-	r.first = looks[1]
-	if looks[0] == nil {
-		return Entry{}, err
+	turn := e.logTurn(ctx, &r.outage, age)
+	if turn == nil {
+		return
 	}
-	return looks[0].entry, looks[0].err
+	defer turn.end()
+	var log, key *storeReply
+	_, err := e.readMany(ctx, store, []string{logKey, r.key}, &r.outage, func(i int, reply *storeReply) {
+		switch {
+		case i == 1:
+			key = reply
+		case reply.err == nil:
+			// At once: nobody else's key waits for this one's server.
+			turn.took(ctx, &r.outage, reply.entry, nil)
+		default:
+			log = reply
+		}
+	})
+	if !turn.over {
+		if log == nil {
+			// What the key's server says is not believed without the log's.
+			log, key = &storeReply{err: err}, nil
+		}
+		turn.took(ctx, &r.outage, log.entry, log.err)
+	}
+	r.ahead = key
 }
 
 // claim reads the key again, now that nobody else may rebuild it, and takes an

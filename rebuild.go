@@ -26,9 +26,9 @@ type run[V any] struct {
 	// none. A load that begins takes it over. While takeSlot waits for it, it
 	// is not the flight's goroutine's.
 	slot func()
-	// first is what was read for the flight's next look together with others: by
+	// ahead is what was read for the flight's next look together with others: by
 	// its batch, or with the log; nil otherwise.
-	first *firstLook
+	ahead *storeReply
 	// lease is the flight's own while it rebuilds with one.
 	lease Lease
 	// made is the item.made of what the latest load makes.
@@ -122,7 +122,7 @@ func (r *run[V]) rebuild(ctx context.Context) error {
 				pause.Stop()
 			}
 		}
-		if r.first == nil { // a batch has read it since the flight began
+		if r.ahead == nil { // a batch has read it since the flight began
 			r.lookAgain()
 		}
 		if r.look(ctx) {
@@ -258,16 +258,16 @@ func (r *run[V]) look(ctx context.Context) bool {
 	asking, end := e.store.whileUp(ctx)
 	defer end()
 	if e.sweeper.on() {
-		e.followLogBy(r.readWithLog, asking, &r.outage, e.NearTTL/2)
+		r.followLogAhead(asking, e.NearTTL/2)
 	}
 	var (
 		entry Entry
 		asked instant
 		err   error
 	)
-	if first := r.first; first != nil {
-		r.first = nil
-		entry, asked, err = first.entry, first.asked, first.err
+	if reply := r.ahead; reply != nil {
+		r.ahead = nil
+		entry, asked, err = reply.entry, reply.asked, reply.err
 	} else {
 		entry, asked, err = r.read(asking, &r.outage)
 	}

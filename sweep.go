@@ -214,13 +214,21 @@ func (e *engine[V]) meetLog() {
 	e.behind(func() {
 		ctx, end := e.whileOpen(context.Background())
 		defer end()
-		e.followLog(ctx, &outage{e.EngineTimeout}, e.NearTTL/2)
+		if e.followLog(ctx, &outage{e.EngineTimeout}, e.NearTTL/2); e.sweeper.log.Load() == nil {
+			e.sweeper.asked.Store(0) // the first who needs the store asks it himself
+		}
 	})
 }
 
 // followLog reads the log if what is known of it is older than age.
 func (e *engine[V]) followLog(ctx context.Context, o *outage, age time.Duration) {
-	e.followLogBy(e.readLog, ctx, o, age)
+	turn := e.logTurn(ctx, o, age)
+	if turn == nil {
+		return
+	}
+	defer turn.end()
+	entry, err := e.readLog(ctx, o)
+	turn.took(ctx, o, entry, err)
 }
 
 func (e *engine[V]) readLog(ctx context.Context, o *outage) (Entry, error) {
@@ -229,8 +237,16 @@ func (e *engine[V]) readLog(ctx context.Context, o *outage) (Entry, error) {
 	})
 }
 
-// followLogBy is followLog for who has another way to read it.
-func (e *engine[V]) followLogBy(read func(context.Context, *outage) (Entry, error), ctx context.Context, o *outage, age time.Duration) {
+// A logTurn is held by the one who reads the log.
+type logTurn[V any] struct {
+	engine *engine[V]
+	asked  instant
+	over   bool
+}
+
+// logTurn waits for the turn to read the log. It returns nil if that need not be
+// read, or not any more: if what is known of it is no older than age.
+func (e *engine[V]) logTurn(ctx context.Context, o *outage, age time.Duration) *logTurn[V] {
 	w := &e.sweeper
 	began := e.clock.now()
 	old := func() bool {
@@ -238,37 +254,56 @@ func (e *engine[V]) followLogBy(read func(context.Context, *outage) (Entry, erro
 		return asked == 0 || e.clock.now() > addDurations(asked, age)
 	}
 	if !old() || o.left <= 0 {
-		return
+		return nil
 	}
 	// One reads, and who comes meanwhile waits for that: with a log that is too
 	// old, what they read of the store would be trusted for no time at all.
 	select {
 	case w.reading <- struct{}{}:
-		defer func() { <-w.reading }()
 	case <-ctx.Done():
-		return
+		return nil
 	}
-	asked, silent := e.clock.now(), instant(w.silent.Load())
-	if silent > 0 && (silent > began || !old()) {
+	turn := &logTurn[V]{engine: e, asked: e.clock.now()}
+	switch silent := instant(w.silent.Load()); {
+	case silent > 0 && (silent > began || !old()):
 		// It was the store's silence that was waited for. That is as old as it is
 		// long: who asked again would be silent to the next, one after another.
-		o.left -= asked - began
-		return
+		o.left -= turn.asked - began
+	case old():
+		return turn
 	}
-	if !old() {
-		return
+	turn.end()
+	return nil
+}
+
+// end gives the turn back. To do so again does nothing.
+func (t *logTurn[V]) end() {
+	if !t.over {
+		t.over = true
+		<-t.engine.sweeper.reading
 	}
-	entry, err := read(ctx, o)
+}
+
+// took takes in what the store has said of the log, and ends the turn. Only if
+// there was none it asks the store for more.
+func (t *logTurn[V]) took(ctx context.Context, o *outage, entry Entry, err error) {
+	defer t.end()
+	e, w := t.engine, &t.engine.sweeper
 	switch {
 	case err == nil:
 		e.learn(entry)
 	case errors.Is(err, ErrNotFound), errors.Is(err, ErrCorrupt):
-		err = e.beginLog(ctx, o)
+		if err = e.beginLog(ctx, o); !errors.Is(err, ErrFenced) {
+			break
+		}
+		if entry, err = e.readLog(ctx, o); err == nil { // another has begun it
+			e.learn(entry)
+		}
 	}
 	if ctx.Err() != nil {
 		return // who asked has left, and knows nothing
 	}
-	silent = 0
+	silent := instant(0)
 	if err != nil {
 		silent = e.clock.now()
 		e.count.engineErrors.Add(1)
@@ -276,7 +311,7 @@ func (e *engine[V]) followLogBy(read func(context.Context, *outage) (Entry, erro
 	}
 	// A store that does not answer cannot say that anything was swept.
 	w.silent.Store(int64(silent))
-	w.asked.Store(int64(max(1, asked)))
+	w.asked.Store(int64(max(1, t.asked)))
 }
 
 // learn takes the log in as the store has it.

@@ -93,43 +93,131 @@ func TestSweep_LogIsReadAlong(t *testing.T) {
 	})
 }
 
-// Of a log and a key that are asked for together, the answer for one counts if
-// there is none for the other.
+type tellingBatches struct{ batchingStore }
+
+func (s tellingBatches) Notify(ctx context.Context, f func(bellwether.Notice)) {
+	notifyingStore{s.wiredStore}.Notify(ctx, f)
+}
+
+// Of a log and a key that are asked for together, the key's answer is not believed
+// without the log's: what is kept may have been swept. Nor is a request longer
+// than EngineTimeout about it.
 func TestSweep_HalfAnAnswer(t *testing.T) {
-	for name, key := range map[string]string{"of the key": "\x00sweeps", "of the log": "example.com/"} {
-		t.Run(name, func(t *testing.T) {
+	for mute, errs := range map[string]int{"\x00sweeps": 2, "example.com/": 1} {
+		t.Run(fmt.Sprintf("none for %q", mute), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				kept := memstore.New()
 				other := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: kept}}, func(w http.ResponseWriter, r *http.Request) {
 					w.Header().Set("Cache-Control", "max-age=3600")
 					fmt.Fprint(w, "kept")
 				})
-				store := batchingStore{&wiredStore{wire: &wire{}, store: kept}, map[string]bool{key: true}}
 				var said []error
 				s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{
-					Store: store, OnError: func(_ string, err error) { said = append(said, err) },
+					Store:   batchingStore{&wiredStore{wire: &wire{}, store: kept}, map[string]bool{mute: true}},
+					OnError: func(_ string, err error) { said = append(said, err) },
 				}}, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "its own") })
-				if got := other.get("http://example.com/").Body.String(); got != "kept" {
-					t.Fatal(got)
-				}
+				other.get("http://example.com/")
 				time.Sleep(time.Second)
 				start := time.Now()
-				got, want := s.get("http://example.com/").Body.String(), "kept"
-				if name == "of the log" {
-					want = "its own" // nobody knows what is kept
-				}
-				if got != want {
-					t.Errorf("%q, want %q", got, want)
+				if got := s.get("http://example.com/").Body.String(); got != "its own" {
+					t.Errorf("%q, which may have been swept", got)
 				}
 				if took := time.Since(start); took > 600*time.Millisecond {
 					t.Errorf("it took %v, with an EngineTimeout of 500 ms", took)
 				}
-				if len(said) != 1 || !errors.Is(said[0], bellwether.ErrUnavailable) {
+				if len(said) != errs || !errors.Is(errors.Join(said...), bellwether.ErrUnavailable) {
 					t.Errorf("said: %v", said)
 				}
 			})
 		})
 	}
+}
+
+// A server that is silent delays the requests for its own keys, and none for
+// those of the log's server, although one of them is the first to find the log
+// old.
+func TestSweep_LogOutlivesAnotherServer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const silent, sound = 12, 5
+		var dead = map[string]bool{}
+		for i := range silent {
+			dead[fmt.Sprint("dead.com/", i)] = true
+		}
+		store := batchingStore{&wiredStore{wire: &wire{}, store: memstore.New()}, dead}
+		store.set(func(ctx context.Context, op string) error { time.Sleep(time.Millisecond); return nil })
+		var s *site
+		s = newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{
+			Store: store, OnError: func(key string, err error) {
+				if !dead[key] {
+					t.Errorf("%q: %v", key, err)
+				}
+			},
+		}}, func(w http.ResponseWriter, r *http.Request) { w.Header().Set("Cache-Control", "max-age=3600") })
+		time.Sleep(time.Hour)
+		var wg sync.WaitGroup
+		for i := range silent {
+			wg.Go(func() { s.get(fmt.Sprint("http://dead.com/", i)) })
+			synctest.Wait()
+		}
+		for i := range sound {
+			wg.Go(func() {
+				start := time.Now()
+				s.get(fmt.Sprint("http://sound.com/", i))
+				if took := time.Since(start); took > 10*time.Millisecond {
+					t.Errorf("a key of a sound server took %v", took)
+				}
+			})
+		}
+		wg.Wait()
+	})
+}
+
+// A process that has not met the log asks for it before it believes what is kept,
+// also if it has just tried in vain.
+func TestSweep_ProcessBeforeItsStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		kept := memstore.New()
+		made := 0
+		page := func(w http.ResponseWriter, r *http.Request) {
+			made++
+			w.Header().Set("Cache-Control", "max-age=36000")
+			w.Header().Set("Surrogate-Key", "x")
+			fmt.Fprint(w, made)
+		}
+		old := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: kept}}, page)
+		old.get("http://example.com/")
+		sweep(t, old, bellwether.Match{Tags: []string{"x"}})
+		time.Sleep(time.Hour)
+		store := &wiredStore{wire: &wire{}, store: kept}
+		store.set(refuse)
+		s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: store}}, page)
+		time.Sleep(100 * time.Millisecond)
+		store.set(nil)
+		if got := s.get("http://example.com/").Body.String(); got != "2" {
+			t.Errorf("response %s, which was swept an hour ago", got)
+		}
+	})
+}
+
+// Processes that begin the log at one time, with nothing to elect one of them, do
+// so without errors.
+func TestSweep_BegunByAll(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		kept := memstore.New()
+		for i := range 4 {
+			store := &wiredStore{wire: &wire{}, store: kept}
+			store.set(func(_ context.Context, op string) error {
+				if op == "commit" {
+					time.Sleep(time.Duration(4-i) * time.Millisecond)
+				}
+				return nil
+			})
+			newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: store, OnError: func(key string, err error) {
+				t.Errorf("process %d: %q: %v", i, key, err)
+			}}}, func(http.ResponseWriter, *http.Request) {})
+		}
+		time.Sleep(time.Second)
+	})
 }
 
 // A request that finds too many waiting for MaxRebuilds is told so at once,
@@ -377,9 +465,15 @@ func simulateSweeps(t *testing.T, seed uint64) {
 		var stores [n]*wiredStore
 		for i := range all {
 			stores[i] = &wiredStore{wire: &wire{}, store: inner}
+			tells, together := seed%2 == 0 || noise, seed/6%2 == 0
 			var store bellwether.Store = stores[i]
-			if seed%2 == 0 || noise {
+			switch {
+			case tells && together:
+				store = tellingBatches{batchingStore{wiredStore: stores[i]}}
+			case tells:
 				store = notifyingStore{stores[i]}
+			case together:
+				store = batchingStore{wiredStore: stores[i]}
 			}
 			all[i] = newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{
 				Store: store, Locker: &wiredLocker{wire: &wire{}, locker: locker}, NearTTL: nearTTL, LeaseTTL: 2 * time.Second, MaxWait: maxWait, RebuildTimeout: 5 * time.Second,

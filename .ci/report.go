@@ -1,14 +1,16 @@
 // Report reads what "go test -json" writes and prints what matters of it.
 //
 //	go test -json ... | report          each package's result, and what failed
-//	report again FILE                   the -run pattern of what failed, for a second run by itself
+//	report again FILE                   whether what FILE is of may be run again
 //	report total FILE...                what ran in all; the last line is "N passed, N failed"
 //
-// It ends with status 1 if a test failed, or if there was none. A test that
-// passed in a second run, whose FILE's name begins with "again", has not failed;
-// total says which those are. There is no pattern, and the status is 1, where
-// nothing failed, or something that no busy machine explains: a data race, a
-// panic, a leaked goroutine, a package that does not compile.
+// It ends with status 1 if a test failed, or if there was none.
+//
+// A busy machine makes tests fail that keep to a real clock. Where nothing else
+// has happened, a second run of the same counts in the place of the first: the
+// file "again-X" in the place of X. The total says what passed only then. Nothing
+// is run again after a data race, a panic, a leaked goroutine, a test that did not
+// end, a failure that is no test's, or a package that does not compile.
 package main
 
 import (
@@ -16,7 +18,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -37,33 +38,21 @@ type event struct {
 type run struct {
 	passed, skipped int
 	skips           []string
-	failures        []failure
-	all             map[id]bool // what passed, tests with subtests too
+	failures        []id
+	good            map[id]bool // what passed, tests with subtests too
+	grave           bool        // something happened that no busy machine explains
 }
 
 // An id is a test; of a package if it has no name.
 type id struct{ pkg, test string }
 
-// top is the test that at is a part of.
-func (at id) top() id {
-	at.test, _, _ = strings.Cut(at.test, "/")
-	return at
-}
+// graveSigns are those that a test prints, or go for it: the first two whichever
+// test has just printed something, as races are the whole process's.
+var graveSigns = []string{"DATA RACE", "race detected during execution", "panic: ", "fatal error: ", "unexpected goroutines"}
 
-type failure struct {
-	id
-	said string
-}
-
-// timely reports whether the failure may be one of a machine that was too busy
-// to keep the test's time.
-func (f failure) timely() bool {
-	for _, sign := range []string{"DATA RACE", "panic: ", "fatal error: ", "unexpected goroutines"} {
-		if strings.Contains(f.said, sign) {
-			return false
-		}
-	}
-	return f.test != ""
+// grave reports whether output has a sign of more than lateness.
+func grave(output string, signs []string) bool {
+	return slices.ContainsFunc(signs, func(sign string) bool { return strings.Contains(output, sign) })
 }
 
 // read reads a run. It prints results to live as they come, if live is not nil.
@@ -71,7 +60,7 @@ func (f failure) timely() bool {
 // Of a test with subtests only these are counted: it has no result but theirs,
 // unless it fails by itself.
 func read(in io.Reader, live io.Writer) (r run, err error) {
-	r.all = map[id]bool{}
+	r.good = map[id]bool{}
 	output := map[id]*strings.Builder{} // of what has not passed yet
 	parents := map[id]int{}             // tests with subtests: how many of these failed
 	broken := map[string]int{}          // packages: how many of their tests failed
@@ -99,9 +88,10 @@ func read(in io.Reader, live io.Writer) (r run, err error) {
 			continue
 		case "output", "build-output":
 			said.WriteString(e.Output)
+			r.grave = r.grave || grave(e.Output, graveSigns[:2])
 			continue
 		case "pass", "skip":
-			r.all[at] = e.Action == "pass"
+			r.good[at] = e.Action == "pass"
 			switch {
 			case e.Test == "":
 			case isParent:
@@ -120,8 +110,9 @@ func read(in io.Reader, live io.Writer) (r run, err error) {
 			// failure, that one.
 			within := parents[at] > 0 || e.Test == "" && broken[e.Package] > 0
 			if !within {
-				r.failures = append(r.failures, failure{at, said.String()})
+				r.failures = append(r.failures, at)
 			}
+			r.grave = r.grave || grave(said.String(), graveSigns) || e.Test == "" && !within
 			for _, above := range ancestors(e.Test) {
 				parents[id{e.Package, above}]++
 			}
@@ -137,7 +128,10 @@ func read(in io.Reader, live io.Writer) (r run, err error) {
 	}
 	for at, said := range output {
 		// A test that neither passed nor failed: the binary ended under it.
-		if live != nil && at.test != "" && said.Len() > 0 {
+		if at.test == "" || said.Len() == 0 {
+			continue
+		}
+		if r.grave = true; live != nil {
 			fmt.Fprintf(live, "UNDONE %s %s\n%s", at.pkg, at.test, said)
 		}
 	}
@@ -174,10 +168,7 @@ func main() {
 		exit(len(r.failures) == 0, err)
 	case os.Args[1] == "again" && len(os.Args) == 3:
 		r, err := readFile(os.Args[2])
-		pattern, ok := again(r)
-		if fmt.Print(pattern); !ok || err != nil {
-			exit(false, err)
-		}
+		exit(len(r.failures) > 0 && !r.grave, err)
 	case os.Args[1] == "total":
 		exit(total(os.Args[2:]))
 	default:
@@ -186,36 +177,28 @@ func main() {
 	}
 }
 
-// again is the pattern of the tests that failed; false if there are none, or they
-// are not to be run again.
-func again(r run) (pattern string, ok bool) {
-	var names []string
-	for _, f := range r.failures {
-		if !f.timely() {
-			return "", false
-		}
-		if name := f.top().test; !slices.Contains(names, name) {
-			names = append(names, name)
-		}
-	}
-	return "^(" + strings.Join(names, "|") + ")$", len(names) > 0
-}
-
 // total prints what the runs in the files have come to together, and reports
 // whether that is good.
 func total(files []string) (ok bool, err error) {
-	var (
-		all    run
-		second = map[id]bool{}
-	)
+	var all run
 	for _, name := range files {
+		if strings.HasPrefix(filepath.Base(name), againPrefix) {
+			continue
+		}
 		r, err := readFile(name)
 		if err != nil {
 			return false, err
 		}
-		if strings.HasPrefix(filepath.Base(name), "again") {
-			maps.Copy(second, r.all)
-			continue
+		if second := filepath.Join(filepath.Dir(name), againPrefix+filepath.Base(name)); slices.Contains(files, second) {
+			failures := r.failures
+			if r, err = readFile(second); err != nil {
+				return false, err
+			}
+			for _, f := range failures {
+				if r.good[f] {
+					fmt.Println("failed, and passed by itself:", f.pkg, f.test)
+				}
+			}
 		}
 		all.passed += r.passed
 		all.skipped += r.skipped
@@ -225,18 +208,12 @@ func total(files []string) (ok bool, err error) {
 	for _, s := range all.skips {
 		fmt.Println("skipped:", s)
 	}
-	failed := 0
-	for _, f := range all.failures {
-		if !second[f.top()] {
-			failed++
-			continue
-		}
-		fmt.Printf("failed, and passed by itself: %s %s\n", f.pkg, f.test)
-		all.passed++
-	}
-	fmt.Printf("%d passed, %d failed\n", all.passed, failed)
-	return failed == 0 && all.passed+all.skipped > 0, nil
+	fmt.Printf("%d passed, %d failed\n", all.passed, len(all.failures))
+	return len(all.failures) == 0 && all.passed+all.skipped > 0, nil
 }
+
+// againPrefix begins the name of a second run's file.
+const againPrefix = "again-"
 
 func readFile(name string) (run, error) {
 	f, err := os.Open(name)

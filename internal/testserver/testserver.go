@@ -208,23 +208,32 @@ func (s *Server) Restart() {
 }
 
 // Signal sends sig to the engine: SIGSTOP makes it a black hole that accepts
-// connections, SIGCONT ends that. It returns when the engine has stopped.
+// connections, SIGCONT ends that. It returns when the engine has stopped: each of
+// its threads does so when it next runs, and until then may answer a request.
 func (s *Server) Signal(sig syscall.Signal) {
 	s.tb.Helper()
+	if s.pid == 0 {
+		s.tb.Fatalf("signal %v to %s: it is down, or not ours", sig, s.Addr)
+	}
 	if err := syscall.Kill(s.pid, sig); err != nil {
 		s.tb.Fatalf("signal %v to %s: %v", sig, s.Addr, err)
 	}
 	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(2 * time.Millisecond) { // a real process is stopping
-		if sig != syscall.SIGSTOP || s.threads("T") {
+		if sig != syscall.SIGSTOP || s.threads(stopped+ended) {
 			return
 		}
 	}
 	s.tb.Fatalf("%s does not stop", s.Addr)
 }
 
-// threads reports whether all the engine's threads are in one of the states, as
-// proc(5) names them: each one stops when it next runs, and until then may answer
-// a request.
+// States of threads, as proc(5) names them.
+const (
+	stopped = "T"
+	ended   = "ZX"
+)
+
+// threads reports whether all the engine's threads are in one of the states. It
+// has none when it has ended and nobody waits for it any more.
 func (s *Server) threads(states string) bool {
 	stats, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", s.pid))
 	for _, stat := range stats {
@@ -236,24 +245,33 @@ func (s *Server) threads(states string) bool {
 	return true
 }
 
-// patience is what a machine with much else to do may take to start a process, or
-// to stop one. An engine that has ended is not waited for.
-const patience = time.Minute
+const (
+	// patience is what a machine with much else to do may take to start a
+	// process, or to stop one. An engine that has ended is not waited for.
+	patience = time.Minute
+	// foreignPatience is what an engine may take to answer that is not ours to
+	// start.
+	foreignPatience = 5 * time.Second
+)
 
 // await returns when the server is ready.
 func (s *Server) await() {
 	s.tb.Helper()
+	limit := patience
+	if !s.Own() {
+		limit = foreignPatience
+	}
 	var err error
-	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(10 * time.Millisecond) { // a real process is starting
+	for end := time.Now().Add(limit); time.Now().Before(end); time.Sleep(10 * time.Millisecond) { // a real process is starting
 		if err = s.ready(s.Addr); err == nil {
 			return
 		}
-		if s.pid != 0 && s.threads("ZX") {
+		if s.pid != 0 && s.threads(ended) {
 			said, _ := os.ReadFile(s.log)
 			s.tb.Fatalf("%s, which was to listen at %s, has ended: %s", filepath.Base(s.args[0]), s.Addr, said[max(0, len(said)-1000):])
 		}
 	}
-	s.tb.Fatal(fmt.Errorf("no server at %s after %v: %w", s.Addr, patience, err))
+	s.tb.Fatal(fmt.Errorf("no server at %s after %v: %w", s.Addr, limit, err))
 }
 
 // connects is ready for an engine that answers as soon as it listens.

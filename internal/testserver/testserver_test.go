@@ -24,6 +24,7 @@ func (f *fatal) Fatalf(format string, args ...any) {
 // TestStart_EngineEnds sees that nobody waits for an engine that has ended, and
 // that the test says what the engine said.
 func TestStart_EngineEnds(t *testing.T) {
+	t.Setenv("BELLWETHER_REDIS", "") // one of its own
 	began := time.Now()
 	f := fatal{TB: t}
 	var wg sync.WaitGroup
@@ -50,10 +51,10 @@ func TestFreeAddr_IsNobodyElses(t *testing.T) {
 }
 
 func TestSignal(t *testing.T) {
-	s := Memcached(t)
+	s := Memcached(t).OwnOrSkip(t)
 	for range 10 {
 		s.Signal(syscall.SIGSTOP)
-		if !s.threads("T") {
+		if !s.threads(stopped) {
 			t.Fatal("it has not stopped")
 		}
 		s.Signal(syscall.SIGCONT)

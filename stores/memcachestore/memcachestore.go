@@ -203,6 +203,16 @@ func (it *items) answer() (bellwether.Entry, error) {
 
 // GetMany implements [bellwether.BatchGetter].
 func (s *Store) GetMany(ctx context.Context, keys []string, each func(i int, e bellwether.Entry, err error)) {
+	if len(keys) <= few {
+		// The client's GetMulti waits for all servers, and which key is at which
+		// only the client knows.
+		all := make([]int, len(keys))
+		for i := range all {
+			all[i] = i
+		}
+		s.getEach(ctx, keys, all, each)
+		return
+	}
 	// Every floor before its entry, as in read; the client keeps the order.
 	var all []string
 	ns := make([]names, len(keys))
@@ -235,9 +245,21 @@ func (s *Store) GetMany(ctx context.Context, keys []string, each func(i int, e b
 		}
 		each(i, e, err)
 	}
+	s.getEach(ctx, keys, again, each)
+}
+
+const (
+	// few is how many keys at most GetMany asks for one by one.
+	few = 2
+	// atOnce is how many of them at a time.
+	atOnce = 16
+)
+
+// getEach is GetMany for the keys with these indices, one by one.
+func (s *Store) getEach(ctx context.Context, keys []string, indices []int, each func(i int, e bellwether.Entry, err error)) {
 	var g errgroup.Group
-	g.SetLimit(maxAgain)
-	for _, i := range again {
+	g.SetLimit(atOnce)
+	for _, i := range indices {
 		g.Go(func() error {
 			e, err := s.Get(ctx, keys[i])
 			each(i, e, err)
@@ -246,9 +268,6 @@ func (s *Store) GetMany(ctx context.Context, keys []string, each func(i int, e b
 	}
 	g.Wait()
 }
-
-// maxAgain is how many keys of one GetMany are looked at once more at a time.
-const maxAgain = 16
 
 // Claim implements [bellwether.Store].
 func (s *Store) Claim(ctx context.Context, key string) (bellwether.Entry, uint64, error) {
