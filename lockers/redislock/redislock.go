@@ -128,9 +128,9 @@ func (l *Locker) Close() error {
 }
 
 // TryAcquire implements [bellwether.Locker]. It costs two commands, or three
-// with Tokens. The error's Until is zero if the key has no expiry, which no
-// lease is without. A ttl that is not positive is an error, and so is a key that
-// holds something other than a string.
+// with Tokens. A key without an expiry, which no lease is without, gets one of
+// ttl: else it would be held for ever, by nobody. A ttl that is not positive is an
+// error, and so is a key that holds something other than a string.
 func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
 	if ttl <= 0 {
 		return nil, fmt.Errorf("redislock: acquire %.100q: ttl %v is not positive", key, ttl)
@@ -183,11 +183,23 @@ func (l *Locker) acquire(ctx context.Context, key string, mine *lease, ttl time.
 		return mine, nil // the reply was lost, and the client repeated the request
 	}
 	left, err := pttl.Int64()
+	if err == nil && left == -1 {
+		left, err = endScript.Run(ctx, l.queue, []string{l.key(mine.name)}, millis(ttl)).Int64()
+	}
 	if err != nil {
 		return nil, mine.wrap("acquire", err)
 	}
 	return nil, heldError(key, seen{locker: l, holder: holder, heard: heard}, left, read)
 }
+
+// endScript gives the key an expiry if it has none, and returns how long it lasts.
+var endScript = redisscript.New(`
+local left = redis.call('PTTL', KEYS[1])
+if left == -1 then
+	left = tonumber(ARGV[1])
+	redis.call('PEXPIRE', KEYS[1], left)
+end
+return left`)
 
 // acquireScript takes the lease and returns 1 and the time in microseconds, or
 // returns 0, whose it is and how long it lasts. The time is read in the same
@@ -195,7 +207,12 @@ func (l *Locker) acquire(ctx context.Context, key string, mine *lease, ttl time.
 var acquireScript = redisscript.New(`
 local holder = redis.call('SET', KEYS[1], ARGV[1], 'NX', 'GET', 'PX', ARGV[2])
 if holder and holder ~= ARGV[1] then
-	return {0, holder, redis.call('PTTL', KEYS[1])}
+	local left = redis.call('PTTL', KEYS[1])
+	if left == -1 then
+		left = tonumber(ARGV[2])
+		redis.call('PEXPIRE', KEYS[1], left)
+	end
+	return {0, holder, left}
 end
 local now = redis.call('TIME')
 return {1, now[1] .. string.format('%06d', now[2])}`)
@@ -223,11 +240,9 @@ func (l *Locker) acquireWithToken(ctx context.Context, key string, mine *lease, 
 // read, by what PTTL says.
 func heldError(key string, seen seen, left int64, read time.Time) *bellwether.HeldError {
 	held := &bellwether.HeldError{Key: key, Seen: seen}
-	switch left {
-	case -2: // released or expired between the two commands
+	if left == -2 { // released or expired between the two commands
 		held.Until = read
-	case -1: // not a lease of ours, and nobody knows when it ends
-	default:
+	} else {
 		// Redis drops a key in the millisecond after its last one.
 		held.Until = read.Add(time.Duration(left+1) * time.Millisecond)
 	}

@@ -320,25 +320,36 @@ func TestToken_OfWhichAnotherIsTheBeginning(t *testing.T) {
 	}
 }
 
+// TestTryAcquire_ForeignValues meets what is no lease in a lease's place.
 func TestTryAcquire_ForeignValues(t *testing.T) {
 	server := testserver.Redis(t)
 	rdb := newClient(t, server.Addr)
-	l := newLocker(t, server.Addr)
-	eternal, list := newKey(), newKey()
+	for _, tokens := range []bool{false, true} {
+		l := newLocker(t, server.Addr)
+		l.Tokens = tokens
+		eternal, list := newKey(), newKey()
 
-	if err := rdb.Set(t.Context(), l.Key(eternal), "something", 0).Err(); err != nil {
-		t.Fatal(err)
-	}
-	if held := leasetest.MustBeHeld(t, l, eternal); !held.Until.IsZero() {
-		t.Errorf("Until = %v of a key without an expiry, want zero", held.Until)
-	}
+		if err := rdb.Set(t.Context(), l.Key(eternal), "something", 0).Err(); err != nil {
+			t.Fatal(err)
+		}
+		const ttl = 300 * time.Millisecond
+		asked := time.Now()
+		_, err := l.TryAcquire(t.Context(), eternal, ttl)
+		held, ok := errors.AsType[*bellwether.HeldError](err)
+		if !ok || held.Until.Before(asked.Add(ttl)) {
+			t.Fatalf("err = %v, %v, want one that holds for %v from %v on", err, held, ttl, asked)
+		}
+		time.Sleep(time.Until(held.Until))
+		if _, err := l.TryAcquire(t.Context(), eternal, time.Minute); err != nil {
+			t.Errorf("err = %v, a lease's time after the key without an expiry was met", err)
+		}
 
-	if err := rdb.RPush(t.Context(), l.Key(list), "something").Err(); err != nil {
-		t.Fatal(err)
-	}
-	_, err := l.TryAcquire(t.Context(), list, time.Minute)
-	if err == nil || errors.Is(err, bellwether.ErrHeld) || !strings.Contains(err.Error(), l.Key(list)) {
-		t.Errorf("err = %v of a list, want one that names the key", err)
+		if err := rdb.RPush(t.Context(), l.Key(list), "something").Err(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := l.TryAcquire(t.Context(), list, time.Minute); err == nil || errors.Is(err, bellwether.ErrHeld) || !strings.Contains(err.Error(), l.Key(list)) {
+			t.Errorf("err = %v of a list, want one that names the key", err)
+		}
 	}
 }
 
