@@ -139,14 +139,13 @@ func TestSweep_HalfAnAnswer(t *testing.T) {
 func TestSweep_LogOutlivesAnotherServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const silent, sound = 12, 5
-		var dead = map[string]bool{}
+		dead := map[string]bool{}
 		for i := range silent {
 			dead[fmt.Sprint("dead.com/", i)] = true
 		}
 		store := batchingStore{&wiredStore{wire: &wire{}, store: memstore.New()}, dead}
 		store.set(func(ctx context.Context, op string) error { time.Sleep(time.Millisecond); return nil })
-		var s *site
-		s = newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{
+		s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{
 			Store: store, OnError: func(key string, err error) {
 				if !dead[key] {
 					t.Errorf("%q: %v", key, err)
