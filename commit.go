@@ -127,7 +127,11 @@ func (r *run[V]) claim(ctx context.Context) (epoch uint64, ended bool) {
 		return epoch, false
 	}
 	known, _ := r.engine.near.get(r.key)
-	return epoch, r.consider(r.decode(entry, known, asked), true)
+	it := r.decode(entry, known, asked)
+	if it == nil && r.state.Load().offered != nil {
+		r.offerStale(nil) // it was invalidated since the look
+	}
+	return epoch, r.consider(it, true)
 }
 
 // takeEpoch returns a new epoch for the key, and its present entry. The epoch

@@ -153,6 +153,38 @@ func TestNotice_EndsLoadsThatBeganBefore(t *testing.T) {
 	})
 }
 
+// What is invalidated between a flight's look and its claim is not offered while
+// it loads: the claim has found nothing, and the word comes too.
+func TestInvalidate_BetweenLookAndClaim(t *testing.T) {
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 2, by, bellwether.Options{TTL: time.Second, StaleWhileRevalidate: time.Hour, NearTTL: time.Minute, MaxWait: time.Minute})
+		a, b := f.processes[0], f.processes[1]
+		f.get(1, "k")
+		time.Sleep(2 * time.Minute)
+		a.locker.set(on(func(context.Context, string) error {
+			time.Sleep(100 * time.Millisecond)
+			return nil
+		}, "acquire"))
+		a.store.set(on(func(context.Context, string) error {
+			time.Sleep(200 * time.Millisecond)
+			return nil
+		}, "notice"))
+		if v, _ := a.Get(t.Context(), "k"); v != "v1" {
+			t.Fatalf("%q, want the stale v1", v)
+		}
+		time.Sleep(50 * time.Millisecond)
+		if err := b.Invalidate(t.Context(), "k"); err != nil {
+			t.Fatal(err)
+		}
+		for range 3 { // after the claim, before and after the notice
+			time.Sleep(75 * time.Millisecond)
+			if v, _ := a.Get(t.Context(), "k"); v != "v2" {
+				t.Errorf("%q, want v2", v)
+			}
+		}
+	})
+}
+
 // What is heard so late that it may be invalidated since is not believed.
 func TestNotice_Late(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
