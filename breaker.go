@@ -77,9 +77,6 @@ func (b *breaker) sound() bool {
 	return b.circuit.State() == gobreaker.StateClosed
 }
 
-// failing reports whether the latest call failed.
-func (b *breaker) failing() bool { return b.circuit.Counts().ConsecutiveFailures > 0 || !b.up() }
-
 // errSilent ends calls of an engine that has been found not to answer.
 var errSilent = errors.New("it answers nobody")
 

@@ -144,56 +144,19 @@ func (r *run[V]) takeEpoch(ctx context.Context) (entry Entry, epoch uint64) {
 		e.epoch++
 		return Entry{}, e.epoch
 	}
-	if r.verdict != nil { // no other time-out after that
-		r.heed(ctx, <-r.verdict)
-	}
 	if r.storeDown {
 		return Entry{}, 0
 	}
-	entry, epoch, err := e.claimFor(ctx, r.key, &r.outage)
+	entry, err := ask(ctx, e.store, &r.outage, func(ctx context.Context) (entry Entry, err error) {
+		entry, epoch, err = e.Store.Claim(ctx, e.engineKey(r.key))
+		return entry, err
+	})
 	if err != nil {
 		r.noAnswer("claiming", err)
 		r.storeDown = true
 		return Entry{}, 0
 	}
 	return entry, epoch
-}
-
-func (e *engine[V]) claimFor(ctx context.Context, key string, o *outage) (entry Entry, epoch uint64, err error) {
-	entry, err = ask(ctx, e.claims, o, func(ctx context.Context) (entry Entry, err error) {
-		entry, epoch, err = e.Store.Claim(ctx, e.engineKey(key))
-		return entry, err
-	})
-	return entry, epoch, err
-}
-
-// suspect finds out, beside the waiting, whether the store takes claims. One that
-// answers reads alone has holders after holders give up, each after an
-// EngineTimeout, and what the others wait for never comes: they would find that
-// out one after another. A claim of their own harms no holder: only a commit
-// does that.
-func (r *run[V]) suspect(ctx context.Context) {
-	if r.suspects || r.engine.Store == nil {
-		return
-	}
-	verdict, o := make(chan error, 1), r.outage
-	r.suspects, r.verdict = true, verdict
-	r.engine.running.Go(func() {
-		err := ErrGoexit // of an adapter
-		defer func() { verdict <- err }()
-		_, _, err = r.engine.claimFor(ctx, r.key, &o)
-	})
-}
-
-// heed takes the verdict of suspect in. It reports whether the store takes claims.
-func (r *run[V]) heed(ctx context.Context, err error) bool {
-	r.verdict = nil
-	if err == nil || ctx.Err() != nil {
-		return true
-	}
-	r.noAnswer("claiming", err)
-	r.storeDown = true
-	return false
 }
 
 // put keeps a value that was made by the rebuild of another key.

@@ -23,7 +23,6 @@ type engine[V any] struct {
 	marshal   func(V) ([]byte, error)
 	unmarshal func([]byte) (V, error)
 	store     *breaker // before Store
-	claims    *breaker // before Store's Claim: one that is full, or may only be read, answers all else
 	locker    *breaker // before Locker
 	push      *breaker // before Locker's Watch: a push that is down is not a locker that is
 	commits   commitRecord
@@ -63,7 +62,6 @@ func newEngine[V any](s settings, size func(string, V) int, marshal func(V) ([]b
 		closing:   make(chan struct{}),
 	}
 	e.store, e.locker, e.push = e.newBreaker(EngineStore), e.newBreaker(EngineLocker), e.newBreaker(EngineWatch)
-	e.claims = newBreaker(e.EngineTimeout, nil, nil)
 	e.near = newNear(c, s.NearBytes, size, e.evicted())
 	return e
 }
@@ -245,7 +243,7 @@ func (e *engine[V]) snapshot() Stats {
 		Waits: c.waits.Load(), Fenced: c.fenced.Load(), LeasesLost: c.leasesLost.Load(),
 		Hedges: c.hedges.Load(), Degraded: c.degraded.Load(), EngineErrors: c.engineErrors.Load(),
 		Flights: flights, NearBytes: e.near.cache.WeightedSize(),
-		StoreUp: e.store.up() && e.claims.up(), LockerUp: e.locker.up(),
+		StoreUp: e.store.up(), LockerUp: e.locker.up(),
 	}
 }
 

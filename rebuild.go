@@ -40,20 +40,18 @@ type run[V any] struct {
 	// claim found, 0 if it found none.
 	unshared uint64
 
-	waits    bool          // the flight has found another holder
-	waiting  instant       // when it first did
-	elected  instant       // when it last stood for election
-	length   time.Duration // of the lease that it asked for then
-	known    uint64        // the epoch of the store's entry when the flight began to wait
-	due      instant       // when the holder that it waits for has taken too long; 0: never
-	hedged   bool          // the flight has tried to begin a second rebuild
-	hedging  Lease         // the lease under which it has begun one
-	suspects bool          // the flight has asked whether the store takes claims, see suspect
-	verdict  <-chan error  // what the store says to that, nil when it is heeded
-	led      bool          // the flight has been elected before, and has to begin anew
-	losses   int           // how often the flight's own lease was lost
-	fenced   bool          // the last of its commits was refused
-	refused  int           // how often its loads came to nothing, see maxRefused
+	waits   bool          // the flight has found another holder
+	waiting instant       // when it first did
+	elected instant       // when it last stood for election
+	length  time.Duration // of the lease that it asked for then
+	known   uint64        // the epoch of the store's entry when the flight began to wait
+	due     instant       // when the holder that it waits for has taken too long; 0: never
+	hedged  bool          // the flight has tried to begin a second rebuild
+	hedging Lease         // the lease under which it has begun one
+	led     bool          // the flight has been elected before, and has to begin anew
+	losses  int           // how often the flight's own lease was lost
+	fenced  bool          // the last of its commits was refused
+	refused int           // how often its loads came to nothing, see maxRefused
 
 	// For those who watch, see observe.go.
 	watched   *rebuildWatch
@@ -363,7 +361,7 @@ func (r *run[V]) consider(it *item[V], fromStore bool) bool {
 // one time, most of the leases would be of keys that others have rebuilt by then.
 func (r *run[V]) elect(ctx context.Context) (_ Lease, _ *HeldError, overtaken bool) {
 	e := r.engine
-	if e.Locker == nil || r.storeDown || !e.claims.up() {
+	if e.Locker == nil || r.storeDown {
 		return nil, nil, false
 	}
 	r.elected, r.length = e.clock.now(), r.leaseLength()
@@ -425,13 +423,6 @@ func (r *run[V]) await(ctx context.Context, held *HeldError) bool {
 	if !held.Until.IsZero() {
 		until = min(until, e.clock.instant(held.Until))
 	}
-	// Another lease before the end of the last: that was given back with nothing in
-	// the store. (Or it was renewed, or the locker does not tell, and the store is
-	// asked once in vain.)
-	another := r.freed || until > addDurations(r.leaseEnd, e.EngineTimeout/4)
-	if e.claims.failing() || another && began < r.leaseEnd {
-		r.suspect(ctx)
-	}
 	r.leaseEnd, r.freed = until, false
 	if wake == nil {
 		until = min(until, addDurations(began, electPause))
@@ -489,11 +480,6 @@ func (r *run[V]) await(ctx context.Context, held *HeldError) bool {
 				return true
 			}
 			if r.hedging != nil || r.storeDown || r.unshared != 0 {
-				return false
-			}
-		case err := <-r.verdict:
-			poll.Stop()
-			if !r.heed(ctx, err) {
 				return false
 			}
 		case <-deadline.C:
