@@ -444,8 +444,9 @@ func (m *member[V]) takeOff(ahead *storeReply, lose time.Duration) {
 // where there was no answer.
 func (b *batch[V]) readAll(ctx context.Context, store BatchGetter) {
 	e := b.engine
-	ctx, end := e.whileOpen(ctx)
-	defer end()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(e.open, cancel)()
 	o := outage{e.EngineTimeout}
 	rest, err := b.readOnce(ctx, store, b.members, &o)
 	for try := 1; try < breakerTrips && len(rest) > 0 && o.left > 0 && e.store.up() && ctx.Err() == nil; try++ {

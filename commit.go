@@ -39,12 +39,12 @@ func (e *engine[V]) readMany(ctx context.Context, store BatchGetter, keys []stri
 		names[i] = e.engineKey(key)
 	}
 	var (
-		mu      sync.Mutex // guards what follows
+		mu      sync.Mutex // guards what follows, and answered, until over
 		silence = errors.New("no answer for the key")
 		some    bool
 		over    bool
 	)
-	answered = make([]bool, len(keys)) // guarded by mu too, until over
+	answered = make([]bool, len(keys))
 	began := e.clock.now()
 	each := func(i int, entry Entry, err error) {
 		if failure := noPanic(func() error { inquire(err); return nil }); failure != nil {
@@ -62,6 +62,11 @@ func (e *engine[V]) readMany(ctx context.Context, store BatchGetter, keys []stri
 		}
 	}
 	_, err = ask(ctx, e.store, o, func(ctx context.Context) (struct{}, error) {
+		defer func() { // however it ends: what it says after that is not heard
+			mu.Lock()
+			defer mu.Unlock()
+			over = true
+		}()
 		store.GetMany(ctx, names, each)
 		mu.Lock()
 		defer mu.Unlock()
@@ -70,9 +75,6 @@ func (e *engine[V]) readMany(ctx context.Context, store BatchGetter, keys []stri
 		}
 		return struct{}{}, nil // of one of its servers, perhaps; it is up
 	})
-	mu.Lock()
-	defer mu.Unlock()
-	over = true
 	if err == nil && slices.Contains(answered, false) {
 		o.left -= e.clock.now() - began
 		err = fmt.Errorf("%w: %w", ErrUnavailable, silence)

@@ -35,8 +35,8 @@ type engine[V any] struct {
 	notified  bool           // Store is a Notifier
 	observers observers
 	sweeper   sweeper[V]
-	deafen    context.CancelFunc // ends listen, nil if there is none
-	closing   chan struct{}      // closed when closed is set
+	open      context.Context // of what is done for no caller; ends once closed is set
+	shut      context.CancelFunc
 
 	mu            sync.Mutex // guards what follows, and the fields of flights that say so
 	flights       map[string]*flight[V]
@@ -59,8 +59,8 @@ func newEngine[V any](s settings, size func(string, V) int, marshal func(V) ([]b
 		slots:     rebuildSlots{free: semaphore.NewWeighted(int64(s.MaxRebuilds)), most: int64(s.MaxQueued)},
 		flights:   make(map[string]*flight[V]),
 		aloft:     make(map[*flight[V]]struct{}),
-		closing:   make(chan struct{}),
 	}
+	e.open, e.shut = context.WithCancel(context.Background())
 	e.store, e.locker, e.push = e.newBreaker(EngineStore), e.newBreaker(EngineLocker), e.newBreaker(EngineWatch)
 	e.near = newNear(c, s.NearBytes, size, e.evicted())
 	return e
@@ -125,20 +125,6 @@ func (e *engine[V]) behind(f func()) {
 	if !e.closed {
 		e.running.Go(f)
 	}
-}
-
-// whileOpen is ctx for what ends with the engine too. It is called on a goroutine
-// of the engine's; end ends it.
-func (e *engine[V]) whileOpen(ctx context.Context) (_ context.Context, end func()) {
-	ctx, cancel := context.WithCancel(ctx)
-	e.running.Go(func() {
-		select {
-		case <-e.closing:
-			cancel()
-		case <-ctx.Done():
-		}
-	})
-	return ctx, cancel
 }
 
 // invalidate drops the key from the store and then from this process. The
@@ -251,16 +237,11 @@ func (e *engine[V]) close() {
 	e.mu.Lock()
 	first := !e.closed
 	e.closed = true
-	if first {
-		close(e.closing)
-	}
 	for f := range e.aloft {
 		f.cancel(ErrClosed)
 	}
 	e.mu.Unlock()
-	if e.deafen != nil {
-		e.deafen()
-	}
+	e.shut()
 	e.running.Wait()
 	if first {
 		e.near.close()

@@ -18,16 +18,15 @@ func (e *engine[V]) listen() {
 	if !ok {
 		return
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	e.notified, e.deafen = true, cancel
+	e.notified = true
 	e.running.Go(func() {
-		for ctx.Err() == nil {
-			e.listenOnce(ctx, notifier)
+		for e.open.Err() == nil {
+			e.listenOnce(notifier)
 			// It ends before the engine does only if something is wrong.
 			pause := time.NewTimer(breakerPause)
 			select {
 			case <-pause.C:
-			case <-ctx.Done():
+			case <-e.open.Done():
 				pause.Stop()
 			}
 		}
@@ -35,11 +34,11 @@ func (e *engine[V]) listen() {
 }
 
 // listenOnce returns when Notify does, in whatever way.
-func (e *engine[V]) listenOnce(ctx context.Context, notifier Notifier) {
+func (e *engine[V]) listenOnce(notifier Notifier) {
 	ended := make(chan struct{})
 	go func() { // of its own: a Goexit would end the caller's
 		defer close(ended)
-		if err := noPanic(func() error { notifier.Notify(ctx, e.hear); return nil }); err != nil {
+		if err := noPanic(func() error { notifier.Notify(e.open, e.hear); return nil }); err != nil {
 			e.OnError("", fmt.Errorf("listening to the store: %w", err))
 		}
 	}()

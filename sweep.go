@@ -212,9 +212,7 @@ func (e *engine[V]) meetLog() {
 		return
 	}
 	e.behind(func() {
-		ctx, end := e.whileOpen(context.Background())
-		defer end()
-		if e.followLog(ctx, &outage{e.EngineTimeout}, e.NearTTL/2); e.sweeper.log.Load() == nil {
+		if e.followLog(e.open, &outage{e.EngineTimeout}, e.NearTTL/2); e.sweeper.log.Load() == nil {
 			e.sweeper.asked.Store(0) // the first who needs the store asks it himself
 		}
 	})

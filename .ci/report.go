@@ -46,12 +46,14 @@ type run struct {
 // An id is a test; of a package if it has no name.
 type id struct{ pkg, test string }
 
-// graveSigns are those that a test prints, or go for it: the first two whichever
-// test has just printed something, as races are the whole process's.
-var graveSigns = []string{"DATA RACE", "race detected during execution", "panic: ", "fatal error: ", "unexpected goroutines"}
+// Signs of more than lateness: of a race, which is the process's, in whatever test
+// has just printed something; of the rest in what has failed.
+var (
+	raceSigns = []string{"DATA RACE", "race detected during execution"}
+	failSigns = []string{"panic: ", "fatal error: ", "unexpected goroutines"}
+)
 
-// grave reports whether output has a sign of more than lateness.
-func grave(output string, signs []string) bool {
+func hasAny(output string, signs []string) bool {
 	return slices.ContainsFunc(signs, func(sign string) bool { return strings.Contains(output, sign) })
 }
 
@@ -88,7 +90,7 @@ func read(in io.Reader, live io.Writer) (r run, err error) {
 			continue
 		case "output", "build-output":
 			said.WriteString(e.Output)
-			r.grave = r.grave || grave(e.Output, graveSigns[:2])
+			r.grave = r.grave || hasAny(e.Output, raceSigns)
 			continue
 		case "pass", "skip":
 			r.good[at] = e.Action == "pass"
@@ -112,7 +114,7 @@ func read(in io.Reader, live io.Writer) (r run, err error) {
 			if !within {
 				r.failures = append(r.failures, at)
 			}
-			r.grave = r.grave || grave(said.String(), graveSigns) || e.Test == "" && !within
+			r.grave = r.grave || hasAny(said.String(), failSigns) || e.Test == "" && !within
 			for _, above := range ancestors(e.Test) {
 				parents[id{e.Package, above}]++
 			}

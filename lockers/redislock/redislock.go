@@ -192,27 +192,28 @@ func (l *Locker) acquire(ctx context.Context, key string, mine *lease, ttl time.
 	return nil, heldError(key, seen{locker: l, holder: holder, heard: heard}, left, read)
 }
 
-// endScript gives the key an expiry if it has none, and returns how long it lasts.
-var endScript = redisscript.New(`
-local left = redis.call('PTTL', KEYS[1])
-if left == -1 then
-	left = tonumber(ARGV[1])
-	redis.call('PEXPIRE', KEYS[1], left)
+// leftFunc is Lua for how long the key lasts; it gives it an expiry of ttl if it
+// has none.
+const leftFunc = `
+local function left(ttl)
+	local ms = redis.call('PTTL', KEYS[1])
+	if ms == -1 then
+		ms = tonumber(ttl)
+		redis.call('PEXPIRE', KEYS[1], ms)
+	end
+	return ms
 end
-return left`)
+`
+
+var endScript = redisscript.New(leftFunc + `return left(ARGV[1])`)
 
 // acquireScript takes the lease and returns 1 and the time in microseconds, or
 // returns 0, whose it is and how long it lasts. The time is read in the same
 // step: read later, it could be later than the time of the next holder.
-var acquireScript = redisscript.New(`
+var acquireScript = redisscript.New(leftFunc + `
 local holder = redis.call('SET', KEYS[1], ARGV[1], 'NX', 'GET', 'PX', ARGV[2])
 if holder and holder ~= ARGV[1] then
-	local left = redis.call('PTTL', KEYS[1])
-	if left == -1 then
-		left = tonumber(ARGV[2])
-		redis.call('PEXPIRE', KEYS[1], left)
-	end
-	return {0, holder, left}
+	return {0, holder, left(ARGV[2])}
 end
 local now = redis.call('TIME')
 return {1, now[1] .. string.format('%06d', now[2])}`)
