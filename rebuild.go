@@ -535,7 +535,11 @@ func (r *run[V]) lead(ctx context.Context, lease Lease) bool {
 		}
 	}()
 
-	epoch, ended := r.claim(ctx)
+	claim := r.claim
+	if lease != nil && r.waits && e.Store != nil {
+		claim = r.claimOnTrial
+	}
+	epoch, ended := claim(ctx)
 	if ended {
 		return true
 	}
