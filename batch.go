@@ -147,7 +147,6 @@ func valueOf[V any](values map[string]V, batch *BatchError, err error, key strin
 
 // An asked is one key of a call that has no answer yet.
 type asked[V any] struct {
-	key string
 	*waiter[V]
 	early bool // nobody waits: its value is fresh, and to be rebuilt before it expires
 }
@@ -218,15 +217,15 @@ func (c *manyCall[V]) hits(ctx context.Context, keys []string) (missing, covered
 		}
 		switch {
 		case early:
-			covered = append(covered, asked[V]{key, c.refresher(it), true})
+			covered = append(covered, asked[V]{c.refresher(ctx, key, it), true})
 		case ok:
 		default:
-			w := c.waiter(it, want[V]{})
+			w := c.waiter(ctx, key, it)
 			w.began = began // MaxWait is the call's
 			if it == nil {
-				missing = append(missing, asked[V]{key, w, false})
+				missing = append(missing, asked[V]{w, false})
 			} else {
-				covered = append(covered, asked[V]{key, w, false})
+				covered = append(covered, asked[V]{w, false})
 			}
 		}
 	}
@@ -249,20 +248,20 @@ func (c *manyCall[V]) answer(key string, it *item[V], err error) {
 }
 
 // take takes the answer of a waiter that has it.
-func (c *manyCall[V]) take(ctx context.Context, a asked[V]) {
-	c.end(ctx, a)
+func (c *manyCall[V]) take(a asked[V]) {
+	c.end(a)
 	c.places.Release(1)
 }
 
 // end is take for a waiter without a place.
-func (c *manyCall[V]) end(ctx context.Context, a asked[V]) {
+func (c *manyCall[V]) end(a asked[V]) {
 	if c.observers.serve != nil {
-		a.tell(ctx, a.key)
+		a.tell()
 	}
 	if a.dueEarly() {
 		// Together with the others, and so later: one at a time they would be a
 		// load each.
-		early := asked[V]{a.key, c.refresher(a.answer.item), true}
+		early := asked[V]{c.refresher(a.ctx, a.key, a.answer.item), true}
 		c.mu.Lock()
 		c.early = append(c.early, early)
 		c.mu.Unlock()
@@ -283,7 +282,7 @@ func (c *manyCall[V]) waitForPlaces(ctx context.Context, together []asked[V]) []
 			case now < a.stale.trusted && a.stale.stale(now):
 				c.count.stale.Add(1)
 				a.answer.item = a.stale
-				c.end(ctx, a)
+				c.end(a)
 			default: // not any more
 				rest = append(rest, a)
 			}
@@ -296,7 +295,7 @@ func (c *manyCall[V]) waitForPlaces(ctx context.Context, together []asked[V]) []
 	for _, a := range together {
 		if !a.early {
 			a.err = ctx.Err()
-			c.end(ctx, a)
+			c.end(a)
 		}
 	}
 	return nil
@@ -316,7 +315,7 @@ func (c *manyCall[V]) begin(ctx context.Context, together []asked[V]) {
 		c.behind(b.depart)
 		for i, a := range together {
 			m := &member[V]{batch: b, key: a.key, order: i}
-			a.join(ctx, a.key, m)
+			a.join(m)
 			if m.fly == nil {
 				c.places.Release(1) // that of the flight that it has not begun
 			}
@@ -329,16 +328,16 @@ func (c *manyCall[V]) begin(ctx context.Context, together []asked[V]) {
 			continue
 		}
 		if a.flight == nil {
-			c.take(ctx, a)
+			c.take(a)
 			continue
 		}
-		if is, _, _ := a.advance(ctx); is == answered || is == gone {
-			c.take(ctx, a)
+		if is, _, _ := a.advance(); is == answered || is == gone {
+			c.take(a)
 			continue
 		}
 		c.waiters.Go(func() {
-			a.wait(ctx, a.key, c.single)
-			c.take(ctx, a)
+			a.wait(c.single)
+			c.take(a)
 		})
 	}
 }

@@ -450,8 +450,9 @@ func (q *query) wait(c *call, key string, stale *item[*response]) (served[*respo
 			w.first = true
 		}
 	}
-	waiter := m.engine.waiter(stale, w)
-	waiter.wait(q.r.Context(), key, requested{q, c})
+	waiter := m.engine.waiter(q.r.Context(), key, stale)
+	waiter.want = w
+	waiter.wait(requested{q, c})
 	if waiter.dueEarly() {
 		q.refresh(key, waiter.answer.item, c.path)
 	}
@@ -459,7 +460,7 @@ func (q *query) wait(c *call, key string, stale *item[*response]) (served[*respo
 		return m.notShared("authorization"), nil
 	}
 	if q.told != nil {
-		q.add(waiter.served(key))
+		q.add(waiter.served())
 	}
 	return waiter.answer, waiter.err
 }

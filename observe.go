@@ -271,14 +271,12 @@ func (e *engine[V]) tellServe(ctx context.Context, s Serve) {
 // is not inlined: the frames around it are those that a herd waits on.
 //
 //go:noinline
-func (c *waiter[V]) tell(ctx context.Context, key string) {
-	c.engine.tellServe(ctx, c.served(key))
-}
+func (c *waiter[V]) tell() { c.engine.tellServe(c.ctx, c.served()) }
 
 // served is the end of the waiter's call.
-func (c *waiter[V]) served(key string) Serve {
+func (c *waiter[V]) served() Serve {
 	now := c.engine.clock.now()
-	s := Serve{Key: key, Way: WayMiss, Waited: now - c.began, Err: c.err}
+	s := Serve{Key: c.key, Way: WayMiss, Waited: now - c.began, Err: c.err}
 	it := c.answer.item
 	switch {
 	case c.err == nil && !c.answer.flown, c.err == nil && it.failures > 0 && now >= it.freshUntil:

@@ -38,9 +38,9 @@ func (w *want[V]) takes(it *item[V], now, asked instant) bool {
 func (e *engine[V]) get(ctx context.Context, key string, b binder[V]) (V, error) {
 	it, early, ok := e.hit(key)
 	if !ok {
-		c := e.waiter(it, want[V]{})
-		c.wait(ctx, key, b)
-		return c.outcome(ctx, key, b)
+		c := e.waiter(ctx, key, it)
+		c.wait(b)
+		return c.outcome(b)
 	}
 	if early {
 		e.refresh(ctx, key, it, b)
@@ -53,12 +53,12 @@ func (e *engine[V]) get(ctx context.Context, key string, b binder[V]) (V, error)
 }
 
 // outcome ends the call that has waited.
-func (c *waiter[V]) outcome(ctx context.Context, key string, b binder[V]) (V, error) {
+func (c *waiter[V]) outcome(b binder[V]) (V, error) {
 	if c.dueEarly() {
-		c.engine.refresh(ctx, key, c.answer.item, b)
+		c.engine.refresh(c.ctx, c.key, c.answer.item, b)
 	}
 	if c.engine.observers.serve != nil {
-		c.tell(ctx, key)
+		c.tell()
 	}
 	if c.err != nil {
 		var zero V
@@ -102,20 +102,18 @@ func (e *engine[V]) hit(key string) (it *item[V], early, ok bool) {
 // refresh begins a flight for a key of which it is fresh, unless there is one,
 // and does not wait for it.
 func (e *engine[V]) refresh(ctx context.Context, key string, it *item[V], b binder[V]) {
-	c := e.refresher(it)
-	c.join(ctx, key, b)
+	c := e.refresher(ctx, key, it)
+	c.join(b)
 	c.leave()
 }
 
 // refresher is a waiter that is to begin the rebuild of it. It is no call, and is
 // not counted as one.
-func (e *engine[V]) refresher(it *item[V]) *waiter[V] {
-	c := e.waiter(nil, want[V]{
-		// Not what is to be replaced: the store has it too, and it is fresh.
-		accept: func(other *item[V], _ instant) bool { return other.epoch > it.epoch },
-		first:  true,
-	})
-	c.tallied = true
+func (e *engine[V]) refresher(ctx context.Context, key string, it *item[V]) *waiter[V] {
+	c := e.waiter(ctx, key, nil)
+	// Not what is to be replaced: the store has it too, and it is fresh.
+	c.want.accept = func(other *item[V], _ instant) bool { return other.epoch > it.epoch }
+	c.want.first, c.tallied = true, true
 	return c
 }
 
@@ -137,9 +135,9 @@ func (e *engine[V]) hitFor(key string, w want[V]) (it *item[V], early, ok bool) 
 // A flight that lands with an item that the call does not take makes it begin
 // the next one, or join it: all who came while one load ran and want a later one
 // share that.
-func (c *waiter[V]) wait(ctx context.Context, key string, b binder[V]) {
-	for c.flight != nil || c.join(ctx, key, b) {
-		is, news, expiry := c.advance(ctx)
+func (c *waiter[V]) wait(b binder[V]) {
+	for c.flight != nil || c.join(b) {
+		is, news, expiry := c.advance()
 		switch {
 		case is == landed:
 			c.flight = nil
@@ -147,30 +145,30 @@ func (c *waiter[V]) wait(ctx context.Context, key string, b binder[V]) {
 		case is != waiting:
 			return
 		case expiry != nil || c.want.aside != nil:
-			if !c.pause(ctx, news, expiry) {
+			if !c.pause(news, expiry) {
 				return
 			}
 			continue
 		}
 		select { // what a herd waits in, see waiter: without all that pause has to look at
 		case <-news:
-		case <-ctx.Done():
-			c.giveUp(ctx)
+		case <-c.ctx.Done():
+			c.giveUp()
 			return
 		}
 	}
 }
 
-// pause waits for more than the flight and ctx. It reports whether the call goes
-// on.
-func (c *waiter[V]) pause(ctx context.Context, news <-chan struct{}, expiry <-chan time.Time) bool {
+// pause waits for more than the flight and the call's end. It reports whether the
+// call goes on.
+func (c *waiter[V]) pause(news <-chan struct{}, expiry <-chan time.Time) bool {
 	select {
 	case <-news:
 	case <-expiry:
 	case do := <-c.want.aside:
 		c.work(do)
-	case <-ctx.Done():
-		c.giveUp(ctx)
+	case <-c.ctx.Done():
+		c.giveUp()
 		return false
 	}
 	return true
@@ -178,12 +176,12 @@ func (c *waiter[V]) pause(ctx context.Context, news <-chan struct{}, expiry <-ch
 
 // advance brings the call as far as it comes on its flight without waiting. If it
 // has to wait, it is for news or, unless that is nil, expiry.
-func (c *waiter[V]) advance(ctx context.Context) (is waitState, news <-chan struct{}, expiry <-chan time.Time) {
+func (c *waiter[V]) advance() (is waitState, news <-chan struct{}, expiry <-chan time.Time) {
 	if !c.met {
 		c.met = true
 		c.tally()
 		if c.counted && c.collapsed {
-			c.flight.introduce(ctx)
+			c.flight.introduce(c.ctx)
 		}
 	}
 	state := c.flight.state.Load()
@@ -198,8 +196,8 @@ func (c *waiter[V]) advance(ctx context.Context) (is waitState, news <-chan stru
 }
 
 // giveUp ends the call with the end of its ctx.
-func (c *waiter[V]) giveUp(ctx context.Context) {
-	c.err = ctx.Err()
+func (c *waiter[V]) giveUp() {
+	c.err = c.ctx.Err()
 	c.leave()
 }
 
@@ -244,12 +242,15 @@ func (c *waiter[V]) work(do func()) {
 	returned = true
 }
 
-// A waiter is one call on its way to its answer. It is not on the stack, and
-// what it does between two waits is in methods of its own, whose frames are gone
-// while it waits: a herd's goroutines are new, and begin with a stack of 2 KB,
-// whose growth would be half of what it costs them to come here.
+// A waiter is one call on its way to its answer. It is not on the stack, nor are
+// the call's arguments, and what it does between two waits is in methods of its
+// own, whose frames are gone while it waits: a herd's goroutines are new, and begin
+// with a stack of 2 KB, whose growth would be half of what it costs them to come
+// here.
 type waiter[V any] struct {
 	engine    *engine[V]
+	ctx       context.Context
+	key       string
 	want      want[V]
 	began     instant
 	stale     *item[V]   // what may be served when its patience ends
@@ -269,8 +270,8 @@ type waiter[V any] struct {
 // make its caller's frame larger by a waiter.
 //
 //go:noinline
-func (e *engine[V]) waiter(stale *item[V], w want[V]) *waiter[V] {
-	return &waiter[V]{engine: e, want: w, began: e.clock.now(), stale: stale}
+func (e *engine[V]) waiter(ctx context.Context, key string, stale *item[V]) *waiter[V] {
+	return &waiter[V]{engine: e, ctx: ctx, key: key, began: e.clock.now(), stale: stale}
 }
 
 // leave takes the waiter off its flight.
@@ -301,8 +302,8 @@ const (
 func (c *waiter[V]) look(state *flightState[V]) (is waitState, expiry <-chan time.Time) {
 	// Before the end: a value that is being made is its first caller's also when
 	// it has turned out to be for nobody else.
-	e, f, now := c.engine, c.flight, c.engine.clock.now()
-	if state.published != nil && c.began < min(state.published.trusted, state.joinable) && !(state.alone && c.collapsed && !c.want.solo) && c.want.takes(state.published, now, c.began) {
+	e, f := c.engine, c.flight
+	if state.published != nil && c.began < min(state.published.trusted, state.joinable) && !(state.alone && c.collapsed && !c.want.solo) && c.takes(state.published) {
 		c.answer = served[V]{item: state.published, collapsed: c.collapsed, flown: true, live: f}
 		if !c.aboard {
 			f.callers.joined() // again: it had given up on this value before
@@ -323,12 +324,13 @@ func (c *waiter[V]) look(state *flightState[V]) (is waitState, expiry <-chan tim
 		}
 		// A reply of the store that was long under way may be older than this
 		// call, by more than the near tier is trusted for.
-		if state.err == nil && c.began < state.result.trusted && c.want.takes(state.result, now, c.began) {
+		if state.err == nil && c.began < state.result.trusted && c.takes(state.result) {
 			c.conclude(state.result)
 			return answered, nil
 		}
 		return landed, nil
 	}
+	now := e.clock.now()
 	if c.stale == nil {
 		c.stale = state.offered
 	}
@@ -375,6 +377,12 @@ func (c *waiter[V]) look(state *flightState[V]) (is waitState, expiry <-chan tim
 		expiry = c.timer.at(end - now)
 	}
 	return waiting, expiry
+}
+
+// takes is want.takes. It reads the clock for those only who ask for it: a herd
+// that wakes up does not.
+func (c *waiter[V]) takes(it *item[V]) bool {
+	return c.want.accept == nil || c.want.takes(it, c.engine.clock.now(), c.began)
 }
 
 // A callerCount is how many calls have joined a flight and neither gone nor
@@ -456,20 +464,22 @@ func (t *deadlineTimer) stop() {
 // been made answers those who waited for it however short its TTL; a failure
 // answers unless something stale may.
 func (c *waiter[V]) conclude(it *item[V]) {
-	if now := c.engine.clock.now(); it.failures > 0 && it.judge(now) != serve {
-		if !it.stale(now) {
-			c.err = it.err
-			return
+	if it.failures > 0 {
+		if now := c.engine.clock.now(); it.judge(now) != serve {
+			if !it.stale(now) {
+				c.err = it.err
+				return
+			}
+			c.engine.count.stale.Add(1)
 		}
-		c.engine.count.stale.Add(1)
 	}
 	c.answer = served[V]{item: it, collapsed: c.collapsed, flown: true}
 }
 
 // join puts the waiter on the key's flight, begun now if there is none, and
 // reports whether it did: if not, the waiter has its answer or its error.
-func (c *waiter[V]) join(ctx context.Context, key string, b binder[V]) bool {
-	if c.err = ctx.Err(); c.err != nil {
+func (c *waiter[V]) join(b binder[V]) bool {
+	if c.err = c.ctx.Err(); c.err != nil {
 		return false
 	}
 	e := c.engine
@@ -479,9 +489,9 @@ func (c *waiter[V]) join(ctx context.Context, key string, b binder[V]) bool {
 		c.err = ErrClosed
 		return false
 	}
-	f := e.flights[key]
+	f := e.flights[c.key]
 	if c.collapsed = f != nil; !c.collapsed {
-		return c.begin(ctx, key, b)
+		return c.begin(b)
 	}
 	if c.want.first {
 		c.err = errTaken
@@ -502,13 +512,13 @@ func (c *waiter[V]) board(f *flight[V]) {
 }
 
 // begin is join where there is no flight. engine.mu is held.
-func (c *waiter[V]) begin(ctx context.Context, key string, b binder[V]) bool {
+func (c *waiter[V]) begin(b binder[V]) bool {
 	// The near tier is read again under the lock. A caller that missed there
 	// just before a flight landed, and came here just after, would begin a
 	// second rebuild: a flight fills the near tier before it leaves the map,
 	// both under this lock, so one of the two is seen.
 	e := c.engine
-	it, now := e.near.get(key)
+	it, now := e.near.get(c.key)
 	if it != nil && now < it.trusted {
 		switch verdict := it.judge(now); verdict {
 		case serve, serveOnly, fail:
@@ -524,9 +534,9 @@ func (c *waiter[V]) begin(ctx context.Context, key string, b binder[V]) bool {
 		}
 	}
 	// Detached: the values of the context stay (traces, tenants), its end does not.
-	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(c.ctx))
 	f := &flight[V]{
-		key: key, load: b.bind(), engine: e, accept: c.want.accept, cancel: cancel,
+		key: c.key, load: b.bind(), engine: e, accept: c.want.accept, cancel: cancel,
 		due: addDurations(c.began, e.MaxWait), since: now,
 	}
 	if e.notified {
@@ -536,7 +546,7 @@ func (c *waiter[V]) begin(ctx context.Context, key string, b binder[V]) bool {
 	f.watch()
 	c.board(f)
 	f.alarm = time.AfterFunc(f.due-now, f.fallDue)
-	e.flights[key] = f
+	e.flights[c.key] = f
 	e.aloft[f] = struct{}{}
 	if m, ok := b.(*member[V]); ok {
 		m.board(ctx, f) // it takes off with its batch

@@ -33,8 +33,9 @@ func newCounted(t *testing.T, o Options, f Freshness) *counted {
 func (c *counted) get(w want[string]) (string, error) {
 	it, _, ok := c.hitFor("k", w)
 	if !ok {
-		waiter := c.waiter(it, w)
-		waiter.wait(context.Background(), "k", bound(
+		waiter := c.waiter(context.Background(), "k", it)
+		waiter.want = w
+		waiter.wait(bound(
 			func(ctx context.Context, f attempt[string]) (string, error) {
 				n := c.loads.Add(1)
 				if c.saw != nil {

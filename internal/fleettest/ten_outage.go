@@ -17,7 +17,7 @@ import (
 // waiting: the rest is refused, and at once.
 func tooManyKeys(t *testing.T, f *fleet, _ Kind) {
 	const keys = 30
-	f.origin.delay.Store(int64(time.Second)) // longer than any caller is late
+	f.origin.delay.Store(int64(2 * time.Second)) // longer than any caller is late
 	at := time.Now().Add(200 * time.Millisecond)
 	got := f.each(func(i int) order {
 		return order{Do: "herd", Key: fmt.Sprint("many-", i, "-"), Callers: keys, Each: true, At: at}
