@@ -3,11 +3,14 @@ package httpcache
 import (
 	"bufio"
 	"crypto/tls"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"reflect"
 	"strings"
 	"testing"
+
+	"github.com/dunglas/httpsfv"
 )
 
 // read parses a request as the server does.
@@ -238,6 +241,37 @@ func FuzzInvalidatedKeys(f *testing.F) {
 			}
 		}
 	})
+}
+
+// A reader of structured fields gets back what was said, whatever it is.
+func TestStatus_Parses(t *testing.T) {
+	for c := range rune(256) {
+		word := "a" + string(c) + "b"
+		for _, name := range []string{"cache", word, string(c)} {
+			list, err := httpsfv.UnmarshalList([]string{Status{Cache: name, Fwd: FwdMiss, FwdStatus: 304, TTL: set(-s), Stored: true, Key: word, Detail: string(c)}.String()})
+			if err != nil {
+				t.Fatalf("%q, %q: %v", name, word, err)
+			}
+			if !printable(name) {
+				if len(list) > 0 {
+					t.Errorf("name %q is no String, and is said: %v", name, list)
+				}
+				continue
+			}
+			said := func(v any) string { return fmt.Sprint(v) } // of a Token and a String alike
+			params := list[0].(httpsfv.Item).Params
+			key, hasKey := params.Get("key")
+			detail, _ := params.Get("detail")
+			fwd, _ := params.Get("fwd")
+			ttl, _ := params.Get("ttl")
+			if got := said(list[0].(httpsfv.Item).Value); got != name || fwd != httpsfv.Token("miss") || ttl != int64(-1) || hasKey != printable(word) {
+				t.Errorf("%q, %q: says %q, fwd %v, ttl %v, a key: %t", name, word, got, fwd, ttl, hasKey)
+			}
+			if hasKey && (said(key) != word || said(detail) != string(c)) {
+				t.Errorf("key %q, detail %q: says %q, %q", word, string(c), key, detail)
+			}
+		}
+	}
 }
 
 func TestStatus(t *testing.T) {

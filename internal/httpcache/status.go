@@ -3,9 +3,8 @@ package httpcache
 import (
 	"cmp"
 	"net/http"
+	"strconv"
 	"time"
-
-	"github.com/dunglas/httpsfv"
 )
 
 // This file tells the client what the cache did (RFC 9211).
@@ -53,16 +52,19 @@ type Status struct {
 // String returns the member, without a Key or a Detail that is not printable
 // ASCII, and the empty string if Cache is not.
 func (s Status) String() string {
-	item := httpsfv.NewItem(tokenOrString(cmp.Or(s.Cache, "Bellwether")))
-	set := func(name string, value any) { item.Params.Add(name, value) }
+	name := cmp.Or(s.Cache, "Bellwether")
+	if !printable(name) {
+		return ""
+	}
+	b := appendTokenOrString(make([]byte, 0, 128), name)
 	if s.Hit {
-		set("hit", true) // section 2.1
+		b = append(b, ";hit"...) // section 2.1
 	} else {
 		if s.Fwd != "" {
-			set("fwd", httpsfv.Token(s.Fwd)) // section 2.2
+			b = append(append(b, ";fwd="...), s.Fwd...) // section 2.2
 		}
 		if s.FwdStatus != 0 {
-			set("fwd-status", int64(s.FwdStatus)) // section 2.3
+			b = strconv.AppendInt(append(b, ";fwd-status="...), int64(s.FwdStatus), 10) // section 2.3
 		}
 	}
 	if s.TTL.Set {
@@ -71,25 +73,21 @@ func (s Status) String() string {
 		if s.TTL.Duration < 0 && s.TTL.Duration%time.Second != 0 {
 			ttl--
 		}
-		set("ttl", ttl)
+		b = strconv.AppendInt(append(b, ";ttl="...), ttl, 10)
 	}
 	if s.Stored && !s.Hit {
-		set("stored", true) // section 2.5
+		b = append(b, ";stored"...) // section 2.5
 	}
 	if s.Collapsed && !s.Hit {
-		set("collapsed", true) // section 2.6
+		b = append(b, ";collapsed"...) // section 2.6
 	}
 	if s.Key != "" && printable(s.Key) {
-		set("key", s.Key) // section 2.7, a String
+		b = appendString(append(b, ";key="...), s.Key) // section 2.7
 	}
 	if s.Detail != "" && printable(s.Detail) {
-		set("detail", tokenOrString(s.Detail)) // section 2.8
+		b = appendTokenOrString(append(b, ";detail="...), s.Detail) // section 2.8
 	}
-	member, err := httpsfv.Marshal(httpsfv.List{item})
-	if err != nil {
-		return ""
-	}
-	return member
+	return string(b)
 }
 
 // AppendTo adds the member to Cache-Status in h, behind those of the caches
@@ -100,17 +98,29 @@ func (s Status) AppendTo(h http.Header) {
 	}
 }
 
-// tokenOrString returns s, which is not empty, as a Token where it is one (RFC 9651 section 3.3.4),
-// else as a String.
-func tokenOrString(s string) any {
+// appendTokenOrString appends s, which is printable and not empty, as a Token where
+// it is one (RFC 9651 section 3.3.4), else as a String.
+func appendTokenOrString(b []byte, s string) []byte {
 	for i := range len(s) {
 		c := s[i]
 		letter := 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || c == '*'
 		if !letter && (i == 0 || !isToken(c) && c != ':' && c != '/') {
-			return s
+			return appendString(b, s)
 		}
 	}
-	return httpsfv.Token(s)
+	return append(b, s...)
+}
+
+// appendString appends s, which is printable, as a String (RFC 9651 section 3.3.3).
+func appendString(b []byte, s string) []byte {
+	b = append(b, '"')
+	for i := range len(s) {
+		if s[i] == '"' || s[i] == '\\' {
+			b = append(b, '\\')
+		}
+		b = append(b, s[i])
+	}
+	return append(b, '"')
 }
 
 // printable tells whether s can be a String (RFC 9651 section 3.3.3).
