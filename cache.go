@@ -132,8 +132,9 @@ type Options struct {
 
 	// OnError is told of what callers are not: engines that do not answer,
 	// commits that came too late, leases lost, bytes that do not decode. It is
-	// called on the rebuild's goroutine and must be quick; that of a middleware
-	// may be called before NewMiddleware has returned. Nil: nobody is told.
+	// called on whichever goroutine meets the error, several at a time: it must be
+	// quick, and safe for concurrent use. That of a middleware may be called before
+	// NewMiddleware has returned. Nil: nobody is told.
 	OnError func(key string, err error)
 	// Observers are told what the cache does: calls served, rebuilds, herds,
 	// breakers, evictions. None: nobody is told, and nothing is spent on it.

@@ -123,7 +123,7 @@ func (r *run[V]) followLogAhead(ctx context.Context, age time.Duration) {
 // released it finds that one's value here, and the flight has ended.
 func (r *run[V]) claim(ctx context.Context) (epoch uint64, ended bool) {
 	asked := r.engine.clock.now()
-	r.asked = asked
+	r.epochAsked = asked
 	entry, epoch := r.takeEpoch(ctx)
 	if epoch == 0 || r.engine.Store == nil {
 		return epoch, false
@@ -195,7 +195,8 @@ func (r *run[V]) claimOnTrial(ctx context.Context) (epoch uint64, ended bool) {
 	return epoch, ended
 }
 
-// put keeps a value that was made by the rebuild of another key.
+// put keeps a value that no flight of its key has made: a variant's, or what a
+// request that went past the cache has shown.
 func (e *engine[V]) put(ctx context.Context, key string, v V, f Freshness, position uint64) {
 	e.mu.Lock()
 	before := e.invalidations

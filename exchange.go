@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/bellwether-go/bellwether/internal/adapter"
 	"github.com/bellwether-go/bellwether/internal/httpcache"
 	"github.com/bellwether-go/bellwether/internal/spool"
 	"github.com/go-chi/chi/v5"
@@ -256,7 +257,7 @@ func (x *exchange) decide(status int) {
 		j = httpcache.Judge(x.owner.request, status, header, x.sent, now, x.m.rules)
 	}
 	x.shared, x.checked = j.Shared, j.Checked
-	if j.Reason == httpcache.ReasonNoLifetime && httpcache.IsServerError(status) && !j.Freshness.NoCache {
+	if j.Reason == httpcache.ReasonStatusNoLifetime && httpcache.IsServerError(status) && !j.Freshness.NoCache {
 		// One error answers the herd that waits for it, and those who come
 		// within ErrorTTL: a broken origin is not helped by being asked by each.
 		// It has no windows: it is nothing to fall back on. The time counts from
@@ -289,7 +290,6 @@ func (x *exchange) decide(status int) {
 		reason:    j.Reason,
 		fwd:       x.fwd,
 		fwdStatus: fwdStatus,
-		live:      x.body,
 		of:        x,
 	}
 	x.private = header.Clone()
@@ -304,7 +304,7 @@ func (x *exchange) decide(status int) {
 	// What is not for sharing is so for this variant only: one user's page must
 	// not keep those of the others out of the cache.
 	if names = without(names, x.path); len(names) > 0 {
-		v := &response{kind: varying, names: names, mark: newMark(), built: new(variants), variant: x.response}
+		v := &response{kind: varying, names: names, mark: adapter.Token(), built: new(variants), variant: x.response}
 		v.id = x.m.variantKey(v, x.attempt.key, x.owner.request)
 		x.response = v
 	}
@@ -364,7 +364,7 @@ func (x *exchange) forgo(reason string) {
 		var res *response
 		err := ErrGoexit // of an adapter, or of OnError, unless this returns
 		defer func() { x.attempt.tell(res, err) }()
-		err = noPanic(func() error { res = x.m.remember(x.load, x, reason); return nil })
+		err = noPanic(func() error { res = x.remember(reason); return nil })
 	})
 }
 
@@ -576,7 +576,7 @@ func (x *exchange) carry(next http.Handler, r *http.Request) (*response, error) 
 	case x.told, !x.shared && !x.checked:
 		return nil, errNothing // the load has its result
 	}
-	return x.m.keep(x.load, x)
+	return x.keep()
 }
 
 // reasonTooLarge is why a body over MaxBody is not shared.
@@ -585,24 +585,24 @@ const reasonTooLarge = "too large"
 // remember returns what is to be kept under the key of an exchange whose
 // response is not for sharing: that, or the names if it is so for a variant
 // only.
-func (m *Middleware) remember(ctx context.Context, x *exchange, reason string) *response {
-	return m.record(ctx, x, &response{kind: uncacheable, reason: reason}, Freshness{TTL: m.options.UncacheableTTL})
+func (x *exchange) remember(reason string) *response {
+	return x.record(&response{kind: uncacheable, reason: reason}, Freshness{TTL: x.m.options.UncacheableTTL})
 }
 
 // record returns what is to be kept under the key of an exchange that has come
 // to res. If that is a variant, it is written under its own key first, so that
 // whoever reads the names finds the variant.
-func (m *Middleware) record(ctx context.Context, x *exchange, res *response, f Freshness) *response {
+func (x *exchange) record(res *response, f Freshness) *response {
 	if x.spare != nil && httpcache.IsServerError(x.content().status) {
 		res.instead = x.spare
-		f.keep = max(f.keep, x.spare.keepUntil-m.engine.clock.now())
+		f.keep = max(f.keep, x.spare.keepUntil-x.m.engine.clock.now())
 	}
 	if x.response.kind != varying {
-		SetFreshness(ctx, f)
+		SetFreshness(x.load, f)
 		return res
 	}
-	m.engine.put(ctx, x.response.id, res, f, x.attempt.position)
-	SetFreshness(ctx, Freshness{TTL: varyingTTL})
+	x.m.engine.put(x.load, x.response.id, res, f, x.attempt.position)
+	SetFreshness(x.load, Freshness{TTL: varyingTTL})
 	return &response{kind: varying, names: x.response.names, mark: x.response.mark, built: x.response.built}
 }
 
@@ -613,7 +613,7 @@ func (m *Middleware) record(ctx context.Context, x *exchange, res *response, f F
 const keepFor = time.Hour
 
 // keep returns what is to be kept under the key for a complete exchange.
-func (m *Middleware) keep(ctx context.Context, x *exchange) (*response, error) {
+func (x *exchange) keep() (*response, error) {
 	live := x.content()
 	done := &response{status: live.status, header: live.header, freshness: live.freshness, fwd: live.fwd, fwdStatus: live.fwdStatus}
 	if x.validated {
@@ -642,7 +642,7 @@ func (m *Middleware) keep(ctx context.Context, x *exchange) (*response, error) {
 	// find it, could not use it, and would take turns.
 	served := newLifetime(0, f)
 	switch validator := httpcache.HasValidator(done.header); {
-	case m.options.Store != nil && (!validator || served.end() <= 0):
+	case x.m.options.Store != nil && (!validator || served.end() <= 0):
 	case validator, !done.freshness.NoStale && !httpcache.IsServerError(done.status):
 		f.keep = keepFor
 	}
@@ -650,7 +650,7 @@ func (m *Middleware) keep(ctx context.Context, x *exchange) (*response, error) {
 		// As a record about the key it is good for as long as it is kept.
 		done.kind, f = checked, Freshness{TTL: keepFor}
 	}
-	return m.record(ctx, x, done, f), nil
+	return x.record(done, f), nil
 }
 
 // varyingTTL is how long it is remembered by which fields a key varies. It is
@@ -690,99 +690,4 @@ func trailerOf(h http.Header, announced []string) http.Header {
 		}
 	}
 	return t
-}
-
-// A call is one request that waits for a key.
-type call struct {
-	request http.Header // as the client sent it, for Vary and Storable
-	path    []string    // request field names that led to the present key
-	aside   chan func() // what the call's own goroutine is to do while it waits
-	inform  func(status int, h http.Header)
-
-	mu     sync.Mutex // guards what follows
-	ran    bool       // the handler was run for this call
-	left   bool
-	reader *spool.Reader
-	alone  *exchange // whose only reader the call is
-}
-
-// maxHints is how many interim responses wait for the first client at most. One
-// more is dropped, as any intermediary may (RFC 9110 section 15.2).
-const maxHints = 8
-
-// hint has an interim response sent to the call's client. Only the client's own
-// goroutine may touch its ResponseWriter, so it is handed over, and the handler
-// does not wait for it.
-func (c *call) hint(status int, h http.Header) {
-	h = h.Clone() // the handler goes on with its own
-	select {
-	case c.aside <- func() { c.inform(status, h) }:
-	default:
-	}
-}
-
-// settleAside does what is left to do for the call's own goroutine.
-func (c *call) settleAside() {
-	for {
-		select {
-		case do := <-c.aside:
-			do()
-		default:
-			return
-		}
-	}
-}
-
-// began reports whether the handler was run for this call.
-func (c *call) began() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.ran
-}
-
-// attach takes the call's place at the start of a body, if it is still there.
-func (c *call) attach(body *spool.Spool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.reader != nil {
-		c.reader.Close() // of a run that an invalidation has made void
-		c.reader = nil
-	}
-	if !c.left {
-		c.reader, _ = body.NewReader()
-	}
-}
-
-// follow binds the end of the handler to the end of its only client.
-func (c *call) follow(x *exchange) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.alone = x
-	if c.left {
-		x.cancel(context.Canceled)
-	}
-}
-
-// takeReader returns the call's place in the body of x: the one that was taken
-// for it, or a new one if the body's start is still there.
-func (c *call) takeReader(x *exchange) (*spool.Reader, bool) {
-	if x.owner != c {
-		return x.body.NewReader()
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.reader, c.reader != nil
-}
-
-// leave gives the call's place up, so that a body does not wait for it.
-func (c *call) leave() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.left = true
-	if c.reader != nil {
-		c.reader.Close()
-	}
-	if c.alone != nil {
-		c.alone.cancel(context.Canceled)
-	}
 }

@@ -73,8 +73,8 @@ type flight[V any] struct {
 	accept func(it *item[V], now instant) bool
 	// Of the present load, guarded by engine.mu: the item.position of what it
 	// makes, and whether the flight goes on without the store.
-	position uint64
-	alone    bool
+	position  uint64
+	storeless bool
 }
 
 // A flightState is one state of a flight. It never changes; the next one takes
@@ -172,7 +172,7 @@ func (a attempt[V]) show(ctx context.Context, v V, alone bool) bool {
 	e := f.engine
 	if e.sweeper.on() && e.Store != nil {
 		e.mu.Lock()
-		skip := ctx.Err() != nil || f.alone
+		skip := ctx.Err() != nil || f.storeless
 		e.mu.Unlock()
 		if !skip {
 			// The load may have taken longer than the log is trusted, and who
@@ -197,12 +197,10 @@ func (a attempt[V]) show(ctx context.Context, v V, alone bool) bool {
 		return false
 	case f.disowned:
 		it.trusted = a.made - 1 // for those who asked before the load began
-		if f.engine.flights[f.key] == f {
-			delete(f.engine.flights, f.key)
-		}
+		f.unlist()
 	}
 	joinable := forever
-	if e.Store != nil && !f.alone {
+	if e.Store != nil && !f.storeless {
 		joinable = e.trustedUntil(f.asked)
 		if fencer, ok := e.Store.(Fencer); ok && !e.closed {
 			epoch, asked := f.claimed, f.asked
@@ -220,11 +218,9 @@ func (a attempt[V]) show(ctx context.Context, v V, alone bool) bool {
 func (f *flight[V]) vouch(ctx context.Context, fencer Fencer, it *item[V], epoch uint64, asked instant) {
 	e := f.engine
 	for {
-		pause := time.NewTimer(addDurations(asked, e.NearTTL/2) - e.clock.now())
 		select {
-		case <-pause.C:
+		case <-time.After(addDurations(asked, e.NearTTL/2) - e.clock.now()):
 		case <-ctx.Done():
-			pause.Stop()
 			return
 		}
 		o := &outage{e.EngineTimeout}
@@ -256,9 +252,7 @@ func (f *flight[V]) vouched(it *item[V], fenced bool, joinable instant) bool {
 	}
 	if fenced {
 		f.disowned = true
-		if e.flights[f.key] == f {
-			delete(e.flights, f.key)
-		}
+		f.unlist()
 		return false
 	}
 	f.change(func(s *flightState[V]) { s.joinable = joinable })
@@ -285,13 +279,13 @@ func (f *flight[V]) giveUp(cause error) bool {
 // unless the key was invalidated since the flight last looked, or the cache is
 // closed: the slot may be that of another flight which Close has ended just now.
 // An invalidation does not cancel the last one, see maxRefused.
-func (f *flight[V]) abortable(abort context.CancelCauseFunc, epoch uint64, asked instant, last, alone bool) bool {
+func (f *flight[V]) abortable(abort context.CancelCauseFunc, epoch uint64, asked instant, last, storeless bool) bool {
 	f.engine.mu.Lock()
 	defer f.engine.mu.Unlock()
 	if f.disowned || f.engine.closed {
 		return false
 	}
-	f.abort, f.last, f.alone = abort, last, alone
+	f.abort, f.last, f.storeless = abort, last, storeless
 	f.claimed, f.asked, f.position = epoch, asked, f.engine.sweeper.position()
 	return true
 }
@@ -344,6 +338,11 @@ func (f *flight[V]) giveFailure(err error, then instant) {
 func (f *flight[V]) land(it *item[V], err error) {
 	f.alarm.Stop()
 	f.change(func(s *flightState[V]) { s.landed, s.result, s.err = true, it, err })
+	f.unlist()
+}
+
+// unlist lets nobody join the flight any more. engine.mu is held.
+func (f *flight[V]) unlist() {
 	if f.engine.flights[f.key] == f {
 		delete(f.engine.flights, f.key)
 	}

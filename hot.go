@@ -57,7 +57,7 @@ type hitHeader struct {
 }
 
 // hitHeader returns the header of a hit: the one that was made last, if it is of
-// this second. 304 tells whether it is that of a reply without the content.
+// this second. notModified tells whether it is that of a reply without the content.
 func (r *response) hitHeader(it *item[*response], now instant, notModified bool) *hitHeader {
 	age, ttl := now-it.born, it.freshUntil-now
 	slot := &r.hit

@@ -1,13 +1,16 @@
 package bellwether
 
 import (
+	"context"
+	"errors"
 	"slices"
 	"sync"
 	"time"
 )
 
-// This file is how long a lease lasts: about one rebuild, so that a holder that
-// dies costs its key no more than that.
+// This file is how long a lease lasts, and how it is kept until it is given back.
+// It lasts for about one rebuild, so that a holder that dies costs its key no more
+// than that.
 
 // minLease is the shortest lease, however short the rebuild is. It is renewed
 // every 167 ms, so it outlives a pause of the process of a third of a second (a
@@ -126,4 +129,71 @@ func (b *recentTimes) rank(of func(n int) int) time.Duration {
 	}
 	slices.Sort(last[:n])
 	return last[of(n)]
+}
+
+// keep renews the lease at a third of its length until ctx ends. It closes lost
+// when the engine says that the lease is another's, asked or by itself. An
+// engine that says nothing ends nothing: if the lease runs out meanwhile and
+// another rebuilds too, the store lets only the later of the two write.
+func (r *run[V]) keep(ctx context.Context, lease Lease, term leaseTerm, lost chan<- struct{}) {
+	e := r.engine
+	var told <-chan struct{}
+	if n, ok := lease.(LossNotifier); ok {
+		if err := noPanic(func() error { told = n.Lost(); return nil }); err != nil {
+			r.noAnswer("keeping the lease of", err)
+		}
+	}
+	for {
+		var err error
+		select {
+		case <-ctx.Done():
+			return
+		case <-told:
+			err = ErrLeaseLost
+		case <-time.After(term.renewal() - e.clock.now()):
+			now := e.clock.now()
+			renewed := term.renewed(now, e.LeaseTTL)
+			if err = r.renew(ctx, lease, renewed.length, term.patience(e.EngineTimeout)); err == nil {
+				term = renewed
+			}
+			term.asked = now
+		}
+		switch {
+		case ctx.Err() != nil:
+			return
+		case errors.Is(err, ErrLeaseLost):
+			e.count.leasesLost.Add(1)
+			e.OnError(r.key, &keyError{"keeping the lease of", r.key, err})
+			close(lost)
+			return
+		case err != nil:
+			r.noAnswer("renewing the lease of", err)
+		}
+	}
+}
+
+func (r *run[V]) renew(ctx context.Context, lease Lease, length, patience time.Duration) error {
+	_, err := ask(ctx, r.engine.locker, &outage{patience}, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, lease.Renew(ctx, length)
+	})
+	return err
+}
+
+// releaseBehind gives the lease back, if there is one, and does not wait for it.
+func (r *run[V]) releaseBehind(ctx context.Context) {
+	if lease := r.lease; lease != nil {
+		r.lease = nil
+		r.engine.running.Go(func() { r.release(ctx, lease) })
+	}
+}
+
+// release gives the lease back, also when the flight's own context has ended.
+func (r *run[V]) release(ctx context.Context, lease Lease) {
+	e := r.engine
+	_, err := ask(context.WithoutCancel(ctx), e.locker, &outage{e.EngineTimeout}, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, lease.Release(ctx)
+	})
+	if err != nil && !errors.Is(err, ErrLeaseLost) {
+		r.noAnswer("releasing the lease of", err)
+	}
 }

@@ -188,8 +188,29 @@ func panicked(p any) (e *PanicError) {
 	return e
 }
 
-// noPanic runs user code that the protocol calls, an encoding or a decoding,
-// and makes its panic an error.
+// A RemoteError is the failure of a rebuild that ran in another process, or in
+// this one before the value left the near tier. Only its text has travelled, and
+// Unwrap knows by that what is ours.
+type RemoteError struct{ Message string }
+
+// Error returns the failed load's text.
+func (e *RemoteError) Error() string {
+	return "bellwether: rebuild failed: " + e.Message
+}
+
+// Unwrap returns [ErrRebuildTimeout] or [ErrGoexit] if that was the failure, else
+// nil: what other errors were, their text alone tells.
+func (e *RemoteError) Unwrap() error {
+	for _, ours := range [...]error{ErrRebuildTimeout, ErrGoexit} {
+		if e.Message == ours.Error() {
+			return ours
+		}
+	}
+	return nil
+}
+
+// noPanic runs what is not ours, such as a codec, an observer or an adapter, and
+// makes its panic an error.
 func noPanic(f func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {

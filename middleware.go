@@ -23,8 +23,8 @@ type HTTPOptions struct {
 	// Options are those of the engine. Here TTL is for responses that carry no
 	// freshness of their own, zero meaning that they are not stored, and
 	// StaleWhileRevalidate and StaleIfError are for responses that name no
-	// windows and do not forbid them. NotFoundTTL, Size and Codec have no
-	// meaning. ErrorTTL is also how long an error response (500, 502, 503,
+	// windows and do not forbid them. NotFoundTTL, Size, Codec and HedgeShare have
+	// no meaning, and Hedge must be zero. ErrorTTL is also how long an error response (500, 502, 503,
 	// 504) without a freshness of its own is served; negative: it answers only
 	// those who waited for it, as RFC 9111 has it.
 	Options
@@ -126,10 +126,6 @@ func NewMiddleware(o HTTPOptions) *Middleware {
 	if o.TargetedFields == nil {
 		o.TargetedFields = []string{"CDN-Cache-Control"}
 	}
-	heuristic := o.HeuristicFraction
-	if heuristic == 0 {
-		heuristic = -1
-	}
 	s := o.Options.settings()
 	o.Options = s.Options
 	m := &Middleware{
@@ -138,7 +134,7 @@ func NewMiddleware(o HTTPOptions) *Middleware {
 			DefaultLifetime:      o.TTL,
 			Targets:              slices.Clone(o.TargetedFields),
 			SetCookie:            o.SetCookie,
-			HeuristicFraction:    heuristic,
+			HeuristicFraction:    o.HeuristicFraction,
 			StaleWhileRevalidate: o.StaleWhileRevalidate,
 			StaleIfError:         o.StaleIfError,
 		},
@@ -187,7 +183,7 @@ func (m *Middleware) Handler(next http.Handler) http.Handler {
 				replyNotCached(w) // RFC 9111 section 5.2.1.7
 				return
 			}
-			m.pass(w, r, next, httpcache.Status{Fwd: httpcache.FwdBypass, Detail: why})
+			pass(w, r, next, httpcache.Status{Fwd: httpcache.FwdBypass, Detail: why})
 			return
 		}
 		if !m.hot(w, r, key, d) {
@@ -362,12 +358,12 @@ func (q *query) want() want[*response] {
 		if q.authorized && !httpcache.OpenToAll(it.value.header, q.m.rules) {
 			return false
 		}
-		return reuse(it, now, d) != httpcache.Validate
+		return reuse(it, now, d)
 	}}
 }
 
-// reuse is what RFC 9111 lets a stored response do for a request.
-func reuse(it *item[*response], now instant, d httpcache.RequestDirectives) httpcache.Reuse {
+// reuse reports whether RFC 9111 lets a stored response answer a request.
+func reuse(it *item[*response], now instant, d httpcache.RequestDirectives) bool {
 	f := it.value.freshness
 	f.StaleWhileRevalidate = it.staleUntil - it.freshUntil // in the entry, not in the response's bytes
 	return f.Reuse(now-it.born, d)
@@ -445,7 +441,7 @@ func (q *query) wait(c *call, key string, stale *item[*response]) (served[*respo
 		w.solo = true
 		switch m.learntAuthorized(key) {
 		case uncacheable:
-			return m.notShared("authorization"), nil
+			return notShared("authorization"), nil
 		case plain:
 			w.first = true
 		}
@@ -457,7 +453,7 @@ func (q *query) wait(c *call, key string, stale *item[*response]) (served[*respo
 		q.refresh(key, waiter.answer.item, c.path)
 	}
 	if errors.Is(waiter.err, errTaken) {
-		return m.notShared("authorization"), nil
+		return notShared("authorization"), nil
 	}
 	if q.told != nil {
 		q.add(waiter.served())
@@ -488,7 +484,7 @@ func (q *query) refresh(key string, it *item[*response], path []string) {
 }
 
 // notShared is the answer that there is none to be shared.
-func (m *Middleware) notShared(reason string) served[*response] {
+func notShared(reason string) served[*response] {
 	return served[*response]{item: &item[*response]{kind: KindValue, value: &response{kind: uncacheable, reason: reason}}}
 }
 

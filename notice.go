@@ -23,11 +23,9 @@ func (e *engine[V]) listen() {
 		for e.open.Err() == nil {
 			e.listenOnce(notifier)
 			// It ends before the engine does only if something is wrong.
-			pause := time.NewTimer(breakerPause)
 			select {
-			case <-pause.C:
+			case <-time.After(breakerPause):
 			case <-e.open.Done():
-				pause.Stop()
 			}
 		}
 	})
@@ -138,7 +136,7 @@ func (r *run[V]) told(ctx context.Context, n heard) bool {
 		r.lookAgain()
 		return r.look(ctx)
 	}
-	r.unshared, r.asked = 0, n.made
+	r.unshared, r.epochAsked = 0, n.made
 	if !r.consider(r.decode(n.Entry, known, n.made), true) {
 		return false
 	}

@@ -8,7 +8,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/bellwether-go/bellwether/internal/httpcache"
 	"github.com/sony/gobreaker/v2"
 )
 
@@ -305,12 +304,6 @@ func (q *query) add(s Serve) {
 // bypassed is add for a request that is answered by the handler, for itself.
 func (q *query) bypassed() { q.add(Serve{Way: WayBypass}) }
 
-// pass hands the request to the handler, as the last resort.
-func (q *query) pass(why httpcache.Status) {
-	q.bypassed()
-	q.m.pass(q.w, q.r, q.next, why)
-}
-
 // tell tells of the request's end.
 func (q *query) tell() { q.m.engine.tellServe(q.r.Context(), *q.told) }
 
@@ -426,7 +419,7 @@ func (r *run[V]) watchLoad(ctx context.Context) context.Context {
 		return ctx
 	}
 	w := &rebuildWatch{began: e.clock.now(), losses: r.losses, told: Rebuild{Key: r.key}}
-	w.told.Takeover = r.lease != nil && r.waits && !r.freed && r.elected >= r.leaseEnd
+	w.told.Takeover = r.lease != nil && r.waits && !r.freed && r.stood >= r.leaseEnd
 	w.ends = make([]func(Rebuild), len(e.observers.all))
 	r.watched = w
 	watched := ctx

@@ -16,9 +16,15 @@ import (
 // ResponseWriter, and what the cache learns on the way.
 
 // pass hands the request to the handler, with the real ResponseWriter.
-func (m *Middleware) pass(w http.ResponseWriter, r *http.Request, next http.Handler, why httpcache.Status) {
+func pass(w http.ResponseWriter, r *http.Request, next http.Handler, why httpcache.Status) {
 	why.AppendTo(w.Header())
 	next.ServeHTTP(w, r)
+}
+
+// pass hands the request to the handler, as the last resort.
+func (q *query) pass(why httpcache.Status) {
+	q.bypassed()
+	pass(q.w, q.r, q.next, why)
 }
 
 // passUncacheable hands the request to the handler because the last response to
@@ -28,7 +34,7 @@ func (q *query) passUncacheable(key string, s served[*response]) {
 	reason := s.item.value.reason
 	why := httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reason}
 	if q.r.Method != http.MethodGet || q.authorized {
-		q.m.pass(q.w, q.r, q.next, why)
+		pass(q.w, q.r, q.next, why)
 		return
 	}
 	sent := time.Now()
@@ -67,7 +73,7 @@ func (m *Middleware) fits(h http.Header) bool {
 func (m *Middleware) replace(key string, s served[*response], res *response, f Freshness) {
 	m.engine.behind(func() {
 		if it, _ := m.engine.near.get(key); it != nil && it.epoch == s.item.epoch {
-			m.engine.put(context.Background(), key, res, f, m.engine.sweeper.position())
+			m.engine.put(m.engine.open, key, res, f, m.engine.sweeper.position())
 		}
 	})
 }
@@ -83,7 +89,7 @@ func (q *query) passChecked(key string, s served[*response]) {
 	defer release()
 	r := q.r.Clone(q.r.Context())
 	if !ok || q.authorized || !httpcache.SetConditions(r.Header, kept.header) {
-		q.m.pass(q.w, q.r, q.next, httpcache.Status{Fwd: httpcache.FwdBypass, Detail: kept.reason})
+		pass(q.w, q.r, q.next, httpcache.Status{Fwd: httpcache.FwdBypass, Detail: kept.reason})
 		return
 	}
 	sent := time.Now()
@@ -112,7 +118,7 @@ func (q *query) passChecked(key string, s served[*response]) {
 	now := time.Now()
 	header := httpcache.CanonicalHeader(w.held)
 	if !httpcache.Selects(kept.header, header) {
-		q.m.pass(q.w, q.r, q.next, httpcache.Status{Fwd: httpcache.FwdStale})
+		pass(q.w, q.r, q.next, httpcache.Status{Fwd: httpcache.FwdStale})
 		return
 	}
 	d := httpcache.ResponseDirectives(header, q.m.rules.Targets...)
@@ -132,7 +138,7 @@ func (q *query) passChecked(key string, s served[*response]) {
 // has returned; and then in any case, as what others have read before is old.
 func (m *Middleware) passUnsafe(w http.ResponseWriter, r *http.Request, next http.Handler) {
 	if r.Method == http.MethodConnect || r.Header["Upgrade"] != nil {
-		m.pass(w, r, next, httpcache.Status{Fwd: httpcache.FwdMethod})
+		pass(w, r, next, httpcache.Status{Fwd: httpcache.FwdMethod})
 		return
 	}
 	target, ok := m.target(r)

@@ -33,19 +33,19 @@ type run[V any] struct {
 	lease Lease
 	// made is the item.made of what the latest load makes.
 	made instant
-	// asked is when the store was last asked for an epoch, or found to have that
-	// of unshared.
-	asked instant
+	// epochAsked is when the store was last asked for an epoch, or found to have
+	// that of unshared.
+	epochAsked instant
 	// unshared is the epoch of the KindUnshared entry that the last look or
 	// claim found, 0 if it found none.
 	unshared uint64
 
 	waits   bool          // the flight has found another holder
 	waiting instant       // when it first did
-	elected instant       // when it last stood for election
+	stood   instant       // when it last stood for election
 	length  time.Duration // of the lease that it asked for then
 	known   uint64        // the epoch of the store's entry when the flight began to wait
-	due     instant       // when the holder that it waits for has taken too long; 0: never
+	hedgeAt instant       // when the holder that it waits for has taken too long; 0: never
 	hedged  bool          // the flight has tried to begin a second rebuild
 	hedging Lease         // the lease under which it has begun one
 	led     bool          // the flight has been elected before, and has to begin anew
@@ -115,11 +115,9 @@ func (r *run[V]) rebuild(ctx context.Context) error {
 			r.fenced = false
 			// What fences commits off may not be over; and callers gather
 			// meanwhile, who are answered by a load that begins after them.
-			pause := time.NewTimer(minPoll << r.refused)
 			select {
-			case <-pause.C:
+			case <-time.After(minPoll << r.refused):
 			case <-ctx.Done():
-				pause.Stop()
 			}
 		}
 		if r.ahead == nil { // a batch has read it since the flight began
@@ -271,14 +269,13 @@ func (r *run[V]) look(ctx context.Context) bool {
 	} else {
 		entry, asked, err = r.read(asking, &r.outage)
 	}
-	r.asked = asked
 	// One lost packet is no outage: an engine that is gone fails again, and
 	// opens its breaker, or has used the time up.
 	for try := 1; try < breakerTrips && errors.Is(err, ErrUnavailable) && r.outage.left > 0 && e.store.up(); try++ {
 		r.noAnswer("reading", err)
 		entry, asked, err = r.read(asking, &r.outage)
-		r.asked = asked
 	}
+	r.epochAsked = asked
 	switch {
 	case err == nil:
 		return r.consider(r.decode(entry, known, asked), true)
@@ -364,7 +361,7 @@ func (r *run[V]) elect(ctx context.Context) (_ Lease, _ *HeldError, overtaken bo
 	if e.Locker == nil || r.storeDown {
 		return nil, nil, false
 	}
-	r.elected, r.length = e.clock.now(), r.leaseLength()
+	r.stood, r.length = e.clock.now(), r.leaseLength()
 	lease, err := askInTurn(ctx, e.locker, &r.outage, func(ctx context.Context) (Lease, error) {
 		if overtaken = len(r.notices) > 0; overtaken {
 			return nil, context.Canceled // which says nothing about the engine
@@ -411,7 +408,7 @@ func (r *run[V]) await(ctx context.Context, held *HeldError) bool {
 			r.known = r.present.epoch
 		}
 		if after := r.hedgeAfter(); after > 0 {
-			r.due = addDurations(began, after)
+			r.hedgeAt = addDurations(began, after)
 		}
 	}
 
@@ -432,29 +429,24 @@ func (r *run[V]) await(ctx context.Context, held *HeldError) bool {
 	until = addDurations(until, time.Duration(rand.Int64N(int64(max(0, until-began))/64+1)))
 	// A locker that says "free" and "held" in one breath must not make a loop
 	// without a pause.
-	earliest := r.elected + pollInterval(began-r.waiting)
+	earliest := r.stood + pollInterval(began-r.waiting)
 	deadline := time.NewTimer(max(until, earliest) - began)
-	defer deadline.Stop()
 	var late <-chan time.Time
-	if r.due > 0 && !r.hedged {
-		hedge := time.NewTimer(max(0, r.due-began))
-		defer hedge.Stop()
-		late = hedge.C
+	if r.hedgeAt > 0 && !r.hedged {
+		late = time.After(max(0, r.hedgeAt-began))
 	}
 
 	for {
 		pause := lookPause
 		// The locker pushes when the holder is done; a hedge may be before it.
-		if wake == nil || r.due > 0 && e.clock.now() >= r.due && !e.notified {
+		if wake == nil || r.hedgeAt > 0 && e.clock.now() >= r.hedgeAt && !e.notified {
 			pause = pollInterval(e.clock.now() - r.waiting)
 		}
 		if r.state.Load().offered != nil {
 			pause = min(pause, e.NearTTL/2) // what is offered has to be confirmed
 		}
-		poll := time.NewTimer(pause)
 		select {
 		case n := <-r.notices:
-			poll.Stop()
 			if r.told(ctx, n) {
 				return true
 			}
@@ -462,7 +454,6 @@ func (r *run[V]) await(ctx context.Context, held *HeldError) bool {
 				return false
 			}
 		case <-wake:
-			poll.Stop()
 			r.freed = true
 			if e.notified {
 				earliest = max(earliest, e.clock.now()+noticeLag)
@@ -474,7 +465,6 @@ func (r *run[V]) await(ctx context.Context, held *HeldError) bool {
 			}
 			return false
 		case <-late:
-			poll.Stop()
 			late = nil
 			if r.hedge(ctx) {
 				return true
@@ -483,12 +473,10 @@ func (r *run[V]) await(ctx context.Context, held *HeldError) bool {
 				return false
 			}
 		case <-deadline.C:
-			poll.Stop()
 			return false
 		case <-ctx.Done():
-			poll.Stop()
 			return false
-		case <-poll.C:
+		case <-time.After(pause):
 			r.lookAgain()
 			if r.look(ctx) {
 				return true
@@ -573,13 +561,13 @@ func (r *run[V]) build(ctx context.Context, epoch uint64, rival <-chan struct{},
 	defer cancel()
 	loading, abort := context.WithCancelCause(limited)
 	defer abort(nil)
-	if !r.abortable(abort, epoch, r.asked, r.refused+1 >= maxRefused, r.storeDown) {
+	if !r.abortable(abort, epoch, r.epochAsked, r.refused+1 >= maxRefused, r.storeDown) {
 		return false // invalidated since it was claimed, or closed
 	}
 	var lost chan struct{}
 	if lease := r.lease; lease != nil {
 		lost = make(chan struct{})
-		term := leaseTerm{began: r.elected, asked: r.elected, length: r.length}
+		term := leaseTerm{began: r.stood, asked: r.stood, length: r.length}
 		e.running.Go(func() { r.keep(loading, lease, term, lost) })
 	}
 
@@ -589,7 +577,7 @@ func (r *run[V]) build(ctx context.Context, epoch uint64, rival <-chan struct{},
 
 	r.made = e.clock.now() + 1
 	if r.lease != nil {
-		e.trips.note(r.made - r.elected)
+		e.trips.note(r.made - r.stood)
 	}
 	a := attempt[V]{flight: r.flight, present: r.present, made: r.made, position: r.position}
 	r.loaded = false
@@ -640,57 +628,6 @@ func (r *run[V]) build(ctx context.Context, epoch uint64, rival <-chan struct{},
 	}
 }
 
-// keep renews the lease at a third of its length until ctx ends. It closes lost
-// when the engine says that the lease is another's, asked or by itself. An
-// engine that says nothing ends nothing: if the lease runs out meanwhile and
-// another rebuilds too, the store lets only the later of the two write.
-func (r *run[V]) keep(ctx context.Context, lease Lease, term leaseTerm, lost chan<- struct{}) {
-	e := r.engine
-	due := time.NewTimer(term.renewal() - e.clock.now())
-	defer due.Stop()
-	var told <-chan struct{}
-	if n, ok := lease.(LossNotifier); ok {
-		if err := noPanic(func() error { told = n.Lost(); return nil }); err != nil {
-			r.noAnswer("keeping the lease of", err)
-		}
-	}
-	for {
-		var err error
-		select {
-		case <-ctx.Done():
-			return
-		case <-told:
-			err = ErrLeaseLost
-		case <-due.C:
-			now := e.clock.now()
-			renewed := term.renewed(now, e.LeaseTTL)
-			if err = r.renew(ctx, lease, renewed.length, term.patience(e.EngineTimeout)); err == nil {
-				term = renewed
-			}
-			term.asked = now
-			due.Reset(term.renewal() - e.clock.now())
-		}
-		switch {
-		case ctx.Err() != nil:
-			return
-		case errors.Is(err, ErrLeaseLost):
-			e.count.leasesLost.Add(1)
-			e.OnError(r.key, &keyError{"keeping the lease of", r.key, err})
-			close(lost)
-			return
-		case err != nil:
-			r.noAnswer("renewing the lease of", err)
-		}
-	}
-}
-
-func (r *run[V]) renew(ctx context.Context, lease Lease, length, patience time.Duration) error {
-	_, err := ask(ctx, r.engine.locker, &outage{patience}, func(ctx context.Context) (struct{}, error) {
-		return struct{}{}, lease.Renew(ctx, length)
-	})
-	return err
-}
-
 // confirm asks the store, until ctx ends, whether the stale item that callers
 // are offered during the load still holds. Without it, a key that another
 // process invalidates would be served stale for as long as its rebuild takes.
@@ -726,25 +663,6 @@ func (r *run[V]) confirm(ctx context.Context) {
 		confirmed := *offered
 		confirmed.trusted = e.trustedUntil(asked)
 		r.reoffer(offered, &confirmed)
-	}
-}
-
-// releaseBehind gives the lease back, if there is one, and does not wait for it.
-func (r *run[V]) releaseBehind(ctx context.Context) {
-	if lease := r.lease; lease != nil {
-		r.lease = nil
-		r.engine.running.Go(func() { r.release(ctx, lease) })
-	}
-}
-
-// release gives the lease back, also when the flight's own context has ended.
-func (r *run[V]) release(ctx context.Context, lease Lease) {
-	e := r.engine
-	_, err := ask(context.WithoutCancel(ctx), e.locker, &outage{e.EngineTimeout}, func(ctx context.Context) (struct{}, error) {
-		return struct{}{}, lease.Release(ctx)
-	})
-	if err != nil && !errors.Is(err, ErrLeaseLost) {
-		r.noAnswer("releasing the lease of", err)
 	}
 }
 

@@ -13,7 +13,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/bellwether-go/bellwether/internal/adapter"
 	"github.com/bellwether-go/bellwether/internal/httpcache"
 	"github.com/bellwether-go/bellwether/internal/spool"
 )
@@ -124,9 +123,16 @@ func (q *query) replyLive(c *call, s served[*response], key string) liveOutcome 
 	}
 	status.AppendTo(h)
 	w.WriteHeader(res.status)
-	if r.Method == http.MethodHead {
-		return liveDone
+	if r.Method != http.MethodHead {
+		q.relay(x, body, own)
 	}
+	return liveDone
+}
+
+// relay sends the body while it is being written, and the trailers behind it. It
+// does not return if the body breaks off.
+func (q *query) relay(x *exchange, body *spool.Reader, own bool) {
+	w, r := q.w, q.r
 	rc := http.NewResponseController(w)
 	flush := func() error {
 		// A writer that cannot flush sends everything in its own time, which is
@@ -155,9 +161,8 @@ func (q *query) replyLive(c *call, s served[*response], key string) liveOutcome 
 	}
 	if len(x.trailer) > 0 {
 		flush() // a body sent at once, with its length, has no place behind it
-		copyHeader(h, x.trailer)
+		copyHeader(w.Header(), x.trailer)
 	}
-	return liveDone
 }
 
 // reset ends the connection of a client of HTTP/1.0 by a reset, if it has no
@@ -233,10 +238,7 @@ func (q *query) replySpare(it *item[*response]) {
 	defer release()
 	if !ok {
 		q.add(Serve{Err: ErrOverloaded})
-		httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reasonMemory}.AppendTo(q.w.Header())
-		q.w.Header().Set("Cache-Control", "no-store")
-		q.w.Header().Set("Retry-After", "1")
-		http.Error(q.w, http.StatusText(http.StatusServiceUnavailable), http.StatusServiceUnavailable)
+		replyFailure(q.w, httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reasonMemory}, http.StatusServiceUnavailable)
 		return
 	}
 	q.add(Serve{Way: WayStale})
@@ -330,9 +332,17 @@ func writeBody(w http.ResponseWriter, body spool.Body) {
 
 // replyNotCached answers a request that wants no other answer than a stored one.
 func replyNotCached(w http.ResponseWriter) {
-	httpcache.Status{Detail: "only-if-cached"}.AppendTo(w.Header())
+	replyFailure(w, httpcache.Status{Detail: "only-if-cached"}, http.StatusGatewayTimeout)
+}
+
+// replyFailure answers with an error of the cache's own, which nobody is to keep.
+func replyFailure(w http.ResponseWriter, status httpcache.Status, code int) {
+	status.AppendTo(w.Header())
 	w.Header().Set("Cache-Control", "no-store")
-	http.Error(w, http.StatusText(http.StatusGatewayTimeout), http.StatusGatewayTimeout)
+	if code == http.StatusServiceUnavailable {
+		w.Header().Set("Retry-After", "1")
+	}
+	http.Error(w, http.StatusText(code), code)
 }
 
 // replyError answers a request whose rebuild failed, or that waited in vain.
@@ -357,16 +367,12 @@ func (q *query) replyError(c *call, key string, err error) {
 			return
 		}
 		code = http.StatusServiceUnavailable
-		w.Header().Set("Retry-After", "1")
 	case errors.Is(err, ErrClosed), errors.Is(err, ErrOverloaded):
 		code = http.StatusServiceUnavailable
-		w.Header().Set("Retry-After", "1")
 	case errors.Is(err, context.DeadlineExceeded):
 		code = http.StatusGatewayTimeout
 	}
-	httpcache.Status{Fwd: httpcache.FwdURIMiss, Collapsed: !c.began()}.AppendTo(w.Header())
-	w.Header().Set("Cache-Control", "no-store")
-	http.Error(w, http.StatusText(code), code)
+	replyFailure(w, httpcache.Status{Fwd: httpcache.FwdURIMiss, Collapsed: !c.began()}, code)
 }
 
 // copyHeader gives the reply the stored fields. The values are shared, and
@@ -401,6 +407,3 @@ func setType(h http.Header) {
 func setAge(h http.Header, age time.Duration) {
 	h["Age"] = []string{httpcache.FormatAge(age)}
 }
-
-// newMark makes the keys of a key's variants new.
-func newMark() string { return adapter.Token() }

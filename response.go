@@ -36,8 +36,8 @@ const (
 	open
 )
 
-// A response is one value of the HTTP face's engine. It is immutable, but for
-// live, which grows.
+// A response is one value of the HTTP face's engine. It is immutable, but for hit,
+// hit304 and built, which are safe for concurrent use.
 type response struct {
 	kind      responseKind
 	status    int
@@ -52,7 +52,7 @@ type response struct {
 	// would rather have that; never stored, and seldom there.
 	instead *item[*response]
 
-	body spool.Body // complete; meaningless while live is set
+	body spool.Body // complete; empty while of writes it
 	age  time.Duration
 
 	hit, hit304 atomic.Pointer[hitHeader] // made when they are needed, see hot.go
@@ -63,7 +63,6 @@ type response struct {
 	fwdStatus int
 
 	// ... and the response while it is being written.
-	live    *spool.Spool
 	of      *exchange // who writes it
 	variant *response // of varying: the response that told the names
 	id      string    // of varying: variant's key

@@ -144,9 +144,6 @@ func (l lifetime) failed(now instant, errorTTL time.Duration) lifetime {
 	return l
 }
 
-// maxDoublings bounds the back-off at 32 times ErrorTTL.
-const maxDoublings = 5
-
 // failedUntil is failed for a failure that says itself how long nobody is to try
 // again. Up to a tenth is added at random, so that keys that failed together are
 // not tried again together.
@@ -178,6 +175,9 @@ func jittered(ttl time.Duration, jitter float64, key string, epoch uint64) time.
 	x ^= x >> 32
 	return ttl - time.Duration(float64(ttl)*jitter*float64(x>>11)/(1<<53))
 }
+
+// maxDoublings bounds the back-off at 32 times ErrorTTL.
+const maxDoublings = 5
 
 // backOff is the pause after the nth failure in a row: ErrorTTL, doubled with
 // every further failure, of which a random part of up to a half is taken off,

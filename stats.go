@@ -5,10 +5,10 @@ import (
 	"unsafe"
 )
 
-// Stats are counts since the cache was made, and two levels as of now. A call is
-// in Hits, Misses or Collapsed, but for those that come while a failure's pause
-// lasts: what is stale answers them, and they are in Stale alone, or else the
-// failure does, and they are in none.
+// Stats are counts since the cache was made, and what is so now. A call is in Hits,
+// Misses or Collapsed, but for those that need no flight and get nothing fresh:
+// they are in Stale alone if something stale answers them (while a failure's pause
+// lasts, or because the request takes it), and in none if a failure does.
 type Stats struct {
 	// Hits are calls answered by a fresh value of the near tier.
 	Hits uint64 `json:"hits"`

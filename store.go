@@ -129,8 +129,9 @@ const (
 	KindValue
 	// KindNotFound holds the knowledge that the thing does not exist.
 	KindNotFound
-	// KindUnshared stands for a value that the store did not take, because it
-	// is too large or could not be encoded: each process makes its own.
+	// KindUnshared stands for a value that is not in the store, because it was too
+	// large, could not be encoded, was not taken, or has no life: each process
+	// makes its own.
 	KindUnshared
 )
 

@@ -480,11 +480,9 @@ func (e *engine[V]) leaseLog(ctx context.Context, o *outage, key string, until i
 		case now >= until:
 			return nil, 0, err
 		default:
-			pause := time.NewTimer(min(until-now, pollInterval(now-began)))
 			select {
-			case <-pause.C:
+			case <-time.After(min(until-now, pollInterval(now-began))):
 			case <-ctx.Done():
-				pause.Stop()
 				return nil, 0, ctx.Err()
 			}
 		}

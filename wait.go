@@ -354,7 +354,6 @@ func (c *waiter[V]) look(state *flightState[V]) (is waitState, expiry <-chan tim
 	if c.stale != nil {
 		if c.stale.judge(now) == serve {
 			// Fresh: the rebuild is not for this call's sake.
-			e.count.hits.add()
 			c.answer = served[V]{item: c.stale, collapsed: c.collapsed}
 			return gone, nil
 		}

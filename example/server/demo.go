@@ -127,10 +127,8 @@ func parameter(q url.Values, name string, def, most time.Duration) (time.Duratio
 
 // pause waits, or breaks the page off when nobody waits for it any more.
 func pause(r *http.Request, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
 	select {
-	case <-timer.C:
+	case <-time.After(d):
 	case <-r.Context().Done():
 		panic(http.ErrAbortHandler)
 	}

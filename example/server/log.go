@@ -48,11 +48,9 @@ func (l *lookout) run(ctx context.Context) {
 			down[i] = l.look(ctx, e, down[i])
 			anyDown = anyDown || !down[i].IsZero()
 		}
-		pause := time.NewTimer(probePause)
 		select {
-		case <-pause.C:
+		case <-time.After(probePause):
 		case <-ctx.Done():
-			pause.Stop()
 			return
 		}
 		if !anyDown {

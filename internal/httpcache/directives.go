@@ -55,7 +55,6 @@ type Directives struct {
 	MustRevalidate  bool // RFC 9111 section 5.2.2.2
 	ProxyRevalidate bool // RFC 9111 section 5.2.2.8
 	MustUnderstand  bool // RFC 9111 section 5.2.2.3
-	NoTransform     bool // RFC 9111 section 5.2.2.6
 
 	// NoCacheFields and PrivateFields are the fields that a qualified no-cache
 	// or private names, in canonical form, sorted. They are nil where the
@@ -113,8 +112,6 @@ func (d *Directives) apply(dir directive) {
 		d.MustRevalidate = true
 	case "proxy-revalidate":
 		d.ProxyRevalidate = true
-	case "no-transform":
-		d.NoTransform = true
 
 	// What permits is obeyed as the grammar has it only.
 	case "public":
@@ -137,28 +134,6 @@ func (d *Directives) settle() {
 	settle(&d.PrivateFields, d.Private)
 }
 
-// String returns the directives in the syntax of Cache-Control, which
-// ParseCacheControl reads back, except for Targeted. A malformed argument has
-// become 0.
-func (d Directives) String() string {
-	var l listing
-	l.flag("no-store", d.NoStore)
-	l.flag("no-cache", d.NoCache)
-	l.fields("no-cache", d.NoCacheFields)
-	l.flag("private", d.Private)
-	l.fields("private", d.PrivateFields)
-	l.flag("public", d.Public)
-	l.flag("must-revalidate", d.MustRevalidate)
-	l.flag("proxy-revalidate", d.ProxyRevalidate)
-	l.flag("must-understand", d.MustUnderstand)
-	l.flag("no-transform", d.NoTransform)
-	l.delta("max-age", d.MaxAge)
-	l.delta("s-maxage", d.SMaxAge)
-	l.delta("stale-while-revalidate", d.StaleWhileRevalidate)
-	l.delta("stale-if-error", d.StaleIfError)
-	return strings.Join(l, ", ")
-}
-
 // RequestDirectives are the cache directives of a request. The zero value says
 // nothing.
 type RequestDirectives struct {
@@ -169,7 +144,6 @@ type RequestDirectives struct {
 
 	NoCache      bool // RFC 9111 section 5.2.1.4
 	NoStore      bool // RFC 9111 section 5.2.1.5
-	NoTransform  bool // RFC 9111 section 5.2.1.6
 	OnlyIfCached bool // RFC 9111 section 5.2.1.7
 }
 
@@ -204,51 +178,11 @@ func ParseRequest(h http.Header) RequestDirectives {
 			d.NoCache = true
 		case "no-store":
 			d.NoStore = true
-		case "no-transform":
-			d.NoTransform = true
 		case "only-if-cached":
 			d.OnlyIfCached = true
 		}
 	}
 	return d
-}
-
-// String returns the directives as ParseRequest reads them back.
-func (d RequestDirectives) String() string {
-	var l listing
-	l.flag("no-cache", d.NoCache)
-	l.flag("no-store", d.NoStore)
-	l.flag("no-transform", d.NoTransform)
-	l.flag("only-if-cached", d.OnlyIfCached)
-	l.delta("max-age", d.MaxAge)
-	l.delta("max-stale", d.MaxStale)
-	l.delta("min-fresh", d.MinFresh)
-	l.delta("stale-if-error", d.StaleIfError)
-	return strings.Join(l, ", ")
-}
-
-// A listing collects directives to be joined by commas.
-type listing []string
-
-func (l *listing) flag(name string, set bool) {
-	if set {
-		*l = append(*l, name)
-	}
-}
-
-func (l *listing) fields(name string, fields []string) {
-	if len(fields) > 0 {
-		*l = append(*l, name+`="`+strings.Join(fields, ", ")+`"`)
-	}
-}
-
-func (l *listing) delta(name string, d Delta) {
-	switch {
-	case d.Set && d.Duration == Forever:
-		*l = append(*l, name)
-	case d.Set:
-		*l = append(*l, name+"="+strconv.FormatInt(int64(d.Duration/time.Second), 10))
-	}
 }
 
 // A directive is one name with its argument.

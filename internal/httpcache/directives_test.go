@@ -3,6 +3,7 @@ package httpcache
 import (
 	"net/http"
 	"reflect"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -30,7 +31,7 @@ func TestParseCacheControl(t *testing.T) {
 		{"RFC 9111 5.2: empty members", []string{",, ,", ""}, Directives{}},
 		{"RFC 9111 5.2: case", []string{"MaX-aGe=60, No-StOrE"}, Directives{MaxAge: set(60 * s), NoStore: true}},
 		{"RFC 9111 5.2: all flags", []string{"public,must-revalidate\t,  proxy-revalidate, must-understand, no-transform, no-cache, private"},
-			Directives{Public: true, MustRevalidate: true, ProxyRevalidate: true, MustUnderstand: true, NoTransform: true, NoCache: true, Private: true}},
+			Directives{Public: true, MustRevalidate: true, ProxyRevalidate: true, MustUnderstand: true, NoCache: true, Private: true}},
 		{"RFC 9110 5.3: lines", []string{"max-age=60", "s-maxage=1"}, Directives{MaxAge: set(60 * s), SMaxAge: set(s)}},
 		{"RFC 9111 5.2.3: unknown", []string{`foobar, foo=bar, baz="a, no-store", max-age=60`}, Directives{MaxAge: set(60 * s)}},
 		{"RFC 9111 5.2: quoted argument", []string{`max-age="3600"`}, Directives{MaxAge: set(3600 * s)}},
@@ -125,7 +126,7 @@ func TestParseRequest(t *testing.T) {
 	}{
 		{"RFC 9111 5.2.1: nothing known", "nothing-to-see-here", RequestDirectives{}},
 		{"RFC 9111 5.2.1: all", "max-age=1, max-stale=2, min-fresh=3, no-cache, no-store, no-transform, only-if-cached, stale-if-error=4",
-			RequestDirectives{MaxAge: set(s), MaxStale: set(2 * s), MinFresh: set(3 * s), StaleIfError: set(4 * s), NoCache: true, NoStore: true, NoTransform: true, OnlyIfCached: true}},
+			RequestDirectives{MaxAge: set(s), MaxStale: set(2 * s), MinFresh: set(3 * s), StaleIfError: set(4 * s), NoCache: true, NoStore: true, OnlyIfCached: true}},
 		{"RFC 9111 5.2.1.2: no argument", "max-stale", RequestDirectives{MaxStale: set(Forever)}},
 		{"RFC 9111 5.2.1.2: with and without", "max-stale, max-stale=5", RequestDirectives{MaxStale: set(5 * s)}},
 		{"RFC 9111 5.2.1: malformed", "max-age=x, max-stale=y, min-fresh=-1, stale-if-error", RequestDirectives{}},
@@ -189,5 +190,63 @@ func BenchmarkParseCacheControl(b *testing.B) {
 				ParseCacheControl(h, "Cache-Control")
 			}
 		})
+	}
+}
+
+// String returns the directives in the syntax of Cache-Control, which
+// ParseCacheControl reads back, except for Targeted. A malformed argument has
+// become 0.
+func (d Directives) String() string {
+	var l listing
+	l.flag("no-store", d.NoStore)
+	l.flag("no-cache", d.NoCache)
+	l.fields("no-cache", d.NoCacheFields)
+	l.flag("private", d.Private)
+	l.fields("private", d.PrivateFields)
+	l.flag("public", d.Public)
+	l.flag("must-revalidate", d.MustRevalidate)
+	l.flag("proxy-revalidate", d.ProxyRevalidate)
+	l.flag("must-understand", d.MustUnderstand)
+	l.delta("max-age", d.MaxAge)
+	l.delta("s-maxage", d.SMaxAge)
+	l.delta("stale-while-revalidate", d.StaleWhileRevalidate)
+	l.delta("stale-if-error", d.StaleIfError)
+	return strings.Join(l, ", ")
+}
+
+// String returns the directives as ParseRequest reads them back.
+func (d RequestDirectives) String() string {
+	var l listing
+	l.flag("no-cache", d.NoCache)
+	l.flag("no-store", d.NoStore)
+	l.flag("only-if-cached", d.OnlyIfCached)
+	l.delta("max-age", d.MaxAge)
+	l.delta("max-stale", d.MaxStale)
+	l.delta("min-fresh", d.MinFresh)
+	l.delta("stale-if-error", d.StaleIfError)
+	return strings.Join(l, ", ")
+}
+
+// A listing collects directives to be joined by commas.
+type listing []string
+
+func (l *listing) flag(name string, set bool) {
+	if set {
+		*l = append(*l, name)
+	}
+}
+
+func (l *listing) fields(name string, fields []string) {
+	if len(fields) > 0 {
+		*l = append(*l, name+`="`+strings.Join(fields, ", ")+`"`)
+	}
+}
+
+func (l *listing) delta(name string, d Delta) {
+	switch {
+	case d.Set && d.Duration == Forever:
+		*l = append(*l, name)
+	case d.Set:
+		*l = append(*l, name+"="+strconv.FormatInt(int64(d.Duration/time.Second), 10))
 	}
 }

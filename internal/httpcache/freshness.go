@@ -67,13 +67,10 @@ func FreshnessOf(status int, resp http.Header, d Directives, received time.Time,
 		}
 	}
 
-	// Section 4.2.4: no stale answers against these. A window that the
-	// response states itself beside s-maxage is a contradiction, settled by
-	// the option; a default window is not.
+	// Section 4.2.4: no stale answers against these, also where the response
+	// states a window beside s-maxage (section 5.2.2.10).
 	f.NoCache = d.NoCache
-	stated := d.StaleWhileRevalidate.Set || d.StaleIfError.Set
-	f.NoStale = d.NoCache || d.MustRevalidate || d.ProxyRevalidate ||
-		d.SMaxAge.Set && !(opt.SMaxAgeStale && stated)
+	f.NoStale = d.NoCache || d.MustRevalidate || d.ProxyRevalidate || d.SMaxAge.Set
 	if f.NoCache {
 		f.Lifetime = 0
 	}
@@ -81,11 +78,8 @@ func FreshnessOf(status int, resp http.Header, d Directives, received time.Time,
 		return f
 	}
 	window := func(stated Delta, byDefault time.Duration) time.Duration {
-		switch {
-		case stated.Set:
+		if stated.Set {
 			return stated.Duration
-		case d.SMaxAge.Set:
-			return 0
 		}
 		return max(0, byDefault)
 	}
@@ -111,17 +105,10 @@ func expires(h http.Header, received time.Time) time.Duration {
 }
 
 // heuristic is a fraction of the time from Last-Modified to Date (RFC 9111
-// section 4.2.2), bounded.
+// section 4.2.2), and not more than a day.
 func heuristic(h http.Header, received time.Time, opt Options) time.Duration {
-	fraction, limit := opt.HeuristicFraction, opt.HeuristicMax
-	if fraction == 0 {
-		fraction = 0.1
-	}
-	if limit == 0 {
-		limit = 24 * time.Hour
-	}
 	modified, ok := onlyDate(h.Values("Last-Modified"), received)
-	if !ok || fraction < 0 {
+	if !ok {
 		return 0
 	}
 	now, ok := date(h, received)
@@ -132,11 +119,8 @@ func heuristic(h http.Header, received time.Time, opt Options) time.Duration {
 	if unused <= 0 {
 		return 0
 	}
-	l := fraction * float64(unused)
-	if l >= float64(limit) {
-		return max(0, limit)
-	}
-	return time.Duration(l)
+	const most = 24 * time.Hour
+	return time.Duration(min(opt.HeuristicFraction*float64(unused), float64(most)))
 }
 
 // date reads Date (RFC 9110 section 6.6.1).
@@ -203,48 +187,32 @@ func (f Freshness) Shareable(age time.Duration) bool {
 	return age < f.Lifetime || !f.NoStale
 }
 
-// Reuse is what a stored response may do for a request.
-type Reuse uint8
-
-const (
-	// Validate: not without asking the origin.
-	Validate Reuse = iota
-	// ServeStale: answer with it; it is stale, so a rebuild is due behind it.
-	ServeStale
-	// ServeFresh: answer with it.
-	ServeFresh
-)
-
-// Reuse decides what a stored response of this age may do for a request with
-// these directives (RFC 9111 sections 4.2, 4.2.4 and 5.2.1). only-if-cached is
-// the caller's: it says what to do if the result is Validate.
-func (f Freshness) Reuse(age time.Duration, req RequestDirectives) Reuse {
+// Reuse decides whether a stored response of this age may answer a request with
+// these directives before the origin is asked (RFC 9111 sections 4.2, 4.2.4 and
+// 5.2.1). only-if-cached is the caller's: it says what to do if it may not.
+func (f Freshness) Reuse(age time.Duration, req RequestDirectives) bool {
 	switch {
 	case f.NoCache || req.NoCache: // sections 5.2.2.4 and 5.2.1.4
-		return Validate
+		return false
 	case req.MaxAge.Set && age > req.MaxAge.Duration: // section 5.2.1.1
-		return Validate
+		return false
 	case req.MinFresh.Set && f.Lifetime-age < req.MinFresh.Duration: // section 5.2.1.3
-		return Validate
+		return false
 	case age < f.Lifetime: // section 4.2
-		return ServeFresh
+		return true
 	case f.NoStale: // section 4.2.4
-		return Validate
+		return false
 	}
 	stale := age - f.Lifetime
 	switch {
 	case req.MaxStale.Set:
 		// Section 5.2.1.2. The client's word counts both ways: it takes older
 		// than the window, or less old.
-		if stale <= req.MaxStale.Duration {
-			return ServeStale
-		}
+		return stale <= req.MaxStale.Duration
 	case req.MaxAge.Set:
-		// Section 5.2.1.1: no stale response unless max-stale is there too.
-	case stale < f.StaleWhileRevalidate: // RFC 5861 section 3
-		return ServeStale
+		return false // section 5.2.1.1: no stale response unless max-stale is there too
 	}
-	return Validate
+	return stale < f.StaleWhileRevalidate // RFC 5861 section 3
 }
 
 // ReuseOnError decides whether a stored response of this age may answer the

@@ -25,10 +25,10 @@ type Judgement struct {
 	Checked bool
 }
 
-// The reasons that Judge adds to Storable's.
+// The reasons that Judge adds to storable's.
 const (
-	ReasonNoFreshness = "no-lifetime"
-	ReasonNotFresh    = "not-fresh"
+	ReasonNoLifetime = "no-lifetime"
+	ReasonNotFresh   = "not-fresh"
 )
 
 // Judge judges the response to a GET that was asked for at sent, with the
@@ -37,13 +37,13 @@ func Judge(req http.Header, status int, resp http.Header, sent, received time.Ti
 	j := Judgement{Directives: ResponseDirectives(resp, opt.Targets...)}
 	j.Freshness = FreshnessOf(status, resp, j.Directives, received, opt)
 	j.Age = InitialAge(resp, sent, received)
-	if j.Shared, j.Reason = Storable(http.MethodGet, req, status, resp, j.Directives, opt); !j.Shared {
+	if j.Shared, j.Reason = storable(req, status, resp, j.Directives, opt); !j.Shared {
 		return j
 	}
 	switch {
 	case j.Freshness.Source == SourceNone && !j.Directives.Public && !j.Directives.NoCache:
 		// Nobody has said that it is for everybody, nor for how long.
-		j.Shared, j.Reason = false, ReasonNoFreshness
+		j.Shared, j.Reason = false, ReasonNoLifetime
 	case !j.Freshness.Shareable(j.Age):
 		j.Shared, j.Reason = false, ReasonNotFresh
 		j.Checked = HasValidator(resp)

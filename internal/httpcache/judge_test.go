@@ -32,10 +32,10 @@ func TestJudge(t *testing.T) {
 		{name: "no-cache with a validator, vary *", resp: header("Cache-Control", "no-cache", "ETag", `"e"`, "Vary", "*"), reason: "vary"},
 		{name: "nobody has said anything", resp: header("ETag", `"e"`), reason: "no-lifetime"},
 		{name: "public, and nothing else", resp: header("Cache-Control", "public")},
-		{name: "heuristic", resp: header("Last-Modified", httpDate(-100*time.Second)), lifetime: 10 * time.Second},
+		{name: "heuristic", resp: header("Last-Modified", httpDate(-100*time.Second)), opt: Options{HeuristicFraction: 0.1}, lifetime: 10 * time.Second},
 		{name: "targeted", resp: header("Cache-Control", "no-store", "CDN-Cache-Control", "max-age=60"), opt: Options{Targets: []string{"CDN-Cache-Control"}}, lifetime: 60 * time.Second},
 		{name: "not targeted", resp: header("Cache-Control", "no-store", "CDN-Cache-Control", "max-age=60"), reason: "no-store"},
-		{name: "an error without a lifetime", status: 503, resp: etag("no-cache"), reason: ReasonNoLifetime},
+		{name: "an error without a lifetime", status: 503, resp: etag("no-cache"), reason: ReasonStatusNoLifetime},
 	} {
 		if tt.status == 0 {
 			tt.status = 200

@@ -3,7 +3,7 @@ package httpcache
 import "time"
 
 // Options are the choices that RFC 9111 leaves to a cache. The zero value is
-// a cache that trusts the origin only, with the customary heuristic.
+// a cache that trusts the origin only.
 type Options struct {
 	// Targets is the list of targeted fields that are meant for this cache, the
 	// first that applies wins (RFC 9213 section 2.2), such as
@@ -24,18 +24,10 @@ type Options struct {
 
 	// HeuristicFraction is the part of a response's time since Last-Modified
 	// for which it is fresh if neither it nor DefaultLifetime says (RFC 9111
-	// section 4.2.2). 0: 0.1. Negative: no heuristic.
+	// section 4.2.2), for a day at most. 0: no heuristic.
 	HeuristicFraction float64
-
-	// HeuristicMax bounds the heuristic. 0: 24 hours.
-	HeuristicMax time.Duration
 
 	// StaleWhileRevalidate and StaleIfError are the windows (RFC 5861) of
 	// responses that neither state one nor forbid stale answers. 0: none.
 	StaleWhileRevalidate, StaleIfError time.Duration
-
-	// SMaxAgeStale lets the windows hold that a response states itself beside
-	// s-maxage, a pair that many frameworks send. By RFC 9111 section 5.2.2.10
-	// s-maxage forbids stale answers. Default: it does.
-	SMaxAgeStale bool
 }

@@ -1,7 +1,6 @@
 package httpcache
 
 import (
-	"cmp"
 	"net/http"
 	"strconv"
 	"time"
@@ -27,8 +26,6 @@ const (
 // A Status is what one cache did with one request: a member of the list in
 // Cache-Status (RFC 9211 section 2).
 type Status struct {
-	// Cache is the cache's name. Empty: Bellwether.
-	Cache string
 	// Hit says that the request was answered without the origin. Fwd,
 	// FwdStatus, Stored and Collapsed do not count then.
 	Hit bool
@@ -50,13 +47,9 @@ type Status struct {
 }
 
 // String returns the member, without a Key or a Detail that is not printable
-// ASCII, and the empty string if Cache is not.
+// ASCII.
 func (s Status) String() string {
-	name := cmp.Or(s.Cache, "Bellwether")
-	if !printable(name) {
-		return ""
-	}
-	b := appendTokenOrString(make([]byte, 0, 128), name)
+	b := append(make([]byte, 0, 128), "Bellwether"...)
 	if s.Hit {
 		b = append(b, ";hit"...) // section 2.1
 	} else {
@@ -93,9 +86,7 @@ func (s Status) String() string {
 // AppendTo adds the member to Cache-Status in h, behind those of the caches
 // nearer to the origin (RFC 9211 section 2).
 func (s Status) AppendTo(h http.Header) {
-	if member := s.String(); member != "" {
-		h.Add("Cache-Status", member)
-	}
+	h.Add("Cache-Status", s.String())
 }
 
 // appendTokenOrString appends s, which is printable and not empty, as a Token where

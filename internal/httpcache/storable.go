@@ -11,23 +11,18 @@ import (
 // This file decides whether others may have a response, and which of its
 // fields they get.
 
-// ReasonNoLifetime is Storable's reason for a response that says nothing about
+// ReasonStatusNoLifetime is storable's reason for a response that says nothing about
 // how long it is fresh and has a status that must say it (RFC 9111 section 3,
 // last item): nothing is wrong with it but that.
-const ReasonNoLifetime = "status-without-lifetime"
+const ReasonStatusNoLifetime = "status-without-lifetime"
 
-// Storable decides whether a shared cache may store the response, and so
+// storable decides whether a shared cache may store the response, and so
 // whether others may have it (RFC 9111 section 3). If not, reason says why in
 // a word or two, fit for the detail of a Cache-Status.
 //
 // A response that is never fresh is storable too: it may answer those who wait
 // for it already, see [Freshness.Shareable].
-func Storable(method string, req http.Header, status int, resp http.Header, d Directives, opt Options) (ok bool, reason string) {
-	// Section 3: the method is understood. POST could be stored by section
-	// 9.3.3 of RFC 9110, but only to answer GET, which has its own rebuild.
-	if method != http.MethodGet && method != http.MethodHead {
-		return false, "method"
-	}
+func storable(req http.Header, status int, resp http.Header, d Directives, opt Options) (ok bool, reason string) {
 	switch {
 	case status < 200 || status > 599:
 		// Section 3: the status is final; RFC 9110 section 15: and valid.
@@ -77,7 +72,7 @@ func Storable(method string, req http.Header, status int, resp http.Header, d Di
 	}
 	// Section 3, last item.
 	if !explicit && !d.Public && !heuristicallyCacheable(status) {
-		return false, ReasonNoLifetime
+		return false, ReasonStatusNoLifetime
 	}
 	return true, ""
 }

@@ -18,7 +18,7 @@ var (
 	// so that it will not be stored, and nobody is left to read it either.
 	ErrNoReaders = errors.New("bellwether: nobody reads a body too large to store")
 
-	// ErrClosed is what Write returns once the body has ended, Next once its
+	// ErrClosed is what Write returns once the body has ended, CopyTo once its
 	// reader is closed, and both when the body was broken off without a reason.
 	ErrClosed = errors.New("bellwether: spool is closed")
 )
@@ -275,7 +275,7 @@ func (s *Spool) Close() error {
 }
 
 // CloseWithError breaks the body off: a Write that waits returns err, and so
-// does Next once its reader has had what was written before. A nil err stands
+// does CopyTo once its reader has had what was written before. A nil err stands
 // for ErrClosed, and an io.EOF becomes an io.ErrUnexpectedEOF, so that no
 // reader takes the broken body for a complete one. If the body has ended before, nothing
 // happens. It may be called from any goroutine.
@@ -291,25 +291,11 @@ func (s *Spool) CloseWithError(err error) {
 	s.finish(err)
 }
 
-// Len returns the number of bytes written so far, dropped ones included.
-func (s *Spool) Len() int64 {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.size
-}
-
 // Overflowed tells whether the body has passed the limit.
 func (s *Spool) Overflowed() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.overflow
-}
-
-// Readers returns the number of readers that have not been closed.
-func (s *Spool) Readers() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.readers
 }
 
 // NewReader returns a Reader that begins at byte 0. It returns false if byte 0
@@ -342,24 +328,21 @@ type Reader struct {
 	s       *Spool
 	c       *chunk // where it reads; nil once closed; guarded by s.mu
 	off     int    // bytes of c it is done with; guarded by s.mu
-	lent    int    // bytes of c behind off that Next has given out; guarded by s.mu
+	lent    int    // bytes of c behind off that next has given out; guarded by s.mu
 	flushed bool   // it has flushed; used by the reading goroutine
 	past    bool   // done with the whole of c, and counted in c.next or, failing that, in s.waiting; guarded by s.mu
 }
 
-// Next returns the next piece of the body, not copied. It waits until there is
+// next returns the next piece of the body, not copied. It waits until there is
 // one. The piece is valid for good, but counts as unread until the next call;
 // the caller does not modify it.
 //
 // At the end it returns io.EOF if the body is complete, else the error it was
 // broken off with. If ctx ends first, it returns ctx's cause; the Reader loses
 // nothing by that.
-func (r *Reader) Next(ctx context.Context) ([]byte, error) {
-	return r.next(ctx, nil, nil)
-}
-
-// next is Next, with a function to be called before it waits, and one to be
-// called, once in a Reader's life, before it waits after the spool's Flush.
+//
+// Before it waits it calls idle, and flush, once in a Reader's life, if the spool's
+// Flush was called; either may be nil.
 func (r *Reader) next(ctx context.Context, idle, flush func() error) ([]byte, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
@@ -415,7 +398,7 @@ func (r *Reader) next(ctx context.Context, idle, flush func() error) ([]byte, er
 	}
 }
 
-// pass gives back what Next has lent. Called with s.mu held.
+// pass gives back what next has lent. Called with s.mu held.
 func (r *Reader) pass() {
 	r.off += r.lent
 	r.lent = 0
@@ -434,7 +417,7 @@ func (r *Reader) pass() {
 
 // CopyTo writes the rest of the body to w as it comes, and returns the number
 // of bytes written. It returns nil at the end of a complete body, else what
-// Next, w or flush returned.
+// the body, w or flush ended with.
 //
 // If flush is not nil, it is called before each wait for more that follows a
 // write, so that what is there does not sit in w's buffers meanwhile; and before
@@ -462,12 +445,7 @@ func (r *Reader) CopyTo(ctx context.Context, w io.Writer, flush func() error) (i
 	}
 }
 
-// WriteTo implements [io.WriterTo]: it is CopyTo with nobody who could leave.
-func (r *Reader) WriteTo(w io.Writer) (int64, error) {
-	return r.CopyTo(context.Background(), w, nil)
-}
-
-// Close ends the reading. The pieces that Next returned stay valid. It may be
+// Close ends the reading. The pieces that were written from it stay valid. It may be
 // called again, and always returns nil.
 func (r *Reader) Close() error {
 	s := r.s

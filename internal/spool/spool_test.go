@@ -688,3 +688,27 @@ func BenchmarkSpool(b *testing.B) {
 		})
 	}
 }
+
+// Len returns the number of bytes written so far, dropped ones included.
+func (s *Spool) Len() int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.size
+}
+
+// Readers returns the number of readers that have not been closed.
+func (s *Spool) Readers() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.readers
+}
+
+// WriteTo is CopyTo with nobody who could leave.
+func (r *Reader) WriteTo(w io.Writer) (int64, error) {
+	return r.CopyTo(context.Background(), w, nil)
+}
+
+// Next is next, with nothing to be done before it waits.
+func (r *Reader) Next(ctx context.Context) ([]byte, error) {
+	return r.next(ctx, nil, nil)
+}

@@ -199,12 +199,10 @@ func (l *Locker) awaitTurn(ctx context.Context, conn *zk.Conn, before *vigil, pa
 		// Its name has a token: it is nobody else's by now, if it is there.
 		return ignoring(conn.Delete(first, stat.Version), zk.ErrNoNode, zk.ErrBadVersion)
 	}
-	timer := time.NewTimer(left)
-	defer timer.Stop()
 	select {
 	case <-before.ended: // the session's end too
 		*before = vigil{}
-	case <-timer.C:
+	case <-time.After(left):
 	case <-ctx.Done():
 	}
 	return nil

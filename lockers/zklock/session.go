@@ -359,11 +359,9 @@ func (w *wire) Read(b []byte) (int, error) {
 	n, err := w.Conn.Read(b)
 	if err == nil && !w.handed && w.open.Load() {
 		w.handed = true
-		bound := time.NewTimer(settingWatches)
-		defer bound.Stop()
 		select {
 		case <-w.set:
-		case <-bound.C:
+		case <-time.After(settingWatches):
 			// The client sends none: the watch that the Locker knows was asked
 			// for over the last connection, and the client has not got it.
 		}

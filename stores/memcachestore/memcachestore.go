@@ -509,11 +509,9 @@ func retry(ctx context.Context, f func() (done bool, err error)) error {
 		if done, err := f(); done || err != nil {
 			return err
 		}
-		pause := time.NewTimer(rand.N(time.Duration(min(n, 7)+1) * time.Millisecond))
 		select {
-		case <-pause.C:
+		case <-time.After(rand.N(time.Duration(min(n, 7)+1) * time.Millisecond)):
 		case <-ctx.Done():
-			pause.Stop()
 			return ctx.Err()
 		}
 	}

@@ -1,0 +1,107 @@
+package bellwether
+
+import (
+	"context"
+	"net/http"
+	"sync"
+
+	"github.com/bellwether-go/bellwether/internal/spool"
+)
+
+// This file is the client's side of an exchange: its place in the body, what its
+// own goroutine has to do, and that it may leave.
+
+// A call is one request that waits for a key.
+type call struct {
+	request http.Header // as the client sent it, for Vary and Storable
+	path    []string    // request field names that led to the present key
+	aside   chan func() // what the call's own goroutine is to do while it waits
+	inform  func(status int, h http.Header)
+
+	mu     sync.Mutex // guards what follows
+	ran    bool       // the handler was run for this call
+	left   bool
+	reader *spool.Reader
+	alone  *exchange // whose only reader the call is
+}
+
+// maxHints is how many interim responses wait for the first client at most. One
+// more is dropped, as any intermediary may (RFC 9110 section 15.2).
+const maxHints = 8
+
+// hint has an interim response sent to the call's client. Only the client's own
+// goroutine may touch its ResponseWriter, so it is handed over, and the handler
+// does not wait for it.
+func (c *call) hint(status int, h http.Header) {
+	h = h.Clone() // the handler goes on with its own
+	select {
+	case c.aside <- func() { c.inform(status, h) }:
+	default:
+	}
+}
+
+// settleAside does what is left to do for the call's own goroutine.
+func (c *call) settleAside() {
+	for {
+		select {
+		case do := <-c.aside:
+			do()
+		default:
+			return
+		}
+	}
+}
+
+// began reports whether the handler was run for this call.
+func (c *call) began() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.ran
+}
+
+// attach takes the call's place at the start of a body, if it is still there.
+func (c *call) attach(body *spool.Spool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.reader != nil {
+		c.reader.Close() // of a run that an invalidation has made void
+		c.reader = nil
+	}
+	if !c.left {
+		c.reader, _ = body.NewReader()
+	}
+}
+
+// follow binds the end of the handler to the end of its only client.
+func (c *call) follow(x *exchange) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.alone = x
+	if c.left {
+		x.cancel(context.Canceled)
+	}
+}
+
+// takeReader returns the call's place in the body of x: the one that was taken
+// for it, or a new one if the body's start is still there.
+func (c *call) takeReader(x *exchange) (*spool.Reader, bool) {
+	if x.owner != c {
+		return x.body.NewReader()
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.reader, c.reader != nil
+}
+
+// leave gives the call's place up, so that a body does not wait for it.
+func (c *call) leave() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.left = true
+	if c.reader != nil {
+		c.reader.Close()
+	}
+	if c.alone != nil {
+		c.alone.cancel(context.Canceled)
+	}
+}
