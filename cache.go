@@ -123,15 +123,17 @@ type Options struct {
 	// Invalidate reaches this one. Zero means 1 s. Without a Store it has no
 	// meaning.
 	NearTTL time.Duration
-	// Size tells how many bytes a value takes in the near tier. Nil: the
-	// memory that the value reaches, found by reflection.
+	// Size tells how many bytes a value takes in the near tier, for several values
+	// at a time. Nil: the memory that the value reaches, found by reflection.
 	Size func(key string, value any) int
-	// Codec turns values into bytes for Store. The zero Codec is JSON. Values
-	// of type []byte and string are stored as they are.
+	// Codec turns values into bytes for Store, several at a time. The zero Codec is
+	// JSON, which leaves unexported fields out: another process would find them
+	// empty. Values of type []byte and string are stored as they are.
 	Codec Codec
 
 	// OnError is told of what callers are not: engines that do not answer,
-	// commits that came too late, leases lost, bytes that do not decode. It is
+	// commits that came too late, leases lost, bytes that do not decode. (Of loads
+	// that fail, also those behind what is stale, an Observer's Rebuild is.) It is
 	// called on whichever goroutine meets the error, several at a time: it must be
 	// quick, and safe for concurrent use. That of a middleware may be called before
 	// NewMiddleware has returned. Nil: nobody is told.
@@ -170,7 +172,7 @@ func (o Options) settings() settings {
 	for _, d := range []struct {
 		name  string
 		value *time.Duration
-		zero  time.Duration
+		zero  time.Duration // what zero means
 	}{
 		{"TTL", &o.TTL, 0},
 		{"StaleWhileRevalidate", &o.StaleWhileRevalidate, 0},
@@ -183,7 +185,7 @@ func (o Options) settings() settings {
 		{"NearTTL", &o.NearTTL, time.Second},
 	} {
 		if *d.value < 0 {
-			refuse("Options."+d.name, *d.value, "not be negative; zero means the default")
+			refuse("Options."+d.name, *d.value, "not be negative")
 		}
 		if *d.value == 0 {
 			*d.value = d.zero
@@ -267,7 +269,9 @@ type Cache[V any] struct {
 // New returns a Cache of what load returns. The load gets a context that keeps
 // the values of the context of the call that began the rebuild, but not its
 // cancellation; the rebuild belongs to no caller. A load that returns an error
-// that wraps [ErrNotFound] says that there is no such thing.
+// that wraps [ErrNotFound] says that there is no such thing; its callers get
+// ErrNotFound itself. It is called for several keys at a time, and must not ask
+// this Cache for the key that it loads: it would wait for itself.
 //
 // New panics if the options cannot be meant; the message names the field.
 func New[V any](load func(ctx context.Context, key string) (V, error), o Options) *Cache[V] {
@@ -327,6 +331,9 @@ func (c *Cache[V]) Get(ctx context.Context, key string) (V, error) {
 // GetFunc is Get with a load of this call's own. Callers that meet share one
 // rebuild, by the load of whichever came first. Its errors are those of Get.
 func (c *Cache[V]) GetFunc(ctx context.Context, key string, load func(ctx context.Context, key string) (V, error)) (V, error) {
+	if load == nil { // here, and not in the rebuild, which is not this caller's alone
+		panic(errors.New("bellwether: GetFunc needs a load, a func(ctx context.Context, key string) (V, error); for that of New, call Get"))
+	}
 	return c.engine.get(ctx, key, userLoad[V](load))
 }
 
@@ -335,8 +342,8 @@ func (c *Cache[V]) GetFunc(ctx context.Context, key string, load func(ctx contex
 // near tier, and not by a rebuild that is under way anywhere. The near tiers of
 // other processes follow within NearTTL.
 //
-// If the store does not answer, the error wraps [ErrUnavailable] and names the
-// keys; the near tier of this process has dropped them all the same.
+// If the store does not answer, or not before ctx ends, the error wraps
+// [ErrUnavailable] and names the keys; the near tier of this process has dropped them all the same.
 func (c *Cache[V]) Invalidate(ctx context.Context, keys ...string) error {
 	return errors.Join(c.engine.invalidateAll(ctx, keys)...)
 }
@@ -347,7 +354,7 @@ func (c *Cache[V]) Stats() Stats { return c.engine.snapshot() }
 // Close ends the cache: rebuilds under way are cancelled, their leases
 // released, their callers get [ErrClosed]. It does not close Store and Locker,
 // and returns when no goroutine of the cache is left but those of loads that
-// ignore their context.
+// ignore their context. It may be called again; the error is always nil.
 func (c *Cache[V]) Close() error {
 	c.engine.close()
 	return nil

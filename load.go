@@ -23,16 +23,17 @@ var ErrGoexit = errors.New("bellwether: user code called runtime.Goexit")
 // RebuildTimeout, and the cause of its context's end.
 var ErrRebuildTimeout = fmt.Errorf("bellwether: rebuild took longer than RebuildTimeout: %w", context.DeadlineExceeded)
 
-// A PanicError is the failure of a load that panicked.
+// A PanicError is a panic of what is not ours, and the failure of what has
+// panicked: a load or a handler, or the adapter of an engine, a codec, an observer.
 type PanicError struct {
-	// Value is what the load panicked with.
+	// Value is what it panicked with.
 	Value any
 	// Stack is the panicking goroutine's stack.
 	Stack []byte
 }
 
 // Error returns the panic's value; the stack is left to those who want it.
-func (e *PanicError) Error() string { return fmt.Sprintf("bellwether: load panicked: %v", e.Value) }
+func (e *PanicError) Error() string { return fmt.Sprintf("bellwether: panic: %v", e.Value) }
 
 // Unwrap returns the panic's value if that is an error.
 func (e *PanicError) Unwrap() error {
@@ -54,6 +55,9 @@ type freshnessSlot struct {
 
 // SetFreshness, called by a load with its context, sets how long the value
 // that this load returns may be served, in the place of what the options say.
+// It sets all of it: a window that is left zero is closed, and the zero Freshness
+// means that the value answers those who wait for it, and is not kept. It counts
+// for an [ErrNotFound] too, in the place of NotFoundTTL, and for no other failure.
 // The last call before the load returns counts. With a context that is not a
 // load's it does nothing.
 func SetFreshness(ctx context.Context, f Freshness) {

@@ -1,6 +1,7 @@
 package bellwether
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net/http"
@@ -21,12 +22,19 @@ import (
 // process, what says that it may be cached.
 type HTTPOptions struct {
 	// Options are those of the engine. Here TTL is for responses that carry no
-	// freshness of their own, zero meaning that they are not stored, and
-	// StaleWhileRevalidate and StaleIfError are for responses that name no
-	// windows and do not forbid them. NotFoundTTL, Size, Codec and HedgeShare have
-	// no meaning, and Hedge must be zero. ErrorTTL is also how long an error response (500, 502, 503,
-	// 504) without a freshness of its own is served; negative: it answers only
-	// those who waited for it, as RFC 9111 has it.
+	// freshness of their own and have a status that need not (RFC 9110 section
+	// 15.1: 200 and 404, for example), zero meaning that they are not stored. With
+	// it, what a handler makes of a Cookie is everybody's, unless it says private or
+	// Vary: Cookie, or Key returns false. StaleWhileRevalidate and StaleIfError are
+	// for responses that name no windows and do not forbid them. NotFoundTTL, Size,
+	// Codec and HedgeShare have no meaning, and Hedge must be zero. ErrorTTL is also
+	// how long an error response (500, 502, 503, 504) without a freshness of its own
+	// is served; negative: it answers only those who waited for it, as RFC 9111 has
+	// it.
+	//
+	// The age of a response counts from when its handler wrote the header; if that
+	// has a Date or an Age, which those of a proxied upstream have, by RFC 9111
+	// section 4.2.3.
 	Options
 
 	// MaxBody is the largest body that is stored, in bytes. A larger one is
@@ -56,8 +64,8 @@ type HTTPOptions struct {
 	// the request goes past the cache. It is "http://host/path?query", or with
 	// https, which is kept apart. Whatever it leaves out of the request's URL must
 	// not change the response. It is also asked which URL a request has changed
-	// whose method is not safe; a false there means the request's own. It is called
-	// for each request, on its goroutine.
+	// whose method is not safe; a false there means the request's own. What is no
+	// such URL counts as a false. It is called for each request, on its goroutine.
 	//
 	// Nil: the Host field in lower case and without a default port, path and query
 	// as they were sent, https for requests that came over TLS. Behind a proxy that
@@ -151,8 +159,9 @@ func NewMiddleware(o HTTPOptions) *Middleware {
 // Stats returns what the middleware has counted since it was made.
 func (m *Middleware) Stats() Stats { return m.engine.snapshot() }
 
-// Close ends the middleware: rebuilds under way are cancelled, and requests
-// that wait for one get 503. It does not close Store and Locker.
+// Close ends the middleware: rebuilds under way are cancelled, and GET and HEAD get
+// 503 from then on. It does not close Store and Locker. It may be called again; the
+// error is always nil.
 func (m *Middleware) Close() error {
 	m.engine.close()
 	return nil
@@ -161,12 +170,15 @@ func (m *Middleware) Close() error {
 // Handler wraps next. It has the type of a chi or net/http middleware.
 //
 // Only GET and HEAD are cached. The handler runs detached: on a goroutine and
-// with a context that are not the first client's, with that client's conditions
-// and ranges left out, and as GET; if a response is stored that has to be
+// with a context that are not the first client's. It sees that client's header,
+// cookies and address, but as a GET, and without conditions and ranges; if a response is stored that has to be
 // validated, with conditions of ours. A handler that needs the client itself (to
 // hijack the connection, to stream events) is reached by requests that ask for
 // an upgrade or for text/event-stream, and by all other methods, with the real
 // ResponseWriter.
+//
+// A handler that panics does so to its first client's server too; the others who
+// wait get 502, and an Observer's Rebuild gets the stack.
 //
 // An interim response (1xx) goes to the client whose request runs the handler.
 // Trailers go to all who read the response as it is made, and are not stored.
@@ -183,6 +195,7 @@ func (m *Middleware) Handler(next http.Handler) http.Handler {
 				replyNotCached(w) // RFC 9111 section 5.2.1.7
 				return
 			}
+			why = cmp.Or(why, "key")
 			pass(w, r, next, httpcache.Status{Fwd: httpcache.FwdBypass, Detail: why})
 			return
 		}
@@ -275,7 +288,7 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 			defer c.leave()
 			var err error
 			if s, err = q.wait(c, key, it); err != nil {
-				q.replyError(c, key, err)
+				q.replyError(c, key, s.collapsed, err)
 				return
 			}
 			if res := s.item.value; res.of != nil || res.variant != nil {
@@ -294,7 +307,7 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 						err = errBroken
 					}
 					if err != nil {
-						q.replyError(c, key, err)
+						q.replyError(c, key, s.collapsed, err)
 						return
 					}
 					continue
@@ -458,6 +471,7 @@ func (q *query) wait(c *call, key string, stale *item[*response]) (served[*respo
 	if q.told != nil {
 		q.add(waiter.served())
 	}
+	waiter.answer.collapsed = waiter.collapsed // also for who has got none
 	return waiter.answer, waiter.err
 }
 

@@ -197,18 +197,18 @@ func TestReply_CacheStatus(t *testing.T) {
 			want   string
 		}{
 			{"/p", []string{"Cache-Control", "only-if-cached"}, 0, "Bellwether;detail=only-if-cached"},
-			{"/p", nil, 0, `Bellwether;fwd=uri-miss;fwd-status=200;ttl=59;stored;key="a/p"`},
-			{"/p", nil, 9 * time.Second, "Bellwether;hit;ttl=50"},
-			{"/p", []string{"If-None-Match", `"e"`}, 0, "Bellwether;hit;ttl=50"},
-			{"/p", []string{"Cache-Control", "no-cache"}, 0, `Bellwether;fwd=request;fwd-status=304;ttl=59;stored;key="a/p"`},
-			{"/p", nil, 2 * time.Minute, `Bellwether;fwd=stale;fwd-status=304;ttl=59;stored;key="a/p"`},
+			{"/p", nil, 0, `Bellwether;fwd=uri-miss;fwd-status=200;ttl=60;stored;key="a/p"`},
+			{"/p", nil, 9 * time.Second, "Bellwether;hit;ttl=51"},
+			{"/p", []string{"If-None-Match", `"e"`}, 0, "Bellwether;hit;ttl=51"},
+			{"/p", []string{"Cache-Control", "no-cache"}, 0, `Bellwether;fwd=request;fwd-status=304;ttl=60;stored;key="a/p"`},
+			{"/p", nil, 2 * time.Minute, `Bellwether;fwd=stale;fwd-status=304;ttl=60;stored;key="a/p"`},
 			{"/p", []string{"Cache-Control", "no-store"}, 0, `Bellwether;fwd=bypass;detail="request no-store"`},
 			{"/p", []string{"Upgrade", "x"}, 0, "Bellwether;fwd=bypass;detail=upgrade"},
 			{"/private", nil, 0, `Bellwether;fwd=uri-miss;fwd-status=200;key="a/private";detail=private`},
 			{"/private", nil, 0, "Bellwether;fwd=bypass;detail=private"},
-			{"/vary", []string{"X-Lang", "de"}, 0, `Bellwether;fwd=uri-miss;fwd-status=200;ttl=59;stored;key="a/vary"`},
-			{"/behind", nil, 0, `Other; fwd=miss, Bellwether;fwd=uri-miss;fwd-status=200;ttl=59;stored;key="a/behind"`},
-			{"/behind", nil, time.Second, `Other; fwd=miss, Bellwether;hit;ttl=58`},
+			{"/vary", []string{"X-Lang", "de"}, 0, `Bellwether;fwd=uri-miss;fwd-status=200;ttl=60;stored;key="a/vary"`},
+			{"/behind", nil, 0, `Other; fwd=miss, Bellwether;fwd=uri-miss;fwd-status=200;ttl=60;stored;key="a/behind"`},
+			{"/behind", nil, time.Second, `Other; fwd=miss, Bellwether;hit;ttl=59`},
 		} {
 			time.Sleep(tt.after)
 			w := s.get("http://a"+tt.path, tt.fields...)
@@ -217,7 +217,7 @@ func TestReply_CacheStatus(t *testing.T) {
 			}
 			synctest.Wait()
 		}
-		if status := s.get("http://a/vary", "X-Lang", "en").Header().Get("Cache-Status"); status != "Bellwether;fwd=vary-miss;fwd-status=200;ttl=59;stored" {
+		if status := s.get("http://a/vary", "X-Lang", "en").Header().Get("Cache-Status"); status != "Bellwether;fwd=vary-miss;fwd-status=200;ttl=60;stored" {
 			t.Errorf("another variant, whose key cannot be printed: %s", status)
 		}
 		var wg sync.WaitGroup
@@ -225,7 +225,7 @@ func TestReply_CacheStatus(t *testing.T) {
 			wg.Go(func() {
 				time.Sleep(time.Duration(i) * time.Millisecond)
 				got := s.get("http://a/new").Header().Get("Cache-Status")
-				if want := `Bellwether;fwd=uri-miss;fwd-status=200;ttl=59;stored;collapsed;key="a/new"`; i > 0 && got != want {
+				if want := `Bellwether;fwd=uri-miss;fwd-status=200;ttl=60;stored;collapsed;key="a/new"`; i > 0 && got != want {
 					t.Errorf("a client that waited: %s\nwant %s", got, want)
 				}
 			})

@@ -117,7 +117,7 @@ func TestHTTP_ColdHerd(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		w := s.get("http://a/p")
 		if w.Body.String() != "page" || w.Header().Get("Age") != "10" || w.Header().Get("Content-Length") != "4" ||
-			!strings.Contains(w.Header().Get("Cache-Status"), "hit") || !strings.Contains(w.Header().Get("Cache-Status"), "ttl=49") {
+			!strings.Contains(w.Header().Get("Cache-Status"), "hit") || !strings.Contains(w.Header().Get("Cache-Status"), "ttl=50") {
 			t.Errorf("hit: %v", w.Header())
 		}
 		s.wantCalls(t, 0)

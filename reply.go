@@ -345,8 +345,11 @@ func replyFailure(w http.ResponseWriter, status httpcache.Status, code int) {
 	http.Error(w, http.StatusText(code), code)
 }
 
+// waitedTooLong is the detail for those whom MaxWait has run out for.
+const waitedTooLong = "waited too long"
+
 // replyError answers a request whose rebuild failed, or that waited in vain.
-func (q *query) replyError(c *call, key string, err error) {
+func (q *query) replyError(c *call, key string, collapsed bool, err error) {
 	w, r := q.w, q.r
 	if spare := q.spared(key); spare != nil {
 		q.replySpare(spare)
@@ -356,23 +359,25 @@ func (q *query) replyError(c *call, key string, err error) {
 	if p, ok := errors.AsType[*PanicError](err); ok && c.began() {
 		panic(p.Value) // to its own client's server, as if nothing stood between
 	}
-	code := http.StatusBadGateway
+	code, detail := http.StatusBadGateway, "failed"
 	switch {
 	case r.Context().Err() != nil && errors.Is(err, context.Canceled):
 		return // nobody is there
 	case errors.Is(err, ErrWaitTimeout):
 		if q.m.through.TryAcquire(1) {
 			defer q.m.through.Release(1)
-			q.pass(httpcache.Status{Fwd: httpcache.FwdMiss, Detail: "waited too long"})
+			q.pass(httpcache.Status{Fwd: httpcache.FwdMiss, Detail: waitedTooLong})
 			return
 		}
-		code = http.StatusServiceUnavailable
-	case errors.Is(err, ErrClosed), errors.Is(err, ErrOverloaded):
-		code = http.StatusServiceUnavailable
+		code, detail = http.StatusServiceUnavailable, waitedTooLong
+	case errors.Is(err, ErrClosed):
+		code, detail = http.StatusServiceUnavailable, "closed"
+	case errors.Is(err, ErrOverloaded):
+		code, detail = http.StatusServiceUnavailable, "overloaded"
 	case errors.Is(err, context.DeadlineExceeded):
-		code = http.StatusGatewayTimeout
+		code, detail = http.StatusGatewayTimeout, "timeout"
 	}
-	replyFailure(w, httpcache.Status{Fwd: httpcache.FwdURIMiss, Collapsed: !c.began()}, code)
+	replyFailure(w, httpcache.Status{Fwd: httpcache.FwdURIMiss, Collapsed: collapsed, Detail: detail}, code)
 }
 
 // copyHeader gives the reply the stored fields. The values are shared, and

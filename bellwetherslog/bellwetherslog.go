@@ -17,12 +17,12 @@ import (
 //   - what Options.OnError is told: Error for a panic of user code and for bytes
 //     that do not decode, Info for commits and leases that came too late, Warn
 //     for all else, such as an engine that does not answer;
-//   - the end of a rebuild: Warn if its load failed, Info if it was a takeover,
-//     Debug otherwise;
+//   - the end of a rebuild: Error with the stack if its load panicked, Warn if it
+//     failed, Info if it was a takeover, Debug otherwise;
 //   - changes of a breaker: Warn when it opens, Info when it closes, Debug
 //     between.
 //
-// Their attributes are key, err, kind, outcome, took, takeover, lease_lost,
+// Their attributes are key, err, kind, stack, outcome, took, takeover, lease_lost,
 // engine, from and to, as far as they apply. A key may be personal: a ReplaceAttr
 // of the handler can take it out.
 //
@@ -117,6 +117,10 @@ func (w *writer) rebuild(ctx context.Context, _ string) (context.Context, func(b
 		if r.Err != nil {
 			level, name = slog.LevelWarn, "load"
 			attrs = append(attrs, slog.Any("err", r.Err))
+		}
+		if p, ok := errors.AsType[*bellwether.PanicError](r.Err); ok {
+			level, name = slog.LevelError, "load panicked"
+			attrs = append(attrs, slog.String("stack", string(p.Stack)))
 		}
 		w.write(level, name, "rebuild", attrs...)
 	}

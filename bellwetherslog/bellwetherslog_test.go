@@ -56,7 +56,7 @@ level=ERROR msg="behind the cache" kind=corrupt key=k err="` + bellwether.ErrCor
 level=WARN msg="behind the cache" kind="too large" key=k err="` + bellwether.ErrTooLarge.Error() + `"
 level=INFO msg="behind the cache" kind=fenced key=k err="` + bellwether.ErrFenced.Error() + `"
 level=INFO msg="behind the cache" kind="lease lost" key=k err="` + bellwether.ErrLeaseLost.Error() + `"
-level=ERROR msg="behind the cache" kind=panic key=k err="bellwether: load panicked: boom"
+level=ERROR msg="behind the cache" kind=panic key=k err="bellwether: panic: boom"
 level=WARN msg="behind the cache" kind=other key=k err=else
 level=DEBUG msg=rebuild key=k outcome=value takeover=false lease_lost=false
 level=INFO msg=rebuild key=k outcome=value takeover=true lease_lost=false

@@ -145,10 +145,15 @@ func onlyDate(lines []string, now time.Time) (time.Time, bool) {
 // InitialAge returns the age that a response has on arrival (RFC 9111 section
 // 4.2.3): sent is when it was asked for, received when its header came.
 func InitialAge(resp http.Header, sent, received time.Time) time.Duration {
-	// A response without a date that can be read counts as generated when it
-	// was received (RFC 9110 section 6.6.1).
+	at, dated := date(resp, received)
+	if !dated && resp["Age"] == nil {
+		// Whoever wrote it is its origin, in this process, and has generated it
+		// now: the time that it took to make is not age. (A response that came over
+		// a network has a Date; RFC 9110 section 6.6.1.)
+		return 0
+	}
 	var apparent time.Duration
-	if at, ok := date(resp, received); ok {
+	if dated {
 		// Date names a second, not an instant: the part of a second behind it
 		// is not age, or a response with max-age=1 would be stale at once every
 		// other time.

@@ -148,7 +148,8 @@ func TestInitialAge(t *testing.T) {
 		want  time.Duration
 	}{
 		{"RFC 9111 4.2.3: nothing", header(), 0, 0},
-		{"RFC 9111 4.2.3: response delay", header(), 3 * s, 3 * s},
+		{"RFC 9111 4.2.3: response delay", header("Date", httpDate(0)), 3 * s, 3 * s},
+		{"RFC 9111 4.2.3: generated here", header(), 3 * s, 0},
 		{"RFC 9111 4.2.3: Age and delay", header("Age", "7"), 3 * s, 10 * s},
 		{"RFC 9111 4.2.3: apparent age", header("Date", httpDate(-20*s), "Age", "7"), 3 * s, 20 * s},
 		{"RFC 9111 4.2.3: a Date ahead", header("Date", httpDate(20*s), "Age", "7"), 0, 7 * s},
