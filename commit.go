@@ -161,40 +161,6 @@ func (r *run[V]) takeEpoch(ctx context.Context) (entry Entry, epoch uint64) {
 	return entry, epoch
 }
 
-const (
-	// trialKey begins the key of the lease under which claimOnTrial claims.
-	trialKey = "\x00trial\x00"
-	// trialLife is for how long that lease outlasts the claim. Who waits for a
-	// locker that cannot push is elected once in electPause, if nobody else is.
-	trialLife = 4 * electPause
-)
-
-// claimOnTrial is claim for a flight that has waited for another holder and found
-// no value. It may be the store that answers reads and takes no claims: then each
-// process would find that out by a time-out of its own, one after another, as they
-// are elected. So the flight claims under a second lease, and keeps that if the
-// claim is not answered. Who is elected next finds it held, and goes on without
-// the store. The first holder's claim tells nobody anything: a packet may have
-// been lost.
-func (r *run[V]) claimOnTrial(ctx context.Context) (epoch uint64, ended bool) {
-	e := r.engine
-	trial, err := ask(ctx, e.locker, &r.outage, func(ctx context.Context) (Lease, error) {
-		return e.Locker.TryAcquire(ctx, e.engineKey(trialKey+r.key), e.EngineTimeout+trialLife)
-	})
-	switch {
-	case errors.Is(err, ErrHeld):
-		r.storeDown = true
-	case err != nil:
-		r.noAnswer("acquiring the trial's lease of", err)
-	}
-	epoch, ended = r.claim(ctx)
-	if trial != nil && (!r.storeDown || ctx.Err() != nil) {
-		// Not behind: nobody else is to be elected before it is free.
-		r.release(ctx, trial)
-	}
-	return epoch, ended
-}
-
 // put keeps a value that no flight of its key has made: a variant's, or what a
 // request that went past the cache has shown.
 func (e *engine[V]) put(ctx context.Context, key string, v V, f Freshness, position uint64) {

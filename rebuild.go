@@ -523,11 +523,7 @@ func (r *run[V]) lead(ctx context.Context, lease Lease) bool {
 		}
 	}()
 
-	claim := r.claim
-	if lease != nil && r.waits && e.Store != nil {
-		claim = r.claimOnTrial
-	}
-	epoch, ended := claim(ctx)
+	epoch, ended := r.claim(ctx)
 	if ended {
 		return true
 	}
