@@ -64,10 +64,12 @@ type exchange struct {
 	header      http.Header // the handler's
 	wroteHeader bool
 	final       http.Header // the handler's as of then
-	// guessing is set between a first Write and the bytes by which the type of the
-	// body can be guessed: to decide has to wait for them.
+	// guessing is set from a first Write until there are the bytes by which the type
+	// of the body can be guessed: to decide has to wait for them.
 	guessing  bool
 	first     []byte // of the body, while guessing
+	guessed   bool   // the type is not the handler's
+	refused   bool   // the handler has written more than it announced
 	bodyless  bool   // the status has no body
 	announced int64  // Content-Length, -1 if there is none
 	written   int64
@@ -217,19 +219,26 @@ func untyped(h http.Header) bool {
 	return !typed
 }
 
-// blank reports whether nothing can be guessed from p: templates begin with a
-// line of their own.
-func blank(p []byte) bool { return len(bytes.TrimLeft(p, "\t\n\f\r ")) == 0 }
+// unsigned reports whether a body that begins with b may still turn out to be of a
+// type that is known by its first bytes, when they are all there: templates begin
+// with a line of their own, and some write "<!" and "DOCTYPE" by themselves. (What
+// else has been written is not waited for, as net/http would until its buffer is
+// full: it is there to be read while the rest is made.)
+func unsigned(b []byte) bool {
+	b = bytes.TrimLeft(b, "\t\n\f\r ")
+	return len(b) == 0 || len(b) < 16 && (b[0] == '<' || bytes.HasPrefix(b, []byte("RIFF")))
+}
 
 // guess decides, with the type of what the handler has written, of which more is
-// the last and was not blank. It is done here, and as net/http does it, so that
-// all get the same: who reads the body as it grows, and who gets it whole.
+// the last. It is done here, so that all get the same: who reads the body as it
+// grows, and who gets it whole.
 func (x *exchange) guess(more []byte) (err error) {
 	x.guessing = false
 	first := x.first
 	x.first = nil
 	if b := append(first, more[:min(len(more), guessLen-len(first))]...); len(b) > 0 {
 		x.final.Set("Content-Type", http.DetectContentType(b))
+		x.guessed = true
 	}
 	x.decide(http.StatusOK)
 	if len(first) > 0 {
@@ -264,7 +273,7 @@ func (x *exchange) decide(status int) {
 		// now, however old the response says it is.
 		x.shared, j.Freshness = true, httpcache.Freshness{Lifetime: j.Age + max(0, x.m.options.ErrorTTL)}
 	}
-	if strings.HasPrefix(strings.ToLower(header.Get("Content-Type")), eventStream) {
+	if isEventStream(header) {
 		x.withhold(&j, "event-stream")
 	}
 	if headerBytes(header) > maxHeader {
@@ -290,11 +299,13 @@ func (x *exchange) decide(status int) {
 		reason:    j.Reason,
 		fwd:       x.fwd,
 		fwdStatus: fwdStatus,
+		guessed:   x.guessed || x.validated && x.stored.guessed,
 		of:        x,
 	}
 	x.private = header.Clone()
-	httpcache.RemoveConnectionFields(x.private)
-	if !x.shared {
+	if x.shared {
+		httpcache.RemoveConnectionFields(x.private)
+	} else { // it is between the handler and its client
 		x.response.kind = uncacheable
 	}
 	names, _ := httpcache.VaryNames(header)
@@ -349,10 +360,14 @@ func (x *exchange) offer() {
 }
 
 // refuse breaks the body off, and fails the load at once: how long the handler
-// goes on is no matter to those who wait.
+// goes on is no matter to those who wait. Of a load that has been given up on they
+// know that already, and a handler that is deaf to its end keeps its place among
+// MaxRebuilds.
 func (x *exchange) refuse(err error) {
 	x.body.CloseWithError(err)
-	x.tell(nil, err)
+	if cause := context.Cause(x.load); cause == nil || errors.Is(cause, errInvalidated) {
+		x.tell(nil, err)
+	}
 }
 
 // forgo ends the load with a response that is not kept, while its handler goes on
@@ -378,6 +393,18 @@ func (x *exchange) withhold(j *httpcache.Judgement, reason string) {
 	if x.shared || x.checked {
 		x.shared, x.checked, j.Reason = false, false, reason
 	}
+}
+
+func isEventStream(h http.Header) bool {
+	return strings.HasPrefix(strings.ToLower(h.Get("Content-Type")), eventStream)
+}
+
+// unkept says why the response is not kept.
+func (x *exchange) unkept() string {
+	if x.shared || x.checked {
+		return reasonTooLarge
+	}
+	return x.content().reason
 }
 
 // maxHeader is the largest header that is kept, in bytes. What others keep is
@@ -415,10 +442,17 @@ func (x *exchange) Write(p []byte) (int, error) {
 		return 0, http.ErrBodyNotAllowed
 	}
 	if x.announced >= 0 && x.written+int64(len(x.first)+len(p)) > x.announced {
+		x.refused = true // what comes behind it would stand in its place
+	}
+	if x.refused {
 		return 0, http.ErrContentLength
 	}
 	if x.guessing {
-		if blank(p) && len(x.first)+len(p) < guessLen {
+		b := p
+		if n := len(x.first) + len(p); x.first != nil && n < guessLen {
+			b = append(x.first, p...)
+		}
+		if len(b) < guessLen && int64(len(b)) != x.announced && unsigned(b) {
 			x.first = append(x.first, p...)
 			return len(p), nil
 		}
@@ -544,7 +578,11 @@ func (x *exchange) carry(next http.Handler, r *http.Request) (*response, error) 
 	c := x.owner
 	// Of the request's own context, not of the rebuild's: that one still has
 	// what detach has replaced.
-	running, cancel := context.WithCancelCause(watchedFrom(r.Context(), x.load, chi.RouteCtxKey))
+	ctx := watchedFrom(r.Context(), x.load, chi.RouteCtxKey)
+	if rc := chi.RouteContext(ctx); rc != nil {
+		ctx = context.WithValue(ctx, chi.RouteCtxKey, rc.Clone())
+	}
+	running, cancel := context.WithCancelCause(ctx)
 	x.cancel, x.ended = cancel, running.Done()
 	c.mu.Lock()
 	c.ran = true
@@ -565,7 +603,9 @@ func (x *exchange) carry(next http.Handler, r *http.Request) (*response, error) 
 	})
 	defer x.telling.Wait()
 	defer cancel(nil)
-	x.run(next, r.WithContext(running))
+	// Its own: the handler may run once more for the key, and would find what the
+	// routers and middlewares of the first run have left in path, header and route.
+	x.run(next, r.Clone(running))
 	x.unlink()
 
 	switch {
@@ -615,7 +655,7 @@ const keepFor = time.Hour
 // keep returns what is to be kept under the key for a complete exchange.
 func (x *exchange) keep() (*response, error) {
 	live := x.content()
-	done := &response{status: live.status, header: live.header, freshness: live.freshness, fwd: live.fwd, fwdStatus: live.fwdStatus}
+	done := &response{status: live.status, header: live.header, guessed: live.guessed, freshness: live.freshness, fwd: live.fwd, fwdStatus: live.fwdStatus}
 	if x.validated {
 		done.body = x.stored.body
 	} else {
@@ -625,12 +665,7 @@ func (x *exchange) keep() (*response, error) {
 		}
 		done.body = body
 	}
-	if len(done.body) > 0 && untyped(done.header) {
-		// Its handler has written the header before there was anything to guess
-		// from; net/http does so for who reads it as it grows.
-		done.header = done.header.Clone()
-		done.header.Set("Content-Type", http.DetectContentType(done.body[0]))
-	}
+	done.guess() // its handler may have written the header before there was anything to guess from
 	f := Freshness{
 		Age:                  live.age + time.Since(x.decidedAt),
 		TTL:                  live.freshness.Lifetime,

@@ -79,8 +79,11 @@ func TestExchange_GoexitBesideAPrivateStream(t *testing.T) {
 // A handler that is deaf to the end of its load keeps its place among
 // MaxRebuilds, whatever it still writes.
 func TestExchange_DeafHandlerWritesOn(t *testing.T) {
-	for _, more := range []int{10, 1000} { // MaxBody is between
-		t.Run(fmt.Sprint(more), func(t *testing.T) {
+	for _, c := range []struct {
+		first string // before the end
+		more  int    // after it; MaxBody is between
+	}{{"x", 10}, {"x", 1000}, {"", 10}, {"", 1000}} {
+		t.Run(fmt.Sprintf("%q, %d", c.first, c.more), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var running, most atomic.Int32
 				s := newSite(t, bellwether.HTTPOptions{MaxBody: 100, Options: bellwether.Options{MaxRebuilds: 1, RebuildTimeout: time.Second, MaxWait: time.Minute}}, func(w http.ResponseWriter, r *http.Request) {
@@ -89,9 +92,9 @@ func TestExchange_DeafHandlerWritesOn(t *testing.T) {
 					most.Store(max(most.Load(), n))
 					w.Header().Set("Cache-Control", "max-age=60")
 					if r.URL.Path == "/deaf" {
-						io.WriteString(w, "x")
+						io.WriteString(w, c.first)
 						time.Sleep(2 * time.Second)
-						w.Write(make([]byte, more))
+						w.Write(make([]byte, c.more))
 						time.Sleep(20 * time.Second)
 					}
 				})

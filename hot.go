@@ -48,6 +48,7 @@ func (m *Middleware) hot(w http.ResponseWriter, r *http.Request, key string, d h
 type headerField struct {
 	name   string
 	values []string
+	yields bool // to what is there: a type that is a guess, or none
 }
 
 // hitHeader is the header of a hit, as of a second of the response's life.
@@ -76,7 +77,8 @@ func (r *response) hitHeader(it *item[*response], now instant, notModified bool)
 	s.setHeader(header, hitStatus(it, now))
 	h := &hitHeader{age: int64(age / time.Second), ttl: seconds, fields: make([]headerField, 0, len(header))}
 	for name, values := range header {
-		h.fields = append(h.fields, headerField{name, values[:len(values):len(values)]})
+		yields := name == "Content-Type" && (values == nil || r.guessed)
+		h.fields = append(h.fields, headerField{name, values[:len(values):len(values)], yields})
 	}
 	slot.Store(h) // whoever stores last: both are of about this second
 	return h
@@ -95,8 +97,8 @@ func writeHit(w http.ResponseWriter, r *http.Request, it *item[*response], now i
 	conditional := r.Header["If-None-Match"] != nil || r.Header["If-Modified-Since"] != nil
 	notModified := conditional && httpcache.NotModified(r.Method, r.Header, status, res.header, time.Now().Add(it.born-now))
 	for _, f := range res.hitHeader(it, now, notModified).fields {
-		if f.values == nil && h[f.name] != nil {
-			continue // the type of a response that names none, see setHeader
+		if f.yields && h[f.name] != nil {
+			continue
 		}
 		h[f.name] = f.values
 	}

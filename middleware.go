@@ -174,8 +174,8 @@ func (m *Middleware) Close() error {
 // cookies and address, but as a GET, and without conditions and ranges; if a response is stored that has to be
 // validated, with conditions of ours. A handler that needs the client itself (to
 // hijack the connection, to stream events) is reached by requests that ask for
-// an upgrade or for text/event-stream, and by all other methods, with the real
-// ResponseWriter.
+// an upgrade or for text/event-stream with the real ResponseWriter, and by all
+// other methods with one that flushes and hijacks as that does.
 //
 // A handler that panics does so to its first client's server too; the others who
 // wait get 502, and an Observer's Rebuild gets the stack.
@@ -239,7 +239,9 @@ func bypassReason(r *http.Request, d httpcache.RequestDirectives) string {
 	switch {
 	case r.Method != http.MethodGet && r.Method != http.MethodHead:
 		return "method"
-	case r.Header["Upgrade"] != nil:
+	case r.Header["Upgrade"] != nil && !strings.EqualFold(r.Header.Get("Upgrade"), "h2c"):
+		// An offer of h2c is one that net/http never takes (RFC 9113 section 3.1 has
+		// dropped it), and that some clients make with each request.
 		return "upgrade"
 	case strings.Contains(strings.ToLower(strings.Join(r.Header["Accept"], ",")), eventStream):
 		return "event-stream"

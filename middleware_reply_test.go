@@ -78,12 +78,14 @@ func TestReply_Ranges(t *testing.T) {
 			}
 		}
 
-		w := s.get("http://a/p", "Range", "bytes=2-4", "If-Match", `"other"`)
-		if w.Code != http.StatusPreconditionFailed || w.Body.Len() != 0 || w.Header().Get("Content-Length") != "" {
-			t.Errorf("If-Match: %d %q %v, want 412 without the length of what is not sent", w.Code, w.Body, w.Header())
+		// RFC 9111 section 4.3.2: these are the origin's to evaluate.
+		for _, condition := range [][]string{{"If-Match", `"other"`}, {"If-Unmodified-Since", "Sat, 01 Jan 1994 00:00:00 GMT"}} {
+			if w := s.get("http://a/p", append(condition, "Range", "bytes=2-4")...); w.Code != 206 || w.Body.String() != "234" {
+				t.Errorf("%v: %d %q", condition, w.Code, w.Body)
+			}
 		}
 
-		w = s.get("http://a/p", "Range", "bytes=0-1, 5-6,-1")
+		w := s.get("http://a/p", "Range", "bytes=0-1, 5-6,-1")
 		_, params, err := mime.ParseMediaType(w.Header().Get("Content-Type"))
 		if w.Code != 206 || err != nil {
 			t.Fatalf("several ranges: %d %v, %v", w.Code, w.Header(), err)

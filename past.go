@@ -1,10 +1,12 @@
 package bellwether
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"io"
 	"maps"
+	"net"
 	"net/http"
 	"time"
 
@@ -127,7 +129,7 @@ func (q *query) passChecked(key string, s served[*response]) {
 		q.m.replace(key, s, &response{kind: uncacheable}, Freshness{})
 	}
 	status.FwdStatus = http.StatusNotModified
-	writeStored(q.w, q.r, stored{kept.status, fresh, kept.body, httpcache.InitialAge(header, sent, now), now}, status)
+	writeStored(q.w, q.r, stored{kept.status, fresh, kept.guessed, kept.body, httpcache.InitialAge(header, sent, now), now}, status)
 }
 
 // passUnsafe hands a request that may change things to the handler, and drops
@@ -137,7 +139,7 @@ func (q *query) passChecked(key string, s served[*response]) {
 // As late as that, since a transaction around the handler may be committed when it
 // has returned; and then in any case, as what others have read before is old.
 func (m *Middleware) passUnsafe(w http.ResponseWriter, r *http.Request, next http.Handler) {
-	if r.Method == http.MethodConnect || r.Header["Upgrade"] != nil {
+	if r.Method == http.MethodConnect {
 		pass(w, r, next, httpcache.Status{Fwd: httpcache.FwdMethod})
 		return
 	}
@@ -193,7 +195,10 @@ func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.
 		now := time.Now()
 		header := httpcache.CanonicalHeader(u.Header())
 		j := httpcache.Judge(r.Header, status, header, sent, now, m.rules)
-		if u.keeping = httpcache.PostStorable(target, status, header, j); u.keeping {
+		// As in decide; and what a GET would not be asked with, nobody is given.
+		u.keeping = httpcache.PostStorable(target, status, header, j) && plainPost(r) &&
+			headerBytes(header) <= maxHeader && !isEventStream(header)
+		if u.keeping {
 			res = &response{status: status, header: httpcache.StoredHeader(header, j.Directives, now), freshness: j.Freshness}
 			f = Freshness{
 				Age: j.Age, TTL: j.Freshness.Lifetime,
@@ -206,8 +211,16 @@ func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.
 	n, announced := contentLength(u.Header())
 	if u.keeping && (!announced || n == int64(u.body.Len())) {
 		res.body = spool.BodyOf(bytes.Clone(u.body.Bytes()))
+		res.guess()
 		m.engine.putUnless(key, res, f, witness, drops)
 	}
+}
+
+// plainPost reports whether nothing in the request may make its response another
+// than the one that a GET would get, see detach and decide.
+func plainPost(r *http.Request) bool {
+	host, ok := httpcache.CanonicalHost(r.Host)
+	return ok && host == r.Host && !httpcache.Retargeted(r.Header) && !httpcache.OverridesMethod(r.Header) && !httpcache.NamesEndToEnd(r.Header)
 }
 
 // A watchedWriter is the real writer, with a look at the final header before it
@@ -225,6 +238,13 @@ type watchedWriter struct {
 // unheard is how much of a response net/http keeps to itself at least until the
 // handler returns.
 const unheard = 2 << 10
+
+// Hijack is the real writer's. What is said from then on is not seen.
+func (u *watchedWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	u.look(http.StatusOK)
+	u.tell()
+	return http.NewResponseController(u.ResponseWriter).Hijack()
+}
 
 // Unwrap lets http.ResponseController through to the real writer.
 func (u *watchedWriter) Unwrap() http.ResponseWriter { return u.ResponseWriter }

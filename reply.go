@@ -88,7 +88,7 @@ func (q *query) replyLive(c *call, s served[*response], key string) liveOutcome 
 	}
 
 	status := httpcache.Status{
-		Fwd: res.fwd, FwdStatus: res.fwdStatus, Stored: x.shared || x.checked, Collapsed: !own,
+		Fwd: res.fwd, FwdStatus: res.fwdStatus, Stored: (x.shared || x.checked) && x.announced <= m.options.MaxBody, Collapsed: !own,
 		Key: key, Detail: res.reason,
 	}
 	if status.FwdStatus == 0 {
@@ -102,16 +102,22 @@ func (q *query) replyLive(c *call, s served[*response], key string) liveOutcome 
 		status.TTL = httpcache.Delta{Set: true, Duration: res.freshness.Lifetime - age}
 		status.Detail = ""
 		if whole, ok := x.complete(); ok && r.Header["Range"] != nil {
-			writeStored(w, r, stored{res.status, header, whole, age, x.decidedAt}, status)
+			writeStored(w, r, stored{res.status, header, res.guessed, whole, age, x.decidedAt}, status)
 			return liveDone
 		}
 	}
-	if x.shared && httpcache.NotModified(r.Method, r.Header, res.status, header, x.decidedAt) {
-		stored{header: header, age: age}.notModified().write(w, r, status)
+	if !status.Stored && res.status == http.StatusOK && r.Header["Range"] != nil {
+		// There will be no whole to take it from. The handler may know ranges.
+		body.Close()
+		q.pass(httpcache.Status{Fwd: httpcache.FwdBypass, Detail: x.unkept()})
+		return liveDone
+	}
+	if (x.shared || own) && httpcache.NotModified(r.Method, r.Header, res.status, header, x.decidedAt) {
+		stored{header: header, guessed: res.guessed, age: age}.notModified().write(w, r, status)
 		return liveDone
 	}
 	h := w.Header()
-	copyHeader(h, header)
+	copyHeader(h, header, res.guessed)
 	if x.shared {
 		setAge(h, age)
 	}
@@ -161,7 +167,7 @@ func (q *query) relay(x *exchange, body *spool.Reader, own bool) {
 	}
 	if len(x.trailer) > 0 {
 		flush() // a body sent at once, with its length, has no place behind it
-		copyHeader(w.Header(), x.trailer)
+		copyHeader(w.Header(), x.trailer, false)
 	}
 }
 
@@ -203,7 +209,7 @@ func (q *query) inform(status int, interim http.Header) {
 	}
 	h := q.w.Header()
 	final := maps.Clone(h)
-	copyHeader(h, interim)
+	copyHeader(h, interim, false)
 	q.w.WriteHeader(status)
 	clear(h)
 	maps.Copy(h, final)
@@ -253,6 +259,7 @@ func (q *query) replySpare(it *item[*response]) {
 type stored struct {
 	status   int
 	header   http.Header
+	guessed  bool // its Content-Type is
 	body     spool.Body
 	age      time.Duration
 	received time.Time
@@ -261,7 +268,7 @@ type stored struct {
 // storedOf is the response of a complete item.
 func storedOf(it *item[*response], now instant) stored {
 	age := now - it.born
-	return stored{it.value.status, it.value.header, it.value.body, age, time.Now().Add(-age)}
+	return stored{it.value.status, it.value.header, it.value.guessed, it.value.body, age, time.Now().Add(-age)}
 }
 
 // hitStatus is the word about a reply that needed no other than the item.
@@ -277,7 +284,7 @@ func (s stored) notModified() stored {
 
 // setHeader makes h the header of a reply with the whole of s.
 func (s stored) setHeader(h http.Header, status httpcache.Status) {
-	copyHeader(h, s.header)
+	copyHeader(h, s.header, s.guessed)
 	setType(h)
 	setAge(h, s.age)
 	status.AppendTo(h)
@@ -313,7 +320,7 @@ func writeStored(w http.ResponseWriter, r *http.Request, s stored, status httpca
 		s.setHeader(h, status)
 		h.Del("Content-Length") // what is sent may be less, or nothing
 		modified, _ := http.ParseTime(s.header.Get("Last-Modified"))
-		http.ServeContent(pacedResponse{w, &pacedWriter{w: w, parts: storedParts}}, r, "", modified, s.body.Reader())
+		http.ServeContent(pacedResponse{w, &pacedWriter{w: w, parts: storedParts}}, httpcache.ForRange(r, s.header, s.received), "", modified, s.body.Reader())
 	default:
 		s.write(w, r, status)
 	}
@@ -362,7 +369,8 @@ func (q *query) replyError(c *call, key string, collapsed bool, err error) {
 	code, detail := http.StatusBadGateway, "failed"
 	switch {
 	case r.Context().Err() != nil && errors.Is(err, context.Canceled):
-		return // nobody is there
+		// Nobody is there; or the server is being shut down under its clients.
+		code, detail = http.StatusServiceUnavailable, "cancelled"
 	case errors.Is(err, ErrWaitTimeout):
 		if q.m.through.TryAcquire(1) {
 			defer q.m.through.Release(1)
@@ -382,8 +390,14 @@ func (q *query) replyError(c *call, key string, collapsed bool, err error) {
 
 // copyHeader gives the reply the stored fields. The values are shared, and
 // clipped: who appends to one copies it.
-func copyHeader(dst, src http.Header) {
+//
+// A type that is guessed yields to what a middleware around this one has set, as
+// net/http's guess would.
+func copyHeader(dst, src http.Header, guessed bool) {
 	for name, values := range src {
+		if guessed && name == "Content-Type" && dst[name] != nil {
+			continue
+		}
 		values = values[:len(values):len(values)]
 		if before := dst[name]; len(before) > 0 && slices.Contains(addedFields, name) {
 			values = append(before[:len(before):len(before)], values...)

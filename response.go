@@ -42,6 +42,7 @@ type response struct {
 	kind      responseKind
 	status    int
 	header    http.Header         // as stored: without connection-bound fields
+	guessed   bool                // its Content-Type is a guess from the body
 	freshness httpcache.Freshness // of plain and checked responses
 	names     []string            // of varying: request field names, sorted, lower case
 	mark      string              // of varying: makes the variants' keys new after an invalidation
@@ -86,6 +87,16 @@ func (r *response) size() int {
 	return n
 }
 
+// guess gives a complete response without a type the one that net/http has given it
+// for who has read it as it was made.
+func (r *response) guess() {
+	if len(r.body) > 0 && untyped(r.header) {
+		r.header = r.header.Clone()
+		r.header.Set("Content-Type", http.DetectContentType(r.body[0]))
+		r.guessed = true
+	}
+}
+
 // variantKey is the key of the variant that req asks for, below key.
 func (r *response) variantKey(key string, req http.Header) string {
 	return key + variantMark + r.mark + httpcache.VariantKey(r.names, req)
@@ -103,6 +114,7 @@ const (
 
 	flagNoStale = 1 << 0
 	flagNoCache = 1 << 1
+	flagGuessed = 1 << 2
 )
 
 var errResponse = errors.New("bellwether: stored bytes are not a response")
@@ -115,6 +127,9 @@ func marshalResponse(r *response) ([]byte, error) {
 	}
 	if r.freshness.NoCache {
 		flags |= flagNoCache
+	}
+	if r.guessed {
+		flags |= flagGuessed
 	}
 	b := make([]byte, 0, r.size())
 	b = append(b, responseVersion, byte(r.kind), flags)
@@ -152,6 +167,7 @@ func unmarshalResponse(data []byte) (*response, error) {
 	r := &response{kind: responseKind(kind), status: int(d.uvarint(999))}
 	r.freshness.Lifetime = time.Duration(d.uvarint(1<<63 - 1))
 	r.freshness.NoStale, r.freshness.NoCache = flags&flagNoStale != 0, flags&flagNoCache != 0
+	r.guessed = flags&flagGuessed != 0
 	r.mark, r.reason = d.string(), d.string()
 	for range d.count() {
 		r.names = append(r.names, d.string())

@@ -109,6 +109,7 @@ func understood(status int) bool {
 var connectionFields = []string{
 	"Connection", "Keep-Alive", "Te", "Trailer", "Transfer-Encoding", "Upgrade",
 	"Proxy-Connection", "Proxy-Authenticate", "Proxy-Authentication-Info", "Proxy-Authorization",
+	"Http2-Settings", // RFC 7540 section 3.2.1
 }
 
 // CanonicalHeader returns h with all names in canonical form: h itself if they

@@ -99,6 +99,32 @@ func HeadAgrees(stored, head http.Header) bool {
 	return true
 }
 
+// ForRange returns r as a request of its Range alone, for [http.ServeContent]:
+// without If-Match and If-Unmodified-Since, which are the origin's (RFC 9111 section
+// 4.3.2), and without the Range if its If-Range is a date that is no strong
+// validator of what is stored (RFC 9110 sections 13.1.5 and 8.8.2.2). received is
+// when that came.
+func ForRange(r *http.Request, stored http.Header, received time.Time) *http.Request {
+	weak := false
+	if at, ok := onlyDate(r.Header.Values("If-Range"), received); ok {
+		from, dated := date(stored, received)
+		if !dated {
+			from = received
+		}
+		weak = from.Sub(at) < time.Second
+	}
+	if !weak && r.Header["If-Match"] == nil && r.Header["If-Unmodified-Since"] == nil {
+		return r
+	}
+	own := r.Clone(r.Context())
+	own.Header.Del("If-Match")
+	own.Header.Del("If-Unmodified-Since")
+	if weak {
+		own.Header.Del("Range")
+	}
+	return own
+}
+
 // NotModified tells whether a request's own condition is to be answered with
 // 304 from a stored response of that status (RFC 9111 section 4.3.2, RFC 9110
 // section 13.2.2). received is when the stored response came.

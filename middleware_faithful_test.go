@@ -1,0 +1,294 @@
+package bellwether_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/go-chi/chi/v5"
+)
+
+// This file holds that a handler behind the middleware meets what it would meet
+// without, and its clients get what they would get: where the cache is in between,
+// and need not be noticed.
+
+// A handler that is run a second time for a key, after an invalidation or a 304
+// about something else, does not meet what routers and middlewares have left in the
+// request of the first run.
+func TestExchange_SecondRun(t *testing.T) {
+	for name, again := range map[string]func(r *http.Request, run int32, mw *bellwether.Middleware) (status int){
+		"invalidated": func(r *http.Request, run int32, mw *bellwether.Middleware) int {
+			if run == 1 {
+				mw.Invalidate(context.Background(), "http://a/api/x/1")
+			}
+			return http.StatusOK
+		},
+		"304 about something else": func(r *http.Request, run int32, mw *bellwether.Middleware) int {
+			if r.Header.Get("If-None-Match") != "" {
+				return http.StatusNotModified
+			}
+			return http.StatusOK
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				mw := bellwether.NewMiddleware(bellwether.HTTPOptions{})
+				defer mw.Close()
+				var runs atomic.Int32
+				router := chi.NewRouter()
+				router.Use(mw.Handler)
+				router.Route("/api", func(router chi.Router) {
+					router.Use(func(next http.Handler) http.Handler {
+						return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+							r.URL.Path += "/sub"
+							r.Header.Add("X-Seen", "1")
+							next.ServeHTTP(w, r)
+						})
+					})
+					router.Get("/x/{id}", func(w http.ResponseWriter, r *http.Request) {
+						run := runs.Add(1)
+						w.Header().Set("Cache-Control", "max-age=1")
+						w.Header().Set("ETag", fmt.Sprintf(`"%d"`, run))
+						w.WriteHeader(again(r, run, mw))
+						fmt.Fprint(w, chi.URLParam(r, "id"), r.URL.Path, r.Header["X-Seen"])
+					})
+				})
+				router.Get("/x/{id}", func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "another page") })
+				for range 3 {
+					w := httptest.NewRecorder()
+					router.ServeHTTP(w, request("GET", "http://a/api/x/1"))
+					if w.Body.String() != "1/api/x/1/sub[1]" {
+						t.Errorf("got %q", w.Body)
+					}
+					time.Sleep(2 * time.Second)
+				}
+				if runs.Load() < 4 {
+					t.Errorf("%d runs: there was no second one", runs.Load())
+				}
+			})
+		})
+	}
+}
+
+// Some clients offer h2c with each request in plain. What they change is changed,
+// and what they ask for is shared.
+func TestHTTP_OfferOfH2C(t *testing.T) {
+	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=60")
+		fmt.Fprint(w, r.Method, r.Header["Upgrade"], r.Header["Http2-Settings"])
+	})
+	offer := []string{"Connection", "Upgrade, HTTP2-Settings", "Upgrade", "h2c", "HTTP2-Settings", "AAMAAABk"}
+	for range 2 {
+		if w := s.get("http://a/p", offer...); w.Body.String() != "GET[] []" {
+			t.Errorf("GET: %q", w.Body)
+		}
+	}
+	s.wantCalls(t, 1)
+	s.do(request("PUT", "http://a/p", offer...))
+	s.wantCalls(t, 1)
+	s.get("http://a/p")
+	s.wantCalls(t, 1) // it was invalidated
+}
+
+// The handler of an unsafe request can take the connection over, as without a cache.
+func TestHTTP_UnsafeHijack(t *testing.T) {
+	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{})
+	defer mw.Close()
+	server := httptest.NewServer(mw.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		conn, rw, err := w.(http.Hijacker).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer conn.Close()
+		rw.WriteString("HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nmine")
+		rw.Flush()
+	})))
+	defer server.Close()
+	resp, err := http.Post(server.URL, "", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if body, err := io.ReadAll(resp.Body); string(body) != "mine" || err != nil {
+		t.Errorf("%q, %v", body, err)
+	}
+}
+
+// What a POST has answered for the next GET is what the GET would have got, or it
+// is not kept.
+func TestHTTP_PostKeepsNobodysOwn(t *testing.T) {
+	for name, fields := range map[string][]string{
+		"a field that retargets": {"X-Forwarded-Host", "evil"},
+		"an override":            {"X-HTTP-Method-Override", "PUT"},
+		"a spelling of the Host": {"Host", "A:0080"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", "max-age=60")
+				w.Header().Set("Content-Location", "/p")
+				fmt.Fprint(w, r.Host, r.Header.Get("X-Forwarded-Host"), r.Header.Get("X-HTTP-Method-Override"))
+			})
+			r := request("POST", "http://a/p", fields...)
+			if fields[0] == "Host" {
+				r.Host = fields[1]
+			}
+			s.do(r)
+			if w := s.get("http://a/p"); w.Body.String() != "a" {
+				t.Errorf("the next GET gets %q", w.Body)
+			}
+		})
+	}
+	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=60")
+		w.Header().Set("Content-Location", "/p")
+		fmt.Fprint(w, "<html>")
+	})
+	s.do(request("POST", "http://a/p"))
+	if w := s.get("http://a/p"); w.Header().Get("Content-Type") != "text/html; charset=utf-8" {
+		t.Errorf("the next GET gets %v", w.Header())
+	}
+	s.wantCalls(t, 1)
+}
+
+// A request whose context ends may have a client that is there, as when a server
+// is shut down: it is not told that all is well.
+func TestReply_ContextEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(time.Second, cancel)
+		w := s.do(request("GET", "http://a/p").WithContext(ctx))
+		if w.Code != http.StatusServiceUnavailable || w.Header().Get("Cache-Control") != "no-store" {
+			t.Errorf("%d %v", w.Code, w.Header())
+		}
+		s.mw.Close()
+	})
+}
+
+// A type that is guessed is as good as net/http's guess: made from the first bytes
+// that tell, and no better than what a middleware outside says.
+func TestReply_GuessedType(t *testing.T) {
+	for want, pieces := range map[string][]string{
+		"text/html; charset=utf-8":  {"\n ", "<", "!DOC", "TYPE html>", "<p>"},
+		"text/xml; charset=utf-8":   {"<?x", "ml version='1.0'?>"},
+		"text/plain; charset=utf-8": {"<", "3 of you"},
+		"image/webp":                {"RIFF", "....", "WEBPVP8"},
+	} {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=60")
+			for _, p := range pieces {
+				io.WriteString(w, p)
+			}
+		})
+		inner := s.handler
+		for _, url := range []string{"http://a/p", "http://a/p"} { // made, and kept
+			if w := s.get(url); w.Header().Get("Content-Type") != want || w.Body.String() != strings.Join(pieces, "") {
+				t.Errorf("%q: %v %q", pieces, w.Header(), w.Body)
+			}
+		}
+		s.handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			inner.ServeHTTP(w, r)
+		})
+		for _, fields := range [][]string{nil, {"Range", "bytes=0-1"}, {"Cache-Control", "no-cache"}} {
+			if w := s.get("http://a/p", fields...); w.Header().Get("Content-Type") != "application/json" {
+				t.Errorf("%v, with a type outside: %v", fields, w.Header())
+			}
+		}
+	}
+}
+
+// What comes behind a Write that was refused does not stand in its place.
+func TestExchange_HoleInBody(t *testing.T) {
+	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=60")
+		w.Header().Set("Content-Length", "8")
+		io.WriteString(w, "head ")
+		if _, err := io.WriteString(w, "too long"); !errors.Is(err, http.ErrContentLength) {
+			t.Errorf("too long: %v", err)
+		}
+		if _, err := io.WriteString(w, "end"); !errors.Is(err, http.ErrContentLength) {
+			t.Errorf("behind it: %v", err)
+		}
+	})
+	for _, want := range []int{-1, http.StatusBadGateway} { // broken off; and nothing is kept but that
+		if w := s.get("http://a/p"); w.Code != want {
+			t.Errorf("%d %q, want %d", w.Code, w.Body, want)
+		}
+	}
+}
+
+// The date of what was modified in the second in which it was sent says nothing
+// about the rest of that second (RFC 9110 section 8.8.2.2).
+func TestReply_IfRangeWeakDate(t *testing.T) {
+	for modified, want := range map[string]int{"Sat, 01 Jan 2000 00:00:10 GMT": 200, "Sat, 01 Jan 2000 00:00:09 GMT": 206} {
+		synctest.Test(t, func(t *testing.T) { // which begins in 2000
+			time.Sleep(10 * time.Second)
+			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", "max-age=60")
+				w.Header().Set("Last-Modified", modified)
+				w.Header().Set("Date", "Sat, 01 Jan 2000 00:00:10 GMT")
+				io.WriteString(w, "0123456789")
+			})
+			s.get("http://a/p")
+			if w := s.get("http://a/p", "Range", "bytes=2-4", "If-Range", modified); w.Code != want {
+				t.Errorf("modified at %s: %d, want %d", modified, w.Code, want)
+			}
+		})
+	}
+}
+
+// The first client of what is not kept gets what the handler makes of its own
+// request, where that matters: the answer to its condition, its range, and the
+// fields between the two.
+func TestReply_FirstOfWhatIsNotKept(t *testing.T) {
+	body := bytes.Repeat([]byte("0123456789"), 20)
+	s := newSite(t, bellwether.HTTPOptions{MaxBody: 100}, func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/private", "/private-range":
+			w.Header().Set("Cache-Control", "private")
+		case "/large":
+			w.Header().Set("Cache-Control", "max-age=60")
+		case "/426":
+			w.Header().Set("Connection", "Upgrade")
+			w.Header().Set("Upgrade", "HTTP/3")
+			w.WriteHeader(http.StatusUpgradeRequired)
+			return
+		}
+		w.Header().Set("ETag", `"e"`)
+		http.ServeContent(w, r, "p.txt", time.Time{}, bytes.NewReader(body))
+	})
+	for _, tt := range []struct {
+		path, field, value string
+		status, length     int
+	}{
+		{"/private", "If-None-Match", `"e"`, 304, 0},
+		{"/private-range", "Range", "bytes=2-4", 206, 3},
+		{"/large", "Range", "bytes=150-", 206, 50},
+		{"/426", "Accept", "*/*", 426, 0},
+	} {
+		for _, which := range []string{"first", "next"} {
+			w := s.get("http://a"+tt.path, tt.field, tt.value)
+			if w.Code != tt.status || w.Body.Len() != tt.length {
+				t.Errorf("%s, %s %s, the %s: %d and %d bytes, want %d and %d: %v", tt.path, tt.field, tt.value, which, w.Code, w.Body.Len(), tt.status, tt.length, w.Header())
+			}
+			if tt.status == 426 && w.Header().Get("Upgrade") != "HTTP/3" {
+				t.Errorf("the %s: %v, want to be told the upgrade", which, w.Header())
+			}
+			if strings.Contains(w.Header().Get("Cache-Status"), "stored") {
+				t.Errorf("%s, the %s: %v", tt.path, which, w.Header())
+			}
+		}
+	}
+}
