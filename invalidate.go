@@ -63,8 +63,8 @@ func (m *Middleware) InvalidateMatching(ctx context.Context, match Match) error 
 		}
 		keys, ok := httpcache.KeysOf(r)
 		switch {
-		case !ok:
-			errs = append(errs, fmt.Errorf("bellwether: invalidating %q: not a URL with a host and a path that is cached", u))
+		case !ok || r.URL.Scheme != "http" && r.URL.Scheme != "https":
+			errs = append(errs, fmt.Errorf("bellwether: invalidating %q: want a URL with a host, and a path that is cached, such as http://host/path?query", u))
 		case match.Soft:
 			sweeps = append(sweeps, sweep{Kind: sweepKey, What: exact(keys[0]), Soft: true})
 		default:

@@ -282,9 +282,9 @@ func TestInvalidateMatching_Errors(t *testing.T) {
 		s.get("http://example.com/a?tag=x")
 		synctest.Wait()
 		err := s.mw.InvalidateMatching(t.Context(), bellwether.Match{
-			URLs: []string{"/a", "://", "http://example.com/a?tag=x"}, Prefixes: []string{"a", "ftp://example.com", "http://", "http://ex ample"}, Tags: []string{"", "a b", "a,b"},
+			URLs: []string{"/a", "://", "http://example.com/a?tag=x", "ftp://h/x"}, Prefixes: []string{"a", "ftp://example.com", "http://", "http://ex ample"}, Tags: []string{"", "a b", "a,b"},
 		})
-		for _, part := range []string{`"/a"`, `"a"`, `"ftp://example.com"`, `"http://"`, `"a b"`, `"a,b"`, `""`} {
+		for _, part := range []string{`"/a"`, `"ftp://h/x"`, `"a"`, `"ftp://example.com"`, `"http://"`, `"a b"`, `"a,b"`, `""`} {
 			if err == nil || !strings.Contains(err.Error(), part) {
 				t.Errorf("the error does not name %s: %v", part, err)
 			}

@@ -35,8 +35,8 @@ type Locker interface {
 	// has it, the error is a *HeldError. The lease ends by itself when ttl has
 	// passed since TryAcquire was called: the holder counts from before the
 	// request was sent, so that it never believes in a lease longer than
-	// anybody else. TryAcquire is not reentrant: a second call for a held key
-	// gets ErrHeld, whoever makes it.
+	// anybody else. A ttl that is not positive is an error. TryAcquire is not
+	// reentrant: a second call for a held key gets ErrHeld, whoever makes it.
 	TryAcquire(ctx context.Context, key string, ttl time.Duration) (Lease, error)
 }
 
@@ -45,7 +45,8 @@ type Locker interface {
 type Lease interface {
 	// Renew makes the lease end ttl after this call was made. It returns
 	// ErrLeaseLost if the lease is another's or nobody's by now; it never
-	// takes a lost lease back.
+	// takes a lost lease back. A ttl that is not positive is an error, and
+	// changes nothing.
 	Renew(ctx context.Context, ttl time.Duration) error
 
 	// Release ends the lease and wakes those who watch it. It never frees

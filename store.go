@@ -52,9 +52,11 @@ type Store interface {
 	Claim(ctx context.Context, key string) (Entry, uint64, error)
 
 	// Commit stores e under e.Epoch, which came from Claim, and raises the
-	// key's floor to it. It returns ErrFenced, and writes nothing, unless the
-	// epoch is above the floor and the claim is still known; ErrTooLarge if
-	// the engine does not take the value's size. To repeat a commit whose
+	// key's floor to it. An e without a Life leaves nothing there but the floor,
+	// and a negative Age counts as 0. It returns ErrFenced, and writes nothing,
+	// unless the epoch is above the floor and the claim is still known;
+	// ErrTooLarge if the engine does not take the value's size, which it does up
+	// to a million bytes at least. To repeat a commit whose
 	// reply was lost, with the same Entry, is safe and succeeds.
 	Commit(ctx context.Context, key string, e Entry) error
 

@@ -100,7 +100,8 @@ type Collector struct {
 }
 
 // New returns a Collector whose metrics have the label cache="name", by which
-// the caches of one program are told apart. An empty name: there is no label.
+// the caches of one program are told apart. An empty name: there is no label; it is
+// for the one cache of a registry.
 func New(name string) *Collector {
 	var labels prometheus.Labels
 	if name != "" {

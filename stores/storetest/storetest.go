@@ -48,7 +48,8 @@ type Instance struct {
 	Restart func(testing.TB)
 
 	// TooLarge is the length of a Value that the store refuses with
-	// ErrTooLarge. It is above a million bytes, which every store takes.
+	// ErrTooLarge. It is above a million bytes, which every store takes, and must
+	// be set: a store without a bound is filled by one mistake.
 	TooLarge int
 }
 
