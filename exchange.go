@@ -92,20 +92,24 @@ type exchange struct {
 	err       error
 }
 
+// ownRoute is ctx with a routing context of its own, if it has chi's: chi takes that
+// back into a pool when the request ends, and gives it to another request while our
+// handler still reads its parameters; and routers go on from where the handler's
+// last run has left it.
+func ownRoute(ctx context.Context) context.Context {
+	if rc := chi.RouteContext(ctx); rc != nil {
+		return context.WithValue(ctx, chi.RouteCtxKey, rc.Clone())
+	}
+	return ctx
+}
+
 // detach makes the request for the key's representation for everybody: its
 // context loses its end but not its values, and whatever would make the answer
 // that of one client is left out.
 func detach(r *http.Request) *http.Request {
-	ctx := context.WithoutCancel(r.Context())
-	// chi takes its routing context back into a pool when the request ends,
-	// and gives it to another request while our handler still reads its
-	// parameters.
-	if rc := chi.RouteContext(ctx); rc != nil {
-		own := rc.Clone()
-		if own.RouteMethod == http.MethodHead {
-			own.RouteMethod = http.MethodGet
-		}
-		ctx = context.WithValue(ctx, chi.RouteCtxKey, own)
+	ctx := ownRoute(context.WithoutCancel(r.Context()))
+	if rc := chi.RouteContext(ctx); rc != nil && rc.RouteMethod == http.MethodHead {
+		rc.RouteMethod = http.MethodGet
 	}
 	d := r.Clone(ctx)
 	d.Method = http.MethodGet // a HEAD is answered from the GET's response
@@ -578,11 +582,7 @@ func (x *exchange) carry(next http.Handler, r *http.Request) (*response, error) 
 	c := x.owner
 	// Of the request's own context, not of the rebuild's: that one still has
 	// what detach has replaced.
-	ctx := watchedFrom(r.Context(), x.load, chi.RouteCtxKey)
-	if rc := chi.RouteContext(ctx); rc != nil {
-		ctx = context.WithValue(ctx, chi.RouteCtxKey, rc.Clone())
-	}
-	running, cancel := context.WithCancelCause(ctx)
+	running, cancel := context.WithCancelCause(ownRoute(watchedFrom(r.Context(), x.load, chi.RouteCtxKey)))
 	x.cancel, x.ended = cancel, running.Done()
 	c.mu.Lock()
 	c.ran = true

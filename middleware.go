@@ -239,7 +239,7 @@ func bypassReason(r *http.Request, d httpcache.RequestDirectives) string {
 	switch {
 	case r.Method != http.MethodGet && r.Method != http.MethodHead:
 		return "method"
-	case r.Header["Upgrade"] != nil && !strings.EqualFold(r.Header.Get("Upgrade"), "h2c"):
+	case r.Header["Upgrade"] != nil && !strings.EqualFold(strings.Join(r.Header["Upgrade"], ","), "h2c"):
 		// An offer of h2c is one that net/http never takes (RFC 9113 section 3.1 has
 		// dropped it), and that some clients make with each request.
 		return "upgrade"

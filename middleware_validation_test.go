@@ -310,6 +310,7 @@ func TestHTTP_ValidationOfAnotherProcessesResponse(t *testing.T) {
 		var sites []*site
 		for range 2 {
 			sites = append(sites, newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: store}}, o.ServeHTTP))
+			synctest.Wait() // without a Locker, two that meet the log at one time may both begin it
 		}
 		sites[0].get("http://a/p")
 		time.Sleep(10 * time.Minute)

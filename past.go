@@ -89,7 +89,7 @@ func (q *query) passChecked(key string, s served[*response]) {
 	kept := s.item.value
 	release, ok := q.m.bodies.hold(kept.body)
 	defer release()
-	r := q.r.Clone(q.r.Context())
+	r := q.r.Clone(ownRoute(q.r.Context())) // the handler may have to be asked again
 	if !ok || q.authorized || !httpcache.SetConditions(r.Header, kept.header) {
 		pass(q.w, q.r, q.next, httpcache.Status{Fwd: httpcache.FwdBypass, Detail: kept.reason})
 		return

@@ -416,10 +416,7 @@ func (x *trial) finish() error {
 			w.kill()
 		}
 	}
-	if err := x.bench.fleet.mend(); err != nil {
-		return err
-	}
-	return nil
+	return x.bench.fleet.mend()
 }
 
 // applies reports whether the scenario is for the strategy.

@@ -126,9 +126,7 @@ func (s *Store) getShare(ctx context.Context, sh *share) ([]reply, error) {
 // pipeGets puts the reading of names on the pipe, and returns what then tells
 // the replies.
 func (s *Store) pipeGets(ctx context.Context, pipe redis.Pipeliner, names []string) (data func(n int) ([]byte, error)) {
-	if _, cluster := s.rdb.(interface {
-		MasterForKey(context.Context, string) (*redis.Client, error)
-	}); cluster {
+	if _, ok := s.rdb.(cluster); ok {
 		// Of keys in several slots a cluster's server refuses MGET.
 		gets := make([]*redis.StringCmd, len(names))
 		for i, name := range names {
