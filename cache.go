@@ -343,7 +343,8 @@ func (c *Cache[V]) GetFunc(ctx context.Context, key string, load func(ctx contex
 // other processes follow within NearTTL.
 //
 // If the store does not answer, or not before ctx ends, the error wraps
-// [ErrUnavailable] and names the keys; the near tier of this process has dropped them all the same.
+// [ErrUnavailable] and names the keys; the near tier of this process has dropped
+// them all the same.
 func (c *Cache[V]) Invalidate(ctx context.Context, keys ...string) error {
 	return errors.Join(c.engine.invalidateAll(ctx, keys)...)
 }

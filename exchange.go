@@ -223,12 +223,16 @@ func untyped(h http.Header) bool {
 	return !typed
 }
 
-// unsigned reports whether a body that begins with b may still turn out to be of a
-// type that is known by its first bytes, when they are all there: templates begin
+// unsigned reports whether a body that begins with first and more may still turn out
+// to be of a type that is known by its first bytes, when they are all there: templates begin
 // with a line of their own, and some write "<!" and "DOCTYPE" by themselves. (What
 // else has been written is not waited for, as net/http would until its buffer is
 // full: it is there to be read while the rest is made.)
-func unsigned(b []byte) bool {
+func unsigned(first, more []byte) bool {
+	b := more
+	if len(first) > 0 {
+		b = slices.Concat(first, more)
+	}
 	b = bytes.TrimLeft(b, "\t\n\f\r ")
 	return len(b) == 0 || len(b) < 16 && (b[0] == '<' || bytes.HasPrefix(b, []byte("RIFF")))
 }
@@ -452,11 +456,7 @@ func (x *exchange) Write(p []byte) (int, error) {
 		return 0, http.ErrContentLength
 	}
 	if x.guessing {
-		b := p
-		if n := len(x.first) + len(p); x.first != nil && n < guessLen {
-			b = append(x.first, p...)
-		}
-		if len(b) < guessLen && int64(len(b)) != x.announced && unsigned(b) {
+		if n := len(x.first) + len(p); n < guessLen && int64(n) != x.announced && unsigned(x.first, p) {
 			x.first = append(x.first, p...)
 			return len(p), nil
 		}
@@ -529,16 +529,13 @@ var errUnselected = errors.New("bellwether: handler's 304 is not about the store
 // kept under the key. What is there already is validated.
 func (m *Middleware) fetch(ctx context.Context, a attempt[*response], c *call, next http.Handler, r *http.Request) (*response, error) {
 	x := m.newExchange(ctx, a, c)
-	if p := m.fallback(a.key, a.present); p != nil && p.kind == KindValue && m.validates(p.value, c.request) {
-		conditional := r.Clone(r.Context())
-		if httpcache.SetConditions(conditional.Header, p.value.header) {
-			x.stored = p.value
-			res, err := x.carry(next, conditional)
-			if !errors.Is(err, errUnselected) {
-				return res, err
-			}
-			x = m.newExchange(ctx, a, c)
+	if p := m.fallback(a.key, a.present); p != nil && p.kind == KindValue && m.validates(p.value, c.request) && httpcache.HasValidator(p.value.header) {
+		x.stored = p.value
+		res, err := x.carry(next, r)
+		if !errors.Is(err, errUnselected) {
+			return res, err
 		}
+		x = m.newExchange(ctx, a, c)
 	}
 	return x.carry(next, r)
 }
@@ -605,7 +602,11 @@ func (x *exchange) carry(next http.Handler, r *http.Request) (*response, error) 
 	defer cancel(nil)
 	// Its own: the handler may run once more for the key, and would find what the
 	// routers and middlewares of the first run have left in path, header and route.
-	x.run(next, r.Clone(running))
+	own := r.Clone(running)
+	if x.stored != nil {
+		httpcache.SetConditions(own.Header, x.stored.header)
+	}
+	x.run(next, own)
 	x.unlink()
 
 	switch {

@@ -171,8 +171,8 @@ func (m *Middleware) Close() error {
 //
 // Only GET and HEAD are cached. The handler runs detached: on a goroutine and
 // with a context that are not the first client's. It sees that client's header,
-// cookies and address, but as a GET, and without conditions and ranges; if a response is stored that has to be
-// validated, with conditions of ours. A handler that needs the client itself (to
+// cookies and address, but as a GET, and without conditions and ranges; if a
+// response is stored that has to be validated, with conditions of ours. A handler that needs the client itself (to
 // hijack the connection, to stream events) is reached by requests that ask for
 // an upgrade or for text/event-stream with the real ResponseWriter, and by all
 // other methods with one that flushes and hijacks as that does.

@@ -130,6 +130,24 @@ func TestHTTP_UnsafeHijack(t *testing.T) {
 	}
 }
 
+// Where it cannot, what it says then is what counts.
+func TestHTTP_UnsafeHijackFails(t *testing.T) {
+	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=60")
+		if r.Method != "PUT" {
+			return
+		}
+		if _, _, err := w.(http.Hijacker).Hijack(); !errors.Is(err, http.ErrNotSupported) {
+			t.Errorf("a recorder's connection: %v", err)
+		}
+		w.WriteHeader(http.StatusInternalServerError)
+	})
+	s.get("http://a/p")
+	s.do(request("PUT", "http://a/p"))
+	s.get("http://a/p")
+	s.wantCalls(t, 2) // the page is still there
+}
+
 // What a POST has answered for the next GET is what the GET would have got, or it
 // is not kept.
 func TestHTTP_PostKeepsNobodysOwn(t *testing.T) {
@@ -184,22 +202,27 @@ func TestReply_ContextEnds(t *testing.T) {
 // A type that is guessed is as good as net/http's guess: made from the first bytes
 // that tell, and no better than what a middleware outside says.
 func TestReply_GuessedType(t *testing.T) {
-	for want, pieces := range map[string][]string{
-		"text/html; charset=utf-8":  {"\n ", "<", "!DOC", "TYPE html>", "<p>"},
-		"text/xml; charset=utf-8":   {"<?x", "ml version='1.0'?>"},
-		"text/plain; charset=utf-8": {"<", "3 of you"},
-		"image/webp":                {"RIFF", "....", "WEBPVP8"},
+	for _, tt := range []struct {
+		want   string
+		pieces []string
+	}{
+		{"text/html; charset=utf-8", []string{"\n ", "<", "!DOC", "TYPE html>", "<p>"}},
+		{"text/xml; charset=utf-8", []string{"<?x", "ml version='1.0'?>"}},
+		{"text/plain; charset=utf-8", []string{"<", "3 of you"}},
+		{"image/webp", []string{"RIFF", "....", "WEBPVP8"}},
+		// It begins too late to be seen.
+		{"text/plain; charset=utf-8", []string{strings.Repeat(" ", 300), strings.Repeat("\n", 300), strings.Repeat("\t", 300), "<html>"}},
 	} {
 		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Cache-Control", "max-age=60")
-			for _, p := range pieces {
+			for _, p := range tt.pieces {
 				io.WriteString(w, p)
 			}
 		})
 		inner := s.handler
 		for _, url := range []string{"http://a/p", "http://a/p"} { // made, and kept
-			if w := s.get(url); w.Header().Get("Content-Type") != want || w.Body.String() != strings.Join(pieces, "") {
-				t.Errorf("%q: %v %q", pieces, w.Header(), w.Body)
+			if w := s.get(url); w.Header().Get("Content-Type") != tt.want || w.Body.String() != strings.Join(tt.pieces, "") {
+				t.Errorf("%q: %v %q", tt.pieces, w.Header(), w.Body)
 			}
 		}
 		s.handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -241,9 +241,12 @@ const unheard = 2 << 10
 
 // Hijack is the real writer's. What is said from then on is not seen.
 func (u *watchedWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
-	u.look(http.StatusOK)
-	u.tell()
-	return http.NewResponseController(u.ResponseWriter).Hijack()
+	conn, rw, err := http.NewResponseController(u.ResponseWriter).Hijack()
+	if err == nil { // else the handler has something else to say
+		u.look(http.StatusOK)
+		u.tell()
+	}
+	return conn, rw, err
 }
 
 // Unwrap lets http.ResponseController through to the real writer.

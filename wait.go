@@ -464,12 +464,13 @@ func (t *deadlineTimer) stop() {
 // answers unless something stale may.
 func (c *waiter[V]) conclude(it *item[V]) {
 	if it.failures > 0 {
-		if now := c.engine.clock.now(); it.judge(now) != serve {
-			if !it.stale(now) {
-				c.err = it.err
-				return
-			}
+		switch now := c.engine.clock.now(); {
+		case it.judge(now) == serve:
+		case it.stale(now):
 			c.engine.count.stale.Add(1)
+		default:
+			c.err = it.err
+			return
 		}
 	}
 	c.answer = served[V]{item: it, collapsed: c.collapsed, flown: true}

@@ -11,8 +11,8 @@ import (
 // This file decides whether others may have a response, and which of its
 // fields they get.
 
-// ReasonStatusNoLifetime is storable's reason for a response that says nothing about
-// how long it is fresh and has a status that must say it (RFC 9111 section 3,
+// ReasonStatusNoLifetime is storable's reason for a response that says nothing
+// about how long it is fresh and has a status that must say it (RFC 9111 section 3,
 // last item): nothing is wrong with it but that.
 const ReasonStatusNoLifetime = "status-without-lifetime"
 
