@@ -185,6 +185,7 @@ func (l *Locker) acquire(ctx context.Context, key string, mine *lease, ttl time.
 	left, err := pttl.Int64()
 	if err == nil && left == -1 {
 		left, err = endScript.Run(ctx, l.queue, []string{l.key(mine.name)}, millis(ttl)).Int64()
+		read = time.Now()
 	}
 	if err != nil {
 		return nil, mine.wrap("acquire", err)
