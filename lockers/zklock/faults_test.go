@@ -313,6 +313,21 @@ func TestReconnect(t *testing.T) {
 	}
 }
 
+// TestReconnect_HandshakeNotAnswered has a server that takes a handshake and never
+// answers it, as ZooKeeper does where it is just starting. The client would wait
+// longer than connected does.
+func TestReconnect_HandshakeNotAnswered(t *testing.T) {
+	t.Parallel()
+	a, g := newGated(t, testserver.ZooKeeper(t).Addr, 10*time.Second)
+	lease := leasetest.Acquire(t, a, newKey(), time.Minute)
+	g.silence(t)
+	g.drop()
+	connected(t, a)
+	if err := lease.Renew(t.Context(), time.Minute); err != nil {
+		t.Errorf("Renew in the session that goes on: %v", err)
+	}
+}
+
 // TestReconnect_AmongRequests loses the connection while requests wait for the
 // next one, whose replies come while the client sets its watches again. They are
 // so many that this takes several packets. The race detector is what fails here.

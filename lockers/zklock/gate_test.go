@@ -1,6 +1,7 @@
 package zklock_test
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -18,6 +19,7 @@ type gate struct {
 	mu       sync.Mutex // guards all
 	shut     bool
 	refused  string // an address that is shut
+	mute     string // the address that answers the next connection, by nothing
 	conns    []net.Conn
 	requests int
 }
@@ -40,6 +42,7 @@ func (g *gate) dial(ctx context.Context, network, addr string) (net.Conn, error)
 	if g.shut || addr == g.refused {
 		return nil, errors.New("the gate is shut")
 	}
+	addr, g.mute = cmp.Or(g.mute, addr), ""
 	c, err := new(net.Dialer).DialContext(ctx, network, addr)
 	if err != nil {
 		return nil, err
@@ -74,6 +77,19 @@ func (g *gate) drop() {
 		c.Close()
 	}
 	g.conns = nil
+}
+
+// silence has the next connection made with a server that takes what is sent,
+// and says nothing.
+func (g *gate) silence(t *testing.T) {
+	silent, err := net.Listen("tcp", "127.0.0.1:0") // the kernel makes connections that nobody accepts
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { silent.Close() })
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.mute = silent.Addr().String()
 }
 
 // cutOne ends the connection, and shuts the way to the server that it was to.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"net"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -23,6 +24,12 @@ const (
 	// end of a session waits to be confirmed.
 	dialTimeout  = time.Second
 	closeTimeout = time.Second
+
+	// handshakeTimeout bounds how long a server may take to answer a handshake. A
+	// ZooKeeper that is just starting takes some and never answers them (3.8.0), and
+	// hears the next. It doubles with each that is not answered, for a server
+	// that is merely slow.
+	handshakeTimeout = time.Second
 
 	// spread is up to how long a lost connection is not replaced, at random: a
 	// fleet that has lost its server does not come back in step.
@@ -304,11 +311,14 @@ func (s *session) dial(network, addr string, timeout time.Duration, dial func(co
 	if err != nil {
 		return nil, err
 	}
-	w := &wire{Conn: c, limit: max(2*timeout/3, 2*time.Second), set: make(chan struct{})}
+	w := &wire{Conn: c, limit: handshakeTimeout, set: make(chan struct{})}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.wire != nil {
-		s.wire.Close() // the client forgets it where a session has expired
+	if last := s.wire; last != nil {
+		last.Close() // the client forgets it where a session has expired
+		if last.unanswered {
+			w.limit = min(2*last.limit, max(2*timeout/3, 2*time.Second))
+		}
 	}
 	s.wire = w
 	if s.closed {
@@ -332,6 +342,8 @@ type wire struct {
 	net.Conn
 	limit time.Duration
 	open  atomic.Bool // the handshake is over
+
+	unanswered bool // the handshake was not answered in time; for the goroutine that makes connections
 
 	set     chan struct{} // closed when the watches are sent, or there are none
 	setOnce sync.Once
@@ -357,7 +369,11 @@ func (w *wire) watchesAreSet() { w.setOnce.Do(func() { close(w.set) }) }
 // Read implements [net.Conn].
 func (w *wire) Read(b []byte) (int, error) {
 	n, err := w.Conn.Read(b)
-	if err == nil && !w.handed && w.open.Load() {
+	if !w.open.Load() {
+		w.unanswered = errors.Is(err, os.ErrDeadlineExceeded)
+		return n, err
+	}
+	if err == nil && !w.handed {
 		w.handed = true
 		select {
 		case <-w.set:
