@@ -195,7 +195,7 @@ func (x *exchange) WriteHeader(status int) {
 		return
 	}
 	if status == http.StatusNotModified && x.stored != nil {
-		if !httpcache.Selects(x.stored.header, httpcache.CanonicalHeader(x.header)) {
+		if !httpcache.Selects(x.stored.head(), httpcache.CanonicalHeader(x.header)) {
 			return // about something else: fetch asks again, without conditions
 		}
 		x.validated = true
@@ -267,7 +267,7 @@ func (x *exchange) decide(status int) {
 		fwdStatus = status
 		d := httpcache.ResponseDirectives(header, x.m.rules.Targets...)
 		age := httpcache.InitialAge(header, x.sent, now)
-		status, header = x.stored.status, httpcache.Freshen(x.stored.header, httpcache.StoredHeader(header, d, now))
+		status, header = x.stored.status, httpcache.Freshen(x.stored.head(), httpcache.StoredHeader(header, d, now))
 		j = httpcache.Judge(x.owner.request, status, header, x.sent, now, x.m.rules)
 		j.Age = age // the 304's
 	} else {
@@ -529,7 +529,7 @@ var errUnselected = errors.New("bellwether: handler's 304 is not about the store
 // kept under the key. What is there already is validated.
 func (m *Middleware) fetch(ctx context.Context, a attempt[*response], c *call, next http.Handler, r *http.Request) (*response, error) {
 	x := m.newExchange(ctx, a, c)
-	if p := m.fallback(a.key, a.present); p != nil && p.kind == KindValue && m.validates(p.value, c.request) && httpcache.HasValidator(p.value.header) {
+	if p := m.fallback(a.key, a.present); p != nil && p.kind == KindValue && m.validates(p.value, c.request) && httpcache.HasValidator(p.value.head()) {
 		x.stored = p.value
 		res, err := x.carry(next, r)
 		if !errors.Is(err, errUnselected) {
@@ -546,7 +546,7 @@ func (m *Middleware) validates(res *response, req http.Header) bool {
 	if res.kind != plain && res.kind != checked {
 		return false
 	}
-	return req["Authorization"] == nil || httpcache.OpenToAll(res.header, m.rules)
+	return req["Authorization"] == nil || httpcache.OpenToAll(res.head(), m.rules)
 }
 
 func (m *Middleware) newExchange(ctx context.Context, a attempt[*response], c *call) *exchange {
@@ -604,7 +604,7 @@ func (x *exchange) carry(next http.Handler, r *http.Request) (*response, error) 
 	// routers and middlewares of the first run have left in path, header and route.
 	own := r.Clone(running)
 	if x.stored != nil {
-		httpcache.SetConditions(own.Header, x.stored.header)
+		httpcache.SetConditions(own.Header, x.stored.head())
 	}
 	x.run(next, own)
 	x.unlink()
@@ -656,17 +656,16 @@ const keepFor = time.Hour
 // keep returns what is to be kept under the key for a complete exchange.
 func (x *exchange) keep() (*response, error) {
 	live := x.content()
-	done := &response{status: live.status, header: live.header, guessed: live.guessed, freshness: live.freshness, fwd: live.fwd, fwdStatus: live.fwdStatus}
+	done := &response{status: live.status, guessed: live.guessed, freshness: live.freshness, fwd: live.fwd, fwdStatus: live.fwdStatus}
 	if x.validated {
-		done.body = x.stored.body
+		done.complete(live.header, x.stored.body)
 	} else {
 		body, ok := x.body.Body()
 		if !ok {
 			return nil, errors.New("bellwether: complete body without bytes")
 		}
-		done.body = body
+		done.complete(live.header, body)
 	}
-	done.guess() // its handler may have written the header before there was anything to guess from
 	f := Freshness{
 		Age:                  live.age + time.Since(x.decidedAt),
 		TTL:                  live.freshness.Lifetime,
@@ -677,7 +676,7 @@ func (x *exchange) keep() (*response, error) {
 	// kept there for its validator alone: the processes that wait for it would
 	// find it, could not use it, and would take turns.
 	served := newLifetime(0, f)
-	switch validator := httpcache.HasValidator(done.header); {
+	switch validator := httpcache.HasValidator(live.header); {
 	case x.m.options.Store != nil && (!validator || served.end() <= 0):
 	case validator, !done.freshness.NoStale && !httpcache.IsServerError(done.status):
 		f.keep = keepFor

@@ -55,6 +55,7 @@ type headerField struct {
 type hitHeader struct {
 	age, ttl int64 // seconds
 	fields   []headerField
+	stored   http.Header // of one without the content: the response's, for conditions
 }
 
 // hitHeader returns the header of a hit: the one that was made last, if it is of
@@ -70,14 +71,16 @@ func (r *response) hitHeader(it *item[*response], now instant, notModified bool)
 		return made
 	}
 	s := storedOf(it, now)
+	h := &hitHeader{age: int64(age / time.Second), ttl: seconds}
 	if notModified {
+		h.stored = s.header
 		s = s.notModified()
 	}
 	header := make(http.Header, len(s.header)+3)
 	s.setHeader(header, hitStatus(it, now))
-	h := &hitHeader{age: int64(age / time.Second), ttl: seconds, fields: make([]headerField, 0, len(header))}
+	h.fields = make([]headerField, 0, len(header))
 	for name, values := range header {
-		yields := name == "Content-Type" && (values == nil || r.guessed)
+		yields := name == "Content-Type" && (len(values) == 0 || r.guessed)
 		h.fields = append(h.fields, headerField{name, values[:len(values):len(values)], yields})
 	}
 	slot.Store(h) // whoever stores last: both are of about this second
@@ -94,16 +97,22 @@ func writeHit(w http.ResponseWriter, r *http.Request, it *item[*response], now i
 	}
 	res := it.value
 	status, body := res.status, res.body
-	conditional := r.Header["If-None-Match"] != nil || r.Header["If-Modified-Since"] != nil
-	notModified := conditional && httpcache.NotModified(r.Method, r.Header, status, res.header, time.Now().Add(it.born-now))
-	for _, f := range res.hitHeader(it, now, notModified).fields {
+	var made *hitHeader
+	notModified := false
+	if r.Header["If-None-Match"] != nil || r.Header["If-Modified-Since"] != nil {
+		made = res.hitHeader(it, now, true)
+		notModified = httpcache.NotModified(r.Method, r.Header, status, made.stored, time.Now().Add(it.born-now))
+	}
+	if notModified {
+		status, body = http.StatusNotModified, nil
+	} else {
+		made = res.hitHeader(it, now, false)
+	}
+	for _, f := range made.fields {
 		if f.yields && h[f.name] != nil {
 			continue
 		}
 		h[f.name] = f.values
-	}
-	if notModified {
-		status, body = http.StatusNotModified, nil
 	}
 	send(w, r, status, body)
 }

@@ -95,11 +95,11 @@ func (m *Middleware) InvalidateMatching(ctx context.Context, match Match) error 
 // gets that.
 func traitsOf(r *response) (tags []string, signpost bool) {
 	if r.variant != nil {
-		return httpcache.Tags(r.variant.header), false
+		return r.variant.tags(), false
 	}
-	tags = httpcache.Tags(r.header)
+	tags = r.tags()
 	if r.instead != nil {
-		tags = append(tags, httpcache.Tags(r.instead.value.header)...)
+		tags = append(tags, r.instead.value.tags()...)
 	}
 	return tags, r.kind == varying
 }

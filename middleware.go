@@ -323,7 +323,7 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 		}
 		switch res := s.item.value; res.kind {
 		case plain:
-			if q.authorized && !httpcache.OpenToAll(res.header, m.rules) {
+			if q.authorized && !httpcache.OpenToAll(res.head(), m.rules) {
 				q.pass(httpcache.Status{Fwd: httpcache.FwdBypass, Detail: "authorization"})
 				return
 			}
@@ -370,7 +370,7 @@ func (q *query) want() want[*response] {
 		if it.kind != KindValue || it.value.kind != plain {
 			return true // it says where to go, and no more
 		}
-		if q.authorized && !httpcache.OpenToAll(it.value.header, q.m.rules) {
+		if q.authorized && !httpcache.OpenToAll(it.value.head(), q.m.rules) {
 			return false
 		}
 		return reuse(it, now, d)
@@ -422,7 +422,7 @@ func (q *query) spared(key string) *item[*response] {
 	}
 	it = q.m.fallback(key, it)
 	if it == nil || !it.held || it.kind != KindValue || it.value.kind != plain || httpcache.IsServerError(it.value.status) ||
-		q.authorized && !httpcache.OpenToAll(it.value.header, q.m.rules) {
+		q.authorized && !httpcache.OpenToAll(it.value.head(), q.m.rules) {
 		return nil
 	}
 	f := it.value.freshness

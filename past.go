@@ -87,10 +87,11 @@ func (m *Middleware) replace(key string, s served[*response], res *response, f F
 func (q *query) passChecked(key string, s served[*response]) {
 	q.bypassed()
 	kept := s.item.value
+	stale := kept.head()
 	release, ok := q.m.bodies.hold(kept.body)
 	defer release()
 	r := q.r.Clone(ownRoute(q.r.Context())) // the handler may have to be asked again
-	if !ok || q.authorized || !httpcache.SetConditions(r.Header, kept.header) {
+	if !ok || q.authorized || !httpcache.SetConditions(r.Header, stale) {
 		pass(q.w, q.r, q.next, httpcache.Status{Fwd: httpcache.FwdBypass, Detail: kept.reason})
 		return
 	}
@@ -104,7 +105,7 @@ func (q *query) passChecked(key string, s served[*response]) {
 		switch {
 		case j.Shared:
 			q.m.replace(key, s, &response{kind: uncacheable}, Freshness{})
-		case code == http.StatusOK && !(q.r.Method == http.MethodHead && httpcache.HeadAgrees(kept.header, header)):
+		case code == http.StatusOK && !(q.r.Method == http.MethodHead && httpcache.HeadAgrees(stale, header)):
 			// Something else by now. What changes from one request to the next
 			// is not worth keeping, and the next flight will see.
 			q.m.replace(key, s, &response{kind: uncacheable, reason: j.Reason}, Freshness{TTL: q.m.options.UncacheableTTL})
@@ -119,12 +120,12 @@ func (q *query) passChecked(key string, s served[*response]) {
 	}
 	now := time.Now()
 	header := httpcache.CanonicalHeader(w.held)
-	if !httpcache.Selects(kept.header, header) {
+	if !httpcache.Selects(stale, header) {
 		pass(q.w, q.r, q.next, httpcache.Status{Fwd: httpcache.FwdStale})
 		return
 	}
 	d := httpcache.ResponseDirectives(header, q.m.rules.Targets...)
-	fresh := httpcache.Freshen(kept.header, httpcache.StoredHeader(header, d, now))
+	fresh := httpcache.Freshen(stale, httpcache.StoredHeader(header, d, now))
 	if httpcache.Judge(q.r.Header, kept.status, fresh, sent, now, q.m.rules).Shared {
 		q.m.replace(key, s, &response{kind: uncacheable}, Freshness{})
 	}
@@ -182,6 +183,7 @@ func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.
 	defer u.account.close()
 	var (
 		res     *response
+		kept    http.Header
 		f       Freshness
 		changed []string
 		drops   int
@@ -199,7 +201,8 @@ func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.
 		u.keeping = httpcache.PostStorable(target, status, header, j) && plainPost(r) &&
 			headerBytes(header) <= maxHeader && !isEventStream(header)
 		if u.keeping {
-			res = &response{status: status, header: httpcache.StoredHeader(header, j.Directives, now), freshness: j.Freshness}
+			kept = httpcache.StoredHeader(header, j.Directives, now)
+			res = &response{status: status, freshness: j.Freshness}
 			f = Freshness{
 				Age: j.Age, TTL: j.Freshness.Lifetime,
 				StaleWhileRevalidate: j.Freshness.StaleWhileRevalidate, StaleIfError: j.Freshness.StaleIfError,
@@ -210,8 +213,7 @@ func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.
 	u.run(func() { next.ServeHTTP(u, r) })
 	n, announced := contentLength(u.Header())
 	if u.keeping && (!announced || n == int64(u.body.Len())) {
-		res.body = spool.BodyOf(bytes.Clone(u.body.Bytes()))
-		res.guess()
+		res.complete(kept, spool.BodyOf(bytes.Clone(u.body.Bytes())))
 		m.engine.putUnless(key, res, f, witness, drops)
 	}
 }

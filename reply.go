@@ -268,7 +268,7 @@ type stored struct {
 // storedOf is the response of a complete item.
 func storedOf(it *item[*response], now instant) stored {
 	age := now - it.born
-	return stored{it.value.status, it.value.header, it.value.guessed, it.value.body, age, time.Now().Add(-age)}
+	return stored{it.value.status, it.value.head(), it.value.guessed, it.value.body, age, time.Now().Add(-age)}
 }
 
 // hitStatus is the word about a reply that needed no other than the item.

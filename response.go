@@ -41,7 +41,7 @@ const (
 type response struct {
 	kind      responseKind
 	status    int
-	header    http.Header         // as stored: without connection-bound fields
+	fields    fields              // without connection-bound ones; none while of writes it
 	guessed   bool                // its Content-Type is a guess from the body
 	freshness httpcache.Freshness // of plain and checked responses
 	names     []string            // of varying: request field names, sorted, lower case
@@ -64,20 +64,15 @@ type response struct {
 	fwdStatus int
 
 	// ... and the response while it is being written.
-	of      *exchange // who writes it
-	variant *response // of varying: the response that told the names
-	id      string    // of varying: variant's key
+	of      *exchange   // who writes it
+	header  http.Header // what fields will be
+	variant *response   // of varying: the response that told the names
+	id      string      // of varying: variant's key
 }
 
 // size is what the response takes in the near tier.
 func (r *response) size() int {
-	n := 512 + int(r.body.Len()) + 24*len(r.body) + len(r.mark) + len(r.reason)
-	for name, values := range r.header {
-		n += 64 + len(name)
-		for _, v := range values {
-			n += 16 + len(v)
-		}
-	}
+	n := 512 + len(r.fields) + int(r.body.Len()) + 24*len(r.body) + len(r.mark) + len(r.reason)
 	for _, name := range r.names {
 		n += 16 + len(name)
 	}
@@ -87,14 +82,33 @@ func (r *response) size() int {
 	return n
 }
 
-// guess gives a complete response without a type the one that net/http has given it
-// for who has read it as it was made.
-func (r *response) guess() {
-	if len(r.body) > 0 && untyped(r.header) {
-		r.header = r.header.Clone()
-		r.header.Set("Content-Type", http.DetectContentType(r.body[0]))
+// complete gives a response that is kept its header and its whole body. One that
+// has no type gets the one that net/http has given it for who has read it as it
+// was made.
+func (r *response) complete(header http.Header, body spool.Body) {
+	r.body = body
+	if len(body) > 0 && untyped(header) {
+		header = header.Clone()
+		header.Set("Content-Type", http.DetectContentType(body[0]))
 		r.guessed = true
 	}
+	r.fields = fieldsOf(header)
+}
+
+// head returns the response's header, which is not to be changed.
+func (r *response) head() http.Header {
+	if r.of != nil {
+		return r.header
+	}
+	return r.fields.header()
+}
+
+// tags returns the response's tags.
+func (r *response) tags() []string {
+	if r.of != nil {
+		return httpcache.Tags(r.header.Values)
+	}
+	return httpcache.Tags(r.fields.values)
 }
 
 // variantKey is the key of the variant that req asks for, below key.
@@ -105,9 +119,9 @@ func (r *response) variantKey(key string, req http.Header) string {
 // A stored response is
 //
 //	version(1) | kind(1) | flags(1) | uvarint status | uvarint lifetime (ns) | strings mark, reason |
-//	uvarint n, n strings names | uvarint n, n fields of string name, uvarint m, m strings values | body
+//	uvarint n, n strings names | fields | body
 //
-// with strings as uvarint length and bytes. Windows and age travel in the
+// with strings as uvarint length and bytes, and no fields as a zero. Windows and age travel in the
 // Entry around it.
 const (
 	responseVersion = 1
@@ -141,14 +155,10 @@ func marshalResponse(r *response) ([]byte, error) {
 	for _, name := range r.names {
 		b = appendString(b, name)
 	}
-	b = binary.AppendUvarint(b, uint64(len(r.header)))
-	for name, values := range r.header {
-		b = appendString(b, name)
-		b = binary.AppendUvarint(b, uint64(len(values)))
-		for _, v := range values {
-			b = appendString(b, v)
-		}
+	if len(r.fields) == 0 {
+		b = append(b, 0)
 	}
+	b = append(b, r.fields...)
 	return r.body.Append(b), nil
 }
 
@@ -156,8 +166,8 @@ func appendString(b []byte, s string) []byte {
 	return append(binary.AppendUvarint(b, uint64(len(s))), s...)
 }
 
-// unmarshalResponse decodes what marshalResponse wrote. The body shares memory
-// with data.
+// unmarshalResponse decodes what marshalResponse wrote. Fields and body share
+// memory with data.
 func unmarshalResponse(data []byte) (*response, error) {
 	d := decoder{rest: data}
 	version, kind, flags := d.byte(), d.byte(), d.byte()
@@ -172,16 +182,7 @@ func unmarshalResponse(data []byte) (*response, error) {
 	for range d.count() {
 		r.names = append(r.names, d.string())
 	}
-	fields := d.count()
-	r.header = make(http.Header, fields)
-	for range fields {
-		name := d.string()
-		values := make([]string, d.count())
-		for i := range values {
-			values[i] = d.string()
-		}
-		r.header[name] = values
-	}
+	r.fields = readFields(&d)
 	if d.bad {
 		return nil, fmt.Errorf("%w: cut short", errResponse)
 	}
@@ -226,13 +227,15 @@ func (d *decoder) uvarint(most uint64) uint64 {
 // number cannot make anybody allocate more than there are bytes.
 func (d *decoder) count() int { return int(d.uvarint(uint64(len(d.rest)))) }
 
-func (d *decoder) string() string {
+func (d *decoder) bytes() []byte {
 	n := d.count()
 	if n > len(d.rest) {
 		d.bad, d.rest = true, nil
-		return ""
+		return nil
 	}
-	s := string(d.rest[:n])
+	b := d.rest[:n]
 	d.rest = d.rest[n:]
-	return s
+	return b
 }
+
+func (d *decoder) string() string { return string(d.bytes()) }

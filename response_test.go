@@ -14,18 +14,18 @@ import (
 
 func sampleResponses() []*response {
 	return []*response{
-		{status: 200, header: http.Header{}},
+		{status: 200},
 		{
 			status: 404, body: spool.BodyOf([]byte("gone\x00\xff")),
-			header:    http.Header{"Etag": {`"e"`}, "Link": {"<a>", "<b>"}, "X-Bytes": {"\xff\xfe"}, "Empty": {}},
+			fields:    fieldsOf(http.Header{"Etag": {`"e"`}, "Link": {"<a>", "<b>"}, "X-Bytes": {"\xff\xfe"}, "Empty": {}}),
 			freshness: httpcache.Freshness{Lifetime: time.Minute, NoStale: true, NoCache: true},
 		},
 		{
-			kind: checked, status: 200, body: spool.BodyOf([]byte("page")), header: http.Header{"Etag": {`"e"`}},
+			kind: checked, status: 200, body: spool.BodyOf([]byte("page")), fields: fieldsOf(http.Header{"Etag": {`"e"`}}),
 			freshness: httpcache.Freshness{NoStale: true, NoCache: true},
 		},
-		{kind: varying, header: http.Header{}, names: []string{"accept", "cookie"}, mark: "m", built: new(variants)},
-		{kind: uncacheable, header: http.Header{}, reason: "private"},
+		{kind: varying, names: []string{"accept", "cookie"}, mark: "m", built: new(variants)},
+		{kind: uncacheable, reason: "private"},
 	}
 }
 

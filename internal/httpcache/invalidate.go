@@ -113,13 +113,13 @@ func KeyPrefix(u string) (prefix string, ok bool) {
 
 // Tags returns the tags of a response, by which it may be invalidated: the words
 // in Surrogate-Key and the members of Cache-Tag. Both are conventions of content
-// delivery networks.
-func Tags(h http.Header) []string {
+// delivery networks. values returns the values of a field of the response.
+func Tags(values func(field string) []string) []string {
 	var tags []string
-	for _, line := range h["Surrogate-Key"] {
+	for _, line := range values("Surrogate-Key") {
 		tags = append(tags, strings.Fields(line)...)
 	}
-	return slices.AppendSeq(tags, Members(h["Cache-Tag"]))
+	return slices.AppendSeq(tags, Members(values("Cache-Tag")))
 }
 
 // ValidTag tells whether a tag can be in both fields.
