@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"math"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -335,14 +334,15 @@ func TestWakeLags(t *testing.T) {
 func TestPrintClaims(t *testing.T) {
 	var out bytes.Buffer
 	printClaims(&out, []claim{
-		{what: "most", got: 2, bound: 1}, {what: "least", got: 2, bound: 1, floor: true}, {what: "absent", got: math.NaN(), bound: 1},
+		{what: "most", got: []float64{9, 1, 2}, bound: 1}, {what: "least", got: []float64{2}, bound: 1, floor: true}, {what: "absent", bound: 1},
 	}, "")
 	for line, marked := range map[string]string{"most": "! ", "least": "  ", "absent": "  "} {
 		if !strings.Contains(out.String(), "\n"+marked+line) {
 			t.Errorf("%q is not marked %q:\n%s", line, marked, out.String())
 		}
 	}
-	if !strings.Contains(out.String(), "1 of 3 do not hold") || strings.Count(out.String(), "DOES NOT HOLD") != 1 || !strings.Contains(out.String(), "not measured") {
+	if !strings.Contains(out.String(), "1 of 3 do not hold") || strings.Count(out.String(), "DOES NOT HOLD") != 1 || !strings.Contains(out.String(), "not measured") ||
+		!strings.Contains(out.String(), "2 (1 to 9)") {
 		t.Error(out.String())
 	}
 }

@@ -3,7 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
-	"math"
+	"slices"
 	"text/tabwriter"
 )
 
@@ -12,17 +12,27 @@ import (
 // A claim is one figure and its bound.
 type claim struct {
 	what  string
-	got   float64 // NaN: this run has not measured it
+	got   []float64 // in each round; none: this run has not measured it
 	bound float64
 	floor bool // the bound is the least, not the most
 	unit  string
 }
 
+// holds reports whether the median of the rounds is within the bound.
 func (c claim) holds() bool {
 	if c.floor {
-		return c.got >= c.bound
+		return medianOf(c.got) >= c.bound
 	}
-	return c.got <= c.bound
+	return medianOf(c.got) <= c.bound
+}
+
+// figure is the median, and between what the rounds were.
+func (c claim) figure() string {
+	s := fmt.Sprintf("%.3g%s", medianOf(c.got), c.unit)
+	if len(c.got) > 1 {
+		s += fmt.Sprintf(" (%.3g to %.3g)", slices.Min(c.got), slices.Max(c.got))
+	}
+	return s
 }
 
 // printClaims says of each claim whether it holds; one that does not stands out.
@@ -30,7 +40,7 @@ func printClaims(w io.Writer, claims []claim, caveat string) {
 	if len(claims) == 0 {
 		return
 	}
-	fmt.Fprintln(w, "\nBounds, and the medians of the rounds:"+caveat)
+	fmt.Fprintln(w, "\nBounds, and the medians of the rounds, with the lowest and the highest:"+caveat)
 	out := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	failed := 0
 	for _, c := range claims {
@@ -40,23 +50,22 @@ func printClaims(w io.Writer, claims []claim, caveat string) {
 		}
 		bound := fmt.Sprintf("%s %.4g%s", sign, c.bound, c.unit)
 		switch {
-		case math.IsNaN(c.got):
+		case len(c.got) == 0:
 			fmt.Fprintf(out, "  %s\t-\t%s\tnot measured\n", c.what, bound)
 		case c.holds():
-			fmt.Fprintf(out, "  %s\t%.3g%s\t%s\tholds\n", c.what, c.got, c.unit, bound)
+			fmt.Fprintf(out, "  %s\t%s\t%s\tholds\n", c.what, c.figure(), bound)
 		default:
 			failed++
-			fmt.Fprintf(out, "! %s\t%.3g%s\t%s\tDOES NOT HOLD\n", c.what, c.got, c.unit, bound)
+			fmt.Fprintf(out, "! %s\t%s\t%s\tDOES NOT HOLD\n", c.what, c.figure(), bound)
 		}
 	}
 	out.Flush()
 	fmt.Fprintf(w, "%d of %d do not hold\n", failed, len(claims))
 }
 
-// ofRounds is the median of what of makes of a's and b's measurements of each
-// round: they had the same machine. It is NaN where there are none.
-func ofRounds[T any](a, b []T, round func(T) int, of func(a, b T) (float64, bool)) float64 {
-	var xs []float64
+// ofRounds are what of makes of a's and b's measurements of each round: they had
+// the same machine.
+func ofRounds[T any](a, b []T, round func(T) int, of func(a, b T) (float64, bool)) (xs []float64) {
 	for _, x := range a {
 		for _, y := range b {
 			if round(x) == round(y) {
@@ -66,10 +75,7 @@ func ofRounds[T any](a, b []T, round func(T) int, of func(a, b T) (float64, bool
 			}
 		}
 	}
-	if len(xs) == 0 {
-		return math.NaN()
-	}
-	return medianOf(xs)
+	return xs
 }
 
 // herdClaims are the bounds of one cold key and of the wake lag, for the
@@ -78,7 +84,7 @@ func herdClaims(r *record, size size) (claims []claim) {
 	round := func(m measurement) int { return m.Round }
 	add := func(scenario string, s strategy, what string, bound float64, unit string, of func(measurement) float64) {
 		if ms := r.rounds(scenario, s.name); len(ms) > 0 {
-			claims = append(claims, claim{what: fmt.Sprintf("%s, %s: %s", scenario, s.name, what), got: median(ms, of), bound: bound, unit: unit})
+			claims = append(claims, claim{what: fmt.Sprintf("%s, %s: %s", scenario, s.name, what), got: each(ms, of), bound: bound, unit: unit})
 		}
 	}
 	cold := scenarios[0].name
@@ -128,7 +134,7 @@ func httpClaims(r *record) (claims []claim) {
 		if ours := r.httpRounds(c.load, "bellwether"); len(ours) > 0 {
 			claims = append(claims, claim{
 				what: fmt.Sprintf("%s: %s beside %s", c.load, c.figure, c.name),
-				got:  roundRatio(ours, r.httpRounds(c.load, c.beside), c.of), bound: c.bound, floor: c.floor, unit: "x",
+				got:  roundRatios(ours, r.httpRounds(c.load, c.beside), c.of), bound: c.bound, floor: c.floor, unit: "x",
 			})
 		}
 	}

@@ -103,8 +103,6 @@ func (r *record) figures() []figure {
 	return fs
 }
 
-func medianOf(xs []float64) float64 { return median(xs, func(x float64) float64 { return x }) }
-
 func ratio(x, y float64) string {
 	if x <= 0 || y < 0 {
 		return ""

@@ -168,6 +168,7 @@ func (b *herdBench) trial(sc scenario, s strategy, round int, after func(x *tria
 		bench: b, size: b.size, scenario: sc, strategy: s, round: round, log: log.Name(),
 		policy: policy{TTL: time.Minute, Lease: b.size.Lease},
 		trace:  after != nil,
+		asking: b.size.Processes,
 		m:      measurement{Scenario: sc.name, Strategy: s.name, Round: round},
 	}
 	if err := sc.run(x); err != nil {

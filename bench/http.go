@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"io"
-	"math"
 	"os"
 	"os/exec"
 	"slices"
@@ -49,18 +48,14 @@ type httpMeasurement struct {
 func rateOf(m httpMeasurement) float64 { return m.PerSecond }
 func cpuOf(m httpMeasurement) float64  { return m.CPU }
 
-var httpColumns = []struct {
-	name   string
-	of     func(httpMeasurement) float64
-	format string
-}{
-	{"requests/s", rateOf, "%.0f"},
-	{"CPU us/request", cpuOf, "%.1f"},
-	{"p50 ms", func(m httpMeasurement) float64 { return m.P50 }, "%.2f"},
-	{"p99 ms", func(m httpMeasurement) float64 { return m.P99 }, "%.2f"},
-	{"max ms", func(m httpMeasurement) float64 { return m.Max }, "%.2f"},
-	{"handler runs", func(m httpMeasurement) float64 { return float64(m.Runs) }, "%.4g"},
-	{"failures", func(m httpMeasurement) float64 { return float64(m.Failures) }, "%.4g"},
+var httpColumns = []column[httpMeasurement]{
+	{"requests/s", rateOf, "%.0f", false},
+	{"CPU us/request", cpuOf, "%.1f", false},
+	{"p50 ms", func(m httpMeasurement) float64 { return m.P50 }, "%.2f", false},
+	{"p99 ms", func(m httpMeasurement) float64 { return m.P99 }, "%.2f", false},
+	{"max ms", func(m httpMeasurement) float64 { return m.Max }, "%.2f", true},
+	{"handler runs", func(m httpMeasurement) float64 { return float64(m.Runs) }, "%.4g", false},
+	{"failures", func(m httpMeasurement) float64 { return float64(m.Failures) }, "%.4g", false},
 }
 
 // An httpLoad is one way to load a server.
@@ -248,18 +243,14 @@ func printHTTP(w io.Writer, r *record) {
 			}
 			fmt.Fprint(out, k.name, "\t")
 			for _, c := range httpColumns {
-				if v := median(ms, c.of); v < 0 {
-					fmt.Fprint(out, "-\t")
-				} else {
-					fmt.Fprintf(out, c.format+"\t", v)
-				}
+				fmt.Fprint(out, c.text(ms), "\t")
 			}
 			// The ratio of each round first: its servers had the same machine.
 			for _, of := range []func(httpMeasurement) float64{cpuOf, rateOf} {
-				if v := roundRatio(ms, bare, of); math.IsNaN(v) {
+				if ratios := roundRatios(ms, bare, of); len(ratios) == 0 {
 					fmt.Fprint(out, "-\t")
 				} else {
-					fmt.Fprintf(out, "%.2f\t", v)
+					fmt.Fprintf(out, "%.2f\t", medianOf(ratios))
 				}
 			}
 			fmt.Fprintln(out)
@@ -285,8 +276,8 @@ func (r *record) httpRounds(load, server string) (ms []httpMeasurement) {
 	return ms
 }
 
-// roundRatio is the median of the rounds' ratios of a to b.
-func roundRatio(a, b []httpMeasurement, of func(httpMeasurement) float64) float64 {
+// roundRatios are the rounds' ratios of a to b.
+func roundRatios(a, b []httpMeasurement, of func(httpMeasurement) float64) []float64 {
 	return ofRounds(a, b, func(m httpMeasurement) int { return m.Round }, func(a, b httpMeasurement) (float64, bool) {
 		return of(a) / of(b), of(b) > 0 && of(a) >= 0
 	})

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"runtime"
 	"slices"
 	"strconv"
@@ -32,6 +33,7 @@ func runNear(args []string) error {
 	value := func(i int) []byte { return append(make([]byte, 0, nearPayload), strconv.Itoa(i)...) }
 	payload := len(key(0)) + nearPayload
 
+	newRecord("near", nil).where(os.Stdout)
 	fmt.Printf("%d keys of %d bytes with values of %d\n", *keys, len(key(0)), nearPayload)
 	fmt.Printf("%-24s %18s %14s %14s %14s\n", "", "bytes/entry over", "GC total ms", "GC pause max", "counted")
 	show := func(name string, fill func() (counted uint64, close func())) {

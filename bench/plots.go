@@ -54,6 +54,7 @@ func runPlots(args []string) error {
 	if err := flags.parse(args); err != nil {
 		return err
 	}
+	newRecord("plots", nil).where(os.Stdout)
 	size := sized(flags, plotQuick, plotFull)
 	b, err := newHerdBench(size.herd(size.Processes))
 	if err != nil {

@@ -40,7 +40,7 @@ var serverKinds = []struct {
 	{"bellwether", "", "", startGo("bellwether")},
 	{"http-cache", "", "victorspringer/http-cache: it knows neither Cache-Control nor stale; its TTL is set to a second", startGo("http-cache")},
 	{"stampede", "", "go-chi/stampede over its memory backend: it reads no Cache-Control and serves nothing stale; its TTL is set to a second", startGo("stampede")},
-	{"nginx", "nginx", "proxy_cache with lock, use_stale updating and background update; bodies in files, without tcp_nopush, which costs 40 ms a response over loopback; nginx and the Go server behind it", startNginx},
+	{"nginx", "nginx", "proxy_cache with lock, use_stale updating and background update; bodies in files, without tcp_nopush, which costs 40 ms a response over loopback; it counts whole seconds, and makes a page of one second anew every two; nginx and the Go server behind it", startNginx},
 	{"varnish", "varnishd", "in memory, built-in VCL, 10 s of grace; Varnish and the Go server behind it", startVarnish},
 }
 

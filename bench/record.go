@@ -159,17 +159,46 @@ func keysOf[M ~map[K]V, K comparable, V any](m M) func(yield func(K) bool) {
 	}
 }
 
-// median of what the rounds say, by of.
-func median[T any](rounds []T, of func(T) float64) float64 {
-	var xs []float64
+// each is what the rounds say, by of.
+func each[T any](rounds []T, of func(T) float64) (xs []float64) {
 	for _, r := range rounds {
 		xs = append(xs, of(r))
 	}
+	return xs
+}
+
+// medianOf is 0 of nothing.
+func medianOf(xs []float64) float64 {
 	if len(xs) == 0 {
 		return 0
 	}
-	slices.Sort(xs)
+	xs = slices.Sorted(slices.Values(xs))
 	return (xs[(len(xs)-1)/2] + xs[len(xs)/2]) / 2
+}
+
+// median of what the rounds say, by of.
+func median[T any](rounds []T, of func(T) float64) float64 { return medianOf(each(rounds, of)) }
+
+// A column of a table says of the rounds of a row what their median is, or the
+// most: the median of the longest waits would hide the longest.
+type column[T any] struct {
+	name   string
+	of     func(T) float64
+	format string
+	most   bool
+}
+
+// text is "-" for what was not measured.
+func (c column[T]) text(rounds []T) string {
+	xs := each(rounds, c.of)
+	v := medianOf(xs)
+	if c.most {
+		v = slices.Max(xs)
+	}
+	if v < 0 {
+		return "-"
+	}
+	return fmt.Sprintf(c.format, v)
 }
 
 // rounds are a strategy's measurements in a scenario.
@@ -184,22 +213,18 @@ func (r *record) rounds(scenario, strategy string) []measurement {
 }
 
 // columns of the herd's tables.
-var columns = []struct {
-	name   string
-	of     func(measurement) float64
-	format string
-}{
-	{"loads/expiry", func(m measurement) float64 { return m.LoadsPerExpiry }, "%.4g"},
-	{"duplicates", func(m measurement) float64 { return float64(m.Duplicates) }, "%.4g"},
-	{"p50 ms", func(m measurement) float64 { return m.P50 }, "%.1f"},
-	{"p99 ms", func(m measurement) float64 { return m.P99 }, "%.1f"},
-	{"p99.9 ms", func(m measurement) float64 { return m.P999 }, "%.1f"},
-	{"max ms", func(m measurement) float64 { return m.Max }, "%.1f"},
-	{"waiting s", func(m measurement) float64 { return m.Waiting }, "%.4g"},
-	{"commands/process", func(m measurement) float64 { return m.Commands }, "%.4g"},
-	{"failures", func(m measurement) float64 { return float64(m.Failures) }, "%.4g"},
-	{"wrong", func(m measurement) float64 { return float64(m.Wrong) }, "%.4g"},
-	{"hung", func(m measurement) float64 { return float64(m.Hung) }, "%.4g"},
+var columns = []column[measurement]{
+	{"loads/expiry", func(m measurement) float64 { return m.LoadsPerExpiry }, "%.4g", false},
+	{"duplicates", func(m measurement) float64 { return float64(m.Duplicates) }, "%.4g", false},
+	{"p50 ms", func(m measurement) float64 { return m.P50 }, "%.1f", false},
+	{"p99 ms", func(m measurement) float64 { return m.P99 }, "%.1f", false},
+	{"p99.9 ms", func(m measurement) float64 { return m.P999 }, "%.1f", false},
+	{"max ms", func(m measurement) float64 { return m.Max }, "%.1f", true},
+	{"waiting s", func(m measurement) float64 { return m.Waiting }, "%.4g", false},
+	{"commands/process", func(m measurement) float64 { return m.Commands }, "%.4g", false},
+	{"failures", func(m measurement) float64 { return float64(m.Failures) }, "%.4g", false},
+	{"wrong", func(m measurement) float64 { return float64(m.Wrong) }, "%.4g", false},
+	{"hung", func(m measurement) float64 { return float64(m.Hung) }, "%.4g", false},
 }
 
 func printHerd(w io.Writer, r *record, size size, chosen []scenario) {
@@ -222,11 +247,7 @@ func printHerd(w io.Writer, r *record, size size, chosen []scenario) {
 			}
 			fmt.Fprint(out, s.name, "\t")
 			for _, c := range columns {
-				if v := median(ms, c.of); v < 0 {
-					fmt.Fprint(out, "-\t")
-				} else {
-					fmt.Fprintf(out, c.format+"\t", v)
-				}
+				fmt.Fprint(out, c.text(ms), "\t")
 			}
 			fmt.Fprintln(out)
 		}

@@ -11,7 +11,7 @@ import (
 
 var rockscacheRedis = strategy{
 	name: "rockscache", engines: []string{redisEngine}, traits: locks | wholeSeconds,
-	caveat: "TTL and lock count in whole seconds; waiters poll at its default of 100 ms; a stale value it serves only after an invalidation",
+	caveat: "TTL and lock count in whole seconds; waiters poll at its default of 100 ms; a stale value it serves only after an invalidation; its lock lives for the lease, as all do, where its documentation wants the longest load (slow origin and long load are longer); without Redis it returns the error, for its user to load then",
 	open: func(c *clients, p policy, load loader) (cache, error) {
 		o := rockscache.NewDefaultOptions()
 		o.LockExpire = time.Duration(seconds(p.Lease)) * time.Second

@@ -12,7 +12,7 @@ import (
 
 var rueidisAside = strategy{
 	name: "rueidisaside", engines: []string{redisEngine}, traits: locks,
-	caveat: "a read of what may be cached on its side is five commands; a Get, with its load, lasts for a TTL at most; the lease is how long a holder's marker lives",
+	caveat: "a read of what may be cached on its side is five commands; a Get, with its load, lasts for a TTL at most; the lease is how long a holder's marker lives; without Redis it returns the error, for its user to load then",
 	open: func(c *clients, p policy, load loader) (cache, error) {
 		aside, err := rueidisaside.NewClient(rueidisaside.ClientOption{
 			ClientOption: rueidis.ClientOption{InitAddress: []string{c.redis.Options().Addr}},

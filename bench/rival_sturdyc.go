@@ -24,7 +24,7 @@ var sturdycInProcess = strategy{
 
 var sturdycRedis = strategy{
 	name: "sturdyc + redis", engines: []string{redisEngine},
-	caveat: "its distributed storage is shared, its loads are not; a value that comes from the storage lives a whole TTL more in the process",
+	caveat: "its distributed storage is shared, its loads are not, and the early refreshes of the storage are not used; a value that comes from the storage lives a whole TTL more in the process",
 	open: func(c *clients, p policy, load loader) (cache, error) {
 		return sturdycCache(p, load, sturdyc.WithDistributedStorage(redisStorage{c.redis, p.TTL})), nil
 	},
@@ -35,7 +35,8 @@ func sturdycCache(p policy, load loader, options ...sturdyc.Option) cache {
 	ttl := p.TTL
 	if p.Stale > 0 {
 		ttl += p.Stale
-		options = append(options, sturdyc.WithEarlyRefreshes(p.TTL, p.TTL+time.Millisecond, p.TTL+p.Stale, 100*time.Millisecond))
+		// The last is when a refresh under way is begun once more: no load here is as long.
+		options = append(options, sturdyc.WithEarlyRefreshes(p.TTL, p.TTL+time.Millisecond, p.TTL+p.Stale, p.TTL))
 	}
 	capacity := p.Near
 	if capacity == 0 {

@@ -191,6 +191,7 @@ type trial struct {
 	behaviour behaviour
 	round     int
 	log       string
+	asking    int  // how many processes ask
 	down      bool // the engines are killed before it begins
 	trace     bool
 
@@ -297,7 +298,7 @@ func (x *trial) measure(expiries float64, counted func() error) error {
 	if x.down {
 		x.m.Commands = -1
 	} else {
-		x.m.Commands = float64(after-before) / float64(x.size.Processes)
+		x.m.Commands = float64(after-before) / float64(x.asking)
 	}
 	return nil
 }
@@ -357,13 +358,9 @@ func (x *trial) expiries(d time.Duration) error {
 	if err := os.Truncate(x.log, 0); err != nil {
 		return err
 	}
-	// One expiry at each TTL, or at each TTL and load where nobody may be
-	// served meanwhile.
-	every, first := x.policy.TTL, x.policy.TTL
-	if x.policy.Stale == 0 {
-		every += x.behaviour.Load
-	}
-	times := 1 + max(0, (d-first)/every)
+	// One expiry a TTL from now, and one after each TTL and load: a value is fresh
+	// from the end of its load.
+	times := 1 + max(0, (d-x.policy.TTL)/(x.policy.TTL+x.behaviour.Load))
 	return x.driveOpen(func(o *order) { o.For, o.Rate = d, x.size.Rate }, float64(times))
 }
 

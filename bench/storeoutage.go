@@ -66,6 +66,7 @@ func runOutage(args []string) error {
 	if err := flags.parse(args); err != nil {
 		return err
 	}
+	newRecord("outage", nil).where(os.Stdout)
 	size := sized(flags, outageQuick, outageFull)
 	var broken []error
 	for _, s := range []strategy{bellwetherRedis, bellwetherMemcached} {

@@ -34,6 +34,7 @@ func (x *trial) wakes() error {
 	if err := x.open(); err != nil {
 		return err
 	}
+	x.asking = min(wakeProcesses, x.size.Processes)
 	bursts := make([][]report, x.size.Wakes)
 	err := x.measure(float64(len(bursts)), func() error {
 		var all []report
