@@ -14,8 +14,7 @@ import (
 	"time"
 )
 
-// This file is what is kept of a run: its record, as a file and as tables, and
-// how two of them compare.
+// This file is what is kept of a run: its record, as a file and as tables.
 
 // A record is one run: what was measured, and where.
 type record struct {
