@@ -19,7 +19,7 @@ type call struct {
 	inform  func(status int, h http.Header)
 
 	mu     sync.Mutex // guards what follows
-	ran    bool       // the handler was run for this call
+	ran    *exchange  // the latest run of the handler for this call
 	left   bool
 	reader *spool.Reader
 	alone  *exchange // whose only reader the call is
@@ -56,19 +56,22 @@ func (c *call) settleAside() {
 func (c *call) began() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.ran
+	return c.ran != nil
 }
 
 // attach takes the call's place at the start of a body, if it is still there.
-func (c *call) attach(body *spool.Spool) {
+func (c *call) attach(x *exchange) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.ran != x {
+		return // given up on, and late: the call reads what a later run makes
+	}
 	if c.reader != nil {
 		c.reader.Close() // of a run that an invalidation has made void
 		c.reader = nil
 	}
 	if !c.left {
-		c.reader, _ = body.NewReader()
+		c.reader, _ = x.body.NewReader()
 	}
 }
 

@@ -113,6 +113,28 @@ func TestGet_ErrorsThatDoHarm(t *testing.T) {
 	})
 }
 
+// A load that panics has failed, also with an error that says not found.
+func TestGet_PanicWithNotFound(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		panics := true
+		c := cacheOf(t, func(context.Context, string) (string, error) {
+			if panics {
+				panic(fmt.Errorf("row 42: %w", bellwether.ErrNotFound))
+			}
+			return "v", nil
+		}, harmOptions())
+		_, err := c.Get(t.Context(), "k")
+		if _, ok := errors.AsType[*bellwether.PanicError](err); !ok {
+			t.Errorf("err = %v, want a PanicError", err)
+		}
+		panics = false
+		time.Sleep(10 * time.Second)
+		if v, err := c.Get(t.Context(), "k"); v != "v" || err != nil {
+			t.Errorf("%q, %v, when the failure's pause is over", v, err)
+		}
+	})
+}
+
 // Of a batch the keys that it is about have failed, and no others.
 func TestGetMany_ErrorsThatDoHarm(t *testing.T) {
 	eachHarm(t, func(t *testing.T, name string, harm error) {

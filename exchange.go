@@ -64,8 +64,10 @@ type exchange struct {
 	header      http.Header // the handler's
 	wroteHeader bool
 	final       http.Header // the handler's as of then
-	// guessing is set from a first Write until there are the bytes by which the type
-	// of the body can be guessed: to decide has to wait for them.
+	// guessing is set until there are the bytes by which the type of the body can be
+	// guessed. To decide waits for them where the handler just writes; where it has
+	// written the header all is decided, but net/http, which guesses for each client
+	// then, must not be given less.
 	guessing  bool
 	first     []byte // of the body, while guessing
 	guessed   bool   // the type is not the handler's
@@ -202,6 +204,7 @@ func (x *exchange) WriteHeader(status int) {
 		x.announced = x.stored.body.Len()
 	}
 	x.decide(status)
+	x.guessing = !x.bodyless && !x.validated && untyped(x.header)
 	if x.validated {
 		for _, piece := range x.stored.body {
 			x.take(piece)
@@ -237,20 +240,25 @@ func unsigned(first, more []byte) bool {
 	return len(b) == 0 || len(b) < 16 && (b[0] == '<' || bytes.HasPrefix(b, []byte("RIFF")))
 }
 
-// guess decides, with the type of what the handler has written, of which more is
-// the last. It is done here, so that all get the same: who reads the body as it
-// grows, and who gets it whole.
+// guess ends what was waited for, of which more is the last: the type of the body
+// is guessed here where it is not decided yet, so that all get the same: who reads
+// the body as it grows, and who gets it whole. What was held back goes on in one
+// piece, for it is from one that net/http guesses.
 func (x *exchange) guess(more []byte) (err error) {
 	x.guessing = false
-	first := x.first
-	x.first = nil
-	if b := append(first, more[:min(len(more), guessLen-len(first))]...); len(b) > 0 {
-		x.final.Set("Content-Type", http.DetectContentType(b))
-		x.guessed = true
+	start := more
+	if len(x.first) > 0 {
+		start, x.first = slices.Concat(x.first, more), nil
 	}
-	x.decide(http.StatusOK)
-	if len(first) > 0 {
-		_, err = x.take(first)
+	if x.response == nil {
+		if len(start) > 0 {
+			x.final.Set("Content-Type", http.DetectContentType(start))
+			x.guessed = true
+		}
+		x.decide(http.StatusOK)
+	}
+	if len(start) > 0 {
+		_, err = x.take(start)
 	}
 	return err
 }
@@ -329,7 +337,7 @@ func (x *exchange) decide(status int) {
 	}
 	// The owner's place is taken before a byte is written: it must not lose the
 	// start of a body that nobody keeps.
-	x.owner.attach(x.body)
+	x.owner.attach(x)
 	close(x.decided)
 	x.offer()
 }
@@ -455,16 +463,17 @@ func (x *exchange) Write(p []byte) (int, error) {
 	if x.refused {
 		return 0, http.ErrContentLength
 	}
-	if x.guessing {
-		if n := len(x.first) + len(p); n < guessLen && int64(n) != x.announced && unsigned(x.first, p) {
-			x.first = append(x.first, p...)
-			return len(p), nil
-		}
-		if err := x.guess(p); err != nil {
-			return 0, err
-		}
+	if !x.guessing {
+		return x.take(p)
 	}
-	return x.take(p)
+	if n := len(x.first) + len(p); n < guessLen && int64(n) != x.announced && unsigned(x.first, p) {
+		x.first = append(x.first, p...)
+		return len(p), nil
+	}
+	if err := x.guess(p); err != nil {
+		return 0, err
+	}
+	return len(p), nil
 }
 
 // take adds to the body, and tells when that passes the limit.
@@ -582,7 +591,7 @@ func (x *exchange) carry(next http.Handler, r *http.Request) (*response, error) 
 	running, cancel := context.WithCancelCause(ownRoute(watchedFrom(r.Context(), x.load, chi.RouteCtxKey)))
 	x.cancel, x.ended = cancel, running.Done()
 	c.mu.Lock()
-	c.ran = true
+	c.ran = x
 	c.mu.Unlock()
 	// Until it is known that the response is one client's alone, the rebuild's
 	// end is the handler's end; and the body's, also if the handler is deaf to its
@@ -611,6 +620,9 @@ func (x *exchange) carry(next http.Handler, r *http.Request) (*response, error) 
 
 	switch {
 	case x.err != nil:
+		if p, ok := errors.AsType[*PanicError](x.err); ok && x.told && p.Value != http.ErrAbortHandler {
+			x.m.engine.OnError(x.attempt.key, x.err) // the rebuild has ended well before
+		}
 		return nil, x.err
 	case x.response == nil:
 		return nil, errUnselected

@@ -7,12 +7,14 @@ import (
 	"io"
 	"net/http"
 	"runtime"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/lockers/locallock"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
@@ -113,6 +115,94 @@ func TestExchange_DeafHandlerWritesOn(t *testing.T) {
 
 // The end of a load is the cause of its handler's context's end, whoever still
 // reads.
+// A handler that is deaf to the end of its load, and writes its header late, does
+// not take the place of its client in what the next run makes.
+func TestExchange_GivenUpRunIsLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var runs atomic.Int32
+		s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Locker: &losing{Locker: locallock.New()}, Store: memstore.New()}},
+			func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", "max-age=60")
+				if runs.Add(1) == 1 {
+					time.Sleep(4 * time.Second)
+					io.WriteString(w, "of the first run")
+					return
+				}
+				io.WriteString(w, "of the second ")
+				time.Sleep(5 * time.Second)
+				io.WriteString(w, "run")
+			})
+		if w := s.get("http://a/p"); w.Code != http.StatusOK || w.Body.String() != "of the second run" {
+			t.Errorf("%d %q", w.Code, w.Body)
+		}
+		s.wantCalls(t, 2)
+	})
+}
+
+// losing is a locker whose first lease of a page is lost after a second.
+type losing struct {
+	bellwether.Locker
+	lost atomic.Bool
+}
+
+func (l *losing) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
+	lease, err := l.Locker.TryAcquire(ctx, key, ttl)
+	if err != nil || !strings.HasSuffix(key, "a/p") || l.lost.Swap(true) {
+		return lease, err
+	}
+	gone := make(chan struct{})
+	time.AfterFunc(time.Second, func() {
+		lease.Release(context.Background())
+		close(gone)
+	})
+	return lostLease{lease, gone}, nil
+}
+
+type lostLease struct {
+	bellwether.Lease
+	gone chan struct{}
+}
+
+func (l lostLease) Lost() <-chan struct{} { return l.gone }
+
+// A response that breaks off after its key was invalidated is one failed run: the
+// handler does not run again for nobody, and what comes next is not its failure.
+func TestExchange_BreaksOffInvalidated(t *testing.T) {
+	for name, o := range map[string]bellwether.Options{
+		"with a locker":    {Locker: locallock.New(), Store: memstore.New()},
+		"without a locker": {Store: memstore.New()},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var runs atomic.Int32
+				s := newSite(t, bellwether.HTTPOptions{Options: o}, func(w http.ResponseWriter, r *http.Request) {
+					w.Header().Set("Cache-Control", "max-age=60")
+					if runs.Add(1) > 1 {
+						fmt.Fprint(w, "page")
+						return
+					}
+					io.WriteString(w, "part of a page")
+					time.Sleep(2 * time.Second)
+					panic(http.ErrAbortHandler)
+				})
+				time.AfterFunc(time.Second, func() {
+					if err := s.mw.Invalidate(context.Background(), "http://a/p"); err != nil {
+						t.Error(err)
+					}
+				})
+				if w := s.get("http://a/p"); w.Code != -1 {
+					t.Errorf("whose response breaks off gets %d", w.Code)
+				}
+				time.Sleep(time.Second)
+				s.wantCalls(t, 1)
+				if w := s.get("http://a/p"); w.Body.String() != "page" {
+					t.Errorf("the next gets %d %q", w.Code, w.Body)
+				}
+			})
+		})
+	}
+}
+
 func TestExchange_Cause(t *testing.T) {
 	for _, who := range []string{"client stays", "client leaves", "refresh"} {
 		for _, how := range []string{"before the header", "after the header"} {

@@ -75,6 +75,11 @@ type flight[V any] struct {
 	// makes, and whether the flight goes on without the store.
 	position  uint64
 	storeless bool
+	// unlisted tells that a soft sweep has taken the flight from the map, where no
+	// invalidation of its key finds it: from then on, when there had been so many of
+	// any key, each counts. Guarded by engine.mu.
+	unlisted      bool
+	invalidations uint64
 }
 
 // A flightState is one state of a flight. It never changes; the next one takes
@@ -302,7 +307,7 @@ func (f *flight[V]) settle(it *item[V]) bool {
 	// What was swept softly while it was made, and has no window that is open,
 	// is for nobody who has asked since.
 	swept := spared == nil || spared.freshUntil < it.freshUntil && spared.judge(e.clock.now()) == rebuild
-	if f.disowned = f.disowned || swept; f.disowned {
+	if f.disowned = f.disowned || swept || f.unlisted && f.invalidations != e.invalidations; f.disowned {
 		// Clients that read a response while it is made have it already. It
 		// is theirs, and nobody else's.
 		if f.streaming() {

@@ -143,7 +143,7 @@ func (r *run[V]) hedge(ctx context.Context) bool {
 
 // finishHedge is finish for a hedge.
 func (r *run[V]) finishHedge(ctx context.Context, l loaded[V], epoch uint64) bool {
-	if l.err != nil && !errors.Is(l.err, ErrNotFound) {
+	if l.err != nil && !notFound(l.err) {
 		r.engine.count.loadFailures.Add(1)
 		return false // the holder is still there
 	}

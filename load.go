@@ -128,7 +128,7 @@ func startLoad[V any](ctx context.Context, load func(ctx context.Context, tell f
 			switch {
 			case slot.set:
 				l.freshness = slot.f
-			case errors.Is(l.err, ErrNotFound):
+			case notFound(l.err):
 				l.freshness = Freshness{TTL: o.NotFoundTTL}
 			default:
 				l.freshness = o.Freshness
@@ -161,6 +161,13 @@ func startLoad[V any](ctx context.Context, load func(ctx context.Context, tell f
 		returned = true
 	}()
 	return result
+}
+
+// notFound reports whether a load has said that there is no such thing. One that
+// has panicked with such an error has failed.
+func notFound(err error) bool {
+	_, panicked := errors.AsType[*PanicError](err)
+	return !panicked && errors.Is(err, ErrNotFound)
 }
 
 // inquire asks of a user's error what is asked of it later, where nobody recovers:

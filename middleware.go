@@ -160,7 +160,7 @@ func NewMiddleware(o HTTPOptions) *Middleware {
 func (m *Middleware) Stats() Stats { return m.engine.snapshot() }
 
 // Close ends the middleware: rebuilds under way are cancelled, and GET and HEAD get
-// 503 from then on. It does not close Store and Locker. It may be called again; the
+// 503 from then on, but for those that go past the cache. It does not close Store and Locker. It may be called again; the
 // error is always nil.
 func (m *Middleware) Close() error {
 	m.engine.close()
@@ -178,7 +178,8 @@ func (m *Middleware) Close() error {
 // other methods with one that flushes and hijacks as that does.
 //
 // A handler that panics does so to its first client's server too; the others who
-// wait get 502, and an Observer's Rebuild gets the stack.
+// wait get 502, and an Observer's Rebuild gets the stack; its Error, where the
+// response was not for others and the rebuild has ended with its header.
 //
 // An interim response (1xx) goes to the client whose request runs the handler.
 // Trailers go to all who read the response as it is made, and are not stored.
@@ -228,7 +229,9 @@ func (m *Middleware) target(r *http.Request) (*http.Request, bool) {
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" {
 		return nil, false
 	}
-	return &http.Request{Method: r.Method, URL: u, Host: u.Host, Header: r.Header}, true
+	target := &http.Request{Method: r.Method, URL: u, Host: u.Host, Header: r.Header}
+	_, ok = httpcache.Key(target)
+	return target, ok
 }
 
 // eventStream is the media type of server-sent events, which do not end.
@@ -380,7 +383,7 @@ func (q *query) want() want[*response] {
 // reuse reports whether RFC 9111 lets a stored response answer a request.
 func reuse(it *item[*response], now instant, d httpcache.RequestDirectives) bool {
 	f := it.value.freshness
-	f.StaleWhileRevalidate = it.staleUntil - it.freshUntil // in the entry, not in the response's bytes
+	f.Lifetime, f.StaleWhileRevalidate = it.freshUntil-it.born, it.staleUntil-it.freshUntil // in the entry, not in the response's bytes
 	return f.Reuse(now-it.born, d)
 }
 

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/stores/memstore"
 	"github.com/go-chi/chi/v5"
 )
 
@@ -130,6 +131,42 @@ func TestHTTP_UnsafeHijack(t *testing.T) {
 	}
 }
 
+// What a POST says over a connection that it has taken over answers no GET.
+func TestHTTP_PostHijack(t *testing.T) {
+	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{})
+	defer mw.Close()
+	server := httptest.NewServer(mw.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=60")
+		w.Header().Set("Content-Location", "/")
+		if r.Method == "GET" {
+			io.WriteString(w, "page")
+			return
+		}
+		conn, rw, err := w.(http.Hijacker).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		rw.WriteString("HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\n\r\n")
+		rw.Flush()
+		conn.Close()
+	})))
+	defer server.Close()
+	resp, err := http.Post(server.URL, "", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	time.Sleep(50 * time.Millisecond) // what would be kept is kept behind the client's back
+	if resp, err = http.Get(server.URL); err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if body, err := io.ReadAll(resp.Body); string(body) != "page" || err != nil {
+		t.Errorf("the next GET gets %q, %v", body, err)
+	}
+}
+
 // Where it cannot, what it says then is what counts.
 func TestHTTP_UnsafeHijackFails(t *testing.T) {
 	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
@@ -184,6 +221,199 @@ func TestHTTP_PostKeepsNobodysOwn(t *testing.T) {
 	s.wantCalls(t, 1)
 }
 
+// The age of what a POST has answered counts from its header, as a GET's does.
+func TestHTTP_PostAge(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=60")
+			w.Header().Set("Content-Location", "/p")
+			w.WriteHeader(http.StatusOK)
+			if r.Method == "POST" {
+				time.Sleep(50 * time.Second)
+			}
+			io.WriteString(w, r.Method)
+		})
+		s.do(request("POST", "http://a/p"))
+		if w := s.get("http://a/p"); w.Body.String() != "POST" || w.Header().Get("Age") != "50" {
+			t.Errorf("50 s after the header: %q %v", w.Body, w.Header())
+		}
+		time.Sleep(11 * time.Second)
+		if w := s.get("http://a/p"); w.Body.String() != "GET" {
+			t.Errorf("61 s after the header, with max-age=60: %q %v", w.Body, w.Header())
+		}
+	})
+}
+
+// What Key makes of an unsafe request counts as a false if it is no such URL: the
+// request's own is invalidated.
+func TestHTTP_KeyOfUnsafeIsNoURL(t *testing.T) {
+	for _, bad := range []string{"nonsense", "http:///p", "http://a/p#f", "http://u@a/p", "http://a:99999/p", "http://a b/p"} {
+		s := newSite(t, bellwether.HTTPOptions{Key: func(r *http.Request) (string, bool) {
+			if r.Method != "GET" {
+				return bad, true
+			}
+			return "http://a" + r.URL.Path, true
+		}}, func(w http.ResponseWriter, r *http.Request) { w.Header().Set("Cache-Control", "max-age=60") })
+		s.get("http://a/p")
+		s.do(request("PUT", "http://a/p"))
+		s.get("http://a/p")
+		if n := s.calls.Load(); n != 3 {
+			t.Errorf("%q: %d handler calls, want 3", bad, n)
+		}
+	}
+}
+
+// A panic is not a load's word that there is no such thing, whatever it is made of.
+func TestHTTP_PanicWithNotFound(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := bellwether.HTTPOptions{Options: bellwether.Options{TTL: time.Minute, Store: memstore.New()}}
+		s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
+			if time.Now().Second() == 0 {
+				panic(fmt.Errorf("user 42: %w", bellwether.ErrNotFound))
+			}
+			fmt.Fprint(w, "page")
+		})
+		if w := s.get("http://a/p"); w.Code != -1 {
+			t.Errorf("the client whose handler panics gets %d", w.Code)
+		}
+		time.Sleep(10 * time.Second)
+		if w := s.get("http://a/p"); w.Body.String() != "page" {
+			t.Errorf("the next gets %d %q", w.Code, w.Body)
+		}
+	})
+}
+
+// The stack of a handler that panics is told, also behind the header of a response
+// that is one client's alone.
+func TestHTTP_PanicIsTold(t *testing.T) {
+	for _, control := range []string{"max-age=60", "private"} {
+		t.Run(control, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				told := make(chan error, 9)
+				o := bellwether.HTTPOptions{Options: bellwether.Options{Observers: []bellwether.Observer{{
+					Rebuild: func(ctx context.Context, _ string) (context.Context, func(bellwether.Rebuild)) {
+						return ctx, func(r bellwether.Rebuild) { told <- r.Err }
+					},
+					Error: func(_ string, err error) { told <- err },
+				}}}}
+				s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
+					w.Header().Set("Cache-Control", control)
+					io.WriteString(w, "part of a page")
+					time.Sleep(time.Second)
+					panic("boom")
+				})
+				if w := s.get("http://a/p"); w.Code != -1 {
+					t.Errorf("its client gets %d", w.Code)
+				}
+				synctest.Wait()
+				close(told)
+				for err := range told {
+					if p, ok := errors.AsType[*bellwether.PanicError](err); ok && p.Value == "boom" && len(p.Stack) > 0 {
+						return
+					}
+				}
+				t.Error("nobody was told")
+			})
+		})
+	}
+}
+
+// A handler that answers one client alone is not cut short because that client
+// gets no body.
+func TestReply_PrivateWithoutBody(t *testing.T) {
+	for _, r := range []*http.Request{
+		request("GET", "http://a/p"), request("HEAD", "http://a/p"), request("GET", "http://a/p", "If-None-Match", `"e"`),
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			var ended bool
+			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", "private")
+				w.Header().Set("Etag", `"e"`)
+				io.WriteString(w, "page")
+				select { // such as the commit of a transaction
+				case <-r.Context().Done():
+				case <-time.After(time.Second):
+					ended = true
+				}
+			})
+			w := s.do(r.Clone(t.Context()))
+			synctest.Wait()
+			if !ended {
+				t.Errorf("%s %v: its context ended while the client was there", r.Method, r.Header)
+			}
+			if w.Header()["Age"] != nil {
+				t.Errorf("%s %v: Age %q, of what the handler has made for this client", r.Method, r.Header, w.Header()["Age"])
+			}
+		})
+	}
+}
+
+// A handler that is asked again, for a range of what is one client's alone, does
+// not run twice at a time.
+func TestReply_RangeOfPrivate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var ended atomic.Bool
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "private")
+			if r.Header.Get("Range") != "" {
+				if synctest.Wait(); !ended.Load() {
+					t.Error("the run without the range is still there")
+				}
+				return
+			}
+			io.WriteString(w, "page")
+			<-r.Context().Done()
+			ended.Store(true)
+		})
+		s.get("http://a/p", "Range", "bytes=0-1")
+		s.wantCalls(t, 2)
+	})
+}
+
+// What was made stale is stale since then, for a request that takes what is so long
+// stale, too.
+func TestReply_MaxStaleOfSwept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=3600")
+		})
+		s.get("http://a/p")
+		if err := s.mw.InvalidateMatching(t.Context(), bellwether.Match{URLs: []string{"http://a/p"}, Soft: true}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(100 * time.Second)
+		s.get("http://a/p", "Cache-Control", "max-stale=200")
+		s.wantCalls(t, 1)
+		s.get("http://a/p", "Cache-Control", "max-stale=5")
+		s.wantCalls(t, 1)
+	})
+}
+
+// Clients that read one response have trailers of their own to announce: what a
+// middleware outside adds for one is no other's. The race detector is what fails here.
+func TestReply_TrailerIsItsOwn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			time.Sleep(time.Second)
+			w.Header().Set("Cache-Control", "max-age=60")
+			w.Header().Set("Trailer", "A, B, C")
+			io.WriteString(w, "page")
+			time.Sleep(time.Second)
+		})
+		inner := s.handler
+		s.handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { inner.ServeHTTP(addsTrailer{w}, r) })
+		s.burst(8, same("http://a/p"))
+		s.wantCalls(t, 1)
+	})
+}
+
+type addsTrailer struct{ http.ResponseWriter }
+
+func (w addsTrailer) WriteHeader(status int) {
+	w.Header().Add("Trailer", "D")
+	w.ResponseWriter.WriteHeader(status)
+}
+
 // A request whose context ends may have a client that is there, as when a server
 // is shut down: it is not told that all is well.
 func TestReply_ContextEnds(t *testing.T) {
@@ -220,6 +450,14 @@ func TestReply_GuessedType(t *testing.T) {
 			}
 		})
 		inner := s.handler
+		direct, cached := httptest.NewServer(written(tt.pieces)), httptest.NewServer(s.mw.Handler(written(tt.pieces)))
+		defer direct.Close()
+		defer cached.Close()
+		for range 2 { // made, and kept
+			if want, got := typeOf(t, direct.URL), typeOf(t, cached.URL); got != want {
+				t.Errorf("%q behind a WriteHeader: %q, want %q as without the cache", tt.pieces, got, want)
+			}
+		}
 		for _, url := range []string{"http://a/p", "http://a/p"} { // made, and kept
 			if w := s.get(url); w.Header().Get("Content-Type") != tt.want || w.Body.String() != strings.Join(tt.pieces, "") {
 				t.Errorf("%q: %v %q", tt.pieces, w.Header(), w.Body)
@@ -235,6 +473,31 @@ func TestReply_GuessedType(t *testing.T) {
 			}
 		}
 	}
+}
+
+// written is a handler that writes its header first.
+func written(pieces []string) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=60")
+		w.WriteHeader(http.StatusNotFound)
+		for _, p := range pieces {
+			io.WriteString(w, p)
+			time.Sleep(time.Millisecond)
+		}
+	})
+}
+
+func typeOf(t *testing.T, url string) string {
+	t.Helper()
+	resp, err := http.Get(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if _, err := io.Copy(io.Discard, resp.Body); err != nil {
+		t.Error(err)
+	}
+	return resp.Header.Get("Content-Type")
 }
 
 // What comes behind a Write that was refused does not stand in its place.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptrace"
 	"net/textproto"
@@ -89,6 +90,31 @@ func TestHTTP_TooLargeStaysHitForMiss(t *testing.T) {
 			t.Errorf("no longer too large: %q", got)
 		}
 	})
+}
+
+// What is withheld although it says that it may be cached is withheld from the next
+// as well: they do not wait for each other to find that out again.
+func TestHTTP_WithheldStaysHitForMiss(t *testing.T) {
+	for name, withheld := range map[string]http.Header{
+		"an event stream":  {"Content-Type": {"text/event-stream"}},
+		"too large header": {"X-Long": {strings.Repeat("x", 70<<10)}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+					maps.Copy(w.Header(), withheld)
+					w.Header().Set("Cache-Control", "max-age=60")
+				})
+				s.get("http://a/p")
+				for range 4 {
+					time.Sleep(100 * time.Millisecond)
+					if w := s.get("http://a/p"); !strings.Contains(w.Header().Get("Cache-Status"), "fwd=bypass") {
+						t.Errorf("%v", w.Header()["Cache-Status"])
+					}
+				}
+			})
+		})
+	}
 }
 
 func TestHTTP_PassThroughIsBounded(t *testing.T) {

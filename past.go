@@ -49,7 +49,7 @@ func (q *query) passUncacheable(key string, s served[*response]) {
 	w.before = func(status int) {
 		header := httpcache.CanonicalHeader(w.Header())
 		j := httpcache.Judge(q.r.Header, status, header, sent, time.Now(), q.m.rules)
-		cacheable = j.Shared && (reason != reasonTooLarge || q.m.fits(header))
+		cacheable = j.Shared && !isEventStream(header) && headerBytes(header) <= maxHeader && (reason != reasonTooLarge || q.m.fits(header))
 		why.AppendTo(w.Header())
 	}
 	q.next.ServeHTTP(w, q.r)
@@ -185,6 +185,7 @@ func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.
 		res     *response
 		kept    http.Header
 		f       Freshness
+		decided time.Time
 		changed []string
 		drops   int
 	)
@@ -195,6 +196,7 @@ func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.
 	u.before = func(status int) {
 		changed = httpcache.InvalidatedKeys(target, status, u.Header())
 		now := time.Now()
+		decided = now
 		header := httpcache.CanonicalHeader(u.Header())
 		j := httpcache.Judge(r.Header, status, header, sent, now, m.rules)
 		// As in decide; and what a GET would not be asked with, nobody is given.
@@ -214,6 +216,7 @@ func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.
 	n, announced := contentLength(u.Header())
 	if u.keeping && (!announced || n == int64(u.body.Len())) {
 		res.complete(kept, spool.BodyOf(bytes.Clone(u.body.Bytes())))
+		f.Age += time.Since(decided)
 		m.engine.putUnless(key, res, f, witness, drops)
 	}
 }
@@ -338,6 +341,13 @@ func (u *keptWriter) Write(p []byte) (int, error) {
 		u.body.Write(p[:n])
 	}
 	return n, err
+}
+
+// Hijack is the real writer's. What is said then is not seen, and so not kept.
+func (u *keptWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	conn, rw, err := u.watchedWriter.Hijack()
+	u.keeping = u.keeping && err != nil
+	return conn, rw, err
 }
 
 // ReadFrom copies through Write, unless nothing is kept.

@@ -681,7 +681,7 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 		r.built(l.took)
 		it.kind, it.value = KindValue, l.value
 		it.lifetime = e.lifetimeOf(now, l.freshness, r.key, epoch)
-	case errors.Is(l.err, ErrNotFound):
+	case notFound(l.err):
 		r.built(l.took)
 		it.kind = KindNotFound
 		it.lifetime = e.lifetimeOf(now, l.freshness, r.key, epoch)
@@ -767,6 +767,10 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 	r.fenced = !r.commit(ctx, it)
 	r.committed = e.clock.now()
 	if !r.fenced && r.settle(it) {
+		return true
+	}
+	if r.streaming() {
+		r.end(errAgain) // its readers have seen it break off; no other load could be shown here
 		return true
 	}
 	if r.refused++; r.refused < maxRefused {

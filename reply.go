@@ -107,13 +107,24 @@ func (q *query) replyLive(c *call, s served[*response], key string) liveOutcome 
 		}
 	}
 	if !status.Stored && res.status == http.StatusOK && r.Header["Range"] != nil {
-		// There will be no whole to take it from. The handler may know ranges.
+		// There will be no whole to take it from. The handler may know ranges; a run
+		// that answers this client alone need not go on beside that.
 		body.Close()
+		c.leave()
 		q.pass(httpcache.Status{Fwd: httpcache.FwdBypass, Detail: x.unkept()})
 		return liveDone
 	}
 	if (x.shared || own) && httpcache.NotModified(r.Method, r.Header, res.status, header, x.decidedAt) {
-		stored{header: header, guessed: res.guessed, age: age}.notModified().write(w, r, status)
+		s := stored{header: header, guessed: res.guessed, age: age}.notModified()
+		h := w.Header()
+		s.setHeader(h, status)
+		if !x.shared { // it is the handler's own answer, with its Age or none
+			h["Age"] = header["Age"]
+		}
+		send(w, r, s.status, s.body)
+		if !x.shared && !x.checked {
+			q.relay(x, body, own, io.Discard)
+		}
 		return liveDone
 	}
 	h := w.Header()
@@ -125,19 +136,24 @@ func (q *query) replyLive(c *call, s served[*response], key string) liveOutcome 
 		h.Set("Content-Length", strconv.FormatInt(x.announced, 10))
 	}
 	if len(x.trailers) > 0 {
-		h["Trailer"] = x.trailers
+		h["Trailer"] = slices.Clip(x.trailers)
 	}
 	status.AppendTo(h)
 	w.WriteHeader(res.status)
-	if r.Method != http.MethodHead {
-		q.relay(x, body, own)
+	switch {
+	case r.Method != http.MethodHead:
+		q.relay(x, body, own, w)
+	case !x.shared && !x.checked:
+		q.relay(x, body, own, io.Discard)
 	}
 	return liveDone
 }
 
-// relay sends the body while it is being written, and the trailers behind it. It
-// does not return if the body breaks off.
-func (q *query) relay(x *exchange, body *spool.Reader, own bool) {
+// relay sends the body on while it is being written, and the trailers behind it.
+// It does not return if the body breaks off. To io.Discard it only waits for the
+// end: a handler that answers one client alone is cut short when that has gone,
+// and not because it gets no body.
+func (q *query) relay(x *exchange, body *spool.Reader, own bool, to io.Writer) {
 	w, r := q.w, q.r
 	rc := http.NewResponseController(w)
 	flush := func() error {
@@ -148,7 +164,6 @@ func (q *query) relay(x *exchange, body *spool.Reader, own bool) {
 		}
 		return nil
 	}
-	var to io.Writer = w
 	if x.shared {
 		paced := &pacedWriter{w: w, parts: 1, drop: func() { body.Close() }}
 		to = paced

@@ -390,6 +390,7 @@ func (e *engine[V]) sweepFlight(w *sweeper[V], key string, f *flight[V]) {
 	case published != nil:
 		delete(e.flights, key) // its readers have it, and nobody joins them
 		f.disowned = f.disowned || gone
+		f.unlisted, f.invalidations = true, e.invalidations
 	default:
 		// Softly or not: it is nobody's yet, and who has asked since the sweep
 		// waits here too.

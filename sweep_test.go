@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -410,6 +411,35 @@ func TestSweep_WithoutTheStoreWhileStaleIsServed(t *testing.T) {
 
 // Whatever happens, and in whatever order: what was swept is gone, here at once
 // and elsewhere within NearTTL, and everything comes to rest.
+// An invalidation meets a response that is being written also where a soft one
+// has met it before, and nobody joins its readers any more.
+func TestSweep_SoftThenInvalidated(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var runs atomic.Int32
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=60, stale-while-revalidate=600")
+			run := runs.Add(1)
+			fmt.Fprint(w, "run ", run)
+			if run == 1 {
+				time.Sleep(3 * time.Second)
+			}
+		})
+		go s.get("http://a/p")
+		time.Sleep(time.Second)
+		if err := s.mw.InvalidateMatching(t.Context(), bellwether.Match{URLs: []string{"http://a/p"}, Soft: true}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second)
+		if err := s.mw.Invalidate(t.Context(), "http://a/p"); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * time.Second)
+		if w := s.get("http://a/p"); w.Body.String() != "run 2" {
+			t.Errorf("%q is served, made before the invalidation", w.Body)
+		}
+	})
+}
+
 func TestSweep_RandomSchedules(t *testing.T) {
 	forSeeds(t, 500, 120, simulateSweeps)
 }

@@ -4,7 +4,7 @@
 // request invalidates. The middleware asks in this order:
 //
 //	Key, ParseRequest                    what is asked for
-//	ResponseDirectives, Storable         may others have this answer
+//	ResponseDirectives                   may others have this answer
 //	FreshnessOf, InitialAge              for how long
 //	Judge                                all of that at once
 //	VaryNames, VariantKey                who else exactly
