@@ -160,8 +160,8 @@ func NewMiddleware(o HTTPOptions) *Middleware {
 func (m *Middleware) Stats() Stats { return m.engine.snapshot() }
 
 // Close ends the middleware: rebuilds under way are cancelled, and GET and HEAD get
-// 503 from then on, but for those that go past the cache. It does not close Store and Locker. It may be called again; the
-// error is always nil.
+// 503 from then on, but for those that go past the cache. It does not close Store
+// and Locker. It may be called again; the error is always nil.
 func (m *Middleware) Close() error {
 	m.engine.close()
 	return nil
@@ -172,10 +172,11 @@ func (m *Middleware) Close() error {
 // Only GET and HEAD are cached. The handler runs detached: on a goroutine and
 // with a context that are not the first client's. It sees that client's header,
 // cookies and address, but as a GET, and without conditions and ranges; if a
-// response is stored that has to be validated, with conditions of ours. A handler that needs the client itself (to
-// hijack the connection, to stream events) is reached by requests that ask for
-// an upgrade or for text/event-stream with the real ResponseWriter, and by all
-// other methods with one that flushes and hijacks as that does.
+// response is stored that has to be validated, with conditions of ours. A handler
+// that needs the client itself (to hijack the connection, to stream events) is
+// reached by requests that ask for an upgrade or for text/event-stream with the
+// real ResponseWriter, and by all other methods with one that flushes and hijacks
+// as that does.
 //
 // A handler that panics does so to its first client's server too; the others who
 // wait get 502, and an Observer's Rebuild gets the stack; its Error, where the
