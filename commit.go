@@ -196,7 +196,7 @@ func (e *engine[V]) keep(key string, it *item[V], still func() bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if it = e.sweeper.spare(key, it); it != nil && still() {
-		e.near.put(key, it)
+		e.near.put(key, it, 1)
 	}
 }
 

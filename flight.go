@@ -316,7 +316,7 @@ func (f *flight[V]) settle(it *item[V]) bool {
 		return f.streaming()
 	}
 	// Between this and the flight's leaving the map, join sees neither or both.
-	f.land(e.near.put(f.key, spared), nil)
+	f.land(e.near.put(f.key, spared, f.callers.ever()), nil)
 	return true
 }
 
@@ -326,7 +326,7 @@ func (f *flight[V]) give(it *item[V]) {
 	f.engine.near.weigh(f.key, it) // before the lock: it runs user code
 	f.engine.mu.Lock()
 	defer f.engine.mu.Unlock()
-	f.engine.near.put(f.key, it)
+	f.engine.near.put(f.key, it, f.callers.ever())
 	f.land(it, nil)
 }
 

@@ -522,7 +522,7 @@ func (m *Middleware) learnAuthorized(key string, shared bool) {
 		it.value = &response{kind: open}
 		it.lifetime = newLifetime(now, Freshness{TTL: varyingTTL})
 	}
-	m.engine.near.put(authorizedKey(key), it)
+	m.engine.near.put(authorizedKey(key), it, 1)
 }
 
 // learntAuthorized returns what learnAuthorized remembers: open, uncacheable,

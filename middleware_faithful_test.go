@@ -378,6 +378,7 @@ func TestReply_MaxStaleOfSwept(t *testing.T) {
 			w.Header().Set("Cache-Control", "max-age=3600")
 		})
 		s.get("http://a/p")
+		synctest.Wait() // until it is kept
 		if err := s.mw.InvalidateMatching(t.Context(), bellwether.Match{URLs: []string{"http://a/p"}, Soft: true}); err != nil {
 			t.Fatal(err)
 		}

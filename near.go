@@ -166,11 +166,18 @@ func (n *near[V]) get(key string) (*item[V], instant) {
 // the latest that this process can know, and takes the place and the epoch of
 // whatever is there, so that the store's next one follows it. An item whose life
 // is over is not kept, but ends what came before it all the same.
-func (n *near[V]) put(key string, it *item[V]) *item[V] {
+//
+// callers is how many have asked for it; with more than one, nobody may
+// invalidate the key meanwhile. A full table takes in what is wanted more than what
+// would have to leave (TinyLFU), and counts what it is asked for and has: the first
+// value of a key that a herd wants would be as good as one that nobody has asked
+// for twice, and be loaded again for the next herd. So it is put once for each.
+func (n *near[V]) put(key string, it *item[V], callers int) *item[V] {
 	n.weigh(key, it)
 	n.clock.tell(n.clock.now(), 0) // what is over has no say
-	kept := it
-	n.cache.Compute(key, func(old *item[V], found bool) (*item[V], otter.ComputeOp) {
+	kept, known := it, false
+	write := func(old *item[V], found bool) (*item[V], otter.ComputeOp) {
+		known = found
 		switch {
 		case found && it.epoch == 0 && old.epoch != 0:
 			moved := *it
@@ -184,9 +191,18 @@ func (n *near[V]) put(key string, it *item[V]) *item[V] {
 			return nil, otter.InvalidateOp
 		}
 		return kept, otter.WriteOp
-	})
+	}
+	n.cache.Compute(key, write)
+	if !known {
+		for range min(callers, mostCounted) - 1 {
+			n.cache.Compute(key, write)
+		}
+	}
 	return kept
 }
+
+// mostCounted is as far as the table counts.
+const mostCounted = 15
 
 // revise puts in the place of every item what f makes of it; nil: nothing. f is
 // called under the table's locks.

@@ -21,7 +21,7 @@ func newTestNear(t *testing.T, maxBytes int64) *near[string] {
 // keep weighs an item and puts it.
 func (n *near[V]) keep(key string, it *item[V]) *item[V] {
 	n.weigh(key, it)
-	return n.put(key, it)
+	return n.put(key, it, 1)
 }
 
 // made is a value of an epoch that is fresh for a while from now on.
@@ -372,5 +372,35 @@ func TestSizeOf_LongList(t *testing.T) {
 	}
 	if got, want := sizeOf("", &nodes[0]), length*int(unsafe.Sizeof(node{})); got < want || got > want+64 {
 		t.Errorf("a list of a million nodes: %d bytes, want %d", got, want)
+	}
+}
+
+// What a herd has asked for is kept, although the table is full of what has been
+// asked for a few times.
+func TestNear_FirstValueOfAHerd(t *testing.T) {
+	n := newTestNear(t, 64<<10)
+	ask := func(key string, callers int) (had bool) {
+		if it, _ := n.get(key); it != nil {
+			return true
+		}
+		it := n.made(string(make([]byte, 700)), 0, time.Hour) // more than the table takes in unseen, 1 %
+		n.put(key, it, callers)
+		n.cache.CleanUp()
+		return false
+	}
+	for i := range 400 {
+		ask(fmt.Sprint("scan ", i%80), 1)
+	}
+	kept := 0
+	for i := range 100 {
+		key := fmt.Sprint("herd ", i)
+		ask(key, 100)
+		if ask(key, 1) {
+			kept++
+		}
+	}
+	// Some are taken for others: so small a table's counters are few.
+	if kept < 50 {
+		t.Errorf("%d of 100 values are kept", kept)
 	}
 }

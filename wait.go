@@ -388,10 +388,16 @@ func (c *waiter[V]) takes(it *item[V]) bool {
 // taken their place among the readers of what it has published.
 type callerCount struct {
 	n    atomic.Int64
+	all  atomic.Int64                  // how many have ever joined
 	none atomic.Pointer[chan struct{}] // closed when n falls to 0; nil unless somebody waits for that
 }
 
-func (c *callerCount) joined() { c.n.Add(1) }
+func (c *callerCount) joined() {
+	c.n.Add(1)
+	c.all.Add(1)
+}
+
+func (c *callerCount) ever() int { return int(c.all.Load()) }
 
 func (c *callerCount) left() {
 	if c.n.Add(-1) > 0 {
