@@ -105,20 +105,28 @@ func ownRoute(ctx context.Context) context.Context {
 	return ctx
 }
 
-// detach makes the request for the key's representation for everybody: its
-// context loses its end but not its values, and whatever would make the answer
-// that of one client is left out.
+// detach returns a copy of a client's request that outlives it: its context has lost
+// its end but not its values, and it has no body.
 func detach(r *http.Request) *http.Request {
-	ctx := ownRoute(context.WithoutCancel(r.Context()))
+	d := r.Clone(ownRoute(context.WithoutCancel(r.Context())))
+	d.Body, d.ContentLength, d.TransferEncoding = http.NoBody, 0, nil
+	d.Trailer, d.GetBody = nil, nil
+	return d
+}
+
+// forEverybody makes of a client's request one for the key's representation: whatever
+// would make the answer that of one client is left out. Each run of the handler has
+// its own, or would find what the routers and middlewares of the run before have left
+// in path, header and route.
+func forEverybody(ctx context.Context, r *http.Request) *http.Request {
+	ctx = ownRoute(ctx)
 	if rc := chi.RouteContext(ctx); rc != nil && rc.RouteMethod == http.MethodHead {
 		rc.RouteMethod = http.MethodGet
 	}
 	d := r.Clone(ctx)
 	d.Method = http.MethodGet // a HEAD is answered from the GET's response
-	d.Body, d.ContentLength, d.TransferEncoding = http.NoBody, 0, nil
-	d.Trailer, d.GetBody = nil, nil
-	for _, name := range []string{"Content-Length", "Content-Type", "Content-Encoding", "Expect", "Trailer"} {
-		d.Header.Del(name)
+	for _, name := range [...]string{"Content-Length", "Content-Type", "Content-Encoding", "Expect", "Trailer"} {
+		delete(d.Header, name)
 	}
 	httpcache.RemoveConditions(d.Header)
 	httpcache.RemoveConnectionFields(d.Header)
@@ -219,7 +227,7 @@ const guessLen = 512
 // untyped reports whether net/http would guess the type of a body with the header
 // h. It does not where a handler has said that there is none.
 func untyped(h http.Header) bool {
-	if h.Get("Content-Encoding") != "" || h["Transfer-Encoding"] != nil {
+	if h["Content-Type"] != nil || h["Transfer-Encoding"] != nil || h.Get("Content-Encoding") != "" {
 		return false
 	}
 	_, typed := httpcache.CanonicalHeader(h)["Content-Type"]
@@ -588,7 +596,7 @@ func (x *exchange) carry(next http.Handler, r *http.Request) (*response, error) 
 	c := x.owner
 	// Of the request's own context, not of the rebuild's: that one still has
 	// what detach has replaced.
-	running, cancel := context.WithCancelCause(ownRoute(watchedFrom(r.Context(), x.load, chi.RouteCtxKey)))
+	running, cancel := context.WithCancelCause(watchedFrom(r.Context(), x.load, chi.RouteCtxKey))
 	x.cancel, x.ended = cancel, running.Done()
 	c.mu.Lock()
 	c.ran = x
@@ -609,9 +617,7 @@ func (x *exchange) carry(next http.Handler, r *http.Request) (*response, error) 
 	})
 	defer x.telling.Wait()
 	defer cancel(nil)
-	// Its own: the handler may run once more for the key, and would find what the
-	// routers and middlewares of the first run have left in path, header and route.
-	own := r.Clone(running)
+	own := forEverybody(running, r)
 	if x.stored != nil {
 		httpcache.SetConditions(own.Header, x.stored.head())
 	}
@@ -707,7 +713,11 @@ const varyingTTL = 24 * time.Hour
 
 // contentLength returns what a header announces.
 func contentLength(h http.Header) (int64, bool) {
-	n, err := strconv.ParseInt(h.Get("Content-Length"), 10, 64)
+	lines := h["Content-Length"]
+	if len(lines) == 0 {
+		return 0, false
+	}
+	n, err := strconv.ParseInt(lines[0], 10, 64)
 	return n, err == nil && n >= 0
 }
 

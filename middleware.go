@@ -488,10 +488,10 @@ type requested struct {
 }
 
 func (q requested) bind() loader[*response] {
-	d := detach(q.r)
-	q.call.request = q.r.Header.Clone()
+	r := detach(q.r)
+	q.call.request = r.Header
 	return func(ctx context.Context, a attempt[*response]) (*response, error) {
-		return q.m.fetch(ctx, a, q.call, q.next, d)
+		return q.m.fetch(ctx, a, q.call, q.next, r)
 	}
 }
 

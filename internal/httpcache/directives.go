@@ -153,7 +153,7 @@ type RequestDirectives struct {
 // at (RFC 9111 section 5.4).
 func ParseRequest(h http.Header) RequestDirectives {
 	var d RequestDirectives
-	for dir := range directives(h.Values("Cache-Control")) {
+	for dir := range directives(h["Cache-Control"]) {
 		v, ok := dir.delta()
 		switch dir.name {
 		case "max-age":

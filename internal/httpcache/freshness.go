@@ -56,7 +56,7 @@ func FreshnessOf(status int, resp http.Header, d Directives, received time.Time,
 		f.Lifetime, f.Source = d.SMaxAge.Duration, SourceSMaxAge
 	case d.MaxAge.Set:
 		f.Lifetime, f.Source = d.MaxAge.Duration, SourceMaxAge
-	case !d.Targeted && len(resp.Values("Expires")) > 0:
+	case !d.Targeted && len(resp["Expires"]) > 0:
 		f.Lifetime, f.Source = expires(resp, received), SourceExpires
 	case d.Public || heuristicallyCacheable(status):
 		// Section 4.2.2: only where nothing explicit is said.
@@ -92,7 +92,7 @@ func FreshnessOf(status int, resp http.Header, d Directives, received time.Time,
 // Expires that is no date, "0" above all, is in the past (section 5.3), and so
 // are two that differ.
 func expires(h http.Header, received time.Time) time.Duration {
-	at, ok := onlyDate(h.Values("Expires"), received)
+	at, ok := onlyDate(h["Expires"], received)
 	if !ok {
 		return 0
 	}
@@ -107,7 +107,7 @@ func expires(h http.Header, received time.Time) time.Duration {
 // heuristic is a fraction of the time from Last-Modified to Date (RFC 9111
 // section 4.2.2), and not more than a day.
 func heuristic(h http.Header, received time.Time, opt Options) time.Duration {
-	modified, ok := onlyDate(h.Values("Last-Modified"), received)
+	modified, ok := onlyDate(h["Last-Modified"], received)
 	if !ok {
 		return 0
 	}
@@ -125,7 +125,7 @@ func heuristic(h http.Header, received time.Time, opt Options) time.Duration {
 
 // date reads Date (RFC 9110 section 6.6.1).
 func date(h http.Header, now time.Time) (time.Time, bool) {
-	return onlyDate(h.Values("Date"), now)
+	return onlyDate(h["Date"], now)
 }
 
 // onlyDate reads the date in the lines of a field that has one. Several lines
@@ -167,7 +167,7 @@ func InitialAge(resp http.Header, sent, received time.Time) time.Duration {
 // ageValue reads Age: its first member, and nothing from one that is no
 // delta-seconds (RFC 9111 section 5.1).
 func ageValue(h http.Header) time.Duration {
-	lines := h.Values("Age")
+	lines := h["Age"]
 	if len(lines) == 0 {
 		return 0
 	}

@@ -75,14 +75,14 @@ func PostStorable(r *http.Request, status int, resp http.Header, j Judgement) bo
 	if r.Method != http.MethodPost || status != http.StatusOK || !j.Shared || j.Freshness.Source < SourceExpires {
 		return false
 	}
-	if len(resp.Values("Vary")) > 0 || len(resp.Values("Set-Cookie")) > 0 {
+	if len(resp["Vary"]) > 0 || len(resp["Set-Cookie"]) > 0 {
 		// A cookie in the answer to a POST is that client's; and the variant would
 		// be that of the POST's fields, which are about its body as much as about
 		// the answer.
 		return false
 	}
 	own, ok := keyBehind("", r)
-	if !ok || len(resp.Values("Content-Location")) != 1 {
+	if !ok || len(resp["Content-Location"]) != 1 {
 		return false
 	}
 	location := resp.Get("Content-Location")

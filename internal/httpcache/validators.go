@@ -18,9 +18,7 @@ var conditions = []string{
 // RemoveConditions removes from req what makes it conditional or partial: a
 // rebuild asks for the whole thing, whatever the client has of it already.
 func RemoveConditions(req http.Header) {
-	for _, name := range conditions {
-		req.Del(name)
-	}
+	remove(req, conditions)
 }
 
 // SetConditions replaces the conditions in req by those of a stored response
@@ -77,9 +75,7 @@ func Freshen(stored, notModified http.Header) http.Header {
 		h = http.Header{}
 	}
 	update := notModified.Clone()
-	for _, name := range notUpdated {
-		update.Del(name)
-	}
+	remove(update, notUpdated)
 	for name, lines := range update {
 		h[name] = lines
 	}
@@ -106,7 +102,7 @@ func HeadAgrees(stored, head http.Header) bool {
 // when that came.
 func ForRange(r *http.Request, stored http.Header, received time.Time) *http.Request {
 	weak := false
-	if at, ok := onlyDate(r.Header.Values("If-Range"), received); ok {
+	if at, ok := onlyDate(r.Header["If-Range"], received); ok {
 		from, dated := date(stored, received)
 		if !dated {
 			from = received
@@ -117,10 +113,9 @@ func ForRange(r *http.Request, stored http.Header, received time.Time) *http.Req
 		return r
 	}
 	own := r.Clone(r.Context())
-	own.Header.Del("If-Match")
-	own.Header.Del("If-Unmodified-Since")
+	remove(own.Header, []string{"If-Match", "If-Unmodified-Since"})
 	if weak {
-		own.Header.Del("Range")
+		delete(own.Header, "Range")
 	}
 	return own
 }
@@ -133,17 +128,17 @@ func NotModified(method string, req http.Header, status int, stored http.Header,
 	if method != http.MethodGet && method != http.MethodHead || status < 200 || status > 299 {
 		return false
 	}
-	if tags := req.Values("If-None-Match"); len(tags) > 0 {
+	if tags := req["If-None-Match"]; len(tags) > 0 {
 		// RFC 9110 section 13.1.3: If-Modified-Since is ignored beside it.
 		return anyTag(tags, stored.Get("ETag"))
 	}
-	since, ok := onlyDate(req.Values("If-Modified-Since"), received)
+	since, ok := onlyDate(req["If-Modified-Since"], received)
 	if !ok {
 		return false
 	}
 	// RFC 9111 section 4.3.2: Last-Modified, else Date, else the time of
 	// receipt.
-	modified, ok := onlyDate(stored.Values("Last-Modified"), received)
+	modified, ok := onlyDate(stored["Last-Modified"], received)
 	if !ok {
 		if modified, ok = date(stored, received); !ok {
 			modified = received
@@ -164,20 +159,21 @@ func anyTag(lines []string, tag string) bool {
 	return false
 }
 
+// contentFields describe the content of the response that they are in.
+var contentFields = []string{
+	"Content-Type", "Content-Length", "Content-Encoding", "Content-Language", "Content-Range",
+	"Content-Md5", "Content-Digest", "Repr-Digest", "Digest",
+}
+
 // NotModifiedHeader returns a copy of a stored response's header for a 304
 // (RFC 9110 section 15.4.5): without what describes a content that is not
 // sent, and without Last-Modified where there is an ETag. Caching fields, and
 // all that is not about the content, stay.
 func NotModifiedHeader(stored http.Header) http.Header {
 	h := stored.Clone()
-	for _, name := range [...]string{
-		"Content-Type", "Content-Length", "Content-Encoding", "Content-Language", "Content-Range",
-		"Content-Md5", "Content-Digest", "Repr-Digest", "Digest",
-	} {
-		h.Del(name)
-	}
+	remove(h, contentFields)
 	if h.Get("ETag") != "" {
-		h.Del("Last-Modified")
+		delete(h, "Last-Modified")
 	}
 	return h
 }

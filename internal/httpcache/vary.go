@@ -196,7 +196,7 @@ func lowerASCII(s string) string {
 // there is nothing to sort. By RFC 9110 section 12.5.4 the order cannot be relied
 // upon, but many a server does: it is for those to choose who know theirs.
 func UnorderedLanguages(req http.Header) http.Header {
-	values := normalised("accept-language", req.Values("Accept-Language"))
+	values := normalised("accept-language", req["Accept-Language"])
 	if len(values) < 2 {
 		return req
 	}
