@@ -85,7 +85,7 @@ type exchange struct {
 	decided   chan struct{} // closed when what follows is set
 	decidedAt time.Time
 	response  *response
-	private   http.Header   // what the first client alone gets
+	private   http.Header   // what the first client gets
 	trailers  []string      // the names of fields that come behind the body
 	shared    bool          // others may read it
 	checked   bool          // it is kept for validation
@@ -326,11 +326,15 @@ func (x *exchange) decide(status int) {
 		guessed:   x.guessed || x.validated && x.stored.guessed,
 		of:        x,
 	}
-	x.private = header.Clone()
-	if x.shared {
-		httpcache.RemoveConnectionFields(x.private)
-	} else { // it is between the handler and its client
+	switch {
+	case !x.shared: // it is between the handler and its client
 		x.response.kind = uncacheable
+		x.private = header.Clone()
+	case hasAll(x.response.header, header): // nothing is for the first client alone
+		x.private = x.response.header
+	default:
+		x.private = header.Clone()
+		httpcache.RemoveConnectionFields(x.private)
 	}
 	names, _ := httpcache.VaryNames(header)
 	if httpcache.Retargeted(x.owner.request) {
@@ -443,6 +447,16 @@ func headerBytes(h http.Header) int {
 		}
 	}
 	return n
+}
+
+// hasAll reports whether all fields of h are in stored, too.
+func hasAll(stored, h http.Header) bool {
+	for name := range h {
+		if _, ok := stored[name]; !ok {
+			return false
+		}
+	}
+	return true
 }
 
 // without returns the names that are not among known.
