@@ -1,7 +1,6 @@
 package bellwether
 
 import (
-	"bytes"
 	"encoding/binary"
 	"net/http"
 )
@@ -16,25 +15,34 @@ import (
 //
 //	uvarint n, n times: string name, uvarint m, m strings values
 //
-// with strings as uvarint length and bytes. No bytes are no fields. They are
-// immutable.
-type fields []byte
+// with strings as uvarint length and bytes. No bytes are no fields. The names and
+// values that are read from it are parts of it, and take no memory of their own.
+type fields string
 
 // fieldsOf returns the fields of h.
 func fieldsOf(h http.Header) fields {
 	if len(h) == 0 {
-		return nil
+		return ""
 	}
-	var room [512]byte // enough for most; what is kept has no room to spare
-	f := binary.AppendUvarint(room[:0], uint64(len(h)))
+	var room [512]byte // enough for most
+	b := binary.AppendUvarint(room[:0], uint64(len(h)))
 	for name, values := range h {
-		f = appendString(f, name)
-		f = binary.AppendUvarint(f, uint64(len(values)))
+		b = appendString(b, name)
+		b = binary.AppendUvarint(b, uint64(len(values)))
 		for _, v := range values {
-			f = appendString(f, v)
+			b = appendString(b, v)
 		}
 	}
-	return bytes.Clone(f)
+	return fields(b)
+}
+
+// count returns the number of the fields' names.
+func (f fields) count() int {
+	if len(f) == 0 {
+		return 0
+	}
+	d := decoder[fields]{rest: f}
+	return d.count()
 }
 
 // header returns the fields as a map, which is the caller's.
@@ -42,20 +50,14 @@ func (f fields) header() http.Header {
 	if len(f) == 0 {
 		return http.Header{}
 	}
-	text := string(f) // one copy, of which all strings are parts
-	d := decoder{rest: f}
-	next := func() string {
-		n := len(d.bytes())
-		end := len(f) - len(d.rest)
-		return text[end-n : end]
-	}
+	d := decoder[fields]{rest: f}
 	n := d.count()
 	h := make(http.Header, n)
 	all := make([]string, 0, n) // most have one value
 	for range n {
-		name, first := next(), len(all)
+		name, first := d.string(), len(all)
 		for range d.count() {
-			all = append(all, next())
+			all = append(all, d.string())
 		}
 		h[name] = all[first:len(all):len(all)]
 	}
@@ -67,20 +69,20 @@ func (f fields) values(field string) (values []string) {
 	if len(f) == 0 {
 		return nil
 	}
-	d := decoder{rest: f}
+	d := decoder[fields]{rest: f}
 	for range d.count() {
-		found := string(d.bytes()) == field
+		found := d.string() == field
 		for range d.count() {
-			if v := d.bytes(); found {
-				values = append(values, string(v))
+			if v := d.string(); found {
+				values = append(values, v)
 			}
 		}
 	}
 	return values
 }
 
-// readFields takes the fields that d has next, with their memory.
-func readFields(d *decoder) fields {
+// readFields takes the fields that d has next.
+func readFields(d *decoder[[]byte]) fields {
 	all := d.rest
 	n := d.count()
 	for range n {
@@ -90,7 +92,7 @@ func readFields(d *decoder) fields {
 		}
 	}
 	if n == 0 {
-		return nil
+		return ""
 	}
-	return all[: len(all)-len(d.rest) : len(all)-len(d.rest)]
+	return fields(all[:len(all)-len(d.rest)])
 }

@@ -75,6 +75,9 @@ type flight[V any] struct {
 	// makes, and whether the flight goes on without the store.
 	position  uint64
 	storeless bool
+	// heldUntil is until when the flight has the lease that the present load runs
+	// under, by this process's clock; forever without one. Guarded by engine.mu.
+	heldUntil instant
 	// unlisted tells that a soft sweep has taken the flight from the map, where no
 	// invalidation of its key finds it: from then on, when there had been so many of
 	// any key, each counts. Guarded by engine.mu.
@@ -175,14 +178,27 @@ func (a attempt[V]) publishAlone(ctx context.Context, v V) bool {
 func (a attempt[V]) show(ctx context.Context, v V, alone bool) bool {
 	f := a.flight
 	e := f.engine
-	if e.sweeper.on() && e.Store != nil {
+	fenced := false
+	if e.Store != nil {
 		e.mu.Lock()
 		skip := ctx.Err() != nil || f.storeless
+		late, epoch := e.clock.now() >= f.heldUntil, f.claimed
 		e.mu.Unlock()
-		if !skip {
+		o := &outage{e.EngineTimeout}
+		if !skip && e.sweeper.on() {
 			// The load may have taken longer than the log is trusted, and who
 			// joins the flight last has asked just now.
-			e.followLog(ctx, &outage{e.EngineTimeout}, e.NearTTL/2)
+			e.followLog(ctx, o, e.NearTTL/2)
+		}
+		if fencer, ok := e.Store.(Fencer); ok && !skip && late && epoch != 0 {
+			// This process has been paused, or its locker has: another may have the
+			// lease, and its value, by now. The renewal that would tell may be as
+			// late as this load is.
+			var err error
+			fenced, err = ask(ctx, e.store, o, func(ctx context.Context) (bool, error) {
+				return fencer.Fenced(ctx, e.engineKey(f.key), epoch)
+			})
+			fenced = fenced && err == nil
 		}
 	}
 	e.mu.Lock()
@@ -190,6 +206,7 @@ func (a attempt[V]) show(ctx context.Context, v V, alone bool) bool {
 	if ctx.Err() != nil || f.streaming() {
 		return false
 	}
+	f.disowned = f.disowned || fenced
 	it := &item[V]{kind: KindValue, value: v, made: a.made, position: a.position, trusted: forever}
 	w := &f.engine.sweeper
 	// By a tag, perhaps, that was not known until now, see sweepFlight.
@@ -284,14 +301,14 @@ func (f *flight[V]) giveUp(cause error) bool {
 // unless the key was invalidated since the flight last looked, or the cache is
 // closed: the slot may be that of another flight which Close has ended just now.
 // An invalidation does not cancel the last one, see maxRefused.
-func (f *flight[V]) abortable(abort context.CancelCauseFunc, epoch uint64, asked instant, last, storeless bool) bool {
+func (f *flight[V]) abortable(abort context.CancelCauseFunc, epoch uint64, asked, heldUntil instant, last, storeless bool) bool {
 	f.engine.mu.Lock()
 	defer f.engine.mu.Unlock()
 	if f.disowned || f.engine.closed {
 		return false
 	}
 	f.abort, f.last, f.storeless = abort, last, storeless
-	f.claimed, f.asked, f.position = epoch, asked, f.engine.sweeper.position()
+	f.claimed, f.asked, f.position, f.heldUntil = epoch, asked, f.engine.sweeper.position(), heldUntil
 	return true
 }
 

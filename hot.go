@@ -2,6 +2,7 @@ package bellwether
 
 import (
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/bellwether-go/bellwether/internal/httpcache"
@@ -48,42 +49,49 @@ func (m *Middleware) hot(w http.ResponseWriter, r *http.Request, key string, d h
 type headerField struct {
 	name   string
 	values []string
-	yields bool // to what is there: a type that is a guess, or none
+	yields bool // to what is there: a type that is a guess, or that nobody has named
+	of200  bool // not of a 304
 }
 
 // hitHeader is the header of a hit, as of a second of the response's life.
 type hitHeader struct {
 	age, ttl int64 // seconds
 	fields   []headerField
-	stored   http.Header // of one without the content: the response's, for conditions
+}
+
+// values returns the values of one field.
+func (h *hitHeader) values(field string) []string {
+	for _, f := range h.fields {
+		if f.name == field {
+			return f.values
+		}
+	}
+	return nil
 }
 
 // hitHeader returns the header of a hit: the one that was made last, if it is of
-// this second. notModified tells whether it is that of a reply without the content.
-func (r *response) hitHeader(it *item[*response], now instant, notModified bool) *hitHeader {
+// this second.
+func (r *response) hitHeader(it *item[*response], now instant) *hitHeader {
 	age, ttl := now-it.born, it.freshUntil-now
-	slot := &r.hit
-	if notModified {
-		slot = &r.hit304
-	}
 	seconds := int64(ttl / time.Second)
-	if made := slot.Load(); made != nil && made.age == int64(age/time.Second) && made.ttl == seconds {
+	if made := r.hit.Load(); made != nil && made.age == int64(age/time.Second) && made.ttl == seconds {
 		return made
 	}
 	s := storedOf(it, now)
 	h := &hitHeader{age: int64(age / time.Second), ttl: seconds}
-	if notModified {
-		h.stored = s.header
-		s = s.notModified()
-	}
 	header := make(http.Header, len(s.header)+3)
 	s.setHeader(header, hitStatus(it, now))
 	h.fields = make([]headerField, 0, len(header))
+	_, typed := s.header["Content-Type"]
+	tagged := header.Get("ETag") != ""
 	for name, values := range header {
-		yields := name == "Content-Type" && (len(values) == 0 || r.guessed)
-		h.fields = append(h.fields, headerField{name, values[:len(values):len(values)], yields})
+		h.fields = append(h.fields, headerField{
+			name: name, values: slices.Clip(values),
+			yields: name == "Content-Type" && (!typed || r.guessed),
+			of200:  !httpcache.InNotModified(name, tagged),
+		})
 	}
-	slot.Store(h) // whoever stores last: both are of about this second
+	r.hit.Store(h) // whoever stores last: both are of about this second
 	return h
 }
 
@@ -97,19 +105,16 @@ func writeHit(w http.ResponseWriter, r *http.Request, it *item[*response], now i
 	}
 	res := it.value
 	status, body := res.status, res.body
-	var made *hitHeader
+	made := res.hitHeader(it, now)
 	notModified := false
 	if r.Header["If-None-Match"] != nil || r.Header["If-Modified-Since"] != nil {
-		made = res.hitHeader(it, now, true)
-		notModified = httpcache.NotModified(r.Method, r.Header, status, made.stored, time.Now().Add(it.born-now))
+		notModified = httpcache.NotModified(r.Method, r.Header, status, made.values, time.Now().Add(it.born-now))
 	}
 	if notModified {
 		status, body = http.StatusNotModified, nil
-	} else {
-		made = res.hitHeader(it, now, false)
 	}
 	for _, f := range made.fields {
-		if f.yields && h[f.name] != nil {
+		if notModified && f.of200 || f.yields && h[f.name] != nil {
 			continue
 		}
 		h[f.name] = f.values

@@ -1,11 +1,14 @@
 package bellwether_test
 
 import (
+	"fmt"
 	"io"
 	"maps"
 	"net/http"
 	"net/http/httptest"
+	"runtime"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -68,4 +71,76 @@ func TestHTTP_HitsAreAlikeEitherWay(t *testing.T) {
 			s.wantCalls(t, 0)
 		})
 	}
+}
+
+// What the near tier says that it takes is what it takes, also when all that is in it
+// has been asked for, and asked about.
+func TestHTTP_HitsTakeWhatIsCounted(t *testing.T) {
+	for _, tt := range []struct{ pages, fields, value, body int }{
+		{pages: 5000, fields: 1, value: 1, body: 1 << 10},
+		{pages: 600, fields: 20, value: 1000, body: 4},
+	} {
+		t.Run(fmt.Sprintf("%d fields of %d bytes", tt.fields, tt.value), func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", "max-age=3600")
+				w.Header().Set("Etag", `"e"`)
+				w.Header().Set("Content-Type", "text/html")
+				for i := range tt.fields {
+					w.Header().Set(fmt.Sprint("X-Field-", i), strings.Repeat("v", tt.value))
+				}
+				io.WriteString(w, strings.Repeat("p", tt.body))
+			})
+			heap := func() int64 {
+				var m runtime.MemStats
+				runtime.GC()
+				runtime.GC()
+				runtime.ReadMemStats(&m)
+				return int64(m.HeapAlloc)
+			}
+			before := heap()
+			all := func(status int, fields ...string) {
+				for i := range tt.pages {
+					if got := s.get(fmt.Sprint("http://a/", i), fields...).Code; got != status {
+						t.Fatalf("page %d: %d, want %d", i, got, status)
+					}
+				}
+			}
+			all(200)
+			s.wantCalls(t, int32(tt.pages))
+			all(200)
+			all(304, "If-None-Match", `"e"`)
+			s.wantCalls(t, 0)
+			took, counted := heap()-before, int64(s.mw.Stats().NearBytes)
+			t.Logf("%d bytes, %d counted", took, counted)
+			if took > counted*4/3 {
+				t.Errorf("%d bytes are in use for %d that are counted", took, counted)
+			}
+			runtime.KeepAlive(s)
+		})
+	}
+}
+
+// A middleware around has set a type, and the handler says that there is none: the
+// handler's word counts, on a hit as on a miss.
+func TestHTTP_NoTypeOnAHit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=60")
+			w.Header()["Content-Type"] = nil
+			io.WriteString(w, "page")
+		})
+		inner := s.handler
+		s.handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Type", "text/outer")
+			inner.ServeHTTP(w, r)
+		})
+		for _, fields := range [][]string{nil, nil, {"Cache-Control", "max-age=30"}} {
+			w := s.get("http://a/p", fields...)
+			if got := w.Header()["Content-Type"]; len(got) > 0 {
+				t.Errorf("%v: type %q, want none; %v", fields, got, w.Header()["Cache-Status"])
+			}
+			synctest.Wait()
+		}
+		s.wantCalls(t, 1)
+	})
 }

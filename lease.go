@@ -77,6 +77,9 @@ func (l leaseTerm) renewal() instant {
 	return addDurations(l.asked, max(l.length/3, time.Millisecond))
 }
 
+// end is when the lease is over unless it is renewed.
+func (l leaseTerm) end() instant { return addDurations(l.asked, l.length) }
+
 // patience is how long a renewal may take: of two in one length, both have time.
 func (l leaseTerm) patience(engineTimeout time.Duration) time.Duration {
 	return min(engineTimeout, max(l.length/2, time.Millisecond))
@@ -155,6 +158,7 @@ func (r *run[V]) keep(ctx context.Context, lease Lease, term leaseTerm, lost cha
 			renewed := term.renewed(now, e.LeaseTTL)
 			if err = r.renew(ctx, lease, renewed.length, term.patience(e.EngineTimeout)); err == nil {
 				term = renewed
+				r.prolong(ctx, term.end())
 			}
 			term.asked = now
 		}
@@ -169,6 +173,15 @@ func (r *run[V]) keep(ctx context.Context, lease Lease, term leaseTerm, lost cha
 		case err != nil:
 			r.noAnswer("renewing the lease of", err)
 		}
+	}
+}
+
+// prolong notes that the lease of the load whose context is ctx lasts until then.
+func (r *run[V]) prolong(ctx context.Context, until instant) {
+	r.engine.mu.Lock()
+	defer r.engine.mu.Unlock()
+	if ctx.Err() == nil { // else the next load may have begun
+		r.heldUntil = until
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"time"
 
@@ -163,11 +164,16 @@ func startLoad[V any](ctx context.Context, load func(ctx context.Context, tell f
 	return result
 }
 
-// notFound reports whether a load has said that there is no such thing. One that
-// has panicked with such an error has failed.
-func notFound(err error) bool {
-	_, panicked := errors.AsType[*PanicError](err)
-	return !panicked && errors.Is(err, ErrNotFound)
+// notFound reports whether a load has said that there is no such thing.
+func notFound(err error) bool { return says(err, ErrNotFound) }
+
+// says reports whether a load's error is one of targets. One that has panicked with
+// such an error has failed, and says nothing.
+func says(err error, targets ...error) bool {
+	if _, panicked := errors.AsType[*PanicError](err); panicked {
+		return false
+	}
+	return slices.ContainsFunc(targets, func(target error) bool { return errors.Is(err, target) })
 }
 
 // inquire asks of a user's error what is asked of it later, where nobody recovers:

@@ -384,6 +384,9 @@ func (q *query) want() want[*response] {
 // reuse reports whether RFC 9111 lets a stored response answer a request.
 func reuse(it *item[*response], now instant, d httpcache.RequestDirectives) bool {
 	f := it.value.freshness
+	if x := it.value.of; x != nil { // it is still being written, and the item's life has not begun
+		return f.Reuse(it.value.age+time.Since(x.decidedAt), d)
+	}
 	f.Lifetime, f.StaleWhileRevalidate = it.freshUntil-it.born, it.staleUntil-it.freshUntil // in the entry, not in the response's bytes
 	return f.Reuse(now-it.born, d)
 }

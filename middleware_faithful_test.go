@@ -283,6 +283,32 @@ func TestHTTP_PanicWithNotFound(t *testing.T) {
 	})
 }
 
+// Nor is it the end of a context, or that there is too much to do: the failure is
+// remembered, and who waited is told that the handler has failed.
+func TestHTTP_PanicWithTellingErrors(t *testing.T) {
+	for _, says := range []error{context.DeadlineExceeded, context.Canceled, bellwether.ErrOverloaded, bellwether.ErrWaitTimeout, bellwether.ErrClosed} {
+		t.Run(says.Error(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				o := bellwether.HTTPOptions{Options: bellwether.Options{TTL: time.Minute, ErrorTTL: 5 * time.Second}}
+				s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
+					time.Sleep(time.Second)
+					panic(fmt.Errorf("db: %w", says))
+				})
+				got := s.burst(3, same("http://a/p"))
+				for outcome, n := range got {
+					if !strings.HasPrefix(outcome, "502 ") && (n != 1 || !strings.HasPrefix(outcome, "-1 ")) {
+						t.Errorf("%d get %q; want 502, and the first the panic", n, outcome)
+					}
+				}
+				if w := s.get("http://a/p"); w.Code != http.StatusBadGateway {
+					t.Errorf("the next gets %d, want 502", w.Code)
+				}
+				s.wantCalls(t, 1)
+			})
+		})
+	}
+}
+
 // The stack of a handler that panics is told, also behind the header of a response
 // that is one client's alone.
 func TestHTTP_PanicIsTold(t *testing.T) {

@@ -716,3 +716,40 @@ func TestHerd_BrokenRebuildKeepsTheStaleCopy(t *testing.T) {
 		})
 	}
 }
+
+// Who comes while a response is being written reads along, also with Authorization or
+// directives, if the response is what they ask for.
+func TestHerd_JoinersWithDirectives(t *testing.T) {
+	for _, fields := range [][]string{
+		nil,
+		{"Authorization", "Bearer x"},
+		{"Cache-Control", "max-age=3000"},
+		{"Cache-Control", "min-fresh=60"},
+		{"Cache-Control", "max-stale=1"},
+	} {
+		for _, maxBody := range []int64{0, 1000} {
+			t.Run(fmt.Sprint(fields, maxBody), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					s := newSite(t, bellwether.HTTPOptions{MaxBody: maxBody}, func(w http.ResponseWriter, r *http.Request) {
+						w.Header().Set("Cache-Control", "public, max-age=3600")
+						io.WriteString(w, "first part of the page")
+						for range 10 {
+							time.Sleep(time.Second)
+							io.WriteString(w, strings.Repeat("x", 150))
+						}
+					})
+					time.Sleep(2 * time.Hour) // the process is older than the response will ever be
+					go s.get("http://a/p", fields...)
+					time.Sleep(time.Second)
+					came := time.Now()
+					w := &firstByte{ResponseRecorder: httptest.NewRecorder()}
+					s.handler.ServeHTTP(w, request("GET", "http://a/p", fields...))
+					if waited := w.at.Sub(came); waited > time.Second {
+						t.Errorf("first byte after %v; %v", waited, w.Header()["Cache-Status"])
+					}
+					s.wantCalls(t, 1)
+				})
+			})
+		}
+	}
+}

@@ -104,6 +104,7 @@ func (c *tableClock) Tick(d time.Duration) <-chan time.Time {
 // near is the in-process tier. It is safe for concurrent use.
 type near[V any] struct {
 	clock *tableClock
+	max   int64 // bytes
 	size  func(key string, value V) int
 	cache *otter.Cache[string, *item[V]]
 }
@@ -126,7 +127,7 @@ func newNear[V any](c clock, maxBytes int64, size func(key string, value V) int,
 	}
 	tc := &tableClock{clock: c}
 	tc.tell(c.now(), 0)
-	return &near[V]{clock: tc, size: size, cache: otter.Must(&otter.Options[string, *item[V]]{
+	return &near[V]{clock: tc, max: maxBytes, size: size, cache: otter.Must(&otter.Options[string, *item[V]]{
 		MaximumWeight: uint64(maxBytes),
 		Clock:         tc,
 		OnDeletion:    deleted,
@@ -193,7 +194,7 @@ func (n *near[V]) put(key string, it *item[V], callers int) *item[V] {
 		return kept, otter.WriteOp
 	}
 	n.cache.Compute(key, write)
-	if !known {
+	if !known && int64(it.weight) <= n.max {
 		for range min(callers, mostCounted) - 1 {
 			n.cache.Compute(key, write)
 		}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -183,6 +184,28 @@ func TestNear_BoundedInBytes(t *testing.T) {
 			t.Errorf("a value larger than the tier is kept: %t; the rest weighs %d", there, n.cache.WeightedSize())
 		}
 	})
+}
+
+// A value that the tier has no room for at all is let go of once, however many callers
+// have waited for it.
+func TestNear_TooLargeForAHerd(t *testing.T) {
+	const values = 300
+	var evicted atomic.Int32
+	n := newNear(clock{time.Now()}, 64<<10, sizeOf[string], func(string, *item[string]) { evicted.Add(1) })
+	defer n.close()
+	for i := range values {
+		it := n.made(string(make([]byte, 100<<10)), 1, time.Hour)
+		key := fmt.Sprint("k", i)
+		n.weigh(key, it)
+		n.put(key, it, 20)
+	}
+	n.cache.CleanUp()
+	for start := time.Now(); evicted.Load() < values && time.Since(start) < 5*time.Second; time.Sleep(time.Millisecond) {
+	}
+	time.Sleep(10 * time.Millisecond) // for those that would be too many
+	if got := evicted.Load(); got != values {
+		t.Errorf("%d evictions of %d values", got, values)
+	}
 }
 
 func TestNear_SizesThatNobodyMeans(t *testing.T) {

@@ -557,13 +557,16 @@ func (r *run[V]) build(ctx context.Context, epoch uint64, rival <-chan struct{},
 	defer cancel()
 	loading, abort := context.WithCancelCause(limited)
 	defer abort(nil)
-	if !r.abortable(abort, epoch, r.epochAsked, r.refused+1 >= maxRefused, r.storeDown) {
+	term, heldUntil := leaseTerm{began: r.stood, asked: r.stood, length: r.length}, forever
+	if r.lease != nil {
+		heldUntil = term.end()
+	}
+	if !r.abortable(abort, epoch, r.epochAsked, heldUntil, r.refused+1 >= maxRefused, r.storeDown) {
 		return false // invalidated since it was claimed, or closed
 	}
 	var lost chan struct{}
 	if lease := r.lease; lease != nil {
 		lost = make(chan struct{})
-		term := leaseTerm{began: r.stood, asked: r.stood, length: r.length}
 		e.running.Go(func() { r.keep(loading, lease, term, lost) })
 	}
 
@@ -732,7 +735,7 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 	if advised {
 		pause = advice.RetryAfter()
 	}
-	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, ErrClosed) || errors.Is(err, ErrOverloaded) {
+	if says(err, context.Canceled, context.DeadlineExceeded, ErrClosed, ErrOverloaded) {
 		pause, told = 0, errors.Is(err, ErrRebuildTimeout)
 	}
 	if !told && r.present != nil {

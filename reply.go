@@ -114,7 +114,7 @@ func (q *query) replyLive(c *call, s served[*response], key string) liveOutcome 
 		q.pass(httpcache.Status{Fwd: httpcache.FwdBypass, Detail: x.unkept()})
 		return liveDone
 	}
-	if (x.shared || own) && httpcache.NotModified(r.Method, r.Header, res.status, header, x.decidedAt) {
+	if (x.shared || own) && httpcache.NotModified(r.Method, r.Header, res.status, header.Values, x.decidedAt) {
 		s := stored{header: header, guessed: res.guessed, age: age}.notModified()
 		h := w.Header()
 		s.setHeader(h, status)
@@ -293,14 +293,18 @@ func hitStatus(it *item[*response], now instant) httpcache.Status {
 
 // notModified is the reply to who has s already.
 func (s stored) notModified() stored {
-	s.status, s.header, s.body = http.StatusNotModified, httpcache.NotModifiedHeader(s.header), nil
+	h, tagged := maps.Clone(s.header), s.header.Get("ETag") != ""
+	maps.DeleteFunc(h, func(name string, _ []string) bool { return !httpcache.InNotModified(name, tagged) })
+	s.status, s.header, s.body = http.StatusNotModified, h, nil
 	return s
 }
 
 // setHeader makes h the header of a reply with the whole of s.
 func (s stored) setHeader(h http.Header, status httpcache.Status) {
 	copyHeader(h, s.header, s.guessed)
-	setType(h)
+	if s.status != http.StatusNotModified {
+		setType(h)
+	}
 	setAge(h, s.age)
 	status.AppendTo(h)
 	if s.status != http.StatusNoContent && s.status != http.StatusNotModified {
@@ -326,7 +330,7 @@ func send(w http.ResponseWriter, r *http.Request, status int, body spool.Body) {
 // about it, that the request asks for.
 func writeStored(w http.ResponseWriter, r *http.Request, s stored, status httpcache.Status) {
 	switch {
-	case httpcache.NotModified(r.Method, r.Header, s.status, s.header, s.received):
+	case httpcache.NotModified(r.Method, r.Header, s.status, s.header.Values, s.received):
 		s.notModified().write(w, r, status)
 	case s.status == http.StatusOK && r.Method == http.MethodGet && strings.HasPrefix(r.Header.Get("Range"), "bytes="):
 		// net/http's own ranges, multipart and If-Range included. Other units and
@@ -378,11 +382,13 @@ func (q *query) replyError(c *call, key string, collapsed bool, err error) {
 		return
 	}
 	q.add(Serve{Err: err})
-	if p, ok := errors.AsType[*PanicError](err); ok && c.began() {
+	p, panicked := errors.AsType[*PanicError](err)
+	if panicked && c.began() {
 		panic(p.Value) // to its own client's server, as if nothing stood between
 	}
 	code, detail := http.StatusBadGateway, "failed"
 	switch {
+	case panicked: // whatever error with
 	case r.Context().Err() != nil && errors.Is(err, context.Canceled):
 		// Nobody is there; or the server is being shut down under its clients.
 		code, detail = http.StatusServiceUnavailable, "cancelled"

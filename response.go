@@ -36,8 +36,8 @@ const (
 	open
 )
 
-// A response is one value of the HTTP face's engine. It is immutable, but for hit,
-// hit304 and built, which are safe for concurrent use.
+// A response is one value of the HTTP face's engine. It is immutable, but for hit
+// and built, which are safe for concurrent use.
 type response struct {
 	kind      responseKind
 	status    int
@@ -56,7 +56,7 @@ type response struct {
 	body spool.Body // complete; empty while of writes it
 	age  time.Duration
 
-	hit, hit304 atomic.Pointer[hitHeader] // made when they are needed, see hot.go
+	hit atomic.Pointer[hitHeader] // made when it is needed, see hot.go
 
 	// What follows is never stored. It is for those who waited for the response:
 	// the way to the handler, for Cache-Status, ...
@@ -70,9 +70,9 @@ type response struct {
 	id      string      // of varying: variant's key
 }
 
-// size is what the response takes in the near tier.
+// size is what the response takes in the near tier, with the header of its hits.
 func (r *response) size() int {
-	n := 512 + len(r.fields) + int(r.body.Len()) + 24*len(r.body) + len(r.mark) + len(r.reason)
+	n := 512 + 64*r.fields.count() + len(r.fields) + int(r.body.Len()) + 24*len(r.body) + len(r.mark) + len(r.reason)
 	for _, name := range r.names {
 		n += 16 + len(name)
 	}
@@ -166,10 +166,10 @@ func appendString(b []byte, s string) []byte {
 	return append(binary.AppendUvarint(b, uint64(len(s))), s...)
 }
 
-// unmarshalResponse decodes what marshalResponse wrote. Fields and body share
-// memory with data.
+// unmarshalResponse decodes what marshalResponse wrote. The body shares memory with
+// data.
 func unmarshalResponse(data []byte) (*response, error) {
-	d := decoder{rest: data}
+	d := decoder[[]byte]{rest: data}
 	version, kind, flags := d.byte(), d.byte(), d.byte()
 	if version != responseVersion || kind > byte(checked) {
 		return nil, fmt.Errorf("%w: version %d, kind %d", errResponse, version, kind)
@@ -198,12 +198,12 @@ func unmarshalResponse(data []byte) (*response, error) {
 
 // A decoder reads from rest until that is used up or makes no sense; then it
 // is bad and everything it returns is zero.
-type decoder struct {
-	rest []byte
+type decoder[T ~string | ~[]byte] struct {
+	rest T
 	bad  bool
 }
 
-func (d *decoder) byte() byte {
+func (d *decoder[T]) byte() byte {
 	if len(d.rest) == 0 {
 		d.bad = true
 		return 0
@@ -213,10 +213,11 @@ func (d *decoder) byte() byte {
 	return b
 }
 
-func (d *decoder) uvarint(most uint64) uint64 {
-	v, n := binary.Uvarint(d.rest)
+func (d *decoder[T]) uvarint(most uint64) uint64 {
+	var head [binary.MaxVarintLen64]byte
+	v, n := binary.Uvarint(head[:copy(head[:], d.rest)])
 	if n <= 0 || v > most {
-		d.bad, d.rest = true, nil
+		d.spoil()
 		return 0
 	}
 	d.rest = d.rest[n:]
@@ -225,17 +226,20 @@ func (d *decoder) uvarint(most uint64) uint64 {
 
 // count is a number of things that take a byte each at least, so that a bad
 // number cannot make anybody allocate more than there are bytes.
-func (d *decoder) count() int { return int(d.uvarint(uint64(len(d.rest)))) }
+func (d *decoder[T]) count() int { return int(d.uvarint(uint64(len(d.rest)))) }
 
-func (d *decoder) bytes() []byte {
+// spoil makes the decoder bad.
+func (d *decoder[T]) spoil() { d.bad, d.rest = true, d.rest[:0] }
+
+func (d *decoder[T]) bytes() T {
 	n := d.count()
 	if n > len(d.rest) {
-		d.bad, d.rest = true, nil
-		return nil
+		d.spoil()
+		return d.rest
 	}
 	b := d.rest[:n]
 	d.rest = d.rest[n:]
 	return b
 }
 
-func (d *decoder) string() string { return string(d.bytes()) }
+func (d *decoder[T]) string() string { return string(d.bytes()) }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/lockers/locallock"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
@@ -194,3 +195,53 @@ func (s downStore) Fenced(ctx context.Context, key string, epoch uint64) (bool, 
 	}
 	return s.Store.Fenced(ctx, key, epoch)
 }
+
+// A holder was paused past its lease, or its locker is away, and it goes on before any
+// renewal has told it that another has rebuilt its key since: its own callers get the
+// newer response, too.
+func TestFleet_PausedHolderPublishesLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var calls atomic.Int32
+		store := memstore.New()
+		locker := locallock.New()
+		site := func(l bellwether.Locker) *site {
+			o := bellwether.Options{Store: quietFencer{quiet{store}, store}, Locker: l, LeaseTTL: 2 * time.Second}
+			return newSite(t, bellwether.HTTPOptions{Options: o}, func(w http.ResponseWriter, r *http.Request) {
+				n := calls.Add(1)
+				w.Header().Set("Cache-Control", "max-age=3600")
+				if n == 1 {
+					time.Sleep(8 * time.Second)
+				}
+				fmt.Fprint(w, n)
+			})
+		}
+		a, b := site(unrenewable{locker}), site(locker)
+		got := make(chan string)
+		go func() { got <- a.get("http://a/p").Body.String() }()
+		time.Sleep(time.Second)
+		if w := b.get("http://a/p"); w.Body.String() != "2" {
+			t.Errorf("the takeover answers %q, want 2", w.Body)
+		}
+		if body := <-got; body != "2" {
+			t.Errorf("the paused holder answers %q, want 2", body)
+		}
+		if w := a.get("http://a/p"); w.Body.String() != "2" {
+			t.Errorf("and then %q, want 2", w.Body)
+		}
+	})
+}
+
+// An unrenewable locker does not answer renewals.
+type unrenewable struct{ bellwether.Locker }
+
+func (l unrenewable) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
+	lease, err := l.Locker.TryAcquire(ctx, key, ttl)
+	if err != nil {
+		return nil, err
+	}
+	return unrenewableLease{lease}, nil
+}
+
+type unrenewableLease struct{ bellwether.Lease }
+
+func (unrenewableLease) Renew(context.Context, time.Duration) error { return errRefused }

@@ -577,6 +577,9 @@ func (e *engine[V]) sweepHere(what []sweep) {
 			f.change(func(s *flightState[V]) { s.offered, s.recalled = nil, true })
 		}
 	}
+	// No log will meet at their end those that are read already and in no map any
+	// more, be it only now: this does.
+	e.invalidations++
 	e.mu.Unlock()
 	e.near.revise(func(key string, it *item[V]) *item[V] {
 		spared := now.spare(key, it)

@@ -440,6 +440,43 @@ func TestSweep_SoftThenInvalidated(t *testing.T) {
 	})
 }
 
+// While the store is down a sweep meets what this process is making all the same, also
+// what a soft one has met before.
+func TestSweep_StreamsWithoutTheStore(t *testing.T) {
+	hard := bellwether.Match{Prefixes: []string{"http://a/"}}
+	soft := bellwether.Match{Prefixes: []string{"http://a/"}, Soft: true}
+	for name, sweeps := range map[string][]bellwether.Match{"hard": {hard}, "soft": {soft}, "soft, then hard": {soft, hard}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var runs atomic.Int32
+				wired := &wiredStore{wire: &wire{}, store: memstore.New()}
+				wired.set(refuse)
+				s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: wired}}, func(w http.ResponseWriter, r *http.Request) {
+					w.Header().Set("Cache-Control", "max-age=60, stale-while-revalidate=600")
+					run := runs.Add(1)
+					fmt.Fprint(w, "run ", run)
+					if run == 1 {
+						time.Sleep(20 * time.Second)
+					}
+				})
+				go s.get("http://a/p")
+				for _, sweep := range sweeps {
+					time.Sleep(5 * time.Second)
+					if err := s.mw.InvalidateMatching(t.Context(), sweep); !errors.Is(err, bellwether.ErrUnavailable) {
+						t.Errorf("err = %v, want ErrUnavailable", err)
+					}
+				}
+				time.Sleep(20 * time.Second)
+				s.get("http://a/p") // may be stale, if the sweeps are soft
+				synctest.Wait()
+				if w := s.get("http://a/p"); w.Body.String() != "run 2" {
+					t.Errorf("%q is served, made before it was invalidated", w.Body)
+				}
+			})
+		})
+	}
+}
+
 func TestSweep_RandomSchedules(t *testing.T) {
 	forSeeds(t, 500, 120, simulateSweeps)
 }

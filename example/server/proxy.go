@@ -43,6 +43,7 @@ func newProxy(upstream *url.URL, quiet *repeats) (*httputil.ReverseProxy, *http.
 	proxy := &httputil.ReverseProxy{
 		Transport: transport,
 		Rewrite: func(r *httputil.ProxyRequest) {
+			r.Out.URL.RawQuery = r.In.URL.RawQuery // also of what does not parse: it is in the key
 			r.SetURL(upstream)
 			r.SetXForwarded()
 			if r.In.Host == noName { // it was asked for by address

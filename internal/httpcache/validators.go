@@ -2,6 +2,7 @@ package httpcache
 
 import (
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 )
@@ -122,15 +123,20 @@ func ForRange(r *http.Request, stored http.Header, received time.Time) *http.Req
 
 // NotModified tells whether a request's own condition is to be answered with
 // 304 from a stored response of that status (RFC 9111 section 4.3.2, RFC 9110
-// section 13.2.2). received is when the stored response came.
-func NotModified(method string, req http.Header, status int, stored http.Header, received time.Time) bool {
+// section 13.2.2). stored are the values of that one's fields, by their canonical names, and
+// received is when it came.
+func NotModified(method string, req http.Header, status int, stored func(field string) []string, received time.Time) bool {
 	// RFC 9110 section 13.2.1: a condition holds for what would be a success.
 	if method != http.MethodGet && method != http.MethodHead || status < 200 || status > 299 {
 		return false
 	}
 	if tags := req["If-None-Match"]; len(tags) > 0 {
 		// RFC 9110 section 13.1.3: If-Modified-Since is ignored beside it.
-		return anyTag(tags, stored.Get("ETag"))
+		tag := ""
+		if own := stored("Etag"); len(own) > 0 {
+			tag = own[0]
+		}
+		return anyTag(tags, tag)
 	}
 	since, ok := onlyDate(req["If-Modified-Since"], received)
 	if !ok {
@@ -138,9 +144,9 @@ func NotModified(method string, req http.Header, status int, stored http.Header,
 	}
 	// RFC 9111 section 4.3.2: Last-Modified, else Date, else the time of
 	// receipt.
-	modified, ok := onlyDate(stored["Last-Modified"], received)
+	modified, ok := onlyDate(stored("Last-Modified"), received)
 	if !ok {
-		if modified, ok = date(stored, received); !ok {
+		if modified, ok = onlyDate(stored("Date"), received); !ok {
 			modified = received
 		}
 	}
@@ -165,17 +171,12 @@ var contentFields = []string{
 	"Content-Md5", "Content-Digest", "Repr-Digest", "Digest",
 }
 
-// NotModifiedHeader returns a copy of a stored response's header for a 304
-// (RFC 9110 section 15.4.5): without what describes a content that is not
-// sent, and without Last-Modified where there is an ETag. Caching fields, and
-// all that is not about the content, stay.
-func NotModifiedHeader(stored http.Header) http.Header {
-	h := stored.Clone()
-	remove(h, contentFields)
-	if h.Get("ETag") != "" {
-		delete(h, "Last-Modified")
-	}
-	return h
+// InNotModified tells whether a 304 has a stored response's field of that name (RFC
+// 9110 section 15.4.5): not what describes a content that is not sent, nor
+// Last-Modified where the response is tagged by an ETag. Caching fields, and all that
+// is not about the content, stay.
+func InNotModified(name string, tagged bool) bool {
+	return !slices.Contains(contentFields, name) && (!tagged || name != "Last-Modified")
 }
 
 // StrongMatch compares two entity tags strongly (RFC 9110 section 8.8.3.2):

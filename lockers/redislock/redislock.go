@@ -356,13 +356,15 @@ if redis.call('GET', KEYS[1]) == ARGV[1] then
 end
 return 0`)
 
+	// A lease that is gone, since Redis has evicted it or lost its data, is published
+	// too: those who have seen it wait for its end.
 	releaseScript = redisscript.New(`
-if redis.call('GET', KEYS[1]) == ARGV[1] then
-	redis.call('DEL', KEYS[1])
-	redis.call('PUBLISH', ARGV[2], ARGV[3])
-	return 1
+local holder = redis.call('GET', KEYS[1])
+if holder and holder ~= ARGV[1] then
+	return 0
 end
-return 0`)
+redis.call('PUBLISH', ARGV[2], ARGV[3])
+return holder and redis.call('DEL', KEYS[1]) or 0`)
 )
 
 // A lease is the holder's side of a key.

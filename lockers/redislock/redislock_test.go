@@ -231,7 +231,7 @@ func TestCommands(t *testing.T) {
 				return fmt.Errorf("err = %w, want ErrLeaseLost", err)
 			}
 			return nil
-		}, map[string]int{"evalsha": 1, "get": 1}},
+		}, map[string]int{"evalsha": 1, "get": 1, "publish": 1}},
 	} {
 		if err := admin.ConfigResetStat(t.Context()).Err(); err != nil {
 			t.Fatal(err)
@@ -396,6 +396,40 @@ func TestWatch_LeavesNothingBehind(t *testing.T) {
 	<-freed
 	if got := a.Watches(); got != 0 {
 		t.Fatalf("%d watches wait after the release, want none", got)
+	}
+}
+
+// A lease that Redis has lost is released for those who wait for its end, and one that
+// another has taken since is not.
+func TestWatch_LeaseThatRedisHasLost(t *testing.T) {
+	server := testserver.Redis(t)
+	a, b, key := newLocker(t, server.Addr), newLocker(t, server.Addr), newKey()
+	lease := leasetest.Acquire(t, a, key, time.Minute)
+	freed := watch(t, b, key)
+	if err := newClient(t, server.Addr).FlushAll(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if err := lease.Release(t.Context()); !errors.Is(err, bellwether.ErrLeaseLost) {
+		t.Errorf("Release = %v, want ErrLeaseLost", err)
+	}
+	select {
+	case <-freed:
+	case <-time.After(5 * time.Second):
+		t.Error("who waits for it is not told")
+	}
+
+	lease = leasetest.Acquire(t, a, key, time.Minute)
+	if err := newClient(t, server.Addr).FlushAll(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	leasetest.Acquire(t, a, key, time.Minute)
+	freed = watch(t, b, key)
+	if err := lease.Release(t.Context()); !errors.Is(err, bellwether.ErrLeaseLost) {
+		t.Errorf("Release = %v, want ErrLeaseLost", err)
+	}
+	time.Sleep(100 * time.Millisecond)
+	if isClosed(freed) {
+		t.Error("another's lease is told to be free")
 	}
 }
 
