@@ -364,28 +364,35 @@ type query struct {
 	told       *Serve // what those who watch are told, nil if nobody does
 }
 
-// want is what the request asks of an answer; nothing is the usual case.
-func (q *query) want() want[*response] {
+// want is what the request asks of an answer under key; nothing is the usual case.
+func (q *query) want(key string) want[*response] {
 	d := q.directives
 	if !q.authorized && !d.NoCache && !d.MaxAge.Set && !d.MinFresh.Set && !d.MaxStale.Set {
 		return want[*response]{}
 	}
 	return want[*response]{accept: func(it *item[*response], now instant) bool {
-		if it.kind != KindValue || it.value.kind != plain {
+		if it.kind != KindValue {
+			return true
+		}
+		res := it.value
+		if res.variant != nil && q.m.variantKey(res, key, q.r.Header) == res.id {
+			res = res.variant // still being written, and found with what it varies by
+		}
+		if res.kind != plain {
 			return true // it says where to go, and no more
 		}
-		if q.authorized && !httpcache.OpenToAll(it.value.head(), q.m.rules) {
+		if q.authorized && !httpcache.OpenToAll(res.head(), q.m.rules) {
 			return false
 		}
-		return reuse(it, now, d)
+		return reuse(it, res, now, d)
 	}}
 }
 
-// reuse reports whether RFC 9111 lets a stored response answer a request.
-func reuse(it *item[*response], now instant, d httpcache.RequestDirectives) bool {
-	f := it.value.freshness
-	if x := it.value.of; x != nil { // it is still being written, and the item's life has not begun
-		return f.Reuse(it.value.age+time.Since(x.decidedAt), d)
+// reuse reports whether RFC 9111 lets res, the response of it, answer a request.
+func reuse(it *item[*response], res *response, now instant, d httpcache.RequestDirectives) bool {
+	f := res.freshness
+	if x := res.of; x != nil { // it is still being written, and the item's life has not begun
+		return f.Reuse(res.age+time.Since(x.decidedAt), d)
 	}
 	f.Lifetime, f.StaleWhileRevalidate = it.freshUntil-it.born, it.staleUntil-it.freshUntil // in the entry, not in the response's bytes
 	return f.Reuse(now-it.born, d)
@@ -394,7 +401,7 @@ func reuse(it *item[*response], now instant, d httpcache.RequestDirectives) bool
 // atHand answers without the handler if it can. If it cannot, the item is what
 // may be served when patience ends, or nil.
 func (q *query) atHand(key string) (it *item[*response], early, ok bool) {
-	e, want := q.m.engine, q.want()
+	e, want := q.m.engine, q.want(key)
 	if it, early, ok = e.hitFor(key, want); ok {
 		return it, early, true
 	}
@@ -455,7 +462,7 @@ func (q *query) wait(c *call, key string, stale *item[*response]) (served[*respo
 	m := q.m
 	c.aside = make(chan func(), maxHints)
 	c.inform = q.inform
-	w := q.want()
+	w := q.want(key)
 	w.aside = c.aside
 	if q.authorized {
 		// Nobody waits for what is another user's until it is known to be for

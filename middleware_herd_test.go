@@ -718,38 +718,52 @@ func TestHerd_BrokenRebuildKeepsTheStaleCopy(t *testing.T) {
 }
 
 // Who comes while a response is being written reads along, also with Authorization or
-// directives, if the response is what they ask for.
+// directives, if the response is what they ask for; and not, if it is not.
 func TestHerd_JoinersWithDirectives(t *testing.T) {
-	for _, fields := range [][]string{
-		nil,
-		{"Authorization", "Bearer x"},
-		{"Cache-Control", "max-age=3000"},
-		{"Cache-Control", "min-fresh=60"},
-		{"Cache-Control", "max-stale=1"},
+	for _, tt := range []struct {
+		fields []string
+		joins  bool
+	}{
+		{nil, true},
+		{[]string{"Authorization", "Bearer x"}, true},
+		{[]string{"Cache-Control", "max-age=3000"}, true},
+		{[]string{"Cache-Control", "min-fresh=60"}, true},
+		{[]string{"Cache-Control", "max-stale=1"}, true},
+		{[]string{"Cache-Control", "no-cache"}, false},
+		{[]string{"Cache-Control", "max-age=0"}, false},
+		{[]string{"Cache-Control", "min-fresh=3600"}, false},
 	} {
-		for _, maxBody := range []int64{0, 1000} {
-			t.Run(fmt.Sprint(fields, maxBody), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					s := newSite(t, bellwether.HTTPOptions{MaxBody: maxBody}, func(w http.ResponseWriter, r *http.Request) {
-						w.Header().Set("Cache-Control", "public, max-age=3600")
-						io.WriteString(w, "first part of the page")
-						for range 10 {
-							time.Sleep(time.Second)
-							io.WriteString(w, strings.Repeat("x", 150))
+		for _, vary := range []string{"", "Accept"} {
+			for _, maxBody := range []int64{0, 1000} {
+				t.Run(fmt.Sprint(tt.fields, vary, maxBody), func(t *testing.T) {
+					synctest.Test(t, func(t *testing.T) {
+						s := newSite(t, bellwether.HTTPOptions{MaxBody: maxBody}, func(w http.ResponseWriter, r *http.Request) {
+							w.Header().Set("Cache-Control", "public, max-age=3600")
+							w.Header().Set("Vary", vary)
+							io.WriteString(w, "first part of the page")
+							for range 10 {
+								time.Sleep(time.Second)
+								io.WriteString(w, strings.Repeat("x", 150))
+							}
+						})
+						time.Sleep(2 * time.Hour) // the process is older than the response will ever be
+						go s.get("http://a/p", tt.fields...)
+						time.Sleep(time.Second)
+						came := time.Now()
+						w := &firstByte{ResponseRecorder: httptest.NewRecorder()}
+						s.handler.ServeHTTP(w, request("GET", "http://a/p", tt.fields...))
+						waited := w.at.Sub(came)
+						if tt.joins {
+							s.wantCalls(t, 1)
+						} else {
+							s.wantCalls(t, 2)
+						}
+						if tt.joins && waited > time.Second {
+							t.Errorf("first byte after %v; %v", waited, w.Header()["Cache-Status"])
 						}
 					})
-					time.Sleep(2 * time.Hour) // the process is older than the response will ever be
-					go s.get("http://a/p", fields...)
-					time.Sleep(time.Second)
-					came := time.Now()
-					w := &firstByte{ResponseRecorder: httptest.NewRecorder()}
-					s.handler.ServeHTTP(w, request("GET", "http://a/p", fields...))
-					if waited := w.at.Sub(came); waited > time.Second {
-						t.Errorf("first byte after %v; %v", waited, w.Header()["Cache-Status"])
-					}
-					s.wantCalls(t, 1)
 				})
-			})
+			}
 		}
 	}
 }
