@@ -47,10 +47,10 @@ func (m *Middleware) hot(w http.ResponseWriter, r *http.Request, key string, d h
 
 // A headerField is a field as a header map has it.
 type headerField struct {
-	name   string
-	values []string
-	yields bool // to what is there: a type that is a guess, or that nobody has named
-	of200  bool // not of a 304
+	name    string
+	values  []string
+	yields  bool // to what is there: a type that is a guess, or that nobody has named
+	content bool // it describes the content, which a 304 has none of
 }
 
 // hitHeader is the header of a hit, as of a second of the response's life.
@@ -87,8 +87,8 @@ func (r *response) hitHeader(it *item[*response], now instant) *hitHeader {
 	for name, values := range header {
 		h.fields = append(h.fields, headerField{
 			name: name, values: slices.Clip(values),
-			yields: name == "Content-Type" && (!typed || r.guessed),
-			of200:  !httpcache.InNotModified(name, tagged),
+			yields:  name == "Content-Type" && (!typed || r.guessed),
+			content: !httpcache.InNotModified(name, tagged),
 		})
 	}
 	r.hit.Store(h) // whoever stores last: both are of about this second
@@ -114,7 +114,7 @@ func writeHit(w http.ResponseWriter, r *http.Request, it *item[*response], now i
 		status, body = http.StatusNotModified, nil
 	}
 	for _, f := range made.fields {
-		if notModified && f.of200 || f.yields && h[f.name] != nil {
+		if notModified && f.content || f.yields && h[f.name] != nil {
 			continue
 		}
 		h[f.name] = f.values
