@@ -125,7 +125,7 @@ func forEverybody(ctx context.Context, r *http.Request) *http.Request {
 	}
 	d := r.Clone(ctx)
 	d.Method = http.MethodGet // a HEAD is answered from the GET's response
-	for _, name := range [...]string{"Content-Length", "Content-Type", "Content-Encoding", "Expect", "Trailer"} {
+	for _, name := range [...]string{"Content-Length", "Content-Type", "Content-Encoding", "Expect"} {
 		delete(d.Header, name)
 	}
 	httpcache.RemoveConditions(d.Header)

@@ -38,18 +38,12 @@ func fieldsOf(h http.Header) fields {
 
 // count returns the number of the fields' names.
 func (f fields) count() int {
-	if len(f) == 0 {
-		return 0
-	}
 	d := decoder[fields]{rest: f}
 	return d.count()
 }
 
 // header returns the fields as a map, which is the caller's.
 func (f fields) header() http.Header {
-	if len(f) == 0 {
-		return http.Header{}
-	}
 	d := decoder[fields]{rest: f}
 	n := d.count()
 	h := make(http.Header, n)
@@ -66,9 +60,6 @@ func (f fields) header() http.Header {
 
 // values returns the values of one field.
 func (f fields) values(field string) (values []string) {
-	if len(f) == 0 {
-		return nil
-	}
 	d := decoder[fields]{rest: f}
 	for range d.count() {
 		found := d.string() == field

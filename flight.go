@@ -178,29 +178,7 @@ func (a attempt[V]) publishAlone(ctx context.Context, v V) bool {
 func (a attempt[V]) show(ctx context.Context, v V, alone bool) bool {
 	f := a.flight
 	e := f.engine
-	fenced := false
-	if e.Store != nil {
-		e.mu.Lock()
-		skip := ctx.Err() != nil || f.storeless
-		late, epoch := e.clock.now() >= f.heldUntil, f.claimed
-		e.mu.Unlock()
-		o := &outage{e.EngineTimeout}
-		if !skip && e.sweeper.on() {
-			// The load may have taken longer than the log is trusted, and who
-			// joins the flight last has asked just now.
-			e.followLog(ctx, o, e.NearTTL/2)
-		}
-		if fencer, ok := e.Store.(Fencer); ok && !skip && late && epoch != 0 {
-			// This process has been paused, or its locker has: another may have the
-			// lease, and its value, by now. The renewal that would tell may be as
-			// late as this load is.
-			var err error
-			fenced, err = ask(ctx, e.store, o, func(ctx context.Context) (bool, error) {
-				return fencer.Fenced(ctx, e.engineKey(f.key), epoch)
-			})
-			fenced = fenced && err == nil
-		}
-	}
+	fenced := e.Store != nil && f.catchUp(ctx)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if ctx.Err() != nil || f.streaming() {
@@ -233,6 +211,39 @@ func (a attempt[V]) show(ctx context.Context, v V, alone bool) bool {
 	return true
 }
 
+// catchUp hears what the fleet has had to say of the key while it was loaded, before
+// a value of that load is shown. It reports whether that does not count any more.
+func (f *flight[V]) catchUp(ctx context.Context) (fenced bool) {
+	e := f.engine
+	e.mu.Lock()
+	skip := ctx.Err() != nil || f.storeless
+	late, epoch := e.clock.now() >= f.heldUntil, f.claimed
+	e.mu.Unlock()
+	if skip {
+		return false
+	}
+	o := &outage{e.EngineTimeout}
+	if e.sweeper.on() {
+		// The load may have taken longer than the log is trusted, and who
+		// joins the flight last has asked just now.
+		e.followLog(ctx, o, e.NearTTL/2)
+	}
+	// Late: this process has been paused, or its locker has. Another may have the lease,
+	// and its value, by now, and the renewal that would tell may be as late as this load.
+	fencer, ok := e.Store.(Fencer)
+	return ok && late && epoch != 0 && f.fenced(ctx, fencer, o, epoch)
+}
+
+// fenced asks the store whether something later than epoch counts. A store that does
+// not answer cannot say so.
+func (f *flight[V]) fenced(ctx context.Context, fencer Fencer, o *outage, epoch uint64) bool {
+	e := f.engine
+	fenced, err := ask(ctx, e.store, o, func(ctx context.Context) (bool, error) {
+		return fencer.Fenced(ctx, e.engineKey(f.key), epoch)
+	})
+	return err == nil && fenced
+}
+
 // vouch asks the store, until ctx ends, whether the value that a load of that
 // epoch is making still counts. Without it, an invalidation by another process
 // would be seen at the commit only, and who joins until then has asked after it.
@@ -250,14 +261,11 @@ func (f *flight[V]) vouch(ctx context.Context, fencer Fencer, it *item[V], epoch
 			e.followLog(ctx, o, e.NearTTL/4)
 		}
 		asked = e.clock.now()
-		fenced, err := ask(ctx, e.store, o, func(ctx context.Context) (bool, error) {
-			return fencer.Fenced(ctx, e.engineKey(f.key), epoch)
-		})
+		fenced := f.fenced(ctx, fencer, o, epoch)
 		if ctx.Err() != nil {
 			return
 		}
-		// A store that does not answer cannot say that it does not count.
-		if !f.vouched(it, err == nil && fenced, e.trustedUntil(asked)) {
+		if !f.vouched(it, fenced, e.trustedUntil(asked)) {
 			return
 		}
 	}

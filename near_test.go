@@ -195,9 +195,7 @@ func TestNear_TooLargeForAHerd(t *testing.T) {
 	defer n.close()
 	for i := range values {
 		it := n.made(string(make([]byte, 100<<10)), 1, time.Hour)
-		key := fmt.Sprint("k", i)
-		n.weigh(key, it)
-		n.put(key, it, 20)
+		n.put(fmt.Sprint("k", i), it, 20)
 	}
 	n.cache.CleanUp()
 	for start := time.Now(); evicted.Load() < values && time.Since(start) < 5*time.Second; time.Sleep(time.Millisecond) {

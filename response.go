@@ -145,7 +145,7 @@ func marshalResponse(r *response) ([]byte, error) {
 	if r.guessed {
 		flags |= flagGuessed
 	}
-	b := make([]byte, 0, r.size())
+	b := make([]byte, 0, 64+len(r.mark)+len(r.reason)+len(r.fields)+int(r.body.Len()))
 	b = append(b, responseVersion, byte(r.kind), flags)
 	b = binary.AppendUvarint(b, uint64(r.status))
 	b = binary.AppendUvarint(b, uint64(max(0, r.freshness.Lifetime)))

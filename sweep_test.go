@@ -409,21 +409,25 @@ func TestSweep_WithoutTheStoreWhileStaleIsServed(t *testing.T) {
 	})
 }
 
-// Whatever happens, and in whatever order: what was swept is gone, here at once
-// and elsewhere within NearTTL, and everything comes to rest.
+// lingering is a handler that says which run it is, and whose first run goes on for a
+// while behind that.
+func lingering(d time.Duration) http.HandlerFunc {
+	var runs atomic.Int32
+	return func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=60, stale-while-revalidate=600")
+		run := runs.Add(1)
+		fmt.Fprint(w, "run ", run)
+		if run == 1 {
+			time.Sleep(d)
+		}
+	}
+}
+
 // An invalidation meets a response that is being written also where a soft one
 // has met it before, and nobody joins its readers any more.
 func TestSweep_SoftThenInvalidated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var runs atomic.Int32
-		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
-			w.Header().Set("Cache-Control", "max-age=60, stale-while-revalidate=600")
-			run := runs.Add(1)
-			fmt.Fprint(w, "run ", run)
-			if run == 1 {
-				time.Sleep(3 * time.Second)
-			}
-		})
+		s := newSite(t, bellwether.HTTPOptions{}, lingering(3*time.Second))
 		go s.get("http://a/p")
 		time.Sleep(time.Second)
 		if err := s.mw.InvalidateMatching(t.Context(), bellwether.Match{URLs: []string{"http://a/p"}, Soft: true}); err != nil {
@@ -448,17 +452,9 @@ func TestSweep_StreamsWithoutTheStore(t *testing.T) {
 	for name, sweeps := range map[string][]bellwether.Match{"hard": {hard}, "soft": {soft}, "soft, then hard": {soft, hard}} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				var runs atomic.Int32
 				wired := &wiredStore{wire: &wire{}, store: memstore.New()}
 				wired.set(refuse)
-				s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: wired}}, func(w http.ResponseWriter, r *http.Request) {
-					w.Header().Set("Cache-Control", "max-age=60, stale-while-revalidate=600")
-					run := runs.Add(1)
-					fmt.Fprint(w, "run ", run)
-					if run == 1 {
-						time.Sleep(20 * time.Second)
-					}
-				})
+				s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: wired}}, lingering(20*time.Second))
 				go s.get("http://a/p")
 				for _, sweep := range sweeps {
 					time.Sleep(5 * time.Second)
@@ -477,6 +473,8 @@ func TestSweep_StreamsWithoutTheStore(t *testing.T) {
 	}
 }
 
+// Whatever happens, and in whatever order: what was swept is gone, here at once
+// and elsewhere within NearTTL, and everything comes to rest.
 func TestSweep_RandomSchedules(t *testing.T) {
 	forSeeds(t, 500, 120, simulateSweeps)
 }

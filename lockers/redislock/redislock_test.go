@@ -404,9 +404,10 @@ func TestWatch_LeavesNothingBehind(t *testing.T) {
 func TestWatch_LeaseThatRedisHasLost(t *testing.T) {
 	server := testserver.Redis(t)
 	a, b, key := newLocker(t, server.Addr), newLocker(t, server.Addr), newKey()
+	admin := newClient(t, server.Addr)
 	lease := leasetest.Acquire(t, a, key, time.Minute)
 	freed := watch(t, b, key)
-	if err := newClient(t, server.Addr).FlushAll(t.Context()).Err(); err != nil {
+	if err := admin.FlushAll(t.Context()).Err(); err != nil {
 		t.Fatal(err)
 	}
 	if err := lease.Release(t.Context()); !errors.Is(err, bellwether.ErrLeaseLost) {
@@ -419,7 +420,7 @@ func TestWatch_LeaseThatRedisHasLost(t *testing.T) {
 	}
 
 	lease = leasetest.Acquire(t, a, key, time.Minute)
-	if err := newClient(t, server.Addr).FlushAll(t.Context()).Err(); err != nil {
+	if err := admin.FlushAll(t.Context()).Err(); err != nil {
 		t.Fatal(err)
 	}
 	leasetest.Acquire(t, a, key, time.Minute)
