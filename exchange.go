@@ -22,15 +22,17 @@ import (
 // it, writing into a spool that everybody reads, with the decision who may read
 // it made when the header is written.
 
-var (
-	// errShortBody is the failure of a handler that wrote less than the
-	// Content-Length it announced.
-	errShortBody = errors.New("bellwether: handler wrote less than its Content-Length")
+// errShortBody is the failure of a handler that wrote less than the
+// Content-Length it announced.
+var errShortBody = errors.New("bellwether: handler wrote less than its Content-Length")
 
-	// errServerError is the failure of a handler that answered with an error
-	// status while there is a stale response to serve in its place.
-	errServerError = errors.New("bellwether: handler answered with a server error")
-)
+// A serverError is the failure of a handler that answered with this error status
+// while there is a stale response to serve in its place.
+type serverError int
+
+func (e serverError) Error() string {
+	return fmt.Sprintf("bellwether: handler answered with a server error: %d", int(e))
+}
 
 // privateWindow is how much of a response that nobody shares is kept in memory
 // between the handler and its one client.
@@ -359,7 +361,7 @@ func (x *exchange) decide(status int) {
 // waits for it as they do, within its WriteHeader.
 func (x *exchange) offer() {
 	if x.backed && !x.validated && httpcache.IsServerError(x.content().status) {
-		x.refuse(fmt.Errorf("%w: %d", errServerError, x.content().status))
+		x.refuse(serverError(x.content().status))
 		return
 	}
 	publish := x.attempt.publish
@@ -597,12 +599,17 @@ func (m *Middleware) newExchange(ctx context.Context, a attempt[*response], c *c
 		if !httpcache.IsServerError(p.value.status) {
 			x.spare = p
 		}
-		x.fwd = httpcache.FwdStale
-		if now < p.freshUntil {
-			x.fwd = httpcache.FwdRequest
-		}
+		x.fwd = forwardDespite(p, now)
 	}
 	return x
+}
+
+// forwardDespite is why the handler is asked although it is stored.
+func forwardDespite(it *item[*response], now instant) httpcache.Forward {
+	if now < it.freshUntil {
+		return httpcache.FwdRequest
+	}
+	return httpcache.FwdStale
 }
 
 // carry runs the handler and returns what is to be kept of the exchange.

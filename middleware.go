@@ -333,7 +333,11 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 			}
 			if httpcache.IsServerError(res.status) {
 				if spare := q.spared(key); spare != nil {
-					q.replySpare(spare)
+					status := httpcache.Status{Hit: true}
+					if s.flown && s.item.made > 0 {
+						status = httpcache.Status{Fwd: res.fwd, FwdStatus: res.status, Collapsed: s.collapsed}
+					}
+					q.replySpare(spare, status)
 					return
 				}
 			}

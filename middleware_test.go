@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"log"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -284,6 +285,45 @@ func TestHTTP_StaleIfError(t *testing.T) {
 		time.Sleep(70 * time.Second)
 		if w := s.get("http://a/p"); w.Code != 503 {
 			t.Errorf("after the window: %d %s, want the 503", w.Code, w.Body)
+		}
+	})
+}
+
+// Cache-Status tells who has gone to the handler in vain from who was answered
+// without it.
+func TestHTTP_StaleIfErrorStatus(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var broken atomic.Bool
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			time.Sleep(500 * time.Millisecond)
+			if broken.Load() {
+				http.Error(w, "down", http.StatusServiceUnavailable)
+				return
+			}
+			w.Header().Set("Cache-Control", "max-age=10, stale-if-error=60")
+			fmt.Fprint(w, "good")
+		})
+		s.get("http://a/p")
+		broken.Store(true)
+		time.Sleep(11 * time.Second)
+		const failed = "Bellwether;fwd=stale;fwd-status=503;ttl=-2"
+		for _, want := range []map[string]int{
+			{failed + ";detail=stale-if-error": 1, failed + ";collapsed;detail=stale-if-error": 49},
+			{"Bellwether;hit;ttl=-2": 50},
+		} {
+			var statuses [50]string
+			var wg sync.WaitGroup
+			for i := range statuses {
+				wg.Go(func() { statuses[i] = s.get("http://a/p").Header().Get("Cache-Status") })
+			}
+			wg.Wait()
+			got := make(map[string]int)
+			for _, status := range statuses {
+				got[status]++
+			}
+			if !maps.Equal(got, want) {
+				t.Errorf("Cache-Status %v, want %v", got, want)
+			}
 		}
 	})
 }

@@ -54,7 +54,7 @@ func (q *query) passUncacheable(key string, s served[*response]) {
 	}
 	q.next.ServeHTTP(w, q.r)
 	if w.held != nil {
-		q.replySpare(spare)
+		q.replySpare(spare, why)
 		return
 	}
 	w.end()

@@ -71,7 +71,7 @@ func (q *query) replyLive(c *call, s served[*response], key string) liveOutcome 
 			if ok {
 				body.Close()
 			}
-			q.replySpare(spare)
+			q.replySpare(spare, httpcache.Status{Fwd: res.fwd, FwdStatus: res.status, Collapsed: !own})
 			return liveDone
 		}
 	}
@@ -242,19 +242,40 @@ func (q *query) reply(key string, s served[*response]) {
 	}
 	now := q.m.engine.clock.now()
 	q.add(Serve{Way: s.item.way(now)})
-	status := hitStatus(s.item, now)
+	here := s.flown && s.item.made > 0 // it, or its failure, is of a load here, and was not found in the store
+	failed := s.flown && s.item.failures > 0
+	status := httpcache.Status{Hit: true}
 	switch {
-	case s.flown && s.item.failures > 0:
-		status.Detail = "stale-if-error"
-	case s.flown && s.item.made > 0: // it was loaded here, and not found in the store
-		status.Hit, status.Fwd, status.FwdStatus = false, res.fwd, res.fwdStatus
-		status.Stored, status.Collapsed, status.Key = true, s.collapsed, key
+	case here && failed:
+		status = failedForward(s.item, now, s.item.err)
+		status.Collapsed = s.collapsed
+	case here:
+		status = httpcache.Status{Fwd: res.fwd, FwdStatus: res.fwdStatus, Stored: true, Collapsed: s.collapsed, Key: key}
 	}
+	if failed {
+		status.Detail = staleIfError
+	}
+	status.TTL = ttl(s.item, now)
 	writeStored(q.w, q.r, storedOf(s.item, now), status)
 }
 
-// replySpare answers with something stale in the place of an error.
-func (q *query) replySpare(it *item[*response]) {
+// staleIfError is the detail where something stale is served in the place of an
+// error (RFC 5861 section 4).
+const staleIfError = "stale-if-error"
+
+// failedForward is the word about a request that has gone to the handler although
+// it was stored, and that failed with err.
+func failedForward(it *item[*response], now instant, err error) httpcache.Status {
+	status := httpcache.Status{Fwd: forwardDespite(it, now)}
+	if e, ok := errors.AsType[serverError](err); ok {
+		status.FwdStatus = int(e)
+	}
+	return status
+}
+
+// replySpare answers with something stale in the place of an error. status tells of
+// the way to the error.
+func (q *query) replySpare(it *item[*response], status httpcache.Status) {
 	release, ok := q.m.bodies.hold(it.value.body)
 	defer release()
 	if !ok {
@@ -265,8 +286,7 @@ func (q *query) replySpare(it *item[*response]) {
 	q.add(Serve{Way: WayStale})
 	q.m.engine.count.stale.Add(1)
 	now := q.m.engine.clock.now()
-	status := hitStatus(it, now)
-	status.Detail = "stale-if-error"
+	status.TTL, status.Detail = ttl(it, now), staleIfError
 	writeStored(q.w, q.r, storedOf(it, now), status)
 }
 
@@ -288,7 +308,12 @@ func storedOf(it *item[*response], now instant) stored {
 
 // hitStatus is the word about a reply that needed no other than the item.
 func hitStatus(it *item[*response], now instant) httpcache.Status {
-	return httpcache.Status{Hit: true, TTL: httpcache.Delta{Set: true, Duration: it.freshUntil - now}}
+	return httpcache.Status{Hit: true, TTL: ttl(it, now)}
+}
+
+// ttl is how much longer the item is fresh, as Cache-Status has it.
+func ttl(it *item[*response], now instant) httpcache.Delta {
+	return httpcache.Delta{Set: true, Duration: it.freshUntil - now}
 }
 
 // notModified is the reply to who has s already.
@@ -378,7 +403,11 @@ const waitedTooLong = "waited too long"
 func (q *query) replyError(c *call, key string, collapsed bool, err error) {
 	w, r := q.w, q.r
 	if spare := q.spared(key); spare != nil {
-		q.replySpare(spare)
+		status := httpcache.Status{Hit: true} // as far as is known: others may have failed before
+		if c.began() {
+			status = failedForward(spare, q.m.engine.clock.now(), err)
+		}
+		q.replySpare(spare, status)
 		return
 	}
 	q.add(Serve{Err: err})

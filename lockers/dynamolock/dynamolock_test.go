@@ -796,3 +796,12 @@ func TestCycles_LeaveOnlyReleasedItems(t *testing.T) {
 		t.Errorf("%d items after the leases of %d keys, want one for each", items, want)
 	}
 }
+
+func TestNew_NoClient(t *testing.T) {
+	defer func() {
+		if p, want := fmt.Sprint(recover()), "dynamolock: New needs a client"; !strings.HasPrefix(p, want) {
+			t.Errorf("the panic is %q, want %q", p, want)
+		}
+	}()
+	dynamolock.New(nil, "leases")
+}

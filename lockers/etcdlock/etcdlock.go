@@ -64,8 +64,11 @@ var (
 )
 
 // New returns a Locker that uses client, which stays the caller's to close. It
-// sends nothing yet, so etcd need not be there.
+// sends nothing yet, so etcd need not be there. Without a client it panics.
 func New(client *clientv3.Client) *Locker {
+	if client == nil {
+		panic(errors.New("etcdlock: New needs a client, such as clientv3.New makes"))
+	}
 	l := &Locker{Prefix: "bellwether/leases/", client: client, created: time.Now()}
 	l.hastened.Store(int64(-reconnectPause))
 	l.sweepers.client = client

@@ -492,3 +492,12 @@ func TestTryAcquire_ContextEndsInTheMiddle(t *testing.T) {
 		return err == nil && resp.Count == 0
 	})
 }
+
+func TestNew_NoClient(t *testing.T) {
+	defer func() {
+		if p, want := fmt.Sprint(recover()), "etcdlock: New needs a client"; !strings.HasPrefix(p, want) {
+			t.Errorf("the panic is %q, want %q", p, want)
+		}
+	}()
+	etcdlock.New(nil)
+}

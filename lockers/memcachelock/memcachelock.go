@@ -107,8 +107,12 @@ type Locker struct {
 
 var _ bellwether.Locker = (*Locker)(nil)
 
-// New returns a Locker that uses mc, which stays the caller's to close.
+// New returns a Locker that uses mc, which stays the caller's to close. Without mc
+// it panics.
 func New(mc *memcache.Client) *Locker {
+	if mc == nil {
+		panic(errors.New("memcachelock: New needs a client, such as memcache.New makes"))
+	}
 	return &Locker{Prefix: "bellwether:", mc: mc}
 }
 

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"strings"
@@ -338,4 +339,13 @@ func TestTryAcquire_LostReply(t *testing.T) {
 			t.Fatal(err)
 		}
 	})
+}
+
+func TestNew_NoClient(t *testing.T) {
+	defer func() {
+		if p, want := fmt.Sprint(recover()), "memcachelock: New needs a client"; !strings.HasPrefix(p, want) {
+			t.Errorf("the panic is %q, want %q", p, want)
+		}
+	}()
+	memcachelock.New(nil)
 }

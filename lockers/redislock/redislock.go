@@ -112,8 +112,12 @@ var (
 	_ bellwether.Watcher = (*Locker)(nil)
 )
 
-// New returns a Locker that uses rdb, which stays the caller's to close.
+// New returns a Locker that uses rdb, which stays the caller's to close. Without
+// rdb it panics.
 func New(rdb redis.UniversalClient) *Locker {
+	if rdb == nil {
+		panic(errors.New("redislock: New needs a client, such as redis.NewClient makes"))
+	}
 	return &Locker{Prefix: "bellwether:", rdb: rdb, queue: redispipe.New(rdb), sub: newSubscription()}
 }
 

@@ -644,3 +644,12 @@ func TestTryAcquire_LostReply(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+func TestNew_NoClient(t *testing.T) {
+	defer func() {
+		if p, want := fmt.Sprint(recover()), "redislock: New needs a client"; !strings.HasPrefix(p, want) {
+			t.Errorf("the panic is %q, want %q", p, want)
+		}
+	}()
+	redislock.New(nil)
+}

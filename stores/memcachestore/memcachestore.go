@@ -57,13 +57,16 @@ type Store struct {
 	mc *memcache.Client
 }
 
-// New returns a store over mc.
+// New returns a store over mc. Without mc it panics.
 //
 // By default mc keeps 2 idle connections and dials anew for all requests
 // beyond: set its MaxIdleConns to the number of requests expected at a time.
 // Its Timeout, by default 500 ms, bounds each step on the network; a context
 // that ends earlier ends the wait, while mc's own goes on to that time-out.
 func New(mc *memcache.Client) *Store {
+	if mc == nil {
+		panic(errors.New("memcachestore: New needs a client, such as memcache.New makes"))
+	}
 	return &Store{Prefix: "bellwether:", MaxValue: 1<<20 - 1<<10, mc: mc}
 }
 

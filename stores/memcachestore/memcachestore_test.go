@@ -741,3 +741,12 @@ func FuzzDecode(f *testing.F) {
 		}
 	})
 }
+
+func TestNew_NoClient(t *testing.T) {
+	defer func() {
+		if p, want := fmt.Sprint(recover()), "memcachestore: New needs a client"; !strings.HasPrefix(p, want) {
+			t.Errorf("the panic is %q, want %q", p, want)
+		}
+	}()
+	New(nil)
+}

@@ -63,8 +63,12 @@ type Store struct {
 	clocks sync.Map // of the servers: address (string) to *clock
 }
 
-// New returns a store over rdb, which stays the caller's to close.
+// New returns a store over rdb, which stays the caller's to close. Without rdb it
+// panics.
 func New(rdb redis.UniversalClient) *Store {
+	if rdb == nil {
+		panic(errors.New("redisstore: New needs a client, such as redis.NewClient makes"))
+	}
 	return &Store{Prefix: "bellwether:", MaxValue: 64 << 20, MaxNotice: 64 << 10, rdb: rdb, queue: redispipe.New(rdb)}
 }
 

@@ -414,3 +414,12 @@ func FuzzNotice(f *testing.F) {
 		}
 	})
 }
+
+func TestNew_NoClient(t *testing.T) {
+	defer func() {
+		if p, want := fmt.Sprint(recover()), "redisstore: New needs a client"; !strings.HasPrefix(p, want) {
+			t.Errorf("the panic is %q, want %q", p, want)
+		}
+	}()
+	New(nil)
+}
