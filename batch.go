@@ -125,8 +125,8 @@ func (l batchLoad[V]) one(ctx context.Context, key string) (V, error) {
 	values, err := l(ctx, []string{key})
 	batch, _ := errors.AsType[*BatchError](err)
 	v, err := valueOf(values, batch, err, key)
-	if slot, ok := ctx.Value(freshnessKey{}).(*freshnessSlot); ok {
-		slot.settle(key, err == nil)
+	if c := loadOf(ctx); c != nil {
+		c.freshness.settle(key, err == nil)
 	}
 	return v, err
 }
@@ -751,9 +751,8 @@ func (b *batch[V]) start(r *round[V]) {
 
 // run runs the user's load for a round.
 func (b *batch[V]) run(ctx context.Context, r *round[V], hand *slotHand) {
-	slot := &freshnessSlot{}
-	ctx = context.WithValue(ctx, freshnessKey{}, slot)
-	ctx, cancel := context.WithTimeoutCause(ctx, b.engine.RebuildTimeout, ErrRebuildTimeout)
+	load := &loadContext{Context: ctx, rebuilds: r}
+	ctx, cancel := context.WithTimeoutCause(load, b.engine.RebuildTimeout, ErrRebuildTimeout)
 	keys := make([]string, len(r.seats))
 	for i, s := range r.seats {
 		keys[i] = s.key
@@ -767,7 +766,7 @@ func (b *batch[V]) run(ctx context.Context, r *round[V], hand *slotHand) {
 		}
 		for _, s := range r.seats {
 			s.value, s.err = valueOf(values, batch, err, s.key)
-			s.fresh, s.chosen = slot.chosen(s.key, s.err == nil)
+			s.fresh, s.chosen = load.freshness.chosen(s.key, s.err == nil)
 		}
 		hand.release()
 		close(r.done)

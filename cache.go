@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"strconv"
+	"strings"
 	"time"
 )
 
@@ -108,8 +110,9 @@ type Options struct {
 	// the processes would take turns and share nothing.
 	Locker Locker
 	// Namespace comes before every key in Store and Locker, with a colon
-	// behind it. Caches that share an engine need different ones. Empty: keys
-	// stand alone.
+	// behind it, and so has none itself. Caches that share an engine need
+	// different ones, or one is given the values of another. Empty, which is for
+	// a cache that has its engine to itself: keys stand alone.
 	Namespace string
 	// EngineTimeout is how long a rebuild waits in all for engines that do not
 	// answer, before it goes on without them. Zero means 500 ms.
@@ -228,6 +231,9 @@ func (o Options) settings() settings {
 	if o.NearBytes == 0 {
 		o.NearBytes = 64 << 20
 	}
+	if strings.Contains(o.Namespace, ":") {
+		refuse("Options.Namespace", strconv.Quote(o.Namespace), "have no colon: that ends it, and \"a:b\" would share keys with \"a\"")
+	}
 	if o.Locker != nil && o.Store == nil {
 		panic(errors.New("bellwether: Options.Locker without Options.Store: processes would take turns and share nothing; set Store, or leave Locker nil"))
 	}
@@ -271,7 +277,8 @@ type Cache[V any] struct {
 // cancellation; the rebuild belongs to no caller. A load that returns an error
 // that wraps [ErrNotFound] says that there is no such thing; its callers get
 // ErrNotFound itself. It is called for several keys at a time, and must not ask
-// this Cache for the key that it loads: it would wait for itself.
+// this Cache for the key that it loads: it would wait for itself, and gets an
+// error.
 //
 // New panics if the options cannot be meant; the message names the field.
 func New[V any](load func(ctx context.Context, key string) (V, error), o Options) *Cache[V] {

@@ -377,6 +377,66 @@ func TestGet_RebuildTimeout(t *testing.T) {
 	})
 }
 
+// A load that waited for its own end would do so until RebuildTimeout, whether it
+// asks for its key itself or another load does that it has asked.
+func TestGet_OwnKey(t *testing.T) {
+	const said = "a load has asked its own cache for the key that it loads"
+	synctest.Test(t, func(t *testing.T) {
+		asks := map[string]string{"self": "self", "a": "b", "b": "c", "c": "a", "other": "plain"}
+		var c *bellwether.Cache[string]
+		c = cacheOf(t, func(ctx context.Context, key string) (string, error) {
+			time.Sleep(time.Second)
+			if asks[key] == "" {
+				return "v", nil
+			}
+			ctx, cancel := context.WithCancel(ctx)
+			defer cancel()
+			return c.Get(ctx, asks[key])
+		}, bellwether.Options{TTL: time.Minute, StaleWhileRevalidate: time.Minute})
+		for key, took := range map[string]time.Duration{"self": time.Second, "a": 3 * time.Second} {
+			start := time.Now()
+			if _, err := c.Get(t.Context(), key); err == nil || !strings.Contains(err.Error(), said) {
+				t.Errorf("%s: %v", key, err)
+			}
+			if time.Since(start) != took {
+				t.Errorf("%s: after %v", key, time.Since(start))
+			}
+		}
+		var both sync.WaitGroup // whom others ask for it may wait for a load
+		for range 2 {
+			both.Go(func() {
+				if v, err := c.Get(t.Context(), "other"); v != "v" || err != nil {
+					t.Errorf("%q, %v", v, err)
+				}
+			})
+		}
+		both.Wait()
+
+		asks["self"] = ""
+		time.Sleep(time.Minute)
+		c.Get(t.Context(), "self")
+		asks["self"] = "self" // who asks for what is stale gets that
+		time.Sleep(90 * time.Second)
+		c.Get(t.Context(), "self")
+		time.Sleep(2 * time.Second)
+		if v, err := c.Get(t.Context(), "self"); v != "v" || err != nil {
+			t.Errorf("with something stale: %q, %v", v, err)
+		}
+	})
+	synctest.Test(t, func(t *testing.T) {
+		var c *bellwether.Cache[string]
+		c = bellwether.NewBatch(func(ctx context.Context, keys []string) (map[string]string, error) {
+			_, err := c.Get(ctx, "2")
+			return nil, err
+		}, bellwether.Options{TTL: time.Minute})
+		defer c.Close()
+		start := time.Now()
+		if _, err := c.GetMany(t.Context(), []string{"1", "2", "3"}); err == nil || !strings.Contains(err.Error(), said) || time.Since(start) > time.Second {
+			t.Errorf("a batch: %v after %v", err, time.Since(start))
+		}
+	})
+}
+
 func TestGet_MaxRebuilds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var running, most atomic.Int32
@@ -619,32 +679,33 @@ func TestNew_BadOptions(t *testing.T) {
 	}
 	ofHTTP := func(o bellwether.HTTPOptions) func() { return func() { bellwether.NewMiddleware(o) } }
 	for want, construct := range map[string]func(){
-		"New needs a load":                             func() { bellwether.New[string](nil, bellwether.Options{TTL: 1}) },
-		"Options.TTL is 0s; it must be positive":       func() { bellwether.New(load, bellwether.Options{}) },
-		"Options.TTL is -1ns; it must be positive":     func() { bellwether.New(load, bellwether.Options{TTL: -1}) },
-		"Options.Patience is -1ns; it must not be":     of(bellwether.Options{Patience: -1}),
-		"Options.MaxWait is -1ns; it must not be":      of(bellwether.Options{MaxWait: -1}),
-		"Options.MaxRebuilds is -1; it must not be":    of(bellwether.Options{MaxRebuilds: -1}),
-		"Options.MaxQueued is -2; it must not be":      of(bellwether.Options{MaxQueued: -2}),
-		"Options.NearBytes is -3; it must not be":      of(bellwether.Options{NearBytes: -3}),
-		"Options.EarlyRefresh is -1; it must be":       of(bellwether.Options{EarlyRefresh: -1}),
-		"Options.EarlyRefresh is +Inf; it must be":     of(bellwether.Options{EarlyRefresh: math.Inf(1)}),
-		"Options.Hedge is 1; it must be a number":      of(bellwether.Options{Hedge: 1}),
-		"Options.Hedge is NaN; it must be a number":    of(bellwether.Options{Hedge: math.NaN()}),
-		"Options.Hedge is +Inf; it must be a number":   of(bellwether.Options{Hedge: math.Inf(1)}),
-		"Options.HedgeShare is 2; it must be":          of(bellwether.Options{HedgeShare: 2}),
-		"Options.HedgeShare is NaN; it must be":        of(bellwether.Options{HedgeShare: math.NaN()}),
-		"HTTPOptions.Hedge is 3; it must be zero":      ofHTTP(bellwether.HTTPOptions{Options: bellwether.Options{Hedge: 3}}),
-		"Options.TTLJitter is 1; it must be":           of(bellwether.Options{TTLJitter: 1}),
-		"Options.TTLJitter is NaN; it must be":         of(bellwether.Options{TTLJitter: math.NaN()}),
-		"Options.Locker without Options.Store":         of(bellwether.Options{Locker: struct{ bellwether.Locker }{}}),
-		"Options.Codec has only one of":                of(bellwether.Options{Codec: bellwether.Codec{Marshal: func(any) ([]byte, error) { return nil, nil }}}),
-		"HTTPOptions.MaxBody is -1; it must not be":    ofHTTP(bellwether.HTTPOptions{MaxBody: -1}),
-		"HTTPOptions.UncacheableTTL is -1ns; it must":  ofHTTP(bellwether.HTTPOptions{UncacheableTTL: -1}),
-		"HTTPOptions.PassThrough is -1; it must not":   ofHTTP(bellwether.HTTPOptions{PassThrough: -1}),
-		"HTTPOptions.HeuristicFraction is 2; it must":  ofHTTP(bellwether.HTTPOptions{HeuristicFraction: 2}),
-		"HTTPOptions.HeuristicFraction is NaN; it mus": ofHTTP(bellwether.HTTPOptions{HeuristicFraction: math.NaN()}),
-		"Options.TTL is -1s; it must not be negative":  ofHTTP(bellwether.HTTPOptions{Options: bellwether.Options{TTL: -time.Second}}),
+		"New needs a load":                               func() { bellwether.New[string](nil, bellwether.Options{TTL: 1}) },
+		"Options.TTL is 0s; it must be positive":         func() { bellwether.New(load, bellwether.Options{}) },
+		"Options.TTL is -1ns; it must be positive":       func() { bellwether.New(load, bellwether.Options{TTL: -1}) },
+		"Options.Patience is -1ns; it must not be":       of(bellwether.Options{Patience: -1}),
+		"Options.MaxWait is -1ns; it must not be":        of(bellwether.Options{MaxWait: -1}),
+		"Options.MaxRebuilds is -1; it must not be":      of(bellwether.Options{MaxRebuilds: -1}),
+		"Options.MaxQueued is -2; it must not be":        of(bellwether.Options{MaxQueued: -2}),
+		"Options.NearBytes is -3; it must not be":        of(bellwether.Options{NearBytes: -3}),
+		"Options.EarlyRefresh is -1; it must be":         of(bellwether.Options{EarlyRefresh: -1}),
+		"Options.EarlyRefresh is +Inf; it must be":       of(bellwether.Options{EarlyRefresh: math.Inf(1)}),
+		"Options.Hedge is 1; it must be a number":        of(bellwether.Options{Hedge: 1}),
+		"Options.Hedge is NaN; it must be a number":      of(bellwether.Options{Hedge: math.NaN()}),
+		"Options.Hedge is +Inf; it must be a number":     of(bellwether.Options{Hedge: math.Inf(1)}),
+		"Options.HedgeShare is 2; it must be":            of(bellwether.Options{HedgeShare: 2}),
+		"Options.HedgeShare is NaN; it must be":          of(bellwether.Options{HedgeShare: math.NaN()}),
+		"HTTPOptions.Hedge is 3; it must be zero":        ofHTTP(bellwether.HTTPOptions{Options: bellwether.Options{Hedge: 3}}),
+		"Options.TTLJitter is 1; it must be":             of(bellwether.Options{TTLJitter: 1}),
+		"Options.TTLJitter is NaN; it must be":           of(bellwether.Options{TTLJitter: math.NaN()}),
+		`Options.Namespace is "a:b"; it must have no co`: of(bellwether.Options{Namespace: "a:b"}),
+		"Options.Locker without Options.Store":           of(bellwether.Options{Locker: struct{ bellwether.Locker }{}}),
+		"Options.Codec has only one of":                  of(bellwether.Options{Codec: bellwether.Codec{Marshal: func(any) ([]byte, error) { return nil, nil }}}),
+		"HTTPOptions.MaxBody is -1; it must not be":      ofHTTP(bellwether.HTTPOptions{MaxBody: -1}),
+		"HTTPOptions.UncacheableTTL is -1ns; it must":    ofHTTP(bellwether.HTTPOptions{UncacheableTTL: -1}),
+		"HTTPOptions.PassThrough is -1; it must not":     ofHTTP(bellwether.HTTPOptions{PassThrough: -1}),
+		"HTTPOptions.HeuristicFraction is 2; it must":    ofHTTP(bellwether.HTTPOptions{HeuristicFraction: 2}),
+		"HTTPOptions.HeuristicFraction is NaN; it mus":   ofHTTP(bellwether.HTTPOptions{HeuristicFraction: math.NaN()}),
+		"Options.TTL is -1s; it must not be negative":    ofHTTP(bellwether.HTTPOptions{Options: bellwether.Options{TTL: -time.Second}}),
 	} {
 		func() {
 			defer func() {

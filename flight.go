@@ -28,8 +28,7 @@ type attempt[V any] struct {
 	present  *item[V] // the flight's
 	made     instant  // the item.made of what the load makes
 	position uint64   // and its item.position
-	// tell ends the load with its result before it returns, see startLoad.
-	tell func(V, error)
+	running  *runningLoad[V]
 }
 
 // A binder gives the loader of a flight that begins now. It is asked while the
@@ -119,6 +118,10 @@ var (
 
 	// errTaken is for a call that will not wait for another's flight.
 	errTaken = errors.New("bellwether: another call's flight is under way")
+
+	// errOwnKey is for a load that asks for what it is to load. It would wait for
+	// itself until RebuildTimeout.
+	errOwnKey = errors.New("bellwether: a load has asked its own cache for the key that it loads")
 
 	// errNothing is the failure of a load that has answered its own caller, by
 	// publish, and has learnt nothing about the key. It is not remembered, and

@@ -42,8 +42,47 @@ func (e *PanicError) Unwrap() error {
 	return err
 }
 
-// freshnessKey is the context key of a load's own Freshness.
-type freshnessKey struct{}
+// loadKey is the context key of the *loadContext.
+type loadKey struct{}
+
+// A loadContext is the context of one run of the user's load.
+type loadContext struct {
+	context.Context
+	rebuilds  any // the *flight that it is of, or the *round
+	freshness freshnessSlot
+}
+
+// Value returns the loadContext itself for loadKey.
+func (c *loadContext) Value(key any) any {
+	if key == (loadKey{}) {
+		return c
+	}
+	return c.Context.Value(key)
+}
+
+// loadOf is the innermost load that ctx is of, nil if it is of none.
+func loadOf(ctx context.Context) *loadContext {
+	c, _ := ctx.Value(loadKey{}).(*loadContext)
+	return c
+}
+
+// loads reports whether c is that of the flight's load, or of another's that this
+// one has asked for: if it waited for the flight, neither would come to an end.
+func (f *flight[V]) loads(c *loadContext) bool {
+	for ; c != nil; c = loadOf(c.Context) {
+		switch rebuilds := c.rebuilds.(type) {
+		case *flight[V]:
+			if rebuilds == f {
+				return true
+			}
+		case *round[V]:
+			if slices.ContainsFunc(rebuilds.seats, func(s *seat[V]) bool { return s.member == f.member }) {
+				return true
+			}
+		}
+	}
+	return false
+}
 
 // freshnessSlot is where a load leaves the Freshness of its value.
 type freshnessSlot struct {
@@ -62,7 +101,8 @@ type freshnessSlot struct {
 // The last call before the load returns counts. With a context that is not a
 // load's it does nothing.
 func SetFreshness(ctx context.Context, f Freshness) {
-	if slot, ok := ctx.Value(freshnessKey{}).(*freshnessSlot); ok {
+	if c := loadOf(ctx); c != nil {
+		slot := &c.freshness
 		slot.mu.Lock()
 		slot.f, slot.set = f, true
 		slot.mu.Unlock()
@@ -74,7 +114,8 @@ func SetFreshness(ctx context.Context, f Freshness) {
 // says, which in a batch load is for all values. With a context that is not a
 // batch load's it does nothing.
 func SetFreshnessOf(ctx context.Context, key string, f Freshness) {
-	if slot, ok := ctx.Value(freshnessKey{}).(*freshnessSlot); ok {
+	if c := loadOf(ctx); c != nil {
+		slot := &c.freshness
 		slot.mu.Lock()
 		defer slot.mu.Unlock()
 		if slot.of == nil {
@@ -111,57 +152,76 @@ type loaded[V any] struct {
 	took      time.Duration
 }
 
-// startLoad runs load and sends what it came to, once. The channel has room
-// for it: a load that everybody has given up on must not leak its goroutine on
-// top. A load that goes on behind its result, for a client of its own, says that
-// by tell, and what it returns does not count then. free is called when the load
-// has really returned, or told.
-func startLoad[V any](ctx context.Context, load func(ctx context.Context, tell func(V, error)) (V, error), o *settings, free func()) <-chan loaded[V] {
-	result := make(chan loaded[V], 1)
-	slot := &freshnessSlot{}
-	ctx = context.WithValue(ctx, freshnessKey{}, slot)
-	began := time.Now()
-	var once sync.Once
-	tell := func(value V, err error) {
-		once.Do(func() {
-			l := loaded[V]{value: value, err: err, began: began, took: time.Since(began)}
-			slot.mu.Lock()
-			switch {
-			case slot.set:
-				l.freshness = slot.f
-			case notFound(l.err):
-				l.freshness = Freshness{TTL: o.NotFoundTTL}
-			default:
-				l.freshness = o.Freshness
-			}
-			slot.mu.Unlock()
-			free()
-			result <- l
-		})
+// A runningLoad is one run of the user's load for one flight.
+type runningLoad[V any] struct {
+	loadContext
+	attempt attempt[V]
+	began   time.Time
+	once    sync.Once
+	free    func()
+	result  chan loaded[V]
+}
+
+// start runs the flight's load and sends what it came to, once. The channel has
+// room for it: a load that everybody has given up on must not leak its goroutine
+// on top. free is called when the load has really returned, or told.
+func (a attempt[V]) start(ctx context.Context, free func()) <-chan loaded[V] {
+	l := &runningLoad[V]{
+		loadContext: loadContext{Context: ctx, rebuilds: a.flight},
+		began:       time.Now(),
+		free:        free,
+		result:      make(chan loaded[V], 1),
 	}
-	go func() {
-		stack.Grow()
-		var (
-			value    V
-			err      error
-			returned bool
-		)
-		defer func() {
-			if !returned {
-				// recover returns nil for a Goexit, and only then: a
-				// panic(nil) is a *runtime.PanicNilError.
-				err = ErrGoexit
-				if p := recover(); p != nil {
-					err = panicked(p)
-				}
+	l.attempt, l.attempt.running = a, l
+	go l.run()
+	return l.result
+}
+
+// tell ends the load with its result before it returns: it goes on behind that, for
+// a client of its own. What it returns does not count then.
+func (a attempt[V]) tell(value V, err error) { a.running.end(value, err) }
+
+// end makes that the load's result, unless it has one.
+func (l *runningLoad[V]) end(value V, err error) {
+	l.once.Do(func() {
+		o, slot := &l.attempt.engine.settings, &l.freshness
+		result := loaded[V]{value: value, err: err, began: l.began, took: time.Since(l.began)}
+		slot.mu.Lock()
+		switch {
+		case slot.set:
+			result.freshness = slot.f
+		case notFound(err):
+			result.freshness = Freshness{TTL: o.NotFoundTTL}
+		default:
+			result.freshness = o.Freshness
+		}
+		slot.mu.Unlock()
+		l.free()
+		l.result <- result
+	})
+}
+
+func (l *runningLoad[V]) run() {
+	stack.Grow()
+	var (
+		value    V
+		err      error
+		returned bool
+	)
+	defer func() {
+		if !returned {
+			// recover returns nil for a Goexit, and only then: a
+			// panic(nil) is a *runtime.PanicNilError.
+			err = ErrGoexit
+			if p := recover(); p != nil {
+				err = panicked(p)
 			}
-			tell(value, err)
-		}()
-		value, err = load(ctx, tell)
-		inquire(err)
-		returned = true
+		}
+		l.end(value, err)
 	}()
-	return result
+	value, err = l.attempt.load(&l.loadContext, l.attempt)
+	inquire(err)
+	returned = true
 }
 
 // notFound reports whether a load has said that there is no such thing.

@@ -184,8 +184,18 @@ func (m *Middleware) Close() error {
 //
 // An interim response (1xx) goes to the client whose request runs the handler.
 // Trailers go to all who read the response as it is made, and are not stored.
+//
+// Within a run of next, the middleware lets requests through: used on a router and
+// again on a part of it, it caches once.
 func (m *Middleware) Handler(next http.Handler) http.Handler {
+	if next == nil {
+		panic(errors.New("bellwether: Handler needs the handler that it is to wrap"))
+	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if m.runs(w) {
+			next.ServeHTTP(w, r)
+			return
+		}
 		if !httpcache.Safe(r.Method) {
 			m.passUnsafe(w, r, next)
 			return
@@ -205,6 +215,21 @@ func (m *Middleware) Handler(next http.Handler) http.Handler {
 			m.serve(w, r, next, key, d)
 		}
 	})
+}
+
+// runs reports whether w belongs to a run of the handler for m. The response that
+// is being made there is what a second pass would wait for.
+func (m *Middleware) runs(w http.ResponseWriter) bool {
+	for {
+		switch writer := w.(type) {
+		case *exchange:
+			return writer.m == m
+		case interface{ Unwrap() http.ResponseWriter }:
+			w = writer.Unwrap()
+		default:
+			return false
+		}
+	}
 }
 
 // key is the request's cache key; false if it has none, or is refused one.

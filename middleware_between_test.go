@@ -18,10 +18,52 @@ import (
 	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/lockers/locallock"
 	"github.com/bellwether-go/bellwether/stores/memstore"
+	"github.com/go-chi/chi/v5/middleware"
 )
 
 // This file is the middleware in its place: between clients that lie, stall or
 // leave and the handler, inside of other middlewares, before other caches.
+
+// One middleware around another's run of the same handler would wait for itself.
+func TestBetween_TwiceInOneChain(t *testing.T) {
+	for name, between := range map[string]func(http.Handler) http.Handler{
+		"at once":                  func(h http.Handler) http.Handler { return h },
+		"with a writer of its own": middleware.Compress(5),
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				mw := bellwether.NewMiddleware(bellwether.HTTPOptions{})
+				defer mw.Close()
+				runs := 0
+				h := mw.Handler(between(mw.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					runs++
+					w.Header().Set("Cache-Control", "max-age=60, stale-while-revalidate=60")
+					fmt.Fprint(w, "page ", runs)
+				}))))
+				for i, want := range []string{"page 1", "page 1", "page 1", "page 2"} {
+					w := httptest.NewRecorder()
+					h.ServeHTTP(w, request("GET", "http://a/p"))
+					synctest.Wait()
+					if w.Code != 200 || w.Body.String() != want || len(w.Header()["Cache-Status"]) != 1 {
+						t.Errorf("%d: %d %q %v", i, w.Code, w.Body, w.Header())
+					}
+					time.Sleep(31 * time.Second)
+				}
+			})
+		})
+	}
+}
+
+func TestHandler_Nil(t *testing.T) {
+	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{})
+	defer mw.Close()
+	defer func() {
+		if p := fmt.Sprint(recover()); !strings.HasPrefix(p, "bellwether: Handler needs the handler") {
+			t.Errorf("the panic is %q", p)
+		}
+	}()
+	mw.Handler(nil)
+}
 
 // What does not reach the handler must not be taken for what the client has asked.
 func TestBetween_NobodyIsServedAnothersRequest(t *testing.T) {

@@ -585,10 +585,7 @@ func (r *run[V]) build(ctx context.Context, epoch uint64, rival <-chan struct{},
 	e.count.loads.Add(1)
 	free := r.slot
 	r.slot = nil
-	result := startLoad(watched, func(ctx context.Context, tell func(V, error)) (V, error) {
-		a.tell = tell
-		return r.load(ctx, a)
-	}, &e.settings, free)
+	result := a.start(watched, free)
 
 	for {
 		select {

@@ -488,7 +488,7 @@ func (c *waiter[V]) join(b binder[V]) bool {
 	if c.err = c.ctx.Err(); c.err != nil {
 		return false
 	}
-	e := c.engine
+	e, within := c.engine, loadOf(c.ctx) // asked before the lock: contexts may be anybody's code
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.closed {
@@ -501,6 +501,11 @@ func (c *waiter[V]) join(b binder[V]) bool {
 	}
 	if c.want.first {
 		c.err = errTaken
+		return false
+	}
+	// What is stale answers it when its patience ends, whoever makes what is not.
+	if c.stale == nil && f.loads(within) {
+		c.err = errOwnKey
 		return false
 	}
 	c.board(f)
