@@ -252,12 +252,13 @@ func (c *manyCall[V]) answer(key string, it *item[V], err error) {
 
 // take takes the answer of a waiter that has it.
 func (c *manyCall[V]) take(a asked[V]) {
+	defer c.places.Release(1)
 	c.end(a)
-	c.places.Release(1)
 }
 
 // end is take for a waiter without a place.
 func (c *manyCall[V]) end(a asked[V]) {
+	c.answer(a.key, a.answer.item, a.err)
 	if c.observers.serve != nil {
 		a.tell()
 	}
@@ -269,7 +270,6 @@ func (c *manyCall[V]) end(a asked[V]) {
 		c.early = append(c.early, early)
 		c.mu.Unlock()
 	}
-	c.answer(a.key, a.answer.item, a.err)
 }
 
 // waitForPlaces returns those for which there are places now. Who is covered is

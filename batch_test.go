@@ -1303,3 +1303,22 @@ func TestGetMany_RandomSchedules(t *testing.T) {
 		})
 	}
 }
+
+// What an observer does comes after the answer.
+func TestGetMany_ObserverThatExits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		exits := bellwether.Observer{Serve: func(context.Context, bellwether.Serve) { runtime.Goexit() }}
+		c := bellwether.NewBatch(func(ctx context.Context, keys []string) (map[string]string, error) {
+			time.Sleep(time.Second)
+			return map[string]string{"a": "v"}, nil
+		}, bellwether.Options{TTL: time.Minute, Observers: []bellwether.Observer{exits}})
+		defer c.Close()
+		for range 5000 { // more than a call has places
+			got, err := c.GetMany(t.Context(), []string{"a"})
+			if got["a"] != "v" || err != nil {
+				t.Fatal(got, err)
+			}
+			c.Invalidate(t.Context(), "a")
+		}
+	})
+}

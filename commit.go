@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 )
@@ -347,7 +348,7 @@ func (r *run[V]) encode(it *item[V]) (Entry, error) {
 		Failures:             it.failures,
 	}
 	if it.failures > 0 {
-		e.RetryAge, e.Failure = between(it.born, it.retryAt), it.err.Error()
+		e.RetryAge, e.Failure = between(it.born, it.retryAt), failureText(it.err)
 	}
 	if it.kind != KindValue {
 		return e, nil
@@ -359,13 +360,26 @@ func (r *run[V]) encode(it *item[V]) (Entry, error) {
 	return e, err
 }
 
+// maxFailure is the most bytes of a failure's text that travel. What the store does
+// not take is told to nobody, and the processes would fail one after another.
+const maxFailure = 4 << 10
+
+func failureText(err error) string {
+	text := err.Error()
+	if len(text) > maxFailure {
+		text = strings.ToValidUTF8(text[:maxFailure], "") + "..."
+	}
+	return text
+}
+
 // decode makes an item of the store's entry as it was when the store was asked,
 // nil if there is nothing in it. If known, the near tier's, is of the same
 // rebuild, its value serves; if it is of a later one, which the store did not
 // get, that is the item: the key has not been invalidated since, or the entry
 // would be gone.
 func (r *run[V]) decode(e Entry, known *item[V], asked instant) *item[V] {
-	if e.Kind > KindUnshared {
+	var none V
+	if e.Kind > KindUnshared || e.Kind == KindNotFound && !r.engine.answers(none) {
 		r.engine.OnError(r.key, &keyError{"decoding", r.key, fmt.Errorf("%w: unknown kind %d", ErrCorrupt, e.Kind)})
 		return nil
 	}
@@ -375,7 +389,7 @@ func (r *run[V]) decode(e Entry, known *item[V], asked instant) *item[V] {
 	now := r.engine.clock.now()
 	if known != nil && known.epoch > e.Epoch {
 		later := *known
-		later.trusted = r.engine.trustedUntil(asked)
+		later.trusted, later.made = r.engine.trustedUntil(asked), 0
 		return &later
 	}
 	same := known != nil && known.epoch == e.Epoch && known.failures == e.Failures
@@ -431,6 +445,10 @@ func (e *engine[V]) trustedUntil(now instant) instant {
 	}
 	return addDurations(now, e.NearTTL)
 }
+
+// confirmEvery is how often the store is asked whether what it said before still
+// holds, while that is served.
+func (e *engine[V]) confirmEvery() time.Duration { return max(e.NearTTL/2, minPoll) }
 
 // trustedUntil is the engine's, but that a flight without the store does not go
 // by when its log was read.

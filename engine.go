@@ -20,6 +20,7 @@ type engine[V any] struct {
 	settings
 	clock     clock
 	near      *near[V]
+	answers   func(V) bool // tells a value that is an answer from a record on the way to one
 	marshal   func(V) ([]byte, error)
 	unmarshal func([]byte) (V, error)
 	store     *breaker // before Store
@@ -63,6 +64,7 @@ func newEngine[V any](s settings, size func(string, V) int, marshal func(V) ([]b
 	e.open, e.shut = context.WithCancel(context.Background())
 	e.store, e.locker, e.push = e.newBreaker(EngineStore), e.newBreaker(EngineLocker), e.newBreaker(EngineWatch)
 	e.near = newNear(c, s.NearBytes, size, e.evicted())
+	e.answers = func(V) bool { return true }
 	return e
 }
 
@@ -237,11 +239,11 @@ func (e *engine[V]) close() {
 	e.mu.Lock()
 	first := !e.closed
 	e.closed = true
+	e.shut() // first: what it ends then is no engine's silence, see noAnswer
 	for f := range e.aloft {
 		f.cancel(ErrClosed)
 	}
 	e.mu.Unlock()
-	e.shut()
 	e.running.Wait()
 	if first {
 		e.near.close()

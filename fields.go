@@ -75,10 +75,10 @@ func (f fields) values(field string) (values []string) {
 // readFields takes the fields that d has next.
 func readFields(d *decoder[[]byte]) fields {
 	all := d.rest
-	n := d.count()
+	n := d.number()
 	for range n {
 		d.bytes()
-		for range d.count() {
+		for range d.number() {
 			d.bytes()
 		}
 	}

@@ -255,7 +255,7 @@ func (f *flight[V]) vouch(ctx context.Context, fencer Fencer, it *item[V], epoch
 	e := f.engine
 	for {
 		select {
-		case <-time.After(addDurations(asked, e.NearTTL/2) - e.clock.now()):
+		case <-time.After(addDurations(asked, e.confirmEvery()) - e.clock.now()):
 		case <-ctx.Done():
 			return
 		}

@@ -18,7 +18,7 @@ func (m *Middleware) hot(w http.ResponseWriter, r *http.Request, key string, d h
 		return false
 	}
 	e, url := m.engine, key
-	for steps := range maxHops {
+	for range maxHops {
 		it, now := e.near.get(key)
 		if it == nil || now >= it.trusted || it.kind != KindValue || it.judge(now) != serve || e.EarlyRefresh > 0 {
 			return false
@@ -28,9 +28,7 @@ func (m *Middleware) hot(w http.ResponseWriter, r *http.Request, key string, d h
 			if res.body.Len() > smallBody {
 				return false // what it takes to send it is counted
 			}
-			for range steps + 1 { // as the long way would, which is asked if this one does not answer
-				e.count.hits.add()
-			}
+			e.count.hits.add()
 			if e.observers.hit != nil {
 				e.tellHit(r.Context(), url, it.way(now))
 			}

@@ -150,6 +150,7 @@ func NewMiddleware(o HTTPOptions) *Middleware {
 		bodies:  bodies{limit: o.MaxHeld},
 		through: semaphore.NewWeighted(int64(o.PassThrough)),
 	}
+	m.engine.answers = func(r *response) bool { return r != nil && r.kind == plain }
 	m.engine.sweeper.traits = traitsOf
 	m.engine.listen()
 	m.engine.meetLog()

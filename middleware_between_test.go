@@ -507,7 +507,28 @@ func TestBetween_EarlyRebuildAndASlowClient(t *testing.T) {
 	}
 }
 
-// A hit counts by the steps that lead to it, whichever way it is answered.
+// A request that the handler has answered is no hit, whatever is known of its key.
+func TestBetween_RecordsAreNoHits(t *testing.T) {
+	for _, control := range []string{"private", "no-cache"} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", control)
+				w.Header().Set("ETag", `"1"`)
+				fmt.Fprint(w, "page")
+			})
+			for range 3 {
+				s.get("http://a/p")
+				synctest.Wait()
+			}
+			s.wantCalls(t, 3)
+			if n := s.mw.Stats().Hits; n != 0 {
+				t.Errorf("%s: %d hits, want none", control, n)
+			}
+		})
+	}
+}
+
+// A hit counts once, whichever way it is answered.
 func TestBetween_HitsOfAVariant(t *testing.T) {
 	for _, size := range []int{10, 100 << 10} {
 		synctest.Test(t, func(t *testing.T) {
@@ -518,8 +539,8 @@ func TestBetween_HitsOfAVariant(t *testing.T) {
 			})
 			s.get("http://a/p")
 			synctest.Wait()
-			if s.get("http://a/p"); s.mw.Stats().Hits != 2 {
-				t.Errorf("%d bytes: %d hits, want 2: the names and the variant", size, s.mw.Stats().Hits)
+			if s.get("http://a/p"); s.mw.Stats().Hits != 1 {
+				t.Errorf("%d bytes: %d hits, want 1: the names are none", size, s.mw.Stats().Hits)
 			}
 		})
 	}

@@ -552,3 +552,50 @@ func TestPass_WriterThatCannotFlush(t *testing.T) {
 		}
 	})
 }
+
+// What is one client's and has no date is not told to be unmodified since it came.
+func TestHTTP_PrivateHasNoDateOfReceipt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "private")
+			fmt.Fprint(w, "page")
+		})
+		for range 2 { // the second goes past the cache
+			if w := s.get("http://a/p", "If-Modified-Since", "Fri, 31 Dec 2099 00:00:00 GMT"); w.Code != 200 || w.Body.String() != "page" {
+				t.Errorf("%d %q, want the page", w.Code, w.Body)
+			}
+		}
+	})
+}
+
+// A writer that panics leaves no timer behind that would break what its connection
+// is used for next.
+func TestHTTP_WriterThatPanics(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=60")
+			fmt.Fprint(w, "page")
+		})
+		w := &panickingWriter{ResponseRecorder: httptest.NewRecorder()}
+		func() {
+			defer func() { recover() }()
+			s.handler.ServeHTTP(w, request("GET", "http://a/p"))
+		}()
+		time.Sleep(time.Hour)
+		if n := w.deadlines.Load(); n != 0 {
+			t.Errorf("%d write deadlines were set after the end of the request", n)
+		}
+	})
+}
+
+type panickingWriter struct {
+	*httptest.ResponseRecorder
+	deadlines atomic.Int32
+}
+
+func (w *panickingWriter) Write([]byte) (int, error) { panic("a writer's") }
+
+func (w *panickingWriter) SetWriteDeadline(time.Time) error {
+	w.deadlines.Add(1)
+	return nil
+}

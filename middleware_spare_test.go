@@ -176,3 +176,41 @@ func TestHTTP_RequestStaleIfErrorInAHerd(t *testing.T) {
 		s.wantCalls(t, 1)
 	})
 }
+
+// What is served because the store is silent has not come from the handler.
+func TestHTTP_HitWhileTheStoreIsDown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &countedStore{Store: memstore.New()}
+		s := sites(t, 1, store, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=60")
+			fmt.Fprint(w, "page")
+		})[0]
+		s.get("http://a/p")
+		s.wantCalls(t, 1)
+		time.Sleep(2 * time.Second) // longer than the near tier is trusted
+		store.down.Store(true)
+		if got, want := s.get("http://a/p").Header().Get("Cache-Status"), "Bellwether;hit;ttl=58"; got != want {
+			t.Errorf("Cache-Status %q, want %q", got, want)
+		}
+		s.wantCalls(t, 0)
+	})
+}
+
+// An entry that says that there is nothing is not one of ours.
+func TestHTTP_EntryOfNoResponse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memstore.New()
+		s := sites(t, 1, store, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=60")
+			fmt.Fprint(w, "page")
+		})[0]
+		_, epoch, _ := store.Claim(t.Context(), "a/p")
+		store.Commit(t.Context(), "a/p", bellwether.Entry{Kind: bellwether.KindNotFound, Epoch: epoch, TTL: time.Hour})
+		for range 2 {
+			if w := s.get("http://a/p"); w.Code != 200 || w.Body.String() != "page" {
+				t.Errorf("%d %q", w.Code, w.Body)
+			}
+		}
+		s.wantCalls(t, 1)
+	})
+}

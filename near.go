@@ -148,6 +148,12 @@ func (n *near[V]) weigh(key string, it *item[V]) {
 	if it.kind == KindValue {
 		w += uint64(max(0, n.size(key, it.value)))
 	}
+	if it.err != nil {
+		w += uint64(len(it.err.Error()))
+	}
+	if p, ok := it.err.(*PanicError); ok {
+		w += uint64(len(p.Stack))
+	}
 	it.weight = uint32(min(w, 1<<32-1))
 }
 

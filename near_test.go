@@ -2,6 +2,7 @@ package bellwether
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -423,5 +424,16 @@ func TestNear_FirstValueOfAHerd(t *testing.T) {
 	// Some are taken for others: so small a table's counters are few.
 	if kept < 50 {
 		t.Errorf("%d of 100 values are kept", kept)
+	}
+}
+
+// What a failure says takes memory, too.
+func TestNear_FailuresWeigh(t *testing.T) {
+	n := newTestNear(t, 1<<20)
+	for _, err := range []error{errors.New(string(make([]byte, 5000))), &PanicError{Stack: make([]byte, 5000)}} {
+		it := &item[string]{err: err}
+		if n.weigh("k", it); it.weight < 5000 {
+			t.Errorf("%T: %d", err, it.weight)
+		}
 	}
 }

@@ -54,13 +54,14 @@ func (p *pacedWriter) Write(b []byte) (int, error) {
 }
 
 // within gives send the time of the parts.
-func (p *pacedWriter) within(send func() error) error {
+func (p *pacedWriter) within(send func() error) (err error) {
 	p.start()
-	err := send()
-	if p.stalled() {
-		return errStalled
-	}
-	return err
+	defer func() { // also if it panics: the timer must not touch what others have by then
+		if p.stalled() {
+			err = errStalled
+		}
+	}()
+	return send()
 }
 
 // A pacedResponse is a ResponseWriter whose body a pacedWriter writes.

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+	"unicode/utf8"
 
 	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/lockers/locallock"
@@ -1242,8 +1243,48 @@ func TestFleet_StoreForgetsClaims(t *testing.T) {
 	}
 }
 
-// A value that the store does not take cannot be waited for: the processes take
-// turns, each at most once.
+// A failure is told to the others however much it says.
+func TestFleet_FailuresOfManyWords(t *testing.T) {
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 5, by, bellwether.Options{})
+		f.origin.fail = func(int) error { return errors.New(strings.Repeat("é", 1<<20)) }
+		f.each(func(p *process) {
+			p.store.limit = func(e bellwether.Entry) error {
+				if len(e.Failure) > 1<<20 {
+					return bellwether.ErrTooLarge
+				}
+				return nil
+			}
+		})
+		got := f.get(20, "k")
+		if loads, _ := f.origin.count(); loads != 1 || got.slowest > 1100*time.Millisecond {
+			t.Errorf("%d loads, and the slowest caller waited %v for that of a second", loads, got.slowest)
+		}
+		for _, err := range got.failed {
+			if text := err.Error(); len(text) < 1000 || !utf8.ValidString(text) {
+				t.Fatalf("a failure of %d bytes, valid: %v", len(text), utf8.ValidString(text))
+			}
+		}
+	})
+}
+
+// A NearTTL of next to nothing asks the store at each call, and not in between.
+func TestFleet_NothingIsTrusted(t *testing.T) {
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 2, by, bellwether.Options{TTL: time.Minute, StaleWhileRevalidate: time.Hour, NearTTL: 1})
+		f.get(1, "k")
+		time.Sleep(2 * time.Minute)
+		f.each(func(p *process) { p.store.reset() })
+		f.get(1, "k") // stale, and one rebuilds
+		time.Sleep(time.Second)
+		f.each(func(p *process) {
+			if n := p.store.count(); n > 1000 {
+				t.Errorf("%d calls of the store during a load of a second", n)
+			}
+		})
+	})
+}
+
 // A value that the store does not take is made by each process, not by one
 // after another.
 func TestFleet_ValuesTheStoreDoesNotTake(t *testing.T) {
@@ -1794,7 +1835,10 @@ func TestClose_InEveryPhase(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			everyWay(t, func(t *testing.T, by way) {
-				f := newFleet(t, 1, by, bellwether.Options{MaxRebuilds: 1, EngineTimeout: timeout, LeaseTTL: time.Second})
+				f := newFleet(t, 1, by, bellwether.Options{
+					MaxRebuilds: 1, EngineTimeout: timeout, LeaseTTL: time.Second,
+					OnError: func(key string, err error) { t.Errorf("OnError: %q: %v", key, err) },
+				})
 				p := f.processes[0]
 				test.prepare(f, p)
 				result := make(chan error, 1)

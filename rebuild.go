@@ -150,8 +150,12 @@ func (r *run[V]) rebuild(ctx context.Context) error {
 		}
 		if overtaken {
 			r.freeSlot()
-			if r.told(ctx, <-r.notices) {
-				return nil
+			select {
+			case n := <-r.notices:
+				if r.told(ctx, n) {
+					return nil
+				}
+			default: // the watch for a rival, that of an earlier load, has taken it
 			}
 			continue
 		}
@@ -248,7 +252,7 @@ func (r *run[V]) look(ctx context.Context) bool {
 		// If the store does not answer, nobody can say that it does not hold. It
 		// answers for as long as it would have if the store had confirmed it.
 		held = new(*known)
-		held.trusted = addDurations(now, e.NearTTL)
+		held.trusted, held.made = addDurations(now, e.NearTTL), 0 // by an earlier flight
 		if held.held && !e.store.sound() {
 			r.offerStale(held) // who finds out whether the store is back does not wait for that
 		}
@@ -443,7 +447,7 @@ func (r *run[V]) await(ctx context.Context, held *HeldError) bool {
 			pause = pollInterval(e.clock.now() - r.waiting)
 		}
 		if r.state.Load().offered != nil {
-			pause = min(pause, e.NearTTL/2) // what is offered has to be confirmed
+			pause = min(pause, e.confirmEvery()) // what is offered has to be confirmed
 		}
 		select {
 		case n := <-r.notices:
@@ -629,7 +633,7 @@ func (r *run[V]) build(ctx context.Context, epoch uint64, rival <-chan struct{},
 // process invalidates would be served stale for as long as its rebuild takes.
 func (r *run[V]) confirm(ctx context.Context) {
 	e := r.engine
-	tick := time.NewTicker(max(e.NearTTL/2, time.Millisecond))
+	tick := time.NewTicker(e.confirmEvery())
 	defer tick.Stop()
 	for {
 		select {
@@ -782,6 +786,9 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 
 // noAnswer counts and reports an engine's silence.
 func (r *run[V]) noAnswer(doing string, err error) {
+	if r.engine.open.Err() != nil {
+		return // the call was ended by Close
+	}
 	r.engine.count.engineErrors.Add(1)
 	r.engine.OnError(r.key, &keyError{doing, r.key, err})
 }

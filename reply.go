@@ -114,7 +114,10 @@ func (q *query) replyLive(c *call, s served[*response], key string) liveOutcome 
 		q.pass(httpcache.Status{Fwd: httpcache.FwdBypass, Detail: x.unkept()})
 		return liveDone
 	}
-	if (x.shared || own) && httpcache.NotModified(r.Method, r.Header, res.status, header.Values, x.decidedAt) {
+	// The time at which it came is the date of a stored one only (RFC 9111 section
+	// 4.3.2); by itself a response without a date is modified (RFC 9110 section 13.1.3).
+	dated := x.shared || r.Header["If-None-Match"] != nil || header["Last-Modified"] != nil
+	if (x.shared || own) && dated && httpcache.NotModified(r.Method, r.Header, res.status, header.Values, x.decidedAt) {
 		s := stored{header: header, guessed: res.guessed, age: age}.notModified()
 		h := w.Header()
 		s.setHeader(h, status)

@@ -179,7 +179,7 @@ func unmarshalResponse(data []byte) (*response, error) {
 	r.freshness.NoStale, r.freshness.NoCache = flags&flagNoStale != 0, flags&flagNoCache != 0
 	r.guessed = flags&flagGuessed != 0
 	r.mark, r.reason = d.string(), d.string()
-	for range d.count() {
+	for range d.number() {
 		r.names = append(r.names, d.string())
 	}
 	r.fields = readFields(&d)
@@ -227,6 +227,10 @@ func (d *decoder[T]) uvarint(most uint64) uint64 {
 // count is a number of things that take a byte each at least, so that a bad
 // number cannot make anybody allocate more than there are bytes.
 func (d *decoder[T]) count() int { return int(d.uvarint(uint64(len(d.rest)))) }
+
+// number is the count of what costs more than its bytes: a header's fields, none of
+// which is kept of a header over maxHeader.
+func (d *decoder[T]) number() int { return int(d.uvarint(uint64(min(len(d.rest), maxHeader)))) }
 
 // spoil makes the decoder bad.
 func (d *decoder[T]) spoil() { d.bad, d.rest = true, d.rest[:0] }

@@ -2,6 +2,7 @@ package bellwether
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"net/http"
 	"reflect"
@@ -70,4 +71,15 @@ func FuzzResponse(f *testing.F) {
 			t.Fatalf("decoded %+v, which decodes again as %+v, %v", r, got, err)
 		}
 	})
+}
+
+// A number that promises more than a header can have costs nothing.
+func TestUnmarshalResponse_ManyNames(t *testing.T) {
+	data := append([]byte{responseVersion, byte(varying), 0, 0, 0, 0, 0}, binary.AppendUvarint(nil, 1<<20)...)
+	data = append(data, make([]byte, 2<<20)...)
+	var r *response
+	var err error
+	if n := testing.AllocsPerRun(1, func() { r, err = unmarshalResponse(data) }); !errors.Is(err, errResponse) || n > 10 {
+		t.Errorf("%v, %v allocations, %d names", err, n, len(r.names))
+	}
 }

@@ -9,7 +9,7 @@ import (
 // Misses or Collapsed, but for those that need no flight and get nothing fresh:
 // they are in Stale alone if something stale answers them (while a failure's pause
 // lasts, or because the request takes it), and in none if a failure does, or the
-// store, to a request with only-if-cached.
+// store, to a request with only-if-cached, or the handler, past the cache.
 type Stats struct {
 	// Hits are calls answered by a fresh value of the near tier.
 	Hits uint64 `json:"hits"`

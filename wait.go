@@ -88,7 +88,9 @@ func (e *engine[V]) hit(key string) (it *item[V], early, ok bool) {
 	}
 	switch it.judge(now) {
 	case serve:
-		e.count.hits.add()
+		if e.answers(it.value) {
+			e.count.hits.add()
+		}
 		return it, e.EarlyRefresh > 0 && it.dueEarly(now, e.EarlyRefresh), true
 	case serveOnly:
 		e.count.stale.Add(1)
@@ -534,7 +536,7 @@ func (c *waiter[V]) begin(b binder[V]) bool {
 		switch verdict := it.judge(now); verdict {
 		case serve, serveOnly, fail:
 			if c.want.takes(it, now, c.began) {
-				if verdict == serve && !c.tallied {
+				if verdict == serve && !c.tallied && e.answers(it.value) {
 					c.tallied = true
 					e.count.hits.add()
 				}
