@@ -38,6 +38,7 @@ type breaker struct {
 
 	mu     sync.Mutex // guards what follows
 	asking map[*context.CancelCauseFunc]struct{}
+	why    error // the latest failure, for those who are not let through
 }
 
 // newBreaker returns a closed breaker, for an engine of which a flight waits for
@@ -103,10 +104,27 @@ func (b *breaker) whileUp(ctx context.Context) (_ context.Context, end func()) {
 func (b *breaker) giveUp() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	silence := fmt.Errorf("%w: %v", errSilent, b.why)
 	for cancel := range b.asking {
-		(*cancel)(errSilent)
+		(*cancel)(silence)
 	}
 	clear(b.asking)
+}
+
+// note keeps what a call has failed with. The caller's own end is nobody's failure.
+func (b *breaker) note(failure error) {
+	if failure == nil || failure == context.Canceled {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.why = failure
+}
+
+func (b *breaker) latest() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.why
 }
 
 // A commitRecord tells whether a store takes what it is given. One that is full
@@ -169,7 +187,7 @@ func askFrom[T any](ctx context.Context, b *breaker, queue *list.List, o *outage
 	// are not to wait for it one after another.
 	report, err := b.circuit.Allow()
 	if err != nil {
-		return zero, fmt.Errorf("%w: %w", ErrUnavailable, err)
+		return zero, fmt.Errorf("%w: %w, since: %v", ErrUnavailable, err, b.latest())
 	}
 	// A panic or Goexit of an adapter counts as no answer: without the report a
 	// half-open breaker would wait for this probe for ever.
@@ -179,6 +197,7 @@ func askFrom[T any](ctx context.Context, b *breaker, queue *list.List, o *outage
 			failure = panicked(p)
 			err = fmt.Errorf("%w: %w", ErrUnavailable, failure)
 		}
+		b.note(failure)
 		report(failure)
 	}()
 

@@ -1243,6 +1243,36 @@ func TestFleet_StoreForgetsClaims(t *testing.T) {
 	}
 }
 
+// A waiter whose locker does not answer one question goes on waiting for the holder
+// that it knows of; if the locker answers none, it is not waited for.
+func TestFleet_LockerMissesAnAnswer(t *testing.T) {
+	for asked, want := range map[int]int{1: 1, 2: 1, 100: 5} {
+		t.Run(fmt.Sprint(asked), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFleet(t, 5, poll, bellwether.Options{}) // nobody else asks the locker during a load
+				f.origin.build = 3 * time.Second
+				refused := 0
+				time.AfterFunc(1200*time.Millisecond, func() {
+					f.each(func(p *process) {
+						n := 0
+						p.locker.set(func(_ context.Context, op string) error {
+							if n++; op == "acquire" && n <= asked {
+								refused++
+								return errRefused
+							}
+							return nil
+						})
+					})
+				})
+				got := f.get(20, "k")
+				if loads, _ := f.origin.count(); loads != want || len(got.failed) > 0 || refused == 0 || got.slowest > 6*time.Second {
+					t.Errorf("%d loads, want %d; %d calls refused; %v", loads, want, refused, got.count)
+				}
+			})
+		})
+	}
+}
+
 // A failure is told to the others however much it says.
 func TestFleet_FailuresOfManyWords(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {

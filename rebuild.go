@@ -40,23 +40,24 @@ type run[V any] struct {
 	// claim found, 0 if it found none.
 	unshared uint64
 
-	waits   bool          // the flight has found another holder
-	waiting instant       // when it first did
-	stood   instant       // when it last stood for election
-	length  time.Duration // of the lease that it asked for then
-	known   uint64        // the epoch of the store's entry when the flight began to wait
-	hedgeAt instant       // when the holder that it waits for has taken too long; 0: never
-	hedged  bool          // the flight has tried to begin a second rebuild
-	hedging Lease         // the lease under which it has begun one
-	led     bool          // the flight has been elected before, and has to begin anew
-	losses  int           // how often the flight's own lease was lost
-	fenced  bool          // the last of its commits was refused
-	refused int           // how often its loads came to nothing, see maxRefused
+	waits    bool          // the flight has found another holder
+	waiting  instant       // when it first did
+	stood    instant       // when it last stood for election
+	length   time.Duration // of the lease that it asked for then
+	known    uint64        // the epoch of the store's entry when the flight began to wait
+	holder   *HeldError    // of the lease that it last waited for
+	leaseEnd instant       // when that was to run out
+	freed    bool          // it was released before
+	hedgeAt  instant       // when the holder that it waits for has taken too long; 0: never
+	hedged   bool          // the flight has tried to begin a second rebuild
+	hedging  Lease         // the lease under which it has begun one
+	led      bool          // the flight has been elected before, and has to begin anew
+	losses   int           // how often the flight's own lease was lost
+	fenced   bool          // the last of its commits was refused
+	refused  int           // how often its loads came to nothing, see maxRefused
 
 	// For those who watch, see observe.go.
 	watched   *rebuildWatch
-	leaseEnd  instant // when the lease that the flight last waited for was to run out
-	freed     bool    // it was released before
 	loaded    bool    // the flight's last word is a load's of its own
 	failure   error   // of that
 	committed instant // when what the flight ends with was committed, 0 if that was not while it waited
@@ -385,6 +386,12 @@ func (r *run[V]) elect(ctx context.Context) (_ Lease, _ *HeldError, overtaken bo
 		return nil, &HeldError{Key: r.key}, false
 	}
 	r.noAnswer("acquiring the lease of", err)
+	if r.waits && !r.freed && e.locker.sound() && e.clock.now() < r.leaseEnd {
+		// One lost answer says nothing about the holder that it knows of: a fleet
+		// that polls would begin a load in each process. An engine that is gone
+		// opens its breaker.
+		return nil, r.holder, false
+	}
 	return nil, nil, false
 }
 
@@ -424,7 +431,7 @@ func (r *run[V]) await(ctx context.Context, held *HeldError) bool {
 	if !held.Until.IsZero() {
 		until = min(until, e.clock.instant(held.Until))
 	}
-	r.leaseEnd, r.freed = until, false
+	r.holder, r.leaseEnd, r.freed = held, until, false
 	if wake == nil {
 		until = min(until, addDurations(began, electPause))
 	}

@@ -3,6 +3,7 @@ package bellwether_test
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -79,4 +80,18 @@ func TestGet_StaleWhenTheStoreGoesSilent(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Who is not let through to an engine is told why.
+func TestOnError_SaysWhatOpenedTheBreaker(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var last error
+		f := newFleet(t, 1, push, bellwether.Options{OnError: func(_ string, err error) { last = err }})
+		f.processes[0].store.set(refuse)
+		for i := range 5 {
+			if f.get(1, fmt.Sprint(i)); last == nil || !strings.HasSuffix(last.Error(), ": connection refused") {
+				t.Errorf("%v, want the engine's error", last)
+			}
+		}
+	})
 }

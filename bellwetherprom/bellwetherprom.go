@@ -8,6 +8,7 @@ package bellwetherprom
 
 import (
 	"context"
+	"errors"
 	"sync/atomic"
 
 	"github.com/bellwether-go/bellwether"
@@ -167,10 +168,13 @@ func from(loaded bool) string {
 }
 
 // Attach has the Stats of a [bellwether.Cache] or a [bellwether.Middleware] read
-// at each scrape. Before it, there are none of their metrics.
+// at each scrape. Before it, there are none of their metrics. A Collector has one
+// cache: with a second it panics.
 func (c *Collector) Attach(cache interface{ Stats() bellwether.Stats }) {
 	stats := cache.Stats
-	c.stats.Store(&stats)
+	if !c.stats.CompareAndSwap(nil, &stats) {
+		panic(errors.New("bellwetherprom: Attach was called before; each cache needs a Collector of its own, with a name of its own"))
+	}
 }
 
 // Observer returns the observer that feeds the Collector. It does not watch

@@ -175,6 +175,18 @@ func TestCollector_Names(t *testing.T) {
 	}
 }
 
+// The figures of one of two caches would be lost without a word.
+func TestAttach_Twice(t *testing.T) {
+	c := New("")
+	c.Attach(fixed{})
+	defer func() {
+		if p := fmt.Sprint(recover()); !strings.HasPrefix(p, "bellwetherprom: Attach was called before") {
+			t.Errorf("the panic is %q", p)
+		}
+	}()
+	c.Attach(fixed{})
+}
+
 // samples is how many a histogram has.
 func samples(t *testing.T, h prometheus.Histogram) uint64 {
 	t.Helper()
