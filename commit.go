@@ -395,9 +395,13 @@ func (r *run[V]) decode(e Entry, known *item[V], asked instant) *item[V] {
 	same := known != nil && known.epoch == e.Epoch && known.failures == e.Failures
 	if e.Kind == KindUnshared {
 		// Its value is here or nowhere.
-		if e.Kind = KindNone; same && known.kind == KindValue {
-			e.Kind = KindValue
-		} else if e.Failures == 0 {
+		if same && known.kind == KindValue {
+			// And so is its lifetime: the entry has that of whoever wrote it.
+			own := *known
+			own.trusted, own.made = r.engine.trustedUntil(asked), 0
+			return r.engine.sweeper.spare(r.key, &own)
+		}
+		if e.Kind = KindNone; e.Failures == 0 {
 			if e.Age < e.TTL {
 				r.unshared = e.Epoch
 			}

@@ -372,7 +372,7 @@ func (x *exchange) offer() {
 			publish = x.attempt.publishAlone
 		}
 	}
-	if !publish(x.load, x.response) {
+	if !publish(x.load, x.response, x.joinableUntil()) {
 		x.refuse(errInvalidated)
 		return
 	}
@@ -387,6 +387,18 @@ func (x *exchange) offer() {
 		return
 	}
 	x.forgo(x.content().reason)
+}
+
+// joinableUntil is when the response is over for those who come from then on. What
+// may be stale is read along to its end, however long that takes; what must not be
+// (RFC 9111 section 4.2.4) is, by who came later, waited for and made anew.
+func (x *exchange) joinableUntil() instant {
+	res := x.content()
+	if !x.shared || !res.freshness.NoStale {
+		return forever
+	}
+	now := x.m.engine.clock.now()
+	return addDurations(now+1, max(0, res.freshness.Lifetime-res.age))
 }
 
 // refuse breaks the body off, and fails the load at once: how long the handler
@@ -562,7 +574,7 @@ var errUnselected = errors.New("bellwether: handler's 304 is not about the store
 // kept under the key. What is there already is validated.
 func (m *Middleware) fetch(ctx context.Context, a attempt[*response], c *call, next http.Handler, r *http.Request) (*response, error) {
 	x := m.newExchange(ctx, a, c)
-	if p := m.fallback(a.key, a.present); p != nil && p.kind == KindValue && m.validates(p.value, c.request) && httpcache.HasValidator(p.value.head()) {
+	if p := m.fallback(a.key, a.present); p != nil && p.kind == KindValue && m.validates(p.value, c.request) {
 		x.stored = p.value
 		res, err := x.carry(next, r)
 		if !errors.Is(err, errUnselected) {
@@ -576,7 +588,7 @@ func (m *Middleware) fetch(ctx context.Context, a attempt[*response], c *call, n
 // validates reports whether a request may ask whether res still holds. One with
 // Authorization asks only about what is for it too.
 func (m *Middleware) validates(res *response, req http.Header) bool {
-	if res.kind != plain && res.kind != checked {
+	if res.kind != plain && res.kind != checked || !httpcache.Validatable(res.status, res.head()) {
 		return false
 	}
 	return req["Authorization"] == nil || httpcache.OpenToAll(res.head(), m.rules)
@@ -715,7 +727,7 @@ func (x *exchange) keep() (*response, error) {
 	// kept there for its validator alone: the processes that wait for it would
 	// find it, could not use it, and would take turns.
 	served := newLifetime(0, f)
-	switch validator := httpcache.HasValidator(live.header); {
+	switch validator := httpcache.Validatable(live.status, live.header); {
 	case x.m.options.Store != nil && (!validator || served.end() <= 0):
 	case validator, !done.freshness.NoStale && !httpcache.IsServerError(done.status):
 		f.keep = keepFor

@@ -165,20 +165,20 @@ func (f *flight[V]) reoffer(was, it *item[V]) {
 	}
 }
 
-// publish answers the flight's callers with a value that the load whose context
-// is ctx is still making. It reports whether it did: not if the load has been
+// publish answers the flight's callers who come before until with a value that the
+// load whose context is ctx is still making. It reports whether it did: not if the load has been
 // given up on, which by then may have a successor in the same flight.
-func (a attempt[V]) publish(ctx context.Context, v V) bool {
-	return a.show(ctx, v, false)
+func (a attempt[V]) publish(ctx context.Context, v V, until instant) bool {
+	return a.show(ctx, v, until, false)
 }
 
 // publishAlone is publish to the call that began the flight, and to no others
 // but solo ones.
-func (a attempt[V]) publishAlone(ctx context.Context, v V) bool {
-	return a.show(ctx, v, true)
+func (a attempt[V]) publishAlone(ctx context.Context, v V, until instant) bool {
+	return a.show(ctx, v, until, true)
 }
 
-func (a attempt[V]) show(ctx context.Context, v V, alone bool) bool {
+func (a attempt[V]) show(ctx context.Context, v V, until instant, alone bool) bool {
 	f := a.flight
 	e := f.engine
 	fenced := e.Store != nil && f.catchUp(ctx)
@@ -188,7 +188,7 @@ func (a attempt[V]) show(ctx context.Context, v V, alone bool) bool {
 		return false
 	}
 	f.disowned = f.disowned || fenced
-	it := &item[V]{kind: KindValue, value: v, made: a.made, position: a.position, trusted: forever}
+	it := &item[V]{kind: KindValue, value: v, made: a.made, position: a.position, trusted: until}
 	w := &f.engine.sweeper
 	// By a tag, perhaps, that was not known until now, see sweepFlight.
 	if gone, stale := w.against(w.log.Load(), f.key, it); gone || stale != forever {

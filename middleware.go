@@ -304,8 +304,7 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 	for range maxHops {
 		it, early, ok := q.atHand(key)
 		if !ok && d.OnlyIfCached {
-			q.add(Serve{Way: WayMiss})
-			replyNotCached(w) // RFC 9111 section 5.2.1.7
+			q.notCached()
 			return
 		}
 		if early {
@@ -347,8 +346,7 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 			}
 		}
 		if k := s.item.value.kind; d.OnlyIfCached && k != plain && k != varying {
-			q.add(Serve{Way: WayMiss})
-			replyNotCached(w)
+			q.notCached()
 			return
 		}
 		switch res := s.item.value; res.kind {

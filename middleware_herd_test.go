@@ -766,3 +766,35 @@ func TestHerd_JoinersWithDirectives(t *testing.T) {
 		}
 	}
 }
+
+// A response that must not be served stale is not joined when it has become so, while
+// its body is still being written (RFC 9111 section 4.2.4).
+func TestHerd_NobodyJoinsWhatIsOver(t *testing.T) {
+	for _, control := range []string{"max-age=2, must-revalidate", "s-maxage=2"} {
+		for _, store := range []bellwether.Store{nil, memstore.New()} {
+			synctest.Test(t, func(t *testing.T) {
+				if store != nil {
+					store = memstore.New()
+				}
+				var runs atomic.Int32
+				s := sites(t, 1, store, func(w http.ResponseWriter, r *http.Request) {
+					w.Header().Set("Cache-Control", control)
+					fmt.Fprint(w, "run ", runs.Add(1), ", beginning and ")
+					time.Sleep(20 * time.Second)
+					fmt.Fprint(w, "end")
+				})[0]
+				var wg sync.WaitGroup
+				for at, want := range map[time.Duration]string{0: "run 1", time.Second: "run 1", 10 * time.Second: "run 2", 15 * time.Second: "run 2"} {
+					wg.Go(func() {
+						time.Sleep(at)
+						if w := s.get("http://a/p"); w.Body.String() != want+", beginning and end" {
+							t.Errorf("%s, after %v: %q %v", control, at, w.Body, w.Header())
+						}
+					})
+				}
+				wg.Wait()
+				s.wantCalls(t, 2)
+			})
+		}
+	}
+}

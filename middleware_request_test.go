@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -382,4 +383,59 @@ func TestHTTP_OverLimitBodyDoesNotWaitForAReload(t *testing.T) {
 		}
 		<-done
 	})
+}
+
+// A client that wants what is stored alone costs the handler nothing, whoever it is
+// and whatever else is short.
+func TestHTTP_OnlyIfCachedIsNeverPassed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var broken atomic.Bool
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			if broken.Load() {
+				panic(http.ErrAbortHandler)
+			}
+			w.Header().Set("Cache-Control", "max-age=1, stale-if-error=60")
+			fmt.Fprint(w, "page")
+		})
+		s.get("http://a/p")
+		time.Sleep(2 * time.Second)
+		broken.Store(true)
+		s.get("http://a/p") // fails, and is not tried again for a while
+		s.calls.Store(0)
+		if w := s.get("http://a/p", "Cache-Control", "only-if-cached", "Authorization", "me"); w.Code != 504 {
+			t.Errorf("%d %v, want 504", w.Code, w.Header())
+		}
+		s.wantCalls(t, 0)
+	})
+}
+
+// Who is refused a rebuild is told so at once, whatever it wants of the answer.
+func TestHTTP_OverloadedForWhoWantsMore(t *testing.T) {
+	for _, field := range [][]string{{"Cache-Control", "no-cache"}, {"Cache-Control", "max-age=0"}, {"Authorization", "me"}} {
+		synctest.Test(t, func(t *testing.T) {
+			store := &wiredStore{wire: &wire{}, store: memstore.New()}
+			o := bellwether.HTTPOptions{Options: bellwether.Options{Store: store, MaxRebuilds: 1, MaxQueued: 1}}
+			s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
+				if r.URL.Path != "/c" {
+					time.Sleep(5 * time.Second)
+				}
+				w.Header().Set("Cache-Control", "max-age=60")
+				fmt.Fprint(w, "page")
+			})
+			s.get("http://a/c")
+			var others sync.WaitGroup
+			for _, path := range []string{"a", "b"} {
+				others.Go(func() { s.get("http://a/" + path) })
+				synctest.Wait()
+			}
+			time.Sleep(time.Second)
+			store.reset()
+			start := time.Now()
+			w := s.get("http://a/c", field...)
+			if calls := store.count(); time.Since(start) > time.Second || calls > 10 {
+				t.Errorf("%v: %d after %v and %d calls of the store", field, w.Code, time.Since(start), calls)
+			}
+			others.Wait()
+		})
+	}
 }

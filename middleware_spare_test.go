@@ -214,3 +214,49 @@ func TestHTTP_EntryOfNoResponse(t *testing.T) {
 		s.wantCalls(t, 1)
 	})
 }
+
+// An error without a freshness of its own is over after ErrorTTL, for a client that
+// takes what is stale, too.
+func TestHTTP_ErrorOutlivesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &failing{header: "max-age=10", etag: true, fail: func(w http.ResponseWriter) {
+			w.Header().Set("ETag", `"1"`)
+			http.Error(w, "down", http.StatusServiceUnavailable)
+		}}
+		f.broken.Store(true)
+		s := newSite(t, bellwether.HTTPOptions{}, f.ServeHTTP)
+		s.get("http://a/p")
+		f.broken.Store(false)
+		time.Sleep(50 * time.Minute)
+		if w := s.get("http://a/p", "Cache-Control", "max-stale"); w.Code != 200 {
+			t.Errorf("50 minutes after: %d %v", w.Code, w.Header())
+		}
+	})
+}
+
+// What a handler puts into the header of an error that is held back, when that is
+// written, is not in the reply that takes its place.
+func TestHTTP_HeldErrorsHeader(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		first := true
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			h := w.Header()
+			if first {
+				first = false
+				h.Set("Cache-Control", "max-age=2")
+				fmt.Fprint(w, "page")
+				return
+			}
+			h.Set("Set-Cookie", "user=me") // one client's: the next goes past the cache
+			w.WriteHeader(http.StatusInternalServerError)
+			h.Set("X-Late", "of the error")
+		})
+		s.get("http://a/p")
+		time.Sleep(4 * time.Second)
+		s.get("http://a/p")
+		w := s.get("http://a/p", "Cache-Control", "stale-if-error=30")
+		if w.Body.String() != "page" || w.Header().Get("X-Late") != "" || w.Header().Get("Set-Cookie") != "" {
+			t.Errorf("%d %q %v", w.Code, w.Body, w.Header())
+		}
+	})
+}

@@ -23,8 +23,12 @@ func pass(w http.ResponseWriter, r *http.Request, next http.Handler, why httpcac
 	next.ServeHTTP(w, r)
 }
 
-// pass hands the request to the handler, as the last resort.
+// pass hands the request to the handler, as the last resort, unless it wants none.
 func (q *query) pass(why httpcache.Status) {
+	if q.directives.OnlyIfCached {
+		q.notCached()
+		return
+	}
 	q.bypassed()
 	pass(q.w, q.r, q.next, why)
 }
@@ -54,6 +58,7 @@ func (q *query) passUncacheable(key string, s served[*response]) {
 	}
 	q.next.ServeHTTP(w, q.r)
 	if w.held != nil {
+		w.reset()
 		q.replySpare(spare, why)
 		return
 	}
@@ -118,6 +123,7 @@ func (q *query) passChecked(key string, s served[*response]) {
 		w.end()
 		return
 	}
+	w.reset()
 	now := time.Now()
 	header := httpcache.CanonicalHeader(w.held)
 	if !httpcache.Selects(stale, header) {
@@ -388,11 +394,18 @@ func (u *heldWriter) WriteHeader(status int) {
 	case !u.done && u.holds != nil && u.holds(status):
 		h := u.Header()
 		u.held, u.after = h.Clone(), h.Clone()
-		clear(h)
-		maps.Copy(h, u.untouched)
+		u.reset()
 	default:
 		u.watchedWriter.WriteHeader(status)
 	}
+}
+
+// reset makes the client's header what it was before the handler had it. What has
+// been kept back is answered after another reset: a handler may hold on to the map.
+func (u *heldWriter) reset() {
+	h := u.watchedWriter.Header()
+	clear(h)
+	maps.Copy(h, u.untouched)
 }
 
 func (u *heldWriter) Write(p []byte) (int, error) {

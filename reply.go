@@ -384,6 +384,12 @@ func writeBody(w http.ResponseWriter, body spool.Body) {
 	body.WriteTo(w)
 }
 
+// notCached ends a request for what is stored alone (RFC 9111 section 5.2.1.7).
+func (q *query) notCached() {
+	q.add(Serve{Way: WayMiss})
+	replyNotCached(q.w)
+}
+
 // replyNotCached answers a request that wants no other answer than a stored one.
 func replyNotCached(w http.ResponseWriter) {
 	replyFailure(w, httpcache.Status{Detail: "only-if-cached"}, http.StatusGatewayTimeout)

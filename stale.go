@@ -116,7 +116,9 @@ func (l *lifetime) backingOff(now instant) bool {
 // staleFrom returns the lifetime of something that stops being fresh at t, if
 // it has not before. Its windows begin then.
 func (l lifetime) staleFrom(t instant) lifetime {
-	if early := l.freshUntil - max(t, l.born); early > 0 {
+	// Not by a difference alone: what is old may have been made long before the clock.
+	if t = max(t, l.born); t < l.freshUntil {
+		early := between(t, l.freshUntil)
 		for _, end := range []*instant{&l.freshUntil, &l.staleUntil, &l.errorUntil, &l.keepUntil} {
 			*end -= early
 		}

@@ -637,3 +637,45 @@ func simulateSweeps(t *testing.T, seed uint64) {
 		}
 	})
 }
+
+// What went stale before this process began is stale after a sweep of something else,
+// too: its times are before the clock's.
+func TestSweep_OfSomethingElseFreshensNothing(t *testing.T) {
+	for _, match := range []bellwether.Match{{Tags: []string{"x"}}, {Tags: []string{"x"}, Soft: true}, {Prefixes: []string{"http://another.example/"}}} {
+		for _, window := range []string{"stale-while-revalidate", "stale-if-error"} {
+			synctest.Test(t, func(t *testing.T) {
+				var runs atomic.Int32
+				store := memstore.New()
+				page := func(w http.ResponseWriter, r *http.Request) {
+					w.Header().Set("Cache-Control", "max-age=10, "+window+"=3600")
+					fmt.Fprint(w, runs.Add(1))
+				}
+				before := sites(t, 1, store, page)[0]
+				before.get("http://a/p")
+				time.Sleep(time.Minute)
+				sweep(t, before, match)
+				time.Sleep(time.Minute)
+				after := sites(t, 1, store, page)[0]
+				for range 3 {
+					after.get("http://a/p")
+					time.Sleep(time.Minute)
+				}
+				if runs.Load() < 3 {
+					t.Errorf("%v: a page with %s that was stale to begin with is served for minutes", match, window)
+				}
+			})
+		}
+	}
+	synctest.Test(t, func(t *testing.T) { // in one process: the upstream's Age is more than its life
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=60")
+			w.Header().Set("ETag", `"1"`)
+			w.Header().Set("Age", "100")
+		})
+		time.Sleep(10 * time.Second)
+		s.get("http://a/p")
+		sweep(t, s, bellwether.Match{Tags: []string{"x"}})
+		s.get("http://a/p")
+		s.wantCalls(t, 2)
+	})
+}

@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/lockers/locallock"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
@@ -185,5 +187,44 @@ func TestFleet_InvalidatedFasterThanLoaded(t *testing.T) {
 				})
 			})
 		}
+	}
+}
+
+// A value that the store does not take has the lifetime that its own run has given it,
+// and not that of the run whose record is in the store.
+func TestUnshared_LifetimeIsItsOwn(t *testing.T) {
+	for name, o := range map[string]bellwether.Options{"turns": {Locker: locallock.New()}, "alone": {}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				store := &wiredStore{wire: &wire{}, store: memstore.New(), limit: func(e bellwether.Entry) error {
+					if len(e.Value) > 1000 {
+						return bellwether.ErrTooLarge
+					}
+					return nil
+				}}
+				if o.Store = store; o.Locker != nil {
+					o.Locker = locallock.New()
+				}
+				control := "max-age=3600"
+				page := func(w http.ResponseWriter, r *http.Request) {
+					w.Header().Set("Cache-Control", control)
+					fmt.Fprint(w, strings.Repeat("x", 2000))
+				}
+				a, b := newSite(t, bellwether.HTTPOptions{Options: o}, page), newSite(t, bellwether.HTTPOptions{Options: o}, page)
+				a.get("http://a/p")
+				time.Sleep(10 * time.Second)
+				control = "max-age=5, must-revalidate"
+				b.get("http://a/p")
+				b.wantCalls(t, 1)
+				time.Sleep(2 * time.Second) // longer than the near tier is trusted
+				if w := b.get("http://a/p"); w.Header().Get("Age") != "2" {
+					t.Errorf("2 s after it was made: %v", w.Header())
+				}
+				b.wantCalls(t, 0)
+				time.Sleep(10 * time.Second)
+				b.get("http://a/p")
+				b.wantCalls(t, 1)
+			})
+		})
 	}
 }

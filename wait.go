@@ -326,7 +326,9 @@ func (c *waiter[V]) look(state *flightState[V]) (is waitState, expiry <-chan tim
 		}
 		// A reply of the store that was long under way may be older than this
 		// call, by more than the near tier is trusted for.
-		if state.err == nil && c.began < state.result.trusted && c.takes(state.result) {
+		// And what was over for it while it was made is so still.
+		over := state.published != nil && c.began >= state.published.trusted
+		if state.err == nil && !over && c.began < state.result.trusted && c.takes(state.result) {
 			c.conclude(state.result)
 			return answered, nil
 		}

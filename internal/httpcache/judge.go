@@ -46,7 +46,7 @@ func Judge(req http.Header, status int, resp http.Header, sent, received time.Ti
 		j.Shared, j.Reason = false, ReasonNoLifetime
 	case !j.Freshness.Shareable(j.Age):
 		j.Shared, j.Reason = false, ReasonNotFresh
-		j.Checked = HasValidator(resp)
+		j.Checked = Validatable(status, resp)
 	}
 	return j
 }
@@ -61,10 +61,11 @@ func OpenToAll(resp http.Header, opt Options) bool {
 	return d.Public || d.SMaxAge.Set || d.MustRevalidate
 }
 
-// HasValidator tells whether a stored response can be validated (RFC 9111
-// section 4.3.1).
-func HasValidator(resp http.Header) bool {
-	return resp.Get("ETag") != "" || resp.Get("Last-Modified") != ""
+// Validatable tells whether a stored response can be validated (RFC 9111 section
+// 4.3.1). Conditions count only where the answer would be a success (RFC 9110 section
+// 13.2.1): a 304 to one about an error is about the page that has come back.
+func Validatable(status int, resp http.Header) bool {
+	return status < 300 && (resp.Get("ETag") != "" || resp.Get("Last-Modified") != "")
 }
 
 // PostStorable tells whether the response to a POST may be stored as that of a
