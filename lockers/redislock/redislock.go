@@ -6,7 +6,9 @@
 //  1. Acquire is one pipeline of two commands, SET key token NX GET PX length
 //     and PTTL key: it takes the lease, or returns whose it is and how long it
 //     lasts. No script is involved.
-//  2. Renew is a script that compares the token and sets a new expiry.
+//  2. Renew is a script that compares the token and sets a new expiry, if that
+//     is later than the key's: a renewal never shortens a lease. (Renewals have
+//     no order: one that was given up may be carried out seconds after the next.)
 //  3. Release is a script that compares the token, deletes the key, and
 //     publishes its name on one channel, Prefix + "released".
 //  4. A Locker subscribes to that channel on a connection of its own, which
@@ -54,6 +56,13 @@
 //
 // A socket that hangs is left by the caller when its context ends, but kept by
 // the client for its ReadTimeout, 3 s by default, times its retries.
+//
+// # Access
+//
+// A user of Redis's access control lists needs the keys and the channel, which
+// since Redis 7.0 a new user has none of: ~bellwether:* &bellwether:*, after
+// Prefix, with +@read +@write +@scripting +@pubsub +@connection +time. Without
+// the channel leases are released all the same, and waiting processes poll.
 //
 // # Tokens
 //
@@ -354,21 +363,30 @@ func detached(ctx context.Context) (context.Context, context.CancelFunc) {
 }
 
 var (
+	// GT, because a renewal can be late: the client sends it again when a
+	// connection has hung for its ReadTimeout, or holds it back for want of one.
+	// Without it this would be possible: a renewal to 5 s hangs until its caller
+	// gives it up; the next one, to 60 s, succeeds; now the first is carried out,
+	// and the key ends while the holder believes in 60. (To GT no expiry is the
+	// latest of all. Who gives a key without one its end is TryAcquire.)
 	renewScript = redisscript.New(`
-if redis.call('GET', KEYS[1]) == ARGV[1] then
-	return redis.call('PEXPIRE', KEYS[1], ARGV[2])
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then
+	return 0
 end
-return 0`)
+redis.call('PEXPIRE', KEYS[1], ARGV[2], 'GT')
+return 1`)
 
 	// A lease that is gone, since Redis has evicted it or lost its data, is published
-	// too: those who have seen it wait for its end.
+	// too: those who have seen it wait for its end. One who may not publish has
+	// released all the same: the key goes first, and the error is caught.
 	releaseScript = redisscript.New(`
 local holder = redis.call('GET', KEYS[1])
 if holder and holder ~= ARGV[1] then
 	return 0
 end
-redis.call('PUBLISH', ARGV[2], ARGV[3])
-return holder and redis.call('DEL', KEYS[1]) or 0`)
+local freed = holder and redis.call('DEL', KEYS[1]) or 0
+redis.pcall('PUBLISH', ARGV[2], ARGV[3])
+return freed`)
 )
 
 // A lease is the holder's side of a key.
@@ -393,7 +411,7 @@ var _ bellwether.Tokener = (*tokenLease)(nil)
 func (l *tokenLease) Token() uint64 { return l.fence }
 
 // Renew implements [bellwether.Lease]. It costs three commands, those inside
-// the script included.
+// the script included. A lease that ends later already keeps its end.
 func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	if ttl <= 0 {
 		return fmt.Errorf("redislock: renew %s: ttl %v is not positive", l.locker.key(l.name), ttl)
@@ -413,8 +431,11 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 		return l.wrap("renew", err)
 	}
 	l.mu.Lock()
-	l.end = end
-	l.mu.Unlock()
+	defer l.mu.Unlock()
+	// Of two renewals at one time the later end counts, with Redis too.
+	if end.After(l.end) {
+		l.end = end
+	}
 	return nil
 }
 
