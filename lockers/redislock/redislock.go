@@ -55,7 +55,12 @@
 // ErrLeaseLost for a lease that the first attempt has freed.
 //
 // A socket that hangs is left by the caller when its context ends, but kept by
-// the client for its ReadTimeout, 3 s by default, times its retries.
+// the client for its ReadTimeout, 5 s by default. What goes on behind the back
+// of such a caller ends after 10 s, so it is sent again once at the most.
+//
+// An acquire whose caller's context ends is undone. One that fails before, with
+// the client's time-outs, is not: if Redis carries it out after all, nobody holds
+// the lease, which blocks its key for no longer than it was to last.
 //
 // # Access
 //
