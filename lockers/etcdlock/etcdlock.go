@@ -118,7 +118,7 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 	}, func(_ bellwether.Lease, err error) {
 		// Nobody waits for this lease any more. Without an answer it may have
 		// been taken all the same; only ErrHeld says that it was not.
-		if !errors.Is(err, bellwether.ErrHeld) {
+		if mine.asked && !errors.Is(err, bellwether.ErrHeld) {
 			ctx, cancel := l.detached(ctx)
 			defer cancel()
 			mine.free(ctx)
@@ -136,6 +136,7 @@ func (l *Locker) acquire(ctx context.Context, key string, mine *lease, ttl time.
 	claim := clientv3.Compare(clientv3.CreateRevision(mine.name), "=", 0)
 	for {
 		put := clientv3.OpPut(mine.name, string(announced.Encode()), clientv3.WithLease(sweeper.id))
+		mine.asked = true
 		won, holder, err := mine.commit(ctx, ctx, claim, put)
 		switch {
 		case errors.Is(err, rpctypes.ErrLeaseNotFound):
@@ -213,6 +214,10 @@ type lease struct {
 	// born is the revision of the transaction that took the lease. It is set
 	// before anybody else has the lease.
 	born int64
+
+	// asked is whether the key may have become this lease's. It is set before
+	// anybody else has the lease.
+	asked bool
 
 	mu       sync.Mutex // guards what follows
 	revision int64      // of the key, as far as this process knows

@@ -22,6 +22,7 @@ type oneKey struct {
 	clientv3.KV // what is not below is not called
 
 	mu       sync.Mutex       // guards what follows
+	asked    int              // transactions
 	kv       *mvccpb.KeyValue // nil if it is not there
 	revision int64
 	lose     chan struct{} // the next transaction is lost, which its sender hears when this is closed
@@ -42,6 +43,7 @@ func (t *oneTxn) Else(...clientv3.Op) clientv3.Txn     { return t }
 func (t *oneTxn) Commit() (*clientv3.TxnResponse, error) {
 	k := t.etcd
 	k.mu.Lock()
+	k.asked++
 	lost := k.lose
 	k.lose = nil
 	k.mu.Unlock()
@@ -126,4 +128,25 @@ func TestRenew_GivenUpAndLate(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestTryAcquire_GivenUpBeforeItAsked undoes nothing: that would be load on an
+// engine in trouble.
+func TestTryAcquire_GivenUpBeforeItAsked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		etcd := &oneKey{}
+		client := clientv3.NewCtxClient(context.Background())
+		client.KV, client.Lease = etcd, &leases{takes: time.Second, err: errors.New("etcd is away")}
+		l := New(client)
+		defer l.Close()
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer cancel()
+		if _, err := l.TryAcquire(ctx, "key", time.Minute); !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatalf("TryAcquire: err = %v, want the context's", err)
+		}
+		time.Sleep(time.Minute)
+		if etcd.asked != 0 {
+			t.Errorf("%d transactions of an acquire that got no etcd lease, want none", etcd.asked)
+		}
+	})
 }
