@@ -84,7 +84,7 @@
 // own copy and the last writer wins, so each region elects a holder of its own;
 // the versions run backwards, too. Let all processes use one region's endpoint.
 // A global table with multi-region strong consistency decides conditions
-// correctly, but has no time to live: its items stay for good. All reads here
+// correctly (an update that meets another region's is sent again), but has no time to live: its items stay for good. All reads here
 // are consistent ones; a cache in between that answers them otherwise (and a
 // read replica) breaks what is told of a holder's end.
 //
@@ -186,7 +186,7 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 	}, func(_ bellwether.Lease, err error) {
 		// Nobody waits for this lease any more. Without an answer it may have
 		// been taken all the same; only ErrHeld says that it was not.
-		if !errors.Is(err, bellwether.ErrHeld) {
+		if mine.asked && !errors.Is(err, bellwether.ErrHeld) {
 			ctx, cancel := detached(ctx)
 			defer cancel()
 			mine.free(ctx)
@@ -212,6 +212,7 @@ func (l *Locker) acquire(ctx context.Context, key string, mine *lease, ttl time.
 		}
 	}
 	for {
+		mine.asked = true
 		version, instead, err := l.update(ctx, mine.item, change)
 		switch {
 		case err != nil:
@@ -264,6 +265,7 @@ type lease struct {
 	item   string
 	owner  string
 	token  uint64 // set before the lease is given out
+	asked  bool   // whether the item may have become this lease's; set before it is given out
 
 	mu      sync.Mutex // guards version and end
 	version uint64     // of the item, as of the last change whose reply was read

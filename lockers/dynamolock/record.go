@@ -3,6 +3,7 @@ package dynamolock
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"strconv"
 	"time"
 
@@ -39,6 +40,13 @@ type record struct {
 	length  time.Duration
 	held    bool
 }
+
+// conflictPause is about how long an update waits at first that another region's
+// stands in the way of, maxConflictPause the last time.
+const (
+	conflictPause    = 20 * time.Millisecond
+	maxConflictPause = 4 * conflictPause
+)
 
 type attributes = map[string]types.AttributeValue
 
@@ -141,7 +149,7 @@ func (c change) names() map[string]string {
 // update carries a change out and returns the item's new version. If it was
 // refused, instead is what the item is.
 func (l *Locker) update(ctx context.Context, item string, c change) (version uint64, instead *record, err error) {
-	out, err := l.client.UpdateItem(ctx, &dynamodb.UpdateItemInput{
+	out, err := l.send(ctx, &dynamodb.UpdateItemInput{
 		TableName:                           &l.table,
 		Key:                                 attributes{keyName: str(item)},
 		UpdateExpression:                    aws.String("SET " + c.set),
@@ -163,6 +171,24 @@ func (l *Locker) update(ctx context.Context, item string, c change) (version uin
 		return 0, nil, errForeign
 	}
 	return version, nil, nil
+}
+
+// send sends an update, and sends it again, a few times, while a write of another
+// region is under way to the item of a global table: DynamoDB refuses it then,
+// and the SDK does not repeat it. Without that, the loser of an election between
+// two regions would take the engine for down, and load too.
+func (l *Locker) send(ctx context.Context, update *dynamodb.UpdateItemInput) (*dynamodb.UpdateItemOutput, error) {
+	for pause := conflictPause; ; pause *= 2 {
+		out, err := l.client.UpdateItem(ctx, update)
+		if _, conflict := errors.AsType[*types.ReplicatedWriteConflictException](err); !conflict || pause > maxConflictPause {
+			return out, err
+		}
+		select {
+		case <-time.After(pause/2 + rand.N(pause)): // or both would meet again
+		case <-ctx.Done():
+			return nil, err
+		}
+	}
 }
 
 // instead returns what the item is on which a change was refused, given what
