@@ -51,7 +51,7 @@
 //
 // # What stays in the table
 //
-// A released item stays for a day. Each item has the attribute "expires", a
+// A released item stays for a day at least. Each item has the attribute "expires", a
 // date of a day after its lease's end, which the table's time to live is set
 // to, and DynamoDB deletes it some time after that, usually within a few days,
 // at no cost. So the table has one item of about 200 bytes for every different
@@ -97,7 +97,10 @@
 //
 // The SDK retries what is throttled or fails, three times in all by default and
 // with pauses of up to 20 s. Bellwether has a breaker of its own: set
-// RetryMaxAttempts to 2, of which the second finds a lost reply.
+// RetryMaxAttempts to 2, of which the second finds a lost reply. It is made when
+// the first has ended, and nothing ends that on a connection which has gone silent,
+// unless the HTTP client does: give its Transport a ResponseHeaderTimeout of a
+// second or two.
 package dynamolock
 
 import (
@@ -227,9 +230,10 @@ func (l *Locker) acquire(ctx context.Context, key string, mine *lease, ttl time.
 			mine.began(instead.version)
 			return nil
 		case !instead.held:
-			// Another had it when the update was refused, and has released it
-			// before the item was read.
-			return &bellwether.HeldError{Key: key, Until: time.Now()}
+			// Released between our look and our takeover; or, from an emulator,
+			// between the refusal and the look that it costs.
+			change = take(mine.owner, ttl)
+			continue
 		}
 		if held := l.observe(key, mine.item, *instead); held != nil {
 			return held

@@ -440,6 +440,27 @@ func TestTakeOver_MeetsALateRenewal(t *testing.T) {
 	release(t, lease)
 }
 
+// TestTakeOver_MeetsARelease has the holder come back, late, just before the
+// takeover, which is refused: the lease is free then.
+func TestTakeOver_MeetsARelease(t *testing.T) {
+	t.Parallel()
+	eachEngine(t, func(t *testing.T, table table, locker func(testing.TB) (*dynamolock.Locker, *wire)) {
+		a, _ := locker(t)
+		b, wb := locker(t)
+		key := newKey()
+		lease := leasetest.Acquire(t, a, key, 50*time.Millisecond)
+		time.Sleep(time.Until(leasetest.MustBeHeld(t, b, key).Until))
+		wb.do(func(operation string, _ []byte, send func() (*http.Response, error)) (*http.Response, error) {
+			if operation == "UpdateItem" {
+				wb.do(nil)
+				leasetest.MustBeLost(t, "Release of a lease that has ended", lease.Release(t.Context()))
+			}
+			return send()
+		})
+		release(t, leasetest.Acquire(t, b, key, time.Minute))
+	})
+}
+
 func TestPrefix(t *testing.T) {
 	t.Parallel()
 	table := newTable(t, testserver.DynamoDB(t))

@@ -145,6 +145,7 @@ func TestTryAcquire_GivenUpBeforeItAsked(t *testing.T) {
 			t.Fatalf("TryAcquire: err = %v, want the context's", err)
 		}
 		time.Sleep(time.Minute)
+		synctest.Wait()
 		if etcd.asked != 0 {
 			t.Errorf("%d transactions of an acquire that got no etcd lease, want none", etcd.asked)
 		}
