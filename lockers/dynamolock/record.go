@@ -10,6 +10,8 @@ import (
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb/types"
+
+	"github.com/bellwether-go/bellwether/internal/adapter"
 )
 
 // This file holds the item of a lease, and the four changes that it can
@@ -231,7 +233,7 @@ func number(n uint64) types.AttributeValue {
 
 // millis rounds up, so that nobody takes a lease for shorter than its holder
 // does.
-func millis(d time.Duration) uint64 { return uint64((d-1)/time.Millisecond) + 1 }
+func millis(d time.Duration) uint64 { return uint64(adapter.Millis(d)) }
 
 // expires is the date from which an item may be cleared that is held for ttl
 // from now.

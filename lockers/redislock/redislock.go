@@ -184,7 +184,7 @@ func (l *Locker) acquire(ctx context.Context, key string, mine *lease, ttl time.
 	heard := l.sub.heard(mine.name)
 
 	pipe := l.queue.Pipeline()
-	set := pipe.Do(ctx, "set", l.key(mine.name), mine.token, "nx", "get", "px", millis(ttl))
+	set := pipe.Do(ctx, "set", l.key(mine.name), mine.token, "nx", "get", "px", adapter.Millis(ttl))
 	pttl := pipe.Do(ctx, "pttl", l.key(mine.name))
 	l.queue.Exec(ctx, pipe)
 	read := time.Now()
@@ -202,7 +202,7 @@ func (l *Locker) acquire(ctx context.Context, key string, mine *lease, ttl time.
 	}
 	left, err := pttl.Int64()
 	if err == nil && left == -1 {
-		left, err = endScript.Run(ctx, l.queue, []string{l.key(mine.name)}, millis(ttl)).Int64()
+		left, err = endScript.Run(ctx, l.queue, []string{l.key(mine.name)}, adapter.Millis(ttl)).Int64()
 		read = time.Now()
 	}
 	if err != nil {
@@ -240,7 +240,7 @@ return {1, now[1] .. string.format('%06d', now[2])}`)
 // acquireWithToken is acquire for leases that are Tokeners.
 func (l *Locker) acquireWithToken(ctx context.Context, key string, mine *lease, ttl time.Duration) (bellwether.Lease, error) {
 	heard := l.sub.heard(mine.name)
-	reply, err := acquireScript.Run(ctx, l.queue, []string{l.key(mine.name)}, mine.token, millis(ttl)).Slice()
+	reply, err := acquireScript.Run(ctx, l.queue, []string{l.key(mine.name)}, mine.token, adapter.Millis(ttl)).Slice()
 	read := time.Now()
 	if err != nil {
 		rediscluster.Doubt(l.rdb, err)
@@ -355,11 +355,6 @@ func (l *Locker) key(name string) string { return l.Prefix + "{" + name + "}:lea
 // channel is where releases are published, for all keys.
 func (l *Locker) channel() string { return l.Prefix + "released" }
 
-// millis rounds up, so that Redis does not end a lease before its holder.
-func millis(d time.Duration) int64 {
-	return int64((d-1)/time.Millisecond) + 1
-}
-
 // detached returns a context with the values of ctx that does not end with it.
 // A request that was sent goes on to its reply: given up halfway, nobody would
 // know whether it took a lease.
@@ -430,7 +425,7 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	_, err := adapter.Await(ctx, func() (struct{}, error) {
 		ctx, cancel := detached(ctx)
 		defer cancel()
-		return struct{}{}, l.run(ctx, renewScript, l.token, millis(ttl))
+		return struct{}{}, l.run(ctx, renewScript, l.token, adapter.Millis(ttl))
 	}, nil)
 	if err != nil {
 		return l.wrap("renew", err)

@@ -325,7 +325,7 @@ func (s *Store) Commit(ctx context.Context, key string, e bellwether.Entry) erro
 	}
 	_, err := adapter.Await(ctx, func() (struct{}, error) {
 		reply, _, err := s.run(ctx, commitScript, s.name(key),
-			e.Epoch, milliseconds(life), lingering.Milliseconds(), data, s.channel(), key, s.MaxNotice)
+			e.Epoch, adapter.Millis(life), lingering.Milliseconds(), data, s.channel(), key, s.MaxNotice)
 		if err != nil {
 			return struct{}{}, fmt.Errorf("redisstore: commit: %w", err)
 		}
@@ -358,16 +358,6 @@ func (s *Store) Invalidate(ctx context.Context, key string) error {
 		return struct{}{}, nil
 	}, nil)
 	return err
-}
-
-// milliseconds rounds up: a life of less than one is still one, and 0 means
-// none.
-func milliseconds(d time.Duration) int64 {
-	ms := int64(d / time.Millisecond)
-	if d%time.Millisecond > 0 {
-		ms++
-	}
-	return ms
 }
 
 // run runs one of the scripts. If its reply ends with the server's time, run
