@@ -51,12 +51,12 @@
 //
 // # What stays in the table
 //
-// A released item stays for a day at least. Each item has the attribute "expires", a
-// date of a day after its lease's end, which the table's time to live is set
-// to, and DynamoDB deletes it some time after that, usually within a few days,
-// at no cost. So the table has one item of about 200 bytes for every different
-// key that was leased in the last days, and not one for each lease. Nothing but
-// this clean-up looks at the date.
+// A released item stays for a day at least. Each item has the attribute
+// "expires", a date of a day after its lease's end, which the table's time to
+// live is set to, and DynamoDB deletes it some time after that, usually within a
+// few days, at no cost. So the table has one item of about 200 bytes for every
+// different key that was leased in the last days, and not one for each lease.
+// Nothing but this clean-up looks at the date.
 //
 // # Tokens
 //
@@ -84,9 +84,10 @@
 // own copy and the last writer wins, so each region elects a holder of its own;
 // the versions run backwards, too. Let all processes use one region's endpoint.
 // A global table with multi-region strong consistency decides conditions
-// correctly (an update that meets another region's is sent again), but has no time to live: its items stay for good. All reads here
-// are consistent ones; a cache in between that answers them otherwise (and a
-// read replica) breaks what is told of a holder's end.
+// correctly (an update that meets another region's is sent again), but has no
+// time to live: its items stay for good. All reads here are consistent ones; a
+// cache in between that answers them otherwise (and a read replica) breaks what
+// is told of a holder's end.
 //
 // A request that is still on its way when its caller's context ends goes on to
 // its reply, and an acquire that succeeds then is undone. If no reply comes, or

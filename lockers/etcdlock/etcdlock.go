@@ -361,7 +361,7 @@ func (l *lease) change(ctx, caller context.Context, op clientv3.Op) (int64, erro
 	l.mu.Unlock()
 	for {
 		if caller.Err() != nil {
-			return 0, caller.Err()
+			return 0, context.Cause(caller)
 		}
 		done, holder, err := l.commit(ctx, caller, clientv3.Compare(clientv3.ModRevision(l.name), "=", revision), op)
 		switch {

@@ -65,9 +65,10 @@
 // # Access
 //
 // A user of Redis's access control lists needs the keys and the channel, which
-// since Redis 7.0 a new user has none of: ~bellwether:* &bellwether:*, after
-// Prefix, with +@read +@write +@scripting +@pubsub +@connection +time. Without
-// the channel leases are released all the same, and waiting processes poll.
+// since Redis 7.0 a new user has none of. With the default Prefix that is
+// ~bellwether:* &bellwether:* +@read +@write +@scripting +@pubsub +@connection
+// +time. Without the channel leases are released all the same, and waiting
+// processes poll.
 //
 // # Tokens
 //

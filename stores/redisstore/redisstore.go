@@ -11,8 +11,8 @@
 // hooks see such a pipeline with the context of its first call.
 //
 // A user of Redis's access control lists needs the keys and the channel of the
-// notices, which since Redis 7.0 a new user has none of: ~bellwether:*
-// &bellwether:*, after Prefix, with +@read +@write +@scripting +@pubsub
+// notices, which since Redis 7.0 a new user has none of. With the default Prefix
+// that is ~bellwether:* &bellwether:* +@read +@write +@scripting +@pubsub
 // +@connection +time. Without the channel all is written all the same, and the
 // other processes see it within NearTTL, not at once.
 package redisstore
