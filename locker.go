@@ -45,8 +45,8 @@ type Locker interface {
 type Lease interface {
 	// Renew makes the lease end ttl after this call was made. It returns
 	// ErrLeaseLost if the lease is another's or nobody's by now; it never
-	// takes a lost lease back. A ttl that is not positive is an error, and
-	// changes nothing.
+	// takes a lost lease back. A lease that ends later already may keep its
+	// end. A ttl that is not positive is an error, and changes nothing.
 	Renew(ctx context.Context, ttl time.Duration) error
 
 	// Release ends the lease and wakes those who watch it. It never frees

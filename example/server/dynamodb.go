@@ -27,9 +27,12 @@ func (e *engines) connectDynamoDB(c config) {
 		Proxy:               http.ProxyFromEnvironment,
 		DialContext:         (&net.Dialer{Timeout: time.Second}).DialContext,
 		TLSHandshakeTimeout: time.Second,
-		ForceAttemptHTTP2:   true,
-		MaxIdleConnsPerHost: connections,
-		IdleConnTimeout:     90 * time.Second,
+		// The SDK sets none for a client that it has not made: without it an attempt
+		// on a connection that has gone silent would be the last.
+		ResponseHeaderTimeout: 2 * time.Second,
+		ForceAttemptHTTP2:     true,
+		MaxIdleConnsPerHost:   connections,
+		IdleConnTimeout:       90 * time.Second,
 	}
 	options := dynamodb.Options{
 		Region:      cmp.Or(os.Getenv("AWS_REGION"), os.Getenv("AWS_DEFAULT_REGION"), "us-east-1"),

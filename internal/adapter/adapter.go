@@ -8,6 +8,7 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/base64"
+	"errors"
 	"fmt"
 	"runtime/debug"
 
@@ -54,6 +55,9 @@ func Token() string {
 	return base64.RawURLEncoding.EncodeToString(b[:])
 }
 
+// errGoexit is what a call comes to that has not returned.
+var errGoexit = errors.New("the engine's client has ended the goroutine")
+
 // Await runs f and returns its result, or ctx's error as soon as ctx ends. In
 // the second case f goes on by itself, and late, if not nil, is called with
 // what it returned, so that nothing f obtained is left without an owner.
@@ -73,27 +77,28 @@ func Await[T any](ctx context.Context, f func() (T, error), late func(T, error))
 	done := make(chan result)
 	go func() {
 		stack.Grow()
-		var r result
-		func() {
+		r := result{err: errGoexit}
+		// Deferred, or a caller whose ctx never ends would wait for ever when the
+		// client, or a hook of its, ends the goroutine.
+		defer func() {
 			// The driver's panic must not kill a process that merely caches.
-			defer func() {
-				if p := recover(); p != nil {
-					r.err = fmt.Errorf("panic in the engine's client: %v\n%s", p, debug.Stack())
-				}
-			}()
-			r.v, r.err = f()
-		}()
-		// Unbuffered, so that exactly one side owns the result: either the
-		// caller receives it, or ctx has ended and late gets it. With a buffer,
-		// a caller that leaves between the send and its own receive would leave
-		// an acquired lease behind in the channel.
-		select {
-		case done <- r:
-		case <-ctx.Done():
-			if late != nil {
-				late(r.v, r.err)
+			if p := recover(); p != nil {
+				r.err = fmt.Errorf("panic in the engine's client: %v\n%s", p, debug.Stack())
 			}
-		}
+			// Unbuffered, so that exactly one side owns the result: either the
+			// caller receives it, or ctx has ended and late gets it. With a buffer,
+			// a caller that leaves between the send and its own receive would leave
+			// an acquired lease behind in the channel.
+			select {
+			case done <- r:
+			case <-ctx.Done():
+				if late != nil {
+					defer func() { recover() }() // it calls the same client; nobody is left to be told
+					late(r.v, r.err)
+				}
+			}
+		}()
+		r.v, r.err = f()
 	}()
 	select {
 	case r := <-done:

@@ -3,6 +3,7 @@ package adapter
 import (
 	"context"
 	"errors"
+	"runtime"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -75,5 +76,43 @@ func TestAwait_Panic(t *testing.T) {
 	_, err := Await(t.Context(), func() (int, error) { panic("boom") }, nil)
 	if err == nil || !strings.Contains(err.Error(), "boom") {
 		t.Fatalf("err = %v, want the panic", err)
+	}
+}
+
+func TestAwait_Goexit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) { // which fails if the call waits for ever
+		_, err := Await(t.Context(), func() (int, error) {
+			runtime.Goexit()
+			return 0, nil
+		}, nil)
+		if !errors.Is(err, errGoexit) {
+			t.Fatalf("err = %v, want that the client has ended the goroutine", err)
+		}
+	})
+}
+
+// TestAwait_LatePanics has the client panic twice, where nobody could tell.
+func TestAwait_LatePanics(t *testing.T) {
+	for name, end := range map[string]func(){"panic": func() { panic("boom") }, "Goexit": runtime.Goexit} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				defer cancel()
+				called := false
+				Await(ctx, func() (int, error) {
+					time.Sleep(time.Minute)
+					end()
+					return 0, nil
+				}, func(_ int, err error) {
+					called = err != nil
+					end()
+				})
+				time.Sleep(time.Minute)
+				synctest.Wait()
+				if !called {
+					t.Error("what may have been obtained was not handed over")
+				}
+			})
+		})
 	}
 }

@@ -24,11 +24,17 @@ type Announcement struct {
 // Encode rounds the length up to milliseconds, so that nobody takes the lease
 // for shorter than its holder does.
 func (a Announcement) Encode() []byte {
-	ms := a.Length / time.Millisecond
-	if a.Length%time.Millisecond > 0 {
+	return fmt.Appendf(nil, "%s %d %d", a.Token, Millis(a.Length), a.Renewals)
+}
+
+// Millis is d in milliseconds, rounded up: what lasts at all lasts for one, and
+// nothing ends in an engine before its owner thinks so.
+func Millis(d time.Duration) int64 {
+	ms := d / time.Millisecond
+	if d%time.Millisecond > 0 {
 		ms++
 	}
-	return fmt.Appendf(nil, "%s %d %d", a.Token, ms, a.Renewals)
+	return int64(ms)
 }
 
 // DecodeAnnouncement reports with false that b announces no lease.

@@ -6,6 +6,16 @@ import (
 	"time"
 )
 
+func TestMillis_NeverShorter(t *testing.T) {
+	for d, want := range map[time.Duration]int64{
+		0: 0, 1: 1, time.Millisecond: 1, time.Millisecond + 1: 2, time.Second + 1: 1001, math.MaxInt64: math.MaxInt64/1_000_000 + 1,
+	} {
+		if got := Millis(d); got != want {
+			t.Errorf("Millis(%v) = %d, want %d", d, got, want)
+		}
+	}
+}
+
 func FuzzAnnouncement(f *testing.F) {
 	f.Add("token", int64(time.Second), uint64(0))
 	f.Add("", int64(1), uint64(1))

@@ -51,12 +51,12 @@
 //
 // # What stays in the table
 //
-// A released item stays for a day. Each item has the attribute "expires", a
-// date of a day after its lease's end, which the table's time to live is set
-// to, and DynamoDB deletes it some time after that, usually within a few days,
-// at no cost. So the table has one item of about 200 bytes for every different
-// key that was leased in the last days, and not one for each lease. Nothing but
-// this clean-up looks at the date.
+// A released item stays for a day at least. Each item has the attribute
+// "expires", a date of a day after its lease's end, which the table's time to
+// live is set to, and DynamoDB deletes it some time after that, usually within a
+// few days, at no cost. So the table has one item of about 200 bytes for every
+// different key that was leased in the last days, and not one for each lease.
+// Nothing but this clean-up looks at the date.
 //
 // # Tokens
 //
@@ -84,9 +84,10 @@
 // own copy and the last writer wins, so each region elects a holder of its own;
 // the versions run backwards, too. Let all processes use one region's endpoint.
 // A global table with multi-region strong consistency decides conditions
-// correctly, but has no time to live: its items stay for good. All reads here
-// are consistent ones; a cache in between that answers them otherwise (and a
-// read replica) breaks what is told of a holder's end.
+// correctly (an update that meets another region's is sent again), but has no
+// time to live: its items stay for good. All reads here are consistent ones; a
+// cache in between that answers them otherwise (and a read replica) breaks what
+// is told of a holder's end.
 //
 // A request that is still on its way when its caller's context ends goes on to
 // its reply, and an acquire that succeeds then is undone. If no reply comes, or
@@ -97,7 +98,10 @@
 //
 // The SDK retries what is throttled or fails, three times in all by default and
 // with pauses of up to 20 s. Bellwether has a breaker of its own: set
-// RetryMaxAttempts to 2, of which the second finds a lost reply.
+// RetryMaxAttempts to 2, of which the second finds a lost reply. It is made when
+// the first has ended, and nothing ends that on a connection which has gone silent,
+// unless the HTTP client does: give its Transport a ResponseHeaderTimeout of a
+// second or two.
 package dynamolock
 
 import (
@@ -186,7 +190,7 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 	}, func(_ bellwether.Lease, err error) {
 		// Nobody waits for this lease any more. Without an answer it may have
 		// been taken all the same; only ErrHeld says that it was not.
-		if !errors.Is(err, bellwether.ErrHeld) {
+		if mine.asked && !errors.Is(err, bellwether.ErrHeld) {
 			ctx, cancel := detached(ctx)
 			defer cancel()
 			mine.free(ctx)
@@ -212,6 +216,7 @@ func (l *Locker) acquire(ctx context.Context, key string, mine *lease, ttl time.
 		}
 	}
 	for {
+		mine.asked = true
 		version, instead, err := l.update(ctx, mine.item, change)
 		switch {
 		case err != nil:
@@ -226,9 +231,10 @@ func (l *Locker) acquire(ctx context.Context, key string, mine *lease, ttl time.
 			mine.began(instead.version)
 			return nil
 		case !instead.held:
-			// Another had it when the update was refused, and has released it
-			// before the item was read.
-			return &bellwether.HeldError{Key: key, Until: time.Now()}
+			// Released between our look and our takeover; or, from an emulator,
+			// between the refusal and the look that it costs.
+			change = take(mine.owner, ttl)
+			continue
 		}
 		if held := l.observe(key, mine.item, *instead); held != nil {
 			return held
@@ -264,6 +270,7 @@ type lease struct {
 	item   string
 	owner  string
 	token  uint64 // set before the lease is given out
+	asked  bool   // whether the item may have become this lease's; set before it is given out
 
 	mu      sync.Mutex // guards version and end
 	version uint64     // of the item, as of the last change whose reply was read

@@ -440,6 +440,27 @@ func TestTakeOver_MeetsALateRenewal(t *testing.T) {
 	release(t, lease)
 }
 
+// TestTakeOver_MeetsARelease has the holder come back, late, just before the
+// takeover, which is refused: the lease is free then.
+func TestTakeOver_MeetsARelease(t *testing.T) {
+	t.Parallel()
+	eachEngine(t, func(t *testing.T, table table, locker func(testing.TB) (*dynamolock.Locker, *wire)) {
+		a, _ := locker(t)
+		b, wb := locker(t)
+		key := newKey()
+		lease := leasetest.Acquire(t, a, key, 50*time.Millisecond)
+		time.Sleep(time.Until(leasetest.MustBeHeld(t, b, key).Until))
+		wb.do(func(operation string, _ []byte, send func() (*http.Response, error)) (*http.Response, error) {
+			if operation == "UpdateItem" {
+				wb.do(nil)
+				leasetest.MustBeLost(t, "Release of a lease that has ended", lease.Release(t.Context()))
+			}
+			return send()
+		})
+		release(t, leasetest.Acquire(t, b, key, time.Minute))
+	})
+}
+
 func TestPrefix(t *testing.T) {
 	t.Parallel()
 	table := newTable(t, testserver.DynamoDB(t))
@@ -732,6 +753,65 @@ func TestThrottled(t *testing.T) {
 		w.do(throttle("ProvisionedThroughputExceededException", "", 1))
 		release(t, leasetest.Acquire(t, l, newKey(), time.Minute)) // the SDK tries again
 	})
+}
+
+// TestConflictOfRegions has DynamoDB refuse an update because another region's of
+// the same item is under way.
+func TestConflictOfRegions(t *testing.T) {
+	t.Parallel()
+	table := newTable(t, testserver.DynamoDB(t))
+	conflict := func(times int64) hook {
+		var n atomic.Int64
+		return func(_ string, _ []byte, send func() (*http.Response, error)) (*http.Response, error) {
+			if n.Add(1) > times {
+				return send()
+			}
+			return failure("ReplicatedWriteConflictException", "One or more items in this request are being modified by a request in another Region."), nil
+		}
+	}
+	l, w := table.wired(t, once)
+	w.do(conflict(2))
+	lease := leasetest.Acquire(t, l, newKey(), time.Minute)
+	w.do(conflict(1))
+	if err := lease.Renew(t.Context(), time.Minute); err != nil {
+		t.Errorf("Renew: %v", err)
+	}
+	w.do(conflict(1))
+	release(t, lease)
+
+	w.do(conflict(1000))
+	w.counted()
+	_, err := l.TryAcquire(t.Context(), newKey(), time.Minute)
+	mustBeTheEngines(t, "TryAcquire", err, "ReplicatedWriteConflictException")
+	if n := w.counted()["UpdateItem"]; n != 4 {
+		t.Errorf("%d updates, want 4 until it is given up", n)
+	}
+}
+
+// TestTryAcquire_GivenUpBeforeItAsked undoes nothing: that would be load on an
+// engine in trouble.
+func TestTryAcquire_GivenUpBeforeItAsked(t *testing.T) {
+	t.Parallel()
+	table := newTable(t, testserver.DynamoDB(t))
+	l, w := table.wired(t, once)
+	key := newKey()
+	leasetest.Acquire(t, table.locker(t), key, time.Minute)
+	leasetest.MustBeHeld(t, l, key) // so it looks first from now on
+	w.counted()
+	goOn := make(chan struct{})
+	w.do(func(operation string, _ []byte, send func() (*http.Response, error)) (*http.Response, error) {
+		<-goOn
+		return failure("ThrottlingException", ""), nil
+	})
+	leasetest.MustGiveUp(t, "TryAcquire", func(ctx context.Context) error {
+		_, err := l.TryAcquire(ctx, key, time.Minute)
+		return err
+	})
+	close(goOn)
+	time.Sleep(100 * time.Millisecond)
+	if counted := w.counted(); counted["GetItem"] != 1 || counted["UpdateItem"] != 0 {
+		t.Errorf("requests: %v, want the look alone", counted)
+	}
 }
 
 // TestErrors_SayHowToMend has DynamoDB refuse to serve at all.

@@ -3,12 +3,15 @@ package dynamolock
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"strconv"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb/types"
+
+	"github.com/bellwether-go/bellwether/internal/adapter"
 )
 
 // This file holds the item of a lease, and the four changes that it can
@@ -39,6 +42,13 @@ type record struct {
 	length  time.Duration
 	held    bool
 }
+
+// conflictPause is about how long an update waits at first that another region's
+// stands in the way of, maxConflictPause the last time.
+const (
+	conflictPause    = 20 * time.Millisecond
+	maxConflictPause = 4 * conflictPause
+)
 
 type attributes = map[string]types.AttributeValue
 
@@ -141,7 +151,7 @@ func (c change) names() map[string]string {
 // update carries a change out and returns the item's new version. If it was
 // refused, instead is what the item is.
 func (l *Locker) update(ctx context.Context, item string, c change) (version uint64, instead *record, err error) {
-	out, err := l.client.UpdateItem(ctx, &dynamodb.UpdateItemInput{
+	out, err := l.send(ctx, &dynamodb.UpdateItemInput{
 		TableName:                           &l.table,
 		Key:                                 attributes{keyName: str(item)},
 		UpdateExpression:                    aws.String("SET " + c.set),
@@ -163,6 +173,24 @@ func (l *Locker) update(ctx context.Context, item string, c change) (version uin
 		return 0, nil, errForeign
 	}
 	return version, nil, nil
+}
+
+// send sends an update, and sends it again, a few times, while a write of another
+// region is under way to the item of a global table: DynamoDB refuses it then,
+// and the SDK does not repeat it. Without that, the loser of an election between
+// two regions would take the engine for down, and load too.
+func (l *Locker) send(ctx context.Context, update *dynamodb.UpdateItemInput) (*dynamodb.UpdateItemOutput, error) {
+	for pause := conflictPause; ; pause *= 2 {
+		out, err := l.client.UpdateItem(ctx, update)
+		if _, conflict := errors.AsType[*types.ReplicatedWriteConflictException](err); !conflict || pause > maxConflictPause {
+			return out, err
+		}
+		select {
+		case <-time.After(pause/2 + rand.N(pause)): // or both would meet again
+		case <-ctx.Done():
+			return nil, err
+		}
+	}
 }
 
 // instead returns what the item is on which a change was refused, given what
@@ -205,7 +233,7 @@ func number(n uint64) types.AttributeValue {
 
 // millis rounds up, so that nobody takes a lease for shorter than its holder
 // does.
-func millis(d time.Duration) uint64 { return uint64((d-1)/time.Millisecond) + 1 }
+func millis(d time.Duration) uint64 { return uint64(adapter.Millis(d)) }
 
 // expires is the date from which an item may be cleared that is held for ttl
 // from now.

@@ -2,21 +2,9 @@ package dynamolock
 
 import (
 	"testing"
-	"time"
 
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb/types"
 )
-
-func TestMillis_NeverShorter(t *testing.T) {
-	for _, c := range []struct {
-		d    time.Duration
-		want uint64
-	}{{1, 1}, {time.Millisecond, 1}, {time.Millisecond + 1, 2}, {50 * time.Millisecond, 50}, {maxTTL, 365 * 24 * 60 * 60 * 1000}} {
-		if got := millis(c.d); got != c.want {
-			t.Errorf("millis(%v) = %d, want %d", c.d, got, c.want)
-		}
-	}
-}
 
 func FuzzDecode(f *testing.F) {
 	f.Add("owner", "1", "1000", true)

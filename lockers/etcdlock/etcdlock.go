@@ -118,7 +118,7 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 	}, func(_ bellwether.Lease, err error) {
 		// Nobody waits for this lease any more. Without an answer it may have
 		// been taken all the same; only ErrHeld says that it was not.
-		if !errors.Is(err, bellwether.ErrHeld) {
+		if mine.asked && !errors.Is(err, bellwether.ErrHeld) {
 			ctx, cancel := l.detached(ctx)
 			defer cancel()
 			mine.free(ctx)
@@ -136,7 +136,8 @@ func (l *Locker) acquire(ctx context.Context, key string, mine *lease, ttl time.
 	claim := clientv3.Compare(clientv3.CreateRevision(mine.name), "=", 0)
 	for {
 		put := clientv3.OpPut(mine.name, string(announced.Encode()), clientv3.WithLease(sweeper.id))
-		won, holder, err := mine.commit(ctx, claim, put)
+		mine.asked = true
+		won, holder, err := mine.commit(ctx, ctx, claim, put)
 		switch {
 		case errors.Is(err, rpctypes.ErrLeaseNotFound):
 			// Revoked by somebody, or lost with etcd's data.
@@ -214,6 +215,10 @@ type lease struct {
 	// before anybody else has the lease.
 	born int64
 
+	// asked is whether the key may have become this lease's. It is set before
+	// anybody else has the lease.
+	asked bool
+
 	mu       sync.Mutex // guards what follows
 	revision int64      // of the key, as far as this process knows
 	end      time.Time  // of the lease as its holder counts
@@ -248,15 +253,17 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 		return l.Release(ctx)
 	}
 	_, err := adapter.Await(ctx, func() (struct{}, error) {
-		ctx, cancel := l.locker.detached(ctx)
+		detached, cancel := l.locker.detached(ctx)
 		defer cancel()
 		l.locker.reconnect()
-		return struct{}{}, l.wrap("renew", l.renew(ctx, ttl, end))
+		return struct{}{}, l.wrap("renew", l.renew(detached, ctx, ttl, end))
 	}, nil)
 	return err
 }
 
-func (l *lease) renew(ctx context.Context, ttl time.Duration, end time.Time) error {
+// renew goes on when its caller's context ends: others may wait for the sweeper
+// that it asks for, and an answer that comes late tells of the lease's end.
+func (l *lease) renew(ctx, caller context.Context, ttl time.Duration, end time.Time) error {
 	l.mu.Lock()
 	// No two attempts announce the same, not even where one's reply was lost:
 	// to an observer, what is equal is unchanged.
@@ -270,7 +277,7 @@ func (l *lease) renew(ctx context.Context, ttl time.Duration, end time.Time) err
 	}
 	for {
 		put := clientv3.OpPut(l.name, string(announced.Encode()), clientv3.WithLease(s.id))
-		revision, err := l.change(ctx, put)
+		revision, err := l.change(ctx, caller, put)
 		switch {
 		case errors.Is(err, rpctypes.ErrLeaseNotFound):
 			if s, err = sweepers.replace(ctx, s, ttl, end); err != nil {
@@ -323,7 +330,7 @@ func (l *lease) over() bool {
 
 // free deletes the key if it is this lease's.
 func (l *lease) free(ctx context.Context) error {
-	_, err := l.change(ctx, clientv3.OpDelete(l.name))
+	_, err := l.change(ctx, ctx, clientv3.OpDelete(l.name))
 	if err == nil || errors.Is(err, bellwether.ErrLeaseLost) {
 		l.mu.Lock()
 		s := l.sweeper
@@ -341,12 +348,22 @@ func (l *lease) free(ctx context.Context) error {
 // is lost: another call for the same lease may have renewed it, or an earlier
 // one whose reply was lost. So the loop tries again, and ends because each
 // round is such a call's success.
-func (l *lease) change(ctx context.Context, op clientv3.Op) (int64, error) {
+//
+// Nothing is sent once the caller's context has ended, which is looked at when
+// the revision is known. Without that this would be possible: a renewal to 5 s
+// waits for a new leader, or for its sweeper, until its caller gives it up; the
+// next one, to 60 s, succeeds; now the first goes after that one's revision,
+// observers count 5 s, and the holder finds its lease at an end that has passed.
+// A renewal that is made after this look changes the revision.
+func (l *lease) change(ctx, caller context.Context, op clientv3.Op) (int64, error) {
 	l.mu.Lock()
 	revision := l.revision
 	l.mu.Unlock()
 	for {
-		done, holder, err := l.commit(ctx, clientv3.Compare(clientv3.ModRevision(l.name), "=", revision), op)
+		if caller.Err() != nil {
+			return 0, context.Cause(caller)
+		}
+		done, holder, err := l.commit(ctx, caller, clientv3.Compare(clientv3.ModRevision(l.name), "=", revision), op)
 		switch {
 		case err != nil:
 			return 0, err
@@ -375,8 +392,9 @@ type look struct {
 // A request without an answer may have been carried out, so etcd's client does
 // not repeat it. Here it can be, once, for a lost connection or leader: the
 // second attempt either finds the first one's traces under this lease's token,
-// or does what the first one has not done.
-func (l *lease) commit(ctx context.Context, cmp clientv3.Cmp, op clientv3.Op) (done int64, found look, err error) {
+// or does what the first one has not done. It is not made for a caller who has
+// gone: it could announce, seconds late, an end that has passed.
+func (l *lease) commit(ctx, caller context.Context, cmp clientv3.Cmp, op clientv3.Op) (done int64, found look, err error) {
 	for attempt := 0; ; attempt++ {
 		resp, err := l.locker.client.Txn(ctx).If(cmp).Then(op).Else(clientv3.OpGet(l.name)).Commit()
 		switch {
@@ -390,7 +408,7 @@ func (l *lease) commit(ctx context.Context, cmp clientv3.Cmp, op clientv3.Op) (d
 			return 0, found, nil
 		case ctx.Err() != nil:
 			return 0, look{}, context.Cause(ctx)
-		case attempt > 0 || !unavailable(err):
+		case attempt > 0 || !unavailable(err) || caller.Err() != nil:
 			return 0, look{}, err
 		}
 	}

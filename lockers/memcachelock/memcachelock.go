@@ -44,7 +44,12 @@
 // A memcache.Client keeps by default two idle connections for each server, and
 // dials anew for every request beyond them: set MaxIdleConns to the number of
 // concurrent rebuilds that you expect. Its Timeout, 500 ms by default, bounds
-// how long a call goes on behind the back of a caller whose context has ended.
+// each request; what goes on behind the back of a caller whose context has ended
+// makes a few of them.
+//
+// An acquire whose caller's context ends is undone. One that fails before, with
+// the client's Timeout, is not: if memcached carries it out after all, nobody
+// holds the lease, which blocks its key for no longer than it announces.
 //
 // # Tokens
 //
@@ -154,20 +159,33 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 // acquire makes mine the lease on its item, or returns why it is not.
 func (l *Locker) acquire(key string, mine *lease, ttl time.Duration) error {
 	want := adapter.Announcement{Token: mine.token, Length: ttl}
-	err := l.mc.Add(&memcache.Item{Key: mine.item, Value: want.Encode(), Expiration: expiration(ttl)})
-	if err == nil {
+	var unanswered error // of a request that may have been carried out
+	add := func() bool {
+		err := l.mc.Add(&memcache.Item{Key: mine.item, Value: want.Encode(), Expiration: expiration(ttl)})
+		unanswered = err
+		if errors.Is(err, memcache.ErrNotStored) {
+			unanswered = nil
+		}
+		return err == nil
+	}
+	if add() {
 		return nil
 	}
-	var unanswered error // of a request that may have been carried out
-	if !errors.Is(err, memcache.ErrNotStored) {
-		unanswered = err
-	}
-	for {
+	for again := true; ; {
 		item, held, err := l.look(mine.item)
 		switch {
 		case errors.Is(err, memcache.ErrCacheMiss) && unanswered == nil:
 			// Another had it when the add was refused, and has released it.
 			return &bellwether.HeldError{Key: key, Until: time.Now()}
+		case errors.Is(err, memcache.ErrCacheMiss) && again:
+			// The request has met a connection that had ended with the server, and
+			// the server is back: it has answered the look. If the request is only
+			// late, the next look finds its token, or it finds this one's.
+			again = false
+			if add() {
+				return nil
+			}
+			continue
 		case err != nil:
 			return mine.wrap("acquire", errors.Join(unanswered, err))
 		case held.Token == mine.token:
@@ -232,8 +250,9 @@ type lease struct {
 	counter string // the item of the key's fencing tokens
 	token   string // whose the item is
 
-	mu  sync.Mutex // guards end
-	end time.Time  // of the lease as its holder counts
+	mu       sync.Mutex // guards what follows
+	renewals uint64     // that the item counts, as far as this process knows
+	end      time.Time  // of the lease as its holder counts
 }
 
 // Renew implements [bellwether.Lease]. It costs two commands.
@@ -249,18 +268,27 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 		// nobody has to keep. So it is given up, not prolonged.
 		return l.Release(ctx)
 	}
-	_, err := adapter.Await(ctx, func() (struct{}, error) {
-		return struct{}{}, l.swap(func(item *memcache.Item, held adapter.Announcement) {
-			next := adapter.Announcement{Token: l.token, Length: ttl, Renewals: held.Renewals + 1}
-			item.Value, item.Expiration = next.Encode(), expiration(ttl)
-		})
-	}, nil)
+	_, err := adapter.Await(ctx, func() (struct{}, error) { return struct{}{}, l.renew(ctx, ttl, end) }, nil)
+	return l.wrap("renew", err)
+}
+
+// renew prolongs the item if it is this lease's, else returns ErrLeaseLost.
+func (l *lease) renew(ctx context.Context, ttl time.Duration, end time.Time) error {
+	var next adapter.Announcement
+	err := l.swap(ctx, func(item *memcache.Item, held adapter.Announcement) {
+		next = adapter.Announcement{Token: l.token, Length: ttl, Renewals: held.Renewals + 1}
+		item.Value, item.Expiration = next.Encode(), expiration(ttl)
+	})
 	if err != nil {
-		return l.wrap("renew", err)
+		return err
 	}
 	l.mu.Lock()
-	l.end = end
-	l.mu.Unlock()
+	defer l.mu.Unlock()
+	// Of two renewals at one time the one counts that memcached made last: its
+	// length is what the others read.
+	if next.Renewals > l.renewals {
+		l.renewals, l.end = next.Renewals, end
+	}
 	return nil
 }
 
@@ -285,7 +313,9 @@ func (l *lease) over() bool {
 
 // free drops the item if it is this lease's.
 func (l *lease) free() error {
-	return l.swap(func(item *memcache.Item, _ adapter.Announcement) { item.Expiration = -1 })
+	// However late it comes, what it ends was to be ended.
+	ctx := context.Background()
+	return l.swap(ctx, func(item *memcache.Item, _ adapter.Announcement) { item.Expiration = -1 })
 }
 
 // swap changes the item if it is this lease's, else returns ErrLeaseLost.
@@ -293,7 +323,13 @@ func (l *lease) free() error {
 // A conflict alone does not mean that the lease is lost: another call for the
 // same lease may have renewed it between the look and the swap. So the loop
 // looks again, and ends because each conflict is such a call's success.
-func (l *lease) swap(change func(*memcache.Item, adapter.Announcement)) error {
+//
+// Nothing is changed once ctx has ended, which is looked at when the version is
+// known. Without that this would be possible: a renewal to 5 s hangs in its look
+// until its caller gives it up; the next one, to 60 s, succeeds; now the first
+// swaps that one's version, and observers count 5 s while the holder believes in
+// 60. A renewal that is made after ctx was looked at changes the version.
+func (l *lease) swap(ctx context.Context, change func(*memcache.Item, adapter.Announcement)) error {
 	for {
 		item, held, err := l.locker.look(l.item)
 		if errors.Is(err, memcache.ErrCacheMiss) {
@@ -304,6 +340,9 @@ func (l *lease) swap(change func(*memcache.Item, adapter.Announcement)) error {
 		}
 		if held.Token != l.token {
 			return bellwether.ErrLeaseLost
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
 		}
 		change(item, held)
 		if err := l.locker.mc.CompareAndSwap(item); !changed(err) {

@@ -302,6 +302,50 @@ func TestDeadServer(t *testing.T) {
 	leasetest.MustBeHeld(t, l, key)
 }
 
+// TestTryAcquire_ServerRestarted has a client whose idle connection is that to
+// the server of before.
+func TestTryAcquire_ServerRestarted(t *testing.T) {
+	server := testserver.Memcached(t).OwnOrSkip(t)
+	l := newLocker(t, server.Addr)
+	if err := leasetest.Acquire(t, l, newKey(), time.Minute).Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	server.Restart()
+	leasetest.Acquire(t, l, newKey(), time.Minute)
+}
+
+// TestRenew_LateRequest has a renewal that its caller has given up go on after
+// the next one.
+func TestRenew_LateRequest(t *testing.T) {
+	server := testserver.Memcached(t)
+	mc, key := newClient(t, server.Addr), newKey()
+	for _, late := range []string{"gets", "cas"} {
+		t.Run(late, func(t *testing.T) {
+			key := key + late
+			gate := newGate(t, server.Addr, late+" "+item(key))
+			lease := leasetest.Acquire(t, newLocker(t, gate.addr), key, time.Minute)
+			leasetest.MustGiveUp(t, "Renew", func(ctx context.Context) error { return lease.Renew(ctx, 50*time.Millisecond) })
+			<-gate.reached
+			if err := lease.Renew(t.Context(), time.Hour); err != nil {
+				t.Fatal(err)
+			}
+			close(gate.open)
+			for start := time.Now(); time.Since(start) < 200*time.Millisecond; time.Sleep(5 * time.Millisecond) {
+				got, err := mc.Get(item(key))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if announced, _ := adapter.DecodeAnnouncement(got.Value); announced.Length != time.Hour {
+					t.Fatalf("observers are told of %v, and the holder of an hour", announced.Length)
+				}
+			}
+			if err := lease.Renew(t.Context(), time.Hour); err != nil {
+				t.Errorf("Renew: %v", err)
+			}
+		})
+	}
+}
+
 func TestTryAcquire_LostReply(t *testing.T) {
 	server := testserver.Memcached(t)
 	proxy := testserver.NewProxy(t, server.Addr)

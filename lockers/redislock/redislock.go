@@ -6,7 +6,9 @@
 //  1. Acquire is one pipeline of two commands, SET key token NX GET PX length
 //     and PTTL key: it takes the lease, or returns whose it is and how long it
 //     lasts. No script is involved.
-//  2. Renew is a script that compares the token and sets a new expiry.
+//  2. Renew is a script that compares the token and sets a new expiry, if that
+//     is later than the key's: a renewal never shortens a lease. (Renewals have
+//     no order: one that was given up may be carried out seconds after the next.)
 //  3. Release is a script that compares the token, deletes the key, and
 //     publishes its name on one channel, Prefix + "released".
 //  4. A Locker subscribes to that channel on a connection of its own, which
@@ -53,7 +55,20 @@
 // ErrLeaseLost for a lease that the first attempt has freed.
 //
 // A socket that hangs is left by the caller when its context ends, but kept by
-// the client for its ReadTimeout, 3 s by default, times its retries.
+// the client for its ReadTimeout, 5 s by default. What goes on behind the back
+// of such a caller ends after 10 s, so it is sent again once at the most.
+//
+// An acquire whose caller's context ends is undone. One that fails before, with
+// the client's time-outs, is not: if Redis carries it out after all, nobody holds
+// the lease, which blocks its key for no longer than it was to last.
+//
+// # Access
+//
+// A user of Redis's access control lists needs the keys and the channel, which
+// since Redis 7.0 a new user has none of. With the default Prefix that is
+// ~bellwether:* &bellwether:* +@read +@write +@scripting +@pubsub +@connection
+// +time. Without the channel leases are released all the same, and waiting
+// processes poll.
 //
 // # Tokens
 //
@@ -170,7 +185,7 @@ func (l *Locker) acquire(ctx context.Context, key string, mine *lease, ttl time.
 	heard := l.sub.heard(mine.name)
 
 	pipe := l.queue.Pipeline()
-	set := pipe.Do(ctx, "set", l.key(mine.name), mine.token, "nx", "get", "px", millis(ttl))
+	set := pipe.Do(ctx, "set", l.key(mine.name), mine.token, "nx", "get", "px", adapter.Millis(ttl))
 	pttl := pipe.Do(ctx, "pttl", l.key(mine.name))
 	l.queue.Exec(ctx, pipe)
 	read := time.Now()
@@ -188,7 +203,7 @@ func (l *Locker) acquire(ctx context.Context, key string, mine *lease, ttl time.
 	}
 	left, err := pttl.Int64()
 	if err == nil && left == -1 {
-		left, err = endScript.Run(ctx, l.queue, []string{l.key(mine.name)}, millis(ttl)).Int64()
+		left, err = endScript.Run(ctx, l.queue, []string{l.key(mine.name)}, adapter.Millis(ttl)).Int64()
 		read = time.Now()
 	}
 	if err != nil {
@@ -226,7 +241,7 @@ return {1, now[1] .. string.format('%06d', now[2])}`)
 // acquireWithToken is acquire for leases that are Tokeners.
 func (l *Locker) acquireWithToken(ctx context.Context, key string, mine *lease, ttl time.Duration) (bellwether.Lease, error) {
 	heard := l.sub.heard(mine.name)
-	reply, err := acquireScript.Run(ctx, l.queue, []string{l.key(mine.name)}, mine.token, millis(ttl)).Slice()
+	reply, err := acquireScript.Run(ctx, l.queue, []string{l.key(mine.name)}, mine.token, adapter.Millis(ttl)).Slice()
 	read := time.Now()
 	if err != nil {
 		rediscluster.Doubt(l.rdb, err)
@@ -341,11 +356,6 @@ func (l *Locker) key(name string) string { return l.Prefix + "{" + name + "}:lea
 // channel is where releases are published, for all keys.
 func (l *Locker) channel() string { return l.Prefix + "released" }
 
-// millis rounds up, so that Redis does not end a lease before its holder.
-func millis(d time.Duration) int64 {
-	return int64((d-1)/time.Millisecond) + 1
-}
-
 // detached returns a context with the values of ctx that does not end with it.
 // A request that was sent goes on to its reply: given up halfway, nobody would
 // know whether it took a lease.
@@ -354,21 +364,30 @@ func detached(ctx context.Context) (context.Context, context.CancelFunc) {
 }
 
 var (
+	// GT, because a renewal can be late: the client sends it again when a
+	// connection has hung for its ReadTimeout, or holds it back for want of one.
+	// Without it this would be possible: a renewal to 5 s hangs until its caller
+	// gives it up; the next one, to 60 s, succeeds; now the first is carried out,
+	// and the key ends while the holder believes in 60. (To GT no expiry is the
+	// latest of all. Who gives a key without one its end is TryAcquire.)
 	renewScript = redisscript.New(`
-if redis.call('GET', KEYS[1]) == ARGV[1] then
-	return redis.call('PEXPIRE', KEYS[1], ARGV[2])
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then
+	return 0
 end
-return 0`)
+redis.call('PEXPIRE', KEYS[1], ARGV[2], 'GT')
+return 1`)
 
 	// A lease that is gone, since Redis has evicted it or lost its data, is published
-	// too: those who have seen it wait for its end.
+	// too: those who have seen it wait for its end. One who may not publish has
+	// released all the same: the key goes first, and the error is caught.
 	releaseScript = redisscript.New(`
 local holder = redis.call('GET', KEYS[1])
 if holder and holder ~= ARGV[1] then
 	return 0
 end
-redis.call('PUBLISH', ARGV[2], ARGV[3])
-return holder and redis.call('DEL', KEYS[1]) or 0`)
+local freed = holder and redis.call('DEL', KEYS[1]) or 0
+redis.pcall('PUBLISH', ARGV[2], ARGV[3])
+return freed`)
 )
 
 // A lease is the holder's side of a key.
@@ -393,7 +412,7 @@ var _ bellwether.Tokener = (*tokenLease)(nil)
 func (l *tokenLease) Token() uint64 { return l.fence }
 
 // Renew implements [bellwether.Lease]. It costs three commands, those inside
-// the script included.
+// the script included. A lease that ends later already keeps its end.
 func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	if ttl <= 0 {
 		return fmt.Errorf("redislock: renew %s: ttl %v is not positive", l.locker.key(l.name), ttl)
@@ -407,14 +426,17 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	_, err := adapter.Await(ctx, func() (struct{}, error) {
 		ctx, cancel := detached(ctx)
 		defer cancel()
-		return struct{}{}, l.run(ctx, renewScript, l.token, millis(ttl))
+		return struct{}{}, l.run(ctx, renewScript, l.token, adapter.Millis(ttl))
 	}, nil)
 	if err != nil {
 		return l.wrap("renew", err)
 	}
 	l.mu.Lock()
-	l.end = end
-	l.mu.Unlock()
+	defer l.mu.Unlock()
+	// Of two renewals at one time the later end counts, with Redis too.
+	if end.After(l.end) {
+		l.end = end
+	}
 	return nil
 }
 

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -642,6 +644,123 @@ func TestTryAcquire_LostReply(t *testing.T) {
 	}
 	if err := lease.Release(t.Context()); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// hold is a client's hook that keeps the first command with an argument back.
+type hold struct {
+	arg  any
+	once sync.Once
+	goOn chan struct{} // closed by the test
+	done chan struct{} // closed when the command has its reply
+}
+
+func (h *hold) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (h *hold) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func (h *hold) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		first := false
+		if slices.Contains(cmd.Args(), h.arg) {
+			h.once.Do(func() { first = true })
+		}
+		if first {
+			<-h.goOn
+			defer close(h.done)
+		}
+		return next(ctx, cmd)
+	}
+}
+
+// TestRenew_LateRequest has a renewal that its caller has given up carried out
+// after the next one, as one is that hung on a dead connection.
+func TestRenew_LateRequest(t *testing.T) {
+	server := testserver.Redis(t)
+	rdb, key := newClient(t, server.Addr), newKey()
+	l := redislock.New(rdb)
+	t.Cleanup(func() { l.Close() })
+	late := &hold{arg: int64(5000), goOn: make(chan struct{}), done: make(chan struct{})}
+	rdb.AddHook(late)
+
+	lease := leasetest.Acquire(t, l, key, time.Minute)
+	leasetest.MustGiveUp(t, "Renew", func(ctx context.Context) error { return lease.Renew(ctx, 5*time.Second) })
+	if err := lease.Renew(t.Context(), time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	close(late.goOn)
+	select {
+	case <-late.done:
+	case <-time.After(5 * time.Second):
+		t.Fatal("no renewal was late: the test tests nothing")
+	}
+	if left := rdb.PTTL(t.Context(), l.Key(key)).Val(); left < 50*time.Minute {
+		t.Errorf("the key lasts for %v more, and the holder counts on an hour", left)
+	}
+	if err := lease.Renew(t.Context(), time.Hour); err != nil {
+		t.Errorf("Renew: %v", err)
+	}
+}
+
+// TestRenew_ToAnEarlierEnd: neither Redis nor the holder goes back to it.
+func TestRenew_ToAnEarlierEnd(t *testing.T) {
+	server := testserver.Redis(t)
+	rdb, l, key := newClient(t, server.Addr), newLocker(t, server.Addr), newKey()
+	lease := leasetest.Acquire(t, l, key, time.Minute)
+	if err := lease.Renew(t.Context(), time.Millisecond); err != nil {
+		t.Fatal(err)
+	}
+	if left := rdb.PTTL(t.Context(), l.Key(key)).Val(); left < 50*time.Second {
+		t.Errorf("the key lasts for %v more, want the minute it had", left)
+	}
+	time.Sleep(2 * time.Millisecond)
+	if err := lease.Release(t.Context()); err != nil {
+		t.Errorf("Release: %v", err)
+	}
+}
+
+// TestNoLeaveForTheChannel has a user who may not publish, as Redis's access
+// control lists make one by default.
+func TestNoLeaveForTheChannel(t *testing.T) {
+	server := testserver.Redis(t).OwnOrSkip(t)
+	admin := newClient(t, server.Addr)
+	for name, rules := range map[string][]any{
+		"alone":        {"resetchannels"},
+		"with channel": {"&bellwether:*"}, // what the package's text says
+	} {
+		t.Run(name, func(t *testing.T) {
+			rules := append([]any{"acl", "setuser", "app", "reset", "on", ">secret", "~bellwether:*",
+				"+@read", "+@write", "+@scripting", "+@pubsub", "+@connection", "+time"}, rules...)
+			if err := admin.Do(t.Context(), rules...).Err(); err != nil {
+				t.Fatal(err)
+			}
+			rdb := redis.NewClient(&redis.Options{Addr: server.Addr, DialerRetries: 1, Username: "app", Password: "secret"})
+			defer rdb.Close()
+			l, b, key := redislock.New(rdb), newLocker(t, server.Addr), newKey()
+			defer l.Close()
+			l.Tokens = name == "alone"
+			lease := leasetest.Acquire(t, l, key, time.Minute)
+			var freed <-chan struct{}
+			if name != "alone" {
+				freed = watch(t, l, key)
+			}
+			if err := lease.Renew(t.Context(), time.Minute); err != nil {
+				t.Errorf("Renew: %v", err)
+			}
+			if err := lease.Release(t.Context()); err != nil {
+				t.Errorf("Release: %v", err)
+			}
+			leasetest.Acquire(t, b, key, time.Minute)
+			if freed != nil {
+				select {
+				case <-freed:
+				case <-time.After(5 * time.Second):
+					t.Error("a release was not heard")
+				}
+			}
+		})
 	}
 }
 

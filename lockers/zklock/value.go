@@ -6,6 +6,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/bellwether-go/bellwether/internal/adapter"
 )
 
 // This file holds the data of a lease's node, readable to whoever looks into a
@@ -21,8 +23,7 @@ type value struct {
 // encode rounds the length up to milliseconds, so that nobody takes the lease
 // for shorter than its holder does.
 func (v value) encode() []byte {
-	ms := (v.length-1)/time.Millisecond + 1
-	return fmt.Appendf(nil, "%s %d", v.token, ms)
+	return fmt.Appendf(nil, "%s %d", v.token, adapter.Millis(v.length))
 }
 
 // decode reports with false that b is not the data of a lease.

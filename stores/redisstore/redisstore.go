@@ -1,4 +1,4 @@
-// Package redisstore keeps entries in Redis 5 or newer, or in what speaks its
+// Package redisstore keeps entries in Redis 7.0 or newer, or in what speaks its
 // protocol and its Lua: Valkey, a cluster, a ring of servers.
 //
 // A Get costs one command. Claim, Commit and Invalidate are one script each,
@@ -9,6 +9,12 @@
 // With a [redis.Client], calls that come while another is under way are sent
 // together, as one pipeline, when that has its reply, or 2 ms later. The client's
 // hooks see such a pipeline with the context of its first call.
+//
+// A user of Redis's access control lists needs the keys and the channel of the
+// notices, which since Redis 7.0 a new user has none of. With the default Prefix
+// that is ~bellwether:* &bellwether:* +@read +@write +@scripting +@pubsub
+// +@connection +time. Without the channel all is written all the same, and the
+// other processes see it within NearTTL, not at once.
 package redisstore
 
 import (
@@ -136,10 +142,11 @@ local function time()
 	return t[1] * 1000000 + t[2]
 end
 
--- tell publishes a change of key, on no channel if that has no name.
+-- tell publishes a change of key, on no channel if that has no name. The change
+-- is made by then, so it has not failed because one may not publish it.
 local function tell(channel, kind, now, epoch, key, entry)
 	if channel ~= '' then
-		redis.call('PUBLISH', channel, kind .. digits(now) .. digits(epoch) .. string.format('%08d', #key) .. key .. entry)
+		redis.pcall('PUBLISH', channel, kind .. digits(now) .. digits(epoch) .. string.format('%08d', #key) .. key .. entry)
 	end
 end
 `
@@ -318,7 +325,7 @@ func (s *Store) Commit(ctx context.Context, key string, e bellwether.Entry) erro
 	}
 	_, err := adapter.Await(ctx, func() (struct{}, error) {
 		reply, _, err := s.run(ctx, commitScript, s.name(key),
-			e.Epoch, milliseconds(life), lingering.Milliseconds(), data, s.channel(), key, s.MaxNotice)
+			e.Epoch, adapter.Millis(life), lingering.Milliseconds(), data, s.channel(), key, s.MaxNotice)
 		if err != nil {
 			return struct{}{}, fmt.Errorf("redisstore: commit: %w", err)
 		}
@@ -351,16 +358,6 @@ func (s *Store) Invalidate(ctx context.Context, key string) error {
 		return struct{}{}, nil
 	}, nil)
 	return err
-}
-
-// milliseconds rounds up: a life of less than one is still one, and 0 means
-// none.
-func milliseconds(d time.Duration) int64 {
-	ms := int64(d / time.Millisecond)
-	if d%time.Millisecond > 0 {
-		ms++
-	}
-	return ms
 }
 
 // run runs one of the scripts. If its reply ends with the server's time, run

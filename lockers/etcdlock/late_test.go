@@ -1,0 +1,153 @@
+package etcdlock
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/bellwether-go/bellwether/internal/adapter"
+)
+
+// oneKey is an etcd with one key, on the bubble's clock.
+type oneKey struct {
+	clientv3.KV // what is not below is not called
+
+	mu       sync.Mutex       // guards what follows
+	asked    int              // transactions
+	kv       *mvccpb.KeyValue // nil if it is not there
+	revision int64
+	lose     chan struct{} // the next transaction is lost, which its sender hears when this is closed
+}
+
+func (k *oneKey) Txn(context.Context) clientv3.Txn { return &oneTxn{etcd: k} }
+
+type oneTxn struct {
+	etcd *oneKey
+	cmp  clientv3.Cmp
+	op   clientv3.Op
+}
+
+func (t *oneTxn) If(cmps ...clientv3.Cmp) clientv3.Txn { t.cmp = cmps[0]; return t }
+func (t *oneTxn) Then(ops ...clientv3.Op) clientv3.Txn { t.op = ops[0]; return t }
+func (t *oneTxn) Else(...clientv3.Op) clientv3.Txn     { return t }
+
+func (t *oneTxn) Commit() (*clientv3.TxnResponse, error) {
+	k := t.etcd
+	k.mu.Lock()
+	k.asked++
+	lost := k.lose
+	k.lose = nil
+	k.mu.Unlock()
+	if lost != nil {
+		<-lost
+		return nil, status.Error(codes.Unavailable, "etcdserver: request timed out, possibly due to previous leader failure")
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	resp := &clientv3.TxnResponse{Header: &pb.ResponseHeader{}}
+	cmp := t.cmp.GetCompare()
+	if k.kv == nil {
+		resp.Succeeded = cmp.GetTarget() == pb.Compare_CREATE
+	} else {
+		resp.Succeeded = cmp.GetTarget() == pb.Compare_MOD && cmp.GetModRevision() == k.kv.ModRevision
+	}
+	if resp.Succeeded {
+		k.revision++
+		k.kv = nil
+		if t.op.IsPut() {
+			k.kv = &mvccpb.KeyValue{Value: t.op.ValueBytes(), ModRevision: k.revision}
+		}
+	} else {
+		got := &pb.RangeResponse{}
+		if k.kv != nil {
+			got.Kvs = []*mvccpb.KeyValue{k.kv}
+		}
+		resp.Responses = []*pb.ResponseOp{{Response: &pb.ResponseOp_ResponseRange{ResponseRange: got}}}
+	}
+	resp.Header.Revision = k.revision
+	return resp, nil
+}
+
+// TestRenew_GivenUpAndLate has a renewal that goes on when its caller has left,
+// and the next one has succeeded.
+func TestRenew_GivenUpAndLate(t *testing.T) {
+	for name, hold := range map[string]func(*oneKey, *leases) (goOn func()){
+		"a transaction lost with its leader": func(etcd *oneKey, _ *leases) func() {
+			lost := make(chan struct{})
+			etcd.lose = lost
+			return func() { close(lost) }
+		},
+		"a slow etcd lease": func(_ *oneKey, granting *leases) func() {
+			granting.takes = 7 * time.Second
+			return func() { time.Sleep(7 * time.Second) }
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				etcd, granting := &oneKey{}, &leases{}
+				client := clientv3.NewCtxClient(context.Background())
+				client.KV, client.Lease = etcd, granting
+				l := New(client)
+				defer l.Close()
+				lease, err := l.TryAcquire(t.Context(), "key", time.Minute)
+				if err != nil {
+					t.Fatal(err)
+				}
+
+				goOn := hold(etcd, granting)
+				ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+				defer cancel()
+				if err := lease.Renew(ctx, 2*time.Second); !errors.Is(err, context.DeadlineExceeded) {
+					t.Fatalf("Renew: err = %v, want the context's", err)
+				}
+				if err := lease.Renew(t.Context(), time.Minute); err != nil {
+					t.Fatal(err)
+				}
+				goOn()
+				synctest.Wait()
+
+				if announced, _ := adapter.DecodeAnnouncement(etcd.kv.Value); announced.Length != time.Minute {
+					t.Errorf("observers are told of %v, and the holder of a minute", announced.Length)
+				}
+				time.Sleep(2 * time.Second)
+				if err := lease.Renew(t.Context(), time.Minute); err != nil {
+					t.Errorf("Renew of a lease that was renewed for a minute: %v", err)
+				}
+				if etcd.kv == nil {
+					t.Error("the holder has given its own lease back")
+				}
+			})
+		})
+	}
+}
+
+// TestTryAcquire_GivenUpBeforeItAsked undoes nothing: that would be load on an
+// engine in trouble.
+func TestTryAcquire_GivenUpBeforeItAsked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		etcd := &oneKey{}
+		client := clientv3.NewCtxClient(context.Background())
+		client.KV, client.Lease = etcd, &leases{takes: time.Second, err: errors.New("etcd is away")}
+		l := New(client)
+		defer l.Close()
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer cancel()
+		if _, err := l.TryAcquire(ctx, "key", time.Minute); !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatalf("TryAcquire: err = %v, want the context's", err)
+		}
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if etcd.asked != 0 {
+			t.Errorf("%d transactions of an acquire that got no etcd lease, want none", etcd.asked)
+		}
+	})
+}
