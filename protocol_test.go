@@ -1251,13 +1251,13 @@ func TestFleet_LockerMissesAnAnswer(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				f := newFleet(t, 5, poll, bellwether.Options{}) // nobody else asks the locker during a load
 				f.origin.build = 3 * time.Second
-				refused := 0
+				var refused atomic.Int32
 				time.AfterFunc(1200*time.Millisecond, func() {
 					f.each(func(p *process) {
-						n := 0
+						var n atomic.Int32
 						p.locker.set(func(_ context.Context, op string) error {
-							if n++; op == "acquire" && n <= asked {
-								refused++
+							if op == "acquire" && n.Add(1) <= int32(asked) {
+								refused.Add(1)
 								return errRefused
 							}
 							return nil
@@ -1265,12 +1265,37 @@ func TestFleet_LockerMissesAnAnswer(t *testing.T) {
 					})
 				})
 				got := f.get(20, "k")
-				if loads, _ := f.origin.count(); loads != want || len(got.failed) > 0 || refused == 0 || got.slowest > 6*time.Second {
-					t.Errorf("%d loads, want %d; %d calls refused; %v", loads, want, refused, got.count)
+				if loads, _ := f.origin.count(); loads != want || len(got.failed) > 0 || refused.Load() == 0 || got.slowest > 6*time.Second {
+					t.Errorf("%d loads, want %d; %d calls refused; %v", loads, want, refused.Load(), got.count)
 				}
 			})
 		})
 	}
+}
+
+// A lease is given back although the locker has failed just before: it would be held
+// by nobody.
+func TestFleet_ReleasePastTheBreaker(t *testing.T) {
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 1, by, bellwether.Options{})
+		p := f.processes[0]
+		go p.Get(t.Context(), "k")
+		time.Sleep(900 * time.Millisecond)
+		p.locker.set(refuse)
+		for i := range 3 {
+			go p.Get(t.Context(), fmt.Sprint(i))
+			synctest.Wait()
+		}
+		if p.Stats().LockerUp {
+			t.Fatal("the breaker has not opened")
+		}
+		p.locker.set(nil)
+		time.Sleep(200 * time.Millisecond)
+		if _, err := f.locker.TryAcquire(t.Context(), "k", time.Second); err != nil {
+			t.Errorf("after the load: %v", err)
+		}
+		time.Sleep(5 * time.Second)
+	})
 }
 
 // A failure is told to the others however much it says.
