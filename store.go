@@ -24,7 +24,7 @@ var (
 	// has forgotten the claim. Nothing was written.
 	ErrFenced = errors.New("bellwether: commit fenced off by a later epoch")
 
-	// ErrCorrupt means that the bytes under the key are no entry of ours.
+	// ErrCorrupt means that the bytes under the key are no entry of ours, or no lease.
 	ErrCorrupt = errors.New("bellwether: stored bytes are not a valid entry")
 
 	// ErrTooLarge means that the engine does not take a value of this size.

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/aws/ratelimit"
 	"github.com/aws/aws-sdk-go-v2/aws/retry"
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
 	"github.com/bellwether-go/bellwether/lockers/dynamolock"
@@ -42,6 +43,9 @@ func (e *engines) connectDynamoDB(c config) {
 		// outage longer, before the cache's breaker.
 		Retryer: retry.NewStandard(func(o *retry.StandardOptions) {
 			o.MaxAttempts, o.MaxBackoff = 2, 100*time.Millisecond
+			// Else there is no second attempt after some hundred failures: at the
+			// end of an outage, when it counts.
+			o.RateLimiter = ratelimit.None
 		}),
 	}
 	endpoint := "AWS in " + options.Region

@@ -90,9 +90,11 @@
 // is told of a holder's end.
 //
 // A request that is still on its way when its caller's context ends goes on to
-// its reply, and an acquire that succeeds then is undone. If no reply comes, or
-// the request is delayed somewhere beyond that, the item may be held by nobody,
-// until its length has been observed.
+// its reply, and an acquire that succeeds then is undone. So is one without a
+// reply, and a release that fails is repeated, behind the caller, with growing
+// pauses for half a minute. If DynamoDB does not answer for so long, or a request
+// is delayed beyond that, the item is held by nobody, until its length has been
+// observed.
 //
 // A lease longer than a year is shortened to that.
 //
@@ -101,7 +103,8 @@
 // RetryMaxAttempts to 2, of which the second finds a lost reply. It is made when
 // the first has ended, and nothing ends that on a connection which has gone silent,
 // unless the HTTP client does: give its Transport a ResponseHeaderTimeout of a
-// second or two.
+// second or two. The SDK's standard retryer also stops repeating after some hundred
+// failures; ratelimit.None as its RateLimiter has it go on.
 package dynamolock
 
 import (
@@ -184,16 +187,16 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 		detached, cancel := detached(ctx)
 		defer cancel()
 		if err := l.acquire(detached, key, mine, ttl); err != nil {
+			if ctx.Err() == nil && mine.mayHave(err) {
+				mine.freeLater(ctx, firstPause)
+			}
 			return nil, mine.wrap(ctx, "acquire", err)
 		}
 		return mine, nil
 	}, func(_ bellwether.Lease, err error) {
-		// Nobody waits for this lease any more. Without an answer it may have
-		// been taken all the same; only ErrHeld says that it was not.
-		if mine.asked && !errors.Is(err, bellwether.ErrHeld) {
-			ctx, cancel := detached(ctx)
-			defer cancel()
-			mine.free(ctx)
+		// Nobody waits for this lease any more.
+		if err == nil || mine.mayHave(err) {
+			mine.freeLater(ctx, 0)
 		}
 	})
 }
@@ -342,15 +345,37 @@ func (l *lease) renew(ctx context.Context, ttl time.Duration, end time.Time) err
 // but returns ErrLeaseLost then.
 func (l *lease) Release(ctx context.Context) error {
 	over := l.over()
-	_, err := adapter.Await(ctx, func() (struct{}, error) {
-		ctx, cancel := detached(ctx)
-		defer cancel()
-		return struct{}{}, l.free(ctx)
-	}, nil)
-	if err == nil && over {
+	err := l.free(ctx)
+	switch {
+	case err == nil && over:
 		err = bellwether.ErrLeaseLost
+	case err != nil && !errors.Is(err, bellwether.ErrLeaseLost):
+		l.freeLater(ctx, firstPause)
 	}
 	return l.wrap(ctx, "release", err)
+}
+
+// mayHave reports whether an acquire that has ended with err may have been carried
+// out all the same: it was sent, and only ErrHeld says that it was not.
+func (l *lease) mayHave(err error) bool { return l.asked && !errors.Is(err, bellwether.ErrHeld) }
+
+const (
+	firstPause = 250 * time.Millisecond
+	lastPause  = 16 * time.Second
+)
+
+// freeLater frees the item after a pause, and if that fails once more after twice the
+// pause, for half a minute. DynamoDB ends no lease: who meets the item at the key's next
+// expiry, hours later perhaps, would wait for as long as it announces.
+func (l *lease) freeLater(ctx context.Context, pause time.Duration) {
+	if pause > lastPause {
+		return
+	}
+	time.AfterFunc(pause, func() {
+		if err := l.free(context.WithoutCancel(ctx)); err != nil && !errors.Is(err, bellwether.ErrLeaseLost) {
+			l.freeLater(ctx, max(2*pause, firstPause))
+		}
+	})
 }
 
 // began notes the version with which the lease was taken.
@@ -376,11 +401,16 @@ func (l *lease) over() bool {
 // a token of this call's own, so that an attempt which is refused by an earlier
 // one of its own is told from the second of two calls.
 func (l *lease) free(ctx context.Context) error {
-	call := adapter.Token()
-	_, instead, err := l.locker.update(ctx, l.item, release(l.owner, call))
-	if err == nil && instead != nil && instead.owner != call {
-		return bellwether.ErrLeaseLost
-	}
+	_, err := adapter.Await(ctx, func() (_ struct{}, err error) {
+		ctx, cancel := detached(ctx)
+		defer cancel()
+		call := adapter.Token()
+		_, instead, err := l.locker.update(ctx, l.item, release(l.owner, call))
+		if err == nil && instead != nil && instead.owner != call {
+			err = bellwether.ErrLeaseLost
+		}
+		return struct{}{}, err
+	}, nil)
 	return err
 }
 

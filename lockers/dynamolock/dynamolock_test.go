@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"net/http"
 	"strconv"
@@ -524,6 +525,9 @@ func TestForeignItem(t *testing.T) {
 		table.put(t, foreign)
 		_, err := l.TryAcquire(t.Context(), key, time.Minute)
 		mustBeTheEngines(t, name, err, "bellwether:"+key, "not a lease", table.name)
+		if !errors.Is(err, bellwether.ErrCorrupt) {
+			t.Errorf("%s: err = %v, want ErrCorrupt", name, err)
+		}
 	}
 }
 
@@ -738,14 +742,16 @@ func TestThrottled(t *testing.T) {
 			_, err := l.TryAcquire(t.Context(), free, time.Minute)
 			mustBeTheEngines(t, "TryAcquire", err, "throttled", c.want, c.code, table.name)
 			mustBeTheEngines(t, "Renew", lease.Renew(t.Context(), time.Minute), "throttled", c.want)
-			mustBeTheEngines(t, "Release", lease.Release(t.Context()), "throttled", c.want)
 			w.do(nil)
 			// Nothing was lost, and nothing taken.
 			if err := lease.Renew(t.Context(), time.Minute); err != nil {
 				t.Errorf("Renew afterwards: %v", err)
 			}
-			release(t, lease)
 			release(t, leasetest.Acquire(t, l, free, time.Minute))
+			// A release is tried again.
+			w.do(throttle(c.code, c.message, 2))
+			mustBeTheEngines(t, "Release", lease.Release(t.Context()), "throttled", c.want)
+			leasetest.MustBecomeFree(t, l, held)
 		})
 	}
 	t.Run("for a moment", func(t *testing.T) {
@@ -753,6 +759,32 @@ func TestThrottled(t *testing.T) {
 		w.do(throttle("ProvisionedThroughputExceededException", "", 1))
 		release(t, leasetest.Acquire(t, l, newKey(), time.Minute)) // the SDK tries again
 	})
+}
+
+// TestTryAcquire_UnansweredIsUndone has DynamoDB carry an acquire out whose reply
+// says nothing: nobody holds the lease, and DynamoDB never ends it.
+func TestTryAcquire_UnansweredIsUndone(t *testing.T) {
+	t.Parallel()
+	table := newTable(t, testserver.DynamoDB(t))
+	other := table.locker(t)
+	for name, reply := range map[string]string{"cut short": `{"Attr`, "of a proxy": "<html>", "empty": "", "none": "{}"} {
+		l, w := table.wired(t)
+		key := newKey()
+		var n atomic.Int64
+		w.do(func(_ string, _ []byte, send func() (*http.Response, error)) (*http.Response, error) {
+			res, err := send()
+			if err != nil || n.Add(1) > 1 {
+				return res, err
+			}
+			res.Body.Close()
+			res.Body, res.ContentLength = io.NopCloser(strings.NewReader(reply)), int64(len(reply))
+			res.Header.Del("X-Amz-Crc32")
+			return res, nil
+		})
+		_, err := l.TryAcquire(t.Context(), key, time.Minute)
+		mustBeTheEngines(t, name, err)
+		leasetest.MustBecomeFree(t, other, key)
+	}
 }
 
 // TestConflictOfRegions has DynamoDB refuse an update because another region's of

@@ -6,12 +6,18 @@ import (
 	"fmt"
 
 	"github.com/aws/smithy-go"
+
+	"github.com/bellwether-go/bellwether"
 )
 
 // This file says what is wrong when DynamoDB fails, and how to mend it.
 
-// errForeign is what an item is that no Locker has written.
-var errForeign = errors.New("the item is not a lease: another program writes to the table, under the same prefix")
+// errForeign is what an item is that no Locker has written, and errMute a reply that
+// says nothing of the item: a proxy's, perhaps.
+var (
+	errForeign = fmt.Errorf("%w: the item is not a lease: another program writes to the table, under the same prefix", bellwether.ErrCorrupt)
+	errMute    = errors.New("the reply to UpdateItem has no attributes: something between here and DynamoDB has answered")
+)
 
 // explain adds to an error of the SDK what it means here. The error stays to be
 // found by [errors.As], unless it is one of a context: those who ask for that

@@ -170,7 +170,7 @@ func (l *Locker) update(ctx context.Context, item string, c change) (version uin
 	}
 	version, ok := decodeNumber(out.Attributes[versionName])
 	if !ok {
-		return 0, nil, errForeign
+		return 0, nil, errMute
 	}
 	return version, nil, nil
 }

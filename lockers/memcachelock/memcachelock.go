@@ -227,7 +227,7 @@ func (l *Locker) look(name string) (*memcache.Item, adapter.Announcement, error)
 	}
 	held, ok := adapter.DecodeAnnouncement(item.Value)
 	if !ok || held.Length > maxTTL {
-		return nil, adapter.Announcement{}, errors.New("the item is not a lease")
+		return nil, adapter.Announcement{}, fmt.Errorf("%w: the item is not a lease", bellwether.ErrCorrupt)
 	}
 	return item, held, nil
 }

@@ -484,6 +484,8 @@ func (l *lease) wrap(doing string, err error) error {
 	switch {
 	case err == nil, errors.Is(err, bellwether.ErrLeaseLost), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return err
+	case redis.HasErrorPrefix(err, "WRONGTYPE"): // another program's, not a string
+		err = fmt.Errorf("%w: %w", bellwether.ErrCorrupt, err)
 	}
 	return fmt.Errorf("redislock: %s %s: %w", doing, l.locker.key(l.name), err)
 }
