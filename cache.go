@@ -1,6 +1,7 @@
 package bellwether
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -190,19 +191,13 @@ func (o Options) settings() settings {
 		if *d.value < 0 {
 			refuse("Options."+d.name, *d.value, "not be negative")
 		}
-		if *d.value == 0 {
-			*d.value = d.zero
-		}
+		*d.value = cmp.Or(*d.value, d.zero)
 	}
 	if o.MaxWait < 0 {
 		refuse("Options.MaxWait", o.MaxWait, "not be negative; zero means the default")
 	}
-	if o.MaxWait == 0 {
-		o.MaxWait = addDurations(o.RebuildTimeout, o.LeaseTTL)
-	}
-	if o.ErrorTTL == 0 {
-		o.ErrorTTL = time.Second
-	}
+	o.MaxWait = cmp.Or(o.MaxWait, addDurations(o.RebuildTimeout, o.LeaseTTL))
+	o.ErrorTTL = cmp.Or(o.ErrorTTL, time.Second)
 	switch {
 	case o.MaxRebuilds < 0:
 		refuse("Options.MaxRebuilds", o.MaxRebuilds, "not be negative; zero means the default")
@@ -219,18 +214,10 @@ func (o Options) settings() settings {
 	case !(o.TTLJitter >= 0 && o.TTLJitter < 1):
 		refuse("Options.TTLJitter", o.TTLJitter, "be from 0 to less than 1, such as 0.1")
 	}
-	if o.HedgeShare == 0 {
-		o.HedgeShare = 0.02
-	}
-	if o.MaxRebuilds == 0 {
-		o.MaxRebuilds = 128
-	}
-	if o.MaxQueued == 0 {
-		o.MaxQueued = 1024
-	}
-	if o.NearBytes == 0 {
-		o.NearBytes = 64 << 20
-	}
+	o.HedgeShare = cmp.Or(o.HedgeShare, 0.02)
+	o.MaxRebuilds = cmp.Or(o.MaxRebuilds, 128)
+	o.MaxQueued = cmp.Or(o.MaxQueued, 1024)
+	o.NearBytes = cmp.Or(o.NearBytes, 64<<20)
 	if strings.Contains(o.Namespace, ":") {
 		refuse("Options.Namespace", strconv.Quote(o.Namespace), "have no colon: that ends it, and \"a:b\" would share keys with \"a\"")
 	}

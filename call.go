@@ -13,7 +13,7 @@ import (
 
 // A call is one request that waits for a key.
 type call struct {
-	request http.Header // as the client sent it, for Vary and Storable
+	request http.Header // as the client sent it, for Vary and Judge
 	path    []string    // request field names that led to the present key
 	aside   chan func() // what the call's own goroutine is to do while it waits
 	inform  func(status int, h http.Header)

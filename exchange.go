@@ -383,7 +383,7 @@ func (x *exchange) offer() {
 	x.owner.follow(x)
 	if authorized {
 		// What one user gets says nothing about what all others get.
-		x.tell(nil, errNothing)
+		x.fail(errNothing)
 		return
 	}
 	x.forgo(x.content().reason)
@@ -408,7 +408,7 @@ func (x *exchange) joinableUntil() instant {
 func (x *exchange) refuse(err error) {
 	x.body.CloseWithError(err)
 	if cause := context.Cause(x.load); cause == nil || errors.Is(cause, errInvalidated) {
-		x.tell(nil, err)
+		x.fail(err)
 	}
 }
 
@@ -425,9 +425,10 @@ func (x *exchange) forgo(reason string) {
 	})
 }
 
-func (x *exchange) tell(res *response, err error) {
+// fail ends the load with err, while its handler goes on.
+func (x *exchange) fail(err error) {
 	x.told = true
-	x.attempt.tell(res, err)
+	x.attempt.tell(nil, err)
 }
 
 // withhold keeps a response to its own client that would be for others too.

@@ -43,7 +43,7 @@ type HTTPOptions struct {
 	MaxBody int64
 	// MaxHeld bounds, in bytes, the bodies that clients of this process hold beside
 	// the near tier: those that are being written for several, and those that are
-	// being sent, each counted once however many read it. What a client holds of
+	// being sent, each counted once however many read it, or twice if it is both. What a client holds of
 	// up to 64 KiB is not counted. Over it, a stored body that nobody is being sent
 	// is asked of the handler, and one that is being written is no longer kept:
 	// like one over MaxBody, it goes on at the pace of its slowest client. Slow
@@ -122,15 +122,9 @@ func NewMiddleware(o HTTPOptions) *Middleware {
 	case !(o.HeuristicFraction >= 0 && o.HeuristicFraction <= 1):
 		refuse("HTTPOptions.HeuristicFraction", o.HeuristicFraction, "be from 0 to 1, such as 0.1")
 	}
-	if o.MaxBody == 0 {
-		o.MaxBody = 8 << 20
-	}
-	if o.MaxHeld == 0 {
-		o.MaxHeld = max(256<<20, o.MaxBody)
-	}
-	if o.UncacheableTTL == 0 {
-		o.UncacheableTTL = 10 * time.Second
-	}
+	o.MaxBody = cmp.Or(o.MaxBody, 8<<20)
+	o.MaxHeld = cmp.Or(o.MaxHeld, max(256<<20, o.MaxBody))
+	o.UncacheableTTL = cmp.Or(o.UncacheableTTL, 10*time.Second)
 	if o.TargetedFields == nil {
 		o.TargetedFields = []string{"CDN-Cache-Control"}
 	}
@@ -170,8 +164,8 @@ func (m *Middleware) Close() error {
 
 // Handler wraps next. It has the type of a chi or net/http middleware.
 //
-// Only GET and HEAD are cached. The handler runs detached: on a goroutine and
-// with a context that are not the first client's. It sees that client's header,
+// Only GET and HEAD are answered from the cache. The handler runs detached: on a
+// goroutine and with a context that are not the first client's. It sees that client's header,
 // cookies and address, but as a GET, and without conditions and ranges; if a
 // response is stored that has to be validated, with conditions of ours. A handler
 // that needs the client itself (to hijack the connection, to stream events) is

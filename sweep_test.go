@@ -674,6 +674,7 @@ func TestSweep_OfSomethingElseFreshensNothing(t *testing.T) {
 		})
 		time.Sleep(10 * time.Second)
 		s.get("http://a/p")
+		synctest.Wait()
 		sweep(t, s, bellwether.Match{Tags: []string{"x"}})
 		s.get("http://a/p")
 		s.wantCalls(t, 2)

@@ -75,12 +75,12 @@ func ResponseDirectives(h http.Header, targets ...string) Directives {
 			return d
 		}
 	}
-	return ParseCacheControl(h, "Cache-Control")
+	return parseCacheControl(h, "Cache-Control")
 }
 
-// ParseCacheControl reads the response directives in the field called name, in
+// parseCacheControl reads the response directives in the field called name, in
 // the syntax of Cache-Control (RFC 9111 section 5.2).
-func ParseCacheControl(h http.Header, name string) Directives {
+func parseCacheControl(h http.Header, name string) Directives {
 	var d Directives
 	for dir := range directives(h.Values(name)) {
 		d.apply(dir)

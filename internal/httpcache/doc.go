@@ -5,7 +5,7 @@
 //
 //	Key, ParseRequest                    what is asked for
 //	ResponseDirectives                   may others have this answer
-//	FreshnessOf, InitialAge              for how long
+//	freshnessOf, InitialAge              for how long
 //	Judge                                all of that at once
 //	VaryNames, VariantKey                who else exactly
 //	StoredHeader                         what of the header is for everybody

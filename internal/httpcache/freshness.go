@@ -47,9 +47,9 @@ type Freshness struct {
 	NoCache bool
 }
 
-// FreshnessOf works out how long a response is fresh that was received at the
+// freshnessOf works out how long a response is fresh that was received at the
 // given time (RFC 9111 section 4.2.1) and how long it may be used after that.
-func FreshnessOf(status int, resp http.Header, d Directives, received time.Time, opt Options) Freshness {
+func freshnessOf(status int, resp http.Header, d Directives, received time.Time, opt Options) Freshness {
 	var f Freshness
 	switch {
 	case d.SMaxAge.Set:
@@ -139,7 +139,7 @@ func onlyDate(lines []string, now time.Time) (time.Time, bool) {
 			return time.Time{}, false
 		}
 	}
-	return ParseDate(lines[0], now)
+	return parseDate(lines[0], now)
 }
 
 // InitialAge returns the age that a response has on arrival (RFC 9111 section
@@ -182,13 +182,13 @@ func FormatAge(age time.Duration) string {
 	return strconv.FormatInt(int64(min(max(0, age), maxDelta)/time.Second), 10)
 }
 
-// Shareable tells whether a storable response that has this age when it
+// shareable tells whether a storable response that has this age when it
 // arrives may answer the others that were waiting before it was asked for.
 // RFC 9111 section 4 lets one response satisfy several requests where its
 // reuse is allowed for each. One that arrives stale was at least made after
 // they asked; but not one that demands a validation for every request, by
 // no-cache or by being stale and forbidding stale answers.
-func (f Freshness) Shareable(age time.Duration) bool {
+func (f Freshness) shareable(age time.Duration) bool {
 	return age < f.Lifetime || !f.NoStale
 }
 
@@ -258,12 +258,12 @@ const (
 	months   = "janfebmaraprmayjunjulaugsepoctnovdec"
 )
 
-// ParseDate reads an HTTP-date (RFC 9110 section 5.6.7) in any of its three
+// parseDate reads an HTTP-date (RFC 9110 section 5.6.7) in any of its three
 // forms, and takes nothing else: [http.ParseTime] forgives spaces, one-digit
 // hours and other zones, where a cache has to see an invalid date. Letter case
 // is forgiven (RFC 9111 section 4.2), a weekday that is not the day's too. now
 // places a year of two digits: at most 50 years ahead.
-func ParseDate(s string, now time.Time) (time.Time, bool) {
+func parseDate(s string, now time.Time) (time.Time, bool) {
 	if s = strings.Trim(s, " \t"); len(s) > len("wednesday")+len(rfc850Date) {
 		return time.Time{}, false
 	}

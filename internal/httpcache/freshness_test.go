@@ -20,8 +20,8 @@ func TestParseDate(t *testing.T) {
 		"Thursday, 18-Aug-50 02:01:18 GMT",
 		"Thu Aug 18 02:01:18 2050",
 	} {
-		if got, ok := ParseDate(good, now); !ok || !got.Equal(want) {
-			t.Errorf("ParseDate(%q) = %v, %v, want %v", good, got, ok, want)
+		if got, ok := parseDate(good, now); !ok || !got.Equal(want) {
+			t.Errorf("parseDate(%q) = %v, %v, want %v", good, got, ok, want)
 		}
 	}
 	for _, bad := range []string{
@@ -49,8 +49,8 @@ func TestParseDate(t *testing.T) {
 		"Unm, 18 Aug 2050 02:01:18 GMT",
 		"Thu, 18 Aug 2050 02:01:18 GMT, Thu, 18 Aug 2050 02:01:18 GMT",
 	} {
-		if got, ok := ParseDate(bad, now); ok {
-			t.Errorf("ParseDate(%q) = %v, want none", bad, got)
+		if got, ok := parseDate(bad, now); ok {
+			t.Errorf("parseDate(%q) = %v, want none", bad, got)
 		}
 	}
 	for in, want := range map[string]time.Time{
@@ -60,8 +60,8 @@ func TestParseDate(t *testing.T) {
 		"Sun Nov  6 08:49:37 1994":       time.Date(1994, 11, 6, 8, 49, 37, 0, time.UTC),
 		"Sat, 31 Dec 2016 23:59:60 GMT":  time.Date(2017, 1, 1, 0, 0, 0, 0, time.UTC), // a leap second
 	} {
-		if got, ok := ParseDate(in, now); !ok || !got.Equal(want) {
-			t.Errorf("ParseDate(%q) = %v, %v, want %v", in, got, ok, want)
+		if got, ok := parseDate(in, now); !ok || !got.Equal(want) {
+			t.Errorf("parseDate(%q) = %v, %v, want %v", in, got, ok, want)
 		}
 	}
 }
@@ -71,12 +71,12 @@ func FuzzParseDate(f *testing.F) {
 	f.Add("Thursday, 18-Aug-50 02:01:18 GMT")
 	f.Add("Thu Aug  8 02:01:18 2050")
 	f.Fuzz(func(t *testing.T, in string) {
-		got, ok := ParseDate(in, now)
+		got, ok := parseDate(in, now)
 		if !ok {
 			return
 		}
-		if again, ok := ParseDate(got.Format(http.TimeFormat), now); !ok || !again.Equal(got) {
-			t.Fatalf("ParseDate(%q) = %v, whose own form reads as %v, %v", in, got, again, ok)
+		if again, ok := parseDate(got.Format(http.TimeFormat), now); !ok || !again.Equal(got) {
+			t.Fatalf("parseDate(%q) = %v, whose own form reads as %v, %v", in, got, again, ok)
 		}
 	})
 }
@@ -133,8 +133,8 @@ func TestFreshnessOf(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			d := ResponseDirectives(tt.resp, tt.opt.Targets...)
-			if got := FreshnessOf(tt.status, tt.resp, d, now, tt.opt); got != tt.want {
-				t.Errorf("FreshnessOf = %+v, want %+v", got, tt.want)
+			if got := freshnessOf(tt.status, tt.resp, d, now, tt.opt); got != tt.want {
+				t.Errorf("freshnessOf = %+v, want %+v", got, tt.want)
 			}
 		})
 	}
@@ -252,7 +252,7 @@ func TestShareable(t *testing.T) {
 		"s-maxage=60":                true,
 	} {
 		h := header("Cache-Control", cc)
-		if got := FreshnessOf(200, h, ResponseDirectives(h), now, Options{}).Shareable(0); got != want {
+		if got := freshnessOf(200, h, ResponseDirectives(h), now, Options{}).shareable(0); got != want {
 			t.Errorf("Shareable of %q = %v, want %v", cc, got, want)
 		}
 	}

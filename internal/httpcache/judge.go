@@ -35,7 +35,7 @@ const (
 // request header req, and received at received.
 func Judge(req http.Header, status int, resp http.Header, sent, received time.Time, opt Options) Judgement {
 	j := Judgement{Directives: ResponseDirectives(resp, opt.Targets...)}
-	j.Freshness = FreshnessOf(status, resp, j.Directives, received, opt)
+	j.Freshness = freshnessOf(status, resp, j.Directives, received, opt)
 	j.Age = InitialAge(resp, sent, received)
 	if j.Shared, j.Reason = storable(req, status, resp, j.Directives, opt); !j.Shared {
 		return j
@@ -44,7 +44,7 @@ func Judge(req http.Header, status int, resp http.Header, sent, received time.Ti
 	case j.Freshness.Source == SourceNone && !j.Directives.Public && !j.Directives.NoCache:
 		// Nobody has said that it is for everybody, nor for how long.
 		j.Shared, j.Reason = false, ReasonNoLifetime
-	case !j.Freshness.Shareable(j.Age):
+	case !j.Freshness.shareable(j.Age):
 		j.Shared, j.Reason = false, ReasonNotFresh
 		j.Checked = Validatable(status, resp)
 	}

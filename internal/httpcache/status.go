@@ -20,7 +20,6 @@ const (
 	FwdMiss     Forward = "miss"      // one of both
 	FwdRequest  Forward = "request"   // its own directives demanded it
 	FwdStale    Forward = "stale"     // what is stored is stale
-	FwdPartial  Forward = "partial"   // only a part of it is stored
 )
 
 // A Status is what one cache did with one request: a member of the list in

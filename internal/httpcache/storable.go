@@ -79,7 +79,7 @@ func storable(req http.Header, status int, resp http.Header, d Directives, opt O
 
 // heuristicallyCacheable tells whether RFC 9110 section 15.1 lets a response
 // of this status be stored although it does not say for how long. 206 is in
-// the RFC's list, and left out here because Storable refuses it.
+// the RFC's list, and left out here because storable refuses it.
 func heuristicallyCacheable(status int) bool {
 	switch status {
 	case 200, 203, 204, 300, 301, 308, 404, 405, 410, 414, 501:

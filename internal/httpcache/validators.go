@@ -54,9 +54,9 @@ func Selects(stored, notModified http.Header) bool {
 	tag, own := notModified.Get("ETag"), stored.Get("ETag")
 	switch {
 	case tag != "" && !weak(tag):
-		return StrongMatch(tag, own)
+		return strongMatch(tag, own)
 	case tag != "" && own != "":
-		return WeakMatch(tag, own)
+		return weakMatch(tag, own)
 	}
 	modified, ownModified := notModified.Get("Last-Modified"), stored.Get("Last-Modified")
 	return modified == "" || ownModified == "" || modified == ownModified
@@ -157,7 +157,7 @@ func NotModified(method string, req http.Header, status int, stored func(field s
 func anyTag(lines []string, tag string) bool {
 	for _, line := range lines {
 		for _, member := range appendMembers(nil, line) {
-			if member == "*" || WeakMatch(member, tag) {
+			if member == "*" || weakMatch(member, tag) {
 				return true
 			}
 		}
@@ -179,16 +179,16 @@ func InNotModified(name string, tagged bool) bool {
 	return !slices.Contains(contentFields, name) && (!tagged || name != "Last-Modified")
 }
 
-// StrongMatch compares two entity tags strongly (RFC 9110 section 8.8.3.2):
+// strongMatch compares two entity tags strongly (RFC 9110 section 8.8.3.2):
 // both are strong and the same. An empty one matches nothing.
-func StrongMatch(a, b string) bool {
+func strongMatch(a, b string) bool {
 	return a != "" && a == b && !weak(a)
 }
 
-// WeakMatch compares two entity tags weakly (RFC 9110 section 8.8.3.2): the
+// weakMatch compares two entity tags weakly (RFC 9110 section 8.8.3.2): the
 // same but for the mark of weakness. An empty one matches nothing. A tag
 // without quotes is not what the RFC calls a tag, and matches its like.
-func WeakMatch(a, b string) bool {
+func weakMatch(a, b string) bool {
 	a, b = strings.TrimPrefix(a, "W/"), strings.TrimPrefix(b, "W/")
 	return a != "" && a == b
 }

@@ -143,11 +143,11 @@ func TestMatch(t *testing.T) {
 		{`"ü"`, `"ü"`, true, true},
 		{`w/"1"`, `"1"`, false, false},
 	} {
-		if got := StrongMatch(tt.a, tt.b); got != tt.strong {
-			t.Errorf("StrongMatch(%s, %s) = %v, want %v", tt.a, tt.b, got, tt.strong)
+		if got := strongMatch(tt.a, tt.b); got != tt.strong {
+			t.Errorf("strongMatch(%s, %s) = %v, want %v", tt.a, tt.b, got, tt.strong)
 		}
-		if got := WeakMatch(tt.a, tt.b); got != tt.weak {
-			t.Errorf("WeakMatch(%s, %s) = %v, want %v", tt.a, tt.b, got, tt.weak)
+		if got := weakMatch(tt.a, tt.b); got != tt.weak {
+			t.Errorf("weakMatch(%s, %s) = %v, want %v", tt.a, tt.b, got, tt.weak)
 		}
 	}
 }
