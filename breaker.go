@@ -38,7 +38,7 @@ type breaker struct {
 
 	mu     sync.Mutex // guards what follows
 	asking map[*context.CancelCauseFunc]struct{}
-	why    error // the latest failure, for those who are not let through
+	why    string // the latest failure, for those who are not let through
 }
 
 // newBreaker returns a closed breaker, for an engine of which a flight waits for
@@ -104,7 +104,7 @@ func (b *breaker) whileUp(ctx context.Context) (_ context.Context, end func()) {
 func (b *breaker) giveUp() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	silence := fmt.Errorf("%w: %v", errSilent, b.why)
+	silence := fmt.Errorf("%w: %s", errSilent, b.why)
 	for cancel := range b.asking {
 		(*cancel)(silence)
 	}
@@ -116,12 +116,13 @@ func (b *breaker) note(failure error) {
 	if failure == nil || failure == context.Canceled {
 		return
 	}
+	why := fmt.Sprint(failure) // outside the lock: it is the adapter's code, and may panic
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.why = failure
+	b.why = why
 }
 
-func (b *breaker) latest() error {
+func (b *breaker) latest() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.why
@@ -197,7 +198,7 @@ func askFrom[T any](ctx context.Context, b *breaker, queue *list.List, o *outage
 		report, err = func(error) {}, nil
 	}
 	if err != nil {
-		return zero, fmt.Errorf("%w: %w, since: %v", ErrUnavailable, err, b.latest())
+		return zero, fmt.Errorf("%w: %w, since: %s", ErrUnavailable, err, b.latest())
 	}
 	// A panic or Goexit of an adapter counts as no answer: without the report a
 	// half-open breaker would wait for this probe for ever.
