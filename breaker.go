@@ -163,24 +163,17 @@ type outage struct{ left time.Duration }
 // epoch to commit. Every error that is not one of the contract's answers comes
 // back wrapped in ErrUnavailable.
 func ask[T any](ctx context.Context, b *breaker, o *outage, call func(context.Context) (T, error)) (v T, err error) {
-	return askFrom(ctx, b, &b.turns.holders, o, false, call)
-}
-
-// askOnce is ask for what is asked once, nobody waits for, and costs others time if it
-// is not done: it goes past an open breaker.
-func askOnce[T any](ctx context.Context, b *breaker, o *outage, call func(context.Context) (T, error)) (v T, err error) {
-	return askFrom(ctx, b, &b.turns.holders, o, true, call)
+	return askFrom(ctx, b, &b.turns.holders, o, call)
 }
 
 // askInTurn is ask for all others. Their calls wait for those of holders, whose
 // leases run, and for whose values others wait.
 func askInTurn[T any](ctx context.Context, b *breaker, o *outage, call func(context.Context) (T, error)) (v T, err error) {
-	return askFrom(ctx, b, &b.turns.others, o, false, call)
+	return askFrom(ctx, b, &b.turns.others, o, call)
 }
 
-// askFrom makes a call when its turn has come in that queue, and if the breaker lets
-// it through, or it goes past that.
-func askFrom[T any](ctx context.Context, b *breaker, queue *list.List, o *outage, past bool, call func(context.Context) (T, error)) (v T, err error) {
+// askFrom makes a call when its turn has come in that queue.
+func askFrom[T any](ctx context.Context, b *breaker, queue *list.List, o *outage, call func(context.Context) (T, error)) (v T, err error) {
 	var zero T
 	if o.left <= 0 {
 		return zero, fmt.Errorf("%w: the time for outages is used up", ErrUnavailable)
@@ -194,9 +187,6 @@ func askFrom[T any](ctx context.Context, b *breaker, queue *list.List, o *outage
 	// With the turn, and not before: those who queued while an engine went down
 	// are not to wait for it one after another.
 	report, err := b.circuit.Allow()
-	if err != nil && past {
-		report, err = func(error) {}, nil
-	}
 	if err != nil {
 		return zero, fmt.Errorf("%w: %w, since: %s", ErrUnavailable, err, b.latest())
 	}

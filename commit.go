@@ -399,6 +399,9 @@ func (r *run[V]) decode(e Entry, known *item[V], asked instant) *item[V] {
 			// And so is its lifetime: the entry has that of whoever wrote it.
 			own := *known
 			own.trusted, own.made = r.engine.trustedUntil(asked), 0
+			if now >= own.freshUntil && own.failures == 0 && e.Age < e.TTL {
+				r.unshared = e.Epoch // a new epoch would make all others load again
+			}
 			return r.engine.sweeper.spare(r.key, &own)
 		}
 		if e.Kind = KindNone; e.Failures == 0 {

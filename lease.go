@@ -203,7 +203,7 @@ func (r *run[V]) releaseBehind(ctx context.Context) {
 // release gives the lease back, also when the flight's own context has ended.
 func (r *run[V]) release(ctx context.Context, lease Lease) {
 	e := r.engine
-	_, err := askOnce(context.WithoutCancel(ctx), e.locker, &outage{e.EngineTimeout}, func(ctx context.Context) (struct{}, error) {
+	_, err := ask(context.WithoutCancel(ctx), e.locker, &outage{e.EngineTimeout}, func(ctx context.Context) (struct{}, error) {
 		return struct{}{}, lease.Release(ctx)
 	})
 	if err != nil && !errors.Is(err, ErrLeaseLost) {

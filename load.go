@@ -66,20 +66,16 @@ func loadOf(ctx context.Context) *loadContext {
 	return c
 }
 
-// loads reports whether c is that of the flight's load, or of another's that this
-// one has asked for: if it waited for the flight, neither would come to an end.
+// loads reports whether c is of the flight's own load.
 func (f *flight[V]) loads(c *loadContext) bool {
-	for ; c != nil; c = loadOf(c.Context) {
-		switch rebuilds := c.rebuilds.(type) {
-		case *flight[V]:
-			if rebuilds == f {
-				return true
-			}
-		case *round[V]:
-			if slices.ContainsFunc(rebuilds.seats, func(s *seat[V]) bool { return s.member == f.member }) {
-				return true
-			}
-		}
+	if c == nil {
+		return false
+	}
+	switch rebuilds := c.rebuilds.(type) {
+	case *flight[V]:
+		return rebuilds == f
+	case *round[V]:
+		return slices.ContainsFunc(rebuilds.seats, func(s *seat[V]) bool { return s.member == f.member })
 	}
 	return false
 }

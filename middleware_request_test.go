@@ -439,3 +439,28 @@ func TestHTTP_OverloadedForWhoWantsMore(t *testing.T) {
 		})
 	}
 }
+
+// What is served because there is too much to do has not come from the handler.
+func TestHTTP_StaleInAnOverload(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := bellwether.HTTPOptions{Options: bellwether.Options{MaxRebuilds: 1, MaxQueued: 1}}
+		s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path != "/c" {
+				time.Sleep(5 * time.Second)
+			}
+			w.Header().Set("Cache-Control", "max-age=1, stale-if-error=60")
+			fmt.Fprint(w, "page")
+		})
+		s.get("http://a/c")
+		time.Sleep(1500 * time.Millisecond)
+		var others sync.WaitGroup
+		for _, path := range []string{"a", "b"} {
+			others.Go(func() { s.get("http://a/" + path) })
+			synctest.Wait()
+		}
+		if got, want := s.get("http://a/c").Header().Get("Cache-Status"), "Bellwether;hit;ttl=-1;detail=stale-if-error"; got != want {
+			t.Errorf("Cache-Status %q, want %q", got, want)
+		}
+		others.Wait()
+	})
+}

@@ -1273,31 +1273,6 @@ func TestFleet_LockerMissesAnAnswer(t *testing.T) {
 	}
 }
 
-// A lease is given back although the locker has failed just before: it would be held
-// by nobody.
-func TestFleet_ReleasePastTheBreaker(t *testing.T) {
-	everyWay(t, func(t *testing.T, by way) {
-		f := newFleet(t, 1, by, bellwether.Options{})
-		p := f.processes[0]
-		go p.Get(t.Context(), "k")
-		time.Sleep(900 * time.Millisecond)
-		p.locker.set(refuse)
-		for i := range 3 {
-			go p.Get(t.Context(), fmt.Sprint(i))
-			synctest.Wait()
-		}
-		if p.Stats().LockerUp {
-			t.Fatal("the breaker has not opened")
-		}
-		p.locker.set(nil)
-		time.Sleep(200 * time.Millisecond)
-		if _, err := f.locker.TryAcquire(t.Context(), "k", time.Second); err != nil {
-			t.Errorf("after the load: %v", err)
-		}
-		time.Sleep(5 * time.Second)
-	})
-}
-
 // A failure is told to the others however much it says.
 func TestFleet_FailuresOfManyWords(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {

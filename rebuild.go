@@ -195,11 +195,11 @@ func (r *run[V]) takeSlot(ctx context.Context) bool {
 		// More waiting would end in nothing but time-outs. Who has had a slot
 		// already, and lost its lease since, was let in. The failure is of now: no
 		// sweep that was before is against it.
-		// Made now, it answers whatever a call wants: one that did not take it would
-		// begin flight after flight.
 		e.mu.Lock()
 		r.position = e.sweeper.position()
 		e.mu.Unlock()
+		// Made now, it answers whatever a call wants: one that did not take it would
+		// begin flight after flight.
 		now := e.clock.now()
 		r.made = now + 1
 		return r.finishFailed(ctx, now, ErrOverloaded, 0)

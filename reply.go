@@ -245,7 +245,8 @@ func (q *query) reply(key string, s served[*response]) {
 	}
 	now := q.m.engine.clock.now()
 	q.add(Serve{Way: s.item.way(now)})
-	here := s.flown && s.item.made > 0 // it, or its failure, is of a load here, and was not found in the store
+	// It, or its failure, is of a load here: not found in the store, and not refused.
+	here := s.flown && s.item.made > 0 && !errors.Is(s.item.err, ErrOverloaded)
 	failed := s.flown && s.item.failures > 0
 	status := httpcache.Status{Hit: true}
 	switch {

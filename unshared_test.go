@@ -224,6 +224,19 @@ func TestUnshared_LifetimeIsItsOwn(t *testing.T) {
 				time.Sleep(10 * time.Second)
 				b.get("http://a/p")
 				b.wantCalls(t, 1)
+				// And what B makes then is no reason for A to make its own anew.
+				control = "max-age=5, stale-while-revalidate=60"
+				time.Sleep(10 * time.Second)
+				b.get("http://a/p")
+				a.calls.Store(0)
+				for range 3 {
+					time.Sleep(10 * time.Second)
+					b.get("http://a/p")
+					time.Sleep(2 * time.Second)
+					a.get("http://a/p")
+				}
+				b.wantCalls(t, 4)
+				a.wantCalls(t, 0)
 			})
 		})
 	}

@@ -507,8 +507,8 @@ func (c *waiter[V]) join(b binder[V]) bool {
 		c.err = errTaken
 		return false
 	}
-	// What is stale answers it when its patience ends, whoever makes what is not.
-	if c.stale == nil && f.loads(within) {
+	// Something stale answers it when its patience ends, whoever makes what is not.
+	if c.stale == nil && f.state.Load().offered == nil && f.loads(within) {
 		c.err = errOwnKey
 		return false
 	}

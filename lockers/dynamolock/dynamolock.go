@@ -349,15 +349,15 @@ func (l *lease) Release(ctx context.Context) error {
 	switch {
 	case err == nil && over:
 		err = bellwether.ErrLeaseLost
-	case err != nil && !errors.Is(err, bellwether.ErrLeaseLost):
+	case err != nil && !errors.Is(err, bellwether.ErrLeaseLost) && !errors.Is(err, bellwether.ErrCorrupt):
 		l.freeLater(ctx, firstPause)
 	}
 	return l.wrap(ctx, "release", err)
 }
 
 // mayHave reports whether an acquire that has ended with err may have been carried
-// out all the same: it was sent, and only ErrHeld says that it was not.
-func (l *lease) mayHave(err error) bool { return l.asked && !errors.Is(err, bellwether.ErrHeld) }
+// out all the same.
+func (l *lease) mayHave(err error) bool { return l.asked && !refused(err) }
 
 const (
 	firstPause = 250 * time.Millisecond
@@ -372,7 +372,8 @@ func (l *lease) freeLater(ctx context.Context, pause time.Duration) {
 		return
 	}
 	time.AfterFunc(pause, func() {
-		if err := l.free(context.WithoutCancel(ctx)); err != nil && !errors.Is(err, bellwether.ErrLeaseLost) {
+		err := l.free(context.WithoutCancel(ctx))
+		if err != nil && !errors.Is(err, bellwether.ErrLeaseLost) && !errors.Is(err, bellwether.ErrCorrupt) {
 			l.freeLater(ctx, max(2*pause, firstPause))
 		}
 	})

@@ -19,6 +19,29 @@ var (
 	errMute    = errors.New("the reply to UpdateItem has no attributes: something between here and DynamoDB has answered")
 )
 
+// hints say how to mend what DynamoDB refuses.
+var hints = map[string]string{
+	"ResourceNotFoundException":              "there is no such table, or it is not active yet, in this region and account; dynamolock.CreateTable makes it",
+	"ProvisionedThroughputExceededException": "throttled: the table's capacity, or what one item can take (about 1,000 writes a second), is used up; bill it on demand, as dynamolock.CreateTable does, or give it more write capacity",
+	"ThrottlingException":                    "throttled: a table on demand grows, but not at once, and has the limits that were set for it; or one item has more than about 1,000 writes a second",
+	"RequestLimitExceeded":                   "throttled: the account's limit for the region is used up; ask AWS for a higher one",
+	"ValidationException":                    "if this is of the key: a table of leases has the string " + keyName + " as its only key, as dynamolock.CreateTable makes it",
+	"AccessDeniedException":                  "the credentials need leave for dynamodb:UpdateItem and dynamodb:GetItem on the table",
+	"UnrecognizedClientException":            invalid,
+	"InvalidSignatureException":              invalid,
+	"MissingAuthenticationTokenException":    invalid,
+	"ExpiredTokenException":                  invalid,
+}
+
+const invalid = "the credentials are not valid here"
+
+// refused reports whether DynamoDB has said that it did not carry a change out. (Of a
+// change that the SDK has sent twice, it says so of the second.)
+func refused(err error) bool {
+	api, ok := errors.AsType[smithy.APIError](err)
+	return ok && hints[api.ErrorCode()] != "" || errors.Is(err, bellwether.ErrHeld) || errors.Is(err, bellwether.ErrCorrupt)
+}
+
 // explain adds to an error of the SDK what it means here. The error stays to be
 // found by [errors.As], unless it is one of a context: those who ask for that
 // mean their own, which has not ended.
@@ -30,23 +53,8 @@ func explain(table string, err error) error {
 	if !ok {
 		return fmt.Errorf("table %q: %w", table, err)
 	}
-	var hint string
-	switch api.ErrorCode() {
-	case "ResourceNotFoundException":
-		hint = "there is no such table, or it is not active yet, in this region and account; dynamolock.CreateTable makes it"
-	case "ProvisionedThroughputExceededException":
-		hint = "throttled: the table's capacity, or what one item can take (about 1,000 writes a second), is used up; bill it on demand, as dynamolock.CreateTable does, or give it more write capacity"
-	case "ThrottlingException":
-		hint = "throttled: a table on demand grows, but not at once, and has the limits that were set for it; or one item has more than about 1,000 writes a second"
-	case "RequestLimitExceeded":
-		hint = "throttled: the account's limit for the region is used up; ask AWS for a higher one"
-	case "ValidationException":
-		hint = "if this is of the key: a table of leases has the string " + keyName + " as its only key, as dynamolock.CreateTable makes it"
-	case "AccessDeniedException":
-		hint = "the credentials need leave for dynamodb:UpdateItem and dynamodb:GetItem on the table"
-	case "UnrecognizedClientException", "InvalidSignatureException", "MissingAuthenticationTokenException", "ExpiredTokenException":
-		hint = "the credentials are not valid here"
-	default:
+	hint, ok := hints[api.ErrorCode()]
+	if !ok {
 		return fmt.Errorf("table %q: %w", table, err)
 	}
 	return fmt.Errorf("table %q: %s: %w", table, hint, err)
