@@ -166,8 +166,8 @@ func (f *flight[V]) reoffer(was, it *item[V]) {
 }
 
 // publish answers the flight's callers who come before until with a value that the
-// load whose context is ctx is still making. It reports whether it did: not if the load has been
-// given up on, which by then may have a successor in the same flight.
+// load whose context is ctx is still making. It reports whether it did: not if the
+// load has been given up on, which by then may have a successor in the same flight.
 func (a attempt[V]) publish(ctx context.Context, v V, until instant) bool {
 	return a.show(ctx, v, until, false)
 }

@@ -43,12 +43,12 @@ type HTTPOptions struct {
 	MaxBody int64
 	// MaxHeld bounds, in bytes, the bodies that clients of this process hold beside
 	// the near tier: those that are being written for several, and those that are
-	// being sent, each counted once however many read it, or twice if it is both. What a client holds of
-	// up to 64 KiB is not counted. Over it, a stored body that nobody is being sent
-	// is asked of the handler, and one that is being written is no longer kept:
-	// like one over MaxBody, it goes on at the pace of its slowest client. Slow
-	// clients of many URLs get no more memory than this. Zero means 256 MiB, or
-	// MaxBody if that is more.
+	// being sent, each counted once however many read it, or twice if it is both.
+	// What a client holds of up to 64 KiB is not counted. Over it, a stored body that
+	// nobody is being sent is asked of the handler, and one that is being written is
+	// no longer kept: like one over MaxBody, it goes on at the pace of its slowest
+	// client. Slow clients of many URLs get no more memory than this. Zero means
+	// 256 MiB, or MaxBody if that is more.
 	MaxHeld int64
 	// UncacheableTTL is how long it is remembered that a key's response was not
 	// for sharing; requests for it go straight to the handler meanwhile. One
@@ -165,13 +165,13 @@ func (m *Middleware) Close() error {
 // Handler wraps next. It has the type of a chi or net/http middleware.
 //
 // Only GET and HEAD are answered from the cache. The handler runs detached: on a
-// goroutine and with a context that are not the first client's. It sees that client's header,
-// cookies and address, but as a GET, and without conditions and ranges; if a
-// response is stored that has to be validated, with conditions of ours. A handler
-// that needs the client itself (to hijack the connection, to stream events) is
-// reached by requests that ask for an upgrade or for text/event-stream with the
-// real ResponseWriter, and by all other methods with one that flushes and hijacks
-// as that does.
+// goroutine and with a context that are not the first client's. It sees that
+// client's header, cookies and address, but as a GET, and without conditions and
+// ranges; if a response is stored that has to be validated, with conditions of ours.
+// A handler that needs the client itself (to hijack the connection, to stream
+// events) is reached by requests that ask for an upgrade or for text/event-stream
+// with the real ResponseWriter, and by all other methods with one that flushes and
+// hijacks as that does.
 //
 // A handler that panics does so to its first client's server too; the others who
 // wait get 502, and an Observer's Rebuild gets the stack; its Error, where the
