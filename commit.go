@@ -388,21 +388,18 @@ func (r *run[V]) decode(e Entry, known *item[V], asked instant) *item[V] {
 	}
 	now := r.engine.clock.now()
 	if known != nil && known.epoch > e.Epoch {
-		later := *known
-		later.trusted, later.made = r.engine.trustedUntil(asked), 0
-		return &later
+		return known.found(r.engine.trustedUntil(asked))
 	}
 	same := known != nil && known.epoch == e.Epoch && known.failures == e.Failures
 	if e.Kind == KindUnshared {
 		// Its value is here or nowhere.
 		if same && known.kind == KindValue {
 			// And so is its lifetime: the entry has that of whoever wrote it.
-			own := *known
-			own.trusted, own.made = r.engine.trustedUntil(asked), 0
+			own := known.found(r.engine.trustedUntil(asked))
 			if now >= own.freshUntil && own.failures == 0 && e.Age < e.TTL {
 				r.unshared = e.Epoch // a new epoch would make all others load again
 			}
-			return r.engine.sweeper.spare(r.key, &own)
+			return r.engine.sweeper.spare(r.key, own)
 		}
 		if e.Kind = KindNone; e.Failures == 0 {
 			if e.Age < e.TTL {

@@ -352,7 +352,7 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 			if httpcache.IsServerError(res.status) {
 				if spare := q.spared(key); spare != nil {
 					status := httpcache.Status{Hit: true}
-					if s.flown && s.item.made > 0 {
+					if loadedHere(s) {
 						status = httpcache.Status{Fwd: res.fwd, FwdStatus: res.status, Collapsed: s.collapsed}
 					}
 					q.replySpare(spare, status)

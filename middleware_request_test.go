@@ -389,17 +389,11 @@ func TestHTTP_OverLimitBodyDoesNotWaitForAReload(t *testing.T) {
 // and whatever else is short.
 func TestHTTP_OnlyIfCachedIsNeverPassed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var broken atomic.Bool
-		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
-			if broken.Load() {
-				panic(http.ErrAbortHandler)
-			}
-			w.Header().Set("Cache-Control", "max-age=1, stale-if-error=60")
-			fmt.Fprint(w, "page")
-		})
+		f := &failing{header: "max-age=1, stale-if-error=60", fail: func(http.ResponseWriter) { panic(http.ErrAbortHandler) }}
+		s := newSite(t, bellwether.HTTPOptions{}, f.ServeHTTP)
 		s.get("http://a/p")
 		time.Sleep(2 * time.Second)
-		broken.Store(true)
+		f.broken.Store(true)
 		s.get("http://a/p") // fails, and is not tried again for a while
 		s.calls.Store(0)
 		if w := s.get("http://a/p", "Cache-Control", "only-if-cached", "Authorization", "me"); w.Code != 504 {
@@ -409,33 +403,41 @@ func TestHTTP_OnlyIfCachedIsNeverPassed(t *testing.T) {
 	})
 }
 
+// crowded is a site that has as much to do as it may, and something for /c, of which
+// it is to be asked after pause. done waits until it is through with the others.
+func crowded(t *testing.T, store bellwether.Store, control string, pause time.Duration) (s *site, done func()) {
+	t.Helper()
+	o := bellwether.HTTPOptions{Options: bellwether.Options{Store: store, MaxRebuilds: 1, MaxQueued: 1}}
+	s = newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/c" {
+			time.Sleep(5 * time.Second)
+		}
+		w.Header().Set("Cache-Control", control)
+		fmt.Fprint(w, "page")
+	})
+	s.get("http://a/c")
+	time.Sleep(pause)
+	var others sync.WaitGroup
+	for _, path := range []string{"a", "b"} {
+		others.Go(func() { s.get("http://a/" + path) })
+		synctest.Wait()
+	}
+	return s, others.Wait
+}
+
 // Who is refused a rebuild is told so at once, whatever it wants of the answer.
 func TestHTTP_OverloadedForWhoWantsMore(t *testing.T) {
 	for _, field := range [][]string{{"Cache-Control", "no-cache"}, {"Cache-Control", "max-age=0"}, {"Authorization", "me"}} {
 		synctest.Test(t, func(t *testing.T) {
 			store := &wiredStore{wire: &wire{}, store: memstore.New()}
-			o := bellwether.HTTPOptions{Options: bellwether.Options{Store: store, MaxRebuilds: 1, MaxQueued: 1}}
-			s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
-				if r.URL.Path != "/c" {
-					time.Sleep(5 * time.Second)
-				}
-				w.Header().Set("Cache-Control", "max-age=60")
-				fmt.Fprint(w, "page")
-			})
-			s.get("http://a/c")
-			var others sync.WaitGroup
-			for _, path := range []string{"a", "b"} {
-				others.Go(func() { s.get("http://a/" + path) })
-				synctest.Wait()
-			}
-			time.Sleep(time.Second)
+			s, done := crowded(t, store, "max-age=60", time.Second)
 			store.reset()
 			start := time.Now()
 			w := s.get("http://a/c", field...)
 			if calls := store.count(); time.Since(start) > time.Second || calls > 10 {
 				t.Errorf("%v: %d after %v and %d calls of the store", field, w.Code, time.Since(start), calls)
 			}
-			others.Wait()
+			done()
 		})
 	}
 }
@@ -443,24 +445,10 @@ func TestHTTP_OverloadedForWhoWantsMore(t *testing.T) {
 // What is served because there is too much to do has not come from the handler.
 func TestHTTP_StaleInAnOverload(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o := bellwether.HTTPOptions{Options: bellwether.Options{MaxRebuilds: 1, MaxQueued: 1}}
-		s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
-			if r.URL.Path != "/c" {
-				time.Sleep(5 * time.Second)
-			}
-			w.Header().Set("Cache-Control", "max-age=1, stale-if-error=60")
-			fmt.Fprint(w, "page")
-		})
-		s.get("http://a/c")
-		time.Sleep(1500 * time.Millisecond)
-		var others sync.WaitGroup
-		for _, path := range []string{"a", "b"} {
-			others.Go(func() { s.get("http://a/" + path) })
-			synctest.Wait()
-		}
+		s, done := crowded(t, nil, "max-age=1, stale-if-error=60", 1500*time.Millisecond)
 		if got, want := s.get("http://a/c").Header().Get("Cache-Status"), "Bellwether;hit;ttl=-1;detail=stale-if-error"; got != want {
 			t.Errorf("Cache-Status %q, want %q", got, want)
 		}
-		others.Wait()
+		done()
 	})
 }

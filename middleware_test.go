@@ -293,18 +293,10 @@ func TestHTTP_StaleIfError(t *testing.T) {
 // without it.
 func TestHTTP_StaleIfErrorStatus(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var broken atomic.Bool
-		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
-			time.Sleep(500 * time.Millisecond)
-			if broken.Load() {
-				http.Error(w, "down", http.StatusServiceUnavailable)
-				return
-			}
-			w.Header().Set("Cache-Control", "max-age=10, stale-if-error=60")
-			fmt.Fprint(w, "good")
-		})
+		f := &failing{header: "max-age=10, stale-if-error=60", fail: func(w http.ResponseWriter) { http.Error(w, "down", http.StatusServiceUnavailable) }}
+		s := newSite(t, bellwether.HTTPOptions{}, f.ServeHTTP)
 		s.get("http://a/p")
-		broken.Store(true)
+		f.broken.Store(true)
 		time.Sleep(11 * time.Second)
 		const failed = "Bellwether;fwd=stale;fwd-status=503;ttl=-2"
 		for _, want := range []map[string]int{

@@ -30,6 +30,13 @@ type item[V any] struct {
 	made     instant // when the load that made it began in this process, and 1; 0 if none did
 }
 
+// found is a copy for a flight that finds the item, and has not made it.
+func (it *item[V]) found(trusted instant) *item[V] {
+	c := *it
+	c.trusted, c.made = trusted, 0
+	return &c
+}
+
 // answer is what a caller gets for the item.
 func (it *item[V]) answer() (V, error) {
 	switch it.kind {

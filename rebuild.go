@@ -256,8 +256,7 @@ func (r *run[V]) look(ctx context.Context) bool {
 	if known != nil && known.judge(now) != rebuild {
 		// If the store does not answer, nobody can say that it does not hold. It
 		// answers for as long as it would have if the store had confirmed it.
-		held = new(*known)
-		held.trusted, held.made = addDurations(now, e.NearTTL), 0 // by an earlier flight
+		held = known.found(addDurations(now, e.NearTTL))
 		if held.held && !e.store.sound() {
 			r.offerStale(held) // who finds out whether the store is back does not wait for that
 		}

@@ -245,8 +245,7 @@ func (q *query) reply(key string, s served[*response]) {
 	}
 	now := q.m.engine.clock.now()
 	q.add(Serve{Way: s.item.way(now)})
-	// It, or its failure, is of a load here: not found in the store, and not refused.
-	here := s.flown && s.item.made > 0 && !errors.Is(s.item.err, ErrOverloaded)
+	here := loadedHere(s)
 	failed := s.flown && s.item.failures > 0
 	status := httpcache.Status{Hit: true}
 	switch {
@@ -261,6 +260,12 @@ func (q *query) reply(key string, s served[*response]) {
 	}
 	status.TTL = ttl(s.item, now)
 	writeStored(q.w, q.r, storedOf(s.item, now), status)
+}
+
+// loadedHere reports whether the answer, or its failure, is of a load here: it was
+// not found in the store, and not refused.
+func loadedHere(s served[*response]) bool {
+	return s.flown && s.item.made > 0 && !errors.Is(s.item.err, ErrOverloaded)
 }
 
 // staleIfError is the detail where something stale is served in the place of an

@@ -5,6 +5,8 @@ package leasetest
 import (
 	"context"
 	"errors"
+	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -68,4 +70,15 @@ func MustBecomeFree(tb testing.TB, l bellwether.Locker, key string) {
 			tb.Fatalf("a lease without a holder blocks the key: %v", err)
 		}
 	}
+}
+
+// MustPanic fails unless f panics with a text that begins with want.
+func MustPanic(tb testing.TB, want string, f func()) {
+	tb.Helper()
+	defer func() {
+		if p := fmt.Sprint(recover()); !strings.HasPrefix(p, want) {
+			tb.Errorf("the panic is %q, want %q", p, want)
+		}
+	}()
+	f()
 }

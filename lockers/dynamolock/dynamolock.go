@@ -195,7 +195,7 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 		return mine, nil
 	}, func(_ bellwether.Lease, err error) {
 		// Nobody waits for this lease any more.
-		if err == nil || mine.mayHave(err) {
+		if mine.mayHave(err) {
 			mine.freeLater(ctx, 0)
 		}
 	})
@@ -349,14 +349,14 @@ func (l *lease) Release(ctx context.Context) error {
 	switch {
 	case err == nil && over:
 		err = bellwether.ErrLeaseLost
-	case err != nil && !errors.Is(err, bellwether.ErrLeaseLost) && !errors.Is(err, bellwether.ErrCorrupt):
+	case stays(err):
 		l.freeLater(ctx, firstPause)
 	}
 	return l.wrap(ctx, "release", err)
 }
 
-// mayHave reports whether an acquire that has ended with err may have been carried
-// out all the same.
+// mayHave reports whether an acquire that has ended with err, or with success, may
+// have been carried out.
 func (l *lease) mayHave(err error) bool { return l.asked && !refused(err) }
 
 const (
@@ -372,8 +372,7 @@ func (l *lease) freeLater(ctx context.Context, pause time.Duration) {
 		return
 	}
 	time.AfterFunc(pause, func() {
-		err := l.free(context.WithoutCancel(ctx))
-		if err != nil && !errors.Is(err, bellwether.ErrLeaseLost) && !errors.Is(err, bellwether.ErrCorrupt) {
+		if stays(l.free(context.WithoutCancel(ctx))) {
 			l.freeLater(ctx, max(2*pause, firstPause))
 		}
 	})
@@ -385,6 +384,11 @@ func (l *lease) began(version uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.version = version
+}
+
+// stays reports whether after free the item may be the lease's still.
+func stays(err error) bool {
+	return err != nil && !errors.Is(err, bellwether.ErrLeaseLost) && !errors.Is(err, bellwether.ErrCorrupt)
 }
 
 // over reports whether the lease has ended as its holder counts.

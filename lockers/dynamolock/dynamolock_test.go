@@ -910,10 +910,5 @@ func TestCycles_LeaveOnlyReleasedItems(t *testing.T) {
 }
 
 func TestNew_NoClient(t *testing.T) {
-	defer func() {
-		if p, want := fmt.Sprint(recover()), "dynamolock: New needs a client"; !strings.HasPrefix(p, want) {
-			t.Errorf("the panic is %q, want %q", p, want)
-		}
-	}()
-	dynamolock.New(nil, "leases")
+	leasetest.MustPanic(t, "dynamolock: New needs a client", func() { dynamolock.New(nil, "leases") })
 }

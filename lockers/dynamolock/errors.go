@@ -35,11 +35,18 @@ var hints = map[string]string{
 
 const invalid = "the credentials are not valid here"
 
+// hintOf is how to mend what DynamoDB has refused with err, "" if it has not.
+func hintOf(err error) string {
+	if api, ok := errors.AsType[smithy.APIError](err); ok {
+		return hints[api.ErrorCode()]
+	}
+	return ""
+}
+
 // refused reports whether DynamoDB has said that it did not carry a change out. (Of a
 // change that the SDK has sent twice, it says so of the second.)
 func refused(err error) bool {
-	api, ok := errors.AsType[smithy.APIError](err)
-	return ok && hints[api.ErrorCode()] != "" || errors.Is(err, bellwether.ErrHeld) || errors.Is(err, bellwether.ErrCorrupt)
+	return hintOf(err) != "" || errors.Is(err, bellwether.ErrHeld) || errors.Is(err, bellwether.ErrCorrupt)
 }
 
 // explain adds to an error of the SDK what it means here. The error stays to be
@@ -49,12 +56,8 @@ func explain(table string, err error) error {
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
 		return fmt.Errorf("table %q: no answer in time: %v", table, err)
 	}
-	api, ok := errors.AsType[smithy.APIError](err)
-	if !ok {
-		return fmt.Errorf("table %q: %w", table, err)
-	}
-	hint, ok := hints[api.ErrorCode()]
-	if !ok {
+	hint := hintOf(err)
+	if hint == "" {
 		return fmt.Errorf("table %q: %w", table, err)
 	}
 	return fmt.Errorf("table %q: %s: %w", table, hint, err)

@@ -494,10 +494,5 @@ func TestTryAcquire_ContextEndsInTheMiddle(t *testing.T) {
 }
 
 func TestNew_NoClient(t *testing.T) {
-	defer func() {
-		if p, want := fmt.Sprint(recover()), "etcdlock: New needs a client"; !strings.HasPrefix(p, want) {
-			t.Errorf("the panic is %q, want %q", p, want)
-		}
-	}()
-	etcdlock.New(nil)
+	leasetest.MustPanic(t, "etcdlock: New needs a client", func() { etcdlock.New(nil) })
 }

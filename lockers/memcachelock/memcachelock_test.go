@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"strings"
@@ -386,10 +385,5 @@ func TestTryAcquire_LostReply(t *testing.T) {
 }
 
 func TestNew_NoClient(t *testing.T) {
-	defer func() {
-		if p, want := fmt.Sprint(recover()), "memcachelock: New needs a client"; !strings.HasPrefix(p, want) {
-			t.Errorf("the panic is %q, want %q", p, want)
-		}
-	}()
-	memcachelock.New(nil)
+	leasetest.MustPanic(t, "memcachelock: New needs a client", func() { memcachelock.New(nil) })
 }

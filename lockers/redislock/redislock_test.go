@@ -765,10 +765,5 @@ func TestNoLeaveForTheChannel(t *testing.T) {
 }
 
 func TestNew_NoClient(t *testing.T) {
-	defer func() {
-		if p, want := fmt.Sprint(recover()), "redislock: New needs a client"; !strings.HasPrefix(p, want) {
-			t.Errorf("the panic is %q, want %q", p, want)
-		}
-	}()
-	redislock.New(nil)
+	leasetest.MustPanic(t, "redislock: New needs a client", func() { redislock.New(nil) })
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/internal/adapter"
+	"github.com/bellwether-go/bellwether/internal/leasetest"
 	"github.com/bellwether-go/bellwether/internal/testserver"
 	"github.com/bellwether-go/bellwether/stores/storetest"
 	"github.com/bradfitz/gomemcache/memcache"
@@ -743,10 +744,5 @@ func FuzzDecode(f *testing.F) {
 }
 
 func TestNew_NoClient(t *testing.T) {
-	defer func() {
-		if p, want := fmt.Sprint(recover()), "memcachestore: New needs a client"; !strings.HasPrefix(p, want) {
-			t.Errorf("the panic is %q, want %q", p, want)
-		}
-	}()
-	New(nil)
+	leasetest.MustPanic(t, "memcachestore: New needs a client", func() { New(nil) })
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/internal/adapter"
+	"github.com/bellwether-go/bellwether/internal/leasetest"
 	"github.com/bellwether-go/bellwether/internal/testserver"
 	"github.com/bellwether-go/bellwether/stores/storetest"
 	"github.com/redis/go-redis/v9"
@@ -444,10 +445,5 @@ func FuzzNotice(f *testing.F) {
 }
 
 func TestNew_NoClient(t *testing.T) {
-	defer func() {
-		if p, want := fmt.Sprint(recover()), "redisstore: New needs a client"; !strings.HasPrefix(p, want) {
-			t.Errorf("the panic is %q, want %q", p, want)
-		}
-	}()
-	New(nil)
+	leasetest.MustPanic(t, "redisstore: New needs a client", func() { New(nil) })
 }
