@@ -119,7 +119,7 @@ type near[V any] struct {
 // itemOverhead is what an entry costs beside its key and value: the item, the
 // node and its place in the table and in the policy's queues, as `bench near`
 // measures them.
-const itemOverhead = 288
+const itemOverhead = 272
 
 // newNear returns an empty tier. evicted, if it is not nil, is called for each
 // item that had to leave for others, on a goroutine of its own.
