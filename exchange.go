@@ -89,7 +89,6 @@ type exchange struct {
 	response  *response
 	private   http.Header   // what the first client gets
 	trailers  []string      // the names of fields that come behind the body
-	ownFields []string      // the names of fields that are the first client's alone
 	shared    bool          // others may read it
 	checked   bool          // it is kept for validation
 	validated bool          // it is what was stored: the handler has answered 304
@@ -132,7 +131,6 @@ func forEverybody(ctx context.Context, r *http.Request) *http.Request {
 		delete(d.Header, name)
 	}
 	httpcache.RemoveConditions(d.Header)
-	httpcache.RemoveAliases(d.Header)
 	httpcache.RemoveConnectionFields(d.Header)
 	// What the key does not tell apart must not reach the handler.
 	httpcache.JoinLists(d.Header)
@@ -294,7 +292,6 @@ func (x *exchange) decide(status int) {
 		j = httpcache.Judge(x.owner.request, status, header, x.sent, now, x.m.rules)
 	}
 	x.shared, x.checked = j.Shared, j.Checked
-	x.ownFields = slices.Concat(j.Directives.PrivateFields, j.Directives.NoCacheFields, []string{"Set-Cookie", "Set-Cookie2"})
 	if j.Reason == httpcache.ReasonStatusNoLifetime && httpcache.IsServerError(status) && !j.Freshness.NoCache {
 		// One error answers the herd that waits for it, and those who come
 		// within ErrorTTL: a broken origin is not helped by being asked by each.
@@ -654,7 +651,7 @@ func (x *exchange) carry(next http.Handler, r *http.Request) (*response, error) 
 	})
 	defer x.telling.Wait()
 	defer cancel(nil)
-	own := forEverybody(context.WithValue(running, runsKey{x.m}, x), r)
+	own := forEverybody(running, r)
 	if x.stored != nil {
 		httpcache.SetConditions(own.Header, x.stored.head())
 	}
@@ -768,12 +765,6 @@ func trailerNames(h http.Header) []string {
 		}
 	}
 	return names
-}
-
-// forOthers reports whether others than the first client may have the trailer of that
-// name. They are written when everybody is told already who may have the response.
-func (x *exchange) forOthers(name string) bool {
-	return !slices.Contains(x.ownFields, http.CanonicalHeaderKey(strings.TrimPrefix(name, http.TrailerPrefix)))
 }
 
 // trailerOf returns what a handler that has returned has left in its header to

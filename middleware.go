@@ -187,7 +187,7 @@ func (m *Middleware) Handler(next http.Handler) http.Handler {
 		panic(errors.New("bellwether: Handler needs the handler that it is to wrap"))
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if m.runs(w) || m.runsFor(r) {
+		if m.runs(w) {
 			next.ServeHTTP(w, r)
 			return
 		}
@@ -225,20 +225,6 @@ func (m *Middleware) runs(w http.ResponseWriter) bool {
 			return false
 		}
 	}
-}
-
-// runsKey is the context key of the run of a handler for m that a request belongs to.
-type runsKey struct{ m *Middleware }
-
-// runsFor reports whether r belongs to a run of the handler for m and what r asks for,
-// under a ResponseWriter that hides it, as http.TimeoutHandler's does.
-func (m *Middleware) runsFor(r *http.Request) bool {
-	x, ok := r.Context().Value(runsKey{m}).(*exchange)
-	if !ok {
-		return false
-	}
-	key, ok := m.key(r)
-	return ok && (key == x.attempt.key || strings.HasPrefix(x.attempt.key, key+variantMark))
 }
 
 // key is the request's cache key; false if it has none, or is refused one.

@@ -19,12 +19,12 @@ import (
 type item[V any] struct {
 	lifetime
 	kind    EntryKind
+	weight  uint32        // what it takes in the near tier; 0 if not weighed yet
 	value   V             // if kind is KindValue
 	epoch   uint64        // of the rebuild that made it; 0 if it was made without the store
 	build   time.Duration // how long that rebuild took
 	err     error         // the last failure, if failures > 0
 	trusted instant       // until when the store need not be asked whether it still holds
-	weight  uint32        // what it takes in the near tier; 0 if not weighed yet
 	// position is up to where the log of sweeps was known when its load began.
 	position uint64
 	made     instant // when the load that made it began in this process, and 1; 0 if none did

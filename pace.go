@@ -4,8 +4,6 @@ import (
 	"errors"
 	"net/http"
 	"time"
-
-	"github.com/bellwether-go/bellwether/internal/httpcache"
 )
 
 // This file is patience with clients. A client that takes a shared body slowly
@@ -70,13 +68,6 @@ func (p *pacedWriter) within(send func() error) (err error) {
 type pacedResponse struct {
 	http.ResponseWriter
 	paced *pacedWriter
-}
-
-// WriteHeader takes from the header of a part, and of the word that there is none,
-// what is true of the whole only.
-func (r pacedResponse) WriteHeader(status int) {
-	httpcache.TrimPartial(r.Header(), status)
-	r.ResponseWriter.WriteHeader(status)
 }
 
 func (r pacedResponse) Write(b []byte) (int, error) { return r.paced.Write(b) }

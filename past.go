@@ -8,7 +8,6 @@ import (
 	"maps"
 	"net"
 	"net/http"
-	"slices"
 	"time"
 
 	"github.com/bellwether-go/bellwether/internal/httpcache"
@@ -126,7 +125,7 @@ func (q *query) passChecked(key string, s served[*response]) {
 	}
 	w.reset()
 	now := time.Now()
-	header := within(w.held, w.untouched)
+	header := httpcache.CanonicalHeader(w.held)
 	if !httpcache.Selects(stale, header) {
 		pass(q.w, q.r, q.next, httpcache.Status{Fwd: httpcache.FwdStale})
 		return
@@ -186,7 +185,6 @@ func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.
 	witness := m.engine.watchInvalidations(key)
 	defer m.engine.dismiss(key, witness)
 	sent := time.Now()
-	outer := w.Header().Clone()
 	u := &keptWriter{watchedWriter: watchedWriter{ResponseWriter: w}, limit: m.options.MaxBody, account: account{of: &m.bodies}}
 	defer u.account.close()
 	var (
@@ -205,7 +203,7 @@ func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.
 		changed = httpcache.InvalidatedKeys(target, status, u.Header())
 		now := time.Now()
 		decided = now
-		header := within(u.Header(), outer)
+		header := httpcache.CanonicalHeader(u.Header())
 		j := httpcache.Judge(r.Header, status, header, sent, now, m.rules)
 		// As in decide; and what a GET would not be asked with, nobody is given.
 		u.keeping = httpcache.PostStorable(target, status, header, j) && plainPost(r) &&
@@ -229,30 +227,11 @@ func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.
 	}
 }
 
-// within returns h without what was there before the handler had it, in canonical
-// form: what a middleware around this one has said to one client is not in what is
-// kept, nor said to that client twice.
-func within(h, outer http.Header) http.Header {
-	h, outer = httpcache.CanonicalHeader(h), httpcache.CanonicalHeader(outer)
-	if len(outer) == 0 {
-		return h
-	}
-	h = maps.Clone(h)
-	for name, before := range outer {
-		if now := h[name]; len(now) >= len(before) && slices.Equal(now[:len(before)], before) {
-			if h[name] = slices.Clip(now[len(before):]); len(h[name]) == 0 {
-				delete(h, name)
-			}
-		}
-	}
-	return h
-}
-
 // plainPost reports whether nothing in the request may make its response another
 // than the one that a GET would get, see detach and decide.
 func plainPost(r *http.Request) bool {
 	host, ok := httpcache.CanonicalHost(r.Host)
-	return ok && host == r.Host && !httpcache.Retargeted(r.Header) && !httpcache.Aliased(r.Header) && !httpcache.OverridesMethod(r.Header) && !httpcache.NamesEndToEnd(r.Header)
+	return ok && host == r.Host && !httpcache.Retargeted(r.Header) && !httpcache.OverridesMethod(r.Header) && !httpcache.NamesEndToEnd(r.Header)
 }
 
 // A watchedWriter is the real writer, with a look at the final header before it

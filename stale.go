@@ -52,12 +52,12 @@ func between(from, to instant) time.Duration {
 // lifetime is what the time rules know of an item.
 type lifetime struct {
 	held       bool    // there is something to serve: a value, or the knowledge that there is none
+	failures   uint32  // rebuilds that failed in a row since
 	born       instant // when its age was zero
 	freshUntil instant // end of the TTL
 	staleUntil instant // end of the stale-while-revalidate window
 	errorUntil instant // end of the stale-if-error window
 	keepUntil  instant // until when it is kept for a load to start from
-	failures   uint32  // rebuilds that failed in a row since
 	retryAt    instant // when the next try is due, if failures > 0
 }
 

@@ -2,7 +2,6 @@ package httpcache
 
 import (
 	"net/http"
-	"slices"
 	"strings"
 )
 
@@ -20,7 +19,7 @@ const RetargetingFields = "(retargeting)"
 // client, as X-Forwarded-For does, is not among them: responses that depend on
 // it are not for sharing, and their origin has to say so.
 var retargetingFields = []string{
-	"Cf-Visitor", "Cloudfront-Forwarded-Proto", "Forwarded", "Front-End-Https", "X-Arr-Ssl", "X-Envoy-Original-Path", "X-Replaced-Path", "X-Forwarded-Host", "X-Forwarded-Path", "X-Forwarded-Port", "X-Forwarded-Prefix",
+	"Forwarded", "Front-End-Https", "X-Forwarded-Host", "X-Forwarded-Path", "X-Forwarded-Port", "X-Forwarded-Prefix",
 	"X-Forwarded-Proto", "X-Forwarded-Protocol", "X-Forwarded-Scheme", "X-Forwarded-Server", "X-Forwarded-Ssl",
 	"X-Forwarded-Uri", "X-Host", "X-Http-Host-Override", "X-Original-Host", "X-Original-Uri", "X-Original-Url",
 	"X-Rewrite-Url", "X-Scheme", "X-Script-Name", "X-Url-Scheme",
@@ -39,26 +38,6 @@ func OverridesMethod(req http.Header) bool {
 		}
 	}
 	return false
-}
-
-// RemoveAliases removes the fields by whose names a gateway such as net/http/cgi takes
-// them for one of those above, or for a condition: it writes "_" for "-".
-func RemoveAliases(req http.Header) { remove(req, aliases(req)) }
-
-// Aliased tells whether RemoveAliases would remove something.
-func Aliased(req http.Header) bool { return len(aliases(req)) > 0 }
-
-func aliases(req http.Header) (names []string) {
-	for name := range req {
-		if !strings.Contains(name, "_") {
-			continue
-		}
-		meant := http.CanonicalHeaderKey(strings.ReplaceAll(name, "_", "-"))
-		if slices.Contains(retargetingFields, meant) || slices.Contains(methodFields, meant) || slices.Contains(conditions, meant) {
-			names = append(names, name)
-		}
-	}
-	return names
 }
 
 // Retargeted tells whether a request has a field that may choose another
@@ -93,8 +72,7 @@ func forwardedTarget(line string) string {
 	var parts []string
 	for part := range strings.FieldsFuncSeq(line, func(r rune) bool { return r == ',' || r == ';' }) {
 		part = strings.ToLower(strings.Trim(part, " \t"))
-		// A second "=" is no node's: some readers look for "host=" wherever it is.
-		if !strings.HasPrefix(part, "for=") && !strings.HasPrefix(part, "by=") || strings.Count(part, "=") > 1 {
+		if !strings.HasPrefix(part, "for=") && !strings.HasPrefix(part, "by=") {
 			parts = append(parts, part)
 		}
 	}

@@ -1,7 +1,6 @@
 package httpcache
 
 import (
-	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -157,17 +156,10 @@ func NotModified(method string, req http.Header, status int, stored func(field s
 // anyTag tells whether If-None-Match names the tag (RFC 9110 section 13.1.2).
 func anyTag(lines []string, tag string) bool {
 	for _, line := range lines {
-		for line != "" {
-			// A backslash in a tag is a character like any other (RFC 9110 section 8.8.3).
-			end, quoted := 0, false
-			for end < len(line) && (quoted || line[end] != ',') {
-				quoted = quoted != (line[end] == '"')
-				end++
-			}
-			if member := strings.Trim(line[:end], " \t"); member == "*" || weakMatch(member, tag) {
+		for _, member := range appendMembers(nil, line) {
+			if member == "*" || weakMatch(member, tag) {
 				return true
 			}
-			line = line[min(end+1, len(line)):]
 		}
 	}
 	return false
@@ -185,21 +177,6 @@ var contentFields = []string{
 // is not about the content, stay.
 func InNotModified(name string, tagged bool) bool {
 	return !slices.Contains(contentFields, name) && (!tagged || name != "Last-Modified")
-}
-
-// TrimPartial makes the header of a stored response that of an answer to a Range with
-// that status. A part has another Content-Digest than the whole (RFC 9530 section 2).
-// A 416 is about one request's Range: nothing in it describes the whole, or lets
-// caches behind this one keep it.
-func TrimPartial(h http.Header, status int) {
-	switch status {
-	case http.StatusPartialContent:
-		remove(h, []string{"Content-Digest", "Content-Md5"})
-	case http.StatusRequestedRangeNotSatisfiable:
-		remove(h, []string{"Content-Digest", "Content-Md5", "Repr-Digest", "Digest", "Content-Language", "Expires"})
-		maps.DeleteFunc(h, func(name string, _ []string) bool { return strings.HasSuffix(name, "-Cache-Control") })
-		h["Cache-Control"] = []string{"no-store"}
-	}
 }
 
 // strongMatch compares two entity tags strongly (RFC 9110 section 8.8.3.2):
