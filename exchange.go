@@ -574,14 +574,15 @@ var errUnselected = errors.New("bellwether: handler's 304 is not about the store
 // fetch is the HTTP face's load: it runs the handler and returns what is to be
 // kept under the key. What is there already is validated.
 func (m *Middleware) fetch(ctx context.Context, a attempt[*response], c *call, next http.Handler, r *http.Request) (*response, error) {
-	x := m.newExchange(ctx, a, c)
-	if p := m.fallback(a.key, a.present); p != nil && p.kind == KindValue && m.validates(p.value, c.request) {
-		x.stored = p.value
+	before := m.fallback(a.key, a.present)
+	x := m.newExchange(ctx, a, c, before)
+	if before != nil && m.validates(before.value, c.request) {
+		x.stored = before.value
 		res, err := x.carry(next, r)
 		if !errors.Is(err, errUnselected) {
 			return res, err
 		}
-		x = m.newExchange(ctx, a, c)
+		x = m.newExchange(ctx, a, c, before)
 	}
 	return x.carry(next, r)
 }
@@ -595,7 +596,9 @@ func (m *Middleware) validates(res *response, req http.Header) bool {
 	return req["Authorization"] == nil || httpcache.OpenToAll(res.head(), m.rules)
 }
 
-func (m *Middleware) newExchange(ctx context.Context, a attempt[*response], c *call) *exchange {
+// newExchange returns an exchange that has not begun. before is what the key has, nil
+// if it has nothing.
+func (m *Middleware) newExchange(ctx context.Context, a attempt[*response], c *call, before *item[*response]) *exchange {
 	x := &exchange{
 		m: m, owner: c, attempt: a, load: ctx, path: c.path, sent: time.Now(),
 		fwd:    httpcache.FwdURIMiss,
@@ -606,13 +609,12 @@ func (m *Middleware) newExchange(ctx context.Context, a attempt[*response], c *c
 	if len(c.path) > 0 {
 		x.fwd = httpcache.FwdVaryMiss
 	}
-	if p := m.fallback(a.key, a.present); p != nil && p.kind == KindValue && p.value.kind == plain && p.held {
+	if before != nil && before.value.kind == plain && before.held {
 		now := m.engine.clock.now()
-		x.backed = now < p.errorUntil && !httpcache.IsServerError(p.value.status)
-		if !httpcache.IsServerError(p.value.status) {
-			x.spare = p
+		x.fwd = forwardDespite(before, now)
+		if !httpcache.IsServerError(before.value.status) {
+			x.spare, x.backed = before, now < before.errorUntil
 		}
-		x.fwd = forwardDespite(p, now)
 	}
 	return x
 }

@@ -457,7 +457,7 @@ func (q *query) spared(key string) *item[*response] {
 		return nil
 	}
 	it = q.m.fallback(key, it)
-	if it == nil || !it.held || it.kind != KindValue || it.value.kind != plain || httpcache.IsServerError(it.value.status) ||
+	if it == nil || !it.held || it.value.kind != plain || httpcache.IsServerError(it.value.status) ||
 		q.authorized && !httpcache.OpenToAll(it.value.head(), q.m.rules) {
 		return nil
 	}
@@ -469,11 +469,14 @@ func (q *query) spared(key string) *item[*response] {
 	return it
 }
 
-// fallback is what there is under a key beside errors: it, or what it, an error,
-// has taken the place of. That was not held against the log for as long as the
-// error stood in front of it.
+// fallback is the response under a key beside errors: it, or what it, an error, has
+// taken the place of; nil if there is none. What an error stands in front of was not
+// held against the log meanwhile.
 func (m *Middleware) fallback(key string, it *item[*response]) *item[*response] {
-	if it == nil || it.kind != KindValue || it.value.instead == nil {
+	switch {
+	case it == nil || it.kind != KindValue:
+		return nil
+	case it.value.instead == nil:
 		return it
 	}
 	return m.engine.sweeper.spare(key, it.value.instead)
