@@ -362,13 +362,13 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 			q.reply(key, s)
 			return
 		case checked:
-			q.passChecked(key, s)
+			q.passChecked(key, s.item)
 			return
 		case varying:
 			key, under = m.variantKey(res, key, r.Header), res
 			path = append(path, res.names...)
 		default:
-			q.passUncacheable(key, s)
+			q.passUncacheable(key, s.item)
 			return
 		}
 	}

@@ -35,9 +35,9 @@ func (q *query) pass(why httpcache.Status) {
 
 // passUncacheable hands the request to the handler because the last response to
 // its key was not for sharing. One that is ends that.
-func (q *query) passUncacheable(key string, s served[*response]) {
+func (q *query) passUncacheable(key string, it *item[*response]) {
 	q.bypassed()
-	reason := s.item.value.reason
+	reason := it.value.reason
 	why := httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reason}
 	if q.r.Method != http.MethodGet || q.authorized {
 		pass(q.w, q.r, q.next, why)
@@ -64,7 +64,7 @@ func (q *query) passUncacheable(key string, s served[*response]) {
 	}
 	w.end()
 	if cacheable {
-		q.m.replace(key, s, &response{kind: uncacheable}, Freshness{})
+		q.m.replace(key, it, &response{kind: uncacheable}, Freshness{})
 	}
 }
 
@@ -74,12 +74,11 @@ func (m *Middleware) fits(h http.Header) bool {
 	return ok && n <= m.options.MaxBody
 }
 
-// replace puts res in the place of the item that s was, behind the client's
-// back: it does not wait for the store. If something else has taken the place
-// meanwhile, that knows better.
-func (m *Middleware) replace(key string, s served[*response], res *response, f Freshness) {
+// replace puts res in the place of old, behind the client's back: it does not wait
+// for the store. If something else has taken the place meanwhile, that knows better.
+func (m *Middleware) replace(key string, old *item[*response], res *response, f Freshness) {
 	m.engine.behind(func() {
-		if it, _ := m.engine.near.get(key); it != nil && it.epoch == s.item.epoch {
+		if it, _ := m.engine.near.get(key); it != nil && it.epoch == old.epoch {
 			m.engine.put(m.engine.open, key, res, f, m.engine.sweeper.position())
 		}
 	})
@@ -89,9 +88,9 @@ func (m *Middleware) replace(key string, s served[*response], res *response, f F
 // request's own conditions, and answers with what is stored if that still holds.
 // Each request asks for itself: what the handler says to one is not said to
 // another.
-func (q *query) passChecked(key string, s served[*response]) {
+func (q *query) passChecked(key string, it *item[*response]) {
 	q.bypassed()
-	kept := s.item.value
+	kept := it.value
 	stale := kept.head()
 	release, ok := q.m.bodies.hold(kept.body)
 	defer release()
@@ -109,11 +108,11 @@ func (q *query) passChecked(key string, s served[*response]) {
 		j := httpcache.Judge(q.r.Header, code, header, sent, time.Now(), q.m.rules)
 		switch {
 		case j.Shared:
-			q.m.replace(key, s, &response{kind: uncacheable}, Freshness{})
+			q.m.replace(key, it, &response{kind: uncacheable}, Freshness{})
 		case code == http.StatusOK && !(q.r.Method == http.MethodHead && httpcache.HeadAgrees(stale, header)):
 			// Something else by now. What changes from one request to the next
 			// is not worth keeping, and the next flight will see.
-			q.m.replace(key, s, &response{kind: uncacheable, reason: j.Reason}, Freshness{TTL: q.m.options.UncacheableTTL})
+			q.m.replace(key, it, &response{kind: uncacheable, reason: j.Reason}, Freshness{TTL: q.m.options.UncacheableTTL})
 		}
 		status.FwdStatus = code
 		status.AppendTo(q.w.Header())
@@ -133,7 +132,7 @@ func (q *query) passChecked(key string, s served[*response]) {
 	d := httpcache.ResponseDirectives(header, q.m.rules.Targets...)
 	fresh := httpcache.Freshen(stale, httpcache.StoredHeader(header, d, now))
 	if httpcache.Judge(q.r.Header, kept.status, fresh, sent, now, q.m.rules).Shared {
-		q.m.replace(key, s, &response{kind: uncacheable}, Freshness{})
+		q.m.replace(key, it, &response{kind: uncacheable}, Freshness{})
 	}
 	status.FwdStatus = http.StatusNotModified
 	writeStored(q.w, q.r, stored{kept.status, fresh, kept.guessed, kept.body, httpcache.InitialAge(header, sent, now), now}, status)

@@ -57,7 +57,7 @@ func (q *query) replyLive(c *call, s served[*response], key string) liveOutcome 
 		if sparing {
 			m.engine.landing(r.Context(), key, s.item)
 		}
-		q.passUncacheable(key, served[*response]{item: &item[*response]{kind: KindValue, value: res, epoch: s.item.epoch}})
+		q.passUncacheable(key, &item[*response]{kind: KindValue, value: res})
 		return liveDone
 	case q.authorized && !httpcache.OpenToAll(res.header, m.rules):
 		s.live.callers.left()
