@@ -452,8 +452,7 @@ func (b *batch[V]) readAll(ctx context.Context, store BatchGetter) {
 	o := outage{e.EngineTimeout}
 	rest, err := b.readOnce(ctx, store, b.members, &o)
 	for try := 1; try < breakerTrips && len(rest) > 0 && o.left > 0 && e.store.up() && ctx.Err() == nil; try++ {
-		e.count.engineErrors.Add(1)
-		e.OnError(rest[0].key, &keyError{"reading, with others,", rest[0].key, err})
+		e.noAnswer(rest[0].key, &keyError{"reading, with others,", rest[0].key, err})
 		rest, err = b.readOnce(ctx, store, rest, &o)
 	}
 	for _, m := range rest {

@@ -218,6 +218,12 @@ func askFrom[T any](ctx context.Context, b *breaker, queue *list.List, o *outage
 	return zero, fmt.Errorf("%w: %w", ErrUnavailable, err)
 }
 
+// noAnswer counts and reports the silence of the store or the locker.
+func (e *engine[V]) noAnswer(key string, err error) {
+	e.count.engineErrors.Add(1)
+	e.OnError(key, err)
+}
+
 // isAnswer tells what an engine has said from the engine's silence.
 func isAnswer(err error) bool {
 	for _, answer := range [...]error{ErrNotFound, ErrHeld, ErrLeaseLost, ErrFenced, ErrCorrupt, ErrTooLarge} {

@@ -794,13 +794,11 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 	return true
 }
 
-// noAnswer counts and reports an engine's silence.
+// noAnswer is the engine's, unless Close has ended the call.
 func (r *run[V]) noAnswer(doing string, err error) {
-	if r.engine.open.Err() != nil {
-		return // the call was ended by Close
+	if r.engine.open.Err() == nil {
+		r.engine.noAnswer(r.key, &keyError{doing, r.key, err})
 	}
-	r.engine.count.engineErrors.Add(1)
-	r.engine.OnError(r.key, &keyError{doing, r.key, err})
 }
 
 // A keyError says what was being done to which key.

@@ -304,8 +304,7 @@ func (t *logTurn[V]) took(ctx context.Context, o *outage, entry Entry, err error
 	silent := instant(0)
 	if err != nil {
 		silent = e.clock.now()
-		e.count.engineErrors.Add(1)
-		e.OnError(logKey, fmt.Errorf("reading the log of invalidations: %w", err))
+		e.noAnswer(logKey, fmt.Errorf("reading the log of invalidations: %w", err))
 	}
 	// A store that does not answer cannot say that anything was swept.
 	w.silent.Store(int64(silent))
@@ -475,8 +474,7 @@ func (e *engine[V]) leaseLog(ctx context.Context, o *outage, key string, until i
 		case ctx.Err() != nil:
 			return nil, 0, ctx.Err()
 		case !errors.Is(err, ErrHeld):
-			e.count.engineErrors.Add(1)
-			e.OnError(logKey, fmt.Errorf("acquiring the lease of the log of invalidations: %w", err))
+			e.noAnswer(logKey, fmt.Errorf("acquiring the lease of the log of invalidations: %w", err))
 			return nil, asked, nil // the store must do
 		case now >= until:
 			return nil, 0, err
