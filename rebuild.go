@@ -111,7 +111,7 @@ func (r *run[V]) freeSlot() {
 func (r *run[V]) rebuild(ctx context.Context) error {
 	e := r.engine
 	began := e.clock.now()
-	for {
+	for ctx.Err() == nil {
 		if r.fenced {
 			r.fenced = false
 			// What fences commits off may not be over; and callers gather
@@ -130,11 +130,8 @@ func (r *run[V]) rebuild(ctx context.Context) error {
 		if r.takeSlot(ctx) {
 			return nil
 		}
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		if r.slot == nil {
-			continue // too many wait, but what there was to serve was invalidated
+		if ctx.Err() != nil || r.slot == nil {
+			continue // closed; or too many wait, but what there was to serve was invalidated
 		}
 		if r.unshared != 0 {
 			if r.build(ctx, r.unshared, nil, r.finish) {
@@ -147,7 +144,7 @@ func (r *run[V]) rebuild(ctx context.Context) error {
 			if lease != nil {
 				r.release(ctx, lease)
 			}
-			return context.Cause(ctx)
+			continue
 		}
 		if overtaken {
 			r.freeSlot()
@@ -176,10 +173,8 @@ func (r *run[V]) rebuild(ctx context.Context) error {
 				return nil
 			}
 		}
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
 	}
+	return context.Cause(ctx)
 }
 
 // takeSlot takes one of the MaxRebuilds. While it waits for one it hears of the
