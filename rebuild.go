@@ -137,6 +137,7 @@ func (r *run[V]) rebuild(ctx context.Context) error {
 			if r.build(ctx, r.unshared, nil, r.finish) {
 				return nil
 			}
+			r.freeSlot() // the load may not have begun
 			continue
 		}
 		lease, held, overtaken := r.elect(ctx)

@@ -77,6 +77,24 @@ func TestFleet_SlotThatComesDuringAPanic(t *testing.T) {
 	})
 }
 
+// A slot is given back whose load does not begin, because the key of a value that
+// is not in the store was invalidated while the flight waited for it.
+func TestFleet_SlotOfAnInvalidatedUnsharedKey(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 1, push, bellwether.Options{MaxRebuilds: 1, MaxWait: 10 * time.Second})
+		p := f.processes[0]
+		_, epoch, _ := f.store.Claim(t.Context(), "k")
+		f.store.Commit(t.Context(), "k", bellwether.Entry{Kind: bellwether.KindUnshared, Epoch: epoch, TTL: time.Hour})
+		f.origin.build = 500 * time.Millisecond // less than a waiting flight's pause between two looks
+		go p.Get(context.Background(), "another")
+		synctest.Wait()
+		time.AfterFunc(200*time.Millisecond, func() { p.Invalidate(context.Background(), "k") })
+		if v, err := p.Get(t.Context(), "k"); err != nil {
+			t.Errorf("Get = %q, %v: the only slot is lost", v, err)
+		}
+	})
+}
+
 // Stale beats slow also where the rebuild waits for one of the MaxRebuilds,
 // with the store and without.
 func TestFleet_StaleWhileWaitingForASlot(t *testing.T) {
