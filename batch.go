@@ -148,8 +148,8 @@ func valueOf[V any](values map[string]V, batch *BatchError, err error, key strin
 	return v, err
 }
 
-// An asked is one key of a call that has no answer yet.
-type asked[V any] struct {
+// A pending is one key of a call that has no answer yet.
+type pending[V any] struct {
 	*waiter[V]
 	early bool // nobody waits: its value is fresh, and to be rebuilt before it expires
 }
@@ -167,7 +167,7 @@ type manyCall[V any] struct {
 	mu     sync.Mutex // guards what follows
 	values map[string]V
 	failed map[string]error
-	early  []asked[V] // what the store has answered, and is to be rebuilt before it expires
+	early  []pending[V] // what the store has answered, and is to be rebuilt before it expires
 }
 
 func (e *engine[V]) getMany(ctx context.Context, keys []string, single binder[V], load batchLoad[V]) (map[string]V, error) {
@@ -188,7 +188,7 @@ func (e *engine[V]) getMany(ctx context.Context, keys []string, single binder[V]
 }
 
 // all begins what there is to do, some at a time.
-func (c *manyCall[V]) all(ctx context.Context, todo []asked[V]) {
+func (c *manyCall[V]) all(ctx context.Context, todo []pending[V]) {
 	for len(todo) > 0 {
 		together := todo[:min(len(todo), maxTogether)]
 		todo = todo[len(together):]
@@ -203,7 +203,7 @@ func (c *manyCall[V]) all(ctx context.Context, todo []asked[V]) {
 
 // hits answers what the near tier can, and returns the rest: what is missing, and
 // what is covered by something that can be served.
-func (c *manyCall[V]) hits(ctx context.Context, keys []string) (missing, covered []asked[V]) {
+func (c *manyCall[V]) hits(ctx context.Context, keys []string) (missing, covered []pending[V]) {
 	seen := make(map[string]struct{}, len(keys))
 	began := c.clock.now()
 	for _, key := range keys {
@@ -220,15 +220,15 @@ func (c *manyCall[V]) hits(ctx context.Context, keys []string) (missing, covered
 		}
 		switch {
 		case early:
-			covered = append(covered, asked[V]{c.refresher(ctx, key, it), true})
+			covered = append(covered, pending[V]{c.refresher(ctx, key, it), true})
 		case ok:
 		default:
 			w := c.waiter(ctx, key, it)
 			w.began = began // MaxWait is the call's
 			if it == nil {
-				missing = append(missing, asked[V]{w, false})
+				missing = append(missing, pending[V]{w, false})
 			} else {
-				covered = append(covered, asked[V]{w, false})
+				covered = append(covered, pending[V]{w, false})
 			}
 		}
 	}
@@ -251,13 +251,13 @@ func (c *manyCall[V]) answer(key string, it *item[V], err error) {
 }
 
 // take takes the answer of a waiter that has it.
-func (c *manyCall[V]) take(a asked[V]) {
+func (c *manyCall[V]) take(a pending[V]) {
 	defer c.places.Release(1)
 	c.end(a)
 }
 
 // end is take for a waiter without a place.
-func (c *manyCall[V]) end(a asked[V]) {
+func (c *manyCall[V]) end(a pending[V]) {
 	c.answer(a.key, a.answer.item, a.err)
 	if c.observers.serve != nil {
 		a.tell()
@@ -265,7 +265,7 @@ func (c *manyCall[V]) end(a asked[V]) {
 	if a.dueEarly() {
 		// Together with the others, and so later: one at a time they would be a
 		// load each.
-		early := asked[V]{c.refresher(a.ctx, a.key, a.answer.item), true}
+		early := pending[V]{c.refresher(a.ctx, a.key, a.answer.item), true}
 		c.mu.Lock()
 		c.early = append(c.early, early)
 		c.mu.Unlock()
@@ -275,9 +275,9 @@ func (c *manyCall[V]) end(a asked[V]) {
 // waitForPlaces returns those for which there are places now. Who is covered is
 // served with that and does not wait: of a call for very many stale keys, a later
 // call begins the rest of the rebuilds.
-func (c *manyCall[V]) waitForPlaces(ctx context.Context, together []asked[V]) []asked[V] {
+func (c *manyCall[V]) waitForPlaces(ctx context.Context, together []pending[V]) []pending[V] {
 	if together[0].stale != nil || together[0].early {
-		var rest []asked[V]
+		var rest []pending[V]
 		for _, a := range together {
 			now := c.clock.now()
 			switch {
@@ -306,7 +306,7 @@ func (c *manyCall[V]) waitForPlaces(ctx context.Context, together []asked[V]) []
 
 // begin begins a batch of flights, for those of the keys that have none, and
 // waits for the answers behind.
-func (c *manyCall[V]) begin(ctx context.Context, together []asked[V]) {
+func (c *manyCall[V]) begin(ctx context.Context, together []pending[V]) {
 	b := &batch[V]{
 		engine: c.engine, single: c.single, user: c.load, places: c.places,
 		complete: make(chan struct{}),

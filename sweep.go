@@ -335,11 +335,11 @@ func (e *engine[V]) apply(l *sweepLog) {
 	// notice of it. Neither returns before the log has taken its effect.
 	e.sweeper.applying.Lock()
 	defer e.sweeper.applying.Unlock()
-	e.succeed(l)
+	e.adopt(l)
 }
 
-// succeed is apply for who holds applying.
-func (e *engine[V]) succeed(l *sweepLog) {
+// adopt is apply for who holds applying.
+func (e *engine[V]) adopt(l *sweepLog) {
 	w := &e.sweeper
 	now := e.clock.now()
 	known := w.log.Load()
@@ -558,7 +558,7 @@ func (e *engine[V]) sweepHere(what []sweep) {
 		e.epoch++ // the positions of the loads that are under way are below it
 		epoch := e.epoch
 		e.mu.Unlock()
-		e.succeed(l.and(epoch, what))
+		e.adopt(l.and(epoch, what))
 		return
 	}
 	// The log's epochs are the store's. These sweeps are held against what is
