@@ -2,7 +2,6 @@ package bellwether
 
 import (
 	"context"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -90,33 +89,6 @@ func (e *engine[V]) evicted() func(string, *item[V]) {
 		for _, f := range e.observers.evict {
 			e.tell(key, func() { f(key, int(it.weight)) })
 		}
-	}
-}
-
-// A witness counts the invalidations of a key while somebody works on a value
-// for it that no flight makes.
-type witness struct {
-	seen     int    // guarded by engine.mu
-	position uint64 // the log's when the work began, see item; never changes
-}
-
-func (e *engine[V]) watchInvalidations(key string) *witness {
-	w := &witness{position: e.sweeper.position()}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.witnesses == nil {
-		e.witnesses = make(map[string][]*witness)
-	}
-	e.witnesses[key] = append(e.witnesses[key], w)
-	return w
-}
-
-func (e *engine[V]) dismiss(key string, w *witness) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	rest := slices.DeleteFunc(e.witnesses[key], func(other *witness) bool { return other == w })
-	if e.witnesses[key] = rest; len(rest) == 0 {
-		delete(e.witnesses, key)
 	}
 }
 

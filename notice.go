@@ -92,8 +92,7 @@ func (e *engine[V]) take(key string, told Notice) {
 	// What was made without the store has no place in the order of epochs, and
 	// may be of after an invalidation that this change is of before.
 	if n.whole(now, e.NearTTL) && known.epoch != 0 {
-		r := &run[V]{flight: &flight[V]{key: key, engine: e}}
-		it = r.decode(n.Entry, nil, n.made)
+		it = e.apart(key).decode(n.Entry, nil, n.made)
 	}
 	if it == nil {
 		doubted := *known

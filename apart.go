@@ -1,0 +1,122 @@
+package bellwether
+
+import (
+	"context"
+	"errors"
+	"slices"
+)
+
+// This file is what a process keeps and finds without a flight: a variant, what a
+// request past the cache has shown, an answer for one that wants no rebuild. There
+// is nothing that an invalidation could disown then, so whoever keeps a value sees
+// for itself that none has come in between.
+
+// apart is a run without a flight that others could join, to read, write and decode
+// with.
+func (e *engine[V]) apart(key string) *run[V] {
+	return &run[V]{flight: &flight[V]{key: key, engine: e}, outage: outage{e.EngineTimeout}}
+}
+
+// put keeps a value that no flight of its key has made: a variant's, or what a
+// request that went past the cache has shown.
+func (e *engine[V]) put(ctx context.Context, key string, v V, f Freshness, position uint64) {
+	e.mu.Lock()
+	before := e.invalidations
+	e.mu.Unlock()
+	r := e.apart(key)
+	_, epoch := r.takeEpoch(ctx)
+	now := e.clock.now()
+	it := &item[V]{kind: KindValue, value: v, epoch: epoch, position: position, trusted: e.trustedUntil(now)}
+	it.lifetime = e.lifetimeOf(now, f, key, epoch)
+	switch {
+	case it.end() > now:
+		if !r.commit(ctx, it) {
+			return
+		}
+	case e.Store != nil && !r.storeDown:
+		// It ends what is there. Nobody waits for it, and is to be told that
+		// there is no value to come.
+		if errors.Is(r.write(ctx, Entry{Epoch: epoch}), ErrFenced) {
+			return
+		}
+	}
+	// There is no flight here that an invalidation could disown. After one, of
+	// whatever key, the store alone has the value.
+	e.keep(key, it, func() bool { return e.invalidations == before })
+}
+
+// keep puts an item of no flight into the near tier, unless it was swept. still
+// tells, under the lock, whether nothing else has come in between.
+func (e *engine[V]) keep(key string, it *item[V], still func() bool) {
+	e.near.weigh(key, it) // before the lock: it runs user code
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if it = e.sweeper.spare(key, it); it != nil && still() {
+		e.near.put(key, it, 1)
+	}
+}
+
+// putUnless keeps, where there is no store, a value that was made by a request
+// which has invalidated the key itself, so many times: if w has seen more than that,
+// the value may be older than what another such request has done.
+func (e *engine[V]) putUnless(key string, v V, f Freshness, w *witness, times int) {
+	now := e.clock.now()
+	it := &item[V]{kind: KindValue, value: v, position: w.position, trusted: e.trustedUntil(now)}
+	it.lifetime = newLifetime(now, f)
+	// A flight that has begun since the invalidation has something newer.
+	e.keep(key, it, func() bool { return w.seen == times && e.flights[key] == nil })
+}
+
+// peek returns what the near tier or the store has for the key that may be
+// served now, without a flight; nil if there is nothing.
+func (e *engine[V]) peek(ctx context.Context, key string) *item[V] {
+	it, now := e.near.get(key)
+	if it == nil || now >= it.trusted {
+		if e.Store == nil {
+			return nil
+		}
+		r := e.apart(key)
+		if e.sweeper.on() {
+			e.followLog(ctx, &r.outage, e.NearTTL/2) // no flight has of late, perhaps
+		}
+		entry, asked, err := r.read(ctx, &r.outage)
+		if err != nil {
+			return nil
+		}
+		if it = r.decode(entry, it, asked); it == nil {
+			return nil
+		}
+	}
+	switch it.judge(now) {
+	case serve, serveStale, serveOnly:
+		return it
+	}
+	return nil
+}
+
+// A witness counts the invalidations of a key while somebody works on a value
+// for it that no flight makes.
+type witness struct {
+	seen     int    // guarded by engine.mu
+	position uint64 // the log's when the work began, see item; never changes
+}
+
+func (e *engine[V]) watchInvalidations(key string) *witness {
+	w := &witness{position: e.sweeper.position()}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.witnesses == nil {
+		e.witnesses = make(map[string][]*witness)
+	}
+	e.witnesses[key] = append(e.witnesses[key], w)
+	return w
+}
+
+func (e *engine[V]) dismiss(key string, w *witness) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	rest := slices.DeleteFunc(e.witnesses[key], func(other *witness) bool { return other == w })
+	if e.witnesses[key] = rest; len(rest) == 0 {
+		delete(e.witnesses, key)
+	}
+}
