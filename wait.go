@@ -2,7 +2,6 @@ package bellwether
 
 import (
 	"context"
-	"sync/atomic"
 	"time"
 
 	"github.com/bellwether-go/bellwether/internal/stack"
@@ -386,69 +385,6 @@ func (c *waiter[V]) look(state *flightState[V]) (is waitState, expiry <-chan tim
 // that wakes up does not.
 func (c *waiter[V]) takes(it *item[V]) bool {
 	return c.want.accept == nil || c.want.takes(it, c.engine.clock.now(), c.began)
-}
-
-// A callerCount is how many calls have joined a flight and neither gone nor
-// taken their place among the readers of what it has published.
-type callerCount struct {
-	n    atomic.Int64
-	all  atomic.Int64                  // how many have ever joined
-	none atomic.Pointer[chan struct{}] // closed when n falls to 0; nil unless somebody waits for that
-}
-
-func (c *callerCount) joined() {
-	c.n.Add(1)
-	c.all.Add(1)
-}
-
-func (c *callerCount) ever() int { return int(c.all.Load()) }
-
-func (c *callerCount) left() {
-	if c.n.Add(-1) > 0 {
-		return
-	}
-	if none := c.none.Swap(nil); none != nil {
-		close(*none)
-	}
-}
-
-// awaitNone waits until the count is 0, or done is closed. One goroutine at a
-// time may call it. Whoever joins and leaves meanwhile may end it or not.
-func (c *callerCount) awaitNone(done <-chan struct{}) {
-	none := make(chan struct{})
-	c.none.Store(&none)
-	// After the store: who leaves last after this look finds the channel.
-	if c.n.Load() == 0 {
-		return
-	}
-	select {
-	case <-none:
-	case <-done:
-	}
-}
-
-// landing waits for the end of the flight that has published it. A caller that
-// could have nothing of it any more, because it broke off, then finds what the
-// flight came to. No such flight stays up for long: what broke the value off
-// has ended its load, or its load's time, or has taken it from the map.
-func (e *engine[V]) landing(ctx context.Context, key string, it *item[V]) error {
-	e.mu.Lock()
-	f := e.flights[key]
-	e.mu.Unlock()
-	if f == nil {
-		return nil
-	}
-	for {
-		state := f.state.Load()
-		if state.published != it || state.landed {
-			return nil
-		}
-		select {
-		case <-state.news:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
 }
 
 // A deadlineTimer is a timer that is made when it is first needed.
