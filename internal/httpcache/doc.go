@@ -4,8 +4,8 @@
 // request invalidates. The middleware asks in this order:
 //
 //	Key, ParseRequest                    what is asked for
-//	ResponseDirectives                   may others have this answer
-//	freshnessOf, InitialAge              for how long
+//	ResponseDirectives                   what the origin says of its answer
+//	storable, freshnessOf, InitialAge    may others have it, and for how long
 //	Judge                                all of that at once
 //	VaryNames, VariantKey                who else exactly
 //	StoredHeader                         what of the header is for everybody

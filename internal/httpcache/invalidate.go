@@ -38,10 +38,7 @@ func InvalidatedKeys(r *http.Request, status int, resp http.Header) []string {
 	}
 	var keys []string
 	add := func(key string, ok bool) {
-		for _, k := range keys {
-			ok = ok && k != key
-		}
-		if ok {
+		if ok && !slices.Contains(keys, key) {
 			keys = append(keys, key, Secure+key)
 		}
 	}

@@ -21,7 +21,7 @@ const ReasonStatusNoLifetime = "status-without-lifetime"
 // a word or two, fit for the detail of a Cache-Status.
 //
 // A response that is never fresh is storable too: it may answer those who wait
-// for it already, see [Freshness.Shareable].
+// for it already, see [Freshness.shareable].
 func storable(req http.Header, status int, resp http.Header, d Directives, opt Options) (ok bool, reason string) {
 	switch {
 	case status < 200 || status > 599:

@@ -5,6 +5,7 @@ import (
 	"encoding/base64"
 	"encoding/binary"
 	"iter"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -201,10 +202,7 @@ func UnorderedLanguages(req http.Header) http.Header {
 		return req
 	}
 	slices.Sort(values)
-	sorted := make(http.Header, len(req))
-	for name, lines := range req {
-		sorted[name] = lines
-	}
+	sorted := maps.Clone(req)
 	sorted["Accept-Language"] = []string{strings.Join(values, ",")}
 	return sorted
 }
