@@ -215,13 +215,7 @@ func (l *Locker) acquire(key string, mine *lease, ttl time.Duration) error {
 // look returns the item with its identity for a compare-and-swap, and the lease
 // that it stands for.
 func (l *Locker) look(name string) (*memcache.Item, adapter.Announcement, error) {
-	item, err := l.mc.Get(name)
-	if adapter.Broken(err) {
-		// So are the client's other idle connections, probably. Found out one call
-		// at a time, they would outlast the outage.
-		l.mc.Close() // the idle ones only
-		item, err = l.mc.Get(name)
-	}
+	item, err := adapter.Reconnected(func() (*memcache.Item, error) { return l.mc.Get(name) }, l.mc.Close)
 	if err != nil {
 		return nil, adapter.Announcement{}, err
 	}

@@ -109,14 +109,9 @@ func (s *Store) read(n names) (items, error) {
 	// The floor first. If the entry came first, a commit in between would let
 	// the old entry be seen below the new floor: a miss of a key that always
 	// had an entry. (On two servers it can happen still: see get.)
-	got, err := s.mc.GetMulti([]string{n.m, n.v})
-	if adapter.Broken(err) {
-		// The client's other idle connections are probably as dead. It would find
-		// that out one call at a time, and the breaker before the store makes that
-		// one in a second: a server that is back would be down for a minute more.
-		s.mc.Close() // the idle ones only
-		got, err = s.mc.GetMulti([]string{n.m, n.v})
-	}
+	got, err := adapter.Reconnected(func() (map[string]*memcache.Item, error) {
+		return s.mc.GetMulti([]string{n.m, n.v})
+	}, s.mc.Close)
 	if err != nil {
 		return items{}, err
 	}

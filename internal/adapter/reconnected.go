@@ -1,0 +1,21 @@
+package adapter
+
+import (
+	"errors"
+	"io"
+	"syscall"
+)
+
+// Reconnected returns what call returns, or, if its connection had ended, what a
+// second call does: the server has, or had, gone away, and the connection had been
+// kept since. So are the client's other idle ones, probably, which closeIdle closes
+// before: found out one call at a time, behind a breaker that lets one through in a
+// second, they would outlast the outage by far.
+func Reconnected[T any](call func() (T, error), closeIdle func() error) (T, error) {
+	v, err := call()
+	if errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) {
+		closeIdle()
+		return call()
+	}
+	return v, err
+}
