@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/bellwether-go/bellwether/internal/rediscluster"
 )
 
 const (
@@ -37,8 +39,8 @@ type Listener struct {
 
 // Listen subscribes to channel until ctx ends or rdb is closed, and returns at
 // once then. An attempt to connect that is under way, which the client does not
-// break off, is left behind for as long as the client's time-outs. A connection that is dead without having been
-// closed is found out within three seconds.
+// break off, is left behind for as long as the client's time-outs. A connection
+// that is dead without having been closed is found out within three seconds.
 func Listen(ctx context.Context, rdb redis.UniversalClient, channel string, l Listener) {
 	call := func(f func()) {
 		if f != nil {
@@ -67,11 +69,6 @@ func Listen(ctx context.Context, rdb redis.UniversalClient, channel string, l Li
 	}
 }
 
-// masters is a cluster's client.
-type masters interface {
-	MasterForKey(ctx context.Context, key string) (*redis.Client, error)
-}
-
 // subscribe begins to subscribe to channel.
 //
 // All nodes of a cluster carry what is published at one of them. The client
@@ -80,7 +77,7 @@ type masters interface {
 // hear anything until its replica is elected, not even of the other nodes' keys.
 // So each attempt goes to the master of a slot drawn by lot.
 func subscribe(ctx context.Context, rdb redis.UniversalClient, channel string) (*redis.PubSub, error) {
-	if cluster, ok := rdb.(masters); ok {
+	if cluster, ok := rdb.(rediscluster.Client); ok {
 		node, err := cluster.MasterForKey(ctx, strconv.Itoa(rand.Int()))
 		if err != nil {
 			return nil, err
@@ -93,7 +90,7 @@ func subscribe(ctx context.Context, rdb redis.UniversalClient, channel string) (
 // closed reports whether rdb, of which a connection says that its client is
 // closed, is so itself: a cluster's client closes those of nodes that have left.
 func closed(ctx context.Context, rdb redis.UniversalClient) bool {
-	if _, cluster := rdb.(masters); !cluster {
+	if _, cluster := rdb.(rediscluster.Client); !cluster {
 		return true
 	}
 	asked := make(chan error)

@@ -126,7 +126,7 @@ func (s *Store) getShare(ctx context.Context, sh *share) ([]reply, error) {
 // pipeGets puts the reading of names on the pipe, and returns what then tells
 // the replies.
 func (s *Store) pipeGets(ctx context.Context, pipe redis.Pipeliner, names []string) (data func(n int) ([]byte, error)) {
-	if _, ok := s.rdb.(cluster); ok {
+	if _, ok := s.rdb.(rediscluster.Client); ok {
 		// Of keys in several slots a cluster's server refuses MGET.
 		gets := make([]*redis.StringCmd, len(names))
 		for i, name := range names {

@@ -388,18 +388,13 @@ func (s *Store) run(ctx context.Context, script *redisscript.Script, name string
 	return reply, seen, nil
 }
 
-// cluster is a cluster's client.
-type cluster interface {
-	MasterForKey(ctx context.Context, key string) (*redis.Client, error)
-}
-
 // serverOf returns a client of the server that keeps name, and that server's
 // clock.
 func (s *Store) serverOf(ctx context.Context, name string) (redis.Cmdable, *clock, error) {
 	var node *redis.Client
 	var err error
 	switch rdb := s.rdb.(type) {
-	case cluster:
+	case rediscluster.Client:
 		node, err = rdb.MasterForKey(ctx, name)
 	case interface {
 		GetShardClientForKey(string) (*redis.Client, error)
