@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -215,12 +216,10 @@ func count[N int | int64](s string) (N, error) {
 
 func oneOf(names ...string) func(string) (string, error) {
 	return func(s string) (string, error) {
-		for _, name := range names {
-			if s == name {
-				return s, nil
-			}
+		if !slices.Contains(names, s) {
+			return "", fmt.Errorf("want one of %s", strings.Join(names, ", "))
 		}
-		return "", fmt.Errorf("want one of %s", strings.Join(names, ", "))
+		return s, nil
 	}
 }
 
