@@ -5,8 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"os"
+	"slices"
 	"text/tabwriter"
 )
 
@@ -112,23 +112,8 @@ func ratio(x, y float64) string {
 
 // noise is "~" if the two ranges overlap.
 func noise(x, y []float64) string {
-	lo, hi := math.Inf(1), math.Inf(-1)
-	for _, v := range x {
-		lo, hi = min(lo, v), max(hi, v)
+	if slices.Max(x) < slices.Min(y) || slices.Max(y) < slices.Min(x) {
+		return ""
 	}
-	for _, v := range y {
-		if v >= lo && v <= hi {
-			return "~"
-		}
-	}
-	lo, hi = math.Inf(1), math.Inf(-1)
-	for _, v := range y {
-		lo, hi = min(lo, v), max(hi, v)
-	}
-	for _, v := range x {
-		if v >= lo && v <= hi {
-			return "~"
-		}
-	}
-	return ""
+	return "~"
 }

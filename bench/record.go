@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"runtime"
@@ -140,21 +141,11 @@ func readRecord(path string) (*record, error) {
 func (r *record) where(w io.Writer) {
 	fmt.Fprintf(w, "%s\n%s, commit %s; %d cores of %s, %s; load average before: %s\n", r.Command,
 		r.Date.Format(time.RFC3339), r.Commit, r.Cores, r.CPU, r.Go, r.LoadAverage)
-	for _, name := range slices.Sorted(keysOf(r.Versions)) {
+	for _, name := range slices.Sorted(maps.Keys(r.Versions)) {
 		fmt.Fprintf(w, "%s: %s\n", name, r.Versions[name])
 	}
 	if r.Note != "" {
 		fmt.Fprintln(w, "NOTE:", r.Note)
-	}
-}
-
-func keysOf[M ~map[K]V, K comparable, V any](m M) func(yield func(K) bool) {
-	return func(yield func(K) bool) {
-		for k := range m {
-			if !yield(k) {
-				return
-			}
-		}
 	}
 }
 
