@@ -160,8 +160,9 @@ func (c *commitRecord) fails(now instant) bool {
 type outage struct{ left time.Duration }
 
 // ask makes one call of an engine, for a flight that holds a lease or has an
-// epoch to commit. Every error that is not one of the contract's answers comes
-// back wrapped in ErrUnavailable.
+// epoch to commit, or for many at one time: a batch, or all whom the log is for.
+// Every error that is not one of the contract's answers comes back wrapped in
+// ErrUnavailable.
 func ask[T any](ctx context.Context, b *breaker, o *outage, call func(context.Context) (T, error)) (v T, err error) {
 	return askFrom(ctx, b, &b.turns.holders, o, call)
 }

@@ -77,11 +77,11 @@ type Options struct {
 	// callers get [ErrRebuildTimeout]. Zero means 30 s.
 	RebuildTimeout time.Duration
 	// LeaseTTL is the longest that a holder's lease lasts unless it is renewed, and
-	// so the longest time after which a crashed holder is replaced. A lease is three
-	// quarters as long again as its key's last build took, or, for a key of which
-	// nothing is known, as builds take here of late; but never shorter than 500 ms and
-	// EngineTimeout, unless LeaseTTL is. It is renewed at a third of its length,
-	// for as long as the holder lives. Zero means 5 s.
+	// so the longest time after which a crashed holder is replaced. Where nothing stale
+	// can be served meanwhile, a lease is three quarters as long again as its key's last
+	// build took, or, for a key of which nothing is known, as builds take here of late;
+	// but never shorter than 500 ms and EngineTimeout, unless LeaseTTL is. It is renewed
+	// at a third of its length, for as long as the holder lives. Zero means 5 s.
 	LeaseTTL time.Duration
 	// Hedge has a second rebuild begun beside one that takes this many times as
 	// long as its key's last one, or, where nothing is known of that, as all but a

@@ -416,7 +416,8 @@ func reuse(it *item[*response], res *response, now instant, d httpcache.RequestD
 	if x := res.of; x != nil { // it is still being written, and the item's life has not begun
 		return f.Reuse(res.age+time.Since(x.decidedAt), d)
 	}
-	f.Lifetime, f.StaleWhileRevalidate = it.freshUntil-it.born, it.staleUntil-it.freshUntil // in the entry, not in the response's bytes
+	// The item's: the response knows nothing of a jitter or a sweep, nor, from a store, of windows.
+	f.Lifetime, f.StaleWhileRevalidate = it.freshUntil-it.born, it.staleUntil-it.freshUntil
 	return f.Reuse(now-it.born, d)
 }
 
@@ -462,7 +463,7 @@ func (q *query) spared(key string) *item[*response] {
 		return nil
 	}
 	f := it.value.freshness
-	f.Lifetime, f.StaleIfError = it.freshUntil-it.born, it.errorUntil-it.freshUntil // in the entry, not in the response's bytes
+	f.Lifetime, f.StaleIfError = it.freshUntil-it.born, it.errorUntil-it.freshUntil // as in reuse
 	if !f.ReuseOnError(now-it.born, q.directives) {
 		return nil
 	}

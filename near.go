@@ -27,7 +27,7 @@ type item[V any] struct {
 	trusted instant       // until when the store need not be asked whether it still holds
 	// position is up to where the log of sweeps was known when its load began.
 	position uint64
-	made     instant // when the load that made it began in this process, and 1; 0 if none did
+	made     instant // the instant after the load that made it began in this process; 0 if none did
 }
 
 // found is a copy for a flight that finds the item, and has not made it.

@@ -9,8 +9,8 @@ import (
 )
 
 // This file is the whole of the time rules: given when a value was built and
-// what windows it has, what to do with it now. Pure functions; the clock is
-// always an argument, and always the process's own monotonic one.
+// what windows it has, what to do with it now. The clock is always an argument,
+// and always the process's own monotonic one; some of it rolls dice.
 
 // Freshness says how long a value may be served. Windows that are not positive
 // are closed.
@@ -192,9 +192,9 @@ func backOff(n uint32, errorTTL time.Duration) time.Duration {
 	return d - time.Duration(rand.Int64N(int64(d/2)+1))
 }
 
-// Polling starts fast and slows with the time already waited, so that a value
-// is seen at most a sixteenth of its build time late, and a long rebuild costs
-// the store no more reads than a short one times a logarithm.
+// Polling starts fast and slows with the time already waited, so that a value is
+// seen at most 2 ms or a sixteenth of its build time late. The reads of a wait are as
+// the logarithm of its length up to 4 s, and four or five for each second beyond.
 const (
 	minPoll = 2 * time.Millisecond
 	maxPoll = 250 * time.Millisecond
