@@ -167,6 +167,12 @@ func ask[T any](ctx context.Context, b *breaker, o *outage, call func(context.Co
 	return askFrom(ctx, b, &b.turns.holders, o, call)
 }
 
+// askErr is ask for a call that answers with its error alone.
+func askErr(ctx context.Context, b *breaker, o *outage, call func(context.Context) error) error {
+	_, err := ask(ctx, b, o, func(ctx context.Context) (struct{}, error) { return struct{}{}, call(ctx) })
+	return err
+}
+
 // askInTurn is ask for all others. Their calls wait for those of holders, whose
 // leases run, and for whose values others wait.
 func askInTurn[T any](ctx context.Context, b *breaker, o *outage, call func(context.Context) (T, error)) (v T, err error) {

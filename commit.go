@@ -62,7 +62,7 @@ func (e *engine[V]) readMany(ctx context.Context, store BatchGetter, keys []stri
 			take(i, &storeReply{entry, began, err})
 		}
 	}
-	_, err = ask(ctx, e.store, o, func(ctx context.Context) (struct{}, error) {
+	err = askErr(ctx, e.store, o, func(ctx context.Context) error {
 		defer func() { // however it ends: what it says after that is not heard
 			mu.Lock()
 			defer mu.Unlock()
@@ -72,9 +72,9 @@ func (e *engine[V]) readMany(ctx context.Context, store BatchGetter, keys []stri
 		mu.Lock()
 		defer mu.Unlock()
 		if !some {
-			return struct{}{}, silence
+			return silence
 		}
-		return struct{}{}, nil // of one of its servers, perhaps; it is up
+		return nil // of one of its servers, perhaps; it is up
 	})
 	if err == nil && slices.Contains(answered, false) {
 		o.left -= e.clock.now() - began
@@ -226,12 +226,12 @@ const probeKey = "\x00probe"
 func (r *run[V]) probe(ctx context.Context) bool {
 	e := r.engine
 	key := e.engineKey(probeKey)
-	_, err := ask(ctx, e.store, &r.outage, func(ctx context.Context) (struct{}, error) {
+	err := askErr(ctx, e.store, &r.outage, func(ctx context.Context) error {
 		_, epoch, err := e.Store.Claim(ctx, key)
 		if err == nil {
 			err = e.Store.Commit(ctx, key, Entry{Kind: KindUnshared, Epoch: epoch, TTL: time.Second})
 		}
-		return struct{}{}, err
+		return err
 	})
 	e.commits.note(err, e.clock.now())
 	return !e.commits.fails(e.clock.now())
@@ -239,8 +239,8 @@ func (r *run[V]) probe(ctx context.Context) bool {
 
 func (r *run[V]) write(ctx context.Context, entry Entry) error {
 	e := r.engine
-	_, err := ask(ctx, e.store, &r.outage, func(ctx context.Context) (struct{}, error) {
-		return struct{}{}, e.Store.Commit(ctx, e.engineKey(r.key), entry)
+	err := askErr(ctx, e.store, &r.outage, func(ctx context.Context) error {
+		return e.Store.Commit(ctx, e.engineKey(r.key), entry)
 	})
 	if ctx.Err() == nil {
 		e.commits.note(err, e.clock.now())

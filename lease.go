@@ -186,10 +186,7 @@ func (r *run[V]) prolong(ctx context.Context, until instant) {
 }
 
 func (r *run[V]) renew(ctx context.Context, lease Lease, length, patience time.Duration) error {
-	_, err := ask(ctx, r.engine.locker, &outage{patience}, func(ctx context.Context) (struct{}, error) {
-		return struct{}{}, lease.Renew(ctx, length)
-	})
-	return err
+	return askErr(ctx, r.engine.locker, &outage{patience}, func(ctx context.Context) error { return lease.Renew(ctx, length) })
 }
 
 // releaseBehind gives the lease back, if there is one, and does not wait for it.
@@ -200,13 +197,15 @@ func (r *run[V]) releaseBehind(ctx context.Context) {
 	}
 }
 
-// release gives the lease back, also when the flight's own context has ended.
+// release gives a lease of the flight's back, and reports it if the locker is silent.
 func (r *run[V]) release(ctx context.Context, lease Lease) {
-	e := r.engine
-	_, err := ask(context.WithoutCancel(ctx), e.locker, &outage{e.EngineTimeout}, func(ctx context.Context) (struct{}, error) {
-		return struct{}{}, lease.Release(ctx)
-	})
+	err := r.engine.giveBack(ctx, &outage{r.engine.EngineTimeout}, lease)
 	if err != nil && !errors.Is(err, ErrLeaseLost) {
 		r.noAnswer("releasing the lease of", err)
 	}
+}
+
+// giveBack releases a lease, also when ctx, the holder's own, has ended.
+func (e *engine[V]) giveBack(ctx context.Context, o *outage, lease Lease) error {
+	return askErr(context.WithoutCancel(ctx), e.locker, o, func(ctx context.Context) error { return lease.Release(ctx) })
 }

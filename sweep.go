@@ -414,7 +414,7 @@ func (e *engine[V]) beginLog(ctx context.Context, o *outage) error {
 	}
 	l, err := e.commitLog(ctx, o, key, nil)
 	if lease != nil {
-		e.releaseLog(ctx, o, lease)
+		e.giveBack(ctx, o, lease)
 	}
 	if err == nil {
 		e.apply(l)
@@ -441,7 +441,7 @@ func (e *engine[V]) writeLog(ctx context.Context, o *outage, more []sweep) error
 		if lease != nil {
 			held := e.clock.now() < addDurations(asked, e.LeaseTTL)
 			// The locker's word counts; where there is none, the clock's.
-			lost := e.releaseLog(ctx, o, lease)
+			lost := e.giveBack(ctx, o, lease)
 			if err == nil && (errors.Is(lost, ErrLeaseLost) || lost != nil && !held) {
 				err = ErrLeaseLost
 			}
@@ -488,14 +488,6 @@ func (e *engine[V]) leaseLog(ctx context.Context, o *outage, key string, until i
 	}
 }
 
-// releaseLog gives the log's lease back, also when ctx has ended.
-func (e *engine[V]) releaseLog(ctx context.Context, o *outage, lease Lease) error {
-	_, err := ask(context.WithoutCancel(ctx), e.locker, o, func(ctx context.Context) (struct{}, error) {
-		return struct{}{}, lease.Release(ctx)
-	})
-	return err
-}
-
 // commitLog writes the log as it is there with more at its end; with nothing more
 // only if there is none.
 func (e *engine[V]) commitLog(ctx context.Context, o *outage, key string, more []sweep) (*sweepLog, error) {
@@ -519,10 +511,9 @@ func (e *engine[V]) commitLog(ctx context.Context, o *outage, key string, more [
 	if err != nil {
 		return nil, err
 	}
-	_, err = ask(ctx, e.store, o, func(ctx context.Context) (struct{}, error) {
-		return struct{}{}, e.Store.Commit(ctx, key, Entry{Kind: KindValue, Value: value, Epoch: epoch, TTL: logTTL})
+	return l, askErr(ctx, e.store, o, func(ctx context.Context) error {
+		return e.Store.Commit(ctx, key, Entry{Kind: KindValue, Value: value, Epoch: epoch, TTL: logTTL})
 	})
-	return l, err
 }
 
 // sweep invalidates, in the store and so for the fleet, and here.
