@@ -107,3 +107,10 @@ func Await[T any](ctx context.Context, f func() (T, error), late func(T, error))
 		return zero, ctx.Err()
 	}
 }
+
+// Do is [Await] for what comes to an error alone: there is nothing that could be
+// left without an owner.
+func Do(ctx context.Context, f func() error) error {
+	_, err := Await(ctx, func() (struct{}, error) { return struct{}{}, f() }, nil)
+	return err
+}

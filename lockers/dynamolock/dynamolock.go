@@ -296,13 +296,13 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 		// to keep. So it is given up, not prolonged.
 		return l.Release(ctx)
 	}
-	_, err := adapter.Await(ctx, func() (struct{}, error) {
+	err := adapter.Do(ctx, func() error {
 		// Not detached: a renewal that its caller has given up may be carried
 		// out or not, and the next one finds out which.
 		bounded, cancel := context.WithTimeout(ctx, callTimeout)
 		defer cancel()
-		return struct{}{}, l.renew(bounded, ttl, end)
-	}, nil)
+		return l.renew(bounded, ttl, end)
+	})
 	return l.wrap(ctx, "renew", err)
 }
 
@@ -406,7 +406,7 @@ func (l *lease) over() bool {
 // a token of this call's own, so that an attempt which is refused by an earlier
 // one of its own is told from the second of two calls.
 func (l *lease) free(ctx context.Context) error {
-	_, err := adapter.Await(ctx, func() (_ struct{}, err error) {
+	return adapter.Do(ctx, func() error {
 		ctx, cancel := detached(ctx)
 		defer cancel()
 		call := adapter.Token()
@@ -414,9 +414,8 @@ func (l *lease) free(ctx context.Context) error {
 		if err == nil && instead != nil && instead.owner != call {
 			err = bellwether.ErrLeaseLost
 		}
-		return struct{}{}, err
-	}, nil)
-	return err
+		return err
+	})
 }
 
 // wrap says what was being done when the engine failed, and how to mend it.

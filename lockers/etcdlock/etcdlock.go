@@ -252,13 +252,12 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 		// is given up, not prolonged.
 		return l.Release(ctx)
 	}
-	_, err := adapter.Await(ctx, func() (struct{}, error) {
+	return adapter.Do(ctx, func() error {
 		detached, cancel := l.locker.detached(ctx)
 		defer cancel()
 		l.locker.reconnect()
-		return struct{}{}, l.wrap("renew", l.renew(detached, ctx, ttl, end))
-	}, nil)
-	return err
+		return l.wrap("renew", l.renew(detached, ctx, ttl, end))
+	})
 }
 
 // renew goes on when its caller's context ends: others may wait for the sweeper
@@ -309,12 +308,12 @@ func (l *lease) renew(ctx, caller context.Context, ttl time.Duration, end time.T
 // observe it, but returns ErrLeaseLost then.
 func (l *lease) Release(ctx context.Context) error {
 	over := l.over()
-	_, err := adapter.Await(ctx, func() (struct{}, error) {
+	err := adapter.Do(ctx, func() error {
 		ctx, cancel := l.locker.detached(ctx)
 		defer cancel()
 		l.locker.reconnect()
-		return struct{}{}, l.wrap("release", l.free(ctx))
-	}, nil)
+		return l.wrap("release", l.free(ctx))
+	})
 	if err == nil && over {
 		err = bellwether.ErrLeaseLost
 	}

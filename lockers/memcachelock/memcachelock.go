@@ -262,7 +262,7 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 		// nobody has to keep. So it is given up, not prolonged.
 		return l.Release(ctx)
 	}
-	_, err := adapter.Await(ctx, func() (struct{}, error) { return struct{}{}, l.renew(ctx, ttl, end) }, nil)
+	err := adapter.Do(ctx, func() error { return l.renew(ctx, ttl, end) })
 	return l.wrap("renew", err)
 }
 
@@ -291,7 +291,7 @@ func (l *lease) renew(ctx context.Context, ttl time.Duration, end time.Time) err
 // but returns ErrLeaseLost then.
 func (l *lease) Release(ctx context.Context) error {
 	over := l.over()
-	_, err := adapter.Await(ctx, func() (struct{}, error) { return struct{}{}, l.free() }, nil)
+	err := adapter.Do(ctx, l.free)
 	if err == nil && over {
 		err = bellwether.ErrLeaseLost
 	}

@@ -423,11 +423,11 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 		// holder did not know, so it is not held: it is cleared.
 		return l.Release(ctx)
 	}
-	_, err := adapter.Await(ctx, func() (struct{}, error) {
+	err := adapter.Do(ctx, func() error {
 		ctx, cancel := detached(ctx)
 		defer cancel()
-		return struct{}{}, l.run(ctx, renewScript, l.token, adapter.Millis(ttl))
-	}, nil)
+		return l.run(ctx, renewScript, l.token, adapter.Millis(ttl))
+	})
 	if err != nil {
 		return l.wrap("renew", err)
 	}
@@ -445,11 +445,11 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 // expired as its holder counts, but returns ErrLeaseLost then.
 func (l *lease) Release(ctx context.Context) error {
 	over := l.over()
-	_, err := adapter.Await(ctx, func() (struct{}, error) {
+	err := adapter.Do(ctx, func() error {
 		ctx, cancel := detached(ctx)
 		defer cancel()
-		return struct{}{}, l.free(ctx)
-	}, nil)
+		return l.free(ctx)
+	})
 	if err == nil && over {
 		err = bellwether.ErrLeaseLost
 	}

@@ -83,9 +83,9 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 		// end holds a promise that nobody has to keep. So it is given up.
 		return l.Release(ctx)
 	}
-	_, err := adapter.Await(ctx, func() (struct{}, error) {
+	err := adapter.Do(ctx, func() error {
 		if !l.renewal(end) {
-			return struct{}{}, bellwether.ErrLeaseLost
+			return bellwether.ErrLeaseLost
 		}
 		stat, err := l.ask(ctx, func(conn *zk.Conn) (*zk.Stat, error) {
 			return l.node.renew(conn, value{l.token, ttl})
@@ -95,8 +95,8 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 			l.lose()
 			err = bellwether.ErrLeaseLost
 		}
-		return struct{}{}, err
-	}, nil)
+		return err
+	})
 	return l.wrap("renew", err)
 }
 
@@ -138,12 +138,12 @@ func (l *lease) renewed(stat *zk.Stat, end time.Time) {
 // ZooKeeper does not answer, the lease is removed as soon as it does.
 func (l *lease) Release(ctx context.Context) error {
 	over := l.over()
-	_, err := adapter.Await(ctx, func() (struct{}, error) {
+	err := adapter.Do(ctx, func() error {
 		l.mu.Lock()
 		done := l.done
 		l.mu.Unlock()
 		if done {
-			return struct{}{}, bellwether.ErrLeaseLost
+			return bellwether.ErrLeaseLost
 		}
 		times := 0
 		_, err := l.ask(ctx, func(conn *zk.Conn) (*zk.Stat, error) {
@@ -163,8 +163,8 @@ func (l *lease) Release(ctx context.Context) error {
 			l.lose()
 			err = bellwether.ErrLeaseLost
 		}
-		return struct{}{}, err
-	}, nil)
+		return err
+	})
 	if err == nil && over {
 		err = bellwether.ErrLeaseLost
 	}

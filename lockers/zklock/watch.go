@@ -101,10 +101,10 @@ func (ws *watches) join(conn *zk.Conn, path string) *watch {
 // ask has ZooKeeper watch a node. It asks for its children, of which it has
 // none: this is the watch that only the node's end triggers, not the renewals.
 func (ws *watches) ask(conn *zk.Conn, path string, w *watch) {
-	_, err := adapter.Await(context.Background(), func() (struct{}, error) {
+	err := adapter.Do(context.Background(), func() error { // for its recover: nothing bounds it
 		_, _, _, err := conn.ChildrenW(path)
-		return struct{}{}, err
-	}, nil)
+		return err
+	})
 	switch {
 	case errors.Is(err, zk.ErrNoNode):
 		ws.end(path)

@@ -73,13 +73,13 @@ func (l *Locker) Close() error {
 // Ping returns nil if ZooKeeper answers in the Locker's session.
 func (l *Locker) Ping(ctx context.Context) error {
 	l.start()
-	_, err := adapter.Await(ctx, func() (struct{}, error) {
+	err := adapter.Do(ctx, func() error {
 		conn, err := l.session.await(ctx)
 		if err == nil {
 			_, _, err = conn.Exists("/")
 		}
-		return struct{}{}, err
-	}, nil)
+		return err
+	})
 	return wrap("ping", l.Prefix, err)
 }
 
@@ -342,13 +342,13 @@ func (o *orphans) sweep(l *Locker) {
 			return
 		}
 		o.mu.Unlock()
-		_, err := adapter.Await(l.session.ctx, func() (struct{}, error) {
+		err := adapter.Do(l.session.ctx, func() error {
 			conn, err := l.session.awaitUp(l.session.ctx)
 			if err == nil {
 				err = next.node.remove(conn)
 			}
-			return struct{}{}, err
-		}, nil)
+			return err
+		})
 		if l.session.ctx.Err() != nil {
 			return // the session's end removes the rest
 		}

@@ -312,14 +312,13 @@ func (s *Store) Commit(ctx context.Context, key string, e bellwether.Entry) erro
 		}
 		commit = func() error { return s.commit(ctx, n, e.Epoch, data, seconds(life)) }
 	}
-	_, err := adapter.Await(ctx, func() (struct{}, error) {
+	return adapter.Do(ctx, func() error {
 		err := commit()
 		if err != nil && !errors.Is(err, bellwether.ErrFenced) {
 			err = fmt.Errorf("memcachestore: commit: %w", err)
 		}
-		return struct{}{}, err
-	}, nil)
-	return err
+		return err
+	})
 }
 
 // commit puts data, an entry of epoch, in place of an older one, and then
@@ -425,14 +424,13 @@ func (s *Store) Fenced(ctx context.Context, key string, epoch uint64) (bool, err
 // Invalidate implements [bellwether.Store].
 func (s *Store) Invalidate(ctx context.Context, key string) error {
 	n := s.names(key)
-	_, err := adapter.Await(ctx, func() (struct{}, error) {
+	return adapter.Do(ctx, func() error {
 		err := s.invalidate(ctx, n)
 		if err != nil {
 			err = fmt.Errorf("memcachestore: invalidate: %w", err)
 		}
-		return struct{}{}, err
-	}, nil)
-	return err
+		return err
+	})
 }
 
 // invalidate raises the floor, which is what disowns the entry and all claims,

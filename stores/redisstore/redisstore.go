@@ -323,18 +323,17 @@ func (s *Store) Commit(ctx context.Context, key string, e bellwether.Entry) erro
 			return fmt.Errorf("redisstore: %d bytes of at most %d: %w", len(data), s.MaxValue, bellwether.ErrTooLarge)
 		}
 	}
-	_, err := adapter.Await(ctx, func() (struct{}, error) {
+	return adapter.Do(ctx, func() error {
 		reply, _, err := s.run(ctx, commitScript, s.name(key),
 			e.Epoch, adapter.Millis(life), lingering.Milliseconds(), data, s.channel(), key, s.MaxNotice)
 		if err != nil {
-			return struct{}{}, fmt.Errorf("redisstore: commit: %w", err)
+			return fmt.Errorf("redisstore: commit: %w", err)
 		}
 		if reply[0] != int64(1) {
-			return struct{}{}, bellwether.ErrFenced
+			return bellwether.ErrFenced
 		}
-		return struct{}{}, nil
-	}, nil)
-	return err
+		return nil
+	})
 }
 
 // Fenced implements [bellwether.Fencer].
@@ -350,14 +349,13 @@ func (s *Store) Fenced(ctx context.Context, key string, epoch uint64) (bool, err
 
 // Invalidate implements [bellwether.Store].
 func (s *Store) Invalidate(ctx context.Context, key string) error {
-	_, err := adapter.Await(ctx, func() (struct{}, error) {
+	return adapter.Do(ctx, func() error {
 		_, _, err := s.run(ctx, invalidateScript, s.name(key), s.channel(), key)
 		if err != nil {
-			return struct{}{}, fmt.Errorf("redisstore: invalidate: %w", err)
+			return fmt.Errorf("redisstore: invalidate: %w", err)
 		}
-		return struct{}{}, nil
-	}, nil)
-	return err
+		return nil
+	})
 }
 
 // run runs one of the scripts. If its reply ends with the server's time, run
