@@ -500,6 +500,7 @@ func TestObserver_RebuildExits(t *testing.T) {
 		if got := f.get(2, "k"); got.values["v1"] != 2 || got.slowest != time.Second {
 			t.Errorf("afterwards %v", got.count)
 		}
+		synctest.Wait() // the end is told behind the callers
 		if r.begun != 4 || len(r.rebuilds) != 4 || r.rebuilds[0].Outcome != bellwether.OutcomeAbandoned || r.rebuilds[3].Outcome != bellwether.OutcomeValue {
 			t.Errorf("told of %d loads, and of these ends: %v", r.begun, r.rebuilds)
 		}
