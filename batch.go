@@ -738,6 +738,9 @@ func (b *batch[V]) count(state memberState, n int) {
 // start begins the open round. batch.mu is held.
 func (b *batch[V]) start(r *round[V]) {
 	r.stop()
+	if b.engine.open.Err() != nil {
+		return // closed: its flights are leaving it
+	}
 	b.open, b.gone, r.begun = nil, true, true
 	slices.SortFunc(r.seats, func(x, y *seat[V]) int { return cmp.Compare(x.order, y.order) })
 	// Each seat had a slot that no load had. The load takes one, and keeps it

@@ -1144,6 +1144,29 @@ func TestGetMany_Close(t *testing.T) {
 	}
 }
 
+// Nobody waits for a load that would begin then.
+func TestGetMany_CloseBeginsNoLoad(t *testing.T) {
+	for range 20 { // by the order in which the flights end
+		synctest.Test(t, func(t *testing.T) {
+			origin := &batchSource{}
+			ps := newBatchFleet(t, 1, origin, bellwether.Options{})
+			ps[0].store.set(func(ctx context.Context, op string) error {
+				if op == "claim" && ps[0].store.count("claim") == 3 {
+					return blackHole(ctx, op) // the others wait for it, for a while
+				}
+				return nil
+			})
+			go ps[0].GetMany(t.Context(), []string{"a", "b", "c"})
+			time.Sleep(10 * time.Millisecond)
+			ps[0].Close()
+			synctest.Wait()
+			if n := len(origin.loads()); n != 0 {
+				t.Fatalf("%d loads have begun", n)
+			}
+		})
+	}
+}
+
 // A store's adapter that does not keep its contract costs its keys the store, and
 // nobody an answer.
 func TestGetMany_AdapterFaults(t *testing.T) {

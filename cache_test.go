@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/lockers/locallock"
+	"github.com/bellwether-go/bellwether/stores/memstore"
 	"go.uber.org/goleak"
 )
 
@@ -243,6 +245,38 @@ func TestGet_ContextErrorsAreNotRemembered(t *testing.T) {
 			t.Fatalf("Get = %q, %v", v, err)
 		}
 	})
+}
+
+// Nor do they make the pauses after others longer.
+func TestGet_WhatIsNotRememberedDoublesNoPause(t *testing.T) {
+	for name, forgotten := range map[string]error{"a context's end": context.Canceled, "one that may be tried at once": advice(0)} {
+		for _, fleet := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, %t", name, fleet), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					var loads atomic.Int32
+					o := bellwether.Options{ErrorTTL: time.Second}
+					if fleet {
+						o.Store, o.Locker = memstore.New(), locallock.New()
+					}
+					c := cacheOf(t, func(context.Context, string) (string, error) {
+						if loads.Add(1) <= 5 {
+							return "", forgotten
+						}
+						return "", errOrigin
+					}, o)
+					for range 6 {
+						c.Get(t.Context(), "k")
+						time.Sleep(time.Millisecond)
+					}
+					time.Sleep(time.Second)
+					c.Get(t.Context(), "k")
+					if n := loads.Load(); n != 7 {
+						t.Errorf("%d loads, want six and, after ErrorTTL, one", n)
+					}
+				})
+			})
+		}
+	}
 }
 
 func TestGet_NotFound(t *testing.T) {

@@ -126,10 +126,19 @@ func (r *run[V]) claim(ctx context.Context) (epoch uint64, ended bool) {
 	asked := r.engine.clock.now()
 	r.epochAsked = asked
 	entry, epoch := r.takeEpoch(ctx)
-	if epoch == 0 || r.engine.Store == nil {
+	if r.engine.Store == nil {
 		return epoch, false
 	}
-	known, _ := r.engine.near.get(r.key)
+	known, now := r.engine.near.get(r.key)
+	if epoch == 0 {
+		// A store that takes nothing may read well all the same, and has no word of
+		// what was made meanwhile. Nobody can have invalidated that there either: it
+		// answers for as long as it would if the store did not answer at all.
+		if known == nil || !known.alone || known.judge(now) == rebuild {
+			return 0, false
+		}
+		return 0, r.consider(known.found(r.trustedUntil(now)), false)
+	}
 	it := r.decode(entry, known, asked)
 	if it == nil && r.state.Load().offered != nil {
 		r.offerStale(nil) // it was invalidated since the look
@@ -315,11 +324,12 @@ func (r *run[V]) decode(e Entry, known *item[V], asked instant) *item[V] {
 	}
 	same := known != nil && known.epoch == e.Epoch && known.failures == e.Failures
 	if e.Kind == KindUnshared {
-		// Its value is here or nowhere.
-		if same && known.kind == KindValue {
+		// Its value is here or nowhere, and so are this process's failures to make one.
+		failed := known != nil && known.epoch == e.Epoch && known.failures > e.Failures
+		if same && known.kind == KindValue || failed {
 			// And so is its lifetime: the entry has that of whoever wrote it.
 			own := known.found(r.engine.trustedUntil(asked))
-			if now >= own.freshUntil && own.failures == 0 && e.Age < e.TTL {
+			if now >= own.freshUntil && (own.failures == 0 || failed) && e.Age < e.TTL {
 				r.unshared = e.Epoch // a new epoch would make all others load again
 			}
 			return r.engine.sweeper.spare(r.key, own)

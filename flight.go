@@ -70,6 +70,9 @@ type flight[V any] struct {
 
 	// accept is the first caller's, see want. It never changes.
 	accept func(it *item[V], now instant) bool
+	// enough is before when callers came for whom what the flight ends with is new,
+	// although another process has made it. Guarded by engine.mu.
+	enough instant
 	// Of the present load, guarded by engine.mu: the item.position of what it
 	// makes, and whether the flight goes on without the store.
 	position  uint64
@@ -97,6 +100,7 @@ type flightState[V any] struct {
 	overdue   bool     // some callers may have waited for MaxWait
 
 	landed bool
+	enough instant // callers that began before that take the result, whatever they want
 	result *item[V]
 	err    error // errAgain never reaches a caller
 }
@@ -370,7 +374,7 @@ func (f *flight[V]) giveFailure(err error, then instant) {
 // land ends the flight. engine.mu is held.
 func (f *flight[V]) land(it *item[V], err error) {
 	f.alarm.Stop()
-	f.change(func(s *flightState[V]) { s.landed, s.result, s.err = true, it, err })
+	f.change(func(s *flightState[V]) { s.landed, s.enough, s.result, s.err = true, f.enough, it, err })
 	f.unlist()
 }
 

@@ -134,6 +134,40 @@ func TestHTTP_ReloadsCollapse(t *testing.T) {
 	})
 }
 
+// Nor are reloads in many processes a load each, one after another: who came during
+// one shares the next, whoever makes it.
+func TestHTTP_ReloadsCollapseInAFleet(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		page := numbered("max-age=60")
+		all := sites(t, 8, memstore.New(), func(w http.ResponseWriter, r *http.Request) {
+			time.Sleep(time.Second)
+			page(w, r)
+		})
+		all[0].get("http://a/p")
+		for _, then := range []time.Duration{0, 500 * time.Millisecond} {
+			var wg sync.WaitGroup
+			for _, s := range all {
+				wg.Go(func() {
+					began := time.Now()
+					w := s.get("http://a/p", "Cache-Control", "no-cache")
+					if took := time.Since(began); w.Code != http.StatusOK || took > 2100*time.Millisecond {
+						t.Errorf("%d %q after %v, want at most the load that runs and the next", w.Code, w.Body, took)
+					}
+				})
+				time.Sleep(then / 8)
+			}
+			wg.Wait()
+		}
+		loads := int32(0)
+		for _, s := range all {
+			loads += s.calls.Load()
+		}
+		if loads != 1+2+2 {
+			t.Errorf("%d loads, want one, and two for each round of reloads", loads)
+		}
+	})
+}
+
 // A reload is a validation where there is something to validate, and a failing
 // origin's stale response answers it as it answers others.
 func TestHTTP_ReloadValidates(t *testing.T) {

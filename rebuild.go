@@ -45,6 +45,8 @@ type run[V any] struct {
 	stood    instant       // when it last stood for election
 	length   time.Duration // of the lease that it asked for then
 	known    uint64        // the epoch of the store's entry when the flight began to wait
+	first    uint64        // the epoch of the first value that it has seen since, 0: none yet
+	seen     instant       // when that was
 	holder   *HeldError    // of the lease that it last waited for
 	leaseEnd instant       // when that was to run out
 	freed    bool          // it was released before
@@ -260,7 +262,11 @@ func (r *run[V]) look(ctx context.Context) bool {
 	asking, end := e.store.whileUp(ctx)
 	defer end()
 	if e.sweeper.on() {
-		r.followLogAhead(asking, e.NearTTL/2)
+		age := e.NearTTL / 2
+		if r.led {
+			age = 0 // a store that has lost the key under its load may have lost the log
+		}
+		r.followLogAhead(asking, age)
 	}
 	var (
 		entry Entry
@@ -283,6 +289,8 @@ func (r *run[V]) look(ctx context.Context) bool {
 	switch {
 	case err == nil:
 		return r.consider(r.decode(entry, known, asked), true)
+	case ctx.Err() != nil:
+		return false // closed: that is not the store's silence, and nobody says that what is at hand holds
 	case errors.Is(err, ErrUnavailable):
 		if cause := context.Cause(asking); errors.Is(cause, errSilent) {
 			err = fmt.Errorf("%w: %w", ErrUnavailable, cause)
@@ -324,7 +332,8 @@ func (r *run[V]) consider(it *item[V], fromStore bool) bool {
 		// each after a rebuild of its own.
 		verdict = fail
 	}
-	if (verdict == serve || verdict == serveStale) && r.accept != nil && !r.accept(it, r.engine.clock.now()) {
+	if (verdict == serve || verdict == serveStale) && r.accept != nil && !r.accept(it, r.engine.clock.now()) &&
+		!(fromStore && r.newEnough(it)) {
 		// The call that began this flight has refused it, or would. Who else
 		// comes may have it.
 		if !r.offerStale(it) {
@@ -354,6 +363,32 @@ func (r *run[V]) consider(it *item[V], fromStore bool) bool {
 		}
 	}
 	return false
+}
+
+// newEnough reports whether it is of a load that began, in another process, after the
+// flight had begun to wait: then it answers who waits whatever they want, as the
+// flight's own load would. Without that, as many processes as have a client that
+// wants what is new would load one after another.
+//
+// The load that the flight found under way began before. It commits first, so the
+// next to commit has claimed its epoch after that: where leases hold. Where one was
+// lost two loads may have run at a time; so the age that the store knows has to say
+// the same.
+func (r *run[V]) newEnough(it *item[V]) bool {
+	if !r.waits || it.epoch <= r.known {
+		return false
+	}
+	if r.first == 0 {
+		r.first, r.seen = it.epoch, r.engine.clock.now()
+	}
+	began := it.born - it.build
+	if it.epoch == r.first || began < r.waiting {
+		return false
+	}
+	r.engine.mu.Lock()
+	defer r.engine.mu.Unlock()
+	r.enough = min(began, r.seen)
+	return true
 }
 
 // elect stands for election. With neither a lease nor another holder there is
@@ -682,7 +717,7 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 	}
 	now := e.clock.now()
 	r.loaded, r.failure, r.committed = true, nil, 0
-	it := &item[V]{epoch: epoch, build: l.took, made: r.made, position: r.position, trusted: r.trustedUntil(now)}
+	it := &item[V]{epoch: epoch, alone: epoch == 0, build: l.took, made: r.made, position: r.position, trusted: r.trustedUntil(now)}
 	switch {
 	case errors.Is(l.err, errNothing):
 		r.end(errAgain) // who has not seen what was published asks again
@@ -734,6 +769,10 @@ type retryAdvice interface {
 // until the next try is due.
 func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch uint64) bool {
 	e := r.engine
+	if ctx.Err() != nil {
+		r.end(context.Cause(ctx)) // closed: that is no failure of the load's
+		return true
+	}
 	// A context's end says nothing about the origin: remembered, one caller's
 	// impatience would be everybody's failure. But that the rebuild has taken
 	// too long is told to those who wait for it elsewhere.
@@ -773,7 +812,7 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 	if !told {
 		return r.settle(it)
 	}
-	it.epoch = epoch
+	it.epoch, it.alone = epoch, epoch == 0
 	r.fenced = !r.commit(ctx, it)
 	r.committed = e.clock.now()
 	if !r.fenced && r.settle(it) {

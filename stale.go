@@ -139,9 +139,18 @@ func (l *lifetime) end() instant {
 }
 
 // failed returns the lifetime after one more failed rebuild, at the time now.
-// What was there to serve stays.
+// What was there to serve stays. A failure that is not remembered, with an errorTTL
+// of 0, makes no later pause longer: one by itself has its retryAt when it was born.
 func (l lifetime) failed(now instant, errorTTL time.Duration) lifetime {
-	l.failures++
+	if errorTTL <= 0 {
+		if l.failures == 0 {
+			l.failures, l.retryAt = 1, l.born
+		}
+		return l
+	}
+	if l.failures == 0 || l.retryAt > l.born {
+		l.failures++
+	}
 	l.retryAt = addDurations(now, backOff(l.failures, errorTTL))
 	return l
 }

@@ -680,3 +680,53 @@ func TestSweep_OfSomethingElseFreshensNothing(t *testing.T) {
 		s.wantCalls(t, 2)
 	})
 }
+
+// A store that loses all it has during a load has lost the log, too: the load after that
+// one begins with what there is of it now, and not to be in vain.
+func TestSweep_LogIsLostWithTheLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store, locker := &emptied{}, &wiredLocker{wire: &wire{}, locker: locallock.New()}
+		store.empty()
+		s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: store, Locker: locker, LeaseTTL: 600 * time.Millisecond}}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=60")
+			select {
+			case <-time.After(time.Second):
+			case <-r.Context().Done():
+			}
+		})
+		time.Sleep(10 * time.Millisecond) // the log has begun
+		go func() {
+			time.Sleep(300 * time.Millisecond)
+			store.empty()
+			locker.set(func(context.Context, string) error {
+				locker.set(nil)
+				return bellwether.ErrLeaseLost
+			})
+		}()
+		if w := s.get("http://a/p"); w.Code != http.StatusOK {
+			t.Error(w.Code)
+		}
+		s.wantCalls(t, 2)
+	})
+}
+
+// An emptied store has lost what it had.
+type emptied struct{ now atomic.Pointer[memstore.Store] }
+
+func (s *emptied) empty() { s.now.Store(memstore.New()) }
+
+func (s *emptied) Get(ctx context.Context, key string) (bellwether.Entry, error) {
+	return s.now.Load().Get(ctx, key)
+}
+
+func (s *emptied) Claim(ctx context.Context, key string) (bellwether.Entry, uint64, error) {
+	return s.now.Load().Claim(ctx, key)
+}
+
+func (s *emptied) Commit(ctx context.Context, key string, e bellwether.Entry) error {
+	return s.now.Load().Commit(ctx, key, e)
+}
+
+func (s *emptied) Invalidate(ctx context.Context, key string) error {
+	return s.now.Load().Invalidate(ctx, key)
+}

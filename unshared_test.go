@@ -48,6 +48,29 @@ func TestFleet_CommitLostThenRefused(t *testing.T) {
 	}
 }
 
+// A value that the store does not take is no reason to forget, in the processes that
+// have to make their own, that they failed to.
+func TestUnshared_FailureIsRemembered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 2, push, bellwether.Options{TTL: time.Hour, ErrorTTL: 20 * time.Second})
+		f.each(func(p *process) {
+			p.store.limit = func(e bellwether.Entry) error {
+				if len(e.Value) > 0 {
+					return bellwether.ErrTooLarge
+				}
+				return nil
+			}
+		})
+		f.processes[0].Get(t.Context(), "k")
+		f.origin.fail = func(int) error { return errOrigin }
+		for range 90 {
+			f.processes[1].Get(t.Context(), "k")
+			time.Sleep(100 * time.Millisecond)
+		}
+		f.wantLoads(t, 2)
+	})
+}
+
 // A slot that comes while user code panics is not lost.
 func TestFleet_SlotThatComesDuringAPanic(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -327,7 +327,7 @@ func (c *waiter[V]) look(state *flightState[V]) (is waitState, expiry <-chan tim
 		// call, by more than the near tier is trusted for.
 		// And what was over for it while it was made is so still.
 		over := state.published != nil && c.began >= state.published.trusted
-		if state.err == nil && !over && c.began < state.result.trusted && c.takes(state.result) {
+		if state.err == nil && !over && c.began < state.result.trusted && (c.began < state.enough || c.takes(state.result)) {
 			c.conclude(state.result)
 			return answered, nil
 		}
