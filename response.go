@@ -118,13 +118,13 @@ func (r *response) variantKey(key string, req http.Header) string {
 
 // A stored response is
 //
-//	version(1) | kind(1) | flags(1) | uvarint status | uvarint lifetime (ns) | strings mark, reason |
+//	version(1) | kind(1) | flags(1) | uvarint status | strings mark, reason |
 //	uvarint n, n strings names | fields | body
 //
-// with strings as uvarint length and bytes, and no fields as a zero. Windows and age travel in the
-// Entry around it.
+// with strings as uvarint length and bytes, and no fields as a zero. Lifetime, windows and age
+// travel in the Entry around it.
 const (
-	responseVersion = 1
+	responseVersion = 2
 
 	flagNoStale = 1 << 0
 	flagNoCache = 1 << 1
@@ -148,7 +148,6 @@ func marshalResponse(r *response) ([]byte, error) {
 	b := make([]byte, 0, 64+len(r.mark)+len(r.reason)+len(r.fields)+int(r.body.Len()))
 	b = append(b, responseVersion, byte(r.kind), flags)
 	b = binary.AppendUvarint(b, uint64(r.status))
-	b = binary.AppendUvarint(b, uint64(max(0, r.freshness.Lifetime)))
 	b = appendString(b, r.mark)
 	b = appendString(b, r.reason)
 	b = binary.AppendUvarint(b, uint64(len(r.names)))
@@ -175,7 +174,6 @@ func unmarshalResponse(data []byte) (*response, error) {
 		return nil, fmt.Errorf("%w: version %d, kind %d", errResponse, version, kind)
 	}
 	r := &response{kind: responseKind(kind), status: int(d.uvarint(999))}
-	r.freshness.Lifetime = time.Duration(d.uvarint(1<<63 - 1))
 	r.freshness.NoStale, r.freshness.NoCache = flags&flagNoStale != 0, flags&flagNoCache != 0
 	r.guessed = flags&flagGuessed != 0
 	r.mark, r.reason = d.string(), d.string()

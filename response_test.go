@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"reflect"
 	"testing"
-	"time"
 
 	"github.com/bellwether-go/bellwether/internal/httpcache"
 	"github.com/bellwether-go/bellwether/internal/spool"
@@ -19,7 +18,7 @@ func sampleResponses() []*response {
 		{
 			status: 404, body: spool.BodyOf([]byte("gone\x00\xff")),
 			fields:    fieldsOf(http.Header{"Etag": {`"e"`}, "Link": {"<a>", "<b>"}, "X-Bytes": {"\xff\xfe"}, "Empty": {}}),
-			freshness: httpcache.Freshness{Lifetime: time.Minute, NoStale: true, NoCache: true},
+			freshness: httpcache.Freshness{NoStale: true, NoCache: true},
 		},
 		{
 			kind: checked, status: 200, body: spool.BodyOf([]byte("page")), fields: fieldsOf(http.Header{"Etag": {`"e"`}}),
@@ -75,7 +74,7 @@ func FuzzResponse(f *testing.F) {
 
 // A number that promises more than a header can have costs nothing.
 func TestUnmarshalResponse_ManyNames(t *testing.T) {
-	data := append([]byte{responseVersion, byte(varying), 0, 0, 0, 0, 0}, binary.AppendUvarint(nil, 1<<20)...)
+	data := append([]byte{responseVersion, byte(varying), 0, 0, 0, 0}, binary.AppendUvarint(nil, 1<<20)...)
 	data = append(data, make([]byte, 2<<20)...)
 	var r *response
 	var err error

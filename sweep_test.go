@@ -711,7 +711,9 @@ func TestSweep_LogIsLostWithTheLease(t *testing.T) {
 }
 
 // An emptied store has lost what it had.
-type emptied struct{ now atomic.Pointer[memstore.Store] }
+type emptied struct {
+	now atomic.Pointer[memstore.Store]
+}
 
 func (s *emptied) empty() { s.now.Store(memstore.New()) }
 
