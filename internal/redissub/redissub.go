@@ -5,13 +5,16 @@ package redissub
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
+	"runtime/debug"
 	"strconv"
 	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/bellwether-go/bellwether/internal/adapter"
 	"github.com/bellwether-go/bellwether/internal/rediscluster"
 )
 
@@ -29,10 +32,12 @@ const (
 // A Listener is what Listen tells. Its functions are called one at a time and
 // do not block; each may be nil.
 type Listener struct {
-	// Connect is called before each attempt to connect, Up when it has led to a
-	// subscription, and Down when the connection is lost or did not come about.
-	// What is published between a Down and the next Up is lost.
-	Connect, Up, Down func()
+	// Connect is called before each attempt to connect, and Up when it has led to
+	// a subscription.
+	Connect, Up func()
+	// Down is called when the connection is lost or did not come about, and told
+	// why. What is published between a Down and the next Up is lost.
+	Down func(error)
 	// Message is called with what is published.
 	Message func(payload string)
 }
@@ -51,7 +56,9 @@ func Listen(ctx context.Context, rdb redis.UniversalClient, channel string, l Li
 	for {
 		call(l.Connect)
 		connected, err := listen(ctx, rdb, channel, l, call)
-		call(l.Down)
+		if l.Down != nil {
+			l.Down(err)
+		}
 		if ctx.Err() != nil || errors.Is(err, redis.ErrClosed) && closed(ctx, rdb) {
 			return
 		}
@@ -82,9 +89,16 @@ func subscribe(ctx context.Context, rdb redis.UniversalClient, channel string) (
 		if err != nil {
 			return nil, err
 		}
-		return node.Subscribe(ctx, channel), nil
+		rdb = node
 	}
-	return rdb.Subscribe(ctx, channel), nil
+	// In two steps: the client's Subscribe with a channel does not say why it
+	// could not be sent.
+	pubsub := rdb.Subscribe(ctx)
+	if err := pubsub.Subscribe(ctx, channel); err != nil {
+		pubsub.Close()
+		return nil, err
+	}
+	return pubsub, nil
 }
 
 // closed reports whether rdb, of which a connection says that its client is
@@ -93,20 +107,8 @@ func closed(ctx context.Context, rdb redis.UniversalClient) bool {
 	if _, cluster := rdb.(rediscluster.Client); !cluster {
 		return true
 	}
-	asked := make(chan error)
-	go func() {
-		err := rdb.Ping(ctx).Err()
-		select {
-		case asked <- err:
-		case <-ctx.Done():
-		}
-	}()
-	select {
-	case err := <-asked:
-		return errors.Is(err, redis.ErrClosed)
-	case <-ctx.Done():
-		return true
-	}
+	err := adapter.Do(ctx, func() error { return rdb.Ping(ctx).Err() })
+	return errors.Is(err, redis.ErrClosed) || ctx.Err() != nil
 }
 
 // errSilent ends a connection that does not answer. It was closed by us: the
@@ -117,38 +119,27 @@ var errSilent = errors.New("redissub: the connection is dead")
 // the subscription was ever confirmed.
 func listen(ctx context.Context, rdb redis.UniversalClient, channel string, l Listener, call func(func())) (connected bool, err error) {
 	// The client heeds ctx while it dials, and not while it waits for a server's
-	// first words.
-	type result struct {
-		pubsub *redis.PubSub
-		err    error
-	}
-	opened := make(chan result)
-	go func() {
-		pubsub, err := subscribe(ctx, rdb, channel)
-		select {
-		case opened <- result{pubsub, err}:
-		case <-ctx.Done():
-			if err == nil {
-				pubsub.Close()
-			}
+	// first words. Its dialer, its hooks and what gives it its password are user
+	// code, which may panic.
+	pubsub, err := adapter.Await(ctx, func() (*redis.PubSub, error) {
+		return subscribe(ctx, rdb, channel)
+	}, func(pubsub *redis.PubSub, err error) {
+		if err == nil {
+			pubsub.Close()
 		}
-	}()
-	var pubsub *redis.PubSub
-	select {
-	case r := <-opened:
-		if r.err != nil {
-			return false, r.err
-		}
-		pubsub = r.pubsub
-	case <-ctx.Done():
-		return false, ctx.Err()
+	})
+	if err != nil {
+		return false, err
 	}
 	var alive atomic.Bool // something was received since the last beat
+	var stuck atomic.Bool // the client has panicked, see receive
 	ctx, cancel := context.WithCancel(ctx)
 	watched := make(chan struct{})
 	defer func() {
 		cancel()
-		<-watched
+		if !stuck.Load() {
+			<-watched
+		}
 	}()
 
 	// go-redis looks at this context only to dial. An ended one keeps it from
@@ -157,10 +148,27 @@ func listen(ctx context.Context, rdb redis.UniversalClient, channel string, l Li
 	noRedial, end := context.WithCancel(context.Background())
 	end()
 
+	// In spite of that the client's dialer is called, and told that it need not:
+	// when it panics inside Receive, the client has closed the connection, and
+	// holds the mutex that Close wants for ever.
+	receive := func() (msg any, err error) {
+		defer func() {
+			if p := recover(); p != nil {
+				stuck.Store(true)
+				err = fmt.Errorf("redissub: panic in the client: %v\n%s", p, debug.Stack())
+			}
+		}()
+		return pubsub.Receive(noRedial)
+	}
+
 	var dead atomic.Bool
 	go func() {
 		defer close(watched)
-		defer pubsub.Close() // which ends Receive
+		defer func() {
+			if !stuck.Load() {
+				pubsub.Close() // which ends Receive
+			}
+		}()
 		tick := time.NewTicker(beat)
 		defer tick.Stop()
 		for silent := 0; ; {
@@ -175,7 +183,7 @@ func listen(ctx context.Context, rdb redis.UniversalClient, channel string, l Li
 			}
 			switch silent++; silent {
 			case 2:
-				pubsub.Ping(noRedial) // any answer will do
+				adapter.Do(ctx, func() error { return pubsub.Ping(noRedial) }) // any answer will do
 			case 3:
 				dead.Store(true)
 				return
@@ -184,7 +192,7 @@ func listen(ctx context.Context, rdb redis.UniversalClient, channel string, l Li
 	}()
 
 	for {
-		msg, err := pubsub.Receive(noRedial)
+		msg, err := receive()
 		if err != nil {
 			if dead.Load() {
 				err = errSilent

@@ -2,6 +2,8 @@ package redissub
 
 import (
 	"context"
+	"net"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -36,7 +38,7 @@ func TestListen_Cluster(t *testing.T) {
 		go func() {
 			Listen(context.Background(), rdb, channel, Listener{
 				Up:      func() { up[i].Store(true) },
-				Down:    func() { up[i].Store(false); lost[i].Add(1) },
+				Down:    func(error) { up[i].Store(false); lost[i].Add(1) },
 				Message: func(string) { heard[i].Add(1) },
 			})
 			ended <- struct{}{}
@@ -103,5 +105,75 @@ func TestListen_Cluster(t *testing.T) {
 		case <-time.After(5 * time.Second):
 			t.Fatal("a listener goes on although its client is closed")
 		}
+	}
+}
+
+// TestListen_PanicInTheClient has the client's dialer panic when Listen
+// subscribes, and inside Receive when the connection is lost. Each time Listen
+// says so and connects again.
+func TestListen_PanicInTheClient(t *testing.T) {
+	server := testserver.Redis(t)
+	var dials atomic.Int32
+	rdb := redis.NewClient(&redis.Options{Addr: server.Addr, Dialer: func(ctx context.Context, network, addr string) (net.Conn, error) {
+		if dials.Add(1) == 1 || ctx.Err() != nil {
+			panic("boom")
+		}
+		return new(net.Dialer).DialContext(ctx, network, addr)
+	}})
+	defer rdb.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	told, ended := make(chan error, 100), make(chan struct{}) // nil: up
+	go func() {
+		defer close(ended)
+		Listen(ctx, rdb, "channel", Listener{Up: func() { told <- nil }, Down: func(err error) { told <- err }})
+	}()
+	next := func() error {
+		select {
+		case err := <-told:
+			return err
+		case <-time.After(5 * time.Second):
+			t.Fatal("the listener has ended")
+			return nil
+		}
+	}
+	mustBeUpAfter := func(what string) {
+		t.Helper()
+		if err := next(); err == nil || !strings.Contains(err.Error(), "boom") {
+			t.Errorf("%s: down because of %.100v, want the panic", what, err)
+		}
+		if err := next(); err != nil {
+			t.Fatalf("%s: down because of %v, want up", what, err)
+		}
+	}
+	mustBeUpAfter("a panic while subscribing")
+	if err := rdb.ClientKillByFilter(t.Context(), "TYPE", "pubsub").Err(); err != nil {
+		t.Fatal(err)
+	}
+	mustBeUpAfter("a panic inside Receive")
+	cancel()
+	select {
+	case <-ended:
+	case <-time.After(5 * time.Second):
+		t.Fatal("the listener goes on although its context has ended")
+	}
+}
+
+// panics is a hook of a client's that panics at every command.
+type panics struct{}
+
+func (panics) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (panics) ProcessHook(redis.ProcessHook) redis.ProcessHook {
+	return func(context.Context, redis.Cmder) error { panic("boom") }
+}
+func (panics) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func TestClosed_PanicInTheClient(t *testing.T) {
+	rdb := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"127.0.0.1:1"}})
+	defer rdb.Close()
+	rdb.AddHook(panics{})
+	if closed(t.Context(), rdb) {
+		t.Error("a client whose hook panics is taken for a closed one")
 	}
 }

@@ -722,7 +722,7 @@ func TestRenew_ToAnEarlierEnd(t *testing.T) {
 }
 
 // TestNoLeaveForTheChannel has a user who may not publish, as Redis's access
-// control lists make one by default.
+// control lists make one by default. Watch says that this is why there is none.
 func TestNoLeaveForTheChannel(t *testing.T) {
 	server := testserver.Redis(t).OwnOrSkip(t)
 	admin := newClient(t, server.Addr)
@@ -745,6 +745,8 @@ func TestNoLeaveForTheChannel(t *testing.T) {
 			var freed <-chan struct{}
 			if name != "alone" {
 				freed = watch(t, l, key)
+			} else if _, err := l.Watch(t.Context(), leasetest.MustBeHeld(t, l, key)); err == nil || !strings.Contains(err.Error(), "NOPERM") {
+				t.Errorf("Watch: err = %v, want why there is no subscription", err)
 			}
 			if err := lease.Renew(t.Context(), time.Minute); err != nil {
 				t.Errorf("Renew: %v", err)

@@ -3,6 +3,7 @@ package redislock
 import (
 	"context"
 	"errors"
+	"fmt"
 	"hash/maphash"
 	"sync"
 	"sync/atomic"
@@ -139,12 +140,12 @@ func (s *subscription) up() {
 }
 
 // down wakes every watch: what is published from now on is lost to them.
-func (s *subscription) down() {
+func (s *subscription) down(why error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.connection.Store(0)
 	if !s.shut {
-		s.err = errNoPush
+		s.err = fmt.Errorf("%w: %v", errNoPush, why) // not wrapped: a context's error would look like the caller's
 	}
 	s.settle()
 	for name := range s.watches {
