@@ -2,6 +2,7 @@ package etcdlock
 
 import (
 	"context"
+	"errors"
 	"math/bits"
 	"sync"
 	"time"
@@ -24,9 +25,20 @@ const (
 	// it: etcd's clock is not ours.
 	margin = time.Second
 
+	// grantPatience is how long others wait for one call's request. Etcd answers
+	// in milliseconds, or after some 7 s where the request was lost with its
+	// leader; the next leader is there after two election time-outs at most,
+	// 2 s by default. Asked sooner, it would be lost again; and where etcd is
+	// away, a herd asks no more often than this.
+	grantPatience = 2 * time.Second
+
 	// closeTimeout bounds Close.
 	closeTimeout = 500 * time.Millisecond
 )
+
+// errNoGrant is what the others get where the client has not returned to the call
+// that asked.
+var errNoGrant = errors.New("the client has ended the request for an etcd lease")
 
 // sweepers are the etcd leases of one Locker. There is one at a time for each
 // power of two of seconds up to which leases last, so that keys with short
@@ -42,6 +54,7 @@ type sweepers struct {
 // A sweeper is an etcd lease.
 type sweeper struct {
 	class   int
+	asked   time.Time     // when its request began
 	granted chan struct{} // closed when the fields below it are set
 	err     error
 	id      clientv3.LeaseID
@@ -57,8 +70,8 @@ func (s *sweepers) take(ctx context.Context, ttl time.Duration, end time.Time) (
 	for {
 		s.mu.Lock()
 		latest := s.latest[class]
-		if latest == nil || latest.done() && latest.end.Before(end.Add(margin)) {
-			latest = &sweeper{class: class, granted: make(chan struct{})}
+		if latest == nil || latest.late() || latest.done() && latest.end.Before(end.Add(margin)) {
+			latest = &sweeper{class: class, asked: time.Now(), granted: make(chan struct{})}
 			if s.latest == nil {
 				s.latest, s.living = make(map[int]*sweeper), make(map[*sweeper]struct{})
 			}
@@ -74,12 +87,14 @@ func (s *sweepers) take(ctx context.Context, ttl time.Duration, end time.Time) (
 		}
 		s.mu.Unlock()
 		// Another call is asking for it, and this one has what that gets, a
-		// failure included: a herd must not make an outage worse.
+		// failure included: a herd must not make an outage worse. When that takes
+		// too long, one of those who wait asks anew.
 		select {
 		case <-latest.granted:
 			if latest.err != nil {
 				return nil, latest.err
 			}
+		case <-time.After(time.Until(latest.asked.Add(grantPatience))):
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
 		}
@@ -96,12 +111,24 @@ func (s *sweeper) done() bool {
 	}
 }
 
+// late reports whether it has been asked for too long ago for others to wait.
+func (s *sweeper) late() bool { return !s.done() && time.Since(s.asked) >= grantPatience }
+
 // grant asks etcd for the lease. Only the caller that has put it into latest
 // calls it, without the mutex.
 func (s *sweepers) grant(ctx context.Context, g *sweeper) {
 	life := time.Second<<g.class + sweepAfter
-	asked := time.Now()
-	granted, err := s.client.Grant(ctx, int64(life/time.Second))
+	var answer *clientv3.LeaseGrantResponse
+	err := errNoGrant
+	// Deferred, or where an interceptor of the client's panics, all who need this
+	// lease would wait for it from then on.
+	defer func() { s.answered(ctx, g, answer, err) }()
+	answer, err = s.client.Grant(ctx, int64(life/time.Second))
+}
+
+// answered takes in what etcd has answered, or why it has not. A late answer,
+// when another has been asked for meanwhile, serves the call that waited for it.
+func (s *sweepers) answered(ctx context.Context, g *sweeper, answer *clientv3.LeaseGrantResponse, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	defer close(g.granted)
@@ -110,13 +137,15 @@ func (s *sweepers) grant(ctx context.Context, g *sweeper) {
 			err = context.Cause(ctx)
 		}
 		g.err = err
-		delete(s.latest, g.class)
+		if s.latest[g.class] == g {
+			delete(s.latest, g.class)
+		}
 		return
 	}
 	// etcd may give more than it was asked for, and counts from later than we.
-	g.id, g.end = granted.ID, asked.Add(time.Duration(granted.TTL)*time.Second)
+	g.id, g.end = answer.ID, g.asked.Add(time.Duration(answer.TTL)*time.Second)
 	for old := range s.living {
-		if old.end.Before(asked) {
+		if old.end.Before(g.asked) {
 			delete(s.living, old)
 		}
 	}

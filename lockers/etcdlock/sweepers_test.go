@@ -3,6 +3,7 @@ package etcdlock
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -18,6 +19,7 @@ type leases struct {
 	takes time.Duration // for a grant
 	least int64         // the shortest it grants, in seconds
 	err   error
+	asked func() // called by a grant, if it is not nil
 
 	mu      sync.Mutex // guards what follows
 	granted int
@@ -25,6 +27,9 @@ type leases struct {
 }
 
 func (l *leases) Grant(ctx context.Context, ttl int64) (*clientv3.LeaseGrantResponse, error) {
+	if l.asked != nil {
+		l.asked()
+	}
 	select {
 	case <-time.After(l.takes):
 	case <-ctx.Done():
@@ -158,6 +163,60 @@ func TestSweepers_SlowGrant(t *testing.T) {
 		again, err := s.take(t.Context(), time.Second, time.Now().Add(time.Second))
 		if err != nil || again != sweeper {
 			t.Errorf("another etcd lease, %v, although the first lasts an hour", err)
+		}
+	})
+}
+
+// TestSweepers_GrantLostWithItsLeader has one request answered only when etcd
+// gives it up: the others do not wait for that, and nothing of it is left.
+func TestSweepers_GrantLostWithItsLeader(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		etcd := &leases{takes: 7 * time.Second}
+		s := newSweepers(etcd)
+		var wg sync.WaitGroup
+		take := func(want time.Duration) {
+			wg.Go(func() {
+				start := time.Now()
+				sweeper, err := s.take(t.Context(), time.Second, start.Add(time.Second))
+				if err != nil {
+					t.Error(err)
+				}
+				if took := time.Since(start); took != want {
+					t.Errorf("an etcd lease after %v, want %v", took, want)
+				}
+				s.drop(sweeper)
+			})
+		}
+		take(7 * time.Second)
+		synctest.Wait()
+		etcd.takes = time.Millisecond
+		for range 100 {
+			take(grantPatience + time.Millisecond)
+		}
+		wg.Wait()
+		if etcd.granted != 2 {
+			t.Errorf("%d etcd leases, want the late one and one for all others", etcd.granted)
+		}
+		if s.close(); len(etcd.ends) > 0 {
+			t.Errorf("Close has left %d etcd leases that no key hangs on", len(etcd.ends))
+		}
+	})
+}
+
+// TestSweepers_GrantPanics has an interceptor of the client's panic once.
+func TestSweepers_GrantPanics(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		granting := &leases{asked: func() { panic("boom") }}
+		client := clientv3.NewCtxClient(context.Background())
+		client.KV, client.Lease = &oneKey{}, granting
+		l := New(client)
+		defer l.Close()
+		if _, err := l.TryAcquire(t.Context(), "key", time.Second); err == nil || !strings.Contains(err.Error(), "boom") {
+			t.Errorf("TryAcquire: err = %v, want the panic", err)
+		}
+		granting.asked = nil
+		if _, err := l.TryAcquire(t.Context(), "key", time.Second); err != nil {
+			t.Errorf("TryAcquire after it: %v", err)
 		}
 	})
 }
