@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"log"
+	"net"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -748,5 +750,35 @@ func TestServers(t *testing.T) {
 	}
 	if isClosed(lost(t, lease)) {
 		t.Error("the lease was lost with the server")
+	}
+}
+
+// TestDial_Fails has Dial fail in both ways at first: the error says why, and
+// the next attempt finds the server.
+func TestDial_Fails(t *testing.T) {
+	t.Parallel()
+	server := testserver.ZooKeeper(t)
+	for name, fail := range map[string]func() error{
+		"by an error": func() error { return errors.New("boom") },
+		"by a panic":  func() error { panic("boom") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newLocker(t, server.Addr)
+			failed := false
+			l.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
+				if !failed {
+					failed = true
+					return nil, fail()
+				}
+				return new(net.Dialer).DialContext(ctx, network, addr)
+			}
+			_, err := l.TryAcquire(t.Context(), newKey(), time.Minute)
+			isNoAnswer(t, "TryAcquire", err)
+			if err != nil && !strings.Contains(err.Error(), "boom") {
+				t.Errorf("TryAcquire: err = %v, want why there is no connection", err)
+			}
+			connected(t, l)
+		})
 	}
 }

@@ -58,3 +58,29 @@ func TestForeignNodes(t *testing.T) {
 	time.Sleep(time.Until(held.Until))
 	refused(key, path)
 }
+
+// TestNoLeaveForThePrefix has a Prefix below which nothing may be created: each
+// acquire says so and costs one request, and nothing goes on behind it.
+func TestNoLeaveForThePrefix(t *testing.T) {
+	t.Parallel()
+	server := testserver.ZooKeeper(t)
+	conn, _, err := zk.Connect([]string{server.Addr}, 10*time.Second, zk.WithLogger(unheard{}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	proxy := testserver.NewProxy(t, server.Addr)
+	l := newLocker(t, proxy.Addr)
+	l.Prefix = "/" + newKey()
+	if _, err := conn.Create(l.Prefix, nil, 0, zk.WorldACL(zk.PermRead)); err != nil {
+		t.Fatal(err)
+	}
+	proxy.CountRequests(":holder") // which is once in a request that creates or removes a lease
+	if _, err := l.TryAcquire(t.Context(), newKey(), time.Minute); !errors.Is(err, zk.ErrNoAuth) {
+		t.Errorf("TryAcquire: err = %v, want %v", err, zk.ErrNoAuth)
+	}
+	time.Sleep(300 * time.Millisecond)
+	if n := proxy.Requests(); n != 1 {
+		t.Errorf("%d requests, want 1", n)
+	}
+}

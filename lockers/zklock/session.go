@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"net"
 	"os"
@@ -12,6 +13,8 @@ import (
 	"time"
 
 	"github.com/go-zookeeper/zk"
+
+	"github.com/bellwether-go/bellwether/internal/adapter"
 )
 
 // This file is the way to ZooKeeper: one session on one connection, found again
@@ -63,6 +66,7 @@ type session struct {
 	conn   *zk.Conn   // nil before start
 	events <-chan zk.Event
 	wire   *wire // the latest connection
+	dialed error // how the latest attempt to make one failed, nil if it did not
 	closed bool
 
 	up     bool          // it can be asked
@@ -172,6 +176,9 @@ func (s *session) fail() {
 	defer s.mu.Unlock()
 	if !s.up && s.why == nil {
 		s.why = errUnreachable
+		if s.dialed != nil {
+			s.why = fmt.Errorf("%w: %v", errUnreachable, s.dialed) // not wrapped: a context's error would look like the caller's
+		}
 		s.announce()
 	}
 }
@@ -307,13 +314,18 @@ func (s *session) close() {
 func (s *session) dial(network, addr string, timeout time.Duration, dial func(context.Context, string, string) (net.Conn, error)) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(s.ctx, dialTimeout)
 	defer cancel()
-	c, err := dial(ctx, network, addr)
-	if err != nil {
+	// User code, which may panic: this is the client's goroutine.
+	c, err := adapter.Await(ctx, func() (net.Conn, error) { return dial(ctx, network, addr) }, func(c net.Conn, err error) {
+		if err == nil {
+			c.Close()
+		}
+	})
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.dialed = err; err != nil {
 		return nil, err
 	}
 	w := &wire{Conn: c, limit: handshakeTimeout, set: make(chan struct{})}
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	if last := s.wire; last != nil {
 		last.Close() // the client forgets it where a session has expired
 		if last.unanswered {

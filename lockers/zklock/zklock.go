@@ -147,6 +147,8 @@ func (l *Locker) acquire(ctx context.Context, key string, mine *lease, start tim
 				return mine.wrap("acquire", errors.Join(unanswered, err))
 			}
 			continue
+		case refused(err):
+			return mine.wrap("acquire", errors.Join(unanswered, err))
 		default:
 			unanswered = err
 			if times++; times == maxUnanswered {
@@ -185,6 +187,8 @@ func (l *Locker) acquire(ctx context.Context, key string, mine *lease, start tim
 			return mine.begin(stat, start.Add(ttl))
 		case errors.Is(err, zk.ErrNoNode), errors.Is(err, zk.ErrBadVersion), errors.Is(err, zk.ErrNodeExists):
 			// Renewed, released, or another was quicker: the next look shows it.
+		case refused(err):
+			return mine.wrap("acquire", errors.Join(unanswered, err))
 		default:
 			unanswered, last = err, 0
 			if times++; times == maxUnanswered {
@@ -352,7 +356,7 @@ func (o *orphans) sweep(l *Locker) {
 		if l.session.ctx.Err() != nil {
 			return // the session's end removes the rest
 		}
-		if err != nil && !errors.Is(err, zk.ErrNoNode) {
+		if err != nil && !errors.Is(err, zk.ErrNoNode) && !refused(err) {
 			// A connection that was lost on the way is awaited again; what else
 			// there is must not make this a loop without a pause.
 			select {
@@ -366,6 +370,13 @@ func (o *orphans) sweep(l *Locker) {
 		delete(o.leases, next)
 		o.mu.Unlock()
 	}
+}
+
+// refused reports whether ZooKeeper has answered that this may not be done: it
+// was not, and asked again it will not be. What may be created and not removed
+// goes with its session.
+func refused(err error) bool {
+	return errors.Is(err, zk.ErrNoAuth) || errors.Is(err, zk.ErrInvalidACL) || errors.Is(err, zk.ErrNoChildrenForEphemerals)
 }
 
 // wrap says what was being done when the engine failed. What the contract
