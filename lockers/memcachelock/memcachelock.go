@@ -47,8 +47,8 @@
 // each request; what goes on behind the back of a caller whose context has ended
 // makes a few of them.
 //
-// An acquire whose caller's context ends is undone. One that fails before, with
-// the client's Timeout, is not: if memcached carries it out after all, nobody
+// An acquire whose caller's context ends is undone, if memcached answers within
+// ten seconds. One that fails before, with the client's Timeout, is not: if memcached carries it out after all, nobody
 // holds the lease, which blocks its key for no longer than it announces.
 //
 // # Tokens
@@ -71,6 +71,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/bradfitz/gomemcache/memcache"
@@ -90,6 +91,11 @@ const (
 	// maxTTL is the longest lease whose expiry, with the slack, memcached does
 	// not take for a date.
 	maxTTL = 30*24*time.Hour - slack*time.Second
+
+	// undoTimeout bounds what goes on after a caller has left, and undoPause is
+	// between two attempts at it.
+	undoTimeout = 10 * time.Second
+	undoPause   = 100 * time.Millisecond
 )
 
 // A Locker is a [bellwether.Locker] on memcached. It is safe for concurrent
@@ -151,7 +157,7 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 		// Nobody waits for this lease any more. Without an answer it may have
 		// been taken all the same; only ErrHeld says that it was not.
 		if !errors.Is(err, bellwether.ErrHeld) {
-			mine.free()
+			mine.undo(err == nil)
 		}
 	})
 }
@@ -310,6 +316,25 @@ func (l *lease) free() error {
 	// However late it comes, what it ends was to be ended.
 	ctx := context.Background()
 	return l.swap(ctx, func(item *memcache.Item, _ adapter.Announcement) { item.Expiration = -1 })
+}
+
+// undo drops the item as soon as memcached answers, within undoTimeout. Unless it
+// was taken for certain, an item that is not there may come yet: a server that
+// stood still carries out what was sent to it meanwhile, of several connections
+// in any order. So what is missing after a request without an answer is looked
+// for once more. A server that has ended has taken the item with it.
+func (l *lease) undo(taken bool) {
+	deadline := time.Now().Add(undoTimeout)
+	for answered := taken; ; {
+		err := l.free()
+		lost := errors.Is(err, bellwether.ErrLeaseLost)
+		ended := errors.Is(err, syscall.ECONNREFUSED)
+		if err == nil || lost && answered || ended || l.over() || time.Now().After(deadline) {
+			return
+		}
+		answered = lost
+		time.Sleep(undoPause)
+	}
 }
 
 // swap changes the item if it is this lease's, else returns ErrLeaseLost.

@@ -274,6 +274,26 @@ func TestSilentServer(t *testing.T) {
 	}
 }
 
+// TestTryAcquire_GivenUpWhileTheServerStandsStill has the server stand still for
+// longer than the client's time-outs, and carry out then what nobody waits for.
+func TestTryAcquire_GivenUpWhileTheServerStandsStill(t *testing.T) {
+	t.Parallel()
+	server := testserver.Memcached(t).OwnOrSkip(t)
+	mc := newClient(t, server.Addr)
+	mc.Timeout = 50 * time.Millisecond
+	a, b, key := memcachelock.New(mc), newLocker(t, server.Addr), newKey()
+	leasetest.Acquire(t, a, newKey(), time.Minute) // which leaves a connection
+	server.Signal(syscall.SIGSTOP)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if _, err := a.TryAcquire(ctx, key, time.Minute); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("TryAcquire: err = %v, want the context's", err)
+	}
+	time.Sleep(300 * time.Millisecond)
+	server.Signal(syscall.SIGCONT)
+	leasetest.MustBecomeFree(t, b, key)
+}
+
 func TestDeadServer(t *testing.T) {
 	server := testserver.Memcached(t).OwnOrSkip(t)
 	l, key := newLocker(t, server.Addr), newKey()
