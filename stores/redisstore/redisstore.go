@@ -224,7 +224,12 @@ return {(not counter or epoch < floor or epoch > counter) and 1 or 0}
 local now = time()
 local counter = marks(redis.pcall('GETRANGE', KEYS[1], 0, 31)) or 0
 local epoch = math.max(counter + 1, now)
-redis.call('SET', KEYS[1], digits(epoch) .. digits(epoch), 'PX', ARGV[1])
+local set = redis.pcall('SET', KEYS[1], digits(epoch) .. digits(epoch), 'PX', ARGV[1])
+if set.err then
+	-- Out of memory, Redis still deletes. That is an eviction: commits of earlier
+	-- claims are refused, and the next claim begins at the clock.
+	redis.call('DEL', KEYS[1])
+end
 tell(ARGV[2], 'i', now, epoch, ARGV[3], '')
 return {digits(now)}
 `)

@@ -204,6 +204,36 @@ func TestStore_NoLeaveForTheChannel(t *testing.T) {
 	}
 }
 
+// TestStore_InvalidateOutOfMemory has Redis refuse what takes memory: what was
+// invalidated is not served on, nor can an earlier claim commit.
+func TestStore_InvalidateOutOfMemory(t *testing.T) {
+	s, rdb := open(t, testserver.Redis(t).OwnOrSkip(t).Addr, "test:")
+	e := put(t, s, "k", time.Hour)
+	_, late, err := s.Claim(t.Context(), "k")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := rdb.ConfigSet(t.Context(), "maxmemory", "1").Err(); err != nil { // noeviction is the default
+		t.Fatal(err)
+	}
+	if err := s.Invalidate(t.Context(), "k"); err != nil {
+		t.Errorf("Invalidate: %v", err)
+	}
+	if _, err := s.Get(t.Context(), "k"); !errors.Is(err, bellwether.ErrNotFound) {
+		t.Errorf("Get after Invalidate: err = %v, want ErrNotFound", err)
+	}
+	if err := rdb.ConfigSet(t.Context(), "maxmemory", "0").Err(); err != nil {
+		t.Fatal(err)
+	}
+	e.Epoch = late
+	if err := s.Commit(t.Context(), "k", e); !errors.Is(err, bellwether.ErrFenced) {
+		t.Errorf("Commit of a claim before Invalidate: err = %v, want ErrFenced", err)
+	}
+	if _, epoch, err := s.Claim(t.Context(), "k"); err != nil || epoch <= late {
+		t.Errorf("Claim: epoch %d after %d, %v", epoch, late, err)
+	}
+}
+
 // TestStore_ForeignType puts a list where the entry should be.
 func TestStore_ForeignType(t *testing.T) {
 	s, rdb := open(t, testserver.Redis(t).Addr, "test:"+adapter.Token()+":")
