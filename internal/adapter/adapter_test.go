@@ -3,8 +3,11 @@ package adapter
 import (
 	"context"
 	"errors"
+	"io"
+	"os"
 	"runtime"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -89,6 +92,25 @@ func TestAwait_Goexit(t *testing.T) {
 			t.Fatalf("err = %v, want that the client has ended the goroutine", err)
 		}
 	})
+}
+
+func TestReconnected(t *testing.T) {
+	for err, want := range map[error]bool{
+		io.EOF:                   true, // between two replies
+		io.ErrUnexpectedEOF:      true, // inside one
+		syscall.ECONNRESET:       true,
+		syscall.EPIPE:            true,
+		syscall.ECONNREFUSED:     false,
+		os.ErrDeadlineExceeded:   false,
+		context.DeadlineExceeded: false,
+		nil:                      false,
+	} {
+		calls, closed := 0, 0
+		_, got := Reconnected(func() (int, error) { calls++; return 0, err }, func() error { closed++; return nil })
+		if again := calls == 2 && closed == 1; again != want || got != err {
+			t.Errorf("%v: %d calls, %d times closed, %v", err, calls, closed, got)
+		}
+	}
 }
 
 // TestAwait_LatePanics has the client panic twice, where nobody could tell.

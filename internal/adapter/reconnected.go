@@ -13,7 +13,7 @@ import (
 // second, they would outlast the outage by far.
 func Reconnected[T any](call func() (T, error), closeIdle func() error) (T, error) {
 	v, err := call()
-	if errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) {
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) {
 		closeIdle()
 		return call()
 	}
