@@ -81,6 +81,11 @@
 // client is back within SessionTimeout; the ensemble counts a session's time anew
 // from when it has a leader again. An ensemble without a majority answers nobody.
 //
+// Whoever frees a lease by hand deletes both of its nodes, KEY:lease and the
+// TOKEN:holder that its data names, in one transaction (multi). With the first
+// alone gone, the former holder's Renew and Release still find its own node, and
+// succeed on the lease of its successor.
+//
 // The nodes may be read and changed by everybody who reaches the ensemble: the
 // Locker authenticates by its connection only ([Locker.Dial]).
 //

@@ -11,6 +11,7 @@ import (
 	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/internal/leasetest"
 	"github.com/bellwether-go/bellwether/internal/testserver"
+	"github.com/bellwether-go/bellwether/lockers/zklock"
 )
 
 type unheard struct{}
@@ -57,6 +58,33 @@ func TestForeignNodes(t *testing.T) {
 	closes(t, "the watch of a holder without a node", watch(t, l, held), time.Second)
 	time.Sleep(time.Until(held.Until))
 	refused(key, path)
+}
+
+// TestFreedByHand has a lease's two nodes deleted in one transaction, as the
+// package's text says.
+func TestFreedByHand(t *testing.T) {
+	t.Parallel()
+	server := testserver.ZooKeeper(t)
+	conn, _, err := zk.Connect([]string{server.Addr}, 10*time.Second, zk.WithLogger(unheard{}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	a, b, key := newLocker(t, server.Addr), newLocker(t, server.Addr), newKey()
+	former := leasetest.Acquire(t, a, key, time.Minute)
+	_, err = conn.Multi(
+		&zk.DeleteRequest{Path: a.Prefix + "/" + key + ":lease", Version: -1},
+		&zk.DeleteRequest{Path: zklock.Holder(leasetest.MustBeHeld(t, b, key)), Version: -1},
+	)
+	if err != nil {
+		t.Fatal(err)
+	}
+	present := leasetest.Acquire(t, b, key, time.Minute)
+	leasetest.MustBeLost(t, "Renew of a lease that was freed by hand", former.Renew(t.Context(), time.Minute))
+	leasetest.MustBeLost(t, "Release of a lease that was freed by hand", former.Release(t.Context()))
+	if err := present.Renew(t.Context(), time.Minute); err != nil {
+		t.Errorf("Renew by the present holder: %v", err)
+	}
 }
 
 // TestNoLeaveForThePrefix has a Prefix below which nothing may be created: each
