@@ -42,6 +42,9 @@ import (
 // With several servers the two may be on different ones, and either may be lost.
 // All processes need one list of servers, in one order, and a server that was
 // taken off it comes back only empty; docs/engines.md says what happens else.
+// A GetMany waits for all of them, or for the client's Timeout: make that less
+// than half of [bellwether.Options].EngineTimeout, or one server that hangs fails
+// the batches of all.
 type Store struct {
 	// Prefix begins the names of all items, and keeps two programs that use
 	// one server apart. It has at most 80 bytes, none of them a space or a

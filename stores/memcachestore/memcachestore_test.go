@@ -691,6 +691,50 @@ func TestStore_ServerHangs(t *testing.T) {
 	storetest.Hang(t, s)
 }
 
+// TestGetMany_OneOfManyServersHangs has a client whose Timeout is below the
+// batch's own: what the other servers have is answered in time.
+func TestGetMany_OneOfManyServersHangs(t *testing.T) {
+	servers := []*testserver.Server{testserver.Memcached(t).OwnOrSkip(t), testserver.Memcached(t).OwnOrSkip(t), testserver.Memcached(t).OwnOrSkip(t)}
+	var list memcache.ServerList
+	if err := list.SetServers(servers[0].Addr, servers[1].Addr, servers[2].Addr); err != nil {
+		t.Fatal(err)
+	}
+	hangs := servers[2]
+	s := New(memcache.NewFromSelector(&list))
+	t.Cleanup(func() { s.mc.Close() })
+	at := func(name string) string {
+		addr, err := list.PickServer(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return addr.String()
+	}
+	var keys []string
+	living := 0 // keys of which nothing is at the server that hangs
+	for i := range 40 {
+		key := fmt.Sprintf("key %d", i)
+		keys = append(keys, key)
+		put(t, s, key, "v", time.Hour)
+		if n := s.names(key); at(n.v) != hangs.Addr && at(n.m) != hangs.Addr {
+			living++
+		}
+	}
+	s.mc.Timeout = 100 * time.Millisecond
+	hangs.Signal(syscall.SIGSTOP)
+	defer hangs.Signal(syscall.SIGCONT)
+	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	defer cancel()
+	var found atomic.Int64
+	s.GetMany(ctx, keys, func(_ int, _ bellwether.Entry, err error) {
+		if err == nil {
+			found.Add(1)
+		}
+	})
+	if n := int(found.Load()); n != living || living == 0 || living == len(keys) {
+		t.Errorf("%d of %d keys were found, want the %d that need no server that hangs", n, len(keys), living)
+	}
+}
+
 func TestStore_ServerDown(t *testing.T) {
 	srv := testserver.Memcached(t).OwnOrSkip(t)
 	s := open(t, "test:", srv.Addr)
