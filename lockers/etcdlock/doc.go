@@ -84,6 +84,13 @@
 // leave a key that nobody holds; it blocks its lease for no longer than it
 // announces.
 //
+// Users with passwords: the client (3.7.3, with etcd 3.4.23) cannot renew a token
+// that has ended. From then on each of its calls runs into its time-out, until
+// the client is made anew. A simple token, etcd's default, ends when it was not
+// used for five minutes, and at times with etcd's restart; a JWT when its time is
+// over. Users by client certificates (--client-cert-auth, without Username) have
+// no token, and outlast both.
+//
 // A lease longer than a hundred years is shortened to that.
 //
 // # The client
