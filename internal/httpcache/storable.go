@@ -34,6 +34,10 @@ func storable(req http.Header, status int, resp http.Header, d Directives, opt O
 	case status == http.StatusNotModified:
 		// Section 3: 304 updates a stored response and is none itself.
 		return false, "not-modified"
+	case status == http.StatusPreconditionRequired, status == http.StatusTooManyRequests,
+		status == http.StatusRequestHeaderFieldsTooLarge, status == http.StatusNetworkAuthenticationRequired:
+		// RFC 6585 sections 3 to 6: no cache stores them, whatever they say.
+		return false, "status"
 	case status == http.StatusPreconditionFailed, status == http.StatusRequestedRangeNotSatisfiable:
 		// Stricter than section 3: they answer one request's If-* or Range,
 		// which is not in the key.
