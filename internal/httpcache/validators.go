@@ -156,9 +156,16 @@ func NotModified(method string, req http.Header, status int, stored func(field s
 // anyTag tells whether If-None-Match names the tag (RFC 9110 section 13.1.2).
 func anyTag(lines []string, tag string) bool {
 	for _, line := range lines {
-		for _, member := range appendMembers(nil, line) {
-			if member == "*" || weakMatch(member, tag) {
-				return true
+		start, quoted := 0, false
+		for i := 0; i <= len(line); i++ {
+			switch {
+			case i == len(line), line[i] == ',' && !quoted:
+				if member := strings.Trim(line[start:i], " \t"); member == "*" || weakMatch(member, tag) {
+					return true
+				}
+				start = i + 1
+			case line[i] == '"': // a backslash does not escape it (RFC 9110 section 8.8.3)
+				quoted = !quoted
 			}
 		}
 	}

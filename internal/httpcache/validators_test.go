@@ -100,6 +100,7 @@ func TestNotModified(t *testing.T) {
 		{"RFC 9110 13.1.2: weak", "GET", 200, header("If-None-Match", `W/"a,b"`), tag, true},
 		{"RFC 9110 13.1.2: among several", "GET", 200, header("If-None-Match", `"x", "a,b"`, "If-None-Match", `"y"`), tag, true},
 		{"RFC 9110 13.1.2: other", "GET", 200, header("If-None-Match", `"a", "b"`), tag, false},
+		{"RFC 9110 8.8.3: behind one that ends in a backslash", "GET", 200, header("If-None-Match", `"x\", "a,b"`), tag, true},
 		{"RFC 9110 13.1.2: any", "GET", 200, header("If-None-Match", "*"), header(), true},
 		{"RFC 9110 13.1.2: no tag stored", "GET", 200, header("If-None-Match", `""`), header(), false},
 		{"RFC 9110 13.1.3: ignored beside a tag", "GET", 200, header("If-None-Match", `"x"`, "If-Modified-Since", httpDate(0)), tag, false},
