@@ -40,6 +40,7 @@ var poisons = []string{
 	"X-Forwarded-Server", "X-Forwarded-Ssl", "X-Forwarded-Uri", "X-Forwarded-Path", "X-Forwarded-Method",
 	"X-Host", "X-Original-Host", "X-Http-Host-Override",
 	"X-Original-Url", "X-Rewrite-Url", "X-Original-Uri", "X-Scheme", "X-Url-Scheme", "Front-End-Https",
+	"X-Envoy-Original-Path", "X-Replaced-Path", "X-Arr-Ssl", "Cf-Visitor", "Cloudfront-Forwarded-Proto",
 	"X-Http-Method-Override", "X-Http-Method", "X-Method-Override", "Forwarded",
 }
 

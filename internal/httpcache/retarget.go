@@ -19,10 +19,11 @@ const RetargetingFields = "(retargeting)"
 // client, as X-Forwarded-For does, is not among them: responses that depend on
 // it are not for sharing, and their origin has to say so.
 var retargetingFields = []string{
-	"Forwarded", "Front-End-Https", "X-Forwarded-Host", "X-Forwarded-Path", "X-Forwarded-Port", "X-Forwarded-Prefix",
-	"X-Forwarded-Proto", "X-Forwarded-Protocol", "X-Forwarded-Scheme", "X-Forwarded-Server", "X-Forwarded-Ssl",
-	"X-Forwarded-Uri", "X-Host", "X-Http-Host-Override", "X-Original-Host", "X-Original-Uri", "X-Original-Url",
-	"X-Rewrite-Url", "X-Scheme", "X-Script-Name", "X-Url-Scheme",
+	"Cf-Visitor", "Cloudfront-Forwarded-Proto", "Forwarded", "Front-End-Https", "X-Arr-Ssl", "X-Envoy-Original-Path",
+	"X-Forwarded-Host", "X-Forwarded-Path", "X-Forwarded-Port", "X-Forwarded-Prefix", "X-Forwarded-Proto",
+	"X-Forwarded-Protocol", "X-Forwarded-Scheme", "X-Forwarded-Server", "X-Forwarded-Ssl", "X-Forwarded-Uri", "X-Host",
+	"X-Http-Host-Override", "X-Original-Host", "X-Original-Uri", "X-Original-Url", "X-Replaced-Path", "X-Rewrite-Url",
+	"X-Scheme", "X-Script-Name", "X-Url-Scheme",
 }
 
 // methodFields choose another method.
@@ -65,14 +66,15 @@ func retargeting(req http.Header) []string {
 }
 
 // forwardedTarget returns of a Forwarded (RFC 7239 section 4) what is about the
-// target. The rest is about the client and the proxies on its way. Quotes are
-// not looked into: at worst a line that has separators in quotes is another
-// variant.
+// target. The rest is about the client and the proxies on its way, unless it has
+// another "=", which no node's name has: some look for "host=" wherever it is.
+// Quotes are not looked into: at worst a line that has separators in quotes is
+// another variant.
 func forwardedTarget(line string) string {
 	var parts []string
 	for part := range strings.FieldsFuncSeq(line, func(r rune) bool { return r == ',' || r == ';' }) {
 		part = strings.ToLower(strings.Trim(part, " \t"))
-		if !strings.HasPrefix(part, "for=") && !strings.HasPrefix(part, "by=") {
+		if client := strings.HasPrefix(part, "for=") || strings.HasPrefix(part, "by="); !client || strings.Count(part, "=") > 1 {
 			parts = append(parts, part)
 		}
 	}

@@ -23,6 +23,7 @@ func TestRetargeting(t *testing.T) {
 		{"RFC 7239 4: of the client only", header("Forwarded", `for=192.0.2.1;by=_x, For="[::1]"`), header(), true, false},
 		{"RFC 7239 4: other clients, one host", header("Forwarded", `for=192.0.2.1;host=a`), header("Forwarded", `For=192.0.2.2; Host=A`), true, true},
 		{"RFC 7239 4: other hosts", header("Forwarded", `for=192.0.2.1;host=a`), header("Forwarded", `for=192.0.2.1;host=b`), false, true},
+		{"RFC 7239 6: a host in a client's name", header("Forwarded", "for=192.0.2.1 host=a"), header("Forwarded", "for=192.0.2.1 host=b"), false, true},
 		{"RFC 7239 4: a client before a host", header("Forwarded", `for=192.0.2.1`, "X-Host", "a"), header("Forwarded", `for=192.0.2.1`), false, true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
