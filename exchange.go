@@ -131,6 +131,7 @@ func forEverybody(ctx context.Context, r *http.Request) *http.Request {
 		delete(d.Header, name)
 	}
 	httpcache.RemoveConditions(d.Header)
+	httpcache.RemoveAliases(d.Header)
 	httpcache.RemoveConnectionFields(d.Header)
 	// What the key does not tell apart must not reach the handler.
 	httpcache.JoinLists(d.Header)

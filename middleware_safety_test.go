@@ -127,6 +127,29 @@ func TestSafety_MethodOverrideIsNoGET(t *testing.T) {
 	}
 }
 
+// A gateway to CGI tells "_" from "-" no more: by either one may not have a page made
+// that others then get.
+func TestSafety_AliasesBeforeAGateway(t *testing.T) {
+	for _, method := range []string{"GET", "POST"} {
+		for _, name := range []string{"X_Forwarded_Host", "X-Forwarded_Host", "X_HTTP_Method_Override", "If_None_Match"} {
+			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", "max-age=60")
+				w.Header().Set("Content-Location", "/p")
+				for name, values := range r.Header {
+					fmt.Fprint(w, strings.ToUpper(strings.ReplaceAll(name, "-", "_")), values)
+				}
+			})
+			s.do(request(method, "http://a/p", name, "evil", "Api_Key", "k"))
+			if w := s.get("http://a/p"); w.Code != 200 || strings.Contains(w.Body.String(), "evil") {
+				t.Errorf("%s with %s: the next client got %d %q", method, name, w.Code, w.Body)
+			}
+			if w := s.get("http://a/q", "Api_Key", "k"); w.Body.String() != "API_KEY[k]" {
+				t.Errorf("the handler saw of another field %q", w.Body)
+			}
+		}
+	}
+}
+
 // raw sends bytes over a connection of their own and returns the answer.
 func raw(t *testing.T, addr, message string) (status int, body string, header http.Header) {
 	t.Helper()

@@ -230,7 +230,8 @@ func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.
 // than the one that a GET would get, see detach and decide.
 func plainPost(r *http.Request) bool {
 	host, ok := httpcache.CanonicalHost(r.Host)
-	return ok && host == r.Host && !httpcache.Retargeted(r.Header) && !httpcache.OverridesMethod(r.Header) && !httpcache.NamesEndToEnd(r.Header)
+	return ok && host == r.Host && !httpcache.Retargeted(r.Header) && !httpcache.OverridesMethod(r.Header) &&
+		!httpcache.Aliased(r.Header) && !httpcache.NamesEndToEnd(r.Header)
 }
 
 // A watchedWriter is the real writer, with a look at the final header before it

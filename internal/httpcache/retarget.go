@@ -1,7 +1,9 @@
 package httpcache
 
 import (
+	"maps"
 	"net/http"
+	"slices"
 	"strings"
 )
 
@@ -35,6 +37,32 @@ var methodFields = []string{"X-Forwarded-Method", "X-Http-Method", "X-Http-Metho
 func OverridesMethod(req http.Header) bool {
 	for _, name := range methodFields {
 		if req[name] != nil {
+			return true
+		}
+	}
+	return false
+}
+
+// isAlias tells whether a field's name, with "-" for each "_", is that of a field
+// above or of a condition. A gateway such as net/http/cgi makes one of the two.
+func isAlias(name string) bool {
+	if !strings.Contains(name, "_") {
+		return false
+	}
+	name = http.CanonicalHeaderKey(strings.ReplaceAll(name, "_", "-"))
+	return slices.Contains(retargetingFields, name) || slices.Contains(methodFields, name) || slices.Contains(conditions, name)
+}
+
+// RemoveAliases removes from req what the handler may take for a field that is
+// looked for here by its own name only. No honest client writes one so.
+func RemoveAliases(req http.Header) {
+	maps.DeleteFunc(req, func(name string, _ []string) bool { return isAlias(name) })
+}
+
+// Aliased tells whether RemoveAliases would remove something.
+func Aliased(req http.Header) bool {
+	for name := range req {
+		if isAlias(name) {
 			return true
 		}
 	}
