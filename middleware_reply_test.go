@@ -7,6 +7,7 @@ import (
 	"mime/multipart"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -165,6 +166,50 @@ func TestReply_FieldsForOneClient(t *testing.T) {
 			wg.Wait()
 			synctest.Wait()
 			check("a later client", s.get("http://a/p", "Cookie", "later"), false)
+			s.wantCalls(t, 1)
+		})
+	}
+}
+
+// So it is with those that come behind the body, and with cookies there.
+func TestReply_TrailersForOneClient(t *testing.T) {
+	for _, prefix := range []string{"", http.TrailerPrefix} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+				h := w.Header()
+				h.Set("Cache-Control", `max-age=60, private="X-Me", no-cache="x-mine"`)
+				if prefix == "" {
+					h.Set("Trailer", "X-Me, x-mine, Set-Cookie, X-All")
+				}
+				io.WriteString(w, "page")
+				w.(http.Flusher).Flush()
+				time.Sleep(time.Second)
+				for _, name := range []string{"X-Me", "X-Mine", "Set-Cookie", "X-All"} {
+					h.Set(prefix+name, r.Header.Get("Cookie"))
+				}
+			})
+			check := func(who, want string) {
+				t.Helper()
+				res := s.get("http://a/p", "Cookie", who).Result()
+				var names []string
+				for name, values := range res.Trailer {
+					if names = append(names, name); values[0] != "first" {
+						t.Errorf("%s got %s: %q", who, name, values)
+					}
+				}
+				slices.Sort(names)
+				if got := strings.Join(names, " "); got != want {
+					t.Errorf("%s got %s (prefix %q), want %s", who, got, prefix, want)
+				}
+				if got := strings.Join(res.Header["Trailer"], ", "); prefix == "" && strings.Contains(got, "X-Me") != (who == "first") {
+					t.Errorf("%s was announced %q", who, got)
+				}
+			}
+			var wg sync.WaitGroup
+			wg.Go(func() { check("first", "Set-Cookie X-All X-Me X-Mine") })
+			synctest.Wait()
+			wg.Go(func() { check("other", "X-All") })
+			wg.Wait()
 			s.wantCalls(t, 1)
 		})
 	}

@@ -138,8 +138,12 @@ func (q *query) replyLive(c *call, s served[*response], key string) liveOutcome 
 	if x.announced >= 0 {
 		h.Set("Content-Length", strconv.FormatInt(x.announced, 10))
 	}
-	if len(x.trailers) > 0 {
-		h["Trailer"] = slices.Clip(x.trailers)
+	trailers := x.trailers
+	if !own {
+		trailers = slices.DeleteFunc(slices.Clone(trailers), x.directives.OwnTrailer)
+	}
+	if len(trailers) > 0 {
+		h["Trailer"] = slices.Clip(trailers)
 	}
 	status.AppendTo(h)
 	w.WriteHeader(res.status)
@@ -183,9 +187,14 @@ func (q *query) relay(x *exchange, body *spool.Reader, own bool, to io.Writer) {
 		}
 		panic(http.ErrAbortHandler)
 	}
-	if len(x.trailer) > 0 {
+	trailer := x.trailer
+	if !own {
+		trailer = maps.Clone(trailer)
+		maps.DeleteFunc(trailer, func(name string, _ []string) bool { return x.directives.OwnTrailer(name) })
+	}
+	if len(trailer) > 0 {
 		flush() // a body sent at once, with its length, has no place behind it
-		copyHeader(w.Header(), x.trailer, false)
+		copyHeader(w.Header(), trailer, false)
 	}
 }
 
