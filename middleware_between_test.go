@@ -279,6 +279,46 @@ func TestBetween_FieldsOfOuterMiddleware(t *testing.T) {
 	})
 }
 
+// And it is said to its own client only, also where the handler writes behind it: to a
+// POST that answers the next GET, and to who has a stored response validated.
+func TestBetween_OuterFieldsOfOneClient(t *testing.T) {
+	for path, cc := range map[string]string{"/posted": "max-age=60", "/checked": "no-cache"} {
+		t.Run(path, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+					w.Header().Set("Cache-Control", cc)
+					w.Header().Set("Content-Location", path)
+					w.Header().Set("ETag", `"e"`)
+					w.Header().Add("Link", "</inner>")
+					if r.Header.Get("If-None-Match") != "" {
+						w.WriteHeader(http.StatusNotModified)
+					}
+				})
+				for _, who := range []string{"alice", "bob", "carol"} {
+					method := "GET"
+					if who == "alice" && path == "/posted" {
+						method = "POST"
+					}
+					w := httptest.NewRecorder()
+					w.Header().Set("X-Csrf-Token", who)
+					w.Header().Add("Link", "</"+who+">")
+					s.handler.ServeHTTP(w, request(method, "http://a"+path))
+					synctest.Wait()
+					h := w.Header()
+					if got, want := fmt.Sprint(h["X-Csrf-Token"], h["Link"]), fmt.Sprintf("[%s] [</%[1]s> </inner>]", who); got != want {
+						t.Errorf("%s: %s got %s, want %s (%s)", path, who, got, want, h.Get("Cache-Status"))
+					}
+				}
+				if cc == "no-cache" {
+					s.wantCalls(t, 3)
+				} else {
+					s.wantCalls(t, 1)
+				}
+			})
+		})
+	}
+}
+
 // Our word about a request stands behind those of the caches nearer to the origin
 // (RFC 9211 section 2).
 func TestBetween_CacheStatusIsTheLast(t *testing.T) {

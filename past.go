@@ -8,6 +8,7 @@ import (
 	"maps"
 	"net"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/bellwether-go/bellwether/internal/httpcache"
@@ -124,7 +125,7 @@ func (q *query) passChecked(key string, it *item[*response]) {
 	}
 	w.reset()
 	now := time.Now()
-	header := httpcache.CanonicalHeader(w.held)
+	header := within(w.held, w.untouched)
 	if !httpcache.Selects(stale, header) {
 		pass(q.w, q.r, q.next, httpcache.Status{Fwd: httpcache.FwdStale})
 		return
@@ -183,7 +184,7 @@ func (m *Middleware) drop(ctx context.Context, keys []string) {
 func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.Handler, target *http.Request, key string) {
 	witness := m.engine.watchInvalidations(key)
 	defer m.engine.dismiss(key, witness)
-	sent := time.Now()
+	sent, outer := time.Now(), maps.Clone(w.Header())
 	u := &keptWriter{watchedWriter: watchedWriter{ResponseWriter: w}, limit: m.options.MaxBody, account: account{of: &m.bodies}}
 	defer u.account.close()
 	var (
@@ -203,12 +204,14 @@ func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.
 		now := time.Now()
 		decided = now
 		header := httpcache.CanonicalHeader(u.Header())
-		j := httpcache.Judge(r.Header, status, header, sent, now, m.rules)
-		// As in decide; and what a GET would not be asked with, nobody is given.
+		own := within(header, outer)
+		j := httpcache.Judge(r.Header, status, own, sent, now, m.rules)
+		// As in decide; and what a GET would not be asked with, nobody is given. By the
+		// whole header: a Vary or a cookie may be the handler's too, if it has set the same.
 		u.keeping = httpcache.PostStorable(target, status, header, j) && plainPost(r) &&
 			headerBytes(header) <= maxHeader && !isEventStream(header)
 		if u.keeping {
-			kept = httpcache.StoredHeader(header, j.Directives, now)
+			kept = httpcache.StoredHeader(own, j.Directives, now)
 			res = &response{status: status, freshness: j.Freshness}
 			f = Freshness{
 				Age: j.Age, TTL: j.Freshness.Lifetime,
@@ -224,6 +227,22 @@ func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.
 		f.Age += time.Since(decided)
 		m.engine.putUnless(key, res, f, witness, drops)
 	}
+}
+
+// within returns the handler's part of a header h that was outer before the handler
+// had it: what a middleware around this one has said to one client is not said to
+// another, nor to that one twice.
+func within(h, outer http.Header) http.Header {
+	own := maps.Clone(httpcache.CanonicalHeader(h))
+	for name, before := range httpcache.CanonicalHeader(outer) {
+		switch now := own[name]; {
+		case slices.Equal(now, before):
+			delete(own, name)
+		case len(now) > len(before) && slices.Equal(now[:len(before)], before):
+			own[name] = now[len(before):]
+		}
+	}
+	return own
 }
 
 // plainPost reports whether nothing in the request may make its response another
