@@ -109,6 +109,39 @@ func TestReply_Ranges(t *testing.T) {
 	})
 }
 
+// A part has not the digest of the whole, and that there is none is not kept by caches
+// in front of this one.
+func TestReply_FieldsOfRanges(t *testing.T) {
+	whole := []string{"CDN-Cache-Control", "Content-Digest", "Content-Md5", "Expires", "Repr-Digest"}
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			for _, name := range whole {
+				w.Header().Set(name, "max-age=60")
+			}
+			io.WriteString(w, "0123456789")
+		})
+		s.get("http://a/p")
+		synctest.Wait()
+		for _, tt := range []struct {
+			ranges string
+			status int
+			want   string
+		}{
+			{"bytes=0-1,0-9,0-9", 200, strings.Join(whole, " ")},
+			{"bytes=2-3", 206, "CDN-Cache-Control Expires Repr-Digest"},
+			{"bytes=2-3,5-6", 206, "CDN-Cache-Control Expires Repr-Digest"},
+			{"bytes=20-30", 416, "Repr-Digest"},
+		} {
+			w := s.get("http://a/p", "Range", tt.ranges)
+			got := slices.DeleteFunc(slices.Clone(whole), func(name string) bool { return w.Header().Get(name) == "" })
+			if w.Code != tt.status || strings.Join(got, " ") != tt.want {
+				t.Errorf("%s: %d with %v, want %d with %s", tt.ranges, w.Code, got, tt.status, tt.want)
+			}
+		}
+		s.wantCalls(t, 1)
+	})
+}
+
 // Fields that a handler says are for one client, or for one connection, reach
 // nobody else: neither those who wait for the response nor those who come later.
 // Its own client gets the former, unless it was a 304 that had them.

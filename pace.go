@@ -4,6 +4,8 @@ import (
 	"errors"
 	"net/http"
 	"time"
+
+	"github.com/bellwether-go/bellwether/internal/httpcache"
 )
 
 // This file is patience with clients. A client that takes a shared body slowly
@@ -64,10 +66,17 @@ func (p *pacedWriter) within(send func() error) (err error) {
 	return send()
 }
 
-// A pacedResponse is a ResponseWriter whose body a pacedWriter writes.
+// A pacedResponse is the ResponseWriter of an answer to a Range, whose body a
+// pacedWriter writes.
 type pacedResponse struct {
 	http.ResponseWriter
 	paced *pacedWriter
+}
+
+// WriteHeader is called with the header of the whole, whatever the status.
+func (r pacedResponse) WriteHeader(status int) {
+	httpcache.TrimToRange(r.Header(), status)
+	r.ResponseWriter.WriteHeader(status)
 }
 
 func (r pacedResponse) Write(b []byte) (int, error) { return r.paced.Write(b) }

@@ -1,6 +1,7 @@
 package httpcache
 
 import (
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -119,6 +120,22 @@ func ForRange(r *http.Request, stored http.Header, received time.Time) *http.Req
 		delete(own.Header, "Range")
 	}
 	return own
+}
+
+// TrimToRange removes from h, the header of a stored response, what does not hold for
+// an answer to a Range that has that status. The digests of content are the whole's
+// (RFC 9530 section 2, RFC 2616 section 14.15). That there is no such range is about one
+// request: what net/http has left of how long the whole is fresh goes, too.
+func TrimToRange(h http.Header, status int) {
+	if status == http.StatusOK {
+		return // it is the whole
+	}
+	remove(h, []string{"Content-Digest", "Content-Md5"})
+	if status == http.StatusRequestedRangeNotSatisfiable {
+		maps.DeleteFunc(h, func(name string, _ []string) bool {
+			return name == "Expires" || strings.HasSuffix(name, "-Cache-Control")
+		})
+	}
 }
 
 // NotModified tells whether a request's own condition is to be answered with
