@@ -302,7 +302,7 @@ func (x *exchange) decide(status int) {
 		x.shared, j.Freshness = true, httpcache.Freshness{Lifetime: j.Age + max(0, x.m.options.ErrorTTL)}
 	}
 	if isEventStream(header) {
-		x.withhold(&j, "event-stream")
+		x.withhold(&j, reasonEventStream)
 	}
 	if headerBytes(header) > maxHeader {
 		x.withhold(&j, "header too large")

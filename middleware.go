@@ -169,9 +169,11 @@ func (m *Middleware) Close() error {
 // client's header, cookies and address, but as a GET, and without conditions and
 // ranges; if a response is stored that has to be validated, with conditions of ours.
 // A handler that needs the client itself (to hijack the connection, to stream
-// events) is reached by requests that ask for an upgrade or for text/event-stream
-// with the real ResponseWriter, and by all other methods with one that flushes and
-// hijacks as that does.
+// events) is reached by requests that ask for an upgrade or for text/event-stream,
+// or that Key refuses, with the real ResponseWriter, and by all other methods with
+// one that flushes and hijacks as that does. With the real one, our member of
+// Cache-Status stands before the handler's own, and is lost if the handler sets the
+// field; else it is the last.
 //
 // A handler that panics does so to its first client's server too; the others who
 // wait get 502, and an Observer's Rebuild gets the stack; its Error, where the
@@ -202,8 +204,11 @@ func (m *Middleware) Handler(next http.Handler) http.Handler {
 				replyNotCached(w) // RFC 9111 section 5.2.1.7
 				return
 			}
-			why = cmp.Or(why, "key")
-			pass(w, r, next, httpcache.Status{Fwd: httpcache.FwdBypass, Detail: why})
+			past := pass
+			if !ok || why == reasonUpgrade || why == reasonEventStream {
+				past = passReal
+			}
+			past(w, r, next, httpcache.Status{Fwd: httpcache.FwdBypass, Detail: cmp.Or(why, "key")})
 			return
 		}
 		if !m.hot(w, r, key, d) {
@@ -258,6 +263,12 @@ func (m *Middleware) target(r *http.Request) (*http.Request, bool) {
 // eventStream is the media type of server-sent events, which do not end.
 const eventStream = "text/event-stream"
 
+// The reasons to go past the cache that want the real ResponseWriter.
+const (
+	reasonUpgrade     = "upgrade"
+	reasonEventStream = "event-stream"
+)
+
 // bypassReason says why a safe request goes past the cache, "" if it does not.
 func bypassReason(r *http.Request, d httpcache.RequestDirectives) string {
 	switch {
@@ -266,9 +277,9 @@ func bypassReason(r *http.Request, d httpcache.RequestDirectives) string {
 	case r.Header["Upgrade"] != nil && !strings.EqualFold(strings.Join(r.Header["Upgrade"], ","), "h2c"):
 		// An offer of h2c is one that net/http never takes (RFC 9113 section 3.1 has
 		// dropped it), and that some clients make with each request.
-		return "upgrade"
+		return reasonUpgrade
 	case strings.Contains(strings.ToLower(strings.Join(r.Header["Accept"], ",")), eventStream):
-		return "event-stream"
+		return reasonEventStream
 	case r.ContentLength != 0:
 		// A body that the key does not tell apart would answer others.
 		return "request body"

@@ -330,9 +330,13 @@ func TestBetween_CacheStatusIsTheLast(t *testing.T) {
 					say(w.Header(), "Cache-Status", "Origin;hit")
 					io.WriteString(w, "x")
 				})
-				for _, method := range []string{"GET", "GET", "POST", "PUT"} {
-					if got := strings.Join(s.do(request(method, "http://a/p")).Header()["Cache-Status"], ", "); !strings.HasPrefix(got, "Origin;hit, Bellwether") {
-						t.Errorf("%s, %s: %q", cc, method, got)
+				for _, r := range []*http.Request{
+					request("GET", "http://a/p"), request("GET", "http://a/p"), request("POST", "http://a/p"), request("PUT", "http://a/p"),
+					request("OPTIONS", "http://a/p"), request("HEAD", "http://a/p"), request("GET", "http://a/p", "Cache-Control", "no-store"),
+					request("GET", "http://a/p", "Authorization", "x"), request("GET", "http://a/p", "Authorization", "x"),
+				} {
+					if got := strings.Join(s.do(r).Header()["Cache-Status"], ", "); !strings.HasPrefix(got, "Origin;hit, Bellwether") {
+						t.Errorf("%s, %s %v: %q", cc, r.Method, r.Header, got)
 					}
 					synctest.Wait()
 				}

@@ -18,10 +18,18 @@ import (
 // This file is what goes past the cache, to the handler with the client's own
 // ResponseWriter, and what the cache learns on the way.
 
-// pass hands the request to the handler, with the real ResponseWriter.
-func pass(w http.ResponseWriter, r *http.Request, next http.Handler, why httpcache.Status) {
+// passReal hands the request to the handler, with the real ResponseWriter. So our word
+// about it is there before the handler's.
+func passReal(w http.ResponseWriter, r *http.Request, next http.Handler, why httpcache.Status) {
 	why.AppendTo(w.Header())
 	next.ServeHTTP(w, r)
+}
+
+// pass hands the request to the handler.
+func pass(w http.ResponseWriter, r *http.Request, next http.Handler, why httpcache.Status) {
+	u := &watchedWriter{ResponseWriter: w}
+	u.before = func(int) { why.AppendTo(w.Header()) }
+	u.run(func() { next.ServeHTTP(u, r) })
 }
 
 // pass hands the request to the handler, as the last resort, unless it wants none.
@@ -147,7 +155,7 @@ func (q *query) passChecked(key string, it *item[*response]) {
 // has returned; and then in any case, as what others have read before is old.
 func (m *Middleware) passUnsafe(w http.ResponseWriter, r *http.Request, next http.Handler) {
 	if r.Method == http.MethodConnect {
-		pass(w, r, next, httpcache.Status{Fwd: httpcache.FwdMethod})
+		passReal(w, r, next, httpcache.Status{Fwd: httpcache.FwdMethod})
 		return
 	}
 	target, ok := m.target(r)
