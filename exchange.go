@@ -48,7 +48,6 @@ type exchange struct {
 	load    context.Context // the attempt's
 	path    []string        // request field names that the key already tells apart
 	sent    time.Time
-	running loadContext             // the handler's: of the load, whose freshness it cannot set
 	cancel  context.CancelCauseFunc // has the handler end
 	ended   <-chan struct{}         // closed when it is to
 	// unlink makes the end of load no longer the handler's. It returns false if
@@ -656,8 +655,7 @@ func (x *exchange) carry(next http.Handler, r *http.Request) (*response, error) 
 	})
 	defer x.telling.Wait()
 	defer cancel(nil)
-	x.running = loadContext{Context: running, rebuilds: x.attempt.flight}
-	own := forEverybody(&x.running, r)
+	own := forEverybody(running, r)
 	if x.stored != nil {
 		httpcache.SetConditions(own.Header, x.stored.head())
 	}

@@ -218,9 +218,7 @@ func (m *Middleware) Handler(next http.Handler) http.Handler {
 }
 
 // runs reports whether w belongs to a run of the handler for m. The response that
-// is being made there is what a second pass would wait for. A writer without Unwrap,
-// such as http.TimeoutHandler's, hides that; then it is found out where the request
-// would wait, see want.through, and only an early rebuild gets what is still fresh.
+// is being made there is what a second pass would wait for.
 func (m *Middleware) runs(w http.ResponseWriter) bool {
 	for {
 		switch writer := w.(type) {
@@ -325,12 +323,7 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 			c := &call{path: path}
 			defer c.leave()
 			var err error
-			switch s, err = q.wait(c, key, it); {
-			case err == errOwnKey: // itself: a handler may have panicked with what wraps it
-				q.told = nil // as if runs had seen it
-				next.ServeHTTP(w, r)
-				return
-			case err != nil:
+			if s, err = q.wait(c, key, it); err != nil {
 				q.replyError(c, key, s.collapsed, err)
 				return
 			}
@@ -520,7 +513,6 @@ func (q *query) wait(c *call, key string, stale *item[*response]) (served[*respo
 		}
 	}
 	waiter := m.engine.waiter(q.r.Context(), key, stale)
-	w.through = true
 	waiter.want = w
 	waiter.wait(requested{q, c})
 	if waiter.dueEarly() {

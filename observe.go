@@ -305,11 +305,7 @@ func (q *query) add(s Serve) {
 func (q *query) bypassed() { q.add(Serve{Way: WayBypass}) }
 
 // tell tells of the request's end.
-func (q *query) tell() {
-	if q.told != nil {
-		q.m.engine.tellServe(q.r.Context(), *q.told)
-	}
-}
+func (q *query) tell() { q.m.engine.tellServe(q.r.Context(), *q.told) }
 
 // A herdCount counts the callers of a flight that somebody watches. Each of them
 // goes once; the last, or the flight, if that is up for longer, tells.

@@ -20,9 +20,6 @@ type want[V any] struct {
 	// first makes a call that cannot begin a flight of its own end at once, with
 	// errTaken.
 	first bool
-	// through makes a call that asks for what the load that it is of is to make end
-	// with errOwnKey, whatever may be served meanwhile.
-	through bool
 	// solo is for a call whose own load might publish to it alone: when another
 	// such call's does, this one is let go with that, and does not take turns.
 	solo bool
@@ -442,13 +439,13 @@ func (c *waiter[V]) join(b binder[V]) bool {
 	if c.collapsed = f != nil; !c.collapsed {
 		return c.begin(b)
 	}
-	// Something stale answers it when its patience ends, whoever makes what is not.
-	if (c.want.through || c.stale == nil && f.state.Load().offered == nil) && f.loads(within) {
-		c.err = errOwnKey
-		return false
-	}
 	if c.want.first {
 		c.err = errTaken
+		return false
+	}
+	// Something stale answers it when its patience ends, whoever makes what is not.
+	if c.stale == nil && f.state.Load().offered == nil && f.loads(within) {
+		c.err = errOwnKey
 		return false
 	}
 	c.board(f)
