@@ -170,8 +170,8 @@ func (m *Middleware) Close() error {
 // ranges; if a response is stored that has to be validated, with conditions of ours.
 // A handler that needs the client itself (to hijack the connection, to stream
 // events) is reached by requests that ask for an upgrade or for text/event-stream,
-// or that Key refuses, with the real ResponseWriter, and by all other methods with
-// one that flushes and hijacks as that does. With the real one, our member of
+// or that Key refuses, with the real ResponseWriter, and by all else that goes past the
+// cache with one that flushes and hijacks as that does. With the real one, our member of
 // Cache-Status stands before the handler's own, and is lost if the handler sets the
 // field; else it is the last.
 //
@@ -183,7 +183,9 @@ func (m *Middleware) Close() error {
 // Trailers go to all who read the response as it is made, and are not stored.
 //
 // Within a run of next, the middleware lets requests through: used on a router and
-// again on a part of it, it caches once.
+// again on a part of it, it caches once. It knows that by the ResponseWriter, so one
+// in between needs an Unwrap, as [http.ResponseController] wants it: behind
+// [http.TimeoutHandler], which has none, the second waits for the first.
 func (m *Middleware) Handler(next http.Handler) http.Handler {
 	if next == nil {
 		panic(errors.New("bellwether: Handler needs the handler that it is to wrap"))

@@ -290,6 +290,7 @@ func TestBetween_OuterFieldsOfOneClient(t *testing.T) {
 					w.Header().Set("Content-Location", path)
 					w.Header().Set("ETag", `"e"`)
 					w.Header().Add("Link", "</inner>")
+					w.Header().Set("X-Id", "inner")
 					if r.Header.Get("If-None-Match") != "" {
 						w.WriteHeader(http.StatusNotModified)
 					}
@@ -302,9 +303,13 @@ func TestBetween_OuterFieldsOfOneClient(t *testing.T) {
 					w := httptest.NewRecorder()
 					w.Header().Set("X-Csrf-Token", who)
 					w.Header().Add("Link", "</"+who+">")
+					w.Header()["x-id"] = []string{who}
 					s.handler.ServeHTTP(w, request(method, "http://a"+path))
 					synctest.Wait()
 					h := w.Header()
+					if all := fmt.Sprint(h); who != "alice" && strings.Contains(all, "alice") {
+						t.Errorf("%s: %s got %s", path, who, all)
+					}
 					if got, want := fmt.Sprint(h["X-Csrf-Token"], h["Link"]), fmt.Sprintf("[%s] [</%[1]s> </inner>]", who); got != want {
 						t.Errorf("%s: %s got %s, want %s (%s)", path, who, got, want, h.Get("Cache-Status"))
 					}

@@ -16,7 +16,7 @@ import (
 )
 
 // This file is what goes past the cache, to the handler with the client's own
-// ResponseWriter, and what the cache learns on the way.
+// ResponseWriter or a look through it, and what the cache learns on the way.
 
 // passReal hands the request to the handler, with the real ResponseWriter. So our word
 // about it is there before the handler's.
@@ -212,7 +212,7 @@ func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.
 		now := time.Now()
 		decided = now
 		header := httpcache.CanonicalHeader(u.Header())
-		own := within(header, outer)
+		own := within(u.Header(), outer)
 		j := httpcache.Judge(r.Header, status, own, sent, now, m.rules)
 		// As in decide; and what a GET would not be asked with, nobody is given. By the
 		// whole header: a Vary or a cookie may be the handler's too, if it has set the same.
@@ -241,8 +241,8 @@ func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.
 // had it: what a middleware around this one has said to one client is not said to
 // another, nor to that one twice.
 func within(h, outer http.Header) http.Header {
-	own := maps.Clone(httpcache.CanonicalHeader(h))
-	for name, before := range httpcache.CanonicalHeader(outer) {
+	own := maps.Clone(h)
+	for name, before := range outer {
 		switch now := own[name]; {
 		case slices.Equal(now, before):
 			delete(own, name)
@@ -250,7 +250,7 @@ func within(h, outer http.Header) http.Header {
 			own[name] = now[len(before):]
 		}
 	}
-	return own
+	return httpcache.CanonicalHeader(own)
 }
 
 // plainPost reports whether nothing in the request may make its response another

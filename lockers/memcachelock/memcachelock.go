@@ -48,8 +48,9 @@
 // makes a few of them.
 //
 // An acquire whose caller's context ends is undone, if memcached answers within
-// ten seconds. One that fails before, with the client's Timeout, is not: if memcached carries it out after all, nobody
-// holds the lease, which blocks its key for no longer than it announces.
+// ten seconds. One that fails before, with the client's Timeout, is not: if
+// memcached carries it out after all, nobody holds the lease, which blocks its key
+// for no longer than it announces.
 //
 // # Tokens
 //
