@@ -26,7 +26,7 @@ func (e *engine[V]) put(ctx context.Context, key string, v V, f Freshness, posit
 	r := e.apart(key)
 	_, epoch := r.takeEpoch(ctx)
 	now := e.clock.now()
-	it := &item[V]{kind: KindValue, value: v, epoch: epoch, alone: epoch == 0, position: position, trusted: e.trustedUntil(now)}
+	it := &item[V]{kind: KindValue, value: v, epoch: epoch, position: position, trusted: e.trustedUntil(now)}
 	it.lifetime = e.lifetimeOf(now, f, key, epoch)
 	switch {
 	case it.end() > now:

@@ -124,21 +124,12 @@ func (r *run[V]) followLogAhead(ctx context.Context, age time.Duration) {
 // released it finds that one's value here, and the flight has ended.
 func (r *run[V]) claim(ctx context.Context) (epoch uint64, ended bool) {
 	asked := r.engine.clock.now()
-	r.epochAsked = asked
+	r.before, r.epochAsked = r.epochAsked, asked
 	entry, epoch := r.takeEpoch(ctx)
-	if r.engine.Store == nil {
+	if epoch == 0 || r.engine.Store == nil {
 		return epoch, false
 	}
-	known, now := r.engine.near.get(r.key)
-	if epoch == 0 {
-		// A store that takes nothing may read well all the same, and has no word of
-		// what was made meanwhile. Nobody can have invalidated that there either: it
-		// answers for as long as it would if the store did not answer at all.
-		if known == nil || !known.alone || known.judge(now) == rebuild {
-			return 0, false
-		}
-		return 0, r.consider(known.found(r.trustedUntil(now)), false)
-	}
+	known, _ := r.engine.near.get(r.key)
 	it := r.decode(entry, known, asked)
 	if it == nil && r.state.Load().offered != nil {
 		r.offerStale(nil) // it was invalidated since the look

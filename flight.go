@@ -71,7 +71,7 @@ type flight[V any] struct {
 	// accept is the first caller's, see want. It never changes.
 	accept func(it *item[V], now instant) bool
 	// enough is before when callers came for whom what the flight ends with is new,
-	// although another process has made it. Guarded by engine.mu.
+	// although another process has made it. It is the flight's goroutine's.
 	enough instant
 	// Of the present load, guarded by engine.mu: the item.position of what it
 	// makes, and whether the flight goes on without the store.

@@ -3,6 +3,7 @@ package bellwether_test
 import (
 	"fmt"
 	"net/http"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/lockers/locallock"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
@@ -166,6 +168,46 @@ func TestHTTP_ReloadsCollapseInAFleet(t *testing.T) {
 			t.Errorf("%d loads, want one, and two for each round of reloads", loads)
 		}
 	})
+}
+
+// What a reload gets was loaded after it came, also where the answers of a store that
+// does not tell are long under way.
+func TestHTTP_ReloadIsOfNoEarlierLoad(t *testing.T) {
+	for _, late := range []time.Duration{0, 50 * time.Millisecond} {
+		synctest.Test(t, func(t *testing.T) {
+			began := func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", "max-age=60")
+				now := time.Now()
+				time.Sleep(time.Second)
+				fmt.Fprint(w, now.UnixNano())
+			}
+			store, locker := memstore.New(), struct{ bellwether.Locker }{locallock.New()}
+			slow := &wiredStore{wire: &wire{}, store: store}
+			var all []*site
+			for _, s := range []bellwether.Store{quiet{store}, quiet{store}, quiet{slow}} {
+				all = append(all, newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: s, Locker: locker}}, began))
+			}
+			time.Sleep(time.Second)
+			slow.reply.Store(int64(late))
+			var wg sync.WaitGroup
+			reload := func(s *site) {
+				wg.Go(func() {
+					came := time.Now()
+					w := s.get("http://a/p", "Cache-Control", "no-cache")
+					if n, err := strconv.ParseInt(w.Body.String(), 10, 64); err != nil || n < came.UnixNano() {
+						t.Errorf("replies after %v: %d, loaded %v before the request", late, w.Code, came.Sub(time.Unix(0, n)))
+					}
+				})
+			}
+			reload(all[0])
+			reload(all[1])
+			for range 600 {
+				reload(all[2])
+				time.Sleep(5 * time.Millisecond)
+			}
+			wg.Wait()
+		})
+	}
 }
 
 // A reload is a validation where there is something to validate, and a failing

@@ -19,7 +19,6 @@ import (
 type item[V any] struct {
 	lifetime
 	kind    EntryKind
-	alone   bool          // the store took no claim for the rebuild that made it
 	weight  uint32        // what it takes in the near tier; 0 if not weighed yet
 	value   V             // if kind is KindValue
 	epoch   uint64        // of the rebuild that made it; 0 if it was made without the store

@@ -135,7 +135,7 @@ func (r *run[V]) told(ctx context.Context, n heard) bool {
 		r.lookAgain()
 		return r.look(ctx)
 	}
-	r.unshared, r.epochAsked = 0, n.made
+	r.unshared, r.before, r.epochAsked = 0, n.made, n.made
 	if !r.consider(r.decode(n.Entry, known, n.made), true) {
 		return false
 	}

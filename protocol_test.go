@@ -911,40 +911,6 @@ func TestFleet_InvalidateDuringALoadThatFails(t *testing.T) {
 	}
 }
 
-// A store that takes nothing may read well (a replica, one without memory): each
-// process keeps its own, as if the store did not answer at all, and not until it is to
-// ask whether it still holds. What the store has from before is older.
-func TestFleet_StoreTakesNothing(t *testing.T) {
-	for name, before := range map[string]time.Duration{"with nothing in it": -1, "with what is over": time.Minute, "with what is stale": 30 * time.Second} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				f := newFleet(t, 3, push, bellwether.Options{TTL: 20 * time.Second, StaleWhileRevalidate: 20 * time.Second})
-				if before > 0 {
-					f.processes[0].Get(t.Context(), "k")
-					time.Sleep(before)
-				}
-				f.each(func(p *process) { p.store.set(on(refuse, "claim", "commit", "invalidate")) })
-				began := f.origin.loads
-				for range 150 {
-					f.each(func(p *process) {
-						if _, err := p.Get(t.Context(), "k"); err != nil {
-							t.Error(err)
-						}
-					})
-					time.Sleep(100 * time.Millisecond)
-				}
-				f.wantLoads(t, began+3)
-				f.each(func(p *process) { p.store.set(nil) })
-				for range 30 {
-					f.each(func(p *process) { p.Get(t.Context(), "k") })
-					time.Sleep(100 * time.Millisecond)
-				}
-				f.wantLoads(t, began+4)
-			})
-		})
-	}
-}
-
 // A failed load falls back on what the fleet holds, a new value after an
 // outage of the store falls back on nothing older.
 func TestFleet_OlderAfterNewer(t *testing.T) {
@@ -1932,7 +1898,6 @@ func TestClose_InEveryPhase(t *testing.T) {
 	}
 }
 
-// A closed cache answers nobody, also with what it had.
 // Who waits when the cache is closed gets nothing that nobody has said still holds.
 func TestClose_NothingOldInTheEnd(t *testing.T) {
 	for name, during := range map[string]fault{"a look": on(blackHole, "get"), "a load": nil} {
@@ -1963,6 +1928,7 @@ func TestClose_NothingOldInTheEnd(t *testing.T) {
 	}
 }
 
+// A closed cache answers nobody, also with what it had.
 func TestClose_EndsHits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := cacheOf(t, func(ctx context.Context, key string) (string, error) { return "v", nil }, bellwether.Options{})

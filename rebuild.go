@@ -36,6 +36,8 @@ type run[V any] struct {
 	// epochAsked is when the store was last asked for an epoch, or found to have
 	// that of unshared.
 	epochAsked instant
+	// before is when the store was asked before that, or told.
+	before instant
 	// unshared is the epoch of the KindUnshared entry that the last look or
 	// claim found, 0 if it found none.
 	unshared uint64
@@ -46,7 +48,7 @@ type run[V any] struct {
 	length   time.Duration // of the lease that it asked for then
 	known    uint64        // the epoch of the store's entry when the flight began to wait
 	first    uint64        // the epoch of the first value that it has seen since, 0: none yet
-	seen     instant       // when that was
+	missing  instant       // when it was not there yet
 	holder   *HeldError    // of the lease that it last waited for
 	leaseEnd instant       // when that was to run out
 	freed    bool          // it was released before
@@ -285,7 +287,7 @@ func (r *run[V]) look(ctx context.Context) bool {
 		r.noAnswer("reading", err)
 		entry, asked, err = r.read(asking, &r.outage)
 	}
-	r.epochAsked = asked
+	r.before, r.epochAsked = r.epochAsked, asked
 	switch {
 	case err == nil:
 		return r.consider(r.decode(entry, known, asked), true)
@@ -318,7 +320,7 @@ func (r *run[V]) look(ctx context.Context) bool {
 // was at hand.
 func (r *run[V]) consider(it *item[V], fromStore bool) bool {
 	r.present = it
-	r.loaded, r.committed = false, 0
+	r.loaded, r.committed, r.enough = false, 0, 0
 	if it == nil {
 		return false
 	}
@@ -373,21 +375,21 @@ func (r *run[V]) consider(it *item[V], fromStore bool) bool {
 // The load that the flight found under way began before. It commits first, so the
 // next to commit has claimed its epoch after that: where leases hold. Where one was
 // lost two loads may have run at a time; so the age that the store knows has to say
-// the same.
+// the same. Both are taken as early as they can have been. What no flight has made
+// says nothing of its load.
 func (r *run[V]) newEnough(it *item[V]) bool {
 	if !r.waits || it.epoch <= r.known {
 		return false
 	}
 	if r.first == 0 {
-		r.first, r.seen = it.epoch, r.engine.clock.now()
+		r.first, r.missing = it.epoch, r.before
 	}
-	began := it.born - it.build
-	if it.epoch == r.first || began < r.waiting {
+	underWay := r.engine.clock.now() - r.epochAsked // the reply, at most
+	began := it.born - it.build - underWay
+	if it.epoch == r.first || it.build == 0 || began < r.waiting {
 		return false
 	}
-	r.engine.mu.Lock()
-	defer r.engine.mu.Unlock()
-	r.enough = min(began, r.seen)
+	r.enough = min(began, r.missing)
 	return true
 }
 
@@ -717,7 +719,7 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 	}
 	now := e.clock.now()
 	r.loaded, r.failure, r.committed = true, nil, 0
-	it := &item[V]{epoch: epoch, alone: epoch == 0, build: l.took, made: r.made, position: r.position, trusted: r.trustedUntil(now)}
+	it := &item[V]{epoch: epoch, build: l.took, made: r.made, position: r.position, trusted: r.trustedUntil(now)}
 	switch {
 	case errors.Is(l.err, errNothing):
 		r.end(errAgain) // who has not seen what was published asks again
@@ -812,7 +814,7 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 	if !told {
 		return r.settle(it)
 	}
-	it.epoch, it.alone = epoch, epoch == 0
+	it.epoch = epoch
 	r.fenced = !r.commit(ctx, it)
 	r.committed = e.clock.now()
 	if !r.fenced && r.settle(it) {

@@ -148,18 +148,23 @@ func (l lifetime) failed(now instant, errorTTL time.Duration) lifetime {
 		}
 		return l
 	}
+	l.count()
+	l.retryAt = addDurations(now, backOff(l.failures, errorTTL))
+	return l
+}
+
+// count counts one more failure that is remembered.
+func (l *lifetime) count() {
 	if l.failures == 0 || l.retryAt > l.born {
 		l.failures++
 	}
-	l.retryAt = addDurations(now, backOff(l.failures, errorTTL))
-	return l
 }
 
 // failedUntil is failed for a failure that says itself how long nobody is to try
 // again. Up to a tenth is added at random, so that keys that failed together are
 // not tried again together.
 func (l lifetime) failedUntil(now instant, pause time.Duration) lifetime {
-	l.failures++
+	l.count()
 	l.retryAt = addDurations(now, addDurations(pause, time.Duration(rand.Int64N(int64(pause/10)+1))))
 	return l
 }

@@ -133,6 +133,18 @@ func TestJudge_Properties(t *testing.T) {
 	}
 }
 
+// Failures that were not remembered make no later pause longer, also not by way of one that
+// says itself how long.
+func TestFailed_AfterWhatIsNotRemembered(t *testing.T) {
+	l := lifetime{born: time.Hour}
+	l = l.failed(l.born, 0)
+	l = l.failed(l.born, 0)
+	l = l.failedUntil(l.born, time.Second)
+	if l = l.failed(l.born, time.Second); l.failures != 2 {
+		t.Errorf("%d failures are counted, want the two that are remembered", l.failures)
+	}
+}
+
 func TestBackOff(t *testing.T) {
 	for _, test := range []struct {
 		n          uint32
