@@ -389,7 +389,7 @@ func (r *run[V]) newEnough(it *item[V]) bool {
 	if it.epoch == r.first || it.build == 0 || began < r.waiting {
 		return false
 	}
-	r.enough = min(began, r.missing)
+	r.enough = min(began, r.missing) + 1 // as item.made
 	return true
 }
 
