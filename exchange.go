@@ -84,17 +84,17 @@ type exchange struct {
 	body      *spool.Spool
 	trailer   http.Header // set before the body ends
 
-	decided    chan struct{} // closed when what follows is set
-	decidedAt  time.Time
-	response   *response
-	private    http.Header          // what the first client gets
-	trailers   []string             // the names of fields that come behind the body
-	directives httpcache.Directives // of the response
-	shared     bool                 // others may read it
-	checked    bool                 // it is kept for validation
-	validated  bool                 // it is what was stored: the handler has answered 304
-	finished   chan struct{}        // closed when err is set
-	err        error
+	decided   chan struct{} // closed when what follows is set
+	decidedAt time.Time
+	response  *response
+	private   http.Header   // what the first client gets
+	trailers  []string      // the names of fields that come behind the body
+	qualified []string      // the names of those that are the first client's
+	shared    bool          // others may read it
+	checked   bool          // it is kept for validation
+	validated bool          // it is what was stored: the handler has answered 304
+	finished  chan struct{} // closed when err is set
+	err       error
 }
 
 // ownRoute is ctx with a routing context of its own, if it has chi's: chi takes that
@@ -293,7 +293,7 @@ func (x *exchange) decide(status int) {
 	} else {
 		j = httpcache.Judge(x.owner.request, status, header, x.sent, now, x.m.rules)
 	}
-	x.shared, x.checked, x.directives = j.Shared, j.Checked, j.Directives
+	x.shared, x.checked, x.qualified = j.Shared, j.Checked, j.Directives.QualifiedFields()
 	if j.Reason == httpcache.ReasonStatusNoLifetime && httpcache.IsServerError(status) && !j.Freshness.NoCache {
 		// One error answers the herd that waits for it, and those who come
 		// within ErrorTTL: a broken origin is not helped by being asked by each.
@@ -770,6 +770,9 @@ func trailerNames(h http.Header) []string {
 	}
 	return names
 }
+
+// ownTrailer tells whether a trailer of that name is the first client's.
+func (x *exchange) ownTrailer(name string) bool { return httpcache.OwnTrailer(name, x.qualified) }
 
 // trailerOf returns what a handler that has returned has left in its header to
 // be sent behind the body: the fields it had announced, and in the second way

@@ -140,7 +140,7 @@ func (q *query) replyLive(c *call, s served[*response], key string) liveOutcome 
 	}
 	trailers := x.trailers
 	if !own {
-		trailers = slices.DeleteFunc(slices.Clone(trailers), x.directives.OwnTrailer)
+		trailers = slices.DeleteFunc(slices.Clone(trailers), x.ownTrailer)
 	}
 	if len(trailers) > 0 {
 		h["Trailer"] = slices.Clip(trailers)
@@ -190,7 +190,7 @@ func (q *query) relay(x *exchange, body *spool.Reader, own bool, to io.Writer) {
 	trailer := x.trailer
 	if !own {
 		trailer = maps.Clone(trailer)
-		maps.DeleteFunc(trailer, func(name string, _ []string) bool { return x.directives.OwnTrailer(name) })
+		maps.DeleteFunc(trailer, func(name string, _ []string) bool { return x.ownTrailer(name) })
 	}
 	if len(trailer) > 0 {
 		flush() // a body sent at once, with its length, has no place behind it

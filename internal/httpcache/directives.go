@@ -66,13 +66,18 @@ type Directives struct {
 	Targeted bool
 }
 
+// QualifiedFields are the fields that a qualified no-cache or private names.
+func (d *Directives) QualifiedFields() []string {
+	return slices.Concat(d.NoCacheFields, d.PrivateFields)
+}
+
 // OwnTrailer tells whether a trailer of a response for all is its first client's
-// alone: what a qualified no-cache or private names (RFC 9111 sections 5.2.2.4 and
-// 5.2.2.7), and cookies, which are no trailers (RFC 9110 section 6.5.1), so that
-// nobody has said that they are for sharing.
-func (d *Directives) OwnTrailer(name string) bool {
+// alone: what is among its QualifiedFields (RFC 9111 sections 5.2.2.4 and 5.2.2.7), and
+// cookies, which are no trailers (RFC 9110 section 6.5.1), so that nobody has said that
+// they are for sharing.
+func OwnTrailer(name string, qualified []string) bool {
 	name = http.CanonicalHeaderKey(strings.TrimPrefix(name, http.TrailerPrefix))
-	return name == "Set-Cookie" || name == "Set-Cookie2" || slices.Contains(d.NoCacheFields, name) || slices.Contains(d.PrivateFields, name)
+	return name == "Set-Cookie" || name == "Set-Cookie2" || slices.Contains(qualified, name)
 }
 
 // ResponseDirectives returns the directives that hold for a response: those of

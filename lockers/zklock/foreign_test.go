@@ -26,11 +26,7 @@ func TestForeignNodes(t *testing.T) {
 	if err := leasetest.Acquire(t, l, newKey(), time.Minute).Release(t.Context()); err != nil { // which makes the prefix
 		t.Fatal(err)
 	}
-	conn, _, err := zk.Connect([]string{server.Addr}, 10*time.Second, zk.WithLogger(unheard{}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
+	conn := connect(t, server.Addr)
 	put := func(key, data string) (path string) {
 		t.Helper()
 		path = l.Prefix + "/" + key + ":lease"
@@ -60,19 +56,26 @@ func TestForeignNodes(t *testing.T) {
 	refused(key, path)
 }
 
+// connect returns a client that is nobody's but the test's.
+func connect(t *testing.T, addr string) *zk.Conn {
+	t.Helper()
+	conn, _, err := zk.Connect([]string{addr}, 10*time.Second, zk.WithLogger(unheard{}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(conn.Close)
+	return conn
+}
+
 // TestFreedByHand has a lease's two nodes deleted in one transaction, as the
 // package's text says.
 func TestFreedByHand(t *testing.T) {
 	t.Parallel()
 	server := testserver.ZooKeeper(t)
-	conn, _, err := zk.Connect([]string{server.Addr}, 10*time.Second, zk.WithLogger(unheard{}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
+	conn := connect(t, server.Addr)
 	a, b, key := newLocker(t, server.Addr), newLocker(t, server.Addr), newKey()
 	former := leasetest.Acquire(t, a, key, time.Minute)
-	_, err = conn.Multi(
+	_, err := conn.Multi(
 		&zk.DeleteRequest{Path: a.Prefix + "/" + key + ":lease", Version: -1},
 		&zk.DeleteRequest{Path: zklock.Holder(leasetest.MustBeHeld(t, b, key)), Version: -1},
 	)
@@ -92,11 +95,7 @@ func TestFreedByHand(t *testing.T) {
 func TestNoLeaveForThePrefix(t *testing.T) {
 	t.Parallel()
 	server := testserver.ZooKeeper(t)
-	conn, _, err := zk.Connect([]string{server.Addr}, 10*time.Second, zk.WithLogger(unheard{}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
+	conn := connect(t, server.Addr)
 	proxy := testserver.NewProxy(t, server.Addr)
 	l := newLocker(t, proxy.Addr)
 	l.Prefix = "/" + newKey()
