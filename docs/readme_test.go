@@ -176,7 +176,8 @@ func TestREADME_SnippetsBuildAndRun(t *testing.T) {
 		defer cancel()
 		cmd := exec.CommandContext(ctx, args[0], args[1:]...)
 		cmd.Dir = dir
-		cmd.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=-mod=mod")
+		// With the race detector, as "make test" has compiled all that they need.
+		cmd.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=-mod=mod -race")
 		out, err := cmd.CombinedOutput()
 		if err != nil {
 			t.Fatalf("%v: %v\n%s", args, err, out)

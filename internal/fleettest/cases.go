@@ -102,8 +102,8 @@ func killHolder(t *testing.T, f *fleet) time.Duration {
 // HolderKilledAtAKnownBuild kills the process that rebuilds when the fleet knows
 // how long its builds take. LeaseTTL is long: what counts is the build.
 func HolderKilledAtAKnownBuild(t *testing.T, kind Kind) {
-	const build, shortest = 300 * time.Millisecond, 500 * time.Millisecond
-	f := newFleet(t, kind, 3, fleetOptions{LeaseTTL: 20 * time.Second})
+	const build, shortest = 300 * time.Millisecond, time.Second
+	f := newFleet(t, kind, 3, fleetOptions{LeaseTTL: 20 * time.Second, EngineTimeout: shortest})
 	f.origin.delay.Store(int64(build))
 	for n := range 3 {
 		if r := f.herd(fmt.Sprint("known", n), 10); len(r.Values) != 1 {
@@ -111,9 +111,9 @@ func HolderKilledAtAKnownBuild(t *testing.T, kind Kind) {
 		}
 	}
 	took := killHolder(t, f)
-	// The shortest lease is longer than this build's. The last is for the first
-	// look after it, and for a busy machine.
-	if limit := shortest + build + 800*time.Millisecond; took > limit {
+	// No lease is shorter than EngineTimeout, and this build's is. The last is for the
+	// first look after it, and for a busy machine.
+	if limit := shortest + build + 1700*time.Millisecond; took > limit {
 		t.Errorf("takeover took %v, want at most %v", took, limit)
 	}
 	t.Logf("value %v after the kill", took)

@@ -22,7 +22,7 @@ func TestCluster(t *testing.T) {
 		c = testserver.RedisCluster(tb, 1)
 		return c.Servers()
 	}
-	f := newFleet(t, kind, 3, fleetOptions{LeaseTTL: 2 * time.Second})
+	f := newFleet(t, kind, 3, fleetOptions{LeaseTTL: 2 * time.Second, EngineTimeout: patient})
 	rdb := redis.NewClusterClient(&redis.ClusterOptions{Addrs: c.Addrs()})
 	t.Cleanup(func() { rdb.Close() })
 	store := redisstore.New(rdb)

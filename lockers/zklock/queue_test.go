@@ -221,7 +221,7 @@ func TestLock_RenewedIsNotSilent(t *testing.T) {
 	t.Parallel()
 	q := newLine(t)
 	a, b := newLocker(t, q.server.Addr), newLocker(t, q.server.Addr)
-	const ttl = 2 * time.Second
+	const ttl = 3 * time.Second
 	lease := lock(t, a, q.key, ttl)
 	q.join(t, t.Context(), b, 1, ttl)
 	for range 5 {
