@@ -113,7 +113,7 @@ func work(config string, kinds []Kind) error {
 	if i < 0 {
 		return fmt.Errorf("TestMain has not told Main of the kind %q", c.Kind)
 	}
-	store, locker, err := kinds[i].Open(c.Addrs)
+	store, locker, err := kinds[i].Open(c.Addrs, c.EngineTimeout)
 	if err != nil {
 		return err
 	}

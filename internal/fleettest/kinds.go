@@ -3,6 +3,7 @@ package fleettest
 import (
 	"context"
 	"testing"
+	"time"
 
 	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/internal/testserver"
@@ -26,8 +27,9 @@ type Kind struct {
 	Start func(testing.TB) []*testserver.Server
 
 	// Open makes the store and the locker of a worker process, from the
-	// addresses of those servers. They live as long as the process.
-	Open func(addrs []string) (bellwether.Store, bellwether.Locker, error)
+	// addresses of those servers. They live as long as the process. A client that
+	// has a limit of its own for a call gets EngineTimeout for it, 0 if the default.
+	Open func(addrs []string, engineTimeout time.Duration) (bellwether.Store, bellwether.Locker, error)
 }
 
 // Redis, RedisCluster, Memcached and Memcacheds, which are three servers, are
@@ -36,7 +38,7 @@ var (
 	Redis = Kind{
 		Name:  "redis",
 		Start: func(tb testing.TB) []*testserver.Server { return []*testserver.Server{testserver.Redis(tb)} },
-		Open: func(addrs []string) (bellwether.Store, bellwether.Locker, error) {
+		Open: func(addrs []string, _ time.Duration) (bellwether.Store, bellwether.Locker, error) {
 			redis.SetLogger(silence{}) // its dials fail in the tests that kill the server
 			rdb := redis.NewClient(&redis.Options{Addr: addrs[0], ContextTimeoutEnabled: true})
 			return redisstore.New(rdb), redislock.New(rdb), nil
@@ -45,7 +47,7 @@ var (
 	RedisCluster = Kind{
 		Name:  "redis-cluster",
 		Start: func(tb testing.TB) []*testserver.Server { return testserver.RedisCluster(tb, 1).Servers() },
-		Open: func(addrs []string) (bellwether.Store, bellwether.Locker, error) {
+		Open: func(addrs []string, _ time.Duration) (bellwether.Store, bellwether.Locker, error) {
 			redis.SetLogger(silence{})
 			rdb := redis.NewClusterClient(&redis.ClusterOptions{Addrs: addrs, ContextTimeoutEnabled: true})
 			return redisstore.New(rdb), redislock.New(rdb), nil
@@ -54,8 +56,8 @@ var (
 	Memcached = Kind{
 		Name:  "memcached",
 		Start: func(tb testing.TB) []*testserver.Server { return []*testserver.Server{testserver.Memcached(tb)} },
-		Open: func(addrs []string) (bellwether.Store, bellwether.Locker, error) {
-			store, locker := openMemcached(addrs)
+		Open: func(addrs []string, engineTimeout time.Duration) (bellwether.Store, bellwether.Locker, error) {
+			store, locker := openMemcached(addrs, engineTimeout)
 			return store, locker, nil
 		},
 	}
@@ -64,15 +66,16 @@ var (
 		Start: func(tb testing.TB) []*testserver.Server {
 			return []*testserver.Server{testserver.Memcached(tb), testserver.Memcached(tb), testserver.Memcached(tb)}
 		},
-		Open: func(addrs []string) (bellwether.Store, bellwether.Locker, error) {
-			store, locker := openMemcached(addrs)
+		Open: func(addrs []string, engineTimeout time.Duration) (bellwether.Store, bellwether.Locker, error) {
+			store, locker := openMemcached(addrs, engineTimeout)
 			return store, locker, nil
 		},
 	}
 )
 
-func openMemcached(addrs []string) (*memcachestore.Store, *memcachelock.Locker) {
+func openMemcached(addrs []string, timeout time.Duration) (*memcachestore.Store, *memcachelock.Locker) {
 	mc := memcache.New(addrs...)
+	mc.Timeout = timeout
 	mc.MaxIdleConns = 64
 	return memcachestore.New(mc), memcachelock.New(mc)
 }
@@ -84,9 +87,9 @@ func (k Kind) ElectedBy(engine string, start func(testing.TB, ...string) *testse
 	return Kind{
 		Name:  engine + " over " + k.Name,
 		Start: func(tb testing.TB) []*testserver.Server { return append(k.Start(tb), start(tb)) },
-		Open: func(addrs []string) (bellwether.Store, bellwether.Locker, error) {
+		Open: func(addrs []string, engineTimeout time.Duration) (bellwether.Store, bellwether.Locker, error) {
 			last := len(addrs) - 1
-			store, _, err := k.Open(addrs[:last])
+			store, _, err := k.Open(addrs[:last], engineTimeout)
 			if err != nil {
 				return nil, nil, err
 			}

@@ -11,13 +11,15 @@ import (
 // This file takes ten processes through all that a fleet promises. What they owe
 // each other is in ten_share.go, ten_herd.go and ten_batch.go, what they do about
 // a process that is slow in ten_hedge.go, and what they owe the origin and their
-// callers when they cannot ask each other in ten_outage.go.
+// callers when there is too much to do, or they cannot ask each other, in
+// ten_outage.go.
 
 const (
 	tenNearTTL   = time.Second
 	shortNearTTL = tenNearTTL / 4   // of the fleet whose engines answer
 	tenLease     = 20 * time.Second // far longer than any takeover here may take
-	tenSlots     = 4                // MaxRebuilds, and as many may wait
+	tenSlots     = 16               // MaxRebuilds
+	tenQueued    = 4                // MaxQueued
 	tenShare     = .2               // HedgeShare
 )
 
@@ -33,13 +35,11 @@ type tenCase struct {
 func TenProcesses(t *testing.T, kind Kind) {
 	t.Run("engines that fail", func(t *testing.T) {
 		tenCases(t, kind, fleetOptions{
-			NearTTL: tenNearTTL, LeaseTTL: tenLease, EarlyRefresh: 1, MaxRebuilds: tenSlots, MaxQueued: tenSlots,
-			Observed: true, proxied: true,
+			NearTTL: tenNearTTL, LeaseTTL: tenLease, EarlyRefresh: 1, Observed: true, proxied: true,
 		}, []tenCase{
 			{"near tiers follow an invalidation", nearTiersFollow},
 			{"a failure is shared", failureShared},
 			{"a steady key is rebuilt early", rebuiltEarly},
-			{"too many keys", tooManyKeys},
 			{"the store is slow", tenWithSlowStore},
 			{"the holder is killed", tenTakeOver},
 			{"the store is killed", tenWithoutStore},
@@ -47,7 +47,7 @@ func TenProcesses(t *testing.T, kind Kind) {
 	})
 	t.Run("engines that answer", func(t *testing.T) {
 		tenCases(t, kind, fleetOptions{
-			NearTTL: shortNearTTL, EngineTimeout: patient, Hedge: 3, HedgeShare: tenShare,
+			NearTTL: shortNearTTL, EngineTimeout: patient, Hedge: 3, HedgeShare: tenShare, MaxRebuilds: tenSlots, MaxQueued: tenQueued,
 			Observed: true, metered: kind.Name != Redis.Name, // see asked
 		}, []tenCase{
 			{"builds become known", tenLearn},
@@ -55,6 +55,7 @@ func TenProcesses(t *testing.T, kind Kind) {
 			{"batches", tenBatches},
 			{"the holder hangs", tenHedge},
 			{"the origin is slow", tenWithSlowOrigin},
+			{"too many keys", tooManyKeys},
 		})
 	})
 }
