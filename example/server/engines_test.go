@@ -147,7 +147,7 @@ func TestServer_Elects(t *testing.T) {
 			t.Errorf("/stats: store %s, locker %s", s.Store, s.Locker)
 		}
 
-		o.delay.Store(int64(build))
+		o.delay.Store(int64(time.Minute)) // it is killed before it is done
 		path = unique + "/takeover/" + t.Name()
 		waitsB, waitsC := b.stats(t).Waits, c.stats(t).Waits
 		go a.get(path)
@@ -155,6 +155,7 @@ func TestServer_Elects(t *testing.T) {
 		others := make(chan map[string]int)
 		go func() { others <- herd(20, path, b, c) }()
 		eventually(t, 5*time.Second, "the others wait", func() bool { return b.stats(t).Waits > waitsB && c.stats(t).Waits > waitsC })
+		o.delay.Store(int64(build))
 		killed := time.Now()
 		a.signal(t, syscall.SIGKILL)
 		want = map[string]int{fmt.Sprintf("200 %q <nil>", path+" 2"): 40}

@@ -257,7 +257,10 @@ func newOrigin(t *testing.T, cacheControl string, delay time.Duration) *origin {
 		o.calls[r.URL.Path]++
 		n := o.calls[r.URL.Path]
 		o.mu.Unlock()
-		time.Sleep(time.Duration(o.delay.Load()))
+		select {
+		case <-time.After(time.Duration(o.delay.Load())):
+		case <-r.Context().Done():
+		}
 		w.Header().Set("Cache-Control", o.cached.Load().(string))
 		fmt.Fprintf(w, "%s %d", r.URL.Path, n)
 	}))

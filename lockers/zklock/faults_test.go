@@ -257,7 +257,7 @@ func TestSessionExpired_CancelsTheLoad(t *testing.T) {
 		}
 		ended <- context.Cause(ctx)
 		return "", context.Cause(ctx)
-	}, bellwether.Options{TTL: time.Minute, Store: memstore.New(), Locker: l, LeaseTTL: time.Minute, RebuildTimeout: time.Minute})
+	}, bellwether.Options{TTL: time.Minute, Store: memstore.New(), Locker: l, LeaseTTL: time.Minute, RebuildTimeout: time.Minute, EngineTimeout: 5 * time.Second})
 	var wg sync.WaitGroup
 	wg.Go(func() { c.Get(t.Context(), "k") })
 	<-loading
