@@ -151,10 +151,10 @@ func TestServer_Elects(t *testing.T) {
 		path = unique + "/takeover/" + t.Name()
 		waitsB, waitsC := b.stats(t).Waits, c.stats(t).Waits
 		go a.get(path)
-		eventually(t, 5*time.Second, "the upstream is asked", func() bool { return o.count(path) == 1 })
+		eventually(t, 15*time.Second, "the upstream is asked", func() bool { return o.count(path) == 1 })
 		others := make(chan map[string]int)
 		go func() { others <- herd(20, path, b, c) }()
-		eventually(t, 5*time.Second, "the others wait", func() bool { return b.stats(t).Waits > waitsB && c.stats(t).Waits > waitsC })
+		eventually(t, 15*time.Second, "the others wait", func() bool { return b.stats(t).Waits > waitsB && c.stats(t).Waits > waitsC })
 		o.delay.Store(int64(build))
 		killed := time.Now()
 		a.signal(t, syscall.SIGKILL)
