@@ -81,7 +81,7 @@ func referenced(r *http.Request, reference string) (key string, ok bool) {
 		return "", false
 	}
 	u.Fragment, u.RawFragment = "", "" // part of no request
-	target, ok := targetOf(u)
+	target, ok := targetOf(u, "")
 	if !ok {
 		return "", false
 	}

@@ -55,18 +55,22 @@ func keyBehind(scheme string, r *http.Request) (key string, ok bool) {
 	if host == "" {
 		host = r.URL.Host
 	}
-	target, ok := targetOf(r.URL)
+	sent, ok := "", true
+	if r.RequestURI != "" { // empty in a request that no server has read
+		sent, ok = OriginForm(r.RequestURI)
+	}
 	if !ok || r.Method == http.MethodConnect {
 		return "", false
 	}
-	if r.RequestURI != "" { // empty in a request that no server has read
-		sent, ok := OriginForm(r.RequestURI)
-		if !ok || !clean(sent) {
+	target, ok := targetOf(r.URL, sent)
+	if !ok {
+		return "", false
+	}
+	if sent != target && sent != "" {
+		if !clean(sent) {
 			return "", false
 		}
-		if sent != target {
-			target += " " + sent // neither has a space
-		}
+		target += " " + sent // neither has a space
 	}
 	return join(scheme, host, target)
 }
@@ -82,8 +86,9 @@ func join(scheme, hostport, target string) (string, bool) {
 	return scheme + host + target, true
 }
 
-// targetOf returns the path and the query of a URL.
-func targetOf(u *url.URL) (string, bool) {
+// targetOf returns the path and the query of a URL: sent itself, which spares every
+// hit a copy, if they are what was sent.
+func targetOf(u *url.URL, sent string) (string, bool) {
 	if u.Opaque != "" || u.User != nil || u.Fragment != "" || u.RawFragment != "" {
 		return "", false
 	}
@@ -99,11 +104,15 @@ func targetOf(u *url.URL) (string, bool) {
 	if path == "" {
 		path = "/" // RFC 9110 section 4.2.3
 	}
-	if path[0] != '/' || strings.Contains(path, "?") {
+	if path[0] != '/' || strings.IndexByte(path, '?') >= 0 {
 		return "", false
 	}
 	if u.RawQuery != "" || u.ForceQuery {
-		path += "?" + u.RawQuery
+		if p, query, ok := strings.Cut(sent, "?"); ok && p == path && query == u.RawQuery {
+			path = sent
+		} else {
+			path += "?" + u.RawQuery
+		}
 	}
 	return path, clean(path)
 }
@@ -152,6 +161,9 @@ func CanonicalHost(hostport string) (host string, ok bool) {
 		return "", false
 	}
 	host = strings.ToLower(hostport)
+	if isName(host) { // as most are
+		return host, true
+	}
 	port := ""
 	if strings.HasPrefix(host, "[") {
 		literal, rest, ok := strings.Cut(host[1:], "]")
@@ -188,17 +200,15 @@ func CanonicalHost(hostport string) (host string, ok bool) {
 // isName tells whether s, in lower case, may be a host's name or an IPv4
 // address.
 func isName(s string) bool {
-	for label := range strings.SplitSeq(s, ".") {
-		if label == "" {
+	before := byte('.')
+	for i := range len(s) {
+		switch c := s[i]; {
+		case 'a' <= c && c <= 'z', '0' <= c && c <= '9', c == '-', c == '_':
+		case c == '.' && before != '.': // no label is empty
+		default:
 			return false
 		}
-		for i := range len(label) {
-			switch c := label[i]; {
-			case 'a' <= c && c <= 'z', '0' <= c && c <= '9', c == '-', c == '_':
-			default:
-				return false
-			}
-		}
+		before = s[i]
 	}
-	return true
+	return before != '.'
 }
