@@ -56,28 +56,21 @@ var (
 	Memcached = Kind{
 		Name:  "memcached",
 		Start: func(tb testing.TB) []*testserver.Server { return []*testserver.Server{testserver.Memcached(tb)} },
-		Open: func(addrs []string, engineTimeout time.Duration) (bellwether.Store, bellwether.Locker, error) {
-			store, locker := openMemcached(addrs, engineTimeout)
-			return store, locker, nil
-		},
+		Open:  openMemcached,
 	}
 	Memcacheds = Kind{
 		Name: "memcacheds",
 		Start: func(tb testing.TB) []*testserver.Server {
 			return []*testserver.Server{testserver.Memcached(tb), testserver.Memcached(tb), testserver.Memcached(tb)}
 		},
-		Open: func(addrs []string, engineTimeout time.Duration) (bellwether.Store, bellwether.Locker, error) {
-			store, locker := openMemcached(addrs, engineTimeout)
-			return store, locker, nil
-		},
+		Open: openMemcached,
 	}
 )
 
-func openMemcached(addrs []string, timeout time.Duration) (*memcachestore.Store, *memcachelock.Locker) {
+func openMemcached(addrs []string, engineTimeout time.Duration) (bellwether.Store, bellwether.Locker, error) {
 	mc := memcache.New(addrs...)
-	mc.Timeout = timeout
-	mc.MaxIdleConns = 64
-	return memcachestore.New(mc), memcachelock.New(mc)
+	mc.Timeout, mc.MaxIdleConns = engineTimeout, 64
+	return memcachestore.New(mc), memcachelock.New(mc), nil
 }
 
 // ElectedBy returns the kind with the store of k and another locker, by the
