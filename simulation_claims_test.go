@@ -36,7 +36,7 @@ func holdDrains(t *testing.T, of func(processes int) bool) {
 			held++
 			t.Run(strings.Join(row[:2], ", "), func(t *testing.T) {
 				t.Parallel()
-				holdRow(t, row, drain(t, n, 10_000, row[0], o))
+				holdRow(t, row, drain(t, n, 10_000, simBuild, row[0], o))
 			})
 		}
 	}
