@@ -333,6 +333,10 @@ func (c *waiter[V]) look(state *flightState[V]) (is waitState, expiry <-chan tim
 		}
 		return landed, nil
 	}
+	end := addDurations(c.began, e.MaxWait)
+	if c.stale == nil && state.offered == nil && end >= f.due && !state.overdue {
+		return waiting, nil // most of a herd, which needs no clock for that; see below
+	}
 	now := e.clock.now()
 	if c.stale == nil {
 		c.stale = state.offered
@@ -353,16 +357,14 @@ func (c *waiter[V]) look(state *flightState[V]) (is waitState, expiry <-chan tim
 	if c.stale != nil && (!c.stale.stale(now) || !c.want.takes(c.stale, now, c.began)) {
 		c.stale = nil
 	}
-	limit := e.MaxWait
 	if c.stale != nil {
 		if c.stale.judge(now) == serve {
 			// Fresh: the rebuild is not for this call's sake.
 			c.answer = served[V]{item: c.stale, collapsed: c.collapsed}
 			return gone, nil
 		}
-		limit = e.Patience
+		end = addDurations(c.began, e.Patience)
 	}
-	end := addDurations(c.began, limit)
 	if now >= end {
 		if c.stale == nil {
 			e.count.waitTimeouts.Add(1)
