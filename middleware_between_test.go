@@ -594,3 +594,44 @@ func TestBetween_HitsOfAVariant(t *testing.T) {
 		})
 	}
 }
+
+// What a middleware around this one says to each client, such as a cookie of a
+// session or a lifetime, says nothing of whether the handler's response is for
+// sharing: it neither prolongs hit-for-miss nor ends it.
+func TestBetween_OuterFieldsAndHitForMiss(t *testing.T) {
+	for _, outer := range []string{"", "Set-Cookie", "Cache-Control"} {
+		for _, once := range []bool{false, true} {
+			t.Run(fmt.Sprint(outer, once), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					silent := true
+					s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+						if !silent {
+							w.Header().Set("Cache-Control", "max-age=60")
+						} // else it says nothing, and there is no TTL
+						silent = silent && !once
+					})
+					all := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+						if outer != "" {
+							w.Header().Add(outer, "max-age=600") // also a cookie
+						}
+						s.handler.ServeHTTP(w, r)
+					})
+					for range 4 {
+						all.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "http://a/", nil))
+						synctest.Wait()
+					}
+					calls := int32(4)
+					if once {
+						calls = 3 // the one for a single client, the one that ends that, the one that is kept
+					}
+					s.wantCalls(t, calls)
+					w := httptest.NewRecorder()
+					all.ServeHTTP(w, httptest.NewRequest("GET", "http://a/", nil))
+					if got := strings.Join(w.Header()["Cache-Status"], ", "); once != strings.Contains(got, "hit") || !once && !strings.Contains(got, "bypass") {
+						t.Errorf("Cache-Status %s", got)
+					}
+				})
+			})
+		}
+	}
+}

@@ -14,6 +14,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/iotest"
 	"testing/synctest"
 	"time"
 
@@ -527,5 +528,39 @@ func TestHTTP_InterimResponseAndTrailerInOneBreath(t *testing.T) {
 		if hints != 1 || string(body) != "page" || res.Trailer.Get("X-Sum") != "42" {
 			t.Fatalf("%d interim responses, %q, trailer %v", hints, body, res.Trailer)
 		}
+	}
+}
+
+// A copy that fails before its first byte has sent nothing: what the handler says
+// then is the response.
+func TestPost_CopyThatFails(t *testing.T) {
+	for name, copied := range map[string]string{"at once": "", "in the first bytes": "some", "later": strings.Repeat("b", 2000)} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", "max-age=60")
+				if r.Method == http.MethodGet {
+					io.WriteString(w, "page")
+					return
+				}
+				w.Header().Set("Content-Location", r.URL.Path)
+				from := io.MultiReader(strings.NewReader(copied), iotest.ErrReader(errOrigin))
+				if n, err := w.(io.ReaderFrom).ReadFrom(from); n != int64(len(copied)) || err != errOrigin {
+					t.Errorf("ReadFrom: %d, %v", n, err)
+				}
+				http.Error(w, "failure", http.StatusInternalServerError)
+			})
+			addr := serve(t, s.handler).Listener.Addr().String()
+			status, body, _ := raw(t, addr, "POST /p HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n")
+			want := http.StatusOK // sent with the first bytes
+			if copied == "" {
+				want = http.StatusInternalServerError
+			}
+			if status != want || !strings.HasSuffix(body, "failure\n") {
+				t.Errorf("POST: %d %q, want %d and the failure", status, body, want)
+			}
+			if status, body, h := raw(t, addr, "GET /p HTTP/1.1\r\nHost: a\r\n\r\n"); copied == "" && (status != 200 || body != "page") {
+				t.Errorf("the next GET got %d %q (%s)", status, body, h["Cache-Status"])
+			}
+		})
 	}
 }

@@ -387,3 +387,34 @@ func TestPass_RefusedByKey(t *testing.T) {
 		s.wantCalls(t, 2)
 	}
 }
+
+// The first client gets the type that everybody gets, also if it asks for a range.
+func TestReply_TypeOfTheFirstRange(t *testing.T) {
+	for _, status := range []int{http.StatusOK, http.StatusNotFound} {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=60")
+			w.WriteHeader(status) // as http.TimeoutHandler does, before what it writes
+			io.WriteString(w, "<html><p>page</p></html>")
+		})
+		for _, when := range []string{"first", "next"} {
+			for _, ifRange := range []string{"", `"other"`} {
+				w := s.get("http://a/"+ifRange, "Range", "bytes=0-3", "If-Range", ifRange)
+				if got := w.Header().Get("Content-Type"); got != "text/html; charset=utf-8" {
+					t.Errorf("%d, %s, If-Range %q: %d with type %q", status, when, ifRange, w.Code, got)
+				}
+			}
+		}
+	}
+}
+
+// What is empty has no parts, and no last one either.
+func TestReply_RangesOfNothing(t *testing.T) {
+	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=60")
+	})
+	for _, ranges := range []string{"-5", "-5", "0-", "-0", "0-0,-1"} {
+		if w := s.get("http://a/", "Range", "bytes="+ranges); w.Code != http.StatusOK || w.Header()["Content-Range"] != nil {
+			t.Errorf("%s: %d with Content-Range %q", ranges, w.Code, w.Header()["Content-Range"])
+		}
+	}
+}

@@ -54,13 +54,13 @@ func (q *query) passUncacheable(key string, it *item[*response]) {
 	}
 	sent := time.Now()
 	cacheable := false
-	w := &heldWriter{watchedWriter: watchedWriter{ResponseWriter: q.w}}
+	w := newHeldWriter(q.w)
 	spare := q.spared(key)
 	if spare != nil {
-		w.hold(httpcache.IsServerError)
+		w.holds = httpcache.IsServerError
 	}
 	w.before = func(status int) {
-		header := httpcache.CanonicalHeader(w.Header())
+		header := within(w.Header(), w.untouched)
 		j := httpcache.Judge(q.r.Header, status, header, sent, time.Now(), q.m.rules)
 		cacheable = j.Shared && !isEventStream(header) && headerBytes(header) <= maxHeader && (reason != reasonTooLarge || q.m.fits(header))
 		why.AppendTo(w.Header())
@@ -109,11 +109,11 @@ func (q *query) passChecked(key string, it *item[*response]) {
 		return
 	}
 	sent := time.Now()
-	w := &heldWriter{watchedWriter: watchedWriter{ResponseWriter: q.w}}
-	w.hold(func(status int) bool { return status == http.StatusNotModified })
+	w := newHeldWriter(q.w)
+	w.holds = func(status int) bool { return status == http.StatusNotModified }
 	status := httpcache.Status{Fwd: httpcache.FwdStale}
 	w.before = func(code int) {
-		header := httpcache.CanonicalHeader(w.Header())
+		header := within(w.Header(), w.untouched)
 		j := httpcache.Judge(q.r.Header, code, header, sent, time.Now(), q.m.rules)
 		switch {
 		case j.Shared:
@@ -342,9 +342,24 @@ func (u *watchedWriter) Write(p []byte) (int, error) {
 // ReadFrom keeps the real writer's: a proxied body need not be copied through
 // here.
 func (u *watchedWriter) ReadFrom(r io.Reader) (int64, error) {
-	u.look(http.StatusOK)
+	n, more, err := u.begin(u, r)
+	if !more {
+		return n, err
+	}
 	u.tell()
-	return io.Copy(u.ResponseWriter, r)
+	rest, err := io.Copy(u.ResponseWriter, r)
+	return n + rest, err
+}
+
+// begin copies the first bytes by w's Write, unless something has been said, and
+// reports whether there may be more. A copy that fails before them has said nothing,
+// and the handler may say so, as with net/http's writer.
+func (u *watchedWriter) begin(w io.Writer, r io.Reader) (n int64, more bool, err error) {
+	if u.done {
+		return 0, true, nil
+	}
+	n, err = io.Copy(struct{ io.Writer }{w}, io.LimitReader(r, guessLen))
+	return n, err == nil && n == guessLen, err
 }
 
 // Flush sends the header on, if the real writer can.
@@ -385,11 +400,17 @@ func (u *keptWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 
 // ReadFrom copies through Write, unless nothing is kept.
 func (u *keptWriter) ReadFrom(r io.Reader) (int64, error) {
-	u.look(http.StatusOK)
-	if !u.keeping {
-		return u.watchedWriter.ReadFrom(r)
+	n, more, err := u.begin(u, r)
+	if !more {
+		return n, err
 	}
-	return io.Copy(struct{ io.Writer }{u}, r)
+	var rest int64
+	if u.keeping {
+		rest, err = io.Copy(struct{ io.Writer }{u}, r)
+	} else {
+		rest, err = u.watchedWriter.ReadFrom(r)
+	}
+	return n + rest, err
 }
 
 // A heldWriter keeps back responses that are not for the client: a 304 that
@@ -410,9 +431,8 @@ func (u *heldWriter) Header() http.Header {
 	return u.watchedWriter.Header()
 }
 
-// hold has responses of such a status kept back.
-func (u *heldWriter) hold(holds func(status int) bool) {
-	u.holds, u.untouched = holds, maps.Clone(u.Header())
+func newHeldWriter(w http.ResponseWriter) *heldWriter {
+	return &heldWriter{watchedWriter: watchedWriter{ResponseWriter: w}, untouched: maps.Clone(w.Header())}
 }
 
 func (u *heldWriter) WriteHeader(status int) {

@@ -714,10 +714,10 @@ func (r *run[V]) confirm(ctx context.Context) {
 // later to say: then nobody gets it, and the flight looks again.
 func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 	e := r.engine
+	now := e.clock.now() // its age counts from here
 	if e.sweeper.on() && e.Store != nil && !r.storeDown {
 		e.followLog(ctx, &r.outage, e.NearTTL/2) // the load may have taken longer than the log is trusted
 	}
-	now := e.clock.now()
 	r.loaded, r.failure, r.committed = true, nil, 0
 	it := &item[V]{epoch: epoch, build: l.took, made: r.made, position: r.position, trusted: r.trustedUntil(now)}
 	switch {

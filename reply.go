@@ -102,7 +102,8 @@ func (q *query) replyLive(c *call, s served[*response], key string) liveOutcome 
 		status.TTL = httpcache.Delta{Set: true, Duration: res.freshness.Lifetime - age}
 		status.Detail = ""
 		if whole, ok := x.complete(); ok && r.Header["Range"] != nil {
-			writeStored(w, r, stored{res.status, header, res.guessed, whole, age, x.decidedAt}, status)
+			header, guessed := typed(header, whole)
+			writeStored(w, r, stored{res.status, header, res.guessed || guessed, whole, age, x.decidedAt}, status)
 			return liveDone
 		}
 	}
@@ -375,9 +376,9 @@ func writeStored(w http.ResponseWriter, r *http.Request, s stored, status httpca
 	switch {
 	case httpcache.NotModified(r.Method, r.Header, s.status, s.header.Values, s.received):
 		s.notModified().write(w, r, status)
-	case s.status == http.StatusOK && r.Method == http.MethodGet && strings.HasPrefix(r.Header.Get("Range"), "bytes="):
+	case s.status == http.StatusOK && len(s.body) > 0 && r.Method == http.MethodGet && strings.HasPrefix(r.Header.Get("Range"), "bytes="):
 		// net/http's own ranges, multipart and If-Range included. Other units and
-		// methods have none (RFC 9110 section 14.2).
+		// methods have none (RFC 9110 section 14.2), and neither has what is empty.
 		h := w.Header()
 		s.setHeader(h, status)
 		h.Del("Content-Length") // what is sent may be less, or nothing

@@ -86,13 +86,20 @@ func (r *response) size() int {
 // has no type gets the one that net/http has given it for who has read it as it
 // was made.
 func (r *response) complete(header http.Header, body spool.Body) {
-	r.body = body
-	if len(body) > 0 && untyped(header) {
-		header = header.Clone()
-		header.Set("Content-Type", http.DetectContentType(body[0]))
-		r.guessed = true
-	}
+	var guessed bool
+	header, guessed = typed(header, body)
+	r.body, r.guessed = body, r.guessed || guessed
 	r.fields = fieldsOf(header)
+}
+
+// typed is header with the type of the body, and whether that is guessed here.
+func typed(header http.Header, body spool.Body) (_ http.Header, guessed bool) {
+	if len(body) == 0 || !untyped(header) {
+		return header, false
+	}
+	header = header.Clone()
+	header.Set("Content-Type", http.DetectContentType(body[0]))
+	return header, true
 }
 
 // head returns the response's header, which is not to be changed.

@@ -732,3 +732,27 @@ func (s *emptied) Commit(ctx context.Context, key string, e bellwether.Entry) er
 func (s *emptied) Invalidate(ctx context.Context, key string) error {
 	return s.now.Load().Invalidate(ctx, key)
 }
+
+// A response is as old as its header, also where the log is waited for behind its body.
+func TestSweep_LogIsWaitedForBehindALoad(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const load, ttl = 3 * time.Second, 5 * time.Second // longer than the log is believed
+		store := &wiredStore{wire: &wire{}, store: memstore.New()}
+		s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: store, TTL: ttl}}, func(w http.ResponseWriter, r *http.Request) {
+			w.WriteHeader(http.StatusOK)
+			time.Sleep(load)
+			store.reset()
+			store.set(on(func(context.Context, string) error { time.Sleep(400 * time.Millisecond); return nil }, "get"))
+		})
+		start := time.Now()
+		s.get("http://example.com/")
+		time.Sleep(time.Until(start.Add(load + time.Second)))
+		if store.count("get") != 1 || store.count("commit") != 1 {
+			t.Fatalf("%d reads of the log and %d commits behind the load, want one each", store.count("get"), store.count("commit"))
+		}
+		store.set(nil)
+		time.Sleep(time.Until(start.Add(ttl + 1)))
+		s.get("http://example.com/")
+		s.wantCalls(t, 2)
+	})
+}

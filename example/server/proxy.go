@@ -1,13 +1,14 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"net"
 	"net/http"
 	"net/http/httputil"
 	"net/url"
 	"time"
+
+	"github.com/bellwether-go/bellwether"
 )
 
 // This file is the way to the upstream.
@@ -53,7 +54,8 @@ func newProxy(upstream *url.URL, quiet *repeats) (*httputil.ReverseProxy, *http.
 		FlushInterval: -1, // every write at once: streams are read while they grow
 		ErrorLog:      quiet.logger("upstream body"),
 		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
-			if !errors.Is(err, context.Canceled) { // nobody waits for it any more
+			// Else nobody waits for it any more, or it is made anew.
+			if r.Context().Err() == nil || errors.Is(err, bellwether.ErrRebuildTimeout) {
 				quiet.warn("upstream", "upstream does not answer", "upstream", upstream.Redacted(), "err", err)
 			}
 			http.Error(w, http.StatusText(http.StatusBadGateway), http.StatusBadGateway)

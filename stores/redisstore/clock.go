@@ -24,7 +24,10 @@ type sighting struct {
 // now returns the server's time, or what it will be at most one round trip
 // later. The server looked at its clock some time after sent, so that this is
 // never behind the truth, and an entry never seems younger than it is.
-func (s sighting) now() time.Duration { return s.server + time.Since(s.sent) }
+func (s sighting) now() time.Duration { return s.at(time.Now()) }
+
+// at is now for a moment t of this process.
+func (s sighting) at(t time.Time) time.Duration { return s.server + t.Sub(s.sent) }
 
 // A clock remembers the latest sighting of one server's clock. The zero clock
 // has seen none. It is safe for concurrent use.

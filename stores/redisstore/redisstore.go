@@ -104,7 +104,7 @@ func (s *Store) name(key string) string {
 
 // What Redis keeps under a name is, each number in 16 decimal digits,
 //
-//	counter | floor | server's time of the commit | end of the entry's life by that clock | encoded entry
+//	counter | floor | server's time when the commit was sent | end of the entry's life by that clock | encoded entry
 //
 // with floor <= counter, times in microseconds since 1970 (enough until 2286),
 // and all from the third on only where there is an entry. That may be kept
@@ -184,7 +184,11 @@ return {kept, digits(epoch), digits(now)}
 
 	// commit: name; retention in ms, epoch, life in ms (0 to keep nothing),
 	// lingering in ms, encoded entry, channel, key, the largest entry to be
-	// published. Returns whether it is committed, the time if it was asked.
+	// published, the time at which it was sent (0 if nobody knows). Returns whether
+	// it is committed, the time if it was asked.
+	//
+	// Its age counts from when it was sent: a server that has stood still carries
+	// out then what was sent to it before, and nobody waits for that any more.
 	//
 	// An epoch at the floor was committed before, by the same claim: what is kept
 	// is that entry, or none if there was nothing to keep or its life is over.
@@ -199,15 +203,17 @@ if epoch == floor then
 	return {(entry == '' or entry == ARGV[5]) and 1 or 0}
 end
 local now = time()
+local sent = tonumber(ARGV[9])
+local made = sent > 0 and math.min(sent, now) or now
 local life = tonumber(ARGV[3])
 local kept, keep = digits(counter) .. digits(epoch), tonumber(ARGV[1])
 if life > 0 then
-	kept = kept .. digits(now) .. digits(math.min(now + life * 1000, 2^53 - 1)) .. ARGV[5]
+	kept = kept .. digits(made) .. digits(math.min(made + life * 1000, 2^53 - 1)) .. ARGV[5]
 	-- Who has claimed since needs the numbers as long as after the claim.
 	keep = math.max(life + ARGV[4], counter > epoch and keep or 0)
 end
 redis.call('SET', KEYS[1], kept, 'PX', string.format('%.0f', keep))
-tell(ARGV[6], 'c', now, epoch, ARGV[7], #ARGV[5] <= tonumber(ARGV[8]) and ARGV[5] or '')
+tell(ARGV[6], 'c', made, epoch, ARGV[7], #ARGV[5] <= tonumber(ARGV[8]) and ARGV[5] or '')
 return {1, digits(now)}
 `)
 
@@ -328,9 +334,10 @@ func (s *Store) Commit(ctx context.Context, key string, e bellwether.Entry) erro
 			return fmt.Errorf("redisstore: %d bytes of at most %d: %w", len(data), s.MaxValue, bellwether.ErrTooLarge)
 		}
 	}
+	sent, name := time.Now(), s.name(key)
 	return adapter.Do(ctx, func() error {
-		reply, _, err := s.run(ctx, commitScript, s.name(key),
-			e.Epoch, adapter.Millis(life), lingering.Milliseconds(), data, s.channel(), key, s.MaxNotice)
+		reply, _, err := s.run(ctx, commitScript, name,
+			e.Epoch, adapter.Millis(life), lingering.Milliseconds(), data, s.channel(), key, s.MaxNotice, s.serverTime(ctx, name, sent))
 		if err != nil {
 			return fmt.Errorf("redisstore: commit: %w", err)
 		}
@@ -410,6 +417,20 @@ func (s *Store) serverOf(ctx context.Context, name string) (redis.Cmdable, *cloc
 		return nil, nil, err
 	}
 	return node, s.clockOf(node.Options().Addr), nil
+}
+
+// serverTime returns t in microseconds by the clock of the server that keeps name,
+// 0 if that has not been seen of late.
+func (s *Store) serverTime(ctx context.Context, name string, t time.Time) int64 {
+	_, clock, err := s.serverOf(ctx, name)
+	if err != nil {
+		return 0
+	}
+	seen, ok := clock.recent()
+	if !ok {
+		return 0
+	}
+	return seen.at(t).Microseconds()
 }
 
 func (s *Store) clockOf(addr string) *clock {

@@ -477,3 +477,48 @@ func FuzzNotice(f *testing.F) {
 func TestNew_NoClient(t *testing.T) {
 	leasetest.MustPanic(t, "redisstore: New needs a client", func() { New(nil) })
 }
+
+// A server that stands still carries out afterwards what was sent to it before. Then
+// the entry is as old as that, for who reads it and for who is told.
+func TestStore_CommitThatComesLate(t *testing.T) {
+	const late = time.Second
+	srv := testserver.Redis(t).OwnOrSkip(t)
+	s, rdb := open(t, srv.Addr, "test:")
+	notices := make(chan bellwether.Notice, 10)
+	go s.Notify(t.Context(), func(n bellwether.Notice) { notices <- n })
+	for subscribed := false; !subscribed; {
+		subscribed = rdb.PubSubNumSub(t.Context(), s.channel()).Val()[s.channel()] == 1
+	}
+	for _, ttl := range []time.Duration{time.Minute, late / 2} {
+		_, epoch, err := s.Claim(t.Context(), "k")
+		if err != nil {
+			t.Fatal(err)
+		}
+		sent := time.Now()
+		if err := rdb.Do(t.Context(), "client", "pause", late.Milliseconds(), "write").Err(); err != nil {
+			t.Fatal(err)
+		}
+		e := bellwether.Entry{Kind: bellwether.KindValue, Value: []byte("v"), Epoch: epoch, TTL: ttl}
+		if err := s.Commit(t.Context(), "k", e); err != nil {
+			t.Fatal(err)
+		}
+		if took := time.Since(sent); took < late {
+			t.Fatalf("the commit took %v, want a pause of %v", took, late)
+		}
+		n := <-notices
+		if slack := 50 * time.Millisecond; n.Epoch != epoch || n.Made.After(sent.Add(slack)) {
+			t.Errorf("a notice of %d, made %v after the commit was sent; want %d, then", n.Epoch, n.Made.Sub(sent), epoch)
+		}
+		if told, lives := n.Entry.Epoch != 0, ttl > late; told != lives || lives && n.Entry.Age < late {
+			t.Errorf("TTL %v: told of %+v", ttl, n.Entry)
+		}
+		switch got, err := s.Get(t.Context(), "k"); {
+		case ttl > late:
+			if err != nil || got.Age < late {
+				t.Errorf("Get: Age %v, %v; want %v at least", got.Age, err, late)
+			}
+		case !errors.Is(err, bellwether.ErrNotFound):
+			t.Errorf("Get of what is over: %+v, %v", got, err)
+		}
+	}
+}
