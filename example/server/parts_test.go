@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -259,6 +260,36 @@ func TestSiteHost(t *testing.T) {
 	} {
 		if got := siteHost(host); got != want {
 			t.Errorf("siteHost(%q) = %q, want %q", host, got, want)
+		}
+	}
+}
+
+// Of an upstream is said that it does not answer if it does not, and not if nobody
+// waits for it any more.
+func TestProxy_SaysWhoDoesNotAnswer(t *testing.T) {
+	silent := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
+	defer silent.Close()
+	upstream, err := url.Parse(silent.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		cause error
+		said  bool
+	}{
+		{context.Canceled, false},
+		{bellwether.ErrLeaseLost, false},
+		{errors.New("key invalidated during its rebuild"), false},
+		{bellwether.ErrRebuildTimeout, true},
+	} {
+		var log bytes.Buffer
+		proxy, transport := newProxy(upstream, newRepeats(slog.New(slog.NewTextHandler(&log, nil))))
+		ctx, cancel := context.WithCancelCause(t.Context())
+		time.AfterFunc(20*time.Millisecond, func() { cancel(test.cause) })
+		proxy.ServeHTTP(httptest.NewRecorder(), httptest.NewRequestWithContext(ctx, "GET", "/", nil))
+		transport.CloseIdleConnections()
+		if said := strings.Contains(log.String(), "does not answer"); said != test.said {
+			t.Errorf("%v: said %q, want anything said: %v", test.cause, log.String(), test.said)
 		}
 	}
 }
