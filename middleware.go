@@ -175,6 +175,16 @@ func (m *Middleware) Close() error {
 // Cache-Status stands before the handler's own, and is lost if the handler sets the
 // field; else it is the last.
 //
+// As it runs detached, nothing around it may take back at the request's end what the
+// handler uses: chi's route context is copied, those of gin and echo are not, so these
+// engines are wrapped whole. And what a middleware around this one puts into the
+// response's header is for its own client, and says nothing of who may share the
+// response: a handler that uses what such a middleware has left in the request's
+// context, a session or a CSRF token, has to say private or Vary itself. One that
+// compresses belongs inside: the part that is sent for a Range is of what is stored.
+// A client whose request's context ends gets no more of a response that is still being
+// made, also if it would go on reading, as behind chi's Timeout.
+//
 // A handler that panics does so to its first client's server too; the others who
 // wait get 502, and an Observer's Rebuild gets the stack; its Error, where the
 // response was not for others and the rebuild has ended with its header.

@@ -53,11 +53,12 @@ type Store interface {
 
 	// Commit stores e under e.Epoch, which came from Claim, and raises the
 	// key's floor to it. An e without a Life leaves nothing there but the floor,
-	// and a negative Age counts as 0. It returns ErrFenced, and writes nothing,
-	// unless the epoch is above the floor and the claim is still known;
-	// ErrTooLarge if the engine does not take the value's size, which it does up
-	// to a million bytes at least. To repeat a commit whose
-	// reply was lost, with the same Entry, is safe and succeeds.
+	// and a negative Age counts as 0; the Age goes on from the call, however late
+	// the engine carries it out. It returns ErrFenced, and writes nothing, unless
+	// the epoch is above the floor and the claim is still known; ErrTooLarge if the
+	// engine does not take the value's size, which it does up to a million bytes at
+	// least. To repeat a commit whose reply was lost, with the same Entry, is safe
+	// and succeeds.
 	Commit(ctx context.Context, key string, e Entry) error
 
 	// Invalidate drops the entry and raises the floor to a new epoch, so that
