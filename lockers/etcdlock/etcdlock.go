@@ -160,7 +160,7 @@ func (l *Locker) acquire(ctx context.Context, key string, mine *lease, ttl time.
 		held, ok := adapter.DecodeAnnouncement(holder.kv.Value)
 		if !ok {
 			l.sweepers.drop(sweeper)
-			return errors.New("the key is not a lease")
+			return fmt.Errorf("%w: the key is not a lease", bellwether.ErrCorrupt)
 		}
 		if held.Token == mine.token {
 			// The request was carried out, and its reply was lost.

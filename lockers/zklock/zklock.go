@@ -177,7 +177,7 @@ func (l *Locker) acquire(ctx context.Context, key string, mine *lease, start tim
 			return &bellwether.HeldError{Key: key, Until: until, Seen: seen{l, l.holderPath(held.token)}}
 		}
 		if stat.Mzxid == last {
-			return mine.wrap("acquire", errors.New("the node has no holder's node beside it"))
+			return mine.wrap("acquire", fmt.Errorf("%w: the node has no holder's node beside it", bellwether.ErrCorrupt))
 		}
 		last = stat.Mzxid
 		stat, err = p.takeOver(conn, l.holderPath(held.token), stat.Version, want)
@@ -278,7 +278,7 @@ func look(conn *zk.Conn, path string) (value, *zk.Stat, error) {
 	}
 	v, ok := decode(data)
 	if !ok {
-		return value{}, nil, errors.New("the node is not a lease")
+		return value{}, nil, fmt.Errorf("%w: the node is not a lease", bellwether.ErrCorrupt)
 	}
 	return v, stat, nil
 }
