@@ -26,7 +26,7 @@ type sighting struct {
 // never behind the truth, and an entry never seems younger than it is.
 func (s sighting) now() time.Duration { return s.at(time.Now()) }
 
-// at is now for a moment t of this process.
+// at returns what was the server's time at t, as now does.
 func (s sighting) at(t time.Time) time.Duration { return s.server + t.Sub(s.sent) }
 
 // A clock remembers the latest sighting of one server's clock. The zero clock
@@ -53,4 +53,13 @@ func (c *clock) recent() (sighting, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.last, !c.last.sent.IsZero() && time.Since(c.last.sent) < recency
+}
+
+// at returns what was the server's time at t, 0 if there is no recent sighting.
+func (c *clock) at(t time.Time) time.Duration {
+	seen, ok := c.recent()
+	if !ok {
+		return 0
+	}
+	return seen.at(t)
 }

@@ -22,6 +22,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -184,8 +185,8 @@ return {kept, digits(epoch), digits(now)}
 
 	// commit: name; retention in ms, epoch, life in ms (0 to keep nothing),
 	// lingering in ms, encoded entry, channel, key, the largest entry to be
-	// published, the time at which it was sent (0 if nobody knows). Returns whether
-	// it is committed, the time if it was asked.
+	// published, when it was sent. Returns whether it is committed, the time if it
+	// was asked.
 	//
 	// Its age counts from when it was sent: a server that has stood still carries
 	// out then what was sent to it before, and nobody waits for that any more.
@@ -334,10 +335,9 @@ func (s *Store) Commit(ctx context.Context, key string, e bellwether.Entry) erro
 			return fmt.Errorf("redisstore: %d bytes of at most %d: %w", len(data), s.MaxValue, bellwether.ErrTooLarge)
 		}
 	}
-	sent, name := time.Now(), s.name(key)
 	return adapter.Do(ctx, func() error {
-		reply, _, err := s.run(ctx, commitScript, name,
-			e.Epoch, adapter.Millis(life), lingering.Milliseconds(), data, s.channel(), key, s.MaxNotice, s.serverTime(ctx, name, sent))
+		reply, _, err := s.run(ctx, commitScript, s.name(key),
+			e.Epoch, adapter.Millis(life), lingering.Milliseconds(), data, s.channel(), key, s.MaxNotice)
 		if err != nil {
 			return fmt.Errorf("redisstore: commit: %w", err)
 		}
@@ -370,15 +370,17 @@ func (s *Store) Invalidate(ctx context.Context, key string) error {
 	})
 }
 
-// run runs one of the scripts. If its reply ends with the server's time, run
-// notes it and returns it as a sighting.
+// run runs one of the scripts. The last argument of each is when it was sent by the
+// server's clock, 0 if that has not been seen of late. If its reply ends with the
+// server's time, run notes it and returns it as a sighting.
 func (s *Store) run(ctx context.Context, script *redisscript.Script, name string, args ...any) ([]any, sighting, error) {
+	sent := time.Now()
 	_, clock, err := s.serverOf(ctx, name)
 	if err != nil {
 		return nil, sighting{}, err
 	}
-	sent := time.Now()
-	reply, err := script.Run(ctx, s.queue, []string{name}, append([]any{retention.Milliseconds()}, args...)...).Slice()
+	args = slices.Concat([]any{retention.Milliseconds()}, args, []any{clock.at(sent).Microseconds()})
+	reply, err := script.Run(ctx, s.queue, []string{name}, args...).Slice()
 	if err != nil {
 		rediscluster.Doubt(s.rdb, err)
 		return nil, sighting{}, err
@@ -417,20 +419,6 @@ func (s *Store) serverOf(ctx context.Context, name string) (redis.Cmdable, *cloc
 		return nil, nil, err
 	}
 	return node, s.clockOf(node.Options().Addr), nil
-}
-
-// serverTime returns t in microseconds by the clock of the server that keeps name,
-// 0 if that has not been seen of late.
-func (s *Store) serverTime(ctx context.Context, name string, t time.Time) int64 {
-	_, clock, err := s.serverOf(ctx, name)
-	if err != nil {
-		return 0
-	}
-	seen, ok := clock.recent()
-	if !ok {
-		return 0
-	}
-	return seen.at(t).Microseconds()
 }
 
 func (s *Store) clockOf(addr string) *clock {
