@@ -14,7 +14,7 @@ import (
 // apart is a run without a flight that others could join, to read, write and decode
 // with.
 func (e *engine[V]) apart(key string) *run[V] {
-	return &run[V]{flight: &flight[V]{key: key, engine: e}, outage: outage{e.EngineTimeout}}
+	return &run[V]{flight: &flight[V]{key: key, engine: e, outage: outage{e.EngineTimeout}}}
 }
 
 // put keeps a value that no flight of its key has made: a variant's, or what a

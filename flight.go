@@ -70,6 +70,8 @@ type flight[V any] struct {
 
 	// accept is the first caller's, see want. It never changes.
 	accept func(it *item[V], now instant) bool
+	// outage is the flight's goroutine's.
+	outage outage
 	// enough is before when callers came for whom what the flight ends with is new,
 	// although another process has made it. It is the flight's goroutine's.
 	enough instant
@@ -102,7 +104,8 @@ type flightState[V any] struct {
 	landed bool
 	enough instant // callers that began before that take the result, whatever they want
 	result *item[V]
-	err    error // errAgain never reaches a caller
+	err    error         // errAgain never reaches a caller
+	lose   time.Duration // what the flight might still have lost to engines
 }
 
 // change gives the flight its next state. engine.mu is held.
@@ -155,7 +158,7 @@ func (f *flight[V]) offerStale(it *item[V]) bool {
 	if f.disowned {
 		return false
 	}
-	f.change(func(s *flightState[V]) { s.offered = it })
+	f.change(func(s *flightState[V]) { s.offered, s.lose = it, f.outage.left })
 	return true
 }
 
@@ -374,7 +377,9 @@ func (f *flight[V]) giveFailure(err error, then instant) {
 // land ends the flight. engine.mu is held.
 func (f *flight[V]) land(it *item[V], err error) {
 	f.alarm.Stop()
-	f.change(func(s *flightState[V]) { s.landed, s.enough, s.result, s.err = true, f.enough, it, err })
+	f.change(func(s *flightState[V]) {
+		s.landed, s.enough, s.result, s.err, s.lose = true, f.enough, it, err, f.outage.left
+	})
 	f.unlist()
 }
 

@@ -310,7 +310,7 @@ const maxHops = 4
 
 // serve answers from the cache, by way of the handler if need be.
 func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler, key string, d httpcache.RequestDirectives) {
-	q := &query{m: m, w: w, r: r, next: next, directives: d, authorized: r.Header["Authorization"] != nil}
+	q := &query{m: m, w: w, r: r, next: next, directives: d, authorized: r.Header["Authorization"] != nil, lose: m.engine.EngineTimeout}
 	if o := &m.engine.observers; o.hit != nil || o.serve != nil {
 		q.told = &Serve{Key: key}
 		defer q.tell()
@@ -407,6 +407,9 @@ type query struct {
 	directives httpcache.RequestDirectives
 	authorized bool   // has Authorization
 	told       *Serve // what those who watch are told, nil if nobody does
+	// lose is what it may lose to engines, on all its way: the flight of a page's
+	// names may have waited for a store that the variant's is not to wait for again.
+	lose time.Duration
 }
 
 // want is what the request asks of an answer under key; nothing is the usual case.
@@ -525,8 +528,9 @@ func (q *query) wait(c *call, key string, stale *item[*response]) (served[*respo
 		}
 	}
 	waiter := m.engine.waiter(q.r.Context(), key, stale)
-	waiter.want = w
+	waiter.want, waiter.lose = w, q.lose
 	waiter.wait(requested{q, c})
+	q.lose = waiter.lose
 	if waiter.dueEarly() {
 		q.refresh(key, waiter.answer.item, c.path)
 	}

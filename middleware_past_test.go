@@ -323,6 +323,7 @@ func TestHTTP_RangeOfAFinishedLiveBody(t *testing.T) {
 			io.WriteString(w, "0123456789")
 		})
 		s.get("http://a/p")
+		synctest.Wait() // the handler has returned
 		w := s.get("http://a/p", "Range", "bytes=2-4")
 		if w.Code != 206 || w.Body.String() != "234" || !strings.Contains(w.Header().Get("Cache-Status"), "collapsed") {
 			t.Errorf("%d %q %v", w.Code, w.Body, w.Header())

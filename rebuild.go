@@ -17,7 +17,6 @@ import (
 // goroutine alone.
 type run[V any] struct {
 	*flight[V]
-	outage outage
 	// storeDown is set when the store does not answer. The flight then goes on
 	// without store and locker: a lease is of no use to those who cannot see
 	// the value it protects.
@@ -83,7 +82,7 @@ const (
 // fly runs the flight to its end, whatever the engines' adapters do.
 func (f *flight[V]) fly(ctx context.Context) {
 	err := ErrGoexit
-	r := &run[V]{flight: f, outage: outage{f.engine.EngineTimeout}}
+	r := &run[V]{flight: f}
 	defer func() {
 		r.freeSlot()
 		defer r.freeHedge(ctx)

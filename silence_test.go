@@ -3,6 +3,8 @@ package bellwether_test
 import (
 	"errors"
 	"fmt"
+	"io"
+	"net/http"
 	"strings"
 	"sync"
 	"testing"
@@ -10,6 +12,8 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/lockers/locallock"
+	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
 // A store goes silent while this process has something for each key. What it has
@@ -77,6 +81,30 @@ func TestGet_StaleWhenTheStoreGoesSilent(t *testing.T) {
 					time.Sleep(each)
 				}
 				wg.Wait()
+			})
+		})
+	}
+}
+
+// A page that varies is found by way of two keys. A store that is silent is waited
+// for once all the same.
+func TestHTTP_SilentStoreIsWaitedForOnce(t *testing.T) {
+	for name, age := range map[string]time.Duration{"cold": -1, "hit": 2 * time.Second, "stale": 62 * time.Second} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				store := &wiredStore{wire: new(wire), store: memstore.New()}
+				o := bellwether.HTTPOptions{Options: bellwether.Options{Store: store, Locker: locallock.New(), EngineTimeout: 500 * time.Millisecond}}
+				s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
+					w.Header().Set("Cache-Control", "max-age=60, stale-while-revalidate=600")
+					w.Header().Set("Vary", "Accept-Encoding")
+					io.WriteString(w, "page")
+				})
+				if age >= 0 {
+					s.get("http://a/p")
+					time.Sleep(age)
+				}
+				store.set(blackHole)
+				wantBurst(t, s.burst(50, same("http://a/p")), 50, "200 page 500ms")
 			})
 		})
 	}

@@ -189,6 +189,9 @@ func (c *waiter[V]) advance() (is waitState, news <-chan struct{}, expiry <-chan
 	if is, expiry = c.look(state); is == waiting {
 		return is, state.news, expiry
 	}
+	if is != landed {
+		c.lose = state.lose
+	}
 	if c.counted && is == answered {
 		c.countAnswer()
 	}
@@ -254,13 +257,14 @@ type waiter[V any] struct {
 	key       string
 	want      want[V]
 	began     instant
-	stale     *item[V]   // what may be served when its patience ends
-	flight    *flight[V] // that it waits for; nil: it has to join one
-	met       bool       // it has looked at that one
-	aboard    bool       // it counts among its callers
-	counted   bool       // and in its herd, which nobody may want to know
-	collapsed bool       // that flight was begun by another call
-	tallied   bool       // it is counted by how it came to its answer
+	stale     *item[V]      // what may be served when its patience ends
+	flight    *flight[V]    // that it waits for; nil: it has to join one
+	met       bool          // it has looked at that one
+	aboard    bool          // it counts among its callers
+	counted   bool          // and in its herd, which nobody may want to know
+	collapsed bool          // that flight was begun by another call
+	tallied   bool          // it is counted by how it came to its answer
+	lose      time.Duration // what a flight that it begins may lose to engines; at its end, what is left of that
 	timer     deadlineTimer
 	answer    served[V]
 	err       error // why there is no answer
@@ -272,7 +276,7 @@ type waiter[V any] struct {
 //
 //go:noinline
 func (e *engine[V]) waiter(ctx context.Context, key string, stale *item[V]) *waiter[V] {
-	return &waiter[V]{engine: e, ctx: ctx, key: key, began: e.clock.now(), stale: stale}
+	return &waiter[V]{engine: e, ctx: ctx, key: key, began: e.clock.now(), stale: stale, lose: e.EngineTimeout}
 }
 
 // leave takes the waiter off its flight.
@@ -489,13 +493,13 @@ func (c *waiter[V]) begin(b binder[V]) bool {
 	// Detached: the values of the context stay (traces, tenants), its end does not.
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(c.ctx))
 	f := &flight[V]{
-		key: c.key, load: b.bind(), engine: e, accept: c.want.accept, cancel: cancel,
+		key: c.key, load: b.bind(), engine: e, accept: c.want.accept, cancel: cancel, outage: outage{c.lose},
 		due: addDurations(c.began, e.MaxWait), since: now,
 	}
 	if e.notified {
 		f.notices = make(chan heard, 1)
 	}
-	f.state.Store(&flightState[V]{news: make(chan struct{})})
+	f.state.Store(&flightState[V]{news: make(chan struct{}), lose: c.lose})
 	f.watch()
 	c.board(f)
 	f.alarm = time.AfterFunc(f.due-now, f.fallDue)
