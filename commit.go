@@ -125,8 +125,14 @@ func (r *run[V]) followLogAhead(ctx context.Context, age time.Duration) {
 func (r *run[V]) claim(ctx context.Context) (epoch uint64, ended bool) {
 	asked := r.engine.clock.now()
 	r.before, r.epochAsked = r.epochAsked, asked
+	// It is a look: an invalidation before it is nothing that it could miss, and
+	// is no reason to stand for election again, nor to queue for another slot.
+	disowned := r.lookAgain()
 	entry, epoch := r.takeEpoch(ctx)
 	if epoch == 0 || r.engine.Store == nil {
+		if disowned {
+			r.present = nil
+		}
 		return epoch, false
 	}
 	known, _ := r.engine.near.get(r.key)

@@ -307,6 +307,10 @@ func (x *exchange) decide(status int) {
 	if headerBytes(header) > maxHeader {
 		x.withhold(&j, "header too large")
 	}
+	names, _ := httpcache.VaryNames(header)
+	if x.m.options.Key != nil && slices.Contains(names, "host") {
+		x.withhold(&j, "vary") // the key may be other hosts' too, and no request header has it
+	}
 	limit := x.m.options.MaxBody
 	if !x.shared && !x.checked {
 		limit = min(limit, privateWindow)
@@ -340,7 +344,6 @@ func (x *exchange) decide(status int) {
 		x.private = header.Clone()
 		httpcache.RemoveConnectionFields(x.private)
 	}
-	names, _ := httpcache.VaryNames(header)
 	if httpcache.Retargeted(x.owner.request) {
 		names = append(names, httpcache.RetargetingFields)
 	}
@@ -349,6 +352,7 @@ func (x *exchange) decide(status int) {
 	if names = without(names, x.path); len(names) > 0 {
 		v := &response{kind: varying, names: names, mark: adapter.Token(), built: new(variants), variant: x.response}
 		v.id = x.m.variantKey(v, x.attempt.key, x.owner.request)
+		v.built.touch(v.id, x.m.engine.clock.now())
 		x.response = v
 	}
 	// The owner's place is taken before a byte is written: it must not lose the

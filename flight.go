@@ -322,8 +322,11 @@ func (f *flight[V]) giveUp(cause error) bool {
 func (f *flight[V]) abortable(abort context.CancelCauseFunc, epoch uint64, asked, heldUntil instant, last, storeless bool) bool {
 	f.engine.mu.Lock()
 	defer f.engine.mu.Unlock()
-	if f.disowned || f.engine.closed {
+	if f.disowned && !last || f.engine.closed {
 		return false
+	}
+	if f.disowned {
+		f.present = nil // what the load makes is of after that; this is not
 	}
 	f.abort, f.last, f.storeless = abort, last, storeless
 	f.claimed, f.asked, f.position, f.heldUntil = epoch, asked, f.engine.sweeper.position(), heldUntil
@@ -402,11 +405,13 @@ func (f *flight[V]) end(err error) {
 }
 
 // lookAgain begins the flight's next look at the store: an invalidation before
-// it is nothing that this look could miss.
-func (f *flight[V]) lookAgain() {
+// it is nothing that this look could miss. It reports whether there was one.
+func (f *flight[V]) lookAgain() (disowned bool) {
 	f.engine.mu.Lock()
 	defer f.engine.mu.Unlock()
+	disowned = f.disowned
 	f.disowned, f.claimed = false, 0
+	return disowned
 }
 
 // landing waits for the end of the flight that has published it. A caller that

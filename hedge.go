@@ -144,7 +144,10 @@ func (r *run[V]) hedge(ctx context.Context) bool {
 // finishHedge is finish for a hedge.
 func (r *run[V]) finishHedge(ctx context.Context, l loaded[V], epoch uint64) bool {
 	if l.err != nil && !notFound(l.err) {
-		r.engine.count.loadFailures.Add(1)
+		if ctx.Err() == nil { // else closed
+			r.engine.count.loadFailures.Add(1)
+			r.hedgeFailed(l.err)
+		}
 		return false // the holder is still there
 	}
 	if r.overtaken(ctx, r.known) {
@@ -154,10 +157,10 @@ func (r *run[V]) finishHedge(ctx context.Context, l loaded[V], epoch uint64) boo
 }
 
 // freeHedge gives the hedge's lease back when the flight has ended with something
-// that ends the holder's rebuild too. Else it stays, until it is over: that
+// that ends the holder's rebuild too, or by Close. Else it stays, until it is over: that
 // rebuild has had its hedge.
 func (r *run[V]) freeHedge(ctx context.Context) {
-	if state := r.state.Load(); r.hedging != nil && state.landed && state.err == nil {
+	if state := r.state.Load(); r.hedging != nil && state.landed && (state.err == nil || state.err == ErrClosed) {
 		lease := r.hedging
 		r.engine.running.Go(func() { r.release(ctx, lease) })
 	}

@@ -2,6 +2,7 @@ package bellwether_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"testing"
@@ -223,6 +224,56 @@ func TestHedge_None(t *testing.T) {
 				t.Errorf("%s: %d hedges", name, hedges)
 			}
 			f.wantLoads(t, loads+1)
+		}
+	})
+}
+
+// Close gives a hedge's lease back, so that another process may hedge the holder.
+func TestHedge_CloseGivesItsLeaseBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := hedgers(t, 3, push)
+		first := f.hang(t, 50*time.Second, nil)
+		f.origin.set(func(o *source) { o.build = 30 * time.Second })
+		go f.processes[1].Get(context.Background(), "k")
+		time.Sleep(5 * time.Second) // hedged at 3 s
+		if f.hedges() != 1 {
+			t.Fatal("no hedge")
+		}
+		f.processes[1].Close()
+		if _, err := f.locker.TryAcquire(t.Context(), "\x00hedge\x00k", time.Second); err != nil {
+			t.Errorf("after Close: %v", err)
+		}
+		<-first
+	})
+}
+
+// A hedge whose load fails is told as that, as often as it is counted.
+func TestHedge_FailureIsTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, o := watched(bellwether.Options{Hedge: 3, HedgeShare: 1, RebuildTimeout: time.Minute})
+		f := newFleet(t, 2, push, o)
+		var wg sync.WaitGroup
+		for i, p := range f.processes {
+			wg.Go(func() { p.Get(t.Context(), fmt.Sprint("own", i)) })
+		}
+		wg.Wait()
+		r.reset()
+		first := f.hang(t, 20*time.Second, func(n int) error {
+			if n > 3 {
+				return errOrigin
+			}
+			return nil
+		})
+		f.processes[1].Get(t.Context(), "k")
+		<-first
+		var failed uint64
+		for _, b := range r.rebuilds {
+			if b.Outcome == bellwether.OutcomeFailed && errors.Is(b.Err, errOrigin) {
+				failed++
+			}
+		}
+		if counted := f.processes[1].Stats().LoadFailures; failed != 1 || counted != 1 {
+			t.Errorf("%d failures told, %d counted, want the hedge's: %+v", failed, counted, r.rebuilds)
 		}
 	})
 }

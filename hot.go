@@ -18,6 +18,7 @@ func (m *Middleware) hot(w http.ResponseWriter, r *http.Request, key string, d h
 		return false
 	}
 	e, url := m.engine, key
+	var under *response // the names that led to key
 	for range maxHops {
 		it, now := e.near.get(key)
 		if it == nil || now >= it.trusted || it.kind != KindValue || it.judge(now) != serve || e.EarlyRefresh > 0 {
@@ -32,10 +33,13 @@ func (m *Middleware) hot(w http.ResponseWriter, r *http.Request, key string, d h
 			if e.observers.hit != nil {
 				e.tellHit(r.Context(), url, it.way(now))
 			}
+			if under != nil && res.hitHeaderOf(it, now) == nil { // once in a second
+				under.built.touch(key, now)
+			}
 			writeHit(w, r, it, now)
 			return true
 		case varying:
-			key = m.variantKey(res, key, r.Header)
+			key, under = m.variantKey(res, key, r.Header), res
 		default:
 			return false
 		}
@@ -67,16 +71,24 @@ func (h *hitHeader) values(field string) []string {
 	return nil
 }
 
-// hitHeader returns the header of a hit: the one that was made last, if it is of
-// this second.
+// hitHeaderOf returns the header of a hit that was made last, if it is of this
+// second; nil if not.
+func (r *response) hitHeaderOf(it *item[*response], now instant) *hitHeader {
+	made := r.hit.Load()
+	if made == nil || made.age != int64((now-it.born)/time.Second) || made.ttl != int64((it.freshUntil-now)/time.Second) {
+		return nil
+	}
+	return made
+}
+
+// hitHeader returns the header of a hit, which is made if there is none of this
+// second.
 func (r *response) hitHeader(it *item[*response], now instant) *hitHeader {
-	age, ttl := now-it.born, it.freshUntil-now
-	seconds := int64(ttl / time.Second)
-	if made := r.hit.Load(); made != nil && made.age == int64(age/time.Second) && made.ttl == seconds {
+	if made := r.hitHeaderOf(it, now); made != nil {
 		return made
 	}
 	s := storedOf(it, now)
-	h := &hitHeader{age: int64(age / time.Second), ttl: seconds}
+	h := &hitHeader{age: int64((now - it.born) / time.Second), ttl: int64((it.freshUntil - now) / time.Second)}
 	header := make(http.Header, len(s.header)+3)
 	s.setHeader(header, hitStatus(it, now))
 	h.fields = make([]headerField, 0, len(header))

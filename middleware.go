@@ -328,6 +328,9 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 			q.refresh(key, it, path)
 		}
 		s := served[*response]{item: it}
+		if ok && under != nil {
+			under.built.touch(key, m.engine.clock.now())
+		}
 		if !ok {
 			if under != nil && !under.built.admit(key, m.engine.clock.now()) {
 				break

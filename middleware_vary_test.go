@@ -223,3 +223,81 @@ func TestVary_PrivateVariantBarsOnlyItself(t *testing.T) {
 		s.wantCalls(t, 26)
 	})
 }
+
+// The variant that everybody wants keeps its place among those that are built for the
+// cache, however long it is fresh: else 1,024 requests in ten minutes with a field of
+// anybody's choice send each request of a herd to the handler.
+func TestVary_FloodDoesNotScatterThePopularVariant(t *testing.T) {
+	for _, windows := range []string{"", ", stale-while-revalidate=600"} {
+		t.Run(windows, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+					time.Sleep(100 * time.Millisecond)
+					w.Header().Set("Cache-Control", "max-age=1200"+windows)
+					w.Header().Set("Vary", "Accept-Language")
+					fmt.Fprint(w, r.Header.Get("Accept-Language"))
+				})
+				english := func(int) *http.Request {
+					return request(http.MethodGet, "http://a/p", "Accept-Language", "en")
+				}
+				s.burst(100, english)
+				s.wantCalls(t, 1)
+				for range 11 { // somebody reads it all the time
+					time.Sleep(time.Minute)
+					s.burst(1, english)
+				}
+				s.wantCalls(t, 0)
+				s.burst(1024, func(i int) *http.Request {
+					return request(http.MethodGet, "http://a/p", "Accept-Language", fmt.Sprint("x-", i))
+				})
+				s.wantCalls(t, 1024)
+				time.Sleep(9*time.Minute + 30*time.Second) // until it has expired
+				s.burst(200, english)
+				synctest.Wait()
+				time.Sleep(time.Second)
+				s.wantCalls(t, 1)
+			})
+		})
+	}
+}
+
+// So does the one whose build has told the names, which nobody has admitted.
+func TestVary_FloodDoesNotScatterTheFirstVariant(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			time.Sleep(100 * time.Millisecond)
+			w.Header().Set("Cache-Control", "max-age=60")
+			w.Header().Set("Vary", "Accept-Language")
+			fmt.Fprint(w, r.Header.Get("Accept-Language"))
+		})
+		english := func(int) *http.Request {
+			return request(http.MethodGet, "http://a/p", "Accept-Language", "en")
+		}
+		s.burst(100, english)
+		s.wantCalls(t, 1)
+		s.burst(1024, func(i int) *http.Request {
+			return request(http.MethodGet, "http://a/p", "Accept-Language", fmt.Sprint("x-", i))
+		})
+		s.wantCalls(t, 1024)
+		time.Sleep(time.Minute)
+		s.burst(200, english)
+		s.wantCalls(t, 1)
+	})
+}
+
+// A response that says it depends on Host is not given to those of another, whatever
+// URL HTTPOptions.Key makes of both.
+func TestVary_HostUnderOneKey(t *testing.T) {
+	s := newSite(t, bellwether.HTTPOptions{
+		Key: func(r *http.Request) (string, bool) { return "http://shop.example" + r.URL.RequestURI(), true },
+	}, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=60")
+		w.Header().Set("Vary", "Host")
+		fmt.Fprint(w, r.Host)
+	})
+	for _, host := range []string{"one.example", "two.example", "one.example"} {
+		if got := s.get("http://" + host + "/p").Body.String(); got != host {
+			t.Errorf("a request for %s got the page of %s", host, got)
+		}
+	}
+}

@@ -448,6 +448,7 @@ func (r *run[V]) unwatchLoad(ended bool) {
 	t := &w.told
 	t.Took, t.LeaseLost = e.clock.now()-w.began, r.losses > w.losses
 	switch {
+	case t.Outcome == OutcomeFailed: // a hedge, see hedgeFailed
 	case r.fenced:
 		t.Outcome = OutcomeFenced
 	case !ended || !r.loaded:
@@ -468,6 +469,13 @@ func (r *run[V]) unwatchLoad(ended bool) {
 			h.mu.Unlock()
 		}
 		e.tell(r.key, func() { end(told) })
+	}
+}
+
+// hedgeFailed notes that a hedge's load has failed: its flight goes on without it.
+func (r *run[V]) hedgeFailed(err error) {
+	if w := r.watched; w != nil {
+		w.told.Outcome, w.told.Err = OutcomeFailed, err
 	}
 }
 
@@ -534,10 +542,19 @@ func (c *breakerChanges) pass() {
 }
 
 func (c *breakerChanges) drain() {
+	returned := false
+	defer func() {
+		if !returned { // an observer's Goexit: the next ones are told all the same
+			c.mu.Lock()
+			c.telling = false
+			c.mu.Unlock()
+			c.pass()
+		}
+	}()
 	for {
 		c.mu.Lock()
 		if len(c.changes) == 0 {
-			c.telling = false
+			returned, c.telling = true, false
 			c.mu.Unlock()
 			return
 		}

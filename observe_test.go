@@ -628,3 +628,54 @@ func TestObserver_HTTP(t *testing.T) {
 		r.wantWays(t, "")
 	})
 }
+
+// A load that Close ends has not failed, whether it heeds its context or not.
+func TestObserver_CloseIsNoFailure(t *testing.T) {
+	for _, deaf := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			r, o := watched(bellwether.Options{})
+			f := newFleet(t, 1, push, o)
+			f.origin.set(func(o *source) { o.deaf = deaf })
+			p := f.processes[0]
+			go p.Get(context.Background(), "k")
+			time.Sleep(500 * time.Millisecond)
+			p.Close()
+			synctest.Wait()
+			if len(r.rebuilds) != 1 || r.rebuilds[0].Outcome != bellwether.OutcomeAbandoned || p.Stats().LoadFailures != 0 {
+				t.Errorf("deaf %v: %+v, %d load failures", deaf, r.rebuilds, p.Stats().LoadFailures)
+			}
+			time.Sleep(time.Second)
+		})
+	}
+}
+
+// One that exits at a breaker's change is told of the next.
+func TestObserver_BreakerExits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex // guards told
+		var told []string
+		store := &wiredStore{wire: &wire{}, store: memstore.New()}
+		c := cacheOf(t, func(context.Context, string) (string, error) { return "v", nil }, bellwether.Options{Store: store, Observers: []bellwether.Observer{{
+			Breaker: func(_ bellwether.Engine, from, to bellwether.BreakerState) {
+				mu.Lock()
+				told = append(told, fmt.Sprint(to))
+				first := len(told) == 1
+				mu.Unlock()
+				if first {
+					runtime.Goexit()
+				}
+			},
+		}}})
+		store.set(refuse)
+		c.Get(t.Context(), "a")
+		store.set(nil)
+		time.Sleep(2 * time.Second)
+		c.Get(t.Context(), "b")
+		synctest.Wait()
+		mu.Lock()
+		defer mu.Unlock()
+		if got := strings.Join(told, ", "); got != "open, half-open, closed" {
+			t.Errorf("told %s", got)
+		}
+	})
+}

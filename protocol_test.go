@@ -2184,3 +2184,66 @@ func (f *fleet) options(o bellwether.Options) string {
 	return fmt.Sprintf("TTL %v, stale %v, if error %v, error %v, patience %v",
 		o.TTL, o.StaleWhileRevalidate, o.StaleIfError, o.ErrorTTL, o.Patience)
 }
+
+// A key that is invalidated more often than a flight takes to its load, through
+// election and claim, is loaded all the same: by this process's own invalidations,
+// and by another's.
+func TestFleet_InvalidatedOnTheWayToEachLoad(t *testing.T) {
+	for name, by := range map[string]int{"here": 0, "elsewhere": 1} {
+		t.Run(name, func(t *testing.T) {
+			everyWay(t, func(t *testing.T, w way) {
+				f := newFleet(t, 2, w, bellwether.Options{})
+				f.origin.set(func(o *source) { o.build = 10 * time.Millisecond })
+				slow := func(context.Context, string) error { time.Sleep(3 * time.Millisecond); return nil }
+				f.processes[0].store.set(slow)
+				f.processes[0].locker.set(slow)
+				ctx, stop := context.WithCancel(t.Context())
+				var wg sync.WaitGroup
+				defer wg.Wait()
+				defer stop()
+				wg.Go(func() {
+					for ctx.Err() == nil {
+						f.processes[by].Invalidate(context.Background(), "k")
+						time.Sleep(2 * time.Millisecond)
+					}
+				})
+				began := time.Now()
+				if v, err := f.processes[0].Get(t.Context(), "k"); err != nil || time.Since(began) > 2*time.Second {
+					t.Errorf("%q, %v after %v and %d elections", v, err, time.Since(began), f.processes[0].locker.count("acquire"))
+				}
+			})
+		})
+	}
+}
+
+// Nor does it lose its place among those who wait for one of the MaxRebuilds.
+func TestGet_InvalidatedWhileItWaitsForASlot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := cacheOf(t, func(context.Context, string) (string, error) {
+			time.Sleep(100 * time.Millisecond)
+			return "v", nil
+		}, bellwether.Options{MaxRebuilds: 1, MaxWait: 20 * time.Second})
+		ctx, stop := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		defer wg.Wait()
+		defer stop()
+		for i := range 8 { // others keep the slot busy: it is waited for for 0.8 s
+			wg.Go(func() {
+				for n := 0; ctx.Err() == nil; n++ {
+					c.Get(context.Background(), fmt.Sprint(i, " ", n))
+				}
+			})
+		}
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				time.Sleep(150 * time.Millisecond)
+				c.Invalidate(context.Background(), "k")
+			}
+		})
+		time.Sleep(time.Second + time.Millisecond)
+		began := time.Now()
+		if v, err := c.Get(t.Context(), "k"); err != nil || time.Since(began) > 2*time.Second {
+			t.Errorf("%q, %v after %v", v, err, time.Since(began))
+		}
+	})
+}

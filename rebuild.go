@@ -334,6 +334,7 @@ func (r *run[V]) consider(it *item[V], fromStore bool) bool {
 		verdict = fail
 	}
 	if (verdict == serve || verdict == serveStale) && r.accept != nil && !r.accept(it, r.engine.clock.now()) &&
+		!it.backingOff(r.engine.clock.now()) && // what one client wants is no reason to try sooner, see want.takes
 		!(fromStore && r.newEnough(it)) {
 		// The call that began this flight has refused it, or would. Who else
 		// comes may have it.
@@ -608,6 +609,7 @@ func (r *run[V]) build(ctx context.Context, epoch uint64, rival <-chan struct{},
 		heldUntil = term.end()
 	}
 	if !r.abortable(abort, epoch, r.epochAsked, heldUntil, r.refused+1 >= maxRefused, r.storeDown) {
+		r.refused++
 		return false // invalidated since it was claimed, or closed
 	}
 	var lost chan struct{}
@@ -731,6 +733,10 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 		r.built(l.took)
 		it.kind = KindNotFound
 		it.lifetime = e.lifetimeOf(now, l.freshness, r.key, epoch)
+	case ctx.Err() != nil:
+		r.loaded = false // closed: that is no failure of the load's
+		r.end(context.Cause(ctx))
+		return true
 	default:
 		e.count.loadFailures.Add(1)
 		r.failure = l.err

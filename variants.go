@@ -25,7 +25,7 @@ var variantSeed = maphash.MakeSeed()
 // empty. It is safe for concurrent use.
 type variants struct {
 	mu    sync.Mutex         // guards what follows
-	built map[uint64]instant // a variant's hash, to when it last was
+	built map[uint64]instant // a variant's hash, to when it last was built or wanted
 	swept instant            // when the map was last cleared of old ones
 }
 
@@ -55,4 +55,18 @@ func (v *variants) admit(key string, now instant) bool {
 	}
 	v.built[id] = now
 	return true
+}
+
+// touch says that the variant of that key is there and wanted: it must not lose its
+// place to those that nobody asks for twice, however long it is fresh, nor as the one
+// whose build has told the names. Those that are there have been admitted, but for
+// that one, so that the map has little more than maxVariants.
+func (v *variants) touch(key string, now instant) {
+	id := maphash.String(variantSeed, key)
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.built == nil {
+		v.built = make(map[uint64]instant)
+	}
+	v.built[id] = now
 }

@@ -263,3 +263,26 @@ func (m *mapStore) Invalidate(_ context.Context, key string) error {
 	delete(m.entries, key)
 	return nil
 }
+
+// What is fresh and backs off since a try to replace it is not loaded sooner in
+// another process, whatever is asked for there.
+func TestWant_FreshBacksOffInEachProcess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &mapStore{entries: map[string]Entry{}}
+		o := Options{Store: store, ErrorTTL: 10 * time.Second}
+		first := newCounted(t, o, Freshness{TTL: time.Minute})
+		first.wantGet(t, want[string]{}, "v1")
+		first.fail.Store(true)
+		first.wantGet(t, fromNow, "v1")
+		if n := first.loads.Load(); n != 2 {
+			t.Fatalf("%d loads, want the value's and one that fails", n)
+		}
+		second := newCounted(t, o, Freshness{TTL: time.Minute})
+		second.fail.Store(true)
+		second.wantGet(t, fromNow, "v1")
+		time.Sleep(4 * time.Second) // not due yet
+		if n := second.loads.Load(); n != 0 {
+			t.Errorf("%d loads in the second process before the next try is due", n)
+		}
+	})
+}

@@ -45,6 +45,10 @@ type Status struct {
 	Detail string
 }
 
+// maxStatusKey is the longest key that is told: proxies bound a response's header, as
+// nginx does by 4 or 8 KiB, and answer 502 to more.
+const maxStatusKey = 1 << 10
+
 // String returns the member, without a Key or a Detail that is not printable
 // ASCII.
 func (s Status) String() string {
@@ -73,7 +77,7 @@ func (s Status) String() string {
 	if s.Collapsed && !s.Hit {
 		b = append(b, ";collapsed"...) // section 2.6
 	}
-	if s.Key != "" && printable(s.Key) {
+	if s.Key != "" && len(s.Key) <= maxStatusKey && printable(s.Key) { // it is optional
 		b = appendString(append(b, ";key="...), s.Key) // section 2.7
 	}
 	if s.Detail != "" && printable(s.Detail) {
