@@ -196,7 +196,7 @@ func (c *manyCall[V]) all(ctx context.Context, todo []pending[V]) {
 			together = c.waitForPlaces(ctx, together)
 		}
 		if len(together) > 0 {
-			c.begin(ctx, together)
+			c.begin(together)
 		}
 	}
 }
@@ -306,7 +306,7 @@ func (c *manyCall[V]) waitForPlaces(ctx context.Context, together []pending[V]) 
 
 // begin begins a batch of flights, for those of the keys that have none, and
 // waits for the answers behind.
-func (c *manyCall[V]) begin(ctx context.Context, together []pending[V]) {
+func (c *manyCall[V]) begin(together []pending[V]) {
 	b := &batch[V]{
 		engine: c.engine, single: c.single, user: c.load, places: c.places,
 		complete: make(chan struct{}),

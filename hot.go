@@ -31,7 +31,7 @@ func (m *Middleware) hot(w http.ResponseWriter, r *http.Request, key string, d h
 			}
 			e.count.hits.add()
 			if e.observers.hit != nil {
-				e.tellHit(r.Context(), url, it.way(now))
+				e.tellHit(r.Context(), url, WayHit)
 			}
 			if under != nil && res.hitHeaderOf(it, now) == nil { // once in a second
 				under.built.touch(key, now)

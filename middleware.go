@@ -372,7 +372,7 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 		switch res := s.item.value; res.kind {
 		case plain:
 			if q.authorized && !httpcache.OpenToAll(res.head(), m.rules) {
-				q.pass(httpcache.Status{Fwd: httpcache.FwdBypass, Detail: "authorization"})
+				q.pass(httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reasonAuthorization})
 				return
 			}
 			if httpcache.IsServerError(res.status) {
@@ -525,7 +525,7 @@ func (q *query) wait(c *call, key string, stale *item[*response]) (served[*respo
 		w.solo = true
 		switch m.learntAuthorized(key) {
 		case uncacheable:
-			return notShared("authorization"), nil
+			return notShared(), nil
 		case plain:
 			w.first = true
 		}
@@ -538,7 +538,7 @@ func (q *query) wait(c *call, key string, stale *item[*response]) (served[*respo
 		q.refresh(key, waiter.answer.item, c.path)
 	}
 	if errors.Is(waiter.err, errTaken) {
-		return notShared("authorization"), nil
+		return notShared(), nil
 	}
 	if q.told != nil {
 		q.add(waiter.served())
@@ -569,9 +569,12 @@ func (q *query) refresh(key string, it *item[*response], path []string) {
 	q.m.engine.refresh(q.r.Context(), key, it, requested{q, c})
 }
 
+// reasonAuthorization is why a request with Authorization goes past the cache.
+const reasonAuthorization = "authorization"
+
 // notShared is the answer that there is none to be shared.
-func notShared(reason string) served[*response] {
-	return served[*response]{item: &item[*response]{kind: KindValue, value: &response{kind: uncacheable, reason: reason}}}
+func notShared() served[*response] {
+	return served[*response]{item: &item[*response]{kind: KindValue, value: &response{kind: uncacheable, reason: reasonAuthorization}}}
 }
 
 // authorizedKey is where it is written, in this process alone, what is known of

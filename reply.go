@@ -61,7 +61,7 @@ func (q *query) replyLive(c *call, s served[*response], key string) liveOutcome 
 		return liveDone
 	case q.authorized && !httpcache.OpenToAll(res.header, m.rules):
 		s.live.callers.left()
-		q.pass(httpcache.Status{Fwd: httpcache.FwdBypass, Detail: "authorization"})
+		q.pass(httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reasonAuthorization})
 		return liveDone
 	}
 	body, ok := c.takeReader(x)

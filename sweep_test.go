@@ -562,7 +562,7 @@ func simulateSweeps(t *testing.T, seed uint64) {
 				fail("process %d, page %d: version %d is served to a request of %v, %v after it was swept", i, p, version, start, start.Sub(at))
 			}
 		}
-		sweep := func(i, p int, m bellwether.Match, hit func(page int) bool) {
+		sweep := func(i int, m bellwether.Match, hit func(page int) bool) {
 			mu.Lock()
 			before := made
 			mu.Unlock()
@@ -599,14 +599,14 @@ func simulateSweeps(t *testing.T, seed uint64) {
 					wg.Go(func() { get(i, p) })
 				}
 			case x < 14:
-				wg.Go(func() { sweep(i, p, bellwether.Match{Tags: []string{fmt.Sprint("t", p)}, Soft: soft}, one) })
+				wg.Go(func() { sweep(i, bellwether.Match{Tags: []string{fmt.Sprint("t", p)}, Soft: soft}, one) })
 			case x < 15:
-				wg.Go(func() { sweep(i, p, bellwether.Match{Tags: []string{"all"}, Soft: soft}, every) })
+				wg.Go(func() { sweep(i, bellwether.Match{Tags: []string{"all"}, Soft: soft}, every) })
 			case x < 16:
-				wg.Go(func() { sweep(i, p, bellwether.Match{Prefixes: []string{"http://example.com/"}, Soft: soft}, every) })
+				wg.Go(func() { sweep(i, bellwether.Match{Prefixes: []string{"http://example.com/"}, Soft: soft}, every) })
 			case x < 17:
 				url := fmt.Sprint("http://example.com/", p)
-				wg.Go(func() { sweep(i, p, bellwether.Match{URLs: []string{url}, Soft: soft}, one) })
+				wg.Go(func() { sweep(i, bellwether.Match{URLs: []string{url}, Soft: soft}, one) })
 			case x < 19:
 				d := time.Duration(rng.Int64N(int64(3 * time.Second)))
 				mu.Lock()

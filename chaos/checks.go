@@ -70,7 +70,7 @@ func (r *fleetRun) check() *findings {
 		maps.Copy(allHedged, hedged)
 		p.contracts(key, events, hedging)
 		p.one(key, events, hedged)
-		p.order(key, events)
+		p.order(events)
 		p.drops(key, events)
 		p.near(events)
 		p.failure(events)
@@ -282,7 +282,7 @@ func (e *event) answers() bool {
 //
 // Failures have versions too: none is served after something newer, and nothing
 // older after it but the value that its commit has kept.
-func (p *past) order(key string, events []event) {
+func (p *past) order(events []event) {
 	sure, tried := epochs(events)
 	served := map[being][]event{}
 	for _, e := range events {

@@ -49,13 +49,13 @@ func VariantKey(names []string, req http.Header) string {
 	if len(names) == 0 {
 		return ""
 	}
-	sum := sha256.Sum256(appendVariant(nil, names, req))
+	sum := sha256.Sum256(selection(names, req))
 	return base64.RawURLEncoding.EncodeToString(sum[:])
 }
 
-// appendVariant appends the names and their normalised values, each with its
-// length, so that no two selections have the same bytes.
-func appendVariant(b []byte, names []string, req http.Header) []byte {
+// selection is the names and their normalised values, each with its length, so
+// that no two selections have the same bytes.
+func selection(names []string, req http.Header) (b []byte) {
 	appendString := func(s string) {
 		b = binary.AppendUvarint(b, uint64(len(s)))
 		b = append(b, s...)

@@ -120,12 +120,12 @@ func want(t *testing.T, what string, from <-chan string, want string) {
 	}
 }
 
-func wantNone(t *testing.T, what string, from <-chan string) {
+func wantNone(t *testing.T, sent <-chan string) {
 	t.Helper()
 	synctest.Wait()
 	select {
-	case got := <-from:
-		t.Errorf("%s: got %q, want nothing", what, got)
+	case got := <-sent:
+		t.Errorf("sent: got %q, want nothing", got)
 	default:
 	}
 }
@@ -140,12 +140,12 @@ func TestExec_Joins(t *testing.T) {
 		two := b.call(t.Context(), "b", "c")
 		synctest.Wait()
 		three := b.call(t.Context(), "d")
-		wantNone(t, "sent", b.sent)
+		wantNone(t, b.sent)
 		answers <- struct{}{}
 		want(t, "the first", one, "a")
 		want(t, "sent", b.sent, "b c d")
 		four := b.call(t.Context(), "e")
-		wantNone(t, "sent", b.sent)
+		wantNone(t, b.sent)
 		answers <- struct{}{}
 		want(t, "the second", two, "b c")
 		want(t, "the third", three, "d")
@@ -179,11 +179,11 @@ func TestExec_Patience(t *testing.T) {
 		synctest.Wait()
 		b.call(t.Context(), "c")
 		time.Sleep(patience - 1)
-		wantNone(t, "sent", b.sent)
+		wantNone(t, b.sent)
 		time.Sleep(time.Nanosecond)
 		want(t, "sent", b.sent, "b c")
 		b.call(t.Context(), "d")
-		wantNone(t, "sent", b.sent)
+		wantNone(t, b.sent)
 		time.Sleep(patience)
 		want(t, "sent", b.sent, "d")
 
@@ -193,7 +193,7 @@ func TestExec_Patience(t *testing.T) {
 		close(hang)
 		want(t, "first", first, "a")
 		want(t, "second", second, "b")
-		wantNone(t, "sent", b.sent) // those two lead nobody any more
+		wantNone(t, b.sent) // those two lead nobody any more
 		close(hold)
 		want(t, "sent", b.sent, "f")
 		want(t, "last", last, "f")
@@ -267,7 +267,7 @@ func TestExec_ContextEnded(t *testing.T) {
 		synctest.Wait()
 		answers <- struct{}{}
 		want(t, "who has left", left, "context canceled")
-		wantNone(t, "sent", b.sent)
+		wantNone(t, b.sent)
 		other = b.call(t.Context(), "d")
 		want(t, "sent", b.sent, "d")
 		answers <- struct{}{}
@@ -333,7 +333,7 @@ func TestExec_Refused(t *testing.T) {
 		want(t, "sent", b.sent, "write read")
 		want(t, "read", read, "read")
 		want(t, "write", write, readOnly{}.Error())
-		wantNone(t, "sent", b.sent)
+		wantNone(t, b.sent)
 	})
 }
 

@@ -35,9 +35,10 @@ func TestStore_Cluster(t *testing.T) {
 // slotsThatMove goes through every call while the key's slot is under way: with
 // nothing in it, with its keys on the old server, and with its keys on the new.
 func slotsThatMove(t *testing.T, c *testserver.Cluster) {
+	const key = "moving"
 	ctx := t.Context()
 	s := New(connect(t, c))
-	reads := func(what, key string, want bellwether.Entry) {
+	reads := func(what string, want bellwether.Entry) {
 		t.Helper()
 		// One whose client knows nothing of the move; it asks for the time along
 		// with the entry at first, and then for the entry alone.
@@ -50,9 +51,9 @@ func slotsThatMove(t *testing.T, c *testserver.Cluster) {
 		}
 	}
 	// each is what happens to a key in its life.
-	each := func(what, key string, known bellwether.Entry) (last bellwether.Entry) {
+	each := func(what string, known bellwether.Entry) (last bellwether.Entry) {
 		t.Helper()
-		reads(what+", before", key, known)
+		reads(what+", before", known)
 		late, epoch, err := s.Claim(ctx, key)
 		if err != nil || late.Epoch != known.Epoch || epoch <= known.Epoch {
 			t.Fatalf("Claim %s: %+v, epoch %d after %d, %v", what, late, epoch, known.Epoch, err)
@@ -60,7 +61,7 @@ func slotsThatMove(t *testing.T, c *testserver.Cluster) {
 		if err := s.Invalidate(ctx, key); err != nil {
 			t.Fatalf("Invalidate %s: %v", what, err)
 		}
-		reads(what+", invalidated", key, bellwether.Entry{})
+		reads(what+", invalidated", bellwether.Entry{})
 		e := bellwether.Entry{Kind: bellwether.KindValue, Value: []byte("late"), Epoch: epoch, TTL: time.Hour}
 		if err := s.Commit(ctx, key, e); !errors.Is(err, bellwether.ErrFenced) {
 			t.Errorf("Commit %s of before an invalidation: %v, want ErrFenced", what, err)
@@ -69,11 +70,10 @@ func slotsThatMove(t *testing.T, c *testserver.Cluster) {
 		if last.Epoch <= epoch {
 			t.Errorf("%s: epoch %d after %d", what, last.Epoch, epoch)
 		}
-		reads(what, key, last)
+		reads(what, last)
 		return last
 	}
 
-	const key = "moving"
 	slot, from := c.Owner(s.name(key))
 	to := c.Masters[0]
 	if from == to {
@@ -86,21 +86,21 @@ func slotsThatMove(t *testing.T, c *testserver.Cluster) {
 	}
 
 	c.Migrate(slot, from, to)
-	each("of a key that has not moved yet", key, known)
+	each("of a key that has not moved yet", known)
 	if _, err := s.rdb.Del(ctx, s.name(key)).Result(); err != nil {
 		t.Fatal(err)
 	}
 	// What is new in the slot begins on the new server.
-	known = each("of a cold key in a slot under way", key, bellwether.Entry{})
+	known = each("of a cold key in a slot under way", bellwether.Entry{})
 	if known.Epoch <= claimed {
 		t.Errorf("epoch %d after %d", known.Epoch, claimed)
 	}
 	if n := c.Move(slot, from, to); n != 0 {
 		t.Errorf("%d keys were begun on the old server", n)
 	}
-	known = each("of a key that has moved", key, known)
+	known = each("of a key that has moved", known)
 	c.Settle(slot, from, to)
-	each("of a slot that has moved", key, known)
+	each("of a slot that has moved", known)
 
 	// And back, with the key in the middle of a rebuild.
 	late, epoch, err := s.Claim(ctx, key)
@@ -116,7 +116,7 @@ func slotsThatMove(t *testing.T, c *testserver.Cluster) {
 		t.Errorf("Commit of a claim whose key has moved: %v", err)
 	}
 	c.Settle(slot, to, from)
-	reads("after the way back", key, late)
+	reads("after the way back", late)
 }
 
 // TestStore_Ring runs the kit over single servers that know nothing of each
