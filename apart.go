@@ -76,9 +76,7 @@ func (e *engine[V]) peek(ctx context.Context, key string) *item[V] {
 			return nil
 		}
 		r := e.apart(key)
-		if e.sweeper.on() {
-			e.followLog(ctx, &r.outage, e.NearTTL/2) // no flight has of late, perhaps
-		}
+		e.followLog(ctx, &r.outage, e.NearTTL/2) // no flight has of late, perhaps
 		entry, asked, err := r.read(ctx, &r.outage)
 		if err != nil {
 			return nil

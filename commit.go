@@ -83,42 +83,6 @@ func (e *engine[V]) readMany(ctx context.Context, store BatchGetter, keys []stri
 	return answered, err
 }
 
-// followLogAhead is followLog for a flight that is about to read its key too: that
-// comes in one call with the log where the store answers for both.
-func (r *run[V]) followLogAhead(ctx context.Context, age time.Duration) {
-	e := r.engine
-	store, ok := e.Store.(BatchGetter)
-	if !ok {
-		e.followLog(ctx, &r.outage, age)
-		return
-	}
-	turn := e.logTurn(ctx, &r.outage, age)
-	if turn == nil {
-		return
-	}
-	defer turn.end()
-	var log, key *storeReply
-	_, err := e.readMany(ctx, store, []string{logKey, r.key}, &r.outage, func(i int, reply *storeReply) {
-		switch {
-		case i == 1:
-			key = reply
-		case reply.err == nil:
-			// At once: nobody else's key waits for this one's server.
-			turn.took(ctx, &r.outage, reply.entry, nil)
-		default:
-			log = reply
-		}
-	})
-	if !turn.over {
-		if log == nil {
-			// What the key's server says is not believed without the log's.
-			log, key = &storeReply{err: err}, nil
-		}
-		turn.took(ctx, &r.outage, log.entry, log.err)
-	}
-	r.ahead = key
-}
-
 // claim reads the key again, now that nobody else may rebuild it, and takes an
 // epoch for the rebuild, in one call. Who has won the lease just after another
 // released it finds that one's value here, and the flight has ended.

@@ -233,11 +233,9 @@ func (f *flight[V]) catchUp(ctx context.Context) (fenced bool) {
 		return false
 	}
 	o := &outage{e.EngineTimeout}
-	if e.sweeper.on() {
-		// The load may have taken longer than the log is trusted, and who
-		// joins the flight last has asked just now.
-		e.followLog(ctx, o, e.NearTTL/2)
-	}
+	// The load may have taken longer than the log is trusted, and who joins the
+	// flight last has asked just now.
+	e.followLog(ctx, o, e.NearTTL/2)
 	// Late: this process has been paused, or its locker has. Another may have the lease,
 	// and its value, by now, and the renewal that would tell may be as late as this load.
 	fencer, ok := e.Store.(Fencer)
@@ -267,9 +265,7 @@ func (f *flight[V]) vouch(ctx context.Context, fencer Fencer, it *item[V], epoch
 			return
 		}
 		o := &outage{e.EngineTimeout}
-		if e.sweeper.on() {
-			e.followLog(ctx, o, e.NearTTL/4)
-		}
+		e.followLog(ctx, o, e.NearTTL/4)
 		asked = e.clock.now()
 		fenced := f.fenced(ctx, fencer, o, epoch)
 		if ctx.Err() != nil {

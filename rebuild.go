@@ -262,13 +262,11 @@ func (r *run[V]) look(ctx context.Context) bool {
 	}
 	asking, end := e.store.whileUp(ctx)
 	defer end()
-	if e.sweeper.on() {
-		age := e.NearTTL / 2
-		if r.led {
-			age = 0 // a store that has lost the key under its load may have lost the log
-		}
-		r.followLogAhead(asking, age)
+	age := e.NearTTL / 2
+	if r.led {
+		age = 0 // a store that has lost the key under its load may have lost the log
 	}
+	r.followLogAhead(asking, age)
 	var (
 		entry Entry
 		asked instant
@@ -690,11 +688,9 @@ func (r *run[V]) confirm(ctx context.Context) {
 			return
 		}
 		o := &outage{e.EngineTimeout}
-		if e.sweeper.on() {
-			// What is confirmed is trusted by the log's age too, and must be so
-			// until the next time.
-			e.followLog(ctx, o, e.NearTTL/4)
-		}
+		// What is confirmed is trusted by the log's age too, and must be so until
+		// the next time.
+		e.followLog(ctx, o, e.NearTTL/4)
 		entry, asked, err := r.read(ctx, o)
 		if ctx.Err() != nil {
 			return
@@ -716,7 +712,7 @@ func (r *run[V]) confirm(ctx context.Context) {
 func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 	e := r.engine
 	now := e.clock.now() // its age counts from here
-	if e.sweeper.on() && e.Store != nil && !r.storeDown {
+	if !r.storeDown {
 		e.followLog(ctx, &r.outage, e.NearTTL/2) // the load may have taken longer than the log is trusted
 	}
 	r.loaded, r.failure, r.committed = true, nil, 0

@@ -218,7 +218,8 @@ func (e *engine[V]) meetLog() {
 	})
 }
 
-// followLog reads the log if what is known of it is older than age.
+// followLog reads the log, where there is one, if what is known of it is older than
+// age.
 func (e *engine[V]) followLog(ctx context.Context, o *outage, age time.Duration) {
 	turn := e.logTurn(ctx, o, age)
 	if turn == nil {
@@ -243,7 +244,8 @@ type logTurn[V any] struct {
 }
 
 // logTurn waits for the turn to read the log. It returns nil if that need not be
-// read, or not any more: if what is known of it is no older than age.
+// read, or not any more: if no store has one, or what is known of it is no older than
+// age.
 func (e *engine[V]) logTurn(ctx context.Context, o *outage, age time.Duration) *logTurn[V] {
 	w := &e.sweeper
 	began := e.clock.now()
@@ -251,7 +253,7 @@ func (e *engine[V]) logTurn(ctx context.Context, o *outage, age time.Duration) *
 		asked := instant(w.asked.Load())
 		return asked == 0 || e.clock.now() > addDurations(asked, age)
 	}
-	if !old() || o.left <= 0 {
+	if !w.on() || e.Store == nil || !old() || o.left <= 0 {
 		return nil
 	}
 	// One reads, and who comes meanwhile waits for that: with a log that is too
@@ -309,6 +311,42 @@ func (t *logTurn[V]) took(ctx context.Context, o *outage, entry Entry, err error
 	// A store that does not answer cannot say that anything was swept.
 	w.silent.Store(int64(silent))
 	w.asked.Store(int64(max(1, t.asked)))
+}
+
+// followLogAhead is followLog for a flight that is about to read its key too: that
+// comes in one call with the log where the store answers for both.
+func (r *run[V]) followLogAhead(ctx context.Context, age time.Duration) {
+	e := r.engine
+	store, ok := e.Store.(BatchGetter)
+	if !ok {
+		e.followLog(ctx, &r.outage, age)
+		return
+	}
+	turn := e.logTurn(ctx, &r.outage, age)
+	if turn == nil {
+		return
+	}
+	defer turn.end()
+	var log, key *storeReply
+	_, err := e.readMany(ctx, store, []string{logKey, r.key}, &r.outage, func(i int, reply *storeReply) {
+		switch {
+		case i == 1:
+			key = reply
+		case reply.err == nil:
+			// At once: nobody else's key waits for this one's server.
+			turn.took(ctx, &r.outage, reply.entry, nil)
+		default:
+			log = reply
+		}
+	})
+	if !turn.over {
+		if log == nil {
+			// What the key's server says is not believed without the log's.
+			log, key = &storeReply{err: err}, nil
+		}
+		turn.took(ctx, &r.outage, log.entry, log.err)
+	}
+	r.ahead = key
 }
 
 // learn takes the log in as the store has it.
