@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/sony/gobreaker/v2"
@@ -126,31 +125,6 @@ func (b *breaker) latest() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.why
-}
-
-// A commitRecord tells whether a store takes what it is given. One that is full
-// may answer all else. It is no breaker: to try again costs nobody anything, and
-// is how the end of it is found out.
-type commitRecord struct {
-	failures atomic.Int32 // in a row
-	last     atomic.Int64 // the instant of the last of them
-}
-
-// commitMemory is for how long failed commits count.
-const commitMemory = 10 * time.Second
-
-func (c *commitRecord) note(err error, now instant) {
-	if err == nil || isAnswer(err) {
-		c.failures.Store(0)
-		return
-	}
-	c.last.Store(int64(now))
-	c.failures.Add(1)
-}
-
-// fails reports whether the next commit will probably fail too.
-func (c *commitRecord) fails(now instant) bool {
-	return c.failures.Load() >= breakerTrips && now < addDurations(instant(c.last.Load()), commitMemory)
 }
 
 // An outage is what a flight may still lose to engines that do not answer. It

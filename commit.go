@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -186,6 +187,31 @@ func (r *run[V]) commit(ctx context.Context, it *item[V]) bool {
 // it was for those only who waited for it; and for two loads' time more, since
 // the others make their own meanwhile.
 const unsharedTTL = time.Second
+
+// A commitRecord tells whether a store takes what it is given. One that is full
+// may answer all else. It is no breaker: to try again costs nobody anything, and
+// is how the end of it is found out.
+type commitRecord struct {
+	failures atomic.Int32 // in a row
+	last     atomic.Int64 // the instant of the last of them
+}
+
+// commitMemory is for how long failed commits count.
+const commitMemory = 10 * time.Second
+
+func (c *commitRecord) note(err error, now instant) {
+	if err == nil || isAnswer(err) {
+		c.failures.Store(0)
+		return
+	}
+	c.last.Store(int64(now))
+	c.failures.Add(1)
+}
+
+// fails reports whether the next commit will probably fail too.
+func (c *commitRecord) fails(now instant) bool {
+	return c.failures.Load() >= breakerTrips && now < addDurations(instant(c.last.Load()), commitMemory)
+}
 
 // probeKey is where a store is asked whether it takes commits again. No two
 // processes mind each other there: what is found under it is of no use.
