@@ -33,6 +33,49 @@ func (w *want[V]) takes(it *item[V], now, asked instant) bool {
 	return w.accept == nil || it.made > asked || it.backingOff(now) || w.accept(it, now)
 }
 
+// A served answer is an item with the way it came.
+type served[V any] struct {
+	item      *item[V]
+	collapsed bool // it came from a flight that another call had begun
+	flown     bool // it came from a flight
+	// live is the flight if the item is still being made. The call counts among
+	// its callers until it has its place among the readers, and says left.
+	live *flight[V]
+}
+
+// A waiter is one call on its way to its answer. It is not on the stack, nor are
+// the call's arguments, and what it does between two waits is in methods of its
+// own, whose frames are gone while it waits: a herd's goroutines are new, and begin
+// with a stack of 2 KB, whose growth would be half of what it costs them to come
+// here.
+type waiter[V any] struct {
+	engine    *engine[V]
+	ctx       context.Context
+	key       string
+	want      want[V]
+	began     instant
+	stale     *item[V]      // what may be served when its patience ends
+	flight    *flight[V]    // that it waits for; nil: it has to join one
+	met       bool          // it has looked at that one
+	aboard    bool          // it counts among its callers
+	counted   bool          // and in its herd, which nobody may want to know
+	collapsed bool          // that flight was begun by another call
+	tallied   bool          // it is counted by how it came to its answer
+	lose      time.Duration // what a flight that it begins may lose to engines; at its end, what is left of that
+	timer     deadlineTimer
+	answer    served[V]
+	err       error // why there is no answer
+}
+
+// waiter begins a call that goes on without the near tier. stale is what hit has
+// found to be served when the call's patience ends, or nil. Inlined, it would
+// make its caller's frame larger by a waiter.
+//
+//go:noinline
+func (e *engine[V]) waiter(ctx context.Context, key string, stale *item[V]) *waiter[V] {
+	return &waiter[V]{engine: e, ctx: ctx, key: key, began: e.clock.now(), stale: stale, lose: e.EngineTimeout}
+}
+
 // get answers a call that takes any answer.
 func (e *engine[V]) get(ctx context.Context, key string, b binder[V]) (V, error) {
 	it, early, ok := e.hit(key)
@@ -64,16 +107,6 @@ func (c *waiter[V]) outcome(b binder[V]) (V, error) {
 		return zero, c.err
 	}
 	return c.answer.item.answer()
-}
-
-// A served answer is an item with the way it came.
-type served[V any] struct {
-	item      *item[V]
-	collapsed bool // it came from a flight that another call had begun
-	flown     bool // it came from a flight
-	// live is the flight if the item is still being made. The call counts among
-	// its callers until it has its place among the readers, and says left.
-	live *flight[V]
 }
 
 // hit answers from the near tier if that needs no flight: fresh, or stale
@@ -244,39 +277,6 @@ func (c *waiter[V]) work(do func()) {
 	}()
 	do()
 	returned = true
-}
-
-// A waiter is one call on its way to its answer. It is not on the stack, nor are
-// the call's arguments, and what it does between two waits is in methods of its
-// own, whose frames are gone while it waits: a herd's goroutines are new, and begin
-// with a stack of 2 KB, whose growth would be half of what it costs them to come
-// here.
-type waiter[V any] struct {
-	engine    *engine[V]
-	ctx       context.Context
-	key       string
-	want      want[V]
-	began     instant
-	stale     *item[V]      // what may be served when its patience ends
-	flight    *flight[V]    // that it waits for; nil: it has to join one
-	met       bool          // it has looked at that one
-	aboard    bool          // it counts among its callers
-	counted   bool          // and in its herd, which nobody may want to know
-	collapsed bool          // that flight was begun by another call
-	tallied   bool          // it is counted by how it came to its answer
-	lose      time.Duration // what a flight that it begins may lose to engines; at its end, what is left of that
-	timer     deadlineTimer
-	answer    served[V]
-	err       error // why there is no answer
-}
-
-// waiter begins a call that goes on without the near tier. stale is what hit has
-// found to be served when the call's patience ends, or nil. Inlined, it would
-// make its caller's frame larger by a waiter.
-//
-//go:noinline
-func (e *engine[V]) waiter(ctx context.Context, key string, stale *item[V]) *waiter[V] {
-	return &waiter[V]{engine: e, ctx: ctx, key: key, began: e.clock.now(), stale: stale, lose: e.EngineTimeout}
 }
 
 // leave takes the waiter off its flight.
