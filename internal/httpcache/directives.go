@@ -71,6 +71,10 @@ func (d *Directives) QualifiedFields() []string {
 	return slices.Concat(d.NoCacheFields, d.PrivateFields)
 }
 
+// openToAll tells whether a response to a request with Authorization is for all:
+// only if it says so (RFC 9111 section 3.5).
+func (d *Directives) openToAll() bool { return d.Public || d.SMaxAge.Set || d.MustRevalidate }
+
 // OwnTrailer tells whether a trailer of a response for all is its first client's
 // alone: what is among its QualifiedFields (RFC 9111 sections 5.2.2.4 and 5.2.2.7), and
 // cookies, which are no trailers (RFC 9110 section 6.5.1), so that nobody has said that

@@ -96,12 +96,8 @@ func expires(h http.Header, received time.Time) time.Duration {
 	if !ok {
 		return 0
 	}
-	from, ok := date(h, received)
-	if !ok {
-		from = received
-	}
 	// Sub saturates, so that no pair of dates wraps round.
-	return min(max(0, at.Sub(from)), maxDelta)
+	return min(max(0, at.Sub(generated(h, received))), maxDelta)
 }
 
 // heuristic is a fraction of the time from Last-Modified to Date (RFC 9111
@@ -111,11 +107,7 @@ func heuristic(h http.Header, received time.Time, opt Options) time.Duration {
 	if !ok {
 		return 0
 	}
-	now, ok := date(h, received)
-	if !ok {
-		now = received
-	}
-	unused := now.Sub(modified)
+	unused := generated(h, received).Sub(modified)
 	if unused <= 0 {
 		return 0
 	}
@@ -126,6 +118,14 @@ func heuristic(h http.Header, received time.Time, opt Options) time.Duration {
 // date reads Date (RFC 9110 section 6.6.1).
 func date(h http.Header, now time.Time) (time.Time, bool) {
 	return onlyDate(h["Date"], now)
+}
+
+// generated is Date, else the time of receipt (RFC 9110 section 6.6.1).
+func generated(h http.Header, received time.Time) time.Time {
+	if at, ok := date(h, received); ok {
+		return at
+	}
+	return received
 }
 
 // onlyDate reads the date in the lines of a field that has one. Several lines

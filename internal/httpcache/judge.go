@@ -58,7 +58,7 @@ func Judge(req http.Header, status int, resp http.Header, sent, received time.Ti
 // get only what says by itself that it is for all.
 func OpenToAll(resp http.Header, opt Options) bool {
 	d := ResponseDirectives(resp, opt.Targets...)
-	return d.Public || d.SMaxAge.Set || d.MustRevalidate
+	return d.openToAll()
 }
 
 // Validatable tells whether a stored response can be validated (RFC 9111 section

@@ -57,8 +57,7 @@ func storable(req http.Header, status int, resp http.Header, d Directives, opt O
 	if ParseRequest(req).NoStore {
 		return false, "request-no-store" // section 5.2.1.5
 	}
-	// Section 3.5: an authorized response is for all only if it says so.
-	if len(req["Authorization"]) > 0 && !d.Public && !d.SMaxAge.Set && !d.MustRevalidate {
+	if len(req["Authorization"]) > 0 && !d.openToAll() {
 		return false, "authorization"
 	}
 	// Section 4.1: matches no request, so neither that of a waiting caller.

@@ -105,11 +105,7 @@ func HeadAgrees(stored, head http.Header) bool {
 func ForRange(r *http.Request, stored http.Header, received time.Time) *http.Request {
 	weak := false
 	if at, ok := onlyDate(r.Header["If-Range"], received); ok {
-		from, dated := date(stored, received)
-		if !dated {
-			from = received
-		}
-		weak = from.Sub(at) < time.Second
+		weak = generated(stored, received).Sub(at) < time.Second
 	}
 	if !weak && r.Header["If-Match"] == nil && r.Header["If-Unmodified-Since"] == nil {
 		return r
