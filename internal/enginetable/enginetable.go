@@ -14,6 +14,7 @@ import (
 
 	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/internal/adapter"
+	"github.com/bellwether-go/bellwether/internal/leasetest"
 )
 
 // document is where the table is, from the root of the repository.
@@ -115,15 +116,15 @@ func (r Row) measure(t *testing.T) map[string]int {
 	a, b := r.New(t), r.New(t)
 	watcher, watches := b.(bellwether.Watcher)
 	for _, l := range []bellwether.Locker{a, b} { // connections, scripts, sessions
-		lease := acquire(t, l, newKey(), long)
+		lease := leasetest.Acquire(t, l, newKey(), long)
 		must(t, "Renew", lease.Renew(t.Context(), long))
 		must(t, "Release", lease.Release(t.Context()))
 	}
 	if watches {
 		key := newKey()
-		lease := acquire(t, a, key, long)
+		lease := leasetest.Acquire(t, a, key, long)
 		for start := time.Now(); ; time.Sleep(quiet) {
-			if _, err := watcher.Watch(t.Context(), refused(t, b, key)); err == nil {
+			if _, err := watcher.Watch(t.Context(), leasetest.MustBeHeld(t, b, key)); err == nil {
 				break
 			} else if time.Since(start) > 5*time.Second {
 				t.Fatalf("no push after %v: %v", time.Since(start), err)
@@ -149,9 +150,9 @@ func (r Row) measure(t *testing.T) map[string]int {
 		var lease bellwether.Lease
 		key := newKey()
 		taken := func(l bellwether.Locker) func() bool {
-			return func() bool { lease = acquire(t, l, key, long); return true }
+			return func() bool { lease = leasetest.Acquire(t, l, key, long); return true }
 		}
-		isRefused := func() bool { refused(t, b, key); return true }
+		isRefused := func() bool { leasetest.MustBeHeld(t, b, key); return true }
 		cost("acquire", taken(a))
 		cost("refused", isRefused)
 		cost("refused again", isRefused)
@@ -164,27 +165,22 @@ func (r Row) measure(t *testing.T) map[string]int {
 		if r.Silent != nil {
 			r.Silent(key, short)
 		} else {
-			acquire(t, r.New(t), key, short)
+			leasetest.Acquire(t, r.New(t), key, short)
 		}
-		time.Sleep(time.Until(refused(t, b, key).Until))
+		time.Sleep(time.Until(leasetest.MustBeHeld(t, b, key).Until))
 		for !cost("take over", func() bool { return !isHeld(t, b, key) }) { // a moment too early
 		}
 
 		key = newKey()
-		lease = acquire(t, a, key, short)
+		lease = leasetest.Acquire(t, a, key, short)
 		for time.Sleep(short); isHeld(t, b, key); time.Sleep(quiet) {
 		}
-		cost("renew what is lost", func() bool {
-			if err := lease.Renew(t.Context(), long); !errors.Is(err, bellwether.ErrLeaseLost) {
-				t.Fatalf("Renew: err = %v, want ErrLeaseLost", err)
-			}
-			return true
-		})
+		cost("renew what is lost", func() bool { leasetest.MustBeLost(t, "Renew", lease.Renew(t.Context(), long)); return true })
 
 		if watches {
 			key = newKey()
 			taken(a)()
-			held := refused(t, b, key)
+			held := leasetest.MustBeHeld(t, b, key)
 			cost("ten watches", func() bool {
 				for range 10 {
 					if _, err := watcher.Watch(t.Context(), held); err != nil {
@@ -218,23 +214,6 @@ func must(t *testing.T, what string, err error) {
 	if err != nil {
 		t.Fatalf("%s: %v", what, err)
 	}
-}
-
-func acquire(t *testing.T, l bellwether.Locker, key string, ttl time.Duration) bellwether.Lease {
-	t.Helper()
-	lease, err := l.TryAcquire(t.Context(), key, ttl)
-	must(t, "TryAcquire", err)
-	return lease
-}
-
-func refused(t *testing.T, l bellwether.Locker, key string) *bellwether.HeldError {
-	t.Helper()
-	_, err := l.TryAcquire(t.Context(), key, long)
-	held, ok := errors.AsType[*bellwether.HeldError](err)
-	if !ok {
-		t.Fatalf("TryAcquire: err = %v, want a *HeldError", err)
-	}
-	return held
 }
 
 // isHeld takes the lease unless another has it.
