@@ -47,15 +47,10 @@ type Listener struct {
 // break off, is left behind for as long as the client's time-outs. A connection
 // that is dead without having been closed is found out within three seconds.
 func Listen(ctx context.Context, rdb redis.UniversalClient, channel string, l Listener) {
-	call := func(f func()) {
-		if f != nil {
-			f()
-		}
-	}
 	pause := minPause
 	for {
 		call(l.Connect)
-		connected, err := listen(ctx, rdb, channel, l, call)
+		connected, err := listen(ctx, rdb, channel, l)
 		if l.Down != nil {
 			l.Down(err)
 		}
@@ -73,6 +68,13 @@ func Listen(ctx context.Context, rdb redis.UniversalClient, channel string, l Li
 			return
 		}
 		pause = min(2*pause, maxPause)
+	}
+}
+
+// call calls f, unless that is nil.
+func call(f func()) {
+	if f != nil {
+		f()
 	}
 }
 
@@ -117,7 +119,7 @@ var errSilent = errors.New("redissub: the connection is dead")
 
 // listen subscribes on a new connection until that is lost. It reports whether
 // the subscription was ever confirmed.
-func listen(ctx context.Context, rdb redis.UniversalClient, channel string, l Listener, call func(func())) (connected bool, err error) {
+func listen(ctx context.Context, rdb redis.UniversalClient, channel string, l Listener) (connected bool, err error) {
 	// The client heeds ctx while it dials, and not while it waits for a server's
 	// first words. Its dialer, its hooks and what gives it its password are user
 	// code, which may panic.

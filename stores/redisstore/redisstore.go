@@ -22,7 +22,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -218,10 +217,10 @@ tell(ARGV[6], 'c', made, epoch, ARGV[7], #ARGV[5] <= tonumber(ARGV[8]) and ARGV[
 return {1, digits(now)}
 `)
 
-	// fenced: name; retention in ms (not used), epoch. Returns whether a commit of
-	// that epoch would be refused that has not been carried out yet.
+	// fenced: name; epoch. Returns whether a commit of that epoch would be refused
+	// that has not been carried out yet.
 	fencedScript = redisscript.New(prelude + `
-local epoch = tonumber(ARGV[2])
+local epoch = tonumber(ARGV[1])
 local counter, floor = marks(redis.pcall('GETRANGE', KEYS[1], 0, 31))
 return {(not counter or epoch < floor or epoch > counter) and 1 or 0}
 `)
@@ -305,7 +304,7 @@ func (s *Store) Claim(ctx context.Context, key string) (bellwether.Entry, uint64
 		epoch uint64
 	}
 	c, err := adapter.Await(ctx, func() (c claim, err error) {
-		reply, seen, err := s.run(ctx, claimScript, s.name(key))
+		reply, seen, err := s.run(ctx, claimScript, s.name(key), retention.Milliseconds())
 		if err != nil {
 			return c, fmt.Errorf("redisstore: claim: %w", err)
 		}
@@ -337,7 +336,7 @@ func (s *Store) Commit(ctx context.Context, key string, e bellwether.Entry) erro
 	}
 	return adapter.Do(ctx, func() error {
 		reply, _, err := s.run(ctx, commitScript, s.name(key),
-			e.Epoch, adapter.Millis(life), lingering.Milliseconds(), data, s.channel(), key, s.MaxNotice)
+			retention.Milliseconds(), e.Epoch, adapter.Millis(life), lingering.Milliseconds(), data, s.channel(), key, s.MaxNotice)
 		if err != nil {
 			return fmt.Errorf("redisstore: commit: %w", err)
 		}
@@ -362,7 +361,7 @@ func (s *Store) Fenced(ctx context.Context, key string, epoch uint64) (bool, err
 // Invalidate implements [bellwether.Store].
 func (s *Store) Invalidate(ctx context.Context, key string) error {
 	return adapter.Do(ctx, func() error {
-		_, _, err := s.run(ctx, invalidateScript, s.name(key), s.channel(), key)
+		_, _, err := s.run(ctx, invalidateScript, s.name(key), retention.Milliseconds(), s.channel(), key)
 		if err != nil {
 			return fmt.Errorf("redisstore: invalidate: %w", err)
 		}
@@ -379,7 +378,7 @@ func (s *Store) run(ctx context.Context, script *redisscript.Script, name string
 	if err != nil {
 		return nil, sighting{}, err
 	}
-	args = slices.Concat([]any{retention.Milliseconds()}, args, []any{clock.at(sent).Microseconds()})
+	args = append(args, clock.at(sent).Microseconds())
 	reply, err := script.Run(ctx, s.queue, []string{name}, args...).Slice()
 	if err != nil {
 		rediscluster.Doubt(s.rdb, err)
