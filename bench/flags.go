@@ -4,6 +4,8 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"slices"
+	"strings"
 )
 
 // This file is what the commands' flags have in common.
@@ -30,6 +32,29 @@ func (f *flagSet) recorded() (rounds *int, json, note *string) {
 	return f.Int("rounds", 0, "number of rounds, of which the medians are printed (default: by size)"),
 		f.String("json", "", "write all rounds to this `file`"),
 		f.String("note", "", "a note for the record, such as what else the machine does")
+}
+
+// some adds a flag that lists some of all by their names. What it returns says
+// which, once the flags are parsed.
+func some[T any](f *flagSet, name string, all []T, of func(T) string) (chosen func() ([]T, error)) {
+	names := f.String(name, "", "only these, with commas: "+strings.Join(each(all, of), ", "))
+	return func() ([]T, error) { return choose(all, of, *names) }
+}
+
+// choose returns those of all that names lists, or all.
+func choose[T any](all []T, name func(T) string, names string) ([]T, error) {
+	if names == "" {
+		return all, nil
+	}
+	var chosen []T
+	for n := range strings.SplitSeq(names, ",") {
+		i := slices.IndexFunc(all, func(x T) bool { return name(x) == strings.TrimSpace(n) })
+		if i < 0 {
+			return nil, fmt.Errorf("there is no %q; -h lists what there is", n)
+		}
+		chosen = append(chosen, all[i])
+	}
+	return chosen, nil
 }
 
 // draws adds the directory of the pictures.

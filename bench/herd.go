@@ -4,8 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
-	"strings"
 	"time"
 )
 
@@ -27,8 +25,8 @@ func runHerd(args []string) error {
 		procs   = flags.Int("processes", 0, "number of processes (default: by size)")
 		callers = flags.Int("callers", 0, "number of callers in each process (default: by size)")
 		load    = flags.Duration("load", 0, "what a load takes (default: by size)")
-		only    = flags.String("scenarios", "", "only these, with commas: "+strings.Join(scenarioNames(), ", "))
-		who     = flags.String("strategies", "", "only these, with commas: "+strings.Join(strategyNames(), ", "))
+		only    = some(flags, "scenarios", scenarios, func(s scenario) string { return s.name })
+		who     = some(flags, "strategies", strategies, func(s strategy) string { return s.name })
 	)
 	if err := flags.parse(args); err != nil {
 		return err
@@ -38,11 +36,11 @@ func runHerd(args []string) error {
 	override(&size.Processes, *procs)
 	override(&size.Callers, *callers)
 	override(&size.Load, *load)
-	chosen, err := choose(scenarios, func(s scenario) string { return s.name }, *only)
+	chosen, err := only()
 	if err != nil {
 		return err
 	}
-	contestants, err := choose(strategies, func(s strategy) string { return s.name }, *who)
+	contestants, err := who()
 	if err != nil {
 		return err
 	}
@@ -69,22 +67,6 @@ func override[T comparable](to *T, from T) {
 	if from != zero {
 		*to = from
 	}
-}
-
-// choose returns those of all that names lists, or all.
-func choose[T any](all []T, name func(T) string, names string) ([]T, error) {
-	if names == "" {
-		return all, nil
-	}
-	var chosen []T
-	for n := range strings.SplitSeq(names, ",") {
-		i := slices.IndexFunc(all, func(x T) bool { return name(x) == strings.TrimSpace(n) })
-		if i < 0 {
-			return nil, fmt.Errorf("there is no %q; -h lists what there is", n)
-		}
-		chosen = append(chosen, all[i])
-	}
-	return chosen, nil
 }
 
 // newHerdBench starts the engines and the fleet.

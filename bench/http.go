@@ -90,16 +90,14 @@ func runHTTP(args []string) error {
 	flags := newFlags("http")
 	flags.sizes("short", "long: figures to publish")
 	rounds, json, note := flags.recorded()
-	var (
-		only    = flags.String("loads", "", "only these, with commas: "+strings.Join(loadNames(), ", "))
-		partial = flags.Bool("partial", false, "leave out what is not installed")
-	)
+	only := some(flags, "loads", httpLoads, func(l httpLoad) string { return l.name })
+	partial := flags.Bool("partial", false, "leave out what is not installed")
 	if err := flags.parse(args); err != nil {
 		return err
 	}
 	size := sized(flags, httpQuick, httpFull)
 	override(&size.Rounds, *rounds)
-	loads, err := choose(httpLoads, func(l httpLoad) string { return l.name }, *only)
+	loads, err := only()
 	if err != nil {
 		return err
 	}
@@ -116,13 +114,6 @@ func runHTTP(args []string) error {
 		return record.write(*json)
 	}
 	return nil
-}
-
-func loadNames() (names []string) {
-	for _, l := range httpLoads {
-		names = append(names, l.name)
-	}
-	return names
 }
 
 // measureHTTP starts all servers, and loads one at a time.

@@ -149,10 +149,10 @@ func (r *record) where(w io.Writer) {
 	}
 }
 
-// each is what the rounds say, by of.
-func each[T any](rounds []T, of func(T) float64) (xs []float64) {
-	for _, r := range rounds {
-		xs = append(xs, of(r))
+// each is what of says of each.
+func each[T, X any](all []T, of func(T) X) (xs []X) {
+	for _, x := range all {
+		xs = append(xs, of(x))
 	}
 	return xs
 }

@@ -423,19 +423,3 @@ func (s scenario) applies(to strategy, in size) bool {
 	}
 	return to.has(s.needs) && to.traits&s.not == 0
 }
-
-func scenarioNames() []string {
-	var names []string
-	for _, s := range scenarios {
-		names = append(names, s.name)
-	}
-	return names
-}
-
-func strategyNames() []string {
-	var names []string
-	for _, s := range strategies {
-		names = append(names, s.name)
-	}
-	return names
-}
