@@ -4,8 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -17,12 +19,9 @@ import (
 
 // tagged answers with the number of its call, fresh for an hour, with the tags
 // that the query names.
-func tagged(calls *int, mu *sync.Mutex) http.HandlerFunc {
+func tagged(calls *atomic.Int64) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		mu.Lock()
-		*calls++
-		n := *calls
-		mu.Unlock()
+		n := calls.Add(1)
 		time.Sleep(10 * time.Millisecond)
 		w.Header().Set("Cache-Control", "max-age=3600, stale-while-revalidate=600")
 		w.Header().Set("ETag", fmt.Sprintf(`"%d"`, n))
@@ -82,16 +81,13 @@ func TestInvalidateMatching(t *testing.T) {
 		} {
 			t.Run(name+"/"+fleet, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					var (
-						mu    sync.Mutex
-						calls int
-					)
+					var calls atomic.Int64
 					n := 3
 					st := store()
 					if st == nil {
 						n = 1
 					}
-					all := sites(t, n, st, tagged(&calls, &mu))
+					all := sites(t, n, st, tagged(&calls))
 					before := map[string]string{}
 					for _, s := range all {
 						for _, u := range urls {
@@ -99,8 +95,8 @@ func TestInvalidateMatching(t *testing.T) {
 						}
 					}
 					synctest.Wait() // what is kept is kept behind the clients
-					if calls != len(urls) {
-						t.Fatalf("%d calls to fill the caches with %d pages", calls, len(urls))
+					if calls.Load() != int64(len(urls)) {
+						t.Fatalf("%d calls to fill the caches with %d pages", calls.Load(), len(urls))
 					}
 					if err := all[0].mw.InvalidateMatching(t.Context(), tt.match); err != nil {
 						t.Fatal(err)
@@ -110,10 +106,7 @@ func TestInvalidateMatching(t *testing.T) {
 							time.Sleep(1001 * time.Millisecond) // NearTTL
 						}
 						for _, u := range urls {
-							hit := false
-							for _, gone := range tt.gone {
-								hit = hit || gone == u
-							}
+							hit := slices.Contains(tt.gone, u)
 							w := s.get("http://example.com" + u)
 							if hit && tt.match.Soft && i == 0 {
 								// The stale one, once, while the next is made.
@@ -128,8 +121,8 @@ func TestInvalidateMatching(t *testing.T) {
 							}
 						}
 					}
-					if calls != len(urls)+len(tt.gone) {
-						t.Errorf("%d calls after it, want %d", calls-len(urls), len(tt.gone))
+					if n := calls.Load() - int64(len(urls)); n != int64(len(tt.gone)) {
+						t.Errorf("%d calls after it, want %d", n, len(tt.gone))
 					}
 				})
 			})
@@ -146,15 +139,10 @@ func TestInvalidateMatching_DuringARebuild(t *testing.T) {
 		func() bellwether.Store { return memstore.New() },
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			var (
-				mu    sync.Mutex
-				calls int
-			)
-			h := tagged(&calls, &mu)
+			var calls atomic.Int64
+			h := tagged(&calls)
 			all := sites(t, 3, store(), func(w http.ResponseWriter, r *http.Request) {
-				mu.Lock()
-				first := calls == 0
-				mu.Unlock()
+				first := calls.Load() == 0
 				h(noFlush{w}, r)
 				if first {
 					time.Sleep(5 * time.Second)
@@ -182,11 +170,8 @@ type noFlush struct{ http.ResponseWriter }
 func TestInvalidateMatching_AtOneTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n, each = 5, 20
-		var (
-			mu    sync.Mutex
-			calls int
-		)
-		all := sites(t, n, quiet{memstore.New()}, tagged(&calls, &mu))
+		var calls atomic.Int64
+		all := sites(t, n, quiet{memstore.New()}, tagged(&calls))
 		for i := range n * each {
 			all[0].get(fmt.Sprintf("http://example.com/%d?tag=t%d", i, i))
 		}
@@ -202,12 +187,12 @@ func TestInvalidateMatching_AtOneTime(t *testing.T) {
 		}
 		wg.Wait()
 		time.Sleep(1001 * time.Millisecond)
-		before := calls
+		before := calls.Load()
 		for i := range n * each {
 			all[i%n].get(fmt.Sprintf("http://example.com/%d?tag=t%d", i, i))
 		}
-		if calls-before != n*each {
-			t.Errorf("%d of %d swept pages were made anew", calls-before, n*each)
+		if made := calls.Load() - before; made != n*each {
+			t.Errorf("%d of %d swept pages were made anew", made, n*each)
 		}
 	})
 }
@@ -216,11 +201,8 @@ func TestInvalidateMatching_AtOneTime(t *testing.T) {
 // has not is kept.
 func TestInvalidateMatching_LogForgets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var (
-			mu    sync.Mutex
-			calls int
-		)
-		all := sites(t, 2, quiet{memstore.New()}, tagged(&calls, &mu))
+		var calls atomic.Int64
+		all := sites(t, 2, quiet{memstore.New()}, tagged(&calls))
 		all[0].get("http://example.com/old")
 		for i := range 600 {
 			if i == 300 {
@@ -231,9 +213,9 @@ func TestInvalidateMatching_LogForgets(t *testing.T) {
 			}
 		}
 		time.Sleep(1001 * time.Millisecond) // until the other process knows
-		before := calls
-		if got := all[1].get("http://example.com/young").Body.String(); got != "2" || calls != before {
-			t.Errorf("young is %s after %d calls, want the kept one", got, calls-before)
+		before := calls.Load()
+		if got := all[1].get("http://example.com/young").Body.String(); got != "2" || calls.Load() != before {
+			t.Errorf("young is %s after %d calls, want the kept one", got, calls.Load()-before)
 		}
 		if got := all[1].get("http://example.com/old").Body.String(); got != "3" {
 			t.Errorf("old is %s, want a new one", got)
@@ -244,12 +226,9 @@ func TestInvalidateMatching_LogForgets(t *testing.T) {
 // A log that its store has lost takes with it what it may have said.
 func TestInvalidateMatching_LogIsLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var (
-			mu    sync.Mutex
-			calls int
-		)
+		var calls atomic.Int64
 		store := memstore.New()
-		all := sites(t, 2, quiet{store}, tagged(&calls, &mu))
+		all := sites(t, 2, quiet{store}, tagged(&calls))
 		all[0].get("http://example.com/?tag=x")
 		if err := all[0].mw.InvalidateMatching(t.Context(), bellwether.Match{Tags: []string{"x"}}); err != nil {
 			t.Fatal(err)
@@ -273,12 +252,9 @@ func TestInvalidateMatching_LogIsLost(t *testing.T) {
 
 func TestInvalidateMatching_Errors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var (
-			mu    sync.Mutex
-			calls int
-		)
+		var calls atomic.Int64
 		wired := &wiredStore{wire: &wire{}, store: memstore.New()}
-		s := sites(t, 1, wired, tagged(&calls, &mu))[0]
+		s := sites(t, 1, wired, tagged(&calls))[0]
 		s.get("http://example.com/a?tag=x")
 		synctest.Wait()
 		err := s.mw.InvalidateMatching(t.Context(), bellwether.Match{

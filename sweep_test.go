@@ -252,12 +252,9 @@ func TestSweep_LogIsCorrupt(t *testing.T) {
 	for name, garbage := range map[string]string{"no JSON": "{", "null": "null", "an empty one": "{}", "another's": `{"since":"x"}`} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				var (
-					mu    sync.Mutex
-					calls int
-				)
+				var calls atomic.Int64
 				store := memstore.New()
-				all := sites(t, 2, quiet{store}, tagged(&calls, &mu))
+				all := sites(t, 2, quiet{store}, tagged(&calls))
 				for _, s := range all {
 					s.get("http://example.com/?tag=x")
 				}
@@ -280,12 +277,9 @@ func TestSweep_LogIsCorrupt(t *testing.T) {
 	}
 	t.Run("no entry", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			var (
-				mu    sync.Mutex
-				calls int
-			)
+			var calls atomic.Int64
 			store := &wiredStore{wire: &wire{}, store: memstore.New()}
-			s := sites(t, 1, store, tagged(&calls, &mu))[0]
+			s := sites(t, 1, store, tagged(&calls))[0]
 			s.get("http://example.com/?tag=x")
 			synctest.Wait()
 			s.get("http://example.com/?tag=x")
@@ -306,8 +300,8 @@ func TestSweep_LogIsCorrupt(t *testing.T) {
 			for range 3 {
 				s.get("http://example.com/?tag=x")
 			}
-			if calls != 2 {
-				t.Errorf("%d calls after the log turned out to be no entry, want 2", calls)
+			if n := calls.Load(); n != 2 {
+				t.Errorf("%d calls after the log turned out to be no entry, want 2", n)
 			}
 		})
 	})
