@@ -416,8 +416,7 @@ func (l *lease) commit(ctx, caller context.Context, cmp clientv3.Cmp, op clientv
 // unavailable reports whether err says that nobody knows what became of the
 // request, and that another attempt may be answered.
 func unavailable(err error) bool {
-	var e rpctypes.EtcdError
-	if errors.As(err, &e) {
+	if e, ok := errors.AsType[rpctypes.EtcdError](err); ok {
 		return e.Code() == codes.Unavailable
 	}
 	return status.Code(err) == codes.Unavailable

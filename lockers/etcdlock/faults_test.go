@@ -287,8 +287,8 @@ func TestWatch_OncePerProcessAndKey(t *testing.T) {
 		for i := p; i < waiters; i += processes {
 			wg.Go(func() {
 				_, err := l.TryAcquire(t.Context(), key, time.Minute)
-				var held *bellwether.HeldError
-				if !errors.As(err, &held) {
+				held, ok := errors.AsType[*bellwether.HeldError](err)
+				if !ok {
 					t.Errorf("TryAcquire: err = %v, want a *HeldError", err)
 					return
 				}

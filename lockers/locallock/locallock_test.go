@@ -1,7 +1,6 @@
 package locallock_test
 
 import (
-	"errors"
 	"fmt"
 	"testing"
 	"testing/synctest"
@@ -10,6 +9,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/internal/leasetest"
 	"github.com/bellwether-go/bellwether/lockers/locallock"
 	"github.com/bellwether-go/bellwether/lockers/lockertest"
 )
@@ -32,45 +32,27 @@ func TestTryAcquire_EndsExactlyAtItsTTL(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := locallock.New()
 		start := time.Now()
-		first, err := l.TryAcquire(t.Context(), "k", time.Second)
-		if err != nil {
-			t.Fatal(err)
-		}
+		first := leasetest.Acquire(t, l, "k", time.Second)
 		time.Sleep(time.Second - 1)
-		var held *bellwether.HeldError
-		if _, err := l.TryAcquire(t.Context(), "k", time.Second); !errors.As(err, &held) {
-			t.Fatalf("err = %v one nanosecond before the end, want a HeldError", err)
-		}
-		if want := start.Add(time.Second); !held.Until.Equal(want) {
-			t.Fatalf("Until = %v, want %v", held.Until, want)
+		if got, want := leasetest.MustBeHeld(t, l, "k").Until, start.Add(time.Second); !got.Equal(want) {
+			t.Fatalf("Until = %v, want %v", got, want)
 		}
 		time.Sleep(time.Nanosecond)
-		if _, err := l.TryAcquire(t.Context(), "k", time.Second); err != nil {
-			t.Fatalf("err = %v at the end, want the lease", err)
-		}
-		if err := first.Renew(t.Context(), time.Hour); !errors.Is(err, bellwether.ErrLeaseLost) {
-			t.Fatalf("Renew of the expired lease: err = %v, want ErrLeaseLost", err)
-		}
+		leasetest.Acquire(t, l, "k", time.Second)
+		leasetest.MustBeLost(t, "Renew of the expired lease", first.Renew(t.Context(), time.Hour))
 	})
 }
 
 func TestRenew_CountsFromItsCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := locallock.New()
-		lease, err := l.TryAcquire(t.Context(), "k", 10*time.Second)
-		if err != nil {
-			t.Fatal(err)
-		}
+		lease := leasetest.Acquire(t, l, "k", 10*time.Second)
 		time.Sleep(time.Second)
 		// Shorter than what is left: a holder may give time back.
 		if err := lease.Renew(t.Context(), 2*time.Second); err != nil {
 			t.Fatal(err)
 		}
-		var held *bellwether.HeldError
-		if _, err := l.TryAcquire(t.Context(), "k", time.Second); !errors.As(err, &held) {
-			t.Fatalf("err = %v, want a HeldError", err)
-		}
-		if got, want := time.Until(held.Until), 2*time.Second; got != want {
+		if got, want := time.Until(leasetest.MustBeHeld(t, l, "k").Until), 2*time.Second; got != want {
 			t.Fatalf("Until is in %v, want in %v", got, want)
 		}
 	})
@@ -79,14 +61,8 @@ func TestRenew_CountsFromItsCall(t *testing.T) {
 func TestWatch_ExpiryIsToldByWhoeverComesNext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := locallock.New()
-		if _, err := l.TryAcquire(t.Context(), "k", time.Second); err != nil {
-			t.Fatal(err)
-		}
-		var held *bellwether.HeldError
-		if _, err := l.TryAcquire(t.Context(), "k", time.Second); !errors.As(err, &held) {
-			t.Fatalf("err = %v, want a HeldError", err)
-		}
-		ended, err := l.Watch(t.Context(), held)
+		leasetest.Acquire(t, l, "k", time.Second)
+		ended, err := l.Watch(t.Context(), leasetest.MustBeHeld(t, l, "k"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -96,9 +72,7 @@ func TestWatch_ExpiryIsToldByWhoeverComesNext(t *testing.T) {
 			t.Fatal("an expiry was announced with nobody there to see it: who runs a timer?")
 		default:
 		}
-		if _, err := l.TryAcquire(t.Context(), "another key", time.Second); err != nil {
-			t.Fatal(err)
-		}
+		leasetest.Acquire(t, l, "another key", time.Second)
 		select {
 		case <-ended:
 		default:
@@ -117,10 +91,7 @@ func TestTable_HoldsNoExpiredLeases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := locallock.New()
 		for i := range 1000 {
-			lease, err := l.TryAcquire(t.Context(), fmt.Sprint("short", i), time.Duration(1+i%7)*time.Second)
-			if err != nil {
-				t.Fatal(err)
-			}
+			lease := leasetest.Acquire(t, l, fmt.Sprint("short", i), time.Duration(1+i%7)*time.Second)
 			switch i % 3 {
 			case 0:
 				if err := lease.Renew(t.Context(), time.Duration(1+i%5)*time.Second); err != nil {
@@ -133,9 +104,7 @@ func TestTable_HoldsNoExpiredLeases(t *testing.T) {
 			}
 		}
 		time.Sleep(10 * time.Second)
-		if _, err := l.TryAcquire(t.Context(), "last", time.Second); err != nil {
-			t.Fatal(err)
-		}
+		leasetest.Acquire(t, l, "last", time.Second)
 		if got := l.Len(); got != 1 {
 			t.Fatalf("the table holds %d leases, want the last one alone", got)
 		}

@@ -138,8 +138,7 @@ func takeOver(t *testing.T, l bellwether.Locker, key string, ttl time.Duration, 
 // ErrHeld that somebody got.
 func lastMoment(err error, dead claim) time.Time {
 	last := dead.end.Add(3 * grace)
-	var held *bellwether.HeldError
-	if errors.As(err, &held) && !held.Until.IsZero() && held.Until.Add(grace).Before(last) {
+	if held, ok := errors.AsType[*bellwether.HeldError](err); ok && !held.Until.IsZero() && held.Until.Add(grace).Before(last) {
 		last = held.Until.Add(grace)
 	}
 	return last
@@ -159,8 +158,8 @@ func mustBeHeld(t *testing.T, l bellwether.Locker, key string) *bellwether.HeldE
 // asHeld returns the HeldError in err, which must be one for key.
 func asHeld(t *testing.T, err error, key string) *bellwether.HeldError {
 	t.Helper()
-	var held *bellwether.HeldError
-	if !errors.Is(err, bellwether.ErrHeld) || !errors.As(err, &held) {
+	held, ok := errors.AsType[*bellwether.HeldError](err)
+	if !ok || !errors.Is(err, bellwether.ErrHeld) {
 		t.Fatalf("TryAcquire(%.40q): err = %v, want a *HeldError", key, err)
 	}
 	if held.Key != key {

@@ -178,8 +178,8 @@ func watchEndsWithItsContext(t *testing.T, newLocker func(testing.TB) bellwether
 			defer cancel()
 			for range 100 {
 				_, err := b.TryAcquire(ctx, key, long)
-				var held *bellwether.HeldError
-				if !errors.As(err, &held) {
+				held, ok := errors.AsType[*bellwether.HeldError](err)
+				if !ok {
 					t.Errorf("TryAcquire of a held key: err = %v, want a *HeldError", err)
 					return
 				}
