@@ -57,9 +57,9 @@ type Options struct {
 	// expire, by one caller of the fleet: a hit does so by chance, the more
 	// likely the nearer the expiry is, measured in the time that the last rebuild
 	// took. It is the beta of XFetch (Vattani, Chierichetti, Lowenstein, VLDB
-	// 2015), where 1 is usual and more is earlier: of a value that is read ten
-	// times in the time of a rebuild, that comes too late at one expiry in 40
-	// with 1, in 200,000 with 2. Zero: not at all.
+	// 2015), where 1 is usual and more is earlier: for a value that is read ten
+	// times in the time of a rebuild, the rebuild is too late at one expiry in 40
+	// with 1, at one in 200,000 with 2. Zero: not at all.
 	EarlyRefresh float64
 	// TTLJitter is the part of a TTL, less than 1, of which up to all is taken
 	// off, so that values that were loaded together do not expire together. How
@@ -78,10 +78,10 @@ type Options struct {
 	RebuildTimeout time.Duration
 	// LeaseTTL is the longest that a holder's lease lasts unless it is renewed, and
 	// so the longest time after which a crashed holder is replaced. Where nothing stale
-	// can be served meanwhile, a lease is three quarters as long again as its key's last
-	// build took, or, for a key of which nothing is known, as builds take here of late;
-	// but never shorter than 500 ms and EngineTimeout, unless LeaseTTL is. It is renewed
-	// at a third of its length, for as long as the holder lives. Zero means 5 s.
+	// can be served meanwhile, a lease lasts for 1.75 times what its key's last build
+	// took, or, for a key of which nothing is known, what builds take here of late; but
+	// never shorter than 500 ms and EngineTimeout, unless LeaseTTL is. It is renewed at
+	// a third of its length, for as long as the holder lives. Zero means 5 s.
 	LeaseTTL time.Duration
 	// Hedge has a second rebuild begun beside one that takes this many times as
 	// long as its key's last one, or, where nothing is known of that, as all but a

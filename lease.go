@@ -22,8 +22,8 @@ import (
 const minLease = 500 * time.Millisecond
 
 // leaseLength is how long a lease is asked for under which something is built
-// that usually takes build; 0 if nobody knows. It is three quarters as long again: a
-// usual build has one renewal, is over well before the second one would be due, and
+// that usually takes build; 0 if nobody knows. It is 1.75 times as long: a usual
+// build has one renewal, is over well before the second one would be due, and
 // those who wait stand for election when the lease they saw is over, and find the
 // value by then, not a lease that was renewed. A holder that dies is replaced after
 // two thirds of this to the whole: 7/6 to 7/4 of a build.

@@ -12,7 +12,7 @@ func TestLeaseLength(t *testing.T) {
 		{1, 500 * ms, 5 * s, 500 * ms},            // never shorter than the floor
 		{100 * ms, 100 * ms, 5 * s, 500 * ms},     // nor for a quick engine
 		{100 * ms, 2 * s, 5 * s, 2 * s},           // than a slow engine's answer
-		{400 * ms, 500 * ms, 5 * s, 700 * ms},     // three quarters as long again
+		{400 * ms, 500 * ms, 5 * s, 700 * ms},     // 1.75 times as long
 		{2 * s, 500 * ms, 5 * s, 3500 * ms},       //
 		{4 * s, 500 * ms, 5 * s, 5 * s},           // never longer than the longest
 		{100 * ms, 2 * s, 300 * ms, 300 * ms},     // which beats the floor

@@ -44,11 +44,11 @@ type HTTPOptions struct {
 	// MaxHeld bounds, in bytes, the bodies that clients of this process hold beside
 	// the near tier: those that are being written for several, and those that are
 	// being sent, each counted once however many read it, or twice if it is both.
-	// What a client holds of up to 64 KiB is not counted. Over it, a stored body that
-	// nobody is being sent is asked of the handler, and one that is being written is
-	// no longer kept: like one over MaxBody, it goes on at the pace of its slowest
-	// client. Slow clients of many URLs get no more memory than this. Zero means
-	// 256 MiB, or MaxBody if that is more.
+	// Bodies of up to 64 KiB are not counted. Where there is no room, the handler is
+	// asked for a stored body that is not being sent to anybody yet, and a body that
+	// is being written is no longer kept: like one over MaxBody, it goes on at the
+	// pace of its slowest client. So slow clients of many URLs get no more memory than
+	// this. Zero means 256 MiB, or MaxBody if that is more.
 	MaxHeld int64
 	// UncacheableTTL is how long it is remembered that a key's response was not
 	// for sharing; requests for it go straight to the handler meanwhile. One

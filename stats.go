@@ -5,11 +5,11 @@ import (
 	"unsafe"
 )
 
-// Stats are counts since the cache was made, and what is so now. A call is in Hits,
-// Misses or Collapsed, but for those that need no flight and get nothing fresh:
-// they are in Stale alone if something stale answers them (while a failure's pause
-// lasts, or because the request takes it), and in none if a failure does, or the
-// store, to a request with only-if-cached, or the handler, past the cache.
+// Stats are counts since the cache was made, and what is so now. A call is in one of
+// Hits, Misses and Collapsed, but for those that need no flight and get nothing
+// fresh. Of these, who gets something stale (while a failure's pause lasts, or
+// because the request takes it) is in Stale alone; who gets a failure, or what the
+// store has for only-if-cached, or goes past the cache to the handler, is in none.
 type Stats struct {
 	// Hits are calls answered by a fresh value of the near tier.
 	Hits uint64 `json:"hits"`

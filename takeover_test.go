@@ -87,7 +87,7 @@ func TestLease_FollowsTheBuilds(t *testing.T) {
 			{100 * ms, 3500 * ms, 0}, // as the last one took
 			{100 * ms, 500 * ms, 0},  // the floor
 			{800 * ms, 500 * ms, 3},  // slower than thought
-			{780 * ms, 1400 * ms, 1}, // three quarters as long again: one renewal
+			{780 * ms, 1400 * ms, 1}, // 1.75 times as long: one renewal
 			{10 * s, 1365 * ms, 7},
 			{1 * s, 5 * s, 0}, // the ceiling
 			{980 * ms, 1750 * ms, 1},
