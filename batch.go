@@ -352,6 +352,7 @@ type batch[V any] struct {
 	user   batchLoad[V] // the load of all
 	places *semaphore.Weighted
 	shared sharedSlot // for the first load
+	nested nesting
 
 	// complete is closed when all its flights have been begun. Before that the
 	// members are the beginner's, after it they do not change.
@@ -406,7 +407,7 @@ func (m *member[V]) bind() loader[V] {
 // complete is not closed.
 func (m *member[V]) board(ctx context.Context, f *flight[V]) {
 	flying := ctx
-	f.member, m.fly = m, func() { f.fly(flying) }
+	m.fly = func() { f.fly(flying) }
 	if m.members = append(m.members, m); len(m.members) == 1 {
 		// With its values and not its end: the flight may end while the others
 		// are being read.
@@ -543,14 +544,14 @@ func (m *member[V]) try() (free func()) {
 }
 
 // wait implements slotSource.
-func (m *member[V]) wait(ctx context.Context) (free func()) {
+func (m *member[V]) wait(ctx, nested context.Context) (free func()) {
 	switch {
 	case m.user == nil:
-		return m.engine.slots.wait(ctx)
+		return m.engine.slots.wait(ctx, nested)
 	case m.shares():
-		return m.handed(m.shared.wait(ctx))
+		return m.handed(m.shared.wait(ctx, nested))
 	}
-	return m.handed(ownSlot(m.engine.slots.wait(ctx)))
+	return m.handed(ownSlot(m.engine.slots.wait(ctx, nested)))
 }
 
 // queue implements slotSource. The members count as one among the MaxQueued: a
@@ -605,7 +606,8 @@ func (m *member[V]) load(ctx context.Context) (V, error) {
 	r := m.arrive(ctx, s)
 	if r == nil && ctx.Err() == nil {
 		// The load that its slot was for has gone without it.
-		if s.hand = ownSlot(m.engine.slots.wait(ctx)); s.hand != nil {
+		_, nested := m.engine.nested(&m.nested)
+		if s.hand = ownSlot(m.engine.slots.wait(ctx, nested)); s.hand != nil {
 			defer s.hand.release()
 			r = m.arrive(ctx, s)
 		}
@@ -753,7 +755,7 @@ func (b *batch[V]) start(r *round[V]) {
 
 // run runs the user's load for a round.
 func (b *batch[V]) run(ctx context.Context, r *round[V], hand *slotHand) {
-	load := &loadContext{Context: ctx, rebuilds: r}
+	load := &loadContext{Context: ctx, rebuilds: r, slots: &b.engine.slots}
 	ctx, cancel := context.WithTimeoutCause(load, b.engine.RebuildTimeout, ErrRebuildTimeout)
 	keys := make([]string, len(r.seats))
 	for i, s := range r.seats {

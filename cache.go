@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/bellwether-go/bellwether/internal/adapter"
 )
 
 // This file is the loader face: the options, and a cache of values of one type.
@@ -31,7 +33,8 @@ var (
 type Options struct {
 	// TTL is how long a value is fresh, counted from when its load returned.
 	// It must be positive. A load may choose otherwise for its value by
-	// [SetFreshness].
+	// [SetFreshness]. The times of a value are kept in Store with it: those of the
+	// process that has loaded it count in all.
 	TTL time.Duration
 	// StaleWhileRevalidate is how long after TTL a value is still served at
 	// once while one rebuild runs behind it (RFC 5861 section 3). Zero: not at
@@ -79,7 +82,8 @@ type Options struct {
 	// LeaseTTL is the longest that a holder's lease lasts unless it is renewed, and
 	// so the longest time after which a crashed holder is replaced. Where nothing stale
 	// can be served meanwhile, a lease lasts for 1.75 times what its key's last build
-	// took, or, for a key of which nothing is known, what builds take here of late; but
+	// took, or, for a key of which nothing is known, what builds take here of late (and
+	// as long as it may where there were none); but
 	// never shorter than 500 ms and EngineTimeout, unless LeaseTTL is. It is renewed at
 	// a third of its length, for as long as the holder lives. Zero means 5 s.
 	LeaseTTL time.Duration
@@ -96,8 +100,9 @@ type Options struct {
 	// then it is the origin, and not one process. Zero means 0.02.
 	HedgeShare float64
 	// MaxRebuilds bounds the rebuilds that run at one time in this process,
-	// loads that have been given up on included. A batch load is one. Zero means
-	// 128.
+	// loads that have been given up on included. A batch load is one. While a load
+	// waits for another key of its own cache, that is rebuilt in its place. Zero
+	// means 128.
 	MaxRebuilds int
 	// MaxQueued bounds the keys whose rebuild waits for one of these. The
 	// callers of one more get what is stale, else [ErrOverloaded]. The keys of a
@@ -132,7 +137,9 @@ type Options struct {
 	Size func(key string, value any) int
 	// Codec turns values into bytes for Store, several at a time. The zero Codec is
 	// JSON, which leaves unexported fields out: another process would find them
-	// empty. Values of type []byte and string are stored as they are.
+	// empty. It also decodes what another type was, as far as names agree, without an
+	// error: a type that has changed needs another Namespace. Values of type []byte
+	// and string are stored as they are.
 	Codec Codec
 
 	// OnError is told of what callers are not: engines that do not answer,
@@ -220,6 +227,12 @@ func (o Options) settings() settings {
 	o.NearBytes = cmp.Or(o.NearBytes, 64<<20)
 	if strings.Contains(o.Namespace, ":") {
 		refuse("Options.Namespace", strconv.Quote(o.Namespace), "have no colon: that ends it, and \"a:b\" would share keys with \"a\"")
+	}
+	if o.Store != nil && adapter.Missing(o.Store) {
+		refuse("Options.Store", fmt.Sprintf("a nil %T", o.Store), "be made, or be nil itself")
+	}
+	if o.Locker != nil && adapter.Missing(o.Locker) {
+		refuse("Options.Locker", fmt.Sprintf("a nil %T", o.Locker), "be made, or be nil itself")
 	}
 	if o.Locker != nil && o.Store == nil {
 		panic(errors.New("bellwether: Options.Locker without Options.Store: processes would take turns and share nothing; set Store, or leave Locker nil"))

@@ -707,33 +707,35 @@ func TestNew_BadOptions(t *testing.T) {
 	}
 	ofHTTP := func(o bellwether.HTTPOptions) func() { return func() { bellwether.NewMiddleware(o) } }
 	for want, construct := range map[string]func(){
-		"New needs a load":                               func() { bellwether.New[string](nil, bellwether.Options{TTL: 1}) },
-		"Options.TTL is 0s; it must be positive":         func() { bellwether.New(load, bellwether.Options{}) },
-		"Options.TTL is -1ns; it must be positive":       func() { bellwether.New(load, bellwether.Options{TTL: -1}) },
-		"Options.Patience is -1ns; it must not be":       of(bellwether.Options{Patience: -1}),
-		"Options.MaxWait is -1ns; it must not be":        of(bellwether.Options{MaxWait: -1}),
-		"Options.MaxRebuilds is -1; it must not be":      of(bellwether.Options{MaxRebuilds: -1}),
-		"Options.MaxQueued is -2; it must not be":        of(bellwether.Options{MaxQueued: -2}),
-		"Options.NearBytes is -3; it must not be":        of(bellwether.Options{NearBytes: -3}),
-		"Options.EarlyRefresh is -1; it must be":         of(bellwether.Options{EarlyRefresh: -1}),
-		"Options.EarlyRefresh is +Inf; it must be":       of(bellwether.Options{EarlyRefresh: math.Inf(1)}),
-		"Options.Hedge is 1; it must be a number":        of(bellwether.Options{Hedge: 1}),
-		"Options.Hedge is NaN; it must be a number":      of(bellwether.Options{Hedge: math.NaN()}),
-		"Options.Hedge is +Inf; it must be a number":     of(bellwether.Options{Hedge: math.Inf(1)}),
-		"Options.HedgeShare is 2; it must be":            of(bellwether.Options{HedgeShare: 2}),
-		"Options.HedgeShare is NaN; it must be":          of(bellwether.Options{HedgeShare: math.NaN()}),
-		"HTTPOptions.Hedge is 3; it must be zero":        ofHTTP(bellwether.HTTPOptions{Options: bellwether.Options{Hedge: 3}}),
-		"Options.TTLJitter is 1; it must be":             of(bellwether.Options{TTLJitter: 1}),
-		"Options.TTLJitter is NaN; it must be":           of(bellwether.Options{TTLJitter: math.NaN()}),
-		`Options.Namespace is "a:b"; it must have no co`: of(bellwether.Options{Namespace: "a:b"}),
-		"Options.Locker without Options.Store":           of(bellwether.Options{Locker: struct{ bellwether.Locker }{}}),
-		"Options.Codec has only one of":                  of(bellwether.Options{Codec: bellwether.Codec{Marshal: func(any) ([]byte, error) { return nil, nil }}}),
-		"HTTPOptions.MaxBody is -1; it must not be":      ofHTTP(bellwether.HTTPOptions{MaxBody: -1}),
-		"HTTPOptions.UncacheableTTL is -1ns; it must":    ofHTTP(bellwether.HTTPOptions{UncacheableTTL: -1}),
-		"HTTPOptions.PassThrough is -1; it must not":     ofHTTP(bellwether.HTTPOptions{PassThrough: -1}),
-		"HTTPOptions.HeuristicFraction is 2; it must":    ofHTTP(bellwether.HTTPOptions{HeuristicFraction: 2}),
-		"HTTPOptions.HeuristicFraction is NaN; it mus":   ofHTTP(bellwether.HTTPOptions{HeuristicFraction: math.NaN()}),
-		"Options.TTL is -1s; it must not be negative":    ofHTTP(bellwether.HTTPOptions{Options: bellwether.Options{TTL: -time.Second}}),
+		"New needs a load":                                func() { bellwether.New[string](nil, bellwether.Options{TTL: 1}) },
+		"Options.TTL is 0s; it must be positive":          func() { bellwether.New(load, bellwether.Options{}) },
+		"Options.TTL is -1ns; it must be positive":        func() { bellwether.New(load, bellwether.Options{TTL: -1}) },
+		"Options.Patience is -1ns; it must not be":        of(bellwether.Options{Patience: -1}),
+		"Options.MaxWait is -1ns; it must not be":         of(bellwether.Options{MaxWait: -1}),
+		"Options.MaxRebuilds is -1; it must not be":       of(bellwether.Options{MaxRebuilds: -1}),
+		"Options.MaxQueued is -2; it must not be":         of(bellwether.Options{MaxQueued: -2}),
+		"Options.NearBytes is -3; it must not be":         of(bellwether.Options{NearBytes: -3}),
+		"Options.EarlyRefresh is -1; it must be":          of(bellwether.Options{EarlyRefresh: -1}),
+		"Options.EarlyRefresh is +Inf; it must be":        of(bellwether.Options{EarlyRefresh: math.Inf(1)}),
+		"Options.Hedge is 1; it must be a number":         of(bellwether.Options{Hedge: 1}),
+		"Options.Hedge is NaN; it must be a number":       of(bellwether.Options{Hedge: math.NaN()}),
+		"Options.Hedge is +Inf; it must be a number":      of(bellwether.Options{Hedge: math.Inf(1)}),
+		"Options.HedgeShare is 2; it must be":             of(bellwether.Options{HedgeShare: 2}),
+		"Options.HedgeShare is NaN; it must be":           of(bellwether.Options{HedgeShare: math.NaN()}),
+		"HTTPOptions.Hedge is 3; it must be zero":         ofHTTP(bellwether.HTTPOptions{Options: bellwether.Options{Hedge: 3}}),
+		"Options.TTLJitter is 1; it must be":              of(bellwether.Options{TTLJitter: 1}),
+		"Options.TTLJitter is NaN; it must be":            of(bellwether.Options{TTLJitter: math.NaN()}),
+		`Options.Namespace is "a:b"; it must have no co`:  of(bellwether.Options{Namespace: "a:b"}),
+		"Options.Store is a nil *memstore.Store; it must": of(bellwether.Options{Store: (*memstore.Store)(nil)}),
+		"Options.Locker is a nil *locallock.Locker; it m": of(bellwether.Options{Store: memstore.New(), Locker: (*locallock.Locker)(nil)}),
+		"Options.Locker without Options.Store":            of(bellwether.Options{Locker: struct{ bellwether.Locker }{}}),
+		"Options.Codec has only one of":                   of(bellwether.Options{Codec: bellwether.Codec{Marshal: func(any) ([]byte, error) { return nil, nil }}}),
+		"HTTPOptions.MaxBody is -1; it must not be":       ofHTTP(bellwether.HTTPOptions{MaxBody: -1}),
+		"HTTPOptions.UncacheableTTL is -1ns; it must":     ofHTTP(bellwether.HTTPOptions{UncacheableTTL: -1}),
+		"HTTPOptions.PassThrough is -1; it must not":      ofHTTP(bellwether.HTTPOptions{PassThrough: -1}),
+		"HTTPOptions.HeuristicFraction is 2; it must":     ofHTTP(bellwether.HTTPOptions{HeuristicFraction: 2}),
+		"HTTPOptions.HeuristicFraction is NaN; it mus":    ofHTTP(bellwether.HTTPOptions{HeuristicFraction: math.NaN()}),
+		"Options.TTL is -1s; it must not be negative":     ofHTTP(bellwether.HTTPOptions{Options: bellwether.Options{TTL: -time.Second}}),
 	} {
 		func() {
 			defer func() {
@@ -781,5 +783,116 @@ func TestGet_HitsDoNotAllocate(t *testing.T) {
 	c.Get(t.Context(), "k")
 	if n := testing.AllocsPerRun(1000, func() { c.Get(t.Context(), "k") }); n != 0 {
 		t.Errorf("%v allocations a hit, want 0", n)
+	}
+}
+
+// Loads that ask their cache for other keys do not wait for themselves, however many
+// run at one time: what they ask for is loaded in their place. So it is where they ask
+// for many at one time, for each other's, for what others have asked for before them,
+// by way of a second cache, and down to a depth.
+func TestGet_LoadsThatAskForOtherKeys(t *testing.T) {
+	const slots = 4
+	type caches struct{ first, second *bellwether.Cache[string] }
+	for name, test := range map[string]struct {
+		load   func(ctx context.Context, c caches, key string) (string, error)
+		before bool  // the children are asked for first, and wait for slots
+		over   int32 // how many loads may go on before what they lent is back
+	}{
+		"one each": {load: func(ctx context.Context, c caches, key string) (string, error) {
+			return c.first.Get(ctx, "child of "+key)
+		}},
+		"all the same": {load: func(ctx context.Context, c caches, _ string) (string, error) {
+			return c.first.Get(ctx, "child")
+		}},
+		"one that others have asked for": {before: true, load: func(ctx context.Context, c caches, key string) (string, error) {
+			return c.first.Get(ctx, "child of "+key)
+		}},
+		"many": {over: slots, load: func(ctx context.Context, c caches, key string) (string, error) {
+			found, err := c.first.GetMany(ctx, []string{"child a of " + key, "child b of " + key, "child"})
+			return found["child"], err
+		}},
+		"many calls": {over: slots, load: func(ctx context.Context, c caches, key string) (string, error) {
+			var wg sync.WaitGroup
+			for i := range 20 {
+				wg.Go(func() { c.first.Get(ctx, fmt.Sprint("child ", i, " of ", key)) })
+			}
+			wg.Wait()
+			return "v", nil
+		}},
+		"by way of another cache": {load: func(ctx context.Context, c caches, key string) (string, error) {
+			return c.second.Get(ctx, key)
+		}},
+		"down to a depth": {load: func(ctx context.Context, c caches, key string) (string, error) {
+			return c.first.Get(ctx, "parent of "+key[:len(key)-1])
+		}},
+	} {
+		for _, batch := range []bool{false, true} {
+			t.Run(fmt.Sprint(name, ", a load of many ", batch), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					var running, most atomic.Int32
+					works := func() {
+						n := running.Add(1)
+						defer running.Add(-1)
+						for was := most.Load(); n > was && !most.CompareAndSwap(was, n); was = most.Load() {
+						}
+						time.Sleep(10 * time.Millisecond)
+					}
+					var c caches
+					one := func(ctx context.Context, key string) (string, error) {
+						works()
+						if strings.HasPrefix(key, "parent") && !strings.HasSuffix(key, " of parent") {
+							return test.load(ctx, c, key)
+						}
+						return "v", nil
+					}
+					o := bellwether.Options{MaxRebuilds: slots, MaxQueued: 100}
+					c.first = cacheOf(t, one, o)
+					if batch {
+						o.TTL = time.Hour
+						c.first = bellwether.NewBatch(func(ctx context.Context, keys []string) (map[string]string, error) {
+							found := map[string]string{}
+							for _, key := range keys {
+								v, err := one(ctx, key)
+								if err != nil {
+									return nil, err
+								}
+								found[key] = v
+							}
+							return found, nil
+						}, o)
+						t.Cleanup(func() { c.first.Close() })
+					}
+					c.second = cacheOf(t, func(ctx context.Context, key string) (string, error) {
+						return c.first.Get(ctx, "child of "+key)
+					}, bellwether.Options{})
+
+					var wg sync.WaitGroup
+					began := time.Now()
+					get := func(key string) {
+						wg.Go(func() {
+							if v, err := c.first.Get(t.Context(), key); v != "v" || err != nil {
+								t.Errorf("%s: %q, %v after %v", key, v, err, time.Since(began))
+							}
+						})
+					}
+					for i := range 3 * slots {
+						get(fmt.Sprint("parent", i))
+					}
+					if test.before {
+						synctest.Wait() // the first parents run, the others wait
+						for i := range 3 * slots {
+							get(fmt.Sprint("child of parent", i))
+						}
+					}
+					wg.Wait()
+					if took := time.Since(began); took > 5*time.Second {
+						t.Errorf("it took %v", took)
+					}
+					if n := most.Load(); n > slots+test.over {
+						t.Errorf("%d loads worked at one time, want %d at most", n, slots+test.over)
+					}
+				})
+			})
+		}
 	}
 }

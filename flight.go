@@ -87,6 +87,8 @@ type flight[V any] struct {
 	// any key, each counts. Guarded by engine.mu.
 	unlisted      bool
 	invalidations uint64
+
+	nested nesting // guarded by engine.mu, see nesting
 }
 
 // A flightState is one state of a flight. It never changes; the next one takes
@@ -106,6 +108,22 @@ type flightState[V any] struct {
 	result *item[V]
 	err    error         // errAgain never reaches a caller
 	lose   time.Duration // what the flight might still have lost to engines
+}
+
+// nesting is the flight's, or its batch's, whose flights share a slot.
+func (f *flight[V]) nesting() *nesting {
+	if f.member != nil {
+		return &f.member.nested
+	}
+	return &f.nested
+}
+
+// nested reports whether a load waits already, and returns the context that ends when
+// one does.
+func (e *engine[V]) nested(n *nesting) (is bool, ctx context.Context) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return n.is, n.context()
 }
 
 // change gives the flight its next state. engine.mu is held.

@@ -50,6 +50,8 @@ type loadContext struct {
 	context.Context
 	rebuilds  any // the *flight that it is of, or the *round
 	freshness freshnessSlot
+	slots     *rebuildSlots // of which it has one
+	waits     int           // guarded by slots.mu: its calls that wait for other keys
 }
 
 // Value returns the loadContext itself for loadKey.
@@ -63,6 +65,15 @@ func (c *loadContext) Value(key any) any {
 // loadOf is the innermost load that ctx is of, nil if it is of none.
 func loadOf(ctx context.Context) *loadContext {
 	c, _ := ctx.Value(loadKey{}).(*loadContext)
+	return c
+}
+
+// holding is the innermost load within which c is, itself included, that has one of
+// these slots; nil if none has.
+func (c *loadContext) holding(one *rebuildSlots) *loadContext {
+	for c != nil && c.slots != one {
+		c = loadOf(c.Context)
+	}
 	return c
 }
 
@@ -163,7 +174,7 @@ type runningLoad[V any] struct {
 // on top. free is called when the load has really returned, or told.
 func (a attempt[V]) start(ctx context.Context, free func()) <-chan loaded[V] {
 	l := &runningLoad[V]{
-		loadContext: loadContext{Context: ctx, rebuilds: a.flight},
+		loadContext: loadContext{Context: ctx, rebuilds: a.flight, slots: &a.engine.slots},
 		began:       time.Now(),
 		free:        free,
 		result:      make(chan loaded[V], 1),
@@ -266,7 +277,7 @@ func panicked(p any) (e *PanicError) {
 // Unwrap knows by that what is ours.
 type RemoteError struct{ Message string }
 
-// Error returns the failed load's text.
+// Error returns "bellwether: rebuild failed: " and the failed load's text.
 func (e *RemoteError) Error() string {
 	return "bellwether: rebuild failed: " + e.Message
 }

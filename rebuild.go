@@ -190,10 +190,11 @@ func (r *run[V]) takeSlot(ctx context.Context) bool {
 		return false
 	}
 	defer slots.unqueue()
-	if !slots.queue() && !r.led {
+	within, nested := e.nested(r.nesting())
+	if !slots.queue() && !r.led && !within {
 		// More waiting would end in nothing but time-outs. Who has had a slot
-		// already, and lost its lease since, was let in. The failure is of now: no
-		// sweep that was before is against it.
+		// already, and lost its lease since, was let in, and so was a load that waits
+		// for this one. The failure is of now: no sweep that was before is against it.
 		e.mu.Lock()
 		r.position = e.sweeper.position()
 		e.mu.Unlock()
@@ -209,7 +210,7 @@ func (r *run[V]) takeSlot(ctx context.Context) bool {
 	taken := make(chan struct{})
 	e.running.Go(func() {
 		defer close(taken)
-		r.slot = slots.wait(waiting)
+		r.slot = slots.wait(waiting, nested)
 	})
 	// However this ends, also by a panic of user code in a look, the slot may
 	// have come at the same time.

@@ -55,6 +55,7 @@ type waiter[V any] struct {
 	want      want[V]
 	began     instant
 	stale     *item[V]      // what may be served when its patience ends
+	lender    *loadContext  // the load of this cache that waits with the call; nil: none
 	flight    *flight[V]    // that it waits for; nil: it has to join one
 	met       bool          // it has looked at that one
 	aboard    bool          // it counts among its callers
@@ -178,7 +179,7 @@ func (c *waiter[V]) wait(b binder[V]) {
 			continue
 		case is != waiting:
 			return
-		case expiry != nil || c.want.aside != nil:
+		case expiry != nil || c.want.aside != nil || c.lender != nil:
 			if !c.pause(news, expiry) {
 				return
 			}
@@ -196,6 +197,10 @@ func (c *waiter[V]) wait(b binder[V]) {
 // pause waits for more than the flight and the call's end. It reports whether the
 // call goes on.
 func (c *waiter[V]) pause(news <-chan struct{}, expiry <-chan time.Time) bool {
+	if c.lender != nil {
+		c.engine.slots.offer(c.lender)
+		defer c.engine.slots.withdraw(c.lender)
+	}
 	select {
 	case <-news:
 	case <-expiry:
@@ -435,6 +440,7 @@ func (c *waiter[V]) join(b binder[V]) bool {
 		return false
 	}
 	e, within := c.engine, loadOf(c.ctx) // asked before the lock: contexts may be anybody's code
+	c.lender = within.holding(&e.slots)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.closed {
@@ -462,6 +468,9 @@ func (c *waiter[V]) join(b binder[V]) bool {
 func (c *waiter[V]) board(f *flight[V]) {
 	f.callers.joined()
 	c.flight, c.met, c.aboard = f, false, true
+	if c.lender != nil {
+		f.nesting().set()
+	}
 	if f.herd != nil {
 		f.herd.aboard.Add(1)
 		c.counted = true
@@ -492,8 +501,9 @@ func (c *waiter[V]) begin(b binder[V]) bool {
 	}
 	// Detached: the values of the context stay (traces, tenants), its end does not.
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(c.ctx))
+	m, _ := b.(*member[V])
 	f := &flight[V]{
-		key: c.key, load: b.bind(), engine: e, accept: c.want.accept, cancel: cancel, outage: outage{c.lose},
+		key: c.key, load: b.bind(), engine: e, member: m, accept: c.want.accept, cancel: cancel, outage: outage{c.lose},
 		due: addDurations(c.began, e.MaxWait), since: now,
 	}
 	if e.notified {
@@ -505,7 +515,7 @@ func (c *waiter[V]) begin(b binder[V]) bool {
 	f.alarm = time.AfterFunc(f.due-now, f.fallDue)
 	e.flights[c.key] = f
 	e.aloft[f] = struct{}{}
-	if m, ok := b.(*member[V]); ok {
+	if m != nil {
 		m.board(ctx, f) // it takes off with its batch
 		return true
 	}

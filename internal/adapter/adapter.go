@@ -10,6 +10,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"reflect"
 	"runtime/debug"
 
 	"github.com/bellwether-go/bellwether/internal/stack"
@@ -53,6 +54,13 @@ func Token() string {
 	var b [16]byte
 	rand.Read(b[:]) // never fails: crypto/rand crashes the process rather
 	return base64.RawURLEncoding.EncodeToString(b[:])
+}
+
+// Missing reports whether x is nil, or a nil pointer: a client that was declared and
+// never made.
+func Missing(x any) bool {
+	v := reflect.ValueOf(x)
+	return !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil()
 }
 
 // errGoexit is what a call comes to that has not returned.
