@@ -10,6 +10,9 @@ import (
 	"sync"
 	"time"
 
+	"github.com/go-chi/chi/v5"
+	"github.com/go-chi/chi/v5/middleware"
+
 	"github.com/bellwether-go/bellwether"
 )
 
@@ -40,6 +43,46 @@ func ExampleMiddleware_Handler() {
 
 // TTL is for responses that say nothing about their freshness. What is private
 // stays private.
+// Compression belongs inside the cache. One middleware around it makes two variants
+// of whatever browsers write in Accept-Encoding; one inside says Vary also where
+// chi's Compress has not compressed, or the first client would decide for all.
+func ExampleMiddleware_Handler_compression() {
+	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{})
+	defer mw.Close()
+	r := chi.NewRouter()
+	r.Use(func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			encoding := "identity"
+			if strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") {
+				encoding = "gzip"
+			}
+			r = r.Clone(r.Context())
+			r.Header.Set("Accept-Encoding", encoding)
+			next.ServeHTTP(w, r)
+		})
+	})
+	r.Use(mw.Handler, middleware.SetHeader("Vary", "Accept-Encoding"), middleware.Compress(5))
+	calls := 0
+	r.Get("/", func(w http.ResponseWriter, r *http.Request) {
+		calls++
+		w.Header().Set("Cache-Control", "max-age=60")
+		w.Header().Set("Content-Type", "text/plain")
+		fmt.Fprintln(w, "a page")
+	})
+	for _, accepted := range []string{"", "gzip, deflate, br", "br, gzip", "deflate"} {
+		req := httptest.NewRequest(http.MethodGet, "http://shop.test/", nil)
+		req.Header.Set("Accept-Encoding", accepted)
+		w := httptest.NewRecorder()
+		r.ServeHTTP(w, req)
+		fmt.Printf("%q: %q after %d calls\n", accepted, w.Header().Get("Content-Encoding"), calls)
+	}
+	// Output:
+	// "": "" after 1 calls
+	// "gzip, deflate, br": "gzip" after 2 calls
+	// "br, gzip": "gzip" after 2 calls
+	// "deflate": "" after 2 calls
+}
+
 func ExampleHTTPOptions() {
 	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{Options: bellwether.Options{TTL: time.Minute}})
 	defer mw.Close()

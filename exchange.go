@@ -759,8 +759,8 @@ func contentLength(h http.Header) (int64, bool) {
 	if len(lines) == 0 {
 		return 0, false
 	}
-	n, err := strconv.ParseInt(lines[0], 10, 64)
-	return n, err == nil && n >= 0
+	n, err := strconv.ParseUint(lines[0], 10, 63) // digits alone (RFC 9110 section 8.6), as net/http takes them
+	return int64(n), err == nil
 }
 
 // trailerNames returns the fields that a handler has announced to send behind

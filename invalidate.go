@@ -23,7 +23,7 @@ func (m *Middleware) Invalidate(ctx context.Context, urls ...string) error {
 }
 
 // A Match says which responses are to be invalidated: those that match any of
-// it.
+// it, so none if it is empty.
 type Match struct {
 	// URLs are "http://host/path?query", or with https: both mean both. All
 	// variants of a URL match.

@@ -482,6 +482,7 @@ func TestBetween_TimeoutInEveryProcess(t *testing.T) {
 		o := bellwether.HTTPOptions{Options: bellwether.Options{Store: memstore.New(), Locker: locallock.New(), RebuildTimeout: time.Second}}
 		hang := func(w http.ResponseWriter, r *http.Request) { <-r.Context().Done() }
 		a, b := newSite(t, o, hang), newSite(t, o, hang)
+		time.Sleep(time.Second) // in which one of them begins the log of invalidations
 		var wg sync.WaitGroup
 		for _, s := range []*site{a, b} {
 			wg.Go(func() {

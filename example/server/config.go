@@ -39,14 +39,17 @@ func (c *config) flags() *flag.FlagSet {
 	fs := flag.NewFlagSet("server", flag.ContinueOnError)
 	fs.SetOutput(io.Discard) // parse's caller prints
 	fs.Usage = func() {}
+	o := &c.cache
 
 	define(fs, &c.addr, "addr", "127.0.0.1:8080", hostPort,
 		"Listen for requests on `host:port`. Port 0 means any free one; the log tells which.")
 	define(fs, &c.upstream, "upstream", "", httpURL,
-		"Proxy to `URL`, with the Host of URL; X-Forwarded-Host has the client's. Empty: serve the demo pages. "+
+		"Proxy to `URL`, with the Host of URL; X-Forwarded-Host has the client's, if that is a name. Empty: serve the demo pages. "+
 			"The name in a request's Host is part of a page's key; addresses count as one name, so the processes of a fleet share whichever of them is asked.")
 	define(fs, &c.store, "store", "memory", oneOf("memory", "memcached", "redis"),
 		"Keep responses in `engine`: memory (this process's own), memcached or redis (shared by the fleet).")
+	define(fs, &o.Namespace, "namespace", "", noColon,
+		"Begin all keys in the store and the locker with this `name`. Servers with different upstreams, or pages, need different ones on one engine, or one serves the other's pages.")
 	define(fs, &c.locker, "locker", "", oneOf("local", "memcached", "redis", "etcd", "zookeeper", "dynamodb"),
 		"Elect who rebuilds by `engine`: local (each process for itself), memcached, redis, etcd, zookeeper or dynamodb. "+
 			"Empty: the store's twin, which for memory is local.")
@@ -64,7 +67,6 @@ func (c *config) flags() *flag.FlagSet {
 	define(fs, &c.dynamodbTable, "dynamodb-table", "bellwether", tableName,
 		"Keep the leases in the DynamoDB table of this `name`. If there is none, it is made, in the background and on demand, at the start and whenever it is found missing.")
 
-	o := &c.cache
 	define(fs, &o.TTL, "ttl", "0s", atLeast(0),
 		"Take responses that carry no freshness of their own for fresh for this `duration`. 0: do not store them.")
 	define(fs, &o.StaleWhileRevalidate, "stale-while-revalidate", "0s", atLeast(0),
@@ -87,6 +89,10 @@ func (c *config) flags() *flag.FlagSet {
 		"Replace a process that died while it rebuilt a page after this `duration` at the longest; sooner if the page is rebuilt sooner. A living one renews its lease.")
 	define(fs, &o.RebuildTimeout, "rebuild-timeout", "30s", atLeast(time.Millisecond),
 		"Give up a rebuild after this `duration`.")
+	define(fs, &o.EngineTimeout, "engine-timeout", "500ms", atLeast(time.Millisecond),
+		"Wait this `duration` in all for a store or a locker that does not answer, and go on without.")
+	define(fs, &o.NearTTL, "near-ttl", "1s", atLeast(time.Millisecond),
+		"Ask the store again after this `duration` whether what is in this process's memory still holds.")
 	define(fs, &o.MaxBody, "max-body", "8388608", count[int64],
 		"Store bodies of up to this `number` of bytes; larger ones are passed on.")
 	define(fs, &o.MaxRebuilds, "max-rebuilds", "128", count[int],
@@ -221,6 +227,13 @@ func oneOf(names ...string) func(string) (string, error) {
 		}
 		return s, nil
 	}
+}
+
+func noColon(s string) (string, error) {
+	if strings.Contains(s, ":") {
+		return "", errors.New("want a name without a colon")
+	}
+	return s, nil
 }
 
 func hostPort(s string) (string, error) {

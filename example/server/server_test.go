@@ -326,6 +326,23 @@ func TestServer_StaleWhileRevalidate(t *testing.T) {
 	})
 }
 
+// Servers of different upstreams keep their pages apart on one engine, each under
+// its namespace.
+func TestServer_Namespace(t *testing.T) {
+	eachEngine(t, func(t *testing.T, _ *testserver.Server, flags []string) {
+		path := unique + "/namespace/" + flags[1]
+		for _, want := range []int{1, 0} { // the second time they find what is theirs
+			for _, name := range []string{"one", "two"} {
+				o := newOrigin(t, "max-age=3600", 0)
+				p := start(t, slices.Concat(flags, []string{"-upstream", o.URL, "-namespace", name})...)
+				if got := p.get(path); got.body != path+" 1" || o.count(path) != want {
+					t.Errorf("%s: %v by %d calls of its upstream, want %d", name, got, o.count(path), want)
+				}
+			}
+		}
+	})
+}
+
 func TestServer_InvalidateReachesTheFleet(t *testing.T) {
 	eachEngine(t, func(t *testing.T, _ *testserver.Server, flags []string) {
 		o := newOrigin(t, "max-age=3600", 0)
@@ -476,6 +493,9 @@ func TestCommand_Refuses(t *testing.T) {
 		{"-max-wait 0s", []string{"-max-wait", "at least 1ms"}},
 		{"-lease 0s", []string{"-lease", "at least 10ms"}},
 		{"-rebuild-timeout 0", []string{"-rebuild-timeout", "at least 1ms"}},
+		{"-engine-timeout 0s", []string{"-engine-timeout", "at least 1ms"}},
+		{"-near-ttl 1", []string{"-near-ttl", "unit"}},
+		{"-namespace a:b", []string{"-namespace", "a:b", "colon"}},
 		{"-max-body 0", []string{"-max-body", "whole number", "at least 1"}},
 		{"-max-body 8MB", []string{"-max-body", "8MB", "whole number"}},
 		{"-max-rebuilds 1.5", []string{"-max-rebuilds", "whole number"}},
@@ -532,7 +552,7 @@ func TestCommand_Help(t *testing.T) {
 		"memcached": "127.0.0.1:11211", "redis": "127.0.0.1:6379", "etcd": "127.0.0.1:2379", "zookeeper": "127.0.0.1:2181",
 		"dynamodb": "http://127.0.0.1:8000", "dynamodb-table": "bellwether", "ttl": "0s", "stale-while-revalidate": "0s", "stale-if-error": "0s",
 		"patience": "0s", "max-wait": "35s", "lease": "5s", "rebuild-timeout": "30s", "max-body": "8388608",
-		"max-rebuilds": "128", "near-bytes": "67108864", "admin": "empty",
+		"max-rebuilds": "128", "near-bytes": "67108864", "admin": "empty", "namespace": "empty", "engine-timeout": "500ms", "near-ttl": "1s",
 		"error-ttl": "1s", "heuristic": "0", "set-cookie": "false", "any-language-order": "false",
 	}
 	help := stdout.String()

@@ -161,7 +161,7 @@ var (
 // made. The client needs leave for dynamodb:UpdateItem and dynamodb:GetItem.
 // Without a client or a table it panics.
 func New(client Client, table string) *Locker {
-	if client == nil || table == "" {
+	if adapter.Missing(client) || table == "" {
 		panic(errors.New("dynamolock: New needs a client, such as dynamodb.NewFromConfig makes, and a table's name"))
 	}
 	return &Locker{Prefix: "bellwether:", client: client, table: table}

@@ -130,7 +130,7 @@ var (
 // New returns a Locker that uses rdb, which stays the caller's to close. Without
 // rdb it panics.
 func New(rdb redis.UniversalClient) *Locker {
-	if rdb == nil {
+	if adapter.Missing(rdb) {
 		panic(errors.New("redislock: New needs a client, such as redis.NewClient makes"))
 	}
 	return &Locker{Prefix: "bellwether:", rdb: rdb, queue: redispipe.New(rdb), sub: newSubscription()}

@@ -768,4 +768,5 @@ func TestNoLeaveForTheChannel(t *testing.T) {
 
 func TestNew_NoClient(t *testing.T) {
 	leasetest.MustPanic(t, "redislock: New needs a client", func() { redislock.New(nil) })
+	leasetest.MustPanic(t, "redislock: New needs a client", func() { redislock.New((*redis.Client)(nil)) })
 }

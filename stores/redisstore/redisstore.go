@@ -72,7 +72,7 @@ type Store struct {
 // New returns a store over rdb, which stays the caller's to close. Without rdb it
 // panics.
 func New(rdb redis.UniversalClient) *Store {
-	if rdb == nil {
+	if adapter.Missing(rdb) {
 		panic(errors.New("redisstore: New needs a client, such as redis.NewClient makes"))
 	}
 	return &Store{Prefix: "bellwether:", MaxValue: 64 << 20, MaxNotice: 64 << 10, rdb: rdb, queue: redispipe.New(rdb)}

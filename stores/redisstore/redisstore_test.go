@@ -476,6 +476,7 @@ func FuzzNotice(f *testing.F) {
 
 func TestNew_NoClient(t *testing.T) {
 	leasetest.MustPanic(t, "redisstore: New needs a client", func() { New(nil) })
+	leasetest.MustPanic(t, "redisstore: New needs a client", func() { New((*redis.Client)(nil)) })
 }
 
 // A server that stands still carries out afterwards what was sent to it before. Then
