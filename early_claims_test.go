@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -31,98 +32,101 @@ func TestClaim_DocumentEarlyRefresh(t *testing.T) {
 		lambda     = 10 // reads in the time of a build, in all; at random moments
 	)
 	for _, row := range tableUnder(t, earlyHeader) {
-		beta, err := strconv.ParseFloat(row[0], 64)
-		if err != nil {
-			t.Fatal(err)
-		}
-		// The first read to begin a rebuild does so where lambda * beta * exp(-t/beta)
-		// is about 1, and Euler's constant more in the mean; t in builds. Without a
-		// lease others do so until it is done. It is too late if nobody has by one
-		// build before the end.
-		lead := beta * (math.Log(lambda*beta) + 0.5772)
-		perTTL := float64(ttl) / (float64(ttl) - (lead-1)*float64(build))
-		together := math.Exp(1 / beta)
-		if row[1] == "yes" {
-			together = 1
-		}
-		late := math.Exp(-lambda * beta * math.Exp(-1/beta))
-
-		rounds := 200
-		if row[1] != "yes" {
-			rounds = 600 // how many load at one time is scattered more
-		}
-
-		var mu sync.Mutex // guards what follows
-		loads, rebuilds, running, most := 0, 0, 0, 0
-		waited := map[int]bool{} // by rebuild
-		synctest.Test(t, func(t *testing.T) {
-			store, locker := memstore.New(), locallock.New()
-			o := bellwether.Options{TTL: ttl, EarlyRefresh: beta, Store: store}
-			if row[1] == "yes" {
-				o.Locker = locker
-			}
-			var caches []*bellwether.Cache[string]
-			for range processes {
-				caches = append(caches, cacheOf(t, func(context.Context, string) (string, error) {
-					mu.Lock()
-					loads++
-					if running++; running == 1 {
-						rebuilds++
-					}
-					most = max(most, running)
-					mu.Unlock()
-					time.Sleep(build)
-					mu.Lock()
-					defer mu.Unlock()
-					running--
-					return "v", nil
-				}, o))
-			}
-			if _, err := caches[0].Get(t.Context(), "k"); err != nil {
+		t.Run(strings.Join(row[:2], ", "), func(t *testing.T) {
+			t.Parallel()
+			beta, err := strconv.ParseFloat(row[0], 64)
+			if err != nil {
 				t.Fatal(err)
 			}
-			var callers sync.WaitGroup
-			rng := rand.New(rand.NewPCG(1, 2))
-			for start := time.Now(); time.Since(start) < time.Duration(rounds)*ttl; {
-				c := caches[rng.IntN(processes)]
-				callers.Go(func() {
-					began := time.Now()
-					if _, err := c.Get(t.Context(), "k"); err != nil {
-						t.Error(err)
-					}
-					if time.Since(began) > 0 {
+			// The first read to begin a rebuild does so where lambda * beta * exp(-t/beta)
+			// is about 1, and Euler's constant more in the mean; t in builds. Without a
+			// lease others do so until it is done. It is too late if nobody has by one
+			// build before the end.
+			lead := beta * (math.Log(lambda*beta) + 0.5772)
+			perTTL := float64(ttl) / (float64(ttl) - (lead-1)*float64(build))
+			together := math.Exp(1 / beta)
+			if row[1] == "yes" {
+				together = 1
+			}
+			late := math.Exp(-lambda * beta * math.Exp(-1/beta))
+
+			rounds := 200
+			if row[1] != "yes" {
+				rounds = 600 // how many load at one time is scattered more
+			}
+
+			var mu sync.Mutex // guards what follows
+			loads, rebuilds, running, most := 0, 0, 0, 0
+			waited := map[int]bool{} // by rebuild
+			synctest.Test(t, func(t *testing.T) {
+				store, locker := memstore.New(), locallock.New()
+				o := bellwether.Options{TTL: ttl, EarlyRefresh: beta, Store: store}
+				if row[1] == "yes" {
+					o.Locker = locker
+				}
+				var caches []*bellwether.Cache[string]
+				for range processes {
+					caches = append(caches, cacheOf(t, func(context.Context, string) (string, error) {
+						mu.Lock()
+						loads++
+						if running++; running == 1 {
+							rebuilds++
+						}
+						most = max(most, running)
+						mu.Unlock()
+						time.Sleep(build)
 						mu.Lock()
 						defer mu.Unlock()
-						waited[rebuilds] = true
-					}
-				})
-				time.Sleep(time.Duration(rng.ExpFloat64() * float64(build/lambda)))
+						running--
+						return "v", nil
+					}, o))
+				}
+				if _, err := caches[0].Get(t.Context(), "k"); err != nil {
+					t.Fatal(err)
+				}
+				var callers sync.WaitGroup
+				rng := rand.New(rand.NewPCG(1, 2))
+				for start := time.Now(); time.Since(start) < time.Duration(rounds)*ttl; {
+					c := caches[rng.IntN(processes)]
+					callers.Go(func() {
+						began := time.Now()
+						if _, err := c.Get(t.Context(), "k"); err != nil {
+							t.Error(err)
+						}
+						if time.Since(began) > 0 {
+							mu.Lock()
+							defer mu.Unlock()
+							waited[rebuilds] = true
+						}
+					})
+					time.Sleep(time.Duration(rng.ExpFloat64() * float64(build/lambda)))
+				}
+				callers.Wait()
+				time.Sleep(2 * build) // of a load that was begun early and runs behind
+			})
+			loads, rebuilds = loads-1, rebuilds-1 // there was nothing to begin with
+			number := func(x float64) string { return strconv.FormatFloat(x, 'f', 2, 64) }
+			formulas := []string{number(perTTL), number(together), fmt.Sprintf("1 in %.0f", 1/late)}
+			measured := []string{number(float64(rebuilds) / float64(rounds)), number(float64(loads) / float64(rebuilds)), fmt.Sprintf("%d of %d", len(waited), rebuilds)}
+			if row[1] != "yes" { // a process waits for its own load then, also where another's is done
+				formulas[2], measured[2] = "-", "-"
 			}
-			callers.Wait()
-			time.Sleep(2 * build) // of a load that was begun early and runs behind
+			t.Logf("| %s | %s | %s | %s | %s | %s | %s | %s |", row[0], row[1], measured[0], formulas[0], measured[1], formulas[1], measured[2], formulas[2])
+			if !slices.Equal(formulas, []string{row[3], row[5], row[7]}) {
+				t.Errorf("the formulas of %q come to %q", row, formulas)
+			}
+			for i, want := range []float64{perTTL, together} {
+				if got, _ := strconv.ParseFloat(measured[i], 64); math.Abs(got-want) > 0.1*want {
+					t.Errorf("beta %v, lease %s: %.2f measured, %.2f by the formula", beta, row[1], got, want)
+				}
+			}
+			if row[1] == "yes" && most > 1 {
+				t.Errorf("beta %v: %d loads at one time under a lease", beta, most)
+			}
+			// Five deviations more than the mean are one chance in millions.
+			if mean := late * float64(rebuilds); row[1] == "yes" && float64(len(waited)) > mean+5*math.Sqrt(mean)+0.5 {
+				t.Errorf("beta %v: readers waited for %d of %d rebuilds, %.2f by the formula", beta, len(waited), rebuilds, mean)
+			}
 		})
-		loads, rebuilds = loads-1, rebuilds-1 // there was nothing to begin with
-		number := func(x float64) string { return strconv.FormatFloat(x, 'f', 2, 64) }
-		formulas := []string{number(perTTL), number(together), fmt.Sprintf("1 in %.0f", 1/late)}
-		measured := []string{number(float64(rebuilds) / float64(rounds)), number(float64(loads) / float64(rebuilds)), fmt.Sprintf("%d of %d", len(waited), rebuilds)}
-		if row[1] != "yes" { // a process waits for its own load then, also where another's is done
-			formulas[2], measured[2] = "-", "-"
-		}
-		t.Logf("| %s | %s | %s | %s | %s | %s | %s | %s |", row[0], row[1], measured[0], formulas[0], measured[1], formulas[1], measured[2], formulas[2])
-		if !slices.Equal(formulas, []string{row[3], row[5], row[7]}) {
-			t.Errorf("the formulas of %q come to %q", row, formulas)
-		}
-		for i, want := range []float64{perTTL, together} {
-			if got, _ := strconv.ParseFloat(measured[i], 64); math.Abs(got-want) > 0.1*want {
-				t.Errorf("beta %v, lease %s: %.2f measured, %.2f by the formula", beta, row[1], got, want)
-			}
-		}
-		if row[1] == "yes" && most > 1 {
-			t.Errorf("beta %v: %d loads at one time under a lease", beta, most)
-		}
-		// Five deviations more than the mean are one chance in millions.
-		if mean := late * float64(rebuilds); row[1] == "yes" && float64(len(waited)) > mean+5*math.Sqrt(mean)+0.5 {
-			t.Errorf("beta %v: readers waited for %d of %d rebuilds, %.2f by the formula", beta, len(waited), rebuilds, mean)
-		}
 	}
 }

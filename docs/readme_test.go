@@ -198,8 +198,12 @@ func TestREADME_SnippetsBuildAndRun(t *testing.T) {
 		}
 	}
 	run("go", "vet", "./...")
+	build := []string{"go", "build", "-ldflags=-w", "-o", "bin/"}
+	for name := range ending {
+		build = append(build, "./"+name)
+	}
+	run(build...)
 	for name, title := range ending {
-		run("go", "build", "-o", "bin/", "./"+name)
 		if got, want := run("bin/"+name), "user 42 <nil>\n"; got != want {
 			t.Errorf("%s prints %q, want %q", title, got, want)
 		}

@@ -1,5 +1,3 @@
-//go:build !race
-
 package main
 
 import (
@@ -11,10 +9,10 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// TestClaim_FirstHerd counts what the first herd costs Redis that a new fleet
+// TestServer_FirstHerd counts what the first herd costs Redis that a new fleet
 // meets: no more than any other, since connections, subscriptions and the log of
 // invalidations are there before.
-func TestClaim_FirstHerd(t *testing.T) {
+func TestServer_FirstHerd(t *testing.T) {
 	const (
 		processes   = 8
 		load        = 310 * time.Millisecond
