@@ -772,6 +772,7 @@ func (b *batch[V]) run(ctx context.Context, r *round[V], hand *slotHand) {
 			s.value, s.err = valueOf(values, batch, err, s.key)
 			s.fresh, s.chosen = load.freshness.chosen(s.key, s.err == nil)
 		}
+		load.slots.end(load)
 		hand.release()
 		close(r.done)
 		cancel()

@@ -900,3 +900,29 @@ func TestGet_LoadsThatAskForOtherKeys(t *testing.T) {
 		}
 	}
 }
+
+// A load that has ended has no slot to lend, although calls of its goroutines wait.
+func TestGet_LoadThatHasEndedLendsNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var c *bellwether.Cache[string]
+		var running, most atomic.Int32
+		var behind sync.WaitGroup
+		c = cacheOf(t, func(ctx context.Context, key string) (string, error) {
+			if key == "first" {
+				for i := range 3 {
+					behind.Go(func() { c.Get(context.WithoutCancel(ctx), fmt.Sprint(i)) })
+				}
+				return "v", nil
+			}
+			most.Store(max(most.Load(), running.Add(1)))
+			defer running.Add(-1)
+			time.Sleep(time.Second)
+			return "v", nil
+		}, bellwether.Options{MaxRebuilds: 1})
+		c.Get(t.Context(), "first")
+		behind.Wait()
+		if n := most.Load(); n != 1 {
+			t.Errorf("%d loads at one time, want MaxRebuilds, 1", n)
+		}
+	})
+}

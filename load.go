@@ -52,6 +52,7 @@ type loadContext struct {
 	freshness freshnessSlot
 	slots     *rebuildSlots // of which it has one
 	waits     int           // guarded by slots.mu: its calls that wait for other keys
+	ended     bool          // guarded by slots.mu: it gives its slot back
 }
 
 // Value returns the loadContext itself for loadKey.
@@ -203,6 +204,7 @@ func (l *runningLoad[V]) end(value V, err error) {
 			result.freshness = o.Freshness
 		}
 		slot.mu.Unlock()
+		l.slots.end(&l.loadContext)
 		l.free()
 		l.result <- result
 	})

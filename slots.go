@@ -31,7 +31,7 @@ type rebuildSlots struct {
 	queued atomic.Int64        // flights, and batches, that wait for one
 	most   int64               // MaxQueued
 
-	mu      sync.Mutex    // guards what follows, and loadContext.waits
+	mu      sync.Mutex    // guards what follows, and a loadContext's waits and ended
 	offered int           // the loads that have a slot and wait for another key of their cache
 	lent    int           // the flights that have borrowed one of these slots
 	settled int           // those whose loan was to end, and which have got a slot of their own
@@ -114,7 +114,7 @@ func (s *rebuildSlots) borrow(ctx context.Context) (giveBack func()) {
 func (s *rebuildSlots) offer(load *loadContext) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if load.waits++; load.waits == 1 {
+	if load.waits++; load.waits == 1 && !load.ended {
 		s.offered++
 		s.tell()
 	}
@@ -123,7 +123,16 @@ func (s *rebuildSlots) offer(load *loadContext) {
 func (s *rebuildSlots) withdraw(load *loadContext) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if load.waits--; load.waits == 0 {
+	if load.waits--; load.waits == 0 && !load.ended {
+		s.offered--
+	}
+}
+
+// end is called before a load gives its slot back. It may go on behind that.
+func (s *rebuildSlots) end(load *loadContext) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if load.ended = true; load.waits > 0 {
 		s.offered--
 	}
 }
