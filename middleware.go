@@ -175,8 +175,8 @@ func (m *Middleware) Close() error {
 // Cache-Status stands before the handler's own, and is lost if the handler sets the
 // field; else it is the last.
 //
-// As it runs detached, nothing around it may take back at the request's end what the
-// handler uses: chi's route context is copied, those of gin and echo are not, so these
+// As it runs detached, no router or middleware around it may recycle, when the request
+// ends, what the handler still uses: chi's route context is copied, those of gin and echo are not, so these
 // engines are wrapped whole. And what a middleware around this one puts into the
 // response's header is for its own client, and says nothing of who may share the
 // response: a handler that uses what such a middleware has left in the request's

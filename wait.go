@@ -36,8 +36,8 @@ func (w *want[V]) takes(it *item[V], now, asked instant) bool {
 // A served answer is an item with the way it came.
 type served[V any] struct {
 	item      *item[V]
-	collapsed bool // it came from a flight that another call had begun
 	flown     bool // it came from a flight
+	collapsed bool // of the HTTP face: the call hung on a flight that another had begun
 	// live is the flight if the item is still being made. The call counts among
 	// its callers until it has its place among the readers, and says left.
 	live *flight[V]
@@ -314,7 +314,7 @@ func (c *waiter[V]) look(state *flightState[V]) (is waitState, expiry <-chan tim
 	// it has turned out to be for nobody else.
 	e, f := c.engine, c.flight
 	if state.published != nil && c.began < min(state.published.trusted, state.joinable) && !(state.alone && c.collapsed && !c.want.solo) && c.takes(state.published) {
-		c.answer = served[V]{item: state.published, collapsed: c.collapsed, flown: true, live: f}
+		c.answer = served[V]{item: state.published, flown: true, live: f}
 		if !c.aboard {
 			f.callers.joined() // again: it had given up on this value before
 		}
@@ -369,7 +369,7 @@ func (c *waiter[V]) look(state *flightState[V]) (is waitState, expiry <-chan tim
 	if c.stale != nil {
 		if c.stale.judge(now) == serve {
 			// Fresh: the rebuild is not for this call's sake.
-			c.answer = served[V]{item: c.stale, collapsed: c.collapsed}
+			c.answer = served[V]{item: c.stale}
 			return gone, nil
 		}
 		end = addDurations(c.began, e.Patience)
@@ -381,7 +381,7 @@ func (c *waiter[V]) look(state *flightState[V]) (is waitState, expiry <-chan tim
 			return gone, nil
 		}
 		e.count.stale.Add(1)
-		c.answer = served[V]{item: c.stale, collapsed: c.collapsed}
+		c.answer = served[V]{item: c.stale}
 		return gone, nil
 	}
 	// A caller that has until the flight is due, or longer, is woken by the
@@ -430,7 +430,7 @@ func (c *waiter[V]) conclude(it *item[V]) {
 			return
 		}
 	}
-	c.answer = served[V]{item: it, collapsed: c.collapsed, flown: true}
+	c.answer = served[V]{item: it, flown: true}
 }
 
 // join puts the waiter on the key's flight, begun now if there is none, and

@@ -352,6 +352,11 @@ func TestChoose(t *testing.T) {
 	if err != nil || len(got) != 2 || got[0].name != "zipf" || got[1].name != "cold" {
 		t.Errorf("%v, %v", got, err)
 	}
+	named := func(name string) string { return name }
+	commas, err := choose([]string{"a", "b", "a, b", "c"}, named, "a, b,c , b")
+	if err != nil || !slices.Equal(commas, []string{"a, b", "c", "b"}) {
+		t.Errorf("%q, %v; a name may have a comma", commas, err)
+	}
 	if _, err := choose(scenarios, func(s scenario) string { return s.name }, "nothing"); err == nil {
 		t.Error("no error for a name that is not there")
 	}

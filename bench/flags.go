@@ -47,12 +47,20 @@ func choose[T any](all []T, name func(T) string, names string) ([]T, error) {
 		return all, nil
 	}
 	var chosen []T
-	for n := range strings.SplitSeq(names, ",") {
-		i := slices.IndexFunc(all, func(x T) bool { return name(x) == strings.TrimSpace(n) })
-		if i < 0 {
-			return nil, fmt.Errorf("there is no %q; -h lists what there is", n)
+	parts := strings.Split(names, ",")
+	for len(parts) > 0 {
+		n := len(parts) // of these, as a name may have commas too
+		for ; n > 0; n-- {
+			one := strings.TrimSpace(strings.Join(parts[:n], ","))
+			if i := slices.IndexFunc(all, func(x T) bool { return name(x) == one }); i >= 0 {
+				chosen = append(chosen, all[i])
+				break
+			}
 		}
-		chosen = append(chosen, all[i])
+		if n == 0 {
+			return nil, fmt.Errorf("there is no %q; -h lists what there is", strings.TrimSpace(parts[0]))
+		}
+		parts = parts[n:]
 	}
 	return chosen, nil
 }
