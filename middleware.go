@@ -63,7 +63,8 @@ type HTTPOptions struct {
 	// it is invalidated, in the place of the request's own; or returns false, and
 	// the request goes past the cache. It is "http://host/path?query", or with
 	// https, which is kept apart. Whatever it leaves out of the request's URL must
-	// not change the response. It is also asked which URL a request has changed
+	// not change the response (one that says Vary: Host is then its client's alone).
+	// It is also asked which URL a request has changed
 	// whose method is not safe; a false there means the request's own. What is no
 	// such URL counts as a false. It is called for each request, on its goroutine.
 	//

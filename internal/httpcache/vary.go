@@ -44,7 +44,8 @@ func VaryNames(h http.Header) (names []string, ok bool) {
 // length: a name may be Cookie, whose value is long and secret.
 //
 // The names are as VaryNames returns them. Host is not in a server's request
-// header, but in [Key]; a Vary on it matches always.
+// header, but in [Key]; a Vary on it matches always, which is for callers to know
+// who give several hosts one key.
 func VariantKey(names []string, req http.Header) string {
 	if len(names) == 0 {
 		return ""
