@@ -2019,7 +2019,7 @@ func TestGetFunc_FirstCallersLoadForTheFleet(t *testing.T) {
 // Whatever happens, and in whatever order: values only move forward, what was
 // invalidated is gone, and it takes one load at a time to make them.
 func TestFleet_RandomSchedules(t *testing.T) {
-	forSeeds(t, 500, 150, simulate)
+	forSeeds(t, 500, 100, simulate)
 }
 
 // A history is what callers and invalidators have seen of one key.

@@ -470,7 +470,7 @@ func TestSweep_StreamsWithoutTheStore(t *testing.T) {
 // Whatever happens, and in whatever order: what was swept is gone, here at once
 // and elsewhere within NearTTL, and everything comes to rest.
 func TestSweep_RandomSchedules(t *testing.T) {
-	forSeeds(t, 500, 120, simulateSweeps)
+	forSeeds(t, 500, 80, simulateSweeps)
 }
 
 // simulateSweeps runs one schedule. In a third of them everything heeds the
