@@ -266,6 +266,7 @@ func TestHedge_FailureIsTold(t *testing.T) {
 		})
 		f.processes[1].Get(t.Context(), "k")
 		<-first
+		synctest.Wait() // the observers are told behind the answers
 		var failed uint64
 		for _, b := range r.rebuilds {
 			if b.Outcome == bellwether.OutcomeFailed && errors.Is(b.Err, errOrigin) {
