@@ -83,9 +83,9 @@ type Options struct {
 	// so the longest time after which a crashed holder is replaced. Where nothing stale
 	// can be served meanwhile, a lease lasts for 1.75 times what its key's last build
 	// took, or, for a key of which nothing is known, what builds take here of late (and
-	// as long as it may where there were none); but
-	// never shorter than 500 ms and EngineTimeout, unless LeaseTTL is. It is renewed at
-	// a third of its length, for as long as the holder lives. Zero means 5 s.
+	// as long as it may where there were none); but never shorter than 500 ms and
+	// EngineTimeout, unless LeaseTTL is. It is renewed at a third of its length, for as
+	// long as the holder lives. Zero means 5 s.
 	LeaseTTL time.Duration
 	// Hedge has a second rebuild begun beside one that takes this many times as
 	// long as its key's last one, or, where nothing is known of that, as all but a
@@ -228,11 +228,13 @@ func (o Options) settings() settings {
 	if strings.Contains(o.Namespace, ":") {
 		refuse("Options.Namespace", strconv.Quote(o.Namespace), "have no colon: that ends it, and \"a:b\" would share keys with \"a\"")
 	}
-	if o.Store != nil && adapter.Missing(o.Store) {
-		refuse("Options.Store", fmt.Sprintf("a nil %T", o.Store), "be made, or be nil itself")
-	}
-	if o.Locker != nil && adapter.Missing(o.Locker) {
-		refuse("Options.Locker", fmt.Sprintf("a nil %T", o.Locker), "be made, or be nil itself")
+	for _, engine := range []struct {
+		name string
+		is   any
+	}{{"Store", o.Store}, {"Locker", o.Locker}} {
+		if engine.is != nil && adapter.Missing(engine.is) {
+			refuse("Options."+engine.name, fmt.Sprintf("a nil %T", engine.is), "be made, or be nil itself")
+		}
 	}
 	if o.Locker != nil && o.Store == nil {
 		panic(errors.New("bellwether: Options.Locker without Options.Store: processes would take turns and share nothing; set Store, or leave Locker nil"))

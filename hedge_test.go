@@ -16,7 +16,14 @@ import (
 // should, each with a hedge saved up, and lets them know builds of a second.
 func hedgers(t *testing.T, n int, by way) *fleet {
 	t.Helper()
-	f := newFleet(t, n, by, bellwether.Options{Hedge: 3, HedgeShare: 1, RebuildTimeout: time.Minute})
+	return hedgersOf(t, n, by, bellwether.Options{})
+}
+
+// hedgersOf is hedgers with what else their options say.
+func hedgersOf(t *testing.T, n int, by way, o bellwether.Options) *fleet {
+	t.Helper()
+	o.Hedge, o.HedgeShare, o.RebuildTimeout = 3, 1, time.Minute
+	f := newFleet(t, n, by, o)
 	var wg sync.WaitGroup
 	for i, p := range f.processes {
 		wg.Go(func() { p.Get(t.Context(), fmt.Sprint("own", i)) })
@@ -250,13 +257,8 @@ func TestHedge_CloseGivesItsLeaseBack(t *testing.T) {
 // A hedge whose load fails is told as that, as often as it is counted.
 func TestHedge_FailureIsTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r, o := watched(bellwether.Options{Hedge: 3, HedgeShare: 1, RebuildTimeout: time.Minute})
-		f := newFleet(t, 2, push, o)
-		var wg sync.WaitGroup
-		for i, p := range f.processes {
-			wg.Go(func() { p.Get(t.Context(), fmt.Sprint("own", i)) })
-		}
-		wg.Wait()
+		r, o := watched(bellwether.Options{})
+		f := hedgersOf(t, 2, push, o)
 		r.reset()
 		first := f.hang(t, 20*time.Second, func(n int) error {
 			if n > 3 {

@@ -226,14 +226,23 @@ func TestVary_PrivateVariantBarsOnlyItself(t *testing.T) {
 
 // The variant that everybody wants keeps its place among those that are built for the
 // cache, however long it is fresh: else 1,024 requests in ten minutes with a field of
-// anybody's choice send each request of a herd to the handler.
-func TestVary_FloodDoesNotScatterThePopularVariant(t *testing.T) {
-	for _, windows := range []string{"", ", stale-while-revalidate=600"} {
-		t.Run(windows, func(t *testing.T) {
+// anybody's choice send each request of a herd to the handler. So does the one whose
+// build has told the names, which nobody has admitted.
+func TestVary_FloodDoesNotScatterTheWantedVariant(t *testing.T) {
+	for _, test := range []struct {
+		name, cacheControl string
+		read               int           // minutes in which somebody reads it, before the flood
+		expires            time.Duration // after the flood
+	}{
+		{"read for long", "max-age=1200", 11, 9*time.Minute + 30*time.Second},
+		{"read for long, stale", "max-age=1200, stale-while-revalidate=600", 11, 9*time.Minute + 30*time.Second},
+		{"the first", "max-age=60", 0, time.Minute},
+	} {
+		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
 					time.Sleep(100 * time.Millisecond)
-					w.Header().Set("Cache-Control", "max-age=1200"+windows)
+					w.Header().Set("Cache-Control", test.cacheControl)
 					w.Header().Set("Vary", "Accept-Language")
 					fmt.Fprint(w, r.Header.Get("Accept-Language"))
 				})
@@ -242,7 +251,7 @@ func TestVary_FloodDoesNotScatterThePopularVariant(t *testing.T) {
 				}
 				s.burst(100, english)
 				s.wantCalls(t, 1)
-				for range 11 { // somebody reads it all the time
+				for range test.read {
 					time.Sleep(time.Minute)
 					s.burst(1, english)
 				}
@@ -251,38 +260,13 @@ func TestVary_FloodDoesNotScatterThePopularVariant(t *testing.T) {
 					return request(http.MethodGet, "http://a/p", "Accept-Language", fmt.Sprint("x-", i))
 				})
 				s.wantCalls(t, 1024)
-				time.Sleep(9*time.Minute + 30*time.Second) // until it has expired
+				time.Sleep(test.expires)
 				s.burst(200, english)
-				synctest.Wait()
-				time.Sleep(time.Second)
+				time.Sleep(time.Second) // of a rebuild behind what is stale
 				s.wantCalls(t, 1)
 			})
 		})
 	}
-}
-
-// So does the one whose build has told the names, which nobody has admitted.
-func TestVary_FloodDoesNotScatterTheFirstVariant(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
-			time.Sleep(100 * time.Millisecond)
-			w.Header().Set("Cache-Control", "max-age=60")
-			w.Header().Set("Vary", "Accept-Language")
-			fmt.Fprint(w, r.Header.Get("Accept-Language"))
-		})
-		english := func(int) *http.Request {
-			return request(http.MethodGet, "http://a/p", "Accept-Language", "en")
-		}
-		s.burst(100, english)
-		s.wantCalls(t, 1)
-		s.burst(1024, func(i int) *http.Request {
-			return request(http.MethodGet, "http://a/p", "Accept-Language", fmt.Sprint("x-", i))
-		})
-		s.wantCalls(t, 1024)
-		time.Sleep(time.Minute)
-		s.burst(200, english)
-		s.wantCalls(t, 1)
-	})
 }
 
 // A response that says it depends on Host is not given to those of another, whatever

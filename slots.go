@@ -84,17 +84,7 @@ func (s *rebuildSlots) borrow(ctx context.Context) (giveBack func()) {
 		if s.lent < s.offered {
 			s.lent++
 			s.mu.Unlock()
-			return func() {
-				s.mu.Lock()
-				defer s.mu.Unlock()
-				if s.settled > 0 {
-					s.settled--
-					s.free.Release(1)
-					return
-				}
-				s.lent--
-				s.tell()
-			}
+			return s.giveBack
 		}
 		if s.changed == nil {
 			s.changed = make(chan struct{})
@@ -145,6 +135,20 @@ func (s *rebuildSlots) tell() {
 	}
 }
 
+// giveBack ends a loan, or frees the slot of its own that it has got meanwhile.
+func (s *rebuildSlots) giveBack() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.settled > 0 {
+		s.settled--
+		s.free.Release(1)
+		return
+	}
+	s.lent--
+	s.tell()
+}
+
+// release frees a slot, or settles a loan with it that was to end.
 func (s *rebuildSlots) release() {
 	s.mu.Lock()
 	settles := s.lent > s.offered
