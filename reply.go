@@ -37,7 +37,7 @@ const (
 // replyLive answers with a response that is being written, if that is this
 // request's and not another variant.
 func (q *query) replyLive(c *call, s served[*response], key string) liveOutcome {
-	w, r, m := q.w, q.r, q.m
+	r, m := q.r, q.m
 	res := s.item.value
 	if res.kind == varying {
 		if m.variantKey(res, key, r.Header) != res.id {
@@ -86,9 +86,17 @@ func (q *query) replyLive(c *call, s served[*response], key string) liveOutcome 
 	if own {
 		c.settleAside() // interim responses come before the response
 	}
+	q.writeLive(c, res, body, key)
+	return liveDone
+}
 
+// writeLive answers with res, whose body is being written, or with that part of
+// it, or that word about it, that the request asks for.
+func (q *query) writeLive(c *call, res *response, body *spool.Reader, key string) {
+	w, r, x := q.w, q.r, res.of
+	own := x.owner == c
 	status := httpcache.Status{
-		Fwd: res.fwd, FwdStatus: res.fwdStatus, Stored: (x.shared || x.checked) && x.announced <= m.options.MaxBody, Collapsed: !own,
+		Fwd: res.fwd, FwdStatus: res.fwdStatus, Stored: (x.shared || x.checked) && x.announced <= q.m.options.MaxBody, Collapsed: !own,
 		Key: key, Detail: res.reason,
 	}
 	if status.FwdStatus == 0 {
@@ -104,7 +112,7 @@ func (q *query) replyLive(c *call, s served[*response], key string) liveOutcome 
 		if whole, ok := x.complete(); ok && r.Header["Range"] != nil {
 			header, guessed := typed(header, whole)
 			writeStored(w, r, stored{res.status, header, res.guessed || guessed, whole, age, x.decidedAt}, status)
-			return liveDone
+			return
 		}
 	}
 	if !status.Stored && res.status == http.StatusOK && r.Header["Range"] != nil {
@@ -113,7 +121,7 @@ func (q *query) replyLive(c *call, s served[*response], key string) liveOutcome 
 		body.Close()
 		c.leave()
 		q.pass(httpcache.Status{Fwd: httpcache.FwdBypass, Detail: x.unkept()})
-		return liveDone
+		return
 	}
 	// The time at which it came is the date of a stored one only (RFC 9111 section
 	// 4.3.2); by itself a response without a date is modified (RFC 9110 section 13.1.3).
@@ -129,7 +137,7 @@ func (q *query) replyLive(c *call, s served[*response], key string) liveOutcome 
 		if !x.shared && !x.checked {
 			q.relay(x, body, own, io.Discard)
 		}
-		return liveDone
+		return
 	}
 	h := w.Header()
 	copyHeader(h, header, res.guessed)
@@ -154,7 +162,6 @@ func (q *query) replyLive(c *call, s served[*response], key string) liveOutcome 
 	case !x.shared && !x.checked:
 		q.relay(x, body, own, io.Discard)
 	}
-	return liveDone
 }
 
 // relay sends the body on while it is being written, and the trailers behind it.
