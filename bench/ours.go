@@ -52,9 +52,9 @@ func bellwetherCache(p policy, load loader, store bellwether.Store, locker bellw
 		Store: store, Locker: locker,
 	}
 	if p.Near > 0 {
-		// The tier is bounded in bytes, of which an entry takes 288 beside its
+		// The tier is bounded in bytes, of which an entry takes 272 beside its
 		// key: so it has as many places as the rivals' have.
-		o.NearBytes, o.Size = int64(p.Near)*(288+32), func(key string, _ any) int { return 32 - len(key) }
+		o.NearBytes, o.Size = int64(p.Near)*(272+32), func(key string, _ any) int { return 32 - len(key) }
 	}
 	c := bellwether.New(load, o)
 	return closing{func(ctx context.Context, key string) (string, error) { return c.Get(ctx, key) }, func() { c.Close() }}
