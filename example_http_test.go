@@ -41,8 +41,6 @@ func ExampleMiddleware_Handler() {
 	// call 2
 }
 
-// TTL is for responses that say nothing about their freshness. What is private
-// stays private.
 // Compression belongs inside the cache. One middleware around it makes two variants
 // of whatever browsers write in Accept-Encoding; one inside says Vary also where
 // chi's Compress has not compressed, or the first client would decide for all.
@@ -83,6 +81,8 @@ func ExampleMiddleware_Handler_compression() {
 	// "deflate": "" after 2 calls
 }
 
+// TTL is for responses that say nothing about their freshness. What is private
+// stays private.
 func ExampleHTTPOptions() {
 	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{Options: bellwether.Options{TTL: time.Minute}})
 	defer mw.Close()
