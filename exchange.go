@@ -294,11 +294,13 @@ func (x *exchange) decide(status int) {
 		j = httpcache.Judge(x.owner.request, status, header, x.sent, now, x.m.rules)
 	}
 	x.shared, x.checked, x.qualified = j.Shared, j.Checked, j.Directives.QualifiedFields()
-	if j.Reason == httpcache.ReasonStatusNoLifetime && httpcache.IsServerError(status) && !j.Freshness.NoCache {
+	forAll := j.Shared || j.Reason == httpcache.ReasonStatusNoLifetime || j.Reason == httpcache.ReasonNotFresh
+	if forAll && httpcache.IsServerError(status) && j.Freshness.Source < httpcache.SourceExpires && !j.Freshness.NoCache {
 		// One error answers the herd that waits for it, and those who come
 		// within ErrorTTL: a broken origin is not helped by being asked by each.
 		// It has no windows: it is nothing to fall back on. The time counts from
-		// now, however old the response says it is.
+		// now, however old the response says it is. That it is public says for whom
+		// it is, and not for how long.
 		x.shared, j.Freshness = true, httpcache.Freshness{Lifetime: j.Age + max(0, x.m.options.ErrorTTL)}
 	}
 	if isEventStream(header) {

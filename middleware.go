@@ -23,7 +23,8 @@ import (
 type HTTPOptions struct {
 	// Options are those of the engine. Here TTL is for responses that carry no
 	// freshness of their own and have a status that need not (RFC 9110 section
-	// 15.1: 200 and 404, for example), zero meaning that they are not stored. With
+	// 15.1: 200 and 404, for example), or any that is no error of a server's if they
+	// say public; zero meaning that they are not fresh, and not stored. With
 	// it, what a handler makes of a Cookie is everybody's, unless it says private or
 	// Vary: Cookie, or Key returns false. StaleWhileRevalidate and StaleIfError are
 	// for responses that name no windows and do not forbid them. NotFoundTTL, Size,
