@@ -45,13 +45,14 @@ func (e *engine[V]) put(ctx context.Context, key string, v V, f Freshness, posit
 	e.keep(key, it, func() bool { return e.invalidations == before })
 }
 
-// keep puts an item of no flight into the near tier, unless it was swept. still
-// tells, under the lock, whether nothing else has come in between.
+// keep puts an item of no flight into the near tier, unless it was swept or the
+// engine is closed. still tells, under the lock, whether nothing else has come in
+// between.
 func (e *engine[V]) keep(key string, it *item[V], still func() bool) {
 	e.near.weigh(key, it) // before the lock: it runs user code
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if it = e.sweeper.spare(key, it); it != nil && still() {
+	if it = e.sweeper.spare(key, it); it != nil && !e.closed && still() {
 		e.near.put(key, it, 1)
 	}
 }
@@ -72,7 +73,7 @@ func (e *engine[V]) putUnless(key string, v V, f Freshness, w *witness, times in
 func (e *engine[V]) peek(ctx context.Context, key string) *item[V] {
 	it, now := e.near.get(key)
 	if it == nil || now >= it.trusted {
-		if e.Store == nil {
+		if e.Store == nil || e.open.Err() != nil {
 			return nil
 		}
 		r := e.apart(key)

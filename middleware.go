@@ -157,8 +157,8 @@ func NewMiddleware(o HTTPOptions) *Middleware {
 func (m *Middleware) Stats() Stats { return m.engine.snapshot() }
 
 // Close ends the middleware: rebuilds under way are cancelled, and GET and HEAD get
-// 503 from then on, but for those that go past the cache. It does not close Store
-// and Locker. It may be called again; the error is always nil.
+// 503 from then on (504 for only-if-cached), but for those that go past the cache. It
+// does not close Store and Locker. It may be called again; the error is always nil.
 func (m *Middleware) Close() error {
 	m.engine.close()
 	return nil

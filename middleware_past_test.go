@@ -197,6 +197,41 @@ func TestHTTP_PostMayAnswerTheNextGet(t *testing.T) {
 	}
 }
 
+// When the middleware is closed, nothing is kept any more, and nobody is served what
+// was kept before, here or in the store.
+func TestHTTP_Closed(t *testing.T) {
+	for name, test := range map[string]struct {
+		store  bellwether.Store
+		before string // a request's method
+		after  string
+		field  string // Cache-Control of the last
+		want   int
+	}{
+		"what there was":             {nil, "GET", "GET", "", 503},
+		"what was in the store":      {memstore.New(), "GET", "GET", "", 503},
+		"what a POST shows":          {nil, "GET", "POST", "", 503},
+		"only-if-cached":             {nil, "GET", "GET", "only-if-cached", 504},
+		"only-if-cached, in a store": {memstore.New(), "GET", "GET", "only-if-cached", 504},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: test.store}}, func(w http.ResponseWriter, r *http.Request) {
+					w.Header().Set("Cache-Control", "max-age=60")
+					w.Header().Set("Content-Location", "/p")
+					io.WriteString(w, "page")
+				})
+				s.do(request(test.before, "http://a/p"))
+				synctest.Wait()
+				s.mw.Close()
+				s.do(request(test.after, "http://a/p"))
+				if w := s.get("http://a/p", "Cache-Control", test.field); w.Code != test.want {
+					t.Errorf("got %d %q", w.Code, w.Body)
+				}
+			})
+		})
+	}
+}
+
 // Of two POSTs that overlap neither's response is kept: who was last is not
 // known.
 func TestHTTP_OverlappingPostsKeepNothing(t *testing.T) {

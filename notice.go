@@ -98,7 +98,7 @@ func (e *engine[V]) take(key string, told Notice) {
 		doubted := *known
 		it, doubted.trusted = &doubted, now
 	}
-	e.keep(key, it, func() bool { return e.invalidations == before && !e.closed })
+	e.keep(key, it, func() bool { return e.invalidations == before })
 }
 
 // pass gives a notice to those who wait for it, and returns false if that is all
