@@ -192,7 +192,7 @@ func (c *manyCall[V]) all(ctx context.Context, todo []pending[V]) {
 	for len(todo) > 0 {
 		together := todo[:min(len(todo), maxTogether)]
 		todo = todo[len(together):]
-		if together[0].stale == nil && !together[0].early || !c.places.TryAcquire(int64(2*len(together))) {
+		if !c.places.TryAcquire(int64(2 * len(together))) {
 			together = c.waitForPlaces(ctx, together)
 		}
 		if len(together) > 0 {
@@ -276,30 +276,25 @@ func (c *manyCall[V]) end(a pending[V]) {
 // served with that and does not wait: of a call for very many stale keys, a later
 // call begins the rest of the rebuilds.
 func (c *manyCall[V]) waitForPlaces(ctx context.Context, together []pending[V]) []pending[V] {
-	if together[0].stale != nil || together[0].early {
-		var rest []pending[V]
-		for _, a := range together {
-			now := c.clock.now()
-			switch {
-			case a.early:
-			case now < a.stale.trusted && a.stale.stale(now):
-				c.count.stale.Add(1)
-				a.answer.item = a.stale
-				c.end(a)
-			default: // not any more
-				rest = append(rest, a)
-			}
-		}
-		together = rest
-	}
-	if len(together) == 0 || c.places.Acquire(ctx, int64(2*len(together))) == nil {
-		return together
-	}
+	var rest []pending[V]
 	for _, a := range together {
-		if !a.early {
-			a.err = ctx.Err()
+		now := c.clock.now()
+		switch {
+		case a.early:
+		case a.stale != nil && now < a.stale.trusted && a.stale.stale(now):
+			c.count.stale.Add(1)
+			a.answer.item = a.stale
 			c.end(a)
+		default: // it has nothing, or not any more
+			rest = append(rest, a)
 		}
+	}
+	if len(rest) == 0 || c.places.Acquire(ctx, int64(2*len(rest))) == nil {
+		return rest
+	}
+	for _, a := range rest {
+		a.err = ctx.Err()
+		c.end(a)
 	}
 	return nil
 }

@@ -1112,6 +1112,30 @@ func TestGetMany_ContextEnds(t *testing.T) {
 	})
 }
 
+// Of very many keys, what is stale is served whether there is room for its rebuild or
+// not, and whoever it is asked for with.
+func TestGetMany_StaleAmongVeryMany(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := batchCache(t, func(ctx context.Context, keys []string) (map[string]string, error) {
+			if keys[0] == "stale" {
+				return map[string]string{"stale": "v"}, nil
+			}
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}, bellwether.Options{TTL: time.Second, StaleWhileRevalidate: time.Hour})
+		c.Get(t.Context(), "stale")
+		time.Sleep(2 * time.Second)
+		for _, n := range []int{10, 4500} {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			values, err := c.GetMany(ctx, append(manyKeys(n), "stale"))
+			if failed := failures(t, err); values["stale"] != "v" || len(failed) != n || failed["stale"] != nil {
+				t.Errorf("beside %d keys: %q, %v, and %d have failed", n, values["stale"], failed["stale"], len(failed))
+			}
+		}
+	})
+}
+
 func TestGetMany_Close(t *testing.T) {
 	phases := map[string]fault{"store": on(blackHole, "getmany"), "locker": on(blackHole, "acquire"), "load": nil, "claim": on(blackHole, "claim")}
 	for name, f := range phases {
