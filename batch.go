@@ -289,11 +289,23 @@ func (c *manyCall[V]) waitForPlaces(ctx context.Context, together []pending[V]) 
 			rest = append(rest, a)
 		}
 	}
-	if len(rest) == 0 || c.places.Acquire(ctx, int64(2*len(rest))) == nil {
+	if len(rest) == 0 {
+		return nil
+	}
+	// Not for longer than MaxWait: what has the places may be flights that hang,
+	// and that nobody waits for any more.
+	limited, cancel := context.WithTimeout(ctx, addDurations(rest[0].began, c.MaxWait)-c.clock.now())
+	defer cancel()
+	if c.places.Acquire(limited, int64(2*len(rest))) == nil {
 		return rest
 	}
+	err := ctx.Err()
+	if err == nil {
+		err = ErrWaitTimeout
+		c.count.waitTimeouts.Add(uint64(len(rest)))
+	}
 	for _, a := range rest {
-		a.err = ctx.Err()
+		a.err = err
 		c.end(a)
 	}
 	return nil

@@ -1136,6 +1136,30 @@ func TestGetMany_StaleAmongVeryMany(t *testing.T) {
 	})
 }
 
+// Who has waited for MaxWait goes: also the keys that there has been no room for.
+func TestGetMany_MaxWait(t *testing.T) {
+	for _, n := range []int{10, 10_000} {
+		synctest.Test(t, func(t *testing.T) {
+			c := batchCache(t, func(ctx context.Context, _ []string) (map[string]string, error) {
+				<-ctx.Done()
+				return nil, ctx.Err()
+			}, bellwether.Options{MaxWait: time.Second})
+			start := time.Now()
+			values, err := c.GetMany(t.Context(), manyKeys(n))
+			wantTook(t, start, time.Second)
+			failed := failures(t, err)
+			for key, err := range failed {
+				if err != bellwether.ErrWaitTimeout {
+					t.Fatalf("%s: %v", key, err)
+				}
+			}
+			if timeouts := c.Stats().WaitTimeouts; len(failed) != n || len(values) != 0 || timeouts != uint64(n) {
+				t.Errorf("%d keys: %d have failed, %d have values, %d WaitTimeouts", n, len(failed), len(values), timeouts)
+			}
+		})
+	}
+}
+
 func TestGetMany_Close(t *testing.T) {
 	phases := map[string]fault{"store": on(blackHole, "getmany"), "locker": on(blackHole, "acquire"), "load": nil, "claim": on(blackHole, "claim")}
 	for name, f := range phases {
