@@ -97,7 +97,7 @@ func (t *turns) done(began time.Time, answered bool) {
 	if answered {
 		t.learn(began, now)
 	}
-	slow := min(t.base+t.timeout/slowPart, t.timeout-t.timeout/slowPart)
+	slow := max(1, min(t.base+t.timeout/slowPart, t.timeout-t.timeout/slowPart)) // unfill divides by it
 	quick := (t.base + slow) / 2
 	switch {
 	case took >= slow:

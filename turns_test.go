@@ -151,3 +151,26 @@ func TestGet_TurnsOfThoseWhoLeave(t *testing.T) {
 		}
 	})
 }
+
+// However short EngineTimeout is, the time is used up, and nobody hangs.
+func TestGet_ShortEngineTimeout(t *testing.T) {
+	for _, timeout := range []time.Duration{1, 2, 3, 4, time.Microsecond} {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFleet(t, 1, push, bellwether.Options{EngineTimeout: timeout})
+			f.origin.build = 0
+			p := f.processes[0]
+			p.store.set(blackHole)
+			p.Get(t.Context(), "a")
+			p.store.set(nil)
+			start := time.Now()
+			for i := range 10 {
+				if _, err := p.Get(t.Context(), fmt.Sprint("k", i)); err != nil {
+					t.Errorf("%v: %v", timeout, err)
+				}
+			}
+			if took := time.Since(start); took > time.Second {
+				t.Errorf("%v: took %v", timeout, took)
+			}
+		})
+	}
+}
