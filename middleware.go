@@ -218,7 +218,7 @@ func (m *Middleware) Handler(next http.Handler) http.Handler {
 				replyNotCached(w) // RFC 9111 section 5.2.1.7
 				return
 			}
-			past := pass
+			past := m.pass
 			if !ok || why == reasonUpgrade || why == reasonEventStream {
 				past = passReal
 			}
@@ -232,17 +232,23 @@ func (m *Middleware) Handler(next http.Handler) http.Handler {
 }
 
 // runs reports whether w belongs to a run of the handler for m. The response that
-// is being made there is what a second pass would wait for.
+// is being made there is what a second pass would wait for, or what a request that
+// went past the cache was not to wait for.
 func (m *Middleware) runs(w http.ResponseWriter) bool {
 	for {
 		switch writer := w.(type) {
 		case *exchange:
 			return writer.m == m
-		case interface{ Unwrap() http.ResponseWriter }:
-			w = writer.Unwrap()
-		default:
+		case interface{ past(*Middleware) bool }:
+			if writer.past(m) {
+				return true
+			}
+		}
+		outer, ok := w.(interface{ Unwrap() http.ResponseWriter })
+		if !ok {
 			return false
 		}
+		w = outer.Unwrap()
 	}
 }
 

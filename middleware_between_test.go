@@ -54,6 +54,41 @@ func TestBetween_TwiceInOneChain(t *testing.T) {
 	}
 }
 
+// Nor would what goes past the first be held up by the second, or looked at again.
+func TestBetween_TwiceInOneChainAndPast(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mw := bellwether.NewMiddleware(bellwether.HTTPOptions{PassThrough: 1, Options: bellwether.Options{MaxWait: time.Second}})
+		defer mw.Close()
+		h := mw.Handler(mw.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/slow" {
+				time.Sleep(5 * time.Second)
+			}
+			w.Header().Set("Cache-Control", "private")
+			fmt.Fprint(w, "page")
+		})))
+		for _, test := range []struct {
+			name, method, path string
+			fields             []string
+			took               time.Duration
+		}{
+			{"first", "GET", "/p", nil, 0},
+			{"known as one client's", "GET", "/p", nil, 0},
+			{"no-store", "GET", "/p", []string{"Cache-Control", "no-store"}, 0},
+			{"POST", "POST", "/p", nil, 0},
+			{"DELETE", "DELETE", "/p", nil, 0},
+			{"let through", "GET", "/slow", nil, 6 * time.Second},
+		} {
+			start := time.Now()
+			w := httptest.NewRecorder()
+			h.ServeHTTP(w, request(test.method, "http://a"+test.path, test.fields...))
+			if w.Code != 200 || w.Body.String() != "page" || len(w.Header()["Cache-Status"]) != 1 || time.Since(start) != test.took {
+				t.Errorf("%s: %d %q %q after %v", test.name, w.Code, w.Body, w.Header()["Cache-Status"], time.Since(start))
+			}
+			synctest.Wait()
+		}
+	})
+}
+
 func TestHandler_Nil(t *testing.T) {
 	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{})
 	defer mw.Close()

@@ -26,8 +26,8 @@ func passReal(w http.ResponseWriter, r *http.Request, next http.Handler, why htt
 }
 
 // pass hands the request to the handler.
-func pass(w http.ResponseWriter, r *http.Request, next http.Handler, why httpcache.Status) {
-	u := &watchedWriter{ResponseWriter: w}
+func (m *Middleware) pass(w http.ResponseWriter, r *http.Request, next http.Handler, why httpcache.Status) {
+	u := &watchedWriter{ResponseWriter: w, m: m}
 	u.before = func(int) { why.AppendTo(w.Header()) }
 	u.run(func() { next.ServeHTTP(u, r) })
 }
@@ -39,7 +39,7 @@ func (q *query) pass(why httpcache.Status) {
 		return
 	}
 	q.bypassed()
-	pass(q.w, q.r, q.next, why)
+	q.m.pass(q.w, q.r, q.next, why)
 }
 
 // passUncacheable hands the request to the handler because the last response to
@@ -49,12 +49,12 @@ func (q *query) passUncacheable(key string, it *item[*response]) {
 	reason := it.value.reason
 	why := httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reason}
 	if q.r.Method != http.MethodGet || q.authorized {
-		pass(q.w, q.r, q.next, why)
+		q.m.pass(q.w, q.r, q.next, why)
 		return
 	}
 	sent := time.Now()
 	cacheable := false
-	w := newHeldWriter(q.w)
+	w := newHeldWriter(q.m, q.w)
 	spare := q.spared(key)
 	if spare != nil {
 		w.holds = httpcache.IsServerError
@@ -105,11 +105,11 @@ func (q *query) passChecked(key string, it *item[*response]) {
 	defer release()
 	r := q.r.Clone(ownRoute(q.r.Context())) // the handler may have to be asked again
 	if !ok || q.authorized || !httpcache.SetConditions(r.Header, stale) {
-		pass(q.w, q.r, q.next, httpcache.Status{Fwd: httpcache.FwdBypass, Detail: kept.reason})
+		q.m.pass(q.w, q.r, q.next, httpcache.Status{Fwd: httpcache.FwdBypass, Detail: kept.reason})
 		return
 	}
 	sent := time.Now()
-	w := newHeldWriter(q.w)
+	w := newHeldWriter(q.m, q.w)
 	w.holds = func(status int) bool { return status == http.StatusNotModified }
 	status := httpcache.Status{Fwd: httpcache.FwdStale}
 	w.before = func(code int) {
@@ -135,7 +135,7 @@ func (q *query) passChecked(key string, it *item[*response]) {
 	now := time.Now()
 	header := within(w.held, w.untouched)
 	if !httpcache.Selects(stale, header) {
-		pass(q.w, q.r, q.next, httpcache.Status{Fwd: httpcache.FwdStale})
+		q.m.pass(q.w, q.r, q.next, httpcache.Status{Fwd: httpcache.FwdStale})
 		return
 	}
 	d := httpcache.ResponseDirectives(header, q.m.rules.Targets...)
@@ -165,7 +165,7 @@ func (m *Middleware) passUnsafe(w http.ResponseWriter, r *http.Request, next htt
 		m.passPost(w, r, next, target, key)
 		return
 	}
-	u := &watchedWriter{ResponseWriter: w}
+	u := &watchedWriter{ResponseWriter: w, m: m}
 	var changed []string
 	u.before = func(status int) {
 		changed = httpcache.InvalidatedKeys(target, status, u.Header())
@@ -193,7 +193,7 @@ func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.
 	witness := m.engine.watchInvalidations(key)
 	defer m.engine.dismiss(key, witness)
 	sent, outer := time.Now(), maps.Clone(w.Header())
-	u := &keptWriter{watchedWriter: watchedWriter{ResponseWriter: w}, limit: m.options.MaxBody, account: account{of: &m.bodies}}
+	u := &keptWriter{watchedWriter: watchedWriter{ResponseWriter: w, m: m}, limit: m.options.MaxBody, account: account{of: &m.bodies}}
 	defer u.account.close()
 	var (
 		res     *response
@@ -266,6 +266,7 @@ func plainPost(r *http.Request) bool {
 // the caches that the handler has asked (RFC 9211 section 2).
 type watchedWriter struct {
 	http.ResponseWriter
+	m      *Middleware // whose request it is
 	before func(status int)
 	heard  func() // called before the client can hear of it, and when the handler has returned; nil: nobody
 	done   bool
@@ -286,6 +287,9 @@ func (u *watchedWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	}
 	return conn, rw, err
 }
+
+// past reports whether the request goes past m's cache.
+func (u *watchedWriter) past(m *Middleware) bool { return u.m == m }
 
 // Unwrap lets http.ResponseController through to the real writer.
 func (u *watchedWriter) Unwrap() http.ResponseWriter { return u.ResponseWriter }
@@ -431,8 +435,8 @@ func (u *heldWriter) Header() http.Header {
 	return u.watchedWriter.Header()
 }
 
-func newHeldWriter(w http.ResponseWriter) *heldWriter {
-	return &heldWriter{watchedWriter: watchedWriter{ResponseWriter: w}, untouched: maps.Clone(w.Header())}
+func newHeldWriter(m *Middleware, w http.ResponseWriter) *heldWriter {
+	return &heldWriter{watchedWriter: watchedWriter{ResponseWriter: w, m: m}, untouched: maps.Clone(w.Header())}
 }
 
 func (u *heldWriter) WriteHeader(status int) {
