@@ -239,6 +239,9 @@ func (o Options) settings() settings {
 	if o.Locker != nil && o.Store == nil {
 		panic(errors.New("bellwether: Options.Locker without Options.Store: processes would take turns and share nothing; set Store, or leave Locker nil"))
 	}
+	if o.Hedge != 0 && o.Locker == nil {
+		panic(errors.New("bellwether: Options.Hedge without Options.Locker: nobody elects the process that begins the second rebuild; set Locker and Store, or leave Hedge zero"))
+	}
 	if (o.Codec.Marshal == nil) != (o.Codec.Unmarshal == nil) {
 		panic(errors.New("bellwether: Options.Codec has only one of Marshal and Unmarshal; set both, or neither for JSON"))
 	}

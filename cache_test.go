@@ -726,6 +726,7 @@ func TestNew_BadOptions(t *testing.T) {
 		"Options.Hedge is +Inf; it must be a number":      of(bellwether.Options{Hedge: math.Inf(1)}),
 		"Options.HedgeShare is 2; it must be":             of(bellwether.Options{HedgeShare: 2}),
 		"Options.HedgeShare is NaN; it must be":           of(bellwether.Options{HedgeShare: math.NaN()}),
+		"Options.Hedge without Options.Locker":            of(bellwether.Options{Hedge: 3, Store: memstore.New()}),
 		"HTTPOptions.Hedge is 3; it must be zero":         ofHTTP(bellwether.HTTPOptions{Options: bellwether.Options{Hedge: 3}}),
 		"Options.TTLJitter is 1; it must be":              of(bellwether.Options{TTLJitter: 1}),
 		"Options.TTLJitter is NaN; it must be":            of(bellwether.Options{TTLJitter: math.NaN()}),
