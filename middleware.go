@@ -4,9 +4,11 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -78,8 +80,8 @@ type HTTPOptions struct {
 	Key func(r *http.Request) (url string, ok bool)
 
 	// TargetedFields are the response fields that take the place of
-	// Cache-Control for this cache, the first that is there wins (RFC 9213): put
-	// a name of your own in front. Nil means CDN-Cache-Control; empty: none.
+	// Cache-Control for this cache, the first that is there wins, unless it is
+	// malformed (RFC 9213): put a name of your own in front. Nil means CDN-Cache-Control; empty: none.
 	TargetedFields []string
 	// HeuristicFraction makes a response fresh that says nothing about it, where
 	// TTL is zero, for this part of the time since its Last-Modified, up to 24 h
@@ -123,6 +125,11 @@ func NewMiddleware(o HTTPOptions) *Middleware {
 		refuse("HTTPOptions.PassThrough", o.PassThrough, "not be negative; zero lets none through")
 	case !(o.HeuristicFraction >= 0 && o.HeuristicFraction <= 1):
 		refuse("HTTPOptions.HeuristicFraction", o.HeuristicFraction, "be from 0 to 1, such as 0.1")
+	}
+	for i, name := range o.TargetedFields {
+		if !httpcache.FieldName(name) {
+			refuse(fmt.Sprintf("HTTPOptions.TargetedFields[%d]", i), strconv.Quote(name), "be the name of a field, such as CDN-Cache-Control")
+		}
 	}
 	o.MaxBody = cmp.Or(o.MaxBody, 8<<20)
 	o.MaxHeld = cmp.Or(o.MaxHeld, max(256<<20, o.MaxBody))

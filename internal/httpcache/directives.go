@@ -349,6 +349,16 @@ func cutString(s string) (quoted, rest string, ok bool) {
 	return "", s[1:], false
 }
 
+// FieldName tells whether a field can have that name (RFC 9110 section 5.1).
+func FieldName(name string) bool {
+	for i := range len(name) {
+		if !isToken(name[i]) {
+			return false
+		}
+	}
+	return name != ""
+}
+
 // isToken tells whether c is a tchar (RFC 9110 section 5.6.2).
 func isToken(c byte) bool {
 	switch {
