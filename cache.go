@@ -139,7 +139,7 @@ type Options struct {
 	// JSON, which leaves unexported fields out: another process would find them
 	// empty. It also decodes what another type was, as far as names agree, without an
 	// error: a type that has changed needs another Namespace. Values of type []byte
-	// and string are stored as they are.
+	// and string it stores as they are.
 	Codec Codec
 
 	// OnError is told of what callers are not: engines that do not answer,
@@ -245,9 +245,6 @@ func (o Options) settings() settings {
 	if (o.Codec.Marshal == nil) != (o.Codec.Unmarshal == nil) {
 		panic(errors.New("bellwether: Options.Codec has only one of Marshal and Unmarshal; set both, or neither for JSON"))
 	}
-	if o.Codec.Marshal == nil {
-		o.Codec = Codec{json.Marshal, json.Unmarshal}
-	}
 	var told []func(key string, err error)
 	if o.OnError != nil {
 		told = append(told, o.OnError)
@@ -314,16 +311,19 @@ func (l userLoad[V]) bind() loader[V] {
 	return func(ctx context.Context, a attempt[V]) (V, error) { return l(ctx, a.key) }
 }
 
-// codecOf is c for values of type V; []byte and string go as they are.
+// codecOf is c for values of type V.
 func codecOf[V any](c Codec) (func(V) ([]byte, error), func([]byte) (V, error)) {
-	var zero V
-	switch any(zero).(type) {
-	case []byte:
-		return func(v V) ([]byte, error) { return any(v).([]byte), nil },
-			func(b []byte) (V, error) { return any(b).(V), nil }
-	case string:
-		return func(v V) ([]byte, error) { return []byte(any(v).(string)), nil },
-			func(b []byte) (V, error) { return any(string(b)).(V), nil }
+	if c.Marshal == nil {
+		var zero V
+		switch any(zero).(type) {
+		case []byte:
+			return func(v V) ([]byte, error) { return any(v).([]byte), nil },
+				func(b []byte) (V, error) { return any(b).(V), nil }
+		case string:
+			return func(v V) ([]byte, error) { return []byte(any(v).(string)), nil },
+				func(b []byte) (V, error) { return any(string(b)).(V), nil }
+		}
+		c = Codec{json.Marshal, json.Unmarshal}
 	}
 	return func(v V) ([]byte, error) { return c.Marshal(v) },
 		func(b []byte) (v V, err error) { return v, c.Unmarshal(b, &v) }

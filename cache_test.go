@@ -2,6 +2,7 @@ package bellwether_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
@@ -929,4 +930,32 @@ func TestGet_LoadThatHasEndedLendsNothing(t *testing.T) {
 			t.Errorf("%d loads at one time, want MaxRebuilds, 1", n)
 		}
 	})
+}
+
+// A Codec is for values of all types. Without one, strings and bytes are stored as
+// they are.
+func TestCodec_OfStringsAndBytes(t *testing.T) {
+	for _, codec := range []bellwether.Codec{{}, {Marshal: json.Marshal, Unmarshal: json.Unmarshal}} {
+		store := memstore.New()
+		o := bellwether.Options{Store: store, Codec: codec}
+		wants := map[string]string{"text": "v", "bytes": "v"}
+		if codec.Marshal != nil {
+			wants = map[string]string{"text": `"v"`, "bytes": `"dg=="`}
+		}
+		for range 2 { // two processes
+			texts := cacheOf(t, func(context.Context, string) (string, error) { return "v", nil }, o)
+			bytes := cacheOf(t, func(context.Context, string) ([]byte, error) { return []byte("v"), nil }, o)
+			if v, err := texts.Get(t.Context(), "text"); v != "v" || err != nil {
+				t.Errorf("a string came back as %q, %v", v, err)
+			}
+			if v, err := bytes.Get(t.Context(), "bytes"); string(v) != "v" || err != nil {
+				t.Errorf("bytes came back as %q, %v", v, err)
+			}
+		}
+		for key, want := range wants {
+			if entry, err := store.Get(t.Context(), key); string(entry.Value) != want || err != nil {
+				t.Errorf("%s: the store has %q, %v, want %q", key, entry.Value, err, want)
+			}
+		}
+	}
 }
