@@ -18,7 +18,7 @@ import (
 
 // ErrUnavailable means that a lock engine or a store did not answer, or was
 // not asked because it did not answer lately. The engine's own error is
-// wrapped beside it.
+// wrapped beside it if that was asked.
 var ErrUnavailable = errors.New("bellwether: engine unavailable")
 
 const (

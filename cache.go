@@ -48,8 +48,10 @@ type Options struct {
 	NotFoundTTL time.Duration
 	// ErrorTTL is how long a failure answers for its key before one caller
 	// tries again; it doubles with every further failure, up to 32 times, and
-	// up to a half of it is taken off at random. Context errors are never
-	// remembered. Zero means 1 s; negative: failures are not remembered.
+	// up to a half of it is taken off at random. Zero means 1 s; negative: failures
+	// are not remembered. Never remembered are context errors, ErrClosed and
+	// ErrOverloaded; they answer who waits in their own process, and but for
+	// ErrRebuildTimeout nobody in the others, of which one tries next.
 	//
 	// An error that has, or wraps one that has, a method RetryAfter()
 	// time.Duration decides for itself: nobody tries again sooner than that, or
@@ -83,7 +85,7 @@ type Options struct {
 	// so the longest time after which a crashed holder is replaced. Where nothing stale
 	// can be served meanwhile, a lease lasts for 1.75 times what its key's last build
 	// took, or, for a key of which nothing is known, what builds take here of late (and
-	// as long as it may where there were none); but never shorter than 500 ms and
+	// as long as it may where there were none), the engines' part in it included; but never shorter than 500 ms and
 	// EngineTimeout, unless LeaseTTL is. It is renewed at a third of its length, for as
 	// long as the holder lives. Zero means 5 s.
 	LeaseTTL time.Duration
@@ -366,8 +368,10 @@ func (c *Cache[V]) Stats() Stats { return c.engine.snapshot() }
 
 // Close ends the cache: rebuilds under way are cancelled, their leases
 // released, their callers get [ErrClosed]. It does not close Store and Locker,
-// and returns when no goroutine of the cache is left but those of loads that
-// ignore their context. It may be called again; the error is always nil.
+// and returns when no goroutine of the cache is left but those of loads: their
+// contexts have ended, and they are not waited for. It waits for those that call
+// observers, OnError, Size and Codec, so none of these may call it. It may be called
+// again; the error is always nil.
 func (c *Cache[V]) Close() error {
 	c.engine.close()
 	return nil

@@ -348,8 +348,7 @@ func ExampleOptions_tTLJitter() {
 	// Output: 4 keys, and as many TTLs
 }
 
-// With MaxRebuilds under way and MaxQueued waiting, who needs one more is told
-// so, and when to come back.
+// With MaxRebuilds under way and MaxQueued waiting, who needs one more is told so.
 func ExampleOptions_maxRebuilds() {
 	running, hold := make(chan bool), make(chan struct{})
 	c := bellwether.New(func(ctx context.Context, key string) (string, error) {

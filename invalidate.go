@@ -47,8 +47,8 @@ type Match struct {
 // Prefixes, tags and what is Soft go into a log that all processes read, which
 // remembers the last 500 of them, or fewer if they have more than some 100 KiB
 // together: a response that has seen more of them go by than that counts as
-// invalidated. An error names what could not be done; what
-// can be done is done nevertheless.
+// invalidated. An error names what could not be done, or the log, for all that goes
+// into it; what can be done is done nevertheless.
 func (m *Middleware) InvalidateMatching(ctx context.Context, match Match) error {
 	var (
 		errs   []error

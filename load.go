@@ -107,7 +107,8 @@ type freshnessSlot struct {
 // means that the value answers those who wait for it, and is not kept. It counts
 // for an [ErrNotFound] too, in the place of NotFoundTTL, and for no other failure.
 // The last call before the load returns counts. With a context that is not a
-// load's it does nothing.
+// load's it does nothing, nor with that of a handler behind a [Middleware], whose
+// response says this in its header.
 func SetFreshness(ctx context.Context, f Freshness) {
 	if c := loadOf(ctx); c != nil {
 		slot := &c.freshness
@@ -275,8 +276,8 @@ func panicked(p any) (e *PanicError) {
 }
 
 // A RemoteError is the failure of a rebuild that ran in another process, or in
-// this one before the value left the near tier. Only its text has travelled, and
-// Unwrap knows by that what is ours.
+// this one before the value left the near tier. Only its text has travelled, the
+// first 4 KiB of it, and Unwrap knows by that what is ours.
 type RemoteError struct{ Message string }
 
 // Error returns "bellwether: rebuild failed: " and the failed load's text.

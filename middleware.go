@@ -26,7 +26,8 @@ type HTTPOptions struct {
 	// Options are those of the engine. Here TTL is for responses that carry no
 	// freshness of their own and have a status that need not (RFC 9110 section
 	// 15.1: 200 and 404, for example), or any that is no error of a server's if they
-	// say public; zero meaning that they are not fresh, and not stored. With
+	// say public; zero meaning that they are never fresh: those that say public are
+	// stored for their stale windows, if they have any, and the others not. With
 	// it, what a handler makes of a Cookie is everybody's, unless it says private or
 	// Vary: Cookie, or Key returns false. StaleWhileRevalidate and StaleIfError are
 	// for responses that name no windows and do not forbid them. NotFoundTTL, Size,
@@ -42,7 +43,8 @@ type HTTPOptions struct {
 
 	// MaxBody is the largest body that is stored, in bytes. A larger one is
 	// passed on to those who wait for it, at the pace of the slowest of them.
-	// Zero means 8 MiB.
+	// Zero means 8 MiB. What is larger than NearBytes is in Store alone, if there is
+	// one.
 	MaxBody int64
 	// MaxHeld bounds, in bytes, the bodies that clients of this process hold beside
 	// the near tier: those that are being written for several, and those that are
@@ -194,8 +196,8 @@ func (m *Middleware) Close() error {
 // A client whose request's context ends gets no more of a response that is still being
 // made, also if it would go on reading, as behind chi's Timeout.
 //
-// A handler that panics does so to its first client's server too; the others who
-// wait get 502, and an Observer's Rebuild gets the stack; its Error, where the
+// A handler that panics does so to its first client's server too, unless that one
+// gets something stale; the others who wait get that or 502, and an Observer's Rebuild gets the stack; its Error, where the
 // response was not for others and the rebuild has ended with its header.
 //
 // An interim response (1xx) goes to the client whose request runs the handler.

@@ -18,9 +18,10 @@ import (
 
 // An Observer is told what a cache does, by those of its functions that are not
 // nil. They are called on the goroutines that do it, without a lock held, so
-// they have to be quick, and safe for concurrent use. They may call the cache.
-// A panic of theirs ends nothing but their own call; Options.OnError hears of
-// it. A runtime.Goexit of theirs, as of a test's FailNow, ends the goroutine that
+// they have to be quick, and safe for concurrent use. They may call the cache, but
+// not Close, nor, where a rebuild of a key waits for them, Get for that key: they
+// would wait for themselves. A panic of theirs ends nothing but their own call;
+// Options.OnError hears of it, unless it was Error's. A runtime.Goexit of theirs, as of a test's FailNow, ends the goroutine that
 // it is called on: a caller's own, or a flight, whose callers get [ErrGoexit].
 // Durations are by this process's monotonic clock.
 type Observer struct {
@@ -43,7 +44,7 @@ type Observer struct {
 	// goroutine, while its context is still its own.
 	Caller func(ctx context.Context) any
 	// Herd is told of each flight that has answered anybody, once: when the last
-	// of its callers goes, on that one's goroutine.
+	// of its callers goes, on that one's goroutine or the flight's.
 	Herd func(h Herd)
 
 	// Breaker is told when the breaker before an engine changes its state.
@@ -127,7 +128,8 @@ const (
 	// there, or the key was invalidated.
 	OutcomeFenced
 	// OutcomeAbandoned is a load that was given up on: its key was invalidated,
-	// or its lease lost, or the cache closed.
+	// or its lease lost, or another process's value came first (Options.Hedge), or
+	// the cache was closed.
 	OutcomeAbandoned
 )
 
