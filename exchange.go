@@ -667,6 +667,9 @@ func (x *exchange) carry(next http.Handler, r *http.Request) (*response, error) 
 	}
 	x.run(next, own)
 	x.unlink()
+	if x.failed() {
+		x.m.engine.count.loadFailures.Add(1)
+	}
 
 	switch {
 	case x.err != nil:
@@ -680,6 +683,14 @@ func (x *exchange) carry(next http.Handler, r *http.Request) (*response, error) 
 		return nil, errNothing // the load has its result
 	}
 	return x.keep()
+}
+
+// failed reports whether the load has brought an error of the handler's, in a
+// response, to those who wait for it. To the rebuild this is an answer like others;
+// where it has ended as a failure, it is counted there.
+func (x *exchange) failed() bool {
+	return x.response != nil && !x.backed && !x.validated && httpcache.IsServerError(x.content().status) &&
+		(x.told || x.err == nil && x.load.Err() == nil)
 }
 
 // reasonTooLarge is why a body over MaxBody is not shared.

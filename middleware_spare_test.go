@@ -260,3 +260,51 @@ func TestHTTP_HeldErrorsHeader(t *testing.T) {
 		}
 	})
 }
+
+// Each load that ends in an error of the origin's counts as a failure, once: whether
+// there is something stale to serve in its place or not, and whoever gets it. Else
+// whoever watches an origin that is down hears of it only while nobody is hurt.
+func TestHTTP_ServerErrorsCountAsLoadFailures(t *testing.T) {
+	for name, fail := range map[string]func(w http.ResponseWriter){
+		"503":            func(w http.ResponseWriter) { http.Error(w, "sorry", http.StatusServiceUnavailable) },
+		"no-store 500":   func(w http.ResponseWriter) { w.Header().Set("Cache-Control", "no-store"); w.WriteHeader(500) },
+		"fresh 504":      func(w http.ResponseWriter) { w.Header().Set("Cache-Control", "max-age=5"); w.WriteHeader(504) },
+		"varying 500":    func(w http.ResponseWriter) { w.Header().Set("Vary", "Cookie"); w.WriteHeader(500) },
+		"cut short 500":  func(w http.ResponseWriter) { w.WriteHeader(500); panic(http.ErrAbortHandler) },
+		"late 500":       func(w http.ResponseWriter) { time.Sleep(2 * time.Second); w.WriteHeader(500) },
+		"500 that hangs": func(w http.ResponseWriter) { w.WriteHeader(500); time.Sleep(2 * time.Second) },
+		"abort":          func(http.ResponseWriter) { panic(http.ErrAbortHandler) },
+	} {
+		for window, header := range map[string]string{"stale": "max-age=10, stale-if-error=60", "nothing stale": "max-age=10"} {
+			for who, fields := range map[string][]string{"anybody": nil, "a user": {"Authorization", "me"}} {
+				t.Run(name+"/"+window+"/"+who, func(t *testing.T) {
+					synctest.Test(t, func(t *testing.T) {
+						f := &failing{header: header, fail: fail}
+						s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{RebuildTimeout: time.Second}}, f.ServeHTTP)
+						s.get("http://a/p")
+						time.Sleep(20 * time.Second)
+						f.broken.Store(true)
+						for range 5 {
+							before := s.mw.Stats()
+							s.get("http://a/p", fields...)
+							time.Sleep(30 * time.Second)
+							now := s.mw.Stats()
+							if loads, failures := now.Loads-before.Loads, now.LoadFailures-before.LoadFailures; failures != loads {
+								t.Fatalf("of %d loads %d are counted as failures", loads, failures)
+							}
+						}
+					})
+				})
+			}
+		}
+	}
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(http.StatusNotFound)
+		})
+		s.get("http://a/p")
+		if got := s.mw.Stats(); got.Loads != 1 || got.LoadFailures != 0 {
+			t.Errorf("of %d loads that found nothing %d are counted as failures", got.Loads, got.LoadFailures)
+		}
+	})
+}

@@ -26,7 +26,8 @@ type Stats struct {
 	// Loads are the loads that this process has begun; a batch load counts for
 	// each of its keys.
 	Loads uint64 `json:"loads"`
-	// LoadFailures are those that failed; ErrNotFound is no failure.
+	// LoadFailures are those that failed; ErrNotFound is no failure. With a
+	// [Middleware] a response with a status of 5xx is one.
 	LoadFailures uint64 `json:"load_failures"`
 	// StoreHits are flights answered by a fresh entry of the store.
 	StoreHits uint64 `json:"store_hits"`
