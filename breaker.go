@@ -27,6 +27,9 @@ const (
 	breakerTrips = 3
 	// breakerPause is how long an open breaker stays so before one call probes.
 	breakerPause = time.Second
+	// breakerMemory is for how long a failure counts, for those who watch, that no
+	// call has followed: who asks nothing any more knows nothing.
+	breakerMemory = 30 * time.Second
 )
 
 // A breaker stands before one engine.
@@ -37,7 +40,8 @@ type breaker struct {
 
 	mu     sync.Mutex // guards what follows
 	asking map[*context.CancelCauseFunc]struct{}
-	why    string // the latest failure, for those who are not let through
+	why    string    // the latest failure, for those who are not let through
+	failed time.Time // when that was
 }
 
 // newBreaker returns a closed breaker, for an engine of which a flight waits for
@@ -75,6 +79,18 @@ func (b *breaker) up() bool {
 func (b *breaker) sound() bool {
 	defer b.changes.pass()
 	return b.circuit.State() == gobreaker.StateClosed
+}
+
+// answers reports whether the engine is taken for one that answers, for those who
+// watch. A breaker that is half-open does not: it is so while a probe waits in vain,
+// and from a second after it has opened until somebody probes.
+func (b *breaker) answers() bool {
+	if b.sound() {
+		return true
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return time.Since(b.failed) >= breakerMemory
 }
 
 // errSilent ends calls of an engine that has been found not to answer.
@@ -118,7 +134,7 @@ func (b *breaker) note(failure error) {
 	why := fmt.Sprint(failure) // outside the lock: it is the adapter's code, and may panic
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.why = why
+	b.why, b.failed = why, time.Now()
 }
 
 func (b *breaker) latest() string {

@@ -203,7 +203,7 @@ func (e *engine[V]) snapshot() Stats {
 		Waits: c.waits.Load(), Fenced: c.fenced.Load(), LeasesLost: c.leasesLost.Load(),
 		Hedges: c.hedges.Load(), Degraded: c.degraded.Load(), EngineErrors: c.engineErrors.Load(),
 		Flights: flights, NearBytes: e.near.cache.WeightedSize(),
-		StoreUp: e.store.up(), LockerUp: e.locker.up(),
+		StoreUp: e.store.answers(), LockerUp: e.locker.answers(),
 	}
 }
 

@@ -1580,6 +1580,54 @@ func TestFleet_BreakersInAnOutage(t *testing.T) {
 	}
 }
 
+// An outage is told for as long as it lasts to those who look now and then: also
+// while a call finds out whether it is over, and between the calls of a process
+// that makes few.
+func TestStats_ThroughAnOutage(t *testing.T) {
+	for name, f := range map[string]fault{"black hole": blackHole, "refuse": refuse} {
+		for _, engine := range []string{"store", "locker"} {
+			for _, pause := range []time.Duration{10 * time.Millisecond, 10 * time.Second} {
+				t.Run(fmt.Sprintf("%s, %s, a call in %v", name, engine, pause), func(t *testing.T) {
+					synctest.Test(t, func(t *testing.T) {
+						fl := newFleet(t, 1, push, bellwether.Options{TTL: time.Second})
+						p := fl.processes[0]
+						w := p.store.wire
+						up := func() bool { return p.Stats().StoreUp }
+						if engine == "locker" {
+							w, up = p.locker.wire, func() bool { return p.Stats().LockerUp }
+						}
+						fl.get(1, "k")
+						w.set(f)
+						began := time.Now()
+						var wg sync.WaitGroup
+						wg.Go(func() {
+							for time.Since(began) < 2*time.Minute {
+								p.Get(t.Context(), "k")
+								time.Sleep(pause)
+							}
+						})
+						for up() && time.Since(began) < time.Minute {
+							time.Sleep(time.Millisecond)
+						}
+						for time.Since(began) < 2*time.Minute {
+							if up() {
+								t.Fatalf("%v after the beginning of the outage the %s is told to be up", time.Since(began), engine)
+							}
+							time.Sleep(10 * time.Millisecond)
+						}
+						wg.Wait()
+						time.Sleep(time.Minute) // nobody asks
+						if !up() {
+							t.Errorf("the %s is told to be down when nobody has asked for a minute", engine)
+						}
+						fl.recovers(t)
+					})
+				})
+			}
+		}
+	}
+}
+
 // Callers whose own time is up say nothing about the store.
 func TestInvalidate_CallersDeadlineIsNoOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -232,9 +232,9 @@ var levels = []level{
 		func(s bellwether.Stats) int64 { return int64(s.Flights) }},
 	{"bellwether.near.size", "By", "Size of the values in this process's memory.", true,
 		func(s bellwether.Stats) int64 { return int64(s.NearBytes) }},
-	{"bellwether.store.up", "1", "1 if the store's breaker lets calls through, 0 if the store does not answer.", true,
+	{"bellwether.store.up", "1", "0 while the store is found not to answer, else 1.", true,
 		func(s bellwether.Stats) int64 { return truth(s.StoreUp) }},
-	{"bellwether.locker.up", "1", "1 if the lock engine's breaker lets calls through, 0 if the engine does not answer.", true,
+	{"bellwether.locker.up", "1", "0 while the lock engine is found not to answer, else 1.", true,
 		func(s bellwether.Stats) int64 { return truth(s.LockerUp) }},
 }
 

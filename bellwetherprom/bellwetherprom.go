@@ -56,9 +56,9 @@ var metrics = []metric{
 		func(s bellwether.Stats) float64 { return float64(s.Flights) }),
 	gauge("near_bytes", "Size of the values in this process's memory.",
 		func(s bellwether.Stats) float64 { return float64(s.NearBytes) }),
-	gauge("store_up", "1 if the store's breaker lets calls through, 0 if the store does not answer.",
+	gauge("store_up", "0 while the store is found not to answer, else 1.",
 		func(s bellwether.Stats) float64 { return truth(s.StoreUp) }),
-	gauge("locker_up", "1 if the lock engine's breaker lets calls through, 0 if the engine does not answer.",
+	gauge("locker_up", "0 while the lock engine is found not to answer, else 1.",
 		func(s bellwether.Stats) float64 { return truth(s.LockerUp) }),
 }
 
