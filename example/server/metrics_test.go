@@ -3,9 +3,11 @@ package main
 import (
 	"encoding/json"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -97,5 +99,41 @@ func TestMetrics_Documented(t *testing.T) {
 		if p.Title == "" || p.Description == "" || len(p.Targets) == 0 {
 			t.Errorf("a panel without title, description or query: %+v", p)
 		}
+	}
+}
+
+// TestAlerts_PrivatePage has a page that is not for sharing: nearly each request of it
+// goes past the cache, and the alert for caches that cache nothing is about requests.
+func TestAlerts_PrivatePage(t *testing.T) {
+	cache, metrics := newCache(bellwether.HTTPOptions{})
+	defer cache.Close()
+	site := cache.Handler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Cache-Control", "private")
+	}))
+	const requests = 100
+	for range requests {
+		site.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "/", nil))
+	}
+	admin := httptest.NewRecorder()
+	(&server{metrics: metrics}).metricsHandler().ServeHTTP(admin, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+
+	alerts, err := os.ReadFile(filepath.Join("..", "..", "docs", "alerts.yml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rule, _ := strings.Cut(string(alerts), "BellwetherCachesNothing")
+	rule, _, _ = strings.Cut(rule, "for:")
+	_, few, _ := strings.Cut(rule, " and ") // how many requests have to be for it to be heard
+	seen := 0
+	for _, series := range regexp.MustCompile(`bellwether_\w+(?:{.*?})?`).FindAllString(few, -1) {
+		value := regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(series) + ` (\d+)$`).FindStringSubmatch(admin.Body.String())
+		if value == nil {
+			t.Fatalf("there is no %s", series)
+		}
+		n, _ := strconv.Atoi(value[1])
+		seen += n
+	}
+	if seen != requests {
+		t.Errorf("of %d requests the alert sees %d", requests, seen)
 	}
 }
