@@ -138,7 +138,9 @@ func (q *Queue) join(calls []*call) {
 	if len(calls) == 0 {
 		return
 	}
-	joint := &call{ctx: context.WithoutCancel(calls[0].ctx)}
+	ctx, cancel := together(calls)
+	defer cancel()
+	joint := &call{ctx: ctx}
 	for _, c := range calls {
 		joint.cmds = append(joint.cmds, c.cmds...)
 	}
@@ -156,6 +158,23 @@ func (q *Queue) join(calls []*call) {
 		}
 	}()
 	q.send(joint)
+}
+
+// together is the context of several calls: it has the values of the first one's, and
+// ends when the last of theirs is due, so that the client does not go on for nobody.
+func together(calls []*call) (context.Context, context.CancelFunc) {
+	ctx := context.WithoutCancel(calls[0].ctx)
+	var last time.Time
+	for _, c := range calls {
+		due, ok := c.ctx.Deadline()
+		if !ok {
+			return ctx, func() {}
+		}
+		if due.After(last) {
+			last = due
+		}
+	}
+	return context.WithDeadline(ctx, last)
 }
 
 // refused reports whether the server is not one, at present, that carries such a

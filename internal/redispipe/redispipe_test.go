@@ -8,6 +8,8 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -25,6 +27,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type server struct {
 	sent   chan string
 	answer func(cmds []redis.Cmder) error
+	ends   atomic.Int64 // in how many nanoseconds the latest context was due, 0: never
 }
 
 func (s *server) DialHook(next redis.DialHook) redis.DialHook { return next }
@@ -41,6 +44,10 @@ func (s *server) process(ctx context.Context, cmds []redis.Cmder) error {
 	var names []string
 	for _, cmd := range cmds {
 		names = append(names, cmd.Args()[0].(string))
+	}
+	s.ends.Store(0)
+	if due, ok := ctx.Deadline(); ok {
+		s.ends.Store(int64(time.Until(due)))
 	}
 	s.sent <- strings.Join(names, " ")
 	if err := cmp.Or(s.answer(cmds), ctx.Err()); err != nil {
@@ -67,7 +74,7 @@ type bench struct {
 func newBench(t *testing.T, answer func([]redis.Cmder) error) bench {
 	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", DialerRetries: 1})
 	t.Cleanup(func() { rdb.Close() })
-	s := &server{make(chan string, 100), answer}
+	s := &server{sent: make(chan string, 100), answer: answer}
 	rdb.AddHook(s)
 	return bench{New(rdb), s}
 }
@@ -289,6 +296,69 @@ func TestExec_ContextEnded(t *testing.T) {
 	})
 }
 
+// TestExec_Deadlines has the calls of one pipeline end at different times: the last
+// of them is the pipeline's, unless one of them has none.
+func TestExec_Deadlines(t *testing.T) {
+	for _, c := range []struct {
+		ends []time.Duration // 0: never
+		want time.Duration
+	}{
+		{[]time.Duration{time.Second}, time.Second},
+		{[]time.Duration{time.Second, 3 * time.Second, 2 * time.Second}, 3 * time.Second},
+		{[]time.Duration{time.Second, 0}, 0},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			b, answers := newHeld(t)
+			b.call(t.Context(), "a")
+			want(t, "sent", b.sent, "a")
+			for _, end := range c.ends {
+				ctx := t.Context()
+				if end > 0 {
+					var cancel context.CancelFunc
+					ctx, cancel = context.WithTimeout(ctx, end)
+					defer cancel()
+				}
+				b.call(ctx, "b")
+				synctest.Wait()
+			}
+			answers <- struct{}{}
+			want(t, "sent", b.sent, strings.TrimSpace(strings.Repeat("b ", len(c.ends))))
+			if got := time.Duration(b.ends.Load()); got != c.want {
+				t.Errorf("calls that end in %v: their pipeline ends in %v, want %v", c.ends, got, c.want)
+			}
+			close(answers)
+		})
+	}
+}
+
+// TestExec_SilentServer has a client that waits for as long as the contexts say, and
+// a server that stands still: no call outlasts its context, alone or joined.
+func TestExec_SilentServer(t *testing.T) {
+	srv := testserver.Redis(t).OwnOrSkip(t)
+	rdb := redis.NewClient(&redis.Options{Addr: srv.Addr, ReadTimeout: -1, WriteTimeout: -1, ContextTimeoutEnabled: true})
+	defer rdb.Close()
+	if err := rdb.Ping(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	srv.Signal(syscall.SIGSTOP)
+	defer srv.Signal(syscall.SIGCONT)
+	b := bench{Queue: New(rdb)}
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	var results []<-chan string
+	for range 10 {
+		results = append(results, b.call(ctx, "ping"))
+	}
+	late := time.After(2 * time.Second)
+	for i, result := range results {
+		select {
+		case <-result:
+		case <-late:
+			t.Fatalf("%d of %d calls outlast their context", len(results)-i, len(results))
+		}
+	}
+}
+
 // TestExec_Refused has a server refuse one call of several as a server does that
 // has become a replica. The client would try it again if it was alone.
 func TestExec_Refused(t *testing.T) {
@@ -419,7 +489,7 @@ func TestExec_Cluster(t *testing.T) {
 		ring := redis.NewRing(&redis.RingOptions{})
 		defer ring.Close()
 		hang := make(chan struct{})
-		s := &server{make(chan string, 10), func(cmds []redis.Cmder) error { <-hang; return echo(cmds) }}
+		s := &server{sent: make(chan string, 10), answer: func(cmds []redis.Cmder) error { <-hang; return echo(cmds) }}
 		ring.AddHook(s)
 		b := bench{New(ring), s}
 		one, two := b.call(t.Context(), "a"), b.call(t.Context(), "a")
