@@ -38,6 +38,9 @@
 // young, so eviction is rare but not excluded. So is a server that stands still
 // for more than three seconds: leases that it takes just after may end early.
 //
+// A memcached that was started with -C has no compare-and-swap: there whoever is
+// refused, and whoever renews or releases a lease, gets an error.
+//
 // A lease longer than 30 days is shortened to that, beyond which memcached
 // takes an expiry for a date.
 //
@@ -219,12 +222,19 @@ func (l *Locker) acquire(key string, mine *lease, ttl time.Duration) error {
 	}
 }
 
+// errNoSwap is the error of a look on a server whose items have no versions. It answers
+// each swap as if somebody else was quicker, and a loop would not end.
+var errNoSwap = errors.New("the server has no compare-and-swap: was it started with -C?")
+
 // look returns the item with its identity for a compare-and-swap, and the lease
 // that it stands for.
 func (l *Locker) look(name string) (*memcache.Item, adapter.Announcement, error) {
 	item, err := adapter.Reconnected(func() (*memcache.Item, error) { return l.mc.Get(name) }, l.mc.Close)
 	if err != nil {
 		return nil, adapter.Announcement{}, err
+	}
+	if item.CasID == 0 {
+		return nil, adapter.Announcement{}, errNoSwap
 	}
 	held, ok := adapter.DecodeAnnouncement(item.Value)
 	if !ok || held.Length > maxTTL {

@@ -247,6 +247,25 @@ func TestForeignValue(t *testing.T) {
 	}
 }
 
+// TestNoCompareAndSwap has a server that refuses every swap: nobody tries without end,
+// least of all behind a caller who has left, and the error says why.
+func TestNoCompareAndSwap(t *testing.T) {
+	server := testserver.Memcached(t, "-C").OwnOrSkip(t)
+	l, key := newLocker(t, server.Addr), newKey()
+	lease := leasetest.Acquire(t, l, key, time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	for what, call := range map[string]func() error{
+		"TryAcquire": func() error { _, err := l.TryAcquire(ctx, key, time.Minute); return err },
+		"Renew":      func() error { return lease.Renew(ctx, time.Minute) },
+		"Release":    func() error { return lease.Release(ctx) },
+	} {
+		if err := call(); err == nil || !strings.Contains(err.Error(), "-C") {
+			t.Errorf("%s: %v, want an error that says why", what, err)
+		}
+	}
+}
+
 // TestSilentServer stops the server: it accepts connections and answers
 // nothing.
 func TestSilentServer(t *testing.T) {

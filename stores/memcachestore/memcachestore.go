@@ -4,6 +4,9 @@
 // that clients can read. So a commit takes several steps, whose order is what
 // makes them safe (see the comment on Commit's steps in this package), and the
 // age of an entry is told by the wall clocks of those who write and read it.
+//
+// A memcached that was started with -C has no compare-and-swap: there every claim,
+// commit and invalidation of a key that is there already is an error.
 package memcachestore
 
 import (
@@ -476,14 +479,21 @@ func (s *Store) remove(n names, epoch uint64) error {
 	return err
 }
 
+// errNoSwap is the error of a swap on a server whose items have no versions. It answers
+// as if somebody else was quicker, each time.
+var errNoSwap = errors.New("the server has no compare-and-swap: was it started with -C?")
+
 // swap writes value in place of old, which was read before (nil: there was
 // none). It returns false, and writes nothing, if somebody else was quicker.
 func (s *Store) swap(old *memcache.Item, name string, value []byte, seconds int32) (bool, error) {
 	item := &memcache.Item{Key: name, Value: value, Expiration: seconds}
 	var err error
-	if old == nil {
+	switch {
+	case old == nil:
 		err = s.mc.Add(item)
-	} else {
+	case old.CasID == 0:
+		err = errNoSwap
+	default:
 		item.CasID = old.CasID
 		err = s.mc.CompareAndSwap(item)
 	}

@@ -622,6 +622,24 @@ func TestStore_ServersLimitIsLower(t *testing.T) {
 	put(t, s, "k", "small", time.Hour)
 }
 
+// TestStore_NoCompareAndSwap has a server that refuses every swap: nobody tries for
+// as long as there is time, and the error says why.
+func TestStore_NoCompareAndSwap(t *testing.T) {
+	s := open(t, "test:", testserver.Memcached(t, "-C").OwnOrSkip(t).Addr)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	epoch := claim(t, s, "k")
+	for what, call := range map[string]func() error{
+		"Claim":      func() error { _, _, err := s.Claim(ctx, "k"); return err },
+		"Commit":     func() error { return s.Commit(ctx, "k", value(epoch, "v", time.Hour)) },
+		"Invalidate": func() error { return s.Invalidate(ctx, "k") },
+	} {
+		if err := call(); err == nil || !strings.Contains(err.Error(), "-C") {
+			t.Errorf("%s: %v, want an error that says why", what, err)
+		}
+	}
+}
+
 // TestStore_ForeignCounter puts bytes where the counter should be: none stops
 // claims from rising and commits from passing.
 func TestStore_ForeignCounter(t *testing.T) {
