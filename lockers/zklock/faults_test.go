@@ -3,6 +3,7 @@ package zklock_test
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"log"
 	"net"
@@ -575,6 +576,10 @@ func TestLostReply(t *testing.T) {
 				t.Fatal(err)
 			}
 			swallow(t, key+":queue/")
+			// Another server than the one that was asked first knows of the place
+			// for certain only after a sync: its operation, and the path.
+			dir := a.Prefix + "/" + key + ":queue"
+			proxy.CountRequests("\x00\x00\x00\x09" + string(binary.BigEndian.AppendUint32(nil, uint32(len(dir)))) + dir)
 			got := make(chan error, 1)
 			go func() {
 				lease, err := a.Lock(t.Context(), key, time.Minute)
@@ -586,6 +591,9 @@ func TestLostReply(t *testing.T) {
 			eventually(t, 5*time.Second, "it waits for the first", func() bool { return server.Monitor("zk_watch_count") == 1 })
 			if n := server.Monitor("zk_ephemerals_count"); n != 2 {
 				t.Errorf("%d places in the queue, want 2", n)
+			}
+			if n := proxy.Requests(); n != 1 {
+				t.Errorf("the place is looked for after %d syncs, want 1", n)
 			}
 			if err := first.Release(t.Context()); err != nil {
 				t.Error(err)

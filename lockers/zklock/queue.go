@@ -250,7 +250,14 @@ func (t *ticket) line(conn *zk.Conn) ([]string, error) {
 }
 
 // find sets the ticket's path. The error is zk.ErrNoNode if it has no node.
+//
+// The node was asked for over another connection, maybe of another server, and this
+// one answers reads from what it knows: without the sync it may not know of the node
+// yet, which would be a place that nobody has.
 func (t *ticket) find(conn *zk.Conn) error {
+	if _, err := conn.Sync(t.dir); err != nil {
+		return err
+	}
 	line, err := t.line(conn)
 	if err != nil {
 		return err
