@@ -99,7 +99,7 @@ func (c *config) flags() *flag.FlagSet {
 		"Run up to this `number` of rebuilds at one time in this process.")
 	define(fs, &o.NearBytes, "near-bytes", "67108864", count[int64],
 		"Keep responses of up to this `number` of bytes in all in this process's memory. With -store memory that is the store.")
-	define(fs, &c.admin, "admin", "", hostPort,
+	define(fs, &c.admin, "admin", "", hostPortOrNone,
 		"Serve /stats, /metrics (for Prometheus), /healthz and POST /invalidate?url=, prefix=, tag= on `host:port`. It asks for no password: let only operators reach it. Empty: not at all.")
 	return fs
 }
@@ -241,10 +241,17 @@ func hostPort(s string) (string, error) {
 	if err == nil {
 		_, err = strconv.ParseUint(port, 10, 16)
 	}
-	if err != nil && s != "" {
+	if err != nil {
 		return "", errors.New("want host:port with a port from 0 to 65535")
 	}
 	return s, nil
+}
+
+func hostPortOrNone(s string) (string, error) {
+	if s == "" {
+		return "", nil
+	}
+	return hostPort(s)
 }
 
 func hostPorts(s string) ([]string, error) {

@@ -542,6 +542,16 @@ func TestCommand_Refuses(t *testing.T) {
 	}
 }
 
+// An -addr that is empty would be a port by lot on all of the machine's addresses.
+func TestCommand_RefusesNoAddress(t *testing.T) {
+	if c, err := parse([]string{"-addr", ""}); err == nil || !strings.Contains(err.Error(), "host:port") {
+		t.Errorf("%q, %v; want the error that says host:port", c.addr, err)
+	}
+	if c, err := parse([]string{"-admin", ""}); err != nil || c.admin != "" {
+		t.Errorf("-admin: %q, %v; want none", c.admin, err)
+	}
+}
+
 func TestCommand_Help(t *testing.T) {
 	var stdout, stderr bytes.Buffer
 	if got := command([]string{"-h"}, &stdout, &stderr); got != 0 || stderr.Len() > 0 {
