@@ -45,8 +45,8 @@
 // its value is kept if all have left. A caller's context bounds its own wait and
 // nothing else. A failed rebuild answers everybody who waits for it, in every
 // process (in one, if the failure is a context's), and is tried again by one caller
-// after a pause that grows. A load
-// that panics, calls runtime.Goexit or never returns is a failed rebuild. If the
+// after a pause that grows. A load that panics, calls runtime.Goexit or never
+// returns is a failed rebuild. If the
 // store or the locker does not answer, each process goes on by itself, with a
 // bound on its rebuilds, and without paying for the outage call by call.
 //

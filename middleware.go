@@ -83,7 +83,8 @@ type HTTPOptions struct {
 
 	// TargetedFields are the response fields that take the place of
 	// Cache-Control for this cache, the first that is there wins, unless it is
-	// malformed (RFC 9213): put a name of your own in front. Nil means CDN-Cache-Control; empty: none.
+	// malformed (RFC 9213): put a name of your own in front. Nil means
+	// CDN-Cache-Control; empty: none.
 	TargetedFields []string
 	// HeuristicFraction makes a response fresh that says nothing about it, where
 	// TTL is zero, for this part of the time since its Last-Modified, up to 24 h
@@ -197,8 +198,9 @@ func (m *Middleware) Close() error {
 // made, also if it would go on reading, as behind chi's Timeout.
 //
 // A handler that panics does so to its first client's server too, unless that one
-// gets something stale; the others who wait get that or 502, and an Observer's Rebuild gets the stack; its Error, where the
-// response was not for others and the rebuild has ended with its header.
+// gets something stale; the others who wait get that or 502, and an Observer's
+// Rebuild gets the stack; its Error, where the response was not for others and the
+// rebuild has ended with its header.
 //
 // An interim response (1xx) goes to the client whose request runs the handler.
 // Trailers go to all who read the response as it is made, and are not stored.

@@ -21,8 +21,9 @@ import (
 // they have to be quick, and safe for concurrent use. They may call the cache, but
 // not Close, nor, where a rebuild of a key waits for them, Get for that key: they
 // would wait for themselves. A panic of theirs ends nothing but their own call;
-// Options.OnError hears of it, unless it was Error's. A runtime.Goexit of theirs, as of a test's FailNow, ends the goroutine that
-// it is called on: a caller's own, or a flight, whose callers get [ErrGoexit].
+// Options.OnError hears of it, unless it was Error's. A runtime.Goexit of theirs,
+// as of a test's FailNow, ends the goroutine that it is called on: a caller's own,
+// or a flight, whose callers get [ErrGoexit].
 // Durations are by this process's monotonic clock.
 type Observer struct {
 	// Hit is told of each call that a fresh value of the near tier has answered
