@@ -70,6 +70,9 @@ type flight[V any] struct {
 
 	// accept is the first caller's, see want. It never changes.
 	accept func(it *item[V], now instant) bool
+	// sole tells that the first caller waits for nobody else's load, here or in
+	// another process. It never changes.
+	sole bool
 	// outage is the flight's goroutine's.
 	outage outage
 	// enough is before when callers came for whom what the flight ends with is new,
@@ -141,7 +144,8 @@ var (
 	// callers begin a new one if they have time left.
 	errAgain = errors.New("bellwether: flight ended without an answer")
 
-	// errTaken is for a call that will not wait for another's flight.
+	// errTaken is for a call that will not wait for another's flight, or for another
+	// process's. It never reaches the other callers of a flight that it has begun.
 	errTaken = errors.New("bellwether: another call's flight is under way")
 
 	// errOwnKey is for a load that asks for what it is to load. It would wait for

@@ -325,6 +325,55 @@ func TestHTTP_AuthorizedHerd(t *testing.T) {
 	})
 }
 
+// Nor do they wait for each other's processes, one after another for the lease; and
+// those without Authorization that have come to such a flight are a herd as ever.
+func TestHTTP_AuthorizedFleet(t *testing.T) {
+	for _, stored := range []bool{false, true} { // what is not for them, and is stale
+		synctest.Test(t, func(t *testing.T) {
+			const processes = 5
+			o := bellwether.HTTPOptions{Options: bellwether.Options{Store: memstore.New(), Locker: locallock.New()}}
+			var anonymous atomic.Int32
+			var fleet []*site
+			for range processes {
+				fleet = append(fleet, newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
+					if r.Header["Authorization"] == nil {
+						anonymous.Add(1)
+					}
+					time.Sleep(time.Second)
+					w.Header().Set("Cache-Control", "max-age=60, stale-while-revalidate=600")
+					fmt.Fprint(w, r.Header.Get("Authorization"))
+				}))
+			}
+			if stored {
+				fleet[0].get("http://a/p")
+				time.Sleep(2 * time.Minute)
+				anonymous.Store(0)
+			}
+			start := time.Now()
+			var wg sync.WaitGroup
+			for i, s := range fleet {
+				wg.Go(func() {
+					user := fmt.Sprint("u", i)
+					if got := s.get("http://a/p", "Authorization", user).Body.String(); got != user || time.Since(start) != time.Second {
+						t.Errorf("stored %v: process %d answered %q after %v, want %q after 1s", stored, i, got, time.Since(start), user)
+					}
+				})
+				wg.Go(func() {
+					time.Sleep(time.Millisecond)
+					if w := s.get("http://a/p"); w.Code != 200 || w.Body.String() != "" || time.Since(start) > 2100*time.Millisecond {
+						t.Errorf("stored %v: without Authorization process %d answered %d %q after %v", stored, i, w.Code, w.Body, time.Since(start))
+					}
+				})
+			}
+			wg.Wait()
+			time.Sleep(5 * time.Second)
+			if n := anonymous.Load(); n != 1 {
+				t.Errorf("stored %v: %d loads for those without Authorization, want 1", stored, n)
+			}
+		})
+	}
+}
+
 // An authorized request that finds nothing of its own leaves the stale response
 // of the others where it is.
 func TestHTTP_AuthorizedRequestLeavesWhatIsStored(t *testing.T) {

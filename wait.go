@@ -18,7 +18,7 @@ type want[V any] struct {
 	// aside is work for the call's own goroutine while it waits. Nil: none.
 	aside <-chan func()
 	// first makes a call that cannot begin a flight of its own end at once, with
-	// errTaken.
+	// errTaken; and a solo one also where its flight would wait for another process.
 	first bool
 	// solo is for a call whose own load might publish to it alone: when another
 	// such call's does, this one is let go with that, and does not take turns.
@@ -328,6 +328,13 @@ func (c *waiter[V]) look(state *flightState[V]) (is waitState, expiry <-chan tim
 		c.leave()
 	}
 	if state.landed {
+		if state.err == errTaken {
+			if !c.want.first {
+				return landed, nil // it was for who has begun the flight
+			}
+			c.err = errTaken
+			return gone, nil
+		}
 		if state.err != nil && state.err != errAgain {
 			c.err = state.err
 			return answered, nil
@@ -503,7 +510,7 @@ func (c *waiter[V]) begin(b binder[V]) bool {
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(c.ctx))
 	m, _ := b.(*member[V])
 	f := &flight[V]{
-		key: c.key, load: b.bind(), engine: e, member: m, accept: c.want.accept, cancel: cancel, outage: outage{c.lose},
+		key: c.key, load: b.bind(), engine: e, member: m, accept: c.want.accept, sole: c.want.first && c.want.solo, cancel: cancel, outage: outage{c.lose},
 		due: addDurations(c.began, e.MaxWait), since: now,
 	}
 	if e.notified {
