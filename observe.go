@@ -395,7 +395,7 @@ func (f *flight[V]) gone() {
 		told.WakeLag = max(0, last-h.since)
 	}
 	switch state := f.state.Load(); {
-	case state.err != nil && state.err != errAgain:
+	case state.err != nil && state.err != errAgain && state.err != errTaken:
 		told.Err = state.err
 	case state.result != nil && state.result.judge(instant(h.last.Load())) == fail:
 		told.Err = state.result.err
