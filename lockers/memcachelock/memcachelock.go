@@ -222,10 +222,6 @@ func (l *Locker) acquire(key string, mine *lease, ttl time.Duration) error {
 	}
 }
 
-// errNoSwap is the error of a look on a server whose items have no versions. It answers
-// each swap as if somebody else was quicker, and a loop would not end.
-var errNoSwap = errors.New("the server has no compare-and-swap: was it started with -C?")
-
 // look returns the item with its identity for a compare-and-swap, and the lease
 // that it stands for.
 func (l *Locker) look(name string) (*memcache.Item, adapter.Announcement, error) {
@@ -234,7 +230,7 @@ func (l *Locker) look(name string) (*memcache.Item, adapter.Announcement, error)
 		return nil, adapter.Announcement{}, err
 	}
 	if item.CasID == 0 {
-		return nil, adapter.Announcement{}, errNoSwap
+		return nil, adapter.Announcement{}, adapter.ErrNoSwap
 	}
 	held, ok := adapter.DecodeAnnouncement(item.Value)
 	if !ok || held.Length > maxTTL {

@@ -479,10 +479,6 @@ func (s *Store) remove(n names, epoch uint64) error {
 	return err
 }
 
-// errNoSwap is the error of a swap on a server whose items have no versions. It answers
-// as if somebody else was quicker, each time.
-var errNoSwap = errors.New("the server has no compare-and-swap: was it started with -C?")
-
 // swap writes value in place of old, which was read before (nil: there was
 // none). It returns false, and writes nothing, if somebody else was quicker.
 func (s *Store) swap(old *memcache.Item, name string, value []byte, seconds int32) (bool, error) {
@@ -492,7 +488,7 @@ func (s *Store) swap(old *memcache.Item, name string, value []byte, seconds int3
 	case old == nil:
 		err = s.mc.Add(item)
 	case old.CasID == 0:
-		err = errNoSwap
+		err = adapter.ErrNoSwap
 	default:
 		item.CasID = old.CasID
 		err = s.mc.CompareAndSwap(item)

@@ -6,6 +6,12 @@ import (
 	"syscall"
 )
 
+// This file is what memcached's locker and store have in common.
+
+// ErrNoSwap is the error of a compare-and-swap on a memcached whose items have no
+// versions. It answers each as if somebody else was quicker, and a loop would not end.
+var ErrNoSwap = errors.New("the server has no compare-and-swap: was it started with -C?")
+
 // Reconnected returns what call returns, or, if its connection had ended, what a
 // second call does: the server has, or had, gone away, and the connection had been
 // kept since. So are the client's other idle ones, probably, which closeIdle closes
