@@ -109,8 +109,17 @@ type flightState[V any] struct {
 	landed bool
 	enough instant // callers that began before that take the result, whatever they want
 	result *item[V]
-	err    error         // errAgain never reaches a caller
+	err    error         // see failure
 	lose   time.Duration // what the flight might still have lost to engines
+}
+
+// failure is the error that the flight's callers get: none if it has ended with
+// errAgain or errTaken, whose callers go on without it.
+func (s *flightState[V]) failure() error {
+	if s.err == errAgain || s.err == errTaken {
+		return nil
+	}
+	return s.err
 }
 
 // nesting is the flight's, or its batch's, whose flights share a slot.

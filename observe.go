@@ -394,9 +394,10 @@ func (f *flight[V]) gone() {
 	if last := instant(h.last.Load()); h.since > 0 {
 		told.WakeLag = max(0, last-h.since)
 	}
-	switch state := f.state.Load(); {
-	case state.err != nil && state.err != errAgain && state.err != errTaken:
-		told.Err = state.err
+	state := f.state.Load()
+	switch err := state.failure(); {
+	case err != nil:
+		told.Err = err
 	case state.result != nil && state.result.judge(instant(h.last.Load())) == fail:
 		told.Err = state.result.err
 	}

@@ -328,15 +328,12 @@ func (c *waiter[V]) look(state *flightState[V]) (is waitState, expiry <-chan tim
 		c.leave()
 	}
 	if state.landed {
-		if state.err == errTaken {
-			if !c.want.first {
-				return landed, nil // it was for who has begun the flight
-			}
+		if state.err == errTaken && c.want.first { // it is for who has begun the flight
 			c.err = errTaken
 			return gone, nil
 		}
-		if state.err != nil && state.err != errAgain {
-			c.err = state.err
+		if err := state.failure(); err != nil {
+			c.err = err
 			return answered, nil
 		}
 		// A reply of the store that was long under way may be older than this

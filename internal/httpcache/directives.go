@@ -255,10 +255,8 @@ func (dir directive) appendFields(names *[]string) bool {
 	}
 	var found []string
 	for name := range Members([]string{dir.arg}) {
-		for i := range len(name) {
-			if c := name[i]; !isToken(c) || c == '\'' {
-				return false
-			}
+		if token, rest := cutToken(name); rest != "" || strings.Contains(token, "'") {
+			return false
 		}
 		found = append(found, http.CanonicalHeaderKey(name))
 	}
@@ -351,12 +349,8 @@ func cutString(s string) (quoted, rest string, ok bool) {
 
 // FieldName tells whether a field can have that name (RFC 9110 section 5.1).
 func FieldName(name string) bool {
-	for i := range len(name) {
-		if !isToken(name[i]) {
-			return false
-		}
-	}
-	return name != ""
+	token, rest := cutToken(name)
+	return token != "" && rest == ""
 }
 
 // isToken tells whether c is a tchar (RFC 9110 section 5.6.2).
