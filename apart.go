@@ -85,6 +85,7 @@ func (e *engine[V]) peek(ctx context.Context, key string) *item[V] {
 		if it = r.decode(entry, it, asked); it == nil {
 			return nil
 		}
+		now = e.clock.now()
 	}
 	switch it.judge(now) {
 	case serve, serveStale, serveOnly:

@@ -50,8 +50,9 @@ type Options struct {
 	// tries again; it doubles with every further failure, up to 32 times, and
 	// up to a half of it is taken off at random. Zero means 1 s; negative: failures
 	// are not remembered. Never remembered are context errors, ErrClosed and
-	// ErrOverloaded; they answer who waits in their own process, and but for
-	// ErrRebuildTimeout nobody in the others, of which one tries next.
+	// ErrOverloaded: they answer who waits. In the other processes only
+	// context.DeadlineExceeded does, as of a client's time-out or RebuildTimeout's;
+	// of the others is said nothing there, and one of those processes tries next.
 	//
 	// An error that has, or wraps one that has, a method RetryAfter()
 	// time.Duration decides for itself: nobody tries again sooner than that, or
@@ -135,7 +136,9 @@ type Options struct {
 	// meaning.
 	NearTTL time.Duration
 	// Size tells how many bytes a value takes in the near tier, for several values
-	// at a time. Nil: the memory that the value reaches, found by reflection.
+	// at a time. Nil: the memory that the value reaches, found by reflection, but
+	// for what is behind a struct with a field of package sync or sync/atomic: that may
+	// change meanwhile, and belong to others. Values whose own bytes are there need a Size.
 	Size func(key string, value any) int
 	// Codec turns values into bytes for Store, several at a time. The zero Codec is
 	// JSON, which leaves unexported fields out: another process would find them

@@ -44,7 +44,7 @@
 // A rebuild belongs to no caller: it goes on if its first caller leaves, and
 // its value is kept if all have left. A caller's context bounds its own wait and
 // nothing else. A failed rebuild answers everybody who waits for it, in every
-// process (in one, if the failure is a context's), and is tried again by one caller
+// process (in one, if it is context.Canceled), and is tried again by one caller
 // after a pause that grows. A load that panics, calls runtime.Goexit or never
 // returns is a failed rebuild. If the
 // store or the locker does not answer, each process goes on by itself, with a

@@ -101,17 +101,21 @@ type exchange struct {
 // back into a pool when the request ends, and gives it to another request while our
 // handler still reads its parameters; and routers go on from where the handler's
 // last run has left it.
-func ownRoute(ctx context.Context) context.Context {
-	if rc := chi.RouteContext(ctx); rc != nil {
+func ownRoute(ctx context.Context) context.Context { return withRoute(ctx, chi.RouteContext(ctx)) }
+
+// withRoute is ctx with a copy of rc, if there is one.
+func withRoute(ctx context.Context, rc *chi.Context) context.Context {
+	if rc != nil {
 		return context.WithValue(ctx, chi.RouteCtxKey, rc.Clone())
 	}
 	return ctx
 }
 
 // detach returns a copy of a client's request that outlives it: its context has lost
-// its end but not its values, and it has no body.
-func detach(r *http.Request) *http.Request {
-	d := r.Clone(ownRoute(context.WithoutCancel(r.Context())))
+// its end but not its values, and it has no body. route is the context's: to ask that is
+// not for who holds a lock, since it may be anybody's code.
+func detach(r *http.Request, route *chi.Context) *http.Request {
+	d := r.Clone(withRoute(context.WithoutCancel(r.Context()), route))
 	d.Body, d.ContentLength, d.TransferEncoding = http.NoBody, 0, nil
 	d.Trailer, d.GetBody = nil, nil
 	return d
@@ -288,8 +292,7 @@ func (x *exchange) decide(status int) {
 		d := httpcache.ResponseDirectives(header, x.m.rules.Targets...)
 		age := httpcache.InitialAge(header, x.sent, now)
 		status, header = x.stored.status, httpcache.Freshen(x.stored.head(), httpcache.StoredHeader(header, d, now))
-		j = httpcache.Judge(x.owner.request, status, header, x.sent, now, x.m.rules)
-		j.Age = age // the 304's
+		j = httpcache.JudgeAged(x.owner.request, status, header, age, now, x.m.rules)
 	} else {
 		j = httpcache.Judge(x.owner.request, status, header, x.sent, now, x.m.rules)
 	}
@@ -340,6 +343,9 @@ func (x *exchange) decide(status int) {
 	case !x.shared: // it is between the handler and its client
 		x.response.kind = uncacheable
 		x.private = header.Clone()
+		if x.validated { // the stored header has none, and nobody else sets it
+			x.private["Age"] = []string{httpcache.FormatAge(j.Age)}
+		}
 	case hasAll(x.response.header, header): // nothing is for the first client alone
 		x.private = x.response.header
 	default:
@@ -639,8 +645,10 @@ func forwardDespite(it *item[*response], now instant) httpcache.Forward {
 func (x *exchange) carry(next http.Handler, r *http.Request) (*response, error) {
 	c := x.owner
 	// Of the request's own context, not of the rebuild's: that one still has
-	// what detach has replaced.
-	running, cancel := context.WithCancelCause(watchedFrom(r.Context(), x.load, chi.RouteCtxKey))
+	// what detach has replaced. But it is the load's: who asks the same cache from
+	// within lends its slot, and is told that it asks for what it makes.
+	within := context.WithValue(watchedFrom(r.Context(), x.load, chi.RouteCtxKey), loadKey{}, loadOf(x.load))
+	running, cancel := context.WithCancelCause(within)
 	x.cancel, x.ended = cancel, running.Done()
 	c.mu.Lock()
 	c.ran = x
@@ -739,12 +747,7 @@ func (x *exchange) keep() (*response, error) {
 		}
 		done.complete(live.header, body)
 	}
-	f := Freshness{
-		Age:                  live.age + time.Since(x.decidedAt),
-		TTL:                  live.freshness.Lifetime,
-		StaleWhileRevalidate: live.freshness.StaleWhileRevalidate,
-		StaleIfError:         live.freshness.StaleIfError,
-	}
+	f := freshnessOf(live.freshness, live.age+time.Since(x.decidedAt))
 	// Where a fleet shares a store, what was never to be served from it is not
 	// kept there for its validator alone: the processes that wait for it would
 	// find it, could not use it, and would take turns.
@@ -759,6 +762,11 @@ func (x *exchange) keep() (*response, error) {
 		done.kind, f = checked, Freshness{TTL: keepFor}
 	}
 	return x.record(done, f), nil
+}
+
+// freshnessOf is what the engine goes by for a response of that age.
+func freshnessOf(f httpcache.Freshness, age time.Duration) Freshness {
+	return Freshness{Age: age, TTL: f.Lifetime, StaleWhileRevalidate: f.StaleWhileRevalidate, StaleIfError: f.StaleIfError}
 }
 
 // varyingTTL is how long it is remembered by which fields a key varies. It is

@@ -1,13 +1,16 @@
 package bellwether_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"runtime"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -240,4 +243,100 @@ func TestExchange_Cause(t *testing.T) {
 			})
 		}
 	}
+}
+
+// A handler that has been given up on, and is deaf to that, writes a body over the
+// limit while its successor waits for the last of the herd to take its place.
+func TestExchange_DeafHandlerBesideItsSuccessor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		type hold struct{}
+		let := make(chan struct{})
+		big := bytes.Repeat([]byte("x"), 200<<10)
+		var run atomic.Int32
+		deaf := make(chan struct{})
+		s := newSite(t, bellwether.HTTPOptions{MaxBody: 100 << 10, Options: bellwether.Options{
+			Observers: []bellwether.Observer{{
+				Rebuild: func(ctx context.Context, _ string) (context.Context, func(bellwether.Rebuild)) { return ctx, nil },
+				Caller: func(ctx context.Context) any {
+					if ctx.Value(hold{}) != nil {
+						<-let
+					}
+					return nil
+				},
+			}},
+		}}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=60")
+			w.Header().Set("Content-Type", "text/plain")
+			if run.Add(1) == 1 {
+				time.Sleep(2 * time.Second) // deaf to its end
+				w.WriteHeader(http.StatusOK)
+				<-deaf
+			}
+			w.Write(big)
+		})
+		began := time.Now()
+		var wg sync.WaitGroup
+		get := func(ctx context.Context) {
+			wg.Go(func() {
+				w := s.do(request(http.MethodGet, "http://a/p").WithContext(ctx))
+				if w.Code != http.StatusOK || w.Body.Len() != len(big) || time.Since(began) > 10*time.Second {
+					t.Errorf("%d with %d bytes after %v, want 200 with %d", w.Code, w.Body.Len(), time.Since(began), len(big))
+				}
+			})
+		}
+		get(t.Context())
+		synctest.Wait()
+		get(context.WithValue(t.Context(), hold{}, true)) // it hangs where it introduces itself
+		time.Sleep(time.Second)
+		s.mw.Invalidate(t.Context(), "http://a/p")
+		time.Sleep(2 * time.Second) // the second run waits for it
+		close(deaf)                 // the first goes on
+		synctest.Wait()
+		close(let)
+		wg.Wait()
+	})
+}
+
+// A page that is made of another of the same site, by way of the same cache, lends
+// its slot, as a load does.
+func TestExchange_HandlerThatAsksForAnotherPage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var s *site
+		s = newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{MaxRebuilds: 1}}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=60")
+			if r.URL.Path == "/outer" {
+				part := httptest.NewRecorder()
+				s.handler.ServeHTTP(part, httptest.NewRequest("GET", "http://a/part", nil).WithContext(r.Context()))
+				fmt.Fprintf(w, "%d ", part.Code)
+			}
+			fmt.Fprint(w, strings.TrimPrefix(r.URL.Path, "/"))
+		})
+		began := time.Now()
+		w := s.get("http://a/outer")
+		if took := time.Since(began); w.Body.String() != "200 outer" || took > time.Second {
+			t.Errorf("%d %q after %v", w.Code, w.Body, took)
+		}
+	})
+}
+
+// askingContext is a context of somebody's own: whoever asks it for a value has it look
+// at the cache.
+type askingContext struct {
+	context.Context
+	ask func()
+}
+
+func (c askingContext) Value(key any) any { c.ask(); return c.Context.Value(key) }
+
+// A context may be anybody's code, and is asked under no lock.
+func TestExchange_ContextThatAsksTheCache(t *testing.T) {
+	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=60")
+		fmt.Fprint(w, "page")
+	})
+	locked := time.AfterFunc(10*time.Second, func() { panic("the cache waits for itself") })
+	defer locked.Stop()
+	r := request("GET", "http://a/p")
+	s.do(r.WithContext(askingContext{r.Context(), func() { s.mw.Stats() }}))
+	s.wantCalls(t, 1)
 }

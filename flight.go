@@ -64,8 +64,8 @@ type flight[V any] struct {
 	notices  chan heard              // the latest that was heard of the key; has room for one, and is sent to with engine.mu held; nil if the store tells nothing
 
 	// present is the latest item known for the key: what is served if the load
-	// fails, and what tells how often it has failed. Written by the flight's
-	// goroutine, and not while a load runs, which may read it.
+	// fails, and what tells how often it has failed. It is the flight's goroutine's;
+	// a load has its own, see attempt.
 	present *item[V]
 
 	// accept is the first caller's, see want. It never changes.
@@ -159,7 +159,7 @@ var (
 
 	// errOwnKey is for a load that asks for what it is to load. It would wait for
 	// itself until RebuildTimeout.
-	errOwnKey = errors.New("bellwether: a load has asked its own cache for the key that it loads")
+	errOwnKey = errors.New("bellwether: a load has asked its own cache for the key that it loads, and would wait for itself: it has to make that value without the cache")
 
 	// errNothing is the failure of a load that has answered its own caller, by
 	// publish, and has learnt nothing about the key. It is not remembered, and
@@ -489,12 +489,18 @@ func (c *callerCount) left() {
 	}
 }
 
-// awaitNone waits until the count is 0, or done is closed. One goroutine at a
-// time may call it. Whoever joins and leaves meanwhile may end it or not.
+// awaitNone waits until the count is 0, or done is closed. Whoever joins and leaves
+// meanwhile may end it or not. All who wait have one channel: a load that was given up
+// on may wait beside its successor.
 func (c *callerCount) awaitNone(done <-chan struct{}) {
 	none := make(chan struct{})
-	c.none.Store(&none)
-	// After the store: who leaves last after this look finds the channel.
+	for !c.none.CompareAndSwap(nil, &none) {
+		if other := c.none.Load(); other != nil {
+			none = *other
+			break
+		}
+	}
+	// After that: who leaves last after this look finds the channel.
 	if c.n.Load() == 0 {
 		return
 	}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether/internal/httpcache"
+	"github.com/go-chi/chi/v5"
 	"golang.org/x/sync/semaphore"
 )
 
@@ -343,7 +344,7 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 			q.notCached()
 			return
 		}
-		if early {
+		if early && !d.OnlyIfCached { // that is to cost the handler nothing
 			q.refresh(key, it, path)
 		}
 		s := served[*response]{item: it}
@@ -551,7 +552,7 @@ func (q *query) wait(c *call, key string, stale *item[*response]) (served[*respo
 	}
 	waiter := m.engine.waiter(q.r.Context(), key, stale)
 	waiter.want, waiter.lose = w, q.lose
-	waiter.wait(requested{q, c})
+	waiter.wait(requested{q, c, chi.RouteContext(q.r.Context())})
 	q.lose = waiter.lose
 	if waiter.dueEarly() {
 		q.refresh(key, waiter.answer.item, c.path)
@@ -569,11 +570,12 @@ func (q *query) wait(c *call, key string, stale *item[*response]) (served[*respo
 // requested binds the handler's load for a flight that the call begins.
 type requested struct {
 	*query
-	call *call
+	call  *call
+	route *chi.Context // the request's
 }
 
 func (q requested) bind() loader[*response] {
-	r := detach(q.r)
+	r := detach(q.r, q.route)
 	q.call.request = r.Header
 	return func(ctx context.Context, a attempt[*response]) (*response, error) {
 		return q.m.fetch(ctx, a, q.call, q.next, r)
@@ -585,7 +587,7 @@ func (q requested) bind() loader[*response] {
 func (q *query) refresh(key string, it *item[*response], path []string) {
 	c := &call{path: path, aside: make(chan func())}
 	c.leave()
-	q.m.engine.refresh(q.r.Context(), key, it, requested{q, c})
+	q.m.engine.refresh(q.r.Context(), key, it, requested{q, c, chi.RouteContext(q.r.Context())})
 }
 
 // reasonAuthorization is why a request with Authorization goes past the cache.

@@ -1,6 +1,7 @@
 package bellwether_test
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"strconv"
@@ -580,5 +581,63 @@ func TestHTTP_StaleInAnOverload(t *testing.T) {
 			t.Errorf("Cache-Status %q, want %q", got, want)
 		}
 		done()
+	})
+}
+
+// lateStore is a store that takes its time to answer.
+type lateStore struct {
+	*memstore.Store
+	late atomic.Int64
+}
+
+func (s *lateStore) Get(ctx context.Context, key string) (bellwether.Entry, error) {
+	time.Sleep(time.Duration(s.late.Load()))
+	return s.Store.Get(ctx, key)
+}
+
+func (s *lateStore) GetMany(ctx context.Context, keys []string, each func(int, bellwether.Entry, error)) {
+	for i, key := range keys {
+		e, err := s.Get(ctx, key)
+		each(i, e, err)
+	}
+}
+
+// What is over when the store's answer comes is over, however long that took.
+func TestHTTP_OnlyIfCachedOfASlowStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &lateStore{Store: memstore.New()}
+		handler := func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=1, must-revalidate")
+			w.Header().Set("ETag", `"v"`)
+			fmt.Fprint(w, "page")
+		}
+		o := bellwether.HTTPOptions{Options: bellwether.Options{Store: store}}
+		first, second := newSite(t, o, handler), newSite(t, o, handler)
+		first.get("http://a/p")
+		time.Sleep(800 * time.Millisecond)
+		store.late.Store(int64(400 * time.Millisecond))
+		w := second.get("http://a/p", "Cache-Control", "only-if-cached")
+		if w.Code != http.StatusGatewayTimeout {
+			t.Errorf("%d, %v; want 504: it is over and must not be served stale", w.Code, w.Header())
+		}
+	})
+}
+
+// Nor does it begin a refresh.
+func TestHTTP_OnlyIfCachedCostsNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{EarlyRefresh: 2}}, func(w http.ResponseWriter, r *http.Request) {
+			time.Sleep(500 * time.Millisecond)
+			w.Header().Set("Cache-Control", "max-age=2")
+			fmt.Fprint(w, "page")
+		})
+		s.get("http://a/p")
+		s.wantCalls(t, 1)
+		time.Sleep(1900 * time.Millisecond)
+		for range 100 {
+			s.get("http://a/p", "Cache-Control", "only-if-cached")
+		}
+		synctest.Wait()
+		s.wantCalls(t, 0)
 	})
 }

@@ -450,3 +450,85 @@ func TestHTTP_NeverFreshIsKeptInThisProcessAlone(t *testing.T) {
 		})
 	}
 }
+
+// A handler that is its origin, and slower than its page is fresh for: its 200s are
+// as old as nothing (InitialAge), and collapse; its 304s do not.
+func TestHTTP_Slow304sCollapse(t *testing.T) {
+	for _, whole := range []bool{true, false} {
+		t.Run(fmt.Sprintf("whole=%v", whole), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+					time.Sleep(1500 * time.Millisecond)
+					w.Header().Set("ETag", `"v1"`)
+					w.Header().Set("Cache-Control", "s-maxage=1")
+					if !whole && r.Header.Get("If-None-Match") != "" {
+						w.WriteHeader(304)
+						return
+					}
+					fmt.Fprint(w, "page")
+				})
+				s.burst(50, same("http://a/p"))
+				s.wantCalls(t, 1)
+				time.Sleep(2 * time.Second)
+				s.burst(50, same("http://a/p"))
+				s.wantCalls(t, 1)
+				s.burst(50, same("http://a/p"))
+				s.wantCalls(t, 0)
+			})
+		})
+	}
+}
+
+// A 304 that is stale by its Age, of a page that must not be served stale: each
+// client has to ask for itself, as where a 200 says the same.
+func TestHTTP_StaleMustRevalidate304IsNotShared(t *testing.T) {
+	for _, whole := range []bool{true, false} {
+		t.Run(fmt.Sprintf("whole=%v", whole), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var later atomic.Bool
+				s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+					time.Sleep(100 * time.Millisecond)
+					w.Header().Set("ETag", `"v1"`)
+					w.Header().Set("Cache-Control", "max-age=5, must-revalidate")
+					if later.Load() {
+						w.Header().Set("Age", "10") // from a cache in front of the origin
+					}
+					if !whole && r.Header.Get("If-None-Match") != "" {
+						w.WriteHeader(304)
+						return
+					}
+					fmt.Fprint(w, "page")
+				})
+				s.get("http://a/p")
+				s.wantCalls(t, 1)
+				later.Store(true)
+				time.Sleep(time.Hour)
+				s.burst(10, same("http://a/p"))
+				s.wantCalls(t, 10)
+			})
+		})
+	}
+}
+
+// A 304 that ends the sharing, and that is old.
+func TestHTTP_AgeOfAPrivate304(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("ETag", `"v1"`)
+			if r.Header.Get("If-None-Match") != "" {
+				w.Header().Set("Age", "50")
+				w.Header().Set("Cache-Control", "private, max-age=60")
+				w.WriteHeader(304)
+				return
+			}
+			w.Header().Set("Cache-Control", "max-age=1")
+			fmt.Fprint(w, "page")
+		})
+		s.get("http://a/p")
+		time.Sleep(2 * time.Second)
+		w := s.get("http://a/p")
+		if w.Header().Get("Age") != "50" || w.Header().Get("Cache-Control") != "private, max-age=60" {
+			t.Errorf("%d, %v", w.Code, w.Header())
+		}
+	})
+}

@@ -2,6 +2,7 @@ package bellwether
 
 import (
 	"reflect"
+	"sync"
 	"sync/atomic"
 	"time"
 	"unsafe"
@@ -258,6 +259,9 @@ func sizeOf[V any](_ string, v V) int {
 // reach is the memory behind v, without v itself. What several pointers,
 // slices or maps share counts once. It walks with a list of its own and not by
 // recursion: a long linked list must not end the process with a stack overflow.
+// What guards itself may be changed by others while it is looked at, and what it
+// refers to with it (a map that is written to meanwhile ends the process), so that
+// is not looked at.
 func reach(v reflect.Value) int {
 	n := 0
 	// A struct and its first field, or two slices of one array, have one
@@ -299,6 +303,9 @@ func reach(v reflect.Value) int {
 		case reflect.Array:
 			todo = appendElements(todo, v)
 		case reflect.Struct:
+			if guarded(v.Type()) {
+				continue
+			}
 			for i := range v.NumField() {
 				todo = append(todo, v.Field(i))
 			}
@@ -313,6 +320,31 @@ func reach(v reflect.Value) int {
 	}
 	return n
 }
+
+// guardedTypes has what guarded has found, by reflect.Type.
+var guardedTypes sync.Map
+
+// guarded reports whether a struct is, or has a field, of package sync or
+// sync/atomic, as a client or a pool of connections has: one for many values, and
+// in use elsewhere. (A message of protobuf's leads to the description of its type, and
+// has a [0]sync.Mutex.) A time's zone is shared as well.
+func guarded(t reflect.Type) bool {
+	if is, ok := guardedTypes.Load(t); ok {
+		return is.(bool)
+	}
+	is := t == reflect.TypeFor[time.Location]() || guards(t)
+	for i := range t.NumField() {
+		f := t.Field(i).Type
+		for f.Kind() == reflect.Array {
+			f = f.Elem()
+		}
+		is = is || guards(f)
+	}
+	guardedTypes.Store(t, is)
+	return is
+}
+
+func guards(t reflect.Type) bool { return t.PkgPath() == "sync" || t.PkgPath() == "sync/atomic" }
 
 // appendElements appends the elements of a slice or array, unless they reach
 // nothing: a megabyte of bytes is not walked byte by byte.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -363,6 +364,59 @@ func TestSizeOf(t *testing.T) {
 		if test.got < test.want-test.slack || test.got > test.want+test.slack {
 			t.Errorf("%s: %d bytes, want %d within %d", name, test.got, test.want, test.slack)
 		}
+	}
+}
+
+// What guards itself is in use elsewhere, so it is not looked into: a map that is
+// written to meanwhile would end the process.
+func TestSizeOf_WhatGuardsItself(t *testing.T) {
+	type pool struct {
+		mu   sync.Mutex
+		free map[int]string
+	}
+	type row struct {
+		name string
+		from *pool
+	}
+	type counted struct {
+		atomic.Int64
+		text string
+	}
+	type message struct { // as protobuf's
+		_    [0]sync.Mutex
+		text string
+	}
+	text := strings.Repeat("x", 1<<16)
+	p := &pool{free: map[int]string{1: text}}
+	berlin, err := time.LoadLocation("Europe/Berlin")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var m sync.Map
+	m.Store(1, text)
+	for _, v := range []any{row{"a", p}, &counted{text: text}, []*message{{text: text}}, &m, time.Now().In(berlin)} {
+		if n := sizeOf("", v); n <= 0 || n > 500 {
+			t.Errorf("%T: %d bytes", v, n)
+		}
+	}
+	var writing sync.WaitGroup
+	defer writing.Wait()
+	ended := make(chan struct{})
+	defer close(ended)
+	writing.Go(func() {
+		for i := 0; ; i++ {
+			select {
+			case <-ended:
+				return
+			default:
+			}
+			p.mu.Lock()
+			p.free[i%8] = "y"
+			p.mu.Unlock()
+		}
+	})
+	for range 1000 { // under -race this fails if anybody looks
+		sizeOf("", &row{"b", p})
 	}
 }
 

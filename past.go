@@ -140,11 +140,12 @@ func (q *query) passChecked(key string, it *item[*response]) {
 	}
 	d := httpcache.ResponseDirectives(header, q.m.rules.Targets...)
 	fresh := httpcache.Freshen(stale, httpcache.StoredHeader(header, d, now))
-	if httpcache.Judge(q.r.Header, kept.status, fresh, sent, now, q.m.rules).Shared {
+	age := httpcache.InitialAge(header, sent, now)
+	if httpcache.JudgeAged(q.r.Header, kept.status, fresh, age, now, q.m.rules).Shared {
 		q.m.replace(key, it, &response{kind: uncacheable}, Freshness{})
 	}
 	status.FwdStatus = http.StatusNotModified
-	writeStored(q.w, q.r, stored{kept.status, fresh, kept.guessed, kept.body, httpcache.InitialAge(header, sent, now), now}, status)
+	writeStored(q.w, q.r, stored{kept.status, fresh, kept.guessed, kept.body, age, now}, status)
 }
 
 // passUnsafe hands a request that may change things to the handler, and drops
@@ -221,10 +222,7 @@ func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.
 		if u.keeping {
 			kept = httpcache.StoredHeader(own, j.Directives, now)
 			res = &response{status: status, freshness: j.Freshness}
-			f = Freshness{
-				Age: j.Age, TTL: j.Freshness.Lifetime,
-				StaleWhileRevalidate: j.Freshness.StaleWhileRevalidate, StaleIfError: j.Freshness.StaleIfError,
-			}
+			f = freshnessOf(j.Freshness, j.Age)
 		}
 		httpcache.Status{Fwd: httpcache.FwdMethod}.AppendTo(u.Header())
 	}

@@ -668,6 +668,23 @@ func TestFleet_ContextErrorIsNotRemembered(t *testing.T) {
 	}
 }
 
+// Nor is the time-out of a client that a load uses queued for: one load tells all,
+// in every process, and the next calls try again at once.
+func TestFleet_ClientTimeoutIsTold(t *testing.T) {
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 5, by, bellwether.Options{ErrorTTL: time.Hour, MaxWait: time.Minute})
+		f.origin.set(func(o *source) { o.build = 3 * time.Second })
+		f.origin.fail = func(int) error { return fmt.Errorf("query: %w", context.DeadlineExceeded) }
+		for round := range 2 {
+			got := f.get(10, "k")
+			if len(got.failed) != 50 || got.slowest > 3*time.Second+pollLag(3*time.Second) {
+				t.Errorf("%d calls have failed, the slowest after %v: %v", len(got.failed), got.slowest, got.count)
+			}
+			f.wantLoads(t, round+1)
+		}
+	})
+}
+
 // A load that runs into RebuildTimeout has failed for everybody. Otherwise each
 // process takes its turn to hang.
 func TestFleet_HangingOriginIsNotQueuedFor(t *testing.T) {
@@ -1812,6 +1829,28 @@ type lateContext struct {
 func (c lateContext) Err() error {
 	c.do()
 	return c.Context.Err()
+}
+
+// A halfDone is a context that has only learnt how to be done: it has no error.
+type halfDone struct {
+	context.Context
+	done chan struct{}
+}
+
+func (c halfDone) Done() <-chan struct{} { return c.done }
+
+func TestGet_ContextThatIsDoneWithoutAnError(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 1, push, bellwether.Options{})
+		f.origin.set(func(o *source) { o.build = time.Minute })
+		ctx := halfDone{t.Context(), make(chan struct{})}
+		time.AfterFunc(time.Second, func() { close(ctx.done) })
+		_, err := f.processes[0].Get(ctx, "k")
+		_, errs := f.processes[0].GetMany(ctx, []string{"k", "l"})
+		if !errors.Is(err, context.Canceled) || !errors.Is(errs, context.Canceled) {
+			t.Errorf("%v, %v", err, errs)
+		}
+	})
 }
 
 // A call that misses just before a flight lands, and comes to begin one just

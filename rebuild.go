@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"time"
+
+	"github.com/bellwether-go/bellwether/internal/stack"
 )
 
 // This file is the protocol: what one flight does, in the order of the
@@ -81,6 +83,7 @@ const (
 
 // fly runs the flight to its end, whatever the engines' adapters do.
 func (f *flight[V]) fly(ctx context.Context) {
+	stack.Grow()
 	err := ErrGoexit
 	r := &run[V]{flight: f}
 	defer func() {
@@ -230,7 +233,7 @@ func (r *run[V]) takeSlot(ctx context.Context) bool {
 	if r.engine.Store != nil && r.state.Load().offered != nil {
 		r.engine.running.Go(func() { r.confirm(waiting) })
 	}
-	tick := time.NewTicker(lookPause)
+	tick := time.NewTimer(e.slots.lookPause())
 	defer tick.Stop()
 	for {
 		select {
@@ -241,6 +244,7 @@ func (r *run[V]) takeSlot(ctx context.Context) bool {
 				return true
 			}
 		case <-tick.C:
+			tick.Reset(e.slots.lookPause())
 			if r.storeDown {
 				continue
 			}
@@ -787,15 +791,16 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 		return true
 	}
 	// A context's end says nothing about the origin: remembered, one caller's
-	// impatience would be everybody's failure. But that the rebuild has taken
-	// too long is told to those who wait for it elsewhere.
+	// impatience would be everybody's failure. But what has taken too long, the
+	// rebuild or a client's call in it, is told to those who wait for it elsewhere:
+	// they would take turns to wait as long.
 	pause, told := e.ErrorTTL, true
 	advice, advised := errors.AsType[retryAdvice](err)
 	if advised {
 		pause = advice.RetryAfter()
 	}
 	if says(err, context.Canceled, context.DeadlineExceeded, ErrClosed, ErrOverloaded) {
-		pause, told = 0, errors.Is(err, ErrRebuildTimeout)
+		pause, told = 0, errors.Is(err, context.DeadlineExceeded)
 	}
 	if !told && r.present != nil {
 		// What is served in the place of this failure may have been

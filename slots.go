@@ -4,6 +4,7 @@ import (
 	"context"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sync/semaphore"
 )
@@ -115,6 +116,11 @@ func (s *rebuildSlots) withdraw(load *loadContext) {
 	defer s.mu.Unlock()
 	if load.waits--; load.waits == 0 && !load.ended {
 		s.offered--
+		// With a slot that is free already, which the next load would take beside it.
+		if s.lent > s.offered && s.free.TryAcquire(1) {
+			s.lent--
+			s.settled++
+		}
 	}
 }
 
@@ -139,7 +145,7 @@ func (s *rebuildSlots) tell() {
 func (s *rebuildSlots) giveBack() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.settled > 0 {
+	if s.settled > 0 && s.lent <= s.offered {
 		s.settled--
 		s.free.Release(1)
 		return
@@ -160,6 +166,13 @@ func (s *rebuildSlots) release() {
 	if !settles {
 		s.free.Release(1)
 	}
+}
+
+// lookPause is how often each of those that wait looks into the store: however many
+// they are, they make about a thousand looks a second. Else a slot would come to a
+// flight whose look waits behind those of all others, and stay without a load.
+func (s *rebuildSlots) lookPause() time.Duration {
+	return lookPause * time.Duration(1+s.queued.Load()/1024)
 }
 
 func (s *rebuildSlots) queue() bool { return s.queued.Add(1) <= s.most }
@@ -192,7 +205,6 @@ func (n *nesting) context() context.Context {
 
 // A sharedSlot is one slot for many holders. It is taken when the first of them
 // asks and given back when the last has freed it; then it may be taken again.
-// The zero sharedSlot is free.
 type sharedSlot struct {
 	from    *rebuildSlots
 	running *sync.WaitGroup // for the goroutine that waits for it

@@ -29,13 +29,14 @@ type Stats struct {
 	// LoadFailures are those that failed; ErrNotFound is no failure. With a
 	// [Middleware] a response with a status of 5xx is one.
 	LoadFailures uint64 `json:"load_failures"`
-	// StoreHits are flights answered by a fresh entry of the store.
+	// StoreHits are flights answered by what the store has: fresh, or a failure,
+	// or what is stale, while no try is due.
 	StoreHits uint64 `json:"store_hits"`
 	// Waits are flights that found the lease held by another.
 	Waits uint64 `json:"waits"`
 	// Fenced are commits that came too late.
 	Fenced uint64 `json:"fenced"`
-	// LeasesLost are leases that another took before the load was done.
+	// LeasesLost are leases that ended, or another took, before the load was done.
 	LeasesLost uint64 `json:"leases_lost"`
 	// Hedges are the loads that were begun beside another process's, see
 	// Options.Hedge.

@@ -445,12 +445,11 @@ func (e *engine[V]) sweepFlight(w *sweeper[V], key string, f *flight[V]) {
 // long wait: a log that has nothing in it counts all that was loaded before as
 // swept, and so loses nothing that it is written over.
 func (e *engine[V]) beginLog(ctx context.Context, o *outage) error {
-	key := e.engineKey(logKey)
-	lease, _, err := e.leaseLog(ctx, o, key, addDurations(e.clock.now(), o.left/2))
+	lease, _, err := e.leaseLog(ctx, o, addDurations(e.clock.now(), o.left/2))
 	if err != nil && !errors.Is(err, ErrHeld) {
 		return err
 	}
-	l, err := e.commitLog(ctx, o, key, nil)
+	l, err := e.commitLog(ctx, o, nil)
 	if lease != nil {
 		e.giveBack(ctx, o, lease)
 	}
@@ -468,14 +467,13 @@ func (e *engine[V]) beginLog(ctx context.Context, o *outage) error {
 // Locker, or with one that does not answer, that may happen when two processes
 // sweep at the same moment.
 func (e *engine[V]) writeLog(ctx context.Context, o *outage, more []sweep) error {
-	key := e.engineKey(logKey)
 	until := addDurations(e.clock.now(), e.MaxWait)
 	for try := 1; ; try++ {
-		lease, asked, err := e.leaseLog(ctx, o, key, until)
+		lease, asked, err := e.leaseLog(ctx, o, until)
 		if err != nil {
 			return err
 		}
-		l, err := e.commitLog(ctx, o, key, more)
+		l, err := e.commitLog(ctx, o, more)
 		if lease != nil {
 			held := e.clock.now() < addDurations(asked, e.LeaseTTL)
 			// The locker's word counts; where there is none, the clock's.
@@ -496,7 +494,7 @@ func (e *engine[V]) writeLog(ctx context.Context, o *outage, more []sweep) error
 
 // leaseLog waits for the log's lease; nil if there is no locker, or none that
 // answers. Its time runs from asked on.
-func (e *engine[V]) leaseLog(ctx context.Context, o *outage, key string, until instant) (lease Lease, asked instant, err error) {
+func (e *engine[V]) leaseLog(ctx context.Context, o *outage, until instant) (lease Lease, asked instant, err error) {
 	began := e.clock.now()
 	if e.Locker == nil {
 		return nil, began, nil
@@ -504,7 +502,7 @@ func (e *engine[V]) leaseLog(ctx context.Context, o *outage, key string, until i
 	for {
 		asked = e.clock.now()
 		lease, err := ask(ctx, e.locker, o, func(ctx context.Context) (Lease, error) {
-			return e.Locker.TryAcquire(ctx, key, e.LeaseTTL)
+			return e.Locker.TryAcquire(ctx, e.engineKey(logKey), e.LeaseTTL)
 		})
 		switch now := e.clock.now(); {
 		case err == nil:
@@ -528,10 +526,10 @@ func (e *engine[V]) leaseLog(ctx context.Context, o *outage, key string, until i
 
 // commitLog writes the log as it is there with more at its end; with nothing more
 // only if there is none.
-func (e *engine[V]) commitLog(ctx context.Context, o *outage, key string, more []sweep) (*sweepLog, error) {
+func (e *engine[V]) commitLog(ctx context.Context, o *outage, more []sweep) (*sweepLog, error) {
 	var epoch uint64
 	entry, err := ask(ctx, e.store, o, func(ctx context.Context) (entry Entry, err error) {
-		entry, epoch, err = e.Store.Claim(ctx, key)
+		entry, epoch, err = e.Store.Claim(ctx, e.engineKey(logKey))
 		return entry, err
 	})
 	if err != nil {
@@ -550,7 +548,7 @@ func (e *engine[V]) commitLog(ctx context.Context, o *outage, key string, more [
 		return nil, err
 	}
 	return l, askErr(ctx, e.store, o, func(ctx context.Context) error {
-		return e.Store.Commit(ctx, key, Entry{Kind: KindValue, Value: value, Epoch: epoch, TTL: logTTL})
+		return e.Store.Commit(ctx, e.engineKey(logKey), Entry{Kind: KindValue, Value: value, Epoch: epoch, TTL: logTTL})
 	})
 }
 

@@ -3,8 +3,6 @@ package bellwether
 import (
 	"context"
 	"time"
-
-	"github.com/bellwether-go/bellwether/internal/stack"
 )
 
 // This file is a call's way to its answer: a hit of the near tier, else the
@@ -63,7 +61,6 @@ type waiter[V any] struct {
 	collapsed bool          // that flight was begun by another call
 	tallied   bool          // it is counted by how it came to its answer
 	lose      time.Duration // what a flight that it begins may lose to engines; at its end, what is left of that
-	timer     deadlineTimer
 	answer    served[V]
 	err       error // why there is no answer
 }
@@ -239,7 +236,9 @@ func (c *waiter[V]) advance() (is waitState, news <-chan struct{}, expiry <-chan
 
 // giveUp ends the call with the end of its ctx.
 func (c *waiter[V]) giveUp() {
-	c.err = c.ctx.Err()
+	if c.err = c.ctx.Err(); c.err == nil {
+		c.err = context.Canceled // one whose Done closes sooner than its Err tells
+	}
 	c.leave()
 }
 
@@ -286,7 +285,6 @@ func (c *waiter[V]) work(do func()) {
 
 // leave takes the waiter off its flight.
 func (c *waiter[V]) leave() {
-	c.timer.stop()
 	if c.aboard {
 		c.aboard = false
 		c.flight.callers.left()
@@ -391,7 +389,7 @@ func (c *waiter[V]) look(state *flightState[V]) (is waitState, expiry <-chan tim
 	// A caller that has until the flight is due, or longer, is woken by the
 	// flight's alarm: a timer each would be half of what the herd costs.
 	if end < f.due || state.overdue {
-		expiry = c.timer.at(end - now)
+		expiry = time.After(end - now)
 	}
 	return waiting, expiry
 }
@@ -400,24 +398,6 @@ func (c *waiter[V]) look(state *flightState[V]) (is waitState, expiry <-chan tim
 // that wakes up does not.
 func (c *waiter[V]) takes(it *item[V]) bool {
 	return c.want.accept == nil || c.want.takes(it, c.engine.clock.now(), c.began)
-}
-
-// A deadlineTimer is a timer that is made when it is first needed.
-type deadlineTimer struct{ timer *time.Timer }
-
-func (t *deadlineTimer) at(d time.Duration) <-chan time.Time {
-	if t.timer == nil {
-		t.timer = time.NewTimer(d)
-	} else {
-		t.timer.Reset(d)
-	}
-	return t.timer.C
-}
-
-func (t *deadlineTimer) stop() {
-	if t.timer != nil {
-		t.timer.Stop()
-	}
 }
 
 // conclude gives the waiter the item at a flight's end. A value that has just
@@ -523,9 +503,6 @@ func (c *waiter[V]) begin(b binder[V]) bool {
 		m.board(ctx, f) // it takes off with its batch
 		return true
 	}
-	e.running.Go(func() {
-		stack.Grow()
-		f.fly(ctx)
-	})
+	e.running.Go(func() { f.fly(ctx) })
 	return true
 }

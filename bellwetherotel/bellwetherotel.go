@@ -214,7 +214,7 @@ var levels = []level{
 		func(s bellwether.Stats) int64 { return int64(s.Loads) }},
 	{"bellwether.load.failures", "{load}", "Calls of the origin that failed.", false,
 		func(s bellwether.Stats) int64 { return int64(s.LoadFailures) }},
-	{"bellwether.store.hits", "{flight}", "Flights answered by a fresh entry of the store.", false,
+	{"bellwether.store.hits", "{flight}", "Flights answered by what the store has.", false,
 		func(s bellwether.Stats) int64 { return int64(s.StoreHits) }},
 	{"bellwether.waits", "{flight}", "Flights that found the lease held by another process.", false,
 		func(s bellwether.Stats) int64 { return int64(s.Waits) }},

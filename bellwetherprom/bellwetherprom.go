@@ -38,7 +38,7 @@ var metrics = []metric{
 		func(s bellwether.Stats) uint64 { return s.Loads }),
 	counter("load_failures", "Calls of the origin that failed.",
 		func(s bellwether.Stats) uint64 { return s.LoadFailures }),
-	counter("store_hits", "Flights answered by a fresh entry of the store.",
+	counter("store_hits", "Flights answered by what the store has.",
 		func(s bellwether.Stats) uint64 { return s.StoreHits }),
 	counter("waits", "Flights that found the lease held by another process.",
 		func(s bellwether.Stats) uint64 { return s.Waits }),

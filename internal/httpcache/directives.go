@@ -93,14 +93,8 @@ func ResponseDirectives(h http.Header, targets ...string) Directives {
 			return d
 		}
 	}
-	return parseCacheControl(h, "Cache-Control")
-}
-
-// parseCacheControl reads the response directives in the field called name, in
-// the syntax of Cache-Control (RFC 9111 section 5.2).
-func parseCacheControl(h http.Header, name string) Directives {
 	var d Directives
-	for dir := range directives(h.Values(name)) {
+	for dir := range directives(h.Values("Cache-Control")) { // RFC 9111 section 5.2
 		d.apply(dir)
 	}
 	d.settle()

@@ -71,8 +71,8 @@ func TestParseCacheControl(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			h := http.Header{"Cache-Control": tt.lines}
-			if got := parseCacheControl(h, "cache-control"); !reflect.DeepEqual(got, tt.want) {
-				t.Errorf("parseCacheControl(%q) = %+v, want %+v", tt.lines, got, tt.want)
+			if got := ResponseDirectives(h); !reflect.DeepEqual(got, tt.want) {
+				t.Errorf("ResponseDirectives(%q) = %+v, want %+v", tt.lines, got, tt.want)
 			}
 		})
 	}
@@ -155,8 +155,8 @@ func FuzzCacheControl(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, a, b string) {
 		h := http.Header{"Cache-Control": {a, b}}
-		d := parseCacheControl(h, "Cache-Control")
-		again := parseCacheControl(header("Cache-Control", d.String()), "Cache-Control")
+		d := ResponseDirectives(h)
+		again := ResponseDirectives(header("Cache-Control", d.String()))
 		if !reflect.DeepEqual(d, again) {
 			t.Fatalf("%q, %q: %+v became %+v through %q", a, b, d, again, d.String())
 		}
@@ -167,7 +167,7 @@ func FuzzCacheControl(f *testing.F) {
 		// Whatever stands before or behind it in other members, a prohibition
 		// of its own on a line of its own is seen.
 		h.Add("Cache-Control", "no-store")
-		if !parseCacheControl(h, "Cache-Control").NoStore {
+		if !ResponseDirectives(h).NoStore {
 			t.Fatalf("%q, %q hide no-store", a, b)
 		}
 		if got, ok := parseTargeted([]string{a, b}); ok && !got.Targeted {
@@ -187,14 +187,14 @@ func BenchmarkParseCacheControl(b *testing.B) {
 			h := header("Cache-Control", line)
 			b.ReportAllocs()
 			for b.Loop() {
-				parseCacheControl(h, "Cache-Control")
+				ResponseDirectives(h)
 			}
 		})
 	}
 }
 
 // String returns the directives in the syntax of Cache-Control, which
-// parseCacheControl reads back, except for Targeted. A malformed argument has
+// ResponseDirectives reads back, except for Targeted. A malformed argument has
 // become 0.
 func (d Directives) String() string {
 	var l listing

@@ -115,14 +115,9 @@ func heuristic(h http.Header, received time.Time, opt Options) time.Duration {
 	return time.Duration(min(opt.HeuristicFraction*float64(unused), float64(most)))
 }
 
-// date reads Date (RFC 9110 section 6.6.1).
-func date(h http.Header, now time.Time) (time.Time, bool) {
-	return onlyDate(h["Date"], now)
-}
-
 // generated is Date, else the time of receipt (RFC 9110 section 6.6.1).
 func generated(h http.Header, received time.Time) time.Time {
-	if at, ok := date(h, received); ok {
+	if at, ok := onlyDate(h["Date"], received); ok {
 		return at
 	}
 	return received
@@ -145,7 +140,7 @@ func onlyDate(lines []string, now time.Time) (time.Time, bool) {
 // InitialAge returns the age that a response has on arrival (RFC 9111 section
 // 4.2.3): sent is when it was asked for, received when its header came.
 func InitialAge(resp http.Header, sent, received time.Time) time.Duration {
-	at, dated := date(resp, received)
+	at, dated := onlyDate(resp["Date"], received)
 	if !dated && resp["Age"] == nil {
 		// Whoever wrote it is its origin, in this process, and has generated it
 		// now: the time that it took to make is not age. (A response that came over

@@ -34,9 +34,14 @@ const (
 // Judge judges the response to a GET that was asked for at sent, with the
 // request header req, and received at received.
 func Judge(req http.Header, status int, resp http.Header, sent, received time.Time, opt Options) Judgement {
-	j := Judgement{Directives: ResponseDirectives(resp, opt.Targets...)}
+	return JudgeAged(req, status, resp, InitialAge(resp, sent, received), received, opt)
+}
+
+// JudgeAged is Judge for a response whose age its own header does not tell: what a
+// 304 has freshened is as old as that (see [Freshen]).
+func JudgeAged(req http.Header, status int, resp http.Header, age time.Duration, received time.Time, opt Options) Judgement {
+	j := Judgement{Directives: ResponseDirectives(resp, opt.Targets...), Age: age}
 	j.Freshness = freshnessOf(status, resp, j.Directives, received, opt)
-	j.Age = InitialAge(resp, sent, received)
 	if j.Shared, j.Reason = storable(req, status, resp, j.Directives, opt); !j.Shared {
 		return j
 	}

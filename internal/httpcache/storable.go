@@ -190,7 +190,7 @@ func StoredHeader(h http.Header, d Directives, received time.Time) http.Header {
 	remove(c, d.NoCacheFields)
 	remove(c, d.PrivateFields)
 	delete(c, "Age")
-	if _, ok := date(c, received); !ok {
+	if _, ok := onlyDate(c["Date"], received); !ok {
 		c.Set("Date", received.UTC().Format(http.TimeFormat))
 	}
 	return c

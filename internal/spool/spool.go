@@ -323,7 +323,7 @@ func (s *Spool) NewReader() (*Reader, bool) {
 }
 
 // A Reader reads a [Spool] from its first byte. One goroutine uses it at a
-// time.
+// time, but for Close.
 type Reader struct {
 	s       *Spool
 	c       *chunk // where it reads; nil once closed; guarded by s.mu

@@ -79,6 +79,10 @@ func (s *Store) shares(ctx context.Context, keys []string) ([]*share, error) {
 	return list, nil
 }
 
+// getShare reads a share. A process that only reads asks for the time along with
+// entries, twice a minute. The request goes to their server itself, because TIME has no
+// key by which a cluster's client would find it; so a redirection to another server is
+// ours to follow.
 func (s *Store) getShare(ctx context.Context, sh *share) ([]reply, error) {
 	if sh.err != nil {
 		return nil, fmt.Errorf("redisstore: get: %w", sh.err)
@@ -89,7 +93,7 @@ func (s *Store) getShare(ctx context.Context, sh *share) ([]reply, error) {
 	data := s.pipeGets(ctx, pipe, sh.names)
 	var now *redis.TimeCmd
 	if !known {
-		now = pipe.Time(ctx) // see get
+		now = pipe.Time(ctx)
 	}
 	pipe.Exec(ctx) // its error is that of a command
 	if now != nil {
@@ -126,7 +130,7 @@ func (s *Store) getShare(ctx context.Context, sh *share) ([]reply, error) {
 // pipeGets puts the reading of names on the pipe, and returns what then tells
 // the replies.
 func (s *Store) pipeGets(ctx context.Context, pipe redis.Pipeliner, names []string) (data func(n int) ([]byte, error)) {
-	if _, ok := s.rdb.(rediscluster.Client); ok {
+	if _, ok := s.rdb.(rediscluster.Client); ok || len(names) == 1 {
 		// Of keys in several slots a cluster's server refuses MGET.
 		gets := make([]*redis.StringCmd, len(names))
 		for i, name := range names {

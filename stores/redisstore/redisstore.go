@@ -254,31 +254,16 @@ func (s *Store) get(ctx context.Context, name string) (bellwether.Entry, error) 
 		return bellwether.Entry{}, fmt.Errorf("redisstore: get: %w", err)
 	}
 	seen, ok := clock.recent()
-	var reply *redis.StringCmd
-	if ok {
-		pipe := s.queue.Pipeline()
-		reply = pipe.Get(ctx, name)
-		s.queue.Exec(ctx, pipe)
-	} else {
-		// A process that only reads asks for the time along with an entry, twice
-		// a minute. The request goes to the entry's server itself, because TIME
-		// has no key by which a cluster's client would find it; so a redirection
-		// to another server is ours to follow.
-		sent := time.Now()
-		pipe := node.Pipeline()
-		reply = pipe.Get(ctx, name)
-		now := pipe.Time(ctx)
-		pipe.Exec(ctx) // its error is that of a command
-		if redis.HasErrorPrefix(reply.Err(), "MOVED") || redis.HasErrorPrefix(reply.Err(), "ASK") {
-			reply = s.rdb.Get(ctx, name)
+	if !ok {
+		replies, err := s.getShare(ctx, &share{server: node, clock: clock, names: []string{name}})
+		if err != nil {
+			return bellwether.Entry{}, err
 		}
-		if t, err := now.Result(); err == nil {
-			seen = sighting{time.Duration(t.UnixMicro()) * time.Microsecond, sent}
-			clock.see(seen)
-		} else if reply.Err() == nil {
-			return bellwether.Entry{}, fmt.Errorf("redisstore: time: %w", err)
-		}
+		return replies[0].entry, replies[0].err
 	}
+	pipe := s.queue.Pipeline()
+	reply := pipe.Get(ctx, name)
+	s.queue.Exec(ctx, pipe)
 	data, err := reply.Bytes()
 	rediscluster.Doubt(s.rdb, err)
 	return entryOf(data, err, seen.now())

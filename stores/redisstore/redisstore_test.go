@@ -20,6 +20,12 @@ import (
 	"go.uber.org/goleak"
 )
 
+// The suite asks what a store can do of the store.
+var (
+	_ bellwether.Fencer   = (*Store)(nil)
+	_ bellwether.Notifier = (*Store)(nil)
+)
+
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var (

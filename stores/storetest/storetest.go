@@ -199,7 +199,7 @@ func same(got, want bellwether.Entry) error {
 	}
 	if got.Kind != want.Kind || got.Epoch != want.Epoch ||
 		got.TTL != want.TTL || got.StaleWhileRevalidate != want.StaleWhileRevalidate || got.StaleIfError != want.StaleIfError ||
-		got.Keep != want.Keep || got.BuildTime != want.BuildTime || got.Failures != want.Failures || got.RetryAge != want.RetryAge || got.Failure != want.Failure {
+		got.Keep != want.Keep || got.BuildTime != want.BuildTime || got.Sweep != want.Sweep || got.Failures != want.Failures || got.RetryAge != want.RetryAge || got.Failure != want.Failure {
 		got.Value, want.Value = nil, nil
 		return fmt.Errorf("entry %+v, want %+v", got, want)
 	}

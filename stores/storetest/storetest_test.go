@@ -96,6 +96,12 @@ func (m *model) read(key string) (bellwether.Entry, error) {
 	default:
 		e.Age += time.Since(v.committed)
 	}
+	if m.fault == "the sweep is lost" {
+		e.Sweep = 0
+	}
+	if e.Kind == bellwether.KindUnshared && m.fault == "an unshared entry is none" {
+		return bellwether.Entry{}, bellwether.ErrNotFound
+	}
 	if e.Life() <= 0 && m.fault != "expired entries are served" {
 		return bellwether.Entry{}, bellwether.ErrNotFound
 	}
@@ -299,6 +305,8 @@ var mutants = map[string]string{
 	"expired entries are served":       "LifeEnds",
 	"nothing to keep keeps the old":    "NothingToKeep",
 	"an empty value is none":           "Sizes",
+	"the sweep is lost":                "RoundTrip",
+	"an unshared entry is none":        "RoundTrip",
 	"the context is ignored":           "Context",
 	"keys are trimmed":                 "HostileKeys",
 

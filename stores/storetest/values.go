@@ -28,11 +28,12 @@ func testRoundTrip(k kit) {
 		{
 			Kind: bellwether.KindValue, Value: []byte("a value\r\n\x00\xff"),
 			Age: 3 * time.Second, TTL: time.Minute, StaleWhileRevalidate: time.Hour, StaleIfError: 25 * time.Hour,
-			Keep: 3 * time.Hour, BuildTime: 123456789, Failures: 3, RetryAge: time.Minute + 1, Failure: "origin: 503\r\n\x00",
+			Keep: 3 * time.Hour, BuildTime: 123456789, Sweep: 1<<53 - 1, Failures: 3, RetryAge: time.Minute + 1, Failure: "origin: 503\r\n\x00",
 		},
 		{Kind: bellwether.KindValue, Value: []byte("END\r\nVALUE x 0 1\r\nx"), TTL: time.Minute},
 		{Kind: bellwether.KindNotFound, TTL: time.Minute, StaleIfError: time.Hour, Keep: 2 * time.Hour, BuildTime: 1},
 		{Kind: bellwether.KindNone, Failures: 1, RetryAge: time.Minute, Failure: "no value was ever built"},
+		{Kind: bellwether.KindUnshared, TTL: time.Minute},
 	} {
 		want.Epoch = k.newEpoch(writer)
 		k.commit(writer, want)

@@ -1,0 +1,104 @@
+package bellwether_test
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+)
+
+// gauge counts what works at one time.
+type gauge struct{ running, most atomic.Int32 }
+
+func (g *gauge) work(d time.Duration) {
+	n := g.running.Add(1)
+	defer g.running.Add(-1)
+	for was := g.most.Load(); n > was && !g.most.CompareAndSwap(was, n); was = g.most.Load() {
+	}
+	time.Sleep(d)
+}
+
+// A load that has lent its slot goes on before the loan has ended, while a slot is
+// free: no other load may begin in that one.
+func TestSlots_LoanThatOutlivesItsOffer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var g gauge
+		var c *bellwether.Cache[string]
+		c = cacheOf(t, func(ctx context.Context, key string) (string, error) {
+			switch key {
+			case "a": // gives up on b after a second, and works on
+				short, cancel := context.WithTimeout(ctx, time.Second)
+				defer cancel()
+				c.Get(short, "b")
+				g.work(10 * time.Second)
+			case "c":
+				g.work(500 * time.Millisecond)
+			default:
+				g.work(10 * time.Second)
+			}
+			return "v", nil
+		}, bellwether.Options{MaxRebuilds: 2})
+		var wg sync.WaitGroup
+		get := func(key string) { wg.Go(func() { c.Get(t.Context(), key) }) }
+		get("c")
+		synctest.Wait()
+		get("a") // and b, on a loan
+		time.Sleep(2 * time.Second)
+		get("d")
+		wg.Wait()
+		if n := g.most.Load(); n > 2 {
+			t.Errorf("%d loads worked at one time, want MaxRebuilds, 2", n)
+		}
+	})
+}
+
+// The same where one loan has been settled, and ends, while another has not.
+func TestSlots_LoanThatEndsBesideAnother(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var g gauge
+		var c *bellwether.Cache[string]
+		begun := map[string]int32{}
+		c = cacheOf(t, func(ctx context.Context, key string) (string, error) {
+			asks := func(other string, patience time.Duration) {
+				short, cancel := context.WithTimeout(ctx, patience)
+				defer cancel()
+				c.Get(short, other)
+			}
+			switch key {
+			case "a":
+				asks("x", time.Second)
+				g.work(20 * time.Second)
+			case "c":
+				asks("y", 3*time.Second)
+				g.work(20 * time.Second)
+			case "e":
+				g.work(2 * time.Second)
+			case "x":
+				g.work(4 * time.Second)
+			case "d":
+				begun["d"] = g.running.Load() + 1
+				g.work(time.Second)
+			default:
+				g.work(20 * time.Second)
+			}
+			return "v", nil
+		}, bellwether.Options{MaxRebuilds: 3})
+		var wg sync.WaitGroup
+		get := func(key string) { wg.Go(func() { c.Get(t.Context(), key) }) }
+		get("e")
+		synctest.Wait()
+		for _, key := range []string{"a", "c"} {
+			get(key)
+		}
+		time.Sleep(5 * time.Second)
+		get("d")
+		wg.Wait()
+		if n := begun["d"]; n > 3 {
+			t.Errorf("a load began as the %dth at one time, want MaxRebuilds, 3", n)
+		}
+	})
+}
