@@ -19,6 +19,7 @@ func (m *Middleware) hot(w http.ResponseWriter, r *http.Request, key string, d h
 	}
 	e, url := m.engine, key
 	var under *response // the names that led to key
+	apart := false      // they have the fields that retarget
 	for range maxHops {
 		it, now := e.near.get(key)
 		if it == nil || now >= it.trusted || it.kind != KindValue || it.judge(now) != serve || e.EarlyRefresh > 0 {
@@ -26,6 +27,9 @@ func (m *Middleware) hot(w http.ResponseWriter, r *http.Request, key string, d h
 		}
 		switch res := it.value; res.kind {
 		case plain:
+			if !apart && httpcache.Retargeted(r.Header) {
+				return false // it was made for a request without
+			}
 			if res.body.Len() > smallBody {
 				return false // what it takes to send it is counted
 			}
@@ -40,6 +44,7 @@ func (m *Middleware) hot(w http.ResponseWriter, r *http.Request, key string, d h
 			return true
 		case varying:
 			key, under = m.variantKey(res, key, r.Header), res
+			apart = apart || res.retargets()
 		default:
 			return false
 		}

@@ -330,7 +330,7 @@ const maxHops = 4
 
 // serve answers from the cache, by way of the handler if need be.
 func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler, key string, d httpcache.RequestDirectives) {
-	q := &query{m: m, w: w, r: r, next: next, directives: d, authorized: r.Header["Authorization"] != nil, lose: m.engine.EngineTimeout}
+	q := &query{m: m, w: w, r: r, next: next, directives: d, authorized: r.Header["Authorization"] != nil, retargeted: httpcache.Retargeted(r.Header), lose: m.engine.EngineTimeout}
 	if o := &m.engine.observers; o.hit != nil || o.serve != nil {
 		q.told = &Serve{Key: key}
 		defer q.tell()
@@ -395,6 +395,10 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 				q.pass(httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reasonAuthorization})
 				return
 			}
+			if q.retargeted {
+				q.pass(httpcache.Status{Fwd: httpcache.FwdVaryMiss})
+				return
+			}
 			if httpcache.IsServerError(res.status) {
 				if spare := q.spared(key); spare != nil {
 					status := httpcache.Status{Hit: true}
@@ -413,6 +417,7 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 		case varying:
 			key, under = m.variantKey(res, key, r.Header), res
 			path = append(path, res.names...)
+			q.retargeted = q.retargeted && !res.retargets()
 		default:
 			q.passUncacheable(key, s.item)
 			return
@@ -428,7 +433,11 @@ type query struct {
 	r          *http.Request
 	next       http.Handler
 	directives httpcache.RequestDirectives
-	authorized bool   // has Authorization
+	authorized bool // has Authorization
+	// retargeted tells that it has fields that may choose another target, and that
+	// nothing on its way has told responses apart by them yet: what is found there was
+	// made for a request without them.
+	retargeted bool
 	told       *Serve // what those who watch are told, nil if nobody does
 	// lose is what it may lose to engines, on all its way: the flight of a page's
 	// names may have waited for a store that the variant's is not to wait for again.
@@ -438,7 +447,7 @@ type query struct {
 // want is what the request asks of an answer under key; nothing is the usual case.
 func (q *query) want(key string) want[*response] {
 	d := q.directives
-	if !q.authorized && !d.NoCache && !d.MaxAge.Set && !d.MinFresh.Set && !d.MaxStale.Set {
+	if !q.authorized && !q.retargeted && !d.NoCache && !d.MaxAge.Set && !d.MinFresh.Set && !d.MaxStale.Set {
 		return want[*response]{}
 	}
 	return want[*response]{accept: func(it *item[*response], now instant) bool {
@@ -446,13 +455,14 @@ func (q *query) want(key string) want[*response] {
 			return true
 		}
 		res := it.value
+		retargeted := q.retargeted && !res.retargets()
 		if res.variant != nil && q.m.variantKey(res, key, q.r.Header) == res.id {
 			res = res.variant // still being written, and found with what it varies by
 		}
 		if res.kind != plain {
 			return true // it says where to go, and no more
 		}
-		if q.authorized && !httpcache.OpenToAll(res.head(), q.m.rules) {
+		if retargeted || q.authorized && !httpcache.OpenToAll(res.head(), q.m.rules) {
 			return false
 		}
 		return reuse(it, res, now, d)
@@ -498,7 +508,7 @@ func (q *query) atHand(key string) (it *item[*response], early, ok bool) {
 // stale-if-error (RFC 5861 section 4); nil if it takes none, or there is nothing
 // in this process that may be served so.
 func (q *query) spared(key string) *item[*response] {
-	if !q.directives.StaleIfError.Set {
+	if !q.directives.StaleIfError.Set || q.retargeted {
 		return nil
 	}
 	e := q.m.engine

@@ -179,6 +179,33 @@ func TestKey_SchemeFromAProxy(t *testing.T) {
 	})
 }
 
+// A proxy that sends its field for what came over TLS only, as nginx does with a
+// proxy_set_header in the TLS server alone: what was made for a request without is
+// not for one with it.
+func TestKey_FieldOfTLSAlone(t *testing.T) {
+	for name, value := range map[string]string{"X-Forwarded-Proto": "https", "X-Arr-Ssl": "2048|256|CN=x", "Front-End-Https": "on"} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+					if r.Header.Get(name) != "" {
+						r.TLS = new(tls.ConnectionState)
+					}
+					secured(w, r)
+				})
+				for range 2 {
+					if w := s.get("http://a/p"); w.Code != 301 {
+						t.Errorf("plain: %d", w.Code)
+					}
+					if w := s.get("http://a/p", name, value); w.Code != 200 {
+						t.Errorf("over TLS: %d %s %s", w.Code, w.Header().Get("Location"), w.Header().Get("Cache-Status"))
+					}
+				}
+				s.wantCalls(t, 3) // with what tells the two apart from then on
+			})
+		})
+	}
+}
+
 func TestKey_Option(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{Key: func(r *http.Request) (string, bool) {

@@ -39,6 +39,7 @@ const (
 func (q *query) replyLive(c *call, s served[*response], key string) liveOutcome {
 	r, m := q.r, q.m
 	res := s.item.value
+	retargeted := q.retargeted && !res.retargets()
 	if res.kind == varying {
 		if m.variantKey(res, key, r.Header) != res.id {
 			s.live.callers.left()
@@ -62,6 +63,10 @@ func (q *query) replyLive(c *call, s served[*response], key string) liveOutcome 
 	case q.authorized && !httpcache.OpenToAll(res.header, m.rules):
 		s.live.callers.left()
 		q.pass(httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reasonAuthorization})
+		return liveDone
+	case retargeted:
+		s.live.callers.left()
+		q.pass(httpcache.Status{Fwd: httpcache.FwdVaryMiss})
 		return liveDone
 	}
 	body, ok := c.takeReader(x)

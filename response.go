@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -116,6 +117,12 @@ func (r *response) tags() []string {
 		return httpcache.Tags(r.header.Values)
 	}
 	return httpcache.Tags(r.fields.values)
+}
+
+// retargets reports whether the response's variants are told apart by the fields that
+// may choose another target.
+func (r *response) retargets() bool {
+	return slices.Contains(r.names, httpcache.RetargetingFields)
 }
 
 // variantKey is the key of the variant that req asks for, below key.

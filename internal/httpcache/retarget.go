@@ -70,9 +70,17 @@ func Aliased(req http.Header) bool {
 }
 
 // Retargeted tells whether a request has a field that may choose another
-// target.
+// target. Each hit asks, so it looks at the few fields that a request has.
 func Retargeted(req http.Header) bool {
-	return len(retargeting(req)) > 0
+	for name := range req {
+		switch name[:min(2, len(name))] {
+		case "X-", "Fo", "Fr", "Cf", "Cl": // as the fields above begin
+			if slices.Contains(retargetingFields, name) {
+				return len(retargeting(req)) > 0
+			}
+		}
+	}
+	return false
 }
 
 // retargeting returns the fields that may choose another target, each with its

@@ -35,6 +35,11 @@ func TestRetargeting(t *testing.T) {
 			}
 		})
 	}
+	for _, name := range retargetingFields {
+		if !Retargeted(header("Accept", "x", name, "host=a")) {
+			t.Errorf("%s is not seen", name)
+		}
+	}
 	if _, ok := VaryNames(header("Vary", RetargetingFields)); ok {
 		t.Error("a Vary can name what stands for these fields")
 	}
