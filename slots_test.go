@@ -64,6 +64,7 @@ func TestSlots_LoanThatEndsBesideAnother(t *testing.T) {
 		begun := map[string]int32{}
 		c = cacheOf(t, func(ctx context.Context, key string) (string, error) {
 			asks := func(other string, patience time.Duration) {
+				time.Sleep(time.Millisecond) // until both have their slots
 				short, cancel := context.WithTimeout(ctx, patience)
 				defer cancel()
 				c.Get(short, other)
