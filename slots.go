@@ -169,10 +169,10 @@ func (s *rebuildSlots) release() {
 }
 
 // lookPause is how often each of those that wait looks into the store: however many
-// they are, they make about a thousand looks a second. Else a slot would come to a
-// flight whose look waits behind those of all others, and stay without a load.
+// they are, they make no more than some thousands of looks a second. Else a slot would
+// come to a flight whose look waits behind those of all others, and stay without a load.
 func (s *rebuildSlots) lookPause() time.Duration {
-	return lookPause * time.Duration(1+s.queued.Load()/1024)
+	return lookPause * time.Duration(1+s.queued.Load()>>14)
 }
 
 func (s *rebuildSlots) queue() bool { return s.queued.Add(1) <= s.most }
