@@ -18,22 +18,39 @@ func (e *engine[V]) apart(key string) *run[V] {
 }
 
 // put keeps a value that no flight of its key has made: a variant's, or what a
-// request that went past the cache has shown.
-func (e *engine[V]) put(ctx context.Context, key string, v V, f Freshness, position uint64) {
+// request that went past the cache has shown. If over is not nil, it does so only in the
+// place of that: an invalidation, or whatever else has come in between, knows better.
+func (e *engine[V]) put(ctx context.Context, key string, v V, f Freshness, position uint64, over *item[V]) {
 	e.mu.Lock()
 	before := e.invalidations
 	e.mu.Unlock()
 	r := e.apart(key)
-	_, epoch := r.takeEpoch(ctx)
+	r.present, r.made = e.near.get(key)
+	there, epoch := r.takeEpoch(ctx)
+	if over != nil {
+		at := there.Epoch
+		if e.Store == nil || r.storeDown {
+			at = 0
+			if r.present != nil {
+				at = r.present.epoch
+			}
+		}
+		if at != over.epoch || at == 0 && e.Store != nil && !r.storeDown { // 0 is nobody's in a store
+			return
+		}
+	}
 	now := e.clock.now()
 	it := &item[V]{kind: KindValue, value: v, epoch: epoch, position: position, trusted: e.trustedUntil(now)}
 	it.lifetime = e.lifetimeOf(now, f, key, epoch)
 	switch {
-	case it.end() > now:
-		if !r.commit(ctx, it) {
+	case r.storeDown || it.end() > now:
+		switch r.commit(ctx, it) {
+		case fenced:
 			return
+		case notTaken:
+			r.keepBeside(it)
 		}
-	case e.Store != nil && !r.storeDown:
+	case e.Store != nil:
 		// It ends what is there. Nobody waits for it, and is to be told that
 		// there is no value to come.
 		if errors.Is(r.write(ctx, Entry{Epoch: epoch}), ErrFenced) {
@@ -45,7 +62,7 @@ func (e *engine[V]) put(ctx context.Context, key string, v V, f Freshness, posit
 	e.keep(key, it, func() bool { return e.invalidations == before })
 }
 
-// keep puts an item of no flight into the near tier, unless it was swept or the
+// keep puts an item that ends no flight into the near tier, unless it was swept or the
 // engine is closed. still tells, under the lock, whether nothing else has come in
 // between.
 func (e *engine[V]) keep(key string, it *item[V], still func() bool) {
@@ -53,7 +70,7 @@ func (e *engine[V]) keep(key string, it *item[V], still func() bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if it = e.sweeper.spare(key, it); it != nil && !e.closed && still() {
-		e.near.put(key, it, 1)
+		e.near.advance(key, it)
 	}
 }
 
@@ -62,7 +79,7 @@ func (e *engine[V]) keep(key string, it *item[V], still func() bool) {
 // the value may be older than what another such request has done.
 func (e *engine[V]) putUnless(key string, v V, f Freshness, w *witness, times int) {
 	now := e.clock.now()
-	it := &item[V]{kind: KindValue, value: v, position: w.position, trusted: e.trustedUntil(now)}
+	it := &item[V]{kind: KindValue, value: v, epoch: e.nextEpoch(), position: w.position, trusted: e.trustedUntil(now)}
 	it.lifetime = newLifetime(now, f)
 	// A flight that has begun since the invalidation has something newer.
 	e.keep(key, it, func() bool { return w.seen == times && e.flights[key] == nil })

@@ -459,7 +459,7 @@ func (b *batch[V]) readAll(ctx context.Context, store BatchGetter) {
 	defer context.AfterFunc(e.open, cancel)()
 	o := outage{e.EngineTimeout}
 	rest, err := b.readOnce(ctx, store, b.members, &o)
-	for try := 1; try < breakerTrips && len(rest) > 0 && o.left > 0 && e.store.up() && ctx.Err() == nil; try++ {
+	for try := 1; try < breakerTrips && len(rest) > 0 && o.left > 0 && e.store.retries() && ctx.Err() == nil; try++ {
 		e.noAnswer(rest[0].key, &keyError{"reading, with others,", rest[0].key, err})
 		rest, err = b.readOnce(ctx, store, rest, &o)
 	}

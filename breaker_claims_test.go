@@ -18,11 +18,11 @@ func TestAsk_Allocations(t *testing.T) {
 		defer cancel()
 		call(limited)
 	})
-	for name, f := range map[string]func(context.Context, *breaker, *outage, func(context.Context) (struct{}, error)) (struct{}, error){
+	for name, f := range map[string]func(context.Context, *breaker, string, *outage, func(context.Context) (struct{}, error)) (struct{}, error){
 		"ask": ask[struct{}], "askInTurn": askInTurn[struct{}],
 	} {
 		n := testing.AllocsPerRun(1000, func() {
-			if _, err := f(ctx, b, o, call); err != nil {
+			if _, err := f(ctx, b, "k", o, call); err != nil {
 				t.Error(err)
 			}
 		})

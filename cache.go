@@ -24,8 +24,8 @@ var (
 	// ErrClosed means that the cache is closed.
 	ErrClosed = errors.New("bellwether: cache is closed")
 
-	// ErrOverloaded means that MaxRebuilds run, that MaxQueued wait, and that
-	// there is nothing stale to serve.
+	// ErrOverloaded means that MaxQueued keys wait for one of MaxRebuilds, or for
+	// Store, and that there is nothing stale to serve.
 	ErrOverloaded = errors.New("bellwether: too many rebuilds are waiting")
 )
 
@@ -47,8 +47,10 @@ type Options struct {
 	// [ErrNotFound]. Zero means TTL.
 	NotFoundTTL time.Duration
 	// ErrorTTL is how long a failure answers for its key before one caller
-	// tries again; it doubles with every further failure, up to 32 times, and
-	// up to a half of it is taken off at random. Zero means 1 s; negative: failures
+	// tries again; it doubles with every further failure, up to MaxErrorTTL, and
+	// up to a half of it is taken off at random. If all loads of this process have
+	// failed for an ErrorTTL and one succeeds, the keys whose loads failed here are
+	// tried once before that. Zero means 1 s; negative: failures
 	// are not remembered. Never remembered are context errors, ErrClosed and
 	// ErrOverloaded: they answer who waits. In the other processes only
 	// context.DeadlineExceeded does, as of a client's time-out or RebuildTimeout's;
@@ -58,6 +60,10 @@ type Options struct {
 	// time.Duration decides for itself: nobody tries again sooner than that, or
 	// it is not remembered if that is not positive.
 	ErrorTTL time.Duration
+	// MaxErrorTTL bounds the pauses after failures of a key, and so the time from
+	// an origin's recovery to the next try. It is not below ErrorTTL. Zero means
+	// 5 s, or ErrorTTL if that is longer.
+	MaxErrorTTL time.Duration
 
 	// EarlyRefresh has popular values rebuilt in the background before they
 	// expire, by one caller of the fleet: a hit does so by chance, the more
@@ -107,9 +113,10 @@ type Options struct {
 	// waits for another key of its own cache, that is rebuilt in its place. Zero
 	// means 128.
 	MaxRebuilds int
-	// MaxQueued bounds the keys whose rebuild waits for one of these. The
-	// callers of one more get what is stale, else [ErrOverloaded]. The keys of a
-	// GetMany count as one, or as one for each thousand. Zero means 1024.
+	// MaxQueued bounds the keys whose rebuild waits for one of these; 16 times as many may
+	// wait for Store to be looked into. The callers of one more get what is stale, else
+	// [ErrOverloaded]. Of those that wait for a rebuild, the keys of a GetMany count as
+	// one, or as one for each thousand. Zero means 1024.
 	MaxQueued int
 
 	// Store keeps the entries for a fleet. Nil: the values stay in this process.
@@ -210,7 +217,10 @@ func (o Options) settings() settings {
 	}
 	o.MaxWait = cmp.Or(o.MaxWait, addDurations(o.RebuildTimeout, o.LeaseTTL))
 	o.ErrorTTL = cmp.Or(o.ErrorTTL, time.Second)
+	o.MaxErrorTTL = cmp.Or(o.MaxErrorTTL, max(o.ErrorTTL, 5*time.Second))
 	switch {
+	case o.MaxErrorTTL < o.ErrorTTL:
+		refuse("Options.MaxErrorTTL", o.MaxErrorTTL, "not be below ErrorTTL; zero means the default")
 	case o.MaxRebuilds < 0:
 		refuse("Options.MaxRebuilds", o.MaxRebuilds, "not be negative; zero means the default")
 	case o.MaxQueued < 0:
@@ -359,7 +369,8 @@ func (c *Cache[V]) GetFunc(ctx context.Context, key string, load func(ctx contex
 // near tier, and not by a rebuild that is under way anywhere. The near tiers of
 // other processes follow within NearTTL.
 //
-// If the store does not answer, or not before ctx ends, the error wraps
+// It asks the store also while that is taken for down. If the store does not answer
+// within EngineTimeout, or not before ctx ends, the error wraps
 // [ErrUnavailable] and names the keys; the near tier of this process has dropped
 // them all the same.
 func (c *Cache[V]) Invalidate(ctx context.Context, keys ...string) error {

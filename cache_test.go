@@ -217,7 +217,7 @@ func TestGet_BackOffDoubles(t *testing.T) {
 		c := cacheOf(t, func(ctx context.Context, key string) (string, error) {
 			loads = append(loads, time.Since(start))
 			return "", errOrigin
-		}, bellwether.Options{ErrorTTL: time.Second})
+		}, bellwether.Options{ErrorTTL: time.Second, MaxErrorTTL: 32 * time.Second})
 		for time.Since(start) < 10*time.Minute {
 			c.Get(t.Context(), "k")
 			time.Sleep(10 * time.Millisecond)
@@ -741,6 +741,8 @@ func TestNew_BadOptions(t *testing.T) {
 		"HTTPOptions.PassThrough is -1; it must not":      ofHTTP(bellwether.HTTPOptions{PassThrough: -1}),
 		`HTTPOptions.TargetedFields[1] is "CDN-Cache-Con`: ofHTTP(bellwether.HTTPOptions{TargetedFields: []string{"A", "CDN-Cache-Control:"}}),
 		`HTTPOptions.TargetedFields[0] is "A, B"; it mus`: ofHTTP(bellwether.HTTPOptions{TargetedFields: []string{"A, B"}}),
+		`HTTPOptions.RetargetingFields[0] is "A:"; it mu`: ofHTTP(bellwether.HTTPOptions{RetargetingFields: []string{"A:"}}),
+		`HTTPOptions.HiddenFields[1] is " A"; it must be`: ofHTTP(bellwether.HTTPOptions{HiddenFields: []string{"A", " A"}}),
 		`HTTPOptions.TargetedFields[0] is ""; it must be`: ofHTTP(bellwether.HTTPOptions{TargetedFields: []string{""}}),
 		"HTTPOptions.HeuristicFraction is 2; it must":     ofHTTP(bellwether.HTTPOptions{HeuristicFraction: 2}),
 		"HTTPOptions.HeuristicFraction is NaN; it mus":    ofHTTP(bellwether.HTTPOptions{HeuristicFraction: math.NaN()}),

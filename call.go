@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"sync"
 
+	"github.com/bellwether-go/bellwether/internal/httpcache"
 	"github.com/bellwether-go/bellwether/internal/spool"
 )
 
@@ -13,10 +14,17 @@ import (
 
 // A call is one request that waits for a key.
 type call struct {
-	request http.Header // as the client sent it, for Vary and Judge
-	path    []string    // request field names that led to the present key
-	aside   chan func() // what the call's own goroutine is to do while it waits
-	inform  func(status int, h http.Header)
+	request httpcache.Request
+	client  string // see query.client
+	// base is the key of the request's URL, and signpost the item there whose names
+	// have led to the key that the call waits for; nil if that is base itself.
+	base     string
+	signpost *item[*response]
+	// excluded tells that a response under the URL's own key is not for the request, which
+	// needs a variant. There is no signpost to that yet.
+	excluded bool
+	aside    chan func() // what the call's own goroutine is to do while it waits
+	inform   func(status int, h http.Header)
 
 	mu     sync.Mutex // guards what follows
 	ran    *exchange  // the latest run of the handler for this call
@@ -28,6 +36,20 @@ type call struct {
 // maxHints is how many interim responses wait for the first client at most. One
 // more is dropped, as any intermediary may (RFC 9110 section 15.2).
 const maxHints = 8
+
+// personal reports whether a failure of the call's load may be about its request: others
+// for the key do not have the Cookie, the credentials, or the fields that need a variant.
+func (c *call) personal() bool {
+	return c.request.Credentials || c.request.Header["Cookie"] != nil || c.excluded
+}
+
+// names are the request fields by which the call's key tells responses apart.
+func (c *call) names() []string {
+	if c.signpost == nil {
+		return nil
+	}
+	return c.signpost.value.names
+}
 
 // hint has an interim response sent to the call's client. Only the client's own
 // goroutine may touch its ResponseWriter, so it is handed over, and the handler

@@ -18,7 +18,7 @@ import (
 func (r *run[V]) read(ctx context.Context, o *outage) (entry Entry, asked instant, err error) {
 	e := r.engine
 	asked = e.clock.now()
-	entry, err = askInTurn(ctx, e.store, o, func(ctx context.Context) (Entry, error) {
+	entry, err = askInTurn(ctx, e.store, r.key, o, func(ctx context.Context) (Entry, error) {
 		return e.Store.Get(ctx, e.engineKey(r.key))
 	})
 	return entry, asked, err
@@ -34,7 +34,8 @@ type storeReply struct {
 
 // readMany asks the store for all the keys' entries at one time. It calls take,
 // one call at a time, for each that the store answers for, as soon as it does so,
-// and returns which those are, and why there are others.
+// and returns which those are, and why there are others. A store that goes on
+// answering has all the time that it takes.
 func (e *engine[V]) readMany(ctx context.Context, store BatchGetter, keys []string, o *outage, take func(i int, reply *storeReply)) (answered []bool, err error) {
 	names := make([]string, len(keys))
 	for i, key := range keys {
@@ -45,9 +46,11 @@ func (e *engine[V]) readMany(ctx context.Context, store BatchGetter, keys []stri
 		silence = errors.New("no answer for the key")
 		some    bool
 		over    bool
+		began   = e.clock.now()
+		last    = began // answer
+		heard   func()
 	)
 	answered = make([]bool, len(keys))
-	began := e.clock.now()
 	each := func(i int, entry Entry, err error) {
 		if failure := noPanic(func() error { inquire(err); return nil }); failure != nil {
 			err = failure // on a goroutine of the adapter's, perhaps
@@ -59,26 +62,30 @@ func (e *engine[V]) readMany(ctx context.Context, store BatchGetter, keys []stri
 		case err != nil && !isAnswer(err):
 			silence = err
 		default:
-			some, answered[i] = true, true
+			some, answered[i], last = true, true, e.clock.now()
+			heard()
 			take(i, &storeReply{entry, began, err})
 		}
 	}
-	err = askErr(ctx, e.store, o, func(ctx context.Context) error {
+	_, err = askFrom(ctx, e.store, &e.store.turns.holders, keys[0], o, withPatience, func(ctx context.Context) (struct{}, error) {
 		defer func() { // however it ends: what it says after that is not heard
 			mu.Lock()
 			defer mu.Unlock()
 			over = true
 		}()
+		mu.Lock()
+		heard = ctx.(*patience).heard
+		mu.Unlock()
 		store.GetMany(ctx, names, each)
 		mu.Lock()
 		defer mu.Unlock()
 		if !some {
-			return silence
+			return struct{}{}, silence
 		}
-		return nil // of one of its servers, perhaps; it is up
+		return struct{}{}, nil // of one of its servers, perhaps; it is up
 	})
 	if err == nil && slices.Contains(answered, false) {
-		o.left -= e.clock.now() - began
+		o.left -= e.clock.now() - last
 		err = fmt.Errorf("%w: %w", ErrUnavailable, silence)
 	}
 	return answered, err
@@ -113,15 +120,12 @@ func (r *run[V]) claim(ctx context.Context) (epoch uint64, ended bool) {
 func (r *run[V]) takeEpoch(ctx context.Context) (entry Entry, epoch uint64) {
 	e := r.engine
 	if e.Store == nil {
-		e.mu.Lock()
-		defer e.mu.Unlock()
-		e.epoch++
-		return Entry{}, e.epoch
+		return Entry{}, e.nextEpoch()
 	}
 	if r.storeDown {
 		return Entry{}, 0
 	}
-	entry, err := ask(ctx, e.store, &r.outage, func(ctx context.Context) (entry Entry, err error) {
+	entry, err := ask(ctx, e.writes, r.key, &r.outage, func(ctx context.Context) (entry Entry, err error) {
 		entry, epoch, err = e.Store.Claim(ctx, e.engineKey(r.key))
 		return entry, err
 	})
@@ -133,14 +137,35 @@ func (r *run[V]) takeEpoch(ctx context.Context) (entry Entry, epoch uint64) {
 	return entry, epoch
 }
 
-// commit offers it to the store. It returns false if the store refuses it as
-// too late. A store that does not answer, or does not take the value, leaves it
-// to this process.
-func (r *run[V]) commit(ctx context.Context, it *item[V]) bool {
+// A commitOutcome is what became of an item that was offered to the store.
+type commitOutcome uint8
+
+const (
+	// committed: the store has it, or has said that nothing later counts.
+	committed commitOutcome = iota
+	// fenced: the store has refused it as too late.
+	fenced
+	// notTaken: the store was not asked, or did not answer. It may be there.
+	notTaken
+)
+
+// nextEpoch is an epoch where there is no store to give one.
+func (e *engine[V]) nextEpoch() uint64 {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.epoch++
+	return e.epoch
+}
+
+// commit offers it to the store. A value that the store answers for and does not
+// take stays with this process.
+func (r *run[V]) commit(ctx context.Context, it *item[V]) commitOutcome {
 	e := r.engine
 	switch {
-	case e.Store == nil || r.storeDown:
-		return true
+	case e.Store == nil:
+		return committed
+	case r.storeDown:
+		return notTaken
 	case r.unshared != 0:
 		return r.stillUnshared(ctx)
 	}
@@ -148,7 +173,7 @@ func (r *run[V]) commit(ctx context.Context, it *item[V]) bool {
 	lives := entry.Life() > 0
 	if err == nil && lives {
 		if err = r.write(ctx, entry); err == nil {
-			return true
+			return committed
 		}
 	}
 	switch {
@@ -156,7 +181,7 @@ func (r *run[V]) commit(ctx context.Context, it *item[V]) bool {
 	case errors.Is(err, ErrFenced):
 		e.count.fenced.Add(1)
 		e.OnError(r.key, &keyError{"committing", r.key, err})
-		return false
+		return fenced
 	case errors.Is(err, ErrUnavailable):
 		r.noAnswer("committing", err)
 	default:
@@ -169,18 +194,45 @@ func (r *run[V]) commit(ctx context.Context, it *item[V]) bool {
 	if !lives {
 		entry.TTL = addDurations(entry.Age, addDurations(unsharedTTL, 2*entry.BuildTime))
 	}
-	if !errors.Is(r.write(ctx, entry), ErrFenced) {
-		return true
-	}
-	if errors.Is(err, ErrUnavailable) {
+	marked := r.write(ctx, entry)
+	switch {
+	case marked == nil:
+		return committed
+	case !errors.Is(marked, ErrFenced):
+		return notTaken
+	case errors.Is(err, ErrUnavailable):
 		// Perhaps by the value, which was written after all.
 		there, _, err := r.read(ctx, &r.outage)
-		if errors.Is(err, ErrUnavailable) || err == nil && there.Epoch == it.epoch {
-			return true
+		switch {
+		case errors.Is(err, ErrUnavailable):
+			return notTaken
+		case err == nil && there.Epoch == it.epoch:
+			return committed
 		}
 	}
 	e.count.fenced.Add(1)
-	return false
+	return fenced
+}
+
+// keepBeside makes it an item that the store has not taken. It stands beside the
+// entry that the flight knew when its load began, for as long as that entry is
+// there: a later commit or an invalidation takes the entry away, and the item with
+// it. Only what was invalidated after the load began is against a value, and nobody
+// has said since then that nothing was; so the store is asked NearTTL after that. A
+// failure by itself is of now.
+func (r *run[V]) keepBeside(it *item[V]) {
+	since := r.engine.clock.now()
+	if it.held {
+		since = r.made - 1
+	}
+	it.beside, it.trusted = true, addDurations(since, r.engine.NearTTL)
+	switch {
+	case r.unshared != 0: // that entry's epoch is its own
+	case r.present != nil:
+		it.epoch = r.present.epoch
+	default:
+		it.epoch = 0
+	}
 }
 
 // unsharedTTL is for how long it is remembered of a value without a life that
@@ -222,7 +274,7 @@ const probeKey = "\x00probe"
 func (r *run[V]) probe(ctx context.Context) bool {
 	e := r.engine
 	key := e.engineKey(probeKey)
-	err := askErr(ctx, e.store, &r.outage, func(ctx context.Context) error {
+	err := askErr(ctx, e.writes, probeKey, &r.outage, func(ctx context.Context) error {
 		_, epoch, err := e.Store.Claim(ctx, key)
 		if err == nil {
 			err = e.Store.Commit(ctx, key, Entry{Kind: KindUnshared, Epoch: epoch, TTL: time.Second})
@@ -235,7 +287,7 @@ func (r *run[V]) probe(ctx context.Context) bool {
 
 func (r *run[V]) write(ctx context.Context, entry Entry) error {
 	e := r.engine
-	err := askErr(ctx, e.store, &r.outage, func(ctx context.Context) error {
+	err := askErr(ctx, e.writes, r.key, &r.outage, func(ctx context.Context) error {
 		return e.Store.Commit(ctx, e.engineKey(r.key), entry)
 	})
 	if ctx.Err() == nil {
@@ -247,9 +299,15 @@ func (r *run[V]) write(ctx context.Context, entry Entry) error {
 // stillUnshared is the commit of a value that only this process has: the entry
 // that let it be made must be there still, or it was invalidated meanwhile. A
 // store that does not answer cannot say so.
-func (r *run[V]) stillUnshared(ctx context.Context) bool {
+func (r *run[V]) stillUnshared(ctx context.Context) commitOutcome {
 	entry, _, err := r.read(ctx, &r.outage)
-	return errors.Is(err, ErrUnavailable) || err == nil && entry.Kind == KindUnshared && entry.Epoch == r.unshared
+	switch {
+	case errors.Is(err, ErrUnavailable):
+		return notTaken
+	case err == nil && entry.Kind == KindUnshared && entry.Epoch == r.unshared:
+		return committed
+	}
+	return fenced
 }
 
 // encode makes the store's entry of an item.
@@ -293,9 +351,7 @@ func failureText(err error) string {
 
 // decode makes an item of the store's entry as it was when the store was asked,
 // nil if there is nothing in it. If known, the near tier's, is of the same
-// rebuild, its value serves; if it is of a later one, which the store did not
-// get, that is the item: the key has not been invalidated since, or the entry
-// would be gone.
+// rebuild, its value serves; if it stands beside the entry, that is the item.
 func (r *run[V]) decode(e Entry, known *item[V], asked instant) *item[V] {
 	var none V
 	if e.Kind > KindUnshared || e.Kind == KindNotFound && !r.engine.answers(none) {
@@ -306,8 +362,8 @@ func (r *run[V]) decode(e Entry, known *item[V], asked instant) *item[V] {
 		return nil
 	}
 	now := r.engine.clock.now()
-	if known != nil && known.epoch > e.Epoch {
-		return known.found(r.engine.trustedUntil(asked))
+	if known != nil && known.beside && known.epoch == e.Epoch && e.Kind != KindUnshared {
+		return r.engine.sweeper.spare(r.key, known.found(r.engine.trustedUntil(asked)))
 	}
 	same := known != nil && known.epoch == e.Epoch && known.failures == e.Failures
 	if e.Kind == KindUnshared {
@@ -337,6 +393,7 @@ func (r *run[V]) decode(e Entry, known *item[V], asked instant) *item[V] {
 	}
 	if same && known.kind == e.Kind {
 		it.value, it.err = known.value, known.err
+		it.early, it.retryAt = known.early, min(it.retryAt, known.retryAt)
 		return r.engine.sweeper.spare(r.key, it)
 	}
 	if e.Kind == KindValue {
@@ -373,12 +430,3 @@ func (e *engine[V]) trustedUntil(now instant) instant {
 // confirmEvery is how often the store is asked whether what it said before still
 // holds, while that is served.
 func (e *engine[V]) confirmEvery() time.Duration { return max(e.NearTTL/2, minPoll) }
-
-// trustedUntil is the engine's, but that a flight without the store does not go
-// by when its log was read.
-func (r *run[V]) trustedUntil(now instant) instant {
-	if r.storeDown {
-		return addDurations(now, r.engine.NearTTL)
-	}
-	return r.engine.trustedUntil(now)
-}

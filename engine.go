@@ -2,8 +2,10 @@ package bellwether
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -20,21 +22,25 @@ type engine[V any] struct {
 	clock     clock
 	near      *near[V]
 	answers   func(V) bool // tells a value that is an answer from a record on the way to one
+	fails     func(V) bool // tells a value that says that its load has failed
 	marshal   func(V) ([]byte, error)
 	unmarshal func([]byte) (V, error)
-	store     *breaker // before Store
+	store     *breaker // before what Store is read for
+	writes    *breaker // before what Store writes: it may answer the one and not the other
 	locker    *breaker // before Locker
 	push      *breaker // before Locker's Watch: a push that is down is not a locker that is
 	commits   commitRecord
 	builds    recentTimes // of those that this process knows of: its own, and those it waited for
 	trips     recentTimes // from standing for election to the load
 	hedges    hedges
+	origin    originRecord
 	slots     rebuildSlots
 	count     counters
 	running   sync.WaitGroup // flights and what they leave behind, and listen
 	notified  bool           // Store is a Notifier
 	observers observers
 	sweeper   sweeper[V]
+	unlooked  atomic.Int64    // flights on their way to their first look
 	open      context.Context // of what is done for no caller; ends once closed is set
 	shut      context.CancelFunc
 
@@ -62,8 +68,11 @@ func newEngine[V any](s settings, size func(string, V) int, marshal func(V) ([]b
 	}
 	e.open, e.shut = context.WithCancel(context.Background())
 	e.store, e.locker, e.push = e.newBreaker(EngineStore), e.newBreaker(EngineLocker), e.newBreaker(EngineWatch)
+	e.writes = e.newBreaker(EngineWrites)
+	e.writes.turns = e.store.turns // one engine
 	e.near = newNear(c, s.NearBytes, size, e.evicted())
 	e.answers = func(V) bool { return true }
+	e.fails = func(V) bool { return false }
 	return e
 }
 
@@ -113,9 +122,13 @@ func (e *engine[V]) invalidate(ctx context.Context, key string) error {
 	}()
 	var err error
 	if e.Store != nil {
-		_, err = askInTurn(ctx, e.store, &outage{e.EngineTimeout}, func(ctx context.Context) (struct{}, error) {
+		call := func(ctx context.Context) (struct{}, error) {
 			return struct{}{}, e.Store.Invalidate(ctx, e.engineKey(key))
-		})
+		}
+		_, err = ask(ctx, e.writes, key, &outage{e.EngineTimeout}, call)
+		if errors.Is(err, errNotAsked) { // others go on without the store; the caller of this has nothing else
+			_, err = askAllTheSame(ctx, e.writes, key, e.EngineTimeout, call)
+		}
 		if err != nil {
 			e.count.engineErrors.Add(1)
 			err = &keyError{"invalidating", key, err}
@@ -203,7 +216,7 @@ func (e *engine[V]) snapshot() Stats {
 		Waits: c.waits.Load(), Fenced: c.fenced.Load(), LeasesLost: c.leasesLost.Load(),
 		Hedges: c.hedges.Load(), Degraded: c.degraded.Load(), EngineErrors: c.engineErrors.Load(),
 		Flights: flights, NearBytes: e.near.cache.WeightedSize(),
-		StoreUp: e.store.answers(), LockerUp: e.locker.answers(),
+		StoreUp: e.store.answers() && e.writes.answers(), LockerUp: e.locker.answers(),
 	}
 }
 

@@ -12,7 +12,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/bellwether-go/bellwether/internal/adapter"
 	"github.com/bellwether-go/bellwether/internal/httpcache"
 	"github.com/bellwether-go/bellwether/internal/spool"
 	"github.com/go-chi/chi/v5"
@@ -46,10 +45,9 @@ type exchange struct {
 	owner   *call // the call that began it
 	attempt attempt[*response]
 	load    context.Context // the attempt's
-	path    []string        // request field names that the key already tells apart
 	sent    time.Time
 	cancel  context.CancelCauseFunc // has the handler end
-	ended   <-chan struct{}         // closed when it is to
+	running context.Context         // the handler's
 	// unlink makes the end of load no longer the handler's. It returns false if
 	// one of the two has ended before.
 	unlink func() bool
@@ -59,6 +57,7 @@ type exchange struct {
 	telling sync.WaitGroup
 
 	fwd    httpcache.Forward // why the handler was asked
+	before *item[*response]  // the response that the key has, however old; nil if it has none
 	backed bool              // there is something to serve if this fails
 	spare  *item[*response]  // what some clients would rather have than an error; nil if there is nothing
 	stored *response         // what the request's conditions ask about; nil if there are none
@@ -90,7 +89,7 @@ type exchange struct {
 	private   http.Header   // what the first client gets
 	trailers  []string      // the names of fields that come behind the body
 	qualified []string      // the names of those that are the first client's
-	shared    bool          // others may read it
+	audience  audience      // who may read it; only what everyone may is kept
 	checked   bool          // it is kept for validation
 	validated bool          // it is what was stored: the handler has answered 304
 	finished  chan struct{} // closed when err is set
@@ -118,15 +117,27 @@ func detach(r *http.Request, route *chi.Context) *http.Request {
 	d := r.Clone(withRoute(context.WithoutCancel(r.Context()), route))
 	d.Body, d.ContentLength, d.TransferEncoding = http.NoBody, 0, nil
 	d.Trailer, d.GetBody = nil, nil
+	// A middleware before, or Key, may have parsed the query that the client has sent.
+	d.Form, d.PostForm, d.MultipartForm = nil, nil, nil
 	return d
+}
+
+// withServer returns ctx with a server, ctx itself if it has one. Where an upstream's body
+// breaks off, ReverseProxy panics only below a server. Elsewhere it returns, and the part
+// of the body would be taken for the whole.
+func withServer(ctx context.Context) context.Context {
+	if ctx.Value(http.ServerContextKey) != nil {
+		return ctx
+	}
+	return context.WithValue(ctx, http.ServerContextKey, new(http.Server))
 }
 
 // forEverybody makes of a client's request one for the key's representation: whatever
 // would make the answer that of one client is left out. Each run of the handler has
 // its own, or would find what the routers and middlewares of the run before have left
 // in path, header and route.
-func forEverybody(ctx context.Context, r *http.Request) *http.Request {
-	ctx = ownRoute(ctx)
+func (m *Middleware) forEverybody(ctx context.Context, r *http.Request) *http.Request {
+	ctx = withServer(ownRoute(ctx))
 	if rc := chi.RouteContext(ctx); rc != nil && rc.RouteMethod == http.MethodHead {
 		rc.RouteMethod = http.MethodGet
 	}
@@ -136,20 +147,13 @@ func forEverybody(ctx context.Context, r *http.Request) *http.Request {
 		delete(d.Header, name)
 	}
 	httpcache.RemoveConditions(d.Header)
-	httpcache.RemoveAliases(d.Header)
+	m.rules.RemoveAliases(d.Header)
 	httpcache.RemoveConnectionFields(d.Header)
-	// What the key does not tell apart must not reach the handler.
-	httpcache.JoinLists(d.Header)
-	if host, ok := httpcache.CanonicalHost(r.Host); ok {
-		d.Host = host
-	}
-	d.URL.Scheme, d.URL.Host = "", "" // of an absolute-form target
-	if d.URL.Path == "" {
-		d.URL.Path = "/" // as the key has it (RFC 9110 section 4.2.3)
-	}
-	if target, ok := httpcache.OriginForm(r.RequestURI); ok {
-		d.RequestURI = target
-	}
+	// What the key does not tell apart must not reach the handler. net/http leaves a Host
+	// in the header that HTTP/2 has beside ":authority" (RFC 9113 section 8.3.1).
+	delete(d.Header, "Host")
+	httpcache.Normalise(d.Header, m.rules)
+	httpcache.Canonicalise(d)
 	return d
 }
 
@@ -296,15 +300,23 @@ func (x *exchange) decide(status int) {
 	} else {
 		j = httpcache.Judge(x.owner.request, status, header, x.sent, now, x.m.rules)
 	}
-	x.shared, x.checked, x.qualified = j.Shared, j.Checked, j.Directives.QualifiedFields()
-	forAll := j.Shared || j.Reason == httpcache.ReasonStatusNoLifetime || j.Reason == httpcache.ReasonNotFresh
-	if forAll && httpcache.IsServerError(status) && j.Freshness.Source < httpcache.SourceExpires && !j.Freshness.NoCache {
-		// One error answers the herd that waits for it, and those who come
-		// within ErrorTTL: a broken origin is not helped by being asked by each.
-		// It has no windows: it is nothing to fall back on. The time counts from
-		// now, however old the response says it is. That it is public says for whom
-		// it is, and not for how long.
-		x.shared, j.Freshness = true, httpcache.Freshness{Lifetime: j.Age + max(0, x.m.options.ErrorTTL)}
+	x.audience, x.checked, x.qualified = owner, j.Checked, j.Directives.QualifiedFields()
+	if j.Shared {
+		x.audience = everyone
+	}
+	permitted := j.Shared || j.Reason == httpcache.ReasonStatusNoLifetime || j.Reason == httpcache.ReasonNotFresh
+	if permitted && httpcache.IsServerError(status) && j.Freshness.Source < httpcache.SourceExpires && !j.Freshness.NoCache {
+		// A broken origin must not get a request from each client of a herd. Where the
+		// key's responses are for all, so is the error: it answers the requests that
+		// wait for it and those that come within ErrorTTL. Elsewhere the error may be
+		// about the client that it was made for: it answers the waiting requests of
+		// that client. It has no windows, because no response falls back on an error.
+		// ErrorTTL counts from now, whatever age the response has. The directive
+		// public says that the error is for all, and not for how long.
+		x.audience, j.Freshness = alike, httpcache.Freshness{}
+		if j.Directives.Public || x.sharesByDefault() {
+			x.audience, j.Freshness.Lifetime = everyone, j.Age+max(0, x.m.options.ErrorTTL)
+		}
 	}
 	if isEventStream(header) {
 		x.withhold(&j, reasonEventStream)
@@ -312,12 +324,12 @@ func (x *exchange) decide(status int) {
 	if headerBytes(header) > maxHeader {
 		x.withhold(&j, "header too large")
 	}
-	names, _ := httpcache.VaryNames(header)
-	if x.m.options.Key != nil && slices.Contains(names, "host") {
-		x.withhold(&j, "vary") // the key may be other hosts' too, and no request header has it
+	signpost, ok := x.signpost(header)
+	if !ok {
+		x.withhold(&j, "vary")
 	}
 	limit := x.m.options.MaxBody
-	if !x.shared && !x.checked {
+	if x.ownersAlone() {
 		limit = min(limit, privateWindow)
 	}
 	x.body = spool.New(limit)
@@ -340,7 +352,7 @@ func (x *exchange) decide(status int) {
 		of:        x,
 	}
 	switch {
-	case !x.shared: // it is between the handler and its client
+	case x.audience == owner: // it is between the handler and its client
 		x.response.kind = uncacheable
 		x.private = header.Clone()
 		if x.validated { // the stored header has none, and nobody else sets it
@@ -352,16 +364,11 @@ func (x *exchange) decide(status int) {
 		x.private = header.Clone()
 		httpcache.RemoveConnectionFields(x.private)
 	}
-	if httpcache.Retargeted(x.owner.request) {
-		names = append(names, httpcache.RetargetingFields)
-	}
-	// What is not for sharing is so for this variant only: one user's page must
-	// not keep those of the others out of the cache.
-	if names = without(names, x.path); len(names) > 0 {
-		v := &response{kind: varying, names: names, mark: adapter.Token(), built: new(variants), variant: x.response}
-		v.id = x.m.variantKey(v, x.attempt.key, x.owner.request)
-		v.built.touch(v.id, x.m.engine.clock.now())
-		x.response = v
+	// An unshareable response makes only its own variant uncacheable: one user's
+	// page must not keep the other variants out of the cache.
+	if signpost != nil {
+		signpost.variant = x.response
+		x.response = signpost
 	}
 	// The owner's place is taken before a byte is written: it must not lose the
 	// start of a body that nobody keeps.
@@ -375,44 +382,82 @@ func (x *exchange) decide(status int) {
 // waits for it as they do, within its WriteHeader.
 func (x *exchange) offer() {
 	if x.backed && !x.validated && httpcache.IsServerError(x.content().status) {
-		x.refuse(serverError(x.content().status))
+		x.refuse(x.failure(serverError(x.content().status)))
 		return
 	}
-	publish := x.attempt.publish
-	authorized := x.owner.request["Authorization"] != nil
-	if authorized {
-		x.m.learnAuthorized(x.attempt.key, x.shared)
-		if !x.shared {
-			publish = x.attempt.publishAlone
-		}
+	if x.owner.request.Credentials {
+		x.m.learnAuthorized(x.attempt.key, x.audience == everyone)
 	}
-	if !publish(x.load, x.response, x.joinableUntil()) {
+	to, remembered := x.audience, x.provesUncacheable()
+	if x.checked || remembered || to != everyone && x.attempt.second {
+		// All callers get the response, and those outside its audience go on to the
+		// handler. A first private page or error does not send them there: it may be
+		// about one client, and the key's next response for all.
+		to = everyone
+	}
+	if !x.attempt.publish(x.load, x.response, x.joinableUntil(), to) {
 		x.refuse(errInvalidated)
 		return
 	}
-	if x.shared || x.checked {
+	if x.keeps() {
 		return
 	}
 	x.unlink()
-	x.owner.follow(x)
-	if authorized {
-		// What one user gets says nothing about what all others get.
-		x.fail(errNothing)
-		return
+	if x.audience == owner {
+		x.owner.follow(x)
+	} else {
+		// The load has its result below, and no longer bounds what its audience reads.
+		late := time.AfterFunc(x.m.options.RebuildTimeout, func() {
+			x.body.CloseWithError(ErrRebuildTimeout)
+			x.cancel(ErrRebuildTimeout)
+		})
+		context.AfterFunc(x.running, func() { late.Stop() })
 	}
-	x.forgo(x.content().reason)
+	if remembered {
+		x.forgo(x.content().reason)
+	} else {
+		x.fail(errNothing)
+	}
 }
 
-// joinableUntil is when the response is over for those who come from then on. What
-// may be stale is read along to its end, however long that takes; what must not be
-// (RFC 9111 section 4.2.4) is, by who came later, waited for and made anew.
-func (x *exchange) joinableUntil() instant {
-	res := x.content()
-	if !x.shared || !res.freshness.NoStale {
-		return forever
+// provesUncacheable reports whether the key is remembered as uncacheable because of the
+// response. An error, and a response to credentials, say nothing about the responses to
+// other clients. A response for all that the key has had stays while it may be served, and
+// after that until a second load has brought a response for its client alone.
+func (x *exchange) provesUncacheable() bool {
+	if !x.ownersAlone() || x.owner.request.Credentials || httpcache.IsServerError(x.content().status) {
+		return false
 	}
+	return x.before == nil || !x.servable() && x.attempt.second
+}
+
+// ownersAlone reports whether the response is for the owner alone, and nothing of it is
+// kept.
+func (x *exchange) ownersAlone() bool { return x.audience == owner && !x.checked }
+
+// servable reports whether the key has a response that may still be served, if only
+// because loads fail.
+func (x *exchange) servable() bool {
+	return x.before != nil && x.m.engine.clock.now() < max(x.before.staleUntil, x.before.errorUntil)
+}
+
+// sharesByDefault reports whether responses to the key are for all unless they say
+// otherwise: by TTL, or because the key has had a response for all.
+func (x *exchange) sharesByDefault() bool { return x.m.options.TTL > 0 || x.before != nil }
+
+// joinableUntil is when new callers can no longer join the response. A response that may
+// be served stale takes callers to its end, however long that takes. One that must not be
+// (RFC 9111 section 4.2.4) takes them while it is fresh: later callers wait for it to end,
+// and for the next. An error for one client takes only the callers that wait already.
+func (x *exchange) joinableUntil() instant {
 	now := x.m.engine.clock.now()
-	return addDurations(now+1, max(0, res.freshness.Lifetime-res.age))
+	switch {
+	case x.audience == alike:
+		return now + 1
+	case x.audience == everyone && x.content().freshness.NoStale:
+		return addDurations(now+1, max(0, x.content().freshness.Lifetime-x.content().age))
+	}
+	return forever
 }
 
 // refuse breaks the body off, and fails the load at once: how long the handler
@@ -447,8 +492,8 @@ func (x *exchange) fail(err error) {
 
 // withhold keeps a response to its own client that would be for others too.
 func (x *exchange) withhold(j *httpcache.Judgement, reason string) {
-	if x.shared || x.checked {
-		x.shared, x.checked, j.Reason = false, false, reason
+	if !x.ownersAlone() {
+		x.audience, x.checked, j.Reason = owner, false, reason
 	}
 }
 
@@ -458,7 +503,7 @@ func isEventStream(h http.Header) bool {
 
 // unkept says why the response is not kept.
 func (x *exchange) unkept() string {
-	if x.shared || x.checked {
+	if x.keeps() {
 		return reasonTooLarge
 	}
 	return x.content().reason
@@ -486,17 +531,6 @@ func hasAll(stored, h http.Header) bool {
 		}
 	}
 	return true
-}
-
-// without returns the names that are not among known.
-func without(names, known []string) []string {
-	var rest []string
-	for _, name := range names {
-		if !slices.Contains(known, name) {
-			rest = append(rest, name)
-		}
-	}
-	return rest
 }
 
 // Write adds to the body.
@@ -530,17 +564,17 @@ func (x *exchange) Write(p []byte) (int, error) {
 // take adds to the body, and tells when that passes the limit.
 func (x *exchange) take(p []byte) (int, error) {
 	end := x.written + int64(len(p))
-	if (x.shared || x.checked) && x.written <= x.limit && end > smallBody && !x.account.reach(min(end, x.limit)) {
+	if !x.ownersAlone() && x.written <= x.limit && end > smallBody && !x.account.reach(min(end, x.limit)) {
 		x.limit, x.why = x.written, reasonMemory
 		x.body.Narrow(max(x.written, smallBody))
 	}
 	if !x.over && end > x.limit {
 		x.over = true // once: a Write that finds no reader takes nothing
-		if x.shared {
+		if x.audience != owner {
 			// A handler can write faster than a herd wakes up. Whoever waited for
 			// this response has a place at its start before that is dropped:
 			// else each of them would need a call of its own.
-			x.attempt.callers.awaitNone(x.ended)
+			x.attempt.callers.awaitNone(x.running.Done())
 		}
 		switch {
 		case x.told:
@@ -590,7 +624,7 @@ var errUnselected = errors.New("bellwether: handler's 304 is not about the store
 func (m *Middleware) fetch(ctx context.Context, a attempt[*response], c *call, next http.Handler, r *http.Request) (*response, error) {
 	before := m.fallback(a.key, a.present)
 	x := m.newExchange(ctx, a, c, before)
-	if before != nil && m.validates(before.value, c.request) {
+	if before != nil && !c.excluded && m.validates(before.value, c.request) {
 		x.stored = before.value
 		res, err := x.carry(next, r)
 		if !errors.Is(err, errUnselected) {
@@ -602,32 +636,38 @@ func (m *Middleware) fetch(ctx context.Context, a attempt[*response], c *call, n
 }
 
 // validates reports whether a request may ask whether res still holds. One with
-// Authorization asks only about what is for it too.
-func (m *Middleware) validates(res *response, req http.Header) bool {
-	if res.kind != plain && res.kind != checked || !httpcache.Validatable(res.status, res.head()) {
+// credentials asks only about what is for it too.
+func (m *Middleware) validates(res *response, req httpcache.Request) bool {
+	switch {
+	case res.kind != plain && res.kind != checked || !httpcache.Validatable(res.status, res.head()):
 		return false
+	case res.kind == checked:
+		return httpcache.ValidatedFor(req, res.head(), m.rules)
 	}
-	return req["Authorization"] == nil || httpcache.OpenToAll(res.head(), m.rules)
+	return !req.Credentials || httpcache.OpenToAll(res.head(), m.rules)
 }
 
 // newExchange returns an exchange that has not begun. before is what the key has, nil
 // if it has nothing.
 func (m *Middleware) newExchange(ctx context.Context, a attempt[*response], c *call, before *item[*response]) *exchange {
 	x := &exchange{
-		m: m, owner: c, attempt: a, load: ctx, path: c.path, sent: time.Now(),
+		m: m, owner: c, attempt: a, load: ctx, sent: time.Now(),
 		fwd:    httpcache.FwdURIMiss,
 		header: make(http.Header), announced: -1,
 		limit: m.options.MaxBody, why: reasonTooLarge, account: account{of: &m.bodies},
 		decided: make(chan struct{}), finished: make(chan struct{}),
 	}
-	if len(c.path) > 0 {
+	if c.signpost != nil {
 		x.fwd = httpcache.FwdVaryMiss
 	}
 	if before != nil && before.value.kind == plain && before.held {
 		now := m.engine.clock.now()
-		x.fwd = forwardDespite(before, now)
-		if !httpcache.IsServerError(before.value.status) {
-			x.spare, x.backed = before, now < before.errorUntil
+		x.before = before
+		if !c.excluded {
+			x.fwd = forwardDespite(before, now)
+			if !httpcache.IsServerError(before.value.status) {
+				x.spare, x.backed = before, x.servable()
+			}
 		}
 	}
 	return x
@@ -649,7 +689,7 @@ func (x *exchange) carry(next http.Handler, r *http.Request) (*response, error) 
 	// within lends its slot, and is told that it asks for what it makes.
 	within := context.WithValue(watchedFrom(r.Context(), x.load, chi.RouteCtxKey), loadKey{}, loadOf(x.load))
 	running, cancel := context.WithCancelCause(within)
-	x.cancel, x.ended = cancel, running.Done()
+	x.cancel, x.running = cancel, running
 	c.mu.Lock()
 	c.ran = x
 	c.mu.Unlock()
@@ -669,11 +709,18 @@ func (x *exchange) carry(next http.Handler, r *http.Request) (*response, error) 
 	})
 	defer x.telling.Wait()
 	defer cancel(nil)
-	own := forEverybody(running, r)
+	own := x.m.forEverybody(running, r)
 	if x.stored != nil {
 		httpcache.SetConditions(own.Header, x.stored.head())
 	}
+	returned := false
+	defer func() {
+		if !returned { // a Goexit, of which nobody else tells whose failure it is
+			x.attempt.tell(nil, x.failure(x.err))
+		}
+	}()
 	x.run(next, own)
+	returned = true
 	x.unlink()
 	if x.failed() {
 		x.m.engine.count.loadFailures.Add(1)
@@ -684,13 +731,50 @@ func (x *exchange) carry(next http.Handler, r *http.Request) (*response, error) 
 		if p, ok := errors.AsType[*PanicError](x.err); ok && x.told && p.Value != http.ErrAbortHandler {
 			x.m.engine.OnError(x.attempt.key, x.err) // the rebuild has ended well before
 		}
-		return nil, x.err
+		return nil, x.failure(x.err)
 	case x.response == nil:
 		return nil, errUnselected
-	case x.told, !x.shared && !x.checked:
-		return nil, errNothing // the load has its result
+	case x.told, !x.keeps():
+		return nil, errNothing // its audience has it
 	}
 	return x.keep()
+}
+
+// keeps reports whether something of the response is kept.
+func (x *exchange) keeps() bool { return x.audience == everyone || x.checked }
+
+// failure returns the load's failure, by what the handler has failed with. If that may be
+// about the client, calls of the same client get it here, and the others ask again: the
+// call is personal, or responses to the key are not for all by default. Where there is
+// something to serve in the place of an error, the client gets that.
+func (x *exchange) failure(err error) error {
+	_, unread := err.(serverError) // nobody has anything of the response
+	switch {
+	case x.told:
+		return err // the load has its result
+	case x.response != nil && !unread: // it has broken off, for all its readers
+		if x.owner.personal() {
+			return &ownFailure{err}
+		}
+		return err
+	case !x.owner.personal() && x.sharesByDefault():
+		return err
+	case x.backed && x.fwd == httpcache.FwdStale:
+		return err // all get what is stale, and one of them tries again after a pause
+	}
+	x.audience = alike
+	to := alike
+	if x.attempt.second {
+		to = everyone
+	}
+	failed := &response{kind: uncacheable, of: x, failure: err}
+	if x.backed {
+		failed.instead = x.spare
+	}
+	if x.attempt.publish(x.load, failed, x.joinableUntil(), to) {
+		return &ownFailure{err}
+	}
+	return err
 }
 
 // failed reports whether the load has brought an error of the handler's, in a
@@ -719,13 +803,12 @@ func (x *exchange) record(res *response, f Freshness) *response {
 		res.instead = x.spare
 		f.keep = max(f.keep, x.spare.keepUntil-x.m.engine.clock.now())
 	}
-	if x.response.kind != varying {
+	if x.response.kind != varying || res.kind == uncacheable && x.owner.signpost != nil {
 		SetFreshness(x.load, f)
 		return res
 	}
-	x.m.engine.put(x.load, x.response.id, res, f, x.attempt.position)
-	SetFreshness(x.load, Freshness{TTL: varyingTTL})
-	return &response{kind: varying, names: x.response.names, mark: x.response.mark, built: x.response.built}
+	x.m.engine.put(x.load, x.response.id, res, f, x.attempt.position, nil)
+	return x.pointTo(x.response)
 }
 
 // keepFor is how long a response that has a validator is kept for the next
@@ -752,10 +835,15 @@ func (x *exchange) keep() (*response, error) {
 	// kept there for its validator alone: the processes that wait for it would
 	// find it, could not use it, and would take turns.
 	served := newLifetime(0, f)
-	switch validator := httpcache.Validatable(live.status, live.header); {
-	case x.m.options.Store != nil && (!validator || served.end() <= 0):
-	case validator, !done.freshness.NoStale && !httpcache.IsServerError(done.status):
+	validator := httpcache.Validatable(live.status, live.header)
+	switch shared := x.m.options.Store != nil; {
+	case shared && served.end() <= 0:
+	case validator, !shared && !done.freshness.NoStale && !httpcache.IsServerError(done.status):
 		f.keep = keepFor
+	default:
+		// The next response may be an error, or for one client: sharesByDefault and
+		// provesUncacheable judge it by this one.
+		f.keep = x.m.options.UncacheableTTL
 	}
 	if x.checked {
 		// As a record about the key it is good for as long as it is kept.

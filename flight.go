@@ -31,6 +31,22 @@ type attempt[V any] struct {
 	running  *runningLoad[V]
 }
 
+// An audience is the callers of a flight that may have a published value. The other
+// callers wait for the flight's end, and then for the next flight.
+type audience uint8
+
+const (
+	everyone audience = iota
+	alike             // the call that began the flight, and the calls of the same client, see want
+	owner             // the call that began the flight
+)
+
+// admits reports whether a call is of the audience: began says that it has begun the
+// flight, sameClient that its client is the one of the call that has.
+func (a audience) admits(began, sameClient bool) bool {
+	return began || a == everyone || a == alike && sameClient
+}
+
 // A binder gives the loader of a flight that begins now. It is asked while the
 // caller is still there, and only for the caller that begins the flight: what
 // the loader needs of a request can be copied then, and is not copied for the
@@ -68,11 +84,24 @@ type flight[V any] struct {
 	// a load has its own, see attempt.
 	present *item[V]
 
-	// accept is the first caller's, see want. It never changes.
+	// accept and fits are the first caller's, see want. They never change.
 	accept func(it *item[V], now instant) bool
+	fits   func(it *item[V]) bool
+	// client is the first caller's, see want. It never changes.
+	client string
+	// refreshes tells that the flight was begun by a call that does not wait for it.
+	// It never changes.
+	refreshes bool
+	elected   bool // guarded by engine.mu: what it does is for all who will ask
 	// sole tells that the first caller waits for nobody else's load, here or in
 	// another process. It never changes.
 	sole bool
+	// second tells that the first caller has waited for another load, whose audience it
+	// was not of. It never changes.
+	second bool
+	// personal tells that the load may be slow because of the first caller: a time-out
+	// is for calls of the same client. It never changes.
+	personal bool
 	// outage is the flight's goroutine's.
 	outage outage
 	// enough is before when callers came for whom what the flight ends with is new,
@@ -102,7 +131,7 @@ type flightState[V any] struct {
 	offered   *item[V] // stale, for callers whose patience ends
 	published *item[V] // the value that is still being made
 	joinable  instant  // callers that began before that may have it
-	alone     bool     // published is for the call that began the flight, and says nothing to the others
+	audience  audience // of published
 	recalled  bool     // the key was invalidated: nothing stale may be served
 	overdue   bool     // some callers may have waited for MaxWait
 
@@ -161,15 +190,25 @@ var (
 	// itself until RebuildTimeout.
 	errOwnKey = errors.New("bellwether: a load has asked its own cache for the key that it loads, and would wait for itself: it has to make that value without the cache")
 
-	// errNothing is the failure of a load that has answered its own caller, by
-	// publish, and has learnt nothing about the key. It is not remembered, and
-	// what the key has stays.
+	// errNothing is the failure of a load that has answered its audience, by
+	// publish, and has learnt nothing about the key. It is not remembered, and the
+	// key's item stays.
 	errNothing = errors.New("bellwether: load was for its caller alone")
+
+	// errDeserted ends a flight whose callers have all left before it was elected.
+	errDeserted = errors.New("bellwether: nobody waits for the flight")
 
 	// errInvalidated is the cause that cancels a load when its key is
 	// invalidated.
 	errInvalidated = errors.New("bellwether: key invalidated during its rebuild")
 )
+
+// An ownFailure is the errNothing of a load that has failed: publish has brought the
+// failure to its audience.
+type ownFailure struct{ err error }
+
+func (f *ownFailure) Error() string   { return f.err.Error() }
+func (f *ownFailure) Unwrap() []error { return []error{errNothing, f.err} }
 
 // fallDue wakes the callers, so that those who have waited long enough go.
 func (f *flight[V]) fallDue() {
@@ -203,20 +242,11 @@ func (f *flight[V]) reoffer(was, it *item[V]) {
 	}
 }
 
-// publish answers the flight's callers who come before until with a value that the
-// load whose context is ctx is still making. It reports whether it did: not if the
-// load has been given up on, which by then may have a successor in the same flight.
-func (a attempt[V]) publish(ctx context.Context, v V, until instant) bool {
-	return a.show(ctx, v, until, false)
-}
-
-// publishAlone is publish to the call that began the flight, and to no others
-// but solo ones.
-func (a attempt[V]) publishAlone(ctx context.Context, v V, until instant) bool {
-	return a.show(ctx, v, until, true)
-}
-
-func (a attempt[V]) show(ctx context.Context, v V, until instant, alone bool) bool {
+// publish answers the flight's callers that are of the audience and come before until,
+// with a value that the load whose context is ctx is still making. It returns false if
+// the flight has given up on the load, which then may have a successor in the same
+// flight.
+func (a attempt[V]) publish(ctx context.Context, v V, until instant, to audience) bool {
 	f := a.flight
 	e := f.engine
 	fenced := e.Store != nil && f.catchUp(ctx)
@@ -248,7 +278,7 @@ func (a attempt[V]) show(ctx context.Context, v V, until instant, alone bool) bo
 			e.running.Go(func() { f.vouch(ctx, fencer, it, epoch, asked) })
 		}
 	}
-	f.change(func(s *flightState[V]) { s.published, s.joinable, s.alone = it, joinable, alone })
+	f.change(func(s *flightState[V]) { s.published, s.joinable, s.audience = it, joinable, to })
 	return true
 }
 
@@ -277,7 +307,7 @@ func (f *flight[V]) catchUp(ctx context.Context) (fenced bool) {
 // not answer cannot say so.
 func (f *flight[V]) fenced(ctx context.Context, fencer Fencer, o *outage, epoch uint64) bool {
 	e := f.engine
-	fenced, err := ask(ctx, e.store, o, func(ctx context.Context) (bool, error) {
+	fenced, err := ask(ctx, e.store, f.key, o, func(ctx context.Context) (bool, error) {
 		return fencer.Fenced(ctx, e.engineKey(f.key), epoch)
 	})
 	return err == nil && fenced
@@ -355,7 +385,7 @@ func (f *flight[V]) abortable(abort context.CancelCauseFunc, epoch uint64, asked
 	if f.disowned {
 		f.present = nil // what the load makes is of after that; this is not
 	}
-	f.abort, f.last, f.storeless = abort, last, storeless
+	f.abort, f.last, f.storeless, f.elected = abort, last, storeless, true
 	f.claimed, f.asked, f.position, f.heldUntil = epoch, asked, f.engine.sweeper.position(), heldUntil
 	return true
 }
@@ -381,8 +411,19 @@ func (f *flight[V]) settle(it *item[V]) bool {
 		return f.streaming()
 	}
 	// Between this and the flight's leaving the map, join sees neither or both.
-	f.land(e.near.put(f.key, spared, f.callers.ever()), nil)
+	f.keep(spared)
+	f.land(spared, nil)
 	return true
+}
+
+// keep puts what the flight ends with into the near tier. One that has left the map
+// may have a successor, which has put something later there. engine.mu is held.
+func (f *flight[V]) keep(it *item[V]) {
+	if f.engine.flights[f.key] != f {
+		f.engine.near.advance(f.key, it)
+		return
+	}
+	f.engine.near.put(f.key, it, f.callers.ever())
 }
 
 // give ends the flight with it, and keeps it nowhere; but what it has replaced
@@ -391,7 +432,7 @@ func (f *flight[V]) give(it *item[V]) {
 	f.engine.near.weigh(f.key, it) // before the lock: it runs user code
 	f.engine.mu.Lock()
 	defer f.engine.mu.Unlock()
-	f.engine.near.put(f.key, it, f.callers.ever())
+	f.keep(it)
 	f.land(it, nil)
 }
 
@@ -429,6 +470,32 @@ func (f *flight[V]) end(err error) {
 	if !f.state.Load().landed {
 		f.land(nil, err)
 	}
+}
+
+// leave takes a caller off the flight. A flight that nobody waits for, and that has
+// not come to its load, would have the engines asked for nobody: it ends. What
+// refreshes something stale goes on.
+func (f *flight[V]) leave() {
+	if !f.callers.left() || f.refreshes {
+		return
+	}
+	if state := f.state.Load(); state.landed || state.offered != nil {
+		return
+	}
+	f.engine.mu.Lock()
+	defer f.engine.mu.Unlock()
+	// Under the lock nobody joins.
+	if state := f.state.Load(); f.callers.n.Load() == 0 && !f.elected && !state.landed && state.offered == nil {
+		f.unlist()
+		f.cancel(errDeserted)
+	}
+}
+
+// lead has the flight go on whether or not anybody waits for it.
+func (f *flight[V]) lead() {
+	f.engine.mu.Lock()
+	defer f.engine.mu.Unlock()
+	f.elected = true
 }
 
 // lookAgain begins the flight's next look at the store: an invalidation before
@@ -480,13 +547,15 @@ func (c *callerCount) joined() {
 
 func (c *callerCount) ever() int { return int(c.all.Load()) }
 
-func (c *callerCount) left() {
+// left reports whether it was the last.
+func (c *callerCount) left() (last bool) {
 	if c.n.Add(-1) > 0 {
-		return
+		return false
 	}
 	if none := c.none.Swap(nil); none != nil {
 		close(*none)
 	}
+	return true
 }
 
 // awaitNone waits until the count is 0, or done is closed. Whoever joins and leaves

@@ -119,7 +119,7 @@ func (r *run[V]) hedge(ctx context.Context) bool {
 	defer r.freeSlot()
 	// It lasts for as long as the holder's rebuild may. So it need not be renewed,
 	// and whatever becomes of this hedge, there is no other.
-	lease, err := askInTurn(ctx, e.locker, &r.outage, func(ctx context.Context) (Lease, error) {
+	lease, err := askInTurn(ctx, e.locker, r.key, &r.outage, func(ctx context.Context) (Lease, error) {
 		return e.Locker.TryAcquire(ctx, e.engineKey(hedgeKey+r.key), e.RebuildTimeout)
 	})
 	if err != nil {
@@ -138,7 +138,7 @@ func (r *run[V]) hedge(ctx context.Context) bool {
 	e.count.hedges.Add(1)
 	watching, end := context.WithCancel(ctx)
 	defer end()
-	return r.build(ctx, epoch, r.rival(watching, r.known, 0), r.finishHedge)
+	return r.build(ctx, epoch, r.rival(watching, r.known, r.waiting), r.finishHedge)
 }
 
 // finishHedge is finish for a hedge.
@@ -167,13 +167,21 @@ func (r *run[V]) freeHedge(ctx context.Context) {
 }
 
 // rival returns a channel that is closed when another process has committed a
-// value of a later epoch than that. It asks the store when it is told of a commit,
-// and, from then on when after has passed, by polling.
-func (r *run[V]) rival(ctx context.Context, epoch uint64, after time.Duration) <-chan struct{} {
+// value of a later epoch than that. A holder watches however little it knows of
+// builds: its hedge is begun by what another process knows. It asks the store when
+// it is told of a commit, and polls as those do who wait since then; but only from
+// minHedge on, since no holder is hedged before.
+func (r *run[V]) rival(ctx context.Context, epoch uint64, since instant) <-chan struct{} {
 	e := r.engine
-	committed, began := make(chan struct{}), e.clock.now()
+	committed := make(chan struct{})
+	pause := func() time.Duration {
+		if e.notified {
+			return lookPause
+		}
+		return pollInterval(e.clock.now() - since)
+	}
 	e.running.Go(func() {
-		poll := time.NewTimer(max(after, minPoll))
+		poll := time.NewTimer(max(pause(), minHedge))
 		defer poll.Stop()
 		for {
 			select {
@@ -184,7 +192,7 @@ func (r *run[V]) rival(ctx context.Context, epoch uint64, after time.Duration) <
 					continue
 				}
 			case <-poll.C:
-				poll.Reset(pollInterval(e.clock.now() - began))
+				poll.Reset(pause())
 			}
 			if r.overtaken(ctx, epoch) {
 				close(committed)

@@ -280,3 +280,34 @@ func TestHedge_FailureIsTold(t *testing.T) {
 		}
 	})
 }
+
+// The holder's process has built nothing yet, or only what takes much longer: the
+// hedge's value reaches its callers as it reaches all others.
+func TestHedge_HolderKnowsNoUsualBuild(t *testing.T) {
+	for name, known := range map[string]time.Duration{"nothing built": 0, "only slow builds": 20 * time.Second} {
+		t.Run(name, func(t *testing.T) {
+			everyWay(t, func(t *testing.T, by way) {
+				f := newFleet(t, 3, by, bellwether.Options{Hedge: 3, HedgeShare: 1, RebuildTimeout: time.Minute})
+				for i, p := range f.processes[1:] {
+					p.Get(t.Context(), fmt.Sprint("own", i))
+				}
+				if known > 0 {
+					f.origin.set(func(o *source) { o.build = known })
+					f.processes[0].Get(t.Context(), "own")
+				}
+				start := time.Now()
+				first := f.hang(t, 30*time.Second, nil)
+				if got := callAll(f.processes[1:], 10, "k"); len(got.failed) > 0 || len(got.values) != 1 {
+					t.Errorf("answers %v", got.count)
+				}
+				took := time.Since(start)
+				if took > 5*time.Second || f.hedges() != 1 {
+					t.Fatalf("the hedge's value after %v, with %d hedges", took, f.hedges())
+				}
+				if got := <-first; len(got.values) != 1 || got.slowest > took+lag(by, took) {
+					t.Errorf("the holder's callers got %v after %v, want the hedge's value, which was there after %v", got.count, got.slowest, took)
+				}
+			})
+		})
+	}
+}

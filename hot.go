@@ -13,13 +13,12 @@ import (
 // from header fields that are made once in a second and shared by all replies.
 
 // hot answers the request if the near tier can; if not, it has done nothing.
-func (m *Middleware) hot(w http.ResponseWriter, r *http.Request, key string, d httpcache.RequestDirectives) bool {
-	if d != (httpcache.RequestDirectives{}) || r.Header["Authorization"] != nil {
+func (m *Middleware) hot(w http.ResponseWriter, r *http.Request, t target, d httpcache.RequestDirectives) bool {
+	if d != (httpcache.RequestDirectives{}) || m.hasCredentials(r) {
 		return false
 	}
-	e, url := m.engine, key
-	var under *response // the names that led to key
-	apart := false      // they have the fields that retarget
+	e, key := m.engine, t.key
+	var under *response // the signpost that led to key
 	for range maxHops {
 		it, now := e.near.get(key)
 		if it == nil || now >= it.trusted || it.kind != KindValue || it.judge(now) != serve || e.EarlyRefresh > 0 {
@@ -27,24 +26,43 @@ func (m *Middleware) hot(w http.ResponseWriter, r *http.Request, key string, d h
 		}
 		switch res := it.value; res.kind {
 		case plain:
-			if !apart && httpcache.Retargeted(r.Header) {
-				return false // it was made for a request without
+			if under == nil && m.needsVariant(t.header) {
+				return false // the response is not for such a request
 			}
 			if res.body.Len() > smallBody {
 				return false // what it takes to send it is counted
 			}
 			e.count.hits.add()
 			if e.observers.hit != nil {
-				e.tellHit(r.Context(), url, WayHit)
+				e.tellHit(r.Context(), t.key, WayHit)
 			}
 			if under != nil && res.hitHeaderOf(it, now) == nil { // once in a second
-				under.built.touch(key, now)
+				under.built.of(m.needsVariant(t.header)).touch(key, now)
 			}
-			writeHit(w, r, it, now)
+			m.writeHit(w, r, it, now)
 			return true
 		case varying:
-			key, under = m.variantKey(res, key, r.Header), res
-			apart = apart || res.retargets()
+			key, under = m.variantKey(res, t.key, t.header), res
+		default:
+			return false
+		}
+	}
+	return false
+}
+
+// fresh reports whether the near tier has a fresh response for what is asked for.
+func (m *Middleware) fresh(t target) bool {
+	key := t.key
+	for range maxHops {
+		it, now := m.engine.near.get(key)
+		if it == nil || now >= it.trusted || it.kind != KindValue || it.judge(now) != serve {
+			return false
+		}
+		switch it.value.kind {
+		case plain:
+			return key != t.key || !m.needsVariant(t.header)
+		case varying:
+			key = m.variantKey(it.value, t.key, t.header)
 		default:
 			return false
 		}
@@ -88,11 +106,12 @@ func (r *response) hitHeaderOf(it *item[*response], now instant) *hitHeader {
 
 // hitHeader returns the header of a hit, which is made if there is none of this
 // second.
-func (r *response) hitHeader(it *item[*response], now instant) *hitHeader {
+func (m *Middleware) hitHeader(it *item[*response], now instant) *hitHeader {
+	r := it.value
 	if made := r.hitHeaderOf(it, now); made != nil {
 		return made
 	}
-	s := storedOf(it, now)
+	s := m.storedOf(it, now)
 	h := &hitHeader{age: int64((now - it.born) / time.Second), ttl: int64((it.freshUntil - now) / time.Second)}
 	header := make(http.Header, len(s.header)+3)
 	s.setHeader(header, hitStatus(it, now))
@@ -112,15 +131,15 @@ func (r *response) hitHeader(it *item[*response], now instant) *hitHeader {
 
 // writeHit is writeStored for a fresh item: with the header that is made already,
 // unless the reply needs one of its own.
-func writeHit(w http.ResponseWriter, r *http.Request, it *item[*response], now instant) {
+func (m *Middleware) writeHit(w http.ResponseWriter, r *http.Request, it *item[*response], now instant) {
 	h := w.Header()
 	if r.Header["Range"] != nil || len(h) > 0 && hasAdded(h) {
-		writeStored(w, r, storedOf(it, now), hitStatus(it, now))
+		writeStored(w, r, m.storedOf(it, now), hitStatus(it, now))
 		return
 	}
 	res := it.value
 	status, body := res.status, res.body
-	made := res.hitHeader(it, now)
+	made := m.hitHeader(it, now)
 	notModified := false
 	if r.Header["If-None-Match"] != nil || r.Header["If-Modified-Since"] != nil {
 		notModified = httpcache.NotModified(r.Method, r.Header, status, made.values, time.Now().Add(it.born-now))
@@ -134,5 +153,6 @@ func writeHit(w http.ResponseWriter, r *http.Request, it *item[*response], now i
 		}
 		h[f.name] = f.values
 	}
+	m.hidden.Remove(h) // of a middleware around this one; the hit's are not among made
 	send(w, r, status, body)
 }

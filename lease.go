@@ -186,7 +186,7 @@ func (r *run[V]) prolong(ctx context.Context, until instant) {
 }
 
 func (r *run[V]) renew(ctx context.Context, lease Lease, length, patience time.Duration) error {
-	return askErr(ctx, r.engine.locker, &outage{patience}, func(ctx context.Context) error { return lease.Renew(ctx, length) })
+	return askErr(ctx, r.engine.locker, r.key, &outage{patience}, func(ctx context.Context) error { return lease.Renew(ctx, length) })
 }
 
 // releaseBehind gives the lease back, if there is one, and does not wait for it.
@@ -199,13 +199,13 @@ func (r *run[V]) releaseBehind(ctx context.Context) {
 
 // release gives a lease of the flight's back, and reports it if the locker is silent.
 func (r *run[V]) release(ctx context.Context, lease Lease) {
-	err := r.engine.giveBack(ctx, &outage{r.engine.EngineTimeout}, lease)
+	err := r.engine.giveBack(ctx, r.key, &outage{r.engine.EngineTimeout}, lease)
 	if err != nil && !errors.Is(err, ErrLeaseLost) {
 		r.noAnswer("releasing the lease of", err)
 	}
 }
 
 // giveBack releases a lease, also when ctx, the holder's own, has ended.
-func (e *engine[V]) giveBack(ctx context.Context, o *outage, lease Lease) error {
-	return askErr(context.WithoutCancel(ctx), e.locker, o, func(ctx context.Context) error { return lease.Release(ctx) })
+func (e *engine[V]) giveBack(ctx context.Context, key string, o *outage, lease Lease) error {
+	return askErr(context.WithoutCancel(ctx), e.locker, key, o, func(ctx context.Context) error { return lease.Release(ctx) })
 }

@@ -3,6 +3,7 @@ package bellwether
 import (
 	"cmp"
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net/http"
@@ -10,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/bellwether-go/bellwether/internal/httpcache"
@@ -32,10 +34,13 @@ type HTTPOptions struct {
 	// it, what a handler makes of a Cookie is everybody's, unless it says private or
 	// Vary: Cookie, or Key returns false. StaleWhileRevalidate and StaleIfError are
 	// for responses that name no windows and do not forbid them. NotFoundTTL, Size,
-	// Codec and HedgeShare have no meaning, and Hedge must be zero. ErrorTTL is also
-	// how long an error response (500, 502, 503, 504) without a freshness of its own
-	// is served; negative: it answers only those who waited for it, as RFC 9111 has
-	// it.
+	// Codec and HedgeShare have no meaning, and Hedge must be zero.
+	//
+	// ErrorTTL is also how long an error response (500, 502, 503, 504) without a
+	// freshness of its own is served to all clients, if TTL is set, the error says
+	// public, or the key has had a response for all. If ErrorTTL is negative, such an
+	// error answers only the requests that wait for it. Any other error answers only
+	// the waiting requests with the same Cookie and credentials.
 	//
 	// The age of a response counts from when its handler wrote the header; if that
 	// has a Date or an Age, which those of a proxied upstream have, by RFC 9111
@@ -43,7 +48,8 @@ type HTTPOptions struct {
 	Options
 
 	// MaxBody is the largest body that is stored, in bytes. A larger one is
-	// passed on to those who wait for it, at the pace of the slowest of them.
+	// passed on to those who wait for it, at the pace of the slowest of them; but a
+	// client for which the others have to wait 5 s while it takes 4 MiB is broken off.
 	// Zero means 8 MiB. What is larger than NearBytes is in Store alone, if there is
 	// one.
 	MaxBody int64
@@ -57,36 +63,70 @@ type HTTPOptions struct {
 	// this. Zero means 256 MiB, or MaxBody if that is more.
 	MaxHeld int64
 	// UncacheableTTL is how long it is remembered that a key's response was not
-	// for sharing; requests for it go straight to the handler meanwhile. One
-	// cacheable response ends that. Zero means 10 s.
+	// for sharing; requests for it go straight to the handler meanwhile, and each
+	// response like that prolongs it. One cacheable response ends it. Zero means 10 s.
 	UncacheableTTL time.Duration
-	// PassThrough is how many requests whose wait has run out (MaxWait) are let
+	// PassThrough is how many requests whose wait has run out (MaxWait), or whose key's
+	// rebuild has taken longer than RebuildTimeout and never had a response for all, are let
 	// through to the handler at one time, in this process. The others get 503
 	// with Retry-After. Zero: none is let through.
 	PassThrough int
 
+	// IgnoreRequestDirectives has requests answered whatever their Cache-Control says, as
+	// most caches in front of a site do: else a client may have the handler asked
+	// by no-cache, and choose the moment of a rebuild. Default: RFC 9111 section 5.2.1
+	// holds, but of the requests that go past the cache for a page that is fresh
+	// (no-store, an upgrade, an event stream) eight at a time.
+	IgnoreRequestDirectives bool
+	// MaxStreams bounds the requests for upgrades and event streams that run at a time.
+	// Further ones get 503. Zero means 65,536.
+	MaxStreams int
+
 	// Key names the URL under which the response to a request is kept, and by which
 	// it is invalidated, in the place of the request's own; or returns false, and
-	// the request goes past the cache. It is "http://host/path?query", or with
-	// https, which is kept apart. Whatever it leaves out of the request's URL must
-	// not change the response (one that says Vary: Host is then its client's alone).
-	// It is also asked which URL a request has changed
-	// whose method is not safe; a false there means the request's own. What is no
-	// such URL counts as a false. It is called for each request, on its goroutine.
+	// the request goes past the cache. The handler sees the key's host and query, so a
+	// parameter that Key leaves out gets into no shared response. The handler sees the
+	// request's path: a part of it that Key leaves out must not change the response.
+	// For a request with an unsafe method, Key returns the URL that the request has
+	// changed; false means the request's own URL. A URL of another form counts as
+	// false. Key is called for each request, on the request's goroutine.
 	//
-	// Nil: the Host field in lower case and without a default port, path and query
-	// as they were sent, https for requests that came over TLS. Behind a proxy that
+	// Nil: the Host field in lower case and without a default port, the path in one
+	// form for all its encodings, the query as it was sent, and https for requests that
+	// came over TLS. "%2F", "%3B" and "%2B" in a path are not "/", ";" and "+".
+	// Behind a proxy that
 	// ends TLS all requests come in plain; if it tells the scheme by
 	// X-Forwarded-Proto, Forwarded or the like, responses to the two are variants of
 	// one URL, and nothing need be done. If it tells it otherwise and handlers mind,
 	// Key is the place to say so.
-	Key func(r *http.Request) (url string, ok bool)
+	Key func(r *http.Request) (key Key, ok bool)
+
+	// CredentialFields are more request fields that say who a client is, as
+	// Authorization and a client certificate do. A request with credentials gets only
+	// responses that say that they are for all (public, s-maxage, must-revalidate). It
+	// waits for no other request until a response to credentials has said so. Name
+	// Cookie if the handlers answer by it and do not say private. Nil: none.
+	CredentialFields []string
 
 	// TargetedFields are the response fields that take the place of
 	// Cache-Control for this cache, the first that is there wins, unless it is
 	// malformed (RFC 9213): put a name of your own in front. Nil means
 	// CDN-Cache-Control; empty: none.
 	TargetedFields []string
+	// RetargetingFields are more request fields from which the handler, or a server
+	// behind it, takes another scheme, host, port or path. Some 140 such fields are
+	// known, X-Forwarded-Host among them. A response to a request with any of these
+	// fields is a variant for requests with the same fields. Nil: none.
+	RetargetingFields []string
+	// HiddenFields are response fields that the cache reads and clients do not get, such
+	// as Surrogate-Control, Surrogate-Key and Cache-Tag. Stored responses keep them, and
+	// tags in them invalidate. With HiddenFields no handler gets the real
+	// ResponseWriter, but one that flushes and hijacks as that does. Nil: none.
+	HiddenFields []string
+	// HideStatusKey leaves the cache key out of Cache-Status, where all clients can read
+	// it (RFC 9211 section 6). Default: the reply to a request that has reached the
+	// handler by way of the cache has the key.
+	HideStatusKey bool
 	// HeuristicFraction makes a response fresh that says nothing about it, where
 	// TTL is zero, for this part of the time since its Last-Modified, up to 24 h
 	// (RFC 9111 section 4.2.2; 0.1 is customary). Zero: not at all.
@@ -97,8 +137,19 @@ type HTTPOptions struct {
 	SetCookie bool
 	// AnyLanguageOrder takes Accept-Language for the same in any order. RFC 9110
 	// section 12.5.4 gives the order no meaning; many servers do, Go's language
-	// matcher among them. Default: the order tells variants apart.
+	// matcher among them. The handler gets the languages sorted. Default: the order
+	// tells variants apart.
 	AnyLanguageOrder bool
+}
+
+// A Key is what the response to a request is kept under.
+type Key struct {
+	// URL is "http://host/path?query", or with https, which is kept apart.
+	URL string
+	// Variant tells responses to one URL apart by a part of the request that the URL
+	// does not have, such as a cookie's value. Invalidating the URL invalidates all its
+	// variants. Requests with an empty Variant share a variant too.
+	Variant string
 }
 
 // A Middleware caches the responses of the handlers that it wraps, as a shared
@@ -106,11 +157,16 @@ type HTTPOptions struct {
 // wait for it. Create one with NewMiddleware. It is safe for concurrent use, and
 // may wrap several handlers as long as they serve different URLs.
 type Middleware struct {
-	engine  *engine[*response]
-	options HTTPOptions
-	rules   httpcache.Options
-	through *semaphore.Weighted // PassThrough
-	bodies  bodies              // MaxHeld
+	engine      *engine[*response]
+	options     HTTPOptions
+	rules       httpcache.Options
+	credentials []string // the names of request fields
+	hidden      httpcache.Hidden
+	through     *semaphore.Weighted // PassThrough
+	streams     *semaphore.Weighted // MaxStreams
+	bypasses    bypasses
+	replacing   sync.Map // the keys whose record is being replaced, see replace
+	bodies      bodies   // MaxHeld
 }
 
 // NewMiddleware returns a Middleware. It panics if the options cannot be meant;
@@ -125,19 +181,21 @@ func NewMiddleware(o HTTPOptions) *Middleware {
 		refuse("HTTPOptions.Hedge", o.Hedge, "be zero: clients read a response while it is made, and what they have read of one cannot be replaced by another")
 	case o.UncacheableTTL < 0:
 		refuse("HTTPOptions.UncacheableTTL", o.UncacheableTTL, "not be negative; zero means the default")
+	case o.MaxStreams < 0:
+		refuse("HTTPOptions.MaxStreams", o.MaxStreams, "not be negative; zero means the default")
 	case o.PassThrough < 0:
 		refuse("HTTPOptions.PassThrough", o.PassThrough, "not be negative; zero lets none through")
 	case !(o.HeuristicFraction >= 0 && o.HeuristicFraction <= 1):
 		refuse("HTTPOptions.HeuristicFraction", o.HeuristicFraction, "be from 0 to 1, such as 0.1")
 	}
-	for i, name := range o.TargetedFields {
-		if !httpcache.FieldName(name) {
-			refuse(fmt.Sprintf("HTTPOptions.TargetedFields[%d]", i), strconv.Quote(name), "be the name of a field, such as CDN-Cache-Control")
-		}
-	}
+	checkFields("TargetedFields", o.TargetedFields, "CDN-Cache-Control")
+	checkFields("CredentialFields", o.CredentialFields, "Cookie")
+	checkFields("HiddenFields", o.HiddenFields, "Surrogate-Key")
+	checkFields("RetargetingFields", o.RetargetingFields, "X-Forwarded-Host")
 	o.MaxBody = cmp.Or(o.MaxBody, 8<<20)
 	o.MaxHeld = cmp.Or(o.MaxHeld, max(256<<20, o.MaxBody))
 	o.UncacheableTTL = cmp.Or(o.UncacheableTTL, 10*time.Second)
+	o.MaxStreams = cmp.Or(o.MaxStreams, 1<<16)
 	if o.TargetedFields == nil {
 		o.TargetedFields = []string{"CDN-Cache-Control"}
 	}
@@ -152,16 +210,34 @@ func NewMiddleware(o HTTPOptions) *Middleware {
 			HeuristicFraction:    o.HeuristicFraction,
 			StaleWhileRevalidate: o.StaleWhileRevalidate,
 			StaleIfError:         o.StaleIfError,
+			AnyLanguageOrder:     o.AnyLanguageOrder,
+			Retargeting:          httpcache.NewRetargeting(o.RetargetingFields...),
 		},
-		options: o,
-		bodies:  bodies{limit: o.MaxHeld},
-		through: semaphore.NewWeighted(int64(o.PassThrough)),
+		options:     o,
+		credentials: []string{"Authorization"},
+		hidden:      httpcache.NewHidden(o.HiddenFields),
+		bodies:      bodies{limit: o.MaxHeld},
+		through:     semaphore.NewWeighted(int64(o.PassThrough)),
+		streams:     semaphore.NewWeighted(int64(o.MaxStreams)),
+	}
+	for _, name := range o.CredentialFields {
+		m.credentials = append(m.credentials, http.CanonicalHeaderKey(name))
 	}
 	m.engine.answers = func(r *response) bool { return r != nil && r.kind == plain }
+	m.engine.fails = func(r *response) bool { return r != nil && httpcache.IsServerError(r.status) }
 	m.engine.sweeper.traits = traitsOf
 	m.engine.listen()
 	m.engine.meetLog()
 	return m
+}
+
+// checkFields refuses names in an option that are those of no fields.
+func checkFields(option string, names []string, example string) {
+	for i, name := range names {
+		if !httpcache.FieldName(name) {
+			refuse(fmt.Sprintf("HTTPOptions.%s[%d]", option, i), strconv.Quote(name), "be the name of a field, such as "+example)
+		}
+	}
 }
 
 // Stats returns what the middleware has counted since it was made.
@@ -189,19 +265,27 @@ func (m *Middleware) Close() error {
 // field; else it is the last.
 //
 // As it runs detached, no router or middleware around it may recycle, when the request
-// ends, what the handler still uses: chi's route context is copied, those of gin and echo are not, so these
-// engines are wrapped whole. And what a middleware around this one puts into the
-// response's header is for its own client, and says nothing of who may share the
-// response: a handler that uses what such a middleware has left in the request's
-// context, a session or a CSRF token, has to say private or Vary itself. One that
-// compresses belongs inside: the part that is sent for a Range is of what is stored.
+// ends, what the handler still uses: chi's route context is copied, those of gin and echo
+// are not, so these engines are wrapped whole. A router around it has to route all
+// encodings of a path alike, as net/http's does. chi's does not: if chi has routed a path
+// in another form than the key's, the request goes past the cache.
+//
+// A field that a middleware around this one puts into the response's header is for its
+// own client, and does not decide who may share the response. There is one exception: if
+// Cache-Control, or one of TargetedFields, is no-store or private when a request reaches
+// the cache, the request goes past it, and a POST's response is not kept. A
+// handler that uses what such a middleware has left in the request's context, a session
+// or a CSRF token, has to say private or Vary itself. A middleware that compresses
+// belongs inside: the part that is sent for a Range is of what is stored.
 // A client whose request's context ends gets no more of a response that is still being
 // made, also if it would go on reading, as behind chi's Timeout.
 //
 // A handler that panics does so to its first client's server too, unless that one
 // gets something stale; the others who wait get that or 502, and an Observer's
 // Rebuild gets the stack; its Error, where the response was not for others and the
-// rebuild has ended with its header.
+// rebuild has ended with its header. If the request has a Cookie or credentials, or if
+// responses to the key are not for all (see ErrorTTL in [HTTPOptions]), the panic answers
+// only requests with the same Cookie and credentials. The others wait for one more run.
 //
 // An interim response (1xx) goes to the client whose request runs the handler.
 // Trailers go to all who read the response as it is made, and are not stored.
@@ -223,22 +307,27 @@ func (m *Middleware) Handler(next http.Handler) http.Handler {
 			m.passUnsafe(w, r, next)
 			return
 		}
-		key, ok := m.key(r)
-		d := httpcache.ParseRequest(r.Header)
-		if why := bypassReason(r, d); why != "" || !ok {
-			if d.OnlyIfCached {
-				replyNotCached(w) // RFC 9111 section 5.2.1.7
+		t, ok := m.target(r)
+		var d httpcache.RequestDirectives
+		if !m.options.IgnoreRequestDirectives {
+			d = httpcache.ParseRequest(r.Header)
+		}
+		why := m.bypassReason(w.Header(), r, d)
+		switch {
+		case (why != "" || !ok) && d.OnlyIfCached:
+			replyNotCached(w) // RFC 9111 section 5.2.1.7
+			return
+		case !ok:
+			m.passReal(w, r, next, httpcache.Status{Fwd: httpcache.FwdBypass, Detail: cmp.Or(why, "key")})
+			return
+		case why != "":
+			if m.bypass(w, r, next, t, why) {
 				return
 			}
-			past := m.pass
-			if !ok || why == reasonUpgrade || why == reasonEventStream {
-				past = passReal
-			}
-			past(w, r, next, httpcache.Status{Fwd: httpcache.FwdBypass, Detail: cmp.Or(why, "key")})
-			return
+			d = httpcache.RequestDirectives{}
 		}
-		if !m.hot(w, r, key, d) {
-			m.serve(w, r, next, key, d)
+		if !m.hot(w, r, t, d) {
+			m.serve(w, r, next, t, d)
 		}
 	})
 }
@@ -264,45 +353,75 @@ func (m *Middleware) runs(w http.ResponseWriter) bool {
 	}
 }
 
-// key is the request's cache key; false if it has none, or is refused one.
-func (m *Middleware) key(r *http.Request) (key string, ok bool) {
-	target, ok := m.target(r)
-	if !ok {
-		return "", false
-	}
-	return httpcache.Key(target)
+// A target is the URL that a request asks for, and the part of the request that selects a
+// variant there.
+type target struct {
+	url    *http.Request // the request, or one for the URL that HTTPOptions.Key has returned
+	key    string        // of the URL
+	header http.Header   // the request's, with Key.Variant
 }
 
-// target is the request by which the key of r is made: r itself, or what it is
-// by HTTPOptions.Key. It returns false if that refuses it.
-func (m *Middleware) target(r *http.Request) (*http.Request, bool) {
-	if m.options.Key == nil {
-		return r, true
+// target returns the request's target. It returns false if the URL has no key, or if
+// HTTPOptions.Key has refused the request.
+func (m *Middleware) target(r *http.Request) (t target, ok bool) {
+	t = target{url: r, header: httpcache.EndToEnd(r.Header)}
+	if m.options.Key != nil {
+		if !httpcache.Ordinary(r) {
+			return t, false // Key may not see what the handler would
+		}
+		named, ok := m.options.Key(r)
+		if !ok {
+			return t, false
+		}
+		u, err := url.Parse(named.URL)
+		if err != nil || u.Scheme != "http" && u.Scheme != "https" {
+			return t, false
+		}
+		t.url = &http.Request{Method: r.Method, URL: u, Host: u.Host, Header: r.Header}
+		t.header = httpcache.WithVariant(t.header, named.Variant)
 	}
-	named, ok := m.options.Key(r)
-	if !ok {
-		return nil, false
+	t.key, ok = httpcache.Key(t.url)
+	return t, ok
+}
+
+// hasCredentials reports whether a request says who its client is.
+func (m *Middleware) hasCredentials(r *http.Request) bool {
+	for _, name := range m.credentials {
+		if r.Header[name] != nil {
+			return true
+		}
 	}
-	u, err := url.Parse(named)
-	if err != nil || u.Scheme != "http" && u.Scheme != "https" {
-		return nil, false
+	return clientCertificate(r) != nil
+}
+
+// clientCertificate returns the certificate that a request's client has shown, nil if it
+// has shown none.
+func clientCertificate(r *http.Request) *x509.Certificate {
+	if r.TLS == nil || len(r.TLS.PeerCertificates) == 0 {
+		return nil
 	}
-	target := &http.Request{Method: r.Method, URL: u, Host: u.Host, Header: r.Header}
-	_, ok = httpcache.Key(target)
-	return target, ok
+	return r.TLS.PeerCertificates[0]
+}
+
+// request returns what the rules ask of a request, whose target is t.
+func (m *Middleware) request(r *http.Request, t target) httpcache.Request {
+	return httpcache.Request{Header: t.header, Credentials: m.hasCredentials(r)}
 }
 
 // eventStream is the media type of server-sent events, which do not end.
 const eventStream = "text/event-stream"
 
-// The reasons to go past the cache that want the real ResponseWriter.
+// The reasons to go past the cache that are bounded, see bypass: the first two want the
+// real ResponseWriter.
 const (
 	reasonUpgrade     = "upgrade"
 	reasonEventStream = "event-stream"
+	reasonNoStore     = "request no-store"
 )
 
-// bypassReason says why a safe request goes past the cache, "" if it does not.
-func bypassReason(r *http.Request, d httpcache.RequestDirectives) string {
+// bypassReason says why a safe request goes past the cache, "" if it does not. outer is
+// the response's header as the middlewares around this one have left it.
+func (m *Middleware) bypassReason(outer http.Header, r *http.Request, d httpcache.RequestDirectives) string {
 	switch {
 	case r.Method != http.MethodGet && r.Method != http.MethodHead:
 		return "method"
@@ -316,27 +435,48 @@ func bypassReason(r *http.Request, d httpcache.RequestDirectives) string {
 		// A body that the key does not tell apart would answer others.
 		return "request body"
 	case d.NoStore:
-		return "request no-store"
-	case httpcache.OverridesMethod(r.Header):
+		return reasonNoStore
+	case httpcache.OverridesMethod(r.Method, r.Header):
 		return "method override"
-	case httpcache.NamesEndToEnd(r.Header):
-		return "connection"
+	case httpcache.Respelled(r.URL) && routed(r):
+		return "path spelling"
+	case m.forbids(outer):
+		return "outer cache-control"
 	}
 	return ""
 }
 
-// maxHops bounds the way from a key to a variant: names that lead to names.
+// routed reports whether chi has routed the request, or a part of its path, before the
+// cache. chi routes by the path as it was sent: "/%61nna" may have another handler than
+// "/anna", which has the same key.
+func routed(r *http.Request) bool {
+	rc := chi.RouteContext(r.Context())
+	return rc != nil && (rc.RoutePath != "" || len(rc.RoutePatterns) > 0)
+}
+
+// forbids reports whether a middleware around this one forbids shared caches to keep the
+// response. Neither the handler nor TTL knows of that.
+func (m *Middleware) forbids(outer http.Header) bool {
+	if len(outer) == 0 {
+		return false
+	}
+	d := httpcache.ResponseDirectives(httpcache.CanonicalHeader(outer), m.rules.Targets...)
+	return d.NoStore || d.Private
+}
+
+// maxHops bounds the steps from a URL's key to a response: a signpost, the newer one behind
+// it, the variant, and one step more for a response that breaks off.
 const maxHops = 4
 
 // serve answers from the cache, by way of the handler if need be.
-func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler, key string, d httpcache.RequestDirectives) {
-	q := &query{m: m, w: w, r: r, next: next, directives: d, authorized: r.Header["Authorization"] != nil, retargeted: httpcache.Retargeted(r.Header), lose: m.engine.EngineTimeout}
+func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler, t target, d httpcache.RequestDirectives) {
+	q := &query{m: m, w: w, r: r, next: next, target: t, directives: d, request: m.request(r, t), needsVariant: m.needsVariant(t.header), lose: m.engine.EngineTimeout}
 	if o := &m.engine.observers; o.hit != nil || o.serve != nil {
-		q.told = &Serve{Key: key}
+		q.told = &Serve{Key: t.key}
 		defer q.tell()
 	}
-	var path []string
-	var under *response // the names that led to key
+	key := t.key
+	var signpost *item[*response] // that led to key
 	broken := false
 	for range maxHops {
 		it, early, ok := q.atHand(key)
@@ -345,17 +485,17 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 			return
 		}
 		if early && !d.OnlyIfCached { // that is to cost the handler nothing
-			q.refresh(key, it, path)
+			q.refresh(key, it, signpost)
 		}
 		s := served[*response]{item: it}
-		if ok && under != nil {
-			under.built.touch(key, m.engine.clock.now())
+		if ok && signpost != nil {
+			signpost.value.built.of(q.needsVariant).touch(key, m.engine.clock.now())
 		}
 		if !ok {
-			if under != nil && !under.built.admit(key, m.engine.clock.now()) {
+			if signpost != nil && !signpost.value.built.of(q.needsVariant).admit(key, m.engine.clock.now()) {
 				break
 			}
-			c := &call{path: path}
+			c := q.call(signpost)
 			defer c.leave()
 			var err error
 			if s, err = q.wait(c, key, it); err != nil {
@@ -391,11 +531,11 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 		}
 		switch res := s.item.value; res.kind {
 		case plain:
-			if q.authorized && !httpcache.OpenToAll(res.head(), m.rules) {
+			if q.request.Credentials && !httpcache.OpenToAll(res.head(), m.rules) {
 				q.pass(httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reasonAuthorization})
 				return
 			}
-			if q.retargeted {
+			if q.excludedFrom(key) {
 				q.pass(httpcache.Status{Fwd: httpcache.FwdVaryMiss})
 				return
 			}
@@ -415,9 +555,7 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 			q.passChecked(key, s.item)
 			return
 		case varying:
-			key, under = m.variantKey(res, key, r.Header), res
-			path = append(path, res.names...)
-			q.retargeted = q.retargeted && !res.retargets()
+			key, signpost = m.variantKey(res, t.key, t.header), s.item
 		default:
 			q.passUncacheable(key, s.item)
 			return
@@ -432,13 +570,12 @@ type query struct {
 	w          http.ResponseWriter
 	r          *http.Request
 	next       http.Handler
+	target     target
 	directives httpcache.RequestDirectives
-	authorized bool // has Authorization
-	// retargeted tells that it has fields that may choose another target, and that
-	// nothing on its way has told responses apart by them yet: what is found there was
-	// made for a request without them.
-	retargeted bool
-	told       *Serve // what those who watch are told, nil if nobody does
+	request    httpcache.Request
+	// needsVariant is Middleware.needsVariant of the request.
+	needsVariant bool
+	told         *Serve // what those who watch are told, nil if nobody does
 	// lose is what it may lose to engines, on all its way: the flight of a page's
 	// names may have waited for a store that the variant's is not to wait for again.
 	lose time.Duration
@@ -447,26 +584,60 @@ type query struct {
 // want is what the request asks of an answer under key; nothing is the usual case.
 func (q *query) want(key string) want[*response] {
 	d := q.directives
-	if !q.authorized && !q.retargeted && !d.NoCache && !d.MaxAge.Set && !d.MinFresh.Set && !d.MaxStale.Set {
+	if !q.request.Credentials && !q.needsVariant && !d.NoCache && !d.MaxAge.Set && !d.MinFresh.Set && !d.MaxStale.Set {
 		return want[*response]{}
 	}
-	return want[*response]{accept: func(it *item[*response], now instant) bool {
+	var w want[*response]
+	if q.excludedFrom(key) {
+		w.fits = func(it *item[*response]) bool {
+			return it.kind != KindValue || it.value.kind != plain && it.value.kind != checked
+		}
+	}
+	w.accept = func(it *item[*response], now instant) bool {
 		if it.kind != KindValue {
 			return true
 		}
 		res := it.value
-		retargeted := q.retargeted && !res.retargets()
-		if res.variant != nil && q.m.variantKey(res, key, q.r.Header) == res.id {
+		if res.variant != nil && q.selects(res) {
 			res = res.variant // still being written, and found with what it varies by
 		}
 		if res.kind != plain {
 			return true // it says where to go, and no more
 		}
-		if retargeted || q.authorized && !httpcache.OpenToAll(res.head(), q.m.rules) {
+		if q.request.Credentials && !httpcache.OpenToAll(res.head(), q.m.rules) {
 			return false
 		}
 		return reuse(it, res, now, d)
-	}}
+	}
+	return w
+}
+
+// excludedFrom reports whether no response that is kept under the key is for the request,
+// see needsVariant.
+func (q *query) excludedFrom(key string) bool { return q.needsVariant && key == q.target.key }
+
+// selects reports whether the request asks for the variant whose response has made the
+// signpost, and is still being written.
+func (q *query) selects(signpost *response) bool {
+	return q.m.variantKey(signpost, q.target.key, q.target.header) == signpost.id
+}
+
+// client is equal for requests with the same Cookie and credentials: the response to one of
+// them could be the response to another.
+func (q *query) client() string {
+	if !q.request.Credentials {
+		return strings.Join(q.r.Header["Cookie"], "; ")
+	}
+	var b strings.Builder
+	b.WriteByte(0) // which no Cookie has
+	fmt.Fprintf(&b, "%q", q.r.Header["Cookie"])
+	for _, name := range q.m.credentials {
+		fmt.Fprintf(&b, "%q", q.r.Header[name])
+	}
+	if c := clientCertificate(q.r); c != nil {
+		b.Write(c.Raw)
+	}
+	return b.String()
 }
 
 // reuse reports whether RFC 9111 lets res, the response of it, answer a request.
@@ -491,7 +662,7 @@ func (q *query) atHand(key string) (it *item[*response], early, ok bool) {
 		// A client that takes what is staler than we would serve gets it if this
 		// process has it.
 		it, now := e.near.get(key)
-		if it != nil && it.held && now < it.trusted && it.value.kind == plain && want.accept(it, now) {
+		if it != nil && it.held && now < it.trusted && it.value.kind == plain && (want.fits == nil || want.fits(it)) && want.accept(it, now) {
 			e.count.stale.Add(1)
 			return it, false, true
 		}
@@ -508,7 +679,7 @@ func (q *query) atHand(key string) (it *item[*response], early, ok bool) {
 // stale-if-error (RFC 5861 section 4); nil if it takes none, or there is nothing
 // in this process that may be served so.
 func (q *query) spared(key string) *item[*response] {
-	if !q.directives.StaleIfError.Set || q.retargeted {
+	if !q.directives.StaleIfError.Set || q.excludedFrom(key) {
 		return nil
 	}
 	e := q.m.engine
@@ -518,7 +689,7 @@ func (q *query) spared(key string) *item[*response] {
 	}
 	it = q.m.fallback(key, it)
 	if it == nil || !it.held || it.value.kind != plain || httpcache.IsServerError(it.value.status) ||
-		q.authorized && !httpcache.OpenToAll(it.value.head(), q.m.rules) {
+		q.request.Credentials && !httpcache.OpenToAll(it.value.head(), q.m.rules) {
 		return nil
 	}
 	f := it.value.freshness
@@ -548,8 +719,8 @@ func (q *query) wait(c *call, key string, stale *item[*response]) (served[*respo
 	c.aside = make(chan func(), maxHints)
 	c.inform = q.inform
 	w := q.want(key)
-	w.aside = c.aside
-	if q.authorized {
+	w.aside, w.client, w.personal = c.aside, c.client, c.personal()
+	if q.request.Credentials {
 		// Nobody waits for what is another user's until it is known to be for
 		// all.
 		w.solo = true
@@ -565,7 +736,7 @@ func (q *query) wait(c *call, key string, stale *item[*response]) (served[*respo
 	waiter.wait(requested{q, c, chi.RouteContext(q.r.Context())})
 	q.lose = waiter.lose
 	if waiter.dueEarly() {
-		q.refresh(key, waiter.answer.item, c.path)
+		q.refresh(key, waiter.answer.item, c.signpost)
 	}
 	if errors.Is(waiter.err, errTaken) {
 		return notShared(), nil
@@ -577,6 +748,14 @@ func (q *query) wait(c *call, key string, stale *item[*response]) (served[*respo
 	return waiter.answer, waiter.err
 }
 
+// call is the request's wait for the key that the signpost has led to.
+func (q *query) call(signpost *item[*response]) *call {
+	return &call{
+		request: q.request, client: q.client(), base: q.target.key, signpost: signpost,
+		excluded: q.needsVariant && signpost == nil,
+	}
+}
+
 // requested binds the handler's load for a flight that the call begins.
 type requested struct {
 	*query
@@ -586,18 +765,35 @@ type requested struct {
 
 func (q requested) bind() loader[*response] {
 	r := detach(q.r, q.route)
-	q.call.request = r.Header
+	if t := q.target.url; t != q.r {
+		retarget(r, t)
+	}
 	return func(ctx context.Context, a attempt[*response]) (*response, error) {
 		return q.m.fetch(ctx, a, q.call, q.next, r)
 	}
 }
 
+// retarget gives r the host and the query of t: a part of the URL that the key leaves out
+// must not get into the response.
+func retarget(r, t *http.Request) {
+	r.Host, r.URL.RawQuery, r.URL.ForceQuery = t.Host, t.URL.RawQuery, t.URL.ForceQuery
+	path, _, _ := strings.Cut(r.RequestURI, "?")
+	if path == "" {
+		return
+	}
+	r.RequestURI = path
+	if t.URL.RawQuery != "" || t.URL.ForceQuery {
+		r.RequestURI += "?" + t.URL.RawQuery
+	}
+}
+
 // refresh has a fresh response rebuilt behind the client's back: it has no reader
 // that would have to keep up with it, nor one for interim responses.
-func (q *query) refresh(key string, it *item[*response], path []string) {
-	c := &call{path: path, aside: make(chan func())}
+func (q *query) refresh(key string, it, signpost *item[*response]) {
+	c := q.call(signpost)
+	c.aside = make(chan func())
 	c.leave()
-	q.m.engine.refresh(q.r.Context(), key, it, requested{q, c, chi.RouteContext(q.r.Context())})
+	q.m.engine.refresh(q.r.Context(), key, it, requested{q, c, chi.RouteContext(q.r.Context())}, c.client)
 }
 
 // reasonAuthorization is why a request with Authorization goes past the cache.
@@ -632,13 +828,4 @@ func (m *Middleware) learntAuthorized(key string) responseKind {
 		return it.value.kind
 	}
 	return plain
-}
-
-// variantKey is the key of the variant that a request with the header req asks
-// for, below key.
-func (m *Middleware) variantKey(v *response, key string, req http.Header) string {
-	if m.options.AnyLanguageOrder {
-		req = httpcache.UnorderedLanguages(req)
-	}
-	return v.variantKey(key, req)
 }

@@ -248,11 +248,11 @@ func TestHTTP_PostAge(t *testing.T) {
 // request's own is invalidated.
 func TestHTTP_KeyOfUnsafeIsNoURL(t *testing.T) {
 	for _, bad := range []string{"nonsense", "http:///p", "http://a/p#f", "http://u@a/p", "http://a:99999/p", "http://a b/p"} {
-		s := newSite(t, bellwether.HTTPOptions{Key: func(r *http.Request) (string, bool) {
+		s := newSite(t, bellwether.HTTPOptions{Key: func(r *http.Request) (bellwether.Key, bool) {
 			if r.Method != "GET" {
-				return bad, true
+				return bellwether.Key{URL: bad}, true
 			}
-			return "http://a" + r.URL.Path, true
+			return bellwether.Key{URL: "http://a" + r.URL.Path}, true
 		}}, func(w http.ResponseWriter, r *http.Request) { w.Header().Set("Cache-Control", "max-age=60") })
 		s.get("http://a/p")
 		s.do(request("PUT", "http://a/p"))

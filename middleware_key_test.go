@@ -1,11 +1,15 @@
 package bellwether_test
 
 import (
+	"bufio"
 	"crypto/tls"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -200,7 +204,7 @@ func TestKey_FieldOfTLSAlone(t *testing.T) {
 						t.Errorf("over TLS: %d %s %s", w.Code, w.Header().Get("Location"), w.Header().Get("Cache-Status"))
 					}
 				}
-				s.wantCalls(t, 3) // with what tells the two apart from then on
+				s.wantCalls(t, 2) // what was there has moved to where it is told apart
 			})
 		})
 	}
@@ -208,7 +212,7 @@ func TestKey_FieldOfTLSAlone(t *testing.T) {
 
 func TestKey_Option(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t, bellwether.HTTPOptions{Key: func(r *http.Request) (string, bool) {
+		s := newSite(t, bellwether.HTTPOptions{Key: func(r *http.Request) (bellwether.Key, bool) {
 			q := r.URL.Query()
 			q.Del("utm_source")
 			scheme := "http"
@@ -221,13 +225,13 @@ func TestKey_Option(t *testing.T) {
 			}
 			switch r.URL.Path {
 			case "/refused":
-				return u, false
+				return bellwether.Key{URL: u}, false
 			case "/nonsense":
-				return "nonsense", true
+				return bellwether.Key{URL: "nonsense"}, true
 			case "/fragment":
-				return u + "#f", true
+				return bellwether.Key{URL: u + "#f"}, true
 			}
-			return u, r.Method != http.MethodDelete
+			return bellwether.Key{URL: u}, r.Method != http.MethodDelete
 		}}, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Cache-Control", "max-age=3600")
 			fmt.Fprint(w, r.Header.Get("X-Tls"))
@@ -266,6 +270,279 @@ func TestKey_Option(t *testing.T) {
 			if s.calls.Swap(0) != 1 {
 				t.Errorf("%s: still there", name)
 			}
+		}
+	})
+}
+
+// What Key leaves out of the URL reaches no page that is shared: the handler sees the
+// key's host and query, and the path as the routers before it have left it.
+func TestKey_HandlerSeesTheKeysURL(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		key := func(r *http.Request) (bellwether.Key, bool) {
+			u := url.URL{Scheme: "http", Host: "shop.example", Path: "/app" + r.URL.Path}
+			if id := r.URL.Query().Get("id"); id != "" {
+				u.RawQuery = "id=" + id
+			}
+			return bellwether.Key{URL: u.String()}, true
+		}
+		s := newSite(t, bellwether.HTTPOptions{Key: key}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=60")
+			fmt.Fprint(w, r.Host, " ", r.URL, " ", r.RequestURI, " ", r.FormValue("utm"), r.FormValue("id"))
+		})
+		s.handler = http.StripPrefix("/mount", s.handler)
+		for _, url := range []string{
+			"http://evil.example/mount/p?utm=evil&id=1", "http://shop.example:80/mount/p?id=1", "http://shop.example/mount/p?id=1&utm=x",
+		} {
+			if got := s.get(url).Body.String(); got != "shop.example /p?id=1 /mount/p?id=1 1" {
+				t.Errorf("%s got %q", url, got)
+			}
+			synctest.Wait()
+		}
+		s.wantCalls(t, 1)
+		if got := s.get("http://evil.example/mount/p?utm=evil").Body.String(); got != "shop.example /p /mount/p " {
+			t.Errorf("without a parameter that Key keeps: %q", got)
+		}
+	})
+}
+
+// What Key adds beside the URL tells variants apart, without being in the URL, and an
+// invalidation of the URL is one of all of them.
+func TestKey_Variant(t *testing.T) {
+	key := func(r *http.Request) (bellwether.Key, bool) {
+		return bellwether.Key{URL: "http://a" + r.URL.RequestURI(), Variant: r.Header.Get("X-Lang")}, true
+	}
+	h := func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=60")
+		theme := ""
+		if r.URL.Path == "/vary" {
+			w.Header().Set("Vary", "X-Theme")
+			theme = r.Header.Get("X-Theme")
+		}
+		fmt.Fprintf(w, "%s %q %q", r.URL.Path, r.Header.Get("X-Lang"), theme)
+	}
+	inPairs(t, bellwether.HTTPOptions{Key: key}, h, func(t *testing.T, p pair) {
+		for path, themes := range map[string][]string{"/p": {""}, "/vary": {"", "dark"}} {
+			all := func() {
+				for _, theme := range themes {
+					for _, lang := range []string{"", "de", "d;e", "d; e"} {
+						for _, s := range []*site{p.first, p.second} {
+							want := fmt.Sprintf("%s %q %q", path, lang, theme)
+							if w := s.get("http://a"+path, "X-Lang", lang, "X-Theme", theme); w.Body.String() != want {
+								t.Errorf("got %q, want %q: %v", w.Body, want, w.Header())
+							}
+							time.Sleep(time.Millisecond) // it is kept a moment after it was answered
+						}
+					}
+				}
+			}
+			all()
+			p.calls()
+			all()
+			if n := p.calls(); n > 0 {
+				t.Errorf("%s: %d calls for what is there", path, n)
+			}
+			p.first.mw.Invalidate(t.Context(), "http://a"+path)
+			time.Sleep(2 * time.Second)
+			all()
+			if n := p.calls(); int(n) < 4*len(themes) {
+				t.Errorf("%s: %d calls after an invalidation of the URL", path, n)
+			}
+		}
+	})
+}
+
+// The first request with a field that retargets, or with a variant of Key's, takes no
+// page from those who have none.
+func TestKey_WhatIsToldApartDisplacesNothing(t *testing.T) {
+	variant := func(r *http.Request) (bellwether.Key, bool) {
+		return bellwether.Key{URL: "http://a" + r.URL.RequestURI(), Variant: r.Header.Get("X-Variant")}, true
+	}
+	for name, tt := range map[string]struct {
+		field   string
+		vary    string
+		control string
+	}{
+		"retargeted":                 {"X-Forwarded-Host", "", "max-age=600"},
+		"retargeted, stale":          {"X-Forwarded-Host", "", "max-age=1, stale-while-revalidate=600"},
+		"retargeted, a page by Vary": {"X-Forwarded-Host", "Accept-Encoding", "max-age=600"},
+		"retargeted, and told":       {"X-Forwarded-Host", "X-Forwarded-Host", "max-age=600"},
+		"a variant":                  {"X-Variant", "", "max-age=600"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", tt.control)
+				if tt.vary != "" && (tt.vary != tt.field || r.Header.Get(tt.field) != "") {
+					w.Header().Set("Vary", tt.vary)
+				}
+				fmt.Fprint(w, "page of ", r.Header.Get(tt.field))
+			}
+			inPairs(t, bellwether.HTTPOptions{Key: variant}, h, func(t *testing.T, p pair) {
+				for _, encoding := range []string{"gzip", "br"} {
+					p.first.get("http://a/p", "Accept-Encoding", encoding)
+					p.second.get("http://a/p", "Accept-Encoding", encoding)
+				}
+				p.calls()
+				for i := range 5 {
+					name := fmt.Sprint("evil", i)
+					if got := p.first.get("http://a/p", tt.field, name).Body.String(); got != "page of "+name {
+						t.Errorf("a request with the field got %q", got)
+					}
+					time.Sleep(2 * time.Second)
+					p.calls()
+					for _, encoding := range []string{"gzip", "br"} {
+						for _, s := range []*site{p.first, p.second} {
+							if got := s.get("http://a/p", "Accept-Encoding", encoding).Body.String(); got != "page of " {
+								t.Errorf("without the field: %q", got)
+							}
+						}
+					}
+					if !strings.Contains(tt.control, "stale") {
+						if n := p.calls(); n > 0 {
+							t.Errorf("after %d requests with the field %d calls for those without", i+1, n)
+						}
+					}
+				}
+			})
+		})
+	}
+}
+
+// Parameters that Key drops are in no form of the handler's request, also when Key has
+// parsed the form.
+func TestKey_FormHasOnlyTheKeysParameters(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := bellwether.HTTPOptions{Key: func(r *http.Request) (bellwether.Key, bool) {
+			return bellwether.Key{URL: "http://a/p?id=" + url.QueryEscape(r.FormValue("id"))}, true
+		}}
+		s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=60")
+			fmt.Fprintf(w, "id=%s next=%s", r.FormValue("id"), r.FormValue("next"))
+		})
+		s.get("http://a/p?id=1&next=//evil.example")
+		if got := s.get("http://a/p?id=1").Body.String(); got != "id=1 next=" {
+			t.Errorf("the next client got %q", got)
+		}
+	})
+}
+
+// fromWire is a request as a server reads it: its lines end in \n here.
+func fromWire(t *testing.T, head string) *http.Request {
+	t.Helper()
+	r, err := http.ReadRequest(bufio.NewReader(strings.NewReader(strings.ReplaceAll(head, "\n", "\r\n") + "\r\n\r\n")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// A request target with user information, or an opaque target, makes no page of the URL
+// that Key gives for it.
+func TestKey_OddTargetMakesNoPage(t *testing.T) {
+	path := func(r *http.Request) string { return r.URL.EscapedPath() }
+	requestURI := func(r *http.Request) string { return r.URL.RequestURI() }
+	for name, tt := range map[string]struct {
+		target string
+		key    func(r *http.Request) string
+		next   string // the target of the next client
+	}{
+		"user information": {"http://evil.example@a/", path, "/"},
+		"opaque":           {"x:javascript:alert(1)", path, "/"},
+		"opaque, a port":   {"x::80/cart", requestURI, "/cart"}, // its key is http://a:80/cart
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				o := bellwether.HTTPOptions{Key: func(r *http.Request) (bellwether.Key, bool) {
+					return bellwether.Key{URL: "http://a" + tt.key(r)}, true
+				}}
+				s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
+					w.Header().Set("Cache-Control", "max-age=60")
+					fmt.Fprintf(w, "page of %s, URL %s, target %s", r.URL.Path, r.URL, r.RequestURI)
+				})
+				s.do(fromWire(t, "GET "+tt.target+" HTTP/1.1\nHost: a"))
+				want := fmt.Sprintf("page of %s, URL %[1]s, target %[1]s", tt.next)
+				if got := s.do(fromWire(t, "GET "+tt.next+" HTTP/1.1\nHost: a")).Body.String(); got != want {
+					t.Errorf("the next client got %q, want %q", got, want)
+				}
+			})
+		})
+	}
+}
+
+// A page without a variant and without a retargeting field validates no page with one:
+// a 304 to its Last-Modified says nothing about the other page.
+func TestKey_VariantIsNotValidatedByTheURLsPage(t *testing.T) {
+	variant := func(r *http.Request) (bellwether.Key, bool) {
+		return bellwether.Key{URL: "http://a" + r.URL.EscapedPath(), Variant: r.Header.Get("X-Tenant")}, true
+	}
+	for _, control := range []string{"max-age=600", "max-age=1", "no-cache"} {
+		for _, field := range []string{"X-Tenant", "X-Forwarded-Proto"} {
+			t.Run(control+" "+field, func(t *testing.T) {
+				h := func(w http.ResponseWriter, r *http.Request) {
+					w.Header().Set("Cache-Control", control)
+					w.Header().Set("Last-Modified", "Mon, 02 Jan 2006 15:04:05 GMT") // of a deployment
+					if r.Header.Get("If-Modified-Since") != "" {
+						w.WriteHeader(http.StatusNotModified)
+						return
+					}
+					io.WriteString(w, "page of "+r.Header.Get(field))
+				}
+				inPairs(t, bellwether.HTTPOptions{Key: variant}, h, func(t *testing.T, p pair) {
+					for i, s := range []*site{p.first, p.first, p.second, p.first} {
+						time.Sleep(2 * time.Second)
+						if got := s.get("http://a/p").Body.String(); got != "page of " {
+							t.Errorf("%d, without the field: %q", i, got)
+						}
+						time.Sleep(2 * time.Second) // the page is kept
+						if got := s.get("http://a/p", field, "one").Body.String(); got != "page of one" {
+							t.Errorf("%d, with the field: %q", i, got)
+						}
+					}
+				})
+			})
+		}
+	}
+}
+
+// A flood of values of a retargeting field, before the page is there, keeps the page
+// for requests without the field in the cache.
+func TestKey_RetargetingFloodLeavesThePage(t *testing.T) {
+	h := func(w http.ResponseWriter, r *http.Request) {
+		time.Sleep(100 * time.Millisecond)
+		w.Header().Set("Cache-Control", "max-age=600")
+		io.WriteString(w, "page")
+	}
+	inPairs(t, bellwether.HTTPOptions{}, h, func(t *testing.T, p pair) {
+		for i := range 1100 {
+			p.first.get("http://a/p", "X-Forwarded-Host", fmt.Sprint("evil", i))
+		}
+		p.calls()
+		wantBurst(t, p.first.burst(100, same("http://a/p")), 100, "200 page 100ms")
+		wantBurst(t, p.first.burst(100, same("http://a/p")), 100, "200 page 0s")
+		if n := p.calls(); n != 1 {
+			t.Errorf("%d calls for 200 requests without a retargeting field, want 1", n)
+		}
+	})
+}
+
+// A herd with one value of a retargeting field has one load of its own, also while a
+// request without the field waits for a slot.
+func TestKey_RetargetedHerdBehindOneWithoutTheField(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := func(w http.ResponseWriter, r *http.Request) {
+			time.Sleep(time.Second)
+			w.Header().Set("Cache-Control", "max-age=600")
+			io.WriteString(w, "page")
+		}
+		s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{MaxRebuilds: 1}}, h)
+		var wg sync.WaitGroup
+		wg.Go(func() { s.get("http://a/other") })
+		time.Sleep(10 * time.Millisecond)
+		wg.Go(func() { s.get("http://a/p") })
+		time.Sleep(10 * time.Millisecond)
+		s.burst(100, func(int) *http.Request { return request("GET", "http://a/p", "X-Forwarded-Proto", "https") })
+		wg.Wait()
+		if n := s.calls.Load(); n > 4 {
+			t.Errorf("%d calls for 100 requests with one X-Forwarded-Proto and two without, want 4 at most", n)
 		}
 	})
 }

@@ -281,8 +281,9 @@ func TestHTTP_Options(t *testing.T) {
 		"heuristic not for every status":     {bellwether.HTTPOptions{HeuristicFraction: 0.1}, http.Header{"Last-Modified": {lastYear}}, 403, time.Second, false},
 		"set-cookie":                         {bellwether.HTTPOptions{SetCookie: true}, http.Header{"Cache-Control": {"max-age=60"}, "Set-Cookie": {"a=b"}}, 200, time.Second, true},
 		"set-cookie without a lifetime":      {bellwether.HTTPOptions{SetCookie: true, Options: bellwether.Options{TTL: week}}, http.Header{"Set-Cookie": {"a=b"}}, 200, time.Second, false},
-		"error remembered":                   {bellwether.HTTPOptions{Options: bellwether.Options{ErrorTTL: time.Minute}}, http.Header{}, 503, time.Second, true},
-		"error remembered from now on":       {bellwether.HTTPOptions{Options: bellwether.Options{ErrorTTL: time.Minute}}, http.Header{"Age": {"300"}}, 503, time.Second, true},
+		"error, and no TTL":                  {bellwether.HTTPOptions{Options: bellwether.Options{ErrorTTL: time.Minute}}, http.Header{}, 503, time.Second, false},
+		"error remembered":                   {bellwether.HTTPOptions{Options: bellwether.Options{TTL: time.Second, ErrorTTL: time.Minute}}, http.Header{}, 503, 2 * time.Second, true},
+		"error remembered from now on":       {bellwether.HTTPOptions{Options: bellwether.Options{TTL: time.Second, ErrorTTL: time.Minute}}, http.Header{"Age": {"300"}}, 503, 2 * time.Second, true},
 		"error that is to be asked for anew": {bellwether.HTTPOptions{Options: bellwether.Options{ErrorTTL: time.Minute}}, http.Header{"Cache-Control": {"no-cache"}}, 503, time.Second, false},
 		"error that is public":               {bellwether.HTTPOptions{Options: bellwether.Options{TTL: week, ErrorTTL: time.Second}}, http.Header{"Cache-Control": {"public"}}, 503, 2 * time.Second, false},
 		"public error, and no TTL":           {bellwether.HTTPOptions{Options: bellwether.Options{ErrorTTL: time.Minute}}, http.Header{"Cache-Control": {"public"}}, 503, time.Second, true},
@@ -342,7 +343,7 @@ func TestHTTP_LanguageOrder(t *testing.T) {
 				w.Header().Set("Vary", "Accept-Language")
 				fmt.Fprint(w, r.Header.Get("Accept-Language"))
 			})
-			for lang, want := range map[string][2]string{"en, de": {"en, de", "en, de"}, "de,EN": {"de,EN", "en, de"}, "en;q=0.5, de": {"en;q=0.5, de", "en;q=0.5, de"}} {
+			for lang, want := range map[string][2]string{"en, de": {"en, de", "de, en"}, "de,EN": {"de, en", "de, en"}, "en;q=0.5, de": {"en;q=0.5, de", "de, en;q=0.5"}} {
 				s.get("http://a/"+lang[:2], "Accept-Language", "en, de")
 				got := s.get("http://a/"+lang[:2], "Accept-Language", lang).Body.String()
 				if i := map[bool]int{true: 1}[any]; got != want[i] {

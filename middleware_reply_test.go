@@ -370,9 +370,9 @@ func TestReply_WhatUnsafeRequestsTakeAway(t *testing.T) {
 
 // A request that Key refuses has the client's own ResponseWriter.
 func TestPass_RefusedByKey(t *testing.T) {
-	for name, key := range map[string]func(*http.Request) (string, bool){
-		"refused":  func(*http.Request) (string, bool) { return "http://a/p", false },
-		"nonsense": func(*http.Request) (string, bool) { return "nonsense", true },
+	for name, key := range map[string]func(*http.Request) (bellwether.Key, bool){
+		"refused":  func(*http.Request) (bellwether.Key, bool) { return bellwether.Key{URL: "http://a/p"}, false },
+		"nonsense": func(*http.Request) (bellwether.Key, bool) { return bellwether.Key{URL: "nonsense"}, true },
 	} {
 		client := httptest.NewRecorder()
 		s := newSite(t, bellwether.HTTPOptions{Key: key}, func(w http.ResponseWriter, r *http.Request) {

@@ -41,13 +41,15 @@ var poisons = []string{
 	"X-Host", "X-Original-Host", "X-Http-Host-Override",
 	"X-Original-Url", "X-Rewrite-Url", "X-Original-Uri", "X-Scheme", "X-Url-Scheme", "Front-End-Https",
 	"X-Envoy-Original-Path", "X-Replaced-Path", "X-Arr-Ssl", "Cf-Visitor", "Cloudfront-Forwarded-Proto",
+	"X-Envoy-Original-Host", "X-Original-Path", "X-Ingress-Path", "X-Forwarded-Pathbase", "X-Base-Url", "X-External-Url",
+	"X-Proxycontextpath", "X-Matched-Path", "$wssn", "X-My-Host",
 	"X-Http-Method-Override", "X-Http-Method", "X-Method-Override", "Forwarded",
 }
 
 func TestSafety_FieldsThatChangeTheTarget(t *testing.T) {
 	for _, name := range poisons {
 		t.Run(name, func(t *testing.T) {
-			s := newSite(t, bellwether.HTTPOptions{}, quote)
+			s := newSite(t, bellwether.HTTPOptions{RetargetingFields: []string{"x-my-host"}}, quote)
 			evil := "evil"
 			if name == "Forwarded" {
 				evil = "for=192.0.2.1;host=evil"
@@ -131,7 +133,7 @@ func TestSafety_MethodOverrideIsNoGET(t *testing.T) {
 // that others then get.
 func TestSafety_AliasesBeforeAGateway(t *testing.T) {
 	for _, method := range []string{"GET", "POST"} {
-		for _, name := range []string{"X_Forwarded_Host", "X-Forwarded_Host", "X_HTTP_Method_Override", "If_None_Match"} {
+		for _, name := range []string{"X_Forwarded_Host", "X-Forwarded_Host", "X_HTTP_Method_Override", "If_None_Match", "Host"} {
 			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
 				w.Header().Set("Cache-Control", "max-age=60")
 				w.Header().Set("Content-Location", "/p")
@@ -187,6 +189,8 @@ func TestSafety_SpellingsOfOneTarget(t *testing.T) {
 		"GET https://evil.example/p?q HTTP/1.1\r\nHost: evil.example\r\n\r\n",
 		"GET HTTP://evil.example/p?q HTTP/1.1\r\nHost: other\r\n\r\n", // RFC 9112 section 3.2.2: Host does not count
 		"HEAD /p?q HTTP/1.1\r\nHost: evil.example:80\r\n\r\n",
+		"GET /%70?q HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+		"GET http://evil.example/%70?q HTTP/1.1\r\nHost: evil.example\r\n\r\n",
 		"GET /p?q HTTP/1.0\r\nHost: evil.example\r\n\r\n",
 	}
 	want := ""
@@ -219,7 +223,7 @@ func TestSafety_DifferentTargets(t *testing.T) {
 	addr := serve(t, s.handler).Listener.Addr().String()
 	bodies := map[string]string{}
 	targets := []string{
-		"/p", "/P", "/p/", "//p", "/./p", "/x/../p", "/%70", "/p%2f", "/p%2F", "/p/q", "/p%2Fq", "/p;q", "/p%3Bq", "/p%3Fq", "/p%00", "/p%23",
+		"/p", "/P", "/p/", "//p", "/./p", "/x/../p", "/p%2F", "/p/q", "/p%2Fq", "/p;q", "/p%3Bq", "/p%3Fq", "/p%00", "/p%23",
 		"/p?", "/p?a=1&b=2", "/p?b=2&a=1", "/p?a=1&b=2&a=1", "/p?a=1;b=2", "/p?a=%31", "/p?a=+1", "/p?a=%201", "/p??", "/p?utm_source=x",
 	}
 	for range 2 {

@@ -1,6 +1,7 @@
 package bellwether_test
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"net/http"
@@ -138,8 +139,8 @@ func TestVary_ChangesOverTime(t *testing.T) {
 	})
 }
 
-// Names that lead to names are followed up to a bound, and then each request
-// goes to the handler: wrong for nobody, and no loop.
+// Names that come one by one, each for the variant of those before, are soon on one
+// signpost: each variant is built for it once.
 func TestVary_NestedNames(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const depth = 8
@@ -157,7 +158,10 @@ func TestVary_NestedNames(t *testing.T) {
 			}
 			io.WriteString(w, body)
 		})
-		for range 3 {
+		for round := range 3 {
+			if round == 2 {
+				s.calls.Store(0)
+			}
 			for n := range depth + 1 {
 				var fields []string
 				for i := range n {
@@ -169,11 +173,7 @@ func TestVary_NestedNames(t *testing.T) {
 				synctest.Wait()
 			}
 		}
-		// Four keys are looked at: the plain one, and one below each of three
-		// fields.
-		if n, want := s.calls.Load(), int32(depth+1+2*(depth+1-3)); n != want {
-			t.Errorf("%d calls, want %d: the first levels from the cache", n, want)
-		}
+		s.wantCalls(t, 0)
 	})
 }
 
@@ -269,19 +269,252 @@ func TestVary_FloodDoesNotScatterTheWantedVariant(t *testing.T) {
 	}
 }
 
-// A response that says it depends on Host is not given to those of another, whatever
-// URL HTTPOptions.Key makes of both.
+// A response that says it depends on Host depends on that of the key, which is the one
+// that the handler sees.
 func TestVary_HostUnderOneKey(t *testing.T) {
 	s := newSite(t, bellwether.HTTPOptions{
-		Key: func(r *http.Request) (string, bool) { return "http://shop.example" + r.URL.RequestURI(), true },
+		Key: func(r *http.Request) (bellwether.Key, bool) {
+			return bellwether.Key{URL: "http://shop.example" + r.URL.RequestURI()}, true
+		},
 	}, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "max-age=60")
 		w.Header().Set("Vary", "Host")
 		fmt.Fprint(w, r.Host)
 	})
 	for _, host := range []string{"one.example", "two.example", "one.example"} {
-		if got := s.get("http://" + host + "/p").Body.String(); got != host {
+		if got := s.get("http://" + host + "/p").Body.String(); got != "shop.example" {
 			t.Errorf("a request for %s got the page of %s", host, got)
 		}
 	}
+	s.wantCalls(t, 1)
+}
+
+// A handler that names a field only when it sees it, and has several: soon one signpost
+// has all their names, and requests without any are served as ever.
+func TestVary_NamedWhenSeen(t *testing.T) {
+	names := []string{"X-A", "X-B", "X-C", "X-D", "X-E", "X-F"}
+	h := func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=7200")
+		for _, name := range names {
+			if v := r.Header.Get(name); v != "" {
+				w.Header().Add("Vary", name)
+				fmt.Fprint(w, name, "=", v, " ")
+			}
+		}
+		io.WriteString(w, "page")
+	}
+	inPairs(t, bellwether.HTTPOptions{}, h, func(t *testing.T, p pair) {
+		for _, first := range []bool{true, false} {
+			for _, name := range names {
+				if first {
+					p.first.mw.Invalidate(t.Context(), "http://a/p")
+				}
+				p.second.get("http://a/p", name, "1")
+				p.first.get("http://a/p", name, "1")
+				time.Sleep(2 * time.Second)
+			}
+		}
+		for range 2 {
+			p.first.get("http://a/p")
+			p.second.get("http://a/p")
+			synctest.Wait()
+		}
+		p.calls()
+		time.Sleep(time.Hour)
+		for range 100 {
+			for _, s := range []*site{p.first, p.second} {
+				if w := s.get("http://a/p"); w.Body.String() != "page" {
+					t.Errorf("without a field: %q", w.Body)
+				}
+			}
+		}
+		if n := p.calls(); n > 0 {
+			t.Errorf("an hour later %d calls for 200 requests", n)
+		}
+	})
+}
+
+// A signpost that grows takes the place of one that is still there, and of none that was
+// invalidated while the response was made: what it leads to was made before that.
+func TestVary_GrowthBehindAnInvalidation(t *testing.T) {
+	var version, slow atomic.Int32
+	h := func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=600")
+		w.Header().Set("Vary", "X-A")
+		v := version.Load()
+		if r.Header.Get("X-B") != "" {
+			w.Header().Add("Vary", "X-B")
+			time.Sleep(time.Duration(slow.Load()) * time.Second)
+		}
+		fmt.Fprint(w, "v", v)
+	}
+	inPairs(t, bellwether.HTTPOptions{}, h, func(t *testing.T, p pair) {
+		version.Store(1)
+		slow.Store(0)
+		p.first.get("http://a/p", "X-A", "1")
+		p.second.get("http://a/p", "X-A", "1")
+		slow.Store(2)
+		time.Sleep(2 * time.Second)
+		var wg sync.WaitGroup
+		wg.Go(func() { p.first.get("http://a/p", "X-A", "2", "X-B", "1") })
+		time.Sleep(time.Second)
+		version.Store(2)
+		if err := p.second.mw.Invalidate(t.Context(), "http://a/p"); err != nil {
+			t.Fatal(err)
+		}
+		wg.Wait()
+		time.Sleep(2 * time.Second)
+		slow.Store(0)
+		for range 2 {
+			for _, s := range []*site{p.first, p.second} {
+				for _, fields := range [][]string{{"X-A", "1"}, {"X-A", "2"}, {"X-A", "2", "X-B", "1"}} {
+					if got := s.get("http://a/p", fields...).Body.String(); got != "v2" {
+						t.Errorf("after the invalidation %v got %q", fields, got)
+					}
+				}
+			}
+		}
+	})
+}
+
+// A private answer that names one more field leaves the signpost: fresh variants of the
+// URL stay fresh, and the field does not tell them apart.
+func TestVary_PrivateAnswerGrowsNoSignpost(t *testing.T) {
+	h := func(w http.ResponseWriter, r *http.Request) {
+		if c := r.Header.Get("Cookie"); strings.Contains(c, "session") {
+			w.Header().Set("Vary", "Accept-Language, Cookie")
+			w.Header().Set("Cache-Control", "private")
+			io.WriteString(w, c)
+			return
+		}
+		w.Header().Set("Vary", "Accept-Language")
+		w.Header().Set("Cache-Control", "max-age=600")
+		io.WriteString(w, r.Header.Get("Accept-Language"))
+	}
+	inPairs(t, bellwether.HTTPOptions{}, h, func(t *testing.T, p pair) {
+		others := func() int32 {
+			for i := range 50 {
+				for _, s := range []*site{p.first, p.second} {
+					lang := []string{"de", "en"}[i%2]
+					if w := s.get("http://a/p", "Accept-Language", lang, "Cookie", fmt.Sprint("_ga=", i)); w.Body.String() != lang {
+						t.Errorf("%s got %d %q", lang, w.Code, w.Body)
+					}
+				}
+			}
+			return p.calls()
+		}
+		if n := others(); n != 2 {
+			t.Fatalf("%d calls for two languages", n)
+		}
+		time.Sleep(2 * time.Second)
+		p.first.get("http://a/p", "Accept-Language", "xx", "Cookie", "session=1")
+		time.Sleep(2 * time.Second)
+		p.calls()
+		if n := others(); n > 0 {
+			t.Errorf("%d calls for 100 requests of fresh variants after a private answer", n)
+		}
+	})
+}
+
+// A stepStore takes a millisecond before and after each step of a load.
+type stepStore struct{ *memstore.Store }
+
+func (s stepStore) Get(ctx context.Context, key string) (bellwether.Entry, error) {
+	time.Sleep(time.Millisecond)
+	defer time.Sleep(time.Millisecond)
+	return s.Store.Get(ctx, key)
+}
+
+func (s stepStore) Claim(ctx context.Context, key string) (bellwether.Entry, uint64, error) {
+	time.Sleep(time.Millisecond)
+	defer time.Sleep(time.Millisecond)
+	return s.Store.Claim(ctx, key)
+}
+
+func (s stepStore) Commit(ctx context.Context, key string, e bellwether.Entry) error {
+	time.Sleep(time.Millisecond)
+	defer time.Sleep(time.Millisecond)
+	return s.Store.Commit(ctx, key, e)
+}
+
+// An invalidation between any two steps of a signpost that is planted, moved behind or
+// grown takes all that was made before it, in the fleet within NearTTL.
+func TestVary_InvalidationBetweenTheStepsOfASignpost(t *testing.T) {
+	for name, fields := range map[string][]string{
+		"moved":   {"X-Forwarded-Host", "evil"},
+		"grown":   {"X-One", "1"},
+		"reload":  {"X-One", "1", "Cache-Control", "no-cache"},
+		"private": {"Cookie", "u=1", "Cache-Control", "no-cache"},
+		"panic":   {"Cookie", "bad", "Cache-Control", "no-cache"},
+	} {
+		for _, control := range []string{"max-age=600", "max-age=1, stale-while-revalidate=600"} {
+			for way, match := range map[string]bellwether.Match{
+				"URL":    {URLs: []string{"http://a/p"}},
+				"prefix": {Prefixes: []string{"http://a/"}},
+			} {
+				t.Run(fmt.Sprint(name, " ", control, " ", way), func(t *testing.T) {
+					for at := range 30 {
+						synctest.Test(t, func(t *testing.T) {
+							invalidateAt(t, time.Duration(at)*time.Millisecond+500*time.Microsecond, match, control, fields, name == "grown")
+						})
+					}
+				})
+			}
+		}
+	}
+}
+
+// invalidateAt invalidates the page in one process, the given time after two processes
+// have begun requests with the fields. Each later request wants a page made after that.
+func invalidateAt(t *testing.T, after time.Duration, match bellwether.Match, control string, fields []string, signpost bool) {
+	t.Helper()
+	var version atomic.Int32
+	h := func(w http.ResponseWriter, r *http.Request) {
+		v := version.Load()
+		time.Sleep(4 * time.Millisecond)
+		for _, name := range []string{"X-One", "X-Two"} {
+			if r.Header.Get(name) != "" {
+				w.Header().Add("Vary", name)
+			}
+		}
+		w.Header().Set("Cache-Control", control)
+		switch r.Header.Get("Cookie") {
+		case "u=1":
+			w.Header().Set("Cache-Control", "private")
+		case "bad":
+			panic("bad")
+		}
+		fmt.Fprint(w, v)
+		time.Sleep(2 * time.Millisecond)
+	}
+	o := bellwether.HTTPOptions{Options: bellwether.Options{Store: stepStore{memstore.New()}, Locker: locallock.New()}}
+	p := pair{newSite(t, o, h), newSite(t, o, h)}
+	time.Sleep(time.Second) // the log is read
+	if signpost {
+		p.first.get("http://a/p", "X-Two", "2")
+	}
+	p.first.get("http://a/p")
+	p.second.get("http://a/p")
+	time.Sleep(1100 * time.Millisecond)
+	var wg sync.WaitGroup
+	wg.Go(func() { p.first.get("http://a/p", fields...) })
+	wg.Go(func() { time.Sleep(3 * time.Millisecond); p.first.get("http://a/p", "Cache-Control", "no-cache") })
+	wg.Go(func() { time.Sleep(2 * time.Millisecond); p.second.get("http://a/p", fields...) })
+	time.Sleep(after)
+	version.Add(1)
+	if err := p.second.mw.InvalidateMatching(t.Context(), match); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(1100 * time.Millisecond) // NearTTL
+	for range 3 {
+		for _, s := range []*site{p.first, p.second} {
+			for _, fields := range [][]string{nil, {"X-Forwarded-Host", "evil"}, {"X-One", "1"}, {"X-Two", "2"}} {
+				if w := s.get("http://a/p", fields...); w.Body.String() != "1" {
+					t.Errorf("invalidated after %v, %v got %d %q", after, fields, w.Code, w.Body)
+				}
+			}
+		}
+		time.Sleep(900 * time.Millisecond)
+	}
+	wg.Wait()
 }

@@ -12,8 +12,7 @@ import (
 )
 
 // This file is the in-process tier: decoded values, bounded in bytes. Eviction
-// and the timer wheel are otter's; that entries only move forward by epoch is
-// decided here.
+// and the timer wheel are otter's; which of two items of a key stays is decided here.
 
 // An item is one answer for a key as this process knows it. Items are
 // immutable once they have been handed to the near tier or to a flight.
@@ -22,10 +21,12 @@ type item[V any] struct {
 	kind    EntryKind
 	weight  uint32        // what it takes in the near tier; 0 if not weighed yet
 	value   V             // if kind is KindValue
-	epoch   uint64        // of the rebuild that made it; 0 if it was made without the store
+	epoch   uint64        // of the rebuild that made it, or of the entry beside which it stands; 0: of none
 	build   time.Duration // how long that rebuild took
 	err     error         // the last failure, if failures > 0
 	trusted instant       // until when the store need not be asked whether it still holds
+	beside  bool          // the store has not taken it: it stands beside the store's entry of that epoch
+	early   earlyTry
 	// position is up to where the log of sweeps was known when its load began.
 	position uint64
 	made     instant // the instant after the load that made it began in this process; 0 if none did
@@ -176,44 +177,47 @@ func (n *near[V]) get(key string) (*item[V], instant) {
 	return it, now
 }
 
-// put keeps it, unless the tier has a later one, and returns the one that the
-// tier has then. An item made without the store has no epoch of its own: it is
-// the latest that this process can know, and takes the place and the epoch of
-// whatever is there, so that the store's next one follows it. An item whose life
-// is over is not kept, but ends what came before it all the same.
+// put keeps it in the place of what is there. It is what a flight ends with, which
+// the store has answered for, or could not: the epoch of what was there is no
+// reason against it, since a store that has lost its data may count anew. An item
+// whose life is over is not kept, but ends what came before it all the same.
 //
 // callers is how many have asked for it; with more than one, nobody may
 // invalidate the key meanwhile. A full table takes in what is wanted more than what
 // would have to leave (TinyLFU), and counts what it is asked for and has: the first
 // value of a key that a herd wants would be as good as one that nobody has asked
 // for twice, and be loaded again for the next herd. So it is put once for each.
-func (n *near[V]) put(key string, it *item[V], callers int) *item[V] {
+func (n *near[V]) put(key string, it *item[V], callers int) {
+	n.write(key, it, callers, func(*item[V]) bool { return true })
+}
+
+// advance is put for an item that others may have replaced by now, of which no
+// flight says so: it leaves what is of a later epoch.
+func (n *near[V]) advance(key string, it *item[V]) {
+	n.write(key, it, 1, func(old *item[V]) bool { return old.epoch <= it.epoch })
+}
+
+// write keeps it unless there is an item that does not yield.
+func (n *near[V]) write(key string, it *item[V], callers int, yields func(old *item[V]) bool) {
 	n.weigh(key, it)
 	n.clock.tell(n.clock.now(), 0) // what is over has no say
-	kept, known := it, false
-	write := func(old *item[V], found bool) (*item[V], otter.ComputeOp) {
+	known := false
+	replace := func(old *item[V], found bool) (*item[V], otter.ComputeOp) {
 		known = found
 		switch {
-		case found && it.epoch == 0 && old.epoch != 0:
-			moved := *it
-			moved.epoch = old.epoch
-			kept = &moved
-		case found && it.epoch < old.epoch:
-			kept = old
+		case found && !yields(old):
 			return old, otter.CancelOp
-		}
-		if it.end() <= n.clock.now() {
+		case it.end() <= n.clock.now():
 			return nil, otter.InvalidateOp
 		}
-		return kept, otter.WriteOp
+		return it, otter.WriteOp
 	}
-	n.cache.Compute(key, write)
+	n.cache.Compute(key, replace)
 	if !known && int64(it.weight) <= n.max {
 		for range min(callers, mostCounted) - 1 {
-			n.cache.Compute(key, write)
+			n.cache.Compute(key, replace)
 		}
 	}
-	return kept
 }
 
 // mostCounted is as far as the table counts.

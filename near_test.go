@@ -21,64 +21,52 @@ func newTestNear(t *testing.T, maxBytes int64) *near[string] {
 	return n
 }
 
-// keep weighs an item and puts it.
-func (n *near[V]) keep(key string, it *item[V]) *item[V] {
-	n.weigh(key, it)
-	return n.put(key, it, 1)
-}
-
 // made is a value of an epoch that is fresh for a while from now on.
 func (n *near[V]) made(v V, epoch uint64, ttl time.Duration) *item[V] {
 	now := n.clock.now()
 	return &item[V]{lifetime: newLifetime(now, Freshness{TTL: ttl}), kind: KindValue, value: v, epoch: epoch, trusted: forever}
 }
 
-func TestNear_OnlyMovesForward(t *testing.T) {
+// What no flight answers for only moves forward; what one ends with takes its place
+// whatever its epoch.
+func TestNear_MovesForward(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newTestNear(t, 1<<20)
 		for i, step := range []struct {
-			epoch     uint64
-			v         string
-			kept      string
-			keptEpoch uint64
+			put   bool
+			epoch uint64
+			v     string
+			kept  string
 		}{
-			{5, "a", "a", 5},
-			{4, "b", "a", 5},   // too late
-			{5, "c", "c", 5},   // the same rebuild, read again
-			{6, "d", "d", 6},   // the next one
-			{0, "e", "e", 6},   // made while the store was silent: later, without an epoch of its own
-			{5, "f", "e", 6},   // still too late
-			{0, "g", "g", 6},   // and again
-			{7, "h", "h", 7},   // the store's next one
-			{6, "i", "h", 7},   // not back
-			{99, "j", "j", 99}, // epochs may skip
+			{true, 5, "a", "a"},
+			{false, 4, "b", "a"},  // too late
+			{false, 5, "c", "c"},  // the same rebuild, read again
+			{false, 6, "d", "d"},  // the next one
+			{false, 0, "e", "d"},  // without an entry that it stands beside
+			{true, 2, "f", "f"},   // of a store that has lost its data
+			{false, 3, "g", "g"},  // its next one
+			{false, 2, "h", "g"},  // not back
+			{true, 0, "i", "i"},   // made while the store was silent
+			{false, 99, "j", "j"}, // epochs may skip
 		} {
-			kept := n.keep("k", n.made(step.v, step.epoch, time.Hour))
-			got, _ := n.get("k")
-			if kept != got || got.value != step.kept || got.epoch != step.keptEpoch {
-				t.Fatalf("step %d: put(%s, %d) kept %s of epoch %d, the tier has %s of epoch %d; want %s of %d",
-					i, step.v, step.epoch, kept.value, kept.epoch, got.value, got.epoch, step.kept, step.keptEpoch)
+			keep := n.advance
+			if step.put {
+				keep = func(key string, it *item[string]) { n.put(key, it, 1) }
+			}
+			keep("k", n.made(step.v, step.epoch, time.Hour))
+			if got, _ := n.get("k"); got.value != step.kept {
+				t.Fatalf("step %d: after %+v the tier has %s of epoch %d", i, step, got.value, got.epoch)
 			}
 		}
 		n.delete("k")
 		if it, _ := n.get("k"); it != nil {
 			t.Fatal("a deleted item is still there")
 		}
-		n.keep("k", n.made("old epoch after a delete", 1, time.Hour))
+		n.put("k", n.made("old epoch after a delete", 1, time.Hour), 1)
 		if it, _ := n.get("k"); it == nil || it.epoch != 1 {
 			t.Fatal("a deleted item holds the place of another")
 		}
 	})
-}
-
-func TestNear_EpochZeroLeavesTheItemAsItWas(t *testing.T) {
-	n := newTestNear(t, 1<<20)
-	n.keep("k", n.made("a", 5, time.Hour))
-	mine := n.made("b", 0, time.Hour)
-	kept := n.keep("k", mine)
-	if mine.epoch != 0 || kept.epoch != 5 || kept == mine {
-		t.Errorf("put changed an item that others may be reading: epoch %d, kept %d", mine.epoch, kept.epoch)
-	}
 }
 
 // A value that is past its windows when it is made is not kept. Neither is
@@ -86,18 +74,18 @@ func TestNear_EpochZeroLeavesTheItemAsItWas(t *testing.T) {
 func TestNear_ValueWithoutALifeEndsItsForerunner(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newTestNear(t, 1<<20)
-		n.keep("k", n.made("old", 1, time.Hour))
-		n.keep("k", n.made("late", 0, 0))
+		n.put("k", n.made("old", 1, time.Hour), 1)
+		n.put("k", n.made("late", 0, 0), 1)
 		if it, _ := n.get("k"); it != nil {
 			t.Errorf("%q is still there after a later value that was not to be kept", it.value)
 		}
-		n.keep("k", n.made("old", 2, time.Hour))
-		n.keep("k", n.made("new", 3, 0))
+		n.put("k", n.made("old", 2, time.Hour), 1)
+		n.put("k", n.made("new", 3, 0), 1)
 		if it, _ := n.get("k"); it != nil {
 			t.Errorf("%q is still there after a later value that was not to be kept", it.value)
 		}
-		n.keep("k", n.made("new", 5, time.Hour))
-		n.keep("k", n.made("old", 4, 0))
+		n.put("k", n.made("new", 5, time.Hour), 1)
+		n.advance("k", n.made("old", 4, 0))
 		if it, _ := n.get("k"); it == nil || it.value != "new" {
 			t.Error("an older value without a life has ended a newer one")
 		}
@@ -109,9 +97,9 @@ func TestNear_Expiry(t *testing.T) {
 		n := newTestNear(t, 1<<20)
 		now := n.clock.now()
 		failing := lifetime{failures: 1, retryAt: now + time.Second}
-		n.keep("value", &item[string]{lifetime: newLifetime(now, Freshness{TTL: time.Second, StaleIfError: 4 * time.Second}), kind: KindValue, epoch: 1})
-		n.keep("failure", &item[string]{lifetime: failing, epoch: 1})
-		n.keep("endless", n.made("v", 1, endless))
+		n.put("value", &item[string]{lifetime: newLifetime(now, Freshness{TTL: time.Second, StaleIfError: 4 * time.Second}), kind: KindValue, epoch: 1}, 1)
+		n.put("failure", &item[string]{lifetime: failing, epoch: 1}, 1)
+		n.put("endless", n.made("v", 1, endless), 1)
 		for _, step := range []struct {
 			at                       time.Duration
 			value, failure, forEvery bool
@@ -137,10 +125,10 @@ func TestNear_Expiry(t *testing.T) {
 func TestNear_ExpiryFollowsTheItem(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newTestNear(t, 1<<20)
-		n.keep("shorter", n.made("a", 1, time.Hour))
-		n.keep("shorter", n.made("b", 2, time.Second))
-		n.keep("longer", n.made("a", 1, time.Second))
-		n.keep("longer", n.made("b", 2, time.Hour))
+		n.put("shorter", n.made("a", 1, time.Hour), 1)
+		n.put("shorter", n.made("b", 2, time.Second), 1)
+		n.put("longer", n.made("a", 1, time.Second), 1)
+		n.put("longer", n.made("b", 2, time.Hour), 1)
 		time.Sleep(time.Minute)
 		if it, _ := n.get("shorter"); it != nil {
 			t.Errorf("%q outlives its windows", it.value)
@@ -157,7 +145,7 @@ func TestNear_BoundedInBytes(t *testing.T) {
 		n := newTestNear(t, limit)
 		rng := rand.New(rand.NewPCG(1, 1))
 		for i := range 5000 {
-			n.keep(fmt.Sprint(i), n.made(string(make([]byte, rng.IntN(8<<10))), 1, time.Hour))
+			n.put(fmt.Sprint(i), n.made(string(make([]byte, rng.IntN(8<<10))), 1, time.Hour), 1)
 			if i%500 == 499 {
 				synctest.Wait() // otter evicts behind the writers
 				n.cache.CleanUp()
@@ -171,7 +159,7 @@ func TestNear_BoundedInBytes(t *testing.T) {
 		}
 		// Many small ones weigh more than their bytes.
 		for i := range 50_000 {
-			n.keep(fmt.Sprint("small", i), n.made("", 1, time.Hour))
+			n.put(fmt.Sprint("small", i), n.made("", 1, time.Hour), 1)
 		}
 		synctest.Wait()
 		n.cache.CleanUp()
@@ -179,7 +167,7 @@ func TestNear_BoundedInBytes(t *testing.T) {
 			t.Errorf("%d empty values in %d bytes: their overhead is not counted", got, limit)
 		}
 		// One that can never fit leaves the others alone.
-		n.keep("huge", n.made(string(make([]byte, 2*limit)), 1, time.Hour))
+		n.put("huge", n.made(string(make([]byte, 2*limit)), 1, time.Hour), 1)
 		synctest.Wait()
 		n.cache.CleanUp()
 		if _, there := n.cache.GetIfPresent("huge"); there || n.cache.WeightedSize() < limit/4 {
@@ -211,10 +199,7 @@ func TestNear_TooLargeForAHerd(t *testing.T) {
 func TestNear_SizesThatNobodyMeans(t *testing.T) {
 	for _, size := range []int{-1, -1 << 62, 1 << 40, 1<<63 - 1} {
 		n := newNear(clock{time.Now()}, 1<<20, func(string, string) int { return size }, nil)
-		it := n.made("v", 1, time.Hour)
-		if kept := n.keep("k", it); kept != it {
-			t.Errorf("size %d: put returned another item", size)
-		}
+		n.put("k", n.made("v", 1, time.Hour), 1)
 		n.cache.CleanUp()
 		if got, _ := n.get("k"); size > 0 && got != nil {
 			t.Errorf("size %d: kept in a tier of 1 MiB", size)
@@ -235,21 +220,13 @@ func TestNear_ForwardUnderConcurrentUse(t *testing.T) {
 			var seen uint64
 			for i := range 3000 {
 				epoch := uint64(i + rng.IntN(50))
-				if rng.IntN(10) == 0 {
-					epoch = 0
-				}
-				kept := n.keep("k", n.made("v", epoch, time.Hour))
-				if kept.epoch < epoch || kept.epoch < seen {
-					t.Errorf("put(%d) kept %d after %d had been seen", epoch, kept.epoch, seen)
+				n.advance("k", n.made("v", epoch, time.Hour))
+				it, _ := n.get("k")
+				if it == nil || it.epoch < max(seen, epoch) {
+					t.Errorf("got %v after advance(%d), and %d had been seen", it, epoch, seen)
 					return
 				}
-				seen = kept.epoch
-				if it, _ := n.get("k"); it == nil || it.epoch < seen {
-					t.Errorf("get went back from %d", seen)
-					return
-				} else {
-					seen = it.epoch
-				}
+				seen = it.epoch
 			}
 		})
 	}
@@ -280,7 +257,7 @@ func newTestEngine(t *testing.T, store Store) *engine[string] {
 func TestEnginePut_CountsBytes(t *testing.T) {
 	e := newTestEngine(t, &hookedStore{committed: func(string) {}})
 	for i := range 1000 {
-		e.put(t.Context(), fmt.Sprint(i), string(make([]byte, 10_000)), Freshness{TTL: time.Hour}, 0)
+		e.put(t.Context(), fmt.Sprint(i), string(make([]byte, 10_000)), Freshness{TTL: time.Hour}, 0, nil)
 	}
 	e.near.cache.CleanUp()
 	if n := e.near.cache.EstimatedSize(); n > 110 || n < 50 {
@@ -297,7 +274,7 @@ func TestEnginePut_InvalidatedMeanwhile(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	e.put(t.Context(), "k", "old", Freshness{TTL: time.Hour}, 0)
+	e.put(t.Context(), "k", "old", Freshness{TTL: time.Hour}, 0, nil)
 	if it, _ := e.near.get("k"); it != nil {
 		t.Errorf("%q is in the near tier after its invalidation", it.value)
 	}

@@ -89,9 +89,9 @@ func (e *engine[V]) take(key string, told Notice) {
 		return
 	}
 	var it *item[V]
-	// What was made without the store has no place in the order of epochs, and
+	// What the store has not taken has no place in the order of epochs, and
 	// may be of after an invalidation that this change is of before.
-	if n.whole(now, e.NearTTL) && known.epoch != 0 {
+	if n.whole(now, e.NearTTL) && !known.beside {
 		it = e.apart(key).decode(n.Entry, nil, n.made)
 	}
 	if it == nil {

@@ -453,3 +453,48 @@ func TestNotice_DuringConstruction(t *testing.T) {
 		})
 	}
 }
+
+// A notice of another store than the cache's own, whose epochs are later, is served
+// until NearTTL is over, and not for its TTL: then the store itself is asked.
+func TestNotice_OfAnotherStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const nearTTL = time.Second
+		store := foreignNotices{memstore.New(), make(chan bellwether.Notice)}
+		c := bellwether.New(func(context.Context, string) (string, error) { return "own", nil },
+			bellwether.Options{TTL: time.Hour, NearTTL: nearTTL, Store: store})
+		defer c.Close()
+		wants := func(when string, want string) {
+			t.Helper()
+			if v, err := c.Get(t.Context(), "k"); v != want || err != nil {
+				t.Errorf("%s: %q, %v, want %q", when, v, err, want)
+			}
+		}
+		wants("at first", "own")
+		const later = 1 << 52
+		store.notices <- bellwether.Notice{Key: "k", Epoch: later, Made: time.Now(),
+			Entry: bellwether.Entry{Kind: bellwether.KindValue, Value: []byte("foreign"), Epoch: later, TTL: time.Hour}}
+		synctest.Wait()
+		wants("after a notice", "foreign") // else the test tests nothing
+		for range 3 {
+			time.Sleep(nearTTL)
+			wants("when NearTTL is over", "own")
+		}
+	})
+}
+
+// foreignNotices is a store that tells of what is in another one.
+type foreignNotices struct {
+	bellwether.Store
+	notices chan bellwether.Notice
+}
+
+func (s foreignNotices) Notify(ctx context.Context, f func(bellwether.Notice)) {
+	for {
+		select {
+		case n := <-s.notices:
+			f(n)
+		case <-ctx.Done():
+			return
+		}
+	}
+}

@@ -171,10 +171,13 @@ const (
 	EngineLocker
 	// EngineWatch is Options.Locker's Watch. While it is down, waiters poll.
 	EngineWatch
+	// EngineWrites is what Options.Store is given to write: claims, commits and
+	// invalidations. While it alone is down, each process loads for itself.
+	EngineWrites
 )
 
-// String returns the word for it: store, locker or watch.
-func (e Engine) String() string { return word(e, "store", "locker", "watch") }
+// String returns the word for it: store, locker, watch or writes.
+func (e Engine) String() string { return word(e, "store", "locker", "watch", "writes") }
 
 // A BreakerState is how the breaker before an engine stands.
 type BreakerState uint8

@@ -10,9 +10,9 @@ import (
 
 // This file is patience with clients. A client that takes a shared body slowly
 // costs nobody but the memory of the body; one that takes nothing of it for
-// minutes would hold that memory, and over MaxBody all who read with it, for as
-// long as it likes: net/http has no such bound of its own unless the server has
-// a WriteTimeout.
+// minutes would hold that memory for as long as it likes: net/http has no such
+// bound of its own unless the server has a WriteTimeout. Over MaxBody others wait
+// for it, and the spool loses patience sooner.
 
 const (
 	// writePart is how much a client has to take within writePatience: about 1
@@ -33,11 +33,22 @@ var errStalled = errors.New("bellwether: client takes nothing")
 // has set stays as it is for all others.
 type pacedWriter struct {
 	w     http.ResponseWriter
-	parts int    // that go at one time, in the time of as many
-	drop  func() // gives the client's place in the body up; nil if it has none
-	timer *time.Timer
+	parts int           // that go at one time, in the time of as many
+	drop  func()        // gives the client's place in the body up; nil if it has none
+	timer *time.Timer   // runs while something is sent
 	ended chan struct{} // closed when the timer's function has returned
 }
+
+// paced returns a pacedWriter that has sent nothing.
+func paced(w http.ResponseWriter, parts int, drop func()) *pacedWriter {
+	p := &pacedWriter{w: w, parts: parts, drop: drop, ended: make(chan struct{})}
+	p.timer = time.AfterFunc(p.patience(), p.giveUp)
+	p.timer.Stop()
+	return p
+}
+
+// patience is the time of the parts.
+func (p *pacedWriter) patience() time.Duration { return time.Duration(p.parts) * writePatience }
 
 // Write writes b some parts at a time.
 func (p *pacedWriter) Write(b []byte) (int, error) {
@@ -57,7 +68,7 @@ func (p *pacedWriter) Write(b []byte) (int, error) {
 
 // within gives send the time of the parts.
 func (p *pacedWriter) within(send func() error) (err error) {
-	p.start()
+	p.timer.Reset(p.patience())
 	defer func() { // also if it panics: the timer must not touch what others have by then
 		if p.stalled() {
 			err = errStalled
@@ -81,20 +92,22 @@ func (r pacedResponse) WriteHeader(status int) {
 
 func (r pacedResponse) Write(b []byte) (int, error) { return r.paced.Write(b) }
 
-func (p *pacedWriter) start() {
-	patience := time.Duration(p.parts) * writePatience
-	if p.timer != nil {
-		p.timer.Reset(patience)
-		return
+// giveUp is the timer's function.
+func (p *pacedWriter) giveUp() {
+	defer close(p.ended)
+	if p.drop != nil {
+		p.drop() // for a ResponseWriter without deadlines, too
 	}
-	p.ended = make(chan struct{})
-	p.timer = time.AfterFunc(patience, func() {
-		defer close(p.ended)
-		if p.drop != nil {
-			p.drop() // for a ResponseWriter without deadlines, too
-		}
-		http.NewResponseController(p.w).SetWriteDeadline(time.Now())
-	})
+	http.NewResponseController(p.w).SetWriteDeadline(time.Now())
+}
+
+// hurry has the time of what is being sent end at once. It may be called by any
+// goroutine, once. If nothing is being sent, it does nothing. If that ends between
+// the two lines, stalled has found the timer stopped, and waits for its function.
+func (p *pacedWriter) hurry() {
+	if p.timer.Stop() {
+		p.timer.Reset(0)
+	}
 }
 
 // stalled reports whether they took too long. If so, the timer's function

@@ -3,6 +3,7 @@ package bellwether
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"io"
 	"maps"
@@ -19,8 +20,12 @@ import (
 // ResponseWriter or a look through it, and what the cache learns on the way.
 
 // passReal hands the request to the handler, with the real ResponseWriter. So our word
-// about it is there before the handler's.
-func passReal(w http.ResponseWriter, r *http.Request, next http.Handler, why httpcache.Status) {
+// about it is there before the handler's. With HiddenFields it is pass.
+func (m *Middleware) passReal(w http.ResponseWriter, r *http.Request, next http.Handler, why httpcache.Status) {
+	if len(m.hidden) > 0 {
+		m.pass(w, r, next, why)
+		return
+	}
 	why.AppendTo(w.Header())
 	next.ServeHTTP(w, r)
 }
@@ -48,7 +53,14 @@ func (q *query) passUncacheable(key string, it *item[*response]) {
 	q.bypassed()
 	reason := it.value.reason
 	why := httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reason}
-	if q.r.Method != http.MethodGet || q.authorized {
+	if reason == reasonSlow {
+		if !q.m.through.TryAcquire(1) {
+			replyFailure(q.w, why, http.StatusServiceUnavailable)
+			return
+		}
+		defer q.m.through.Release(1)
+	}
+	if q.r.Method != http.MethodGet || q.request.Credentials {
 		q.m.pass(q.w, q.r, q.next, why)
 		return
 	}
@@ -61,8 +73,13 @@ func (q *query) passUncacheable(key string, it *item[*response]) {
 	}
 	w.before = func(status int) {
 		header := within(w.Header(), w.untouched)
-		j := httpcache.Judge(q.r.Header, status, header, sent, time.Now(), q.m.rules)
+		j := httpcache.Judge(q.request, status, header, sent, time.Now(), q.m.rules)
 		cacheable = j.Shared && !isEventStream(header) && headerBytes(header) <= maxHeader && (reason != reasonTooLarge || q.m.fits(header))
+		if left := it.freshUntil - q.m.engine.clock.now(); !cacheable && left < q.m.options.UncacheableTTL/2 && !httpcache.IsServerError(status) {
+			// Said once more before it is forgotten: where such responses go on, nobody
+			// queues to find that out.
+			q.m.replace(key, it, &response{kind: uncacheable, reason: cmp.Or(j.Reason, reason)}, Freshness{TTL: q.m.options.UncacheableTTL})
+		}
 		why.AppendTo(w.Header())
 	}
 	q.next.ServeHTTP(w, q.r)
@@ -84,12 +101,17 @@ func (m *Middleware) fits(h http.Header) bool {
 }
 
 // replace puts res in the place of old, behind the client's back: it does not wait
-// for the store. If something else has taken the place meanwhile, that knows better.
+// for the store. Of a herd whose responses all say the same, one does so.
 func (m *Middleware) replace(key string, old *item[*response], res *response, f Freshness) {
+	if it, _ := m.engine.near.get(key); it == nil || it.epoch != old.epoch {
+		return
+	}
+	if _, others := m.replacing.LoadOrStore(key, nil); others {
+		return
+	}
 	m.engine.behind(func() {
-		if it, _ := m.engine.near.get(key); it != nil && it.epoch == old.epoch {
-			m.engine.put(m.engine.open, key, res, f, m.engine.sweeper.position())
-		}
+		defer m.replacing.Delete(key)
+		m.engine.put(m.engine.open, key, res, f, m.engine.sweeper.position(), old)
 	})
 }
 
@@ -104,7 +126,7 @@ func (q *query) passChecked(key string, it *item[*response]) {
 	release, ok := q.m.bodies.hold(kept.body)
 	defer release()
 	r := q.r.Clone(ownRoute(q.r.Context())) // the handler may have to be asked again
-	if !ok || q.authorized || !httpcache.SetConditions(r.Header, stale) {
+	if !ok || !httpcache.ValidatedFor(q.request, stale, q.m.rules) || !httpcache.SetConditions(r.Header, stale) {
 		q.m.pass(q.w, q.r, q.next, httpcache.Status{Fwd: httpcache.FwdBypass, Detail: kept.reason})
 		return
 	}
@@ -114,7 +136,7 @@ func (q *query) passChecked(key string, it *item[*response]) {
 	status := httpcache.Status{Fwd: httpcache.FwdStale}
 	w.before = func(code int) {
 		header := within(w.Header(), w.untouched)
-		j := httpcache.Judge(q.r.Header, code, header, sent, time.Now(), q.m.rules)
+		j := httpcache.Judge(q.request, code, header, sent, time.Now(), q.m.rules)
 		switch {
 		case j.Shared:
 			q.m.replace(key, it, &response{kind: uncacheable}, Freshness{})
@@ -141,11 +163,11 @@ func (q *query) passChecked(key string, it *item[*response]) {
 	d := httpcache.ResponseDirectives(header, q.m.rules.Targets...)
 	fresh := httpcache.Freshen(stale, httpcache.StoredHeader(header, d, now))
 	age := httpcache.InitialAge(header, sent, now)
-	if httpcache.JudgeAged(q.r.Header, kept.status, fresh, age, now, q.m.rules).Shared {
+	if httpcache.JudgeAged(q.request, kept.status, fresh, age, now, q.m.rules).Shared {
 		q.m.replace(key, it, &response{kind: uncacheable}, Freshness{})
 	}
 	status.FwdStatus = http.StatusNotModified
-	writeStored(q.w, q.r, stored{kept.status, fresh, kept.guessed, kept.body, age, now}, status)
+	writeStored(q.w, q.r, stored{kept.status, fresh, kept.guessed, kept.body, age, now, q.m.hidden}, status)
 }
 
 // passUnsafe hands a request that may change things to the handler, and drops
@@ -156,20 +178,20 @@ func (q *query) passChecked(key string, it *item[*response]) {
 // has returned; and then in any case, as what others have read before is old.
 func (m *Middleware) passUnsafe(w http.ResponseWriter, r *http.Request, next http.Handler) {
 	if r.Method == http.MethodConnect {
-		passReal(w, r, next, httpcache.Status{Fwd: httpcache.FwdMethod})
+		m.passReal(w, r, next, httpcache.Status{Fwd: httpcache.FwdMethod})
 		return
 	}
-	target, ok := m.target(r)
+	t, ok := m.target(r)
 	if !ok {
-		target = r // what it changes is there for others
-	} else if key, ok := httpcache.Key(target); ok && r.Method == http.MethodPost && m.options.Store == nil {
-		m.passPost(w, r, next, target, key)
+		t.url = r // what it changes is there for others
+	} else if r.Method == http.MethodPost && m.options.Store == nil && !m.forbids(w.Header()) {
+		m.passPost(w, r, next, t)
 		return
 	}
 	u := &watchedWriter{ResponseWriter: w, m: m}
 	var changed []string
 	u.before = func(status int) {
-		changed = httpcache.InvalidatedKeys(target, status, u.Header())
+		changed = httpcache.InvalidatedKeys(t.url, status, u.Header())
 		httpcache.Status{Fwd: httpcache.FwdMethod}.AppendTo(u.Header())
 	}
 	u.heard = func() { m.drop(r.Context(), changed) }
@@ -190,9 +212,9 @@ func (m *Middleware) drop(ctx context.Context, keys []string) {
 // the next GET (RFC 9110 section 9.3.3). It is kept only if no other unsafe
 // request for the key came in between. Another process's cannot be seen, so
 // where a fleet shares a store, no such response is kept.
-func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.Handler, target *http.Request, key string) {
-	witness := m.engine.watchInvalidations(key)
-	defer m.engine.dismiss(key, witness)
+func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.Handler, t target) {
+	witness := m.engine.watchInvalidations(t.key)
+	defer m.engine.dismiss(t.key, witness)
 	sent, outer := time.Now(), maps.Clone(w.Header())
 	u := &keptWriter{watchedWriter: watchedWriter{ResponseWriter: w, m: m}, limit: m.options.MaxBody, account: account{of: &m.bodies}}
 	defer u.account.close()
@@ -209,15 +231,17 @@ func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.
 		m.drop(r.Context(), changed)
 	}
 	u.before = func(status int) {
-		changed = httpcache.InvalidatedKeys(target, status, u.Header())
+		changed = httpcache.InvalidatedKeys(t.url, status, u.Header())
 		now := time.Now()
 		decided = now
 		header := httpcache.CanonicalHeader(u.Header())
 		own := within(u.Header(), outer)
-		j := httpcache.Judge(r.Header, status, own, sent, now, m.rules)
+		req := m.request(r, t)
+		req.NoStore = !m.options.IgnoreRequestDirectives && httpcache.ParseRequest(r.Header).NoStore
+		j := httpcache.Judge(req, status, own, sent, now, m.rules)
 		// As in decide; and what a GET would not be asked with, nobody is given. By the
 		// whole header: a Vary or a cookie may be the handler's too, if it has set the same.
-		u.keeping = httpcache.PostStorable(target, status, header, j) && plainPost(r) &&
+		u.keeping = httpcache.PostStorable(t.url, status, header, j) && m.plainPost(r, t) &&
 			headerBytes(header) <= maxHeader && !isEventStream(header)
 		if u.keeping {
 			kept = httpcache.StoredHeader(own, j.Directives, now)
@@ -226,12 +250,17 @@ func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.
 		}
 		httpcache.Status{Fwd: httpcache.FwdMethod}.AppendTo(u.Header())
 	}
+	if r.Context().Value(http.ServerContextKey) == nil {
+		// Only here: a server removes the files of its own request's form, and a copy
+		// of the request has a form of its own.
+		r = r.WithContext(withServer(r.Context()))
+	}
 	u.run(func() { next.ServeHTTP(u, r) })
 	n, announced := contentLength(u.Header())
 	if u.keeping && (!announced || n == int64(u.body.Len())) {
 		res.complete(kept, spool.BodyOf(bytes.Clone(u.body.Bytes())))
 		f.Age += time.Since(decided)
-		m.engine.putUnless(key, res, f, witness, drops)
+		m.engine.putUnless(t.key, res, f, witness, drops)
 	}
 }
 
@@ -253,10 +282,10 @@ func within(h, outer http.Header) http.Header {
 
 // plainPost reports whether nothing in the request may make its response another
 // than the one that a GET would get, see detach and decide.
-func plainPost(r *http.Request) bool {
-	host, ok := httpcache.CanonicalHost(r.Host)
-	return ok && host == r.Host && !httpcache.Retargeted(r.Header) && !httpcache.OverridesMethod(r.Header) &&
-		!httpcache.Aliased(r.Header) && !httpcache.NamesEndToEnd(r.Header)
+func (m *Middleware) plainPost(r *http.Request, t target) bool {
+	host, ok := httpcache.CanonicalHost(t.url.Host)
+	return ok && host == r.Host && t.url.URL.RawQuery == r.URL.RawQuery && t.url.URL.ForceQuery == r.URL.ForceQuery && httpcache.Canonical(r) && r.Header["Host"] == nil && !m.needsVariant(t.header) &&
+		!httpcache.OverridesMethod(http.MethodPost, r.Header) && !m.rules.Aliased(r.Header) && len(t.header) == len(r.Header)
 }
 
 // A watchedWriter is the real writer, with a look at the final header before it
@@ -293,11 +322,12 @@ func (u *watchedWriter) past(m *Middleware) bool { return u.m == m }
 func (u *watchedWriter) Unwrap() http.ResponseWriter { return u.ResponseWriter }
 
 func (u *watchedWriter) look(status int) {
-	if u.done || status < 200 {
+	if u.done || status < 200 && status != http.StatusSwitchingProtocols {
 		return
 	}
 	u.done = true
 	u.before(status)
+	u.m.hidden.Remove(u.ResponseWriter.Header())
 }
 
 // run runs the handler. One that does not return may have said something before.
@@ -306,6 +336,8 @@ func (u *watchedWriter) run(handler func()) {
 	defer func() {
 		if returned || u.done {
 			u.end()
+		} else {
+			u.m.hidden.Remove(u.ResponseWriter.Header()) // a middleware may answer for it
 		}
 	}()
 	handler()
@@ -315,6 +347,7 @@ func (u *watchedWriter) run(handler func()) {
 // end is the end of what is said; where that was nothing, net/http sends 200.
 func (u *watchedWriter) end() {
 	u.look(http.StatusOK)
+	u.m.hidden.Remove(u.ResponseWriter.Header()) // trailers
 	if u.heard != nil {
 		u.heard()
 	}
@@ -330,7 +363,15 @@ func (u *watchedWriter) tell() {
 
 func (u *watchedWriter) WriteHeader(status int) {
 	u.look(status)
+	if status >= 200 {
+		u.ResponseWriter.WriteHeader(status)
+		return
+	}
+	// The header goes out as it is, and the handler goes on with it.
+	h := u.ResponseWriter.Header()
+	removed := u.m.hidden.Remove(h)
 	u.ResponseWriter.WriteHeader(status)
+	maps.Copy(h, removed)
 }
 
 func (u *watchedWriter) Write(p []byte) (int, error) {

@@ -588,7 +588,7 @@ func TestFleet_FailureIsShared(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			everyWay(t, func(t *testing.T, by way) {
 				const n, m = 5, 50
-				f := newFleet(t, n, by, bellwether.Options{ErrorTTL: 4 * time.Second})
+				f := newFleet(t, n, by, bellwether.Options{ErrorTTL: 4 * time.Second, MaxErrorTTL: time.Hour})
 				f.origin.fail = test.fail
 				begin := time.Now()
 				got := f.get(m, "k")

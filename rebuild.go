@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"sync"
 	"time"
 
 	"github.com/bellwether-go/bellwether/internal/stack"
@@ -117,6 +118,8 @@ func (r *run[V]) freeSlot() {
 func (r *run[V]) rebuild(ctx context.Context) error {
 	e := r.engine
 	began := e.clock.now()
+	looked := sync.OnceFunc(func() { e.unlooked.Add(-1) })
+	defer looked()
 	for ctx.Err() == nil {
 		if r.fenced {
 			r.fenced = false
@@ -133,6 +136,7 @@ func (r *run[V]) rebuild(ctx context.Context) error {
 		if r.look(ctx) {
 			return nil
 		}
+		looked()
 		if r.takeSlot(ctx) {
 			return nil
 		}
@@ -270,7 +274,7 @@ func (r *run[V]) look(ctx context.Context) bool {
 		// If the store does not answer, nobody can say that it does not hold. It
 		// answers for as long as it would have if the store had confirmed it.
 		held = known.found(addDurations(now, e.NearTTL))
-		if held.held && !e.store.sound() {
+		if held.held && !e.store.sound(r.key) {
 			r.offerStale(held) // who finds out whether the store is back does not wait for that
 		}
 	}
@@ -294,7 +298,7 @@ func (r *run[V]) look(ctx context.Context) bool {
 	}
 	// One lost packet is no outage: an engine that is gone fails again, and
 	// opens its breaker, or has used the time up.
-	for try := 1; try < breakerTrips && errors.Is(err, ErrUnavailable) && r.outage.left > 0 && e.store.up(); try++ {
+	for try := 1; try < breakerTrips && errors.Is(err, ErrUnavailable) && ctx.Err() == nil && r.outage.left > 0 && e.store.retries(); try++ {
 		r.noAnswer("reading", err)
 		entry, asked, err = r.read(asking, &r.outage)
 	}
@@ -303,7 +307,7 @@ func (r *run[V]) look(ctx context.Context) bool {
 	case err == nil:
 		return r.consider(r.decode(entry, known, asked), true)
 	case ctx.Err() != nil:
-		return false // closed: that is not the store's silence, and nobody says that what is at hand holds
+		return false // closed, or deserted: that is not the store's silence, and nobody says that what is at hand holds
 	case errors.Is(err, ErrUnavailable):
 		if cause := context.Cause(asking); errors.Is(cause, errSilent) {
 			err = fmt.Errorf("%w: %w", ErrUnavailable, cause)
@@ -337,6 +341,9 @@ func (r *run[V]) consider(it *item[V], fromStore bool) bool {
 	}
 	if fromStore && r.waits && it.epoch > r.known {
 		r.committed = max(it.born, r.waiting)
+	}
+	if r.fits != nil && !r.fits(it) {
+		return false // it answers others, and is no answer to the call that wants one
 	}
 	verdict := it.judge(r.engine.clock.now())
 	if verdict == rebuild && r.waits && it.failures > 0 && it.epoch > r.known {
@@ -411,11 +418,11 @@ func (r *run[V]) newEnough(it *item[V]) bool {
 // one time, most of the leases would be of keys that others have rebuilt by then.
 func (r *run[V]) elect(ctx context.Context) (_ Lease, _ *HeldError, overtaken bool) {
 	e := r.engine
-	if e.Locker == nil || r.storeDown {
-		return nil, nil, false
+	if e.Locker == nil || r.storeDown || !e.writes.sound(r.key) {
+		return nil, nil, false // or those elected would take turns to find out that the store takes nothing
 	}
 	r.stood, r.length = e.clock.now(), r.leaseLength()
-	lease, err := askInTurn(ctx, e.locker, &r.outage, func(ctx context.Context) (Lease, error) {
+	lease, err := askInTurn(ctx, e.locker, r.key, &r.outage, func(ctx context.Context) (Lease, error) {
 		if overtaken = len(r.notices) > 0; overtaken {
 			return nil, context.Canceled // which says nothing about the engine
 		}
@@ -433,8 +440,11 @@ func (r *run[V]) elect(ctx context.Context) (_ Lease, _ *HeldError, overtaken bo
 	if errors.Is(err, ErrHeld) {
 		return nil, &HeldError{Key: r.key}, false
 	}
+	if ctx.Err() != nil {
+		return nil, nil, false
+	}
 	r.noAnswer("acquiring the lease of", err)
-	if r.waits && !r.freed && e.locker.sound() && e.clock.now() < r.leaseEnd {
+	if r.waits && !r.freed && e.locker.sound(r.key) && e.clock.now() < r.leaseEnd {
 		// One lost answer says nothing about the holder that it knows of: a fleet
 		// that polls would begin a load in each process. An engine that is gone
 		// opens its breaker.
@@ -556,14 +566,16 @@ func (r *run[V]) watch(ctx, watching context.Context, endWatch func(), held *Hel
 	if !ok {
 		return nil
 	}
-	wake, err := askInTurn(ctx, e.push, &outage{e.EngineTimeout}, func(ctx context.Context) (<-chan struct{}, error) {
+	wake, err := askInTurn(ctx, e.push, r.key, &outage{e.EngineTimeout}, func(ctx context.Context) (<-chan struct{}, error) {
 		// The watch outlives this call, so it gets the longer context; but a
 		// call that hangs must end with the shorter one.
 		defer context.AfterFunc(ctx, endWatch)()
 		return w.Watch(watching, held)
 	})
 	if err != nil {
-		r.noAnswer("watching the lease of", err)
+		if ctx.Err() == nil {
+			r.noAnswer("watching the lease of", err)
+		}
 		return nil
 	}
 	return wake
@@ -574,6 +586,7 @@ func (r *run[V]) watch(ctx, watching context.Context, endWatch func(), held *Hel
 // to the load: that may outlast the flight.
 func (r *run[V]) lead(ctx context.Context, lease Lease) bool {
 	e := r.engine
+	r.flight.lead()
 	r.lease = lease
 	defer func() {
 		if r.lease != nil {
@@ -598,10 +611,10 @@ func (r *run[V]) lead(ctx context.Context, lease Lease) bool {
 		e.count.degraded.Add(1)
 	}
 	var rival <-chan struct{}
-	if after := r.hedgeAfter(); after > 0 && lease != nil && epoch != 0 {
+	if e.Hedge > 0 && lease != nil && epoch != 0 {
 		watching, end := context.WithCancel(ctx)
 		defer end()
-		rival = r.rival(watching, epoch, after)
+		rival = r.rival(watching, epoch, e.clock.now())
 	}
 	e.hedges.earn(e.HedgeShare)
 	return r.build(ctx, epoch, rival, r.finish)
@@ -730,17 +743,32 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 		e.followLog(ctx, &r.outage, e.NearTTL/2) // the load may have taken longer than the log is trusted
 	}
 	r.loaded, r.failure, r.committed = true, nil, 0
-	it := &item[V]{epoch: epoch, build: l.took, made: r.made, position: r.position, trusted: r.trustedUntil(now)}
+	it := &item[V]{epoch: epoch, build: l.took, made: r.made, position: r.position, trusted: e.trustedUntil(now)}
 	switch {
 	case errors.Is(l.err, errNothing):
+		if failure, ok := errors.AsType[*ownFailure](l.err); ok {
+			e.count.loadFailures.Add(1)
+			r.failure = failure.err
+		}
+		if r.present != nil { // it stays, unless it was invalidated meanwhile
+			r.lookAgain()
+			if r.look(ctx) {
+				return true
+			}
+		}
+		if it := r.present; it != nil {
+			e.keep(r.key, it, func() bool { return !r.disowned })
+		}
 		r.end(errAgain) // who has not seen what was published asks again
 		return true
 	case l.err == nil:
 		r.built(l.took)
+		e.noteLoad(!e.fails(l.value))
 		it.kind, it.value = KindValue, l.value
 		it.lifetime = e.lifetimeOf(now, l.freshness, r.key, epoch)
 	case notFound(l.err):
 		r.built(l.took)
+		e.noteLoad(true)
 		it.kind = KindNotFound
 		it.lifetime = e.lifetimeOf(now, l.freshness, r.key, epoch)
 	case ctx.Err() != nil:
@@ -749,10 +777,19 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 		return true
 	default:
 		e.count.loadFailures.Add(1)
+		e.noteLoad(false)
 		r.failure = l.err
+		if r.personal && errors.Is(l.err, ErrRebuildTimeout) {
+			r.end(l.err) // those of other clients ask again
+			return true
+		}
 		return r.finishFailed(ctx, now, l.err, epoch)
 	}
-	if r.commit(ctx, it) {
+	switch outcome := r.commit(ctx, it); {
+	case outcome != fenced:
+		if outcome == notTaken {
+			r.keepBeside(it)
+		}
 		r.committed = e.clock.now()
 		// The other processes are woken first, and on their way to the store
 		// while the callers here wake up.
@@ -760,9 +797,11 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 		if r.settle(it) {
 			return true
 		}
-	} else if r.fenced = true; r.streaming() {
+	case r.streaming():
 		r.end(errAgain) // its readers have it already
 		return true
+	default:
+		r.fenced = true
 	}
 	if r.refused++; r.refused < maxRefused {
 		return false
@@ -820,18 +859,26 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 	if advised && pause > 0 {
 		it.lifetime = it.failedUntil(now, pause)
 	} else {
-		it.lifetime = it.failed(now, pause)
+		it.lifetime = it.failed(now, pause, e.MaxErrorTTL)
 	}
-	it.err, it.trusted, it.weight, it.made = err, r.trustedUntil(now), 0, r.made
+	it.early = earlyTryAfter(r.present, !advised && pause > 0)
+	it.err, it.trusted, it.weight, it.made = err, e.trustedUntil(now), 0, r.made
 	if !it.stale(now) && now >= it.keepUntil {
 		var zero V
 		it.held, it.kind, it.value = false, KindNone, zero
 	}
 	if !told {
+		if r.storeDown {
+			r.keepBeside(it)
+		}
 		return r.settle(it)
 	}
-	it.epoch = epoch
-	r.fenced = !r.commit(ctx, it)
+	it.epoch, it.beside = epoch, false
+	outcome := r.commit(ctx, it)
+	if outcome == notTaken {
+		r.keepBeside(it)
+	}
+	r.fenced = outcome == fenced
 	r.committed = e.clock.now()
 	if !r.fenced && r.settle(it) {
 		return true

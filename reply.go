@@ -39,32 +39,42 @@ const (
 func (q *query) replyLive(c *call, s served[*response], key string) liveOutcome {
 	r, m := q.r, q.m
 	res := s.item.value
-	retargeted := q.retargeted && !res.retargets()
+	excluded := q.excludedFrom(key)
 	if res.kind == varying {
-		if m.variantKey(res, key, r.Header) != res.id {
+		if !q.selects(res) {
 			s.live.callers.left()
 			return liveOther
 		}
-		res = res.variant
+		res, excluded = res.variant, false
 	}
 	x := res.of
 	own := x.owner == c
 	// What the flight comes to tells what is left of a stale copy.
 	sparing := q.directives.StaleIfError.Set && httpcache.IsServerError(res.status)
 	switch {
-	case own:
-	case !x.shared:
+	case !x.audience.admits(own, x.owner.client == c.client):
 		s.live.callers.left()
 		if sparing {
 			m.engine.landing(r.Context(), key, s.item)
 		}
 		q.passUncacheable(key, &item[*response]{kind: KindValue, value: res})
 		return liveDone
-	case q.authorized && !httpcache.OpenToAll(res.header, m.rules):
+	case res.failure != nil:
+		s.live.callers.left()
+		if res.instead != nil {
+			status := failedForward(res.instead, m.engine.clock.now(), res.failure)
+			status.Collapsed = s.collapsed
+			q.replySpare(res.instead, status)
+			return liveDone
+		}
+		q.replyError(c, key, s.collapsed, res.failure)
+		return liveDone
+	case own:
+	case q.request.Credentials && !httpcache.OpenToAll(res.header, m.rules):
 		s.live.callers.left()
 		q.pass(httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reasonAuthorization})
 		return liveDone
-	case retargeted:
+	case excluded:
 		s.live.callers.left()
 		q.pass(httpcache.Status{Fwd: httpcache.FwdVaryMiss})
 		return liveDone
@@ -101,8 +111,8 @@ func (q *query) writeLive(c *call, res *response, body *spool.Reader, key string
 	w, r, x := q.w, q.r, res.of
 	own := x.owner == c
 	status := httpcache.Status{
-		Fwd: res.fwd, FwdStatus: res.fwdStatus, Stored: (x.shared || x.checked) && x.announced <= q.m.options.MaxBody, Collapsed: !own,
-		Key: key, Detail: res.reason,
+		Fwd: res.fwd, FwdStatus: res.fwdStatus, Stored: x.keeps() && x.announced <= q.m.options.MaxBody, Collapsed: !own,
+		Key: q.m.statusKey(key), Detail: res.reason,
 	}
 	if status.FwdStatus == 0 {
 		status.FwdStatus = res.status
@@ -111,12 +121,12 @@ func (q *query) writeLive(c *call, res *response, body *spool.Reader, key string
 	if own {
 		header = x.private
 	}
-	if x.shared {
+	if x.audience == everyone {
 		status.TTL = httpcache.Delta{Set: true, Duration: res.freshness.Lifetime - age}
 		status.Detail = ""
 		if whole, ok := x.complete(); ok && r.Header["Range"] != nil {
 			header, guessed := typed(header, whole)
-			writeStored(w, r, stored{res.status, header, res.guessed || guessed, whole, age, x.decidedAt}, status)
+			writeStored(w, r, stored{res.status, header, res.guessed || guessed, whole, age, x.decidedAt, q.m.hidden}, status)
 			return
 		}
 	}
@@ -130,23 +140,23 @@ func (q *query) writeLive(c *call, res *response, body *spool.Reader, key string
 	}
 	// The time at which it came is the date of a stored one only (RFC 9111 section
 	// 4.3.2); by itself a response without a date is modified (RFC 9110 section 13.1.3).
-	dated := x.shared || r.Header["If-None-Match"] != nil || header["Last-Modified"] != nil
-	if (x.shared || own) && dated && httpcache.NotModified(r.Method, r.Header, res.status, header.Values, x.decidedAt) {
-		s := stored{header: header, guessed: res.guessed, age: age}.notModified()
+	dated := x.audience == everyone || r.Header["If-None-Match"] != nil || header["Last-Modified"] != nil
+	if (x.audience == everyone || own) && dated && httpcache.NotModified(r.Method, r.Header, res.status, header.Values, x.decidedAt) {
+		s := stored{header: header, guessed: res.guessed, age: age, hidden: q.m.hidden}.notModified()
 		h := w.Header()
 		s.setHeader(h, status)
-		if !x.shared { // it is the handler's own answer, with its Age or none
+		if x.audience != everyone { // it is the handler's own answer, with its Age or none
 			h["Age"] = header["Age"]
 		}
 		send(w, r, s.status, s.body)
-		if !x.shared && !x.checked {
+		if !x.keeps() {
 			q.relay(x, body, own, io.Discard)
 		}
 		return
 	}
 	h := w.Header()
 	copyHeader(h, header, res.guessed)
-	if x.shared {
+	if x.audience == everyone {
 		setAge(h, age)
 	}
 	if x.announced >= 0 {
@@ -159,12 +169,13 @@ func (q *query) writeLive(c *call, res *response, body *spool.Reader, key string
 	if len(trailers) > 0 {
 		h["Trailer"] = slices.Clip(trailers)
 	}
+	q.m.hidden.Remove(h)
 	status.AppendTo(h)
 	w.WriteHeader(res.status)
 	switch {
 	case r.Method != http.MethodHead:
 		q.relay(x, body, own, w)
-	case !x.shared && !x.checked:
+	case !x.keeps():
 		q.relay(x, body, own, io.Discard)
 	}
 }
@@ -184,11 +195,12 @@ func (q *query) relay(x *exchange, body *spool.Reader, own bool, to io.Writer) {
 		}
 		return nil
 	}
-	if x.shared {
-		paced := &pacedWriter{w: w, parts: 1, drop: func() { body.Close() }}
-		to = paced
+	if x.audience != owner {
+		p := paced(w, 1, func() { body.Close() })
+		body.OnLoss(p.hurry)
+		to = p
 		unpaced := flush
-		flush = func() error { return paced.within(unpaced) }
+		flush = func() error { return p.within(unpaced) }
 	}
 	if _, err := body.CopyTo(r.Context(), to, flush); err != nil {
 		// Broken off must look broken off: net/http closes the connection, or
@@ -208,6 +220,7 @@ func (q *query) relay(x *exchange, body *spool.Reader, own bool, to io.Writer) {
 	if len(trailer) > 0 {
 		flush() // a body sent at once, with its length, has no place behind it
 		copyHeader(w.Header(), trailer, false)
+		q.m.hidden.Remove(w.Header())
 	}
 }
 
@@ -250,6 +263,7 @@ func (q *query) inform(status int, interim http.Header) {
 	h := q.w.Header()
 	final := maps.Clone(h)
 	copyHeader(h, interim, false)
+	q.m.hidden.Remove(h)
 	q.w.WriteHeader(status)
 	clear(h)
 	maps.Copy(h, final)
@@ -275,13 +289,21 @@ func (q *query) reply(key string, s served[*response]) {
 		status = failedForward(s.item, now, s.item.err)
 		status.Collapsed = s.collapsed
 	case here:
-		status = httpcache.Status{Fwd: res.fwd, FwdStatus: res.fwdStatus, Stored: true, Collapsed: s.collapsed, Key: key}
+		status = httpcache.Status{Fwd: res.fwd, FwdStatus: res.fwdStatus, Stored: true, Collapsed: s.collapsed, Key: q.m.statusKey(key)}
 	}
 	if failed {
 		status.Detail = staleIfError
 	}
 	status.TTL = ttl(s.item, now)
-	writeStored(q.w, q.r, storedOf(s.item, now), status)
+	writeStored(q.w, q.r, q.m.storedOf(s.item, now), status)
+}
+
+// statusKey is the key as Cache-Status tells it, if it does.
+func (m *Middleware) statusKey(key string) string {
+	if m.options.HideStatusKey {
+		return ""
+	}
+	return key
 }
 
 // loadedHere reports whether the answer, or its failure, is of a load here: it was
@@ -318,7 +340,7 @@ func (q *query) replySpare(it *item[*response], status httpcache.Status) {
 	q.m.engine.count.stale.Add(1)
 	now := q.m.engine.clock.now()
 	status.TTL, status.Detail = ttl(it, now), staleIfError
-	writeStored(q.w, q.r, storedOf(it, now), status)
+	writeStored(q.w, q.r, q.m.storedOf(it, now), status)
 }
 
 // A stored response is what a reply is made of.
@@ -329,12 +351,13 @@ type stored struct {
 	body     spool.Body
 	age      time.Duration
 	received time.Time
+	hidden   httpcache.Hidden // fields of header that clients do not get
 }
 
 // storedOf is the response of a complete item.
-func storedOf(it *item[*response], now instant) stored {
+func (m *Middleware) storedOf(it *item[*response], now instant) stored {
 	age := now - it.born
-	return stored{it.value.status, it.value.head(), it.value.guessed, it.value.body, age, time.Now().Add(-age)}
+	return stored{it.value.status, it.value.head(), it.value.guessed, it.value.body, age, time.Now().Add(-age), m.hidden}
 }
 
 // hitStatus is the word about a reply that needed no other than the item.
@@ -358,6 +381,7 @@ func (s stored) notModified() stored {
 // setHeader makes h the header of a reply with the whole of s.
 func (s stored) setHeader(h http.Header, status httpcache.Status) {
 	copyHeader(h, s.header, s.guessed)
+	s.hidden.Remove(h)
 	if s.status != http.StatusNotModified {
 		setType(h)
 	}
@@ -395,7 +419,7 @@ func writeStored(w http.ResponseWriter, r *http.Request, s stored, status httpca
 		s.setHeader(h, status)
 		h.Del("Content-Length") // what is sent may be less, or nothing
 		modified, _ := http.ParseTime(s.header.Get("Last-Modified"))
-		http.ServeContent(pacedResponse{w, &pacedWriter{w: w, parts: storedParts}}, httpcache.ForRange(r, s.header, s.received), "", modified, s.body.Reader())
+		http.ServeContent(pacedResponse{w, paced(w, storedParts, nil)}, httpcache.ForRange(r, s.header, s.received), "", modified, s.body.Reader())
 	default:
 		s.write(w, r, status)
 	}
@@ -406,7 +430,7 @@ func writeStored(w http.ResponseWriter, r *http.Request, s stored, status httpca
 // come, and ends the connection.
 func writeBody(w http.ResponseWriter, body spool.Body) {
 	if body.Len() > writePart {
-		body.WriteTo(&pacedWriter{w: w, parts: storedParts})
+		body.WriteTo(paced(w, storedParts, nil))
 		return
 	}
 	body.WriteTo(w)
@@ -449,7 +473,7 @@ func (q *query) replyError(c *call, key string, collapsed bool, err error) {
 	}
 	q.add(Serve{Err: err})
 	p, panicked := errors.AsType[*PanicError](err)
-	if panicked && c.began() {
+	if panicked && c.began() && !collapsed { // and not of a later flight, which another has begun
 		panic(p.Value) // to its own client's server, as if nothing stood between
 	}
 	code, detail := http.StatusBadGateway, "failed"
@@ -470,9 +494,25 @@ func (q *query) replyError(c *call, key string, collapsed bool, err error) {
 	case errors.Is(err, ErrOverloaded):
 		code, detail = http.StatusServiceUnavailable, "overloaded"
 	case errors.Is(err, context.DeadlineExceeded):
+		q.m.tooSlow(key, err)
 		code, detail = http.StatusGatewayTimeout, "timeout"
 	}
 	replyFailure(w, httpcache.Status{Fwd: httpcache.FwdURIMiss, Collapsed: collapsed, Detail: detail}, code)
+}
+
+// reasonSlow is why a page goes past the cache that takes longer than RebuildTimeout.
+const reasonSlow = "slow"
+
+// tooSlow remembers of a key that its rebuild took longer than RebuildTimeout, if it has
+// never had a response for all: its handler may answer whoever waits for longer. They count
+// against PassThrough, since an origin that has become slow must not get them all.
+func (m *Middleware) tooSlow(key string, err error) {
+	if m.options.PassThrough == 0 || !errors.Is(err, ErrRebuildTimeout) {
+		return
+	}
+	if it, _ := m.engine.near.get(key); it != nil && !it.held {
+		m.replace(key, it, &response{kind: uncacheable, reason: reasonSlow}, Freshness{TTL: m.options.UncacheableTTL})
+	}
 }
 
 // copyHeader gives the reply the stored fields. The values are shared, and

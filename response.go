@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -22,9 +21,10 @@ type responseKind uint8
 const (
 	// plain is a response for everybody who asks for the key.
 	plain responseKind = iota
-	// varying says that responses to this key differ by request fields: the
-	// variant of a request is kept under a key made of this one and of the
-	// request's fields of those names.
+	// varying says that responses to this URL differ by request fields: the
+	// variant of a request is kept under a key made of the URL's and of the
+	// request's fields of those names. It is a signpost, and is kept under the
+	// URL's key.
 	varying
 	// uncacheable says that the last response to this key was not for sharing,
 	// so that the next herd need not queue to find that out (hit-for-miss).
@@ -45,7 +45,7 @@ type response struct {
 	fields    fields              // without connection-bound ones; none while of writes it
 	guessed   bool                // its Content-Type is a guess from the body
 	freshness httpcache.Freshness // of plain and checked responses
-	names     []string            // of varying: request field names, sorted, lower case
+	names     []string            // of varying: request field names in lower case, and what stands for others
 	mark      string              // of varying: makes the variants' keys new after an invalidation
 	built     *variants           // of varying: which of its variants this process has built; never stored
 	reason    string              // of uncacheable: for Cache-Status
@@ -67,6 +67,7 @@ type response struct {
 	// ... and the response while it is being written.
 	of      *exchange   // who writes it
 	header  http.Header // what fields will be
+	failure error       // why there is none after all, before the handler has written a header
 	variant *response   // of varying: the response that told the names
 	id      string      // of varying: variant's key
 }
@@ -119,17 +120,6 @@ func (r *response) tags() []string {
 	return httpcache.Tags(r.fields.values)
 }
 
-// retargets reports whether the response's variants are told apart by the fields that
-// may choose another target.
-func (r *response) retargets() bool {
-	return slices.Contains(r.names, httpcache.RetargetingFields)
-}
-
-// variantKey is the key of the variant that req asks for, below key.
-func (r *response) variantKey(key string, req http.Header) string {
-	return key + variantMark + r.mark + httpcache.VariantKey(r.names, req)
-}
-
 // A stored response is
 //
 //	version(1) | kind(1) | flags(1) | uvarint status | strings mark, reason |
@@ -138,7 +128,7 @@ func (r *response) variantKey(key string, req http.Header) string {
 // with strings as uvarint length and bytes, and no fields as a zero. Lifetime, windows and age
 // travel in the Entry around it.
 const (
-	responseVersion = 2
+	responseVersion = 3
 
 	flagNoStale = 1 << 0
 	flagNoCache = 1 << 1

@@ -123,3 +123,49 @@ func TestOnError_SaysWhatOpenedTheBreaker(t *testing.T) {
 		}
 	})
 }
+
+// A store is silent for 0.6 s of a long load, to all or to its commit alone, and answers
+// before and after that. What
+// was invalidated elsewhere during the load is not for a call that begins later than
+// NearTTL after the invalidation, though the load's own commit could not say so.
+func TestFleet_ShortSilenceDuringALongLoad(t *testing.T) {
+	const build, silence = 20 * time.Second, 600 * time.Millisecond
+	for name, from := range map[string]time.Duration{"at its begin": 0, "at its commit": build - silence/2} {
+		for how, fault := range map[string]fault{"silent": blackHole, "refusing": refuse} {
+			t.Run(name+", "+how, func(t *testing.T) {
+				if from > 0 {
+					fault = on(fault, "commit")
+				}
+				everyWay(t, func(t *testing.T, by way) {
+					f := newFleet(t, 2, by, bellwether.Options{TTL: time.Hour, MaxWait: time.Minute})
+					f.origin.build = build
+					a, b := f.processes[0], f.processes[1]
+					began := time.Now()
+					at := func(then time.Duration) { time.Sleep(then - time.Since(began)) }
+					time.AfterFunc(from, func() { b.store.set(fault) })
+					time.AfterFunc(from+silence, func() { b.store.set(nil) })
+					at(time.Microsecond)
+					var wg sync.WaitGroup
+					defer wg.Wait()
+					wg.Go(func() {
+						if v, err := b.Get(t.Context(), "k"); v != "v1" && by != notices || err != nil { // else the load was cancelled
+							t.Errorf("who began the load got %q, %v", v, err)
+						}
+					})
+					at(5 * time.Second)
+					if err := a.Invalidate(t.Context(), "k"); err != nil {
+						t.Fatal(err)
+					}
+					for _, late := range []time.Duration{15 * time.Second, build + 900*time.Millisecond} {
+						at(late)
+						wg.Go(func() {
+							if v, err := b.Get(t.Context(), "k"); v == "v1" || err != nil {
+								t.Errorf("a call %v after the invalidation got %q, %v", late-5*time.Second, v, err)
+							}
+						})
+					}
+				})
+			})
+		}
+	}
+}

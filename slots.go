@@ -168,9 +168,10 @@ func (s *rebuildSlots) release() {
 	}
 }
 
-// lookPause is how often each of those that wait looks into the store: however many
-// they are, they make no more than some thousands of looks a second. Else a slot would
-// come to a flight whose look waits behind those of all others, and stay without a load.
+// lookPause is the pause between the looks into the store of one flight that waits: a
+// second for up to 16,383 of them. Beyond that it grows, so that all of them make at
+// most 16,384 looks a second. Else a slot would come to a flight whose look waits
+// behind those of all others, and stay without a load.
 func (s *rebuildSlots) lookPause() time.Duration {
 	return lookPause * time.Duration(1+s.queued.Load()>>14)
 }

@@ -76,6 +76,15 @@ func newLifetime(now instant, f Freshness) lifetime {
 	}
 }
 
+// freshness is what the lifetime comes to at the time now, without its failures.
+func (l *lifetime) freshness(now instant) Freshness {
+	return Freshness{
+		Age: between(l.born, now), TTL: between(l.born, l.freshUntil),
+		StaleWhileRevalidate: between(l.freshUntil, l.staleUntil), StaleIfError: between(l.freshUntil, l.errorUntil),
+		keep: between(l.freshUntil, l.keepUntil),
+	}
+}
+
 // A verdict is what to do for a caller, given an item.
 type verdict uint8
 
@@ -141,7 +150,7 @@ func (l *lifetime) end() instant {
 // failed returns the lifetime after one more failed rebuild, at the time now.
 // What was there to serve stays. A failure that is not remembered, with an errorTTL
 // of 0, makes no later pause longer: one by itself has its retryAt when it was born.
-func (l lifetime) failed(now instant, errorTTL time.Duration) lifetime {
+func (l lifetime) failed(now instant, errorTTL, longest time.Duration) lifetime {
 	if errorTTL <= 0 {
 		if l.failures == 0 {
 			l.failures, l.retryAt = 1, l.born
@@ -149,7 +158,7 @@ func (l lifetime) failed(now instant, errorTTL time.Duration) lifetime {
 		return l
 	}
 	l.count()
-	l.retryAt = addDurations(now, backOff(l.failures, errorTTL))
+	l.retryAt = addDurations(now, backOff(l.failures, errorTTL, longest))
 	return l
 }
 
@@ -192,16 +201,13 @@ func jittered(ttl time.Duration, jitter float64, key string, epoch uint64) time.
 	return ttl - time.Duration(float64(ttl)*jitter*float64(x>>11)/(1<<53))
 }
 
-// maxDoublings bounds the back-off at 32 times ErrorTTL.
-const maxDoublings = 5
-
 // backOff is the pause after the nth failure in a row: ErrorTTL, doubled with
-// every further failure, of which a random part of up to a half is taken off,
-// so that keys that failed together are not tried again together.
-func backOff(n uint32, errorTTL time.Duration) time.Duration {
+// every further failure until it is the longest, of which a random part of up to a
+// half is taken off, so that keys that failed together are not tried again together.
+func backOff(n uint32, errorTTL, longest time.Duration) time.Duration {
 	d := max(0, errorTTL)
-	for range min(n-1, maxDoublings) {
-		d = addDurations(d, d)
+	for ; n > 1 && 0 < d && d < longest; n-- {
+		d = min(addDurations(d, d), longest)
 	}
 	return d - time.Duration(rand.Int64N(int64(d/2)+1))
 }

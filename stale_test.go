@@ -107,7 +107,7 @@ func TestJudge_Properties(t *testing.T) {
 		pause := time.Duration(0)
 		for range 1 + rng.IntN(40) {
 			d := anyDuration(rng)
-			failed = failed.failed(begin, d)
+			failed = failed.failed(begin, d, 32*time.Second)
 			pause = max(pause, d)
 		}
 		if pause > 0 && failed.retryAt < begin {
@@ -137,35 +137,35 @@ func TestJudge_Properties(t *testing.T) {
 // says itself how long.
 func TestFailed_AfterWhatIsNotRemembered(t *testing.T) {
 	l := lifetime{born: time.Hour}
-	l = l.failed(l.born, 0)
-	l = l.failed(l.born, 0)
+	l = l.failed(l.born, 0, time.Minute)
+	l = l.failed(l.born, 0, time.Minute)
 	l = l.failedUntil(l.born, time.Second)
-	if l = l.failed(l.born, time.Second); l.failures != 2 {
+	if l = l.failed(l.born, time.Second, time.Minute); l.failures != 2 {
 		t.Errorf("%d failures are counted, want the two that are remembered", l.failures)
 	}
 }
 
 func TestBackOff(t *testing.T) {
 	for _, test := range []struct {
-		n          uint32
-		unit, full time.Duration
+		n                   uint32
+		unit, longest, full time.Duration
 	}{
-		{1, time.Second, time.Second},
-		{2, time.Second, 2 * time.Second},
-		{5, time.Second, 16 * time.Second},
-		{6, time.Second, 32 * time.Second},
-		{7, time.Second, 32 * time.Second},
-		{math.MaxUint32, time.Second, 32 * time.Second},
-		{1, endless, endless},
-		{6, endless, endless},
-		{6, endless / 16, endless},
-		{3, 0, 0},
-		{3, -time.Second, 0},
-		{1, 1, 1},
+		{1, time.Second, 20 * time.Second, time.Second},
+		{2, time.Second, 20 * time.Second, 2 * time.Second},
+		{5, time.Second, 20 * time.Second, 16 * time.Second},
+		{6, time.Second, 20 * time.Second, 20 * time.Second},
+		{math.MaxUint32, time.Second, 20 * time.Second, 20 * time.Second},
+		{1, time.Second, time.Second, time.Second},
+		{1, endless, endless, endless},
+		{6, endless, endless, endless},
+		{6, endless / 16, endless, endless},
+		{3, 0, time.Second, 0},
+		{3, -time.Second, time.Second, 0},
+		{1, 1, 1, 1},
 	} {
 		least, most := endless, time.Duration(0)
 		for range 2000 {
-			d := backOff(test.n, test.unit)
+			d := backOff(test.n, test.unit, test.longest)
 			least, most = min(least, d), max(most, d)
 		}
 		if least < test.full-test.full/2 || most > test.full {

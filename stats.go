@@ -51,9 +51,9 @@ type Stats struct {
 	Flights int `json:"flights"`
 	// NearBytes is the size of the near tier now.
 	NearBytes uint64 `json:"near_bytes"`
-	// StoreUp and LockerUp tell whether the engines answer: each is false from the
-	// opening of its breaker until a call has its answer, or none has failed for
-	// half a minute. Both are true where there is no such engine.
+	// StoreUp and LockerUp tell whether the engines answer, a store to reads and to
+	// writes: each is false from the opening of a breaker of its until a call has its
+	// answer, or none has failed for half a minute. Both are true where there is no such engine.
 	StoreUp  bool `json:"store_up"`
 	LockerUp bool `json:"locker_up"`
 }

@@ -66,14 +66,14 @@ type Store interface {
 	Invalidate(ctx context.Context, key string) error
 }
 
-// A BatchGetter is a [Store] that answers for many keys in one round trip, or
-// in one for each of its servers. Of a Store that is none, a batch asks for each
-// key by itself, some at a time.
+// A BatchGetter is a [Store] that answers for many keys in a few round trips. Of a
+// Store that is none, a batch asks for each key by itself, some at a time.
 type BatchGetter interface {
 	// GetMany calls each, once for each of keys, with the key's index and what
 	// Get returns for the key. The keys are different from each other. It
 	// returns when it has done so for all, and does not call each after that;
-	// as soon as ctx ends, the error of those that are left is ctx's.
+	// as soon as ctx ends, the error of those that are left is ctx's. The deadline of
+	// ctx moves with each answer: what takes long is asked for in pieces.
 	//
 	// What is known of one key does not wait for what is not of another: a
 	// server that does not answer has its own keys' answers delayed. each does

@@ -231,7 +231,7 @@ func (e *engine[V]) followLog(ctx context.Context, o *outage, age time.Duration)
 }
 
 func (e *engine[V]) readLog(ctx context.Context, o *outage) (Entry, error) {
-	return ask(ctx, e.store, o, func(ctx context.Context) (Entry, error) {
+	return ask(ctx, e.store, logKey, o, func(ctx context.Context) (Entry, error) {
 		return e.Store.Get(ctx, e.engineKey(logKey))
 	})
 }
@@ -451,7 +451,7 @@ func (e *engine[V]) beginLog(ctx context.Context, o *outage) error {
 	}
 	l, err := e.commitLog(ctx, o, nil)
 	if lease != nil {
-		e.giveBack(ctx, o, lease)
+		e.giveBack(ctx, logKey, o, lease)
 	}
 	if err == nil {
 		e.apply(l)
@@ -477,7 +477,7 @@ func (e *engine[V]) writeLog(ctx context.Context, o *outage, more []sweep) error
 		if lease != nil {
 			held := e.clock.now() < addDurations(asked, e.LeaseTTL)
 			// The locker's word counts; where there is none, the clock's.
-			lost := e.giveBack(ctx, o, lease)
+			lost := e.giveBack(ctx, logKey, o, lease)
 			if err == nil && (errors.Is(lost, ErrLeaseLost) || lost != nil && !held) {
 				err = ErrLeaseLost
 			}
@@ -501,7 +501,7 @@ func (e *engine[V]) leaseLog(ctx context.Context, o *outage, until instant) (lea
 	}
 	for {
 		asked = e.clock.now()
-		lease, err := ask(ctx, e.locker, o, func(ctx context.Context) (Lease, error) {
+		lease, err := ask(ctx, e.locker, logKey, o, func(ctx context.Context) (Lease, error) {
 			return e.Locker.TryAcquire(ctx, e.engineKey(logKey), e.LeaseTTL)
 		})
 		switch now := e.clock.now(); {
@@ -528,7 +528,7 @@ func (e *engine[V]) leaseLog(ctx context.Context, o *outage, until instant) (lea
 // only if there is none.
 func (e *engine[V]) commitLog(ctx context.Context, o *outage, more []sweep) (*sweepLog, error) {
 	var epoch uint64
-	entry, err := ask(ctx, e.store, o, func(ctx context.Context) (entry Entry, err error) {
+	entry, err := ask(ctx, e.writes, logKey, o, func(ctx context.Context) (entry Entry, err error) {
 		entry, epoch, err = e.Store.Claim(ctx, e.engineKey(logKey))
 		return entry, err
 	})
@@ -547,7 +547,7 @@ func (e *engine[V]) commitLog(ctx context.Context, o *outage, more []sweep) (*sw
 	if err != nil {
 		return nil, err
 	}
-	return l, askErr(ctx, e.store, o, func(ctx context.Context) error {
+	return l, askErr(ctx, e.writes, logKey, o, func(ctx context.Context) error {
 		return e.Store.Commit(ctx, e.engineKey(logKey), Entry{Kind: KindValue, Value: value, Epoch: epoch, TTL: logTTL})
 	})
 }
@@ -581,11 +581,8 @@ func (e *engine[V]) sweepHere(what []sweep) {
 		if l == nil {
 			l = &sweepLog{}
 		}
-		e.mu.Lock()
-		e.epoch++ // the positions of the loads that are under way are below it
-		epoch := e.epoch
-		e.mu.Unlock()
-		e.adopt(l.and(epoch, what))
+		// The positions of the loads that are under way are below this epoch.
+		e.adopt(l.and(e.nextEpoch(), what))
 		return
 	}
 	// The log's epochs are the store's. These sweeps are held against what is

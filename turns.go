@@ -27,7 +27,7 @@ type turns struct {
 	probing time.Time     // until then few run, for base to be found
 	lowered time.Time     // when bound was last lowered
 	holders list.List     // of chan struct{}: the calls of those who hold a lease; they go first
-	others  list.List     // of chan struct{}
+	others  list.List     // of chan struct{}: the latest goes first
 }
 
 // The bound follows what our own calls do to the engine, as in TCP Vegas
@@ -59,7 +59,12 @@ func newTurns(timeout time.Duration) *turns {
 func (t *turns) take(ctx context.Context, queue *list.List) error {
 	turn := make(chan struct{})
 	t.mu.Lock()
-	place := queue.PushBack(turn)
+	// Under more load than the engine carries, those who have waited longest are those
+	// whose callers leave next: served in their order, each would be served in vain.
+	place := queue.PushFront(turn)
+	if queue == &t.holders {
+		queue.MoveToBack(place)
+	}
 	t.next()
 	t.mu.Unlock()
 	select {

@@ -21,16 +21,29 @@ const (
 
 var variantSeed = maphash.MakeSeed()
 
-// variants are those of one key that were built of late. The zero value is
-// empty. It is safe for concurrent use.
-type variants struct {
+// variants are those of one URL that were built of late: those for requests that need a
+// variant because of what the pseudonyms stand for, and the others. Anybody can make up the
+// former for any URL, and must not shut out the latter. The zero value is empty. It is safe
+// for concurrent use.
+type variants struct{ needed, named variantSet }
+
+// of returns the variants of the one kind or the other.
+func (v *variants) of(needed bool) *variantSet {
+	if needed {
+		return &v.needed
+	}
+	return &v.named
+}
+
+// A variantSet is some variants of one URL.
+type variantSet struct {
 	mu    sync.Mutex         // guards what follows
 	built map[uint64]instant // a variant's hash, to when it last was built or wanted
 	swept instant            // when the map was last cleared of old ones
 }
 
 // admit reports whether the variant of that key may be built for the cache.
-func (v *variants) admit(key string, now instant) bool {
+func (v *variantSet) admit(key string, now instant) bool {
 	// Two variants of one hash count as one.
 	id := maphash.String(variantSeed, key)
 	v.mu.Lock()
@@ -61,7 +74,7 @@ func (v *variants) admit(key string, now instant) bool {
 // place to those that nobody asks for twice, however long it is fresh, nor as the one
 // whose build has told the names. Those that are there have been admitted, but for
 // that one, so that the map has little more than maxVariants.
-func (v *variants) touch(key string, now instant) {
+func (v *variantSet) touch(key string, now instant) {
 	id := maphash.String(variantSeed, key)
 	v.mu.Lock()
 	defer v.mu.Unlock()

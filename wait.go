@@ -2,6 +2,7 @@ package bellwether
 
 import (
 	"context"
+	"errors"
 	"time"
 )
 
@@ -15,12 +16,15 @@ type want[V any] struct {
 	accept func(it *item[V], now instant) bool
 	// aside is work for the call's own goroutine while it waits. Nil: none.
 	aside <-chan func()
-	// first makes a call that cannot begin a flight of its own end at once, with
-	// errTaken; and a solo one also where its flight would wait for another process.
-	first bool
-	// solo is for a call whose own load might publish to it alone: when another
-	// such call's does, this one is let go with that, and does not take turns.
-	solo bool
+	// fits tells whether an item may answer the call at all, whenever it was made. Nil:
+	// any may. It is as accept.
+	fits func(it *item[V]) bool
+	// client is equal for the calls of one client, see alike.
+	client   string
+	personal bool // see flight
+	// first ends a call at once, with errTaken, that cannot begin a flight of its own;
+	// with solo also one whose flight would wait for another process.
+	first, solo bool
 }
 
 // takes reports whether the item answers a call that began at asked: what was
@@ -28,6 +32,9 @@ type want[V any] struct {
 // for ever; and so does a failure while no try is due, because what one client
 // wants is no reason to try sooner.
 func (w *want[V]) takes(it *item[V], now, asked instant) bool {
+	if w.fits != nil && !w.fits(it) {
+		return false
+	}
 	return w.accept == nil || it.made > asked || it.backingOff(now) || w.accept(it, now)
 }
 
@@ -53,6 +60,7 @@ type waiter[V any] struct {
 	want      want[V]
 	began     instant
 	stale     *item[V]      // what may be served when its patience ends
+	refreshes bool          // it is no call: a flight that it begins is for what is to be replaced
 	lender    *loadContext  // the load of this cache that waits with the call; nil: none
 	flight    *flight[V]    // that it waits for; nil: it has to join one
 	met       bool          // it has looked at that one
@@ -60,6 +68,7 @@ type waiter[V any] struct {
 	counted   bool          // and in its herd, which nobody may want to know
 	collapsed bool          // that flight was begun by another call
 	tallied   bool          // it is counted by how it came to its answer
+	excluded  bool          // a load that it waited for has published to an audience without it
 	lose      time.Duration // what a flight that it begins may lose to engines; at its end, what is left of that
 	answer    served[V]
 	err       error // why there is no answer
@@ -83,7 +92,7 @@ func (e *engine[V]) get(ctx context.Context, key string, b binder[V]) (V, error)
 		return c.outcome(b)
 	}
 	if early {
-		e.refresh(ctx, key, it, b)
+		e.refresh(ctx, key, it, b, "")
 	}
 	// One that has failures may be stale, which is told to others.
 	if e.observers.hit != nil || it.failures > 0 {
@@ -95,7 +104,7 @@ func (e *engine[V]) get(ctx context.Context, key string, b binder[V]) (V, error)
 // outcome ends the call that has waited.
 func (c *waiter[V]) outcome(b binder[V]) (V, error) {
 	if c.dueEarly() {
-		c.engine.refresh(c.ctx, c.key, c.answer.item, b)
+		c.engine.refresh(c.ctx, c.key, c.answer.item, b, "")
 	}
 	if c.engine.observers.serve != nil {
 		c.tell()
@@ -133,8 +142,9 @@ func (e *engine[V]) hit(key string) (it *item[V], early, ok bool) {
 
 // refresh begins a flight for a key of which it is fresh, unless there is one,
 // and does not wait for it.
-func (e *engine[V]) refresh(ctx context.Context, key string, it *item[V], b binder[V]) {
+func (e *engine[V]) refresh(ctx context.Context, key string, it *item[V], b binder[V], client string) {
 	c := e.refresher(ctx, key, it)
+	c.want.client = client
 	c.join(b)
 	c.leave()
 }
@@ -144,8 +154,8 @@ func (e *engine[V]) refresh(ctx context.Context, key string, it *item[V], b bind
 func (e *engine[V]) refresher(ctx context.Context, key string, it *item[V]) *waiter[V] {
 	c := e.waiter(ctx, key, nil)
 	// Not what is to be replaced: the store has it too, and it is fresh.
-	c.want.accept = func(other *item[V], _ instant) bool { return other.epoch > it.epoch }
-	c.want.first, c.tallied = true, true
+	c.want.accept = func(other *item[V], _ instant) bool { return other.epoch != it.epoch }
+	c.want.first, c.tallied, c.refreshes = true, true, true
 	return c
 }
 
@@ -154,7 +164,7 @@ func (e *engine[V]) hitFor(key string, w want[V]) (it *item[V], early, ok bool) 
 	if w.accept == nil {
 		return e.hit(key)
 	}
-	if it, now := e.near.get(key); it == nil || !it.backingOff(now) && !w.accept(it, now) {
+	if it, now := e.near.get(key); it == nil || w.fits != nil && !w.fits(it) || !it.backingOff(now) && !w.accept(it, now) {
 		return nil, false, false
 	}
 	return e.hit(key)
@@ -221,6 +231,7 @@ func (c *waiter[V]) advance() (is waitState, news <-chan struct{}, expiry <-chan
 		}
 	}
 	state := c.flight.state.Load()
+	c.excluded = c.excluded || state.published != nil && !c.admitted(state.audience)
 	if is, expiry = c.look(state); is == waiting {
 		return is, state.news, expiry
 	}
@@ -287,7 +298,7 @@ func (c *waiter[V]) work(do func()) {
 func (c *waiter[V]) leave() {
 	if c.aboard {
 		c.aboard = false
-		c.flight.callers.left()
+		c.flight.leave()
 	}
 	if c.counted {
 		c.counted = false
@@ -311,7 +322,7 @@ func (c *waiter[V]) look(state *flightState[V]) (is waitState, expiry <-chan tim
 	// Before the end: a value that is being made is its first caller's also when
 	// it has turned out to be for nobody else.
 	e, f := c.engine, c.flight
-	if state.published != nil && c.began < min(state.published.trusted, state.joinable) && !(state.alone && c.collapsed && !c.want.solo) && c.takes(state.published) {
+	if state.published != nil && c.began < min(state.published.trusted, state.joinable) && c.admitted(state.audience) && c.takes(state.published) {
 		c.answer = served[V]{item: state.published, flown: true, live: f}
 		if !c.aboard {
 			f.callers.joined() // again: it had given up on this value before
@@ -331,6 +342,9 @@ func (c *waiter[V]) look(state *flightState[V]) (is waitState, expiry <-chan tim
 			return gone, nil
 		}
 		if err := state.failure(); err != nil {
+			if f.personal && errors.Is(err, ErrRebuildTimeout) && !c.admitted(alike) {
+				return landed, nil
+			}
 			c.err = err
 			return answered, nil
 		}
@@ -392,6 +406,12 @@ func (c *waiter[V]) look(state *flightState[V]) (is waitState, expiry <-chan tim
 		expiry = time.After(end - now)
 	}
 	return waiting, expiry
+}
+
+// admitted reports whether the call is of the audience to that its flight's load has
+// published to.
+func (c *waiter[V]) admitted(to audience) bool {
+	return to.admits(!c.collapsed, c.want.client == c.flight.client)
 }
 
 // takes is want.takes. It reads the clock for those only who ask for it: a herd
@@ -461,6 +481,11 @@ func (c *waiter[V]) board(f *flight[V]) {
 	}
 }
 
+// queuedLooks is how many times MaxQueued flights may wait for their first look. Looks
+// are short beside rebuilds: thousands of keys that are asked for at one time are
+// found in the store, or something stale is, in no time that anybody would notice.
+const queuedLooks = 16
+
 // begin is join where there is no flight. engine.mu is held.
 func (c *waiter[V]) begin(b binder[V]) bool {
 	// The near tier is read again under the lock. A caller that missed there
@@ -483,11 +508,22 @@ func (c *waiter[V]) begin(b binder[V]) bool {
 			}
 		}
 	}
+	m, _ := b.(*member[V])
+	if e.Store != nil && m == nil && e.unlooked.Load() >= queuedLooks*int64(e.MaxQueued) {
+		// More would wait for the store in vain.
+		if c.stale == nil {
+			c.err = ErrOverloaded
+		} else if c.answer.item = c.stale; !c.refreshes {
+			e.count.stale.Add(1)
+		}
+		return false
+	}
 	// Detached: the values of the context stay (traces, tenants), its end does not.
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(c.ctx))
-	m, _ := b.(*member[V])
 	f := &flight[V]{
-		key: c.key, load: b.bind(), engine: e, member: m, accept: c.want.accept, sole: c.want.first && c.want.solo, cancel: cancel, outage: outage{c.lose},
+		key: c.key, load: b.bind(), engine: e, member: m, cancel: cancel, outage: outage{c.lose},
+		accept: c.want.accept, fits: c.want.fits, client: c.want.client, personal: c.want.personal, second: c.excluded,
+		sole: c.want.first && c.want.solo, refreshes: c.refreshes || c.stale != nil,
 		due: addDurations(c.began, e.MaxWait), since: now,
 	}
 	if e.notified {
@@ -499,6 +535,7 @@ func (c *waiter[V]) begin(b binder[V]) bool {
 	f.alarm = time.AfterFunc(f.due-now, f.fallDue)
 	e.flights[c.key] = f
 	e.aloft[f] = struct{}{}
+	e.unlooked.Add(1)
 	if m != nil {
 		m.board(ctx, f) // it takes off with its batch
 		return true

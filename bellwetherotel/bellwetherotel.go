@@ -120,7 +120,7 @@ func New(o Options) (*Telemetry, error) {
 		false: t.with(attribute.String("bellwether.from", "store")),
 	}
 	t.byState = map[change]metric.MeasurementOption{}
-	for engine := bellwether.EngineStore; engine <= bellwether.EngineWatch; engine++ {
+	for engine := bellwether.EngineStore; engine <= bellwether.EngineWrites; engine++ {
 		for to := bellwether.BreakerClosed; to <= bellwether.BreakerOpen; to++ {
 			t.byState[change{engine, to}] = t.with(
 				attribute.String("bellwether.engine", engine.String()), attribute.String("bellwether.state", to.String()))

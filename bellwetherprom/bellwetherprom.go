@@ -81,7 +81,7 @@ func truth(b bool) float64 {
 var (
 	ways     = []bellwether.Way{bellwether.WayHit, bellwether.WayStale, bellwether.WayCollapsed, bellwether.WayMiss, bellwether.WayBypass}
 	outcomes = []bellwether.Outcome{bellwether.OutcomeValue, bellwether.OutcomeFailed, bellwether.OutcomeFenced, bellwether.OutcomeAbandoned}
-	engines  = []bellwether.Engine{bellwether.EngineStore, bellwether.EngineLocker, bellwether.EngineWatch}
+	engines  = []bellwether.Engine{bellwether.EngineStore, bellwether.EngineLocker, bellwether.EngineWatch, bellwether.EngineWrites}
 	states   = []bellwether.BreakerState{bellwether.BreakerClosed, bellwether.BreakerHalfOpen, bellwether.BreakerOpen}
 )
 

@@ -150,6 +150,9 @@ bellwether_breaker_changes_total{engine="store",to="open"} 0
 bellwether_breaker_changes_total{engine="watch",to="closed"} 0
 bellwether_breaker_changes_total{engine="watch",to="half-open"} 0
 bellwether_breaker_changes_total{engine="watch",to="open"} 0
+bellwether_breaker_changes_total{engine="writes",to="closed"} 0
+bellwether_breaker_changes_total{engine="writes",to="half-open"} 0
+bellwether_breaker_changes_total{engine="writes",to="open"} 0
 `), "bellwether_near_evictions_total", "bellwether_near_evicted_bytes_total", "bellwether_herd_wait_seconds_total", "bellwether_breaker_changes_total")
 	if err != nil {
 		t.Error(err)

@@ -37,7 +37,8 @@ func (p *past) failure(events []event) {
 // has found a failure when it claimed does not load before the time that the
 // failure's commit has announced. Nothing else excuses it: the claim was answered.
 // Who got no answer since may have loaded without it, and who knew of something
-// later than the store did went by that.
+// later than the store did went by that. Who has failed itself, and has had a load of
+// another key succeed since, may try before that.
 func (p *past) pause(key string, events []event) {
 	announced := map[uint64]event{} // by epoch
 	for _, e := range events {
@@ -52,7 +53,10 @@ func (p *past) pause(key string, events []event) {
 			continue
 		}
 		later := slices.ContainsFunc(events, func(e event) bool { return e.Kind == kindPut && e.Begin < b.Begin && e.Epoch > claim.Epoch })
-		if later || !p.atWork(being{b.Worker, b.Life}, span{claim.Begin, b.Begin}) {
+		recovered := c.Worker == b.Worker && c.Life == b.Life && slices.ContainsFunc(p.all, func(e event) bool {
+			return e.Kind == kindLoad && e.Worker == b.Worker && e.Life == b.Life && e.Result == done && c.Begin < e.End && e.End <= b.Begin
+		})
+		if later || recovered || !p.atWork(being{b.Worker, b.Life}, span{claim.Begin, b.Begin}) {
 			p.excused[checkPause]++
 			continue
 		}

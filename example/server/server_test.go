@@ -30,12 +30,12 @@ import (
 // TestMain is also the program: the test binary starts itself, with the race
 // detector if it has that.
 func TestMain(m *testing.M) {
-	if os.Getenv("BELLWETHER_TEST_SERVER") != "" {
+	if program := os.Getenv("BELLWETHER_TEST_SERVER"); program != "" {
 		go func() {
 			io.Copy(io.Discard, os.Stdin) // ends with the test, however that ends
 			os.Exit(99)
 		}()
-		os.Exit(command(os.Args[1:], os.Stdout, os.Stderr))
+		os.Exit(programs[program](os.Args[1:], os.Stdout, os.Stderr))
 	}
 	flag.Parse()
 	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
@@ -50,6 +50,12 @@ func TestMain(m *testing.M) {
 		}
 	}
 	os.Exit(status)
+}
+
+// programs are the test binary's other selves: the server as it is, and one for
+// HTTP/2 without TLS, too.
+var programs = map[string]func(args []string, stdout, stderr io.Writer) int{
+	"server": command, "both protocols": serveBothProtocols,
 }
 
 // client is everybody who asks. A request that hangs is a failure.
@@ -72,13 +78,19 @@ type process struct {
 // start runs a server on free ports and returns when it listens.
 func start(t *testing.T, args ...string) *process {
 	t.Helper()
+	return startProgram(t, "server", args...)
+}
+
+// startProgram does it for any of the programs.
+func startProgram(t *testing.T, program string, args ...string) *process {
+	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
 	p := &process{ended: make(chan struct{})}
 	p.cmd = exec.Command(self, append([]string{"-addr", "127.0.0.1:0", "-admin", "127.0.0.1:0"}, args...)...)
-	p.cmd.Env = append(os.Environ(), "BELLWETHER_TEST_SERVER=1",
+	p.cmd.Env = append(os.Environ(), "BELLWETHER_TEST_SERVER="+program,
 		"GORACE=atexit_sleep_ms=0") // by default the race detector holds every exit up for a second
 	stdin, err := p.cmd.StdinPipe()
 	if err != nil {

@@ -9,10 +9,13 @@ var (
 	fleets = []Kind{Redis, Memcached}
 	// Of engines that are several servers: what they are put through is in the
 	// test files of their own.
-	several = []Kind{RedisCluster, Memcacheds}
+	several = []Kind{RedisSentinel, RedisCluster, Memcacheds}
+	// Of engines that are set up otherwise: no test of theirs ends the server, whose user
+	// would be gone.
+	other = []Kind{RedisDatabase}
 )
 
-func TestMain(m *testing.M) { Main(m, slices.Concat(fleets, several)...) }
+func TestMain(m *testing.M) { Main(m, slices.Concat(fleets, several, other)...) }
 
 func TestFleet_ColdKey(t *testing.T)      { Each(t, fleets, ColdKey) }
 func TestFleet_HolderKilled(t *testing.T) { Each(t, fleets, HolderKilled) }
@@ -21,8 +24,17 @@ func TestFleet_HolderKilledAtAKnownBuild(t *testing.T) {
 }
 func TestFleet_HolderPausedPastItsLease(t *testing.T) { Each(t, fleets, HolderPausedPastItsLease) }
 func TestFleet_Waiters(t *testing.T)                  { Each(t, fleets, Waiters) }
-func TestFleet_Hits(t *testing.T)                     { Each(t, fleets, Hits) }
-func TestFleet_InvalidateDuringRebuild(t *testing.T)  { Each(t, fleets, InvalidateDuringRebuild) }
-func TestFleet_EngineKilledUnderLoad(t *testing.T)    { Each(t, fleets, EngineKilledUnderLoad) }
-func TestFleet_BlackHole(t *testing.T)                { Each(t, fleets, BlackHole) }
-func TestFleet_TenProcesses(t *testing.T)             { Each(t, fleets, TenProcesses) }
+func TestFleet_OtherDatabase(t *testing.T) {
+	Each(t, other, func(t *testing.T, kind Kind) {
+		t.Run("ColdKey", func(t *testing.T) { ColdKey(t, kind) })
+		t.Run("HolderKilled", func(t *testing.T) { HolderKilled(t, kind) })
+		t.Run("Waiters", func(t *testing.T) { Waiters(t, kind) })
+		t.Run("InvalidateDuringRebuild", func(t *testing.T) { InvalidateDuringRebuild(t, kind) })
+	})
+}
+
+func TestFleet_Hits(t *testing.T)                    { Each(t, fleets, Hits) }
+func TestFleet_InvalidateDuringRebuild(t *testing.T) { Each(t, fleets, InvalidateDuringRebuild) }
+func TestFleet_EngineKilledUnderLoad(t *testing.T)   { Each(t, fleets, EngineKilledUnderLoad) }
+func TestFleet_BlackHole(t *testing.T)               { Each(t, fleets, BlackHole) }
+func TestFleet_TenProcesses(t *testing.T)            { Each(t, fleets, TenProcesses) }

@@ -32,7 +32,7 @@ type Kind struct {
 	Open func(addrs []string, engineTimeout time.Duration) (bellwether.Store, bellwether.Locker, error)
 }
 
-// Redis, RedisCluster, Memcached and Memcacheds, which are three servers, are
+// Redis, RedisDatabase, RedisSentinel, RedisCluster, Memcached and Memcacheds, which are three servers, are
 // store and locker in one.
 var (
 	Redis = Kind{
@@ -41,6 +41,34 @@ var (
 		Open: func(addrs []string, _ time.Duration) (bellwether.Store, bellwether.Locker, error) {
 			redis.SetLogger(silence{}) // its dials fail in the tests that kill the server
 			rdb := redis.NewClient(&redis.Options{Addr: addrs[0], ContextTimeoutEnabled: true})
+			return redisstore.New(rdb), redislock.New(rdb), nil
+		},
+	}
+	// RedisDatabase is another database than the first, as a user who may do what
+	// docs/engines.md says.
+	RedisDatabase = Kind{
+		Name: "redis-database",
+		Start: func(tb testing.TB) []*testserver.Server {
+			server := testserver.Redis(tb)
+			testserver.Restrict(tb, testserver.RedisRules, server)
+			return []*testserver.Server{server}
+		},
+		Open: func(addrs []string, _ time.Duration) (bellwether.Store, bellwether.Locker, error) {
+			redis.SetLogger(silence{})
+			rdb := redis.NewClient(&redis.Options{Addr: addrs[0], ContextTimeoutEnabled: true, DB: 1,
+				Username: testserver.RedisUser, Password: testserver.RedisPassword})
+			return redisstore.New(rdb), redislock.New(rdb), nil
+		},
+	}
+	// RedisSentinel is a master and a replica behind sentinels, whose addresses it has,
+	// for the user of RedisDatabase.
+	RedisSentinel = Kind{
+		Name:  "redis-sentinel",
+		Start: func(tb testing.TB) []*testserver.Server { return testserver.RedisSentinel(tb).Servers() },
+		Open: func(addrs []string, _ time.Duration) (bellwether.Store, bellwether.Locker, error) {
+			redis.SetLogger(silence{})
+			rdb := redis.NewFailoverClient(&redis.FailoverOptions{MasterName: testserver.SentinelName, SentinelAddrs: addrs,
+				ContextTimeoutEnabled: true, DB: 1, Username: testserver.RedisUser, Password: testserver.RedisPassword})
 			return redisstore.New(rdb), redislock.New(rdb), nil
 		},
 	}

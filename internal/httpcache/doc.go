@@ -7,7 +7,7 @@
 //	ResponseDirectives                   what the origin says of its answer
 //	storable, freshnessOf, InitialAge    may others have it, and for how long
 //	Judge                                all of that at once
-//	VaryNames, VariantKey                who else exactly
+//	VaryNames, VariantKey, Normalise     who else exactly
 //	StoredHeader                         what of the header is for everybody
 //	Freshness.Reuse, NotModified         does a stored answer serve a request
 //	SetConditions, Selects, Freshen      is it still true

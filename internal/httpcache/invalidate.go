@@ -89,7 +89,8 @@ func referenced(r *http.Request, reference string) (key string, ok bool) {
 }
 
 // KeyPrefix returns what the plain keys of all URLs begin with that begin with u,
-// which has a host and may end anywhere after it. Over TLS the keys have [Secure]
+// which has a host and may end anywhere after it. A u that ends within an encoded byte
+// counts without that byte, since the rest of the byte is not known. Over TLS the keys have [Secure]
 // before that.
 func KeyPrefix(u string) (prefix string, ok bool) {
 	scheme, rest, ok := strings.Cut(u, "://")
@@ -102,10 +103,15 @@ func KeyPrefix(u string) (prefix string, ok bool) {
 			target = "/" + target
 		}
 	}
-	if !clean(target) {
+	path, _, found := strings.Cut(target, "?")
+	query := target[len(path):]
+	if i := strings.LastIndexByte(path, '%'); !found && i >= max(0, len(path)-2) {
+		path = path[:i]
+	}
+	if _, err := url.PathUnescape(path); err != nil || !clean(target) {
 		return "", false
 	}
-	return join("", hostport, target)
+	return join("", hostport, canonicalPath(path)+query)
 }
 
 // Tags returns the tags of a response, by which it may be invalidated: the words

@@ -31,15 +31,14 @@ const (
 	ReasonNotFresh   = "not-fresh"
 )
 
-// Judge judges the response to a GET that was asked for at sent, with the
-// request header req, and received at received.
-func Judge(req http.Header, status int, resp http.Header, sent, received time.Time, opt Options) Judgement {
+// Judge judges the response to a GET that was sent at sent and answered at received.
+func Judge(req Request, status int, resp http.Header, sent, received time.Time, opt Options) Judgement {
 	return JudgeAged(req, status, resp, InitialAge(resp, sent, received), received, opt)
 }
 
 // JudgeAged is Judge for a response whose age its own header does not tell: what a
 // 304 has freshened is as old as that (see [Freshen]).
-func JudgeAged(req http.Header, status int, resp http.Header, age time.Duration, received time.Time, opt Options) Judgement {
+func JudgeAged(req Request, status int, resp http.Header, age time.Duration, received time.Time, opt Options) Judgement {
 	j := Judgement{Directives: ResponseDirectives(resp, opt.Targets...), Age: age}
 	j.Freshness = freshnessOf(status, resp, j.Directives, received, opt)
 	if j.Shared, j.Reason = storable(req, status, resp, j.Directives, opt); !j.Shared {
@@ -51,7 +50,7 @@ func JudgeAged(req http.Header, status int, resp http.Header, age time.Duration,
 		j.Shared, j.Reason = false, ReasonNoLifetime
 	case !j.Freshness.shareable(j.Age):
 		j.Shared, j.Reason = false, ReasonNotFresh
-		j.Checked = Validatable(status, resp)
+		j.Checked = Validatable(status, resp) && ValidatedFor(req, resp, opt)
 	}
 	return j
 }
@@ -64,6 +63,19 @@ func JudgeAged(req http.Header, status int, resp http.Header, age time.Duration,
 func OpenToAll(resp http.Header, opt Options) bool {
 	d := ResponseDirectives(resp, opt.Targets...)
 	return d.openToAll()
+}
+
+// ValidatedFor tells whether a 304 to the request proves that a stored response holds for
+// the request's client. A page that depends on the Cookie often has the Last-Modified of
+// its template, and a 304 about the template says nothing about the client. So for a
+// request with a Cookie the response must say public or s-maxage, and for one with
+// credentials that it is for all. RFC 9111 section 4.3.3 asks for neither.
+func ValidatedFor(req Request, resp http.Header, opt Options) bool {
+	d := ResponseDirectives(resp, opt.Targets...)
+	if req.Credentials {
+		return d.openToAll()
+	}
+	return req.Header["Cookie"] == nil || d.Public || d.SMaxAge.Set
 }
 
 // Validatable tells whether a stored response can be validated (RFC 9111 section

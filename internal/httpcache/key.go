@@ -1,6 +1,7 @@
 package httpcache
 
 import (
+	"cmp"
 	"net/http"
 	"net/netip"
 	"net/url"
@@ -28,8 +29,8 @@ const Secure = "https://"
 // character, or with a target other than a path, or too long.
 //
 //   - The host is as [CanonicalHost] has it.
-//   - The path is as it was sent: "/a%2Fb" is not "/a/b", and "/%7Ea" not
-//     "/~a", because a handler can tell them apart.
+//   - The path is in its canonical form, see canonicalPath: "/%7Ea" is "/~a", but
+//     "/a%2Fb" is not "/a/b".
 //   - The query is as it was sent, in its order. "/a?" is not "/a": they are
 //     two URIs (RFC 3986 section 6.2.3), and at worst a response is kept twice.
 //   - If the URL was rewritten on its way to the cache, as
@@ -70,7 +71,9 @@ func keyBehind(scheme string, r *http.Request) (key string, ok bool) {
 		if !clean(sent) {
 			return "", false
 		}
-		target += " " + sent // neither has a space
+		if sent = canonicalTarget(sent); sent != target {
+			target += " " + sent // neither has a space
+		}
 	}
 	return join(scheme, host, target)
 }
@@ -92,19 +95,8 @@ func targetOf(u *url.URL, sent string) (string, bool) {
 	if u.Opaque != "" || u.User != nil || u.Fragment != "" || u.RawFragment != "" {
 		return "", false
 	}
-	path := u.EscapedPath()
-	// EscapedPath gives up RawPath for an encoding of its own where a client
-	// left a character bare that should not be, such as "|"; but what was sent
-	// is what counts as long as it means Path.
-	if u.RawPath != "" && u.RawPath != path {
-		if p, err := url.PathUnescape(u.RawPath); err == nil && p == u.Path {
-			path = u.RawPath
-		}
-	}
-	if path == "" {
-		path = "/" // RFC 9110 section 4.2.3
-	}
-	if path[0] != '/' || strings.IndexByte(path, '?') >= 0 {
+	path := pathOf(u)
+	if path[0] != '/' {
 		return "", false
 	}
 	if u.RawQuery != "" || u.ForceQuery {
@@ -115,6 +107,172 @@ func targetOf(u *url.URL, sent string) (string, bool) {
 		}
 	}
 	return path, clean(path)
+}
+
+// pathOf returns the canonical form of a URL's path.
+func pathOf(u *url.URL) string {
+	if u.Path == "" {
+		return "/" // RFC 9110 section 4.2.3
+	}
+	if u.RawPath == "" && isBare(u.Path) { // as most are
+		return u.Path
+	}
+	path := u.EscapedPath()
+	// EscapedPath gives up RawPath for an encoding of its own where a client
+	// left a character bare that should not be, such as "|"; but what was sent
+	// is what counts as long as it means Path.
+	if u.RawPath != "" && u.RawPath != path {
+		if p, err := url.PathUnescape(u.RawPath); err == nil && p == u.Path {
+			path = u.RawPath
+		}
+	}
+	return canonicalPath(path)
+}
+
+// bare are the bytes that stand for themselves in a path (RFC 3986 section 3.3).
+var bare = func() (set [256]bool) {
+	for _, c := range []byte("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~!$&'()*+,;=:@/") {
+		set[c] = true
+	}
+	return set
+}()
+
+// isBare tells whether a path, decoded or not, has no other bytes than these.
+func isBare(path string) bool {
+	for i := range len(path) {
+		if !bare[path[i]] {
+			return false
+		}
+	}
+	return true
+}
+
+// canonicalPath returns the one form that all encodings of a path have in a key: a byte that
+// can stand for itself does, and any other is encoded, in upper case (RFC 3986 section
+// 6.2.2). Browsers send paths in that form. Three bytes are told apart from their encoding,
+// because many handlers do so: "/" separates segments, ";" begins the parameters of a
+// segment, and "+" is a space for some handlers.
+func canonicalPath(path string) string {
+	i := 0
+	for ; i < len(path); i++ {
+		if bare[path[i]] {
+			continue
+		}
+		c, ok := escapedByte(path[i:])
+		if !ok || !staysEncoded(c) || path[i+1] >= 'a' || path[i+2] >= 'a' {
+			break
+		}
+		i += 2
+	}
+	if i == len(path) {
+		return path
+	}
+	const hex = "0123456789ABCDEF"
+	b := append(make([]byte, 0, len(path)+8), path[:i]...)
+	for ; i < len(path); i++ {
+		c, escaped := escapedByte(path[i:])
+		if escaped {
+			i += 2
+		} else {
+			c = path[i]
+		}
+		if escaped && staysEncoded(c) || !escaped && !bare[c] {
+			b = append(b, '%', hex[c>>4], hex[c&15])
+		} else {
+			b = append(b, c)
+		}
+	}
+	return string(b)
+}
+
+// staysEncoded tells whether an encoded byte stays encoded in a path: it cannot be bare, or
+// the bare byte means something else.
+func staysEncoded(c byte) bool { return !bare[c] || c == '/' || c == ';' || c == '+' }
+
+// escapedByte returns the byte that s begins with, if it begins with an encoded one.
+func escapedByte(s string) (c byte, ok bool) {
+	if len(s) < 3 || s[0] != '%' {
+		return 0, false
+	}
+	high, low := unhex(s[1]), unhex(s[2])
+	return high<<4 | low, high < 16 && low < 16
+}
+
+// unhex returns the value of a hexadecimal digit, 16 for another byte.
+func unhex(c byte) byte {
+	switch {
+	case '0' <= c && c <= '9':
+		return c - '0'
+	case 'a' <= c && c <= 'f':
+		return c - 'a' + 10
+	case 'A' <= c && c <= 'F':
+		return c - 'A' + 10
+	}
+	return 16
+}
+
+// canonicalTarget is a target in origin-form whose path is in its canonical form.
+func canonicalTarget(target string) string {
+	path, _, _ := strings.Cut(target, "?")
+	canonical := canonicalPath(path)
+	if canonical == path {
+		return target
+	}
+	return canonical + target[len(path):]
+}
+
+// Canonicalise gives the host and the path of r, which is the caller's own, the spelling
+// that [Key] has, so that the response does not have the spelling of its first client. Path
+// stays, because it is decoded.
+func Canonicalise(r *http.Request) {
+	if host, ok := CanonicalHost(r.Host); ok {
+		r.Host = host
+	}
+	u := r.URL
+	u.Scheme, u.Host = "", "" // of an absolute-form target
+	path := pathOf(u)
+	if u.Path == "" {
+		u.Path = "/"
+	}
+	// As net/url has it: RawPath is there where it is not what Path would be encoded as.
+	if u.RawPath = ""; u.EscapedPath() != path {
+		u.RawPath = path
+	}
+	if sent, ok := OriginForm(r.RequestURI); ok {
+		r.RequestURI = canonicalTarget(sent)
+	}
+}
+
+// Canonical tells whether host and path of r have the spelling that Canonicalise gives them.
+// A target in absolute-form may have it too.
+func Canonical(r *http.Request) bool {
+	c := *r
+	c.URL = new(*r.URL)
+	Canonicalise(&c)
+	sent, _ := OriginForm(r.RequestURI)
+	return c.Host == r.Host && c.URL.RawPath == r.URL.RawPath && (sent == "" || c.RequestURI == sent)
+}
+
+// Respelled tells whether the URL's path differs from its canonical form for a router that
+// matches encoded paths, as chi's does.
+func Respelled(u *url.URL) bool {
+	if u.RawPath == "" && isBare(u.Path) {
+		return false
+	}
+	c := http.Request{URL: new(*u)}
+	Canonicalise(&c)
+	return cmp.Or(u.RawPath, u.Path) != cmp.Or(c.URL.RawPath, c.URL.Path)
+}
+
+// Ordinary tells whether a request's target is a path, with or without a query, and
+// nothing else: no user information, no fragment, no opaque part.
+func Ordinary(r *http.Request) bool {
+	ok := r.RequestURI == "" // in a request that no server has read
+	if !ok {
+		_, ok = OriginForm(r.RequestURI)
+	}
+	_, is := targetOf(r.URL, "")
+	return ok && is
 }
 
 // OriginForm returns the path and the query of a request-target in origin-form

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"reflect"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -34,7 +35,14 @@ func TestKey(t *testing.T) {
 		{"RFC 3986 3.2.2: IPv6", "/", "[2001:DB8:0:0::1]:080", "[2001:db8::1]/"},
 		{"RFC 3986 3.2.2: IPv6 and port", "/", "[::1]:81", "[::1]:81/"},
 		{"RFC 3986 2.2: %2F is not /", "/a%2Fb", "h", "h/a%2Fb"},
-		{"RFC 3986 2.2: as sent", "/%7ea|ä%C3%a4", "h", "h/%7ea|ä%C3%a4"},
+		{"RFC 3986 2.2: nor %3B ; nor %2B +", "/a%3bb;c%2bd+e%2f", "h", "h/a%3Bb;c%2Bd+e%2F"},
+		{"RFC 3986 6.2.2: encoded or not", "/%7ea|ä%C3%a4", "h", "h/~a%7C%C3%A4%C3%A4"},
+		{"RFC 3986 6.2.2.2: unreserved", "/people/%61%6E%2d%5f%30", "h", "h/people/an-_0"},
+		{"RFC 3986 3.3: what may be bare", "/a%28b%29(c)%21'%2A%2c%3d%3A%40", "h", "h/a(b)(c)!'*,=:@"},
+		{"RFC 3986 3.3: what may not", "/[%5d%20%25%32%3f%23%00%ff", "h", "h/%5B%5D%20%252%3F%23%00%FF"},
+		{"RFC 3986 2.4: decoded once", "/%2561", "h", "h/%2561"},
+		{"RFC 3986 3.4: the query as sent", "/%61?%61%2f", "h", "h/a?%61%2f"},
+		{"RFC 9112 3.2.2: absolute-form, encoded", "http://h/%61", "other", "h/a"},
 		{"RFC 3986 6.2.2.3: dots as sent", "/a/../b//c", "h", "h/a/../b//c"},
 		{"RFC 3986 3.3: two slashes", "//other/b", "h", "h//other/b"},
 		{"RFC 3986 3.4: order", "/?b=1&a=2&b=3", "h", "h/?b=1&a=2&b=3"},
@@ -134,7 +142,10 @@ func FuzzKey(f *testing.F) {
 	f.Add("h", "http://h/a|b", "h", "/a%7Cb")
 	f.Add("h", "/a?b", "h", "/a%3Fb")
 	f.Add("h", "a:", "h", "*")
+	f.Add("h", "/people/%61nna", "h", "/people/anna")
+	f.Add("h", "/%2f%3B%2b%5b%28", "h", "//;+[(")
 	f.Fuzz(func(t *testing.T, host1, target1, host2, target2 string) {
+		seen := map[string][]string{}
 		part := func(host, target string) (key, id string, ok bool) {
 			r, ok := read(t, "GET", target, host)
 			if !ok {
@@ -161,14 +172,86 @@ func FuzzKey(f *testing.F) {
 			if !ok {
 				t.Fatalf("%q, %q: a key without a target", host, target)
 			}
-			return key, canonical + "\x00" + sent, true
+			own := r.Clone(t.Context())
+			Canonicalise(own)
+			if again, ok := Key(own); !ok || again != key || !Canonical(own) {
+				t.Fatalf("%q, %q: the key %q, and canonical %q", host, target, key, again)
+			}
+			if own.URL.Path != r.URL.Path && r.URL.Path != "" || own.URL.RequestURI() != own.RequestURI {
+				t.Fatalf("%q, %q: the handler sees the path %q of %q, %q and %q", host, target, own.URL.Path, r.URL.Path, own.URL.RequestURI(), own.RequestURI)
+			}
+			seen[key] = append(seen[key], own.Host+own.RequestURI)
+			return key, canonical + "\x00" + decodedTarget(sent), true
 		}
 		key1, id1, ok1 := part(host1, target1)
 		key2, id2, ok2 := part(host2, target2)
 		if ok1 && ok2 && (key1 == key2) != (id1 == id2) {
 			t.Fatalf("%q and %q have the keys %q and %q", id1, id2, key1, key2)
 		}
+		for key, targets := range seen {
+			if targets[0] != targets[len(targets)-1] {
+				t.Fatalf("of one key %q the handler sees %q", key, targets)
+			}
+		}
 	})
+}
+
+// decodedTarget is a target with its path decoded, byte for byte, each with a word
+// before it where it is another when it is encoded.
+func decodedTarget(target string) string {
+	path, query, found := strings.Cut(target, "?")
+	var b strings.Builder
+	for i := 0; i < len(path); i++ {
+		c, escaped := path[i], false
+		if c == '%' {
+			n, _ := strconv.ParseUint(path[i+1:i+3], 16, 8)
+			c, escaped, i = byte(n), true, i+2
+		}
+		if escaped && strings.IndexByte("/;+", c) >= 0 {
+			b.WriteString("encoded")
+		}
+		fmt.Fprintf(&b, "(%d)", c)
+	}
+	return fmt.Sprint(b.String(), found, query)
+}
+
+func TestKeyPrefix(t *testing.T) {
+	for _, tt := range []struct{ u, want string }{
+		{"http://h", "h/"},
+		{"https://H:443/a", "h/a"},
+		{"http://h?a", "h/?a"},
+		{"http://h/people/%61n", "h/people/an"},
+		{"http://h/a|ä(", "h/a%7C%C3%A4("},
+		{"http://h/a%2f", "h/a%2F"},
+		{"http://h/a%", "h/a"},
+		{"http://h/a%2", "h/a"},
+		{"http://h/a%%2", ""},
+		{"http://h/a%25", "h/a%25"},
+		{"http://h/%61%?%61%", ""},
+		{"http://h/%61?%61%", "h/a?%61%"},
+		{"http://h/a%zz", ""},
+		{"http://h/a b", ""},
+		{"ftp://h/a", ""},
+	} {
+		if got, ok := KeyPrefix(tt.u); got != tt.want || ok != (tt.want != "") {
+			t.Errorf("KeyPrefix(%q) = %q, %v, want %q", tt.u, got, ok, tt.want)
+		}
+	}
+}
+
+func TestRespelled(t *testing.T) {
+	for target, want := range map[string]bool{
+		"/a": false, "/a%20b": false, "/a(b)": false, "/a%28b%29": false, "/a%20(b)": false, "/a%2Fb": false, "/[a]": false, "/a|b": false,
+		"/%61": true, "/a%2fb": true, "/a%20%28b": true, "/%2561": false, "/a%2F%61": true,
+	} {
+		r, ok := read(t, "GET", target, "h")
+		if !ok {
+			t.Fatal("net/http does not read the request")
+		}
+		if got := Respelled(r.URL); got != want {
+			t.Errorf("Respelled(%q) = %v, want %v", target, got, want)
+		}
+	}
 }
 
 func TestInvalidatedKeys(t *testing.T) {
@@ -196,6 +279,7 @@ func TestInvalidatedKeys(t *testing.T) {
 		{"RFC 9111 4.4: Location and Content-Location", "POST", 201, header("Location", "/c?d#e", "Content-Location", "f"), both("h/a/b", "h/c?d", "h/a/f")},
 		{"RFC 9111 4.4: each once", "POST", 201, header("Location", "/a/b", "Content-Location", "http://H:80/a/b"), self},
 		{"RFC 9111 4.4: same host, absolute", "POST", 201, header("Location", "https://h./c"), both("h/a/b", "h/c")},
+		{"RFC 9111 4.4: encoded", "POST", 201, header("Location", "/%63%2f", "Content-Location", "%66"), both("h/a/b", "h/c%2F", "h/a/f")},
 		{"RFC 9111 4.4: other host", "POST", 201, header("Location", "http://evil/c", "Content-Location", "//evil/c"), self},
 		{"RFC 9111 4.4: other port", "POST", 201, header("Location", "http://h:81/c"), self},
 		{"RFC 9111 4.4: other scheme", "POST", 201, header("Location", "ftp://h/c", "Content-Location", "mailto:h"), self},

@@ -27,6 +27,15 @@ type Options struct {
 	// section 4.2.2), for a day at most. 0: no heuristic.
 	HeuristicFraction float64
 
+	// AnyLanguageOrder makes the order of Accept-Language meaningless: its normal form
+	// is sorted. RFC 9110 section 12.5.4 says that the order cannot be relied upon, but
+	// many servers rely on it. Default: the order counts.
+	AnyLanguageOrder bool
+
+	// Retargeting is the set of request fields that choose another target. Nil: the
+	// fields that are known here.
+	Retargeting *Retargeting
+
 	// StaleWhileRevalidate and StaleIfError are the windows (RFC 5861) of
 	// responses that neither state one nor forbid stale answers. 0: none.
 	StaleWhileRevalidate, StaleIfError time.Duration

@@ -7,7 +7,7 @@ import (
 )
 
 func TestRetargeting(t *testing.T) {
-	key := func(h http.Header) string { return VariantKey([]string{RetargetingFields}, h) }
+	key := func(h http.Header) string { return VariantKey([]string{RetargetingFields}, h, Options{}) }
 	for _, tt := range []struct {
 		name     string
 		a, b     http.Header
@@ -30,13 +30,16 @@ func TestRetargeting(t *testing.T) {
 			if got := key(tt.a) == key(tt.b); got != tt.same {
 				t.Errorf("%v and %v are one variant: %v, want %v", tt.a, tt.b, got, tt.same)
 			}
-			if got := Retargeted(tt.a); got != tt.aChanges {
+			if got := new(Options).Retargeted(tt.a); got != tt.aChanges {
 				t.Errorf("Retargeted(%v) = %v, want %v", tt.a, got, tt.aChanges)
 			}
 		})
 	}
 	for _, name := range retargetingFields {
-		if !Retargeted(header("Accept", "x", name, "host=a")) {
+		if name != http.CanonicalHeaderKey(name) {
+			t.Errorf("%s is not in canonical form", name)
+		}
+		if !new(Options).Retargeted(header("Accept", "x", name, "host=a")) {
 			t.Errorf("%s is not seen", name)
 		}
 	}
@@ -56,26 +59,40 @@ func FuzzRetargeting(f *testing.F) {
 	f.Fuzz(func(t *testing.T, name1, value1, name2, value2 string) {
 		a, b := header(name1, value1), header(name2, value2)
 		names := []string{RetargetingFields}
-		same := VariantKey(names, a) == VariantKey(names, b)
-		if same != slices.Equal(retargeting(a), retargeting(b)) {
+		same := VariantKey(names, a, Options{}) == VariantKey(names, b, Options{})
+		if same != slices.Equal(knownRetargeting.values(a), knownRetargeting.values(b)) {
 			t.Fatalf("%v and %v: one variant %v, by the fields %v", a, b, same, !same)
 		}
-		if Retargeted(a) != (VariantKey(names, a) != VariantKey(names, header())) {
-			t.Fatalf("%v: Retargeted is %v", a, Retargeted(a))
+		if new(Options).Retargeted(a) != (VariantKey(names, a, Options{}) != VariantKey(names, header(), Options{})) {
+			t.Fatalf("%v: Retargeted is %v", a, new(Options).Retargeted(a))
 		}
 		name := http.CanonicalHeaderKey(name1)
 		if slices.Contains(retargetingFields, name) && name != "Forwarded" {
-			if !Retargeted(a) || same && (name != http.CanonicalHeaderKey(name2) || value1 != value2) {
+			if !new(Options).Retargeted(a) || same && (name != http.CanonicalHeaderKey(name2) || value1 != value2) {
 				t.Fatalf("%v is taken for %v", a, b)
 			}
 		}
 		// A host that Forwarded names in its usual form is seen whatever else is
 		// on other lines.
 		c, d := header("Forwarded", value1, "Forwarded", "for=_x;host=mine"), header("Forwarded", value1)
-		if VariantKey(names, c) == VariantKey(names, d) {
+		if VariantKey(names, c, Options{}) == VariantKey(names, d, Options{}) {
 			t.Fatalf("Forwarded %q hides a host", value1)
 		}
 	})
+}
+
+func TestRetargeting_MoreFields(t *testing.T) {
+	opt := Options{Retargeting: NewRetargeting("x-my-host", "Q")}
+	for name, want := range map[string]bool{"X-My-Host": true, "Q": true, "X-Forwarded-Host": true, "X-Mine": false} {
+		a, b := header("Accept", "x", name, "a"), header(name, "b")
+		names := []string{RetargetingFields}
+		if got := opt.Retargeted(a); got != want || (VariantKey(names, a, opt) != VariantKey(names, b, opt)) != want {
+			t.Errorf("%s: Retargeted is %v, want %v", name, got, want)
+		}
+	}
+	if !opt.Aliased(header("X_My-Host", "a")) || opt.Aliased(header("X_Mine", "a")) {
+		t.Error("an alias of the field is not seen")
+	}
 }
 
 func TestVaryNames_TooMany(t *testing.T) {

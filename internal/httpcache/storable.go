@@ -22,7 +22,7 @@ const ReasonStatusNoLifetime = "status-without-lifetime"
 //
 // A response that is never fresh is storable too: it may answer those who wait
 // for it already, see [Freshness.shareable].
-func storable(req http.Header, status int, resp http.Header, d Directives, opt Options) (ok bool, reason string) {
+func storable(req Request, status int, resp http.Header, d Directives, opt Options) (ok bool, reason string) {
 	switch {
 	case status < 200 || status > 599:
 		// Section 3: the status is final; RFC 9110 section 15: and valid.
@@ -54,10 +54,10 @@ func storable(req http.Header, status int, resp http.Header, d Directives, opt O
 	if d.Private {
 		return false, "private" // section 5.2.2.7
 	}
-	if ParseRequest(req).NoStore {
+	if req.NoStore {
 		return false, "request-no-store" // section 5.2.1.5
 	}
-	if len(req["Authorization"]) > 0 && !d.openToAll() {
+	if req.Credentials && !d.openToAll() {
 		return false, "authorization"
 	}
 	// Section 4.1: matches no request, so neither that of a waiting caller.
@@ -154,17 +154,22 @@ func RemoveConnectionFields(h http.Header) {
 	remove(h, connectionFields)
 }
 
-// NamesEndToEnd reports whether Connection makes a field of h one connection's that
-// is not by itself. Who forwards the request has to remove it, and so answers
-// another request than was made: one without a field that responses may vary by.
-func NamesEndToEnd(h http.Header) bool {
+// EndToEnd returns a request's header as whoever forwards the request has to have it:
+// without the fields that Connection makes one connection's, which are not by themselves
+// (RFC 9110 section 7.6.1). It is h itself where there are none.
+func EndToEnd(h http.Header) http.Header {
+	rest := h
 	for name := range Members(h["Connection"]) {
 		name = http.CanonicalHeaderKey(name)
-		if h[name] != nil && !slices.Contains(connectionFields, name) {
-			return true
+		if rest[name] == nil || slices.Contains(connectionFields, name) {
+			continue
 		}
+		if len(rest) == len(h) {
+			rest = maps.Clone(h)
+		}
+		delete(rest, name)
 	}
-	return false
+	return rest
 }
 
 // StoredHeader returns a copy of h with what is for everybody: without the

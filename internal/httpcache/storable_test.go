@@ -66,7 +66,7 @@ func TestStorable(t *testing.T) {
 				status = 200
 			}
 			d := ResponseDirectives(tt.resp, tt.opt.Targets...)
-			ok, reason := storable(tt.req, status, tt.resp, d, tt.opt)
+			ok, reason := storable(Request{Header: tt.req, Credentials: tt.req["Authorization"] != nil, NoStore: ParseRequest(tt.req).NoStore}, status, tt.resp, d, tt.opt)
 			if ok != (tt.want == "") || reason != tt.want {
 				t.Errorf("storable = %v, %q, want reason %q", ok, reason, tt.want)
 			}

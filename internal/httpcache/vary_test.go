@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"net/http"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -59,6 +60,9 @@ func TestVariantKey(t *testing.T) {
 		{"RFC 9110 12.5.3: Accept-Encoding", "accept-encoding", header("Accept-Encoding", "gzip, br;q=0.5"), header("Accept-Encoding", "BR; q=0.5", "Accept-Encoding", "gzip"), true},
 		{"RFC 9110 12.5.3: weights count", "accept-encoding", header("Accept-Encoding", "gzip, br;q=0.5"), header("Accept-Encoding", "gzip;q=0.5, br"), false},
 		{"RFC 9110 12.5.4: Accept-Language, case and space", "accept-language", header("Accept-Language", "en, de"), header("Accept-Language", "eN ,  De"), true},
+		{"RFC 9110 5.6.2: space within a language", "accept-language", header("Accept-Language", "de-DE"), header("Accept-Language", "d e-DE"), false},
+		{"RFC 9110 5.6.2: space within a coding", "accept-encoding", header("Accept-Encoding", "gzip"), header("Accept-Encoding", "g zip"), false},
+		{"RFC 9110 5.6.4: a string over two lines", "foo", header("Foo", `"1`, "Foo", `2"`), header("Foo", `"1, 2"`), true},
 		{"RFC 9110 12.5.4: Accept-Language, order", "accept-language", header("Accept-Language", "en, de"), header("Accept-Language", "de, en"), false},
 		{"RFC 6265 5.4: Cookie byte by byte", "cookie", header("Cookie", "a=1,2"), header("Cookie", "a=1, 2"), false},
 		{"RFC 6265 5.4: Cookie lines", "cookie", header("Cookie", "a, b"), header("Cookie", "a", "Cookie", "b"), false},
@@ -68,15 +72,95 @@ func TestVariantKey(t *testing.T) {
 			if !ok {
 				t.Fatal("no names")
 			}
-			a, b := VariantKey(names, tt.a), VariantKey(names, tt.b)
+			a, b := VariantKey(names, tt.a, Options{}), VariantKey(names, tt.b, Options{})
 			if (a == b) != tt.same {
 				t.Errorf("keys of %v and %v: %q, %q, want same = %v", tt.a, tt.b, a, b, tt.same)
 			}
 		})
 	}
-	if got := VariantKey(nil, header("Foo", "1")); got != "" {
+	if got := VariantKey(nil, header("Foo", "1"), Options{}); got != "" {
 		t.Errorf("VariantKey without names = %q, want none", got)
 	}
+}
+
+func TestVariantKey_AnyLanguageOrder(t *testing.T) {
+	key := func(h http.Header) string {
+		return VariantKey([]string{"accept-language"}, h, Options{AnyLanguageOrder: true})
+	}
+	same := header("Accept-Language", "en, de;q=0.5", "X", "1")
+	for _, h := range []http.Header{header("Accept-Language", "de;q=0.5,EN"), header("Accept-Language", "de; q=0.5", "Accept-Language", "en")} {
+		if key(h) != key(same) {
+			t.Errorf("%v is not the same as %v", h, same)
+		}
+	}
+	for _, h := range []http.Header{header("Accept-Language", "en;q=0.5, de"), header("Accept-Language", "en"), header(), header("Accept-Language", "")} {
+		if key(h) == key(same) {
+			t.Errorf("%v is the same as %v", h, same)
+		}
+	}
+	if same.Get("Accept-Language") != "en, de;q=0.5" {
+		t.Errorf("the request was changed: %v", same)
+	}
+}
+
+func TestNormalise(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		lines []string
+		want  []string
+	}{
+		{"Accept-Encoding", []string{"gzip, deflate,BR ;Q=0.5", "", "gzip"}, []string{"br;q=0.5, deflate, gzip"}},
+		{"Accept-Encoding", []string{"g zip"}, []string{"g zip"}},
+		{"Accept-Encoding", []string{" ,"}, []string{""}},
+		{"Accept-Language", []string{"DE-de,zh-hant-tw; q=0.8, EN-a-BBBB-us,*"}, []string{"de-DE, zh-Hant-TW;q=0.8, en-a-bbbb-us, *"}},
+		{"Accept-Language", []string{"d e-DE"}, []string{"d e-DE"}},
+		{"Foo", []string{" 1,2 ", `"3 ,4"`, ""}, []string{`1, 2, "3 ,4", `}},
+		{"Foo", []string{""}, []string{""}},
+		{"Cookie", []string{" a=1,2 ", "b"}, []string{"a=1,2", "b"}},
+		{"User-Agent", []string{"a,b"}, []string{"a,b"}},
+	} {
+		h := http.Header{tt.name: tt.lines}
+		Normalise(h, Options{})
+		if !reflect.DeepEqual(h[tt.name], tt.want) {
+			t.Errorf("%s %q became %q, want %q", tt.name, tt.lines, h[tt.name], tt.want)
+		}
+	}
+}
+
+// FuzzNormalise: of two requests with one variant's key the handler sees the same
+// values, in the fields that the key is made of.
+func FuzzNormalise(f *testing.F) {
+	f.Add("Accept-Language", "d e-DE", "", "de-DE", "", true)
+	f.Add("Accept-Encoding", "g zip", "br", "gzip,BR", ",", false)
+	f.Add("foo", `"`, `" ,c`, `", ", c`, "", false)
+	f.Add("foo", `"a\`, `b", c`, `"a\, b", c`, "", false)
+	f.Add("cookie", " a", "b", "a", "b ", false)
+	f.Add("Accept-Language", ";", `"`, "0", "0", true)
+	f.Add("Accept-Language", "de;q=1,EN-us", "fr", "fr, en-US", "de ;q=1", true)
+	f.Fuzz(func(t *testing.T, name, a1, a2, b1, b2 string, anyOrder bool) {
+		names, ok := VaryNames(http.Header{"Vary": {name}})
+		if !ok || len(names) != 1 {
+			return
+		}
+		opt := Options{AnyLanguageOrder: anyOrder}
+		name = http.CanonicalHeaderKey(names[0])
+		build := func(lines ...string) (raw, normal http.Header) {
+			raw, normal = http.Header{name: lines}, http.Header{name: slices.Clone(lines)}
+			Normalise(normal, opt)
+			return raw, normal
+		}
+		a, normalA := build(a1, a2)
+		b, normalB := build(b1, b2)
+		if same := VariantKey(names, a, opt) == VariantKey(names, b, opt); same != reflect.DeepEqual(normalA, normalB) {
+			t.Fatalf("%v and %v are one variant: %v; the handler sees %v and %v", a, b, same, normalA, normalB)
+		}
+		if VariantKey(names, a, opt) != VariantKey(names, normalA, opt) {
+			t.Fatalf("%v is another variant than its normal form %v", a, normalA)
+		}
+		if a1 != a[name][0] || a2 != a[name][1] {
+			t.Fatalf("the key has changed the request to %v", a)
+		}
+	})
 }
 
 func FuzzVary(f *testing.F) {
@@ -103,11 +187,11 @@ func FuzzVary(f *testing.F) {
 			two.Add(name, v2)
 			one.Add(name, v3)
 		}
-		a, b := selection(names, two), selection(names, one)
-		if (VariantKey(names, two) == VariantKey(names, one)) != bytes.Equal(a, b) {
+		a, b := selection(names, two, Options{}), selection(names, one, Options{})
+		if (VariantKey(names, two, Options{}) == VariantKey(names, one, Options{})) != bytes.Equal(a, b) {
 			t.Fatal("the key is not the hash of the selection")
 		}
-		if c := selection(names, header()); bytes.Equal(a, c) || bytes.Equal(b, c) {
+		if c := selection(names, header(), Options{}); bytes.Equal(a, c) || bytes.Equal(b, c) {
 			t.Fatalf("%q: present is the same as absent", names)
 		}
 		// Where the variants are the same, the characters are, but for those

@@ -30,10 +30,13 @@ const (
 	// most is how many calls go in one pipeline. The client's time-outs are for
 	// the whole of it.
 	most = 64
-	// large is the number of bytes from which on a call goes by itself, so that
-	// nobody's short reply waits until it is sent.
-	large = 64 << 10
 )
+
+// Large is the number of bytes from which on a call goes by itself, so that nobody's
+// short reply waits until it is sent. A caller whose reply may be so long asks for a
+// part of it here, and for the whole without the queue: in a pipeline the replies
+// come one after another.
+const Large = 64 << 10
 
 // A Queue joins the calls to one server. It is safe for concurrent use.
 type Queue struct {
@@ -68,7 +71,7 @@ func (q *Queue) Pipeline() redis.Pipeliner { return q.rdb.Pipeline() }
 // a ctx that has ended while the call waited, nothing is sent.
 func (q *Queue) Exec(ctx context.Context, pipe redis.Pipeliner) {
 	c := &call{ctx: ctx, cmds: pipe.Cmds()}
-	if !q.joins || size(c.cmds) >= large {
+	if !q.joins || size(c.cmds) >= Large {
 		q.send(c)
 		return
 	}

@@ -235,7 +235,7 @@ func TestExec_Most(t *testing.T) {
 func TestExec_Alone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, answers := newHeld(t)
-		long := strings.Repeat("x", large)
+		long := strings.Repeat("x", Large)
 		first := b.call(t.Context(), long)
 		want(t, "sent", b.sent, long)
 		short := b.call(t.Context(), "a")

@@ -29,6 +29,17 @@ const (
 	maxPause = time.Second
 )
 
+// Channel is the channel of this name for the database that rdb uses. Redis has
+// channels for the whole server: without the number in its name a channel would
+// carry what programs tell each other that use other databases, for the same keys.
+func Channel(rdb redis.UniversalClient, name string) string {
+	db := 0 // a cluster has no other
+	if one, ok := rdb.(interface{ Options() *redis.Options }); ok {
+		db = one.Options().DB
+	}
+	return name + ":" + strconv.Itoa(db)
+}
+
 // A Listener is what Listen tells. Its functions are called one at a time and
 // do not block; each may be nil.
 type Listener struct {
@@ -85,7 +96,7 @@ func call(f func()) {
 // fleet: one node would have to serve them all, and when it dies, none would
 // hear anything until its replica is elected, not even of the other nodes' keys.
 // So each attempt goes to the master of a slot drawn by lot.
-func subscribe(ctx context.Context, rdb redis.UniversalClient, channel string) (*redis.PubSub, error) {
+func subscribe(ctx context.Context, rdb redis.UniversalClient, channels ...string) (*redis.PubSub, error) {
 	if cluster, ok := rdb.(rediscluster.Client); ok {
 		node, err := cluster.MasterForKey(ctx, strconv.Itoa(rand.Int()))
 		if err != nil {
@@ -96,7 +107,7 @@ func subscribe(ctx context.Context, rdb redis.UniversalClient, channel string) (
 	// In two steps: the client's Subscribe with a channel does not say why it
 	// could not be sent.
 	pubsub := rdb.Subscribe(ctx)
-	if err := pubsub.Subscribe(ctx, channel); err != nil {
+	if err := pubsub.Subscribe(ctx, channels...); err != nil {
 		pubsub.Close()
 		return nil, err
 	}
@@ -113,6 +124,25 @@ func closed(ctx context.Context, rdb redis.UniversalClient) bool {
 	return errors.Is(err, redis.ErrClosed) || ctx.Err() != nil
 }
 
+// failsOver reports whether the client asks sentinels which server is the master.
+func failsOver(rdb redis.UniversalClient) bool {
+	one, ok := rdb.(interface{ Options() *redis.Options })
+	return ok && one.Options().Addr == "FailoverClient" // as the client names it in the place of an address
+}
+
+// errMoved ends a connection to a server that is not the client's any more.
+var errMoved = errors.New("redissub: there is another master")
+
+// moved reports whether the client publishes elsewhere than where own is listened to.
+// After a planned failover the old master answers on for about ten seconds, and all
+// that is published is published at the new one.
+func moved(ctx context.Context, rdb redis.UniversalClient, own string) bool {
+	ctx, cancel := context.WithTimeout(ctx, beat)
+	defer cancel()
+	listeners, err := adapter.Await(ctx, func() (int64, error) { return rdb.Publish(ctx, own, "").Result() }, nil)
+	return err == nil && listeners == 0
+}
+
 // errSilent ends a connection that does not answer. It was closed by us: the
 // client's own error would look as if its owner had closed the client.
 var errSilent = errors.New("redissub: the connection is dead")
@@ -123,8 +153,13 @@ func listen(ctx context.Context, rdb redis.UniversalClient, channel string, l Li
 	// The client heeds ctx while it dials, and not while it waits for a server's
 	// first words. Its dialer, its hooks and what gives it its password are user
 	// code, which may panic.
+	channels, own := []string{channel}, ""
+	if failsOver(rdb) {
+		own = channel + ":" + adapter.Token()
+		channels = append(channels, own)
+	}
 	pubsub, err := adapter.Await(ctx, func() (*redis.PubSub, error) {
-		return subscribe(ctx, rdb, channel)
+		return subscribe(ctx, rdb, channels...)
 	}, func(pubsub *redis.PubSub, err error) {
 		if err == nil {
 			pubsub.Close()
@@ -163,7 +198,8 @@ func listen(ctx context.Context, rdb redis.UniversalClient, channel string, l Li
 		return pubsub.Receive(noRedial)
 	}
 
-	var dead atomic.Bool
+	var dead atomic.Pointer[error] // why the connection was closed, nil if it was not from here
+	up := make(chan struct{})      // closed when all channels are subscribed to
 	go func() {
 		defer close(watched)
 		defer func() {
@@ -179,6 +215,16 @@ func listen(ctx context.Context, rdb redis.UniversalClient, channel string, l Li
 				return
 			case <-tick.C:
 			}
+			if own != "" {
+				select {
+				case <-up:
+					if moved(ctx, rdb, own) {
+						dead.Store(&errMoved)
+						return
+					}
+				default:
+				}
+			}
 			if alive.Swap(false) {
 				silent = 0
 				continue
@@ -187,7 +233,7 @@ func listen(ctx context.Context, rdb redis.UniversalClient, channel string, l Li
 			case 2:
 				adapter.Do(ctx, func() error { return pubsub.Ping(noRedial) }) // any answer will do
 			case 3:
-				dead.Store(true)
+				dead.Store(&errSilent)
 				return
 			}
 		}
@@ -196,18 +242,23 @@ func listen(ctx context.Context, rdb redis.UniversalClient, channel string, l Li
 	for {
 		msg, err := receive()
 		if err != nil {
-			if dead.Load() {
-				err = errSilent
+			if why := dead.Load(); why != nil {
+				err = *why
 			}
 			return connected, err
 		}
 		alive.Store(true)
 		switch msg := msg.(type) {
 		case *redis.Subscription:
-			connected = true
-			call(l.Up)
+			if msg.Channel == channel {
+				connected = true
+				call(l.Up)
+			}
+			if msg.Count == len(channels) {
+				close(up)
+			}
 		case *redis.Message:
-			if l.Message != nil {
+			if l.Message != nil && msg.Channel == channel {
 				l.Message(msg.Payload)
 			}
 		}

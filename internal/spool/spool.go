@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"sync"
+	"time"
 )
 
 var (
@@ -21,6 +22,22 @@ var (
 	// ErrClosed is what Write returns once the body has ended, CopyTo once its
 	// reader is closed, and both when the body was broken off without a reason.
 	ErrClosed = errors.New("bellwether: spool is closed")
+
+	// ErrTooSlow is what CopyTo returns once its reader has lost its place in
+	// a body that has passed the limit, see [Spool].
+	ErrTooSlow = errors.New("bellwether: reader is too slow for the others")
+)
+
+// A reader loses its place in a body over the limit when it has had the others
+// wait for patience in one stride of its own. One that takes a stride in that
+// time, 0.8 MB/s, keeps it beside any other: else one fast reader could have all
+// the rest broken off. And a stride is much longer than a chunk: else a reader
+// that takes a chunk in that time could hold all the rest to its pace.
+const (
+	// patience outlasts a connection on which four packets in a row are lost:
+	// TCP sends them again after 0.2, 0.4, 0.8 and 1.6 s.
+	patience = 5 * time.Second
+	stride   = 4 << 20
 )
 
 // The smallest and the largest chunk. Each chunk is twice the one before, so
@@ -46,7 +63,8 @@ const (
 // the spool overflow, for good: the body will not be stored, the parts that
 // all present readers have passed are dropped, nobody can begin to read once
 // byte 0 is among them, and the writer waits while the slowest reader is more
-// than the limit behind.
+// than the limit behind. If readers that have had all there is wait too long for
+// another, that one loses its place. Where all are slow, none waits for another.
 //
 // Memory is one copy of the body whatever the number of readers: at most the
 // limit, and at most the limit and one chunk (256 KiB or less) after the
@@ -63,17 +81,17 @@ type Spool struct {
 	size int64  // bytes published
 	kept int64  // capacity of the chunks from head to tail
 
-	readers  int   // present readers
-	waiting  int   // those of them that need no byte of the tail any more
-	overflow bool  // the limit was passed
-	flushed  bool  // Flush was called
-	end      error // nil while the body grows, io.EOF once complete, else why it was broken off
+	readers  []*Reader // the present ones, each at its Reader.place
+	waiting  int       // those of them that need no byte of the tail any more
+	overflow bool      // the limit was passed
+	flushed  bool      // Flush was called
+	end      error     // nil while the body grows, io.EOF once complete, else why it was broken off
 
 	// Both channels are made by the one who waits and closed by the one who
 	// has news, under mu: news that comes after a look at the state finds the
 	// channel, and one close wakes a thousand readers.
 	more chan struct{} // the body has grown or ended; nil unless a reader waits
-	room chan struct{} // a chunk was dropped, the last reader left, or the body ended; nil unless the writer waits
+	room chan struct{} // a chunk was dropped, readers begin or cease to wait, the last one left, or the body ended; nil unless the writer waits
 }
 
 // A chunk is a piece of the body. The writer fills it from the front without
@@ -111,7 +129,7 @@ func (s *Spool) Narrow(limit int64) {
 
 // rest calls idle if it is time to. Called with mu held.
 func (s *Spool) rest() {
-	if s.idle != nil && s.end != nil && s.readers == 0 {
+	if s.idle != nil && s.end != nil && len(s.readers) == 0 {
 		f := s.idle
 		s.idle = nil
 		f()
@@ -132,7 +150,7 @@ func (s *Spool) Write(p []byte) (int, error) {
 	}
 	written := 0
 	for {
-		if s.end == nil && s.overflow && s.readers == 0 {
+		if s.end == nil && s.overflow && len(s.readers) == 0 {
 			s.finish(ErrNoReaders)
 		}
 		if s.end != nil {
@@ -210,16 +228,50 @@ func (s *Spool) drop() {
 	}
 }
 
-// awaitRoom waits for anything that may let the writer go on. Called with mu
-// held, which it gives up meanwhile.
+// awaitRoom waits for anything that may let the writer go on. Readers that others
+// have waited for long enough lose their places. Called with mu held, which it
+// gives up meanwhile.
 func (s *Spool) awaitRoom() {
+	var over <-chan time.Time // nil while nobody waits: all are on their way to the end
+	held := s.waiting > 0
+	if held {
+		left := patience
+		for _, r := range s.slowest() {
+			r.advance()
+			left = min(left, patience-r.delay)
+		}
+		over = time.After(left)
+	}
 	if s.room == nil {
 		s.room = make(chan struct{})
 	}
-	room := s.room
+	room, since := s.room, time.Now()
 	s.mu.Unlock()
-	<-room
+	select {
+	case <-room:
+	case <-over:
+	}
 	s.mu.Lock()
+	if held {
+		d := time.Since(since)
+		for _, r := range s.slowest() {
+			r.delayed(d)
+		}
+	}
+}
+
+// slowest returns the readers that are more than half the limit behind. It is
+// the last of them that the writer waits for; but the rest would be next, and if
+// their time began only then, many together could have the others wait for as
+// many times as long. Called with mu held.
+func (s *Spool) slowest() []*Reader {
+	var slow []*Reader
+	for _, r := range s.readers {
+		if c := r.counted(); c != nil && s.size-c.start > s.limit/2 {
+			slow = append(slow, r)
+		}
+	}
+	return slow
 }
 
 // wake tells all who wait on *ch. Called with mu held.
@@ -307,7 +359,7 @@ func (s *Spool) NewReader() (*Reader, bool) {
 	if s.end != nil && s.end != io.EOF {
 		return nil, false
 	}
-	r := &Reader{s: s}
+	r := &Reader{s: s, place: len(s.readers)}
 	switch {
 	case s.head != nil && s.head.start == 0:
 		r.c = s.head
@@ -318,7 +370,7 @@ func (s *Spool) NewReader() (*Reader, bool) {
 	default:
 		return nil, false
 	}
-	s.readers++
+	s.readers = append(s.readers, r)
 	return r, true
 }
 
@@ -331,6 +383,56 @@ type Reader struct {
 	lent    int    // bytes of c behind off that next has given out; guarded by s.mu
 	flushed bool   // it has flushed; used by the reading goroutine
 	past    bool   // done with the whole of c, and counted in c.next or, failing that, in s.waiting; guarded by s.mu
+	place   int    // in s.readers; guarded by s.mu
+	end     error  // why c is nil; guarded by s.mu
+	lost    func() // see OnLoss; guarded by s.mu
+
+	began int64         // where in the body its present stride begins; guarded by s.mu
+	delay time.Duration // for how long it has had the others wait since; guarded by s.mu
+}
+
+// OnLoss has f called when the reader loses its place, while CopyTo may hang in a
+// Write. It is called under the Spool's lock, and not if the place is lost already.
+func (r *Reader) OnLoss(f func()) {
+	r.s.mu.Lock()
+	defer r.s.mu.Unlock()
+	r.lost = f
+}
+
+// counted returns the chunk that counts the reader among its readers, nil if
+// s.waiting does. Called with s.mu held.
+func (r *Reader) counted() *chunk {
+	if r.past {
+		return r.c.next
+	}
+	return r.c
+}
+
+// advance begins the reader's next stride, if it is there, and reports whether it
+// is. Called with s.mu held, and not for a reader at the end.
+func (r *Reader) advance() bool {
+	at := r.counted().start
+	if at-r.began < stride {
+		return false
+	}
+	r.began, r.delay = at, 0
+	return true
+}
+
+// delayed counts that the others have waited d, unless the reader has come a
+// stride further meanwhile: it was another that they waited for. Called with s.mu
+// held.
+func (r *Reader) delayed(d time.Duration) {
+	if r.advance() {
+		return
+	}
+	if r.delay += d; r.delay < patience {
+		return
+	}
+	r.leave(ErrTooSlow)
+	if r.lost != nil {
+		r.lost()
+	}
 }
 
 // next returns the next piece of the body, not copied. It waits until there is
@@ -353,7 +455,7 @@ func (r *Reader) next(ctx context.Context, idle, flush func() error) ([]byte, er
 	r.pass()
 	for {
 		if r.c == nil {
-			return nil, ErrClosed
+			return nil, r.end
 		}
 		if r.past && r.c.next != nil {
 			r.c, r.off, r.past = r.c.next, 0, false
@@ -409,8 +511,8 @@ func (r *Reader) pass() {
 	r.c.readers--
 	if r.c.next != nil {
 		r.c.next.readers++
-	} else {
-		r.s.waiting++
+	} else if r.s.waiting++; r.s.waiting == 1 {
+		wake(&r.s.room)
 	}
 	r.s.drop()
 }
@@ -451,25 +553,32 @@ func (r *Reader) Close() error {
 	s := r.s
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	switch {
-	case r.c == nil:
-		return nil
-	case !r.past:
-		r.c.readers--
-	case r.c.next != nil:
-		r.c.next.readers--
-	default:
-		s.waiting--
+	if r.c != nil {
+		r.leave(ErrClosed)
 	}
-	r.c = nil // else a Reader that somebody keeps would keep all chunks behind it
-	s.readers--
+	return nil
+}
+
+// leave ends the reading, for which next returns err from then on. Called with
+// s.mu held.
+func (r *Reader) leave(err error) {
+	s := r.s
+	if c := r.counted(); c != nil {
+		c.readers--
+	} else if s.waiting--; s.waiting == 0 {
+		wake(&s.room)
+	}
+	r.c, r.end = nil, err // a Reader that somebody keeps would keep all chunks behind it
+	last := s.readers[len(s.readers)-1]
+	s.readers[r.place], last.place = last, r.place
+	s.readers[len(s.readers)-1] = nil
+	s.readers = s.readers[:len(s.readers)-1]
 	s.drop()
-	if s.readers == 0 {
+	if len(s.readers) == 0 {
 		if s.overflow {
 			s.finish(ErrNoReaders)
 		}
 		wake(&s.room)
 		s.rest()
 	}
-	return nil
 }

@@ -313,6 +313,143 @@ func TestSpool_OverflowBackPressure(t *testing.T) {
 	}
 }
 
+// readAt reads rate bytes a second, or all at once if that is 0, until the body ends
+// or the reader has lost its place.
+func readAt(r *Reader, rate int) (n int, took time.Duration, err error) {
+	start := time.Now()
+	w := writerFunc(func(p []byte) (int, error) {
+		if rate > 0 {
+			time.Sleep(time.Duration(len(p)) * time.Second / time.Duration(rate))
+		}
+		return len(p), nil
+	})
+	total, err := r.CopyTo(context.Background(), w, nil)
+	r.Close()
+	return int(total), time.Since(start), err
+}
+
+type writerFunc func(p []byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
+
+// Over the limit a reader loses its place that has the others wait for patience in
+// a stride, and no other does.
+func TestReader_LosesItsPlace(t *testing.T) {
+	const size = 24 << 20
+	for _, c := range []struct {
+		name  string
+		limit int64
+		rates []int
+		lose  []bool
+		most  time.Duration // the time of those who do not lose
+	}{
+		{"it takes nothing", 2 << 20, []int{1, 0, 0}, []bool{true, false, false}, patience},
+		{"it takes less than a stride in the time", 2 << 20, []int{stride / 6, 0}, []bool{true, false}, 3 * patience},
+		{"it takes a stride in the time", 2 << 20, []int{stride / 4, 0}, []bool{false, false}, 24 * time.Second},
+		{"the limit is small", 64 << 10, []int{1, 0, 0}, []bool{true, false, false}, patience},
+		{"nothing is collected", 0, []int{1, 0, 0}, []bool{true, false, false}, patience},
+		{"many at a time", 2 << 20, []int{1, 1, 1, 0}, []bool{true, true, true, false}, patience},
+		{"another takes nothing", 24 << 19, []int{1, stride / 4, 0}, []bool{true, false, false}, 24 * time.Second},
+		{"all are slow", 2 << 20, []int{10_000, 10_000}, []bool{false, false}, time.Hour},
+		{"it is alone", 2 << 20, []int{100}, []bool{false}, 100 * time.Hour},
+		{"within the limit", size, []int{100, 0}, []bool{false, false}, 100 * time.Hour},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := New(c.limit)
+				var group sync.WaitGroup
+				for i, rate := range c.rates {
+					r := join(t, s)
+					group.Go(func() {
+						n, took, err := readAt(r, rate)
+						switch {
+						case c.lose[i] && err != ErrTooSlow:
+							t.Errorf("reader %d: CopyTo = %d, %v, want ErrTooSlow", i, n, err)
+						case !c.lose[i] && (err != nil || n != size || took > c.most):
+							t.Errorf("reader %d: CopyTo = %d, %v after %v, want all within %v", i, n, err, took, c.most)
+						}
+					})
+				}
+				p := make([]byte, 32<<10)
+				for range size / len(p) {
+					write(t, s, p)
+				}
+				s.Close()
+				group.Wait()
+			})
+		})
+	}
+}
+
+// Readers that stop at different places, one behind the other, have the others wait
+// at one time.
+func TestReader_LosesItsPlaceInTurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const size, limit = 24 << 20, 8 << 20
+		s := New(limit)
+		var group sync.WaitGroup
+		for i := range size / maxChunk {
+			r := join(t, s)
+			group.Go(func() {
+				defer r.Close()
+				took := 0
+				w := writerFunc(func(p []byte) (int, error) {
+					if took += len(p); took > i*maxChunk {
+						time.Sleep(time.Hour)
+					}
+					return len(p), nil
+				})
+				r.CopyTo(t.Context(), w, nil)
+			})
+		}
+		fast := join(t, s)
+		group.Go(func() {
+			if n, took, err := readAt(fast, 0); err != nil || n != size || took > (size/(limit/2)+1)*patience {
+				t.Errorf("CopyTo = %d, %v after %v", n, err, took)
+			}
+		})
+		write(t, s, make([]byte, size))
+		s.Close()
+		group.Wait()
+	})
+}
+
+// Who waits for a reader is told of its loss at once, and its time begins when the
+// first of the others begins to wait, also if the writer waits already.
+func TestReader_OnLoss(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := New(64 << 10)
+		slow, fast := join(t, s), join(t, s)
+		defer fast.Close()
+		start := time.Now()
+		var lost []time.Duration
+		slow.OnLoss(func() { lost = append(lost, time.Since(start)) })
+		wrote := make(chan struct{})
+		go func() {
+			defer close(wrote)
+			write(t, s, body(200<<10))
+			s.Close()
+		}()
+		time.Sleep(time.Minute) // all are slow
+		s.mu.Lock()
+		if len(lost) > 0 {
+			t.Errorf("it is lost after %v, when nobody has waited", lost)
+		}
+		s.mu.Unlock()
+		checkRead(t, fast, body(200<<10), nil)
+		<-wrote
+		if !slices.Equal(lost, []time.Duration{time.Minute + patience}) {
+			t.Errorf("told after %v, want %v", lost, time.Minute+patience)
+		}
+		for range 2 {
+			if _, err := slow.Next(t.Context()); err != ErrTooSlow {
+				t.Errorf("Next = %v, want ErrTooSlow", err)
+			}
+			slow.Close() // which changes nothing
+		}
+	})
+}
+
 // Dropped chunks are really gone.
 func TestSpool_OverflowFreesMemory(t *testing.T) {
 	heap := func() uint64 {
@@ -700,7 +837,7 @@ func (s *Spool) Len() int64 {
 func (s *Spool) Readers() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.readers
+	return len(s.readers)
 }
 
 // WriteTo is CopyTo with nobody who could leave.

@@ -51,6 +51,7 @@ type Proxy struct {
 	swallow atomic.Pointer[[]byte] // what the request whose reply is lost contains
 	counted atomic.Pointer[[]byte] // what the requests that are counted contain
 	latency atomic.Int64
+	rate    atomic.Int64 // bytes per second of all replies, 0 for no limit
 	conns   atomic.Int64
 	asked   atomic.Int64
 
@@ -59,6 +60,7 @@ type Proxy struct {
 	change chan struct{} // closed when the fault changes or the proxy ends
 	links  map[*link]struct{}
 	ended  bool
+	free   time.Time // when what was let through is over the line
 }
 
 // A link is one connection through a proxy.
@@ -116,6 +118,31 @@ func (p *Proxy) Set(f Fault) {
 // half of d, and by more than d only what comes close behind something else.
 // Each connection has a delay of its own, so that they overtake each other.
 func (p *Proxy) SetLatency(d time.Duration) { p.latency.Store(int64(d)) }
+
+// SetRate makes the line to the clients as slow as so many bytes per second, for
+// all connections together. They share it evenly.
+func (p *Proxy) SetRate(bytesPerSecond int) { p.rate.Store(int64(bytesPerSecond)) }
+
+// lateSleep is how much too long a sleep may be on a machine with much else to do.
+const lateSleep = 20 * time.Millisecond
+
+// cross keeps n bytes of a reply for as long as they, and those before them, are on
+// the line.
+func (p *Proxy) cross(n int) {
+	rate := p.rate.Load()
+	if rate == 0 {
+		return
+	}
+	p.mu.Lock()
+	// A line does not stand still because a sleep was too long.
+	if least := time.Now().Add(-lateSleep); p.free.Before(least) {
+		p.free = least
+	}
+	p.free = p.free.Add(time.Duration(n) * time.Second / time.Duration(rate))
+	over := p.free
+	p.mu.Unlock()
+	time.Sleep(time.Until(over)) // it is a line, which tests use in real time
+}
 
 // SwallowReplyTo makes the proxy pass on the next request that contains these
 // bytes, and close its connection in the place of the reply.
@@ -250,6 +277,7 @@ func (p *Proxy) carryReplies(l *link) {
 			p.drain(l)
 			return
 		}
+		p.cross(n)
 		if _, err := l.client.Write(buf[:n]); err != nil {
 			return
 		}

@@ -541,20 +541,12 @@ func TestSilentServer(t *testing.T) {
 	lease := leasetest.Acquire(t, a, held, time.Minute)
 
 	server.Signal(syscall.SIGSTOP)
-	for _, call := range []struct {
-		name string
-		do   func(context.Context) error
-	}{
-		{"TryAcquire", func(ctx context.Context) error {
-			_, err := a.TryAcquire(ctx, free, time.Minute)
-			return err
-		}},
-		{"Renew", func(ctx context.Context) error { return lease.Renew(ctx, time.Minute) }},
-		{"Release", func(ctx context.Context) error { return lease.Release(ctx) }},
-		{"CreateTable", func(ctx context.Context) error { return dynamolock.CreateTable(ctx, table.client, table.name) }},
-	} {
-		leasetest.MustGiveUp(t, call.name, call.do)
-	}
+	lockertest.Hang(t, a, lease)
+	leasetest.MustGiveUp(t, "TryAcquire", func(ctx context.Context) error {
+		_, err := a.TryAcquire(ctx, free, time.Minute)
+		return err
+	})
+	leasetest.MustGiveUp(t, "CreateTable", func(ctx context.Context) error { return dynamolock.CreateTable(ctx, table.client, table.name) })
 	server.Signal(syscall.SIGCONT)
 
 	// The acquire that was given up has no lease; nor has the released one.
@@ -621,6 +613,7 @@ func TestDeadServer(t *testing.T) {
 	}
 	server.Kill()
 	all("without a server")
+	lockertest.Down(t, l, lease)
 	server.Start()
 	all("without a table", "no such table", "dynamolock.CreateTable")
 

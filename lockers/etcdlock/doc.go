@@ -60,6 +60,11 @@
 //
 // # Limits
 //
+// History: etcd keeps each change until it is compacted, about 200 bytes for a lease
+// that was taken and released. Turn auto-compaction on (--auto-compaction-mode periodic
+// --auto-compaction-retention 1h). Without it the database reaches its quota, etcd
+// raises the alarm NOSPACE, and no lease is taken any more.
+//
 // Partition: a member without a majority answers nothing, so on its side nobody
 // acquires or renews, and its watches end. Leases end there as their holders
 // count, and the other side takes over no sooner.

@@ -428,5 +428,8 @@ func (l *lease) wrap(doing string, err error) error {
 	if err == nil || errors.Is(err, bellwether.ErrHeld) || errors.Is(err, bellwether.ErrLeaseLost) {
 		return err
 	}
+	if errors.Is(err, rpctypes.ErrNoSpace) {
+		err = fmt.Errorf("etcd keeps its history until it is compacted: turn auto-compaction on, compact, defragment and disarm the alarm: %w", err)
+	}
 	return fmt.Errorf("etcdlock: %s %s: %w", doing, l.name, err)
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/leasetest"
 	"github.com/bellwether-go/bellwether/internal/testserver"
 	"github.com/bellwether-go/bellwether/lockers/etcdlock"
+	"github.com/bellwether-go/bellwether/lockers/lockertest"
 )
 
 // The tests here kill, stop and starve the server, lose its replies, and count
@@ -45,11 +46,11 @@ func TestSilentServer(t *testing.T) {
 			_, err := young.TryAcquire(ctx, free, time.Minute)
 			return err
 		},
-		"Renew":   func(ctx context.Context) error { return lease.Renew(ctx, time.Minute) },
-		"Release": func(ctx context.Context) error { return gone.Release(ctx) },
+		"Renew": func(ctx context.Context) error { return lease.Renew(ctx, time.Minute) },
 	} {
 		leasetest.MustGiveUp(t, name, call)
 	}
+	lockertest.Hang(t, a, gone)
 	start := time.Now()
 	freed := watch(t, b, seen)
 	if took := time.Since(start); took > time.Second {

@@ -11,6 +11,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/lockers/lockertest"
 )
 
 // silence is an etcd that carries out the first transaction and answers none
@@ -52,6 +53,7 @@ func TestNoAnswer(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		lockertest.Down(t, l, lease)
 		for name, call := range map[string]func(context.Context) error{
 			"TryAcquire": func(ctx context.Context) error { _, err := l.TryAcquire(ctx, "free", time.Hour); return err },
 			"Renew":      func(ctx context.Context) error { return lease.Renew(ctx, time.Hour) },

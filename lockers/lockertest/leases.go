@@ -33,6 +33,7 @@ var lockerCases = []testCase{
 	{"AnnouncedEnd", announcedEnd},
 	{"HostileKeys", hostileKeys},
 	{"TTLNotPositive", ttlNotPositive},
+	{"ShortTTL", shortTTL},
 	{"CancelledContext", cancelledContext},
 	{"ContextEndsDuringTheCall", contextEndsDuringTheCall},
 }
@@ -402,6 +403,42 @@ func ttlNotPositive(t *testing.T, newLocker func(testing.TB) bellwether.Locker) 
 	}
 	mustBeHeld(t, b, key)
 	mustWork(t, "Release", lease.Release(t.Context()))
+}
+
+// shortTTL uses lengths below what engines count in: a length that was rounded to
+// 0 is refused by one, ends a lease at another, and is none at all at the next.
+func shortTTL(t *testing.T, newLocker func(testing.TB) bellwether.Locker) {
+	a, b := newLocker(t), newLocker(t)
+	for _, ttl := range []time.Duration{1, time.Microsecond, 499 * time.Microsecond, 999 * time.Microsecond} {
+		key := newKey()
+		lease := acquire(t, a, key, long)
+		_, drawsToken := lease.Lease.(bellwether.Tokener)
+		start := time.Now()
+		mustWork(t, "Renew with ttl "+ttl.String(), lease.Renew(t.Context(), ttl))
+		// By the contract it may end as late as before, and not sooner than ttl after the call.
+		if taken, err := b.TryAcquire(t.Context(), key, long); err == nil {
+			if passed := time.Since(start); passed < ttl {
+				t.Errorf("a lease that was renewed with ttl %v was given away after %v", ttl, passed)
+			}
+			mustWork(t, "Release", taken.Release(t.Context()))
+		}
+
+		key = newKey()
+		start = time.Now()
+		switch short, err := a.TryAcquire(t.Context(), key, ttl); {
+		case err == nil:
+			takeOver(t, b, key, long, claim{short, start.Add(ttl)})
+		case !drawsToken || time.Since(start) < ttl: // else it may be over before its token is drawn
+			t.Errorf("TryAcquire of a free key with ttl %v: %v", ttl, err)
+		}
+
+		key = newKey()
+		lease = acquire(t, a, key, 200*time.Millisecond)
+		if err := lease.Renew(t.Context(), ttl); err != nil && !errors.Is(err, bellwether.ErrLeaseLost) {
+			t.Errorf("Renew with ttl %v: %v", ttl, err)
+		}
+		takeOver(t, b, key, long, claim{lease.Lease, start})
+	}
 }
 
 func cancelledContext(t *testing.T, newLocker func(testing.TB) bellwether.Locker) {

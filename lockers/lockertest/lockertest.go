@@ -39,9 +39,11 @@ const (
 	pollEvery = 10 * time.Millisecond
 )
 
-// Run runs every case as a subtest of t, those about waking only if the
+// Run runs every case as a subtest of t: those about waking only if the
 // lockers are [bellwether.Watcher]s, those about tokens only if their leases are
-// [bellwether.Tokener]s.
+// [bellwether.Tokener]s, and those about losses only if their leases are
+// [bellwether.LossNotifier]s. What only a test can judge that stops the engine is
+// for [Hang] and [Down].
 //
 // Each call of newLocker returns a Locker as another process would have it:
 // with a client, connections and a memory of its own, but on the same engine
@@ -49,14 +51,17 @@ const (
 // ends with the case.
 func Run(t *testing.T, newLocker func(testing.TB) bellwether.Locker) {
 	t.Helper()
-	cases := lockerCases
+	cases := append(lockerCases[:len(lockerCases):len(lockerCases)], raceCases...)
 	l := newLocker(t)
 	if _, ok := l.(bellwether.Watcher); ok {
-		cases = append(cases[:len(cases):len(cases)], watcherCases...)
+		cases = append(cases, watcherCases...)
 	}
 	lease := acquire(t, l, newKey(), long)
 	if _, ok := lease.Lease.(bellwether.Tokener); ok {
-		cases = append(cases[:len(cases):len(cases)], tokenCases...)
+		cases = append(cases, tokenCases...)
+	}
+	if _, ok := lease.Lease.(bellwether.LossNotifier); ok {
+		cases = append(cases, lossCases...)
 	}
 	mustWork(t, "Release", lease.Release(t.Context()))
 	// The group makes Run return only when its parallel cases have ended, so

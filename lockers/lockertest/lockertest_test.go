@@ -36,7 +36,7 @@ func TestRun_SlowLocker(t *testing.T) {
 	t.Parallel()
 	e := &engine{leases: map[string]*lease{}}
 	var calls atomic.Int64
-	lockertest.Run(t, func(testing.TB) bellwether.Locker { return &slowLocker{&locker{e}, &calls} })
+	lockertest.Run(t, func(testing.TB) bellwether.Locker { return &slowLocker{newLocker(e), &calls} })
 }
 
 type slowLocker struct {
@@ -100,6 +100,11 @@ func TestRun_BrokenLockers(t *testing.T) {
 		{"trims keys", "HostileKeys"},
 		{"decodes keys", "HostileKeys"},
 		{"takes any ttl", "TTLNotPositive"},
+		{"rounds lengths down, and 0 is refused", "ShortTTL"},
+		{"rounds lengths down, and 0 is no end", "ShortTTL"},
+		{"renewals are rounded down, and 0 is an end at once", "ShortTTL"},
+		{"compares, then deletes", "ReleaseAtTheEnd"},
+		{"compares, then sets the expiry", "RenewAtTheEnd"},
 		{"does not look at the context", "CancelledContext"},
 		{"a cancelled acquire takes the lease", "CancelledContext"},
 		{"leaves with a lease behind it", "ContextEndsDuringTheCall"},
@@ -113,6 +118,8 @@ func TestRun_BrokenLockers(t *testing.T) {
 		{"tokens stay", "TokensRise"},
 		{"tokens fall at a takeover", "TokensRise"},
 		{"renew draws a token", "TokenStaysThroughRenewals"},
+		{"Lost is closed at once", "LostIsOpenWhileHeld"},
+		{"Lost is of all leases of a locker", "LostIsNotAnothers"},
 	} {
 		children.Go(func() error {
 			found, out := child(t, c.broken, "TestRun_BrokenLockers/contract/"+c.finder)
@@ -123,6 +130,46 @@ func TestRun_BrokenLockers(t *testing.T) {
 		})
 	}
 	children.Wait()
+}
+
+// TestFaults_BrokenLockers does it for Hang and Down.
+func TestFaults_BrokenLockers(t *testing.T) {
+	if broken := os.Getenv(brokenVar); broken != "" {
+		faults(t, broken)
+		return
+	}
+	for _, c := range []struct{ broken, finder string }{
+		{"does not look at the context while it hangs", "Hang"},
+		{"takes silence for held", "Down"},
+		{"takes silence for lost", "Down"},
+	} {
+		if found, out := child(t, c.broken, "TestFaults_BrokenLockers/"+c.finder); !found {
+			t.Errorf("%s does not find out a locker whose fault is %q:\n%s", c.finder, c.broken, out)
+		}
+	}
+}
+
+func TestFaults_SoundLocker(t *testing.T) { faults(t, "") }
+
+func faults(t *testing.T, broken string) {
+	begin := func(t *testing.T) (*locker, bellwether.Lease) {
+		l := newLocker(&engine{broken: broken, leases: map[string]*lease{}})
+		lease, err := l.TryAcquire(t.Context(), "key", time.Minute)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return l, lease
+	}
+	t.Run("Hang", func(t *testing.T) {
+		l, lease := begin(t)
+		l.e.hung = true
+		lockertest.Hang(t, l, lease)
+	})
+	t.Run("Down", func(t *testing.T) {
+		l, lease := begin(t)
+		l.e.down = true
+		lockertest.Down(t, l, lease)
+	})
 }
 
 // TestLeavesNothing_BrokenLockers does it for what is not a case of Run.
@@ -145,7 +192,7 @@ func TestLeavesNothing_SoundLocker(t *testing.T) { leavesNothing(t, "") }
 func leavesNothing(t *testing.T, broken string) {
 	e := &engine{broken: broken, leases: map[string]*lease{}}
 	things := 0
-	newLocker := func(tb testing.TB) bellwether.Locker {
+	open := func(tb testing.TB) bellwether.Locker {
 		tb.Cleanup(func() {
 			e.mu.Lock()
 			defer e.mu.Unlock()
@@ -156,9 +203,9 @@ func leavesNothing(t *testing.T, broken string) {
 				things = int(e.tokens)
 			}
 		})
-		return &locker{e}
+		return newLocker(e)
 	}
-	lockertest.LeavesNothing(t, newLocker, func() map[string]int {
+	lockertest.LeavesNothing(t, open, func() map[string]int {
 		e.mu.Lock()
 		defer e.mu.Unlock()
 		if broken == "forgets leases in use" {
@@ -183,19 +230,46 @@ func child(t *testing.T, broken, test string) (found bool, out []byte) {
 
 func run(t *testing.T, broken string) {
 	e := &engine{broken: broken, leases: map[string]*lease{}}
-	lockertest.Run(t, func(testing.TB) bellwether.Locker { return &locker{e} })
+	lockertest.Run(t, func(testing.TB) bellwether.Locker { return newLocker(e) })
 }
 
 // An engine is a locker's server, sound unless broken names a way in which it
 // is not.
 type engine struct {
-	broken string
-	mu     sync.Mutex
-	leases map[string]*lease
-	tokens uint64
+	broken     string
+	down, hung bool // set before use
+	mu         sync.Mutex
+	leases     map[string]*lease
+	tokens     uint64
 }
 
-type locker struct{ e *engine }
+type locker struct {
+	e    *engine
+	lost chan struct{} // of all leases of a locker that is broken so
+}
+
+func newLocker(e *engine) *locker { return &locker{e, make(chan struct{})} }
+
+// answers returns why the engine does not answer, nil if it does.
+func (l *locker) answers(ctx context.Context) error {
+	err := ctx.Err()
+	switch {
+	case err != nil && !l.is("does not look at the context"):
+		return err
+	case l.e.hung && l.is("does not look at the context while it hangs"):
+		return errors.New("timed out by itself")
+	case l.e.hung:
+		<-ctx.Done()
+		return ctx.Err()
+	case l.e.down && l.is("takes silence for held"):
+		return &bellwether.HeldError{}
+	case l.e.down && l.is("takes silence for lost"):
+		return bellwether.ErrLeaseLost
+	case l.e.down:
+		return errors.New("connection refused")
+	}
+	return nil
+}
 
 type lease struct {
 	l     *locker
@@ -206,12 +280,44 @@ type lease struct {
 	busy  bool
 	owner *locker
 	token uint64
+	lost  chan struct{}
 }
+
+// A gap is the time between two requests.
+func gap() { time.Sleep(200 * time.Microsecond) }
 
 func (m *lease) Token() uint64 {
 	m.l.e.mu.Lock()
 	defer m.l.e.mu.Unlock()
 	return m.token
+}
+
+func (m *lease) Lost() <-chan struct{} {
+	if m.l.is("Lost is closed at once") {
+		return closed
+	}
+	if m.l.is("Lost is of all leases of a locker") {
+		return m.l.lost
+	}
+	return m.lost
+}
+
+var closed = func() chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
+}()
+
+// isLost closes Lost, once. The mutex is held.
+func (m *lease) isLost() error {
+	for _, lost := range []chan struct{}{m.lost, m.l.lost} {
+		select {
+		case <-lost:
+		default:
+			close(lost)
+		}
+	}
+	return bellwether.ErrLeaseLost
 }
 
 func (l *locker) is(broken string) bool { return l.e.broken == broken }
@@ -247,9 +353,17 @@ func (l *locker) live(name string) *lease {
 	return held
 }
 
+func (l *locker) rounded(ttl time.Duration) time.Duration {
+	if l.is("rounds lengths down, and 0 is refused") || l.is("rounds lengths down, and 0 is no end") ||
+		l.is("renewals are rounded down, and 0 is an end at once") {
+		return ttl.Truncate(time.Millisecond)
+	}
+	return ttl
+}
+
 func (l *locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
-	if err := ctx.Err(); err != nil && !l.is("does not look at the context") {
-		if l.is("a cancelled acquire takes the lease") {
+	if err := l.answers(ctx); err != nil {
+		if ctx.Err() != nil && l.is("a cancelled acquire takes the lease") {
 			l.e.mu.Lock()
 			defer l.e.mu.Unlock()
 			l.take(key, ttl)
@@ -258,6 +372,9 @@ func (l *locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 	}
 	if ttl <= 0 && !l.is("takes any ttl") {
 		return nil, errors.New("ttl is not positive")
+	}
+	if ttl = l.rounded(ttl); ttl == 0 && l.is("rounds lengths down, and 0 is refused") {
+		return nil, errors.New("invalid expire time")
 	}
 	if l.is("two win a race") {
 		l.e.mu.Lock()
@@ -274,7 +391,7 @@ func (l *locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 	defer l.e.mu.Unlock()
 	held := l.live(l.name(key))
 	if expired := l.e.leases[l.name(key)]; held == nil && expired != nil && l.is("all waiters take a dead holder's lease") {
-		return &lease{l: l, key: key, ended: make(chan struct{})}, nil // and leaves the record as it was
+		return &lease{l: l, key: key, ended: make(chan struct{}), lost: make(chan struct{})}, nil // and leaves the record as it was
 	}
 	if held != nil && !(l.is("reentrant") && held.owner == l) {
 		if l.is("held without a HeldError") {
@@ -310,14 +427,17 @@ func (l *locker) take(key string, ttl time.Duration) *lease {
 	if l.is("tokens fall at a takeover") && l.e.leases[l.name(key)] != nil {
 		l.e.tokens = 0
 	}
-	mine := &lease{l: l, key: key, start: now, end: now.Add(ttl), ended: make(chan struct{}), owner: l, token: l.e.tokens}
+	mine := &lease{l: l, key: key, start: now, end: now.Add(ttl), ended: make(chan struct{}), owner: l, token: l.e.tokens, lost: make(chan struct{})}
+	if ttl == 0 && l.is("rounds lengths down, and 0 is no end") {
+		mine.end = now.Add(time.Hour)
+	}
 	l.e.leases[l.name(key)] = mine
 	return mine
 }
 
 func (m *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	l := m.l
-	if err := ctx.Err(); err != nil && !l.is("does not look at the context") {
+	if err := l.answers(ctx); err != nil {
 		return err
 	}
 	if ttl <= 0 && !l.is("takes any ttl") {
@@ -346,7 +466,21 @@ func (m *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	}
 	revives := l.is("renew revives an expired lease") && l.e.leases[name] == m
 	if l.live(name) != m && !revives && !l.is("renew takes back") {
-		return bellwether.ErrLeaseLost
+		return m.isLost()
+	}
+	ttl = l.rounded(ttl)
+	if ttl == 0 && l.is("renewals are rounded down, and 0 is an end at once") {
+		delete(l.e.leases, name)
+		return nil
+	}
+	if l.is("compares, then sets the expiry") {
+		l.e.mu.Unlock()
+		gap()
+		l.e.mu.Lock()
+		if now := l.live(name); now != nil && now != m {
+			now.end = time.Now().Add(ttl)
+			return nil
+		}
 	}
 	if l.is("renew draws a token") {
 		l.e.tokens++
@@ -360,7 +494,7 @@ func (m *lease) Renew(ctx context.Context, ttl time.Duration) error {
 
 func (m *lease) Release(ctx context.Context) error {
 	l := m.l
-	if err := ctx.Err(); err != nil && !l.is("does not look at the context") {
+	if err := l.answers(ctx); err != nil {
 		return err
 	}
 	l.e.mu.Lock()
@@ -383,6 +517,15 @@ func (m *lease) Release(ctx context.Context) error {
 			return nil
 		}
 		return bellwether.ErrLeaseLost
+	}
+	if l.is("compares, then deletes") {
+		l.e.mu.Unlock()
+		gap()
+		l.e.mu.Lock()
+		if held = l.e.leases[name]; held == nil {
+			return bellwether.ErrLeaseLost
+		}
+		m = held
 	}
 	delete(l.e.leases, name)
 	switch {

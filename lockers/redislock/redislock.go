@@ -10,7 +10,8 @@
 //     is later than the key's: a renewal never shortens a lease. (Renewals have
 //     no order: one that was given up may be carried out seconds after the next.)
 //  3. Release is a script that compares the token, deletes the key, and
-//     publishes its name on one channel, Prefix + "released".
+//     publishes its name on one channel, Prefix + "released:" and the number of
+//     the database that the client's options name.
 //  4. A Locker subscribes to that channel on a connection of its own, which
 //     the first TryAcquire opens in the background. Every watch of every key
 //     hangs on this one connection; a watch costs no command. (Only a lease
@@ -65,9 +66,8 @@
 // # Access
 //
 // A user of Redis's access control lists needs the keys and the channel, which
-// since Redis 7.0 a new user has none of. With the default Prefix that is
-// ~bellwether:* &bellwether:* +@read +@write +@scripting +@pubsub +@connection
-// +time. Without the channel leases are released all the same, and waiting
+// since Redis 7.0 a new user has none of, and some commands; docs/engines.md has
+// the smallest list. Without the channel leases are released all the same, and waiting
 // processes poll.
 //
 // # Tokens
@@ -90,6 +90,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -100,6 +101,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/rediscluster"
 	"github.com/bellwether-go/bellwether/internal/redispipe"
 	"github.com/bellwether-go/bellwether/internal/redisscript"
+	"github.com/bellwether-go/bellwether/internal/redissub"
 )
 
 // detachedTimeout bounds what goes on after a caller has left.
@@ -332,11 +334,7 @@ func (l *Locker) watchAndLook(ctx, bounded context.Context, name, holder string)
 	now, err := adapter.Await(bounded, func() (string, error) {
 		ctx, cancel := detached(bounded)
 		defer cancel()
-		// GETEX without an option is a GET that counts as a write, so that a
-		// client which sends reads to replicas does not see a lease there that
-		// the master has no more. (The client's own GetEx would add an option
-		// that takes the key's expiry away.)
-		return l.rdb.Do(ctx, "getex", l.key(name)).Text()
+		return holderScript.Run(ctx, l.queue, []string{l.key(name)}).Text()
 	}, nil)
 	switch {
 	case err != nil && !errors.Is(err, redis.Nil):
@@ -354,7 +352,7 @@ func (l *Locker) watchAndLook(ctx, bounded context.Context, name, holder string)
 func (l *Locker) key(name string) string { return l.Prefix + "{" + name + "}:lease" }
 
 // channel is where releases are published, for all keys.
-func (l *Locker) channel() string { return l.Prefix + "released" }
+func (l *Locker) channel() string { return redissub.Channel(l.rdb, l.Prefix+"released") }
 
 // detached returns a context with the values of ctx that does not end with it.
 // A request that was sent goes on to its reply: given up halfway, nobody would
@@ -362,6 +360,11 @@ func (l *Locker) channel() string { return l.Prefix + "released" }
 func detached(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), detachedTimeout)
 }
+
+// holderScript is a GET that goes to the master: a client which sends reads to replicas
+// would see a lease there that the master has no more. (GETEX without an option does so
+// too, but Dragonfly writes it to its journal as if it had an expiry in the past.)
+var holderScript = redisscript.New(`return redis.call('GET', KEYS[1])`)
 
 var (
 	// GT, because a renewal can be late: the client sends it again when a
@@ -486,6 +489,8 @@ func (l *lease) wrap(doing string, err error) error {
 		return err
 	case redis.HasErrorPrefix(err, "WRONGTYPE"): // another program's, not a string
 		err = fmt.Errorf("%w: %w", bellwether.ErrCorrupt, err)
+	case strings.Contains(err.Error(), "ERR syntax error"):
+		err = fmt.Errorf("the server has no SET with NX and GET, so it is older than the Redis 7.0 that is needed: %w", err)
 	}
 	return fmt.Errorf("redislock: %s %s: %w", doing, l.locker.key(l.name), err)
 }

@@ -57,7 +57,9 @@
 // acquire is one too, so a herd costs the ensemble a write for each process.
 //
 // A process has one connection, of about 2 MB, and one session, which it keeps
-// alive with a ping each third of SessionTimeout.
+// alive with a ping each third of SessionTimeout. A server refuses more than
+// maxClientCnxns connections from one address, 60 by default: raise it where more
+// processes share a machine or reach the ensemble by one address (NAT).
 //
 // All leases are below one parent: nothing is left of a key that is not held,
 // whatever the number of keys. The price is that a tool which lists the parent
@@ -86,8 +88,9 @@
 // alone gone, the former holder's Renew and Release still find its own node, and
 // succeed on the lease of its successor.
 //
-// The nodes may be read and changed by everybody who reaches the ensemble: the
-// Locker authenticates by its connection only ([Locker.Dial]).
+// By default the nodes may be read and changed by everybody who reaches the ensemble.
+// Set [Locker.AuthScheme], [Locker.Auth] and [Locker.ACL] to keep them to the fleet. The
+// missing nodes of Prefix are made with that ACL too.
 //
 // # Versions
 //

@@ -138,7 +138,7 @@ func (l *Locker) enqueue(ctx context.Context, t *ticket, v value) error {
 			}
 		}
 		t.asked = true
-		path, err := conn.Create(t.dir+"/"+t.token+"-", v.encode(), zk.FlagEphemeralSequential, everybody)
+		path, err := conn.Create(t.dir+"/"+t.token+"-", v.encode(), zk.FlagEphemeralSequential, l.ACL)
 		switch {
 		case err == nil:
 			t.path = path
@@ -159,7 +159,7 @@ func (l *Locker) enqueue(ctx context.Context, t *ticket, v value) error {
 // removes it when the last who waited there has died; who leaves alive removes
 // it himself.
 func (l *Locker) makeQueue(conn *zk.Conn, dir string) error {
-	_, err := conn.CreateContainer(dir, nil, zk.FlagContainer, everybody)
+	_, err := conn.CreateContainer(dir, nil, zk.FlagContainer, l.ACL)
 	switch {
 	case errors.Is(err, zk.ErrNoNode):
 		return l.makePrefix(conn) // and the caller comes again

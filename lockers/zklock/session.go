@@ -69,9 +69,10 @@ type session struct {
 	dialed error // how the latest attempt to make one failed, nil if it did not
 	closed bool
 
-	up     bool          // it can be asked
-	why    error         // why not, once all servers have been tried
-	change chan struct{} // closed when one of these two or closed changes
+	up       bool          // it can be asked
+	unproven bool          // the credentials have not been taken yet, so it is not up
+	why      error         // why not, once all servers have been tried
+	change   chan struct{} // closed when one of these two or closed changes
 
 	id      int64 // the present session, 0 if there is none
 	expired bool  // a server has said that it has ended, and was not asked for another yet
@@ -89,7 +90,7 @@ func (s *session) init(servers []string) {
 // start opens the session in the background, once. onEvent hears what watches
 // tell, watching says whether there may be any; expired is called when the
 // session, and every watch with it, has ended.
-func (s *session) start(timeout time.Duration, dial func(context.Context, string, string) (net.Conn, error), onEvent func(zk.Event), watching func() bool, expired func()) {
+func (s *session) start(timeout time.Duration, dial func(context.Context, string, string) (net.Conn, error), auth credentials, onEvent func(zk.Event), watching func() bool, expired func()) {
 	if s.begun.Load() {
 		return
 	}
@@ -121,7 +122,45 @@ func (s *session) start(timeout time.Duration, dial func(context.Context, string
 		return
 	}
 	s.conn, s.events = conn, events
+	if auth.scheme != "" {
+		s.unproven = true
+		go s.authenticate(conn, auth)
+	}
 	s.begun.Store(true)
+}
+
+// credentials are what the Locker proves itself by; without a scheme it does not.
+type credentials struct {
+	scheme string
+	auth   []byte
+}
+
+// authenticate gives the server the credentials. Over each later connection the client
+// gives them by itself, before all else.
+func (s *session) authenticate(conn *zk.Conn, c credentials) {
+	for {
+		err := conn.AddAuth(c.scheme, c.auth)
+		s.mu.Lock()
+		switch {
+		case err == nil:
+			s.unproven, s.why = false, nil
+			if s.up = conn.State() == zk.StateHasSession; s.up {
+				s.announce()
+			}
+		case errors.Is(err, zk.ErrAuthFailed):
+			s.why = fmt.Errorf("authenticating: %w", err)
+			s.announce()
+		}
+		s.mu.Unlock()
+		if err == nil {
+			return
+		}
+		select {
+		case <-time.After(spread): // the connection was lost
+		case <-s.ctx.Done():
+			return
+		}
+	}
 }
 
 // unheard takes what the client would print. The errors come back from the
@@ -136,7 +175,10 @@ func (s *session) changed(state zk.State, watching func() bool, expired func()) 
 	s.mu.Lock()
 	switch state {
 	case zk.StateHasSession:
-		s.up, s.why, s.id = true, nil, s.conn.SessionID()
+		s.up, s.id = !s.unproven, s.conn.SessionID()
+		if s.up {
+			s.why = nil
+		}
 		if !watching() {
 			s.wire.watchesAreSet()
 		}

@@ -38,6 +38,17 @@ type Locker struct {
 	// the default is a [net.Dialer]'s DialContext.
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
 
+	// AuthScheme and Auth are the credentials that the Locker gives to ZooKeeper, such
+	// as "digest" and "user:password". Set them before the first use; by default there
+	// are none.
+	AuthScheme string
+	Auth       []byte
+
+	// ACL says who may do what with the nodes that the Locker makes. All Lockers of a
+	// fleet need all permissions. Set it before the first use, to zk.AuthACL(zk.PermAll)
+	// or zk.DigestACL where there are credentials; the default is everybody.
+	ACL []zk.ACL
+
 	session session
 	watches watches
 	orphans orphans
@@ -55,7 +66,7 @@ var (
 // It connects when it is first used, and again whenever it has to; names are
 // looked up each time.
 func New(servers ...string) *Locker {
-	l := &Locker{Prefix: "/bellwether", SessionTimeout: 10 * time.Second, Dial: new(net.Dialer).DialContext}
+	l := &Locker{Prefix: "/bellwether", SessionTimeout: 10 * time.Second, Dial: new(net.Dialer).DialContext, ACL: zk.WorldACL(zk.PermAll)}
 	l.session.init(servers)
 	return l
 }
@@ -85,7 +96,7 @@ func (l *Locker) Ping(ctx context.Context) error {
 
 // start opens the session at the Locker's first use.
 func (l *Locker) start() {
-	l.session.start(l.SessionTimeout, l.Dial, func(ev zk.Event) {
+	l.session.start(l.SessionTimeout, l.Dial, credentials{l.AuthScheme, l.Auth}, func(ev zk.Event) {
 		switch ev.Type {
 		case zk.EventNodeDeleted, zk.EventNotWatching:
 			l.watches.end(ev.Path)
@@ -203,15 +214,14 @@ func (l *Locker) acquire(ctx context.Context, key string, mine *lease, start tim
 type pair struct {
 	lease  string // path, the same for all holders of the key
 	holder string // path, with the holder's token
+	acl    []zk.ACL
 }
 
 func (l *Locker) pair(name, token string) pair {
-	return pair{l.Prefix + "/" + name + ":lease", l.holderPath(token)}
+	return pair{l.Prefix + "/" + name + ":lease", l.holderPath(token), l.ACL}
 }
 
 func (l *Locker) holderPath(token string) string { return l.Prefix + "/" + token + ":holder" }
-
-var everybody = zk.WorldACL(zk.PermAll)
 
 // create takes the lease if it is free. The error is zk.ErrNodeExists if it is
 // held, and zk.ErrNoNode if there is no parent.
@@ -223,8 +233,8 @@ func (p pair) create(conn *zk.Conn, v value) (*zk.Stat, error) {
 // a create returns no Stat, which has the fencing token and the owner.
 func (p pair) creation(v value) []any {
 	return []any{
-		&zk.CreateRequest{Path: p.lease, Acl: everybody, Flags: zk.FlagEphemeral},
-		&zk.CreateRequest{Path: p.holder, Acl: everybody, Flags: zk.FlagEphemeral},
+		&zk.CreateRequest{Path: p.lease, Acl: p.acl, Flags: zk.FlagEphemeral},
+		&zk.CreateRequest{Path: p.holder, Acl: p.acl, Flags: zk.FlagEphemeral},
 		&zk.SetDataRequest{Path: p.lease, Data: v.encode(), Version: 0},
 	}
 }
@@ -289,7 +299,7 @@ func (l *Locker) makePrefix(conn *zk.Conn) error {
 		if i < len(l.Prefix) && l.Prefix[i] != '/' {
 			continue
 		}
-		_, err := conn.Create(l.Prefix[:i], nil, zk.FlagPersistent, everybody)
+		_, err := conn.Create(l.Prefix[:i], nil, zk.FlagPersistent, l.ACL)
 		if err != nil && !errors.Is(err, zk.ErrNodeExists) {
 			return fmt.Errorf("making %s: %w", l.Prefix[:i], err)
 		}

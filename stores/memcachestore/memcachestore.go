@@ -28,7 +28,7 @@ import (
 // A Store is a [bellwether.Store] in memcached. Use [New] to make one. It is
 // safe for concurrent use.
 //
-// A Get and a GetMany cost one round trip, a Claim two, a Commit four, an Invalidate three or
+// A Get costs one round trip, a GetMany one for each piece of its keys, a Claim two, a Commit four, an Invalidate three or
 // four; more if others write the same key at the same time.
 //
 // Two promises rest on the clients' wall clocks, and are only as good as
@@ -88,8 +88,10 @@ func New(mc *memcache.Client) *Store {
 //     given out before and above that of the entry.
 //   - The entry's epoch only rises, for the same reason, as long as the entry is
 //     there.
-//   - ":m" outlives every ":v" written before it, because it is always written
-//     for the longest time that memcached counts.
+//   - ":m" outlives every ":v" that is to be served, because it is written for as
+//     long as the entry that was read with it, or is committed, and for an hour at
+//     least. It need outlive no other: when it has gone, a claim is unknown, and an
+//     entry is not served.
 //   - Only the claimant of epoch e writes an entry of epoch e, or the floor e by
 //     a commit; an invalidation's floor is an epoch that nobody has claimed.
 //
@@ -155,6 +157,15 @@ func (it *items) present() (bellwether.Entry, bool) {
 	return e, true
 }
 
+// retention is for how many seconds the numbers are kept that go with the items: as
+// long as the entry, an hour at least.
+func (it *items) retention() int32 {
+	if it.v == nil || it.corrupt != nil {
+		return retention
+	}
+	return max(seconds(it.entry.Life()-it.passed), retention)
+}
+
 // next returns the next epoch, and the floor that it goes with.
 func (it *items) next() (epoch, floor uint64) {
 	if it.known {
@@ -205,7 +216,8 @@ func (it *items) answer() (bellwether.Entry, error) {
 	return bellwether.Entry{}, bellwether.ErrNotFound
 }
 
-// GetMany implements [bellwether.BatchGetter].
+// GetMany implements [bellwether.BatchGetter]. It asks for 128 keys at first, and then
+// for as many at a time as have a megabyte of values, 256 at most.
 func (s *Store) GetMany(ctx context.Context, keys []string, each func(i int, e bellwether.Entry, err error)) {
 	if len(keys) <= few {
 		// The client's GetMulti waits for all servers, and which key is at which
@@ -217,39 +229,53 @@ func (s *Store) GetMany(ctx context.Context, keys []string, each func(i int, e b
 		s.getEach(ctx, keys, all, each)
 		return
 	}
+	var again []int
+	for from, n := 0, adapter.Piece(0, 0); from < len(keys); {
+		to := min(from+n, len(keys))
+		got, failed := s.getPiece(ctx, keys[from:to])
+		bytes := 0
+		for i := from; i < to; i++ {
+			it := itemsOf(got, s.names(keys[i]))
+			// A miss may be that of a server that has failed.
+			if missed := failed && (it.v == nil || it.m == nil); missed || it.corrupt == nil && it.overtaken() {
+				again = append(again, i)
+				continue
+			}
+			if it.v != nil {
+				bytes += len(it.v.Value)
+			}
+			e, err := it.answer()
+			if err != nil && !errors.Is(err, bellwether.ErrNotFound) {
+				err = fmt.Errorf("memcachestore: get: %w", err)
+			}
+			each(i, e, err)
+		}
+		if n = adapter.Piece(to-from, bytes); failed {
+			n = len(keys) // each call more would wait for the server that has failed
+		}
+		from = to
+	}
+	s.getEach(ctx, keys, again, each)
+}
+
+// getPiece reads the items of keys at one time. Where a server fails, it returns
+// those of the others.
+func (s *Store) getPiece(ctx context.Context, keys []string) (got map[string]*memcache.Item, failed bool) {
 	// Every floor before its entry, as in read; the client keeps the order.
 	var all []string
-	ns := make([]names, len(keys))
-	for i, key := range keys {
-		ns[i] = s.names(key)
-		all = append(all, ns[i].m, ns[i].v)
+	for _, key := range keys {
+		n := s.names(key)
+		all = append(all, n.m, n.v)
 	}
 	type reply struct {
 		got map[string]*memcache.Item
 		err error
 	}
 	r, err := adapter.Await(ctx, func() (r reply, _ error) {
-		r.got, r.err = s.mc.GetMulti(all) // what other servers have, although one fails
+		r.got, r.err = s.mc.GetMulti(all)
 		return r, nil
 	}, nil)
-	if err != nil {
-		r.err = err
-	}
-	var again []int
-	for i, n := range ns {
-		it := itemsOf(r.got, n)
-		// A miss may be that of a server that has failed.
-		if missed := r.err != nil && (it.v == nil || it.m == nil); missed || it.corrupt == nil && it.overtaken() {
-			again = append(again, i)
-			continue
-		}
-		e, err := it.answer()
-		if err != nil && !errors.Is(err, bellwether.ErrNotFound) {
-			err = fmt.Errorf("memcachestore: get: %w", err)
-		}
-		each(i, e, err)
-	}
-	s.getEach(ctx, keys, again, each)
+	return r.got, err != nil || r.err != nil
 }
 
 const (
@@ -291,7 +317,7 @@ func (s *Store) Claim(ctx context.Context, key string) (bellwether.Entry, uint64
 			c = claim{e, epoch}
 			// The swap also proves that the entry was the present one when the
 			// numbers were read, or else is about to be committed.
-			return s.swap(it.m, n.m, marks(epoch, floor), longest)
+			return s.swap(it.m, n.m, marks(epoch, floor), it.retention())
 		})
 		if err != nil {
 			return claim{}, fmt.Errorf("memcachestore: claim: %w", err)
@@ -370,7 +396,7 @@ func (s *Store) commit(ctx context.Context, n names, epoch uint64, data []byte, 
 	if err != nil || done {
 		return err
 	}
-	err = s.raise(ctx, n, epoch)
+	err = s.raise(ctx, n, epoch, seconds)
 	if errors.Is(err, bellwether.ErrFenced) {
 		// Not served any more, but it takes up room, and a reader who has read
 		// the floor before it was raised may still take it.
@@ -389,15 +415,16 @@ func (s *Store) commitNothing(ctx context.Context, n names, epoch uint64) error 
 	if it.entry.Epoch >= epoch { // this one's own is an entry, not nothing
 		return bellwether.ErrFenced
 	}
-	if err := s.raise(ctx, n, epoch); err != nil {
+	if err := s.raise(ctx, n, epoch, 0); err != nil {
 		return err
 	}
 	return s.remove(n, epoch)
 }
 
-// raise raises the floor to epoch. It returns ErrFenced if it is above already,
-// or the claim is not known. A floor of just epoch is this claim's own work.
-func (s *Store) raise(ctx context.Context, n names, epoch uint64) error {
+// raise raises the floor to epoch, for an entry that is kept for so many seconds. It
+// returns ErrFenced if it is above already, or the claim is not known. A floor of
+// just epoch is this claim's own work.
+func (s *Store) raise(ctx context.Context, n names, epoch uint64, seconds int32) error {
 	return retry(ctx, func() (bool, error) {
 		m, err := s.mc.Get(n.m)
 		if err != nil && !errors.Is(err, memcache.ErrCacheMiss) {
@@ -410,7 +437,7 @@ func (s *Store) raise(ctx context.Context, n names, epoch uint64) error {
 		if epoch == floor {
 			return true, nil
 		}
-		return s.swap(m, n.m, marks(counter, epoch), longest)
+		return s.swap(m, n.m, marks(counter, epoch), max(seconds, retention))
 	})
 }
 
@@ -450,12 +477,27 @@ func (s *Store) invalidate(ctx context.Context, n names) error {
 			return false, err
 		}
 		epoch, _ = it.next()
-		return s.swap(it.m, n.m, marks(epoch, epoch), longest)
+		return s.swap(it.m, n.m, marks(epoch, epoch), retention)
 	})
+	if errors.Is(err, errFull) {
+		return s.evict(n)
+	}
 	if err != nil {
 		return err
 	}
 	return s.remove(n, epoch)
+}
+
+// evict removes all that is kept of a key, where there is no room for a new floor: a
+// memcached that evicts nothing (-M) still deletes. Without the floor the entry is not
+// served, and commits of earlier claims are refused, so the floor goes first.
+func (s *Store) evict(n names) error {
+	for _, name := range []string{n.m, n.v} {
+		if err := s.mc.Delete(name); err != nil && !errors.Is(err, memcache.ErrCacheMiss) {
+			return err
+		}
+	}
+	return nil
 }
 
 // remove removes an entry whose epoch is at most epoch, and what is no entry.
@@ -502,9 +544,14 @@ func (s *Store) swap(old *memcache.Item, name string, value []byte, seconds int3
 		// The server's limit (option -I) is below MaxValue. The client has no
 		// error of its own for this answer.
 		return false, fmt.Errorf("%w: %w", bellwether.ErrTooLarge, err)
+	case strings.Contains(err.Error(), "out of memory"):
+		return false, fmt.Errorf("%w: %w", errFull, err)
 	}
 	return false, err
 }
+
+// errFull is memcached's answer where it has no room and evicts nothing.
+var errFull = errors.New("the server is full")
 
 // retry calls f until it is done, fails or ctx ends. f is not done if somebody
 // else wrote in the middle of it. In each round somebody gets through; the
@@ -563,6 +610,10 @@ func seconds(d time.Duration) int32 {
 	}
 	return int32(min(s+1, longest))
 }
+
+// retention is for how many seconds a key's counter and floor are kept at least. It
+// need only be longer than any rebuild.
+const retention = 60 * 60
 
 // stampLen is the length of the time in front of a stored entry.
 const stampLen = 16

@@ -1,6 +1,7 @@
 package memcachestore
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
@@ -810,4 +811,98 @@ func FuzzDecode(f *testing.F) {
 
 func TestNew_NoClient(t *testing.T) {
 	leasetest.MustPanic(t, "memcachestore: New needs a client", func() { New(nil) })
+}
+
+// TestStore_InvalidateFull has a memcached without room that evicts nothing (-M).
+func TestStore_InvalidateFull(t *testing.T) {
+	srv := testserver.Memcached(t, "-M", "-m", "2").OwnOrSkip(t)
+	s := open(t, "test:", srv.Addr)
+	e := put(t, s, "k", "v", time.Hour)
+	_, late, err := s.Claim(t.Context(), "k")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Until there is no room for the smallest item, of whatever class.
+	var room []string
+	for size := 100_000; size >= 1; size /= 2 {
+		for i := 0; ; i++ {
+			name := fmt.Sprint("room:", size, ":", i)
+			if err := s.mc.Set(&memcache.Item{Key: name, Value: make([]byte, size)}); err != nil {
+				break
+			}
+			room = append(room, name)
+		}
+	}
+	if err := s.Invalidate(t.Context(), "k"); err != nil {
+		t.Errorf("Invalidate: %v", err)
+	}
+	if got, err := s.Get(t.Context(), "k"); !errors.Is(err, bellwether.ErrNotFound) {
+		t.Errorf("Get after Invalidate: %q, err = %v, want ErrNotFound", got.Value, err)
+	}
+	for _, name := range room {
+		if err := s.mc.Delete(name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	e.Epoch = late
+	if err := s.Commit(t.Context(), "k", e); !errors.Is(err, bellwether.ErrFenced) {
+		t.Errorf("Commit of a claim before Invalidate: err = %v, want ErrFenced", err)
+	}
+	if _, epoch, err := s.Claim(t.Context(), "k"); err != nil || epoch <= late {
+		t.Errorf("Claim: epoch %d after %d, %v", epoch, late, err)
+	}
+}
+
+// TestStore_FloorsEnd wants floors to be kept for as long as their entries, or for an
+// hour, and not for as long as memcached counts.
+func TestStore_FloorsEnd(t *testing.T) {
+	srv := testserver.Memcached(t).OwnOrSkip(t)
+	s := open(t, "test:", srv.Addr)
+	ctx := t.Context()
+	const hour, day = 3600, 24 * 3600
+	wants := func(what, key string, least, most int) {
+		t.Helper()
+		if ttl := remaining(t, srv.Addr, s.names(key).m); ttl < least || ttl > most+2 {
+			t.Errorf("%s: the floor is kept for %d s, want %d to %d", what, ttl, least, most)
+		}
+	}
+	claim := func(key string) {
+		t.Helper()
+		if _, _, err := s.Claim(ctx, key); err != nil {
+			t.Fatal(err)
+		}
+	}
+	claim("claimed")
+	wants("a claim", "claimed", hour-5, hour)
+	put(t, s, "short", "v", time.Second)
+	wants("a commit for a second", "short", hour-5, hour)
+	put(t, s, "long", "v", 24*time.Hour)
+	wants("a commit for a day", "long", day-5, day)
+	claim("long")
+	wants("a claim over an entry for a day", "long", day-5, day)
+	if err := s.Invalidate(ctx, "long"); err != nil {
+		t.Fatal(err)
+	}
+	wants("an invalidation", "long", hour-5, hour)
+	put(t, s, "for ever", "v", math.MaxInt64)
+	wants("a commit for ever", "for ever", longest-5, longest)
+}
+
+// remaining returns for how many seconds memcached keeps an item, by its meta command.
+func remaining(t *testing.T, addr, name string) (ttl int) {
+	t.Helper()
+	c, err := net.Dial("tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	fmt.Fprintf(c, "mg %s t\r\n", name)
+	line, err := bufio.NewReader(c).ReadString('\n')
+	if err == nil {
+		_, err = fmt.Sscanf(line, "HD t%d", &ttl)
+	}
+	if err != nil {
+		t.Fatalf("mg %s: %q, %v", name, line, err)
+	}
+	return ttl
 }

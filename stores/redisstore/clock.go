@@ -54,12 +54,3 @@ func (c *clock) recent() (sighting, bool) {
 	defer c.mu.Unlock()
 	return c.last, !c.last.sent.IsZero() && time.Since(c.last.sent) < recency
 }
-
-// at returns what was the server's time at t, 0 if there is no recent sighting.
-func (c *clock) at(t time.Time) time.Duration {
-	seen, ok := c.recent()
-	if !ok {
-		return 0
-	}
-	return seen.at(t)
-}

@@ -1,7 +1,9 @@
 package redisstore
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -12,8 +14,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// This file reads many entries at once: of each server, those that it has in one
-// round trip.
+// This file reads many entries at once: of each server those that it has, in one
+// round trip for each piece of them.
 
 // A share is what one server has of the keys.
 type share struct {
@@ -24,15 +26,32 @@ type share struct {
 	err    error // why there is no server, for a share of one key
 }
 
+// piece returns the first n keys of the share, and the share of the rest.
+func (sh share) piece(n int) (first, rest share) {
+	n = min(n, len(sh.keys))
+	first, rest = sh, sh
+	first.keys, rest.keys = sh.keys[:n], sh.keys[n:]
+	first.names, rest.names = sh.names[:n], sh.names[n:]
+	return first, rest
+}
+
 // A reply is what there is to say of one key.
 type reply struct {
 	entry bellwether.Entry
 	err   error
 }
 
-// GetMany implements [bellwether.BatchGetter]. It costs one command, or in a
-// cluster one GET for each key, in one round trip to each server; and the time
-// beside that, for a server that was not asked lately.
+// replies are those to a piece of a share.
+type replies struct {
+	each    []reply
+	bytes   int
+	silence error // why there is no answer for any of them
+}
+
+// GetMany implements [bellwether.BatchGetter]. It asks each server for 128 keys at
+// first, and then for as many at a time as have a megabyte of values, 256 at most.
+// Each time costs one round trip, with one command, or in a cluster one GET for each
+// key; and with the time beside that, for a server that was not asked lately.
 func (s *Store) GetMany(ctx context.Context, keys []string, each func(i int, e bellwether.Entry, err error)) {
 	shares, err := adapter.Await(ctx, func() ([]*share, error) { return s.shares(ctx, keys) }, nil)
 	if err != nil {
@@ -44,13 +63,26 @@ func (s *Store) GetMany(ctx context.Context, keys []string, each func(i int, e b
 	var asking sync.WaitGroup
 	for _, sh := range shares {
 		asking.Go(func() {
-			replies, err := adapter.Await(ctx, func() ([]reply, error) { return s.getShare(ctx, sh) }, nil)
-			for n, i := range sh.keys {
-				if err != nil {
-					each(i, bellwether.Entry{}, err)
-				} else {
-					each(i, replies[n].entry, replies[n].err)
+			var piece share
+			var got replies
+			for rest := *sh; len(rest.keys) > 0; {
+				piece, rest = rest.piece(adapter.Piece(len(piece.keys), got.bytes))
+				var err error
+				got, err = adapter.Await(ctx, func() (replies, error) { return s.getShare(ctx, &piece) }, nil)
+				for n, i := range piece.keys {
+					if err != nil {
+						each(i, bellwether.Entry{}, err)
+					} else {
+						each(i, got.each[n].entry, got.each[n].err)
+					}
 				}
+				if err = cmp.Or(err, got.silence); err == nil {
+					continue
+				}
+				for _, i := range rest.keys { // its server is not asked again
+					each(i, bellwether.Entry{}, err)
+				}
+				return
 			}
 		})
 	}
@@ -65,7 +97,7 @@ func (s *Store) shares(ctx context.Context, keys []string) ([]*share, error) {
 		name := s.name(key)
 		server, clock, err := s.serverOf(ctx, name)
 		if err != nil {
-			list = append(list, &share{err: err, keys: []int{i}})
+			list = append(list, &share{err: err, keys: []int{i}, names: []string{name}})
 			continue
 		}
 		sh := of[clock]
@@ -83,9 +115,9 @@ func (s *Store) shares(ctx context.Context, keys []string) ([]*share, error) {
 // entries, twice a minute. The request goes to their server itself, because TIME has no
 // key by which a cluster's client would find it; so a redirection to another server is
 // ours to follow.
-func (s *Store) getShare(ctx context.Context, sh *share) ([]reply, error) {
+func (s *Store) getShare(ctx context.Context, sh *share) (got replies, _ error) {
 	if sh.err != nil {
-		return nil, fmt.Errorf("redisstore: get: %w", sh.err)
+		return got, fmt.Errorf("redisstore: get: %w", sh.err)
 	}
 	seen, known := sh.clock.recent()
 	sent := time.Now()
@@ -99,7 +131,7 @@ func (s *Store) getShare(ctx context.Context, sh *share) ([]reply, error) {
 	if now != nil {
 		t, err := now.Result()
 		if err != nil {
-			return nil, fmt.Errorf("redisstore: time: %w", err)
+			return got, fmt.Errorf("redisstore: get, with the time: %w", err)
 		}
 		seen = sighting{time.Duration(t.UnixMicro()) * time.Microsecond, sent}
 		sh.clock.see(seen)
@@ -116,15 +148,23 @@ func (s *Store) getShare(ctx context.Context, sh *share) ([]reply, error) {
 	if len(moved) > 0 {
 		follow.Exec(ctx)
 	}
-	replies := make([]reply, len(sh.names))
-	for n := range replies {
+	got.each = make([]reply, len(sh.names))
+	answered := false
+	for n := range got.each {
 		value, err := data(n)
 		if cmd := moved[n]; cmd != nil {
 			value, err = cmd.Bytes()
 		}
-		replies[n].entry, replies[n].err = entryOf(value, err, seen.now())
+		if _, replied := errors.AsType[redis.Error](err); err == nil || replied {
+			answered = true
+		}
+		got.bytes += len(value)
+		got.each[n].entry, got.each[n].err = entryOf(value, err, seen.now())
 	}
-	return replies, nil
+	if !answered {
+		got.silence = got.each[0].err
+	}
+	return got, nil
 }
 
 // pipeGets puts the reading of names on the pipe, and returns what then tells

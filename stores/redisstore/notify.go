@@ -18,19 +18,19 @@ func (s *Store) channel() string {
 	if s.MaxNotice < 0 {
 		return ""
 	}
-	return s.Prefix + "changes"
+	return redissub.Channel(s.rdb, s.Prefix+"changes")
 }
 
 // Notify implements [bellwether.Notifier]. It keeps one connection for itself,
-// subscribed to one channel, Prefix + "changes", on which the scripts publish;
-// when that is lost, it makes a new one. A notice whose delay cannot be told,
-// because nothing was asked of its server in the last half minute, comes
-// without its entry. Whoever may publish on that channel is believed, as is
-// whoever may write the keys.
+// subscribed to one channel, Prefix + "changes:" and the number of the database that
+// the client's options name, on which the scripts publish. When the connection is
+// lost, it makes a new one. A notice whose delay cannot be told, because nothing was
+// asked of its server in the last half minute, comes without its entry. Whoever may
+// publish on that channel is believed, as is whoever may write the keys.
 //
-// With a cluster the channel is carried by the cluster's bus, and heard at a
-// node drawn by lot. A Ring's shards
-// know nothing of each other's channels: there f is never called.
+// With a cluster the channel is carried by the cluster's bus, and heard at a node
+// drawn by lot. A Ring's shards know nothing of each other's channels: there f is
+// never called.
 func (s *Store) Notify(ctx context.Context, f func(bellwether.Notice)) {
 	if _, ring := s.rdb.(*redis.Ring); ring || s.MaxNotice < 0 {
 		<-ctx.Done()

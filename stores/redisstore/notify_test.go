@@ -60,3 +60,61 @@ func TestNotify_EndsAtOnce(t *testing.T) {
 		}
 	}
 }
+
+// TestNotify_Databases has two programs, which chose one Prefix, use two databases of
+// a server: neither hears of the other's changes.
+func TestNotify_Databases(t *testing.T) {
+	server := testserver.Redis(t)
+	var stores [2]*Store
+	var heard [2]chan bellwether.Notice
+	for db := range stores {
+		rdb := redis.NewClient(&redis.Options{Addr: server.Addr, DB: db})
+		t.Cleanup(func() { rdb.Close() })
+		stores[db], heard[db] = New(rdb), make(chan bellwether.Notice, 1000)
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			stores[db].Notify(ctx, func(n bellwether.Notice) { heard[db] <- n })
+		}()
+		t.Cleanup(func() {
+			cancel()
+			<-ended
+		})
+		for up := false; !up; { // a subscription takes its time
+			if err := stores[db].Invalidate(t.Context(), fmt.Sprint("up ", db)); err != nil {
+				t.Fatal(err)
+			}
+			select {
+			case <-heard[db]:
+				up = true
+			case <-time.After(20 * time.Millisecond):
+			}
+		}
+	}
+	for db, s := range stores {
+		put(t, s, fmt.Sprint("of ", db), time.Hour)
+		if err := s.Invalidate(t.Context(), fmt.Sprint("of ", db)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, s := range stores {
+		if err := s.Invalidate(t.Context(), "last"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for db := range stores {
+		other := fmt.Sprint("of ", 1-db)
+		for last := false; !last; {
+			select {
+			case n := <-heard[db]:
+				if n.Key == other {
+					t.Errorf("database %d hears of a change in the other one: %+v", db, n)
+				}
+				last = n.Key == "last"
+			case <-time.After(5 * time.Second):
+				t.Fatalf("database %d hears nothing", db)
+			}
+		}
+	}
+}

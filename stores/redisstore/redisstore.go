@@ -11,10 +11,9 @@
 // hooks see such a pipeline with the context of its first call.
 //
 // A user of Redis's access control lists needs the keys and the channel of the
-// notices, which since Redis 7.0 a new user has none of. With the default Prefix
-// that is ~bellwether:* &bellwether:* +@read +@write +@scripting +@pubsub
-// +@connection +time. Without the channel all is written all the same, and the
-// other processes see it within NearTTL, not at once.
+// notices, which since Redis 7.0 a new user has none of, and some commands;
+// docs/engines.md has the smallest list. Without the channel all is written all the
+// same, and the other processes see it within NearTTL, not at once.
 package redisstore
 
 import (
@@ -55,7 +54,8 @@ type Store struct {
 	// MaxValue is the largest encoded entry, in bytes, that the store takes:
 	// the value, the text of a failure and less than 128 bytes more. Redis
 	// itself takes 512 MB (proto-max-bulk-len), but is deaf to all others while
-	// it copies. New sets it to 64 MiB. Set it before first use.
+	// a commit's script copies: for some 5 to 25 ms for each MiB. New sets it to
+	// 4 MiB. Set it before first use.
 	MaxValue int
 
 	// MaxNotice is the largest encoded entry, in bytes, that travels in the
@@ -75,7 +75,7 @@ func New(rdb redis.UniversalClient) *Store {
 	if adapter.Missing(rdb) {
 		panic(errors.New("redisstore: New needs a client, such as redis.NewClient makes"))
 	}
-	return &Store{Prefix: "bellwether:", MaxValue: 64 << 20, MaxNotice: 64 << 10, rdb: rdb, queue: redispipe.New(rdb)}
+	return &Store{Prefix: "bellwether:", MaxValue: 4 << 20, MaxNotice: 64 << 10, rdb: rdb, queue: redispipe.New(rdb)}
 }
 
 // retention is how long a key's counter and floor are kept after a claim or an
@@ -151,11 +151,12 @@ local function tell(channel, kind, now, epoch, key, entry)
 end
 `
 
-// A key of another type is as good as none: MGET answers nil for it, GETRANGE an
-// error that is caught, and SET does not mind the type.
+// A key of another type is as good as none: GETRANGE answers with an error, which is
+// caught, and SET does not mind the type.
 var (
-	// claim: name; retention in ms. Returns what is kept, nil if there is no
-	// entry, the new epoch, the time.
+	// claim: name; retention in ms, the largest reply. Returns what is kept, nil if
+	// there is no entry, the new epoch, the time. Of what is longer than the largest
+	// reply it returns the beginning, of just that length.
 	//
 	// The new epoch is not below the clock even if the counter is known: after a
 	// failover to a replica that is behind, the next number may have been given
@@ -163,7 +164,7 @@ var (
 	// number for itself: it must be above all that were given out, and be
 	// nobody's, or the commit of a forgotten claim would look repeated.
 	claimScript = redisscript.New(prelude + `
-local kept = redis.call('MGET', KEYS[1])[1]
+local kept = redis.pcall('GETRANGE', KEYS[1], 0, ARGV[2] - 1)
 local now = time()
 local counter, floor = marks(kept)
 local ends = counter and tonumber(string.sub(kept, 49, 64)) or 0
@@ -184,10 +185,10 @@ return {kept, digits(epoch), digits(now)}
 
 	// commit: name; retention in ms, epoch, life in ms (0 to keep nothing),
 	// lingering in ms, encoded entry, channel, key, the largest entry to be
-	// published, when it was sent. Returns whether it is committed, the time if it
-	// was asked.
+	// published, when Commit was called. Returns whether it is committed, the time if
+	// it was asked.
 	//
-	// Its age counts from when it was sent: a server that has stood still carries
+	// Its age counts from the call: a server that has stood still carries
 	// out then what was sent to it before, and nobody waits for that any more.
 	//
 	// An epoch at the floor was committed before, by the same claim: what is kept
@@ -203,8 +204,7 @@ if epoch == floor then
 	return {(entry == '' or entry == ARGV[5]) and 1 or 0}
 end
 local now = time()
-local sent = tonumber(ARGV[9])
-local made = sent > 0 and math.min(sent, now) or now
+local made = math.min(tonumber(ARGV[9]), now)
 local life = tonumber(ARGV[3])
 local kept, keep = digits(counter) .. digits(epoch), tonumber(ARGV[1])
 if life > 0 then
@@ -255,18 +255,29 @@ func (s *Store) get(ctx context.Context, name string) (bellwether.Entry, error) 
 	}
 	seen, ok := clock.recent()
 	if !ok {
-		replies, err := s.getShare(ctx, &share{server: node, clock: clock, names: []string{name}})
+		got, err := s.getShare(ctx, &share{server: node, clock: clock, names: []string{name}})
 		if err != nil {
 			return bellwether.Entry{}, err
 		}
-		return replies[0].entry, replies[0].err
+		return got.each[0].entry, got.each[0].err
 	}
 	pipe := s.queue.Pipeline()
-	reply := pipe.Get(ctx, name)
+	reply := pipe.GetRange(ctx, name, 0, redispipe.Large-1)
 	s.queue.Exec(ctx, pipe)
 	data, err := reply.Bytes()
+	switch {
+	case err == nil && len(data) == 0: // GETRANGE knows no nil
+		err = redis.Nil
+	case err == nil && len(data) == redispipe.Large:
+		data, err = s.getLong(ctx, name)
+	}
 	rediscluster.Doubt(s.rdb, err)
 	return entryOf(data, err, seen.now())
+}
+
+// getLong reads what is too long for the queue.
+func (s *Store) getLong(ctx context.Context, name string) ([]byte, error) {
+	return s.rdb.Get(ctx, name).Bytes()
 }
 
 // entryOf is the entry in the reply to a GET, with its Age at now.
@@ -289,7 +300,8 @@ func (s *Store) Claim(ctx context.Context, key string) (bellwether.Entry, uint64
 		epoch uint64
 	}
 	c, err := adapter.Await(ctx, func() (c claim, err error) {
-		reply, seen, err := s.run(ctx, claimScript, s.name(key), retention.Milliseconds())
+		name := s.name(key)
+		reply, seen, err := s.run(ctx, claimScript, name, retention.Milliseconds(), redispipe.Large)
 		if err != nil {
 			return c, fmt.Errorf("redisstore: claim: %w", err)
 		}
@@ -297,10 +309,18 @@ func (s *Store) Claim(ctx context.Context, key string) (bellwether.Entry, uint64
 		if c.epoch, err = strconv.ParseUint(epoch, 10, 64); err != nil {
 			return c, fmt.Errorf("redisstore: claim: unexpected reply: %w", err)
 		}
-		if data, ok := reply[0].(string); ok {
+		if text, ok := reply[0].(string); ok {
+			data := []byte(text)
+			if len(data) == redispipe.Large {
+				// What is there by now is the present entry as well: that of the claim,
+				// or of a commit since.
+				if data, err = s.getLong(ctx, name); err != nil && !errors.Is(err, redis.Nil) {
+					return c, fmt.Errorf("redisstore: claim: %w", err)
+				}
+			}
 			// What is not an entry, or not one any more, is for the commit to
 			// replace. On an error the entry is the zero one.
-			c.entry, _ = decode([]byte(data), seen.now())
+			c.entry, _ = decode(data, seen.now())
 		}
 		return c, nil
 	}, nil)
@@ -309,6 +329,7 @@ func (s *Store) Claim(ctx context.Context, key string) (bellwether.Entry, uint64
 
 // Commit implements [bellwether.Store].
 func (s *Store) Commit(ctx context.Context, key string, e bellwether.Entry) error {
+	called := time.Now()
 	// Encoded before Await, whose function may outlive the call and the
 	// caller's use of Value.
 	var data []byte
@@ -320,8 +341,13 @@ func (s *Store) Commit(ctx context.Context, key string, e bellwether.Entry) erro
 		}
 	}
 	return adapter.Do(ctx, func() error {
-		reply, _, err := s.run(ctx, commitScript, s.name(key),
-			retention.Milliseconds(), e.Epoch, adapter.Millis(life), lingering.Milliseconds(), data, s.channel(), key, s.MaxNotice)
+		name := s.name(key)
+		seen, err := s.sight(ctx, name)
+		if err != nil {
+			return fmt.Errorf("redisstore: commit: %w", err)
+		}
+		reply, _, err := s.run(ctx, commitScript, name, retention.Milliseconds(), e.Epoch, adapter.Millis(life),
+			lingering.Milliseconds(), data, s.channel(), key, s.MaxNotice, seen.at(called).Microseconds())
 		if err != nil {
 			return fmt.Errorf("redisstore: commit: %w", err)
 		}
@@ -354,16 +380,36 @@ func (s *Store) Invalidate(ctx context.Context, key string) error {
 	})
 }
 
-// run runs one of the scripts. The last argument of each is when it was sent by the
-// server's clock, 0 if that has not been seen of late. If its reply ends with the
-// server's time, run notes it and returns it as a sighting.
+// sight returns a recent sighting of the clock of name's server. As a rule a claim has
+// made it; after a load that took longer than that lasts the server is asked.
+func (s *Store) sight(ctx context.Context, name string) (sighting, error) {
+	node, clock, err := s.serverOf(ctx, name)
+	if err != nil {
+		return sighting{}, err
+	}
+	seen, ok := clock.recent()
+	if ok {
+		return seen, nil
+	}
+	sent := time.Now()
+	now, err := node.Time(ctx).Result()
+	if err != nil {
+		rediscluster.Doubt(s.rdb, err)
+		return sighting{}, err
+	}
+	seen = sighting{time.Duration(now.UnixMicro()) * time.Microsecond, sent}
+	clock.see(seen)
+	return seen, nil
+}
+
+// run runs one of the scripts. If its reply ends with the server's time, run notes it
+// and returns it as a sighting.
 func (s *Store) run(ctx context.Context, script *redisscript.Script, name string, args ...any) ([]any, sighting, error) {
 	sent := time.Now()
 	_, clock, err := s.serverOf(ctx, name)
 	if err != nil {
 		return nil, sighting{}, err
 	}
-	args = append(args, clock.at(sent).Microseconds())
 	reply, err := script.Run(ctx, s.queue, []string{name}, args...).Slice()
 	if err != nil {
 		rediscluster.Doubt(s.rdb, err)

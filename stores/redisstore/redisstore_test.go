@@ -184,8 +184,8 @@ func TestStore_Commands(t *testing.T) {
 func TestStore_NoLeaveForTheChannel(t *testing.T) {
 	srv := testserver.Redis(t).OwnOrSkip(t)
 	_, admin := open(t, srv.Addr, "")
-	if err := admin.Do(t.Context(), "acl", "setuser", "app", "on", ">secret", "~bellwether:*", "resetchannels",
-		"+@read", "+@write", "+@scripting", "+@pubsub", "+@connection", "+time").Err(); err != nil {
+	testserver.Restrict(t, testserver.RedisRules, srv)
+	if err := admin.Do(t.Context(), "acl", "setuser", testserver.RedisUser, "resetchannels").Err(); err != nil {
 		t.Fatal(err)
 	}
 	rdb := redis.NewClient(&redis.Options{Addr: srv.Addr, Username: "app", Password: "secret"})
@@ -529,5 +529,82 @@ func TestStore_CommitThatComesLate(t *testing.T) {
 		case !errors.Is(err, bellwether.ErrNotFound):
 			t.Errorf("Get of what is over: %+v, %v", got, err)
 		}
+	}
+}
+
+// TestStore_CommitThatComesLateAfterALongLoad has a commit sent so long after the claim
+// that the sighting of the server's clock by this is not recent any more, and carried
+// out late.
+func TestStore_CommitThatComesLateAfterALongLoad(t *testing.T) {
+	const late = time.Second
+	srv := testserver.Redis(t).OwnOrSkip(t)
+	s, rdb := open(t, srv.Addr, "test:")
+	_, epoch, err := s.Claim(t.Context(), "k")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// As if the load had taken so long.
+	c := s.clockOf("")
+	c.last.sent, c.last.server = c.last.sent.Add(-2*recency), c.last.server-2*recency
+	if err := rdb.Do(t.Context(), "client", "pause", 2*late.Milliseconds(), "write").Err(); err != nil {
+		t.Fatal(err)
+	}
+	sent := time.Now()
+	e := bellwether.Entry{Kind: bellwether.KindValue, Value: []byte("v"), Epoch: epoch, TTL: time.Minute}
+	if err := s.Commit(t.Context(), "k", e); err != nil {
+		t.Fatal(err)
+	}
+	if took := time.Since(sent); took < late {
+		t.Fatalf("the commit took %v, want a pause of %v at least", took, late)
+	}
+	// The committer takes the server's clock for ahead now, by the time the reply took.
+	reader, _ := open(t, srv.Addr, "test:")
+	if got, err := reader.Get(t.Context(), "k"); err != nil || got.Age < late {
+		t.Errorf("Get: Age %v, %v; want %v at least", got.Age, err, late)
+	}
+}
+
+// TestStore_LargestCommit wants the server free for others again soon, however much
+// a commit has. Its processor's time is judged, which does not grow with what else the
+// machine does.
+func TestStore_LargestCommit(t *testing.T) {
+	s, rdb := open(t, testserver.Redis(t).OwnOrSkip(t).Addr, "test:")
+	used := func() time.Duration {
+		t.Helper()
+		info, err := rdb.Info(t.Context(), "cpu").Result()
+		if err != nil {
+			t.Fatal(err)
+		}
+		total := 0.0
+		for line := range strings.Lines(info) {
+			var seconds float64
+			for _, field := range []string{"used_cpu_sys_main_thread:%f", "used_cpu_user_main_thread:%f"} {
+				if n, _ := fmt.Sscanf(line, field, &seconds); n == 1 {
+					total += seconds
+				}
+			}
+		}
+		if total == 0 {
+			t.Fatalf("no processor time in %q", info)
+		}
+		return time.Duration(total * float64(time.Second))
+	}
+	value := make([]byte, s.MaxValue-128)
+	least := time.Hour
+	for range 5 {
+		_, epoch, err := s.Claim(t.Context(), "k")
+		if err != nil {
+			t.Fatal(err)
+		}
+		before := used()
+		e := bellwether.Entry{Kind: bellwether.KindValue, Value: value, Epoch: epoch, TTL: time.Hour}
+		if err := s.Commit(t.Context(), "k", e); err != nil {
+			t.Fatal(err)
+		}
+		least = min(least, used()-before)
+	}
+	t.Logf("a commit of %d bytes takes %v of the server", len(value), least)
+	if limit := 100 * time.Millisecond; least > limit {
+		t.Errorf("a commit of %d bytes takes %v of the server, want less than %v", len(value), least, limit)
 	}
 }

@@ -107,14 +107,19 @@ func foreign() map[string][]byte {
 
 func testPoison(k kit) {
 	a, b := k.Open(k), k.Open(k)
+	foreign := foreign()
 	corrupt := func(s bellwether.Store, name string) {
 		k.Helper()
-		if e, err := s.Get(k.Context(), k.key); !errors.Is(err, bellwether.ErrCorrupt) {
+		e, err := s.Get(k.Context(), k.key)
+		if len(foreign[name]) == 0 && errors.Is(err, bellwether.ErrNotFound) {
+			return // no bytes are no entry, and to some engines nothing at all
+		}
+		if !errors.Is(err, bellwether.ErrCorrupt) {
 			k.Fatalf("Get of %s: entry %+v, err = %v, want ErrCorrupt", name, e, err)
 		}
 	}
 	name := k.key
-	for what, data := range foreign() {
+	for what, data := range foreign {
 		// Under a key that nobody has claimed.
 		k.key = name + what
 		k.Poison(k, k.key, data)

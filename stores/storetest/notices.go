@@ -3,6 +3,7 @@ package storetest
 import (
 	"context"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -18,6 +19,7 @@ type listener struct {
 	k     kit
 	key   string
 	heard chan bellwether.Notice
+	mu    sync.Mutex // held while the listener is told something
 }
 
 // listen opens a store of its own, as another process would, and returns when
@@ -38,6 +40,8 @@ func (k kit) listen(s bellwether.Store, key string) *listener {
 		notifier.Notify(ctx, func(n bellwether.Notice) {
 			if n.Key == key {
 				n.Key = "" // 10 KB of it would hide the rest of a failure's line
+				l.mu.Lock()
+				defer l.mu.Unlock()
 				l.heard <- n
 			}
 		})
@@ -131,6 +135,36 @@ func testNotices(k kit) {
 				t.Fatalf("epoch %d was claimed after the invalidation that set the floor to %d", next, n.Epoch)
 			}
 		})
+	}
+}
+
+// testLateNotices has a process hear late of a commit, as after a pause: what it
+// hears then is as old as it is.
+func testLateNotices(k kit) {
+	s := k.Open(k.T)
+	l := k.listen(s, k.key)
+	const pause = 300 * time.Millisecond
+
+	// The listener is told of the invalidation, and stands still meanwhile. A store
+	// that calls it from the change itself goes on when the pause is over.
+	l.mu.Lock()
+	over := time.Now().Add(pause)
+	time.AfterFunc(pause, l.mu.Unlock)
+	k.invalidate(s)
+	e := value(k.newEpoch(s), "v")
+	e.Age = 5 * time.Second
+	k.commit(s, e)
+	committed := time.Now()
+
+	if n := l.next("an invalidation"); !n.Invalidated {
+		k.Fatalf("heard %+v of an invalidation", n)
+	}
+	n := l.next("a commit")
+	if n.Epoch != e.Epoch || n.Made.After(committed) {
+		k.Errorf("heard of a commit of epoch %d that it has epoch %d and was made %v after the call", e.Epoch, n.Epoch, n.Made.Sub(committed))
+	}
+	if least := e.Age + over.Sub(committed); n.Entry.Epoch != 0 && n.Entry.Age < least {
+		k.Errorf("a commit's notice that comes late has an entry of Age %v, want %v at least", n.Entry.Age, least)
 	}
 }
 

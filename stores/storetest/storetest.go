@@ -1,6 +1,9 @@
 // Package storetest holds implementations of [bellwether.Store] to the
 // contract. A store that passes [Run] can be put under a Cache or a Middleware
 // without changing what these promise.
+//
+// Claims, floors and invalidations have to last for longer than any rebuild. Run
+// waits for some seconds only; the stores of this repository keep them for an hour.
 package storetest
 
 import (
@@ -95,6 +98,7 @@ var cases = []struct {
 	{"LifeEnds", nil, testLifeEnds},
 	{"NothingToKeep", nil, testNothingToKeep},
 	{"HostileKeys", nil, testHostileKeys},
+	{"Kept", nil, testKept},
 	{"Context", nil, testContext},
 
 	{"EpochsRise", nil, testEpochsRise},
@@ -107,10 +111,14 @@ var cases = []struct {
 	{"Invalidate", nil, testInvalidate},
 	{"InvalidateRacesCommits", nil, testInvalidateRacesCommits},
 	{"CommitsRace", nil, testCommitsRace},
+	{"ClaimLasts", nil, testClaimLasts},
+	{"InvalidationLasts", nil, testInvalidationLasts},
+	{"FloorOutlivesEntry", nil, testFloorOutlivesEntry},
 
 	{"GetMany", batches, testGetMany},
 
 	{"Notices", notifies, testNotices},
+	{"LateNotices", notifies, testLateNotices},
 	{"NoticesEnd", notifies, testNoticesEnd},
 
 	{"Evict", nil, testEvict},

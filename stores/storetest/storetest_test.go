@@ -30,7 +30,13 @@ type model struct {
 	values map[string]kept
 	marks  map[string]mark
 
-	listeners []*func(bellwether.Notice)
+	listeners map[chan toldAt]struct{}
+}
+
+// A toldAt is a notice with the time of its change.
+type toldAt struct {
+	bellwether.Notice
+	at time.Time
 }
 
 type kept struct {
@@ -38,12 +44,16 @@ type kept struct {
 	committed time.Time
 }
 
-type mark struct{ counter, floor uint64 }
+type mark struct {
+	counter, floor uint64
+	written        time.Time
+	before         uint64 // the floor before an invalidation
+}
 
 const modelLimit = 2 << 20
 
 func newModel(fault string) storetest.Instance {
-	m := &model{fault: fault}
+	m := &model{fault: fault, listeners: map[chan toldAt]struct{}{}}
 	m.restart()
 	return storetest.Instance{
 		Open:     func(testing.TB) bellwether.Store { return m },
@@ -105,10 +115,33 @@ func (m *model) read(key string) (bellwether.Entry, error) {
 	if e.Life() <= 0 && m.fault != "expired entries are served" {
 		return bellwether.Entry{}, bellwether.ErrNotFound
 	}
+	passed := time.Since(v.committed)
+	if m.fault == "an entry is kept for its TTL only" && e.TTL > 0 && e.Age > e.TTL ||
+		m.fault == "an entry is kept for half its life" && passed > e.Life() {
+		return bellwether.Entry{}, bellwether.ErrNotFound
+	}
 	if len(e.Value) == 0 && e.Kind == bellwether.KindValue && m.fault == "an empty value is none" {
 		return bellwether.Entry{}, bellwether.ErrNotFound
 	}
 	return e, nil
+}
+
+// mark returns what is known of key. The mutex is held.
+func (m *model) mark(key string) (mark, bool) {
+	k, known := m.marks[key]
+	old := time.Since(k.written) > time.Second
+	switch {
+	case m.fault == "a claim is forgotten after a second" && old:
+		return mark{}, false
+	case m.fault == "an invalidation is remembered for a second" && old && k.before != 0:
+		k.floor = k.before
+	case m.fault == "a floor goes with its entry":
+		_, had := m.values[key]
+		if _, err := m.read(key); had && err == bellwether.ErrNotFound {
+			k.floor = 1
+		}
+	}
+	return k, known
 }
 
 // seed is what a counter begins at.
@@ -162,10 +195,11 @@ func (m *model) Claim(ctx context.Context, key string) (bellwether.Entry, uint64
 	if err != nil && m.fault == "a claim fails over foreign bytes" && err != bellwether.ErrNotFound {
 		return e, 0, err
 	}
-	k, ok := m.marks[key]
+	k, ok := m.mark(key)
+	k.written = time.Now()
 	if !ok {
 		seed := m.seed()
-		k = mark{seed, seed}
+		k.counter, k.floor = seed, seed
 		if m.fault == "a lost floor is none" {
 			k.floor = 0
 		}
@@ -188,7 +222,7 @@ func (m *model) Commit(ctx context.Context, key string, e bellwether.Entry) erro
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	data, _ := e.AppendBinary(nil)
-	k, known := m.marks[key]
+	k, known := m.mark(key)
 	switch {
 	case m.fault == "no fencing":
 	case !known && m.fault == "an unknown claim is taken":
@@ -223,7 +257,7 @@ func (m *model) Commit(ctx context.Context, key string, e bellwether.Entry) erro
 	} else if m.fault != "nothing to keep keeps the old" {
 		delete(m.values, key)
 	}
-	m.marks[key] = mark{max(k.counter, e.Epoch), e.Epoch}
+	m.marks[key] = mark{counter: max(k.counter, e.Epoch), floor: e.Epoch, written: time.Now()}
 	n := bellwether.Notice{Key: key, Epoch: e.Epoch}
 	if n.Entry, _ = m.read(key); m.fault == "a commit's notice has another's age" {
 		n.Entry.Age = 0
@@ -232,25 +266,44 @@ func (m *model) Commit(ctx context.Context, key string, e bellwether.Entry) erro
 	return nil
 }
 
-// tell calls the listeners, which do not call back. The mutex is held.
+// tell queues a notice. The mutex is held.
 func (m *model) tell(n bellwether.Notice) {
 	n.Made = time.Now()
-	for _, f := range m.listeners {
-		(*f)(n)
+	for queue := range m.listeners {
+		select {
+		case queue <- toldAt{n, n.Made}:
+		default: // lost, as the contract allows
+		}
 	}
 }
 
 func (m *model) Notify(ctx context.Context, f func(bellwether.Notice)) {
+	queue := make(chan toldAt, 10_000)
 	m.mu.Lock()
-	m.listeners = append(m.listeners, &f)
+	m.listeners[queue] = struct{}{}
 	m.mu.Unlock()
-	<-ctx.Done()
-	if m.fault == "listeners never return" {
-		<-make(chan struct{})
+	defer func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		delete(m.listeners, queue)
+	}()
+	for {
+		select {
+		case n := <-queue:
+			if n.Entry.Epoch != 0 && m.fault != "a late notice has the age of its commit" {
+				n.Entry.Age += time.Since(n.at)
+			}
+			if m.fault == "a notice is made when it arrives" {
+				n.Made = time.Now()
+			}
+			f(n.Notice)
+		case <-ctx.Done():
+			if m.fault == "listeners never return" {
+				<-make(chan struct{})
+			}
+			return
+		}
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.listeners = slices.DeleteFunc(m.listeners, func(l *func(bellwether.Notice)) bool { return l == &f })
 }
 
 func (m *model) Invalidate(ctx context.Context, key string) error {
@@ -265,7 +318,7 @@ func (m *model) Invalidate(ctx context.Context, key string) error {
 		return nil
 	}
 	epoch := max(m.seed(), m.marks[key].counter) + 1
-	m.marks[key] = mark{epoch, epoch}
+	m.marks[key] = mark{counter: epoch, floor: epoch, written: time.Now(), before: max(1, m.marks[key].floor)}
 	n := bellwether.Notice{Key: key, Epoch: epoch, Invalidated: true}
 	if m.fault == "an invalidation's notice has the epoch before it" {
 		n.Epoch = 1
@@ -310,6 +363,12 @@ var mutants = map[string]string{
 	"the context is ignored":           "Context",
 	"keys are trimmed":                 "HostileKeys",
 
+	"an entry is kept for its TTL only":          "Kept",
+	"an entry is kept for half its life":         "Kept",
+	"a claim is forgotten after a second":        "ClaimLasts",
+	"an invalidation is remembered for a second": "InvalidationLasts",
+	"a floor goes with its entry":                "FloorOutlivesEntry",
+
 	"a batch mixes its keys up":      "GetMany",
 	"a batch leaves a key out":       "GetMany",
 	"a batch answers twice":          "GetMany",
@@ -321,6 +380,8 @@ var mutants = map[string]string{
 	"a repeated commit is told twice":                  "Notices",
 	"a refused commit is told":                         "Notices",
 	"an invalidation's notice has the epoch before it": "Notices",
+	"a notice is made when it arrives":                 "LateNotices",
+	"a late notice has the age of its commit":          "LateNotices",
 	"listeners never return":                           "NoticesEnd",
 }
 

@@ -1,0 +1,110 @@
+package bellwether_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/stores/memstore"
+)
+
+// This file is what happens where a store's epochs fall: its server has lost its
+// data, and counts from a clock that was set back, or from nothing. A Store must not
+// do that; caches get over it nevertheless.
+
+// loseEpochs has the store lose all, its epochs included.
+func (f *fleet) loseEpochs() {
+	f.store = memstore.New()
+	f.each(func(p *process) {
+		p.store.mu.Lock()
+		defer p.store.mu.Unlock()
+		p.store.store = f.store
+	})
+}
+
+// A key that was of a great epoch is loaded when it is due, once, and an
+// invalidation counts.
+func TestFleet_EpochsFall(t *testing.T) {
+	for name, o := range map[string]bellwether.Options{
+		"fresh":   {TTL: time.Hour},
+		"expired": {TTL: time.Second, StaleIfError: time.Hour}, // what is expired stays in the near tier
+	} {
+		for how, by := range map[string]way{"push": push, "poll": poll} { // a notifying store's notices end with it
+			t.Run(name+", "+how, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					f := newFleet(t, 2, by, o)
+					for i := range 10 {
+						f.store.Claim(t.Context(), fmt.Sprint(i)) // so that the epochs are great
+					}
+					f.get(1, "k")
+					f.loseEpochs()
+					for round := range 3 {
+						time.Sleep(2 * time.Second)
+						before, _ := f.origin.count()
+						got := f.get(5, "k")
+						loads, _ := f.origin.count()
+						want := 1
+						if name == "fresh" && round == 1 {
+							want = 0
+						}
+						if loads-before != want || len(got.failed) > 0 || len(got.values) != 1 {
+							t.Fatalf("round %d: %d loads, want %d; answers %v", round, loads-before, want, got.count)
+						}
+						if round == 1 {
+							if err := f.processes[0].Invalidate(t.Context(), "k"); err != nil {
+								t.Fatal(err)
+							}
+						}
+					}
+				})
+			})
+		}
+	}
+}
+
+// A process's value whose commit had no answer stands beside the entry that it came
+// after, and ends with it, whatever the epochs.
+func TestFleet_EpochsFallAfterALostCommit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 2, push, bellwether.Options{TTL: time.Hour})
+		a, b := f.processes[0], f.processes[1]
+		for i := range 10 {
+			f.store.Claim(t.Context(), fmt.Sprint(i))
+		}
+		b.store.set(on(refuse, "commit"))
+		b.Get(t.Context(), "k")
+		b.store.set(nil)
+		f.loseEpochs()
+		if v, err := a.Get(t.Context(), "k"); v != "v2" || err != nil {
+			t.Fatalf("%q, %v", v, err)
+		}
+		time.Sleep(2 * time.Second)
+		if v, err := b.Get(t.Context(), "k"); v != "v2" || err != nil {
+			t.Errorf("Get = %q, %v; want what the fleet has", v, err)
+		}
+	})
+}
+
+// What was made without the store follows what the store has, and is served until it
+// expires itself.
+func TestFleet_AfterAnOutageNothingOlder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 1, push, bellwether.Options{TTL: 10 * time.Second, StaleWhileRevalidate: time.Hour})
+		p := f.processes[0]
+		p.Get(t.Context(), "k")
+		time.Sleep(10 * time.Second)
+		p.store.set(func(context.Context, string) error { return errRefused })
+		p.Get(t.Context(), "k") // stale, and v2 behind it, made without the store
+		time.Sleep(1500 * time.Millisecond)
+		p.store.set(nil)
+		for range 50 {
+			if v, err := p.Get(t.Context(), "k"); err != nil || version(v) != 2 {
+				t.Fatalf("Get = %q, %v after v2 was made, which is fresh", v, err)
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+	})
+}

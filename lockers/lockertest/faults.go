@@ -1,0 +1,82 @@
+package lockertest
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+)
+
+// This file holds Lockers to the contract while their engine does not answer. Only
+// a test that can stop the engine can call it.
+
+// A call is one method.
+type call struct {
+	name string
+	do   func(context.Context) error
+}
+
+// calls returns each method of l, and of lease, which l has acquired: Release last,
+// as a lease may know afterwards that it is over.
+func calls(l bellwether.Locker, lease bellwether.Lease) []call {
+	return []call{
+		{"TryAcquire", func(ctx context.Context) error {
+			_, err := l.TryAcquire(ctx, newKey(), long)
+			return err
+		}},
+		{"Renew", func(ctx context.Context) error { return lease.Renew(ctx, long) }},
+		{"Release", lease.Release},
+	}
+}
+
+// Hang holds a Locker to its contexts while its engine is a black hole, which it
+// must be when Hang is called: every method returns its context's error soon after
+// ctx ends. lease is one that l has acquired before, for a minute at least.
+func Hang(t testing.TB, l bellwether.Locker, lease bellwether.Lease) {
+	t.Helper()
+	const patience = 50 * time.Millisecond
+	// An engine of several threads may still answer on some when the signal
+	// that stops it has been sent.
+	for hung, tries := 0, 0; hung < 5 && tries < 200; tries++ {
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		if _, err := l.TryAcquire(ctx, newKey(), time.Second); errors.Is(err, context.DeadlineExceeded) {
+			hung++
+		} else {
+			hung = 0
+		}
+		cancel()
+	}
+	for _, c := range calls(l, lease) {
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		start := time.Now()
+		err := c.do(ctx)
+		cancel()
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%s with an engine that hangs: err = %v, want the context's", c.name, err)
+		}
+		if took := time.Since(start); took > patience+2*time.Second {
+			t.Errorf("%s with an engine that hangs took %v with a context of %v", c.name, took, patience)
+		}
+	}
+}
+
+// Down holds a Locker to its errors while its engine is gone, which it must be when
+// Down is called: every method fails with an error that says neither that the lease
+// is held nor that it is lost, since nobody knows. lease is one that l has acquired
+// before, for a minute at least.
+func Down(t testing.TB, l bellwether.Locker, lease bellwether.Lease) {
+	t.Helper()
+	for _, c := range calls(l, lease) {
+		err := c.do(t.Context())
+		if err == nil {
+			t.Errorf("%s with an engine that is gone succeeded", c.name)
+		}
+		for _, named := range []error{bellwether.ErrHeld, bellwether.ErrLeaseLost, context.Canceled, context.DeadlineExceeded} {
+			if errors.Is(err, named) {
+				t.Errorf("%s with an engine that is gone: err = %v, which is %v", c.name, err, named)
+			}
+		}
+	}
+}

@@ -1,0 +1,67 @@
+package lockertest
+
+import (
+	"testing"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+)
+
+// This file holds the cases for leases that are LossNotifiers too. Lost may never
+// close, so only a channel that closes is judged: its lease has to be lost.
+
+var lossCases = []testCase{
+	{"LostIsOpenWhileHeld", lostIsOpenWhileHeld},
+	{"LostIsNotAnothers", lostIsNotAnothers},
+}
+
+// mustNotBeLost fails if the lease, which is held, says that it is lost.
+func mustNotBeLost(t *testing.T, when string, lease claim) {
+	t.Helper()
+	notifier, ok := lease.Lease.(bellwether.LossNotifier)
+	if !ok {
+		t.Fatal("the Locker's first lease is a LossNotifier, and this one is not")
+	}
+	select {
+	case <-notifier.Lost():
+		t.Errorf("%s: Lost is closed, and Renew says %v", when, lease.Renew(t.Context(), long))
+	case <-time.After(50 * time.Millisecond): // a close that is on its way comes within it
+	}
+}
+
+func lostIsOpenWhileHeld(t *testing.T, newLocker func(testing.TB) bellwether.Locker) {
+	a, b, key := newLocker(t), newLocker(t), newKey()
+	lease := acquire(t, a, key, long)
+	mustNotBeLost(t, "after TryAcquire", lease)
+	mustBeHeld(t, a, key)
+	mustBeHeld(t, b, key)
+	mustNotBeLost(t, "after others were refused", lease)
+	mustWork(t, "Renew", lease.Renew(t.Context(), long))
+	mustNotBeLost(t, "after Renew", lease)
+	mustWork(t, "Release", lease.Release(t.Context()))
+}
+
+// lostIsNotAnothers has leases of the same locker end in each way, on the same key
+// before and on others meanwhile.
+func lostIsNotAnothers(t *testing.T, newLocker func(testing.TB) bellwether.Locker) {
+	a, b, key, other := newLocker(t), newLocker(t), newKey(), newKey()
+	const short = 100 * time.Millisecond
+	dead := acquire(t, a, key, short)
+	back := takeOver(t, b, key, long, dead)
+	mustBeLost(t, "Renew of a lease that another has", dead.Renew(t.Context(), long))
+	mustWork(t, "Release", back.Release(t.Context()))
+	lease := acquire(t, a, key, long)
+	mustNotBeLost(t, "after an earlier lease on the key was lost", lease)
+	mustBeLost(t, "Release of a lease that is lost", dead.Release(t.Context()))
+	mustNotBeLost(t, "after the release of an earlier lease on the key", lease)
+
+	mustWork(t, "Release", acquire(t, a, other, long).Release(t.Context()))
+	mustNotBeLost(t, "after the release of another lease", lease)
+	dead = acquire(t, a, other, short)
+	takeOver(t, b, other, long, dead)
+	mustNotBeLost(t, "after another lease was taken over", lease)
+	mustBeLost(t, "Renew of a lease that another has", dead.Renew(t.Context(), long))
+	mustNotBeLost(t, "after another lease was found lost", lease)
+	mustWork(t, "Renew", lease.Renew(t.Context(), long))
+	mustWork(t, "Release", lease.Release(t.Context()))
+}

@@ -1,0 +1,173 @@
+package lockertest
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+)
+
+// This file holds the cases in which a holder's last call meets the one who takes
+// its lease over. An adapter that compares in one request and writes in another
+// passes all the others: between the two the lease changes hands.
+
+var raceCases = []testCase{
+	{"RenewAtTheEnd", renewAtTheEnd},
+	{"ReleaseAtTheEnd", releaseAtTheEnd},
+}
+
+const (
+	// racedTTL is the length of a lease that ends during a race, where the engine is
+	// quick enough.
+	racedTTL = 40 * time.Millisecond
+	// raceEdge is how long before the lease's end, at most, its holder calls. It is
+	// a little more than an engine takes for two requests.
+	raceEdge = 3 * time.Millisecond
+	// racedKeys is how many keys are raced for at one time. It makes requests wait for
+	// each other, and so the gap between two of them longer.
+	racedKeys = 16
+	races     = 12
+)
+
+// A race is one lease near its end, and who is after it.
+type race struct {
+	t      *testing.T
+	key    string
+	holder claim
+	takers [2]bellwether.Locker
+}
+
+// runRaces runs many races. Each run of one returns when it has judged the race.
+func runRaces(t *testing.T, newLocker func(testing.TB) bellwether.Locker, run func(race)) {
+	holders := []bellwether.Locker{newLocker(t), newLocker(t)}
+	takers := [2]bellwether.Locker{newLocker(t), newLocker(t)}
+	var wg sync.WaitGroup
+	for i := range racedKeys {
+		wg.Go(func() {
+			ttl := racedTTL
+			for n := 0; n < races; n++ {
+				key := newKey()
+				end := time.Now().Add(ttl)
+				lease, err := holders[i%len(holders)].TryAcquire(t.Context(), key, ttl)
+				if err != nil && !time.Now().Before(end) && ttl < long {
+					ttl *= 2 // it was over before its token could be drawn
+					n--
+					continue
+				}
+				if err != nil {
+					t.Errorf("TryAcquire of a free key: %v", err)
+					return
+				}
+				run(race{t, key, claim{lease, end}, takers})
+				if t.Failed() {
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// take has the takers try for the lease until one of them has it, or stop is
+// closed and both have tried once more.
+func (r race) take(stop <-chan struct{}) bellwether.Lease {
+	taken := make(chan bellwether.Lease, len(r.takers))
+	ctx, cancel := context.WithCancel(r.t.Context())
+	defer cancel()
+	var wg sync.WaitGroup
+	for _, taker := range r.takers {
+		wg.Go(func() {
+			for last := false; ; {
+				lease, err := taker.TryAcquire(r.t.Context(), r.key, long)
+				if err == nil {
+					taken <- lease
+					cancel()
+					return
+				}
+				if !errors.Is(err, bellwether.ErrHeld) {
+					r.t.Errorf("TryAcquire: %v", err)
+					return
+				}
+				if last || ctx.Err() != nil {
+					return
+				}
+				select {
+				case <-stop:
+					last = true
+				case <-time.After(100 * time.Microsecond):
+				}
+			}
+		})
+	}
+	wg.Wait()
+	close(taken)
+	lease := <-taken
+	for other := range taken {
+		r.t.Error("two have taken over the lease of one")
+		other.Release(r.t.Context())
+	}
+	return lease
+}
+
+// atTheEdge waits for a moment shortly before the lease's end.
+func (r race) atTheEdge() {
+	time.Sleep(time.Until(r.holder.end) - rand.N(raceEdge)) // a real engine's lease is about to end
+}
+
+// renewAtTheEnd renews a lease just as it ends. Either it is renewed, and nobody
+// else gets it, or another has it.
+func renewAtTheEnd(t *testing.T, newLocker func(testing.TB) bellwether.Locker) {
+	runRaces(t, newLocker, func(r race) {
+		renewed := make(chan struct{})
+		var err error
+		go func() {
+			defer close(renewed)
+			r.atTheEdge()
+			err = r.holder.Renew(t.Context(), long)
+		}()
+		taken := r.take(renewed)
+		<-renewed
+		switch {
+		case err == nil && taken != nil:
+			t.Error("a lease was renewed that another has taken over")
+		case err != nil && !errors.Is(err, bellwether.ErrLeaseLost):
+			t.Errorf("Renew at the lease's end: %v", err)
+		case err == nil:
+			if err := r.holder.Release(t.Context()); err != nil {
+				t.Errorf("Release of a lease that was renewed at its end: %v", err)
+			}
+		case taken != nil:
+			// Nor was it shortened, or prolonged in the other's place.
+			if err := taken.Release(t.Context()); err != nil {
+				t.Errorf("Release of a lease whose former holder tried to renew it: %v", err)
+			}
+		}
+	})
+}
+
+// releaseAtTheEnd releases a lease just as it ends. Whoever has it then keeps it.
+func releaseAtTheEnd(t *testing.T, newLocker func(testing.TB) bellwether.Locker) {
+	runRaces(t, newLocker, func(r race) {
+		released := make(chan struct{})
+		go func() {
+			defer close(released)
+			r.atTheEdge()
+			if err := r.holder.Release(t.Context()); err != nil && !errors.Is(err, bellwether.ErrLeaseLost) {
+				t.Errorf("Release at the lease's end: %v", err)
+			}
+		}()
+		taken := r.take(t.Context().Done())
+		<-released
+		if taken == nil {
+			return // the engine has failed
+		}
+		if err := taken.Renew(t.Context(), long); err != nil {
+			t.Errorf("Renew of a lease whose former holder has released his: %v", err)
+		}
+		taken.Release(t.Context())
+	})
+}

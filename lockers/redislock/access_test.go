@@ -1,0 +1,33 @@
+package redislock_test
+
+import (
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/internal/testserver"
+	"github.com/bellwether-go/bellwether/lockers/lockertest"
+	"github.com/bellwether-go/bellwether/lockers/redislock"
+)
+
+// TestConformance_Access runs as a user who may do what the documentation says, in
+// another database than the first.
+func TestConformance_Access(t *testing.T) {
+	server := testserver.Redis(t).OwnOrSkip(t)
+	testserver.Restrict(t, testserver.RedisRules, server)
+	for name, tokens := range map[string]bool{"without Tokens": false, "Tokens": true} {
+		t.Run(name, func(t *testing.T) {
+			lockertest.Run(t, func(tb testing.TB) bellwether.Locker {
+				rdb := redis.NewClient(&redis.Options{Addr: server.Addr, DB: 1, Username: testserver.RedisUser, Password: testserver.RedisPassword})
+				l := redislock.New(rdb)
+				l.Tokens = tokens
+				tb.Cleanup(func() {
+					l.Close()
+					rdb.Close()
+				})
+				return l
+			})
+		})
+	}
+}

@@ -1,0 +1,50 @@
+package redislock_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bellwether-go/bellwether/internal/leasetest"
+	"github.com/bellwether-go/bellwether/internal/testserver"
+	"github.com/bellwether-go/bellwether/lockers/redislock"
+)
+
+// TestWatch_Databases has two programs, which chose one Prefix, use two databases of
+// a server: a release in one wakes nobody in the other.
+func TestWatch_Databases(t *testing.T) {
+	server := testserver.Redis(t)
+	lockers := [2]*redislock.Locker{}
+	for db := range lockers {
+		rdb := redis.NewClient(&redis.Options{Addr: server.Addr, DB: db})
+		lockers[db] = redislock.New(rdb)
+		t.Cleanup(func() {
+			lockers[db].Close()
+			rdb.Close()
+		})
+	}
+	key := newKey()
+	first, second := leasetest.Acquire(t, lockers[0], key, time.Minute), leasetest.Acquire(t, lockers[1], key, time.Minute)
+	watched, other := watch(t, lockers[0], key), watch(t, lockers[1], key)
+	if err := second.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-other:
+	case <-time.After(5 * time.Second):
+		t.Fatal("a watch was not woken by the release in its database")
+	}
+	time.Sleep(50 * time.Millisecond) // a message that should not be there is on its way
+	if isClosed(watched) {
+		t.Error("a watch was woken by the release in another database")
+	}
+	if err := first.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-watched:
+	case <-time.After(5 * time.Second):
+		t.Error("a watch was not woken by the release in its database")
+	}
+}

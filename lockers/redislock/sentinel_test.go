@@ -1,0 +1,79 @@
+package redislock_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bellwether-go/bellwether/internal/leasetest"
+	"github.com/bellwether-go/bellwether/internal/testserver"
+	"github.com/bellwether-go/bellwether/lockers/redislock"
+)
+
+// TestWatch_PlannedFailover has sentinels hand a master's place to its replica, while
+// the old master answers on: releases at the new one are heard within a second.
+func TestWatch_PlannedFailover(t *testing.T) {
+	t.Parallel()
+	s := testserver.RedisSentinel(t)
+	open := func() *redislock.Locker {
+		rdb := redis.NewFailoverClient(&redis.FailoverOptions{MasterName: testserver.SentinelName, SentinelAddrs: s.Addrs()})
+		l := redislock.New(rdb)
+		t.Cleanup(func() {
+			l.Close()
+			rdb.Close()
+		})
+		return l
+	}
+	a, b := open(), open()
+	before := newKey()
+	lease := leasetest.Acquire(t, a, before, time.Minute)
+	freed := watch(t, b, before)
+	if err := lease.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	closes(t, "a release before the failover", freed, time.Second)
+
+	s.Failover()
+	over := time.Now()
+	for heard := false; !heard; {
+		took := time.Since(over)
+		if took > 20*time.Second {
+			t.Fatal("no release is heard 20 s after the failover")
+		}
+		key := newKey()
+		lease, err := a.TryAcquire(t.Context(), key, time.Minute)
+		if err != nil {
+			time.Sleep(10 * time.Millisecond) // the client looks for the new master
+			continue
+		}
+		// Once more where the lease is at the new master, and the other has not come there.
+		held := leasetest.MustBeHeld(t, b, key)
+		freed, err := b.Watch(t.Context(), held)
+		if err := lease.Release(t.Context()); err != nil {
+			continue
+		}
+		if err != nil {
+			time.Sleep(10 * time.Millisecond)
+			continue
+		}
+		select {
+		case <-freed:
+			heard = true
+			t.Logf("a release is heard %v after the failover", took)
+			if took > time.Second {
+				t.Errorf("releases are heard again %v after the failover, want a second", took)
+			}
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+func closes(t *testing.T, what string, freed <-chan struct{}, limit time.Duration) {
+	t.Helper()
+	select {
+	case <-freed:
+	case <-time.After(limit):
+		t.Errorf("%s was not heard", what)
+	}
+}

@@ -1,0 +1,67 @@
+package zklock_test
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/internal/leasetest"
+	"github.com/bellwether-go/bellwether/internal/testserver"
+	"github.com/bellwether-go/bellwether/lockers/lockertest"
+	"github.com/bellwether-go/bellwether/lockers/zklock"
+)
+
+// ours has a Locker authenticate, and keep its nodes to those who do.
+func ours(l *zklock.Locker) *zklock.Locker {
+	l.AuthScheme, l.Auth = "digest", []byte("bellwether:secret")
+	l.ACL = zk.DigestACL(zk.PermAll, "bellwether", "secret")
+	return l
+}
+
+// TestConformance_Auth has Lockers that authenticate, below a node of their own.
+func TestConformance_Auth(t *testing.T) {
+	t.Parallel()
+	server := testserver.ZooKeeper(t)
+	prefix := "/" + newKey()
+	lockertest.Run(t, func(tb testing.TB) bellwether.Locker {
+		l := ours(newLocker(tb, server.Addr))
+		l.Prefix = prefix
+		return l
+	})
+}
+
+// TestAuth_Others has a client without the credentials meet a lease: it can neither
+// read nor remove it. The credentials outlast a lost connection.
+func TestAuth_Others(t *testing.T) {
+	t.Parallel()
+	server := testserver.ZooKeeper(t)
+	proxy := testserver.NewProxy(t, server.Addr)
+	l, key := ours(newLocker(t, proxy.Addr)), newKey()
+	l.Prefix = "/" + newKey()
+	lease := leasetest.Acquire(t, l, key, time.Minute)
+	stranger := connect(t, server.Addr)
+	node := l.Prefix + "/" + key + ":lease"
+	if _, _, err := stranger.Get(node); !errors.Is(err, zk.ErrNoAuth) {
+		t.Errorf("reading a lease without credentials: err = %v, want %v", err, zk.ErrNoAuth)
+	}
+	if err := stranger.Delete(node, -1); !errors.Is(err, zk.ErrNoAuth) {
+		t.Errorf("deleting a lease without credentials: err = %v, want %v", err, zk.ErrNoAuth)
+	}
+	other := newLocker(t, server.Addr)
+	other.Prefix = l.Prefix
+	if _, err := other.TryAcquire(t.Context(), newKey(), time.Minute); !errors.Is(err, zk.ErrNoAuth) {
+		t.Errorf("TryAcquire of a Locker without credentials: err = %v, want %v", err, zk.ErrNoAuth)
+	}
+
+	proxy.Set(testserver.Reset)
+	proxy.Set(testserver.NoFault)
+	if err := lease.Renew(t.Context(), time.Minute); err != nil {
+		t.Errorf("Renew over another connection: %v", err)
+	}
+	if err := lease.Release(t.Context()); err != nil {
+		t.Errorf("Release over another connection: %v", err)
+	}
+}

@@ -1,0 +1,746 @@
+package bellwether_test
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/lockers/locallock"
+	"github.com/bellwether-go/bellwether/stores/memstore"
+)
+
+// Who may have a response that is not for all, or a failure; and what becomes of those
+// who wait for it, and of what is kept for all.
+
+// A pair is two processes, or one that is both.
+type pair struct {
+	first, second *site
+}
+
+func (p pair) calls() int32 {
+	if p.first == p.second {
+		return p.first.calls.Swap(0)
+	}
+	return p.first.calls.Swap(0) + p.second.calls.Swap(0)
+}
+
+// inPairs runs a test in one process and in a fleet of two.
+func inPairs(t *testing.T, o bellwether.HTTPOptions, h http.HandlerFunc, test func(t *testing.T, p pair)) {
+	t.Run("alone", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			s := newSite(t, o, h)
+			test(t, pair{s, s})
+		})
+	})
+	t.Run("fleet", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			o := o
+			o.Store, o.Locker = memstore.New(), locallock.New()
+			p := pair{newSite(t, o, h), newSite(t, o, h)}
+			time.Sleep(time.Second) // the log is read
+			test(t, p)
+		})
+	})
+}
+
+// An own page is made for its client: it names the cookie, and fails for those whose
+// cookie says so.
+func own(pause time.Duration, fail func(w http.ResponseWriter, name string)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		time.Sleep(pause)
+		name := r.Header.Get("Cookie") + r.Header.Get("Authorization")
+		if strings.Contains(name, "bad") {
+			fail(w, name)
+			return
+		}
+		fmt.Fprint(w, "page of ", name)
+	}
+}
+
+var ownFailures = map[string]func(w http.ResponseWriter, name string){
+	"500": func(w http.ResponseWriter, name string) {
+		http.Error(w, "account of "+name, http.StatusInternalServerError)
+	},
+	"503": func(w http.ResponseWriter, name string) {
+		http.Error(w, "account of "+name, http.StatusServiceUnavailable)
+	},
+	"panic": func(_ http.ResponseWriter, name string) { panic("account of " + name) },
+	"short": func(w http.ResponseWriter, name string) {
+		w.Header().Set("Content-Length", "100")
+		io.WriteString(w, "account of "+name)
+	},
+}
+
+// What one client's request has made fail is no other client's failure, on a page that
+// has not said that it is for all.
+func TestAudience_FailureIsItsClients(t *testing.T) {
+	for name, fail := range ownFailures {
+		for _, errorTTL := range []time.Duration{0, -1} {
+			t.Run(fmt.Sprint(name, errorTTL), func(t *testing.T) {
+				o := bellwether.HTTPOptions{Options: bellwether.Options{ErrorTTL: errorTTL}}
+				inPairs(t, o, own(time.Second, fail), func(t *testing.T, p pair) {
+					var wg sync.WaitGroup
+					ask := func(s *site, fields ...string) {
+						wg.Go(func() {
+							if w := s.get("http://a/p", fields...); w.Code != 200 || w.Body.String() != "page of "+strings.Join(fields[len(fields)/2:], "") {
+								t.Errorf("%s of %v: %d %q", name, fields, w.Code, w.Body)
+							}
+						})
+					}
+					wg.Go(func() {
+						if w := p.first.get("http://a/p", "Cookie", "bad=1"); w.Code == 200 && name != "short" {
+							t.Errorf("the client whose request fails got %d %q", w.Code, w.Body)
+						}
+					})
+					time.Sleep(time.Millisecond)
+					for _, s := range []*site{p.first, p.second} {
+						ask(s, "Cookie", "good=1")
+						ask(s, "Authorization", "good")
+						ask(s)
+					}
+					wg.Wait()
+					for _, s := range []*site{p.first, p.second} { // and who comes later
+						ask(s, "Cookie", "good=2")
+						ask(s)
+						wg.Wait()
+					}
+				})
+			})
+		}
+	}
+}
+
+// A page for all that breaks off for a client with a cookie breaks off for those who
+// read it along, and for nobody who comes later.
+func TestAudience_PageForAllThatBreaksOff(t *testing.T) {
+	h := func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=60")
+		io.WriteString(w, "page")
+		if r.Header.Get("Cookie") == "bad" {
+			time.Sleep(time.Second)
+			panic(http.ErrAbortHandler)
+		}
+	}
+	inPairs(t, bellwether.HTTPOptions{}, h, func(t *testing.T, p pair) {
+		for range 3 {
+			if w := p.first.get("http://a/p", "Cookie", "bad"); w.Code != -1 {
+				t.Errorf("the client whose page breaks off got %d %q", w.Code, w.Body)
+			}
+			for _, s := range []*site{p.second, p.first} {
+				if w := s.get("http://a/p", "Cookie", "good"); w.Code != 200 || w.Body.String() != "page" {
+					t.Errorf("the next client got %d %q", w.Code, w.Body)
+				}
+			}
+			p.first.mw.Invalidate(t.Context(), "http://a/p")
+		}
+	})
+}
+
+// A client that makes its requests fail all the time takes down no page.
+func TestAudience_FailuresTakeNoPageDown(t *testing.T) {
+	for name, fail := range ownFailures {
+		t.Run(name, func(t *testing.T) {
+			inPairs(t, bellwether.HTTPOptions{}, own(20*time.Millisecond, fail), func(t *testing.T, p pair) {
+				var wg sync.WaitGroup
+				for i := range 500 {
+					wg.Go(func() {
+						time.Sleep(time.Duration(i) * 10 * time.Millisecond)
+						p.first.get("http://a/p", "Cookie", fmt.Sprint("bad=", i%3))
+					})
+				}
+				failed := 0
+				for i := range 300 {
+					time.Sleep(17 * time.Millisecond)
+					for _, s := range []*site{p.first, p.second} {
+						if w := s.get("http://a/p", "Cookie", fmt.Sprint("good=", i)); w.Code != 200 || w.Body.String() != fmt.Sprint("page of good=", i) {
+							failed++
+						}
+					}
+				}
+				wg.Wait()
+				if failed > 0 {
+					t.Errorf("%d of 600 requests of others failed", failed)
+				}
+			})
+		})
+	}
+}
+
+// The anonymous herd of one moment is one call in each process, and nothing is
+// remembered of that (RFC 9111 section 4.2.2 has no heuristic freshness for a 503).
+func TestAudience_FailureOfAnAnonymousHerd(t *testing.T) {
+	for name, fail := range ownFailures {
+		t.Run(name, func(t *testing.T) {
+			h := func(w http.ResponseWriter, r *http.Request) { time.Sleep(time.Second); fail(w, "anybody") }
+			inPairs(t, bellwether.HTTPOptions{}, h, func(t *testing.T, p pair) {
+				herd := func() {
+					var wg sync.WaitGroup
+					for _, s := range []*site{p.first, p.second} {
+						wg.Go(func() { s.burst(100, same("http://a/p")) })
+					}
+					wg.Wait()
+				}
+				herd()
+				most := int32(2)
+				if name == "short" {
+					most = 300 // a 200 that says nothing of its freshness is its client's
+				}
+				if n := p.calls(); n > most {
+					t.Errorf("%d calls for a herd of 200", n)
+				}
+				synctest.Wait()
+				for _, s := range []*site{p.first, p.second} {
+					time.Sleep(time.Millisecond) // who comes at the same instant has waited too
+					s.get("http://a/p")
+				}
+				if n := p.calls(); n != 2 {
+					t.Errorf("%d calls for two requests that come later, want 2", n)
+				}
+			})
+		})
+	}
+}
+
+// Where responses are for all, so are errors, whatever cookies there are: with TTL, by
+// the error's own word, and where the key has had a response for all. But a panic of a
+// request with a cookie is its client's.
+func TestAudience_FailureOfAPageForAll(t *testing.T) {
+	for name, tt := range map[string]struct {
+		options bellwether.Options
+		control string // of the error
+		page    string // Cache-Control of a page before the error, if there was one
+		fail    func(w http.ResponseWriter)
+		calls   int32 // of a herd with 20 cookies, at most
+		later   int32 // of one more request
+	}{
+		"with TTL":      {options: bellwether.Options{TTL: time.Minute}, calls: 1},
+		"public":        {control: "public", calls: 1},
+		"max-age":       {control: "max-age=5", calls: 1},
+		"after a page":  {page: "max-age=10", calls: 1},
+		"panic":         {page: "max-age=10", fail: func(http.ResponseWriter) { panic("origin") }, calls: 20, later: 1},
+		"stale page":    {page: "max-age=10, stale-if-error=60", calls: 1},
+		"without leave": {calls: 20, later: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var broken atomic.Bool
+			h := func(w http.ResponseWriter, r *http.Request) {
+				time.Sleep(100 * time.Millisecond)
+				switch {
+				case !broken.Load():
+					w.Header().Set("Cache-Control", tt.page)
+					io.WriteString(w, "page")
+				case tt.fail != nil:
+					tt.fail(w)
+				default:
+					if tt.control != "" {
+						w.Header().Set("Cache-Control", tt.control)
+					}
+					http.Error(w, "down", http.StatusServiceUnavailable)
+				}
+			}
+			inPairs(t, bellwether.HTTPOptions{Options: tt.options}, h, func(t *testing.T, p pair) {
+				broken.Store(false)
+				if tt.page != "" {
+					p.first.get("http://a/p")
+					p.second.get("http://a/p")
+					time.Sleep(12 * time.Second)
+				}
+				broken.Store(true)
+				p.calls()
+				var wg sync.WaitGroup
+				for i := range 20 {
+					wg.Go(func() {
+						[]*site{p.first, p.second}[i%2].get("http://a/p", "Cookie", fmt.Sprint("c=", i))
+					})
+				}
+				wg.Wait()
+				if n := p.calls(); n > tt.calls || tt.calls > 1 && n < tt.calls {
+					t.Errorf("%d calls for a herd with 20 cookies, want %d", n, tt.calls)
+				}
+				p.second.get("http://a/p", "Cookie", "c=20")
+				if n := p.calls(); n != tt.later {
+					t.Errorf("%d calls for the next request, want %d", n, tt.later)
+				}
+			})
+		})
+	}
+}
+
+var unshareable = map[string]func(w http.ResponseWriter){
+	"private": func(w http.ResponseWriter) { w.Header().Set("Cache-Control", "private") },
+	"set-cookie": func(w http.ResponseWriter) {
+		w.Header().Set("Cache-Control", "max-age=600")
+		w.Header().Set("Set-Cookie", "a=b")
+	},
+	"400": func(w http.ResponseWriter) { w.WriteHeader(400) },
+	"403": func(w http.ResponseWriter) { w.WriteHeader(403) },
+	"429": func(w http.ResponseWriter) { w.WriteHeader(429) },
+	"500": func(w http.ResponseWriter) { w.Header().Set("Cache-Control", "private"); w.WriteHeader(500) },
+}
+
+// unshared is a page that is for all but for those with a cookie, who get answers of
+// their own.
+func unshared(pause time.Duration, control string, answer func(w http.ResponseWriter)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		time.Sleep(pause)
+		if cookie := r.Header.Get("Cookie"); cookie != "" {
+			answer(w)
+			io.WriteString(w, cookie)
+			return
+		}
+		w.Header().Set("Cache-Control", control)
+		io.WriteString(w, "page")
+	}
+}
+
+// A response that is one client's takes the place of nothing that may still be served:
+// the client that asks for a new one gets its own, and all others the page.
+func TestAudience_OneClientsAnswerLeavesThePage(t *testing.T) {
+	for name, answer := range unshareable {
+		for window, control := range map[string]string{"fresh": "max-age=600", "stale": "max-age=1, stale-while-revalidate=600"} {
+			t.Run(name+" "+window, func(t *testing.T) {
+				inPairs(t, bellwether.HTTPOptions{}, unshared(100*time.Millisecond, control, answer), func(t *testing.T, p pair) {
+					wantPage := func(s *site) {
+						t.Helper()
+						if w := s.get("http://a/p"); w.Body.String() != "page" {
+							t.Errorf("without a cookie: %d %q", w.Code, w.Body)
+						}
+					}
+					wantPage(p.first)
+					wantPage(p.second)
+					time.Sleep(2 * time.Second)
+					p.calls()
+					if w := p.first.get("http://a/p", "Cookie", "u=1", "Cache-Control", "no-cache"); w.Body.String() != "u=1" && name != "500" {
+						t.Errorf("a reload got %d %q", w.Code, w.Body)
+					}
+					if n := p.calls(); n != 1 {
+						t.Errorf("%d calls for a reload", n)
+					}
+					if window == "stale" {
+						// Who refreshes what is stale may have a cookie too.
+						p.first.get("http://a/p", "Cookie", "u=1")
+						time.Sleep(time.Second)
+						p.calls()
+					}
+					for range 50 {
+						wantPage(p.first)
+						wantPage(p.second)
+					}
+					time.Sleep(time.Second) // of a refresh behind what is stale
+					if n := p.calls(); n > 0 && window == "fresh" || n > 1 {
+						t.Errorf("%d calls for 100 clients without a cookie", n)
+					}
+				})
+			})
+		}
+	}
+}
+
+// One client's reloads are its own: the others' page is built as often as without them.
+func TestAudience_ReloadsOfOneClient(t *testing.T) {
+	for name, answer := range unshareable {
+		t.Run(name, func(t *testing.T) {
+			inPairs(t, bellwether.HTTPOptions{}, unshared(10*time.Millisecond, "max-age=600", answer), func(t *testing.T, p pair) {
+				var others atomic.Int32
+				reloads := 0
+				for range 600 { // a minute
+					p.first.get("http://a/p")
+					p.second.get("http://a/p")
+					others.Add(p.calls())
+					if reloads++; reloads%4 == 0 {
+						p.first.get("http://a/p", "Cookie", "u=1", "Cache-Control", "no-cache")
+						p.calls()
+					}
+					time.Sleep(100 * time.Millisecond)
+				}
+				if n := others.Load(); n != 1 {
+					t.Errorf("1,200 requests of others made %d calls, want 1", n)
+				}
+			})
+		})
+	}
+}
+
+// At an expiry one client's answer does not send all who wait to the handler: one more
+// of them tries.
+func TestAudience_OneMoreTriesAtAnExpiry(t *testing.T) {
+	for name, answer := range unshareable {
+		t.Run(name, func(t *testing.T) {
+			inPairs(t, bellwether.HTTPOptions{}, unshared(200*time.Millisecond, "max-age=1", answer), func(t *testing.T, p pair) {
+				p.first.get("http://a/p")
+				p.second.get("http://a/p")
+				time.Sleep(2 * time.Second)
+				p.calls()
+				var wg sync.WaitGroup
+				wg.Go(func() {
+					if w := p.first.get("http://a/p", "Cookie", "u=1"); w.Body.String() != "u=1" {
+						t.Errorf("the first got %d %q", w.Code, w.Body)
+					}
+				})
+				time.Sleep(time.Millisecond)
+				for _, s := range []*site{p.first, p.second} {
+					wg.Go(func() {
+						for o, n := range s.burst(100, same("http://a/p")) {
+							if !strings.HasPrefix(o, "200 page ") {
+								t.Errorf("%d times %q", n, o)
+							}
+						}
+					})
+				}
+				wg.Wait()
+				if n := p.calls(); n != 2 {
+					t.Errorf("%d calls at an expiry, want 2", n)
+				}
+			})
+		})
+	}
+}
+
+// When the second answer is one client's too, the others are let go together, in the
+// whole fleet, and the next herd does not queue.
+func TestAudience_SecondAnswerLetsTheOthersGo(t *testing.T) {
+	answer := unshareable["private"]
+	inPairs(t, bellwether.HTTPOptions{}, unshared(200*time.Millisecond, "max-age=1", answer), func(t *testing.T, p pair) {
+		p.first.get("http://a/p")
+		p.second.get("http://a/p")
+		time.Sleep(2 * time.Second)
+		herd := func(most time.Duration) {
+			var wg sync.WaitGroup
+			for i := range 100 {
+				wg.Go(func() {
+					began, cookie := time.Now(), fmt.Sprint("u=", i)
+					if w := []*site{p.first, p.second}[i%2].get("http://a/p", "Cookie", cookie); w.Body.String() != cookie || time.Since(began) > most {
+						t.Errorf("%s got %d %q after %v, want its own within %v", cookie, w.Code, w.Body, time.Since(began), most)
+					}
+				})
+			}
+			wg.Wait()
+		}
+		herd(700 * time.Millisecond)
+		herd(210 * time.Millisecond)
+	})
+}
+
+// A page that is made by the Cookie and validated by the time of its template: a 304
+// about that is no word about another client's page.
+func TestAudience_ValidationByCookie(t *testing.T) {
+	for control, shared := range map[string]bool{"no-cache": false, "no-cache, must-revalidate": false, "public, no-cache": true} {
+		t.Run(control, func(t *testing.T) {
+			h := func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", control)
+				w.Header().Set("Last-Modified", "Mon, 02 Jan 2006 15:04:05 GMT")
+				if r.Header.Get("If-Modified-Since") != "" {
+					w.WriteHeader(304)
+					return
+				}
+				io.WriteString(w, "page of "+r.Header.Get("Cookie"))
+			}
+			inPairs(t, bellwether.HTTPOptions{}, h, func(t *testing.T, p pair) {
+				for _, s := range []*site{p.first, p.second, p.first} {
+					for _, cookie := range []string{"u=1", "u=2", ""} {
+						r := request("GET", "http://a/p")
+						if cookie != "" {
+							r.Header.Set("Cookie", cookie)
+						}
+						if got := s.do(r).Body.String(); got != "page of "+cookie && !shared {
+							t.Errorf("a client with %q got %q", cookie, got)
+						}
+						synctest.Wait()
+					}
+				}
+			})
+		})
+	}
+}
+
+// What says who a client is counts as Authorization does: a client's certificate, and
+// the fields that the option names.
+func TestAudience_Credentials(t *testing.T) {
+	for _, control := range []string{"max-age=60", "max-age=60, public"} {
+		for _, kind := range []string{"certificate", "Cookie", "X-Api-Key", "x-api-key"} {
+			t.Run(control+" "+kind, func(t *testing.T) {
+				var n atomic.Int32
+				h := func(w http.ResponseWriter, r *http.Request) {
+					w.Header().Set("Cache-Control", control)
+					fmt.Fprint(w, n.Add(1))
+				}
+				by := func(name string) *http.Request {
+					r := httptest.NewRequest("GET", "http://a/p", nil)
+					if kind == "certificate" {
+						r.TLS = &tls.ConnectionState{PeerCertificates: []*x509.Certificate{{Raw: []byte(name)}}}
+					} else {
+						r.Header.Set(kind, name)
+					}
+					return r
+				}
+				o := bellwether.HTTPOptions{}
+				if kind != "certificate" {
+					o.CredentialFields = []string{kind}
+				}
+				inPairs(t, o, h, func(t *testing.T, p pair) {
+					seen := map[string]bool{}
+					for _, s := range []*site{p.first, p.second} {
+						for _, name := range []string{"one", "two"} {
+							seen[s.do(by(name)).Body.String()] = true
+							synctest.Wait()
+						}
+					}
+					if want := map[bool]int{true: 1, false: 4}[strings.Contains(control, "public")]; len(seen) != want {
+						t.Errorf("%d pages for two clients, twice each: want %d", len(seen), want)
+					}
+				})
+			})
+		}
+	}
+}
+
+// An error that breaks off is not remembered for a page without caching headers.
+func TestAudience_ErrorThatBreaksOff(t *testing.T) {
+	h := func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("X-Bad") != "" {
+			w.WriteHeader(http.StatusBadGateway)
+			io.WriteString(w, "upstr")
+			panic(http.ErrAbortHandler) // as ReverseProxy does when an upstream's body breaks off
+		}
+		fmt.Fprint(w, "page of ", r.Header.Get("Cookie"))
+	}
+	inPairs(t, bellwether.HTTPOptions{}, h, func(t *testing.T, p pair) {
+		p.first.get("http://a/p", "X-Bad", "1")
+		for _, s := range []*site{p.first, p.second} {
+			for _, cookie := range []string{"u=1", "u=2"} {
+				if w := s.get("http://a/p", "Cookie", cookie); w.Body.String() != "page of "+cookie {
+					t.Errorf("the client with %s got %d %q", cookie, w.Code, w.Body)
+				}
+			}
+		}
+	})
+}
+
+// A client outside an error's audience does not wait for the end of the error's body.
+func TestAudience_SlowErrorBodyHoldsUpNoOther(t *testing.T) {
+	h := own(0, func(w http.ResponseWriter, name string) {
+		w.WriteHeader(http.StatusInternalServerError)
+		io.WriteString(w, "account of ")
+		w.(http.Flusher).Flush()
+		time.Sleep(20 * time.Second)
+		io.WriteString(w, name)
+	})
+	inPairs(t, bellwether.HTTPOptions{}, h, func(t *testing.T, p pair) {
+		var wg sync.WaitGroup
+		wg.Go(func() { p.first.get("http://a/p", "Cookie", "bad") })
+		time.Sleep(time.Second)
+		for _, s := range []*site{p.first, p.second} {
+			wg.Go(func() {
+				began := time.Now()
+				w := s.get("http://a/p", "Cookie", "good")
+				if took := time.Since(began); w.Body.String() != "page of good" || took > time.Second {
+					t.Errorf("another client got %d %q after %v", w.Code, w.Body, took)
+				}
+			})
+		}
+		wg.Wait()
+	})
+}
+
+// A handler that ends with Goexit fails the client with the cookie, and no other client.
+func TestAudience_GoexitIsItsClients(t *testing.T) {
+	h := own(time.Second, func(http.ResponseWriter, string) { runtime.Goexit() })
+	inPairs(t, bellwether.HTTPOptions{}, h, func(t *testing.T, p pair) {
+		p.first.get("http://a/p", "Cookie", "bad")
+		for _, s := range []*site{p.first, p.second} {
+			if w := s.get("http://a/p", "Cookie", "good"); w.Body.String() != "page of good" {
+				t.Errorf("another client got %d %q", w.Code, w.Body)
+			}
+		}
+	})
+}
+
+// A load of one client that runs into RebuildTimeout fails no other client that waits
+// for the load.
+func TestAudience_TimeoutIsItsClients(t *testing.T) {
+	h := func(w http.ResponseWriter, r *http.Request) {
+		cookie := r.Header.Get("Cookie")
+		if cookie == "bad" {
+			<-r.Context().Done()
+			panic(context.Cause(r.Context()))
+		}
+		fmt.Fprint(w, "page of ", cookie)
+	}
+	o := bellwether.HTTPOptions{Options: bellwether.Options{RebuildTimeout: 10 * time.Second}}
+	inPairs(t, o, h, func(t *testing.T, p pair) {
+		var wg sync.WaitGroup
+		wg.Go(func() { p.first.get("http://a/p", "Cookie", "bad") })
+		time.Sleep(9 * time.Second)
+		for _, s := range []*site{p.first, p.second} {
+			wg.Go(func() {
+				if w := s.get("http://a/p", "Cookie", "good"); w.Body.String() != "page of good" {
+					t.Errorf("a client that came a second before the time-out got %d %q", w.Code, w.Body)
+				}
+			})
+		}
+		wg.Wait()
+	})
+}
+
+// Failures of one client's requests while the page is fresh are no failures of the page
+// at its expiry. The client provokes them by reloads, or by a field that retargets.
+func TestAudience_FailuresOfAFreshPageEndNoPageAtItsExpiry(t *testing.T) {
+	for name, fail := range map[string]func(w http.ResponseWriter){
+		"500":   func(w http.ResponseWriter) { http.Error(w, "bad request", http.StatusInternalServerError) },
+		"panic": func(http.ResponseWriter) { panic("bad request") },
+	} {
+		for by, fields := range map[string][]string{
+			"reloads":    {"Cookie", "bad", "Cache-Control", "no-cache"},
+			"retargeted": {"X-Forwarded-Host", "bad"},
+		} {
+			t.Run(name+" "+by, func(t *testing.T) {
+				h := func(w http.ResponseWriter, r *http.Request) {
+					if r.Header.Get(fields[0]) == "bad" {
+						fail(w)
+						return
+					}
+					w.Header().Set("Cache-Control", "max-age=60")
+					io.WriteString(w, "page")
+				}
+				inPairs(t, bellwether.HTTPOptions{}, h, func(t *testing.T, p pair) {
+					p.first.get("http://a/p")
+					for range 240 { // until a moment before the expiry
+						p.first.get("http://a/p", fields...)
+						time.Sleep(249 * time.Millisecond)
+					}
+					failed := 0
+					for range 60 {
+						time.Sleep(time.Second)
+						for _, s := range []*site{p.first, p.second} {
+							if w := s.get("http://a/p"); w.Body.String() != "page" {
+								failed++
+							}
+						}
+					}
+					if failed > 0 {
+						t.Errorf("%d of 120 requests of others failed", failed)
+					}
+				})
+			})
+		}
+	}
+}
+
+// An error of a request with a cookie leaves a page in its stale-while-revalidate window.
+func TestAudience_ErrorByCookieLeavesTheStalePage(t *testing.T) {
+	answer := func(w http.ResponseWriter) { w.WriteHeader(http.StatusInternalServerError) }
+	h := unshared(0, "max-age=1, stale-while-revalidate=600", answer)
+	inPairs(t, bellwether.HTTPOptions{}, h, func(t *testing.T, p pair) {
+		p.first.get("http://a/p")
+		time.Sleep(5 * time.Second)
+		p.first.get("http://a/p", "Cookie", "u=1")
+		time.Sleep(100 * time.Millisecond)
+		for _, s := range []*site{p.first, p.second} {
+			if w := s.get("http://a/p"); w.Body.String() != "page" {
+				t.Errorf("within the window: %d %q", w.Code, w.Body)
+			}
+		}
+	})
+}
+
+// Answers of one client leave the page that stale-if-error keeps for a failing origin.
+func TestAudience_OneClientsAnswersLeaveTheStaleIfErrorPage(t *testing.T) {
+	var down atomic.Bool
+	healthy := unshared(100*time.Millisecond, "max-age=1, stale-if-error=600", unshareable["403"])
+	h := func(w http.ResponseWriter, r *http.Request) {
+		if down.Load() {
+			w.WriteHeader(http.StatusServiceUnavailable)
+			return
+		}
+		healthy(w, r)
+	}
+	inPairs(t, bellwether.HTTPOptions{}, h, func(t *testing.T, p pair) {
+		down.Store(false)
+		p.first.get("http://a/p")
+		p.second.get("http://a/p")
+		time.Sleep(5 * time.Second)
+		var wg sync.WaitGroup
+		for i := range 2 {
+			wg.Go(func() { p.first.get("http://a/p", "Cookie", fmt.Sprint("u=", i)) })
+		}
+		wg.Wait()
+		time.Sleep(2 * time.Second)
+		down.Store(true)
+		for _, s := range []*site{p.first, p.second} {
+			if w := s.get("http://a/p"); w.Body.String() != "page" {
+				t.Errorf("with the origin down: %d %q", w.Code, w.Body)
+			}
+		}
+	})
+}
+
+// An early refresh that panics for the client that began it releases no herd to the
+// handler: one of the herd tries again.
+func TestAudience_EarlyRefreshThatPanicsForItsClient(t *testing.T) {
+	h := unshared(time.Second, "max-age=10", func(http.ResponseWriter) { panic("account") })
+	o := bellwether.HTTPOptions{Options: bellwether.Options{EarlyRefresh: 1e6}}
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, o, h)
+		s.get("http://a/p")
+		time.Sleep(9500 * time.Millisecond)
+		s.calls.Store(0)
+		s.get("http://a/p", "Cookie", "u=1") // a hit, and a refresh that panics at 10.5 s
+		time.Sleep(700 * time.Millisecond)
+		for o, n := range s.burst(100, same("http://a/p")) {
+			if !strings.HasPrefix(o, "200 page ") {
+				t.Errorf("%d times %q", n, o)
+			}
+		}
+		if n := s.calls.Load(); n > 3 {
+			t.Errorf("%d calls for the herd at the expiry, want 3 at most", n)
+		}
+	})
+}
+
+// One client that asks two processes at an expiry does not use up the tries of the herd
+// in the second process.
+func TestAudience_OneClientInTwoProcessesLetsNoHerdGo(t *testing.T) {
+	for name, answer := range map[string]func(w http.ResponseWriter){
+		"403":   unshareable["403"],
+		"panic": func(http.ResponseWriter) { panic("bad") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h := unshared(200*time.Millisecond, "max-age=1", answer)
+				o := bellwether.HTTPOptions{Options: bellwether.Options{Store: memstore.New(), Locker: locallock.New()}}
+				p := pair{newSite(t, o, h), newSite(t, o, h)}
+				time.Sleep(time.Second) // the log is read
+				p.first.get("http://a/p")
+				p.second.get("http://a/p")
+				time.Sleep(2 * time.Second)
+				p.calls()
+				var wg sync.WaitGroup
+				for _, s := range []*site{p.first, p.second} {
+					wg.Go(func() { s.get("http://a/p", "Cookie", "u=1") })
+					time.Sleep(time.Millisecond)
+				}
+				for o, n := range p.second.burst(100, same("http://a/p")) {
+					if !strings.HasPrefix(o, "200 page ") {
+						t.Errorf("%d times %q", n, o)
+					}
+				}
+				wg.Wait()
+				if n := p.calls(); n > 4 {
+					t.Errorf("%d calls for a herd of 100, want 4 at most", n)
+				}
+			})
+		})
+	}
+}

@@ -1,0 +1,220 @@
+package bellwether_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+)
+
+// What goes past the cache, by a request's fields or because the key's responses are not
+// for sharing, and what bounds it.
+
+// Requests with a field that sends them past the cache have the handler run for a fresh
+// page at most eight at a time; the others get the page.
+func TestBypass_OfAFreshPage(t *testing.T) {
+	for name, tt := range map[string]struct {
+		field, value string
+		calls        int32
+	}{
+		"no-store":        {"Cache-Control", "no-store", 8},
+		"event stream":    {"Accept", "text/event-stream", 8},
+		"upgrade":         {"Upgrade", "x", 8},
+		"the same method": {"X-Http-Method", "GET", 0},
+		"connection":      {"Connection", "User-Agent", 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newSite(t, bellwether.HTTPOptions{}, page(5*time.Second, "page"))
+				s.get("http://a/p")
+				synctest.Wait() // it is kept a moment after it was answered
+				s.calls.Store(0)
+				for o, n := range s.burst(1000, func(int) *http.Request {
+					return request("GET", "http://a/p", tt.field, tt.value, "User-Agent", "x")
+				}) {
+					if !strings.HasPrefix(o, "200 page ") {
+						t.Errorf("%d times %q", n, o)
+					}
+				}
+				s.wantCalls(t, tt.calls)
+				if w := s.get("http://a/p", tt.field, tt.value); w.Body.String() != "page" {
+					t.Errorf("the next one got %d %q", w.Code, w.Body)
+				}
+				s.wantCalls(t, min(tt.calls, 1))
+				// A page that is not there is nothing to answer with.
+				s.burst(20, func(int) *http.Request { return request("GET", "http://a/other", tt.field, tt.value) })
+				if n := s.calls.Load(); tt.calls > 0 && n != 20 || n < 1 {
+					t.Errorf("%d calls for a page that is not there", n)
+				}
+			})
+		})
+	}
+}
+
+// A request to be taken for one of another method may change things: it reaches the
+// handler, however many there are.
+func TestBypass_MethodOverride(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, page(time.Second, "page"))
+		s.get("http://a/p")
+		s.calls.Store(0)
+		s.burst(20, func(int) *http.Request { return request("GET", "http://a/p", "X-Http-Method-Override", "DELETE") })
+		s.wantCalls(t, 20)
+	})
+}
+
+// True upgrades and event streams go on for as long as they like beside a fresh page, as
+// many as MaxStreams.
+func TestBypass_Streams(t *testing.T) {
+	for name, fields := range map[string][2]string{"upgrade": {"Upgrade", "websocket"}, "event stream": {"Accept", "text/event-stream"}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newSite(t, bellwether.HTTPOptions{MaxStreams: 100}, func(w http.ResponseWriter, r *http.Request) {
+					switch {
+					case r.Header.Get("Upgrade") != "":
+						time.Sleep(10 * time.Millisecond)
+						w.WriteHeader(http.StatusSwitchingProtocols)
+						<-r.Context().Done()
+					case r.Header.Get("Accept") != "":
+						w.Header().Set("Content-Type", "text/event-stream")
+						w.WriteHeader(200)
+						<-r.Context().Done()
+					default:
+						page(0, "page")(w, r)
+					}
+				})
+				s.get("http://a/p")
+				s.calls.Store(0)
+				ctx, end := context.WithCancel(t.Context())
+				var wg sync.WaitGroup
+				for range 100 {
+					wg.Go(func() { s.do(request("GET", "http://a/p", fields[0], fields[1]).WithContext(ctx)) })
+				}
+				time.Sleep(2 * time.Second)
+				s.wantCalls(t, 100)
+				if w := s.get("http://a/p", fields[0], fields[1]); w.Code != 503 || w.Header().Get("Retry-After") == "" {
+					t.Errorf("one more than MaxStreams got %d %v", w.Code, w.Header())
+				}
+				end()
+				wg.Wait()
+			})
+		})
+	}
+}
+
+// With IgnoreRequestDirectives no Cache-Control of a request counts.
+func TestBypass_IgnoredDirectives(t *testing.T) {
+	for _, directive := range []string{"no-store", "no-cache", "max-age=0", "min-fresh=1000", "only-if-cached", "max-stale"} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{IgnoreRequestDirectives: true}, page(0, "page"))
+			for range 10 {
+				if w := s.get("http://a/p", "Cache-Control", directive); w.Code != 200 || w.Body.String() != "page" {
+					t.Errorf("%s: %d %q", directive, w.Code, w.Body)
+				}
+				time.Sleep(time.Second)
+			}
+			s.wantCalls(t, 1)
+		})
+	}
+}
+
+// A page that stays private never makes its clients take turns again: each response
+// prolongs what is remembered of the key, however slow others are.
+func TestPass_PrivatePageNeverQueuesAgain(t *testing.T) {
+	h := func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Cookie") == "slow" {
+			time.Sleep(24 * time.Second)
+		}
+		w.Header().Set("Cache-Control", "private")
+		io.WriteString(w, r.Header.Get("Cookie"))
+	}
+	inPairs(t, bellwether.HTTPOptions{}, h, func(t *testing.T, p pair) {
+		p.first.get("http://a/p", "Cookie", "u=0")
+		time.Sleep(time.Second)
+		var wg sync.WaitGroup
+		for i := range 600 { // a minute
+			for _, s := range []*site{p.first, p.second} {
+				cookie := fmt.Sprint("u=", i)
+				if i%100 == 50 {
+					cookie = "slow"
+				}
+				wg.Go(func() {
+					began := time.Now()
+					w := s.get("http://a/p", "Cookie", cookie)
+					if took := time.Since(began); cookie != "slow" && took > 0 || w.Body.String() != cookie {
+						t.Errorf("%s at %d got %q after %v", cookie, i, w.Body, took)
+					}
+				})
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		wg.Wait()
+	})
+}
+
+// A page that takes longer than RebuildTimeout is let through, a bounded number at a
+// time, once that is known; one that has been shared before is not: a slow origin is not
+// to be asked by all.
+func TestPass_SlowerThanRebuildTimeout(t *testing.T) {
+	for _, shared := range []bool{false, true} {
+		t.Run(fmt.Sprint("shared before ", shared), func(t *testing.T) {
+			var slow atomic.Bool
+			h := func(w http.ResponseWriter, r *http.Request) {
+				if slow.Load() {
+					select {
+					case <-time.After(40 * time.Second):
+					case <-r.Context().Done():
+						return
+					}
+				}
+				if shared {
+					w.Header().Set("Cache-Control", "max-age=1")
+				}
+				io.WriteString(w, "page")
+			}
+			o := bellwether.HTTPOptions{PassThrough: 3, UncacheableTTL: time.Minute}
+			inPairs(t, o, h, func(t *testing.T, p pair) {
+				slow.Store(false)
+				if shared {
+					p.first.get("http://a/p")
+					time.Sleep(2 * time.Second)
+				}
+				slow.Store(true)
+				p.calls()
+				if w := p.first.get("http://a/p"); w.Code != 504 {
+					t.Errorf("the first got %d", w.Code)
+				}
+				time.Sleep(time.Second)
+				p.calls()
+				codes := map[int]int{}
+				var mu sync.Mutex
+				var wg sync.WaitGroup
+				for range 50 {
+					wg.Go(func() {
+						w := p.first.get("http://a/p")
+						mu.Lock()
+						defer mu.Unlock()
+						codes[w.Code]++
+					})
+				}
+				wg.Wait()
+				n := p.calls()
+				if !shared && (codes[200] != 3 || codes[503] != 47 || n != 3) {
+					t.Errorf("%v by %d calls, want 3 let through and 47 to come again", codes, n)
+				}
+				if shared && n > 2 {
+					t.Errorf("%v by %d calls of a slow origin", codes, n)
+				}
+				time.Sleep(time.Minute)
+			})
+		})
+	}
+}

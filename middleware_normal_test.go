@@ -1,0 +1,282 @@
+package bellwether_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/go-chi/chi/v5"
+)
+
+// frame is a frame of HTTP/2 (RFC 9113 section 4.1) on stream.
+func frame(kind, flags, stream byte, payload string) string {
+	n := len(payload)
+	return string([]byte{byte(n >> 16), byte(n >> 8), byte(n), kind, flags, 0, 0, 0, stream}) + payload
+}
+
+// literals are fields in HPACK, none indexed and none compressed (RFC 7541 section
+// 6.2.2). Names and values are shorter than 127 bytes.
+func literals(fields ...string) string {
+	var b strings.Builder
+	for i, s := range fields {
+		if i%2 == 0 {
+			b.WriteByte(0)
+		}
+		b.WriteByte(byte(len(s)))
+		b.WriteString(s)
+	}
+	return b.String()
+}
+
+// A client of HTTP/2 may send "host" beside ":authority". net/http leaves it in the
+// header, where a gateway to CGI takes it for the host.
+func TestNormal_HostBesideAuthority(t *testing.T) {
+	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=60")
+		fmt.Fprintf(w, "%s %q", r.Host, r.Header["Host"])
+	})
+	var seen []string
+	srv := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		seen = append(seen, r.Proto+" "+strings.Join(r.Header["Host"], ","))
+		s.handler.ServeHTTP(w, r)
+	}))
+	srv.Config.Protocols = new(http.Protocols)
+	srv.Config.Protocols.SetHTTP1(true)
+	srv.Config.Protocols.SetUnencryptedHTTP2(true)
+	srv.Start()
+	defer srv.Close()
+
+	conn, err := net.Dial("tcp", srv.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	const headers, settings, endStream, endHeaders = 1, 4, 1, 4
+	request := literals(":method", "GET", ":scheme", "http", ":path", "/p", ":authority", "good.example", "host", "evil.example")
+	io.WriteString(conn, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"+frame(settings, 0, 0, "")+frame(headers, endStream|endHeaders, 1, request))
+	for head := make([]byte, 9); ; { // until the stream's end
+		if _, err := io.ReadFull(conn, head); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.CopyN(io.Discard, conn, int64(head[0])<<16|int64(head[1])<<8|int64(head[2])); err != nil {
+			t.Fatal(err)
+		}
+		if head[8] == 1 && head[4]&endStream != 0 {
+			break
+		}
+	}
+	if want := []string{"HTTP/2.0 evil.example"}; !slices.Equal(seen, want) {
+		t.Fatalf("the server saw %q, want %q", seen, want)
+	}
+	if got, want := s.get("http://good.example/p").Body.String(), "good.example []"; got != want {
+		t.Errorf("the next client got %q, want %q", got, want)
+	}
+	s.wantCalls(t, 1)
+}
+
+// An upstream that breaks off is nobody's page, also where the request's context
+// has no server, by which ReverseProxy knows whether it may panic.
+func TestNormal_TruncatedUpstreamWithoutAServer(t *testing.T) {
+	for _, announced := range []bool{true, false} {
+		for _, method := range []string{"GET", "POST"} {
+			t.Run(fmt.Sprint(method, " announced ", announced), func(t *testing.T) {
+				cut := true
+				upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					w.Header().Set("Cache-Control", "max-age=60")
+					w.Header().Set("Content-Location", "/p")
+					if announced {
+						w.Header().Set("Content-Length", "100")
+					}
+					io.WriteString(w, strings.Repeat("x", 25))
+					if cut {
+						http.NewResponseController(w).Flush()
+						panic(http.ErrAbortHandler)
+					}
+					io.WriteString(w, strings.Repeat("x", 75))
+				}))
+				defer upstream.Close()
+				target, err := url.Parse(upstream.URL)
+				if err != nil {
+					t.Fatal(err)
+				}
+				proxy := &httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(target) }}
+				s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{ErrorTTL: -1}}, proxy.ServeHTTP)
+				for range 2 {
+					if w := s.do(request(method, "http://a/p")); w.Code != -1 {
+						t.Errorf("a client got a page that looks complete: %d, %d bytes", w.Code, w.Body.Len())
+					}
+				}
+				s.wantCalls(t, 2)
+				cut = false
+				if w := s.get("http://a/p"); w.Code != 200 || w.Body.Len() != 100 {
+					t.Errorf("then: %d, %d bytes, want the whole", w.Code, w.Body.Len())
+				}
+				s.wantCalls(t, 1)
+			})
+		}
+	}
+}
+
+// A server that is there is the one that the handler sees.
+func TestNormal_ServerOfTheRequest(t *testing.T) {
+	var got any
+	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+		got = r.Context().Value(http.ServerContextKey)
+	})
+	srv := new(http.Server)
+	s.do(request("GET", "http://a/p").WithContext(context.WithValue(t.Context(), http.ServerContextKey, srv)))
+	if got != srv {
+		t.Errorf("the handler saw the server %v, want the request's", got)
+	}
+}
+
+// The variant's key and the handler see the same: a field that is written oddly makes
+// no page for those who write it as everybody does.
+func TestNormal_VariantsOfTheHandler(t *testing.T) {
+	for _, tt := range []struct{ name, odd, usual, want string }{
+		{"Accept-Language", "d e-DE", "de-DE", "de-DE"},
+		{"Accept-Language", "DE-de", "de-DE", "de-DE"},
+		{"Accept-Language", "de-de;Q=0.5,en", "de-DE;q=0.5, en", "de-DE;q=0.5, en"},
+		{"Accept-Encoding", "g zip", "gzip", "gzip"},
+		{"Accept-Encoding", "br,GZIP", "gzip, br", "br, gzip"},
+		{"Accept-Encoding", ",gzip", "gzip", "gzip"},
+		{"X-List", "a ,b", "a, b", "a, b"},
+		{"Cookie", "a=1,b", "a=1, b", "a=1, b"},
+	} {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=60")
+			w.Header().Set("Vary", tt.name)
+			io.WriteString(w, strings.Join(r.Header[tt.name], "|"))
+		})
+		s.get("http://a/p", tt.name, tt.odd)
+		if got := s.get("http://a/p", tt.name, tt.usual).Body.String(); got != tt.want {
+			t.Errorf("%s %q after %q got the page of %q, want of %q", tt.name, tt.usual, tt.odd, got, tt.want)
+		}
+	}
+}
+
+// With AnyLanguageOrder the handler sees one order.
+func TestNormal_AnyLanguageOrder(t *testing.T) {
+	s := newSite(t, bellwether.HTTPOptions{AnyLanguageOrder: true}, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=60")
+		w.Header().Set("Vary", "Accept-Language")
+		io.WriteString(w, r.Header.Get("Accept-Language"))
+	})
+	for _, languages := range []string{"en, de", "de,en"} {
+		if got, want := s.get("http://a/p", "Accept-Language", languages).Body.String(), "de, en"; got != want {
+			t.Errorf("of %q the handler saw %q, want %q", languages, got, want)
+		}
+	}
+	s.wantCalls(t, 1)
+}
+
+// Who invalidates a path means all its spellings, and each way to invalidate does.
+func TestNormal_InvalidationMeansAllSpellings(t *testing.T) {
+	match := func(m bellwether.Match) func(*site) error {
+		return func(s *site) error { return s.mw.InvalidateMatching(context.Background(), m) }
+	}
+	unsafe := func(url, location string) func(*site) error {
+		return func(s *site) error {
+			s.do(request("POST", url, "X-Location", location))
+			return nil
+		}
+	}
+	for name, invalidate := range map[string]func(*site) error{
+		"URL":               match(bellwether.Match{URLs: []string{"http://a/people/anna(1)"}}),
+		"URL, encoded":      match(bellwether.Match{URLs: []string{"http://a/%70eople/anna%281%29"}}),
+		"soft URL":          match(bellwether.Match{URLs: []string{"http://a/people/anna(1)"}, Soft: true}),
+		"prefix":            match(bellwether.Match{Prefixes: []string{"http://a/people/an"}}),
+		"prefix, encoded":   match(bellwether.Match{Prefixes: []string{"http://a/people/%61nna%28"}}),
+		"prefix, cut short": match(bellwether.Match{Prefixes: []string{"http://a/people/anna%2"}}),
+		"POST":              unsafe("http://a/people/ann%61(1)", ""),
+		"Location":          unsafe("http://a/people", "/people/ann%61(1)"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+				if location := r.Header.Get("X-Location"); location != "" {
+					w.Header().Set("Location", location)
+				}
+				w.Header().Set("Cache-Control", "max-age=60")
+				fmt.Fprint(w, r.URL.EscapedPath(), " ", r.RequestURI)
+			})
+			spellings := []string{"/people/%61nna(1)", "/people/anna(1)", "/people/anna%281%29", "/%70eople/ann%61%28%31%29"}
+			for _, path := range spellings {
+				if got, want := s.get("http://a"+path).Body.String(), "/people/anna(1) /people/anna(1)"; got != want {
+					t.Errorf("of %s the handler saw %q, want %q", path, got, want)
+				}
+			}
+			s.wantCalls(t, 1)
+			if err := invalidate(s); err != nil {
+				t.Fatal(err)
+			}
+			s.calls.Store(0)
+			s.get("http://a" + spellings[0])
+			s.wantCalls(t, 1)
+		})
+	}
+}
+
+// chi routes by the path as it was sent. Where it has done so before the cache, two
+// spellings may have two handlers.
+func TestNormal_SpellingsBehindARouter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=60")
+			fmt.Fprint(w, chi.RouteContext(r.Context()).RoutePattern(), " ", chi.URLParam(r, "id"))
+		})
+		router := chi.NewRouter()
+		router.Get("/people/anna", s.handler.ServeHTTP)
+		router.Get("/people/{id}", s.handler.ServeHTTP)
+		router.Mount("/in", func() http.Handler {
+			in := chi.NewRouter()
+			in.Use(func(next http.Handler) http.Handler { return s.handler })
+			in.Get("/*", func(http.ResponseWriter, *http.Request) {})
+			return in
+		}())
+		ask := func(path string) (body, status string) {
+			w := httptest.NewRecorder()
+			router.ServeHTTP(w, request("GET", "http://a"+path))
+			synctest.Wait() // it is kept a moment after it was answered
+			return w.Body.String(), w.Header().Get("Cache-Status")
+		}
+		for range 2 {
+			for path, want := range map[string]string{"/people/%61nna": "/people/{id} %61nna", "/people/anna": "/people/anna ", "/people/x%20(1)": "/people/{id} x%20(1)"} {
+				if got, _ := ask(path); got != want {
+					t.Errorf("%s got %q, want %q", path, got, want)
+				}
+			}
+		}
+		s.wantCalls(t, 4)
+		for path, want := range map[string]string{"/people/%61nna": `fwd=bypass;detail="path spelling"`, "/people/anna": ";hit", "/in/%61": "path spelling", "/people/x%20(1)": ";hit"} {
+			if _, got := ask(path); !strings.Contains(got, want) {
+				t.Errorf("%s: Cache-Status %q, want %q", path, got, want)
+			}
+		}
+	})
+}
+
+// The response to a POST that was sent to another spelling is not kept: its handler has
+// seen that.
+func TestNormal_SpellingOfAPost(t *testing.T) {
+	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=60")
+		w.Header().Set("Content-Location", "/p")
+		fmt.Fprint(w, r.Method, " ", r.RequestURI)
+	})
+	for path, want := range map[string]string{"/%70": "GET /p", "/p": "POST http://a/p"} {
+		s.do(request("POST", "http://a"+path))
+		if got := s.get("http://a/p").Body.String(); got != want {
+			t.Errorf("after a POST to %s a client got %q, want %q", path, got, want)
+		}
+	}
+}

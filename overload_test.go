@@ -1,0 +1,175 @@
+package bellwether_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/lockers/locallock"
+	"github.com/bellwether-go/bellwether/stores/memstore"
+)
+
+// This file asks for more than a store answers.
+
+// A busyStore makes one operation at a time, each of which takes so long. What was
+// asked it does, whether or not its caller has gone.
+type busyStore struct {
+	bellwether.Store
+	each time.Duration
+
+	mu   sync.Mutex // guards free
+	free time.Time  // when it has done what it was asked so far
+}
+
+func (s *busyStore) work(ctx context.Context) error {
+	s.mu.Lock()
+	if now := time.Now(); s.free.Before(now) {
+		s.free = now
+	}
+	s.free = s.free.Add(s.each)
+	done := time.Until(s.free)
+	s.mu.Unlock()
+	select {
+	case <-time.After(done):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (s *busyStore) Get(ctx context.Context, key string) (bellwether.Entry, error) {
+	if err := s.work(ctx); err != nil {
+		return bellwether.Entry{}, err
+	}
+	return s.Store.Get(ctx, key)
+}
+
+func (s *busyStore) Claim(ctx context.Context, key string) (bellwether.Entry, uint64, error) {
+	if err := s.work(ctx); err != nil {
+		return bellwether.Entry{}, 0, err
+	}
+	return s.Store.Claim(ctx, key)
+}
+
+func (s *busyStore) Commit(ctx context.Context, key string, e bellwether.Entry) error {
+	if err := s.work(ctx); err != nil {
+		return err
+	}
+	return s.Store.Commit(ctx, key, e)
+}
+
+// A store of 1,000 operations a second, which are 333 new keys, and callers that wait
+// for half a second: those that are too many are not answered, and cost the others
+// nothing, and when they are gone all are answered.
+func TestOverload_OfTheStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &busyStore{Store: memstore.New(), each: time.Millisecond}
+		c := cacheOf(t, func(context.Context, string) (string, error) { return "v", nil },
+			bellwether.Options{TTL: time.Hour, Store: store, Locker: locallock.New()})
+		var wg sync.WaitGroup
+		key, goroutines := 0, 0
+		// run asks for so many new keys a second, and returns how many callers there
+		// were and how many were answered.
+		run := func(rate int, during time.Duration) (asked, answered int) {
+			var got atomic.Int64
+			for start := time.Now(); time.Since(start) < during; time.Sleep(time.Second / time.Duration(rate)) {
+				key++
+				name := fmt.Sprint(key)
+				asked++
+				wg.Go(func() {
+					ctx, cancel := context.WithTimeout(context.Background(), 500*time.Millisecond)
+					defer cancel()
+					if _, err := c.Get(ctx, name); err == nil {
+						got.Add(1)
+					}
+				})
+				goroutines = max(goroutines, runtime.NumGoroutine())
+			}
+			time.Sleep(time.Second)
+			return asked, int(got.Load())
+		}
+		if asked, answered := run(250, 10*time.Second); answered != asked {
+			t.Errorf("at 250 a second %d of %d were answered", answered, asked)
+		}
+		const capacity = 1000 / 3
+		asked, answered := run(450, 30*time.Second)
+		t.Logf("at 450 a second %d of %d were answered, with %d goroutines", answered, asked, goroutines)
+		if answered < 30*capacity*8/10 {
+			t.Errorf("at 450 a second %d of %d were answered, want four fifths of %d", answered, asked, 30*capacity)
+		}
+		if goroutines > 5000 {
+			t.Errorf("%d goroutines", goroutines)
+		}
+		run(250, time.Second)
+		if asked, answered := run(250, 10*time.Second); answered != asked {
+			t.Errorf("two seconds after, at 250 a second, %d of %d were answered", answered, asked)
+		}
+		wg.Wait()
+	})
+}
+
+// The store takes 400 ms, and no client waits for longer than 50: nothing of them
+// stays behind.
+func TestOverload_CallersThatLeave(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		slow := &wiredStore{wire: &wire{}, store: memstore.New()}
+		slow.set(func(ctx context.Context, _ string) error {
+			select {
+			case <-time.After(400 * time.Millisecond):
+				return nil
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		})
+		c := cacheOf(t, func(context.Context, string) (string, error) { return "v", nil },
+			bellwether.Options{TTL: time.Hour, Store: slow, Locker: locallock.New()})
+		most := 0
+		var wg sync.WaitGroup
+		for i := range 200 * 60 {
+			wg.Go(func() {
+				ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+				defer cancel()
+				c.Get(ctx, fmt.Sprint(i))
+			})
+			time.Sleep(5 * time.Millisecond)
+			most = max(most, c.Stats().Flights)
+		}
+		wg.Wait()
+		if most > 100 {
+			t.Errorf("%d flights at one time for some 10 callers at one time", most)
+		}
+	})
+}
+
+// What waits for its first look is bounded, also where nobody waits for it.
+func TestOverload_Refreshes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const keys = 300
+		f := newFleet(t, 1, push, bellwether.Options{TTL: time.Second, StaleWhileRevalidate: time.Hour, NearTTL: time.Hour, MaxQueued: 10})
+		f.origin.build = 0
+		p := f.processes[0]
+		for i := range keys {
+			p.Get(t.Context(), fmt.Sprint(i))
+		}
+		time.Sleep(2 * time.Second)
+		p.store.set(on(func(ctx context.Context, _ string) error { time.Sleep(400 * time.Millisecond); return nil }, "get"))
+		for i := range keys {
+			if v, err := p.Get(t.Context(), fmt.Sprint(i)); err != nil || v == "" {
+				t.Errorf("what is stale: %q, %v", v, err)
+			}
+		}
+		if n := p.Stats().Flights; n != 160 {
+			t.Errorf("%d flights wait for the store, want 16 times MaxQueued", n)
+		}
+		if _, err := p.Get(t.Context(), "new"); !errors.Is(err, bellwether.ErrOverloaded) {
+			t.Errorf("one more key, of which there is nothing: %v, want ErrOverloaded", err)
+		}
+	})
+}

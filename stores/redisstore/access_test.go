@@ -1,0 +1,42 @@
+package redisstore
+
+import (
+	"testing"
+
+	"github.com/bellwether-go/bellwether/internal/adapter"
+	"github.com/bellwether-go/bellwether/internal/testserver"
+	"github.com/bellwether-go/bellwether/stores/storetest"
+	"github.com/redis/go-redis/v9"
+)
+
+// TestStore_Access runs as a user who may do what the documentation says, in another
+// database than the first.
+func TestStore_Access(t *testing.T) {
+	server := testserver.Redis(t).OwnOrSkip(t)
+	testserver.Restrict(t, testserver.RedisRules, server)
+	storetest.Run(t, func(tb testing.TB) storetest.Instance {
+		connect := func(tb testing.TB, o redis.Options) *redis.Client {
+			o.Addr, o.DB = server.Addr, 1
+			rdb := redis.NewClient(&o)
+			tb.Cleanup(func() { rdb.Close() })
+			return rdb
+		}
+		return instance(connect(tb, redis.Options{}), "bellwether:"+adapter.Token()+":", func(tb testing.TB) *Store {
+			return New(connect(tb, redis.Options{Username: testserver.RedisUser, Password: testserver.RedisPassword}))
+		})
+	})
+}
+
+// TestStore_AccessInACluster does so in a cluster.
+func TestStore_AccessInACluster(t *testing.T) {
+	t.Parallel()
+	c := testserver.RedisCluster(t, 0)
+	testserver.Restrict(t, testserver.RedisRules+" "+testserver.ClusterRules, c.Servers()...)
+	storetest.Run(t, func(tb testing.TB) storetest.Instance {
+		return instance(connect(tb, c), "bellwether:"+adapter.Token()+":", func(tb testing.TB) *Store {
+			rdb := redis.NewClusterClient(&redis.ClusterOptions{Addrs: c.Addrs(), Username: testserver.RedisUser, Password: testserver.RedisPassword})
+			tb.Cleanup(func() { rdb.Close() })
+			return New(rdb)
+		})
+	})
+}

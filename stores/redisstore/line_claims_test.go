@@ -1,0 +1,142 @@
+//go:build !race
+
+package redisstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/internal/testserver"
+)
+
+// This file holds the store over a line on which large values take their time.
+
+// overLine returns a store, and one over a line of so many bytes per second.
+func overLine(t *testing.T, bytesPerSecond int) (near, far *Store) {
+	t.Helper()
+	srv := testserver.Redis(t)
+	proxy := testserver.NewProxy(t, srv.Addr)
+	near, _ = open(t, srv.Addr, "test:")
+	far, rdb := open(t, proxy.Addr, "test:")
+	if err := rdb.Ping(t.Context()).Err(); err != nil { // the connection's beginning
+		t.Fatal(err)
+	}
+	proxy.SetRate(bytesPerSecond)
+	return near, far
+}
+
+// fill commits n values of this size.
+func fill(t *testing.T, s *Store, n, size int) (keys []string) {
+	t.Helper()
+	value := []byte(strings.Repeat("v", size))
+	for i := range n {
+		key := fmt.Sprint("key ", i)
+		keys = append(keys, key)
+		_, epoch, err := s.Claim(t.Context(), key)
+		if err == nil {
+			err = s.Commit(t.Context(), key, bellwether.Entry{Kind: bellwether.KindValue, Value: value, Epoch: epoch, TTL: time.Hour})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return keys
+}
+
+// TestGetMany_LongReplies reads 50 MB in the time in which 30 MB come: what has
+// come is handed over.
+func TestGetMany_LongReplies(t *testing.T) {
+	near, far := overLine(t, 60_000_000)
+	keys := fill(t, near, 1000, 50_000)
+	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	defer cancel()
+	var found atomic.Int64
+	far.GetMany(ctx, keys, func(_ int, _ bellwether.Entry, err error) {
+		switch {
+		case err == nil:
+			found.Add(1)
+		case !errors.Is(err, context.DeadlineExceeded):
+			t.Error(err)
+		}
+	})
+	t.Logf("%d of %d values in half a second", found.Load(), len(keys))
+	if n := found.Load(); n < 100 {
+		t.Errorf("%d values in half a second, want 100 at least", n)
+	}
+}
+
+// TestGet_BesideLongReplies reads short values while long ones are read: those of the
+// same moment do not wait for them.
+func TestGet_BesideLongReplies(t *testing.T) {
+	near, far := overLine(t, 100_000_000)
+	long := fill(t, near, 1, 4_000_000)[0]
+	put(t, near, "short", time.Hour)
+	if _, err := far.Get(t.Context(), "short"); err != nil { // which has it know the server's clock
+		t.Fatal(err)
+	}
+	// The median of several rounds is judged: a busy machine is slow now and then, a
+	// queue behind long replies most of the time.
+	var rounds []time.Duration
+	for range 5 {
+		rounds = append(rounds, beside(t, far, long, 2))
+	}
+	slices.Sort(rounds)
+	if limit := max(25*time.Millisecond, 4*beside(t, far, long, 0)); rounds[2] > limit {
+		t.Errorf("p95 of short values beside long ones is %v, want less than %v", rounds[2], limit)
+	}
+}
+
+// beside reads short values while so many readers read long ones, and returns the 95th
+// percentile of the short ones' times.
+func beside(t *testing.T, s *Store, long string, readersOfLong int) time.Duration {
+	stop := make(chan struct{})
+	var readers sync.WaitGroup
+	for range readersOfLong {
+		readers.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				case <-time.After(10 * time.Millisecond):
+				}
+				if e, err := s.Get(t.Context(), long); err != nil || len(e.Value) != 4_000_000 {
+					t.Errorf("a long value: %d bytes, %v", len(e.Value), err)
+					return
+				}
+			}
+		})
+	}
+	var mu sync.Mutex // guards took
+	var took []time.Duration
+	var short sync.WaitGroup
+	for range 64 {
+		short.Go(func() {
+			for range 40 {
+				start := time.Now()
+				if _, err := s.Get(t.Context(), "short"); err != nil {
+					t.Errorf("a short value: %v", err)
+					return
+				}
+				mu.Lock()
+				took = append(took, time.Since(start))
+				mu.Unlock()
+				time.Sleep(2 * time.Millisecond) // a server's clients come one after another
+			}
+		})
+	}
+	short.Wait()
+	close(stop)
+	readers.Wait()
+	slices.Sort(took)
+	p95 := took[len(took)*95/100]
+	t.Logf("short values beside %d readers of long ones: p50 %v, p95 %v, slowest %v", readersOfLong, took[len(took)/2], p95, took[len(took)-1])
+	return p95
+}

@@ -1,0 +1,201 @@
+package storetest
+
+import (
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+)
+
+// The cases of this file: for how long a store remembers.
+
+// memory is how long a case waits before it asks for a claim or a floor that the
+// store has to know for longer than any rebuild takes. A longer wait would cost
+// each run of the suite its time.
+const memory = 2500 * time.Millisecond
+
+// testClaimLasts wants a claim accepted some time later, whatever else the key had.
+func testClaimLasts(k kit) {
+	s, other := k.Open(k), k.Open(k)
+	k.each(map[string]func(kit){
+		"of a key without an entry": func(k kit) {
+			epoch := k.newEpoch(s)
+			time.Sleep(memory) // the engine's clock is a real one, here and below
+			k.accepted(s, value(epoch, "v"))
+		},
+		"over an entry": func(k kit) {
+			k.commit(other, value(k.newEpoch(other), "old"))
+			epoch := k.newEpoch(s)
+			time.Sleep(memory)
+			k.accepted(s, value(epoch, "v"))
+		},
+		"over an entry whose life ends": func(k kit) {
+			old := value(k.newEpoch(other), "old")
+			old.TTL = memory / 4
+			k.commit(other, old)
+			epoch := k.newEpoch(s)
+			time.Sleep(memory)
+			k.absent(other, "after the entry's life")
+			k.accepted(s, value(epoch, "v"))
+		},
+		"under which an entry was committed whose life ends": func(k kit) {
+			first, second := k.newEpoch(other), k.newEpoch(s)
+			old := value(first, "old")
+			old.TTL = memory / 4
+			k.commit(other, old)
+			time.Sleep(memory)
+			k.absent(other, "after the entry's life")
+			k.accepted(s, value(second, "v"))
+		},
+		"after an invalidation": func(k kit) {
+			k.invalidate(other)
+			epoch := k.newEpoch(s)
+			time.Sleep(memory)
+			k.accepted(s, value(epoch, "v"))
+		},
+	})
+}
+
+// testInvalidationLasts wants a rebuild that is slow refused by an invalidation as
+// a quick one is.
+func testInvalidationLasts(k kit) {
+	s, other := k.Open(k), k.Open(k)
+	k.each(map[string]func(kit){
+		"of a key without an entry": func(k kit) {
+			running := k.newEpoch(s)
+			k.invalidate(other)
+			time.Sleep(memory)
+			k.refused(s, value(running, "old"), "of a claim before Invalidate, some time later")
+		},
+		"of an entry": func(k kit) {
+			k.commit(other, value(k.newEpoch(other), "old"))
+			running := k.newEpoch(s)
+			k.invalidate(other)
+			time.Sleep(memory)
+			k.absent(s, "some time after Invalidate")
+			k.refused(s, value(running, "old"), "of a claim before Invalidate, some time later")
+		},
+		"with a claim behind it": func(k kit) {
+			running := k.newEpoch(s)
+			k.invalidate(other)
+			next := k.newEpoch(other)
+			time.Sleep(memory)
+			k.refused(s, value(running, "old"), "of a claim before Invalidate, some time later")
+			k.accepted(other, value(next, "new"))
+		},
+	})
+}
+
+// testFloorOutlivesEntry wants a late commit refused although what has overtaken
+// it is gone already.
+func testFloorOutlivesEntry(k kit) {
+	quick, paused := k.Open(k), k.Open(k)
+	k.each(map[string]func(kit){
+		"whose life ends": func(k kit) {
+			late := k.newEpoch(paused)
+			e := value(k.newEpoch(quick), "newer")
+			e.TTL = memory / 4
+			k.commit(quick, e)
+			time.Sleep(memory)
+			k.absent(paused, "after the entry's life")
+			k.refused(paused, value(late, "late"), "of claim 1 after the life of what claim 2 has committed")
+		},
+		"whose life ends with a claim behind it": func(k kit) {
+			late := k.newEpoch(paused)
+			e := value(k.newEpoch(quick), "newer")
+			e.TTL = memory / 4
+			k.commit(quick, e)
+			next := k.newEpoch(quick)
+			time.Sleep(memory)
+			k.refused(paused, value(late, "late"), "of claim 1 after the life of what claim 2 has committed")
+			k.accepted(quick, value(next, "next"))
+		},
+		"that keeps nothing": func(k kit) {
+			late := k.newEpoch(paused)
+			k.commit(quick, bellwether.Entry{Epoch: k.newEpoch(quick)})
+			time.Sleep(memory)
+			k.refused(paused, value(late, "late"), "of claim 1 after a commit of nothing by claim 2")
+		},
+	})
+}
+
+// testKept wants an entry kept until its last window closes, whichever that is.
+func testKept(k kit) {
+	writer, reader := k.Open(k), k.Open(k)
+	const ttl, life = 300 * time.Millisecond, 1600 * time.Millisecond
+	entry := func(e bellwether.Entry) func(kit) {
+		return func(k kit) { k.kept(writer, reader, e) }
+	}
+	v := []byte("v")
+	k.each(map[string]func(kit){
+		"TTL":                  entry(bellwether.Entry{Kind: bellwether.KindValue, Value: v, TTL: life}),
+		"StaleWhileRevalidate": entry(bellwether.Entry{Kind: bellwether.KindValue, Value: v, TTL: ttl, StaleWhileRevalidate: life - ttl}),
+		"StaleIfError":         entry(bellwether.Entry{Kind: bellwether.KindValue, Value: v, TTL: ttl, StaleIfError: life - ttl}),
+		"Keep":                 entry(bellwether.Entry{Kind: bellwether.KindValue, Value: v, TTL: ttl, Keep: life - ttl}),
+		"not found":            entry(bellwether.Entry{Kind: bellwether.KindNotFound, TTL: ttl, StaleIfError: life - ttl}),
+		"failures":             entry(bellwether.Entry{Kind: bellwether.KindValue, Value: v, TTL: ttl, Failures: 1, RetryAge: ttl, Failure: "f"}),
+		"Age":                  entry(bellwether.Entry{Kind: bellwether.KindValue, Value: v, Age: time.Hour, TTL: time.Hour + life}),
+	})
+}
+
+// kept commits e and wants it back after three quarters of its life, or of two
+// seconds. A look whose reply comes later than nine tenths of the life is not
+// judged, as a store may take an age for older than it is by a call's length.
+func (k kit) kept(writer, reader bellwether.Store, e bellwether.Entry) {
+	k.Helper()
+	life := min(e.Life(), 2*time.Second)
+	for range 10 {
+		e.Epoch = k.newEpoch(writer)
+		start := time.Now()
+		k.commit(writer, e)
+		time.Sleep(life*3/4 - time.Since(start))
+		for _, s := range []bellwether.Store{reader, writer} {
+			got, err := s.Get(k.Context(), k.key)
+			if time.Since(start) > life*9/10 {
+				continue
+			}
+			if errors.Is(err, bellwether.ErrNotFound) {
+				k.Fatalf("Get: %v, %v before the end of an entry's life of %v", err, e.Life()-time.Since(start), e.Life())
+			}
+			if err == nil {
+				err = same(got, e)
+			}
+			if err != nil {
+				k.Fatalf("Get: %v", err)
+			}
+			got, _ = k.claim(s)
+			if time.Since(start) > life*9/10 {
+				continue
+			}
+			if err := same(got, e); err != nil {
+				k.Fatalf("Claim, %v before the end of an entry's life of %v: %v", e.Life()-time.Since(start), e.Life(), err)
+			}
+			return
+		}
+	}
+	k.Fatalf("no two calls of ten rounds took less than %v", life*3/20)
+}
+
+// accepted commits e, which must be taken and be there then.
+func (k kit) accepted(s bellwether.Store, e bellwether.Entry) {
+	k.Helper()
+	if err := s.Commit(k.Context(), k.key, e); err != nil {
+		k.Fatalf("Commit of a claim %v ago: %v", memory, err)
+	}
+	k.present(s, e)
+}
+
+// each runs the parts of a case, each with a key of its own, at one time: they
+// wait more than they work.
+func (k kit) each(parts map[string]func(kit)) {
+	k.Helper()
+	var waiting sync.WaitGroup
+	for name, run := range parts {
+		waiting.Go(func() {
+			k.Run(name, func(t *testing.T) { run(kit{T: t, Instance: k.Instance, key: t.Name()}) })
+		})
+	}
+	waiting.Wait()
+}
