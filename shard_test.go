@@ -87,7 +87,9 @@ func TestShard_OneServerDies(t *testing.T) {
 			for _, gap := range []time.Duration{5 * time.Millisecond, 100 * time.Millisecond} {
 				t.Run(fmt.Sprint(what, " ", how, ", asked each ", gap), func(t *testing.T) {
 					synctest.Test(t, func(t *testing.T) {
-						const processes, keys, phase = 3, 100, time.Minute
+						const processes, keys, calls = 3, 100, 2000
+						phase := calls * gap // so that each has as many calls for a key's life
+						ttl := phase / 6
 						store, locker := memstore.New(), locallock.New()
 						var mu sync.Mutex
 						loads := 0 // of keys whose servers are well
@@ -104,7 +106,7 @@ func TestShard_OneServerDies(t *testing.T) {
 									loads++
 								}
 								return "v", nil
-							}, bellwether.Options{TTL: 10 * time.Second, Store: way, Locker: locker}))
+							}, bellwether.Options{TTL: ttl, Store: way, Locker: locker}))
 						}
 						rng := rand.New(rand.NewPCG(1, 1))
 						var wg sync.WaitGroup
