@@ -118,6 +118,17 @@ func (b *breaker) sound(key string) bool {
 	return b.troubled[key].failures < breakerTrips
 }
 
+// fails reports whether calls about the key have had no answer, the last of them within
+// two pauses. An older failure says nothing about now: nobody has asked since.
+func (b *breaker) fails(key string) bool {
+	if b.sound(key) {
+		return false
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return time.Since(b.failed) < 2*breakerPause
+}
+
 // silent reports whether the latest failures are the engine's, and not one server's.
 func (b *breaker) silent(timeout time.Duration) bool {
 	b.mu.Lock()

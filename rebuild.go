@@ -274,8 +274,10 @@ func (r *run[V]) look(ctx context.Context) bool {
 		// If the store does not answer, nobody can say that it does not hold. It
 		// answers for as long as it would have if the store had confirmed it.
 		held = known.found(addDurations(now, e.NearTTL))
-		if held.held && !e.store.sound(r.key) {
-			r.offerStale(held) // who finds out whether the store is back does not wait for that
+		// Who finds out whether the store is back does not wait for that. After a lull
+		// the store is asked first: an invalidation may have come meanwhile.
+		if held.held && e.store.fails(r.key) {
+			r.offerStale(held)
 		}
 	}
 	asking, end := e.store.whileUp(ctx)
