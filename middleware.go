@@ -531,7 +531,7 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 		}
 		switch res := s.item.value; res.kind {
 		case plain:
-			if q.request.Credentials && !httpcache.OpenToAll(res.head(), m.rules) {
+			if !q.mayHave(res.head()) {
 				q.pass(httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reasonAuthorization})
 				return
 			}
@@ -604,12 +604,19 @@ func (q *query) want(key string) want[*response] {
 		if res.kind != plain {
 			return true // it says where to go, and no more
 		}
-		if q.request.Credentials && !httpcache.OpenToAll(res.head(), q.m.rules) {
+		if !q.mayHave(res.head()) {
 			return false
 		}
 		return reuse(it, res, now, d)
 	}
 	return w
+}
+
+// mayHave reports whether a stored response with that header may answer the request:
+// with credentials only a response that says it is for all (RFC 9111 section 3.5), also
+// in the place of an error.
+func (q *query) mayHave(h http.Header) bool {
+	return !q.request.Credentials || httpcache.OpenToAll(h, q.m.rules)
 }
 
 // excludedFrom reports whether no response that is kept under the key is for the request,
@@ -688,8 +695,7 @@ func (q *query) spared(key string) *item[*response] {
 		return nil
 	}
 	it = q.m.fallback(key, it)
-	if it == nil || !it.held || it.value.kind != plain || httpcache.IsServerError(it.value.status) ||
-		q.request.Credentials && !httpcache.OpenToAll(it.value.head(), q.m.rules) {
+	if it == nil || !it.held || it.value.kind != plain || httpcache.IsServerError(it.value.status) || !q.mayHave(it.value.head()) {
 		return nil
 	}
 	f := it.value.freshness

@@ -744,3 +744,35 @@ func TestAudience_OneClientInTwoProcessesLetsNoHerdGo(t *testing.T) {
 		})
 	}
 }
+
+// A request with credentials whose load fails gets its own failure, and not a page that
+// has not said that it is for all: without the failure it would not have had that either.
+func TestAudience_FailureBesideAPageForOthers(t *testing.T) {
+	for _, cc := range []string{"max-age=60", "max-age=1, stale-if-error=60", "public, max-age=1, stale-if-error=60"} {
+		for name, fail := range ownFailures {
+			t.Run(cc+" "+name, func(t *testing.T) {
+				h := own(time.Second, fail)
+				o := bellwether.HTTPOptions{}
+				inPairs(t, o, func(w http.ResponseWriter, r *http.Request) {
+					if !strings.Contains(r.Header.Get("Authorization"), "bad") {
+						w.Header().Set("Cache-Control", cc)
+					}
+					h(w, r)
+				}, func(t *testing.T, p pair) {
+					p.first.get("http://a/p")
+					time.Sleep(2 * time.Second)
+					for _, s := range []*site{p.first, p.second} {
+						w := s.get("http://a/p", "Authorization", "bad")
+						// A short body is read while it is written.
+						if public := strings.HasPrefix(cc, "public") && name != "short"; (w.Body.String() == "page of ") != public {
+							t.Errorf("the client whose request fails got %d %q, Cache-Status %s", w.Code, w.Body, w.Header()["Cache-Status"])
+						}
+						if w := s.get("http://a/p"); w.Body.String() != "page of " {
+							t.Errorf("another client got %d %q after that", w.Code, w.Body)
+						}
+					}
+				})
+			})
+		}
+	}
+}
