@@ -750,6 +750,9 @@ func TestAudience_OneClientInTwoProcessesLetsNoHerdGo(t *testing.T) {
 func TestAudience_FailureBesideAPageForOthers(t *testing.T) {
 	for _, cc := range []string{"max-age=60", "max-age=1, stale-if-error=60", "public, max-age=1, stale-if-error=60"} {
 		for name, fail := range ownFailures {
+			if name == "short" && strings.HasPrefix(cc, "public") {
+				continue // its client reads it while it is written
+			}
 			t.Run(cc+" "+name, func(t *testing.T) {
 				h := own(time.Second, fail)
 				o := bellwether.HTTPOptions{}
@@ -763,8 +766,7 @@ func TestAudience_FailureBesideAPageForOthers(t *testing.T) {
 					time.Sleep(2 * time.Second)
 					for _, s := range []*site{p.first, p.second} {
 						w := s.get("http://a/p", "Authorization", "bad")
-						// A short body is read while it is written.
-						if public := strings.HasPrefix(cc, "public") && name != "short"; (w.Body.String() == "page of ") != public {
+						if public := strings.HasPrefix(cc, "public"); (w.Body.String() == "page of ") != public {
 							t.Errorf("the client whose request fails got %d %q, Cache-Status %s", w.Code, w.Body, w.Header()["Cache-Status"])
 						}
 						if w := s.get("http://a/p"); w.Body.String() != "page of " {
