@@ -21,6 +21,12 @@ import (
 // adminRouter returns the handler of the second listener.
 func (s *server) adminRouter() http.Handler {
 	r := chi.NewRouter()
+	// An operator's browser may have a page of another site open, which can send a POST here.
+	protection := http.NewCrossOriginProtection()
+	protection.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		replyJSON(w, http.StatusForbidden, failure{Error: "a page of another origin sent this request; send it from this origin, or without a browser"})
+	}))
+	r.Use(protection.Handler)
 	r.Get("/healthz", s.healthz)
 	r.Get("/stats", s.stats)
 	r.Method(http.MethodGet, "/metrics", s.metricsHandler())

@@ -13,6 +13,8 @@ import (
 	"net/http/httptest"
 	"net/url"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -153,6 +155,121 @@ func TestProxy_UpstreamDown(t *testing.T) {
 	}
 }
 
+// An upstream that drops a request with its connection gets the request from one kept
+// connection and from one new one, however many are kept.
+func TestProxy_UpstreamDropsConnections(t *testing.T) {
+	const kept = 50
+	var asked atomic.Int32
+	var drops atomic.Bool
+	all := make(chan struct{})
+	upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		n := asked.Add(1)
+		if drops.Load() {
+			panic(http.ErrAbortHandler)
+		}
+		if n == kept {
+			close(all)
+		}
+		<-all
+		fmt.Fprint(w, "page")
+	}))
+	defer upstream.Close()
+	front, _ := newTestServer(t, "-upstream", upstream.URL)
+	var pages sync.WaitGroup
+	for i := range kept {
+		pages.Go(func() {
+			if a := do(http.MethodGet, fmt.Sprint(front.URL, "/", i)); a.status != http.StatusOK {
+				t.Error(a)
+			}
+		})
+	}
+	pages.Wait()
+	drops.Store(true)
+	for _, method := range []string{http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodPost} {
+		asked.Store(0)
+		began := time.Now()
+		if a := do(method, front.URL+"/dropped"+method); a.status != http.StatusBadGateway {
+			t.Errorf("%s: %v, want 502", method, a)
+		}
+		if n := asked.Load(); n < 1 || n > 2 {
+			t.Errorf("%s: the upstream was asked %d times, want 2 at most", method, n)
+		}
+		if took := time.Since(began); took > 5*time.Second {
+			t.Errorf("%s took %v", method, took)
+		}
+	}
+	drops.Store(false)
+	if a := do(http.MethodGet, front.URL+"/well"); a.status != http.StatusOK {
+		t.Errorf("%v, want 200", a)
+	}
+}
+
+// A connection that the upstream has closed, after a request had been sent over it, fails
+// no request.
+func TestProxy_UpstreamCloses(t *testing.T) {
+	var conns atomic.Int32
+	upstream := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		served := r.Context().Value(connKey{}).(*atomic.Int32)
+		if served.Add(1) > 1 {
+			panic(http.ErrAbortHandler) // no connection serves two
+		}
+		if r.ContentLength != 0 || len(r.TransferEncoding) > 0 {
+			t.Errorf("%s came with a body of %d bytes, %v", r.Method, r.ContentLength, r.TransferEncoding)
+		}
+		fmt.Fprint(w, "page")
+	}))
+	upstream.Config.ConnContext = func(ctx context.Context, _ net.Conn) context.Context {
+		conns.Add(1)
+		return context.WithValue(ctx, connKey{}, new(atomic.Int32))
+	}
+	upstream.Start()
+	defer upstream.Close()
+	front, _ := newTestServer(t, "-upstream", upstream.URL)
+	for i := range 10 {
+		for _, method := range []string{http.MethodGet, http.MethodHead, http.MethodOptions} {
+			if a := do(method, fmt.Sprint(front.URL, "/", i, method)); a.status != http.StatusOK {
+				t.Errorf("%s: %v, want 200", method, a)
+			}
+		}
+	}
+	if n := conns.Load(); n < 30 {
+		t.Errorf("%d connections for 30 requests: none was closed", n)
+	}
+}
+
+type connKey struct{}
+
+// A client's wish for HTTP/2 over the same connection does not reach the upstream, which
+// would speak with the client past the cache.
+func TestProxy_UpgradeToHTTP2(t *testing.T) {
+	upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		for _, name := range []string{"Upgrade", "Connection", "Http2-Settings"} {
+			if v := r.Header.Values(name); len(v) > 0 {
+				t.Errorf("%s: the upstream got %s: %q", r.Method, name, v)
+			}
+		}
+		fmt.Fprint(w, "page")
+	}))
+	defer upstream.Close()
+	front, _ := newTestServer(t, "-upstream", upstream.URL)
+	for _, method := range []string{"GET", "HEAD", "POST", "PUT", "OPTIONS", "DELETE"} {
+		for _, protocol := range []string{"h2c", "H2C", "websocket, h2c"} {
+			r, _ := http.NewRequest(method, front.URL+"/", nil)
+			r.Header.Set("Connection", "Upgrade, HTTP2-Settings")
+			r.Header.Set("Upgrade", protocol)
+			r.Header.Set("HTTP2-Settings", "AAMAAABkAARAAAAAAAIAAAAA")
+			resp, err := client.Do(r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			resp.Body.Close()
+			if resp.StatusCode != http.StatusOK {
+				t.Errorf("%s with Upgrade: %s got %d, want 200", method, protocol, resp.StatusCode)
+			}
+		}
+	}
+}
+
 // TestProxy_BodyBreaksOff holds that a client sees a broken body broken, and
 // that nobody gets it from the cache.
 func TestProxy_BodyBreaksOff(t *testing.T) {
@@ -248,6 +365,38 @@ func TestAdmin(t *testing.T) {
 	} {
 		if a := do(test.method, back.URL+test.target); a.status != test.status || !strings.Contains(a.body, test.body) {
 			t.Errorf("%s %s: %v, want %d and %q", test.method, test.target, a, test.status, test.body)
+		}
+	}
+}
+
+// A page of another site, open in an operator's browser, changes nothing.
+func TestAdmin_CrossSite(t *testing.T) {
+	_, back := newTestServer(t)
+	for _, test := range []struct {
+		header, value string
+		status        int
+	}{
+		{"Sec-Fetch-Site", "cross-site", http.StatusForbidden},
+		{"Sec-Fetch-Site", "same-site", http.StatusForbidden},
+		{"Origin", "http://evil.test", http.StatusForbidden},
+		{"Origin", "null", http.StatusForbidden},
+		{"Sec-Fetch-Site", "same-origin", http.StatusOK},
+		{"Origin", back.URL, http.StatusOK},
+		{"Accept", "*/*", http.StatusOK}, // no browser
+	} {
+		r, _ := http.NewRequest(http.MethodPost, back.URL+"/invalidate?url=/x", nil)
+		r.Header.Set(test.header, test.value)
+		resp, err := client.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, _ := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if resp.StatusCode != test.status {
+			t.Errorf("%s: %s: %d %s, want %d", test.header, test.value, resp.StatusCode, body, test.status)
+		}
+		if resp.StatusCode == http.StatusForbidden && !strings.Contains(string(body), "origin") {
+			t.Errorf("%s: %s: %s does not say why", test.header, test.value, body)
 		}
 	}
 }

@@ -2,10 +2,14 @@ package main
 
 import (
 	"errors"
+	"io"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"net/http/httputil"
 	"net/url"
+	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/bellwether-go/bellwether"
@@ -42,8 +46,15 @@ func newProxy(upstream *url.URL, quiet *repeats) (*httputil.ReverseProxy, *http.
 		IdleConnTimeout:     90 * time.Second,
 	}
 	proxy := &httputil.ReverseProxy{
-		Transport: transport,
+		Transport: newTwice(transport),
 		Rewrite: func(r *httputil.ProxyRequest) {
+			// Over a connection that has changed to h2c, the client's next requests would
+			// reach the upstream, and neither the cache nor this proxy would see them.
+			if strings.Contains(strings.ToLower(strings.Join(r.In.Header["Upgrade"], ",")), "h2c") {
+				for _, name := range []string{"Connection", "Upgrade", "Http2-Settings"} {
+					r.Out.Header.Del(name)
+				}
+			}
 			r.Out.URL.RawQuery = r.In.URL.RawQuery // also of what does not parse: it is in the key
 			r.SetURL(upstream)
 			r.SetXForwarded()
@@ -62,4 +73,41 @@ func newProxy(upstream *url.URL, quiet *repeats) (*httputil.ReverseProxy, *http.
 		},
 	}
 	return proxy, transport
+}
+
+// A twice asks the upstream once more, over a new connection, if a kept connection ends
+// without an answer: the upstream may have closed the connection while nothing was sent.
+// net/http does so for each connection that it keeps, and an upstream that drops each
+// request would get the request from all of them.
+type twice struct{ kept, fresh http.RoundTripper }
+
+func newTwice(kept *http.Transport) twice {
+	fresh := kept.Clone()
+	fresh.DisableKeepAlives = true
+	return twice{kept, fresh}
+}
+
+// RoundTrip implements [http.RoundTripper].
+func (t twice) RoundTrip(r *http.Request) (*http.Response, error) {
+	if r.Body != nil && r.Body != http.NoBody || !repeatable(r) {
+		return t.kept.RoundTrip(r) // which repeats only a request of which nothing was sent
+	}
+	var reused atomic.Bool
+	trace := &httptrace.ClientTrace{GotConn: func(info httptrace.GotConnInfo) { reused.Store(info.Reused) }}
+	once := r.WithContext(httptrace.WithClientTrace(r.Context(), trace))
+	once.Body = struct{ io.ReadCloser }{http.NoBody} // net/http repeats no request that has a body of a type it does not know
+	resp, err := t.kept.RoundTrip(once)
+	if err == nil || !reused.Load() || r.Context().Err() != nil {
+		return resp, err
+	}
+	return t.fresh.RoundTrip(r)
+}
+
+// repeatable reports whether net/http repeats a request that has been sent.
+func repeatable(r *http.Request) bool {
+	switch r.Method {
+	case http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace:
+		return true
+	}
+	return r.Header["Idempotency-Key"] != nil || r.Header["X-Idempotency-Key"] != nil
 }
