@@ -359,7 +359,7 @@ type batch[V any] struct {
 	user   batchLoad[V] // the load of all
 	places *semaphore.Weighted
 	shared sharedSlot // for the first load
-	nested nesting
+	demand demand
 
 	// complete is closed when all its flights have been begun. Before that the
 	// members are the beginner's, after it they do not change.
@@ -379,11 +379,12 @@ type batch[V any] struct {
 // nothing if it is nil.
 type member[V any] struct {
 	*batch[V]
-	key   string
-	order int    // among the keys of the batch
-	fly   func() // the flight's; nil if the key had one already
-	ahead *storeReply
-	lose  time.Duration // what the flight may still lose to engines
+	key    string
+	order  int     // among the keys of the batch
+	fly    func()  // the flight's; nil if the key had one already
+	askers *askers // the flight's
+	ahead  *storeReply
+	lose   time.Duration // what the flight may still lose to engines
 
 	off   bool        // guarded by batch.mu: it has taken off
 	state memberState // guarded by batch.mu
@@ -414,7 +415,7 @@ func (m *member[V]) bind() loader[V] {
 // complete is not closed.
 func (m *member[V]) board(ctx context.Context, f *flight[V]) {
 	flying := ctx
-	m.fly = func() { f.fly(flying) }
+	m.fly, m.askers = func() { f.fly(flying) }, &f.askers
 	if m.members = append(m.members, m); len(m.members) == 1 {
 		// With its values and not its end: the flight may end while the others
 		// are being read.
@@ -551,14 +552,14 @@ func (m *member[V]) try() (free func()) {
 }
 
 // wait implements slotSource.
-func (m *member[V]) wait(ctx, nested context.Context) (free func()) {
+func (m *member[V]) wait(ctx context.Context, d *demand) (free func()) {
 	switch {
 	case m.user == nil:
-		return m.engine.slots.wait(ctx, nested)
+		return m.engine.slots.wait(ctx, d)
 	case m.shares():
-		return m.handed(m.shared.wait(ctx, nested))
+		return m.handed(m.shared.wait(ctx, d))
 	}
-	return m.handed(ownSlot(m.engine.slots.wait(ctx, nested)))
+	return m.handed(ownSlot(m.engine.slots.wait(ctx, d)))
 }
 
 // queue implements slotSource. The members count as one among the MaxQueued: a
@@ -613,8 +614,7 @@ func (m *member[V]) load(ctx context.Context) (V, error) {
 	r := m.arrive(ctx, s)
 	if r == nil && ctx.Err() == nil {
 		// The load that its slot was for has gone without it.
-		_, nested := m.engine.nested(&m.nested)
-		if s.hand = ownSlot(m.engine.slots.wait(ctx, nested)); s.hand != nil {
+		if s.hand = ownSlot(m.engine.slots.wait(ctx, &m.demand)); s.hand != nil {
 			defer s.hand.release()
 			r = m.arrive(ctx, s)
 		}
@@ -762,12 +762,12 @@ func (b *batch[V]) start(r *round[V]) {
 
 // run runs the user's load for a round.
 func (b *batch[V]) run(ctx context.Context, r *round[V], hand *slotHand) {
-	load := &loadContext{Context: ctx, rebuilds: r, slots: &b.engine.slots}
-	ctx, cancel := context.WithTimeoutCause(load, b.engine.RebuildTimeout, ErrRebuildTimeout)
-	keys := make([]string, len(r.seats))
+	keys, makes := make([]string, len(r.seats)), make([]*askers, len(r.seats))
 	for i, s := range r.seats {
-		keys[i] = s.key
+		keys[i], makes[i] = s.key, s.askers
 	}
+	load := newLoadContext(ctx, &b.engine.slots, makes)
+	ctx, cancel := context.WithTimeoutCause(load, b.engine.RebuildTimeout, ErrRebuildTimeout)
 	var values map[string]V
 	var batch *BatchError
 	err := ErrGoexit

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
-	"golang.org/x/sync/semaphore"
 )
 
 // This file is what the two faces share: one cache with its tiers, its ways to
@@ -62,7 +61,7 @@ func newEngine[V any](s settings, size func(string, V) int, marshal func(V) ([]b
 		marshal:   marshal,
 		unmarshal: unmarshal,
 		observers: newObservers(s.Observers),
-		slots:     rebuildSlots{free: semaphore.NewWeighted(int64(s.MaxRebuilds)), most: int64(s.MaxQueued)},
+		slots:     rebuildSlots{size: s.MaxRebuilds, most: int64(s.MaxQueued), valve: valve{works: s.elastic}},
 		flights:   make(map[string]*flight[V]),
 		aloft:     make(map[*flight[V]]struct{}),
 	}

@@ -28,7 +28,7 @@ type attempt[V any] struct {
 	present  *item[V] // the flight's
 	made     instant  // the item.made of what the load makes
 	position uint64   // and its item.position
-	running  *runningLoad[V]
+	running  *loadRun[V]
 }
 
 // An audience is the callers of a flight that may have a published value. The other
@@ -120,7 +120,8 @@ type flight[V any] struct {
 	unlisted      bool
 	invalidations uint64
 
-	nested nesting // guarded by engine.mu, see nesting
+	demand demand // see demanded
+	askers askers // guarded by callsOfLoads
 }
 
 // A flightState is one state of a flight. It never changes; the next one takes
@@ -151,20 +152,12 @@ func (s *flightState[V]) failure() error {
 	return s.err
 }
 
-// nesting is the flight's, or its batch's, whose flights share a slot.
-func (f *flight[V]) nesting() *nesting {
+// demanded is the flight's demand, or its batch's, whose flights share a slot.
+func (f *flight[V]) demanded() *demand {
 	if f.member != nil {
-		return &f.member.nested
+		return &f.member.demand
 	}
-	return &f.nested
-}
-
-// nested reports whether a load waits already, and returns the context that ends when
-// one does.
-func (e *engine[V]) nested(n *nesting) (is bool, ctx context.Context) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return n.is, n.context()
+	return &f.demand
 }
 
 // change gives the flight its next state. engine.mu is held.
@@ -185,10 +178,6 @@ var (
 	// errTaken is for a call that will not wait for another's flight, or for another
 	// process's. It never reaches the other callers of a flight that it has begun.
 	errTaken = errors.New("bellwether: another call's flight is under way")
-
-	// errOwnKey is for a load that asks for what it is to load. It would wait for
-	// itself until RebuildTimeout.
-	errOwnKey = errors.New("bellwether: a load has asked its own cache for the key that it loads, and would wait for itself: it has to make that value without the cache")
 
 	// errNothing is the failure of a load that has answered its audience, by
 	// publish, and has learnt nothing about the key. It is not remembered, and the

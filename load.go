@@ -7,6 +7,7 @@ import (
 	"runtime/debug"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/bellwether-go/bellwether/internal/stack"
@@ -48,11 +49,22 @@ type loadKey struct{}
 // A loadContext is the context of one run of the user's load.
 type loadContext struct {
 	context.Context
-	rebuilds  any // the *flight that it is of, or the *round
+	makes     []*askers // those of the flights that it loads for
+	depth     int       // how many loads wait for each other, this one included
 	freshness freshnessSlot
 	slots     *rebuildSlots // of which it has one
 	waits     int           // guarded by slots.mu: its calls that wait for other keys
-	ended     bool          // guarded by slots.mu: it gives its slot back
+	ended     atomic.Bool   // it gives its slot back; set with slots.mu held
+}
+
+// newLoadContext is the context of a load for these flights. It is part of the load
+// that has begun them, if that still runs.
+func newLoadContext(ctx context.Context, slots *rebuildSlots, makes []*askers) *loadContext {
+	c := &loadContext{Context: ctx, makes: makes, depth: 1, slots: slots}
+	if within := runningLoad(ctx); within != nil {
+		c.depth = within.depth + 1
+	}
+	return c
 }
 
 // Value returns the loadContext itself for loadKey.
@@ -69,27 +81,13 @@ func loadOf(ctx context.Context) *loadContext {
 	return c
 }
 
-// holding is the innermost load within which c is, itself included, that has one of
-// these slots; nil if none has.
-func (c *loadContext) holding(one *rebuildSlots) *loadContext {
-	for c != nil && c.slots != one {
-		c = loadOf(c.Context)
+// runningLoad is the innermost load that ctx is of, nil if that has ended, or there is none: a
+// goroutine that a load has left behind keeps nobody waiting.
+func runningLoad(ctx context.Context) *loadContext {
+	if c := loadOf(ctx); c != nil && !c.ended.Load() {
+		return c
 	}
-	return c
-}
-
-// loads reports whether c is of the flight's own load.
-func (f *flight[V]) loads(c *loadContext) bool {
-	if c == nil {
-		return false
-	}
-	switch rebuilds := c.rebuilds.(type) {
-	case *flight[V]:
-		return rebuilds == f
-	case *round[V]:
-		return slices.ContainsFunc(rebuilds.seats, func(s *seat[V]) bool { return s.member == f.member })
-	}
-	return false
+	return nil
 }
 
 // freshnessSlot is where a load leaves the Freshness of its value.
@@ -161,9 +159,9 @@ type loaded[V any] struct {
 	took      time.Duration
 }
 
-// A runningLoad is one run of the user's load for one flight.
-type runningLoad[V any] struct {
-	loadContext
+// A loadRun is one run of the user's load for one flight.
+type loadRun[V any] struct {
+	*loadContext
 	attempt attempt[V]
 	began   time.Time
 	once    sync.Once
@@ -175,8 +173,8 @@ type runningLoad[V any] struct {
 // room for it: a load that everybody has given up on must not leak its goroutine
 // on top. free is called when the load has really returned, or told.
 func (a attempt[V]) start(ctx context.Context, free func()) <-chan loaded[V] {
-	l := &runningLoad[V]{
-		loadContext: loadContext{Context: ctx, rebuilds: a.flight, slots: &a.engine.slots},
+	l := &loadRun[V]{
+		loadContext: newLoadContext(ctx, &a.engine.slots, []*askers{&a.flight.askers}),
 		began:       time.Now(),
 		free:        free,
 		result:      make(chan loaded[V], 1),
@@ -191,7 +189,7 @@ func (a attempt[V]) start(ctx context.Context, free func()) <-chan loaded[V] {
 func (a attempt[V]) tell(value V, err error) { a.running.end(value, err) }
 
 // end makes that the load's result, unless it has one.
-func (l *runningLoad[V]) end(value V, err error) {
+func (l *loadRun[V]) end(value V, err error) {
 	l.once.Do(func() {
 		o, slot := &l.attempt.engine.settings, &l.freshness
 		result := loaded[V]{value: value, err: err, began: l.began, took: time.Since(l.began)}
@@ -205,13 +203,13 @@ func (l *runningLoad[V]) end(value V, err error) {
 			result.freshness = o.Freshness
 		}
 		slot.mu.Unlock()
-		l.slots.end(&l.loadContext)
+		l.slots.end(l.loadContext)
 		l.free()
 		l.result <- result
 	})
 }
 
-func (l *runningLoad[V]) run() {
+func (l *loadRun[V]) run() {
 	stack.Grow()
 	var (
 		value    V
@@ -229,7 +227,7 @@ func (l *runningLoad[V]) run() {
 		}
 		l.end(value, err)
 	}()
-	value, err = l.attempt.load(&l.loadContext, l.attempt)
+	value, err = l.attempt.load(l.loadContext, l.attempt)
 	inquire(err)
 	returned = true
 }

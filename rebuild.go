@@ -206,8 +206,8 @@ func (r *run[V]) takeSlot(ctx context.Context) bool {
 		return false
 	}
 	defer slots.unqueue()
-	within, nested := e.nested(r.nesting())
-	if !slots.queue() && !r.led && !within {
+	demand := r.demanded()
+	if !slots.queue() && !r.led && !demand.load.Load() {
 		// More waiting would end in nothing but time-outs. Who has had a slot
 		// already, and lost its lease since, was let in, and so was a load that waits
 		// for this one. The failure is of now: no sweep that was before is against it.
@@ -226,7 +226,7 @@ func (r *run[V]) takeSlot(ctx context.Context) bool {
 	taken := make(chan struct{})
 	e.running.Go(func() {
 		defer close(taken)
-		r.slot = slots.wait(waiting, nested)
+		r.slot = slots.wait(waiting, demand)
 	})
 	// However this ends, also by a panic of user code in a look, the slot may
 	// have come at the same time.

@@ -312,7 +312,8 @@ func befall(t *testing.T, pushes bool, event simEvent, n int) []string {
 // returns the row of the table.
 func drain(t *testing.T, processes, keys int, each time.Duration, what string, o bellwether.Options) []string {
 	t.Helper()
-	const maxRebuilds = 128 // the default
+	const maxRebuilds = 128
+	o.MaxRebuilds = maxRebuilds // which is exact, unlike the default
 	var loads, running, most, refused, asked, storeOps, lockOps atomic.Int64
 	var longest, drained time.Duration
 	synctest.Test(t, func(t *testing.T) {
@@ -404,9 +405,9 @@ func drain(t *testing.T, processes, keys int, each time.Duration, what string, o
 
 // drains are the ways of drain in the table.
 var drains = map[string]bellwether.Options{
-	"`MaxQueued` 10,000":            {MaxQueued: 10_000},
-	"defaults":                      {},
-	"defaults, stale may be served": {StaleWhileRevalidate: time.Hour},
+	"`MaxQueued` 10,000":                    {MaxQueued: 10_000},
+	"`MaxQueued` zero":                      {},
+	"`MaxQueued` zero, stale may be served": {StaleWhileRevalidate: time.Hour},
 }
 
 const (

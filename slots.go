@@ -1,170 +1,206 @@
 package bellwether
 
 import (
+	"container/list"
 	"context"
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"golang.org/x/sync/semaphore"
 )
 
-// This file is MaxRebuilds: the slots that rebuilds take, and how the flights of
-// a batch share one.
+// This file is MaxRebuilds: the slots that rebuilds take, how loads that wait for
+// each other share them, and how the flights of a batch share one.
 
 // A slotSource is where a flight takes its slot.
 type slotSource interface {
-	// try returns what gives the slot back, to be called once; nil if there is
-	// no slot now.
+	// try returns the function that gives the slot back, to be called once; nil if
+	// there is no slot now.
 	try() (free func())
-	// wait is try that waits for one until ctx ends, of the loads that wait for
-	// theirs too from when nested has ended.
-	wait(ctx, nested context.Context) (free func())
+	// wait is try that waits for a slot until ctx ends.
+	wait(ctx context.Context, d *demand) (free func())
 	// queue counts the flight among those that wait, and reports whether these
 	// are not too many. unqueue ends that, also after false.
 	queue() bool
 	unqueue()
 }
 
-// rebuildSlots are the slots of an engine.
+// rebuildSlots are the slots of an engine. A load that waits for another key, of any
+// cache of this process, holds its slot and needs none: the origin has nothing to do
+// for it. So two bounds make one:
+//
+//   - A rebuild for which no load waits begins while fewer than MaxRebuilds loads hold
+//     a slot, waiting or not. Else loads would begin without end while the first are
+//     half done.
+//   - A rebuild for which a load waits begins while fewer than MaxRebuilds of these
+//     loads work. Else MaxRebuilds loads that each ask for another key would wait for
+//     themselves until RebuildTimeout.
+//
+// When every load waits, the second bound lets the next rebuild begin. Two caches
+// whose loads ask each other go on in the same way: each load that waits for the other
+// cache makes room in its own. No cache uses the slots of another cache, whose origin
+// may be another one.
+//
+// A load that does not wait any longer for the rebuild that it has asked for works
+// beside it. Then more than MaxRebuilds loads work, until some of them have ended: as
+// many as have waited for each other, and no rebuild begins meanwhile.
 type rebuildSlots struct {
-	free   *semaphore.Weighted // MaxRebuilds
-	queued atomic.Int64        // flights, and batches, that wait for one
-	most   int64               // MaxQueued
+	size   int          // MaxRebuilds
+	queued atomic.Int64 // flights, and batches, that wait for a slot
+	most   int64        // MaxQueued
 
-	mu      sync.Mutex    // guards what follows, and a loadContext's waits and ended
-	offered int           // the loads that have a slot and wait for another key of their cache
-	lent    int           // the flights that have borrowed one of these slots
-	settled int           // those whose loan was to end, and which have got a slot of their own
-	changed chan struct{} // closed when there may be one more to borrow; nil unless somebody waits for that
+	mu      sync.Mutex // guards what follows, and a loadContext's waits
+	held    int        // the loads that have a slot
+	waiting int        // of these, the loads that wait for another key
+	asked   list.List  // the *slotRequests for which loads wait, the newest last
+	others  list.List  // all other *slotRequests, the newest last
+	valve   valve
+}
+
+// A demand tells who waits for a flight, or for one of a batch.
+type demand struct {
+	load  atomic.Bool  // a load does
+	calls atomic.Int64 // how many have joined
+}
+
+// A slotRequest is one wait for a slot. rebuildSlots.mu guards all but taken.
+type slotRequest struct {
+	demand *demand
+	in     *list.List // the list that has it, nil once it has its slot
+	at     *list.Element
+	free   func()
+	taken  chan struct{} // closed when free is set
 }
 
 func (s *rebuildSlots) try() (free func()) {
-	if !s.free.TryAcquire(1) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.held >= s.size || s.asked.Len() > 0 || s.others.Len() > 0 {
 		return nil
 	}
-	return s.release
+	return s.take()
 }
 
-func (s *rebuildSlots) wait(ctx, nested context.Context) (free func()) {
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
-	var loan func()
-	asked := make(chan struct{})
-	unheard := context.AfterFunc(nested, func() {
-		defer close(asked)
-		if loan = s.borrow(ctx); loan != nil {
-			stop()
-		}
-	})
-	own := s.free.Acquire(ctx, 1) == nil
-	if !unheard() {
-		stop()
-		<-asked
+// take takes a slot. s.mu is held.
+func (s *rebuildSlots) take() (free func()) {
+	s.held++
+	since := s.valve.since
+	if since != nil {
+		since.begun++
 	}
-	switch {
-	case !own:
-		return loan
-	case loan != nil: // both at one time
-		loan()
-	}
-	return s.release
-}
-
-// borrow waits for the slot of a load that waits itself, until ctx ends. Without it,
-// MaxRebuilds loads that each ask their own cache for another key would wait for
-// themselves until RebuildTimeout, and all other keys with them. There are no more
-// loans than loads that wait, so that those that do not are no more than MaxRebuilds.
-// Where a load goes on before a loan has ended, because another has made what it
-// waited for, there is one too many, until that ends or a slot is free: none begins
-// before. As a load on a loan offers that in its turn, it never comes to it that
-// all wait.
-func (s *rebuildSlots) borrow(ctx context.Context) (giveBack func()) {
-	for {
+	return func() {
 		s.mu.Lock()
-		if s.lent < s.offered {
-			s.lent++
-			s.mu.Unlock()
-			return s.giveBack
-		}
-		if s.changed == nil {
-			s.changed = make(chan struct{})
-		}
-		changed := s.changed
-		s.mu.Unlock()
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return nil
-		}
+		defer s.mu.Unlock()
+		s.held--
+		s.ended(since)
+		s.dispatch()
 	}
 }
 
-// offer lets others borrow the slot of a load that waits; withdraw ends that. A load
-// that waits for several keys at one time has one slot to offer.
-func (s *rebuildSlots) offer(load *loadContext) {
+func (s *rebuildSlots) wait(ctx context.Context, d *demand) (free func()) {
+	r := &slotRequest{demand: d, taken: make(chan struct{})}
+	s.mu.Lock()
+	if d.load.Load() {
+		r.enter(&s.asked)
+	} else {
+		r.enter(&s.others)
+	}
+	s.dispatch()
+	s.watch()
+	s.mu.Unlock()
+	select {
+	case <-r.taken:
+		return r.free
+	case <-ctx.Done():
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if load.waits++; load.waits == 1 && !load.ended {
-		s.offered++
-		s.tell()
+	if r.in != nil {
+		r.leave()
+	}
+	return r.free // both at one time
+}
+
+func (r *slotRequest) enter(list *list.List) { r.in, r.at = list, list.PushBack(r) }
+
+func (r *slotRequest) leave() {
+	r.in.Remove(r.at)
+	r.in = nil
+}
+
+// dispatch gives slots to those who wait and may have one. s.mu is held.
+func (s *rebuildSlots) dispatch() {
+	for {
+		r := s.next()
+		if r == nil {
+			return
+		}
+		r.leave()
+		r.free = s.take()
+		close(r.taken)
 	}
 }
 
-func (s *rebuildSlots) withdraw(load *loadContext) {
+// next is the request that gets a slot now, nil if none does. Of the requests that
+// loads wait for it is the newest: so a tree of loads goes on in its depth, and each
+// level of it has no more than MaxRebuilds of them half done. s.mu is held.
+func (s *rebuildSlots) next() *slotRequest {
+	if newest := s.asked.Back(); newest != nil && s.held-s.waiting < s.size+s.valve.extra {
+		return newest.Value.(*slotRequest)
+	}
+	if oldest := s.others.Front(); oldest != nil && s.held < s.size {
+		return oldest.Value.(*slotRequest)
+	}
+	if s.held < s.size {
+		s.valve.extra = 0 // nobody waits, and the bound holds
+	}
+	if s.held < s.size+s.valve.extra {
+		return s.likely()
+	}
+	return nil
+}
+
+// byLoad tells that a load waits for the demand's flight.
+func (s *rebuildSlots) byLoad(d *demand) {
+	if d.load.Swap(true) {
+		return
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if load.waits--; load.waits == 0 && !load.ended {
-		s.offered--
-		// With a slot that is free already, which the next load would take beside it.
-		if s.lent > s.offered && s.free.TryAcquire(1) {
-			s.lent--
-			s.settled++
+	for at := s.others.Front(); at != nil; {
+		r := at.Value.(*slotRequest)
+		if at = at.Next(); r.demand == d {
+			r.leave()
+			r.enter(&s.asked)
 		}
+	}
+	s.dispatch()
+}
+
+// begin counts a load that waits for another key; resume ends that. A load that waits
+// for several keys at one time is one.
+func (s *rebuildSlots) begin(load *loadContext) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if load.waits++; load.waits == 1 && !load.ended.Load() {
+		s.waiting++
+		s.dispatch()
 	}
 }
 
-// end is called before a load gives its slot back. It may go on behind that.
+func (s *rebuildSlots) resume(load *loadContext) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if load.waits--; load.waits == 0 && !load.ended.Load() {
+		s.waiting--
+	}
+}
+
+// end is called before a load gives its slot back. Its goroutines may go on behind that.
 func (s *rebuildSlots) end(load *loadContext) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if load.ended = true; load.waits > 0 {
-		s.offered--
-	}
-}
-
-// tell wakes those who wait for something to borrow. s.mu is held.
-func (s *rebuildSlots) tell() {
-	if s.changed != nil {
-		close(s.changed)
-		s.changed = nil
-	}
-}
-
-// giveBack ends a loan, or frees the slot of its own that it has got meanwhile.
-func (s *rebuildSlots) giveBack() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.settled > 0 && s.lent <= s.offered {
-		s.settled--
-		s.free.Release(1)
-		return
-	}
-	s.lent--
-	s.tell()
-}
-
-// release frees a slot, or settles a loan with it that was to end.
-func (s *rebuildSlots) release() {
-	s.mu.Lock()
-	settles := s.lent > s.offered
-	if settles {
-		s.lent--
-		s.settled++
-	}
-	s.mu.Unlock()
-	if !settles {
-		s.free.Release(1)
+	if !load.ended.Swap(true) && load.waits > 0 {
+		s.waiting--
 	}
 }
 
@@ -178,31 +214,6 @@ func (s *rebuildSlots) lookPause() time.Duration {
 
 func (s *rebuildSlots) queue() bool { return s.queued.Add(1) <= s.most }
 func (s *rebuildSlots) unqueue()    { s.queued.Add(-1) }
-
-// A nesting tells whether a load of the same cache waits for a flight, or for one of a
-// batch. engine.mu guards it.
-type nesting struct {
-	is   bool
-	ctx  context.Context // ends when it is; nil if nobody has asked for it
-	tell context.CancelFunc
-}
-
-func (n *nesting) set() {
-	n.is = true
-	if n.tell != nil {
-		n.tell()
-	}
-}
-
-func (n *nesting) context() context.Context {
-	if n.ctx == nil {
-		n.ctx, n.tell = context.WithCancel(context.Background())
-		if n.is {
-			n.tell()
-		}
-	}
-	return n.ctx
-}
 
 // A sharedSlot is one slot for many holders. It is taken when the first of them
 // asks and given back when the last has freed it; then it may be taken again.
@@ -257,14 +268,14 @@ func (s *sharedSlot) try() *slotHand {
 
 // wait is try that waits until ctx ends. However many wait, one does so at the
 // engine: the others would only stand in its way.
-func (s *sharedSlot) wait(ctx, nested context.Context) *slotHand {
+func (s *sharedSlot) wait(ctx context.Context, d *demand) *slotHand {
 	s.mu.Lock()
 	h := s.hand
 	if h == nil {
 		waiting, abandon := context.WithCancel(context.Background())
 		h = &slotHand{of: s, taken: make(chan struct{}), abandon: abandon}
 		s.hand = h
-		s.running.Go(func() { h.take(s.from.wait(waiting, nested)) })
+		s.running.Go(func() { h.take(s.from.wait(waiting, d)) })
 	}
 	h.holders++
 	s.mu.Unlock()

@@ -61,7 +61,8 @@ type waiter[V any] struct {
 	began     instant
 	stale     *item[V]      // what may be served when its patience ends
 	refreshes bool          // it is no call: a flight that it begins is for what is to be replaced
-	lender    *loadContext  // the load of this cache that waits with the call; nil: none
+	load      *loadContext  // the load that waits with the call; nil: none
+	asks      bool          // the flight knows that the load waits for it
 	flight    *flight[V]    // that it waits for; nil: it has to join one
 	met       bool          // it has looked at that one
 	aboard    bool          // it counts among its callers
@@ -186,7 +187,7 @@ func (c *waiter[V]) wait(b binder[V]) {
 			continue
 		case is != waiting:
 			return
-		case expiry != nil || c.want.aside != nil || c.lender != nil:
+		case expiry != nil || c.want.aside != nil || c.load != nil:
 			if !c.pause(news, expiry) {
 				return
 			}
@@ -204,9 +205,9 @@ func (c *waiter[V]) wait(b binder[V]) {
 // pause waits for more than the flight and the call's end. It reports whether the
 // call goes on.
 func (c *waiter[V]) pause(news <-chan struct{}, expiry <-chan time.Time) bool {
-	if c.lender != nil {
-		c.engine.slots.offer(c.lender)
-		defer c.engine.slots.withdraw(c.lender)
+	if c.load != nil {
+		c.load.slots.begin(c.load)
+		defer c.load.slots.resume(c.load)
 	}
 	select {
 	case <-news:
@@ -296,6 +297,7 @@ func (c *waiter[V]) work(do func()) {
 
 // leave takes the waiter off its flight.
 func (c *waiter[V]) leave() {
+	c.stopAsking()
 	if c.aboard {
 		c.aboard = false
 		c.flight.leave()
@@ -303,6 +305,13 @@ func (c *waiter[V]) leave() {
 	if c.counted {
 		c.counted = false
 		c.flight.gone()
+	}
+}
+
+func (c *waiter[V]) stopAsking() {
+	if c.asks {
+		c.asks = false
+		c.flight.stopAwaiting(c.load)
 	}
 }
 
@@ -328,6 +337,7 @@ func (c *waiter[V]) look(state *flightState[V]) (is waitState, expiry <-chan tim
 			f.callers.joined() // again: it had given up on this value before
 		}
 		c.aboard = false // the answer is now
+		c.stopAsking()
 		return answered, nil
 	}
 	if state.published != nil {
@@ -443,8 +453,12 @@ func (c *waiter[V]) join(b binder[V]) bool {
 	if c.err = c.ctx.Err(); c.err != nil {
 		return false
 	}
-	e, within := c.engine, loadOf(c.ctx) // asked before the lock: contexts may be anybody's code
-	c.lender = within.holding(&e.slots)
+	e := c.engine
+	c.load = runningLoad(c.ctx) // asked before the lock: contexts may be anybody's code
+	if c.load != nil && c.load.depth >= maxChain && c.stale == nil {
+		c.err = errChain
+		return false
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.closed {
@@ -460,8 +474,7 @@ func (c *waiter[V]) join(b binder[V]) bool {
 		return false
 	}
 	// Something stale answers it when its patience ends, whoever makes what is not.
-	if c.stale == nil && f.state.Load().offered == nil && f.loads(within) {
-		c.err = errOwnKey
+	if c.err = c.ask(f); c.err != nil {
 		return false
 	}
 	c.board(f)
@@ -472,13 +485,25 @@ func (c *waiter[V]) join(b binder[V]) bool {
 func (c *waiter[V]) board(f *flight[V]) {
 	f.callers.joined()
 	c.flight, c.met, c.aboard = f, false, true
-	if c.lender != nil {
-		f.nesting().set()
+	f.demanded().calls.Add(1)
+	if c.load != nil {
+		c.engine.slots.byLoad(f.demanded())
 	}
 	if f.herd != nil {
 		f.herd.aboard.Add(1)
 		c.counted = true
 	}
+}
+
+// ask has the waiter's load wait for the flight, unless the load would wait for itself. A
+// stale answer comes when the waiter's patience ends, whoever makes another one.
+func (c *waiter[V]) ask(f *flight[V]) error {
+	if c.load == nil || c.stale != nil || f.state.Load().offered != nil {
+		return nil
+	}
+	err := f.await(c.load)
+	c.asks = err == nil
+	return err
 }
 
 // queuedLooks is how many times MaxQueued flights may wait for their first look. Looks
@@ -531,6 +556,7 @@ func (c *waiter[V]) begin(b binder[V]) bool {
 	}
 	f.state.Store(&flightState[V]{news: make(chan struct{}), lose: c.lose})
 	f.watch()
+	c.ask(f)
 	c.board(f)
 	f.alarm = time.AfterFunc(f.due-now, f.fallDue)
 	e.flights[c.key] = f

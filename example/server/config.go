@@ -96,7 +96,7 @@ func (c *config) flags() *flag.FlagSet {
 	define(fs, &o.MaxBody, "max-body", "8388608", count[int64],
 		"Store bodies of up to this `number` of bytes; larger ones are passed on.")
 	define(fs, &o.MaxRebuilds, "max-rebuilds", "128", count[int],
-		"Run up to this `number` of rebuilds at one time in this process.")
+		"Run up to this `number` of rebuilds at one time in this process. Unless set, more may run where pages of the upstream seem to wait for other pages that they fetch through this server.")
 	define(fs, &o.NearBytes, "near-bytes", "67108864", count[int64],
 		"Keep responses of up to this `number` of bytes in all in this process's memory. With -store memory that is the store.")
 	define(fs, &c.admin, "admin", "", hostPortOrNone,
@@ -149,10 +149,13 @@ func parse(args []string) (config, error) {
 	case fs.NArg() > 0:
 		return c, fmt.Errorf("unexpected argument %q: there are only flags (-h lists them)", fs.Arg(0))
 	}
-	waits := false
-	fs.Visit(func(f *flag.Flag) { waits = waits || f.Name == "max-wait" })
-	if !waits {
+	given := make(map[string]bool)
+	fs.Visit(func(f *flag.Flag) { given[f.Name] = true })
+	if !given["max-wait"] {
 		c.cache.MaxWait = 0 // the library adds it up, of what the other two are now
+	}
+	if !given["max-rebuilds"] {
+		c.cache.MaxRebuilds = 0 // of the library's default more run where pages wait for each other
 	}
 	if c.locker == "" {
 		c.locker = map[string]string{"memory": "local", "memcached": "memcached", "redis": "redis"}[c.store]

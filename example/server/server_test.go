@@ -604,6 +604,12 @@ func TestParse_Defaults(t *testing.T) {
 		!slices.Equal(c.redis, []string{"a:1", "b:2"}) || c.upstream.String() != "https://host/base" {
 		t.Errorf("%+v, %v", c, err)
 	}
+	if c, _ = parse(nil); c.cache.MaxRebuilds != 0 {
+		t.Errorf("MaxRebuilds %d without the flag; want 0, which may stretch", c.cache.MaxRebuilds)
+	}
+	if c, _ = parse([]string{"-max-rebuilds", "128"}); c.cache.MaxRebuilds != 128 {
+		t.Errorf("MaxRebuilds %d, want 128", c.cache.MaxRebuilds)
+	}
 	if c, _ = parse(nil); c.cache.MaxWait != 0 {
 		t.Errorf("MaxWait %v without the flag; want 0, which the library adds up", c.cache.MaxWait)
 	}

@@ -1,0 +1,390 @@
+package bellwether_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+)
+
+// This file has loads and handlers that ask for other keys: of their own cache, of
+// another, in a circle, and over HTTP.
+
+// Two caches whose loads ask each other have no slot to spare.
+func TestAsking_TwoCachesThatAskEachOther(t *testing.T) {
+	for _, depth := range []int{1, 2, 7} {
+		t.Run(fmt.Sprint("depth ", depth), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var caches [2]*bellwether.Cache[string]
+				var gauges [2]gauge
+				for i := range caches {
+					caches[i] = cacheOf(t, func(ctx context.Context, key string) (string, error) {
+						gauges[i].work(10 * time.Millisecond)
+						if rest, ok := strings.CutPrefix(key, "+"); ok {
+							return caches[1-i].Get(ctx, rest)
+						}
+						return "v", nil
+					}, bellwether.Options{MaxRebuilds: 1})
+				}
+				var wg sync.WaitGroup
+				began := time.Now()
+				for n := range 10 {
+					for i := range caches {
+						wg.Go(func() {
+							key := strings.Repeat("+", depth) + fmt.Sprint(i, n)
+							if v, err := caches[i].Get(t.Context(), key); v != "v" || err != nil {
+								t.Errorf("%s: %q, %v after %v", key, v, err, time.Since(began))
+							}
+						})
+					}
+				}
+				wg.Wait()
+				if took := time.Since(began); took > 5*time.Second {
+					t.Errorf("it took %v", took)
+				}
+				for i := range gauges {
+					if most := gauges[i].most.Load(); most > 1 {
+						t.Errorf("%d loads of cache %d worked at one time, want MaxRebuilds, 1", most, i)
+					}
+				}
+			})
+		})
+	}
+}
+
+// A cache lends no slot to another: the second one's MaxRebuilds holds, however many
+// loads of the first ask it.
+func TestAsking_SlotsStayInTheirCache(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var g gauge
+		data := cacheOf(t, func(context.Context, string) (string, error) {
+			g.work(10 * time.Millisecond)
+			return "v", nil
+		}, bellwether.Options{MaxRebuilds: 2})
+		pages := cacheOf(t, func(ctx context.Context, key string) (string, error) { return data.Get(ctx, key) }, bellwether.Options{})
+		var wg sync.WaitGroup
+		for n := range 50 {
+			wg.Go(func() {
+				if v, err := pages.Get(t.Context(), fmt.Sprint(n)); v != "v" || err != nil {
+					t.Errorf("%d: %q, %v", n, v, err)
+				}
+			})
+		}
+		wg.Wait()
+		if most := g.most.Load(); most != 2 {
+			t.Errorf("%d loads worked at one time, want MaxRebuilds, 2", most)
+		}
+	})
+}
+
+// A chain of eight loads has one slot. While each waits for the next, one works; those
+// that do not wait any longer work beside it, and no other load begins until they
+// have ended.
+func TestAsking_ChainOfEight(t *testing.T) {
+	for _, patient := range []bool{true, false} {
+		t.Run(fmt.Sprint("patient ", patient), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var g gauge
+				var c *bellwether.Cache[string]
+				beside := int32(0)
+				c = cacheOf(t, func(ctx context.Context, key string) (string, error) {
+					if key == "other" {
+						beside = g.running.Load()
+						return "v", nil
+					}
+					if rest, ok := strings.CutPrefix(key, "+"); ok {
+						asking, cancel := ctx, context.CancelFunc(func() {})
+						if !patient {
+							asking, cancel = context.WithTimeout(ctx, time.Second)
+						}
+						c.Get(asking, rest)
+						cancel()
+					}
+					g.work(10 * time.Second)
+					return "v", nil
+				}, bellwether.Options{MaxRebuilds: 1, MaxWait: time.Hour, RebuildTimeout: time.Hour})
+				var wg sync.WaitGroup
+				wg.Go(func() {
+					if v, err := c.Get(t.Context(), strings.Repeat("+", 7)+"end"); v != "v" || err != nil {
+						t.Errorf("%q, %v", v, err)
+					}
+				})
+				time.Sleep(100 * time.Millisecond)
+				wg.Go(func() { c.Get(t.Context(), "other") })
+				wg.Wait()
+				want := int32(1)
+				if !patient {
+					want = 8
+				}
+				if most := g.most.Load(); most != want {
+					t.Errorf("%d loads worked at one time, want %d", most, want)
+				}
+				if beside != 0 {
+					t.Errorf("another load began beside %d of the chain", beside)
+				}
+			})
+		})
+	}
+}
+
+// Loads that ask for one more without end are told so.
+func TestAsking_ChainWithoutEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var c *bellwether.Cache[string]
+		var loads atomic.Int32
+		c = cacheOf(t, func(ctx context.Context, key string) (string, error) {
+			loads.Add(1)
+			return c.Get(ctx, "+"+key)
+		}, bellwether.Options{})
+		began := time.Now()
+		_, err := c.Get(t.Context(), "")
+		if err == nil || !strings.Contains(err.Error(), "64 loads that wait for each other") || time.Since(began) > time.Second {
+			t.Errorf("%v after %v", err, time.Since(began))
+		}
+		if n := loads.Load(); n != 64 {
+			t.Errorf("%d loads, want 64", n)
+		}
+	})
+}
+
+// Loads that ask for each other's key are told at once that they would wait for
+// themselves, whoever has asked for them first.
+func TestAsking_Circle(t *testing.T) {
+	const said = "would wait for itself"
+	for _, batch := range []bool{false, true} {
+		for _, two := range []bool{false, true} {
+			for _, first := range []string{"a", "b", "a and b"} {
+				t.Run(fmt.Sprintf("batch %t, two caches %t, %s first", batch, two, first), func(t *testing.T) {
+					synctest.Test(t, func(t *testing.T) {
+						var caches map[string]*bellwether.Cache[string]
+						next := map[string]string{"a": "b", "b": "c", "c": "a"}
+						load := func(ctx context.Context, key string) (string, error) {
+							time.Sleep(time.Second)
+							return caches[next[key]].Get(ctx, next[key])
+						}
+						make := func() *bellwether.Cache[string] {
+							if !batch {
+								return cacheOf(t, load, bellwether.Options{})
+							}
+							c := bellwether.NewBatch(func(ctx context.Context, keys []string) (map[string]string, error) {
+								v, err := load(ctx, keys[0])
+								if err != nil {
+									return nil, err
+								}
+								return map[string]string{keys[0]: v}, nil
+							}, bellwether.Options{TTL: time.Minute})
+							t.Cleanup(func() { c.Close() })
+							return c
+						}
+						one := make()
+						caches = map[string]*bellwether.Cache[string]{"a": one, "b": one, "c": one}
+						if two {
+							caches["b"] = make()
+						}
+						var wg sync.WaitGroup
+						began := time.Now()
+						for _, key := range strings.Split(first, " and ") {
+							wg.Go(func() {
+								_, err := caches[key].Get(t.Context(), key)
+								if err == nil || !strings.Contains(err.Error(), said) {
+									t.Errorf("%s: %v, want %q", key, err, said)
+								}
+							})
+						}
+						wg.Wait()
+						if took := time.Since(began); took > 4*time.Second {
+							t.Errorf("it took %v, want 3 s: each load's second", took)
+						}
+					})
+				})
+			}
+		}
+	}
+}
+
+// A goroutine that a load has left behind waits for nobody who waits for it.
+func TestAsking_GoroutineLeftBehind(t *testing.T) {
+	for _, by := range []string{"its own cache", "another cache's load"} {
+		t.Run(by, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var first, second *bellwether.Cache[string]
+				var behind sync.WaitGroup
+				loads := 0
+				leave := func(ctx context.Context) {
+					behind.Go(func() {
+						time.Sleep(500 * time.Millisecond)
+						if v, err := first.Get(context.WithoutCancel(ctx), "k"); v != "v" || err != nil {
+							t.Errorf("%q, %v", v, err)
+						}
+					})
+				}
+				first = cacheOf(t, func(ctx context.Context, key string) (string, error) {
+					if loads++; loads > 1 {
+						time.Sleep(time.Second)
+						return "v", nil
+					}
+					if by == "its own cache" {
+						leave(ctx)
+						first.Invalidate(ctx, "k") // the flight loads again
+						return "v", nil
+					}
+					second.Get(ctx, "k")
+					time.Sleep(time.Second)
+					return "v", nil
+				}, bellwether.Options{})
+				second = cacheOf(t, func(ctx context.Context, key string) (string, error) {
+					leave(ctx)
+					return "v", nil
+				}, bellwether.Options{})
+				if v, err := first.Get(t.Context(), "k"); v != "v" || err != nil {
+					t.Errorf("%q, %v", v, err)
+				}
+				behind.Wait()
+			})
+		})
+	}
+}
+
+// selfAsking is a handler whose pages ask their own site for a part, over HTTP.
+func selfAsking(client *http.Client, base *string, shared bool) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=60")
+		part, ok := strings.CutPrefix(r.URL.Path, "/page/")
+		if !ok {
+			time.Sleep(50 * time.Millisecond)
+			fmt.Fprint(w, "part")
+			return
+		}
+		if shared {
+			part = "one"
+		}
+		status, body := fetchURL(client, *base+"/api/"+part)
+		if status != http.StatusOK {
+			w.WriteHeader(http.StatusBadGateway)
+		}
+		time.Sleep(50 * time.Millisecond)
+		fmt.Fprint(w, body, " in page")
+	}
+}
+
+func fetchURL(client *http.Client, url string) (status int, body string) {
+	res, err := client.Get(url)
+	if err != nil {
+		return -1, err.Error()
+	}
+	defer res.Body.Close()
+	b, err := io.ReadAll(res.Body)
+	if err != nil {
+		return -1, err.Error()
+	}
+	return res.StatusCode, string(b)
+}
+
+// pagesAtOnce asks for n new pages of a site that asks itself, and returns how long
+// all of them took.
+func pagesAtOnce(t *testing.T, n int, shared bool, around func(http.Handler) http.Handler) time.Duration {
+	t.Helper()
+	inner := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: n}}
+	outer := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: n}}
+	var base string
+	server := httptest.NewServer(around(selfAsking(inner, &base, shared)))
+	base = server.URL
+	defer server.Close()
+	defer inner.CloseIdleConnections()
+	defer outer.CloseIdleConnections()
+	var wg sync.WaitGroup
+	var wrong atomic.Int32
+	var first atomic.Pointer[string]
+	began := time.Now()
+	for i := range n {
+		wg.Go(func() {
+			if status, body := fetchURL(outer, fmt.Sprint(base, "/page/", i)); status != http.StatusOK || body != "part in page" {
+				wrong.Add(1)
+				said := fmt.Sprint(status, " ", body)
+				first.CompareAndSwap(nil, &said)
+			}
+		})
+	}
+	wg.Wait()
+	took := time.Since(began)
+	if k := wrong.Load(); k > 0 {
+		t.Errorf("%d of %d pages were not answered, as with %s", k, n, *first.Load())
+	}
+	return took
+}
+
+// Pages that fetch a part of their own site over HTTP take all slots, and wait for
+// parts that wait for a slot. All are answered, in at most three times the time that
+// they take without the cache.
+func TestAsking_PagesThatFetchTheirOwnSite(t *testing.T) {
+	for _, n := range []int{200, 2000} {
+		if n > 200 && testing.Short() {
+			continue
+		}
+		for _, shared := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%d pages, one part %t", n, shared), func(t *testing.T) {
+				var times []float64 // with the cache, as multiples of those without
+				for range 5 {
+					without := pagesAtOnce(t, n, shared, func(h http.Handler) http.Handler { return h })
+					mw := bellwether.NewMiddleware(bellwether.HTTPOptions{})
+					with := pagesAtOnce(t, n, shared, mw.Handler)
+					mw.Close()
+					t.Logf("%v without the cache, %v with it", without, with)
+					times = append(times, float64(with)/float64(without))
+				}
+				slices.Sort(times)
+				if times[2] > 3 {
+					t.Errorf("the cache makes it %.1f times as long, want 3 times at most", times[2])
+				}
+			})
+		}
+	}
+}
+
+// A slow origin gets a few loads more than the default of MaxRebuilds, and none more than
+// a MaxRebuilds that is set.
+func TestAsking_SlowOrigin(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		set  int
+		load func() time.Duration
+		most int32 // loads at one time
+	}{
+		{"a second", 0, func() time.Duration { return time.Second }, 128 * 5 / 2},
+		{"from half a second to one and a half", 0, func() time.Duration { return time.Second/2 + rand.N(time.Second) }, 128 + 5*16},
+		{"set", 128, func() time.Duration { return time.Second }, 128},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var g gauge
+				c := cacheOf(t, func(context.Context, string) (string, error) {
+					g.work(test.load())
+					return "v", nil
+				}, bellwether.Options{MaxRebuilds: test.set})
+				var wg sync.WaitGroup
+				for i := range 2000 {
+					wg.Go(func() {
+						if v, err := c.Get(t.Context(), fmt.Sprint(i)); v != "v" || err != nil {
+							t.Errorf("%q, %v", v, err)
+						}
+					})
+				}
+				wg.Wait()
+				if most := g.most.Load(); most > test.most {
+					t.Errorf("%d loads at one time, want %d at most", most, test.most)
+				}
+			})
+		})
+	}
+}

@@ -1,0 +1,77 @@
+package bellwether
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+)
+
+// This file knows which loads of this process wait for which others, of all caches: a
+// load that would wait for itself gets an error at once, and so does a chain of loads
+// without end.
+
+// maxChain is how many loads may wait for each other, one for the next.
+const maxChain = 64
+
+var (
+	// errOwnKey is for a load that asks for the key that it loads. It would wait for
+	// itself until RebuildTimeout.
+	errOwnKey = errors.New("bellwether: a load has asked its own cache for the key that it loads, and would wait for itself: it has to make that value without the cache")
+
+	// errCircle is for a load that asks for a key whose load waits for it.
+	errCircle = errors.New("bellwether: a load has asked for a key whose load waits for this load, and would wait for itself: one of the two has to make its value without the other")
+
+	// errChain is for the last load of a chain that is too long.
+	errChain = fmt.Errorf("bellwether: %d loads that wait for each other, and the last one asks for one more key: the chain has to end, or some of the keys have to be got before the load that needs them", maxChain)
+)
+
+// callsOfLoads guards all askers: a circle may go through several caches.
+var callsOfLoads sync.Mutex
+
+// askers are the loads whose calls wait for a flight, with the number of their calls.
+// callsOfLoads guards them.
+type askers map[*loadContext]int
+
+// await adds a load to those that wait for the flight, or returns why it must not wait.
+func (f *flight[V]) await(load *loadContext) error {
+	callsOfLoads.Lock()
+	defer callsOfLoads.Unlock()
+	if slices.Contains(load.makes, &f.askers) {
+		return errOwnKey
+	}
+	if awaited(&f.askers, load.makes, make(map[*askers]bool)) {
+		return errCircle
+	}
+	if f.askers == nil {
+		f.askers = make(askers)
+	}
+	f.askers[load]++
+	return nil
+}
+
+// awaited reports whether a load that makes what by is of waits, itself or by loads
+// between, for one of these flights. callsOfLoads is held.
+func awaited(by *askers, flights []*askers, seen map[*askers]bool) bool {
+	for _, flight := range flights {
+		if seen[flight] {
+			continue
+		}
+		seen[flight] = true
+		for load := range *flight {
+			if !load.ended.Load() && (slices.Contains(load.makes, by) || awaited(by, load.makes, seen)) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// stopAwaiting takes back one call of await.
+func (f *flight[V]) stopAwaiting(load *loadContext) {
+	callsOfLoads.Lock()
+	defer callsOfLoads.Unlock()
+	if f.askers[load]--; f.askers[load] <= 0 {
+		delete(f.askers, load)
+	}
+}
