@@ -1,6 +1,7 @@
 package bellwether
 
 import (
+	"container/list"
 	"sync"
 
 	"github.com/bellwether-go/bellwether/internal/spool"
@@ -19,14 +20,36 @@ const smallBody = writePart
 // reasonMemory is why a body is not kept that would pass HTTPOptions.MaxHeld.
 const reasonMemory = "memory"
 
-// bodies count what clients hold. Each body counts once, and while it is written
-// as much as is written. It is safe for concurrent use.
+// bodies count what clients hold beside the near tier. Each body counts once, and while
+// it is written as much as is written. It is safe for concurrent use.
 type bodies struct {
 	limit int64
+	near  func(key string, body spool.Body) bool // reports whether the near tier has the body
 
-	mu   sync.Mutex // guards what follows
-	held int64
-	sent map[*byte]int // complete bodies that are being sent, by their first byte, to the clients of each
+	mu      sync.Mutex // guards what follows
+	written int64      // of the bodies that are being written
+	sent    int64      // of the complete bodies that are being sent
+	sending list.List  // the *sentBody of each of these, the eldest first
+	at      map[*byte]*list.Element
+}
+
+// A sentBody is a complete body that is being sent. bodies.mu guards it.
+type sentBody struct {
+	key     string
+	body    spool.Body
+	clients map[*pacedWriter]struct{}
+}
+
+// besideNear is how much of the complete bodies the near tier does not have. It is looked
+// up only if all of them are more than fits. b.mu is held.
+func (b *bodies) besideNear(fits int64) int64 {
+	n := b.sent
+	for e := b.sending.Front(); e != nil && b.sent > fits; e = e.Next() {
+		if s := e.Value.(*sentBody); b.near(s.key, s.body) {
+			n -= s.body.Len()
+		}
+	}
+	return n
 }
 
 // An account is what one body counts for while it is written, and while those
@@ -39,53 +62,70 @@ type account struct {
 
 // reach counts the body as n bytes, if it was less, unless that passes the limit.
 func (a *account) reach(n int64) bool {
-	a.of.mu.Lock()
-	defer a.of.mu.Unlock()
+	b := a.of
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	more := n - a.n
-	switch {
-	case more <= 0 || a.closed:
+	if more <= 0 || a.closed {
 		return true
-	case more > a.of.limit-a.of.held:
+	}
+	if room := b.limit - b.written - more; room < 0 || b.besideNear(room) > room {
 		return false
 	}
 	a.n += more
-	a.of.held += more
+	b.written += more
 	return true
 }
 
 func (a *account) close() {
 	a.of.mu.Lock()
 	defer a.of.mu.Unlock()
-	a.of.held -= a.n
+	a.of.written -= a.n
 	a.n, a.closed = 0, true
 }
 
-// hold counts a complete body until release is called. It returns false, and
-// release does nothing, if that passes the limit.
-func (b *bodies) hold(body spool.Body) (release func(), ok bool) {
-	n := body.Len()
-	if n <= smallBody {
-		return func() {}, true
+// send counts a complete body, of which p sends something, until end is called. Where
+// that passes the limit, the clients are broken off that have been at it for longest: to
+// ask the handler for a body that is stored would be a stampede. What is being written
+// takes half of the limit from what is sent at most, or slow clients of the one
+// would have all clients of the other broken off.
+func (b *bodies) send(key string, body spool.Body, p *pacedWriter) (end func()) {
+	if body.Len() <= smallBody {
+		return func() {}
 	}
 	id := &body[0][0]
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.sent[id] == 0 {
-		if n > b.limit-b.held {
-			return func() {}, false
+	at := b.at[id]
+	if at == nil {
+		if b.at == nil {
+			b.at = make(map[*byte]*list.Element)
 		}
-		b.held += n
+		at = b.sending.PushBack(&sentBody{key: key, body: body, clients: make(map[*pacedWriter]struct{})})
+		b.at[id] = at
+		b.sent += body.Len()
 	}
-	if b.sent == nil {
-		b.sent = make(map[*byte]int)
+	at.Value.(*sentBody).clients[p] = struct{}{}
+	fits := b.limit - min(b.written, b.limit/2)
+	excess := b.besideNear(fits) - fits
+	for e := b.sending.Front(); excess > 0 && e != at; e = e.Next() {
+		eldest := e.Value.(*sentBody)
+		if b.near(eldest.key, eldest.body) {
+			continue
+		}
+		for slow := range eldest.clients {
+			slow.hurry()
+		}
+		excess -= eldest.body.Len()
 	}
-	b.sent[id]++
 	return func() {
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		if b.sent[id]--; b.sent[id] == 0 {
-			delete(b.sent, id)
-			b.held -= n
+		s := at.Value.(*sentBody)
+		if delete(s.clients, p); len(s.clients) == 0 {
+			b.sending.Remove(at)
+			delete(b.at, id)
+			b.sent -= body.Len()
 		}
-	}, true
+	}
 }

@@ -1,16 +1,18 @@
 package bellwether_test
 
 import (
-	"fmt"
 	"io"
 	"net/http"
+	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
 // A holdingClient takes a part of the body and then nothing until
@@ -21,6 +23,7 @@ type holdingClient struct {
 	stuck  sync.Once
 	full   chan struct{} // closed when it takes nothing more
 	free   chan struct{}
+	broken atomic.Bool // its write deadline has passed
 	status string
 }
 
@@ -35,8 +38,18 @@ func (w *holdingClient) Write(p []byte) (int, error) {
 		close(w.full)
 		<-w.free
 	})
+	if w.broken.Load() {
+		return 0, os.ErrDeadlineExceeded
+	}
 	w.took += len(p)
 	return len(p), nil
+}
+
+func (w *holdingClient) SetWriteDeadline(t time.Time) error {
+	if !w.broken.Swap(true) {
+		close(w.free)
+	}
+	return nil
 }
 
 const megabyte = 1 << 20
@@ -50,21 +63,52 @@ func megabytes(n int) http.HandlerFunc {
 	}
 }
 
-// Slow clients of many stored bodies hold no more than MaxHeld: who asks for one
-// more is answered by the handler, many clients of one body count once, and what
-// is let go counts no more. Small bodies are served on.
+// What the near tier has costs nothing, however many slow clients read it: all are
+// answered with what is stored, and nobody is broken off.
+func TestHTTP_MaxHeldOfTheNearTier(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{MaxHeld: 3 * megabyte, MaxBody: megabyte}, megabytes(1))
+		paths := []string{"/a", "/b", "/c", "/d", "/e"}
+		for _, p := range paths {
+			s.get("http://h" + p)
+			synctest.Wait()
+		}
+		s.calls.Store(0)
+		var all sync.WaitGroup
+		var slow []*holdingClient
+		for _, p := range paths[:4] {
+			w := newHoldingClient()
+			all.Go(func() { s.handler.ServeHTTP(w, request("GET", "http://h"+p)) })
+			<-w.full
+			slow = append(slow, w)
+		}
+		for range 100 {
+			if w := s.get("http://h/e"); w.Body.Len() != megabyte || !strings.Contains(w.Header().Get("Cache-Status"), "hit") {
+				t.Fatalf("%d bytes, %v", w.Body.Len(), w.Header())
+			}
+		}
+		s.wantCalls(t, 0)
+		for _, w := range slow {
+			close(w.free)
+		}
+		all.Wait()
+		for i, w := range slow {
+			if w.took != megabyte {
+				t.Errorf("slow client %d got %d bytes", i, w.took)
+			}
+		}
+	})
+}
+
+// Slow clients of many stored bodies that the near tier does not have hold no more than
+// MaxHeld: the eldest is broken off, many clients of one body count once, and
+// nobody asks the handler.
 func TestHTTP_MaxHeldOfStoredBodies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t, bellwether.HTTPOptions{MaxHeld: 3 * megabyte}, func(w http.ResponseWriter, r *http.Request) {
-			if r.URL.Path == "/small" {
-				w.Header().Set("Cache-Control", "max-age=3600")
-				fmt.Fprint(w, "small")
-				return
-			}
-			megabytes(1)(w, r)
-		})
+		s := newSite(t, bellwether.HTTPOptions{MaxHeld: 3 * megabyte, MaxBody: megabyte,
+			Options: bellwether.Options{Store: memstore.New(), NearBytes: megabyte / 2}}, megabytes(1))
 		paths := []string{"/a", "/b", "/c", "/d"}
-		for _, p := range append(paths, "/small") {
+		for _, p := range paths {
 			s.get("http://h" + p)
 			synctest.Wait()
 		}
@@ -77,38 +121,28 @@ func TestHTTP_MaxHeldOfStoredBodies(t *testing.T) {
 			return w
 		}
 		var holding []*holdingClient
-		for _, p := range []string{"/a", "/b", "/c", "/a", "/b", "/c"} {
+		for _, p := range []string{"/a", "/b", "/c", "/b", "/c"} {
 			holding = append(holding, slow(p))
 		}
-		s.wantCalls(t, 0)
-		w := s.get("http://h/d")
-		if w.Body.Len() != megabyte || !strings.Contains(w.Header().Get("Cache-Status"), "detail=memory") {
-			t.Errorf("over MaxHeld: %d bytes, %v", w.Body.Len(), w.Header())
-		}
-		s.wantCalls(t, 1)
-		s.get("http://h/small")
-		s.get("http://h/a")
-		s.get("http://h/d", "If-Modified-Since", "Thu, 01 Jan 1970 00:00:00 GMT", "Range", "bytes=0-0")
-		s.wantCalls(t, 1)
-		close(holding[0].free)
-		synctest.Wait()
-		s.get("http://h/d") // another still reads /a
-		s.wantCalls(t, 1)
-		close(holding[3].free)
-		synctest.Wait()
-		if w := s.get("http://h/d"); w.Body.Len() != megabyte || !strings.Contains(w.Header().Get("Cache-Status"), "hit") {
-			t.Errorf("with room again: %d bytes, %v", w.Body.Len(), w.Header())
+		for range 100 {
+			if w := s.get("http://h/d"); w.Body.Len() != megabyte || !strings.Contains(w.Header().Get("Cache-Status"), "hit") {
+				t.Fatalf("over MaxHeld: %d bytes, %v", w.Body.Len(), w.Header())
+			}
+			synctest.Wait()
 		}
 		s.wantCalls(t, 0)
 		for i, w := range holding {
-			if i != 0 && i != 3 {
+			if broken := w.broken.Load(); broken != (i == 0) {
+				t.Errorf("client %d broken off: %t", i, broken)
+			}
+			if i > 0 {
 				close(w.free)
 			}
 		}
 		all.Wait()
-		for _, w := range holding {
+		for i, w := range holding[1:] {
 			if w.took != megabyte {
-				t.Errorf("a slow client got %d bytes", w.took)
+				t.Errorf("slow client %d got %d bytes", i+1, w.took)
 			}
 		}
 	})
@@ -145,16 +179,43 @@ func TestHTTP_MaxHeldOfGrowingBodies(t *testing.T) {
 			t.Errorf("the first body was not kept: %v", w.Header())
 		}
 		for _, p := range []string{"/b", "/c"} {
-			if w := s.get("http://h" + p); !strings.Contains(w.Header().Get("Cache-Status"), "detail=memory") || w.Body.Len() != 4*megabyte {
-				t.Errorf("%s: %d bytes, %v", p, w.Body.Len(), w.Header())
-			}
-			synctest.Wait()
-			// One cacheable response has ended that, and there is room again.
+			// There is room again, and the next response is kept.
 			s.get("http://h" + p)
 			synctest.Wait()
 			if w := s.get("http://h" + p); !strings.Contains(w.Header().Get("Cache-Status"), "hit") {
 				t.Errorf("%s afterwards: %v", p, w.Header())
 			}
 		}
+	})
+}
+
+// A herd for a body that there is no room for is one run of the handler, and so is the
+// next herd: want of memory says nothing about the key.
+func TestHTTP_HerdWithoutMemory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{MaxHeld: 5 * megabyte, MaxBody: 4 * megabyte}, func(w http.ResponseWriter, r *http.Request) {
+			time.Sleep(10 * time.Millisecond) // the herd arrives
+			megabytes(4)(w, r)
+		})
+		holder := newHoldingClient()
+		var all sync.WaitGroup
+		all.Go(func() { s.handler.ServeHTTP(holder, request("GET", "http://h/held")) })
+		<-holder.full
+		for herd := range 3 {
+			s.calls.Store(0)
+			var clients sync.WaitGroup
+			for range 25 {
+				clients.Go(func() {
+					if w := s.get("http://h/page"); w.Body.Len() != 4*megabyte {
+						t.Errorf("herd %d: %d bytes, %v", herd, w.Body.Len(), w.Header())
+					}
+				})
+			}
+			clients.Wait()
+			synctest.Wait()
+			s.wantCalls(t, 1)
+		}
+		close(holder.free)
+		all.Wait()
 	})
 }

@@ -580,6 +580,10 @@ func (x *exchange) take(p []byte) (int, error) {
 		case x.told:
 		case x.unlink():
 			// From here on the body is its readers'; it ends with the last of them.
+			if x.why == reasonMemory {
+				x.fail(errNothing) // it says nothing about the key
+				break
+			}
 			x.forgo(x.why)
 		default:
 			// The load has ended before. A handler that is deaf to that, or has

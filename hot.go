@@ -39,7 +39,7 @@ func (m *Middleware) hot(w http.ResponseWriter, r *http.Request, t target, d htt
 			if under != nil && res.hitHeaderOf(it, now) == nil { // once in a second
 				under.built.of(m.needsVariant(t.header)).touch(key, now)
 			}
-			m.writeHit(w, r, it, now)
+			m.writeHit(w, r, key, it, now)
 			return true
 		case varying:
 			key, under = m.variantKey(res, t.key, t.header), res
@@ -111,7 +111,7 @@ func (m *Middleware) hitHeader(it *item[*response], now instant) *hitHeader {
 	if made := r.hitHeaderOf(it, now); made != nil {
 		return made
 	}
-	s := m.storedOf(it, now)
+	s := m.storedOf("", it, now)
 	h := &hitHeader{age: int64((now - it.born) / time.Second), ttl: int64((it.freshUntil - now) / time.Second)}
 	header := make(http.Header, len(s.header)+3)
 	s.setHeader(header, hitStatus(it, now))
@@ -131,10 +131,10 @@ func (m *Middleware) hitHeader(it *item[*response], now instant) *hitHeader {
 
 // writeHit is writeStored for a fresh item: with the header that is made already,
 // unless the reply needs one of its own.
-func (m *Middleware) writeHit(w http.ResponseWriter, r *http.Request, it *item[*response], now instant) {
+func (m *Middleware) writeHit(w http.ResponseWriter, r *http.Request, key string, it *item[*response], now instant) {
 	h := w.Header()
 	if r.Header["Range"] != nil || len(h) > 0 && hasAdded(h) {
-		writeStored(w, r, m.storedOf(it, now), hitStatus(it, now))
+		writeStored(w, r, m.storedOf(key, it, now), hitStatus(it, now))
 		return
 	}
 	res := it.value

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether/internal/httpcache"
+	"github.com/bellwether-go/bellwether/internal/spool"
 	"github.com/go-chi/chi/v5"
 	"golang.org/x/sync/semaphore"
 )
@@ -56,11 +57,13 @@ type HTTPOptions struct {
 	// MaxHeld bounds, in bytes, the bodies that clients of this process hold beside
 	// the near tier: those that are being written for several, and those that are
 	// being sent, each counted once however many read it, or twice if it is both.
-	// Bodies of up to 64 KiB are not counted. Where there is no room, the handler is
-	// asked for a stored body that is not being sent to anybody yet, and a body that
-	// is being written is no longer kept: like one over MaxBody, it goes on at the
-	// pace of its slowest client. So slow clients of many URLs get no more memory than
-	// this. Zero means 256 MiB, or MaxBody if that is more.
+	// Bodies of up to 64 KiB are not counted, nor those that the near tier has. Where there
+	// is no room, a body that is being written is not kept: like one over MaxBody, it goes
+	// on at the pace of its slowest client. For a stored body that is to be sent, the
+	// clients are broken off that have taken the longest, as far as the server's
+	// ResponseWriter has write deadlines. So slow clients of many URLs get no more memory
+	// than one and a half times this, and what the near tier has evicted since. Zero means
+	// 256 MiB, or MaxBody if that is more.
 	MaxHeld int64
 	// UncacheableTTL is how long it is remembered that a key's response was not
 	// for sharing; requests for it go straight to the handler meanwhile, and each
@@ -226,6 +229,13 @@ func NewMiddleware(o HTTPOptions) *Middleware {
 	m.engine.answers = func(r *response) bool { return r != nil && r.kind == plain }
 	m.engine.fails = func(r *response) bool { return r != nil && httpcache.IsServerError(r.status) }
 	m.engine.sweeper.traits = traitsOf
+	m.bodies.near = func(key string, body spool.Body) bool {
+		it, _ := m.engine.near.get(key)
+		if it == nil || it.kind != KindValue || int64(it.weight) > m.engine.near.max { // what is too heavy is on its way out
+			return false
+		}
+		return len(it.value.body) > 0 && &it.value.body[0][0] == &body[0][0]
+	}
 	m.engine.listen()
 	m.engine.meetLog()
 	return m
@@ -545,7 +555,7 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 					if loadedHere(s) {
 						status = httpcache.Status{Fwd: res.fwd, FwdStatus: res.status, Collapsed: s.collapsed}
 					}
-					q.replySpare(spare, status)
+					q.replySpare(key, spare, status)
 					return
 				}
 			}

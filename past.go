@@ -85,7 +85,7 @@ func (q *query) passUncacheable(key string, it *item[*response]) {
 	q.next.ServeHTTP(w, q.r)
 	if w.held != nil {
 		w.reset()
-		q.replySpare(spare, why)
+		q.replySpare(key, spare, why)
 		return
 	}
 	w.end()
@@ -123,10 +123,8 @@ func (q *query) passChecked(key string, it *item[*response]) {
 	q.bypassed()
 	kept := it.value
 	stale := kept.head()
-	release, ok := q.m.bodies.hold(kept.body)
-	defer release()
 	r := q.r.Clone(ownRoute(q.r.Context())) // the handler may have to be asked again
-	if !ok || !httpcache.ValidatedFor(q.request, stale, q.m.rules) || !httpcache.SetConditions(r.Header, stale) {
+	if !httpcache.ValidatedFor(q.request, stale, q.m.rules) || !httpcache.SetConditions(r.Header, stale) {
 		q.m.pass(q.w, q.r, q.next, httpcache.Status{Fwd: httpcache.FwdBypass, Detail: kept.reason})
 		return
 	}
@@ -167,7 +165,7 @@ func (q *query) passChecked(key string, it *item[*response]) {
 		q.m.replace(key, it, &response{kind: uncacheable}, Freshness{})
 	}
 	status.FwdStatus = http.StatusNotModified
-	writeStored(q.w, q.r, stored{kept.status, fresh, kept.guessed, kept.body, age, now, q.m.hidden}, status)
+	writeStored(q.w, q.r, stored{q.m, key, kept.status, fresh, kept.guessed, kept.body, age, now}, status)
 }
 
 // passUnsafe hands a request that may change things to the handler, and drops

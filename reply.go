@@ -64,7 +64,7 @@ func (q *query) replyLive(c *call, s served[*response], key string) liveOutcome 
 		if res.instead != nil && q.mayHave(res.instead.value.head()) {
 			status := failedForward(res.instead, m.engine.clock.now(), res.failure)
 			status.Collapsed = s.collapsed
-			q.replySpare(res.instead, status)
+			q.replySpare(key, res.instead, status)
 			return liveDone
 		}
 		q.replyError(c, key, s.collapsed, res.failure)
@@ -86,7 +86,7 @@ func (q *query) replyLive(c *call, s served[*response], key string) liveOutcome 
 			if ok {
 				body.Close()
 			}
-			q.replySpare(spare, httpcache.Status{Fwd: res.fwd, FwdStatus: res.status, Collapsed: !own})
+			q.replySpare(key, spare, httpcache.Status{Fwd: res.fwd, FwdStatus: res.status, Collapsed: !own})
 			return liveDone
 		}
 	}
@@ -126,7 +126,7 @@ func (q *query) writeLive(c *call, res *response, body *spool.Reader, key string
 		status.Detail = ""
 		if whole, ok := x.complete(); ok && r.Header["Range"] != nil {
 			header, guessed := typed(header, whole)
-			writeStored(w, r, stored{res.status, header, res.guessed || guessed, whole, age, x.decidedAt, q.m.hidden}, status)
+			writeStored(w, r, stored{q.m, key, res.status, header, res.guessed || guessed, whole, age, x.decidedAt}, status)
 			return
 		}
 	}
@@ -142,7 +142,7 @@ func (q *query) writeLive(c *call, res *response, body *spool.Reader, key string
 	// 4.3.2); by itself a response without a date is modified (RFC 9110 section 13.1.3).
 	dated := x.audience == everyone || r.Header["If-None-Match"] != nil || header["Last-Modified"] != nil
 	if (x.audience == everyone || own) && dated && httpcache.NotModified(r.Method, r.Header, res.status, header.Values, x.decidedAt) {
-		s := stored{header: header, guessed: res.guessed, age: age, hidden: q.m.hidden}.notModified()
+		s := stored{m: q.m, header: header, guessed: res.guessed, age: age}.notModified()
 		h := w.Header()
 		s.setHeader(h, status)
 		if x.audience != everyone { // it is the handler's own answer, with its Age or none
@@ -272,14 +272,7 @@ func (q *query) inform(status int, interim http.Header) {
 // reply answers with a complete response: from the near tier, or from a flight
 // that has ended.
 func (q *query) reply(key string, s served[*response]) {
-	res := s.item.value
-	release, ok := q.m.bodies.hold(res.body)
-	defer release()
-	if !ok {
-		q.pass(httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reasonMemory})
-		return
-	}
-	now := q.m.engine.clock.now()
+	res, now := s.item.value, q.m.engine.clock.now()
 	q.add(Serve{Way: s.item.way(now)})
 	here := loadedHere(s)
 	failed := s.flown && s.item.failures > 0
@@ -295,7 +288,7 @@ func (q *query) reply(key string, s served[*response]) {
 		status.Detail = staleIfError
 	}
 	status.TTL = ttl(s.item, now)
-	writeStored(q.w, q.r, q.m.storedOf(s.item, now), status)
+	writeStored(q.w, q.r, q.m.storedOf(key, s.item, now), status)
 }
 
 // statusKey is the key as Cache-Status tells it, if it does.
@@ -328,36 +321,30 @@ func failedForward(it *item[*response], now instant, err error) httpcache.Status
 
 // replySpare answers with something stale in the place of an error. status tells of
 // the way to the error.
-func (q *query) replySpare(it *item[*response], status httpcache.Status) {
-	release, ok := q.m.bodies.hold(it.value.body)
-	defer release()
-	if !ok {
-		q.add(Serve{Err: ErrOverloaded})
-		replyFailure(q.w, httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reasonMemory}, http.StatusServiceUnavailable)
-		return
-	}
+func (q *query) replySpare(key string, it *item[*response], status httpcache.Status) {
 	q.add(Serve{Way: WayStale})
 	q.m.engine.count.stale.Add(1)
 	now := q.m.engine.clock.now()
 	status.TTL, status.Detail = ttl(it, now), staleIfError
-	writeStored(q.w, q.r, q.m.storedOf(it, now), status)
+	writeStored(q.w, q.r, q.m.storedOf(key, it, now), status)
 }
 
 // A stored response is what a reply is made of.
 type stored struct {
+	m        *Middleware
+	key      string
 	status   int
 	header   http.Header
 	guessed  bool // its Content-Type is
 	body     spool.Body
 	age      time.Duration
 	received time.Time
-	hidden   httpcache.Hidden // fields of header that clients do not get
 }
 
 // storedOf is the response of a complete item.
-func (m *Middleware) storedOf(it *item[*response], now instant) stored {
+func (m *Middleware) storedOf(key string, it *item[*response], now instant) stored {
 	age := now - it.born
-	return stored{it.value.status, it.value.head(), it.value.guessed, it.value.body, age, time.Now().Add(-age), m.hidden}
+	return stored{m, key, it.value.status, it.value.head(), it.value.guessed, it.value.body, age, time.Now().Add(-age)}
 }
 
 // hitStatus is the word about a reply that needed no other than the item.
@@ -381,7 +368,7 @@ func (s stored) notModified() stored {
 // setHeader makes h the header of a reply with the whole of s.
 func (s stored) setHeader(h http.Header, status httpcache.Status) {
 	copyHeader(h, s.header, s.guessed)
-	s.hidden.Remove(h)
+	s.m.hidden.Remove(h)
 	if s.status != http.StatusNotModified {
 		setType(h)
 	}
@@ -395,14 +382,27 @@ func (s stored) setHeader(h http.Header, status httpcache.Status) {
 // write answers the request with the whole of s.
 func (s stored) write(w http.ResponseWriter, r *http.Request, status httpcache.Status) {
 	s.setHeader(w.Header(), status)
-	send(w, r, s.status, s.body)
+	if s.body.Len() <= smallBody || r.Method == http.MethodHead {
+		send(w, r, s.status, s.body)
+		return
+	}
+	w.WriteHeader(s.status)
+	p, end := s.pacedTo(w)
+	defer end()
+	s.body.WriteTo(p) // an error is the client's end, or that of our patience: the server sees that more was to come
 }
 
-// send sends what comes behind a header that is set.
+// pacedTo is what sends a large body, or parts of it, to a client.
+func (s stored) pacedTo(w http.ResponseWriter) (p *pacedWriter, end func()) {
+	p = paced(w, storedParts, nil)
+	return p, s.m.bodies.send(s.key, s.body, p)
+}
+
+// send sends what comes behind a header that is set, at one go.
 func send(w http.ResponseWriter, r *http.Request, status int, body spool.Body) {
 	w.WriteHeader(status)
 	if r.Method != http.MethodHead {
-		writeBody(w, body)
+		body.WriteTo(w)
 	}
 }
 
@@ -419,21 +419,12 @@ func writeStored(w http.ResponseWriter, r *http.Request, s stored, status httpca
 		s.setHeader(h, status)
 		h.Del("Content-Length") // what is sent may be less, or nothing
 		modified, _ := http.ParseTime(s.header.Get("Last-Modified"))
-		http.ServeContent(pacedResponse{w, paced(w, storedParts, nil)}, httpcache.ForRange(r, s.header, s.received), "", modified, s.body.Reader())
+		p, end := s.pacedTo(w)
+		defer end()
+		http.ServeContent(pacedResponse{w, p}, httpcache.ForRange(r, s.header, s.received), "", modified, s.body.Reader())
 	default:
 		s.write(w, r, status)
 	}
-}
-
-// writeBody sends a body that is complete. An error is the client's end, or that
-// of our patience: the server sees by the Content-Length that there is more to
-// come, and ends the connection.
-func writeBody(w http.ResponseWriter, body spool.Body) {
-	if body.Len() > writePart {
-		body.WriteTo(paced(w, storedParts, nil))
-		return
-	}
-	body.WriteTo(w)
 }
 
 // notCached ends a request for what is stored alone (RFC 9111 section 5.2.1.7).
@@ -468,7 +459,7 @@ func (q *query) replyError(c *call, key string, collapsed bool, err error) {
 		if c.began() {
 			status = failedForward(spare, q.m.engine.clock.now(), err)
 		}
-		q.replySpare(spare, status)
+		q.replySpare(key, spare, status)
 		return
 	}
 	q.add(Serve{Err: err})
