@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"time"
 
 	"github.com/bellwether-go/bellwether/internal/httpcache"
 )
@@ -89,6 +90,42 @@ func (m *Middleware) InvalidateMatching(ctx context.Context, match Match) error 
 	errs = append(errs, m.engine.invalidateAll(ctx, gone)...)
 	return errors.Join(append(errs, m.engine.sweep(ctx, sweeps))...)
 }
+
+// changedBy returns the URLs that an unsafe request for t has changed.
+func (m *Middleware) changedBy(t target, status int, h http.Header) httpcache.Changed {
+	return httpcache.ChangedBy(t.url, status, h, m.options.InvalidateLocations)
+}
+
+// invalidateChanged invalidates what an unsafe request has changed, also for a client that
+// has left. It reports whether it has dropped the responses.
+func (m *Middleware) invalidateChanged(ctx context.Context, c httpcache.Changed) (dropped bool) {
+	if len(c.URLs) == 0 || m.options.UnsafeInvalidation == NoInvalidation {
+		return false
+	}
+	ctx = context.WithoutCancel(ctx)
+	if m.options.UnsafeInvalidation == SoftInvalidation && m.engine.sweepsWithin(time.Minute) < maxSoftUnsafe {
+		sweeps := make([]sweep, len(c.URLs))
+		for i, key := range c.URLs {
+			sweeps[i] = sweep{Kind: sweepKey, What: exact(key), Soft: true, Plain: !c.OverTLS}
+		}
+		if err := m.engine.sweep(ctx, sweeps); err != nil {
+			m.engine.OnError(c.URLs[0], err)
+		}
+		return false
+	}
+	keys := c.Keys()
+	for i, err := range m.engine.invalidateAll(ctx, keys) {
+		if err != nil {
+			m.engine.OnError(keys[i], err)
+		}
+	}
+	return true
+}
+
+// maxSoftUnsafe is how many invalidations in a minute leave room in the log for those of
+// unsafe requests: a tenth of what the log remembers. An unsafe request that anybody can make must not
+// have the log forget, which invalidates everything.
+const maxSoftUnsafe = maxSweeps / 10
 
 // traitsOf are the traits of a response for the sweeper. One that is still being
 // written and has turned out to be a variant has the variant's: who reads it

@@ -91,7 +91,7 @@ type HTTPOptions struct {
 	// parameter that Key leaves out gets into no shared response. The handler sees the
 	// request's path: a part of it that Key leaves out must not change the response.
 	// For a request with an unsafe method, Key returns the URL that the request has
-	// changed; false means the request's own URL. A URL of another form counts as
+	// changed; false means that it has changed none. A URL of another form counts as
 	// false. Key is called for each request, on the request's goroutine.
 	//
 	// Nil: the Host field in lower case and without a default port, the path in one
@@ -130,6 +130,17 @@ type HTTPOptions struct {
 	// it (RFC 9211 section 6). Default: the reply to a request that has reached the
 	// handler by way of the cache has the key.
 	HideStatusKey bool
+	// UnsafeInvalidation is what happens to the stored responses of a URL after an unsafe
+	// request for it, such as POST, has succeeded. Default: HardInvalidation, as RFC 9111
+	// section 4.4 requires. Where the handlers take unsafe requests of anybody for any
+	// URL, anybody can choose the moment of a rebuild: set NoInvalidation then, and
+	// invalidate by [Middleware.Invalidate].
+	UnsafeInvalidation Invalidation
+	// InvalidateLocations extends UnsafeInvalidation to the URLs that the response to an
+	// unsafe request names in Location and Content-Location, on the same host. Default:
+	// they stay, since many handlers redirect to a URL that the client has chosen.
+	InvalidateLocations bool
+
 	// HeuristicFraction makes a response fresh that says nothing about it, where
 	// TTL is zero, for this part of the time since its Last-Modified, up to 24 h
 	// (RFC 9111 section 4.2.2; 0.1 is customary). Zero: not at all.
@@ -144,6 +155,21 @@ type HTTPOptions struct {
 	// tells variants apart.
 	AnyLanguageOrder bool
 }
+
+// An Invalidation is what an unsafe request does to stored responses.
+type Invalidation uint8
+
+const (
+	// HardInvalidation drops the responses.
+	HardInvalidation Invalidation = iota
+	// SoftInvalidation makes the responses stale: they may be served in their stale
+	// windows, which begin then, and be validated. It goes by the log of invalidations,
+	// see [Middleware.InvalidateMatching]. So that the log remembers other invalidations
+	// for ten minutes, more than 50 unsafe requests in a minute are HardInvalidations.
+	SoftInvalidation
+	// NoInvalidation leaves the responses as they are.
+	NoInvalidation
+)
 
 // A Key is what the response to a request is kept under.
 type Key struct {
@@ -186,6 +212,8 @@ func NewMiddleware(o HTTPOptions) *Middleware {
 		refuse("HTTPOptions.UncacheableTTL", o.UncacheableTTL, "not be negative; zero means the default")
 	case o.MaxStreams < 0:
 		refuse("HTTPOptions.MaxStreams", o.MaxStreams, "not be negative; zero means the default")
+	case o.UnsafeInvalidation > NoInvalidation:
+		refuse("HTTPOptions.UnsafeInvalidation", o.UnsafeInvalidation, "be HardInvalidation, SoftInvalidation or NoInvalidation")
 	case o.PassThrough < 0:
 		refuse("HTTPOptions.PassThrough", o.PassThrough, "not be negative; zero lets none through")
 	case !(o.HeuristicFraction >= 0 && o.HeuristicFraction <= 1):

@@ -244,25 +244,6 @@ func TestHTTP_PostAge(t *testing.T) {
 	})
 }
 
-// What Key makes of an unsafe request counts as a false if it is no such URL: the
-// request's own is invalidated.
-func TestHTTP_KeyOfUnsafeIsNoURL(t *testing.T) {
-	for _, bad := range []string{"nonsense", "http:///p", "http://a/p#f", "http://u@a/p", "http://a:99999/p", "http://a b/p"} {
-		s := newSite(t, bellwether.HTTPOptions{Key: func(r *http.Request) (bellwether.Key, bool) {
-			if r.Method != "GET" {
-				return bellwether.Key{URL: bad}, true
-			}
-			return bellwether.Key{URL: "http://a" + r.URL.Path}, true
-		}}, func(w http.ResponseWriter, r *http.Request) { w.Header().Set("Cache-Control", "max-age=60") })
-		s.get("http://a/p")
-		s.do(request("PUT", "http://a/p"))
-		s.get("http://a/p")
-		if n := s.calls.Load(); n != 3 {
-			t.Errorf("%q: %d handler calls, want 3", bad, n)
-		}
-	}
-}
-
 // A panic is not a load's word that there is no such thing, whatever it is made of.
 func TestHTTP_PanicWithNotFound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -202,7 +202,7 @@ func TestNormal_InvalidationMeansAllSpellings(t *testing.T) {
 		"Location":          unsafe("http://a/people", "/people/ann%61(1)"),
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			s := newSite(t, bellwether.HTTPOptions{InvalidateLocations: true}, func(w http.ResponseWriter, r *http.Request) {
 				if location := r.Header.Get("X-Location"); location != "" {
 					w.Header().Set("Location", location)
 				}

@@ -314,60 +314,6 @@ func TestReply_CacheStatus(t *testing.T) {
 	})
 }
 
-// An unsafe request takes away what it has changed, and no more: not if it
-// failed, and not what another origin has (RFC 9111 section 4.4).
-func TestReply_WhatUnsafeRequestsTakeAway(t *testing.T) {
-	for name, tt := range map[string]struct {
-		status          int
-		field, location string
-		gone            string // the paths
-	}{
-		"nothing named":                 {200, "", "", "/p"},
-		"redirected":                    {303, "Location", "/q", "/p /q"},
-		"Location":                      {201, "Location", "http://a/q", "/p /q"},
-		"Content-Location":              {200, "Content-Location", "q", "/p /q"},
-		"another host":                  {201, "Location", "http://b/q", "/p"},
-		"another port":                  {201, "Content-Location", "http://a:81/q", "/p"},
-		"refused":                       {403, "Location", "/q", ""},
-		"failed":                        {500, "Content-Location", "/q", ""},
-		"a Location that cannot be one": {200, "Location", "http://[/q", "/p"},
-	} {
-		synctest.Test(t, func(t *testing.T) {
-			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
-				if r.Method != "GET" {
-					if tt.field != "" {
-						w.Header().Set(tt.field, tt.location)
-					}
-					w.WriteHeader(tt.status)
-					return
-				}
-				page(0, "page")(w, r)
-			})
-			all := []string{"http://a/p", "http://a/q", "http://b/q", "http://a:81/q"}
-			for _, method := range []string{"POST", "PUT", "DELETE", "PATCH"} {
-				for _, url := range all {
-					s.get(url)
-				}
-				synctest.Wait()
-				if w := s.do(request(method, "http://a/p")); w.Code != tt.status {
-					t.Errorf("%s, %s: %d", name, method, w.Code)
-				}
-				synctest.Wait()
-				var gone []string
-				for _, url := range all {
-					if w := s.get(url); !strings.Contains(w.Header().Get("Cache-Status"), "hit") {
-						gone = append(gone, strings.TrimPrefix(url, "http://a"))
-					}
-				}
-				if got := strings.Join(gone, " "); got != tt.gone {
-					t.Errorf("%s, %s: %q gone, want %q", name, method, got, tt.gone)
-				}
-				synctest.Wait()
-			}
-		})
-	}
-}
-
 // A request that Key refuses has the client's own ResponseWriter.
 func TestPass_RefusedByKey(t *testing.T) {
 	for name, key := range map[string]func(*http.Request) (bellwether.Key, bool){

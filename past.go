@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"bytes"
 	"cmp"
-	"context"
 	"io"
 	"maps"
 	"net"
@@ -168,7 +167,7 @@ func (q *query) passChecked(key string, it *item[*response]) {
 	writeStored(q.w, q.r, stored{q.m, key, kept.status, fresh, kept.guessed, kept.body, age, now}, status)
 }
 
-// passUnsafe hands a request that may change things to the handler, and drops
+// passUnsafe hands a request that may change things to the handler, and invalidates
 // what it has made out of date (RFC 9111 section 4.4) before its client hears of
 // the success: a request that the client makes after that sees the change.
 //
@@ -181,29 +180,21 @@ func (m *Middleware) passUnsafe(w http.ResponseWriter, r *http.Request, next htt
 	}
 	t, ok := m.target(r)
 	if !ok {
-		t.url = r // what it changes is there for others
-	} else if r.Method == http.MethodPost && m.options.Store == nil && !m.forbids(w.Header()) {
+		m.passReal(w, r, next, httpcache.Status{Fwd: httpcache.FwdMethod}) // it has changed nothing that is kept
+		return
+	}
+	if r.Method == http.MethodPost && m.options.Store == nil && !m.forbids(w.Header()) {
 		m.passPost(w, r, next, t)
 		return
 	}
 	u := &watchedWriter{ResponseWriter: w, m: m}
-	var changed []string
+	var changed httpcache.Changed
 	u.before = func(status int) {
-		changed = httpcache.InvalidatedKeys(t.url, status, u.Header())
+		changed = m.changedBy(t, status, u.Header())
 		httpcache.Status{Fwd: httpcache.FwdMethod}.AppendTo(u.Header())
 	}
-	u.heard = func() { m.drop(r.Context(), changed) }
+	u.heard = func() { m.invalidateChanged(r.Context(), changed) }
 	u.run(func() { next.ServeHTTP(u, r) })
-}
-
-// drop drops what is kept under the keys, for a client that may leave: what it
-// has changed has changed.
-func (m *Middleware) drop(ctx context.Context, keys []string) {
-	for i, err := range m.engine.invalidateAll(context.WithoutCancel(ctx), keys) {
-		if err != nil {
-			m.engine.OnError(keys[i], err)
-		}
-	}
 }
 
 // passPost is passUnsafe for a POST whose response may say that it is that of
@@ -221,15 +212,16 @@ func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.
 		kept    http.Header
 		f       Freshness
 		decided time.Time
-		changed []string
+		changed httpcache.Changed
 		drops   int
 	)
 	u.heard = func() {
-		drops++
-		m.drop(r.Context(), changed)
+		if m.invalidateChanged(r.Context(), changed) {
+			drops++
+		}
 	}
 	u.before = func(status int) {
-		changed = httpcache.InvalidatedKeys(t.url, status, u.Header())
+		changed = m.changedBy(t, status, u.Header())
 		now := time.Now()
 		decided = now
 		header := httpcache.CanonicalHeader(u.Header())

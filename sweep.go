@@ -25,7 +25,8 @@ type sweep struct {
 	Epoch uint64    `json:"epoch"` // of the commit that wrote it
 	Kind  sweepKind `json:"kind"`
 	What  exact     `json:"what"`
-	Soft  bool      `json:"soft,omitempty"` // what it hits is stale, not gone
+	Soft  bool      `json:"soft,omitempty"`  // what it hits is stale, not gone
+	Plain bool      `json:"plain,omitempty"` // it hits no key of TLS
 
 	heard instant // when this process learnt of it
 }
@@ -57,7 +58,10 @@ const (
 const variantMark = "\x00"
 
 func (s *sweep) hits(key string, tags []string) bool {
-	key = strings.TrimPrefix(key, httpcache.Secure) // keys and prefixes mean both schemes
+	key, secure := strings.CutPrefix(key, httpcache.Secure) // keys and prefixes mean both schemes
+	if secure && s.Plain {
+		return false
+	}
 	switch s.Kind {
 	case sweepKey:
 		rest, ok := strings.CutPrefix(key, string(s.What))
@@ -550,6 +554,19 @@ func (e *engine[V]) commitLog(ctx context.Context, o *outage, more []sweep) (*sw
 	return l, askErr(ctx, e.writes, logKey, o, func(ctx context.Context) error {
 		return e.Store.Commit(ctx, e.engineKey(logKey), Entry{Kind: KindValue, Value: value, Epoch: epoch, TTL: logTTL})
 	})
+}
+
+// sweepsWithin returns how many sweeps this process has heard of lately.
+func (e *engine[V]) sweepsWithin(d time.Duration) (n int) {
+	if l := e.sweeper.log.Load(); l != nil {
+		since := e.clock.now() - d
+		for i := range l.Sweeps {
+			if l.Sweeps[i].heard > since {
+				n++
+			}
+		}
+	}
+	return n
 }
 
 // sweep invalidates, in the store and so for the fleet, and here.

@@ -79,6 +79,10 @@ func (c *config) flags() *flag.FlagSet {
 		"Take responses that carry no freshness of their own for fresh for this `fraction` of the time since their Last-Modified, if -ttl is 0. 0: do not store them.")
 	define(fs, &o.SetCookie, "set-cookie", "false", yesNo,
 		"Store responses with Set-Cookie that say how long they are fresh: `true` or false. Each client gets the cookie then.")
+	define(fs, &o.UnsafeInvalidation, "unsafe-invalidation", "hard", invalidation,
+		"After a successful unsafe request, such as POST, drop the stored responses of its URL (`hard`), make them stale (soft), or leave them (none).")
+	define(fs, &o.InvalidateLocations, "invalidate-locations", "false", yesNo,
+		"Extend -unsafe-invalidation to the URLs of this host that the response names in Location and Content-Location: `true` or false.")
 	define(fs, &o.AnyLanguageOrder, "any-language-order", "false", yesNo,
 		"Take Accept-Language for the same in any order: `true` or false. Many upstreams go by the order.")
 	define(fs, &o.Patience, "patience", "0s", atLeast(0),
@@ -213,6 +217,11 @@ func yesNo(s string) (bool, error) {
 		return false, errors.New("want true or false")
 	}
 	return b, nil
+}
+
+func invalidation(s string) (bellwether.Invalidation, error) {
+	name, err := oneOf("hard", "soft", "none")(s)
+	return map[string]bellwether.Invalidation{"soft": bellwether.SoftInvalidation, "none": bellwether.NoInvalidation}[name], err
 }
 
 func count[N int | int64](s string) (N, error) {

@@ -575,7 +575,7 @@ func TestCommand_Help(t *testing.T) {
 		"dynamodb": "http://127.0.0.1:8000", "dynamodb-table": "bellwether", "ttl": "0s", "stale-while-revalidate": "0s", "stale-if-error": "0s",
 		"patience": "0s", "max-wait": "35s", "lease": "5s", "rebuild-timeout": "30s", "max-body": "8388608",
 		"max-rebuilds": "128", "near-bytes": "67108864", "admin": "empty", "namespace": "empty", "engine-timeout": "500ms", "near-ttl": "1s",
-		"error-ttl": "1s", "heuristic": "0", "set-cookie": "false", "any-language-order": "false",
+		"error-ttl": "1s", "heuristic": "0", "set-cookie": "false", "any-language-order": "false", "unsafe-invalidation": "hard", "invalidate-locations": "false",
 	}
 	help := stdout.String()
 	for _, name := range slices.Sorted(maps.Keys(flags)) {

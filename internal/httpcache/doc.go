@@ -11,7 +11,7 @@
 //	StoredHeader                         what of the header is for everybody
 //	Freshness.Reuse, NotModified         does a stored answer serve a request
 //	SetConditions, Selects, Freshen      is it still true
-//	InvalidatedKeys, KeysOf              what an unsafe request has changed
+//	ChangedBy, KeysOf                    what an unsafe request has changed
 //	Status                               what was done, told to the client
 //
 // All functions leave their arguments as they are unless their comment says

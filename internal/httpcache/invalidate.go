@@ -28,26 +28,47 @@ func KeysOf(r *http.Request) (keys [2]string, ok bool) {
 	return [2]string{key, Secure + key}, ok
 }
 
-// InvalidatedKeys returns the keys that are to be invalidated after the
-// request was answered (RFC 9111 section 4.4): if its method is not safe and
-// the answer no error, its own keys and those of Location and Content-Location,
-// as far as they are on the same host. Each key is there once.
-func InvalidatedKeys(r *http.Request, status int, resp http.Header) []string {
+// Changed is the URLs that an unsafe request has changed.
+type Changed struct {
+	URLs    []string // their plain keys, each once
+	OverTLS bool     // the request came over TLS
+}
+
+// ChangedBy returns the URLs that a request has changed, once it was answered with that
+// status and header (RFC 9111 section 4.4): none if the method is safe or the status is
+// an error; else the request's own URL and, if locations is true, the URLs of Location
+// and Content-Location on the same host.
+func ChangedBy(r *http.Request, status int, resp http.Header, locations bool) Changed {
+	c := Changed{OverTLS: secure(r)}
 	if Safe(r.Method) || status < 200 || status > 399 {
-		return nil
+		return c
 	}
-	var keys []string
 	add := func(key string, ok bool) {
-		if ok && !slices.Contains(keys, key) {
-			keys = append(keys, key, Secure+key)
+		if ok && !slices.Contains(c.URLs, key) {
+			c.URLs = append(c.URLs, key)
 		}
 	}
 	add(keyBehind("", r))
-	for _, name := range [...]string{"Location", "Content-Location"} {
-		// Several lines are no single reference, and what they mean is
-		// anybody's guess.
-		if lines := resp.Values(name); len(lines) == 1 {
-			add(referenced(r, lines[0]))
+	if locations {
+		for _, name := range [...]string{"Location", "Content-Location"} {
+			// Several lines are no single reference, and what they mean is
+			// anybody's guess.
+			if lines := resp.Values(name); len(lines) == 1 {
+				add(referenced(r, lines[0]))
+			}
+		}
+	}
+	return c
+}
+
+// Keys returns the keys of the URLs. A request over TLS has changed what is kept for plain
+// requests too. A plain request has changed nothing over TLS, since anybody on the way
+// can send it.
+func (c Changed) Keys() []string {
+	keys := slices.Clone(c.URLs)
+	if c.OverTLS {
+		for _, key := range c.URLs {
+			keys = append(keys, Secure+key)
 		}
 	}
 	return keys

@@ -4,9 +4,10 @@ import (
 	"bufio"
 	"crypto/tls"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/http/httptest"
-	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -254,14 +255,8 @@ func TestRespelled(t *testing.T) {
 	}
 }
 
-func TestInvalidatedKeys(t *testing.T) {
-	both := func(keys ...string) (all []string) {
-		for _, key := range keys {
-			all = append(all, key, "https://"+key)
-		}
-		return all
-	}
-	self := both("h/a/b")
+func TestChangedBy(t *testing.T) {
+	self := []string{"h/a/b"}
 	for _, tt := range []struct {
 		name, method string
 		status       int
@@ -276,10 +271,10 @@ func TestInvalidatedKeys(t *testing.T) {
 		{"RFC 9110 9.2.1: OPTIONS", "OPTIONS", 200, header(), nil},
 		{"RFC 9111 4.4: error", "POST", 500, header(), nil},
 		{"RFC 9111 4.4: client error", "POST", 404, header(), nil},
-		{"RFC 9111 4.4: Location and Content-Location", "POST", 201, header("Location", "/c?d#e", "Content-Location", "f"), both("h/a/b", "h/c?d", "h/a/f")},
+		{"RFC 9111 4.4: Location and Content-Location", "POST", 201, header("Location", "/c?d#e", "Content-Location", "f"), []string{"h/a/b", "h/c?d", "h/a/f"}},
 		{"RFC 9111 4.4: each once", "POST", 201, header("Location", "/a/b", "Content-Location", "http://H:80/a/b"), self},
-		{"RFC 9111 4.4: same host, absolute", "POST", 201, header("Location", "https://h./c"), both("h/a/b", "h/c")},
-		{"RFC 9111 4.4: encoded", "POST", 201, header("Location", "/%63%2f", "Content-Location", "%66"), both("h/a/b", "h/c%2F", "h/a/f")},
+		{"RFC 9111 4.4: same host, absolute", "POST", 201, header("Location", "https://h./c"), []string{"h/a/b", "h/c"}},
+		{"RFC 9111 4.4: encoded", "POST", 201, header("Location", "/%63%2f", "Content-Location", "%66"), []string{"h/a/b", "h/c%2F", "h/a/f"}},
 		{"RFC 9111 4.4: other host", "POST", 201, header("Location", "http://evil/c", "Content-Location", "//evil/c"), self},
 		{"RFC 9111 4.4: other port", "POST", 201, header("Location", "http://h:81/c"), self},
 		{"RFC 9111 4.4: other scheme", "POST", 201, header("Location", "ftp://h/c", "Content-Location", "mailto:h"), self},
@@ -292,20 +287,27 @@ func TestInvalidatedKeys(t *testing.T) {
 			if !ok {
 				t.Fatal("net/http does not read the request")
 			}
-			if got := InvalidatedKeys(r, tt.status, tt.resp); !reflect.DeepEqual(got, tt.want) {
-				t.Errorf("InvalidatedKeys = %q, want %q", got, tt.want)
+			if got := ChangedBy(r, tt.status, tt.resp, true).Keys(); !slices.Equal(got, tt.want) {
+				t.Errorf("keys %q, want %q", got, tt.want)
+			}
+			if got := ChangedBy(r, tt.status, tt.resp, false).Keys(); !slices.Equal(got, tt.want[:min(1, len(tt.want))]) {
+				t.Errorf("without locations keys %q, want the first of %q", got, tt.want)
 			}
 			r.TLS = new(tls.ConnectionState)
-			if got := InvalidatedKeys(r, tt.status, tt.resp); !reflect.DeepEqual(got, tt.want) {
-				t.Errorf("over TLS InvalidatedKeys = %q, want %q", got, tt.want)
+			want := slices.Clone(tt.want)
+			for _, key := range tt.want {
+				want = append(want, "https://"+key)
+			}
+			if got := ChangedBy(r, tt.status, tt.resp, true).Keys(); !slices.Equal(got, want) {
+				t.Errorf("over TLS keys %q, want %q", got, want)
 			}
 		})
 	}
 }
 
-// FuzzInvalidatedKeys: whatever a response names, only keys of the request's own
+// FuzzChangedBy: whatever a response names, only keys of the request's own
 // host are dropped, and only such as a request could have.
-func FuzzInvalidatedKeys(f *testing.F) {
+func FuzzChangedBy(f *testing.F) {
 	f.Add("h", "/a", "/b?c", "http://h/d")
 	f.Add("H:80", "/a/", "../x#y", "//h.:443/..")
 	f.Add("[::1]", "/", "http://[0::1]/%2f", "http://h@[::1]/")
@@ -316,7 +318,8 @@ func FuzzInvalidatedKeys(f *testing.F) {
 		if !ok {
 			return
 		}
-		keys := InvalidatedKeys(r, 201, header("Location", location, "Content-Location", contentLocation))
+		r.TLS = new(tls.ConnectionState)
+		keys := ChangedBy(r, 201, header("Location", location, "Content-Location", contentLocation), true).Keys()
 		own, _ := CanonicalHost(r.Host)
 		for _, key := range keys {
 			rest, ok := strings.CutPrefix(strings.TrimPrefix(key, Secure), own)
@@ -345,7 +348,7 @@ func TestStatus_Parses(t *testing.T) {
 		if printable(key) {
 			want["key"], want["detail"] = key, detail
 		}
-		if !reflect.DeepEqual(said, want) {
+		if !maps.Equal(said, want) {
 			t.Errorf("%q: says %q, want %q", key, said, want)
 		}
 	}
@@ -374,7 +377,7 @@ func TestStatus(t *testing.T) {
 	}
 	h := header("Cache-Status", "Origin;hit")
 	Status{Fwd: FwdMiss}.AppendTo(h)
-	if got, want := h.Values("Cache-Status"), []string{"Origin;hit", "Bellwether;fwd=miss"}; !reflect.DeepEqual(got, want) {
+	if got, want := h.Values("Cache-Status"), []string{"Origin;hit", "Bellwether;fwd=miss"}; !slices.Equal(got, want) {
 		t.Errorf("Cache-Status = %q, want %q", got, want)
 	}
 }

@@ -1,0 +1,63 @@
+package bellwether_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+)
+
+// Clients that mean harm, and many of them at one time.
+
+// A client opens 1,300 streams of HTTP/2, each for another cold page, and resets them. The
+// rebuilds that have begun go on. The others leave the queue with their streams, so
+// that the page of an honest client is made next.
+func TestFlood_HTTP2StreamsThatAreReset(t *testing.T) {
+	const build = 500 * time.Millisecond
+	s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{MaxRebuilds: 128, MaxQueued: 1024}}, func(w http.ResponseWriter, r *http.Request) {
+		time.Sleep(build)
+		page(0, "page")(w, r)
+	})
+	server := serveHTTP2(t, s.handler)
+	client := server.Client()
+	res, err := client.Get(server.URL + "/first")
+	if err != nil {
+		t.Fatal(err)
+	}
+	res.Body.Close()
+	var streams sync.WaitGroup
+	for i := range 1300 {
+		streams.Go(func() {
+			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+			defer cancel()
+			r, _ := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprint(server.URL, "/", i), nil)
+			if res, err := client.Do(r); err == nil {
+				res.Body.Close()
+			}
+		})
+		if i%100 == 99 {
+			streams.Wait() // a server takes 250 streams of a connection at one time
+		}
+	}
+	streams.Wait()
+	for _, path := range []string{"/honest", "/another"} {
+		began := time.Now()
+		res, err := client.Get(server.URL + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, _ := io.ReadAll(res.Body)
+		res.Body.Close()
+		if took := time.Since(began); res.StatusCode != http.StatusOK || string(body) != "page" || took > 3*build {
+			t.Errorf("%s: %d %q after %v, want the page after a place and a build", path, res.StatusCode, body, took)
+		}
+	}
+	if n := s.calls.Load(); n > 3*128 {
+		t.Errorf("%d runs of the handler for 1,300 streams that were reset", n)
+	}
+}
