@@ -112,12 +112,8 @@ type Options struct {
 	// loads that have been given up on included. A batch load is one. While a load
 	// waits for another key with its own context, of this cache or of another, one
 	// more may run for such a key. Loads that wait for each other in another way, such as
-	// pages that fetch their own site over HTTP, wait until RebuildTimeout if they are as
-	// many as this.
-	//
-	// Zero means 128, and more where loads seem to wait for each other so: if 128 run and
-	// none of them ends, 16 more begin after 25 ms, and again after 50, 100 and 200 ms and
-	// so on. If these end sooner than the first, up to 4,096 may run.
+	// over HTTP, need a slot each at the same time. Zero means 128; 4,096 for a
+	// [Middleware], whose pages may fetch parts of their own site.
 	MaxRebuilds int
 	// MaxQueued bounds the keys whose rebuild waits for one of these; 16 times as many may
 	// wait for Store to be looked into. The callers of one more get what is stale, else
@@ -189,7 +185,6 @@ type Codec struct {
 type settings struct {
 	Options
 	Freshness Freshness
-	elastic   bool // MaxRebuilds was zero
 }
 
 // refuse panics because of an option.
@@ -244,7 +239,6 @@ func (o Options) settings() settings {
 		refuse("Options.TTLJitter", o.TTLJitter, "be from 0 to less than 1, such as 0.1")
 	}
 	o.HedgeShare = cmp.Or(o.HedgeShare, 0.02)
-	elastic := o.MaxRebuilds == 0
 	o.MaxRebuilds = cmp.Or(o.MaxRebuilds, 128)
 	o.MaxQueued = cmp.Or(o.MaxQueued, 4096)
 	o.NearBytes = cmp.Or(o.NearBytes, 64<<20)
@@ -283,7 +277,7 @@ func (o Options) settings() settings {
 			noPanic(func() error { f(key, err); return nil })
 		}
 	}
-	return settings{Options: o, elastic: elastic, Freshness: Freshness{TTL: o.TTL, StaleWhileRevalidate: o.StaleWhileRevalidate, StaleIfError: o.StaleIfError}}
+	return settings{Options: o, Freshness: Freshness{TTL: o.TTL, StaleWhileRevalidate: o.StaleWhileRevalidate, StaleIfError: o.StaleIfError}}
 }
 
 // A Cache keeps the values of a load, and sees to it that however many callers

@@ -61,7 +61,7 @@ func newEngine[V any](s settings, size func(string, V) int, marshal func(V) ([]b
 		marshal:   marshal,
 		unmarshal: unmarshal,
 		observers: newObservers(s.Observers),
-		slots:     rebuildSlots{size: s.MaxRebuilds, most: int64(s.MaxQueued), valve: valve{works: s.elastic}},
+		slots:     rebuildSlots{size: s.MaxRebuilds, most: int64(s.MaxQueued)},
 		flights:   make(map[string]*flight[V]),
 		aloft:     make(map[*flight[V]]struct{}),
 	}

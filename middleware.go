@@ -230,6 +230,9 @@ func NewMiddleware(o HTTPOptions) *Middleware {
 	if o.TargetedFields == nil {
 		o.TargetedFields = []string{"CDN-Cache-Control"}
 	}
+	// A page may fetch a part of its own site over HTTP. No context leads from the one to
+	// the other, so each needs a slot while the page waits for the part.
+	o.MaxRebuilds = cmp.Or(o.MaxRebuilds, 4096)
 	s := o.Options.settings()
 	o.Options = s.Options
 	m := &Middleware{

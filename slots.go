@@ -53,13 +53,11 @@ type rebuildSlots struct {
 	waiting int        // of these, the loads that wait for another key
 	asked   list.List  // the *slotRequests for which loads wait, the newest last
 	others  list.List  // all other *slotRequests, the newest last
-	valve   valve
 }
 
 // A demand tells who waits for a flight, or for one of a batch.
 type demand struct {
-	load  atomic.Bool  // a load does
-	calls atomic.Int64 // how many have joined
+	load atomic.Bool // a load does
 }
 
 // A slotRequest is one wait for a slot. rebuildSlots.mu guards all but taken.
@@ -83,15 +81,10 @@ func (s *rebuildSlots) try() (free func()) {
 // take takes a slot. s.mu is held.
 func (s *rebuildSlots) take() (free func()) {
 	s.held++
-	since := s.valve.since
-	if since != nil {
-		since.begun++
-	}
 	return func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.held--
-		s.ended(since)
 		s.dispatch()
 	}
 }
@@ -105,7 +98,6 @@ func (s *rebuildSlots) wait(ctx context.Context, d *demand) (free func()) {
 		r.enter(&s.others)
 	}
 	s.dispatch()
-	s.watch()
 	s.mu.Unlock()
 	select {
 	case <-r.taken:
@@ -144,17 +136,11 @@ func (s *rebuildSlots) dispatch() {
 // loads wait for it is the newest: so a tree of loads goes on in its depth, and each
 // level of it has no more than MaxRebuilds of them half done. s.mu is held.
 func (s *rebuildSlots) next() *slotRequest {
-	if newest := s.asked.Back(); newest != nil && s.held-s.waiting < s.size+s.valve.extra {
+	if newest := s.asked.Back(); newest != nil && s.held-s.waiting < s.size {
 		return newest.Value.(*slotRequest)
 	}
 	if oldest := s.others.Front(); oldest != nil && s.held < s.size {
 		return oldest.Value.(*slotRequest)
-	}
-	if s.held < s.size {
-		s.valve.extra = 0 // nobody waits, and the bound holds
-	}
-	if s.held < s.size+s.valve.extra {
-		return s.likely()
 	}
 	return nil
 }

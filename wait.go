@@ -485,7 +485,6 @@ func (c *waiter[V]) join(b binder[V]) bool {
 func (c *waiter[V]) board(f *flight[V]) {
 	f.callers.joined()
 	c.flight, c.met, c.aboard = f, false, true
-	f.demanded().calls.Add(1)
 	if c.load != nil {
 		c.engine.slots.byLoad(f.demanded())
 	}

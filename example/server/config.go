@@ -99,8 +99,8 @@ func (c *config) flags() *flag.FlagSet {
 		"Ask the store again after this `duration` whether what is in this process's memory still holds.")
 	define(fs, &o.MaxBody, "max-body", "8388608", count[int64],
 		"Store bodies of up to this `number` of bytes; larger ones are passed on.")
-	define(fs, &o.MaxRebuilds, "max-rebuilds", "128", count[int],
-		"Run up to this `number` of rebuilds at one time in this process. Unless set, more may run where pages of the upstream seem to wait for other pages that they fetch through this server.")
+	define(fs, &o.MaxRebuilds, "max-rebuilds", "4096", count[int],
+		"Run up to this `number` of rebuilds at one time in this process. Pages of the upstream that fetch other pages through this server need one each at the same time.")
 	define(fs, &o.NearBytes, "near-bytes", "67108864", count[int64],
 		"Keep responses of up to this `number` of bytes in all in this process's memory. With -store memory that is the store.")
 	define(fs, &c.admin, "admin", "", hostPortOrNone,
@@ -157,9 +157,6 @@ func parse(args []string) (config, error) {
 	fs.Visit(func(f *flag.Flag) { given[f.Name] = true })
 	if !given["max-wait"] {
 		c.cache.MaxWait = 0 // the library adds it up, of what the other two are now
-	}
-	if !given["max-rebuilds"] {
-		c.cache.MaxRebuilds = 0 // of the library's default more run where pages wait for each other
 	}
 	if c.locker == "" {
 		c.locker = map[string]string{"memory": "local", "memcached": "memcached", "redis": "redis"}[c.store]

