@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"time"
 )
 
 // This file is what a process keeps and finds without a flight: a variant, what a
@@ -12,36 +13,61 @@ import (
 // for itself that none has come in between.
 
 // apart is a run without a flight that others could join, to read, write and decode
-// with.
-func (e *engine[V]) apart(key string) *run[V] {
-	return &run[V]{flight: &flight[V]{key: key, engine: e, outage: outage{e.EngineTimeout}}}
+// with. It may lose that to engines.
+func (e *engine[V]) apart(key string, lose time.Duration) *run[V] {
+	return &run[V]{flight: &flight[V]{key: key, engine: e, outage: outage{lose}}}
 }
 
 // put keeps a value that no flight of its key has made: a variant's, or what a
 // request that went past the cache has shown. If over is not nil, it does so only in the
 // place of that: an invalidation, or whatever else has come in between, knows better.
 func (e *engine[V]) put(ctx context.Context, key string, v V, f Freshness, position uint64, over *item[V]) {
-	e.mu.Lock()
-	before := e.invalidations
-	e.mu.Unlock()
-	r := e.apart(key)
-	r.present, r.made = e.near.get(key)
-	there, epoch := r.takeEpoch(ctx)
+	d, there := e.apart(key, e.EngineTimeout).draft(ctx)
+	defer d.end()
 	if over != nil {
 		at := there.Epoch
-		if e.Store == nil || r.storeDown {
+		if e.Store == nil || d.run.storeDown {
 			at = 0
-			if r.present != nil {
-				at = r.present.epoch
+			if d.run.present != nil {
+				at = d.run.present.epoch
 			}
 		}
-		if at != over.epoch || at == 0 && e.Store != nil && !r.storeDown { // 0 is nobody's in a store
+		if at != over.epoch || at == 0 && e.Store != nil && !d.run.storeDown { // 0 is nobody's in a store
 			return
 		}
 	}
+	d.position = position
+	d.keep(ctx, v, f)
+}
+
+// A draft is a value that is made without a flight. Its epoch was claimed before, so an
+// invalidation meanwhile fences it off.
+type draft[V any] struct {
+	run      *run[V]
+	epoch    uint64
+	position uint64   // the log's, see item
+	witness  *witness // of the key's invalidations in this process
+}
+
+// draft begins the draft of a value for the run's key. The entry is what the store has there.
+func (r *run[V]) draft(ctx context.Context) (_ *draft[V], there Entry) {
+	e := r.engine
+	d := &draft[V]{run: r, witness: e.watchInvalidations(r.key)}
+	d.position = d.witness.position
+	r.present, r.made = e.near.get(r.key)
+	there, d.epoch = r.takeEpoch(ctx)
+	return d, there
+}
+
+// end ends the draft, kept or not.
+func (d *draft[V]) end() { d.run.engine.dismiss(d.run.key, d.witness) }
+
+// keep keeps the draft's value, unless something later is known of the key.
+func (d *draft[V]) keep(ctx context.Context, v V, f Freshness) {
+	r, e := d.run, d.run.engine
 	now := e.clock.now()
-	it := &item[V]{kind: KindValue, value: v, epoch: epoch, position: position, trusted: e.trustedUntil(now)}
-	it.lifetime = e.lifetimeOf(now, f, key, epoch)
+	it := &item[V]{kind: KindValue, value: v, epoch: d.epoch, position: d.position, trusted: e.trustedUntil(now)}
+	it.lifetime = e.lifetimeOf(now, f, r.key, d.epoch)
 	switch {
 	case r.storeDown || it.end() > now:
 		switch r.commit(ctx, it) {
@@ -53,13 +79,13 @@ func (e *engine[V]) put(ctx context.Context, key string, v V, f Freshness, posit
 	case e.Store != nil:
 		// It ends what is there. Nobody waits for it, and is to be told that
 		// there is no value to come.
-		if errors.Is(r.write(ctx, Entry{Epoch: epoch}), ErrFenced) {
+		if errors.Is(r.write(ctx, Entry{Epoch: d.epoch}), ErrFenced) {
 			return
 		}
 	}
-	// There is no flight here that an invalidation could disown. After one, of
-	// whatever key, the store alone has the value.
-	e.keep(key, it, func() bool { return e.invalidations == before })
+	// There is no flight here that an invalidation could disown. After one the store
+	// alone has the value, if it has.
+	e.keep(r.key, it, func() bool { return d.witness.seen == 0 })
 }
 
 // keep puts an item that ends no flight into the near tier, unless it was swept or the
@@ -85,30 +111,35 @@ func (e *engine[V]) putUnless(key string, v V, f Freshness, w *witness, times in
 	e.keep(key, it, func() bool { return w.seen == times && e.flights[key] == nil })
 }
 
-// peek returns what the near tier or the store has for the key that may be
+// peek returns what the near tier or the store has for the run's key that may be
 // served now, without a flight; nil if there is nothing.
-func (e *engine[V]) peek(ctx context.Context, key string) *item[V] {
-	it, now := e.near.get(key)
-	if it == nil || now >= it.trusted {
-		if e.Store == nil || e.open.Err() != nil {
-			return nil
-		}
-		r := e.apart(key)
-		e.followLog(ctx, &r.outage, e.NearTTL/2) // no flight has of late, perhaps
-		entry, asked, err := r.read(ctx, &r.outage)
-		if err != nil {
-			return nil
-		}
-		if it = r.decode(entry, it, asked); it == nil {
-			return nil
-		}
-		now = e.clock.now()
+func (r *run[V]) peek(ctx context.Context) *item[V] {
+	it := r.find(ctx)
+	if it == nil {
+		return nil
 	}
-	switch it.judge(now) {
+	switch it.judge(r.engine.clock.now()) {
 	case serve, serveStale, serveOnly:
 		return it
 	}
 	return nil
+}
+
+// find returns what the near tier or the store knows of the run's key, nil if that is
+// nothing.
+func (r *run[V]) find(ctx context.Context) *item[V] {
+	e := r.engine
+	it, now := e.near.get(r.key)
+	if it != nil && now < it.trusted || e.Store == nil || e.open.Err() != nil {
+		return it
+	}
+	e.followLog(ctx, &r.outage, e.NearTTL/2) // no flight has of late, perhaps
+	entry, asked, err := r.read(ctx, &r.outage)
+	if err != nil {
+		r.storeDown = errors.Is(err, ErrUnavailable)
+		return nil
+	}
+	return r.decode(entry, it, asked)
 }
 
 // A witness counts the invalidations of a key while somebody works on a value

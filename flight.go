@@ -93,9 +93,6 @@ type flight[V any] struct {
 	// It never changes.
 	refreshes bool
 	elected   bool // guarded by engine.mu: what it does is for all who will ask
-	// sole tells that the first caller waits for nobody else's load, here or in
-	// another process. It never changes.
-	sole bool
 	// second tells that the first caller has waited for another load, whose audience it
 	// was not of. It never changes.
 	second bool
@@ -144,9 +141,9 @@ type flightState[V any] struct {
 }
 
 // failure is the error that the flight's callers get: none if it has ended with
-// errAgain or errTaken, whose callers go on without it.
+// errAgain, whose callers go on without it.
 func (s *flightState[V]) failure() error {
-	if s.err == errAgain || s.err == errTaken {
+	if s.err == errAgain {
 		return nil
 	}
 	return s.err
@@ -174,10 +171,6 @@ var (
 	// errAgain ends a flight that has waited long enough for others. Its
 	// callers begin a new one if they have time left.
 	errAgain = errors.New("bellwether: flight ended without an answer")
-
-	// errTaken is for a call that will not wait for another's flight, or for another
-	// process's. It never reaches the other callers of a flight that it has begun.
-	errTaken = errors.New("bellwether: another call's flight is under way")
 
 	// errNothing is the failure of a load that has answered its audience, by
 	// publish, and has learnt nothing about the key. It is not remembered, and the

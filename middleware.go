@@ -533,6 +533,9 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 			signpost.value.built.of(q.needsVariant).touch(key, m.engine.clock.now())
 		}
 		if !ok {
+			if q.request.Credentials && q.passCredentials(key) {
+				return
+			}
 			if signpost != nil && !signpost.value.built.of(q.needsVariant).admit(key, m.engine.clock.now()) {
 				break
 			}
@@ -716,7 +719,7 @@ func (q *query) atHand(key string) (it *item[*response], early, ok bool) {
 		}
 	}
 	if q.directives.OnlyIfCached {
-		if it := e.peek(q.r.Context(), key); it != nil && want.takes(it, e.clock.now(), forever) {
+		if it := e.apart(key, e.EngineTimeout).peek(q.r.Context()); it != nil && want.takes(it, e.clock.now(), forever) {
 			return it, false, true
 		}
 	}
@@ -767,26 +770,12 @@ func (q *query) wait(c *call, key string, stale *item[*response]) (served[*respo
 	c.inform = q.inform
 	w := q.want(key)
 	w.aside, w.client, w.personal = c.aside, c.client, c.personal()
-	if q.request.Credentials {
-		// Nobody waits for what is another user's until it is known to be for
-		// all.
-		w.solo = true
-		switch m.learntAuthorized(key) {
-		case uncacheable:
-			return notShared(), nil
-		case plain:
-			w.first = true
-		}
-	}
 	waiter := m.engine.waiter(q.r.Context(), key, stale)
 	waiter.want, waiter.lose = w, q.lose
 	waiter.wait(requested{q, c, chi.RouteContext(q.r.Context())})
 	q.lose = waiter.lose
 	if waiter.dueEarly() {
 		q.refresh(key, waiter.answer.item, c.signpost)
-	}
-	if errors.Is(waiter.err, errTaken) {
-		return notShared(), nil
 	}
 	if q.told != nil {
 		q.add(waiter.served())
@@ -845,11 +834,6 @@ func (q *query) refresh(key string, it, signpost *item[*response]) {
 
 // reasonAuthorization is why a request with Authorization goes past the cache.
 const reasonAuthorization = "authorization"
-
-// notShared is the answer that there is none to be shared.
-func notShared() served[*response] {
-	return served[*response]{item: &item[*response]{kind: KindValue, value: &response{kind: uncacheable, reason: reasonAuthorization}}}
-}
 
 // authorizedKey is where it is written, in this process alone, what is known of
 // a key's responses to requests with Authorization.

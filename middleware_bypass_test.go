@@ -218,3 +218,80 @@ func TestPass_SlowerThanRebuildTimeout(t *testing.T) {
 		})
 	}
 }
+
+// An anonymous client does not wait behind a slow request with credentials, whatever that
+// is answered, nor does the next request with credentials.
+func TestPass_SlowCredentials(t *testing.T) {
+	for _, control := range []string{"private", "max-age=60", "", "public, max-age=60"} {
+		t.Run(control, func(t *testing.T) {
+			h := func(w http.ResponseWriter, r *http.Request) {
+				if r.Header.Get("Authorization") == "slow" {
+					time.Sleep(20 * time.Second)
+				}
+				if control != "" {
+					w.Header().Set("Cache-Control", control)
+				}
+				io.WriteString(w, r.Header.Get("Authorization"))
+			}
+			inPairs(t, bellwether.HTTPOptions{}, h, func(t *testing.T, p pair) {
+				var wg sync.WaitGroup
+				wg.Go(func() {
+					if w := p.first.get("http://a/p", "Authorization", "slow"); w.Body.String() != "slow" {
+						t.Errorf("the slow one got %q", w.Body)
+					}
+				})
+				time.Sleep(time.Second)
+				for _, s := range []*site{p.first, p.second} {
+					for _, user := range []string{"", "other"} {
+						began := time.Now()
+						var fields []string
+						if user != "" {
+							fields = []string{"Authorization", user}
+						}
+						w := s.get("http://a/p", fields...)
+						if took := time.Since(began); took > 100*time.Millisecond || w.Body.String() != user && !strings.HasPrefix(control, "public") {
+							t.Errorf("%q got %q after %v", user, w.Body, took)
+						}
+					}
+				}
+				wg.Wait()
+			})
+		})
+	}
+}
+
+// The first response to credentials that is for all is kept, unless it was invalidated
+// while it was made.
+func TestPass_CredentialsKept(t *testing.T) {
+	for _, invalidated := range []bool{false, true} {
+		t.Run(fmt.Sprint("invalidated ", invalidated), func(t *testing.T) {
+			h := func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", "public, max-age=60")
+				time.Sleep(5 * time.Second)
+				io.WriteString(w, "page")
+			}
+			inPairs(t, bellwether.HTTPOptions{}, h, func(t *testing.T, p pair) {
+				p.calls()
+				var wg sync.WaitGroup
+				wg.Go(func() { p.first.get("http://a/p", "Authorization", "one") })
+				time.Sleep(2 * time.Second)
+				if invalidated {
+					p.second.mw.Invalidate(t.Context(), "http://a/p")
+				}
+				wg.Wait()
+				time.Sleep(2 * time.Second)
+				for _, s := range []*site{p.first, p.second} {
+					s.get("http://a/p", "Authorization", "two")
+					s.get("http://a/p")
+				}
+				want := int32(1)
+				if invalidated {
+					want = 2
+				}
+				if n := p.calls(); n != want {
+					t.Errorf("%d runs of the handler, want %d", n, want)
+				}
+			})
+		})
+	}
+}

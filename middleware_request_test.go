@@ -404,8 +404,7 @@ func TestHTTP_AuthorizedRequestLeavesWhatIsStored(t *testing.T) {
 	})
 }
 
-// Those without Authorization who wait behind a request with it are a herd of
-// their own when it turns out to be that user's alone.
+// Those without Authorization are a herd of their own beside a request with it.
 func TestHTTP_AuthorizedRequestDoesNotScatterTheHerd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
@@ -421,7 +420,7 @@ func TestHTTP_AuthorizedRequestDoesNotScatterTheHerd(t *testing.T) {
 			}
 		}()
 		time.Sleep(500 * time.Millisecond)
-		wantBurst(t, s.burst(20, same("http://a/p")), 20, "200 for  1.5s")
+		wantBurst(t, s.burst(20, same("http://a/p")), 20, "200 for  1s")
 		<-done
 		s.wantCalls(t, 2)
 	})

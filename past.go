@@ -205,13 +205,9 @@ func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.
 	witness := m.engine.watchInvalidations(t.key)
 	defer m.engine.dismiss(t.key, witness)
 	sent, outer := time.Now(), maps.Clone(w.Header())
-	u := &keptWriter{watchedWriter: watchedWriter{ResponseWriter: w, m: m}, limit: m.options.MaxBody, account: account{of: &m.bodies}}
+	u := m.newKeptWriter(w)
 	defer u.account.close()
 	var (
-		res     *response
-		kept    http.Header
-		f       Freshness
-		decided time.Time
 		changed httpcache.Changed
 		drops   int
 	)
@@ -223,7 +219,6 @@ func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.
 	u.before = func(status int) {
 		changed = m.changedBy(t, status, u.Header())
 		now := time.Now()
-		decided = now
 		header := httpcache.CanonicalHeader(u.Header())
 		own := within(u.Header(), outer)
 		req := m.request(r, t)
@@ -231,27 +226,84 @@ func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.
 		j := httpcache.Judge(req, status, own, sent, now, m.rules)
 		// As in decide; and what a GET would not be asked with, nobody is given. By the
 		// whole header: a Vary or a cookie may be the handler's too, if it has set the same.
-		u.keeping = httpcache.PostStorable(t.url, status, header, j) && m.plainPost(r, t) &&
-			headerBytes(header) <= maxHeader && !isEventStream(header)
-		if u.keeping {
-			kept = httpcache.StoredHeader(own, j.Directives, now)
-			res = &response{status: status, freshness: j.Freshness}
-			f = freshnessOf(j.Freshness, j.Age)
+		if httpcache.PostStorable(t.url, status, header, j) && m.plainRequest(r, t) && headerBytes(header) <= maxHeader && !isEventStream(header) {
+			u.keepAs(status, own, j, now)
 		}
 		httpcache.Status{Fwd: httpcache.FwdMethod}.AppendTo(u.Header())
 	}
-	if r.Context().Value(http.ServerContextKey) == nil {
-		// Only here: a server removes the files of its own request's form, and a copy
-		// of the request has a form of its own.
-		r = r.WithContext(withServer(r.Context()))
-	}
-	u.run(func() { next.ServeHTTP(u, r) })
-	n, announced := contentLength(u.Header())
-	if u.keeping && (!announced || n == int64(u.body.Len())) {
-		res.complete(kept, spool.BodyOf(bytes.Clone(u.body.Bytes())))
-		f.Age += time.Since(decided)
+	u.runBelowServer(next, r)
+	if res, f, ok := u.kept(); ok {
 		m.engine.putUnless(t.key, res, f, witness, drops)
 	}
+}
+
+// passCredentials hands a request with credentials to the handler, unless it is known that
+// responses under the key are for all clients. It reports whether it has. Until that is
+// known, such requests neither wait for others nor keep others waiting: what the handler
+// answers to one user may be slow, and for nobody else.
+//
+// The first response that is for all is kept on its way, if a request without
+// credentials would have got the same.
+func (q *query) passCredentials(key string) bool {
+	m := q.m
+	switch m.learntAuthorized(key) {
+	case open:
+		return false
+	case uncacheable:
+		q.pass(httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reasonAuthorization})
+		return true
+	}
+	apart := m.engine.apart(key, q.lose)
+	it := apart.find(q.r.Context())
+	q.lose = apart.outage.left
+	switch {
+	case it == nil:
+	case !it.held && it.backingOff(m.engine.clock.now()):
+		return false // it has failed, and nobody is to try again yet
+	case it.held && (it.value.kind != plain || q.mayHave(it.value.head())):
+		return false // that tells where to go, or that it is for all
+	}
+	if q.directives.OnlyIfCached {
+		q.notCached()
+		return true
+	}
+	q.bypassed()
+	u := m.newKeptWriter(q.w)
+	defer u.account.close()
+	var draft *draft[*response]
+	if _, others := m.replacing.LoadOrStore(key, nil); !others {
+		defer m.replacing.Delete(key)
+		if q.r.Method == http.MethodGet && m.plainRequest(q.r, q.target) {
+			draft, _ = apart.draft(q.r.Context())
+			defer draft.end()
+		}
+	}
+	sent, outer := time.Now(), maps.Clone(q.w.Header())
+	shared := false
+	u.before = func(status int) {
+		own, now := within(u.Header(), outer), time.Now()
+		j := httpcache.Judge(q.request, status, own, sent, now, m.rules)
+		shared = j.Shared && !isEventStream(own)
+		why := httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reasonAuthorization}
+		switch {
+		case !shared:
+			m.learnAuthorized(key, false)
+		case draft != nil && len(own["Vary"]) == 0 && headerBytes(own) <= maxHeader:
+			u.keepAs(status, own, j, now)
+			why = httpcache.Status{
+				Fwd: httpcache.FwdURIMiss, FwdStatus: status, Stored: true, Key: m.statusKey(key),
+				TTL: httpcache.Delta{Set: true, Duration: j.Freshness.Lifetime - j.Age},
+			}
+		}
+		why.AppendTo(u.Header())
+	}
+	u.keep = func(res *response, f Freshness) { draft.keep(m.engine.open, res, f) }
+	u.runBelowServer(q.next, q.r)
+	u.finish()
+	if shared {
+		m.learnAuthorized(key, true) // not before it is there: who comes meanwhile would have it made again
+	}
+	return true
 }
 
 // within returns the handler's part of a header h that was outer before the handler
@@ -270,12 +322,12 @@ func within(h, outer http.Header) http.Header {
 	return httpcache.CanonicalHeader(own)
 }
 
-// plainPost reports whether nothing in the request may make its response another
-// than the one that a GET would get, see detach and decide.
-func (m *Middleware) plainPost(r *http.Request, t target) bool {
+// plainRequest reports whether nothing in a request that goes past the cache may make its
+// response another than the one that the cache would ask the handler for, see detach and decide.
+func (m *Middleware) plainRequest(r *http.Request, t target) bool {
 	host, ok := httpcache.CanonicalHost(t.url.Host)
 	return ok && host == r.Host && t.url.URL.RawQuery == r.URL.RawQuery && t.url.URL.ForceQuery == r.URL.ForceQuery && httpcache.Canonical(r) && r.Header["Host"] == nil && !m.needsVariant(t.header) &&
-		!httpcache.OverridesMethod(http.MethodPost, r.Header) && !m.rules.Aliased(r.Header) && len(t.header) == len(r.Header)
+		!httpcache.OverridesMethod(r.Method, r.Header) && !m.rules.Aliased(r.Header) && len(t.header) == len(r.Header)
 }
 
 // A watchedWriter is the real writer, with a look at the final header before it
@@ -406,22 +458,78 @@ func (u *watchedWriter) FlushError() error {
 	return http.NewResponseController(u.ResponseWriter).Flush()
 }
 
-// A keptWriter keeps a copy of the body, up to a limit.
+// A keptWriter is a watchedWriter that keeps a copy of the response, up to MaxBody, if it
+// is told so before the header goes out.
 type keptWriter struct {
 	watchedWriter
-	limit   int64
 	account account
-	keeping bool
 	body    bytes.Buffer
+
+	keeping   bool
+	response  *response // without its body
+	header    http.Header
+	freshness Freshness
+	decided   time.Time
+	keep      func(*response, Freshness) // nil: whoever has the writer does so at the end
+}
+
+func (m *Middleware) newKeptWriter(w http.ResponseWriter) *keptWriter {
+	return &keptWriter{watchedWriter: watchedWriter{ResponseWriter: w, m: m}, account: account{of: &m.bodies}}
+}
+
+// keepAs has the response kept that begins with the header own, and was judged so.
+func (u *keptWriter) keepAs(status int, own http.Header, j httpcache.Judgement, now time.Time) {
+	u.keeping, u.decided = true, now
+	u.response = &response{status: status, freshness: j.Freshness}
+	u.header = httpcache.StoredHeader(own, j.Directives, now)
+	u.freshness = freshnessOf(j.Freshness, j.Age)
+}
+
+// runBelowServer is run for a handler whose response may be kept, see withServer.
+func (u *keptWriter) runBelowServer(next http.Handler, r *http.Request) {
+	if r.Context().Value(http.ServerContextKey) == nil {
+		// Only here: a server removes the files of its own request's form, and a copy
+		// of the request has a form of its own.
+		r = r.WithContext(withServer(r.Context()))
+	}
+	u.run(func() { next.ServeHTTP(u, r) })
+}
+
+// kept returns the response of a handler that has returned, if it is kept.
+func (u *keptWriter) kept() (*response, Freshness, bool) {
+	n, announced := contentLength(u.Header())
+	if !u.keeping || announced && n != int64(u.body.Len()) {
+		return nil, Freshness{}, false
+	}
+	u.response.complete(u.header, spool.BodyOf(bytes.Clone(u.body.Bytes())))
+	u.freshness.Age += time.Since(u.decided)
+	return u.response, u.freshness, true
 }
 
 func (u *keptWriter) Write(p []byte) (int, error) {
-	n, err := u.watchedWriter.Write(p)
-	size := int64(u.body.Len() + n)
-	if u.keeping = u.keeping && err == nil && size <= u.limit && u.account.reach(size); u.keeping {
-		u.body.Write(p[:n])
+	u.look(http.StatusOK)
+	size := int64(u.body.Len() + len(p))
+	if u.keeping = u.keeping && size <= u.m.options.MaxBody && u.account.reach(size); u.keeping {
+		u.body.Write(p)
+		if n, ok := contentLength(u.Header()); ok && n == size {
+			u.finish() // before the client knows that it has all, and asks again
+		}
 	}
+	n, err := u.watchedWriter.Write(p)
+	u.keeping = u.keeping && err == nil
 	return n, err
+}
+
+// finish keeps a response that is complete by its Content-Length, if there is somebody to
+// keep it so early.
+func (u *keptWriter) finish() {
+	if u.keep == nil {
+		return
+	}
+	if res, f, ok := u.kept(); ok {
+		u.keeping = false
+		u.keep(res, f)
+	}
 }
 
 // Hijack is the real writer's. What is said then is not seen, and so not kept.

@@ -180,21 +180,12 @@ func (r *run[V]) rebuild(ctx context.Context) error {
 			if e.clock.now()-began > e.MaxWait {
 				return errAgain
 			}
-			if r.sole && !r.covered() {
-				return errTaken
-			}
 			if r.await(ctx, held) {
 				return nil
 			}
 		}
 	}
 	return context.Cause(ctx)
-}
-
-// covered reports whether the first caller takes what is offered meanwhile.
-func (r *run[V]) covered() bool {
-	it := r.state.Load().offered
-	return it != nil && (r.accept == nil || r.accept(it, r.engine.clock.now()))
 }
 
 // takeSlot takes one of the MaxRebuilds. While it waits for one it hears of the

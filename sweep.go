@@ -619,6 +619,11 @@ func (e *engine[V]) sweepHere(what []sweep) {
 	// No log will meet at their end those that are read already and in no map any
 	// more, be it only now: this does.
 	e.invalidations++
+	for _, of := range e.witnesses {
+		for _, w := range of {
+			w.seen++
+		}
+	}
 	e.mu.Unlock()
 	e.near.revise(func(key string, it *item[V]) *item[V] {
 		spared := now.spare(key, it)

@@ -22,9 +22,6 @@ type want[V any] struct {
 	// client is equal for the calls of one client, see alike.
 	client   string
 	personal bool // see flight
-	// first ends a call at once, with errTaken, that cannot begin a flight of its own;
-	// with solo also one whose flight would wait for another process.
-	first, solo bool
 }
 
 // takes reports whether the item answers a call that began at asked: what was
@@ -156,7 +153,7 @@ func (e *engine[V]) refresher(ctx context.Context, key string, it *item[V]) *wai
 	c := e.waiter(ctx, key, nil)
 	// Not what is to be replaced: the store has it too, and it is fresh.
 	c.want.accept = func(other *item[V], _ instant) bool { return other.epoch != it.epoch }
-	c.want.first, c.tallied, c.refreshes = true, true, true
+	c.tallied, c.refreshes = true, true
 	return c
 }
 
@@ -347,10 +344,6 @@ func (c *waiter[V]) look(state *flightState[V]) (is waitState, expiry <-chan tim
 		c.leave()
 	}
 	if state.landed {
-		if state.err == errTaken && c.want.first { // it is for who has begun the flight
-			c.err = errTaken
-			return gone, nil
-		}
 		if err := state.failure(); err != nil {
 			if f.personal && errors.Is(err, ErrRebuildTimeout) && !c.admitted(alike) {
 				return landed, nil
@@ -469,9 +462,8 @@ func (c *waiter[V]) join(b binder[V]) bool {
 	if c.collapsed = f != nil; !c.collapsed {
 		return c.begin(b)
 	}
-	if c.want.first {
-		c.err = errTaken
-		return false
+	if c.refreshes {
+		return false // the flight that is there does so
 	}
 	// Something stale answers it when its patience ends, whoever makes what is not.
 	if c.err = c.ask(f); c.err != nil {
@@ -547,8 +539,8 @@ func (c *waiter[V]) begin(b binder[V]) bool {
 	f := &flight[V]{
 		key: c.key, load: b.bind(), engine: e, member: m, cancel: cancel, outage: outage{c.lose},
 		accept: c.want.accept, fits: c.want.fits, client: c.want.client, personal: c.want.personal, second: c.excluded,
-		sole: c.want.first && c.want.solo, refreshes: c.refreshes || c.stale != nil,
-		due: addDurations(c.began, e.MaxWait), since: now,
+		refreshes: c.refreshes || c.stale != nil,
+		due:       addDurations(c.began, e.MaxWait), since: now,
 	}
 	if e.notified {
 		f.notices = make(chan heard, 1)
