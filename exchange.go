@@ -501,14 +501,6 @@ func isEventStream(h http.Header) bool {
 	return strings.HasPrefix(strings.ToLower(h.Get("Content-Type")), eventStream)
 }
 
-// unkept says why the response is not kept.
-func (x *exchange) unkept() string {
-	if x.keeps() {
-		return reasonTooLarge
-	}
-	return x.content().reason
-}
-
 // maxHeader is the largest header that is kept, in bytes. What others keep is
 // between 8 and 128 KiB.
 const maxHeader = 64 << 10

@@ -355,26 +355,98 @@ func TestReply_PrivateWithoutBody(t *testing.T) {
 	}
 }
 
-// A handler that is asked again, for a range of what is one client's alone, does
-// not run twice at a time.
-func TestReply_RangeOfPrivate(t *testing.T) {
+// The handler of a HEAD is cut short when it writes without end, whether the page is known
+// as private or not.
+func TestReply_HeadOfALongPrivateBody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var ended atomic.Bool
+		var written atomic.Int64
 		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Cache-Control", "private")
-			if r.Header.Get("Range") != "" {
-				if synctest.Wait(); !ended.Load() {
-					t.Error("the run without the range is still there")
+			for range 1 << 15 {
+				if _, err := w.Write(make([]byte, 1<<15)); err != nil {
+					if r.Context().Err() == nil {
+						t.Errorf("the context goes on behind %v", err)
+					}
+					return
 				}
-				return
+				written.Add(1 << 15)
 			}
-			io.WriteString(w, "page")
-			<-r.Context().Done()
-			ended.Store(true)
 		})
-		s.get("http://a/p", "Range", "bytes=0-1")
-		s.wantCalls(t, 2)
+		for _, which := range []string{"first", "known"} {
+			r := request("HEAD", "http://a/p")
+			if w := s.do(r.Clone(t.Context())); w.Code != 200 || w.Header().Get("Cache-Control") != "private" {
+				t.Errorf("%s: %d %v", which, w.Code, w.Header())
+			}
+			synctest.Wait()
+			if n := written.Swap(0); n > 256<<10 {
+				t.Errorf("%s: %d bytes were written for a HEAD", which, n)
+			}
+		}
 	})
+}
+
+// A range of a response that is not kept is a part of the one run of its handler, where the
+// length is known. Else the client gets the whole.
+func TestReply_RangeOfUnkept(t *testing.T) {
+	body := strings.Repeat("0123456789", 20)
+	for name, tt := range map[string]struct {
+		fields       []string
+		length       bool
+		status       int
+		contentRange string
+		body         string
+	}{
+		"a range":                  {[]string{"Range", "bytes=150-154"}, true, 206, "bytes 150-154/200", "01234"},
+		"to the end":               {[]string{"Range", "bytes=195-"}, true, 206, "bytes 195-199/200", "56789"},
+		"beyond the end":           {[]string{"Range", "bytes=195-300"}, true, 206, "bytes 195-199/200", "56789"},
+		"the end":                  {[]string{"Range", "bytes=-3"}, true, 206, "bytes 197-199/200", "789"},
+		"all and more":             {[]string{"Range", "bytes=-300"}, true, 206, "bytes 0-199/200", body},
+		"of the tag":               {[]string{"Range", "bytes=0-0", "If-Range", `"e"`}, true, 206, "bytes 0-0/200", "0"},
+		"of another tag":           {[]string{"Range", "bytes=0-0", "If-Range", `"f"`}, true, 200, "", body},
+		"if not since":             {[]string{"Range", "bytes=0-0", "If-Range", lastYear}, true, 200, "", body},
+		"two":                      {[]string{"Range", "bytes=0-0,5-6"}, true, 200, "", body},
+		"none there":               {[]string{"Range", "bytes=200-"}, true, 200, "", body},
+		"nonsense":                 {[]string{"Range", "bytes=5-4"}, true, 200, "", body},
+		"another unit":             {[]string{"Range", "lines=1-2"}, true, 200, "", body},
+		"of nobody knows how long": {[]string{"Range", "bytes=0-0"}, false, 200, "", body},
+	} {
+		for kind, o := range map[string]bellwether.HTTPOptions{"private": {}, "max-age=60": {MaxBody: 100}} {
+			t.Run(name+" "+kind, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
+						w.Header().Set("Cache-Control", kind)
+						w.Header().Set("ETag", `"e"`)
+						if tt.length {
+							w.Header().Set("Content-Length", "200")
+						}
+						for range 10 {
+							io.WriteString(w, body[:20])
+						}
+					})
+					w := s.get("http://a/p", tt.fields...)
+					if w.Code != tt.status || w.Header().Get("Content-Range") != tt.contentRange || w.Body.String() != tt.body {
+						t.Errorf("%d %q %q, want %d %q %q", w.Code, w.Header().Get("Content-Range"), w.Body, tt.status, tt.contentRange, tt.body)
+					}
+					if n := w.Header().Get("Content-Length"); n != "" && n != fmt.Sprint(len(tt.body)) {
+						t.Errorf("Content-Length %s of %d bytes", n, len(tt.body))
+					}
+					s.wantCalls(t, 1)
+				})
+			})
+		}
+	}
+}
+
+// A request for many ranges gets the whole.
+func TestReply_ManyRanges(t *testing.T) {
+	s := newSite(t, bellwether.HTTPOptions{}, page(0, strings.Repeat("0123456789", 100)))
+	s.get("http://a/p")
+	for n, status := range map[int]int{2: 206, 16: 206, 17: 200, 250_000: 200} {
+		w := s.get("http://a/p", "Range", "bytes="+strings.TrimSuffix(strings.Repeat("0-0,", n), ","))
+		if w.Code != status {
+			t.Errorf("%d ranges: %d with %d bytes, want %d", n, w.Code, w.Body.Len(), status)
+		}
+	}
 }
 
 // What was made stale is stale since then, for a request that takes what is so long

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"cmp"
+	"context"
 	"io"
 	"maps"
 	"net"
@@ -33,6 +34,11 @@ func (m *Middleware) passReal(w http.ResponseWriter, r *http.Request, next http.
 func (m *Middleware) pass(w http.ResponseWriter, r *http.Request, next http.Handler, why httpcache.Status) {
 	u := &watchedWriter{ResponseWriter: w, m: m}
 	u.before = func(int) { why.AppendTo(w.Header()) }
+	if r.Method == http.MethodHead {
+		ctx, cancel := context.WithCancel(r.Context())
+		defer cancel()
+		r, u.cut = r.WithContext(ctx), cancel
+	}
 	u.run(func() { next.ServeHTTP(u, r) })
 }
 
@@ -338,6 +344,7 @@ type watchedWriter struct {
 	m      *Middleware // whose request it is
 	before func(status int)
 	heard  func() // called before the client can hear of it, and when the handler has returned; nil: nobody
+	cut    func() // ends the handler of a HEAD that writes more than maxUnsent; nil: the client gets a body
 	done   bool
 	early  bool // the client may have heard before the end
 	size   int  // of what was written
@@ -421,12 +428,19 @@ func (u *watchedWriter) Write(p []byte) (int, error) {
 	if u.size += len(p); u.size > unheard {
 		u.tell()
 	}
+	if u.cut != nil && u.size > maxUnsent {
+		u.cut()
+		return 0, http.ErrBodyNotAllowed
+	}
 	return u.ResponseWriter.Write(p)
 }
 
 // ReadFrom keeps the real writer's: a proxied body need not be copied through
 // here.
 func (u *watchedWriter) ReadFrom(r io.Reader) (int64, error) {
+	if u.cut != nil {
+		return io.Copy(struct{ io.Writer }{u}, r)
+	}
 	n, more, err := u.begin(u, r)
 	if !more {
 		return n, err

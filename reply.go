@@ -4,13 +4,14 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"io"
 	"maps"
+	"math"
 	"net"
 	"net/http"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/bellwether-go/bellwether/internal/httpcache"
@@ -130,14 +131,6 @@ func (q *query) writeLive(c *call, res *response, body *spool.Reader, key string
 			return
 		}
 	}
-	if !status.Stored && res.status == http.StatusOK && r.Header["Range"] != nil {
-		// There will be no whole to take it from. The handler may know ranges; a run
-		// that answers this client alone need not go on beside that.
-		body.Close()
-		c.leave()
-		q.pass(httpcache.Status{Fwd: httpcache.FwdBypass, Detail: x.unkept()})
-		return
-	}
 	// The time at which it came is the date of a stored one only (RFC 9111 section
 	// 4.3.2); by itself a response without a date is modified (RFC 9110 section 13.1.3).
 	dated := x.audience == everyone || r.Header["If-None-Match"] != nil || header["Last-Modified"] != nil
@@ -150,7 +143,7 @@ func (q *query) writeLive(c *call, res *response, body *spool.Reader, key string
 		}
 		send(w, r, s.status, s.body)
 		if !x.keeps() {
-			q.relay(x, body, own, io.Discard)
+			q.relay(x, body, own, unsent(math.MaxInt64))
 		}
 		return
 	}
@@ -159,8 +152,20 @@ func (q *query) writeLive(c *call, res *response, body *spool.Reader, key string
 	if x.audience == everyone {
 		setAge(h, age)
 	}
+	to, code := q.delivery(x, body), res.status
 	if x.announced >= 0 {
 		h.Set("Content-Length", strconv.FormatInt(x.announced, 10))
+	}
+	if !status.Stored && res.status == http.StatusOK {
+		// There will be no whole to take a range from. To ask the handler again would be a
+		// second run, and a link that holds once would be gone.
+		if first, length, ok := httpcache.SingleRange(r, header, x.announced); ok {
+			code = http.StatusPartialContent
+			h.Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", first, first+length-1, x.announced))
+			h.Set("Content-Length", strconv.FormatInt(length, 10))
+			httpcache.TrimToRange(h, code)
+			to.w = &partWriter{to.w, first, length}
+		}
 	}
 	trailers := x.trailers
 	if !own {
@@ -171,22 +176,24 @@ func (q *query) writeLive(c *call, res *response, body *spool.Reader, key string
 	}
 	q.m.hidden.Remove(h)
 	status.AppendTo(h)
-	w.WriteHeader(res.status)
+	w.WriteHeader(code)
 	switch {
 	case r.Method != http.MethodHead:
-		q.relay(x, body, own, w)
+		q.relay(x, body, own, to)
 	case !x.keeps():
-		q.relay(x, body, own, io.Discard)
+		q.relay(x, body, own, unsent(maxUnsent))
 	}
 }
 
-// relay sends the body on while it is being written, and the trailers behind it.
-// It does not return if the body breaks off. To io.Discard it only waits for the
-// end: a handler that answers one client alone is cut short when that has gone,
-// and not because it gets no body.
-func (q *query) relay(x *exchange, body *spool.Reader, own bool, to io.Writer) {
-	w, r := q.w, q.r
-	rc := http.NewResponseController(w)
+// A delivery is the way of a growing body to its client.
+type delivery struct {
+	w     io.Writer
+	flush func() error
+}
+
+// delivery is the way of x's body, which is read by body, to the query's client.
+func (q *query) delivery(x *exchange, body *spool.Reader) delivery {
+	rc := http.NewResponseController(q.w)
 	flush := func() error {
 		// A writer that cannot flush sends everything in its own time, which is
 		// no reason to break the response off.
@@ -195,14 +202,60 @@ func (q *query) relay(x *exchange, body *spool.Reader, own bool, to io.Writer) {
 		}
 		return nil
 	}
-	if x.audience != owner {
-		p := paced(w, 1, func() { body.Close() })
-		body.OnLoss(p.hurry)
-		to = p
-		unpaced := flush
-		flush = func() error { return p.within(unpaced) }
+	if x.audience == owner {
+		return delivery{q.w, flush}
 	}
-	if _, err := body.CopyTo(r.Context(), to, flush); err != nil {
+	p := paced(q.w, 1, func() { body.Close() })
+	body.OnLoss(p.hurry)
+	return delivery{p, func() error { return p.within(flush) }}
+}
+
+// errPartSent ends the copy of a body of which the client has had its part.
+var errPartSent = errors.New("bellwether: part sent")
+
+// A partWriter passes one part of what is written to it on.
+type partWriter struct {
+	w          io.Writer
+	skip, left int64
+}
+
+func (p *partWriter) Write(b []byte) (int, error) {
+	n := len(b)
+	skip := min(p.skip, int64(n))
+	p.skip -= skip
+	b = b[skip:]
+	if p.skip == 0 && len(b) > 0 {
+		sent, err := p.w.Write(b[:min(p.left, int64(len(b)))])
+		if p.left -= int64(sent); err != nil {
+			return int(skip) + sent, err
+		}
+	}
+	if p.left == 0 {
+		return n, errPartSent
+	}
+	return n, nil
+}
+
+// maxUnsent is how much of a body a handler may write for a client that gets none of it. A
+// handler that answers one client alone is cut short when that has gone, and not because
+// the client gets no body; but it is not to make a gigabyte for nobody.
+const maxUnsent = 64 << 10
+
+// unsent is the way of a body of which the client gets nothing. Its handler is waited for, up
+// to a limit.
+func unsent(limit int64) delivery {
+	return delivery{&partWriter{io.Discard, 0, limit}, func() error { return nil }}
+}
+
+// relay sends the body on while it is being written, and the trailers behind it.
+// It does not return if the body breaks off.
+func (q *query) relay(x *exchange, body *spool.Reader, own bool, to delivery) {
+	w, r := q.w, q.r
+	_, err := body.CopyTo(r.Context(), to.w, to.flush)
+	if errors.Is(err, errPartSent) {
+		return
+	}
+	if err != nil {
 		// Broken off must look broken off: net/http closes the connection, or
 		// resets the stream, without the end that a complete body has. A panic
 		// of the handler's own reaches its own client's server as it was.
@@ -218,7 +271,7 @@ func (q *query) relay(x *exchange, body *spool.Reader, own bool, to io.Writer) {
 		maps.DeleteFunc(trailer, func(name string, _ []string) bool { return x.ownTrailer(name) })
 	}
 	if len(trailer) > 0 {
-		flush() // a body sent at once, with its length, has no place behind it
+		to.flush() // a body sent at once, with its length, has no place behind it
 		copyHeader(w.Header(), trailer, false)
 		q.m.hidden.Remove(w.Header())
 	}
@@ -412,9 +465,8 @@ func writeStored(w http.ResponseWriter, r *http.Request, s stored, status httpca
 	switch {
 	case httpcache.NotModified(r.Method, r.Header, s.status, s.header.Values, s.received):
 		s.notModified().write(w, r, status)
-	case s.status == http.StatusOK && len(s.body) > 0 && r.Method == http.MethodGet && strings.HasPrefix(r.Header.Get("Range"), "bytes="):
-		// net/http's own ranges, multipart and If-Range included. Other units and
-		// methods have none (RFC 9110 section 14.2), and neither has what is empty.
+	case s.status == http.StatusOK && len(s.body) > 0 && r.Method == http.MethodGet && httpcache.AsksForRanges(r):
+		// net/http's own ranges, multipart and If-Range included. What is empty has none.
 		h := w.Header()
 		s.setHeader(h, status)
 		h.Del("Content-Length") // what is sent may be less, or nothing

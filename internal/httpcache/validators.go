@@ -4,6 +4,7 @@ import (
 	"maps"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -95,6 +96,48 @@ func HeadAgrees(stored, head http.Header) bool {
 		}
 	}
 	return true
+}
+
+// maxRanges is how many ranges of one response a request may ask for. Each costs a part
+// of its own: RFC 9110 section 14.2 lets a server ignore a request for many.
+const maxRanges = 16
+
+// AsksForRanges tells whether a request asks for ranges that are to be answered: of bytes,
+// and not of another unit (RFC 9110 section 14.2), and not more than 16.
+func AsksForRanges(r *http.Request) bool {
+	ranges := r.Header.Get("Range")
+	return strings.HasPrefix(ranges, "bytes=") && strings.Count(ranges, ",") < maxRanges
+}
+
+// SingleRange returns the part that a GET asks for, of a response of that size with the header
+// h. It returns false if the request asks for several parts or none, if there is no such part,
+// and if the request's If-Range does not have the response's strong entity tag: the
+// response is whole then (RFC 9110 sections 13.1.5 and 14.2).
+func SingleRange(r *http.Request, h http.Header, size int64) (first, length int64, ok bool) {
+	from, to, ok := strings.Cut(strings.TrimPrefix(r.Header.Get("Range"), "bytes="), "-")
+	if !ok || r.Method != http.MethodGet || len(r.Header["Range"]) != 1 || !AsksForRanges(r) {
+		return 0, 0, false
+	}
+	if tags := r.Header["If-Range"]; tags != nil && !(len(tags) == 1 && strongMatch(tags[0], h.Get("ETag"))) {
+		return 0, 0, false
+	}
+	if from == "" { // so many at the end
+		n, err := strconv.ParseUint(to, 10, 63)
+		length = min(int64(n), size)
+		return size - length, length, err == nil && length > 0
+	}
+	n, err := strconv.ParseUint(from, 10, 63)
+	if first = int64(n); err != nil || first >= size {
+		return 0, 0, false
+	}
+	last := size - 1
+	if to != "" {
+		n, err := strconv.ParseUint(to, 10, 63)
+		if last = min(last, int64(n)); err != nil || last < first {
+			return 0, 0, false
+		}
+	}
+	return first, last - first + 1, true
 }
 
 // ForRange returns r as a request of its Range alone, for [http.ServeContent]:
