@@ -3,6 +3,7 @@ package bellwether_test
 import (
 	"fmt"
 	"net/http"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -307,4 +308,35 @@ func TestHTTP_ServerErrorsCountAsLoadFailures(t *testing.T) {
 			t.Errorf("of %d loads that found nothing %d are counted as failures", got.Loads, got.LoadFailures)
 		}
 	})
+}
+
+// A failure that is remembered says when it is tried again, in each process.
+func TestReply_RetryAfter(t *testing.T) {
+	for name, fail := range map[string]func(http.ResponseWriter){
+		"panic":      func(http.ResponseWriter) { panic("down") },
+		"short body": func(w http.ResponseWriter) { w.Header().Set("Content-Length", "10") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := bellwether.HTTPOptions{Options: bellwether.Options{TTL: time.Minute, ErrorTTL: 20 * time.Second, MaxErrorTTL: time.Minute}}
+			h := func(w http.ResponseWriter, r *http.Request) { fail(w) }
+			inPairs(t, o, h, func(t *testing.T, p pair) {
+				p.first.get("http://a/p")
+				p.calls()
+				time.Sleep(1500 * time.Millisecond)
+				w := p.second.get("http://a/p")
+				retry, err := strconv.Atoi(w.Header().Get("Retry-After"))
+				if w.Code != 502 || err != nil || retry < 9 || retry > 19 {
+					t.Fatalf("%d %v, want 502 with the rest of a pause of 10 to 20 s", w.Code, w.Header())
+				}
+				if n := p.calls(); n != 0 {
+					t.Errorf("%d runs of the handler within the pause", n)
+				}
+				time.Sleep(time.Duration(retry) * time.Second)
+				p.second.get("http://a/p")
+				if n := p.calls(); n != 1 {
+					t.Errorf("%d runs of the handler after it, want 1", n)
+				}
+			})
+		})
+	}
 }

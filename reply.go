@@ -490,12 +490,23 @@ func replyNotCached(w http.ResponseWriter) {
 	replyFailure(w, httpcache.Status{Detail: "only-if-cached"}, http.StatusGatewayTimeout)
 }
 
-// replyFailure answers with an error of the cache's own, which nobody is to keep.
+// replyFailure answers with an error of the cache's own, which nobody is to keep. A client
+// that finds no room may come again in a second.
 func replyFailure(w http.ResponseWriter, status httpcache.Status, code int) {
+	retry := time.Duration(0)
+	if code == http.StatusServiceUnavailable {
+		retry = time.Second
+	}
+	replyRetry(w, status, code, retry)
+}
+
+// replyRetry is replyFailure for a client that is to come again after some time; 0: it is not
+// known when.
+func replyRetry(w http.ResponseWriter, status httpcache.Status, code int, retry time.Duration) {
 	status.AppendTo(w.Header())
 	w.Header().Set("Cache-Control", "no-store")
-	if code == http.StatusServiceUnavailable {
-		w.Header().Set("Retry-After", "1")
+	if retry > 0 { // in whole seconds (RFC 9110 section 10.2.3), and not before it is time
+		w.Header().Set("Retry-After", strconv.FormatInt(int64((retry+time.Second-1)/time.Second), 10))
 	}
 	http.Error(w, http.StatusText(code), code)
 }
@@ -540,7 +551,12 @@ func (q *query) replyError(c *call, key string, collapsed bool, err error) {
 		q.m.tooSlow(key, err)
 		code, detail = http.StatusGatewayTimeout, "timeout"
 	}
-	replyFailure(w, httpcache.Status{Fwd: httpcache.FwdURIMiss, Collapsed: collapsed, Detail: detail}, code)
+	status := httpcache.Status{Fwd: httpcache.FwdURIMiss, Collapsed: collapsed, Detail: detail}
+	if it, now := q.m.engine.near.get(key); it != nil && it.backingOff(now) {
+		replyRetry(w, status, code, it.retryAt-now)
+		return
+	}
+	replyFailure(w, status, code)
 }
 
 // reasonSlow is why a page goes past the cache that takes longer than RebuildTimeout.
