@@ -123,8 +123,10 @@ vuln: ## Look for known vulnerabilities in what is called, where vuln.go.dev can
 bench: ## Run the benchmarks.
 	@$(EACH) go test -run '^$$' -bench . -benchmem ./...; done
 
-screenshots: ## Take docs/live-*.png anew, by the tests of the live page.
-	@cd example/server && BELLWETHER_SCREENSHOTS=1 go test -count=1 -run '^TestBrowser_' .
+screenshots: ## Take docs/live-*.png anew, and pictures of all widths in dist/screenshots to look at.
+	@rm -rf dist/screenshots; mkdir -p dist/screenshots
+	@cd example/server && BELLWETHER_SCREENSHOTS=$(CURDIR)/dist/screenshots go test -count=1 -run '^TestBrowser_' .
+	@cp dist/screenshots/live-after.png dist/screenshots/live-phone.png docs
 
 cover: ## Say how much of each package its module's tests reach.
 	@mkdir -p dist
