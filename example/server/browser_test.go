@@ -311,7 +311,7 @@ func TestBrowser_ReleaseTheHerd(t *testing.T) {
 		"#trouble":                        "",
 		"#made":                           "Herd 1 was made with 1,000 requests, 300 ms a load, a capacity of 100 loads, 1 page, a TTL of 10 s and a stale window of 30 s.",
 	})
-	if got := is[string](t, ctx, `document.getElementById('verdict').textContent.replaceAll('\u00a0', ' ')`); !strings.Contains(got, "1,000 requests made 1 load with Bellwether, 4 with singleflight in each process and 1,000 without.") {
+	if got := is[string](t, ctx, `document.getElementById('verdict').textContent.replaceAll('\u00a0', ' ')`); !strings.Contains(got, "1,000 requests made 1 load with Bellwether, 4 with singleflight in each process and 1,000 without protection.") {
 		t.Errorf("the verdict is %q", got)
 	}
 	if got := is[string](t, ctx, `document.querySelector('#bellwether .bars').getAttribute('aria-label')`); !strings.Contains(got, "median") {
@@ -421,6 +421,18 @@ func TestBrowser_StaleAndFailures(t *testing.T) {
 			t.Errorf("%s is %s, want %s", expression, got, want)
 		}
 	}
+	// Without a stale page the failure is shared.
+	inBrowser(t, ctx,
+		click(`#invalidate`),
+		until(`now.pages[0].state === 'none'`),
+		click(`#release`),
+		until(`now.run === 3 && !now.running`),
+	)
+	texts(t, ctx, map[string]string{
+		"#bellwether [data-is=loads]":    "1",
+		"#bellwether [data-is=story]":    "The failure of 1 load answered the waiting requests in 4 processes.",
+		"#bellwether [data-is=failures]": " 100 requests failed.",
+	})
 	made := is[string](t, ctx, `document.getElementById('made').textContent`)
 	inBrowser(t, ctx, click(`[name=origin_fails]`), until(`now.settings.origin_fails === 0`))
 	if got := is[string](t, ctx, `document.getElementById('made').textContent`); got != made+" The controls have other values now." {

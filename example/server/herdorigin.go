@@ -85,8 +85,7 @@ func (o *herdOrigin) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	pause(r, time.Duration(o.pen.get("delay_ms"))*time.Millisecond)
 	if o.pen.get("origin_fails") == 1 {
-		text(w, "")
-		w.Header().Del("Cache-Control") // an error says nothing of its freshness
+		text(w, "public") // the failure is for all clients, as the page is
 		w.WriteHeader(http.StatusServiceUnavailable)
 		io.WriteString(w, "the origin fails\n")
 		return

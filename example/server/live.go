@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -286,7 +287,7 @@ func (h *herdRun) axis(elapsed time.Duration) time.Duration {
 // A pageView is the state of one page: of its entry in the fleet's store, and of
 // the first strategy's requests for it.
 type pageView struct {
-	State    string `json:"state"`
+	State    string `json:"state"` // none, fresh, stale, expired, or error: a failure that answers for a moment
 	Age      int64  `json:"age_s"`
 	Left     int64  `json:"left_s"` // of the state
 	Epoch    string `json:"epoch"`  // JavaScript's numbers are too small
@@ -309,6 +310,8 @@ func (p *pen) page(page int) pageView {
 	}
 	var end time.Duration
 	switch {
+	case e.Age < e.TTL && !bytes.Contains(e.Value, []byte(stampField)): // the origin stamps pages only
+		v.State, end = "error", e.TTL
 	case e.Age < e.TTL:
 		v.State, end = "fresh", e.TTL
 	case e.Age < e.TTL+e.StaleWhileRevalidate:

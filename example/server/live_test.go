@@ -123,17 +123,46 @@ func TestLive_StaleAndFailures(t *testing.T) {
 		t.Errorf("with Bellwether: %+v, want 400 stale answers at once", v.Bellwether)
 	}
 	for name, s := range map[string]strategyView{"singleflight": v.Singleflight, "without": v.Without} {
-		errors := 0
+		red := 0
 		for _, n := range s.Errors {
-			errors += n
+			red += n
 		}
-		if s.Failed != 400 || errors != 400 || s.TimedOut != 0 || s.Fresh+s.Stale+s.Waited != 0 {
+		if s.Failed != 400 || red != 400 || s.TimedOut != 0 || s.Fresh+s.Stale+s.Waited != 0 {
 			t.Errorf("%s: %+v, want 400 failures that the origin answered", name, s)
 		}
 	}
 	eventually(t, 10*time.Second, "the failure is known", func() bool {
 		v, _ = liveCommand(t, front.URL, "/herd/settings", nil)
 		return v.Pages[0].Failures > 0
+	})
+}
+
+// TestLive_FailureIsShared holds that one failure answers a whole herd with
+// Bellwether, where no page is there.
+func TestLive_FailureIsShared(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPen()
+		defer p.close()
+		if err := p.set(map[string][]string{"herd": {"100"}, "origin_fails": {"1"}}); err != nil {
+			t.Fatal(err)
+		}
+		if err := p.release(); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(500 * time.Millisecond)
+		v := p.look()
+		for name, want := range map[string]int{"bellwether": 1, "singleflight": herdProcesses, "without": 100} {
+			if s := v.each()[name]; s.Loads != want || s.Failed != 100 {
+				t.Errorf("%s: %d loads and %d failures, want %d and 100", name, s.Loads, s.Failed, want)
+			}
+		}
+		if v.Pages[0].State != "error" {
+			t.Errorf("the page is %+v, want an error", v.Pages[0])
+		}
+		time.Sleep(2 * time.Second)
+		if v = p.look(); v.Pages[0].State != "expired" && v.Pages[0].State != "none" {
+			t.Errorf("after its moment the error is %+v", v.Pages[0])
+		}
 	})
 }
 

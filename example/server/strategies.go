@@ -76,9 +76,9 @@ func (s *strategy) request(ctx context.Context, i, page int) {
 		panic(err) // of a constant URL
 	}
 	began := time.Now()
-	reply := ask(s.processes[i%len(s.processes)], r)
+	got := ask(s.processes[i%len(s.processes)], r)
 	ended := time.Now()
-	result := outcomeOf(ctx, reply, began)
+	result := outcomeOf(ctx, got, began)
 
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -90,18 +90,18 @@ func (s *strategy) request(ctx context.Context, i, page int) {
 
 // outcomeOf compares the origin's stamp with the request's start. It therefore
 // has the same meaning for all strategies.
-func outcomeOf(ctx context.Context, reply *reply, began time.Time) outcome {
+func outcomeOf(ctx context.Context, got *recording, began time.Time) outcome {
 	switch {
 	case errors.Is(ctx.Err(), context.DeadlineExceeded):
 		return timedOut
-	case ctx.Err() != nil || reply.status != http.StatusOK:
+	case ctx.Err() != nil || got.status != http.StatusOK:
 		return failed
 	}
-	age := began.Sub(reply.loadedAt())
+	age := began.Sub(got.loadedAt())
 	switch {
 	case age < 0:
 		return waited
-	case age < reply.maxAge():
+	case age < got.maxAge():
 		return freshAtOnce
 	default:
 		return staleAtOnce
@@ -194,8 +194,8 @@ func (s *strategy) look(elapsed, axis time.Duration) strategyView {
 	return v
 }
 
-// A reply is a response, kept as a whole.
-type reply struct {
+// A recording is a response, kept as a whole.
+type recording struct {
 	header http.Header
 	status int
 	body   []byte
@@ -203,37 +203,37 @@ type reply struct {
 
 // ask has a handler answer a request. A handler that panics has broken the
 // connection off, which its client sees as 502.
-func ask(h http.Handler, r *http.Request) (got *reply) {
-	got = &reply{header: http.Header{}}
+func ask(h http.Handler, r *http.Request) (got *recording) {
+	got = &recording{header: http.Header{}}
 	defer func() {
 		if recover() != nil {
-			got = &reply{header: http.Header{}, status: http.StatusBadGateway}
+			got = &recording{header: http.Header{}, status: http.StatusBadGateway}
 		}
 	}()
 	h.ServeHTTP(got, r)
 	return got
 }
 
-func (r *reply) Header() http.Header { return r.header }
-func (r *reply) Flush()              {}
-func (r *reply) Write(b []byte) (int, error) {
+func (r *recording) Header() http.Header { return r.header }
+func (r *recording) Flush()              {}
+func (r *recording) Write(b []byte) (int, error) {
 	r.WriteHeader(http.StatusOK)
 	r.body = append(r.body, b...)
 	return len(b), nil
 }
-func (r *reply) WriteHeader(status int) {
+func (r *recording) WriteHeader(status int) {
 	if r.status == 0 && status >= 200 {
 		r.status = status
 	}
 }
 
 // loadedAt is the time of the origin's stamp: the end of the load.
-func (r *reply) loadedAt() time.Time {
+func (r *recording) loadedAt() time.Time {
 	n, _ := strconv.ParseInt(r.header.Get(stampField), 10, 64)
 	return stampZero.Add(time.Duration(n))
 }
 
-func (r *reply) maxAge() time.Duration {
+func (r *recording) maxAge() time.Duration {
 	for directive := range strings.SplitSeq(r.header.Get("Cache-Control"), ", ") {
 		if text, is := strings.CutPrefix(directive, "max-age="); is {
 			n, _ := strconv.Atoi(text)
@@ -243,8 +243,8 @@ func (r *reply) maxAge() time.Duration {
 	return 0
 }
 
-// sendTo writes the reply to another client.
-func (r *reply) sendTo(w http.ResponseWriter) {
+// sendTo writes the response to another client.
+func (r *recording) sendTo(w http.ResponseWriter) {
 	for name, values := range r.header {
 		w.Header()[name] = values
 	}
@@ -257,20 +257,20 @@ func (r *reply) sendTo(w http.ResponseWriter) {
 // replace the response, so that the pages of all strategies expire together.
 type plainStore struct {
 	mu      sync.Mutex // guards replies
-	replies map[string]*reply
+	replies map[string]*recording
 }
 
-func newPlainStore() *plainStore { return &plainStore{replies: map[string]*reply{}} }
+func newPlainStore() *plainStore { return &plainStore{replies: map[string]*recording{}} }
 
 // get returns the response to a request, or nil if the store has no fresh one.
-func (s *plainStore) get(r *http.Request) *reply {
+func (s *plainStore) get(r *http.Request) *recording {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.fresh(r)
 }
 
 // fresh is get, under s.mu.
-func (s *plainStore) fresh(r *http.Request) *reply {
+func (s *plainStore) fresh(r *http.Request) *recording {
 	kept := s.replies[r.URL.Path]
 	if kept == nil || time.Since(kept.loadedAt()) >= kept.maxAge() {
 		return nil
@@ -279,7 +279,7 @@ func (s *plainStore) fresh(r *http.Request) *reply {
 }
 
 // set keeps a page, unless the store has a fresh one.
-func (s *plainStore) set(r *http.Request, loaded *reply) {
+func (s *plainStore) set(r *http.Request, loaded *recording) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if loaded.status == http.StatusOK && s.fresh(r) == nil {
@@ -321,7 +321,7 @@ func (s *plainStore) collapsing(origin http.Handler) http.Handler {
 				s.set(r, loaded)
 				return loaded, nil
 			})
-			kept = v.(*reply)
+			kept = v.(*recording)
 		}
 		kept.sendTo(w)
 	})
