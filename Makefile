@@ -49,7 +49,7 @@ CLAIMS_IN = $$($(CLAIMS) | xargs -n1 dirname | sort -u)
 # How long "make chaos" goes on.
 DURATION ?= 10m
 
-.PHONY: help test deps build lint race claims latency long outage chaos fuzz vuln bench screenshots cover tidy clean
+.PHONY: help test deps build lint race claims latency long outage chaos fuzz vuln bench screenshots pictures cover tidy clean
 
 help: ## List the targets.
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -123,8 +123,13 @@ vuln: ## Look for known vulnerabilities in what is called, where vuln.go.dev can
 bench: ## Run the benchmarks.
 	@$(EACH) go test -run '^$$' -bench . -benchmem ./...; done
 
-screenshots: ## Take docs/live-*.png anew, by the tests of the live page.
-	@cd example/server && BELLWETHER_SCREENSHOTS=1 go test -count=1 -run '^TestBrowser_' .
+screenshots: ## Take docs/live-*.png anew, and pictures of all widths in dist/screenshots to look at.
+	@rm -rf dist/screenshots; mkdir -p dist/screenshots
+	@cd example/server && BELLWETHER_SCREENSHOTS=$(CURDIR)/dist/screenshots go test -count=1 -run '^TestBrowser_' .
+	@cp dist/screenshots/live-after.png dist/screenshots/live-phone.png docs
+
+pictures: ## Draw docs/herd.svg, get.svg, life.svg and takeover.svg anew.
+	@go run ./docs/pictures
 
 cover: ## Say how much of each package its module's tests reach.
 	@mkdir -p dist

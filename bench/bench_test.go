@@ -193,6 +193,35 @@ func TestOutage_Quick(t *testing.T) {
 	}
 }
 
+// The picture of waits has a panel for each strategy, so that no line covers
+// another, and reaches beyond the queue of its last expiry.
+func TestPlots_Expiry(t *testing.T) {
+	if got, want := plotFull.expiriesShown(), 2*(2*time.Second+900*time.Millisecond+100*time.Millisecond); got != want {
+		t.Errorf("the picture shows %v, want %v: two TTLs, each with nine rounds of the origin and a load", got, want)
+	}
+	b, err := newHerdBench(plotQuick.herd(plotQuick.Processes))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.close()
+	path := filepath.Join(t.TempDir(), "expiry.svg")
+	if err := b.plotExpiry(plotQuick, path, &progress{w: io.Discard}); err != nil {
+		t.Fatal(err)
+	}
+	svg, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range shown {
+		if caption := s.name + ": wait of the slowest caller"; strings.Count(string(svg), caption) != 1 {
+			t.Errorf("no panel is called %q", caption)
+		}
+	}
+	if !strings.Contains(string(svg), "bellwether redis: wait of the slowest caller, ms; 1 load at each expiry") {
+		t.Error("Bellwether's panel does not have its one load")
+	}
+}
+
 func TestLoadsIn(t *testing.T) {
 	at := func(ms int) time.Time { return time.UnixMilli(int64(ms)) }
 	begin := func(ms int, pid int, load, key string) event { return event{true, load, pid, at(ms), key} }

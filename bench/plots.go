@@ -51,7 +51,12 @@ func runPlots(args []string) error {
 	flags := newFlags("plots")
 	flags.sizes("short", "as long as what is to be published")
 	flags.draws()
+	chosen := some(flags, "only", plots, func(p plotted) string { return p.file })
 	if err := flags.parse(args); err != nil {
+		return err
+	}
+	drawn, err := chosen()
+	if err != nil {
 		return err
 	}
 	newRecord("plots", nil).where(os.Stdout)
@@ -62,15 +67,34 @@ func runPlots(args []string) error {
 	}
 	defer b.close()
 	p := newProgress(os.Stderr)
-	p.begin(2*len(shown) + len(size.Fleet)*len(costed))
+	steps := 0
+	for _, d := range drawn {
+		steps += d.steps(size)
+	}
+	p.begin(steps)
 	defer p.end()
-	if err := b.plotExpiry(size, filepath.Join(flags.dir, "expiry.svg"), p); err != nil {
-		return err
+	for _, d := range drawn {
+		if err := d.draw(b, size, filepath.Join(flags.dir, d.file+".svg"), p); err != nil {
+			return err
+		}
 	}
-	if err := b.plotOutage(size, filepath.Join(flags.dir, "outage.svg"), p); err != nil {
-		return err
-	}
-	return plotCost(size, filepath.Join(flags.dir, "cost.svg"), p)
+	return nil
+}
+
+// A plotted is one picture: its file in docs, how many trials it takes, and what
+// measures and draws it.
+type plotted struct {
+	file  string
+	steps func(plotSize) int
+	draw  func(*herdBench, plotSize, string, *progress) error
+}
+
+var plots = []plotted{
+	{"expiry", func(plotSize) int { return len(shown) }, (*herdBench).plotExpiry},
+	{"outage", func(plotSize) int { return len(shown) }, (*herdBench).plotOutage},
+	{"cost", func(s plotSize) int { return len(s.Fleet) * len(costed) }, func(_ *herdBench, s plotSize, path string, p *progress) error {
+		return plotCost(s, path, p)
+	}},
 }
 
 // herd is the herd's size for a picture.
@@ -87,8 +111,9 @@ var (
 )
 
 // plotExpiry is how long callers wait, by when they come, around the expiries of
-// one key at an origin with few places: of those who come within 20 ms, the
-// slowest.
+// one key at an origin with few places: of the callers of each 20 ms, the slowest.
+// Each strategy has a panel of its own, since singleflight and Bellwether wait for
+// the same load and their lines would cover each other.
 func (b *herdBench) plotExpiry(size plotSize, path string, p *progress) error {
 	const step = 20 * time.Millisecond
 	narrow := httptest.NewServer(narrowOrigin(originPlaces, size.Load))
@@ -98,26 +123,50 @@ func (b *herdBench) plotExpiry(size plotSize, path string, p *progress) error {
 		about: fmt.Sprintf("a TTL of %v, a load of %v, an origin with %d places, %d processes, %.0f callers a second; nothing may be served stale",
 			size.TTL, size.Load, originPlaces, size.Processes, size.Rate*float64(size.Processes)),
 	}
-	panel := pic.logPanel("wait of the slowest caller, ms", 0.1, "0.1")
-	panel.Add(grid())
+	var panels []*plot.Plot
+	highest := 0.0
 	for i, s := range shown {
 		p.step("expiry, " + s.name)
 		sc := scenario{name: "expiry", run: func(x *trial) error {
 			x.load(size.Load)
 			x.behaviour.Origin = narrow.URL
 			x.policy.TTL = x.size.TTL
-			return x.expiries(0)
+			return x.expiries(size.expiriesShown())
 		}}
 		var points plotter.XYs
-		_, err := b.trial(sc, s, 0, func(x *trial) { points = slowest(x.reports, step) })
+		m, err := b.trial(sc, s, 0, func(x *trial) { points = slowest(x.reports, step) })
 		if err != nil {
 			return err
 		}
+		panel := pic.logPanel(fmt.Sprintf("%s: wait of the slowest caller, ms; %s at each expiry", s.name, plural(m.LoadsPerExpiry, "load")), 0.1, "0.1")
+		panel.Add(grid())
 		if err := pic.line(panel, s.name, solid(colours[i]), points); err != nil {
 			return err
 		}
+		panels, highest = append(panels, panel), max(highest, panel.Y.Max)
 	}
-	return pic.save(9*vg.Centimeter, path)
+	for _, panel := range panels {
+		panel.Y.Max = highest // or equal heights would mean different waits
+	}
+	return pic.save(13*vg.Centimeter, path)
+}
+
+// expiriesShown is how long the callers come: until the queue behind the last
+// expiry is empty. Without protection each caller that comes during the first
+// load queues for the origin's places, and the value expires a TTL after the last
+// of their loads.
+func (p plotSize) expiriesShown() time.Duration {
+	queued := p.Rate * float64(p.Processes) * p.Load.Seconds()
+	queue := time.Duration(math.Ceil(queued/originPlaces)+1) * p.Load
+	return time.Duration(p.Expiries) * (p.TTL + queue + p.Load)
+}
+
+// plural is a count, rounded, with its noun.
+func plural(n float64, noun string) string {
+	if math.Round(n) != 1 {
+		noun += "s"
+	}
+	return fmt.Sprintf("%.0f %s", n, noun)
 }
 
 // slowest is the longest wait, in milliseconds, of those who came in each step.

@@ -1,10 +1,19 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"fmt"
+	"image"
+	"image/color"
+	"image/png"
+	"maps"
+	"math"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -47,7 +56,7 @@ func browser(t *testing.T, url string, width, height int64, media ...*emulation.
 	if program == "" {
 		t.Fatal("no Chromium: run 'make deps', or set BELLWETHER_CHROMIUM to the program")
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Second)
 	t.Cleanup(cancel)
 	ctx, cancel = chromedp.NewExecAllocator(ctx, append(chromedp.DefaultExecAllocatorOptions[:],
 		chromedp.ExecPath(program),
@@ -65,10 +74,17 @@ func browser(t *testing.T, url string, width, height int64, media ...*emulation.
 		chromedp.EmulateViewport(width, height),
 		protocol(emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: media}),
 		protocol(devpage.AddScriptToEvaluateOnNewDocument, devpage.AddScriptToEvaluateOnNewDocumentParams{Source: watch}),
+	)
+	inBrowser(t, ctx, openPage(url)...)
+	return ctx
+}
+
+// openPage opens the page and waits for its first event.
+func openPage(url string) []chromedp.Action[chromedp.Void] {
+	return []chromedp.Action[chromedp.Void]{
 		chromedp.Navigate(url),
 		until(`document.getElementById('link').textContent === 'live' && now`),
-	)
-	return ctx
+	}
 }
 
 // protocol sends one command of the browser's protocol.
@@ -107,86 +123,423 @@ func is[T any](t *testing.T, ctx context.Context, expression string) T {
 	return v
 }
 
-// shoot takes a picture of the whole page, for docs/ if BELLWETHER_SCREENSHOTS
-// says so.
+// shoot takes a picture into the directory that BELLWETHER_SCREENSHOTS names: of
+// the window for the README, otherwise of the whole page.
 func shoot(t *testing.T, ctx context.Context, name string) {
 	t.Helper()
-	if os.Getenv("BELLWETHER_SCREENSHOTS") == "" {
+	dir := os.Getenv("BELLWETHER_SCREENSHOTS")
+	if dir == "" {
 		return // Chromium resizes the page for it, which on a slow machine counts as a shift
 	}
-	picture, err := chromedp.Run(ctx, chromedp.FullScreenshot(100))
+	inBrowser(t, ctx, until(`document.getAnimations().length === 0`))
+	take := chromedp.FullScreenshot(100)
+	if name == "live-after.png" || name == "live-phone.png" {
+		take = chromedp.CaptureScreenshot()
+	}
+	shot, err := chromedp.Run(ctx, take)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join("..", "..", "docs", name), picture, 0o644); err != nil {
+	if shot, err = fewColours(shot); err != nil {
 		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, name), shot, 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// fewColours encodes a picture with a palette: a third of the bytes, and no
+// difference that is seen.
+func fewColours(encoded []byte) ([]byte, error) {
+	full, err := png.Decode(bytes.NewReader(encoded))
+	if err != nil {
+		return nil, err
+	}
+	bounds, count := full.Bounds(), map[color.Color]int{}
+	for y := bounds.Min.Y; y < bounds.Max.Y; y++ {
+		for x := bounds.Min.X; x < bounds.Max.X; x++ {
+			count[full.At(x, y)]++
+		}
+	}
+	few, index := image.NewPaletted(bounds, palette(count)), map[color.Color]uint8{}
+	for c := range count {
+		index[c] = uint8(few.Palette.Index(c))
+	}
+	for y := bounds.Min.Y; y < bounds.Max.Y; y++ {
+		for x := bounds.Min.X; x < bounds.Max.X; x++ {
+			few.SetColorIndex(x, y, index[full.At(x, y)])
+		}
+	}
+	var out bytes.Buffer
+	err = (&png.Encoder{CompressionLevel: png.BestCompression}).Encode(&out, few)
+	return out.Bytes(), err
+}
+
+// palette returns at most 256 colours, so that each counted colour is near to one
+// of them: the frequent ones themselves, and for the edges of letters whatever is
+// far enough from these.
+func palette(count map[color.Color]int) color.Palette {
+	frequent := slices.SortedFunc(maps.Keys(count), func(a, b color.Color) int {
+		if n := count[b] - count[a]; n != 0 {
+			return n
+		}
+		return strings.Compare(fmt.Sprint(a), fmt.Sprint(b)) // the same file each time
+	})
+	apart := func(a, b color.Color) int {
+		ar, ag, ab, _ := a.RGBA()
+		br, bg, bb, _ := b.RGBA()
+		far := 0
+		for _, d := range []int{int(ar) - int(br), int(ag) - int(bg), int(ab) - int(bb)} {
+			far = max(far, d>>8, -d>>8)
+		}
+		return far
+	}
+	for distance := 0; ; distance++ {
+		var chosen color.Palette
+		for _, c := range frequent {
+			if !slices.ContainsFunc(chosen, func(other color.Color) bool { return apart(c, other) <= distance }) {
+				chosen = append(chosen, c)
+			}
+			if len(chosen) > 256 {
+				break
+			}
+		}
+		if len(chosen) <= 256 {
+			return chosen
+		}
 	}
 }
 
 // holdsStill fails if the page has moved by itself, is wider than its window, or
 // complains.
-func holdsStill(t *testing.T, ctx context.Context) {
+func holdsStill(t *testing.T, ctx context.Context, where string) {
 	t.Helper()
 	if shift := is[float64](t, ctx, `window.shift`); shift > 0.001 {
-		t.Errorf("the page's layout shifts by %.4f: %q", shift, is[[]string](t, ctx, `window.shifted`))
+		t.Errorf("%s: the layout shifts by %.4f: %q", where, shift, is[[]string](t, ctx, `window.shifted`))
 	}
 	if complaints := is[[]string](t, ctx, `window.complaints`); len(complaints) > 0 {
-		t.Errorf("the page complains: %q", complaints)
+		t.Errorf("%s: the page complains: %q", where, complaints)
+	}
+	if over := is[int](t, ctx, `document.documentElement.scrollWidth - window.innerWidth`); over > 0 {
+		t.Errorf("%s: the page is %d pixels wider than its window", where, over)
+	}
+}
+
+// legible is the script that returns the texts of the page that are cut off, run
+// out of their element's box, or have too little contrast to what is behind
+// them: WCAG 2.1 wants 4.5, and 3 for large text.
+const legible = `(() => {
+	const faults = []
+	const parse = c => c.match(/[\d.]+/g).map(Number)
+	const luminance = c => {
+		const [r, g, b] = c.map(v => v / 255).map(v => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4)
+		return .2126 * r + .7152 * g + .0722 * b
+	}
+	const behind = e => {
+		for (; e; e = e.parentElement) {
+			const c = parse(getComputedStyle(e).backgroundColor)
+			if (c.length < 4 || c[3] === 1) return c.slice(0, 3)
+		}
+		return [255, 255, 255]
+	}
+	const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT)
+	let texts = 0
+	while (walker.nextNode()) {
+		const e = walker.currentNode.parentElement, text = walker.currentNode.textContent.trim()
+		if (!text || !e.checkVisibility({ visibilityProperty: true }) || e.closest('thead, script, style, noscript')) continue
+		texts++
+		const style = getComputedStyle(e), range = document.createRange()
+		range.selectNodeContents(walker.currentNode)
+		const box = range.getBoundingClientRect()
+		if (box.right > innerWidth + .5 || box.left < -.5) faults.push('cut off: ' + text)
+		const holder = e.closest('dd, dt, td, output, figcaption, button, h2, p')
+		if (holder && box.right > holder.getBoundingClientRect().right + 1) faults.push('runs out: ' + text)
+		const a = luminance(parse(style.color).slice(0, 3)), b = luminance(behind(e))
+		const contrast = (Math.max(a, b) + .05) / (Math.min(a, b) + .05), size = parseFloat(style.fontSize)
+		if (contrast < (size >= 24 || size >= 18.66 && style.fontWeight >= 700 ? 3 : 4.5)) faults.push('contrast of ' + contrast.toFixed(1) + ': ' + text)
+	}
+	if (texts < 40) faults.push('only ' + texts + ' texts were found')
+	return faults
+})()`
+
+// isLegible fails if a text of the page cannot be read.
+func isLegible(t *testing.T, ctx context.Context, where string) {
+	t.Helper()
+	if faults := is[[]string](t, ctx, legible); len(faults) > 0 {
+		t.Errorf("%s: %q", where, faults)
+	}
+}
+
+// texts checks what elements of the page say.
+func texts(t *testing.T, ctx context.Context, want map[string]string) {
+	t.Helper()
+	for selector, want := range want {
+		got := is[string](t, ctx, "document.querySelector(`"+selector+"`).textContent")
+		if got = strings.ReplaceAll(got, "\u00a0", " "); got != want {
+			t.Errorf("%s says %q, want %q", selector, got, want)
+		}
+	}
+}
+
+// TestBrowser_ReleaseTheHerd is what the page is for: the button is pressed, and
+// 1,000 requests are one load with Bellwether, and one in each process with
+// singleflight.
+func TestBrowser_ReleaseTheHerd(t *testing.T) {
+	front, _ := newTestServer(t)
+	ctx := browser(t, front.URL, 1440, 900)
+	inBrowser(t, ctx,
+		click(`#release`),
+		until(`now.running && +document.querySelector('#without [data-is=in_flight]').textContent.split(' ')[0].replace(',', '') > 0`),
+		until(`now.run === 1 && !now.running`),
+	)
+	texts(t, ctx, map[string]string{
+		"#bellwether [data-is=loads]":     "1",
+		"#bellwether [data-is=story]":     "1 load answered 1,000 waiting requests in 4 processes.",
+		"#bellwether [data-is=answered]":  "1,000 of 1,000",
+		"#bellwether [data-is=waited]":    "1,000",
+		"#bellwether [data-is=failed]":    "0",
+		"#bellwether [data-is=in_flight]": "0 of 1,000",
+		"#singleflight [data-is=loads]":   "4",
+		"#singleflight [data-is=story]":   "4 loads: each process loads for itself. No request gets a stale page.",
+		"#without [data-is=loads]":        "1,000",
+		"#without [data-is=story]":        "1,000 loads: one for each request that found no page. The origin has places for 100, so the others queue.",
+		"#without [data-is=failures]":     "",
+		"#without [data-is=axis]":         "4 s",
+		"#without [data-is=half]":         "2 s",
+		"#pages .state":                   "fresh",
+		"#release":                        "Release the herd",
+		"#trouble":                        "",
+		"#made":                           "Herd 1 was made with 1,000 requests, 300 ms a load, a capacity of 100 loads, 1 page, a TTL of 10 s and a stale window of 30 s.",
+	})
+	if got := is[string](t, ctx, `document.getElementById('verdict').textContent.replaceAll('\u00a0', ' ')`); !strings.Contains(got, "1,000 requests made 1 load with Bellwether, 4 with singleflight in each process and 1,000 without protection.") {
+		t.Errorf("the verdict is %q", got)
+	}
+	if got := is[string](t, ctx, `document.querySelector('#bellwether .bars').getAttribute('aria-label')`); !strings.Contains(got, "median") {
+		t.Errorf("the histogram is called %q", got)
+	}
+	if got := is[string](t, ctx, `document.querySelector('#bellwether .stack').getAttribute('aria-label')`); got != "Answers: 0 fresh, 0 stale, 1,000 waited, 0 failed" {
+		t.Errorf("the answers are called %q", got)
+	}
+	holdsStill(t, ctx, "after the herd")
+}
+
+// drawing is the expression for everything that the cards draw and say.
+const drawing = `[...document.querySelectorAll('article')].map(e => e.innerText +
+	[...e.querySelectorAll('path')].map(p => p.getAttribute('d')) + [...e.querySelectorAll('i')].map(i => i.style.transform)).join()`
+
+// TestBrowser_Reload holds that the cards of a herd are the same for a reader
+// that comes after the herd.
+func TestBrowser_Reload(t *testing.T) {
+	front, _ := newTestServer(t)
+	ctx := browser(t, front.URL, 1440, 900)
+	empty := is[string](t, ctx, drawing)
+	liveCommand(t, front.URL, "/herd/settings", url.Values{"herd": {"300"}, "delay_ms": {"200"}})
+	inBrowser(t, ctx, click(`#release`), until(`now.run === 1 && !now.running`))
+	before := is[string](t, ctx, drawing)
+	if before == empty || !strings.Contains(before, "L") {
+		t.Fatalf("the herd has drawn nothing: %s", before)
+	}
+	inBrowser(t, ctx, openPage(front.URL)...)
+	if after := is[string](t, ctx, drawing); after != before {
+		t.Errorf("after a reload:\n%s\nwant\n%s", after, before)
+	}
+}
+
+// TestBrowser_AxesStay holds that no axis moves while a herd runs, and that the
+// curves reach as far as the time that has passed.
+func TestBrowser_AxesStay(t *testing.T) {
+	front, _ := newTestServer(t)
+	ctx := browser(t, front.URL, 1440, 900)
+	is[bool](t, ctx, `(() => {
+		window.axes = new Set(); window.reached = []
+		events.addEventListener('message', () => {
+			if (!now.running) return
+			axes.add([...document.querySelectorAll('[data-is=in_flight], .scale.time')].map(e => e.textContent.split(' of ').at(-1)).join())
+			reached.push([now.elapsed_ms / now.axis_ms, Math.max(...document.querySelector('#without path').getAttribute('d').match(/[\d.]+(?= )/g)) / 1000])
+		})
+		return true
+	})()`)
+	inBrowser(t, ctx, click(`#release`), until(`now.run === 1 && !now.running`))
+	// One of each card's charts.
+	if got, want := is[[]string](t, ctx, `[...axes]`), []string{"1,000,02 s4 s,1,000,02 s4 s,1,000,02 s4 s"}; !slices.Equal(spaces(got), want) {
+		t.Errorf("the axes were %q, want always %q", got, want)
+	}
+	reached := is[[][]float64](t, ctx, `reached`)
+	if len(reached) < 10 {
+		t.Errorf("%d views of a herd of 3 s, want many", len(reached))
+	}
+	for _, r := range reached {
+		if math.Abs(r[0]-r[1]) > .001 {
+			t.Errorf("the curve ends at %.3f of the axis, the time at %.3f", r[1], r[0])
+		}
+	}
+}
+
+// spaces has plain spaces in the place of those that do not break.
+func spaces(texts []string) (plain []string) {
+	for _, text := range texts {
+		plain = append(plain, strings.ReplaceAll(text, "\u00a0", " "))
+	}
+	return plain
+}
+
+// TestBrowser_StaleAndFailures holds that the cards tell of stale answers, and
+// show failures in red; and that a result keeps its settings.
+func TestBrowser_StaleAndFailures(t *testing.T) {
+	front, _ := newTestServer(t)
+	released(t, front.URL, url.Values{"herd": {"100"}, "delay_ms": {"100"}, "ttl_s": {"1"}, "stale_s": {"60"}})
+	ctx := browser(t, front.URL, 1440, 900)
+	inBrowser(t, ctx,
+		until(`now.pages[0].state === 'stale'`),
+		click(`[name=origin_fails]`),
+		until(`now.settings.origin_fails === 1`),
+		click(`#release`),
+		until(`now.run === 2 && !now.running`),
+	)
+	texts(t, ctx, map[string]string{
+		"#bellwether [data-is=story]":      "100 requests got the stale page at once. The failures of the origin reached no client.",
+		"#bellwether [data-is=stale]":      "100",
+		"#bellwether [data-is=failures]":   "",
+		"#singleflight [data-is=failures]": " 100 requests failed.",
+		"#without [data-is=failures]":      " 100 requests failed.",
+		"#without [data-is=failed]":        "100",
+		"#made":                            "Herd 2 was made with 100 requests, 100 ms a load, a capacity of 100 loads, 1 page, a TTL of 1 s, a stale window of 60 s and a failing origin.",
+	})
+	isLegible(t, ctx, "failures")
+	shoot(t, ctx, "live-failures.png")
+	const red = "rgb(196, 18, 47)"
+	for expression, want := range map[string]string{
+		`getComputedStyle(document.querySelector('#without [data-is=failed]')).backgroundColor`:                                                                                      red,
+		`getComputedStyle(document.querySelector('#without [data-is=failures]')).color`:                                                                                              red,
+		`getComputedStyle(document.querySelector('#without .stack .is-failed')).backgroundColor`:                                                                                     red,
+		`document.querySelector('#without .stack .is-failed').style.transform`:                                                                                                       "translateX(0%) scaleX(1)",
+		`[...new Set([...document.querySelectorAll('#without .bars i')].filter(i => i.style.transform.endsWith('scaleY(1)')).map(i => getComputedStyle(i).backgroundColor))].join()`: red,
+		`getComputedStyle(document.querySelector('#bellwether [data-is=failed]')).backgroundColor`:                                                                                   "rgba(0, 0, 0, 0)",
+		`document.querySelector('#bellwether .stack .is-stale').style.transform`:                                                                                                     "translateX(0%) scaleX(1)",
+	} {
+		if got := is[string](t, ctx, expression); got != want {
+			t.Errorf("%s is %s, want %s", expression, got, want)
+		}
+	}
+	// Without a stale page the failure is shared.
+	inBrowser(t, ctx,
+		click(`#invalidate`),
+		until(`now.pages[0].state === 'none'`),
+		click(`#release`),
+		until(`now.run === 3 && !now.running`),
+	)
+	texts(t, ctx, map[string]string{
+		"#bellwether [data-is=loads]":    "1",
+		"#bellwether [data-is=story]":    "The failure of 1 load answered the waiting requests in 4 processes.",
+		"#bellwether [data-is=failures]": " 100 requests failed.",
+	})
+	made := is[string](t, ctx, `document.getElementById('made').textContent`)
+	inBrowser(t, ctx, click(`[name=origin_fails]`), until(`now.settings.origin_fails === 0`))
+	if got := is[string](t, ctx, `document.getElementById('made').textContent`); got != made+" The controls have other values now." {
+		t.Errorf("the result was made with %q, and after a change %q", made, got)
+	}
+}
+
+// TestBrowser_Presentation holds that the presentation is one screen with the
+// cards, at the URL of its own.
+func TestBrowser_Presentation(t *testing.T) {
+	front, _ := newTestServer(t)
+	liveCommand(t, front.URL, "/herd/settings", url.Values{"delay_ms": {"100"}, "capacity": {"200"}})
+	ctx := browser(t, front.URL, 1920, 1080)
+	inBrowser(t, ctx, click(`#present`), until(`location.hash === '#present'`))
+	inBrowser(t, ctx, click(`#release`), until(`now.run === 1 && !now.running`))
+	for _, size := range [][2]int64{{1920, 1080}, {1280, 720}, {1024, 768}} {
+		inBrowser(t, ctx, chromedp.EmulateViewport(size[0], size[1]))
+		inBrowser(t, ctx, openPage(fmt.Sprintf("%s/?%d#present", front.URL, size[0]))...) // only another URL is loaded anew
+		where := fmt.Sprintf("the presentation at %dx%d", size[0], size[1])
+		if over := is[int](t, ctx, `document.documentElement.scrollHeight - innerHeight`); over > 0 {
+			t.Errorf("%s is %d pixels higher than its window", where, over)
+		}
+		if got := is[string](t, ctx, `[...document.querySelectorAll('section, article, form, footer')].filter(e => e.checkVisibility()).map(e => e.id || e.className).join()`); got != "act,result,bellwether,singleflight,without" {
+			t.Errorf("%s shows %s", where, got)
+		}
+		if low := is[int](t, ctx, `Math.min(...[...document.querySelectorAll('.plot')].map(e => e.clientHeight))`); low < 24 {
+			t.Errorf("%s has charts of %d pixels", where, low)
+		}
+		isLegible(t, ctx, where)
+		holdsStill(t, ctx, where)
+		shoot(t, ctx, fmt.Sprintf("live-present-%d.png", size[0]))
+	}
+	inBrowser(t, ctx, chromedp.KeyEvent(kb.Escape), until(`location.hash === '' && document.getElementById('controls').checkVisibility()`))
+}
+
+// TestBrowser_NoScript holds that a browser without JavaScript says why the page
+// is empty.
+func TestBrowser_NoScript(t *testing.T) {
+	front, _ := newTestServer(t)
+	ctx := browser(t, front.URL, 320, 700)
+	inBrowser(t, ctx,
+		protocol(emulation.SetScriptExecutionDisabled, emulation.SetScriptExecutionDisabledParams{Value: true}),
+		chromedp.Navigate(front.URL),
+	)
+	shoot(t, ctx, "live-noscript.png")
+	text := is[string](t, ctx, `document.body.innerText`)
+	if !strings.Contains(text, "This page needs JavaScript") || strings.Contains(text, "Release the herd") {
+		t.Errorf("without JavaScript the page says %q", text)
 	}
 	if over := is[int](t, ctx, `document.documentElement.scrollWidth - window.innerWidth`); over > 0 {
 		t.Errorf("the page is %d pixels wider than its window", over)
 	}
 }
 
-// TestBrowser_ReleaseTheHerd is what the page is for: the button is pressed, and
-// 1,000 requests are one origin call.
-func TestBrowser_ReleaseTheHerd(t *testing.T) {
+// TestBrowser_Layout looks at the page on phones and screens, light and dark,
+// before a herd and after the largest figures that a card can have.
+func TestBrowser_Layout(t *testing.T) {
 	front, _ := newTestServer(t)
-	ctx := browser(t, front.URL, 1280, 900)
-	shoot(t, ctx, "live-before.png")
-	inBrowser(t, ctx,
-		click(`#release`),
-		until(`now.running && +document.querySelector('#unguarded [data-is=in_flight]').textContent.replace(',', '') > 0`),
-		until(`now.run === 1 && !now.running`),
-	)
-	for selector, want := range map[string]string{
-		"#guarded [data-is=calls]":     "1",
-		"#unguarded [data-is=calls]":   "1,000",
-		"#guarded [data-is=answered]":  "1,000",
-		"#guarded [data-is=failed]":    "0",
-		"#pages .state":                "fresh",
-		"#guarded [data-is=in_flight]": "0",
-		"#release":                     "Release the herd",
-		"#trouble":                     "",
-	} {
-		if got := is[string](t, ctx, `document.querySelector('`+selector+`').textContent`); got != want {
-			t.Errorf("%s says %q, want %q", selector, got, want)
+	ctx := browser(t, front.URL, 320, 700)
+	look := func(when string) {
+		for _, scheme := range []string{"light", "dark"} {
+			for _, width := range []int64{320, 390, 768, 1024, 1440, 1920} {
+				inBrowser(t, ctx,
+					chromedp.EmulateViewport(width, 900),
+					protocol(emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}}}),
+				)
+				inBrowser(t, ctx, openPage(front.URL)...)
+				where := fmt.Sprintf("%s-%d-%s", when, width, scheme)
+				isLegible(t, ctx, where)
+				holdsStill(t, ctx, where)
+				shoot(t, ctx, "live-"+where+".png")
+			}
 		}
 	}
-	if got := is[string](t, ctx, `document.getElementById('verdict').textContent`); !strings.Contains(got, "the origin was called once; without it, 1,000 times") {
-		t.Errorf("the verdict is %q", got)
+	look("before")
+	released(t, front.URL, nil)
+	look("after")
+	inBrowser(t, ctx, protocol(emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{}))
+	for name, size := range map[string][2]int64{"live-after.png": {1440, 932}, "live-phone.png": {390, 844}} { // for the README
+		inBrowser(t, ctx, chromedp.EmulateViewport(size[0], size[1]))
+		inBrowser(t, ctx, openPage(front.URL)...)
+		shoot(t, ctx, name)
 	}
-	if n := is[int](t, ctx, `trail.length`); n < 5 {
-		t.Errorf("%d events were drawn, want many", n)
+	if testing.Short() {
+		return
 	}
-	if got := is[string](t, ctx, `document.querySelector('#guarded .bars').getAttribute('aria-label')`); !strings.Contains(got, "median") {
-		t.Errorf("the histogram is called %q", got)
-	}
-	holdsStill(t, ctx)
-	shoot(t, ctx, "live-after.png")
+	// 5,000 requests, of which most have no answer after 30 s.
+	liveCommand(t, front.URL, "/herd/invalidate", nil)
+	liveCommand(t, front.URL, "/herd", url.Values{"herd": {"5000"}, "delay_ms": {"3000"}, "capacity": {"10"}, "pages": {"6"}, "locker_down": {"1"}})
+	eventually(t, 40*time.Second, "the end of the herd", func() bool {
+		v, _ := liveCommand(t, front.URL, "/herd/settings", url.Values{"ttl_s": {"60"}})
+		return !v.Running
+	})
+	look("limit")
 }
 
 // TestBrowser_Phone is the page in a hand, in the dark, without motion, and by
 // keys alone.
 func TestBrowser_Phone(t *testing.T) {
 	front, _ := newTestServer(t)
-	ctx := browser(t, front.URL, 360, 780,
+	ctx := browser(t, front.URL, 320, 780,
 		&emulation.MediaFeature{Name: "prefers-color-scheme", Value: "dark"},
 		&emulation.MediaFeature{Name: "prefers-reduced-motion", Value: "reduce"})
 	if got := is[string](t, ctx, `getComputedStyle(document.body).backgroundColor`); got != "rgb(16, 21, 19)" {
 		t.Errorf("the dark page's background is %s", got)
 	}
-	if small := is[[]string](t, ctx, `[...document.querySelectorAll('button, label')].filter(e => e.getBoundingClientRect().height < 44).map(e => e.textContent)`); len(small) > 0 {
+	if small := is[[]string](t, ctx, `[...document.querySelectorAll('button, label')].filter(e => e.checkVisibility() && e.getBoundingClientRect().height < 44).map(e => e.textContent)`); len(small) > 0 {
 		t.Errorf("too small for a finger: %q", small)
 	}
 
@@ -216,18 +569,18 @@ func TestBrowser_Phone(t *testing.T) {
 		click(`[name=locker_down]`),
 		until(`document.getElementById('locker').textContent === 'down'`),
 		click(`#invalidate`),
-		until(`document.querySelector('#pages .state').textContent === 'none'`),
+		until(`document.querySelector('#pages .state').textContent === 'no entry'`),
 		click(`#release`),
 		until(`now.run === 2 && !now.running`),
 	)
-	if got := is[int](t, ctx, `now.guarded.calls`); got < 1 || got > herdProcesses {
-		t.Errorf("without the lock engine the origin was called %d times, want at most one call a process", got)
+	if got := is[int](t, ctx, `now.bellwether.loads`); got < 1 || got > herdProcesses {
+		t.Errorf("without the locker there were %d loads, want at most one a process", got)
 	}
 	if moving := is[int](t, ctx, `document.getAnimations().length`); moving != 0 {
 		t.Errorf("%d animations run although the reader wants none", moving)
 	}
-	holdsStill(t, ctx)
-	shoot(t, ctx, "live-phone.png")
+	isLegible(t, ctx, "the phone")
+	holdsStill(t, ctx, "the phone")
 }
 
 // TestBrowser_ServerGone holds that the page says so, and goes on when the

@@ -12,19 +12,19 @@ import (
 	"github.com/go-chi/chi/v5"
 )
 
-// This file is the site without an upstream: pages that show what the cache
-// does. Each tells how often it was built, which is what to look at.
+// This file is the site without an upstream: pages that show the cache at work.
+// Each page says how often it was built.
 
-const index = `A herd to look at, with a browser: http://%[1]s/
+const index = `The live page, for a browser: http://%[1]s/
 
-Pages to try, with curl -i (look at Cache-Status and Age):
+Pages to try with curl -i; read Cache-Status and Age:
 
 /slow?delay=500ms&ttl=10s   takes delay to build, up to 10s, and is fresh for ttl, up to 24h
-/fast                       is built at once and fresh for 10s
-/stream                     10 lines, one every 200ms; all who ask read along as they come
-/vary                       one page for each Accept-Language
-/private                    is for one client: nobody shares it
-/error                      a 503, which answers for all who wait for it
+/fast                       is built at once and is fresh for 10s
+/stream                     10 lines, one every 200ms; all clients read them while the handler writes them
+/vary                       one variant for each Accept-Language
+/private                    is for one client and is never shared
+/error                      a 503 for all waiting clients
 
 A herd: seq 200 | xargs -P 200 -I{} curl -s 'http://%[1]s/slow?delay=2s' | sort | uniq -c
 `

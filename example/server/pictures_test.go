@@ -1,0 +1,155 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"fmt"
+	"image"
+	"image/png"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/chromedp/cdproto/emulation"
+	"github.com/chromedp/chromedp"
+)
+
+// The tests here look at the documentation's drawings as a reader's browser
+// shows them. They are here because the browser is.
+
+// drawn is the script that returns the faults of a drawing that is open by
+// itself: texts that leave the sheet, cover each other, are too small, or have
+// too little contrast to the shape behind them.
+const drawn = `(() => {
+	const faults = [], texts = [...document.querySelectorAll('text')]
+	const sheet = document.documentElement.getBoundingClientRect()
+	const luminance = colour => {
+		const [r, g, b] = colour.match(/[\d.]+/g).map(v => v / 255).map(v => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4)
+		return .2126 * r + .7152 * g + .0722 * b
+	}
+	const boxes = texts.map(e => e.getBoundingClientRect())
+	texts.forEach((e, i) => {
+		const box = boxes[i], says = e.textContent, style = getComputedStyle(e)
+		if (box.left < sheet.left + 8 || box.right > sheet.right - 8 || box.top < sheet.top || box.bottom > sheet.bottom - 4) faults.push('leaves the sheet: ' + says)
+		if (parseFloat(style.fontSize) < 12) faults.push('too small: ' + says)
+		boxes.slice(0, i).forEach((other, j) => {
+			if (box.left < other.right && other.left < box.right && box.top + 3 < other.bottom && other.top + 3 < box.bottom) faults.push(says + ' covers ' + texts[j].textContent)
+		})
+		for (const x of [box.left + 1, (box.left + box.right) / 2, box.right - 1]) {
+			const behind = document.elementsFromPoint(x, (box.top + box.bottom) / 2).find(s => s.matches('rect'))
+			if (!behind) { faults.push('nothing is behind ' + says); continue }
+			const a = luminance(style.fill), b = luminance(getComputedStyle(behind).fill)
+			const contrast = (Math.max(a, b) + .05) / (Math.min(a, b) + .05)
+			if (contrast < 4.5) faults.push('contrast of ' + contrast.toFixed(1) + ': ' + says)
+		}
+	})
+	if (texts.length < 12) faults.push('only ' + texts.length + ' texts')
+	return faults
+})()`
+
+// drawings returns the files that docs/pictures writes.
+func drawings(t *testing.T) []string {
+	t.Helper()
+	var files []string
+	for _, name := range []string{"herd", "get", "life", "takeover"} {
+		path, err := filepath.Abs(filepath.Join("..", "..", "docs", name+".svg"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		files = append(files, path)
+	}
+	return files
+}
+
+func scheme(name string) chromedp.Action[chromedp.Void] {
+	return protocol(emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: name}}})
+}
+
+// TestBrowser_DrawingsAreLegible holds that a drawing can be read in light and
+// in dark, with the widest of the usual fonts.
+func TestBrowser_DrawingsAreLegible(t *testing.T) {
+	front, _ := newTestServer(t)
+	ctx := browser(t, front.URL, 1000, 800)
+	for _, path := range drawings(t) {
+		grounds := map[string]bool{}
+		for _, name := range []string{"light", "dark"} {
+			inBrowser(t, ctx, scheme(name), chromedp.Navigate("file://"+path))
+			if faults := is[[]string](t, ctx, drawn); len(faults) > 0 {
+				t.Errorf("%s, %s: %q", filepath.Base(path), name, faults)
+			}
+			grounds[is[string](t, ctx, `getComputedStyle(document.querySelector('rect')).fill`)] = true
+		}
+		if len(grounds) != 2 {
+			t.Errorf("%s has the same ground in light and in dark", filepath.Base(path))
+		}
+	}
+}
+
+// TestBrowser_DrawingsHaveTheirGround holds that a drawing in a page is the same
+// on white and on black. A site may be dark although its reader's system is light.
+func TestBrowser_DrawingsHaveTheirGround(t *testing.T) {
+	front, _ := newTestServer(t)
+	ctx := browser(t, front.URL, 800, 700)
+	for _, path := range drawings(t) {
+		svg, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range []string{"light", "dark"} {
+			var shots []image.Image
+			for _, page := range []string{"#ffffff", "#0d1117"} {
+				shots = append(shots, embedded(t, ctx, svg, name, page))
+			}
+			if !bytes.Equal(inside(shots[0]), inside(shots[1])) {
+				t.Errorf("%s, %s: the page shows through", filepath.Base(path), name)
+			}
+			if colours(shots[0]) < 20 {
+				t.Errorf("%s, %s: an empty picture", filepath.Base(path), name)
+			}
+		}
+	}
+}
+
+// embedded returns a page of one colour with a drawing as its image.
+func embedded(t *testing.T, ctx context.Context, svg []byte, name, page string) image.Image {
+	t.Helper()
+	html := fmt.Sprintf(`<body style="margin:0;background:%s"><img style="display:block" src="data:image/svg+xml;base64,%s">`, page, base64.StdEncoding.EncodeToString(svg))
+	inBrowser(t, ctx, scheme(name), chromedp.Navigate("data:text/html;base64,"+base64.StdEncoding.EncodeToString([]byte(html))))
+	box := is[[]int](t, ctx, `[document.images[0].width, document.images[0].height]`)
+	encoded, err := chromedp.Run(ctx, chromedp.CaptureScreenshot())
+	if err != nil {
+		t.Fatal(err)
+	}
+	shot, err := png.Decode(bytes.NewReader(encoded))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cut, is := shot.(interface {
+		SubImage(image.Rectangle) image.Image
+	})
+	if !is {
+		t.Fatalf("a screenshot of type %T", shot)
+	}
+	return cut.SubImage(image.Rect(0, 0, box[0], box[1]))
+}
+
+// inside returns the pixels within the round corners of a sheet.
+func inside(m image.Image) (pixels []byte) {
+	b := m.Bounds().Inset(10)
+	for y := b.Min.Y; y < b.Max.Y; y++ {
+		for x := b.Min.X; x < b.Max.X; x++ {
+			r, g, b, _ := m.At(x, y).RGBA()
+			pixels = append(pixels, byte(r>>8), byte(g>>8), byte(b>>8))
+		}
+	}
+	return pixels
+}
+
+func colours(m image.Image) int {
+	pixels, seen := inside(m), map[[3]byte]bool{}
+	for i := 0; i+2 < len(pixels); i += 3 {
+		seen[[3]byte(pixels[i:i+3])] = true
+	}
+	return len(seen)
+}
