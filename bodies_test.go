@@ -86,6 +86,7 @@ func TestHTTP_MaxHeldOfTheNearTier(t *testing.T) {
 			if w := s.get("http://h/e"); w.Body.Len() != megabyte || !strings.Contains(w.Header().Get("Cache-Status"), "hit") {
 				t.Fatalf("%d bytes, %v", w.Body.Len(), w.Header())
 			}
+			synctest.Wait() // or who is broken off would not know it yet
 		}
 		s.wantCalls(t, 0)
 		for _, w := range slow {
