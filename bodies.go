@@ -38,6 +38,31 @@ type sentBody struct {
 	key     string
 	body    spool.Body
 	clients map[*pacedWriter]struct{}
+	joined  bool // clients read it that have joined it while it was written
+}
+
+// hold returns the place of a complete body among those that are being sent. b.mu is held.
+func (b *bodies) hold(key string, body spool.Body) *list.Element {
+	id := &body[0][0]
+	if at := b.at[id]; at != nil {
+		return at
+	}
+	if b.at == nil {
+		b.at = make(map[*byte]*list.Element)
+	}
+	at := b.sending.PushBack(&sentBody{key: key, body: body, clients: make(map[*pacedWriter]struct{})})
+	b.at[id] = at
+	b.sent += body.Len()
+	return at
+}
+
+// release takes a body off that nobody reads any more. b.mu is held.
+func (b *bodies) release(at *list.Element) {
+	if s := at.Value.(*sentBody); len(s.clients) == 0 && !s.joined {
+		b.sending.Remove(at)
+		delete(b.at, &s.body[0][0])
+		b.sent -= s.body.Len()
+	}
 }
 
 // besideNear is how much of the complete bodies the near tier does not have. It is looked
@@ -56,8 +81,9 @@ func (b *bodies) besideNear(fits int64) int64 {
 // read it who have joined it then.
 type account struct {
 	of     *bodies
-	n      int64 // guarded by of.mu
-	closed bool  // guarded by of.mu
+	n      int64         // guarded by of.mu
+	closed bool          // guarded by of.mu
+	sent   *list.Element // guarded by of.mu: its place among the bodies that are being sent, once it is complete
 }
 
 // reach counts the body as n bytes, if it was less, unless that passes the limit.
@@ -77,11 +103,32 @@ func (a *account) reach(n int64) bool {
 	return true
 }
 
-func (a *account) close() {
-	a.of.mu.Lock()
-	defer a.of.mu.Unlock()
-	a.of.written -= a.n
+// complete makes it a body that is being sent to those who have joined it: what the near
+// tier has of these costs nothing.
+func (a *account) complete(key string, body spool.Body) {
+	b := a.of
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if a.closed || body.Len() <= smallBody {
+		return
+	}
+	b.written -= a.n
 	a.n, a.closed = 0, true
+	a.sent = b.hold(key, body)
+	a.sent.Value.(*sentBody).joined = true
+}
+
+func (a *account) close() {
+	b := a.of
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.written -= a.n
+	a.n, a.closed = 0, true
+	if a.sent != nil {
+		a.sent.Value.(*sentBody).joined = false
+		b.release(a.sent)
+		a.sent = nil
+	}
 }
 
 // send counts a complete body, of which p sends something, until end is called. Where
@@ -93,24 +140,15 @@ func (b *bodies) send(key string, body spool.Body, p *pacedWriter) (end func()) 
 	if body.Len() <= smallBody {
 		return func() {}
 	}
-	id := &body[0][0]
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	at := b.at[id]
-	if at == nil {
-		if b.at == nil {
-			b.at = make(map[*byte]*list.Element)
-		}
-		at = b.sending.PushBack(&sentBody{key: key, body: body, clients: make(map[*pacedWriter]struct{})})
-		b.at[id] = at
-		b.sent += body.Len()
-	}
+	at := b.hold(key, body)
 	at.Value.(*sentBody).clients[p] = struct{}{}
 	fits := b.limit - min(b.written, b.limit/2)
 	excess := b.besideNear(fits) - fits
 	for e := b.sending.Front(); excess > 0 && e != at; e = e.Next() {
 		eldest := e.Value.(*sentBody)
-		if b.near(eldest.key, eldest.body) {
+		if len(eldest.clients) == 0 || b.near(eldest.key, eldest.body) {
 			continue
 		}
 		for slow := range eldest.clients {
@@ -121,11 +159,7 @@ func (b *bodies) send(key string, body spool.Body, p *pacedWriter) (end func()) 
 	return func() {
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		s := at.Value.(*sentBody)
-		if delete(s.clients, p); len(s.clients) == 0 {
-			b.sending.Remove(at)
-			delete(b.at, id)
-			b.sent -= body.Len()
-		}
+		delete(at.Value.(*sentBody).clients, p)
+		b.release(at)
 	}
 }

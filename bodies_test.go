@@ -194,9 +194,13 @@ func TestHTTP_MaxHeldOfGrowingBodies(t *testing.T) {
 // next herd: want of memory says nothing about the key.
 func TestHTTP_HerdWithoutMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
+		written := make(chan struct{})
 		s := newSite(t, bellwether.HTTPOptions{MaxHeld: 5 * megabyte, MaxBody: 4 * megabyte}, func(w http.ResponseWriter, r *http.Request) {
 			time.Sleep(10 * time.Millisecond) // the herd arrives
 			megabytes(4)(w, r)
+			if r.URL.Path == "/held" {
+				<-written // until then the near tier does not have it
+			}
 		})
 		holder := newHoldingClient()
 		var all sync.WaitGroup
@@ -216,7 +220,39 @@ func TestHTTP_HerdWithoutMemory(t *testing.T) {
 			synctest.Wait()
 			s.wantCalls(t, 1)
 		}
+		close(written)
 		close(holder.free)
+		all.Wait()
+	})
+}
+
+// Slow clients of bodies that are complete, and that the near tier has, hold nothing: other
+// pages are kept.
+func TestHTTP_SlowReadersOfColdPages(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{MaxHeld: 3 * megabyte, MaxBody: megabyte}, megabytes(1))
+		var all sync.WaitGroup
+		var slow []*holdingClient
+		for _, p := range []string{"/a", "/b", "/c", "/d"} {
+			w := newHoldingClient()
+			slow = append(slow, w)
+			all.Go(func() { s.handler.ServeHTTP(w, request("GET", "http://h"+p)) })
+			<-w.full
+			synctest.Wait()
+		}
+		s.calls.Store(0)
+		for range 10 {
+			s.get("http://h/e")
+			synctest.Wait()
+		}
+		s.wantCalls(t, 1)
+		for i, w := range slow {
+			if w.broken.Load() {
+				t.Errorf("client %d is broken off", i)
+				continue
+			}
+			close(w.free)
+		}
 		all.Wait()
 	})
 }

@@ -130,7 +130,7 @@ func (r *run[V]) takeEpoch(ctx context.Context) (entry Entry, epoch uint64) {
 		return entry, err
 	})
 	if err != nil {
-		r.noAnswer("claiming", err)
+		r.noAnswer(ctx, "claiming", err)
 		r.storeDown = true
 		return Entry{}, 0
 	}
@@ -183,7 +183,7 @@ func (r *run[V]) commit(ctx context.Context, it *item[V]) commitOutcome {
 		e.OnError(r.key, &keyError{"committing", r.key, err})
 		return fenced
 	case errors.Is(err, ErrUnavailable):
-		r.noAnswer("committing", err)
+		r.noAnswer(ctx, "committing", err)
 	default:
 		e.OnError(r.key, &keyError{"committing", r.key, err})
 	}

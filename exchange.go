@@ -2,6 +2,7 @@ package bellwether
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -132,6 +133,9 @@ func withServer(ctx context.Context) context.Context {
 	return context.WithValue(ctx, http.ServerContextKey, new(http.Server))
 }
 
+// contentFields are about a request's content, of which the handler gets none.
+var contentFields = []string{"Content-Length", "Content-Type", "Content-Encoding", "Expect"}
+
 // forEverybody makes of a client's request one for the key's representation: whatever
 // would make the answer that of one client is left out. Each run of the handler has
 // its own, or would find what the routers and middlewares of the run before have left
@@ -143,7 +147,7 @@ func (m *Middleware) forEverybody(ctx context.Context, r *http.Request) *http.Re
 	}
 	d := r.Clone(ctx)
 	d.Method = http.MethodGet // a HEAD is answered from the GET's response
-	for _, name := range [...]string{"Content-Length", "Content-Type", "Content-Encoding", "Expect"} {
+	for _, name := range contentFields {
 		delete(d.Header, name)
 	}
 	httpcache.RemoveConditions(d.Header)
@@ -321,6 +325,10 @@ func (x *exchange) decide(status int) {
 	if isEventStream(header) {
 		x.withhold(&j, reasonEventStream)
 	}
+	if x.owner.request.Credentials && x.servable() && j.Freshness.Lifetime <= j.Age {
+		// One client's response that is over ends no page that others are served.
+		x.withhold(&j, reasonAuthorization)
+	}
 	if headerBytes(header) > maxHeader {
 		x.withhold(&j, "header too large")
 	}
@@ -349,6 +357,7 @@ func (x *exchange) decide(status int) {
 		fwd:       x.fwd,
 		fwdStatus: fwdStatus,
 		guessed:   x.guessed || x.validated && x.stored.guessed,
+		forAll:    httpcache.OpenToAll(header, x.m.rules),
 		of:        x,
 	}
 	switch {
@@ -385,7 +394,18 @@ func (x *exchange) offer() {
 		x.refuse(x.failure(serverError(x.content().status)))
 		return
 	}
-	if x.owner.request.Credentials {
+	if x.failsForAll() {
+		// The error's text may be about the client. That the handler fails is for all.
+		if !x.attempt.publish(x.load, x.response, x.joinableUntil(), owner) {
+			x.refuse(errInvalidated)
+			return
+		}
+		x.unlink()
+		x.owner.follow(x)
+		x.fail(serverError(x.content().status))
+		return
+	}
+	if x.owner.request.Credentials && tellsAudience(x.content().status) {
 		x.m.learnAuthorized(x.attempt.key, x.audience == everyone)
 	}
 	to, remembered := x.audience, x.provesUncacheable()
@@ -418,6 +438,12 @@ func (x *exchange) offer() {
 	} else {
 		x.fail(errNothing)
 	}
+}
+
+// failsForAll reports whether the response is an error to a request with credentials, for a
+// key whose responses are for such requests too.
+func (x *exchange) failsForAll() bool {
+	return x.ownersAlone() && x.owner.request.Credentials && httpcache.IsServerError(x.content().status) && x.before != nil && x.before.value.forAll
 }
 
 // provesUncacheable reports whether the key is remembered as uncacheable because of the
@@ -640,7 +666,7 @@ func (m *Middleware) validates(res *response, req httpcache.Request) bool {
 	case res.kind == checked:
 		return httpcache.ValidatedFor(req, res.head(), m.rules)
 	}
-	return !req.Credentials || httpcache.OpenToAll(res.head(), m.rules)
+	return !req.Credentials || res.forAll
 }
 
 // newExchange returns an exchange that has not begun. before is what the key has, nil
@@ -788,7 +814,7 @@ const reasonTooLarge = "too large"
 // response is not for sharing: that, or the names if it is so for a variant
 // only.
 func (x *exchange) remember(reason string) *response {
-	return x.record(&response{kind: uncacheable, reason: reason}, Freshness{TTL: x.m.options.UncacheableTTL})
+	return x.record(&response{kind: uncacheable, reason: reason}, x.m.uncacheableFor(x.decidedAt.Sub(x.sent)))
 }
 
 // record returns what is to be kept under the key of an exchange that has come
@@ -816,7 +842,7 @@ const keepFor = time.Hour
 // keep returns what is to be kept under the key for a complete exchange.
 func (x *exchange) keep() (*response, error) {
 	live := x.content()
-	done := &response{status: live.status, guessed: live.guessed, freshness: live.freshness, fwd: live.fwd, fwdStatus: live.fwdStatus}
+	done := &response{status: live.status, guessed: live.guessed, forAll: live.forAll, freshness: live.freshness, fwd: live.fwd, fwdStatus: live.fwdStatus}
 	if x.validated {
 		done.complete(live.header, x.stored.body)
 	} else {
@@ -825,22 +851,9 @@ func (x *exchange) keep() (*response, error) {
 			return nil, errors.New("bellwether: complete body without bytes")
 		}
 		done.complete(live.header, body)
+		x.account.complete(cmp.Or(x.response.id, x.attempt.key), body)
 	}
-	f := freshnessOf(live.freshness, live.age+time.Since(x.decidedAt))
-	// Where a fleet shares a store, what was never to be served from it is not
-	// kept there for its validator alone: the processes that wait for it would
-	// find it, could not use it, and would take turns.
-	served := newLifetime(0, f)
-	validator := httpcache.Validatable(live.status, live.header)
-	switch shared := x.m.options.Store != nil; {
-	case shared && served.end() <= 0:
-	case validator, !shared && !done.freshness.NoStale && !httpcache.IsServerError(done.status):
-		f.keep = keepFor
-	default:
-		// The next response may be an error, or for one client: sharesByDefault and
-		// provesUncacheable judge it by this one.
-		f.keep = x.m.options.UncacheableTTL
-	}
+	f := x.m.lifeOf(done, live.header, live.age+time.Since(x.decidedAt))
 	if x.checked {
 		// As a record about the key it is good for as long as it is kept.
 		done.kind, f = checked, Freshness{TTL: keepFor}
@@ -848,9 +861,25 @@ func (x *exchange) keep() (*response, error) {
 	return x.record(done, f), nil
 }
 
-// freshnessOf is what the engine goes by for a response of that age.
-func freshnessOf(f httpcache.Freshness, age time.Duration) Freshness {
-	return Freshness{Age: age, TTL: f.Lifetime, StaleWhileRevalidate: f.StaleWhileRevalidate, StaleIfError: f.StaleIfError}
+// lifeOf is how long a response of that header and age is kept, and served.
+func (m *Middleware) lifeOf(res *response, header http.Header, age time.Duration) Freshness {
+	f := Freshness{
+		Age: age, TTL: res.freshness.Lifetime, StaleWhileRevalidate: res.freshness.StaleWhileRevalidate, StaleIfError: res.freshness.StaleIfError,
+	}
+	// Where a fleet shares a store, what was never to be served from it is not
+	// kept there for its validator alone: the processes that wait for it would
+	// find it, could not use it, and would take turns.
+	served := newLifetime(0, f)
+	switch shared := m.options.Store != nil; {
+	case shared && served.end() <= 0:
+	case httpcache.Validatable(res.status, header), !shared && !res.freshness.NoStale && !httpcache.IsServerError(res.status):
+		f.keep = keepFor
+	default:
+		// The next response may be an error, or for one client: sharesByDefault and
+		// provesUncacheable judge it by this one.
+		f.keep = m.options.UncacheableTTL
+	}
+	return f
 }
 
 // varyingTTL is how long it is remembered by which fields a key varies. It is

@@ -125,7 +125,7 @@ func (r *run[V]) hedge(ctx context.Context) bool {
 	if err != nil {
 		e.hedges.earn(1)
 		if !errors.Is(err, ErrHeld) {
-			r.noAnswer("acquiring the hedge's lease of", err)
+			r.noAnswer(ctx, "acquiring the hedge's lease of", err)
 		}
 		return false
 	}

@@ -50,26 +50,6 @@ func (m *Middleware) hot(w http.ResponseWriter, r *http.Request, t target, d htt
 	return false
 }
 
-// fresh reports whether the near tier has a fresh response for what is asked for.
-func (m *Middleware) fresh(t target) bool {
-	key := t.key
-	for range maxHops {
-		it, now := m.engine.near.get(key)
-		if it == nil || now >= it.trusted || it.kind != KindValue || it.judge(now) != serve {
-			return false
-		}
-		switch it.value.kind {
-		case plain:
-			return key != t.key || !m.needsVariant(t.header)
-		case varying:
-			key = m.variantKey(it.value, t.key, t.header)
-		default:
-			return false
-		}
-	}
-	return false
-}
-
 // A headerField is a field as a header map has it.
 type headerField struct {
 	name    string

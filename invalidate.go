@@ -48,7 +48,8 @@ type Match struct {
 // Prefixes, tags and what is Soft go into a log that all processes read, which
 // remembers the last 500 of them, or fewer if they have more than some 100 KiB
 // together: a response that has seen more of them go by than that counts as
-// invalidated. An error names what could not be done, or the log, for all that goes
+// invalidated. With a Store and without a Locker that answers, two processes that write
+// into the log at one moment may lose one of the lines. An error names what could not be done, or the log, for all that goes
 // into it; what can be done is done nevertheless.
 func (m *Middleware) InvalidateMatching(ctx context.Context, match Match) error {
 	var (
@@ -103,7 +104,8 @@ func (m *Middleware) invalidateChanged(ctx context.Context, c httpcache.Changed)
 		return false
 	}
 	ctx = context.WithoutCancel(ctx)
-	if m.options.UnsafeInvalidation == SoftInvalidation && m.engine.sweepsWithin(time.Minute) < maxSoftUnsafe {
+	if m.options.UnsafeInvalidation == SoftInvalidation && m.softly() {
+		defer m.soft.Release(1)
 		sweeps := make([]sweep, len(c.URLs))
 		for i, key := range c.URLs {
 			sweeps[i] = sweep{Kind: sweepKey, What: exact(key), Soft: true, Plain: !c.OverTLS}
@@ -122,10 +124,30 @@ func (m *Middleware) invalidateChanged(ctx context.Context, c httpcache.Changed)
 	return true
 }
 
-// maxSoftUnsafe is how many invalidations in a minute leave room in the log for those of
-// unsafe requests: a tenth of what the log remembers. An unsafe request that anybody can make must not
-// have the log forget, which invalidates everything.
-const maxSoftUnsafe = maxSweeps / 10
+const (
+	// maxSoftUnsafe is how many invalidations in a minute leave room in the log for those of
+	// unsafe requests: a tenth of what the log remembers. An unsafe request that anybody can
+	// make must not have the log forget, which invalidates everything.
+	maxSoftUnsafe = maxSweeps / 10
+	// maxSoftWrites is how many of them are on their way into the log at a time, which the
+	// count of the last minute does not know yet.
+	maxSoftWrites = 4
+)
+
+// softly takes a place for an unsafe request's invalidation in the log. It returns false if
+// the log has no room, or if a line may be lost: without a Locker that answers, two
+// processes may write at one moment, and one writes over the other's line.
+func (m *Middleware) softly() bool {
+	e := m.engine
+	if e.Store != nil && (e.Locker == nil || !e.locker.sound(logKey)) || !m.soft.TryAcquire(1) {
+		return false
+	}
+	if e.sweepsWithin(time.Minute) >= maxSoftUnsafe {
+		m.soft.Release(1)
+		return false
+	}
+	return true
+}
 
 // traitsOf are the traits of a response for the sweeper. One that is still being
 // written and has turned out to be a variant has the variant's: who reads it

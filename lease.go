@@ -143,7 +143,7 @@ func (r *run[V]) keep(ctx context.Context, lease Lease, term leaseTerm, lost cha
 	var told <-chan struct{}
 	if n, ok := lease.(LossNotifier); ok {
 		if err := noPanic(func() error { told = n.Lost(); return nil }); err != nil {
-			r.noAnswer("keeping the lease of", err)
+			r.noAnswer(ctx, "keeping the lease of", err)
 		}
 	}
 	for {
@@ -171,7 +171,7 @@ func (r *run[V]) keep(ctx context.Context, lease Lease, term leaseTerm, lost cha
 			close(lost)
 			return
 		case err != nil:
-			r.noAnswer("renewing the lease of", err)
+			r.noAnswer(ctx, "renewing the lease of", err)
 		}
 	}
 }
@@ -201,7 +201,7 @@ func (r *run[V]) releaseBehind(ctx context.Context) {
 func (r *run[V]) release(ctx context.Context, lease Lease) {
 	err := r.engine.giveBack(ctx, r.key, &outage{r.engine.EngineTimeout}, lease)
 	if err != nil && !errors.Is(err, ErrLeaseLost) {
-		r.noAnswer("releasing the lease of", err)
+		r.noAnswer(context.WithoutCancel(ctx), "releasing the lease of", err)
 	}
 }
 

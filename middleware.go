@@ -78,8 +78,8 @@ type HTTPOptions struct {
 	// IgnoreRequestDirectives has requests answered whatever their Cache-Control says, as
 	// most caches in front of a site do: else a client may have the handler asked
 	// by no-cache, and choose the moment of a rebuild. Default: RFC 9111 section 5.2.1
-	// holds, but of the requests that go past the cache for a page that is fresh
-	// (no-store, an upgrade, an event stream) eight at a time.
+	// holds, but of the requests that go past the cache for a page that may be served
+	// (no-store, an upgrade, an event stream, a body) eight at a time.
 	IgnoreRequestDirectives bool
 	// MaxStreams bounds the requests for upgrades and event streams that run at a time.
 	// Further ones get 503. Zero means 65,536.
@@ -164,8 +164,9 @@ const (
 	HardInvalidation Invalidation = iota
 	// SoftInvalidation makes the responses stale: they may be served in their stale
 	// windows, which begin then, and be validated. It goes by the log of invalidations,
-	// see [Middleware.InvalidateMatching]. So that the log remembers other invalidations
-	// for ten minutes, more than 50 unsafe requests in a minute are HardInvalidations.
+	// see [Middleware.InvalidateMatching]. An unsafe request is a HardInvalidation beyond
+	// 50 in a minute, so that the log remembers other invalidations for ten minutes, and
+	// with a Store without a Locker that answers.
 	SoftInvalidation
 	// NoInvalidation leaves the responses as they are.
 	NoInvalidation
@@ -194,8 +195,10 @@ type Middleware struct {
 	through     *semaphore.Weighted // PassThrough
 	streams     *semaphore.Weighted // MaxStreams
 	bypasses    bypasses
-	replacing   sync.Map // the keys whose record is being replaced, see replace
-	bodies      bodies   // MaxHeld
+	replacing   sync.Map            // the keys whose record is being replaced, see replace
+	drafting    sync.Map            // the keys of which a response to credentials is being kept, see passCredentials
+	soft        *semaphore.Weighted // the SoftInvalidations that are being written into the log
+	bodies      bodies              // MaxHeld
 }
 
 // NewMiddleware returns a Middleware. It panics if the options cannot be meant;
@@ -252,6 +255,7 @@ func NewMiddleware(o HTTPOptions) *Middleware {
 		hidden:      httpcache.NewHidden(o.HiddenFields),
 		bodies:      bodies{limit: o.MaxHeld},
 		through:     semaphore.NewWeighted(int64(o.PassThrough)),
+		soft:        semaphore.NewWeighted(maxSoftWrites),
 		streams:     semaphore.NewWeighted(int64(o.MaxStreams)),
 	}
 	for _, name := range o.CredentialFields {
@@ -301,7 +305,7 @@ func (m *Middleware) Close() error {
 // A handler that needs the client itself (to hijack the connection, to stream
 // events) is reached by requests that ask for an upgrade or for text/event-stream,
 // or that Key refuses, with the real ResponseWriter, and by all else that goes past the
-// cache with one that flushes and hijacks as that does. With the real one, our member of
+// cache, or past a page that may be served, with one that flushes and hijacks as that does. With the real one, our member of
 // Cache-Status stands before the handler's own, and is lost if the handler sets the
 // field; else it is the last.
 //
@@ -365,7 +369,7 @@ func (m *Middleware) Handler(next http.Handler) http.Handler {
 			if m.bypass(w, r, next, t, why) {
 				return
 			}
-			d = httpcache.RequestDirectives{}
+			d = httpcache.RequestDirectives{NoStore: d.NoStore}
 		}
 		if !m.hot(w, r, t, d) {
 			m.serve(w, r, next, t, d)
@@ -445,8 +449,8 @@ func clientCertificate(r *http.Request) *x509.Certificate {
 }
 
 // request returns what the rules ask of a request, whose target is t.
-func (m *Middleware) request(r *http.Request, t target) httpcache.Request {
-	return httpcache.Request{Header: t.header, Credentials: m.hasCredentials(r)}
+func (m *Middleware) request(r *http.Request, t target, d httpcache.RequestDirectives) httpcache.Request {
+	return httpcache.Request{Header: t.header, Credentials: m.hasCredentials(r), NoStore: d.NoStore}
 }
 
 // eventStream is the media type of server-sent events, which do not end.
@@ -458,6 +462,7 @@ const (
 	reasonUpgrade     = "upgrade"
 	reasonEventStream = "event-stream"
 	reasonNoStore     = "request no-store"
+	reasonBody        = "request body"
 )
 
 // bypassReason says why a safe request goes past the cache, "" if it does not. outer is
@@ -474,7 +479,7 @@ func (m *Middleware) bypassReason(outer http.Header, r *http.Request, d httpcach
 		return reasonEventStream
 	case r.ContentLength != 0:
 		// A body that the key does not tell apart would answer others.
-		return "request body"
+		return reasonBody
 	case d.NoStore:
 		return reasonNoStore
 	case httpcache.OverridesMethod(r.Method, r.Header):
@@ -511,7 +516,7 @@ const maxHops = 4
 
 // serve answers from the cache, by way of the handler if need be.
 func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler, t target, d httpcache.RequestDirectives) {
-	q := &query{m: m, w: w, r: r, next: next, target: t, directives: d, request: m.request(r, t), needsVariant: m.needsVariant(t.header), lose: m.engine.EngineTimeout}
+	q := &query{m: m, w: w, r: r, next: next, target: t, directives: d, request: m.request(r, t, d), needsVariant: m.needsVariant(t.header), lose: m.engine.EngineTimeout}
 	if o := &m.engine.observers; o.hit != nil || o.serve != nil {
 		q.told = &Serve{Key: t.key}
 		defer q.tell()
@@ -575,7 +580,7 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 		}
 		switch res := s.item.value; res.kind {
 		case plain:
-			if !q.mayHave(res.head()) {
+			if !q.mayHave(res) {
 				q.pass(httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reasonAuthorization})
 				return
 			}
@@ -648,7 +653,7 @@ func (q *query) want(key string) want[*response] {
 		if res.kind != plain {
 			return true // it says where to go, and no more
 		}
-		if !q.mayHave(res.head()) {
+		if !q.mayHave(res) {
 			return false
 		}
 		return reuse(it, res, now, d)
@@ -656,12 +661,9 @@ func (q *query) want(key string) want[*response] {
 	return w
 }
 
-// mayHave reports whether a stored response with that header may answer the request:
-// with credentials only a response that says it is for all (RFC 9111 section 3.5), also
-// in the place of an error.
-func (q *query) mayHave(h http.Header) bool {
-	return !q.request.Credentials || httpcache.OpenToAll(h, q.m.rules)
-}
+// mayHave reports whether a stored response may answer the request: with credentials only
+// one that is for all (RFC 9111 section 3.5), also in the place of an error.
+func (q *query) mayHave(res *response) bool { return !q.request.Credentials || res.forAll }
 
 // excludedFrom reports whether no response that is kept under the key is for the request,
 // see needsVariant.
@@ -739,7 +741,7 @@ func (q *query) spared(key string) *item[*response] {
 		return nil
 	}
 	it = q.m.fallback(key, it)
-	if it == nil || !it.held || it.value.kind != plain || httpcache.IsServerError(it.value.status) || !q.mayHave(it.value.head()) {
+	if it == nil || !it.held || it.value.kind != plain || httpcache.IsServerError(it.value.status) || !q.mayHave(it.value) {
 		return nil
 	}
 	f := it.value.freshness
@@ -838,6 +840,18 @@ const reasonAuthorization = "authorization"
 // authorizedKey is where it is written, in this process alone, what is known of
 // a key's responses to requests with Authorization.
 func authorizedKey(key string) string { return key + "\x00\x00authorization" }
+
+// tellsAudience reports whether a response of that status tells for whom a key's responses
+// are. An error is about the client, and a part or a 304 about what the client has asked.
+func tellsAudience(status int) bool {
+	return status < 400 && status != http.StatusPartialContent && status != http.StatusNotModified
+}
+
+// uncacheableFor is how long it is remembered that a key's response was not for sharing,
+// which took so long: at least until the next response can say so.
+func (m *Middleware) uncacheableFor(took time.Duration) Freshness {
+	return Freshness{TTL: max(m.options.UncacheableTTL, addDurations(took, took))}
+}
 
 // learnAuthorized remembers whether a response to a request with Authorization
 // was for all.

@@ -77,13 +77,11 @@ func (q *query) passUncacheable(key string, it *item[*response]) {
 		w.holds = httpcache.IsServerError
 	}
 	w.before = func(status int) {
-		header := within(w.Header(), w.untouched)
-		j := httpcache.Judge(q.request, status, header, sent, time.Now(), q.m.rules)
+		header, now := within(w.Header(), w.untouched), time.Now()
+		j := httpcache.Judge(q.request, status, header, sent, now, q.m.rules)
 		cacheable = j.Shared && !isEventStream(header) && headerBytes(header) <= maxHeader && (reason != reasonTooLarge || q.m.fits(header))
-		if left := it.freshUntil - q.m.engine.clock.now(); !cacheable && left < q.m.options.UncacheableTTL/2 && !httpcache.IsServerError(status) {
-			// Said once more before it is forgotten: where such responses go on, nobody
-			// queues to find that out.
-			q.m.replace(key, it, &response{kind: uncacheable, reason: cmp.Or(j.Reason, reason)}, Freshness{TTL: q.m.options.UncacheableTTL})
+		if !cacheable && reason != reasonTooLarge && tellsAudience(status) {
+			q.m.prolong(key, it, cmp.Or(j.Reason, reason), now.Sub(sent))
 		}
 		why.AppendTo(w.Header())
 	}
@@ -96,6 +94,19 @@ func (q *query) passUncacheable(key string, it *item[*response]) {
 	w.end()
 	if cacheable {
 		q.m.replace(key, it, &response{kind: uncacheable}, Freshness{})
+	}
+}
+
+// prolong says once more that a key's responses are not for sharing, before that is
+// forgotten: where such responses go on, nobody queues to find that out. The present
+// response took so long.
+func (m *Middleware) prolong(key string, it *item[*response], reason string, took time.Duration) {
+	if took > m.options.RebuildTimeout {
+		reason = reasonSlow
+	}
+	f := m.uncacheableFor(took)
+	if it.freshUntil-m.engine.clock.now() < f.TTL/2 {
+		m.replace(key, it, &response{kind: uncacheable, reason: reason}, f)
 	}
 }
 
@@ -146,7 +157,7 @@ func (q *query) passChecked(key string, it *item[*response]) {
 		case code == http.StatusOK && !(q.r.Method == http.MethodHead && httpcache.HeadAgrees(stale, header)):
 			// Something else by now. What changes from one request to the next
 			// is not worth keeping, and the next flight will see.
-			q.m.replace(key, it, &response{kind: uncacheable, reason: j.Reason}, Freshness{TTL: q.m.options.UncacheableTTL})
+			q.m.replace(key, it, &response{kind: uncacheable, reason: j.Reason}, q.m.uncacheableFor(time.Since(sent)))
 		}
 		status.FwdStatus = code
 		status.AppendTo(q.w.Header())
@@ -211,8 +222,7 @@ func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.
 	witness := m.engine.watchInvalidations(t.key)
 	defer m.engine.dismiss(t.key, witness)
 	sent, outer := time.Now(), maps.Clone(w.Header())
-	u := m.newKeptWriter(w)
-	defer u.account.close()
+	u := m.newKeptWriter(w, r)
 	var (
 		changed httpcache.Changed
 		drops   int
@@ -227,9 +237,11 @@ func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.
 		now := time.Now()
 		header := httpcache.CanonicalHeader(u.Header())
 		own := within(u.Header(), outer)
-		req := m.request(r, t)
-		req.NoStore = !m.options.IgnoreRequestDirectives && httpcache.ParseRequest(r.Header).NoStore
-		j := httpcache.Judge(req, status, own, sent, now, m.rules)
+		var d httpcache.RequestDirectives
+		if !m.options.IgnoreRequestDirectives {
+			d = httpcache.ParseRequest(r.Header)
+		}
+		j := httpcache.Judge(m.request(r, t, d), status, own, sent, now, m.rules)
 		// As in decide; and what a GET would not be asked with, nobody is given. By the
 		// whole header: a Vary or a cookie may be the handler's too, if it has set the same.
 		if httpcache.PostStorable(t.url, status, header, j) && m.plainRequest(r, t) && headerBytes(header) <= maxHeader && !isEventStream(header) {
@@ -237,7 +249,7 @@ func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.
 		}
 		httpcache.Status{Fwd: httpcache.FwdMethod}.AppendTo(u.Header())
 	}
-	u.runBelowServer(next, r)
+	u.runBelowServer(next)
 	if res, f, ok := u.kept(); ok {
 		m.engine.putUnless(t.key, res, f, witness, drops)
 	}
@@ -249,7 +261,8 @@ func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.
 // answers to one user may be slow, and for nobody else.
 //
 // The first response that is for all is kept on its way, if a request without
-// credentials would have got the same.
+// credentials would have got the same, there is nothing that it would take the place of, and
+// it is small: it is held in memory for as long as its client takes.
 func (q *query) passCredentials(key string) bool {
 	m := q.m
 	switch m.learntAuthorized(key) {
@@ -266,20 +279,20 @@ func (q *query) passCredentials(key string) bool {
 	case it == nil:
 	case !it.held && it.backingOff(m.engine.clock.now()):
 		return false // it has failed, and nobody is to try again yet
-	case it.held && (it.value.kind != plain || q.mayHave(it.value.head())):
+	case it.held && (it.value.kind != plain || q.mayHave(it.value)):
 		return false // that tells where to go, or that it is for all
 	}
-	if q.directives.OnlyIfCached {
-		q.notCached()
+	why := httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reasonAuthorization}
+	if q.directives.OnlyIfCached || q.r.Method != http.MethodGet {
+		q.pass(why)
 		return true
 	}
 	q.bypassed()
-	u := m.newKeptWriter(q.w)
-	defer u.account.close()
+	u := m.newKeptWriter(q.w, q.r)
 	var draft *draft[*response]
-	if _, others := m.replacing.LoadOrStore(key, nil); !others {
-		defer m.replacing.Delete(key)
-		if q.r.Method == http.MethodGet && m.plainRequest(q.r, q.target) {
+	if _, others := m.drafting.LoadOrStore(key, nil); !others {
+		defer m.drafting.Delete(key)
+		if it == nil && m.plainRequest(q.r, q.target) && !hasAny(q.r.Header, contentFields) {
 			draft, _ = apart.draft(q.r.Context())
 			defer draft.end()
 		}
@@ -287,14 +300,14 @@ func (q *query) passCredentials(key string) bool {
 	sent, outer := time.Now(), maps.Clone(q.w.Header())
 	shared := false
 	u.before = func(status int) {
-		own, now := within(u.Header(), outer), time.Now()
+		header, now := httpcache.CanonicalHeader(u.Header()), time.Now()
+		own := within(u.Header(), outer)
 		j := httpcache.Judge(q.request, status, own, sent, now, m.rules)
-		shared = j.Shared && !isEventStream(own)
-		why := httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reasonAuthorization}
+		shared = j.Shared && !isEventStream(own) && tellsAudience(status)
 		switch {
-		case !shared:
+		case !shared && tellsAudience(status):
 			m.learnAuthorized(key, false)
-		case draft != nil && len(own["Vary"]) == 0 && headerBytes(own) <= maxHeader:
+		case shared && draft != nil && j.Freshness.Lifetime > j.Age && len(header["Vary"]) == 0 && headerBytes(header) <= maxHeader:
 			u.keepAs(status, own, j, now)
 			why = httpcache.Status{
 				Fwd: httpcache.FwdURIMiss, FwdStatus: status, Stored: true, Key: m.statusKey(key),
@@ -304,12 +317,17 @@ func (q *query) passCredentials(key string) bool {
 		why.AppendTo(u.Header())
 	}
 	u.keep = func(res *response, f Freshness) { draft.keep(m.engine.open, res, f) }
-	u.runBelowServer(q.next, q.r)
+	u.runBelowServer(q.next)
 	u.finish()
 	if shared {
 		m.learnAuthorized(key, true) // not before it is there: who comes meanwhile would have it made again
 	}
 	return true
+}
+
+// hasAny reports whether h has any of the fields.
+func hasAny(h http.Header, names []string) bool {
+	return slices.ContainsFunc(names, func(name string) bool { return h[name] != nil })
 }
 
 // within returns the handler's part of a header h that was outer before the handler
@@ -344,6 +362,7 @@ type watchedWriter struct {
 	m      *Middleware // whose request it is
 	before func(status int)
 	heard  func() // called before the client can hear of it, and when the handler has returned; nil: nobody
+	taken  func() // called when the handler has taken the connection over; nil: nobody is told
 	cut    func() // ends the handler of a HEAD that writes more than maxUnsent; nil: the client gets a body
 	done   bool
 	early  bool // the client may have heard before the end
@@ -360,6 +379,9 @@ func (u *watchedWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	if err == nil { // else the handler has something else to say
 		u.look(http.StatusOK)
 		u.tell()
+		if u.taken != nil {
+			u.taken()
+		}
 	}
 	return conn, rw, err
 }
@@ -472,35 +494,39 @@ func (u *watchedWriter) FlushError() error {
 	return http.NewResponseController(u.ResponseWriter).Flush()
 }
 
-// A keptWriter is a watchedWriter that keeps a copy of the response, up to MaxBody, if it
-// is told so before the header goes out.
+// maxKept is the largest body of which a keptWriter keeps a copy. The copy is there for as
+// long as the client reads, and is in no account of MaxHeld.
+const maxKept = smallBody
+
+// A keptWriter is a watchedWriter that keeps a copy of the response to a request, up to
+// maxKept, if it is told so before the header goes out.
 type keptWriter struct {
 	watchedWriter
-	account account
+	request *http.Request
 	body    bytes.Buffer
 
-	keeping   bool
-	response  *response // without its body
-	header    http.Header
-	freshness Freshness
-	decided   time.Time
-	keep      func(*response, Freshness) // nil: whoever has the writer does so at the end
+	keeping  bool
+	response *response // without its body
+	header   http.Header
+	age      time.Duration // when that was decided
+	decided  time.Time
+	keep     func(*response, Freshness) // nil: whoever has the writer does so at the end
 }
 
-func (m *Middleware) newKeptWriter(w http.ResponseWriter) *keptWriter {
-	return &keptWriter{watchedWriter: watchedWriter{ResponseWriter: w, m: m}, account: account{of: &m.bodies}}
+func (m *Middleware) newKeptWriter(w http.ResponseWriter, r *http.Request) *keptWriter {
+	return &keptWriter{watchedWriter: watchedWriter{ResponseWriter: w, m: m}, request: r}
 }
 
 // keepAs has the response kept that begins with the header own, and was judged so.
 func (u *keptWriter) keepAs(status int, own http.Header, j httpcache.Judgement, now time.Time) {
 	u.keeping, u.decided = true, now
-	u.response = &response{status: status, freshness: j.Freshness}
-	u.header = httpcache.StoredHeader(own, j.Directives, now)
-	u.freshness = freshnessOf(j.Freshness, j.Age)
+	u.response = &response{status: status, freshness: j.Freshness, forAll: httpcache.OpenToAll(own, u.m.rules)}
+	u.header, u.age = httpcache.StoredHeader(own, j.Directives, now), j.Age
 }
 
 // runBelowServer is run for a handler whose response may be kept, see withServer.
-func (u *keptWriter) runBelowServer(next http.Handler, r *http.Request) {
+func (u *keptWriter) runBelowServer(next http.Handler) {
+	r := u.request
 	if r.Context().Value(http.ServerContextKey) == nil {
 		// Only here: a server removes the files of its own request's form, and a copy
 		// of the request has a form of its own.
@@ -509,21 +535,21 @@ func (u *keptWriter) runBelowServer(next http.Handler, r *http.Request) {
 	u.run(func() { next.ServeHTTP(u, r) })
 }
 
-// kept returns the response of a handler that has returned, if it is kept.
+// kept returns the response, if it is kept. Where the length is not known, a handler whose
+// client has left may have returned because of that, in the middle of the body.
 func (u *keptWriter) kept() (*response, Freshness, bool) {
 	n, announced := contentLength(u.Header())
-	if !u.keeping || announced && n != int64(u.body.Len()) {
+	if !u.keeping || announced && n != int64(u.body.Len()) || !announced && u.request.Context().Err() != nil {
 		return nil, Freshness{}, false
 	}
 	u.response.complete(u.header, spool.BodyOf(bytes.Clone(u.body.Bytes())))
-	u.freshness.Age += time.Since(u.decided)
-	return u.response, u.freshness, true
+	return u.response, u.m.lifeOf(u.response, u.header, u.age+time.Since(u.decided)), true
 }
 
 func (u *keptWriter) Write(p []byte) (int, error) {
 	u.look(http.StatusOK)
 	size := int64(u.body.Len() + len(p))
-	if u.keeping = u.keeping && size <= u.m.options.MaxBody && u.account.reach(size); u.keeping {
+	if u.keeping = u.keeping && size <= min(maxKept, u.m.options.MaxBody); u.keeping {
 		u.body.Write(p)
 		if n, ok := contentLength(u.Header()); ok && n == size {
 			u.finish() // before the client knows that it has all, and asks again

@@ -292,7 +292,7 @@ func (r *run[V]) look(ctx context.Context) bool {
 	// One lost packet is no outage: an engine that is gone fails again, and
 	// opens its breaker, or has used the time up.
 	for try := 1; try < breakerTrips && errors.Is(err, ErrUnavailable) && ctx.Err() == nil && r.outage.left > 0 && e.store.retries(); try++ {
-		r.noAnswer("reading", err)
+		r.noAnswer(ctx, "reading", err)
 		entry, asked, err = r.read(asking, &r.outage)
 	}
 	r.before, r.epochAsked = r.epochAsked, asked
@@ -305,7 +305,7 @@ func (r *run[V]) look(ctx context.Context) bool {
 		if cause := context.Cause(asking); errors.Is(cause, errSilent) {
 			err = fmt.Errorf("%w: %w", ErrUnavailable, cause)
 		}
-		r.noAnswer("reading", err)
+		r.noAnswer(ctx, "reading", err)
 		r.storeDown = true
 		if held != nil {
 			return r.consider(held, false)
@@ -436,7 +436,7 @@ func (r *run[V]) elect(ctx context.Context) (_ Lease, _ *HeldError, overtaken bo
 	if ctx.Err() != nil {
 		return nil, nil, false
 	}
-	r.noAnswer("acquiring the lease of", err)
+	r.noAnswer(ctx, "acquiring the lease of", err)
 	if r.waits && !r.freed && e.locker.sound(r.key) && e.clock.now() < r.leaseEnd {
 		// One lost answer says nothing about the holder that it knows of: a fleet
 		// that polls would begin a load in each process. An engine that is gone
@@ -567,7 +567,7 @@ func (r *run[V]) watch(ctx, watching context.Context, endWatch func(), held *Hel
 	})
 	if err != nil {
 		if ctx.Err() == nil {
-			r.noAnswer("watching the lease of", err)
+			r.noAnswer(ctx, "watching the lease of", err)
 		}
 		return nil
 	}
@@ -887,9 +887,9 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 	return true
 }
 
-// noAnswer is the engine's, unless Close has ended the call.
-func (r *run[V]) noAnswer(doing string, err error) {
-	if r.engine.open.Err() == nil {
+// noAnswer is the engine's, unless Close, or the end of all callers, has ended the call.
+func (r *run[V]) noAnswer(ctx context.Context, doing string, err error) {
+	if r.engine.open.Err() == nil && ctx.Err() == nil {
 		r.engine.noAnswer(r.key, &keyError{doing, r.key, err})
 	}
 }

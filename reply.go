@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"math"
 	"net"
 	"net/http"
 	"slices"
@@ -62,7 +61,7 @@ func (q *query) replyLive(c *call, s served[*response], key string) liveOutcome 
 		return liveDone
 	case res.failure != nil:
 		s.live.callers.left()
-		if res.instead != nil && q.mayHave(res.instead.value.head()) {
+		if res.instead != nil && q.mayHave(res.instead.value) {
 			status := failedForward(res.instead, m.engine.clock.now(), res.failure)
 			status.Collapsed = s.collapsed
 			q.replySpare(key, res.instead, status)
@@ -71,7 +70,7 @@ func (q *query) replyLive(c *call, s served[*response], key string) liveOutcome 
 		q.replyError(c, key, s.collapsed, res.failure)
 		return liveDone
 	case own:
-	case !q.mayHave(res.header):
+	case !q.mayHave(res):
 		s.live.callers.left()
 		q.pass(httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reasonAuthorization})
 		return liveDone
@@ -143,7 +142,7 @@ func (q *query) writeLive(c *call, res *response, body *spool.Reader, key string
 		}
 		send(w, r, s.status, s.body)
 		if !x.keeps() {
-			q.relay(x, body, own, unsent(math.MaxInt64))
+			q.relay(x, body, own, q.unsent())
 		}
 		return
 	}
@@ -152,7 +151,7 @@ func (q *query) writeLive(c *call, res *response, body *spool.Reader, key string
 	if x.audience == everyone {
 		setAge(h, age)
 	}
-	to, code := q.delivery(x, body), res.status
+	to, code, trailers := q.delivery(x, body), res.status, x.trailers
 	if x.announced >= 0 {
 		h.Set("Content-Length", strconv.FormatInt(x.announced, 10))
 	}
@@ -164,10 +163,9 @@ func (q *query) writeLive(c *call, res *response, body *spool.Reader, key string
 			h.Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", first, first+length-1, x.announced))
 			h.Set("Content-Length", strconv.FormatInt(length, 10))
 			httpcache.TrimToRange(h, code)
-			to.w = &partWriter{to.w, first, length}
+			to.w, trailers = &partWriter{to.w, first, length}, nil
 		}
 	}
-	trailers := x.trailers
 	if !own {
 		trailers = slices.DeleteFunc(slices.Clone(trailers), x.ownTrailer)
 	}
@@ -181,7 +179,7 @@ func (q *query) writeLive(c *call, res *response, body *spool.Reader, key string
 	case r.Method != http.MethodHead:
 		q.relay(x, body, own, to)
 	case !x.keeps():
-		q.relay(x, body, own, unsent(maxUnsent))
+		q.relay(x, body, own, q.unsent())
 	}
 }
 
@@ -193,15 +191,7 @@ type delivery struct {
 
 // delivery is the way of x's body, which is read by body, to the query's client.
 func (q *query) delivery(x *exchange, body *spool.Reader) delivery {
-	rc := http.NewResponseController(q.w)
-	flush := func() error {
-		// A writer that cannot flush sends everything in its own time, which is
-		// no reason to break the response off.
-		if err := rc.Flush(); !errors.Is(err, http.ErrNotSupported) {
-			return err
-		}
-		return nil
-	}
+	flush := flusher(q.w)
 	if x.audience == owner {
 		return delivery{q.w, flush}
 	}
@@ -241,10 +231,21 @@ func (p *partWriter) Write(b []byte) (int, error) {
 // the client gets no body; but it is not to make a gigabyte for nobody.
 const maxUnsent = 64 << 10
 
-// unsent is the way of a body of which the client gets nothing. Its handler is waited for, up
-// to a limit.
-func unsent(limit int64) delivery {
-	return delivery{&partWriter{io.Discard, 0, limit}, func() error { return nil }}
+// unsent is the way of a body of which the client gets nothing but the header.
+func (q *query) unsent() delivery {
+	return delivery{&partWriter{io.Discard, 0, maxUnsent}, flusher(q.w)}
+}
+
+// flusher flushes w. A writer that cannot flush sends everything in its own time, which is no
+// reason to break a response off.
+func flusher(w http.ResponseWriter) func() error {
+	rc := http.NewResponseController(w)
+	return func() error {
+		if err := rc.Flush(); !errors.Is(err, http.ErrNotSupported) {
+			return err
+		}
+		return nil
+	}
 }
 
 // relay sends the body on while it is being written, and the trailers behind it.
@@ -570,7 +571,7 @@ func (m *Middleware) tooSlow(key string, err error) {
 		return
 	}
 	if it, _ := m.engine.near.get(key); it != nil && !it.held {
-		m.replace(key, it, &response{kind: uncacheable, reason: reasonSlow}, Freshness{TTL: m.options.UncacheableTTL})
+		m.replace(key, it, &response{kind: uncacheable, reason: reasonSlow}, m.uncacheableFor(m.options.RebuildTimeout))
 	}
 }
 
@@ -598,7 +599,7 @@ var addedFields = []string{"Cache-Status", "Link", "Server-Timing", "Set-Cookie"
 
 // hasAdded reports whether there is something in h that has to stay.
 func hasAdded(h http.Header) bool {
-	return slices.ContainsFunc(addedFields, func(name string) bool { return len(h[name]) > 0 })
+	return hasAny(h, addedFields)
 }
 
 // setType keeps net/http from guessing the type of a response that names none: the

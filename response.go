@@ -44,6 +44,7 @@ type response struct {
 	status    int
 	fields    fields              // without connection-bound ones; none while of writes it
 	guessed   bool                // its Content-Type is a guess from the body
+	forAll    bool                // it may answer requests with credentials
 	freshness httpcache.Freshness // of plain and checked responses
 	names     []string            // of varying: request field names in lower case, and what stands for others
 	mark      string              // of varying: makes the variants' keys new after an invalidation
@@ -128,11 +129,12 @@ func (r *response) tags() []string {
 // with strings as uvarint length and bytes, and no fields as a zero. Lifetime, windows and age
 // travel in the Entry around it.
 const (
-	responseVersion = 3
+	responseVersion = 4
 
 	flagNoStale = 1 << 0
 	flagNoCache = 1 << 1
 	flagGuessed = 1 << 2
+	flagForAll  = 1 << 3
 )
 
 var errResponse = errors.New("bellwether: stored bytes are not a response")
@@ -148,6 +150,9 @@ func marshalResponse(r *response) ([]byte, error) {
 	}
 	if r.guessed {
 		flags |= flagGuessed
+	}
+	if r.forAll {
+		flags |= flagForAll
 	}
 	b := make([]byte, 0, 64+len(r.mark)+len(r.reason)+len(r.fields)+int(r.body.Len()))
 	b = append(b, responseVersion, byte(r.kind), flags)
@@ -179,7 +184,7 @@ func unmarshalResponse(data []byte) (*response, error) {
 	}
 	r := &response{kind: responseKind(kind), status: int(d.uvarint(999))}
 	r.freshness.NoStale, r.freshness.NoCache = flags&flagNoStale != 0, flags&flagNoCache != 0
-	r.guessed = flags&flagGuessed != 0
+	r.guessed, r.forAll = flags&flagGuessed != 0, flags&flagForAll != 0
 	r.mark, r.reason = d.string(), d.string()
 	for range d.number() {
 		r.names = append(r.names, d.string())

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"os"
 	"strconv"
@@ -23,10 +24,19 @@ func (s *server) adminRouter() http.Handler {
 	r := chi.NewRouter()
 	// An operator's browser may have a page of another site open, which can send a POST here.
 	protection := http.NewCrossOriginProtection()
-	protection.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		replyJSON(w, http.StatusForbidden, failure{Error: "a page of another origin sent this request; send it from this origin, or without a browser"})
-	}))
-	r.Use(protection.Handler)
+	deny := func(w http.ResponseWriter, _ *http.Request) {
+		replyJSON(w, http.StatusForbidden, failure{Error: "a page of another origin sent this request; send it from this origin, by the listener's address, or without a browser"})
+	}
+	protection.SetDenyHandler(http.HandlerFunc(deny))
+	r.Use(protection.Handler, func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if rebound(r) {
+				deny(w, r)
+				return
+			}
+			next.ServeHTTP(w, r)
+		})
+	})
 	r.Get("/healthz", s.healthz)
 	r.Get("/stats", s.stats)
 	r.Method(http.MethodGet, "/metrics", s.metricsHandler())
@@ -40,6 +50,17 @@ func (s *server) adminRouter() http.Handler {
 		replyJSON(w, http.StatusMethodNotAllowed, failure{Error: "use " + allowed})
 	})
 	return r
+}
+
+// rebound reports whether a page in a browser may have sent the request, to a name. The name of
+// another site's page may have got this listener's address since (DNS rebinding). This
+// listener has no pages of its own.
+func rebound(r *http.Request) bool {
+	host := (&url.URL{Host: r.Host}).Hostname()
+	if _, err := netip.ParseAddr(host); err == nil || host == "localhost" {
+		return false
+	}
+	return r.Header["Origin"] != nil || r.Header.Get("Sec-Fetch-Site") == "same-origin"
 }
 
 // healthz tells a load balancer whether to send requests. An engine that is

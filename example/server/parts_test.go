@@ -468,3 +468,45 @@ func TestKindOf(t *testing.T) {
 		}
 	}
 }
+
+// A request without a body, which net/http would repeat, is sent as one with a body of unknown
+// length: POST and PUT lose "Content-Length: 0", and a TRACE gets a content.
+func TestProxy_RepeatableRequestsKeepTheirLength(t *testing.T) {
+	for _, method := range []string{"POST", "PUT", "PATCH", "TRACE"} {
+		var length int64
+		var coding []string
+		up := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			length, coding = r.ContentLength, r.TransferEncoding
+		}))
+		u, _ := url.Parse(up.URL)
+		proxy, transport := newProxy(u, newRepeats(slog.New(slog.NewTextHandler(io.Discard, nil))))
+		front := httptest.NewServer(proxy)
+		r, _ := http.NewRequest(method, front.URL+"/x", nil)
+		r.Header.Set("Idempotency-Key", "k")
+		if res, err := http.DefaultClient.Do(r); err == nil {
+			res.Body.Close()
+		}
+		if length != 0 || len(coding) > 0 {
+			t.Errorf("%s without a body reached the upstream with Content-Length %d, Transfer-Encoding %v", method, length, coding)
+		}
+		front.Close()
+		up.Close()
+		transport.CloseIdleConnections()
+	}
+}
+
+// DNS rebinding: the operator's browser has a page of evil.example open, whose address has
+// become that of the admin listener.
+func TestAdmin_ReboundName(t *testing.T) {
+	s := &server{}
+	s.cache, s.metrics = newCache(config{}.cache)
+	defer s.cache.Close()
+	r := httptest.NewRequest("POST", "http://evil.example:8081/invalidate?prefix=http://a/", nil)
+	r.Header.Set("Origin", "http://evil.example:8081")
+	r.Header.Set("Sec-Fetch-Site", "same-origin")
+	w := httptest.NewRecorder()
+	s.adminRouter().ServeHTTP(w, r)
+	if w.Code == http.StatusOK {
+		t.Errorf("a page of evil.example has invalidated everything: %d %s", w.Code, w.Body)
+	}
+}

@@ -89,8 +89,12 @@ func newTwice(kept *http.Transport) twice {
 
 // RoundTrip implements [http.RoundTripper].
 func (t twice) RoundTrip(r *http.Request) (*http.Response, error) {
-	if r.Body != nil && r.Body != http.NoBody || !repeatable(r) {
+	switch {
+	case r.Body != nil && r.Body != http.NoBody || !repeatable(r):
 		return t.kept.RoundTrip(r) // which repeats only a request of which nothing was sent
+	case r.Method != http.MethodGet && r.Method != http.MethodHead && r.Method != http.MethodOptions:
+		// With a body of another type, see below, it would not say that its length is 0. They are few.
+		return t.fresh.RoundTrip(r)
 	}
 	var reused atomic.Bool
 	trace := &httptrace.ClientTrace{GotConn: func(info httptrace.GotConnInfo) { reused.Store(info.Reused) }}

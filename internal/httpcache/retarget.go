@@ -98,7 +98,7 @@ func OverridesMethod(method string, req http.Header) bool {
 			if value = strings.ToUpper(value); value == http.MethodHead {
 				value = http.MethodGet // which the cache answers alike
 			}
-			if value != method && !(value == http.MethodGet && method == http.MethodHead) {
+			if value != "" && value != method && !(value == http.MethodGet && method == http.MethodHead) {
 				return true
 			}
 		}

@@ -105,8 +105,16 @@ const maxRanges = 16
 // AsksForRanges tells whether a request asks for ranges that are to be answered: of bytes,
 // and not of another unit (RFC 9110 section 14.2), and not more than 16.
 func AsksForRanges(r *http.Request) bool {
-	ranges := r.Header.Get("Range")
-	return strings.HasPrefix(ranges, "bytes=") && strings.Count(ranges, ",") < maxRanges
+	ranges, ok := strings.CutPrefix(r.Header.Get("Range"), "bytes=")
+	if !ok || strings.Count(ranges, ",") >= maxRanges {
+		return false
+	}
+	for part := range strings.SplitSeq(ranges, ",") {
+		if n, ok := strings.CutPrefix(strings.TrimSpace(part), "-"); ok && strings.Trim(n, "0") == "" {
+			return false // the last no bytes, which net/http takes for a range (RFC 9110 section 14.1.2)
+		}
+	}
+	return true
 }
 
 // SingleRange returns the part that a GET asks for, of a response of that size with the header
