@@ -45,7 +45,6 @@ const (
 type breaker struct {
 	circuit *gobreaker.TwoStepCircuitBreaker[struct{}]
 	turns   *turns
-	changes breakerChanges
 
 	mu       sync.Mutex // guards what follows
 	asking   map[*context.CancelCauseFunc]struct{}
@@ -56,6 +55,11 @@ type breaker struct {
 	troubled map[string]trouble // those that have, and were not answered since
 }
 
+// breakerStates are the states of the circuit as observers are told of them.
+var breakerStates = [...]BreakerState{
+	gobreaker.StateClosed: BreakerClosed, gobreaker.StateHalfOpen: BreakerHalfOpen, gobreaker.StateOpen: BreakerOpen,
+}
+
 // A trouble is what is known of a key whose calls fail.
 type trouble struct {
 	since    time.Time // the first of them
@@ -64,10 +68,9 @@ type trouble struct {
 }
 
 // newBreaker returns a closed breaker, for an engine of which a flight waits for
-// timeout. tell, if it is not nil, is told of its changes, in their order, by way
-// of behind.
-func newBreaker(timeout time.Duration, behind func(func()), tell func(from, to BreakerState)) *breaker {
-	b := &breaker{turns: newTurns(timeout), changes: breakerChanges{behind: behind, tell: tell}}
+// timeout. changed is called with its changes, in their order and under its lock.
+func newBreaker(timeout time.Duration, changed func(from, to BreakerState)) *breaker {
+	b := &breaker{turns: newTurns(timeout)}
 	settings := gobreaker.Settings{
 		Timeout: breakerPause,
 		ReadyToTrip: func(c gobreaker.Counts) bool {
@@ -78,9 +81,7 @@ func newBreaker(timeout time.Duration, behind func(func()), tell func(from, to B
 		IsExcluded: func(err error) bool { return err == context.Canceled },
 	}
 	settings.OnStateChange = func(_ string, from, to gobreaker.State) {
-		if tell != nil {
-			b.changes.note(from, to)
-		}
+		changed(breakerStates[from], breakerStates[to])
 		if to == gobreaker.StateOpen {
 			b.giveUp()
 		}
@@ -92,7 +93,6 @@ func newBreaker(timeout time.Duration, behind func(func()), tell func(from, to B
 // retries reports whether a call that had no answer is worth another: not if the
 // engine seems to answer for no key.
 func (b *breaker) retries() bool {
-	defer b.changes.pass()
 	if b.circuit.State() == gobreaker.StateOpen {
 		return false
 	}
@@ -104,7 +104,6 @@ func (b *breaker) retries() bool {
 // closed reports whether calls are let through, and not only to find out whether
 // an outage is over.
 func (b *breaker) closed() bool {
-	defer b.changes.pass()
 	return b.circuit.State() == gobreaker.StateClosed
 }
 
@@ -291,7 +290,6 @@ func askFrom[T any](ctx context.Context, b *breaker, queue *list.List, key strin
 	if b.spares(key) {
 		return zero, fmt.Errorf("%w: %w for this key, since: %s", ErrUnavailable, errNotAsked, b.latest())
 	}
-	defer b.changes.pass() // after the report
 	if err := b.turns.take(ctx, queue); err != nil {
 		return zero, fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}

@@ -123,8 +123,8 @@ type near[V any] struct {
 // measures them.
 const itemOverhead = 272
 
-// newNear returns an empty tier. evicted, if it is not nil, is called for each
-// item that had to leave for others, on a goroutine of its own.
+// newNear returns an empty tier. evicted, if it is not nil, is called for each item that
+// has to leave for others. It is called under locks: it must not wait, nor use the tier.
 func newNear[V any](c clock, maxBytes int64, size func(key string, value V) int, evicted func(string, *item[V])) *near[V] {
 	var deleted func(otter.DeletionEvent[string, *item[V]])
 	if evicted != nil {
@@ -139,8 +139,9 @@ func newNear[V any](c clock, maxBytes int64, size func(key string, value V) int,
 	return &near[V]{clock: tc, max: maxBytes, size: size, cache: otter.Must(&otter.Options[string, *item[V]]{
 		MaximumWeight: uint64(maxBytes),
 		Clock:         tc,
-		OnDeletion:    deleted,
-		Weigher:       func(_ string, it *item[V]) uint32 { return it.weight },
+		// Not OnDeletion, which has a goroutine for each item.
+		OnAtomicDeletion: deleted,
+		Weigher:          func(_ string, it *item[V]) uint32 { return it.weight },
 		ExpiryCalculator: otter.ExpiryWritingFunc(func(e otter.Entry[string, *item[V]]) time.Duration {
 			return max(1, e.Value.end()-instant(e.SnapshotAtNano))
 		}),
