@@ -303,7 +303,8 @@ type Cache[V any] struct {
 // that wraps [ErrNotFound] says that there is no such thing; its callers get
 // ErrNotFound itself. It is called for several keys at a time, and must not ask
 // this Cache for the key that it loads: it would wait for itself, and gets an
-// error.
+// error. It should return when its context ends: after an invalidation the next load
+// of the key begins when the present one has returned.
 //
 // New panics if the options cannot be meant; the message names the field.
 func New[V any](load func(ctx context.Context, key string) (V, error), o Options) *Cache[V] {

@@ -497,15 +497,18 @@ func TestGet_MaxRebuilds(t *testing.T) {
 	})
 }
 
+// A load that does not heed its context: the next one waits for it, so that no two run
+// at one time.
 func TestInvalidate_DuringLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
+		var g gauge
 		var loads atomic.Int32
 		truth := atomic.Value{}
 		truth.Store("old")
 		c := cacheOf(t, func(ctx context.Context, key string) (string, error) {
 			loads.Add(1)
 			v := truth.Load().(string)
-			time.Sleep(2 * time.Second) // deaf to its context: the worst case
+			g.work(2 * time.Second) // deaf to its context: the worst case
 			return v, nil
 		}, bellwether.Options{})
 		got := &answers{}
@@ -524,8 +527,8 @@ func TestInvalidate_DuringLoad(t *testing.T) {
 		}
 		wg.Wait()
 		got.want(t, 100, "new", nil, 4*time.Second)
-		if loads.Load() != 2 {
-			t.Errorf("%d loads, want 2", loads.Load())
+		if loads.Load() != 2 || g.most.Load() != 1 {
+			t.Errorf("%d loads, %d at one time, want 2, one after the other", loads.Load(), g.most.Load())
 		}
 	})
 }
@@ -564,6 +567,42 @@ func TestInvalidate_DuringEachLoadThatFails(t *testing.T) {
 			t.Errorf("a caller from after the last invalidation got %q, want the failure of a load from after it", got)
 		}
 	})
+}
+
+// A load that takes no time and invalidates its own key each time answers its caller with
+// what the fifth load has made. In a bubble nothing else moves the time on.
+func TestInvalidate_ByItsOwnLoad(t *testing.T) {
+	for _, fleet := range []bool{false, true} {
+		for _, fails := range []bool{false, true} {
+			t.Run(fmt.Sprintf("fleet %t, fails %t", fleet, fails), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					var o bellwether.Options
+					if fleet {
+						o.Store, o.Locker = memstore.New(), locallock.New()
+					}
+					loads := 0
+					var c *bellwether.Cache[string]
+					c = cacheOf(t, func(ctx context.Context, key string) (string, error) {
+						if loads++; loads > 100 {
+							return "without an end", nil
+						}
+						c.Invalidate(ctx, key)
+						if fails {
+							return "", errOrigin
+						}
+						return "v", nil
+					}, o)
+					v, err := c.Get(t.Context(), "k")
+					if fails && !errors.Is(err, errOrigin) || !fails && v != "v" {
+						t.Errorf("Get = %q, %v", v, err)
+					}
+					if loads != 5 {
+						t.Errorf("%d loads, want 5", loads)
+					}
+				})
+			})
+		}
+	}
 }
 
 func TestInvalidate_CancelsTheLoad(t *testing.T) {
