@@ -27,17 +27,14 @@ func (e *engine[V]) put(ctx context.Context, key string, v V, f Freshness, posit
 	r := e.apart(key)
 	r.present, r.made = e.near.get(key)
 	there, epoch := r.takeEpoch(ctx)
-	if over != nil {
-		at := there.Epoch
-		if e.Store == nil || r.storeDown {
-			at = 0
-			if r.present != nil {
-				at = r.present.epoch
-			}
-		}
-		if at != over.epoch || at == 0 && e.Store != nil && !r.storeDown { // 0 is nobody's in a store
+	switch {
+	case over == nil:
+	case e.Store == nil || r.storeDown:
+		if !e.near.holds(key, over) {
 			return
 		}
+	case there.Epoch != over.epoch || there.Epoch == 0: // 0 is nobody's in a store
+		return
 	}
 	now := e.clock.now()
 	it := &item[V]{kind: KindValue, value: v, epoch: epoch, position: position, trusted: e.trustedUntil(now)}

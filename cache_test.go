@@ -284,6 +284,91 @@ func TestGet_WhatIsNotRememberedDoublesNoPause(t *testing.T) {
 	}
 }
 
+// And the near tier keeps nothing of them: one key after another that fails so would
+// take the room of values.
+func TestGet_WhatIsNotRememberedTakesNoRoom(t *testing.T) {
+	const keys = 100
+	for name, test := range map[string]struct {
+		bellwether.Options
+		err error
+	}{
+		"a context's end":             {bellwether.Options{}, context.Canceled},
+		"a time-out":                  {bellwether.Options{}, context.DeadlineExceeded},
+		"one that may be tried again": {bellwether.Options{}, advice(0)},
+		"no ErrorTTL":                 {bellwether.Options{ErrorTTL: -1}, errOrigin},
+		"too many":                    {bellwether.Options{MaxRebuilds: 1, MaxQueued: 1}, nil},
+	} {
+		for _, by := range []int{0, 2} {
+			t.Run(fmt.Sprintf("%s, fleet of %d", name, by), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					var caches []*bellwether.Cache[string]
+					o := test.Options
+					if by > 0 {
+						o.Store, o.Locker = memstore.New(), locallock.New()
+					}
+					for range max(by, 1) {
+						caches = append(caches, cacheOf(t, func(context.Context, string) (string, error) {
+							time.Sleep(time.Second)
+							return "v", test.err
+						}, o))
+					}
+					failed := atomic.Int32{}
+					var wg sync.WaitGroup
+					for i := range keys {
+						for _, c := range caches {
+							wg.Go(func() {
+								if _, err := c.Get(t.Context(), fmt.Sprint(i)); err != nil {
+									failed.Add(1)
+								}
+							})
+						}
+					}
+					wg.Wait()
+					if failed.Load() < keys/2 {
+						t.Fatalf("%d calls failed", failed.Load())
+					}
+					synctest.Wait()
+					for _, c := range caches {
+						most := uint64(0)
+						if test.err == nil {
+							most = 1000 // the values of those that were let in
+						}
+						if n := c.Stats().NearBytes; n > most {
+							t.Errorf("%d bytes in the near tier", n)
+						}
+					}
+				})
+			})
+		}
+	}
+}
+
+// Nor does it keep the error beside a value.
+func TestGet_WhatIsNotRememberedTakesNoRoomBesideAValue(t *testing.T) {
+	for _, fleet := range []bool{false, true} {
+		t.Run(fmt.Sprintf("fleet %t", fleet), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var failure error
+				o := bellwether.Options{TTL: time.Second, StaleIfError: time.Hour, ErrorTTL: -1}
+				if fleet {
+					o.Store, o.Locker = memstore.New(), locallock.New()
+				}
+				c := cacheOf(t, func(context.Context, string) (string, error) { return "v", failure }, o)
+				for _, failure = range []error{nil, errors.New(strings.Repeat("x", 10_000)), errors.New("another")} {
+					if v, err := c.Get(t.Context(), "k"); v != "v" || err != nil {
+						t.Errorf("Get = %q, %v", v, err)
+					}
+					synctest.Wait()
+					if n := c.Stats().NearBytes; n > 500 {
+						t.Errorf("%d bytes in the near tier", n)
+					}
+					time.Sleep(2 * time.Second)
+				}
+			})
+		})
+	}
+}
+
 func TestGet_NotFound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var loads atomic.Int32
