@@ -48,6 +48,7 @@ type breaker struct {
 
 	mu       sync.Mutex // guards what follows
 	asking   map[*context.CancelCauseFunc]struct{}
+	closes   chan struct{}      // closed when the breaker closes next
 	why      string             // the latest failure, for those who are not let through
 	failed   time.Time          // when that was
 	heard    time.Time          // when the engine last answered; zero: never
@@ -70,7 +71,7 @@ type trouble struct {
 // newBreaker returns a closed breaker, for an engine of which a flight waits for
 // timeout. changed is called with its changes, in their order and under its lock.
 func newBreaker(timeout time.Duration, changed func(from, to BreakerState)) *breaker {
-	b := &breaker{turns: newTurns(timeout)}
+	b := &breaker{turns: newTurns(timeout), closes: make(chan struct{})}
 	settings := gobreaker.Settings{
 		Timeout: breakerPause,
 		ReadyToTrip: func(c gobreaker.Counts) bool {
@@ -82,8 +83,11 @@ func newBreaker(timeout time.Duration, changed func(from, to BreakerState)) *bre
 	}
 	settings.OnStateChange = func(_ string, from, to gobreaker.State) {
 		changed(breakerStates[from], breakerStates[to])
-		if to == gobreaker.StateOpen {
+		switch to {
+		case gobreaker.StateOpen:
 			b.giveUp()
+		case gobreaker.StateClosed:
+			b.resume()
 		}
 	}
 	b.circuit = gobreaker.NewTwoStepCircuitBreaker[struct{}](settings)
@@ -105,6 +109,21 @@ func (b *breaker) retries() bool {
 // an outage is over.
 func (b *breaker) closed() bool {
 	return b.circuit.State() == gobreaker.StateClosed
+}
+
+// closing is closed when the breaker closes next.
+func (b *breaker) closing() <-chan struct{} {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.closes
+}
+
+// resume ends what waits for closing.
+func (b *breaker) resume() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	close(b.closes)
+	b.closes = make(chan struct{})
 }
 
 // sound is closed for calls that are about the key.
