@@ -160,12 +160,12 @@ type Options struct {
 	// and string it stores as they are.
 	Codec Codec
 
-	// OnError is told of what callers are not: engines that do not answer,
-	// commits that came too late, leases lost, bytes that do not decode. (Of loads
-	// that fail, also those behind what is stale, an Observer's Rebuild is.) It is
-	// called on whichever goroutine meets the error, several at a time: it must be
-	// quick, and safe for concurrent use. That of a middleware may be called before
-	// NewMiddleware has returned. Nil: nobody is told.
+	// OnError is told of the errors that no caller gets: engines that do not answer,
+	// commits that came too late, leases lost, bytes that do not decode, and loads that
+	// fail while something stale is served, or nobody waits. (An Observer's Rebuild is
+	// told of all loads.) It is called on whichever goroutine meets the error, several
+	// at a time: it must be quick, and safe for concurrent use. That of a middleware may
+	// be called before NewMiddleware has returned. Nil: nobody is told.
 	OnError func(key string, err error)
 	// Observers are told what the cache does: calls served, rebuilds, herds,
 	// breakers, evictions. None: nobody is told, and nothing is spent on it.
@@ -190,6 +190,8 @@ type settings struct {
 	Options
 	Freshness Freshness
 	elastic   bool // MaxRebuilds was zero
+	// OnLoadError is the user's OnError; observers are told of loads by their Rebuild.
+	OnLoadError func(key string, err error)
 }
 
 // refuse panics because of an option.
@@ -272,18 +274,27 @@ func (o Options) settings() settings {
 	if o.OnError != nil {
 		told = append(told, o.OnError)
 	}
+	onLoadError := tellAll(told)
 	for _, by := range o.Observers {
 		if by.Error != nil {
 			told = append(told, by.Error)
 		}
 	}
-	o.OnError = func(key string, err error) {
+	o.OnError = tellAll(told)
+	return settings{
+		Options: o, elastic: elastic, OnLoadError: onLoadError,
+		Freshness: Freshness{TTL: o.TTL, StaleWhileRevalidate: o.StaleWhileRevalidate, StaleIfError: o.StaleIfError},
+	}
+}
+
+// tellAll returns an OnError that calls all of these.
+func tellAll(told []func(key string, err error)) func(key string, err error) {
+	return func(key string, err error) {
 		for _, f := range told {
 			// Its panic is no reason for a key's callers to fail.
 			noPanic(func() error { f(key, err); return nil })
 		}
 	}
-	return settings{Options: o, elastic: elastic, Freshness: Freshness{TTL: o.TTL, StaleWhileRevalidate: o.StaleWhileRevalidate, StaleIfError: o.StaleIfError}}
 }
 
 // A Cache keeps the values of a load, and sees to it that however many callers

@@ -53,7 +53,8 @@ type Observer struct {
 	// and of its size there. Those that expire are none. While 65,536 evictions wait
 	// for it, it is not told of more.
 	Evict func(key string, bytes int)
-	// Error is told what Options.OnError is told.
+	// Error is told what Options.OnError is told, but for loads that fail: Rebuild is
+	// told of these.
 	Error func(key string, err error)
 }
 

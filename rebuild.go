@@ -788,7 +788,14 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 			r.end(l.err) // those of other clients ask again
 			return true
 		}
-		return r.finishFailed(ctx, now, l.err, epoch)
+		heard := r.callers.n.Load() > 0 || r.streaming()
+		if !r.finishFailed(ctx, now, l.err, epoch) {
+			return false
+		}
+		if !heard || r.state.Load().served(e.clock.now()) {
+			e.OnLoadError(r.key, &keyError{"refreshing", r.key, l.err})
+		}
+		return true
 	}
 	switch outcome := r.commit(ctx, it); {
 	case outcome != fenced:
