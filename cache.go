@@ -38,7 +38,9 @@ type Options struct {
 	TTL time.Duration
 	// StaleWhileRevalidate is how long after TTL a value is still served at
 	// once while one rebuild runs behind it (RFC 5861 section 3). Zero: not at
-	// all.
+	// all. Store is asked first for a value that it has not confirmed within NearTTL:
+	// when Store goes silent, calls wait for EngineTimeout at most, until the silence
+	// counts as an outage.
 	StaleWhileRevalidate time.Duration
 	// StaleIfError is how long after TTL a value is served when its rebuild
 	// fails (RFC 5861 section 4). Zero: not at all.
