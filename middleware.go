@@ -541,7 +541,7 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 		}
 		switch res := s.item.value; res.kind {
 		case plain:
-			if !q.mayHave(res.head()) {
+			if !q.mayHave(res) {
 				q.pass(httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reasonAuthorization})
 				return
 			}
@@ -614,7 +614,7 @@ func (q *query) want(key string) want[*response] {
 		if res.kind != plain {
 			return true // it says where to go, and no more
 		}
-		if !q.mayHave(res.head()) {
+		if !q.mayHave(res) {
 			return false
 		}
 		return reuse(it, res, now, d)
@@ -622,11 +622,10 @@ func (q *query) want(key string) want[*response] {
 	return w
 }
 
-// mayHave reports whether a stored response with that header may answer the request:
-// with credentials only a response that says it is for all (RFC 9111 section 3.5), also
-// in the place of an error.
-func (q *query) mayHave(h http.Header) bool {
-	return !q.request.Credentials || httpcache.OpenToAll(h, q.m.rules)
+// mayHave reports whether the response may answer the request: with credentials only one
+// that says it is for all (RFC 9111 section 3.5), also in the place of an error.
+func (q *query) mayHave(res *response) bool {
+	return !q.request.Credentials || httpcache.OpenToAll(res.head(), q.m.rules)
 }
 
 // excludedFrom reports whether no response that is kept under the key is for the request,
@@ -705,7 +704,7 @@ func (q *query) spared(key string) *item[*response] {
 		return nil
 	}
 	it = q.m.fallback(key, it)
-	if it == nil || !it.held || it.value.kind != plain || httpcache.IsServerError(it.value.status) || !q.mayHave(it.value.head()) {
+	if it == nil || !it.held || it.value.kind != plain || httpcache.IsServerError(it.value.status) || !q.mayHave(it.value) {
 		return nil
 	}
 	f := it.value.freshness

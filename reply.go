@@ -61,7 +61,7 @@ func (q *query) replyLive(c *call, s served[*response], key string) liveOutcome 
 		return liveDone
 	case res.failure != nil:
 		s.live.callers.left()
-		if res.instead != nil && q.mayHave(res.instead.value.head()) {
+		if res.instead != nil && q.mayHave(res.instead.value) {
 			status := failedForward(res.instead, m.engine.clock.now(), res.failure)
 			status.Collapsed = s.collapsed
 			q.replySpare(key, res.instead, status)
@@ -70,7 +70,7 @@ func (q *query) replyLive(c *call, s served[*response], key string) liveOutcome 
 		q.replyError(c, key, s, res.failure)
 		return liveDone
 	case own:
-	case !q.mayHave(res.header):
+	case !q.mayHave(res):
 		s.live.callers.left()
 		q.pass(httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reasonAuthorization})
 		return liveDone
