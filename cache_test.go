@@ -716,6 +716,27 @@ func TestInvalidate_CancelsTheLoad(t *testing.T) {
 	})
 }
 
+// The store is asked to invalidate although it is taken for down.
+func TestInvalidate_WhileTheBreakerIsOpen(t *testing.T) {
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 2, by, bellwether.Options{TTL: time.Hour})
+		a, b := f.processes[0], f.processes[1]
+		f.get(1, "k")
+		b.store.set(on(refuse, "claim", "commit", "invalidate"))
+		for i := 0; b.Stats().StoreUp; i++ {
+			b.Get(t.Context(), fmt.Sprint(i))
+		}
+		b.store.set(nil) // well again, which nobody knows yet
+		if err := b.Invalidate(t.Context(), "k"); err != nil {
+			t.Errorf("Invalidate: %v", err)
+		}
+		time.Sleep(time.Second + 1)
+		if v, err := a.Get(t.Context(), "k"); v == "v1" || err != nil {
+			t.Errorf("another process got %q, %v after NearTTL", v, err)
+		}
+	})
+}
+
 func TestInvalidate_DropsFreshAndStale(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var loads atomic.Int32
