@@ -24,17 +24,14 @@ func (e *engine[V]) apart(key string, lose time.Duration) *run[V] {
 func (e *engine[V]) put(ctx context.Context, key string, v V, f Freshness, position uint64, over *item[V]) {
 	d, there := e.apart(key, e.EngineTimeout).draft(ctx)
 	defer d.end()
-	if over != nil {
-		at := there.Epoch
-		if e.Store == nil || d.run.storeDown {
-			at = 0
-			if d.run.present != nil {
-				at = d.run.present.epoch
-			}
-		}
-		if at != over.epoch || at == 0 && e.Store != nil && !d.run.storeDown { // 0 is nobody's in a store
+	switch {
+	case over == nil:
+	case e.Store == nil || d.run.storeDown:
+		if !e.near.holds(key, over) {
 			return
 		}
+	case there.Epoch != over.epoch || there.Epoch == 0: // 0 is nobody's in a store
+		return
 	}
 	d.position = position
 	d.keep(ctx, v, f)

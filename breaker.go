@@ -45,15 +45,20 @@ const (
 type breaker struct {
 	circuit *gobreaker.TwoStepCircuitBreaker[struct{}]
 	turns   *turns
-	changes breakerChanges
 
 	mu       sync.Mutex // guards what follows
 	asking   map[*context.CancelCauseFunc]struct{}
+	closes   chan struct{}      // closed when the breaker closes next
 	why      string             // the latest failure, for those who are not let through
 	failed   time.Time          // when that was
 	heard    time.Time          // when the engine last answered; zero: never
 	failing  []string           // the keys that have begun to fail since, breakerTrips of them at most
 	troubled map[string]trouble // those that have, and were not answered since
+}
+
+// breakerStates are the states of the circuit as observers are told of them.
+var breakerStates = [...]BreakerState{
+	gobreaker.StateClosed: BreakerClosed, gobreaker.StateHalfOpen: BreakerHalfOpen, gobreaker.StateOpen: BreakerOpen,
 }
 
 // A trouble is what is known of a key whose calls fail.
@@ -64,10 +69,9 @@ type trouble struct {
 }
 
 // newBreaker returns a closed breaker, for an engine of which a flight waits for
-// timeout. tell, if it is not nil, is told of its changes, in their order, by way
-// of behind.
-func newBreaker(timeout time.Duration, behind func(func()), tell func(from, to BreakerState)) *breaker {
-	b := &breaker{turns: newTurns(timeout), changes: breakerChanges{behind: behind, tell: tell}}
+// timeout. changed is called with its changes, in their order and under its lock.
+func newBreaker(timeout time.Duration, changed func(from, to BreakerState)) *breaker {
+	b := &breaker{turns: newTurns(timeout), closes: make(chan struct{})}
 	settings := gobreaker.Settings{
 		Timeout: breakerPause,
 		ReadyToTrip: func(c gobreaker.Counts) bool {
@@ -78,11 +82,12 @@ func newBreaker(timeout time.Duration, behind func(func()), tell func(from, to B
 		IsExcluded: func(err error) bool { return err == context.Canceled },
 	}
 	settings.OnStateChange = func(_ string, from, to gobreaker.State) {
-		if tell != nil {
-			b.changes.note(from, to)
-		}
-		if to == gobreaker.StateOpen {
+		changed(breakerStates[from], breakerStates[to])
+		switch to {
+		case gobreaker.StateOpen:
 			b.giveUp()
+		case gobreaker.StateClosed:
+			b.resume()
 		}
 	}
 	b.circuit = gobreaker.NewTwoStepCircuitBreaker[struct{}](settings)
@@ -92,7 +97,6 @@ func newBreaker(timeout time.Duration, behind func(func()), tell func(from, to B
 // retries reports whether a call that had no answer is worth another: not if the
 // engine seems to answer for no key.
 func (b *breaker) retries() bool {
-	defer b.changes.pass()
 	if b.circuit.State() == gobreaker.StateOpen {
 		return false
 	}
@@ -104,8 +108,22 @@ func (b *breaker) retries() bool {
 // closed reports whether calls are let through, and not only to find out whether
 // an outage is over.
 func (b *breaker) closed() bool {
-	defer b.changes.pass()
 	return b.circuit.State() == gobreaker.StateClosed
+}
+
+// closing is closed when the breaker closes next.
+func (b *breaker) closing() <-chan struct{} {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.closes
+}
+
+// resume ends what waits for closing.
+func (b *breaker) resume() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	close(b.closes)
+	b.closes = make(chan struct{})
 }
 
 // sound is closed for calls that are about the key.
@@ -291,7 +309,6 @@ func askFrom[T any](ctx context.Context, b *breaker, queue *list.List, key strin
 	if b.spares(key) {
 		return zero, fmt.Errorf("%w: %w for this key, since: %s", ErrUnavailable, errNotAsked, b.latest())
 	}
-	defer b.changes.pass() // after the report
 	if err := b.turns.take(ctx, queue); err != nil {
 		return zero, fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}

@@ -11,7 +11,7 @@ import (
 // What an engine call costs beyond the call: its time-out, and beside that a turn,
 // which is a place in a queue and a channel, and the circuit's report.
 func TestAsk_Allocations(t *testing.T) {
-	ctx, b, o := t.Context(), newBreaker(time.Second, nil, nil), &outage{time.Second}
+	ctx, b, o := t.Context(), newBreaker(time.Second, func(_, _ BreakerState) {}), &outage{time.Second}
 	call := func(ctx context.Context) (struct{}, error) { return struct{}{}, ctx.Err() }
 	floor := testing.AllocsPerRun(1000, func() {
 		limited, cancel := context.WithTimeout(ctx, o.left)
@@ -36,7 +36,7 @@ func TestAsk_Allocations(t *testing.T) {
 // A call that ends when the breaker opens costs a context that can be cancelled,
 // its name among those, and the way to take it off. What has ended leaves nothing.
 func TestWhileUp_Allocations(t *testing.T) {
-	ctx, b := t.Context(), newBreaker(time.Second, nil, nil)
+	ctx, b := t.Context(), newBreaker(time.Second, func(_, _ BreakerState) {})
 	floor := testing.AllocsPerRun(1000, func() {
 		_, cancel := context.WithCancelCause(ctx)
 		cancel(nil)

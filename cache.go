@@ -38,7 +38,9 @@ type Options struct {
 	TTL time.Duration
 	// StaleWhileRevalidate is how long after TTL a value is still served at
 	// once while one rebuild runs behind it (RFC 5861 section 3). Zero: not at
-	// all.
+	// all. Store is asked first for a value that it has not confirmed within NearTTL:
+	// when Store goes silent, calls wait for EngineTimeout at most, until the silence
+	// counts as an outage.
 	StaleWhileRevalidate time.Duration
 	// StaleIfError is how long after TTL a value is served when its rebuild
 	// fails (RFC 5861 section 4). Zero: not at all.
@@ -156,12 +158,12 @@ type Options struct {
 	// and string it stores as they are.
 	Codec Codec
 
-	// OnError is told of what callers are not: engines that do not answer,
-	// commits that came too late, leases lost, bytes that do not decode. (Of loads
-	// that fail, also those behind what is stale, an Observer's Rebuild is.) It is
-	// called on whichever goroutine meets the error, several at a time: it must be
-	// quick, and safe for concurrent use. That of a middleware may be called before
-	// NewMiddleware has returned. Nil: nobody is told.
+	// OnError is told of the errors that no caller gets: engines that do not answer,
+	// commits that came too late, leases lost, bytes that do not decode, and loads that
+	// fail while something stale is served, or nobody waits. (An Observer's Rebuild is
+	// told of all loads.) It is called on whichever goroutine meets the error, several
+	// at a time: it must be quick, and safe for concurrent use. That of a middleware may
+	// be called before NewMiddleware has returned. Nil: nobody is told.
 	OnError func(key string, err error)
 	// Observers are told what the cache does: calls served, rebuilds, herds,
 	// breakers, evictions. None: nobody is told, and nothing is spent on it.
@@ -185,6 +187,8 @@ type Codec struct {
 type settings struct {
 	Options
 	Freshness Freshness
+	// OnLoadError is the user's OnError; observers are told of loads by their Rebuild.
+	OnLoadError func(key string, err error)
 }
 
 // refuse panics because of an option.
@@ -266,18 +270,27 @@ func (o Options) settings() settings {
 	if o.OnError != nil {
 		told = append(told, o.OnError)
 	}
+	onLoadError := tellAll(told)
 	for _, by := range o.Observers {
 		if by.Error != nil {
 			told = append(told, by.Error)
 		}
 	}
-	o.OnError = func(key string, err error) {
+	o.OnError = tellAll(told)
+	return settings{
+		Options: o, OnLoadError: onLoadError,
+		Freshness: Freshness{TTL: o.TTL, StaleWhileRevalidate: o.StaleWhileRevalidate, StaleIfError: o.StaleIfError},
+	}
+}
+
+// tellAll returns an OnError that calls all of these.
+func tellAll(told []func(key string, err error)) func(key string, err error) {
+	return func(key string, err error) {
 		for _, f := range told {
 			// Its panic is no reason for a key's callers to fail.
 			noPanic(func() error { f(key, err); return nil })
 		}
 	}
-	return settings{Options: o, Freshness: Freshness{TTL: o.TTL, StaleWhileRevalidate: o.StaleWhileRevalidate, StaleIfError: o.StaleIfError}}
 }
 
 // A Cache keeps the values of a load, and sees to it that however many callers
@@ -297,7 +310,8 @@ type Cache[V any] struct {
 // that wraps [ErrNotFound] says that there is no such thing; its callers get
 // ErrNotFound itself. It is called for several keys at a time, and must not ask
 // this Cache for the key that it loads: it would wait for itself, and gets an
-// error.
+// error. It should return when its context ends: after an invalidation the next load
+// of the key begins when the present one has returned.
 //
 // New panics if the options cannot be meant; the message names the field.
 func New[V any](load func(ctx context.Context, key string) (V, error), o Options) *Cache[V] {

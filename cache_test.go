@@ -20,7 +20,10 @@ import (
 	"go.uber.org/goleak"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	// A client of go-redis whose server is gone looks for it once a second, also when it is closed.
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/redis/go-redis/v9/internal/pool.(*ConnPool).tryDial"))
+}
 
 // crowd is the herd of the promises. Under the race detector a goroutine costs
 // ten times as much, but 100,000 of them fit all the same.
@@ -284,6 +287,91 @@ func TestGet_WhatIsNotRememberedDoublesNoPause(t *testing.T) {
 	}
 }
 
+// And the near tier keeps nothing of them: one key after another that fails so would
+// take the room of values.
+func TestGet_WhatIsNotRememberedTakesNoRoom(t *testing.T) {
+	const keys = 100
+	for name, test := range map[string]struct {
+		bellwether.Options
+		err error
+	}{
+		"a context's end":             {bellwether.Options{}, context.Canceled},
+		"a time-out":                  {bellwether.Options{}, context.DeadlineExceeded},
+		"one that may be tried again": {bellwether.Options{}, advice(0)},
+		"no ErrorTTL":                 {bellwether.Options{ErrorTTL: -1}, errOrigin},
+		"too many":                    {bellwether.Options{MaxRebuilds: 1, MaxQueued: 1}, nil},
+	} {
+		for _, by := range []int{0, 2} {
+			t.Run(fmt.Sprintf("%s, fleet of %d", name, by), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					var caches []*bellwether.Cache[string]
+					o := test.Options
+					if by > 0 {
+						o.Store, o.Locker = memstore.New(), locallock.New()
+					}
+					for range max(by, 1) {
+						caches = append(caches, cacheOf(t, func(context.Context, string) (string, error) {
+							time.Sleep(time.Second)
+							return "v", test.err
+						}, o))
+					}
+					failed := atomic.Int32{}
+					var wg sync.WaitGroup
+					for i := range keys {
+						for _, c := range caches {
+							wg.Go(func() {
+								if _, err := c.Get(t.Context(), fmt.Sprint(i)); err != nil {
+									failed.Add(1)
+								}
+							})
+						}
+					}
+					wg.Wait()
+					if failed.Load() < keys/2 {
+						t.Fatalf("%d calls failed", failed.Load())
+					}
+					synctest.Wait()
+					for _, c := range caches {
+						most := uint64(0)
+						if test.err == nil {
+							most = 1000 // the values of those that were let in
+						}
+						if n := c.Stats().NearBytes; n > most {
+							t.Errorf("%d bytes in the near tier", n)
+						}
+					}
+				})
+			})
+		}
+	}
+}
+
+// Nor does it keep the error beside a value.
+func TestGet_WhatIsNotRememberedTakesNoRoomBesideAValue(t *testing.T) {
+	for _, fleet := range []bool{false, true} {
+		t.Run(fmt.Sprintf("fleet %t", fleet), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var failure error
+				o := bellwether.Options{TTL: time.Second, StaleIfError: time.Hour, ErrorTTL: -1}
+				if fleet {
+					o.Store, o.Locker = memstore.New(), locallock.New()
+				}
+				c := cacheOf(t, func(context.Context, string) (string, error) { return "v", failure }, o)
+				for _, failure = range []error{nil, errors.New(strings.Repeat("x", 10_000)), errors.New("another")} {
+					if v, err := c.Get(t.Context(), "k"); v != "v" || err != nil {
+						t.Errorf("Get = %q, %v", v, err)
+					}
+					synctest.Wait()
+					if n := c.Stats().NearBytes; n > 500 {
+						t.Errorf("%d bytes in the near tier", n)
+					}
+					time.Sleep(2 * time.Second)
+				}
+			})
+		})
+	}
+}
+
 func TestGet_NotFound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var loads atomic.Int32
@@ -497,15 +585,18 @@ func TestGet_MaxRebuilds(t *testing.T) {
 	})
 }
 
+// A load that does not heed its context: the next one waits for it, so that no two run
+// at one time.
 func TestInvalidate_DuringLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
+		var g gauge
 		var loads atomic.Int32
 		truth := atomic.Value{}
 		truth.Store("old")
 		c := cacheOf(t, func(ctx context.Context, key string) (string, error) {
 			loads.Add(1)
 			v := truth.Load().(string)
-			time.Sleep(2 * time.Second) // deaf to its context: the worst case
+			g.work(2 * time.Second) // deaf to its context: the worst case
 			return v, nil
 		}, bellwether.Options{})
 		got := &answers{}
@@ -524,8 +615,8 @@ func TestInvalidate_DuringLoad(t *testing.T) {
 		}
 		wg.Wait()
 		got.want(t, 100, "new", nil, 4*time.Second)
-		if loads.Load() != 2 {
-			t.Errorf("%d loads, want 2", loads.Load())
+		if loads.Load() != 2 || g.most.Load() != 1 {
+			t.Errorf("%d loads, %d at one time, want 2, one after the other", loads.Load(), g.most.Load())
 		}
 	})
 }
@@ -566,6 +657,42 @@ func TestInvalidate_DuringEachLoadThatFails(t *testing.T) {
 	})
 }
 
+// A load that takes no time and invalidates its own key each time answers its caller with
+// what the fifth load has made. In a bubble nothing else moves the time on.
+func TestInvalidate_ByItsOwnLoad(t *testing.T) {
+	for _, fleet := range []bool{false, true} {
+		for _, fails := range []bool{false, true} {
+			t.Run(fmt.Sprintf("fleet %t, fails %t", fleet, fails), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					var o bellwether.Options
+					if fleet {
+						o.Store, o.Locker = memstore.New(), locallock.New()
+					}
+					loads := 0
+					var c *bellwether.Cache[string]
+					c = cacheOf(t, func(ctx context.Context, key string) (string, error) {
+						if loads++; loads > 100 {
+							return "without an end", nil
+						}
+						c.Invalidate(ctx, key)
+						if fails {
+							return "", errOrigin
+						}
+						return "v", nil
+					}, o)
+					v, err := c.Get(t.Context(), "k")
+					if fails && !errors.Is(err, errOrigin) || !fails && v != "v" {
+						t.Errorf("Get = %q, %v", v, err)
+					}
+					if loads != 5 {
+						t.Errorf("%d loads, want 5", loads)
+					}
+				})
+			})
+		}
+	}
+}
+
 func TestInvalidate_CancelsTheLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var loads atomic.Int32
@@ -585,6 +712,27 @@ func TestInvalidate_CancelsTheLoad(t *testing.T) {
 		c.Invalidate(t.Context(), "k")
 		if v := <-done; v != "new" || c.Stats().LoadFailures != 0 {
 			t.Errorf("Get = %q, stats %+v", v, c.Stats())
+		}
+	})
+}
+
+// The store is asked to invalidate although it is taken for down.
+func TestInvalidate_WhileTheBreakerIsOpen(t *testing.T) {
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 2, by, bellwether.Options{TTL: time.Hour})
+		a, b := f.processes[0], f.processes[1]
+		f.get(1, "k")
+		b.store.set(on(refuse, "claim", "commit", "invalidate"))
+		for i := 0; b.Stats().StoreUp; i++ {
+			b.Get(t.Context(), fmt.Sprint(i))
+		}
+		b.store.set(nil) // well again, which nobody knows yet
+		if err := b.Invalidate(t.Context(), "k"); err != nil {
+			t.Errorf("Invalidate: %v", err)
+		}
+		time.Sleep(time.Second + 1)
+		if v, err := a.Get(t.Context(), "k"); v == "v1" || err != nil {
+			t.Errorf("another process got %q, %v after NearTTL", v, err)
 		}
 	})
 }

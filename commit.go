@@ -392,7 +392,11 @@ func (r *run[V]) decode(e Entry, known *item[V], asked instant) *item[V] {
 		it.err = &RemoteError{e.Failure}
 	}
 	if same && known.kind == e.Kind {
-		it.value, it.err = known.value, known.err
+		remote := it.err
+		it.value, it.err, it.weight = known.value, known.err, known.weight
+		if known.err == errForgotten {
+			it.setError(remote)
+		}
 		it.early, it.retryAt = known.early, min(it.retryAt, known.retryAt)
 		return r.engine.sweeper.spare(r.key, it)
 	}

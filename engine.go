@@ -38,6 +38,7 @@ type engine[V any] struct {
 	running   sync.WaitGroup // flights and what they leave behind, and listen
 	notified  bool           // Store is a Notifier
 	observers observers
+	tellings  tellings
 	sweeper   sweeper[V]
 	unlooked  atomic.Int64    // flights on their way to their first look
 	open      context.Context // of what is done for no caller; ends once closed is set
@@ -77,13 +78,15 @@ func newEngine[V any](s settings, size func(string, V) int, marshal func(V) ([]b
 
 // newBreaker is a breaker whose changes the observers are told.
 func (e *engine[V]) newBreaker(engine Engine) *breaker {
-	if len(e.observers.breaker) == 0 {
-		return newBreaker(e.EngineTimeout, nil, nil)
-	}
-	return newBreaker(e.EngineTimeout, e.behind, func(from, to BreakerState) {
-		for _, f := range e.observers.breaker {
-			e.tell("", func() { f(engine, from, to) })
+	return newBreaker(e.EngineTimeout, func(from, to BreakerState) {
+		if len(e.observers.breaker) == 0 {
+			return
 		}
+		e.tellings.add(func() {
+			for _, f := range e.observers.breaker {
+				e.tell("", func() { f(engine, from, to) })
+			}
+		})
 	})
 }
 
@@ -94,9 +97,12 @@ func (e *engine[V]) evicted() func(string, *item[V]) {
 		return nil
 	}
 	return func(key string, it *item[V]) {
-		for _, f := range e.observers.evict {
-			e.tell(key, func() { f(key, int(it.weight)) })
-		}
+		bytes := int(it.weight)
+		e.tellings.add(func() {
+			for _, f := range e.observers.evict {
+				e.tell(key, func() { f(key, bytes) })
+			}
+		})
 	}
 }
 
@@ -232,4 +238,5 @@ func (e *engine[V]) close() {
 	if first {
 		e.near.close()
 	}
+	e.tellings.close()
 }

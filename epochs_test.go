@@ -53,6 +53,13 @@ func TestFleet_EpochsFall(t *testing.T) {
 						if loads-before != want || len(got.failed) > 0 || len(got.values) != 1 {
 							t.Fatalf("round %d: %d loads, want %d; answers %v", round, loads-before, want, got.count)
 						}
+						calls := 0
+						f.each(func(p *process) { calls -= p.store.count() })
+						f.get(5, "k")
+						f.each(func(p *process) { calls += p.store.count() })
+						if name == "fresh" && calls > 0 {
+							t.Errorf("round %d: %d calls of the store for what it has just said", round, calls)
+						}
 						if round == 1 {
 							if err := f.processes[0].Invalidate(t.Context(), "k"); err != nil {
 								t.Fatal(err)

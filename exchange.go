@@ -61,7 +61,7 @@ type exchange struct {
 	before *item[*response]  // the response that the key has, however old; nil if it has none
 	backed bool              // there is something to serve if this fails
 	spare  *item[*response]  // what some clients would rather have than an error; nil if there is nothing
-	stored *response         // what the request's conditions ask about; nil if there are none
+	asks   *condition        // what the request's conditions ask about; nil if there are none
 
 	header      http.Header // the handler's
 	wroteHeader bool
@@ -220,17 +220,17 @@ func (x *exchange) WriteHeader(status int) {
 		x.final = x.header.Clone()
 		return
 	}
-	if status == http.StatusNotModified && x.stored != nil {
-		if !httpcache.Selects(x.stored.head(), httpcache.CanonicalHeader(x.header)) {
+	if status == http.StatusNotModified && x.asks != nil {
+		if !httpcache.Selects(x.asks.header, httpcache.CanonicalHeader(x.header)) {
 			return // about something else: fetch asks again, without conditions
 		}
 		x.validated = true
-		x.announced = x.stored.body.Len()
+		x.announced = x.asks.about.body.Len()
 	}
 	x.decide(status)
 	x.guessing = !x.bodyless && !x.validated && untyped(x.header)
 	if x.validated {
-		for _, piece := range x.stored.body {
+		for _, piece := range x.asks.about.body {
 			x.take(piece)
 		}
 	}
@@ -299,7 +299,7 @@ func (x *exchange) decide(status int) {
 		fwdStatus = status
 		d := httpcache.ResponseDirectives(header, x.m.rules.Targets...)
 		age := httpcache.InitialAge(header, x.sent, now)
-		status, header = x.stored.status, httpcache.Freshen(x.stored.head(), httpcache.StoredHeader(header, d, now))
+		status, header = x.asks.about.status, httpcache.Freshen(x.asks.header, httpcache.StoredHeader(header, d, now))
 		j = httpcache.JudgeAged(x.owner.request, status, header, age, now, x.m.rules)
 	} else {
 		j = httpcache.Judge(x.owner.request, status, header, x.sent, now, x.m.rules)
@@ -356,7 +356,7 @@ func (x *exchange) decide(status int) {
 		reason:    j.Reason,
 		fwd:       x.fwd,
 		fwdStatus: fwdStatus,
-		guessed:   x.guessed || x.validated && x.stored.guessed,
+		guessed:   x.guessed || x.validated && x.asks.about.guessed,
 		forAll:    httpcache.OpenToAll(header, x.m.rules),
 		of:        x,
 	}
@@ -646,27 +646,36 @@ var errUnselected = errors.New("bellwether: handler's 304 is not about the store
 func (m *Middleware) fetch(ctx context.Context, a attempt[*response], c *call, next http.Handler, r *http.Request) (*response, error) {
 	before := m.fallback(a.key, a.present)
 	x := m.newExchange(ctx, a, c, before)
-	if before != nil && !c.excluded && m.validates(before.value, c.request) {
-		x.stored = before.value
-		res, err := x.carry(next, r)
-		if !errors.Is(err, errUnselected) {
-			return res, err
-		}
-		x = m.newExchange(ctx, a, c, before)
+	if before != nil && !c.excluded {
+		x.asks = m.condition(before.value, c.request)
 	}
-	return x.carry(next, r)
+	res, err := x.carry(next, r)
+	if !errors.Is(err, errUnselected) {
+		return res, err
+	}
+	return m.newExchange(ctx, a, c, before).carry(next, r)
 }
 
-// validates reports whether a request may ask whether res still holds. One with
-// credentials asks only about what is for it too.
-func (m *Middleware) validates(res *response, req httpcache.Request) bool {
-	switch {
-	case res.kind != plain && res.kind != checked || !httpcache.Validatable(res.status, res.head()):
-		return false
-	case res.kind == checked:
-		return httpcache.ValidatedFor(req, res.head(), m.rules)
+// A condition asks a handler whether a stored response still holds.
+type condition struct {
+	about  *response
+	header http.Header // of about, which is decoded once
+}
+
+// condition returns what a request may ask about res, nil if nothing. A request with
+// credentials asks only about a response that is for it too.
+func (m *Middleware) condition(res *response, req httpcache.Request) *condition {
+	if res.kind != plain && res.kind != checked {
+		return nil
 	}
-	return !req.Credentials || res.forAll
+	h := res.head()
+	switch {
+	case !httpcache.Validatable(res.status, h),
+		res.kind == checked && !httpcache.ValidatedFor(req, h, m.rules),
+		res.kind == plain && req.Credentials && !res.forAll:
+		return nil
+	}
+	return &condition{res, h}
 }
 
 // newExchange returns an exchange that has not begun. before is what the key has, nil
@@ -732,8 +741,8 @@ func (x *exchange) carry(next http.Handler, r *http.Request) (*response, error) 
 	defer x.telling.Wait()
 	defer cancel(nil)
 	own := x.m.forEverybody(running, r)
-	if x.stored != nil {
-		httpcache.SetConditions(own.Header, x.stored.head())
+	if x.asks != nil {
+		httpcache.SetConditions(own.Header, x.asks.header)
 	}
 	returned := false
 	defer func() {
@@ -844,7 +853,7 @@ func (x *exchange) keep() (*response, error) {
 	live := x.content()
 	done := &response{status: live.status, guessed: live.guessed, forAll: live.forAll, freshness: live.freshness, fwd: live.fwd, fwdStatus: live.fwdStatus}
 	if x.validated {
-		done.complete(live.header, x.stored.body)
+		done.complete(live.header, x.asks.about.body)
 	} else {
 		body, ok := x.body.Body()
 		if !ok {

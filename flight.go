@@ -149,6 +149,11 @@ func (s *flightState[V]) failure() error {
 	return s.err
 }
 
+// served reports whether the flight has landed with a value to serve, fresh or stale.
+func (s *flightState[V]) served(now instant) bool {
+	return s.result != nil && (s.result.judge(now) == serve || s.result.stale(now))
+}
+
 // demanded is the flight's demand, or its batch's, whose flights share a slot.
 func (f *flight[V]) demanded() *demand {
 	if f.member != nil {

@@ -205,7 +205,37 @@ func (r *run[V]) release(ctx context.Context, lease Lease) {
 	}
 }
 
-// giveBack releases a lease, also when ctx, the holder's own, has ended.
+// giveBack releases a lease, also when ctx, the holder's own, has ended. If the locker is
+// silent, the lease is released again later.
 func (e *engine[V]) giveBack(ctx context.Context, key string, o *outage, lease Lease) error {
+	err := e.tryRelease(ctx, key, o, lease)
+	if errors.Is(err, ErrUnavailable) {
+		e.behind(func() { e.releaseLater(key, lease) })
+	}
+	return err
+}
+
+// releaseLater releases a lease when the locker's breaker closes, and else after each
+// breakerPause, until the locker answers. Until then the key's next holder waits for the
+// lease, also in this process; after LeaseTTL it has run out.
+func (e *engine[V]) releaseLater(key string, lease Lease) {
+	over := time.NewTimer(e.LeaseTTL)
+	defer over.Stop()
+	for {
+		select {
+		case <-e.locker.closing():
+		case <-time.After(breakerPause):
+		case <-over.C:
+			return
+		case <-e.open.Done():
+			return
+		}
+		if err := e.tryRelease(e.open, key, &outage{e.EngineTimeout}, lease); !errors.Is(err, ErrUnavailable) {
+			return
+		}
+	}
+}
+
+func (e *engine[V]) tryRelease(ctx context.Context, key string, o *outage, lease Lease) error {
 	return askErr(context.WithoutCancel(ctx), e.locker, key, o, func(ctx context.Context) error { return lease.Release(ctx) })
 }

@@ -51,7 +51,8 @@ type Lease interface {
 
 	// Release ends the lease and wakes those who watch it. It never frees
 	// another's lease: if this one is lost already, it returns ErrLeaseLost
-	// and changes nothing. A second Release returns ErrLeaseLost.
+	// and changes nothing. A second Release returns ErrLeaseLost. After an error
+	// that tells of no answer Release is called again, until the lease has run out.
 	Release(ctx context.Context) error
 }
 

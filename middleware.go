@@ -548,7 +548,7 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 			defer c.leave()
 			var err error
 			if s, err = q.wait(c, key, it); err != nil {
-				q.replyError(c, key, s.collapsed, err)
+				q.replyError(c, key, s, err)
 				return
 			}
 			if res := s.item.value; res.of != nil || res.variant != nil {
@@ -567,7 +567,7 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 						err = errBroken
 					}
 					if err != nil {
-						q.replyError(c, key, s.collapsed, err)
+						q.replyError(c, key, s, err)
 						return
 					}
 					continue

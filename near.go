@@ -1,6 +1,7 @@
 package bellwether
 
 import (
+	"errors"
 	"reflect"
 	"sync"
 	"sync/atomic"
@@ -123,8 +124,8 @@ type near[V any] struct {
 // measures them.
 const itemOverhead = 272
 
-// newNear returns an empty tier. evicted, if it is not nil, is called for each
-// item that had to leave for others, on a goroutine of its own.
+// newNear returns an empty tier. evicted, if it is not nil, is called for each item that
+// has to leave for others. It is called under locks: it must not wait, nor use the tier.
 func newNear[V any](c clock, maxBytes int64, size func(key string, value V) int, evicted func(string, *item[V])) *near[V] {
 	var deleted func(otter.DeletionEvent[string, *item[V]])
 	if evicted != nil {
@@ -139,8 +140,9 @@ func newNear[V any](c clock, maxBytes int64, size func(key string, value V) int,
 	return &near[V]{clock: tc, max: maxBytes, size: size, cache: otter.Must(&otter.Options[string, *item[V]]{
 		MaximumWeight: uint64(maxBytes),
 		Clock:         tc,
-		OnDeletion:    deleted,
-		Weigher:       func(_ string, it *item[V]) uint32 { return it.weight },
+		// Not OnDeletion, which has a goroutine for each item.
+		OnAtomicDeletion: deleted,
+		Weigher:          func(_ string, it *item[V]) uint32 { return it.weight },
 		ExpiryCalculator: otter.ExpiryWritingFunc(func(e otter.Entry[string, *item[V]]) time.Duration {
 			return max(1, e.Value.end()-instant(e.SnapshotAtNano))
 		}),
@@ -157,13 +159,37 @@ func (n *near[V]) weigh(key string, it *item[V]) {
 	if it.kind == KindValue {
 		w += uint64(max(0, n.size(key, it.value)))
 	}
-	if it.err != nil {
-		w += uint64(len(it.err.Error()))
+	it.weight = uint32(min(w+uint64(errorWeight(it.err)), 1<<32-1))
+}
+
+// errorWeight is the part of an item's weight that is its failure's.
+func errorWeight(err error) (w int) {
+	if err != nil {
+		w = len(err.Error())
 	}
-	if p, ok := it.err.(*PanicError); ok {
-		w += uint64(len(p.Stack))
+	if p, ok := err.(*PanicError); ok {
+		w += len(p.Stack)
 	}
-	it.weight = uint32(min(w, 1<<32-1))
+	return w
+}
+
+// errForgotten stands in the near tier for a failure that answers nobody any more.
+var errForgotten = errors.New("bellwether: rebuild failed")
+
+// forgetting is the item without a failure that answers nobody at the time now.
+func (it *item[V]) forgetting(now instant) *item[V] {
+	if it.failures == 0 || it.backingOff(now) || it.err == errForgotten {
+		return it
+	}
+	c := *it
+	c.setError(errForgotten)
+	return &c
+}
+
+// setError gives the item, which is weighed and not shared yet, another failure.
+func (it *item[V]) setError(err error) {
+	it.weight += uint32(errorWeight(err)) - uint32(errorWeight(it.err))
+	it.err = err
 }
 
 // get returns the key's item, or nil, and the time at which it looked.
@@ -175,6 +201,16 @@ func (n *near[V]) get(key string) (*item[V], instant) {
 		return nil, now // the table does not know yet
 	}
 	return it, now
+}
+
+// holds reports whether the tier has the item, as far as its epoch tells: nothing, of an
+// item that is over.
+func (n *near[V]) holds(key string, it *item[V]) bool {
+	there, now := n.get(key)
+	if there == nil {
+		return it.end() <= now
+	}
+	return there.epoch == it.epoch
 }
 
 // put keeps it in the place of what is there. It is what a flight ends with, which
@@ -200,6 +236,7 @@ func (n *near[V]) advance(key string, it *item[V]) {
 // write keeps it unless there is an item that does not yield.
 func (n *near[V]) write(key string, it *item[V], callers int, yields func(old *item[V]) bool) {
 	n.weigh(key, it)
+	it = it.forgetting(n.clock.now())
 	n.clock.tell(n.clock.now(), 0) // what is over has no say
 	known := false
 	replace := func(old *item[V], found bool) (*item[V], otter.ComputeOp) {

@@ -7,8 +7,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/sony/gobreaker/v2"
 )
 
 // This file is what a cache tells those who watch it: who was served and how,
@@ -18,7 +16,8 @@ import (
 
 // An Observer is told what a cache does, by those of its functions that are not
 // nil. They are called on the goroutines that do it, without a lock held, so
-// they have to be quick, and safe for concurrent use. They may call the cache, but
+// they have to be quick, and safe for concurrent use. Breaker and Evict are called one
+// after another on one goroutine of the cache's, which Close waits for. They may call the cache, but
 // not Close, nor, where a rebuild of a key waits for them, Get for that key: they
 // would wait for themselves. A panic of theirs ends nothing but their own call;
 // Options.OnError hears of it, unless it was Error's. A runtime.Goexit of theirs,
@@ -51,9 +50,11 @@ type Observer struct {
 	// Breaker is told when the breaker before an engine changes its state.
 	Breaker func(engine Engine, from, to BreakerState)
 	// Evict is told of each value that had to leave the near tier for others,
-	// and of its size there. Those that expire are none.
+	// and of its size there. Those that expire are none. While 65,536 evictions wait
+	// for it, it is not told of more.
 	Evict func(key string, bytes int)
-	// Error is told what Options.OnError is told.
+	// Error is told what Options.OnError is told, but for loads that fail: Rebuild is
+	// told of these.
 	Error func(key string, err error)
 }
 
@@ -512,62 +513,4 @@ func watchedFrom(ctx, rebuild context.Context, own any) context.Context {
 		return watchedContext{ctx, watched, own}
 	}
 	return ctx
-}
-
-// breakerChanges are the changes of a breaker's state that are still to be told.
-// A breaker changes under its own lock, so its changes are told behind it, in
-// their order.
-type breakerChanges struct {
-	mu      sync.Mutex // guards what follows
-	changes [][2]BreakerState
-	telling bool
-	behind  func(func())                // runs a function on a goroutine of its own
-	tell    func(from, to BreakerState) // nil if nobody is to be told
-}
-
-func (c *breakerChanges) note(from, to gobreaker.State) {
-	states := [...]BreakerState{
-		gobreaker.StateClosed: BreakerClosed, gobreaker.StateHalfOpen: BreakerHalfOpen, gobreaker.StateOpen: BreakerOpen,
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.changes = append(c.changes, [2]BreakerState{states[from], states[to]})
-}
-
-// pass has what was noted told, unless it is being told.
-func (c *breakerChanges) pass() {
-	if c.tell == nil {
-		return
-	}
-	c.mu.Lock()
-	begin := len(c.changes) > 0 && !c.telling
-	c.telling = c.telling || begin
-	c.mu.Unlock()
-	if begin {
-		c.behind(c.drain)
-	}
-}
-
-func (c *breakerChanges) drain() {
-	returned := false
-	defer func() {
-		if !returned { // an observer's Goexit: the next ones are told all the same
-			c.mu.Lock()
-			c.telling = false
-			c.mu.Unlock()
-			c.pass()
-		}
-	}()
-	for {
-		c.mu.Lock()
-		if len(c.changes) == 0 {
-			returned, c.telling = true, false
-			c.mu.Unlock()
-			return
-		}
-		next := c.changes[0]
-		c.changes = c.changes[1:]
-		c.mu.Unlock()
-		c.tell(next[0], next[1])
-	}
 }

@@ -418,6 +418,46 @@ func TestObserver_Evict(t *testing.T) {
 	})
 }
 
+// Observers are told of evictions one after another, however slow they are, and Close
+// returns when that is over.
+func TestObserver_CloseWaitsForEvict(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var g gauge
+		var closed atomic.Bool
+		var late, told atomic.Int32
+		c := cacheOf(t, func(context.Context, string) (string, error) { return strings.Repeat("x", 700), nil }, bellwether.Options{
+			NearBytes: 10 << 10,
+			Observers: []bellwether.Observer{{Evict: func(string, int) {
+				g.work(10 * time.Millisecond)
+				told.Add(1)
+				if closed.Load() {
+					late.Add(1)
+				}
+			}}},
+		})
+		const keys = 1000
+		for i := range keys {
+			c.Get(t.Context(), fmt.Sprint("k", i))
+		}
+		c.Close()
+		closed.Store(true)
+		if n := g.running.Load(); n > 0 {
+			t.Errorf("Close has returned while Evict runs, %d times", n)
+		}
+		synctest.Wait()
+		time.Sleep(time.Hour)
+		if n := late.Load(); n > 0 {
+			t.Errorf("Evict has returned %d times after Close", n)
+		}
+		if n := told.Load(); n < keys*9/10 {
+			t.Errorf("%d evictions told of, want nearly all of %d", n, keys)
+		}
+		if n := g.most.Load(); n > 1 {
+			t.Errorf("Evict ran %d times at once", n)
+		}
+	})
+}
+
 // Whatever an observer does, callers get their values, and OnError hears of it.
 func TestObserver_Panics(t *testing.T) {
 	boom := func() { panic("observer") }

@@ -94,7 +94,10 @@ func TestPace_OverMaxBodyTheSlowestIsBrokenOff(t *testing.T) {
 // Nobody is broken off for being slow where nobody waits: all are equally slow.
 func TestPace_OverMaxBodyAllAreSlow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t, bellwether.HTTPOptions{MaxBody: 64 << 10}, megabytes(1))
+		s := newSite(t, bellwether.HTTPOptions{MaxBody: 64 << 10}, func(w http.ResponseWriter, r *http.Request) {
+			time.Sleep(time.Second) // until all are there
+			megabytes(1)(w, r)
+		})
 		var all sync.WaitGroup
 		for range 3 {
 			all.Go(func() {

@@ -119,7 +119,7 @@ func (m *Middleware) fits(h http.Header) bool {
 // replace puts res in the place of old, behind the client's back: it does not wait
 // for the store. Of a herd whose responses all say the same, one does so.
 func (m *Middleware) replace(key string, old *item[*response], res *response, f Freshness) {
-	if it, _ := m.engine.near.get(key); it == nil || it.epoch != old.epoch {
+	if !m.engine.near.holds(key, old) {
 		return
 	}
 	if _, others := m.replacing.LoadOrStore(key, nil); others {

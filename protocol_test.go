@@ -856,6 +856,9 @@ func TestFleet_InvalidateDuringARebuild(t *testing.T) {
 					if got := f.get(1, "k"); len(got.values) != 1 || got.values["v2"] != 3 {
 						t.Errorf("afterwards %v", got.count)
 					}
+					if f.origin.mostAll > 1 {
+						t.Errorf("%d loads ran at one time, want one after the other", f.origin.mostAll)
+					}
 				})
 			})
 		}

@@ -120,16 +120,19 @@ func (r *run[V]) rebuild(ctx context.Context) error {
 	began := e.clock.now()
 	looked := sync.OnceFunc(func() { e.unlooked.Add(-1) })
 	defer looked()
-	for ctx.Err() == nil {
-		if r.fenced {
+	for refused := 0; ctx.Err() == nil; {
+		if r.fenced || r.refused > max(refused, 1) {
 			r.fenced = false
-			// What fences commits off may not be over; and callers gather
-			// meanwhile, who are answered by a load that begins after them.
+			// Whatever fences commits off, or invalidates the key in each load, may go
+			// on; and callers gather meanwhile, who are answered by a load that begins
+			// after them. A load that invalidates its own key and takes no time would
+			// answer nobody without that: no caller has come before it.
 			select {
 			case <-time.After(minPoll << r.refused):
 			case <-ctx.Done():
 			}
 		}
+		refused = r.refused
 		if r.ahead == nil { // a batch has read it since the flight began
 			r.lookAgain()
 		}
@@ -776,7 +779,14 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 			r.end(l.err) // those of other clients ask again
 			return true
 		}
-		return r.finishFailed(ctx, now, l.err, epoch)
+		heard := r.callers.n.Load() > 0 || r.streaming()
+		if !r.finishFailed(ctx, now, l.err, epoch) {
+			return false
+		}
+		if !heard || r.state.Load().served(e.clock.now()) {
+			e.OnLoadError(r.key, &keyError{"refreshing", r.key, l.err})
+		}
+		return true
 	}
 	switch outcome := r.commit(ctx, it); {
 	case outcome != fenced:

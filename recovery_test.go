@@ -100,6 +100,36 @@ func TestRecovery_OneEarlyTry(t *testing.T) {
 	})
 }
 
+// A key that fails all the same has had its early try, also when the origin is down and
+// well again some more times.
+func TestRecovery_OneEarlyTryUntilItSucceeds(t *testing.T) {
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 1, by, bellwether.Options{TTL: time.Hour, ErrorTTL: time.Minute, MaxErrorTTL: 100 * time.Hour})
+		p, tries := f.processes[0], 0
+		f.origin.build = 0
+		broken := func() {
+			p.GetFunc(t.Context(), "broken", func(context.Context, string) (string, error) { tries++; return "", errOrigin })
+		}
+		for tries < 8 { // then there is a pause of an hour at least
+			broken()
+			time.Sleep(30 * time.Second)
+		}
+		tries = 0
+		for i := range 5 {
+			f.origin.set(func(o *source) { o.fail = func(int) error { return errOrigin } })
+			p.Get(t.Context(), fmt.Sprint("down ", i))
+			time.Sleep(2 * time.Minute)
+			f.origin.set(func(o *source) { o.fail = nil })
+			p.Get(t.Context(), fmt.Sprint("well ", i))
+			synctest.Wait()
+			broken()
+		}
+		if tries > 1 {
+			t.Errorf("a key that always fails was tried %d times as the origin recovered, want once", tries)
+		}
+	})
+}
+
 // A failure that says itself when to try again is not tried sooner; and an origin whose
 // loads have failed for less than an ErrorTTL has not recovered.
 func TestRecovery_NoEarlyTry(t *testing.T) {

@@ -67,7 +67,7 @@ func (q *query) replyLive(c *call, s served[*response], key string) liveOutcome 
 			q.replySpare(key, res.instead, status)
 			return liveDone
 		}
-		q.replyError(c, key, s.collapsed, res.failure)
+		q.replyError(c, key, s, res.failure)
 		return liveDone
 	case own:
 	case !q.mayHave(res):
@@ -515,8 +515,9 @@ func replyRetry(w http.ResponseWriter, status httpcache.Status, code int, retry 
 // waitedTooLong is the detail for those whom MaxWait has run out for.
 const waitedTooLong = "waited too long"
 
-// replyError answers a request whose rebuild failed, or that waited in vain.
-func (q *query) replyError(c *call, key string, collapsed bool, err error) {
+// replyError answers a request whose rebuild failed, or that waited in vain. s is its
+// answer as far as it has one.
+func (q *query) replyError(c *call, key string, s served[*response], err error) {
 	w, r := q.w, q.r
 	if spare := q.spared(key); spare != nil {
 		status := httpcache.Status{Hit: true} // as far as is known: others may have failed before
@@ -528,7 +529,7 @@ func (q *query) replyError(c *call, key string, collapsed bool, err error) {
 	}
 	q.add(Serve{Err: err})
 	p, panicked := errors.AsType[*PanicError](err)
-	if panicked && c.began() && !collapsed { // and not of a later flight, which another has begun
+	if panicked && c.began() && !s.collapsed { // and not of a later flight, which another has begun
 		panic(p.Value) // to its own client's server, as if nothing stood between
 	}
 	code, detail := http.StatusBadGateway, "failed"
@@ -549,10 +550,10 @@ func (q *query) replyError(c *call, key string, collapsed bool, err error) {
 	case errors.Is(err, ErrOverloaded):
 		code, detail = http.StatusServiceUnavailable, "overloaded"
 	case errors.Is(err, context.DeadlineExceeded):
-		q.m.tooSlow(key, err)
+		q.m.tooSlow(key, s.item, err)
 		code, detail = http.StatusGatewayTimeout, "timeout"
 	}
-	status := httpcache.Status{Fwd: httpcache.FwdURIMiss, Collapsed: collapsed, Detail: detail}
+	status := httpcache.Status{Fwd: httpcache.FwdURIMiss, Collapsed: s.collapsed, Detail: detail}
 	if it, now := q.m.engine.near.get(key); it != nil && it.backingOff(now) {
 		replyRetry(w, status, code, it.retryAt-now)
 		return
@@ -566,12 +567,9 @@ const reasonSlow = "slow"
 // tooSlow remembers of a key that its rebuild took longer than RebuildTimeout, if it has
 // never had a response for all: its handler may answer whoever waits for longer. They count
 // against PassThrough, since an origin that has become slow must not get them all.
-func (m *Middleware) tooSlow(key string, err error) {
-	if m.options.PassThrough == 0 || !errors.Is(err, ErrRebuildTimeout) {
-		return
-	}
-	if it, _ := m.engine.near.get(key); it != nil && !it.held {
-		m.replace(key, it, &response{kind: uncacheable, reason: reasonSlow}, m.uncacheableFor(m.options.RebuildTimeout))
+func (m *Middleware) tooSlow(key string, failed *item[*response], err error) {
+	if m.options.PassThrough > 0 && errors.Is(err, ErrRebuildTimeout) && failed != nil && failed.failures > 0 && !failed.held {
+		m.replace(key, failed, &response{kind: uncacheable, reason: reasonSlow}, m.uncacheableFor(m.options.RebuildTimeout))
 	}
 }
 

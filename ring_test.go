@@ -53,7 +53,7 @@ func TestRing_OneServerKilled(t *testing.T) {
 
 // loseOneServer kills the server under the load of two processes.
 func loseOneServer(t *testing.T, server *testserver.Server, client func() (bellwether.Store, bellwether.Locker)) {
-	const processes, keys, ttl, phase = 2, 100, 150 * time.Millisecond, 1500 * time.Millisecond
+	const processes, keys, ttl, phase = 2, 100, 150 * time.Millisecond, 1200 * time.Millisecond
 	var mu sync.Mutex
 	loads := map[string]int{}
 	var caches []*bellwether.Cache[string]
@@ -95,7 +95,7 @@ func loseOneServer(t *testing.T, server *testserver.Server, client func() (bellw
 		return n
 	}
 	run() // until all is warm
-	before := []map[string]int{run(), run(), run()}
+	before := []map[string]int{run(), run(), run(), run(), run()}
 	server.Kill()
 	killed := time.Now()
 	well := func(key string) bool { // its entry's server and its lease's live
@@ -131,7 +131,7 @@ func loseOneServer(t *testing.T, server *testserver.Server, client func() (bellw
 	}()
 	during := run()
 	<-over
-	after := []map[string]int{run(), run(), run()} // and without invalidations, which are loads
+	after := []map[string]int{run(), run(), run(), run(), run()} // without invalidations, which are loads
 	median := func(runs []map[string]int) int {
 		var sums []int
 		for _, loads := range runs {

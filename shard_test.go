@@ -159,3 +159,33 @@ func TestShard_OneServerDies(t *testing.T) {
 		}
 	}
 }
+
+// A key of a dead server is asked for by one call a second: all others do not wait for
+// it, and load.
+func TestShard_DeadKeysAreNotWaitedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const during, timeout = 20 * time.Second, 500 * time.Millisecond
+		way := &shardStore{Store: memstore.New(), dead: func(key string) bool { return key == "dead" }, fault: blackHole}
+		loads := 0
+		c := cacheOf(t, func(_ context.Context, key string) (string, error) {
+			if key == "dead" {
+				loads++
+			}
+			return "v", nil
+		}, bellwether.Options{TTL: 50 * time.Millisecond, EngineTimeout: timeout, Store: way, Locker: locallock.New()})
+		slow := 0
+		for start := time.Now(); time.Since(start) < during; time.Sleep(10 * time.Millisecond) {
+			began := time.Now()
+			if v, err := c.Get(t.Context(), "dead"); v != "v" || err != nil {
+				t.Errorf("Get = %q, %v", v, err)
+			}
+			if time.Since(began) >= timeout {
+				slow++
+			}
+			c.Get(t.Context(), "well")
+		}
+		if most := int(during/time.Second) + 1; slow > most || loads < 5*slow {
+			t.Errorf("%d of %d loads waited for the dead server, want %d at most", slow, loads, most)
+		}
+	})
+}

@@ -122,6 +122,10 @@ func (l *lifetime) backingOff(now instant) bool {
 	return l.failures > 0 && now < l.retryAt
 }
 
+// remembersFailures reports whether there was a pause after the failures: without one,
+// they answered their callers, and nobody else.
+func (l *lifetime) remembersFailures() bool { return l.failures > 0 && l.retryAt > l.born }
+
 // staleFrom returns the lifetime of something that stops being fresh at t, if
 // it has not before. Its windows begin then.
 func (l lifetime) staleFrom(t instant) lifetime {
@@ -141,7 +145,7 @@ func (l *lifetime) end() instant {
 	if l.held {
 		end = max(l.staleUntil, l.errorUntil, l.keepUntil)
 	}
-	if l.failures > 0 {
+	if l.remembersFailures() {
 		end = max(end, addDurations(l.retryAt, failureMemory))
 	}
 	return end
@@ -164,7 +168,7 @@ func (l lifetime) failed(now instant, errorTTL, longest time.Duration) lifetime 
 
 // count counts one more failure that is remembered.
 func (l *lifetime) count() {
-	if l.failures == 0 || l.retryAt > l.born {
+	if l.failures == 0 || l.remembersFailures() {
 		l.failures++
 	}
 }

@@ -433,8 +433,7 @@ func (c *waiter[V]) conclude(it *item[V]) {
 		case it.stale(now):
 			c.engine.count.stale.Add(1)
 		default:
-			c.err = it.err
-			return
+			c.err = it.err // and it tells what there was before
 		}
 	}
 	c.answer = served[V]{item: it, flown: true}

@@ -14,7 +14,7 @@ import (
 
 // New returns an observer that writes records to log:
 //
-//   - what Options.OnError is told: Error for a panic of user code and for bytes
+//   - what Observer.Error is told: Error for a panic of user code and for bytes
 //     that do not decode, Info for commits and leases that came too late, Warn
 //     for all else, such as an engine that does not answer;
 //   - the end of a rebuild: Error with the stack if its load panicked, Warn if it

@@ -1,0 +1,125 @@
+package bellwether_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/lockers/locallock"
+	"github.com/bellwether-go/bellwether/stores/memstore"
+)
+
+// OnError is told of the failures of loads that no caller gets.
+func TestOnError_FailuresOfLoads(t *testing.T) {
+	const ttl = 10 * time.Second
+	get := func(c *bellwether.Cache[string]) { c.Get(context.Background(), "k") }
+	for name, test := range map[string]struct {
+		bellwether.Options
+		cold bool // the key has nothing
+		ask  func(c *bellwether.Cache[string])
+		told int
+	}{
+		"something stale is served":                {bellwether.Options{StaleWhileRevalidate: time.Hour}, false, get, 1},
+		"a caller waits, and gets something stale": {bellwether.Options{StaleIfError: time.Hour}, false, get, 1},
+		"an early refresh":                         {bellwether.Options{TTL: time.Hour, EarlyRefresh: 1e6}, false, get, 1},
+		"many keys": {bellwether.Options{StaleWhileRevalidate: time.Hour}, false, func(c *bellwether.Cache[string]) {
+			c.GetMany(context.Background(), []string{"k", "k2"})
+		}, 1},
+		"nobody waits any more": {bellwether.Options{}, true, func(c *bellwether.Cache[string]) {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Second/2)
+			defer cancel()
+			c.Get(ctx, "k")
+		}, 1},
+		"a caller waits, and gets it":                         {bellwether.Options{}, true, get, 0},
+		"a caller gets it, and what is expired is not served": {bellwether.Options{}, false, get, 0},
+	} {
+		for _, fleet := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, fleet %t", name, fleet), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					var mu sync.Mutex
+					var told []error
+					broken := test.cold
+					o := test.Options
+					if o.TTL == 0 {
+						o.TTL = ttl
+					}
+					o.OnError = func(key string, err error) {
+						mu.Lock()
+						defer mu.Unlock()
+						if key == "k" {
+							told = append(told, err)
+						}
+					}
+					o.Observers = []bellwether.Observer{{Error: func(_ string, err error) {
+						t.Errorf("an observer's Error is told of %v, which its Rebuild is", err)
+					}}}
+					if fleet {
+						o.Store, o.Locker = memstore.New(), locallock.New()
+					}
+					c := cacheOf(t, func(context.Context, string) (string, error) {
+						time.Sleep(time.Second)
+						if broken {
+							return "", errOrigin
+						}
+						return "v", nil
+					}, o)
+					if !test.cold {
+						get(c)
+						broken = true
+						time.Sleep(ttl + time.Second)
+					}
+					test.ask(c)
+					time.Sleep(5 * time.Second)
+					mu.Lock()
+					defer mu.Unlock()
+					if len(told) != test.told {
+						t.Fatalf("told of %v, want %d failures", told, test.told)
+					}
+					for _, err := range told {
+						if !errors.Is(err, errOrigin) || err.Error() != `refreshing "k": origin is broken` {
+							t.Errorf("told of %v", err)
+						}
+					}
+				})
+			})
+		}
+	}
+}
+
+// A handler's error behind a stale page is such a failure; the clients do not see it.
+func TestOnError_HandlerFailsBehindAStalePage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		var told []string
+		broken := false
+		s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{OnError: func(key string, err error) {
+			mu.Lock()
+			defer mu.Unlock()
+			told = append(told, err.Error())
+		}}}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=10, stale-while-revalidate=60")
+			if broken {
+				w.WriteHeader(http.StatusServiceUnavailable)
+			}
+			fmt.Fprint(w, "page")
+		})
+		s.get("http://a/p")
+		broken = true
+		time.Sleep(11 * time.Second)
+		if got := s.get("http://a/p"); got.Code != http.StatusOK {
+			t.Errorf("%d, want the stale page", got.Code)
+		}
+		synctest.Wait()
+		mu.Lock()
+		defer mu.Unlock()
+		if want := `[refreshing "a/p": bellwether: handler answered with a server error: 503]`; fmt.Sprint(told) != want {
+			t.Errorf("told of %v, want %s", told, want)
+		}
+	})
+}
