@@ -128,7 +128,7 @@ screenshots: ## Take docs/live-*.png anew, and pictures of all widths in dist/sc
 	@cd example/server && BELLWETHER_SCREENSHOTS=$(CURDIR)/dist/screenshots go test -count=1 -run '^TestBrowser_' .
 	@cp dist/screenshots/live-after.png dist/screenshots/live-phone.png docs
 
-pictures: ## Draw docs/herd.svg, get.svg, life.svg and takeover.svg anew.
+pictures: ## Draw the SVG drawings of docs, and the charts of docs/ten-minutes.md, anew.
 	@go run ./docs/pictures
 
 cover: ## Say how much of each package its module's tests reach.

@@ -186,7 +186,7 @@ func (b *breaker) answers() bool {
 }
 
 // errSilent ends calls of an engine that has been found not to answer.
-var errSilent = errors.New("it answers nobody")
+var errSilent = errors.New("the engine answers no call")
 
 // whileUp is a context for calls that are of no use if the breaker opens, begun
 // before they are: its cause is errSilent then. Without it, each would wait out
@@ -270,7 +270,7 @@ func (b *breaker) latest() string {
 type outage struct{ left time.Duration }
 
 // errNotAsked is for a call that is not made because others were not answered.
-var errNotAsked = errors.New("it is not asked")
+var errNotAsked = errors.New("no call is made")
 
 // ask makes one call of an engine about a key, for a flight that holds a lease or has an
 // epoch to commit, or for many at one time: a batch, or all whom the log is for.
@@ -304,7 +304,7 @@ func inTime(ctx context.Context, limit time.Duration) (context.Context, context.
 func askFrom[T any](ctx context.Context, b *breaker, queue *list.List, key string, o *outage, limit limiter, call func(context.Context) (T, error)) (v T, err error) {
 	var zero T
 	if o.left <= 0 {
-		return zero, fmt.Errorf("%w: the time for outages is used up", ErrUnavailable)
+		return zero, fmt.Errorf("%w: EngineTimeout is used up", ErrUnavailable)
 	}
 	if b.spares(key) {
 		return zero, fmt.Errorf("%w: %w for this key, since: %s", ErrUnavailable, errNotAsked, b.latest())

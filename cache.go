@@ -247,21 +247,21 @@ func (o Options) settings() settings {
 	o.MaxQueued = cmp.Or(o.MaxQueued, 4096)
 	o.NearBytes = cmp.Or(o.NearBytes, 64<<20)
 	if strings.Contains(o.Namespace, ":") {
-		refuse("Options.Namespace", strconv.Quote(o.Namespace), "have no colon: that ends it, and \"a:b\" would share keys with \"a\"")
+		refuse("Options.Namespace", strconv.Quote(o.Namespace), "have no colon: a colon ends the namespace, so \"a:b\" would share keys with \"a\"")
 	}
 	for _, engine := range []struct {
 		name string
 		is   any
 	}{{"Store", o.Store}, {"Locker", o.Locker}} {
 		if engine.is != nil && adapter.Missing(engine.is) {
-			refuse("Options."+engine.name, fmt.Sprintf("a nil %T", engine.is), "be made, or be nil itself")
+			refuse("Options."+engine.name, fmt.Sprintf("a nil %T", engine.is), "be a usable value, or nil without a type")
 		}
 	}
 	if o.Locker != nil && o.Store == nil {
 		panic(errors.New("bellwether: Options.Locker without Options.Store: processes would take turns and share nothing; set Store, or leave Locker nil"))
 	}
 	if o.Hedge != 0 && o.Locker == nil {
-		panic(errors.New("bellwether: Options.Hedge without Options.Locker: nobody elects the process that begins the second rebuild; set Locker and Store, or leave Hedge zero"))
+		panic(errors.New("bellwether: Options.Hedge without Options.Locker: no locker elects the process for the second rebuild; set Locker and Store, or leave Hedge zero"))
 	}
 	if (o.Codec.Marshal == nil) != (o.Codec.Unmarshal == nil) {
 		panic(errors.New("bellwether: Options.Codec has only one of Marshal and Unmarshal; set both, or neither for JSON"))
@@ -316,7 +316,7 @@ type Cache[V any] struct {
 // New panics if the options cannot be meant; the message names the field.
 func New[V any](load func(ctx context.Context, key string) (V, error), o Options) *Cache[V] {
 	if load == nil {
-		panic(errors.New("bellwether: New needs a load, a func(ctx context.Context, key string) (V, error); without one for all calls, give one that fails, and use GetFunc"))
+		panic(errors.New("bellwether: New needs a load, a func(ctx context.Context, key string) (V, error); for a load per call, pass a load that fails and call GetFunc"))
 	}
 	if o.TTL <= 0 {
 		refuse("Options.TTL", o.TTL, "be positive: how long a value is fresh, such as time.Minute")
@@ -375,7 +375,7 @@ func (c *Cache[V]) Get(ctx context.Context, key string) (V, error) {
 // rebuild, by the load of whichever came first. Its errors are those of Get.
 func (c *Cache[V]) GetFunc(ctx context.Context, key string, load func(ctx context.Context, key string) (V, error)) (V, error) {
 	if load == nil { // here, and not in the rebuild, which is not this caller's alone
-		panic(errors.New("bellwether: GetFunc needs a load, a func(ctx context.Context, key string) (V, error); for that of New, call Get"))
+		panic(errors.New("bellwether: GetFunc needs a load, a func(ctx context.Context, key string) (V, error); to use the load of New, call Get"))
 	}
 	return c.engine.get(ctx, key, userLoad[V](load))
 }

@@ -506,7 +506,7 @@ func TestGet_RebuildTimeout(t *testing.T) {
 
 // A load that waited for its own end would do so until RebuildTimeout.
 func TestGet_OwnKey(t *testing.T) {
-	const said = "a load has asked its own cache for the key that it loads"
+	const said = "a load asks its cache for its own key"
 	synctest.Test(t, func(t *testing.T) {
 		asks := map[string]string{"self": "self", "other": "plain"}
 		var c *bellwether.Cache[string]

@@ -17,13 +17,13 @@ const maxChain = 64
 var (
 	// errOwnKey is for a load that asks for the key that it loads. It would wait for
 	// itself until RebuildTimeout.
-	errOwnKey = errors.New("bellwether: a load has asked its own cache for the key that it loads, and would wait for itself: it has to make that value without the cache")
+	errOwnKey = errors.New("bellwether: a load asks its cache for its own key, and would wait for itself; make the value without the cache")
 
 	// errCircle is for a load that asks for a key whose load waits for it.
-	errCircle = errors.New("bellwether: a load has asked for a key whose load waits for this load, and would wait for itself: one of the two has to make its value without the other")
+	errCircle = errors.New("bellwether: a load asks for a key that waits for this load, and would wait for itself; make one of the two values without the cache")
 
 	// errChain is for the last load of a chain that is too long.
-	errChain = fmt.Errorf("bellwether: %d loads that wait for each other, and the last one asks for one more key: the chain has to end, or some of the keys have to be got before the load that needs them", maxChain)
+	errChain = fmt.Errorf("bellwether: %d loads that wait for each other, and the last load asks for another key; shorten the chain, or get some keys before their loads", maxChain)
 )
 
 // callsOfLoads guards all askers: a circle may go through several caches.

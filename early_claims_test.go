@@ -22,7 +22,7 @@ import (
 
 const earlyHeader = "| beta | a lease | rebuilds per TTL | by the formula | loads per rebuild | by the formula | rebuilds that came too late | by the formula |"
 
-// TestClaim_DocumentEarlyRefresh holds the table of docs/fleet.md on a key that is
+// TestClaim_DocumentEarlyRefresh holds the table of docs/fleets.md on a key that is
 // read ten times per build, by fifty processes, and is not to be served stale:
 // what EarlyRefresh costs and saves, beside what the theory says.
 func TestClaim_DocumentEarlyRefresh(t *testing.T) {

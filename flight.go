@@ -183,7 +183,7 @@ var (
 	errNothing = errors.New("bellwether: load was for its caller alone")
 
 	// errDeserted ends a flight whose callers have all left before it was elected.
-	errDeserted = errors.New("bellwether: nobody waits for the flight")
+	errDeserted = errors.New("bellwether: no caller waits for the flight")
 
 	// errInvalidated is the cause that cancels a load when its key is
 	// invalidated.

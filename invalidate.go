@@ -76,14 +76,14 @@ func (m *Middleware) InvalidateMatching(ctx context.Context, match Match) error 
 	for _, u := range match.Prefixes {
 		prefix, ok := httpcache.KeyPrefix(u)
 		if !ok {
-			errs = append(errs, fmt.Errorf("bellwether: invalidating by prefix %q: not the beginning of a URL with a host, such as http://host/path", u))
+			errs = append(errs, fmt.Errorf("bellwether: invalidating by prefix %q: want the beginning of a URL with a host, such as http://host/path", u))
 			continue
 		}
 		sweeps = append(sweeps, sweep{Kind: sweepPrefix, What: exact(prefix), Soft: match.Soft})
 	}
 	for _, tag := range match.Tags {
 		if !httpcache.ValidTag(tag) {
-			errs = append(errs, fmt.Errorf("bellwether: invalidating by tag %q: a tag is not empty and has no spaces, commas or control characters", tag))
+			errs = append(errs, fmt.Errorf("bellwether: invalidating by tag %q: want a tag without spaces, commas and control characters", tag))
 			continue
 		}
 		sweeps = append(sweeps, sweep{Kind: sweepTag, What: exact(tag), Soft: match.Soft})

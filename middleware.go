@@ -210,7 +210,7 @@ func NewMiddleware(o HTTPOptions) *Middleware {
 	case o.MaxHeld < 0:
 		refuse("HTTPOptions.MaxHeld", o.MaxHeld, "not be negative; zero means the default")
 	case o.Hedge != 0:
-		refuse("HTTPOptions.Hedge", o.Hedge, "be zero: clients read a response while it is made, and what they have read of one cannot be replaced by another")
+		refuse("HTTPOptions.Hedge", o.Hedge, "be zero: clients read a response while the handler writes it, so another response cannot replace it")
 	case o.UncacheableTTL < 0:
 		refuse("HTTPOptions.UncacheableTTL", o.UncacheableTTL, "not be negative; zero means the default")
 	case o.MaxStreams < 0:
@@ -341,7 +341,7 @@ func (m *Middleware) Close() error {
 // [http.TimeoutHandler], which has none, the second waits for the first.
 func (m *Middleware) Handler(next http.Handler) http.Handler {
 	if next == nil {
-		panic(errors.New("bellwether: Handler needs the handler that it is to wrap"))
+		panic(errors.New("bellwether: Handler needs a handler to wrap"))
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if m.runs(w) {

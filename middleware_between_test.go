@@ -94,7 +94,7 @@ func TestHandler_Nil(t *testing.T) {
 	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{})
 	defer mw.Close()
 	defer func() {
-		if p := fmt.Sprint(recover()); !strings.HasPrefix(p, "bellwether: Handler needs the handler") {
+		if p := fmt.Sprint(recover()); !strings.HasPrefix(p, "bellwether: Handler needs a handler") {
 			t.Errorf("the panic is %q", p)
 		}
 	}()

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestClaim_DocumentFleet holds the rows of docs/fleet.md that are too large for
+// TestClaim_DocumentFleet holds the rows of docs/fleets.md that are too large for
 // the race detector, with -short but for those of 10,000 nodes that poll.
 func TestClaim_DocumentFleet(t *testing.T) {
 	holdFleet(t, func(nodes int, pushes bool) bool {
@@ -29,7 +29,7 @@ func holdDrains(t *testing.T, of func(processes int) bool) {
 	for _, row := range tableUnder(t, drainHeader) {
 		o, ok := drains[row[0]]
 		if !ok {
-			t.Errorf("docs/fleet.md has a row %q, which is no way to drain", row[0])
+			t.Errorf("docs/fleets.md has a row %q, which is no way to drain", row[0])
 			continue
 		}
 		if n := number(t, row[1]); of(n) {

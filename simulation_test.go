@@ -19,7 +19,7 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// This file holds the tables of docs/fleet.md: fleets of up to 10,000 nodes in
+// This file holds the tables of docs/fleets.md: fleets of up to 10,000 nodes in
 // one bubble, around one engine that counts what it is asked and what it pushes,
 // and takes its time for both. Bubble time is exact; what the engine draws by
 // lot (the pauses between polls, the take-over's jitter) is in the means.
@@ -415,10 +415,10 @@ const (
 	drainHeader = "| | processes | bound | most at one time | loads | drained after, s | longest wait, s | calls per key and process | of these refused, % | store operations per key and process | lock operations per key and process |"
 )
 
-// tableUnder returns the rows of the table in docs/fleet.md that has a header.
+// tableUnder returns the rows of the table in docs/fleets.md that has a header.
 func tableUnder(t *testing.T, header string) (rows [][]string) {
 	t.Helper()
-	b, err := os.ReadFile("docs/fleet.md")
+	b, err := os.ReadFile("docs/fleets.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -436,7 +436,7 @@ func tableUnder(t *testing.T, header string) (rows [][]string) {
 		}
 	}
 	if !found || len(rows) == 0 {
-		t.Fatalf("docs/fleet.md has no table with the header\n%s", header)
+		t.Fatalf("docs/fleets.md has no table with the header\n%s", header)
 	}
 	return rows
 }
@@ -466,7 +466,7 @@ func holdRow(t *testing.T, says, measured []string) {
 		ok = math.Abs(a-b) <= max(unit*1.01, 0.05*math.Abs(a))
 	}
 	if !ok {
-		t.Errorf("docs/fleet.md says otherwise than is measured:\nsays     | %s |\nmeasured | %s |", strings.Join(says, " | "), strings.Join(measured, " | "))
+		t.Errorf("docs/fleets.md says otherwise than is measured:\nsays     | %s |\nmeasured | %s |", strings.Join(says, " | "), strings.Join(measured, " | "))
 	}
 }
 
@@ -500,7 +500,7 @@ func number(t *testing.T, cell string) int {
 	return n
 }
 
-// TestDocument_Fleet holds the rows of docs/fleet.md that are small enough for
+// TestDocument_Fleet holds the rows of docs/fleets.md that are small enough for
 // the race detector; TestClaim_DocumentFleet holds the others.
 func TestDocument_Fleet(t *testing.T) {
 	holdFleet(t, inRace)

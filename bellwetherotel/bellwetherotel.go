@@ -91,17 +91,17 @@ func New(o Options) (*Telemetry, error) {
 		errs = append(errs, err)
 		return c
 	}
-	t.rebuild = histogram("bellwether.rebuild.duration", "Time from a load's beginning until its value was in the store.")
-	t.wait = histogram("bellwether.wait.duration", "Time until a call had its answer, of those that memory did not answer at once.")
-	t.wakeLag = histogram("bellwether.wake.lag", "Time from a commit until the last caller that waited for it in this process had its answer.")
-	t.herds = counter("bellwether.herds", "{herd}", "Flights that have answered anybody.")
+	t.rebuild = histogram("bellwether.rebuild.duration", "Time from the begin of a load until its value is in the store.")
+	t.wait = histogram("bellwether.wait.duration", "Time until a call has its answer, for calls without an immediate hit.")
+	t.wakeLag = histogram("bellwether.wake.lag", "Time from a commit until the last waiting caller of this process has its answer.")
+	t.herds = counter("bellwether.herds", "{herd}", "Flights that have answered at least one call.")
 	t.herdCallers = counter("bellwether.herd.callers", "{call}", "Calls that flights have answered.")
-	t.takeovers = counter("bellwether.takeovers", "{rebuild}", "Rebuilds begun in the place of a holder whose lease had run out.")
-	t.evictions = counter("bellwether.near.evictions", "{value}", "Values that left this process's memory for others.")
+	t.takeovers = counter("bellwether.takeovers", "{rebuild}", "Rebuilds in place of a holder with an expired lease.")
+	t.evictions = counter("bellwether.near.evictions", "{value}", "Values that left this process's memory for other values.")
 	t.evicted = counter("bellwether.near.evicted", "By", "Size of these values.")
-	t.breakers = counter("bellwether.breaker.changes", "{change}", "Changes of the breakers before the engines, by the state that followed.")
+	t.breakers = counter("bellwether.breaker.changes", "{change}", "Changes of the breakers before the engines, by the new state.")
 	var err error
-	t.herdWaiting, err = t.meter.Float64Counter("bellwether.herd.wait", metric.WithUnit("s"), metric.WithDescription("Waiting time of these calls, all added up."))
+	t.herdWaiting, err = t.meter.Float64Counter("bellwether.herd.wait", metric.WithUnit("s"), metric.WithDescription("Waiting time of these calls in sum."))
 	if err := errors.Join(append(errs, err)...); err != nil {
 		return nil, err
 	}
@@ -200,41 +200,41 @@ type level struct {
 }
 
 var levels = []level{
-	{"bellwether.hits", "{call}", "Calls answered by a fresh value of this process's memory.", false,
+	{"bellwether.hits", "{call}", "Calls with a fresh value from this process's memory.", false,
 		func(s bellwether.Stats) int64 { return int64(s.Hits) }},
-	{"bellwether.stale", "{call}", "Calls answered by a stale value.", false,
+	{"bellwether.stale", "{call}", "Calls with a stale value.", false,
 		func(s bellwether.Stats) int64 { return int64(s.Stale) }},
 	{"bellwether.misses", "{call}", "Calls that began a flight.", false,
 		func(s bellwether.Stats) int64 { return int64(s.Misses) }},
-	{"bellwether.collapsed", "{call}", "Calls that came to another's flight and shared what it brought.", false,
+	{"bellwether.collapsed", "{call}", "Calls that joined the flight of another call.", false,
 		func(s bellwether.Stats) int64 { return int64(s.Collapsed) }},
-	{"bellwether.wait.timeouts", "{call}", "Calls that waited for MaxWait in vain.", false,
+	{"bellwether.wait.timeouts", "{call}", "Calls that waited for MaxWait without a value.", false,
 		func(s bellwether.Stats) int64 { return int64(s.WaitTimeouts) }},
-	{"bellwether.loads", "{load}", "Calls of the origin that this process has begun in order to rebuild.", false,
+	{"bellwether.loads", "{load}", "Loads that this process has begun.", false,
 		func(s bellwether.Stats) int64 { return int64(s.Loads) }},
-	{"bellwether.load.failures", "{load}", "Calls of the origin that failed.", false,
+	{"bellwether.load.failures", "{load}", "Loads that failed.", false,
 		func(s bellwether.Stats) int64 { return int64(s.LoadFailures) }},
-	{"bellwether.store.hits", "{flight}", "Flights answered by what the store has.", false,
+	{"bellwether.store.hits", "{flight}", "Flights with the answer from the store.", false,
 		func(s bellwether.Stats) int64 { return int64(s.StoreHits) }},
-	{"bellwether.waits", "{flight}", "Flights that found the lease held by another process.", false,
+	{"bellwether.waits", "{flight}", "Flights that found the lease with another process.", false,
 		func(s bellwether.Stats) int64 { return int64(s.Waits) }},
-	{"bellwether.fenced", "{commit}", "Commits that the store refused because something newer was there.", false,
+	{"bellwether.fenced", "{commit}", "Commits that the store refused because of a later epoch.", false,
 		func(s bellwether.Stats) int64 { return int64(s.Fenced) }},
-	{"bellwether.leases.lost", "{lease}", "Leases that ended before the rebuild did.", false,
+	{"bellwether.leases.lost", "{lease}", "Leases that ended before their rebuild.", false,
 		func(s bellwether.Stats) int64 { return int64(s.LeasesLost) }},
-	{"bellwether.hedges", "{load}", "Calls of the origin beside another process's.", false,
+	{"bellwether.hedges", "{load}", "Second loads beside the load of another process.", false,
 		func(s bellwether.Stats) int64 { return int64(s.Hedges) }},
-	{"bellwether.degraded", "{load}", "Calls of the origin without lease or store, because those did not answer.", false,
+	{"bellwether.degraded", "{load}", "Loads without a lease or without the store, because an engine did not answer.", false,
 		func(s bellwether.Stats) int64 { return int64(s.Degraded) }},
-	{"bellwether.engine.errors", "{call}", "Calls of store or lock engine that got no answer.", false,
+	{"bellwether.engine.errors", "{call}", "Calls of the store or the locker without an answer.", false,
 		func(s bellwether.Stats) int64 { return int64(s.EngineErrors) }},
-	{"bellwether.flights", "{flight}", "Keys with a rebuild, or a wait for one, under way.", true,
+	{"bellwether.flights", "{flight}", "Keys with a rebuild, or a wait for a rebuild, under way.", true,
 		func(s bellwether.Stats) int64 { return int64(s.Flights) }},
 	{"bellwether.near.size", "By", "Size of the values in this process's memory.", true,
 		func(s bellwether.Stats) int64 { return int64(s.NearBytes) }},
-	{"bellwether.store.up", "1", "0 while the store is found not to answer, else 1.", true,
+	{"bellwether.store.up", "1", "0 while the store does not answer, else 1.", true,
 		func(s bellwether.Stats) int64 { return truth(s.StoreUp) }},
-	{"bellwether.locker.up", "1", "0 while the lock engine is found not to answer, else 1.", true,
+	{"bellwether.locker.up", "1", "0 while the locker does not answer, else 1.", true,
 		func(s bellwether.Stats) int64 { return truth(s.LockerUp) }},
 }
 

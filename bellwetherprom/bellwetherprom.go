@@ -24,41 +24,41 @@ type metric struct {
 }
 
 var metrics = []metric{
-	counter("hits", "Calls answered by a fresh value of this process's memory.",
+	counter("hits", "Calls with a fresh value from this process's memory.",
 		func(s bellwether.Stats) uint64 { return s.Hits }),
-	counter("stale", "Calls answered by a stale value.",
+	counter("stale", "Calls with a stale value.",
 		func(s bellwether.Stats) uint64 { return s.Stale }),
-	counter("misses", "Calls that began a flight: what this process has was not fresh, and no other call was at the key.",
+	counter("misses", "Calls that began a flight: no fresh value in this process, and no flight for the key.",
 		func(s bellwether.Stats) uint64 { return s.Misses }),
-	counter("collapsed", "Calls that came to another's flight and shared what it brought.",
+	counter("collapsed", "Calls that joined the flight of another call.",
 		func(s bellwether.Stats) uint64 { return s.Collapsed }),
-	counter("wait_timeouts", "Calls that waited for MaxWait in vain.",
+	counter("wait_timeouts", "Calls that waited for MaxWait without a value.",
 		func(s bellwether.Stats) uint64 { return s.WaitTimeouts }),
-	counter("loads", "Calls of the origin that this process has begun in order to rebuild.",
+	counter("loads", "Loads that this process has begun.",
 		func(s bellwether.Stats) uint64 { return s.Loads }),
-	counter("load_failures", "Calls of the origin that failed.",
+	counter("load_failures", "Loads that failed.",
 		func(s bellwether.Stats) uint64 { return s.LoadFailures }),
-	counter("store_hits", "Flights answered by what the store has.",
+	counter("store_hits", "Flights with the answer from the store.",
 		func(s bellwether.Stats) uint64 { return s.StoreHits }),
-	counter("waits", "Flights that found the lease held by another process.",
+	counter("waits", "Flights that found the lease with another process.",
 		func(s bellwether.Stats) uint64 { return s.Waits }),
-	counter("fenced", "Commits that the store refused because something newer was there.",
+	counter("fenced", "Commits that the store refused because of a later epoch.",
 		func(s bellwether.Stats) uint64 { return s.Fenced }),
-	counter("leases_lost", "Leases that ended before the rebuild did.",
+	counter("leases_lost", "Leases that ended before their rebuild.",
 		func(s bellwether.Stats) uint64 { return s.LeasesLost }),
-	counter("hedges", "Calls of the origin beside another process's.",
+	counter("hedges", "Second loads beside the load of another process.",
 		func(s bellwether.Stats) uint64 { return s.Hedges }),
-	counter("degraded", "Calls of the origin without lease or store, because those did not answer.",
+	counter("degraded", "Loads without a lease or without the store, because an engine did not answer.",
 		func(s bellwether.Stats) uint64 { return s.Degraded }),
-	counter("engine_errors", "Calls of store or lock engine that got no answer.",
+	counter("engine_errors", "Calls of the store or the locker without an answer.",
 		func(s bellwether.Stats) uint64 { return s.EngineErrors }),
-	gauge("flights", "Keys with a rebuild, or a wait for one, under way.",
+	gauge("flights", "Keys with a rebuild, or a wait for a rebuild, under way.",
 		func(s bellwether.Stats) float64 { return float64(s.Flights) }),
 	gauge("near_bytes", "Size of the values in this process's memory.",
 		func(s bellwether.Stats) float64 { return float64(s.NearBytes) }),
-	gauge("store_up", "0 while the store is found not to answer, else 1.",
+	gauge("store_up", "0 while the store does not answer, else 1.",
 		func(s bellwether.Stats) float64 { return truth(s.StoreUp) }),
-	gauge("locker_up", "0 while the lock engine is found not to answer, else 1.",
+	gauge("locker_up", "0 while the locker does not answer, else 1.",
 		func(s bellwether.Stats) float64 { return truth(s.LockerUp) }),
 }
 
@@ -125,17 +125,17 @@ func New(name string) *Collector {
 		c.parts = append(c.parts, n)
 		return n
 	}
-	c.rebuild = histogram("rebuild_seconds", "Time from a load's beginning until its value was in the store.", "outcome", 0.001)
-	c.wait = histogram("wait_seconds", "Time until a call had its answer, of those that memory did not answer at once.", "way", 0.001)
-	c.wakeLag = histogram("wake_lag_seconds", "Time from a commit until the last caller that waited for it in this process had its answer.", "from", 0.00005)
-	c.herds = count("herds", "Flights that have answered anybody.")
+	c.rebuild = histogram("rebuild_seconds", "Time from the begin of a load until its value is in the store.", "outcome", 0.001)
+	c.wait = histogram("wait_seconds", "Time until a call has its answer, for calls without an immediate hit.", "way", 0.001)
+	c.wakeLag = histogram("wake_lag_seconds", "Time from a commit until the last waiting caller of this process has its answer.", "from", 0.00005)
+	c.herds = count("herds", "Flights that have answered at least one call.")
 	c.herdCallers = count("herd_callers", "Calls that flights have answered.")
-	c.herdWaiting = count("herd_wait_seconds", "Waiting time of these calls, all added up.")
-	c.takeovers = count("takeovers", "Rebuilds begun in the place of a holder whose lease had run out.")
-	c.nearEvictions = count("near_evictions", "Values that left this process's memory for others.")
+	c.herdWaiting = count("herd_wait_seconds", "Waiting time of these calls in sum.")
+	c.takeovers = count("takeovers", "Rebuilds in place of a holder with an expired lease.")
+	c.nearEvictions = count("near_evictions", "Values that left this process's memory for other values.")
 	c.nearEvictionBytes = count("near_evicted_bytes", "Size of these values.")
 	c.breakerChanges = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "bellwether_breaker_changes_total", Help: "Changes of the breakers before the engines, by the state that followed.", ConstLabels: labels,
+		Name: "bellwether_breaker_changes_total", Help: "Changes of the breakers before the engines, by the new state.", ConstLabels: labels,
 	}, []string{"engine", "to"})
 	c.parts = append(c.parts, c.breakerChanges)
 
@@ -173,7 +173,7 @@ func from(loaded bool) string {
 func (c *Collector) Attach(cache interface{ Stats() bellwether.Stats }) {
 	stats := cache.Stats
 	if !c.stats.CompareAndSwap(nil, &stats) {
-		panic(errors.New("bellwetherprom: Attach was called before; each cache needs a Collector of its own, with a name of its own"))
+		panic(errors.New("bellwetherprom: Attach was called twice; each cache needs its own Collector with its own name"))
 	}
 }
 

@@ -130,16 +130,16 @@ func TestCollector_Events(t *testing.T) {
 	_, end := o.Rebuild(t.Context(), "k")
 	end(bellwether.Rebuild{Outcome: bellwether.OutcomeFailed, Took: time.Second, Err: errors.New("down")})
 	err := testutil.CollectAndCompare(c, strings.NewReader(`
-# HELP bellwether_near_evictions_total Values that left this process's memory for others.
+# HELP bellwether_near_evictions_total Values that left this process's memory for other values.
 # TYPE bellwether_near_evictions_total counter
 bellwether_near_evictions_total 2
 # HELP bellwether_near_evicted_bytes_total Size of these values.
 # TYPE bellwether_near_evicted_bytes_total counter
 bellwether_near_evicted_bytes_total 1000
-# HELP bellwether_herd_wait_seconds_total Waiting time of these calls, all added up.
+# HELP bellwether_herd_wait_seconds_total Waiting time of these calls in sum.
 # TYPE bellwether_herd_wait_seconds_total counter
 bellwether_herd_wait_seconds_total 1.5
-# HELP bellwether_breaker_changes_total Changes of the breakers before the engines, by the state that followed.
+# HELP bellwether_breaker_changes_total Changes of the breakers before the engines, by the new state.
 # TYPE bellwether_breaker_changes_total counter
 bellwether_breaker_changes_total{engine="locker",to="closed"} 0
 bellwether_breaker_changes_total{engine="locker",to="half-open"} 0
@@ -183,7 +183,7 @@ func TestAttach_Twice(t *testing.T) {
 	c := New("")
 	c.Attach(fixed{})
 	defer func() {
-		if p := fmt.Sprint(recover()); !strings.HasPrefix(p, "bellwetherprom: Attach was called before") {
+		if p := fmt.Sprint(recover()); !strings.HasPrefix(p, "bellwetherprom: Attach was called twice") {
 			t.Errorf("the panic is %q", p)
 		}
 	}()

@@ -101,7 +101,7 @@ func kindOf(err error) (string, slog.Level) {
 
 func (w *writer) failure(key string, err error) {
 	name, level := kindOf(err)
-	w.write(level, name, "behind the cache", slog.String("kind", name), slog.String("key", key), slog.Any("err", err))
+	w.write(level, name, "cache error", slog.String("kind", name), slog.String("key", key), slog.Any("err", err))
 }
 
 func (w *writer) rebuild(ctx context.Context, _ string) (context.Context, func(bellwether.Rebuild)) {

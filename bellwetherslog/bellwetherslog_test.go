@@ -51,13 +51,13 @@ func TestNew_Levels(t *testing.T) {
 	o.Breaker(bellwether.EngineStore, bellwether.BreakerOpen, bellwether.BreakerHalfOpen)
 	o.Breaker(bellwether.EngineStore, bellwether.BreakerHalfOpen, bellwether.BreakerOpen)
 	o.Breaker(bellwether.EngineStore, bellwether.BreakerHalfOpen, bellwether.BreakerClosed)
-	want := `level=WARN msg="behind the cache" kind=unavailable key=k err="reading: bellwether: engine unavailable"
-level=ERROR msg="behind the cache" kind=corrupt key=k err="` + bellwether.ErrCorrupt.Error() + `"
-level=WARN msg="behind the cache" kind="too large" key=k err="` + bellwether.ErrTooLarge.Error() + `"
-level=INFO msg="behind the cache" kind=fenced key=k err="` + bellwether.ErrFenced.Error() + `"
-level=INFO msg="behind the cache" kind="lease lost" key=k err="` + bellwether.ErrLeaseLost.Error() + `"
-level=ERROR msg="behind the cache" kind=panic key=k err="bellwether: panic: boom"
-level=WARN msg="behind the cache" kind=other key=k err=else
+	want := `level=WARN msg="cache error" kind=unavailable key=k err="reading: bellwether: engine unavailable"
+level=ERROR msg="cache error" kind=corrupt key=k err="` + bellwether.ErrCorrupt.Error() + `"
+level=WARN msg="cache error" kind="too large" key=k err="` + bellwether.ErrTooLarge.Error() + `"
+level=INFO msg="cache error" kind=fenced key=k err="` + bellwether.ErrFenced.Error() + `"
+level=INFO msg="cache error" kind="lease lost" key=k err="` + bellwether.ErrLeaseLost.Error() + `"
+level=ERROR msg="cache error" kind=panic key=k err="bellwether: panic: boom"
+level=WARN msg="cache error" kind=other key=k err=else
 level=DEBUG msg=rebuild key=k outcome=value takeover=false lease_lost=false
 level=INFO msg=rebuild key=k outcome=value takeover=true lease_lost=false
 level=WARN msg=rebuild key=k outcome=failed takeover=true lease_lost=false err=down

@@ -76,11 +76,11 @@ var bugs = []bug{
 		serve: backwards,
 	},
 	{
-		name: "waiter who loads by himself", check: checkOne, seed: 204, locker: "redis", store: "memcached",
+		name: "waiter that loads by itself", check: checkOne, seed: 204, locker: "redis", store: "memcached",
 		serve: impatient,
 	},
 	{
-		name: "waiter who is forgotten", check: checkBound, seed: 205, locker: "memcached", store: "redis",
+		name: "waiter that is forgotten", check: checkBound, seed: 205, locker: "memcached", store: "redis",
 		serve: forgetful,
 	},
 	{
@@ -103,7 +103,7 @@ var bugs = []bug{
 		serve: hoarding, tune: trusting,
 	},
 	{
-		name: "near tier that asks nobody", check: checkDrop, seed: 209, locker: "redis", store: "memcached",
+		name: "near tier that asks no store", check: checkDrop, seed: 209, locker: "redis", store: "memcached",
 		serve: hoarding, tune: trusting,
 	},
 	{
@@ -115,11 +115,11 @@ var bugs = []bug{
 		serve: grudging, tune: failing,
 	},
 	{
-		name: "hedge that everybody may begin", check: checkOne, seed: 212, locker: "redis", store: "memcached",
+		name: "hedge in every process", check: checkOne, seed: 212, locker: "redis", store: "memcached",
 		lock: func(_ client, l bellwether.Locker) bellwether.Locker { return watched(l, &hedgers{l}) }, tune: hedging,
 	},
 	{
-		name: "loser whose value is served", check: checkLoser, seed: 213, locker: "memcached", store: "redis",
+		name: "loser with a served value", check: checkLoser, seed: 213, locker: "memcached", store: "redis",
 		load: proud.load, serve: proud.serve, tune: hedging,
 	},
 }

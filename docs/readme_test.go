@@ -2,7 +2,7 @@
 package docs_test
 
 import (
-	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"go/ast"
@@ -10,8 +10,10 @@ import (
 	"go/token"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -19,10 +21,11 @@ import (
 	"github.com/bellwether-go/bellwether/internal/testserver"
 )
 
-// The tests here hold that the README's snippets are programs: those that are
-// an Example's body are that, word for word; all others pass go vet, in a module
-// of their own that requires this one as a user's would, and those that end
-// are built and run.
+// The tests in this file hold that the snippets of README.md and of the guides are
+// programs. A snippet with a marker before it is a part of the function that the
+// marker names, word for word. All other snippets pass go vet, in a module of their
+// own that requires this one as a user's would. Of the README's, those that end are
+// built and run.
 
 // TestMain has the tests see the repository from its root.
 func TestMain(m *testing.M) {
@@ -32,53 +35,121 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// A snippet is a block of Go in the README.
-type snippet struct {
-	title   string // the line before it
-	code    string
-	example string // the Example that it is the body of, or ""
-}
-
-func snippets(t *testing.T) (all []snippet) {
+// documents returns README.md and the guides. The design has sketches, and is no
+// guide.
+func documents(t *testing.T) []string {
 	t.Helper()
-	text, err := os.ReadFile("README.md")
+	all, err := filepath.Glob("docs/*.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	block := regexp.MustCompile("(?m)^(.*)\n(?:<!-- (Example\\w*) -->\n)?```go\n((?:.*\n)*?)```$")
-	for _, m := range block.FindAllStringSubmatch(string(text), -1) {
-		all = append(all, snippet{title: m[1], example: m[2], code: m[3]})
+	all = slices.DeleteFunc(all, func(name string) bool { return name == "docs/design.md" })
+	return append([]string{"README.md"}, all...)
+}
+
+// read returns a file's text.
+func read(t *testing.T, name string) string {
+	t.Helper()
+	text, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
 	}
-	if n := strings.Count(string(text), "```go"); n != len(all) || n < 5 {
-		t.Fatalf("%d blocks of Go, of which %d were understood", n, len(all))
+	return string(text)
+}
+
+// A snippet is a block of Go in a document.
+type snippet struct {
+	title    string // the document, and the line before the block
+	code     string
+	file     string // the snippet is a part of this file, or ""
+	function string // and of this function, or ""
+}
+
+func snippets(t *testing.T, document string) (all []snippet) {
+	t.Helper()
+	text := read(t, document)
+	block := regexp.MustCompile("(?m)^(.*)\n(?:<!-- (?:(\\S+\\.go) ?)?(\\w+)? -->\n)?```go\n((?:.*\n)*?)```$")
+	for _, m := range block.FindAllStringSubmatch(text, -1) {
+		s := snippet{title: document + ": " + m[1], file: m[2], function: m[3], code: m[4]}
+		if s.function != "" {
+			s.file = cmp.Or(s.file, "example_test.go")
+		}
+		all = append(all, s)
+	}
+	if n := strings.Count(text, "```go"); n != len(all) {
+		t.Fatalf("%s has %d blocks of Go, of which %d were understood", document, n, len(all))
 	}
 	return all
 }
 
-// packages are what a snippet may use without saying so.
+// packages are what a snippet may use without an import.
 var packages = map[string]string{
-	"bellwether":    "github.com/bellwether-go/bellwether",
-	"redislock":     "github.com/bellwether-go/bellwether/lockers/redislock",
-	"redisstore":    "github.com/bellwether-go/bellwether/stores/redisstore",
-	"memcachelock":  "github.com/bellwether-go/bellwether/lockers/memcachelock",
-	"memcachestore": "github.com/bellwether-go/bellwether/stores/memcachestore",
-	"memcache":      "github.com/bradfitz/gomemcache/memcache",
-	"redis":         "github.com/redis/go-redis/v9",
-	"chi":           "github.com/go-chi/chi/v5",
-	"fmt":           "fmt", "http": "net/http", "log": "log", "time": "time",
+	"bellwether":     "github.com/bellwether-go/bellwether",
+	"bellwetherprom": "github.com/bellwether-go/bellwether/bellwetherprom",
+	"bellwetherslog": "github.com/bellwether-go/bellwether/bellwetherslog",
+	"etcdlock":       "github.com/bellwether-go/bellwether/lockers/etcdlock",
+	"redislock":      "github.com/bellwether-go/bellwether/lockers/redislock",
+	"redisstore":     "github.com/bellwether-go/bellwether/stores/redisstore",
+	"memcachelock":   "github.com/bellwether-go/bellwether/lockers/memcachelock",
+	"memcachestore":  "github.com/bellwether-go/bellwether/stores/memcachestore",
+	"locallock":      "github.com/bellwether-go/bellwether/lockers/locallock",
+	"memstore":       "github.com/bellwether-go/bellwether/stores/memstore",
+	"memcache":       "github.com/bradfitz/gomemcache/memcache",
+	"redis":          "github.com/redis/go-redis/v9",
+	"clientv3":       "go.etcd.io/etcd/client/v3",
+	"prometheus":     "github.com/prometheus/client_golang/prometheus",
+	"chi":            "github.com/go-chi/chi/v5",
+	"gin":            "github.com/gin-gonic/gin",
+	"echo":           "github.com/labstack/echo/v4",
+	"errors":         "errors", "fmt": "fmt", "http": "net/http", "json": "encoding/json", "log": "log", "slog": "log/slog",
+	"strings": "strings", "synctest": "testing/synctest", "testing": "testing", "time": "time",
 }
 
-// program makes a program of a snippet.
+// known are what a snippet may use without a declaration, in this order.
+var known = []struct{ name, declaration string }{
+	{"ctx", "ctx := context.Background()"},
+	{"users", "users := bellwether.New(loadUser, bellwether.Options{TTL: time.Minute})"},
+	{"mw", "mw := bellwether.NewMiddleware(bellwether.HTTPOptions{})"},
+	{"mux", "mux := http.NewServeMux()"},
+	{"rdb", `rdb := redis.NewClient(&redis.Options{Addr: "redis:6379"})`},
+	{"mc", `mc := memcache.New("memcached:11211")`},
+}
+
+// program makes a program of a snippet: its functions and types as they are, and
+// the rest of it in main.
 func (s snippet) program() string {
-	var b strings.Builder
-	b.WriteString("package main\n\nimport (\n\t\"context\"\n")
-	for name, path := range packages {
-		if regexp.MustCompile(`\b` + name + `\.[A-Z]`).MatchString(s.code) {
-			fmt.Fprintf(&b, "\t%q\n", path)
+	var functions, body strings.Builder
+	outside := false
+	for line := range strings.Lines(s.code) {
+		if regexp.MustCompile(`^(func|type) `).MatchString(line) {
+			outside = true
+		}
+		if outside {
+			functions.WriteString(line)
+		} else {
+			body.WriteString(line)
+		}
+		if line[0] == '}' {
+			outside = false
 		}
 	}
-	b.WriteString(`)
-
+	main := strings.Builder{}
+	for _, k := range known {
+		uses := regexp.MustCompile(`\b` + k.name + `\b`).MatchString(body.String())
+		declares := regexp.MustCompile(`(?m)^(\w+, )*` + k.name + `(, \w+)* :=`).MatchString(body.String())
+		if uses && !declares {
+			fmt.Fprintf(&main, "%s\n", k.declaration)
+		}
+	}
+	main.WriteString(body.String())
+	for _, m := range regexp.MustCompile(`(?m)^(\w+(?:, \w+)*) :=`).FindAllStringSubmatch(main.String(), -1) {
+		for name := range strings.SplitSeq(m[1], ", ") {
+			if name != "_" {
+				fmt.Fprintf(&main, "_ = %s\n", name)
+			}
+		}
+	}
+	code := functions.String() + `
 type User struct{ Name string }
 
 func loadUser(_ context.Context, id string) (User, error) { return User{"user " + id}, nil }
@@ -92,69 +163,121 @@ func loadUsers(_ context.Context, ids []string) (map[string]User, error) {
 }
 
 func main() {
-	ctx := context.Background()
-	_, _, _ = ctx, loadUser, loadUsers
-`)
-	b.WriteString(s.code)
-	b.WriteString("}\n")
-	return b.String()
+` + main.String() + "}\n"
+	var imports strings.Builder
+	for name, path := range packages {
+		if regexp.MustCompile(`\b` + name + `\.[A-Z]`).MatchString(code) {
+			fmt.Fprintf(&imports, "\t%s %q\n", name, path)
+		}
+	}
+	return "package main\n\nimport (\n\t\"context\"\n" + imports.String() + ")\n\n" + code
 }
 
 func TestREADME_SnippetsAreShort(t *testing.T) {
-	for _, s := range snippets(t) {
+	for _, s := range snippets(t, "README.md") {
 		if lines := strings.Count(s.code, "\n"); lines > 12 {
 			t.Errorf("%s has %d lines, want at most 12", s.title, lines)
 		}
 	}
 }
 
-func TestREADME_SnippetsOfExamples(t *testing.T) {
-	source, err := os.ReadFile("example_test.go")
-	if err != nil {
-		t.Fatal(err)
-	}
-	fset := token.NewFileSet()
-	file, err := parser.ParseFile(fset, "example_test.go", source, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	bodies := map[string]string{}
-	for _, d := range file.Decls {
-		if f, ok := d.(*ast.FuncDecl); ok {
-			body := source[fset.Position(f.Body.Lbrace).Offset:fset.Position(f.Body.Rbrace).Offset]
-			bodies[f.Name.Name] = strings.ReplaceAll(string(body), "\n\t", "\n")
+// TestGuides_SnippetsOfFunctions holds that a snippet with a marker is a part of the
+// function that the marker names. An Example among these runs, and its output is
+// checked.
+func TestGuides_SnippetsOfFunctions(t *testing.T) {
+	found := map[string]int{}
+	for _, document := range documents(t) {
+		for _, s := range snippets(t, document) {
+			if s.file == "" {
+				continue
+			}
+			found[document]++
+			body := read(t, s.file)
+			if s.function != "" {
+				body = bodies(t, s.file)[s.function]
+			}
+			if !strings.Contains(body, "\n"+s.code) {
+				t.Errorf("%s: the snippet is not in %s %s:\n%s", s.title, s.file, s.function, s.code)
+			}
+			if strings.HasPrefix(s.function, "Example") && !strings.Contains(body, "\n// Output:") {
+				t.Errorf("%s: %s has no output", s.title, s.function)
+			}
 		}
 	}
-	found := 0
-	for _, s := range snippets(t) {
-		if s.example == "" {
-			continue
-		}
-		found++
-		if !strings.Contains(bodies[s.example], "\n"+s.code) || !strings.Contains(bodies[s.example], "\n// Output:") {
-			t.Errorf("%s is not what %s runs:\n%s\nwant it in\n%s", s.title, s.example, s.code, bodies[s.example])
-		}
-	}
-	if found == 0 {
-		t.Error("no snippet is an Example")
+	if found["README.md"] == 0 {
+		t.Error("no snippet of README.md is an Example")
 	}
 }
 
-func TestREADME_SnippetsBuildAndRun(t *testing.T) {
+// bodies returns the functions of a file, each with a tab less before its lines.
+func bodies(t *testing.T, name string) map[string]string {
+	t.Helper()
+	source := read(t, name)
+	fset := token.NewFileSet()
+	file, err := parser.ParseFile(fset, name, source, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string]string{}
+	for _, d := range file.Decls {
+		if f, ok := d.(*ast.FuncDecl); ok {
+			body := source[fset.Position(f.Body.Lbrace).Offset:fset.Position(f.Body.Rbrace).Offset]
+			all[f.Name.Name] = strings.ReplaceAll(body, "\n\t", "\n")
+		}
+	}
+	return all
+}
+
+// modules are the modules of this repository whose packages a snippet may use, by
+// their folders.
+var modules = []string{".", "bellwetherprom", "lockers/etcdlock"}
+
+// standIns are packages of two frameworks that the repository does not require. Each
+// has the few names that the recipes use.
+var standIns = map[string]string{
+	"github.com/gin-gonic/gin":    "docs/testdata/gin.go",
+	"github.com/labstack/echo/v4": "docs/testdata/echo.go",
+}
+
+// requirements returns a go.mod and a go.sum with all that snippets may use. The
+// requirements are those of the repository's modules, so that the build needs no
+// network.
+func requirements(t *testing.T) (mod, sum string) {
+	t.Helper()
 	root, err := filepath.Abs(".")
 	if err != nil {
 		t.Fatal(err)
 	}
-	module, err := os.ReadFile("go.mod")
-	if err != nil {
-		t.Fatal(err)
+	required := map[string]string{}
+	var replaced, sums strings.Builder
+	for _, folder := range modules {
+		text := read(t, filepath.Join(folder, "go.mod"))
+		name := strings.Fields(text)[1]
+		required[name] = "v0.0.0"
+		fmt.Fprintf(&replaced, "replace %s => %s\n", name, filepath.Join(root, folder))
+		for _, m := range regexp.MustCompile(`(?m)^\t(\S+) (v\S+)`).FindAllStringSubmatch(text, -1) {
+			if !strings.HasPrefix(m[1], packages["bellwether"]) {
+				required[m[1]] = m[2]
+			}
+		}
+		sums.WriteString(read(t, filepath.Join(folder, "go.sum")))
 	}
-	sums, err := os.ReadFile("go.sum")
-	if err != nil {
-		t.Fatal(err)
+	for name := range standIns {
+		required[name] = "v4.0.0"
+		if !strings.HasSuffix(name, "/v4") {
+			required[name] = "v0.0.0"
+		}
+		fmt.Fprintf(&replaced, "replace %s => ./standin/%s\n", name, path.Base(strings.TrimSuffix(name, "/v4")))
 	}
-	// The same requirements, so that the build needs no network.
-	_, requirements, _ := bytes.Cut(module, []byte("\nrequire"))
+	var b strings.Builder
+	b.WriteString("module snippets\n\ngo 1.26.0\n\n")
+	for name, version := range required {
+		fmt.Fprintf(&b, "require %s %s\n", name, version)
+	}
+	return b.String() + replaced.String(), sums.String()
+}
+
+func TestREADME_SnippetsBuildAndRun(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, text string) {
 		t.Helper()
@@ -165,14 +288,20 @@ func TestREADME_SnippetsBuildAndRun(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	write("go.mod", fmt.Sprintf("module snippets\n\ngo 1.26.0\n\nrequire %s v0.0.0\n\nreplace %[1]s => %s\n\nrequire%s", packages["bellwether"], root, requirements))
-	write("go.sum", string(sums))
+	mod, sum := requirements(t)
+	write("go.mod", mod)
+	write("go.sum", sum)
+	for name, file := range standIns {
+		folder := "standin/" + path.Base(strings.TrimSuffix(name, "/v4"))
+		write(folder+"/go.mod", "module "+name+"\n\ngo 1.26.0\n")
+		write(folder+"/"+path.Base(file), read(t, file))
+	}
 	engines := map[string]func(testing.TB, ...string) *testserver.Server{
 		"redis:6379": testserver.Redis, "memcached:11211": testserver.Memcached,
 	}
 	run := func(args ...string) string {
 		t.Helper()
-		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 		defer cancel()
 		cmd := exec.CommandContext(ctx, args[0], args[1:]...)
 		cmd.Dir = dir
@@ -185,16 +314,23 @@ func TestREADME_SnippetsBuildAndRun(t *testing.T) {
 		return string(out)
 	}
 	ending := map[string]string{} // those that end, by the name of their program
-	for i, s := range snippets(t) {
-		p, name := s.program(), fmt.Sprint("snippet", i)
-		for addr, server := range engines {
-			if strings.Contains(p, addr) {
-				p = strings.ReplaceAll(p, addr, server(t).Addr)
+	for d, document := range documents(t) {
+		for i, s := range snippets(t, document) {
+			p, name := s.program(), fmt.Sprintf("snippet%d_%d", d, i)
+			switch {
+			case document != "README.md":
+				if s.file != "" {
+					continue // it is compiled where it is
+				}
+			case !strings.Contains(s.code, "ListenAndServe"):
+				ending[name] = s.title
+				for addr, server := range engines {
+					if strings.Contains(p, addr) {
+						p = strings.ReplaceAll(p, addr, server(t).Addr)
+					}
+				}
 			}
-		}
-		write(name+"/main.go", p)
-		if !strings.Contains(s.code, "ListenAndServe") {
-			ending[name] = s.title
+			write(name+"/main.go", "// "+s.title+"\n"+p)
 		}
 	}
 	run("go", "vet", "./...")
@@ -208,27 +344,7 @@ func TestREADME_SnippetsBuildAndRun(t *testing.T) {
 			t.Errorf("%s prints %q, want %q", title, got, want)
 		}
 	}
-	if len(ending) < 3 {
-		t.Errorf("%d snippets end, want the three of the loader", len(ending))
-	}
-}
-
-// TestREADME_Links holds that the files that the documentation points to are
-// there.
-func TestREADME_Links(t *testing.T) {
-	for _, name := range []string{"README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/operations.md", "docs/design.md", "docs/conformance.md", "docs/engines.md", "docs/performance.md"} {
-		text, err := os.ReadFile(name)
-		if err != nil {
-			t.Error(err)
-			continue
-		}
-		for _, m := range regexp.MustCompile(`\]\(([^)#]+)[^)]*\)`).FindAllStringSubmatch(string(text), -1) {
-			if strings.Contains(m[1], "://") {
-				continue
-			}
-			if _, err := os.Stat(filepath.Join(filepath.Dir(name), m[1])); err != nil {
-				t.Errorf("%s points to %s: %v", name, m[1], err)
-			}
-		}
+	if len(ending) < 2 {
+		t.Errorf("%d snippets of README.md end, want the loader and a fleet", len(ending))
 	}
 }

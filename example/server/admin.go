@@ -140,11 +140,11 @@ func matched(query string) (m bellwether.Match, err error) {
 		switch name {
 		case "url", "prefix", "tag", "soft", "host":
 		default:
-			return m, fmt.Errorf("unknown parameter %q; there are url, prefix, tag, soft and host, and an & within a url is written %%26", name)
+			return m, fmt.Errorf("unknown parameter %q; the parameters are url, prefix, tag, soft and host, and %%26 stands for an & within a url", name)
 		}
 	}
 	if len(q["url"])+len(q["prefix"])+len(q["tag"]) == 0 {
-		return m, errors.New("no url, prefix or tag; write /invalidate?url=http://host/path, with an & within it as %26")
+		return m, errors.New("no url, prefix or tag; write /invalidate?url=http://host/path, with %26 for an & within a url")
 	}
 	if soft := q.Get("soft"); soft != "" {
 		if m.Soft, err = strconv.ParseBool(soft); err != nil {

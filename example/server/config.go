@@ -42,69 +42,69 @@ func (c *config) flags() *flag.FlagSet {
 	o := &c.cache
 
 	define(fs, &c.addr, "addr", "127.0.0.1:8080", hostPort,
-		"Listen for requests on `host:port`. Port 0 means any free one; the log tells which.")
+		"Listen for requests on `host:port`. Port 0 means any free port, which the log names.")
 	define(fs, &c.upstream, "upstream", "", httpURL,
-		"Proxy to `URL`, with the Host of URL; X-Forwarded-Host has the client's, if that is a name. Empty: serve the demo pages. "+
-			"The name in a request's Host is part of a page's key; addresses count as one name, so the processes of a fleet share whichever of them is asked.")
+		"Proxy to `URL`, with the Host of URL. X-Forwarded-Host has the client's Host, if it is a name. Empty: serve the demo pages. "+
+			"The name in a request's Host is part of the key of a page. All addresses count as one name, so the processes of a fleet share their pages.")
 	define(fs, &c.store, "store", "memory", oneOf("memory", "memcached", "redis"),
-		"Keep responses in `engine`: memory (this process's own), memcached or redis (shared by the fleet).")
+		"Keep responses in `engine`: memory (of this process), memcached or redis (of the fleet).")
 	define(fs, &o.Namespace, "namespace", "", noColon,
-		"Begin all keys in the store and the locker with this `name`. Servers with different upstreams, or pages, need different ones on one engine, or one serves the other's pages.")
+		"Put this `name` before all keys in the store and the locker. Servers with different upstreams on one engine need different names, or they serve each other's pages.")
 	define(fs, &c.locker, "locker", "", oneOf("local", "memcached", "redis", "etcd", "zookeeper", "dynamodb"),
-		"Elect who rebuilds by `engine`: local (each process for itself), memcached, redis, etcd, zookeeper or dynamodb. "+
-			"Empty: the store's twin, which for memory is local.")
+		"Elect the rebuilding process by `engine`: local (each process for itself), memcached, redis, etcd, zookeeper or dynamodb. "+
+			"Empty: the engine of -store, or local for memory.")
 	define(fs, &c.memcached, "memcached", "127.0.0.1:11211", hostPorts,
-		"Memcached servers as `host:port,...`; keys spread over them.")
+		"Memcached servers as `host:port,...`. Keys spread over all servers.")
 	define(fs, &c.redis, "redis", "127.0.0.1:6379", hostPorts,
-		"Redis server as `host:port,...`; more than one are nodes of a cluster.")
+		"Redis server as `host:port,...`. Several addresses are nodes of a cluster.")
 	define(fs, &c.etcd, "etcd", "127.0.0.1:2379", hostPorts,
 		"Etcd servers as `host:port,...`, members of one cluster, for -locker etcd.")
 	define(fs, &c.zookeeper, "zookeeper", "127.0.0.1:2181", hostPorts,
 		"ZooKeeper servers as `host:port,...`, for -locker zookeeper.")
 	define(fs, &c.dynamodb, "dynamodb", "http://127.0.0.1:8000", httpURL,
-		"DynamoDB endpoint `URL`, for -locker dynamodb. Empty: AWS's own. Credentials and region are those of AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN and AWS_REGION; "+
-			"without them, at a URL, made-up ones, which emulators take. Profiles and roles are not looked for.")
+		"DynamoDB endpoint `URL`, for -locker dynamodb. Empty: the endpoint of AWS. Credentials and region come from AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN and AWS_REGION. "+
+			"Without them the server uses invented credentials at a URL, for emulators. Profiles and roles are not used.")
 	define(fs, &c.dynamodbTable, "dynamodb-table", "bellwether", tableName,
-		"Keep the leases in the DynamoDB table of this `name`. If there is none, it is made, in the background and on demand, at the start and whenever it is found missing.")
+		"Keep the leases in the DynamoDB table of this `name`. The server creates a missing table in the background, on demand.")
 
 	define(fs, &o.TTL, "ttl", "0s", atLeast(0),
-		"Take responses that carry no freshness of their own for fresh for this `duration`. 0: do not store them.")
+		"Keep responses without a lifetime of their own fresh for this `duration`. 0: do not store them.")
 	define(fs, &o.StaleWhileRevalidate, "stale-while-revalidate", "0s", atLeast(0),
-		"Serve a stale response at once, and rebuild behind it, for this `duration` after it was fresh, if it names no window of its own. 0: only with the origin's leave.")
+		"Serve a stale response at once during a rebuild, for this `duration` after its lifetime, unless it names a window of its own. 0: only if the upstream allows it.")
 	define(fs, &o.StaleIfError, "stale-if-error", "0s", atLeast(0),
-		"Serve a stale response when its rebuild fails, for this `duration` after it was fresh, if it names no window of its own. 0: only with the origin's leave.")
+		"Serve a stale response after a failed rebuild, for this `duration` after its lifetime, unless it names a window of its own. 0: only if the upstream allows it.")
 	define(fs, &o.ErrorTTL, "error-ttl", "1s", noneIfZero,
-		"Answer with an error of the upstream for this `duration` before it is asked again; the pauses grow with each. 0: it answers only those who waited for it.")
+		"Serve an error of the upstream for this `duration` before the next try. The pauses grow with each failure. 0: an error answers only the requests that wait for it.")
 	define(fs, &o.HeuristicFraction, "heuristic", "0", fraction,
-		"Take responses that carry no freshness of their own for fresh for this `fraction` of the time since their Last-Modified, if -ttl is 0. 0: do not store them.")
+		"Keep responses without a lifetime of their own fresh for this `fraction` of the time since their Last-Modified, if -ttl is 0. 0: do not store them.")
 	define(fs, &o.SetCookie, "set-cookie", "false", yesNo,
-		"Store responses with Set-Cookie that say how long they are fresh: `true` or false. Each client gets the cookie then.")
+		"Store responses with Set-Cookie and a lifetime of their own: `true` or false. All clients then get the cookie.")
 	define(fs, &o.UnsafeInvalidation, "unsafe-invalidation", "hard", invalidation,
 		"After a successful unsafe request, such as POST, drop the stored responses of its URL (`hard`), make them stale (soft), or leave them (none).")
 	define(fs, &o.InvalidateLocations, "invalidate-locations", "false", yesNo,
 		"Extend -unsafe-invalidation to the URLs of this host that the response names in Location and Content-Location: `true` or false.")
 	define(fs, &o.AnyLanguageOrder, "any-language-order", "false", yesNo,
-		"Take Accept-Language for the same in any order: `true` or false. Many upstreams go by the order.")
+		"Ignore the order of languages in Accept-Language: `true` or false. Many upstreams use the order.")
 	define(fs, &o.Patience, "patience", "0s", atLeast(0),
-		"Let a request that may take a stale response wait this `duration` for a fresh one first. 0: not at all.")
+		"Let a request with a stale response wait this `duration` for the fresh response first. 0: no wait.")
 	define(fs, &o.MaxWait, "max-wait", "35s", atLeast(time.Millisecond),
-		"Let a request that has nothing stale wait this `duration` for a rebuild, and answer 503 then. Unless set, it is -rebuild-timeout plus -lease.")
+		"Let a request without a stale response wait this `duration` for a rebuild, then answer 503. Without this flag it is -rebuild-timeout plus -lease.")
 	define(fs, &o.LeaseTTL, "lease", "5s", atLeast(10*time.Millisecond),
-		"Replace a process that died while it rebuilt a page after this `duration` at the longest; sooner if the page is rebuilt sooner. A living one renews its lease.")
+		"Replace a process that died during a rebuild after this `duration` at most, and sooner for pages with short rebuilds. A living process renews its lease.")
 	define(fs, &o.RebuildTimeout, "rebuild-timeout", "30s", atLeast(time.Millisecond),
-		"Give up a rebuild after this `duration`.")
+		"End a rebuild after this `duration`.")
 	define(fs, &o.EngineTimeout, "engine-timeout", "500ms", atLeast(time.Millisecond),
-		"Wait this `duration` in all for a store or a locker that does not answer, and go on without.")
+		"Wait at most this `duration` in sum for a silent store or locker, then go on without it.")
 	define(fs, &o.NearTTL, "near-ttl", "1s", atLeast(time.Millisecond),
-		"Ask the store again after this `duration` whether what is in this process's memory still holds.")
+		"Confirm responses in this process's memory with the store after this `duration`.")
 	define(fs, &o.MaxBody, "max-body", "8388608", count[int64],
-		"Store bodies of up to this `number` of bytes; larger ones are passed on.")
+		"Store bodies of up to this `number` of bytes. Larger bodies pass through.")
 	define(fs, &o.MaxRebuilds, "max-rebuilds", "4096", count[int],
-		"Run up to this `number` of rebuilds at one time in this process. Pages of the upstream that fetch other pages through this server need one each at the same time.")
+		"Run up to this `number` of rebuilds at one time in this process. Pages that fetch other pages through this server need one rebuild each at the same time.")
 	define(fs, &o.NearBytes, "near-bytes", "67108864", count[int64],
-		"Keep responses of up to this `number` of bytes in all in this process's memory. With -store memory that is the store.")
+		"Keep up to this `number` of bytes of responses in this process's memory. With -store memory the memory is the store.")
 	define(fs, &c.admin, "admin", "", hostPortOrNone,
-		"Serve /stats, /metrics (for Prometheus), /healthz and POST /invalidate?url=, prefix=, tag= on `host:port`. It asks for no password: let only operators reach it. Empty: not at all.")
+		"Serve /stats, /metrics (for Prometheus), /healthz and POST /invalidate?url=, prefix=, tag= on `host:port`, without a password: let only operators reach it. Empty: off.")
 	return fs
 }
 
@@ -169,7 +169,7 @@ func parse(args []string) (config, error) {
 
 // usage prints the flags, each with its default.
 func usage(w io.Writer) {
-	fmt.Fprint(w, "A caching reverse proxy: a page is built once for all who ask for it.\n\nusage: server [flags]\n\n")
+	fmt.Fprint(w, "A caching reverse proxy: a page is built once for all waiting clients.\n\nusage: server [flags]\n\n")
 	new(config).flags().VisitAll(func(f *flag.Flag) {
 		name, text := flag.UnquoteUsage(f)
 		def := f.DefValue

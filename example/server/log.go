@@ -72,7 +72,7 @@ func (l *lookout) look(ctx context.Context, e engine, since time.Time) time.Time
 	switch {
 	case ctx.Err() != nil: // says nothing of the engine
 	case err != nil && since.IsZero():
-		l.log.Warn("engine unreachable: every process serves, and rebuilds for itself, until it answers",
+		l.log.Warn("engine unreachable: each process rebuilds for itself until the engine answers",
 			"engine", e.name, "addr", strings.Join(e.addrs, ","), "err", err)
 		return time.Now()
 	case err == nil && !since.IsZero():

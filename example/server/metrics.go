@@ -36,7 +36,7 @@ func (s *server) registry() *prometheus.Registry {
 		collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-			Name: "bellwether_info", Help: "Always 1; the labels say what this process is made of.",
+			Name: "bellwether_info", Help: "Always 1. The labels name the store, the locker and the upstream.",
 			ConstLabels: prometheus.Labels{"store": s.config.store, "locker": s.config.locker, "upstream": name(s.config)},
 		}, func() float64 { return 1 }),
 	)

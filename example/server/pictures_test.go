@@ -52,7 +52,7 @@ const drawn = `(() => {
 func drawings(t *testing.T) []string {
 	t.Helper()
 	var files []string
-	for _, name := range []string{"herd", "get", "life", "takeover"} {
+	for _, name := range []string{"herd", "get", "life", "takeover", "ten-ttl", "ten-stale", "ten-error", "ten-wait", "ten-fleet"} {
 		path, err := filepath.Abs(filepath.Join("..", "..", "docs", name+".svg"))
 		if err != nil {
 			t.Fatal(err)

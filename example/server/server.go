@@ -70,7 +70,7 @@ func run(ctx context.Context, c config, log *slog.Logger) error {
 		if errors.Is(err, bellwether.ErrUnavailable) {
 			watch.raise()
 		}
-		quiet.warn(kindOf(err), "behind the cache", "err", err)
+		quiet.warn(kindOf(err), "cache error", "err", err)
 	}
 	s := &server{
 		config: c, log: log, addr: listener.Addr(), started: time.Now(),
@@ -123,7 +123,7 @@ func run(ctx context.Context, c config, log *slog.Logger) error {
 	select {
 	case <-stopped:
 	case <-deadline.Done():
-		log.Warn("an engine hangs: leaving it")
+		log.Warn("an engine hangs: leaving without closing it")
 	}
 	back.Close() // last, so that /healthz says 503 all the while
 	log.Info("stopped", "took", time.Since(began).Round(time.Millisecond))
@@ -136,7 +136,7 @@ func (s *server) drain(ctx context.Context, front *http.Server) {
 	ctx, cancel := context.WithTimeout(ctx, drainTime)
 	defer cancel()
 	if err := front.Shutdown(ctx); err != nil {
-		s.log.Warn("requests were still running and are cut off")
+		s.log.Warn("cutting off requests that still run")
 		front.Close()
 	}
 }

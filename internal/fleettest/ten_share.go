@@ -119,7 +119,7 @@ func rebuiltEarly(t *testing.T, f *fleet, _ Kind) {
 	if n := f.origin.most["early"]; n != 1 {
 		t.Errorf("%d loads at one time", n)
 	}
-	// The dice come up about 1.2 s before the end (see docs/fleet.md), so one
+	// The dice come up about 1.2 s before the end (see docs/fleets.md), so one
 	// value lasts some 1.6 s.
 	if n := f.origin.loads["early"] - 1; n < int(span/ttl) || n > 2*int(span/ttl)+1 {
 		t.Errorf("%d rebuilds in %v of TTLs of %v", n, span, ttl)

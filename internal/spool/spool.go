@@ -17,7 +17,7 @@ import (
 var (
 	// ErrNoReaders is what Write returns when the body has passed the limit,
 	// so that it will not be stored, and nobody is left to read it either.
-	ErrNoReaders = errors.New("bellwether: nobody reads a body too large to store")
+	ErrNoReaders = errors.New("bellwether: no client reads a body too large to store")
 
 	// ErrClosed is what Write returns once the body has ended, CopyTo once its
 	// reader is closed, and both when the body was broken off without a reason.

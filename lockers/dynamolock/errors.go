@@ -16,7 +16,7 @@ import (
 // says nothing of the item: a proxy's, perhaps.
 var (
 	errForeign = fmt.Errorf("%w: the item is not a lease: another program writes to the table, under the same prefix", bellwether.ErrCorrupt)
-	errMute    = errors.New("the reply to UpdateItem has no attributes: something between here and DynamoDB has answered")
+	errMute    = errors.New("the reply to UpdateItem has no attributes: another server answered in place of DynamoDB")
 )
 
 // hints say how to mend what DynamoDB refuses.

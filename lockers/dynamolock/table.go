@@ -83,7 +83,7 @@ func checkKey(t *types.TableDescription) error {
 			}
 		}
 	}
-	return errors.New("a table of this name is there, with another key than the string " + keyName + "; use another name, or delete it")
+	return errors.New("the table exists with another key than the string " + keyName + "; use another name, or delete the table")
 }
 
 // enableTTL has DynamoDB clear the items that nobody uses any more.
@@ -120,7 +120,7 @@ func hasTTL(ctx context.Context, client *dynamodb.Client, table string) (bool, e
 	switch out.TimeToLiveDescription.TimeToLiveStatus {
 	case types.TimeToLiveStatusEnabled, types.TimeToLiveStatusEnabling:
 		if name := aws.ToString(out.TimeToLiveDescription.AttributeName); name != expiresName {
-			return false, fmt.Errorf("its time to live is by the attribute %q, not by %q: disable it", name, expiresName)
+			return false, fmt.Errorf("time to live uses the attribute %q in place of %q; disable it", name, expiresName)
 		}
 		return true, nil
 	}

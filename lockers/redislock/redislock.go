@@ -490,7 +490,7 @@ func (l *lease) wrap(doing string, err error) error {
 	case redis.HasErrorPrefix(err, "WRONGTYPE"): // another program's, not a string
 		err = fmt.Errorf("%w: %w", bellwether.ErrCorrupt, err)
 	case strings.Contains(err.Error(), "ERR syntax error"):
-		err = fmt.Errorf("the server has no SET with NX and GET, so it is older than the Redis 7.0 that is needed: %w", err)
+		err = fmt.Errorf("the server has no SET with NX and GET; Redis 7.0 or newer is needed: %w", err)
 	}
 	return fmt.Errorf("redislock: %s %s: %w", doing, l.locker.key(l.name), err)
 }

@@ -1,0 +1,195 @@
+package docs_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/lockers/locallock"
+	"github.com/bellwether-go/bellwether/stores/memstore"
+)
+
+// The tests in this file run the recipes of docs/recipes.md and docs/loaders.md.
+
+type User struct{ Name string }
+
+func loadUser(_ context.Context, id string) (User, error) { return User{"user " + id}, nil }
+
+func TestUsers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		users := bellwether.New(loadUser, bellwether.Options{
+			TTL: time.Hour, Namespace: "users", Store: memstore.New(), Locker: locallock.New(),
+		})
+		defer users.Close()
+		users.Get(t.Context(), "42")
+		time.Sleep(2 * time.Hour)
+		users.Get(t.Context(), "42")
+		if n := users.Stats().Loads; n != 2 {
+			t.Errorf("%d loads, want 2", n)
+		}
+	})
+}
+
+// ask returns a handler's response to a request with these fields.
+func ask(h http.Handler, method, url string, fields ...string) *httptest.ResponseRecorder {
+	r := httptest.NewRequest(method, url, nil)
+	for i := 0; i < len(fields); i += 2 {
+		r.Header.Set(fields[i], fields[i+1])
+	}
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, r)
+	return w
+}
+
+func accounts() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /account", func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "public, max-age=60")
+		w.Header().Set("Vary", "Authorization")
+		fmt.Fprintln(w, "the account of", r.Header.Get("Authorization"))
+	})
+	return mux
+}
+
+// TestRecipe_PerUser holds that each user has a cached response, and never another
+// user's.
+func TestRecipe_PerUser(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var runs atomic.Int32
+		mw := bellwether.NewMiddleware(bellwether.HTTPOptions{})
+		defer mw.Close()
+		api := accounts()
+		h := mw.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			runs.Add(1)
+			api.ServeHTTP(w, r)
+		}))
+		for range 10 {
+			for _, user := range []string{"Bearer ann", "Bearer bob"} {
+				if got, want := ask(h, "GET", "http://api.test/account", "Authorization", user).Body.String(), "the account of "+user+"\n"; got != want {
+					t.Errorf("%s got %q", user, got)
+				}
+				synctest.Wait()
+			}
+		}
+		if n := runs.Load(); n > 2*2 {
+			t.Errorf("the handler ran %d times for two users, want at most twice for each", n)
+		}
+		if got := ask(h, "GET", "http://api.test/account").Body.String(); got != "the account of \n" {
+			t.Errorf("a client without Authorization got %q", got)
+		}
+	})
+}
+
+func saveUser(context.Context, string, User) error { return nil }
+
+func rename(ctx context.Context, users *bellwether.Cache[User], id, name string) error {
+	if err := saveUser(ctx, id, User{Name: name}); err != nil {
+		return err
+	}
+	return users.Invalidate(ctx, id) // after the commit of the transaction
+}
+
+func renamed(mw *bellwether.Middleware) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		id := r.PathValue("id")
+		if err := saveUser(r.Context(), id, User{Name: r.FormValue("name")}); err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		// The URL of this request is invalidated by itself, the list is not.
+		if err := mw.Invalidate(r.Context(), "http://shop.test/users"); err != nil {
+			http.Error(w, "saved, but caches may be old", http.StatusAccepted)
+		}
+	}
+}
+
+func consume(ctx context.Context, changed <-chan string, users *bellwether.Cache[User]) error {
+	for id := range changed {
+		if err := users.Invalidate(ctx, id); err != nil {
+			return err // unreachable store: do not acknowledge the event
+		}
+		if _, err := users.Get(ctx, id); err != nil && !errors.Is(err, bellwether.ErrNotFound) {
+			return err
+		}
+	}
+	return nil
+}
+
+// TestRecipe_Worker holds that a service finds the value that a worker has loaded.
+func TestRecipe_Worker(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store, locker := memstore.New(), locallock.New()
+		var loads, version atomic.Int32
+		process := func() *bellwether.Cache[User] {
+			return bellwether.New(func(context.Context, string) (User, error) {
+				loads.Add(1)
+				time.Sleep(time.Second)
+				return User{fmt.Sprint("version ", version.Load())}, nil
+			}, bellwether.Options{TTL: time.Hour, Namespace: "users", Store: store, Locker: locker})
+		}
+		service, worker := process(), process()
+		defer service.Close()
+		defer worker.Close()
+		service.Get(t.Context(), "42")
+		version.Add(1)
+		changed := make(chan string, 1)
+		changed <- "42"
+		close(changed)
+		if err := consume(t.Context(), changed, worker); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second) // NearTTL
+		began := time.Now()
+		user, err := service.Get(t.Context(), "42")
+		if err != nil || user.Name != "version 1" || time.Since(began) > 0 || loads.Load() != 2 {
+			t.Errorf("%v, %v after %v and %d loads", user, err, time.Since(began), loads.Load())
+		}
+	})
+}
+
+// TestRecipe_AfterAWrite holds that a write is seen by the next call, for a cache and
+// for a middleware.
+func TestRecipe_AfterAWrite(t *testing.T) {
+	name := "old"
+	users := bellwether.New(func(context.Context, string) (User, error) { return User{name}, nil }, bellwether.Options{TTL: time.Hour})
+	defer users.Close()
+	users.Get(t.Context(), "42")
+	name = "new"
+	if err := rename(t.Context(), users, "42", "new"); err != nil {
+		t.Fatal(err)
+	}
+	if user, err := users.Get(t.Context(), "42"); err != nil || user.Name != "new" {
+		t.Errorf("after the write %v, %v", user, err)
+	}
+
+	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{Options: bellwether.Options{TTL: time.Hour}})
+	defer mw.Close()
+	runs := map[string]int{}
+	mux := http.NewServeMux()
+	page := func(w http.ResponseWriter, r *http.Request) { runs[r.URL.Path]++ }
+	mux.HandleFunc("GET /users", page)
+	mux.HandleFunc("GET /users/{id}", page)
+	mux.HandleFunc("PUT /users/{id}", renamed(mw))
+	h := mw.Handler(mux)
+	both := func() {
+		for _, path := range []string{"/users", "/users/42"} {
+			ask(h, "GET", "http://shop.test"+path)
+		}
+	}
+	both()
+	both()
+	if w := ask(h, "PUT", "http://shop.test/users/42"); w.Code != http.StatusOK {
+		t.Fatalf("the PUT answered %d %s", w.Code, w.Body)
+	}
+	both()
+	if runs["/users"] != 2 || runs["/users/42"] != 2 {
+		t.Errorf("each page was made %v times, want twice", runs)
+	}
+}
