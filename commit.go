@@ -125,6 +125,7 @@ func (r *run[V]) takeEpoch(ctx context.Context) (entry Entry, epoch uint64) {
 	if r.storeDown {
 		return Entry{}, 0
 	}
+	e.enter(r.key, phaseClaiming)
 	entry, err := ask(ctx, e.writes, r.key, &r.outage, func(ctx context.Context) (entry Entry, err error) {
 		entry, epoch, err = e.Store.Claim(ctx, e.engineKey(r.key))
 		return entry, err
@@ -287,6 +288,7 @@ func (r *run[V]) probe(ctx context.Context) bool {
 
 func (r *run[V]) write(ctx context.Context, entry Entry) error {
 	e := r.engine
+	e.enter(r.key, phaseCommitting)
 	err := askErr(ctx, e.writes, r.key, &r.outage, func(ctx context.Context) error {
 		return e.Store.Commit(ctx, e.engineKey(r.key), entry)
 	})

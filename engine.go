@@ -38,6 +38,7 @@ type engine[V any] struct {
 	running   sync.WaitGroup // flights and what they leave behind, and listen
 	notified  bool           // Store is a Notifier
 	observers observers
+	entered   func(key string, p phase) // of a test that listens, see enter; set before the first use
 	tellings  tellings
 	sweeper   sweeper[V]
 	unlooked  atomic.Int64    // flights on their way to their first look

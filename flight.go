@@ -234,6 +234,14 @@ func (f *flight[V]) reoffer(was, it *item[V]) {
 // the flight has given up on the load, which then may have a successor in the same
 // flight.
 func (a attempt[V]) publish(ctx context.Context, v V, until instant, to audience) bool {
+	if !a.show(ctx, v, until, to) {
+		return false
+	}
+	a.engine.enter(a.key, phaseStreaming)
+	return true
+}
+
+func (a attempt[V]) show(ctx context.Context, v V, until instant, to audience) bool {
 	f := a.flight
 	e := f.engine
 	fenced := e.Store != nil && f.catchUp(ctx)

@@ -117,6 +117,7 @@ func (r *run[V]) hedge(ctx context.Context) bool {
 		return false
 	}
 	defer r.freeSlot()
+	e.enter(r.key, phaseHedging)
 	// It lasts for as long as the holder's rebuild may. So it need not be renewed,
 	// and whatever becomes of this hedge, there is no other.
 	lease, err := askInTurn(ctx, e.locker, r.key, &r.outage, func(ctx context.Context) (Lease, error) {

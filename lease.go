@@ -186,6 +186,7 @@ func (r *run[V]) prolong(ctx context.Context, until instant) {
 }
 
 func (r *run[V]) renew(ctx context.Context, lease Lease, length, patience time.Duration) error {
+	r.engine.enter(r.key, phaseRenewing)
 	return askErr(ctx, r.engine.locker, r.key, &outage{patience}, func(ctx context.Context) error { return lease.Renew(ctx, length) })
 }
 
@@ -199,6 +200,7 @@ func (r *run[V]) releaseBehind(ctx context.Context) {
 
 // release gives a lease of the flight's back, and reports it if the locker is silent.
 func (r *run[V]) release(ctx context.Context, lease Lease) {
+	r.engine.enter(r.key, phaseReleasing)
 	err := r.engine.giveBack(ctx, r.key, &outage{r.engine.EngineTimeout}, lease)
 	if err != nil && !errors.Is(err, ErrLeaseLost) {
 		r.noAnswer(context.WithoutCancel(ctx), "releasing the lease of", err)

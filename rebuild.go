@@ -200,6 +200,7 @@ func (r *run[V]) takeSlot(ctx context.Context) bool {
 		return false
 	}
 	defer slots.unqueue()
+	e.enter(r.key, phaseQueueing)
 	demand := r.demanded()
 	if !slots.queue() && !r.led && !demand.load.Load() {
 		// More waiting would end in nothing but time-outs. Who has had a slot
@@ -257,6 +258,7 @@ func (r *run[V]) takeSlot(ctx context.Context) bool {
 // look reads the store, and ends the flight if what is there answers.
 func (r *run[V]) look(ctx context.Context) bool {
 	e := r.engine
+	e.enter(r.key, phaseLooking)
 	r.unshared = 0
 	known, now := e.near.get(r.key)
 	if e.Store == nil {
@@ -417,6 +419,7 @@ func (r *run[V]) elect(ctx context.Context) (_ Lease, _ *HeldError, overtaken bo
 	if e.Locker == nil || r.storeDown || !e.writes.sound(r.key) {
 		return nil, nil, false // or those elected would take turns to find out that the store takes nothing
 	}
+	e.enter(r.key, phaseStanding)
 	r.stood, r.length = e.clock.now(), r.leaseLength()
 	lease, err := askInTurn(ctx, e.locker, r.key, &r.outage, func(ctx context.Context) (Lease, error) {
 		if overtaken = len(r.notices) > 0; overtaken {
@@ -479,7 +482,9 @@ func (r *run[V]) await(ctx context.Context, held *HeldError) bool {
 
 	watching, endWatch := context.WithCancel(ctx)
 	defer endWatch()
+	e.enter(r.key, phaseWatching)
 	wake := r.watch(ctx, watching, endWatch, held)
+	e.enter(r.key, phaseWaiting)
 
 	until := addDurations(began, e.LeaseTTL)
 	if !held.Until.IsZero() {
@@ -655,6 +660,7 @@ func (r *run[V]) build(ctx context.Context, epoch uint64, rival <-chan struct{},
 	free := r.slot
 	r.slot = nil
 	result := a.start(watched, free)
+	e.enter(r.key, phaseLoading)
 
 	for {
 		select {

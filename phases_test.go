@@ -1,0 +1,519 @@
+package bellwether_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/lockers/locallock"
+	"github.com/bellwether-go/bellwether/stores/memstore"
+)
+
+// This file is one table: for each phase in which a flight can be, and for each event that can
+// meet it there, what callers get. testdata/phases.txt has the cells; BELLWETHER_PHASES=update
+// adds those that are seen, so remove the file first if cells have changed.
+//
+// In each cell two processes, p and q, share a store and a locker. A caller asks p for a key,
+// p's flight comes into the phase and stays there, the event happens, a second caller asks
+// p, and the flight goes on. When all is over and well again, p and q are asked once more. A cell is
+//
+//	first caller, second caller | p, q afterwards | loads of the key
+//
+// Where it depends on which goroutine runs first, a cell has several lines. Whatever a cell
+// says, it keeps the rules of stage.check.
+
+// A stage is the scene of one cell.
+type stage struct {
+	face   string
+	key    string
+	origin *stageOrigin
+	locker *locallock.Locker
+	p, q   *actor
+}
+
+// A stageOrigin makes the values v1, v2, ... of each key.
+type stageOrigin struct {
+	mu    sync.Mutex // guards all
+	build time.Duration
+	end   func() error // in the place of the value; nil: none
+	loads map[string]int
+	most  int // loads of a key at one time, the cancelled ones not counted
+	live  map[string]map[context.Context]bool
+}
+
+func (o *stageOrigin) load(ctx context.Context, key string) (string, error) {
+	o.mu.Lock()
+	o.loads[key]++
+	n, build := o.loads[key], o.build
+	if o.live[key] == nil {
+		o.live[key] = map[context.Context]bool{}
+	}
+	o.live[key][ctx] = true
+	running := 0
+	for other := range o.live[key] {
+		if other.Err() == nil {
+			running++
+		}
+	}
+	o.most = max(o.most, running)
+	o.mu.Unlock()
+	defer func() {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		delete(o.live[key], ctx)
+	}()
+	if build > 0 {
+		select {
+		case <-time.After(build):
+		case <-ctx.Done():
+			return "", context.Cause(ctx)
+		}
+	}
+	o.mu.Lock()
+	end := o.end
+	o.mu.Unlock()
+	if end != nil {
+		if err := end(); err != nil {
+			return "", err
+		}
+	}
+	return "v" + strconv.Itoa(n), nil
+}
+
+func (o *stageOrigin) set(f func()) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	f()
+}
+
+func (o *stageOrigin) count(key string) int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.loads[key]
+}
+
+// An actor is one process, whichever face it has.
+type actor struct {
+	store, locker *stageWire
+	get           func(ctx context.Context, key string) string
+	invalidate    func(key string) error
+	sweep         func(soft bool) error // nil: the face has none
+	close         func() error
+
+	mu      sync.Mutex      // guards what follows
+	entered map[string]bool // the phases that flights of the key have entered
+	bad     map[string]bool // the user's functions that panic
+}
+
+// breaks reports whether a user's function is to panic.
+func (a *actor) breaks(what string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.bad[what] {
+		panic("broken " + what)
+	}
+}
+
+// spoil has a user's function panic from now on.
+func (a *actor) spoil(what string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.bad[what] = true
+}
+
+// reached reports whether a flight of the key has come to the phase.
+func (a *actor) reached(phase string) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.entered[phase]
+}
+
+// A stageWire is the way to an engine: it holds some operations up until they are let go,
+// and then has the fault that the event has brought.
+type stageWire struct {
+	mu    sync.Mutex // guards all
+	held  string
+	gate  chan struct{}
+	fault fault
+}
+
+func (w *stageWire) call(ctx context.Context, op string) error {
+	w.mu.Lock()
+	gate, held := w.gate, w.held == op
+	w.mu.Unlock()
+	if held && gate != nil {
+		select {
+		case <-gate:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	w.mu.Lock()
+	f := w.fault
+	w.mu.Unlock()
+	if f == nil {
+		return nil
+	}
+	return f(ctx, op)
+}
+
+// hold holds up the operation until the function that it returns is called.
+func (w *stageWire) hold(op string) (release func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.held, w.gate = op, make(chan struct{})
+	gate := w.gate
+	return sync.OnceFunc(func() { close(gate) })
+}
+
+func (w *stageWire) set(f fault) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.fault = f
+}
+
+// word is what a caller got, in a word.
+func answerOf(v string, err error) string {
+	var panicked *bellwether.PanicError
+	var remote *bellwether.RemoteError
+	switch {
+	case err == nil:
+		return v
+	case errors.Is(err, bellwether.ErrClosed):
+		return "closed"
+	case errors.Is(err, bellwether.ErrWaitTimeout):
+		return "timeout"
+	case errors.Is(err, context.Canceled):
+		return "left"
+	case errors.As(err, &panicked):
+		return "panic"
+	case errors.Is(err, bellwether.ErrGoexit):
+		return "goexit"
+	case errors.As(err, &remote):
+		return "remote"
+	case errors.Is(err, errFailed):
+		return "failed"
+	}
+	return err.Error()
+}
+
+var errFailed = errors.New("origin failed")
+
+// newActor starts a process.
+func (s *stage) newActor(t *testing.T, store *memstore.Store) *actor {
+	a := &actor{store: &stageWire{}, locker: &stageWire{}, entered: map[string]bool{}, bad: map[string]bool{}}
+	wiredS := &wiredStore{wire: &wire{}, store: store}
+	wiredL := &wiredLocker{wire: &wire{}, locker: s.locker}
+	wiredS.set(a.store.call)
+	wiredL.set(a.locker.call)
+	o := bellwether.Options{
+		TTL: time.Hour, MaxRebuilds: 1, LeaseTTL: 3 * time.Second, Namespace: "n",
+		Store: wiredS, Locker: wiredL,
+		OnError: func(string, error) { a.breaks("OnError") },
+		Observers: []bellwether.Observer{{Rebuild: func(ctx context.Context, _ string) (context.Context, func(bellwether.Rebuild)) {
+			a.breaks("observer")
+			return ctx, nil
+		}}},
+	}
+	phase := func(key, phase string) {
+		if strings.HasSuffix(key, s.key) {
+			a.mu.Lock()
+			defer a.mu.Unlock()
+			a.entered[phase] = true
+		}
+	}
+	switch s.face {
+	case "HTTP":
+		m := bellwether.NewMiddleware(bellwether.HTTPOptions{Options: o})
+		m.OnPhase(phase)
+		h := m.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/streaming/k" {
+				w.(http.Flusher).Flush() // the header goes out before the load
+			}
+			v, err := s.origin.load(r.Context(), r.URL.Path[1:])
+			if err != nil {
+				panic(http.ErrAbortHandler)
+			}
+			fmt.Fprint(w, v)
+		}))
+		a.get = func(ctx context.Context, key string) string {
+			w := httptest.NewRecorder()
+			broken := true
+			func() {
+				defer func() { recover() }()
+				h.ServeHTTP(w, httptest.NewRequest("GET", "http://h/"+key, nil).WithContext(ctx))
+				broken = false
+			}()
+			switch {
+			case broken:
+				return "broken"
+			case w.Code != 200:
+				return strconv.Itoa(w.Code)
+			}
+			return w.Body.String()
+		}
+		a.invalidate = func(key string) error { return m.Invalidate(t.Context(), "http://h/"+key) }
+		a.sweep = func(soft bool) error {
+			return m.InvalidateMatching(t.Context(), bellwether.Match{Prefixes: []string{"http://h/"}, Soft: soft})
+		}
+		a.close = m.Close
+	default:
+		o.Size = func(string, any) int { a.breaks("Size"); return 10 }
+		o.Codec = bellwether.Codec{
+			Marshal:   func(v any) ([]byte, error) { a.breaks("Codec"); return json.Marshal(v) },
+			Unmarshal: json.Unmarshal,
+		}
+		var c *bellwether.Cache[string]
+		if s.face == "Get" {
+			c = bellwether.New(s.origin.load, o)
+			a.get = func(ctx context.Context, key string) string { return answerOf(c.Get(ctx, key)) }
+		} else {
+			c = bellwether.NewBatch(func(ctx context.Context, keys []string) (map[string]string, error) {
+				values := map[string]string{}
+				for _, key := range keys {
+					v, err := s.origin.load(ctx, key)
+					if err != nil {
+						return values, err
+					}
+					values[key] = v
+				}
+				return values, nil
+			}, o)
+			a.get = func(ctx context.Context, key string) string {
+				values, err := c.GetMany(ctx, []string{key})
+				if batch, ok := errors.AsType[*bellwether.BatchError](err); ok {
+					err = batch.Errors[key]
+				}
+				return answerOf(values[key], err)
+			}
+		}
+		c.OnPhase(phase)
+		a.invalidate = func(key string) error { return c.Invalidate(t.Context(), key) }
+		a.close = c.Close
+	}
+	t.Cleanup(func() { a.close() })
+	return a
+}
+
+// stagePhases bring p's flight of the key into a phase, by the caller that first starts, and
+// hold it there until release is called.
+var stagePhases = []struct {
+	name  string
+	faces string // "": all
+	setup func(s *stage) (release func())
+}{
+	{"looking", "", func(s *stage) func() { return s.p.store.hold("get") }},
+	{"queueing", "", func(s *stage) func() {
+		s.origin.build = 2 * time.Second
+		go s.p.get(context.Background(), "another")
+		synctest.Wait()
+		return func() {}
+	}},
+	{"standing", "", func(s *stage) func() { return s.p.locker.hold("acquire") }},
+	{"watching", "", func(s *stage) func() { s.holdElsewhere(); return s.p.locker.hold("watch") }},
+	{"waiting", "", func(s *stage) func() { s.holdElsewhere(); return func() {} }},
+	{"claiming", "", func(s *stage) func() { return s.p.store.hold("claim") }},
+	{"loading", "", func(s *stage) func() { s.origin.build = 2 * time.Second; return func() {} }},
+	{"streaming", "HTTP", func(s *stage) func() { s.origin.build = 2 * time.Second; return func() {} }},
+	{"renewing", "", func(s *stage) func() { s.origin.build = 2 * time.Second; return s.p.locker.hold("renew") }},
+	{"committing", "", func(s *stage) func() { return s.p.store.hold("commit") }},
+	{"releasing", "", func(s *stage) func() { return s.p.locker.hold("release") }},
+}
+
+// holdElsewhere has q load the key for two seconds.
+func (s *stage) holdElsewhere() {
+	s.origin.build = 2 * time.Second
+	go s.q.get(context.Background(), s.key)
+	synctest.Wait()
+}
+
+// stageEvents are what meets the flight.
+var stageEvents = []struct {
+	name  string
+	faces string
+	do    func(s *stage, leave func())
+}{
+	{"nothing", "", func(*stage, func()) {}},
+	{"invalidated here", "", func(s *stage, _ func()) { s.p.invalidate(s.key) }},
+	{"invalidated elsewhere", "", func(s *stage, _ func()) { s.q.invalidate(s.key) }},
+	{"swept here", "HTTP", func(s *stage, _ func()) { s.p.sweep(false) }},
+	{"swept elsewhere", "HTTP", func(s *stage, _ func()) { s.q.sweep(false) }},
+	{"softly swept here", "HTTP", func(s *stage, _ func()) { s.p.sweep(true) }},
+	{"softly swept elsewhere", "HTTP", func(s *stage, _ func()) { s.q.sweep(true) }},
+	{"closed", "", func(s *stage, _ func()) { go s.p.close() }},
+	{"caller leaves", "", func(_ *stage, leave func()) { leave() }},
+	{"lease lost", "", func(s *stage, _ func()) { s.p.locker.set(on(answer(bellwether.ErrLeaseLost), "renew", "release")) }},
+	{"store silent", "", func(s *stage, _ func()) { s.p.store.set(blackHole) }},
+	{"store down", "", func(s *stage, _ func()) { s.p.store.set(refuse) }},
+	{"store takes no writes", "", func(s *stage, _ func()) { s.p.store.set(on(blackHole, "claim", "commit", "invalidate")) }},
+	{"locker silent", "", func(s *stage, _ func()) { s.p.locker.set(blackHole) }},
+	{"load fails", "", func(s *stage, _ func()) { s.origin.set(func() { s.origin.end = func() error { return errFailed } }) }},
+	{"load panics", "", func(s *stage, _ func()) { s.origin.set(func() { s.origin.end = func() error { panic("load") } }) }},
+	{"load exits", "", func(s *stage, _ func()) {
+		s.origin.set(func() { s.origin.end = func() error { runtime.Goexit(); return nil } })
+	}},
+	{"Size panics", "Get GetMany", func(s *stage, _ func()) { s.p.spoil("Size") }},
+	{"Codec panics", "Get GetMany", func(s *stage, _ func()) { s.p.spoil("Codec") }},
+	{"observer panics", "", func(s *stage, _ func()) { s.p.spoil("observer") }},
+	{"OnError panics", "", func(s *stage, _ func()) { s.p.spoil("OnError"); s.p.store.set(refuse) }},
+}
+
+// runCell plays one cell and returns it.
+func runCell(t *testing.T, face, phase, event string, setup func(*stage) func(), do func(*stage, func())) string {
+	s := &stage{face: face, key: "k", locker: locallock.New(), origin: &stageOrigin{loads: map[string]int{}, live: map[string]map[context.Context]bool{}}}
+	if phase == "streaming" {
+		s.key = "streaming/k"
+	}
+	store := memstore.New()
+	s.p, s.q = s.newActor(t, store), s.newActor(t, store)
+	time.Sleep(5 * time.Second) // what is read at the start is read
+	release := setup(s)
+	ctx, leave := context.WithCancel(context.Background())
+	defer leave()
+	var first, second string
+	var callers sync.WaitGroup
+	callers.Go(func() { first = s.p.get(ctx, s.key) })
+	for range 100 {
+		if synctest.Wait(); s.p.reached(phase) {
+			break
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	if !s.p.reached(phase) {
+		t.Fatalf("the flight has not come to %q", phase)
+	}
+	before := s.origin.count(s.key)
+	do(s, leave)
+	synctest.Wait()
+	began := time.Now()
+	callers.Go(func() { second = s.p.get(context.Background(), s.key) })
+	synctest.Wait()
+	release()
+	callers.Wait()
+	if took := time.Since(began); took > 12*time.Second {
+		t.Errorf("the callers waited for %v", took)
+	}
+	for _, a := range []*actor{s.p, s.q} {
+		a.store.set(nil)
+		a.locker.set(nil)
+		a.mu.Lock()
+		clear(a.bad)
+		a.mu.Unlock()
+	}
+	s.origin.set(func() { s.origin.end, s.origin.build = nil, 0 })
+	time.Sleep(time.Minute)
+	during := s.origin.count(s.key)
+	after := s.p.get(context.Background(), s.key) + " " + s.q.get(context.Background(), s.key)
+	s.check(t, event, before, second, after)
+	cell := fmt.Sprintf("%s %s | %s | %d", first, second, after, during)
+	if n := s.origin.count(s.key) - during; n > 0 {
+		cell += fmt.Sprintf("+%d", n)
+	}
+	return cell
+}
+
+// check holds a cell to the rules that all cells keep.
+func (s *stage) check(t *testing.T, event string, before int, second, after string) {
+	t.Helper()
+	// Nothing from before an invalidation is served after it; softly, only as stale, of which
+	// the table's values have no window.
+	if strings.HasPrefix(event, "invalidated") || strings.Contains(event, "swept") {
+		served := strings.Fields(after)
+		if !strings.HasSuffix(event, "elsewhere") { // else within NearTTL
+			served = append(served, second)
+		}
+		for _, v := range served {
+			if n, err := strconv.Atoi(strings.TrimPrefix(v, "v")); err == nil && n <= before {
+				t.Errorf("%s, of before the invalidation, was served after it", v)
+			}
+		}
+	}
+	if event != "closed" {
+		for _, v := range strings.Fields(after) {
+			if !strings.HasPrefix(v, "v") {
+				t.Errorf("when all is well again a caller gets %q", v)
+			}
+		}
+		if got := s.p.get(context.Background(), "more"); got != "v1" {
+			t.Errorf("another key afterwards: %q; is the slot free?", got)
+		}
+	}
+	synctest.Wait() // those who were asked last give their leases back behind their callers
+	lease, err := s.locker.TryAcquire(context.Background(), "n:"+s.key, time.Second)
+	if s.face == "HTTP" {
+		lease, err = s.locker.TryAcquire(context.Background(), "n:h/"+s.key, time.Second)
+	}
+	if err != nil {
+		t.Errorf("the lease afterwards: %v", err)
+	} else {
+		lease.Release(context.Background())
+	}
+	s.origin.mu.Lock()
+	defer s.origin.mu.Unlock()
+	if alone := []string{"lease lost", "locker silent", "store silent", "store down", "store takes no writes", "OnError panics"}; s.origin.most > 1 && !slices.Contains(alone, event) {
+		t.Errorf("%d loads of the key at one time", s.origin.most)
+	}
+}
+
+// outcomes is how often a cell is played to find all its lines.
+const outcomes = 30
+
+func TestPhases(t *testing.T) {
+	const file = "testdata/phases.txt"
+	update := os.Getenv("BELLWETHER_PHASES") == "update"
+	kept, err := os.ReadFile(file)
+	if err != nil && !update {
+		t.Fatal(err)
+	}
+	known := strings.Split(string(kept), "\n")
+	table := []string{"# first caller, second caller | p, q afterwards | loads: see phases_test.go"}
+	is := func(faces, face string) bool { return faces == "" || slices.Contains(strings.Fields(faces), face) }
+	for _, face := range []string{"Get", "GetMany", "HTTP"} {
+		for _, phase := range stagePhases {
+			for _, event := range stageEvents {
+				if !is(phase.faces, face) || !is(event.faces, face) {
+					continue
+				}
+				name := fmt.Sprintf("%s %s: %s", face, phase.name, event.name)
+				play := func() (line string) {
+					t.Run(name, func(t *testing.T) {
+						synctest.Test(t, func(t *testing.T) {
+							line = fmt.Sprintf("%-45s %s", name, runCell(t, face, phase.name, event.name, phase.setup, event.do))
+						})
+					})
+					return line
+				}
+				if !update {
+					if line := play(); !slices.Contains(known, line) {
+						t.Errorf("not in %s:\n%s", file, line)
+					}
+					continue
+				}
+				lines := slices.DeleteFunc(slices.Clone(known), func(line string) bool { return !strings.HasPrefix(line, name+" ") })
+				for range outcomes {
+					lines = append(lines, play())
+				}
+				slices.Sort(lines)
+				table = append(table, slices.Compact(lines)...)
+			}
+		}
+	}
+	if update {
+		if err := os.WriteFile(file, []byte(strings.Join(table, "\n")+"\n"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
