@@ -511,7 +511,12 @@ func TestBrowser_Layout(t *testing.T) {
 	released(t, front.URL, nil)
 	look("after")
 	inBrowser(t, ctx, protocol(emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{}))
-	for name, size := range map[string][2]int64{"live-after.png": {1440, 932}, "live-phone.png": {390, 844}} { // for the README
+	// For the README the page expires, and the same herd comes again.
+	liveCommand(t, front.URL, "/herd/invalidate", nil)
+	released(t, front.URL, url.Values{"ttl_s": {"1"}, "stale_s": {"60"}})
+	time.Sleep(1200 * time.Millisecond)
+	released(t, front.URL, url.Values{"ttl_s": {"10"}})
+	for name, size := range map[string][2]int64{"live-after.png": {1440, 932}, "live-phone.png": {390, 844}} {
 		inBrowser(t, ctx, chromedp.EmulateViewport(size[0], size[1]))
 		inBrowser(t, ctx, openPage(front.URL)...)
 		shoot(t, ctx, name)
