@@ -131,10 +131,11 @@ type Options struct {
 	// each process rebuilds for itself. A Locker without a Store is refused:
 	// the processes would take turns and share nothing.
 	Locker Locker
-	// Namespace comes before every key in Store and Locker, with a colon
-	// behind it, and so has none itself. Caches that share an engine need
-	// different ones, or one is given the values of another. Empty, which is for
-	// a cache that has its engine to itself: keys stand alone.
+	// Namespace says what the values are, such as "users". It comes before every key
+	// in Store and Locker, with a colon behind it, and so has none itself. A Cache with
+	// a Store needs one, and caches of different values need different ones: a cache
+	// takes what it finds under its keys for its own values. A Middleware, whose keys are
+	// URLs, needs none; without one its keys stand alone.
 	Namespace string
 	// EngineTimeout is how long a rebuild waits in all for engines that do not
 	// answer, before it goes on without them. Zero means 500 ms.
@@ -318,6 +319,9 @@ func New[V any](load func(ctx context.Context, key string) (V, error), o Options
 		size = func(key string, v V) int { return o.Size(key, v) }
 	}
 	s := o.settings()
+	if s.Store != nil && s.Namespace == "" {
+		panic(errors.New(`bellwether: Options.Store without Options.Namespace: another cache on the store would be given this one's values for its own; name what the values are, such as Namespace: "users"`))
+	}
 	marshal, unmarshal := codecOf[V](s.Codec)
 	c := &Cache[V]{
 		engine: newEngine(s, size, marshal, unmarshal),

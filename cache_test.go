@@ -1,6 +1,7 @@
 package bellwether_test
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -28,13 +29,23 @@ const crowd = 100_000
 
 var errOrigin = errors.New("origin is broken")
 
+// named fills in what a test does not mind, and a Cache has to have. With a store its
+// keys begin with "test:".
+func named(o bellwether.Options) bellwether.Options {
+	o.TTL = cmp.Or(o.TTL, time.Minute)
+	if o.Store != nil {
+		o.Namespace = cmp.Or(o.Namespace, "test")
+	}
+	return o
+}
+
+// ownKey is a cache's key for one of its store's or locker's, see named.
+func ownKey(engineKey string) string { return strings.TrimPrefix(engineKey, "test:") }
+
 // cacheOf returns a Cache that ends with its bubble.
 func cacheOf[V any](t *testing.T, load func(context.Context, string) (V, error), o bellwether.Options) *bellwether.Cache[V] {
 	t.Helper()
-	if o.TTL == 0 {
-		o.TTL = time.Minute
-	}
-	c := bellwether.New(load, o)
+	c := bellwether.New(load, named(o))
 	t.Cleanup(func() { c.Close() })
 	return c
 }
@@ -735,6 +746,10 @@ func TestNew_BadOptions(t *testing.T) {
 		"Options.Store is a nil *memstore.Store; it must": of(bellwether.Options{Store: (*memstore.Store)(nil)}),
 		"Options.Locker is a nil *locallock.Locker; it m": of(bellwether.Options{Store: memstore.New(), Locker: (*locallock.Locker)(nil)}),
 		"Options.Locker without Options.Store":            of(bellwether.Options{Locker: struct{ bellwether.Locker }{}}),
+		"Options.Store without Options.Namespace: ":       of(bellwether.Options{Store: memstore.New()}),
+		"Options.Store without Options.Namespace: another": func() {
+			bellwether.NewBatch(func(context.Context, []string) (map[string]string, error) { return nil, nil }, bellwether.Options{TTL: 1, Store: memstore.New()})
+		},
 		"Options.Codec has only one of":                   of(bellwether.Options{Codec: bellwether.Codec{Marshal: func(any) ([]byte, error) { return nil, nil }}}),
 		"HTTPOptions.MaxBody is -1; it must not be":       ofHTTP(bellwether.HTTPOptions{MaxBody: -1}),
 		"HTTPOptions.UncacheableTTL is -1ns; it must":     ofHTTP(bellwether.HTTPOptions{UncacheableTTL: -1}),
@@ -955,7 +970,7 @@ func TestCodec_OfStringsAndBytes(t *testing.T) {
 			}
 		}
 		for key, want := range wants {
-			if entry, err := store.Get(t.Context(), key); string(entry.Value) != want || err != nil {
+			if entry, err := store.Get(t.Context(), "test:"+key); string(entry.Value) != want || err != nil {
 				t.Errorf("%s: the store has %q, %v, want %q", key, entry.Value, err, want)
 			}
 		}

@@ -1932,9 +1932,9 @@ func TestClose_InEveryPhase(t *testing.T) {
 		"waiting for the store":      {func(_ *fleet, p *process) { p.store.set(on(blackHole, "get")) }, 0, true},
 		"waiting for the locker":     {func(_ *fleet, p *process) { p.locker.set(on(blackHole, "acquire")) }, 0, true},
 		"claiming":                   {func(_ *fleet, p *process) { p.store.set(on(blackHole, "claim")) }, 0, true},
-		"waiting for another holder": {func(f *fleet, _ *process) { f.locker.TryAcquire(context.Background(), "k", time.Minute) }, 0, false},
+		"waiting for another holder": {func(f *fleet, _ *process) { f.locker.TryAcquire(context.Background(), "test:k", time.Minute) }, 0, false},
 		"subscribing": {func(f *fleet, p *process) {
-			f.locker.TryAcquire(context.Background(), "k", time.Minute)
+			f.locker.TryAcquire(context.Background(), "test:k", time.Minute)
 			p.locker.set(on(blackHole, "watch"))
 		}, 0, false},
 		"loading":    {func(f *fleet, _ *process) { f.origin.build = time.Hour }, 1, true},
@@ -1976,7 +1976,7 @@ func TestClose_InEveryPhase(t *testing.T) {
 					t.Errorf("%d loads, want %d", loads, test.loads)
 				}
 				if test.free {
-					if _, err := f.locker.TryAcquire(t.Context(), "k", time.Second); err != nil {
+					if _, err := f.locker.TryAcquire(t.Context(), "test:k", time.Second); err != nil {
 						t.Errorf("the lease after Close: %v", err)
 					}
 				}
