@@ -3,10 +3,10 @@ package bellwether
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
+	"reflect"
 	"strconv"
 	"strings"
 	"time"
@@ -155,35 +155,25 @@ type Options struct {
 	// change meanwhile, and belong to others. Values whose own bytes are there need a Size.
 	Size func(key string, value any) int
 	// Codec turns values into bytes for Store, several at a time. The zero Codec is
-	// JSON, which leaves unexported fields out: another process would find them
-	// empty. It also decodes what another type was, as far as names agree, without an
-	// error: a type that has changed needs another Namespace. Values of type []byte
-	// and string it stores as they are.
+	// JSON; values of type []byte and string it stores as they are. JSON loses some of a
+	// value: unexported fields come back empty, and an interface as whatever the JSON
+	// is. New tells OnError once which fields of the type these are, and panics if its
+	// values cannot come back, as with a channel, a function or an interface with
+	// methods. JSON also decodes what another type was, as far as names agree, without
+	// an error: a type that has changed needs another Namespace.
 	Codec Codec
 
 	// OnError is told of what callers are not: engines that do not answer,
 	// commits that came too late, leases lost, bytes that do not decode. (Of loads
 	// that fail, also those behind what is stale, an Observer's Rebuild is.) It is
 	// called on whichever goroutine meets the error, several at a time: it must be
-	// quick, and safe for concurrent use. That of a middleware may be called before
-	// NewMiddleware has returned. Nil: nobody is told.
+	// quick, and safe for concurrent use. It may be called before New or NewMiddleware
+	// has returned. Nil: nobody is told.
 	OnError func(key string, err error)
 	// Observers are told what the cache does: calls served, rebuilds, herds,
 	// breakers, evictions. None: nobody is told, and nothing is spent on it.
 	// Packages bellwetherslog, bellwetherprom and bellwetherotel have some.
 	Observers []Observer
-}
-
-// A Codec turns values into bytes and back, like the two functions of most
-// encoding packages: Codec{msgpack.Marshal, msgpack.Unmarshal}.
-type Codec struct {
-	// Marshal returns the bytes of a value. If it fails, the value goes to those
-	// who wait, OnError is told, and each process loads its own.
-	Marshal func(any) ([]byte, error)
-	// Unmarshal decodes bytes into what its second argument points to. If it
-	// fails, OnError is told, of an [ErrCorrupt] with the failure in it, and the
-	// value is loaded anew.
-	Unmarshal func([]byte, any) error
 }
 
 // settings are the Options that the engine goes by, with their defaults.
@@ -322,6 +312,15 @@ func New[V any](load func(ctx context.Context, key string) (V, error), o Options
 	if s.Store != nil && s.Namespace == "" {
 		panic(errors.New(`bellwether: Options.Store without Options.Namespace: another cache on the store would be given this one's values for its own; name what the values are, such as Namespace: "users"`))
 	}
+	if s.Store != nil && s.Codec.Marshal == nil {
+		lossy, broken := throughJSON(reflect.TypeFor[V]())
+		if broken != nil {
+			panic(broken)
+		}
+		if lossy != nil {
+			s.OnError("", lossy)
+		}
+	}
 	marshal, unmarshal := codecOf[V](s.Codec)
 	c := &Cache[V]{
 		engine: newEngine(s, size, marshal, unmarshal),
@@ -336,24 +335,6 @@ type userLoad[V any] func(ctx context.Context, key string) (V, error)
 
 func (l userLoad[V]) bind() loader[V] {
 	return func(ctx context.Context, a attempt[V]) (V, error) { return l(ctx, a.key) }
-}
-
-// codecOf is c for values of type V.
-func codecOf[V any](c Codec) (func(V) ([]byte, error), func([]byte) (V, error)) {
-	if c.Marshal == nil {
-		var zero V
-		switch any(zero).(type) {
-		case []byte:
-			return func(v V) ([]byte, error) { return any(v).([]byte), nil },
-				func(b []byte) (V, error) { return any(b).(V), nil }
-		case string:
-			return func(v V) ([]byte, error) { return []byte(any(v).(string)), nil },
-				func(b []byte) (V, error) { return any(string(b)).(V), nil }
-		}
-		c = Codec{json.Marshal, json.Unmarshal}
-	}
-	return func(v V) ([]byte, error) { return c.Marshal(v) },
-		func(b []byte) (v V, err error) { return v, c.Unmarshal(b, &v) }
 }
 
 // Get returns the value of key: at once if it is fresh, or stale within its
