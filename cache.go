@@ -29,7 +29,10 @@ var (
 	ErrOverloaded = errors.New("bellwether: too many rebuilds are waiting")
 )
 
-// Options configure a [Cache]. Only TTL is needed.
+// Options configure a [Cache]. Only TTL is needed. Zero means a field's default. A
+// negative value switches off what a field is for: a window, NotFoundTTL, ErrorTTL,
+// Patience, EarlyRefresh, TTLJitter, Hedge or NearTTL. Where nothing can be switched off,
+// as of a bound, a negative value is refused.
 type Options struct {
 	// TTL is how long a value is fresh, counted from when its load returned.
 	// It must be positive. A load may choose otherwise for its value by
@@ -44,7 +47,8 @@ type Options struct {
 	// fails (RFC 5861 section 4). Zero: not at all.
 	StaleIfError time.Duration
 	// NotFoundTTL is how long it is remembered that a load returned
-	// [ErrNotFound]. Zero means TTL.
+	// [ErrNotFound]. Zero means TTL; negative: it is told to those who wait, and not
+	// remembered.
 	NotFoundTTL time.Duration
 	// ErrorTTL is how long a failure answers for its key before one caller
 	// tries again; it doubles with every further failure, up to MaxErrorTTL, and
@@ -194,28 +198,33 @@ func (o Options) settings() settings {
 		name  string
 		value *time.Duration
 		zero  time.Duration // what zero means
+		off   bool          // it may be, by a negative value
 	}{
-		{"TTL", &o.TTL, 0},
-		{"StaleWhileRevalidate", &o.StaleWhileRevalidate, 0},
-		{"StaleIfError", &o.StaleIfError, 0},
-		{"NotFoundTTL", &o.NotFoundTTL, o.TTL},
-		{"Patience", &o.Patience, 0},
-		{"RebuildTimeout", &o.RebuildTimeout, 30 * time.Second},
-		{"LeaseTTL", &o.LeaseTTL, 5 * time.Second},
-		{"EngineTimeout", &o.EngineTimeout, 500 * time.Millisecond},
-		{"NearTTL", &o.NearTTL, time.Second},
+		{"TTL", &o.TTL, 0, true},
+		{"StaleWhileRevalidate", &o.StaleWhileRevalidate, 0, true},
+		{"StaleIfError", &o.StaleIfError, 0, true},
+		{"NotFoundTTL", &o.NotFoundTTL, o.TTL, true},
+		{"ErrorTTL", &o.ErrorTTL, time.Second, true},
+		{"MaxErrorTTL", &o.MaxErrorTTL, max(o.ErrorTTL, 5*time.Second), false},
+		{"Patience", &o.Patience, 0, true},
+		{"RebuildTimeout", &o.RebuildTimeout, 30 * time.Second, false},
+		{"LeaseTTL", &o.LeaseTTL, 5 * time.Second, false},
+		{"MaxWait", &o.MaxWait, 0, false}, // see below
+		{"EngineTimeout", &o.EngineTimeout, 500 * time.Millisecond, false},
+		{"NearTTL", &o.NearTTL, time.Second, false},
 	} {
-		if *d.value < 0 {
-			refuse("Options."+d.name, *d.value, "not be negative")
+		if *d.value < 0 && !d.off {
+			refuse("Options."+d.name, *d.value, "not be negative; zero means the default")
 		}
-		*d.value = cmp.Or(*d.value, d.zero)
-	}
-	if o.MaxWait < 0 {
-		refuse("Options.MaxWait", o.MaxWait, "not be negative; zero means the default")
+		// What is off lasts for no time at all.
+		*d.value = max(0, cmp.Or(*d.value, d.zero))
 	}
 	o.MaxWait = cmp.Or(o.MaxWait, addDurations(o.RebuildTimeout, o.LeaseTTL))
-	o.ErrorTTL = cmp.Or(o.ErrorTTL, time.Second)
-	o.MaxErrorTTL = cmp.Or(o.MaxErrorTTL, max(o.ErrorTTL, 5*time.Second))
+	for _, f := range []*float64{&o.EarlyRefresh, &o.Hedge, &o.TTLJitter} {
+		if *f < 0 {
+			*f = 0
+		}
+	}
 	switch {
 	case o.MaxErrorTTL < o.ErrorTTL:
 		refuse("Options.MaxErrorTTL", o.MaxErrorTTL, "not be below ErrorTTL; zero means the default")
@@ -225,13 +234,13 @@ func (o Options) settings() settings {
 		refuse("Options.MaxQueued", o.MaxQueued, "not be negative; zero means the default")
 	case o.NearBytes < 0:
 		refuse("Options.NearBytes", o.NearBytes, "not be negative; zero means the default")
-	case !(o.EarlyRefresh >= 0) || math.IsInf(o.EarlyRefresh, 1):
+	case math.IsNaN(o.EarlyRefresh) || math.IsInf(o.EarlyRefresh, 1):
 		refuse("Options.EarlyRefresh", o.EarlyRefresh, "be a number from 0; 1 is usual")
 	case !(o.Hedge == 0 || o.Hedge > 1) || math.IsInf(o.Hedge, 1):
 		refuse("Options.Hedge", o.Hedge, "be a number above 1, such as 3, or zero for no hedges")
 	case !(o.HedgeShare >= 0 && o.HedgeShare <= 1):
 		refuse("Options.HedgeShare", o.HedgeShare, "be from 0 to 1, such as 0.02, which zero means")
-	case !(o.TTLJitter >= 0 && o.TTLJitter < 1):
+	case !(o.TTLJitter < 1):
 		refuse("Options.TTLJitter", o.TTLJitter, "be from 0 to less than 1, such as 0.1")
 	}
 	o.HedgeShare = cmp.Or(o.HedgeShare, 0.02)

@@ -186,15 +186,14 @@ func NewMiddleware(o HTTPOptions) *Middleware {
 		refuse("HTTPOptions.UncacheableTTL", o.UncacheableTTL, "not be negative; zero means the default")
 	case o.MaxStreams < 0:
 		refuse("HTTPOptions.MaxStreams", o.MaxStreams, "not be negative; zero means the default")
-	case o.PassThrough < 0:
-		refuse("HTTPOptions.PassThrough", o.PassThrough, "not be negative; zero lets none through")
-	case !(o.HeuristicFraction >= 0 && o.HeuristicFraction <= 1):
+	case !(o.HeuristicFraction <= 1):
 		refuse("HTTPOptions.HeuristicFraction", o.HeuristicFraction, "be from 0 to 1, such as 0.1")
 	}
 	checkFields("TargetedFields", o.TargetedFields, "CDN-Cache-Control")
 	checkFields("CredentialFields", o.CredentialFields, "Cookie")
 	checkFields("HiddenFields", o.HiddenFields, "Surrogate-Key")
 	checkFields("RetargetingFields", o.RetargetingFields, "X-Forwarded-Host")
+	o.PassThrough, o.HeuristicFraction = max(0, o.PassThrough), max(0, o.HeuristicFraction)
 	o.MaxBody = cmp.Or(o.MaxBody, 8<<20)
 	o.MaxHeld = cmp.Or(o.MaxHeld, max(256<<20, o.MaxBody))
 	o.UncacheableTTL = cmp.Or(o.UncacheableTTL, 10*time.Second)
