@@ -91,8 +91,8 @@ type HTTPOptions struct {
 	// parameter that Key leaves out gets into no shared response. The handler sees the
 	// request's path: a part of it that Key leaves out must not change the response.
 	// For a request with an unsafe method, Key returns the URL that the request has
-	// changed; false means the request's own URL. A URL of another form counts as
-	// false. Key is called for each request, on the request's goroutine.
+	// changed; false means the request's own URL. What is no such URL, such as a path
+	// without a host, counts as false, and OnError is told of it. Key is called for each request, on the request's goroutine.
 	//
 	// Nil: the Host field in lower case and without a default port, the path in one
 	// form for all its encodings, the query as it was sent, and https for requests that
@@ -383,7 +383,9 @@ func (m *Middleware) target(r *http.Request) (t target, ok bool) {
 			return t, false
 		}
 		u, err := url.Parse(named.URL)
-		if err != nil || u.Scheme != "http" && u.Scheme != "https" {
+		if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+			own, _ := httpcache.Key(r)
+			m.engine.OnError(own, fmt.Errorf("bellwether: HTTPOptions.Key has returned %.200q; it must return a URL with a host, such as \"http://shop.example/users/42\", or false", named.URL))
 			return t, false
 		}
 		t.url = &http.Request{Method: r.Method, URL: u, Host: u.Host, Header: r.Header}
