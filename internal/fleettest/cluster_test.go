@@ -20,6 +20,7 @@ func TestCluster(t *testing.T) {
 	kind := RedisCluster
 	kind.Start = func(tb testing.TB) []*testserver.Server {
 		c = testserver.RedisCluster(tb, 1)
+		testserver.Restrict(tb, testserver.RedisRules+" "+testserver.ClusterRules, c.Servers()...)
 		return c.Servers()
 	}
 	f := newFleet(t, kind, 3, fleetOptions{LeaseTTL: 2 * time.Second, EngineTimeout: patient})
