@@ -152,6 +152,12 @@ type Options struct {
 	// asked whether it still holds: the time in which another process's
 	// Invalidate reaches this one. Zero means 1 s. Without a Store it has no
 	// meaning.
+	//
+	// Negative: the near tier is off. Store is asked for each call, once for those that
+	// come at one time, and an Invalidate that has returned holds in all processes. The
+	// values that this process has are still kept, up to NearBytes: one that Store
+	// confirms is not decoded again, and while Store does not answer they are served
+	// within their windows. What Store has not taken is served for 1 s.
 	NearTTL time.Duration
 	// Size tells how many bytes a value takes in the near tier, for several values
 	// at a time. Nil: the memory that the value reaches, found by reflection, but
@@ -185,6 +191,7 @@ type settings struct {
 	Options
 	Freshness Freshness
 	elastic   bool // MaxRebuilds was zero
+	eachCall  bool // has the store asked: NearTTL was negative
 }
 
 // refuse panics because of an option.
@@ -211,7 +218,6 @@ func (o Options) settings() settings {
 		{"LeaseTTL", &o.LeaseTTL, 5 * time.Second, false},
 		{"MaxWait", &o.MaxWait, 0, false}, // see below
 		{"EngineTimeout", &o.EngineTimeout, 500 * time.Millisecond, false},
-		{"NearTTL", &o.NearTTL, time.Second, false},
 	} {
 		if *d.value < 0 && !d.off {
 			refuse("Options."+d.name, *d.value, "not be negative; zero means the default")
@@ -219,6 +225,11 @@ func (o Options) settings() settings {
 		// What is off lasts for no time at all.
 		*d.value = max(0, cmp.Or(*d.value, d.zero))
 	}
+	eachCall := o.NearTTL < 0
+	if eachCall {
+		o.NearTTL = 1 // what is true at a moment answers the calls from before it
+	}
+	o.NearTTL = cmp.Or(o.NearTTL, time.Second)
 	o.MaxWait = cmp.Or(o.MaxWait, addDurations(o.RebuildTimeout, o.LeaseTTL))
 	for _, f := range []*float64{&o.EarlyRefresh, &o.Hedge, &o.TTLJitter} {
 		if *f < 0 {
@@ -283,7 +294,7 @@ func (o Options) settings() settings {
 			noPanic(func() error { f(key, err); return nil })
 		}
 	}
-	return settings{Options: o, elastic: elastic, Freshness: Freshness{TTL: o.TTL, StaleWhileRevalidate: o.StaleWhileRevalidate, StaleIfError: o.StaleIfError}}
+	return settings{Options: o, elastic: elastic, eachCall: eachCall, Freshness: Freshness{TTL: o.TTL, StaleWhileRevalidate: o.StaleWhileRevalidate, StaleIfError: o.StaleIfError}}
 }
 
 // A Cache keeps the values of a load, and sees to it that however many callers

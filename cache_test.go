@@ -796,7 +796,7 @@ func TestNew_NegativeIsOff(t *testing.T) {
 			return "v", nil
 		}, bellwether.Options{
 			TTL: time.Minute, StaleWhileRevalidate: -1, StaleIfError: -1, NotFoundTTL: -1, ErrorTTL: -1,
-			Patience: -1, EarlyRefresh: -1, TTLJitter: -1, Hedge: -1,
+			Patience: -1, EarlyRefresh: -1, TTLJitter: -1, Hedge: -1, NearTTL: -1, // which is for a Store
 		})
 		get := func(key string, wantLoads int32, want error) {
 			t.Helper()

@@ -50,12 +50,13 @@ func (m *Middleware) hot(w http.ResponseWriter, r *http.Request, t target, d htt
 	return false
 }
 
-// fresh reports whether the near tier has a fresh response for what is asked for.
+// fresh reports whether a response for what is asked for was fresh when this process last
+// saw it, and would be still.
 func (m *Middleware) fresh(t target) bool {
 	key := t.key
 	for range maxHops {
 		it, now := m.engine.near.get(key)
-		if it == nil || now >= it.trusted || it.kind != KindValue || it.judge(now) != serve {
+		if it == nil || it.kind != KindValue || it.judge(now) != serve {
 			return false
 		}
 		switch it.value.kind {

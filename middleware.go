@@ -25,7 +25,8 @@ import (
 // reply.go, and what goes past the cache is in past.go.
 
 // HTTPOptions configure a [Middleware]. The zero HTTPOptions cache, in this
-// process, what says that it may be cached.
+// process, what says that it may be cached. Zero and negative values are as in [Options];
+// PassThrough and HeuristicFraction can be off.
 type HTTPOptions struct {
 	// Options are those of the engine. Here TTL is for responses that carry no
 	// freshness of their own and have a status that need not (RFC 9110 section
@@ -481,7 +482,7 @@ const maxHops = 4
 
 // serve answers from the cache, by way of the handler if need be.
 func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler, t target, d httpcache.RequestDirectives) {
-	q := &query{m: m, w: w, r: r, next: next, target: t, directives: d, request: m.request(r, t), needsVariant: m.needsVariant(t.header), lose: m.engine.EngineTimeout}
+	q := &query{m: m, w: w, r: r, next: next, target: t, directives: d, request: m.request(r, t), needsVariant: m.needsVariant(t.header), lose: m.engine.EngineTimeout, began: m.engine.clock.now()}
 	if o := &m.engine.observers; o.hit != nil || o.serve != nil {
 		q.told = &Serve{Key: t.key}
 		defer q.tell()
@@ -582,6 +583,7 @@ type query struct {
 	r          *http.Request
 	next       http.Handler
 	target     target
+	began      instant
 	directives httpcache.RequestDirectives
 	request    httpcache.Request
 	// needsVariant is Middleware.needsVariant of the request.
@@ -702,7 +704,7 @@ func (q *query) spared(key string) *item[*response] {
 	}
 	e := q.m.engine
 	it, now := e.near.get(key)
-	if it == nil || now >= it.trusted {
+	if it == nil || q.began >= it.trusted {
 		return nil
 	}
 	it = q.m.fallback(key, it)

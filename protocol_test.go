@@ -2106,7 +2106,7 @@ func TestGetFunc_FirstCallersLoadForTheFleet(t *testing.T) {
 // Whatever happens, and in whatever order: values only move forward, what was
 // invalidated is gone, and it takes one load at a time to make them.
 func TestFleet_RandomSchedules(t *testing.T) {
-	forSeeds(t, 500, 100, simulate)
+	forSeeds(t, 500, 100, func(t *testing.T, seed uint64) { simulate(t, seed, time.Second) })
 }
 
 // A history is what callers and invalidators have seen of one key.
@@ -2118,11 +2118,10 @@ type history struct {
 
 // simulate runs one schedule. In a third of them everything heeds the rules,
 // in a third processes are paused, in a third engines fail.
-func simulate(t *testing.T, seed uint64) {
+func simulate(t *testing.T, seed uint64, nearTTL time.Duration) {
 	const (
 		n       = 5
 		keys    = 2
-		nearTTL = time.Second
 		maxWait = 12 * time.Second
 	)
 	rng := rand.New(rand.NewPCG(seed, seed))
@@ -2196,7 +2195,7 @@ func simulate(t *testing.T, seed uint64) {
 			h.bury(i, made, time.Now())
 			for p := range n {
 				if p != i && !outages { // a process without the store cannot know
-					h.bury(p, made, time.Now().Add(nearTTL+1))
+					h.bury(p, made, time.Now().Add(max(0, nearTTL)+1))
 				}
 			}
 		}
