@@ -38,7 +38,7 @@ func (s batchingStore) GetMany(ctx context.Context, keys []string, each func(int
 	}
 	var wg sync.WaitGroup
 	for i, key := range keys {
-		if s.mute[key] {
+		if s.mute[ownKey(key)] {
 			wg.Go(func() {
 				<-ctx.Done()
 				each(i, bellwether.Entry{}, ctx.Err())
@@ -139,10 +139,7 @@ func manyKeys(n int) []string {
 
 func batchCache(t *testing.T, load func(context.Context, []string) (map[string]string, error), o bellwether.Options) *bellwether.Cache[string] {
 	t.Helper()
-	if o.TTL == 0 {
-		o.TTL = time.Minute
-	}
-	c := bellwether.NewBatch(load, o)
+	c := bellwether.NewBatch(load, named(o))
 	t.Cleanup(func() { c.Close() })
 	return c
 }
@@ -370,7 +367,7 @@ type lockerOf struct {
 }
 
 func (l lockerOf) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
-	if err := l.fault(ctx, key); err != nil {
+	if err := l.fault(ctx, ownKey(key)); err != nil {
 		return nil, err
 	}
 	return l.Locker.TryAcquire(ctx, key, ttl)
@@ -707,7 +704,7 @@ func (l renewals) TryAcquire(ctx context.Context, key string, ttl time.Duration)
 	if err != nil {
 		return nil, err
 	}
-	return renewedLease{lease, func() error { return l.fault(key) }}, nil
+	return renewedLease{lease, func() error { return l.fault(ownKey(key)) }}, nil
 }
 
 type renewedLease struct {
@@ -1061,7 +1058,7 @@ func TestGetMany_TakeoverTogether(t *testing.T) {
 		store, locker := memstore.New(), locallock.New()
 		keys := manyKeys(50)
 		for _, key := range keys[:40] { // and nobody renews
-			if _, err := locker.TryAcquire(t.Context(), key, 5*time.Second); err != nil {
+			if _, err := locker.TryAcquire(t.Context(), "test:"+key, 5*time.Second); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -3,10 +3,10 @@ package bellwether
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
+	"reflect"
 	"strconv"
 	"strings"
 	"time"
@@ -29,7 +29,10 @@ var (
 	ErrOverloaded = errors.New("bellwether: too many rebuilds are waiting")
 )
 
-// Options configure a [Cache]. Only TTL is needed.
+// Options configure a [Cache]. Only TTL is needed. Zero means a field's default. A
+// negative value switches off what a field is for: a window, NotFoundTTL, ErrorTTL,
+// Patience, EarlyRefresh, TTLJitter, Hedge or NearTTL. Where nothing can be switched off,
+// as of a bound, a negative value is refused.
 type Options struct {
 	// TTL is how long a value is fresh, counted from when its load returned.
 	// It must be positive. A load may choose otherwise for its value by
@@ -46,7 +49,8 @@ type Options struct {
 	// fails (RFC 5861 section 4). Zero: not at all.
 	StaleIfError time.Duration
 	// NotFoundTTL is how long it is remembered that a load returned
-	// [ErrNotFound]. Zero means TTL.
+	// [ErrNotFound]. Zero means TTL; negative: it is told to those who wait, and not
+	// remembered.
 	NotFoundTTL time.Duration
 	// ErrorTTL is how long a failure answers for its key before one caller
 	// tries again; it doubles with every further failure, up to MaxErrorTTL, and
@@ -129,10 +133,11 @@ type Options struct {
 	// each process rebuilds for itself. A Locker without a Store is refused:
 	// the processes would take turns and share nothing.
 	Locker Locker
-	// Namespace comes before every key in Store and Locker, with a colon
-	// behind it, and so has none itself. Caches that share an engine need
-	// different ones, or one is given the values of another. Empty, which is for
-	// a cache that has its engine to itself: keys stand alone.
+	// Namespace says what the values are, such as "users". It comes before every key
+	// in Store and Locker, with a colon behind it, and so has none itself. A Cache with
+	// a Store needs one, and caches of different values need different ones: a cache
+	// takes what it finds under its keys for its own values. A Middleware, whose keys are
+	// URLs, needs none; without one its keys stand alone.
 	Namespace string
 	// EngineTimeout is how long a rebuild waits in all for engines that do not
 	// answer, before it goes on without them. Zero means 500 ms.
@@ -145,6 +150,12 @@ type Options struct {
 	// asked whether it still holds: the time in which another process's
 	// Invalidate reaches this one. Zero means 1 s. Without a Store it has no
 	// meaning.
+	//
+	// Negative: the near tier is off. Store is asked for each call, once for those that
+	// come at one time, and an Invalidate that has returned holds in all processes. The
+	// values that this process has are still kept, up to NearBytes: one that Store
+	// confirms is not decoded again, and while Store does not answer they are served
+	// within their windows. What Store has not taken is served for 1 s.
 	NearTTL time.Duration
 	// Size tells how many bytes a value takes in the near tier, for several values
 	// at a time. Nil: the memory that the value reaches, found by reflection, but
@@ -152,35 +163,25 @@ type Options struct {
 	// change meanwhile, and belong to others. Values whose own bytes are there need a Size.
 	Size func(key string, value any) int
 	// Codec turns values into bytes for Store, several at a time. The zero Codec is
-	// JSON, which leaves unexported fields out: another process would find them
-	// empty. It also decodes what another type was, as far as names agree, without an
-	// error: a type that has changed needs another Namespace. Values of type []byte
-	// and string it stores as they are.
+	// JSON; values of type []byte and string it stores as they are. JSON loses some of a
+	// value: unexported fields come back empty, and an interface as whatever the JSON
+	// is. New tells OnError once which fields of the type these are, and panics if its
+	// values cannot come back, as with a channel, a function or an interface with
+	// methods. JSON also decodes what another type was, as far as names agree, without
+	// an error: a type that has changed needs another Namespace.
 	Codec Codec
 
 	// OnError is told of the errors that no caller gets: engines that do not answer,
 	// commits that came too late, leases lost, bytes that do not decode, and loads that
 	// fail while something stale is served, or nobody waits. (An Observer's Rebuild is
 	// told of all loads.) It is called on whichever goroutine meets the error, several
-	// at a time: it must be quick, and safe for concurrent use. That of a middleware may
-	// be called before NewMiddleware has returned. Nil: nobody is told.
+	// at a time: it must be quick, and safe for concurrent use. It may be called before
+	// New or NewMiddleware has returned. Nil: nobody is told.
 	OnError func(key string, err error)
 	// Observers are told what the cache does: calls served, rebuilds, herds,
 	// breakers, evictions. None: nobody is told, and nothing is spent on it.
 	// Packages bellwetherslog, bellwetherprom and bellwetherotel have some.
 	Observers []Observer
-}
-
-// A Codec turns values into bytes and back, like the two functions of most
-// encoding packages: Codec{msgpack.Marshal, msgpack.Unmarshal}.
-type Codec struct {
-	// Marshal returns the bytes of a value. If it fails, the value goes to those
-	// who wait, OnError is told, and each process loads its own.
-	Marshal func(any) ([]byte, error)
-	// Unmarshal decodes bytes into what its second argument points to. If it
-	// fails, OnError is told, of an [ErrCorrupt] with the failure in it, and the
-	// value is loaded anew.
-	Unmarshal func([]byte, any) error
 }
 
 // settings are the Options that the engine goes by, with their defaults.
@@ -189,6 +190,7 @@ type settings struct {
 	Freshness Freshness
 	// OnLoadError is the user's OnError; observers are told of loads by their Rebuild.
 	OnLoadError func(key string, err error)
+	eachCall    bool // has the store asked: NearTTL was negative
 }
 
 // refuse panics because of an option.
@@ -202,28 +204,37 @@ func (o Options) settings() settings {
 		name  string
 		value *time.Duration
 		zero  time.Duration // what zero means
+		off   bool          // it may be, by a negative value
 	}{
-		{"TTL", &o.TTL, 0},
-		{"StaleWhileRevalidate", &o.StaleWhileRevalidate, 0},
-		{"StaleIfError", &o.StaleIfError, 0},
-		{"NotFoundTTL", &o.NotFoundTTL, o.TTL},
-		{"Patience", &o.Patience, 0},
-		{"RebuildTimeout", &o.RebuildTimeout, 30 * time.Second},
-		{"LeaseTTL", &o.LeaseTTL, 5 * time.Second},
-		{"EngineTimeout", &o.EngineTimeout, 500 * time.Millisecond},
-		{"NearTTL", &o.NearTTL, time.Second},
+		{"TTL", &o.TTL, 0, true},
+		{"StaleWhileRevalidate", &o.StaleWhileRevalidate, 0, true},
+		{"StaleIfError", &o.StaleIfError, 0, true},
+		{"NotFoundTTL", &o.NotFoundTTL, o.TTL, true},
+		{"ErrorTTL", &o.ErrorTTL, time.Second, true},
+		{"MaxErrorTTL", &o.MaxErrorTTL, max(o.ErrorTTL, 5*time.Second), false},
+		{"Patience", &o.Patience, 0, true},
+		{"RebuildTimeout", &o.RebuildTimeout, 30 * time.Second, false},
+		{"LeaseTTL", &o.LeaseTTL, 5 * time.Second, false},
+		{"MaxWait", &o.MaxWait, 0, false}, // see below
+		{"EngineTimeout", &o.EngineTimeout, 500 * time.Millisecond, false},
 	} {
-		if *d.value < 0 {
-			refuse("Options."+d.name, *d.value, "not be negative")
+		if *d.value < 0 && !d.off {
+			refuse("Options."+d.name, *d.value, "not be negative; zero means the default")
 		}
-		*d.value = cmp.Or(*d.value, d.zero)
+		// What is off lasts for no time at all.
+		*d.value = max(0, cmp.Or(*d.value, d.zero))
 	}
-	if o.MaxWait < 0 {
-		refuse("Options.MaxWait", o.MaxWait, "not be negative; zero means the default")
+	eachCall := o.NearTTL < 0
+	if eachCall {
+		o.NearTTL = 1 // what is true at a moment answers the calls from before it
 	}
+	o.NearTTL = cmp.Or(o.NearTTL, time.Second)
 	o.MaxWait = cmp.Or(o.MaxWait, addDurations(o.RebuildTimeout, o.LeaseTTL))
-	o.ErrorTTL = cmp.Or(o.ErrorTTL, time.Second)
-	o.MaxErrorTTL = cmp.Or(o.MaxErrorTTL, max(o.ErrorTTL, 5*time.Second))
+	for _, f := range []*float64{&o.EarlyRefresh, &o.Hedge, &o.TTLJitter} {
+		if *f < 0 {
+			*f = 0
+		}
+	}
 	switch {
 	case o.MaxErrorTTL < o.ErrorTTL:
 		refuse("Options.MaxErrorTTL", o.MaxErrorTTL, "not be below ErrorTTL; zero means the default")
@@ -233,13 +244,13 @@ func (o Options) settings() settings {
 		refuse("Options.MaxQueued", o.MaxQueued, "not be negative; zero means the default")
 	case o.NearBytes < 0:
 		refuse("Options.NearBytes", o.NearBytes, "not be negative; zero means the default")
-	case !(o.EarlyRefresh >= 0) || math.IsInf(o.EarlyRefresh, 1):
+	case math.IsNaN(o.EarlyRefresh) || math.IsInf(o.EarlyRefresh, 1):
 		refuse("Options.EarlyRefresh", o.EarlyRefresh, "be a number from 0; 1 is usual")
 	case !(o.Hedge == 0 || o.Hedge > 1) || math.IsInf(o.Hedge, 1):
 		refuse("Options.Hedge", o.Hedge, "be a number above 1, such as 3, or zero for no hedges")
 	case !(o.HedgeShare >= 0 && o.HedgeShare <= 1):
 		refuse("Options.HedgeShare", o.HedgeShare, "be from 0 to 1, such as 0.02, which zero means")
-	case !(o.TTLJitter >= 0 && o.TTLJitter < 1):
+	case !(o.TTLJitter < 1):
 		refuse("Options.TTLJitter", o.TTLJitter, "be from 0 to less than 1, such as 0.1")
 	}
 	o.HedgeShare = cmp.Or(o.HedgeShare, 0.02)
@@ -278,7 +289,7 @@ func (o Options) settings() settings {
 	}
 	o.OnError = tellAll(told)
 	return settings{
-		Options: o, OnLoadError: onLoadError,
+		Options: o, eachCall: eachCall, OnLoadError: onLoadError,
 		Freshness: Freshness{TTL: o.TTL, StaleWhileRevalidate: o.StaleWhileRevalidate, StaleIfError: o.StaleIfError},
 	}
 }
@@ -326,6 +337,18 @@ func New[V any](load func(ctx context.Context, key string) (V, error), o Options
 		size = func(key string, v V) int { return o.Size(key, v) }
 	}
 	s := o.settings()
+	if s.Store != nil && s.Namespace == "" {
+		panic(errors.New(`bellwether: Options.Store without Options.Namespace: another cache on the store would be given this one's values for its own; name what the values are, such as Namespace: "users"`))
+	}
+	if s.Store != nil && s.Codec.Marshal == nil {
+		lossy, broken := throughJSON(reflect.TypeFor[V]())
+		if broken != nil {
+			panic(broken)
+		}
+		if lossy != nil {
+			s.OnError("", lossy)
+		}
+	}
 	marshal, unmarshal := codecOf[V](s.Codec)
 	c := &Cache[V]{
 		engine: newEngine(s, size, marshal, unmarshal),
@@ -340,24 +363,6 @@ type userLoad[V any] func(ctx context.Context, key string) (V, error)
 
 func (l userLoad[V]) bind() loader[V] {
 	return func(ctx context.Context, a attempt[V]) (V, error) { return l(ctx, a.key) }
-}
-
-// codecOf is c for values of type V.
-func codecOf[V any](c Codec) (func(V) ([]byte, error), func([]byte) (V, error)) {
-	if c.Marshal == nil {
-		var zero V
-		switch any(zero).(type) {
-		case []byte:
-			return func(v V) ([]byte, error) { return any(v).([]byte), nil },
-				func(b []byte) (V, error) { return any(b).(V), nil }
-		case string:
-			return func(v V) ([]byte, error) { return []byte(any(v).(string)), nil },
-				func(b []byte) (V, error) { return any(string(b)).(V), nil }
-		}
-		c = Codec{json.Marshal, json.Unmarshal}
-	}
-	return func(v V) ([]byte, error) { return c.Marshal(v) },
-		func(b []byte) (v V, err error) { return v, c.Unmarshal(b, &v) }
 }
 
 // Get returns the value of key: at once if it is fresh, or stale within its

@@ -1,11 +1,13 @@
 package bellwether_test
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
+	"net/http"
 	"runtime"
 	"strings"
 	"sync"
@@ -31,13 +33,23 @@ const crowd = 100_000
 
 var errOrigin = errors.New("origin is broken")
 
+// named fills in what a test does not mind, and a Cache has to have. With a store its
+// keys begin with "test:".
+func named(o bellwether.Options) bellwether.Options {
+	o.TTL = cmp.Or(o.TTL, time.Minute)
+	if o.Store != nil {
+		o.Namespace = cmp.Or(o.Namespace, "test")
+	}
+	return o
+}
+
+// ownKey is a cache's key for one of its store's or locker's, see named.
+func ownKey(engineKey string) string { return strings.TrimPrefix(engineKey, "test:") }
+
 // cacheOf returns a Cache that ends with its bubble.
 func cacheOf[V any](t *testing.T, load func(context.Context, string) (V, error), o bellwether.Options) *bellwether.Cache[V] {
 	t.Helper()
-	if o.TTL == 0 {
-		o.TTL = time.Minute
-	}
-	c := bellwether.New(load, o)
+	c := bellwether.New(load, named(o))
 	t.Cleanup(func() { c.Close() })
 	return c
 }
@@ -863,12 +875,19 @@ func TestNew_BadOptions(t *testing.T) {
 		"New needs a load":                                func() { bellwether.New[string](nil, bellwether.Options{TTL: 1}) },
 		"Options.TTL is 0s; it must be positive":          func() { bellwether.New(load, bellwether.Options{}) },
 		"Options.TTL is -1ns; it must be positive":        func() { bellwether.New(load, bellwether.Options{TTL: -1}) },
-		"Options.Patience is -1ns; it must not be":        of(bellwether.Options{Patience: -1}),
+		"Options.MaxErrorTTL is -1ns; it must not be":     of(bellwether.Options{MaxErrorTTL: -1}),
+		"Options.MaxErrorTTL is -2ns; it must not be":     of(bellwether.Options{ErrorTTL: -1, MaxErrorTTL: -2}),
+		"Options.RebuildTimeout is -1ns; it must not":     of(bellwether.Options{RebuildTimeout: -1}),
+		"Options.LeaseTTL is -1ns; it must not be":        of(bellwether.Options{LeaseTTL: -1}),
+		"Options.EngineTimeout is -1ns; it must not":      of(bellwether.Options{EngineTimeout: -1}),
+		"Options.EarlyRefresh is NaN; it must be":         of(bellwether.Options{EarlyRefresh: math.NaN()}),
+		"Options.HedgeShare is -1; it must be":            of(bellwether.Options{HedgeShare: -1}),
+		"HTTPOptions.MaxHeld is -1; it must not be":       ofHTTP(bellwether.HTTPOptions{MaxHeld: -1}),
+		"HTTPOptions.MaxStreams is -1; it must not":       ofHTTP(bellwether.HTTPOptions{MaxStreams: -1}),
 		"Options.MaxWait is -1ns; it must not be":         of(bellwether.Options{MaxWait: -1}),
 		"Options.MaxRebuilds is -1; it must not be":       of(bellwether.Options{MaxRebuilds: -1}),
 		"Options.MaxQueued is -2; it must not be":         of(bellwether.Options{MaxQueued: -2}),
 		"Options.NearBytes is -3; it must not be":         of(bellwether.Options{NearBytes: -3}),
-		"Options.EarlyRefresh is -1; it must be":          of(bellwether.Options{EarlyRefresh: -1}),
 		"Options.EarlyRefresh is +Inf; it must be":        of(bellwether.Options{EarlyRefresh: math.Inf(1)}),
 		"Options.Hedge is 1; it must be a number":         of(bellwether.Options{Hedge: 1}),
 		"Options.Hedge is NaN; it must be a number":       of(bellwether.Options{Hedge: math.NaN()}),
@@ -883,10 +902,13 @@ func TestNew_BadOptions(t *testing.T) {
 		"Options.Store is a nil *memstore.Store; it must": of(bellwether.Options{Store: (*memstore.Store)(nil)}),
 		"Options.Locker is a nil *locallock.Locker; it m": of(bellwether.Options{Store: memstore.New(), Locker: (*locallock.Locker)(nil)}),
 		"Options.Locker without Options.Store":            of(bellwether.Options{Locker: struct{ bellwether.Locker }{}}),
+		"Options.Store without Options.Namespace: ":       of(bellwether.Options{Store: memstore.New()}),
+		"Options.Store without Options.Namespace: another": func() {
+			bellwether.NewBatch(func(context.Context, []string) (map[string]string, error) { return nil, nil }, bellwether.Options{TTL: 1, Store: memstore.New()})
+		},
 		"Options.Codec has only one of":                   of(bellwether.Options{Codec: bellwether.Codec{Marshal: func(any) ([]byte, error) { return nil, nil }}}),
 		"HTTPOptions.MaxBody is -1; it must not be":       ofHTTP(bellwether.HTTPOptions{MaxBody: -1}),
 		"HTTPOptions.UncacheableTTL is -1ns; it must":     ofHTTP(bellwether.HTTPOptions{UncacheableTTL: -1}),
-		"HTTPOptions.PassThrough is -1; it must not":      ofHTTP(bellwether.HTTPOptions{PassThrough: -1}),
 		`HTTPOptions.TargetedFields[1] is "CDN-Cache-Con`: ofHTTP(bellwether.HTTPOptions{TargetedFields: []string{"A", "CDN-Cache-Control:"}}),
 		`HTTPOptions.TargetedFields[0] is "A, B"; it mus`: ofHTTP(bellwether.HTTPOptions{TargetedFields: []string{"A, B"}}),
 		`HTTPOptions.RetargetingFields[0] is "A:"; it mu`: ofHTTP(bellwether.HTTPOptions{RetargetingFields: []string{"A:"}}),
@@ -894,7 +916,6 @@ func TestNew_BadOptions(t *testing.T) {
 		`HTTPOptions.TargetedFields[0] is ""; it must be`: ofHTTP(bellwether.HTTPOptions{TargetedFields: []string{""}}),
 		"HTTPOptions.HeuristicFraction is 2; it must":     ofHTTP(bellwether.HTTPOptions{HeuristicFraction: 2}),
 		"HTTPOptions.HeuristicFraction is NaN; it mus":    ofHTTP(bellwether.HTTPOptions{HeuristicFraction: math.NaN()}),
-		"Options.TTL is -1s; it must not be negative":     ofHTTP(bellwether.HTTPOptions{Options: bellwether.Options{TTL: -time.Second}}),
 	} {
 		func() {
 			defer func() {
@@ -905,6 +926,87 @@ func TestNew_BadOptions(t *testing.T) {
 			construct()
 		}()
 	}
+}
+
+// A negative value switches off what an option is for, as no other value may: there the
+// default is another one.
+func TestNew_NegativeIsOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var loads atomic.Int32
+		c := cacheOf(t, func(_ context.Context, key string) (string, error) {
+			time.Sleep(time.Second)
+			switch n := loads.Add(1); {
+			case key == "absent":
+				return "", bellwether.ErrNotFound
+			case key == "failing" && n > 1:
+				return "", errOrigin
+			}
+			return "v", nil
+		}, bellwether.Options{
+			TTL: time.Minute, StaleWhileRevalidate: -1, StaleIfError: -1, NotFoundTTL: -1, ErrorTTL: -1,
+			Patience: -1, EarlyRefresh: -1, TTLJitter: -1, Hedge: -1, NearTTL: -1, // which is for a Store
+		})
+		get := func(key string, wantLoads int32, want error) {
+			t.Helper()
+			loads.Store(0)
+			if key == "failing" && want != nil {
+				loads.Store(1)
+			}
+			before := loads.Load()
+			if _, err := c.Get(t.Context(), key); !errors.Is(err, want) {
+				t.Errorf("Get(%q): %v, want %v", key, err, want)
+			}
+			if n := loads.Load() - before; n != wantLoads {
+				t.Errorf("Get(%q) was %d loads, want %d", key, n, wantLoads)
+			}
+		}
+		for range 2 {
+			get("absent", 1, bellwether.ErrNotFound) // NotFoundTTL
+		}
+		get("present", 1, nil)
+		time.Sleep(time.Minute - time.Millisecond)
+		get("present", 0, nil) // TTLJitter, EarlyRefresh
+		time.Sleep(time.Millisecond)
+		get("present", 1, nil) // StaleWhileRevalidate
+		get("failing", 1, nil)
+		time.Sleep(time.Minute)
+		for range 2 {
+			get("failing", 1, errOrigin) // StaleIfError, ErrorTTL
+		}
+	})
+	// NotFoundTTL in a fleet: one load each for those who ask at one time, and no more.
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 3, notices, bellwether.Options{NotFoundTTL: -1})
+		f.origin.fail = func(int) error { return bellwether.ErrNotFound }
+		for range 2 {
+			before, _ := f.origin.count()
+			got := f.get(10, "k")
+			loads, most := f.origin.count()
+			if len(got.failed) != 30 || loads-before > 3 || got.slowest > 2*time.Second+time.Millisecond {
+				t.Errorf("%d of 30 were told that there is nothing, by %d loads, after %v at most", len(got.failed), loads-before, got.slowest)
+			}
+			if most > 3 {
+				t.Errorf("%d loads at one time", most)
+			}
+			time.Sleep(10 * time.Second)
+		}
+		if loads, _ := f.origin.count(); loads < 2 {
+			t.Errorf("%d loads, want one more for those who came later", loads)
+		}
+	})
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{
+			Options: bellwether.Options{TTL: -1, NotFoundTTL: -1}, PassThrough: -1, HeuristicFraction: -1,
+		}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Last-Modified", time.Now().Add(-24*time.Hour).UTC().Format(http.TimeFormat))
+		})
+		for range 2 {
+			s.get("http://example.com/")
+		}
+		if n := s.calls.Load(); n != 2 {
+			t.Errorf("%d calls of the handler, want 2: neither TTL nor HeuristicFraction makes the page fresh", n)
+		}
+	})
 }
 
 func TestGet_NearTierIsBounded(t *testing.T) {
@@ -1103,7 +1205,7 @@ func TestCodec_OfStringsAndBytes(t *testing.T) {
 			}
 		}
 		for key, want := range wants {
-			if entry, err := store.Get(t.Context(), key); string(entry.Value) != want || err != nil {
+			if entry, err := store.Get(t.Context(), "test:"+key); string(entry.Value) != want || err != nil {
 				t.Errorf("%s: the store has %q, %v, want %q", key, entry.Value, err, want)
 			}
 		}

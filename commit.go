@@ -219,14 +219,14 @@ func (r *run[V]) commit(ctx context.Context, it *item[V]) commitOutcome {
 // entry that the flight knew when its load began, for as long as that entry is
 // there: a later commit or an invalidation takes the entry away, and the item with
 // it. Only what was invalidated after the load began is against a value, and nobody
-// has said since then that nothing was; so the store is asked NearTTL after that. A
+// has said since then that nothing was; so the store is asked NearTTL after that, or, with the near tier off, aloneTTL. A
 // failure by itself is of now.
 func (r *run[V]) keepBeside(it *item[V]) {
 	since := r.engine.clock.now()
 	if it.held {
 		since = r.made - 1
 	}
-	it.beside, it.trusted = true, addDurations(since, r.engine.NearTTL)
+	it.beside, it.trusted = true, addDurations(since, r.engine.alone())
 	switch {
 	case r.unshared != 0: // that entry's epoch is its own
 	case r.present != nil:
@@ -435,4 +435,4 @@ func (e *engine[V]) trustedUntil(now instant) instant {
 
 // confirmEvery is how often the store is asked whether what it said before still
 // holds, while that is served.
-func (e *engine[V]) confirmEvery() time.Duration { return max(e.NearTTL/2, minPoll) }
+func (e *engine[V]) confirmEvery() time.Duration { return max(e.alone()/2, minPoll) }

@@ -56,10 +56,14 @@
 // themselves. With a Store, processes share what any of them has built; with a
 // Locker too, one of them builds it:
 //
-//	o := bellwether.Options{TTL: time.Minute, Store: redisstore.New(rdb), Locker: redislock.New(rdb)}
+//	users := bellwether.New(loadUser, bellwether.Options{
+//		TTL:   time.Minute,
+//		Store: redisstore.New(rdb), Locker: redislock.New(rdb), Namespace: "users",
+//	})
 //
 // Stores are in packages below stores, lockers in those below lockers; any
-// locker goes with any store. docs/engines.md in the repository compares them,
+// locker goes with any store. Namespace keeps caches of different values apart
+// on one store. docs/engines.md in the repository compares them,
 // docs/operations.md says how to choose the times and what to watch.
 //
 // # HTTP

@@ -37,7 +37,7 @@ func TestFleet_EpochsFall(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					f := newFleet(t, 2, by, o)
 					for i := range 10 {
-						f.store.Claim(t.Context(), fmt.Sprint(i)) // so that the epochs are great
+						f.store.Claim(t.Context(), "test:"+fmt.Sprint(i)) // so that the epochs are great
 					}
 					f.get(1, "k")
 					f.loseEpochs()
@@ -79,7 +79,7 @@ func TestFleet_EpochsFallAfterALostCommit(t *testing.T) {
 		f := newFleet(t, 2, push, bellwether.Options{TTL: time.Hour})
 		a, b := f.processes[0], f.processes[1]
 		for i := range 10 {
-			f.store.Claim(t.Context(), fmt.Sprint(i))
+			f.store.Claim(t.Context(), "test:"+fmt.Sprint(i))
 		}
 		b.store.set(on(refuse, "commit"))
 		b.Get(t.Context(), "k")

@@ -44,7 +44,7 @@ func Example() {
 
 // Two caches that share a Store and a Locker are what two processes are.
 func ExampleOptions_store() {
-	o := bellwether.Options{TTL: time.Minute, Store: memstore.New(), Locker: locallock.New()}
+	o := bellwether.Options{TTL: time.Minute, Store: memstore.New(), Locker: locallock.New(), Namespace: "lengths"}
 	load := func(ctx context.Context, key string) (int, error) {
 		fmt.Println("loading", key)
 		return len(key), nil
@@ -335,9 +335,9 @@ func ExampleOptions_tTLJitter() {
 	expire := map[time.Duration]bool{}
 	for _, key := range []string{"a", "b", "c", "d"} {
 		store := memstore.New()
-		c := bellwether.New(versions(), bellwether.Options{TTL: ttl, TTLJitter: 0.2, Store: store})
+		c := bellwether.New(versions(), bellwether.Options{TTL: ttl, TTLJitter: 0.2, Store: store, Namespace: "versions"})
 		c.Get(context.Background(), key)
-		entry, _ := store.Get(context.Background(), key)
+		entry, _ := store.Get(context.Background(), "versions:"+key)
 		expire[entry.TTL] = true
 		if entry.TTL > ttl || entry.TTL < ttl*8/10 {
 			fmt.Println("out of bounds:", entry.TTL)
@@ -394,7 +394,7 @@ func ExampleOptions_namespace() {
 
 // A Codec is two functions, such as those of an encoding package.
 func ExampleCodec() {
-	o := bellwether.Options{TTL: time.Minute, Store: memstore.New()}
+	o := bellwether.Options{TTL: time.Minute, Store: memstore.New(), Namespace: "users"}
 	o.Codec.Marshal = func(v any) ([]byte, error) {
 		fmt.Println("encoding")
 		return json.Marshal(v)
@@ -423,7 +423,7 @@ func ExampleOptions_onError() {
 	small.MaxBytes = 1000
 	told := make(chan error, 10)
 	c := bellwether.New(func(ctx context.Context, key string) (string, error) { return strings.Repeat("x", 5000), nil },
-		bellwether.Options{TTL: time.Minute, Store: small, OnError: func(key string, err error) { told <- err }})
+		bellwether.Options{TTL: time.Minute, Store: small, Namespace: "values", OnError: func(key string, err error) { told <- err }})
 	defer c.Close()
 
 	value, err := c.Get(context.Background(), "k")

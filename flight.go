@@ -79,6 +79,8 @@ type flight[V any] struct {
 	since    instant                 // guarded by engine.mu: when the flight began, or the key was last invalidated
 	notices  chan heard              // the latest that was heard of the key; has room for one, and is sent to with engine.mu held; nil if the store tells nothing
 
+	doubts chan struct{} // of calls that came after the store was asked, see doubt; has room for one; nil with the near tier on
+
 	// present is the latest item known for the key: what is served if the load
 	// fails, and what tells how often it has failed. It is the flight's goroutine's;
 	// a load has its own, see attempt.
@@ -320,17 +322,21 @@ func (f *flight[V]) vouch(ctx context.Context, fencer Fencer, it *item[V], epoch
 		case <-ctx.Done():
 			return
 		}
-		o := &outage{e.EngineTimeout}
-		e.followLog(ctx, o, e.NearTTL/4)
 		asked = e.clock.now()
-		fenced := f.fenced(ctx, fencer, o, epoch)
-		if ctx.Err() != nil {
-			return
-		}
-		if !f.vouched(it, fenced, e.trustedUntil(asked)) {
+		if !f.vouchFor(ctx, fencer, it, epoch) {
 			return
 		}
 	}
+}
+
+// vouchFor asks the store whether the value still counts. It returns false if there is
+// nothing more to ask.
+func (f *flight[V]) vouchFor(ctx context.Context, fencer Fencer, it *item[V], epoch uint64) bool {
+	e, o := f.engine, &outage{f.engine.EngineTimeout}
+	e.followLog(ctx, o, e.NearTTL/4)
+	asked := e.clock.now()
+	fenced := f.fenced(ctx, fencer, o, epoch)
+	return ctx.Err() == nil && f.vouched(it, fenced, e.trustedUntil(asked))
 }
 
 // vouched lets callers join that began before joinable, or nobody any more. It

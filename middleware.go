@@ -25,7 +25,8 @@ import (
 // reply.go, and what goes past the cache is in past.go.
 
 // HTTPOptions configure a [Middleware]. The zero HTTPOptions cache, in this
-// process, what says that it may be cached.
+// process, what says that it may be cached. Zero and negative values are as in [Options];
+// PassThrough and HeuristicFraction can be off.
 type HTTPOptions struct {
 	// Options are those of the engine. Here TTL is for responses that carry no
 	// freshness of their own and have a status that need not (RFC 9110 section
@@ -91,8 +92,9 @@ type HTTPOptions struct {
 	// parameter that Key leaves out gets into no shared response. The handler sees the
 	// request's path: a part of it that Key leaves out must not change the response.
 	// For a request with an unsafe method, Key returns the URL that the request has
-	// changed; false means that it has changed none. A URL of another form counts as
-	// false. Key is called for each request, on the request's goroutine.
+	// changed; false means that it has changed none. What is no such URL, such as a path
+	// without a host, counts as false, and OnError is told of it. Key is called for each
+	// request, on the request's goroutine.
 	//
 	// Nil: the Host field in lower case and without a default port, the path in one
 	// form for all its encodings, the query as it was sent, and https for requests that
@@ -217,15 +219,14 @@ func NewMiddleware(o HTTPOptions) *Middleware {
 		refuse("HTTPOptions.MaxStreams", o.MaxStreams, "not be negative; zero means the default")
 	case o.UnsafeInvalidation > NoInvalidation:
 		refuse("HTTPOptions.UnsafeInvalidation", o.UnsafeInvalidation, "be HardInvalidation, SoftInvalidation or NoInvalidation")
-	case o.PassThrough < 0:
-		refuse("HTTPOptions.PassThrough", o.PassThrough, "not be negative; zero lets none through")
-	case !(o.HeuristicFraction >= 0 && o.HeuristicFraction <= 1):
+	case !(o.HeuristicFraction <= 1):
 		refuse("HTTPOptions.HeuristicFraction", o.HeuristicFraction, "be from 0 to 1, such as 0.1")
 	}
 	checkFields("TargetedFields", o.TargetedFields, "CDN-Cache-Control")
 	checkFields("CredentialFields", o.CredentialFields, "Cookie")
 	checkFields("HiddenFields", o.HiddenFields, "Surrogate-Key")
 	checkFields("RetargetingFields", o.RetargetingFields, "X-Forwarded-Host")
+	o.PassThrough, o.HeuristicFraction = max(0, o.PassThrough), max(0, o.HeuristicFraction)
 	o.MaxBody = cmp.Or(o.MaxBody, 8<<20)
 	o.MaxHeld = cmp.Or(o.MaxHeld, max(256<<20, o.MaxBody))
 	o.UncacheableTTL = cmp.Or(o.UncacheableTTL, 10*time.Second)
@@ -419,7 +420,9 @@ func (m *Middleware) target(r *http.Request) (t target, ok bool) {
 			return t, false
 		}
 		u, err := url.Parse(named.URL)
-		if err != nil || u.Scheme != "http" && u.Scheme != "https" {
+		if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+			own, _ := httpcache.Key(r)
+			m.engine.OnError(own, fmt.Errorf("bellwether: HTTPOptions.Key has returned %.200q; it must return a URL with a host, such as \"http://shop.example/users/42\", or false", named.URL))
 			return t, false
 		}
 		t.url = &http.Request{Method: r.Method, URL: u, Host: u.Host, Header: r.Header}
@@ -516,7 +519,7 @@ const maxHops = 4
 
 // serve answers from the cache, by way of the handler if need be.
 func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler, t target, d httpcache.RequestDirectives) {
-	q := &query{m: m, w: w, r: r, next: next, target: t, directives: d, request: m.request(r, t, d), needsVariant: m.needsVariant(t.header), lose: m.engine.EngineTimeout}
+	q := &query{m: m, w: w, r: r, next: next, target: t, directives: d, request: m.request(r, t, d), needsVariant: m.needsVariant(t.header), lose: m.engine.EngineTimeout, began: m.engine.clock.now()}
 	if o := &m.engine.observers; o.hit != nil || o.serve != nil {
 		q.told = &Serve{Key: t.key}
 		defer q.tell()
@@ -620,6 +623,7 @@ type query struct {
 	r          *http.Request
 	next       http.Handler
 	target     target
+	began      instant
 	directives httpcache.RequestDirectives
 	request    httpcache.Request
 	// needsVariant is Middleware.needsVariant of the request.
@@ -737,7 +741,7 @@ func (q *query) spared(key string) *item[*response] {
 	}
 	e := q.m.engine
 	it, now := e.near.get(key)
-	if it == nil || now >= it.trusted {
+	if it == nil || q.began >= it.trusted {
 		return nil
 	}
 	it = q.m.fallback(key, it)

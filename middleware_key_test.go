@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -259,6 +260,38 @@ func TestKey_Option(t *testing.T) {
 				t.Errorf("%s: still there", name)
 			}
 		}
+	})
+}
+
+// A Key that is no URL with a host sends its request past the cache, as it cannot say
+// what it is the key of. OnError is told, since no client sees more of it than a page
+// that is never cached. What a client can make of a URL that is one is its own affair.
+func TestKey_NoURLIsTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		long := "http://a/" + strings.Repeat("x", 10<<10)
+		for url, want := range map[string]bool{
+			"/p": true, "p": true, "": true, "a/p": true, "//a/p": true, "http:///p": true, "ftp://a/p": true, "http://a:b:c/p": true, "%": true,
+			"http://a/p": false, "https://a/p": false, "http://user@a/p": false, "http://a/p#part": false, long: false,
+		} {
+			var told []string
+			o := bellwether.HTTPOptions{Key: func(*http.Request) (bellwether.Key, bool) { return bellwether.Key{URL: url}, true }}
+			o.OnError = func(key string, err error) { told = append(told, key+": "+err.Error()) }
+			s := newSite(t, o, page(0, "page"))
+			if w := s.get("http://example.com/p"); w.Code != 200 {
+				t.Errorf("%.20q: status %d", url, w.Code)
+			}
+			switch {
+			case !want && len(told) > 0:
+				t.Errorf("%.20q: OnError is told %q", url, told)
+			case want && (len(told) != 1 || !strings.HasPrefix(told[0], "example.com/p: ") || !strings.Contains(told[0], "Key") ||
+				!strings.Contains(told[0], strconv.Quote(url)) || !strings.Contains(told[0], "http://shop.example/")):
+				t.Errorf("%.20q: OnError is told %q, want the request, the URL and one that is good", url, told)
+			}
+		}
+		// One that a Key has refused is none.
+		o := bellwether.HTTPOptions{Key: func(*http.Request) (bellwether.Key, bool) { return bellwether.Key{URL: "/p"}, false }}
+		o.OnError = func(key string, err error) { t.Errorf("OnError is told %v", err) }
+		newSite(t, o, page(0, "page")).get("http://example.com/p")
 	})
 }
 

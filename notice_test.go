@@ -102,8 +102,8 @@ func TestNotice_NearTiersFollow(t *testing.T) {
 		// look into the store.
 		f.get(1, "k")
 		reads := f.processes[2].store.count("get")
-		_, epoch, _ := f.store.Claim(t.Context(), "k")
-		f.store.Commit(t.Context(), "k", bellwether.Entry{Kind: bellwether.KindValue, Value: []byte("later"), Epoch: epoch, TTL: time.Hour})
+		_, epoch, _ := f.store.Claim(t.Context(), "test:k")
+		f.store.Commit(t.Context(), "test:k", bellwether.Entry{Kind: bellwether.KindValue, Value: []byte("later"), Epoch: epoch, TTL: time.Hour})
 		synctest.Wait()
 		if v, err := f.processes[2].Get(t.Context(), "k"); v != "later" || err != nil {
 			t.Errorf("after a rebuild elsewhere: %q, %v, want later", v, err)
@@ -318,8 +318,8 @@ func TestNotice_ListenersThatEnd(t *testing.T) {
 				c := cacheOf(t, func(context.Context, string) (string, error) { return "v", nil }, bellwether.Options{Store: s, NearTTL: time.Hour})
 				c.Get(t.Context(), "k")
 				time.Sleep(10 * time.Second)
-				_, epoch, _ := inner.Claim(t.Context(), "k")
-				inner.Commit(t.Context(), "k", bellwether.Entry{Kind: bellwether.KindValue, Value: []byte("later"), Epoch: epoch, TTL: time.Hour})
+				_, epoch, _ := inner.Claim(t.Context(), "test:k")
+				inner.Commit(t.Context(), "test:k", bellwether.Entry{Kind: bellwether.KindValue, Value: []byte("later"), Epoch: epoch, TTL: time.Hour})
 				synctest.Wait()
 				if v, err := c.Get(t.Context(), "k"); v != "later" || err != nil {
 					t.Errorf("Get = %q, %v: nobody listens any more", v, err)
@@ -366,12 +366,12 @@ func TestNotice_UserCodeThatPanics(t *testing.T) {
 					c := cacheOf(t, func(context.Context, string) (word, error) { return word{"v"}, nil }, o)
 					c.Get(t.Context(), "k")
 					for _, v := range []string{`{"Word":"bomb"}`, `not JSON`} {
-						_, epoch, _ := inner.Claim(t.Context(), "k")
-						inner.Commit(t.Context(), "k", bellwether.Entry{Kind: bellwether.KindValue, Value: []byte(v), Epoch: epoch, TTL: time.Hour})
+						_, epoch, _ := inner.Claim(t.Context(), "test:k")
+						inner.Commit(t.Context(), "test:k", bellwether.Entry{Kind: bellwether.KindValue, Value: []byte(v), Epoch: epoch, TTL: time.Hour})
 						synctest.Wait()
 					}
-					_, epoch, _ := inner.Claim(t.Context(), "k")
-					inner.Commit(t.Context(), "k", bellwether.Entry{Kind: bellwether.KindValue, Value: []byte(`{"Word":"later"}`), Epoch: epoch, TTL: time.Hour})
+					_, epoch, _ := inner.Claim(t.Context(), "test:k")
+					inner.Commit(t.Context(), "test:k", bellwether.Entry{Kind: bellwether.KindValue, Value: []byte(`{"Word":"later"}`), Epoch: epoch, TTL: time.Hour})
 					synctest.Wait()
 					if v, err := c.Get(t.Context(), "k"); v.Word != "later" || err != nil {
 						t.Errorf("Get = %q, %v", v, err)
@@ -397,14 +397,14 @@ func TestNotice_RudeAdapter(t *testing.T) {
 		synctest.Wait()
 		var wg sync.WaitGroup
 		for i := range 100 {
-			wg.Go(func() { hear(bellwether.Notice{Key: "k", Epoch: uint64(i), Invalidated: i%3 == 0}) })
+			wg.Go(func() { hear(bellwether.Notice{Key: "test:k", Epoch: uint64(i), Invalidated: i%3 == 0}) })
 		}
 		wg.Wait()
 		time.Sleep(time.Minute)
 		c.Get(t.Context(), "kept")
 		c.Close()
 		for _, key := range []string{"k", "kept", "new"} {
-			hear(bellwether.Notice{Key: key, Epoch: 1 << 40, Made: time.Now(), Entry: bellwether.Entry{Kind: bellwether.KindValue, Value: []byte("late"), Epoch: 1 << 40, TTL: time.Hour}})
+			hear(bellwether.Notice{Key: "test:" + key, Epoch: 1 << 40, Made: time.Now(), Entry: bellwether.Entry{Kind: bellwether.KindValue, Value: []byte("late"), Epoch: 1 << 40, TTL: time.Hour}})
 			if v, err := c.Get(t.Context(), key); !errors.Is(err, bellwether.ErrClosed) {
 				t.Errorf("Get after Close = %q, %v", v, err)
 			}
@@ -422,11 +422,11 @@ func TestNotice_Forged(t *testing.T) {
 		synctest.Wait()
 		c.Get(t.Context(), "k")
 		for _, n := range []bellwether.Notice{
-			{Key: "k", Epoch: 1 << 40, Made: time.Now(), Entry: bellwether.Entry{Kind: bellwether.KindValue, Value: []byte("forged"), Epoch: 1 << 50, TTL: time.Hour}},
-			{Key: "k", Epoch: 1 << 40, Made: time.Now(), Entry: bellwether.Entry{Kind: 77, Value: []byte("forged"), Epoch: 1 << 40, TTL: time.Hour}},
-			{Key: "k", Epoch: 1 << 40, Entry: bellwether.Entry{Kind: bellwether.KindValue, Value: []byte("forged"), Epoch: 1 << 40, TTL: time.Hour}},
-			{Key: "k", Epoch: 1 << 40},
-			{Key: "k", Epoch: 1 << 63, Invalidated: true},
+			{Key: "test:k", Epoch: 1 << 40, Made: time.Now(), Entry: bellwether.Entry{Kind: bellwether.KindValue, Value: []byte("forged"), Epoch: 1 << 50, TTL: time.Hour}},
+			{Key: "test:k", Epoch: 1 << 40, Made: time.Now(), Entry: bellwether.Entry{Kind: 77, Value: []byte("forged"), Epoch: 1 << 40, TTL: time.Hour}},
+			{Key: "test:k", Epoch: 1 << 40, Entry: bellwether.Entry{Kind: bellwether.KindValue, Value: []byte("forged"), Epoch: 1 << 40, TTL: time.Hour}},
+			{Key: "test:k", Epoch: 1 << 40},
+			{Key: "test:k", Epoch: 1 << 63, Invalidated: true},
 			{Key: "\x00sweeps", Epoch: 1 << 63, Invalidated: true},
 		} {
 			hear(n)
@@ -461,7 +461,7 @@ func TestNotice_OfAnotherStore(t *testing.T) {
 		const nearTTL = time.Second
 		store := foreignNotices{memstore.New(), make(chan bellwether.Notice)}
 		c := bellwether.New(func(context.Context, string) (string, error) { return "own", nil },
-			bellwether.Options{TTL: time.Hour, NearTTL: nearTTL, Store: store})
+			bellwether.Options{TTL: time.Hour, NearTTL: nearTTL, Store: store, Namespace: "test"})
 		defer c.Close()
 		wants := func(when string, want string) {
 			t.Helper()
@@ -471,7 +471,7 @@ func TestNotice_OfAnotherStore(t *testing.T) {
 		}
 		wants("at first", "own")
 		const later = 1 << 52
-		store.notices <- bellwether.Notice{Key: "k", Epoch: later, Made: time.Now(),
+		store.notices <- bellwether.Notice{Key: "test:k", Epoch: later, Made: time.Now(),
 			Entry: bellwether.Entry{Kind: bellwether.KindValue, Value: []byte("foreign"), Epoch: later, TTL: time.Hour}}
 		synctest.Wait()
 		wants("after a notice", "foreign") // else the test tests nothing

@@ -273,7 +273,7 @@ func TestObserver_Takeover(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {
 		r, o := watched(bellwether.Options{LeaseTTL: 2 * time.Second, MaxWait: time.Minute})
 		f := newFleet(t, 6, by, o)
-		if _, err := f.locker.TryAcquire(t.Context(), "k", 2*time.Second); err != nil { // and no word more
+		if _, err := f.locker.TryAcquire(t.Context(), "test:k", 2*time.Second); err != nil { // and no word more
 			t.Fatal(err)
 		}
 		f.get(20, "k")
@@ -297,7 +297,7 @@ func TestObserver_ReleaseIsNoTakeover(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {
 		r, o := watched(bellwether.Options{MaxWait: time.Minute})
 		f := newFleet(t, 2, by, o)
-		lease, err := f.locker.TryAcquire(t.Context(), "k", 5*time.Second)
+		lease, err := f.locker.TryAcquire(t.Context(), "test:k", 5*time.Second)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -316,7 +316,7 @@ func TestObserver_FencedAndAbandoned(t *testing.T) {
 		r, o := watched(bellwether.Options{})
 		f := newFleet(t, 1, push, o)
 		p := f.processes[0]
-		time.AfterFunc(500*time.Millisecond, func() { f.store.Invalidate(context.Background(), "k") }) // unheard
+		time.AfterFunc(500*time.Millisecond, func() { f.store.Invalidate(context.Background(), "test:k") }) // unheard
 		time.AfterFunc(1500*time.Millisecond, func() { p.Invalidate(context.Background(), "k") })
 		if v, err := p.Get(t.Context(), "k"); v != "v3" || err != nil {
 			t.Errorf("Get = %q, %v", v, err)
@@ -563,7 +563,7 @@ func TestObserver_MayUseTheCache(t *testing.T) {
 	store := &wiredStore{wire: &wire{}, store: memstore.New()}
 	told := make(chan struct{}, 10)
 	c = bellwether.New(func(context.Context, string) (string, error) { return "v", nil }, bellwether.Options{
-		TTL: time.Minute, Store: store, NearBytes: 1 << 10, EngineTimeout: 50 * time.Millisecond,
+		TTL: time.Minute, Store: store, Namespace: "test", NearBytes: 1 << 10, EngineTimeout: 50 * time.Millisecond,
 		Observers: []bellwether.Observer{{
 			Hit:    func(context.Context, string) { use() },
 			Serve:  func(context.Context, bellwether.Serve) { use() },

@@ -59,8 +59,8 @@ func TestGetMany_StoreAnswersInPieces(t *testing.T) {
 				for i := range 100 {
 					key := fmt.Sprint(i)
 					keys = append(keys, key)
-					_, epoch, err := store.Claim(t.Context(), key)
-					err = errors.Join(err, store.Commit(t.Context(), key, bellwether.Entry{Kind: bellwether.KindValue, Value: []byte("stored"), Epoch: epoch, TTL: time.Hour}))
+					_, epoch, err := store.Claim(t.Context(), "test:"+key)
+					err = errors.Join(err, store.Commit(t.Context(), "test:"+key, bellwether.Entry{Kind: bellwether.KindValue, Value: []byte("stored"), Epoch: epoch, TTL: time.Hour}))
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -73,7 +73,7 @@ func TestGetMany_StoreAnswersInPieces(t *testing.T) {
 						values[key] = "loaded"
 					}
 					return values, nil
-				}, bellwether.Options{TTL: time.Hour, EngineTimeout: 500 * time.Millisecond,
+				}, bellwether.Options{TTL: time.Hour, EngineTimeout: 500 * time.Millisecond, Namespace: "test",
 					Store: slowLine{store, 10, c.answers, 300 * time.Millisecond}})
 				defer c2.Close()
 				start := time.Now()

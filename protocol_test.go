@@ -1935,9 +1935,9 @@ func TestClose_InEveryPhase(t *testing.T) {
 		"waiting for the store":      {func(_ *fleet, p *process) { p.store.set(on(blackHole, "get")) }, 0, true},
 		"waiting for the locker":     {func(_ *fleet, p *process) { p.locker.set(on(blackHole, "acquire")) }, 0, true},
 		"claiming":                   {func(_ *fleet, p *process) { p.store.set(on(blackHole, "claim")) }, 0, true},
-		"waiting for another holder": {func(f *fleet, _ *process) { f.locker.TryAcquire(context.Background(), "k", time.Minute) }, 0, false},
+		"waiting for another holder": {func(f *fleet, _ *process) { f.locker.TryAcquire(context.Background(), "test:k", time.Minute) }, 0, false},
 		"subscribing": {func(f *fleet, p *process) {
-			f.locker.TryAcquire(context.Background(), "k", time.Minute)
+			f.locker.TryAcquire(context.Background(), "test:k", time.Minute)
 			p.locker.set(on(blackHole, "watch"))
 		}, 0, false},
 		"loading":    {func(f *fleet, _ *process) { f.origin.build = time.Hour }, 1, true},
@@ -1979,7 +1979,7 @@ func TestClose_InEveryPhase(t *testing.T) {
 					t.Errorf("%d loads, want %d", loads, test.loads)
 				}
 				if test.free {
-					if _, err := f.locker.TryAcquire(t.Context(), "k", time.Second); err != nil {
+					if _, err := f.locker.TryAcquire(t.Context(), "test:k", time.Second); err != nil {
 						t.Errorf("the lease after Close: %v", err)
 					}
 				}
@@ -2109,7 +2109,7 @@ func TestGetFunc_FirstCallersLoadForTheFleet(t *testing.T) {
 // Whatever happens, and in whatever order: values only move forward, what was
 // invalidated is gone, and it takes one load at a time to make them.
 func TestFleet_RandomSchedules(t *testing.T) {
-	forSeeds(t, 500, 100, simulate)
+	forSeeds(t, 500, 100, func(t *testing.T, seed uint64) { simulate(t, seed, time.Second) })
 }
 
 // A history is what callers and invalidators have seen of one key.
@@ -2121,11 +2121,10 @@ type history struct {
 
 // simulate runs one schedule. In a third of them everything heeds the rules,
 // in a third processes are paused, in a third engines fail.
-func simulate(t *testing.T, seed uint64) {
+func simulate(t *testing.T, seed uint64, nearTTL time.Duration) {
 	const (
 		n       = 5
 		keys    = 2
-		nearTTL = time.Second
 		maxWait = 12 * time.Second
 	)
 	rng := rand.New(rand.NewPCG(seed, seed))
@@ -2199,7 +2198,7 @@ func simulate(t *testing.T, seed uint64) {
 			h.bury(i, made, time.Now())
 			for p := range n {
 				if p != i && !outages { // a process without the store cannot know
-					h.bury(p, made, time.Now().Add(nearTTL+1))
+					h.bury(p, made, time.Now().Add(max(0, nearTTL)+1))
 				}
 			}
 		}

@@ -97,6 +97,9 @@ func (f *flight[V]) fly(ctx context.Context) {
 			f.gone() // an observer's Goexit may end it here
 		}
 	}()
+	if f.doubts != nil {
+		f.engine.running.Go(func() { f.answerDoubts(ctx) })
+	}
 	defer func() { // of its own: the flight ends also if OnError does not return
 		if p := recover(); p != nil {
 			err = panicked(p)
@@ -313,7 +316,8 @@ func (r *run[V]) look(ctx context.Context) bool {
 		r.noAnswer(ctx, "reading", err)
 		r.storeDown = true
 		if held != nil {
-			return r.consider(held, false)
+			// It answers those, too, who came while the store was silent.
+			return r.consider(held.found(max(held.trusted, e.clock.now()+1)), false)
 		}
 		r.present = known
 	default:
@@ -702,9 +706,8 @@ func (r *run[V]) build(ctx context.Context, epoch uint64, rival <-chan struct{},
 // confirm asks the store, until ctx ends, whether the stale item that callers
 // are offered during the load still holds. Without it, a key that another
 // process invalidates would be served stale for as long as its rebuild takes.
-func (r *run[V]) confirm(ctx context.Context) {
-	e := r.engine
-	tick := time.NewTicker(e.confirmEvery())
+func (f *flight[V]) confirm(ctx context.Context) {
+	tick := time.NewTicker(f.engine.confirmEvery())
 	defer tick.Stop()
 	for {
 		select {
@@ -712,26 +715,9 @@ func (r *run[V]) confirm(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
-		offered := r.state.Load().offered
-		if offered == nil {
+		if !f.confirmOffer(ctx) {
 			return
 		}
-		o := &outage{e.EngineTimeout}
-		// What is confirmed is trusted by the log's age too, and must be so until
-		// the next time.
-		e.followLog(ctx, o, e.NearTTL/4)
-		entry, asked, err := r.read(ctx, o)
-		if ctx.Err() != nil {
-			return
-		}
-		// A store that does not answer cannot say that it does not hold.
-		if !errors.Is(err, ErrUnavailable) && (err != nil || entry.Epoch != offered.epoch) {
-			r.reoffer(offered, nil)
-			continue
-		}
-		confirmed := *offered
-		confirmed.trusted = e.trustedUntil(asked)
-		r.reoffer(offered, &confirmed)
 	}
 }
 

@@ -41,7 +41,7 @@ func (s *shardStore) reach(ctx context.Context, key string) error {
 	fault := s.fault
 	s.mu.Unlock()
 	time.Sleep(time.Millisecond)
-	if fault != nil && s.dead(key) {
+	if fault != nil && s.dead(ownKey(key)) {
 		return fault(ctx, "")
 	}
 	return nil

@@ -194,7 +194,7 @@ func newSimFleet(t *testing.T, n int, pushes bool, load func(ctx context.Context
 	e := &simEngine{store: memstore.New(), locker: locallock.New(), pushes: pushes, over: make(chan struct{})}
 	for range n {
 		node := &simNode{engine: e, notices: make(chan bellwether.Notice, 4)}
-		o.Store, o.Locker = simStore{node}, simLocker{node}
+		o.Store, o.Locker, o.Namespace = simStore{node}, simLocker{node}, "test"
 		if pushes {
 			o.Store, o.Locker = simPushingStore{simStore{node}}, simPushingLocker{simLocker{node}}
 		}

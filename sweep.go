@@ -248,14 +248,14 @@ type logTurn[V any] struct {
 }
 
 // logTurn waits for the turn to read the log. It returns nil if that need not be
-// read, or not any more: if no store has one, or what is known of it is no older than
-// age.
+// read, or not any more: if no store has one, or what is known of it was, when the wait
+// began, no older than age.
 func (e *engine[V]) logTurn(ctx context.Context, o *outage, age time.Duration) *logTurn[V] {
 	w := &e.sweeper
 	began := e.clock.now()
 	old := func() bool {
 		asked := instant(w.asked.Load())
-		return asked == 0 || e.clock.now() > addDurations(asked, age)
+		return asked == 0 || began > addDurations(asked, age)
 	}
 	if !w.on() || e.Store == nil || !old() || o.left <= 0 {
 		return nil

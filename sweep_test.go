@@ -470,17 +470,16 @@ func TestSweep_StreamsWithoutTheStore(t *testing.T) {
 // Whatever happens, and in whatever order: what was swept is gone, here at once
 // and elsewhere within NearTTL, and everything comes to rest.
 func TestSweep_RandomSchedules(t *testing.T) {
-	forSeeds(t, 500, 80, simulateSweeps)
+	forSeeds(t, 500, 80, func(t *testing.T, seed uint64) { simulateSweeps(t, seed, time.Second) })
 }
 
 // simulateSweeps runs one schedule. In a third of them everything heeds the
 // rules, in a third notices are lost and late and the log is lost, in a third
 // engines fail.
-func simulateSweeps(t *testing.T, seed uint64) {
+func simulateSweeps(t *testing.T, seed uint64, nearTTL time.Duration) {
 	const (
 		n       = 3
 		pages   = 3
-		nearTTL = time.Second
 		maxWait = 12 * time.Second
 	)
 	rng := rand.New(rand.NewPCG(seed, seed))
@@ -574,7 +573,7 @@ func simulateSweeps(t *testing.T, seed uint64) {
 					// word of its commit, which comes after the header.
 					continue
 				default:
-					then = then.Add(nearTTL + 1)
+					then = then.Add(max(0, nearTTL) + 1)
 				}
 				for page := range pages {
 					if hit(page) {

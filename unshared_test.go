@@ -84,10 +84,10 @@ func TestFleet_SlotThatComesDuringAPanic(t *testing.T) {
 		f.origin.build = 1500 * time.Millisecond
 		go p.Get(context.Background(), "another")
 		synctest.Wait()
-		_, epoch, _ := f.store.Claim(t.Context(), "k")
+		_, epoch, _ := f.store.Claim(t.Context(), "test:k")
 		p.store.reply.Store(int64(200 * time.Millisecond))
 		time.AfterFunc(time.Second, func() {
-			f.store.Commit(t.Context(), "k", bellwether.Entry{Kind: bellwether.KindValue, Value: []byte("v"), Epoch: epoch, TTL: time.Hour})
+			f.store.Commit(t.Context(), "test:k", bellwether.Entry{Kind: bellwether.KindValue, Value: []byte("v"), Epoch: epoch, TTL: time.Hour})
 		})
 		// It waits from 0.2 s on, and looks from 1.2 s to 1.4 s.
 		f.origin.set(func(o *source) { o.build = time.Second })
@@ -106,8 +106,8 @@ func TestFleet_SlotOfAnInvalidatedUnsharedKey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 1, push, bellwether.Options{MaxRebuilds: 1, MaxWait: 10 * time.Second})
 		p := f.processes[0]
-		_, epoch, _ := f.store.Claim(t.Context(), "k")
-		f.store.Commit(t.Context(), "k", bellwether.Entry{Kind: bellwether.KindUnshared, Epoch: epoch, TTL: time.Hour})
+		_, epoch, _ := f.store.Claim(t.Context(), "test:k")
+		f.store.Commit(t.Context(), "test:k", bellwether.Entry{Kind: bellwether.KindUnshared, Epoch: epoch, TTL: time.Hour})
 		f.origin.build = 500 * time.Millisecond // less than a waiting flight's pause between two looks
 		go p.Get(context.Background(), "another")
 		synctest.Wait()

@@ -328,7 +328,8 @@ func (c *waiter[V]) look(state *flightState[V]) (is waitState, expiry <-chan tim
 	// Before the end: a value that is being made is its first caller's also when
 	// it has turned out to be for nobody else.
 	e, f := c.engine, c.flight
-	if state.published != nil && c.began < min(state.published.trusted, state.joinable) && c.admitted(state.audience) && c.takes(state.published) {
+	readable := state.published != nil && c.began < state.published.trusted && c.admitted(state.audience) && c.takes(state.published)
+	if readable && c.began < state.joinable {
 		c.answer = served[V]{item: state.published, flown: true, live: f}
 		if !c.aboard {
 			f.callers.joined() // again: it had given up on this value before
@@ -342,6 +343,9 @@ func (c *waiter[V]) look(state *flightState[V]) (is waitState, expiry <-chan tim
 		// take their place at the start of this one's body, it would hold up a
 		// body that passes its limit, and so the end that it waits for.
 		c.leave()
+	}
+	if readable {
+		f.doubt()
 	}
 	if state.landed {
 		if err := state.failure(); err != nil {
@@ -369,12 +373,15 @@ func (c *waiter[V]) look(state *flightState[V]) (is waitState, expiry <-chan tim
 	if c.stale == nil {
 		c.stale = state.offered
 	}
-	if c.stale != nil && (state.recalled || now >= c.stale.trusted || !c.stale.stale(now)) {
+	if c.stale != nil && (state.recalled || !c.trusts(c.stale, now) || !c.stale.stale(now)) {
 		// Invalidated, here or perhaps elsewhere, or its window has closed while
 		// the call was patient. What the flight offers may have been confirmed
 		// since.
 		c.stale = state.offered
-		if c.stale != nil && (now >= c.stale.trusted || !c.stale.stale(now)) {
+		if c.stale != nil && (!c.trusts(c.stale, now) || !c.stale.stale(now)) {
+			if c.stale.stale(now) {
+				f.doubt()
+			}
 			c.stale = nil
 		}
 	}
@@ -543,6 +550,9 @@ func (c *waiter[V]) begin(b binder[V]) bool {
 	}
 	if e.notified {
 		f.notices = make(chan heard, 1)
+	}
+	if e.eachCall && e.Store != nil {
+		f.doubts = make(chan struct{}, 1)
 	}
 	f.state.Store(&flightState[V]{news: make(chan struct{}), lose: c.lose})
 	f.watch()

@@ -81,7 +81,7 @@ func TestCollector_Herd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := New("")
 		store, locker := memstore.New(), locallock.New()
-		if _, err := locker.TryAcquire(t.Context(), "k", 2*time.Second); err != nil { // and no word more
+		if _, err := locker.TryAcquire(t.Context(), "values:k", 2*time.Second); err != nil { // and no word more
 			t.Fatal(err)
 		}
 		var wg sync.WaitGroup
@@ -89,7 +89,7 @@ func TestCollector_Herd(t *testing.T) {
 			cache := bellwether.New(func(context.Context, string) (string, error) {
 				time.Sleep(3 * time.Second)
 				return "v", nil
-			}, bellwether.Options{TTL: time.Minute, Store: store, Locker: locker, Observers: []bellwether.Observer{c.Observer()}})
+			}, bellwether.Options{TTL: time.Minute, Store: store, Locker: locker, Namespace: "values", Observers: []bellwether.Observer{c.Observer()}})
 			defer cache.Close()
 			for range 50 {
 				wg.Go(func() { cache.Get(t.Context(), "k") })

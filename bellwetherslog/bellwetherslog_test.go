@@ -96,7 +96,7 @@ func TestNew_StoreDown(t *testing.T) {
 		log, got := newLog(slog.LevelInfo)
 		store := &failing{Store: memstore.New()}
 		c := bellwether.New(func(context.Context, string) (string, error) { return "v", nil }, bellwether.Options{
-			TTL: time.Minute, Store: store, Locker: locallock.New(),
+			TTL: time.Minute, Store: store, Locker: locallock.New(), Namespace: "values",
 			Observers: []bellwether.Observer{bellwetherslog.New(log, time.Hour)},
 		})
 		store.down = true

@@ -49,7 +49,7 @@ var bellwetherEtcd = strategy{
 func bellwetherCache(p policy, load loader, store bellwether.Store, locker bellwether.Locker) cache {
 	o := bellwether.Options{
 		TTL: p.TTL, StaleWhileRevalidate: p.Stale, LeaseTTL: p.Lease, MaxRebuilds: p.Rebuilds,
-		Store: store, Locker: locker,
+		Store: store, Locker: locker, Namespace: "bench",
 	}
 	if p.Near > 0 {
 		// The tier is bounded in bytes, of which an entry takes 272 beside its

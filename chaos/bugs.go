@@ -457,7 +457,7 @@ type hedgers struct{ bellwether.Locker }
 
 func (l *hedgers) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
 	lease, err := l.Locker.TryAcquire(ctx, key, ttl)
-	if errors.Is(err, bellwether.ErrHeld) && strings.HasPrefix(key, hedgeLease) {
+	if errors.Is(err, bellwether.ErrHeld) && strings.HasPrefix(ownKey(key), hedgeLease) {
 		return noLease{}, nil
 	}
 	return lease, err

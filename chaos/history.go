@@ -246,7 +246,7 @@ func (s *recordedNotifier) Notify(ctx context.Context, f func(bellwether.Notice)
 			f(n)
 			return
 		}
-		s.call(event{Kind: kindTold, Key: n.Key, Epoch: n.Epoch}, func(*event) error {
+		s.call(event{Kind: kindTold, Key: ownKey(n.Key), Epoch: n.Epoch}, func(*event) error {
 			f(n)
 			return nil
 		})
@@ -259,7 +259,7 @@ type recordedStore struct {
 }
 
 func (s *recordedStore) Get(ctx context.Context, key string) (entry bellwether.Entry, err error) {
-	err = s.call(event{Kind: kindRead, Key: key}, func(e *event) (err error) {
+	err = s.call(event{Kind: kindRead, Key: ownKey(key)}, func(e *event) (err error) {
 		if entry, err = s.store.Get(ctx, key); err == nil {
 			e.entered(entry)
 		}
@@ -269,7 +269,7 @@ func (s *recordedStore) Get(ctx context.Context, key string) (entry bellwether.E
 }
 
 func (s *recordedStore) Claim(ctx context.Context, key string) (entry bellwether.Entry, epoch uint64, err error) {
-	err = s.call(event{Kind: kindClaim, Key: key}, func(e *event) (err error) {
+	err = s.call(event{Kind: kindClaim, Key: ownKey(key)}, func(e *event) (err error) {
 		if entry, epoch, err = s.store.Claim(ctx, key); err == nil {
 			e.Claimed = epoch
 			if entry.Epoch != 0 {
@@ -282,7 +282,7 @@ func (s *recordedStore) Claim(ctx context.Context, key string) (entry bellwether
 }
 
 func (s *recordedStore) Commit(ctx context.Context, key string, entry bellwether.Entry) error {
-	e := event{Kind: kindPut, Key: key, Keep: entry.Life()}
+	e := event{Kind: kindPut, Key: ownKey(key), Keep: entry.Life()}
 	e.entered(entry)
 	e = s.begin(e)
 	err := s.store.Commit(ctx, key, entry)
@@ -291,7 +291,7 @@ func (s *recordedStore) Commit(ctx context.Context, key string, entry bellwether
 }
 
 func (s *recordedStore) Invalidate(ctx context.Context, key string) error {
-	e := s.begin(event{Kind: kindVoid, Key: key})
+	e := s.begin(event{Kind: kindVoid, Key: ownKey(key)})
 	err := s.store.Invalidate(ctx, key)
 	s.end(e, err)
 	return err
@@ -317,7 +317,7 @@ type recordedLocker struct {
 
 func (l *recordedLocker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (lease bellwether.Lease, err error) {
 	var id uint64
-	err = l.call(event{Kind: kindTake, Key: key, TTL: ttl}, func(e *event) (err error) {
+	err = l.call(event{Kind: kindTake, Key: ownKey(key), TTL: ttl}, func(e *event) (err error) {
 		id, e.Lease = e.ID, e.ID
 		lease, err = l.locker.TryAcquire(ctx, key, ttl)
 		if t, ok := lease.(bellwether.Tokener); ok && err == nil {
@@ -339,13 +339,13 @@ type recordedLease struct {
 }
 
 func (l *recordedLease) Renew(ctx context.Context, ttl time.Duration) error {
-	return l.call(event{Kind: kindRenew, Key: l.key, Lease: l.id, TTL: ttl}, func(*event) error {
+	return l.call(event{Kind: kindRenew, Key: ownKey(l.key), Lease: l.id, TTL: ttl}, func(*event) error {
 		return l.lease.Renew(ctx, ttl)
 	})
 }
 
 func (l *recordedLease) Release(ctx context.Context) error {
-	e := l.begin(event{Kind: kindFree, Key: l.key, Lease: l.id})
+	e := l.begin(event{Kind: kindFree, Key: ownKey(l.key), Lease: l.id})
 	err := l.lease.Release(ctx)
 	l.end(e, err)
 	return err

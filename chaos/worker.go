@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"os"
+	"strings"
 	"sync"
 	"time"
 
@@ -42,6 +43,13 @@ type times struct {
 
 // maxWait is what the cache makes of these.
 func (t times) maxWait() time.Duration { return t.Rebuild + t.Lease }
+
+// namespace is the workers', before every key in store and locker. The journal has the keys
+// without it.
+const namespace = "chaos"
+
+// ownKey is the journal's key for one of store's or locker's.
+func ownKey(engineKey string) string { return strings.TrimPrefix(engineKey, namespace+":") }
 
 const (
 	fleetKeys    = 3
@@ -154,7 +162,7 @@ func newWorker(c workerConfig, rec *recorder) (*worker, error) {
 		TTL: c.Times.TTL, StaleWhileRevalidate: c.Times.Stale, StaleIfError: c.Times.StaleIfError,
 		ErrorTTL: c.Times.Failure, RebuildTimeout: c.Times.Rebuild, LeaseTTL: c.Times.Lease,
 		NearTTL: c.Times.Near, EngineTimeout: c.Times.Engine, Hedge: c.Times.Hedge, HedgeShare: c.Times.Share,
-		Store: recordStore(store, rec), Locker: recordLocker(locker, rec), Observers: []bellwether.Observer{nearHits},
+		Store: recordStore(store, rec), Locker: recordLocker(locker, rec), Namespace: namespace, Observers: []bellwether.Observer{nearHits},
 	}
 	if os.Getenv("BELLWETHER_CHAOS_VERBOSE") != "" {
 		o.OnError = func(key string, err error) {

@@ -20,6 +20,7 @@ func TestCluster(t *testing.T) {
 	kind := RedisCluster
 	kind.Start = func(tb testing.TB) []*testserver.Server {
 		c = testserver.RedisCluster(tb, 1)
+		testserver.Restrict(tb, testserver.RedisRules+" "+testserver.ClusterRules, c.Servers()...)
 		return c.Servers()
 	}
 	f := newFleet(t, kind, 3, fleetOptions{LeaseTTL: 2 * time.Second, EngineTimeout: patient})
@@ -33,7 +34,7 @@ func TestCluster(t *testing.T) {
 		for {
 			keys++
 			key = fmt.Sprint("key", keys)
-			if slot, at := c.Owner(key); at == c.Masters[n] {
+			if slot, at := c.Owner(engineKey(key)); at == c.Masters[n] {
 				return key, slot
 			}
 		}
@@ -114,7 +115,7 @@ func TestCluster(t *testing.T) {
 		key, _ := keyAt(2)
 		var epoch atomic.Uint64
 		herd(t, key, 300*time.Millisecond, func() {
-			_, last, err := store.Claim(t.Context(), key)
+			_, last, err := store.Claim(t.Context(), engineKey(key))
 			if err != nil {
 				t.Errorf("Claim: %v", err)
 			}
@@ -139,7 +140,7 @@ func TestCluster(t *testing.T) {
 		t.Logf("one load per fleet %v after the replica took over", time.Since(back))
 		var next uint64
 		var err error
-		if !waitFor(5*time.Second, func() bool { _, next, err = store.Claim(t.Context(), key); return err == nil }) || next <= epoch.Load() {
+		if !waitFor(5*time.Second, func() bool { _, next, err = store.Claim(t.Context(), engineKey(key)); return err == nil }) || next <= epoch.Load() {
 			t.Errorf("epoch %d after %d was given out by the master that died, %v", next, epoch.Load(), err)
 		}
 	})

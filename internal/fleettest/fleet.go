@@ -101,6 +101,12 @@ type sighting struct {
 	Reads   int
 }
 
+// namespace is the workers', before every key in store and locker.
+const namespace = "fleet"
+
+// engineKey is a worker's key as store and locker know it.
+func engineKey(key string) string { return namespace + ":" + key }
+
 const fleetEnv = "BELLWETHER_FLEET_WORKER"
 
 // work is a worker process: orders in, reports out, until its input ends.
@@ -119,7 +125,7 @@ func work(config string, kinds []Kind) error {
 	}
 	o := bellwether.Options{TTL: c.TTL, LeaseTTL: c.LeaseTTL, NearTTL: c.NearTTL, EngineTimeout: c.EngineTimeout,
 		EarlyRefresh: c.EarlyRefresh, Hedge: c.Hedge, HedgeShare: c.HedgeShare,
-		MaxRebuilds: c.MaxRebuilds, MaxQueued: c.MaxQueued, Store: store, Locker: locker}
+		MaxRebuilds: c.MaxRebuilds, MaxQueued: c.MaxQueued, Store: store, Locker: locker, Namespace: namespace}
 	var heard listener
 	if c.Observed {
 		o.Observers = []bellwether.Observer{heard.observer()}

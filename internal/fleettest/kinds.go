@@ -72,12 +72,19 @@ var (
 			return redisstore.New(rdb), redislock.New(rdb), nil
 		},
 	}
+	// RedisCluster is three masters with a replica each, for a user who may do what
+	// docs/engines.md says of a cluster.
 	RedisCluster = Kind{
-		Name:  "redis-cluster",
-		Start: func(tb testing.TB) []*testserver.Server { return testserver.RedisCluster(tb, 1).Servers() },
+		Name: "redis-cluster",
+		Start: func(tb testing.TB) []*testserver.Server {
+			servers := testserver.RedisCluster(tb, 1).Servers()
+			testserver.Restrict(tb, testserver.RedisRules+" "+testserver.ClusterRules, servers...)
+			return servers
+		},
 		Open: func(addrs []string, _ time.Duration) (bellwether.Store, bellwether.Locker, error) {
 			redis.SetLogger(silence{})
-			rdb := redis.NewClusterClient(&redis.ClusterOptions{Addrs: addrs, ContextTimeoutEnabled: true})
+			rdb := redis.NewClusterClient(&redis.ClusterOptions{Addrs: addrs, ContextTimeoutEnabled: true,
+				Username: testserver.RedisUser, Password: testserver.RedisPassword})
 			return redisstore.New(rdb), redislock.New(rdb), nil
 		},
 	}

@@ -13,7 +13,7 @@ import (
 const (
 	RedisRules = "+select +get +mget +getrange +set +setrange +pexpire +pttl +del +eval +evalsha +time " +
 		"+publish +subscribe +unsubscribe +ping +hello +auth"
-	ClusterRules = "+cluster|slots +cluster|shards +command"
+	ClusterRules = "+cluster|slots +cluster|shards +command +asking"
 )
 
 // RedisUser and RedisPassword are of the user that Restrict makes.

@@ -99,6 +99,7 @@ import (
 	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/internal/adapter"
 	"github.com/bellwether-go/bellwether/internal/rediscluster"
+	"github.com/bellwether-go/bellwether/internal/redisdial"
 	"github.com/bellwether-go/bellwether/internal/redispipe"
 	"github.com/bellwether-go/bellwether/internal/redisscript"
 	"github.com/bellwether-go/bellwether/internal/redissub"
@@ -121,6 +122,7 @@ type Locker struct {
 
 	rdb   redis.UniversalClient
 	queue *redispipe.Queue
+	dials *redisdial.Failures
 	sub   *subscription
 }
 
@@ -129,13 +131,13 @@ var (
 	_ bellwether.Watcher = (*Locker)(nil)
 )
 
-// New returns a Locker that uses rdb, which stays the caller's to close. Without
-// rdb it panics.
+// New returns a Locker that uses rdb, which stays the caller's to close. It adds a hook to
+// rdb, which notes why there is no connection. Without rdb it panics.
 func New(rdb redis.UniversalClient) *Locker {
 	if adapter.Missing(rdb) {
 		panic(errors.New("redislock: New needs a client, such as redis.NewClient makes"))
 	}
-	return &Locker{Prefix: "bellwether:", rdb: rdb, queue: redispipe.New(rdb), sub: newSubscription()}
+	return &Locker{Prefix: "bellwether:", rdb: rdb, queue: redispipe.New(rdb), dials: redisdial.Of(rdb), sub: newSubscription()}
 }
 
 // Close ends the Locker's subscription and every watch, and returns when its
@@ -163,7 +165,7 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 		token:  adapter.Token(),
 		end:    time.Now().Add(ttl),
 	}
-	return adapter.Await(ctx, func() (bellwether.Lease, error) {
+	won, err := adapter.Await(ctx, func() (bellwether.Lease, error) {
 		ctx, cancel := detached(ctx)
 		defer cancel()
 		if l.Tokens {
@@ -179,6 +181,10 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 			mine.free(ctx)
 		}
 	})
+	if err != nil && err == ctx.Err() {
+		err = mine.wrap("acquire", err)
+	}
+	return won, err
 }
 
 // acquire makes mine the lease on its key, or returns why it is not.
@@ -481,16 +487,16 @@ func (l *lease) run(ctx context.Context, script *redisscript.Script, args ...any
 	return err
 }
 
-// wrap says what was being done when the engine failed. What the contract
-// names, and the caller's own context error, go through as they are.
+// wrap says what was being done when the engine failed, and why there is no connection.
+// What the contract names, and a caller's leaving, go through as they are.
 func (l *lease) wrap(doing string, err error) error {
 	switch {
-	case err == nil, errors.Is(err, bellwether.ErrLeaseLost), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+	case err == nil, errors.Is(err, bellwether.ErrLeaseLost), errors.Is(err, context.Canceled):
 		return err
 	case redis.HasErrorPrefix(err, "WRONGTYPE"): // another program's, not a string
 		err = fmt.Errorf("%w: %w", bellwether.ErrCorrupt, err)
 	case strings.Contains(err.Error(), "ERR syntax error"):
 		err = fmt.Errorf("the server has no SET with NX and GET; Redis 7.0 or newer is needed: %w", err)
 	}
-	return fmt.Errorf("redislock: %s %s: %w", doing, l.locker.key(l.name), err)
+	return fmt.Errorf("redislock: %s %s: %w", doing, l.locker.key(l.name), l.locker.dials.Explain(err))
 }

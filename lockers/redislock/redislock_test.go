@@ -808,6 +808,30 @@ func (older) answer(cmd redis.Cmder) error {
 	return cmd.Err()
 }
 
+// TestErrors_Refused has nobody listen. With go-redis's default dialing that takes longer
+// to be told than a cache waits; the error says what it is all the same.
+func TestErrors_Refused(t *testing.T) {
+	server := testserver.Redis(t).OwnOrSkip(t)
+	rdb := redis.NewClient(&redis.Options{Addr: server.Addr})
+	t.Cleanup(func() { rdb.Close() })
+	l := redislock.New(rdb)
+	t.Cleanup(func() { l.Close() })
+	lease := leasetest.Acquire(t, l, "k", time.Minute)
+	server.Kill()
+	for name, call := range map[string]func(ctx context.Context) error{
+		"acquire": func(ctx context.Context) error { _, err := l.TryAcquire(ctx, "k", time.Minute); return err },
+		"renew":   func(ctx context.Context) error { return lease.Renew(ctx, time.Minute) },
+		"release": lease.Release,
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+		err := call(ctx)
+		cancel()
+		if err == nil || !strings.HasPrefix(err.Error(), "redislock: "+name+" ") || !strings.Contains(err.Error(), server.Addr) || !strings.Contains(err.Error(), "refused") {
+			t.Errorf("%s: %v; want the address, and that it refuses", name, err)
+		}
+	}
+}
+
 func TestNew_NoClient(t *testing.T) {
 	leasetest.MustPanic(t, "redislock: New needs a client", func() { redislock.New(nil) })
 	leasetest.MustPanic(t, "redislock: New needs a client", func() { redislock.New((*redis.Client)(nil)) })

@@ -259,14 +259,14 @@ func TestSessionExpired_CancelsTheLoad(t *testing.T) {
 		}
 		ended <- context.Cause(ctx)
 		return "", context.Cause(ctx)
-	}, bellwether.Options{TTL: time.Minute, Store: memstore.New(), Locker: l, LeaseTTL: time.Minute, RebuildTimeout: time.Minute, EngineTimeout: 5 * time.Second})
+	}, bellwether.Options{TTL: time.Minute, Store: memstore.New(), Locker: l, Namespace: "values", LeaseTTL: time.Minute, RebuildTimeout: time.Minute, EngineTimeout: 5 * time.Second})
 	var wg sync.WaitGroup
 	wg.Go(func() { c.Get(t.Context(), "k") })
 	<-loading
-	freed := watch(t, b, leasetest.MustBeHeld(t, b, "k"))
+	freed := watch(t, b, leasetest.MustBeHeld(t, b, "values:k"))
 	g.cut()
 	closes(t, "the end of the session", freed, 5*time.Second)
-	leasetest.Acquire(t, b, "k", time.Minute)
+	leasetest.Acquire(t, b, "values:k", time.Minute)
 	if len(ended) > 0 {
 		t.Error("the load was cancelled although nobody could know")
 	}

@@ -33,12 +33,12 @@ func overLine(t *testing.T, bytesPerSecond int) (near, far *Store) {
 	return near, far
 }
 
-// fill commits n values of this size.
-func fill(t *testing.T, s *Store, n, size int) (keys []string) {
+// fill commits n values of this size, under keys that begin with what.
+func fill(t *testing.T, s *Store, what string, n, size int) (keys []string) {
 	t.Helper()
 	value := []byte(strings.Repeat("v", size))
 	for i := range n {
-		key := fmt.Sprint("key ", i)
+		key := fmt.Sprint(what, i)
 		keys = append(keys, key)
 		_, epoch, err := s.Claim(t.Context(), key)
 		if err == nil {
@@ -55,7 +55,7 @@ func fill(t *testing.T, s *Store, n, size int) (keys []string) {
 // come is handed over.
 func TestGetMany_LongReplies(t *testing.T) {
 	near, far := overLine(t, 60_000_000)
-	keys := fill(t, near, 1000, 50_000)
+	keys := fill(t, near, "key ", 1000, 50_000)
 	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 	defer cancel()
 	var found atomic.Int64
@@ -73,11 +73,33 @@ func TestGetMany_LongReplies(t *testing.T) {
 	}
 }
 
+// TestGetMany_LongRepliesInACache reads the same by way of a cache, which takes a store
+// for silent that has said nothing for half a second: all is found, however long it takes.
+func TestGetMany_LongRepliesInACache(t *testing.T) {
+	near, far := overLine(t, 60_000_000)
+	var keys []string
+	for _, key := range fill(t, near, "values:key ", 1000, 50_000) {
+		keys = append(keys, strings.TrimPrefix(key, "values:"))
+	}
+	var loaded atomic.Int64
+	c := bellwether.NewBatch(func(_ context.Context, keys []string) (map[string][]byte, error) {
+		loaded.Add(int64(len(keys)))
+		return nil, nil
+	}, bellwether.Options{TTL: time.Hour, Store: far, Namespace: "values"})
+	defer c.Close()
+	start := time.Now()
+	values, err := c.GetMany(t.Context(), keys)
+	t.Logf("%d values in %v", len(values), time.Since(start))
+	if len(values) != len(keys) || loaded.Load() != 0 || err != nil {
+		t.Errorf("%d of %d values, %d loaded, %v; want all from the store", len(values), len(keys), loaded.Load(), err)
+	}
+}
+
 // TestGet_BesideLongReplies reads short values while long ones are read: those of the
 // same moment do not wait for them.
 func TestGet_BesideLongReplies(t *testing.T) {
 	near, far := overLine(t, 100_000_000)
-	long := fill(t, near, 1, 4_000_000)[0]
+	long := fill(t, near, "key ", 1, 4_000_000)[0]
 	put(t, near, "short", time.Hour)
 	if _, err := far.Get(t.Context(), "short"); err != nil { // which has it know the server's clock
 		t.Fatal(err)

@@ -53,10 +53,10 @@ type replies struct {
 // Each time costs one round trip, with one command, or in a cluster one GET for each
 // key; and with the time beside that, for a server that was not asked lately.
 func (s *Store) GetMany(ctx context.Context, keys []string, each func(i int, e bellwether.Entry, err error)) {
-	shares, err := adapter.Await(ctx, func() ([]*share, error) { return s.shares(ctx, keys) }, nil)
+	shares, err := await(ctx, s, "get", func() ([]*share, error) { return s.shares(ctx, keys) })
 	if err != nil {
 		for i := range keys {
-			each(i, bellwether.Entry{}, fmt.Errorf("redisstore: get: %w", err))
+			each(i, bellwether.Entry{}, err)
 		}
 		return
 	}
@@ -68,15 +68,15 @@ func (s *Store) GetMany(ctx context.Context, keys []string, each func(i int, e b
 			for rest := *sh; len(rest.keys) > 0; {
 				piece, rest = rest.piece(adapter.Piece(len(piece.keys), got.bytes))
 				var err error
-				got, err = adapter.Await(ctx, func() (replies, error) { return s.getShare(ctx, &piece) }, nil)
+				got, err = await(ctx, s, "get", func() (replies, error) { return s.getShare(ctx, &piece) })
 				for n, i := range piece.keys {
 					if err != nil {
 						each(i, bellwether.Entry{}, err)
 					} else {
-						each(i, got.each[n].entry, got.each[n].err)
+						each(i, got.each[n].entry, s.wrap("get", got.each[n].err))
 					}
 				}
-				if err = cmp.Or(err, got.silence); err == nil {
+				if err = cmp.Or(err, s.wrap("get", got.silence)); err == nil {
 					continue
 				}
 				for _, i := range rest.keys { // its server is not asked again
@@ -117,7 +117,7 @@ func (s *Store) shares(ctx context.Context, keys []string) ([]*share, error) {
 // ours to follow.
 func (s *Store) getShare(ctx context.Context, sh *share) (got replies, _ error) {
 	if sh.err != nil {
-		return got, fmt.Errorf("redisstore: get: %w", sh.err)
+		return got, sh.err
 	}
 	seen, known := sh.clock.recent()
 	sent := time.Now()
@@ -131,7 +131,7 @@ func (s *Store) getShare(ctx context.Context, sh *share) (got replies, _ error) 
 	if now != nil {
 		t, err := now.Result()
 		if err != nil {
-			return got, fmt.Errorf("redisstore: get, with the time: %w", err)
+			return got, fmt.Errorf("with the time: %w", err)
 		}
 		seen = sighting{time.Duration(t.UnixMicro()) * time.Microsecond, sent}
 		sh.clock.see(seen)

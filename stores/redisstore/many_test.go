@@ -22,7 +22,7 @@ func TestGetMany_OneCommand(t *testing.T) {
 	for i := range 100 {
 		key := fmt.Sprint("key ", i)
 		keys = append(keys, key)
-		put(t, writer, key, time.Hour)
+		put(t, writer, "values:"+key, time.Hour)
 	}
 	meter := testserver.NewMeter(t, srv)
 	s, rdb := open(t, meter.Addr, "test:")
@@ -30,7 +30,7 @@ func TestGetMany_OneCommand(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []map[string]int{{"mget": 1, "time": 1}, {"mget": 2, "time": 1}} {
-		o := bellwether.Options{TTL: time.Hour, Store: struct { // without its notices
+		o := bellwether.Options{TTL: time.Hour, Namespace: "values", Store: struct { // without its notices
 			bellwether.Store
 			bellwether.BatchGetter
 		}{s, s}}

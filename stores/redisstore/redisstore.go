@@ -28,6 +28,7 @@ import (
 	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/internal/adapter"
 	"github.com/bellwether-go/bellwether/internal/rediscluster"
+	"github.com/bellwether-go/bellwether/internal/redisdial"
 	"github.com/bellwether-go/bellwether/internal/redispipe"
 	"github.com/bellwether-go/bellwether/internal/redisscript"
 	"github.com/redis/go-redis/v9"
@@ -66,16 +67,17 @@ type Store struct {
 
 	rdb    redis.UniversalClient
 	queue  *redispipe.Queue
+	dials  *redisdial.Failures
 	clocks sync.Map // of the servers: address (string) to *clock
 }
 
-// New returns a store over rdb, which stays the caller's to close. Without rdb it
-// panics.
+// New returns a store over rdb, which stays the caller's to close. It adds a hook to rdb,
+// which notes why there is no connection. Without rdb it panics.
 func New(rdb redis.UniversalClient) *Store {
 	if adapter.Missing(rdb) {
 		panic(errors.New("redisstore: New needs a client, such as redis.NewClient makes"))
 	}
-	return &Store{Prefix: "bellwether:", MaxValue: 4 << 20, MaxNotice: 64 << 10, rdb: rdb, queue: redispipe.New(rdb)}
+	return &Store{Prefix: "bellwether:", MaxValue: 4 << 20, MaxNotice: 64 << 10, rdb: rdb, queue: redispipe.New(rdb), dials: redisdial.Of(rdb)}
 }
 
 // retention is how long a key's counter and floor are kept after a claim or an
@@ -241,17 +243,32 @@ return {digits(now)}
 `)
 )
 
+// await is [adapter.Await], with an error that says what was being done.
+func await[T any](ctx context.Context, s *Store, doing string, f func() (T, error)) (T, error) {
+	v, err := adapter.Await(ctx, f, nil)
+	return v, s.wrap(doing, err)
+}
+
+// wrap says what was being done when there was an error, and why there is no connection.
+// What the contract names beside an answer goes through as it is.
+func (s *Store) wrap(doing string, err error) error {
+	if err == nil || err == bellwether.ErrNotFound || err == bellwether.ErrFenced {
+		return err
+	}
+	return fmt.Errorf("redisstore: %s: %w", doing, s.dials.Explain(err))
+}
+
 // Get implements [bellwether.Store].
 func (s *Store) Get(ctx context.Context, key string) (bellwether.Entry, error) {
-	return adapter.Await(ctx, func() (bellwether.Entry, error) {
+	return await(ctx, s, "get", func() (bellwether.Entry, error) {
 		return s.get(ctx, s.name(key))
-	}, nil)
+	})
 }
 
 func (s *Store) get(ctx context.Context, name string) (bellwether.Entry, error) {
 	node, clock, err := s.serverOf(ctx, name)
 	if err != nil {
-		return bellwether.Entry{}, fmt.Errorf("redisstore: get: %w", err)
+		return bellwether.Entry{}, err
 	}
 	seen, ok := clock.recent()
 	if !ok {
@@ -286,9 +303,9 @@ func entryOf(data []byte, err error, now time.Duration) (bellwether.Entry, error
 	case errors.Is(err, redis.Nil):
 		return bellwether.Entry{}, bellwether.ErrNotFound
 	case redis.HasErrorPrefix(err, "WRONGTYPE"):
-		return bellwether.Entry{}, fmt.Errorf("redisstore: get: %w: %w", bellwether.ErrCorrupt, err)
+		return bellwether.Entry{}, fmt.Errorf("%w: %w", bellwether.ErrCorrupt, err)
 	case err != nil:
-		return bellwether.Entry{}, fmt.Errorf("redisstore: get: %w", err)
+		return bellwether.Entry{}, err
 	}
 	return decode(data, now)
 }
@@ -299,15 +316,15 @@ func (s *Store) Claim(ctx context.Context, key string) (bellwether.Entry, uint64
 		entry bellwether.Entry
 		epoch uint64
 	}
-	c, err := adapter.Await(ctx, func() (c claim, err error) {
+	c, err := await(ctx, s, "claim", func() (c claim, err error) {
 		name := s.name(key)
 		reply, seen, err := s.run(ctx, claimScript, name, retention.Milliseconds(), redispipe.Large)
 		if err != nil {
-			return c, fmt.Errorf("redisstore: claim: %w", err)
+			return c, err
 		}
 		epoch, _ := reply[1].(string)
 		if c.epoch, err = strconv.ParseUint(epoch, 10, 64); err != nil {
-			return c, fmt.Errorf("redisstore: claim: unexpected reply: %w", err)
+			return c, fmt.Errorf("unexpected reply: %w", err)
 		}
 		if text, ok := reply[0].(string); ok {
 			data := []byte(text)
@@ -315,7 +332,7 @@ func (s *Store) Claim(ctx context.Context, key string) (bellwether.Entry, uint64
 				// What is there by now is the present entry as well: that of the claim,
 				// or of a commit since.
 				if data, err = s.getLong(ctx, name); err != nil && !errors.Is(err, redis.Nil) {
-					return c, fmt.Errorf("redisstore: claim: %w", err)
+					return c, err
 				}
 			}
 			// What is not an entry, or not one any more, is for the commit to
@@ -323,7 +340,7 @@ func (s *Store) Claim(ctx context.Context, key string) (bellwether.Entry, uint64
 			c.entry, _ = decode(data, seen.now())
 		}
 		return c, nil
-	}, nil)
+	})
 	return c.entry, c.epoch, err
 }
 
@@ -337,47 +354,44 @@ func (s *Store) Commit(ctx context.Context, key string, e bellwether.Entry) erro
 	if life > 0 {
 		data, _ = e.AppendBinary(make([]byte, 0, len(e.Value)+len(e.Failure)+128))
 		if len(data) > s.MaxValue {
-			return fmt.Errorf("redisstore: %d bytes of at most %d: %w", len(data), s.MaxValue, bellwether.ErrTooLarge)
+			return fmt.Errorf("redisstore: commit: %d bytes of at most %d: %w", len(data), s.MaxValue, bellwether.ErrTooLarge)
 		}
 	}
-	return adapter.Do(ctx, func() error {
+	return s.wrap("commit", adapter.Do(ctx, func() error {
 		name := s.name(key)
 		seen, err := s.sight(ctx, name)
 		if err != nil {
-			return fmt.Errorf("redisstore: commit: %w", err)
+			return err
 		}
 		reply, _, err := s.run(ctx, commitScript, name, retention.Milliseconds(), e.Epoch, adapter.Millis(life),
 			lingering.Milliseconds(), data, s.channel(), key, s.MaxNotice, seen.at(called).Microseconds())
 		if err != nil {
-			return fmt.Errorf("redisstore: commit: %w", err)
+			return err
 		}
 		if reply[0] != int64(1) {
 			return bellwether.ErrFenced
 		}
 		return nil
-	})
+	}))
 }
 
 // Fenced implements [bellwether.Fencer].
 func (s *Store) Fenced(ctx context.Context, key string, epoch uint64) (bool, error) {
-	return adapter.Await(ctx, func() (bool, error) {
+	return await(ctx, s, "fenced", func() (bool, error) {
 		reply, _, err := s.run(ctx, fencedScript, s.name(key), epoch)
 		if err != nil {
-			return false, fmt.Errorf("redisstore: fenced: %w", err)
+			return false, err
 		}
 		return reply[0] == int64(1), nil
-	}, nil)
+	})
 }
 
 // Invalidate implements [bellwether.Store].
 func (s *Store) Invalidate(ctx context.Context, key string) error {
-	return adapter.Do(ctx, func() error {
+	return s.wrap("invalidate", adapter.Do(ctx, func() error {
 		_, _, err := s.run(ctx, invalidateScript, s.name(key), retention.Milliseconds(), s.channel(), key)
-		if err != nil {
-			return fmt.Errorf("redisstore: invalidate: %w", err)
-		}
-		return nil
-	})
+		return err
+	}))
 }
 
 // sight returns a recent sighting of the clock of name's server. As a rule a claim has
@@ -464,20 +478,20 @@ func (s *Store) clockOf(addr string) *clock {
 func decode(data []byte, now time.Duration) (bellwether.Entry, error) {
 	var e bellwether.Entry
 	if len(data) < marksLen || bytes.ContainsFunc(data[:marksLen], func(r rune) bool { return r < '0' || r > '9' }) {
-		return e, fmt.Errorf("redisstore: %w: no counter", bellwether.ErrCorrupt)
+		return e, fmt.Errorf("%w: no counter", bellwether.ErrCorrupt)
 	}
 	if len(data) == marksLen {
 		return e, bellwether.ErrNotFound
 	}
 	if len(data) < headLen {
-		return e, fmt.Errorf("redisstore: %w: no end of its life", bellwether.ErrCorrupt)
+		return e, fmt.Errorf("%w: no end of its life", bellwether.ErrCorrupt)
 	}
 	passed, err := since(data[marksLen:], now)
 	if err != nil {
 		return e, err
 	}
 	if err := e.UnmarshalBinary(data[headLen:]); err != nil {
-		return e, fmt.Errorf("redisstore: %w", err)
+		return e, err
 	}
 	if passed >= e.Life() {
 		return bellwether.Entry{}, bellwether.ErrNotFound
@@ -491,7 +505,7 @@ func decode(data []byte, now time.Duration) (bellwether.Entry, error) {
 func since(data []byte, now time.Duration) (time.Duration, error) {
 	us, err := strconv.ParseUint(string(data[:numberLen]), 10, 53)
 	if err != nil {
-		return 0, fmt.Errorf("redisstore: %w: no time of commit", bellwether.ErrCorrupt)
+		return 0, fmt.Errorf("%w: no time of commit", bellwether.ErrCorrupt)
 	}
 	// Negative if the server's clock was set back since.
 	return max(0, now-time.Duration(us)*time.Microsecond), nil

@@ -1,0 +1,321 @@
+package bellwether
+
+import (
+	"cmp"
+	"encoding"
+	"encoding/json"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+)
+
+// This file is how values become bytes for the store and come back; and what JSON, which
+// is used unless a Codec is given, does to the values of a type on that way.
+
+// A Codec turns values into bytes and back, like the two functions of most
+// encoding packages: Codec{msgpack.Marshal, msgpack.Unmarshal}.
+type Codec struct {
+	// Marshal returns the bytes of a value. If it fails, the value goes to those
+	// who wait, OnError is told, and each process loads its own.
+	Marshal func(any) ([]byte, error)
+	// Unmarshal decodes bytes into what its second argument points to. If it
+	// fails, OnError is told, of an [ErrCorrupt] with the failure in it, and the
+	// value is loaded anew.
+	Unmarshal func([]byte, any) error
+}
+
+// codecOf is c for values of type V.
+func codecOf[V any](c Codec) (func(V) ([]byte, error), func([]byte) (V, error)) {
+	if c.Marshal == nil {
+		var zero V
+		switch any(zero).(type) {
+		case []byte:
+			return func(v V) ([]byte, error) { return any(v).([]byte), nil },
+				func(b []byte) (V, error) { return any(b).(V), nil }
+		case string:
+			return func(v V) ([]byte, error) { return []byte(any(v).(string)), nil },
+				func(b []byte) (V, error) { return any(string(b)).(V), nil }
+		}
+		c = Codec{json.Marshal, json.Unmarshal}
+	}
+	return func(v V) ([]byte, error) { return c.Marshal(v) },
+		func(b []byte) (v V, err error) { return v, c.Unmarshal(b, &v) }
+}
+
+var (
+	jsonMarshaler   = reflect.TypeFor[json.Marshaler]()
+	jsonUnmarshaler = reflect.TypeFor[json.Unmarshaler]()
+	textMarshaler   = reflect.TypeFor[encoding.TextMarshaler]()
+	textUnmarshaler = reflect.TypeFor[encoding.TextUnmarshaler]()
+)
+
+// jsonMends is how a type is mended that JSON does not suit.
+const jsonMends = "give a field that is not meant to travel the tag `json:\"-\"`, give its type MarshalJSON and UnmarshalJSON, or set Options.Codec"
+
+// throughJSON returns what of a t is not what it was when it has been encoded as JSON and
+// decoded: lossy if there is such a thing, or broken if a t does not come back at all.
+func throughJSON(t reflect.Type) (lossy, broken error) {
+	if t == reflect.TypeFor[[]byte]() || t == reflect.TypeFor[string]() {
+		return nil, nil // see codecOf
+	}
+	c := jsonCheck{seen: map[jsonPlace]bool{}, hidden: map[hiddenField]bool{}}
+	c.visit(jsonPlace{t: t}, "")
+	if len(c.broken) > 0 {
+		return nil, fmt.Errorf("bellwether: Options.Store cannot keep values of type %v as JSON: %s; %s", t, c.broken[0], jsonMends)
+	}
+	if len(c.lost) > 0 {
+		return fmt.Errorf("bellwether: other processes get values of type %v changed, since Options.Store has them as JSON: %s; %s", t, strings.Join(c.lost, "; "), jsonMends), nil
+	}
+	return nil, nil
+}
+
+// A jsonCheck goes through a type as package json does.
+type jsonCheck struct {
+	seen         map[jsonPlace]bool
+	hidden       map[hiddenField]bool // that are among lost
+	lost, broken []string
+}
+
+// A hiddenField is a field that is not exported.
+type hiddenField struct {
+	of   reflect.Type
+	name string
+}
+
+// A jsonPlace is a type where JSON meets it.
+type jsonPlace struct {
+	t reflect.Type
+	// addressable tells that methods of *t are called too when it is encoded.
+	addressable bool
+	// decoded tells that what is around it has a decoder of its own.
+	decoded bool
+	// inField tells that it is a part of a struct.
+	inField bool
+	// optional tells that a value may be without it.
+	optional bool
+}
+
+// within returns the place of a part of type t.
+func (p jsonPlace) within(t reflect.Type) jsonPlace {
+	p.t = t
+	return p
+}
+
+// behind is within for a part that nil does not have.
+func (p jsonPlace) behind(t reflect.Type, addressable bool) jsonPlace {
+	p.t, p.addressable = t, addressable
+	// A value that is nil itself is no value that anybody loads.
+	p.optional = p.optional || p.inField
+	return p
+}
+
+// visit notes what is lost of p. Its name is path, or, outside of structs, its type's.
+func (c *jsonCheck) visit(p jsonPlace, path string) {
+	if c.seen[p] {
+		return
+	}
+	c.seen[p] = true
+	if !p.inField {
+		path = p.t.String()
+	}
+	if p.t.Kind() == reflect.Pointer {
+		c.visit(p.behind(p.t.Elem(), true), path)
+		return
+	}
+	if p.t.Kind() == reflect.Interface {
+		c.visitInterface(p, path)
+		return
+	}
+	pointer := reflect.PointerTo(p.t)
+	encodedBy := func(m reflect.Type) bool { return p.t.Implements(m) || p.addressable && pointer.Implements(m) }
+	decodes := pointer.Implements(jsonUnmarshaler) || pointer.Implements(textUnmarshaler)
+	switch {
+	case encodedBy(jsonMarshaler):
+		return // its own affair
+	case encodedBy(textMarshaler):
+		if !decodes && !p.decoded && p.t.Kind() != reflect.String {
+			c.fails(p, path, "has MarshalText and no UnmarshalText")
+		}
+		return
+	}
+	p.decoded = p.decoded || decodes
+	switch p.t.Kind() {
+	case reflect.Chan, reflect.Func, reflect.Complex64, reflect.Complex128, reflect.UnsafePointer:
+		c.fails(p, path, "cannot be encoded")
+	case reflect.Slice:
+		c.visit(p.behind(p.t.Elem(), true), path+"[]")
+	case reflect.Array:
+		if p.t.Len() > 0 {
+			c.visit(p.within(p.t.Elem()), path+"[]")
+		}
+	case reflect.Map:
+		c.visitKeys(p, path)
+		c.visit(p.behind(p.t.Elem(), false), path+"[]")
+	case reflect.Struct:
+		c.visitFields(p, path)
+	}
+}
+
+// fails notes that a value does not come back with p in it.
+func (c *jsonCheck) fails(p jsonPlace, path, why string) {
+	if p.optional {
+		c.loses(p, path, why+", so that a value with one does not come back")
+	} else {
+		c.broken = append(c.broken, p.called(path)+" "+why)
+	}
+}
+
+// loses notes that p does not come back as it was.
+func (c *jsonCheck) loses(p jsonPlace, path, what string) {
+	c.lost = append(c.lost, p.called(path)+" "+what)
+}
+
+// called is path, with the type unless that is all of it.
+func (p jsonPlace) called(path string) string {
+	if name := p.t.String(); path != name {
+		path += " (" + name + ")"
+	}
+	return path
+}
+
+func (c *jsonCheck) visitInterface(p jsonPlace, path string) {
+	switch {
+	case p.decoded:
+	case p.t.NumMethod() == 0:
+		c.loses(p, path, "comes back as a string, float64, bool, []any or map[string]any")
+	default:
+		c.fails(p, path, "is an interface with methods, and cannot be decoded")
+	}
+}
+
+// visitKeys notes whether JSON has no name for a map's keys, or none that leads back.
+func (c *jsonCheck) visitKeys(p jsonPlace, path string) {
+	key := p.t.Key()
+	kind := key.Kind()
+	number := reflect.Int <= kind && kind <= reflect.Uintptr
+	toText := key.Implements(textMarshaler)
+	switch {
+	case kind == reflect.String:
+	case !number && !toText:
+		c.fails(p, path, "has keys that cannot be encoded")
+	case toText && !p.decoded && !reflect.PointerTo(key).Implements(textUnmarshaler):
+		c.fails(p, path, "has keys with MarshalText and no UnmarshalText")
+	}
+}
+
+// A jsonField is a field as JSON finds it in a struct, or in one that is embedded there.
+type jsonField struct {
+	jsonPlace
+	path   string
+	name   string // in JSON
+	tagged bool   // by its tag
+	depth  int    // of structs in structs
+}
+
+// visitFields notes what is lost of a struct's fields.
+func (c *jsonCheck) visitFields(p jsonPlace, path string) {
+	named := map[string][]jsonField{}
+	var names []string
+	for _, f := range c.fields(p, path) {
+		if named[f.name] == nil {
+			names = append(names, f.name)
+		}
+		named[f.name] = append(named[f.name], f)
+	}
+	for _, name := range names {
+		fields := named[name]
+		one := dominant(fields)
+		for i, f := range fields {
+			if i == one {
+				c.visit(f.jsonPlace, f.path)
+			} else {
+				c.loses(f.jsonPlace, f.path, fmt.Sprintf("is not the only field with the name %q in JSON, and comes back empty", name))
+			}
+		}
+	}
+}
+
+// dominant returns which of several fields with one name JSON takes, -1 for none.
+func dominant(fields []jsonField) int {
+	one := -1
+	better := func(f, than jsonField) bool {
+		return f.depth < than.depth || f.depth == than.depth && f.tagged && !than.tagged
+	}
+	for i, f := range fields {
+		if !slices.ContainsFunc(fields, func(other jsonField) bool { return better(other, f) }) {
+			if one >= 0 {
+				return -1 // as good as another
+			}
+			one = i
+		}
+	}
+	return one
+}
+
+// fields returns the fields that JSON finds in a struct and in those that are embedded
+// there.
+func (c *jsonCheck) fields(p jsonPlace, path string) (found []jsonField) {
+	p.inField = true
+	done := map[reflect.Type]bool{}
+	level := []jsonField{{jsonPlace: p, path: path}}
+	for len(level) > 0 {
+		var next []jsonField
+		for _, in := range level {
+			for i := range in.t.NumField() {
+				f, ok := c.field(in, in.t.Field(i))
+				switch {
+				case !ok:
+				case f.name == "":
+					next = append(next, f)
+				default:
+					found = append(found, f)
+				}
+			}
+		}
+		for _, in := range level {
+			done[in.t] = true
+		}
+		level = slices.DeleteFunc(next, func(in jsonField) bool { return done[in.t] })
+	}
+	return found
+}
+
+// field returns a field of the struct in. It has no name if its own fields stand in its
+// place. What JSON does not see of the struct is none, and noted unless that is meant.
+func (c *jsonCheck) field(in jsonField, f reflect.StructField) (_ jsonField, ok bool) {
+	tag := f.Tag.Get("json")
+	if tag == "-" {
+		return jsonField{}, false
+	}
+	name, options, _ := strings.Cut(tag, ",")
+	at, path := in.within(f.Type), in.path+"."+f.Name
+	inner := f.Type
+	if f.Anonymous && inner.Kind() == reflect.Pointer {
+		inner = inner.Elem()
+	}
+	embedded := f.Anonymous && inner.Kind() == reflect.Struct
+	switch {
+	case !f.IsExported() && !embedded:
+		if field := (hiddenField{in.t, f.Name}); !empty(f) && !c.hidden[field] {
+			c.hidden[field] = true
+			c.loses(at, path, "is not exported, and comes back empty")
+		}
+		return jsonField{}, false
+	case !embedded || name != "":
+		at.optional = at.optional || slices.Contains(strings.Split(options, ","), "omitzero")
+		return jsonField{at, path, cmp.Or(name, f.Name), name != "", in.depth}, true
+	case inner != f.Type:
+		at = at.behind(inner, true)
+		if !f.IsExported() && !in.decoded {
+			c.fails(at, path, "is an embedded pointer to a type that is not exported, and cannot be decoded")
+		}
+	}
+	return jsonField{jsonPlace: at, path: path, depth: in.depth + 1}, true
+}
+
+// empty reports whether an unexported field has nothing that a value could lose.
+func empty(f reflect.StructField) bool {
+	return f.Name == "_" || f.Type.Size() == 0 || reflect.PointerTo(f.Type).Implements(reflect.TypeFor[sync.Locker]())
+}

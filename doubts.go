@@ -1,0 +1,92 @@
+package bellwether
+
+import (
+	"context"
+	"errors"
+	"time"
+)
+
+// This file is the near tier switched off: each call has the store asked, and what a
+// flight has to show answers the calls that came before the store was asked for it. For
+// whoever comes later the store is asked again: once for all who have come meanwhile, and
+// not while nobody comes.
+
+// aloneTTL is for how long, with the near tier off, a process goes on with what the store
+// has not taken: it would else load a key again for each call in an outage.
+const aloneTTL = time.Second
+
+// alone is for how long the process goes on with what no store has answered for.
+func (s *settings) alone() time.Duration {
+	if s.eachCall {
+		return aloneTTL
+	}
+	return s.NearTTL
+}
+
+// trusts reports whether it may answer the call at the time now without another word of
+// the store's.
+func (c *waiter[V]) trusts(it *item[V], now instant) bool {
+	if c.engine.eachCall {
+		return c.began < it.trusted
+	}
+	return now < it.trusted
+}
+
+// doubt has the store asked again about what the flight shows, for a call that came after
+// it was asked. It does nothing with the near tier on.
+func (f *flight[V]) doubt() {
+	select {
+	case f.doubts <- struct{}{}:
+	default: // it is to be asked already, for all
+	}
+}
+
+// answerDoubts asks the store whenever a call has doubted, until ctx ends or nothing later
+// could be said.
+func (f *flight[V]) answerDoubts(ctx context.Context) {
+	e := f.engine
+	for {
+		select {
+		case <-f.doubts:
+		case <-ctx.Done():
+			return
+		}
+		f.confirmOffer(ctx)
+		e.mu.Lock()
+		published, epoch, storeless := f.state.Load().published, f.claimed, f.storeless
+		e.mu.Unlock()
+		fencer, ok := e.Store.(Fencer)
+		if ok && published != nil && !storeless && !f.vouchFor(ctx, fencer, published, epoch) {
+			return
+		}
+	}
+}
+
+// confirmOffer asks the store whether the stale item that callers are offered still holds.
+// It returns false if nothing is offered, or ctx has ended.
+func (f *flight[V]) confirmOffer(ctx context.Context) bool {
+	e := f.engine
+	offered := f.state.Load().offered
+	if offered == nil {
+		return false
+	}
+	o := &outage{e.EngineTimeout}
+	// What is confirmed is trusted by the log's age too, and must be so until
+	// the next time.
+	e.followLog(ctx, o, e.NearTTL/4)
+	entry, asked, err := e.apart(f.key, 0).read(ctx, o)
+	confirmed := *offered
+	switch confirmed.trusted = e.trustedUntil(asked); {
+	case ctx.Err() != nil:
+		return false
+	case errors.Is(err, ErrUnavailable):
+		// It cannot say that the item does not hold, to those either who came while it
+		// was silent.
+		confirmed.trusted = max(confirmed.trusted, e.clock.now()+1)
+	case err != nil || entry.Epoch != offered.epoch:
+		f.reoffer(offered, nil)
+		return true
+	}
+	f.reoffer(offered, &confirmed)
+	return true
+}

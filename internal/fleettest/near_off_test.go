@@ -1,0 +1,31 @@
+package fleettest
+
+import (
+	"fmt"
+	"testing"
+	"time"
+)
+
+// TestNearOff has processes without near tiers: what one of them has invalidated no other
+// serves to a call that begins after that, in a hundred rounds, and each round is one load.
+func TestNearOff(t *testing.T) {
+	Each(t, fleets, func(t *testing.T, kind Kind) {
+		const rounds = 100
+		f := newFleet(t, kind, 3, fleetOptions{TTL: time.Hour, NearTTL: -1, EngineTimeout: patient})
+		f.origin.delay.Store(int64(time.Millisecond))
+		for round := range rounds {
+			want := fmt.Sprint("k#", round+1)
+			for _, r := range []report{f.herd("k", 20), f.all(order{Do: "get", Key: "k"})} {
+				if noneFailed(t, r); len(r.Values) != 1 || r.Values[want] == 0 {
+					t.Fatalf("round %d: got %v, want %s", round, r.Values, want)
+				}
+			}
+			if r := f.workers[round%3].do(order{Do: "invalidate", Key: "k"}); r.Err != "" {
+				t.Fatal(r.Err)
+			}
+		}
+		if n := f.origin.count("k"); n != rounds {
+			t.Errorf("%d loads in %d rounds", n, rounds)
+		}
+	})
+}

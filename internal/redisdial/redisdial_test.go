@@ -1,0 +1,67 @@
+package redisdial
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// A word is what a server has answered.
+type word string
+
+func (w word) Error() string { return string(w) }
+func (word) RedisError()     {}
+
+var _ redis.Error = word("")
+
+// TestExplain dials two addresses, and looks what the failures explain.
+func TestExplain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &Failures{latest: map[string]failure{}}
+		var outcome error
+		hook := f.DialHook(func(context.Context, string, string) (net.Conn, error) { return nil, outcome })
+		dial := func(addr string, err error) {
+			time.Sleep(time.Millisecond)
+			outcome = err
+			if _, got := hook(t.Context(), "tcp", addr); got != err {
+				t.Errorf("the hook returns %v, want %v", got, err)
+			}
+		}
+		wants := func(when, want string) {
+			t.Helper()
+			err := f.Explain(context.DeadlineExceeded)
+			if !errors.Is(err, context.DeadlineExceeded) || err.Error() != context.DeadlineExceeded.Error()+want {
+				t.Errorf("%s: %q, want %q behind the call's own", when, err, want)
+			}
+		}
+		wants("at first", "")
+		dial("a", errors.New("a refuses"))
+		dial("b", errors.New("b refuses"))
+		wants("after two failures", ": b refuses")
+		for _, own := range []error{nil, context.Canceled, word("NOPERM"), fmt.Errorf("a command: %w", word("NOPERM")), errors.New("dial: b refuses")} {
+			if err := f.Explain(own); err != own {
+				t.Errorf("%v is explained as %v", own, err)
+			}
+		}
+		if err := f.Explain(io.EOF); !errors.Is(err, io.EOF) || !strings.Contains(err.Error(), "b refuses") {
+			t.Errorf("a connection that broke: %v", err)
+		}
+		dial("b", nil)
+		wants("when b has a connection", ": a refuses")
+		dial("a", context.Canceled)
+		wants("when nobody wants a connection to a", ": a refuses")
+		time.Sleep(memory)
+		wants("later", "")
+		if len(f.latest) != 0 {
+			t.Errorf("%d failures are kept that explain nothing", len(f.latest))
+		}
+	})
+}

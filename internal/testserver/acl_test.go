@@ -1,0 +1,20 @@
+package testserver
+
+import (
+	"os"
+	"strings"
+	"testing"
+)
+
+// TestRestrict_Document holds the documentation to what the tests run under.
+func TestRestrict_Document(t *testing.T) {
+	b, err := os.ReadFile("../../docs/engines.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"\n    " + RedisRules + "\n", "`" + ClusterRules + "`"} {
+		if !strings.Contains(string(b), want) {
+			t.Errorf("docs/engines.md has no %q", want)
+		}
+	}
+}

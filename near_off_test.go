@@ -1,0 +1,619 @@
+package bellwether_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/lockers/locallock"
+	"github.com/bellwether-go/bellwether/stores/memstore"
+)
+
+// This file has the near tier switched off: the store is asked for each call, all that is
+// promised holds, and nothing of it costs the origin or the store more than the calls do.
+
+// nearOff is o with the near tier switched off.
+func nearOff(o bellwether.Options) bellwether.Options {
+	o.NearTTL = -1
+	return o
+}
+
+// trip is how long a call of an engine takes here.
+func trip(context.Context, string) error { time.Sleep(time.Millisecond); return nil }
+
+// What another process has invalidated or committed holds here for the next call, heard or
+// not. With the near tier it may be served for NearTTL.
+func TestNearOff_OthersChangesHoldAtOnce(t *testing.T) {
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 2, by, nearOff(bellwether.Options{TTL: time.Hour}))
+		a, b := f.processes[0], f.processes[1]
+		lost := on(refuse, "notice")
+		f.each(func(p *process) { p.store.set(lost) })
+		wants := func(when string, p *process, want string) {
+			t.Helper()
+			time.Sleep(1) // a change and a call of one instant have no order
+			if v, err := p.Get(t.Context(), "k"); v != want || err != nil {
+				t.Errorf("%s: %q, %v, want %q", when, v, err, want)
+			}
+		}
+		wants("at first", a, "v1")
+		wants("elsewhere", b, "v1")
+		if err := b.Invalidate(t.Context(), "k"); err != nil {
+			t.Error(err)
+		}
+		wants("after another's invalidation", a, "v2")
+		_, epoch, _ := f.store.Claim(t.Context(), "test:k")
+		f.store.Commit(t.Context(), "test:k", bellwether.Entry{Kind: bellwether.KindValue, Value: []byte("later"), Epoch: epoch, TTL: time.Hour})
+		wants("after another's commit", a, "later")
+		wants("after another's commit", b, "later")
+		f.wantLoads(t, 2)
+	})
+}
+
+// One load for a cold key, and for a warm one as many reads as the store has time for,
+// however many callers there are: those that come while it is read share the next read.
+func TestNearOff_Herd(t *testing.T) {
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 3, by, nearOff(bellwether.Options{}))
+		f.each(func(p *process) { p.store.set(trip); p.locker.set(trip) })
+		trickle := func(callers int, pause time.Duration) {
+			var wg sync.WaitGroup
+			for range callers {
+				f.each(func(p *process) {
+					wg.Go(func() {
+						began := time.Now()
+						if v, err := p.Get(t.Context(), "k"); v != "v1" || err != nil {
+							t.Errorf("%q, %v", v, err)
+						}
+						if took := time.Since(began); took > 1500*time.Millisecond {
+							t.Errorf("a caller waited %v", took)
+						}
+					})
+				})
+				time.Sleep(pause)
+			}
+			wg.Wait()
+		}
+		trickle(1000, 500*time.Microsecond) // over half of the load
+		f.wantLoads(t, 1)
+		f.each(func(p *process) { p.store.reset() })
+		trickle(1000, 10*time.Microsecond)
+		f.wantLoads(t, 1)
+		f.each(func(p *process) {
+			if n := p.store.count(); n > 15 {
+				t.Errorf("%d calls of the store for a herd of 10 ms, want one a millisecond", n)
+			}
+		})
+	})
+}
+
+// While a value is rebuilt, what is stale is served to whoever comes, after one trip to
+// the store, and not when that has something else to say. Nobody asks it while nobody
+// comes.
+func TestNearOff_StaleBeatsSlow(t *testing.T) {
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 2, by, nearOff(bellwether.Options{TTL: time.Second, StaleWhileRevalidate: time.Hour, MaxWait: time.Minute}))
+		lost := on(refuse, "notice")
+		f.each(func(p *process) {
+			p.store.set(func(ctx context.Context, op string) error {
+				return errors.Join(lost(ctx, op), trip(ctx, op))
+			})
+		})
+		a, b := f.processes[0], f.processes[1]
+		a.Get(t.Context(), "k")
+		b.Get(t.Context(), "k")
+		time.Sleep(time.Second)
+		f.origin.set(func(o *source) { o.build = 20 * time.Second })
+		// Of the process that rebuilds and of the one that waits for it.
+		for range 100 {
+			f.each(func(p *process) {
+				began := time.Now()
+				if v, err := p.Get(t.Context(), "k"); v != "v1" || err != nil || time.Since(began) > 5*time.Millisecond {
+					t.Errorf("%q, %v after %v", v, err, time.Since(began))
+				}
+			})
+			time.Sleep(10 * time.Millisecond)
+		}
+		f.wantLoads(t, 2)
+		f.each(func(p *process) { p.store.reset() })
+		time.Sleep(8 * time.Second)
+		f.each(func(p *process) {
+			if n := p.store.count(); n > 60 {
+				t.Errorf("%d calls of the store in 8 s in which nobody asked", n)
+			}
+		})
+		if err := b.Invalidate(t.Context(), "k"); err != nil {
+			t.Error(err)
+		}
+		if v, err := a.Get(t.Context(), "k"); v == "v1" || err != nil {
+			t.Errorf("%q, %v after its invalidation in another process", v, err)
+		}
+	})
+}
+
+// A caller's patience ends with what was stale when it came.
+func TestNearOff_Patience(t *testing.T) {
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 2, by, nearOff(bellwether.Options{TTL: time.Second, StaleWhileRevalidate: time.Hour, Patience: 2 * time.Second}))
+		f.each(func(p *process) { p.store.set(trip) })
+		f.get(1, "k")
+		time.Sleep(time.Second)
+		f.origin.set(func(o *source) { o.build = 10 * time.Second })
+		var wg sync.WaitGroup
+		for range 5 {
+			f.each(func(p *process) {
+				wg.Go(func() {
+					began := time.Now()
+					if v, err := p.Get(t.Context(), "k"); v != "v1" || err != nil || time.Since(began) > 2*time.Second+5*time.Millisecond {
+						t.Errorf("%q, %v after %v", v, err, time.Since(began))
+					}
+				})
+			})
+			time.Sleep(300 * time.Millisecond)
+		}
+		wg.Wait()
+	})
+}
+
+// What this process has answers in its windows while the store does not, and what it loads
+// then is not loaded again for each call.
+func TestNearOff_StoreDown(t *testing.T) {
+	for name, fault := range map[string]fault{"silent": blackHole, "refuses": refuse} {
+		t.Run(name, func(t *testing.T) {
+			everyWay(t, func(t *testing.T, by way) {
+				f := newFleet(t, 1, by, nearOff(bellwether.Options{TTL: time.Minute}))
+				p := f.processes[0]
+				p.Get(t.Context(), "k")
+				p.store.set(fault)
+				var wg sync.WaitGroup
+				for range 20 { // who comes while it is found out waits for that once
+					wg.Go(func() {
+						began := time.Now()
+						if v, err := p.Get(t.Context(), "k"); v != "v1" || err != nil || time.Since(began) > 600*time.Millisecond {
+							t.Errorf("%q, %v after %v", v, err, time.Since(began))
+						}
+					})
+					time.Sleep(20 * time.Millisecond)
+				}
+				wg.Wait()
+				for range 200 {
+					if v, err := p.Get(t.Context(), "k"); v != "v1" || err != nil {
+						t.Errorf("%q, %v", v, err)
+					}
+					time.Sleep(50 * time.Millisecond)
+				}
+				f.wantLoads(t, 1)
+				f.origin.set(func(o *source) { o.build = 10 * time.Millisecond })
+				for range 200 {
+					p.Get(t.Context(), "another")
+					time.Sleep(50 * time.Millisecond)
+				}
+				if loads, _ := f.origin.count(); loads > 3 {
+					t.Errorf("%d loads for a key in an outage of 10 s", loads-1)
+				}
+			})
+		})
+	}
+}
+
+// A store that goes away while a value is rebuilt has nobody wait for the rebuild: it
+// cannot say that what is stale does not hold.
+func TestNearOff_StoreDownDuringARebuild(t *testing.T) {
+	for name, fault := range map[string]fault{"silent": blackHole, "refuses": refuse} {
+		t.Run(name, func(t *testing.T) {
+			everyWay(t, func(t *testing.T, by way) {
+				f := newFleet(t, 1, by, nearOff(bellwether.Options{TTL: time.Second, StaleWhileRevalidate: time.Hour, MaxWait: time.Minute}))
+				p := f.processes[0]
+				p.Get(t.Context(), "k")
+				time.Sleep(time.Second)
+				f.origin.set(func(o *source) { o.build = 20 * time.Second })
+				p.Get(t.Context(), "k")
+				synctest.Wait()
+				p.store.set(fault)
+				var wg sync.WaitGroup
+				for range 50 {
+					wg.Go(func() {
+						began := time.Now()
+						if v, err := p.Get(t.Context(), "k"); v != "v1" || err != nil || time.Since(began) > 600*time.Millisecond {
+							t.Errorf("%q, %v after %v", v, err, time.Since(began))
+						}
+					})
+					time.Sleep(20 * time.Millisecond)
+				}
+				wg.Wait()
+				f.wantLoads(t, 2)
+			})
+		})
+	}
+}
+
+// A store that takes no writes has each key loaded once a second, as with the near tier.
+func TestNearOff_StoreTakesNothing(t *testing.T) {
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 1, by, nearOff(bellwether.Options{TTL: time.Minute}))
+		p := f.processes[0]
+		f.origin.set(func(o *source) { o.build = 10 * time.Millisecond })
+		p.store.set(on(refuse, "claim", "commit"))
+		for range 500 {
+			if _, err := p.Get(t.Context(), "k"); err != nil {
+				t.Error(err)
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		if loads, _ := f.origin.count(); loads > 10 {
+			t.Errorf("%d loads of a key in 10 s", loads)
+		}
+	})
+}
+
+// A value that is too large for the store stays with each process, for as long as the
+// store says that it stands.
+func TestNearOff_Unshared(t *testing.T) {
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 2, by, nearOff(bellwether.Options{TTL: time.Hour}))
+		f.each(func(p *process) {
+			p.store.limit = func(e bellwether.Entry) error {
+				if len(e.Value) > 0 {
+					return bellwether.ErrTooLarge
+				}
+				return nil
+			}
+		})
+		for range 20 {
+			f.get(3, "k")
+			time.Sleep(time.Second)
+		}
+		f.wantLoads(t, 2)
+		f.each(func(p *process) { p.store.set(on(refuse, "notice")) })
+		f.processes[0].Invalidate(t.Context(), "k")
+		if v, err := f.processes[1].Get(t.Context(), "k"); err != nil || version(v) < 3 {
+			t.Errorf("%q, %v after its invalidation in another process", v, err)
+		}
+	})
+}
+
+// A failure answers for ErrorTTL, in every process, and in this one also if the store is
+// away.
+func TestNearOff_Failures(t *testing.T) {
+	for name, fault := range map[string]fault{"with the store": nil, "without": refuse} {
+		t.Run(name, func(t *testing.T) {
+			everyWay(t, func(t *testing.T, by way) {
+				f := newFleet(t, 2, by, nearOff(bellwether.Options{ErrorTTL: 20 * time.Second}))
+				f.origin.set(func(o *source) { o.build, o.fail = 10*time.Millisecond, func(int) error { return errOrigin } })
+				f.each(func(p *process) { p.store.set(fault) })
+				for range 90 { // the pause is 10 s at the least
+					f.each(func(p *process) {
+						if _, err := p.Get(t.Context(), "k"); err == nil || !strings.Contains(err.Error(), errOrigin.Error()) {
+							t.Errorf("Get: %v, want the origin's failure", err)
+						}
+					})
+					time.Sleep(100 * time.Millisecond)
+				}
+				want := 1
+				if fault != nil {
+					want = 2
+				}
+				if loads, _ := f.origin.count(); loads > want {
+					t.Errorf("%d loads within ErrorTTL, want %d", loads, want)
+				}
+			})
+		})
+	}
+}
+
+// What the store has not changed is not decoded again.
+func TestNearOff_DecodesOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var decoded atomic.Int32
+		o := nearOff(bellwether.Options{Store: quiet{memstore.New()}, Codec: bellwether.Codec{
+			Marshal:   json.Marshal,
+			Unmarshal: func(b []byte, v any) error { decoded.Add(1); return json.Unmarshal(b, v) },
+		}})
+		load := func(context.Context, string) (string, error) { return "v", nil }
+		a, b := cacheOf(t, load, o), cacheOf(t, load, o)
+		a.Get(t.Context(), "k")
+		for range 100 {
+			if v, err := b.Get(t.Context(), "k"); v != "v" || err != nil {
+				t.Errorf("%q, %v", v, err)
+			}
+			time.Sleep(time.Millisecond)
+		}
+		if n := decoded.Load(); n != 1 {
+			t.Errorf("decoded %d times, want once", n)
+		}
+	})
+}
+
+// A batch asks for all of its keys at each call, in one.
+func TestNearOff_GetMany(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		origin := &batchSource{build: time.Second}
+		ps := newBatchFleet(t, 2, origin, nearOff(bellwether.Options{TTL: time.Hour}))
+		keys := manyKeys(100)
+		for range 3 {
+			for _, p := range ps {
+				values, err := p.GetMany(t.Context(), keys)
+				wantAll(t, keys, values, err)
+				time.Sleep(time.Millisecond)
+			}
+		}
+		ps[0].store.reset()
+		ps[0].GetMany(t.Context(), keys)
+		if n := ps[0].store.count(); n != 1 {
+			t.Errorf("%d calls of the store for 100 keys, want one", n)
+		}
+		if err := ps[1].Invalidate(t.Context(), keys[0]); err != nil {
+			t.Error(err)
+		}
+		time.Sleep(1)
+		values, err := ps[0].GetMany(t.Context(), keys)
+		if v := values[keys[0]]; err != nil || v != keys[0]+" v2" {
+			t.Errorf("%q, %v after its invalidation in another process", v, err)
+		}
+	})
+}
+
+// Popular keys are rebuilt before they expire, by the calls that the store answers.
+func TestNearOff_EarlyRefresh(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 2, push, nearOff(bellwether.Options{TTL: 10 * time.Second, EarlyRefresh: 1}))
+		slow := 0
+		for range 1000 {
+			f.each(func(p *process) {
+				began := time.Now()
+				if _, err := p.Get(t.Context(), "k"); err != nil {
+					t.Error(err)
+				}
+				if time.Since(began) > 100*time.Millisecond {
+					slow++
+				}
+			})
+			time.Sleep(50 * time.Millisecond)
+		}
+		if loads, most := f.origin.count(); slow > 3 || loads > 12 || most > 1 {
+			t.Errorf("%d callers waited for a load; %d loads, %d at a time", slow, loads, most)
+		}
+	})
+}
+
+// nearOffSites are processes with one store, which need not tell of changes, and no near
+// tier.
+func nearOffSites(t *testing.T, n int, store bellwether.Store, h http.HandlerFunc) []*site {
+	t.Helper()
+	locker := locallock.New()
+	var all []*site
+	for range n {
+		o := bellwether.HTTPOptions{Options: nearOff(bellwether.Options{Store: store, Locker: locker})}
+		all = append(all, newSite(t, o, h))
+	}
+	time.Sleep(10 * time.Millisecond) // the log has begun
+	return all
+}
+
+// HTTP: a page, its variants and what was swept hold at once, and no hit of one process's
+// own is served in their place.
+func TestNearOff_HTTPInvalidatedElsewhere(t *testing.T) {
+	for name, match := range map[string]bellwether.Match{
+		"URL":    {URLs: []string{"http://a/p"}},
+		"prefix": {Prefixes: []string{"http://a/"}},
+		"tag":    {Tags: []string{"x"}},
+		"soft":   {Tags: []string{"x"}, Soft: true},
+	} {
+		for _, vary := range []string{"", "Accept-Language"} {
+			t.Run(name+vary, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					var calls atomic.Int32
+					store := memstore.New()
+					all := nearOffSites(t, 2, quietFencer{quiet{store}, store}, func(w http.ResponseWriter, r *http.Request) {
+						w.Header().Set("Cache-Control", "max-age=3600")
+						w.Header().Set("Surrogate-Key", "x")
+						if vary != "" {
+							w.Header().Set("Vary", vary)
+						}
+						fmt.Fprint(w, calls.Add(1))
+					})
+					want := 1
+					for range 3 {
+						for range 3 {
+							for _, s := range all {
+								if got := s.get("http://a/p").Body.String(); got != fmt.Sprint(want) {
+									t.Errorf("got %q, want %d", got, want)
+								}
+								time.Sleep(time.Millisecond)
+							}
+						}
+						sweep(t, all[1], match)
+						want++
+					}
+				})
+			})
+		}
+	}
+}
+
+// A request costs one call of the store, log of invalidations included, and pages that are
+// asked for at one time do not wait for each other's.
+func TestNearOff_HTTPCalls(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := batchingStore{wiredStore: &wiredStore{wire: &wire{f: trip}, store: memstore.New()}}
+		s := nearOffSites(t, 1, store, page(0, "page"))[0]
+		const pages = 100
+		url := func(i int) string { return fmt.Sprint("http://a/", i) }
+		for i := range pages {
+			s.get(url(i))
+		}
+		time.Sleep(10 * time.Millisecond) // the last commit is behind its client
+		store.reset()
+		for i := range pages {
+			s.get(url(i))
+		}
+		if n := store.count(); n != pages {
+			t.Errorf("%d calls of the store for %d requests: %v", n, pages, store.calls)
+		}
+		store.reset()
+		began := time.Now()
+		var wg sync.WaitGroup
+		for i := range pages {
+			wg.Go(func() { s.get(url(i)) })
+			time.Sleep(10 * time.Microsecond)
+		}
+		wg.Wait()
+		if took := time.Since(began); took > 30*time.Millisecond {
+			t.Errorf("%d requests at one time took %v with a store of 1 ms", pages, took)
+		}
+		if n := store.count("get", "getmany"); n > pages+10 {
+			t.Errorf("%d calls of the store for %d requests at one time", n, pages)
+		}
+		s.wantCalls(t, pages)
+	})
+}
+
+// Who joins a response while it is written reads it at once, unless another process has
+// invalidated it; without a Fencer it waits for the commit. Either way the handler is
+// called once for those who may have it, and the store is not asked while nobody comes.
+func TestNearOff_LateJoinerOfAStream(t *testing.T) {
+	for name, open := range map[string]func(store bellwether.Store) bellwether.Store{
+		"can be asked": func(s bellwether.Store) bellwether.Store { return quietFencer{quiet{s}, s.(bellwether.Fencer)} },
+		"cannot":       func(s bellwether.Store) bellwether.Store { return quiet{s} },
+	} {
+		for _, invalidated := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/invalidated %v", name, invalidated), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					var calls atomic.Int32
+					all := nearOffSites(t, 2, open(memstore.New()), slowly(&calls))
+					go all[0].get("http://a/p")
+					time.Sleep(2 * time.Second)
+					want, ttfb := "1", time.Duration(0)
+					if invalidated {
+						if err := all[1].mw.Invalidate(t.Context(), "http://a/p"); err != nil {
+							t.Error(err)
+						}
+						want = "2"
+					} else if name == "cannot" {
+						ttfb = 3 * time.Second
+					}
+					time.Sleep(time.Millisecond)
+					start := time.Now()
+					w := &firstByte{ResponseRecorder: httptest.NewRecorder()}
+					all[0].handler.ServeHTTP(w, request("GET", "http://a/p"))
+					if w.Body.String() != want {
+						t.Errorf("a late joiner gets response %q, want %q", w.Body, want)
+					}
+					if got := w.at.Sub(start); !invalidated && (got < ttfb-10*time.Millisecond || got > ttfb+10*time.Millisecond) {
+						t.Errorf("its header after %v, want %v", got, ttfb)
+					}
+					if n := calls.Load(); fmt.Sprint(n) != want {
+						t.Errorf("%d handler calls, want %s", n, want)
+					}
+				})
+			})
+		}
+	}
+}
+
+// What a process knows of a key without its being an answer holds with the near tier off:
+// that its responses are for all, also with credentials; that they are not for sharing, and
+// that they are again; that the page is fresh, so that few requests go past it.
+func TestNearOff_HTTPKnowledge(t *testing.T) {
+	t.Run("credentials", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			s := nearOffSites(t, 1, memstore.New(), func(w http.ResponseWriter, r *http.Request) {
+				time.Sleep(time.Second)
+				w.Header().Set("Cache-Control", "public, max-age=1")
+			})[0]
+			s.get("http://a/p", "Authorization", "a")
+			time.Sleep(5 * time.Second)
+			var wg sync.WaitGroup
+			for i := range 20 {
+				wg.Go(func() { s.get("http://a/p", "Authorization", fmt.Sprint(i)) })
+			}
+			wg.Wait()
+			s.wantCalls(t, 2)
+		})
+	})
+	t.Run("not for sharing, and for sharing again", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			var private atomic.Bool
+			s := nearOffSites(t, 1, memstore.New(), func(w http.ResponseWriter, r *http.Request) {
+				time.Sleep(time.Second)
+				w.Header().Set("Cache-Control", "max-age=60")
+				if private.Load() {
+					w.Header().Set("Cache-Control", "private")
+				}
+			})[0]
+			private.Store(true)
+			s.get("http://a/p")
+			began := time.Now()
+			s.burst(20, func(int) *http.Request { return request("GET", "http://a/p") })
+			if took := time.Since(began); took > time.Second+10*time.Millisecond {
+				t.Errorf("those for whom nothing is shared waited %v for each other", took)
+			}
+			s.wantCalls(t, 21)
+			private.Store(false)
+			s.get("http://a/p") // which ends that
+			time.Sleep(time.Second)
+			s.burst(20, func(int) *http.Request { return request("GET", "http://a/p") })
+			s.wantCalls(t, 2)
+		})
+	})
+	t.Run("few go past a fresh page", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			s := nearOffSites(t, 1, memstore.New(), page(time.Second, "page"))[0]
+			s.get("http://a/p")
+			time.Sleep(time.Second)
+			s.burst(100, func(int) *http.Request {
+				r := request("GET", "http://a/p")
+				r.Header.Set("Cache-Control", "no-store")
+				return r
+			})
+			s.wantCalls(t, 1+8)
+		})
+	})
+	t.Run("a client's own stale-if-error", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			var broken atomic.Bool
+			s := nearOffSites(t, 1, &wiredStore{wire: &wire{f: trip}, store: memstore.New()}, func(w http.ResponseWriter, r *http.Request) {
+				if broken.Load() {
+					w.WriteHeader(http.StatusBadGateway)
+					return
+				}
+				w.Header().Set("Cache-Control", "max-age=1")
+				w.Header().Set("ETag", `"1"`)
+				fmt.Fprint(w, "page")
+			})[0]
+			s.get("http://a/p")
+			broken.Store(true)
+			time.Sleep(10 * time.Second)
+			for range 2 {
+				if w := s.get("http://a/p", "Cache-Control", "stale-if-error=60"); w.Body.String() != "page" {
+					t.Errorf("%d %q, want the stale page", w.Code, w.Body)
+				}
+				time.Sleep(time.Second)
+			}
+			if w := s.get("http://a/p"); w.Code != http.StatusBadGateway {
+				t.Errorf("%d for a client that did not ask for that", w.Code)
+			}
+		})
+	})
+}
+
+// Whatever happens, and in whatever order: what was invalidated anywhere is served to no
+// call that begins after that.
+func TestNearOff_RandomSchedules(t *testing.T) {
+	forSeeds(t, 500, 100, func(t *testing.T, seed uint64) { simulate(t, seed, -1) })
+}
+
+// The same of what was swept.
+func TestNearOff_RandomSweeps(t *testing.T) {
+	forSeeds(t, 500, 80, func(t *testing.T, seed uint64) { simulateSweeps(t, seed, -1) })
+}

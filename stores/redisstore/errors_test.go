@@ -1,0 +1,123 @@
+package redisstore
+
+import (
+	"context"
+	"errors"
+	"net"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/internal/testserver"
+	"github.com/redis/go-redis/v9"
+)
+
+// calls makes one call of each kind, for as long as a cache waits by default, and returns
+// their errors by its name.
+func calls(tb testing.TB, s *Store) map[string]error {
+	errs := map[string]error{}
+	for name, call := range map[string]func(context.Context) error{
+		"get":   func(ctx context.Context) error { _, err := s.Get(ctx, "k"); return err },
+		"claim": func(ctx context.Context) error { _, _, err := s.Claim(ctx, "k"); return err },
+		"commit": func(ctx context.Context) error {
+			return s.Commit(ctx, "k", bellwether.Entry{Kind: bellwether.KindValue, Epoch: 1, TTL: time.Hour})
+		},
+		"fenced":     func(ctx context.Context) error { _, err := s.Fenced(ctx, "k", 1); return err },
+		"invalidate": func(ctx context.Context) error { return s.Invalidate(ctx, "k") },
+		"get many": func(ctx context.Context) (failed error) {
+			s.GetMany(ctx, []string{"k", "l"}, func(i int, _ bellwether.Entry, err error) {
+				if i == 1 {
+					failed = err
+				}
+			})
+			return failed
+		},
+	} {
+		ctx, cancel := context.WithTimeout(tb.Context(), 500*time.Millisecond)
+		errs[name] = call(ctx)
+		cancel()
+	}
+	return errs
+}
+
+// TestErrors_Refused has nobody listen. With go-redis's default dialing that takes longer
+// to be told than a cache waits; the error says what it is all the same.
+func TestErrors_Refused(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := l.Addr().String()
+	l.Close()
+	for name, rdb := range map[string]redis.UniversalClient{
+		"one server":              redis.NewClient(&redis.Options{Addr: addr}),
+		"one that is dialed once": redis.NewClient(&redis.Options{Addr: addr, DialerRetries: 1}),
+		"a cluster":               redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{addr}}),
+		// Once its heartbeat has missed a server three times, a ring asks it no more,
+		// and says "all ring shards are down" alone.
+		"a ring": redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": addr}, HeartbeatFrequency: time.Hour}),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			t.Cleanup(func() { rdb.Close() })
+			s := New(rdb)
+			for range 2 {
+				for call, err := range calls(t, s) {
+					if err == nil || !strings.HasPrefix(err.Error(), "redisstore: ") || !strings.Contains(err.Error(), addr) || !strings.Contains(err.Error(), "refused") {
+						t.Errorf("%s: %v; want the address, and that it refuses", call, err)
+					}
+				}
+			}
+		})
+	}
+}
+
+// TestErrors_SayWhoseTheyAre holds that no error is one of Redis alone, which begins with
+// the name of a command as often as not, nor one of a context alone.
+func TestErrors_SayWhoseTheyAre(t *testing.T) {
+	for name, spoil := range map[string]func(t *testing.T, srv *testserver.Server, rdb *redis.Client){
+		"hangs": func(t *testing.T, srv *testserver.Server, _ *redis.Client) {
+			srv.Signal(syscall.SIGSTOP)
+			t.Cleanup(func() { srv.Signal(syscall.SIGCONT) })
+		},
+		"has no memory": func(t *testing.T, _ *testserver.Server, rdb *redis.Client) {
+			rdb.ConfigSet(t.Context(), "maxmemory", "1")
+		},
+		"is a replica": func(t *testing.T, _ *testserver.Server, rdb *redis.Client) {
+			rdb.ReplicaOf(t.Context(), "127.0.0.1", "1")
+		},
+		"permits nothing": func(t *testing.T, _ *testserver.Server, rdb *redis.Client) {
+			rdb.Do(t.Context(), "acl", "setuser", "default", "-@all", "+ping", "+hello")
+		},
+		"permits no commands in scripts": func(t *testing.T, _ *testserver.Server, rdb *redis.Client) {
+			rdb.Do(t.Context(), "acl", "setuser", "default", "-@all", "+ping", "+hello", "+eval", "+evalsha", "+time")
+		},
+		"has other things there": func(t *testing.T, _ *testserver.Server, rdb *redis.Client) {
+			rdb.LPush(t.Context(), "bellwether:{k}:entry", "x")
+			rdb.LPush(t.Context(), "bellwether:{l}:entry", "x")
+		},
+		"is gone": func(_ *testing.T, srv *testserver.Server, _ *redis.Client) { srv.Kill() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			srv := testserver.Redis(t).OwnOrSkip(t)
+			s, rdb := open(t, srv.Addr, "bellwether:")
+			spoil(t, srv, rdb)
+			failed := 0
+			for call, err := range calls(t, s) {
+				if err == nil || errors.Is(err, bellwether.ErrNotFound) {
+					continue
+				}
+				failed++
+				if text := err.Error(); !strings.HasPrefix(text, "redisstore: "+call+": ") && !(call == "get many" && strings.HasPrefix(text, "redisstore: get: ")) && err != bellwether.ErrFenced {
+					t.Errorf("%s: %v", call, err)
+				}
+			}
+			if failed == 0 {
+				t.Error("nothing fails: the test tests nothing")
+			}
+		})
+	}
+}
