@@ -27,10 +27,13 @@ type (
 	withFunc    struct{ Call func() }
 	withMeant   struct {
 		Name string
+		//lint:ignore U1000 what JSON does not keep is meant to be lost
 		memo string   `json:"-"`
 		Done chan int `json:"-"`
 		_    int
-		mu   sync.Mutex
+		//lint:ignore U1000 as above
+		mu sync.Mutex
+		//lint:ignore U1000 as above
 		none struct{}
 	}
 	withOptional struct {

@@ -41,7 +41,7 @@ func TestNearOff_OthersChangesHoldAtOnce(t *testing.T) {
 		f.each(func(p *process) { p.store.set(lost) })
 		wants := func(when string, p *process, want string) {
 			t.Helper()
-			time.Sleep(1) // a change and a call of one instant have no order
+			time.Sleep(time.Nanosecond) // a change and a call of one instant have no order
 			if v, err := p.Get(t.Context(), "k"); v != want || err != nil {
 				t.Errorf("%s: %q, %v, want %q", when, v, err, want)
 			}
@@ -355,7 +355,7 @@ func TestNearOff_GetMany(t *testing.T) {
 		if err := ps[1].Invalidate(t.Context(), keys[0]); err != nil {
 			t.Error(err)
 		}
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		values, err := ps[0].GetMany(t.Context(), keys)
 		if v := values[keys[0]]; err != nil || v != keys[0]+" v2" {
 			t.Errorf("%q, %v after its invalidation in another process", v, err)

@@ -95,20 +95,20 @@ func TestOverload_OfTheStore(t *testing.T) {
 			time.Sleep(time.Second)
 			return asked, int(got.Load())
 		}
-		if asked, answered := run(250, 10*time.Second); answered != asked {
+		if asked, answered := run(250, 2*time.Second); answered != asked {
 			t.Errorf("at 250 a second %d of %d were answered", answered, asked)
 		}
-		const capacity = 1000 / 3
-		asked, answered := run(450, 30*time.Second)
+		const capacity, seconds = 1000 / 3, 10
+		asked, answered := run(450, seconds*time.Second)
 		t.Logf("at 450 a second %d of %d were answered, with %d goroutines", answered, asked, goroutines)
-		if answered < 30*capacity*8/10 {
-			t.Errorf("at 450 a second %d of %d were answered, want four fifths of %d", answered, asked, 30*capacity)
+		if answered < seconds*capacity*8/10 {
+			t.Errorf("at 450 a second %d of %d were answered, want four fifths of %d", answered, asked, seconds*capacity)
 		}
 		if goroutines > 5000 {
 			t.Errorf("%d goroutines", goroutines)
 		}
 		run(250, time.Second)
-		if asked, answered := run(250, 10*time.Second); answered != asked {
+		if asked, answered := run(250, 2*time.Second); answered != asked {
 			t.Errorf("two seconds after, at 250 a second, %d of %d were answered", answered, asked)
 		}
 		wg.Wait()

@@ -1,4 +1,4 @@
-package bellwether_test
+package fleettest
 
 import (
 	"context"
@@ -61,13 +61,15 @@ func loseOneServer(t *testing.T, server *testserver.Server, client func() (bellw
 	var locker bellwether.Locker
 	for range processes {
 		store, locker = client()
-		caches = append(caches, cacheOf(t, func(_ context.Context, key string) (string, error) {
+		c := bellwether.New(func(_ context.Context, key string) (string, error) {
 			time.Sleep(5 * time.Millisecond)
 			mu.Lock()
 			defer mu.Unlock()
 			loads[key]++
 			return "v", nil
-		}, bellwether.Options{TTL: ttl, Store: store, Locker: locker, Namespace: "ring"}))
+		}, bellwether.Options{TTL: ttl, Store: store, Locker: locker, Namespace: "ring"})
+		t.Cleanup(func() { c.Close() })
+		caches = append(caches, c)
 	}
 	run := func() map[string]int {
 		mu.Lock()
