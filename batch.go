@@ -368,6 +368,8 @@ type batch[V any] struct {
 	read     func(BatchGetter) // reads the store for them
 
 	mu            sync.Mutex // guards what follows, and the fields of members that say so
+	unread        int        // members that wait for the store to be read, and have callers
+	stopReading   func()     // of those; nil until there is a member
 	looking, kept int        // members in these states
 	gone          bool       // the first load has begun
 	queued        int        // of the members, those that wait for a slot
@@ -416,11 +418,32 @@ func (m *member[V]) bind() loader[V] {
 func (m *member[V]) board(ctx context.Context, f *flight[V]) {
 	flying := ctx
 	m.fly, m.askers = func() { f.fly(flying) }, &f.askers
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.unread++
 	if m.members = append(m.members, m); len(m.members) == 1 {
 		// With its values and not its end: the flight may end while the others
 		// are being read.
-		ctx = context.WithoutCancel(ctx)
+		ctx, m.stopReading = context.WithCancel(context.WithoutCancel(ctx))
 		m.read = func(store BatchGetter) { m.readAll(ctx, store) }
+	}
+}
+
+// desert says that the flight's callers have left before it was elected. When nobody
+// waits for any member that is not read yet, the store is not read for them: under more
+// load than it carries, such batches would be most of what it is asked for, and those
+// behind them would come too late in their turn.
+func (m *member[V]) desert() {
+	if m == nil {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.off {
+		return
+	}
+	if m.unread--; m.unread == 0 {
+		m.stopReading()
 	}
 }
 
@@ -430,12 +453,16 @@ func (b *batch[V]) depart() {
 	b.mu.Lock()
 	b.looking = len(b.members)
 	b.mu.Unlock()
+	if len(b.members) == 0 {
+		return
+	}
+	defer b.stopReading()
 	defer func() { // whatever the store's adapter does
 		for _, m := range b.members {
 			m.takeOff(nil, b.engine.EngineTimeout)
 		}
 	}()
-	if store, ok := b.engine.Store.(BatchGetter); ok && len(b.members) > 0 {
+	if store, ok := b.engine.Store.(BatchGetter); ok {
 		b.read(store)
 	}
 }
@@ -447,6 +474,7 @@ func (m *member[V]) takeOff(ahead *storeReply, lose time.Duration) {
 	defer m.mu.Unlock()
 	if !m.off {
 		m.off, m.ahead, m.lose = true, ahead, lose
+		m.unread--
 		m.engine.running.Go(m.fly)
 	}
 }

@@ -67,7 +67,7 @@ func (e *engine[V]) readMany(ctx context.Context, store BatchGetter, keys []stri
 			take(i, &storeReply{entry, began, err})
 		}
 	}
-	_, err = askFrom(ctx, e.store, &e.store.turns.holders, keys[0], o, withPatience, func(ctx context.Context) (struct{}, error) {
+	_, err = askFrom(ctx, e.store, &e.store.turns.others, keys[0], o, withPatience, func(ctx context.Context) (struct{}, error) {
 		defer func() { // however it ends: what it says after that is not heard
 			mu.Lock()
 			defer mu.Unlock()

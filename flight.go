@@ -489,6 +489,7 @@ func (f *flight[V]) leave() {
 	if state := f.state.Load(); f.callers.n.Load() == 0 && !f.elected && !state.landed && state.offered == nil {
 		f.unlist()
 		f.cancel(errDeserted)
+		f.member.desert()
 	}
 }
 

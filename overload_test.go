@@ -173,3 +173,93 @@ func TestOverload_Refreshes(t *testing.T) {
 		}
 	})
 }
+
+// GetMany makes it a BatchGetter: any number of keys is one operation.
+func (s *busyStore) GetMany(ctx context.Context, keys []string, each func(i int, e bellwether.Entry, err error)) {
+	err := s.work(ctx)
+	for i, key := range keys {
+		if err != nil {
+			each(i, bellwether.Entry{}, err)
+			continue
+		}
+		e, err := s.Store.Get(ctx, key)
+		each(i, e, err)
+	}
+}
+
+// TestOverload_OfTheStore for calls of GetMany, each of which costs the store one read,
+// two claims and two commits.
+func TestOverload_Batches(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &busyStore{Store: memstore.New(), each: time.Millisecond}
+		c := cacheOf(t, func(context.Context, string) (string, error) { return "v", nil },
+			bellwether.Options{TTL: time.Hour, Store: store, Locker: locallock.New()})
+		var wg sync.WaitGroup
+		call := 0
+		run := func(rate int, during time.Duration) (asked, answered int) {
+			var got atomic.Int64
+			for start := time.Now(); time.Since(start) < during; time.Sleep(time.Second / time.Duration(rate)) {
+				call++
+				keys := []string{fmt.Sprint(call, "a"), fmt.Sprint(call, "b")}
+				asked++
+				wg.Go(func() {
+					ctx, cancel := context.WithTimeout(context.Background(), 500*time.Millisecond)
+					defer cancel()
+					if _, err := c.GetMany(ctx, keys); err == nil {
+						got.Add(1)
+					}
+				})
+			}
+			time.Sleep(time.Second)
+			return asked, int(got.Load())
+		}
+		const capacity, seconds = 1000 / 5, 10
+		asked, answered := run(300, seconds*time.Second)
+		t.Logf("at 300 a second %d of %d were answered", answered, asked)
+		if answered < seconds*capacity*7/10 {
+			t.Errorf("at 300 a second %d of %d were answered, want seven tenths of %d", answered, asked, seconds*capacity)
+		}
+		if asked, answered := run(150, 2*time.Second); answered != asked {
+			t.Errorf("after that, at 150 a second, %d of %d were answered", answered, asked)
+		}
+		wg.Wait()
+	})
+}
+
+// TestOverload_CallersThatLeave for calls of GetMany, with a store that is slow to answer
+// for many keys.
+func TestOverload_BatchesThatLeave(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := cacheOf(t, func(context.Context, string) (string, error) { return "v", nil },
+			bellwether.Options{TTL: time.Hour, Store: slowBatches{memstore.New()}, Locker: locallock.New()})
+		most := 0
+		var wg sync.WaitGroup
+		for i := range 200 * 60 {
+			wg.Go(func() {
+				ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+				defer cancel()
+				c.GetMany(ctx, []string{fmt.Sprint(i, "a"), fmt.Sprint(i, "b")})
+			})
+			time.Sleep(5 * time.Millisecond)
+			most = max(most, c.Stats().Flights)
+		}
+		wg.Wait()
+		if most > 200 {
+			t.Errorf("%d flights at one time for some 20 keys at one time", most)
+		}
+	})
+}
+
+// A slowBatches takes 400 ms to answer for many keys.
+type slowBatches struct{ bellwether.Store }
+
+func (s slowBatches) GetMany(ctx context.Context, keys []string, each func(i int, e bellwether.Entry, err error)) {
+	select {
+	case <-time.After(400 * time.Millisecond):
+	case <-ctx.Done():
+	}
+	for i, key := range keys {
+		e, err := s.Get(ctx, key)
+		each(i, e, err)
+	}
+}
