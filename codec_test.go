@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/big"
 	"net/netip"
 	"net/url"
 	"reflect"
@@ -240,4 +241,65 @@ func TestCodec_LossesThatNobodyMinds(t *testing.T) {
 		TTL: time.Minute, OnError: told, Store: memstore.New(), Namespace: "test",
 		Codec: bellwether.Codec{Marshal: func(any) ([]byte, error) { return nil, nil }, Unmarshal: func([]byte, any) error { return nil }},
 	}).Close()
+}
+
+// Structs with embedded encoders.
+type (
+	stamped struct {
+		time.Time
+		Name string
+	}
+	addressed struct {
+		Name string
+		netip.Addr
+	}
+	withNumber struct {
+		big.Int
+		Name string
+	}
+	onlyStamped struct {
+		time.Time
+		Note string `json:"-"`
+	}
+	ownStamped struct {
+		time.Time
+		Name string
+	}
+)
+
+func (o ownStamped) MarshalJSON() ([]byte, error) {
+	return json.Marshal(map[string]any{"At": o.Time, "Name": o.Name})
+}
+
+func (o *ownStamped) UnmarshalJSON(b []byte) error {
+	var parts struct {
+		At   time.Time
+		Name string
+	}
+	err := json.Unmarshal(b, &parts)
+	o.Time, o.Name = parts.At, parts.Name
+	return err
+}
+
+// TestCodec_EmbeddedEncoders holds that New knows of structs which are encoded by an
+// embedded field alone, and of those which are not.
+func TestCodec_EmbeddedEncoders(t *testing.T) {
+	at := time.Unix(0, 0).UTC()
+	for name, test := range map[string]struct {
+		pass func() passage
+		tell string // "": nothing is lost
+	}{
+		"MarshalJSON":       {pass(stamped{at, "a"}), "stamped is encoded by MarshalJSON of the embedded Time"},
+		"MarshalText":       {pass([]addressed{{"a", netip.IPv6Unspecified()}}), "addressed is encoded by MarshalText of the embedded Addr"},
+		"of a pointer":      {pass(&withNumber{*big.NewInt(1), "a"}), "withNumber is encoded by MarshalJSON of the embedded Int"},
+		"alone":             {pass(onlyStamped{Time: at}), ""},
+		"below another one": {pass(ownStamped{at, "a"}), ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := test.pass()
+			if told := strings.Join(p.told, "\n"); p.same != (test.tell == "") || p.same != (told == "") || !strings.Contains(told, test.tell) || p.refused != "" {
+				t.Errorf("the same: %v, OnError is told %q, refused for %q; want %q", p.same, told, p.refused, test.tell)
+			}
+		})
+	}
 }
