@@ -429,6 +429,11 @@ func (m *member[V]) board(ctx context.Context, f *flight[V]) {
 	}
 }
 
+// first reports whether the flight that is to begin is its batch's first, or of no batch.
+// As with slots, a batch is one among those that wait for the store: a call for more
+// keys than MaxQueued allows would else have all other callers turned away.
+func (m *member[V]) first() bool { return m == nil || len(m.members) == 0 }
+
 // desert says that the flight's callers have left before it was elected. When nobody
 // waits for any member that is not read yet, the store is not read for them: under more
 // load than it carries, such batches would be most of what it is asked for, and those

@@ -123,8 +123,8 @@ type Options struct {
 	MaxRebuilds int
 	// MaxQueued bounds the keys whose rebuild waits for one of these; 16 times as many may
 	// wait for Store to be looked into. The callers of one more get what is stale, else
-	// [ErrOverloaded]. Of those that wait for a rebuild, the keys of a GetMany count as
-	// one, or as one for each thousand. Zero means 4096.
+	// [ErrOverloaded]. Of both, the keys of a GetMany count as one, or as one for
+	// each thousand. Zero means 4096.
 	MaxQueued int
 
 	// Store keeps the entries for a fleet. Nil: the values stay in this process.

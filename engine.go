@@ -41,7 +41,7 @@ type engine[V any] struct {
 	entered   func(key string, p phase) // of a test that listens, see enter; set before the first use
 	tellings  tellings
 	sweeper   sweeper[V]
-	unlooked  atomic.Int64    // flights on their way to their first look
+	unlooked  atomic.Int64    // flights, and batches, on their way to their first look
 	open      context.Context // of what is done for no caller; ends once closed is set
 	shut      context.CancelFunc
 

@@ -94,6 +94,7 @@ type flight[V any] struct {
 	// refreshes tells that the flight was begun by a call that does not wait for it.
 	// It never changes.
 	refreshes bool
+	queues    bool // it is among engine.unlooked until its first look. It never changes
 	elected   bool // guarded by engine.mu: what it does is for all who will ask
 	// second tells that the first caller has waited for another load, whose audience it
 	// was not of. It never changes.

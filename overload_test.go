@@ -250,6 +250,41 @@ func TestOverload_BatchesThatLeave(t *testing.T) {
 	})
 }
 
+// A batch is one among those that wait for the store: it turns nobody away by itself, and
+// too many batches are turned away.
+func TestOverload_BatchesAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := cacheOf(t, func(context.Context, string) (string, error) { return "v", nil },
+			bellwether.Options{TTL: time.Hour, Store: slowBatches{memstore.New()}, MaxQueued: 1, MaxRebuilds: 1 << 14})
+		var wg sync.WaitGroup
+		defer wg.Wait()
+		many := func(call string) error {
+			var keys []string
+			for i := range 100 {
+				keys = append(keys, fmt.Sprint(call, i))
+			}
+			_, err := c.GetMany(t.Context(), keys)
+			return err
+		}
+		wg.Go(func() {
+			if err := many("first"); err != nil {
+				t.Error(err)
+			}
+		})
+		synctest.Wait()
+		if _, err := c.Get(t.Context(), "one"); err != nil {
+			t.Errorf("Get beside one GetMany: %v", err)
+		}
+		for i := range 15 {
+			wg.Go(func() { many(fmt.Sprint("next", i, " ")) })
+		}
+		synctest.Wait()
+		if err := many("one more"); !errors.Is(err, bellwether.ErrOverloaded) {
+			t.Errorf("the 17th GetMany: %v, want ErrOverloaded", err)
+		}
+	})
+}
+
 // A slowBatches takes 400 ms to answer for many keys.
 type slowBatches struct{ bellwether.Store }
 

@@ -121,7 +121,11 @@ func (r *run[V]) freeSlot() {
 func (r *run[V]) rebuild(ctx context.Context) error {
 	e := r.engine
 	began := e.clock.now()
-	looked := sync.OnceFunc(func() { e.unlooked.Add(-1) })
+	looked := sync.OnceFunc(func() {
+		if r.queues {
+			e.unlooked.Add(-1)
+		}
+	})
 	defer looked()
 	for refused := 0; ctx.Err() == nil; {
 		if r.fenced || r.refused > max(refused, 1) {

@@ -531,7 +531,8 @@ func (c *waiter[V]) begin(b binder[V]) bool {
 		}
 	}
 	m, _ := b.(*member[V])
-	if e.Store != nil && m == nil && e.unlooked.Load() >= queuedLooks*int64(e.MaxQueued) {
+	queues := e.Store != nil && m.first()
+	if queues && e.unlooked.Load() >= queuedLooks*int64(e.MaxQueued) {
 		// More would wait for the store in vain.
 		if c.stale == nil {
 			c.err = ErrOverloaded
@@ -545,8 +546,8 @@ func (c *waiter[V]) begin(b binder[V]) bool {
 	f := &flight[V]{
 		key: c.key, load: b.bind(), engine: e, member: m, cancel: cancel, outage: outage{c.lose},
 		accept: c.want.accept, fits: c.want.fits, client: c.want.client, personal: c.want.personal, second: c.excluded,
-		refreshes: c.refreshes || c.stale != nil,
-		due:       addDurations(c.began, e.MaxWait), since: now,
+		refreshes: c.refreshes || c.stale != nil, queues: queues,
+		due: addDurations(c.began, e.MaxWait), since: now,
 	}
 	if e.notified {
 		f.notices = make(chan heard, 1)
@@ -561,7 +562,9 @@ func (c *waiter[V]) begin(b binder[V]) bool {
 	f.alarm = time.AfterFunc(f.due-now, f.fallDue)
 	e.flights[c.key] = f
 	e.aloft[f] = struct{}{}
-	e.unlooked.Add(1)
+	if queues {
+		e.unlooked.Add(1)
+	}
 	if m != nil {
 		m.board(ctx, f) // it takes off with its batch
 		return true
