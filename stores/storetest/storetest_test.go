@@ -423,3 +423,71 @@ func TestMutant(t *testing.T) {
 	}
 	storetest.Run(t, func(testing.TB) storetest.Instance { return newModel(fault) })
 }
+
+// A silent store waits for each call's context, but for those of one method.
+type silent struct {
+	*model
+	answers string
+}
+
+func (s silent) wait(ctx context.Context, method string) error {
+	if s.answers == method {
+		return bellwether.ErrNotFound
+	}
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+func (s silent) Get(ctx context.Context, _ string) (bellwether.Entry, error) {
+	return bellwether.Entry{}, s.wait(ctx, "Get")
+}
+
+func (s silent) Claim(ctx context.Context, _ string) (bellwether.Entry, uint64, error) {
+	return bellwether.Entry{}, 0, s.wait(ctx, "Claim")
+}
+
+func (s silent) Commit(ctx context.Context, _ string, _ bellwether.Entry) error {
+	return s.wait(ctx, "Commit")
+}
+
+func (s silent) Invalidate(ctx context.Context, _ string) error { return s.wait(ctx, "Invalidate") }
+
+func (s silent) Fenced(ctx context.Context, _ string, _ uint64) (bool, error) {
+	return false, s.wait(ctx, "Fenced")
+}
+
+func (s silent) GetMany(ctx context.Context, keys []string, each func(i int, e bellwether.Entry, err error)) {
+	err := s.wait(ctx, "GetMany")
+	for i := range keys {
+		each(i, bellwether.Entry{}, err)
+	}
+}
+
+// A verdict is a TB that keeps what it is told to itself.
+type verdict struct {
+	testing.TB
+	errors []string
+}
+
+func (v *verdict) Errorf(format string, args ...any) {
+	v.errors = append(v.errors, fmt.Sprintf(format, args...))
+}
+
+// TestHang_FindsMutants has Hang find each method that does not wait for its engine.
+func TestHang_FindsMutants(t *testing.T) {
+	for _, method := range []string{"", "Claim", "Commit", "Invalidate", "Fenced", "GetMany"} {
+		t.Run(method, func(t *testing.T) {
+			t.Parallel()
+			s := silent{&model{}, method}
+			hang := &verdict{TB: t}
+			storetest.Hang(hang, s)
+			var want []string
+			if method != "" {
+				want = []string{method}
+			}
+			if !slices.EqualFunc(hang.errors, want, func(found, method string) bool { return strings.HasPrefix(found, method+" of") }) {
+				t.Errorf("Hang finds %q where only %q answers", hang.errors, method)
+			}
+		})
+	}
+}

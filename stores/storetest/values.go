@@ -6,6 +6,7 @@ import (
 	"errors"
 	"math"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -292,9 +293,10 @@ func testContext(k kit) {
 	k.commit(s, value(k.newEpoch(s), "the store goes on"))
 }
 
-// calls returns each method of s on key.
+// calls returns each method of s on key that asks the engine, those of a Fencer and a
+// BatchGetter included.
 func calls(s bellwether.Store, key string, epoch uint64) map[string]func(context.Context) error {
-	return map[string]func(context.Context) error{
+	of := map[string]func(context.Context) error{
 		"Get": func(ctx context.Context) error {
 			_, err := s.Get(ctx, key)
 			return err
@@ -310,6 +312,31 @@ func calls(s bellwether.Store, key string, epoch uint64) map[string]func(context
 			return s.Invalidate(ctx, key)
 		},
 	}
+	if fencer, ok := s.(bellwether.Fencer); ok {
+		of["Fenced"] = func(ctx context.Context) error {
+			_, err := fencer.Fenced(ctx, key, epoch)
+			return err
+		}
+	}
+	if getter, ok := s.(bellwether.BatchGetter); ok {
+		of["GetMany"] = func(ctx context.Context) error {
+			var mu sync.Mutex // guards all
+			var all error
+			over := false
+			getter.GetMany(ctx, []string{key, key + " 2", key + " 3"}, func(_ int, _ bellwether.Entry, err error) {
+				mu.Lock()
+				defer mu.Unlock()
+				if !over {
+					all = errors.Join(all, err)
+				}
+			})
+			mu.Lock()
+			defer mu.Unlock()
+			over = true
+			return all
+		}
+	}
+	return of
 }
 
 // Hang holds a store to its contexts while its engine does not answer: every
