@@ -49,7 +49,11 @@ CLAIMS_IN = $$($(CLAIMS) | xargs -n1 dirname | sort -u)
 # How long "make chaos" goes on.
 DURATION ?= 10m
 
-.PHONY: help test deps build lint race claims latency long outage chaos fuzz vuln bench screenshots pictures cover tidy clean
+# How many scenarios "make sim" plays, and the seed of the first.
+SEEDS ?= 1000
+FIRST ?= 1
+
+.PHONY: help test deps build lint race claims latency long sim outage chaos fuzz vuln bench screenshots pictures cover tidy clean
 
 help: ## List the targets.
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -107,6 +111,9 @@ latency: ## Hold the herd's p99, on a machine that does nothing else.
 
 long: ## Run race and claims in their long form: more seeds, leases, clients and nodes.
 	@$(MAKE) --no-print-directory -k race claims SHORT= LIMIT=30m
+
+sim: ## Play SEEDS scenarios of the model, from FIRST on, each of which can be repeated.
+	@go test -C sim -count=1 -timeout 0 -v -run '^TestScenarios$$' . -args -seeds=$(SEEDS) -first=$(FIRST)
 
 outage: ## Kill the store for 30 s under 2,000 requests a second, and draw it: nobody may fail.
 	@go -C bench run . outage -full -o $(CURDIR)/docs

@@ -1,0 +1,1064 @@
+package bellwether_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/bellwether-go/bellwether"
+)
+
+// This file is the model: a fleet of real caches or middlewares is asked, invalidated, cut
+// off, stopped, killed and replaced in an order that a seed or a shrinker chooses, and each
+// answer is held to the promises. TestModel plays scenarios with the race detector and has
+// failing ones shrunk; sim/ plays many more, each of which it can repeat exactly.
+
+// A scenario is all that is chosen of one play. What is drawn while it runs comes from Seed.
+type scenario struct {
+	Seed    uint64
+	Face    string // one of modelFaces
+	Trouble string // one of modelTroubles
+
+	Processes, Keys int
+	Delay           time.Duration // of a message, at most
+	Store           string        // "plain", "telling", "together", "all"
+	Watches         bool          // the locker is a Watcher
+	Users           bool          // some clients have credentials; HTTP alone
+
+	TTL, StaleWhileRevalidate, StaleIfError time.Duration
+	ErrorTTL, Patience                      time.Duration
+	NearTTL                                 time.Duration
+	Hedge                                   float64
+	Early                                   float64
+	MaxRebuilds                             int
+
+	Steps []modelStep
+}
+
+// A modelStep is one thing that happens in a scenario.
+type modelStep struct {
+	Do      string        // one of modelActions
+	Process int           // to which process
+	Key     int           // about which key
+	N       int           // how many callers, or which kind
+	For     time.Duration // how long callers wait, or loads take
+	Pause   time.Duration // how much time passes afterwards
+}
+
+const (
+	modelMaxWait        = 12 * time.Second
+	modelRebuildTimeout = 5 * time.Second
+	modelLease          = 2 * time.Second
+	modelEngineTimeout  = 500 * time.Millisecond
+)
+
+var (
+	modelFaces = []string{"loader", "batch", "HTTP"}
+	// modelTroubles say which promises hold without exception. In "healthy" scenarios all
+	// do. In those of "noise" messages take long, arrive twice and overtake each other, and
+	// half of what engines tell unasked is lost. In "stops" processes are stopped, killed
+	// and replaced. In "outages" engines are cut off, refuse, and lose all that they have.
+	modelTroubles = []string{"healthy", "noise", "stops", "outages"}
+	modelActions  = map[string][]string{
+		"":        {"get", "get", "get", "get", "get", "many", "leave", "invalidate", "sweep", "origin", "fail"},
+		"healthy": {"close"},
+		"noise":   {"close", "noise", "heal"},
+		"stops":   {"stop", "go on", "kill", "close"},
+		"outages": {"cut", "refuse", "lose", "restart store", "restart locker", "heal"},
+	}
+)
+
+// scenarios draws scenarios of some steps at least.
+func scenarios(least int) *rapid.Generator[scenario] {
+	return rapid.Custom(func(t *rapid.T) scenario { return drawScenario(t, least) })
+}
+
+func drawScenario(t *rapid.T, least int) scenario {
+	span := func(name string, values ...time.Duration) time.Duration {
+		return rapid.SampledFrom(values).Draw(t, name)
+	}
+	const ms, s = time.Millisecond, time.Second
+	sc := scenario{
+		Seed:                 rapid.Uint64().Draw(t, "seed"),
+		Face:                 rapid.SampledFrom(modelFaces).Draw(t, "face"),
+		Trouble:              rapid.SampledFrom(modelTroubles).Draw(t, "trouble"),
+		Processes:            rapid.IntRange(1, 5).Draw(t, "processes"),
+		Keys:                 rapid.IntRange(1, 4).Draw(t, "keys"),
+		Delay:                span("delay", 0, ms, 20*ms),
+		Store:                rapid.SampledFrom([]string{"plain", "telling", "together", "all"}).Draw(t, "store"),
+		Watches:              rapid.Bool().Draw(t, "watches"),
+		Users:                rapid.Bool().Draw(t, "users"),
+		TTL:                  span("TTL", s, 3*s, 8*s, 60*s),
+		StaleWhileRevalidate: span("stale-while-revalidate", 0, 2*s, 20*s),
+		StaleIfError:         span("stale-if-error", 0, 0, 20*s),
+		ErrorTTL:             span("ErrorTTL", -1, 0, s, 3*s),
+		Patience:             span("patience", 0, 100*ms),
+		NearTTL:              span("NearTTL", s, s, -1),
+		Hedge:                rapid.SampledFrom([]float64{0, 0, 2}).Draw(t, "hedge"),
+		Early:                rapid.SampledFrom([]float64{0, 0, 1}).Draw(t, "early"),
+		MaxRebuilds:          rapid.SampledFrom([]int{0, 0, 1, 2}).Draw(t, "rebuilds"),
+	}
+	if sc.Face == "HTTP" {
+		sc.Hedge = 0
+	}
+	actions := append(slices.Clone(modelActions[""]), modelActions[sc.Trouble]...)
+	sc.Steps = rapid.SliceOfN(rapid.Custom(func(t *rapid.T) modelStep {
+		return modelStep{
+			Do:      rapid.SampledFrom(actions).Draw(t, "do"),
+			Process: rapid.IntRange(0, sc.Processes-1).Draw(t, "process"),
+			Key:     rapid.IntRange(0, sc.Keys-1).Draw(t, "key"),
+			N:       rapid.SampledFrom([]int{1, 2, 3, 5, 20, 60}).Draw(t, "n"),
+			For:     span("for", 0, 10*ms, 300*ms, s, 3*s),
+			Pause:   span("pause", -1, 0, ms, 100*ms, 900*ms, 3*s, 10*s),
+		}
+	}), least, 200).Draw(t, "steps")
+	return sc
+}
+
+// A dice draws what is not chosen.
+type dice struct {
+	mu  sync.Mutex // guards rng
+	rng *rand.Rand
+}
+
+func (d *dice) roll(n int) int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.rng.IntN(n)
+}
+
+func (d *dice) upTo(most time.Duration) time.Duration {
+	if most <= 0 {
+		return 0
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return time.Duration(d.rng.Int64N(int64(most)))
+}
+
+// A world is a scenario while it is played.
+type world struct {
+	scenario
+	room    *engineRoom
+	dice    *dice
+	origin  *modelOrigin
+	started time.Time
+	callers sync.WaitGroup
+
+	mu         sync.Mutex   // guards what follows
+	now        []*modelNode // by process: who it is at present
+	all        []*modelNode // those who were, too
+	trace      io.Writer    // takes all that happens
+	operations int          // calls of caches
+	found      []string     // violations
+	latest     [][]int      // by process and key: the highest version returned
+	graves     []graveyard  // by key
+}
+
+// note adds what happened to the trace.
+func (w *world) note(what string, process int, about string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	fmt.Fprintln(w.trace, time.Since(w.started).Nanoseconds(), what, process, about)
+}
+
+// violated says that a promise does not hold.
+func (w *world) violated(format string, args ...any) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.found) < 5 {
+		w.found = append(w.found, fmt.Sprintf("%v: ", time.Since(w.started))+fmt.Sprintf(format, args...))
+	}
+}
+
+func (w *world) node(i int) *modelNode {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.now[i]
+}
+
+// A modelNode is one process.
+type modelNode struct {
+	world        *world
+	process      int
+	store, locks *link
+	dies         context.CancelFunc // its callers go with it
+	life         context.Context
+
+	get        func(ctx context.Context, key int, who string) modelAnswer
+	many       func(ctx context.Context, keys []int) []modelAnswer // nil: the face has none
+	invalidate func(keys ...int) error
+	sweep      func(kind, key int) (hard bool, keys []int, err error) // nil: the face has none
+	close      func() error
+	stats      func() bellwether.Stats
+
+	mu      sync.Mutex // guards what follows
+	dead    bool
+	stopped chan struct{} // nil: it is not stopped
+	stops   int           // how often it was stopped
+}
+
+// A modelAnswer is what a caller got.
+type modelAnswer struct {
+	version int // 0: no value
+	body    string
+	err     error
+}
+
+func (n *modelNode) links(f func(l *link)) {
+	n.store.set(f)
+	n.locks.set(f)
+}
+
+// stop has the process stand still until it goes on: messages to it and of it, and its loads.
+func (n *modelNode) stop() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.stopped == nil && !n.dead {
+		n.stopped = make(chan struct{})
+		n.stops++
+		n.links(func(l *link) { l.stopped = n.stopped })
+	}
+}
+
+func (n *modelNode) goOn() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.stopped != nil {
+		n.links(func(l *link) { l.stopped = nil })
+		close(n.stopped)
+		n.stopped = nil
+	}
+}
+
+// runs returns when the process is not stopped.
+func (n *modelNode) runs() { n.store.runs() }
+
+// stood reports how often the process was stopped, and whether it is.
+func (n *modelNode) stood() (times int, stopped bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.stops, n.stopped != nil
+}
+
+// kill ends the process and all that it does; nobody hears of it any more.
+func (n *modelNode) kill() {
+	n.mu.Lock()
+	n.dead = true
+	n.mu.Unlock()
+	n.goOn()
+	n.links(func(l *link) { l.cut = true })
+	n.dies()
+	n.world.callers.Go(func() { n.close() })
+}
+
+func (n *modelNode) isDead() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.dead
+}
+
+// start begins a process in the place i.
+func (w *world) start(t *testing.T, i int) {
+	n := &modelNode{world: w, process: i}
+	n.store, n.locks = &link{dice: w.dice, delay: w.Delay}, &link{dice: w.dice, delay: w.Delay}
+	n.life, n.dies = context.WithCancel(context.Background())
+	store := &linkStore{n.store, w.room}
+	locker := &linkLocker{n.locks, w.room}
+	o := bellwether.Options{
+		TTL: w.TTL, StaleWhileRevalidate: w.StaleWhileRevalidate, StaleIfError: w.StaleIfError,
+		ErrorTTL: w.ErrorTTL, Patience: w.Patience, NearTTL: w.NearTTL, Hedge: w.Hedge, HedgeShare: 1, EarlyRefresh: w.Early, MaxRebuilds: w.MaxRebuilds,
+		MaxWait: modelMaxWait, LeaseTTL: modelLease, RebuildTimeout: modelRebuildTimeout, EngineTimeout: modelEngineTimeout,
+		Locker: locker, Namespace: "model",
+		OnError: func(string, error) {},
+	}
+	if w.Hedge == 0 {
+		o.HedgeShare = 0
+	}
+	if w.Watches {
+		o.Locker = watching{locker}
+	}
+	switch w.Store {
+	case "plain":
+		o.Store = store
+	case "telling":
+		o.Store = struct {
+			telling
+			fencer
+		}{telling{store}, fencing{store}}
+	case "together":
+		o.Store = together{store}
+	case "all":
+		o.Store = struct {
+			telling
+			batcher
+			fencer
+		}{telling{store}, together{store}, fencing{store}}
+	}
+	phases := func(key, phase string) { w.note(phase, i, key) }
+	if w.Face == "HTTP" {
+		n.serve(t, o, phases)
+	} else {
+		n.load(t, o, phases)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for len(w.now) <= i {
+		w.now = append(w.now, nil)
+	}
+	w.now[i] = n
+	w.all = append(w.all, n)
+	w.latest[i] = make([]int, w.Keys) // a new process has seen nothing
+}
+
+type (
+	fencer interface {
+		Fenced(ctx context.Context, key string, epoch uint64) (bool, error)
+	}
+	batcher interface {
+		GetMany(ctx context.Context, keys []string, each func(i int, e bellwether.Entry, err error))
+	}
+)
+
+func keyName(k int) string { return "k" + strconv.Itoa(k) }
+
+// load makes the process one with a Cache.
+func (n *modelNode) load(t *testing.T, o bellwether.Options, phases func(key, phase string)) {
+	var c *bellwether.Cache[string]
+	if n.world.Face == "loader" {
+		c = bellwether.New(func(ctx context.Context, key string) (string, error) {
+			return n.world.origin.load(ctx, n, key, "")
+		}, o)
+	} else {
+		c = bellwether.NewBatch(func(ctx context.Context, keys []string) (map[string]string, error) {
+			return n.world.origin.loadMany(ctx, n, keys)
+		}, o)
+	}
+	c.OnPhase(phases)
+	answer := func(v string, err error) modelAnswer {
+		return modelAnswer{version: versionIn(v), body: v, err: err}
+	}
+	n.get = func(ctx context.Context, key int, _ string) modelAnswer { return answer(c.Get(ctx, keyName(key))) }
+	n.many = func(ctx context.Context, keys []int) []modelAnswer {
+		names := make([]string, len(keys))
+		for i, key := range keys {
+			names[i] = keyName(key)
+		}
+		values, err := c.GetMany(ctx, names)
+		batch, partly := errors.AsType[*bellwether.BatchError](err)
+		answers := make([]modelAnswer, len(keys))
+		for i, name := range names {
+			v, ok := values[name]
+			switch {
+			case ok:
+				answers[i] = answer(v, nil)
+			case partly:
+				answers[i].err = batch.Errors[name]
+			default:
+				answers[i].err = err
+			}
+			if !ok && answers[i].err == nil {
+				n.world.violated("process %d: GetMany has neither value nor error for %s", n.process, name)
+				answers[i].err = errOrigin
+			}
+		}
+		return answers
+	}
+	n.invalidate = func(keys ...int) error {
+		names := make([]string, len(keys))
+		for i, key := range keys {
+			names[i] = keyName(key)
+		}
+		return c.Invalidate(n.life, names...)
+	}
+	n.close, n.stats = c.Close, c.Stats
+}
+
+// serve makes the process one with a Middleware. Key 0 is a page for all, key 1 has variants,
+// key 2 is at times a page for one client alone, and key 3 says nothing of credentials.
+func (n *modelNode) serve(t *testing.T, o bellwether.Options, phases func(key, phase string)) {
+	w := n.world
+	m := bellwether.NewMiddleware(bellwether.HTTPOptions{Options: o, UncacheableTTL: 3 * time.Second})
+	m.OnPhase(phases)
+	h := m.Handler(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		key, who := r.URL.Path[1:], r.Header.Get("Authorization")
+		run, err := w.origin.begin(r.Context(), n, key, who)
+		defer w.origin.end(run)
+		open := map[string]string{"k0": "public", "k1": "public", "k2": "public"}[key]
+		if key == "k2" && run.version%3 == 0 {
+			open = "private"
+		}
+		if err == nil && run.version%2 == 0 {
+			err = w.origin.build(run) // before the header
+		}
+		if err != nil {
+			http.Error(rw, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		cc := fmt.Sprintf("max-age=%d", int(w.TTL/time.Second))
+		if open != "" {
+			cc += ", " + open
+		}
+		if w.StaleWhileRevalidate > 0 {
+			cc += fmt.Sprintf(", stale-while-revalidate=%d", int(w.StaleWhileRevalidate/time.Second))
+		}
+		if w.StaleIfError > 0 {
+			cc += fmt.Sprintf(", stale-if-error=%d", int(w.StaleIfError/time.Second))
+		}
+		rw.Header().Set("Cache-Control", cc)
+		rw.Header().Set("Surrogate-Key", "all "+key)
+		if key == "k1" {
+			rw.Header().Set("Vary", "Accept-Language")
+		}
+		if run.version%5 == 0 {
+			rw.Header().Set("ETag", fmt.Sprintf(`"%d"`, run.version))
+		}
+		fmt.Fprintf(rw, "%s v%d for=%q %s ", key, run.version, who, open)
+		if run.version%2 == 1 {
+			rw.(http.Flusher).Flush()
+			if err := w.origin.build(run); err != nil {
+				panic(http.ErrAbortHandler)
+			}
+		}
+		io.WriteString(rw, "end")
+	}))
+	n.get = func(ctx context.Context, key int, who string) modelAnswer {
+		r := httptest.NewRequest(http.MethodGet, "http://h/"+keyName(key), nil).WithContext(ctx)
+		if who != "" {
+			r.Header.Set("Authorization", who)
+		}
+		if key == 1 {
+			r.Header.Set("Accept-Language", []string{"de", "fr"}[w.dice.roll(2)])
+		}
+		rec := httptest.NewRecorder()
+		broken := true
+		func() {
+			defer func() { recover() }()
+			h.ServeHTTP(rec, r)
+			broken = false
+		}()
+		a := modelAnswer{body: rec.Body.String()}
+		if broken || rec.Code != http.StatusOK {
+			a.err = fmt.Errorf("status %d, broken off %t: %w", rec.Code, broken, errOrigin)
+		} else {
+			a.version = versionIn(a.body)
+		}
+		return a
+	}
+	url := func(key int) string { return "http://h/" + keyName(key) }
+	n.invalidate = func(keys ...int) error {
+		urls := make([]string, len(keys))
+		for i, key := range keys {
+			urls[i] = url(key)
+		}
+		return m.Invalidate(n.life, urls...)
+	}
+	n.sweep = func(kind, key int) (hard bool, keys []int, err error) {
+		match := bellwether.Match{Soft: kind%2 == 1}
+		keys = []int{key}
+		every := make([]int, w.Keys)
+		for i := range every {
+			every[i] = i
+		}
+		switch kind % 3 {
+		case 0:
+			match.Tags = []string{keyName(key)}
+		case 1:
+			match.Tags, keys = []string{"all"}, every
+		case 2:
+			match.Prefixes, keys = []string{"http://h/"}, every
+		}
+		return !match.Soft, keys, m.InvalidateMatching(n.life, match)
+	}
+	n.close, n.stats = m.Close, m.Stats
+}
+
+// versionIn returns the version that a value or a failure names, or 0.
+func versionIn(text string) int {
+	_, after, found := strings.Cut(text, " v")
+	if !found {
+		return 0
+	}
+	digits := after
+	for i, r := range after {
+		if r < '0' || r > '9' {
+			digits = after[:i]
+			break
+		}
+	}
+	v, _ := strconv.Atoi(digits)
+	return v
+}
+
+// A modelOrigin makes versions 1, 2, ..., in the order in which their loads begin.
+type modelOrigin struct {
+	world *world
+
+	mu      sync.Mutex // guards what follows
+	took    time.Duration
+	ending  int // how loads end that do not succeed: one of endings
+	every   int // one load in that many does not succeed; 0: all do
+	loads   int
+	failed  bool        // a load has not succeeded
+	began   []time.Time // by version
+	ended   []time.Time // by version; zero: it has not ended well
+	keys    []string    // by version
+	running map[*modelRun]bool
+	voided  map[string]int // by key: the versions up to it may have been invalidated
+}
+
+// A modelRun is one load of one key.
+type modelRun struct {
+	ctx     context.Context
+	node    *modelNode
+	key     string
+	who     string
+	version int
+	took    time.Duration
+	fails   func() error
+}
+
+// endings are how loads end that do not succeed.
+var endings = []func(text string) error{
+	func(text string) error { return fmt.Errorf("%s failed: %w", text, errOrigin) },
+	func(text string) error { panic(text + " panicked") },
+	func(string) error { runtime.Goexit(); return nil },
+	func(text string) error { return fmt.Errorf("%s gave up: %w", text, context.Canceled) },
+	func(text string) error { return fmt.Errorf("%s: %w", text, bellwether.ErrNotFound) },
+}
+
+// begin counts a load, and holds that no other runs where one may.
+func (o *modelOrigin) begin(ctx context.Context, n *modelNode, key, who string) (*modelRun, error) {
+	w := o.world
+	n.runs()
+	o.mu.Lock()
+	o.loads++
+	run := &modelRun{ctx: ctx, node: n, key: key, who: who, version: o.loads, took: o.took}
+	o.began = append(o.began, time.Now())
+	o.ended = append(o.ended, time.Time{})
+	o.keys = append(o.keys, key)
+	if o.every > 0 && run.version%o.every == 0 {
+		end := endings[o.ending]
+		run.fails = func() error { return end(fmt.Sprintf("%s v%d", key, run.version)) }
+	}
+	// One load of the key in the fleet, and MaxRebuilds keys in the process. Of HTTP that
+	// holds for pages that are for all, and were so to all who ask.
+	most, here, elsewhere := 1, 0, 0
+	if w.Hedge > 0 {
+		most = 2
+	}
+	for other := range o.running {
+		if other.ctx.Err() != nil || other.node.isDead() {
+			continue // nobody's
+		}
+		// A load of many keys goes on for the others of them when one is invalidated.
+		if other.key == key && (w.Face != "batch" || other.version > o.voided[key]) {
+			elsewhere++
+		}
+		if other.node == n {
+			here++
+		}
+	}
+	o.running[run] = true
+	failed := o.failed
+	o.failed = failed || run.fails != nil
+	o.mu.Unlock()
+	w.note("loads", n.process, key)
+	// An error response answers those who wait in its process; the other processes make
+	// their own.
+	shared := w.Face != "HTTP" || !w.Users && key == "k0" && !failed
+	if w.Trouble == "healthy" || w.Trouble == "noise" {
+		if elsewhere >= most && shared {
+			w.violated("%d loads of %s at one time", elsewhere+1, key)
+		}
+	}
+	if w.MaxRebuilds > 0 && w.Face == "loader" && here >= w.MaxRebuilds {
+		w.violated("process %d: %d loads at one time, with MaxRebuilds %d", n.process, here+1, w.MaxRebuilds)
+	}
+	return run, nil
+}
+
+// build takes the time of the load, and returns how it ends.
+func (o *modelOrigin) build(run *modelRun) error {
+	select {
+	case <-time.After(run.took):
+	case <-run.ctx.Done():
+		return context.Cause(run.ctx)
+	}
+	run.node.runs()
+	if run.fails != nil {
+		return run.fails()
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.ended[run.version-1] = time.Now()
+	return nil
+}
+
+func (o *modelOrigin) end(run *modelRun) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	delete(o.running, run)
+}
+
+func (o *modelOrigin) load(ctx context.Context, n *modelNode, key, who string) (string, error) {
+	run, err := o.begin(ctx, n, key, who)
+	defer o.end(run)
+	if err == nil {
+		err = o.build(run)
+	}
+	if err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%s v%d", key, run.version), nil
+}
+
+// loadMany fails for the keys alone whose loads fail, but for panics and the like.
+func (o *modelOrigin) loadMany(ctx context.Context, n *modelNode, keys []string) (map[string]string, error) {
+	values, failed := map[string]string{}, map[string]error{}
+	runs := make([]*modelRun, len(keys))
+	for i, key := range keys {
+		runs[i], _ = o.begin(ctx, n, key, "")
+		defer o.end(runs[i])
+	}
+	for i, key := range keys {
+		if i > 0 {
+			runs[i].took = 0 // they are made at one time
+		}
+		if err := o.build(runs[i]); err != nil {
+			failed[key] = err
+			continue
+		}
+		values[key] = fmt.Sprintf("%s v%d", key, runs[i].version)
+	}
+	if len(failed) > 0 {
+		return values, &bellwether.BatchError{Errors: failed}
+	}
+	return values, nil
+}
+
+func (o *modelOrigin) set(f func(o *modelOrigin)) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	f(o)
+}
+
+// times returns when the load of a version began and ended; ok is false if it did not end well.
+func (o *modelOrigin) times(version int) (began, ended time.Time, ok bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if version < 1 || version > o.loads {
+		return began, ended, false
+	}
+	return o.began[version-1], o.ended[version-1], !o.ended[version-1].IsZero()
+}
+
+// void begins an invalidation of the key, and returns how many loads have begun.
+func (o *modelOrigin) void(key string) int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.voided[key] = o.loads
+	return o.loads
+}
+
+func (o *modelOrigin) count() int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.loads
+}
+
+// A modelCall is a call before its answer.
+type modelCall struct {
+	node   *modelNode
+	key    int
+	who    string
+	start  time.Time
+	gone   map[int]time.Time
+	least  int
+	stops  int
+	leaves bool // the caller has a deadline of its own
+	many   bool // it is a GetMany's, whose slowest key the others wait for
+}
+
+// call begins a call of the node for the key.
+func (w *world) call(n *modelNode, key int, who string, leaves bool) modelCall {
+	stops, _ := n.stood()
+	gone := w.graves[key].gone(n.process)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.operations++
+	return modelCall{node: n, key: key, who: who, start: time.Now(), gone: gone, least: w.latest[n.process][key], stops: stops, leaves: leaves}
+}
+
+// judge holds an answer to the promises.
+func (w *world) judge(c modelCall, a modelAnswer) {
+	n, name := c.node, keyName(c.key)
+	w.note("answers", n.process, fmt.Sprint(name, " ", a.version, " ", a.err))
+	if n.isDead() {
+		return // nobody hears of it
+	}
+	stops, stopped := n.stood()
+	stood := stopped || stops != c.stops
+	took := time.Since(c.start)
+	most := modelMaxWait + 2*w.Delay
+	if w.Face == "HTTP" {
+		most = 2*modelMaxWait + time.Second // for the key, and for the variant that it leads to
+		if c.who != "" || w.Users || c.key == 2 || c.key == 3 {
+			most += modelRebuildTimeout + 3*time.Second // with the handler's own time
+		}
+	}
+	if took > most && !stood {
+		w.violated("process %d: a caller of %s waited for %v", n.process, name, took)
+	}
+	told := a.body
+	if a.err != nil {
+		told = a.err.Error()
+	}
+	version := versionIn(told)
+	if w.Face == "batch" && strings.Contains(told, " panicked") {
+		return // a load of many keys panics for all of them, and names one
+	}
+	if version > 0 && !strings.Contains(told, name+" v") {
+		w.violated("process %d: a caller of %s got %q", n.process, name, told)
+		return
+	}
+	if at, dead := c.gone[version]; dead && version > 0 {
+		w.violated("process %d: a caller of %v got %q, %v after that was invalidated", n.process, c.start.Sub(w.started), told, c.start.Sub(at))
+	}
+	if a.err != nil {
+		w.judgeError(c, a.err)
+		return
+	}
+	if w.Face == "HTTP" {
+		w.judgePage(c, a)
+	}
+	if version == 0 {
+		w.violated("process %d: a caller of %s got %q", n.process, name, told)
+		return
+	}
+	began, ended, _ := w.origin.times(version)
+	// Stale beats slow, where there is no rule by which a caller waits for a failure first.
+	if most := w.Patience + 500*time.Millisecond + 20*w.Delay; !c.many && w.Trouble == "healthy" && w.StaleIfError == 0 && !ended.IsZero() && ended.Before(c.start) && took > most {
+		w.violated("process %d: a caller of %s waited %v for %q, which was made %v before", n.process, name, took, told, c.start.Sub(ended))
+	}
+	// Values move forward. In an outage each process is on its own now and then, and
+	// comes back to what the fleet has; with credentials there are responses beside the cache.
+	// Of loads that began at one instant nobody knows in which order their epochs were claimed.
+	if w.Trouble != "outages" && (w.Face != "HTTP" || c.key == 0 && !w.Users) {
+		least, _, _ := w.origin.times(c.least)
+		if version < c.least && !began.Equal(least) {
+			w.violated("process %d: a caller of %v got %q after v%d", n.process, c.start.Sub(w.started), told, c.least)
+		}
+		w.mu.Lock()
+		w.latest[n.process][c.key] = max(w.latest[n.process][c.key], version)
+		w.mu.Unlock()
+	}
+}
+
+// judgeError holds that a failure is a load's, or a limit's.
+func (w *world) judgeError(c modelCall, err error) {
+	if w.Face == "HTTP" {
+		return // a status
+	}
+	panicked, isPanic := errors.AsType[*bellwether.PanicError](err)
+	switch text := err.Error(); {
+	case isPanic && versionIn(fmt.Sprint(panicked.Value)) > 0:
+	case errors.Is(err, errOrigin), errors.Is(err, bellwether.ErrNotFound), errors.Is(err, bellwether.ErrGoexit):
+	case errors.Is(err, bellwether.ErrWaitTimeout), errors.Is(err, bellwether.ErrRebuildTimeout), errors.Is(err, bellwether.ErrOverloaded):
+	case errors.Is(err, bellwether.ErrClosed) && c.node != w.node(c.node.process): // it is another by now
+	case c.leaves && (errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)):
+	case errors.Is(err, context.Canceled) && versionIn(text) > 0: // the load's own
+	case isRemote(err) && (versionIn(text) > 0 || strings.Contains(text, "Goexit") || strings.Contains(text, "RebuildTimeout") || strings.Contains(text, "closed")):
+	default:
+		w.violated("process %d: a caller of %s got %v", c.node.process, keyName(c.key), err)
+	}
+}
+
+func isRemote(err error) bool {
+	_, ok := errors.AsType[*bellwether.RemoteError](err)
+	return ok
+}
+
+// judgePage holds that a page is whole, and for its client.
+func (w *world) judgePage(c modelCall, a modelAnswer) {
+	if !strings.HasSuffix(a.body, " end") {
+		w.violated("process %d: a client of %s got %q for a whole page", c.node.process, keyName(c.key), a.body)
+	}
+	_, after, _ := strings.Cut(a.body, "for=")
+	who, rest, _ := strings.Cut(after, " ")
+	who, _ = strconv.Unquote(who)
+	open := strings.HasPrefix(rest, "public")
+	if strings.HasPrefix(rest, "private") && who == "" && c.who == "" {
+		return // nobody can tell them apart
+	}
+	if !open && who != c.who {
+		w.violated("process %d: the client %q got %q", c.node.process, c.who, a.body)
+	}
+}
+
+// invalidated has no process serve what was made before an invalidation that began then.
+func (w *world) invalidated(n *modelNode, keys []int, before int) {
+	for _, key := range keys {
+		for p := range w.Processes {
+			switch {
+			case p == n.process:
+				w.graves[key].bury(p, before, time.Now())
+			case w.Trouble == "outages" || w.Trouble == "stops":
+				// A process that is cut off, or stands still, does not know.
+			default:
+				w.graves[key].bury(p, before, time.Now().Add(max(0, w.NearTTL)+modelEngineTimeout+1))
+			}
+		}
+	}
+}
+
+// do has a step happen.
+func (w *world) do(t *testing.T, s modelStep) {
+	n := w.node(s.Process)
+	w.note(s.Do, s.Process, keyName(s.Key))
+	switch s.Do {
+	case "get", "leave":
+		for i := range s.N {
+			w.callers.Go(func() {
+				ctx := n.life
+				if s.Do == "leave" {
+					var cancel context.CancelFunc
+					ctx, cancel = context.WithTimeout(ctx, s.For)
+					defer cancel()
+				}
+				who := ""
+				if w.Users && i%3 == 1 {
+					who = "u" + strconv.Itoa(i%5)
+				}
+				n.runs()
+				c := w.call(n, s.Key, who, s.Do == "leave")
+				w.judge(c, n.get(ctx, s.Key, who))
+			})
+		}
+	case "many":
+		if n.many == nil {
+			return
+		}
+		keys := make([]int, 0, w.Keys)
+		for k := range w.Keys {
+			if k == s.Key || w.dice.roll(2) == 0 {
+				keys = append(keys, k)
+			}
+		}
+		for range min(s.N, 5) {
+			w.callers.Go(func() {
+				n.runs()
+				calls := make([]modelCall, len(keys))
+				for i, key := range keys {
+					calls[i] = w.call(n, key, "", false)
+					calls[i].many = true
+				}
+				for i, a := range n.many(n.life, keys) {
+					w.judge(calls[i], a)
+				}
+			})
+		}
+	case "invalidate":
+		w.callers.Go(func() {
+			n.runs()
+			before := w.origin.void(keyName(s.Key))
+			if n.invalidate(s.Key) == nil && !n.isDead() {
+				w.invalidated(n, []int{s.Key}, before)
+			}
+		})
+	case "sweep":
+		if n.sweep == nil {
+			return
+		}
+		w.callers.Go(func() {
+			n.runs()
+			before := w.origin.count()
+			if hard, keys, err := n.sweep(s.N, s.Key); hard && err == nil && !n.isDead() {
+				w.invalidated(n, keys, before)
+			}
+		})
+	case "origin":
+		w.origin.set(func(o *modelOrigin) { o.took = s.For })
+	case "fail":
+		w.origin.set(func(o *modelOrigin) { o.every, o.ending = s.N%4, s.N%len(endings) })
+	case "noise":
+		n.links(func(l *link) { l.delay, l.repeat, l.deaf = min(s.For, 50*time.Millisecond), true, s.N%2 == 0 })
+	case "stop":
+		n.stop()
+	case "go on":
+		n.goOn()
+	case "kill":
+		n.kill()
+		w.start(t, s.Process)
+	case "close":
+		w.start(t, s.Process)
+		w.callers.Go(func() { n.close() })
+	case "cut":
+		w.one(n, s.N).set(func(l *link) { l.cut = true })
+	case "refuse":
+		w.one(n, s.N).set(func(l *link) { l.refused = true })
+	case "lose":
+		op := []string{"get", "claim", "commit", "invalidate", "acquire", "renew", "release"}[s.N%7]
+		n.links(func(l *link) { l.lost = op })
+	case "restart store":
+		w.room.restartStore()
+	case "restart locker":
+		w.room.restartLocker()
+	case "heal":
+		n.links(func(l *link) { l.delay = w.Delay })
+		n.store.heal()
+		n.locks.heal()
+	}
+	switch {
+	case s.Pause < 0:
+		synctest.Wait()
+	case s.Pause > 0:
+		time.Sleep(s.Pause)
+	}
+}
+
+func (w *world) one(n *modelNode, i int) *link { return []*link{n.store, n.locks}[i%2] }
+
+// A played scenario is what came of it.
+type played struct {
+	operations int
+	trace      uint64
+	found      []string
+}
+
+// play plays the scenario.
+func (s scenario) play(t *testing.T) (out played) {
+	synctest.Test(t, func(t *testing.T) {
+		sum := fnv.New64a()
+		w := &world{scenario: s, room: newEngineRoom(), dice: &dice{rng: rand.New(rand.NewPCG(s.Seed, 1))}, started: time.Now(), trace: sum}
+		if dump := os.Getenv("BELLWETHER_TRACE"); dump != "" {
+			w.trace = io.MultiWriter(sum, os.Stderr)
+		}
+		w.origin = &modelOrigin{world: w, running: map[*modelRun]bool{}, voided: map[string]int{}}
+		w.latest, w.graves = make([][]int, s.Processes), make([]graveyard, s.Keys)
+		for i := range s.Processes {
+			w.start(t, i)
+		}
+		for _, step := range s.Steps {
+			w.do(t, step)
+		}
+		w.rest(t)
+		out = played{w.operations, sum.Sum64(), w.found}
+	})
+	return out
+}
+
+// rest has all troubles end, and holds that the fleet recovers and leaves nothing behind.
+func (w *world) rest(t *testing.T) {
+	for _, n := range w.all {
+		if !n.isDead() {
+			n.goOn()
+			n.links(func(l *link) { l.delay = w.Delay })
+			n.store.heal()
+			n.locks.heal()
+		}
+	}
+	w.callers.Wait()
+	w.origin.set(func(o *modelOrigin) { o.took, o.every = 100*time.Millisecond, 0 })
+	// Each process finds out by a load of its own that the engines are well, and by a write
+	// that they take the key's too.
+	for range 3 {
+		time.Sleep(2*time.Second + w.TTL)
+		for i := range w.Processes {
+			w.node(i).get(context.Background(), 100+i, "")
+			w.node(i).invalidate(0)
+		}
+	}
+	time.Sleep(2*time.Minute + w.TTL) // the windows, and the longest back-off
+	before := w.origin.count()
+	for i := range w.Processes {
+		w.callers.Go(func() {
+			n := w.node(i)
+			c := w.call(n, 0, "", false)
+			a := n.get(context.Background(), 0, "")
+			w.judge(c, a)
+			if a.err != nil {
+				w.violated("after it all process %d answers %v", i, a.err)
+			}
+		})
+	}
+	w.callers.Wait()
+	if loads := w.origin.count() - before; loads != 1 && (w.Hedge == 0 || loads != 2) {
+		w.violated("after it all one key is loaded %d times", loads)
+	}
+	time.Sleep(time.Second)
+	for i := range w.Processes {
+		if s := w.node(i).stats(); s.Flights != 0 {
+			w.violated("process %d: %d flights are left", i, s.Flights)
+		}
+	}
+	for _, n := range w.now {
+		n.close()
+	}
+}
+
+// modelTries is how often a scenario is played, since goroutines take turns as they like.
+const modelTries = 3
+
+// TestModel plays scenarios until one is found that breaks a promise, and shrinks that. Under
+// the host of sim/ it plays the one that the host names.
+func TestModel(t *testing.T) {
+	if seed, ok := os.LookupEnv("BELLWETHER_SCENARIO"); ok {
+		replayScenario(t, seed, os.Getenv("BELLWETHER_STEPS"))
+		return
+	}
+	rapid.Check(t, func(rt *rapid.T) {
+		s := scenarios(1).Draw(rt, "scenario")
+		for range modelTries {
+			if found := s.play(t).found; len(found) > 0 {
+				rt.Fatalf("%s", strings.Join(found, "\n"))
+			}
+		}
+	})
+}
+
+// replayScenario plays the scenario of a seed, with some of its steps alone if they are named
+// ("0,1,7"), and prints what sim/ reads.
+func replayScenario(t *testing.T, seed, steps string) {
+	n, err := strconv.Atoi(seed)
+	if err != nil {
+		t.Fatalf("BELLWETHER_SCENARIO is %q, want a number", seed)
+	}
+	s := scenarios(100).Example(n)
+	all := len(s.Steps)
+	if steps != "" {
+		var kept []modelStep
+		for _, step := range strings.Split(steps, ",") {
+			i, err := strconv.Atoi(step)
+			if err != nil || i < 0 || i >= all {
+				t.Fatalf("BELLWETHER_STEPS is %q, want numbers below %d with commas between them", steps, all)
+			}
+			kept = append(kept, s.Steps[i])
+		}
+		s.Steps = kept
+	}
+	out := s.play(t)
+	fmt.Printf("scenario steps=%d operations=%d trace=%016x\n", all, out.operations, out.trace)
+	for _, found := range out.found {
+		t.Error(found)
+	}
+	if t.Failed() {
+		t.Logf("%+v", s)
+	}
+}

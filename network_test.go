@@ -1,0 +1,455 @@
+package bellwether_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/lockers/locallock"
+	"github.com/bellwether-go/bellwether/stores/memstore"
+)
+
+// This file is the network of the model: engines that may lose all that they have, and the
+// links of each process to them, which delay, repeat, reorder and lose what they carry.
+
+// An engineRoom has one store and one locker.
+type engineRoom struct {
+	mu         sync.Mutex // guards what follows
+	store      *restarted
+	locker     *locallock.Locker
+	storeGone  chan struct{} // closed when the store restarts
+	lockerGone chan struct{} // closed when the locker restarts
+}
+
+func newEngineRoom() *engineRoom {
+	e := &engineRoom{storeGone: make(chan struct{}), lockerGone: make(chan struct{})}
+	e.store, e.locker = &restarted{store: memstore.New()}, locallock.New()
+	return e
+}
+
+// restartStore has the store lose all that it has.
+func (e *engineRoom) restartStore() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	close(e.storeGone)
+	e.store, e.storeGone = &restarted{memstore.New(), e.store.above + 1<<32}, make(chan struct{})
+}
+
+// A restarted store is a memstore that gives out no epoch twice, though it has forgotten all
+// that was given out before it restarted.
+type restarted struct {
+	store *memstore.Store
+	above uint64
+}
+
+func (s *restarted) lift(epoch uint64) uint64 {
+	if epoch == 0 {
+		return 0
+	}
+	return epoch + s.above
+}
+
+func (s *restarted) Get(ctx context.Context, key string) (bellwether.Entry, error) {
+	e, err := s.store.Get(ctx, key)
+	e.Epoch = s.lift(e.Epoch)
+	return e, err
+}
+
+func (s *restarted) Claim(ctx context.Context, key string) (bellwether.Entry, uint64, error) {
+	e, epoch, err := s.store.Claim(ctx, key)
+	e.Epoch = s.lift(e.Epoch)
+	return e, s.lift(epoch), err
+}
+
+func (s *restarted) Commit(ctx context.Context, key string, e bellwether.Entry) error {
+	if e.Epoch <= s.above {
+		return bellwether.ErrFenced // of a claim that is forgotten
+	}
+	e.Epoch -= s.above
+	return s.store.Commit(ctx, key, e)
+}
+
+func (s *restarted) Invalidate(ctx context.Context, key string) error {
+	return s.store.Invalidate(ctx, key)
+}
+
+func (s *restarted) Fenced(ctx context.Context, key string, epoch uint64) (bool, error) {
+	if epoch <= s.above {
+		return true, nil
+	}
+	return s.store.Fenced(ctx, key, epoch-s.above)
+}
+
+func (s *restarted) Notify(ctx context.Context, f func(bellwether.Notice)) {
+	s.store.Notify(ctx, func(n bellwether.Notice) {
+		n.Epoch, n.Entry.Epoch = s.lift(n.Epoch), s.lift(n.Entry.Epoch)
+		f(n)
+	})
+}
+
+// restartLocker has the locker lose all leases.
+func (e *engineRoom) restartLocker() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	close(e.lockerGone)
+	e.locker, e.lockerGone = locallock.New(), make(chan struct{})
+}
+
+func (e *engineRoom) theStore() (*restarted, <-chan struct{}) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.store, e.storeGone
+}
+
+func (e *engineRoom) theLocker() (*locallock.Locker, <-chan struct{}) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.locker, e.lockerGone
+}
+
+// A link is the way of one process to one engine. Its fields are changed by set.
+type link struct {
+	dice *dice
+
+	mu      sync.Mutex    // guards what follows
+	delay   time.Duration // how long a message takes at most
+	repeat  bool          // a third of the requests arrive twice
+	deaf    bool          // half of what the engine tells unasked is lost
+	cut     bool          // everything is lost
+	refused bool          // calls fail at once
+	lost    string        // the operation whose requests are lost
+	stopped chan struct{} // the process is stopped until this is closed; nil: it is not
+}
+
+var errLinkRefused = errors.New("connection refused")
+
+func (l *link) set(f func(l *link)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	f(l)
+}
+
+// heal takes all troubles from the link but those of its process.
+func (l *link) heal() {
+	l.set(func(l *link) { l.repeat, l.deaf, l.cut, l.refused, l.lost = false, false, false, false, "" })
+}
+
+// runs returns when the process is not stopped.
+func (l *link) runs() {
+	for {
+		l.mu.Lock()
+		stopped := l.stopped
+		l.mu.Unlock()
+		if stopped == nil {
+			return
+		}
+		<-stopped
+	}
+}
+
+// carries takes the time of one message, and reports whether that arrives.
+func (l *link) carries() bool {
+	l.mu.Lock()
+	delay, cut := l.delay, l.cut
+	l.mu.Unlock()
+	time.Sleep(l.dice.upTo(delay))
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return !cut && !l.cut
+}
+
+// tells is carries for what an engine says unasked.
+func (l *link) tells() bool {
+	l.mu.Lock()
+	deaf := l.deaf
+	l.mu.Unlock()
+	lost := deaf && l.dice.roll(2) == 0
+	arrives := l.carries()
+	l.runs()
+	return arrives && !lost
+}
+
+// ask has do run at the engine and returns its answer. The engine carries out what has been
+// sent even if nobody waits for the answer any more; then it calls late with it.
+func ask[T any](ctx context.Context, l *link, op string, do func() T, late func(T)) (answer T, err error) {
+	if err := ctx.Err(); err != nil {
+		return answer, err
+	}
+	l.mu.Lock()
+	refused, lost, repeat := l.refused, l.lost == op, l.repeat
+	l.mu.Unlock()
+	if refused {
+		return answer, errLinkRefused
+	}
+	answers := make(chan T)
+	send := func() {
+		l.runs()
+		if !l.carries() || lost {
+			return
+		}
+		v := do()
+		if !l.carries() {
+			if late != nil {
+				late(v)
+			}
+			return
+		}
+		l.runs()
+		select {
+		case answers <- v:
+		case <-ctx.Done():
+			if late != nil {
+				late(v)
+			}
+		}
+	}
+	go send()
+	if repeat && late == nil && l.dice.roll(3) == 0 {
+		go send()
+	}
+	select {
+	case answer = <-answers:
+		return answer, nil
+	case <-ctx.Done():
+		return answer, ctx.Err()
+	}
+}
+
+// A linkStore is the store as one process sees it.
+type linkStore struct {
+	*link
+	room *engineRoom
+}
+
+type storeAnswer struct {
+	entry bellwether.Entry
+	epoch uint64
+	yes   bool
+	many  []storeAnswer // GetMany's, by the index of the key
+	err   error
+}
+
+func (s *linkStore) ask(ctx context.Context, op string, do func(ctx context.Context, store *restarted) storeAnswer) storeAnswer {
+	a, err := ask(ctx, s.link, op, func() storeAnswer {
+		store, _ := s.room.theStore()
+		return do(context.WithoutCancel(ctx), store)
+	}, nil)
+	if err != nil {
+		a.err = err
+	}
+	return a
+}
+
+func (s *linkStore) Get(ctx context.Context, key string) (bellwether.Entry, error) {
+	a := s.ask(ctx, "get", func(ctx context.Context, store *restarted) (a storeAnswer) {
+		a.entry, a.err = store.Get(ctx, key)
+		return a
+	})
+	return a.entry, a.err
+}
+
+func (s *linkStore) Claim(ctx context.Context, key string) (bellwether.Entry, uint64, error) {
+	a := s.ask(ctx, "claim", func(ctx context.Context, store *restarted) (a storeAnswer) {
+		a.entry, a.epoch, a.err = store.Claim(ctx, key)
+		return a
+	})
+	return a.entry, a.epoch, a.err
+}
+
+func (s *linkStore) Commit(ctx context.Context, key string, e bellwether.Entry) error {
+	sent := time.Now()
+	return s.ask(ctx, "commit", func(ctx context.Context, store *restarted) (a storeAnswer) {
+		arrived := e
+		arrived.Age += time.Since(sent)
+		a.err = store.Commit(ctx, key, arrived)
+		return a
+	}).err
+}
+
+func (s *linkStore) Invalidate(ctx context.Context, key string) error {
+	return s.ask(ctx, "invalidate", func(ctx context.Context, store *restarted) (a storeAnswer) {
+		a.err = store.Invalidate(ctx, key)
+		return a
+	}).err
+}
+
+func (s *linkStore) fenced(ctx context.Context, key string, epoch uint64) (bool, error) {
+	a := s.ask(ctx, "fenced", func(ctx context.Context, store *restarted) (a storeAnswer) {
+		a.yes, a.err = store.Fenced(ctx, key, epoch)
+		return a
+	})
+	return a.yes, a.err
+}
+
+// A fencing store is a Fencer.
+type fencing struct{ *linkStore }
+
+func (s fencing) Fenced(ctx context.Context, key string, epoch uint64) (bool, error) {
+	return s.fenced(ctx, key, epoch)
+}
+
+// A telling store is a Notifier: its notices are late, and overtake each other.
+type telling struct{ *linkStore }
+
+func (s telling) Notify(ctx context.Context, f func(bellwether.Notice)) {
+	var one sync.Mutex // f is called once at a time
+	var under sync.WaitGroup
+	defer under.Wait()
+	for ctx.Err() == nil {
+		store, gone := s.room.theStore()
+		until, cancel := context.WithCancel(ctx)
+		under.Go(func() {
+			select {
+			case <-gone:
+			case <-until.Done():
+			}
+			cancel()
+		})
+		store.Notify(until, func(n bellwether.Notice) {
+			sent := time.Now()
+			under.Go(func() {
+				if !s.tells() {
+					return
+				}
+				if n.Entry.Epoch != 0 {
+					n.Entry.Age += time.Since(sent)
+				}
+				one.Lock()
+				defer one.Unlock()
+				if ctx.Err() == nil {
+					f(n)
+				}
+			})
+		})
+		cancel()
+	}
+}
+
+// A together store is a BatchGetter.
+type together struct{ *linkStore }
+
+func (s together) GetMany(ctx context.Context, keys []string, each func(int, bellwether.Entry, error)) {
+	a := s.ask(ctx, "get", func(ctx context.Context, store *restarted) (a storeAnswer) {
+		a.many = make([]storeAnswer, len(keys))
+		for i, key := range keys {
+			a.many[i].entry, a.many[i].err = store.Get(ctx, key)
+		}
+		return a
+	})
+	for i := range keys {
+		if a.err != nil {
+			each(i, bellwether.Entry{}, a.err)
+			continue
+		}
+		each(i, a.many[i].entry, a.many[i].err)
+	}
+}
+
+// A linkLocker is the locker as one process sees it.
+type linkLocker struct {
+	*link
+	room *engineRoom
+}
+
+// seenThere is what a locker saw before it lost all leases, or since.
+type seenThere struct {
+	locker *locallock.Locker
+	gone   <-chan struct{}
+	seen   any
+}
+
+type lockAnswer struct {
+	lease bellwether.Lease
+	err   error
+}
+
+func (l *linkLocker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
+	asked := time.Now()
+	a, err := ask(ctx, l.link, "acquire", func() (a lockAnswer) {
+		locker, gone := l.room.theLocker()
+		left := ttl - time.Since(asked)
+		if left <= 0 {
+			return lockAnswer{err: context.DeadlineExceeded} // an answer that nobody believes
+		}
+		lease, err := locker.TryAcquire(context.WithoutCancel(ctx), key, left)
+		if held, ok := errors.AsType[*bellwether.HeldError](err); ok {
+			held.Seen = seenThere{locker, gone, held.Seen}
+		}
+		if err != nil {
+			return lockAnswer{err: err}
+		}
+		return lockAnswer{lease: &linkLease{l.link, lease, gone}}
+	}, func(a lockAnswer) {
+		if a.lease != nil { // nobody holds it
+			a.lease.(*linkLease).lease.Release(context.WithoutCancel(ctx))
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	return a.lease, a.err
+}
+
+// A linkLease is a lease, until its locker restarts.
+type linkLease struct {
+	*link
+	lease bellwether.Lease
+	gone  <-chan struct{}
+}
+
+func (l *linkLease) ask(ctx context.Context, op string, do func(ctx context.Context) error) error {
+	told, err := ask(ctx, l.link, op, func() storeAnswer {
+		select {
+		case <-l.gone:
+			return storeAnswer{err: bellwether.ErrLeaseLost}
+		default:
+			return storeAnswer{err: do(context.WithoutCancel(ctx))}
+		}
+	}, nil)
+	if err != nil {
+		return err
+	}
+	return told.err
+}
+
+func (l *linkLease) Renew(ctx context.Context, ttl time.Duration) error {
+	asked := time.Now()
+	return l.ask(ctx, "renew", func(ctx context.Context) error {
+		if left := ttl - time.Since(asked); left > 0 {
+			return l.lease.Renew(ctx, left)
+		}
+		return bellwether.ErrLeaseLost
+	})
+}
+
+func (l *linkLease) Release(ctx context.Context) error {
+	return l.ask(ctx, "release", l.lease.Release)
+}
+
+// A watching locker is a Watcher.
+type watching struct{ *linkLocker }
+
+func (l watching) Watch(ctx context.Context, held *bellwether.HeldError) (<-chan struct{}, error) {
+	there := held.Seen.(seenThere)
+	inner := *held
+	inner.Seen = there.seen
+	ended, err := there.locker.Watch(ctx, &inner)
+	if err != nil {
+		return nil, err
+	}
+	told := make(chan struct{})
+	go func() {
+		select {
+		case <-ended:
+		case <-there.gone: // its connection breaks off
+		case <-ctx.Done():
+			return
+		}
+		if l.tells() {
+			close(told)
+		}
+	}()
+	return told, nil
+}

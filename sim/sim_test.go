@@ -1,0 +1,247 @@
+//go:build !race
+
+// To compile a module with the race detector takes minutes, and it would look at the host alone.
+
+package sim
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+var (
+	seeds = flag.Int("seeds", 40, "how many scenarios are played")
+	first = flag.Int("first", 1, "the seed of the first")
+	only  = flag.String("steps", "", "the steps that are played of the first scenario, with commas between them; empty: all scenarios, with all their steps")
+	trace = flag.Bool("trace", false, "print all that happens in the first scenario")
+)
+
+// moduleVariable names, for a child process, the file that has the compiled tests.
+const moduleVariable = "BELLWETHER_SIM_MODULE"
+
+// theModule compiles the root's tests once.
+var theModule = sync.OnceValues(func() ([]byte, error) {
+	if file := os.Getenv(moduleVariable); file != "" {
+		return os.ReadFile(file)
+	}
+	return Build("..", nil)
+})
+
+var theHost = sync.OnceValues(func() (*Host, error) {
+	module, err := theModule()
+	if err != nil {
+		return nil, err
+	}
+	return NewHost(context.Background(), module)
+})
+
+func host(t *testing.T) *Host {
+	t.Helper()
+	h, err := theHost()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+// each calls f for the seeds, on all processors, until one call returns false.
+func each(first, n int, f func(seed int) bool) {
+	var wg sync.WaitGroup
+	var next atomic.Int64
+	var over atomic.Bool
+	for range runtime.GOMAXPROCS(0) {
+		wg.Go(func() {
+			for i := next.Add(1) - 1; i < int64(n) && !over.Load(); i = next.Add(1) - 1 {
+				if !f(first + int(i)) {
+					over.Store(true)
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// maxFailures is after how many failures no more scenarios are begun.
+const maxFailures = 20
+
+// TestScenarios plays scenarios. Of each kind of violation the first scenario is told; the
+// very first is shrunk, and told with the command that plays it again.
+func TestScenarios(t *testing.T) {
+	h := host(t)
+	ctx := context.Background()
+	if *only != "" || *trace {
+		replay(t, h)
+		return
+	}
+	began := time.Now()
+	var played, operations atomic.Int64
+	var mu sync.Mutex // guards what follows
+	failed, kinds := 0, map[string][]int{}
+	each(*first, *seeds, func(seed int) bool {
+		p, err := h.Play(ctx, seed, nil)
+		if err != nil {
+			t.Error(err)
+			return false
+		}
+		operations.Add(int64(p.Operations))
+		if n := played.Add(1); n%1000 == 0 {
+			t.Logf("%d schedules, %d operations in %v", n, operations.Load(), time.Since(began).Round(time.Second))
+		}
+		if len(p.Violations) == 0 {
+			return true
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		failed++
+		kind := kindOf(p.Violations[0])
+		if kinds[kind] = append(kinds[kind], seed); len(kinds[kind]) == 1 {
+			t.Logf("seed %d: %s", seed, p.Violations[0])
+		}
+		return failed < maxFailures
+	})
+	took := time.Since(began)
+	t.Logf("%d schedules with %d operations in %v: %.0f schedules and %.0f operations a second", played.Load(), operations.Load(),
+		took.Round(time.Millisecond), float64(played.Load())/took.Seconds(), float64(operations.Load())/took.Seconds())
+	least := 0
+	for kind, seeds := range kinds {
+		t.Errorf("%s: %d", kind, seeds)
+		if least == 0 || slices.Min(seeds) < least {
+			least = slices.Min(seeds)
+		}
+	}
+	if least != 0 {
+		tell(t, h, least)
+	}
+}
+
+// tell shrinks a failing scenario and fails with it.
+func tell(t *testing.T, h *Host, seed int) {
+	t.Helper()
+	p, err := h.Play(context.Background(), seed, nil)
+	if err != nil || len(p.Violations) == 0 {
+		t.Fatalf("seed %d has failed once, and not again: %v", seed, err)
+	}
+	all := make([]int, p.Steps)
+	for i := range all {
+		all[i] = i
+	}
+	kind := kindOf(p.Violations[0])
+	steps := Shrink(all, 300, func(steps []int) bool {
+		p, err := h.Play(context.Background(), seed, steps)
+		return err == nil && len(p.Violations) > 0 && kindOf(p.Violations[0]) == kind
+	})
+	p, _ = h.Play(context.Background(), seed, steps)
+	t.Errorf("seed %d, %d of %d steps:\n%s\n\nreplay with\n\tgo test -C sim -run '^TestScenarios$' -v . -args -first=%d -steps=%s", seed, len(steps), len(all), p.Output, seed, commas(steps))
+}
+
+// kindOf is a violation without its times, values and processes.
+func kindOf(violation string) string {
+	_, text, _ := strings.Cut(violation, ": ")
+	return strings.Map(func(r rune) rune {
+		if r >= '0' && r <= '9' {
+			return -1
+		}
+		return r
+	}, strings.Join(strings.Fields(text)[:min(4, len(strings.Fields(text)))], " "))
+}
+
+func replay(t *testing.T, h *Host) {
+	var steps []int
+	if *only != "" {
+		for _, word := range strings.Split(*only, ",") {
+			n, err := strconv.Atoi(word)
+			if err != nil {
+				t.Fatalf("-steps=%s: want numbers with commas between them", *only)
+			}
+			steps = append(steps, n)
+		}
+	}
+	var environment []string
+	if *trace {
+		environment = append(environment, "BELLWETHER_TRACE=1")
+	}
+	p, err := h.Play(context.Background(), *first, steps, environment...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Log(p.Output)
+	if len(p.Violations) > 0 {
+		t.Fail()
+	}
+}
+
+// TestSameSeedSameTrace plays seeds in two processes: what happens, and when, is the same.
+func TestSameSeedSameTrace(t *testing.T) {
+	traces := func() string {
+		h := host(t)
+		out := make([]string, *seeds)
+		each(*first, *seeds, func(seed int) bool {
+			p, err := h.Play(context.Background(), seed, nil)
+			out[seed-*first] = fmt.Sprint(seed, " ", p.Trace, " ", p.Operations, " ", err)
+			return true
+		})
+		return strings.Join(out, "\n")
+	}
+	if os.Getenv(moduleVariable) != "" {
+		fmt.Println("traces\n" + traces() + "\n.")
+		return
+	}
+	module, err := theModule()
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "root.wasm")
+	if err := os.WriteFile(file, module, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	here := make(chan string)
+	go func() { here <- traces() }()
+	cmd := exec.Command(os.Args[0], "-test.run=^TestSameSeedSameTrace$", "-seeds="+strconv.Itoa(*seeds), "-first="+strconv.Itoa(*first))
+	cmd.Env = append(os.Environ(), moduleVariable+"="+file)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	_, there, _ := strings.Cut(string(out), "traces\n")
+	there, _, _ = strings.Cut(there, "\n.\n")
+	a, b := strings.Split(<-here, "\n"), strings.Split(there, "\n")
+	same := 0
+	for i := range min(len(a), len(b)) {
+		if a[i] == b[i] {
+			same++
+		} else {
+			t.Errorf("here %s, there %s", a[i], b[i])
+		}
+	}
+	t.Logf("%d of %d seeds have the same trace in two processes", same, *seeds)
+	if same != *seeds {
+		t.Errorf("%d traces here, %d there", len(a), len(b))
+	}
+}
+
+func TestShrink(t *testing.T) {
+	all := make([]int, 100)
+	for i := range all {
+		all[i] = i
+	}
+	tries := 0
+	got := Shrink(all, 1000, func(steps []int) bool {
+		tries++
+		return slices.Contains(steps, 17) && slices.Contains(steps, 80) && slices.Contains(steps, 81)
+	})
+	if !slices.Equal(got, []int{17, 80, 81}) {
+		t.Errorf("%v after %d tries", got, tries)
+	}
+}
