@@ -31,11 +31,15 @@ const (
 
 // Channel is the channel of this name for the database that rdb uses. Redis has
 // channels for the whole server: without the number in its name a channel would
-// carry what programs tell each other that use other databases, for the same keys.
+// carry what programs tell each other that use other databases, for the same keys. A client
+// that wraps another tells the database by its method Options; without one it counts as 0.
 func Channel(rdb redis.UniversalClient, name string) string {
 	db := 0 // a cluster has no other
-	if one, ok := rdb.(interface{ Options() *redis.Options }); ok {
-		db = one.Options().DB
+	switch client := rdb.(type) {
+	case interface{ Options() *redis.Options }:
+		db = client.Options().DB
+	case interface{ Options() *redis.RingOptions }:
+		db = client.Options().DB
 	}
 	return name + ":" + strconv.Itoa(db)
 }

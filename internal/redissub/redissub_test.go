@@ -177,3 +177,18 @@ func TestClosed_PanicInTheClient(t *testing.T) {
 		t.Error("a client whose hook panics is taken for a closed one")
 	}
 }
+
+func TestChannel(t *testing.T) {
+	wrapped := struct{ redis.UniversalClient }{redis.NewClient(&redis.Options{DB: 3})}
+	for want, rdb := range map[string]redis.UniversalClient{
+		"c:3": redis.NewClient(&redis.Options{DB: 3}),
+		"c:2": redis.NewFailoverClient(&redis.FailoverOptions{DB: 2}),
+		"c:5": redis.NewRing(&redis.RingOptions{DB: 5}),
+		"c:0": wrapped,
+	} {
+		if got := Channel(rdb, "c"); got != want {
+			t.Errorf("%s, want %s", got, want)
+		}
+		rdb.Close()
+	}
+}

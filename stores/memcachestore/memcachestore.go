@@ -60,7 +60,8 @@ type Store struct {
 	// the default of memcached's option -I. Set it before first use.
 	MaxValue int
 
-	mc *memcache.Client
+	mc     *memcache.Client
+	pieces adapter.Pieces
 }
 
 // New returns a store over mc. Without mc it panics.
@@ -216,8 +217,9 @@ func (it *items) answer() (bellwether.Entry, error) {
 	return bellwether.Entry{}, bellwether.ErrNotFound
 }
 
-// GetMany implements [bellwether.BatchGetter]. It asks for 128 keys at first, and then
-// for as many at a time as have a megabyte of values, 256 at most.
+// GetMany implements [bellwether.BatchGetter]. It asks for as many keys at a time as have a
+// megabyte of values, by the size of those that came last, and for 256 at most; the first
+// time for 16.
 func (s *Store) GetMany(ctx context.Context, keys []string, each func(i int, e bellwether.Entry, err error)) {
 	if len(keys) <= few {
 		// The client's GetMulti waits for all servers, and which key is at which
@@ -230,7 +232,7 @@ func (s *Store) GetMany(ctx context.Context, keys []string, each func(i int, e b
 		return
 	}
 	var again []int
-	for from, n := 0, adapter.Piece(0, 0); from < len(keys); {
+	for from, n := 0, s.pieces.Next(); from < len(keys); {
 		to := min(from+n, len(keys))
 		got, failed := s.getPiece(ctx, keys[from:to])
 		bytes := 0
@@ -250,7 +252,12 @@ func (s *Store) GetMany(ctx context.Context, keys []string, each func(i int, e b
 			}
 			each(i, e, err)
 		}
-		if n = adapter.Piece(to-from, bytes); failed {
+		if failed {
+			s.pieces.Late(to - from)
+		} else {
+			s.pieces.Came(to-from, bytes)
+		}
+		if n = s.pieces.Next(); failed {
 			n = len(keys) // each call more would wait for the server that has failed
 		}
 		from = to

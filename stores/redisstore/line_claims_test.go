@@ -76,22 +76,26 @@ func TestGetMany_LongReplies(t *testing.T) {
 // TestGetMany_LongRepliesInACache reads the same by way of a cache, which takes a store
 // for silent that has said nothing for half a second: all is found, however long it takes.
 func TestGetMany_LongRepliesInACache(t *testing.T) {
-	near, far := overLine(t, 60_000_000)
-	var keys []string
-	for _, key := range fill(t, near, "values:key ", 1000, 50_000) {
-		keys = append(keys, strings.TrimPrefix(key, "values:"))
-	}
-	var loaded atomic.Int64
-	c := bellwether.NewBatch(func(_ context.Context, keys []string) (map[string][]byte, error) {
-		loaded.Add(int64(len(keys)))
-		return nil, nil
-	}, bellwether.Options{TTL: time.Hour, Store: far, Namespace: "values"})
-	defer c.Close()
-	start := time.Now()
-	values, err := c.GetMany(t.Context(), keys)
-	t.Logf("%d values in %v", len(values), time.Since(start))
-	if len(values) != len(keys) || loaded.Load() != 0 || err != nil {
-		t.Errorf("%d of %d values, %d loaded, %v; want all from the store", len(values), len(keys), loaded.Load(), err)
+	for _, of := range []struct{ keys, size int }{{1000, 50_000}, {100, 300_000}, {40, 900_000}} {
+		t.Run(fmt.Sprintf("%d of %d bytes", of.keys, of.size), func(t *testing.T) {
+			near, far := overLine(t, 60_000_000)
+			var keys []string
+			for _, key := range fill(t, near, "values:key ", of.keys, of.size) {
+				keys = append(keys, strings.TrimPrefix(key, "values:"))
+			}
+			var loaded atomic.Int64
+			c := bellwether.NewBatch(func(_ context.Context, keys []string) (map[string][]byte, error) {
+				loaded.Add(int64(len(keys)))
+				return nil, nil
+			}, bellwether.Options{TTL: time.Hour, Store: far, Namespace: "values"})
+			defer c.Close()
+			start := time.Now()
+			values, err := c.GetMany(t.Context(), keys)
+			t.Logf("%d values in %v", len(values), time.Since(start))
+			if len(values) != len(keys) || loaded.Load() != 0 || err != nil {
+				t.Errorf("%d of %d values, %d loaded, %v; want all from the store", len(values), len(keys), loaded.Load(), err)
+			}
+		})
 	}
 }
 

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
-	"github.com/bellwether-go/bellwether/internal/adapter"
 	"github.com/bellwether-go/bellwether/internal/rediscluster"
 	"github.com/redis/go-redis/v9"
 )
@@ -48,8 +47,9 @@ type replies struct {
 	silence error // why there is no answer for any of them
 }
 
-// GetMany implements [bellwether.BatchGetter]. It asks each server for 128 keys at
-// first, and then for as many at a time as have a megabyte of values, 256 at most.
+// GetMany implements [bellwether.BatchGetter]. It asks each server for as many keys at a
+// time as have a megabyte of values, by the size of those that came last, and for 256 at
+// most; the first time for 16.
 // Each time costs one round trip, with one command, or in a cluster one GET for each
 // key; and with the time beside that, for a server that was not asked lately.
 func (s *Store) GetMany(ctx context.Context, keys []string, each func(i int, e bellwether.Entry, err error)) {
@@ -66,7 +66,7 @@ func (s *Store) GetMany(ctx context.Context, keys []string, each func(i int, e b
 			var piece share
 			var got replies
 			for rest := *sh; len(rest.keys) > 0; {
-				piece, rest = rest.piece(adapter.Piece(len(piece.keys), got.bytes))
+				piece, rest = rest.piece(s.pieces.Next())
 				var err error
 				got, err = await(ctx, s, "get", func() (replies, error) { return s.getShare(ctx, &piece) })
 				for n, i := range piece.keys {
@@ -77,8 +77,10 @@ func (s *Store) GetMany(ctx context.Context, keys []string, each func(i int, e b
 					}
 				}
 				if err = cmp.Or(err, s.wrap("get", got.silence)); err == nil {
+					s.pieces.Came(len(piece.keys), got.bytes)
 					continue
 				}
+				s.pieces.Late(len(piece.keys))
 				for _, i := range rest.keys { // its server is not asked again
 					each(i, bellwether.Entry{}, err)
 				}

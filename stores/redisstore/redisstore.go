@@ -69,6 +69,7 @@ type Store struct {
 	queue  *redispipe.Queue
 	dials  *redisdial.Failures
 	clocks sync.Map // of the servers: address (string) to *clock
+	pieces adapter.Pieces
 }
 
 // New returns a store over rdb, which stays the caller's to close. It adds a hook to rdb,
