@@ -12,9 +12,9 @@ import (
 	"github.com/bellwether-go/bellwether/internal/testserver"
 )
 
-// TestGetMany_OneCommand reads 100 entries through a Cache: one MGET, in one round
-// trip, and the time beside it for a process that has not asked before.
-func TestGetMany_OneCommand(t *testing.T) {
+// TestGetMany_Commands reads 100 entries through a Cache: one MGET, in one round trip, and
+// for a process that has not asked before the time beside it, and 16 keys before the others.
+func TestGetMany_Commands(t *testing.T) {
 	srv := testserver.Redis(t).OwnOrSkip(t)
 	_, admin := open(t, srv.Addr, "")
 	writer, _ := open(t, srv.Addr, "test:")
