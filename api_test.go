@@ -152,3 +152,33 @@ func receiver(e ast.Expr) string {
 	}
 	return ""
 }
+
+// TestImports holds that imports run one way: what implements a contract of package driver,
+// and what tests it, does without the root.
+func TestImports(t *testing.T) {
+	checked := 0
+	for _, dir := range []string{"driver", "stores", "lockers", "internal"} {
+		err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+			if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") || strings.HasPrefix(path, "internal/fleettest") {
+				return err
+			}
+			file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ImportsOnly)
+			if err != nil {
+				return err
+			}
+			checked++
+			for _, imported := range file.Imports {
+				if imported.Path.Value == `"github.com/bellwether-go/bellwether"` {
+					t.Errorf("%s imports the root package", path)
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if checked < 30 {
+		t.Errorf("%d files were looked at", checked)
+	}
+}

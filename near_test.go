@@ -12,6 +12,8 @@ import (
 	"testing/synctest"
 	"time"
 	"unsafe"
+
+	"github.com/bellwether-go/bellwether/driver"
 )
 
 func newTestNear(t *testing.T, maxBytes int64) *near[string] {
@@ -107,8 +109,8 @@ func TestNear_Expiry(t *testing.T) {
 			{0, true, true, true},
 			{5*time.Second - 1, true, true, true},
 			{5 * time.Second, false, true, true},
-			{time.Second + failureMemory - 1, false, true, true},
-			{time.Second + failureMemory, false, false, true},
+			{time.Second + driver.FailureMemory - 1, false, true, true},
+			{time.Second + driver.FailureMemory, false, false, true},
 			{time.Hour, false, false, true}, // otter ticks once a second, in bubbles too
 		} {
 			time.Sleep(step.at - (n.clock.now() - now))

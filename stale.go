@@ -6,6 +6,8 @@ import (
 	"math"
 	"math/rand/v2"
 	"time"
+
+	"github.com/bellwether-go/bellwether/driver"
 )
 
 // This file is the whole of the time rules: given when a value was built and
@@ -146,7 +148,7 @@ func (l *lifetime) end() instant {
 		end = max(l.staleUntil, l.errorUntil, l.keepUntil)
 	}
 	if l.remembersFailures() {
-		end = max(end, addDurations(l.retryAt, failureMemory))
+		end = max(end, addDurations(l.retryAt, driver.FailureMemory))
 	}
 	return end
 }
@@ -230,4 +232,13 @@ const (
 func pollInterval(waited time.Duration) time.Duration {
 	d := min(max(waited/16, minPoll), maxPoll)
 	return d - time.Duration(rand.Int64N(int64(d/4)))
+}
+
+// addDurations adds two durations that are not negative without wrapping
+// round: a window of "for ever" stays one.
+func addDurations(a, b time.Duration) time.Duration {
+	if s := a + b; s >= a {
+		return s
+	}
+	return 1<<63 - 1
 }

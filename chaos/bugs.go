@@ -9,7 +9,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 )
 
 // This file plants bugs: what goes wrong in locks and caches that are in use
@@ -26,8 +26,8 @@ type bug struct {
 	seed          int64
 	locker, store string
 
-	lock func(client, bellwether.Locker) bellwether.Locker
-	keep func(bellwether.Store) bellwether.Store
+	lock func(client, driver.Locker) driver.Locker
+	keep func(driver.Store) driver.Store
 	// serve is put before the cache's Get; it may call the load function too.
 	serve func(get, load call) call
 	// load is put before the cache's load.
@@ -43,33 +43,33 @@ type call func(ctx context.Context, key string) (string, error)
 var bugs = []bug{
 	{
 		name: "release by plain delete", check: checkLock, seed: 101, locker: "redis",
-		lock: func(c client, l bellwether.Locker) bellwether.Locker { return wrapLeases(l, deleted{free: c.free}) },
+		lock: func(c client, l driver.Locker) driver.Locker { return wrapLeases(l, deleted{free: c.free}) },
 	},
 	{
 		name: "renew never", check: checkLock, seed: 102, locker: "memcached",
-		lock: func(_ client, l bellwether.Locker) bellwether.Locker { return wrapLeases(l, neverRenewed{}) },
+		lock: func(_ client, l driver.Locker) driver.Locker { return wrapLeases(l, neverRenewed{}) },
 	},
 	{
 		name: "expired lease believed too long", check: checkLock, seed: 103, locker: "etcd",
-		lock: func(_ client, l bellwether.Locker) bellwether.Locker { return wrapLeases(l, believed{}) },
+		lock: func(_ client, l driver.Locker) driver.Locker { return wrapLeases(l, believed{}) },
 	},
 	{
 		name: "two owners on one session", check: checkLock, seed: 104, locker: "zookeeper",
-		lock: func(_ client, l bellwether.Locker) bellwether.Locker {
-			return watched(l, &reentrant{Locker: l, mine: map[string]bellwether.Lease{}})
+		lock: func(_ client, l driver.Locker) driver.Locker {
+			return watched(l, &reentrant{Locker: l, mine: map[string]driver.Lease{}})
 		},
 	},
 	{
 		name: "subscribe after read", check: checkWake, seed: 105, locker: "redis",
-		lock: func(_ client, l bellwether.Locker) bellwether.Locker { return &lateWatcher{l} },
+		lock: func(_ client, l driver.Locker) driver.Locker { return &lateWatcher{l} },
 	},
 	{
 		name: "no fencing", check: checkStore, seed: 201, locker: "redis", store: "memcached",
-		keep: func(s bellwether.Store) bellwether.Store { return notified(s, &unfenced{s}) },
+		keep: func(s driver.Store) driver.Store { return notified(s, &unfenced{s}) },
 	},
 	{
 		name: "no re-read after winning", check: checkStore, seed: 202, locker: "etcd", store: "redis",
-		keep: func(s bellwether.Store) bellwether.Store { return notified(s, &blind{s}) },
+		keep: func(s driver.Store) driver.Store { return notified(s, &blind{s}) },
 	},
 	{
 		name: "near tier that moves backwards", check: checkOrder, seed: 203, locker: "memcached", store: "redis",
@@ -89,11 +89,11 @@ var bugs = []bug{
 	},
 	{
 		name: "invalidation notices that are lost unnoticed", check: checkDrop, seed: 207, locker: "zookeeper", store: "redis",
-		keep: func(s bellwether.Store) bellwether.Store {
-			t := &tracked{Store: s, notifier: s.(bellwether.Notifier), kept: map[string]sighted{}}
+		keep: func(s driver.Store) driver.Store {
+			t := &tracked{Store: s, notifier: s.(driver.Notifier), kept: map[string]sighted{}}
 			return struct {
-				bellwether.Store
-				bellwether.Notifier
+				driver.Store
+				driver.Notifier
 			}{t, t}
 		},
 		tune: trusting,
@@ -108,7 +108,7 @@ var bugs = []bug{
 	},
 	{
 		name: "failure without its pause", check: checkPause, seed: 210, locker: "redis", store: "memcached",
-		keep: func(s bellwether.Store) bellwether.Store { return notified(s, &hasty{s}) }, tune: failing,
+		keep: func(s driver.Store) driver.Store { return notified(s, &hasty{s}) }, tune: failing,
 	},
 	{
 		name: "failure that outlives a newer value", check: checkOrder, seed: 211, locker: "memcached", store: "redis",
@@ -116,7 +116,7 @@ var bugs = []bug{
 	},
 	{
 		name: "hedge in every process", check: checkOne, seed: 212, locker: "redis", store: "memcached",
-		lock: func(_ client, l bellwether.Locker) bellwether.Locker { return watched(l, &hedgers{l}) }, tune: hedging,
+		lock: func(_ client, l driver.Locker) driver.Locker { return watched(l, &hedgers{l}) }, tune: hedging,
 	},
 	{
 		name: "loser with a served value", check: checkLoser, seed: 213, locker: "memcached", store: "redis",
@@ -134,22 +134,22 @@ func bugOf(name string) (bug, error) {
 }
 
 // watched returns l with the watches of original, if that has any.
-func watched(original, l bellwether.Locker) bellwether.Locker {
-	if w, ok := original.(bellwether.Watcher); ok {
+func watched(original, l driver.Locker) driver.Locker {
+	if w, ok := original.(driver.Watcher); ok {
 		return struct {
-			bellwether.Locker
-			bellwether.Watcher
+			driver.Locker
+			driver.Watcher
 		}{l, w}
 	}
 	return l
 }
 
 // notified returns s with the notices of original, if that has any.
-func notified(original, s bellwether.Store) bellwether.Store {
-	if n, ok := original.(bellwether.Notifier); ok {
+func notified(original, s driver.Store) driver.Store {
+	if n, ok := original.(driver.Notifier); ok {
 		return struct {
-			bellwether.Store
-			bellwether.Notifier
+			driver.Store
+			driver.Notifier
 		}{s, n}
 	}
 	return s
@@ -157,20 +157,20 @@ func notified(original, s bellwether.Store) bellwether.Store {
 
 // A leaseBug is what is wrong with leases.
 type leaseBug interface {
-	renew(ctx context.Context, l bellwether.Lease, ttl time.Duration) error
-	release(ctx context.Context, key string, l bellwether.Lease) error
+	renew(ctx context.Context, l driver.Lease, ttl time.Duration) error
+	release(ctx context.Context, key string, l driver.Lease) error
 }
 
-func wrapLeases(l bellwether.Locker, b leaseBug) bellwether.Locker {
+func wrapLeases(l driver.Locker, b leaseBug) driver.Locker {
 	return watched(l, &buggyLocker{l, b})
 }
 
 type buggyLocker struct {
-	bellwether.Locker
+	driver.Locker
 	bug leaseBug
 }
 
-func (l *buggyLocker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
+func (l *buggyLocker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (driver.Lease, error) {
 	lease, err := l.Locker.TryAcquire(ctx, key, ttl)
 	if err != nil {
 		return nil, err
@@ -179,7 +179,7 @@ func (l *buggyLocker) TryAcquire(ctx context.Context, key string, ttl time.Durat
 }
 
 type buggyLease struct {
-	lease bellwether.Lease
+	lease driver.Lease
 	key   string
 	bug   leaseBug
 }
@@ -197,77 +197,77 @@ type deleted struct {
 	free func(context.Context, string) error
 }
 
-func (deleted) renew(ctx context.Context, l bellwether.Lease, ttl time.Duration) error {
+func (deleted) renew(ctx context.Context, l driver.Lease, ttl time.Duration) error {
 	return l.Renew(ctx, ttl)
 }
 
-func (d deleted) release(ctx context.Context, key string, _ bellwether.Lease) error {
+func (d deleted) release(ctx context.Context, key string, _ driver.Lease) error {
 	return d.free(ctx, key)
 }
 
 // neverRenewed says that it has renewed, and has not.
 type neverRenewed struct{}
 
-func (neverRenewed) renew(context.Context, bellwether.Lease, time.Duration) error { return nil }
-func (neverRenewed) release(ctx context.Context, _ string, l bellwether.Lease) error {
+func (neverRenewed) renew(context.Context, driver.Lease, time.Duration) error { return nil }
+func (neverRenewed) release(ctx context.Context, _ string, l driver.Lease) error {
 	return l.Release(ctx)
 }
 
 // believed takes a lease that is lost for one that it still has.
 type believed struct{}
 
-func (believed) renew(ctx context.Context, l bellwether.Lease, ttl time.Duration) error {
-	if err := l.Renew(ctx, ttl); !errors.Is(err, bellwether.ErrLeaseLost) {
+func (believed) renew(ctx context.Context, l driver.Lease, ttl time.Duration) error {
+	if err := l.Renew(ctx, ttl); !errors.Is(err, driver.ErrLeaseLost) {
 		return err
 	}
 	return nil
 }
 
-func (believed) release(ctx context.Context, _ string, l bellwether.Lease) error {
+func (believed) release(ctx context.Context, _ string, l driver.Lease) error {
 	return l.Release(ctx)
 }
 
 // reentrant takes the session for the owner: whoever is on the same one has the
 // lease too.
 type reentrant struct {
-	bellwether.Locker
+	driver.Locker
 	mu   sync.Mutex // guards mine
-	mine map[string]bellwether.Lease
+	mine map[string]driver.Lease
 }
 
-func (l *reentrant) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
+func (l *reentrant) TryAcquire(ctx context.Context, key string, ttl time.Duration) (driver.Lease, error) {
 	lease, err := l.Locker.TryAcquire(ctx, key, ttl)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if err == nil {
 		l.mine[key] = lease
-	} else if mine := l.mine[key]; errors.Is(err, bellwether.ErrHeld) && mine != nil && mine.Renew(ctx, ttl) == nil {
+	} else if mine := l.mine[key]; errors.Is(err, driver.ErrHeld) && mine != nil && mine.Renew(ctx, ttl) == nil {
 		return mine, nil
 	}
 	return lease, err
 }
 
 // lateWatcher subscribes after it has read: what ends in between, it misses.
-type lateWatcher struct{ bellwether.Locker }
+type lateWatcher struct{ driver.Locker }
 
-func (l *lateWatcher) Watch(ctx context.Context, seen *bellwether.HeldError) (<-chan struct{}, error) {
+func (l *lateWatcher) Watch(ctx context.Context, seen *driver.HeldError) (<-chan struct{}, error) {
 	time.Sleep(20 * time.Millisecond) // the way to the server
 	lease, err := l.TryAcquire(ctx, seen.Key, 10*time.Millisecond)
 	if err == nil {
 		return make(chan struct{}), lease.Release(ctx)
 	}
-	if now, ok := errors.AsType[*bellwether.HeldError](err); ok {
-		return l.Locker.(bellwether.Watcher).Watch(ctx, now)
+	if now, ok := errors.AsType[*driver.HeldError](err); ok {
+		return l.Locker.(driver.Watcher).Watch(ctx, now)
 	}
 	return nil, err
 }
 
 // unfenced takes a new epoch for what comes too late.
-type unfenced struct{ bellwether.Store }
+type unfenced struct{ driver.Store }
 
-func (s *unfenced) Commit(ctx context.Context, key string, e bellwether.Entry) error {
+func (s *unfenced) Commit(ctx context.Context, key string, e driver.Entry) error {
 	err := s.Store.Commit(ctx, key, e)
-	if errors.Is(err, bellwether.ErrFenced) {
+	if errors.Is(err, driver.ErrFenced) {
 		if _, e.Epoch, err = s.Claim(ctx, key); err == nil {
 			err = s.Store.Commit(ctx, key, e)
 		}
@@ -276,11 +276,11 @@ func (s *unfenced) Commit(ctx context.Context, key string, e bellwether.Entry) e
 }
 
 // blind does not look when it claims.
-type blind struct{ bellwether.Store }
+type blind struct{ driver.Store }
 
-func (s *blind) Claim(ctx context.Context, key string) (bellwether.Entry, uint64, error) {
+func (s *blind) Claim(ctx context.Context, key string) (driver.Entry, uint64, error) {
 	_, epoch, err := s.Store.Claim(ctx, key)
-	return bellwether.Entry{}, epoch, err
+	return driver.Entry{}, epoch, err
 }
 
 // backwards serves, now and then, what it served before.
@@ -350,8 +350,8 @@ func unforgiving(get, _ call) call {
 // client does with tracking. Each other notice of an invalidation is lost, and
 // nothing is wrong with the connection.
 type tracked struct {
-	bellwether.Store
-	notifier bellwether.Notifier
+	driver.Store
+	notifier driver.Notifier
 
 	mu   sync.Mutex // guards what follows
 	kept map[string]sighted
@@ -359,11 +359,11 @@ type tracked struct {
 }
 
 type sighted struct {
-	entry bellwether.Entry
+	entry driver.Entry
 	at    time.Time
 }
 
-func (s *tracked) Get(ctx context.Context, key string) (bellwether.Entry, error) {
+func (s *tracked) Get(ctx context.Context, key string) (driver.Entry, error) {
 	s.mu.Lock()
 	kept, ok := s.kept[key]
 	s.mu.Unlock()
@@ -380,8 +380,8 @@ func (s *tracked) Get(ctx context.Context, key string) (bellwether.Entry, error)
 	return entry, err
 }
 
-func (s *tracked) Notify(ctx context.Context, f func(bellwether.Notice)) {
-	s.notifier.Notify(ctx, func(n bellwether.Notice) {
+func (s *tracked) Notify(ctx context.Context, f func(driver.Notice)) {
+	s.notifier.Notify(ctx, func(n driver.Notice) {
 		s.mu.Lock()
 		if n.Invalidated {
 			s.told++
@@ -425,9 +425,9 @@ func hoarding(get, _ call) call {
 }
 
 // hasty commits failures after which anybody may try again at once.
-type hasty struct{ bellwether.Store }
+type hasty struct{ driver.Store }
 
-func (s *hasty) Commit(ctx context.Context, key string, e bellwether.Entry) error {
+func (s *hasty) Commit(ctx context.Context, key string, e driver.Entry) error {
 	if e.Failures > 0 {
 		e.RetryAge = e.Age
 	}
@@ -453,11 +453,11 @@ func grudging(get, _ call) call {
 }
 
 // hedgers gives the lease of who hedges to all who ask.
-type hedgers struct{ bellwether.Locker }
+type hedgers struct{ driver.Locker }
 
-func (l *hedgers) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
+func (l *hedgers) TryAcquire(ctx context.Context, key string, ttl time.Duration) (driver.Lease, error) {
 	lease, err := l.Locker.TryAcquire(ctx, key, ttl)
-	if errors.Is(err, bellwether.ErrHeld) && strings.HasPrefix(ownKey(key), hedgeLease) {
+	if errors.Is(err, driver.ErrHeld) && strings.HasPrefix(ownKey(key), hedgeLease) {
 		return noLease{}, nil
 	}
 	return lease, err

@@ -18,7 +18,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/adapter"
 	"github.com/bellwether-go/bellwether/internal/testserver"
 	"github.com/bellwether-go/bellwether/lockers/dynamolock"
@@ -49,8 +49,8 @@ type engine struct {
 
 // A client is one process's end of an engine.
 type client struct {
-	locker bellwether.Locker
-	store  bellwether.Store
+	locker driver.Locker
+	store  driver.Store
 	// free is release by plain delete, as by another client: it frees the
 	// lease on key, whoever has it. It is what a planted bug does. Nil where
 	// that bug is not planted.

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 )
 
 // This file is how a history is written down: what one event is, the clock that
@@ -84,13 +85,13 @@ func resultOf(err error) result {
 	switch {
 	case err == nil:
 		return done
-	case errors.Is(err, bellwether.ErrNotFound):
+	case errors.Is(err, driver.ErrNotFound):
 		return notFound
-	case errors.Is(err, bellwether.ErrFenced):
+	case errors.Is(err, driver.ErrFenced):
 		return fenced
-	case errors.Is(err, bellwether.ErrHeld):
+	case errors.Is(err, driver.ErrHeld):
 		return held
-	case errors.Is(err, bellwether.ErrLeaseLost):
+	case errors.Is(err, driver.ErrLeaseLost):
 		return lost
 	case strings.Contains(err.Error(), originFails):
 		return failed
@@ -209,7 +210,7 @@ func versionOf(value string) int {
 }
 
 // entered fills in what is known of an entry.
-func (e *event) entered(entry bellwether.Entry) {
+func (e *event) entered(entry driver.Entry) {
 	e.Epoch, e.Version = entry.Epoch, versionOf(string(entry.Value))
 	if e.Failure = versionOf(entry.Failure); e.Failure != 0 {
 		e.Retry = entry.RetryAge - entry.Age
@@ -222,26 +223,26 @@ func (e *event) entered(entry bellwether.Entry) {
 
 // recordStore returns s with a record of its calls, with its notices if it has
 // those.
-func recordStore(s bellwether.Store, r *recorder) bellwether.Store {
+func recordStore(s driver.Store, r *recorder) driver.Store {
 	recorded := &recordedStore{s, r}
-	if n, ok := s.(bellwether.Notifier); ok {
+	if n, ok := s.(driver.Notifier); ok {
 		return struct {
-			bellwether.Store
-			bellwether.Notifier
+			driver.Store
+			driver.Notifier
 		}{recorded, &recordedNotifier{n, r}}
 	}
 	return recorded
 }
 
 type recordedNotifier struct {
-	notifier bellwether.Notifier
+	notifier driver.Notifier
 	*recorder
 }
 
-// Notify implements [bellwether.Notifier]. Of commits nothing is recorded: what
+// Notify implements [driver.Notifier]. Of commits nothing is recorded: what
 // a process makes of those depends on what it does at that moment.
-func (s *recordedNotifier) Notify(ctx context.Context, f func(bellwether.Notice)) {
-	s.notifier.Notify(ctx, func(n bellwether.Notice) {
+func (s *recordedNotifier) Notify(ctx context.Context, f func(driver.Notice)) {
+	s.notifier.Notify(ctx, func(n driver.Notice) {
 		if !n.Invalidated {
 			f(n)
 			return
@@ -254,11 +255,11 @@ func (s *recordedNotifier) Notify(ctx context.Context, f func(bellwether.Notice)
 }
 
 type recordedStore struct {
-	store bellwether.Store
+	store driver.Store
 	*recorder
 }
 
-func (s *recordedStore) Get(ctx context.Context, key string) (entry bellwether.Entry, err error) {
+func (s *recordedStore) Get(ctx context.Context, key string) (entry driver.Entry, err error) {
 	err = s.call(event{Kind: kindRead, Key: ownKey(key)}, func(e *event) (err error) {
 		if entry, err = s.store.Get(ctx, key); err == nil {
 			e.entered(entry)
@@ -268,7 +269,7 @@ func (s *recordedStore) Get(ctx context.Context, key string) (entry bellwether.E
 	return entry, err
 }
 
-func (s *recordedStore) Claim(ctx context.Context, key string) (entry bellwether.Entry, epoch uint64, err error) {
+func (s *recordedStore) Claim(ctx context.Context, key string) (entry driver.Entry, epoch uint64, err error) {
 	err = s.call(event{Kind: kindClaim, Key: ownKey(key)}, func(e *event) (err error) {
 		if entry, epoch, err = s.store.Claim(ctx, key); err == nil {
 			e.Claimed = epoch
@@ -281,7 +282,7 @@ func (s *recordedStore) Claim(ctx context.Context, key string) (entry bellwether
 	return entry, epoch, err
 }
 
-func (s *recordedStore) Commit(ctx context.Context, key string, entry bellwether.Entry) error {
+func (s *recordedStore) Commit(ctx context.Context, key string, entry driver.Entry) error {
 	e := event{Kind: kindPut, Key: ownKey(key), Keep: entry.Life()}
 	e.entered(entry)
 	e = s.begin(e)
@@ -299,28 +300,28 @@ func (s *recordedStore) Invalidate(ctx context.Context, key string) error {
 
 // recordLocker returns l with a record of its calls, with its watches if it has
 // those.
-func recordLocker(l bellwether.Locker, r *recorder) bellwether.Locker {
+func recordLocker(l driver.Locker, r *recorder) driver.Locker {
 	recorded := &recordedLocker{l, r}
-	if w, ok := l.(bellwether.Watcher); ok {
+	if w, ok := l.(driver.Watcher); ok {
 		return struct {
-			bellwether.Locker
-			bellwether.Watcher
+			driver.Locker
+			driver.Watcher
 		}{recorded, w}
 	}
 	return recorded
 }
 
 type recordedLocker struct {
-	locker bellwether.Locker
+	locker driver.Locker
 	*recorder
 }
 
-func (l *recordedLocker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (lease bellwether.Lease, err error) {
+func (l *recordedLocker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (lease driver.Lease, err error) {
 	var id uint64
 	err = l.call(event{Kind: kindTake, Key: ownKey(key), TTL: ttl}, func(e *event) (err error) {
 		id, e.Lease = e.ID, e.ID
 		lease, err = l.locker.TryAcquire(ctx, key, ttl)
-		if t, ok := lease.(bellwether.Tokener); ok && err == nil {
+		if t, ok := lease.(driver.Tokener); ok && err == nil {
 			e.Token = t.Token()
 		}
 		return err
@@ -332,7 +333,7 @@ func (l *recordedLocker) TryAcquire(ctx context.Context, key string, ttl time.Du
 }
 
 type recordedLease struct {
-	lease bellwether.Lease
+	lease driver.Lease
 	*recorder
 	key string
 	id  uint64
@@ -351,10 +352,10 @@ func (l *recordedLease) Release(ctx context.Context) error {
 	return err
 }
 
-// Lost implements [bellwether.LossNotifier]: the channel never closes if the
+// Lost implements [driver.LossNotifier]: the channel never closes if the
 // lease is none.
 func (l *recordedLease) Lost() <-chan struct{} {
-	if n, ok := l.lease.(bellwether.LossNotifier); ok {
+	if n, ok := l.lease.(driver.LossNotifier); ok {
 		return n.Lost()
 	}
 	return nil

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/testserver"
 )
 
@@ -40,7 +40,7 @@ type lockRun struct {
 	server  *testserver.Server
 	proxies []*testserver.Proxy
 	rec     []*recorder
-	lockers []bellwether.Locker
+	lockers []driver.Locker
 	gaps    *gapMeter
 
 	mu     sync.Mutex // guards events
@@ -137,7 +137,7 @@ func (r *lockRun) storm(dice *rand.Rand, seed int64, length time.Duration) {
 }
 
 // compete is one attempt at one lease, and what becomes of it.
-func (r *lockRun) compete(ctx context.Context, l bellwether.Locker, dice *rand.Rand) {
+func (r *lockRun) compete(ctx context.Context, l driver.Locker, dice *rand.Rand) {
 	key := lockKeys[dice.IntN(len(lockKeys))]
 	ttl := lockTTL
 	if dice.IntN(2) == 0 {
@@ -149,13 +149,13 @@ func (r *lockRun) compete(ctx context.Context, l bellwether.Locker, dice *rand.R
 		defer cancel()
 		return f(ctx)
 	}
-	var lease bellwether.Lease
+	var lease driver.Lease
 	err := call(func(ctx context.Context) (err error) {
 		lease, err = l.TryAcquire(ctx, key, ttl)
 		return err
 	})
 	if err != nil {
-		if heldBy, ok := errors.AsType[*bellwether.HeldError](err); ok {
+		if heldBy, ok := errors.AsType[*driver.HeldError](err); ok {
 			r.wait(ctx, l, heldBy, dice)
 		} else {
 			sleep(20 * time.Millisecond)
@@ -171,7 +171,7 @@ func (r *lockRun) compete(ctx context.Context, l bellwether.Locker, dice *rand.R
 	case 1: // it keeps the lease for longer than it lasts
 		for range 4 + dice.IntN(4) {
 			time.Sleep(ttl / 3)
-			if err := call(func(ctx context.Context) error { return lease.Renew(ctx, ttl) }); errors.Is(err, bellwether.ErrLeaseLost) {
+			if err := call(func(ctx context.Context) error { return lease.Renew(ctx, ttl) }); errors.Is(err, driver.ErrLeaseLost) {
 				return
 			}
 		}
@@ -185,11 +185,11 @@ func (r *lockRun) compete(ctx context.Context, l bellwether.Locker, dice *rand.R
 }
 
 // wait waits for a lease as a flight does.
-func (r *lockRun) wait(ctx context.Context, l bellwether.Locker, held *bellwether.HeldError, dice *rand.Rand) {
+func (r *lockRun) wait(ctx context.Context, l driver.Locker, held *driver.HeldError, dice *rand.Rand) {
 	ctx, cancel := context.WithTimeout(ctx, 50*time.Millisecond+time.Duration(dice.Int64N(int64(200*time.Millisecond))))
 	defer cancel()
 	var wake <-chan struct{}
-	if w, ok := l.(bellwether.Watcher); ok {
+	if w, ok := l.(driver.Watcher); ok {
 		wake, _ = w.Watch(ctx, held)
 	}
 	select {
@@ -201,7 +201,7 @@ func (r *lockRun) wait(ctx context.Context, l bellwether.Locker, held *bellwethe
 
 // quiet has the clients watch each other's releases, with nothing in the way.
 func (r *lockRun) quiet(found *findings) {
-	if _, ok := r.lockers[0].(bellwether.Watcher); !ok {
+	if _, ok := r.lockers[0].(driver.Watcher); !ok {
 		return
 	}
 	ctx := context.Background()
@@ -220,7 +220,7 @@ func (r *lockRun) quiet(found *findings) {
 		}
 		other := r.lockers[2+n%2]
 		_, err = other.TryAcquire(ctx, key, wakeTTL)
-		heldBy, ok := errors.AsType[*bellwether.HeldError](err)
+		heldBy, ok := errors.AsType[*driver.HeldError](err)
 		if !ok {
 			if err == nil {
 				found.add(checkLock, "two clients have the lease on %s", key)
@@ -236,7 +236,7 @@ func (r *lockRun) quiet(found *findings) {
 			time.Sleep(time.Duration(n) * time.Millisecond) // before, while and after it subscribes
 			released = lease.Release(ctx) == nil
 		})
-		wake, err := other.(bellwether.Watcher).Watch(watching, heldBy)
+		wake, err := other.(driver.Watcher).Watch(watching, heldBy)
 		if err != nil {
 			cancel()
 			release.Wait()

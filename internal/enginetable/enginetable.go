@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/adapter"
 	"github.com/bellwether-go/bellwether/internal/leasetest"
 )
@@ -38,7 +38,7 @@ type Row struct {
 	Name string
 
 	// New returns a Locker as another process would have it.
-	New func(testing.TB) bellwether.Locker
+	New func(testing.TB) driver.Locker
 
 	// Count returns what the Lockers that New has made have asked so far.
 	Count func() int
@@ -114,8 +114,8 @@ func read(t *testing.T) string {
 func (r Row) measure(t *testing.T) map[string]int {
 	t.Helper()
 	a, b := r.New(t), r.New(t)
-	watcher, watches := b.(bellwether.Watcher)
-	for _, l := range []bellwether.Locker{a, b} { // connections, scripts, sessions
+	watcher, watches := b.(driver.Watcher)
+	for _, l := range []driver.Locker{a, b} { // connections, scripts, sessions
 		lease := leasetest.Acquire(t, l, newKey(), long)
 		must(t, "Renew", lease.Renew(t.Context(), long))
 		must(t, "Release", lease.Release(t.Context()))
@@ -147,9 +147,9 @@ func (r Row) measure(t *testing.T) map[string]int {
 		return true
 	}
 	for range 3 {
-		var lease bellwether.Lease
+		var lease driver.Lease
 		key := newKey()
-		taken := func(l bellwether.Locker) func() bool {
+		taken := func(l driver.Locker) func() bool {
 			return func() bool { lease = leasetest.Acquire(t, l, key, long); return true }
 		}
 		isRefused := func() bool { leasetest.MustBeHeld(t, b, key); return true }
@@ -217,10 +217,10 @@ func must(t *testing.T, what string, err error) {
 }
 
 // isHeld takes the lease unless another has it.
-func isHeld(t *testing.T, l bellwether.Locker, key string) bool {
+func isHeld(t *testing.T, l driver.Locker, key string) bool {
 	t.Helper()
 	_, err := l.TryAcquire(t.Context(), key, long)
-	if err != nil && !errors.Is(err, bellwether.ErrHeld) {
+	if err != nil && !errors.Is(err, driver.ErrHeld) {
 		t.Fatalf("TryAcquire: %v", err)
 	}
 	return err != nil

@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/testserver"
 	"github.com/bellwether-go/bellwether/lockers/memcachelock"
 	"github.com/bellwether-go/bellwether/lockers/redislock"
@@ -29,7 +29,7 @@ type Kind struct {
 	// Open makes the store and the locker of a worker process, from the
 	// addresses of those servers. They live as long as the process. A client that
 	// has a limit of its own for a call gets EngineTimeout for it, 0 if the default.
-	Open func(addrs []string, engineTimeout time.Duration) (bellwether.Store, bellwether.Locker, error)
+	Open func(addrs []string, engineTimeout time.Duration) (driver.Store, driver.Locker, error)
 }
 
 // Redis, RedisDatabase, RedisSentinel, RedisCluster, Memcached and Memcacheds, which are three servers, are
@@ -38,7 +38,7 @@ var (
 	Redis = Kind{
 		Name:  "redis",
 		Start: func(tb testing.TB) []*testserver.Server { return []*testserver.Server{testserver.Redis(tb)} },
-		Open: func(addrs []string, _ time.Duration) (bellwether.Store, bellwether.Locker, error) {
+		Open: func(addrs []string, _ time.Duration) (driver.Store, driver.Locker, error) {
 			redis.SetLogger(silence{}) // its dials fail in the tests that kill the server
 			rdb := redis.NewClient(&redis.Options{Addr: addrs[0], ContextTimeoutEnabled: true})
 			return redisstore.New(rdb), redislock.New(rdb), nil
@@ -53,7 +53,7 @@ var (
 			testserver.Restrict(tb, testserver.RedisRules, server)
 			return []*testserver.Server{server}
 		},
-		Open: func(addrs []string, _ time.Duration) (bellwether.Store, bellwether.Locker, error) {
+		Open: func(addrs []string, _ time.Duration) (driver.Store, driver.Locker, error) {
 			redis.SetLogger(silence{})
 			rdb := redis.NewClient(&redis.Options{Addr: addrs[0], ContextTimeoutEnabled: true, DB: 1,
 				Username: testserver.RedisUser, Password: testserver.RedisPassword})
@@ -65,7 +65,7 @@ var (
 	RedisSentinel = Kind{
 		Name:  "redis-sentinel",
 		Start: func(tb testing.TB) []*testserver.Server { return testserver.RedisSentinel(tb).Servers() },
-		Open: func(addrs []string, _ time.Duration) (bellwether.Store, bellwether.Locker, error) {
+		Open: func(addrs []string, _ time.Duration) (driver.Store, driver.Locker, error) {
 			redis.SetLogger(silence{})
 			rdb := redis.NewFailoverClient(&redis.FailoverOptions{MasterName: testserver.SentinelName, SentinelAddrs: addrs,
 				ContextTimeoutEnabled: true, DB: 1, Username: testserver.RedisUser, Password: testserver.RedisPassword})
@@ -81,7 +81,7 @@ var (
 			testserver.Restrict(tb, testserver.RedisRules+" "+testserver.ClusterRules, servers...)
 			return servers
 		},
-		Open: func(addrs []string, _ time.Duration) (bellwether.Store, bellwether.Locker, error) {
+		Open: func(addrs []string, _ time.Duration) (driver.Store, driver.Locker, error) {
 			redis.SetLogger(silence{})
 			rdb := redis.NewClusterClient(&redis.ClusterOptions{Addrs: addrs, ContextTimeoutEnabled: true,
 				Username: testserver.RedisUser, Password: testserver.RedisPassword})
@@ -102,7 +102,7 @@ var (
 	}
 )
 
-func openMemcached(addrs []string, engineTimeout time.Duration) (bellwether.Store, bellwether.Locker, error) {
+func openMemcached(addrs []string, engineTimeout time.Duration) (driver.Store, driver.Locker, error) {
 	mc := memcache.New(addrs...)
 	mc.Timeout, mc.MaxIdleConns = engineTimeout, 64
 	return memcachestore.New(mc), memcachelock.New(mc), nil
@@ -111,11 +111,11 @@ func openMemcached(addrs []string, engineTimeout time.Duration) (bellwether.Stor
 // ElectedBy returns the kind with the store of k and another locker, by the
 // name of its engine. start starts the engine, one of package testserver; open
 // makes a worker's locker from its address.
-func (k Kind) ElectedBy(engine string, start func(testing.TB, ...string) *testserver.Server, open func(addr string) (bellwether.Locker, error)) Kind {
+func (k Kind) ElectedBy(engine string, start func(testing.TB, ...string) *testserver.Server, open func(addr string) (driver.Locker, error)) Kind {
 	return Kind{
 		Name:  engine + " over " + k.Name,
 		Start: func(tb testing.TB) []*testserver.Server { return append(k.Start(tb), start(tb)) },
-		Open: func(addrs []string, engineTimeout time.Duration) (bellwether.Store, bellwether.Locker, error) {
+		Open: func(addrs []string, engineTimeout time.Duration) (driver.Store, driver.Locker, error) {
 			last := len(addrs) - 1
 			store, _, err := k.Open(addrs[:last], engineTimeout)
 			if err != nil {

@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/testserver"
 	"github.com/bellwether-go/bellwether/lockers/memcachelock"
 	"github.com/bellwether-go/bellwether/lockers/redislock"
@@ -32,7 +33,7 @@ func TestRing_OneServerKilled(t *testing.T) {
 			s := testserver.Memcached(t).OwnOrSkip(t)
 			servers, addrs = append(servers, s), append(addrs, s.Addr)
 		}
-		loseOneServer(t, servers[3], func() (bellwether.Store, bellwether.Locker) {
+		loseOneServer(t, servers[3], func() (driver.Store, driver.Locker) {
 			mc := memcache.New(addrs...)
 			mc.MaxIdleConns = 64
 			return memcachestore.New(mc), memcachelock.New(mc)
@@ -43,7 +44,7 @@ func TestRing_OneServerKilled(t *testing.T) {
 		for _, s := range c.Masters { // else none answers for its own slots while others' are lost
 			c.Do(s, "config", "set", "cluster-require-full-coverage", "no")
 		}
-		loseOneServer(t, c.Masters[1], func() (bellwether.Store, bellwether.Locker) {
+		loseOneServer(t, c.Masters[1], func() (driver.Store, driver.Locker) {
 			client := redis.NewClusterClient(&redis.ClusterOptions{Addrs: c.Addrs()})
 			t.Cleanup(func() { client.Close() })
 			return redisstore.New(client), redislock.New(client)
@@ -52,13 +53,13 @@ func TestRing_OneServerKilled(t *testing.T) {
 }
 
 // loseOneServer kills the server under the load of two processes.
-func loseOneServer(t *testing.T, server *testserver.Server, client func() (bellwether.Store, bellwether.Locker)) {
+func loseOneServer(t *testing.T, server *testserver.Server, client func() (driver.Store, driver.Locker)) {
 	const processes, keys, ttl, phase = 2, 100, 150 * time.Millisecond, 1200 * time.Millisecond
 	var mu sync.Mutex
 	loads := map[string]int{}
 	var caches []*bellwether.Cache[string]
-	var store bellwether.Store
-	var locker bellwether.Locker
+	var store driver.Store
+	var locker driver.Locker
 	for range processes {
 		store, locker = client()
 		c := bellwether.New(func(_ context.Context, key string) (string, error) {
@@ -105,7 +106,7 @@ func loseOneServer(t *testing.T, server *testserver.Server, client func() (bellw
 		defer cancel()
 		_, err := store.Get(ctx, "ring:"+key)
 		_, held := locker.TryAcquire(ctx, "ring:"+key, time.Millisecond)
-		return (err == nil || errors.Is(err, bellwether.ErrNotFound)) && (held == nil || errors.Is(held, bellwether.ErrHeld))
+		return (err == nil || errors.Is(err, driver.ErrNotFound)) && (held == nil || errors.Is(held, driver.ErrHeld))
 	}
 	var healthy []string
 	var asked sync.WaitGroup

@@ -10,11 +10,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 )
 
 // Acquire takes a lease that has to be free.
-func Acquire(tb testing.TB, l bellwether.Locker, key string, ttl time.Duration) bellwether.Lease {
+func Acquire(tb testing.TB, l driver.Locker, key string, ttl time.Duration) driver.Lease {
 	tb.Helper()
 	lease, err := l.TryAcquire(tb.Context(), key, ttl)
 	if err != nil {
@@ -24,10 +24,10 @@ func Acquire(tb testing.TB, l bellwether.Locker, key string, ttl time.Duration) 
 }
 
 // MustBeHeld fails if the lease can be taken, and returns what its taker is told.
-func MustBeHeld(tb testing.TB, l bellwether.Locker, key string) *bellwether.HeldError {
+func MustBeHeld(tb testing.TB, l driver.Locker, key string) *driver.HeldError {
 	tb.Helper()
 	_, err := l.TryAcquire(tb.Context(), key, time.Minute)
-	held, ok := errors.AsType[*bellwether.HeldError](err)
+	held, ok := errors.AsType[*driver.HeldError](err)
 	if !ok {
 		tb.Fatalf("TryAcquire: err = %v, want a *HeldError", err)
 	}
@@ -37,7 +37,7 @@ func MustBeHeld(tb testing.TB, l bellwether.Locker, key string) *bellwether.Held
 // MustBeLost fails if err, which what has returned, is not that the lease is lost.
 func MustBeLost(tb testing.TB, what string, err error) {
 	tb.Helper()
-	if !errors.Is(err, bellwether.ErrLeaseLost) {
+	if !errors.Is(err, driver.ErrLeaseLost) {
 		tb.Errorf("%s: err = %v, want ErrLeaseLost", what, err)
 	}
 }
@@ -59,7 +59,7 @@ func MustGiveUp(tb testing.TB, what string, call func(context.Context) error) {
 
 // MustBecomeFree fails if the lease cannot be taken soon: it has no holder,
 // whatever became of the calls that were given up.
-func MustBecomeFree(tb testing.TB, l bellwether.Locker, key string) {
+func MustBecomeFree(tb testing.TB, l driver.Locker, key string) {
 	tb.Helper()
 	for start := time.Now(); ; time.Sleep(10 * time.Millisecond) {
 		_, err := l.TryAcquire(tb.Context(), key, time.Minute)

@@ -3,7 +3,7 @@ package dynamolock_test
 import (
 	"testing"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/enginetable"
 	"github.com/bellwether-go/bellwether/internal/testserver"
 )
@@ -19,7 +19,7 @@ func TestDocument_Requests(t *testing.T) {
 			asked := 0
 			enginetable.Check(t, enginetable.Row{
 				Name: name,
-				New: func(tb testing.TB) bellwether.Locker {
+				New: func(tb testing.TB) driver.Locker {
 					l, w := table.wired(tb)
 					w.real = real
 					wires = append(wires, w)

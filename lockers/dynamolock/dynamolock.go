@@ -1,6 +1,6 @@
-// Package dynamolock is a [bellwether.Locker] on a DynamoDB table, by the
+// Package dynamolock is a [driver.Locker] on a DynamoDB table, by the
 // client github.com/aws/aws-sdk-go-v2/service/dynamodb. Its leases are
-// [bellwether.Tokener]s.
+// [driver.Tokener]s.
 //
 // A lease is an item: its owner, a random token; its version, a number that
 // rises with every change; its length in milliseconds; and whether it is held.
@@ -30,7 +30,7 @@
 // succeeds; so does a repeated release. A repeated renewal is carried out
 // again.
 //
-// There is no push: a Locker is not a [bellwether.Watcher], and its users poll.
+// There is no push: a Locker is not a [driver.Watcher], and its users poll.
 //
 // # Costs
 //
@@ -60,7 +60,7 @@
 //
 // # Tokens
 //
-// [bellwether.Tokener]'s Token is the version with which the lease began. It
+// [driver.Tokener]'s Token is the version with which the lease began. It
 // rises with every lease for as long as the item is there, across takeovers,
 // without gaps that mean anything and without any clock. When the item is gone,
 // because time to live has cleared it or somebody has deleted it or the table,
@@ -116,7 +116,7 @@ import (
 
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/adapter"
 )
 
@@ -140,7 +140,7 @@ type Client interface {
 	GetItem(context.Context, *dynamodb.GetItemInput, ...func(*dynamodb.Options)) (*dynamodb.GetItemOutput, error)
 }
 
-// A Locker is a [bellwether.Locker] on a DynamoDB table. It is safe for
+// A Locker is a [driver.Locker] on a DynamoDB table. It is safe for
 // concurrent use. Create one with [New].
 type Locker struct {
 	// Prefix begins the name of every item, so that several can share a table.
@@ -153,8 +153,8 @@ type Locker struct {
 }
 
 var (
-	_ bellwether.Locker  = (*Locker)(nil)
-	_ bellwether.Tokener = (*lease)(nil)
+	_ driver.Locker  = (*Locker)(nil)
+	_ driver.Tokener = (*lease)(nil)
 )
 
 // New returns a Locker that keeps its leases in a table which [CreateTable] has
@@ -167,12 +167,12 @@ func New(client Client, table string) *Locker {
 	return &Locker{Prefix: "bellwether:", client: client, table: table}
 }
 
-// TryAcquire implements [bellwether.Locker]. It costs one request if the lease
+// TryAcquire implements [driver.Locker]. It costs one request if the lease
 // is free or held, two if it is taken over, or free after it was held. The error's Until is counted from
 // when this Locker first saw the lease as it is, so a holder that died long ago
 // is waited for at most as long as it had announced. A ttl that is not positive
-// is an error. The lease is a [bellwether.Tokener].
-func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
+// is an error. The lease is a [driver.Tokener].
+func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (driver.Lease, error) {
 	if ttl <= 0 {
 		return nil, fmt.Errorf("dynamolock: acquire %.100q: ttl %v is not positive", key, ttl)
 	}
@@ -183,7 +183,7 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 		owner:  adapter.Token(),
 		end:    time.Now().Add(ttl),
 	}
-	return adapter.Await(ctx, func() (bellwether.Lease, error) {
+	return adapter.Await(ctx, func() (driver.Lease, error) {
 		detached, cancel := detached(ctx)
 		defer cancel()
 		if err := l.acquire(detached, key, mine, ttl); err != nil {
@@ -193,7 +193,7 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 			return nil, mine.wrap(ctx, "acquire", err)
 		}
 		return mine, nil
-	}, func(_ bellwether.Lease, err error) {
+	}, func(_ driver.Lease, err error) {
 		// Nobody waits for this lease any more.
 		if mine.mayHave(err) {
 			mine.freeLater(ctx, 0)
@@ -254,7 +254,7 @@ func (l *Locker) acquire(ctx context.Context, key string, mine *lease, ttl time.
 func (l *Locker) observe(key, item string, now record) error {
 	until := l.seen.Until(item, now, now.length)
 	if time.Now().Before(until) {
-		return &bellwether.HeldError{Key: key, Until: until}
+		return &driver.HeldError{Key: key, Until: until}
 	}
 	return nil
 }
@@ -280,10 +280,10 @@ type lease struct {
 	end     time.Time  // of the lease as its holder counts
 }
 
-// Token implements [bellwether.Tokener].
+// Token implements [driver.Tokener].
 func (l *lease) Token() uint64 { return l.token }
 
-// Renew implements [bellwether.Lease]. It costs one request.
+// Renew implements [driver.Lease]. It costs one request.
 func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	if ttl <= 0 {
 		return fmt.Errorf("dynamolock: renew %s: ttl %v is not positive", l.item, ttl)
@@ -329,7 +329,7 @@ func (l *lease) renew(ctx context.Context, ttl time.Duration, end time.Time) err
 			}
 			return nil
 		case !instead.held || instead.owner != l.owner:
-			return bellwether.ErrLeaseLost
+			return driver.ErrLeaseLost
 		case ctx.Err() != nil:
 			return ctx.Err() // only he who still waits may go after a later version
 		}
@@ -340,7 +340,7 @@ func (l *lease) renew(ctx context.Context, ttl time.Duration, end time.Time) err
 	}
 }
 
-// Release implements [bellwether.Lease]. It costs one request. It also clears
+// Release implements [driver.Lease]. It costs one request. It also clears
 // what is left of a lease that has expired, so that nobody has to observe it,
 // but returns ErrLeaseLost then.
 func (l *lease) Release(ctx context.Context) error {
@@ -348,7 +348,7 @@ func (l *lease) Release(ctx context.Context) error {
 	err := l.free(ctx)
 	switch {
 	case err == nil && over:
-		err = bellwether.ErrLeaseLost
+		err = driver.ErrLeaseLost
 	case stays(err):
 		l.freeLater(ctx, firstPause)
 	}
@@ -388,7 +388,7 @@ func (l *lease) began(version uint64) {
 
 // stays reports whether after free the item may be the lease's still.
 func stays(err error) bool {
-	return err != nil && !errors.Is(err, bellwether.ErrLeaseLost) && !errors.Is(err, bellwether.ErrCorrupt)
+	return err != nil && !errors.Is(err, driver.ErrLeaseLost) && !errors.Is(err, driver.ErrCorrupt)
 }
 
 // over reports whether the lease has ended as its holder counts.
@@ -412,7 +412,7 @@ func (l *lease) free(ctx context.Context) error {
 		call := adapter.Token()
 		_, instead, err := l.locker.update(ctx, l.item, release(l.owner, call))
 		if err == nil && instead != nil && instead.owner != call {
-			err = bellwether.ErrLeaseLost
+			err = driver.ErrLeaseLost
 		}
 		return err
 	})
@@ -422,7 +422,7 @@ func (l *lease) free(ctx context.Context) error {
 // What the contract names, and ctx's own error, go through as they are.
 func (l *lease) wrap(ctx context.Context, doing string, err error) error {
 	switch {
-	case err == nil, errors.Is(err, bellwether.ErrLeaseLost), errors.Is(err, bellwether.ErrHeld):
+	case err == nil, errors.Is(err, driver.ErrLeaseLost), errors.Is(err, driver.ErrHeld):
 		return err
 	case ctx.Err() != nil:
 		return ctx.Err()

@@ -18,7 +18,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb/types"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/adapter"
 	"github.com/bellwether-go/bellwether/internal/leasetest"
 	"github.com/bellwether-go/bellwether/internal/testserver"
@@ -113,16 +113,16 @@ func number(tb testing.TB, item map[string]types.AttributeValue, name string) in
 
 func newKey() string { return "dynamolock:" + adapter.Token() }
 
-func release(t *testing.T, lease bellwether.Lease) {
+func release(t *testing.T, lease driver.Lease) {
 	t.Helper()
 	if err := lease.Release(t.Context()); err != nil {
 		t.Fatalf("Release: %v", err)
 	}
 }
 
-func token(t *testing.T, lease bellwether.Lease) uint64 {
+func token(t *testing.T, lease driver.Lease) uint64 {
 	t.Helper()
-	tokener, ok := lease.(bellwether.Tokener)
+	tokener, ok := lease.(driver.Tokener)
 	if !ok {
 		t.Fatal("the lease is no Tokener")
 	}
@@ -133,7 +133,7 @@ func token(t *testing.T, lease bellwether.Lease) uint64 {
 // that is wanted.
 func mustBeTheEngines(t *testing.T, what string, err error, want ...string) {
 	t.Helper()
-	if err == nil || errors.Is(err, bellwether.ErrHeld) || errors.Is(err, bellwether.ErrLeaseLost) ||
+	if err == nil || errors.Is(err, driver.ErrHeld) || errors.Is(err, driver.ErrLeaseLost) ||
 		errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("%s: err = %v, want one of the engine", what, err)
 		return
@@ -163,7 +163,7 @@ func eachEngine(t *testing.T, test func(t *testing.T, table table, locker func(t
 
 func TestConformance(t *testing.T) {
 	eachEngine(t, func(t *testing.T, _ table, locker func(testing.TB) (*dynamolock.Locker, *wire)) {
-		lockertest.Run(t, func(tb testing.TB) bellwether.Locker {
+		lockertest.Run(t, func(tb testing.TB) driver.Locker {
 			l, _ := locker(tb)
 			return l
 		})
@@ -188,7 +188,7 @@ func TestRequests(t *testing.T) {
 		}
 		looks := func(n int) map[string]int { return map[string]int{"GetItem": n} }
 		key, gone := newKey(), newKey()
-		var lease, taken bellwether.Lease
+		var lease, taken driver.Lease
 		for _, step := range []struct {
 			name string
 			do   func() error
@@ -266,7 +266,7 @@ func TestRequests(t *testing.T) {
 }
 
 func wantLost(err error) error {
-	if !errors.Is(err, bellwether.ErrLeaseLost) {
+	if !errors.Is(err, driver.ErrLeaseLost) {
 		return fmt.Errorf("err = %w, want ErrLeaseLost", err)
 	}
 	return nil
@@ -277,7 +277,7 @@ func TestToken_Rises(t *testing.T) {
 	table := newTable(t, testserver.DynamoDB(t))
 	a, b, key := table.locker(t), table.locker(t), newKey()
 	var last uint64
-	rises := func(what string, lease bellwether.Lease) {
+	rises := func(what string, lease driver.Lease) {
 		t.Helper()
 		now := token(t, lease)
 		if now <= last {
@@ -306,7 +306,7 @@ func TestToken_Rises(t *testing.T) {
 	rises("after a takeover", third)
 	leasetest.MustBeLost(t, "Renew of a lease that was taken over", second.Renew(t.Context(), time.Minute))
 	release(t, third)
-	rises("after the clean-up", func() bellwether.Lease {
+	rises("after the clean-up", func() driver.Lease {
 		table.drop(t, key)
 		return leasetest.Acquire(t, b, key, time.Minute)
 	}())
@@ -525,7 +525,7 @@ func TestForeignItem(t *testing.T) {
 		table.put(t, foreign)
 		_, err := l.TryAcquire(t.Context(), key, time.Minute)
 		mustBeTheEngines(t, name, err, "bellwether:"+key, "not a lease", table.name)
-		if !errors.Is(err, bellwether.ErrCorrupt) {
+		if !errors.Is(err, driver.ErrCorrupt) {
 			t.Errorf("%s: err = %v, want ErrCorrupt", name, err)
 		}
 	}
@@ -870,7 +870,7 @@ func TestCycles_LeaveOnlyReleasedItems(t *testing.T) {
 	table := newTable(t, testserver.DynamoDB(t))
 	began := time.Now()
 	items := 0
-	newLocker := func(tb testing.TB) bellwether.Locker { return table.locker(tb) }
+	newLocker := func(tb testing.TB) driver.Locker { return table.locker(tb) }
 	lockertest.LeavesNothing(t, newLocker, func() map[string]int {
 		items = 0
 		left := map[string]int{"held items": 0, "items that are not cleared tomorrow": 0}

@@ -7,7 +7,7 @@ import (
 
 	"github.com/aws/smithy-go"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 )
 
 // This file says what is wrong when DynamoDB fails, and how to mend it.
@@ -15,7 +15,7 @@ import (
 // errForeign is what an item is that no Locker has written, and errMute a reply that
 // says nothing of the item: a proxy's, perhaps.
 var (
-	errForeign = fmt.Errorf("%w: the item is not a lease: another program writes to the table, under the same prefix", bellwether.ErrCorrupt)
+	errForeign = fmt.Errorf("%w: the item is not a lease: another program writes to the table, under the same prefix", driver.ErrCorrupt)
 	errMute    = errors.New("the reply to UpdateItem has no attributes: another server answered in place of DynamoDB")
 )
 
@@ -46,7 +46,7 @@ func hintOf(err error) string {
 // refused reports whether DynamoDB has said that it did not carry a change out. (Of a
 // change that the SDK has sent twice, it says so of the second.)
 func refused(err error) bool {
-	return hintOf(err) != "" || errors.Is(err, bellwether.ErrHeld) || errors.Is(err, bellwether.ErrCorrupt)
+	return hintOf(err) != "" || errors.Is(err, driver.ErrHeld) || errors.Is(err, driver.ErrCorrupt)
 }
 
 // explain adds to an error of the SDK what it means here. The error stays to be

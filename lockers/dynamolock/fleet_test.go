@@ -9,7 +9,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/aws/retry"
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/fleettest"
 	"github.com/bellwether-go/bellwether/internal/testserver"
 	"github.com/bellwether-go/bellwether/lockers/dynamolock"
@@ -36,7 +36,7 @@ func withTable(tb testing.TB, args ...string) *testserver.Server {
 }
 
 // open makes a worker's locker.
-func open(addr string) (bellwether.Locker, error) {
+func open(addr string) (driver.Locker, error) {
 	return dynamolock.New(dynamodb.New(dynamodb.Options{
 		Region:       "eu-central-1",
 		BaseEndpoint: aws.String("http://" + addr),

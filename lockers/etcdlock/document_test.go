@@ -3,7 +3,7 @@ package etcdlock_test
 import (
 	"testing"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/enginetable"
 	"github.com/bellwether-go/bellwether/internal/testserver"
 )
@@ -13,7 +13,7 @@ func TestDocument_Requests(t *testing.T) {
 	meter := testserver.NewMeter(t, testserver.Etcd(t))
 	enginetable.Check(t, enginetable.Row{
 		Name:  "etcdlock",
-		New:   func(tb testing.TB) bellwether.Locker { return newLocker(tb, meter.Addr) },
+		New:   func(tb testing.TB) driver.Locker { return newLocker(tb, meter.Addr) },
 		Count: meter.RoundTrips,
 	})
 }

@@ -15,7 +15,7 @@ import (
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/status"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/adapter"
 )
 
@@ -41,7 +41,7 @@ var (
 	errClientClosed = errors.New("the client is closed")
 )
 
-// A Locker is a [bellwether.Locker] and a [bellwether.Watcher] on etcd. It is
+// A Locker is a [driver.Locker] and a [driver.Watcher] on etcd. It is
 // safe for concurrent use. Create one with [New], and close it.
 type Locker struct {
 	// Prefix begins the name of every key. Set it before the first use; the
@@ -58,9 +58,9 @@ type Locker struct {
 }
 
 var (
-	_ bellwether.Locker  = (*Locker)(nil)
-	_ bellwether.Watcher = (*Locker)(nil)
-	_ bellwether.Tokener = (*lease)(nil)
+	_ driver.Locker  = (*Locker)(nil)
+	_ driver.Watcher = (*Locker)(nil)
+	_ driver.Tokener = (*lease)(nil)
 )
 
 // New returns a Locker that uses client, which stays the caller's to close. It
@@ -87,13 +87,13 @@ func (l *Locker) Close() error {
 	return nil
 }
 
-// TryAcquire implements [bellwether.Locker]. It costs one round trip if the
+// TryAcquire implements [driver.Locker]. It costs one round trip if the
 // lease is free or held, two if it is taken over, and one more every ten
 // seconds or so for a new etcd lease. The error's Until is counted from when
 // this Locker first saw the lease as it is, so a holder that died long ago is
 // waited for at most as long as it had announced. A ttl that is not positive is
 // an error.
-func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
+func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (driver.Lease, error) {
 	if ttl <= 0 {
 		return nil, fmt.Errorf("etcdlock: acquire %.100q: ttl %v is not positive", key, ttl)
 	}
@@ -107,7 +107,7 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 	// The request goes on when ctx ends. Were it cancelled, it might still be on
 	// its way through raft, and what clears up after it could overtake it there:
 	// the lease would be taken after it was freed.
-	return adapter.Await(ctx, func() (bellwether.Lease, error) {
+	return adapter.Await(ctx, func() (driver.Lease, error) {
 		ctx, cancel := l.detached(ctx)
 		defer cancel()
 		l.reconnect()
@@ -115,10 +115,10 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 			return nil, mine.wrap("acquire", err)
 		}
 		return mine, nil
-	}, func(_ bellwether.Lease, err error) {
+	}, func(_ driver.Lease, err error) {
 		// Nobody waits for this lease any more. Without an answer it may have
 		// been taken all the same; only ErrHeld says that it was not.
-		if mine.asked && !errors.Is(err, bellwether.ErrHeld) {
+		if mine.asked && !errors.Is(err, driver.ErrHeld) {
 			ctx, cancel := l.detached(ctx)
 			defer cancel()
 			mine.free(ctx)
@@ -160,7 +160,7 @@ func (l *Locker) acquire(ctx context.Context, key string, mine *lease, ttl time.
 		held, ok := adapter.DecodeAnnouncement(holder.kv.Value)
 		if !ok {
 			l.sweepers.drop(sweeper)
-			return fmt.Errorf("%w: the key is not a lease", bellwether.ErrCorrupt)
+			return fmt.Errorf("%w: the key is not a lease", driver.ErrCorrupt)
 		}
 		if held.Token == mine.token {
 			// The request was carried out, and its reply was lost.
@@ -170,7 +170,7 @@ func (l *Locker) acquire(ctx context.Context, key string, mine *lease, ttl time.
 		until := l.seen.Until(mine.name, held, held.Length)
 		if time.Now().Before(until) {
 			l.sweepers.drop(sweeper)
-			return &bellwether.HeldError{Key: key, Until: until, Seen: seen{l, held.Token, holder.revision}}
+			return &driver.HeldError{Key: key, Until: until, Seen: seen{l, held.Token, holder.revision}}
 		}
 		// A new lease that another has taken meanwhile has an end ahead, so the
 		// loop ends.
@@ -233,13 +233,13 @@ func (l *lease) taken(revision int64, s *sweeper) {
 	l.born, l.revision, l.sweeper = revision, revision, s
 }
 
-// Token implements [bellwether.Tokener]. It is the revision of the transaction
+// Token implements [driver.Tokener]. It is the revision of the transaction
 // that took the lease: the key's create revision, or after a takeover the
 // revision at which it changed hands. It stays the same when the lease is
 // renewed.
 func (l *lease) Token() uint64 { return uint64(l.born) }
 
-// Renew implements [bellwether.Lease]. It costs one round trip.
+// Renew implements [driver.Lease]. It costs one round trip.
 func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	if ttl <= 0 {
 		return fmt.Errorf("etcdlock: renew %s: ttl %v is not positive", l.name, ttl)
@@ -283,7 +283,7 @@ func (l *lease) renew(ctx, caller context.Context, ttl time.Duration, end time.T
 				return err
 			}
 			continue
-		case errors.Is(err, bellwether.ErrLeaseLost):
+		case errors.Is(err, driver.ErrLeaseLost):
 			sweepers.drop(s)
 			return err
 		case err != nil:
@@ -303,7 +303,7 @@ func (l *lease) renew(ctx, caller context.Context, ttl time.Duration, end time.T
 	}
 }
 
-// Release implements [bellwether.Lease]. It costs one round trip. It also
+// Release implements [driver.Lease]. It costs one round trip. It also
 // clears what is left of a lease that has expired, so that nobody has to
 // observe it, but returns ErrLeaseLost then.
 func (l *lease) Release(ctx context.Context) error {
@@ -315,7 +315,7 @@ func (l *lease) Release(ctx context.Context) error {
 		return l.wrap("release", l.free(ctx))
 	})
 	if err == nil && over {
-		err = bellwether.ErrLeaseLost
+		err = driver.ErrLeaseLost
 	}
 	return err
 }
@@ -330,7 +330,7 @@ func (l *lease) over() bool {
 // free deletes the key if it is this lease's.
 func (l *lease) free(ctx context.Context) error {
 	_, err := l.change(ctx, ctx, clientv3.OpDelete(l.name))
-	if err == nil || errors.Is(err, bellwether.ErrLeaseLost) {
+	if err == nil || errors.Is(err, driver.ErrLeaseLost) {
 		l.mu.Lock()
 		s := l.sweeper
 		l.sweeper = nil
@@ -369,10 +369,10 @@ func (l *lease) change(ctx, caller context.Context, op clientv3.Op) (int64, erro
 		case done != 0:
 			return done, nil
 		case holder.kv == nil:
-			return 0, bellwether.ErrLeaseLost
+			return 0, driver.ErrLeaseLost
 		}
 		if held, ok := adapter.DecodeAnnouncement(holder.kv.Value); !ok || held.Token != l.token {
-			return 0, bellwether.ErrLeaseLost
+			return 0, driver.ErrLeaseLost
 		}
 		revision = holder.kv.ModRevision
 	}
@@ -425,7 +425,7 @@ func unavailable(err error) bool {
 // wrap says what was being done when the engine failed. What the contract
 // names goes through as it is.
 func (l *lease) wrap(doing string, err error) error {
-	if err == nil || errors.Is(err, bellwether.ErrHeld) || errors.Is(err, bellwether.ErrLeaseLost) {
+	if err == nil || errors.Is(err, driver.ErrHeld) || errors.Is(err, driver.ErrLeaseLost) {
 		return err
 	}
 	if errors.Is(err, rpctypes.ErrNoSpace) {

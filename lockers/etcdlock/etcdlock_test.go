@@ -16,7 +16,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/adapter"
 	"github.com/bellwether-go/bellwether/internal/leasetest"
 	"github.com/bellwether-go/bellwether/internal/testserver"
@@ -98,7 +98,7 @@ func newKey() string { return "etcdlock:" + adapter.Token() }
 
 func name(key string) string { return "bellwether/leases/" + key }
 
-func watch(t *testing.T, l *etcdlock.Locker, held *bellwether.HeldError) <-chan struct{} {
+func watch(t *testing.T, l *etcdlock.Locker, held *driver.HeldError) <-chan struct{} {
 	t.Helper()
 	freed, err := l.Watch(t.Context(), held)
 	if err != nil {
@@ -135,12 +135,12 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-func token(l bellwether.Lease) uint64 { return l.(bellwether.Tokener).Token() }
+func token(l driver.Lease) uint64 { return l.(driver.Tokener).Token() }
 
 func TestConformance(t *testing.T) {
 	t.Parallel()
 	server := testserver.Etcd(t)
-	lockertest.Run(t, func(tb testing.TB) bellwether.Locker { return newLocker(tb, server.Addr) })
+	lockertest.Run(t, func(tb testing.TB) driver.Locker { return newLocker(tb, server.Addr) })
 }
 
 func TestRequests(t *testing.T) {
@@ -151,13 +151,13 @@ func TestRequests(t *testing.T) {
 	key := newKey()
 	leasetest.Acquire(t, b, newKey(), time.Minute) // b has its etcd lease
 
-	var lease bellwether.Lease
-	var held *bellwether.HeldError
+	var lease driver.Lease
+	var held *driver.HeldError
 	take := func() (err error) {
 		lease, err = a.TryAcquire(t.Context(), key, time.Minute)
 		return err
 	}
-	var others bellwether.Lease
+	var others driver.Lease
 	for _, step := range []struct {
 		name string
 		do   func() error
@@ -298,7 +298,7 @@ func TestForeignValue(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err := l.TryAcquire(t.Context(), key, time.Minute)
-		if !errors.Is(err, bellwether.ErrCorrupt) || !strings.Contains(err.Error(), name(key)) {
+		if !errors.Is(err, driver.ErrCorrupt) || !strings.Contains(err.Error(), name(key)) {
 			t.Errorf("value %q: err = %v, want ErrCorrupt, and the key", v, err)
 		}
 	}
@@ -443,7 +443,7 @@ func TestCycles_LeaveNothing(t *testing.T) {
 	t.Parallel()
 	server := testserver.Etcd(t).OwnOrSkip(t)
 	client := newClient(t, server.Addr)
-	newLocker := func(tb testing.TB) bellwether.Locker { return newLocker(tb, server.Addr) }
+	newLocker := func(tb testing.TB) driver.Locker { return newLocker(tb, server.Addr) }
 	etcdLeases := func() int {
 		l, err := client.Leases(t.Context())
 		if err != nil {

@@ -17,7 +17,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/leasetest"
 	"github.com/bellwether-go/bellwether/internal/testserver"
 	"github.com/bellwether-go/bellwether/lockers/etcdlock"
@@ -122,7 +122,7 @@ func TestKilledServer_KeepsLeasesAndWatches(t *testing.T) {
 		if err == nil {
 			t.Fatal("the restart has freed the lease")
 		}
-		return errors.Is(err, bellwether.ErrHeld)
+		return errors.Is(err, driver.ErrHeld)
 	})
 	if err := lease.Renew(t.Context(), time.Minute); err != nil {
 		t.Errorf("Renew after the restart: %v", err)
@@ -288,7 +288,7 @@ func TestWatch_OncePerProcessAndKey(t *testing.T) {
 		for i := p; i < waiters; i += processes {
 			wg.Go(func() {
 				_, err := l.TryAcquire(t.Context(), key, time.Minute)
-				held, ok := errors.AsType[*bellwether.HeldError](err)
+				held, ok := errors.AsType[*driver.HeldError](err)
 				if !ok {
 					t.Errorf("TryAcquire: err = %v, want a *HeldError", err)
 					return
@@ -407,7 +407,7 @@ func TestClient_Closed(t *testing.T) {
 		"Renew":      lease.Renew(t.Context(), time.Minute),
 		"Release":    lease.Release(t.Context()),
 	} {
-		if err == nil || errors.Is(err, bellwether.ErrLeaseLost) || errors.Is(err, context.Canceled) {
+		if err == nil || errors.Is(err, driver.ErrLeaseLost) || errors.Is(err, context.Canceled) {
 			t.Errorf("%s with a closed client: err = %v, want one that nobody takes for an answer or his context's", name, err)
 		}
 	}

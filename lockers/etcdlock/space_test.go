@@ -9,7 +9,7 @@ import (
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/testserver"
 )
 
@@ -27,7 +27,7 @@ func TestTryAcquire_NoSpace(t *testing.T) {
 		t.Fatalf("etcd is not full: %v", err)
 	}
 	_, err = l.TryAcquire(t.Context(), newKey(), time.Minute)
-	if err == nil || errors.Is(err, bellwether.ErrHeld) || !errors.Is(err, rpctypes.ErrNoSpace) || !strings.Contains(err.Error(), "auto-compaction") {
+	if err == nil || errors.Is(err, driver.ErrHeld) || !errors.Is(err, rpctypes.ErrNoSpace) || !strings.Contains(err.Error(), "auto-compaction") {
 		t.Errorf("TryAcquire: err = %v, want what to do about the history", err)
 	}
 }

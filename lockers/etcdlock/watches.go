@@ -9,7 +9,7 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/adapter"
 )
 
@@ -26,7 +26,7 @@ type seen struct {
 	revision int64
 }
 
-// Watch implements [bellwether.Watcher]. It costs no round trip: it asks etcd
+// Watch implements [driver.Watcher]. It costs no round trip: it asks etcd
 // for everything that has happened to the key since held was made, and does not
 // wait for the answer. All watches end at Close.
 //
@@ -34,7 +34,7 @@ type seen struct {
 // up again at the revision where it broke off. It closes early where that
 // cannot be, because the revision is compacted or the member has lost its
 // cluster.
-func (l *Locker) Watch(ctx context.Context, held *bellwether.HeldError) (<-chan struct{}, error) {
+func (l *Locker) Watch(ctx context.Context, held *driver.HeldError) (<-chan struct{}, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}

@@ -13,7 +13,7 @@ import (
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/testserver"
 	"github.com/bellwether-go/bellwether/lockers/etcdlock"
 )
@@ -62,7 +62,7 @@ func leasePerKey(client *clientv3.Client) way {
 			return nil, err
 		}
 		if !resp.Succeeded {
-			return nil, errors.Join(bellwether.ErrHeld, revoke(ctx))
+			return nil, errors.Join(driver.ErrHeld, revoke(ctx))
 		}
 		return revoke, nil
 	}
@@ -81,7 +81,7 @@ func oneSession(tb testing.TB, client *clientv3.Client) way {
 			return nil, err
 		}
 		if !resp.Succeeded {
-			return nil, bellwether.ErrHeld
+			return nil, driver.ErrHeld
 		}
 		revision := resp.Header.Revision
 		return func(ctx context.Context) error {
@@ -135,7 +135,7 @@ func BenchmarkWays(b *testing.B) {
 			}
 			n.Store(0)
 			for b.Loop() {
-				if _, err := w.take(b.Context(), "held"); !errors.Is(err, bellwether.ErrHeld) {
+				if _, err := w.take(b.Context(), "held"); !errors.Is(err, driver.ErrHeld) {
 					b.Fatalf("err = %v, want ErrHeld", err)
 				}
 			}

@@ -3,7 +3,7 @@ package locallock_test
 import (
 	"testing"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/enginetable"
 	"github.com/bellwether-go/bellwether/lockers/locallock"
 )
@@ -12,7 +12,7 @@ func TestDocument_Requests(t *testing.T) {
 	engine := locallock.New()
 	enginetable.Check(t, enginetable.Row{
 		Name:  "locallock",
-		New:   func(testing.TB) bellwether.Locker { return engine },
+		New:   func(testing.TB) driver.Locker { return engine },
 		Count: func() int { return 0 }, // there is nobody to ask
 	})
 }

@@ -1,4 +1,4 @@
-// Package locallock is the [bellwether.Locker] within one process: a table of
+// Package locallock is the [driver.Locker] within one process: a table of
 // leases under a mutex. It elects among the goroutines that share one *Locker,
 // it is the reference that lockers/lockertest is written against, and it shows
 // the contract without an engine in the way.
@@ -19,10 +19,10 @@ import (
 	"sync"
 	"time"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 )
 
-// A Locker is a [bellwether.Locker] and a [bellwether.Watcher] for those who
+// A Locker is a [driver.Locker] and a [driver.Watcher] for those who
 // share it. It is safe for concurrent use. Create one with [New].
 type Locker struct {
 	mu     sync.Mutex        // guards everything below and the fields of every lease there
@@ -32,9 +32,9 @@ type Locker struct {
 }
 
 var (
-	_ bellwether.Locker  = (*Locker)(nil)
-	_ bellwether.Watcher = (*Locker)(nil)
-	_ bellwether.Tokener = (*lease)(nil)
+	_ driver.Locker  = (*Locker)(nil)
+	_ driver.Watcher = (*Locker)(nil)
+	_ driver.Tokener = (*lease)(nil)
 )
 
 // New returns a Locker on which nothing is held.
@@ -42,10 +42,10 @@ func New() *Locker {
 	return &Locker{leases: make(map[string]*lease)}
 }
 
-// TryAcquire implements [bellwether.Locker]. The error's Until is exact, and
+// TryAcquire implements [driver.Locker]. The error's Until is exact, and
 // its Seen is the channel that the present lease closes when it ends. A ttl
-// that is not positive is an error. The lease is a [bellwether.Tokener].
-func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
+// that is not positive is an error. The lease is a [driver.Tokener].
+func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (driver.Lease, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -56,7 +56,7 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 	defer l.mu.Unlock()
 	now := l.purge()
 	if other := l.leases[key]; other != nil {
-		return nil, &bellwether.HeldError{Key: key, Until: other.end, Seen: other.ended}
+		return nil, &driver.HeldError{Key: key, Until: other.end, Seen: other.ended}
 	}
 	l.tokens++
 	mine := &lease{locker: l, key: key, token: l.tokens, end: now.Add(ttl), ended: make(chan struct{})}
@@ -65,10 +65,10 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 	return mine, nil
 }
 
-// Watch implements [bellwether.Watcher]. It returns the channel of the very
+// Watch implements [driver.Watcher]. It returns the channel of the very
 // lease that held reports, so no end can be missed, and keeps nothing that
 // would have to be cleared when ctx ends.
-func (l *Locker) Watch(ctx context.Context, held *bellwether.HeldError) (<-chan struct{}, error) {
+func (l *Locker) Watch(ctx context.Context, held *driver.HeldError) (<-chan struct{}, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -111,12 +111,12 @@ type lease struct {
 	index  int           // in locker.queue, guarded by locker.mu
 }
 
-// Token implements [bellwether.Tokener]. It counts the leases of its Locker, on
+// Token implements [driver.Tokener]. It counts the leases of its Locker, on
 // whatever key, so tokens rise for as long as the Locker lives. They mean
 // nothing beside another Locker's, such as that of the process's next start.
 func (l *lease) Token() uint64 { return l.token }
 
-// Renew implements [bellwether.Lease].
+// Renew implements [driver.Lease].
 func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -128,14 +128,14 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	defer l.locker.mu.Unlock()
 	now := l.locker.purge()
 	if l.locker.leases[l.key] != l {
-		return bellwether.ErrLeaseLost
+		return driver.ErrLeaseLost
 	}
 	l.end = now.Add(ttl)
 	heap.Fix(&l.locker.queue, l.index)
 	return nil
 }
 
-// Release implements [bellwether.Lease].
+// Release implements [driver.Lease].
 func (l *lease) Release(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -144,7 +144,7 @@ func (l *lease) Release(ctx context.Context) error {
 	defer l.locker.mu.Unlock()
 	l.locker.purge()
 	if l.locker.leases[l.key] != l {
-		return bellwether.ErrLeaseLost
+		return driver.ErrLeaseLost
 	}
 	l.locker.remove(l)
 	return nil

@@ -8,7 +8,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/leasetest"
 	"github.com/bellwether-go/bellwether/lockers/locallock"
 	"github.com/bellwether-go/bellwether/lockers/lockertest"
@@ -19,12 +19,12 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func TestConformance(t *testing.T) {
 	// Processes have no common memory but the engine, which is this Locker.
 	engine := locallock.New()
-	lockertest.Run(t, func(testing.TB) bellwether.Locker { return engine })
+	lockertest.Run(t, func(testing.TB) driver.Locker { return engine })
 }
 
 func TestCycles_LeaveNothing(t *testing.T) {
 	engine := locallock.New()
-	newLocker := func(testing.TB) bellwether.Locker { return engine }
+	newLocker := func(testing.TB) driver.Locker { return engine }
 	lockertest.LeavesNothing(t, newLocker, func() map[string]int { return map[string]int{"leases": engine.Len()} })
 }
 
@@ -82,7 +82,7 @@ func TestWatch_ExpiryIsToldByWhoeverComesNext(t *testing.T) {
 }
 
 func TestWatch_ForeignHeldError(t *testing.T) {
-	if _, err := locallock.New().Watch(t.Context(), &bellwether.HeldError{Key: "k"}); err == nil {
+	if _, err := locallock.New().Watch(t.Context(), &driver.HeldError{Key: "k"}); err == nil {
 		t.Fatal("a HeldError that the Locker never made was watched without an error")
 	}
 }

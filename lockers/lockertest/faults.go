@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 )
 
 // This file holds Lockers to the contract while their engine does not answer. Only
@@ -20,7 +20,7 @@ type call struct {
 
 // calls returns each method of l, and of lease, which l has acquired: Release last,
 // as a lease may know afterwards that it is over.
-func calls(l bellwether.Locker, lease bellwether.Lease) []call {
+func calls(l driver.Locker, lease driver.Lease) []call {
 	return []call{
 		{"TryAcquire", func(ctx context.Context) error {
 			_, err := l.TryAcquire(ctx, newKey(), long)
@@ -34,7 +34,7 @@ func calls(l bellwether.Locker, lease bellwether.Lease) []call {
 // Hang holds a Locker to its contexts while its engine is a black hole, which it
 // must be when Hang is called: every method returns its context's error soon after
 // ctx ends. lease is one that l has acquired before, for a minute at least.
-func Hang(t testing.TB, l bellwether.Locker, lease bellwether.Lease) {
+func Hang(t testing.TB, l driver.Locker, lease driver.Lease) {
 	t.Helper()
 	const patience = 50 * time.Millisecond
 	// An engine of several threads may still answer on some when the signal
@@ -66,14 +66,14 @@ func Hang(t testing.TB, l bellwether.Locker, lease bellwether.Lease) {
 // Down is called: every method fails with an error that says neither that the lease
 // is held nor that it is lost, since nobody knows. lease is one that l has acquired
 // before, for a minute at least.
-func Down(t testing.TB, l bellwether.Locker, lease bellwether.Lease) {
+func Down(t testing.TB, l driver.Locker, lease driver.Lease) {
 	t.Helper()
 	for _, c := range calls(l, lease) {
 		err := c.do(t.Context())
 		if err == nil {
 			t.Errorf("%s with an engine that is gone succeeded", c.name)
 		}
-		for _, named := range []error{bellwether.ErrHeld, bellwether.ErrLeaseLost, context.Canceled, context.DeadlineExceeded} {
+		for _, named := range []error{driver.ErrHeld, driver.ErrLeaseLost, context.Canceled, context.DeadlineExceeded} {
 			if errors.Is(err, named) {
 				t.Errorf("%s with an engine that is gone: err = %v, which is %v", c.name, err, named)
 			}

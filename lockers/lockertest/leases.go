@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/adapter"
 )
 
@@ -19,8 +19,8 @@ var lockerCases = []testCase{
 	{"OneOfManyWins", oneOfManyWins},
 	{"NeverTwoAtATime", neverTwoAtATime},
 	{"NotReentrant", notReentrant},
-	{"ExpiresAfter50ms", func(t *testing.T, n func(testing.TB) bellwether.Locker) { expires(t, n, 50*time.Millisecond) }},
-	{"ExpiresAfter1500ms", func(t *testing.T, n func(testing.TB) bellwether.Locker) { expires(t, n, 1500*time.Millisecond) }},
+	{"ExpiresAfter50ms", func(t *testing.T, n func(testing.TB) driver.Locker) { expires(t, n, 50*time.Millisecond) }},
+	{"ExpiresAfter1500ms", func(t *testing.T, n func(testing.TB) driver.Locker) { expires(t, n, 1500*time.Millisecond) }},
 	{"RenewExtends", renewExtends},
 	{"RenewAfterExpiry", renewAfterExpiry},
 	{"RenewAfterTakeover", renewAfterTakeover},
@@ -38,10 +38,10 @@ var lockerCases = []testCase{
 	{"ContextEndsDuringTheCall", contextEndsDuringTheCall},
 }
 
-func oneOfManyWins(t *testing.T, newLocker func(testing.TB) bellwether.Locker) {
-	lockers := []bellwether.Locker{newLocker(t), newLocker(t), newLocker(t), newLocker(t)}
+func oneOfManyWins(t *testing.T, newLocker func(testing.TB) driver.Locker) {
+	lockers := []driver.Locker{newLocker(t), newLocker(t), newLocker(t), newLocker(t)}
 	key := newKey()
-	leases, errs := make([]bellwether.Lease, 100), make([]error, 100)
+	leases, errs := make([]driver.Lease, 100), make([]error, 100)
 	begin := make(chan struct{})
 	var wg sync.WaitGroup
 	for i := range leases {
@@ -68,7 +68,7 @@ func oneOfManyWins(t *testing.T, newLocker func(testing.TB) bellwether.Locker) {
 
 // neverTwoAtATime lets leases change hands as fast as they can, so that an
 // acquire meets a release, and each holder looks whether it is alone.
-func neverTwoAtATime(t *testing.T, newLocker func(testing.TB) bellwether.Locker) {
+func neverTwoAtATime(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	key := newKey()
 	stop := time.Now().Add(400 * time.Millisecond)
 	var holders, turns atomic.Int64
@@ -79,7 +79,7 @@ func neverTwoAtATime(t *testing.T, newLocker func(testing.TB) bellwether.Locker)
 			wg.Go(func() {
 				for time.Now().Before(stop) {
 					lease, err := l.TryAcquire(t.Context(), key, long)
-					if errors.Is(err, bellwether.ErrHeld) {
+					if errors.Is(err, driver.ErrHeld) {
 						time.Sleep(time.Millisecond)
 						continue
 					}
@@ -107,7 +107,7 @@ func neverTwoAtATime(t *testing.T, newLocker func(testing.TB) bellwether.Locker)
 	}
 }
 
-func notReentrant(t *testing.T, newLocker func(testing.TB) bellwether.Locker) {
+func notReentrant(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	l, key := newLocker(t), newKey()
 	lease := acquire(t, l, key, long)
 	mustBeHeld(t, l, key)
@@ -117,12 +117,12 @@ func notReentrant(t *testing.T, newLocker func(testing.TB) bellwether.Locker) {
 }
 
 // expires lets a holder die, with twenty others after its lease.
-func expires(t *testing.T, newLocker func(testing.TB) bellwether.Locker, ttl time.Duration) {
+func expires(t *testing.T, newLocker func(testing.TB) driver.Locker, ttl time.Duration) {
 	key := newKey()
-	lockers := []bellwether.Locker{newLocker(t), newLocker(t), newLocker(t)}
+	lockers := []driver.Locker{newLocker(t), newLocker(t), newLocker(t)}
 	dead := acquire(t, newLocker(t), key, ttl)
 	var winners, before atomic.Int64
-	taken := make(chan bellwether.Lease, 20)
+	taken := make(chan driver.Lease, 20)
 	var wg sync.WaitGroup
 	for i := range 20 {
 		wg.Go(func() {
@@ -136,7 +136,7 @@ func expires(t *testing.T, newLocker func(testing.TB) bellwether.Locker, ttl tim
 					}
 					winners.Add(1)
 					taken <- lease
-				case !errors.Is(err, bellwether.ErrHeld):
+				case !errors.Is(err, driver.ErrHeld):
 					t.Errorf("TryAcquire: %v", err)
 					return
 				case limit.IsZero():
@@ -166,7 +166,7 @@ func expires(t *testing.T, newLocker func(testing.TB) bellwether.Locker, ttl tim
 	}
 }
 
-func renewExtends(t *testing.T, newLocker func(testing.TB) bellwether.Locker) {
+func renewExtends(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	a, b, key := newLocker(t), newLocker(t), newKey()
 	lease := acquire(t, a, key, 1200*time.Millisecond)
 	time.Sleep(100 * time.Millisecond)
@@ -178,7 +178,7 @@ func renewExtends(t *testing.T, newLocker func(testing.TB) bellwether.Locker) {
 	mustBeLost(t, "Renew after the renewed lease's end", lease.Renew(t.Context(), long))
 }
 
-func renewAfterExpiry(t *testing.T, newLocker func(testing.TB) bellwether.Locker) {
+func renewAfterExpiry(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	a, b, key := newLocker(t), newLocker(t), newKey()
 	const ttl = 100 * time.Millisecond
 	lease := acquire(t, a, key, ttl)
@@ -187,7 +187,7 @@ func renewAfterExpiry(t *testing.T, newLocker func(testing.TB) bellwether.Locker
 	acquireWithin(t, b, key, long, 3*grace)
 }
 
-func renewAfterTakeover(t *testing.T, newLocker func(testing.TB) bellwether.Locker) {
+func renewAfterTakeover(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	a, b, c, key := newLocker(t), newLocker(t), newLocker(t), newKey()
 	lost := acquire(t, a, key, 100*time.Millisecond)
 	taken := takeOver(t, b, key, long, lost)
@@ -202,7 +202,7 @@ func renewAfterTakeover(t *testing.T, newLocker func(testing.TB) bellwether.Lock
 	acquire(t, c, key, long)
 }
 
-func renewConcurrently(t *testing.T, newLocker func(testing.TB) bellwether.Locker) {
+func renewConcurrently(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	a, b, key := newLocker(t), newLocker(t), newKey()
 	lease := acquire(t, a, key, long)
 	var wg sync.WaitGroup
@@ -218,7 +218,7 @@ func renewConcurrently(t *testing.T, newLocker func(testing.TB) bellwether.Locke
 	mustWork(t, "Release", lease.Release(t.Context()))
 }
 
-func releaseFreesAtOnce(t *testing.T, newLocker func(testing.TB) bellwether.Locker) {
+func releaseFreesAtOnce(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	a, b, key := newLocker(t), newLocker(t), newKey()
 	for range 5 {
 		lease := acquire(t, a, key, long)
@@ -231,7 +231,7 @@ func releaseFreesAtOnce(t *testing.T, newLocker func(testing.TB) bellwether.Lock
 	}
 }
 
-func releaseTwice(t *testing.T, newLocker func(testing.TB) bellwether.Locker) {
+func releaseTwice(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	a, b, key := newLocker(t), newLocker(t), newKey()
 	first := acquire(t, a, key, long)
 	mustWork(t, "Release", first.Release(t.Context()))
@@ -243,7 +243,7 @@ func releaseTwice(t *testing.T, newLocker func(testing.TB) bellwether.Locker) {
 	mustWork(t, "Release", second.Release(t.Context()))
 }
 
-func releaseAfterExpiry(t *testing.T, newLocker func(testing.TB) bellwether.Locker) {
+func releaseAfterExpiry(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	a, b, key := newLocker(t), newLocker(t), newKey()
 	const ttl = 100 * time.Millisecond
 	lease := acquire(t, a, key, ttl)
@@ -252,7 +252,7 @@ func releaseAfterExpiry(t *testing.T, newLocker func(testing.TB) bellwether.Lock
 	acquireWithin(t, b, key, long, 3*grace)
 }
 
-func releaseAfterTakeover(t *testing.T, newLocker func(testing.TB) bellwether.Locker) {
+func releaseAfterTakeover(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	a, b, c, key := newLocker(t), newLocker(t), newLocker(t), newKey()
 	stale := acquire(t, a, key, 100*time.Millisecond)
 	taken := takeOver(t, b, key, long, stale)
@@ -264,7 +264,7 @@ func releaseAfterTakeover(t *testing.T, newLocker func(testing.TB) bellwether.Lo
 	mustWork(t, "Release by the one who took over", taken.Release(t.Context()))
 }
 
-func releaseConcurrently(t *testing.T, newLocker func(testing.TB) bellwether.Locker) {
+func releaseConcurrently(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	l, key := newLocker(t), newKey()
 	lease := acquire(t, l, key, long)
 	var released atomic.Int64
@@ -274,7 +274,7 @@ func releaseConcurrently(t *testing.T, newLocker func(testing.TB) bellwether.Loc
 			switch err := lease.Release(t.Context()); {
 			case err == nil:
 				released.Add(1)
-			case !errors.Is(err, bellwether.ErrLeaseLost):
+			case !errors.Is(err, driver.ErrLeaseLost):
 				t.Errorf("Release beside others of the same lease: %v", err)
 			}
 		})
@@ -286,7 +286,7 @@ func releaseConcurrently(t *testing.T, newLocker func(testing.TB) bellwether.Loc
 	acquire(t, l, key, long)
 }
 
-func announcedEnd(t *testing.T, newLocker func(testing.TB) bellwether.Locker) {
+func announcedEnd(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	a, b, key := newLocker(t), newLocker(t), newKey()
 	const ttl = 10 * time.Second
 	holder := acquire(t, a, key, ttl)
@@ -312,7 +312,7 @@ func announcedEnd(t *testing.T, newLocker func(testing.TB) bellwether.Locker) {
 	mustWork(t, "Release", holder.Release(t.Context()))
 }
 
-func hostileKeys(t *testing.T, newLocker func(testing.TB) bellwether.Locker) {
+func hostileKeys(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	a, b, unique := newLocker(t), newLocker(t), newKey()
 	keys := []string{
 		unique,
@@ -383,11 +383,11 @@ func hostileKeys(t *testing.T, newLocker func(testing.TB) bellwether.Locker) {
 	mustWork(t, "Release", lease.Release(t.Context()))
 }
 
-func ttlNotPositive(t *testing.T, newLocker func(testing.TB) bellwether.Locker) {
+func ttlNotPositive(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	a, b, key := newLocker(t), newLocker(t), newKey()
 	check := func(what string, err error) {
 		t.Helper()
-		if err == nil || errors.Is(err, bellwether.ErrHeld) || errors.Is(err, bellwether.ErrLeaseLost) {
+		if err == nil || errors.Is(err, driver.ErrHeld) || errors.Is(err, driver.ErrLeaseLost) {
 			t.Errorf("%s: err = %v, want one that is neither ErrHeld nor ErrLeaseLost", what, err)
 		}
 	}
@@ -407,12 +407,12 @@ func ttlNotPositive(t *testing.T, newLocker func(testing.TB) bellwether.Locker) 
 
 // shortTTL uses lengths below what engines count in: a length that was rounded to
 // 0 is refused by one, ends a lease at another, and is none at all at the next.
-func shortTTL(t *testing.T, newLocker func(testing.TB) bellwether.Locker) {
+func shortTTL(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	a, b := newLocker(t), newLocker(t)
 	for _, ttl := range []time.Duration{1, time.Microsecond, 499 * time.Microsecond, 999 * time.Microsecond} {
 		key := newKey()
 		lease := acquire(t, a, key, long)
-		_, drawsToken := lease.Lease.(bellwether.Tokener)
+		_, drawsToken := lease.Lease.(driver.Tokener)
 		start := time.Now()
 		mustWork(t, "Renew with ttl "+ttl.String(), lease.Renew(t.Context(), ttl))
 		// By the contract it may end as late as before, and not sooner than ttl after the call.
@@ -434,14 +434,14 @@ func shortTTL(t *testing.T, newLocker func(testing.TB) bellwether.Locker) {
 
 		key = newKey()
 		lease = acquire(t, a, key, 200*time.Millisecond)
-		if err := lease.Renew(t.Context(), ttl); err != nil && !errors.Is(err, bellwether.ErrLeaseLost) {
+		if err := lease.Renew(t.Context(), ttl); err != nil && !errors.Is(err, driver.ErrLeaseLost) {
 			t.Errorf("Renew with ttl %v: %v", ttl, err)
 		}
 		takeOver(t, b, key, long, claim{lease.Lease, start})
 	}
 }
 
-func cancelledContext(t *testing.T, newLocker func(testing.TB) bellwether.Locker) {
+func cancelledContext(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	a, b, key := newLocker(t), newLocker(t), newKey()
 	ended := cancelled(t)
 	expired, cancel := context.WithDeadline(t.Context(), time.Now().Add(-time.Second))
@@ -466,7 +466,7 @@ func cancelledContext(t *testing.T, newLocker func(testing.TB) bellwether.Locker
 	if _, err := a.TryAcquire(ended, key, long); !errors.Is(err, context.Canceled) {
 		t.Errorf("TryAcquire of a held key with a cancelled context: err = %v, want context.Canceled", err)
 	}
-	if err := lease.Release(t.Context()); err != nil && !errors.Is(err, bellwether.ErrLeaseLost) {
+	if err := lease.Release(t.Context()); err != nil && !errors.Is(err, driver.ErrLeaseLost) {
 		t.Errorf("Release after one with a cancelled context: %v", err)
 	}
 	acquireWithin(t, a, key, long, 2*grace)
@@ -474,7 +474,7 @@ func cancelledContext(t *testing.T, newLocker func(testing.TB) bellwether.Locker
 
 // contextEndsDuringTheCall ends the context somewhere between the call and its
 // reply: now before the request, now after, now between.
-func contextEndsDuringTheCall(t *testing.T, newLocker func(testing.TB) bellwether.Locker) {
+func contextEndsDuringTheCall(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	a, b, key := newLocker(t), newLocker(t), newKey()
 	for i := range 60 {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i)*20*time.Microsecond)
@@ -488,7 +488,7 @@ func contextEndsDuringTheCall(t *testing.T, newLocker func(testing.TB) bellwethe
 			if err := lease.Release(t.Context()); err != nil {
 				t.Errorf("Release: %v", err)
 			}
-		case errors.Is(err, bellwether.ErrHeld):
+		case errors.Is(err, driver.ErrHeld):
 			// By an earlier round, whose release is still on its way.
 		case ctx.Err() == nil || !errors.Is(err, ctx.Err()):
 			t.Errorf("TryAcquire: err = %v, want the context's %v", err, ctx.Err())

@@ -7,7 +7,7 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 )
 
 // This file looks for what leases leave behind in their engine.
@@ -22,7 +22,7 @@ import (
 // a lease may leave: keys, nodes, items, sessions. What a Locker keeps whatever
 // the number of leases belongs to it only if it ends with the Locker's
 // testing.TB.
-func LeavesNothing(t *testing.T, newLocker func(testing.TB) bellwether.Locker, count func() map[string]int) {
+func LeavesNothing(t *testing.T, newLocker func(testing.TB) driver.Locker, count func() map[string]int) {
 	t.Helper()
 	const lockers, callers = 4, 40
 	keys := 10_000
@@ -31,7 +31,7 @@ func LeavesNothing(t *testing.T, newLocker func(testing.TB) bellwether.Locker, c
 	}
 	unique := newKey()
 	cycles := func(t *testing.T, keys int) (inUse map[string]int) {
-		var users []bellwether.Locker
+		var users []driver.Locker
 		for range lockers {
 			users = append(users, newLocker(t))
 		}

@@ -1,9 +1,9 @@
-// Package lockertest holds any [bellwether.Locker] to its contract. The
+// Package lockertest holds any [driver.Locker] to its contract. The
 // adapters of this repository pass it, and so should an adapter of your own:
 //
 //	func TestConformance(t *testing.T) {
 //		addr := startEngine(t)
-//		lockertest.Run(t, func(tb testing.TB) bellwether.Locker {
+//		lockertest.Run(t, func(tb testing.TB) driver.Locker {
 //			client := dial(addr)
 //			tb.Cleanup(func() { client.Close() })
 //			return mylock.New(client)
@@ -24,7 +24,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/adapter"
 )
 
@@ -40,27 +40,27 @@ const (
 )
 
 // Run runs every case as a subtest of t: those about waking only if the
-// lockers are [bellwether.Watcher]s, those about tokens only if their leases are
-// [bellwether.Tokener]s, and those about losses only if their leases are
-// [bellwether.LossNotifier]s. What only a test can judge that stops the engine is
+// lockers are [driver.Watcher]s, those about tokens only if their leases are
+// [driver.Tokener]s, and those about losses only if their leases are
+// [driver.LossNotifier]s. What only a test can judge that stops the engine is
 // for [Hang] and [Down].
 //
 // Each call of newLocker returns a Locker as another process would have it:
 // with a client, connections and a memory of its own, but on the same engine
 // as all the others. It may register its cleanup with the testing.TB, which
 // ends with the case.
-func Run(t *testing.T, newLocker func(testing.TB) bellwether.Locker) {
+func Run(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	t.Helper()
 	cases := append(lockerCases[:len(lockerCases):len(lockerCases)], raceCases...)
 	l := newLocker(t)
-	if _, ok := l.(bellwether.Watcher); ok {
+	if _, ok := l.(driver.Watcher); ok {
 		cases = append(cases, watcherCases...)
 	}
 	lease := acquire(t, l, newKey(), long)
-	if _, ok := lease.Lease.(bellwether.Tokener); ok {
+	if _, ok := lease.Lease.(driver.Tokener); ok {
 		cases = append(cases, tokenCases...)
 	}
-	if _, ok := lease.Lease.(bellwether.LossNotifier); ok {
+	if _, ok := lease.Lease.(driver.LossNotifier); ok {
 		cases = append(cases, lossCases...)
 	}
 	mustWork(t, "Release", lease.Release(t.Context()))
@@ -78,7 +78,7 @@ func Run(t *testing.T, newLocker func(testing.TB) bellwether.Locker) {
 
 type testCase struct {
 	name string
-	run  func(t *testing.T, newLocker func(testing.TB) bellwether.Locker)
+	run  func(t *testing.T, newLocker func(testing.TB) driver.Locker)
 }
 
 // newKey returns a key that no other case and no other process uses.
@@ -86,12 +86,12 @@ func newKey() string { return "lockertest:" + adapter.Token() }
 
 // A claim is a lease with the time at which its holder counts it over.
 type claim struct {
-	bellwether.Lease
+	driver.Lease
 	end time.Time
 }
 
 // acquire takes a lease that must be free.
-func acquire(t *testing.T, l bellwether.Locker, key string, ttl time.Duration) claim {
+func acquire(t *testing.T, l driver.Locker, key string, ttl time.Duration) claim {
 	t.Helper()
 	end := time.Now().Add(ttl)
 	lease, err := l.TryAcquire(t.Context(), key, ttl)
@@ -105,7 +105,7 @@ func acquire(t *testing.T, l bellwether.Locker, key string, ttl time.Duration) c
 }
 
 // acquireWithin takes a lease that must become free within limit.
-func acquireWithin(t *testing.T, l bellwether.Locker, key string, ttl, limit time.Duration) claim {
+func acquireWithin(t *testing.T, l driver.Locker, key string, ttl, limit time.Duration) claim {
 	t.Helper()
 	for start := time.Now(); ; time.Sleep(pollEvery) {
 		end := time.Now().Add(ttl)
@@ -113,7 +113,7 @@ func acquireWithin(t *testing.T, l bellwether.Locker, key string, ttl, limit tim
 		if err == nil {
 			return claim{lease, end}
 		}
-		if !errors.Is(err, bellwether.ErrHeld) {
+		if !errors.Is(err, driver.ErrHeld) {
 			t.Fatalf("TryAcquire(%.40q, %v): %v", key, ttl, err)
 		}
 		if time.Since(start) > limit {
@@ -124,7 +124,7 @@ func acquireWithin(t *testing.T, l bellwether.Locker, key string, ttl, limit tim
 
 // takeOver takes a lease whose holder is silent, and fails if that takes much
 // longer than the engine has announced, or less than the holder believes.
-func takeOver(t *testing.T, l bellwether.Locker, key string, ttl time.Duration, dead claim) claim {
+func takeOver(t *testing.T, l driver.Locker, key string, ttl time.Duration, dead claim) claim {
 	t.Helper()
 	end := time.Now().Add(ttl)
 	lease, err := l.TryAcquire(t.Context(), key, ttl)
@@ -143,14 +143,14 @@ func takeOver(t *testing.T, l bellwether.Locker, key string, ttl time.Duration, 
 // ErrHeld that somebody got.
 func lastMoment(err error, dead claim) time.Time {
 	last := dead.end.Add(3 * grace)
-	if held, ok := errors.AsType[*bellwether.HeldError](err); ok && !held.Until.IsZero() && held.Until.Add(grace).Before(last) {
+	if held, ok := errors.AsType[*driver.HeldError](err); ok && !held.Until.IsZero() && held.Until.Add(grace).Before(last) {
 		last = held.Until.Add(grace)
 	}
 	return last
 }
 
 // mustBeHeld fails unless another's lease on key is seen through l.
-func mustBeHeld(t *testing.T, l bellwether.Locker, key string) *bellwether.HeldError {
+func mustBeHeld(t *testing.T, l driver.Locker, key string) *driver.HeldError {
 	t.Helper()
 	lease, err := l.TryAcquire(t.Context(), key, long)
 	if err == nil {
@@ -161,10 +161,10 @@ func mustBeHeld(t *testing.T, l bellwether.Locker, key string) *bellwether.HeldE
 }
 
 // asHeld returns the HeldError in err, which must be one for key.
-func asHeld(t *testing.T, err error, key string) *bellwether.HeldError {
+func asHeld(t *testing.T, err error, key string) *driver.HeldError {
 	t.Helper()
-	held, ok := errors.AsType[*bellwether.HeldError](err)
-	if !ok || !errors.Is(err, bellwether.ErrHeld) {
+	held, ok := errors.AsType[*driver.HeldError](err)
+	if !ok || !errors.Is(err, driver.ErrHeld) {
 		t.Fatalf("TryAcquire(%.40q): err = %v, want a *HeldError", key, err)
 	}
 	if held.Key != key {
@@ -175,7 +175,7 @@ func asHeld(t *testing.T, err error, key string) *bellwether.HeldError {
 
 func mustBeLost(t *testing.T, what string, err error) {
 	t.Helper()
-	if !errors.Is(err, bellwether.ErrLeaseLost) {
+	if !errors.Is(err, driver.ErrLeaseLost) {
 		t.Fatalf("%s: err = %v, want ErrLeaseLost", what, err)
 	}
 }

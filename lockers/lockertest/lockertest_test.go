@@ -16,7 +16,7 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/lockers/lockertest"
 )
 
@@ -36,7 +36,7 @@ func TestRun_SlowLocker(t *testing.T) {
 	t.Parallel()
 	e := &engine{leases: map[string]*lease{}}
 	var calls atomic.Int64
-	lockertest.Run(t, func(testing.TB) bellwether.Locker { return &slowLocker{newLocker(e), &calls} })
+	lockertest.Run(t, func(testing.TB) driver.Locker { return &slowLocker{newLocker(e), &calls} })
 }
 
 type slowLocker struct {
@@ -44,7 +44,7 @@ type slowLocker struct {
 	calls *atomic.Int64
 }
 
-func (l *slowLocker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
+func (l *slowLocker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (driver.Lease, error) {
 	time.Sleep(3 * time.Millisecond)
 	if l.calls.Add(1)%10 != 0 || ttl <= 0 {
 		return l.locker.TryAcquire(ctx, key, ttl)
@@ -152,7 +152,7 @@ func TestFaults_BrokenLockers(t *testing.T) {
 func TestFaults_SoundLocker(t *testing.T) { faults(t, "") }
 
 func faults(t *testing.T, broken string) {
-	begin := func(t *testing.T) (*locker, bellwether.Lease) {
+	begin := func(t *testing.T) (*locker, driver.Lease) {
 		l := newLocker(&engine{broken: broken, leases: map[string]*lease{}})
 		lease, err := l.TryAcquire(t.Context(), "key", time.Minute)
 		if err != nil {
@@ -192,7 +192,7 @@ func TestLeavesNothing_SoundLocker(t *testing.T) { leavesNothing(t, "") }
 func leavesNothing(t *testing.T, broken string) {
 	e := &engine{broken: broken, leases: map[string]*lease{}}
 	things := 0
-	open := func(tb testing.TB) bellwether.Locker {
+	open := func(tb testing.TB) driver.Locker {
 		tb.Cleanup(func() {
 			e.mu.Lock()
 			defer e.mu.Unlock()
@@ -230,7 +230,7 @@ func child(t *testing.T, broken, test string) (found bool, out []byte) {
 
 func run(t *testing.T, broken string) {
 	e := &engine{broken: broken, leases: map[string]*lease{}}
-	lockertest.Run(t, func(testing.TB) bellwether.Locker { return newLocker(e) })
+	lockertest.Run(t, func(testing.TB) driver.Locker { return newLocker(e) })
 }
 
 // An engine is a locker's server, sound unless broken names a way in which it
@@ -262,9 +262,9 @@ func (l *locker) answers(ctx context.Context) error {
 		<-ctx.Done()
 		return ctx.Err()
 	case l.e.down && l.is("takes silence for held"):
-		return &bellwether.HeldError{}
+		return &driver.HeldError{}
 	case l.e.down && l.is("takes silence for lost"):
-		return bellwether.ErrLeaseLost
+		return driver.ErrLeaseLost
 	case l.e.down:
 		return errors.New("connection refused")
 	}
@@ -317,7 +317,7 @@ func (m *lease) isLost() error {
 			close(lost)
 		}
 	}
-	return bellwether.ErrLeaseLost
+	return driver.ErrLeaseLost
 }
 
 func (l *locker) is(broken string) bool { return l.e.broken == broken }
@@ -361,7 +361,7 @@ func (l *locker) rounded(ttl time.Duration) time.Duration {
 	return ttl
 }
 
-func (l *locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
+func (l *locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (driver.Lease, error) {
 	if err := l.answers(ctx); err != nil {
 		if ctx.Err() != nil && l.is("a cancelled acquire takes the lease") {
 			l.e.mu.Lock()
@@ -395,7 +395,7 @@ func (l *locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 	}
 	if held != nil && !(l.is("reentrant") && held.owner == l) {
 		if l.is("held without a HeldError") {
-			return nil, bellwether.ErrHeld
+			return nil, driver.ErrHeld
 		}
 		until := held.end
 		switch {
@@ -404,7 +404,7 @@ func (l *locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 		case l.is("announces too late an end"):
 			until = until.Add(time.Hour)
 		}
-		return nil, &bellwether.HeldError{Key: key, Until: until, Seen: held.ended}
+		return nil, &driver.HeldError{Key: key, Until: until, Seen: held.ended}
 	}
 	mine := l.take(key, ttl)
 	if l.is("leaves with a lease behind it") && ctx.Done() != nil {
@@ -449,7 +449,7 @@ func (m *lease) Renew(ctx context.Context, ttl time.Duration) error {
 		m.busy = true
 		l.e.mu.Unlock()
 		if busy {
-			return bellwether.ErrLeaseLost
+			return driver.ErrLeaseLost
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
@@ -462,7 +462,7 @@ func (m *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	}
 	if l.is("renew sets the expiry of any lease") && l.live(name) != nil && l.live(name) != m {
 		l.live(name).end = now.Add(ttl)
-		return bellwether.ErrLeaseLost
+		return driver.ErrLeaseLost
 	}
 	revives := l.is("renew revives an expired lease") && l.e.leases[name] == m
 	if l.live(name) != m && !revives && !l.is("renew takes back") {
@@ -507,23 +507,23 @@ func (m *lease) Release(ctx context.Context) error {
 		return nil
 	case l.is("release by plain delete") && held != nil && held != m:
 		delete(l.e.leases, name)
-		return bellwether.ErrLeaseLost
+		return driver.ErrLeaseLost
 	case l.is("release of another's lease by its owner") && held != nil && held != m && held.owner == l:
 		delete(l.e.leases, name)
-		return bellwether.ErrLeaseLost
+		return driver.ErrLeaseLost
 	case l.is("release of an expired lease succeeds") && held == m:
 	case l.live(name) != m:
 		if l.is("release always succeeds") {
 			return nil
 		}
-		return bellwether.ErrLeaseLost
+		return driver.ErrLeaseLost
 	}
 	if l.is("compares, then deletes") {
 		l.e.mu.Unlock()
 		gap()
 		l.e.mu.Lock()
 		if held = l.e.leases[name]; held == nil {
-			return bellwether.ErrLeaseLost
+			return driver.ErrLeaseLost
 		}
 		m = held
 	}
@@ -541,7 +541,7 @@ func (m *lease) Release(ctx context.Context) error {
 	return nil
 }
 
-func (l *locker) Watch(ctx context.Context, held *bellwether.HeldError) (<-chan struct{}, error) {
+func (l *locker) Watch(ctx context.Context, held *driver.HeldError) (<-chan struct{}, error) {
 	if err := ctx.Err(); err != nil && !l.is("does not look at the context") {
 		return nil, err
 	}

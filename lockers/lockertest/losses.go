@@ -4,7 +4,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 )
 
 // This file holds the cases for leases that are LossNotifiers too. Lost may never
@@ -18,7 +18,7 @@ var lossCases = []testCase{
 // mustNotBeLost fails if the lease, which is held, says that it is lost.
 func mustNotBeLost(t *testing.T, when string, lease claim) {
 	t.Helper()
-	notifier, ok := lease.Lease.(bellwether.LossNotifier)
+	notifier, ok := lease.Lease.(driver.LossNotifier)
 	if !ok {
 		t.Fatal("the Locker's first lease is a LossNotifier, and this one is not")
 	}
@@ -29,7 +29,7 @@ func mustNotBeLost(t *testing.T, when string, lease claim) {
 	}
 }
 
-func lostIsOpenWhileHeld(t *testing.T, newLocker func(testing.TB) bellwether.Locker) {
+func lostIsOpenWhileHeld(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	a, b, key := newLocker(t), newLocker(t), newKey()
 	lease := acquire(t, a, key, long)
 	mustNotBeLost(t, "after TryAcquire", lease)
@@ -43,7 +43,7 @@ func lostIsOpenWhileHeld(t *testing.T, newLocker func(testing.TB) bellwether.Loc
 
 // lostIsNotAnothers has leases of the same locker end in each way, on the same key
 // before and on others meanwhile.
-func lostIsNotAnothers(t *testing.T, newLocker func(testing.TB) bellwether.Locker) {
+func lostIsNotAnothers(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	a, b, key, other := newLocker(t), newLocker(t), newKey(), newKey()
 	const short = 100 * time.Millisecond
 	dead := acquire(t, a, key, short)

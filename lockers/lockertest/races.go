@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 )
 
 // This file holds the cases in which a holder's last call meets the one who takes
@@ -38,13 +38,13 @@ type race struct {
 	t      *testing.T
 	key    string
 	holder claim
-	takers [2]bellwether.Locker
+	takers [2]driver.Locker
 }
 
 // runRaces runs many races. Each run of one returns when it has judged the race.
-func runRaces(t *testing.T, newLocker func(testing.TB) bellwether.Locker, run func(race)) {
-	holders := []bellwether.Locker{newLocker(t), newLocker(t)}
-	takers := [2]bellwether.Locker{newLocker(t), newLocker(t)}
+func runRaces(t *testing.T, newLocker func(testing.TB) driver.Locker, run func(race)) {
+	holders := []driver.Locker{newLocker(t), newLocker(t)}
+	takers := [2]driver.Locker{newLocker(t), newLocker(t)}
 	var wg sync.WaitGroup
 	for i := range racedKeys {
 		wg.Go(func() {
@@ -74,8 +74,8 @@ func runRaces(t *testing.T, newLocker func(testing.TB) bellwether.Locker, run fu
 
 // take has the takers try for the lease until one of them has it, or stop is
 // closed and both have tried once more.
-func (r race) take(stop <-chan struct{}) bellwether.Lease {
-	taken := make(chan bellwether.Lease, len(r.takers))
+func (r race) take(stop <-chan struct{}) driver.Lease {
+	taken := make(chan driver.Lease, len(r.takers))
 	ctx, cancel := context.WithCancel(r.t.Context())
 	defer cancel()
 	var wg sync.WaitGroup
@@ -88,7 +88,7 @@ func (r race) take(stop <-chan struct{}) bellwether.Lease {
 					cancel()
 					return
 				}
-				if !errors.Is(err, bellwether.ErrHeld) {
+				if !errors.Is(err, driver.ErrHeld) {
 					r.t.Errorf("TryAcquire: %v", err)
 					return
 				}
@@ -120,7 +120,7 @@ func (r race) atTheEdge() {
 
 // renewAtTheEnd renews a lease just as it ends. Either it is renewed, and nobody
 // else gets it, or another has it.
-func renewAtTheEnd(t *testing.T, newLocker func(testing.TB) bellwether.Locker) {
+func renewAtTheEnd(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	runRaces(t, newLocker, func(r race) {
 		renewed := make(chan struct{})
 		var err error
@@ -134,7 +134,7 @@ func renewAtTheEnd(t *testing.T, newLocker func(testing.TB) bellwether.Locker) {
 		switch {
 		case err == nil && taken != nil:
 			t.Error("a lease was renewed that another has taken over")
-		case err != nil && !errors.Is(err, bellwether.ErrLeaseLost):
+		case err != nil && !errors.Is(err, driver.ErrLeaseLost):
 			t.Errorf("Renew at the lease's end: %v", err)
 		case err == nil:
 			if err := r.holder.Release(t.Context()); err != nil {
@@ -150,13 +150,13 @@ func renewAtTheEnd(t *testing.T, newLocker func(testing.TB) bellwether.Locker) {
 }
 
 // releaseAtTheEnd releases a lease just as it ends. Whoever has it then keeps it.
-func releaseAtTheEnd(t *testing.T, newLocker func(testing.TB) bellwether.Locker) {
+func releaseAtTheEnd(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	runRaces(t, newLocker, func(r race) {
 		released := make(chan struct{})
 		go func() {
 			defer close(released)
 			r.atTheEdge()
-			if err := r.holder.Release(t.Context()); err != nil && !errors.Is(err, bellwether.ErrLeaseLost) {
+			if err := r.holder.Release(t.Context()); err != nil && !errors.Is(err, driver.ErrLeaseLost) {
 				t.Errorf("Release at the lease's end: %v", err)
 			}
 		}()

@@ -4,7 +4,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 )
 
 // This file holds the cases for leases that are Tokeners too.
@@ -16,7 +16,7 @@ var tokenCases = []testCase{
 
 func token(t *testing.T, lease claim) uint64 {
 	t.Helper()
-	tokener, ok := lease.Lease.(bellwether.Tokener)
+	tokener, ok := lease.Lease.(driver.Tokener)
 	if !ok {
 		t.Fatal("the Locker's first lease is a Tokener, and this one is not")
 	}
@@ -24,8 +24,8 @@ func token(t *testing.T, lease claim) uint64 {
 }
 
 // tokensRise passes a lease from one to another by each way there is.
-func tokensRise(t *testing.T, newLocker func(testing.TB) bellwether.Locker) {
-	lockers := []bellwether.Locker{newLocker(t), newLocker(t)}
+func tokensRise(t *testing.T, newLocker func(testing.TB) driver.Locker) {
+	lockers := []driver.Locker{newLocker(t), newLocker(t)}
 	key := newKey()
 	lease := acquire(t, lockers[0], key, long)
 	last := token(t, lease)
@@ -53,7 +53,7 @@ func tokensRise(t *testing.T, newLocker func(testing.TB) bellwether.Locker) {
 	rises("takeover from itself")
 }
 
-func tokenStaysThroughRenewals(t *testing.T, newLocker func(testing.TB) bellwether.Locker) {
+func tokenStaysThroughRenewals(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	lease := acquire(t, newLocker(t), newKey(), long)
 	want := token(t, lease)
 	for range 3 {

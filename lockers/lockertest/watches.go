@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/adapter"
 )
 
@@ -29,10 +29,10 @@ var watcherCases = []testCase{
 }
 
 // watch watches held. On a healthy engine push must be there, if not at once.
-func watch(t *testing.T, ctx context.Context, l bellwether.Locker, held *bellwether.HeldError) <-chan struct{} {
+func watch(t *testing.T, ctx context.Context, l driver.Locker, held *driver.HeldError) <-chan struct{} {
 	t.Helper()
 	for start := time.Now(); ; time.Sleep(pollEvery) {
-		freed, err := l.(bellwether.Watcher).Watch(ctx, held)
+		freed, err := l.(driver.Watcher).Watch(ctx, held)
 		if err == nil {
 			if freed == nil {
 				t.Fatal("Watch: neither a channel nor an error")
@@ -46,7 +46,7 @@ func watch(t *testing.T, ctx context.Context, l bellwether.Locker, held *bellwet
 }
 
 // watchQuietly watches the held key until a watch does not close by itself.
-func watchQuietly(t *testing.T, ctx context.Context, l bellwether.Locker, key string) <-chan struct{} {
+func watchQuietly(t *testing.T, ctx context.Context, l driver.Locker, key string) <-chan struct{} {
 	t.Helper()
 	for range 50 {
 		freed := watch(t, ctx, l, mustBeHeld(t, l, key))
@@ -72,7 +72,7 @@ func mustClose(t *testing.T, what string, freed <-chan struct{}) time.Duration {
 	return time.Since(start)
 }
 
-func watchWakesOnRelease(t *testing.T, newLocker func(testing.TB) bellwether.Locker) {
+func watchWakesOnRelease(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	a, b, key := newLocker(t), newLocker(t), newKey()
 	// Of several wakes the quickest is judged: a poll in disguise is slow each
 	// time, a busy machine is not.
@@ -89,7 +89,7 @@ func watchWakesOnRelease(t *testing.T, newLocker func(testing.TB) bellwether.Loc
 	}
 }
 
-func watchMissesNoRelease(t *testing.T, newLocker func(testing.TB) bellwether.Locker) {
+func watchMissesNoRelease(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	a, b, key := newLocker(t), newLocker(t), newKey()
 	lease := acquire(t, a, key, long)
 	watchQuietly(t, t.Context(), b, key) // push is up
@@ -101,7 +101,7 @@ func watchMissesNoRelease(t *testing.T, newLocker func(testing.TB) bellwether.Lo
 	}
 }
 
-func watchMissesNoReleaseInAYoungLocker(t *testing.T, newLocker func(testing.TB) bellwether.Locker) {
+func watchMissesNoReleaseInAYoungLocker(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	a, key := newLocker(t), newKey()
 	for range 10 {
 		lease, young := acquire(t, a, key, long), newLocker(t)
@@ -111,12 +111,12 @@ func watchMissesNoReleaseInAYoungLocker(t *testing.T, newLocker func(testing.TB)
 	}
 }
 
-func watchMissesNoChangeOfHolder(t *testing.T, newLocker func(testing.TB) bellwether.Locker) {
+func watchMissesNoChangeOfHolder(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	a, c, key := newLocker(t), newLocker(t), newKey()
 	old := newLocker(t)
 	lease := acquire(t, a, key, long)
 	watchQuietly(t, t.Context(), old, key) // push is up
-	for _, b := range []bellwether.Locker{old, newLocker(t)} {
+	for _, b := range []driver.Locker{old, newLocker(t)} {
 		held := mustBeHeld(t, b, key)
 		mustWork(t, "Release", lease.Release(t.Context()))
 		lease = acquire(t, c, key, long)
@@ -124,7 +124,7 @@ func watchMissesNoChangeOfHolder(t *testing.T, newLocker func(testing.TB) bellwe
 	}
 }
 
-func watchOfADeadHolder(t *testing.T, newLocker func(testing.TB) bellwether.Locker) {
+func watchOfADeadHolder(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	a, b, key := newLocker(t), newLocker(t), newKey()
 	dead := acquire(t, a, key, 700*time.Millisecond)
 	held := mustBeHeld(t, b, key)
@@ -136,14 +136,14 @@ func watchOfADeadHolder(t *testing.T, newLocker func(testing.TB) bellwether.Lock
 	takeOver(t, b, key, long, dead)
 }
 
-func watchWakesAll(t *testing.T, newLocker func(testing.TB) bellwether.Locker) {
+func watchWakesAll(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	a, b, c, key := newLocker(t), newLocker(t), newLocker(t), newKey()
 	lease := acquire(t, a, key, long)
 	watchQuietly(t, t.Context(), b, key)
 	watchQuietly(t, t.Context(), c, key)
 	var watches []<-chan struct{}
 	for i := range 50 {
-		l := []bellwether.Locker{b, c}[i%2]
+		l := []driver.Locker{b, c}[i%2]
 		// Some leave before the release: that must not cost the others theirs.
 		if ctx, cancel := context.WithCancel(t.Context()); i%5 == 0 {
 			watch(t, ctx, l, mustBeHeld(t, l, key))
@@ -159,12 +159,12 @@ func watchWakesAll(t *testing.T, newLocker func(testing.TB) bellwether.Locker) {
 	}
 }
 
-func watchEndsWithItsContext(t *testing.T, newLocker func(testing.TB) bellwether.Locker) {
+func watchEndsWithItsContext(t *testing.T, newLocker func(testing.TB) driver.Locker) {
 	a, b, key := newLocker(t), newLocker(t), newKey()
 	lease := acquire(t, a, key, long)
 	watchQuietly(t, t.Context(), b, key) // whatever the locker starts once is running
 
-	if _, err := b.(bellwether.Watcher).Watch(cancelled(t), mustBeHeld(t, b, key)); !errors.Is(err, context.Canceled) {
+	if _, err := b.(driver.Watcher).Watch(cancelled(t), mustBeHeld(t, b, key)); !errors.Is(err, context.Canceled) {
 		t.Errorf("Watch with a cancelled context: err = %v, want context.Canceled", err)
 	}
 
@@ -178,12 +178,12 @@ func watchEndsWithItsContext(t *testing.T, newLocker func(testing.TB) bellwether
 			defer cancel()
 			for range 100 {
 				_, err := b.TryAcquire(ctx, key, long)
-				held, ok := errors.AsType[*bellwether.HeldError](err)
+				held, ok := errors.AsType[*driver.HeldError](err)
 				if !ok {
 					t.Errorf("TryAcquire of a held key: err = %v, want a *HeldError", err)
 					return
 				}
-				if _, err := b.(bellwether.Watcher).Watch(ctx, held); err != nil {
+				if _, err := b.(driver.Watcher).Watch(ctx, held); err != nil {
 					t.Errorf("Watch: %v", err)
 					return
 				}

@@ -3,7 +3,7 @@ package memcachelock_test
 import (
 	"testing"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/enginetable"
 	"github.com/bellwether-go/bellwether/internal/testserver"
 )
@@ -16,7 +16,7 @@ func TestDocument_Requests(t *testing.T) {
 			meter := testserver.NewMeter(t, testserver.Memcached(t))
 			enginetable.Check(t, enginetable.Row{
 				Name: name,
-				New: func(tb testing.TB) bellwether.Locker {
+				New: func(tb testing.TB) driver.Locker {
 					l := newLocker(tb, meter.Addr)
 					l.Tokens = tokens
 					return l

@@ -1,4 +1,4 @@
-// Package memcachelock is a [bellwether.Locker] on memcached, by the client
+// Package memcachelock is a [driver.Locker] on memcached, by the client
 // github.com/bradfitz/gomemcache.
 //
 // A lease is an item. Its value names the holder by a random token, the length
@@ -27,7 +27,7 @@
 // on its own monotonic clock, so it ends later than the holder's, which runs
 // from before its request; no two machines' clocks are compared.
 //
-// There is no push: a Locker is not a [bellwether.Watcher], and its users poll.
+// There is no push: a Locker is not a [driver.Watcher], and its users poll.
 //
 // # Limits
 //
@@ -57,7 +57,7 @@
 //
 // # Tokens
 //
-// A lease has a fencing token ([bellwether.Tokener]) if [Locker.Tokens] is set:
+// A lease has a fencing token ([driver.Tokener]) if [Locker.Tokens] is set:
 // the next number of a counter that is an item beside the lease's. It is best
 // effort. Tokens rise for as long as the counter is there, and no clock has a
 // part in that. A counter is lost when memcached evicts it or is restarted, and
@@ -80,7 +80,7 @@ import (
 
 	"github.com/bradfitz/gomemcache/memcache"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/adapter"
 )
 
@@ -102,7 +102,7 @@ const (
 	undoPause   = 100 * time.Millisecond
 )
 
-// A Locker is a [bellwether.Locker] on memcached. It is safe for concurrent
+// A Locker is a [driver.Locker] on memcached. It is safe for concurrent
 // use. Create one with [New].
 type Locker struct {
 	// Prefix begins the name of every item. It may have up to 80 bytes, none
@@ -110,7 +110,7 @@ type Locker struct {
 	// the default is "bellwether:".
 	Prefix string
 
-	// Tokens gives the leases a fencing token: they are [bellwether.Tokener]s
+	// Tokens gives the leases a fencing token: they are [driver.Tokener]s
 	// then. It makes an acquire that succeeds cost one command more, two if it
 	// is the key's first in a day. Set it before the first use; the default is
 	// false.
@@ -120,7 +120,7 @@ type Locker struct {
 	seen adapter.Observations[adapter.Announcement]
 }
 
-var _ bellwether.Locker = (*Locker)(nil)
+var _ driver.Locker = (*Locker)(nil)
 
 // New returns a Locker that uses mc, which stays the caller's to close. Without mc
 // it panics.
@@ -131,13 +131,13 @@ func New(mc *memcache.Client) *Locker {
 	return &Locker{Prefix: "bellwether:", mc: mc}
 }
 
-// TryAcquire implements [bellwether.Locker]. It costs one command if the lease
+// TryAcquire implements [driver.Locker]. It costs one command if the lease
 // is free, two if it is held and three if it is taken over, and what Tokens
 // says. The error's Until
 // is counted from when this Locker first saw the lease as it is, so a holder
 // that died long ago is waited for at most as long as it had announced. A ttl
 // that is not positive is an error.
-func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
+func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (driver.Lease, error) {
 	if ttl <= 0 {
 		return nil, fmt.Errorf("memcachelock: acquire %.100q: ttl %v is not positive", key, ttl)
 	}
@@ -149,7 +149,7 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 		token:   adapter.Token(),
 		end:     time.Now().Add(ttl),
 	}
-	return adapter.Await(ctx, func() (bellwether.Lease, error) {
+	return adapter.Await(ctx, func() (driver.Lease, error) {
 		if err := l.acquire(key, mine, ttl); err != nil {
 			return nil, err
 		}
@@ -157,10 +157,10 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 			return mine.withToken()
 		}
 		return mine, nil
-	}, func(_ bellwether.Lease, err error) {
+	}, func(_ driver.Lease, err error) {
 		// Nobody waits for this lease any more. Without an answer it may have
 		// been taken all the same; only ErrHeld says that it was not.
-		if !errors.Is(err, bellwether.ErrHeld) {
+		if !errors.Is(err, driver.ErrHeld) {
 			mine.undo(err == nil)
 		}
 	})
@@ -186,7 +186,7 @@ func (l *Locker) acquire(key string, mine *lease, ttl time.Duration) error {
 		switch {
 		case errors.Is(err, memcache.ErrCacheMiss) && unanswered == nil:
 			// Another had it when the add was refused, and has released it.
-			return &bellwether.HeldError{Key: key, Until: time.Now()}
+			return &driver.HeldError{Key: key, Until: time.Now()}
 		case errors.Is(err, memcache.ErrCacheMiss) && again:
 			// The request has met a connection that had ended with the server, and
 			// the server is back: it has answered the look. If the request is only
@@ -204,7 +204,7 @@ func (l *Locker) acquire(key string, mine *lease, ttl time.Duration) error {
 		}
 		until := l.seen.Until(mine.item, held, held.Length)
 		if time.Now().Before(until) {
-			return &bellwether.HeldError{Key: key, Until: until}
+			return &driver.HeldError{Key: key, Until: until}
 		}
 		item.Value, item.Expiration = want.Encode(), expiration(ttl)
 		switch err := l.mc.CompareAndSwap(item); {
@@ -234,7 +234,7 @@ func (l *Locker) look(name string) (*memcache.Item, adapter.Announcement, error)
 	}
 	held, ok := adapter.DecodeAnnouncement(item.Value)
 	if !ok || held.Length > maxTTL {
-		return nil, adapter.Announcement{}, fmt.Errorf("%w: the item is not a lease", bellwether.ErrCorrupt)
+		return nil, adapter.Announcement{}, fmt.Errorf("%w: the item is not a lease", driver.ErrCorrupt)
 	}
 	return item, held, nil
 }
@@ -262,7 +262,7 @@ type lease struct {
 	end      time.Time  // of the lease as its holder counts
 }
 
-// Renew implements [bellwether.Lease]. It costs two commands.
+// Renew implements [driver.Lease]. It costs two commands.
 func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	if ttl <= 0 {
 		return fmt.Errorf("memcachelock: renew %s: ttl %v is not positive", l.item, ttl)
@@ -299,14 +299,14 @@ func (l *lease) renew(ctx context.Context, ttl time.Duration, end time.Time) err
 	return nil
 }
 
-// Release implements [bellwether.Lease]. It costs two commands. It also clears
+// Release implements [driver.Lease]. It costs two commands. It also clears
 // what is left of a lease that has expired, so that nobody has to observe it,
 // but returns ErrLeaseLost then.
 func (l *lease) Release(ctx context.Context) error {
 	over := l.over()
 	err := adapter.Do(ctx, l.free)
 	if err == nil && over {
-		err = bellwether.ErrLeaseLost
+		err = driver.ErrLeaseLost
 	}
 	return l.wrap("release", err)
 }
@@ -334,7 +334,7 @@ func (l *lease) undo(taken bool) {
 	deadline := time.Now().Add(undoTimeout)
 	for answered := taken; ; {
 		err := l.free()
-		lost := errors.Is(err, bellwether.ErrLeaseLost)
+		lost := errors.Is(err, driver.ErrLeaseLost)
 		ended := errors.Is(err, syscall.ECONNREFUSED)
 		if err == nil || lost && answered || ended || l.over() || time.Now().After(deadline) {
 			return
@@ -359,13 +359,13 @@ func (l *lease) swap(ctx context.Context, change func(*memcache.Item, adapter.An
 	for {
 		item, held, err := l.locker.look(l.item)
 		if errors.Is(err, memcache.ErrCacheMiss) {
-			return bellwether.ErrLeaseLost
+			return driver.ErrLeaseLost
 		}
 		if err != nil {
 			return err
 		}
 		if held.Token != l.token {
-			return bellwether.ErrLeaseLost
+			return driver.ErrLeaseLost
 		}
 		if ctx.Err() != nil {
 			return ctx.Err()
@@ -381,7 +381,7 @@ func (l *lease) swap(ctx context.Context, change func(*memcache.Item, adapter.An
 // names, and the caller's own context error, go through as they are.
 func (l *lease) wrap(doing string, err error) error {
 	switch {
-	case err == nil, errors.Is(err, bellwether.ErrLeaseLost), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+	case err == nil, errors.Is(err, driver.ErrLeaseLost), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return err
 	}
 	return fmt.Errorf("memcachelock: %s %s: %w", doing, l.item, err)

@@ -14,7 +14,7 @@ import (
 	"github.com/bradfitz/gomemcache/memcache"
 	"go.uber.org/goleak"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/adapter"
 	"github.com/bellwether-go/bellwether/internal/leasetest"
 	"github.com/bellwether-go/bellwether/internal/testserver"
@@ -47,7 +47,7 @@ func item(key string) string { return "bellwether:" + key + ":lease" }
 func TestConformance(t *testing.T) {
 	t.Parallel()
 	server := testserver.Memcached(t)
-	lockertest.Run(t, func(tb testing.TB) bellwether.Locker { return newLocker(tb, server.Addr) })
+	lockertest.Run(t, func(tb testing.TB) driver.Locker { return newLocker(tb, server.Addr) })
 }
 
 // TestCycles_LeaveNothing counts the items that memcached would still answer
@@ -62,7 +62,7 @@ func TestCycles_LeaveNothing(t *testing.T) {
 	if err := held.Release(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	newLocker := func(tb testing.TB) bellwether.Locker { return newLocker(tb, server.Addr) }
+	newLocker := func(tb testing.TB) driver.Locker { return newLocker(tb, server.Addr) }
 	lockertest.LeavesNothing(t, newLocker, func() map[string]int {
 		return map[string]int{"items": len(items(t, server.Addr))}
 	})
@@ -222,10 +222,10 @@ func TestToken_OfWhichAnotherIsTheBeginning(t *testing.T) {
 		if err := mc.Set(&memcache.Item{Key: item(key), Value: []byte(other + " 60000 0"), Expiration: 60}); err != nil {
 			t.Fatal(err)
 		}
-		if err := lease.Renew(t.Context(), time.Hour); !errors.Is(err, bellwether.ErrLeaseLost) {
+		if err := lease.Renew(t.Context(), time.Hour); !errors.Is(err, driver.ErrLeaseLost) {
 			t.Errorf("Renew of %q beside %q: err = %v, want ErrLeaseLost", token, other, err)
 		}
-		if err := lease.Release(t.Context()); !errors.Is(err, bellwether.ErrLeaseLost) {
+		if err := lease.Release(t.Context()); !errors.Is(err, driver.ErrLeaseLost) {
 			t.Errorf("Release of %q beside %q: err = %v, want ErrLeaseLost", token, other, err)
 		}
 		leasetest.MustBeHeld(t, l, key)
@@ -241,7 +241,7 @@ func TestForeignValue(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err := l.TryAcquire(t.Context(), key, time.Minute)
-		if !errors.Is(err, bellwether.ErrCorrupt) || !strings.Contains(err.Error(), item(key)) {
+		if !errors.Is(err, driver.ErrCorrupt) || !strings.Contains(err.Error(), item(key)) {
 			t.Errorf("value %q: err = %v, want ErrCorrupt, and the item's name", v, err)
 		}
 	}
@@ -316,10 +316,10 @@ func TestDeadServer(t *testing.T) {
 	lockertest.Down(t, l, lease)
 	server.Start()
 	leasetest.Acquire(t, l, key, time.Minute) // the restart took the lease away
-	if err := lease.Renew(t.Context(), time.Minute); !errors.Is(err, bellwether.ErrLeaseLost) {
+	if err := lease.Renew(t.Context(), time.Minute); !errors.Is(err, driver.ErrLeaseLost) {
 		t.Errorf("Renew of a lease that the restart took away: err = %v, want ErrLeaseLost", err)
 	}
-	if err := lease.Release(t.Context()); !errors.Is(err, bellwether.ErrLeaseLost) {
+	if err := lease.Release(t.Context()); !errors.Is(err, driver.ErrLeaseLost) {
 		t.Errorf("Release of a lease that the restart took away: err = %v, want ErrLeaseLost", err)
 	}
 	leasetest.MustBeHeld(t, l, key)

@@ -8,7 +8,7 @@ import (
 
 	"github.com/bradfitz/gomemcache/memcache"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 )
 
 // This file holds the fencing tokens of those who ask for them.
@@ -26,14 +26,14 @@ type tokenLease struct {
 	fence uint64
 }
 
-var _ bellwether.Tokener = (*tokenLease)(nil)
+var _ driver.Tokener = (*tokenLease)(nil)
 
-// Token implements [bellwether.Tokener].
+// Token implements [driver.Tokener].
 func (l *tokenLease) Token() uint64 { return l.fence }
 
 // withToken returns the lease, just taken, with a token. If it gets none, it
 // gives the lease back.
-func (l *lease) withToken() (bellwether.Lease, error) {
+func (l *lease) withToken() (driver.Lease, error) {
 	fence, err := l.locker.draw(l.counter)
 	if err == nil && l.over() {
 		// Only what was drawn while the lease lasted is certainly less than

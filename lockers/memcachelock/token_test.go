@@ -12,7 +12,7 @@ import (
 
 	"github.com/bradfitz/gomemcache/memcache"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/leasetest"
 	"github.com/bellwether-go/bellwether/internal/testserver"
 	"github.com/bellwether-go/bellwether/lockers/lockertest"
@@ -26,9 +26,9 @@ func newTokenLocker(tb testing.TB, addr string) *memcachelock.Locker {
 	return l
 }
 
-func token(t *testing.T, lease bellwether.Lease) uint64 {
+func token(t *testing.T, lease driver.Lease) uint64 {
 	t.Helper()
-	tokener, ok := lease.(bellwether.Tokener)
+	tokener, ok := lease.(driver.Tokener)
 	if !ok {
 		t.Fatal("the lease is no Tokener")
 	}
@@ -38,13 +38,13 @@ func token(t *testing.T, lease bellwether.Lease) uint64 {
 func TestConformance_Tokens(t *testing.T) {
 	t.Parallel()
 	server := testserver.Memcached(t)
-	lockertest.Run(t, func(tb testing.TB) bellwether.Locker { return newTokenLocker(tb, server.Addr) })
+	lockertest.Run(t, func(tb testing.TB) driver.Locker { return newTokenLocker(tb, server.Addr) })
 }
 
 func TestTokens_NotAskedFor(t *testing.T) {
 	server := testserver.Memcached(t)
 	lease := leasetest.Acquire(t, newLocker(t, server.Addr), newKey(), time.Minute)
-	if _, ok := lease.(bellwether.Tokener); ok {
+	if _, ok := lease.(driver.Tokener); ok {
 		t.Error("a lease without Tokens is a Tokener")
 	}
 }
@@ -54,7 +54,7 @@ func TestTokens_CounterLost(t *testing.T) {
 	server := testserver.Memcached(t).OwnOrSkip(t)
 	mc, l, key := newClient(t, server.Addr), newTokenLocker(t, server.Addr), newKey()
 	var last uint64
-	rises := func(what string) bellwether.Lease {
+	rises := func(what string) driver.Lease {
 		t.Helper()
 		lease := leasetest.Acquire(t, l, key, time.Minute)
 		now := token(t, lease)

@@ -5,7 +5,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/testserver"
 	"github.com/bellwether-go/bellwether/lockers/lockertest"
 	"github.com/bellwether-go/bellwether/lockers/redislock"
@@ -18,7 +18,7 @@ func TestConformance_Access(t *testing.T) {
 	testserver.Restrict(t, testserver.RedisRules, server)
 	for name, tokens := range map[string]bool{"without Tokens": false, "Tokens": true} {
 		t.Run(name, func(t *testing.T) {
-			lockertest.Run(t, func(tb testing.TB) bellwether.Locker {
+			lockertest.Run(t, func(tb testing.TB) driver.Locker {
 				rdb := redis.NewClient(&redis.Options{Addr: server.Addr, DB: 1, Username: testserver.RedisUser, Password: testserver.RedisPassword})
 				l := redislock.New(rdb)
 				l.Tokens = tokens

@@ -7,7 +7,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/leasetest"
 	"github.com/bellwether-go/bellwether/internal/testserver"
 	"github.com/bellwether-go/bellwether/lockers/lockertest"
@@ -28,7 +28,7 @@ func TestConformance_Cluster(t *testing.T) {
 		})
 		return l
 	}
-	lockertest.Run(t, func(tb testing.TB) bellwether.Locker { return newLocker(tb) })
+	lockertest.Run(t, func(tb testing.TB) driver.Locker { return newLocker(tb) })
 
 	// A lease goes through its life while its slot is moved, before and after it
 	// has been moved itself.
@@ -73,7 +73,7 @@ func TestConformance_Cluster(t *testing.T) {
 		if err := lease.Release(t.Context()); err != nil {
 			t.Errorf("Release after the slot has moved: %v", err)
 		}
-		if err := lease.Release(t.Context()); !errors.Is(err, bellwether.ErrLeaseLost) {
+		if err := lease.Release(t.Context()); !errors.Is(err, driver.ErrLeaseLost) {
 			t.Errorf("a second Release: %v, want ErrLeaseLost", err)
 		}
 	}
@@ -86,9 +86,9 @@ func TestConformance_Ring(t *testing.T) {
 	for _, name := range []string{"a", "b", "c"} {
 		addrs[name] = testserver.Redis(t).OwnOrSkip(t).Addr
 	}
-	lockertest.Run(t, func(tb testing.TB) bellwether.Locker {
+	lockertest.Run(t, func(tb testing.TB) driver.Locker {
 		rdb := redis.NewRing(&redis.RingOptions{Addrs: addrs})
 		tb.Cleanup(func() { rdb.Close() })
-		return struct{ bellwether.Locker }{redislock.New(rdb)}
+		return struct{ driver.Locker }{redislock.New(rdb)}
 	})
 }

@@ -3,7 +3,7 @@ package redislock_test
 import (
 	"testing"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/enginetable"
 	"github.com/bellwether-go/bellwether/internal/testserver"
 )
@@ -11,8 +11,8 @@ import (
 func TestDocument_Requests(t *testing.T) {
 	t.Parallel()
 	for name, tokens := range map[string]bool{"redislock": false, "redislock with Tokens": true} {
-		at := func(addr string) func(testing.TB) bellwether.Locker {
-			return func(tb testing.TB) bellwether.Locker {
+		at := func(addr string) func(testing.TB) driver.Locker {
+			return func(tb testing.TB) driver.Locker {
 				l := newLocker(tb, addr)
 				l.Tokens = tokens
 				return l

@@ -1,4 +1,4 @@
-// Package redislock is a [bellwether.Locker] and a [bellwether.Watcher] on
+// Package redislock is a [driver.Locker] and a [driver.Watcher] on
 // Redis 7.0 or later, by the client github.com/redis/go-redis.
 //
 // A lease is a string key that holds a random token. The protocol:
@@ -72,7 +72,7 @@
 //
 // # Tokens
 //
-// A lease has a fencing token ([bellwether.Tokener]) if [Locker.Tokens] is set.
+// A lease has a fencing token ([driver.Tokener]) if [Locker.Tokens] is set.
 // It is the server's clock, in microseconds, at the moment at which the lease
 // was taken. It is no more than that: tokens rise while one server lives, and
 // across its restarts, for as long as its clock is not set back; after a
@@ -96,7 +96,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/adapter"
 	"github.com/bellwether-go/bellwether/internal/rediscluster"
 	"github.com/bellwether-go/bellwether/internal/redisdial"
@@ -108,14 +108,14 @@ import (
 // detachedTimeout bounds what goes on after a caller has left.
 const detachedTimeout = 10 * time.Second
 
-// A Locker is a [bellwether.Locker] and a [bellwether.Watcher] on Redis. It is
+// A Locker is a [driver.Locker] and a [driver.Watcher] on Redis. It is
 // safe for concurrent use. Create one with [New], and close it.
 type Locker struct {
 	// Prefix begins the name of every key, and of the channel on which releases
 	// are published. Set it before the first use; the default is "bellwether:".
 	Prefix string
 
-	// Tokens gives the leases a fencing token: they are [bellwether.Tokener]s
+	// Tokens gives the leases a fencing token: they are [driver.Tokener]s
 	// then. It makes TryAcquire cost three commands, those inside the script
 	// included. Set it before the first use; the default is false.
 	Tokens bool
@@ -127,8 +127,8 @@ type Locker struct {
 }
 
 var (
-	_ bellwether.Locker  = (*Locker)(nil)
-	_ bellwether.Watcher = (*Locker)(nil)
+	_ driver.Locker  = (*Locker)(nil)
+	_ driver.Watcher = (*Locker)(nil)
 )
 
 // New returns a Locker that uses rdb, which stays the caller's to close. It adds a hook to
@@ -150,11 +150,11 @@ func (l *Locker) Close() error {
 	return nil
 }
 
-// TryAcquire implements [bellwether.Locker]. It costs two commands, or three
+// TryAcquire implements [driver.Locker]. It costs two commands, or three
 // with Tokens. A key without an expiry, which no lease is without, gets one of
 // ttl: else it would be held for ever, by nobody. A ttl that is not positive is an
 // error, and so is a key that holds something other than a string.
-func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
+func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (driver.Lease, error) {
 	if ttl <= 0 {
 		return nil, fmt.Errorf("redislock: acquire %.100q: ttl %v is not positive", key, ttl)
 	}
@@ -165,17 +165,17 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 		token:  adapter.Token(),
 		end:    time.Now().Add(ttl),
 	}
-	won, err := adapter.Await(ctx, func() (bellwether.Lease, error) {
+	won, err := adapter.Await(ctx, func() (driver.Lease, error) {
 		ctx, cancel := detached(ctx)
 		defer cancel()
 		if l.Tokens {
 			return l.acquireWithToken(ctx, key, mine, ttl)
 		}
 		return l.acquire(ctx, key, mine, ttl)
-	}, func(_ bellwether.Lease, err error) {
+	}, func(_ driver.Lease, err error) {
 		// Nobody waits for this lease any more. Without an answer it may have
 		// been taken all the same; only ErrHeld says that it was not.
-		if !errors.Is(err, bellwether.ErrHeld) {
+		if !errors.Is(err, driver.ErrHeld) {
 			ctx, cancel := detached(ctx)
 			defer cancel()
 			mine.free(ctx)
@@ -188,7 +188,7 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 }
 
 // acquire makes mine the lease on its key, or returns why it is not.
-func (l *Locker) acquire(ctx context.Context, key string, mine *lease, ttl time.Duration) (bellwether.Lease, error) {
+func (l *Locker) acquire(ctx context.Context, key string, mine *lease, ttl time.Duration) (driver.Lease, error) {
 	// Before the SET is sent: a release that follows it must find this outdated.
 	heard := l.sub.heard(mine.name)
 
@@ -247,7 +247,7 @@ local now = redis.call('TIME')
 return {1, now[1] .. string.format('%06d', now[2])}`)
 
 // acquireWithToken is acquire for leases that are Tokeners.
-func (l *Locker) acquireWithToken(ctx context.Context, key string, mine *lease, ttl time.Duration) (bellwether.Lease, error) {
+func (l *Locker) acquireWithToken(ctx context.Context, key string, mine *lease, ttl time.Duration) (driver.Lease, error) {
 	heard := l.sub.heard(mine.name)
 	reply, err := acquireScript.Run(ctx, l.queue, []string{l.key(mine.name)}, mine.token, adapter.Millis(ttl)).Slice()
 	read := time.Now()
@@ -267,8 +267,8 @@ func (l *Locker) acquireWithToken(ctx context.Context, key string, mine *lease, 
 
 // heldError tells of a lease that was left so many milliseconds when it was
 // read, by what PTTL says.
-func heldError(key string, seen seen, left int64, read time.Time) *bellwether.HeldError {
-	held := &bellwether.HeldError{Key: key, Seen: seen}
+func heldError(key string, seen seen, left int64, read time.Time) *driver.HeldError {
+	held := &driver.HeldError{Key: key, Seen: seen}
 	if left == -2 { // released or expired between the two commands
 		held.Until = read
 	} else {
@@ -285,11 +285,11 @@ type seen struct {
 	heard  heard
 }
 
-// Watch implements [bellwether.Watcher]. It costs no command, but for a lease
+// Watch implements [driver.Watcher]. It costs no command, but for a lease
 // that was seen before the subscription stood: then it waits for the
 // subscription, not beyond a second or held.Until, and looks once. All watches
 // end at Close.
-func (l *Locker) Watch(ctx context.Context, held *bellwether.HeldError) (<-chan struct{}, error) {
+func (l *Locker) Watch(ctx context.Context, held *driver.HeldError) (<-chan struct{}, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -415,12 +415,12 @@ type tokenLease struct {
 	fence uint64
 }
 
-var _ bellwether.Tokener = (*tokenLease)(nil)
+var _ driver.Tokener = (*tokenLease)(nil)
 
-// Token implements [bellwether.Tokener].
+// Token implements [driver.Tokener].
 func (l *tokenLease) Token() uint64 { return l.fence }
 
-// Renew implements [bellwether.Lease]. It costs three commands, those inside
+// Renew implements [driver.Lease]. It costs three commands, those inside
 // the script included. A lease that ends later already keeps its end.
 func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	if ttl <= 0 {
@@ -449,7 +449,7 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	return nil
 }
 
-// Release implements [bellwether.Lease]. It costs four commands, those inside
+// Release implements [driver.Lease]. It costs four commands, those inside
 // the script included. It also clears what may be left of a lease that has
 // expired as its holder counts, but returns ErrLeaseLost then.
 func (l *lease) Release(ctx context.Context) error {
@@ -460,7 +460,7 @@ func (l *lease) Release(ctx context.Context) error {
 		return l.free(ctx)
 	})
 	if err == nil && over {
-		err = bellwether.ErrLeaseLost
+		err = driver.ErrLeaseLost
 	}
 	return l.wrap("release", err)
 }
@@ -482,7 +482,7 @@ func (l *lease) run(ctx context.Context, script *redisscript.Script, args ...any
 	n, err := script.Run(ctx, l.locker.queue, []string{l.locker.key(l.name)}, args...).Int()
 	rediscluster.Doubt(l.locker.rdb, err)
 	if err == nil && n == 0 {
-		return bellwether.ErrLeaseLost
+		return driver.ErrLeaseLost
 	}
 	return err
 }
@@ -491,10 +491,10 @@ func (l *lease) run(ctx context.Context, script *redisscript.Script, args ...any
 // What the contract names, and a caller's leaving, go through as they are.
 func (l *lease) wrap(doing string, err error) error {
 	switch {
-	case err == nil, errors.Is(err, bellwether.ErrLeaseLost), errors.Is(err, context.Canceled):
+	case err == nil, errors.Is(err, driver.ErrLeaseLost), errors.Is(err, context.Canceled):
 		return err
 	case redis.HasErrorPrefix(err, "WRONGTYPE"): // another program's, not a string
-		err = fmt.Errorf("%w: %w", bellwether.ErrCorrupt, err)
+		err = fmt.Errorf("%w: %w", driver.ErrCorrupt, err)
 	case strings.Contains(err.Error(), "ERR syntax error"):
 		err = fmt.Errorf("the server has no SET with NX and GET; Redis 7.0 or newer is needed: %w", err)
 	}

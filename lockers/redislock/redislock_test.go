@@ -15,7 +15,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"go.uber.org/goleak"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/adapter"
 	"github.com/bellwether-go/bellwether/internal/leasetest"
 	"github.com/bellwether-go/bellwether/internal/testserver"
@@ -68,12 +68,12 @@ func isClosed(c <-chan struct{}) bool {
 
 func TestConformance(t *testing.T) {
 	server := testserver.Redis(t)
-	lockertest.Run(t, func(tb testing.TB) bellwether.Locker { return newLocker(tb, server.Addr) })
+	lockertest.Run(t, func(tb testing.TB) driver.Locker { return newLocker(tb, server.Addr) })
 }
 
 func TestConformance_Tokens(t *testing.T) {
 	server := testserver.Redis(t)
-	lockertest.Run(t, func(tb testing.TB) bellwether.Locker {
+	lockertest.Run(t, func(tb testing.TB) driver.Locker {
 		l := newLocker(tb, server.Addr)
 		l.Tokens = true
 		return l
@@ -85,7 +85,7 @@ func TestCycles_LeaveNothing(t *testing.T) {
 	server := testserver.Redis(t).OwnOrSkip(t)
 	rdb := newClient(t, server.Addr)
 	for _, tokens := range []bool{false, true} {
-		withTokens := func(tb testing.TB) bellwether.Locker {
+		withTokens := func(tb testing.TB) driver.Locker {
 			l := newLocker(tb, server.Addr)
 			l.Tokens = tokens
 			return l
@@ -107,10 +107,10 @@ func TestTokens_AcrossARestart(t *testing.T) {
 	l, key := newLocker(t, proxy.Addr), newKey()
 	l.Tokens = true
 	var last uint64
-	rises := func(what string) bellwether.Lease {
+	rises := func(what string) driver.Lease {
 		t.Helper()
 		lease := leasetest.Acquire(t, l, key, time.Minute)
-		now := lease.(bellwether.Tokener).Token()
+		now := lease.(driver.Tokener).Token()
 		if now <= last {
 			t.Errorf("%s: token %d after %d", what, now, last)
 		}
@@ -143,7 +143,7 @@ func TestTokens_Commands(t *testing.T) {
 	admin := newClient(t, server.Addr)
 	l, key := newLocker(t, server.Addr), newKey()
 	lease := leasetest.Acquire(t, l, key, time.Minute)
-	if _, ok := lease.(bellwether.Tokener); ok {
+	if _, ok := lease.(driver.Tokener); ok {
 		t.Error("a lease without Tokens is a Tokener")
 	}
 	l = newLocker(t, server.Addr)
@@ -171,7 +171,7 @@ func TestTokens_Commands(t *testing.T) {
 // used before Redis 6, in which pub/sub replies have another form.
 func TestConformance_OlderWireFormat(t *testing.T) {
 	server := testserver.Redis(t)
-	lockertest.Run(t, func(tb testing.TB) bellwether.Locker {
+	lockertest.Run(t, func(tb testing.TB) driver.Locker {
 		rdb := redis.NewClient(&redis.Options{Addr: server.Addr, Protocol: 2, ContextTimeoutEnabled: true})
 		l := redislock.New(rdb)
 		tb.Cleanup(func() {
@@ -199,7 +199,7 @@ func TestCommands(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	var held *bellwether.HeldError
+	var held *driver.HeldError
 	var freed <-chan struct{}
 	for _, step := range []struct {
 		name string
@@ -229,7 +229,7 @@ func TestCommands(t *testing.T) {
 			return nil
 		}, map[string]int{"evalsha": 1, "get": 1, "del": 1, "publish": 1}},
 		{"release again", func() error {
-			if err := lease.Release(t.Context()); !errors.Is(err, bellwether.ErrLeaseLost) {
+			if err := lease.Release(t.Context()); !errors.Is(err, driver.ErrLeaseLost) {
 				return fmt.Errorf("err = %w, want ErrLeaseLost", err)
 			}
 			return nil
@@ -310,10 +310,10 @@ func TestToken_OfWhichAnotherIsTheBeginning(t *testing.T) {
 		if err := rdb.Set(t.Context(), l.Key(key), other, time.Minute).Err(); err != nil {
 			t.Fatal(err)
 		}
-		if err := lease.Renew(t.Context(), time.Hour); !errors.Is(err, bellwether.ErrLeaseLost) {
+		if err := lease.Renew(t.Context(), time.Hour); !errors.Is(err, driver.ErrLeaseLost) {
 			t.Errorf("Renew of %q beside %q: err = %v, want ErrLeaseLost", token, other, err)
 		}
-		if err := lease.Release(t.Context()); !errors.Is(err, bellwether.ErrLeaseLost) {
+		if err := lease.Release(t.Context()); !errors.Is(err, driver.ErrLeaseLost) {
 			t.Errorf("Release of %q beside %q: err = %v, want ErrLeaseLost", token, other, err)
 		}
 		leasetest.MustBeHeld(t, l, key)
@@ -341,7 +341,7 @@ func TestTryAcquire_ForeignValues(t *testing.T) {
 		const ttl = 300 * time.Millisecond
 		asked := time.Now()
 		_, err := l.TryAcquire(t.Context(), eternal, ttl)
-		held, ok := errors.AsType[*bellwether.HeldError](err)
+		held, ok := errors.AsType[*driver.HeldError](err)
 		if !ok || held.Until.Before(asked.Add(ttl)) {
 			t.Fatalf("err = %v, %v, want one that holds for %v from %v on", err, held, ttl, asked)
 		}
@@ -353,7 +353,7 @@ func TestTryAcquire_ForeignValues(t *testing.T) {
 		if err := rdb.RPush(t.Context(), l.Key(list), "something").Err(); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := l.TryAcquire(t.Context(), list, time.Minute); !errors.Is(err, bellwether.ErrCorrupt) || !strings.Contains(err.Error(), l.Key(list)) {
+		if _, err := l.TryAcquire(t.Context(), list, time.Minute); !errors.Is(err, driver.ErrCorrupt) || !strings.Contains(err.Error(), l.Key(list)) {
 			t.Errorf("err = %v of a list, want ErrCorrupt, and the key's name", err)
 		}
 	}
@@ -416,7 +416,7 @@ func TestWatch_LeaseThatRedisHasLost(t *testing.T) {
 	if err := admin.FlushAll(t.Context()).Err(); err != nil {
 		t.Fatal(err)
 	}
-	if err := lease.Release(t.Context()); !errors.Is(err, bellwether.ErrLeaseLost) {
+	if err := lease.Release(t.Context()); !errors.Is(err, driver.ErrLeaseLost) {
 		t.Errorf("Release = %v, want ErrLeaseLost", err)
 	}
 	select {
@@ -431,7 +431,7 @@ func TestWatch_LeaseThatRedisHasLost(t *testing.T) {
 	}
 	leasetest.Acquire(t, a, key, time.Minute)
 	freed = watch(t, b, key)
-	if err := lease.Release(t.Context()); !errors.Is(err, bellwether.ErrLeaseLost) {
+	if err := lease.Release(t.Context()); !errors.Is(err, driver.ErrLeaseLost) {
 		t.Errorf("Release = %v, want ErrLeaseLost", err)
 	}
 	time.Sleep(100 * time.Millisecond)
@@ -447,7 +447,7 @@ func TestWatch_OfAnotherLocker(t *testing.T) {
 	if _, err := b.Watch(t.Context(), leasetest.MustBeHeld(t, a, key)); err == nil {
 		t.Error("a lease that another Locker saw was watched without an error")
 	}
-	if _, err := b.Watch(t.Context(), &bellwether.HeldError{Key: key}); err == nil {
+	if _, err := b.Watch(t.Context(), &driver.HeldError{Key: key}); err == nil {
 		t.Error("a lease that nobody saw was watched without an error")
 	}
 }
@@ -769,7 +769,7 @@ func TestTryAcquire_OlderRedis(t *testing.T) {
 	for _, tokens := range []bool{false, true} {
 		l.Tokens = tokens
 		_, err := l.TryAcquire(t.Context(), newKey(), time.Minute)
-		if err == nil || errors.Is(err, bellwether.ErrHeld) || !strings.Contains(err.Error(), "Redis 7.0") {
+		if err == nil || errors.Is(err, driver.ErrHeld) || !strings.Contains(err.Error(), "Redis 7.0") {
 			t.Errorf("TryAcquire with Tokens %v: err = %v, want that it needs Redis 7.0", tokens, err)
 		}
 	}

@@ -7,7 +7,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/leasetest"
 	"github.com/bellwether-go/bellwether/internal/testserver"
 	"github.com/bellwether-go/bellwether/lockers/lockertest"
@@ -26,7 +26,7 @@ func TestConformance_Auth(t *testing.T) {
 	t.Parallel()
 	server := testserver.ZooKeeper(t)
 	prefix := "/" + newKey()
-	lockertest.Run(t, func(tb testing.TB) bellwether.Locker {
+	lockertest.Run(t, func(tb testing.TB) driver.Locker {
 		l := ours(newLocker(tb, server.Addr))
 		l.Prefix = prefix
 		return l

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/leasetest"
 	"github.com/bellwether-go/bellwether/internal/testserver"
 	"github.com/bellwether-go/bellwether/lockers/lockertest"
@@ -33,14 +33,14 @@ func TestRequests(t *testing.T) {
 		}
 	}
 	key := newKey()
-	var lease bellwether.Lease
+	var lease driver.Lease
 	check("acquire", atA, 1, func() { lease = leasetest.Acquire(t, a, key, time.Minute) })
 	check("renew", atA, 1, func() {
 		if err := lease.Renew(t.Context(), time.Minute); err != nil {
 			t.Error(err)
 		}
 	})
-	var held *bellwether.HeldError
+	var held *driver.HeldError
 	check("acquire what is held", atB, 2, func() { held = leasetest.MustBeHeld(t, b, key) })
 	var freed <-chan struct{}
 	check("a first and nine more watches", atB, 1, func() {
@@ -117,7 +117,7 @@ func TestWatches_OneForAProcess(t *testing.T) {
 func TestCycles_LeaveNothing(t *testing.T) {
 	t.Parallel()
 	server := testserver.ZooKeeper(t).OwnOrSkip(t)
-	newLocker := func(tb testing.TB) bellwether.Locker { return newLocker(tb, server.Addr) }
+	newLocker := func(tb testing.TB) driver.Locker { return newLocker(tb, server.Addr) }
 	lockertest.LeavesNothing(t, newLocker, func() map[string]int { return kept(server) })
 }
 
@@ -167,9 +167,9 @@ func TestToken(t *testing.T) {
 	t.Parallel()
 	server := testserver.ZooKeeper(t).OwnOrSkip(t)
 	key, last := newKey(), uint64(0)
-	rises := func(lease bellwether.Lease) {
+	rises := func(lease driver.Lease) {
 		t.Helper()
-		token := lease.(bellwether.Tokener).Token()
+		token := lease.(driver.Tokener).Token()
 		if token <= last {
 			t.Errorf("token %d after %d, want a greater one", token, last)
 		}
@@ -177,7 +177,7 @@ func TestToken(t *testing.T) {
 		if err := lease.Renew(t.Context(), time.Minute); err != nil {
 			t.Error(err)
 		}
-		if again := lease.(bellwether.Tokener).Token(); again != token {
+		if again := lease.(driver.Tokener).Token(); again != token {
 			t.Errorf("the token of a renewed lease is %d, was %d", again, token)
 		}
 	}

@@ -4,7 +4,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/enginetable"
 	"github.com/bellwether-go/bellwether/internal/testserver"
 )
@@ -15,7 +15,7 @@ func TestDocument_Requests(t *testing.T) {
 	meter := testserver.NewMeter(t, server)
 	enginetable.Check(t, enginetable.Row{
 		Name:   "zklock",
-		New:    func(tb testing.TB) bellwether.Locker { return newLocker(tb, meter.Addr) },
+		New:    func(tb testing.TB) driver.Locker { return newLocker(tb, meter.Addr) },
 		Count:  meter.RoundTrips,
 		Silent: func(key string, ttl time.Duration) { silentHolder(t, server.Addr, key, ttl) }, // others clear up
 	})

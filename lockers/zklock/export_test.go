@@ -1,6 +1,6 @@
 package zklock
 
-import "github.com/bellwether-go/bellwether"
+import "github.com/bellwether-go/bellwether/driver"
 
 // Holder is the path of the holder's node that a HeldError has seen.
-func Holder(held *bellwether.HeldError) string { return held.Seen.(seen).holder }
+func Holder(held *driver.HeldError) string { return held.Seen.(seen).holder }

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/leasetest"
 	"github.com/bellwether-go/bellwether/internal/testserver"
 	"github.com/bellwether-go/bellwether/lockers/lockertest"
@@ -26,7 +27,7 @@ import (
 // hang and come back.
 
 // silentHolder takes the lease on key and falls silent, its session alive.
-func silentHolder(t *testing.T, addr, key string, ttl time.Duration) (lease bellwether.Lease, speak func()) {
+func silentHolder(t *testing.T, addr, key string, ttl time.Duration) (lease driver.Lease, speak func()) {
 	t.Helper()
 	l, g := newGated(t, addr, 30*time.Second)
 	lease = leasetest.Acquire(t, l, key, ttl)
@@ -46,7 +47,7 @@ func connected(t *testing.T, l *zklock.Locker) {
 // isNoAnswer fails if err is one that says something about the lease.
 func isNoAnswer(t *testing.T, what string, err error) {
 	t.Helper()
-	if err == nil || errors.Is(err, bellwether.ErrHeld) || errors.Is(err, bellwether.ErrLeaseLost) ||
+	if err == nil || errors.Is(err, driver.ErrHeld) || errors.Is(err, driver.ErrLeaseLost) ||
 		errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("%s: err = %v, want one of the connection", what, err)
 	}
@@ -65,10 +66,10 @@ func TestTakeover_OfAHolderWhoseSessionLives(t *testing.T) {
 		t.Errorf("Until is %v before the end that the holder believes in", began.Add(ttl).Sub(held.Until))
 	}
 	freed := watch(t, b, held)
-	var taken bellwether.Lease
+	var taken driver.Lease
 	eventually(t, ttl+5*time.Second, "the lease is taken over", func() bool {
 		lease, err := b.TryAcquire(t.Context(), key, time.Minute)
-		if err != nil && !errors.Is(err, bellwether.ErrHeld) {
+		if err != nil && !errors.Is(err, driver.ErrHeld) {
 			t.Fatalf("TryAcquire: %v", err)
 		}
 		taken = lease
@@ -79,7 +80,7 @@ func TestTakeover_OfAHolderWhoseSessionLives(t *testing.T) {
 	}
 	t.Logf("taken over %v after the announced end", time.Since(held.Until))
 	closes(t, "the watch of the lease that was taken over", freed, 2*time.Second)
-	if before, after := silent.(bellwether.Tokener).Token(), taken.(bellwether.Tokener).Token(); after <= before {
+	if before, after := silent.(driver.Tokener).Token(), taken.(driver.Tokener).Token(); after <= before {
 		t.Errorf("token %d after %d, want a greater one", after, before)
 	}
 
@@ -110,7 +111,7 @@ func TestTakeover_ByManyAtOnce(t *testing.T) {
 		var last time.Time
 		for _, l := range observers {
 			_, err := l.TryAcquire(t.Context(), key, time.Minute)
-			held, ok := errors.AsType[*bellwether.HeldError](err)
+			held, ok := errors.AsType[*driver.HeldError](err)
 			if err != nil && !ok {
 				t.Fatalf("TryAcquire: %v", err)
 			}
@@ -137,7 +138,7 @@ func TestTakeover_ByManyAtOnce(t *testing.T) {
 				switch {
 				case err == nil:
 					winners.Add(1)
-				case !errors.Is(err, bellwether.ErrHeld):
+				case !errors.Is(err, driver.ErrHeld):
 					t.Errorf("TryAcquire: %v", err)
 				}
 			})
@@ -203,7 +204,7 @@ func TestSessionExpired(t *testing.T) {
 	const session = 2 * time.Second
 	a, g := newGated(t, server.Addr, session)
 	b, key := newLocker(t, server.Addr), newKey()
-	leases := []bellwether.Lease{leasetest.Acquire(t, a, key, time.Minute), leasetest.Acquire(t, a, newKey(), time.Minute)}
+	leases := []driver.Lease{leasetest.Acquire(t, a, key, time.Minute), leasetest.Acquire(t, a, newKey(), time.Minute)}
 	freed := watch(t, b, leasetest.MustBeHeld(t, b, key))
 	var waits <-chan struct{} // of the one whose session expires
 	other := newKey()
@@ -273,7 +274,7 @@ func TestSessionExpired_CancelsTheLoad(t *testing.T) {
 	g.open()
 	select {
 	case err := <-ended:
-		if !errors.Is(err, bellwether.ErrLeaseLost) {
+		if !errors.Is(err, driver.ErrLeaseLost) {
 			t.Errorf("the load ended with %v, want ErrLeaseLost", err)
 		}
 	case <-time.After(4 * time.Second):
@@ -342,7 +343,7 @@ func TestReconnect_AmongRequests(t *testing.T) {
 	b := newLocker(t, server.Addr)
 	var wg sync.WaitGroup
 	waits := make([]<-chan struct{}, 1000)
-	leases := make([]bellwether.Lease, len(waits))
+	leases := make([]driver.Lease, len(waits))
 	for w := range 50 {
 		wg.Go(func() {
 			for i := w; i < len(waits); i += 50 {
@@ -404,12 +405,12 @@ func TestServerRestart(t *testing.T) {
 	if isClosed(freed) || isClosed(lost(t, lease)) {
 		t.Error("the restart ended a watch or a lease")
 	}
-	before := lease.(bellwether.Tokener).Token()
+	before := lease.(driver.Tokener).Token()
 	if err := lease.Release(t.Context()); err != nil {
 		t.Errorf("Release after the restart: %v", err)
 	}
 	closes(t, "a watch from before the restart", freed, 2*time.Second)
-	if after := leasetest.Acquire(t, b, key, time.Minute).(bellwether.Tokener).Token(); after <= before {
+	if after := leasetest.Acquire(t, b, key, time.Minute).(driver.Tokener).Token(); after <= before {
 		t.Errorf("token %d after %d, want a greater one", after, before)
 	}
 }
@@ -473,7 +474,7 @@ func TestSilentServer_ForLongerThanASession(t *testing.T) {
 	server.Signal(syscall.SIGSTOP)
 	time.Sleep(2 * session)
 	isLive := lease.Renew(within(t, 100*time.Millisecond), time.Minute)
-	if isLive == nil || errors.Is(isLive, bellwether.ErrLeaseLost) {
+	if isLive == nil || errors.Is(isLive, driver.ErrLeaseLost) {
 		t.Errorf("Renew while nobody can know: err = %v", isLive)
 	}
 	server.Signal(syscall.SIGCONT)
@@ -484,7 +485,7 @@ func TestSilentServer_ForLongerThanASession(t *testing.T) {
 	errA := lease.Renew(t.Context(), time.Minute)
 	t.Logf("after the silence: the holder renews: %v; another acquires: %v", errA, errB)
 	switch {
-	case errA == nil && !errors.Is(errB, bellwether.ErrHeld), errB == nil && !errors.Is(errA, bellwether.ErrLeaseLost):
+	case errA == nil && !errors.Is(errB, driver.ErrHeld), errB == nil && !errors.Is(errA, driver.ErrLeaseLost):
 		t.Errorf("the holder renews with %v, and another acquires with %v", errA, errB)
 	case errA == nil:
 		if err := lease.Release(t.Context()); err != nil {

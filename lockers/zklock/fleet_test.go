@@ -3,7 +3,7 @@ package zklock_test
 import (
 	"testing"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/fleettest"
 	"github.com/bellwether-go/bellwether/internal/testserver"
 	"github.com/bellwether-go/bellwether/lockers/zklock"
@@ -19,7 +19,7 @@ var fleets = []fleettest.Kind{
 
 // open makes a worker's locker. Its session outlives the leases, so that they
 // are what a dead holder is replaced by.
-func open(addr string) (bellwether.Locker, error) { return zklock.New(addr), nil }
+func open(addr string) (driver.Locker, error) { return zklock.New(addr), nil }
 
 func TestMain(m *testing.M) { fleettest.Main(m, fleets...) }
 

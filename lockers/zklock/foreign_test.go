@@ -8,7 +8,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/leasetest"
 	"github.com/bellwether-go/bellwether/internal/testserver"
 	"github.com/bellwether-go/bellwether/lockers/zklock"
@@ -38,7 +38,7 @@ func TestForeignNodes(t *testing.T) {
 	refused := func(key, path string) {
 		t.Helper()
 		_, err := l.TryAcquire(t.Context(), key, time.Minute)
-		if !errors.Is(err, bellwether.ErrCorrupt) || !strings.Contains(err.Error(), path) {
+		if !errors.Is(err, driver.ErrCorrupt) || !strings.Contains(err.Error(), path) {
 			t.Errorf("err = %v, want ErrCorrupt, and the node", err)
 		}
 	}

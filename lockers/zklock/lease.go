@@ -9,7 +9,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/adapter"
 )
 
@@ -65,14 +65,14 @@ func (l *lease) begin(stat *zk.Stat, end time.Time) error {
 	return nil
 }
 
-// Token implements [bellwether.Tokener]: the zxid of the transaction that made
+// Token implements [driver.Tokener]: the zxid of the transaction that made
 // the lease. It rises as long as the ensemble keeps its data.
 func (l *lease) Token() uint64 { return uint64(l.czxid) }
 
-// Lost implements [bellwether.LossNotifier].
+// Lost implements [driver.LossNotifier].
 func (l *lease) Lost() <-chan struct{} { return l.lost }
 
-// Renew implements [bellwether.Lease]. It costs one request.
+// Renew implements [driver.Lease]. It costs one request.
 func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	if ttl <= 0 {
 		return fmt.Errorf("zklock: renew %s: ttl %v is not positive", l.node.name(), ttl)
@@ -85,7 +85,7 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 	}
 	err := adapter.Do(ctx, func() error {
 		if !l.renewal(end) {
-			return bellwether.ErrLeaseLost
+			return driver.ErrLeaseLost
 		}
 		stat, err := l.ask(ctx, func(conn *zk.Conn) (*zk.Stat, error) {
 			return l.node.renew(conn, value{l.token, ttl})
@@ -93,7 +93,7 @@ func (l *lease) Renew(ctx context.Context, ttl time.Duration) error {
 		l.renewed(stat, end)
 		if errors.Is(err, zk.ErrNoNode) {
 			l.lose()
-			err = bellwether.ErrLeaseLost
+			err = driver.ErrLeaseLost
 		}
 		return err
 	})
@@ -133,7 +133,7 @@ func (l *lease) renewed(stat *zk.Stat, end time.Time) {
 	}
 }
 
-// Release implements [bellwether.Lease]. It costs one request. It also removes
+// Release implements [driver.Lease]. It costs one request. It also removes
 // what is left of a lease that has expired, but returns ErrLeaseLost then. If
 // ZooKeeper does not answer, the lease is removed as soon as it does.
 func (l *lease) Release(ctx context.Context) error {
@@ -143,7 +143,7 @@ func (l *lease) Release(ctx context.Context) error {
 		done := l.done
 		l.mu.Unlock()
 		if done {
-			return bellwether.ErrLeaseLost
+			return driver.ErrLeaseLost
 		}
 		times := 0
 		_, err := l.ask(ctx, func(conn *zk.Conn) (*zk.Stat, error) {
@@ -161,12 +161,12 @@ func (l *lease) Release(ctx context.Context) error {
 			err = nil
 		default:
 			l.lose()
-			err = bellwether.ErrLeaseLost
+			err = driver.ErrLeaseLost
 		}
 		return err
 	})
 	if err == nil && over {
-		err = bellwether.ErrLeaseLost
+		err = driver.ErrLeaseLost
 	}
 	return l.wrap("release", err)
 }

@@ -10,7 +10,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/adapter"
 )
 
@@ -43,14 +43,14 @@ var errNoPlace = errors.New("the place in the queue was lost, with the session o
 // A holder that falls silent while its session lives is skipped when a waiter
 // has seen it so for the whole length of its lease, which is after one to two
 // lengths.
-func (l *Locker) Lock(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
+func (l *Locker) Lock(ctx context.Context, key string, ttl time.Duration) (driver.Lease, error) {
 	if ttl <= 0 {
 		return nil, fmt.Errorf("zklock: lock %.100q: ttl %v is not positive", key, ttl)
 	}
 	l.start()
 	token := adapter.Token()
 	mine := newLease(l, &ticket{dir: l.Prefix + "/" + adapter.Name(key) + ":queue", token: token}, token)
-	return adapter.Await(ctx, func() (bellwether.Lease, error) {
+	return adapter.Await(ctx, func() (driver.Lease, error) {
 		if err := l.queue(ctx, mine, ttl); err != nil {
 			if mine.node.(*ticket).asked {
 				l.orphans.add(l, mine) // the place must not block the others
@@ -58,7 +58,7 @@ func (l *Locker) Lock(ctx context.Context, key string, ttl time.Duration) (bellw
 			return nil, mine.wrap("lock", err)
 		}
 		return mine, nil
-	}, func(_ bellwether.Lease, err error) {
+	}, func(_ driver.Lease, err error) {
 		if err == nil {
 			mine.abandon()
 		}
@@ -97,7 +97,7 @@ func (l *Locker) queue(ctx context.Context, mine *lease, ttl time.Duration) erro
 			case err == nil:
 				return mine.begin(stat, end)
 			case errors.Is(err, zk.ErrNoNode):
-				return bellwether.ErrLeaseLost
+				return driver.ErrLeaseLost
 			}
 			unanswered = err
 			times++

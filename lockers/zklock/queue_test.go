@@ -8,14 +8,14 @@ import (
 	"testing"
 	"time"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/leasetest"
 	"github.com/bellwether-go/bellwether/internal/testserver"
 	"github.com/bellwether-go/bellwether/lockers/zklock"
 )
 
 // lock takes a lease whose queue is empty.
-func lock(t *testing.T, l *zklock.Locker, key string, ttl time.Duration) bellwether.Lease {
+func lock(t *testing.T, l *zklock.Locker, key string, ttl time.Duration) driver.Lease {
 	t.Helper()
 	lease, err := l.Lock(t.Context(), key, ttl)
 	if err != nil {
@@ -30,7 +30,7 @@ type line struct {
 	key    string
 	mu     sync.Mutex // guards turns
 	turns  []int      // in the order in which they came
-	leases chan bellwether.Lease
+	leases chan driver.Lease
 }
 
 // join lets the n-th waiter queue up, and returns when it has its place.
@@ -53,7 +53,7 @@ func (q *line) join(t *testing.T, ctx context.Context, l *zklock.Locker, n int, 
 }
 
 // next waits for the next turn.
-func (q *line) next(t *testing.T) bellwether.Lease {
+func (q *line) next(t *testing.T) driver.Lease {
 	t.Helper()
 	select {
 	case lease := <-q.leases:
@@ -74,7 +74,7 @@ func (q *line) want(t *testing.T, turns ...int) {
 }
 
 func newLine(t *testing.T) *line {
-	return &line{server: testserver.ZooKeeper(t).OwnOrSkip(t), key: newKey(), leases: make(chan bellwether.Lease, 1)}
+	return &line{server: testserver.ZooKeeper(t).OwnOrSkip(t), key: newKey(), leases: make(chan driver.Lease, 1)}
 }
 
 func TestLock_FirstComeFirstServed(t *testing.T) {
@@ -109,7 +109,7 @@ func TestLock_FirstComeFirstServed(t *testing.T) {
 		if got := q.server.Monitor("zk_watch_count"); got != n-1-i {
 			t.Errorf("turn %d: %d watches, want %d: a release wakes one", i, got, n-1-i)
 		}
-		token := holder.(bellwether.Tokener).Token()
+		token := holder.(driver.Tokener).Token()
 		if token <= last {
 			t.Errorf("turn %d: token %d after %d, want a greater one", i, token, last)
 		}
@@ -247,7 +247,7 @@ func TestLock_AndTryAcquireAreTwoLocks(t *testing.T) {
 	if _, err := b.Lock(within(t, 200*time.Millisecond), key, time.Minute); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("Lock of a held lease: err = %v, want the context's", err)
 	}
-	if _, err := b.Lock(t.Context(), key, 0); err == nil || errors.Is(err, bellwether.ErrLeaseLost) {
+	if _, err := b.Lock(t.Context(), key, 0); err == nil || errors.Is(err, driver.ErrLeaseLost) {
 		t.Errorf("Lock for no time: err = %v, want one that says so", err)
 	}
 }

@@ -8,7 +8,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/adapter"
 )
 
@@ -21,10 +21,10 @@ type seen struct {
 	holder string // the path of the holder's node, empty if the lease was free again
 }
 
-// Watch implements [bellwether.Watcher]. The first for a lease costs one
+// Watch implements [driver.Watcher]. The first for a lease costs one
 // request, the others none. While no server answers it returns an error. The
 // watch ends with the lease, or with the session.
-func (l *Locker) Watch(ctx context.Context, held *bellwether.HeldError) (<-chan struct{}, error) {
+func (l *Locker) Watch(ctx context.Context, held *driver.HeldError) (<-chan struct{}, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}

@@ -10,7 +10,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/adapter"
 )
 
@@ -21,7 +21,7 @@ import (
 // ensemble that is away is told to the caller.
 const maxUnanswered = 3
 
-// A Locker is a [bellwether.Locker] and a [bellwether.Watcher] on ZooKeeper,
+// A Locker is a [driver.Locker] and a [driver.Watcher] on ZooKeeper,
 // with one session. It is safe for concurrent use. Create one with [New], and
 // close it.
 type Locker struct {
@@ -56,10 +56,10 @@ type Locker struct {
 }
 
 var (
-	_ bellwether.Locker       = (*Locker)(nil)
-	_ bellwether.Watcher      = (*Locker)(nil)
-	_ bellwether.Tokener      = (*lease)(nil)
-	_ bellwether.LossNotifier = (*lease)(nil)
+	_ driver.Locker       = (*Locker)(nil)
+	_ driver.Watcher      = (*Locker)(nil)
+	_ driver.Tokener      = (*lease)(nil)
+	_ driver.LossNotifier = (*lease)(nil)
 )
 
 // New returns a Locker on the ensemble of these servers, each of them host:port.
@@ -104,24 +104,24 @@ func (l *Locker) start() {
 	}, l.watches.any, l.watches.endAll)
 }
 
-// TryAcquire implements [bellwether.Locker]. It costs one request if the lease
+// TryAcquire implements [driver.Locker]. It costs one request if the lease
 // is free, two if it is held and three if it is taken over. The error's Until is
 // counted from when this Locker first saw the lease as it is, so a holder that
 // died long ago is waited for at most as long as it had announced; the end of
 // its session ends the wait sooner. A ttl that is not positive is an error.
-func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
+func (l *Locker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (driver.Lease, error) {
 	if ttl <= 0 {
 		return nil, fmt.Errorf("zklock: acquire %.100q: ttl %v is not positive", key, ttl)
 	}
 	start, token := time.Now(), adapter.Token()
 	l.start()
 	mine := newLease(l, l.pair(adapter.Name(key), token), token)
-	return adapter.Await(ctx, func() (bellwether.Lease, error) {
+	return adapter.Await(ctx, func() (driver.Lease, error) {
 		if err := l.acquire(ctx, key, mine, start, ttl); err != nil {
 			return nil, err
 		}
 		return mine, nil
-	}, func(_ bellwether.Lease, err error) {
+	}, func(_ driver.Lease, err error) {
 		if err == nil {
 			mine.abandon() // nobody waits for it any more
 		}
@@ -176,7 +176,7 @@ func (l *Locker) acquire(ctx context.Context, key string, mine *lease, start tim
 				continue
 			}
 			// Another had it when the create was refused, and has released it.
-			return &bellwether.HeldError{Key: key, Until: time.Now(), Seen: seen{locker: l}}
+			return &driver.HeldError{Key: key, Until: time.Now(), Seen: seen{locker: l}}
 		case err != nil:
 			return mine.wrap("acquire", errors.Join(unanswered, err))
 		case held.token == mine.token:
@@ -185,10 +185,10 @@ func (l *Locker) acquire(ctx context.Context, key string, mine *lease, start tim
 		}
 		until := l.seen.Until(p.lease, stat.Mzxid, held.length)
 		if time.Now().Before(until) {
-			return &bellwether.HeldError{Key: key, Until: until, Seen: seen{l, l.holderPath(held.token)}}
+			return &driver.HeldError{Key: key, Until: until, Seen: seen{l, l.holderPath(held.token)}}
 		}
 		if stat.Mzxid == last {
-			return mine.wrap("acquire", fmt.Errorf("%w: the node has no holder's node beside it", bellwether.ErrCorrupt))
+			return mine.wrap("acquire", fmt.Errorf("%w: the node has no holder's node beside it", driver.ErrCorrupt))
 		}
 		last = stat.Mzxid
 		stat, err = p.takeOver(conn, l.holderPath(held.token), stat.Version, want)
@@ -288,7 +288,7 @@ func look(conn *zk.Conn, path string) (value, *zk.Stat, error) {
 	}
 	v, ok := decode(data)
 	if !ok {
-		return value{}, nil, fmt.Errorf("%w: the node is not a lease", bellwether.ErrCorrupt)
+		return value{}, nil, fmt.Errorf("%w: the node is not a lease", driver.ErrCorrupt)
 	}
 	return v, stat, nil
 }
@@ -393,7 +393,7 @@ func refused(err error) bool {
 // names, and the caller's own context error, go through as they are.
 func wrap(doing, what string, err error) error {
 	switch {
-	case err == nil, errors.Is(err, bellwether.ErrLeaseLost), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+	case err == nil, errors.Is(err, driver.ErrLeaseLost), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return err
 	}
 	return fmt.Errorf("zklock: %s %s: %w", doing, what, err)

@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/adapter"
 	"github.com/bellwether-go/bellwether/internal/testserver"
 	"github.com/bellwether-go/bellwether/lockers/lockertest"
@@ -23,7 +23,7 @@ func newLocker(tb testing.TB, servers ...string) *zklock.Locker {
 
 func newKey() string { return "zklock:" + adapter.Token() }
 
-func watch(t *testing.T, l bellwether.Watcher, held *bellwether.HeldError) <-chan struct{} {
+func watch(t *testing.T, l driver.Watcher, held *driver.HeldError) <-chan struct{} {
 	t.Helper()
 	freed, err := l.Watch(t.Context(), held)
 	if err != nil {
@@ -53,9 +53,9 @@ func closes(t *testing.T, what string, c <-chan struct{}, limit time.Duration) t
 	return time.Since(start)
 }
 
-func lost(t *testing.T, lease bellwether.Lease) <-chan struct{} {
+func lost(t *testing.T, lease driver.Lease) <-chan struct{} {
 	t.Helper()
-	n, ok := lease.(bellwether.LossNotifier)
+	n, ok := lease.(driver.LossNotifier)
 	if !ok {
 		t.Fatalf("a %T does not tell of its loss", lease)
 	}
@@ -80,5 +80,5 @@ func within(t *testing.T, d time.Duration) context.Context {
 
 func TestConformance(t *testing.T) {
 	server := testserver.ZooKeeper(t)
-	lockertest.Run(t, func(tb testing.TB) bellwether.Locker { return newLocker(tb, server.Addr) })
+	lockertest.Run(t, func(tb testing.TB) driver.Locker { return newLocker(tb, server.Addr) })
 }

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/testserver"
 )
 
@@ -33,7 +33,7 @@ func TestGetMany_LongReplies(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 	defer cancel()
 	var found atomic.Int64
-	far.GetMany(ctx, keys, func(_ int, e bellwether.Entry, err error) {
+	far.GetMany(ctx, keys, func(_ int, e driver.Entry, err error) {
 		if err == nil && len(e.Value) == len(value) {
 			found.Add(1)
 		}

@@ -19,13 +19,13 @@ import (
 	"strings"
 	"time"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/adapter"
 	"github.com/bradfitz/gomemcache/memcache"
 	"golang.org/x/sync/errgroup"
 )
 
-// A Store is a [bellwether.Store] in memcached. Use [New] to make one. It is
+// A Store is a [driver.Store] in memcached. Use [New] to make one. It is
 // safe for concurrent use.
 //
 // A Get costs one round trip, a GetMany one for each piece of its keys, a Claim two, a Commit four, an Invalidate three or
@@ -101,9 +101,9 @@ func New(mc *memcache.Client) *Store {
 type items struct {
 	v, m *memcache.Item // nil if there is none
 
-	entry   bellwether.Entry // as committed; the zero Entry if v is not one
-	passed  time.Duration    // since its commit
-	corrupt error            // why v is no entry, nil if it is one or none
+	entry   driver.Entry  // as committed; the zero Entry if v is not one
+	passed  time.Duration // since its commit
+	corrupt error         // why v is no entry, nil if it is one or none
 
 	counter, floor uint64
 	known          bool // whether m holds the two numbers
@@ -149,10 +149,10 @@ func (it *items) overtaken() bool {
 }
 
 // present returns the entry as of now, and whether there is one to serve.
-func (it *items) present() (bellwether.Entry, bool) {
+func (it *items) present() (driver.Entry, bool) {
 	e := it.entry
 	if it.v == nil || it.corrupt != nil || !it.known || e.Epoch < it.floor || it.passed >= e.Life() {
-		return bellwether.Entry{}, false
+		return driver.Entry{}, false
 	}
 	e.Age += it.passed
 	return e, true
@@ -182,22 +182,22 @@ func (it *items) next() (epoch, floor uint64) {
 	return floor + 1, floor
 }
 
-// Get implements [bellwether.Store].
-func (s *Store) Get(ctx context.Context, key string) (bellwether.Entry, error) {
-	return adapter.Await(ctx, func() (bellwether.Entry, error) {
+// Get implements [driver.Store].
+func (s *Store) Get(ctx context.Context, key string) (driver.Entry, error) {
+	return adapter.Await(ctx, func() (driver.Entry, error) {
 		e, err := s.get(s.names(key))
-		if err != nil && !errors.Is(err, bellwether.ErrNotFound) {
+		if err != nil && !errors.Is(err, driver.ErrNotFound) {
 			err = fmt.Errorf("memcachestore: get: %w", err)
 		}
 		return e, err
 	}, nil)
 }
 
-func (s *Store) get(n names) (bellwether.Entry, error) {
+func (s *Store) get(n names) (driver.Entry, error) {
 	for again := false; ; again = true {
 		it, err := s.read(n)
 		if err != nil {
-			return bellwether.Entry{}, err
+			return driver.Entry{}, err
 		}
 		// Of what is overtaken a second look tells why; it is not worth a third.
 		if it.corrupt != nil || !it.overtaken() || again {
@@ -207,20 +207,20 @@ func (s *Store) get(n names) (bellwether.Entry, error) {
 }
 
 // answer is what Get returns for the items.
-func (it *items) answer() (bellwether.Entry, error) {
+func (it *items) answer() (driver.Entry, error) {
 	if it.corrupt != nil {
-		return bellwether.Entry{}, it.corrupt
+		return driver.Entry{}, it.corrupt
 	}
 	if e, ok := it.present(); ok {
 		return e, nil
 	}
-	return bellwether.Entry{}, bellwether.ErrNotFound
+	return driver.Entry{}, driver.ErrNotFound
 }
 
-// GetMany implements [bellwether.BatchGetter]. It asks for as many keys at a time as have a
+// GetMany implements [driver.BatchGetter]. It asks for as many keys at a time as have a
 // megabyte of values, by the size of those that came last, and for 256 at most; the first
 // time for 16.
-func (s *Store) GetMany(ctx context.Context, keys []string, each func(i int, e bellwether.Entry, err error)) {
+func (s *Store) GetMany(ctx context.Context, keys []string, each func(i int, e driver.Entry, err error)) {
 	if len(keys) <= few {
 		// The client's GetMulti waits for all servers, and which key is at which
 		// only the client knows.
@@ -247,7 +247,7 @@ func (s *Store) GetMany(ctx context.Context, keys []string, each func(i int, e b
 				bytes += len(it.v.Value)
 			}
 			e, err := it.answer()
-			if err != nil && !errors.Is(err, bellwether.ErrNotFound) {
+			if err != nil && !errors.Is(err, driver.ErrNotFound) {
 				err = fmt.Errorf("memcachestore: get: %w", err)
 			}
 			each(i, e, err)
@@ -293,7 +293,7 @@ const (
 )
 
 // getEach is GetMany for the keys with these indices, one by one.
-func (s *Store) getEach(ctx context.Context, keys []string, indices []int, each func(i int, e bellwether.Entry, err error)) {
+func (s *Store) getEach(ctx context.Context, keys []string, indices []int, each func(i int, e driver.Entry, err error)) {
 	var g errgroup.Group
 	g.SetLimit(atOnce)
 	for _, i := range indices {
@@ -306,10 +306,10 @@ func (s *Store) getEach(ctx context.Context, keys []string, indices []int, each 
 	g.Wait()
 }
 
-// Claim implements [bellwether.Store].
-func (s *Store) Claim(ctx context.Context, key string) (bellwether.Entry, uint64, error) {
+// Claim implements [driver.Store].
+func (s *Store) Claim(ctx context.Context, key string) (driver.Entry, uint64, error) {
 	type claim struct {
-		entry bellwether.Entry
+		entry driver.Entry
 		epoch uint64
 	}
 	n := s.names(key)
@@ -334,8 +334,8 @@ func (s *Store) Claim(ctx context.Context, key string) (bellwether.Entry, uint64
 	return c.entry, c.epoch, err
 }
 
-// Commit implements [bellwether.Store].
-func (s *Store) Commit(ctx context.Context, key string, e bellwether.Entry) error {
+// Commit implements [driver.Store].
+func (s *Store) Commit(ctx context.Context, key string, e driver.Entry) error {
 	// The time is taken and the entry encoded before Await: the age counts from
 	// here, and the caller may use Value again when Commit has returned, which
 	// can be before Await's function has.
@@ -347,13 +347,13 @@ func (s *Store) Commit(ctx context.Context, key string, e bellwether.Entry) erro
 		data = fmt.Appendf(data, "%0*d", stampLen, time.Now().UnixMicro())
 		data, _ = e.AppendBinary(data)
 		if len(data) > s.MaxValue {
-			return fmt.Errorf("memcachestore: %d bytes of at most %d: %w", len(data), s.MaxValue, bellwether.ErrTooLarge)
+			return fmt.Errorf("memcachestore: %d bytes of at most %d: %w", len(data), s.MaxValue, driver.ErrTooLarge)
 		}
 		commit = func() error { return s.commit(ctx, n, e.Epoch, data, seconds(life)) }
 	}
 	return adapter.Do(ctx, func() error {
 		err := commit()
-		if err != nil && !errors.Is(err, bellwether.ErrFenced) {
+		if err != nil && !errors.Is(err, driver.ErrFenced) {
 			err = fmt.Errorf("memcachestore: commit: %w", err)
 		}
 		return err
@@ -388,10 +388,10 @@ func (s *Store) commit(ctx context.Context, n names, epoch uint64, data []byte, 
 			return false, err
 		}
 		if !it.known || epoch < it.floor || epoch > it.counter || it.entry.Epoch > epoch {
-			return false, bellwether.ErrFenced
+			return false, driver.ErrFenced
 		}
 		if it.holds(epoch) && !bytes.Equal(it.v.Value[stampLen:], data[stampLen:]) {
-			return false, bellwether.ErrFenced
+			return false, driver.ErrFenced
 		}
 		// At the floor it was committed before, and if it is not there any more
 		// it has gone since. Above it, an attempt may have come half the way.
@@ -404,7 +404,7 @@ func (s *Store) commit(ctx context.Context, n names, epoch uint64, data []byte, 
 		return err
 	}
 	err = s.raise(ctx, n, epoch, seconds)
-	if errors.Is(err, bellwether.ErrFenced) {
+	if errors.Is(err, driver.ErrFenced) {
 		// Not served any more, but it takes up room, and a reader who has read
 		// the floor before it was raised may still take it.
 		s.remove(n, epoch)
@@ -420,7 +420,7 @@ func (s *Store) commitNothing(ctx context.Context, n names, epoch uint64) error 
 		return err
 	}
 	if it.entry.Epoch >= epoch { // this one's own is an entry, not nothing
-		return bellwether.ErrFenced
+		return driver.ErrFenced
 	}
 	if err := s.raise(ctx, n, epoch, 0); err != nil {
 		return err
@@ -439,7 +439,7 @@ func (s *Store) raise(ctx context.Context, n names, epoch uint64, seconds int32)
 		}
 		counter, floor, known := parseMarks(m)
 		if !known || epoch < floor || epoch > counter {
-			return false, bellwether.ErrFenced
+			return false, driver.ErrFenced
 		}
 		if epoch == floor {
 			return true, nil
@@ -448,7 +448,7 @@ func (s *Store) raise(ctx context.Context, n names, epoch uint64, seconds int32)
 	})
 }
 
-// Fenced implements [bellwether.Fencer]. It costs one round trip.
+// Fenced implements [driver.Fencer]. It costs one round trip.
 func (s *Store) Fenced(ctx context.Context, key string, epoch uint64) (bool, error) {
 	n := s.names(key)
 	return adapter.Await(ctx, func() (bool, error) {
@@ -461,7 +461,7 @@ func (s *Store) Fenced(ctx context.Context, key string, epoch uint64) (bool, err
 	}, nil)
 }
 
-// Invalidate implements [bellwether.Store].
+// Invalidate implements [driver.Store].
 func (s *Store) Invalidate(ctx context.Context, key string) error {
 	n := s.names(key)
 	return adapter.Do(ctx, func() error {
@@ -550,7 +550,7 @@ func (s *Store) swap(old *memcache.Item, name string, value []byte, seconds int3
 	case strings.Contains(err.Error(), "object too large for cache"):
 		// The server's limit (option -I) is below MaxValue. The client has no
 		// error of its own for this answer.
-		return false, fmt.Errorf("%w: %w", bellwether.ErrTooLarge, err)
+		return false, fmt.Errorf("%w: %w", driver.ErrTooLarge, err)
 	case strings.Contains(err.Error(), "out of memory"):
 		return false, fmt.Errorf("%w: %w", errFull, err)
 	}
@@ -627,19 +627,19 @@ const stampLen = 16
 
 // decode returns the entry in data, with the Age of its commit, and the time
 // that has passed from that to now.
-func decode(data []byte, now time.Time) (e bellwether.Entry, passed time.Duration, err error) {
+func decode(data []byte, now time.Time) (e driver.Entry, passed time.Duration, err error) {
 	if len(data) < stampLen {
-		return e, 0, fmt.Errorf("%w: no time of commit", bellwether.ErrCorrupt)
+		return e, 0, fmt.Errorf("%w: no time of commit", driver.ErrCorrupt)
 	}
 	us, err := strconv.ParseUint(string(data[:stampLen]), 10, 53)
 	if err != nil {
-		return e, 0, fmt.Errorf("%w: no time of commit", bellwether.ErrCorrupt)
+		return e, 0, fmt.Errorf("%w: no time of commit", driver.ErrCorrupt)
 	}
 	if err := e.UnmarshalBinary(data[stampLen:]); err != nil {
 		return e, 0, err
 	}
 	if e.Epoch > maxNumber {
-		return bellwether.Entry{}, 0, fmt.Errorf("%w: epoch %d", bellwether.ErrCorrupt, e.Epoch)
+		return driver.Entry{}, 0, fmt.Errorf("%w: epoch %d", driver.ErrCorrupt, e.Epoch)
 	}
 	// Negative if the writer's clock was ahead of ours.
 	return e, max(0, now.Sub(time.UnixMicro(int64(us)))), nil

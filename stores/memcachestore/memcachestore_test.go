@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/adapter"
 	"github.com/bellwether-go/bellwether/internal/leasetest"
 	"github.com/bellwether-go/bellwether/internal/testserver"
@@ -25,13 +25,13 @@ import (
 )
 
 // The suite asks what a store can do of the store.
-var _ bellwether.Fencer = (*Store)(nil)
+var _ driver.Fencer = (*Store)(nil)
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var (
-	_ bellwether.Store       = (*Store)(nil)
-	_ bellwether.BatchGetter = (*Store)(nil)
+	_ driver.Store       = (*Store)(nil)
+	_ driver.BatchGetter = (*Store)(nil)
 )
 
 // open returns a store as another process would have it.
@@ -57,7 +57,7 @@ func instance(tb testing.TB, addrs ...string) storetest.Instance {
 	}
 	return storetest.Instance{
 		Batches: true,
-		Open:    func(tb testing.TB) bellwether.Store { return open(tb, prefix, addrs...) },
+		Open:    func(tb testing.TB) driver.Store { return open(tb, prefix, addrs...) },
 		Evict: func(tb testing.TB, key string) {
 			remove(tb, admin.names(key).v)
 			remove(tb, admin.names(key).m)
@@ -116,10 +116,10 @@ func TestStore_OneOfManyServersIsLost(t *testing.T) {
 	seen := map[[2]bool]int{}
 	for round, srv := range servers {
 		type state struct {
-			last   bellwether.Entry // as committed
-			late   uint64           // of a claim that is not committed yet
-			served bool             // last is what may be served
-			lost   [2]bool          // its entry, its floor
+			last   driver.Entry // as committed
+			late   uint64       // of a claim that is not committed yet
+			served bool         // last is what may be served
+			lost   [2]bool      // its entry, its floor
 		}
 		states := map[string]*state{}
 		for i := range keys {
@@ -151,27 +151,27 @@ func TestStore_OneOfManyServersIsLost(t *testing.T) {
 			seen[st.lost]++
 			// The connections of before are found dead one by one.
 			err := errors.New("not asked")
-			var e bellwether.Entry
+			var e driver.Entry
 			for range 300 {
-				if e, err = s.Get(ctx, key); err == nil || errors.Is(err, bellwether.ErrNotFound) {
+				if e, err = s.Get(ctx, key); err == nil || errors.Is(err, driver.ErrNotFound) {
 					break
 				}
 			}
 			lost := st.lost[0] || st.lost[1]
-			if keep := st.served && !lost; keep && (err != nil || e.Epoch != st.last.Epoch) || !keep && !errors.Is(err, bellwether.ErrNotFound) {
+			if keep := st.served && !lost; keep && (err != nil || e.Epoch != st.last.Epoch) || !keep && !errors.Is(err, driver.ErrNotFound) {
 				t.Errorf("Get(%s), lost %v, served before %v: epoch %d of %d, %v", key, st.lost, st.served, e.Epoch, st.last.Epoch, err)
 			}
 			// The claim of before is worth something only where nothing has come
 			// after it that could have been forgotten.
 			err = s.Commit(ctx, key, value(st.late, "late", time.Hour))
-			if ok := st.served && st.last.Epoch < st.late && !st.lost[1]; ok != (err == nil) || err != nil && !errors.Is(err, bellwether.ErrFenced) {
+			if ok := st.served && st.last.Epoch < st.late && !st.lost[1]; ok != (err == nil) || err != nil && !errors.Is(err, driver.ErrFenced) {
 				t.Errorf("Commit(%s) of a claim of before, lost %v, served before %v: %v", key, st.lost, st.served, err)
 			}
 			next := put(t, s, key, "next", time.Hour)
 			if next.Epoch <= max(st.late, st.last.Epoch) {
 				t.Errorf("%s: epoch %d after %d and %d, lost %v", key, next.Epoch, st.last.Epoch, st.late, st.lost)
 			}
-			if err := s.Commit(ctx, key, value(st.late, "late", time.Hour)); !errors.Is(err, bellwether.ErrFenced) {
+			if err := s.Commit(ctx, key, value(st.late, "late", time.Hour)); !errors.Is(err, driver.ErrFenced) {
 				t.Errorf("Commit(%s) of a claim of before the next: %v, want ErrFenced", key, err)
 			}
 			if e, err := s.Get(ctx, key); err != nil || e.Epoch != next.Epoch {
@@ -186,8 +186,8 @@ func TestStore_OneOfManyServersIsLost(t *testing.T) {
 	}
 }
 
-func value(epoch uint64, text string, ttl time.Duration) bellwether.Entry {
-	return bellwether.Entry{Kind: bellwether.KindValue, Value: []byte(text), Epoch: epoch, TTL: ttl}
+func value(epoch uint64, text string, ttl time.Duration) driver.Entry {
+	return driver.Entry{Kind: driver.KindValue, Value: []byte(text), Epoch: epoch, TTL: ttl}
 }
 
 func claim(tb testing.TB, s *Store, key string) uint64 {
@@ -200,7 +200,7 @@ func claim(tb testing.TB, s *Store, key string) uint64 {
 }
 
 // put claims and commits, and returns what it committed.
-func put(tb testing.TB, s *Store, key, text string, ttl time.Duration) bellwether.Entry {
+func put(tb testing.TB, s *Store, key, text string, ttl time.Duration) driver.Entry {
 	tb.Helper()
 	e := value(claim(tb, s, key), text, ttl)
 	if err := s.Commit(tb.Context(), key, e); err != nil {
@@ -249,22 +249,22 @@ func TestCommit_Interleaved(t *testing.T) {
 	const steps = 4
 	type others struct {
 		name string
-		act  func(s *Store, key string, mine bellwether.Entry) (least uint64) // the least epoch to be served from then on
-		want error                                                            // of the commit
-		gone int                                                              // the step from which on no entry is left, 0 if one always is
+		act  func(s *Store, key string, mine driver.Entry) (least uint64) // the least epoch to be served from then on
+		want error                                                        // of the commit
+		gone int                                                          // the step from which on no entry is left, 0 if one always is
 	}
-	fenced := bellwether.ErrFenced
+	fenced := driver.ErrFenced
 	for _, o := range []others{
 		{
 			name: "a later commit",
-			act: func(s *Store, key string, mine bellwether.Entry) uint64 {
+			act: func(s *Store, key string, mine driver.Entry) uint64 {
 				return put(t, s, key, "later", time.Hour).Epoch
 			},
 			want: fenced,
 		},
 		{
 			name: "an invalidation",
-			act: func(s *Store, key string, mine bellwether.Entry) uint64 {
+			act: func(s *Store, key string, mine driver.Entry) uint64 {
 				if err := s.Invalidate(t.Context(), key); err != nil {
 					t.Error(err)
 				}
@@ -275,8 +275,8 @@ func TestCommit_Interleaved(t *testing.T) {
 		},
 		{
 			name: "a commit of nothing",
-			act: func(s *Store, key string, mine bellwether.Entry) uint64 {
-				e := bellwether.Entry{Epoch: claim(t, s, key)}
+			act: func(s *Store, key string, mine driver.Entry) uint64 {
+				e := driver.Entry{Epoch: claim(t, s, key)}
 				if err := s.Commit(t.Context(), key, e); err != nil {
 					t.Error(err)
 				}
@@ -287,7 +287,7 @@ func TestCommit_Interleaved(t *testing.T) {
 		},
 		{
 			name: "an eviction of the counter",
-			act: func(s *Store, key string, mine bellwether.Entry) uint64 {
+			act: func(s *Store, key string, mine driver.Entry) uint64 {
 				s.mc.Delete(s.names(key).m)
 				return mine.Epoch + 1
 			},
@@ -296,7 +296,7 @@ func TestCommit_Interleaved(t *testing.T) {
 		},
 		{
 			name: "an eviction of the counter, and a claim",
-			act: func(s *Store, key string, mine bellwether.Entry) uint64 {
+			act: func(s *Store, key string, mine driver.Entry) uint64 {
 				s.mc.Delete(s.names(key).m)
 				return claim(t, s, key)
 			},
@@ -305,14 +305,14 @@ func TestCommit_Interleaved(t *testing.T) {
 		},
 		{
 			name: "a claim",
-			act: func(s *Store, key string, mine bellwether.Entry) uint64 {
+			act: func(s *Store, key string, mine driver.Entry) uint64 {
 				claim(t, s, key)
 				return 0
 			},
 		},
 		{
 			name: "an eviction of the entry",
-			act: func(s *Store, key string, mine bellwether.Entry) uint64 {
+			act: func(s *Store, key string, mine driver.Entry) uint64 {
 				s.mc.Delete(s.names(key).v)
 				return 0
 			},
@@ -320,7 +320,7 @@ func TestCommit_Interleaved(t *testing.T) {
 		},
 		{
 			name: "another attempt at the same commit",
-			act: func(s *Store, key string, mine bellwether.Entry) uint64 {
+			act: func(s *Store, key string, mine driver.Entry) uint64 {
 				if err := s.Commit(t.Context(), key, mine); err != nil {
 					t.Error(err)
 				}
@@ -329,7 +329,7 @@ func TestCommit_Interleaved(t *testing.T) {
 		},
 		{
 			name: "the same, and a later commit",
-			act: func(s *Store, key string, mine bellwether.Entry) uint64 {
+			act: func(s *Store, key string, mine driver.Entry) uint64 {
 				if err := s.Commit(t.Context(), key, mine); err != nil {
 					t.Error(err)
 				}
@@ -357,7 +357,7 @@ func TestCommit_Interleaved(t *testing.T) {
 					t.Errorf("Commit: %v, want %v", err, o.want)
 				}
 				got, err := s.Get(t.Context(), "k")
-				if err != nil && !errors.Is(err, bellwether.ErrNotFound) {
+				if err != nil && !errors.Is(err, driver.ErrNotFound) {
 					t.Fatal(err)
 				}
 				if err == nil && got.Epoch < least.Load() {
@@ -391,11 +391,11 @@ func TestInvalidate_Interleaved(t *testing.T) {
 			put(t, s, "k", "old", time.Hour)
 			before := value(claim(t, s, "k"), "before", time.Hour)
 			acted := false
-			var newer bellwether.Entry
+			var newer driver.Entry
 			slow := between(t, s, srv.Addr, step, func() {
 				acted = true
 				err := s.Commit(t.Context(), "k", before)
-				if step <= 2 && err != nil || step > 2 && !errors.Is(err, bellwether.ErrFenced) {
+				if step <= 2 && err != nil || step > 2 && !errors.Is(err, driver.ErrFenced) {
 					t.Errorf("Commit: %v", err)
 				}
 				if step > 2 { // the invalidation is in force: this is after it
@@ -409,13 +409,13 @@ func TestInvalidate_Interleaved(t *testing.T) {
 				t.Fatalf("the invalidation took fewer than %d requests", step)
 			}
 			got, err := s.Get(t.Context(), "k")
-			if step <= 2 && !errors.Is(err, bellwether.ErrNotFound) {
+			if step <= 2 && !errors.Is(err, driver.ErrNotFound) {
 				t.Errorf("Get: epoch %d, %v, want ErrNotFound", got.Epoch, err)
 			}
 			if step > 2 && (err != nil || got.Epoch != newer.Epoch) {
 				t.Errorf("Get: epoch %d, %v: a newer entry was removed", got.Epoch, err)
 			}
-			if err := s.Commit(t.Context(), "k", before); !errors.Is(err, bellwether.ErrFenced) {
+			if err := s.Commit(t.Context(), "k", before); !errors.Is(err, driver.ErrFenced) {
 				t.Errorf("Commit of a claim before: %v, want ErrFenced", err)
 			}
 		})
@@ -427,7 +427,7 @@ func TestInvalidate_Interleaved(t *testing.T) {
 func TestGet_CrashBetweenTheSteps(t *testing.T) {
 	s := open(t, "test:"+adapter.Token()+":", testserver.Memcached(t).Addr)
 	ctx := t.Context()
-	write := func(e bellwether.Entry) {
+	write := func(e driver.Entry) {
 		t.Helper()
 		data, _ := e.AppendBinary(fmt.Appendf(nil, "%d", time.Now().UnixMicro()))
 		if err := s.mc.Set(&memcache.Item{Key: s.names("k").v, Value: data}); err != nil {
@@ -447,7 +447,7 @@ func TestGet_CrashBetweenTheSteps(t *testing.T) {
 		t.Fatal(err)
 	}
 	write(half)
-	if _, err := s.Get(ctx, "k"); !errors.Is(err, bellwether.ErrNotFound) {
+	if _, err := s.Get(ctx, "k"); !errors.Is(err, driver.ErrNotFound) {
 		t.Errorf("Get of what an invalidation has disowned: %v, want ErrNotFound", err)
 	}
 	if e, _, err := s.Claim(ctx, "k"); err != nil || e.Epoch != 0 {
@@ -455,7 +455,7 @@ func TestGet_CrashBetweenTheSteps(t *testing.T) {
 	}
 	s.mc.Delete(s.names("k").m)
 	for what := range 2 { // without a floor, and with the one that the claim makes
-		if _, err := s.Get(ctx, "k"); !errors.Is(err, bellwether.ErrNotFound) {
+		if _, err := s.Get(ctx, "k"); !errors.Is(err, driver.ErrNotFound) {
 			t.Errorf("%d: Get of what an invalidation has disowned, whose floor is lost: %v", what, err)
 		}
 		claim(t, s, "k")
@@ -515,7 +515,7 @@ func TestGet_OvertakenBetweenServers(t *testing.T) {
 	put(t, s, key, "old", time.Hour)
 	var entryRead, overtake sync.Once
 	read := make(chan struct{})
-	var newer bellwether.Entry
+	var newer driver.Entry
 	slow := open(t, s.Prefix, addrs...)
 	slow.mc.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
 		c, err := new(net.Dialer).DialContext(ctx, network, addr)
@@ -576,7 +576,7 @@ func TestStore_RoundTrips(t *testing.T) {
 		t.Fatal(err)
 	}
 	expect("an invalidation of nothing", 3)
-	if err := s.Commit(ctx, "k", e); !errors.Is(err, bellwether.ErrFenced) {
+	if err := s.Commit(ctx, "k", e); !errors.Is(err, driver.ErrFenced) {
 		t.Fatal(err)
 	}
 	expect("a fenced commit", 1)
@@ -602,7 +602,7 @@ func TestStore_LargestValue(t *testing.T) {
 	}
 	e.Epoch = claim(t, s, key)
 	e.Value = append(e.Value, 0)
-	if err := s.Commit(t.Context(), key, e); !errors.Is(err, bellwether.ErrTooLarge) {
+	if err := s.Commit(t.Context(), key, e); !errors.Is(err, driver.ErrTooLarge) {
 		t.Errorf("one byte more: %v, want ErrTooLarge", err)
 	}
 }
@@ -615,11 +615,11 @@ func TestStore_ServersLimitIsLower(t *testing.T) {
 	old := put(t, s, "k", "old", time.Hour)
 	for _, n := range []int{600 << 10, 8 << 20} {
 		e := value(claim(t, s, "k"), string(make([]byte, n)), time.Hour)
-		if err := s.Commit(t.Context(), "k", e); !errors.Is(err, bellwether.ErrTooLarge) {
+		if err := s.Commit(t.Context(), "k", e); !errors.Is(err, driver.ErrTooLarge) {
 			t.Fatalf("Commit of %d bytes: %v, want ErrTooLarge", n, err)
 		}
 		got, err := s.Get(t.Context(), "k")
-		if err != nil && !errors.Is(err, bellwether.ErrNotFound) || err == nil && got.Epoch != old.Epoch {
+		if err != nil && !errors.Is(err, driver.ErrNotFound) || err == nil && got.Epoch != old.Epoch {
 			t.Fatalf("Get: epoch %d, %v, want the old entry or none", got.Epoch, err)
 		}
 	}
@@ -747,7 +747,7 @@ func TestGetMany_OneOfManyServersHangs(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 	defer cancel()
 	var found atomic.Int64
-	s.GetMany(ctx, keys, func(_ int, _ bellwether.Entry, err error) {
+	s.GetMany(ctx, keys, func(_ int, _ driver.Entry, err error) {
 		if err == nil {
 			found.Add(1)
 		}
@@ -782,7 +782,7 @@ func TestStore_ServerRestarted(t *testing.T) {
 		callers.Wait()
 	}
 	srv.Restart()
-	if _, err := s.Get(t.Context(), "k"); !errors.Is(err, bellwether.ErrNotFound) {
+	if _, err := s.Get(t.Context(), "k"); !errors.Is(err, driver.ErrNotFound) {
 		t.Errorf("Get: err = %v, want ErrNotFound", err)
 	}
 	put(t, s, "k", "v", time.Hour)
@@ -797,7 +797,7 @@ func FuzzDecode(f *testing.F) {
 		it := items{v: &memcache.Item{Value: v}, m: &memcache.Item{Value: m}}
 		it.entry, it.passed, it.corrupt = decode(v, time.Now())
 		it.counter, it.floor, it.known = parseMarks(it.m)
-		if it.corrupt != nil && (!errors.Is(it.corrupt, bellwether.ErrCorrupt) || it.entry.Epoch != 0) {
+		if it.corrupt != nil && (!errors.Is(it.corrupt, driver.ErrCorrupt) || it.entry.Epoch != 0) {
 			t.Fatalf("entry %+v, err = %v", it.entry, it.corrupt)
 		}
 		if e, ok := it.present(); ok && (e.Life() <= 0 || e.Age < 0 || e.Epoch < it.floor) {
@@ -836,7 +836,7 @@ func TestStore_InvalidateFull(t *testing.T) {
 	if err := s.Invalidate(t.Context(), "k"); err != nil {
 		t.Errorf("Invalidate: %v", err)
 	}
-	if got, err := s.Get(t.Context(), "k"); !errors.Is(err, bellwether.ErrNotFound) {
+	if got, err := s.Get(t.Context(), "k"); !errors.Is(err, driver.ErrNotFound) {
 		t.Errorf("Get after Invalidate: %q, err = %v, want ErrNotFound", got.Value, err)
 	}
 	for _, name := range room {
@@ -845,7 +845,7 @@ func TestStore_InvalidateFull(t *testing.T) {
 		}
 	}
 	e.Epoch = late
-	if err := s.Commit(t.Context(), "k", e); !errors.Is(err, bellwether.ErrFenced) {
+	if err := s.Commit(t.Context(), "k", e); !errors.Is(err, driver.ErrFenced) {
 		t.Errorf("Commit of a claim before Invalidate: err = %v, want ErrFenced", err)
 	}
 	if _, epoch, err := s.Claim(t.Context(), "k"); err != nil || epoch <= late {

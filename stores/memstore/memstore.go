@@ -1,6 +1,6 @@
 // Package memstore keeps entries in the memory of one process: a store for
 // several caches of one program, for tests, and the shortest reading of what a
-// [bellwether.Store] promises.
+// [driver.Store] promises.
 package memstore
 
 import (
@@ -12,7 +12,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 )
 
 const (
@@ -25,10 +25,10 @@ const (
 	overhead = 400
 )
 
-// A Store is a [bellwether.Store] in memory. The zero Store is not usable; use
+// A Store is a [driver.Store] in memory. The zero Store is not usable; use
 // [New]. It has no goroutines and needs no closing. It is safe for concurrent
-// use, a [bellwether.Notifier], a [bellwether.BatchGetter] and a
-// [bellwether.Fencer].
+// use, a [driver.Notifier], a [driver.BatchGetter] and a
+// [driver.Fencer].
 //
 // Commit copies the entry. Get and Claim return Values that share memory with
 // the store and with each other, so they are not to be modified.
@@ -49,7 +49,7 @@ type Store struct {
 	due     dueHeap   // the same records, the first that is due first
 	bytes   int       // the sum of their sizes
 	// listeners are the calls of Notify, each with its queue.
-	listeners map[chan bellwether.Notice]struct{}
+	listeners map[chan driver.Notice]struct{}
 }
 
 // queued is how many changes wait for one listener at most; what comes on top
@@ -58,7 +58,7 @@ const queued = 1024
 
 // New returns an empty store.
 func New() *Store {
-	return &Store{MaxBytes: 64 << 20, records: make(map[string]*record), listeners: make(map[chan bellwether.Notice]struct{})}
+	return &Store{MaxBytes: 64 << 20, records: make(map[string]*record), listeners: make(map[chan driver.Notice]struct{})}
 }
 
 // A record is what the store knows of one key. Whatever the reason for which
@@ -74,8 +74,8 @@ type record struct {
 	counter uint64 // the last epoch given out for the key
 	floor   uint64 // the last epoch committed, or one that was never given out
 
-	data      []byte           // the entry as encoded, nil if none is kept
-	entry     bellwether.Entry // data decoded, with the Age of the commit
+	data      []byte       // the entry as encoded, nil if none is kept
+	entry     driver.Entry // data decoded, with the Age of the commit
 	committed time.Time
 	expires   time.Time // of the entry
 	forget    time.Time // of the rest
@@ -95,43 +95,43 @@ func (r *record) deadline() time.Time {
 }
 
 // present returns the entry as of now, the zero Entry if none is kept.
-func (r *record) present(now time.Time) bellwether.Entry {
+func (r *record) present(now time.Time) driver.Entry {
 	if r.data == nil {
-		return bellwether.Entry{}
+		return driver.Entry{}
 	}
 	e := r.entry
 	e.Age += now.Sub(r.committed) // below the end of its life, which fits
 	return e
 }
 
-// Get implements [bellwether.Store].
-func (s *Store) Get(ctx context.Context, key string) (bellwether.Entry, error) {
+// Get implements [driver.Store].
+func (s *Store) Get(ctx context.Context, key string) (driver.Entry, error) {
 	if err := ctx.Err(); err != nil {
-		return bellwether.Entry{}, err
+		return driver.Entry{}, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.tidy()
 	r := s.records[key]
 	if r == nil || r.data == nil {
-		return bellwether.Entry{}, bellwether.ErrNotFound
+		return driver.Entry{}, driver.ErrNotFound
 	}
 	s.used.MoveToFront(r.element)
 	return r.present(now), nil
 }
 
-// GetMany implements [bellwether.BatchGetter].
-func (s *Store) GetMany(ctx context.Context, keys []string, each func(i int, e bellwether.Entry, err error)) {
+// GetMany implements [driver.BatchGetter].
+func (s *Store) GetMany(ctx context.Context, keys []string, each func(i int, e driver.Entry, err error)) {
 	for i, key := range keys {
 		e, err := s.Get(ctx, key)
 		each(i, e, err)
 	}
 }
 
-// Claim implements [bellwether.Store].
-func (s *Store) Claim(ctx context.Context, key string) (bellwether.Entry, uint64, error) {
+// Claim implements [driver.Store].
+func (s *Store) Claim(ctx context.Context, key string) (driver.Entry, uint64, error) {
 	if err := ctx.Err(); err != nil {
-		return bellwether.Entry{}, 0, err
+		return driver.Entry{}, 0, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -155,8 +155,8 @@ func (s *Store) Claim(ctx context.Context, key string) (bellwether.Entry, uint64
 	return r.present(now), r.counter, nil
 }
 
-// Commit implements [bellwether.Store].
-func (s *Store) Commit(ctx context.Context, key string, e bellwether.Entry) error {
+// Commit implements [driver.Store].
+func (s *Store) Commit(ctx context.Context, key string, e driver.Entry) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -171,7 +171,7 @@ func (s *Store) Commit(ctx context.Context, key string, e bellwether.Entry) erro
 		}
 	}
 	if size := overhead + len(key) + cap(data); size > s.MaxBytes {
-		return fmt.Errorf("memstore: %d bytes of at most %d: %w", size, s.MaxBytes, bellwether.ErrTooLarge)
+		return fmt.Errorf("memstore: %d bytes of at most %d: %w", size, s.MaxBytes, driver.ErrTooLarge)
 	}
 
 	s.mu.Lock()
@@ -179,30 +179,30 @@ func (s *Store) Commit(ctx context.Context, key string, e bellwether.Entry) erro
 	now := s.tidy()
 	r := s.records[key]
 	if r == nil || e.Epoch < r.floor || e.Epoch > r.counter {
-		return bellwether.ErrFenced
+		return driver.ErrFenced
 	}
 	if e.Epoch == r.floor {
 		// The claim that has this epoch has committed before: what is kept is
 		// its entry, or nothing if there was nothing to keep or its life is
 		// over.
 		if r.data != nil && !bytes.Equal(r.data, data) {
-			return bellwether.ErrFenced
+			return driver.ErrFenced
 		}
 		return nil
 	}
 	s.bytes -= r.size()
-	r.floor, r.data, r.entry = e.Epoch, data, bellwether.Entry{}
+	r.floor, r.data, r.entry = e.Epoch, data, driver.Entry{}
 	if data != nil {
 		r.entry, r.committed, r.expires = e, now, now.Add(life)
 	}
 	s.bytes += r.size()
 	s.touch(r, now)
 	s.makeRoom()
-	s.tell(bellwether.Notice{Key: key, Epoch: e.Epoch, Made: now})
+	s.tell(driver.Notice{Key: key, Epoch: e.Epoch, Made: now})
 	return nil
 }
 
-// Fenced implements [bellwether.Fencer].
+// Fenced implements [driver.Fencer].
 func (s *Store) Fenced(ctx context.Context, key string, epoch uint64) (bool, error) {
 	if err := ctx.Err(); err != nil {
 		return false, err
@@ -214,7 +214,7 @@ func (s *Store) Fenced(ctx context.Context, key string, epoch uint64) (bool, err
 	return r == nil || epoch < r.floor || epoch > r.counter, nil
 }
 
-// Invalidate implements [bellwether.Store].
+// Invalidate implements [driver.Store].
 func (s *Store) Invalidate(ctx context.Context, key string) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -225,13 +225,13 @@ func (s *Store) Invalidate(ctx context.Context, key string) error {
 	if r := s.records[key]; r != nil {
 		s.drop(r)
 	}
-	s.tell(bellwether.Notice{Key: key, Epoch: s.epoch, Invalidated: true, Made: time.Now()})
+	s.tell(driver.Notice{Key: key, Epoch: s.epoch, Invalidated: true, Made: time.Now()})
 	return nil
 }
 
-// Notify implements [bellwether.Notifier].
-func (s *Store) Notify(ctx context.Context, f func(bellwether.Notice)) {
-	queue := make(chan bellwether.Notice, queued)
+// Notify implements [driver.Notifier].
+func (s *Store) Notify(ctx context.Context, f func(driver.Notice)) {
+	queue := make(chan driver.Notice, queued)
 	s.mu.Lock()
 	s.listeners[queue] = struct{}{}
 	s.mu.Unlock()
@@ -254,20 +254,20 @@ func (s *Store) Notify(ctx context.Context, f func(bellwether.Notice)) {
 // committed returns the entry of the commit that n tells of, if it is still
 // there. It is looked for now and not queued: what waits for a slow listener
 // would keep memory that MaxBytes does not count.
-func (s *Store) committed(n bellwether.Notice) bellwether.Entry {
+func (s *Store) committed(n driver.Notice) driver.Entry {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.tidy()
 	r := s.records[n.Key]
 	if n.Invalidated || r == nil || r.data == nil || r.entry.Epoch != n.Epoch {
-		return bellwether.Entry{}
+		return driver.Entry{}
 	}
 	return r.present(now)
 }
 
 // tell queues a notice for the listeners: in the order of the changes, and not
 // told from here, since f would run under the lock.
-func (s *Store) tell(n bellwether.Notice) {
+func (s *Store) tell(n driver.Notice) {
 	for queue := range s.listeners {
 		select {
 		case queue <- n:
@@ -296,7 +296,7 @@ func (s *Store) tidy() time.Time {
 		}
 		// The entry has had its time, but a rebuild of it may be under way.
 		s.bytes -= r.size()
-		r.data, r.entry = nil, bellwether.Entry{}
+		r.data, r.entry = nil, driver.Entry{}
 		s.bytes += r.size()
 		heap.Fix(&s.due, r.index)
 	}

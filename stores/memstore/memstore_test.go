@@ -12,14 +12,14 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/stores/storetest"
 	"go.uber.org/goleak"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-var _ bellwether.Store = (*Store)(nil)
+var _ driver.Store = (*Store)(nil)
 
 func TestStore(t *testing.T) {
 	storetest.Run(t, func(testing.TB) storetest.Instance {
@@ -27,7 +27,7 @@ func TestStore(t *testing.T) {
 		return storetest.Instance{
 			Notifies: true,
 			Batches:  true,
-			Open:     func(testing.TB) bellwether.Store { return s },
+			Open:     func(testing.TB) driver.Store { return s },
 			Evict: func(_ testing.TB, key string) {
 				s.mu.Lock()
 				defer s.mu.Unlock()
@@ -40,8 +40,8 @@ func TestStore(t *testing.T) {
 	})
 }
 
-func value(epoch uint64, n int, ttl time.Duration) bellwether.Entry {
-	return bellwether.Entry{Kind: bellwether.KindValue, Value: make([]byte, n), Epoch: epoch, TTL: ttl}
+func value(epoch uint64, n int, ttl time.Duration) driver.Entry {
+	return driver.Entry{Kind: driver.KindValue, Value: make([]byte, n), Epoch: epoch, TTL: ttl}
 }
 
 // put claims and commits.
@@ -87,7 +87,7 @@ func TestStore_StaysWithinMaxBytes(t *testing.T) {
 		}
 		check(t, s)
 	}
-	if _, err := s.Get(t.Context(), "key0"); !errors.Is(err, bellwether.ErrNotFound) {
+	if _, err := s.Get(t.Context(), "key0"); !errors.Is(err, driver.ErrNotFound) {
 		t.Errorf("the least recently used entry: err = %v, want ErrNotFound", err)
 	}
 	if n := len(s.records); n < 30 {
@@ -103,7 +103,7 @@ func TestStore_ClaimEvictedByOthers(t *testing.T) {
 		put(t, s, fmt.Sprint(i), 1<<10, time.Hour)
 	}
 	for range 2 { // also once the record is there again
-		if err := s.Commit(t.Context(), "slow", value(epoch, 1, time.Hour)); !errors.Is(err, bellwether.ErrFenced) {
+		if err := s.Commit(t.Context(), "slow", value(epoch, 1, time.Hour)); !errors.Is(err, driver.ErrFenced) {
 			t.Fatalf("Commit of an evicted claim: err = %v, want ErrFenced", err)
 		}
 		if _, later, _ := s.Claim(t.Context(), "slow"); later <= epoch {
@@ -118,7 +118,7 @@ func TestStore_TooLargeForItsMemory(t *testing.T) {
 	s.MaxBytes = 10 << 10
 	put(t, s, "other", 1<<10, time.Hour)
 	_, epoch, _ := s.Claim(t.Context(), "k")
-	if err := s.Commit(t.Context(), "k", value(epoch, s.MaxBytes, time.Hour)); !errors.Is(err, bellwether.ErrTooLarge) {
+	if err := s.Commit(t.Context(), "k", value(epoch, s.MaxBytes, time.Hour)); !errors.Is(err, driver.ErrTooLarge) {
 		t.Fatalf("err = %v, want ErrTooLarge", err)
 	}
 	if _, err := s.Get(t.Context(), "other"); err != nil {
@@ -143,7 +143,7 @@ func TestStore_ExpiryIsExactAndLeavesNothing(t *testing.T) {
 			t.Errorf("a nanosecond before its end: Life = %v, Age = %v, err = %v", e.Life(), e.Age, err)
 		}
 		time.Sleep(time.Nanosecond)
-		if _, err := s.Get(t.Context(), "49"); !errors.Is(err, bellwether.ErrNotFound) {
+		if _, err := s.Get(t.Context(), "49"); !errors.Is(err, driver.ErrNotFound) {
 			t.Errorf("at its end: err = %v, want ErrNotFound", err)
 		}
 		check(t, s)
@@ -227,7 +227,7 @@ func TestNotify_StalledListenerKeepsNothing(t *testing.T) {
 	stalled, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)
-		s.Notify(ctx, func(bellwether.Notice) { <-stalled })
+		s.Notify(ctx, func(driver.Notice) { <-stalled })
 	}()
 	heap := func() int64 {
 		runtime.GC()
@@ -240,7 +240,7 @@ func TestNotify_StalledListenerKeepsNothing(t *testing.T) {
 		key := fmt.Sprint(i)
 		_, epoch, err := s.Claim(ctx, key)
 		if err == nil {
-			err = s.Commit(ctx, key, bellwether.Entry{Kind: bellwether.KindValue, Value: make([]byte, 1<<20), Epoch: epoch, TTL: time.Hour})
+			err = s.Commit(ctx, key, driver.Entry{Kind: driver.KindValue, Value: make([]byte, 1<<20), Epoch: epoch, TTL: time.Hour})
 		}
 		if err != nil {
 			t.Fatal(err)

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/adapter"
 	"github.com/bellwether-go/bellwether/internal/testserver"
 	"github.com/bellwether-go/bellwether/stores/storetest"
@@ -38,20 +38,20 @@ func slotsThatMove(t *testing.T, c *testserver.Cluster) {
 	const key = "moving"
 	ctx := t.Context()
 	s := New(connect(t, c))
-	reads := func(what string, want bellwether.Entry) {
+	reads := func(what string, want driver.Entry) {
 		t.Helper()
 		// One whose client knows nothing of the move; it asks for the time along
 		// with the entry at first, and then for the entry alone.
 		reader := New(connect(t, c))
 		for _, s := range []*Store{s, reader, reader} {
 			e, err := s.Get(ctx, key)
-			if want.Epoch == 0 && !errors.Is(err, bellwether.ErrNotFound) || want.Epoch != 0 && (err != nil || e.Epoch != want.Epoch) {
+			if want.Epoch == 0 && !errors.Is(err, driver.ErrNotFound) || want.Epoch != 0 && (err != nil || e.Epoch != want.Epoch) {
 				t.Errorf("Get %s: epoch %d, %v; want epoch %d", what, e.Epoch, err, want.Epoch)
 			}
 		}
 	}
 	// each is what happens to a key in its life.
-	each := func(what string, known bellwether.Entry) (last bellwether.Entry) {
+	each := func(what string, known driver.Entry) (last driver.Entry) {
 		t.Helper()
 		reads(what+", before", known)
 		late, epoch, err := s.Claim(ctx, key)
@@ -61,9 +61,9 @@ func slotsThatMove(t *testing.T, c *testserver.Cluster) {
 		if err := s.Invalidate(ctx, key); err != nil {
 			t.Fatalf("Invalidate %s: %v", what, err)
 		}
-		reads(what+", invalidated", bellwether.Entry{})
-		e := bellwether.Entry{Kind: bellwether.KindValue, Value: []byte("late"), Epoch: epoch, TTL: time.Hour}
-		if err := s.Commit(ctx, key, e); !errors.Is(err, bellwether.ErrFenced) {
+		reads(what+", invalidated", driver.Entry{})
+		e := driver.Entry{Kind: driver.KindValue, Value: []byte("late"), Epoch: epoch, TTL: time.Hour}
+		if err := s.Commit(ctx, key, e); !errors.Is(err, driver.ErrFenced) {
 			t.Errorf("Commit %s of before an invalidation: %v, want ErrFenced", what, err)
 		}
 		last = put(t, s, key, time.Hour)
@@ -91,7 +91,7 @@ func slotsThatMove(t *testing.T, c *testserver.Cluster) {
 		t.Fatal(err)
 	}
 	// What is new in the slot begins on the new server.
-	known = each("of a cold key in a slot under way", bellwether.Entry{})
+	known = each("of a cold key in a slot under way", driver.Entry{})
 	if known.Epoch <= claimed {
 		t.Errorf("epoch %d after %d", known.Epoch, claimed)
 	}
@@ -145,7 +145,7 @@ func TestStore_Ring(t *testing.T) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		s.Notify(ctx, func(n bellwether.Notice) { t.Errorf("a ring tells %+v", n) })
+		s.Notify(ctx, func(n driver.Notice) { t.Errorf("a ring tells %+v", n) })
 	}()
 	for i := range 50 {
 		put(t, s, fmt.Sprint(i), time.Hour)

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/testserver"
 	"github.com/redis/go-redis/v9"
 )
@@ -22,12 +22,12 @@ func calls(tb testing.TB, s *Store) map[string]error {
 		"get":   func(ctx context.Context) error { _, err := s.Get(ctx, "k"); return err },
 		"claim": func(ctx context.Context) error { _, _, err := s.Claim(ctx, "k"); return err },
 		"commit": func(ctx context.Context) error {
-			return s.Commit(ctx, "k", bellwether.Entry{Kind: bellwether.KindValue, Epoch: 1, TTL: time.Hour})
+			return s.Commit(ctx, "k", driver.Entry{Kind: driver.KindValue, Epoch: 1, TTL: time.Hour})
 		},
 		"fenced":     func(ctx context.Context) error { _, err := s.Fenced(ctx, "k", 1); return err },
 		"invalidate": func(ctx context.Context) error { return s.Invalidate(ctx, "k") },
 		"get many": func(ctx context.Context) (failed error) {
-			s.GetMany(ctx, []string{"k", "l"}, func(i int, _ bellwether.Entry, err error) {
+			s.GetMany(ctx, []string{"k", "l"}, func(i int, _ driver.Entry, err error) {
 				if i == 1 {
 					failed = err
 				}
@@ -107,11 +107,11 @@ func TestErrors_SayWhoseTheyAre(t *testing.T) {
 			spoil(t, srv, rdb)
 			failed := 0
 			for call, err := range calls(t, s) {
-				if err == nil || errors.Is(err, bellwether.ErrNotFound) {
+				if err == nil || errors.Is(err, driver.ErrNotFound) {
 					continue
 				}
 				failed++
-				if text := err.Error(); !strings.HasPrefix(text, "redisstore: "+call+": ") && !(call == "get many" && strings.HasPrefix(text, "redisstore: get: ")) && err != bellwether.ErrFenced {
+				if text := err.Error(); !strings.HasPrefix(text, "redisstore: "+call+": ") && !(call == "get many" && strings.HasPrefix(text, "redisstore: get: ")) && err != driver.ErrFenced {
 					t.Errorf("%s: %v", call, err)
 				}
 			}

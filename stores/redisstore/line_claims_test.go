@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/testserver"
 )
 
@@ -42,7 +43,7 @@ func fill(t *testing.T, s *Store, what string, n, size int) (keys []string) {
 		keys = append(keys, key)
 		_, epoch, err := s.Claim(t.Context(), key)
 		if err == nil {
-			err = s.Commit(t.Context(), key, bellwether.Entry{Kind: bellwether.KindValue, Value: value, Epoch: epoch, TTL: time.Hour})
+			err = s.Commit(t.Context(), key, driver.Entry{Kind: driver.KindValue, Value: value, Epoch: epoch, TTL: time.Hour})
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -59,7 +60,7 @@ func TestGetMany_LongReplies(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 	defer cancel()
 	var found atomic.Int64
-	far.GetMany(ctx, keys, func(_ int, _ bellwether.Entry, err error) {
+	far.GetMany(ctx, keys, func(_ int, _ driver.Entry, err error) {
 		switch {
 		case err == nil:
 			found.Add(1)

@@ -8,7 +8,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/rediscluster"
 	"github.com/redis/go-redis/v9"
 )
@@ -36,7 +36,7 @@ func (sh share) piece(n int) (first, rest share) {
 
 // A reply is what there is to say of one key.
 type reply struct {
-	entry bellwether.Entry
+	entry driver.Entry
 	err   error
 }
 
@@ -47,16 +47,16 @@ type replies struct {
 	silence error // why there is no answer for any of them
 }
 
-// GetMany implements [bellwether.BatchGetter]. It asks each server for as many keys at a
+// GetMany implements [driver.BatchGetter]. It asks each server for as many keys at a
 // time as have a megabyte of values, by the size of those that came last, and for 256 at
 // most; the first time for 16.
 // Each time costs one round trip, with one command, or in a cluster one GET for each
 // key; and with the time beside that, for a server that was not asked lately.
-func (s *Store) GetMany(ctx context.Context, keys []string, each func(i int, e bellwether.Entry, err error)) {
+func (s *Store) GetMany(ctx context.Context, keys []string, each func(i int, e driver.Entry, err error)) {
 	shares, err := await(ctx, s, "get", func() ([]*share, error) { return s.shares(ctx, keys) })
 	if err != nil {
 		for i := range keys {
-			each(i, bellwether.Entry{}, err)
+			each(i, driver.Entry{}, err)
 		}
 		return
 	}
@@ -71,7 +71,7 @@ func (s *Store) GetMany(ctx context.Context, keys []string, each func(i int, e b
 				got, err = await(ctx, s, "get", func() (replies, error) { return s.getShare(ctx, &piece) })
 				for n, i := range piece.keys {
 					if err != nil {
-						each(i, bellwether.Entry{}, err)
+						each(i, driver.Entry{}, err)
 					} else {
 						each(i, got.each[n].entry, s.wrap("get", got.each[n].err))
 					}
@@ -82,7 +82,7 @@ func (s *Store) GetMany(ctx context.Context, keys []string, each func(i int, e b
 				}
 				s.pieces.Late(len(piece.keys))
 				for _, i := range rest.keys { // its server is not asked again
-					each(i, bellwether.Entry{}, err)
+					each(i, driver.Entry{}, err)
 				}
 				return
 			}

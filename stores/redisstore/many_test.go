@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/testserver"
 )
 
@@ -32,8 +33,8 @@ func TestGetMany_Commands(t *testing.T) {
 	// Of the first list 16 keys are asked for alone, since nobody knows the values' size.
 	for i, want := range []map[string]int{{"mget": 2, "time": 1}, {"mget": 3, "time": 1}} {
 		o := bellwether.Options{TTL: time.Hour, Namespace: "values", Store: struct { // without its notices
-			bellwether.Store
-			bellwether.BatchGetter
+			driver.Store
+			driver.BatchGetter
 		}{s, s}}
 		c := bellwether.NewBatch(func(context.Context, []string) (map[string]string, error) { return nil, errors.New("loaded") }, o)
 		total, each := 0, ""
@@ -73,7 +74,7 @@ func TestGetMany_Cluster(t *testing.T) {
 	reads := func(when string) {
 		t.Helper()
 		var mu sync.Mutex
-		reader.GetMany(t.Context(), keys, func(i int, e bellwether.Entry, err error) {
+		reader.GetMany(t.Context(), keys, func(i int, e driver.Entry, err error) {
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil || string(e.Value) != "v" {

@@ -6,7 +6,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/redissub"
 	"github.com/redis/go-redis/v9"
 )
@@ -21,7 +21,7 @@ func (s *Store) channel() string {
 	return redissub.Channel(s.rdb, s.Prefix+"changes")
 }
 
-// Notify implements [bellwether.Notifier]. It keeps one connection for itself,
+// Notify implements [driver.Notifier]. It keeps one connection for itself,
 // subscribed to one channel, Prefix + "changes:" and the number of the database that
 // the client's options name, on which the scripts publish. When the connection is
 // lost, it makes a new one. A notice whose delay cannot be told, because nothing was
@@ -31,7 +31,7 @@ func (s *Store) channel() string {
 // With a cluster the channel is carried by the cluster's bus, and heard at a node
 // drawn by lot. A Ring's shards know nothing of each other's channels: there f is
 // never called.
-func (s *Store) Notify(ctx context.Context, f func(bellwether.Notice)) {
+func (s *Store) Notify(ctx context.Context, f func(driver.Notice)) {
 	if _, ring := s.rdb.(*redis.Ring); ring || s.MaxNotice < 0 {
 		<-ctx.Done()
 		return
@@ -50,19 +50,19 @@ const lengthLen = 8
 
 // notice decodes a published change. What is none is an error: anybody who can
 // reach the server can publish.
-func (s *Store) notice(ctx context.Context, data []byte) (n bellwether.Notice, err error) {
+func (s *Store) notice(ctx context.Context, data []byte) (n driver.Notice, err error) {
 	if len(data) < 1+2*numberLen+lengthLen || data[0] != 'c' && data[0] != 'i' {
-		return n, fmt.Errorf("%w: not a change", bellwether.ErrCorrupt)
+		return n, fmt.Errorf("%w: not a change", driver.ErrCorrupt)
 	}
 	n.Invalidated = data[0] == 'i'
 	made, rest := data[1:], data[1+numberLen:]
 	if n.Epoch, err = strconv.ParseUint(string(rest[:numberLen]), 10, 53); err != nil {
-		return n, fmt.Errorf("%w: %w", bellwether.ErrCorrupt, err)
+		return n, fmt.Errorf("%w: %w", driver.ErrCorrupt, err)
 	}
 	length, err := strconv.ParseUint(string(rest[numberLen:numberLen+lengthLen]), 10, 31)
 	rest = rest[numberLen+lengthLen:]
 	if err != nil || length > uint64(len(rest)) {
-		return n, fmt.Errorf("%w: not a key", bellwether.ErrCorrupt)
+		return n, fmt.Errorf("%w: not a key", driver.ErrCorrupt)
 	}
 	n.Key, rest = string(rest[:length]), rest[length:]
 
@@ -82,12 +82,12 @@ func (s *Store) notice(ctx context.Context, data []byte) (n bellwether.Notice, e
 	if n.Made = now.Add(-delay); len(rest) == 0 {
 		return n, nil
 	}
-	var e bellwether.Entry
+	var e driver.Entry
 	if err := e.UnmarshalBinary(rest); err != nil {
 		return n, err
 	}
 	if e.Epoch != n.Epoch {
-		return n, fmt.Errorf("%w: the entry of another epoch", bellwether.ErrCorrupt)
+		return n, fmt.Errorf("%w: the entry of another epoch", driver.ErrCorrupt)
 	}
 	if delay < e.Life() {
 		e.Age += delay

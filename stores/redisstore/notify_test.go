@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/testserver"
 	"github.com/redis/go-redis/v9"
 )
@@ -45,7 +45,7 @@ func TestNotify_EndsAtOnce(t *testing.T) {
 				ended := make(chan struct{})
 				go func() {
 					defer close(ended)
-					New(rdb).Notify(ctx, func(bellwether.Notice) {})
+					New(rdb).Notify(ctx, func(driver.Notice) {})
 				}()
 				time.Sleep(200 * time.Millisecond)
 				prepare()
@@ -66,16 +66,16 @@ func TestNotify_EndsAtOnce(t *testing.T) {
 func TestNotify_Databases(t *testing.T) {
 	server := testserver.Redis(t)
 	var stores [2]*Store
-	var heard [2]chan bellwether.Notice
+	var heard [2]chan driver.Notice
 	for db := range stores {
 		rdb := redis.NewClient(&redis.Options{Addr: server.Addr, DB: db})
 		t.Cleanup(func() { rdb.Close() })
-		stores[db], heard[db] = New(rdb), make(chan bellwether.Notice, 1000)
+		stores[db], heard[db] = New(rdb), make(chan driver.Notice, 1000)
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan struct{})
 		go func() {
 			defer close(ended)
-			stores[db].Notify(ctx, func(n bellwether.Notice) { heard[db] <- n })
+			stores[db].Notify(ctx, func(n driver.Notice) { heard[db] <- n })
 		}()
 		t.Cleanup(func() {
 			cancel()

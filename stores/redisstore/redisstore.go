@@ -25,7 +25,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/adapter"
 	"github.com/bellwether-go/bellwether/internal/rediscluster"
 	"github.com/bellwether-go/bellwether/internal/redisdial"
@@ -34,7 +34,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A Store is a [bellwether.Store] in Redis. Use [New] to make one. It is safe
+// A Store is a [driver.Store] in Redis. Use [New] to make one. It is safe
 // for concurrent use.
 //
 // Epochs rise over evictions and restarts because a counter that is lost
@@ -253,29 +253,29 @@ func await[T any](ctx context.Context, s *Store, doing string, f func() (T, erro
 // wrap says what was being done when there was an error, and why there is no connection.
 // What the contract names beside an answer goes through as it is.
 func (s *Store) wrap(doing string, err error) error {
-	if err == nil || err == bellwether.ErrNotFound || err == bellwether.ErrFenced {
+	if err == nil || err == driver.ErrNotFound || err == driver.ErrFenced {
 		return err
 	}
 	return fmt.Errorf("redisstore: %s: %w", doing, s.dials.Explain(err))
 }
 
-// Get implements [bellwether.Store].
-func (s *Store) Get(ctx context.Context, key string) (bellwether.Entry, error) {
-	return await(ctx, s, "get", func() (bellwether.Entry, error) {
+// Get implements [driver.Store].
+func (s *Store) Get(ctx context.Context, key string) (driver.Entry, error) {
+	return await(ctx, s, "get", func() (driver.Entry, error) {
 		return s.get(ctx, s.name(key))
 	})
 }
 
-func (s *Store) get(ctx context.Context, name string) (bellwether.Entry, error) {
+func (s *Store) get(ctx context.Context, name string) (driver.Entry, error) {
 	node, clock, err := s.serverOf(ctx, name)
 	if err != nil {
-		return bellwether.Entry{}, err
+		return driver.Entry{}, err
 	}
 	seen, ok := clock.recent()
 	if !ok {
 		got, err := s.getShare(ctx, &share{server: node, clock: clock, names: []string{name}})
 		if err != nil {
-			return bellwether.Entry{}, err
+			return driver.Entry{}, err
 		}
 		return got.each[0].entry, got.each[0].err
 	}
@@ -299,22 +299,22 @@ func (s *Store) getLong(ctx context.Context, name string) ([]byte, error) {
 }
 
 // entryOf is the entry in the reply to a GET, with its Age at now.
-func entryOf(data []byte, err error, now time.Duration) (bellwether.Entry, error) {
+func entryOf(data []byte, err error, now time.Duration) (driver.Entry, error) {
 	switch {
 	case errors.Is(err, redis.Nil):
-		return bellwether.Entry{}, bellwether.ErrNotFound
+		return driver.Entry{}, driver.ErrNotFound
 	case redis.HasErrorPrefix(err, "WRONGTYPE"):
-		return bellwether.Entry{}, fmt.Errorf("%w: %w", bellwether.ErrCorrupt, err)
+		return driver.Entry{}, fmt.Errorf("%w: %w", driver.ErrCorrupt, err)
 	case err != nil:
-		return bellwether.Entry{}, err
+		return driver.Entry{}, err
 	}
 	return decode(data, now)
 }
 
-// Claim implements [bellwether.Store].
-func (s *Store) Claim(ctx context.Context, key string) (bellwether.Entry, uint64, error) {
+// Claim implements [driver.Store].
+func (s *Store) Claim(ctx context.Context, key string) (driver.Entry, uint64, error) {
 	type claim struct {
-		entry bellwether.Entry
+		entry driver.Entry
 		epoch uint64
 	}
 	c, err := await(ctx, s, "claim", func() (c claim, err error) {
@@ -345,8 +345,8 @@ func (s *Store) Claim(ctx context.Context, key string) (bellwether.Entry, uint64
 	return c.entry, c.epoch, err
 }
 
-// Commit implements [bellwether.Store].
-func (s *Store) Commit(ctx context.Context, key string, e bellwether.Entry) error {
+// Commit implements [driver.Store].
+func (s *Store) Commit(ctx context.Context, key string, e driver.Entry) error {
 	called := time.Now()
 	// Encoded before Await, whose function may outlive the call and the
 	// caller's use of Value.
@@ -355,7 +355,7 @@ func (s *Store) Commit(ctx context.Context, key string, e bellwether.Entry) erro
 	if life > 0 {
 		data, _ = e.AppendBinary(make([]byte, 0, len(e.Value)+len(e.Failure)+128))
 		if len(data) > s.MaxValue {
-			return fmt.Errorf("redisstore: commit: %d bytes of at most %d: %w", len(data), s.MaxValue, bellwether.ErrTooLarge)
+			return fmt.Errorf("redisstore: commit: %d bytes of at most %d: %w", len(data), s.MaxValue, driver.ErrTooLarge)
 		}
 	}
 	return s.wrap("commit", adapter.Do(ctx, func() error {
@@ -370,13 +370,13 @@ func (s *Store) Commit(ctx context.Context, key string, e bellwether.Entry) erro
 			return err
 		}
 		if reply[0] != int64(1) {
-			return bellwether.ErrFenced
+			return driver.ErrFenced
 		}
 		return nil
 	}))
 }
 
-// Fenced implements [bellwether.Fencer].
+// Fenced implements [driver.Fencer].
 func (s *Store) Fenced(ctx context.Context, key string, epoch uint64) (bool, error) {
 	return await(ctx, s, "fenced", func() (bool, error) {
 		reply, _, err := s.run(ctx, fencedScript, s.name(key), epoch)
@@ -387,7 +387,7 @@ func (s *Store) Fenced(ctx context.Context, key string, epoch uint64) (bool, err
 	})
 }
 
-// Invalidate implements [bellwether.Store].
+// Invalidate implements [driver.Store].
 func (s *Store) Invalidate(ctx context.Context, key string) error {
 	return s.wrap("invalidate", adapter.Do(ctx, func() error {
 		_, _, err := s.run(ctx, invalidateScript, s.name(key), retention.Milliseconds(), s.channel(), key)
@@ -476,16 +476,16 @@ func (s *Store) clockOf(addr string) *clock {
 
 // decode returns the entry in what is kept, with its Age at now, the server's
 // time. It returns ErrNotFound if there is none, or its life is over.
-func decode(data []byte, now time.Duration) (bellwether.Entry, error) {
-	var e bellwether.Entry
+func decode(data []byte, now time.Duration) (driver.Entry, error) {
+	var e driver.Entry
 	if len(data) < marksLen || bytes.ContainsFunc(data[:marksLen], func(r rune) bool { return r < '0' || r > '9' }) {
-		return e, fmt.Errorf("%w: no counter", bellwether.ErrCorrupt)
+		return e, fmt.Errorf("%w: no counter", driver.ErrCorrupt)
 	}
 	if len(data) == marksLen {
-		return e, bellwether.ErrNotFound
+		return e, driver.ErrNotFound
 	}
 	if len(data) < headLen {
-		return e, fmt.Errorf("%w: no end of its life", bellwether.ErrCorrupt)
+		return e, fmt.Errorf("%w: no end of its life", driver.ErrCorrupt)
 	}
 	passed, err := since(data[marksLen:], now)
 	if err != nil {
@@ -495,7 +495,7 @@ func decode(data []byte, now time.Duration) (bellwether.Entry, error) {
 		return e, err
 	}
 	if passed >= e.Life() {
-		return bellwether.Entry{}, bellwether.ErrNotFound
+		return driver.Entry{}, driver.ErrNotFound
 	}
 	e.Age += passed
 	return e, nil
@@ -506,7 +506,7 @@ func decode(data []byte, now time.Duration) (bellwether.Entry, error) {
 func since(data []byte, now time.Duration) (time.Duration, error) {
 	us, err := strconv.ParseUint(string(data[:numberLen]), 10, 53)
 	if err != nil {
-		return 0, fmt.Errorf("%w: no time of commit", bellwether.ErrCorrupt)
+		return 0, fmt.Errorf("%w: no time of commit", driver.ErrCorrupt)
 	}
 	// Negative if the server's clock was set back since.
 	return max(0, now-time.Duration(us)*time.Microsecond), nil

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/adapter"
 	"github.com/bellwether-go/bellwether/internal/leasetest"
 	"github.com/bellwether-go/bellwether/internal/testserver"
@@ -22,15 +22,15 @@ import (
 
 // The suite asks what a store can do of the store.
 var (
-	_ bellwether.Fencer   = (*Store)(nil)
-	_ bellwether.Notifier = (*Store)(nil)
+	_ driver.Fencer   = (*Store)(nil)
+	_ driver.Notifier = (*Store)(nil)
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var (
-	_ bellwether.Store       = (*Store)(nil)
-	_ bellwether.BatchGetter = (*Store)(nil)
+	_ driver.Store       = (*Store)(nil)
+	_ driver.BatchGetter = (*Store)(nil)
 )
 
 // open returns a store as another process would have it.
@@ -56,7 +56,7 @@ func instance(rdb redis.UniversalClient, prefix string, open func(testing.TB) *S
 	return storetest.Instance{
 		Notifies: true,
 		Batches:  true,
-		Open: func(tb testing.TB) bellwether.Store {
+		Open: func(tb testing.TB) driver.Store {
 			s := open(tb)
 			s.Prefix, s.MaxValue = prefix, limit
 			return s
@@ -88,13 +88,13 @@ func TestStore(t *testing.T) {
 }
 
 // put claims and commits, and returns what it committed.
-func put(tb testing.TB, s *Store, key string, ttl time.Duration) bellwether.Entry {
+func put(tb testing.TB, s *Store, key string, ttl time.Duration) driver.Entry {
 	tb.Helper()
 	_, epoch, err := s.Claim(tb.Context(), key)
 	if err != nil {
 		tb.Fatal(err)
 	}
-	e := bellwether.Entry{Kind: bellwether.KindValue, Value: []byte("v"), Epoch: epoch, TTL: ttl}
+	e := driver.Entry{Kind: driver.KindValue, Value: []byte("v"), Epoch: epoch, TTL: ttl}
 	if err := s.Commit(tb.Context(), key, e); err != nil {
 		tb.Fatal(err)
 	}
@@ -142,19 +142,19 @@ func TestStore_Commands(t *testing.T) {
 	get := func(s *Store) func() error {
 		return func() error {
 			_, err := s.Get(ctx, "k")
-			if errors.Is(err, bellwether.ErrNotFound) {
+			if errors.Is(err, driver.ErrNotFound) {
 				err = nil
 			}
 			return err
 		}
 	}
-	var e bellwether.Entry
+	var e driver.Entry
 	expect("a miss", 1, get(s))
 	expect("a claim", 4, func() (err error) {
 		_, e.Epoch, err = s.Claim(ctx, "k")
 		return err
 	})
-	e.Kind, e.Value, e.TTL = bellwether.KindValue, []byte("v"), time.Hour
+	e.Kind, e.Value, e.TTL = driver.KindValue, []byte("v"), time.Hour
 	expect("a commit", 5, func() error { return s.Commit(ctx, "k", e) })
 	expect("the same commit again", 3, func() error { return s.Commit(ctx, "k", e) })
 	expect("a hit", 1, get(s))
@@ -172,7 +172,7 @@ func TestStore_Commands(t *testing.T) {
 	})
 	expect("an invalidation", 5, func() error { return s.Invalidate(ctx, "k") })
 	expect("a fenced commit", 2, func() error {
-		if err := s.Commit(ctx, "k", e); !errors.Is(err, bellwether.ErrFenced) {
+		if err := s.Commit(ctx, "k", e); !errors.Is(err, driver.ErrFenced) {
 			return fmt.Errorf("err = %v, want ErrFenced", err)
 		}
 		return nil
@@ -195,7 +195,7 @@ func TestStore_NoLeaveForTheChannel(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := bellwether.Entry{Kind: bellwether.KindValue, Value: []byte("v"), Epoch: epoch, TTL: time.Hour}
+	e := driver.Entry{Kind: driver.KindValue, Value: []byte("v"), Epoch: epoch, TTL: time.Hour}
 	if err := s.Commit(t.Context(), "k", e); err != nil {
 		t.Errorf("Commit: %v", err)
 	}
@@ -205,7 +205,7 @@ func TestStore_NoLeaveForTheChannel(t *testing.T) {
 	if err := s.Invalidate(t.Context(), "k"); err != nil {
 		t.Errorf("Invalidate: %v", err)
 	}
-	if _, err := s.Get(t.Context(), "k"); !errors.Is(err, bellwether.ErrNotFound) {
+	if _, err := s.Get(t.Context(), "k"); !errors.Is(err, driver.ErrNotFound) {
 		t.Errorf("Get after Invalidate: err = %v, want ErrNotFound", err)
 	}
 }
@@ -225,14 +225,14 @@ func TestStore_InvalidateOutOfMemory(t *testing.T) {
 	if err := s.Invalidate(t.Context(), "k"); err != nil {
 		t.Errorf("Invalidate: %v", err)
 	}
-	if _, err := s.Get(t.Context(), "k"); !errors.Is(err, bellwether.ErrNotFound) {
+	if _, err := s.Get(t.Context(), "k"); !errors.Is(err, driver.ErrNotFound) {
 		t.Errorf("Get after Invalidate: err = %v, want ErrNotFound", err)
 	}
 	if err := rdb.ConfigSet(t.Context(), "maxmemory", "0").Err(); err != nil {
 		t.Fatal(err)
 	}
 	e.Epoch = late
-	if err := s.Commit(t.Context(), "k", e); !errors.Is(err, bellwether.ErrFenced) {
+	if err := s.Commit(t.Context(), "k", e); !errors.Is(err, driver.ErrFenced) {
 		t.Errorf("Commit of a claim before Invalidate: err = %v, want ErrFenced", err)
 	}
 	if _, epoch, err := s.Claim(t.Context(), "k"); err != nil || epoch <= late {
@@ -254,11 +254,11 @@ func TestStore_ForeignType(t *testing.T) {
 	before := put(t, s, "k", time.Hour)
 	spoil()
 	for _, s := range []*Store{reader, s} { // with TIME along, and without
-		if _, err := s.Get(ctx, "k"); !errors.Is(err, bellwether.ErrCorrupt) {
+		if _, err := s.Get(ctx, "k"); !errors.Is(err, driver.ErrCorrupt) {
 			t.Errorf("Get of a list: err = %v, want ErrCorrupt", err)
 		}
 	}
-	if err := s.Commit(ctx, "k", before); !errors.Is(err, bellwether.ErrFenced) {
+	if err := s.Commit(ctx, "k", before); !errors.Is(err, driver.ErrFenced) {
 		t.Errorf("Commit with a list for a counter: err = %v, want ErrFenced", err)
 	}
 	if after := put(t, s, "k", time.Hour); after.Epoch <= before.Epoch {
@@ -287,7 +287,7 @@ func TestStore_ForeignCounter(t *testing.T) {
 			if err := rdb.Set(ctx, s.name("k"), head+rest, 0).Err(); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := s.Get(ctx, "k"); !errors.Is(err, bellwether.ErrCorrupt) && !errors.Is(err, bellwether.ErrNotFound) {
+			if _, err := s.Get(ctx, "k"); !errors.Is(err, driver.ErrCorrupt) && !errors.Is(err, driver.ErrNotFound) {
 				t.Fatalf("Get of %q: %v", head+rest, err)
 			}
 			for range 3 {
@@ -303,7 +303,7 @@ func TestStore_ForeignCounter(t *testing.T) {
 
 // kept is what Redis keeps of an entry that was committed at a time in
 // microseconds.
-func kept(e bellwether.Entry, at int64) []byte {
+func kept(e driver.Entry, at int64) []byte {
 	data, _ := e.AppendBinary(fmt.Appendf(nil, "%016d%016d%016d%016d", e.Epoch, e.Epoch, at, int64(1<<53-1)))
 	return data
 }
@@ -318,7 +318,7 @@ func TestStore_CounterAheadOfTheClock(t *testing.T) {
 		"a claim":                     func() error { return nil },
 		"an invalidation and a claim": func() error { return s.Invalidate(ctx, "k") },
 	} {
-		e := bellwether.Entry{Kind: bellwether.KindValue, Epoch: ahead, TTL: math.MaxInt64}
+		e := driver.Entry{Kind: driver.KindValue, Epoch: ahead, TTL: math.MaxInt64}
 		if err := rdb.Set(ctx, s.name("k"), kept(e, 1), 0).Err(); err != nil {
 			t.Fatal(err)
 		}
@@ -333,7 +333,7 @@ func TestStore_CounterAheadOfTheClock(t *testing.T) {
 
 func TestStore_ServersClockSetBack(t *testing.T) {
 	s, rdb := open(t, testserver.Redis(t).Addr, "test:"+adapter.Token()+":")
-	e := bellwether.Entry{Kind: bellwether.KindValue, Value: []byte("v"), Epoch: 1, Age: time.Second, TTL: time.Minute}
+	e := driver.Entry{Kind: driver.KindValue, Value: []byte("v"), Epoch: 1, Age: time.Second, TTL: time.Minute}
 	if err := rdb.Set(t.Context(), s.name("k"), kept(e, 4e15), 0).Err(); err != nil { // in 2096
 		t.Fatal(err)
 	}
@@ -364,7 +364,7 @@ func TestStore_ExpiresInRedis(t *testing.T) {
 			t.Fatalf("Claim of an entry of life %v: %+v, %v", ttl, claimed, err)
 		}
 		kept(fmt.Sprint("a claim over life ", ttl), max(ttl+lingering, retention), true)
-		if err := s.Commit(ctx, "k", bellwether.Entry{Epoch: epoch}); err != nil {
+		if err := s.Commit(ctx, "k", driver.Entry{Epoch: epoch}); err != nil {
 			t.Fatal(err)
 		}
 		kept("a commit of nothing", retention, false)
@@ -379,14 +379,14 @@ func TestStore_ExpiresInRedis(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := bellwether.Entry{Kind: bellwether.KindValue, Value: []byte("v"), Epoch: first, TTL: 20 * time.Millisecond}
+	e := driver.Entry{Kind: driver.KindValue, Value: []byte("v"), Epoch: first, TTL: 20 * time.Millisecond}
 	if err := s.Commit(ctx, "k", e); err != nil {
 		t.Fatal(err)
 	}
 	kept("an entry of 20 ms below a claim", retention, true)
 	time.Sleep(30 * time.Millisecond) // the server's clock is a real one
 	// The entry's room is given back by the next who claims.
-	if got, _, err := s.Claim(ctx, "k"); err != nil || got.Kind != bellwether.KindNone {
+	if got, _, err := s.Claim(ctx, "k"); err != nil || got.Kind != driver.KindNone {
 		t.Errorf("Claim of an entry whose life is over: %+v, %v", got, err)
 	}
 	kept("a claim after an entry's life", retention, false)
@@ -447,7 +447,7 @@ func TestStore_ScriptsForgotten(t *testing.T) {
 }
 
 func FuzzDecode(f *testing.F) {
-	f.Add(kept(bellwether.Entry{Kind: bellwether.KindValue, Value: []byte("v"), TTL: time.Hour}, 1760000000000000), int64(1760000000000001000))
+	f.Add(kept(driver.Entry{Kind: driver.KindValue, Value: []byte("v"), TTL: time.Hour}, 1760000000000000), int64(1760000000000001000))
 	f.Add([]byte("+760000000000000BW"), int64(-1))
 	f.Add([]byte(strings.Repeat("9", marksLen)), int64(math.MaxInt64))
 	f.Add([]byte(strings.Repeat("9", headLen)), int64(math.MaxInt64))
@@ -456,7 +456,7 @@ func FuzzDecode(f *testing.F) {
 		switch {
 		case err == nil && (e.Life() <= 0 || e.Age < 0):
 			t.Fatalf("decoded %+v, whose life is over", e)
-		case err != nil && !errors.Is(err, bellwether.ErrCorrupt) && !errors.Is(err, bellwether.ErrNotFound):
+		case err != nil && !errors.Is(err, driver.ErrCorrupt) && !errors.Is(err, driver.ErrNotFound):
 			t.Fatal(err)
 		}
 	})
@@ -467,7 +467,7 @@ func FuzzNotice(f *testing.F) {
 	f.Cleanup(func() { rdb.Close() })
 	s := New(rdb)
 	s.clockOf("").see(sighting{server: 1 << 40, sent: time.Now().Add(time.Hour)}) // recent while the fuzzer runs
-	entry, _ := bellwether.Entry{Kind: bellwether.KindValue, Value: []byte("v"), Epoch: 7}.AppendBinary(nil)
+	entry, _ := driver.Entry{Kind: driver.KindValue, Value: []byte("v"), Epoch: 7}.AppendBinary(nil)
 	for _, seed := range []string{"", "c", "i" + strings.Repeat("0", 40), "c000000000000000100000000000000070000000" + "3key", "x" + strings.Repeat("9", 60)} {
 		f.Add([]byte(seed))
 		f.Add(append([]byte(seed), entry...))
@@ -491,8 +491,8 @@ func TestStore_CommitThatComesLate(t *testing.T) {
 	const late = time.Second
 	srv := testserver.Redis(t).OwnOrSkip(t)
 	s, rdb := open(t, srv.Addr, "test:")
-	notices := make(chan bellwether.Notice, 10)
-	go s.Notify(t.Context(), func(n bellwether.Notice) { notices <- n })
+	notices := make(chan driver.Notice, 10)
+	go s.Notify(t.Context(), func(n driver.Notice) { notices <- n })
 	for subscribed := false; !subscribed; {
 		subscribed = rdb.PubSubNumSub(t.Context(), s.channel()).Val()[s.channel()] == 1
 	}
@@ -506,7 +506,7 @@ func TestStore_CommitThatComesLate(t *testing.T) {
 			t.Fatal(err)
 		}
 		sent := time.Now()
-		e := bellwether.Entry{Kind: bellwether.KindValue, Value: []byte("v"), Epoch: epoch, TTL: ttl}
+		e := driver.Entry{Kind: driver.KindValue, Value: []byte("v"), Epoch: epoch, TTL: ttl}
 		if err := s.Commit(t.Context(), "k", e); err != nil {
 			t.Fatal(err)
 		}
@@ -526,7 +526,7 @@ func TestStore_CommitThatComesLate(t *testing.T) {
 			if err != nil || got.Age < late {
 				t.Errorf("Get: Age %v, %v; want %v at least", got.Age, err, late)
 			}
-		case !errors.Is(err, bellwether.ErrNotFound):
+		case !errors.Is(err, driver.ErrNotFound):
 			t.Errorf("Get of what is over: %+v, %v", got, err)
 		}
 	}
@@ -550,7 +550,7 @@ func TestStore_CommitThatComesLateAfterALongLoad(t *testing.T) {
 		t.Fatal(err)
 	}
 	sent := time.Now()
-	e := bellwether.Entry{Kind: bellwether.KindValue, Value: []byte("v"), Epoch: epoch, TTL: time.Minute}
+	e := driver.Entry{Kind: driver.KindValue, Value: []byte("v"), Epoch: epoch, TTL: time.Minute}
 	if err := s.Commit(t.Context(), "k", e); err != nil {
 		t.Fatal(err)
 	}
@@ -597,7 +597,7 @@ func TestStore_LargestCommit(t *testing.T) {
 			t.Fatal(err)
 		}
 		before := used()
-		e := bellwether.Entry{Kind: bellwether.KindValue, Value: value, Epoch: epoch, TTL: time.Hour}
+		e := driver.Entry{Kind: driver.KindValue, Value: value, Epoch: epoch, TTL: time.Hour}
 		if err := s.Commit(t.Context(), "k", e); err != nil {
 			t.Fatal(err)
 		}

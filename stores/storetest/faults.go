@@ -7,7 +7,7 @@ import (
 	"errors"
 	"math"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 )
 
 // The cases of this file: what an engine does to what it was given.
@@ -16,7 +16,7 @@ import (
 // (nobody can prove that nothing newer was committed since), now and after the
 // next claim, and that next claim accepted: a lost counter never blocks
 // commits for good.
-func (k kit) unprovable(a, b bellwether.Store, forgotten uint64) {
+func (k kit) unprovable(a, b driver.Store, forgotten uint64) {
 	k.Helper()
 	k.refused(a, value(forgotten, "forgotten"), "of a claim that the engine has forgotten")
 	epoch := k.newEpoch(b)
@@ -67,7 +67,7 @@ func testEvictCounter(k kit) {
 		if err == nil {
 			err = same(got, e)
 		}
-		if err != nil && !errors.Is(err, bellwether.ErrNotFound) {
+		if err != nil && !errors.Is(err, driver.ErrNotFound) {
 			k.Fatalf("Get after the counter was lost: %v", err)
 		}
 		k.unprovable(a, b, running)
@@ -108,13 +108,13 @@ func foreign() map[string][]byte {
 func testPoison(k kit) {
 	a, b := k.Open(k), k.Open(k)
 	foreign := foreign()
-	corrupt := func(s bellwether.Store, name string) {
+	corrupt := func(s driver.Store, name string) {
 		k.Helper()
 		e, err := s.Get(k.Context(), k.key)
-		if len(foreign[name]) == 0 && errors.Is(err, bellwether.ErrNotFound) {
+		if len(foreign[name]) == 0 && errors.Is(err, driver.ErrNotFound) {
 			return // no bytes are no entry, and to some engines nothing at all
 		}
-		if !errors.Is(err, bellwether.ErrCorrupt) {
+		if !errors.Is(err, driver.ErrCorrupt) {
 			k.Fatalf("Get of %s: entry %+v, err = %v, want ErrCorrupt", name, e, err)
 		}
 	}
@@ -160,19 +160,19 @@ func testRestart(k kit) {
 	k.newEpoch(b) // b's connections outlive the engine too
 	k.Restart(k)
 
-	for _, s := range []bellwether.Store{a, b} {
+	for _, s := range []driver.Store{a, b} {
 		err := k.untilAnswer("Get", func(ctx context.Context) error {
 			_, err := s.Get(ctx, k.key)
 			return err
 		})
-		if !errors.Is(err, bellwether.ErrNotFound) {
+		if !errors.Is(err, driver.ErrNotFound) {
 			k.Fatalf("Get after a restart: err = %v, want ErrNotFound", err)
 		}
 	}
 	err := k.untilAnswer("Commit", func(ctx context.Context) error {
 		return a.Commit(ctx, k.key, value(running, "from before"))
 	})
-	if !errors.Is(err, bellwether.ErrFenced) {
+	if !errors.Is(err, driver.ErrFenced) {
 		k.Fatalf("Commit of a claim from before a restart: err = %v, want ErrFenced", err)
 	}
 	var epoch uint64

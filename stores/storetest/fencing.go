@@ -7,13 +7,13 @@ import (
 	"sync"
 	"time"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 )
 
 // The cases of this file: who may write.
 
 func testEpochsRise(k kit) {
-	stores := []bellwether.Store{k.Open(k), k.Open(k)}
+	stores := []driver.Store{k.Open(k), k.Open(k)}
 	var last uint64
 	for i := range 30 {
 		s := stores[i%2]
@@ -32,7 +32,7 @@ func testEpochsRise(k kit) {
 }
 
 func testEpochsAreDistinct(k kit) {
-	stores := []bellwether.Store{k.Open(k), k.Open(k), k.Open(k), k.Open(k)}
+	stores := []driver.Store{k.Open(k), k.Open(k), k.Open(k), k.Open(k)}
 	const claims = 100
 	epochs := make([]uint64, claims)
 	var wg sync.WaitGroup
@@ -69,7 +69,7 @@ func testLateCommit(k kit) {
 // A Fencer says beforehand what Commit would say.
 func testFenced(k kit) {
 	s, other := k.Open(k), k.Open(k)
-	f, ok := s.(bellwether.Fencer)
+	f, ok := s.(driver.Fencer)
 	if !ok {
 		return
 	}
@@ -181,7 +181,7 @@ func testInvalidate(k kit) {
 func testInvalidateRacesCommits(k kit) {
 	const committers, rounds = 4, 12
 	invalidator := k.Open(k)
-	stores := make([]bellwether.Store, committers)
+	stores := make([]driver.Store, committers)
 	for i := range stores {
 		stores[i] = k.Open(k)
 	}
@@ -192,7 +192,7 @@ func testInvalidateRacesCommits(k kit) {
 		if err == nil && e.Epoch <= newestBefore {
 			k.Fatalf("Get %s returned epoch %d, which was claimed before the invalidation", when, e.Epoch)
 		}
-		if err != nil && !errors.Is(err, bellwether.ErrNotFound) {
+		if err != nil && !errors.Is(err, driver.ErrNotFound) {
 			k.Fatalf("Get: %v", err)
 		}
 	}
@@ -206,7 +206,7 @@ func testInvalidateRacesCommits(k kit) {
 		for i, s := range stores {
 			wg.Go(func() {
 				err := s.Commit(k.Context(), k.key, value(epochs[i], "before"))
-				if err != nil && !errors.Is(err, bellwether.ErrFenced) {
+				if err != nil && !errors.Is(err, driver.ErrFenced) {
 					k.Errorf("Commit: %v", err)
 				}
 			})
@@ -224,7 +224,7 @@ func testInvalidateRacesCommits(k kit) {
 // testCommitsRace has many writers and readers: the highest epoch stays, and
 // no reader ever sees the key go back.
 func testCommitsRace(k kit) {
-	stores := []bellwether.Store{k.Open(k), k.Open(k), k.Open(k), k.Open(k)}
+	stores := []driver.Store{k.Open(k), k.Open(k), k.Open(k), k.Open(k)}
 	stop := make(chan struct{})
 	var readers sync.WaitGroup
 	for _, s := range stores {
@@ -237,7 +237,7 @@ func testCommitsRace(k kit) {
 				default:
 				}
 				e, err := s.Get(k.Context(), k.key)
-				if errors.Is(err, bellwether.ErrNotFound) {
+				if errors.Is(err, driver.ErrNotFound) {
 					continue
 				}
 				if err != nil {
@@ -273,7 +273,7 @@ func testCommitsRace(k kit) {
 				mu.Lock()
 				if err == nil {
 					best = max(best, epoch)
-				} else if errors.Is(err, bellwether.ErrFenced) {
+				} else if errors.Is(err, driver.ErrFenced) {
 					refused = max(refused, epoch)
 				} else {
 					k.Errorf("Commit: %v", err)

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 )
 
 // This file holds stores that are BatchGetters to one thing: that what they say
@@ -18,21 +18,21 @@ func batches(i Instance) bool { return i.Batches }
 
 // A said is what a store says of a key.
 type said struct {
-	entry bellwether.Entry
+	entry driver.Entry
 	err   error
 }
 
 // many asks s for keys at once, and wants one answer for each of them, all
 // before GetMany returns.
-func (k kit) many(ctx context.Context, s bellwether.Store, keys []string) []said {
+func (k kit) many(ctx context.Context, s driver.Store, keys []string) []said {
 	k.Helper()
-	getter, ok := s.(bellwether.BatchGetter)
+	getter, ok := s.(driver.BatchGetter)
 	if !ok {
 		k.Fatalf("%T is no BatchGetter, but its Instance says Batches", s)
 	}
 	var mu sync.Mutex // guards what follows
 	answers, calls, over := make([]said, len(keys)), make([]int, len(keys)), false
-	getter.GetMany(ctx, keys, func(i int, e bellwether.Entry, err error) {
+	getter.GetMany(ctx, keys, func(i int, e driver.Entry, err error) {
 		mu.Lock()
 		defer mu.Unlock()
 		if over {
@@ -55,7 +55,7 @@ func (k kit) many(ctx context.Context, s bellwether.Store, keys []string) []said
 func testGetMany(k kit) {
 	const n = 300
 	writer, reader := k.Open(k), k.Open(k)
-	want := map[string]bellwether.Entry{}
+	want := map[string]driver.Entry{}
 	var keys []string
 	for i := range n {
 		key := fmt.Sprintf("%s %d", k.key, i) // some engines hash what has spaces
@@ -77,12 +77,12 @@ func testGetMany(k kit) {
 	}
 	k.Run("entries", func(t *testing.T) {
 		k := kit{T: t, Instance: k.Instance, key: k.key}
-		for _, s := range []bellwether.Store{writer, reader} {
+		for _, s := range []driver.Store{writer, reader} {
 			for range 2 {
 				for i, got := range k.many(t.Context(), s, keys) {
 					e, there := want[keys[i]]
 					if !there {
-						if !errors.Is(got.err, bellwether.ErrNotFound) {
+						if !errors.Is(got.err, driver.ErrNotFound) {
 							t.Fatalf("%q, which is not there: entry of epoch %d, %v", keys[i], got.entry.Epoch, got.err)
 						}
 						continue
@@ -107,7 +107,7 @@ func testGetMany(k kit) {
 		k := kit{T: t, Instance: k.Instance, key: keys[0]}
 		k.invalidate(writer)
 		answers := k.many(t.Context(), reader, keys[:2])
-		if !errors.Is(answers[0].err, bellwether.ErrNotFound) {
+		if !errors.Is(answers[0].err, driver.ErrNotFound) {
 			t.Errorf("the invalidated one: epoch %d, %v", answers[0].entry.Epoch, answers[0].err)
 		}
 		if answers[1].err != nil {
@@ -121,7 +121,7 @@ func testGetMany(k kit) {
 		k := kit{T: t, Instance: k.Instance, key: keys[4]}
 		k.Poison(t, keys[4], []byte("somebody else's bytes"))
 		answers := k.many(t.Context(), reader, []string{keys[4], keys[5]})
-		if !errors.Is(answers[0].err, bellwether.ErrCorrupt) {
+		if !errors.Is(answers[0].err, driver.ErrCorrupt) {
 			t.Errorf("the foreign bytes: epoch %d, %v, want ErrCorrupt", answers[0].entry.Epoch, answers[0].err)
 		}
 		if answers[1].err != nil {

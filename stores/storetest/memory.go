@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 )
 
 // The cases of this file: for how long a store remembers.
@@ -114,7 +114,7 @@ func testFloorOutlivesEntry(k kit) {
 		},
 		"that keeps nothing": func(k kit) {
 			late := k.newEpoch(paused)
-			k.commit(quick, bellwether.Entry{Epoch: k.newEpoch(quick)})
+			k.commit(quick, driver.Entry{Epoch: k.newEpoch(quick)})
 			time.Sleep(memory)
 			k.refused(paused, value(late, "late"), "of claim 1 after a commit of nothing by claim 2")
 		},
@@ -125,25 +125,25 @@ func testFloorOutlivesEntry(k kit) {
 func testKept(k kit) {
 	writer, reader := k.Open(k), k.Open(k)
 	const ttl, life = 300 * time.Millisecond, 1600 * time.Millisecond
-	entry := func(e bellwether.Entry) func(kit) {
+	entry := func(e driver.Entry) func(kit) {
 		return func(k kit) { k.kept(writer, reader, e) }
 	}
 	v := []byte("v")
 	k.each(map[string]func(kit){
-		"TTL":                  entry(bellwether.Entry{Kind: bellwether.KindValue, Value: v, TTL: life}),
-		"StaleWhileRevalidate": entry(bellwether.Entry{Kind: bellwether.KindValue, Value: v, TTL: ttl, StaleWhileRevalidate: life - ttl}),
-		"StaleIfError":         entry(bellwether.Entry{Kind: bellwether.KindValue, Value: v, TTL: ttl, StaleIfError: life - ttl}),
-		"Keep":                 entry(bellwether.Entry{Kind: bellwether.KindValue, Value: v, TTL: ttl, Keep: life - ttl}),
-		"not found":            entry(bellwether.Entry{Kind: bellwether.KindNotFound, TTL: ttl, StaleIfError: life - ttl}),
-		"failures":             entry(bellwether.Entry{Kind: bellwether.KindValue, Value: v, TTL: ttl, Failures: 1, RetryAge: ttl, Failure: "f"}),
-		"Age":                  entry(bellwether.Entry{Kind: bellwether.KindValue, Value: v, Age: time.Hour, TTL: time.Hour + life}),
+		"TTL":                  entry(driver.Entry{Kind: driver.KindValue, Value: v, TTL: life}),
+		"StaleWhileRevalidate": entry(driver.Entry{Kind: driver.KindValue, Value: v, TTL: ttl, StaleWhileRevalidate: life - ttl}),
+		"StaleIfError":         entry(driver.Entry{Kind: driver.KindValue, Value: v, TTL: ttl, StaleIfError: life - ttl}),
+		"Keep":                 entry(driver.Entry{Kind: driver.KindValue, Value: v, TTL: ttl, Keep: life - ttl}),
+		"not found":            entry(driver.Entry{Kind: driver.KindNotFound, TTL: ttl, StaleIfError: life - ttl}),
+		"failures":             entry(driver.Entry{Kind: driver.KindValue, Value: v, TTL: ttl, Failures: 1, RetryAge: ttl, Failure: "f"}),
+		"Age":                  entry(driver.Entry{Kind: driver.KindValue, Value: v, Age: time.Hour, TTL: time.Hour + life}),
 	})
 }
 
 // kept commits e and wants it back after three quarters of its life, or of two
 // seconds. A look whose reply comes later than nine tenths of the life is not
 // judged, as a store may take an age for older than it is by a call's length.
-func (k kit) kept(writer, reader bellwether.Store, e bellwether.Entry) {
+func (k kit) kept(writer, reader driver.Store, e driver.Entry) {
 	k.Helper()
 	life := min(e.Life(), 2*time.Second)
 	for range 10 {
@@ -151,12 +151,12 @@ func (k kit) kept(writer, reader bellwether.Store, e bellwether.Entry) {
 		start := time.Now()
 		k.commit(writer, e)
 		time.Sleep(life*3/4 - time.Since(start))
-		for _, s := range []bellwether.Store{reader, writer} {
+		for _, s := range []driver.Store{reader, writer} {
 			got, err := s.Get(k.Context(), k.key)
 			if time.Since(start) > life*9/10 {
 				continue
 			}
-			if errors.Is(err, bellwether.ErrNotFound) {
+			if errors.Is(err, driver.ErrNotFound) {
 				k.Fatalf("Get: %v, %v before the end of an entry's life of %v", err, e.Life()-time.Since(start), e.Life())
 			}
 			if err == nil {
@@ -179,7 +179,7 @@ func (k kit) kept(writer, reader bellwether.Store, e bellwether.Entry) {
 }
 
 // accepted commits e, which must be taken and be there then.
-func (k kit) accepted(s bellwether.Store, e bellwether.Entry) {
+func (k kit) accepted(s driver.Store, e driver.Entry) {
 	k.Helper()
 	if err := s.Commit(k.Context(), k.key, e); err != nil {
 		k.Fatalf("Commit of a claim %v ago: %v", memory, err)

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 )
 
 // This file holds stores that are Notifiers to what they tell.
@@ -18,26 +18,26 @@ func notifies(i Instance) bool { return i.Notifies }
 type listener struct {
 	k     kit
 	key   string
-	heard chan bellwether.Notice
+	heard chan driver.Notice
 	mu    sync.Mutex // held while the listener is told something
 }
 
 // listen opens a store of its own, as another process would, and returns when
 // that hears of key.
-func (k kit) listen(s bellwether.Store, key string) *listener {
+func (k kit) listen(s driver.Store, key string) *listener {
 	k.Helper()
 	other := k.Open(k.T)
-	notifier, ok := other.(bellwether.Notifier)
+	notifier, ok := other.(driver.Notifier)
 	if !ok {
 		k.Fatalf("%T is no Notifier, but its Instance says Notifies", other)
 	}
 	k.absent(other, "of a new key") // a process that listens has asked before
-	l := &listener{k: k, key: key, heard: make(chan bellwether.Notice, 1000)}
+	l := &listener{k: k, key: key, heard: make(chan driver.Notice, 1000)}
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		notifier.Notify(ctx, func(n bellwether.Notice) {
+		notifier.Notify(ctx, func(n driver.Notice) {
 			if n.Key == key {
 				n.Key = "" // 10 KB of it would hide the rest of a failure's line
 				l.mu.Lock()
@@ -70,20 +70,20 @@ func (k kit) listen(s bellwether.Store, key string) *listener {
 	return nil
 }
 
-func (l *listener) next(what string) bellwether.Notice {
+func (l *listener) next(what string) driver.Notice {
 	l.k.Helper()
 	select {
 	case n := <-l.heard:
 		return n
 	case <-time.After(10 * time.Second):
 		l.k.Fatalf("nothing is heard of %s", what)
-		return bellwether.Notice{}
+		return driver.Notice{}
 	}
 }
 
 // silent wants nothing to be heard before the word of an invalidation that is
 // made now.
-func (l *listener) silent(s bellwether.Store, what string) {
+func (l *listener) silent(s driver.Store, what string) {
 	l.k.Helper()
 	if err := s.Invalidate(l.k.Context(), l.key); err != nil {
 		l.k.Fatalf("Invalidate: %v", err)
@@ -170,13 +170,13 @@ func testLateNotices(k kit) {
 
 // testNoticesEnd wants Notify to return with its context, also at once.
 func testNoticesEnd(k kit) {
-	s := k.Open(k.T).(bellwether.Notifier)
+	s := k.Open(k.T).(driver.Notifier)
 	for _, after := range []time.Duration{0, 100 * time.Millisecond} {
 		ctx, cancel := context.WithTimeout(context.Background(), after)
 		ended := make(chan struct{})
 		go func() {
 			defer close(ended)
-			s.Notify(ctx, func(bellwether.Notice) {})
+			s.Notify(ctx, func(driver.Notice) {})
 		}()
 		select {
 		case <-ended:

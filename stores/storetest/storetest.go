@@ -1,4 +1,4 @@
-// Package storetest holds implementations of [bellwether.Store] to the
+// Package storetest holds implementations of [driver.Store] to the
 // contract. A store that passes [Run] can be put under a Cache or a Middleware
 // without changing what these promise.
 //
@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 )
 
 // An Instance is an engine with nothing in it, and what a test may do to it.
@@ -24,7 +24,7 @@ type Instance struct {
 	// Open returns a Store over the engine, as another process would have it:
 	// stores from two calls share what the engine keeps and nothing else.
 	// A store that lives in memory returns the same one each time.
-	Open func(testing.TB) bellwether.Store
+	Open func(testing.TB) driver.Store
 
 	// Evict makes the engine forget all that it keeps for key: the entry, the
 	// counter and the floor. Never nil: every engine that bounds its memory
@@ -39,10 +39,10 @@ type Instance struct {
 	// who shares the engine. Nil if the engine keeps no bytes.
 	Poison func(tb testing.TB, key string, data []byte)
 
-	// Notifies tells whether the stores are [bellwether.Notifier]s.
+	// Notifies tells whether the stores are [driver.Notifier]s.
 	Notifies bool
 
-	// Batches tells whether the stores are [bellwether.BatchGetter]s.
+	// Batches tells whether the stores are [driver.BatchGetter]s.
 	Batches bool
 
 	// Restart stops the engine and starts it empty; the stores that are open
@@ -135,11 +135,11 @@ type kit struct {
 }
 
 // value returns an entry that is fresh for an hour and says what it is.
-func value(epoch uint64, text string) bellwether.Entry {
-	return bellwether.Entry{Kind: bellwether.KindValue, Value: []byte(text), Epoch: epoch, TTL: time.Hour}
+func value(epoch uint64, text string) driver.Entry {
+	return driver.Entry{Kind: driver.KindValue, Value: []byte(text), Epoch: epoch, TTL: time.Hour}
 }
 
-func (k kit) claim(s bellwether.Store) (bellwether.Entry, uint64) {
+func (k kit) claim(s driver.Store) (driver.Entry, uint64) {
 	k.Helper()
 	e, epoch, err := s.Claim(k.Context(), k.key)
 	if err != nil {
@@ -149,13 +149,13 @@ func (k kit) claim(s bellwether.Store) (bellwether.Entry, uint64) {
 }
 
 // newEpoch claims and leaves the present entry aside.
-func (k kit) newEpoch(s bellwether.Store) uint64 {
+func (k kit) newEpoch(s driver.Store) uint64 {
 	k.Helper()
 	_, epoch := k.claim(s)
 	return epoch
 }
 
-func (k kit) commit(s bellwether.Store, e bellwether.Entry) {
+func (k kit) commit(s driver.Store, e driver.Entry) {
 	k.Helper()
 	if err := s.Commit(k.Context(), k.key, e); err != nil {
 		k.Fatalf("Commit of epoch %d: %v", e.Epoch, err)
@@ -163,14 +163,14 @@ func (k kit) commit(s bellwether.Store, e bellwether.Entry) {
 }
 
 // refused commits e and wants ErrFenced.
-func (k kit) refused(s bellwether.Store, e bellwether.Entry, why string) {
+func (k kit) refused(s driver.Store, e driver.Entry, why string) {
 	k.Helper()
-	if err := s.Commit(k.Context(), k.key, e); !errors.Is(err, bellwether.ErrFenced) {
+	if err := s.Commit(k.Context(), k.key, e); !errors.Is(err, driver.ErrFenced) {
 		k.Fatalf("Commit %s: err = %v, want ErrFenced", why, err)
 	}
 }
 
-func (k kit) invalidate(s bellwether.Store) {
+func (k kit) invalidate(s driver.Store) {
 	k.Helper()
 	if err := s.Invalidate(k.Context(), k.key); err != nil {
 		k.Fatalf("Invalidate: %v", err)
@@ -178,7 +178,7 @@ func (k kit) invalidate(s bellwether.Store) {
 }
 
 // present wants e from Get, and its Age not below e's.
-func (k kit) present(s bellwether.Store, want bellwether.Entry) {
+func (k kit) present(s driver.Store, want driver.Entry) {
 	k.Helper()
 	got, err := s.Get(k.Context(), k.key)
 	if err != nil {
@@ -190,15 +190,15 @@ func (k kit) present(s bellwether.Store, want bellwether.Entry) {
 }
 
 // absent wants ErrNotFound from Get.
-func (k kit) absent(s bellwether.Store, why string) {
+func (k kit) absent(s driver.Store, why string) {
 	k.Helper()
-	if e, err := s.Get(k.Context(), k.key); !errors.Is(err, bellwether.ErrNotFound) {
+	if e, err := s.Get(k.Context(), k.key); !errors.Is(err, driver.ErrNotFound) {
 		k.Fatalf("Get %s: entry of epoch %d, err = %v, want ErrNotFound", why, e.Epoch, err)
 	}
 }
 
 // same returns how got, from a store, differs from want, as committed.
-func same(got, want bellwether.Entry) error {
+func same(got, want driver.Entry) error {
 	if got.Age < max(0, want.Age) {
 		return fmt.Errorf("an Age of %v, want at least the %v of the commit", got.Age, want.Age)
 	}
@@ -215,9 +215,9 @@ func same(got, want bellwether.Entry) error {
 }
 
 // empty wants the zero Entry, as Claim returns it where nothing is kept.
-func (k kit) empty(e bellwether.Entry, why string) {
+func (k kit) empty(e driver.Entry, why string) {
 	k.Helper()
-	if e.Kind != bellwether.KindNone || e.Value != nil || e.Epoch != 0 || e.Life() != 0 || e.Failures != 0 {
+	if e.Kind != driver.KindNone || e.Value != nil || e.Epoch != 0 || e.Life() != 0 || e.Failures != 0 {
 		k.Fatalf("Claim %s returned an entry of epoch %d, want the zero Entry", why, e.Epoch)
 	}
 }
@@ -231,7 +231,7 @@ func (k kit) untilAnswer(what string, f func(context.Context) error) error {
 	defer cancel()
 	for {
 		err := f(ctx)
-		if err == nil || errors.Is(err, bellwether.ErrNotFound) || errors.Is(err, bellwether.ErrFenced) || errors.Is(err, bellwether.ErrCorrupt) {
+		if err == nil || errors.Is(err, driver.ErrNotFound) || errors.Is(err, driver.ErrFenced) || errors.Is(err, driver.ErrCorrupt) {
 			return err
 		}
 		if ctx.Err() != nil {

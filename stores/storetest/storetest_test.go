@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/stores/storetest"
 	"go.uber.org/goleak"
 )
@@ -35,7 +35,7 @@ type model struct {
 
 // A toldAt is a notice with the time of its change.
 type toldAt struct {
-	bellwether.Notice
+	driver.Notice
 	at time.Time
 }
 
@@ -56,7 +56,7 @@ func newModel(fault string) storetest.Instance {
 	m := &model{fault: fault, listeners: map[chan toldAt]struct{}{}}
 	m.restart()
 	return storetest.Instance{
-		Open:     func(testing.TB) bellwether.Store { return m },
+		Open:     func(testing.TB) driver.Store { return m },
 		Notifies: true,
 		Batches:  true,
 		Evict: func(_ testing.TB, key string) {
@@ -87,17 +87,17 @@ func (m *model) restart() {
 }
 
 // read returns the entry under key. The mutex is held.
-func (m *model) read(key string) (bellwether.Entry, error) {
+func (m *model) read(key string) (driver.Entry, error) {
 	v, ok := m.values[key]
 	if !ok {
-		return bellwether.Entry{}, bellwether.ErrNotFound
+		return driver.Entry{}, driver.ErrNotFound
 	}
-	var e bellwether.Entry
+	var e driver.Entry
 	if err := e.UnmarshalBinary(v.data); err != nil {
 		if m.fault == "foreign bytes are served" {
-			return bellwether.Entry{Kind: bellwether.KindValue, Value: v.data, TTL: time.Hour}, nil
+			return driver.Entry{Kind: driver.KindValue, Value: v.data, TTL: time.Hour}, nil
 		}
-		return bellwether.Entry{}, err
+		return driver.Entry{}, err
 	}
 	switch m.fault {
 	case "the age stands still":
@@ -109,19 +109,19 @@ func (m *model) read(key string) (bellwether.Entry, error) {
 	if m.fault == "the sweep is lost" {
 		e.Sweep = 0
 	}
-	if e.Kind == bellwether.KindUnshared && m.fault == "an unshared entry is none" {
-		return bellwether.Entry{}, bellwether.ErrNotFound
+	if e.Kind == driver.KindUnshared && m.fault == "an unshared entry is none" {
+		return driver.Entry{}, driver.ErrNotFound
 	}
 	if e.Life() <= 0 && m.fault != "expired entries are served" {
-		return bellwether.Entry{}, bellwether.ErrNotFound
+		return driver.Entry{}, driver.ErrNotFound
 	}
 	passed := time.Since(v.committed)
 	if m.fault == "an entry is kept for its TTL only" && e.TTL > 0 && e.Age > e.TTL ||
 		m.fault == "an entry is kept for half its life" && passed > e.Life() {
-		return bellwether.Entry{}, bellwether.ErrNotFound
+		return driver.Entry{}, driver.ErrNotFound
 	}
-	if len(e.Value) == 0 && e.Kind == bellwether.KindValue && m.fault == "an empty value is none" {
-		return bellwether.Entry{}, bellwether.ErrNotFound
+	if len(e.Value) == 0 && e.Kind == driver.KindValue && m.fault == "an empty value is none" {
+		return driver.Entry{}, driver.ErrNotFound
 	}
 	return e, nil
 }
@@ -137,7 +137,7 @@ func (m *model) mark(key string) (mark, bool) {
 		k.floor = k.before
 	case m.fault == "a floor goes with its entry":
 		_, had := m.values[key]
-		if _, err := m.read(key); had && err == bellwether.ErrNotFound {
+		if _, err := m.read(key); had && err == driver.ErrNotFound {
 			k.floor = 1
 		}
 	}
@@ -152,16 +152,16 @@ func (m *model) seed() uint64 {
 	return uint64(time.Now().UnixMicro())
 }
 
-func (m *model) Get(ctx context.Context, key string) (bellwether.Entry, error) {
+func (m *model) Get(ctx context.Context, key string) (driver.Entry, error) {
 	if err := ctx.Err(); err != nil && m.fault != "the context is ignored" {
-		return bellwether.Entry{}, err
+		return driver.Entry{}, err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.read(m.name(key))
 }
 
-func (m *model) GetMany(ctx context.Context, keys []string, each func(i int, e bellwether.Entry, err error)) {
+func (m *model) GetMany(ctx context.Context, keys []string, each func(i int, e driver.Entry, err error)) {
 	for i, key := range keys {
 		e, err := m.Get(ctx, key)
 		switch {
@@ -171,7 +171,7 @@ func (m *model) GetMany(ctx context.Context, keys []string, each func(i int, e b
 			return
 		case m.fault == "a batch answers twice" && i == 0:
 			each(i, e, err)
-		case m.fault == "a batch fails by one bad entry" && len(keys) == 2 && errors.Is(err, bellwether.ErrCorrupt):
+		case m.fault == "a batch fails by one bad entry" && len(keys) == 2 && errors.Is(err, driver.ErrCorrupt):
 			each(0, e, err)
 			each(1, e, err)
 			return
@@ -184,15 +184,15 @@ func (m *model) GetMany(ctx context.Context, keys []string, each func(i int, e b
 	}
 }
 
-func (m *model) Claim(ctx context.Context, key string) (bellwether.Entry, uint64, error) {
+func (m *model) Claim(ctx context.Context, key string) (driver.Entry, uint64, error) {
 	if err := ctx.Err(); err != nil && m.fault != "the context is ignored" {
-		return bellwether.Entry{}, 0, err
+		return driver.Entry{}, 0, err
 	}
 	key = m.name(key)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	e, err := m.read(key)
-	if err != nil && m.fault == "a claim fails over foreign bytes" && err != bellwether.ErrNotFound {
+	if err != nil && m.fault == "a claim fails over foreign bytes" && err != driver.ErrNotFound {
 		return e, 0, err
 	}
 	k, ok := m.mark(key)
@@ -211,12 +211,12 @@ func (m *model) Claim(ctx context.Context, key string) (bellwether.Entry, uint64
 	return e, k.counter, nil
 }
 
-func (m *model) Commit(ctx context.Context, key string, e bellwether.Entry) error {
+func (m *model) Commit(ctx context.Context, key string, e driver.Entry) error {
 	if err := ctx.Err(); err != nil && m.fault != "the context is ignored" {
 		return err
 	}
 	if len(e.Value) > modelLimit {
-		return bellwether.ErrTooLarge
+		return driver.ErrTooLarge
 	}
 	key = m.name(key)
 	m.mu.Lock()
@@ -227,30 +227,30 @@ func (m *model) Commit(ctx context.Context, key string, e bellwether.Entry) erro
 	case m.fault == "no fencing":
 	case !known && m.fault == "an unknown claim is taken":
 	case !known:
-		return bellwether.ErrFenced
+		return driver.ErrFenced
 	case e.Epoch > k.counter && m.fault != "any epoch is taken":
-		return bellwether.ErrFenced
+		return driver.ErrFenced
 	case e.Epoch == k.floor && m.fault == "a commit cannot be repeated":
-		return bellwether.ErrFenced
+		return driver.ErrFenced
 	case e.Epoch == k.floor && m.fault == "the same epoch overwrites":
 	case e.Epoch == k.floor:
 		if v, ok := m.values[key]; ok && !bytes.Equal(v.data, data) {
-			return bellwether.ErrFenced
+			return driver.ErrFenced
 		}
 		if m.fault == "a repeated commit is told twice" {
-			m.tell(bellwether.Notice{Key: key, Epoch: e.Epoch})
+			m.tell(driver.Notice{Key: key, Epoch: e.Epoch})
 		}
 		return nil
 	case e.Epoch < k.floor:
 		if m.fault == "a refused commit is told" {
-			m.tell(bellwether.Notice{Key: key, Epoch: e.Epoch, Entry: e})
+			m.tell(driver.Notice{Key: key, Epoch: e.Epoch, Entry: e})
 		}
 		if m.fault == "a late commit leaves its value" {
 			m.values[key] = kept{data, time.Now()}
 		}
-		return bellwether.ErrFenced
+		return driver.ErrFenced
 	case e.Epoch < k.counter && m.fault == "only the last claim commits":
-		return bellwether.ErrFenced
+		return driver.ErrFenced
 	}
 	if e.Life() > 0 {
 		m.values[key] = kept{data, time.Now()}
@@ -258,7 +258,7 @@ func (m *model) Commit(ctx context.Context, key string, e bellwether.Entry) erro
 		delete(m.values, key)
 	}
 	m.marks[key] = mark{counter: max(k.counter, e.Epoch), floor: e.Epoch, written: time.Now()}
-	n := bellwether.Notice{Key: key, Epoch: e.Epoch}
+	n := driver.Notice{Key: key, Epoch: e.Epoch}
 	if n.Entry, _ = m.read(key); m.fault == "a commit's notice has another's age" {
 		n.Entry.Age = 0
 	}
@@ -267,7 +267,7 @@ func (m *model) Commit(ctx context.Context, key string, e bellwether.Entry) erro
 }
 
 // tell queues a notice. The mutex is held.
-func (m *model) tell(n bellwether.Notice) {
+func (m *model) tell(n driver.Notice) {
 	n.Made = time.Now()
 	for queue := range m.listeners {
 		select {
@@ -277,7 +277,7 @@ func (m *model) tell(n bellwether.Notice) {
 	}
 }
 
-func (m *model) Notify(ctx context.Context, f func(bellwether.Notice)) {
+func (m *model) Notify(ctx context.Context, f func(driver.Notice)) {
 	queue := make(chan toldAt, 10_000)
 	m.mu.Lock()
 	m.listeners[queue] = struct{}{}
@@ -319,7 +319,7 @@ func (m *model) Invalidate(ctx context.Context, key string) error {
 	}
 	epoch := max(m.seed(), m.marks[key].counter) + 1
 	m.marks[key] = mark{counter: epoch, floor: epoch, written: time.Now(), before: max(1, m.marks[key].floor)}
-	n := bellwether.Notice{Key: key, Epoch: epoch, Invalidated: true}
+	n := driver.Notice{Key: key, Epoch: epoch, Invalidated: true}
 	if m.fault == "an invalidation's notice has the epoch before it" {
 		n.Epoch = 1
 	}
@@ -432,21 +432,21 @@ type silent struct {
 
 func (s silent) wait(ctx context.Context, method string) error {
 	if s.answers == method {
-		return bellwether.ErrNotFound
+		return driver.ErrNotFound
 	}
 	<-ctx.Done()
 	return ctx.Err()
 }
 
-func (s silent) Get(ctx context.Context, _ string) (bellwether.Entry, error) {
-	return bellwether.Entry{}, s.wait(ctx, "Get")
+func (s silent) Get(ctx context.Context, _ string) (driver.Entry, error) {
+	return driver.Entry{}, s.wait(ctx, "Get")
 }
 
-func (s silent) Claim(ctx context.Context, _ string) (bellwether.Entry, uint64, error) {
-	return bellwether.Entry{}, 0, s.wait(ctx, "Claim")
+func (s silent) Claim(ctx context.Context, _ string) (driver.Entry, uint64, error) {
+	return driver.Entry{}, 0, s.wait(ctx, "Claim")
 }
 
-func (s silent) Commit(ctx context.Context, _ string, _ bellwether.Entry) error {
+func (s silent) Commit(ctx context.Context, _ string, _ driver.Entry) error {
 	return s.wait(ctx, "Commit")
 }
 
@@ -456,10 +456,10 @@ func (s silent) Fenced(ctx context.Context, _ string, _ uint64) (bool, error) {
 	return false, s.wait(ctx, "Fenced")
 }
 
-func (s silent) GetMany(ctx context.Context, keys []string, each func(i int, e bellwether.Entry, err error)) {
+func (s silent) GetMany(ctx context.Context, keys []string, each func(i int, e driver.Entry, err error)) {
 	err := s.wait(ctx, "GetMany")
 	for i := range keys {
-		each(i, bellwether.Entry{}, err)
+		each(i, driver.Entry{}, err)
 	}
 }
 

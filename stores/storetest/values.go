@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 )
 
 // The cases of this file: what is kept, how long, and how it comes back.
@@ -25,16 +25,16 @@ func testNotFound(k kit) {
 
 func testRoundTrip(k kit) {
 	writer, reader := k.Open(k), k.Open(k)
-	for _, want := range []bellwether.Entry{
+	for _, want := range []driver.Entry{
 		{
-			Kind: bellwether.KindValue, Value: []byte("a value\r\n\x00\xff"),
+			Kind: driver.KindValue, Value: []byte("a value\r\n\x00\xff"),
 			Age: 3 * time.Second, TTL: time.Minute, StaleWhileRevalidate: time.Hour, StaleIfError: 25 * time.Hour,
 			Keep: 3 * time.Hour, BuildTime: 123456789, Sweep: 1<<53 - 1, Failures: 3, RetryAge: time.Minute + 1, Failure: "origin: 503\r\n\x00",
 		},
-		{Kind: bellwether.KindValue, Value: []byte("END\r\nVALUE x 0 1\r\nx"), TTL: time.Minute},
-		{Kind: bellwether.KindNotFound, TTL: time.Minute, StaleIfError: time.Hour, Keep: 2 * time.Hour, BuildTime: 1},
-		{Kind: bellwether.KindNone, Failures: 1, RetryAge: time.Minute, Failure: "no value was ever built"},
-		{Kind: bellwether.KindUnshared, TTL: time.Minute},
+		{Kind: driver.KindValue, Value: []byte("END\r\nVALUE x 0 1\r\nx"), TTL: time.Minute},
+		{Kind: driver.KindNotFound, TTL: time.Minute, StaleIfError: time.Hour, Keep: 2 * time.Hour, BuildTime: 1},
+		{Kind: driver.KindNone, Failures: 1, RetryAge: time.Minute, Failure: "no value was ever built"},
+		{Kind: driver.KindUnshared, TTL: time.Minute},
 	} {
 		want.Epoch = k.newEpoch(writer)
 		k.commit(writer, want)
@@ -64,32 +64,32 @@ func testAge(k kit) {
 		longest = max(longest, time.Since(began))
 	}
 	writer := k.Open(k)
-	var e bellwether.Entry
+	var e driver.Entry
 	timed(func() { e = value(k.newEpoch(writer), "v") })
 	e.Age = 5 * time.Second
 	timed(func() { k.commit(writer, e) })
 	committed := time.Now()
 
-	check := func(what string, ask func() bellwether.Entry) {
+	check := func(what string, ask func() driver.Entry) {
 		k.Helper()
-		var got bellwether.Entry
+		var got driver.Entry
 		low := e.Age + time.Since(committed) - slack
 		timed(func() { got = ask() })
 		if high := e.Age + time.Since(start) + slack + longest; got.Age < low || got.Age > high {
 			k.Errorf("%s: Age = %v, want %v to %v", what, got.Age, low, high)
 		}
 	}
-	for _, s := range []bellwether.Store{writer, k.Open(k)} {
+	for _, s := range []driver.Store{writer, k.Open(k)} {
 		for range 2 {
 			time.Sleep(30 * time.Millisecond) // the engine's clock is a real one
-			check("Get", func() bellwether.Entry {
+			check("Get", func() driver.Entry {
 				got, err := s.Get(k.Context(), k.key)
 				if err != nil {
 					k.Fatalf("Get: %v", err)
 				}
 				return got
 			})
-			check("Claim", func() bellwether.Entry {
+			check("Claim", func() driver.Entry {
 				got, _ := k.claim(s)
 				return got
 			})
@@ -128,12 +128,12 @@ func testTooLarge(k kit) {
 	old := value(k.newEpoch(s), "old")
 	k.commit(s, old)
 	e := value(k.newEpoch(s), strings.Repeat("x", k.TooLarge))
-	if err := s.Commit(k.Context(), k.key, e); !errors.Is(err, bellwether.ErrTooLarge) {
+	if err := s.Commit(k.Context(), k.key, e); !errors.Is(err, driver.ErrTooLarge) {
 		k.Fatalf("Commit of %d bytes: err = %v, want ErrTooLarge", k.TooLarge, err)
 	}
 	got, err := s.Get(k.Context(), k.key)
 	switch {
-	case errors.Is(err, bellwether.ErrNotFound):
+	case errors.Is(err, driver.ErrNotFound):
 	case err != nil:
 		k.Fatalf("Get after ErrTooLarge: %v, want the old value or ErrNotFound", err)
 	default:
@@ -153,14 +153,14 @@ func testTooLarge(k kit) {
 func testLives(k kit) {
 	s := k.Open(k)
 	const day = 24 * time.Hour
-	for _, e := range []bellwether.Entry{
+	for _, e := range []driver.Entry{
 		{TTL: 30 * day},
 		{TTL: 31 * day}, // memcached takes more than 30 days for a date
 		{TTL: 40 * day, StaleWhileRevalidate: 400 * day},
 		{TTL: math.MaxInt64, StaleIfError: math.MaxInt64},
 		{TTL: 900 * time.Millisecond, StaleIfError: time.Hour},
 	} {
-		e.Kind, e.Value, e.Epoch = bellwether.KindValue, []byte("v"), k.newEpoch(s)
+		e.Kind, e.Value, e.Epoch = driver.KindValue, []byte("v"), k.newEpoch(s)
 		k.commit(s, e)
 		k.present(s, e)
 	}
@@ -168,18 +168,18 @@ func testLives(k kit) {
 
 func testLifeEnds(k kit) {
 	writer, reader := k.Open(k), k.Open(k)
-	for _, e := range []bellwether.Entry{
+	for _, e := range []driver.Entry{
 		{TTL: 1},
 		{TTL: 20 * time.Millisecond},
 		{TTL: 100 * time.Millisecond, StaleWhileRevalidate: 150 * time.Millisecond},
 		{TTL: time.Hour, Age: time.Hour - 1100*time.Millisecond},
 	} {
-		e.Kind, e.Value, e.Epoch = bellwether.KindValue, []byte("v"), k.newEpoch(writer)
+		e.Kind, e.Value, e.Epoch = driver.KindValue, []byte("v"), k.newEpoch(writer)
 		life := e.Life()
 		k.commit(writer, e)
 		committed := time.Now()
 		for found := true; found; {
-			for _, s := range []bellwether.Store{reader, writer} {
+			for _, s := range []driver.Store{reader, writer} {
 				asked := time.Since(committed)
 				got, err := s.Get(k.Context(), k.key)
 				if err == nil && got.Life() <= 0 {
@@ -188,7 +188,7 @@ func testLifeEnds(k kit) {
 				if err == nil && asked > life+time.Millisecond {
 					k.Fatalf("Get returned an entry of life %v after %v, with Age %v", life, asked, got.Age)
 				}
-				if err != nil && !errors.Is(err, bellwether.ErrNotFound) {
+				if err != nil && !errors.Is(err, driver.ErrNotFound) {
 					k.Fatalf("Get: %v", err)
 				}
 				found = err == nil
@@ -218,9 +218,9 @@ func testNothingToKeep(k kit) {
 	s := k.Open(k)
 	k.commit(s, value(k.newEpoch(s), "old"))
 	older := k.newEpoch(s)
-	for _, e := range []bellwether.Entry{
+	for _, e := range []driver.Entry{
 		{},
-		{Kind: bellwether.KindValue, Value: []byte("stale on arrival"), TTL: time.Second, Age: time.Hour},
+		{Kind: driver.KindValue, Value: []byte("stale on arrival"), TTL: time.Second, Age: time.Hour},
 	} {
 		e.Epoch = k.newEpoch(s)
 		k.commit(s, e)
@@ -233,7 +233,7 @@ func testNothingToKeep(k kit) {
 	e := value(k.newEpoch(s), "new")
 	k.commit(s, e)
 	k.present(s, e)
-	k.refused(s, bellwether.Entry{Epoch: e.Epoch}, "of nothing under the epoch of a value")
+	k.refused(s, driver.Entry{Epoch: e.Epoch}, "of nothing under the epoch of a value")
 	k.present(s, e)
 }
 
@@ -295,7 +295,7 @@ func testContext(k kit) {
 
 // calls returns each method of s on key that asks the engine, those of a Fencer and a
 // BatchGetter included.
-func calls(s bellwether.Store, key string, epoch uint64) map[string]func(context.Context) error {
+func calls(s driver.Store, key string, epoch uint64) map[string]func(context.Context) error {
 	of := map[string]func(context.Context) error{
 		"Get": func(ctx context.Context) error {
 			_, err := s.Get(ctx, key)
@@ -312,18 +312,18 @@ func calls(s bellwether.Store, key string, epoch uint64) map[string]func(context
 			return s.Invalidate(ctx, key)
 		},
 	}
-	if fencer, ok := s.(bellwether.Fencer); ok {
+	if fencer, ok := s.(driver.Fencer); ok {
 		of["Fenced"] = func(ctx context.Context) error {
 			_, err := fencer.Fenced(ctx, key, epoch)
 			return err
 		}
 	}
-	if getter, ok := s.(bellwether.BatchGetter); ok {
+	if getter, ok := s.(driver.BatchGetter); ok {
 		of["GetMany"] = func(ctx context.Context) error {
 			var mu sync.Mutex // guards all
 			var all error
 			over := false
-			getter.GetMany(ctx, []string{key, key + " 2", key + " 3"}, func(_ int, _ bellwether.Entry, err error) {
+			getter.GetMany(ctx, []string{key, key + " 2", key + " 3"}, func(_ int, _ driver.Entry, err error) {
 				mu.Lock()
 				defer mu.Unlock()
 				if !over {
@@ -343,7 +343,7 @@ func calls(s bellwether.Store, key string, epoch uint64) map[string]func(context
 // method must return its context's error soon after ctx ends. It is for tests
 // that can make the engine a black hole, which they have done when they call
 // it.
-func Hang(t testing.TB, s bellwether.Store) {
+func Hang(t testing.TB, s driver.Store) {
 	t.Helper()
 	const patience = 50 * time.Millisecond
 	// An engine of several threads may still answer on some when the signal
@@ -373,14 +373,14 @@ func Hang(t testing.TB, s bellwether.Store) {
 
 // Down holds a store to its errors while its engine is gone: every method must
 // fail with an error that is none of those that the contract names.
-func Down(t testing.TB, s bellwether.Store) {
+func Down(t testing.TB, s driver.Store) {
 	t.Helper()
 	for name, call := range calls(s, "down", 1) {
 		err := call(t.Context())
 		if err == nil {
 			t.Errorf("%s of an engine that is gone succeeded", name)
 		}
-		for _, named := range []error{bellwether.ErrNotFound, bellwether.ErrFenced, bellwether.ErrCorrupt, bellwether.ErrTooLarge, context.Canceled, context.DeadlineExceeded} {
+		for _, named := range []error{driver.ErrNotFound, driver.ErrFenced, driver.ErrCorrupt, driver.ErrTooLarge, context.Canceled, context.DeadlineExceeded} {
 			if errors.Is(err, named) {
 				t.Errorf("%s of an engine that is gone: err = %v, which is %v", name, err, named)
 			}

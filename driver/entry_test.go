@@ -1,4 +1,4 @@
-package bellwether
+package driver
 
 import (
 	"bytes"
@@ -186,9 +186,9 @@ func TestEntry_Life(t *testing.T) {
 		{"negative windows are none", Entry{Kind: KindValue, TTL: 10, StaleWhileRevalidate: -5, StaleIfError: -1}, 10},
 		{"negative TTL is none", Entry{Kind: KindValue, TTL: -10, StaleIfError: 4}, 4},
 		{"negative age is none", Entry{Kind: KindValue, TTL: forever, Age: -1}, forever},
-		{"a failure alone", Entry{Failures: 1, RetryAge: 8, Age: 3}, 5 + failureMemory},
+		{"a failure alone", Entry{Failures: 1, RetryAge: 8, Age: 3}, 5 + FailureMemory},
 		{"TTL without a kind", Entry{TTL: 10}, 0},
-		{"a retry after the windows", Entry{Kind: KindValue, TTL: 2, Failures: 1, RetryAge: 8}, 8 + failureMemory},
+		{"a retry after the windows", Entry{Kind: KindValue, TTL: 2, Failures: 1, RetryAge: 8}, 8 + FailureMemory},
 		{"a retry time without failures", Entry{Kind: KindValue, TTL: 2, RetryAge: 8}, 2},
 	} {
 		if got := tt.e.Life(); got != tt.want {

@@ -1,4 +1,4 @@
-package bellwether
+package driver
 
 import (
 	"context"
