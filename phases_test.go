@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -41,13 +42,15 @@ import (
 
 // A stage is the scene of one cell.
 type stage struct {
-	face   string
-	err    error
-	as     string // the face's variant; "": none
-	key    string
-	origin *stageOrigin
-	locker *locallock.Locker
-	p, q   *actor
+	face string
+	err  error
+	as   string // the face's variant; "": none
+	// closing is how long Close of p took, in nanoseconds, and tells how often OnError was told since.
+	closing, tells atomic.Int64
+	key            string
+	origin         *stageOrigin
+	locker         *locallock.Locker
+	p, q           *actor
 }
 
 // A stageOrigin makes the values v1, v2, ... of each key.
@@ -275,14 +278,15 @@ func (s *stage) newActor(t *testing.T, store *memstore.Store) *actor {
 		}))
 		a.get = func(ctx context.Context, key string) string {
 			w := httptest.NewRecorder()
-			broken := true
+			var broken any
 			func() {
-				defer func() { recover() }()
+				defer func() { broken = recover() }()
 				h.ServeHTTP(w, httptest.NewRequest("GET", "http://h/"+key, nil).WithContext(ctx))
-				broken = false
 			}()
 			switch {
-			case broken:
+			case broken == http.ErrAbortHandler:
+				return "aborted"
+			case broken != nil:
 				return "broken"
 			case w.Code != 200:
 				return strconv.Itoa(w.Code)
@@ -298,7 +302,7 @@ func (s *stage) newActor(t *testing.T, store *memstore.Store) *actor {
 		o.Size = func(string, any) int { a.breaks("Size"); return 10 }
 		o.Codec = bellwether.Codec{
 			Marshal:   func(v any) ([]byte, error) { a.breaks("Codec"); return json.Marshal(v) },
-			Unmarshal: json.Unmarshal,
+			Unmarshal: func(data []byte, v any) error { a.breaks("Unmarshal"); return json.Unmarshal(data, v) },
 		}
 		var c *bellwether.Cache[string]
 		if s.face == "Get" {
@@ -382,7 +386,14 @@ var stageEvents = []struct {
 	{"swept elsewhere", "HTTP", func(s *stage, _ func()) { s.q.sweep(false) }},
 	{"softly swept here", "HTTP", func(s *stage, _ func()) { s.p.sweep(true) }},
 	{"softly swept elsewhere", "HTTP", func(s *stage, _ func()) { s.q.sweep(true) }},
-	{"closed", "", func(s *stage, _ func()) { go s.p.close() }},
+	{"closed", "", func(s *stage, _ func()) {
+		s.p.spoil("OnError", func() { s.tells.Add(1) })
+		go func() {
+			began := time.Now()
+			s.p.close()
+			s.closing.Store(int64(time.Since(began)))
+		}()
+	}},
 	{"caller leaves", "", func(_ *stage, leave func()) { leave() }},
 	{"all leave", "", func(_ *stage, leave func()) { leave() }}, // and the second caller comes without time
 	{"lease lost", "", func(s *stage, _ func()) { s.p.locker.set(on(answer(bellwether.ErrLeaseLost), "renew", "release")) }},
@@ -407,6 +418,11 @@ var stageEvents = []struct {
 	{"Size panics", "Get GetMany", func(s *stage, _ func()) { s.p.spoil("Size", panics) }},
 	{"Size exits", "Get GetMany", func(s *stage, _ func()) { s.p.spoil("Size", runtime.Goexit) }},
 	{"Codec panics", "Get GetMany", func(s *stage, _ func()) { s.p.spoil("Codec", panics) }},
+	{"Unmarshal panics", "Get GetMany", func(s *stage, _ func()) { s.p.spoil("Unmarshal", panics) }},
+	{"Size panics, OnError exits", "Get GetMany", func(s *stage, _ func()) {
+		s.p.spoil("Size", panics)
+		s.p.spoil("OnError", runtime.Goexit)
+	}},
 	{"observer panics", "", func(s *stage, _ func()) { s.p.spoil("observer", panics) }},
 	{"observer exits", "", func(s *stage, _ func()) { s.p.spoil("observer", runtime.Goexit) }},
 	{"OnError exits", "", func(s *stage, _ func()) { s.p.spoil("OnError", runtime.Goexit); s.p.store.set(refuse) }},
@@ -457,6 +473,7 @@ func runCell(t *testing.T, face, as, phase, event string, setup func(*stage) fun
 	synctest.Wait()
 	release()
 	callers.Wait()
+	synctest.Wait() // what goes on behind the callers meets the fault too
 	if took := time.Since(began); took > 12*time.Second {
 		t.Errorf("the callers waited for %v", took)
 	}
@@ -503,7 +520,11 @@ func (s *stage) check(t *testing.T, event string, before int, second, after stri
 			}
 		}
 	}
-	if event != "closed" {
+	if event == "closed" {
+		if took := time.Duration(s.closing.Load()); took > 500*time.Millisecond || s.tells.Load() > 0 {
+			t.Errorf("Close took %v, more than EngineTimeout, or OnError was told %d times", took, s.tells.Load())
+		}
+	} else {
 		for _, v := range strings.Fields(after) {
 			if !strings.HasPrefix(v, "v") {
 				t.Errorf("when all is well again a caller gets %q", v)
@@ -544,6 +565,8 @@ func missing(as, phase, event string) bool {
 			event == "lease lost" || event == "value too large" || strings.HasPrefix(event, "Codec") || strings.HasPrefix(event, "OnError")
 	case "polling":
 		return phase == "watching"
+	case "stale":
+		return phase == "looking" // what is answered afterwards depends on too much
 	}
 	return false
 }
