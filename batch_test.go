@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"math/rand/v2"
 	"runtime"
 	"slices"
 	"strings"
@@ -594,36 +593,6 @@ func TestNewBatch_GetIsABatchOfOne(t *testing.T) {
 	})
 }
 
-func TestGetMany_LoadThatPanicsOrExits(t *testing.T) {
-	for name, test := range map[string]struct {
-		do   func()
-		want func(error) bool
-	}{
-		"panic": {func() { panic(errOrigin) }, func(err error) bool {
-			p, ok := errors.AsType[*bellwether.PanicError](err)
-			return ok && p.Value == errOrigin && strings.Contains(string(p.Stack), "batch_test.go")
-		}},
-		"panic nil": {func() { panic(nil) }, func(err error) bool { _, ok := errors.AsType[*bellwether.PanicError](err); return ok }}, //nolint:govet
-		"Goexit":    {runtime.Goexit, func(err error) bool { return errors.Is(err, bellwether.ErrGoexit) }},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				origin := &batchSource{do: func(context.Context, []string, map[string]string) error { test.do(); return nil }}
-				ps := newBatchFleet(t, 1, origin, bellwether.Options{MaxRebuilds: 1})
-				values, err := ps[0].GetMany(t.Context(), []string{"a", "b"})
-				failed := failures(t, err)
-				if len(values) != 0 || !test.want(failed["a"]) || !test.want(failed["b"]) {
-					t.Errorf("%q, %v", values, err)
-				}
-				origin.set(func(o *batchSource) { o.do = nil })
-				time.Sleep(time.Minute)
-				values, err = ps[0].GetMany(t.Context(), []string{"a", "b"}) // the slot and the leases are free
-				wantAll(t, []string{"a", "b"}, values, err)
-			})
-		})
-	}
-}
-
 // An invalidation has its own key loaded again, and no other.
 func TestGetMany_InvalidatedDuringTheLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -1158,38 +1127,6 @@ func TestGetMany_MaxWait(t *testing.T) {
 	}
 }
 
-func TestGetMany_Close(t *testing.T) {
-	phases := map[string]fault{"store": on(blackHole, "getmany"), "locker": on(blackHole, "acquire"), "load": nil, "claim": on(blackHole, "claim")}
-	for name, f := range phases {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				origin := &batchSource{build: 10 * time.Second}
-				ps := newBatchFleet(t, 1, origin, bellwether.Options{})
-				ps[0].store.set(f)
-				ps[0].locker.set(f)
-				start := time.Now()
-				var wg sync.WaitGroup
-				wg.Go(func() {
-					values, err := ps[0].GetMany(t.Context(), []string{"a", "b", "c"})
-					if failed := failures(t, err); len(failed) != 3 || !errors.Is(failed["a"], bellwether.ErrClosed) {
-						t.Errorf("%q, %v", values, err)
-					}
-				})
-				time.Sleep(100 * time.Millisecond)
-				ps[0].Close()
-				wg.Wait()
-				wantTook(t, start, 100*time.Millisecond)
-				if _, err := ps[0].GetMany(t.Context(), []string{"a"}); !errors.Is(err, bellwether.ErrClosed) {
-					t.Error(err)
-				}
-				if s := ps[0].Stats(); s.Flights != 0 {
-					t.Errorf("%d flights are left", s.Flights)
-				}
-			})
-		})
-	}
-}
-
 // Nobody waits for a load that would begin then.
 func TestGetMany_CloseBeginsNoLoad(t *testing.T) {
 	for range 20 { // by the order in which the flights end
@@ -1271,105 +1208,6 @@ func TestBatchError(t *testing.T) {
 	}
 	if !errors.Is(e, a) || !errors.Is(e, context.Canceled) || errors.Is(e, bellwether.ErrNotFound) || !slices.Equal(e.Unwrap(), []error{a, b}) {
 		t.Error(e.Unwrap())
-	}
-}
-
-// TestGetMany_RandomSchedules has processes ask for overlapping keys while loads
-// fail, hang and panic, keys are invalidated and callers leave. Each call ends,
-// no key has another's value, and no key is loaded twice at a time but where it
-// was invalidated.
-func TestGetMany_RandomSchedules(t *testing.T) {
-	for seed := range uint64(20) {
-		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				rnd := rand.New(rand.NewPCG(seed, 7))
-				var mu sync.Mutex // guards rnd
-				n := func(n int) int {
-					mu.Lock()
-					defer mu.Unlock()
-					return rnd.IntN(n)
-				}
-				invalidates := seed%2 == 0
-				origin := &batchSource{build: 300 * time.Millisecond}
-				origin.do = func(ctx context.Context, keys []string, values map[string]string) error {
-					switch n(8) {
-					case 0:
-						return &bellwether.BatchError{Errors: map[string]error{keys[n(len(keys))]: errOrigin}}
-					case 1:
-						panic(errOrigin)
-					case 2:
-						runtime.Goexit()
-					case 3:
-						delete(values, keys[0])
-					}
-					return nil
-				}
-				ps := newBatchFleet(t, 3, origin, bellwether.Options{
-					TTL: 2 * time.Second, StaleWhileRevalidate: time.Second, ErrorTTL: 100 * time.Millisecond,
-					MaxRebuilds: 2, MaxQueued: 20, RebuildTimeout: 2 * time.Second,
-				})
-				for _, p := range ps {
-					p.locker.set(func(ctx context.Context, op string) error {
-						if n(20) == 0 {
-							time.Sleep(time.Duration(n(60)) * time.Millisecond)
-						}
-						return nil
-					})
-					p.store.set(func(ctx context.Context, op string) error {
-						if n(20) == 0 {
-							time.Sleep(time.Duration(n(60)) * time.Millisecond)
-						}
-						return nil
-					})
-				}
-				var wg sync.WaitGroup
-				for range 40 {
-					wg.Go(func() {
-						for range 5 {
-							time.Sleep(time.Duration(n(1500)) * time.Millisecond)
-							p := ps[n(len(ps))]
-							var keys []string
-							for range 1 + n(12) {
-								keys = append(keys, fmt.Sprint("k", n(20)))
-							}
-							ctx, cancel := context.WithTimeout(context.Background(), time.Duration(1+n(3000))*time.Millisecond)
-							switch {
-							case invalidates && n(6) == 0:
-								p.Invalidate(ctx, keys...)
-							case n(3) == 0:
-								if v, err := p.Get(ctx, keys[0]); err == nil && !strings.HasPrefix(v, keys[0]+" v") {
-									t.Errorf("%q for %q", v, keys[0])
-								}
-							default:
-								values, err := p.GetMany(ctx, keys)
-								failed := failures(t, err)
-								for key, v := range values {
-									if !strings.HasPrefix(v, key+" v") || failed[key] != nil || !slices.Contains(keys, key) {
-										t.Errorf("%q for %q of %q, %v", v, key, keys, failed[key])
-									}
-								}
-							}
-							cancel()
-						}
-					})
-				}
-				wg.Wait()
-				time.Sleep(10 * time.Second)
-				origin.set(func(o *batchSource) {
-					if !invalidates && o.most > 1 {
-						t.Errorf("%d loads of a key at one time", o.most)
-					}
-					if o.mostAll > 3*2 {
-						t.Errorf("%d loads at one time in 3 processes, of 2 each", o.mostAll)
-					}
-				})
-				for _, p := range ps {
-					if s := p.Stats(); s.Flights != 0 {
-						t.Errorf("%d flights are left", s.Flights)
-					}
-				}
-			})
-		})
 	}
 }
 

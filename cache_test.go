@@ -148,26 +148,6 @@ func TestGet_AllButOneLeave(t *testing.T) {
 	})
 }
 
-func TestGet_AllLeaveAndTheValueIsKept(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var loads atomic.Int32
-		c := cacheOf(t, func(ctx context.Context, key string) (string, error) {
-			loads.Add(1)
-			time.Sleep(2 * time.Second)
-			return "v", ctx.Err()
-		}, bellwether.Options{})
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		if _, err := c.Get(ctx, "k"); !errors.Is(err, context.DeadlineExceeded) {
-			t.Fatalf("err = %v, want the caller's deadline", err)
-		}
-		time.Sleep(2 * time.Second)
-		if v, err := c.Get(t.Context(), "k"); v != "v" || err != nil || loads.Load() != 1 {
-			t.Fatalf("Get = %q, %v after %d loads; want the value of the one load", v, err, loads.Load())
-		}
-	})
-}
-
 // A load that fails, whichever way, fails once for all who wait, answers for
 // the back-off, and is tried again once.
 func TestGet_FailureUnderHerd(t *testing.T) {
@@ -245,24 +225,6 @@ func TestGet_BackOffDoubles(t *testing.T) {
 		}
 		if len(loads) < 20 || len(loads) > 50 {
 			t.Errorf("%d loads in 10 minutes", len(loads))
-		}
-	})
-}
-
-func TestGet_ContextErrorsAreNotRemembered(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var loads atomic.Int32
-		c := cacheOf(t, func(ctx context.Context, key string) (string, error) {
-			if loads.Add(1) == 1 {
-				return "", fmt.Errorf("origin: %w", context.Canceled)
-			}
-			return "v", nil
-		}, bellwether.Options{ErrorTTL: time.Hour})
-		if _, err := c.Get(t.Context(), "k"); !errors.Is(err, context.Canceled) {
-			t.Fatalf("err = %v", err)
-		}
-		if v, err := c.Get(t.Context(), "k"); v != "v" || err != nil {
-			t.Fatalf("Get = %q, %v", v, err)
 		}
 	})
 }
@@ -597,42 +559,6 @@ func TestGet_MaxRebuilds(t *testing.T) {
 	})
 }
 
-// A load that does not heed its context: the next one waits for it, so that no two run
-// at one time.
-func TestInvalidate_DuringLoad(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var g gauge
-		var loads atomic.Int32
-		truth := atomic.Value{}
-		truth.Store("old")
-		c := cacheOf(t, func(ctx context.Context, key string) (string, error) {
-			loads.Add(1)
-			v := truth.Load().(string)
-			g.work(2 * time.Second) // deaf to its context: the worst case
-			return v, nil
-		}, bellwether.Options{})
-		got := &answers{}
-		start := time.Now()
-		var wg sync.WaitGroup
-		for range 100 {
-			wg.Go(func() {
-				v, err := c.Get(t.Context(), "k")
-				got.add(start, v, err)
-			})
-		}
-		time.Sleep(time.Second)
-		truth.Store("new")
-		if err := c.Invalidate(t.Context(), "k"); err != nil {
-			t.Fatal(err)
-		}
-		wg.Wait()
-		got.want(t, 100, "new", nil, 4*time.Second)
-		if loads.Load() != 2 || g.most.Load() != 1 {
-			t.Errorf("%d loads, %d at one time, want 2, one after the other", loads.Load(), g.most.Load())
-		}
-	})
-}
-
 // A key that is invalidated during each of its loads, which all fail: the failure
 // of the last is not for a caller who came after the invalidation that its load
 // began before.
@@ -703,29 +629,6 @@ func TestInvalidate_ByItsOwnLoad(t *testing.T) {
 			})
 		}
 	}
-}
-
-func TestInvalidate_CancelsTheLoad(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var loads atomic.Int32
-		c := cacheOf(t, func(ctx context.Context, key string) (string, error) {
-			if loads.Add(1) > 1 {
-				return "new", nil
-			}
-			<-ctx.Done()
-			return "", errors.New("query cancelled")
-		}, bellwether.Options{})
-		done := make(chan string)
-		go func() {
-			v, _ := c.Get(t.Context(), "k")
-			done <- v
-		}()
-		synctest.Wait()
-		c.Invalidate(t.Context(), "k")
-		if v := <-done; v != "new" || c.Stats().LoadFailures != 0 {
-			t.Errorf("Get = %q, stats %+v", v, c.Stats())
-		}
-	})
 }
 
 // The store is asked to invalidate although it is taken for down.
@@ -834,29 +737,6 @@ func TestGetFunc(t *testing.T) {
 		if v, _ := c.Get(t.Context(), "k"); v != "own k" {
 			t.Errorf("Get = %q, want the value that is there", v)
 		}
-	})
-}
-
-func TestClose(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := cacheOf(t, func(ctx context.Context, key string) (string, error) {
-			<-ctx.Done()
-			return "", context.Cause(ctx)
-		}, bellwether.Options{})
-		result := make(chan error)
-		go func() {
-			_, err := c.Get(t.Context(), "k")
-			result <- err
-		}()
-		synctest.Wait()
-		c.Close()
-		if err := <-result; !errors.Is(err, bellwether.ErrClosed) {
-			t.Errorf("waiting Get: %v, want ErrClosed", err)
-		}
-		if _, err := c.Get(t.Context(), "k"); !errors.Is(err, bellwether.ErrClosed) {
-			t.Errorf("Get: %v, want ErrClosed", err)
-		}
-		c.Close()
 	})
 }
 

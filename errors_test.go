@@ -180,7 +180,7 @@ func TestAdaptersErrorsThatDoHarm(t *testing.T) {
 			"panicked": func(context.Context, string) error { panic(harm) },
 		} {
 			if strings.HasSuffix(name, "exits") {
-				continue // TestFleet_AdaptersThatPanicKeepNoSlots and its neighbours have that
+				continue // TestPhases has that
 			}
 			for _, op := range []string{"get", "getmany", "claim", "commit", "invalidate", "acquire", "watch", "renew", "release"} {
 				origin := &batchSource{build: 4 * time.Second}

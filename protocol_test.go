@@ -224,18 +224,10 @@ type source struct {
 	// lifeless values are over when they are made. Set before use.
 	lifeless bool
 	loads    int
-	began    map[int]time.Time                  // by load
 	running  map[string]map[int]context.Context // by key and load
 	most     int                                // loads of one key at a time, the cancelled ones not counted
 	all      int                                // running, the cancelled ones counted
 	mostAll  int
-}
-
-// twins reports whether two loads began at one instant.
-func (o *source) twins(a, b int) bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.began[a].Equal(o.began[b])
 }
 
 func (o *source) load(ctx context.Context, key string) (string, error) {
@@ -243,9 +235,8 @@ func (o *source) load(ctx context.Context, key string) (string, error) {
 	o.loads++
 	n := o.loads
 	if o.running == nil {
-		o.running, o.began = map[string]map[int]context.Context{}, map[int]time.Time{}
+		o.running = map[string]map[int]context.Context{}
 	}
-	o.began[n] = time.Now()
 	if o.running[key] == nil {
 		o.running[key] = map[int]context.Context{}
 	}
@@ -553,24 +544,6 @@ func TestFleet_LateCommitIsFenced(t *testing.T) {
 		}
 		if v := <-first; v != "v2" || a.Stats().Fenced != 1 {
 			t.Errorf("a's Get = %q with %d commits fenced; want v2 and 1", v, a.Stats().Fenced)
-		}
-		f.wantLoads(t, 2)
-	})
-}
-
-func TestFleet_HangingHolderIsReplacedByOne(t *testing.T) {
-	everyWay(t, func(t *testing.T, by way) {
-		f := newFleet(t, 6, by, bellwether.Options{LeaseTTL: 2 * time.Second, MaxWait: time.Minute})
-		a, others := f.processes[0], f.processes[1:]
-		f.origin.set(func(o *source) { o.build = time.Hour })
-		go a.Get(context.Background(), "k")
-		synctest.Wait()
-		a.locker.set(blackHole) // dead to the world
-		a.store.set(blackHole)
-		f.origin.set(func(o *source) { o.build = time.Second })
-		got := callAll(others, 50, "k")
-		if got.values["v2"] != 250 {
-			t.Errorf("answers %v", got.count)
 		}
 		f.wantLoads(t, 2)
 	})
@@ -1199,43 +1172,6 @@ func TestFleet_OneLostPacketWhileWaiting(t *testing.T) {
 	})
 }
 
-func TestFleet_LeaseFaults(t *testing.T) {
-	for name, inject := range map[string]func(p *process){
-		"Renew hangs":       func(p *process) { p.locker.set(on(blackHole, "renew")) },
-		"Renew refuses":     func(p *process) { p.locker.set(on(refuse, "renew")) },
-		"Renew says lost":   func(p *process) { p.locker.set(on(answer(bellwether.ErrLeaseLost), "renew")) },
-		"Release hangs":     func(p *process) { p.locker.set(on(blackHole, "release")) },
-		"Release refuses":   func(p *process) { p.locker.set(on(refuse, "release")) },
-		"Release says lost": func(p *process) { p.locker.set(on(answer(bellwether.ErrLeaseLost), "release")) },
-		"Release panics": func(p *process) {
-			p.locker.set(on(func(context.Context, string) error { panic("adapter") }, "release"))
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			everyWay(t, func(t *testing.T, by way) {
-				const build = 4 * time.Second
-				f := newFleet(t, 3, by, bellwether.Options{LeaseTTL: 3 * time.Second, MaxWait: 20 * time.Second, ErrorTTL: -1})
-				f.origin.build = build
-				f.each(inject)
-				got := f.get(10, "k")
-				if len(got.failed) > 0 {
-					t.Errorf("answers %v", got.count)
-				}
-				// Each process may lose a lease once, a third into it; without
-				// renewals the next one's runs out once. Then there is a load
-				// that is left alone: five of them.
-				if most := 3*(3*time.Second/3) + 3*time.Second + build + time.Second/2; got.slowest > most {
-					t.Errorf("slowest %v, want at most %v: %v", got.slowest, most, got.count)
-				}
-				if loads, _ := f.origin.count(); loads > 3+1+1 {
-					t.Errorf("%d loads", loads)
-				}
-				f.recovers(t)
-			})
-		})
-	}
-}
-
 // A store that refuses each commit as too late, because it forgets claims
 // sooner than they are redeemed: callers get what was made while they waited,
 // and a flight that nobody waits for ends.
@@ -1387,26 +1323,6 @@ func TestFleet_ValuesWithoutALife(t *testing.T) {
 		}
 		if loads, _ := f.origin.count(); loads > n {
 			t.Errorf("%d loads in %d processes", loads, n)
-		}
-	})
-}
-
-// A store that refuses even to be told so makes the processes take turns, but
-// no longer than it takes them to find out.
-func TestFleet_StoreRefusesAllCommits(t *testing.T) {
-	everyWay(t, func(t *testing.T, by way) {
-		const n, m, build = 5, 20, time.Second
-		f := newFleet(t, n, by, bellwether.Options{})
-		f.each(func(p *process) { p.store.set(on(refuse, "commit")) })
-		for range 3 {
-			f.get(1, fmt.Sprint("other", f.origin.loads))
-		}
-		got := f.get(m, "k")
-		if len(got.failed) > 0 || got.slowest > build+time.Second {
-			t.Errorf("the slowest caller waited %v for a load of %v: %v", got.slowest, build, got.count)
-		}
-		if loads, _ := f.origin.count(); loads > 4*n {
-			t.Errorf("%d loads of 4 keys in %d processes", loads, n)
 		}
 	})
 }
@@ -1691,28 +1607,6 @@ func TestFleet_MaxRebuildsInAnOutage(t *testing.T) {
 	})
 }
 
-// An adapter that panics or ends its goroutine gives back the slot.
-func TestFleet_AdaptersThatPanicKeepNoSlots(t *testing.T) {
-	for name, f := range map[string]fault{
-		"panic":  func(context.Context, string) error { panic("adapter") },
-		"goexit": func(context.Context, string) error { runtime.Goexit(); return nil },
-	} {
-		for _, op := range []string{"get", "claim", "commit", "acquire", "release", "watch"} {
-			t.Run(name+" in "+op, func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					fl := newFleet(t, 2, push, bellwether.Options{MaxRebuilds: 2, MaxWait: 10 * time.Second, ErrorTTL: -1})
-					fl.each(func(p *process) { p.store.set(on(f, op)); p.locker.set(on(f, op)) })
-					for i := range 10 {
-						fl.get(2, fmt.Sprint(i)) // by Goexit they may fail
-						time.Sleep(2 * time.Second)
-					}
-					fl.recovers(t)
-				})
-			})
-		}
-	}
-}
-
 // survives runs the calling test again in a process of its own, and fails if
 // that does. It returns true in that process.
 func survives(t *testing.T) bool {
@@ -1725,33 +1619,6 @@ func survives(t *testing.T) bool {
 		t.Errorf("%v:\n%.600s", err, out)
 	}
 	return false
-}
-
-// These calls of adapters are not made by the flight's goroutine.
-func TestAdaptersPanicEndsNoProcess(t *testing.T) {
-	for _, op := range []string{"renew", "invalidate"} {
-		t.Run(op, func(t *testing.T) {
-			if !survives(t) {
-				return
-			}
-			synctest.Test(t, func(t *testing.T) {
-				f := newFleet(t, 1, push, bellwether.Options{LeaseTTL: time.Second})
-				f.origin.build = 4 * time.Second
-				p := f.processes[0]
-				p.store.set(on(func(context.Context, string) error { panic("adapter") }, op))
-				p.locker.set(on(func(context.Context, string) error { panic("adapter") }, op))
-				if v, err := p.Get(t.Context(), "k"); err != nil {
-					t.Errorf("Get = %q, %v", v, err)
-				}
-				func() {
-					defer func() { recover() }() // the caller's own to handle
-					if err := p.Invalidate(t.Context(), "k"); op == "invalidate" && err == nil {
-						t.Error("Invalidate returned nil, and the store's panicked")
-					}
-				}()
-			})
-		})
-	}
 }
 
 func TestInvalidate_GoexitIsNoSuccess(t *testing.T) {
@@ -1767,57 +1634,6 @@ func TestInvalidate_GoexitIsNoSuccess(t *testing.T) {
 		p.store.reset()
 		if p.Get(t.Context(), "k"); p.store.count("get") != 1 {
 			t.Error("the near tier answers still")
-		}
-	})
-}
-
-// User code other than the load: the sizer, the codec, the observer.
-func TestGet_UserCodeThatPanics(t *testing.T) {
-	boom := func() { panic("user code") }
-	for name, o := range map[string]bellwether.Options{
-		"Size":      {Size: func(string, any) int { boom(); return 0 }},
-		"Marshal":   {Store: memstore.New(), Codec: bellwether.Codec{Marshal: func(any) ([]byte, error) { boom(); return nil, nil }, Unmarshal: func([]byte, any) error { return nil }}},
-		"Unmarshal": {Store: memstore.New(), Codec: bellwether.Codec{Marshal: func(any) ([]byte, error) { return nil, nil }, Unmarshal: func([]byte, any) error { boom(); return nil }}},
-		"OnError":   {Store: &wiredStore{wire: &wire{f: refuse}}, OnError: func(string, error) { boom() }},
-	} {
-		t.Run(name, func(t *testing.T) {
-			if !survives(t) {
-				return
-			}
-			synctest.Test(t, func(t *testing.T) {
-				o.NearTTL = time.Second
-				c := cacheOf(t, func(ctx context.Context, key string) (int, error) { return 7, nil }, o)
-				for range 3 {
-					start := time.Now()
-					v, err := c.Get(t.Context(), "k")
-					if name != "Size" && (v != 7 || err != nil) || err == nil && v != 7 || time.Since(start) > time.Second {
-						t.Errorf("Get = %v, %v after %v", v, err, time.Since(start))
-					}
-					time.Sleep(2 * time.Second)
-				}
-				// Another key is not harmed either.
-				if _, err := c.Get(t.Context(), "other"); errors.Is(err, bellwether.ErrWaitTimeout) {
-					t.Errorf("another key: %v", err)
-				}
-			})
-		})
-	}
-}
-
-// An OnError that calls Goexit when it is told of such a panic hangs no key.
-func TestGet_OnErrorExitsAtTheFlightsEnd(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		origin := &source{build: time.Second}
-		c := cacheOf(t, origin.load, bellwether.Options{
-			Size:    func(string, any) int { panic("user code") },
-			OnError: func(string, error) { runtime.Goexit() },
-		})
-		for range 3 {
-			start := time.Now()
-			if _, err := c.Get(t.Context(), "k"); err == nil {
-				t.Error("no error")
-			}
-			wantTook(t, start, time.Second)
 		}
 	})
 }
@@ -1925,69 +1741,6 @@ func TestFleet_LoadThatIgnoresItsContext(t *testing.T) {
 	})
 }
 
-func TestClose_InEveryPhase(t *testing.T) {
-	const timeout = 500 * time.Millisecond
-	for name, test := range map[string]struct {
-		prepare func(f *fleet, p *process)
-		loads   int // by the closed process
-		free    bool
-	}{
-		"waiting for the store":      {func(_ *fleet, p *process) { p.store.set(on(blackHole, "get")) }, 0, true},
-		"waiting for the locker":     {func(_ *fleet, p *process) { p.locker.set(on(blackHole, "acquire")) }, 0, true},
-		"claiming":                   {func(_ *fleet, p *process) { p.store.set(on(blackHole, "claim")) }, 0, true},
-		"waiting for another holder": {func(f *fleet, _ *process) { f.locker.TryAcquire(context.Background(), "test:k", time.Minute) }, 0, false},
-		"subscribing": {func(f *fleet, p *process) {
-			f.locker.TryAcquire(context.Background(), "test:k", time.Minute)
-			p.locker.set(on(blackHole, "watch"))
-		}, 0, false},
-		"loading":    {func(f *fleet, _ *process) { f.origin.build = time.Hour }, 1, true},
-		"committing": {func(f *fleet, p *process) { f.origin.build = 0; p.store.set(on(blackHole, "commit")) }, 1, true},
-		"renewing": {func(f *fleet, p *process) {
-			f.origin.build = time.Hour
-			p.locker.set(on(blackHole, "renew"))
-		}, 1, true},
-		"releasing": {func(f *fleet, p *process) { f.origin.build = 0; p.locker.set(on(blackHole, "release")) }, 1, false},
-		"waiting for a slot": {func(f *fleet, p *process) {
-			f.origin.build = time.Hour
-			go p.Get(context.Background(), "another")
-			synctest.Wait()
-		}, 1, true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			everyWay(t, func(t *testing.T, by way) {
-				f := newFleet(t, 1, by, bellwether.Options{
-					MaxRebuilds: 1, EngineTimeout: timeout, LeaseTTL: time.Second,
-					OnError: func(key string, err error) { t.Errorf("OnError: %q: %v", key, err) },
-				})
-				p := f.processes[0]
-				test.prepare(f, p)
-				result := make(chan error, 1)
-				go func() {
-					_, err := p.Get(context.Background(), "k")
-					result <- err
-				}()
-				time.Sleep(340 * time.Millisecond) // the first renewal has begun
-				start := time.Now()
-				p.Close()
-				if took := time.Since(start); took > timeout {
-					t.Errorf("Close took %v", took)
-				}
-				if err := <-result; err != nil && !errors.Is(err, bellwether.ErrClosed) {
-					t.Errorf("Get: %v, want ErrClosed", err)
-				}
-				if loads, _ := f.origin.count(); loads != test.loads {
-					t.Errorf("%d loads, want %d", loads, test.loads)
-				}
-				if test.free {
-					if _, err := f.locker.TryAcquire(t.Context(), "test:k", time.Second); err != nil {
-						t.Errorf("the lease after Close: %v", err)
-					}
-				}
-			})
-		})
-	}
-}
-
 // Who waits when the cache is closed gets nothing that nobody has said still holds.
 func TestClose_NothingOldInTheEnd(t *testing.T) {
 	for name, during := range map[string]fault{"a look": on(blackHole, "get"), "a load": nil} {
@@ -2016,18 +1769,6 @@ func TestClose_NothingOldInTheEnd(t *testing.T) {
 			})
 		})
 	}
-}
-
-// A closed cache answers nobody, also with what it had.
-func TestClose_EndsHits(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := cacheOf(t, func(ctx context.Context, key string) (string, error) { return "v", nil }, bellwether.Options{})
-		c.Get(t.Context(), "k")
-		c.Close()
-		if v, err := c.Get(t.Context(), "k"); !errors.Is(err, bellwether.ErrClosed) {
-			t.Errorf("Get = %q, %v, want ErrClosed", v, err)
-		}
-	})
 }
 
 // The holder's process ends: the others do not wait for its lease to run out.
@@ -2104,174 +1845,6 @@ func TestGetFunc_FirstCallersLoadForTheFleet(t *testing.T) {
 		}
 		f.wantLoads(t, 0)
 	})
-}
-
-// Whatever happens, and in whatever order: values only move forward, what was
-// invalidated is gone, and it takes one load at a time to make them.
-func TestFleet_RandomSchedules(t *testing.T) {
-	forSeeds(t, 500, 100, func(t *testing.T, seed uint64) { simulate(t, seed, time.Second) })
-}
-
-// A history is what callers and invalidators have seen of one key.
-type history struct {
-	graveyard            // versions made before an invalidation
-	mu        sync.Mutex // guards latest
-	latest    []int      // by process: the highest version returned
-}
-
-// simulate runs one schedule. In a third of them everything heeds the rules,
-// in a third processes are paused, in a third engines fail.
-func simulate(t *testing.T, seed uint64, nearTTL time.Duration) {
-	const (
-		n       = 5
-		keys    = 2
-		maxWait = 12 * time.Second
-	)
-	rng := rand.New(rand.NewPCG(seed, seed))
-	pauses, outages := seed%3 == 1, seed%3 == 2
-	synctest.Test(t, func(t *testing.T) {
-		o := bellwether.Options{
-			TTL:            time.Duration(1+rng.IntN(8)) * time.Second,
-			NearTTL:        nearTTL,
-			MaxWait:        maxWait,
-			LeaseTTL:       2 * time.Second,
-			RebuildTimeout: 5 * time.Second,
-			ErrorTTL:       time.Duration(rng.IntN(4)-1) * time.Second,
-			Patience:       time.Duration(rng.IntN(2)) * 100 * time.Millisecond,
-		}
-		if rng.IntN(2) == 0 {
-			o.StaleWhileRevalidate = time.Duration(rng.IntN(20)) * time.Second
-		}
-		if rng.IntN(2) == 0 {
-			o.StaleIfError = time.Duration(rng.IntN(20)) * time.Second
-		}
-		f := newFleet(t, n, way(rng.IntN(3)), o)
-		histories := make([]*history, keys)
-		for k := range histories {
-			histories[k] = &history{latest: make([]int, n)}
-		}
-		fail := func(format string, args ...any) {
-			t.Errorf("seed %d, %s, %+v: "+format, append([]any{seed, []string{"healthy", "pauses", "outages"}[seed%3], f.options(o)}, args...)...)
-		}
-		var wg sync.WaitGroup
-		get := func(i, k int) {
-			h := histories[k]
-			h.mu.Lock()
-			least := h.latest[i]
-			h.mu.Unlock()
-			gone := h.gone(i)
-			start := time.Now()
-			v, err := f.processes[i].Get(context.Background(), fmt.Sprint(k))
-			if took := time.Since(start); took > maxWait {
-				fail("process %d waited %v for key %d", i, took, k)
-			}
-			if err != nil {
-				if !errors.Is(err, errOrigin) && !strings.Contains(err.Error(), errOrigin.Error()) && !strings.Contains(err.Error(), context.Canceled.Error()) &&
-					!errors.Is(err, bellwether.ErrWaitTimeout) && !errors.Is(err, bellwether.ErrRebuildTimeout) && !strings.Contains(err.Error(), "RebuildTimeout") {
-					fail("process %d: %v", i, err)
-				}
-				return
-			}
-			got := version(v)
-			h.mu.Lock()
-			defer h.mu.Unlock()
-			// (a) With engines that fail each process is on its own now and
-			// then, and comes back to what the fleet has. And of loads that began at
-			// one instant nobody knows in which order their epochs were claimed.
-			if got < least && !outages && !f.origin.twins(got, least) {
-				fail("process %d, key %d: v%d at %v after v%d", i, k, got, start, least)
-			}
-			// (b)
-			if at, ok := gone[got]; ok {
-				fail("process %d, key %d: v%d is served to a call of %v, %v after its invalidation took effect", i, k, got, start, start.Sub(at))
-			}
-			h.latest[i] = max(h.latest[i], got)
-		}
-		invalidate := func(i, k int) {
-			h := histories[k]
-			f.origin.mu.Lock()
-			made := f.origin.loads
-			f.origin.mu.Unlock()
-			if f.processes[i].Invalidate(context.Background(), fmt.Sprint(k)) != nil {
-				return
-			}
-			h.bury(i, made, time.Now())
-			for p := range n {
-				if p != i && !outages { // a process without the store cannot know
-					h.bury(p, made, time.Now().Add(max(0, nearTTL)+1))
-				}
-			}
-		}
-		type outage struct{ end func() }
-		var ends []outage
-		quiet := func() {
-			for _, o := range ends {
-				o.end()
-			}
-			ends = nil
-		}
-		for range 60 {
-			i, k := rng.IntN(n), rng.IntN(keys)
-			switch x := rng.IntN(20); {
-			case x < 10:
-				for range 1 + rng.IntN(4) {
-					wg.Go(func() { get(i, k) })
-				}
-			case x < 12:
-				wg.Go(func() { invalidate(i, k) })
-			case x < 14:
-				build := time.Duration(rng.Int64N(int64(3 * time.Second)))
-				every := 1 + rng.IntN(5)
-				failure := []error{errOrigin, context.Canceled}[rng.IntN(2)]
-				f.origin.set(func(o *source) {
-					o.build = build
-					o.fail = func(n int) error {
-						if n%5 < every {
-							return nil
-						}
-						return failure
-					}
-				})
-			case x < 15 && pauses:
-				w := f.processes[i].locker.wire
-				w.set(on(blackHole, "renew"))
-				f.origin.set(func(o *source) { o.build = 4 * time.Second })
-				ends = append(ends, outage{func() { w.set(nil) }})
-			case x < 16 && outages:
-				p := f.processes[i]
-				w := []*wire{p.store.wire, p.locker.wire}[rng.IntN(2)]
-				w.set([]fault{blackHole, refuse, on(refuse, "commit"), on(blackHole, "claim", "release")}[rng.IntN(4)])
-				ends = append(ends, outage{func() { w.set(nil) }})
-			case x < 17:
-				quiet()
-			}
-			lull(rng)
-		}
-		wg.Wait()
-		// (c)
-		if _, most := f.origin.count(); most > 1 && !pauses && !outages {
-			fail("%d loads of one key at a time", most)
-		}
-		// (e) A probe each, then quiet until all windows have closed.
-		quiet()
-		f.origin.set(func(o *source) { o.build, o.fail = time.Second, nil })
-		for range 3 {
-			time.Sleep(2 * time.Second)
-			f.get(1, "probe")
-		}
-		time.Sleep(100 * time.Second) // the windows, and the longest back-off
-		before, _ := f.origin.count()
-		got := f.get(3, "0")
-		if loads, _ := f.origin.count(); loads != before+1 || len(got.failed) > 0 || len(got.values) != 1 {
-			fail("after it all: %d loads, answers %v", loads-before, got.count)
-		}
-	})
-}
-
-// options are those of o that tell schedules apart.
-func (f *fleet) options(o bellwether.Options) string {
-	return fmt.Sprintf("TTL %v, stale %v, if error %v, error %v, patience %v",
-		o.TTL, o.StaleWhileRevalidate, o.StaleIfError, o.ErrorTTL, o.Patience)
 }
 
 // A key that is invalidated more often than a flight takes to its load, through
