@@ -1525,6 +1525,8 @@ func TestStats_ThroughAnOutage(t *testing.T) {
 			for _, pause := range []time.Duration{10 * time.Millisecond, 10 * time.Second} {
 				t.Run(fmt.Sprintf("%s, %s, a call in %v", name, engine, pause), func(t *testing.T) {
 					synctest.Test(t, func(t *testing.T) {
+						// Some 25 probes, or 12 calls.
+						outage := max(40*time.Second, 12*pause)
 						fl := newFleet(t, 1, push, bellwether.Options{TTL: time.Second})
 						p := fl.processes[0]
 						w := p.store.wire
@@ -1537,7 +1539,7 @@ func TestStats_ThroughAnOutage(t *testing.T) {
 						began := time.Now()
 						var wg sync.WaitGroup
 						wg.Go(func() {
-							for time.Since(began) < 2*time.Minute {
+							for time.Since(began) < outage {
 								p.Get(t.Context(), "k")
 								time.Sleep(pause)
 							}
@@ -1545,7 +1547,7 @@ func TestStats_ThroughAnOutage(t *testing.T) {
 						for up() && time.Since(began) < time.Minute {
 							time.Sleep(time.Millisecond)
 						}
-						for time.Since(began) < 2*time.Minute {
+						for time.Since(began) < outage {
 							if up() {
 								t.Fatalf("%v after the beginning of the outage the %s is told to be up", time.Since(began), engine)
 							}
