@@ -1095,3 +1095,110 @@ func TestCodec_OfStringsAndBytes(t *testing.T) {
 		}
 	}
 }
+
+// A lateContext has something done between a call's look into the near tier and
+// its look for a flight.
+type lateContext struct {
+	context.Context
+	do func()
+}
+
+func (c lateContext) Err() error {
+	c.do()
+	return c.Context.Err()
+}
+
+// A halfDone is a context that has only learnt how to be done: it has no error.
+type halfDone struct {
+	context.Context
+	done chan struct{}
+}
+
+func (c halfDone) Done() <-chan struct{} { return c.done }
+
+func TestGet_ContextThatIsDoneWithoutAnError(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 1, push, bellwether.Options{})
+		f.origin.set(func(o *source) { o.build = time.Minute })
+		ctx := halfDone{t.Context(), make(chan struct{})}
+		time.AfterFunc(time.Second, func() { close(ctx.done) })
+		_, err := f.processes[0].Get(ctx, "k")
+		_, errs := f.processes[0].GetMany(ctx, []string{"k", "l"})
+		if !errors.Is(err, context.Canceled) || !errors.Is(errs, context.Canceled) {
+			t.Errorf("%v, %v", err, errs)
+		}
+	})
+}
+
+// A call that misses just before a flight lands, and comes to begin one just
+// after, is a hit.
+func TestStats_HitInTheLastMoment(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 1, push, bellwether.Options{})
+		p := f.processes[0]
+		for name, get := range map[string]func(ctx context.Context, key string) error{
+			"Get":     func(ctx context.Context, key string) error { _, err := p.Get(ctx, key); return err },
+			"GetMany": func(ctx context.Context, key string) error { _, err := p.GetMany(ctx, []string{key}); return err },
+		} {
+			before := p.Stats()
+			ctx := lateContext{t.Context(), sync.OnceFunc(func() { p.Get(t.Context(), name) })}
+			if err := get(ctx, name); err != nil {
+				t.Error(err)
+			}
+			s := p.Stats()
+			if hits, misses, loads := s.Hits-before.Hits, s.Misses-before.Misses, s.Loads-before.Loads; hits != 1 || misses != 1 || loads != 1 {
+				t.Errorf("%s: %d hits, %d misses, %d loads; want 1 of each", name, hits, misses, loads)
+			}
+		}
+	})
+}
+
+// A sizer is user code, and may use the cache: it is not called under its lock.
+func TestGet_SizeMayUseTheCache(t *testing.T) {
+	if !survives(t) {
+		return
+	}
+	watchdog := time.AfterFunc(10*time.Second, func() { panic("deadlock: Size is called under the cache's lock") })
+	defer watchdog.Stop()
+	var c *bellwether.Cache[string]
+	c = bellwether.New(func(ctx context.Context, key string) (string, error) { return "v", nil }, bellwether.Options{
+		TTL:  time.Minute,
+		Size: func(key string, _ any) int { return c.Stats().Flights },
+	})
+	defer c.Close()
+	if v, err := c.Get(t.Context(), "k"); v != "v" || err != nil {
+		t.Errorf("Get = %q, %v", v, err)
+	}
+}
+
+func TestGetFunc_FirstCallersLoadForTheFleet(t *testing.T) {
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 3, by, bellwether.Options{})
+		var loads atomic.Int32
+		var wg sync.WaitGroup
+		values := map[string]int{}
+		var mu sync.Mutex
+		for i, p := range f.processes {
+			for j := range 20 {
+				wg.Go(func() {
+					v, err := p.GetFunc(t.Context(), "k", func(ctx context.Context, key string) (string, error) {
+						loads.Add(1)
+						time.Sleep(time.Second)
+						return fmt.Sprint(key, i, j), nil
+					})
+					if err != nil {
+						t.Error(err)
+					}
+					mu.Lock()
+					defer mu.Unlock()
+					values[v]++
+				})
+			}
+		}
+		wg.Wait()
+		if loads.Load() != 1 || len(values) != 1 {
+			t.Errorf("%d loads, values %v", loads.Load(), values)
+		}
+		f.wantLoads(t, 0)
+	})
+}

@@ -87,7 +87,7 @@ func TestShard_OneServerDies(t *testing.T) {
 			for _, gap := range []time.Duration{5 * time.Millisecond, 100 * time.Millisecond} {
 				t.Run(fmt.Sprint(what, " ", how, ", asked each ", gap), func(t *testing.T) {
 					synctest.Test(t, func(t *testing.T) {
-						const processes, keys, calls = 3, 100, 1000
+						const processes, keys, calls = 3, 100, 2000
 						phase := calls * gap // so that each has as many calls for a key's life
 						ttl := phase / 6
 						store, locker := memstore.New(), locallock.New()
