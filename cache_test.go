@@ -148,26 +148,6 @@ func TestGet_AllButOneLeave(t *testing.T) {
 	})
 }
 
-func TestGet_AllLeaveAndTheValueIsKept(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var loads atomic.Int32
-		c := cacheOf(t, func(ctx context.Context, key string) (string, error) {
-			loads.Add(1)
-			time.Sleep(2 * time.Second)
-			return "v", ctx.Err()
-		}, bellwether.Options{})
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		if _, err := c.Get(ctx, "k"); !errors.Is(err, context.DeadlineExceeded) {
-			t.Fatalf("err = %v, want the caller's deadline", err)
-		}
-		time.Sleep(2 * time.Second)
-		if v, err := c.Get(t.Context(), "k"); v != "v" || err != nil || loads.Load() != 1 {
-			t.Fatalf("Get = %q, %v after %d loads; want the value of the one load", v, err, loads.Load())
-		}
-	})
-}
-
 // A load that fails, whichever way, fails once for all who wait, answers for
 // the back-off, and is tried again once.
 func TestGet_FailureUnderHerd(t *testing.T) {
@@ -245,24 +225,6 @@ func TestGet_BackOffDoubles(t *testing.T) {
 		}
 		if len(loads) < 20 || len(loads) > 50 {
 			t.Errorf("%d loads in 10 minutes", len(loads))
-		}
-	})
-}
-
-func TestGet_ContextErrorsAreNotRemembered(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var loads atomic.Int32
-		c := cacheOf(t, func(ctx context.Context, key string) (string, error) {
-			if loads.Add(1) == 1 {
-				return "", fmt.Errorf("origin: %w", context.Canceled)
-			}
-			return "v", nil
-		}, bellwether.Options{ErrorTTL: time.Hour})
-		if _, err := c.Get(t.Context(), "k"); !errors.Is(err, context.Canceled) {
-			t.Fatalf("err = %v", err)
-		}
-		if v, err := c.Get(t.Context(), "k"); v != "v" || err != nil {
-			t.Fatalf("Get = %q, %v", v, err)
 		}
 	})
 }
@@ -419,7 +381,11 @@ func TestGet_StaleWhileRevalidate(t *testing.T) {
 		}, bellwether.Options{TTL: 10 * time.Second, StaleWhileRevalidate: 10 * time.Second})
 		c.Get(t.Context(), "k")
 		time.Sleep(10 * time.Second)
-		herd(c, crowd, "k").want(t, crowd, "v1", nil, 0) // nobody waits
+		callers := crowd
+		if testing.Short() {
+			callers /= 10 // as in TestGet_FailureUnderHerd
+		}
+		herd(c, callers, "k").want(t, callers, "v1", nil, 0) // nobody waits
 		time.Sleep(2*time.Second + 1)
 		herd(c, 10, "k").want(t, 10, "v2", nil, 0)
 		time.Sleep(20 * time.Second) // past both windows
@@ -597,42 +563,6 @@ func TestGet_MaxRebuilds(t *testing.T) {
 	})
 }
 
-// A load that does not heed its context: the next one waits for it, so that no two run
-// at one time.
-func TestInvalidate_DuringLoad(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var g gauge
-		var loads atomic.Int32
-		truth := atomic.Value{}
-		truth.Store("old")
-		c := cacheOf(t, func(ctx context.Context, key string) (string, error) {
-			loads.Add(1)
-			v := truth.Load().(string)
-			g.work(2 * time.Second) // deaf to its context: the worst case
-			return v, nil
-		}, bellwether.Options{})
-		got := &answers{}
-		start := time.Now()
-		var wg sync.WaitGroup
-		for range 100 {
-			wg.Go(func() {
-				v, err := c.Get(t.Context(), "k")
-				got.add(start, v, err)
-			})
-		}
-		time.Sleep(time.Second)
-		truth.Store("new")
-		if err := c.Invalidate(t.Context(), "k"); err != nil {
-			t.Fatal(err)
-		}
-		wg.Wait()
-		got.want(t, 100, "new", nil, 4*time.Second)
-		if loads.Load() != 2 || g.most.Load() != 1 {
-			t.Errorf("%d loads, %d at one time, want 2, one after the other", loads.Load(), g.most.Load())
-		}
-	})
-}
-
 // A key that is invalidated during each of its loads, which all fail: the failure
 // of the last is not for a caller who came after the invalidation that its load
 // began before.
@@ -703,29 +633,6 @@ func TestInvalidate_ByItsOwnLoad(t *testing.T) {
 			})
 		}
 	}
-}
-
-func TestInvalidate_CancelsTheLoad(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var loads atomic.Int32
-		c := cacheOf(t, func(ctx context.Context, key string) (string, error) {
-			if loads.Add(1) > 1 {
-				return "new", nil
-			}
-			<-ctx.Done()
-			return "", errors.New("query cancelled")
-		}, bellwether.Options{})
-		done := make(chan string)
-		go func() {
-			v, _ := c.Get(t.Context(), "k")
-			done <- v
-		}()
-		synctest.Wait()
-		c.Invalidate(t.Context(), "k")
-		if v := <-done; v != "new" || c.Stats().LoadFailures != 0 {
-			t.Errorf("Get = %q, stats %+v", v, c.Stats())
-		}
-	})
 }
 
 // The store is asked to invalidate although it is taken for down.
@@ -834,29 +741,6 @@ func TestGetFunc(t *testing.T) {
 		if v, _ := c.Get(t.Context(), "k"); v != "own k" {
 			t.Errorf("Get = %q, want the value that is there", v)
 		}
-	})
-}
-
-func TestClose(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := cacheOf(t, func(ctx context.Context, key string) (string, error) {
-			<-ctx.Done()
-			return "", context.Cause(ctx)
-		}, bellwether.Options{})
-		result := make(chan error)
-		go func() {
-			_, err := c.Get(t.Context(), "k")
-			result <- err
-		}()
-		synctest.Wait()
-		c.Close()
-		if err := <-result; !errors.Is(err, bellwether.ErrClosed) {
-			t.Errorf("waiting Get: %v, want ErrClosed", err)
-		}
-		if _, err := c.Get(t.Context(), "k"); !errors.Is(err, bellwether.ErrClosed) {
-			t.Errorf("Get: %v, want ErrClosed", err)
-		}
-		c.Close()
 	})
 }
 
@@ -1210,4 +1094,111 @@ func TestCodec_OfStringsAndBytes(t *testing.T) {
 			}
 		}
 	}
+}
+
+// A lateContext has something done between a call's look into the near tier and
+// its look for a flight.
+type lateContext struct {
+	context.Context
+	do func()
+}
+
+func (c lateContext) Err() error {
+	c.do()
+	return c.Context.Err()
+}
+
+// A halfDone is a context that has only learnt how to be done: it has no error.
+type halfDone struct {
+	context.Context
+	done chan struct{}
+}
+
+func (c halfDone) Done() <-chan struct{} { return c.done }
+
+func TestGet_ContextThatIsDoneWithoutAnError(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 1, push, bellwether.Options{})
+		f.origin.set(func(o *source) { o.build = time.Minute })
+		ctx := halfDone{t.Context(), make(chan struct{})}
+		time.AfterFunc(time.Second, func() { close(ctx.done) })
+		_, err := f.processes[0].Get(ctx, "k")
+		_, errs := f.processes[0].GetMany(ctx, []string{"k", "l"})
+		if !errors.Is(err, context.Canceled) || !errors.Is(errs, context.Canceled) {
+			t.Errorf("%v, %v", err, errs)
+		}
+	})
+}
+
+// A call that misses just before a flight lands, and comes to begin one just
+// after, is a hit.
+func TestStats_HitInTheLastMoment(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 1, push, bellwether.Options{})
+		p := f.processes[0]
+		for name, get := range map[string]func(ctx context.Context, key string) error{
+			"Get":     func(ctx context.Context, key string) error { _, err := p.Get(ctx, key); return err },
+			"GetMany": func(ctx context.Context, key string) error { _, err := p.GetMany(ctx, []string{key}); return err },
+		} {
+			before := p.Stats()
+			ctx := lateContext{t.Context(), sync.OnceFunc(func() { p.Get(t.Context(), name) })}
+			if err := get(ctx, name); err != nil {
+				t.Error(err)
+			}
+			s := p.Stats()
+			if hits, misses, loads := s.Hits-before.Hits, s.Misses-before.Misses, s.Loads-before.Loads; hits != 1 || misses != 1 || loads != 1 {
+				t.Errorf("%s: %d hits, %d misses, %d loads; want 1 of each", name, hits, misses, loads)
+			}
+		}
+	})
+}
+
+// A sizer is user code, and may use the cache: it is not called under its lock.
+func TestGet_SizeMayUseTheCache(t *testing.T) {
+	if !survives(t) {
+		return
+	}
+	watchdog := time.AfterFunc(10*time.Second, func() { panic("deadlock: Size is called under the cache's lock") })
+	defer watchdog.Stop()
+	var c *bellwether.Cache[string]
+	c = bellwether.New(func(ctx context.Context, key string) (string, error) { return "v", nil }, bellwether.Options{
+		TTL:  time.Minute,
+		Size: func(key string, _ any) int { return c.Stats().Flights },
+	})
+	defer c.Close()
+	if v, err := c.Get(t.Context(), "k"); v != "v" || err != nil {
+		t.Errorf("Get = %q, %v", v, err)
+	}
+}
+
+func TestGetFunc_FirstCallersLoadForTheFleet(t *testing.T) {
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 3, by, bellwether.Options{})
+		var loads atomic.Int32
+		var wg sync.WaitGroup
+		values := map[string]int{}
+		var mu sync.Mutex
+		for i, p := range f.processes {
+			for j := range 20 {
+				wg.Go(func() {
+					v, err := p.GetFunc(t.Context(), "k", func(ctx context.Context, key string) (string, error) {
+						loads.Add(1)
+						time.Sleep(time.Second)
+						return fmt.Sprint(key, i, j), nil
+					})
+					if err != nil {
+						t.Error(err)
+					}
+					mu.Lock()
+					defer mu.Unlock()
+					values[v]++
+				})
+			}
+		}
+		wg.Wait()
+		if loads.Load() != 1 || len(values) != 1 {
+			t.Errorf("%d loads, values %v", loads.Load(), values)
+		}
+		f.wantLoads(t, 0)
+	})
 }

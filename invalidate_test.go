@@ -130,42 +130,6 @@ func TestInvalidateMatching(t *testing.T) {
 	}
 }
 
-// What was being made when it was swept is not kept, here or elsewhere.
-func TestInvalidateMatching_DuringARebuild(t *testing.T) {
-	// A process that is not told cannot know that nobody should join a response
-	// that it is writing.
-	for process, store := range []func() bellwether.Store{
-		func() bellwether.Store { return quiet{memstore.New()} },
-		func() bellwether.Store { return memstore.New() },
-	} {
-		synctest.Test(t, func(t *testing.T) {
-			var calls atomic.Int64
-			h := tagged(&calls)
-			all := sites(t, 3, store(), func(w http.ResponseWriter, r *http.Request) {
-				first := calls.Load() == 0
-				h(noFlush{w}, r)
-				if first {
-					time.Sleep(5 * time.Second)
-				}
-			})
-			time.AfterFunc(2*time.Second, func() {
-				if err := all[process].mw.InvalidateMatching(t.Context(), bellwether.Match{Tags: []string{"x"}}); err != nil {
-					t.Error(err)
-				}
-			})
-			all[0].get("http://example.com/?tag=x") // the stream is its reader's
-			for i, s := range all {
-				if w := s.get("http://example.com/?tag=x"); w.Body.String() != "2" {
-					t.Errorf("process %d serves call %s, which was swept while it was made", i, w.Body)
-				}
-			}
-		})
-	}
-}
-
-// noFlush hides what a recorder can beside writing.
-type noFlush struct{ http.ResponseWriter }
-
 // No sweep is lost among many at one time.
 func TestInvalidateMatching_AtOneTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"log"
@@ -626,53 +625,6 @@ func TestHerd_WaitTimeoutIsNoCliff(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		wantBurst(t, s.burst(100, same("http://a/p")), 100, "200 page 500ms")
 		s.wantCalls(t, 1)
-	})
-}
-
-// A handler that panics hangs nothing: after the failure's time the key is
-// built again, by one call.
-func TestHerd_PanicHangsNoKey(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var broken atomic.Bool
-		broken.Store(true)
-		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
-			time.Sleep(time.Second)
-			if broken.Load() {
-				panic("boom")
-			}
-			page(0, "page")(w, r)
-		})
-		s.burst(50, same("http://a/p"))
-		s.wantCalls(t, 1)
-		broken.Store(false)
-		time.Sleep(2 * time.Second)
-		wantBurst(t, s.burst(50, same("http://a/p")), 50, "200 page 1s")
-		s.wantCalls(t, 1)
-	})
-}
-
-// http.ErrAbortHandler before the header is the first client's alone to see as
-// such; the others get an answer.
-func TestHerd_AbortBeforeTheHeader(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
-			time.Sleep(time.Second)
-			panic(http.ErrAbortHandler)
-		})
-		got := s.burst(50, same("http://a/p"))
-		if got["-1  1s"] != 1 || got["502 Bad Gateway\n 1s"] != 49 {
-			t.Errorf("outcomes %v, want one abort and 49 times 502", got)
-		}
-		s.wantCalls(t, 1)
-		var aborted any
-		func() {
-			defer func() { aborted = recover() }()
-			time.Sleep(2 * time.Second)
-			s.handler.ServeHTTP(httptest.NewRecorder(), request("GET", "http://a/p"))
-		}()
-		if err, ok := aborted.(error); !ok || !errors.Is(err, http.ErrAbortHandler) {
-			t.Errorf("the first client's server sees the panic %v, want http.ErrAbortHandler itself", aborted)
-		}
 	})
 }
 

@@ -264,7 +264,7 @@ func fuzzPrivacy(t *testing.T, seed uint64, ttl time.Duration) {
 func TestRandom_NothingOlderIsFresh(t *testing.T) {
 	seeds := uint64(40)
 	if testing.Short() {
-		seeds = 6
+		seeds = 3
 	}
 	for seed := range seeds {
 		for _, kind := range []bellwether.Invalidation{bellwether.HardInvalidation, bellwether.SoftInvalidation} {

@@ -349,29 +349,6 @@ func TestHTTP_ExpiredWithoutLeaveToServeStale(t *testing.T) {
 	})
 }
 
-func TestHTTP_FirstClientLeaves(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
-			select {
-			case <-time.After(time.Second):
-			case <-r.Context().Done():
-				t.Error("the handler was cancelled with its first client")
-			}
-			w.Header().Set("Cache-Control", "max-age=10")
-			fmt.Fprint(w, "v")
-		})
-		ctx, leave := context.WithCancel(t.Context())
-		go s.do(request("GET", "http://a/p").WithContext(ctx))
-		synctest.Wait()
-		go func() {
-			time.Sleep(100 * time.Millisecond)
-			leave()
-		}()
-		wantBurst(t, s.burst(20, same("http://a/p")), 20, "200 v 1s")
-		s.wantCalls(t, 1)
-	})
-}
-
 func TestHTTP_PrivateHandlerEndsWithItsOnlyClient(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ended := make(chan error, 1)
@@ -433,20 +410,6 @@ func TestHTTP_BrokenBodies(t *testing.T) {
 	}
 }
 
-func TestHTTP_PanicBeforeTheHeader(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
-			time.Sleep(time.Second)
-			panic("boom")
-		})
-		got := s.burst(50, same("http://a/p"))
-		if got["-1  1s"] != 1 || got["502 Bad Gateway\n 1s"] != 49 {
-			t.Errorf("outcomes %v, want the panic for the first client and 49 times 502", got)
-		}
-		s.wantCalls(t, 1)
-	})
-}
-
 func TestHTTP_UnsafeMethodInvalidates(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var v atomic.Int32
@@ -477,36 +440,6 @@ func TestHTTP_UnsafeMethodInvalidates(t *testing.T) {
 		}
 		if w := s.get("http://a/p"); w.Body.String() != "2" {
 			t.Errorf("after that: %q", w.Body)
-		}
-	})
-}
-
-func TestHTTP_InvalidateWhileStreaming(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var n atomic.Int32
-		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
-			v := n.Add(1)
-			w.Header().Set("Cache-Control", "max-age=60")
-			fmt.Fprint(w, v)
-			time.Sleep(time.Second)
-			fmt.Fprint(w, v)
-		})
-		first := make(chan string)
-		go func() { first <- s.get("http://a/p").Body.String() }()
-		time.Sleep(500 * time.Millisecond)
-		if err := s.mw.Invalidate(t.Context(), "http://a/p"); err != nil {
-			t.Fatal(err)
-		}
-		second := make(chan string)
-		go func() { second <- s.get("http://a/p").Body.String() }()
-		if got := <-first; got != "11" {
-			t.Errorf("the client that was reading got %q, want its whole response", got)
-		}
-		if got := <-second; got != "22" {
-			t.Errorf("after the invalidation: %q, want a response that began after it", got)
-		}
-		if got := s.get("http://a/p").Body.String(); got != "22" {
-			t.Errorf("kept: %q, want the later response", got)
 		}
 	})
 }

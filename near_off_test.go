@@ -606,14 +606,3 @@ func TestNearOff_HTTPKnowledge(t *testing.T) {
 		})
 	})
 }
-
-// Whatever happens, and in whatever order: what was invalidated anywhere is served to no
-// call that begins after that.
-func TestNearOff_RandomSchedules(t *testing.T) {
-	forSeeds(t, 500, 100, func(t *testing.T, seed uint64) { simulate(t, seed, -1) })
-}
-
-// The same of what was swept.
-func TestNearOff_RandomSweeps(t *testing.T) {
-	forSeeds(t, 500, 80, func(t *testing.T, seed uint64) { simulateSweeps(t, seed, -1) })
-}

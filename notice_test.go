@@ -330,6 +330,9 @@ func TestNotice_ListenersThatEnd(t *testing.T) {
 }
 
 func TestNotice_UserCodeThatPanics(t *testing.T) {
+	if !survives(t) {
+		return
+	}
 	boom := func(v any) {
 		if v == "bomb" {
 			panic("user code")
@@ -342,9 +345,6 @@ func TestNotice_UserCodeThatPanics(t *testing.T) {
 	} {
 		for _, elsewhere := range []bool{false, true} {
 			t.Run(fmt.Sprint(name, elsewhere), func(t *testing.T) {
-				if !survives(t) {
-					return
-				}
 				synctest.Test(t, func(t *testing.T) {
 					inner := memstore.New()
 					listening := inner.Notify
@@ -357,6 +357,7 @@ func TestNotice_UserCodeThatPanics(t *testing.T) {
 							})
 						}
 					}
+					o := o
 					o.Store = talker{inner, listening}
 					o.NearTTL = time.Hour
 					if name == "Size" {

@@ -460,6 +460,9 @@ func TestObserver_CloseWaitsForEvict(t *testing.T) {
 
 // Whatever an observer does, callers get their values, and OnError hears of it.
 func TestObserver_Panics(t *testing.T) {
+	if !survives(t) {
+		return
+	}
 	boom := func() { panic("observer") }
 	for name, by := range map[string]bellwether.Observer{
 		"Hit":     {Hit: func(context.Context, string) { boom() }},
@@ -474,9 +477,6 @@ func TestObserver_Panics(t *testing.T) {
 		"Evict":   {Evict: func(string, int) { boom() }},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if !survives(t) {
-				return
-			}
 			synctest.Test(t, func(t *testing.T) {
 				var mu sync.Mutex
 				var told []error

@@ -132,7 +132,7 @@ func TestOverload_CallersThatLeave(t *testing.T) {
 			bellwether.Options{TTL: time.Hour, Store: slow, Locker: locallock.New()})
 		most := 0
 		var wg sync.WaitGroup
-		for i := range 200 * 60 {
+		for i := range 200 * 20 {
 			wg.Go(func() {
 				ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 				defer cancel()

@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -32,16 +33,24 @@ import (
 //
 //	first caller, second caller | p, q afterwards | loads of the key
 //
+// A face may have a variant: "alone" has neither store nor locker, "polling" has a locker
+// that does not push, "hearing" has a store with notices, and "stale" begins with a stale
+// value, so that v1 is a load of before and nobody waits.
+//
 // Where it depends on which goroutine runs first, a cell has several lines. Whatever a cell
 // says, it keeps the rules of stage.check.
 
 // A stage is the scene of one cell.
 type stage struct {
-	face   string
-	key    string
-	origin *stageOrigin
-	locker *locallock.Locker
-	p, q   *actor
+	face string
+	err  error
+	as   string // the face's variant; "": none
+	// closing is how long Close of p took, in nanoseconds, and tells how often OnError was told since.
+	closing, tells atomic.Int64
+	key            string
+	origin         *stageOrigin
+	locker         *locallock.Locker
+	p, q           *actor
 }
 
 // A stageOrigin makes the values v1, v2, ... of each key.
@@ -113,25 +122,33 @@ type actor struct {
 	sweep         func(soft bool) error // nil: the face has none
 	close         func() error
 
-	mu      sync.Mutex      // guards what follows
-	entered map[string]bool // the phases that flights of the key have entered
-	bad     map[string]bool // the user's functions that panic
+	mu      sync.Mutex        // guards what follows
+	entered map[string]bool   // the phases that flights of the key have entered
+	bad     map[string]func() // how the user's functions end
 }
 
-// breaks reports whether a user's function is to panic.
+// breaks ends a user's function as spoil has said.
 func (a *actor) breaks(what string) {
 	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.bad[what] {
-		panic("broken " + what)
+	bad := a.bad[what]
+	a.mu.Unlock()
+	if bad != nil {
+		bad()
 	}
 }
 
-// spoil has a user's function panic from now on.
-func (a *actor) spoil(what string) {
+// spoil has a user's function end by bad from now on.
+func (a *actor) spoil(what string, bad func()) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.bad[what] = true
+	a.bad[what] = bad
+}
+
+// forget has no flight have entered a phase.
+func (a *actor) forget() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	clear(a.entered)
 }
 
 // reached reports whether a flight of the key has come to the phase.
@@ -214,7 +231,7 @@ var errFailed = errors.New("origin failed")
 
 // newActor starts a process.
 func (s *stage) newActor(t *testing.T, store *memstore.Store) *actor {
-	a := &actor{store: &stageWire{}, locker: &stageWire{}, entered: map[string]bool{}, bad: map[string]bool{}}
+	a := &actor{store: &stageWire{}, locker: &stageWire{}, entered: map[string]bool{}, bad: map[string]func(){}}
 	wiredS := &wiredStore{wire: &wire{}, store: store}
 	wiredL := &wiredLocker{wire: &wire{}, locker: s.locker}
 	wiredS.set(a.store.call)
@@ -225,8 +242,18 @@ func (s *stage) newActor(t *testing.T, store *memstore.Store) *actor {
 		OnError: func(string, error) { a.breaks("OnError") },
 		Observers: []bellwether.Observer{{Rebuild: func(ctx context.Context, _ string) (context.Context, func(bellwether.Rebuild)) {
 			a.breaks("observer")
-			return ctx, nil
+			return ctx, func(bellwether.Rebuild) { a.breaks("observer") }
 		}}},
+	}
+	switch s.as {
+	case "alone":
+		o.Namespace, o.Store, o.Locker = "", nil, nil
+	case "polling":
+		o.Locker = struct{ bellwether.Locker }{wiredL}
+	case "hearing":
+		o.Store = notifyingStore{wiredS}
+	case "stale":
+		o.TTL, o.StaleWhileRevalidate = 2*time.Minute, 24*time.Hour
 	}
 	phase := func(key, phase string) {
 		if strings.HasSuffix(key, s.key) {
@@ -251,14 +278,15 @@ func (s *stage) newActor(t *testing.T, store *memstore.Store) *actor {
 		}))
 		a.get = func(ctx context.Context, key string) string {
 			w := httptest.NewRecorder()
-			broken := true
+			var broken any
 			func() {
-				defer func() { recover() }()
+				defer func() { broken = recover() }()
 				h.ServeHTTP(w, httptest.NewRequest("GET", "http://h/"+key, nil).WithContext(ctx))
-				broken = false
 			}()
 			switch {
-			case broken:
+			case broken == http.ErrAbortHandler:
+				return "aborted"
+			case broken != nil:
 				return "broken"
 			case w.Code != 200:
 				return strconv.Itoa(w.Code)
@@ -274,7 +302,7 @@ func (s *stage) newActor(t *testing.T, store *memstore.Store) *actor {
 		o.Size = func(string, any) int { a.breaks("Size"); return 10 }
 		o.Codec = bellwether.Codec{
 			Marshal:   func(v any) ([]byte, error) { a.breaks("Codec"); return json.Marshal(v) },
-			Unmarshal: json.Unmarshal,
+			Unmarshal: func(data []byte, v any) error { a.breaks("Unmarshal"); return json.Unmarshal(data, v) },
 		}
 		var c *bellwether.Cache[string]
 		if s.face == "Get" {
@@ -340,6 +368,11 @@ func (s *stage) holdElsewhere() {
 	synctest.Wait()
 }
 
+func panics() { panic("broken") }
+
+// ending is a fault of an adapter that does not return.
+func ending(by func()) fault { return func(context.Context, string) error { by(); return nil } }
+
 // stageEvents are what meets the flight.
 var stageEvents = []struct {
 	name  string
@@ -349,43 +382,75 @@ var stageEvents = []struct {
 	{"nothing", "", func(*stage, func()) {}},
 	{"invalidated here", "", func(s *stage, _ func()) { s.p.invalidate(s.key) }},
 	{"invalidated elsewhere", "", func(s *stage, _ func()) { s.q.invalidate(s.key) }},
-	{"swept here", "HTTP", func(s *stage, _ func()) { s.p.sweep(false) }},
+	{"swept here", "HTTP", func(s *stage, _ func()) { s.err = s.p.sweep(false) }},
 	{"swept elsewhere", "HTTP", func(s *stage, _ func()) { s.q.sweep(false) }},
 	{"softly swept here", "HTTP", func(s *stage, _ func()) { s.p.sweep(true) }},
 	{"softly swept elsewhere", "HTTP", func(s *stage, _ func()) { s.q.sweep(true) }},
-	{"closed", "", func(s *stage, _ func()) { go s.p.close() }},
+	{"closed", "", func(s *stage, _ func()) {
+		s.p.spoil("OnError", func() { s.tells.Add(1) })
+		go func() {
+			began := time.Now()
+			s.p.close()
+			s.closing.Store(int64(time.Since(began)))
+		}()
+	}},
 	{"caller leaves", "", func(_ *stage, leave func()) { leave() }},
+	{"all leave", "", func(_ *stage, leave func()) { leave() }}, // and the second caller comes without time
 	{"lease lost", "", func(s *stage, _ func()) { s.p.locker.set(on(answer(bellwether.ErrLeaseLost), "renew", "release")) }},
 	{"store silent", "", func(s *stage, _ func()) { s.p.store.set(blackHole) }},
 	{"store down", "", func(s *stage, _ func()) { s.p.store.set(refuse) }},
 	{"store takes no writes", "", func(s *stage, _ func()) { s.p.store.set(on(blackHole, "claim", "commit", "invalidate")) }},
+	{"store panics", "", func(s *stage, _ func()) { s.p.store.set(ending(panics)) }},
+	{"store exits", "", func(s *stage, _ func()) { s.p.store.set(ending(runtime.Goexit)) }},
+	{"value too large", "", func(s *stage, _ func()) { s.p.store.set(on(answer(bellwether.ErrTooLarge), "commit")) }},
 	{"locker silent", "", func(s *stage, _ func()) { s.p.locker.set(blackHole) }},
+	{"locker down", "", func(s *stage, _ func()) { s.p.locker.set(refuse) }},
+	{"locker panics", "", func(s *stage, _ func()) { s.p.locker.set(ending(panics)) }},
+	{"locker exits", "", func(s *stage, _ func()) { s.p.locker.set(ending(runtime.Goexit)) }},
 	{"load fails", "", func(s *stage, _ func()) { s.origin.set(func() { s.origin.end = func() error { return errFailed } }) }},
+	{"load cancelled", "Get GetMany", func(s *stage, _ func()) {
+		s.origin.set(func() { s.origin.end = func() error { return context.Canceled } })
+	}},
 	{"load panics", "", func(s *stage, _ func()) { s.origin.set(func() { s.origin.end = func() error { panic("load") } }) }},
 	{"load exits", "", func(s *stage, _ func()) {
 		s.origin.set(func() { s.origin.end = func() error { runtime.Goexit(); return nil } })
 	}},
-	{"Size panics", "Get GetMany", func(s *stage, _ func()) { s.p.spoil("Size") }},
-	{"Codec panics", "Get GetMany", func(s *stage, _ func()) { s.p.spoil("Codec") }},
-	{"observer panics", "", func(s *stage, _ func()) { s.p.spoil("observer") }},
-	{"OnError panics", "", func(s *stage, _ func()) { s.p.spoil("OnError"); s.p.store.set(refuse) }},
+	{"Size panics", "Get GetMany", func(s *stage, _ func()) { s.p.spoil("Size", panics) }},
+	{"Size exits", "Get GetMany", func(s *stage, _ func()) { s.p.spoil("Size", runtime.Goexit) }},
+	{"Codec panics", "Get GetMany", func(s *stage, _ func()) { s.p.spoil("Codec", panics) }},
+	{"Unmarshal panics", "Get GetMany", func(s *stage, _ func()) { s.p.spoil("Unmarshal", panics) }},
+	{"Size panics, OnError exits", "Get GetMany", func(s *stage, _ func()) {
+		s.p.spoil("Size", panics)
+		s.p.spoil("OnError", runtime.Goexit)
+	}},
+	{"observer panics", "", func(s *stage, _ func()) { s.p.spoil("observer", panics) }},
+	{"observer exits", "", func(s *stage, _ func()) { s.p.spoil("observer", runtime.Goexit) }},
+	{"OnError exits", "", func(s *stage, _ func()) { s.p.spoil("OnError", runtime.Goexit); s.p.store.set(refuse) }},
+	{"OnError panics", "", func(s *stage, _ func()) { s.p.spoil("OnError", panics); s.p.store.set(refuse) }},
 }
 
 // runCell plays one cell and returns it.
-func runCell(t *testing.T, face, phase, event string, setup func(*stage) func(), do func(*stage, func())) string {
-	s := &stage{face: face, key: "k", locker: locallock.New(), origin: &stageOrigin{loads: map[string]int{}, live: map[string]map[context.Context]bool{}}}
+func runCell(t *testing.T, face, as, phase, event string, setup func(*stage) func(), do func(*stage, func())) string {
+	s := &stage{face: face, as: as, key: "k", locker: locallock.New(), origin: &stageOrigin{loads: map[string]int{}, live: map[string]map[context.Context]bool{}}}
 	if phase == "streaming" {
 		s.key = "streaming/k"
 	}
 	store := memstore.New()
 	s.p, s.q = s.newActor(t, store), s.newActor(t, store)
 	time.Sleep(5 * time.Second) // what is read at the start is read
+	if as == "stale" {
+		s.p.get(context.Background(), s.key)
+		s.q.get(context.Background(), s.key)
+		time.Sleep(3 * time.Minute)
+		s.p.forget()
+	}
 	release := setup(s)
 	ctx, leave := context.WithCancel(context.Background())
 	defer leave()
+	leaving := ctx
 	var first, second string
 	var callers sync.WaitGroup
-	callers.Go(func() { first = s.p.get(ctx, s.key) })
+	callers.Go(func() { first = s.p.get(leaving, s.key) })
 	for range 100 {
 		if synctest.Wait(); s.p.reached(phase) {
 			break
@@ -399,10 +464,16 @@ func runCell(t *testing.T, face, phase, event string, setup func(*stage) func(),
 	do(s, leave)
 	synctest.Wait()
 	began := time.Now()
-	callers.Go(func() { second = s.p.get(context.Background(), s.key) })
+	callers.Go(func() {
+		if event != "all leave" {
+			ctx = context.Background()
+		}
+		second = s.p.get(ctx, s.key)
+	})
 	synctest.Wait()
 	release()
 	callers.Wait()
+	synctest.Wait() // what goes on behind the callers meets the fault too
 	if took := time.Since(began); took > 12*time.Second {
 		t.Errorf("the callers waited for %v", took)
 	}
@@ -416,8 +487,16 @@ func runCell(t *testing.T, face, phase, event string, setup func(*stage) func(),
 	s.origin.set(func() { s.origin.end, s.origin.build = nil, 0 })
 	time.Sleep(time.Minute)
 	during := s.origin.count(s.key)
-	after := s.p.get(context.Background(), s.key) + " " + s.q.get(context.Background(), s.key)
+	again := func() string {
+		return s.p.get(context.Background(), s.key) + " " + s.q.get(context.Background(), s.key)
+	}
+	after := again()
 	s.check(t, event, before, second, after)
+	if as == "stale" { // both may have been answered with what is rebuilt behind them
+		time.Sleep(5 * time.Second)
+		after = again()
+		s.check(t, event, before, second, after)
+	}
 	cell := fmt.Sprintf("%s %s | %s | %d", first, second, after, during)
 	if n := s.origin.count(s.key) - during; n > 0 {
 		cell += fmt.Sprintf("+%d", n)
@@ -428,9 +507,9 @@ func runCell(t *testing.T, face, phase, event string, setup func(*stage) func(),
 // check holds a cell to the rules that all cells keep.
 func (s *stage) check(t *testing.T, event string, before int, second, after string) {
 	t.Helper()
-	// Nothing from before an invalidation is served after it; softly, only as stale, of which
-	// the table's values have no window.
-	if strings.HasPrefix(event, "invalidated") || strings.Contains(event, "swept") {
+	// Nothing from before an invalidation is served after it; softly, only as stale, for which
+	// one variant alone has a window.
+	if softly := strings.HasPrefix(event, "softly") && s.as == "stale"; !softly && s.err == nil && (strings.HasPrefix(event, "invalidated") || strings.Contains(event, "swept")) {
 		served := strings.Fields(after)
 		if !strings.HasSuffix(event, "elsewhere") { // else within NearTTL
 			served = append(served, second)
@@ -441,7 +520,11 @@ func (s *stage) check(t *testing.T, event string, before int, second, after stri
 			}
 		}
 	}
-	if event != "closed" {
+	if event == "closed" {
+		if took := time.Duration(s.closing.Load()); took > 500*time.Millisecond || s.tells.Load() > 0 {
+			t.Errorf("Close took %v, more than EngineTimeout, or OnError was told %d times", took, s.tells.Load())
+		}
+	} else {
 		for _, v := range strings.Fields(after) {
 			if !strings.HasPrefix(v, "v") {
 				t.Errorf("when all is well again a caller gets %q", v)
@@ -463,9 +546,29 @@ func (s *stage) check(t *testing.T, event string, before int, second, after stri
 	}
 	s.origin.mu.Lock()
 	defer s.origin.mu.Unlock()
-	if alone := []string{"lease lost", "locker silent", "store silent", "store down", "store takes no writes", "OnError panics"}; s.origin.most > 1 && !slices.Contains(alone, event) {
+	alone := strings.Contains(event, "store") || strings.Contains(event, "locker") || strings.HasPrefix(event, "OnError") ||
+		event == "lease lost" || event == "value too large" || s.as == "alone"
+	if s.origin.most > 1 && !alone {
 		t.Errorf("%d loads of the key at one time", s.origin.most)
 	}
+}
+
+// stageFaces are the faces and their variants.
+var stageFaces = []string{"Get", "Get alone", "Get polling", "Get hearing", "Get stale", "GetMany", "HTTP", "HTTP alone"}
+
+// missing reports whether a variant has no such cell.
+func missing(as, phase, event string) bool {
+	switch as {
+	case "alone":
+		return phase != "queueing" && phase != "loading" && phase != "streaming" ||
+			strings.Contains(event, "elsewhere") || strings.Contains(event, "locker") || strings.Contains(event, "store") ||
+			event == "lease lost" || event == "value too large" || strings.HasPrefix(event, "Codec") || strings.HasPrefix(event, "OnError")
+	case "polling":
+		return phase == "watching"
+	case "stale":
+		return phase == "looking" // what is answered afterwards depends on too much
+	}
+	return false
 }
 
 // outcomes is how often a cell is played to find all its lines.
@@ -481,17 +584,18 @@ func TestPhases(t *testing.T) {
 	known := strings.Split(string(kept), "\n")
 	table := []string{"# first caller, second caller | p, q afterwards | loads: see phases_test.go"}
 	is := func(faces, face string) bool { return faces == "" || slices.Contains(strings.Fields(faces), face) }
-	for _, face := range []string{"Get", "GetMany", "HTTP"} {
+	for _, faceAs := range stageFaces {
+		face, as, _ := strings.Cut(faceAs, " ")
 		for _, phase := range stagePhases {
 			for _, event := range stageEvents {
-				if !is(phase.faces, face) || !is(event.faces, face) {
+				if !is(phase.faces, face) || !is(event.faces, face) || missing(as, phase.name, event.name) {
 					continue
 				}
-				name := fmt.Sprintf("%s %s: %s", face, phase.name, event.name)
+				name := fmt.Sprintf("%s %s: %s", faceAs, phase.name, event.name)
 				play := func() (line string) {
 					t.Run(name, func(t *testing.T) {
 						synctest.Test(t, func(t *testing.T) {
-							line = fmt.Sprintf("%-45s %s", name, runCell(t, face, phase.name, event.name, phase.setup, event.do))
+							line = fmt.Sprintf("%-45s %s", name, runCell(t, face, as, phase.name, event.name, phase.setup, event.do))
 						})
 					})
 					return line

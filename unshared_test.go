@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -281,4 +282,110 @@ func TestUnshared_LifetimeIsItsOwn(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A value that is not to be kept leaves nothing older to be served after it.
+func TestGet_ValueWithoutALifeEndsTheStaleOne(t *testing.T) {
+	for _, stored := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			var loads atomic.Int32
+			o := bellwether.Options{TTL: time.Second, StaleWhileRevalidate: time.Hour, Patience: time.Minute}
+			if stored {
+				o.Store = memstore.New()
+			}
+			c := cacheOf(t, func(ctx context.Context, key string) (string, error) {
+				n := loads.Add(1)
+				if n > 1 {
+					bellwether.SetFreshness(ctx, bellwether.Freshness{})
+				}
+				time.Sleep(time.Duration(n) * time.Millisecond)
+				return fmt.Sprint("v", n), nil
+			}, o)
+			last := 0
+			for range 4 {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				v, err := c.Get(ctx, "k")
+				cancel()
+				if err != nil || version(v) <= last-1 {
+					t.Errorf("stored=%t: Get = %q, %v after v%d", stored, v, err, last)
+					break
+				}
+				last = version(v)
+				time.Sleep(time.Second)
+			}
+			// Without patience what is there is served as it is.
+			o.Patience = 0
+			loads.Store(0)
+			d := cacheOf(t, func(ctx context.Context, key string) (string, error) {
+				n := loads.Add(1)
+				if n > 1 {
+					bellwether.SetFreshness(ctx, bellwether.Freshness{})
+				}
+				return fmt.Sprint("v", n), nil
+			}, o)
+			d.Get(t.Context(), "k2")
+			time.Sleep(time.Second)
+			d.Get(t.Context(), "k2") // v1, and v2 behind it
+			synctest.Wait()
+			if v, _ := d.Get(t.Context(), "k2"); v == "v1" {
+				t.Errorf("stored=%t: Get = v1 after its successor was made", stored)
+			}
+		})
+	}
+}
+
+// A value that the store does not take is made by each process, not by one
+// after another.
+func TestFleet_ValuesTheStoreDoesNotTake(t *testing.T) {
+	everyWay(t, func(t *testing.T, by way) {
+		const n, m, build = 5, 20, time.Second
+		f := newFleet(t, n, by, bellwether.Options{})
+		f.each(func(p *process) {
+			p.store.limit = func(e bellwether.Entry) error {
+				if len(e.Value) > 0 {
+					return bellwether.ErrTooLarge
+				}
+				return nil
+			}
+		})
+		for round := range 3 {
+			f.origin.set(func(o *source) { o.loads = 0 })
+			got := f.get(m, "k")
+			if len(got.failed) > 0 || got.slowest > 2*build+time.Second {
+				t.Errorf("round %d: the slowest caller waited %v for a load of %v: %v", round, got.slowest, build, got.count)
+			}
+			if loads, _ := f.origin.count(); loads != n {
+				t.Errorf("round %d: %d loads in %d processes", round, loads, n)
+			}
+			// Within their TTL the values hold, each in its process, also when
+			// the store has been asked about them.
+			for range 5 {
+				time.Sleep(2 * time.Second)
+				f.get(m, "k")
+			}
+			if loads, _ := f.origin.count(); loads != n {
+				t.Errorf("round %d: %d loads in %d processes within one TTL", round, loads, n)
+			}
+			if err := f.processes[0].Invalidate(context.Background(), "k"); err != nil {
+				t.Error(err)
+			}
+			time.Sleep(2 * time.Second) // all have seen it
+		}
+	})
+}
+
+// Nobody waits for a value that lives no longer than its load.
+func TestFleet_ValuesWithoutALife(t *testing.T) {
+	everyWay(t, func(t *testing.T, by way) {
+		const n, m, build = 5, 20, time.Second
+		f := newFleet(t, n, by, bellwether.Options{})
+		f.origin.lifeless = true
+		got := f.get(m, "k")
+		if len(got.failed) > 0 || got.slowest > 2*build+time.Second {
+			t.Errorf("the slowest caller waited %v for a load of %v: %v", got.slowest, build, got.count)
+		}
+		if loads, _ := f.origin.count(); loads > n {
+			t.Errorf("%d loads in %d processes", loads, n)
+		}
+	})
 }

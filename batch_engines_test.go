@@ -1,0 +1,350 @@
+package bellwether_test
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/lockers/locallock"
+	"github.com/bellwether-go/bellwether/stores/memstore"
+)
+
+// This file tests GetMany over engines that are slow, down or at fault.
+
+// A key that another process holds is waited for by itself.
+func TestGetMany_HeldKeyDelaysNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		slow, origin := &batchSource{build: 20 * time.Second}, &batchSource{build: time.Second}
+		store, locker := memstore.New(), locallock.New()
+		o := bellwether.Options{Store: store, Locker: locker}
+		other, c, third := batchCache(t, slow.load, o), batchCache(t, origin.load, o), batchCache(t, origin.load, o)
+		go other.Get(t.Context(), "held")
+		synctest.Wait()
+
+		start := time.Now()
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			values, err := c.GetMany(t.Context(), []string{"a", "held", "b"})
+			wantAll(t, []string{"a", "held", "b"}, values, err)
+			wantTook(t, start, 20*time.Second)
+		})
+		synctest.Wait()
+		for _, p := range []*bellwether.Cache[string]{c, third} {
+			wg.Go(func() {
+				if v, err := p.Get(t.Context(), "b"); v != "b v1" || err != nil {
+					t.Errorf("%q, %v", v, err)
+				}
+				wantTook(t, start, time.Second)
+			})
+		}
+		wg.Go(func() {
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+			defer cancel()
+			values, err := third.GetMany(ctx, []string{"held", "a", "b"})
+			if failed := failures(t, err); len(values) != 2 || len(failed) != 1 || !errors.Is(failed["held"], context.DeadlineExceeded) {
+				t.Errorf("%q, %v", values, err)
+			}
+			wantTook(t, start, 2*time.Second)
+		})
+		wg.Wait()
+		origin.wantLoads(t, "a b")
+		slow.wantLoads(t, "held")
+	})
+}
+
+// A lockerOf is a locker with a fault for some keys.
+type lockerOf struct {
+	bellwether.Locker
+	fault func(ctx context.Context, key string) error
+}
+
+func (l lockerOf) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
+	if err := l.fault(ctx, ownKey(key)); err != nil {
+		return nil, err
+	}
+	return l.Locker.TryAcquire(ctx, key, ttl)
+}
+
+// An engine that is slow about one key delays the others for a moment only, and
+// the key is loaded later, by itself.
+func TestGetMany_SlowElectionDelaysNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		origin := &batchSource{build: 2 * time.Second}
+		c := batchCache(t, origin.load, bellwether.Options{Store: memstore.New(), Locker: lockerOf{locallock.New(), func(ctx context.Context, key string) error {
+			if key != "slow" {
+				return nil
+			}
+			return blackHole(ctx, key)
+		}}})
+		start := time.Now()
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			values, err := c.GetMany(t.Context(), []string{"a", "slow", "b"})
+			wantAll(t, []string{"a", "slow", "b"}, values, err)
+			wantTook(t, start, 2500*time.Millisecond)
+		})
+		synctest.Wait()
+		if v, err := c.Get(t.Context(), "b"); v != "b v1" || err != nil {
+			t.Errorf("%q, %v", v, err)
+		}
+		wantTook(t, start, 2020*time.Millisecond)
+		wg.Wait()
+		origin.wantLoads(t, "a b", "slow")
+	})
+}
+
+// However many answers of the locker are slow one after another, who is ready
+// waits for no more than EngineTimeout.
+func TestGetMany_ManySlowElections(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		origin := &batchSource{build: time.Second}
+		var n atomic.Int32
+		c := batchCache(t, origin.load, bellwether.Options{EngineTimeout: time.Second, Store: memstore.New(),
+			Locker: lockerOf{locallock.New(), func(ctx context.Context, key string) error {
+				time.Sleep(time.Duration(n.Add(1)) * 15 * time.Millisecond % (190 * time.Millisecond))
+				return nil
+			}}})
+		keys := manyKeys(400)
+		start := time.Now()
+		values, err := c.GetMany(t.Context(), keys)
+		wantAll(t, keys, values, err)
+		loads := origin.loads()
+		if len(loads) < 2 || len(loads) > 8 || time.Since(start) > 4*time.Second {
+			t.Errorf("%d loads, %v in all", len(loads), time.Since(start))
+		}
+	})
+}
+
+// A server of the store's that does not answer for its keys has the others wait
+// for nothing.
+func TestGetMany_StoreIsSilentAboutSome(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		origin := &batchSource{build: time.Second}
+		store := &wiredStore{wire: &wire{}, store: memstore.New()}
+		c := batchCache(t, origin.load, bellwether.Options{Store: batchingStore{store, map[string]bool{"mute": true}}})
+		start := time.Now()
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			values, err := c.GetMany(t.Context(), []string{"mute", "a", "b"})
+			wantAll(t, []string{"a", "b", "mute"}, values, err)
+			wantTook(t, start, 1500*time.Millisecond)
+		})
+		synctest.Wait()
+		if v, err := c.Get(t.Context(), "a"); v != "a v1" || err != nil {
+			t.Errorf("%q, %v", v, err)
+		}
+		wantTook(t, start, 1020*time.Millisecond)
+		wg.Wait()
+		origin.wantLoads(t, "a b", "mute")
+	})
+}
+
+// The first of the keys may have its answer, and be over, while the store has not
+// told of the others.
+func TestGetMany_AnswersComeOneByOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store, keys := memstore.New(), manyKeys(20)
+		origin := &batchSource{}
+		if _, err := batchCache(t, origin.load, bellwether.Options{Store: store}).GetMany(t.Context(), keys); err != nil {
+			t.Fatal(err)
+		}
+		c := batchCache(t, origin.load, bellwether.Options{Store: trickling{store}})
+		values, err := c.GetMany(t.Context(), keys)
+		wantAll(t, keys, values, err)
+		if n := len(origin.loads()); n != 1 {
+			t.Errorf("%d loads, want 1: %q", n, origin.loads())
+		}
+	})
+}
+
+type trickling struct{ *memstore.Store }
+
+func (s trickling) GetMany(ctx context.Context, keys []string, each func(int, bellwether.Entry, error)) {
+	for i, key := range keys {
+		e, err := s.Get(ctx, key)
+		each(i, e, err)
+		time.Sleep(time.Millisecond)
+	}
+}
+
+func TestGetMany_StoreIsDown(t *testing.T) {
+	for name, f := range map[string]fault{"refuses": refuse, "hangs": blackHole} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				origin := &batchSource{build: time.Second}
+				ps := newBatchFleet(t, 1, origin, bellwether.Options{})
+				ps[0].store.set(f)
+				keys := manyKeys(50)
+				start := time.Now()
+				values, err := ps[0].GetMany(t.Context(), keys)
+				wantAll(t, keys, values, err)
+				if took := time.Since(start); took > 1500*time.Millisecond {
+					t.Errorf("took %v", took)
+				}
+				if n := ps[0].store.count(); n > 3 {
+					t.Errorf("%d calls of a store that is down", n)
+				}
+				origin.wantLoads(t, strings.Join(keys, " "))
+			})
+		})
+	}
+	t.Run("one lost packet", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			origin := &batchSource{build: time.Second}
+			ps := newBatchFleet(t, 2, origin, bellwether.Options{})
+			keys := manyKeys(50)
+			ps[1].GetMany(t.Context(), keys)
+			ps[0].store.set(func(context.Context, string) error {
+				ps[0].store.set(nil)
+				return errRefused
+			})
+			values, err := ps[0].GetMany(t.Context(), keys)
+			wantAll(t, keys, values, err)
+			if n := len(origin.loads()); n != 1 || ps[0].store.count() != 2 {
+				t.Errorf("%d loads, %d calls of the store", n, ps[0].store.count())
+			}
+		})
+	})
+}
+
+// A lease that is lost during the load takes its own key from it.
+func TestGetMany_LeaseLostDuringTheLoad(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		slow, origin := &batchSource{build: 8 * time.Second}, &batchSource{build: time.Second}
+		store, locker := memstore.New(), locallock.New()
+		cut := &atomic.Bool{}
+		c := batchCache(t, slow.load, bellwether.Options{Store: store, Locker: renewals{locker, func(key string) error {
+			if key == "b" && cut.Load() {
+				return errRefused
+			}
+			return nil
+		}}})
+		other := batchCache(t, origin.load, bellwether.Options{Store: store, Locker: locker})
+		start := time.Now()
+		var wg sync.WaitGroup
+		cut.Store(true) // b's lease runs out at 5 s, and nobody says so
+		wg.Go(func() {
+			values, err := c.GetMany(t.Context(), []string{"a", "b"})
+			if err != nil || !maps.Equal(values, map[string]string{"a": "a v1", "b": "b v1"}) {
+				t.Errorf("%q, %v", values, err)
+			}
+			if took := time.Since(start); took < 8*time.Second || took > 8*time.Second+10*time.Millisecond {
+				t.Errorf("took %v, want the load's 8 s", took)
+			}
+		})
+		time.Sleep(6 * time.Second)
+		if v, err := other.Get(t.Context(), "b"); v != "b v1" || err != nil {
+			t.Errorf("%q, %v", v, err)
+		}
+		wg.Wait()
+		slow.wantLoads(t, "a b")
+		origin.wantLoads(t, "b")
+		if s := c.Stats(); s.Fenced != 1 {
+			t.Errorf("%d commits were fenced, want that of b", s.Fenced)
+		}
+	})
+}
+
+// renewals is a locker whose renewals may fail.
+type renewals struct {
+	*locallock.Locker
+	fault func(key string) error
+}
+
+func (l renewals) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
+	lease, err := l.Locker.TryAcquire(ctx, key, ttl)
+	if err != nil {
+		return nil, err
+	}
+	return renewedLease{lease, func() error { return l.fault(ownKey(key)) }}, nil
+}
+
+type renewedLease struct {
+	bellwether.Lease
+	fault func() error
+}
+
+func (l renewedLease) Renew(ctx context.Context, ttl time.Duration) error {
+	if err := l.fault(); err != nil {
+		return err
+	}
+	return l.Lease.Renew(ctx, ttl)
+}
+
+// A process that died with many leases is followed by few loads and not by one
+// for each key.
+func TestGetMany_TakeoverTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		origin := &batchSource{build: time.Second}
+		store, locker := memstore.New(), locallock.New()
+		keys := manyKeys(50)
+		for _, key := range keys[:40] { // and nobody renews
+			if _, err := locker.TryAcquire(t.Context(), "test:"+key, 5*time.Second); err != nil {
+				t.Fatal(err)
+			}
+		}
+		c := batchCache(t, origin.load, bellwether.Options{Store: store, Locker: locker})
+		start := time.Now()
+		values, err := c.GetMany(t.Context(), keys)
+		wantAll(t, keys, values, err)
+		loads := origin.loads()
+		if len(loads) > 4 || len(loads[0]) != 10 {
+			t.Errorf("%d loads: %q", len(loads), loads)
+		}
+		if took := time.Since(start); took > 7*time.Second {
+			t.Errorf("took %v", took)
+		}
+	})
+}
+
+// A store's adapter that does not keep its contract costs its keys the store, and
+// nobody an answer.
+func TestGetMany_AdapterFaults(t *testing.T) {
+	for name, getMany := range map[string]func(keys []string, each func(int, bellwether.Entry, error)){
+		"panics": func(keys []string, each func(int, bellwether.Entry, error)) {
+			each(0, bellwether.Entry{}, bellwether.ErrNotFound)
+			panic("adapter")
+		},
+		"exits":     func(keys []string, each func(int, bellwether.Entry, error)) { runtime.Goexit() },
+		"says none": func(keys []string, each func(int, bellwether.Entry, error)) {},
+		"says twice": func(keys []string, each func(int, bellwether.Entry, error)) {
+			for range 2 {
+				for i := range keys {
+					each(i, bellwether.Entry{}, bellwether.ErrNotFound)
+				}
+			}
+		},
+		"of others": func(keys []string, each func(int, bellwether.Entry, error)) {
+			each(len(keys), bellwether.Entry{}, bellwether.ErrNotFound)
+		},
+		"late": func(keys []string, each func(int, bellwether.Entry, error)) {
+			time.AfterFunc(time.Second/2, func() { each(0, bellwether.Entry{}, bellwether.ErrNotFound) })
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				origin := &batchSource{build: time.Second}
+				c := batchCache(t, origin.load, bellwether.Options{Store: faultyBatches{memstore.New(), getMany}})
+				values, err := c.GetMany(t.Context(), []string{"a", "b"})
+				wantAll(t, []string{"a", "b"}, values, err)
+			})
+		})
+	}
+}
+
+type faultyBatches struct {
+	bellwether.Store
+	getMany func([]string, func(int, bellwether.Entry, error))
+}
+
+func (s faultyBatches) GetMany(_ context.Context, keys []string, each func(int, bellwether.Entry, error)) {
+	s.getMany(keys, each)
+}

@@ -1,0 +1,192 @@
+package bellwether_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+)
+
+// This file tests what a batch load returns, and what its callers get of that.
+
+// Partial results: what the map has, what the error names, and what neither has.
+func TestGetMany_PartialResults(t *testing.T) {
+	down := errors.New("shard down")
+	for _, test := range []struct {
+		name   string
+		err    error
+		failed map[string]error
+		absent []string
+	}{
+		{"nil", nil, nil, []string{"x", "y"}},
+		{"BatchError", &bellwether.BatchError{Errors: map[string]error{"x": down, "v": down}}, map[string]error{"x": down, "v": down}, []string{"y"}},
+		{"not found by error", &bellwether.BatchError{Errors: map[string]error{"x": fmt.Errorf("row: %w", bellwether.ErrNotFound)}}, nil, []string{"x", "y"}},
+		{"a nil error is none", &bellwether.BatchError{Errors: map[string]error{"x": nil}}, nil, []string{"x", "y"}},
+		{"wrapped", fmt.Errorf("query: %w", &bellwether.BatchError{Errors: map[string]error{"x": down}}), map[string]error{"x": down, "y": down}, nil},
+		{"joined", errors.Join(&bellwether.BatchError{Errors: map[string]error{"x": down}}, down), map[string]error{"x": down, "y": down}, nil},
+		{"other", down, map[string]error{"x": down, "y": down}, nil},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				origin := &batchSource{do: func(_ context.Context, keys []string, values map[string]string) error {
+					delete(values, "x")
+					delete(values, "y")
+					values["nobody asked"] = "for it"
+					return test.err
+				}}
+				ps := newBatchFleet(t, 2, origin, bellwether.Options{ErrorTTL: time.Minute})
+				keys := []string{"v", "w", "x", "y"}
+				for i, p := range []*process{ps[0], ps[0], ps[1]} {
+					values, err := p.GetMany(t.Context(), keys)
+					failed := failures(t, err)
+					for _, key := range keys {
+						_, found := values[key]
+						want := test.failed[key]
+						remote, _ := errors.AsType[*bellwether.RemoteError](failed[key])
+						switch {
+						case want != nil:
+							if found || !errors.Is(failed[key], want) && (remote == nil || !strings.Contains(remote.Message, want.Error())) {
+								t.Errorf("call %d: %s: found %v, %v, want %v", i, key, found, failed[key], want)
+							}
+						case found == slices.Contains(test.absent, key) || failed[key] != nil:
+							t.Errorf("call %d: %s: found %v, %v", i, key, found, failed[key])
+						}
+					}
+					if len(values) > len(keys) {
+						t.Errorf("values %q", values)
+					}
+				}
+				origin.wantLoads(t, "v w x y") // failures and absences are remembered, elsewhere too
+				if _, err := ps[1].Get(t.Context(), "nobody asked"); err != nil {
+					t.Error(err)
+				}
+			})
+		})
+	}
+}
+
+func TestNewBatch_GetIsABatchOfOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		origin := &batchSource{do: func(_ context.Context, keys []string, values map[string]string) error {
+			delete(values, "absent")
+			if _, bad := values["bad"]; bad {
+				return &bellwether.BatchError{Errors: map[string]error{"bad": errOrigin}}
+			}
+			return nil
+		}}
+		c := batchCache(t, origin.load, bellwether.Options{})
+		if v, err := c.Get(t.Context(), "a"); v != "a v1" || err != nil {
+			t.Errorf("%q, %v", v, err)
+		}
+		if _, err := c.Get(t.Context(), "absent"); err != bellwether.ErrNotFound {
+			t.Error(err)
+		}
+		if _, err := c.Get(t.Context(), "bad"); err != errOrigin {
+			t.Error(err)
+		}
+		origin.wantLoads(t, "a", "absent", "bad")
+	})
+}
+
+func TestSetFreshnessOf(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		origin := &batchSource{do: func(ctx context.Context, keys []string, values map[string]string) error {
+			bellwether.SetFreshnessOf(ctx, "long", bellwether.Freshness{TTL: time.Hour})
+			bellwether.SetFreshnessOf(ctx, "absent long", bellwether.Freshness{TTL: time.Hour})
+			bellwether.SetFreshness(ctx, bellwether.Freshness{TTL: 10 * time.Minute})
+			delete(values, "absent")
+			delete(values, "absent long")
+			return nil
+		}}
+		c := batchCache(t, origin.load, bellwether.Options{NotFoundTTL: 20 * time.Minute})
+		keys := []string{"short", "long", "absent", "absent long"}
+		for _, one := range []bool{false, true} {
+			origin.set(func(o *batchSource) { o.batches = nil })
+			c.Invalidate(t.Context(), keys...)
+			ask := func() (loaded []string) {
+				before := len(origin.loads())
+				if one {
+					for _, key := range keys {
+						c.Get(t.Context(), key)
+					}
+				} else if _, err := c.GetMany(t.Context(), keys); err != nil {
+					t.Error(err)
+				}
+				for _, keys := range origin.loads()[before:] {
+					loaded = append(loaded, keys...)
+				}
+				return loaded
+			}
+			ask()
+			for _, step := range []struct {
+				after time.Duration
+				want  []string
+			}{
+				{9 * time.Minute, nil},
+				{2 * time.Minute, []string{"short"}},
+				{8 * time.Minute, nil},
+				{2 * time.Minute, []string{"short", "absent"}},
+				{40 * time.Minute, []string{"short", "long", "absent", "absent long"}},
+			} {
+				time.Sleep(step.after)
+				if got := ask(); !slices.Equal(got, step.want) {
+					t.Errorf("one by one: %v: %v later %q are loaded, want %q", one, step.after, got, step.want)
+				}
+			}
+		}
+		bellwether.SetFreshnessOf(t.Context(), "k", bellwether.Freshness{}) // nothing
+	})
+}
+
+func TestGetManyFunc(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		origin, own := &batchSource{build: time.Second}, &batchSource{build: time.Second}
+		c := batchCache(t, origin.load, bellwether.Options{})
+		go c.Get(t.Context(), "b")
+		synctest.Wait()
+		values, err := c.GetManyFunc(t.Context(), []string{"a", "b", "c"}, own.load)
+		wantAll(t, []string{"a", "b", "c"}, values, err)
+		own.wantLoads(t, "a c")
+		origin.wantLoads(t, "b")
+	})
+}
+
+// GetMany is itself a batch load.
+func TestGetMany_IsABatchLoad(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		origin := &batchSource{do: func(_ context.Context, keys []string, values map[string]string) error {
+			delete(values, "absent")
+			return &bellwether.BatchError{Errors: map[string]error{"bad": errOrigin}}
+		}}
+		behind := batchCache(t, origin.load, bellwether.Options{})
+		c := batchCache(t, behind.GetMany, bellwether.Options{})
+		values, err := c.GetMany(t.Context(), []string{"a", "bad", "absent"})
+		if failed := failures(t, err); len(values) != 1 || values["a"] == "" || len(failed) != 1 || !errors.Is(failed["bad"], errOrigin) {
+			t.Errorf("%q, %v", values, err)
+		}
+		origin.wantLoads(t, "a bad absent")
+	})
+}
+
+func TestBatchError(t *testing.T) {
+	a, b := errors.New("a's"), fmt.Errorf("b's: %w", context.Canceled)
+	e := &bellwether.BatchError{Errors: map[string]error{"b": b, "a": a}}
+	if got := e.Error(); got != `bellwether: 2 keys failed, the first is "a": a's` {
+		t.Error(got)
+	}
+	if got := (&bellwether.BatchError{Errors: map[string]error{"b": b}}).Error(); got != `bellwether: key "b": b's: context canceled` {
+		t.Error(got)
+	}
+	if got := (&bellwether.BatchError{}).Error(); got != "bellwether: no key failed" {
+		t.Error(got)
+	}
+	if !errors.Is(e, a) || !errors.Is(e, context.Canceled) || errors.Is(e, bellwether.ErrNotFound) || !slices.Equal(e.Unwrap(), []error{a, b}) {
+		t.Error(e.Unwrap())
+	}
+}

@@ -1,0 +1,176 @@
+package bellwether_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/lockers/locallock"
+	"github.com/bellwether-go/bellwether/stores/memstore"
+)
+
+// This file tests how batch loads share MaxRebuilds.
+
+// A batch load is one of the MaxRebuilds, for as long as it runs.
+func TestGetMany_MaxRebuilds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		origin := &batchSource{build: time.Second}
+		ps := newBatchFleet(t, 1, origin, bellwether.Options{MaxRebuilds: 2, MaxQueued: 3})
+		start := time.Now()
+		var wg sync.WaitGroup
+		for i := range 5 { // 2 run, 3 wait, each as one however many keys it has
+			wg.Go(func() {
+				var keys []string
+				for j := range 50 {
+					keys = append(keys, fmt.Sprint(i, " ", j))
+				}
+				values, err := ps[0].GetMany(t.Context(), keys)
+				wantAll(t, keys, values, err)
+			})
+		}
+		synctest.Wait()
+		if _, err := ps[0].GetMany(t.Context(), []string{"x", "y"}); !errors.Is(err, bellwether.ErrOverloaded) {
+			t.Errorf("one more: %v", err)
+		}
+		wg.Wait()
+		wantTook(t, start, 3*time.Second)
+		origin.set(func(o *batchSource) {
+			if len(o.batches) != 5 || o.mostAll != 2 {
+				t.Errorf("%d loads, %d at one time", len(o.batches), o.mostAll)
+			}
+		})
+	})
+}
+
+func TestGetMany_LoadThatIgnoresItsContextKeepsItsSlot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		origin := &batchSource{build: 10 * time.Second, deaf: true}
+		c := batchCache(t, origin.load, bellwether.Options{MaxRebuilds: 1, RebuildTimeout: time.Second, ErrorTTL: -1, MaxWait: time.Minute})
+		if _, err := c.GetMany(t.Context(), []string{"a", "b"}); !errors.Is(err, bellwether.ErrRebuildTimeout) {
+			t.Error(err)
+		}
+		origin.set(func(o *batchSource) { o.build = 0 })
+		start := time.Now()
+		values, err := c.GetMany(t.Context(), []string{"a", "b"})
+		wantAll(t, []string{"a", "b"}, values, err)
+		wantTook(t, start, 9*time.Second)
+	})
+}
+
+// A key of a call that another process takes too long for is hedged with a slot
+// of the call's, and that one's load may use it once.
+func TestGetMany_Hedge(t *testing.T) {
+	for name, get := range map[string]func(*bellwether.Cache[string], *batchSource, ...string) (map[string]string, error){
+		"GetMany": func(c *bellwether.Cache[string], _ *batchSource, keys ...string) (map[string]string, error) {
+			return c.GetMany(context.Background(), keys)
+		},
+		"GetManyFunc": func(c *bellwether.Cache[string], origin *batchSource, keys ...string) (map[string]string, error) {
+			return c.GetManyFunc(context.Background(), keys, origin.load)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if !survives(t) {
+				return
+			}
+			synctest.Test(t, func(t *testing.T) {
+				origin := &batchSource{build: time.Second}
+				ps := newBatchFleet(t, 2, origin, bellwether.Options{MaxRebuilds: 2, Hedge: 3, HedgeShare: 1})
+				for i := range 3 {
+					ps[1].Get(t.Context(), fmt.Sprint("own", i))
+				}
+				origin.set(func(o *batchSource) { o.build = 20 * time.Second })
+				for _, key := range []string{"a", "b"} {
+					go ps[0].Get(t.Context(), key)
+				}
+				synctest.Wait()
+				origin.set(func(o *batchSource) { o.build = time.Second })
+				start := time.Now()
+				values, err := get(ps[1].Cache, origin, "a", "b")
+				wantAll(t, []string{"a", "b"}, values, err)
+				if took := time.Since(start); took > 5*time.Second || ps[1].Stats().Hedges != 2 {
+					t.Errorf("took %v, %d hedges", took, ps[1].Stats().Hedges)
+				}
+				time.Sleep(time.Minute)
+				start = time.Now()
+				var wg sync.WaitGroup
+				for _, key := range []string{"x", "y"} { // both slots are back, and no more
+					wg.Go(func() { ps[1].Get(t.Context(), key) })
+				}
+				wg.Wait()
+				wantTook(t, start, time.Second)
+			})
+		})
+	}
+}
+
+// Who comes too late for the load that its slot was for waits for another slot
+// without its share of that one, also when late ones could fill all slots.
+func TestGetMany_LateForItsSlot(t *testing.T) {
+	for _, slots := range []int{1, 2, 4} {
+		t.Run(fmt.Sprint(slots), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				origin := &batchSource{build: 10 * time.Millisecond}
+				c := batchCache(t, origin.load, bellwether.Options{MaxRebuilds: slots, Store: memstore.New(),
+					Locker: lockerOf{locallock.New(), func(_ context.Context, key string) error {
+						if strings.HasPrefix(key, "late") {
+							time.Sleep(100 * time.Millisecond)
+						}
+						return nil
+					}}})
+				start := time.Now()
+				var wg sync.WaitGroup
+				for i := range slots {
+					wg.Go(func() {
+						keys := []string{fmt.Sprint("early", i), fmt.Sprint("late", i)}
+						values, err := c.GetMany(t.Context(), keys)
+						wantAll(t, keys, values, err)
+						wantTook(t, start, 110*time.Millisecond)
+					})
+				}
+				wg.Wait()
+				origin.set(func(o *batchSource) {
+					o.build = time.Second
+					if o.mostAll > slots {
+						t.Errorf("%d loads at one time", o.mostAll)
+					}
+				})
+				start = time.Now()
+				for i := range slots + 1 { // all slots are back, and no more
+					wg.Go(func() { c.Get(t.Context(), fmt.Sprint(i)) })
+				}
+				wg.Wait()
+				wantTook(t, start, 2*time.Second)
+			})
+		})
+	}
+}
+
+// Of New's load a GetMany makes one call for each key, and none of them is too
+// many, however few may run or wait.
+func TestGetMany_WithoutABatchLoad(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var running, most, loads atomic.Int32
+		c := cacheOf(t, func(ctx context.Context, key string) (string, error) {
+			loads.Add(1)
+			most.Store(max(most.Load(), running.Add(1)))
+			defer running.Add(-1)
+			time.Sleep(time.Second)
+			return key + " v", nil
+		}, bellwether.Options{MaxRebuilds: 10, MaxQueued: 1, Store: memstore.New(), Locker: locallock.New()})
+		keys := manyKeys(100)
+		start := time.Now()
+		values, err := c.GetMany(t.Context(), keys)
+		wantAll(t, keys, values, err)
+		wantTook(t, start, 10*time.Second)
+		if most.Load() != 10 || loads.Load() != 100 {
+			t.Errorf("%d loads, %d at one time", loads.Load(), most.Load())
+		}
+	})
+}

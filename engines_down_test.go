@@ -1,0 +1,412 @@
+package bellwether_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/lockers/locallock"
+	"github.com/bellwether-go/bellwether/stores/memstore"
+)
+
+// This file tests callers whose engines fail, hang or answer nonsense.
+
+// A failed load falls back on what the fleet holds, a new value after an
+// outage of the store falls back on nothing older.
+func TestFleet_OlderAfterNewer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 1, push, bellwether.Options{TTL: 10 * time.Second, StaleWhileRevalidate: time.Hour})
+		p := f.processes[0]
+		p.Get(t.Context(), "k")
+		time.Sleep(10 * time.Second)
+		p.store.set(on(refuse, "commit"))
+		p.Get(t.Context(), "k") // stale, and v2 behind it, which the store does not take
+		time.Sleep(time.Second + 1)
+		if v, _ := p.Get(t.Context(), "k"); v != "v2" {
+			t.Fatalf("Get = %q, want v2", v)
+		}
+		p.store.set(nil)
+		for range 30 {
+			time.Sleep(100 * time.Millisecond)
+			if v, err := p.Get(t.Context(), "k"); err != nil || version(v) < 2 {
+				t.Fatalf("Get = %q, %v after v2 was served", v, err)
+			}
+		}
+	})
+}
+
+// engineFaults are what engines do to a rebuild in all processes.
+var engineFaults = map[string]func(p *process){
+	"store is a black hole":          func(p *process) { p.store.set(blackHole) },
+	"store refuses":                  func(p *process) { p.store.set(refuse) },
+	"store panics":                   func(p *process) { p.store.set(func(context.Context, string) error { panic("adapter") }) },
+	"store's Get is a black hole":    func(p *process) { p.store.set(on(blackHole, "get")) },
+	"store's Claim is a black hole":  func(p *process) { p.store.set(on(blackHole, "claim")) },
+	"store's Claim refuses":          func(p *process) { p.store.set(on(refuse, "claim")) },
+	"store's Claim panics":           func(p *process) { p.store.set(on(func(context.Context, string) error { panic("adapter") }, "claim")) },
+	"store says corrupt":             func(p *process) { p.store.set(on(answer(bellwether.ErrCorrupt), "get")) },
+	"store's answers mean nothing":   func(p *process) { p.store.set(on(answer(bellwether.ErrLeaseLost), "get", "claim")) },
+	"locker is a black hole":         func(p *process) { p.locker.set(blackHole) },
+	"locker refuses":                 func(p *process) { p.locker.set(refuse) },
+	"locker panics":                  func(p *process) { p.locker.set(func(context.Context, string) error { panic("adapter") }) },
+	"locker's answers mean nothing":  func(p *process) { p.locker.set(on(answer(bellwether.ErrNotFound), "acquire")) },
+	"both are black holes":           func(p *process) { p.store.set(blackHole); p.locker.set(blackHole) },
+	"both refuse":                    func(p *process) { p.store.set(refuse); p.locker.set(refuse) },
+	"locker hangs, then store hangs": func(p *process) { p.locker.set(blackHole); p.store.set(on(blackHole, "claim", "commit")) },
+}
+
+// Coordination that is down is no outage: nobody fails, nobody waits longer
+// than one EngineTimeout beyond the load, and when the engines are back there
+// is one load for the fleet again.
+func TestFleet_EngineFaults(t *testing.T) {
+	const n, m, build, timeout = 3, 20, time.Second, 500 * time.Millisecond
+	for name, inject := range engineFaults {
+		t.Run(name, func(t *testing.T) {
+			everyWay(t, func(t *testing.T, by way) {
+				f := newFleet(t, n, by, bellwether.Options{TTL: 30 * time.Second, EngineTimeout: timeout})
+				f.each(inject)
+				for round := range 3 {
+					before, _ := f.origin.count()
+					got := f.get(m, fmt.Sprint("k", round))
+					if len(got.failed) > 0 {
+						t.Fatalf("answers %v", got.count)
+					}
+					most := build + timeout + pollLag(build)
+					if by == poll {
+						most += n * time.Second / 2 // until it is seen that a lease was released without a value
+					}
+					if strings.Contains(name, "Claim is") || strings.Contains(name, "then store") {
+						most += (n - 1) * timeout // each waits out its own claim, as holder
+					}
+					if got.slowest > most {
+						t.Errorf("the slowest caller waited %v, want at most %v: %v", got.slowest, most, got.count)
+					}
+					if loads, _ := f.origin.count(); loads-before > n {
+						t.Errorf("%d loads in %d processes", loads-before, n)
+					}
+				}
+				f.recovers(t)
+			})
+		})
+	}
+}
+
+// One call that fails is a lost packet, not an outage of the fleet's election.
+func TestFleet_OneLostPacketWhileWaiting(t *testing.T) {
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 3, by, bellwether.Options{})
+		f.origin.build = 4 * time.Second
+		go f.get(1, "k")
+		time.Sleep(time.Second / 2)
+		f.each(func(p *process) {
+			var once atomic.Bool
+			p.store.set(on(func(context.Context, string) error {
+				if once.Swap(true) {
+					return nil
+				}
+				return errRefused
+			}, "get"))
+		})
+		time.Sleep(4 * time.Second)
+		f.wantLoads(t, 1)
+	})
+}
+
+// A store that refuses each commit as too late, because it forgets claims
+// sooner than they are redeemed: callers get what was made while they waited,
+// and a flight that nobody waits for ends.
+func TestFleet_StoreForgetsClaims(t *testing.T) {
+	for _, build := range []time.Duration{0, time.Second} {
+		t.Run(build.String(), func(t *testing.T) {
+			everyWay(t, func(t *testing.T, by way) {
+				const n, m = 3, 20
+				f := newFleet(t, n, by, bellwether.Options{MaxWait: 30 * time.Second})
+				f.origin.build = build
+				f.each(func(p *process) { p.store.set(on(answer(bellwether.ErrFenced), "commit")) })
+				if got := f.get(m, "k"); len(got.failed) > 0 {
+					t.Errorf("answers %v", got.count)
+				}
+				time.Sleep(time.Minute) // nobody asks any more
+				most := 5 * n
+				if build == 0 {
+					most *= m // they hardly meet
+				}
+				if loads, _ := f.origin.count(); loads > most {
+					t.Errorf("%d loads for one herd in %d processes", loads, n)
+				}
+			})
+		})
+	}
+}
+
+func TestFleet_CorruptEntries(t *testing.T) {
+	undecodable := map[string]bool{"another codec's bytes": true, "no bytes": true, "unknown kind": true}
+	for name, tamper := range map[string]func(*bellwether.Entry){
+		"another codec's bytes": func(e *bellwether.Entry) { e.Value = []byte("\x00\x01not JSON") },
+		"no bytes":              func(e *bellwether.Entry) { e.Value = nil },
+		"unknown kind":          func(e *bellwether.Entry) { e.Kind = 77 },
+		"nothing, but an epoch": func(e *bellwether.Entry) { *e = bellwether.Entry{Epoch: e.Epoch} },
+		"older than time":       func(e *bellwether.Entry) { e.Age = 1<<63 - 1 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				type pair struct{ A, B int }
+				store := memstore.New()
+				var loads atomic.Int32
+				load := func(ctx context.Context, key string) (pair, error) {
+					loads.Add(1)
+					return pair{1, 2}, nil
+				}
+				good := cacheOf(t, load, bellwether.Options{Store: store, Locker: locallock.New()})
+				good.Get(t.Context(), "k")
+				wired := &wiredStore{wire: &wire{}, store: store}
+				wired.tamper.Store(&tamper)
+				var told []error
+				c := cacheOf(t, load, bellwether.Options{Store: wired, Locker: locallock.New(), OnError: func(_ string, err error) {
+					told = append(told, err)
+				}})
+				if v, err := c.Get(t.Context(), "k"); v != (pair{1, 2}) || err != nil {
+					t.Errorf("Get = %v, %v", v, err)
+				}
+				for _, err := range told {
+					if !errors.Is(err, bellwether.ErrCorrupt) {
+						t.Errorf("OnError is told %v, want an ErrCorrupt", err)
+					}
+				}
+				if (len(told) > 0) != undecodable[name] {
+					t.Errorf("OnError is told %v", told)
+				}
+				if loads.Load() != 2 {
+					t.Errorf("%d loads, want another one", loads.Load())
+				}
+				wired.tamper.Store(nil)
+				time.Sleep(2 * time.Second)
+				for _, c := range []*bellwether.Cache[pair]{good, c} {
+					if v, err := c.Get(t.Context(), "k"); v != (pair{1, 2}) || err != nil || loads.Load() != 2 {
+						t.Errorf("with the right bytes: Get = %v, %v after %d loads", v, err, loads.Load())
+					}
+				}
+			})
+		})
+	}
+}
+
+// Failing at random, the engines cost loads but no answers.
+func TestFleet_RandomEngineErrors(t *testing.T) {
+	for seed := range uint64(10) {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFleet(t, 3, way(seed%3), bellwether.Options{TTL: 5 * time.Second, LeaseTTL: 2 * time.Second})
+			f.each(func(p *process) {
+				for i, w := range []*wire{p.store.wire, p.locker.wire} {
+					var mu sync.Mutex
+					rng := rand.New(rand.NewPCG(seed, uint64(i)))
+					w.set(func(ctx context.Context, op string) error {
+						mu.Lock()
+						n := rng.IntN(10)
+						mu.Unlock()
+						switch {
+						case n < 2:
+							return errRefused
+						case n == 2:
+							return blackHole(ctx, op)
+						}
+						return nil
+					})
+				}
+			})
+			for range 30 {
+				got := f.get(5, "k")
+				// A lost commit and a lost release make a dead holder of a live
+				// one: each but the last is waited for.
+				if len(got.failed) > 0 || got.slowest > 3*time.Second+2*2*time.Second+time.Second {
+					t.Fatalf("seed %d: slowest %v: %v", seed, got.slowest, got.count)
+				}
+				time.Sleep(time.Second)
+			}
+			f.recovers(t)
+		})
+	}
+}
+
+// In an outage nobody pays for the engine's silence request by request.
+func TestFleet_BreakersInAnOutage(t *testing.T) {
+	for name, f := range map[string]fault{"black hole": blackHole, "refuse": refuse} {
+		for _, keys := range []int{1, 50} {
+			t.Run(fmt.Sprintf("%s, %d keys", name, keys), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					fl := newFleet(t, 1, push, bellwether.Options{TTL: 2 * time.Second})
+					p := fl.processes[0]
+					fl.origin.build = 10 * time.Millisecond
+					fl.get(1, "0")
+					p.store.set(f)
+					p.locker.set(f)
+					p.store.reset()
+					p.locker.reset()
+					var late, calls atomic.Int32
+					var wg sync.WaitGroup
+					for i := range 6000 { // 100 a second for a minute
+						wg.Go(func() {
+							start := time.Now()
+							if _, err := p.Get(t.Context(), fmt.Sprint(i%keys)); err != nil {
+								t.Error(err)
+							}
+							calls.Add(1)
+							if time.Since(start) > 100*time.Millisecond {
+								late.Add(1)
+							}
+						})
+						time.Sleep(10 * time.Millisecond)
+					}
+					wg.Wait()
+					// The first half second is everybody's, then a probe every
+					// 1.5 s that its key's callers wait for.
+					if n := p.store.count() + p.locker.count(); n > 150 {
+						t.Errorf("%d calls of dead engines for %d requests", n, calls.Load())
+					}
+					if keys > 1 && late.Load() > 300 || keys == 1 && late.Load() > 2500 {
+						t.Errorf("%d of %d callers waited for dead engines", late.Load(), calls.Load())
+					}
+					// Nobody waits for a probe that is under way.
+					for p.Stats().Flights > 0 {
+						time.Sleep(10 * time.Millisecond)
+					}
+					if s := p.Stats(); s.StoreUp {
+						t.Error("the store's breaker is closed in an outage")
+					}
+					fl.recovers(t)
+				})
+			})
+		}
+	}
+}
+
+// An outage is told for as long as it lasts to those who look now and then: also
+// while a call finds out whether it is over, and between the calls of a process
+// that makes few.
+func TestStats_ThroughAnOutage(t *testing.T) {
+	for name, f := range map[string]fault{"black hole": blackHole, "refuse": refuse} {
+		for _, engine := range []string{"store", "locker"} {
+			for _, pause := range []time.Duration{10 * time.Millisecond, 10 * time.Second} {
+				t.Run(fmt.Sprintf("%s, %s, a call in %v", name, engine, pause), func(t *testing.T) {
+					synctest.Test(t, func(t *testing.T) {
+						// Some 25 probes, or 12 calls.
+						outage := max(40*time.Second, 12*pause)
+						fl := newFleet(t, 1, push, bellwether.Options{TTL: time.Second})
+						p := fl.processes[0]
+						w := p.store.wire
+						up := func() bool { return p.Stats().StoreUp }
+						if engine == "locker" {
+							w, up = p.locker.wire, func() bool { return p.Stats().LockerUp }
+						}
+						fl.get(1, "k")
+						w.set(f)
+						began := time.Now()
+						var wg sync.WaitGroup
+						wg.Go(func() {
+							for time.Since(began) < outage {
+								p.Get(t.Context(), "k")
+								time.Sleep(pause)
+							}
+						})
+						for up() && time.Since(began) < time.Minute {
+							time.Sleep(time.Millisecond)
+						}
+						for time.Since(began) < outage {
+							if up() {
+								t.Fatalf("%v after the beginning of the outage the %s is told to be up", time.Since(began), engine)
+							}
+							time.Sleep(10 * time.Millisecond)
+						}
+						wg.Wait()
+						time.Sleep(time.Minute) // nobody asks
+						if !up() {
+							t.Errorf("the %s is told to be down when nobody has asked for a minute", engine)
+						}
+						fl.recovers(t)
+					})
+				})
+			}
+		}
+	}
+}
+
+// Callers whose own time is up say nothing about the store.
+func TestInvalidate_CallersDeadlineIsNoOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 2, push, bellwether.Options{})
+		p := f.processes[0]
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		time.Sleep(2 * time.Millisecond)
+		for range 10 {
+			if err := p.Invalidate(ctx, "other"); err == nil {
+				t.Fatal("an Invalidate without time has succeeded")
+			}
+		}
+		if !p.Stats().StoreUp {
+			t.Error("ten callers' deadlines have opened the store's breaker")
+		}
+		f.get(10, "k")
+		f.wantLoads(t, 1)
+	})
+}
+
+func TestFleet_MaxRebuildsInAnOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 1, push, bellwether.Options{MaxRebuilds: 20, MaxWait: time.Hour})
+		p := f.processes[0]
+		p.store.set(blackHole)
+		p.locker.set(blackHole)
+		var wg sync.WaitGroup
+		for i := range 1000 {
+			wg.Go(func() {
+				if _, err := p.Get(t.Context(), fmt.Sprint(i)); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		start := time.Now()
+		wg.Wait()
+		if f.origin.mostAll != 20 || time.Since(start) > 52*time.Second {
+			t.Errorf("%d loads at a time for %v, want 20 for about 50s", f.origin.mostAll, time.Since(start))
+		}
+	})
+}
+
+func TestInvalidate_GoexitIsNoSuccess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 1, push, bellwether.Options{})
+		p := f.processes[0]
+		p.Get(t.Context(), "k")
+		p.store.set(on(func(context.Context, string) error { runtime.Goexit(); return nil }, "invalidate"))
+		if err := p.Invalidate(t.Context(), "k"); err == nil {
+			t.Error("Invalidate returned nil, and the store has still the value")
+		}
+		// The near tier has dropped it all the same.
+		p.store.reset()
+		if p.Get(t.Context(), "k"); p.store.count("get") != 1 {
+			t.Error("the near tier answers still")
+		}
+	})
+}
+
+func TestStats_DegradedWithoutALease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 1, push, bellwether.Options{})
+		p := f.processes[0]
+		p.locker.set(refuse)
+		p.Get(t.Context(), "k")
+		if s := p.Stats(); s.Degraded != 1 {
+			t.Errorf("Degraded = %d after a load without a lease, want 1", s.Degraded)
+		}
+	})
+}

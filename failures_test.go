@@ -1,0 +1,150 @@
+package bellwether_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/bellwether-go/bellwether"
+)
+
+// This file tests how a load's failure is shared between processes.
+
+func TestFleet_FailureIsShared(t *testing.T) {
+	for name, test := range map[string]struct {
+		fail func(int) error
+		text string
+	}{
+		"error":  {func(int) error { return errOrigin }, errOrigin.Error()},
+		"panic":  {func(int) error { panic("oh no") }, "oh no"},
+		"goexit": {func(int) error { runtime.Goexit(); return nil }, bellwether.ErrGoexit.Error()},
+	} {
+		t.Run(name, func(t *testing.T) {
+			everyWay(t, func(t *testing.T, by way) {
+				const n, m = 5, 50
+				f := newFleet(t, n, by, bellwether.Options{ErrorTTL: 4 * time.Second, MaxErrorTTL: time.Hour})
+				f.origin.fail = test.fail
+				begin := time.Now()
+				got := f.get(m, "k")
+				if len(got.failed) != n*m || got.slowest > time.Second+pollLag(time.Second) {
+					t.Fatalf("answers %v", got.count)
+				}
+				remote := 0
+				for _, err := range got.failed {
+					if r, ok := errors.AsType[*bellwether.RemoteError](err); ok && strings.Contains(r.Message, test.text) {
+						remote++
+					} else if !strings.Contains(err.Error(), test.text) {
+						t.Fatalf("err = %v", err)
+					}
+				}
+				if remote != (n-1)*m {
+					t.Errorf("%d callers got a RemoteError, want those of %d processes", remote, n-1)
+				}
+				f.wantLoads(t, 1)
+
+				// One try after each back-off in the whole fleet, and the
+				// back-off doubles.
+				last := 1
+				var ends []time.Duration
+				for len(ends) < 5 {
+					f.get(2, "k")
+					if loads, _ := f.origin.count(); loads > last {
+						if loads != last+1 {
+							t.Fatalf("%d loads at one time", loads-last)
+						}
+						last = loads
+						ends = append(ends, time.Since(begin))
+					}
+					time.Sleep(200 * time.Millisecond)
+				}
+				from := time.Second
+				for i, at := range ends {
+					full := 4 * time.Second << i
+					// The load itself takes a second more.
+					if gap := at - from - time.Second; gap < full/2 || gap > full+time.Second {
+						t.Errorf("pause %d was %v, want %v to %v", i, gap, full/2, full)
+					}
+					from = at
+				}
+				// What is remembered is forgotten by a success.
+				f.origin.set(func(o *source) { o.fail = nil })
+				time.Sleep(5 * time.Minute)
+				if got := f.get(2, "k"); len(got.failed) > 0 || len(got.values) != 1 {
+					t.Errorf("after the failures %v", got.count)
+				}
+				f.wantLoads(t, last+1)
+			})
+		})
+	}
+}
+
+// The end of a context may answer those who wait for it; it is remembered by
+// nobody.
+func TestFleet_ContextErrorIsNotRemembered(t *testing.T) {
+	for _, cause := range []error{context.Canceled, context.DeadlineExceeded} {
+		everyWay(t, func(t *testing.T, by way) {
+			f := newFleet(t, 3, by, bellwether.Options{ErrorTTL: time.Hour})
+			f.origin.fail = func(n int) error {
+				if n == 1 {
+					return fmt.Errorf("query: %w", cause)
+				}
+				return nil
+			}
+			got := f.get(10, "k")
+			if len(got.failed)+got.values["v2"] != 30 || len(got.failed) < 10 || got.slowest > 4*time.Second {
+				t.Errorf("answers %v, want the failure or the next value", got.count)
+			}
+			if got := f.get(10, "k"); got.values["v2"] != 30 || got.slowest > 2*time.Second {
+				t.Errorf("then %v", got.count)
+			}
+			f.wantLoads(t, 2)
+		})
+	}
+}
+
+// Nor is the time-out of a client that a load uses queued for: one load tells all,
+// in every process, and the next calls try again at once.
+func TestFleet_ClientTimeoutIsTold(t *testing.T) {
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 5, by, bellwether.Options{ErrorTTL: time.Hour, MaxWait: time.Minute})
+		f.origin.set(func(o *source) { o.build = 3 * time.Second })
+		f.origin.fail = func(int) error { return fmt.Errorf("query: %w", context.DeadlineExceeded) }
+		for round := range 2 {
+			got := f.get(10, "k")
+			if len(got.failed) != 50 || got.slowest > 3*time.Second+pollLag(3*time.Second) {
+				t.Errorf("%d calls have failed, the slowest after %v: %v", len(got.failed), got.slowest, got.count)
+			}
+			f.wantLoads(t, round+1)
+		}
+	})
+}
+
+// A failure is told to the others however much it says.
+func TestFleet_FailuresOfManyWords(t *testing.T) {
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 5, by, bellwether.Options{})
+		f.origin.fail = func(int) error { return errors.New(strings.Repeat("é", 1<<20)) }
+		f.each(func(p *process) {
+			p.store.limit = func(e bellwether.Entry) error {
+				if len(e.Failure) > 1<<20 {
+					return bellwether.ErrTooLarge
+				}
+				return nil
+			}
+		})
+		got := f.get(20, "k")
+		if loads, _ := f.origin.count(); loads != 1 || got.slowest > 1100*time.Millisecond {
+			t.Errorf("%d loads, and the slowest caller waited %v for that of a second", loads, got.slowest)
+		}
+		for _, err := range got.failed {
+			if text := err.Error(); len(text) < 1000 || !utf8.ValidString(text) {
+				t.Fatalf("a failure of %d bytes, valid: %v", len(text), utf8.ValidString(text))
+			}
+		}
+	})
+}

@@ -1,0 +1,263 @@
+package bellwether_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+)
+
+// This file tests invalidations that meet a rebuild, here or in another process.
+
+func TestFleet_InvalidationReachesTheOthers(t *testing.T) {
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 3, by, bellwether.Options{TTL: time.Hour, NearTTL: time.Second})
+		f.origin.build = 10 * time.Millisecond
+		f.get(1, "k")
+		time.Sleep(time.Minute)
+		f.get(1, "k") // trusted again
+		if err := f.processes[0].Invalidate(t.Context(), "k"); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second)
+		if got := f.get(10, "k"); got.values["v2"] != 30 || got.slowest > f.origin.build+pollLag(f.origin.build) {
+			t.Errorf("NearTTL after the invalidation %v", got.count)
+		}
+	})
+}
+
+// The trust in an entry begins when it was asked for. Counted from the reply,
+// a slow store would stretch the time in which an invalidation gets round.
+func TestFleet_InvalidationWhileAReplyIsUnderWay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 2, push, bellwether.Options{TTL: time.Hour, NearTTL: time.Second})
+		a, b := f.processes[0], f.processes[1]
+		a.Get(t.Context(), "k")
+		b.store.reply.Store(int64(400 * time.Millisecond))
+		go b.Get(t.Context(), "k") // the store has answered, the answer is on its way
+		time.Sleep(time.Millisecond)
+		a.Invalidate(t.Context(), "k")
+		time.Sleep(time.Second)
+		if v, err := b.Get(t.Context(), "k"); v != "v2" || err != nil {
+			t.Errorf("Get = %q, %v NearTTL after the invalidation", v, err)
+		}
+	})
+}
+
+// An entry is read, and invalidated in this process before the reply is here:
+// callers of afterwards get it neither as fresh nor as stale.
+func TestInvalidate_WhileAReplyIsUnderWay(t *testing.T) {
+	for name, age := range map[string]time.Duration{"fresh": 5 * time.Second, "stale": 20 * time.Second} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFleet(t, 1, push, bellwether.Options{TTL: 10 * time.Second, StaleWhileRevalidate: time.Hour, NearTTL: time.Second})
+				p := f.processes[0]
+				p.Get(t.Context(), "k")
+				time.Sleep(age)
+				p.store.reply.Store(int64(400 * time.Millisecond))
+				go p.Get(t.Context(), "k")
+				time.Sleep(time.Millisecond)
+				if err := p.Invalidate(t.Context(), "k"); err != nil {
+					t.Fatal(err)
+				}
+				if v, err := p.Get(t.Context(), "k"); v == "v1" || err != nil {
+					t.Errorf("Get = %q, %v after the invalidation", v, err)
+				}
+			})
+		})
+	}
+}
+
+// A key that is invalidated elsewhere during each of its loads: what those have
+// made is not for callers who came after the invalidation that it was made
+// before.
+func TestFleet_InvalidatedDuringEachLoad(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 2, push, bellwether.Options{MaxWait: 2 * time.Minute, NearTTL: time.Second})
+		f.origin.build = 5 * time.Second
+		a, b := f.processes[0], f.processes[1]
+		go b.Get(t.Context(), "k")
+		synctest.Wait()
+		began := time.Now()
+		for round := range 12 { // loads begin every 5 s
+			time.Sleep(time.Duration(5*round+1)*time.Second - time.Since(began))
+			a.Invalidate(t.Context(), "k")
+			stale, _ := f.origin.count()
+			time.Sleep(2 * time.Second)
+			go func() {
+				if v, err := b.Get(t.Context(), "k"); err == nil && version(v) <= stale {
+					t.Errorf("round %d: Get = %q, which began to be loaded before the key was invalidated, 2s before the call", round, v)
+				}
+			}()
+		}
+		time.Sleep(time.Minute)
+	})
+}
+
+// An Invalidate in one process while a rebuild runs in this or another: what
+// that rebuild makes is nobody's.
+func TestFleet_InvalidateDuringARebuild(t *testing.T) {
+	for name, rebuilder := range map[string]int{"here": 0, "there": 1} {
+		for _, deaf := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s deaf=%t", name, deaf), func(t *testing.T) {
+				everyWay(t, func(t *testing.T, by way) {
+					f := newFleet(t, 3, by, bellwether.Options{NearTTL: time.Second})
+					f.origin.set(func(o *source) { o.build, o.deaf = 4*time.Second, deaf })
+					done := make(chan string)
+					go func() {
+						v, _ := f.processes[rebuilder].Get(t.Context(), "k")
+						done <- v
+					}()
+					time.Sleep(2 * time.Second)
+					f.processes[0].Invalidate(t.Context(), "k")
+					if v := <-done; v == "v1" {
+						t.Errorf("the rebuild's caller got %s, loaded before the invalidation", v)
+					}
+					f.gone(t, "k", "v1")
+					time.Sleep(10 * time.Second)
+					if got := f.get(1, "k"); len(got.values) != 1 || got.values["v2"] != 3 {
+						t.Errorf("afterwards %v", got.count)
+					}
+					if f.origin.mostAll > 1 {
+						t.Errorf("%d loads ran at one time, want one after the other", f.origin.mostAll)
+					}
+				})
+			})
+		}
+	}
+}
+
+// A stale value that was invalidated elsewhere is not offered to those who come
+// later, however long the rebuild behind it takes: neither by the process that
+// rebuilds nor by one that waits.
+func TestFleet_InvalidateWhileStaleIsServed(t *testing.T) {
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 3, by, bellwether.Options{TTL: 10 * time.Second, StaleWhileRevalidate: time.Hour, NearTTL: time.Second})
+		f.get(1, "k")
+		time.Sleep(10 * time.Second)
+		f.origin.set(func(o *source) { o.build = 20 * time.Second })
+		rebuilder, waiter := f.processes[1], f.processes[2]
+		for _, p := range []*process{rebuilder, waiter} {
+			if v, _ := p.Get(t.Context(), "k"); v != "v1" {
+				t.Fatalf("Get = %q, want the stale value", v)
+			}
+			synctest.Wait()
+		}
+		time.Sleep(2 * time.Second)
+		f.processes[0].Invalidate(t.Context(), "k")
+		time.Sleep(time.Second + 1)
+		for i, p := range []*process{rebuilder, waiter} {
+			for range 5 {
+				ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+				if v, err := p.Get(ctx, "k"); err == nil {
+					t.Errorf("%s: Get = %q NearTTL after its invalidation in another process", []string{"rebuilder", "waiter"}[i], v)
+				}
+				cancel()
+				time.Sleep(time.Second)
+			}
+		}
+	})
+}
+
+// A failure that is not remembered is not committed, so nothing checks what is
+// served in the place of its value.
+func TestFleet_InvalidateDuringALoadThatFails(t *testing.T) {
+	for name, test := range map[string]struct {
+		err   error
+		ttl   time.Duration
+		build time.Duration
+	}{
+		"error":          {errOrigin, 0, 5 * time.Second},
+		"not remembered": {errOrigin, -1, 5 * time.Second},
+		"context error":  {context.DeadlineExceeded, 0, 5 * time.Second},
+		"timeout":        {nil, 0, time.Hour},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFleet(t, 2, push, bellwether.Options{TTL: 10 * time.Second, StaleIfError: time.Hour, ErrorTTL: test.ttl, RebuildTimeout: 6 * time.Second})
+				f.get(1, "k")
+				time.Sleep(10 * time.Second)
+				f.origin.set(func(o *source) {
+					o.build, o.fail = test.build, func(int) error { return test.err }
+				})
+				a, b := f.processes[0], f.processes[1]
+				go b.Get(t.Context(), "k")
+				time.Sleep(time.Second)
+				a.Invalidate(t.Context(), "k")
+				time.Sleep(2 * time.Second)
+				if v, err := b.Get(t.Context(), "k"); err == nil {
+					t.Errorf("Get = %q, invalidated before the call began", v)
+				}
+			})
+		})
+	}
+}
+
+// A key that is invalidated more often than a flight takes to its load, through
+// election and claim, is loaded all the same: by this process's own invalidations,
+// and by another's.
+func TestFleet_InvalidatedOnTheWayToEachLoad(t *testing.T) {
+	for name, by := range map[string]int{"here": 0, "elsewhere": 1} {
+		t.Run(name, func(t *testing.T) {
+			everyWay(t, func(t *testing.T, w way) {
+				f := newFleet(t, 2, w, bellwether.Options{})
+				f.origin.set(func(o *source) { o.build = 10 * time.Millisecond })
+				slow := func(context.Context, string) error { time.Sleep(3 * time.Millisecond); return nil }
+				f.processes[0].store.set(slow)
+				f.processes[0].locker.set(slow)
+				ctx, stop := context.WithCancel(t.Context())
+				var wg sync.WaitGroup
+				defer wg.Wait()
+				defer stop()
+				wg.Go(func() {
+					for ctx.Err() == nil {
+						f.processes[by].Invalidate(context.Background(), "k")
+						time.Sleep(2 * time.Millisecond)
+					}
+				})
+				began := time.Now()
+				if v, err := f.processes[0].Get(t.Context(), "k"); err != nil || time.Since(began) > 2*time.Second {
+					t.Errorf("%q, %v after %v and %d elections", v, err, time.Since(began), f.processes[0].locker.count("acquire"))
+				}
+			})
+		})
+	}
+}
+
+// Nor does it lose its place among those who wait for one of the MaxRebuilds.
+func TestGet_InvalidatedWhileItWaitsForASlot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := cacheOf(t, func(context.Context, string) (string, error) {
+			time.Sleep(100 * time.Millisecond)
+			return "v", nil
+		}, bellwether.Options{MaxRebuilds: 1, MaxWait: 20 * time.Second})
+		ctx, stop := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		defer wg.Wait()
+		defer stop()
+		for i := range 8 { // others keep the slot busy: it is waited for for 0.8 s
+			wg.Go(func() {
+				for n := 0; ctx.Err() == nil; n++ {
+					c.Get(context.Background(), fmt.Sprint(i, " ", n))
+				}
+			})
+		}
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				time.Sleep(150 * time.Millisecond)
+				c.Invalidate(context.Background(), "k")
+			}
+		})
+		time.Sleep(time.Second + time.Millisecond)
+		began := time.Now()
+		// Two of three loads are invalidated under way, and wait for 0.9 s again. The
+		// fifth is the last.
+		if v, err := c.Get(t.Context(), "k"); err != nil || time.Since(began) > 5*time.Second {
+			t.Errorf("%q, %v after %v", v, err, time.Since(began))
+		}
+	})
+}

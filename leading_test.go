@@ -1,0 +1,220 @@
+package bellwether_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+)
+
+// This file tests the process that holds the lease: its renewals, its end and its late commit.
+
+func TestFleet_OneLoadForAll(t *testing.T) {
+	everyWay(t, func(t *testing.T, by way) {
+		const n, m, build = 5, 400, 2 * time.Second
+		f := newFleet(t, n, by, bellwether.Options{})
+		f.origin.build = build
+		got := f.get(m, "k")
+		f.wantLoads(t, 1)
+		if by == poll {
+			if len(got.failed) > 0 || got.values["v1"] != n*m || got.slowest > build+pollLag(build) {
+				t.Errorf("%v, slowest %v", got.count, got.slowest)
+			}
+		} else {
+			got.want(t, n*m, "v1", nil, build)
+		}
+		calls := 0
+		f.each(func(p *process) { calls += p.store.count() + p.locker.count() })
+		if most := map[way]int{push: 40, poll: n * 180, notices: 40}[by]; calls > most {
+			t.Errorf("%d calls of engines, want at most %d", calls, most)
+		}
+		f.get(m, "k").want(t, n*m, "v1", nil, 0)
+	})
+}
+
+func TestFleet_SlowLoadIsRenewed(t *testing.T) {
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 3, by, bellwether.Options{LeaseTTL: time.Second, RebuildTimeout: time.Minute})
+		f.origin.build = 20 * time.Second
+		got := f.get(10, "k")
+		if got.values["v1"] != 30 || got.slowest > 21*time.Second {
+			t.Errorf("%v, slowest %v", got.count, got.slowest)
+		}
+		f.wantLoads(t, 1)
+		f.each(func(p *process) {
+			if n := p.store.count() + p.locker.count(); n > 2500 {
+				t.Errorf("%d calls of engines in 20 s", n)
+			}
+		})
+	})
+}
+
+func TestFleet_HolderIsPausedPastItsLease(t *testing.T) {
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 5, by, bellwether.Options{LeaseTTL: 2 * time.Second, RebuildTimeout: time.Minute, MaxWait: time.Minute})
+		a, others := f.processes[0], f.processes[1:]
+		f.origin.set(func(o *source) { o.build, o.deaf = 30*time.Second, true })
+		first := make(chan string)
+		go func() {
+			v, err := a.Get(t.Context(), "k")
+			if err != nil {
+				t.Error(err)
+			}
+			first <- v
+		}()
+		synctest.Wait() // a's load v1 runs
+		resume := pause(a)
+		f.origin.set(func(o *source) { o.build, o.deaf = time.Second, false })
+		got := callAll(others, 100, "k")
+		if got.values["v2"] != 400 || len(got.failed) != 0 {
+			t.Fatalf("answers %v, want the takeover's", got.count)
+		}
+		if most := 2*time.Second + 2*time.Second/64 + time.Second + pollLag(3*time.Second); got.slowest > most {
+			t.Errorf("slowest %v, want at most %v", got.slowest, most)
+		}
+		f.wantLoads(t, 2)
+		time.Sleep(20 * time.Second)
+		resume()
+		if v := <-first; v != "v2" {
+			t.Errorf("the paused holder's caller got %s, want the newer value", v)
+		}
+		time.Sleep(2 * time.Second)
+		if got := f.get(10, "k"); got.values["v2"] != 50 {
+			t.Errorf("afterwards %v, want v2", got.count)
+		}
+		f.wantLoads(t, 2)
+		time.Sleep(10 * time.Second) // the first load is deaf to the end of its cache
+	})
+}
+
+// The late commit reaches the store and is refused.
+func TestFleet_LateCommitIsFenced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 2, push, bellwether.Options{LeaseTTL: 2 * time.Second})
+		a, b := f.processes[0], f.processes[1]
+		a.locker.set(on(refuse, "renew"))
+		f.origin.set(func(o *source) { o.build = 10 * time.Second })
+		first := make(chan string)
+		go func() {
+			v, _ := a.Get(t.Context(), "k")
+			first <- v
+		}()
+		synctest.Wait()
+		f.origin.set(func(o *source) { o.build = time.Second })
+		if v, err := b.Get(t.Context(), "k"); v != "v2" || err != nil {
+			t.Fatalf("b's Get = %q, %v", v, err)
+		}
+		if v := <-first; v != "v2" || a.Stats().Fenced != 1 {
+			t.Errorf("a's Get = %q with %d commits fenced; want v2 and 1", v, a.Stats().Fenced)
+		}
+		f.wantLoads(t, 2)
+	})
+}
+
+// A load that runs into RebuildTimeout has failed for everybody. Otherwise each
+// process takes its turn to hang.
+func TestFleet_HangingOriginIsNotQueuedFor(t *testing.T) {
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 5, by, bellwether.Options{RebuildTimeout: 3 * time.Second, ErrorTTL: 10 * time.Second, MaxWait: time.Minute})
+		f.origin.set(func(o *source) { o.build = time.Hour })
+		got := f.get(10, "k")
+		if got.slowest > 3*time.Second+pollLag(3*time.Second) {
+			t.Errorf("the slowest caller waited %v for a rebuild of 3s: %v", got.slowest, got.count)
+		}
+		f.wantLoads(t, 1)
+	})
+}
+
+func TestFleet_LoadThatIgnoresItsContext(t *testing.T) {
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 3, by, bellwether.Options{RebuildTimeout: 3 * time.Second, ErrorTTL: time.Minute})
+		f.origin.set(func(o *source) { o.build, o.deaf = time.Minute, true })
+		got := callAll(f.processes[:1], 10, "k")
+		if len(got.failed) != 10 || !errors.Is(got.failed[0], bellwether.ErrRebuildTimeout) || got.slowest != 3*time.Second {
+			t.Fatalf("answers %v", got.count)
+		}
+		f.origin.set(func(o *source) { o.build = time.Second })
+		time.Sleep(5 * time.Minute) // v1 has long come, and is nobody's
+		if got := f.get(5, "k"); got.values["v2"] != 15 {
+			t.Errorf("then %v", got.count)
+		}
+	})
+}
+
+// Who waits when the cache is closed gets nothing that nobody has said still holds.
+func TestClose_NothingOldInTheEnd(t *testing.T) {
+	for name, during := range map[string]fault{"a look": on(blackHole, "get"), "a load": nil} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFleet(t, 2, poll, bellwether.Options{TTL: time.Hour, StaleIfError: time.Hour})
+				p := f.processes[0]
+				p.Get(t.Context(), "k")
+				if f.origin.build = time.Hour; during == nil {
+					time.Sleep(time.Hour)
+				} else {
+					f.processes[1].Invalidate(t.Context(), "k")
+					time.Sleep(time.Minute)
+				}
+				p.store.set(during)
+				done := make(chan struct{})
+				go func() {
+					defer close(done)
+					if v, err := p.Get(t.Context(), "k"); !errors.Is(err, bellwether.ErrClosed) {
+						t.Errorf("Get = %q, %v, want ErrClosed", v, err)
+					}
+				}()
+				time.Sleep(50 * time.Millisecond)
+				p.Close()
+				<-done
+			})
+		})
+	}
+}
+
+// The holder's process ends: the others do not wait for its lease to run out.
+func TestFleet_HolderCloses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 4, push, bellwether.Options{})
+		go f.processes[0].Get(context.Background(), "k")
+		synctest.Wait()
+		time.AfterFunc(time.Second/2, func() { f.processes[0].Close() })
+		callAll(f.processes[1:], 10, "k").want(t, 30, "v2", nil, 3*time.Second/2)
+		f.wantLoads(t, 2)
+	})
+}
+
+// Processes that end one after another, as when a new version is rolled out,
+// are replaced by one each time.
+func TestFleet_HoldersCloseInTurn(t *testing.T) {
+	everyWay(t, func(t *testing.T, by way) {
+		const n = 14
+		f := newFleet(t, n, by, bellwether.Options{MaxWait: time.Minute})
+		f.origin.build = 4 * time.Second
+		var wg sync.WaitGroup
+		for i, p := range f.processes {
+			wg.Go(func() {
+				if v, err := p.Get(context.Background(), "k"); err != nil && !errors.Is(err, bellwether.ErrClosed) {
+					t.Errorf("process %d: %q, %v", i, v, err)
+				}
+			})
+		}
+		closed := map[*process]bool{}
+		for len(closed) < n-4 {
+			time.Sleep(time.Second)
+			for _, p := range f.processes {
+				if !closed[p] && p.Stats().Loads > 0 { // the holder
+					p.Close()
+					closed[p] = true
+				}
+			}
+		}
+		wg.Wait()
+		if _, most := f.origin.count(); most > 1 {
+			t.Errorf("%d loads at one time", most)
+		}
+	})
+}

@@ -1,0 +1,234 @@
+package bellwether_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+)
+
+// This file tests the processes that wait for another holder or for a slot.
+
+// Stale values are served at once while another process rebuilds, and cost the
+// engines next to nothing.
+func TestFleet_StaleWhileAnotherRebuilds(t *testing.T) {
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 4, by, bellwether.Options{TTL: 10 * time.Second, StaleWhileRevalidate: time.Hour})
+		f.get(1, "k")
+		time.Sleep(10 * time.Second)
+		f.each(func(p *process) { p.store.reset(); p.locker.reset() })
+		f.origin.set(func(o *source) { o.build = 20 * time.Second })
+		for range 200 { // for 10 s
+			f.get(5, "k").want(t, 20, "v1", nil, 0)
+			time.Sleep(50 * time.Millisecond)
+		}
+		f.wantLoads(t, 2)
+		f.each(func(p *process) {
+			most := 30 // a flight, a look a second, renewals
+			if by == poll {
+				most = 260
+			}
+			if n := p.store.count() + p.locker.count(); n > most {
+				t.Errorf("%d calls of engines for 1000 stale hits in 10 s, want at most %d", n, most)
+			}
+			if s := p.Stats(); s.Misses > 12 {
+				t.Errorf("%d flights", s.Misses)
+			}
+		})
+		time.Sleep(12 * time.Second)
+		f.get(5, "k").want(t, 20, "v2", nil, 0)
+		f.wantLoads(t, 2)
+	})
+}
+
+// A push that does not work costs no more than the push: the store can still be
+// polled, and the holder is at work.
+func TestFleet_WatchFaults(t *testing.T) {
+	closed := make(chan struct{})
+	close(closed)
+	for name, inject := range map[string]func(p *process){
+		"hangs":   func(p *process) { p.locker.set(on(blackHole, "watch")) },
+		"refuses": func(p *process) { p.locker.set(on(refuse, "watch")) },
+		"panics":  func(p *process) { p.locker.set(on(func(context.Context, string) error { panic("adapter") }, "watch")) },
+		"closes at once": func(p *process) {
+			p.locker.watch.Store(new(func() (<-chan struct{}, error) { return closed, nil }))
+		},
+		"never closes": func(p *process) {
+			p.locker.watch.Store(new(func() (<-chan struct{}, error) { return make(chan struct{}), nil }))
+		},
+		"gives nothing": func(p *process) {
+			p.locker.watch.Store(new(func() (<-chan struct{}, error) { return nil, nil }))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				const build = 4 * time.Second
+				f := newFleet(t, 4, push, bellwether.Options{})
+				f.origin.build = build
+				f.each(inject)
+				got := f.get(20, "k")
+				f.wantLoads(t, 1)
+				if len(got.failed) > 0 || got.slowest > build+time.Second {
+					t.Errorf("slowest %v: %v", got.slowest, got.count)
+				}
+				f.each(func(p *process) {
+					if n := p.store.count() + p.locker.count(); n > 1000 {
+						t.Errorf("%d calls of engines in %v: a loop without a pause", n, build)
+					}
+				})
+			})
+		})
+	}
+}
+
+// A push may come early, at each renewal for one. It says nothing about the
+// holder, which is at work.
+func TestFleet_WatchThatClosesAtRenewals(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 4, push, bellwether.Options{LeaseTTL: time.Second})
+		f.origin.build = 20 * time.Second
+		early := func() (<-chan struct{}, error) {
+			c := make(chan struct{})
+			time.AfterFunc(time.Second/3, func() { close(c) })
+			return c, nil
+		}
+		f.each(func(p *process) { p.locker.watch.Store(&early) })
+		got := f.get(10, "k")
+		if got.values["v1"] != 40 || got.slowest > 21*time.Second {
+			t.Errorf("slowest %v: %v", got.slowest, got.count)
+		}
+		f.wantLoads(t, 1)
+	})
+}
+
+// Lockers that say less, or other things, than they should.
+func TestFleet_HeldFaults(t *testing.T) {
+	for name, held := range map[string]func(*bellwether.HeldError) error{
+		"without Until":      func(h *bellwether.HeldError) error { h.Until = time.Time{}; return h },
+		"wrapped":            func(h *bellwether.HeldError) error { return fmt.Errorf("engine: %w", h) },
+		"bare ErrHeld":       func(*bellwether.HeldError) error { return bellwether.ErrHeld },
+		"Until long ago":     func(h *bellwether.HeldError) error { h.Until = time.Now().Add(-time.Hour); return h },
+		"Until now":          func(h *bellwether.HeldError) error { h.Until = time.Now(); return h },
+		"Until never":        func(h *bellwether.HeldError) error { h.Until = time.Unix(1<<40, 0); return h },
+		"nothing to be seen": func(h *bellwether.HeldError) error { h.Seen = nil; return h },
+	} {
+		t.Run(name, func(t *testing.T) {
+			everyWay(t, func(t *testing.T, by way) {
+				const build = 4 * time.Second
+				f := newFleet(t, 4, by, bellwether.Options{})
+				f.origin.build = build
+				f.each(func(p *process) { p.locker.held.Store(&held) })
+				got := f.get(20, "k")
+				f.wantLoads(t, 1)
+				if len(got.failed) > 0 || got.slowest > build+time.Second {
+					t.Errorf("slowest %v: %v", got.slowest, got.count)
+				}
+				f.each(func(p *process) {
+					if n := p.store.count() + p.locker.count(); n > 1000 {
+						t.Errorf("%d calls of engines in %v: a loop without a pause", n, build)
+					}
+				})
+			})
+		})
+	}
+}
+
+// A waiter whose locker does not answer one question goes on waiting for the holder
+// that it knows of; if the locker answers none, it is not waited for.
+func TestFleet_LockerMissesAnAnswer(t *testing.T) {
+	for asked, want := range map[int]int{1: 1, 2: 1, 100: 5} {
+		t.Run(fmt.Sprint(asked), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFleet(t, 5, poll, bellwether.Options{}) // nobody else asks the locker during a load
+				f.origin.build = 3 * time.Second
+				var refused atomic.Int32
+				time.AfterFunc(1200*time.Millisecond, func() {
+					f.each(func(p *process) {
+						var n atomic.Int32
+						p.locker.set(func(_ context.Context, op string) error {
+							if op == "acquire" && n.Add(1) <= int32(asked) {
+								refused.Add(1)
+								return errRefused
+							}
+							return nil
+						})
+					})
+				})
+				got := f.get(20, "k")
+				if loads, _ := f.origin.count(); loads != want || len(got.failed) > 0 || refused.Load() == 0 || got.slowest > 6*time.Second {
+					t.Errorf("%d loads, want %d; %d calls refused; %v", loads, want, refused.Load(), got.count)
+				}
+			})
+		})
+	}
+}
+
+// A NearTTL of next to nothing asks the store at each call, and not in between.
+func TestFleet_NothingIsTrusted(t *testing.T) {
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 2, by, bellwether.Options{TTL: time.Minute, StaleWhileRevalidate: time.Hour, NearTTL: 1})
+		f.get(1, "k")
+		time.Sleep(2 * time.Minute)
+		f.each(func(p *process) { p.store.reset() })
+		f.get(1, "k") // stale, and one rebuilds
+		time.Sleep(time.Second)
+		f.each(func(p *process) {
+			if n := p.store.count(); n > 1000 {
+				t.Errorf("%d calls of the store during a load of a second", n)
+			}
+		})
+	})
+}
+
+// A flight that waits for one of the MaxRebuilds takes the value that another
+// process has made meanwhile.
+func TestFleet_WaitingForASlot(t *testing.T) {
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 2, by, bellwether.Options{MaxRebuilds: 1})
+		f.origin.build = 20 * time.Second
+		var wg sync.WaitGroup
+		wg.Go(func() { f.processes[0].Get(context.Background(), "blocks the slot") })
+		time.Sleep(time.Millisecond)
+		f.origin.set(func(o *source) { o.build = time.Second })
+		wg.Go(func() {
+			start := time.Now()
+			got := callAll(f.processes[:1], 1, "k")
+			if took := time.Since(start); len(got.failed) > 0 || took > 3*time.Second {
+				t.Errorf("answered after %v, want soon after the other process's load: %v", took, got.failed)
+			}
+		})
+		time.Sleep(time.Millisecond)
+		wg.Go(func() { callAll(f.processes[1:], 1, "k") })
+		wg.Wait()
+		f.wantLoads(t, 2)
+	})
+}
+
+// A push that is down, while the locker's calls get through, is not a locker
+// that is down.
+func TestFleet_ManyWatchesRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const keys = 20
+		f := newFleet(t, 3, push, bellwether.Options{})
+		f.origin.build = 2 * time.Second
+		late := func(context.Context, string) error {
+			time.Sleep(100 * time.Millisecond) // so that nothing else is answered in between
+			return errRefused
+		}
+		f.each(func(p *process) { p.locker.set(on(late, "watch")) })
+		for range 3 {
+			var wg sync.WaitGroup
+			for i := range keys {
+				wg.Go(func() { f.get(2, fmt.Sprint(i)) })
+			}
+			wg.Wait()
+			time.Sleep(time.Minute)
+		}
+		f.wantLoads(t, 3*keys)
+	})
+}
