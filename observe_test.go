@@ -439,6 +439,7 @@ func TestObserver_CloseWaitsForEvict(t *testing.T) {
 		for i := range keys {
 			c.Get(t.Context(), fmt.Sprint("k", i))
 		}
+		synctest.Wait() // the near tier evicts behind its callers
 		c.Close()
 		closed.Store(true)
 		if n := g.running.Load(); n > 0 {

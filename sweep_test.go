@@ -92,12 +92,6 @@ func TestSweep_LogIsReadAlong(t *testing.T) {
 	})
 }
 
-type tellingBatches struct{ batchingStore }
-
-func (s tellingBatches) Notify(ctx context.Context, f func(bellwether.Notice)) {
-	notifyingStore{s.wiredStore}.Notify(ctx, f)
-}
-
 // Of a log and a key that are asked for together, the key's answer is not believed
 // without the log's: what is kept may have been swept. Nor is a request longer
 // than EngineTimeout about it.
