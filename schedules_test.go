@@ -1,6 +1,7 @@
 package bellwether_test
 
 import (
+	"errors"
 	"flag"
 	"math/rand/v2"
 	"sync"
@@ -11,6 +12,9 @@ import (
 
 // This file is what the random schedules share: their seeds, their rhythm, and who
 // must not be served what any more.
+
+// errOrigin is the failure of loads.
+var errOrigin = errors.New("origin is broken")
 
 // replay is the one seed that a simulation runs, if it is set.
 var replay = flag.Int64("seed", -1, "run a simulation with this seed alone")
