@@ -47,6 +47,7 @@ type scenario struct {
 	Hedge                                   float64
 	Early                                   float64
 	MaxRebuilds                             int
+	Load                                    time.Duration // how long loads take at first
 
 	Steps []modelStep
 }
@@ -113,6 +114,7 @@ func drawScenario(t *rapid.T, least int) scenario {
 		Hedge:                rapid.SampledFrom([]float64{0, 0, 2}).Draw(t, "hedge"),
 		Early:                rapid.SampledFrom([]float64{0, 0, 1}).Draw(t, "early"),
 		MaxRebuilds:          rapid.SampledFrom([]int{0, 0, 1, 2}).Draw(t, "rebuilds"),
+		Load:                 span("load", 0, 10*ms, 300*ms, s, 3*s),
 	}
 	if sc.Face == "HTTP" {
 		sc.Hedge = 0
@@ -472,17 +474,13 @@ func (n *modelNode) serve(t *testing.T, o bellwether.Options, phases func(key, p
 	n.sweep = func(kind, key int) (hard bool, keys []int, err error) {
 		match := bellwether.Match{Soft: kind%2 == 1}
 		keys = []int{key}
-		every := make([]int, w.Keys)
-		for i := range every {
-			every[i] = i
-		}
 		switch kind % 3 {
 		case 0:
 			match.Tags = []string{keyName(key)}
 		case 1:
-			match.Tags, keys = []string{"all"}, every
+			match.Tags, keys = []string{"all"}, w.keys()
 		case 2:
-			match.Prefixes, keys = []string{"http://h/"}, every
+			match.Prefixes, keys = []string{"http://h/"}, w.keys()
 		}
 		return !match.Soft, keys, m.InvalidateMatching(n.life, match)
 	}
@@ -523,9 +521,8 @@ type modelOrigin struct {
 	good    time.Time            // when a load last ended well
 	keys    []string             // by version
 	running map[*modelRun]bool
-	voided  map[string]int // by key: the versions up to it may have been invalidated
 	voiding map[string]int // by key: the invalidations that are under way
-	doubted map[string]int // by key: the versions up to it began before an invalidation ended
+	doubted map[string]int // by key: the versions up to it may be of before the end of an invalidation
 }
 
 // A modelRun is one load of one key.
@@ -579,7 +576,7 @@ func (o *modelOrigin) begin(ctx context.Context, n *modelNode, key, who string) 
 			continue // nobody's
 		}
 		// A load of many keys goes on for the others of them when one is invalidated.
-		if other.key == key && (w.Face != "batch" || other.version > o.voided[key]) {
+		if other.key == key && (w.Face != "batch" || o.voiding[key] == 0 && other.version > o.doubted[key]) {
 			elsewhere++
 		}
 		if other.node == n {
@@ -722,12 +719,11 @@ func (o *modelOrigin) failedAt(version int) (broke time.Time) {
 func (o *modelOrigin) void(key string) int {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.voided[key] = o.loads
 	o.voiding[key]++
 	return o.loads
 }
 
-// over ends an invalidation of the key.
+// over ends an invalidation of the key: each load that begins from then on stands behind it.
 func (o *modelOrigin) over(key string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -874,6 +870,29 @@ func (w *world) judgePage(c modelCall, a modelAnswer) {
 	}
 }
 
+// keys are all keys of the scenario.
+func (w *world) keys() []int {
+	keys := make([]int, w.Keys)
+	for i := range keys {
+		keys[i] = i
+	}
+	return keys
+}
+
+// invalidate invalidates keys by the process.
+func (w *world) invalidate(n *modelNode, keys ...int) {
+	n.runs()
+	before := 0
+	for _, key := range keys {
+		before = w.origin.void(keyName(key))
+		defer w.origin.over(keyName(key))
+	}
+	if n.invalidate(keys...) == nil && !n.isDead() {
+		w.invalidated(n, keys, before)
+	}
+	time.Sleep(2*w.Delay + 1) // a load that has claimed its epoch before has begun by then
+}
+
 // invalidated has no process serve what was made before an invalidation that began then.
 func (w *world) invalidated(n *modelNode, keys []int, before int) {
 	for _, key := range keys {
@@ -939,17 +958,11 @@ func (w *world) do(t *testing.T, s modelStep) {
 			})
 		}
 	case "invalidate":
-		w.callers.Go(func() {
-			n.runs()
-			before := w.origin.void(keyName(s.Key))
-			defer w.origin.over(keyName(s.Key))
-			if n.invalidate(s.Key) == nil && !n.isDead() {
-				w.invalidated(n, []int{s.Key}, before)
-			}
-		})
+		w.callers.Go(func() { w.invalidate(n, s.Key) })
 	case "sweep":
 		if n.sweep == nil {
-			return
+			w.callers.Go(func() { w.invalidate(n, w.keys()...) })
+			break
 		}
 		w.callers.Go(func() {
 			n.runs()
@@ -1016,7 +1029,7 @@ func (s scenario) play(t *testing.T) (out played) {
 			w.trace = io.MultiWriter(sum, os.Stderr)
 		}
 		w.room = newEngineRoom(w.violated)
-		w.origin = &modelOrigin{world: w, running: map[*modelRun]bool{}, voided: map[string]int{}, voiding: map[string]int{}, doubted: map[string]int{}, last: map[string]*modelRun{}}
+		w.origin = &modelOrigin{world: w, took: s.Load, running: map[*modelRun]bool{}, voiding: map[string]int{}, doubted: map[string]int{}, last: map[string]*modelRun{}}
 		w.latest, w.graves = make([][]int, s.Processes), make([]graveyard, s.Keys)
 		for i := range s.Processes {
 			w.start(t, i)
