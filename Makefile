@@ -53,10 +53,13 @@ DURATION ?= 10m
 SEEDS ?= 1000
 FIRST ?= 1
 
-.PHONY: help test deps build lint race claims latency long sim outage chaos fuzz vuln bench screenshots pictures cover tidy clean
+# Which bugs "make sim-bugs" plants: the name of one in sim/bugs.go, or all of them.
+BUGS ?= all
+
+.PHONY: help test deps build lint race claims latency long sim sim-bugs outage chaos fuzz vuln bench screenshots pictures cover tidy clean
 
 help: ## List the targets.
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
 
 # Nothing in the last step has a time to keep, so its two may run side by side.
 test: ## Run everything that has to pass.
@@ -114,6 +117,9 @@ long: ## Run race and claims in their long form: more seeds, leases, clients and
 
 sim: ## Play SEEDS scenarios of the model, from FIRST on, each of which can be repeated.
 	@go test -C sim -count=1 -timeout 0 -v -run '^TestScenarios$$' . -args -seeds=$(SEEDS) -first=$(FIRST)
+
+sim-bugs: ## Plant BUGS in the code, and count the scenarios that find each.
+	@go test -C sim -count=1 -timeout 0 -v -run '^TestBugs_AreFound$$' . -args -bugs='$(BUGS)'
 
 outage: ## Kill the store for 30 s under 2,000 requests a second, and draw it: nobody may fail.
 	@go -C bench run . outage -full -o $(CURDIR)/docs

@@ -31,8 +31,6 @@ func TestMain(m *testing.M) {
 // ten times as much, but 100,000 of them fit all the same.
 const crowd = 100_000
 
-var errOrigin = errors.New("origin is broken")
-
 // named fills in what a test does not mind, and a Cache has to have. With a store its
 // keys begin with "test:".
 func named(o bellwether.Options) bellwether.Options {

@@ -1,11 +1,15 @@
 package bellwether_test
 
 import (
+	"errors"
 	"sync"
 	"time"
 )
 
 // This file says what random schedules must not see served any more.
+
+// errOrigin is the failure of loads.
+var errOrigin = errors.New("origin is broken")
 
 // A graveyard knows of one key from when on each process must not serve a
 // version any more.

@@ -48,6 +48,7 @@ type scenario struct {
 	Hedge                                   float64
 	Early                                   float64
 	MaxRebuilds                             int
+	Load                                    time.Duration // how long loads take at first
 
 	Steps []modelStep
 }
@@ -114,6 +115,7 @@ func drawScenario(t *rapid.T, least int) scenario {
 		Hedge:                rapid.SampledFrom([]float64{0, 0, 2}).Draw(t, "hedge"),
 		Early:                rapid.SampledFrom([]float64{0, 0, 1}).Draw(t, "early"),
 		MaxRebuilds:          rapid.SampledFrom([]int{0, 0, 1, 2}).Draw(t, "rebuilds"),
+		Load:                 span("load", 0, 10*ms, 300*ms, s, 3*s),
 	}
 	if sc.Face == "HTTP" {
 		sc.Hedge = 0
@@ -473,17 +475,13 @@ func (n *modelNode) serve(t *testing.T, o bellwether.Options, phases func(key, p
 	n.sweep = func(kind, key int) (hard bool, keys []int, err error) {
 		match := bellwether.Match{Soft: kind%2 == 1}
 		keys = []int{key}
-		every := make([]int, w.Keys)
-		for i := range every {
-			every[i] = i
-		}
 		switch kind % 3 {
 		case 0:
 			match.Tags = []string{keyName(key)}
 		case 1:
-			match.Tags, keys = []string{"all"}, every
+			match.Tags, keys = []string{"all"}, w.keys()
 		case 2:
-			match.Prefixes, keys = []string{"http://h/"}, every
+			match.Prefixes, keys = []string{"http://h/"}, w.keys()
 		}
 		return !match.Soft, keys, m.InvalidateMatching(n.life, match)
 	}
@@ -516,12 +514,16 @@ type modelOrigin struct {
 	ending  int // how loads end that do not succeed: one of endings
 	every   int // one load in that many does not succeed; 0: all do
 	loads   int
-	failed  bool        // a load has not succeeded, or its value has no life when it is whole
-	began   []time.Time // by version
-	ended   []time.Time // by version; zero: it has not ended well
-	keys    []string    // by version
+	failed  bool                 // a load has not succeeded, or its value has no life when it is whole
+	began   []time.Time          // by version
+	ended   []time.Time          // by version; zero: it has not ended well
+	broke   []time.Time          // by version: when it failed; zero: it has not
+	last    map[string]*modelRun // by key: the latest load that has ended, well or not
+	good    time.Time            // when a load last ended well
+	keys    []string             // by version
 	running map[*modelRun]bool
-	voided  map[string]int // by key: the versions up to it may have been invalidated
+	voiding map[string]int // by key: the invalidations that are under way
+	doubted map[string]int // by key: the versions up to it may be of before the end of an invalidation
 }
 
 // A modelRun is one load of one key.
@@ -532,7 +534,8 @@ type modelRun struct {
 	who     string
 	version int
 	took    time.Duration
-	fails   func() error
+	fails   func() error // nil: it does not
+	ending  int          // which of the endings that is
 }
 
 // endings are how loads end that do not succeed.
@@ -544,6 +547,9 @@ var endings = []func(text string) error{
 	func(text string) error { return fmt.Errorf("%s: %w", text, bellwether.ErrNotFound) },
 }
 
+// remembered is how many of the endings, the first ones, are failures that are remembered.
+const remembered = 3
+
 // begin counts a load, and holds that no other runs where one may.
 func (o *modelOrigin) begin(ctx context.Context, n *modelNode, key, who string) (*modelRun, error) {
 	w := o.world
@@ -553,9 +559,11 @@ func (o *modelOrigin) begin(ctx context.Context, n *modelNode, key, who string) 
 	run := &modelRun{ctx: ctx, node: n, key: key, who: who, version: o.loads, took: o.took}
 	o.began = append(o.began, time.Now())
 	o.ended = append(o.ended, time.Time{})
+	o.broke = append(o.broke, time.Time{})
 	o.keys = append(o.keys, key)
 	if o.every > 0 && run.version%o.every == 0 {
 		end := endings[o.ending]
+		run.ending = o.ending
 		run.fails = func() error { return end(fmt.Sprintf("%s v%d", key, run.version)) }
 	}
 	// One load of the key in the fleet, and MaxRebuilds keys in the process. Of HTTP that
@@ -569,7 +577,7 @@ func (o *modelOrigin) begin(ctx context.Context, n *modelNode, key, who string) 
 			continue // nobody's
 		}
 		// A load of many keys goes on for the others of them when one is invalidated.
-		if other.key == key && (w.Face != "batch" || other.version > o.voided[key]) {
+		if other.key == key && (w.Face != "batch" || o.voiding[key] == 0 && other.version > o.doubted[key]) {
 			elsewhere++
 		}
 		if other.node == n {
@@ -579,6 +587,7 @@ func (o *modelOrigin) begin(ctx context.Context, n *modelNode, key, who string) 
 	o.running[run] = true
 	failed := o.failed
 	o.failed = failed || run.fails != nil || run.took >= w.TTL
+	needless, last := o.needless(key)
 	o.mu.Unlock()
 	w.note("loads", n.process, key)
 	// An error response answers those who wait in its process, and so does one whose life is
@@ -589,10 +598,36 @@ func (o *modelOrigin) begin(ctx context.Context, n *modelNode, key, who string) 
 			w.violated("%d loads of %s at one time", elsewhere+1, key)
 		}
 	}
+	if needless != "" && last.node == w.node(last.node.process) { // what one that is closed has made may be lost
+		w.violated("process %d: load v%d of %s, but %s", n.process, run.version, key, needless)
+	}
 	if w.MaxRebuilds > 0 && w.Face == "loader" && here >= w.MaxRebuilds {
 		w.violated("process %d: %d loads at one time, with MaxRebuilds %d", n.process, here+1, w.MaxRebuilds)
 	}
 	return run, nil
+}
+
+// needless tells why no load of the key is due, and which load is why; "" if one is due. It
+// looks at nothing but fleets without troubles that rebuild when a value has expired, and not
+// before. o.mu is held.
+func (o *modelOrigin) needless(key string) (why string, last *modelRun) {
+	w := o.world
+	last = o.last[key]
+	if w.Trouble != "healthy" || w.Face != "loader" || w.Hedge > 0 || w.Early > 0 || last == nil || o.voiding[key] > 0 || last.version <= o.doubted[key] {
+		return "", nil
+	}
+	ended, broke := o.ended[last.version-1], o.broke[last.version-1]
+	pause := w.ErrorTTL
+	if pause == 0 {
+		pause = time.Second // the default
+	}
+	switch {
+	case !ended.IsZero() && time.Since(ended) < w.TTL:
+		return fmt.Sprintf("v%d was made %v before", last.version, time.Since(ended)), last
+	case !broke.IsZero() && last.ending < remembered && o.good.Before(broke) && time.Since(broke) < pause/2: // see Options.ErrorTTL
+		return fmt.Sprintf("v%d failed %v before", last.version, time.Since(broke)), last
+	}
+	return "", nil
 }
 
 // build takes the time of the load, and returns how it ends.
@@ -604,11 +639,12 @@ func (o *modelOrigin) build(run *modelRun) error {
 	}
 	run.node.runs()
 	if run.fails != nil {
+		o.set(func(o *modelOrigin) { o.broke[run.version-1], o.last[run.key] = time.Now(), run })
 		return run.fails()
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.ended[run.version-1] = time.Now()
+	o.ended[run.version-1], o.good, o.last[run.key] = time.Now(), time.Now(), run
 	return nil
 }
 
@@ -670,12 +706,30 @@ func (o *modelOrigin) times(version int) (began, ended time.Time, ok bool) {
 	return o.began[version-1], o.ended[version-1], !o.ended[version-1].IsZero()
 }
 
+// failedAt returns when the load of a version failed; zero: it has not.
+func (o *modelOrigin) failedAt(version int) (broke time.Time) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if version >= 1 && version <= o.loads {
+		broke = o.broke[version-1]
+	}
+	return broke
+}
+
 // void begins an invalidation of the key, and returns how many loads have begun.
 func (o *modelOrigin) void(key string) int {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.voided[key] = o.loads
+	o.voiding[key]++
 	return o.loads
+}
+
+// over ends an invalidation of the key: each load that begins from then on stands behind it.
+func (o *modelOrigin) over(key string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.voiding[key]--
+	o.doubted[key] = o.loads
 }
 
 func (o *modelOrigin) count() int {
@@ -743,6 +797,10 @@ func (w *world) judge(c modelCall, a modelAnswer) {
 		w.violated("process %d: a caller of %v got %q, %v after that was invalidated", n.process, c.start.Sub(w.started), told, c.start.Sub(at))
 	}
 	if a.err != nil {
+		// The end of a context says nothing about the key, and nobody hears of it later.
+		if broke := w.origin.failedAt(version); w.Trouble == "healthy" && w.Face != "HTTP" && errors.Is(a.err, context.Canceled) && !broke.IsZero() && c.start.Sub(broke) > modelEngineTimeout {
+			w.violated("process %d: a caller of %v got %q, of %v before", n.process, c.start.Sub(w.started), told, c.start.Sub(broke))
+		}
 		w.judgeError(c, a.err)
 		return
 	}
@@ -813,6 +871,29 @@ func (w *world) judgePage(c modelCall, a modelAnswer) {
 	}
 }
 
+// keys are all keys of the scenario.
+func (w *world) keys() []int {
+	keys := make([]int, w.Keys)
+	for i := range keys {
+		keys[i] = i
+	}
+	return keys
+}
+
+// invalidate invalidates keys by the process.
+func (w *world) invalidate(n *modelNode, keys ...int) {
+	n.runs()
+	before := 0
+	for _, key := range keys {
+		before = w.origin.void(keyName(key))
+		defer w.origin.over(keyName(key))
+	}
+	if n.invalidate(keys...) == nil && !n.isDead() {
+		w.invalidated(n, keys, before)
+	}
+	time.Sleep(2*w.Delay + 1) // a load that has claimed its epoch before has begun by then
+}
+
 // invalidated has no process serve what was made before an invalidation that began then.
 func (w *world) invalidated(n *modelNode, keys []int, before int) {
 	for _, key := range keys {
@@ -820,6 +901,8 @@ func (w *world) invalidated(n *modelNode, keys []int, before int) {
 			switch {
 			case p == n.process:
 				w.graves[key].bury(p, before, time.Now())
+			case w.Trouble == "healthy" && (w.Store == "telling" || w.Store == "all"):
+				w.graves[key].bury(p, before, time.Now().Add(w.Delay+1)) // the notice is there by then
 			case w.Trouble == "outages" || w.Trouble == "stops":
 				// A process that is cut off, or stands still, does not know.
 			default:
@@ -876,16 +959,11 @@ func (w *world) do(t *testing.T, s modelStep) {
 			})
 		}
 	case "invalidate":
-		w.callers.Go(func() {
-			n.runs()
-			before := w.origin.void(keyName(s.Key))
-			if n.invalidate(s.Key) == nil && !n.isDead() {
-				w.invalidated(n, []int{s.Key}, before)
-			}
-		})
+		w.callers.Go(func() { w.invalidate(n, s.Key) })
 	case "sweep":
 		if n.sweep == nil {
-			return
+			w.callers.Go(func() { w.invalidate(n, w.keys()...) })
+			break
 		}
 		w.callers.Go(func() {
 			n.runs()
@@ -947,11 +1025,12 @@ type played struct {
 func (s scenario) play(t *testing.T) (out played) {
 	synctest.Test(t, func(t *testing.T) {
 		sum := fnv.New64a()
-		w := &world{scenario: s, room: newEngineRoom(), dice: &dice{rng: rand.New(rand.NewPCG(s.Seed, 1))}, started: time.Now(), trace: sum}
+		w := &world{scenario: s, dice: &dice{rng: rand.New(rand.NewPCG(s.Seed, 1))}, started: time.Now(), trace: sum}
 		if dump := os.Getenv("BELLWETHER_TRACE"); dump != "" {
 			w.trace = io.MultiWriter(sum, os.Stderr)
 		}
-		w.origin = &modelOrigin{world: w, running: map[*modelRun]bool{}, voided: map[string]int{}}
+		w.room = newEngineRoom(w.violated)
+		w.origin = &modelOrigin{world: w, took: s.Load, running: map[*modelRun]bool{}, voiding: map[string]int{}, doubted: map[string]int{}, last: map[string]*modelRun{}}
 		w.latest, w.graves = make([][]int, s.Processes), make([]graveyard, s.Keys)
 		for i := range s.Processes {
 			w.start(t, i)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/bellwether-go/bellwether"
@@ -21,10 +22,42 @@ type engineRoom struct {
 	locker     *locallock.Locker
 	storeGone  chan struct{} // closed when the store restarts
 	lockerGone chan struct{} // closed when the locker restarts
+
+	leases   sync.Mutex // held while the locker is asked; guards what follows
+	holders  map[heldKey]bellwether.Lease
+	violated func(format string, args ...any)
 }
 
-func newEngineRoom() *engineRoom {
-	e := &engineRoom{storeGone: make(chan struct{}), lockerGone: make(chan struct{})}
+// A heldKey is a key of one locker.
+type heldKey struct {
+	locker *locallock.Locker
+	key    string
+}
+
+// acquire asks the locker, and notes the holder.
+func (e *engineRoom) acquire(ctx context.Context, key heldKey, ttl time.Duration) (bellwether.Lease, error) {
+	e.leases.Lock()
+	defer e.leases.Unlock()
+	lease, err := key.locker.TryAcquire(ctx, key.key, ttl)
+	if err == nil {
+		e.holders[key] = lease
+	}
+	return lease, err
+}
+
+// held asks something of a lease, and holds that it is refused if another has the key.
+func (e *engineRoom) held(key heldKey, lease bellwether.Lease, do func() error) error {
+	e.leases.Lock()
+	defer e.leases.Unlock()
+	err := do()
+	if holder := e.holders[key]; err == nil && holder != nil && holder != lease {
+		e.violated("a lease of %s was renewed or released that is another's by now", key.key)
+	}
+	return err
+}
+
+func newEngineRoom(violated func(format string, args ...any)) *engineRoom {
+	e := &engineRoom{storeGone: make(chan struct{}), lockerGone: make(chan struct{}), holders: map[heldKey]bellwether.Lease{}, violated: violated}
 	e.store, e.locker = &restarted{store: memstore.New()}, locallock.New()
 	return e
 }
@@ -373,14 +406,14 @@ func (l *linkLocker) TryAcquire(ctx context.Context, key string, ttl time.Durati
 		if left <= 0 {
 			return lockAnswer{err: context.DeadlineExceeded} // an answer that nobody believes
 		}
-		lease, err := locker.TryAcquire(context.WithoutCancel(ctx), key, left)
+		lease, err := l.room.acquire(context.WithoutCancel(ctx), heldKey{locker, key}, left)
 		if held, ok := errors.AsType[*bellwether.HeldError](err); ok {
 			held.Seen = seenThere{locker, gone, held.Seen}
 		}
 		if err != nil {
 			return lockAnswer{err: err}
 		}
-		return lockAnswer{lease: &linkLease{l.link, lease, gone}}
+		return lockAnswer{lease: &linkLease{link: l.link, room: l.room, lease: lease, gone: gone, key: heldKey{locker, key}}}
 	}, func(a lockAnswer) {
 		if a.lease != nil { // nobody holds it
 			a.lease.(*linkLease).lease.Release(context.WithoutCancel(ctx))
@@ -395,8 +428,11 @@ func (l *linkLocker) TryAcquire(ctx context.Context, key string, ttl time.Durati
 // A linkLease is a lease, until its locker restarts.
 type linkLease struct {
 	*link
+	room  *engineRoom
 	lease bellwether.Lease
 	gone  <-chan struct{}
+	key   heldKey
+	lost  atomic.Bool // its holder knows that it is lost
 }
 
 func (l *linkLease) ask(ctx context.Context, op string, do func(ctx context.Context) error) error {
@@ -405,7 +441,7 @@ func (l *linkLease) ask(ctx context.Context, op string, do func(ctx context.Cont
 		case <-l.gone:
 			return storeAnswer{err: bellwether.ErrLeaseLost}
 		default:
-			return storeAnswer{err: do(context.WithoutCancel(ctx))}
+			return storeAnswer{err: l.room.held(l.key, l.lease, func() error { return do(context.WithoutCancel(ctx)) })}
 		}
 	}, nil)
 	if err != nil {
@@ -415,13 +451,20 @@ func (l *linkLease) ask(ctx context.Context, op string, do func(ctx context.Cont
 }
 
 func (l *linkLease) Renew(ctx context.Context, ttl time.Duration) error {
+	if l.lost.Load() {
+		l.room.violated("the lease of %s is renewed after its loss", l.key.key)
+	}
 	asked := time.Now()
-	return l.ask(ctx, "renew", func(ctx context.Context) error {
+	err := l.ask(ctx, "renew", func(ctx context.Context) error {
 		if left := ttl - time.Since(asked); left > 0 {
 			return l.lease.Renew(ctx, left)
 		}
 		return bellwether.ErrLeaseLost
 	})
+	if errors.Is(err, bellwether.ErrLeaseLost) {
+		l.lost.Store(true)
+	}
+	return err
 }
 
 func (l *linkLease) Release(ctx context.Context) error {

@@ -1,0 +1,146 @@
+package sim
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// A Bug is a mistake that is planted in the code: one replacement in one file. The scenarios
+// of the model have to find it.
+type Bug struct {
+	Name     string
+	File     string // its path below the root
+	Old, New string // Old occurs once in the file
+}
+
+// Bugs are mistakes of two kinds: in the state of a flight, and those of the chaos suite that
+// engines in one process can have.
+var Bugs = []Bug{
+	// The state of a flight.
+	{
+		Name: "epoch that is not compared", File: "commit.go",
+		Old: "same := known != nil && known.epoch == e.Epoch &&",
+		New: "same := known != nil &&",
+	},
+	{
+		Name: "invalidation that is not looked for", File: "flight.go",
+		Old: "if f.disowned = f.disowned || swept || f.unlisted",
+		New: "if f.disowned = swept || f.unlisted",
+	},
+	{
+		Name: "slot that is not freed", File: "slots.go",
+		Old: "\t\ts.held--\n",
+		New: "\t\tif s.others.Len() == 0 {\n\t\t\ts.held--\n\t\t}\n",
+	},
+	{
+		Name: "notice that is lost", File: "notice.go",
+		Old: "e.recall(key, n.Epoch)",
+		New: "e.invalidations++",
+	},
+	{
+		Name: "waiter that is not woken", File: "flight.go",
+		Old: "f.change(func(s *flightState[V]) { s.offered, s.lose = it, f.outage.left })",
+		New: "s := *f.state.Load()\n\ts.offered, s.lose = it, f.outage.left\n\tf.state.Store(&s)",
+	},
+	{
+		Name: "stale offer after an invalidation", File: "engine.go",
+		Old: "s.offered, s.recalled = nil, true",
+		New: "s.recalled = true",
+	},
+	{
+		Name: "failure that is remembered for the wrong key", File: "batch.go",
+		Old: "if batch != nil && batch.Errors[key] != nil {\n\t\treturn v, batch.Errors[key]\n\t}",
+		New: "if batch != nil && !found {\n\t\tfor _, failed := range batch.Errors {\n\t\t\treturn v, failed\n\t\t}\n\t}",
+	},
+	{
+		Name: "spool that is closed early", File: "exchange.go",
+		Old: "x.body.CloseWithError(cause)",
+		New: "x.body.Close()",
+	},
+	{
+		Name: "broken body that is closed as a whole one", File: "exchange.go",
+		Old: "x.body.CloseWithError(x.err)",
+		New: "x.body.Close()",
+	},
+	{
+		Name: "near entry that is moved back", File: "notice.go",
+		Old: "if made <= f.since {",
+		New: "if made == f.since {",
+	},
+	{
+		Name: "lease that is renewed after its loss", File: "lease.go",
+		Old: "\t\t\tclose(lost)\n\t\t\treturn\n",
+		New: "",
+	},
+
+	// Those of the chaos suite.
+	{
+		Name: "release by plain delete", File: "lockers/locallock/locallock.go",
+		Old: "\tl.locker.purge()\n\tif l.locker.leases[l.key] != l {\n\t\treturn driver.ErrLeaseLost\n\t}\n\tl.locker.remove(l)",
+		New: "\tl.locker.purge()\n\tif there := l.locker.leases[l.key]; there != nil {\n\t\tl.locker.remove(there)\n\t}",
+	},
+	{
+		Name: "renew never", File: "lease.go",
+		Old: "return lease.Renew(ctx, length) })",
+		New: "return nil })",
+	},
+	{
+		Name: "expired lease believed too long", File: "lockers/locallock/locallock.go",
+		Old: "end: now.Add(ttl), ended:",
+		New: "end: now.Add(ttl.Truncate(time.Second)), ended:",
+	},
+	{
+		Name: "no fencing", File: "network_test.go",
+		Old: "a.err = store.Commit(ctx, key, arrived)",
+		New: "_, arrived.Epoch, _ = store.Claim(ctx, key)\n\t\ta.err = store.Commit(ctx, key, arrived)",
+	},
+	{
+		Name: "no re-read after winning", File: "rebuild.go",
+		Old: "r.loaded, r.committed, r.enough = false, 0, 0\n\tif it == nil {",
+		New: "r.loaded, r.committed, r.enough = false, 0, 0\n\tif it == nil || r.freed {",
+	},
+	{
+		Name: "waiter that loads by itself", File: "rebuild.go",
+		Old: "return nil, held, false\n\t}\n\tif errors.Is(err, ErrHeld)",
+		New: "if r.waits && e.clock.now()-r.waiting > e.LeaseTTL {\n\t\t\treturn nil, nil, false\n\t\t}\n\t\treturn nil, held, false\n\t}\n\tif errors.Is(err, ErrHeld)",
+	},
+	{
+		Name: "context error that is remembered", File: "rebuild.go",
+		Old: "if says(err, context.Canceled, context.DeadlineExceeded,",
+		New: "if says(err, context.DeadlineExceeded,",
+	},
+	{
+		Name: "near tier that asks no store", File: "commit.go",
+		Old: "return addDurations(now, e.NearTTL)",
+		New: "return addDurations(now, e.TTL)",
+	},
+	{
+		Name: "failure without its pause", File: "stale.go",
+		Old: "l.retryAt = addDurations(now, backOff(l.failures, errorTTL, longest))",
+		New: "l.retryAt = now",
+	},
+	{
+		Name: "hedge in every process", File: "hedge.go",
+		Old: "if err != nil {\n\t\te.hedges.earn(1)",
+		New: "if err != nil && !errors.Is(err, ErrHeld) {\n\t\te.hedges.earn(1)",
+	},
+	{
+		Name: "loser with a served value", File: "commit.go",
+		Old: "e.OnError(r.key, &keyError{\"committing\", r.key, err})\n\t\treturn fenced",
+		New: "e.OnError(r.key, &keyError{\"committing\", r.key, err})\n\t\treturn committed",
+	},
+}
+
+// Planted returns the file of the bug, below root, with the bug in it.
+func (b Bug) Planted(root string) ([]byte, error) {
+	text, err := os.ReadFile(filepath.Join(root, b.File))
+	if err != nil {
+		return nil, err
+	}
+	if n := strings.Count(string(text), b.Old); n != 1 {
+		return nil, fmt.Errorf("bug %q: its text occurs %d times in %s, want once", b.Name, n, b.File)
+	}
+	return []byte(strings.Replace(string(text), b.Old, b.New, 1)), nil
+}

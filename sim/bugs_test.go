@@ -1,0 +1,155 @@
+//go:build !race
+
+package sim
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+var plant = flag.String("bugs", "", `which planted bugs the scenarios have to find: "all", or one name; empty: the quickest`)
+
+const (
+	// bugRuns is how often a bug is looked for, each time from another seed on: 1, 1001, ...
+	bugRuns   = 5
+	bugStride = 1000
+	// bugBound is how many scenarios one run plays at most.
+	bugBound = 400
+	// quickest is the bug of the plain run.
+	quickest = "expired lease believed too long"
+)
+
+// modelFiles are the test files that the model needs. A module without the others compiles in
+// a third of the time.
+var modelFiles = []string{"model_test.go", "network_test.go", "graveyard_test.go", "export_test.go"}
+
+// overlayOf is what Build compiles for the bug.
+func overlayOf(t *testing.T, b Bug) map[string][]byte {
+	t.Helper()
+	planted, err := b.Planted("..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	overlay := map[string][]byte{}
+	files, err := filepath.Glob("../*_test.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		if name := filepath.Base(file); !slices.Contains(modelFiles, name) {
+			overlay[name] = []byte("package bellwether_test\n")
+		}
+	}
+	overlay[b.File] = planted
+	return overlay
+}
+
+// TestBugs_AreThere holds that each bug has its place in the code.
+func TestBugs_AreThere(t *testing.T) {
+	names := map[string]bool{}
+	for _, b := range Bugs {
+		if _, err := b.Planted(".."); err != nil {
+			t.Error(err)
+		}
+		if names[b.Name] {
+			t.Errorf("two bugs are called %q", b.Name)
+		}
+		names[b.Name] = true
+	}
+	if !names[quickest] {
+		t.Errorf("no bug is called %q", quickest)
+	}
+}
+
+// TestBugs_AreFound plays scenarios with each bug until one breaks a promise, and tells after how
+// many.
+func TestBugs_AreFound(t *testing.T) {
+	name := *plant
+	if name == "" {
+		name = quickest
+	}
+	planted := 0
+	for _, b := range Bugs {
+		if name != "all" && name != b.Name {
+			continue
+		}
+		planted++
+		t.Run(strings.ReplaceAll(b.Name, " ", "_"), func(t *testing.T) {
+			module, err := Build("..", overlayOf(t, b))
+			if err != nil {
+				t.Fatal(err)
+			}
+			h, err := NewHost(context.Background(), module)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer h.Close()
+			median, violations := find(t, h)
+			if median == 0 {
+				t.Fatalf("most of %d runs do not find it by %d schedules, only these do: %q", bugRuns, bugBound, violations)
+			}
+			t.Logf("| %s | %s | %d |", b.Name, b.File, median)
+			t.Logf("%q", violations)
+		})
+	}
+	if planted == 0 {
+		t.Fatalf("no bug is called %q", name)
+	}
+}
+
+// find plays the runs side by side, and returns how many scenarios it takes until most of them
+// have broken a promise: 0 if bugBound do not. That is the median of all runs, and the slower
+// ones need not go on. Each run that has broken a promise has its violation.
+func find(t *testing.T, h *Host) (median int, violations []string) {
+	violations = make([]string, bugRuns)
+	for played := 1; played <= bugBound; played++ {
+		each(0, bugRuns, func(run int) bool {
+			if violations[run] != "" {
+				return true
+			}
+			p, err := h.Play(context.Background(), bugStride*run+played, nil)
+			if err != nil {
+				t.Error(err)
+			}
+			if len(p.Violations) > 0 {
+				violations[run] = p.Violations[0]
+			}
+			return true
+		})
+		found := 0
+		for _, v := range violations {
+			if v != "" {
+				found++
+			}
+		}
+		if found > bugRuns/2 {
+			return played, violations
+		}
+	}
+	return 0, violations
+}
+
+// TestBugs_TableInTheDocs holds that docs/chaos.md has the bugs, in their order.
+func TestBugs_TableInTheDocs(t *testing.T) {
+	doc, err := os.ReadFile("../docs/chaos.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, _ := strings.Cut(string(doc), "| bug | file | median schedules |\n|---|---|---|\n")
+	table, _, _ = strings.Cut(table, "\n\n")
+	rows := strings.Split(table, "\n")
+	if len(rows) != len(Bugs) {
+		t.Fatalf("docs/chaos.md has %d bugs, want %d", len(rows), len(Bugs))
+	}
+	for i, b := range Bugs {
+		if want := fmt.Sprintf("| %s | %s | ", b.Name, b.File); !strings.HasPrefix(rows[i], want) {
+			t.Errorf("docs/chaos.md has %q, want %q", rows[i], want)
+		}
+	}
+}
