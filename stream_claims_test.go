@@ -291,7 +291,7 @@ func TestClaim_StreamToAHerd(t *testing.T) {
 // for the slowest reader. Memory is the limit then, and not the body.
 func TestClaim_StreamOverTheLimit(t *testing.T) {
 	const (
-		size    = 64 << 20
+		size  = 64 << 20
 		limit = 4 << 20
 		// Of the process, which has 19,016 KiB before the first request if its binary has no
 		// tests but these; what else is linked to it is not the stream's.
