@@ -29,6 +29,18 @@ const (
 // a third of the time.
 var modelFiles = []string{"model_test.go", "network_test.go", "graveyard_test.go", "export_test.go"}
 
+// modelOnly leaves all other test files empty.
+func modelOnly() (map[string][]byte, error) {
+	overlay := map[string][]byte{}
+	files, err := filepath.Glob("../*_test.go")
+	for _, file := range files {
+		if name := filepath.Base(file); !slices.Contains(modelFiles, name) {
+			overlay[name] = []byte("package bellwether_test\n")
+		}
+	}
+	return overlay, err
+}
+
 // overlayOf is what Build compiles for the bug.
 func overlayOf(t *testing.T, b Bug) map[string][]byte {
 	t.Helper()
@@ -36,15 +48,9 @@ func overlayOf(t *testing.T, b Bug) map[string][]byte {
 	if err != nil {
 		t.Fatal(err)
 	}
-	overlay := map[string][]byte{}
-	files, err := filepath.Glob("../*_test.go")
+	overlay, err := modelOnly()
 	if err != nil {
 		t.Fatal(err)
-	}
-	for _, file := range files {
-		if name := filepath.Base(file); !slices.Contains(modelFiles, name) {
-			overlay[name] = []byte("package bellwether_test\n")
-		}
 	}
 	overlay[b.File] = planted
 	return overlay

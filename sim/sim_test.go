@@ -36,7 +36,11 @@ var theModule = sync.OnceValues(func() ([]byte, error) {
 	if file := os.Getenv(moduleVariable); file != "" {
 		return os.ReadFile(file)
 	}
-	return Build("..", nil)
+	overlay, err := modelOnly()
+	if err != nil {
+		return nil, err
+	}
+	return Build("..", overlay)
 })
 
 var theHost = sync.OnceValues(func() (*Host, error) {
