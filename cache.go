@@ -231,9 +231,7 @@ func (o Options) settings() settings {
 	o.NearTTL = cmp.Or(o.NearTTL, time.Second)
 	o.MaxWait = cmp.Or(o.MaxWait, addDurations(o.RebuildTimeout, o.LeaseTTL))
 	for _, f := range []*float64{&o.EarlyRefresh, &o.Hedge, &o.TTLJitter} {
-		if *f < 0 {
-			*f = 0
-		}
+		*f = max(0, *f)
 	}
 	switch {
 	case o.MaxErrorTTL < o.ErrorTTL:

@@ -134,18 +134,10 @@ func (c *jsonCheck) visit(p jsonPlace, path string) {
 	decodes := pointer.Implements(jsonUnmarshaler) || pointer.Implements(textUnmarshaler)
 	switch {
 	case encodedBy(jsonMarshaler):
-		if method, ok := p.t.MethodByName("MarshalJSON"); ok {
-			c.visitEncoder(p, path, method, jsonMarshaler)
-		} else if method, ok := pointer.MethodByName("MarshalJSON"); ok {
-			c.visitEncoder(p, path, method, jsonMarshaler)
-		}
+		c.visitEncoder(p, path, jsonMarshaler)
 		return
 	case encodedBy(textMarshaler):
-		if method, ok := p.t.MethodByName("MarshalText"); ok {
-			c.visitEncoder(p, path, method, textMarshaler)
-		} else if method, ok := pointer.MethodByName("MarshalText"); ok {
-			c.visitEncoder(p, path, method, textMarshaler)
-		}
+		c.visitEncoder(p, path, textMarshaler)
 		if !decodes && !p.decoded && p.t.Kind() != reflect.String {
 			c.fails(p, path, "has MarshalText and no UnmarshalText")
 		}
@@ -172,7 +164,11 @@ func (c *jsonCheck) visit(p jsonPlace, path string) {
 // visitEncoder notes what is lost of a type with an encoder. Its own encoder is its own
 // affair; but a struct has that of an embedded field too, which knows nothing of the
 // other fields.
-func (c *jsonCheck) visitEncoder(p jsonPlace, path string, method reflect.Method, is reflect.Type) {
+func (c *jsonCheck) visitEncoder(p jsonPlace, path string, is reflect.Type) {
+	method, ok := p.t.MethodByName(is.Method(0).Name)
+	if !ok { // the compiler has written those of the pointer that call the value's
+		method, _ = reflect.PointerTo(p.t).MethodByName(is.Method(0).Name)
+	}
 	if p.t.Kind() != reflect.Struct || !promoted(method) {
 		return
 	}

@@ -229,6 +229,13 @@ func (n *modelNode) links(f func(l *link)) {
 	n.locks.set(f)
 }
 
+// heal takes all troubles from the links but those of the process itself.
+func (n *modelNode) heal() {
+	n.links(func(l *link) {
+		l.delay, l.repeat, l.deaf, l.cut, l.refused, l.lost = n.world.Delay, false, false, false, false, ""
+	})
+}
+
 // stop has the process stand still until it goes on: messages to it and of it, and its loads.
 func (n *modelNode) stop() {
 	n.mu.Lock()
@@ -303,15 +310,15 @@ func (w *world) start(t *testing.T, i int) {
 	case "telling":
 		o.Store = struct {
 			telling
-			fencer
+			bellwether.Fencer
 		}{telling{store}, fencing{store}}
 	case "together":
 		o.Store = together{store}
 	case "all":
 		o.Store = struct {
 			telling
-			batcher
-			fencer
+			bellwether.BatchGetter
+			bellwether.Fencer
 		}{telling{store}, together{store}, fencing{store}}
 	}
 	phases := func(key, phase string) { w.note(phase, i, key) }
@@ -329,15 +336,6 @@ func (w *world) start(t *testing.T, i int) {
 	w.all = append(w.all, n)
 	w.latest[i] = make([]int, w.Keys) // a new process has seen nothing
 }
-
-type (
-	fencer interface {
-		Fenced(ctx context.Context, key string, epoch uint64) (bool, error)
-	}
-	batcher interface {
-		GetMany(ctx context.Context, keys []string, each func(i int, e bellwether.Entry, err error))
-	}
-)
 
 func keyName(k int) string { return "k" + strconv.Itoa(k) }
 
@@ -401,18 +399,17 @@ func (n *modelNode) serve(t *testing.T, o bellwether.Options, phases func(key, p
 	m.OnPhase(phases)
 	h := m.Handler(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		key, who := r.URL.Path[1:], r.Header.Get("Authorization")
-		run, err := w.origin.begin(r.Context(), n, key, who)
+		run := w.origin.begin(r.Context(), n, key, who)
 		defer w.origin.end(run)
 		open := map[string]string{"k0": "public", "k1": "public", "k2": "public"}[key]
 		if key == "k2" && run.version%3 == 0 {
 			open = "private"
 		}
-		if err == nil && run.version%2 == 0 {
-			err = w.origin.build(run) // before the header
-		}
-		if err != nil {
-			http.Error(rw, err.Error(), http.StatusInternalServerError)
-			return
+		if run.version%2 == 0 { // before the header
+			if err := w.origin.build(run); err != nil {
+				http.Error(rw, err.Error(), http.StatusInternalServerError)
+				return
+			}
 		}
 		cc := fmt.Sprintf("max-age=%d", int(w.TTL/time.Second))
 		if open != "" {
@@ -520,7 +517,6 @@ type modelOrigin struct {
 	broke   []time.Time          // by version: when it failed; zero: it has not
 	last    map[string]*modelRun // by key: the latest load that has ended, well or not
 	good    time.Time            // when a load last ended well
-	keys    []string             // by version
 	running map[*modelRun]bool
 	voiding map[string]int // by key: the invalidations that are under way
 	doubted map[string]int // by key: the versions up to it may be of before the end of an invalidation
@@ -551,7 +547,7 @@ var endings = []func(text string) error{
 const remembered = 3
 
 // begin counts a load, and holds that no other runs where one may.
-func (o *modelOrigin) begin(ctx context.Context, n *modelNode, key, who string) (*modelRun, error) {
+func (o *modelOrigin) begin(ctx context.Context, n *modelNode, key, who string) *modelRun {
 	w := o.world
 	n.runs()
 	o.mu.Lock()
@@ -560,7 +556,6 @@ func (o *modelOrigin) begin(ctx context.Context, n *modelNode, key, who string) 
 	o.began = append(o.began, time.Now())
 	o.ended = append(o.ended, time.Time{})
 	o.broke = append(o.broke, time.Time{})
-	o.keys = append(o.keys, key)
 	if o.every > 0 && run.version%o.every == 0 {
 		end := endings[o.ending]
 		run.ending = o.ending
@@ -604,7 +599,7 @@ func (o *modelOrigin) begin(ctx context.Context, n *modelNode, key, who string) 
 	if w.MaxRebuilds > 0 && w.Face == "loader" && here >= w.MaxRebuilds {
 		w.violated("process %d: %d loads at one time, with MaxRebuilds %d", n.process, here+1, w.MaxRebuilds)
 	}
-	return run, nil
+	return run
 }
 
 // needless tells why no load of the key is due, and which load is why; "" if one is due. It
@@ -655,12 +650,9 @@ func (o *modelOrigin) end(run *modelRun) {
 }
 
 func (o *modelOrigin) load(ctx context.Context, n *modelNode, key, who string) (string, error) {
-	run, err := o.begin(ctx, n, key, who)
+	run := o.begin(ctx, n, key, who)
 	defer o.end(run)
-	if err == nil {
-		err = o.build(run)
-	}
-	if err != nil {
+	if err := o.build(run); err != nil {
 		return "", err
 	}
 	return fmt.Sprintf("%s v%d", key, run.version), nil
@@ -671,7 +663,7 @@ func (o *modelOrigin) loadMany(ctx context.Context, n *modelNode, keys []string)
 	values, failed := map[string]string{}, map[string]error{}
 	runs := make([]*modelRun, len(keys))
 	for i, key := range keys {
-		runs[i], _ = o.begin(ctx, n, key, "")
+		runs[i] = o.begin(ctx, n, key, "")
 		defer o.end(runs[i])
 	}
 	for i, key := range keys {
@@ -996,13 +988,11 @@ func (w *world) do(t *testing.T, s modelStep) {
 		op := []string{"get", "claim", "commit", "invalidate", "acquire", "renew", "release"}[s.N%7]
 		n.links(func(l *link) { l.lost = op })
 	case "restart store":
-		w.room.restartStore()
+		w.room.store.restart()
 	case "restart locker":
-		w.room.restartLocker()
+		w.room.locker.restart()
 	case "heal":
-		n.links(func(l *link) { l.delay = w.Delay })
-		n.store.heal()
-		n.locks.heal()
+		n.heal()
 	}
 	switch {
 	case s.Pause < 0:
@@ -1049,9 +1039,7 @@ func (w *world) rest(t *testing.T) {
 	for _, n := range w.all {
 		if !n.isDead() {
 			n.goOn()
-			n.links(func(l *link) { l.delay = w.Delay })
-			n.store.heal()
-			n.locks.heal()
+			n.heal()
 		}
 	}
 	w.callers.Wait()

@@ -15,17 +15,40 @@ import (
 // This file is the network of the model: engines that may lose all that they have, and the
 // links of each process to them, which delay, repeat, reorder and lose what they carry.
 
-// An engineRoom has one store and one locker.
+// An engineRoom has one store and one locker, each of which can restart without what it had.
 type engineRoom struct {
-	mu         sync.Mutex // guards what follows
-	store      *restarted
-	locker     *locallock.Locker
-	storeGone  chan struct{} // closed when the store restarts
-	lockerGone chan struct{} // closed when the locker restarts
+	store  engineAt[*restarted]
+	locker engineAt[*locallock.Locker]
 
 	leases   sync.Mutex // held while the locker is asked; guards what follows
 	holders  map[heldKey]bellwether.Lease
 	violated func(format string, args ...any)
+}
+
+// An engineAt is an engine until it restarts, and then the next one.
+type engineAt[E any] struct {
+	next func(old E) E // what restarts in the place of old
+
+	mu   sync.Mutex // guards what follows
+	now  E
+	gone chan struct{} // closed when now restarts
+}
+
+// restart has the engine lose all that it has.
+func (e *engineAt[E]) restart() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.gone != nil {
+		close(e.gone)
+	}
+	e.now, e.gone = e.next(e.now), make(chan struct{})
+}
+
+// present returns the engine, and what is closed when it restarts.
+func (e *engineAt[E]) present() (E, <-chan struct{}) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.now, e.gone
 }
 
 // A heldKey is a key of one locker.
@@ -57,17 +80,17 @@ func (e *engineRoom) held(key heldKey, lease bellwether.Lease, do func() error) 
 }
 
 func newEngineRoom(violated func(format string, args ...any)) *engineRoom {
-	e := &engineRoom{storeGone: make(chan struct{}), lockerGone: make(chan struct{}), holders: map[heldKey]bellwether.Lease{}, violated: violated}
-	e.store, e.locker = &restarted{store: memstore.New()}, locallock.New()
+	e := &engineRoom{holders: map[heldKey]bellwether.Lease{}, violated: violated}
+	e.store.next = func(old *restarted) *restarted {
+		if old == nil {
+			return &restarted{store: memstore.New()}
+		}
+		return &restarted{memstore.New(), old.above + 1<<32}
+	}
+	e.locker.next = func(*locallock.Locker) *locallock.Locker { return locallock.New() }
+	e.store.restart()
+	e.locker.restart()
 	return e
-}
-
-// restartStore has the store lose all that it has.
-func (e *engineRoom) restartStore() {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	close(e.storeGone)
-	e.store, e.storeGone = &restarted{memstore.New(), e.store.above + 1<<32}, make(chan struct{})
 }
 
 // A restarted store is a memstore that gives out no epoch twice, though it has forgotten all
@@ -122,26 +145,6 @@ func (s *restarted) Notify(ctx context.Context, f func(bellwether.Notice)) {
 	})
 }
 
-// restartLocker has the locker lose all leases.
-func (e *engineRoom) restartLocker() {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	close(e.lockerGone)
-	e.locker, e.lockerGone = locallock.New(), make(chan struct{})
-}
-
-func (e *engineRoom) theStore() (*restarted, <-chan struct{}) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.store, e.storeGone
-}
-
-func (e *engineRoom) theLocker() (*locallock.Locker, <-chan struct{}) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.locker, e.lockerGone
-}
-
 // A link is the way of one process to one engine. Its fields are changed by set.
 type link struct {
 	dice *dice
@@ -162,11 +165,6 @@ func (l *link) set(f func(l *link)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	f(l)
-}
-
-// heal takes all troubles from the link but those of its process.
-func (l *link) heal() {
-	l.set(func(l *link) { l.repeat, l.deaf, l.cut, l.refused, l.lost = false, false, false, false, "" })
 }
 
 // runs returns when the process is not stopped.
@@ -266,7 +264,7 @@ type storeAnswer struct {
 
 func (s *linkStore) ask(ctx context.Context, op string, do func(ctx context.Context, store *restarted) storeAnswer) storeAnswer {
 	a, err := ask(ctx, s.link, op, func() storeAnswer {
-		store, _ := s.room.theStore()
+		store, _ := s.room.store.present()
 		return do(context.WithoutCancel(ctx), store)
 	}, nil)
 	if err != nil {
@@ -308,19 +306,15 @@ func (s *linkStore) Invalidate(ctx context.Context, key string) error {
 	}).err
 }
 
-func (s *linkStore) fenced(ctx context.Context, key string, epoch uint64) (bool, error) {
+// A fencing store is a Fencer.
+type fencing struct{ *linkStore }
+
+func (s fencing) Fenced(ctx context.Context, key string, epoch uint64) (bool, error) {
 	a := s.ask(ctx, "fenced", func(ctx context.Context, store *restarted) (a storeAnswer) {
 		a.yes, a.err = store.Fenced(ctx, key, epoch)
 		return a
 	})
 	return a.yes, a.err
-}
-
-// A fencing store is a Fencer.
-type fencing struct{ *linkStore }
-
-func (s fencing) Fenced(ctx context.Context, key string, epoch uint64) (bool, error) {
-	return s.fenced(ctx, key, epoch)
 }
 
 // A telling store is a Notifier: its notices are late, and overtake each other.
@@ -331,7 +325,7 @@ func (s telling) Notify(ctx context.Context, f func(bellwether.Notice)) {
 	var under sync.WaitGroup
 	defer under.Wait()
 	for ctx.Err() == nil {
-		store, gone := s.room.theStore()
+		store, gone := s.room.store.present()
 		until, cancel := context.WithCancel(ctx)
 		under.Go(func() {
 			select {
@@ -401,7 +395,7 @@ type lockAnswer struct {
 func (l *linkLocker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
 	asked := time.Now()
 	a, err := ask(ctx, l.link, "acquire", func() (a lockAnswer) {
-		locker, gone := l.room.theLocker()
+		locker, gone := l.room.locker.present()
 		left := ttl - time.Since(asked)
 		if left <= 0 {
 			return lockAnswer{err: context.DeadlineExceeded} // an answer that nobody believes

@@ -254,11 +254,10 @@ func (s *Store) GetMany(ctx context.Context, keys []string, each func(i int, e d
 		}
 		if failed {
 			s.pieces.Late(to - from)
+			n = len(keys) // each call more would wait for the server that has failed
 		} else {
 			s.pieces.Came(to-from, bytes)
-		}
-		if n = s.pieces.Next(); failed {
-			n = len(keys) // each call more would wait for the server that has failed
+			n = s.pieces.Next()
 		}
 		from = to
 	}
