@@ -119,7 +119,7 @@ func find(t *testing.T, h *Host) (median int, violations []string) {
 			if violations[run] != "" {
 				return true
 			}
-			p, err := h.Play(context.Background(), bugStride*run+played, nil)
+			p, err := h.Play(context.Background(), bugStride*run+played, "")
 			if err != nil {
 				t.Error(err)
 			}

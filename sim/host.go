@@ -97,18 +97,15 @@ var (
 	violationLine = regexp.MustCompile(`(?m)^ +model_test\.go:\d+: (\S+: .*)$`)
 )
 
-// Play plays the scenario of the seed, with the steps that are named alone; nil: with all. The
-// environment is the guest's, "NAME=value" each.
-func (h *Host) Play(ctx context.Context, seed int, steps []int, environment ...string) (Play, error) {
+// Play plays the scenario of the seed, with the steps alone that are named, with commas
+// between them; empty: with all. The environment is the guest's, "NAME=value" each.
+func (h *Host) Play(ctx context.Context, seed int, steps string, environment ...string) (Play, error) {
 	w := &world{state: uint64(seed), now: 1_700_000_000_000_000_000}
 	ctx = context.WithValue(ctx, worldKey{}, w)
 	var out bytes.Buffer
 	config := wazero.NewModuleConfig().WithName("").WithStartFunctions().
 		WithArgs("sim", "-test.run=^TestModel$", "-test.timeout=0").
-		WithEnv("BELLWETHER_SCENARIO", strconv.Itoa(seed)).WithStdout(&out).WithStderr(&out)
-	if steps != nil {
-		config = config.WithEnv("BELLWETHER_STEPS", commas(steps))
-	}
+		WithEnv("BELLWETHER_SCENARIO", strconv.Itoa(seed)).WithEnv("BELLWETHER_STEPS", steps).WithStdout(&out).WithStderr(&out)
 	for _, e := range environment {
 		name, value, _ := strings.Cut(e, "=")
 		config = config.WithEnv(name, value)

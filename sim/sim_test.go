@@ -94,7 +94,7 @@ func TestScenarios(t *testing.T) {
 	var mu sync.Mutex // guards what follows
 	failed, kinds := 0, map[string][]int{}
 	each(*first, *seeds, func(seed int) bool {
-		p, err := h.Play(ctx, seed, nil)
+		p, err := h.Play(ctx, seed, "")
 		if err != nil {
 			t.Error(err)
 			return false
@@ -133,7 +133,7 @@ func TestScenarios(t *testing.T) {
 // tell shrinks a failing scenario and fails with it.
 func tell(t *testing.T, h *Host, seed int) {
 	t.Helper()
-	p, err := h.Play(context.Background(), seed, nil)
+	p, err := h.Play(context.Background(), seed, "")
 	if err != nil || len(p.Violations) == 0 {
 		t.Fatalf("seed %d has failed once, and not again: %v", seed, err)
 	}
@@ -143,10 +143,10 @@ func tell(t *testing.T, h *Host, seed int) {
 	}
 	kind := kindOf(p.Violations[0])
 	steps := Shrink(all, 300, func(steps []int) bool {
-		p, err := h.Play(context.Background(), seed, steps)
+		p, err := h.Play(context.Background(), seed, commas(steps))
 		return err == nil && len(p.Violations) > 0 && kindOf(p.Violations[0]) == kind
 	})
-	p, _ = h.Play(context.Background(), seed, steps)
+	p, _ = h.Play(context.Background(), seed, commas(steps))
 	t.Errorf("seed %d, %d of %d steps:\n%s\n\nreplay with\n\tgo test -C sim -run '^TestScenarios$' -v . -args -first=%d -steps=%s", seed, len(steps), len(all), p.Output, seed, commas(steps))
 }
 
@@ -162,21 +162,11 @@ func kindOf(violation string) string {
 }
 
 func replay(t *testing.T, h *Host) {
-	var steps []int
-	if *only != "" {
-		for _, word := range strings.Split(*only, ",") {
-			n, err := strconv.Atoi(word)
-			if err != nil {
-				t.Fatalf("-steps=%s: want numbers with commas between them", *only)
-			}
-			steps = append(steps, n)
-		}
-	}
 	var environment []string
 	if *trace {
 		environment = append(environment, "BELLWETHER_TRACE=1")
 	}
-	p, err := h.Play(context.Background(), *first, steps, environment...)
+	p, err := h.Play(context.Background(), *first, *only, environment...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -192,7 +182,7 @@ func TestSameSeedSameTrace(t *testing.T) {
 		h := host(t)
 		out := make([]string, *seeds)
 		each(*first, *seeds, func(seed int) bool {
-			p, err := h.Play(context.Background(), seed, nil)
+			p, err := h.Play(context.Background(), seed, "")
 			out[seed-*first] = fmt.Sprint(seed, " ", p.Trace, " ", p.Operations, " ", err)
 			return true
 		})
