@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/bellwether-go/bellwether/internal/durations"
 	"golang.org/x/sync/semaphore"
 )
 
@@ -294,7 +295,7 @@ func (c *manyCall[V]) waitForPlaces(ctx context.Context, together []pending[V]) 
 	}
 	// Not for longer than MaxWait: what has the places may be flights that hang,
 	// and that nobody waits for any more.
-	limited, cancel := context.WithTimeout(ctx, addDurations(rest[0].began, c.MaxWait)-c.clock.now())
+	limited, cancel := context.WithTimeout(ctx, durations.Add(rest[0].began, c.MaxWait)-c.clock.now())
 	defer cancel()
 	if c.places.Acquire(limited, int64(2*len(rest))) == nil {
 		return rest
@@ -750,7 +751,7 @@ func (m *member[V]) turnTo(state memberState) {
 	if r == nil {
 		return
 	}
-	pause := min(gatherLull, addDurations(r.opened, b.engine.EngineTimeout)-b.engine.clock.now())
+	pause := min(gatherLull, durations.Add(r.opened, b.engine.EngineTimeout)-b.engine.clock.now())
 	switch {
 	case b.looking == 0 && (!b.gone || b.kept == 0) || pause <= 0:
 		b.start(r)

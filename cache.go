@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether/internal/adapter"
+	"github.com/bellwether-go/bellwether/internal/durations"
 )
 
 // This file is the loader face: the options, and a cache of values of one type.
@@ -229,7 +230,7 @@ func (o Options) settings() settings {
 		o.NearTTL = 1 // what is true at a moment answers the calls from before it
 	}
 	o.NearTTL = cmp.Or(o.NearTTL, time.Second)
-	o.MaxWait = cmp.Or(o.MaxWait, addDurations(o.RebuildTimeout, o.LeaseTTL))
+	o.MaxWait = cmp.Or(o.MaxWait, durations.Add(o.RebuildTimeout, o.LeaseTTL))
 	for _, f := range []*float64{&o.EarlyRefresh, &o.Hedge, &o.TTLJitter} {
 		*f = max(0, *f)
 	}

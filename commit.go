@@ -9,6 +9,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/bellwether-go/bellwether/internal/durations"
 )
 
 // This file is what a rebuild has to do with the store: it reads, claims and
@@ -193,7 +195,7 @@ func (r *run[V]) commit(ctx context.Context, it *item[V]) commitOutcome {
 	// An engine out of memory may have room for so little.
 	entry.Kind, entry.Value = KindUnshared, nil
 	if !lives {
-		entry.TTL = addDurations(entry.Age, addDurations(unsharedTTL, 2*entry.BuildTime))
+		entry.TTL = durations.Add(entry.Age, durations.Add(unsharedTTL, 2*entry.BuildTime))
 	}
 	marked := r.write(ctx, entry)
 	switch {
@@ -226,7 +228,7 @@ func (r *run[V]) keepBeside(it *item[V]) {
 	if it.held {
 		since = r.made - 1
 	}
-	it.beside, it.trusted = true, addDurations(since, r.engine.alone())
+	it.beside, it.trusted = true, durations.Add(since, r.engine.alone())
 	switch {
 	case r.unshared != 0: // that entry's epoch is its own
 	case r.present != nil:
@@ -263,7 +265,7 @@ func (c *commitRecord) note(err error, now instant) {
 
 // fails reports whether the next commit will probably fail too.
 func (c *commitRecord) fails(now instant) bool {
-	return c.failures.Load() >= breakerTrips && now < addDurations(instant(c.last.Load()), commitMemory)
+	return c.failures.Load() >= breakerTrips && now < durations.Add(instant(c.last.Load()), commitMemory)
 }
 
 // probeKey is where a store is asked whether it takes commits again. No two
@@ -390,7 +392,7 @@ func (r *run[V]) decode(e Entry, known *item[V], asked instant) *item[V] {
 	it.lifetime = newLifetime(now, Freshness{e.Age, e.TTL, e.StaleWhileRevalidate, e.StaleIfError, e.Keep})
 	it.held = e.Kind != KindNone
 	if e.Failures > 0 {
-		it.failures, it.retryAt = e.Failures, addDurations(it.born, e.RetryAge)
+		it.failures, it.retryAt = e.Failures, durations.Add(it.born, e.RetryAge)
 		it.err = &RemoteError{e.Failure}
 	}
 	if same && known.kind == e.Kind {
@@ -430,7 +432,7 @@ func (e *engine[V]) trustedUntil(now instant) instant {
 	if e.sweeper.on() {
 		now = min(now, instant(e.sweeper.asked.Load()))
 	}
-	return addDurations(now, e.NearTTL)
+	return durations.Add(now, e.NearTTL)
 }
 
 // confirmEvery is how often the store is asked whether what it said before still

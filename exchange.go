@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/httpcache"
 	"github.com/bellwether-go/bellwether/internal/spool"
 	"github.com/go-chi/chi/v5"
@@ -481,7 +482,7 @@ func (x *exchange) joinableUntil() instant {
 	case x.audience == alike:
 		return now + 1
 	case x.audience == everyone && x.content().freshness.NoStale:
-		return addDurations(now+1, max(0, x.content().freshness.Lifetime-x.content().age))
+		return durations.Add(now+1, max(0, x.content().freshness.Lifetime-x.content().age))
 	}
 	return forever
 }

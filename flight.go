@@ -5,6 +5,8 @@ import (
 	"errors"
 	"sync/atomic"
 	"time"
+
+	"github.com/bellwether-go/bellwether/internal/durations"
 )
 
 // This file is the collapse: the callers of one key in one process hang on one
@@ -319,7 +321,7 @@ func (f *flight[V]) vouch(ctx context.Context, fencer Fencer, it *item[V], epoch
 	e := f.engine
 	for {
 		select {
-		case <-time.After(addDurations(asked, e.confirmEvery()) - e.clock.now()):
+		case <-time.After(durations.Add(asked, e.confirmEvery()) - e.clock.now()):
 		case <-ctx.Done():
 			return
 		}

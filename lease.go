@@ -6,6 +6,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/bellwether-go/bellwether/internal/durations"
 )
 
 // This file is how long a lease lasts, and how it is kept until it is given back.
@@ -37,7 +39,7 @@ func leaseLength(build, engineTimeout, longest time.Duration) time.Duration {
 	if build <= 0 {
 		return longest
 	}
-	return min(max(addDurations(build, 3*(build/4)), minLease, engineTimeout), longest)
+	return min(max(durations.Add(build, 3*(build/4)), minLease, engineTimeout), longest)
 }
 
 // leaseLength is the length of the lease that the flight stands for now. While
@@ -45,13 +47,13 @@ func leaseLength(build, engineTimeout, longest time.Duration) time.Duration {
 // waits, and the longest lease is the one that asks least of the engines.
 func (r *run[V]) leaseLength() time.Duration {
 	e, it, usual := r.engine, r.present, r.usual()
-	if it != nil && it.held && r.accept == nil && it.staleUntil-e.clock.now() > addDurations(e.LeaseTTL, usual) {
+	if it != nil && it.held && r.accept == nil && it.staleUntil-e.clock.now() > durations.Add(e.LeaseTTL, usual) {
 		return e.LeaseTTL
 	}
 	if usual > 0 {
 		// What a holder asks of its engines is done under the lease too, and takes
 		// long while they are busy: the claim before the load, the commit after it.
-		usual = addDurations(usual, 2*e.trips.slower().Truncate(time.Millisecond))
+		usual = durations.Add(usual, 2*e.trips.slower().Truncate(time.Millisecond))
 	}
 	return leaseLength(usual, e.EngineTimeout, e.LeaseTTL)
 }
@@ -74,11 +76,11 @@ type leaseTerm struct {
 
 // renewal is when the lease is to be renewed.
 func (l leaseTerm) renewal() instant {
-	return addDurations(l.asked, max(l.length/3, time.Millisecond))
+	return durations.Add(l.asked, max(l.length/3, time.Millisecond))
 }
 
 // end is when the lease is over unless it is renewed.
-func (l leaseTerm) end() instant { return addDurations(l.asked, l.length) }
+func (l leaseTerm) end() instant { return durations.Add(l.asked, l.length) }
 
 // patience is how long a renewal may take: of two in one length, both have time.
 func (l leaseTerm) patience(engineTimeout time.Duration) time.Duration {

@@ -14,6 +14,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/httpcache"
 	"github.com/bellwether-go/bellwether/internal/spool"
 	"github.com/go-chi/chi/v5"
@@ -854,7 +855,7 @@ func tellsAudience(status int) bool {
 // uncacheableFor is how long it is remembered that a key's response was not for sharing,
 // which took so long: at least until the next response can say so.
 func (m *Middleware) uncacheableFor(took time.Duration) Freshness {
-	return Freshness{TTL: max(m.options.UncacheableTTL, addDurations(took, took))}
+	return Freshness{TTL: max(m.options.UncacheableTTL, durations.Add(took, took))}
 }
 
 // learnAuthorized remembers whether a response to a request with Authorization

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"github.com/bellwether-go/bellwether/internal/durations"
 )
 
 // This file is what a process hears of the others' writes where its store
@@ -54,7 +56,7 @@ type heard struct {
 // now: later than NearTTL after the change it may have been invalidated, and
 // nobody has said so.
 func (n *heard) whole(now instant, nearTTL time.Duration) bool {
-	return n.Entry.Epoch != 0 && n.Entry.Epoch == n.Epoch && now < addDurations(n.made, nearTTL)
+	return n.Entry.Epoch != 0 && n.Entry.Epoch == n.Epoch && now < durations.Add(n.made, nearTTL)
 }
 
 // hear takes one notice in. It runs on the adapter's goroutine, which a panic of

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/stack"
 )
 
@@ -276,7 +277,7 @@ func (r *run[V]) look(ctx context.Context) bool {
 	if known != nil && known.judge(now) != rebuild {
 		// If the store does not answer, nobody can say that it does not hold. It
 		// answers for as long as it would have if the store had confirmed it.
-		held = known.found(addDurations(now, e.NearTTL))
+		held = known.found(durations.Add(now, e.NearTTL))
 		// Who finds out whether the store is back does not wait for that. After a lull
 		// the store is asked first: an invalidation may have come meanwhile.
 		if held.held && e.store.fails(r.key) {
@@ -484,7 +485,7 @@ func (r *run[V]) await(ctx context.Context, held *HeldError) bool {
 			r.known = r.present.epoch
 		}
 		if after := r.hedgeAfter(); after > 0 {
-			r.hedgeAt = addDurations(began, after)
+			r.hedgeAt = durations.Add(began, after)
 		}
 	}
 
@@ -494,17 +495,17 @@ func (r *run[V]) await(ctx context.Context, held *HeldError) bool {
 	wake := r.watch(ctx, watching, endWatch, held)
 	e.enter(r.key, phaseWaiting)
 
-	until := addDurations(began, e.LeaseTTL)
+	until := durations.Add(began, e.LeaseTTL)
 	if !held.Until.IsZero() {
 		until = min(until, e.clock.instant(held.Until))
 	}
 	r.holder, r.leaseEnd, r.freed = held, until, false
 	if wake == nil {
-		until = min(until, addDurations(began, electPause))
+		until = min(until, durations.Add(began, electPause))
 	}
 	// All waiters of a dead holder get here at one time. One of them wins
 	// anyway; the jitter spares the engine the rest.
-	until = addDurations(until, time.Duration(rand.Int64N(int64(max(0, until-began))/64+1)))
+	until = durations.Add(until, time.Duration(rand.Int64N(int64(max(0, until-began))/64+1)))
 	// A locker that says "free" and "held" in one breath must not make a loop
 	// without a pause.
 	earliest := r.stood + pollInterval(began-r.waiting)

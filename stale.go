@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether/driver"
+	"github.com/bellwether-go/bellwether/internal/durations"
 )
 
 // This file is the whole of the time rules: given when a value was built and
@@ -67,14 +68,14 @@ type lifetime struct {
 func newLifetime(now instant, f Freshness) lifetime {
 	born := now - max(0, f.Age)
 	ttl, swr, sie, keep := max(0, f.TTL), max(0, f.StaleWhileRevalidate), max(0, f.StaleIfError), max(0, f.keep)
-	fresh := addDurations(born, ttl)
+	fresh := durations.Add(born, ttl)
 	return lifetime{
 		held:       true,
 		born:       born,
 		freshUntil: fresh,
-		staleUntil: addDurations(fresh, swr),
-		errorUntil: addDurations(fresh, sie),
-		keepUntil:  addDurations(fresh, keep),
+		staleUntil: durations.Add(fresh, swr),
+		errorUntil: durations.Add(fresh, sie),
+		keepUntil:  durations.Add(fresh, keep),
 	}
 }
 
@@ -148,7 +149,7 @@ func (l *lifetime) end() instant {
 		end = max(l.staleUntil, l.errorUntil, l.keepUntil)
 	}
 	if l.remembersFailures() {
-		end = max(end, addDurations(l.retryAt, driver.FailureMemory))
+		end = max(end, durations.Add(l.retryAt, driver.FailureMemory))
 	}
 	return end
 }
@@ -164,7 +165,7 @@ func (l lifetime) failed(now instant, errorTTL, longest time.Duration) lifetime 
 		return l
 	}
 	l.count()
-	l.retryAt = addDurations(now, backOff(l.failures, errorTTL, longest))
+	l.retryAt = durations.Add(now, backOff(l.failures, errorTTL, longest))
 	return l
 }
 
@@ -180,7 +181,7 @@ func (l *lifetime) count() {
 // not tried again together.
 func (l lifetime) failedUntil(now instant, pause time.Duration) lifetime {
 	l.count()
-	l.retryAt = addDurations(now, addDurations(pause, time.Duration(rand.Int64N(int64(pause/10)+1))))
+	l.retryAt = durations.Add(now, durations.Add(pause, time.Duration(rand.Int64N(int64(pause/10)+1))))
 	return l
 }
 
@@ -213,7 +214,7 @@ func jittered(ttl time.Duration, jitter float64, key string, epoch uint64) time.
 func backOff(n uint32, errorTTL, longest time.Duration) time.Duration {
 	d := max(0, errorTTL)
 	for ; n > 1 && 0 < d && d < longest; n-- {
-		d = min(addDurations(d, d), longest)
+		d = min(durations.Add(d, d), longest)
 	}
 	return d - time.Duration(rand.Int64N(int64(d/2)+1))
 }
@@ -232,13 +233,4 @@ const (
 func pollInterval(waited time.Duration) time.Duration {
 	d := min(max(waited/16, minPoll), maxPoll)
 	return d - time.Duration(rand.Int64N(int64(d/4)))
-}
-
-// addDurations adds two durations that are not negative without wrapping
-// round: a window of "for ever" stays one.
-func addDurations(a, b time.Duration) time.Duration {
-	if s := a + b; s >= a {
-		return s
-	}
-	return 1<<63 - 1
 }

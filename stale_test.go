@@ -6,6 +6,8 @@ import (
 	"math/rand/v2"
 	"testing"
 	"time"
+
+	"github.com/bellwether-go/bellwether/internal/durations"
 )
 
 const endless time.Duration = math.MaxInt64
@@ -113,8 +115,8 @@ func TestJudge_Properties(t *testing.T) {
 		if pause > 0 && failed.retryAt < begin {
 			t.Fatalf("%+v: next try at %v, before the failure", failed, failed.retryAt)
 		}
-		now := addDurations(begin, max(0, anyDuration(rng)))
-		later := addDurations(now, max(0, anyDuration(rng)))
+		now := durations.Add(begin, max(0, anyDuration(rng)))
+		later := durations.Add(now, max(0, anyDuration(rng)))
 		for _, x := range []*lifetime{&l, &failed} {
 			v, w := x.judge(now), x.judge(later)
 			if rank[w] > rank[v] {
@@ -215,8 +217,8 @@ func TestAddDurations(t *testing.T) {
 	for _, test := range [][3]time.Duration{
 		{0, 0, 0}, {1, 2, 3}, {endless, 0, endless}, {endless, 1, endless}, {endless, endless, endless}, {endless - 1, 1, endless},
 	} {
-		if got := addDurations(test[0], test[1]); got != test[2] {
-			t.Errorf("addDurations(%d, %d) = %d, want %d", test[0], test[1], got, test[2])
+		if got := durations.Add(test[0], test[1]); got != test[2] {
+			t.Errorf("durations.Add(%d, %d) = %d, want %d", test[0], test[1], got, test[2])
 		}
 	}
 }

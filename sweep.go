@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/httpcache"
 )
 
@@ -255,7 +256,7 @@ func (e *engine[V]) logTurn(ctx context.Context, o *outage, age time.Duration) *
 	began := e.clock.now()
 	old := func() bool {
 		asked := instant(w.asked.Load())
-		return asked == 0 || began > addDurations(asked, age)
+		return asked == 0 || began > durations.Add(asked, age)
 	}
 	if !w.on() || e.Store == nil || !old() || o.left <= 0 {
 		return nil
@@ -449,7 +450,7 @@ func (e *engine[V]) sweepFlight(w *sweeper[V], key string, f *flight[V]) {
 // long wait: a log that has nothing in it counts all that was loaded before as
 // swept, and so loses nothing that it is written over.
 func (e *engine[V]) beginLog(ctx context.Context, o *outage) error {
-	lease, _, err := e.leaseLog(ctx, o, addDurations(e.clock.now(), o.left/2))
+	lease, _, err := e.leaseLog(ctx, o, durations.Add(e.clock.now(), o.left/2))
 	if err != nil && !errors.Is(err, ErrHeld) {
 		return err
 	}
@@ -471,7 +472,7 @@ func (e *engine[V]) beginLog(ctx context.Context, o *outage) error {
 // Locker, or with one that does not answer, that may happen when two processes
 // sweep at the same moment.
 func (e *engine[V]) writeLog(ctx context.Context, o *outage, more []sweep) error {
-	until := addDurations(e.clock.now(), e.MaxWait)
+	until := durations.Add(e.clock.now(), e.MaxWait)
 	for try := 1; ; try++ {
 		lease, asked, err := e.leaseLog(ctx, o, until)
 		if err != nil {
@@ -479,7 +480,7 @@ func (e *engine[V]) writeLog(ctx context.Context, o *outage, more []sweep) error
 		}
 		l, err := e.commitLog(ctx, o, more)
 		if lease != nil {
-			held := e.clock.now() < addDurations(asked, e.LeaseTTL)
+			held := e.clock.now() < durations.Add(asked, e.LeaseTTL)
 			// The locker's word counts; where there is none, the clock's.
 			lost := e.giveBack(ctx, logKey, o, lease)
 			if err == nil && (errors.Is(lost, ErrLeaseLost) || lost != nil && !held) {

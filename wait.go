@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"time"
+
+	"github.com/bellwether-go/bellwether/internal/durations"
 )
 
 // This file is a call's way to its answer: a hit of the near tier, else the
@@ -365,7 +367,7 @@ func (c *waiter[V]) look(state *flightState[V]) (is waitState, expiry <-chan tim
 		}
 		return landed, nil
 	}
-	end := addDurations(c.began, e.MaxWait)
+	end := durations.Add(c.began, e.MaxWait)
 	if c.stale == nil && state.offered == nil && end >= f.due && !state.overdue {
 		return waiting, nil // most of a herd, which needs no clock for that; see below
 	}
@@ -398,7 +400,7 @@ func (c *waiter[V]) look(state *flightState[V]) (is waitState, expiry <-chan tim
 			c.answer = served[V]{item: c.stale}
 			return gone, nil
 		}
-		end = addDurations(c.began, e.Patience)
+		end = durations.Add(c.began, e.Patience)
 	}
 	if now >= end {
 		if c.stale == nil {
@@ -547,7 +549,7 @@ func (c *waiter[V]) begin(b binder[V]) bool {
 		key: c.key, load: b.bind(), engine: e, member: m, cancel: cancel, outage: outage{c.lose},
 		accept: c.want.accept, fits: c.want.fits, client: c.want.client, personal: c.want.personal, second: c.excluded,
 		refreshes: c.refreshes || c.stale != nil, queues: queues,
-		due: addDurations(c.began, e.MaxWait), since: now,
+		due: durations.Add(c.began, e.MaxWait), since: now,
 	}
 	if e.notified {
 		f.notices = make(chan heard, 1)

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"hash/crc32"
 	"time"
+
+	"github.com/bellwether-go/bellwether/internal/durations"
 )
 
 // This file is the entry: what a store keeps under a key, and the bytes that it has.
@@ -74,21 +76,12 @@ const FailureMemory = time.Minute
 func (e Entry) Life() time.Duration {
 	var end time.Duration
 	if e.Kind != KindNone {
-		end = addDurations(max(0, e.TTL), max(0, e.StaleWhileRevalidate, e.StaleIfError, e.Keep))
+		end = durations.Add(max(0, e.TTL), max(0, e.StaleWhileRevalidate, e.StaleIfError, e.Keep))
 	}
 	if e.Failures > 0 {
-		end = max(end, addDurations(max(0, e.RetryAge), FailureMemory))
+		end = max(end, durations.Add(max(0, e.RetryAge), FailureMemory))
 	}
 	return max(0, end-max(0, e.Age))
-}
-
-// addDurations adds two durations that are not negative without wrapping
-// round: a window of "for ever" stays one.
-func addDurations(a, b time.Duration) time.Duration {
-	if s := a + b; s >= a {
-		return s
-	}
-	return 1<<63 - 1
 }
 
 // An encoded entry is

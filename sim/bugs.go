@@ -113,12 +113,12 @@ var Bugs = []Bug{
 	},
 	{
 		Name: "near tier that asks no store", File: "commit.go",
-		Old: "return addDurations(now, e.NearTTL)",
-		New: "return addDurations(now, e.TTL)",
+		Old: "return durations.Add(now, e.NearTTL)",
+		New: "return durations.Add(now, e.TTL)",
 	},
 	{
 		Name: "failure without its pause", File: "stale.go",
-		Old: "l.retryAt = addDurations(now, backOff(l.failures, errorTTL, longest))",
+		Old: "l.retryAt = durations.Add(now, backOff(l.failures, errorTTL, longest))",
 		New: "l.retryAt = now",
 	},
 	{

@@ -1,0 +1,13 @@
+// Package durations has the arithmetic of windows that may be for ever.
+package durations
+
+import "time"
+
+// Add adds two durations that are not negative without wrapping round: a window of "for ever"
+// stays one.
+func Add(a, b time.Duration) time.Duration {
+	if s := a + b; s >= a {
+		return s
+	}
+	return 1<<63 - 1
+}
