@@ -7,17 +7,17 @@ import (
 	"strings"
 )
 
-// A Bug is a mistake that is planted in the code: one replacement in one file. The scenarios
+// A bug is a mistake that is planted in the code: one replacement in one file. The scenarios
 // of the model have to find it.
-type Bug struct {
+type bug struct {
 	Name     string
 	File     string // its path below the root
 	Old, New string // Old occurs once in the file
 }
 
-// Bugs are mistakes of two kinds: in the state of a flight, and those of the chaos suite that
+// bugs are mistakes of two kinds: in the state of a flight, and those of the chaos suite that
 // engines in one process can have.
-var Bugs = []Bug{
+var bugs = []bug{
 	// The state of a flight.
 	{
 		Name: "epoch that is not compared", File: "commit.go",
@@ -133,8 +133,8 @@ var Bugs = []Bug{
 	},
 }
 
-// Planted returns the file of the bug, below root, with the bug in it.
-func (b Bug) Planted(root string) ([]byte, error) {
+// planted returns the file of the bug, below root, with the bug in it.
+func (b bug) planted(root string) ([]byte, error) {
 	text, err := os.ReadFile(filepath.Join(root, b.File))
 	if err != nil {
 		return nil, err

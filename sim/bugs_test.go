@@ -41,10 +41,10 @@ func modelOnly() (map[string][]byte, error) {
 	return overlay, err
 }
 
-// overlayOf is what Build compiles for the bug.
-func overlayOf(t *testing.T, b Bug) map[string][]byte {
+// overlayOf is what build compiles for the bug.
+func overlayOf(t *testing.T, b bug) map[string][]byte {
 	t.Helper()
-	planted, err := b.Planted("..")
+	planted, err := b.planted("..")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,8 +59,8 @@ func overlayOf(t *testing.T, b Bug) map[string][]byte {
 // TestBugs_AreThere holds that each bug has its place in the code.
 func TestBugs_AreThere(t *testing.T) {
 	names := map[string]bool{}
-	for _, b := range Bugs {
-		if _, err := b.Planted(".."); err != nil {
+	for _, b := range bugs {
+		if _, err := b.planted(".."); err != nil {
 			t.Error(err)
 		}
 		if names[b.Name] {
@@ -81,21 +81,21 @@ func TestBugs_AreFound(t *testing.T) {
 		name = quickest
 	}
 	planted := 0
-	for _, b := range Bugs {
+	for _, b := range bugs {
 		if name != "all" && name != b.Name {
 			continue
 		}
 		planted++
 		t.Run(strings.ReplaceAll(b.Name, " ", "_"), func(t *testing.T) {
-			module, err := Build("..", overlayOf(t, b))
+			module, err := build("..", overlayOf(t, b))
 			if err != nil {
 				t.Fatal(err)
 			}
-			h, err := NewHost(context.Background(), module)
+			h, err := newHost(context.Background(), module)
 			if err != nil {
 				t.Fatal(err)
 			}
-			defer h.Close()
+			defer h.close()
 			median, violations := find(t, h)
 			if median == 0 {
 				t.Fatalf("most of %d runs do not find it by %d schedules, only these do: %q", bugRuns, bugBound, violations)
@@ -112,14 +112,14 @@ func TestBugs_AreFound(t *testing.T) {
 // find plays the runs side by side, and returns how many scenarios it takes until most of them
 // have broken a promise: 0 if bugBound do not. That is the median of all runs, and the slower
 // ones need not go on. Each run that has broken a promise has its violation.
-func find(t *testing.T, h *Host) (median int, violations []string) {
+func find(t *testing.T, h *host) (median int, violations []string) {
 	violations = make([]string, bugRuns)
 	for played := 1; played <= bugBound; played++ {
 		each(0, bugRuns, func(run int) bool {
 			if violations[run] != "" {
 				return true
 			}
-			p, err := h.Play(context.Background(), bugStride*run+played, "")
+			p, err := h.play(context.Background(), bugStride*run+played, "")
 			if err != nil {
 				t.Error(err)
 			}
@@ -150,10 +150,10 @@ func TestBugs_TableInTheDocs(t *testing.T) {
 	_, table, _ := strings.Cut(string(doc), "| bug | file | median schedules |\n|---|---|---|\n")
 	table, _, _ = strings.Cut(table, "\n\n")
 	rows := strings.Split(table, "\n")
-	if len(rows) != len(Bugs) {
-		t.Fatalf("docs/chaos.md has %d bugs, want %d", len(rows), len(Bugs))
+	if len(rows) != len(bugs) {
+		t.Fatalf("docs/chaos.md has %d bugs, want %d", len(rows), len(bugs))
 	}
-	for i, b := range Bugs {
+	for i, b := range bugs {
 		if want := fmt.Sprintf("| %s | %s | ", b.Name, b.File); !strings.HasPrefix(rows[i], want) {
 			t.Errorf("docs/chaos.md has %q, want %q", rows[i], want)
 		}

@@ -25,9 +25,9 @@ import (
 	"github.com/tetratelabs/wazero/sys"
 )
 
-// Build compiles the test package in the directory root and returns the module. The files in
+// build compiles the test package in the directory root and returns the module. The files in
 // the overlay, by their path below root, take the place of those on the disk.
-func Build(root string, overlay map[string][]byte) ([]byte, error) {
+func build(root string, overlay map[string][]byte) ([]byte, error) {
 	dir, err := os.MkdirTemp("", "bellwether-sim-")
 	if err != nil {
 		return nil, err
@@ -58,15 +58,15 @@ func Build(root string, overlay map[string][]byte) ([]byte, error) {
 	return os.ReadFile(out)
 }
 
-// A Host has one compiled module, and plays scenarios with it. It is safe for concurrent use.
-type Host struct {
+// A host has one compiled module, and plays scenarios with it. It is safe for concurrent use.
+type host struct {
 	runtime wazero.Runtime
 	module  wazero.CompiledModule
 }
 
-// NewHost compiles a module that Build has made.
-func NewHost(ctx context.Context, module []byte) (*Host, error) {
-	h := &Host{runtime: wazero.NewRuntimeWithConfig(ctx, wazero.NewRuntimeConfigCompiler())}
+// newHost compiles a module that build has made.
+func newHost(ctx context.Context, module []byte) (*host, error) {
+	h := &host{runtime: wazero.NewRuntimeWithConfig(ctx, wazero.NewRuntimeConfigCompiler())}
 	b := h.runtime.NewHostModuleBuilder(wasi_snapshot_preview1.ModuleName)
 	wasi_snapshot_preview1.NewFunctionExporter().ExportFunctions(b)
 	b.NewFunctionBuilder().WithFunc(randomGet).Export("random_get")
@@ -80,11 +80,11 @@ func NewHost(ctx context.Context, module []byte) (*Host, error) {
 	return h, err
 }
 
-// Close frees what the host has.
-func (h *Host) Close() error { return h.runtime.Close(context.Background()) }
+// close frees what the host has.
+func (h *host) close() error { return h.runtime.Close(context.Background()) }
 
-// A Play is what came of one scenario.
-type Play struct {
+// A play is what came of one scenario.
+type play struct {
 	Steps      int    // of the scenario
 	Operations int    // calls of caches and middlewares
 	Trace      string // a hash of all that happened, and when
@@ -97,9 +97,9 @@ var (
 	violationLine = regexp.MustCompile(`(?m)^ +model_test\.go:\d+: (\S+: .*)$`)
 )
 
-// Play plays the scenario of the seed, with the steps alone that are named, with commas
+// play plays the scenario of the seed, with the steps alone that are named, with commas
 // between them; empty: with all. The environment is the guest's, "NAME=value" each.
-func (h *Host) Play(ctx context.Context, seed int, steps string, environment ...string) (Play, error) {
+func (h *host) play(ctx context.Context, seed int, steps string, environment ...string) (play, error) {
 	w := &world{state: uint64(seed), now: 1_700_000_000_000_000_000}
 	ctx = context.WithValue(ctx, worldKey{}, w)
 	var out bytes.Buffer
@@ -112,11 +112,11 @@ func (h *Host) Play(ctx context.Context, seed int, steps string, environment ...
 	}
 	instance, err := h.runtime.InstantiateModule(ctx, h.module, config)
 	if err != nil {
-		return Play{}, err
+		return play{}, err
 	}
 	defer instance.Close(ctx)
 	_, err = instance.ExportedFunction("_start").Call(ctx)
-	p := Play{Output: out.String()}
+	p := play{Output: out.String()}
 	exit, ok := errors.AsType[*sys.ExitError](err)
 	if err != nil && !ok {
 		return p, err
@@ -146,9 +146,9 @@ func commas(steps []int) string {
 	return strings.Join(words, ",")
 }
 
-// Shrink returns the fewest steps of a scenario of which the play still fails: no single one
+// shrink returns the fewest steps of a scenario of which the play still fails: no single one
 // of them can be left out. tries bounds how often it plays.
-func Shrink(steps []int, tries int, fails func(steps []int) bool) []int {
+func shrink(steps []int, tries int, fails func(steps []int) bool) []int {
 	for size := len(steps) / 2; size >= 1; size /= 2 {
 		for again := true; again; {
 			again = false

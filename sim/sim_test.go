@@ -40,20 +40,20 @@ var theModule = sync.OnceValues(func() ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return Build("..", overlay)
+	return build("..", overlay)
 })
 
-var theHost = sync.OnceValues(func() (*Host, error) {
+var compiledHost = sync.OnceValues(func() (*host, error) {
 	module, err := theModule()
 	if err != nil {
 		return nil, err
 	}
-	return NewHost(context.Background(), module)
+	return newHost(context.Background(), module)
 })
 
-func host(t *testing.T) *Host {
+func hostOf(t *testing.T) *host {
 	t.Helper()
-	h, err := theHost()
+	h, err := compiledHost()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -83,7 +83,7 @@ const maxFailures = 20
 // TestScenarios plays scenarios. Of each kind of violation the first scenario is told; the
 // very first is shrunk, and told with the command that plays it again.
 func TestScenarios(t *testing.T) {
-	h := host(t)
+	h := hostOf(t)
 	ctx := context.Background()
 	if *only != "" || *trace {
 		replay(t, h)
@@ -94,7 +94,7 @@ func TestScenarios(t *testing.T) {
 	var mu sync.Mutex // guards what follows
 	failed, kinds := 0, map[string][]int{}
 	each(*first, *seeds, func(seed int) bool {
-		p, err := h.Play(ctx, seed, "")
+		p, err := h.play(ctx, seed, "")
 		if err != nil {
 			t.Error(err)
 			return false
@@ -131,9 +131,9 @@ func TestScenarios(t *testing.T) {
 }
 
 // tell shrinks a failing scenario and fails with it.
-func tell(t *testing.T, h *Host, seed int) {
+func tell(t *testing.T, h *host, seed int) {
 	t.Helper()
-	p, err := h.Play(context.Background(), seed, "")
+	p, err := h.play(context.Background(), seed, "")
 	if err != nil || len(p.Violations) == 0 {
 		t.Fatalf("seed %d has failed once, and not again: %v", seed, err)
 	}
@@ -142,11 +142,11 @@ func tell(t *testing.T, h *Host, seed int) {
 		all[i] = i
 	}
 	kind := kindOf(p.Violations[0])
-	steps := Shrink(all, 300, func(steps []int) bool {
-		p, err := h.Play(context.Background(), seed, commas(steps))
+	steps := shrink(all, 300, func(steps []int) bool {
+		p, err := h.play(context.Background(), seed, commas(steps))
 		return err == nil && len(p.Violations) > 0 && kindOf(p.Violations[0]) == kind
 	})
-	p, _ = h.Play(context.Background(), seed, commas(steps))
+	p, _ = h.play(context.Background(), seed, commas(steps))
 	t.Errorf("seed %d, %d of %d steps:\n%s\n\nreplay with\n\tgo test -C sim -run '^TestScenarios$' -v . -args -first=%d -steps=%s", seed, len(steps), len(all), p.Output, seed, commas(steps))
 }
 
@@ -161,12 +161,12 @@ func kindOf(violation string) string {
 	}, strings.Join(strings.Fields(text)[:min(4, len(strings.Fields(text)))], " "))
 }
 
-func replay(t *testing.T, h *Host) {
+func replay(t *testing.T, h *host) {
 	var environment []string
 	if *trace {
 		environment = append(environment, "BELLWETHER_TRACE=1")
 	}
-	p, err := h.Play(context.Background(), *first, *only, environment...)
+	p, err := h.play(context.Background(), *first, *only, environment...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -179,10 +179,10 @@ func replay(t *testing.T, h *Host) {
 // TestSameSeedSameTrace plays seeds in two processes: what happens, and when, is the same.
 func TestSameSeedSameTrace(t *testing.T) {
 	traces := func() string {
-		h := host(t)
+		h := hostOf(t)
 		out := make([]string, *seeds)
 		each(*first, *seeds, func(seed int) bool {
-			p, err := h.Play(context.Background(), seed, "")
+			p, err := h.play(context.Background(), seed, "")
 			out[seed-*first] = fmt.Sprint(seed, " ", p.Trace, " ", p.Operations, " ", err)
 			return true
 		})
@@ -231,7 +231,7 @@ func TestShrink(t *testing.T) {
 		all[i] = i
 	}
 	tries := 0
-	got := Shrink(all, 1000, func(steps []int) bool {
+	got := shrink(all, 1000, func(steps []int) bool {
 		tries++
 		return slices.Contains(steps, 17) && slices.Contains(steps, 80) && slices.Contains(steps, 81)
 	})
