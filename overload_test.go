@@ -65,6 +65,38 @@ func (s *busyStore) Commit(ctx context.Context, key string, e bellwether.Entry) 
 	return s.Store.Commit(ctx, key, e)
 }
 
+// An asker makes calls at a rate, each with a number of its own, of callers that wait for so
+// long.
+type asker struct {
+	call     func(ctx context.Context, i int) error
+	patience time.Duration
+
+	callers    sync.WaitGroup
+	calls      int // that have begun
+	goroutines int // the most that there were
+}
+
+// ask makes so many calls a second, and returns how many there were and how many were
+// answered within the second after them.
+func (a *asker) ask(rate int, during time.Duration) (asked, answered int) {
+	var got atomic.Int64
+	for start := time.Now(); time.Since(start) < during; time.Sleep(time.Second / time.Duration(rate)) {
+		a.calls++
+		asked++
+		i := a.calls
+		a.callers.Go(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), a.patience)
+			defer cancel()
+			if a.call(ctx, i) == nil {
+				got.Add(1)
+			}
+		})
+		a.goroutines = max(a.goroutines, runtime.NumGoroutine())
+	}
+	time.Sleep(time.Second)
+	return asked, int(got.Load())
+}
+
 // A store of 1,000 operations a second, which are 333 new keys, and callers that wait
 // for half a second: those that are too many are not answered, and cost the others
 // nothing, and when they are gone all are answered.
@@ -73,46 +105,58 @@ func TestOverload_OfTheStore(t *testing.T) {
 		store := &busyStore{Store: memstore.New(), each: time.Millisecond}
 		c := cacheOf(t, func(context.Context, string) (string, error) { return "v", nil },
 			bellwether.Options{TTL: time.Hour, Store: store, Locker: locallock.New()})
-		var wg sync.WaitGroup
-		key, goroutines := 0, 0
-		// run asks for so many new keys a second, and returns how many callers there
-		// were and how many were answered.
-		run := func(rate int, during time.Duration) (asked, answered int) {
-			var got atomic.Int64
-			for start := time.Now(); time.Since(start) < during; time.Sleep(time.Second / time.Duration(rate)) {
-				key++
-				name := fmt.Sprint(key)
-				asked++
-				wg.Go(func() {
-					ctx, cancel := context.WithTimeout(context.Background(), 500*time.Millisecond)
-					defer cancel()
-					if _, err := c.Get(ctx, name); err == nil {
-						got.Add(1)
-					}
-				})
-				goroutines = max(goroutines, runtime.NumGoroutine())
-			}
-			time.Sleep(time.Second)
-			return asked, int(got.Load())
+		a := &asker{patience: 500 * time.Millisecond, call: func(ctx context.Context, i int) error {
+			_, err := c.Get(ctx, fmt.Sprint(i))
+			return err
+		}}
+		defer a.callers.Wait()
+		const capacity = 1000 / 3
+		seconds := 30
+		if testing.Short() {
+			seconds = 10
 		}
-		if asked, answered := run(250, 2*time.Second); answered != asked {
+		well := time.Duration(seconds) * time.Second / 3
+		if asked, answered := a.ask(250, well); answered != asked {
 			t.Errorf("at 250 a second %d of %d were answered", answered, asked)
 		}
-		const capacity, seconds = 1000 / 3, 10
-		asked, answered := run(450, seconds*time.Second)
-		t.Logf("at 450 a second %d of %d were answered, with %d goroutines", answered, asked, goroutines)
+		asked, answered := a.ask(450, time.Duration(seconds)*time.Second)
+		t.Logf("at 450 a second %d of %d were answered, with %d goroutines", answered, asked, a.goroutines)
 		if answered < seconds*capacity*8/10 {
 			t.Errorf("at 450 a second %d of %d were answered, want four fifths of %d", answered, asked, seconds*capacity)
 		}
-		if goroutines > 5000 {
-			t.Errorf("%d goroutines", goroutines)
+		if a.goroutines > 5000 {
+			t.Errorf("%d goroutines", a.goroutines)
 		}
-		run(250, time.Second)
-		if asked, answered := run(250, 2*time.Second); answered != asked {
+		a.ask(250, time.Second)
+		if asked, answered := a.ask(250, well); answered != asked {
 			t.Errorf("two seconds after, at 250 a second, %d of %d were answered", answered, asked)
 		}
-		wg.Wait()
 	})
+}
+
+// leavers has so many callers come, 200 a second, of whom none waits for longer than 50 ms,
+// and returns the most flights that there were at one time.
+func leavers(c *bellwether.Cache[string], n int, call func(ctx context.Context, i int)) (most int) {
+	var callers sync.WaitGroup
+	defer callers.Wait()
+	for i := range n {
+		callers.Go(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+			defer cancel()
+			call(ctx, i)
+		})
+		time.Sleep(5 * time.Millisecond)
+		most = max(most, c.Stats().Flights)
+	}
+	return most
+}
+
+// manyLeavers is a minute of leavers, and a third of that in the short form.
+func manyLeavers() int {
+	if testing.Short() {
+		return 200 * 20
+	}
+	return 200 * 60
 }
 
 // The store takes 400 ms, and no client waits for longer than 50: nothing of them
@@ -130,19 +174,7 @@ func TestOverload_CallersThatLeave(t *testing.T) {
 		})
 		c := cacheOf(t, func(context.Context, string) (string, error) { return "v", nil },
 			bellwether.Options{TTL: time.Hour, Store: slow, Locker: locallock.New()})
-		most := 0
-		var wg sync.WaitGroup
-		for i := range 200 * 20 {
-			wg.Go(func() {
-				ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
-				defer cancel()
-				c.Get(ctx, fmt.Sprint(i))
-			})
-			time.Sleep(5 * time.Millisecond)
-			most = max(most, c.Stats().Flights)
-		}
-		wg.Wait()
-		if most > 100 {
+		if most := leavers(c, manyLeavers(), func(ctx context.Context, i int) { c.Get(ctx, fmt.Sprint(i)) }); most > 100 {
 			t.Errorf("%d flights at one time for some 10 callers at one time", most)
 		}
 	})
@@ -194,35 +226,20 @@ func TestOverload_Batches(t *testing.T) {
 		store := &busyStore{Store: memstore.New(), each: time.Millisecond}
 		c := cacheOf(t, func(context.Context, string) (string, error) { return "v", nil },
 			bellwether.Options{TTL: time.Hour, Store: store, Locker: locallock.New()})
-		var wg sync.WaitGroup
-		call := 0
-		run := func(rate int, during time.Duration) (asked, answered int) {
-			var got atomic.Int64
-			for start := time.Now(); time.Since(start) < during; time.Sleep(time.Second / time.Duration(rate)) {
-				call++
-				keys := []string{fmt.Sprint(call, "a"), fmt.Sprint(call, "b")}
-				asked++
-				wg.Go(func() {
-					ctx, cancel := context.WithTimeout(context.Background(), 500*time.Millisecond)
-					defer cancel()
-					if _, err := c.GetMany(ctx, keys); err == nil {
-						got.Add(1)
-					}
-				})
-			}
-			time.Sleep(time.Second)
-			return asked, int(got.Load())
-		}
+		a := &asker{patience: 500 * time.Millisecond, call: func(ctx context.Context, i int) error {
+			_, err := c.GetMany(ctx, []string{fmt.Sprint(i, "a"), fmt.Sprint(i, "b")})
+			return err
+		}}
+		defer a.callers.Wait()
 		const capacity, seconds = 1000 / 5, 10
-		asked, answered := run(300, seconds*time.Second)
+		asked, answered := a.ask(300, seconds*time.Second)
 		t.Logf("at 300 a second %d of %d were answered", answered, asked)
 		if answered < seconds*capacity*7/10 {
 			t.Errorf("at 300 a second %d of %d were answered, want seven tenths of %d", answered, asked, seconds*capacity)
 		}
-		if asked, answered := run(150, 2*time.Second); answered != asked {
+		if asked, answered := a.ask(150, 2*time.Second); answered != asked {
 			t.Errorf("after that, at 150 a second, %d of %d were answered", answered, asked)
 		}
-		wg.Wait()
 	})
 }
 
@@ -232,18 +249,9 @@ func TestOverload_BatchesThatLeave(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := cacheOf(t, func(context.Context, string) (string, error) { return "v", nil },
 			bellwether.Options{TTL: time.Hour, Store: slowBatches{memstore.New()}, Locker: locallock.New()})
-		most := 0
-		var wg sync.WaitGroup
-		for i := range 200 * 60 {
-			wg.Go(func() {
-				ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
-				defer cancel()
-				c.GetMany(ctx, []string{fmt.Sprint(i, "a"), fmt.Sprint(i, "b")})
-			})
-			time.Sleep(5 * time.Millisecond)
-			most = max(most, c.Stats().Flights)
-		}
-		wg.Wait()
+		most := leavers(c, 200*60, func(ctx context.Context, i int) {
+			c.GetMany(ctx, []string{fmt.Sprint(i, "a"), fmt.Sprint(i, "b")})
+		})
 		if most > 200 {
 			t.Errorf("%d flights at one time for some 20 keys at one time", most)
 		}

@@ -67,20 +67,9 @@ func TestFleet_WatchFaults(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				const build = 4 * time.Second
 				f := newFleet(t, 4, push, bellwether.Options{})
-				f.origin.build = build
 				f.each(inject)
-				got := f.get(20, "k")
-				f.wantLoads(t, 1)
-				if len(got.failed) > 0 || got.slowest > build+time.Second {
-					t.Errorf("slowest %v: %v", got.slowest, got.count)
-				}
-				f.each(func(p *process) {
-					if n := p.store.count() + p.locker.count(); n > 1000 {
-						t.Errorf("%d calls of engines in %v: a loop without a pause", n, build)
-					}
-				})
+				f.wantPatience(t)
 			})
 		})
 	}
@@ -106,6 +95,24 @@ func TestFleet_WatchThatClosesAtRenewals(t *testing.T) {
 	})
 }
 
+// wantPatience has all processes wait for one load of four seconds: they ask the engines now
+// and then, and not in a loop.
+func (f *fleet) wantPatience(t *testing.T) {
+	t.Helper()
+	const build = 4 * time.Second
+	f.origin.set(func(o *source) { o.build = build })
+	got := f.get(20, "k")
+	f.wantLoads(t, 1)
+	if len(got.failed) > 0 || got.slowest > build+time.Second {
+		t.Errorf("slowest %v: %v", got.slowest, got.count)
+	}
+	f.each(func(p *process) {
+		if n := p.store.count() + p.locker.count(); n > 1000 {
+			t.Errorf("%d calls of engines in %v: a loop without a pause", n, build)
+		}
+	})
+}
+
 // Lockers that say less, or other things, than they should.
 func TestFleet_HeldFaults(t *testing.T) {
 	for name, held := range map[string]func(*bellwether.HeldError) error{
@@ -119,20 +126,9 @@ func TestFleet_HeldFaults(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			everyWay(t, func(t *testing.T, by way) {
-				const build = 4 * time.Second
 				f := newFleet(t, 4, by, bellwether.Options{})
-				f.origin.build = build
 				f.each(func(p *process) { p.locker.held.Store(&held) })
-				got := f.get(20, "k")
-				f.wantLoads(t, 1)
-				if len(got.failed) > 0 || got.slowest > build+time.Second {
-					t.Errorf("slowest %v: %v", got.slowest, got.count)
-				}
-				f.each(func(p *process) {
-					if n := p.store.count() + p.locker.count(); n > 1000 {
-						t.Errorf("%d calls of engines in %v: a loop without a pause", n, build)
-					}
-				})
+				f.wantPatience(t)
 			})
 		})
 	}
