@@ -221,8 +221,8 @@ func (r *run[V]) commit(ctx context.Context, it *item[V]) commitOutcome {
 // entry that the flight knew when its load began, for as long as that entry is
 // there: a later commit or an invalidation takes the entry away, and the item with
 // it. Only what was invalidated after the load began is against a value, and nobody
-// has said since then that nothing was; so the store is asked NearTTL after that, or, with the near tier off, aloneTTL. A
-// failure by itself is of now.
+// has said since then that nothing was; so the store is asked NearTTL after that, or, with
+// the near tier off, aloneTTL. A failure by itself is of now.
 func (r *run[V]) keepBeside(it *item[V]) {
 	since := r.engine.clock.now()
 	if it.held {

@@ -49,8 +49,8 @@ type Match struct {
 // remembers the last 500 of them, or fewer if they have more than some 100 KiB
 // together: a response that has seen more of them go by than that counts as
 // invalidated. With a Store and without a Locker that answers, two processes that write
-// into the log at one moment may lose one of the lines. An error names what could not be done, or the log, for all that goes
-// into it; what can be done is done nevertheless.
+// into the log at one moment may lose one of the lines. An error names what could not be
+// done, or the log, for all that goes into it; what can be done is done nevertheless.
 func (m *Middleware) InvalidateMatching(ctx context.Context, match Match) error {
 	var (
 		errs   []error

@@ -307,9 +307,9 @@ func (m *Middleware) Close() error {
 // A handler that needs the client itself (to hijack the connection, to stream
 // events) is reached by requests that ask for an upgrade or for text/event-stream,
 // or that Key refuses, with the real ResponseWriter, and by all else that goes past the
-// cache, or past a page that may be served, with one that flushes and hijacks as that does. With the real one, our member of
-// Cache-Status stands before the handler's own, and is lost if the handler sets the
-// field; else it is the last.
+// cache, or past a page that may be served, with one that flushes and hijacks as that
+// does. With the real one, our member of Cache-Status stands before the handler's own,
+// and is lost if the handler sets the field; else it is the last.
 //
 // As it runs detached, no router or middleware around it may recycle, when the request
 // ends, what the handler still uses: chi's route context is copied, those of gin and echo
