@@ -53,7 +53,7 @@ DURATION ?= 10m
 SEEDS ?= 1000
 FIRST ?= 1
 
-# Which bugs "make sim-bugs" plants: the name of one in sim/bugs.go, or all of them.
+# Which bugs "make sim-bugs" plants: the name of one in sim/planted_test.go, or all of them.
 BUGS ?= all
 
 .PHONY: help test deps build lint race claims latency long sim sim-bugs outage chaos fuzz vuln bench screenshots pictures cover tidy clean
