@@ -88,7 +88,8 @@ type passage struct {
 	same    bool     // and is what it was
 }
 
-// pass has a cache made for values such as v, and sends v through JSON.
+// pass sends v through JSON, beside what is known of its type. It makes no Cache: each type of
+// value is a Cache to compile.
 func pass[V any](v V) func() passage {
 	return func() (p passage) {
 		b, err := json.Marshal(v)
@@ -97,20 +98,38 @@ func pass[V any](v V) func() passage {
 			err = json.Unmarshal(b, &back)
 		}
 		p.back, p.same = err == nil, reflect.DeepEqual(v, back)
-		defer func() {
-			if cause := recover(); cause != nil {
-				p.refused = fmt.Sprint(cause)
-			}
-		}()
-		bellwether.New(func(context.Context, string) (V, error) { return v, nil }, bellwether.Options{
-			TTL: time.Minute, Store: memstore.New(), Namespace: "test",
-			OnError: func(key string, err error) { p.told = append(p.told, key+err.Error()) },
-		}).Close()
+		lossy, broken := bellwether.ThroughJSON(reflect.TypeFor[V]())
+		if lossy != nil {
+			p.told = append(p.told, lossy.Error())
+		}
+		if broken != nil {
+			p.refused = broken.Error()
+		}
 		return p
 	}
 }
 
-// TestCodec_WhatJSONLoses holds that New knows of a type what JSON does to its values.
+// TestNew_WhatJSONLoses holds that New tells OnError of a type that JSON changes, and panics
+// at one that does not come back.
+func TestNew_WhatJSONLoses(t *testing.T) {
+	var told []string
+	o := bellwether.Options{
+		TTL: time.Minute, Store: memstore.New(), Namespace: "test",
+		OnError: func(key string, err error) { told = append(told, key+err.Error()) },
+	}
+	bellwether.New(func(context.Context, string) (*withSecret, error) { return nil, nil }, o).Close()
+	if len(told) != 1 || !strings.Contains(told[0], "withSecret.secret (string) is not exported") {
+		t.Errorf("OnError is told %q, want the lost field", told)
+	}
+	defer func() {
+		if refused := fmt.Sprint(recover()); len(told) != 1 || !strings.Contains(refused, "withFunc.Call (func()) cannot") {
+			t.Errorf("the panic is %q, want the field that does not come back", refused)
+		}
+	}()
+	bellwether.New(func(context.Context, string) (*withFunc, error) { return nil, nil }, o).Close()
+}
+
+// TestCodec_WhatJSONLoses holds what is known of a type: what JSON does to its values.
 // Each case has a value that shows it.
 func TestCodec_WhatJSONLoses(t *testing.T) {
 	secret, done := withSecret{"a", "b"}, make(chan int)
@@ -234,7 +253,7 @@ func TestCodec_WhatJSONLoses(t *testing.T) {
 // TestCodec_LossesThatNobodyMinds has nothing said, or refused, where nothing is encoded
 // as JSON.
 func TestCodec_LossesThatNobodyMinds(t *testing.T) {
-	load := func(context.Context, string) (withChannel, error) { return withChannel{}, nil }
+	load := func(context.Context, string) (*withChannel, error) { return nil, nil }
 	told := func(key string, err error) { t.Errorf("OnError is told %q of %q", err, key) }
 	bellwether.New(load, bellwether.Options{TTL: time.Minute, OnError: told}).Close()
 	bellwether.New(load, bellwether.Options{
