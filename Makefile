@@ -24,7 +24,7 @@ ALL := $(MODULES:%=%/...)
 
 # How many packages "race" tests at one time: with engines and processes the
 # tests wait more than they work.
-JOBS ?= 2
+JOBS ?= 3
 
 # How many tests of a package that may overlap do, for the same reason. Chaos is
 # left at one for each core: its runs would starve each other, and then there is

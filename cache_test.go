@@ -624,7 +624,9 @@ func TestInvalidate_ByItsOwnLoad(t *testing.T) {
 					if fails && !errors.Is(err, errOrigin) || !fails && v != "v" {
 						t.Errorf("Get = %q, %v", v, err)
 					}
-					if loads != 5 {
+					// The notice of one load's invalidation may come when the next load has
+					// claimed its epoch and has not begun: then that one does not begin.
+					if loads != 5 && !(fleet && loads == 4) {
 						t.Errorf("%d loads, want 5", loads)
 					}
 				})

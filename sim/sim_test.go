@@ -22,7 +22,7 @@ import (
 )
 
 var (
-	seeds = flag.Int("seeds", 40, "how many scenarios are played")
+	seeds = flag.Int("seeds", 20, "how many scenarios are played")
 	first = flag.Int("first", 1, "the seed of the first")
 	only  = flag.String("steps", "", "the steps that are played of the first scenario, with commas between them; empty: all scenarios, with all their steps")
 	trace = flag.Bool("trace", false, "print all that happens in the first scenario")
