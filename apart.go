@@ -131,12 +131,12 @@ func (r *run[V]) find(ctx context.Context) *item[V] {
 		return it
 	}
 	e.followLog(ctx, &r.outage, e.NearTTL/2) // no flight has of late, perhaps
-	entry, asked, err := r.read(ctx, &r.outage)
-	if err != nil {
-		r.storeDown = errors.Is(err, ErrUnavailable)
+	there := r.read(ctx, &r.outage)
+	if there.err != nil {
+		r.storeDown = errors.Is(there.err, ErrUnavailable)
 		return nil
 	}
-	return r.decode(entry, it, asked)
+	return r.decode(there.entry, it, there.asked)
 }
 
 // A witness counts the invalidations of a key while somebody works on a value

@@ -10,28 +10,64 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/durations"
 )
 
 // This file is what a rebuild has to do with the store: it reads, claims and
 // commits, and makes items of entries and entries of items.
 
-// read asks the store for the key's entry. What it says is as of asked.
-func (r *run[V]) read(ctx context.Context, o *outage) (entry Entry, asked instant, err error) {
-	e := r.engine
-	asked = e.clock.now()
-	entry, err = askInTurn(ctx, e.store, r.key, o, func(ctx context.Context) (Entry, error) {
-		return e.Store.Get(ctx, e.engineKey(r.key))
-	})
-	return entry, asked, err
-}
-
-// A storeReply is what the store said of a flight's key when it was asked for
-// others too.
+// A storeReply is what the store said of a flight's key, as of when it was asked.
 type storeReply struct {
 	entry Entry
 	asked instant
 	err   error
+}
+
+// read asks the store for the key's entry.
+func (r *run[V]) read(ctx context.Context, o *outage) storeReply {
+	e := r.engine
+	asked := e.clock.now()
+	entry, err := askInTurn(ctx, e.store, r.key, o, func(ctx context.Context) (Entry, error) {
+		return e.Store.Get(ctx, e.engineKey(r.key))
+	})
+	return storeReply{entry, asked, err}
+}
+
+// A ballot is what an elector said of an election, where no entry was the answer; or that it
+// said nothing, if neither lease nor held is there.
+type ballot struct {
+	lease Lease
+	epoch uint64
+	held  *HeldError
+}
+
+// readAndStand is read by an elector: where there is nothing fresh that the flight has not
+// refused, it stands for election in the same request. If that has no answer, the flight
+// reads alone.
+func (r *run[V]) readAndStand(ctx context.Context, o *outage) storeReply {
+	e := r.engine
+	e.enter(r.key, phaseStanding)
+	asked := e.clock.now()
+	r.stood, r.length = asked, r.leaseLength()
+	won, err := askInTurn(ctx, e.writes, r.key, o, func(ctx context.Context) (driver.Election, error) {
+		return e.elector.Elect(ctx, e.engineKey(r.key), r.past, r.length)
+	})
+	if err != nil {
+		if ctx.Err() != nil {
+			return storeReply{asked: asked, err: err}
+		}
+		r.noAnswer(ctx, "standing for the election of", err)
+		r.ballot = &ballot{}
+		return r.read(ctx, o)
+	}
+	if won.Lease != nil || won.Held != nil {
+		r.ballot = &ballot{won.Lease, won.Epoch, won.Held}
+	}
+	if won.Entry.Kind == KindNone && won.Entry.Failures == 0 {
+		err = ErrNotFound
+	}
+	return storeReply{won.Entry, asked, err}
 }
 
 // readMany asks the store for all the keys' entries at one time. It calls take,
@@ -97,6 +133,10 @@ func (e *engine[V]) readMany(ctx context.Context, store BatchGetter, keys []stri
 // epoch for the rebuild, in one call. Who has won the lease just after another
 // released it finds that one's value here, and the flight has ended.
 func (r *run[V]) claim(ctx context.Context) (epoch uint64, ended bool) {
+	if b := r.ballot; b != nil { // the election was a look, and a claim
+		r.ballot = nil
+		return b.epoch, false
+	}
 	asked := r.engine.clock.now()
 	r.before, r.epochAsked = r.epochAsked, asked
 	// It is a look: an invalidation before it is nothing that it could miss, and
@@ -205,11 +245,11 @@ func (r *run[V]) commit(ctx context.Context, it *item[V]) commitOutcome {
 		return notTaken
 	case errors.Is(err, ErrUnavailable):
 		// Perhaps by the value, which was written after all.
-		there, _, err := r.read(ctx, &r.outage)
+		there := r.read(ctx, &r.outage)
 		switch {
-		case errors.Is(err, ErrUnavailable):
+		case errors.Is(there.err, ErrUnavailable):
 			return notTaken
-		case err == nil && there.Epoch == it.epoch:
+		case there.err == nil && there.entry.Epoch == it.epoch:
 			return committed
 		}
 	}
@@ -288,27 +328,68 @@ func (r *run[V]) probe(ctx context.Context) bool {
 	return !e.commits.fails(e.clock.now())
 }
 
+// write commits the entry. An elector takes the flight's lease back in the same request.
 func (r *run[V]) write(ctx context.Context, entry Entry) error {
+	e, lease := r.engine, r.lease
+	if e.elector == nil || lease == nil {
+		return r.writeBy(ctx, func(ctx context.Context) error {
+			return e.Store.Commit(ctx, e.engineKey(r.key), entry)
+		})
+	}
+	err := r.writeBy(ctx, func(ctx context.Context) error {
+		return e.elector.CommitAndRelease(ctx, e.engineKey(r.key), entry, lease)
+	})
+	if err == nil {
+		r.lease = nil
+	}
+	return err
+}
+
+func (r *run[V]) writeBy(ctx context.Context, call func(context.Context) error) error {
 	e := r.engine
 	e.enter(r.key, phaseCommitting)
-	err := askErr(ctx, e.writes, r.key, &r.outage, func(ctx context.Context) error {
-		return e.Store.Commit(ctx, e.engineKey(r.key), entry)
-	})
+	err := askErr(ctx, e.writes, r.key, &r.outage, call)
 	if ctx.Err() == nil {
 		e.commits.note(err, e.clock.now())
 	}
 	return err
 }
 
+// commitFailure is commit of a failure beside what was there. The value of that is not sent
+// again to a store that can keep it.
+func (r *run[V]) commitFailure(ctx context.Context, it *item[V]) commitOutcome {
+	e := r.engine
+	toucher, ok := e.Store.(Toucher)
+	if !ok || r.storeDown || r.unshared != 0 || it.kind != KindValue || r.present.beside {
+		return r.commit(ctx, it)
+	}
+	entry := r.entryOf(it)
+	if entry.Life() <= 0 {
+		return r.commit(ctx, it)
+	}
+	err := r.writeBy(ctx, func(ctx context.Context) error {
+		return toucher.Touch(ctx, e.engineKey(r.key), r.present.epoch, entry)
+	})
+	switch {
+	case err == nil:
+		return committed
+	case errors.Is(err, ErrFenced):
+		e.count.fenced.Add(1)
+		e.OnError(r.key, &keyError{"committing", r.key, err})
+		return fenced
+	}
+	return r.commit(ctx, it) // the value has gone, or no answer has come
+}
+
 // stillUnshared is the commit of a value that only this process has: the entry
 // that let it be made must be there still, or it was invalidated meanwhile. A
 // store that does not answer cannot say so.
 func (r *run[V]) stillUnshared(ctx context.Context) commitOutcome {
-	entry, _, err := r.read(ctx, &r.outage)
+	there := r.read(ctx, &r.outage)
 	switch {
-	case errors.Is(err, ErrUnavailable):
+	case errors.Is(there.err, ErrUnavailable):
 		return notTaken
-	case err == nil && entry.Kind == KindUnshared && entry.Epoch == r.unshared:
+	case there.err == nil && there.entry.Kind == KindUnshared && there.entry.Epoch == r.unshared:
 		return committed
 	}
 	return fenced
@@ -316,6 +397,19 @@ func (r *run[V]) stillUnshared(ctx context.Context) commitOutcome {
 
 // encode makes the store's entry of an item.
 func (r *run[V]) encode(it *item[V]) (Entry, error) {
+	e := r.entryOf(it)
+	if it.kind != KindValue {
+		return e, nil
+	}
+	err := noPanic(func() (err error) {
+		e.Value, err = r.engine.marshal(it.value)
+		return err
+	})
+	return e, err
+}
+
+// entryOf makes the store's entry of an item, but for the value.
+func (r *run[V]) entryOf(it *item[V]) Entry {
 	e := Entry{
 		Kind:                 it.kind,
 		Epoch:                it.epoch,
@@ -331,14 +425,7 @@ func (r *run[V]) encode(it *item[V]) (Entry, error) {
 	if it.failures > 0 {
 		e.RetryAge, e.Failure = between(it.born, it.retryAt), failureText(it.err)
 	}
-	if it.kind != KindValue {
-		return e, nil
-	}
-	err := noPanic(func() (err error) {
-		e.Value, err = r.engine.marshal(it.value)
-		return err
-	})
-	return e, err
+	return e
 }
 
 // maxFailure is the most bytes of a failure's text that travel. What the store does

@@ -21,7 +21,7 @@ func TestSize_OnceForAValueThatIsConfirmed(t *testing.T) {
 			}
 			time.Sleep(2 * time.Second)
 		}
-		if looks := f.processes[0].store.count("get"); looks < 10 {
+		if looks := f.processes[0].store.count("get", "elect"); looks < 10 {
 			t.Errorf("the store was asked %d times, want once for each NearTTL", looks)
 		}
 		if sizes != 1 {

@@ -10,6 +10,9 @@ type (
 	BatchGetter  = driver.BatchGetter
 	Notifier     = driver.Notifier
 	Fencer       = driver.Fencer
+	Toucher      = driver.Toucher
+	Elector      = driver.Elector
+	Election     = driver.Election
 	Notice       = driver.Notice
 	Entry        = driver.Entry
 	EntryKind    = driver.EntryKind

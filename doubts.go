@@ -74,16 +74,16 @@ func (f *flight[V]) confirmOffer(ctx context.Context) bool {
 	// What is confirmed is trusted by the log's age too, and must be so until
 	// the next time.
 	e.followLog(ctx, o, e.NearTTL/4)
-	entry, asked, err := e.apart(f.key, 0).read(ctx, o)
+	there := e.apart(f.key, 0).read(ctx, o)
 	confirmed := *offered
-	switch confirmed.trusted = e.trustedUntil(asked); {
+	switch confirmed.trusted = e.trustedUntil(there.asked); {
 	case ctx.Err() != nil:
 		return false
-	case errors.Is(err, ErrUnavailable):
+	case errors.Is(there.err, ErrUnavailable):
 		// It cannot say that the item does not hold, to those either who came while it
 		// was silent.
 		confirmed.trusted = max(confirmed.trusted, e.clock.now()+1)
-	case err != nil || entry.Epoch != offered.epoch:
+	case there.err != nil || there.entry.Epoch != offered.epoch:
 		f.reoffer(offered, nil)
 		return true
 	}

@@ -118,10 +118,7 @@ func TestFleet_LongPause(t *testing.T) {
 			}
 			return "", advice(1<<63 - 1)
 		}
-		encoded := func(e *bellwether.Entry) {
-			b, _ := e.AppendBinary(nil)
-			e.UnmarshalBinary(b)
-		}
+		encoded := func(e *bellwether.Entry) { e.Decode("k", e.Append(nil, "k")) }
 		p, other := f.processes[0], f.processes[1]
 		other.store.tamper.Store(&encoded)
 		p.GetFunc(t.Context(), "k", load)

@@ -3,6 +3,7 @@ package bellwether
 import (
 	"context"
 	"errors"
+	"reflect"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -37,6 +38,7 @@ type engine[V any] struct {
 	count     counters
 	running   sync.WaitGroup // flights and what they leave behind, and listen
 	notified  bool           // Store is a Notifier
+	elector   Elector        // Store and Locker, if they are one; nil if they are two
 	observers observers
 	entered   func(key string, p phase) // of a test that listens, see enter; set before the first use
 	tellings  tellings
@@ -71,9 +73,21 @@ func newEngine[V any](s settings, size func(string, V) int, marshal func(V) ([]b
 	e.store, e.locker, e.push = e.newBreaker(EngineStore), e.newBreaker(EngineLocker), e.newBreaker(EngineWatch)
 	e.writes = e.newBreaker(EngineWrites)
 	e.writes.turns = e.store.turns // one engine
+	if e.elector = electorOf(s.Store, s.Locker); e.elector != nil {
+		e.locker = e.writes // likewise
+	}
 	e.near = newNear(c, s.NearBytes, size, e.evicted())
 	e.answers = func(V) bool { return true }
 	e.fails = func(V) bool { return false }
+	return e
+}
+
+// electorOf returns the engine that is store and locker at once, nil if they are two.
+func electorOf(store Store, locker Locker) Elector {
+	e, ok := store.(Elector)
+	if !ok || !reflect.TypeOf(store).Comparable() || any(store) != any(locker) {
+		return nil
+	}
 	return e
 }
 

@@ -17,18 +17,13 @@ func BenchmarkEntry(b *testing.B) {
 			Kind: bellwether.KindValue, Value: bytes.Repeat([]byte("v"), size), Epoch: 1 << 50,
 			TTL: time.Minute, StaleWhileRevalidate: time.Hour, BuildTime: 310 * time.Millisecond,
 		}
-		encoded, err := e.AppendBinary(nil)
-		if err != nil {
-			b.Fatal(err)
-		}
+		encoded := e.Append(nil, "https://example.com/a/page?of=many")
 		b.Run(fmt.Sprintf("%d/encode", size), func(b *testing.B) {
 			b.ReportAllocs()
 			b.SetBytes(int64(len(encoded)))
 			buf := make([]byte, 0, 2*len(encoded))
 			for b.Loop() {
-				if _, err := e.AppendBinary(buf); err != nil {
-					b.Fatal(err)
-				}
+				e.Append(buf, "https://example.com/a/page?of=many")
 			}
 		})
 		b.Run(fmt.Sprintf("%d/decode", size), func(b *testing.B) {
@@ -36,7 +31,7 @@ func BenchmarkEntry(b *testing.B) {
 			b.SetBytes(int64(len(encoded)))
 			for b.Loop() {
 				var got bellwether.Entry
-				if err := got.UnmarshalBinary(encoded); err != nil {
+				if err := got.Decode("https://example.com/a/page?of=many", encoded); err != nil {
 					b.Fatal(err)
 				}
 			}

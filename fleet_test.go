@@ -86,6 +86,22 @@ func (w *wire) call(ctx context.Context, op string) error {
 	return f(ctx, op)
 }
 
+// faults makes the calls of ops without counting them.
+func (w *wire) faults(ctx context.Context, ops []string) error {
+	w.mu.Lock()
+	f := w.f
+	w.mu.Unlock()
+	for _, op := range ops {
+		if f == nil {
+			return nil
+		}
+		if err := f(ctx, op); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // count returns how many calls there were of ops, of all if none are given.
 func (w *wire) count(ops ...string) int {
 	w.mu.Lock()
@@ -160,9 +176,12 @@ func (s *wiredStore) Invalidate(ctx context.Context, key string) error {
 
 type wiredLocker struct {
 	*wire
-	locker *locallock.Locker
-	watch  atomic.Pointer[func() (<-chan struct{}, error)] // in the place of the engine's Watch
-	held   atomic.Pointer[func(*bellwether.HeldError) error]
+	locker interface {
+		bellwether.Locker
+		bellwether.Watcher
+	}
+	watch atomic.Pointer[func() (<-chan struct{}, error)] // in the place of the engine's Watch
+	held  atomic.Pointer[func(*bellwether.HeldError) error]
 }
 
 func (l *wiredLocker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
@@ -189,6 +208,56 @@ func (l *wiredLocker) Watch(ctx context.Context, held *bellwether.HeldError) (<-
 		return (*f)()
 	}
 	return l.locker.Watch(ctx, held)
+}
+
+// A wiredEngine is a store that is the locker too. A fault of any of the requests that it
+// makes in one is a fault of the one.
+type wiredEngine struct {
+	*wiredStore
+	locker *wiredLocker
+}
+
+func (e wiredEngine) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
+	return e.locker.TryAcquire(ctx, key, ttl)
+}
+
+func (e wiredEngine) Watch(ctx context.Context, held *bellwether.HeldError) (<-chan struct{}, error) {
+	return e.locker.Watch(ctx, held)
+}
+
+// call is one request that stands for a reading or writing of the store and one of the locker.
+func (e wiredEngine) call(ctx context.Context, op string, ofStore, ofLocker []string) error {
+	if err := e.wiredStore.call(ctx, op); err != nil {
+		return err
+	}
+	if err := e.wiredStore.faults(ctx, ofStore); err != nil {
+		return err
+	}
+	return e.locker.faults(ctx, ofLocker)
+}
+
+func (e wiredEngine) Elect(ctx context.Context, key string, past uint64, ttl time.Duration) (bellwether.Election, error) {
+	if err := e.call(ctx, "elect", []string{"get", "claim"}, []string{"acquire"}); err != nil {
+		return bellwether.Election{}, err
+	}
+	won, err := e.store.(bellwether.Elector).Elect(ctx, key, past, ttl)
+	won.Entry = e.tampered(won.Entry)
+	if won.Lease != nil {
+		won.Lease = &wiredLease{e.locker.wire, won.Lease}
+	}
+	return won, err
+}
+
+func (e wiredEngine) CommitAndRelease(ctx context.Context, key string, entry bellwether.Entry, lease bellwether.Lease) error {
+	if err := e.call(ctx, "commit and release", []string{"commit"}, []string{"release"}); err != nil {
+		return err
+	}
+	if e.limit != nil {
+		if err := e.limit(entry); err != nil {
+			return err
+		}
+	}
+	return e.store.(bellwether.Elector).CommitAndRelease(ctx, key, entry, lease.(*wiredLease).lease)
 }
 
 type wiredLease struct {
@@ -318,6 +387,7 @@ const (
 	push    way = iota // its locker pushes
 	poll               // it does not
 	notices            // it does, and so does its store
+	atOnce             // its store is its locker too, and pushes leases' ends
 )
 
 // A notifyingStore is a store whose notices go over the same wire.
@@ -355,6 +425,10 @@ func newFleet(t *testing.T, n int, by way, o bellwether.Options) *fleet {
 			o.Locker = struct{ bellwether.Locker }{p.locker}
 		case notices:
 			o.Store = notifyingStore{p.store}
+		case atOnce:
+			p.locker.locker = f.store
+			engine := wiredEngine{p.store, p.locker}
+			o.Store, o.Locker = engine, engine
 		}
 		p.Cache = cacheOf(t, f.origin.load, o)
 		f.processes = append(f.processes, p)
@@ -418,7 +492,7 @@ func (f *fleet) wantLoads(t *testing.T, want int) {
 }
 
 func everyWay(t *testing.T, test func(t *testing.T, by way)) {
-	for by, name := range []string{"push", "poll", "notices"} {
+	for by, name := range []string{"push", "poll", "notices", "at once"} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) { test(t, way(by)) })
 		})

@@ -207,6 +207,7 @@ func (r *run[V]) rival(ctx context.Context, epoch uint64, since instant) <-chan 
 // overtaken reports whether the store has a value of a later epoch than that. It
 // may be called beside the flight's goroutine.
 func (r *run[V]) overtaken(ctx context.Context, epoch uint64) bool {
-	entry, _, err := r.read(ctx, &outage{r.engine.EngineTimeout})
-	return err == nil && entry.Epoch > epoch && entry.Failures == 0 && (entry.Kind == KindValue || entry.Kind == KindNotFound)
+	there := r.read(ctx, &outage{r.engine.EngineTimeout})
+	e := there.entry
+	return there.err == nil && e.Epoch > epoch && e.Failures == 0 && (e.Kind == KindValue || e.Kind == KindNotFound)
 }

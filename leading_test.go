@@ -29,7 +29,7 @@ func TestFleet_OneLoadForAll(t *testing.T) {
 		}
 		calls := 0
 		f.each(func(p *process) { calls += p.store.count() + p.locker.count() })
-		if most := map[way]int{push: 40, poll: n * 180, notices: 40}[by]; calls > most {
+		if most := map[way]int{push: 40, poll: n * 180, notices: 40, atOnce: 30}[by]; calls > most {
 			t.Errorf("%d calls of engines, want at most %d", calls, most)
 		}
 		f.get(m, "k").want(t, n*m, "v1", nil, 0)

@@ -273,7 +273,7 @@ func TestObserver_Takeover(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {
 		r, o := watched(bellwether.Options{LeaseTTL: 2 * time.Second, MaxWait: time.Minute})
 		f := newFleet(t, 6, by, o)
-		if _, err := f.locker.TryAcquire(t.Context(), "test:k", 2*time.Second); err != nil { // and no word more
+		if _, err := f.processes[0].locker.locker.TryAcquire(t.Context(), "test:k", 2*time.Second); err != nil { // and no word more
 			t.Fatal(err)
 		}
 		f.get(20, "k")

@@ -34,6 +34,11 @@ type run[V any] struct {
 	ahead *storeReply
 	// lease is the flight's own while it rebuilds with one.
 	lease Lease
+	// ballot is what the last look has brought of an election, with an elector. It is nil if
+	// that was a look alone or has found a fresh entry, and once the flight has acted on it.
+	ballot *ballot
+	// past is the epoch of the latest fresh entry that was no answer for the flight.
+	past uint64
 	// made is the item.made of what the latest load makes.
 	made instant
 	// epochAsked is when the store was last asked for an epoch, or found to have
@@ -128,6 +133,7 @@ func (r *run[V]) rebuild(ctx context.Context) error {
 		}
 	})
 	defer looked()
+	defer func() { r.declineElection(ctx) }()
 	for refused := 0; ctx.Err() == nil; {
 		if r.fenced || r.refused > max(refused, 1) {
 			r.fenced = false
@@ -141,10 +147,11 @@ func (r *run[V]) rebuild(ctx context.Context) error {
 			}
 		}
 		refused = r.refused
+		r.declineElection(ctx)
 		if r.ahead == nil { // a batch has read it since the flight began
 			r.lookAgain()
 		}
-		if r.look(ctx) {
+		if r.lookAndStand(ctx) {
 			return nil
 		}
 		looked()
@@ -155,11 +162,15 @@ func (r *run[V]) rebuild(ctx context.Context) error {
 			continue // closed; or too many wait, but what there was to serve was invalidated
 		}
 		if r.unshared != 0 {
+			r.declineElection(ctx)
 			if r.build(ctx, r.unshared, nil, r.finish) {
 				return nil
 			}
 			r.freeSlot() // the load may not have begun
 			continue
+		}
+		if r.ballot == nil && r.electsAtOnce() {
+			continue // it has its slot now, and knows what it has seen
 		}
 		lease, held, overtaken := r.elect(ctx)
 		if ctx.Err() != nil {
@@ -199,12 +210,47 @@ func (r *run[V]) rebuild(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
+// takeFreeSlot takes one of the MaxRebuilds if one is free, and reports whether the flight has
+// one.
+func (r *run[V]) takeFreeSlot() bool {
+	if r.slot == nil {
+		r.slot = r.slots().try()
+	}
+	return r.slot != nil
+}
+
+// electsAtOnce reports whether one request can look, elect and claim. That is a write.
+func (r *run[V]) electsAtOnce() bool {
+	e := r.engine
+	return e.elector != nil && !r.storeDown && e.writes.sound(r.key)
+}
+
+// lookAndStand is look, which stands for election at the same time if one request can do both
+// and a slot is free: whoever is elected has to load.
+func (r *run[V]) lookAndStand(ctx context.Context) bool {
+	if r.ahead == nil && r.electsAtOnce() && r.takeFreeSlot() {
+		return r.lookBy(ctx, r.readAndStand)
+	}
+	return r.look(ctx)
+}
+
+// declineElection gives a lease back that a look has brought and the flight has no use for: it has
+// ended, or has to look again.
+func (r *run[V]) declineElection(ctx context.Context) {
+	b := r.ballot
+	r.ballot = nil
+	if b != nil && b.lease != nil {
+		r.lease = b.lease
+		r.releaseBehind(ctx)
+	}
+}
+
 // takeSlot takes one of the MaxRebuilds. While it waits for one it hears of the
 // store, and looks into it: another process may have a slot, and so the value,
 // sooner. It reports whether the flight has ended.
 func (r *run[V]) takeSlot(ctx context.Context) bool {
 	e, slots := r.engine, r.slots()
-	if r.slot = slots.try(); r.slot != nil {
+	if r.takeFreeSlot() {
 		return false
 	}
 	defer slots.unqueue()
@@ -264,7 +310,9 @@ func (r *run[V]) takeSlot(ctx context.Context) bool {
 }
 
 // look reads the store, and ends the flight if what is there answers.
-func (r *run[V]) look(ctx context.Context) bool {
+func (r *run[V]) look(ctx context.Context) bool { return r.lookBy(ctx, r.read) }
+
+func (r *run[V]) lookBy(ctx context.Context, read func(context.Context, *outage) storeReply) bool {
 	e := r.engine
 	e.enter(r.key, phaseLooking)
 	r.unshared = 0
@@ -291,27 +339,25 @@ func (r *run[V]) look(ctx context.Context) bool {
 		age = 0 // a store that has lost the key under its load may have lost the log
 	}
 	r.followLogAhead(asking, age)
-	var (
-		entry Entry
-		asked instant
-		err   error
-	)
-	if reply := r.ahead; reply != nil {
-		r.ahead = nil
-		entry, asked, err = reply.entry, reply.asked, reply.err
+	var there storeReply
+	if r.ahead != nil {
+		there, r.ahead = *r.ahead, nil
 	} else {
-		entry, asked, err = r.read(asking, &r.outage)
+		there = read(asking, &r.outage)
 	}
 	// One lost packet is no outage: an engine that is gone fails again, and
 	// opens its breaker, or has used the time up.
-	for try := 1; try < breakerTrips && errors.Is(err, ErrUnavailable) && ctx.Err() == nil && r.outage.left > 0 && e.store.retries(); try++ {
-		r.noAnswer(ctx, "reading", err)
-		entry, asked, err = r.read(asking, &r.outage)
+	for try := 1; try < breakerTrips && errors.Is(there.err, ErrUnavailable) && ctx.Err() == nil && r.outage.left > 0 && e.store.retries(); try++ {
+		r.noAnswer(ctx, "reading", there.err)
+		there = r.read(asking, &r.outage)
 	}
-	r.before, r.epochAsked = r.epochAsked, asked
-	switch {
+	r.before, r.epochAsked = r.epochAsked, there.asked
+	if there.entry.Fresh() {
+		r.past = there.entry.Epoch
+	}
+	switch err := there.err; {
 	case err == nil:
-		return r.consider(r.decode(entry, known, asked), true)
+		return r.consider(r.decode(there.entry, known, there.asked), true)
 	case ctx.Err() != nil:
 		return false // closed, or deserted: that is not the store's silence, and nobody says that what is at hand holds
 	case errors.Is(err, ErrUnavailable):
@@ -425,6 +471,16 @@ func (r *run[V]) newEnough(it *item[V]) bool {
 // one time, most of the leases would be of keys that others have rebuilt by then.
 func (r *run[V]) elect(ctx context.Context) (_ Lease, _ *HeldError, overtaken bool) {
 	e := r.engine
+	if b := r.ballot; b != nil {
+		if lease := b.lease; lease != nil {
+			b.lease = nil // the epoch is for claim
+			return lease, nil, false
+		}
+		if r.ballot = nil; b.held != nil {
+			return nil, b.held, false
+		}
+		return nil, r.knownHolder(), false
+	}
 	if e.Locker == nil || r.storeDown || !e.writes.sound(r.key) {
 		return nil, nil, false // or those elected would take turns to find out that the store takes nothing
 	}
@@ -452,13 +508,18 @@ func (r *run[V]) elect(ctx context.Context) (_ Lease, _ *HeldError, overtaken bo
 		return nil, nil, false
 	}
 	r.noAnswer(ctx, "acquiring the lease of", err)
+	return nil, r.knownHolder(), false
+}
+
+// knownHolder is the holder that the flight waits for, when an election has had no answer: one
+// lost answer says nothing about that holder, and a fleet that polls would begin a load in
+// each process. It is nil once the lease has ended, or the engine is taken for down.
+func (r *run[V]) knownHolder() *HeldError {
+	e := r.engine
 	if r.waits && !r.freed && e.locker.sound(r.key) && e.clock.now() < r.leaseEnd {
-		// One lost answer says nothing about the holder that it knows of: a fleet
-		// that polls would begin a load in each process. An engine that is gone
-		// opens its breaker.
-		return nil, r.holder, false
+		return r.holder
 	}
-	return nil, nil, false
+	return nil
 }
 
 const (
@@ -874,7 +935,7 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 		return r.settle(it)
 	}
 	it.epoch, it.beside = epoch, false
-	outcome := r.commit(ctx, it)
+	outcome := r.commitFailure(ctx, it)
 	if outcome == notTaken {
 		r.keepBeside(it)
 	}

@@ -10,8 +10,8 @@ import (
 // TestClaim_DocumentFleet holds the rows of docs/fleets.md that are too large for
 // the race detector, with -short but for those of 10,000 nodes that poll.
 func TestClaim_DocumentFleet(t *testing.T) {
-	holdFleet(t, func(nodes int, pushes bool) bool {
-		return !inRace(nodes, pushes) && (nodes < 10_000 || pushes || !testing.Short())
+	holdFleet(t, func(nodes int, kind simKind) bool {
+		return !inRace(nodes, kind) && (nodes < 10_000 || kind != simPolls || !testing.Short())
 	})
 }
 

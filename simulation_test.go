@@ -35,10 +35,19 @@ const (
 type simEngine struct {
 	store  *memstore.Store
 	locker *locallock.Locker
-	pushes bool // as Redis does; else nodes poll, as with memcached
+	kind   simKind
 	nodes  []*simNode
 	over   chan struct{} // closed when the nodes end: nobody hears any more
 }
+
+// A simKind is what an engine can do.
+type simKind string
+
+const (
+	simPushes simKind = "push"        // as Redis
+	simPolls  simKind = "poll"        // as memcached: nodes poll
+	simElects simKind = "one request" // it pushes, and is store and locker at once
+)
 
 // A simNode is one process of the fleet with its way to the engine.
 type simNode struct {
@@ -72,7 +81,7 @@ func under[T any](ctx context.Context, n *simNode, ops *atomic.Int64, do func() 
 
 // publish reaches all nodes half a round trip later.
 func (e *simEngine) publish(n *bellwether.Notice) {
-	if !e.pushes {
+	if e.kind == simPolls {
 		return
 	}
 	sent := time.Now()
@@ -151,9 +160,11 @@ type simPushingLocker struct{ simLocker }
 
 func (l simPushingLocker) Watch(ctx context.Context, held *bellwether.HeldError) (<-chan struct{}, error) {
 	ended, err := l.engine.locker.Watch(ctx, held)
-	if err != nil {
-		return nil, err
-	}
+	return l.told(ctx, ended), err
+}
+
+// told is closed half a round trip after ended.
+func (l simPushingLocker) told(ctx context.Context, ended <-chan struct{}) <-chan struct{} {
 	told := make(chan struct{})
 	go func() {
 		select {
@@ -163,7 +174,43 @@ func (l simPushingLocker) Watch(ctx context.Context, held *bellwether.HeldError)
 		case <-ctx.Done():
 		}
 	}()
-	return told, nil
+	return told
+}
+
+// A simElector is the engine as one. Its requests count as the store's.
+type simElector struct {
+	simPushingStore
+	locker simPushingLocker
+}
+
+func (e simElector) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
+	return e.locker.TryAcquire(ctx, key, ttl)
+}
+
+func (e simElector) Watch(ctx context.Context, held *bellwether.HeldError) (<-chan struct{}, error) {
+	ended, err := e.engine.store.Watch(ctx, held)
+	return e.locker.told(ctx, ended), err
+}
+
+func (e simElector) Elect(ctx context.Context, key string, past uint64, ttl time.Duration) (bellwether.Election, error) {
+	return under(ctx, e.simNode, &e.storeOps, func() (bellwether.Election, error) {
+		won, err := e.engine.store.Elect(ctx, key, past, ttl)
+		if won.Lease != nil {
+			won.Lease = &simLease{e.simNode, won.Lease}
+		}
+		return won, err
+	})
+}
+
+func (e simElector) CommitAndRelease(ctx context.Context, key string, entry bellwether.Entry, lease bellwether.Lease) error {
+	_, err := under(ctx, e.simNode, &e.storeOps, func() (struct{}, error) {
+		err := e.engine.store.CommitAndRelease(ctx, key, entry, lease.(*simLease).lease)
+		if err == nil {
+			e.engine.publish(&bellwether.Notice{Key: key, Epoch: entry.Epoch, Entry: entry, Made: time.Now()})
+		}
+		return struct{}{}, err
+	})
+	return err
 }
 
 type simLease struct {
@@ -189,14 +236,19 @@ func (l *simLease) Release(ctx context.Context) error {
 
 // newSimFleet starts n nodes, which end with their bubble. load gets the node
 // that it runs in.
-func newSimFleet(t *testing.T, n int, pushes bool, load func(ctx context.Context, node *simNode, key string) (string, error), o bellwether.Options) *simEngine {
+func newSimFleet(t *testing.T, n int, kind simKind, load func(ctx context.Context, node *simNode, key string) (string, error), o bellwether.Options) *simEngine {
 	t.Helper()
-	e := &simEngine{store: memstore.New(), locker: locallock.New(), pushes: pushes, over: make(chan struct{})}
+	e := &simEngine{store: memstore.New(), locker: locallock.New(), kind: kind, over: make(chan struct{})}
 	for range n {
 		node := &simNode{engine: e, notices: make(chan bellwether.Notice, 4)}
 		o.Store, o.Locker, o.Namespace = simStore{node}, simLocker{node}, "test"
-		if pushes {
-			o.Store, o.Locker = simPushingStore{simStore{node}}, simPushingLocker{simLocker{node}}
+		store, locker := simPushingStore{simStore{node}}, simPushingLocker{simLocker{node}}
+		switch kind {
+		case simPushes:
+			o.Store, o.Locker = store, locker
+		case simElects:
+			engine := simElector{store, locker}
+			o.Store, o.Locker = engine, engine
 		}
 		node.Cache = bellwether.New(func(ctx context.Context, key string) (string, error) { return load(ctx, node, key) }, o)
 		e.nodes = append(e.nodes, node)
@@ -224,7 +276,7 @@ const (
 
 // befall has a fleet of n nodes with a caller each ask for one key at one moment,
 // and returns the row of the table.
-func befall(t *testing.T, pushes bool, event simEvent, n int) []string {
+func befall(t *testing.T, kind simKind, event simEvent, n int) []string {
 	t.Helper()
 	var loads, storeOps, lockOps, heard int64
 	var waited []time.Duration
@@ -233,7 +285,7 @@ func befall(t *testing.T, pushes bool, event simEvent, n int) []string {
 		synctest.Test(t, func(t *testing.T) {
 			var begun atomic.Int64
 			var trouble atomic.Bool // befalls the next load
-			e := newSimFleet(t, n, pushes, func(ctx context.Context, node *simNode, _ string) (string, error) {
+			e := newSimFleet(t, n, kind, func(ctx context.Context, node *simNode, _ string) (string, error) {
 				begun.Add(1)
 				troubled := trouble.Swap(false)
 				if troubled && event == simDies {
@@ -298,7 +350,7 @@ func befall(t *testing.T, pushes bool, event simEvent, n int) []string {
 	per := func(x int64) string { return strconv.FormatFloat(float64(x)/float64(n*rounds), 'f', 2, 64) }
 	ms := func(d time.Duration) string { return strconv.FormatFloat(d.Seconds()*1000, 'f', 0, 64) }
 	return []string{
-		map[bool]string{true: "push", false: "poll"}[pushes], string(event), strconv.Itoa(n),
+		string(kind), string(event), strconv.Itoa(n),
 		strconv.FormatFloat(float64(loads)/float64(rounds), 'f', -1, 64),
 		per(storeOps), per(lockOps), per(heard),
 		strconv.FormatFloat(float64(storeOps+lockOps+heard)/float64(rounds), 'f', 0, 64),
@@ -320,7 +372,7 @@ func drain(t *testing.T, processes, keys int, each time.Duration, what string, o
 		build := time.Duration(0)
 		o.TTL = time.Minute
 		loaded := make([]atomic.Bool, keys)
-		e := newSimFleet(t, processes, true, func(_ context.Context, _ *simNode, key string) (string, error) {
+		e := newSimFleet(t, processes, simPushes, func(_ context.Context, _ *simNode, key string) (string, error) {
 			loads.Add(1)
 			for n := running.Add(1); ; {
 				if m := most.Load(); n <= m || most.CompareAndSwap(m, n) {
@@ -472,16 +524,16 @@ func holdRow(t *testing.T, says, measured []string) {
 
 // holdFleet measures the rows of the first table that have as many nodes as of
 // says.
-func holdFleet(t *testing.T, of func(nodes int, pushes bool) bool) {
+func holdFleet(t *testing.T, of func(nodes int, kind simKind) bool) {
 	t.Helper()
 	held := 0
 	for _, row := range tableUnder(t, simHeader) {
 		n := number(t, row[2])
-		if pushes := row[0] == "push"; of(n, pushes) {
+		if kind := simKind(row[0]); of(n, kind) {
 			held++
 			t.Run(strings.Join(row[:3], ", "), func(t *testing.T) {
 				t.Parallel()
-				holdRow(t, row, befall(t, pushes, simEvent(row[1]), n))
+				holdRow(t, row, befall(t, kind, simEvent(row[1]), n))
 			})
 		}
 	}
@@ -507,7 +559,7 @@ func TestDocument_Fleet(t *testing.T) {
 }
 
 // inRace are the fleets that the race detector bears.
-func inRace(nodes int, pushes bool) bool { return nodes <= 10 || pushes && nodes <= 100 }
+func inRace(nodes int, kind simKind) bool { return nodes <= 10 || kind != simPolls && nodes <= 100 }
 
 // What a node asks and hears does not grow with the fleet. It is a little less in
 // a small one that polls, because the holder, who does not poll, is more of it.
@@ -533,8 +585,8 @@ func TestDocument_FleetIsConstant(t *testing.T) {
 		}
 	}
 	for _, event := range []simEvent{simExpires, simFails, simDies} {
-		for _, way := range []string{"push", "poll"} {
-			if what := way + ", " + string(event); sizes[what] != 4 {
+		for _, way := range []simKind{simPushes, simPolls, simElects} {
+			if what := string(way) + ", " + string(event); sizes[what] != 4 {
 				t.Errorf("%d rows of %q, want 10, 100, 1,000 and 10,000 nodes", sizes[what], what)
 			}
 		}

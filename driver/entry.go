@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"time"
+	"unsafe"
 
 	"github.com/bellwether-go/bellwether/internal/durations"
 )
@@ -64,6 +65,21 @@ type Entry struct {
 	RetryAge time.Duration
 	// Failure is the last failure's text, if Failures > 0.
 	Failure string
+
+	// Validator is the source's own name for this version of the value, such as an
+	// entity tag. It is empty if the source has none.
+	Validator string
+	// Tags are the names by which the value can be invalidated together with others.
+	Tags []string
+}
+
+// Fresh reports whether the entry answers by itself: its value is below its TTL and the last
+// rebuild succeeded, or rebuilds fail and the next try is not due.
+func (e Entry) Fresh() bool {
+	if e.Failures > 0 {
+		return e.Age < e.RetryAge
+	}
+	return e.Kind != KindNone && e.Age < e.TTL
 }
 
 // FailureMemory is how long after a failed rebuild's next try is due the number
@@ -86,53 +102,85 @@ func (e Entry) Life() time.Duration {
 
 // An encoded entry is
 //
-//	"BW" version(1) | crc32c of all that follows, big endian(4) | kind(1) | epoch, big endian(8) |
-//	uvarints: age, ttl, stale-while-revalidate, stale-if-error, keep, build time (ns), sweep, failures, retry age (ns), len(failure) |
-//	failure | value
+//	"BW" version(1) | crc32c of the key and of all that follows, big endian(4) | kind(1) | epoch, big endian(8) |
+//	uvarint: length of the header | header | value
 //
-// The checksum tells our bytes from foreign and damaged ones; it is no
-// protection against somebody who can write to the store.
+// and its header is
+//
+//	uvarints: age, ttl, stale-while-revalidate, stale-if-error, keep, build time (ns), sweep, failures, retry age (ns) |
+//	failure | validator | uvarint: number of tags | tags
+//
+// where a text is its length, as a uvarint, and its bytes. A decoder skips the rest of a header
+// that is longer than it knows, and takes the fields that a shorter one lacks for zero: so a
+// later version can add fields at the end.
+//
+// The checksum tells our bytes from foreign and damaged ones, and from the entry of another
+// key, which a proxy that mixes replies up may give. It is no protection against somebody
+// who can write to the store.
 const (
-	entryMagic  = "BW\x02"
-	entryHeader = len(entryMagic) + 4 + 1 + 8
+	entryMagic  = "BW\x03"
+	entryPrefix = len(entryMagic) + 4 + 1 + 8
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// AppendBinary appends the encoded entry to b. Negative durations become 0, and
-// Value is left out unless Kind is KindValue. It never fails.
-func (e Entry) AppendBinary(b []byte) ([]byte, error) {
+// entrySum is the checksum of an entry under the key, whose bytes behind the checksum are these.
+func entrySum(key string, rest []byte) uint32 {
+	// A conversion would copy the key: the table's function is not known to keep none of it.
+	of := crc32.Checksum(unsafe.Slice(unsafe.StringData(key), len(key)), castagnoli)
+	return crc32.Update(of, castagnoli, rest)
+}
+
+// Append appends the entry to b as it is stored under the key. Negative durations become 0, and
+// Value is left out unless Kind is KindValue.
+func (e Entry) Append(b []byte, key string) []byte {
 	start := len(b)
 	b = append(b, entryMagic...)
 	b = append(b, 0, 0, 0, 0, byte(e.Kind))
 	b = binary.BigEndian.AppendUint64(b, e.Epoch)
-	for _, n := range [...]uint64{
-		uint64(max(0, e.Age)), uint64(max(0, e.TTL)),
-		uint64(max(0, e.StaleWhileRevalidate)), uint64(max(0, e.StaleIfError)),
-		uint64(max(0, e.Keep)), uint64(max(0, e.BuildTime)), min(e.Sweep, 1<<63-1),
-		uint64(e.Failures), uint64(max(0, e.RetryAge)), uint64(len(e.Failure)),
-	} {
-		b = binary.AppendUvarint(b, n)
-	}
-	b = append(b, e.Failure...)
+	header := e.appendHeader(make([]byte, 0, 128))
+	b = binary.AppendUvarint(b, uint64(len(header)))
+	b = append(b, header...)
 	if e.Kind == KindValue {
 		b = append(b, e.Value...)
 	}
 	sum := b[start+len(entryMagic):]
-	binary.BigEndian.PutUint32(sum, crc32.Checksum(sum[4:], castagnoli))
-	return b, nil
+	binary.BigEndian.PutUint32(sum, entrySum(key, sum[4:]))
+	return b
 }
 
-// UnmarshalBinary decodes what AppendBinary wrote. Value shares memory with
+func (e Entry) appendHeader(b []byte) []byte {
+	for _, n := range [...]uint64{
+		uint64(max(0, e.Age)), uint64(max(0, e.TTL)),
+		uint64(max(0, e.StaleWhileRevalidate)), uint64(max(0, e.StaleIfError)),
+		uint64(max(0, e.Keep)), uint64(max(0, e.BuildTime)), min(e.Sweep, 1<<63-1),
+		uint64(e.Failures), uint64(max(0, e.RetryAge)),
+	} {
+		b = binary.AppendUvarint(b, n)
+	}
+	b = appendText(b, e.Failure)
+	b = appendText(b, e.Validator)
+	b = binary.AppendUvarint(b, uint64(len(e.Tags)))
+	for _, tag := range e.Tags {
+		b = appendText(b, tag)
+	}
+	return b
+}
+
+func appendText(b []byte, text string) []byte {
+	return append(binary.AppendUvarint(b, uint64(len(text))), text...)
+}
+
+// Decode decodes what Append wrote under the same key. Value shares memory with
 // data; appending to it does not write there. Anything else than the bytes of
-// one whole entry is an error that wraps [ErrCorrupt], and leaves e as it was.
-func (e *Entry) UnmarshalBinary(data []byte) error {
-	if len(data) < entryHeader || string(data[:len(entryMagic)]) != entryMagic {
+// one whole entry of the key is an error that wraps [ErrCorrupt], and leaves e as it was.
+func (e *Entry) Decode(key string, data []byte) error {
+	if len(data) <= entryPrefix || string(data[:len(entryMagic)]) != entryMagic {
 		return fmt.Errorf("%w: no entry header", ErrCorrupt)
 	}
 	sum := data[len(entryMagic):]
-	if binary.BigEndian.Uint32(sum) != crc32.Checksum(sum[4:], castagnoli) {
-		return fmt.Errorf("%w: checksum mismatch", ErrCorrupt)
+	if binary.BigEndian.Uint32(sum) != entrySum(key, sum[4:]) {
+		return fmt.Errorf("%w: checksum mismatch: damaged bytes, or the entry of another key", ErrCorrupt)
 	}
 	d := Entry{
 		Kind:  EntryKind(sum[4]),
@@ -141,31 +189,70 @@ func (e *Entry) UnmarshalBinary(data []byte) error {
 	if d.Kind > KindUnshared {
 		return fmt.Errorf("%w: unknown kind %d", ErrCorrupt, d.Kind)
 	}
-	rest := data[entryHeader:]
-	var nums [10]uint64
-	for i := range nums {
-		v, n := binary.Uvarint(rest)
-		// A number has one encoding, the shortest: stores compare bytes to tell
-		// whether two entries are the same.
-		if n <= 0 || v > 1<<63-1 || n > 1 && rest[n-1] == 0 {
-			return fmt.Errorf("%w: bad number in header", ErrCorrupt)
-		}
-		nums[i], rest = v, rest[n:]
+	rest := headerReader{data[entryPrefix:], false}
+	header := headerReader{rest.bytes(rest.number()), rest.bad}
+	d.Age, d.TTL = header.duration(), header.duration()
+	d.StaleWhileRevalidate, d.StaleIfError = header.duration(), header.duration()
+	d.Keep, d.BuildTime, d.Sweep = header.duration(), header.duration(), header.number()
+	failures := header.number()
+	d.Failures, d.RetryAge, d.Failure = uint32(failures), header.duration(), header.text()
+	d.Validator, d.Tags = header.text(), header.texts()
+	if header.bad || failures > 1<<32-1 {
+		return fmt.Errorf("%w: bad number in header", ErrCorrupt)
 	}
-	if nums[7] > 1<<32-1 || nums[9] > uint64(len(rest)) {
-		return fmt.Errorf("%w: bad failure record", ErrCorrupt)
-	}
-	d.Age, d.TTL = time.Duration(nums[0]), time.Duration(nums[1])
-	d.StaleWhileRevalidate, d.StaleIfError = time.Duration(nums[2]), time.Duration(nums[3])
-	d.Keep, d.BuildTime, d.Sweep = time.Duration(nums[4]), time.Duration(nums[5]), nums[6]
-	d.Failures, d.RetryAge = uint32(nums[7]), time.Duration(nums[8])
-	d.Failure, d.Value = string(rest[:nums[9]]), rest[nums[9]:len(rest):len(rest)]
-	if d.Kind != KindValue {
-		if len(d.Value) != 0 {
-			return fmt.Errorf("%w: value in an entry without one", ErrCorrupt)
-		}
-		d.Value = nil
+	switch value := rest.left; {
+	case d.Kind == KindValue:
+		d.Value = value[:len(value):len(value)]
+	case len(value) != 0:
+		return fmt.Errorf("%w: value in an entry without one", ErrCorrupt)
 	}
 	*e = d
 	return nil
+}
+
+// A headerReader reads the fields of a header one after another. Behind its end they are zero.
+type headerReader struct {
+	left []byte
+	bad  bool
+}
+
+func (r *headerReader) number() uint64 {
+	if len(r.left) == 0 {
+		return 0
+	}
+	v, n := binary.Uvarint(r.left)
+	// A number has one encoding, the shortest: stores compare bytes to tell
+	// whether two entries are the same.
+	if n <= 0 || v > 1<<63-1 || n > 1 && r.left[n-1] == 0 {
+		r.left, r.bad = nil, true
+		return 0
+	}
+	r.left = r.left[n:]
+	return v
+}
+
+func (r *headerReader) duration() time.Duration { return time.Duration(r.number()) }
+
+func (r *headerReader) bytes(n uint64) []byte {
+	if n > uint64(len(r.left)) {
+		r.left, r.bad = nil, true
+		return nil
+	}
+	b := r.left[:n:n]
+	r.left = r.left[n:]
+	return b
+}
+
+func (r *headerReader) text() string { return string(r.bytes(r.number())) }
+
+func (r *headerReader) texts() (all []string) {
+	n := r.number()
+	if n > uint64(len(r.left)) { // each takes a byte at least
+		r.left, r.bad = nil, true
+		return nil
+	}
+	for range n {
+		all = append(all, r.text())
+	}
+	return all
 }

@@ -4,9 +4,9 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
-	"hash/crc32"
 	"math"
 	"reflect"
+	"strings"
 	"testing"
 	"time"
 )
@@ -23,7 +23,8 @@ func sampleEntries() map[string]Entry {
 		"all fields": {
 			Kind: KindValue, Value: bytes.Repeat([]byte{0, 0xff, 'B', 'W', 1}, 40), Epoch: 1_760_000_000_000_000,
 			Age: 1500 * time.Millisecond, TTL: time.Minute, StaleWhileRevalidate: time.Hour, StaleIfError: 24 * time.Hour, Keep: 48 * time.Hour,
-			BuildTime: 42 * time.Millisecond, Failures: 3, RetryAge: 2 * time.Minute, Failure: "a failure\x00with bytes",
+			BuildTime: 42 * time.Millisecond, Sweep: 9, Failures: 3, RetryAge: 2 * time.Minute, Failure: "a failure\x00with bytes",
+			Validator: `"v1"`, Tags: []string{"a", "", "b c"},
 		},
 		"largest": {
 			Kind: KindValue, Value: []byte("x"), Epoch: math.MaxUint64,
@@ -33,21 +34,20 @@ func sampleEntries() map[string]Entry {
 	}
 }
 
-func encode(e Entry) []byte {
-	b, _ := e.AppendBinary(nil)
-	return b
-}
+const sampleKey = "the key"
 
-// seal gives data the magic and the checksum of an entry, so that a decoder
+func encode(e Entry) []byte { return e.Append(nil, sampleKey) }
+
+// seal gives data the magic and the checksum of an entry of sampleKey, so that a decoder
 // looks at the rest.
 func seal(data []byte) []byte {
 	data = bytes.Clone(data)
-	for len(data) < entryHeader {
+	for len(data) < entryPrefix {
 		data = append(data, 0)
 	}
 	copy(data, entryMagic)
 	sum := data[len(entryMagic):]
-	binary.BigEndian.PutUint32(sum, crc32.Checksum(sum[4:], castagnoli))
+	binary.BigEndian.PutUint32(sum, entrySum(sampleKey, sum[4:]))
 	return data
 }
 
@@ -55,12 +55,12 @@ func TestEntry_RoundTrip(t *testing.T) {
 	for name, want := range sampleEntries() {
 		t.Run(name, func(t *testing.T) {
 			prefix := []byte("before")
-			data, err := want.AppendBinary(prefix)
-			if err != nil || !bytes.HasPrefix(data, prefix) {
-				t.Fatalf("AppendBinary = %q, %v", data, err)
+			data := want.Append(prefix, sampleKey)
+			if !bytes.HasPrefix(data, prefix) {
+				t.Fatalf("Append = %q", data)
 			}
 			var got Entry
-			if err := got.UnmarshalBinary(data[len(prefix):]); err != nil {
+			if err := got.Decode(sampleKey, data[len(prefix):]); err != nil {
 				t.Fatal(err)
 			}
 			if !reflect.DeepEqual(got, want) {
@@ -73,7 +73,7 @@ func TestEntry_RoundTrip(t *testing.T) {
 func TestEntry_EncodesOnlyWhatItsKindHolds(t *testing.T) {
 	for _, kind := range []EntryKind{KindNone, KindNotFound} {
 		var got Entry
-		if err := got.UnmarshalBinary(encode(Entry{Kind: kind, Value: []byte("left over"), Epoch: 1})); err != nil {
+		if err := got.Decode(sampleKey, encode(Entry{Kind: kind, Value: []byte("left over"), Epoch: 1})); err != nil {
 			t.Errorf("kind %d with a value: %v", kind, err)
 		}
 		if got.Value != nil {
@@ -81,7 +81,7 @@ func TestEntry_EncodesOnlyWhatItsKindHolds(t *testing.T) {
 		}
 	}
 	var got Entry
-	if err := got.UnmarshalBinary(encode(Entry{Kind: KindValue, Age: -1, TTL: -2, StaleIfError: math.MinInt64, Keep: -4, Failures: 1, RetryAge: -3})); err != nil {
+	if err := got.Decode(sampleKey, encode(Entry{Kind: KindValue, Age: -1, TTL: -2, StaleIfError: math.MinInt64, Keep: -4, Failures: 1, RetryAge: -3})); err != nil {
 		t.Fatal(err)
 	}
 	if got.Age != 0 || got.TTL != 0 || got.StaleIfError != 0 || got.Keep != 0 || got.RetryAge != 0 {
@@ -99,7 +99,7 @@ func TestEntry_DamageIsFound(t *testing.T) {
 				t.Helper()
 				before := Entry{Epoch: 99}
 				got := before
-				if err := got.UnmarshalBinary(damaged); !errors.Is(err, ErrCorrupt) {
+				if err := got.Decode(sampleKey, damaged); !errors.Is(err, ErrCorrupt) {
 					t.Errorf("%s %d: err = %v, entry %+v, want ErrCorrupt", what, at, err, got)
 				}
 				if !reflect.DeepEqual(got, before) {
@@ -119,36 +119,106 @@ func TestEntry_DamageIsFound(t *testing.T) {
 	}
 }
 
+// TestEntry_OfAnotherKey gives the bytes of one key for another: a miss, whatever they are.
+func TestEntry_OfAnotherKey(t *testing.T) {
+	for name, e := range sampleEntries() {
+		for _, key := range []string{"", "the kez", sampleKey + "\x00", strings.Repeat("k", 300)} {
+			got := Entry{Epoch: 99}
+			if err := got.Decode(key, encode(e)); !errors.Is(err, ErrCorrupt) || got.Epoch != 99 {
+				t.Errorf("%s under %q: err = %v, entry %+v, want ErrCorrupt", name, key, err, got)
+			}
+			if err := got.Decode(key, e.Append(nil, key)); err != nil || !reflect.DeepEqual(got, e) {
+				t.Errorf("%s under %q, its own: %+v, %v", name, key, got, err)
+			}
+		}
+	}
+}
+
+// sealed is an entry with this header, and with the value "v" if kind has one.
+func sealed(kind EntryKind, header ...[]byte) []byte {
+	all := bytes.Join(header, nil)
+	data := append([]byte(entryMagic), 0, 0, 0, 0, byte(kind), 0, 0, 0, 0, 0, 0, 0, 1)
+	data = append(binary.AppendUvarint(data, uint64(len(all))), all...)
+	if kind == KindValue {
+		data = append(data, 'v')
+	}
+	return seal(data)
+}
+
+func zeros(n int) []byte             { return make([]byte, n) }
+func uvarint(v uint64) []byte        { return binary.AppendUvarint(nil, v) }
+func text(n uint64, s string) []byte { return append(uvarint(n), s...) }
+
 // TestEntry_SealedNonsense decodes headers whose checksum is right, which only
 // a bug or an attacker writes.
 func TestEntry_SealedNonsense(t *testing.T) {
-	header := encode(Entry{Kind: KindValue, Epoch: 1})[:entryHeader]
-	zeros := func(n int) []byte { return make([]byte, n) }
-	uvarint := func(v uint64) []byte { return binary.AppendUvarint(nil, v) }
-	with := func(parts ...[]byte) []byte { return seal(append(bytes.Clone(header), bytes.Join(parts, nil)...)) }
-
+	whole := sealed(KindValue, zeros(12))
 	for name, data := range map[string][]byte{
-		"no numbers":                with(),
-		"nine numbers":              with(zeros(9)),
-		"age above int64":           with(uvarint(1<<63), zeros(9)),
-		"age of eleven bytes":       with(bytes.Repeat([]byte{0xff}, 10), []byte{1}, zeros(9)),
-		"age that never ends":       with(bytes.Repeat([]byte{0x80}, 40)),
-		"age not in shortest form":  with([]byte{0x80, 0}, zeros(9)),
-		"failures above uint32":     with(zeros(7), uvarint(1<<32), zeros(2)),
-		"failure longer than data":  with(zeros(9), uvarint(4), []byte("abc")),
-		"failure of largest length": with(zeros(9), uvarint(math.MaxInt64), []byte("abc")),
-		"failure length above int":  with(zeros(9), uvarint(math.MaxUint64), []byte("abc")),
-		"unknown kind":              seal(append(append([]byte(entryMagic), 0, 0, 0, 0, 4), zeros(18)...)),
-		"value in kind none":        seal(append(append([]byte(entryMagic), 0, 0, 0, 0, 0), zeros(19)...)),
+		"no length of the header":      seal(whole[:entryPrefix]),
+		"header longer than data":      seal(append(bytes.Clone(whole[:entryPrefix]), uvarint(100)...)),
+		"header length above int":      seal(append(bytes.Clone(whole[:entryPrefix]), uvarint(math.MaxUint64)...)),
+		"age above int64":              sealed(KindValue, uvarint(1<<63)),
+		"age of eleven bytes":          sealed(KindValue, bytes.Repeat([]byte{0xff}, 10), []byte{1}),
+		"age that never ends":          sealed(KindValue, bytes.Repeat([]byte{0x80}, 40)),
+		"age not in shortest form":     sealed(KindValue, []byte{0x80, 0}, zeros(9)),
+		"failures above uint32":        sealed(KindValue, zeros(7), uvarint(1<<32), zeros(2)),
+		"failure longer than header":   sealed(KindValue, zeros(9), text(4, "abc")),
+		"failure of largest length":    sealed(KindValue, zeros(9), text(math.MaxInt64, "abc")),
+		"failure length above int":     sealed(KindValue, zeros(9), text(math.MaxUint64, "abc")),
+		"validator longer than header": sealed(KindValue, zeros(10), text(4, "abc")),
+		"tag longer than header":       sealed(KindValue, zeros(11), uvarint(1), text(4, "abc")),
+		"more tags than bytes":         sealed(KindValue, zeros(11), uvarint(1<<40), text(1, "a")),
+		"unknown kind":                 sealed(4, zeros(12)),
+		"value in kind none":           seal(append(sealed(KindNone, zeros(12)), 'v')),
 	} {
 		var e Entry
-		if err := e.UnmarshalBinary(data); !errors.Is(err, ErrCorrupt) {
+		if err := e.Decode(sampleKey, data); !errors.Is(err, ErrCorrupt) {
 			t.Errorf("%s: err = %v, entry %+v, want ErrCorrupt", name, err, e)
 		}
 	}
-	var e Entry
-	if err := e.UnmarshalBinary(with(zeros(10))); err != nil {
-		t.Errorf("the same header with ten numbers: %v", err)
+}
+
+// TestEntry_OtherVersions decodes headers with fields that this version does not know, and
+// without fields that it knows.
+func TestEntry_OtherVersions(t *testing.T) {
+	want := Entry{Kind: KindValue, Value: []byte("v"), Epoch: 1, Age: 7}
+	for name, header := range map[string][]byte{
+		"as it is":     append(uvarint(7), zeros(11)...),
+		"a field more": append(append(uvarint(7), zeros(11)...), text(3, "new")...),
+		"without tags": append(uvarint(7), zeros(10)...),
+		"age alone":    uvarint(7),
+	} {
+		var got Entry
+		if err := got.Decode(sampleKey, sealed(KindValue, header)); err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: %+v, %v, want %+v", name, got, err, want)
+		}
+	}
+	// The second format is a miss.
+	old := append([]byte("BW\x02"), encode(want)[3:]...)
+	if err := new(Entry).Decode(sampleKey, old); !errors.Is(err, ErrCorrupt) {
+		t.Errorf("the second format: %v, want ErrCorrupt", err)
+	}
+}
+
+func TestEntry_Fresh(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		e    Entry
+		want bool
+	}{
+		{"zero", Entry{}, false},
+		{"below its TTL", Entry{Kind: KindValue, TTL: 10, Age: 9}, true},
+		{"at its TTL", Entry{Kind: KindValue, TTL: 10, Age: 10, StaleWhileRevalidate: 5}, false},
+		{"not found", Entry{Kind: KindNotFound, TTL: 10}, true},
+		{"unshared", Entry{Kind: KindUnshared, TTL: 10}, true},
+		{"a TTL without a kind", Entry{TTL: 10}, false},
+		{"a failure whose next try is not due", Entry{Failures: 1, RetryAge: 8, Age: 7}, true},
+		{"a failure whose next try is due", Entry{Failures: 1, RetryAge: 8, Age: 8}, false},
+		{"a value that failures have outlived", Entry{Kind: KindValue, TTL: 10, Failures: 1, RetryAge: 8, Age: 9}, false},
+	} {
+		if got := tt.e.Fresh(); got != tt.want {
+			t.Errorf("%s: Fresh() = %t, want %t", tt.name, got, tt.want)
+		}
 	}
 }
 
@@ -156,7 +226,7 @@ func TestEntry_ValueSharesMemoryWithData(t *testing.T) {
 	data := append(encode(Entry{Kind: KindValue, Value: []byte("old"), Epoch: 1}), "behind"...)
 	end := len(data) - len("behind")
 	var e Entry
-	if err := e.UnmarshalBinary(data[:end]); err != nil {
+	if err := e.Decode(sampleKey, data[:end]); err != nil {
 		t.Fatal(err)
 	}
 	copy(data[end-3:], "new")
@@ -198,7 +268,7 @@ func TestEntry_Life(t *testing.T) {
 }
 
 // FuzzEntry decodes arbitrary bytes, with and without a right checksum: what
-// decodes is what would be encoded, byte for byte.
+// decodes is what would be encoded, byte for byte, but for a header of another version.
 func FuzzEntry(f *testing.F) {
 	for _, e := range sampleEntries() {
 		f.Add(encode(e), false)
@@ -212,14 +282,20 @@ func FuzzEntry(f *testing.F) {
 		}
 		before := Entry{Epoch: 99}
 		e := before
-		if err := e.UnmarshalBinary(data); err != nil {
+		if err := e.Decode(sampleKey, data); err != nil {
 			if !errors.Is(err, ErrCorrupt) || !reflect.DeepEqual(e, before) {
 				t.Fatalf("err = %v, entry %+v, want ErrCorrupt and no change", err, e)
 			}
 			return
 		}
-		if got := encode(e); !bytes.Equal(got, data) {
+		got := encode(e)
+		// A header of another version has another length.
+		if len(got) == len(data) && !bytes.Equal(got, data) {
 			t.Fatalf("decoded %x as %+v, which encodes as %x", data, e, got)
+		}
+		var again Entry
+		if err := again.Decode(sampleKey, got); err != nil || !reflect.DeepEqual(again, e) {
+			t.Fatalf("decoded %x as %+v, and its encoding as %+v, %v", data, e, again, err)
 		}
 	})
 }
@@ -237,7 +313,7 @@ func FuzzEntry_RoundTrip(f *testing.F) {
 			Failures: failures, RetryAge: time.Duration(retry), Failure: failure,
 		}
 		var got Entry
-		if err := got.UnmarshalBinary(encode(e)); err != nil {
+		if err := got.Decode(sampleKey, encode(e)); err != nil {
 			t.Fatalf("%+v: %v", e, err)
 		}
 		if got.Life() != e.Life() || got.Life() < 0 {

@@ -100,6 +100,40 @@ type Fencer interface {
 	Fenced(ctx context.Context, key string, epoch uint64) (bool, error)
 }
 
+// A Toucher is a [Store] that can commit an entry with the value that it has already: a
+// rebuild that has found its value unchanged does not send it again.
+type Toucher interface {
+	// Touch is Commit of e with the Value of the present entry, if that has the epoch of; e.Value
+	// is not used, and e.Kind is KindValue. It returns ErrFenced as Commit does. If the
+	// present entry is another one or none, it returns ErrNotFound and writes nothing: the
+	// caller commits the whole, under the same epoch. To repeat a Touch whose reply was
+	// lost, with the same arguments, is safe and succeeds.
+	Touch(ctx context.Context, key string, of uint64, e Entry) error
+}
+
+// setTries is how often Set claims: each time but the last it was fenced off by a rebuild, or
+// another Set, that has claimed since.
+const setTries = 5
+
+// Set writes e under a new epoch, whatever e.Epoch is, and returns that epoch. Every rebuild that
+// has claimed before is refused at its commit. Of two Sets the later epoch stays; that of a rebuild
+// which begins meanwhile is replaced. After an error nothing is known to be kept.
+func Set(ctx context.Context, s Store, key string, e Entry) (epoch uint64, err error) {
+	for range setTries {
+		if _, epoch, err = s.Claim(ctx, key); err != nil {
+			return 0, err
+		}
+		e.Epoch = epoch
+		if err = s.Commit(ctx, key, e); !errors.Is(err, ErrFenced) {
+			break
+		}
+	}
+	if err != nil {
+		return 0, err
+	}
+	return epoch, nil
+}
+
 // A Notice is word of one change in a [Store].
 type Notice struct {
 	// Key is the key as it was given to Commit or Invalidate.

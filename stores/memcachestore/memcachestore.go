@@ -131,7 +131,7 @@ func (s *Store) read(n names) (items, error) {
 func itemsOf(got map[string]*memcache.Item, n names) items {
 	it := items{v: got[n.v], m: got[n.m]}
 	if it.v != nil {
-		it.entry, it.passed, it.corrupt = decode(it.v.Value, time.Now())
+		it.entry, it.passed, it.corrupt = decode(n.key, it.v.Value, time.Now())
 	}
 	it.counter, it.floor, it.known = parseMarks(it.m)
 	return it
@@ -344,7 +344,7 @@ func (s *Store) Commit(ctx context.Context, key string, e driver.Entry) error {
 	if life > 0 {
 		data := make([]byte, 0, stampLen+len(e.Value)+len(e.Failure)+128)
 		data = fmt.Appendf(data, "%0*d", stampLen, time.Now().UnixMicro())
-		data, _ = e.AppendBinary(data)
+		data = e.Append(data, key)
 		if len(data) > s.MaxValue {
 			return fmt.Errorf("memcachestore: %d bytes of at most %d: %w", len(data), s.MaxValue, driver.ErrTooLarge)
 		}
@@ -520,7 +520,7 @@ func (s *Store) remove(n names, epoch uint64) error {
 	if err != nil {
 		return err
 	}
-	if e, _, err := decode(v.Value, time.Now()); err == nil && e.Epoch > epoch {
+	if e, _, err := decode(n.key, v.Value, time.Now()); err == nil && e.Epoch > epoch {
 		return nil
 	}
 	_, err = s.swap(v, n.v, nil, -1)
@@ -575,12 +575,12 @@ func retry(ctx context.Context, f func() (done bool, err error)) error {
 	}
 }
 
-// names are those of a key's two items.
-type names struct{ v, m string }
+// names are the key, and the items that it has in memcached.
+type names struct{ key, v, m string }
 
 func (s *Store) names(key string) names {
 	name := s.Prefix + adapter.Name(key)
-	return names{name + ":v", name + ":m"}
+	return names{key, name + ":v", name + ":m"}
 }
 
 func marks(counter, floor uint64) []byte {
@@ -624,9 +624,9 @@ const retention = 60 * 60
 // stampLen is the length of the time in front of a stored entry.
 const stampLen = 16
 
-// decode returns the entry in data, with the Age of its commit, and the time
+// decode returns the entry of the key in data, with the Age of its commit, and the time
 // that has passed from that to now.
-func decode(data []byte, now time.Time) (e driver.Entry, passed time.Duration, err error) {
+func decode(key string, data []byte, now time.Time) (e driver.Entry, passed time.Duration, err error) {
 	if len(data) < stampLen {
 		return e, 0, fmt.Errorf("%w: no time of commit", driver.ErrCorrupt)
 	}
@@ -634,7 +634,7 @@ func decode(data []byte, now time.Time) (e driver.Entry, passed time.Duration, e
 	if err != nil {
 		return e, 0, fmt.Errorf("%w: no time of commit", driver.ErrCorrupt)
 	}
-	if err := e.UnmarshalBinary(data[stampLen:]); err != nil {
+	if err := e.Decode(key, data[stampLen:]); err != nil {
 		return e, 0, err
 	}
 	if e.Epoch > maxNumber {

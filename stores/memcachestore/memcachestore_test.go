@@ -63,6 +63,15 @@ func instance(tb testing.TB, addrs ...string) storetest.Instance {
 			remove(tb, admin.names(key).m)
 		},
 		EvictCounter: func(tb testing.TB, key string) { remove(tb, admin.names(key).m) },
+		Mix: func(tb testing.TB, from, to string) {
+			item, err := admin.mc.Get(admin.names(from).v)
+			if err == nil {
+				err = admin.mc.Set(&memcache.Item{Key: admin.names(to).v, Value: item.Value})
+			}
+			if err != nil {
+				tb.Fatal(err)
+			}
+		},
 		Poison: func(tb testing.TB, key string, data []byte) {
 			if err := admin.mc.Set(&memcache.Item{Key: admin.names(key).v, Value: data}); err != nil {
 				tb.Fatal(err)
@@ -364,7 +373,7 @@ func TestCommit_Interleaved(t *testing.T) {
 					t.Errorf("epoch %d is served, want at least %d", got.Epoch, least.Load())
 				}
 				if v, err := s.mc.Get(s.names("k").v); err == nil && o.want != nil {
-					if e, _, _ := decode(v.Value, time.Now()); e.Epoch == mine.Epoch {
+					if e, _, _ := decode("k", v.Value, time.Now()); e.Epoch == mine.Epoch {
 						t.Error("what the refused commit wrote is still there")
 					}
 				}
@@ -429,7 +438,7 @@ func TestGet_CrashBetweenTheSteps(t *testing.T) {
 	ctx := t.Context()
 	write := func(e driver.Entry) {
 		t.Helper()
-		data, _ := e.AppendBinary(fmt.Appendf(nil, "%d", time.Now().UnixMicro()))
+		data := e.Append(fmt.Appendf(nil, "%d", time.Now().UnixMicro()), "k")
 		if err := s.mc.Set(&memcache.Item{Key: s.names("k").v, Value: data}); err != nil {
 			t.Fatal(err)
 		}
@@ -590,7 +599,7 @@ func TestStore_LargestValue(t *testing.T) {
 	fits := s.MaxValue - stampLen
 	for n := fits; ; n-- {
 		e.Value = make([]byte, n)
-		if data, _ := e.AppendBinary(nil); len(data) == fits {
+		if data := e.Append(nil, key); len(data) == fits {
 			break
 		}
 	}
@@ -695,7 +704,7 @@ func TestStore_WritersClockAhead(t *testing.T) {
 	s := open(t, "test:"+adapter.Token()+":", testserver.Memcached(t).Addr)
 	e := value(claim(t, s, "k"), "v", time.Hour)
 	e.Age = time.Minute
-	data, _ := e.AppendBinary(fmt.Appendf(nil, "%d", time.Now().Add(time.Hour).UnixMicro()))
+	data := e.Append(fmt.Appendf(nil, "%d", time.Now().Add(time.Hour).UnixMicro()), "k")
 	if err := s.mc.Set(&memcache.Item{Key: s.names("k").v, Value: data}); err != nil {
 		t.Fatal(err)
 	}
@@ -789,13 +798,13 @@ func TestStore_ServerRestarted(t *testing.T) {
 }
 
 func FuzzDecode(f *testing.F) {
-	data, _ := value(1, "v", time.Hour).AppendBinary([]byte("1760000000000000"))
+	data := value(1, "v", time.Hour).Append([]byte("1760000000000000"), "k")
 	f.Add(data, []byte("5 3"))
 	f.Add([]byte("+760000000000000BW"), []byte("1 1 1"))
 	f.Add([]byte("9999999999999999"), []byte(" "))
 	f.Fuzz(func(t *testing.T, v, m []byte) {
 		it := items{v: &memcache.Item{Value: v}, m: &memcache.Item{Value: m}}
-		it.entry, it.passed, it.corrupt = decode(v, time.Now())
+		it.entry, it.passed, it.corrupt = decode("k", v, time.Now())
 		it.counter, it.floor, it.known = parseMarks(it.m)
 		if it.corrupt != nil && (!errors.Is(it.corrupt, driver.ErrCorrupt) || it.entry.Epoch != 0) {
 			t.Fatalf("entry %+v, err = %v", it.entry, it.corrupt)

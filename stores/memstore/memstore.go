@@ -1,6 +1,6 @@
 // Package memstore keeps entries in the memory of one process: a store for
 // several caches of one program, for tests, and the shortest reading of what a
-// [driver.Store] promises.
+// [driver.Store] and a [driver.Elector] promise.
 package memstore
 
 import (
@@ -8,11 +8,13 @@ import (
 	"container/heap"
 	"container/list"
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
 
 	"github.com/bellwether-go/bellwether/driver"
+	"github.com/bellwether-go/bellwether/lockers/locallock"
 )
 
 const (
@@ -27,8 +29,8 @@ const (
 
 // A Store is a [driver.Store] in memory. The zero Store is not usable; use
 // [New]. It has no goroutines and needs no closing. It is safe for concurrent
-// use, a [driver.Notifier], a [driver.BatchGetter] and a
-// [driver.Fencer].
+// use, a [driver.Notifier], a [driver.BatchGetter], a [driver.Fencer], a [driver.Toucher] and,
+// with leases of a [locallock.Locker] of its own, a [driver.Elector].
 //
 // Commit copies the entry. Get and Claim return Values that share memory with
 // the store and with each other, so they are not to be modified.
@@ -38,6 +40,8 @@ type Store struct {
 	// not fit by itself is refused with ErrTooLarge. New sets it to 64 MiB.
 	// Set it before first use.
 	MaxBytes int
+
+	locker *locallock.Locker
 
 	mu sync.Mutex // guards all below
 	// epoch is the last one given out, for whatever key. One counter for all
@@ -58,7 +62,7 @@ const queued = 1024
 
 // New returns an empty store.
 func New() *Store {
-	return &Store{MaxBytes: 64 << 20, records: make(map[string]*record), listeners: make(map[chan driver.Notice]struct{})}
+	return &Store{MaxBytes: 64 << 20, locker: locallock.New(), records: make(map[string]*record), listeners: make(map[chan driver.Notice]struct{})}
 }
 
 // A record is what the store knows of one key. Whatever the reason for which
@@ -135,6 +139,11 @@ func (s *Store) Claim(ctx context.Context, key string) (driver.Entry, uint64, er
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	e, epoch := s.claim(key)
+	return e, epoch, nil
+}
+
+func (s *Store) claim(key string) (driver.Entry, uint64) {
 	now := s.tidy()
 	s.epoch++
 	r := s.records[key]
@@ -150,33 +159,92 @@ func (s *Store) Claim(ctx context.Context, key string) (driver.Entry, uint64, er
 		s.bytes += r.size()
 	}
 	r.counter = s.epoch
-	s.touch(r, now)
+	s.written(r, now)
 	s.makeRoom()
-	return r.present(now), r.counter, nil
+	return r.present(now), r.counter
 }
 
 // Commit implements [driver.Store].
 func (s *Store) Commit(ctx context.Context, key string, e driver.Entry) error {
+	return s.commit(ctx, key, e, nil)
+}
+
+// CommitAndRelease implements [driver.Elector].
+func (s *Store) CommitAndRelease(ctx context.Context, key string, e driver.Entry, lease driver.Lease) error {
+	return s.commit(ctx, key, e, lease)
+}
+
+// commit commits e, and then releases the lease if there is one.
+func (s *Store) commit(ctx context.Context, key string, e driver.Entry, lease driver.Lease) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	// The entry is kept as it comes out of its encoding: copied, and the same
-	// as from every other store.
+	kept, err := s.encode(key, e)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.write(key, kept); err != nil {
+		return err
+	}
+	if lease != nil {
+		lease.Release(context.Background()) // or it was lost before
+	}
+	return nil
+}
+
+// Touch implements [driver.Toucher].
+func (s *Store) Touch(ctx context.Context, key string, of uint64, e driver.Entry) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.tidy()
+	r := s.records[key]
+	switch {
+	case r == nil || e.Epoch < r.floor || e.Epoch > r.counter:
+		return driver.ErrFenced
+	// Of e's own epoch it is if this Touch is repeated.
+	case r.data == nil || r.entry.Epoch != of && r.entry.Epoch != e.Epoch || r.entry.Kind != driver.KindValue:
+		return driver.ErrNotFound
+	}
+	e.Value = r.entry.Value
+	kept, err := s.encode(key, e)
+	if err != nil {
+		return err
+	}
+	return s.write(key, kept)
+}
+
+// A keptEntry is an entry as the store keeps it.
+type keptEntry struct {
+	data  []byte // nil if there is nothing to keep
+	entry driver.Entry
+	life  time.Duration
+}
+
+// encode returns e as it comes out of its encoding: copied, and the same as from every
+// other store.
+func (s *Store) encode(key string, e driver.Entry) (keptEntry, error) {
 	var data []byte
 	life := e.Life()
 	if life > 0 {
-		data, _ = e.AppendBinary(make([]byte, 0, len(e.Value)+len(e.Failure)+128))
-		if err := e.UnmarshalBinary(data); err != nil {
-			return fmt.Errorf("memstore: commit: %w", err)
+		data = e.Append(make([]byte, 0, len(e.Value)+len(e.Failure)+128), key)
+		if err := e.Decode(key, data); err != nil {
+			return keptEntry{}, fmt.Errorf("memstore: commit: %w", err)
 		}
 	}
 	if size := overhead + len(key) + cap(data); size > s.MaxBytes {
-		return fmt.Errorf("memstore: %d bytes of at most %d: %w", size, s.MaxBytes, driver.ErrTooLarge)
+		return keptEntry{}, fmt.Errorf("memstore: %d bytes of at most %d: %w", size, s.MaxBytes, driver.ErrTooLarge)
 	}
+	return keptEntry{data, e, life}, nil
+}
 
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	now := s.tidy()
+// write commits what encode has made. The mutex is held.
+func (s *Store) write(key string, kept keptEntry) error {
+	now, e, data := s.tidy(), kept.entry, kept.data
 	r := s.records[key]
 	if r == nil || e.Epoch < r.floor || e.Epoch > r.counter {
 		return driver.ErrFenced
@@ -193,13 +261,55 @@ func (s *Store) Commit(ctx context.Context, key string, e driver.Entry) error {
 	s.bytes -= r.size()
 	r.floor, r.data, r.entry = e.Epoch, data, driver.Entry{}
 	if data != nil {
-		r.entry, r.committed, r.expires = e, now, now.Add(life)
+		r.entry, r.committed, r.expires = e, now, now.Add(kept.life)
 	}
 	s.bytes += r.size()
-	s.touch(r, now)
+	s.written(r, now)
 	s.makeRoom()
 	s.tell(driver.Notice{Key: key, Epoch: e.Epoch, Made: now})
 	return nil
+}
+
+// TryAcquire implements [driver.Locker].
+func (s *Store) TryAcquire(ctx context.Context, key string, ttl time.Duration) (driver.Lease, error) {
+	return s.locker.TryAcquire(ctx, key, ttl)
+}
+
+// Watch implements [driver.Watcher].
+func (s *Store) Watch(ctx context.Context, held *driver.HeldError) (<-chan struct{}, error) {
+	return s.locker.Watch(ctx, held)
+}
+
+// Elect implements [driver.Elector].
+func (s *Store) Elect(ctx context.Context, key string, past uint64, ttl time.Duration) (driver.Election, error) {
+	if err := ctx.Err(); err != nil {
+		return driver.Election{}, err
+	}
+	if ttl <= 0 {
+		return driver.Election{}, fmt.Errorf("memstore: elect %q: ttl %v is not positive", key, ttl)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var won driver.Election
+	now := s.tidy()
+	if r := s.records[key]; r != nil && r.data != nil {
+		s.used.MoveToFront(r.element)
+		won.Entry = r.present(now)
+	}
+	if won.Entry.Fresh() && won.Entry.Epoch > past {
+		return won, nil
+	}
+	lease, err := s.locker.TryAcquire(ctx, key, ttl)
+	if held, ok := errors.AsType[*driver.HeldError](err); ok {
+		won.Held = held
+		return won, nil
+	}
+	if err != nil {
+		return driver.Election{}, err
+	}
+	won.Lease = lease
+	won.Entry, won.Epoch = s.claim(key)
+	return won, nil
 }
 
 // Fenced implements [driver.Fencer].
@@ -276,9 +386,9 @@ func (s *Store) tell(n driver.Notice) {
 	}
 }
 
-// touch notes that the key was written now, by whoever changed r. The mutex is
+// written notes that the key was written now, by whoever changed r. The mutex is
 // held, as in all that follow.
-func (s *Store) touch(r *record, now time.Time) {
+func (s *Store) written(r *record, now time.Time) {
 	r.forget = now.Add(retention)
 	s.used.MoveToFront(r.element)
 	heap.Fix(&s.due, r.index)

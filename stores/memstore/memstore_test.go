@@ -19,7 +19,11 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-var _ driver.Store = (*Store)(nil)
+var (
+	_ driver.Elector = (*Store)(nil)
+	_ driver.Toucher = (*Store)(nil)
+	_ driver.Watcher = (*Store)(nil)
+)
 
 func TestStore(t *testing.T) {
 	storetest.Run(t, func(testing.TB) storetest.Instance {
@@ -27,6 +31,8 @@ func TestStore(t *testing.T) {
 		return storetest.Instance{
 			Notifies: true,
 			Batches:  true,
+			Touches:  true,
+			Elects:   true,
 			Open:     func(testing.TB) driver.Store { return s },
 			Evict: func(_ testing.TB, key string) {
 				s.mu.Lock()

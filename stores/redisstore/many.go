@@ -20,9 +20,10 @@ import (
 type share struct {
 	server redis.Cmdable
 	clock  *clock
-	keys   []int
-	names  []string
-	err    error // why there is no server, for a share of one key
+	keys   []int    // by their places in the call
+	names  []string // of the keys, as Redis knows them
+	own    []string // the keys themselves
+	err    error    // why there is no server, for a share of one key
 }
 
 // piece returns the first n keys of the share, and the share of the rest.
@@ -31,6 +32,7 @@ func (sh share) piece(n int) (first, rest share) {
 	first, rest = sh, sh
 	first.keys, rest.keys = sh.keys[:n], sh.keys[n:]
 	first.names, rest.names = sh.names[:n], sh.names[n:]
+	first.own, rest.own = sh.own[:n], sh.own[n:]
 	return first, rest
 }
 
@@ -99,7 +101,7 @@ func (s *Store) shares(ctx context.Context, keys []string) ([]*share, error) {
 		name := s.name(key)
 		server, clock, err := s.serverOf(ctx, name)
 		if err != nil {
-			list = append(list, &share{err: err, keys: []int{i}, names: []string{name}})
+			list = append(list, &share{err: err, keys: []int{i}, names: []string{name}, own: []string{key}})
 			continue
 		}
 		sh := of[clock]
@@ -108,7 +110,7 @@ func (s *Store) shares(ctx context.Context, keys []string) ([]*share, error) {
 			of[clock] = sh
 			list = append(list, sh)
 		}
-		sh.keys, sh.names = append(sh.keys, i), append(sh.names, name)
+		sh.keys, sh.names, sh.own = append(sh.keys, i), append(sh.names, name), append(sh.own, key)
 	}
 	return list, nil
 }
@@ -161,7 +163,7 @@ func (s *Store) getShare(ctx context.Context, sh *share) (got replies, _ error) 
 			answered = true
 		}
 		got.bytes += len(value)
-		got.each[n].entry, got.each[n].err = entryOf(value, err, seen.now())
+		got.each[n].entry, got.each[n].err = entryOf(sh.own[n], value, err, seen.now())
 	}
 	if !answered {
 		got.silence = got.each[0].err

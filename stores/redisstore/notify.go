@@ -83,7 +83,7 @@ func (s *Store) notice(ctx context.Context, data []byte) (n driver.Notice, err e
 		return n, nil
 	}
 	var e driver.Entry
-	if err := e.UnmarshalBinary(rest); err != nil {
+	if err := e.Decode(n.Key, rest); err != nil {
 		return n, err
 	}
 	if e.Epoch != n.Epoch {

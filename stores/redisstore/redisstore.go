@@ -262,18 +262,19 @@ func (s *Store) wrap(doing string, err error) error {
 // Get implements [driver.Store].
 func (s *Store) Get(ctx context.Context, key string) (driver.Entry, error) {
 	return await(ctx, s, "get", func() (driver.Entry, error) {
-		return s.get(ctx, s.name(key))
+		return s.get(ctx, key)
 	})
 }
 
-func (s *Store) get(ctx context.Context, name string) (driver.Entry, error) {
+func (s *Store) get(ctx context.Context, key string) (driver.Entry, error) {
+	name := s.name(key)
 	node, clock, err := s.serverOf(ctx, name)
 	if err != nil {
 		return driver.Entry{}, err
 	}
 	seen, ok := clock.recent()
 	if !ok {
-		got, err := s.getShare(ctx, &share{server: node, clock: clock, names: []string{name}})
+		got, err := s.getShare(ctx, &share{server: node, clock: clock, names: []string{name}, own: []string{key}})
 		if err != nil {
 			return driver.Entry{}, err
 		}
@@ -290,7 +291,7 @@ func (s *Store) get(ctx context.Context, name string) (driver.Entry, error) {
 		data, err = s.getLong(ctx, name)
 	}
 	rediscluster.Doubt(s.rdb, err)
-	return entryOf(data, err, seen.now())
+	return entryOf(key, data, err, seen.now())
 }
 
 // getLong reads what is too long for the queue.
@@ -299,7 +300,7 @@ func (s *Store) getLong(ctx context.Context, name string) ([]byte, error) {
 }
 
 // entryOf is the entry in the reply to a GET, with its Age at now.
-func entryOf(data []byte, err error, now time.Duration) (driver.Entry, error) {
+func entryOf(key string, data []byte, err error, now time.Duration) (driver.Entry, error) {
 	switch {
 	case errors.Is(err, redis.Nil):
 		return driver.Entry{}, driver.ErrNotFound
@@ -308,7 +309,7 @@ func entryOf(data []byte, err error, now time.Duration) (driver.Entry, error) {
 	case err != nil:
 		return driver.Entry{}, err
 	}
-	return decode(data, now)
+	return decode(key, data, now)
 }
 
 // Claim implements [driver.Store].
@@ -338,7 +339,7 @@ func (s *Store) Claim(ctx context.Context, key string) (driver.Entry, uint64, er
 			}
 			// What is not an entry, or not one any more, is for the commit to
 			// replace. On an error the entry is the zero one.
-			c.entry, _ = decode(data, seen.now())
+			c.entry, _ = decode(key, data, seen.now())
 		}
 		return c, nil
 	})
@@ -353,7 +354,7 @@ func (s *Store) Commit(ctx context.Context, key string, e driver.Entry) error {
 	var data []byte
 	life := e.Life()
 	if life > 0 {
-		data, _ = e.AppendBinary(make([]byte, 0, len(e.Value)+len(e.Failure)+128))
+		data = e.Append(make([]byte, 0, len(e.Value)+len(e.Failure)+128), key)
 		if len(data) > s.MaxValue {
 			return fmt.Errorf("redisstore: commit: %d bytes of at most %d: %w", len(data), s.MaxValue, driver.ErrTooLarge)
 		}
@@ -474,9 +475,9 @@ func (s *Store) clockOf(addr string) *clock {
 	return c.(*clock)
 }
 
-// decode returns the entry in what is kept, with its Age at now, the server's
+// decode returns the entry in what is kept for the key, with its Age at now, the server's
 // time. It returns ErrNotFound if there is none, or its life is over.
-func decode(data []byte, now time.Duration) (driver.Entry, error) {
+func decode(key string, data []byte, now time.Duration) (driver.Entry, error) {
 	var e driver.Entry
 	if len(data) < marksLen || bytes.ContainsFunc(data[:marksLen], func(r rune) bool { return r < '0' || r > '9' }) {
 		return e, fmt.Errorf("%w: no counter", driver.ErrCorrupt)
@@ -491,7 +492,7 @@ func decode(data []byte, now time.Duration) (driver.Entry, error) {
 	if err != nil {
 		return e, err
 	}
-	if err := e.UnmarshalBinary(data[headLen:]); err != nil {
+	if err := e.Decode(key, data[headLen:]); err != nil {
 		return e, err
 	}
 	if passed >= e.Life() {

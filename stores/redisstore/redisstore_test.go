@@ -64,6 +64,11 @@ func instance(rdb redis.UniversalClient, prefix string, open func(testing.TB) *S
 		Evict: func(tb testing.TB, key string) {
 			must(tb, rdb.Del(tb.Context(), name(key)).Err())
 		},
+		Mix: func(tb testing.TB, from, to string) {
+			data, err := rdb.Get(tb.Context(), name(from)).Bytes()
+			must(tb, err)
+			must(tb, rdb.Set(tb.Context(), name(to), data, 0).Err())
+		},
 		Poison: func(tb testing.TB, key string, data []byte) {
 			must(tb, rdb.Set(tb.Context(), name(key), data, 0).Err())
 		},
@@ -303,9 +308,8 @@ func TestStore_ForeignCounter(t *testing.T) {
 
 // kept is what Redis keeps of an entry that was committed at a time in
 // microseconds.
-func kept(e driver.Entry, at int64) []byte {
-	data, _ := e.AppendBinary(fmt.Appendf(nil, "%016d%016d%016d%016d", e.Epoch, e.Epoch, at, int64(1<<53-1)))
-	return data
+func kept(key string, e driver.Entry, at int64) []byte {
+	return e.Append(fmt.Appendf(nil, "%016d%016d%016d%016d", e.Epoch, e.Epoch, at, int64(1<<53-1)), key)
 }
 
 // TestStore_CounterAheadOfTheClock follows an entry from a server whose clock was
@@ -319,7 +323,7 @@ func TestStore_CounterAheadOfTheClock(t *testing.T) {
 		"an invalidation and a claim": func() error { return s.Invalidate(ctx, "k") },
 	} {
 		e := driver.Entry{Kind: driver.KindValue, Epoch: ahead, TTL: math.MaxInt64}
-		if err := rdb.Set(ctx, s.name("k"), kept(e, 1), 0).Err(); err != nil {
+		if err := rdb.Set(ctx, s.name("k"), kept("k", e, 1), 0).Err(); err != nil {
 			t.Fatal(err)
 		}
 		if err := first(); err != nil {
@@ -334,7 +338,7 @@ func TestStore_CounterAheadOfTheClock(t *testing.T) {
 func TestStore_ServersClockSetBack(t *testing.T) {
 	s, rdb := open(t, testserver.Redis(t).Addr, "test:"+adapter.Token()+":")
 	e := driver.Entry{Kind: driver.KindValue, Value: []byte("v"), Epoch: 1, Age: time.Second, TTL: time.Minute}
-	if err := rdb.Set(t.Context(), s.name("k"), kept(e, 4e15), 0).Err(); err != nil { // in 2096
+	if err := rdb.Set(t.Context(), s.name("k"), kept("k", e, 4e15), 0).Err(); err != nil { // in 2096
 		t.Fatal(err)
 	}
 	if got, err := s.Get(t.Context(), "k"); err != nil || got.Age != time.Second {
@@ -447,12 +451,12 @@ func TestStore_ScriptsForgotten(t *testing.T) {
 }
 
 func FuzzDecode(f *testing.F) {
-	f.Add(kept(driver.Entry{Kind: driver.KindValue, Value: []byte("v"), TTL: time.Hour}, 1760000000000000), int64(1760000000000001000))
+	f.Add(kept("k", driver.Entry{Kind: driver.KindValue, Value: []byte("v"), TTL: time.Hour}, 1760000000000000), int64(1760000000000001000))
 	f.Add([]byte("+760000000000000BW"), int64(-1))
 	f.Add([]byte(strings.Repeat("9", marksLen)), int64(math.MaxInt64))
 	f.Add([]byte(strings.Repeat("9", headLen)), int64(math.MaxInt64))
 	f.Fuzz(func(t *testing.T, data []byte, now int64) {
-		e, err := decode(data, time.Duration(now))
+		e, err := decode("k", data, time.Duration(now))
 		switch {
 		case err == nil && (e.Life() <= 0 || e.Age < 0):
 			t.Fatalf("decoded %+v, whose life is over", e)
@@ -467,7 +471,7 @@ func FuzzNotice(f *testing.F) {
 	f.Cleanup(func() { rdb.Close() })
 	s := New(rdb)
 	s.clockOf("").see(sighting{server: 1 << 40, sent: time.Now().Add(time.Hour)}) // recent while the fuzzer runs
-	entry, _ := driver.Entry{Kind: driver.KindValue, Value: []byte("v"), Epoch: 7}.AppendBinary(nil)
+	entry := driver.Entry{Kind: driver.KindValue, Value: []byte("v"), Epoch: 7}.Append(nil, "key")
 	for _, seed := range []string{"", "c", "i" + strings.Repeat("0", 40), "c000000000000000100000000000000070000000" + "3key", "x" + strings.Repeat("9", 60)} {
 		f.Add([]byte(seed))
 		f.Add(append([]byte(seed), entry...))

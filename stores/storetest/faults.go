@@ -84,7 +84,7 @@ func testEvictCounter(k kit) {
 
 // foreign returns bytes that are nobody's entry.
 func foreign() map[string][]byte {
-	whole, _ := value(1, "a value that was damaged").AppendBinary(nil)
+	whole := value(1, "a value that was damaged").Append(nil, "another key")
 	damaged := bytes.Clone(whole)
 	damaged[len(damaged)-1] ^= 1
 	// The header of an entry, whatever stands before it in the store's form,
@@ -103,6 +103,24 @@ func foreign() map[string][]byte {
 		"the same behind sixteen digits": append([]byte("1760000000000000"), hostile...),
 		"the same behind other bytes":    append([]byte("sixteen bytes...!"[:16]), hostile...),
 	}
+}
+
+// testMix gives one key the bytes of another: a miss, which the next rebuild mends.
+func testMix(k kit) {
+	a, b := k.Open(k), k.Open(k)
+	other := k
+	other.key += " other"
+	other.commit(a, value(other.newEpoch(a), "another key's"))
+	k.commit(a, value(k.newEpoch(a), "the key's own"))
+	k.Mix(k, other.key, k.key)
+	if e, err := b.Get(k.Context(), k.key); !errors.Is(err, driver.ErrCorrupt) {
+		k.Fatalf("Get with another key's bytes: entry of epoch %d with %q, err = %v, want ErrCorrupt", e.Epoch, e.Value, err)
+	}
+	got, epoch := k.claim(b)
+	k.empty(got, "over another key's bytes")
+	e := value(epoch, "mended")
+	k.commit(b, e)
+	k.present(a, e)
 }
 
 func testPoison(k kit) {

@@ -11,6 +11,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -38,6 +39,16 @@ type Instance struct {
 	// Poison puts data where the engine keeps key's entry, as a stranger would
 	// who shares the engine. Nil if the engine keeps no bytes.
 	Poison func(tb testing.TB, key string, data []byte)
+
+	// Mix puts the bytes that the engine keeps for the key from where it keeps those of
+	// the key to, as a proxy that mixes replies up seems to. Nil if the engine keeps no bytes.
+	Mix func(tb testing.TB, from, to string)
+
+	// Touches tells whether the stores are [driver.Toucher]s.
+	Touches bool
+
+	// Elects tells whether the stores are [driver.Elector]s.
+	Elects bool
 
 	// Notifies tells whether the stores are [driver.Notifier]s.
 	Notifies bool
@@ -115,7 +126,23 @@ var cases = []struct {
 	{"InvalidationLasts", nil, testInvalidationLasts},
 	{"FloorOutlivesEntry", nil, testFloorOutlivesEntry},
 
+	{"Set", nil, testSet},
+	{"SetsRace", nil, testSetsRace},
+
 	{"GetMany", batches, testGetMany},
+
+	{"Touch", touches, testTouch},
+	{"TouchFenced", touches, testTouchFenced},
+
+	{"Elect", elects, testElect},
+	{"ElectPast", elects, testElectPast},
+	{"ElectFailure", elects, testElectFailure},
+	{"ElectBesideTheTwo", elects, testElectBesideTheTwo},
+	{"ElectRace", elects, testElectRace},
+	{"ElectArguments", elects, testElectArguments},
+	{"CommitAndRelease", elects, testCommitAndRelease},
+	{"CommitAndReleaseRefused", elects, testCommitAndReleaseRefused},
+	{"CommitAndReleaseLate", elects, testCommitAndReleaseLate},
 
 	{"Notices", notifies, testNotices},
 	{"LateNotices", notifies, testLateNotices},
@@ -123,6 +150,7 @@ var cases = []struct {
 
 	{"Evict", nil, testEvict},
 	{"EvictCounter", func(i Instance) bool { return i.EvictCounter != nil }, testEvictCounter},
+	{"Mix", func(i Instance) bool { return i.Mix != nil }, testMix},
 	{"Poison", func(i Instance) bool { return i.Poison != nil }, testPoison},
 }
 
@@ -207,7 +235,7 @@ func same(got, want driver.Entry) error {
 	}
 	if got.Kind != want.Kind || got.Epoch != want.Epoch ||
 		got.TTL != want.TTL || got.StaleWhileRevalidate != want.StaleWhileRevalidate || got.StaleIfError != want.StaleIfError ||
-		got.Keep != want.Keep || got.BuildTime != want.BuildTime || got.Sweep != want.Sweep || got.Failures != want.Failures || got.RetryAge != want.RetryAge || got.Failure != want.Failure {
+		got.Keep != want.Keep || got.Validator != want.Validator || !slices.Equal(got.Tags, want.Tags) || got.BuildTime != want.BuildTime || got.Sweep != want.Sweep || got.Failures != want.Failures || got.RetryAge != want.RetryAge || got.Failure != want.Failure {
 		got.Value, want.Value = nil, nil
 		return fmt.Errorf("entry %+v, want %+v", got, want)
 	}

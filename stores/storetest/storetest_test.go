@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether/driver"
+	"github.com/bellwether-go/bellwether/lockers/locallock"
 	"github.com/bellwether-go/bellwether/stores/storetest"
 	"go.uber.org/goleak"
 )
@@ -24,7 +25,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // A model is an engine and its store as short as the contract allows, with the
 // faults that the kit must find.
 type model struct {
-	fault string // "" for none
+	fault  string // "" for none
+	locker *locallock.Locker
 
 	mu     sync.Mutex // guards all below
 	values map[string]kept
@@ -53,12 +55,19 @@ type mark struct {
 const modelLimit = 2 << 20
 
 func newModel(fault string) storetest.Instance {
-	m := &model{fault: fault, listeners: map[chan toldAt]struct{}{}}
+	m := &model{fault: fault, locker: locallock.New(), listeners: map[chan toldAt]struct{}{}}
 	m.restart()
 	return storetest.Instance{
 		Open:     func(testing.TB) driver.Store { return m },
 		Notifies: true,
 		Batches:  true,
+		Touches:  true,
+		Elects:   true,
+		Mix: func(_ testing.TB, from, to string) {
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			m.values[to] = m.values[from]
+		},
 		Evict: func(_ testing.TB, key string) {
 			m.mu.Lock()
 			defer m.mu.Unlock()
@@ -93,11 +102,17 @@ func (m *model) read(key string) (driver.Entry, error) {
 		return driver.Entry{}, driver.ErrNotFound
 	}
 	var e driver.Entry
-	if err := e.UnmarshalBinary(v.data); err != nil {
+	if err := e.Decode(m.sealed(key), v.data); err != nil {
 		if m.fault == "foreign bytes are served" {
 			return driver.Entry{Kind: driver.KindValue, Value: v.data, TTL: time.Hour}, nil
 		}
 		return driver.Entry{}, err
+	}
+	switch m.fault {
+	case "the validator is lost":
+		e.Validator = ""
+	case "the tags are lost":
+		e.Tags = nil
 	}
 	switch m.fault {
 	case "the age stands still":
@@ -191,6 +206,11 @@ func (m *model) Claim(ctx context.Context, key string) (driver.Entry, uint64, er
 	key = m.name(key)
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	return m.claim(key)
+}
+
+// claim is Claim. The mutex is held.
+func (m *model) claim(key string) (driver.Entry, uint64, error) {
 	e, err := m.read(key)
 	if err != nil && m.fault == "a claim fails over foreign bytes" && err != driver.ErrNotFound {
 		return e, 0, err
@@ -215,13 +235,18 @@ func (m *model) Commit(ctx context.Context, key string, e driver.Entry) error {
 	if err := ctx.Err(); err != nil && m.fault != "the context is ignored" {
 		return err
 	}
-	if len(e.Value) > modelLimit {
-		return driver.ErrTooLarge
-	}
 	key = m.name(key)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	data, _ := e.AppendBinary(nil)
+	return m.commit(key, e)
+}
+
+// commit is Commit. The mutex is held.
+func (m *model) commit(key string, e driver.Entry) error {
+	if len(e.Value) > modelLimit {
+		return driver.ErrTooLarge
+	}
+	data := e.Append(nil, m.sealed(key))
 	k, known := m.mark(key)
 	switch {
 	case m.fault == "no fencing":
@@ -257,7 +282,11 @@ func (m *model) Commit(ctx context.Context, key string, e driver.Entry) error {
 	} else if m.fault != "nothing to keep keeps the old" {
 		delete(m.values, key)
 	}
-	m.marks[key] = mark{counter: max(k.counter, e.Epoch), floor: e.Epoch, written: time.Now()}
+	floor := e.Epoch
+	if m.fault == "a commit leaves the floor" {
+		floor = k.floor
+	}
+	m.marks[key] = mark{counter: max(k.counter, e.Epoch), floor: floor, written: time.Now()}
 	n := driver.Notice{Key: key, Epoch: e.Epoch}
 	if n.Entry, _ = m.read(key); m.fault == "a commit's notice has another's age" {
 		n.Entry.Age = 0
@@ -327,6 +356,122 @@ func (m *model) Invalidate(ctx context.Context, key string) error {
 	return nil
 }
 
+func (m *model) Touch(ctx context.Context, key string, of uint64, e driver.Entry) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	key = m.name(key)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	k, known := m.mark(key)
+	if !known || e.Epoch < k.floor && m.fault != "a touch is not fenced" {
+		return driver.ErrFenced
+	}
+	present, err := m.read(key)
+	switch {
+	case err == nil && (present.Epoch == of || present.Epoch == e.Epoch && m.fault != "a touch cannot be repeated"):
+	case err == nil && m.fault == "a touch takes any value":
+	case m.fault == "a touch of nothing succeeds":
+		return nil
+	default:
+		return driver.ErrNotFound
+	}
+	if e.Value = present.Value; m.fault == "a touch loses the value" {
+		e.Value = nil
+	}
+	if m.fault == "a touch keeps the old validator" {
+		e.Validator = present.Validator
+	}
+	if m.fault == "a touch is not fenced" {
+		m.marks[key] = mark{counter: k.counter, written: time.Now()}
+	}
+	return m.commit(key, e)
+}
+
+func (m *model) TryAcquire(ctx context.Context, key string, ttl time.Duration) (driver.Lease, error) {
+	return m.locker.TryAcquire(ctx, m.name(key), ttl)
+}
+
+func (m *model) Watch(ctx context.Context, held *driver.HeldError) (<-chan struct{}, error) {
+	return m.locker.Watch(ctx, held)
+}
+
+func (m *model) Elect(ctx context.Context, key string, past uint64, ttl time.Duration) (won driver.Election, err error) {
+	if err := ctx.Err(); err != nil && m.fault != "an election ignores the context" {
+		return won, err
+	}
+	key = m.name(key)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	won.Entry, _ = m.read(key)
+	fresh := won.Entry.Fresh()
+	if m.fault == "an election knows no failures" {
+		fresh = won.Entry.Age < won.Entry.TTL
+	}
+	if m.fault == "an election takes what is stale for fresh" {
+		fresh = won.Entry.Kind != driver.KindNone
+	}
+	if m.fault == "an election does not look past" {
+		past = 0
+	}
+	if fresh && won.Entry.Epoch > past && m.fault != "an election is held in any case" {
+		return won, nil
+	}
+	if m.fault == "anybody can be elected" {
+		won.Lease, _ = locallock.New().TryAcquire(ctx, key, ttl)
+		won.Entry, won.Epoch, err = m.claim(key)
+		return won, err
+	}
+	lease, err := m.locker.TryAcquire(context.WithoutCancel(ctx), key, max(ttl, 1))
+	if m.fault != "an election takes any ttl" && ttl <= 0 {
+		return driver.Election{}, errors.New("not positive")
+	}
+	if held, ok := errors.AsType[*driver.HeldError](err); ok {
+		if won.Held = held; m.fault == "who is not elected sees no entry" {
+			won.Entry = driver.Entry{}
+		}
+		return won, nil
+	}
+	won.Lease = lease
+	won.Entry, won.Epoch, err = m.claim(key)
+	switch m.fault {
+	case "the elected one has an old epoch":
+		won.Epoch = won.Entry.Epoch
+	case "the elected one sees no entry":
+		won.Entry = driver.Entry{}
+	}
+	return won, err
+}
+
+func (m *model) CommitAndRelease(ctx context.Context, key string, e driver.Entry, lease driver.Lease) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	key = m.name(key)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.fault == "a commit depends on its lease" && lease.Renew(ctx, time.Minute) != nil {
+		return driver.ErrFenced
+	}
+	err := m.commit(key, e)
+	switch {
+	case m.fault == "a commit leaves the lease":
+	case m.fault == "a late commit frees another's lease":
+		m.locker = locallock.New()
+	case err == nil || m.fault == "a refused commit ends the lease":
+		lease.Release(ctx)
+	}
+	return err
+}
+
+// sealed is the key that an entry's bytes are made for.
+func (m *model) sealed(key string) string {
+	if m.fault == "entries do not know their keys" {
+		return ""
+	}
+	return key
+}
+
 func (m *model) name(key string) string {
 	if m.fault == "keys are trimmed" {
 		return strings.TrimSpace(key)
@@ -368,6 +513,34 @@ var mutants = map[string]string{
 	"a claim is forgotten after a second":        "ClaimLasts",
 	"an invalidation is remembered for a second": "InvalidationLasts",
 	"a floor goes with its entry":                "FloorOutlivesEntry",
+
+	"the validator is lost":          "RoundTrip",
+	"the tags are lost":              "RoundTrip",
+	"entries do not know their keys": "Mix",
+
+	"a touch loses the value":         "Touch",
+	"a touch cannot be repeated":      "Touch",
+	"a touch keeps the old validator": "Touch",
+	"a touch is not fenced":           "TouchFenced",
+	"a touch takes any value":         "TouchFenced",
+	"a touch of nothing succeeds":     "TouchFenced",
+
+	"a commit leaves the floor": "Set",
+
+	"anybody can be elected":                    "ElectRace",
+	"an election is held in any case":           "Elect",
+	"an election takes what is stale for fresh": "Elect",
+	"who is not elected sees no entry":          "Elect",
+	"the elected one sees no entry":             "Elect",
+	"the elected one has an old epoch":          "Elect",
+	"an election does not look past":            "ElectPast",
+	"an election knows no failures":             "ElectFailure",
+	"an election ignores the context":           "ElectArguments",
+	"an election takes any ttl":                 "ElectArguments",
+	"a commit leaves the lease":                 "CommitAndRelease",
+	"a refused commit ends the lease":           "CommitAndReleaseRefused",
+	"a commit depends on its lease":             "CommitAndReleaseLate",
+	"a late commit frees another's lease":       "CommitAndReleaseLate",
 
 	"a batch mixes its keys up":      "GetMany",
 	"a batch leaves a key out":       "GetMany",

@@ -30,6 +30,7 @@ func testRoundTrip(k kit) {
 			Kind: driver.KindValue, Value: []byte("a value\r\n\x00\xff"),
 			Age: 3 * time.Second, TTL: time.Minute, StaleWhileRevalidate: time.Hour, StaleIfError: 25 * time.Hour,
 			Keep: 3 * time.Hour, BuildTime: 123456789, Sweep: 1<<53 - 1, Failures: 3, RetryAge: time.Minute + 1, Failure: "origin: 503\r\n\x00",
+			Validator: "\"v1\"\r\n\x00", Tags: []string{"a tag", "", "another\xff"},
 		},
 		{Kind: driver.KindValue, Value: []byte("END\r\nVALUE x 0 1\r\nx"), TTL: time.Minute},
 		{Kind: driver.KindNotFound, TTL: time.Minute, StaleIfError: time.Hour, Keep: 2 * time.Hour, BuildTime: 1},

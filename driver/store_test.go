@@ -1,0 +1,55 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+)
+
+// A setStore is a Store for Set alone: it gives out rising epochs, and refuses the first
+// commits.
+type setStore struct {
+	Store
+	epoch    uint64
+	refuses  int
+	claimErr error
+	kept     Entry
+}
+
+func (s *setStore) Claim(context.Context, string) (Entry, uint64, error) {
+	s.epoch++
+	return Entry{}, s.epoch, s.claimErr
+}
+
+func (s *setStore) Commit(_ context.Context, _ string, e Entry) error {
+	if s.refuses > 0 {
+		s.refuses--
+		return fmt.Errorf("refused: %w", ErrFenced)
+	}
+	s.kept = e
+	return nil
+}
+
+func TestSet(t *testing.T) {
+	down := errors.New("down")
+	for name, test := range map[string]struct {
+		store setStore
+		epoch uint64 // 0: none
+		err   error
+	}{
+		"at once":              {setStore{}, 1, nil},
+		"fenced off twice":     {setStore{refuses: 2}, 3, nil},
+		"fenced off each time": {setStore{refuses: 100}, 0, ErrFenced},
+		"a store that is down": {setStore{claimErr: down}, 0, down},
+	} {
+		epoch, err := Set(t.Context(), &test.store, "k", Entry{Kind: KindValue, Epoch: 99, TTL: time.Minute})
+		if epoch != test.epoch || !errors.Is(err, test.err) || (err == nil) != (test.err == nil) {
+			t.Errorf("%s: Set = %d, %v, want %d, %v", name, epoch, err, test.epoch, test.err)
+		}
+		if test.store.kept.Epoch != test.epoch {
+			t.Errorf("%s: epoch %d was committed, want %d", name, test.store.kept.Epoch, test.epoch)
+		}
+	}
+}
