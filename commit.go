@@ -222,9 +222,7 @@ func (r *run[V]) commit(ctx context.Context, it *item[V]) commitOutcome {
 	switch {
 	case err == nil:
 	case errors.Is(err, ErrFenced):
-		e.count.fenced.Add(1)
-		e.OnError(r.key, &keyError{"committing", r.key, err})
-		return fenced
+		return r.fencedOff(err)
 	case errors.Is(err, ErrUnavailable):
 		r.noAnswer(ctx, "committing", err)
 	default:
@@ -254,6 +252,14 @@ func (r *run[V]) commit(ctx context.Context, it *item[V]) commitOutcome {
 		}
 	}
 	e.count.fenced.Add(1)
+	return fenced
+}
+
+// fencedOff tells of a commit that the store has refused as too late.
+func (r *run[V]) fencedOff(err error) commitOutcome {
+	e := r.engine
+	e.count.fenced.Add(1)
+	e.OnError(r.key, &keyError{"committing", r.key, err})
 	return fenced
 }
 
@@ -374,9 +380,7 @@ func (r *run[V]) commitFailure(ctx context.Context, it *item[V]) commitOutcome {
 	case err == nil:
 		return committed
 	case errors.Is(err, ErrFenced):
-		e.count.fenced.Add(1)
-		e.OnError(r.key, &keyError{"committing", r.key, err})
-		return fenced
+		return r.fencedOff(err)
 	}
 	return r.commit(ctx, it) // the value has gone, or no answer has come
 }

@@ -130,8 +130,8 @@ var bugs = []bug{
 	},
 	{
 		Name: "loser with a served value", File: "commit.go",
-		Old: "e.OnError(r.key, &keyError{\"committing\", r.key, err})\n\t\treturn fenced",
-		New: "e.OnError(r.key, &keyError{\"committing\", r.key, err})\n\t\treturn committed",
+		Old: "e.OnError(r.key, &keyError{\"committing\", r.key, err})\n\treturn fenced",
+		New: "e.OnError(r.key, &keyError{\"committing\", r.key, err})\n\treturn committed",
 	},
 }
 
