@@ -103,7 +103,7 @@ func (e Entry) Life() time.Duration {
 // An encoded entry is
 //
 //	"BW" version(1) | crc32c of the key and of all that follows, big endian(4) | kind(1) | epoch, big endian(8) |
-//	uvarint: length of the header | header | value
+//	length of the header, big endian(4) | header | value
 //
 // and its header is
 //
@@ -119,7 +119,7 @@ func (e Entry) Life() time.Duration {
 // who can write to the store.
 const (
 	entryMagic  = "BW\x03"
-	entryPrefix = len(entryMagic) + 4 + 1 + 8
+	entryPrefix = len(entryMagic) + 4 + 1 + 8 + 4
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -138,9 +138,10 @@ func (e Entry) Append(b []byte, key string) []byte {
 	b = append(b, entryMagic...)
 	b = append(b, 0, 0, 0, 0, byte(e.Kind))
 	b = binary.BigEndian.AppendUint64(b, e.Epoch)
-	header := e.appendHeader(make([]byte, 0, 128))
-	b = binary.AppendUvarint(b, uint64(len(header)))
-	b = append(b, header...)
+	b = append(b, 0, 0, 0, 0)
+	b = e.appendHeader(b)
+	header := b[start+entryPrefix:]
+	binary.BigEndian.PutUint32(b[start+entryPrefix-4:], uint32(len(header)))
 	if e.Kind == KindValue {
 		b = append(b, e.Value...)
 	}
@@ -175,7 +176,7 @@ func appendText(b []byte, text string) []byte {
 // data; appending to it does not write there. Anything else than the bytes of
 // one whole entry of the key is an error that wraps [ErrCorrupt], and leaves e as it was.
 func (e *Entry) Decode(key string, data []byte) error {
-	if len(data) <= entryPrefix || string(data[:len(entryMagic)]) != entryMagic {
+	if len(data) < entryPrefix || string(data[:len(entryMagic)]) != entryMagic {
 		return fmt.Errorf("%w: no entry header", ErrCorrupt)
 	}
 	sum := data[len(entryMagic):]
@@ -189,8 +190,11 @@ func (e *Entry) Decode(key string, data []byte) error {
 	if d.Kind > KindUnshared {
 		return fmt.Errorf("%w: unknown kind %d", ErrCorrupt, d.Kind)
 	}
-	rest := headerReader{data[entryPrefix:], false}
-	header := headerReader{rest.bytes(rest.number()), rest.bad}
+	length, rest := binary.BigEndian.Uint32(sum[13:]), data[entryPrefix:]
+	if uint64(length) > uint64(len(rest)) {
+		return fmt.Errorf("%w: header longer than the entry", ErrCorrupt)
+	}
+	header, value := headerReader{left: rest[:length]}, rest[length:]
 	d.Age, d.TTL = header.duration(), header.duration()
 	d.StaleWhileRevalidate, d.StaleIfError = header.duration(), header.duration()
 	d.Keep, d.BuildTime, d.Sweep = header.duration(), header.duration(), header.number()
@@ -200,7 +204,7 @@ func (e *Entry) Decode(key string, data []byte) error {
 	if header.bad || failures > 1<<32-1 {
 		return fmt.Errorf("%w: bad number in header", ErrCorrupt)
 	}
-	switch value := rest.left; {
+	switch {
 	case d.Kind == KindValue:
 		d.Value = value[:len(value):len(value)]
 	case len(value) != 0:

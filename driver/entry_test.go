@@ -138,7 +138,7 @@ func TestEntry_OfAnotherKey(t *testing.T) {
 func sealed(kind EntryKind, header ...[]byte) []byte {
 	all := bytes.Join(header, nil)
 	data := append([]byte(entryMagic), 0, 0, 0, 0, byte(kind), 0, 0, 0, 0, 0, 0, 0, 1)
-	data = append(binary.AppendUvarint(data, uint64(len(all))), all...)
+	data = append(binary.BigEndian.AppendUint32(data, uint32(len(all))), all...)
 	if kind == KindValue {
 		data = append(data, 'v')
 	}
@@ -154,9 +154,9 @@ func text(n uint64, s string) []byte { return append(uvarint(n), s...) }
 func TestEntry_SealedNonsense(t *testing.T) {
 	whole := sealed(KindValue, zeros(12))
 	for name, data := range map[string][]byte{
-		"no length of the header":      seal(whole[:entryPrefix]),
-		"header longer than data":      seal(append(bytes.Clone(whole[:entryPrefix]), uvarint(100)...)),
-		"header length above int":      seal(append(bytes.Clone(whole[:entryPrefix]), uvarint(math.MaxUint64)...)),
+		"half a length of the header":  append(bytes.Clone(whole[:entryPrefix-2]), 0),
+		"header longer than data":      seal(append(bytes.Clone(whole[:entryPrefix-4]), 0, 0, 0, 100, 0)),
+		"header length above int":      seal(append(bytes.Clone(whole[:entryPrefix-4]), 255, 255, 255, 255, 0)),
 		"age above int64":              sealed(KindValue, uvarint(1<<63)),
 		"age of eleven bytes":          sealed(KindValue, bytes.Repeat([]byte{0xff}, 10), []byte{1}),
 		"age that never ends":          sealed(KindValue, bytes.Repeat([]byte{0x80}, 40)),
