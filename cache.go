@@ -132,7 +132,8 @@ type Options struct {
 	Store Store
 	// Locker elects who rebuilds, among the processes that share Store. Nil:
 	// each process rebuilds for itself. A Locker without a Store is refused:
-	// the processes would take turns and share nothing.
+	// the processes would take turns and share nothing. If Locker and Store are the same
+	// [Elector], one request looks, elects and claims, and one commits and releases.
 	Locker Locker
 	// Namespace says what the values are, such as "users". It comes before every key
 	// in Store and Locker, with a colon behind it, and so has none itself. A Cache with

@@ -22,6 +22,8 @@ type Elector interface {
 	// and an epoch as by Claim, unless another holds the lease. A ttl that is not positive is
 	// an error. The answer of "held" is no error.
 	//
+	// An election whose caller has left leaves no lease behind that nobody holds.
+	//
 	// past is the epoch of the latest entry that the caller has seen and does not take
 	// for an answer; 0 if there is none.
 	Elect(ctx context.Context, key string, past uint64, ttl time.Duration) (Election, error)

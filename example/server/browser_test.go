@@ -492,9 +492,13 @@ func TestBrowser_NoScript(t *testing.T) {
 func TestBrowser_Layout(t *testing.T) {
 	front, _ := newTestServer(t)
 	ctx := browser(t, front.URL, 320, 700)
+	widths := []int64{320, 390, 768, 1024, 1440, 1920}
+	if testing.Short() {
+		widths = []int64{320, 768, 1440}
+	}
 	look := func(when string) {
 		for _, scheme := range []string{"light", "dark"} {
-			for _, width := range []int64{320, 390, 768, 1024, 1440, 1920} {
+			for _, width := range widths {
 				inBrowser(t, ctx,
 					chromedp.EmulateViewport(width, 900),
 					protocol(emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}}}),

@@ -91,12 +91,16 @@ func TestBrowser_DrawingsAreLegible(t *testing.T) {
 func TestBrowser_DrawingsHaveTheirGround(t *testing.T) {
 	front, _ := newTestServer(t)
 	ctx := browser(t, front.URL, 800, 700)
+	schemes := []string{"light", "dark"}
+	if testing.Short() {
+		schemes = schemes[:1]
+	}
 	for _, path := range drawings(t) {
 		svg, err := os.ReadFile(path)
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, name := range []string{"light", "dark"} {
+		for _, name := range schemes {
 			var shots []image.Image
 			for _, page := range []string{"#ffffff", "#0d1117"} {
 				shots = append(shots, embedded(t, ctx, svg, name, page))
