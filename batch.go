@@ -10,8 +10,10 @@ import (
 	"sync"
 	"time"
 
-	"github.com/bellwether-go/bellwether/internal/durations"
 	"golang.org/x/sync/semaphore"
+
+	"github.com/bellwether-go/bellwether/internal/durations"
+	"github.com/bellwether-go/bellwether/internal/fault"
 )
 
 // This file is the batches: many keys asked for in one call. Each key has a
@@ -807,7 +809,7 @@ func (b *batch[V]) run(ctx context.Context, r *round[V], hand *slotHand) {
 	err := ErrGoexit
 	defer func() {
 		if p := recover(); p != nil {
-			err = panicked(p)
+			err = fault.Panicked(p)
 		}
 		for _, s := range r.seats {
 			s.value, s.err = valueOf(values, batch, err, s.key)

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/sony/gobreaker/v2"
+
+	"github.com/bellwether-go/bellwether/internal/fault"
 )
 
 // This file is the way to an engine that may be down: each call has a limit,
@@ -17,11 +19,6 @@ import (
 // one time-out to engines, whichever of them it is that does not answer. An engine
 // may be several servers, of which one is down: that stops the calls for its keys,
 // and no others. How calls wait for each other is in turns.go.
-
-// ErrUnavailable means that a lock engine or a store did not answer, or was
-// not asked because it did not answer lately. The engine's own error is
-// wrapped beside it if that was asked.
-var ErrUnavailable = errors.New("bellwether: engine unavailable")
 
 const (
 	// breakerTrips is how many keys in a row fail before an engine is taken for down,
@@ -337,7 +334,7 @@ func askWithin[T any](ctx context.Context, b *breaker, key string, within time.D
 	failure = errors.New("the call did not return")
 	defer func() {
 		if p := recover(); p != nil {
-			failure = panicked(p)
+			failure = fault.Panicked(p)
 			err = fmt.Errorf("%w: %w", ErrUnavailable, failure)
 		}
 		b.note(key, failure)
@@ -346,7 +343,7 @@ func askWithin[T any](ctx context.Context, b *breaker, key string, within time.D
 	limited, cancel := limit(ctx, within)
 	defer cancel()
 	v, err = call(limited)
-	if err == nil || isAnswer(err) {
+	if err == nil || fault.IsAnswer(err) {
 		failure = nil
 		return v, failure, err
 	}
@@ -368,14 +365,4 @@ func askAllTheSame[T any](ctx context.Context, b *breaker, key string, within ti
 func (e *engine[V]) noAnswer(key string, err error) {
 	e.count.engineErrors.Add(1)
 	e.OnError(key, err)
-}
-
-// isAnswer tells what an engine has said from the engine's silence.
-func isAnswer(err error) bool {
-	for _, answer := range [...]error{ErrNotFound, ErrHeld, ErrLeaseLost, ErrFenced, ErrCorrupt, ErrTooLarge} {
-		if errors.Is(err, answer) {
-			return true
-		}
-	}
-	return false
 }

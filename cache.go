@@ -13,22 +13,10 @@ import (
 
 	"github.com/bellwether-go/bellwether/internal/adapter"
 	"github.com/bellwether-go/bellwether/internal/durations"
+	"github.com/bellwether-go/bellwether/internal/fault"
 )
 
 // This file is the loader face: the options, and a cache of values of one type.
-
-var (
-	// ErrWaitTimeout means that a call has waited for MaxWait, and that there
-	// is neither a value nor a failure to answer with. The rebuild goes on.
-	ErrWaitTimeout = errors.New("bellwether: no value within MaxWait")
-
-	// ErrClosed means that the cache is closed.
-	ErrClosed = errors.New("bellwether: cache is closed")
-
-	// ErrOverloaded means that MaxQueued keys wait for one of MaxRebuilds, or for
-	// Store, and that there is nothing stale to serve.
-	ErrOverloaded = errors.New("bellwether: too many rebuilds are waiting")
-)
 
 // Options configure a [Cache]. Only TTL is needed. Zero means a field's default. A
 // negative value switches off what a field is for: a window, NotFoundTTL, ErrorTTL,
@@ -299,7 +287,7 @@ func tellAll(told []func(key string, err error)) func(key string, err error) {
 	return func(key string, err error) {
 		for _, f := range told {
 			// Its panic is no reason for a key's callers to fail.
-			noPanic(func() error { f(key, err); return nil })
+			fault.Guard(func() error { f(key, err); return nil })
 		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/durations"
+	"github.com/bellwether-go/bellwether/internal/fault"
 )
 
 // This file is what a rebuild has to do with the store: it reads, claims and
@@ -90,14 +91,14 @@ func (e *engine[V]) readMany(ctx context.Context, store BatchGetter, keys []stri
 	)
 	answered = make([]bool, len(keys))
 	each := func(i int, entry Entry, err error) {
-		if failure := noPanic(func() error { inquire(err); return nil }); failure != nil {
+		if failure := fault.Guard(func() error { fault.Inquire(err); return nil }); failure != nil {
 			err = failure // on a goroutine of the adapter's, perhaps
 		}
 		mu.Lock()
 		defer mu.Unlock()
 		switch {
 		case over || answered[i]:
-		case err != nil && !isAnswer(err):
+		case err != nil && !fault.IsAnswer(err):
 			silence = err
 		default:
 			some, answered[i], last = true, true, e.clock.now()
@@ -301,7 +302,7 @@ type commitRecord struct {
 const commitMemory = 10 * time.Second
 
 func (c *commitRecord) note(err error, now instant) {
-	if err == nil || isAnswer(err) {
+	if err == nil || fault.IsAnswer(err) {
 		c.failures.Store(0)
 		return
 	}
@@ -405,7 +406,7 @@ func (r *run[V]) encode(it *item[V]) (Entry, error) {
 	if it.kind != KindValue {
 		return e, nil
 	}
-	err := noPanic(func() (err error) {
+	err := fault.Guard(func() (err error) {
 		e.Value, err = r.engine.marshal(it.value)
 		return err
 	})
@@ -484,7 +485,7 @@ func (r *run[V]) decode(e Entry, known *item[V], asked instant) *item[V] {
 	it.held = e.Kind != KindNone
 	if e.Failures > 0 {
 		it.failures, it.retryAt = e.Failures, durations.Add(it.born, e.RetryAge)
-		it.err = &RemoteError{e.Failure}
+		it.err = &RemoteError{Message: e.Failure}
 	}
 	if same && known.kind == e.Kind {
 		remote := it.err
@@ -496,7 +497,7 @@ func (r *run[V]) decode(e Entry, known *item[V], asked instant) *item[V] {
 		return r.engine.sweeper.spare(r.key, it)
 	}
 	if e.Kind == KindValue {
-		err := noPanic(func() (err error) {
+		err := fault.Guard(func() (err error) {
 			it.value, err = r.engine.unmarshal(e.Value)
 			return err
 		})

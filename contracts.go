@@ -33,9 +33,6 @@ const (
 )
 
 var (
-	// ErrNotFound means that there is nothing under the key. A load returns it, or wraps it,
-	// for a thing that does not exist; that is remembered for NotFoundTTL.
-	ErrNotFound = driver.ErrNotFound
 	// ErrFenced is what a Store says to a commit that comes too late.
 	ErrFenced = driver.ErrFenced
 	// ErrCorrupt means that the bytes under the key are no entry of ours, or no lease.

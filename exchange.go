@@ -13,10 +13,12 @@ import (
 	"sync"
 	"time"
 
+	"github.com/go-chi/chi/v5"
+
 	"github.com/bellwether-go/bellwether/internal/durations"
+	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/httpcache"
 	"github.com/bellwether-go/bellwether/internal/spool"
-	"github.com/go-chi/chi/v5"
 )
 
 // This file runs the handler for a key: detached from the request that began
@@ -169,7 +171,7 @@ func (x *exchange) run(next http.Handler, r *http.Request) {
 		if !returned {
 			x.err = ErrGoexit
 			if p := recover(); p != nil {
-				x.err = panicked(p)
+				x.err = fault.Panicked(p)
 			}
 		}
 		if x.err == nil && x.announced >= 0 && x.written < x.announced {
@@ -507,7 +509,7 @@ func (x *exchange) forgo(reason string) {
 		var res *response
 		err := ErrGoexit // of an adapter, or of OnError, unless this returns
 		defer func() { x.attempt.tell(res, err) }()
-		err = noPanic(func() error { res = x.remember(reason); return nil })
+		err = fault.Guard(func() error { res = x.remember(reason); return nil })
 	})
 }
 

@@ -6,6 +6,8 @@ import (
 	"math/bits"
 	"sync"
 	"time"
+
+	"github.com/bellwether-go/bellwether/internal/fault"
 )
 
 // This file is the second rebuild of a key whose holder takes too long, for those
@@ -144,7 +146,7 @@ func (r *run[V]) hedge(ctx context.Context) bool {
 
 // finishHedge is finish for a hedge.
 func (r *run[V]) finishHedge(ctx context.Context, l loaded[V], epoch uint64) bool {
-	if l.err != nil && !notFound(l.err) {
+	if l.err != nil && !fault.NotFound(l.err) {
 		if ctx.Err() == nil { // else closed
 			r.engine.count.loadFailures.Add(1)
 			r.hedgeFailed(l.err)

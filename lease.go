@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether/internal/durations"
+	"github.com/bellwether-go/bellwether/internal/fault"
 )
 
 // This file is how long a lease lasts, and how it is kept until it is given back.
@@ -144,7 +145,7 @@ func (r *run[V]) keep(ctx context.Context, lease Lease, term leaseTerm, lost cha
 	e := r.engine
 	var told <-chan struct{}
 	if n, ok := lease.(LossNotifier); ok {
-		if err := noPanic(func() error { told = n.Lost(); return nil }); err != nil {
+		if err := fault.Guard(func() error { told = n.Lost(); return nil }); err != nil {
 			r.noAnswer(ctx, "keeping the lease of", err)
 		}
 	}

@@ -2,46 +2,17 @@ package bellwether
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"runtime/debug"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/stack"
 )
 
 // This file runs the user's load: on a goroutine of its own, with a context
 // that is nobody's request, and so that neither a panic nor a Goexit nor a load
 // that never returns gets past it.
-
-// ErrGoexit is the failure of a load that called runtime.Goexit, or of a rebuild
-// during which an observer, OnError, a codec or an engine's adapter did.
-var ErrGoexit = errors.New("bellwether: user code called runtime.Goexit")
-
-// ErrRebuildTimeout is the failure of a rebuild that took longer than
-// RebuildTimeout, and the cause of its context's end.
-var ErrRebuildTimeout = fmt.Errorf("bellwether: rebuild took longer than RebuildTimeout: %w", context.DeadlineExceeded)
-
-// A PanicError is a panic of what is not ours, and the failure of what has
-// panicked: a load or a handler, or the adapter of an engine, a codec, an observer.
-type PanicError struct {
-	// Value is what it panicked with.
-	Value any
-	// Stack is the panicking goroutine's stack.
-	Stack []byte
-}
-
-// Error returns the panic's value; the stack is left to those who want it.
-func (e *PanicError) Error() string { return fmt.Sprintf("bellwether: panic: %v", e.Value) }
-
-// Unwrap returns the panic's value if that is an error.
-func (e *PanicError) Unwrap() error {
-	err, _ := e.Value.(error)
-	return err
-}
 
 // loadKey is the context key of the *loadContext.
 type loadKey struct{}
@@ -197,7 +168,7 @@ func (l *loadRun[V]) end(value V, err error) {
 		switch {
 		case slot.set:
 			result.freshness = slot.f
-		case notFound(err):
+		case fault.NotFound(err):
 			result.freshness = Freshness{TTL: o.NotFoundTTL}
 		default:
 			result.freshness = o.Freshness
@@ -222,85 +193,12 @@ func (l *loadRun[V]) run() {
 			// panic(nil) is a *runtime.PanicNilError.
 			err = ErrGoexit
 			if p := recover(); p != nil {
-				err = panicked(p)
+				err = fault.Panicked(p)
 			}
 		}
 		l.end(value, err)
 	}()
 	value, err = l.attempt.load(l.loadContext, l.attempt)
-	inquire(err)
+	fault.Inquire(err)
 	returned = true
-}
-
-// notFound reports whether a load has said that there is no such thing.
-func notFound(err error) bool { return says(err, ErrNotFound) }
-
-// says reports whether a load's error is one of targets. One that has panicked with
-// such an error has failed, and says nothing.
-func says(err error, targets ...error) bool {
-	if _, panicked := errors.AsType[*PanicError](err); panicked {
-		return false
-	}
-	return slices.ContainsFunc(targets, func(target error) bool { return errors.Is(err, target) })
-}
-
-// inquire asks of a user's error what is asked of it later, where nobody recovers:
-// its Unwrap, Is, As and Error are user code too, and those of a nil pointer in an
-// error panic. It is called where such a panic becomes the failure in its place.
-func inquire(err error) {
-	if err == nil {
-		return
-	}
-	isAnswer(err)
-	if advice, ok := errors.AsType[retryAdvice](err); ok {
-		advice.RetryAfter()
-	}
-	_ = err.Error()
-}
-
-// panicked is the failure of what has panicked with p, on that goroutine. An error
-// that cannot be asked without another panic does not go on as one.
-func panicked(p any) (e *PanicError) {
-	e = &PanicError{Value: p, Stack: debug.Stack()}
-	if err, ok := p.(error); ok {
-		defer func() {
-			if recover() != nil {
-				e.Value = fmt.Sprintf("a %T whose methods panic", p)
-			}
-		}()
-		inquire(err)
-	}
-	return e
-}
-
-// A RemoteError is the failure of a rebuild that ran in another process, or in
-// this one before the value left the near tier. Only its text has travelled, the
-// first 4 KiB of it, and Unwrap knows by that what is ours.
-type RemoteError struct{ Message string }
-
-// Error returns "bellwether: rebuild failed: " and the failed load's text.
-func (e *RemoteError) Error() string {
-	return "bellwether: rebuild failed: " + e.Message
-}
-
-// Unwrap returns [ErrRebuildTimeout] or [ErrGoexit] if that was the failure, else
-// nil: what other errors were, their text alone tells.
-func (e *RemoteError) Unwrap() error {
-	for _, ours := range [...]error{ErrRebuildTimeout, ErrGoexit} {
-		if e.Message == ours.Error() {
-			return ours
-		}
-	}
-	return nil
-}
-
-// noPanic runs what is not ours, such as a codec, an observer or an adapter, and
-// makes its panic an error.
-func noPanic(f func() error) (err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			err = panicked(p)
-		}
-	}()
-	return f()
 }

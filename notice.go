@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether/internal/durations"
+	"github.com/bellwether-go/bellwether/internal/fault"
 )
 
 // This file is what a process hears of the others' writes where its store
@@ -38,7 +39,7 @@ func (e *engine[V]) listenOnce(notifier Notifier) {
 	ended := make(chan struct{})
 	go func() { // of its own: a Goexit would end the caller's
 		defer close(ended)
-		if err := noPanic(func() error { notifier.Notify(e.open, e.hear); return nil }); err != nil {
+		if err := fault.Guard(func() error { notifier.Notify(e.open, e.hear); return nil }); err != nil {
 			e.OnError("", fmt.Errorf("listening to the store: %w", err))
 		}
 	}()
@@ -66,7 +67,7 @@ func (e *engine[V]) hear(n Notice) {
 	if !ok {
 		return
 	}
-	if err := noPanic(func() error { e.take(key, n); return nil }); err != nil {
+	if err := fault.Guard(func() error { e.take(key, n); return nil }); err != nil {
 		e.OnError(key, &keyError{"hearing of", key, err})
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/bellwether-go/bellwether/internal/fault"
 )
 
 // This file is what a cache tells those who watch it: who was served and how,
@@ -241,7 +243,7 @@ func newObservers(all []Observer) observers {
 
 // tell runs an observer's function.
 func (e *engine[V]) tell(key string, f func()) {
-	if err := noPanic(func() error { f(); return nil }); err != nil {
+	if err := fault.Guard(func() error { f(); return nil }); err != nil {
 		e.OnError(key, &keyError{"telling an observer of", key, err})
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether/internal/durations"
+	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/stack"
 )
 
@@ -108,7 +109,7 @@ func (f *flight[V]) fly(ctx context.Context) {
 	}
 	defer func() { // of its own: the flight ends also if OnError does not return
 		if p := recover(); p != nil {
-			err = panicked(p)
+			err = fault.Panicked(p)
 			f.engine.OnError(f.key, err)
 		}
 	}()
@@ -820,7 +821,7 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 		e.noteLoad(!e.fails(l.value))
 		it.kind, it.value = KindValue, l.value
 		it.lifetime = e.lifetimeOf(now, l.freshness, r.key, epoch)
-	case notFound(l.err):
+	case fault.NotFound(l.err):
 		r.built(l.took)
 		e.noteLoad(true)
 		it.kind = KindNotFound
@@ -875,12 +876,6 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 	return true
 }
 
-// A retryAdvice is an error that says when to try again, see Options.ErrorTTL.
-type retryAdvice interface {
-	error
-	RetryAfter() time.Duration
-}
-
 // finishFailed is finish for a load that failed: what was there stays there,
 // and the failure is written beside it, so that it answers in every process
 // until the next try is due.
@@ -895,11 +890,11 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 	// rebuild or a client's call in it, is told to those who wait for it elsewhere:
 	// they would take turns to wait as long.
 	pause, told := e.ErrorTTL, true
-	advice, advised := errors.AsType[retryAdvice](err)
+	advice, advised := errors.AsType[fault.RetryAdvice](err)
 	if advised {
 		pause = advice.RetryAfter()
 	}
-	if says(err, context.Canceled, context.DeadlineExceeded, ErrClosed, ErrOverloaded) {
+	if fault.Says(err, context.Canceled, context.DeadlineExceeded, ErrClosed, ErrOverloaded) {
 		pause, told = 0, errors.Is(err, context.DeadlineExceeded)
 	}
 	if !told && r.present != nil {

@@ -110,8 +110,8 @@ var bugs = []bug{
 	},
 	{
 		Name: "context error that is remembered", File: "rebuild.go",
-		Old: "if says(err, context.Canceled, context.DeadlineExceeded,",
-		New: "if says(err, context.DeadlineExceeded,",
+		Old: "if fault.Says(err, context.Canceled, context.DeadlineExceeded,",
+		New: "if fault.Says(err, context.DeadlineExceeded,",
 	},
 	{
 		Name: "near tier that asks no store", File: "commit.go",

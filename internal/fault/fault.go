@@ -1,0 +1,129 @@
+// Package fault has the failures that the cache itself makes of user code and of engines, and
+// the guards behind which that code runs: none of its panics and Goexits gets past them.
+//
+// The root package has the exported errors under the same names.
+package fault
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"slices"
+	"time"
+
+	"github.com/bellwether-go/bellwether/driver"
+)
+
+var (
+	// ErrGoexit is the failure of user code that has called runtime.Goexit.
+	ErrGoexit = errors.New("bellwether: user code called runtime.Goexit")
+
+	// ErrRebuildTimeout is the failure of a rebuild that has taken too long.
+	ErrRebuildTimeout = fmt.Errorf("bellwether: rebuild took longer than RebuildTimeout: %w", context.DeadlineExceeded)
+
+	// ErrUnavailable is the silence of an engine.
+	ErrUnavailable = errors.New("bellwether: engine unavailable")
+)
+
+// A PanicError is a panic of user code: of a load, a handler, an adapter, a codec, an observer.
+type PanicError struct {
+	// Value is the value of the panic.
+	Value any
+	// Stack is the panicking goroutine's stack.
+	Stack []byte
+}
+
+// Error returns the panic's value, without the stack.
+func (e *PanicError) Error() string { return fmt.Sprintf("bellwether: panic: %v", e.Value) }
+
+// Unwrap returns the panic's value if that is an error.
+func (e *PanicError) Unwrap() error {
+	err, _ := e.Value.(error)
+	return err
+}
+
+// A RemoteError is a failure that has come through the store, as text alone.
+type RemoteError struct{ Message string }
+
+// Error returns "bellwether: rebuild failed: " and the text.
+func (e *RemoteError) Error() string {
+	return "bellwether: rebuild failed: " + e.Message
+}
+
+// Unwrap returns [ErrRebuildTimeout] or [ErrGoexit] if the text is that error's, else nil.
+func (e *RemoteError) Unwrap() error {
+	for _, ours := range [...]error{ErrRebuildTimeout, ErrGoexit} {
+		if e.Message == ours.Error() {
+			return ours
+		}
+	}
+	return nil
+}
+
+// A RetryAdvice is an error that says when to try again.
+type RetryAdvice interface {
+	error
+	RetryAfter() time.Duration
+}
+
+// Guard runs user code and makes its panic an error.
+func Guard(f func() error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = Panicked(p)
+		}
+	}()
+	return f()
+}
+
+// Panicked is the failure of user code that has panicked with p, on the panicking goroutine. An
+// error whose methods panic in their turn is replaced by a text.
+func Panicked(p any) (e *PanicError) {
+	e = &PanicError{Value: p, Stack: debug.Stack()}
+	if err, ok := p.(error); ok {
+		defer func() {
+			if recover() != nil {
+				e.Value = fmt.Sprintf("a %T whose methods panic", p)
+			}
+		}()
+		Inquire(err)
+	}
+	return e
+}
+
+// Inquire asks a user's error everything that the cache asks it later, where no guard is: its
+// Unwrap, Is, As and Error are user code, and the methods of a nil pointer in an error panic. Call
+// it under a guard, so that such a panic becomes the failure.
+func Inquire(err error) {
+	if err == nil {
+		return
+	}
+	IsAnswer(err)
+	if advice, ok := errors.AsType[RetryAdvice](err); ok {
+		advice.RetryAfter()
+	}
+	_ = err.Error()
+}
+
+// Says reports whether a load's error is one of targets. A panic with such an error is a failure,
+// and says nothing.
+func Says(err error, targets ...error) bool {
+	if _, panicked := errors.AsType[*PanicError](err); panicked {
+		return false
+	}
+	return slices.ContainsFunc(targets, func(target error) bool { return errors.Is(err, target) })
+}
+
+// NotFound reports whether a load has said that the thing does not exist.
+func NotFound(err error) bool { return Says(err, driver.ErrNotFound) }
+
+// IsAnswer tells an engine's answer from its silence.
+func IsAnswer(err error) bool {
+	for _, answer := range [...]error{driver.ErrNotFound, driver.ErrHeld, driver.ErrLeaseLost, driver.ErrFenced, driver.ErrCorrupt, driver.ErrTooLarge} {
+		if errors.Is(err, answer) {
+			return true
+		}
+	}
+	return false
+}
