@@ -38,7 +38,6 @@ type engine[V any] struct {
 	count     counters
 	running   sync.WaitGroup // flights and what they leave behind, and listen
 	notified  bool           // Store is a Notifier
-	elector   Elector        // Store and Locker, if they are one; nil if they are two
 	observers observers
 	entered   func(key string, p phase) // of a test that listens, see enter; set before the first use
 	tellings  tellings
@@ -46,6 +45,7 @@ type engine[V any] struct {
 	unlooked  atomic.Int64    // flights, and batches, on their way to their first look
 	open      context.Context // of what is done for no caller; ends once closed is set
 	shut      context.CancelFunc
+	elector   Elector // Store and Locker, if they are one; nil if they are two
 
 	mu            sync.Mutex // guards what follows, and the fields of flights that say so
 	flights       map[string]*flight[V]
