@@ -159,12 +159,18 @@ func (s *wiredStore) Commit(ctx context.Context, key string, e bellwether.Entry)
 	if err := s.call(ctx, "commit"); err != nil {
 		return err
 	}
-	if s.limit != nil {
-		if err := s.limit(e); err != nil {
-			return err
-		}
+	if err := s.refused(e); err != nil {
+		return err
 	}
 	return s.store.Commit(ctx, key, e)
+}
+
+// refused is why an entry is not taken, nil if it is.
+func (s *wiredStore) refused(e bellwether.Entry) error {
+	if s.limit == nil {
+		return nil
+	}
+	return s.limit(e)
 }
 
 func (s *wiredStore) Invalidate(ctx context.Context, key string) error {
@@ -252,10 +258,8 @@ func (e wiredEngine) CommitAndRelease(ctx context.Context, key string, entry bel
 	if err := e.call(ctx, "commit and release", []string{"commit"}, []string{"release"}); err != nil {
 		return err
 	}
-	if e.limit != nil {
-		if err := e.limit(entry); err != nil {
-			return err
-		}
+	if err := e.refused(entry); err != nil {
+		return err
 	}
 	return e.store.(bellwether.Elector).CommitAndRelease(ctx, key, entry, lease.(*wiredLease).lease)
 }

@@ -115,8 +115,13 @@ func (s simStore) Claim(ctx context.Context, key string) (entry bellwether.Entry
 }
 
 func (s simStore) Commit(ctx context.Context, key string, e bellwether.Entry) error {
+	return s.write(ctx, key, e, func() error { return s.engine.store.Commit(ctx, key, e) })
+}
+
+// write makes a commit, of which the engine tells all nodes.
+func (s simStore) write(ctx context.Context, key string, e bellwether.Entry, commit func() error) error {
 	_, err := under(ctx, s.simNode, &s.storeOps, func() (struct{}, error) {
-		err := s.engine.store.Commit(ctx, key, e)
+		err := commit()
 		if err == nil {
 			s.engine.publish(&bellwether.Notice{Key: key, Epoch: e.Epoch, Entry: e, Made: time.Now()})
 		}
@@ -203,14 +208,9 @@ func (e simElector) Elect(ctx context.Context, key string, past uint64, ttl time
 }
 
 func (e simElector) CommitAndRelease(ctx context.Context, key string, entry bellwether.Entry, lease bellwether.Lease) error {
-	_, err := under(ctx, e.simNode, &e.storeOps, func() (struct{}, error) {
-		err := e.engine.store.CommitAndRelease(ctx, key, entry, lease.(*simLease).lease)
-		if err == nil {
-			e.engine.publish(&bellwether.Notice{Key: key, Epoch: entry.Epoch, Entry: entry, Made: time.Now()})
-		}
-		return struct{}{}, err
+	return e.write(ctx, key, entry, func() error {
+		return e.engine.store.CommitAndRelease(ctx, key, entry, lease.(*simLease).lease)
 	})
-	return err
 }
 
 type simLease struct {

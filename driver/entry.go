@@ -190,7 +190,7 @@ func (e *Entry) Decode(key string, data []byte) error {
 	if d.Kind > KindUnshared {
 		return fmt.Errorf("%w: unknown kind %d", ErrCorrupt, d.Kind)
 	}
-	length, rest := binary.BigEndian.Uint32(sum[13:]), data[entryPrefix:]
+	length, rest := binary.BigEndian.Uint32(data[entryPrefix-4:]), data[entryPrefix:]
 	if uint64(length) > uint64(len(rest)) {
 		return fmt.Errorf("%w: header longer than the entry", ErrCorrupt)
 	}

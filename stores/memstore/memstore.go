@@ -88,6 +88,12 @@ type record struct {
 	index   int           // in due
 }
 
+// fences reports whether a commit of the epoch is refused, and also if r is nil: the claim is
+// forgotten then.
+func (r *record) fences(epoch uint64) bool {
+	return r == nil || epoch < r.floor || epoch > r.counter
+}
+
 func (r *record) size() int { return overhead + len(r.key) + cap(r.data) }
 
 // deadline is when there is something to drop.
@@ -166,16 +172,11 @@ func (s *Store) claim(key string) (driver.Entry, uint64) {
 
 // Commit implements [driver.Store].
 func (s *Store) Commit(ctx context.Context, key string, e driver.Entry) error {
-	return s.commit(ctx, key, e, nil)
+	return s.CommitAndRelease(ctx, key, e, nil)
 }
 
-// CommitAndRelease implements [driver.Elector].
+// CommitAndRelease implements [driver.Elector]. Without a lease it is Commit.
 func (s *Store) CommitAndRelease(ctx context.Context, key string, e driver.Entry, lease driver.Lease) error {
-	return s.commit(ctx, key, e, lease)
-}
-
-// commit commits e, and then releases the lease if there is one.
-func (s *Store) commit(ctx context.Context, key string, e driver.Entry, lease driver.Lease) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -204,7 +205,7 @@ func (s *Store) Touch(ctx context.Context, key string, of uint64, e driver.Entry
 	s.tidy()
 	r := s.records[key]
 	switch {
-	case r == nil || e.Epoch < r.floor || e.Epoch > r.counter:
+	case r.fences(e.Epoch):
 		return driver.ErrFenced
 	// Of e's own epoch it is if this Touch is repeated.
 	case r.data == nil || r.entry.Epoch != of && r.entry.Epoch != e.Epoch || r.entry.Kind != driver.KindValue:
@@ -246,7 +247,7 @@ func (s *Store) encode(key string, e driver.Entry) (keptEntry, error) {
 func (s *Store) write(key string, kept keptEntry) error {
 	now, e, data := s.tidy(), kept.entry, kept.data
 	r := s.records[key]
-	if r == nil || e.Epoch < r.floor || e.Epoch > r.counter {
+	if r.fences(e.Epoch) {
 		return driver.ErrFenced
 	}
 	if e.Epoch == r.floor {
@@ -320,8 +321,7 @@ func (s *Store) Fenced(ctx context.Context, key string, epoch uint64) (bool, err
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.tidy()
-	r := s.records[key]
-	return r == nil || epoch < r.floor || epoch > r.counter, nil
+	return s.records[key].fences(epoch), nil
 }
 
 // Invalidate implements [driver.Store].
