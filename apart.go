@@ -5,6 +5,8 @@ import (
 	"errors"
 	"slices"
 	"time"
+
+	"github.com/bellwether-go/bellwether/internal/gate"
 )
 
 // This file is what a process keeps and finds without a flight: a variant, what a
@@ -15,7 +17,7 @@ import (
 // apart is a run without a flight that others could join, to read, write and decode
 // with. It may lose that to engines.
 func (e *engine[V]) apart(key string, lose time.Duration) *run[V] {
-	return &run[V]{flight: &flight[V]{key: key, engine: e, outage: outage{lose}}}
+	return &run[V]{flight: &flight[V]{key: key, engine: e, budget: gate.Budget{Left: lose}}}
 }
 
 // put keeps a value that no flight of its key has made: a variant's, or what a
@@ -27,7 +29,7 @@ func (e *engine[V]) put(ctx context.Context, key string, v V, f Freshness, posit
 	switch {
 	case over == nil:
 	case e.Store == nil || d.run.storeDown:
-		if !e.near.holds(key, over) {
+		if !e.holdsNear(key, over) {
 			return
 		}
 	case there.Epoch != over.epoch || there.Epoch == 0: // 0 is nobody's in a store
@@ -51,7 +53,7 @@ func (r *run[V]) draft(ctx context.Context) (_ *draft[V], there Entry) {
 	e := r.engine
 	d := &draft[V]{run: r, witness: e.watchInvalidations(r.key)}
 	d.position = d.witness.position
-	r.present, r.made = e.near.get(r.key)
+	r.present, r.made = e.near.Get(r.key)
 	there, d.epoch = r.takeEpoch(ctx)
 	return d, there
 }
@@ -66,7 +68,7 @@ func (d *draft[V]) keep(ctx context.Context, v V, f Freshness) {
 	it := &item[V]{kind: KindValue, value: v, epoch: d.epoch, position: d.position, trusted: e.trustedUntil(now)}
 	it.lifetime = e.lifetimeOf(now, f, r.key, d.epoch)
 	switch {
-	case r.storeDown || it.end() > now:
+	case r.storeDown || it.End() > now:
 		switch r.commit(ctx, it) {
 		case fenced:
 			return
@@ -89,11 +91,11 @@ func (d *draft[V]) keep(ctx context.Context, v V, f Freshness) {
 // engine is closed. still tells, under the lock, whether nothing else has come in
 // between.
 func (e *engine[V]) keep(key string, it *item[V], still func() bool) {
-	e.near.weigh(key, it) // before the lock: it runs user code
+	e.weigh(key, it) // before the lock: it runs user code
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if it = e.sweeper.spare(key, it); it != nil && !e.closed && still() {
-		e.near.advance(key, it)
+		e.advanceNear(key, it)
 	}
 }
 
@@ -126,12 +128,12 @@ func (r *run[V]) peek(ctx context.Context) *item[V] {
 // nothing.
 func (r *run[V]) find(ctx context.Context) *item[V] {
 	e := r.engine
-	it, now := e.near.get(r.key)
+	it, now := e.near.Get(r.key)
 	if it != nil && now < it.trusted || e.Store == nil || e.open.Err() != nil {
 		return it
 	}
-	e.followLog(ctx, &r.outage, e.NearTTL/2) // no flight has of late, perhaps
-	there := r.read(ctx, &r.outage)
+	e.followLog(ctx, &r.budget, e.NearTTL/2) // no flight has of late, perhaps
+	there := r.read(ctx, &r.budget)
 	if there.err != nil {
 		r.storeDown = errors.Is(there.err, ErrUnavailable)
 		return nil

@@ -14,6 +14,7 @@ import (
 
 	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/fault"
+	"github.com/bellwether-go/bellwether/internal/gate"
 )
 
 // This file is the batches: many keys asked for in one call. Each key has a
@@ -494,11 +495,11 @@ func (b *batch[V]) readAll(ctx context.Context, store BatchGetter) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(e.open, cancel)()
-	o := outage{e.EngineTimeout}
-	rest, err := b.readOnce(ctx, store, b.members, &o)
-	for try := 1; try < breakerTrips && len(rest) > 0 && o.left > 0 && e.store.retries() && ctx.Err() == nil; try++ {
+	budget := gate.Budget{Left: e.EngineTimeout}
+	rest, err := b.readOnce(ctx, store, b.members, &budget)
+	for try := 1; try < gate.Trips && len(rest) > 0 && budget.Left > 0 && e.store.Retries() && ctx.Err() == nil; try++ {
 		e.noAnswer(rest[0].key, &keyError{"reading, with others,", rest[0].key, err})
-		rest, err = b.readOnce(ctx, store, rest, &o)
+		rest, err = b.readOnce(ctx, store, rest, &budget)
 	}
 	for _, m := range rest {
 		m.takeOff(&storeReply{err: err}, 0) // it goes on without engines
@@ -507,13 +508,13 @@ func (b *batch[V]) readAll(ctx context.Context, store BatchGetter) {
 
 // readOnce lets those members take off that the store answers for, and returns
 // the others and why there are any.
-func (b *batch[V]) readOnce(ctx context.Context, store BatchGetter, members []*member[V], o *outage) (rest []*member[V], err error) {
+func (b *batch[V]) readOnce(ctx context.Context, store BatchGetter, members []*member[V], budget *gate.Budget) (rest []*member[V], err error) {
 	keys := make([]string, len(members))
 	for i, m := range members {
 		keys[i] = m.key
 	}
-	left := o.left
-	answered, err := b.engine.readMany(ctx, store, keys, o, func(i int, reply *storeReply) {
+	left := budget.Left
+	answered, err := b.engine.readMany(ctx, store, keys, budget, func(i int, reply *storeReply) {
 		members[i].takeOff(reply, left)
 	})
 	for i, m := range members {
@@ -527,7 +528,7 @@ func (b *batch[V]) readOnce(ctx context.Context, store BatchGetter, members []*m
 // begin gives the flight's run what its batch has for it.
 func (m *member[V]) begin(r *run[V]) {
 	if m != nil {
-		r.ahead, r.outage.left = m.ahead, m.lose
+		r.ahead, r.budget.Left = m.ahead, m.lose
 	}
 }
 

@@ -117,7 +117,7 @@ func (m *Middleware) bypass(w http.ResponseWriter, r *http.Request, next http.Ha
 func (m *Middleware) servable(ctx context.Context, t target) bool {
 	key := t.key
 	for range maxHops {
-		it, now := m.engine.near.get(key)
+		it, now := m.engine.near.Get(key)
 		if it == nil {
 			it = m.engine.apart(key, m.engine.EngineTimeout).find(ctx)
 		}

@@ -14,6 +14,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/adapter"
 	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/fault"
+	"github.com/bellwether-go/bellwether/internal/sizeof"
 )
 
 // This file is the loader face: the options, and a cache of values of one type.
@@ -320,7 +321,7 @@ func New[V any](load func(ctx context.Context, key string) (V, error), o Options
 	if o.TTL <= 0 {
 		refuse("Options.TTL", o.TTL, "be positive: how long a value is fresh, such as time.Minute")
 	}
-	size := sizeOf[V]
+	size := func(_ string, v V) int { return sizeof.Of(v) }
 	if o.Size != nil {
 		size = func(key string, v V) int { return o.Size(key, v) }
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/fault"
+	"github.com/bellwether-go/bellwether/internal/gate"
 )
 
 // This file is what a rebuild has to do with the store: it reads, claims and
@@ -26,10 +27,10 @@ type storeReply struct {
 }
 
 // read asks the store for the key's entry.
-func (r *run[V]) read(ctx context.Context, o *outage) storeReply {
+func (r *run[V]) read(ctx context.Context, budget *gate.Budget) storeReply {
 	e := r.engine
 	asked := e.clock.now()
-	entry, err := askInTurn(ctx, e.store, r.key, o, func(ctx context.Context) (Entry, error) {
+	entry, err := gate.AskInTurn(ctx, e.store, r.key, budget, func(ctx context.Context) (Entry, error) {
 		return e.Store.Get(ctx, e.engineKey(r.key))
 	})
 	return storeReply{entry, asked, err}
@@ -46,12 +47,12 @@ type ballot struct {
 // readAndStand is read by an elector: where there is nothing fresh that the flight has not
 // refused, it stands for election in the same request. If that has no answer, the flight
 // reads alone.
-func (r *run[V]) readAndStand(ctx context.Context, o *outage) storeReply {
+func (r *run[V]) readAndStand(ctx context.Context, budget *gate.Budget) storeReply {
 	e := r.engine
 	e.enter(r.key, phaseStanding)
 	asked := e.clock.now()
 	r.stood, r.length = asked, r.leaseLength()
-	won, err := askInTurn(ctx, e.writes, r.key, o, func(ctx context.Context) (driver.Election, error) {
+	won, err := gate.AskInTurn(ctx, e.writes, r.key, budget, func(ctx context.Context) (driver.Election, error) {
 		return e.elector.Elect(ctx, e.engineKey(r.key), r.past, r.length)
 	})
 	if err != nil {
@@ -60,7 +61,7 @@ func (r *run[V]) readAndStand(ctx context.Context, o *outage) storeReply {
 		}
 		r.noAnswer(ctx, "standing for the election of", err)
 		r.ballot = &ballot{}
-		return r.read(ctx, o)
+		return r.read(ctx, budget)
 	}
 	if won.Lease != nil || won.Held != nil {
 		r.ballot = &ballot{won.Lease, won.Epoch, won.Held}
@@ -75,7 +76,7 @@ func (r *run[V]) readAndStand(ctx context.Context, o *outage) storeReply {
 // one call at a time, for each that the store answers for, as soon as it does so,
 // and returns which those are, and why there are others. A store that goes on
 // answering has all the time that it takes.
-func (e *engine[V]) readMany(ctx context.Context, store BatchGetter, keys []string, o *outage, take func(i int, reply *storeReply)) (answered []bool, err error) {
+func (e *engine[V]) readMany(ctx context.Context, store BatchGetter, keys []string, budget *gate.Budget, take func(i int, reply *storeReply)) (answered []bool, err error) {
 	names := make([]string, len(keys))
 	for i, key := range keys {
 		names[i] = e.engineKey(key)
@@ -106,25 +107,25 @@ func (e *engine[V]) readMany(ctx context.Context, store BatchGetter, keys []stri
 			take(i, &storeReply{entry, began, err})
 		}
 	}
-	_, err = askFrom(ctx, e.store, &e.store.turns.others, keys[0], o, withPatience, func(ctx context.Context) (struct{}, error) {
+	err = gate.AskInPieces(ctx, e.store, keys[0], budget, func(ctx context.Context, piece func()) error {
 		defer func() { // however it ends: what it says after that is not heard
 			mu.Lock()
 			defer mu.Unlock()
 			over = true
 		}()
 		mu.Lock()
-		heard = ctx.(*patience).heard
+		heard = piece
 		mu.Unlock()
 		store.GetMany(ctx, names, each)
 		mu.Lock()
 		defer mu.Unlock()
 		if !some {
-			return struct{}{}, silence
+			return silence
 		}
-		return struct{}{}, nil // of one of its servers, perhaps; it is up
+		return nil // of one of its servers, perhaps; it is up
 	})
 	if err == nil && slices.Contains(answered, false) {
-		o.left -= e.clock.now() - last
+		budget.Left -= e.clock.now() - last
 		err = fmt.Errorf("%w: %w", ErrUnavailable, silence)
 	}
 	return answered, err
@@ -150,7 +151,7 @@ func (r *run[V]) claim(ctx context.Context) (epoch uint64, ended bool) {
 		}
 		return epoch, false
 	}
-	known, _ := r.engine.near.get(r.key)
+	known, _ := r.engine.near.Get(r.key)
 	it := r.decode(entry, known, asked)
 	if it == nil && r.state.Load().offered != nil {
 		r.offerStale(nil) // it was invalidated since the look
@@ -169,7 +170,7 @@ func (r *run[V]) takeEpoch(ctx context.Context) (entry Entry, epoch uint64) {
 		return Entry{}, 0
 	}
 	e.enter(r.key, phaseClaiming)
-	entry, err := ask(ctx, e.writes, r.key, &r.outage, func(ctx context.Context) (entry Entry, err error) {
+	entry, err := gate.Ask(ctx, e.writes, r.key, &r.budget, func(ctx context.Context) (entry Entry, err error) {
 		entry, epoch, err = e.Store.Claim(ctx, e.engineKey(r.key))
 		return entry, err
 	})
@@ -244,7 +245,7 @@ func (r *run[V]) commit(ctx context.Context, it *item[V]) commitOutcome {
 		return notTaken
 	case errors.Is(err, ErrUnavailable):
 		// Perhaps by the value, which was written after all.
-		there := r.read(ctx, &r.outage)
+		there := r.read(ctx, &r.budget)
 		switch {
 		case errors.Is(there.err, ErrUnavailable):
 			return notTaken
@@ -312,7 +313,7 @@ func (c *commitRecord) note(err error, now instant) {
 
 // fails reports whether the next commit will probably fail too.
 func (c *commitRecord) fails(now instant) bool {
-	return c.failures.Load() >= breakerTrips && now < durations.Add(instant(c.last.Load()), commitMemory)
+	return c.failures.Load() >= gate.Trips && now < durations.Add(instant(c.last.Load()), commitMemory)
 }
 
 // probeKey is where a store is asked whether it takes commits again. No two
@@ -324,7 +325,7 @@ const probeKey = "\x00probe"
 func (r *run[V]) probe(ctx context.Context) bool {
 	e := r.engine
 	key := e.engineKey(probeKey)
-	err := askErr(ctx, e.writes, probeKey, &r.outage, func(ctx context.Context) error {
+	err := gate.AskErr(ctx, e.writes, probeKey, &r.budget, func(ctx context.Context) error {
 		_, epoch, err := e.Store.Claim(ctx, key)
 		if err == nil {
 			err = e.Store.Commit(ctx, key, Entry{Kind: KindUnshared, Epoch: epoch, TTL: time.Second})
@@ -355,7 +356,7 @@ func (r *run[V]) write(ctx context.Context, entry Entry) error {
 func (r *run[V]) writeBy(ctx context.Context, call func(context.Context) error) error {
 	e := r.engine
 	e.enter(r.key, phaseCommitting)
-	err := askErr(ctx, e.writes, r.key, &r.outage, call)
+	err := gate.AskErr(ctx, e.writes, r.key, &r.budget, call)
 	if ctx.Err() == nil {
 		e.commits.note(err, e.clock.now())
 	}
@@ -390,7 +391,7 @@ func (r *run[V]) commitFailure(ctx context.Context, it *item[V]) commitOutcome {
 // that let it be made must be there still, or it was invalidated meanwhile. A
 // store that does not answer cannot say so.
 func (r *run[V]) stillUnshared(ctx context.Context) commitOutcome {
-	there := r.read(ctx, &r.outage)
+	there := r.read(ctx, &r.budget)
 	switch {
 	case errors.Is(there.err, ErrUnavailable):
 		return notTaken

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"time"
+
+	"github.com/bellwether-go/bellwether/internal/gate"
 )
 
 // This file is the near tier switched off: each call has the store asked, and what a
@@ -70,11 +72,11 @@ func (f *flight[V]) confirmOffer(ctx context.Context) bool {
 	if offered == nil {
 		return false
 	}
-	o := &outage{e.EngineTimeout}
+	budget := &gate.Budget{Left: e.EngineTimeout}
 	// What is confirmed is trusted by the log's age too, and must be so until
 	// the next time.
-	e.followLog(ctx, o, e.NearTTL/4)
-	there := e.apart(f.key, 0).read(ctx, o)
+	e.followLog(ctx, budget, e.NearTTL/4)
+	there := e.apart(f.key, 0).read(ctx, budget)
 	confirmed := *offered
 	switch confirmed.trusted = e.trustedUntil(there.asked); {
 	case ctx.Err() != nil:

@@ -9,6 +9,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/bellwether-go/bellwether/internal/gate"
+	"github.com/bellwether-go/bellwether/internal/near"
 	"golang.org/x/sync/errgroup"
 )
 
@@ -20,15 +22,16 @@ import (
 type engine[V any] struct {
 	settings
 	clock     clock
-	near      *near[V]
-	answers   func(V) bool // tells a value that is an answer from a record on the way to one
-	fails     func(V) bool // tells a value that says that its load has failed
+	near      *near.Tier[*item[V]]
+	size      func(key string, value V) int // of a value in the near tier
+	answers   func(V) bool                  // tells a value that is an answer from a record on the way to one
+	fails     func(V) bool                  // tells a value that says that its load has failed
 	marshal   func(V) ([]byte, error)
 	unmarshal func([]byte) (V, error)
-	store     *breaker // before what Store is read for
-	writes    *breaker // before what Store writes: it may answer the one and not the other
-	locker    *breaker // before Locker
-	push      *breaker // before Locker's Watch: a push that is down is not a locker that is
+	store     *gate.Gate // of Store's reads
+	writes    *gate.Gate // of Store's writes: reads may succeed while writes fail
+	locker    *gate.Gate // of Locker
+	push      *gate.Gate // of Locker's Watch: the rest of Locker may answer without it
 	commits   commitRecord
 	builds    recentTimes // of those that this process knows of: its own, and those it waited for
 	trips     recentTimes // from standing for election to the load
@@ -70,13 +73,12 @@ func newEngine[V any](s settings, size func(string, V) int, marshal func(V) ([]b
 		aloft:     make(map[*flight[V]]struct{}),
 	}
 	e.open, e.shut = context.WithCancel(context.Background())
-	e.store, e.locker, e.push = e.newBreaker(EngineStore), e.newBreaker(EngineLocker), e.newBreaker(EngineWatch)
-	e.writes = e.newBreaker(EngineWrites)
-	e.writes.turns = e.store.turns // one engine
+	e.store, e.locker, e.push = e.newGate(EngineStore), e.newGate(EngineLocker), e.newGate(EngineWatch)
+	e.writes = e.store.Beside(e.tellBreaker(EngineWrites))
 	if e.elector = electorOf(s.Store, s.Locker); e.elector != nil {
 		e.locker = e.writes // likewise
 	}
-	e.near = newNear(c, s.NearBytes, size, e.evicted())
+	e.near, e.size = near.New(c.base, s.NearBytes, e.evicted()), size
 	e.answers = func(V) bool { return true }
 	e.fails = func(V) bool { return false }
 	return e
@@ -91,18 +93,25 @@ func electorOf(store Store, locker Locker) Elector {
 	return e
 }
 
-// newBreaker is a breaker whose changes the observers are told.
-func (e *engine[V]) newBreaker(engine Engine) *breaker {
-	return newBreaker(e.EngineTimeout, func(from, to BreakerState) {
+func (e *engine[V]) newGate(engine Engine) *gate.Gate {
+	return gate.New(e.EngineTimeout, e.tellBreaker(engine))
+}
+
+// breakerStates are a gate's states as observers know them.
+var breakerStates = [...]BreakerState{gate.Closed: BreakerClosed, gate.HalfOpen: BreakerHalfOpen, gate.Open: BreakerOpen}
+
+// tellBreaker returns the function by which a gate reports its changes to the observers.
+func (e *engine[V]) tellBreaker(engine Engine) func(from, to gate.State) {
+	return func(from, to gate.State) {
 		if len(e.observers.breaker) == 0 {
 			return
 		}
 		e.tellings.add(func() {
 			for _, f := range e.observers.breaker {
-				e.tell("", func() { f(engine, from, to) })
+				e.tell("", func() { f(engine, breakerStates[from], breakerStates[to]) })
 			}
 		})
-	})
+	}
 }
 
 // evicted is what the near tier calls for what it had no room for, nil if
@@ -145,9 +154,9 @@ func (e *engine[V]) invalidate(ctx context.Context, key string) error {
 		call := func(ctx context.Context) (struct{}, error) {
 			return struct{}{}, e.Store.Invalidate(ctx, e.engineKey(key))
 		}
-		_, err = ask(ctx, e.writes, key, &outage{e.EngineTimeout}, call)
-		if errors.Is(err, errNotAsked) { // others go on without the store; the caller of this has nothing else
-			_, err = askAllTheSame(ctx, e.writes, key, e.EngineTimeout, call)
+		_, err = gate.Ask(ctx, e.writes, key, &gate.Budget{Left: e.EngineTimeout}, call)
+		if errors.Is(err, gate.ErrNotAsked) { // others go on without the store; the caller of this has nothing else
+			_, err = gate.AskAnyway(ctx, e.writes, key, e.EngineTimeout, call)
 		}
 		if err != nil {
 			e.count.engineErrors.Add(1)
@@ -181,8 +190,8 @@ func (e *engine[V]) invalidateAll(ctx context.Context, keys []string) []error {
 // its flight has read or begun to load, if that is of an epoch below the
 // invalidation's. e.mu is held.
 func (e *engine[V]) recall(key string, epoch uint64) {
-	if it, _ := e.near.get(key); it != nil && it.epoch <= epoch {
-		e.near.delete(key)
+	if it, _ := e.near.Get(key); it != nil && it.epoch <= epoch {
+		e.near.Delete(key)
 	}
 	e.invalidations++
 	for _, w := range e.witnesses[key] {
@@ -235,8 +244,8 @@ func (e *engine[V]) snapshot() Stats {
 		Loads: c.loads.Load(), LoadFailures: c.loadFailures.Load(), StoreHits: c.storeHits.Load(),
 		Waits: c.waits.Load(), Fenced: c.fenced.Load(), LeasesLost: c.leasesLost.Load(),
 		Hedges: c.hedges.Load(), Degraded: c.degraded.Load(), EngineErrors: c.engineErrors.Load(),
-		Flights: flights, NearBytes: e.near.cache.WeightedSize(),
-		StoreUp: e.store.answers() && e.writes.answers(), LockerUp: e.locker.answers(),
+		Flights: flights, NearBytes: e.near.Bytes(),
+		StoreUp: e.store.Answers() && e.writes.Answers(), LockerUp: e.locker.Answers(),
 	}
 }
 
@@ -251,7 +260,13 @@ func (e *engine[V]) close() {
 	e.mu.Unlock()
 	e.running.Wait()
 	if first {
-		e.near.close()
+		e.near.Close()
 	}
 	e.tellings.close()
+}
+
+// noAnswer counts and reports the silence of the store or the locker.
+func (e *engine[V]) noAnswer(key string, err error) {
+	e.count.engineErrors.Add(1)
+	e.OnError(key, err)
 }

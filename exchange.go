@@ -883,7 +883,7 @@ func (m *Middleware) lifeOf(res *response, header http.Header, age time.Duration
 	// find it, could not use it, and would take turns.
 	served := newLifetime(0, f)
 	switch shared := m.options.Store != nil; {
-	case shared && served.end() <= 0:
+	case shared && served.End() <= 0:
 	case httpcache.Validatable(res.status, header), !shared && !res.freshness.NoStale && !httpcache.IsServerError(res.status):
 		f.keep = keepFor
 	default:

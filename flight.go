@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether/internal/durations"
+	"github.com/bellwether-go/bellwether/internal/gate"
 )
 
 // This file is the collapse: the callers of one key in one process hang on one
@@ -105,7 +106,7 @@ type flight[V any] struct {
 	// is for calls of the same client. It never changes.
 	personal bool
 	// outage is the flight's goroutine's.
-	outage outage
+	budget gate.Budget
 	// enough is before when callers came for whom what the flight ends with is new,
 	// although another process has made it. It is the flight's goroutine's.
 	enough instant
@@ -220,7 +221,7 @@ func (f *flight[V]) offerStale(it *item[V]) bool {
 	if f.disowned {
 		return false
 	}
-	f.change(func(s *flightState[V]) { s.offered, s.lose = it, f.outage.left })
+	f.change(func(s *flightState[V]) { s.offered, s.lose = it, f.budget.Left })
 	return true
 }
 
@@ -293,21 +294,21 @@ func (f *flight[V]) catchUp(ctx context.Context) (fenced bool) {
 	if skip {
 		return false
 	}
-	o := &outage{e.EngineTimeout}
+	budget := &gate.Budget{Left: e.EngineTimeout}
 	// The load may have taken longer than the log is trusted, and who joins the
 	// flight last has asked just now.
-	e.followLog(ctx, o, e.NearTTL/2)
+	e.followLog(ctx, budget, e.NearTTL/2)
 	// Late: this process has been paused, or its locker has. Another may have the lease,
 	// and its value, by now, and the renewal that would tell may be as late as this load.
 	fencer, ok := e.Store.(Fencer)
-	return ok && late && epoch != 0 && f.fenced(ctx, fencer, o, epoch)
+	return ok && late && epoch != 0 && f.fenced(ctx, fencer, budget, epoch)
 }
 
 // fenced asks the store whether something later than epoch counts. A store that does
 // not answer cannot say so.
-func (f *flight[V]) fenced(ctx context.Context, fencer Fencer, o *outage, epoch uint64) bool {
+func (f *flight[V]) fenced(ctx context.Context, fencer Fencer, budget *gate.Budget, epoch uint64) bool {
 	e := f.engine
-	fenced, err := ask(ctx, e.store, f.key, o, func(ctx context.Context) (bool, error) {
+	fenced, err := gate.Ask(ctx, e.store, f.key, budget, func(ctx context.Context) (bool, error) {
 		return fencer.Fenced(ctx, e.engineKey(f.key), epoch)
 	})
 	return err == nil && fenced
@@ -335,10 +336,10 @@ func (f *flight[V]) vouch(ctx context.Context, fencer Fencer, it *item[V], epoch
 // vouchFor asks the store whether the value still counts. It returns false if there is
 // nothing more to ask.
 func (f *flight[V]) vouchFor(ctx context.Context, fencer Fencer, it *item[V], epoch uint64) bool {
-	e, o := f.engine, &outage{f.engine.EngineTimeout}
-	e.followLog(ctx, o, e.NearTTL/4)
+	e, budget := f.engine, &gate.Budget{Left: f.engine.EngineTimeout}
+	e.followLog(ctx, budget, e.NearTTL/4)
 	asked := e.clock.now()
-	fenced := f.fenced(ctx, fencer, o, epoch)
+	fenced := f.fenced(ctx, fencer, budget, epoch)
 	return ctx.Err() == nil && f.vouched(it, fenced, e.trustedUntil(asked))
 }
 
@@ -399,7 +400,7 @@ func (f *flight[V]) abortable(abort context.CancelCauseFunc, epoch uint64, asked
 // the flight last looked: what it has then was computed, or read, before.
 func (f *flight[V]) settle(it *item[V]) bool {
 	e := f.engine
-	e.near.weigh(f.key, it) // before the lock: it runs user code
+	e.weigh(f.key, it) // before the lock: it runs user code
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	spared := e.sweeper.spare(f.key, it)
@@ -424,16 +425,16 @@ func (f *flight[V]) settle(it *item[V]) bool {
 // may have a successor, which has put something later there. engine.mu is held.
 func (f *flight[V]) keep(it *item[V]) {
 	if f.engine.flights[f.key] != f {
-		f.engine.near.advance(f.key, it)
+		f.engine.advanceNear(f.key, it)
 		return
 	}
-	f.engine.near.put(f.key, it, f.callers.ever())
+	f.engine.putNear(f.key, it, f.callers.ever())
 }
 
 // give ends the flight with it, and keeps it nowhere; but what it has replaced
 // is no longer kept either.
 func (f *flight[V]) give(it *item[V]) {
-	f.engine.near.weigh(f.key, it) // before the lock: it runs user code
+	f.engine.weigh(f.key, it) // before the lock: it runs user code
 	f.engine.mu.Lock()
 	defer f.engine.mu.Unlock()
 	f.keep(it)
@@ -453,7 +454,7 @@ func (f *flight[V]) giveFailure(err error, then instant) {
 func (f *flight[V]) land(it *item[V], err error) {
 	f.alarm.Stop()
 	f.change(func(s *flightState[V]) {
-		s.landed, s.enough, s.result, s.err, s.lose = true, f.enough, it, err, f.outage.left
+		s.landed, s.enough, s.result, s.err, s.lose = true, f.enough, it, err, f.budget.Left
 	})
 	f.unlist()
 }

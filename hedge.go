@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether/internal/fault"
+	"github.com/bellwether-go/bellwether/internal/gate"
 )
 
 // This file is the second rebuild of a key whose holder takes too long, for those
@@ -122,7 +123,7 @@ func (r *run[V]) hedge(ctx context.Context) bool {
 	e.enter(r.key, phaseHedging)
 	// It lasts for as long as the holder's rebuild may. So it need not be renewed,
 	// and whatever becomes of this hedge, there is no other.
-	lease, err := askInTurn(ctx, e.locker, r.key, &r.outage, func(ctx context.Context) (Lease, error) {
+	lease, err := gate.AskInTurn(ctx, e.locker, r.key, &r.budget, func(ctx context.Context) (Lease, error) {
 		return e.Locker.TryAcquire(ctx, e.engineKey(hedgeKey+r.key), e.RebuildTimeout)
 	})
 	if err != nil {
@@ -209,7 +210,7 @@ func (r *run[V]) rival(ctx context.Context, epoch uint64, since instant) <-chan 
 // overtaken reports whether the store has a value of a later epoch than that. It
 // may be called beside the flight's goroutine.
 func (r *run[V]) overtaken(ctx context.Context, epoch uint64) bool {
-	there := r.read(ctx, &outage{r.engine.EngineTimeout})
+	there := r.read(ctx, &gate.Budget{Left: r.engine.EngineTimeout})
 	e := there.entry
 	return there.err == nil && e.Epoch > epoch && e.Failures == 0 && (e.Kind == KindValue || e.Kind == KindNotFound)
 }

@@ -20,7 +20,7 @@ func (m *Middleware) hot(w http.ResponseWriter, r *http.Request, t target, d htt
 	e, key := m.engine, t.key
 	var under *response // the signpost that led to key
 	for range maxHops {
-		it, now := e.near.get(key)
+		it, now := e.near.Get(key)
 		if it == nil || now >= it.trusted || it.kind != KindValue || it.judge(now) != serve || e.EarlyRefresh > 0 {
 			return false
 		}

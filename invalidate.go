@@ -139,7 +139,7 @@ const (
 // processes may write at one moment, and one writes over the other's line.
 func (m *Middleware) softly() bool {
 	e := m.engine
-	if e.Store != nil && (e.Locker == nil || !e.locker.sound(logKey)) || !m.soft.TryAcquire(1) {
+	if e.Store != nil && (e.Locker == nil || !e.locker.Sound(logKey)) || !m.soft.TryAcquire(1) {
 		return false
 	}
 	if e.sweepsWithin(time.Minute) >= maxSoftUnsafe {

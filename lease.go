@@ -9,6 +9,7 @@ import (
 
 	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/fault"
+	"github.com/bellwether-go/bellwether/internal/gate"
 )
 
 // This file is how long a lease lasts, and how it is kept until it is given back.
@@ -190,7 +191,7 @@ func (r *run[V]) prolong(ctx context.Context, until instant) {
 
 func (r *run[V]) renew(ctx context.Context, lease Lease, length, patience time.Duration) error {
 	r.engine.enter(r.key, phaseRenewing)
-	return askErr(ctx, r.engine.locker, r.key, &outage{patience}, func(ctx context.Context) error { return lease.Renew(ctx, length) })
+	return gate.AskErr(ctx, r.engine.locker, r.key, &gate.Budget{Left: patience}, func(ctx context.Context) error { return lease.Renew(ctx, length) })
 }
 
 // releaseBehind gives the lease back, if there is one, and does not wait for it.
@@ -204,7 +205,7 @@ func (r *run[V]) releaseBehind(ctx context.Context) {
 // release gives a lease of the flight's back, and reports it if the locker is silent.
 func (r *run[V]) release(ctx context.Context, lease Lease) {
 	r.engine.enter(r.key, phaseReleasing)
-	err := r.engine.giveBack(ctx, r.key, &outage{r.engine.EngineTimeout}, lease)
+	err := r.engine.giveBack(ctx, r.key, &gate.Budget{Left: r.engine.EngineTimeout}, lease)
 	if err != nil && !errors.Is(err, ErrLeaseLost) {
 		r.noAnswer(context.WithoutCancel(ctx), "releasing the lease of", err)
 	}
@@ -212,8 +213,8 @@ func (r *run[V]) release(ctx context.Context, lease Lease) {
 
 // giveBack releases a lease, also when ctx, the holder's own, has ended. If the locker is
 // silent, the lease is released again later.
-func (e *engine[V]) giveBack(ctx context.Context, key string, o *outage, lease Lease) error {
-	err := e.tryRelease(ctx, key, o, lease)
+func (e *engine[V]) giveBack(ctx context.Context, key string, budget *gate.Budget, lease Lease) error {
+	err := e.tryRelease(ctx, key, budget, lease)
 	if errors.Is(err, ErrUnavailable) {
 		e.behind(func() { e.releaseLater(key, lease) })
 	}
@@ -221,26 +222,26 @@ func (e *engine[V]) giveBack(ctx context.Context, key string, o *outage, lease L
 }
 
 // releaseLater releases a lease when the locker's breaker closes, and else after each
-// breakerPause, until the locker answers. Until then the key's next holder waits for the
+// gate.Pause, until the locker answers. Until then the key's next holder waits for the
 // lease, also in this process; after LeaseTTL it has run out.
 func (e *engine[V]) releaseLater(key string, lease Lease) {
 	over := time.NewTimer(e.LeaseTTL)
 	defer over.Stop()
 	for {
 		select {
-		case <-e.locker.closing():
-		case <-time.After(breakerPause):
+		case <-e.locker.Closing():
+		case <-time.After(gate.Pause):
 		case <-over.C:
 			return
 		case <-e.open.Done():
 			return
 		}
-		if err := e.tryRelease(e.open, key, &outage{e.EngineTimeout}, lease); !errors.Is(err, ErrUnavailable) {
+		if err := e.tryRelease(e.open, key, &gate.Budget{Left: e.EngineTimeout}, lease); !errors.Is(err, ErrUnavailable) {
 			return
 		}
 	}
 }
 
-func (e *engine[V]) tryRelease(ctx context.Context, key string, o *outage, lease Lease) error {
-	return askErr(context.WithoutCancel(ctx), e.locker, key, o, func(ctx context.Context) error { return lease.Release(ctx) })
+func (e *engine[V]) tryRelease(ctx context.Context, key string, budget *gate.Budget, lease Lease) error {
+	return gate.AskErr(context.WithoutCancel(ctx), e.locker, key, budget, func(ctx context.Context) error { return lease.Release(ctx) })
 }

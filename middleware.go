@@ -267,8 +267,8 @@ func NewMiddleware(o HTTPOptions) *Middleware {
 	m.engine.fails = func(r *response) bool { return r != nil && httpcache.IsServerError(r.status) }
 	m.engine.sweeper.traits = traitsOf
 	m.bodies.near = func(key string, body spool.Body) bool {
-		it, _ := m.engine.near.get(key)
-		if it == nil || it.kind != KindValue || int64(it.weight) > m.engine.near.max { // what is too heavy is on its way out
+		it, _ := m.engine.near.Get(key)
+		if it == nil || it.kind != KindValue || !m.engine.near.Fits(it.weight) { // what is too heavy is on its way out
 			return false
 		}
 		return len(it.value.body) > 0 && &it.value.body[0][0] == &body[0][0]
@@ -719,7 +719,7 @@ func (q *query) atHand(key string) (it *item[*response], early, ok bool) {
 	if q.directives.MaxStale.Set {
 		// A client that takes what is staler than we would serve gets it if this
 		// process has it.
-		it, now := e.near.get(key)
+		it, now := e.near.Get(key)
 		if it != nil && it.held && now < it.trusted && it.value.kind == plain && (want.fits == nil || want.fits(it)) && want.accept(it, now) {
 			e.count.stale.Add(1)
 			return it, false, true
@@ -741,7 +741,7 @@ func (q *query) spared(key string) *item[*response] {
 		return nil
 	}
 	e := q.m.engine
-	it, now := e.near.get(key)
+	it, now := e.near.Get(key)
 	if it == nil || q.began >= it.trusted {
 		return nil
 	}
@@ -868,13 +868,14 @@ func (m *Middleware) learnAuthorized(key string, shared bool) {
 		it.value = &response{kind: open}
 		it.lifetime = newLifetime(now, Freshness{TTL: varyingTTL})
 	}
-	m.engine.near.put(authorizedKey(key), it, 1)
+	m.engine.weigh(authorizedKey(key), it)
+	m.engine.putNear(authorizedKey(key), it, 1)
 }
 
 // learntAuthorized returns what learnAuthorized remembers: open, uncacheable,
 // or plain if it is not known.
 func (m *Middleware) learntAuthorized(key string) responseKind {
-	if it, now := m.engine.near.get(authorizedKey(key)); it != nil && now < it.freshUntil {
+	if it, now := m.engine.near.Get(authorizedKey(key)); it != nil && now < it.freshUntil {
 		return it.value.kind
 	}
 	return plain

@@ -7,6 +7,7 @@ import (
 
 	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/fault"
+	"github.com/bellwether-go/bellwether/internal/gate"
 )
 
 // This file is what a process hears of the others' writes where its store
@@ -27,7 +28,7 @@ func (e *engine[V]) listen() {
 			e.listenOnce(notifier)
 			// It ends before the engine does only if something is wrong.
 			select {
-			case <-time.After(breakerPause):
+			case <-time.After(gate.Pause):
 			case <-e.open.Done():
 			}
 		}
@@ -87,7 +88,7 @@ func (e *engine[V]) take(key string, told Notice) {
 		return
 	}
 	// Nobody waits. A process that has no use for the key stays without it.
-	known, now := e.near.get(key)
+	known, now := e.near.Get(key)
 	if known == nil || known.epoch >= n.Epoch {
 		return
 	}
@@ -133,7 +134,7 @@ func (e *engine[V]) pass(key string, n heard) (invalidations uint64, ok bool) {
 // told ends a waiting flight with a notice, if that answers. It reports whether
 // the flight has ended.
 func (r *run[V]) told(ctx context.Context, n heard) bool {
-	known, now := r.engine.near.get(r.key)
+	known, now := r.engine.near.Get(r.key)
 	if !n.whole(now, r.engine.NearTTL) || !r.lookBack(n.made) {
 		r.lookAgain()
 		return r.look(ctx)

@@ -119,7 +119,7 @@ func (m *Middleware) fits(h http.Header) bool {
 // replace puts res in the place of old, behind the client's back: it does not wait
 // for the store. Of a herd whose responses all say the same, one does so.
 func (m *Middleware) replace(key string, old *item[*response], res *response, f Freshness) {
-	if !m.engine.near.holds(key, old) {
+	if !m.engine.holdsNear(key, old) {
 		return
 	}
 	if _, others := m.replacing.LoadOrStore(key, nil); others {
@@ -274,7 +274,7 @@ func (q *query) passCredentials(key string) bool {
 	}
 	apart := m.engine.apart(key, q.lose)
 	it := apart.find(q.r.Context())
-	q.lose = apart.outage.left
+	q.lose = apart.budget.Left
 	switch {
 	case it == nil:
 	case !it.held && it.backingOff(m.engine.clock.now()):

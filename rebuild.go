@@ -10,6 +10,7 @@ import (
 
 	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/fault"
+	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/stack"
 )
 
@@ -223,7 +224,7 @@ func (r *run[V]) takeFreeSlot() bool {
 // electsAtOnce reports whether one request can look, elect and claim. That is a write.
 func (r *run[V]) electsAtOnce() bool {
 	e := r.engine
-	return e.elector != nil && !r.storeDown && e.writes.sound(r.key)
+	return e.elector != nil && !r.storeDown && e.writes.Sound(r.key)
 }
 
 // lookAndStand is look, which stands for election at the same time if one request can do both
@@ -313,11 +314,11 @@ func (r *run[V]) takeSlot(ctx context.Context) bool {
 // look reads the store, and ends the flight if what is there answers.
 func (r *run[V]) look(ctx context.Context) bool { return r.lookBy(ctx, r.read) }
 
-func (r *run[V]) lookBy(ctx context.Context, read func(context.Context, *outage) storeReply) bool {
+func (r *run[V]) lookBy(ctx context.Context, read func(context.Context, *gate.Budget) storeReply) bool {
 	e := r.engine
 	e.enter(r.key, phaseLooking)
 	r.unshared = 0
-	known, now := e.near.get(r.key)
+	known, now := e.near.Get(r.key)
 	if e.Store == nil {
 		r.present = known
 		return false
@@ -329,11 +330,11 @@ func (r *run[V]) lookBy(ctx context.Context, read func(context.Context, *outage)
 		held = known.found(durations.Add(now, e.NearTTL))
 		// Who finds out whether the store is back does not wait for that. After a lull
 		// the store is asked first: an invalidation may have come meanwhile.
-		if held.held && e.store.fails(r.key) {
+		if held.held && e.store.Fails(r.key) {
 			r.offerStale(held)
 		}
 	}
-	asking, end := e.store.whileUp(ctx)
+	asking, end := e.store.WhileUp(ctx)
 	defer end()
 	age := e.NearTTL / 2
 	if r.led {
@@ -344,13 +345,13 @@ func (r *run[V]) lookBy(ctx context.Context, read func(context.Context, *outage)
 	if r.ahead != nil {
 		there, r.ahead = *r.ahead, nil
 	} else {
-		there = read(asking, &r.outage)
+		there = read(asking, &r.budget)
 	}
 	// One lost packet is no outage: an engine that is gone fails again, and
 	// opens its breaker, or has used the time up.
-	for try := 1; try < breakerTrips && errors.Is(there.err, ErrUnavailable) && ctx.Err() == nil && r.outage.left > 0 && e.store.retries(); try++ {
+	for try := 1; try < gate.Trips && errors.Is(there.err, ErrUnavailable) && ctx.Err() == nil && r.budget.Left > 0 && e.store.Retries(); try++ {
 		r.noAnswer(ctx, "reading", there.err)
-		there = r.read(asking, &r.outage)
+		there = r.read(asking, &r.budget)
 	}
 	r.before, r.epochAsked = r.epochAsked, there.asked
 	if there.entry.Fresh() {
@@ -362,7 +363,7 @@ func (r *run[V]) lookBy(ctx context.Context, read func(context.Context, *outage)
 	case ctx.Err() != nil:
 		return false // closed, or deserted: that is not the store's silence, and nobody says that what is at hand holds
 	case errors.Is(err, ErrUnavailable):
-		if cause := context.Cause(asking); errors.Is(cause, errSilent) {
+		if cause := context.Cause(asking); errors.Is(cause, gate.ErrSilent) {
 			err = fmt.Errorf("%w: %w", ErrUnavailable, cause)
 		}
 		r.noAnswer(ctx, "reading", err)
@@ -482,12 +483,12 @@ func (r *run[V]) elect(ctx context.Context) (_ Lease, _ *HeldError, overtaken bo
 		}
 		return nil, r.knownHolder(), false
 	}
-	if e.Locker == nil || r.storeDown || !e.writes.sound(r.key) {
+	if e.Locker == nil || r.storeDown || !e.writes.Sound(r.key) {
 		return nil, nil, false // or those elected would take turns to find out that the store takes nothing
 	}
 	e.enter(r.key, phaseStanding)
 	r.stood, r.length = e.clock.now(), r.leaseLength()
-	lease, err := askInTurn(ctx, e.locker, r.key, &r.outage, func(ctx context.Context) (Lease, error) {
+	lease, err := gate.AskInTurn(ctx, e.locker, r.key, &r.budget, func(ctx context.Context) (Lease, error) {
 		if overtaken = len(r.notices) > 0; overtaken {
 			return nil, context.Canceled // which says nothing about the engine
 		}
@@ -517,7 +518,7 @@ func (r *run[V]) elect(ctx context.Context) (_ Lease, _ *HeldError, overtaken bo
 // each process. It is nil once the lease has ended, or the engine is taken for down.
 func (r *run[V]) knownHolder() *HeldError {
 	e := r.engine
-	if r.waits && !r.freed && e.locker.sound(r.key) && e.clock.now() < r.leaseEnd {
+	if r.waits && !r.freed && e.locker.Sound(r.key) && e.clock.now() < r.leaseEnd {
 		return r.holder
 	}
 	return nil
@@ -638,7 +639,7 @@ func (r *run[V]) watch(ctx, watching context.Context, endWatch func(), held *Hel
 	if !ok {
 		return nil
 	}
-	wake, err := askInTurn(ctx, e.push, r.key, &outage{e.EngineTimeout}, func(ctx context.Context) (<-chan struct{}, error) {
+	wake, err := gate.AskInTurn(ctx, e.push, r.key, &gate.Budget{Left: e.EngineTimeout}, func(ctx context.Context) (<-chan struct{}, error) {
 		// The watch outlives this call, so it gets the longer context; but a
 		// call that hangs must end with the shorter one.
 		defer context.AfterFunc(ctx, endWatch)()
@@ -795,7 +796,7 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 	e := r.engine
 	now := e.clock.now() // its age counts from here
 	if !r.storeDown {
-		e.followLog(ctx, &r.outage, e.NearTTL/2) // the load may have taken longer than the log is trusted
+		e.followLog(ctx, &r.budget, e.NearTTL/2) // the load may have taken longer than the log is trusted
 	}
 	r.loaded, r.failure, r.committed = true, nil, 0
 	it := &item[V]{epoch: epoch, build: l.took, made: r.made, position: r.position, trusted: e.trustedUntil(now)}

@@ -57,7 +57,7 @@ func (e *engine[V]) noteLoad(succeeded bool) {
 		return
 	}
 	e.running.Go(func() {
-		e.near.revise(func(_ string, it *item[V]) *item[V] {
+		e.near.Revise(func(_ string, it *item[V]) *item[V] {
 			if it.early != earlyTryDue || !it.backingOff(now) {
 				return it
 			}

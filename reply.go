@@ -554,7 +554,7 @@ func (q *query) replyError(c *call, key string, s served[*response], err error) 
 		code, detail = http.StatusGatewayTimeout, "timeout"
 	}
 	status := httpcache.Status{Fwd: httpcache.FwdURIMiss, Collapsed: s.collapsed, Detail: detail}
-	if it, now := q.m.engine.near.get(key); it != nil && it.backingOff(now) {
+	if it, now := q.m.engine.near.Get(key); it != nil && it.backingOff(now) {
 		replyRetry(w, status, code, it.retryAt-now)
 		return
 	}

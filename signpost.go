@@ -69,7 +69,7 @@ func (x *exchange) pointTo(post *response) *response {
 		// under the old variant's key, for processes that have the old one for NearTTL.
 		e.put(x.load, base, kept, f, x.attempt.position, old)
 		f.TTL = x.m.options.UncacheableTTL
-	case x.before != nil && x.before.end() > now && len(post.names) == len(pseudonyms):
+	case x.before != nil && x.before.End() > now && len(post.names) == len(pseudonyms):
 		// The signpost displaces a response to a request without any of its names. The
 		// response moves to the key to which the signpost leads such requests.
 		e.put(x.load, x.m.variantKey(post, base, nil), x.before.value, x.before.freshness(now), x.before.position, nil)

@@ -142,8 +142,8 @@ func (l lifetime) staleFrom(t instant) lifetime {
 	return l
 }
 
-// end is when the item is of no more use to anybody.
-func (l *lifetime) end() instant {
+// End is when the item is of no more use to anybody.
+func (l *lifetime) End() instant {
 	var end instant
 	if l.held {
 		end = max(l.staleUntil, l.errorUntil, l.keepUntil)

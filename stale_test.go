@@ -102,7 +102,7 @@ func TestJudge_Properties(t *testing.T) {
 		begin := time.Duration(rng.Int64N(1 << 50))
 		f := Freshness{Age: max(0, anyDuration(rng)), TTL: anyDuration(rng), StaleWhileRevalidate: anyDuration(rng), StaleIfError: anyDuration(rng), keep: anyDuration(rng)}
 		l := newLifetime(begin, f)
-		if l.staleUntil < l.freshUntil || l.errorUntil < l.freshUntil || l.freshUntil < l.born || l.keepUntil < l.freshUntil || l.keepUntil > l.end() {
+		if l.staleUntil < l.freshUntil || l.errorUntil < l.freshUntil || l.freshUntil < l.born || l.keepUntil < l.freshUntil || l.keepUntil > l.End() {
 			t.Fatalf("%+v: windows out of order: %+v", f, l)
 		}
 		failed := l
@@ -122,8 +122,8 @@ func TestJudge_Properties(t *testing.T) {
 			if rank[w] > rank[v] {
 				t.Fatalf("%+v: verdict %d at %v and %d at %v", x, v, now, w, later)
 			}
-			if (v == serve || v == serveStale || v == serveOnly || v == fail) && x.end() <= now {
-				t.Fatalf("%+v: verdict %d at %v, but the tier may drop it at %v", x, v, now, x.end())
+			if (v == serve || v == serveStale || v == serveOnly || v == fail) && x.End() <= now {
+				t.Fatalf("%+v: verdict %d at %v, but the tier may drop it at %v", x, v, now, x.End())
 			}
 			if v == serveStale && x.failures > 0 && x.retryAt > now {
 				t.Fatalf("%+v: another try at %v", x, now)

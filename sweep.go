@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether/internal/durations"
+	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/httpcache"
 )
 
@@ -217,7 +218,7 @@ func (e *engine[V]) meetLog() {
 		return
 	}
 	e.behind(func() {
-		if e.followLog(e.open, &outage{e.EngineTimeout}, e.NearTTL/2); e.sweeper.log.Load() == nil {
+		if e.followLog(e.open, &gate.Budget{Left: e.EngineTimeout}, e.NearTTL/2); e.sweeper.log.Load() == nil {
 			e.sweeper.asked.Store(0) // the first who needs the store asks it himself
 		}
 	})
@@ -225,18 +226,18 @@ func (e *engine[V]) meetLog() {
 
 // followLog reads the log, where there is one, if what is known of it is older than
 // age.
-func (e *engine[V]) followLog(ctx context.Context, o *outage, age time.Duration) {
-	turn := e.logTurn(ctx, o, age)
+func (e *engine[V]) followLog(ctx context.Context, budget *gate.Budget, age time.Duration) {
+	turn := e.logTurn(ctx, budget, age)
 	if turn == nil {
 		return
 	}
 	defer turn.end()
-	entry, err := e.readLog(ctx, o)
-	turn.took(ctx, o, entry, err)
+	entry, err := e.readLog(ctx, budget)
+	turn.took(ctx, budget, entry, err)
 }
 
-func (e *engine[V]) readLog(ctx context.Context, o *outage) (Entry, error) {
-	return ask(ctx, e.store, logKey, o, func(ctx context.Context) (Entry, error) {
+func (e *engine[V]) readLog(ctx context.Context, budget *gate.Budget) (Entry, error) {
+	return gate.Ask(ctx, e.store, logKey, budget, func(ctx context.Context) (Entry, error) {
 		return e.Store.Get(ctx, e.engineKey(logKey))
 	})
 }
@@ -251,14 +252,14 @@ type logTurn[V any] struct {
 // logTurn waits for the turn to read the log. It returns nil if that need not be
 // read, or not any more: if no store has one, or what is known of it was, when the wait
 // began, no older than age.
-func (e *engine[V]) logTurn(ctx context.Context, o *outage, age time.Duration) *logTurn[V] {
+func (e *engine[V]) logTurn(ctx context.Context, budget *gate.Budget, age time.Duration) *logTurn[V] {
 	w := &e.sweeper
 	began := e.clock.now()
 	old := func() bool {
 		asked := instant(w.asked.Load())
 		return asked == 0 || began > durations.Add(asked, age)
 	}
-	if !w.on() || e.Store == nil || !old() || o.left <= 0 {
+	if !w.on() || e.Store == nil || !old() || budget.Left <= 0 {
 		return nil
 	}
 	// One reads, and who comes meanwhile waits for that: with a log that is too
@@ -273,7 +274,7 @@ func (e *engine[V]) logTurn(ctx context.Context, o *outage, age time.Duration) *
 	case silent > 0 && (silent > began || !old()):
 		// It was the store's silence that was waited for. That is as old as it is
 		// long: who asked again would be silent to the next, one after another.
-		o.left -= turn.asked - began
+		budget.Left -= turn.asked - began
 	case old():
 		return turn
 	}
@@ -291,17 +292,17 @@ func (t *logTurn[V]) end() {
 
 // took takes in what the store has said of the log, and ends the turn. Only if
 // there was none it asks the store for more.
-func (t *logTurn[V]) took(ctx context.Context, o *outage, entry Entry, err error) {
+func (t *logTurn[V]) took(ctx context.Context, budget *gate.Budget, entry Entry, err error) {
 	defer t.end()
 	e, w := t.engine, &t.engine.sweeper
 	switch {
 	case err == nil:
 		e.learn(entry)
 	case errors.Is(err, ErrNotFound), errors.Is(err, ErrCorrupt):
-		if err = e.beginLog(ctx, o); !errors.Is(err, ErrFenced) {
+		if err = e.beginLog(ctx, budget); !errors.Is(err, ErrFenced) {
 			break
 		}
-		if entry, err = e.readLog(ctx, o); err == nil { // another has begun it
+		if entry, err = e.readLog(ctx, budget); err == nil { // another has begun it
 			e.learn(entry)
 		}
 	}
@@ -324,22 +325,22 @@ func (r *run[V]) followLogAhead(ctx context.Context, age time.Duration) {
 	e := r.engine
 	store, ok := e.Store.(BatchGetter)
 	if !ok {
-		e.followLog(ctx, &r.outage, age)
+		e.followLog(ctx, &r.budget, age)
 		return
 	}
-	turn := e.logTurn(ctx, &r.outage, age)
+	turn := e.logTurn(ctx, &r.budget, age)
 	if turn == nil {
 		return
 	}
 	defer turn.end()
 	var log, key *storeReply
-	_, err := e.readMany(ctx, store, []string{logKey, r.key}, &r.outage, func(i int, reply *storeReply) {
+	_, err := e.readMany(ctx, store, []string{logKey, r.key}, &r.budget, func(i int, reply *storeReply) {
 		switch {
 		case i == 1:
 			key = reply
 		case reply.err == nil:
 			// At once: nobody else's key waits for this one's server.
-			turn.took(ctx, &r.outage, reply.entry, nil)
+			turn.took(ctx, &r.budget, reply.entry, nil)
 		default:
 			log = reply
 		}
@@ -349,7 +350,7 @@ func (r *run[V]) followLogAhead(ctx context.Context, age time.Duration) {
 			// What the key's server says is not believed without the log's.
 			log, key = &storeReply{err: err}, nil
 		}
-		turn.took(ctx, &r.outage, log.entry, log.err)
+		turn.took(ctx, &r.budget, log.entry, log.err)
 	}
 	r.ahead = key
 }
@@ -413,7 +414,7 @@ func (e *engine[V]) adopt(l *sweepLog) {
 	}
 	// What is put from here on has been held against the new log, under the
 	// lock; what was put before is met here.
-	e.near.revise(w.spare)
+	e.near.Revise(w.spare)
 }
 
 // sweepFlight holds the log of w against what a flight is loading. e.mu is held.
@@ -449,14 +450,14 @@ func (e *engine[V]) sweepFlight(w *sweeper[V], key string, f *flight[V]) {
 // The lease is for one of those who find none at one time. It is not worth a
 // long wait: a log that has nothing in it counts all that was loaded before as
 // swept, and so loses nothing that it is written over.
-func (e *engine[V]) beginLog(ctx context.Context, o *outage) error {
-	lease, _, err := e.leaseLog(ctx, o, durations.Add(e.clock.now(), o.left/2))
+func (e *engine[V]) beginLog(ctx context.Context, budget *gate.Budget) error {
+	lease, _, err := e.leaseLog(ctx, budget, durations.Add(e.clock.now(), budget.Left/2))
 	if err != nil && !errors.Is(err, ErrHeld) {
 		return err
 	}
-	l, err := e.commitLog(ctx, o, nil)
+	l, err := e.commitLog(ctx, budget, nil)
 	if lease != nil {
-		e.giveBack(ctx, logKey, o, lease)
+		e.giveBack(ctx, logKey, budget, lease)
 	}
 	if err == nil {
 		e.apply(l)
@@ -471,18 +472,18 @@ func (e *engine[V]) beginLog(ctx context.Context, o *outage) error {
 // somebody who has read the log before it may write over it after it. Without a
 // Locker, or with one that does not answer, that may happen when two processes
 // sweep at the same moment.
-func (e *engine[V]) writeLog(ctx context.Context, o *outage, more []sweep) error {
+func (e *engine[V]) writeLog(ctx context.Context, budget *gate.Budget, more []sweep) error {
 	until := durations.Add(e.clock.now(), e.MaxWait)
 	for try := 1; ; try++ {
-		lease, asked, err := e.leaseLog(ctx, o, until)
+		lease, asked, err := e.leaseLog(ctx, budget, until)
 		if err != nil {
 			return err
 		}
-		l, err := e.commitLog(ctx, o, more)
+		l, err := e.commitLog(ctx, budget, more)
 		if lease != nil {
 			held := e.clock.now() < durations.Add(asked, e.LeaseTTL)
 			// The locker's word counts; where there is none, the clock's.
-			lost := e.giveBack(ctx, logKey, o, lease)
+			lost := e.giveBack(ctx, logKey, budget, lease)
 			if err == nil && (errors.Is(lost, ErrLeaseLost) || lost != nil && !held) {
 				err = ErrLeaseLost
 			}
@@ -499,14 +500,14 @@ func (e *engine[V]) writeLog(ctx context.Context, o *outage, more []sweep) error
 
 // leaseLog waits for the log's lease; nil if there is no locker, or none that
 // answers. Its time runs from asked on.
-func (e *engine[V]) leaseLog(ctx context.Context, o *outage, until instant) (lease Lease, asked instant, err error) {
+func (e *engine[V]) leaseLog(ctx context.Context, budget *gate.Budget, until instant) (lease Lease, asked instant, err error) {
 	began := e.clock.now()
 	if e.Locker == nil {
 		return nil, began, nil
 	}
 	for {
 		asked = e.clock.now()
-		lease, err := ask(ctx, e.locker, logKey, o, func(ctx context.Context) (Lease, error) {
+		lease, err := gate.Ask(ctx, e.locker, logKey, budget, func(ctx context.Context) (Lease, error) {
 			return e.Locker.TryAcquire(ctx, e.engineKey(logKey), e.LeaseTTL)
 		})
 		switch now := e.clock.now(); {
@@ -531,9 +532,9 @@ func (e *engine[V]) leaseLog(ctx context.Context, o *outage, until instant) (lea
 
 // commitLog writes the log as it is there with more at its end; with nothing more
 // only if there is none.
-func (e *engine[V]) commitLog(ctx context.Context, o *outage, more []sweep) (*sweepLog, error) {
+func (e *engine[V]) commitLog(ctx context.Context, budget *gate.Budget, more []sweep) (*sweepLog, error) {
 	var epoch uint64
-	entry, err := ask(ctx, e.writes, logKey, o, func(ctx context.Context) (entry Entry, err error) {
+	entry, err := gate.Ask(ctx, e.writes, logKey, budget, func(ctx context.Context) (entry Entry, err error) {
 		entry, epoch, err = e.Store.Claim(ctx, e.engineKey(logKey))
 		return entry, err
 	})
@@ -552,7 +553,7 @@ func (e *engine[V]) commitLog(ctx context.Context, o *outage, more []sweep) (*sw
 	if err != nil {
 		return nil, err
 	}
-	return l, askErr(ctx, e.writes, logKey, o, func(ctx context.Context) error {
+	return l, gate.AskErr(ctx, e.writes, logKey, budget, func(ctx context.Context) error {
 		return e.Store.Commit(ctx, e.engineKey(logKey), Entry{Kind: KindValue, Value: value, Epoch: epoch, TTL: logTTL})
 	})
 }
@@ -576,7 +577,7 @@ func (e *engine[V]) sweep(ctx context.Context, what []sweep) error {
 		return nil
 	}
 	if e.Store != nil {
-		err := e.writeLog(ctx, &outage{e.EngineTimeout}, what)
+		err := e.writeLog(ctx, &gate.Budget{Left: e.EngineTimeout}, what)
 		if err == nil {
 			return nil
 		}
@@ -626,7 +627,7 @@ func (e *engine[V]) sweepHere(what []sweep) {
 		}
 	}
 	e.mu.Unlock()
-	e.near.revise(func(key string, it *item[V]) *item[V] {
+	e.near.Revise(func(key string, it *item[V]) *item[V] {
 		spared := now.spare(key, it)
 		if spared != nil && spared != it {
 			spared.position = it.position

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether/internal/durations"
+	"github.com/bellwether-go/bellwether/internal/gate"
 )
 
 // This file is a call's way to its answer: a hit of the near tier, else the
@@ -121,7 +122,7 @@ func (c *waiter[V]) outcome(b binder[V]) (V, error) {
 // served when a caller's patience ends, or nil. It does not allocate. early is
 // for what is fresh, and to be rebuilt before it expires.
 func (e *engine[V]) hit(key string) (it *item[V], early, ok bool) {
-	it, now := e.near.get(key)
+	it, now := e.near.Get(key)
 	if it == nil || now >= it.trusted {
 		return nil, false, false
 	}
@@ -164,7 +165,7 @@ func (e *engine[V]) hitFor(key string, w want[V]) (it *item[V], early, ok bool) 
 	if w.accept == nil {
 		return e.hit(key)
 	}
-	if it, now := e.near.get(key); it == nil || w.fits != nil && !w.fits(it) || !it.backingOff(now) && !w.accept(it, now) {
+	if it, now := e.near.Get(key); it == nil || w.fits != nil && !w.fits(it) || !it.backingOff(now) && !w.accept(it, now) {
 		return nil, false, false
 	}
 	return e.hit(key)
@@ -517,7 +518,7 @@ func (c *waiter[V]) begin(b binder[V]) bool {
 	// second rebuild: a flight fills the near tier before it leaves the map,
 	// both under this lock, so one of the two is seen.
 	e := c.engine
-	it, now := e.near.get(c.key)
+	it, now := e.near.Get(c.key)
 	if it != nil && now < it.trusted {
 		switch verdict := it.judge(now); verdict {
 		case serve, serveOnly, fail:
@@ -546,7 +547,7 @@ func (c *waiter[V]) begin(b binder[V]) bool {
 	// Detached: the values of the context stay (traces, tenants), its end does not.
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(c.ctx))
 	f := &flight[V]{
-		key: c.key, load: b.bind(), engine: e, member: m, cancel: cancel, outage: outage{c.lose},
+		key: c.key, load: b.bind(), engine: e, member: m, cancel: cancel, budget: gate.Budget{Left: c.lose},
 		accept: c.want.accept, fits: c.want.fits, client: c.want.client, personal: c.want.personal, second: c.excluded,
 		refreshes: c.refreshes || c.stale != nil, queues: queues,
 		due: durations.Add(c.began, e.MaxWait), since: now,

@@ -25,7 +25,7 @@ type counted struct {
 
 func newCounted(t *testing.T, o Options, f Freshness) *counted {
 	marshal, unmarshal := codecOf[string](Codec{})
-	c := &counted{engine: newEngine(o.settings(), sizeOf[string], marshal, unmarshal), freshness: f}
+	c := &counted{engine: newEngine(o.settings(), func(_, v string) int { return len(v) }, marshal, unmarshal), freshness: f}
 	t.Cleanup(c.close)
 	return c
 }

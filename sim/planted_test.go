@@ -43,8 +43,8 @@ var bugs = []bug{
 	},
 	{
 		Name: "waiter that is not woken", File: "flight.go",
-		Old: "f.change(func(s *flightState[V]) { s.offered, s.lose = it, f.outage.left })",
-		New: "s := *f.state.Load()\n\ts.offered, s.lose = it, f.outage.left\n\tf.state.Store(&s)",
+		Old: "f.change(func(s *flightState[V]) { s.offered, s.lose = it, f.budget.Left })",
+		New: "s := *f.state.Load()\n\ts.offered, s.lose = it, f.budget.Left\n\tf.state.Store(&s)",
 	},
 	{
 		Name: "stale offer after an invalidation", File: "engine.go",

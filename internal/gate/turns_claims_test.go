@@ -1,6 +1,6 @@
 //go:build !race
 
-package bellwether
+package gate
 
 import (
 	"context"

@@ -1,6 +1,6 @@
 //go:build !race
 
-package bellwether
+package gate
 
 import (
 	"context"
@@ -11,15 +11,15 @@ import (
 // What an engine call costs beyond the call: its time-out, and beside that a turn,
 // which is a place in a queue and a channel, and the circuit's report.
 func TestAsk_Allocations(t *testing.T) {
-	ctx, b, o := t.Context(), newBreaker(time.Second, func(_, _ BreakerState) {}), &outage{time.Second}
+	ctx, b, o := t.Context(), New(time.Second, func(_, _ State) {}), &Budget{time.Second}
 	call := func(ctx context.Context) (struct{}, error) { return struct{}{}, ctx.Err() }
 	floor := testing.AllocsPerRun(1000, func() {
-		limited, cancel := context.WithTimeout(ctx, o.left)
+		limited, cancel := context.WithTimeout(ctx, o.Left)
 		defer cancel()
 		call(limited)
 	})
-	for name, f := range map[string]func(context.Context, *breaker, string, *outage, func(context.Context) (struct{}, error)) (struct{}, error){
-		"ask": ask[struct{}], "askInTurn": askInTurn[struct{}],
+	for name, f := range map[string]func(context.Context, *Gate, string, *Budget, func(context.Context) (struct{}, error)) (struct{}, error){
+		"Ask": Ask[struct{}], "AskInTurn": AskInTurn[struct{}],
 	} {
 		n := testing.AllocsPerRun(1000, func() {
 			if _, err := f(ctx, b, "k", o, call); err != nil {
@@ -36,13 +36,13 @@ func TestAsk_Allocations(t *testing.T) {
 // A call that ends when the breaker opens costs a context that can be cancelled,
 // its name among those, and the way to take it off. What has ended leaves nothing.
 func TestWhileUp_Allocations(t *testing.T) {
-	ctx, b := t.Context(), newBreaker(time.Second, func(_, _ BreakerState) {})
+	ctx, b := t.Context(), New(time.Second, func(_, _ State) {})
 	floor := testing.AllocsPerRun(1000, func() {
 		_, cancel := context.WithCancelCause(ctx)
 		cancel(nil)
 	})
 	n := testing.AllocsPerRun(1000, func() {
-		_, end := b.whileUp(ctx)
+		_, end := b.WhileUp(ctx)
 		end()
 	})
 	t.Logf("%.0f allocations, of which %.0f are a context's", n, floor)

@@ -1,4 +1,4 @@
-package bellwether
+package gate
 
 import (
 	"container/list"
@@ -8,26 +8,25 @@ import (
 	"time"
 )
 
-// This file is the queue before an engine. When a thousand keys expire at one
-// time, a thousand flights call at one time, and their calls would wait for each
-// other in the engine's client, on its few connections, and in the engine. That
-// is no outage: calls wait here, before their time for outages counts, and go on
-// as fast as the engine answers those before them.
+// This file is the queue before an engine. When a thousand keys expire together, a thousand flights
+// call together, and their calls would wait for each other in the engine's client, on its few
+// connections, and in the engine. Such a wait is no outage. Calls wait here, before their budget
+// counts, and go on as fast as the engine answers the calls before them.
 
-// turns bounds the calls of one engine that run at one time.
+// turns bounds the running calls of one engine.
 type turns struct {
-	timeout time.Duration // after which calls are given up
+	timeout time.Duration // of a call
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	bound   float64
 	running int
-	base    time.Duration // what a call takes that others do not slow down; 0: not known
-	learned time.Time     // when base was last found by a call that ran beside few
-	crowded time.Time     // when more than few last ran
-	probing time.Time     // until then few run, for base to be found
-	lowered time.Time     // when bound was last lowered
-	holders list.List     // of chan struct{}: the calls of those who hold a lease; they go first
-	others  list.List     // of chan struct{}: the latest goes first
+	base    time.Duration // the duration of a call that no other call slows down; 0: unknown
+	learned time.Time     // the time at which a call beside few others last gave the base
+	crowded time.Time     // the latest time at which more than fewTurns calls ran
+	probing time.Time     // until then fewTurns calls run, so that one of them gives the base
+	lowered time.Time     // the time at which bound was last lowered
+	holders list.List     // of chan struct{}: the calls of Ask; they go first, in order
+	others  list.List     // of chan struct{}: all other calls; the latest goes first
 }
 
 // The bound follows what our own calls do to the engine, as in TCP Vegas
@@ -43,11 +42,10 @@ const (
 	// fewestTurns, so that under a load that never ends the base is not taken
 	// from calls that waited in the engine for each other.
 	fewTurns = 2
-	// slowPart is the part of EngineTimeout by which calls may take longer than
-	// the base, and of which they stay below EngineTimeout itself: the bound is
-	// to fall before they are given up.
+	// A call is slow if it takes longer than the base by 1/slowPart of the timeout, or if it
+	// takes all but 1/slowPart of the timeout. So the bound falls before calls time out.
 	slowPart = 4
-	// baseLife is for how long the base holds against calls that take longer.
+	// baseLife is the time for which slower calls do not replace the base.
 	baseLife = 10 * time.Second
 )
 
@@ -55,12 +53,12 @@ func newTurns(timeout time.Duration) *turns {
 	return &turns{timeout: timeout, bound: firstTurns}
 }
 
-// take waits for a turn in one of t's queues; the error is ctx's.
+// take waits for a turn in queue, which is t.holders or t.others. Its error is ctx's.
 func (t *turns) take(ctx context.Context, queue *list.List) error {
 	turn := make(chan struct{})
 	t.mu.Lock()
-	// Under more load than the engine carries, those who have waited longest are those
-	// whose callers leave next: served in their order, each would be served in vain.
+	// Under more load than the engine carries, the callers of the oldest calls leave next.
+	// First in, first out would serve each of them in vain (adaptive LIFO).
 	place := queue.PushFront(turn)
 	if queue == &t.holders {
 		queue.MoveToBack(place)
@@ -80,7 +78,7 @@ func (t *turns) take(ctx context.Context, queue *list.List) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	select {
-	case <-turn: // at the same time: another may have it
+	case <-turn: // it came together with ctx's end: the next call may have it
 		t.running--
 		t.next()
 	default:
@@ -89,8 +87,7 @@ func (t *turns) take(ctx context.Context, queue *list.List) error {
 	return ctx.Err()
 }
 
-// done gives a turn back that was taken at began. answered tells whether the
-// engine has said anything.
+// done gives a turn back that began at began. answered reports whether the engine answered.
 func (t *turns) done(began time.Time, answered bool) {
 	now := time.Now()
 	took := now.Sub(began)
@@ -106,20 +103,19 @@ func (t *turns) done(began time.Time, answered bool) {
 	quick := (t.base + slow) / 2
 	switch {
 	case took >= slow:
-		// Once for all that ran at one time: they were slow for one reason.
+		// Once for all calls that ran together: they were slow for one reason.
 		if began.After(t.lowered) {
 			t.bound, t.lowered = max(fewestTurns, t.bound*3/4), now
 		}
 	case answered && took < quick && t.holders.Len()+t.others.Len() > 0:
-		// When as many as run have come back, their number's root more: a few
-		// calls for an engine that is busy, and a few round trips to all of them
-		// for one that is far away.
+		// After one round of running calls the bound has grown by its square root: by a few
+		// calls for a busy engine, and to mostTurns within a few round trips for a distant one.
 		t.bound = min(mostTurns, t.bound+1/math.Sqrt(t.bound))
 	}
 	if answered && took >= quick && now.Sub(t.learned) > baseLife && now.Sub(t.probing) > baseLife {
-		// It may be the engine that has changed. Under a load that never ends no
-		// call runs beside few, unless the others wait for it: for the time of two
-		// calls, and no longer than one may take, if those before it never end.
+		// The engine itself may have become slower. Under endless load no call runs beside few
+		// others unless the others wait: for the time of two calls, and for no longer than the
+		// timeout if the calls before never end.
 		t.unfill(slow)
 		t.probing = now.Add(t.timeout)
 		time.AfterFunc(t.timeout, t.resume)
@@ -130,17 +126,17 @@ func (t *turns) done(began time.Time, answered bool) {
 	t.next()
 }
 
-// unfill lowers the bound for calls that come all at once while none is under
-// way. Of those that take so long, a part is in the engine and the rest on the way,
-// and now all of them would come to be in the engine.
+// unfill lowers the bound for calls that come together while no call is under way. Of calls in a
+// steady stream a part is in the engine and the rest is on the way; these would all be in the
+// engine.
 func (t *turns) unfill(slow time.Duration) {
 	part := float64(max(0, slow-t.base)) / float64(slow)
 	t.bound = min(t.bound, max(firstTurns, t.bound*part))
 }
 
-// learn takes the base from a call that was answered now. A quicker one is always
-// right; a slower one may be if none of ours can have slowed it down, and the
-// last word is old. t.mu is held, and the call still runs.
+// learn takes the base from a call that was answered now. A quicker call always gives the base. A
+// slower call gives it if no other call can have slowed it down and the base is old. t.mu is held,
+// and the call still counts as running.
 func (t *turns) learn(began, now time.Time) {
 	took, alone := max(now.Sub(began), 1), !t.crowded.After(began)
 	if t.base == 0 || took < t.base || alone && now.Sub(t.learned) > baseLife {
@@ -156,14 +152,14 @@ func (t *turns) learn(began, now time.Time) {
 	}
 }
 
-// resume lets those go on that a probe has held up to its last moment.
+// resume gives turns to the calls that a probe has held up.
 func (t *turns) resume() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.next()
 }
 
-// next lets those go on whose turn it is. t.mu is held.
+// next gives turns to the calls that may run now. t.mu is held.
 func (t *turns) next() {
 	most := int(t.bound)
 	if !t.probing.IsZero() && time.Now().Before(t.probing) {

@@ -1,4 +1,4 @@
-package bellwether
+package gate
 
 import (
 	"context"
@@ -6,27 +6,25 @@ import (
 	"time"
 )
 
-// This file is the limit of a call that an engine answers bit by bit.
+// This file is the time limit of a call that an engine answers piece by piece.
 
-// A patience is a context that ends when its engine has been silent for some time,
-// or with the context that it was made from. Each word of the engine's begins the
-// time anew, so its deadline moves: an adapter that asks in pieces has the whole time
-// for each.
+// A patience is a context that ends when the engine has been silent for the limit, or with its
+// parent. Each piece of the answer begins the limit anew, so the deadline moves.
 type patience struct {
-	context.Context // what it was made from; Deadline, Done and Err are not its own
+	context.Context // the parent, whose Deadline, Done and Err are overridden
 	limit           time.Duration
 	done            chan struct{}
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	silence *time.Timer
 	due     time.Time
 	err     error
 }
 
-// withPatience is the limiter whose contexts are of type *patience.
+// withPatience is the limiter with contexts of type *patience.
 func withPatience(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
 	p := &patience{Context: ctx, limit: limit, done: make(chan struct{}), due: time.Now().Add(limit)}
-	p.mu.Lock() // a short limit may be over before the timer has its place
+	p.mu.Lock() // a short limit may end before p.silence is set
 	p.silence = time.AfterFunc(limit, func() { p.end(context.DeadlineExceeded) })
 	p.mu.Unlock()
 	stop := context.AfterFunc(ctx, func() { p.end(ctx.Err()) })
@@ -36,11 +34,11 @@ func withPatience(ctx context.Context, limit time.Duration) (context.Context, co
 	}
 }
 
-// heard says that the engine has answered something.
+// heard begins the limit anew.
 func (p *patience) heard() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.err == nil && p.silence.Stop() { // else it is over just now
+	if p.err == nil && p.silence.Stop() { // else the limit has just ended
 		p.silence.Reset(p.limit)
 		p.due = time.Now().Add(p.limit)
 	}
@@ -57,7 +55,7 @@ func (p *patience) end(err error) {
 	close(p.done)
 }
 
-// Deadline implements [context.Context]. It is the present one.
+// Deadline implements [context.Context]. The deadline moves with each piece.
 func (p *patience) Deadline() (time.Time, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

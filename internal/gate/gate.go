@@ -1,0 +1,394 @@
+// Package gate makes the calls of an engine that may be down. A call has a time limit. A run of
+// failures stops all calls for a while, and then one call probes the engine. A [Budget] bounds
+// the time that one flight loses to all engines together.
+//
+// An engine may be several servers with one of them down. The failures of that server's keys stop
+// the calls for these keys only.
+//
+// Calls take turns, in turns.go: the gate bounds how many calls run at one time.
+package gate
+
+import (
+	"container/list"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/sony/gobreaker/v2"
+
+	"github.com/bellwether-go/bellwether/driver"
+	"github.com/bellwether-go/bellwether/internal/fault"
+)
+
+const (
+	// Trips is the number of keys that fail in a row before the engine counts as down, and
+	// the number of failures in a row of one key before that key's server does. With 1, a
+	// single lost packet would switch collapsing across processes off.
+	Trips = 3
+	// silenceTimeouts is the silence, in timeouts, after which failures of a single key open
+	// the gate. The key of one dead server among many is asked again and again, and the
+	// answers for other keys between may be rare.
+	silenceTimeouts = 10
+	// maxTroubled bounds the remembered keys with failures.
+	maxTroubled = 4096
+	// Pause is the time from the last failure to the next probe.
+	Pause = time.Second
+	// memory is the time after which a failure without a later call no longer counts as an
+	// outage for [Gate.Answers]: a cache that makes no calls knows nothing of its engine.
+	memory = 30 * time.Second
+)
+
+// A State says which calls a gate lets through.
+type State uint8
+
+const (
+	Closed   State = iota // all calls
+	HalfOpen              // one call, as a probe
+	Open                  // no call
+)
+
+// A Gate stands before one engine. It is safe for concurrent use.
+type Gate struct {
+	circuit *gobreaker.TwoStepCircuitBreaker[struct{}]
+	turns   *turns
+
+	mu       sync.Mutex                            // guards the fields below
+	asking   map[*context.CancelCauseFunc]struct{} // the contexts of WhileUp
+	closes   chan struct{}                         // closed at the gate's next change to Closed
+	why      string                                // the latest failure
+	failed   time.Time                             // the time of the latest failure
+	heard    time.Time                             // the time of the latest answer; zero: none yet
+	failing  []string                              // up to Trips keys whose failures began after heard
+	troubled map[string]trouble                    // keys with failures since their last answer
+}
+
+// states maps the circuit's states to the gate's.
+var states = [...]State{
+	gobreaker.StateClosed: Closed, gobreaker.StateHalfOpen: HalfOpen, gobreaker.StateOpen: Open,
+}
+
+// A trouble is the record of a key whose calls fail.
+type trouble struct {
+	since    time.Time // the first failure
+	failures int       // in a row
+	until    time.Time // the key's next probe, after Trips failures
+}
+
+// New returns the closed gate of an engine. A flight's whole budget for engines is timeout. The
+// gate calls changed at each change of state, in order and under a lock: changed must not wait and
+// must not use the gate.
+func New(timeout time.Duration, changed func(from, to State)) *Gate {
+	return newGate(newTurns(timeout), timeout, changed)
+}
+
+// Beside returns a second gate of the same engine, for calls that may fail while the first gate's
+// calls succeed: reads and writes, for example. The two gates share their turns.
+func (g *Gate) Beside(changed func(from, to State)) *Gate {
+	return newGate(g.turns, g.turns.timeout, changed)
+}
+
+func newGate(t *turns, timeout time.Duration, changed func(from, to State)) *Gate {
+	g := &Gate{turns: t, closes: make(chan struct{})}
+	settings := gobreaker.Settings{
+		Timeout: Pause,
+		ReadyToTrip: func(c gobreaker.Counts) bool {
+			return c.ConsecutiveFailures >= Trips && g.silent(timeout)
+		},
+		// The end of the caller's context says nothing about the engine. The comparison is
+		// by identity: this runs behind the last recover, and an adapter's Is method may panic.
+		IsExcluded: func(err error) bool { return err == context.Canceled },
+	}
+	settings.OnStateChange = func(_ string, from, to gobreaker.State) {
+		changed(states[from], states[to])
+		switch to {
+		case gobreaker.StateOpen:
+			g.giveUp()
+		case gobreaker.StateClosed:
+			g.resume()
+		}
+	}
+	g.circuit = gobreaker.NewTwoStepCircuitBreaker[struct{}](settings)
+	return g
+}
+
+// Retries reports whether another call is worth trying after a call without an answer. It is not
+// once the engine seems to answer for no key.
+func (g *Gate) Retries() bool {
+	if g.circuit.State() == gobreaker.StateOpen {
+		return false
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return len(g.failing) < Trips
+}
+
+// Closed reports whether the gate lets all calls through.
+func (g *Gate) Closed() bool {
+	return g.circuit.State() == gobreaker.StateClosed
+}
+
+// Closing returns a channel that is closed at the gate's next change to Closed.
+func (g *Gate) Closing() <-chan struct{} {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.closes
+}
+
+// resume wakes the waiters of Closing.
+func (g *Gate) resume() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	close(g.closes)
+	g.closes = make(chan struct{})
+}
+
+// Sound is Closed for the calls about one key.
+func (g *Gate) Sound(key string) bool {
+	if !g.Closed() {
+		return false
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.troubled[key].failures < Trips
+}
+
+// Fails reports whether the key's calls get no answer, judged by a failure within the last two
+// pauses. An older failure says nothing about now.
+func (g *Gate) Fails(key string) bool {
+	if g.Sound(key) {
+		return false
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return time.Since(g.failed) < 2*Pause
+}
+
+// silent reports whether the whole engine is silent, and not one of its servers.
+func (g *Gate) silent(timeout time.Duration) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	silence := time.Since(g.heard)
+	return silence >= silenceTimeouts*timeout || len(g.failing) >= Trips && silence >= timeout
+}
+
+// blocks reports whether the key's server counts as down. Once in each Pause it lets one call
+// through.
+func (g *Gate) blocks(key string) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	t := g.troubled[key]
+	if t.failures < Trips {
+		return false
+	}
+	now := time.Now()
+	if now.Before(t.until) {
+		return true
+	}
+	t.until = now.Add(Pause)
+	g.troubled[key] = t
+	return false
+}
+
+// Answers reports whether the engine counts as up, for statistics. A half-open gate counts as
+// down: it is half-open while a probe waits, and from one Pause after it opened until the next call.
+func (g *Gate) Answers() bool {
+	if g.Closed() {
+		return true
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return time.Since(g.failed) >= memory
+}
+
+// ErrSilent is the cause of a [Gate.WhileUp] context that ended because the gate opened.
+var ErrSilent = errors.New("the engine answers no call")
+
+// WhileUp returns a context that ends, with cause ErrSilent, when the gate opens. Without it, each
+// call under way would wait out the silence that the first calls have found. Call end after the
+// calls.
+func (g *Gate) WhileUp(ctx context.Context) (_ context.Context, end func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.asking == nil {
+		g.asking = make(map[*context.CancelCauseFunc]struct{})
+	}
+	g.asking[&cancel] = struct{}{}
+	return ctx, func() {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		delete(g.asking, &cancel)
+		cancel(nil)
+	}
+}
+
+// giveUp ends the contexts of WhileUp. It must not wait: the circuit's lock is held.
+func (g *Gate) giveUp() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	silence := fmt.Errorf("%w: %s", ErrSilent, g.why)
+	for cancel := range g.asking {
+		(*cancel)(silence)
+	}
+	clear(g.asking)
+}
+
+// note records the outcome of one call: its failure, or nil for an answer. The end of the caller's
+// own context is not recorded.
+func (g *Gate) note(key string, failure error) {
+	if failure == context.Canceled {
+		return
+	}
+	why := ""
+	if failure != nil {
+		why = fmt.Sprint(failure) // outside the lock: it is the adapter's code, and may panic
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	now := time.Now()
+	if failure == nil {
+		g.heard, g.failing = now, g.failing[:0]
+		delete(g.troubled, key)
+		return
+	}
+	g.why, g.failed = why, now
+	t, known := g.troubled[key]
+	if !known {
+		t.since = now
+		if len(g.troubled) >= maxTroubled {
+			clear(g.troubled) // the next failures find these keys again
+		}
+	}
+	// A key that failed already while the engine answered for other keys says nothing about the
+	// other keys.
+	if !t.since.Before(g.heard) && len(g.failing) < Trips && !slices.Contains(g.failing, key) {
+		g.failing = append(g.failing, key)
+	}
+	if t.failures++; t.failures >= Trips {
+		t.until = now.Add(Pause)
+	}
+	if g.troubled == nil {
+		g.troubled = make(map[string]trouble)
+	}
+	g.troubled[key] = t
+}
+
+func (g *Gate) latest() string {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.why
+}
+
+// A Budget is the time that a flight may still lose to engines that do not answer. All engines
+// share it: a flight that has waited for a dead locker does not wait for the dead store as well.
+// A Budget is for one goroutine at a time.
+type Budget struct{ Left time.Duration }
+
+// ErrNotAsked is part of the error of a call that the gate did not make, because earlier calls had
+// no answer.
+var ErrNotAsked = errors.New("no call is made")
+
+// Ask calls an engine about a key. It is for the calls that others wait for: of a flight with a
+// lease or an epoch, of a batch, of the log of sweeps. These calls go before those of AskInTurn.
+//
+// An error that is an answer by the engine's contract comes back as it is. Every other error, a
+// panic and a Goexit of call come back wrapped in fault.ErrUnavailable; their time is taken from
+// budget.
+func Ask[T any](ctx context.Context, g *Gate, key string, budget *Budget, call func(context.Context) (T, error)) (v T, err error) {
+	return askFrom(ctx, g, &g.turns.holders, key, budget, inTime, call)
+}
+
+// AskErr is Ask for a call with an error as its only result.
+func AskErr(ctx context.Context, g *Gate, key string, budget *Budget, call func(context.Context) error) error {
+	_, err := Ask(ctx, g, key, budget, func(ctx context.Context) (struct{}, error) { return struct{}{}, call(ctx) })
+	return err
+}
+
+// AskInTurn is Ask for all other calls.
+func AskInTurn[T any](ctx context.Context, g *Gate, key string, budget *Budget, call func(context.Context) (T, error)) (v T, err error) {
+	return askFrom(ctx, g, &g.turns.others, key, budget, inTime, call)
+}
+
+// AskInPieces is AskInTurn for a call that the engine answers piece by piece. The limit is for the
+// silence before each piece: call reports each by calling heard.
+func AskInPieces(ctx context.Context, g *Gate, key string, budget *Budget, call func(ctx context.Context, heard func()) error) error {
+	_, err := askFrom(ctx, g, &g.turns.others, key, budget, withPatience, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, call(ctx, ctx.(*patience).heard)
+	})
+	return err
+}
+
+// AskAnyway makes a call that Ask has refused with ErrNotAsked. It takes no turn: a call of a silent
+// engine would keep the calls of lease holders waiting.
+func AskAnyway[T any](ctx context.Context, g *Gate, key string, limit time.Duration, call func(context.Context) (T, error)) (v T, err error) {
+	v, _, err = askWithin(ctx, g, key, limit, inTime, call, func(error) {})
+	return v, err
+}
+
+// A limiter makes the context of a call from its time limit.
+type limiter func(context.Context, time.Duration) (context.Context, context.CancelFunc)
+
+// inTime is the limiter of a call with one answer.
+func inTime(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, limit)
+}
+
+// askFrom makes a call when the call's turn has come in queue.
+func askFrom[T any](ctx context.Context, g *Gate, queue *list.List, key string, budget *Budget, limit limiter, call func(context.Context) (T, error)) (v T, err error) {
+	var zero T
+	if budget.Left <= 0 {
+		return zero, fmt.Errorf("%w: EngineTimeout is used up", fault.ErrUnavailable)
+	}
+	if g.blocks(key) {
+		return zero, fmt.Errorf("%w: %w for this key, since: %s", fault.ErrUnavailable, ErrNotAsked, g.latest())
+	}
+	if err := g.turns.take(ctx, queue); err != nil {
+		return zero, fmt.Errorf("%w: %w", fault.ErrUnavailable, err)
+	}
+	start, answered := time.Now(), false
+	defer func() { g.turns.done(start, answered) }()
+	// The circuit is asked after the wait for a turn: calls that queued while the engine went
+	// down must not find that out one after another.
+	report, err := g.circuit.Allow()
+	if err != nil {
+		return zero, fmt.Errorf("%w: %w: %w, since: %s", fault.ErrUnavailable, ErrNotAsked, err, g.latest())
+	}
+	v, failure, err := askWithin(ctx, g, key, budget.Left, limit, call, report)
+	// An adapter may return these two errors without a call of its engine.
+	answered = failure == nil && !errors.Is(err, driver.ErrTooLarge) && !errors.Is(err, driver.ErrLeaseLost)
+	if failure != nil {
+		budget.Left -= time.Since(start)
+	}
+	return v, err
+}
+
+// askWithin makes a call with a time limit. It reports the call's failure, nil for an answer, and
+// returns it beside the call's own results.
+func askWithin[T any](ctx context.Context, g *Gate, key string, within time.Duration, limit limiter, call func(context.Context) (T, error), report func(error)) (v T, failure, err error) {
+	// A panic or Goexit of the adapter counts as no answer. Without the report a half-open gate
+	// would wait for this probe for ever.
+	failure = errors.New("the call did not return")
+	defer func() {
+		if p := recover(); p != nil {
+			failure = fault.Panicked(p)
+			err = fmt.Errorf("%w: %w", fault.ErrUnavailable, failure)
+		}
+		g.note(key, failure)
+		report(failure)
+	}()
+	limited, cancel := limit(ctx, within)
+	defer cancel()
+	v, err = call(limited)
+	if err == nil || fault.IsAnswer(err) {
+		failure = nil
+		return v, failure, err
+	}
+	if failure = err; ctx.Err() != nil || errors.Is(err, context.Canceled) {
+		failure = context.Canceled // the caller's own end says nothing about the engine
+	}
+	var zero T
+	return zero, failure, fmt.Errorf("%w: %w", fault.ErrUnavailable, err)
+}

@@ -1,0 +1,198 @@
+// Package near is the in-process tier of a cache: decoded items, bounded in bytes, each with the end
+// of its life. otter evicts and expires the items. This package decides which of two items of a key
+// stays.
+package near
+
+import (
+	"sync/atomic"
+	"time"
+	"weak"
+
+	"github.com/maypok86/otter/v2"
+)
+
+// An Instant is a moment on the cache's monotonic clock: the time since the clock's base.
+type Instant = time.Duration
+
+// An Item is a pointer to something that does not change while a tier has it.
+type Item interface {
+	comparable
+	// Weight is the memory that the item takes, in bytes.
+	Weight() uint32
+	// End is the end of the item's life.
+	End() Instant
+	// Over reports whether now is not before End. Most items are fresh, and tell so sooner.
+	Over(now Instant) bool
+}
+
+// Overhead is the memory that an item costs beside its key and value: the item itself, its node and
+// its places in the table and in the policy's queues, as `bench near` measures them.
+const Overhead = 272
+
+// A Tier holds items by key. It is safe for concurrent use.
+type Tier[T Item] struct {
+	clock *clock
+	max   int64 // bytes
+	table *otter.Cache[string, T]
+}
+
+// New returns an empty tier for items of maxBytes in all. Instants count from base. The tier calls
+// evicted, unless it is nil, for each item that leaves to make room for others. That call is under
+// locks: evicted must not wait and must not use the tier.
+func New[T Item](base time.Time, maxBytes int64, evicted func(key string, it T)) *Tier[T] {
+	var deleted func(otter.DeletionEvent[string, T])
+	if evicted != nil {
+		deleted = func(e otter.DeletionEvent[string, T]) {
+			if e.Cause == otter.CauseOverflow {
+				evicted(e.Key, e.Value)
+			}
+		}
+	}
+	c := &clock{base: base}
+	c.tell(c.now(), 0)
+	return &Tier[T]{clock: c, max: maxBytes, table: otter.Must(&otter.Options[string, T]{
+		MaximumWeight: uint64(maxBytes),
+		Clock:         c,
+		// OnDeletion would start a goroutine for each item.
+		OnAtomicDeletion: deleted,
+		Weigher:          func(_ string, it T) uint32 { return it.Weight() },
+		ExpiryCalculator: otter.ExpiryWritingFunc(func(e otter.Entry[string, T]) time.Duration {
+			return max(1, e.Value.End()-Instant(e.SnapshotAtNano))
+		}),
+	})}
+}
+
+// Get returns the key's item, or nil, and the instant of the look.
+func (n *Tier[T]) Get(key string) (T, Instant) {
+	var none T
+	now := n.clock.now()
+	n.clock.tell(now, lag)
+	it, _ := n.table.GetIfPresent(key)
+	if it != none && it.Over(now) {
+		return none, now // the table's clock is behind
+	}
+	return it, now
+}
+
+// Put keeps it in the place of the key's item, whatever that is. An item whose life is over is not
+// kept, but ends the item before it all the same.
+//
+// callers is the number of callers that have asked for it. A full table admits an item only if the
+// table has seen its key more often than the key of its victim (TinyLFU). A herd's first value would
+// count as seen once, and would be loaded again for the next herd, so the item is put once for each
+// caller. Nothing else may remove the key's item during a Put with several callers.
+func (n *Tier[T]) Put(key string, it T, callers int) {
+	n.write(key, it, callers, func(T) bool { return true })
+}
+
+// Replace is Put for one caller, unless the key has an item that does not yield.
+func (n *Tier[T]) Replace(key string, it T, yields func(old T) bool) {
+	n.write(key, it, 1, yields)
+}
+
+// mostCounted is the highest count of the table's sketch.
+const mostCounted = 15
+
+func (n *Tier[T]) write(key string, it T, callers int, yields func(old T) bool) {
+	var none T
+	n.clock.tell(n.clock.now(), 0) // an item that is over must not count as there
+	known := false
+	replace := func(old T, found bool) (T, otter.ComputeOp) {
+		known = found
+		switch {
+		case found && !yields(old):
+			return old, otter.CancelOp
+		case it.End() <= n.clock.now():
+			return none, otter.InvalidateOp
+		}
+		return it, otter.WriteOp
+	}
+	n.table.Compute(key, replace)
+	if !known && int64(it.Weight()) <= n.max {
+		for range min(callers, mostCounted) - 1 {
+			n.table.Compute(key, replace)
+		}
+	}
+}
+
+// Revise replaces every item by the result of f, and deletes it if the result is nil. The calls of f
+// are under the table's locks.
+func (n *Tier[T]) Revise(f func(key string, it T) T) {
+	var none T
+	for key := range n.table.Keys() {
+		n.table.ComputeIfPresent(key, func(old T) (T, otter.ComputeOp) {
+			switch it := f(key, old); it {
+			case old:
+				return old, otter.CancelOp
+			case none:
+				return none, otter.InvalidateOp
+			default:
+				return it, otter.WriteOp
+			}
+		})
+	}
+}
+
+// Delete removes the key's item.
+func (n *Tier[T]) Delete(key string) { n.table.Invalidate(key) }
+
+// Bytes returns the weight of all items.
+func (n *Tier[T]) Bytes() uint64 { return n.table.WeightedSize() }
+
+// Fits reports whether the tier has room for an item of that weight at all.
+func (n *Tier[T]) Fits(weight uint32) bool { return int64(weight) <= n.max }
+
+// Close empties the tier and ends its goroutines.
+func (n *Tier[T]) Close() {
+	n.table.InvalidateAll()
+	n.table.StopAllGoroutines()
+	n.clock.stopped.Store(true)
+}
+
+// A clock is the table's otter.Clock: the time as the tier last told it. The tier reads the time once
+// for a hit. A table that read the time as well would make a hit half as expensive again.
+type clock struct {
+	base    time.Time
+	told    atomic.Int64
+	stopped atomic.Bool
+}
+
+// lag is the time by which hits let the table's clock fall behind. If each hit told the time, all
+// cores would write to one word.
+const lag = time.Millisecond
+
+// now reads the monotonic clock alone, at half the price of time.Now.
+func (c *clock) now() Instant { return time.Since(c.base) }
+
+// tell moves the table's time on to now, if it is behind by more than lag. The table's time never
+// goes back.
+func (c *clock) tell(now Instant, lag time.Duration) {
+	if told := c.told.Load(); int64(now)-told > int64(lag) {
+		c.told.CompareAndSwap(told, int64(now)) // a failure means that another goroutine told the time
+	}
+}
+
+// NowNano is the table's time.
+func (c *clock) NowNano() int64 { return c.told.Load() }
+
+// Tick lets the table remove expired items while no caller comes. It ends with Close, and with the
+// collection of a tier that is never closed.
+func (c *clock) Tick(d time.Duration) <-chan time.Time {
+	ticks := make(chan time.Time, 1)
+	var tick func()
+	alive := weak.Make(c)
+	tick = func() {
+		c := alive.Value()
+		if c == nil || c.stopped.Load() {
+			return
+		}
+		c.tell(c.now(), 0)
+		select {
+		case ticks <- time.Time{}:
+		default:
+		}
+		time.AfterFunc(d, tick)
+	}
+	time.AfterFunc(d, tick)
+	return ticks
+}

@@ -1,0 +1,159 @@
+package near
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// A value is an item of the tests.
+type value struct {
+	text string
+	end  Instant
+}
+
+func (v *value) Weight() uint32        { return uint32(Overhead + len(v.text)) }
+func (v *value) End() Instant          { return v.end }
+func (v *value) Over(now Instant) bool { return now >= v.end }
+
+func newTier(t *testing.T, maxBytes int64) *Tier[*value] {
+	n := New[*value](time.Now(), maxBytes, nil)
+	t.Cleanup(n.Close)
+	return n
+}
+
+// living is a value whose life ends in a while.
+func (n *Tier[T]) living(text string, life time.Duration) *value {
+	return &value{text, n.clock.now() + life}
+}
+
+// A value that is past its windows when it is made is not kept. Neither is
+// what it came after: that would be served again, the older after the newer.
+func TestNear_ValueWithoutALifeEndsItsForerunner(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newTier(t, 1<<20)
+		n.Put("k", n.living("old", time.Hour), 1)
+		n.Put("k", n.living("late", 0), 1)
+		if it, _ := n.Get("k"); it != nil {
+			t.Errorf("%q is still there after a later value that was not to be kept", it.text)
+		}
+		n.Put("k", n.living("old", time.Hour), 1)
+		n.Put("k", n.living("new", 0), 1)
+		if it, _ := n.Get("k"); it != nil {
+			t.Errorf("%q is still there after a later value that was not to be kept", it.text)
+		}
+		n.Put("k", n.living("new", time.Hour), 1)
+		n.Replace("k", n.living("old", 0), func(*value) bool { return false })
+		if it, _ := n.Get("k"); it == nil || it.text != "new" {
+			t.Error("an older value without a life has ended a newer one")
+		}
+	})
+}
+
+// A later item with a shorter life ends sooner, one with a longer life later.
+func TestNear_ExpiryFollowsTheItem(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newTier(t, 1<<20)
+		n.Put("shorter", n.living("a", time.Hour), 1)
+		n.Put("shorter", n.living("b", time.Second), 1)
+		n.Put("longer", n.living("a", time.Second), 1)
+		n.Put("longer", n.living("b", time.Hour), 1)
+		time.Sleep(time.Minute)
+		if it, _ := n.Get("shorter"); it != nil {
+			t.Errorf("%q outlives its windows", it.text)
+		}
+		if it, _ := n.Get("longer"); it == nil || it.text != "b" {
+			t.Error("the later item went at the end of the earlier one")
+		}
+	})
+}
+
+func TestNear_BoundedInBytes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const limit = 1 << 20
+		n := newTier(t, limit)
+		rng := rand.New(rand.NewPCG(1, 1))
+		for i := range 5000 {
+			n.Put(fmt.Sprint(i), n.living(string(make([]byte, rng.IntN(8<<10))), time.Hour), 1)
+			if i%500 == 499 {
+				synctest.Wait() // otter evicts behind the writers
+				n.table.CleanUp()
+				if got := n.table.WeightedSize(); got > limit {
+					t.Fatalf("%d bytes after %d puts, want at most %d", got, i+1, limit)
+				}
+			}
+		}
+		if got := n.table.WeightedSize(); got < limit/2 {
+			t.Errorf("%d bytes, want the memory used", got)
+		}
+		// Many small ones weigh more than their bytes.
+		for i := range 50_000 {
+			n.Put(fmt.Sprint("small", i), n.living("", time.Hour), 1)
+		}
+		synctest.Wait()
+		n.table.CleanUp()
+		if got := n.table.EstimatedSize(); got > limit/Overhead {
+			t.Errorf("%d empty values in %d bytes: their overhead is not counted", got, limit)
+		}
+		// One that can never fit leaves the others alone.
+		n.Put("huge", n.living(string(make([]byte, 2*limit)), time.Hour), 1)
+		synctest.Wait()
+		n.table.CleanUp()
+		if _, there := n.table.GetIfPresent("huge"); there || n.table.WeightedSize() < limit/4 {
+			t.Errorf("a value larger than the tier is kept: %t; the rest weighs %d", there, n.table.WeightedSize())
+		}
+	})
+}
+
+// A value that the tier has no room for at all is let go of once, however many callers
+// have waited for it.
+func TestNear_TooLargeForAHerd(t *testing.T) {
+	const values = 300
+	var evicted atomic.Int32
+	n := New(time.Now(), 64<<10, func(string, *value) { evicted.Add(1) })
+	defer n.Close()
+	for i := range values {
+		it := n.living(string(make([]byte, 100<<10)), time.Hour)
+		n.Put(fmt.Sprint("k", i), it, 20)
+	}
+	n.table.CleanUp()
+	for start := time.Now(); evicted.Load() < values && time.Since(start) < 5*time.Second; time.Sleep(time.Millisecond) {
+	}
+	time.Sleep(10 * time.Millisecond) // for those that would be too many
+	if got := evicted.Load(); got != values {
+		t.Errorf("%d evictions of %d values", got, values)
+	}
+}
+
+// What a herd has asked for is kept, although the table is full of what has been
+// asked for a few times.
+func TestNear_FirstValueOfAHerd(t *testing.T) {
+	n := newTier(t, 64<<10)
+	ask := func(key string, callers int) (had bool) {
+		if it, _ := n.Get(key); it != nil {
+			return true
+		}
+		it := n.living(string(make([]byte, 700)), time.Hour) // more than the table takes in unseen, 1 %
+		n.Put(key, it, callers)
+		n.table.CleanUp()
+		return false
+	}
+	for i := range 400 {
+		ask(fmt.Sprint("scan ", i%80), 1)
+	}
+	kept := 0
+	for i := range 100 {
+		key := fmt.Sprint("herd ", i)
+		ask(key, 100)
+		if ask(key, 1) {
+			kept++
+		}
+	}
+	// Some are taken for others: so small a table's counters are few.
+	if kept < 50 {
+		t.Errorf("%d of 100 values are kept", kept)
+	}
+}

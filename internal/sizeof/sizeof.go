@@ -1,0 +1,135 @@
+// Package sizeof estimates the memory that a value takes.
+package sizeof
+
+import (
+	"reflect"
+	"sync"
+	"time"
+	"unsafe"
+)
+
+// Of returns the bytes that v reaches, each byte once. It does not look into a struct that guards
+// itself with a field of package sync or sync/atomic.
+func Of[V any](v V) int {
+	switch b := any(v).(type) {
+	case []byte:
+		return cap(b)
+	case string:
+		return len(b)
+	}
+	return int(reflect.TypeFor[V]().Size()) + reach(reflect.ValueOf(&v).Elem())
+}
+
+// A place is memory that a value reaches. A struct and its first field have the same address, and
+// so have two slices of one array, but they reach different things.
+type place struct {
+	p    unsafe.Pointer
+	t    reflect.Type
+	size int
+}
+
+// A walk visits everything that a value reaches. It has a list of its own and no recursion: a long
+// linked list must not overflow the stack.
+type walk struct {
+	bytes int
+	seen  map[place]bool
+	todo  []reflect.Value
+}
+
+// reach returns the memory behind v, without v itself.
+func reach(v reflect.Value) int {
+	w := walk{seen: map[place]bool{}, todo: []reflect.Value{v}}
+	for len(w.todo) > 0 {
+		last := len(w.todo) - 1
+		v, w.todo = w.todo[last], w.todo[:last]
+		w.visit(v)
+	}
+	return w.bytes
+}
+
+// first reports whether v's memory is there and is seen for the first time.
+func (w *walk) first(v reflect.Value, size int) bool {
+	at := place{v.UnsafePointer(), v.Type(), size}
+	if at.p == nil || w.seen[at] {
+		return false
+	}
+	w.seen[at] = true
+	return true
+}
+
+// visit adds the memory that v refers to directly, and puts the values in it on the list.
+func (w *walk) visit(v reflect.Value) {
+	switch v.Kind() {
+	case reflect.String:
+		w.bytes += v.Len()
+	case reflect.Pointer:
+		if w.first(v, 0) {
+			w.bytes += int(v.Type().Elem().Size())
+			w.todo = append(w.todo, v.Elem())
+		}
+	case reflect.Interface:
+		if !v.IsNil() {
+			w.bytes += int(v.Elem().Type().Size())
+			w.todo = append(w.todo, v.Elem())
+		}
+	case reflect.Slice:
+		if w.first(v, v.Cap()) {
+			w.bytes += v.Cap() * int(v.Type().Elem().Size())
+			w.elements(v)
+		}
+	case reflect.Array:
+		w.elements(v)
+	case reflect.Struct:
+		// Another goroutine may change a struct that guards itself, with everything that the
+		// struct refers to. A map that is written to meanwhile would end the process.
+		if guarded(v.Type()) {
+			return
+		}
+		for i := range v.NumField() {
+			w.todo = append(w.todo, v.Field(i))
+		}
+	case reflect.Map:
+		if w.first(v, 0) {
+			w.bytes += v.Len() * int(v.Type().Key().Size()+v.Type().Elem().Size())
+			for it := v.MapRange(); it.Next(); {
+				w.todo = append(w.todo, it.Key(), it.Value())
+			}
+		}
+	}
+}
+
+// elements puts the elements of a slice or array on the list, unless their kind reaches nothing: a
+// megabyte of bytes is not walked byte by byte.
+func (w *walk) elements(v reflect.Value) {
+	if v.Type().Elem().Kind() < reflect.Array {
+		return
+	}
+	for i := range v.Len() {
+		w.todo = append(w.todo, v.Index(i))
+	}
+}
+
+// guardedTypes has the results of guarded, by reflect.Type.
+var guardedTypes sync.Map
+
+// guarded reports whether a struct type is, or has a field, of package sync or sync/atomic. Clients
+// and pools of connections are such types: one object for many values, and in use elsewhere. A
+// message of protobuf has a [0]sync.Mutex and leads to the description of its type. The location of
+// a time is shared as well.
+func guarded(t reflect.Type) bool {
+	if is, ok := guardedTypes.Load(t); ok {
+		return is.(bool)
+	}
+	is := t == reflect.TypeFor[time.Location]() || guards(t)
+	for i := range t.NumField() {
+		f := t.Field(i).Type
+		for f.Kind() == reflect.Array {
+			f = f.Elem()
+		}
+		is = is || guards(f)
+	}
+	guardedTypes.Store(t, is)
+	return is
+}
+
+func guards(t reflect.Type) bool { return t.PkgPath() == "sync" || t.PkgPath() == "sync/atomic" }

@@ -1,0 +1,191 @@
+package bellwether
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/bellwether-go/bellwether/driver"
+)
+
+// itemOf is a value of an epoch that is fresh for a while from now on.
+func itemOf(e *engine[string], v string, epoch uint64, ttl time.Duration) *item[string] {
+	it := &item[string]{lifetime: newLifetime(e.clock.now(), Freshness{TTL: ttl}), kind: KindValue, value: v, epoch: epoch, trusted: forever}
+	e.weigh("k", it)
+	return it
+}
+
+// What no flight answers for only moves forward; what one ends with takes its place
+// whatever its epoch.
+func TestNear_MovesForward(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newTestEngine(t, nil)
+		for i, step := range []struct {
+			put   bool
+			epoch uint64
+			v     string
+			kept  string
+		}{
+			{true, 5, "a", "a"},
+			{false, 4, "b", "a"},  // too late
+			{false, 5, "c", "c"},  // the same rebuild, read again
+			{false, 6, "d", "d"},  // the next one
+			{false, 0, "e", "d"},  // without an entry that it stands beside
+			{true, 2, "f", "f"},   // of a store that has lost its data
+			{false, 3, "g", "g"},  // its next one
+			{false, 2, "h", "g"},  // not back
+			{true, 0, "i", "i"},   // made while the store was silent
+			{false, 99, "j", "j"}, // epochs may skip
+		} {
+			keep := e.advanceNear
+			if step.put {
+				keep = func(key string, it *item[string]) { e.putNear(key, it, 1) }
+			}
+			keep("k", itemOf(e, step.v, step.epoch, time.Hour))
+			if got, _ := e.near.Get("k"); got.value != step.kept {
+				t.Fatalf("step %d: after %+v the tier has %s of epoch %d", i, step, got.value, got.epoch)
+			}
+		}
+		e.near.Delete("k")
+		if it, _ := e.near.Get("k"); it != nil {
+			t.Fatal("a deleted item is still there")
+		}
+		e.putNear("k", itemOf(e, "old epoch after a delete", 1, time.Hour), 1)
+		if it, _ := e.near.Get("k"); it == nil || it.epoch != 1 {
+			t.Fatal("a deleted item holds the place of another")
+		}
+	})
+}
+
+func TestNear_Expiry(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newTestEngine(t, nil)
+		now := e.clock.now()
+		failing := lifetime{failures: 1, retryAt: now + time.Second}
+		e.putNear("value", &item[string]{lifetime: newLifetime(now, Freshness{TTL: time.Second, StaleIfError: 4 * time.Second}), kind: KindValue, epoch: 1}, 1)
+		e.putNear("failure", &item[string]{lifetime: failing, epoch: 1}, 1)
+		e.putNear("endless", itemOf(e, "v", 1, endless), 1)
+		for _, step := range []struct {
+			at                       time.Duration
+			value, failure, forEvery bool
+		}{
+			{0, true, true, true},
+			{5*time.Second - 1, true, true, true},
+			{5 * time.Second, false, true, true},
+			{time.Second + driver.FailureMemory - 1, false, true, true},
+			{time.Second + driver.FailureMemory, false, false, true},
+			{time.Hour, false, false, true}, // otter ticks once a second, in bubbles too
+		} {
+			time.Sleep(step.at - (e.clock.now() - now))
+			for key, want := range map[string]bool{"value": step.value, "failure": step.failure, "endless": step.forEvery} {
+				if it, _ := e.near.Get(key); (it != nil) != want {
+					t.Errorf("%v: %s is there: %t, want %t", step.at, key, it != nil, want)
+				}
+			}
+		}
+	})
+}
+
+func TestWeigh_SizesThatNobodyMeans(t *testing.T) {
+	for _, size := range []int{-1, -1 << 62, 1 << 40, 1<<63 - 1} {
+		synctest.Test(t, func(t *testing.T) {
+			e := newTestEngine(t, nil)
+			e.size = func(string, string) int { return size }
+			e.putNear("k", itemOf(e, "v", 1, time.Hour), 1)
+			synctest.Wait() // the tier evicts behind its writers
+			if got, _ := e.near.Get("k"); (got != nil) != (size <= 0) {
+				t.Errorf("size %d: kept in a tier of 1 MiB: %t", size, got != nil)
+			}
+			if w := e.near.Bytes(); w > 1<<20 {
+				t.Errorf("size %d: tier weighs %d", size, w)
+			}
+		})
+	}
+}
+
+func TestNear_ForwardUnderConcurrentUse(t *testing.T) {
+	e := newTestEngine(t, nil)
+	var wg sync.WaitGroup
+	for w := range 8 {
+		wg.Go(func() {
+			rng := rand.New(rand.NewPCG(2, uint64(w)))
+			var seen uint64
+			for i := range 3000 {
+				epoch := uint64(i + rng.IntN(50))
+				e.advanceNear("k", itemOf(e, "v", epoch, time.Hour))
+				it, _ := e.near.Get("k")
+				if it == nil || it.epoch < max(seen, epoch) {
+					t.Errorf("got %v after advance(%d), and %d had been seen", it, epoch, seen)
+					return
+				}
+				seen = it.epoch
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// A hooked store calls committed after each commit.
+type hookedStore struct {
+	Store
+	committed func(key string)
+}
+
+func (s *hookedStore) Claim(context.Context, string) (Entry, uint64, error) { return Entry{}, 1, nil }
+func (s *hookedStore) Invalidate(context.Context, string) error             { return nil }
+func (s *hookedStore) Commit(_ context.Context, key string, _ Entry) error {
+	s.committed(key)
+	return nil
+}
+
+func newTestEngine(t *testing.T, store Store) *engine[string] {
+	o := Options{Store: store, NearBytes: 1 << 20}.settings()
+	e := newEngine(o, func(_, v string) int { return len(v) }, func(v string) ([]byte, error) { return []byte(v), nil }, func(b []byte) (string, error) { return string(b), nil })
+	t.Cleanup(e.close)
+	return e
+}
+
+// What another key's rebuild has made takes memory as well.
+func TestEnginePut_CountsBytes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newTestEngine(t, &hookedStore{committed: func(string) {}})
+		for i := range 1000 {
+			e.put(t.Context(), fmt.Sprint(i), string(make([]byte, 10_000)), Freshness{TTL: time.Hour}, 0, nil)
+		}
+		synctest.Wait() // the tier evicts behind its writers
+		if n := e.near.Bytes(); n > 1<<20 || n < 1<<19 {
+			t.Errorf("%d bytes of 1,000 values of 10 kB in a tier of 1 MiB", n)
+		}
+	})
+}
+
+// An Invalidate between the commit and the near tier.
+func TestEnginePut_InvalidatedMeanwhile(t *testing.T) {
+	s := &hookedStore{}
+	e := newTestEngine(t, s)
+	s.committed = func(key string) {
+		if err := e.invalidate(t.Context(), key); err != nil {
+			t.Error(err)
+		}
+	}
+	e.put(t.Context(), "k", "old", Freshness{TTL: time.Hour}, 0, nil)
+	if it, _ := e.near.Get("k"); it != nil {
+		t.Errorf("%q is in the near tier after its invalidation", it.value)
+	}
+}
+
+// What a failure says takes memory, too.
+func TestNear_FailuresWeigh(t *testing.T) {
+	e := newTestEngine(t, nil)
+	for _, err := range []error{errors.New(string(make([]byte, 5000))), &PanicError{Stack: make([]byte, 5000)}} {
+		it := &item[string]{err: err}
+		if e.weigh("k", it); it.weight < 5000 {
+			t.Errorf("%T: %d", err, it.weight)
+		}
+	}
+}
