@@ -15,6 +15,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/gate"
+	"github.com/bellwether-go/bellwether/internal/slots"
 )
 
 // This file is the batches: many keys asked for in one call. Each key has a
@@ -321,7 +322,7 @@ func (c *manyCall[V]) begin(together []pending[V]) {
 	b := &batch[V]{
 		engine: c.engine, single: c.single, user: c.load, places: c.places,
 		complete: make(chan struct{}),
-		shared:   sharedSlot{from: &c.slots, running: &c.running},
+		shared:   c.slots.Share(&c.running),
 	}
 	func() {
 		defer close(b.complete)
@@ -362,8 +363,8 @@ type batch[V any] struct {
 	single binder[V]    // the load of each flight, if there is no user
 	user   batchLoad[V] // the load of all
 	places *semaphore.Weighted
-	shared sharedSlot // for the first load
-	demand demand
+	shared *slots.Shared // for the first load
+	demand slots.Demand
 
 	// complete is closed when all its flights have been begun. Before that the
 	// members are the beginner's, after it they do not change.
@@ -395,7 +396,7 @@ type member[V any] struct {
 	off   bool        // guarded by batch.mu: it has taken off
 	state memberState // guarded by batch.mu
 	seat  *seat[V]    // guarded by batch.mu: of the state loading
-	hand  *slotHand   // guarded by batch.mu: its slot, if there is a user
+	hand  *slots.Hand // guarded by batch.mu: its slot, if there is a user
 	free  func()      // guarded by batch.mu: gives that back, the first time
 }
 
@@ -552,9 +553,9 @@ func (m *member[V]) end() {
 }
 
 // slots is where the flight takes its slot.
-func (f *flight[V]) slots() slotSource {
+func (f *flight[V]) slots() slots.Source {
 	if f.member == nil {
-		return &f.engine.slots
+		return f.engine.slots
 	}
 	return f.member
 }
@@ -567,55 +568,55 @@ func (m *member[V]) shares() bool {
 	return !m.gone
 }
 
-func (m *member[V]) handed(h *slotHand) (free func()) {
+func (m *member[V]) handed(h *slots.Hand) (free func()) {
 	if h == nil {
 		return nil
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.hand, m.free = h, sync.OnceFunc(h.release)
+	m.hand, m.free = h, sync.OnceFunc(h.Release)
 	return m.free
 }
 
-// try implements slotSource.
-func (m *member[V]) try() (free func()) {
+// Try implements slots.Source.
+func (m *member[V]) Try() (free func()) {
 	switch {
 	case m.user == nil:
-		return m.engine.slots.try()
+		return m.engine.slots.Try()
 	case m.shares():
-		return m.handed(m.shared.try())
+		return m.handed(m.shared.Try())
 	}
-	return m.handed(ownSlot(m.engine.slots.try()))
+	return m.handed(slots.Own(m.engine.slots.Try()))
 }
 
-// wait implements slotSource.
-func (m *member[V]) wait(ctx context.Context, d *demand) (free func()) {
+// Wait implements slots.Source.
+func (m *member[V]) Wait(ctx context.Context, d *slots.Demand) (free func()) {
 	switch {
 	case m.user == nil:
-		return m.engine.slots.wait(ctx, d)
+		return m.engine.slots.Wait(ctx, d)
 	case m.shares():
-		return m.handed(m.shared.wait(ctx, d))
+		return m.handed(m.shared.Wait(ctx, d))
 	}
-	return m.handed(ownSlot(m.engine.slots.wait(ctx, d)))
+	return m.handed(slots.Own(m.engine.slots.Wait(ctx, d)))
 }
 
-// queue implements slotSource. The members count as one among the MaxQueued: a
+// Queue implements slots.Source. The members count as one among the MaxQueued: a
 // call for more keys than that would else stand in its own way.
-func (m *member[V]) queue() bool {
+func (m *member[V]) Queue() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.queued++; m.queued == 1 {
-		m.admitted = m.engine.slots.queue()
+		m.admitted = m.engine.slots.Queue()
 	}
 	return m.admitted
 }
 
-// unqueue implements slotSource.
-func (m *member[V]) unqueue() {
+// Unqueue implements slots.Source.
+func (m *member[V]) Unqueue() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.queued--; m.queued == 0 {
-		m.engine.slots.unqueue()
+		m.engine.slots.Unqueue()
 	}
 }
 
@@ -624,7 +625,7 @@ type round[V any] struct {
 	seats  []*seat[V]
 	opened instant
 	timer  *time.Timer // begins it after a lull; nil until there is one
-	run    func(*slotHand)
+	run    func(*slots.Hand)
 	cancel context.CancelCauseFunc
 	done   chan struct{} // closed when its seats have their results
 
@@ -635,7 +636,7 @@ type round[V any] struct {
 // A seat is one key in a round.
 type seat[V any] struct {
 	*member[V]
-	hand *slotHand
+	hand *slots.Hand
 
 	// The result, to be read when the round is done.
 	value  V
@@ -651,8 +652,8 @@ func (m *member[V]) load(ctx context.Context) (V, error) {
 	r := m.arrive(ctx, s)
 	if r == nil && ctx.Err() == nil {
 		// The load that its slot was for has gone without it.
-		if s.hand = ownSlot(m.engine.slots.wait(ctx, &m.demand)); s.hand != nil {
-			defer s.hand.release()
+		if s.hand = slots.Own(m.engine.slots.Wait(ctx, &m.demand)); s.hand != nil {
+			defer s.hand.Release()
 			r = m.arrive(ctx, s)
 		}
 	}
@@ -685,7 +686,7 @@ func (m *member[V]) arrive(ctx context.Context, s *seat[V]) *round[V] {
 		s.hand = nil
 		return nil
 	}
-	if s.hand.spent {
+	if s.hand.Spent {
 		// It waits for a slot of its own now. With its share of this one it would
 		// wait for itself: the last share to be given back frees the slot. As its
 		// flight has not given this load up, there is no successor whose share
@@ -699,7 +700,7 @@ func (m *member[V]) arrive(ctx context.Context, s *seat[V]) *round[V] {
 		// The values of the context stay; its end is one member's only.
 		ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 		r = &round[V]{opened: b.engine.clock.now(), cancel: cancel, done: make(chan struct{})}
-		r.run = func(h *slotHand) { b.run(ctx, r, h) }
+		r.run = func(h *slots.Hand) { b.run(ctx, r, h) }
 		b.open = r
 	}
 	r.seats = append(r.seats, s)
@@ -791,19 +792,19 @@ func (b *batch[V]) start(r *round[V]) {
 	slices.SortFunc(r.seats, func(x, y *seat[V]) int { return cmp.Compare(x.order, y.order) })
 	// Each seat had a slot that no load had. The load takes one, and keeps it
 	// when its flights have given up on it and it has not returned.
-	hand := r.seats[slices.IndexFunc(r.seats, func(s *seat[V]) bool { return !s.hand.spent })].hand
-	hand.spent = true
-	hand.hold()
+	hand := r.seats[slices.IndexFunc(r.seats, func(s *seat[V]) bool { return !s.hand.Spent })].hand
+	hand.Spent = true
+	hand.Hold()
 	go r.run(hand)
 }
 
 // run runs the user's load for a round.
-func (b *batch[V]) run(ctx context.Context, r *round[V], hand *slotHand) {
+func (b *batch[V]) run(ctx context.Context, r *round[V], hand *slots.Hand) {
 	keys, makes := make([]string, len(r.seats)), make([]*askers, len(r.seats))
 	for i, s := range r.seats {
 		keys[i], makes[i] = s.key, s.askers
 	}
-	load := newLoadContext(ctx, &b.engine.slots, makes)
+	load := newLoadContext(ctx, b.engine.slots, makes)
 	ctx, cancel := context.WithTimeoutCause(load, b.engine.RebuildTimeout, ErrRebuildTimeout)
 	var values map[string]V
 	var batch *BatchError
@@ -816,8 +817,8 @@ func (b *batch[V]) run(ctx context.Context, r *round[V], hand *slotHand) {
 			s.value, s.err = valueOf(values, batch, err, s.key)
 			s.fresh, s.chosen = load.freshness.chosen(s.key, s.err == nil)
 		}
-		load.slots.end(load)
-		hand.release()
+		load.slot.End()
+		hand.Release()
 		close(r.done)
 		cancel()
 		r.cancel(nil)

@@ -59,7 +59,7 @@ func awaited(by *askers, flights []*askers, seen map[*askers]bool) bool {
 		}
 		seen[flight] = true
 		for load := range *flight {
-			if !load.ended.Load() && (slices.Contains(load.makes, by) || awaited(by, load.makes, seen)) {
+			if !load.slot.Ended() && (slices.Contains(load.makes, by) || awaited(by, load.makes, seen)) {
 				return true
 			}
 		}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/near"
+	"github.com/bellwether-go/bellwether/internal/slots"
 	"golang.org/x/sync/errgroup"
 )
 
@@ -37,7 +38,7 @@ type engine[V any] struct {
 	trips     recentTimes // from standing for election to the load
 	hedges    hedges
 	origin    originRecord
-	slots     rebuildSlots
+	slots     *slots.Slots
 	count     counters
 	running   sync.WaitGroup // flights and what they leave behind, and listen
 	notified  bool           // Store is a Notifier
@@ -68,7 +69,7 @@ func newEngine[V any](s settings, size func(string, V) int, marshal func(V) ([]b
 		marshal:   marshal,
 		unmarshal: unmarshal,
 		observers: newObservers(s.Observers),
-		slots:     rebuildSlots{size: s.MaxRebuilds, most: int64(s.MaxQueued)},
+		slots:     slots.New(s.MaxRebuilds, s.MaxQueued),
 		flights:   make(map[string]*flight[V]),
 		aloft:     make(map[*flight[V]]struct{}),
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/gate"
+	"github.com/bellwether-go/bellwether/internal/slots"
 )
 
 // This file is the collapse: the callers of one key in one process hang on one
@@ -123,8 +124,8 @@ type flight[V any] struct {
 	unlisted      bool
 	invalidations uint64
 
-	demand demand // see demanded
-	askers askers // guarded by callsOfLoads
+	demand slots.Demand // see demanded
+	askers askers       // guarded by callsOfLoads
 }
 
 // A flightState is one state of a flight. It never changes; the next one takes
@@ -161,7 +162,7 @@ func (s *flightState[V]) served(now instant) bool {
 }
 
 // demanded is the flight's demand, or its batch's, whose flights share a slot.
-func (f *flight[V]) demanded() *demand {
+func (f *flight[V]) demanded() *slots.Demand {
 	if f.member != nil {
 		return &f.member.demand
 	}

@@ -115,7 +115,7 @@ func (r *run[V]) hedge(ctx context.Context) bool {
 	if !allowed {
 		return false
 	}
-	if r.slot = r.slots().try(); r.slot == nil {
+	if r.slot = r.slots().Try(); r.slot == nil {
 		e.hedges.earn(1)
 		return false
 	}

@@ -3,10 +3,10 @@ package bellwether
 import (
 	"context"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/bellwether-go/bellwether/internal/fault"
+	"github.com/bellwether-go/bellwether/internal/slots"
 	"github.com/bellwether-go/bellwether/internal/stack"
 )
 
@@ -23,15 +23,14 @@ type loadContext struct {
 	makes     []*askers // those of the flights that it loads for
 	depth     int       // how many loads wait for each other, this one included
 	freshness freshnessSlot
-	slots     *rebuildSlots // of which it has one
-	waits     int           // guarded by slots.mu: its calls that wait for other keys
-	ended     atomic.Bool   // it gives its slot back; set with slots.mu held
+	slot      slots.Load
 }
 
 // newLoadContext is the context of a load for these flights. It is part of the load
 // that has begun them, if that still runs.
-func newLoadContext(ctx context.Context, slots *rebuildSlots, makes []*askers) *loadContext {
-	c := &loadContext{Context: ctx, makes: makes, depth: 1, slots: slots}
+func newLoadContext(ctx context.Context, of *slots.Slots, makes []*askers) *loadContext {
+	c := &loadContext{Context: ctx, makes: makes, depth: 1}
+	c.slot.Begin(of)
 	if within := runningLoad(ctx); within != nil {
 		c.depth = within.depth + 1
 	}
@@ -55,7 +54,7 @@ func loadOf(ctx context.Context) *loadContext {
 // runningLoad is the innermost load that ctx is of, nil if that has ended, or there is none: a
 // goroutine that a load has left behind keeps nobody waiting.
 func runningLoad(ctx context.Context) *loadContext {
-	if c := loadOf(ctx); c != nil && !c.ended.Load() {
+	if c := loadOf(ctx); c != nil && !c.slot.Ended() {
 		return c
 	}
 	return nil
@@ -145,7 +144,7 @@ type loadRun[V any] struct {
 // on top. free is called when the load has really returned, or told.
 func (a attempt[V]) start(ctx context.Context, free func()) <-chan loaded[V] {
 	l := &loadRun[V]{
-		loadContext: newLoadContext(ctx, &a.engine.slots, []*askers{&a.flight.askers}),
+		loadContext: newLoadContext(ctx, a.engine.slots, []*askers{&a.flight.askers}),
 		began:       time.Now(),
 		free:        free,
 		result:      make(chan loaded[V], 1),
@@ -174,7 +173,7 @@ func (l *loadRun[V]) end(value V, err error) {
 			result.freshness = o.Freshness
 		}
 		slot.mu.Unlock()
-		l.slots.end(l.loadContext)
+		l.slot.End()
 		l.free()
 		l.result <- result
 	})

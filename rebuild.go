@@ -216,7 +216,7 @@ func (r *run[V]) rebuild(ctx context.Context) error {
 // one.
 func (r *run[V]) takeFreeSlot() bool {
 	if r.slot == nil {
-		r.slot = r.slots().try()
+		r.slot = r.slots().Try()
 	}
 	return r.slot != nil
 }
@@ -251,14 +251,14 @@ func (r *run[V]) declineElection(ctx context.Context) {
 // store, and looks into it: another process may have a slot, and so the value,
 // sooner. It reports whether the flight has ended.
 func (r *run[V]) takeSlot(ctx context.Context) bool {
-	e, slots := r.engine, r.slots()
+	e, source := r.engine, r.slots()
 	if r.takeFreeSlot() {
 		return false
 	}
-	defer slots.unqueue()
+	defer source.Unqueue()
 	e.enter(r.key, phaseQueueing)
 	demand := r.demanded()
-	if !slots.queue() && !r.led && !demand.load.Load() {
+	if !source.Queue() && !r.led && !demand.ByLoad() {
 		// More waiting would end in nothing but time-outs. Who has had a slot
 		// already, and lost its lease since, was let in, and so was a load that waits
 		// for this one. The failure is of now: no sweep that was before is against it.
@@ -277,7 +277,7 @@ func (r *run[V]) takeSlot(ctx context.Context) bool {
 	taken := make(chan struct{})
 	e.running.Go(func() {
 		defer close(taken)
-		r.slot = slots.wait(waiting, demand)
+		r.slot = source.Wait(waiting, demand)
 	})
 	// However this ends, also by a panic of user code in a look, the slot may
 	// have come at the same time.
@@ -288,7 +288,7 @@ func (r *run[V]) takeSlot(ctx context.Context) bool {
 	if r.engine.Store != nil && r.state.Load().offered != nil {
 		r.engine.running.Go(func() { r.confirm(waiting) })
 	}
-	tick := time.NewTimer(e.slots.lookPause())
+	tick := time.NewTimer(e.slots.LookPause())
 	defer tick.Stop()
 	for {
 		select {
@@ -299,7 +299,7 @@ func (r *run[V]) takeSlot(ctx context.Context) bool {
 				return true
 			}
 		case <-tick.C:
-			tick.Reset(e.slots.lookPause())
+			tick.Reset(e.slots.LookPause())
 			if r.storeDown {
 				continue
 			}

@@ -206,8 +206,8 @@ func (c *waiter[V]) wait(b binder[V]) {
 // call goes on.
 func (c *waiter[V]) pause(news <-chan struct{}, expiry <-chan time.Time) bool {
 	if c.load != nil {
-		c.load.slots.begin(c.load)
-		defer c.load.slots.resume(c.load)
+		c.load.slot.Wait()
+		defer c.load.slot.Resume()
 	}
 	select {
 	case <-news:
@@ -487,7 +487,7 @@ func (c *waiter[V]) board(f *flight[V]) {
 	f.callers.joined()
 	c.flight, c.met, c.aboard = f, false, true
 	if c.load != nil {
-		c.engine.slots.byLoad(f.demanded())
+		c.engine.slots.AskedByLoad(f.demanded())
 	}
 	if f.herd != nil {
 		f.herd.aboard.Add(1)

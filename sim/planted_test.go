@@ -32,7 +32,7 @@ var bugs = []bug{
 		New: "if f.disowned = swept || f.unlisted",
 	},
 	{
-		Name: "slot that is not freed", File: "slots.go",
+		Name: "slot that is not freed", File: "internal/slots/slots.go",
 		Old: "\t\ts.held--\n",
 		New: "\t\tif s.others.Len() == 0 {\n\t\t\ts.held--\n\t\t}\n",
 	},

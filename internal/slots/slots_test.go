@@ -1,4 +1,4 @@
-package bellwether
+package slots
 
 import (
 	"testing"
@@ -10,9 +10,9 @@ import (
 func TestSlots_LookPause(t *testing.T) {
 	const most = 16_384
 	for _, waiting := range []int64{0, 1, 4096, most - 1, most, 2*most - 1, 2 * most, 100_000, 1_000_000} {
-		var s rebuildSlots
+		s := New(1, 1)
 		s.queued.Store(waiting)
-		pause := s.lookPause()
+		pause := s.LookPause()
 		if looks := float64(waiting) / pause.Seconds(); looks > most {
 			t.Errorf("%d flights look %.0f times a second, want %d at most", waiting, looks, most)
 		}

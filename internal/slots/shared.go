@@ -1,0 +1,117 @@
+package slots
+
+import (
+	"context"
+	"sync"
+)
+
+// A Shared is one slot for many holders. The first holder takes it and the last one gives it back.
+// Then it can be taken again.
+type Shared struct {
+	from    *Slots
+	running *sync.WaitGroup
+
+	mu   sync.Mutex // guards hand
+	hand *Hand      // the present taking, nil if there are no holders
+}
+
+// A Hand is one taking of a shared slot.
+type Hand struct {
+	// Spent tells that a load has taken the slot. It is for the holders, who guard it.
+	Spent bool
+
+	of      *Shared
+	holders int           // guarded by of.mu: the rebuilds that have the slot or wait for it
+	taken   chan struct{} // closed when the slot is there
+	free    func()        // guarded by of.mu: gives the slot back; nil until it is there
+	abandon func()        // ends the wait for the slot
+}
+
+// Share returns a slot of s to be shared. running counts the goroutine that waits for the slot.
+func (s *Slots) Share(running *sync.WaitGroup) *Shared { return &Shared{from: s, running: running} }
+
+// Own returns the hand of a single holder on a slot that free gives back, or nil if free is nil.
+func Own(free func()) *Hand {
+	if free == nil {
+		return nil
+	}
+	h := &Hand{of: &Shared{}, holders: 1, free: free, abandon: func() {}}
+	h.of.hand = h
+	return h
+}
+
+// Try adds a holder if the slot is taken, or can be taken now. Otherwise it returns nil.
+func (s *Shared) Try() *Hand {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.hand == nil:
+		free := s.from.Try()
+		if free == nil {
+			return nil
+		}
+		s.hand = &Hand{of: s, taken: make(chan struct{}), free: free, abandon: func() {}}
+		close(s.hand.taken)
+	case s.hand.free == nil:
+		return nil
+	}
+	s.hand.holders++
+	return s.hand
+}
+
+// Wait is Try that waits until ctx ends. One request waits for all holders: more requests would only
+// stand in the way of each other.
+func (s *Shared) Wait(ctx context.Context, d *Demand) *Hand {
+	s.mu.Lock()
+	h := s.hand
+	if h == nil {
+		waiting, abandon := context.WithCancel(context.Background())
+		h = &Hand{of: s, taken: make(chan struct{}), abandon: abandon}
+		s.hand = h
+		s.running.Go(func() { h.take(s.from.Wait(waiting, d)) })
+	}
+	h.holders++
+	s.mu.Unlock()
+	select {
+	case <-h.taken:
+		return h
+	case <-ctx.Done():
+		h.Release()
+		return nil
+	}
+}
+
+// take gives the slot to the holders, or back if no holder is left.
+func (h *Hand) take(free func()) {
+	h.of.mu.Lock()
+	defer h.of.mu.Unlock()
+	if h.holders == 0 {
+		if free != nil {
+			free()
+		}
+		return
+	}
+	h.free = free
+	close(h.taken)
+}
+
+// Hold adds a holder. The caller is a holder.
+func (h *Hand) Hold() {
+	h.of.mu.Lock()
+	defer h.of.mu.Unlock()
+	h.holders++
+}
+
+// Release removes a holder. The last one gives the slot back.
+func (h *Hand) Release() {
+	h.of.mu.Lock()
+	defer h.of.mu.Unlock()
+	if h.holders--; h.holders > 0 {
+		return
+	}
+	h.of.hand = nil
+	h.abandon()
+	if h.free != nil {
+		h.free()
+	}
+}

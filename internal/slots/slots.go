@@ -1,0 +1,233 @@
+// Package slots bounds the loads of a cache that run at one time (MaxRebuilds), and the rebuilds
+// that wait for a slot (MaxQueued). Loads that wait for each other share their slots, and so do the
+// rebuilds of a batch, in shared.go.
+package slots
+
+import (
+	"container/list"
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// A Source is where a rebuild takes its slot: a cache's Slots, or a batch that shares one.
+type Source interface {
+	// Try returns the function that gives the slot back, to be called once. It returns nil if
+	// there is no slot now.
+	Try() (free func())
+	// Wait is Try that waits for a slot until ctx ends.
+	Wait(ctx context.Context, d *Demand) (free func())
+	// Queue counts the rebuild among those that wait, and reports whether these are not too
+	// many. Unqueue ends that, also after false.
+	Queue() bool
+	Unqueue()
+}
+
+// Slots are the slots of one cache. A load that waits for another key, of any cache of this process,
+// holds its slot and needs none: the origin has nothing to do for it. So two bounds make one:
+//
+//   - A rebuild for which no load waits begins while fewer than size loads hold a slot, waiting or
+//     not. Otherwise loads would begin without end while the first loads are half done.
+//   - A rebuild for which a load waits begins while fewer than size loads work. Otherwise size loads
+//     that each ask for another key would wait for themselves until RebuildTimeout.
+//
+// When every load waits, the second bound lets the next rebuild begin. Two caches whose loads ask
+// each other go on in the same way: each load that waits for the other cache makes room in its own.
+// No cache uses the slots of another cache, whose origin may be another one.
+//
+// A load that no longer waits for the rebuild that it has asked for works beside it. Then more than
+// size loads work until some of them have ended: as many as have waited for each other. No rebuild
+// begins meanwhile.
+//
+// Slots are safe for concurrent use.
+type Slots struct {
+	size   int
+	queued atomic.Int64 // rebuilds, and batches, that wait for a slot
+	most   int64        // of queued
+
+	mu      sync.Mutex // guards the fields below, and each Load's waits
+	held    int        // loads with a slot
+	waiting int        // loads with a slot that wait for another key
+	asked   list.List  // *requests for which loads wait, the newest last
+	others  list.List  // all other *requests, the newest last
+}
+
+// New returns size free slots, for which maxQueued rebuilds may wait.
+func New(size, maxQueued int) *Slots {
+	return &Slots{size: size, most: int64(maxQueued)}
+}
+
+// A Demand tells whether a load waits for a rebuild, or for one of a batch. The zero Demand says no.
+type Demand struct{ load atomic.Bool }
+
+// ByLoad reports whether a load waits.
+func (d *Demand) ByLoad() bool { return d.load.Load() }
+
+// A request is one wait for a slot. Slots.mu guards all fields but taken.
+type request struct {
+	demand *Demand
+	in     *list.List // the list with the request, nil once it has its slot
+	at     *list.Element
+	free   func()
+	taken  chan struct{} // closed when free is set
+}
+
+// Try takes a slot if there is one and no rebuild waits. It returns the function that gives the slot
+// back, to be called once, or nil.
+func (s *Slots) Try() (free func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.held >= s.size || s.asked.Len() > 0 || s.others.Len() > 0 {
+		return nil
+	}
+	return s.take()
+}
+
+// take takes a slot. s.mu is held.
+func (s *Slots) take() (free func()) {
+	s.held++
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.held--
+		s.dispatch()
+	}
+}
+
+// Wait is Try that waits for a slot until ctx ends.
+func (s *Slots) Wait(ctx context.Context, d *Demand) (free func()) {
+	r := &request{demand: d, taken: make(chan struct{})}
+	s.mu.Lock()
+	if d.ByLoad() {
+		r.enter(&s.asked)
+	} else {
+		r.enter(&s.others)
+	}
+	s.dispatch()
+	s.mu.Unlock()
+	select {
+	case <-r.taken:
+		return r.free
+	case <-ctx.Done():
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if r.in != nil {
+		r.leave()
+	}
+	return r.free // the slot may have come together with the end of ctx
+}
+
+func (r *request) enter(list *list.List) { r.in, r.at = list, list.PushBack(r) }
+
+func (r *request) leave() {
+	r.in.Remove(r.at)
+	r.in = nil
+}
+
+// dispatch gives slots to the requests that may have one. s.mu is held.
+func (s *Slots) dispatch() {
+	for {
+		r := s.next()
+		if r == nil {
+			return
+		}
+		r.leave()
+		r.free = s.take()
+		close(r.taken)
+	}
+}
+
+// next returns the request that gets a slot now, or nil. Of the requests that loads wait for it is
+// the newest. So a tree of loads goes on in its depth, and each level of the tree has at most size
+// loads half done. s.mu is held.
+func (s *Slots) next() *request {
+	if newest := s.asked.Back(); newest != nil && s.held-s.waiting < s.size {
+		return newest.Value.(*request)
+	}
+	if oldest := s.others.Front(); oldest != nil && s.held < s.size {
+		return oldest.Value.(*request)
+	}
+	return nil
+}
+
+// AskedByLoad notes that a load waits for the demand's rebuild.
+func (s *Slots) AskedByLoad(d *Demand) {
+	if d.load.Swap(true) {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for at := s.others.Front(); at != nil; {
+		r := at.Value.(*request)
+		if at = at.Next(); r.demand == d {
+			r.leave()
+			r.enter(&s.asked)
+		}
+	}
+	s.dispatch()
+}
+
+// Queue counts a rebuild among those that wait, and reports whether they are at most maxQueued.
+// Unqueue ends that, also after false.
+func (s *Slots) Queue() bool { return s.queued.Add(1) <= s.most }
+
+// Unqueue is the reverse of Queue.
+func (s *Slots) Unqueue() { s.queued.Add(-1) }
+
+const (
+	lookPause    = time.Second
+	looksASecond = 1 << 14
+)
+
+// LookPause is the pause between two looks into the store by a rebuild that waits for a slot. It is a
+// second for up to 16,383 of them, and grows beyond that, so that all rebuilds make at most 16,384
+// looks a second. Otherwise a slot would come to a rebuild whose look waits behind all others'
+// looks, and the slot would stay without a load.
+func (s *Slots) LookPause() time.Duration {
+	return lookPause * time.Duration(1+s.queued.Load()/looksASecond)
+}
+
+// A Load is a load that holds a slot.
+type Load struct {
+	slots *Slots
+	waits int         // guarded by slots.mu: the load's calls that wait for other keys
+	ended atomic.Bool // set with slots.mu held
+}
+
+// Begin makes l a load with one of s.
+func (l *Load) Begin(s *Slots) { l.slots = s }
+
+// Wait notes that the load waits for another key, until Resume. A load that waits for several keys
+// at one time counts once.
+func (l *Load) Wait() {
+	l.slots.mu.Lock()
+	defer l.slots.mu.Unlock()
+	if l.waits++; l.waits == 1 && !l.ended.Load() {
+		l.slots.waiting++
+		l.slots.dispatch()
+	}
+}
+
+// Resume is the reverse of Wait.
+func (l *Load) Resume() {
+	l.slots.mu.Lock()
+	defer l.slots.mu.Unlock()
+	if l.waits--; l.waits == 0 && !l.ended.Load() {
+		l.slots.waiting--
+	}
+}
+
+// End is called before the load gives its slot back. Goroutines of the load may go on, and no longer
+// count.
+func (l *Load) End() {
+	l.slots.mu.Lock()
+	defer l.slots.mu.Unlock()
+	if !l.ended.Swap(true) && l.waits > 0 {
+		l.slots.waiting--
+	}
+}
+
+// Ended reports whether End was called.
+func (l *Load) Ended() bool { return l.ended.Load() }
