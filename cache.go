@@ -90,7 +90,9 @@ type Options struct {
 	// took, or, for a key of which nothing is known, what builds take here of late (and
 	// as long as it may where there were none), the engines' part in it included; but
 	// never shorter than 500 ms and EngineTimeout, unless LeaseTTL is. It is renewed at
-	// a third of its length, for as long as the holder lives. Zero means 5 s.
+	// a third of its length, for as long as the holder lives. An [Elector] grants the lease
+	// together with the first look at the entry: until the first renewal the lease lasts as
+	// for a key of which this process knows nothing else. Zero means 5 s.
 	LeaseTTL time.Duration
 	// Hedge has a second rebuild begun beside one that takes this many times as
 	// long as its key's last one, or, where nothing is known of that, as all but a

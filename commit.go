@@ -44,17 +44,43 @@ type ballot struct {
 	held  *HeldError
 }
 
-// readAndStand is read by an elector: where there is nothing fresh that the flight has not
-// refused, it stands for election in the same request. If that has no answer, the flight
-// reads alone.
+// readWithLog is read after a look at the log of sweeps, if the log is due, in one request where the
+// store can. A batch may have read the key already.
+func (r *run[V]) readWithLog(ctx context.Context, budget *gate.Budget) storeReply {
+	r.followLogAhead(ctx, r.logAge())
+	if there := r.ahead; there != nil {
+		r.ahead = nil
+		return *there
+	}
+	return r.read(ctx, budget)
+}
+
+// logAge is the age at which the log of sweeps is read again for a look. A store that has lost the key
+// under the flight's own load may have lost the log as well.
+func (r *run[V]) logAge() time.Duration {
+	if r.led {
+		return 0
+	}
+	return r.engine.NearTTL / 2
+}
+
+// readAndStand is read by an elector. Unless the entry is fresh and later than the entries that the
+// flight has refused, the flight stands for election in the same request. The log is read in a
+// request of its own: a key that came along with it would be a look without an election.
+//
+// The election has half of the flight's budget. Without an answer the flight reads alone with the
+// rest: an engine whose writes are silent may still have a fresh entry.
 func (r *run[V]) readAndStand(ctx context.Context, budget *gate.Budget) storeReply {
 	e := r.engine
+	e.followLog(ctx, budget, r.logAge())
 	e.enter(r.key, phaseStanding)
 	asked := e.clock.now()
 	r.stood, r.length = asked, r.leaseLength()
-	won, err := gate.AskInTurn(ctx, e.writes, r.key, budget, func(ctx context.Context) (driver.Election, error) {
+	half := budget.Half()
+	won, err := gate.AskInTurn(ctx, e.writes, r.key, half, func(ctx context.Context) (driver.Election, error) {
 		return e.elector.Elect(ctx, e.engineKey(r.key), r.past, r.length)
 	})
+	budget.Left += half.Left
 	if err != nil {
 		if ctx.Err() != nil {
 			return storeReply{asked: asked, err: err}
@@ -63,7 +89,9 @@ func (r *run[V]) readAndStand(ctx context.Context, budget *gate.Budget) storeRep
 		r.ballot = &ballot{}
 		return r.read(ctx, budget)
 	}
-	if won.Lease != nil || won.Held != nil {
+	if answers := won.Entry.Fresh() && won.Entry.Epoch > r.past; !answers || won.Lease != nil {
+		// With neither a lease nor a holder it counts as no answer: the flight would ask again
+		// without end.
 		r.ballot = &ballot{won.Lease, won.Epoch, won.Held}
 	}
 	if won.Entry.Kind == KindNone && won.Entry.Failures == 0 {
@@ -245,12 +273,10 @@ func (r *run[V]) commit(ctx context.Context, it *item[V]) commitOutcome {
 		return notTaken
 	case errors.Is(err, ErrUnavailable):
 		// Perhaps by the value, which was written after all.
-		there := r.read(ctx, &r.budget)
-		switch {
-		case errors.Is(there.err, ErrUnavailable):
-			return notTaken
-		case there.err == nil && there.entry.Epoch == it.epoch:
+		if written, answered := r.written(ctx, it.epoch); written {
 			return committed
+		} else if !answered {
+			return notTaken
 		}
 	}
 	e.count.fenced.Add(1)
@@ -383,8 +409,21 @@ func (r *run[V]) commitFailure(ctx context.Context, it *item[V]) commitOutcome {
 		return committed
 	case errors.Is(err, ErrFenced):
 		return r.fencedOff(err)
+	case errors.Is(err, ErrUnavailable):
+		r.noAnswer(ctx, "committing", err)
+		if written, answered := r.written(ctx, it.epoch); written {
+			return committed
+		} else if !answered {
+			return notTaken
+		}
 	}
-	return r.commit(ctx, it) // the value has gone, or no answer has come
+	return r.commit(ctx, it) // with the value, which is no longer there
+}
+
+// written asks the store, after a commit without an answer, whether the epoch's entry is there.
+func (r *run[V]) written(ctx context.Context, epoch uint64) (written, answered bool) {
+	there := r.read(ctx, &r.budget)
+	return there.err == nil && there.entry.Epoch == epoch, !errors.Is(there.err, ErrUnavailable)
 }
 
 // stillUnshared is the commit of a value that only this process has: the entry

@@ -88,7 +88,7 @@ func newEngine[V any](s settings, size func(string, V) int, marshal func(V) ([]b
 // electorOf returns the engine that is store and locker at once, nil if they are two.
 func electorOf(store Store, locker Locker) Elector {
 	e, ok := store.(Elector)
-	if !ok || !reflect.TypeOf(store).Comparable() || any(store) != any(locker) {
+	if !ok || !reflect.ValueOf(store).Comparable() || !reflect.ValueOf(locker).Comparable() || any(store) != any(locker) {
 		return nil
 	}
 	return e

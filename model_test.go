@@ -891,7 +891,7 @@ func (w *world) invalidated(n *modelNode, keys []int, before int) {
 	for _, key := range keys {
 		for p := range w.Processes {
 			switch {
-			case p == n.process:
+			case w.node(p) == n: // the successor of a closed one is another process
 				w.graves[key].bury(p, before, time.Now())
 			case w.Trouble == "healthy" && (w.Store == "telling" || w.Store == "all"):
 				w.graves[key].bury(p, before, time.Now().Add(w.Delay+1)) // the notice is there by then

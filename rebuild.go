@@ -231,6 +231,9 @@ func (r *run[V]) electsAtOnce() bool {
 // and a slot is free: whoever is elected has to load.
 func (r *run[V]) lookAndStand(ctx context.Context) bool {
 	if r.ahead == nil && r.electsAtOnce() && r.takeFreeSlot() {
+		if r.present == nil {
+			r.present, _ = r.engine.near.Get(r.key) // for the length of the lease
+		}
 		return r.lookBy(ctx, r.readAndStand)
 	}
 	return r.look(ctx)
@@ -312,7 +315,7 @@ func (r *run[V]) takeSlot(ctx context.Context) bool {
 }
 
 // look reads the store, and ends the flight if what is there answers.
-func (r *run[V]) look(ctx context.Context) bool { return r.lookBy(ctx, r.read) }
+func (r *run[V]) look(ctx context.Context) bool { return r.lookBy(ctx, r.readWithLog) }
 
 func (r *run[V]) lookBy(ctx context.Context, read func(context.Context, *gate.Budget) storeReply) bool {
 	e := r.engine
@@ -336,17 +339,7 @@ func (r *run[V]) lookBy(ctx context.Context, read func(context.Context, *gate.Bu
 	}
 	asking, end := e.store.WhileUp(ctx)
 	defer end()
-	age := e.NearTTL / 2
-	if r.led {
-		age = 0 // a store that has lost the key under its load may have lost the log
-	}
-	r.followLogAhead(asking, age)
-	var there storeReply
-	if r.ahead != nil {
-		there, r.ahead = *r.ahead, nil
-	} else {
-		there = read(asking, &r.budget)
-	}
+	there := read(asking, &r.budget)
 	// One lost packet is no outage: an engine that is gone fails again, and
 	// opens its breaker, or has used the time up.
 	for try := 1; try < gate.Trips && errors.Is(there.err, ErrUnavailable) && ctx.Err() == nil && r.budget.Left > 0 && e.store.Retries(); try++ {
@@ -702,7 +695,9 @@ func (r *run[V]) build(ctx context.Context, epoch uint64, rival <-chan struct{},
 	defer cancel()
 	loading, abort := context.WithCancelCause(limited)
 	defer abort(nil)
-	term, heldUntil := leaseTerm{began: r.stood, asked: r.stood, length: r.length}, forever
+	// An election in the same request as the look, and a claim that has found another entry, may
+	// have asked for a longer lease than the key's builds need: its first renewal shortens it.
+	term, heldUntil := leaseTerm{began: r.stood, asked: r.stood, length: min(r.length, r.leaseLength())}, forever
 	if r.lease != nil {
 		heldUntil = term.end()
 	}

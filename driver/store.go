@@ -117,13 +117,15 @@ const setTries = 5
 
 // Set writes e under a new epoch, whatever e.Epoch is, and returns that epoch. Every rebuild that
 // has claimed before is refused at its commit. Of two Sets the later epoch stays; that of a rebuild
-// which begins meanwhile is replaced. After an error nothing is known to be kept.
+// which begins meanwhile is replaced. The time that the claims take is added to e.Age. After an error
+// nothing is known to be kept.
 func Set(ctx context.Context, s Store, key string, e Entry) (epoch uint64, err error) {
+	asked, age := time.Now(), e.Age
 	for range setTries {
 		if _, epoch, err = s.Claim(ctx, key); err != nil {
 			return 0, err
 		}
-		e.Epoch = epoch
+		e.Epoch, e.Age = epoch, age+time.Since(asked)
 		if err = s.Commit(ctx, key, e); !errors.Is(err, ErrFenced) {
 			break
 		}

@@ -287,6 +287,13 @@ func (g *Gate) latest() string {
 // A Budget is for one goroutine at a time.
 type Budget struct{ Left time.Duration }
 
+// Half takes half of the budget for one call. Add the rest that the call leaves to Left afterwards.
+func (b *Budget) Half() *Budget {
+	half := b.Left / 2
+	b.Left -= half
+	return &Budget{half}
+}
+
 // ErrNotAsked is part of the error of a call that the gate did not make, because earlier calls had
 // no answer.
 var ErrNotAsked = errors.New("no call is made")
