@@ -94,7 +94,7 @@ func (e *engine[V]) keep(key string, it *item[V], still func() bool) {
 	e.weigh(key, it) // before the lock: it runs user code
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if it = e.sweeper.spare(key, it); it != nil && !e.closed && still() {
+	if it = e.spare(key, it); it != nil && !e.closed && still() {
 		e.advanceNear(key, it)
 	}
 }
@@ -132,7 +132,7 @@ func (r *run[V]) find(ctx context.Context) *item[V] {
 	if it != nil && now < it.trusted || e.Store == nil || e.open.Err() != nil {
 		return it
 	}
-	e.followLog(ctx, &r.budget, e.NearTTL/2) // no flight has of late, perhaps
+	e.sweeps.Follow(ctx, &r.budget, e.NearTTL/2) // no flight has of late, perhaps
 	there := r.read(ctx, &r.budget)
 	if there.err != nil {
 		r.storeDown = errors.Is(there.err, ErrUnavailable)
@@ -149,7 +149,7 @@ type witness struct {
 }
 
 func (e *engine[V]) watchInvalidations(key string) *witness {
-	w := &witness{position: e.sweeper.position()}
+	w := &witness{position: e.sweeps.Log().Position()}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.witnesses == nil {

@@ -72,7 +72,7 @@ func (r *run[V]) logAge() time.Duration {
 // rest: an engine whose writes are silent may still have a fresh entry.
 func (r *run[V]) readAndStand(ctx context.Context, budget *gate.Budget) storeReply {
 	e := r.engine
-	e.followLog(ctx, budget, r.logAge())
+	e.sweeps.Follow(ctx, budget, r.logAge())
 	e.enter(r.key, phaseStanding)
 	asked := e.clock.now()
 	r.stood, r.length = asked, r.leaseLength()
@@ -499,7 +499,7 @@ func (r *run[V]) decode(e Entry, known *item[V], asked instant) *item[V] {
 	}
 	now := r.engine.clock.now()
 	if known != nil && known.beside && known.epoch == e.Epoch && e.Kind != KindUnshared {
-		return r.engine.sweeper.spare(r.key, known.found(r.engine.trustedUntil(asked)))
+		return r.engine.spare(r.key, known.found(r.engine.trustedUntil(asked)))
 	}
 	same := known != nil && known.epoch == e.Epoch && known.failures == e.Failures
 	if e.Kind == KindUnshared {
@@ -511,7 +511,7 @@ func (r *run[V]) decode(e Entry, known *item[V], asked instant) *item[V] {
 			if now >= own.freshUntil && (own.failures == 0 || failed) && e.Age < e.TTL {
 				r.unshared = e.Epoch // a new epoch would make all others load again
 			}
-			return r.engine.sweeper.spare(r.key, own)
+			return r.engine.spare(r.key, own)
 		}
 		if e.Kind = KindNone; e.Failures == 0 {
 			if e.Age < e.TTL {
@@ -534,7 +534,7 @@ func (r *run[V]) decode(e Entry, known *item[V], asked instant) *item[V] {
 			it.setError(remote)
 		}
 		it.early, it.retryAt = known.early, min(it.retryAt, known.retryAt)
-		return r.engine.sweeper.spare(r.key, it)
+		return r.engine.spare(r.key, it)
 	}
 	if e.Kind == KindValue {
 		err := fault.Guard(func() (err error) {
@@ -546,7 +546,7 @@ func (r *run[V]) decode(e Entry, known *item[V], asked instant) *item[V] {
 			return nil
 		}
 	}
-	return r.engine.sweeper.spare(r.key, it)
+	return r.engine.spare(r.key, it)
 }
 
 // lifetimeOf is the lifetime of what a rebuild has made.
@@ -561,10 +561,7 @@ func (e *engine[V]) trustedUntil(now instant) instant {
 	if e.Store == nil {
 		return forever
 	}
-	if e.sweeper.on() {
-		now = min(now, instant(e.sweeper.asked.Load()))
-	}
-	return durations.Add(now, e.NearTTL)
+	return durations.Add(e.sweeps.Asked(now), e.NearTTL)
 }
 
 // confirmEvery is how often the store is asked whether what it said before still

@@ -75,7 +75,7 @@ func (f *flight[V]) confirmOffer(ctx context.Context) bool {
 	budget := &gate.Budget{Left: e.EngineTimeout}
 	// What is confirmed is trusted by the log's age too, and must be so until
 	// the next time.
-	e.followLog(ctx, budget, e.NearTTL/4)
+	e.sweeps.Follow(ctx, budget, e.NearTTL/4)
 	there := e.apart(f.key, 0).read(ctx, budget)
 	confirmed := *offered
 	switch confirmed.trusted = e.trustedUntil(there.asked); {

@@ -12,6 +12,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/near"
 	"github.com/bellwether-go/bellwether/internal/slots"
+	"github.com/bellwether-go/bellwether/internal/sweeplog"
 	"golang.org/x/sync/errgroup"
 )
 
@@ -45,9 +46,10 @@ type engine[V any] struct {
 	observers observers
 	entered   func(key string, p phase) // of a test that listens, see enter; set before the first use
 	tellings  tellings
-	sweeper   sweeper[V]
-	unlooked  atomic.Int64    // flights, and batches, on their way to their first look
-	open      context.Context // of what is done for no caller; ends once closed is set
+	sweeps    *sweeplog.Replica                      // nil without a log of sweeps
+	traits    func(V) (tags []string, signpost bool) // of a value, for sweeps
+	unlooked  atomic.Int64                           // flights, and batches, on their way to their first look
+	open      context.Context                        // of what is done for no caller; ends once closed is set
 	shut      context.CancelFunc
 	elector   Elector // Store and Locker, if they are one; nil if they are two
 
@@ -63,7 +65,6 @@ type engine[V any] struct {
 func newEngine[V any](s settings, size func(string, V) int, marshal func(V) ([]byte, error), unmarshal func([]byte) (V, error)) *engine[V] {
 	c := clock{time.Now()}
 	e := &engine[V]{
-		sweeper:   sweeper[V]{reading: make(chan struct{}, 1)},
 		settings:  s,
 		clock:     c,
 		marshal:   marshal,

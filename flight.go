@@ -259,9 +259,8 @@ func (a attempt[V]) show(ctx context.Context, v V, until instant, to audience) b
 	}
 	f.disowned = f.disowned || fenced
 	it := &item[V]{kind: KindValue, value: v, made: a.made, position: a.position, trusted: until}
-	w := &f.engine.sweeper
 	// By a tag, perhaps, that was not known until now, see sweepFlight.
-	if gone, stale := w.against(w.log.Load(), f.key, it); gone || stale != forever {
+	if gone, stale := e.against(e.sweeps.Log(), f.key, it); gone || stale != forever {
 		f.disowned = true
 	}
 	switch {
@@ -298,7 +297,7 @@ func (f *flight[V]) catchUp(ctx context.Context) (fenced bool) {
 	budget := &gate.Budget{Left: e.EngineTimeout}
 	// The load may have taken longer than the log is trusted, and who joins the
 	// flight last has asked just now.
-	e.followLog(ctx, budget, e.NearTTL/2)
+	e.sweeps.Follow(ctx, budget, e.NearTTL/2)
 	// Late: this process has been paused, or its locker has. Another may have the lease,
 	// and its value, by now, and the renewal that would tell may be as late as this load.
 	fencer, ok := e.Store.(Fencer)
@@ -338,7 +337,7 @@ func (f *flight[V]) vouch(ctx context.Context, fencer Fencer, it *item[V], epoch
 // nothing more to ask.
 func (f *flight[V]) vouchFor(ctx context.Context, fencer Fencer, it *item[V], epoch uint64) bool {
 	e, budget := f.engine, &gate.Budget{Left: f.engine.EngineTimeout}
-	e.followLog(ctx, budget, e.NearTTL/4)
+	e.sweeps.Follow(ctx, budget, e.NearTTL/4)
 	asked := e.clock.now()
 	fenced := f.fenced(ctx, fencer, budget, epoch)
 	return ctx.Err() == nil && f.vouched(it, fenced, e.trustedUntil(asked))
@@ -392,7 +391,7 @@ func (f *flight[V]) abortable(abort context.CancelCauseFunc, epoch uint64, asked
 		f.present = nil // what the load makes is of after that; this is not
 	}
 	f.abort, f.last, f.storeless, f.elected = abort, last, storeless, true
-	f.claimed, f.asked, f.position, f.heldUntil = epoch, asked, f.engine.sweeper.position(), heldUntil
+	f.claimed, f.asked, f.position, f.heldUntil = epoch, asked, f.engine.sweeps.Log().Position(), heldUntil
 	return true
 }
 
@@ -404,7 +403,7 @@ func (f *flight[V]) settle(it *item[V]) bool {
 	e.weigh(f.key, it) // before the lock: it runs user code
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	spared := e.sweeper.spare(f.key, it)
+	spared := e.spare(f.key, it)
 	// What was swept softly while it was made, and has no window that is open,
 	// is for nobody who has asked since.
 	swept := spared == nil || spared.freshUntil < it.freshUntil && spared.judge(e.clock.now()) == rebuild

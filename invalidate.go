@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether/internal/httpcache"
+	"github.com/bellwether-go/bellwether/internal/sweeplog"
 )
 
 // This file is the HTTP face of invalidation: by URL, by what URLs have in
@@ -55,7 +56,7 @@ func (m *Middleware) InvalidateMatching(ctx context.Context, match Match) error 
 	var (
 		errs   []error
 		gone   []string
-		sweeps []sweep
+		sweeps []sweeplog.Sweep
 	)
 	for _, u := range match.URLs {
 		r, err := http.NewRequestWithContext(ctx, http.MethodGet, u, nil)
@@ -68,7 +69,7 @@ func (m *Middleware) InvalidateMatching(ctx context.Context, match Match) error 
 		case !ok || r.URL.Scheme != "http" && r.URL.Scheme != "https":
 			errs = append(errs, fmt.Errorf("bellwether: invalidating %q: want a URL with a host, and a path that is cached, such as http://host/path?query", u))
 		case match.Soft:
-			sweeps = append(sweeps, sweep{Kind: sweepKey, What: exact(keys[0]), Soft: true})
+			sweeps = append(sweeps, sweeplog.Sweep{Kind: sweeplog.ByKey, What: sweeplog.Exact(keys[0]), Soft: true})
 		default:
 			gone = append(gone, keys[:]...)
 		}
@@ -79,14 +80,14 @@ func (m *Middleware) InvalidateMatching(ctx context.Context, match Match) error 
 			errs = append(errs, fmt.Errorf("bellwether: invalidating by prefix %q: want the beginning of a URL with a host, such as http://host/path", u))
 			continue
 		}
-		sweeps = append(sweeps, sweep{Kind: sweepPrefix, What: exact(prefix), Soft: match.Soft})
+		sweeps = append(sweeps, sweeplog.Sweep{Kind: sweeplog.ByPrefix, What: sweeplog.Exact(prefix), Soft: match.Soft})
 	}
 	for _, tag := range match.Tags {
 		if !httpcache.ValidTag(tag) {
 			errs = append(errs, fmt.Errorf("bellwether: invalidating by tag %q: want a tag without spaces, commas and control characters", tag))
 			continue
 		}
-		sweeps = append(sweeps, sweep{Kind: sweepTag, What: exact(tag), Soft: match.Soft})
+		sweeps = append(sweeps, sweeplog.Sweep{Kind: sweeplog.ByTag, What: sweeplog.Exact(tag), Soft: match.Soft})
 	}
 	errs = append(errs, m.engine.invalidateAll(ctx, gone)...)
 	return errors.Join(append(errs, m.engine.sweep(ctx, sweeps))...)
@@ -106,9 +107,9 @@ func (m *Middleware) invalidateChanged(ctx context.Context, c httpcache.Changed)
 	ctx = context.WithoutCancel(ctx)
 	if m.options.UnsafeInvalidation == SoftInvalidation && m.softly() {
 		defer m.soft.Release(1)
-		sweeps := make([]sweep, len(c.URLs))
+		sweeps := make([]sweeplog.Sweep, len(c.URLs))
 		for i, key := range c.URLs {
-			sweeps[i] = sweep{Kind: sweepKey, What: exact(key), Soft: true, Plain: !c.OverTLS}
+			sweeps[i] = sweeplog.Sweep{Kind: sweeplog.ByKey, What: sweeplog.Exact(key), Soft: true, Plain: !c.OverTLS}
 		}
 		if err := m.engine.sweep(ctx, sweeps); err != nil {
 			m.engine.OnError(c.URLs[0], err)
@@ -128,7 +129,7 @@ const (
 	// maxSoftUnsafe is how many invalidations in a minute leave room in the log for those of
 	// unsafe requests: a tenth of what the log remembers. An unsafe request that anybody can
 	// make must not have the log forget, which invalidates everything.
-	maxSoftUnsafe = maxSweeps / 10
+	maxSoftUnsafe = sweeplog.MaxSweeps / 10
 	// maxSoftWrites is how many of them are on their way into the log at a time, which the
 	// count of the last minute does not know yet.
 	maxSoftWrites = 4
@@ -139,17 +140,17 @@ const (
 // processes may write at one moment, and one writes over the other's line.
 func (m *Middleware) softly() bool {
 	e := m.engine
-	if e.Store != nil && (e.Locker == nil || !e.locker.Sound(logKey)) || !m.soft.TryAcquire(1) {
+	if e.Store != nil && (e.Locker == nil || !e.locker.Sound(sweeplog.Key)) || !m.soft.TryAcquire(1) {
 		return false
 	}
-	if e.sweepsWithin(time.Minute) >= maxSoftUnsafe {
+	if e.sweeps.Log().HeardSince(e.clock.now()-time.Minute) >= maxSoftUnsafe {
 		m.soft.Release(1)
 		return false
 	}
 	return true
 }
 
-// traitsOf are the traits of a response for the sweeper. One that is still being
+// traitsOf are the traits of a response for sweeps. One that is still being
 // written and has turned out to be a variant has the variant's: who reads it
 // gets that.
 func traitsOf(r *response) (tags []string, signpost bool) {

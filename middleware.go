@@ -265,7 +265,7 @@ func NewMiddleware(o HTTPOptions) *Middleware {
 	}
 	m.engine.answers = func(r *response) bool { return r != nil && r.kind == plain }
 	m.engine.fails = func(r *response) bool { return r != nil && httpcache.IsServerError(r.status) }
-	m.engine.sweeper.traits = traitsOf
+	m.engine.keepLog(traitsOf)
 	m.bodies.near = func(key string, body spool.Body) bool {
 		it, _ := m.engine.near.Get(key)
 		if it == nil || it.kind != KindValue || !m.engine.near.Fits(it.weight) { // what is too heavy is on its way out
@@ -767,7 +767,7 @@ func (m *Middleware) fallback(key string, it *item[*response]) *item[*response] 
 	case it.value.instead == nil:
 		return it
 	}
-	return m.engine.sweeper.spare(key, it.value.instead)
+	return m.engine.spare(key, it.value.instead)
 }
 
 // wait answers by way of the handler.

@@ -8,6 +8,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/gate"
+	"github.com/bellwether-go/bellwether/internal/sweeplog"
 )
 
 // This file is what a process hears of the others' writes where its store
@@ -75,11 +76,11 @@ func (e *engine[V]) hear(n Notice) {
 
 func (e *engine[V]) take(key string, told Notice) {
 	n := heard{told, e.clock.instant(told.Made)}
-	if key == logKey && e.sweeper.on() {
+	if key == sweeplog.Key && e.sweeps != nil {
 		if n.Entry.Epoch != 0 && n.Entry.Epoch == n.Epoch {
-			e.learn(n.Entry)
+			e.sweeps.Learn(n.Entry)
 		} else {
-			e.sweeper.asked.Store(0) // it is read at the next occasion
+			e.sweeps.Doubt()
 		}
 		return
 	}

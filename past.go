@@ -127,7 +127,7 @@ func (m *Middleware) replace(key string, old *item[*response], res *response, f 
 	}
 	m.engine.behind(func() {
 		defer m.replacing.Delete(key)
-		m.engine.put(m.engine.open, key, res, f, m.engine.sweeper.position(), old)
+		m.engine.put(m.engine.open, key, res, f, m.engine.sweeps.Log().Position(), old)
 	})
 }
 

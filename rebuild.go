@@ -266,7 +266,7 @@ func (r *run[V]) takeSlot(ctx context.Context) bool {
 		// already, and lost its lease since, was let in, and so was a load that waits
 		// for this one. The failure is of now: no sweep that was before is against it.
 		e.mu.Lock()
-		r.position = e.sweeper.position()
+		r.position = e.sweeps.Log().Position()
 		e.mu.Unlock()
 		// Made now, it answers whatever a call wants: one that did not take it would
 		// begin flight after flight.
@@ -791,7 +791,7 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 	e := r.engine
 	now := e.clock.now() // its age counts from here
 	if !r.storeDown {
-		e.followLog(ctx, &r.budget, e.NearTTL/2) // the load may have taken longer than the log is trusted
+		e.sweeps.Follow(ctx, &r.budget, e.NearTTL/2) // the load may have taken longer than the log is trusted
 	}
 	r.loaded, r.failure, r.committed = true, nil, 0
 	it := &item[V]{epoch: epoch, build: l.took, made: r.made, position: r.position, trusted: e.trustedUntil(now)}

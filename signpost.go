@@ -6,6 +6,7 @@ import (
 
 	"github.com/bellwether-go/bellwether/internal/adapter"
 	"github.com/bellwether-go/bellwether/internal/httpcache"
+	"github.com/bellwether-go/bellwether/internal/sweeplog"
 )
 
 // This file tells the responses to one URL apart. A response that depends on request
@@ -27,7 +28,7 @@ func (m *Middleware) needsVariant(req http.Header) bool {
 // variantKey is the key of the variant that a request with the header req asks for. base
 // is the key of its URL.
 func (m *Middleware) variantKey(signpost *response, base string, req http.Header) string {
-	return base + variantMark + signpost.mark + httpcache.VariantKey(signpost.names, req, m.rules)
+	return base + sweeplog.VariantMark + signpost.mark + httpcache.VariantKey(signpost.names, req, m.rules)
 }
 
 // signpost returns the signpost to a response with that header, nil if the call's key

@@ -391,7 +391,7 @@ func (c *waiter[V]) look(state *flightState[V]) (is waitState, expiry <-chan tim
 	// Here, where it is taken, and not where a sweep is made: the caller has its
 	// own since before the flight, and a flight cannot tell the tags of what it
 	// offers from those of what it loads.
-	c.stale = e.sweeper.spare(f.key, c.stale)
+	c.stale = e.spare(f.key, c.stale)
 	if c.stale != nil && (!c.stale.stale(now) || !c.want.takes(c.stale, now, c.began)) {
 		c.stale = nil
 	}

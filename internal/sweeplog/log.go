@@ -1,0 +1,210 @@
+package sweeplog
+
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/bellwether-go/bellwether/driver"
+	"github.com/bellwether-go/bellwether/internal/httpcache"
+)
+
+// An Instant is a moment on the cache's monotonic clock.
+type Instant = time.Duration
+
+// forever is the Instant that never comes.
+const forever Instant = 1<<63 - 1
+
+// A Sweep invalidates all keys with something in common. It is one line of the log.
+type Sweep struct {
+	Epoch uint64 `json:"epoch"` // of the commit that wrote the line
+	Kind  Kind   `json:"kind"`
+	What  Exact  `json:"what"`
+	Soft  bool   `json:"soft,omitempty"`  // makes items stale instead of dropping them
+	Plain bool   `json:"plain,omitempty"` // hits no key of TLS
+
+	Heard Instant `json:"-"` // when this process learnt of the sweep
+}
+
+// Exact is a string that JSON keeps byte for byte. A tag is any text of a handler, and a JSON string
+// replaces bytes that are not UTF-8.
+type Exact string
+
+// MarshalJSON implements [json.Marshaler].
+func (x Exact) MarshalJSON() ([]byte, error) { return json.Marshal([]byte(x)) }
+
+// UnmarshalJSON implements [json.Unmarshaler].
+func (x *Exact) UnmarshalJSON(data []byte) error {
+	var b []byte
+	err := json.Unmarshal(data, &b)
+	*x = Exact(b)
+	return err
+}
+
+// A Kind says what the keys of a sweep have in common.
+type Kind string
+
+const (
+	ByKey    Kind = "key"    // a key and its variants
+	ByPrefix Kind = "prefix" // the beginning of the keys
+	ByTag    Kind = "tag"    // a tag of the values
+)
+
+// VariantMark stands between a key and the name of a variant. No key of the HTTP face contains it.
+const VariantMark = "\x00"
+
+// hits reports whether the sweep invalidates a key whose value has these tags.
+func (s *Sweep) hits(key string, tags []string) bool {
+	key, secure := strings.CutPrefix(key, httpcache.Secure) // keys and prefixes mean both schemes
+	if secure && s.Plain {
+		return false
+	}
+	switch s.Kind {
+	case ByKey:
+		rest, ok := strings.CutPrefix(key, string(s.What))
+		return ok && (rest == "" || strings.HasPrefix(rest, VariantMark))
+	case ByPrefix:
+		return strings.HasPrefix(key, string(s.What))
+	case ByTag:
+		return slices.Contains(tags, string(s.What))
+	}
+	return true // a kind of a later version may hit any key
+}
+
+// weight is the sweep's share of the log's bytes, at most.
+func (s *Sweep) weight() int { return 100 + 2*len(s.What) }
+
+// repeats reports whether s hits everything that an earlier sweep hits.
+func (s *Sweep) repeats(earlier Sweep) bool {
+	return !s.Soft && s.Kind == earlier.Kind && s.What == earlier.What
+}
+
+// A Log is one state of the log. It does not change.
+type Log struct {
+	// Since is the epoch up to which the log has forgotten its sweeps. A value whose load began
+	// with no later log in view may have been swept, and counts as swept.
+	Since  uint64  `json:"since"`
+	Sweeps []Sweep `json:"sweeps"` // the oldest first
+
+	epoch uint64 // of the entry with this state
+}
+
+const (
+	// MaxSweeps bounds the sweeps that the log remembers. Each reader fetches the whole log.
+	MaxSweeps = 500
+	// maxBytes bounds the log's bytes, approximately: a log that a store refuses as too large
+	// could not be written again.
+	maxBytes = 256 << 10
+)
+
+// Everything is the epoch after all others.
+const Everything = 1<<64 - 1
+
+// Only returns a log with these sweeps alone, which hit all items whatever log their loads had in
+// view. They were heard at now.
+func Only(sweeps []Sweep, now Instant) *Log {
+	l := &Log{Sweeps: slices.Clone(sweeps), epoch: Everything}
+	for i := range l.Sweeps {
+		l.Sweeps[i].Epoch, l.Sweeps[i].Heard = Everything, now
+	}
+	return l
+}
+
+// decode returns the log in a store's entry. It returns false if the entry has none: the sweeps in
+// its place are unknown, and nothing that was loaded before it is to be trusted.
+func decode(entry driver.Entry) (*Log, bool) {
+	l := &Log{epoch: entry.Epoch}
+	err := json.Unmarshal(entry.Value, l)
+	return l, err == nil && entry.Kind == driver.KindValue && l.Since > 0
+}
+
+// and returns the log with more sweeps at its end, as of epoch. The oldest sweeps beyond the bounds
+// are forgotten.
+func (l *Log) and(epoch uint64, more []Sweep) *Log {
+	next := &Log{Since: l.Since, Sweeps: slices.Clone(l.Sweeps), epoch: epoch}
+	if len(more) > MaxSweeps { // the search for repetitions would take too long
+		next.Since, next.Sweeps = epoch, nil
+		return next
+	}
+	for _, s := range more {
+		s.Epoch = epoch
+		next.Sweeps = append(slices.DeleteFunc(next.Sweeps, s.repeats), s)
+	}
+	first, size := len(next.Sweeps), 0
+	for first > 0 && len(next.Sweeps)-first < MaxSweeps {
+		if size += next.Sweeps[first-1].weight(); size > maxBytes {
+			break
+		}
+		first--
+	}
+	if first > 0 {
+		next.Since = next.Sweeps[first-1].Epoch
+		next.Sweeps = slices.Clone(next.Sweeps[first:])
+	}
+	return next
+}
+
+// hear gives each sweep the instant at which this process learnt of it: now, unless known has it.
+func (l *Log) hear(known *Log, now Instant) {
+	heard := map[uint64]Instant{}
+	if known != nil {
+		for _, s := range known.Sweeps {
+			heard[s.Epoch] = s.Heard
+		}
+	}
+	for i := range l.Sweeps {
+		s := &l.Sweeps[i]
+		s.Heard = now
+		if at, ok := heard[s.Epoch]; ok {
+			s.Heard = at
+		}
+	}
+}
+
+// Position is the log's epoch. A load notes the position of the log that it has in view.
+func (l *Log) Position() uint64 {
+	if l == nil {
+		return 0
+	}
+	return l.epoch
+}
+
+// Against holds the log against an item of key whose load had the log up to position in view. gone
+// says that the item was invalidated. Otherwise stale is when the item became stale, and forever if
+// it did not. traits returns the tags of the item, and whether the item is only a signpost to other
+// items, which no sweep makes stale. Against calls it at most once.
+func (l *Log) Against(key string, position uint64, traits func() (tags []string, signpost bool)) (gone bool, stale Instant) {
+	if l == nil || position >= l.epoch {
+		return false, forever
+	}
+	if position < l.Since {
+		return true, forever
+	}
+	tags, signpost := traits()
+	stale = forever
+	for i := range l.Sweeps {
+		s := &l.Sweeps[i]
+		switch {
+		case s.Epoch <= position || !s.hits(key, tags):
+		case !s.Soft:
+			return true, forever
+		case !signpost:
+			stale = min(stale, s.Heard)
+		}
+	}
+	return false, stale
+}
+
+// HeardSince returns the number of sweeps that this process has heard of since then.
+func (l *Log) HeardSince(then Instant) (n int) {
+	if l == nil {
+		return 0
+	}
+	for i := range l.Sweeps {
+		if l.Sweeps[i].Heard > then {
+			n++
+		}
+	}
+	return n
+}

@@ -1,0 +1,345 @@
+// Package sweeplog invalidates many keys together: all keys with a common beginning, or with values
+// of a common tag. Nobody knows these keys, so nobody looks for them. A sweep is a line in a log in
+// the store. Each process has a replica of the log. An item knows the log up to which its load had
+// the log in view, and each later sweep is held against the item when the item is read.
+//
+// log.go has the log itself, replica.go the way between the store's log and this process's.
+package sweeplog
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/bellwether-go/bellwether/driver"
+	"github.com/bellwether-go/bellwether/internal/durations"
+	"github.com/bellwether-go/bellwether/internal/gate"
+)
+
+// Key is the log's key. Keys of the HTTP face begin with a host.
+const Key = "\x00sweeps"
+
+const (
+	// ttl is the life of the log in a store that keeps entries for so long. A lost log is begun
+	// anew, and everything that was loaded before counts as swept.
+	ttl = 10 * 365 * 24 * time.Hour
+	// tries bounds the attempts to write a log whose lease is lost, or whose commit is fenced.
+	tries = 5
+)
+
+// Config is a replica's way to its engines and to its cache.
+type Config struct {
+	// Store has the log. If it is nil, the log is this process's alone.
+	Store driver.Store
+	// Locker orders the writers of the log. It may be nil.
+	Locker driver.Locker
+	// Reads and Writes stand before Store, and Locks before Locker.
+	Reads, Writes, Locks *gate.Gate
+	// Name is Key as the engines know it.
+	Name string
+	// LeaseTTL is the length of the writers' lease, MaxWait the longest wait for it.
+	LeaseTTL, MaxWait time.Duration
+	// Now is the cache's clock, Pause the time between two tries after a wait.
+	Now   func() Instant
+	Pause func(waited time.Duration) time.Duration
+	// Release gives the lease of the log back. Silent reports an engine without an answer.
+	Release func(ctx context.Context, budget *gate.Budget, lease driver.Lease) error
+	Silent  func(err error)
+	// Take lets a new log take its effect. It calls publish, which makes next the replica's log,
+	// under the lock that all loads begin under, and holds the items that are there against next.
+	Take func(known, next *Log, publish func())
+}
+
+// A Replica is a process's copy of the log. The nil Replica is that of a cache without a log. It is
+// safe for concurrent use.
+type Replica struct {
+	Config
+
+	applying sync.Mutex // held while a log takes its effect
+	log      atomic.Pointer[Log]
+	// asked is the instant of the latest read of the log; 0 if the log is to be read again at
+	// the next occasion.
+	asked atomic.Int64
+	// silent is the end of the latest read if the store did not answer it; 0 if it did.
+	silent atomic.Int64
+	// reading has room for one reader.
+	reading chan struct{}
+}
+
+// New returns a replica without a log.
+func New(c Config) *Replica { return &Replica{Config: c, reading: make(chan struct{}, 1)} }
+
+// Log returns the log as this process knows it, nil if it knows none.
+func (r *Replica) Log() *Log {
+	if r == nil {
+		return nil
+	}
+	return r.log.Load()
+}
+
+// Asked limits an instant at which the store was asked for an item to the latest read of the log: an
+// item is no more certain than the log is.
+func (r *Replica) Asked(item Instant) Instant {
+	if r == nil {
+		return item
+	}
+	return min(item, Instant(r.asked.Load()))
+}
+
+// Doubt lets the log be read again at the next occasion.
+func (r *Replica) Doubt() { r.asked.Store(0) }
+
+// Follow reads the log if the replica is older than age.
+func (r *Replica) Follow(ctx context.Context, budget *gate.Budget, age time.Duration) {
+	turn := r.Turn(ctx, budget, age)
+	if turn == nil {
+		return
+	}
+	defer turn.End()
+	entry, err := r.read(ctx, budget)
+	turn.Took(ctx, budget, entry, err)
+}
+
+func (r *Replica) read(ctx context.Context, budget *gate.Budget) (driver.Entry, error) {
+	return gate.Ask(ctx, r.Reads, Key, budget, func(ctx context.Context) (driver.Entry, error) {
+		return r.Store.Get(ctx, r.Name)
+	})
+}
+
+// A Turn is held by the reader of the log.
+type Turn struct {
+	replica *Replica
+	asked   Instant
+	over    bool
+}
+
+// Turn waits for the turn to read the log. It returns nil if there is no need: no store has a log, or
+// the replica was, when the wait began, no older than age.
+func (r *Replica) Turn(ctx context.Context, budget *gate.Budget, age time.Duration) *Turn {
+	if r == nil || r.Store == nil || budget.Left <= 0 {
+		return nil
+	}
+	began := r.Now()
+	old := func() bool {
+		asked := Instant(r.asked.Load())
+		return asked == 0 || began > durations.Add(asked, age)
+	}
+	if !old() {
+		return nil
+	}
+	// Callers that come during a read wait for it: what they read of the store with a log that is
+	// too old would be trusted for no time at all.
+	select {
+	case r.reading <- struct{}{}:
+	case <-ctx.Done():
+		return nil
+	}
+	turn := &Turn{replica: r, asked: r.Now()}
+	switch silent := Instant(r.silent.Load()); {
+	case silent > 0 && (silent > began || !old()):
+		// The store's silence was waited for, and it is as recent as it is long. A second read
+		// would be silent for the next caller, one after another.
+		budget.Left -= turn.asked - began
+	case old():
+		return turn
+	}
+	turn.End()
+	return nil
+}
+
+// End gives the turn back. A second call does nothing.
+func (t *Turn) End() {
+	if !t.over {
+		t.over = true
+		<-t.replica.reading
+	}
+}
+
+// Over reports whether the turn was given back.
+func (t *Turn) Over() bool { return t.over }
+
+// Took takes the store's answer in and ends the turn. If the store has no log, Took begins one.
+func (t *Turn) Took(ctx context.Context, budget *gate.Budget, entry driver.Entry, err error) {
+	defer t.End()
+	r := t.replica
+	switch {
+	case err == nil:
+		r.Learn(entry)
+	case errors.Is(err, driver.ErrNotFound), errors.Is(err, driver.ErrCorrupt):
+		if err = r.begin(ctx, budget); !errors.Is(err, driver.ErrFenced) {
+			break
+		}
+		if entry, err = r.read(ctx, budget); err == nil { // another process has begun it
+			r.Learn(entry)
+		}
+	}
+	if ctx.Err() != nil {
+		return // the caller has left, and knows nothing
+	}
+	silent := Instant(0)
+	if err != nil {
+		silent = r.Now()
+		r.Silent(fmt.Errorf("reading the log of invalidations: %w", err))
+	}
+	// A store that does not answer cannot say that anything was swept.
+	r.silent.Store(int64(silent))
+	r.asked.Store(int64(max(1, t.asked)))
+}
+
+// Learn takes in the log of a store's entry.
+func (r *Replica) Learn(entry driver.Entry) {
+	l, ok := decode(entry)
+	if !ok {
+		l = &Log{Since: entry.Epoch, epoch: entry.Epoch}
+	}
+	r.apply(l)
+}
+
+// apply makes l the replica's log. Two callers may bring the same log: the process's own sweep and
+// the store's notice of it. Neither returns before the log has taken its effect.
+func (r *Replica) apply(l *Log) {
+	r.applying.Lock()
+	defer r.applying.Unlock()
+	r.adopt(l)
+}
+
+// adopt is apply for a caller that holds applying.
+func (r *Replica) adopt(l *Log) {
+	known := r.log.Load()
+	if known != nil && known.epoch >= l.epoch {
+		return
+	}
+	l.hear(known, r.Now())
+	r.Take(known, l, func() { r.log.Store(l) })
+}
+
+// Append adds sweeps to the log of a process without a store. epoch returns a new epoch; the positions
+// of the loads under way are below it.
+func (r *Replica) Append(epoch func() uint64, sweeps []Sweep) {
+	// The lock is held from the reading of the log on: of two sweeps that began with the same log,
+	// one would be lost.
+	r.applying.Lock()
+	defer r.applying.Unlock()
+	l := r.log.Load()
+	if l == nil {
+		l = &Log{}
+	}
+	r.adopt(l.and(epoch(), sweeps))
+}
+
+// begin writes a log if there is none. There must be a log before the first load, so that the first
+// sweep tells the loads before it from those before a log was lost.
+//
+// The lease is for one of the processes that find no log together. It is not worth a long wait: a log
+// without sweeps counts everything that was loaded before as swept, so writing over another one
+// loses nothing.
+func (r *Replica) begin(ctx context.Context, budget *gate.Budget) error {
+	lease, _, err := r.lease(ctx, budget, durations.Add(r.Now(), budget.Left/2))
+	if err != nil && !errors.Is(err, driver.ErrHeld) {
+		return err
+	}
+	l, err := r.commit(ctx, budget, nil)
+	if lease != nil {
+		r.Release(ctx, budget, lease)
+	}
+	if err == nil {
+		r.apply(l)
+	}
+	return err
+}
+
+// Write adds sweeps to the log in the store, and takes the log in.
+//
+// A store has no compare-and-swap, so the log is written under its lease. The commit counts only if
+// the lease has held until after it: a process that has read the log before the commit might write
+// over it afterwards. Without a Locker that answers, two processes that sweep at the same moment
+// may do so.
+func (r *Replica) Write(ctx context.Context, budget *gate.Budget, sweeps []Sweep) error {
+	until := durations.Add(r.Now(), r.MaxWait)
+	for try := 1; ; try++ {
+		lease, asked, err := r.lease(ctx, budget, until)
+		if err != nil {
+			return err
+		}
+		l, err := r.commit(ctx, budget, sweeps)
+		if lease != nil {
+			held := r.Now() < durations.Add(asked, r.LeaseTTL)
+			// The locker's answer counts. Without one the clock does.
+			lost := r.Release(ctx, budget, lease)
+			if err == nil && (errors.Is(lost, driver.ErrLeaseLost) || lost != nil && !held) {
+				err = driver.ErrLeaseLost
+			}
+		}
+		switch {
+		case err == nil:
+			r.apply(l)
+			return nil
+		case try == tries, !errors.Is(err, driver.ErrFenced) && !errors.Is(err, driver.ErrLeaseLost):
+			return err
+		}
+	}
+}
+
+// lease waits for the log's lease. Without a locker, or without its answer, the lease is nil. The
+// lease's time runs from asked on.
+func (r *Replica) lease(ctx context.Context, budget *gate.Budget, until Instant) (lease driver.Lease, asked Instant, err error) {
+	began := r.Now()
+	if r.Locker == nil {
+		return nil, began, nil
+	}
+	for {
+		asked = r.Now()
+		lease, err := gate.Ask(ctx, r.Locks, Key, budget, func(ctx context.Context) (driver.Lease, error) {
+			return r.Locker.TryAcquire(ctx, r.Name, r.LeaseTTL)
+		})
+		switch now := r.Now(); {
+		case err == nil:
+			return lease, asked, nil
+		case ctx.Err() != nil:
+			return nil, 0, ctx.Err()
+		case !errors.Is(err, driver.ErrHeld):
+			r.Silent(fmt.Errorf("acquiring the lease of the log of invalidations: %w", err))
+			return nil, asked, nil // the store must do
+		case now >= until:
+			return nil, 0, err
+		default:
+			select {
+			case <-time.After(min(until-now, r.Pause(now-began))):
+			case <-ctx.Done():
+				return nil, 0, ctx.Err()
+			}
+		}
+	}
+}
+
+// commit writes the store's log with more sweeps at its end. Without more it writes only if there is
+// no log.
+func (r *Replica) commit(ctx context.Context, budget *gate.Budget, more []Sweep) (*Log, error) {
+	var epoch uint64
+	entry, err := gate.Ask(ctx, r.Writes, Key, budget, func(ctx context.Context) (entry driver.Entry, err error) {
+		entry, epoch, err = r.Store.Claim(ctx, r.Name)
+		return entry, err
+	})
+	if err != nil {
+		return nil, err
+	}
+	l, ok := decode(entry)
+	switch {
+	case !ok:
+		l = &Log{Since: epoch}
+	case len(more) == 0:
+		return l, nil // another process has begun it
+	}
+	l = l.and(epoch, more)
+	value, err := json.Marshal(l)
+	if err != nil {
+		return nil, err
+	}
+	return l, gate.AskErr(ctx, r.Writes, Key, budget, func(ctx context.Context) error {
+		return r.Store.Commit(ctx, r.Name, driver.Entry{Kind: driver.KindValue, Value: value, Epoch: epoch, TTL: ttl})
+	})
+}
