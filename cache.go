@@ -14,6 +14,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/adapter"
 	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/fault"
+	"github.com/bellwether-go/bellwether/internal/jsonloss"
 	"github.com/bellwether-go/bellwether/internal/sizeof"
 )
 
@@ -332,7 +333,7 @@ func New[V any](load func(ctx context.Context, key string) (V, error), o Options
 		panic(errors.New(`bellwether: Options.Store without Options.Namespace: another cache on the store would be given this one's values for its own; name what the values are, such as Namespace: "users"`))
 	}
 	if s.Store != nil && s.Codec.Marshal == nil {
-		lossy, broken := throughJSON(reflect.TypeFor[V]())
+		lossy, broken := jsonloss.Of(reflect.TypeFor[V]())
 		if broken != nil {
 			panic(broken)
 		}

@@ -1,7 +1,5 @@
 package bellwether
 
-var ThroughJSON = throughJSON
-
 // OnPhase has f told of each phase that a flight enters, on the flight's goroutine. f is set
 // before the cache's first use.
 func (c *Cache[V]) OnPhase(f func(key, phase string)) {
