@@ -3,10 +3,8 @@ package bellwether_test
 import (
 	"io"
 	"net/http"
-	"os"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -14,43 +12,6 @@ import (
 	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
-
-// A holdingClient takes a part of the body and then nothing until
-// it is let go.
-type holdingClient struct {
-	header http.Header
-	took   int
-	stuck  sync.Once
-	full   chan struct{} // closed when it takes nothing more
-	free   chan struct{}
-	broken atomic.Bool // its write deadline has passed
-	status string
-}
-
-func newHoldingClient() *holdingClient {
-	return &holdingClient{header: http.Header{}, full: make(chan struct{}), free: make(chan struct{})}
-}
-
-func (w *holdingClient) Header() http.Header { return w.header }
-func (w *holdingClient) WriteHeader(int)     { w.status = w.header.Get("Cache-Status") }
-func (w *holdingClient) Write(p []byte) (int, error) {
-	w.stuck.Do(func() {
-		close(w.full)
-		<-w.free
-	})
-	if w.broken.Load() {
-		return 0, os.ErrDeadlineExceeded
-	}
-	w.took += len(p)
-	return len(p), nil
-}
-
-func (w *holdingClient) SetWriteDeadline(t time.Time) error {
-	if !w.broken.Swap(true) {
-		close(w.free)
-	}
-	return nil
-}
 
 const megabyte = 1 << 20
 
@@ -75,9 +36,9 @@ func TestHTTP_MaxHeldOfTheNearTier(t *testing.T) {
 		}
 		s.calls.Store(0)
 		var all sync.WaitGroup
-		var slow []*holdingClient
+		var slow []*client
 		for _, p := range paths[:4] {
-			w := newHoldingClient()
+			w := heldClient()
 			all.Go(func() { s.handler.ServeHTTP(w, request("GET", "http://h"+p)) })
 			<-w.full
 			slow = append(slow, w)
@@ -115,13 +76,13 @@ func TestHTTP_MaxHeldOfStoredBodies(t *testing.T) {
 		}
 		s.calls.Store(0)
 		var all sync.WaitGroup
-		slow := func(path string) *holdingClient {
-			w := newHoldingClient()
+		slow := func(path string) *client {
+			w := heldClient()
 			all.Go(func() { s.handler.ServeHTTP(w, request("GET", "http://h"+path)) })
 			<-w.full
 			return w
 		}
-		var holding []*holdingClient
+		var holding []*client
 		for _, p := range []string{"/a", "/b", "/c", "/b", "/c"} {
 			holding = append(holding, slow(p))
 		}
@@ -133,7 +94,7 @@ func TestHTTP_MaxHeldOfStoredBodies(t *testing.T) {
 		}
 		s.wantCalls(t, 0)
 		for i, w := range holding {
-			if broken := w.broken.Load(); broken != (i == 0) {
+			if broken := w.broke.Load(); broken != (i == 0) {
 				t.Errorf("client %d broken off: %t", i, broken)
 			}
 			if i > 0 {
@@ -156,9 +117,9 @@ func TestHTTP_MaxHeldOfGrowingBodies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{MaxHeld: 5 * megabyte}, megabytes(4))
 		var all sync.WaitGroup
-		var clients []*holdingClient
+		var clients []*client
 		for _, path := range []string{"/a", "/b", "/c"} {
-			w := newHoldingClient()
+			w := heldClient()
 			clients = append(clients, w)
 			all.Go(func() { s.handler.ServeHTTP(w, request("GET", "http://h"+path)) })
 			<-w.full
@@ -202,7 +163,7 @@ func TestHTTP_HerdWithoutMemory(t *testing.T) {
 				<-written // until then the near tier does not have it
 			}
 		})
-		holder := newHoldingClient()
+		holder := heldClient()
 		var all sync.WaitGroup
 		all.Go(func() { s.handler.ServeHTTP(holder, request("GET", "http://h/held")) })
 		<-holder.full
@@ -232,9 +193,9 @@ func TestHTTP_SlowReadersOfColdPages(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{MaxHeld: 3 * megabyte, MaxBody: megabyte}, megabytes(1))
 		var all sync.WaitGroup
-		var slow []*holdingClient
+		var slow []*client
 		for _, p := range []string{"/a", "/b", "/c", "/d"} {
-			w := newHoldingClient()
+			w := heldClient()
 			slow = append(slow, w)
 			all.Go(func() { s.handler.ServeHTTP(w, request("GET", "http://h"+p)) })
 			<-w.full
@@ -247,7 +208,7 @@ func TestHTTP_SlowReadersOfColdPages(t *testing.T) {
 		}
 		s.wantCalls(t, 1)
 		for i, w := range slow {
-			if w.broken.Load() {
+			if w.broke.Load() {
 				t.Errorf("client %d is broken off", i)
 				continue
 			}

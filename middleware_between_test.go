@@ -583,7 +583,7 @@ func TestBetween_EarlyRebuildAndASlowClient(t *testing.T) {
 				if way != "a hit" {
 					front = b
 				}
-				w := &slowWriter{ResponseRecorder: httptest.NewRecorder()}
+				w := slowClient(2000)
 				front.handler.ServeHTTP(w, request("GET", "http://a/p"))
 				if took := <-ended; took != time.Second {
 					t.Errorf("the early rebuild's handler took %v, want 1s", took)

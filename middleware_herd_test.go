@@ -9,7 +9,6 @@ import (
 	"log"
 	"net"
 	"net/http"
-	"net/http/httptest"
 	"net/http/httputil"
 	"net/url"
 	"strings"
@@ -182,37 +181,21 @@ func TestHerd_LateJoinersOfAStreamedBody(t *testing.T) {
 				}
 			}
 		})
-		start := time.Now()
 		var wg sync.WaitGroup
 		for i := range 50 {
 			wg.Go(func() {
 				joined := time.Duration(i) * 36 * time.Millisecond
 				time.Sleep(joined)
-				w := &timedWriter{ResponseRecorder: httptest.NewRecorder(), start: start}
+				w := newClient()
 				s.handler.ServeHTTP(w, request("GET", "http://a/p"))
-				if w.Body.String() != "0123456789" || w.first != joined || w.last != 1800*time.Millisecond {
-					t.Errorf("client %d: %q, first byte at %v, last at %v, want %v and 1.8s", i, w.Body, w.first, w.last, joined)
+				if w.Body.String() != "0123456789" || w.first != 0 || w.last != 1800*time.Millisecond-joined {
+					t.Errorf("client %d: %q, first byte after %v, last after %v, want 0s and %v", i, w.Body, w.first, w.last, 1800*time.Millisecond-joined)
 				}
 			})
 		}
 		wg.Wait()
 		s.wantCalls(t, 1)
 	})
-}
-
-// A timedWriter notes when the first and the last byte came.
-type timedWriter struct {
-	*httptest.ResponseRecorder
-	start       time.Time
-	first, last time.Duration
-}
-
-func (w *timedWriter) Write(p []byte) (int, error) {
-	w.last = time.Since(w.start)
-	if w.Body.Len() == 0 {
-		w.first = w.last
-	}
-	return w.ResponseRecorder.Write(p)
 }
 
 // What each client of a failed origin gets, and what it is told about it.
@@ -364,7 +347,7 @@ func TestHerd_FirstClientReadsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		body := bytes.Repeat([]byte("0123456789abcdef"), 2<<20/16)
 		s := newSite(t, bellwether.HTTPOptions{}, page(300*time.Millisecond, string(body)))
-		stuck := &stuckWriter{ResponseRecorder: httptest.NewRecorder(), release: make(chan struct{})}
+		stuck := heldClient()
 		gone := make(chan struct{})
 		go func() {
 			defer close(gone)
@@ -382,23 +365,12 @@ func TestHerd_FirstClientReadsNothing(t *testing.T) {
 		}
 		wg.Wait()
 		s.wantCalls(t, 1)
-		close(stuck.release)
+		close(stuck.free)
 		<-gone
 		if !bytes.Equal(stuck.Body.Bytes(), body) {
 			t.Errorf("the slow client has %d bytes", stuck.Body.Len())
 		}
 	})
-}
-
-// A stuckWriter is a client that takes nothing before it is released.
-type stuckWriter struct {
-	*httptest.ResponseRecorder
-	release chan struct{}
-}
-
-func (w *stuckWriter) Write(p []byte) (int, error) {
-	<-w.release
-	return w.ResponseRecorder.Write(p)
 }
 
 // The first client leaves, and what it had asked for turns out to be its alone:
@@ -483,20 +455,19 @@ func TestHerd_StalledClient(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					body := bytes.Repeat([]byte("0123456789abcdef"), 1<<20/16)
 					s := newSite(t, bellwether.HTTPOptions{MaxBody: c.limit}, page(time.Second, string(body)))
-					stuck := &stuckWriter{ResponseRecorder: httptest.NewRecorder(), release: make(chan struct{})}
-					var w http.ResponseWriter = stuck
-					if deadlines {
-						w = deadlineWriter{stuck}
+					stuck := heldClient()
+					if !deadlines {
+						stuck.deadline = nil
 					}
 					start := time.Now()
 					gone := make(chan any)
 					go func() {
 						defer func() { gone <- recover() }()
-						s.handler.ServeHTTP(w, request("GET", "http://a/p"))
+						s.handler.ServeHTTP(stuck, request("GET", "http://a/p"))
 					}()
 					if !deadlines {
 						// It is stuck for ever then, but nothing else is.
-						time.AfterFunc(time.Hour, func() { close(stuck.release) })
+						time.AfterFunc(time.Hour, func() { close(stuck.free) })
 					}
 					synctest.Wait()
 					var wg sync.WaitGroup
@@ -522,14 +493,6 @@ func TestHerd_StalledClient(t *testing.T) {
 	}
 }
 
-// A deadlineWriter is a stuckWriter that a write deadline releases.
-type deadlineWriter struct{ *stuckWriter }
-
-func (w deadlineWriter) SetWriteDeadline(time.Time) error {
-	close(w.release)
-	return nil
-}
-
 // A client that takes a little now and then is slow, and nothing else.
 func TestHerd_SlowClientIsNotStalled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -539,7 +502,7 @@ func TestHerd_SlowClientIsNotStalled(t *testing.T) {
 			w.Write(body)
 		})
 		for range 2 { // the miss, then the hit
-			w := &slowWriter{ResponseRecorder: httptest.NewRecorder()}
+			w := slowClient(2000)
 			s.handler.ServeHTTP(w, request("GET", "http://a/p"))
 			if !bytes.Equal(w.Body.Bytes(), body) {
 				t.Errorf("the slow client has %d bytes", w.Body.Len())
@@ -548,14 +511,6 @@ func TestHerd_SlowClientIsNotStalled(t *testing.T) {
 		}
 		s.wantCalls(t, 1)
 	})
-}
-
-// A slowWriter takes 2 KB/s.
-type slowWriter struct{ *httptest.ResponseRecorder }
-
-func (w *slowWriter) Write(p []byte) (int, error) {
-	time.Sleep(time.Duration(len(p)) * time.Second / 2000)
-	return w.ResponseRecorder.Write(p)
 }
 
 // Over the limit all who wait get the whole body, from one call, and it is
@@ -706,15 +661,14 @@ func TestHerd_JoinersWithDirectives(t *testing.T) {
 						s.calls.Store(0)
 						go s.get("http://a/p", tt.fields...)
 						time.Sleep(time.Second)
-						came := time.Now()
-						w := &firstByte{ResponseRecorder: httptest.NewRecorder()}
+						w := newClient()
 						s.handler.ServeHTTP(w, request("GET", "http://a/p", tt.fields...))
 						if !tt.joins {
 							s.wantCalls(t, 2)
 							return
 						}
 						s.wantCalls(t, 1)
-						if waited := w.at.Sub(came); waited > time.Second {
+						if waited := w.header; waited > time.Second {
 							t.Errorf("first byte after %v; %v", waited, w.Header()["Cache-Status"])
 						}
 					})

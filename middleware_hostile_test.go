@@ -637,7 +637,7 @@ func TestHostile_HeadOfALongBody(t *testing.T) {
 			})
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
-			w := &discarding{header: http.Header{}}
+			w := newClient()
 			s.handler.ServeHTTP(w, request("HEAD", "http://a/p", fields...).WithContext(ctx))
 			synctest.Wait()
 			if n := written.Load(); n > 8<<20 {
@@ -646,29 +646,6 @@ func TestHostile_HeadOfALongBody(t *testing.T) {
 		})
 	}
 }
-
-type discarding struct{ header http.Header }
-
-func (d *discarding) Header() http.Header         { return d.header }
-func (d *discarding) WriteHeader(int)             {}
-func (d *discarding) Write(p []byte) (int, error) { return len(p), nil }
-
-// A stalled client takes a body as slowly as it may, or nothing of it.
-type stalled struct {
-	*discarding
-	ctx   context.Context
-	pause time.Duration
-}
-
-func (s stalled) Write(p []byte) (int, error) {
-	select {
-	case <-time.After(s.pause):
-		return len(p), nil
-	case <-s.ctx.Done():
-		return 0, s.ctx.Err()
-	}
-}
-func (s stalled) SetWriteDeadline(time.Time) error { return nil }
 
 // Slow clients of four cold URLs hold MaxHeld. Another page, of 100 KiB and fresh for ten
 // minutes, is asked for 100 times. With Authorization they hold it for as long as they like.
@@ -696,7 +673,17 @@ func TestHostile_SlowReadersOfColdPagesEndCaching(t *testing.T) {
 				for i := range 4 {
 					wg.Go(func() {
 						defer func() { recover() }()
-						s.handler.ServeHTTP(stalled{&discarding{http.Header{}}, ctx, tt.pause}, request("GET", fmt.Sprint("http://a/large", i), tt.fields...).WithContext(ctx))
+						w := newClient() // takes a body as slowly as it may, or nothing of it
+						w.forgets, w.deadline = true, func(*client, time.Time) error { return nil }
+						w.before = func([]byte) error {
+							select {
+							case <-time.After(tt.pause):
+								return nil
+							case <-ctx.Done():
+								return ctx.Err()
+							}
+						}
+						s.handler.ServeHTTP(w, request("GET", fmt.Sprint("http://a/large", i), tt.fields...).WithContext(ctx))
 					})
 				}
 				time.Sleep(tt.after)

@@ -137,7 +137,7 @@ func TestPass_FlushedHeaderComesFirst(t *testing.T) {
 		var wg sync.WaitGroup
 		for range 10 {
 			wg.Go(func() {
-				w := &flushTimer{ResponseRecorder: httptest.NewRecorder(), start: time.Now()}
+				w := newClient()
 				s.handler.ServeHTTP(w, request("GET", "http://a/p"))
 				if w.Body.String() != "body" || !w.Flushed || w.flushed != 0 {
 					t.Errorf("%q, header after %v, want it at once", w.Body, w.flushed)
@@ -147,20 +147,6 @@ func TestPass_FlushedHeaderComesFirst(t *testing.T) {
 		wg.Wait()
 		s.wantCalls(t, 1)
 	})
-}
-
-// A flushTimer notes when it was first flushed.
-type flushTimer struct {
-	*httptest.ResponseRecorder
-	start   time.Time
-	flushed time.Duration
-}
-
-func (w *flushTimer) Flush() {
-	if !w.Flushed {
-		w.flushed = time.Since(w.start)
-	}
-	w.ResponseRecorder.Flush()
 }
 
 // Server-sent events come one by one, each before the next is made, and to each
@@ -576,26 +562,17 @@ func TestHTTP_WriterThatPanics(t *testing.T) {
 			w.Header().Set("Cache-Control", "max-age=60")
 			fmt.Fprint(w, "page")
 		})
-		w := &panickingWriter{ResponseRecorder: httptest.NewRecorder()}
+		w := newClient()
+		w.before = func([]byte) error { panic("a writer's") }
+		deadlines := 0
+		w.deadline = func(*client, time.Time) error { deadlines++; return nil }
 		func() {
 			defer func() { recover() }()
 			s.handler.ServeHTTP(w, request("GET", "http://a/p"))
 		}()
 		time.Sleep(time.Hour)
-		if n := w.deadlines.Load(); n != 0 {
-			t.Errorf("%d write deadlines were set after the end of the request", n)
+		if deadlines != 0 {
+			t.Errorf("%d write deadlines were set after the end of the request", deadlines)
 		}
 	})
-}
-
-type panickingWriter struct {
-	*httptest.ResponseRecorder
-	deadlines atomic.Int32
-}
-
-func (w *panickingWriter) Write([]byte) (int, error) { panic("a writer's") }
-
-func (w *panickingWriter) SetWriteDeadline(time.Time) error {
-	w.deadlines.Add(1)
-	return nil
 }

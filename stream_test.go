@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net/http"
-	"net/http/httptest"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -88,17 +87,6 @@ func TestHTTP_SweptFasterThanMade(t *testing.T) {
 	}
 }
 
-// firstByte is a client that notes when it gets its header.
-type firstByte struct {
-	*httptest.ResponseRecorder
-	at time.Time
-}
-
-func (w *firstByte) WriteHeader(status int) {
-	w.at = time.Now()
-	w.ResponseRecorder.WriteHeader(status)
-}
-
 // A quietFencer does not tell, and can be asked.
 type quietFencer struct {
 	quiet
@@ -143,13 +131,12 @@ func TestFleet_LateJoinerOfAnInvalidatedStream(t *testing.T) {
 						case name == "neither":
 							ttfb = 3 * time.Second
 						}
-						start := time.Now()
-						w := &firstByte{ResponseRecorder: httptest.NewRecorder()}
+						w := newClient()
 						all[0].handler.ServeHTTP(w, request("GET", "http://a/p"))
 						if w.Body.String() != want {
 							t.Errorf("a late joiner gets response %q, want %q", w.Body, want)
 						}
-						if got := w.at.Sub(start); !invalidated && got != ttfb {
+						if got := w.header; !invalidated && got != ttfb {
 							t.Errorf("its header after %v, want %v", got, ttfb)
 						}
 						if n := calls.Load(); fmt.Sprint(n) != want {
@@ -174,10 +161,9 @@ func TestFleet_LateJoinerWhileTheStoreIsDown(t *testing.T) {
 		time.Sleep(500 * time.Millisecond)
 		down.Store(true)
 		time.Sleep(2 * time.Second)
-		start := time.Now()
-		w := &firstByte{ResponseRecorder: httptest.NewRecorder()}
+		w := newClient()
 		s.handler.ServeHTTP(w, request("GET", "http://a/p"))
-		if got := w.at.Sub(start); w.Body.String() != "1" || got > 100*time.Millisecond {
+		if got := w.header; w.Body.String() != "1" || got > 100*time.Millisecond {
 			t.Errorf("a late joiner gets %q, its header after %v", w.Body, got)
 		}
 	})
