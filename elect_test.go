@@ -1,7 +1,6 @@
 package bellwether_test
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"testing"
@@ -134,25 +133,6 @@ func TestElect_NoAnswer(t *testing.T) {
 	})
 }
 
-// A touchingStore counts the bytes of the values that it is sent.
-type touchingStore struct {
-	*wiredStore
-	sent *int
-}
-
-func (s touchingStore) Commit(ctx context.Context, key string, e bellwether.Entry) error {
-	*s.sent += len(e.Value)
-	return s.wiredStore.Commit(ctx, key, e)
-}
-
-func (s touchingStore) Touch(ctx context.Context, key string, of uint64, e bellwether.Entry) error {
-	*s.sent += len(e.Value)
-	if err := s.call(ctx, "touch"); err != nil {
-		return err
-	}
-	return s.store.(bellwether.Toucher).Touch(ctx, key, of, e)
-}
-
 // A failure beside a stale value does not send the value again, and every process knows of it.
 // Where the store has lost the value, it is sent.
 func TestTouch_FailureBesideAStaleValue(t *testing.T) {
@@ -162,9 +142,10 @@ func TestTouch_FailureBesideAStaleValue(t *testing.T) {
 				f := newFleet(t, 2, push, bellwether.Options{})
 				sent := 0
 				for _, p := range f.processes {
+					p.store.limit = func(e bellwether.Entry) error { sent += len(e.Value); return nil }
 					p.Cache = cacheOf(t, f.origin.load, bellwether.Options{
 						TTL: time.Second, StaleIfError: time.Hour, ErrorTTL: time.Minute, MaxErrorTTL: time.Hour,
-						Store: touchingStore{p.store, &sent}, Locker: p.locker,
+						Store: p.store.touching(), Locker: p.locker,
 					})
 				}
 				f.get(1, "k")

@@ -168,7 +168,7 @@ func TestFleet_CorruptEntries(t *testing.T) {
 				}
 				good := cacheOf(t, load, bellwether.Options{Store: store, Locker: locallock.New()})
 				good.Get(t.Context(), "k")
-				wired := &wiredStore{wire: &wire{}, store: store}
+				wired := wiredTo(store)
 				wired.tamper.Store(&tamper)
 				var told []error
 				c := cacheOf(t, load, bellwether.Options{Store: wired, Locker: locallock.New(), OnError: func(_ string, err error) {

@@ -51,9 +51,6 @@ func sites(t *testing.T, n int, store bellwether.Store, h http.HandlerFunc) []*s
 	return all
 }
 
-// quiet is a store that does not tell.
-type quiet struct{ bellwether.Store }
-
 func TestInvalidateMatching(t *testing.T) {
 	urls := []string{"/a", "/a/b?tag=x", "/ab?tag=x+y", "/c?tag=y", "/c?tag=z,q", "/l?lang=1&tag=x"}
 	for name, tt := range map[string]struct {
@@ -217,7 +214,7 @@ func TestInvalidateMatching_LogIsLost(t *testing.T) {
 func TestInvalidateMatching_Errors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var calls atomic.Int64
-		wired := &wiredStore{wire: &wire{}, store: memstore.New()}
+		wired := wiredTo(memstore.New())
 		s := sites(t, 1, wired, tagged(&calls))[0]
 		s.get("http://example.com/a?tag=x")
 		synctest.Wait()

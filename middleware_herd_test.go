@@ -36,47 +36,16 @@ func page(pause time.Duration, body string) http.HandlerFunc {
 	}
 }
 
-// A countedStore counts what a store is asked, and fails if told to.
-type countedStore struct {
-	bellwether.Store
-	commits atomic.Int32
-	down    atomic.Bool
-}
-
-var errStoreDown = fmt.Errorf("%w: told to be down", bellwether.ErrUnavailable)
-
-func (c *countedStore) Get(ctx context.Context, key string) (bellwether.Entry, error) {
-	if c.down.Load() {
-		return bellwether.Entry{}, errStoreDown
-	}
-	return c.Store.Get(ctx, key)
-}
-
-func (c *countedStore) Claim(ctx context.Context, key string) (bellwether.Entry, uint64, error) {
-	if c.down.Load() {
-		return bellwether.Entry{}, 0, errStoreDown
-	}
-	return c.Store.Claim(ctx, key)
-}
-
-func (c *countedStore) Commit(ctx context.Context, key string, e bellwether.Entry) error {
-	if !strings.HasPrefix(key, "\x00") { // the log of invalidations is written once for all
-		c.commits.Add(1)
-	}
-	if c.down.Load() {
-		return errStoreDown
-	}
-	return c.Store.Commit(ctx, key, e)
-}
-
 func TestHerd_OneStoreWritePerLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := &countedStore{Store: memstore.New()}
+		store := wiredTo(memstore.New())
 		s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: store}}, page(time.Second, "page"))
+		synctest.Wait()
+		store.reset() // the log of invalidations is written
 		wantBurst(t, s.burst(100, same("http://a/p")), 100, "200 page 1s")
 		s.wantCalls(t, 1)
 		synctest.Wait()
-		if n := store.commits.Load(); n != 1 {
+		if n := store.count("commit"); n != 1 {
 			t.Errorf("%d writes to the store, want 1", n)
 		}
 	})
@@ -84,8 +53,8 @@ func TestHerd_OneStoreWritePerLoad(t *testing.T) {
 
 func TestHerd_StoreErrorKeepsCollapsing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := &countedStore{Store: memstore.New()}
-		store.down.Store(true)
+		store := wiredTo(memstore.New())
+		store.set(refuse)
 		s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: store, Locker: locallock.New()}}, page(time.Second, "page"))
 		for o, n := range s.burst(100, same("http://a/p")) {
 			if n != 100 || !strings.HasPrefix(o, "200 page 1") {

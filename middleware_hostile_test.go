@@ -702,24 +702,14 @@ func TestHostile_SlowReadersOfColdPagesEndCaching(t *testing.T) {
 	}
 }
 
-// A ctxStore is a millisecond away and heeds its context.
-type ctxStore struct{ bellwether.Store }
-
-func (c ctxStore) Claim(ctx context.Context, key string) (bellwether.Entry, uint64, error) {
-	select {
-	case <-time.After(time.Millisecond):
-	case <-ctx.Done():
-		return bellwether.Entry{}, 0, ctx.Err()
-	}
-	return c.Store.Claim(ctx, key)
-}
-
 // Clients that leave while an epoch is claimed for them count as errors of the store, which
 // OnError hears of.
 func TestHostile_LeavingClientsAreNoEngineErrors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var told string
-		o := bellwether.HTTPOptions{Options: bellwether.Options{Store: ctxStore{memstore.New()}, Locker: locallock.New(), OnError: func(_ string, err error) { told = err.Error() }}}
+		store := wiredTo(memstore.New())
+		store.set(on(takes(time.Millisecond), "claim"))
+		o := bellwether.HTTPOptions{Options: bellwether.Options{Store: store, Locker: locallock.New(), OnError: func(_ string, err error) { told = err.Error() }}}
 		s := newSite(t, o, page(0, "page"))
 		time.Sleep(time.Second)
 		for i := range 100 {
@@ -774,7 +764,7 @@ func TestHostile_SoftIsLostWithoutLocker(t *testing.T) {
 		one    bool
 	}{
 		"hard": {}, "soft": {kind: bellwether.SoftInvalidation}, "soft, one process": {kind: bellwether.SoftInvalidation, one: true},
-		"soft, with a Locker": {kind: bellwether.SoftInvalidation, locker: farLocker{locallock.New()}},
+		"soft, with a Locker": {kind: bellwether.SoftInvalidation, locker: farLocker()},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -788,7 +778,7 @@ func TestHostile_SoftIsLostWithoutLocker(t *testing.T) {
 					w.Header().Set("Cache-Control", "max-age=600")
 					fmt.Fprint(w, n)
 				}
-				o := bellwether.HTTPOptions{UnsafeInvalidation: tt.kind, Options: bellwether.Options{Store: farStore{memstore.New()}, Locker: tt.locker}}
+				o := bellwether.HTTPOptions{UnsafeInvalidation: tt.kind, Options: bellwether.Options{Store: farStore(memstore.New()), Locker: tt.locker}}
 				p := pair{newSite(t, o, h), newSite(t, o, h)}
 				if tt.one {
 					p.second = p.first
@@ -845,36 +835,6 @@ func TestRandom_ReloadsAtOneTime(t *testing.T) {
 	}
 }
 
-// A farStore and a farLocker are a millisecond away, as Redis is.
-type farStore struct{ bellwether.Store }
-
-func (f farStore) Get(ctx context.Context, key string) (bellwether.Entry, error) {
-	time.Sleep(time.Millisecond)
-	return f.Store.Get(ctx, key)
-}
-
-func (f farStore) Claim(ctx context.Context, key string) (bellwether.Entry, uint64, error) {
-	time.Sleep(time.Millisecond)
-	return f.Store.Claim(ctx, key)
-}
-
-func (f farStore) Commit(ctx context.Context, key string, e bellwether.Entry) error {
-	time.Sleep(time.Millisecond)
-	return f.Store.Commit(ctx, key, e)
-}
-
-func (f farStore) Invalidate(ctx context.Context, key string) error {
-	time.Sleep(time.Millisecond)
-	return f.Store.Invalidate(ctx, key)
-}
-
-type farLocker struct{ bellwether.Locker }
-
-func (f farLocker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
-	time.Sleep(time.Millisecond)
-	return f.Locker.TryAcquire(ctx, key, ttl)
-}
-
 // Soft invalidations by many unsafe requests at one time, all of which look whether the log
 // has room before any of them has written into it.
 func TestHostile_SoftFloodAtOneTime(t *testing.T) {
@@ -882,7 +842,7 @@ func TestHostile_SoftFloodAtOneTime(t *testing.T) {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				o := bellwether.HTTPOptions{UnsafeInvalidation: bellwether.SoftInvalidation}
-				o.Store, o.Locker = farStore{memstore.New()}, farLocker{locallock.New()}
+				o.Store, o.Locker = farStore(memstore.New()), farLocker()
 				s := newSite(t, o, page(0, "page"))
 				time.Sleep(time.Second)
 				s.get("http://a/popular")

@@ -2,7 +2,6 @@ package bellwether_test
 
 import (
 	"bytes"
-	"context"
 	"fmt"
 	"io"
 	"maps"
@@ -357,8 +356,9 @@ func TestHTTP_LanguageOrder(t *testing.T) {
 // While a whole body waits to be committed, a range is a range of it.
 func TestHTTP_RangeOfAFinishedLiveBody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := slowCommits{memstore.New()}
-		s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: store, EngineTimeout: time.Minute}}, func(w http.ResponseWriter, r *http.Request) {
+		store := wiredTo(memstore.New())
+		store.set(on(takes(time.Second), "commit"))
+		s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: store.full(), EngineTimeout: time.Minute}}, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Cache-Control", "max-age=60")
 			io.WriteString(w, "0123456789")
 		})
@@ -370,14 +370,6 @@ func TestHTTP_RangeOfAFinishedLiveBody(t *testing.T) {
 		}
 		s.wantCalls(t, 1)
 	})
-}
-
-// slowCommits is a Store whose commits take a second.
-type slowCommits struct{ *memstore.Store }
-
-func (s slowCommits) Commit(ctx context.Context, key string, e bellwether.Entry) error {
-	time.Sleep(time.Second)
-	return s.Store.Commit(ctx, key, e)
 }
 
 // Real sockets from here on: a recorder takes an interim response for the final

@@ -315,7 +315,7 @@ func fuzzFresh(t *testing.T, seed uint64, kind bellwether.Invalidation, far bool
 	o := bellwether.HTTPOptions{UnsafeInvalidation: kind}
 	store, locker := bellwether.Store(memstore.New()), bellwether.Locker(locallock.New())
 	if far {
-		store, locker = farStore{store}, farLocker{locker}
+		store, locker = farStore(store), farLocker()
 	}
 	o.Store, o.Locker = store, locker
 	sites := []*site{newSite(t, o, h), newSite(t, o, h)}

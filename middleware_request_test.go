@@ -1,7 +1,6 @@
 package bellwether_test
 
 import (
-	"context"
 	"fmt"
 	"net/http"
 	"strconv"
@@ -186,8 +185,8 @@ func TestHTTP_ReloadIsOfNoEarlierLoad(t *testing.T) {
 				time.Sleep(time.Second)
 				fmt.Fprint(w, now.UnixNano())
 			}
-			store, locker := memstore.New(), struct{ bellwether.Locker }{locallock.New()}
-			slow := &wiredStore{wire: &wire{}, store: store}
+			store, locker := memstore.New(), polling(locallock.New())
+			slow := wiredTo(store)
 			var all []*site
 			for _, s := range []bellwether.Store{quiet{store}, quiet{store}, quiet{slow}} {
 				all = append(all, newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: s, Locker: locker}}, began))
@@ -450,7 +449,7 @@ func TestHTTP_AuthorizedRequestValidatesNothingOfOthers(t *testing.T) {
 // process has is as good as the store's last word on it.
 func TestHTTP_MaxStaleIsNoWayAroundAnInvalidation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		silent := struct{ bellwether.Store }{memstore.New()} // it tells of no invalidation
+		silent := quiet{memstore.New()} // it tells of no invalidation
 		o := bellwether.HTTPOptions{Options: bellwether.Options{Store: silent}}
 		page := numbered("max-age=10, stale-if-error=3600")
 		a, b := newSite(t, o, page), newSite(t, o, page)
@@ -559,7 +558,7 @@ func crowded(t *testing.T, store bellwether.Store, control string, pause time.Du
 func TestHTTP_OverloadedForWhoWantsMore(t *testing.T) {
 	for _, field := range [][]string{{"Cache-Control", "no-cache"}, {"Cache-Control", "max-age=0"}, {"Authorization", "me"}} {
 		synctest.Test(t, func(t *testing.T) {
-			store := &wiredStore{wire: &wire{}, store: memstore.New()}
+			store := wiredTo(memstore.New())
 			s, done := crowded(t, store, "max-age=60", time.Second)
 			store.reset()
 			start := time.Now()
@@ -583,38 +582,20 @@ func TestHTTP_StaleInAnOverload(t *testing.T) {
 	})
 }
 
-// lateStore is a store that takes its time to answer.
-type lateStore struct {
-	*memstore.Store
-	late atomic.Int64
-}
-
-func (s *lateStore) Get(ctx context.Context, key string) (bellwether.Entry, error) {
-	time.Sleep(time.Duration(s.late.Load()))
-	return s.Store.Get(ctx, key)
-}
-
-func (s *lateStore) GetMany(ctx context.Context, keys []string, each func(int, bellwether.Entry, error)) {
-	for i, key := range keys {
-		e, err := s.Get(ctx, key)
-		each(i, e, err)
-	}
-}
-
 // What is over when the store's answer comes is over, however long that took.
 func TestHTTP_OnlyIfCachedOfASlowStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := &lateStore{Store: memstore.New()}
+		store := wiredTo(memstore.New())
 		handler := func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Cache-Control", "max-age=1, must-revalidate")
 			w.Header().Set("ETag", `"v"`)
 			fmt.Fprint(w, "page")
 		}
-		o := bellwether.HTTPOptions{Options: bellwether.Options{Store: store}}
+		o := bellwether.HTTPOptions{Options: bellwether.Options{Store: store.full()}}
 		first, second := newSite(t, o, handler), newSite(t, o, handler)
 		first.get("http://a/p")
 		time.Sleep(800 * time.Millisecond)
-		store.late.Store(int64(400 * time.Millisecond))
+		store.set(on(takes(400*time.Millisecond), "get", "getmany"))
 		w := second.get("http://a/p", "Cache-Control", "only-if-cached")
 		if w.Code != http.StatusGatewayTimeout {
 			t.Errorf("%d, %v; want 504: it is over and must not be served stale", w.Code, w.Header())

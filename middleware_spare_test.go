@@ -181,7 +181,7 @@ func TestHTTP_RequestStaleIfErrorInAHerd(t *testing.T) {
 // What is served because the store is silent has not come from the handler.
 func TestHTTP_HitWhileTheStoreIsDown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := &countedStore{Store: memstore.New()}
+		store := wiredTo(memstore.New())
 		s := sites(t, 1, store, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Cache-Control", "max-age=60")
 			fmt.Fprint(w, "page")
@@ -189,7 +189,7 @@ func TestHTTP_HitWhileTheStoreIsDown(t *testing.T) {
 		s.get("http://a/p")
 		s.wantCalls(t, 1)
 		time.Sleep(2 * time.Second) // longer than the near tier is trusted
-		store.down.Store(true)
+		store.set(refuse)
 		if got, want := s.get("http://a/p").Header().Get("Cache-Status"), "Bellwether;hit;ttl=58"; got != want {
 			t.Errorf("Cache-Status %q, want %q", got, want)
 		}

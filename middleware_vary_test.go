@@ -1,7 +1,6 @@
 package bellwether_test
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"net/http"
@@ -416,27 +415,6 @@ func TestVary_PrivateAnswerGrowsNoSignpost(t *testing.T) {
 	})
 }
 
-// A stepStore takes a millisecond before and after each step of a load.
-type stepStore struct{ *memstore.Store }
-
-func (s stepStore) Get(ctx context.Context, key string) (bellwether.Entry, error) {
-	time.Sleep(time.Millisecond)
-	defer time.Sleep(time.Millisecond)
-	return s.Store.Get(ctx, key)
-}
-
-func (s stepStore) Claim(ctx context.Context, key string) (bellwether.Entry, uint64, error) {
-	time.Sleep(time.Millisecond)
-	defer time.Sleep(time.Millisecond)
-	return s.Store.Claim(ctx, key)
-}
-
-func (s stepStore) Commit(ctx context.Context, key string, e bellwether.Entry) error {
-	time.Sleep(time.Millisecond)
-	defer time.Sleep(time.Millisecond)
-	return s.Store.Commit(ctx, key, e)
-}
-
 // An invalidation between any two steps of a signpost that is planted, moved behind or
 // grown takes all that was made before it, in the fleet within NearTTL.
 func TestVary_InvalidationBetweenTheStepsOfASignpost(t *testing.T) {
@@ -490,7 +468,10 @@ func invalidateAt(t *testing.T, after time.Duration, match bellwether.Match, con
 		fmt.Fprint(w, v)
 		time.Sleep(2 * time.Millisecond)
 	}
-	o := bellwether.HTTPOptions{Options: bellwether.Options{Store: stepStore{memstore.New()}, Locker: locallock.New()}}
+	store := wiredTo(memstore.New()) // each step of a load takes a millisecond there, and one back
+	store.trip = time.Millisecond
+	store.reply.Store(int64(time.Millisecond))
+	o := bellwether.HTTPOptions{Options: bellwether.Options{Store: store.full(), Locker: locallock.New()}}
 	p := pair{newSite(t, o, h), newSite(t, o, h)}
 	time.Sleep(time.Second) // the log is read
 	if signpost {

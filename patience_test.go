@@ -13,31 +13,24 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// slowLine is a store whose batches come in pieces of some keys, each after a pause.
-// After so many pieces it is silent.
-type slowLine struct {
-	bellwether.Store
-	piece, answers int
-	pause          time.Duration
-}
-
-func (s slowLine) GetMany(ctx context.Context, keys []string, each func(i int, e bellwether.Entry, err error)) {
-	for i, key := range keys {
-		if i%s.piece == 0 && i/s.piece < s.answers {
-			select {
-			case <-time.After(s.pause):
-			case <-ctx.Done():
+// inPieces is a GetMany that answers in pieces of some keys, each after a pause. After so many
+// pieces it is silent.
+func inPieces(store bellwether.Store, piece, answers int, pause time.Duration) getsMany {
+	return func(ctx context.Context, keys []string, each func(i int, e bellwether.Entry, err error)) {
+		for i, key := range keys {
+			if i%piece == 0 && i/piece < answers {
+				takes(pause)(ctx, "")
 			}
+			if i/piece >= answers {
+				<-ctx.Done()
+			}
+			if err := ctx.Err(); err != nil {
+				each(i, bellwether.Entry{}, err)
+				continue
+			}
+			e, err := store.Get(ctx, key)
+			each(i, e, err)
 		}
-		if i/s.piece >= s.answers {
-			<-ctx.Done()
-		}
-		if err := ctx.Err(); err != nil {
-			each(i, bellwether.Entry{}, err)
-			continue
-		}
-		e, err := s.Get(ctx, key)
-		each(i, e, err)
 	}
 }
 
@@ -74,7 +67,7 @@ func TestGetMany_StoreAnswersInPieces(t *testing.T) {
 					}
 					return values, nil
 				}, bellwether.Options{TTL: time.Hour, EngineTimeout: 500 * time.Millisecond, Namespace: "test",
-					Store: slowLine{store, 10, c.answers, 300 * time.Millisecond}})
+					Store: batchesBy(store, inPieces(store, 10, c.answers, 300*time.Millisecond))})
 				defer c2.Close()
 				start := time.Now()
 				values, err := c2.GetMany(t.Context(), keys)

@@ -27,54 +27,6 @@ func shardOf(key string) int {
 	return int(h.Sum32()>>8) % shards
 }
 
-// A shardStore does to the calls for one shard's keys what its fault says.
-type shardStore struct {
-	bellwether.Store
-	dead func(key string) bool
-
-	mu    sync.Mutex // guards fault
-	fault fault      // of keys that are dead; nil: none
-}
-
-func (s *shardStore) reach(ctx context.Context, key string) error {
-	s.mu.Lock()
-	fault := s.fault
-	s.mu.Unlock()
-	time.Sleep(time.Millisecond)
-	if fault != nil && s.dead(ownKey(key)) {
-		return fault(ctx, "")
-	}
-	return nil
-}
-
-func (s *shardStore) Get(ctx context.Context, key string) (bellwether.Entry, error) {
-	if err := s.reach(ctx, key); err != nil {
-		return bellwether.Entry{}, err
-	}
-	return s.Store.Get(ctx, key)
-}
-
-func (s *shardStore) Claim(ctx context.Context, key string) (bellwether.Entry, uint64, error) {
-	if err := s.reach(ctx, key); err != nil {
-		return bellwether.Entry{}, 0, err
-	}
-	return s.Store.Claim(ctx, key)
-}
-
-func (s *shardStore) Commit(ctx context.Context, key string, e bellwether.Entry) error {
-	if err := s.reach(ctx, key); err != nil {
-		return err
-	}
-	return s.Store.Commit(ctx, key, e)
-}
-
-func (s *shardStore) Invalidate(ctx context.Context, key string) error {
-	if err := s.reach(ctx, key); err != nil {
-		return err
-	}
-	return s.Store.Invalidate(ctx, key)
-}
-
 // One of eight servers dies. Keys of the others are loaded as often as before, and
 // their invalidations are carried out; a poisoned key alone does even less.
 func TestShard_OneServerDies(t *testing.T) {
@@ -93,10 +45,11 @@ func TestShard_OneServerDies(t *testing.T) {
 						store, locker := memstore.New(), locallock.New()
 						var mu sync.Mutex
 						loads := 0 // of keys whose servers are well
-						var ways []*shardStore
+						var ways []*wiredStore
 						var caches []*bellwether.Cache[string]
 						for range processes {
-							way := &shardStore{Store: store, dead: dead}
+							way := farStore(store)
+							way.only, way.busy = dead, true
 							ways = append(ways, way)
 							caches = append(caches, cacheOf(t, func(_ context.Context, key string) (string, error) {
 								time.Sleep(10 * time.Millisecond)
@@ -143,9 +96,7 @@ func TestShard_OneServerDies(t *testing.T) {
 						before := run()
 						down, refused, invalidations = 0, 0, 0
 						for _, way := range ways {
-							way.mu.Lock()
-							way.fault = fault
-							way.mu.Unlock()
+							way.set(fault)
 						}
 						after := run()
 						t.Logf("loads %d, then %d; the store was down for %d calls; %d of %d invalidations refused", before, after, down, refused, invalidations)
@@ -165,7 +116,9 @@ func TestShard_OneServerDies(t *testing.T) {
 func TestShard_DeadKeysAreNotWaitedFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const during, timeout = 20 * time.Second, 500 * time.Millisecond
-		way := &shardStore{Store: memstore.New(), dead: func(key string) bool { return key == "dead" }, fault: blackHole}
+		way := farStore(memstore.New())
+		way.only = func(key string) bool { return key == "dead" }
+		way.set(blackHole)
 		loads := 0
 		c := cacheOf(t, func(_ context.Context, key string) (string, error) {
 			if key == "dead" {

@@ -92,7 +92,7 @@ func TestHTTP_SilentStoreIsWaitedForOnce(t *testing.T) {
 	for name, age := range map[string]time.Duration{"cold": -1, "hit": 2 * time.Second, "stale": 62 * time.Second} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				store := &wiredStore{wire: new(wire), store: memstore.New()}
+				store := wiredTo(memstore.New())
 				o := bellwether.HTTPOptions{Options: bellwether.Options{Store: store, Locker: locallock.New(), EngineTimeout: 500 * time.Millisecond}}
 				s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
 					w.Header().Set("Cache-Control", "max-age=60, stale-while-revalidate=600")

@@ -1,7 +1,6 @@
 package bellwether_test
 
 import (
-	"context"
 	"fmt"
 	"net/http"
 	"sync/atomic"
@@ -87,12 +86,6 @@ func TestHTTP_SweptFasterThanMade(t *testing.T) {
 	}
 }
 
-// A quietFencer does not tell, and can be asked.
-type quietFencer struct {
-	quiet
-	bellwether.Fencer
-}
-
 // Who joins a response that another process has invalidated while it is written
 // gets the next one, from NearTTL after that on; and while nobody has, who joins
 // it late reads it at once where the store can be asked whether it still counts,
@@ -100,7 +93,7 @@ type quietFencer struct {
 func TestFleet_LateJoinerOfAnInvalidatedStream(t *testing.T) {
 	for name, open := range map[string]func() bellwether.Store{
 		"tells":        func() bellwether.Store { return memstore.New() },
-		"can be asked": func() bellwether.Store { s := memstore.New(); return quietFencer{quiet{s}, s} },
+		"can be asked": func() bellwether.Store { return askable(memstore.New()) },
 		"neither":      func() bellwether.Store { return quiet{memstore.New()} },
 	} {
 		for _, invalidated := range []bool{false, true} {
@@ -152,14 +145,12 @@ func TestFleet_LateJoinerOfAnInvalidatedStream(t *testing.T) {
 // A store that does not answer while a response is written keeps nobody from it.
 func TestFleet_LateJoinerWhileTheStoreIsDown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var (
-			calls atomic.Int32
-			down  atomic.Bool
-		)
-		s := sites(t, 1, downStore{memstore.New(), &down}, slowly(&calls))[0]
+		var calls atomic.Int32
+		store := wiredTo(memstore.New())
+		s := sites(t, 1, store.full(), slowly(&calls))[0]
 		go s.get("http://a/p")
 		time.Sleep(500 * time.Millisecond)
-		down.Store(true)
+		store.set(on(refuse, "fenced"))
 		time.Sleep(2 * time.Second)
 		w := newClient()
 		s.handler.ServeHTTP(w, request("GET", "http://a/p"))
@@ -167,19 +158,6 @@ func TestFleet_LateJoinerWhileTheStoreIsDown(t *testing.T) {
 			t.Errorf("a late joiner gets %q, its header after %v", w.Body, got)
 		}
 	})
-}
-
-// A downStore cannot be asked whether an epoch counts while it is down.
-type downStore struct {
-	*memstore.Store
-	down *atomic.Bool
-}
-
-func (s downStore) Fenced(ctx context.Context, key string, epoch uint64) (bool, error) {
-	if s.down.Load() {
-		return false, errRefused
-	}
-	return s.Store.Fenced(ctx, key, epoch)
 }
 
 // A holder was paused past its lease, or its locker is away, and it goes on before any
@@ -191,7 +169,7 @@ func TestFleet_PausedHolderPublishesLate(t *testing.T) {
 		store := memstore.New()
 		locker := locallock.New()
 		site := func(l bellwether.Locker) *site {
-			o := bellwether.Options{Store: quietFencer{quiet{store}, store}, Locker: l, LeaseTTL: 2 * time.Second}
+			o := bellwether.Options{Store: askable(store), Locker: l, LeaseTTL: 2 * time.Second}
 			return newSite(t, bellwether.HTTPOptions{Options: o}, func(w http.ResponseWriter, r *http.Request) {
 				n := calls.Add(1)
 				w.Header().Set("Cache-Control", "max-age=3600")
@@ -201,7 +179,9 @@ func TestFleet_PausedHolderPublishesLate(t *testing.T) {
 				fmt.Fprint(w, n)
 			})
 		}
-		a, b := site(unrenewable{locker}), site(locker)
+		unrenewable := wiredLocks(locker)
+		unrenewable.set(on(refuse, "renew"))
+		a, b := site(polling(unrenewable)), site(locker)
 		got := make(chan string)
 		go func() { got <- a.get("http://a/p").Body.String() }()
 		time.Sleep(time.Second)
@@ -216,18 +196,3 @@ func TestFleet_PausedHolderPublishesLate(t *testing.T) {
 		}
 	})
 }
-
-// An unrenewable locker does not answer renewals.
-type unrenewable struct{ bellwether.Locker }
-
-func (l unrenewable) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
-	lease, err := l.Locker.TryAcquire(ctx, key, ttl)
-	if err != nil {
-		return nil, err
-	}
-	return unrenewableLease{lease}, nil
-}
-
-type unrenewableLease struct{ bellwether.Lease }
-
-func (unrenewableLease) Renew(context.Context, time.Duration) error { return errRefused }

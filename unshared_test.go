@@ -238,12 +238,13 @@ func TestUnshared_LifetimeIsItsOwn(t *testing.T) {
 	for name, o := range map[string]bellwether.Options{"turns": {Locker: locallock.New()}, "alone": {}} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				store := &wiredStore{wire: &wire{}, store: memstore.New(), limit: func(e bellwether.Entry) error {
+				store := wiredTo(memstore.New())
+				store.limit = func(e bellwether.Entry) error {
 					if len(e.Value) > 1000 {
 						return bellwether.ErrTooLarge
 					}
 					return nil
-				}}
+				}
 				if o.Store = store; o.Locker != nil {
 					o.Locker = locallock.New()
 				}
