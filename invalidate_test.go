@@ -243,7 +243,7 @@ func TestInvalidateMatching_Errors(t *testing.T) {
 
 // A handler that invalidates its own page each time answers its client with what its
 // fifth run has made.
-func TestHTTP_HandlerThatInvalidatesItsOwnPage(t *testing.T) {
+func TestInvalidate_ByThePagesOwnHandler(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s *site
 		s = newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {

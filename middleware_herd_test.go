@@ -24,8 +24,7 @@ import (
 )
 
 // Here are the herds in which other caches break, one test for each way of
-// breaking that middleware_test.go does not have yet. Time is the bubble's, so
-// what is said about it is exact.
+// breaking. Time is the bubble's, so what is said about it is exact.
 
 // A page is a cacheable response after a pause.
 func page(pause time.Duration, body string) http.HandlerFunc {
@@ -225,7 +224,8 @@ func (o *pipes) Accept() (net.Conn, error) {
 	}
 }
 
-func (o *pipes) Close() error   { close(o.closed); return nil }
+func (o *pipes) Close() error { close(o.closed); return nil }
+
 func (o *pipes) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 80} }
 
 func (o *pipes) dial(context.Context, string, string) (net.Conn, error) {
@@ -677,4 +677,49 @@ func TestHerd_NobodyJoinsWhatIsOver(t *testing.T) {
 			})
 		}
 	}
+}
+
+// With ErrorTTL negative an error answers those who waited for it all the same.
+func TestHerd_UnrememberedErrorAnswersOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{ErrorTTL: -1}}, func(w http.ResponseWriter, r *http.Request) {
+			time.Sleep(time.Second)
+			http.Error(w, "down", http.StatusServiceUnavailable)
+		})
+		wantBurst(t, s.burst(50, same("http://a/p")), 50, "503 down\n 1s")
+		s.wantCalls(t, 1)
+	})
+}
+
+func TestHerd_Cold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			time.Sleep(500 * time.Millisecond)
+			w.Header().Set("Cache-Control", "max-age=60")
+			fmt.Fprint(w, "page")
+		})
+		wantBurst(t, s.burst(1000, same("http://a/p")), 1000, "200 page 500ms")
+		s.wantCalls(t, 1)
+		time.Sleep(10 * time.Second)
+		w := s.get("http://a/p")
+		if w.Body.String() != "page" || w.Header().Get("Age") != "10" || w.Header().Get("Content-Length") != "4" ||
+			!strings.Contains(w.Header().Get("Cache-Status"), "hit") || !strings.Contains(w.Header().Get("Cache-Status"), "ttl=50") {
+			t.Errorf("hit: %v", w.Header())
+		}
+		s.wantCalls(t, 0)
+	})
+}
+
+func TestHerd_ServerErrorAnswersOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			time.Sleep(time.Second)
+			http.Error(w, "down", 500)
+		})
+		wantBurst(t, s.burst(50, same("http://a/p")), 50, "500 down\n 1s")
+		s.wantCalls(t, 1)
+		time.Sleep(time.Second + 1)
+		s.get("http://a/p")
+		s.wantCalls(t, 1) // not remembered beyond ErrorTTL
+	})
 }

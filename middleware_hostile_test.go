@@ -820,21 +820,6 @@ func TestHostile_SoftIsLostWithoutLocker(t *testing.T) {
 	}
 }
 
-// A burst of reloads at one time are one run, or two.
-func TestRandom_ReloadsAtOneTime(t *testing.T) {
-	for _, d := range []string{"no-cache", "max-age=0", "min-fresh=1000"} {
-		inPairs(t, bellwether.HTTPOptions{}, page(time.Second, "page"), func(t *testing.T, p pair) {
-			p.first.get("http://a/p")
-			time.Sleep(2 * time.Second)
-			p.calls()
-			p.first.burst(1000, func(int) *http.Request { return request("GET", "http://a/p", "Cache-Control", d) })
-			if n := p.calls(); n > 2 {
-				t.Errorf("%s: %d runs", d, n)
-			}
-		})
-	}
-}
-
 // Soft invalidations by many unsafe requests at one time, all of which look whether the log
 // has room before any of them has written into it.
 func TestHostile_SoftFloodAtOneTime(t *testing.T) {

@@ -567,3 +567,59 @@ func TestKey_RetargetedHerdBehindOneWithoutTheField(t *testing.T) {
 		}
 	})
 }
+
+// What does not reach the handler must not be taken for what the client has asked.
+func TestKey_NobodyIsServedAnothersRequest(t *testing.T) {
+	lang := func(name string) http.HandlerFunc {
+		return func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=60")
+			w.Header().Set("Vary", name)
+			if fmt.Fprint(w, "in English"); r.Header.Get(name) == "de" {
+				fmt.Fprint(w, ", auf Deutsch")
+			}
+		}
+	}
+	path := func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=60")
+		fmt.Fprintf(w, "path %q", r.URL.Path)
+	}
+	get := func(fields ...string) *http.Request { return request("GET", "http://a/", fields...) }
+	for name, c := range map[string]struct {
+		handler        http.HandlerFunc
+		attack, victim *http.Request
+		want           string
+	}{
+		"Connection names a field":      {lang("X-Lang"), get("X-Lang", "de", "Connection", "X-Lang"), get("X-Lang", "de"), "in English, auf Deutsch"},
+		"among others, in another case": {lang("X-Lang"), get("X-Lang", "de", "Connection", "close, x-lang"), get("X-Lang", "de"), "in English, auf Deutsch"},
+		"an empty member":               {lang("X-Lang"), get("X-Lang", "de,"), get("X-Lang", "de"), "in English, auf Deutsch"},
+		"an empty line":                 {lang("X-Lang"), get("X-Lang", "", "X-Lang", "de"), get("X-Lang", "de"), "in English, auf Deutsch"},
+		"of a list that is known":       {lang("Accept-Language"), get("Accept-Language", "", "Accept-Language", "de"), get("Accept-Language", "de"), "in English, auf Deutsch"},
+		"no path":                       {path, request("GET", "http://a"), get(), `path "/"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newSite(t, bellwether.HTTPOptions{}, c.handler)
+				s.do(c.attack)
+				synctest.Wait()
+				if w := s.do(c.victim); w.Body.String() != c.want {
+					t.Errorf("%q, want %q", w.Body, c.want)
+				}
+			})
+		})
+	}
+}
+
+func TestKey_IsTheWholeTarget(t *testing.T) {
+	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=60")
+		fmt.Fprint(w, r.Host, r.URL.RequestURI())
+	})
+	for _, url := range []string{"a/p", "b/p", "a/P", "a/p?x", "a/p?y", "a/p%2Fq", "a/p/q"} {
+		for range 2 {
+			if got := s.get("http://" + url).Body.String(); !strings.HasSuffix(got, url) {
+				t.Errorf("%s got %q", url, got)
+			}
+		}
+	}
+	s.wantCalls(t, 7)
+}

@@ -540,7 +540,7 @@ func TestPass_WriterThatCannotFlush(t *testing.T) {
 }
 
 // What is one client's and has no date is not told to be unmodified since it came.
-func TestHTTP_PrivateHasNoDateOfReceipt(t *testing.T) {
+func TestPass_PrivateHasNoDateOfReceipt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Cache-Control", "private")
@@ -556,7 +556,7 @@ func TestHTTP_PrivateHasNoDateOfReceipt(t *testing.T) {
 
 // A writer that panics leaves no timer behind that would break what its connection
 // is used for next.
-func TestHTTP_WriterThatPanics(t *testing.T) {
+func TestPass_WriterThatPanics(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Cache-Control", "max-age=60")
@@ -575,4 +575,58 @@ func TestHTTP_WriterThatPanics(t *testing.T) {
 			t.Errorf("%d write deadlines were set after the end of the request", deadlines)
 		}
 	})
+}
+
+func TestPass_Upgrade(t *testing.T) {
+	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+		conn, rw, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer conn.Close()
+		rw.WriteString("HTTP/1.1 101 Switching Protocols\r\nUpgrade: echo\r\nConnection: Upgrade\r\n\r\n")
+		rw.Flush()
+		line, _ := rw.ReadString('\n')
+		rw.WriteString("echo " + line)
+		rw.Flush()
+	})
+	server := serve(t, s.handler)
+	conn, err := net.Dial("tcp", server.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	fmt.Fprintf(conn, "GET /p HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\nhello\n")
+	br := bufio.NewReader(conn)
+	res, err := http.ReadResponse(br, nil)
+	if err != nil || res.StatusCode != 101 {
+		t.Fatalf("upgrade: %v, %v", res, err)
+	}
+	if line, err := br.ReadString('\n'); line != "echo hello\n" {
+		t.Fatalf("echoed %q, %v", line, err)
+	}
+}
+
+func TestPass_EventStream(t *testing.T) {
+	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+		if err := http.NewResponseController(w).SetWriteDeadline(time.Now().Add(time.Hour)); err != nil {
+			t.Errorf("no write deadline through the middleware: %v", err)
+		}
+		io.WriteString(w, "data: 1\n\n")
+		http.NewResponseController(w).Flush()
+		<-r.Context().Done()
+	})
+	server := serve(t, s.handler)
+	req, _ := http.NewRequest("GET", server.URL, nil)
+	req.Header.Set("Accept", "text/event-stream")
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	line, err := bufio.NewReader(res.Body).ReadString('\n')
+	if line != "data: 1\n" || err != nil {
+		t.Errorf("event %q, %v", line, err)
+	}
+	res.Body.Close()
 }

@@ -65,7 +65,7 @@ func (o *origin) wantAsked(t *testing.T, want ...string) {
 
 const lastYear = "Wed, 01 Jan 1999 00:00:00 GMT" // a bubble's clock begins in 2000
 
-func TestHTTP_StaleIsValidatedOnceForTheHerd(t *testing.T) {
+func TestValidation_OnceForTheHerd(t *testing.T) {
 	for name, test := range map[string]struct{ version, modified, condition string }{
 		"etag":          {"1", "", `"1"`},
 		"last-modified": {"", lastYear, lastYear},
@@ -106,7 +106,7 @@ func TestHTTP_StaleIsValidatedOnceForTheHerd(t *testing.T) {
 	}
 }
 
-func TestHTTP_ValidationFindsNewContent(t *testing.T) {
+func TestValidation_FindsNewContent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := &origin{version: "1", delay: time.Second, header: http.Header{"Cache-Control": {"max-age=10"}}}
 		s := newSite(t, bellwether.HTTPOptions{}, o.ServeHTTP)
@@ -120,7 +120,7 @@ func TestHTTP_ValidationFindsNewContent(t *testing.T) {
 
 // A client that has the page already hears that it still holds, whoever asked
 // the handler that.
-func TestHTTP_ClientsConditionIsAnsweredAfterTheValidation(t *testing.T) {
+func TestValidation_ClientsConditionIsAnsweredAfterIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := &origin{version: "1", header: http.Header{"Cache-Control": {"max-age=10"}}}
 		s := newSite(t, bellwether.HTTPOptions{}, o.ServeHTTP)
@@ -139,7 +139,7 @@ func TestHTTP_ClientsConditionIsAnsweredAfterTheValidation(t *testing.T) {
 
 // RFC 9111 section 4.3.4: a 304 with a strong tag is about the response with
 // that tag. About ours it has said nothing, so the handler is asked again.
-func TestHTTP_NotModifiedAboutAnotherResponse(t *testing.T) {
+func TestValidation_NotModifiedAboutAnotherResponse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := &origin{version: "1", header: http.Header{"Cache-Control": {"max-age=10"}}, notModified: http.Header{"Etag": {`"2"`}}}
 		s := newSite(t, bellwether.HTTPOptions{}, o.ServeHTTP)
@@ -153,7 +153,7 @@ func TestHTTP_NotModifiedAboutAnotherResponse(t *testing.T) {
 }
 
 // A 304 can take back what the stored response had granted.
-func TestHTTP_ValidationThatForbidsSharing(t *testing.T) {
+func TestValidation_ForbidsSharing(t *testing.T) {
 	for name, field := range map[string][2]string{
 		"private":    {"Cache-Control", "private, max-age=10"},
 		"no-store":   {"Cache-Control", "no-store"},
@@ -176,7 +176,7 @@ func TestHTTP_ValidationThatForbidsSharing(t *testing.T) {
 	}
 }
 
-func TestHTTP_FailedValidation(t *testing.T) {
+func TestValidation_Fails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var broken atomic.Bool
 		o := &origin{version: "1", header: http.Header{"Cache-Control": {"max-age=10, stale-if-error=30"}}}
@@ -209,7 +209,7 @@ func TestHTTP_FailedValidation(t *testing.T) {
 
 // What has to be validated for each request is: all at one time, each by its own
 // request, and without its body being made again.
-func TestHTTP_NoCacheIsValidatedByEachRequest(t *testing.T) {
+func TestValidation_NoCacheByEachRequest(t *testing.T) {
 	for name, cc := range map[string]string{"no-cache": "no-cache", "stale from the start": "max-age=0, must-revalidate"} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -264,7 +264,7 @@ func TestHTTP_NoCacheIsValidatedByEachRequest(t *testing.T) {
 
 // The 304 that answers one user's condition says nothing to another, and one
 // about another response says nothing at all.
-func TestHTTP_CheckedResponsesAreNobodys(t *testing.T) {
+func TestValidation_ResponsesAreNobodys(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
 			user := r.Header.Get("Cookie")
@@ -303,7 +303,7 @@ func TestHTTP_CheckedResponsesAreNobodys(t *testing.T) {
 
 // A response that another process has stored is validated here, also past its
 // windows.
-func TestHTTP_ValidationOfAnotherProcessesResponse(t *testing.T) {
+func TestValidation_OfAnotherProcessesResponse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := &origin{version: "1", modified: lastYear, header: http.Header{"Cache-Control": {"max-age=10"}}}
 		store := memstore.New()
@@ -326,7 +326,7 @@ func TestHTTP_ValidationOfAnotherProcessesResponse(t *testing.T) {
 }
 
 // Each variant is validated by itself.
-func TestHTTP_VariantsAreValidated(t *testing.T) {
+func TestValidation_Variants(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var asked sync.Map
 		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
@@ -359,7 +359,7 @@ func TestHTTP_VariantsAreValidated(t *testing.T) {
 
 // A handler that has set the page's validator before it fails has not said that the
 // error is what that names (RFC 9110 section 13.2.1).
-func TestHTTP_ErrorIsNotValidated(t *testing.T) {
+func TestValidation_NoneOfAnError(t *testing.T) {
 	for _, status := range []int{301, 404, 410, 500, 503} {
 		for _, lifetime := range []string{"", "max-age=10, stale-if-error=60"} {
 			synctest.Test(t, func(t *testing.T) {
@@ -388,7 +388,7 @@ func TestHTTP_ErrorIsNotValidated(t *testing.T) {
 
 // A HEAD's 200 about the same bytes is no reason to forget them, one about
 // others is (RFC 9111 section 4.3.5).
-func TestHTTP_HeadOfACheckedResponse(t *testing.T) {
+func TestValidation_HeadOfTheResponse(t *testing.T) {
 	for tag, asked := range map[string]string{`"1"`: `"1"`, `"2"`: ""} {
 		synctest.Test(t, func(t *testing.T) {
 			var condition string
@@ -419,7 +419,7 @@ func TestHTTP_HeadOfACheckedResponse(t *testing.T) {
 }
 
 // RFC 9111 section 4.3.4: what a 304 has freshened is as old as the 304.
-func TestHTTP_AgeAfterAValidation(t *testing.T) {
+func TestValidation_AgeAfterIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := &origin{version: "1", header: http.Header{"Cache-Control": {"max-age=10"}}, notModified: http.Header{"Age": {"7"}}}
 		s := newSite(t, bellwether.HTTPOptions{}, o.ServeHTTP)
@@ -438,7 +438,7 @@ func TestHTTP_AgeAfterAValidation(t *testing.T) {
 
 // What is never fresh is kept for its validator in this process alone: in a
 // store, the processes that wait for it could not use it.
-func TestHTTP_NeverFreshIsKeptInThisProcessAlone(t *testing.T) {
+func TestValidation_NeverFreshIsKeptInThisProcessAlone(t *testing.T) {
 	for asked, store := range map[string]bellwether.Store{`"1"`: nil, "": memstore.New()} {
 		synctest.Test(t, func(t *testing.T) {
 			o := &origin{version: "1", header: http.Header{"Cache-Control": {"max-age=0"}}}
@@ -453,7 +453,7 @@ func TestHTTP_NeverFreshIsKeptInThisProcessAlone(t *testing.T) {
 
 // A handler that is its origin, and slower than its page is fresh for: its 200s are
 // as old as nothing (InitialAge), and collapse; its 304s do not.
-func TestHTTP_Slow304sCollapse(t *testing.T) {
+func TestValidation_Slow304sCollapse(t *testing.T) {
 	for _, whole := range []bool{true, false} {
 		t.Run(fmt.Sprintf("whole=%v", whole), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -481,7 +481,7 @@ func TestHTTP_Slow304sCollapse(t *testing.T) {
 
 // A 304 that is stale by its Age, of a page that must not be served stale: each
 // client has to ask for itself, as where a 200 says the same.
-func TestHTTP_StaleMustRevalidate304IsNotShared(t *testing.T) {
+func TestValidation_StaleMustRevalidate304IsNotShared(t *testing.T) {
 	for _, whole := range []bool{true, false} {
 		t.Run(fmt.Sprintf("whole=%v", whole), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -511,7 +511,7 @@ func TestHTTP_StaleMustRevalidate304IsNotShared(t *testing.T) {
 }
 
 // A 304 that ends the sharing, and that is old.
-func TestHTTP_AgeOfAPrivate304(t *testing.T) {
+func TestValidation_AgeOfAPrivate304(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("ETag", `"v1"`)
@@ -529,6 +529,29 @@ func TestHTTP_AgeOfAPrivate304(t *testing.T) {
 		w := s.get("http://a/p")
 		if w.Header().Get("Age") != "50" || w.Header().Get("Cache-Control") != "private, max-age=60" {
 			t.Errorf("%d, %v", w.Code, w.Header())
+		}
+	})
+}
+
+// What a handler does to its header after a 304 that its client does not get is
+// not in the response that the client gets.
+func TestValidation_HeaderAfterA304(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "no-cache")
+			w.Header().Set("ETag", `"e"`)
+			if r.Header.Get("If-None-Match") != "" {
+				w.WriteHeader(http.StatusNotModified)
+				w.Header().Set("X-After", "1")
+				return
+			}
+			io.WriteString(w, "x")
+		})
+		for range 3 {
+			if w := s.get("http://a/p"); w.Body.String() != "x" || w.Header()["X-After"] != nil {
+				t.Errorf("%q %v", w.Body, w.Header())
+			}
+			synctest.Wait()
 		}
 	})
 }

@@ -88,7 +88,7 @@ func TestGet_StaleWhenTheStoreGoesSilent(t *testing.T) {
 
 // A page that varies is found by way of two keys. A store that is silent is waited
 // for once all the same.
-func TestHTTP_SilentStoreIsWaitedForOnce(t *testing.T) {
+func TestSilence_StoreIsWaitedForOnce(t *testing.T) {
 	for name, age := range map[string]time.Duration{"cold": -1, "hit": 2 * time.Second, "stale": 62 * time.Second} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -27,7 +27,7 @@ func slowly(calls *atomic.Int32) http.HandlerFunc {
 
 // A request that does not take the response that is being written gets the next
 // one, also if the store refuses the first.
-func TestHTTP_RefusedWhileOthersRead(t *testing.T) {
+func TestStream_RefusedWhileOthersRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var calls atomic.Int32
 		store := memstore.New()
@@ -43,7 +43,7 @@ func TestHTTP_RefusedWhileOthersRead(t *testing.T) {
 
 // A page that is swept faster than it is made is answered all the same, with
 // what began after the request.
-func TestHTTP_SweptFasterThanMade(t *testing.T) {
+func TestStream_SweptFasterThanMade(t *testing.T) {
 	for name, match := range map[string]bellwether.Match{
 		"prefix": {Prefixes: []string{"http://example.com/"}}, "tag": {Tags: []string{"x"}}, "soft": {Tags: []string{"x"}, Soft: true},
 		"URL": {URLs: []string{"http://example.com/"}},

@@ -148,7 +148,7 @@ func TestFleet_StaleWhileWaitingForASlot(t *testing.T) {
 }
 
 // The end of a record is no value that others must make for themselves.
-func TestHTTP_EndOfARecordIsNotUnshared(t *testing.T) {
+func TestUnshared_EndOfARecord(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memstore.New()
 		private := true

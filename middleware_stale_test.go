@@ -2,9 +2,11 @@ package bellwether_test
 
 import (
 	"fmt"
+	"io"
+	"maps"
 	"net/http"
-	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -13,6 +15,27 @@ import (
 	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
+
+// When a stale page is served: within its windows, for a handler that fails, and for clients
+// that ask for no more.
+
+// An error that is kept is nothing to fall back on: the next one takes its place.
+func TestStale_ErrorBehindAnError(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=2, must-revalidate")
+			w.WriteHeader(http.StatusServiceUnavailable)
+			io.WriteString(w, "maintenance")
+		})
+		s.get("http://a/p")
+		time.Sleep(1900 * time.Millisecond)
+		s.get("http://a/p", "Cache-Control", "no-cache")
+		time.Sleep(200 * time.Millisecond)
+		if w := s.get("http://a/p"); w.Code != http.StatusServiceUnavailable || w.Body.String() != "maintenance" {
+			t.Errorf("%d %q", w.Code, w.Body)
+		}
+	})
+}
 
 // failing answers with a page until it is broken, then fails in its way.
 type failing struct {
@@ -39,7 +62,7 @@ func (f *failing) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // A client that says stale-if-error gets the stale page for as long as it says,
 // however the rebuild fails and whoever asks before it; clients that do not say
 // so get the error.
-func TestHTTP_RequestStaleIfError(t *testing.T) {
+func TestStale_RequestIfError(t *testing.T) {
 	fails := map[string]func(w http.ResponseWriter){
 		"panic":        func(http.ResponseWriter) { panic("origin") },
 		"abort":        func(http.ResponseWriter) { panic(http.ErrAbortHandler) },
@@ -103,7 +126,7 @@ func TestHTTP_RequestStaleIfError(t *testing.T) {
 
 // The response's own word against stale answers holds against the client's, and
 // so does an invalidation.
-func TestHTTP_RequestStaleIfErrorIsForbidden(t *testing.T) {
+func TestStale_RequestIfErrorIsForbidden(t *testing.T) {
 	fail := func(w http.ResponseWriter) { http.Error(w, "sorry", http.StatusServiceUnavailable) }
 	drop := func(m bellwether.Match) func(*testing.T, *site) {
 		return func(t *testing.T, s *site) { s.mw.InvalidateMatching(t.Context(), m) }
@@ -157,7 +180,7 @@ func TestHTTP_RequestStaleIfErrorIsForbidden(t *testing.T) {
 }
 
 // Each client of a herd gets what it takes, of one rebuild.
-func TestHTTP_RequestStaleIfErrorInAHerd(t *testing.T) {
+func TestStale_RequestIfErrorInAHerd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &failing{header: "max-age=10", fail: func(w http.ResponseWriter) { http.Error(w, "sorry", http.StatusServiceUnavailable) }}
 		s := sites(t, 1, nil, f.ServeHTTP)[0]
@@ -179,7 +202,7 @@ func TestHTTP_RequestStaleIfErrorInAHerd(t *testing.T) {
 }
 
 // What is served because the store is silent has not come from the handler.
-func TestHTTP_HitWhileTheStoreIsDown(t *testing.T) {
+func TestStale_HitWhileTheStoreIsDown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := wiredTo(memstore.New())
 		s := sites(t, 1, store, func(w http.ResponseWriter, r *http.Request) {
@@ -198,7 +221,7 @@ func TestHTTP_HitWhileTheStoreIsDown(t *testing.T) {
 }
 
 // An entry that says that there is nothing is not one of ours.
-func TestHTTP_EntryOfNoResponse(t *testing.T) {
+func TestStale_EntryOfNoResponse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memstore.New()
 		s := sites(t, 1, store, func(w http.ResponseWriter, r *http.Request) {
@@ -218,7 +241,7 @@ func TestHTTP_EntryOfNoResponse(t *testing.T) {
 
 // An error without a freshness of its own is over after ErrorTTL, for a client that
 // takes what is stale, too.
-func TestHTTP_ErrorOutlivesNothing(t *testing.T) {
+func TestStale_ErrorOutlivesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &failing{header: "max-age=10", etag: true, fail: func(w http.ResponseWriter) {
 			w.Header().Set("ETag", `"1"`)
@@ -237,7 +260,7 @@ func TestHTTP_ErrorOutlivesNothing(t *testing.T) {
 
 // What a handler puts into the header of an error that is held back, when that is
 // written, is not in the reply that takes its place.
-func TestHTTP_HeldErrorsHeader(t *testing.T) {
+func TestStale_HeldErrorsHeader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		first := true
 		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
@@ -265,7 +288,7 @@ func TestHTTP_HeldErrorsHeader(t *testing.T) {
 // Each load that ends in an error of the origin's counts as a failure, once: whether
 // there is something stale to serve in its place or not, and whoever gets it. Else
 // whoever watches an origin that is down hears of it only while nobody is hurt.
-func TestHTTP_ServerErrorsCountAsLoadFailures(t *testing.T) {
+func TestStale_ServerErrorsCountAsLoadFailures(t *testing.T) {
 	for name, fail := range map[string]func(w http.ResponseWriter){
 		"503":            func(w http.ResponseWriter) { http.Error(w, "sorry", http.StatusServiceUnavailable) },
 		"no-store 500":   func(w http.ResponseWriter) { w.Header().Set("Cache-Control", "no-store"); w.WriteHeader(500) },
@@ -310,33 +333,90 @@ func TestHTTP_ServerErrorsCountAsLoadFailures(t *testing.T) {
 	})
 }
 
-// A failure that is remembered says when it is tried again, in each process.
-func TestReply_RetryAfter(t *testing.T) {
-	for name, fail := range map[string]func(http.ResponseWriter){
-		"panic":      func(http.ResponseWriter) { panic("down") },
-		"short body": func(w http.ResponseWriter) { w.Header().Set("Content-Length", "10") },
-	} {
-		t.Run(name, func(t *testing.T) {
-			o := bellwether.HTTPOptions{Options: bellwether.Options{TTL: time.Minute, ErrorTTL: 20 * time.Second, MaxErrorTTL: time.Minute}}
-			h := func(w http.ResponseWriter, r *http.Request) { fail(w) }
-			inPairs(t, o, h, func(t *testing.T, p pair) {
-				p.first.get("http://a/p")
-				p.calls()
-				time.Sleep(1500 * time.Millisecond)
-				w := p.second.get("http://a/p")
-				retry, err := strconv.Atoi(w.Header().Get("Retry-After"))
-				if w.Code != 502 || err != nil || retry < 9 || retry > 19 {
-					t.Fatalf("%d %v, want 502 with the rest of a pause of 10 to 20 s", w.Code, w.Header())
-				}
-				if n := p.calls(); n != 0 {
-					t.Errorf("%d runs of the handler within the pause", n)
-				}
-				time.Sleep(time.Duration(retry) * time.Second)
-				p.second.get("http://a/p")
-				if n := p.calls(); n != 1 {
-					t.Errorf("%d runs of the handler after it, want 1", n)
-				}
-			})
+func TestStale_IfError(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var broken atomic.Bool
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			if broken.Load() {
+				http.Error(w, "down", http.StatusServiceUnavailable)
+				return
+			}
+			w.Header().Set("Cache-Control", "max-age=10, stale-if-error=60")
+			fmt.Fprint(w, "good")
 		})
-	}
+		s.get("http://a/p")
+		broken.Store(true)
+		time.Sleep(11 * time.Second)
+		s.calls.Store(0)
+		wantBurst(t, s.burst(50, same("http://a/p")), 50, "200 good 0s")
+		wantBurst(t, s.burst(50, same("http://a/p")), 50, "200 good 0s")
+		s.wantCalls(t, 1)
+		time.Sleep(70 * time.Second)
+		if w := s.get("http://a/p"); w.Code != 503 {
+			t.Errorf("after the window: %d %s, want the 503", w.Code, w.Body)
+		}
+	})
+}
+
+// Cache-Status tells who has gone to the handler in vain from who was answered
+// without it.
+func TestStale_IfErrorStatus(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &failing{header: "max-age=10, stale-if-error=60", fail: func(w http.ResponseWriter) { http.Error(w, "down", http.StatusServiceUnavailable) }}
+		s := newSite(t, bellwether.HTTPOptions{}, f.ServeHTTP)
+		s.get("http://a/p")
+		f.broken.Store(true)
+		time.Sleep(11 * time.Second)
+		const failed = "Bellwether;fwd=stale;fwd-status=503;ttl=-2"
+		for _, want := range []map[string]int{
+			{failed + ";detail=stale-if-error": 1, failed + ";collapsed;detail=stale-if-error": 49},
+			{"Bellwether;hit;ttl=-2": 50},
+		} {
+			var statuses [50]string
+			var wg sync.WaitGroup
+			for i := range statuses {
+				wg.Go(func() { statuses[i] = s.get("http://a/p").Header().Get("Cache-Status") })
+			}
+			wg.Wait()
+			got := make(map[string]int)
+			for _, status := range statuses {
+				got[status]++
+			}
+			if !maps.Equal(got, want) {
+				t.Errorf("Cache-Status %v, want %v", got, want)
+			}
+		}
+	})
+}
+
+func TestStale_WhileRevalidate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var n atomic.Int32
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			v := n.Add(1)
+			time.Sleep(500 * time.Millisecond)
+			w.Header().Set("Cache-Control", "max-age=10, stale-while-revalidate=60")
+			fmt.Fprint(w, "v", v)
+		})
+		s.get("http://a/p")
+		time.Sleep(11 * time.Second)
+		wantBurst(t, s.burst(50, same("http://a/p")), 50, "200 v1 0s")
+		time.Sleep(time.Second)
+		wantBurst(t, s.burst(50, same("http://a/p")), 50, "200 v2 0s")
+		s.wantCalls(t, 2)
+	})
+}
+
+func TestStale_WithoutLeave(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			time.Sleep(500 * time.Millisecond)
+			w.Header().Set("Cache-Control", "max-age=10")
+			fmt.Fprint(w, "v")
+		})
+		s.get("http://a/p")
+		time.Sleep(11 * time.Second)
+		wantBurst(t, s.burst(50, same("http://a/p")), 50, "200 v 500ms")
+		s.wantCalls(t, 2)
+	})
 }
