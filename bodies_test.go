@@ -392,22 +392,6 @@ func TestBodies_Broken(t *testing.T) {
 	}
 }
 
-func TestBodies_OverTheLimit(t *testing.T) {
-	body := bytes.Repeat([]byte("0123456789abcdef"), 4<<10) // 64 KiB
-	s := newSite(t, bellwether.HTTPOptions{MaxBody: 16 << 10}, func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Cache-Control", "max-age=60")
-		for part := body; len(part) > 0; part = part[1<<10:] {
-			w.Write(part[:1<<10])
-		}
-	})
-	for range 3 {
-		if w := s.get("http://a/p"); !bytes.Equal(w.Body.Bytes(), body) {
-			t.Errorf("got %d of %d bytes", w.Body.Len(), len(body))
-		}
-	}
-	s.wantCalls(t, 3)
-}
-
 func TestBodies_CollapsedClientsReadWhileTheyGrow(t *testing.T) {
 	release := make(chan struct{})
 	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {

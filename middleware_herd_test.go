@@ -96,44 +96,43 @@ func TestHerd_ProcessesArriveTogether(t *testing.T) {
 	})
 }
 
-// Stale-while-revalidate through a store: the refresh that one process makes
-// reaches the other.
+// Stale-while-revalidate: the clients have the stale page at once, and one refresh is made
+// behind them. Through a store it reaches the other process.
 func TestHerd_StaleWhileRevalidateInAFleet(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		o := bellwether.Options{Store: memstore.New(), Locker: locallock.New()}
-		var n atomic.Int32
-		handler := func(w http.ResponseWriter, r *http.Request) {
-			v := n.Add(1)
-			time.Sleep(500 * time.Millisecond)
-			w.Header().Set("Cache-Control", "max-age=10, stale-while-revalidate=60")
-			fmt.Fprint(w, "v", v)
-		}
-		a := newSite(t, bellwether.HTTPOptions{Options: o}, handler)
-		b := newSite(t, bellwether.HTTPOptions{Options: o}, handler)
-		a.get("http://a/p")
-		b.get("http://a/p")
-		time.Sleep(11 * time.Second)
-		var wg sync.WaitGroup
-		for _, s := range []*site{a, b} {
-			wg.Go(func() { wantBurst(t, s.burst(50, same("http://a/p")), 50, "200 v1 0s") })
-		}
-		wg.Wait()
-		time.Sleep(2 * time.Second)
-		for _, s := range []*site{a, b} {
-			wantBurst(t, s.burst(50, same("http://a/p")), 50, "200 v2 0s")
-		}
-		if n.Load() != 2 {
-			t.Errorf("%d handler calls in the fleet, want 2", n.Load())
-		}
-	})
-}
-
-func TestHerd_SlowOrigin(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t, bellwether.HTTPOptions{}, page(8*time.Second, "page"))
-		wantBurst(t, s.burst(20, same("http://a/p")), 20, "200 page 8s")
-		s.wantCalls(t, 1)
-	})
+	for n, o := range map[int]bellwether.Options{1: {}, 2: {Store: memstore.New(), Locker: locallock.New()}} {
+		synctest.Test(t, func(t *testing.T) {
+			if n > 1 {
+				o.Store, o.Locker = memstore.New(), locallock.New()
+			}
+			var calls atomic.Int32
+			var fleet []*site
+			for range n {
+				fleet = append(fleet, newSite(t, bellwether.HTTPOptions{Options: o}, func(w http.ResponseWriter, r *http.Request) {
+					v := calls.Add(1)
+					time.Sleep(500 * time.Millisecond)
+					w.Header().Set("Cache-Control", "max-age=10, stale-while-revalidate=60")
+					fmt.Fprint(w, "v", v)
+				}))
+			}
+			for _, s := range fleet {
+				s.get("http://a/p")
+			}
+			wants := func(outcome string) {
+				var wg sync.WaitGroup
+				for _, s := range fleet {
+					wg.Go(func() { wantBurst(t, s.burst(50, same("http://a/p")), 50, outcome) })
+				}
+				wg.Wait()
+			}
+			time.Sleep(11 * time.Second)
+			wants("200 v1 0s")
+			time.Sleep(2 * time.Second)
+			wants("200 v2 0s")
+			if calls.Load() != 2 {
+				t.Errorf("%d handler calls in the fleet, want 2", calls.Load())
+			}
+		})
+	}
 }
 
 // The body takes 1.8 s; clients that come meanwhile have its beginning at once,
@@ -166,34 +165,40 @@ func TestHerd_LateJoinersOfAStreamedBody(t *testing.T) {
 	})
 }
 
-// What each client of a failed origin gets, and what it is told about it.
+// What each client of a failed origin gets, and what it is told about it. One failure answers
+// all who waited for it, also where it is not remembered.
 func TestHerd_ServerErrorWithoutAStaleCopy(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
-			time.Sleep(time.Second)
-			w.Header().Set("Retry-After", "7")
-			http.Error(w, "down", http.StatusServiceUnavailable)
-		})
-		var wg sync.WaitGroup
-		var own atomic.Int32
-		for range 50 {
-			wg.Go(func() {
-				w := s.get("http://a/p")
-				status := w.Header().Get("Cache-Status")
-				if !strings.Contains(status, "collapsed") {
-					own.Add(1)
-				}
-				if w.Code != 503 || w.Body.String() != "down\n" || w.Header().Get("Retry-After") != "7" || !strings.Contains(status, "fwd-status=503") {
-					t.Errorf("%d %q %v, want the origin's own answer", w.Code, w.Body, w.Header())
-				}
+	for _, remembered := range []time.Duration{0, -1} { // 0: for a second
+		synctest.Test(t, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{ErrorTTL: remembered}}, func(w http.ResponseWriter, r *http.Request) {
+				time.Sleep(time.Second)
+				w.Header().Set("Retry-After", "7")
+				http.Error(w, "down", http.StatusServiceUnavailable)
 			})
-		}
-		wg.Wait()
-		if own.Load() != 1 {
-			t.Errorf("%d clients were told that the call was theirs, want 1", own.Load())
-		}
-		s.wantCalls(t, 1)
-	})
+			var wg sync.WaitGroup
+			var own atomic.Int32
+			for range 50 {
+				wg.Go(func() {
+					w := s.get("http://a/p")
+					status := w.Header().Get("Cache-Status")
+					if !strings.Contains(status, "collapsed") {
+						own.Add(1)
+					}
+					if w.Code != 503 || w.Body.String() != "down\n" || w.Header().Get("Retry-After") != "7" || !strings.Contains(status, "fwd-status=503") {
+						t.Errorf("%d %q %v, want the origin's own answer", w.Code, w.Body, w.Header())
+					}
+				})
+			}
+			wg.Wait()
+			if own.Load() != 1 {
+				t.Errorf("%d clients were told that the call was theirs, want 1", own.Load())
+			}
+			s.wantCalls(t, 1)
+			time.Sleep(time.Second + 1)
+			s.get("http://a/p")
+			s.wantCalls(t, 1)
+		})
+	}
 }
 
 // pipes are a listener in a synctest bubble.
@@ -679,47 +684,24 @@ func TestHerd_NobodyJoinsWhatIsOver(t *testing.T) {
 	}
 }
 
-// With ErrorTTL negative an error answers those who waited for it all the same.
-func TestHerd_UnrememberedErrorAnswersOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{ErrorTTL: -1}}, func(w http.ResponseWriter, r *http.Request) {
-			time.Sleep(time.Second)
-			http.Error(w, "down", http.StatusServiceUnavailable)
-		})
-		wantBurst(t, s.burst(50, same("http://a/p")), 50, "503 down\n 1s")
-		s.wantCalls(t, 1)
-	})
-}
-
+// A herd for a cold page, of a quick origin and of a slow one, and for one that has expired
+// and must not be served stale.
 func TestHerd_Cold(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
-			time.Sleep(500 * time.Millisecond)
-			w.Header().Set("Cache-Control", "max-age=60")
-			fmt.Fprint(w, "page")
+	for _, build := range []time.Duration{500 * time.Millisecond, 8 * time.Second} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{}, page(build, "page"))
+			wantBurst(t, s.burst(1000, same("http://a/p")), 1000, fmt.Sprint("200 page ", build))
+			s.wantCalls(t, 1)
+			time.Sleep(10 * time.Second)
+			w := s.get("http://a/p")
+			if w.Body.String() != "page" || w.Header().Get("Age") != "10" || w.Header().Get("Content-Length") != "4" ||
+				!strings.Contains(w.Header().Get("Cache-Status"), "hit") || !strings.Contains(w.Header().Get("Cache-Status"), "ttl=50") {
+				t.Errorf("hit: %v", w.Header())
+			}
+			s.wantCalls(t, 0)
+			time.Sleep(time.Minute)
+			wantBurst(t, s.burst(50, same("http://a/p")), 50, fmt.Sprint("200 page ", build))
+			s.wantCalls(t, 1)
 		})
-		wantBurst(t, s.burst(1000, same("http://a/p")), 1000, "200 page 500ms")
-		s.wantCalls(t, 1)
-		time.Sleep(10 * time.Second)
-		w := s.get("http://a/p")
-		if w.Body.String() != "page" || w.Header().Get("Age") != "10" || w.Header().Get("Content-Length") != "4" ||
-			!strings.Contains(w.Header().Get("Cache-Status"), "hit") || !strings.Contains(w.Header().Get("Cache-Status"), "ttl=50") {
-			t.Errorf("hit: %v", w.Header())
-		}
-		s.wantCalls(t, 0)
-	})
-}
-
-func TestHerd_ServerErrorAnswersOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
-			time.Sleep(time.Second)
-			http.Error(w, "down", 500)
-		})
-		wantBurst(t, s.burst(50, same("http://a/p")), 50, "500 down\n 1s")
-		s.wantCalls(t, 1)
-		time.Sleep(time.Second + 1)
-		s.get("http://a/p")
-		s.wantCalls(t, 1) // not remembered beyond ErrorTTL
-	})
+	}
 }

@@ -621,32 +621,6 @@ func TestHostile_HeaderOfAPrivatePageComesAtTheEnd(t *testing.T) {
 	}
 }
 
-// A HEAD, with Authorization or without, has the handler write little.
-func TestHostile_HeadOfALongBody(t *testing.T) {
-	for _, fields := range [][]string{{"Cookie", "x"}, {"Authorization", "x"}} {
-		synctest.Test(t, func(t *testing.T) {
-			var written atomic.Int64
-			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
-				w.Header().Set("Cache-Control", "private")
-				for range 1024 {
-					n, err := w.Write(make([]byte, 1<<20))
-					if written.Add(int64(n)); err != nil {
-						return
-					}
-				}
-			})
-			ctx, cancel := context.WithCancel(t.Context())
-			defer cancel()
-			w := newClient()
-			s.handler.ServeHTTP(w, request("HEAD", "http://a/p", fields...).WithContext(ctx))
-			synctest.Wait()
-			if n := written.Load(); n > 8<<20 {
-				t.Errorf("%v: %d MiB written for a HEAD", fields, n>>20)
-			}
-		})
-	}
-}
-
 // Slow clients of four cold URLs hold MaxHeld. Another page, of 100 KiB and fresh for ten
 // minutes, is asked for 100 times. With Authorization they hold it for as long as they like.
 func TestHostile_SlowReadersOfColdPagesEndCaching(t *testing.T) {

@@ -465,31 +465,33 @@ func TestReply_PrivateWithoutBody(t *testing.T) {
 // The handler of a HEAD is cut short when it writes without end, whether the page is known
 // as private or not.
 func TestReply_HeadOfALongPrivateBody(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var written atomic.Int64
-		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
-			w.Header().Set("Cache-Control", "private")
-			for range 1 << 15 {
-				if _, err := w.Write(make([]byte, 1<<15)); err != nil {
-					if r.Context().Err() == nil {
-						t.Errorf("the context goes on behind %v", err)
+	for _, fields := range [][]string{nil, {"Cookie", "x"}, {"Authorization", "x"}} {
+		synctest.Test(t, func(t *testing.T) {
+			var written atomic.Int64
+			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", "private")
+				for range 1 << 15 {
+					if _, err := w.Write(make([]byte, 1<<15)); err != nil {
+						if r.Context().Err() == nil {
+							t.Errorf("the context goes on behind %v", err)
+						}
+						return
 					}
-					return
+					written.Add(1 << 15)
 				}
-				written.Add(1 << 15)
+			})
+			for _, which := range []string{"first", "known"} {
+				r := request("HEAD", "http://a/p", fields...)
+				if w := s.do(r.Clone(t.Context())); w.Code != 200 || w.Header().Get("Cache-Control") != "private" {
+					t.Errorf("%s: %d %v", which, w.Code, w.Header())
+				}
+				synctest.Wait()
+				if n := written.Swap(0); n > 256<<10 {
+					t.Errorf("%v, %s: %d bytes were written for a HEAD", fields, which, n)
+				}
 			}
 		})
-		for _, which := range []string{"first", "known"} {
-			r := request("HEAD", "http://a/p")
-			if w := s.do(r.Clone(t.Context())); w.Code != 200 || w.Header().Get("Cache-Control") != "private" {
-				t.Errorf("%s: %d %v", which, w.Code, w.Header())
-			}
-			synctest.Wait()
-			if n := written.Swap(0); n > 256<<10 {
-				t.Errorf("%s: %d bytes were written for a HEAD", which, n)
-			}
-		}
-	})
+	}
 }
 
 // A range of a response that is not kept is a part of the one run of its handler, where the

@@ -388,35 +388,3 @@ func TestStale_IfErrorStatus(t *testing.T) {
 		}
 	})
 }
-
-func TestStale_WhileRevalidate(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var n atomic.Int32
-		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
-			v := n.Add(1)
-			time.Sleep(500 * time.Millisecond)
-			w.Header().Set("Cache-Control", "max-age=10, stale-while-revalidate=60")
-			fmt.Fprint(w, "v", v)
-		})
-		s.get("http://a/p")
-		time.Sleep(11 * time.Second)
-		wantBurst(t, s.burst(50, same("http://a/p")), 50, "200 v1 0s")
-		time.Sleep(time.Second)
-		wantBurst(t, s.burst(50, same("http://a/p")), 50, "200 v2 0s")
-		s.wantCalls(t, 2)
-	})
-}
-
-func TestStale_WithoutLeave(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
-			time.Sleep(500 * time.Millisecond)
-			w.Header().Set("Cache-Control", "max-age=10")
-			fmt.Fprint(w, "v")
-		})
-		s.get("http://a/p")
-		time.Sleep(11 * time.Second)
-		wantBurst(t, s.burst(50, same("http://a/p")), 50, "200 v 500ms")
-		s.wantCalls(t, 2)
-	})
-}

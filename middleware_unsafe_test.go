@@ -597,37 +597,3 @@ func TestPost_CopyThatFails(t *testing.T) {
 		})
 	}
 }
-
-func TestUnsafe_ProcessesAndSchemes(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var v atomic.Int32
-		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
-			if r.Method == "POST" {
-				v.Add(1)
-				w.WriteHeader(204)
-				return
-			}
-			now := v.Load()
-			time.Sleep(time.Second)
-			w.Header().Set("Cache-Control", "max-age=60")
-			fmt.Fprint(w, now)
-		})
-		s.get("http://a/p")
-		s.do(request("POST", "http://a/p"))
-		if w := s.get("http://a/p"); w.Body.String() != "1" {
-			t.Errorf("after POST: %q, want the new state", w.Body)
-		}
-		// And while a rebuild runs: what it has read is not kept.
-		time.Sleep(61 * time.Second)
-		go func() {
-			time.Sleep(500 * time.Millisecond)
-			s.do(request("POST", "http://a/p"))
-		}()
-		if w := s.get("http://a/p"); w.Body.String() != "2" {
-			t.Errorf("POST during a miss: %q, want the new state", w.Body)
-		}
-		if w := s.get("http://a/p"); w.Body.String() != "2" {
-			t.Errorf("after that: %q", w.Body)
-		}
-	})
-}

@@ -563,21 +563,6 @@ func TestVary_SpellingsOfAField(t *testing.T) {
 	}
 }
 
-// With AnyLanguageOrder the handler sees one order.
-func TestVary_AnyLanguageOrder(t *testing.T) {
-	s := newSite(t, bellwether.HTTPOptions{AnyLanguageOrder: true}, func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Cache-Control", "max-age=60")
-		w.Header().Set("Vary", "Accept-Language")
-		io.WriteString(w, r.Header.Get("Accept-Language"))
-	})
-	for _, languages := range []string{"en, de", "de,en"} {
-		if got, want := s.get("http://a/p", "Accept-Language", languages).Body.String(), "de, en"; got != want {
-			t.Errorf("of %q the handler saw %q, want %q", languages, got, want)
-		}
-	}
-	s.wantCalls(t, 1)
-}
-
 func TestVary_LanguageOrder(t *testing.T) {
 	for _, any := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -633,28 +618,5 @@ func TestVary_VariantsNeverMixNorWaitForEachOther(t *testing.T) {
 		s.calls.Store(0)
 		s.burst(50, variant)
 		s.wantCalls(t, 5) // all variants were invalidated
-	})
-}
-
-func TestVary_Grows(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
-			w.Header().Set("Cache-Control", "max-age=60")
-			w.Header().Set("Vary", "A")
-			if r.Header.Get("A") == "1" {
-				w.Header().Set("Vary", "A, B")
-			}
-			fmt.Fprint(w, r.Header.Get("A"), r.Header.Get("B"))
-		})
-		for range 2 {
-			for _, ab := range []string{"00", "10", "11", "10", "01"} {
-				if w := s.get("http://a/p", "A", ab[:1], "B", ab[1:]); w.Body.String() != ab {
-					t.Errorf("A=%c B=%c got %q", ab[0], ab[1], w.Body)
-				}
-				synctest.Wait()
-			}
-		}
-		// A=0 twice: before B is named for A=1, and after.
-		s.wantCalls(t, 5)
 	})
 }
