@@ -159,41 +159,37 @@ func TestGetMany_AnswersComeOneByOne(t *testing.T) {
 
 func TestGetMany_StoreIsDown(t *testing.T) {
 	for name, f := range map[string]fault{"refuses": refuse, "hangs": blackHole} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				origin := &batchSource{build: time.Second}
-				ps := newBatchFleet(t, 1, origin, bellwether.Options{})
-				ps[0].store.set(f)
-				keys := manyKeys(50)
-				start := time.Now()
-				values, err := ps[0].GetMany(t.Context(), keys)
-				wantAll(t, keys, values, err)
-				if took := time.Since(start); took > 1500*time.Millisecond {
-					t.Errorf("took %v", took)
-				}
-				if n := ps[0].store.count(); n > 3 {
-					t.Errorf("%d calls of a store that is down", n)
-				}
-				origin.wantLoads(t, strings.Join(keys, " "))
-			})
-		})
-	}
-	t.Run("one lost packet", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
+		inBubble(t, name, func(t *testing.T) {
 			origin := &batchSource{build: time.Second}
-			ps := newBatchFleet(t, 2, origin, bellwether.Options{})
+			ps := newBatchFleet(t, 1, origin, bellwether.Options{})
+			ps[0].store.set(f)
 			keys := manyKeys(50)
-			ps[1].GetMany(t.Context(), keys)
-			ps[0].store.set(func(context.Context, string) error {
-				ps[0].store.set(nil)
-				return errRefused
-			})
+			start := time.Now()
 			values, err := ps[0].GetMany(t.Context(), keys)
 			wantAll(t, keys, values, err)
-			if n := len(origin.loads()); n != 1 || ps[0].store.count() != 2 {
-				t.Errorf("%d loads, %d calls of the store", n, ps[0].store.count())
+			if took := time.Since(start); took > 1500*time.Millisecond {
+				t.Errorf("took %v", took)
 			}
+			if n := ps[0].store.count(); n > 3 {
+				t.Errorf("%d calls of a store that is down", n)
+			}
+			origin.wantLoads(t, strings.Join(keys, " "))
 		})
+	}
+	inBubble(t, "one lost packet", func(t *testing.T) {
+		origin := &batchSource{build: time.Second}
+		ps := newBatchFleet(t, 2, origin, bellwether.Options{})
+		keys := manyKeys(50)
+		ps[1].GetMany(t.Context(), keys)
+		ps[0].store.set(func(context.Context, string) error {
+			ps[0].store.set(nil)
+			return errRefused
+		})
+		values, err := ps[0].GetMany(t.Context(), keys)
+		wantAll(t, keys, values, err)
+		if n := len(origin.loads()); n != 1 || ps[0].store.count() != 2 {
+			t.Errorf("%d loads, %d calls of the store", n, ps[0].store.count())
+		}
 	})
 }
 
@@ -281,13 +277,11 @@ func TestGetMany_AdapterFaults(t *testing.T) {
 			time.AfterFunc(time.Second/2, func() { each(0, bellwether.Entry{}, bellwether.ErrNotFound) })
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				origin := &batchSource{build: time.Second}
-				c := batchCache(t, origin.load, bellwether.Options{Store: batchesBy(memstore.New(), func(_ context.Context, keys []string, each func(int, bellwether.Entry, error)) { getMany(keys, each) })})
-				values, err := c.GetMany(t.Context(), []string{"a", "b"})
-				wantAll(t, []string{"a", "b"}, values, err)
-			})
+		inBubble(t, name, func(t *testing.T) {
+			origin := &batchSource{build: time.Second}
+			c := batchCache(t, origin.load, bellwether.Options{Store: batchesBy(memstore.New(), func(_ context.Context, keys []string, each func(int, bellwether.Entry, error)) { getMany(keys, each) })})
+			values, err := c.GetMany(t.Context(), []string{"a", "b"})
+			wantAll(t, []string{"a", "b"}, values, err)
 		})
 	}
 }

@@ -363,23 +363,21 @@ func TestGetMany_StaleAndEarly(t *testing.T) {
 		time.Sleep(5 * time.Second)
 		origin.wantLoads(t, "a b c", "a b c", "a b c")
 	})
-	t.Run("early", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			origin := &batchSource{build: time.Second}
-			c := batchCache(t, origin.load, bellwether.Options{TTL: time.Hour, EarlyRefresh: 1e12})
-			c.GetMany(t.Context(), []string{"a", "b"})
-			start := time.Now()
-			values, err := c.GetMany(t.Context(), []string{"a", "x", "b"})
-			if err != nil || values["a"] != "a v1" || values["b"] != "b v1" || values["x"] != "x v2" {
-				t.Errorf("%q, %v", values, err)
-			}
-			wantTook(t, start, time.Second)
-			synctest.Wait()
-			origin.wantLoads(t, "a b", "x a b")
-			if s := c.Stats(); s.Hits != 2 || s.Misses != 3 || s.Flights != 0 {
-				t.Errorf("stats %+v", s)
-			}
-		})
+	inBubble(t, "early", func(t *testing.T) {
+		origin := &batchSource{build: time.Second}
+		c := batchCache(t, origin.load, bellwether.Options{TTL: time.Hour, EarlyRefresh: 1e12})
+		c.GetMany(t.Context(), []string{"a", "b"})
+		start := time.Now()
+		values, err := c.GetMany(t.Context(), []string{"a", "x", "b"})
+		if err != nil || values["a"] != "a v1" || values["b"] != "b v1" || values["x"] != "x v2" {
+			t.Errorf("%q, %v", values, err)
+		}
+		wantTook(t, start, time.Second)
+		synctest.Wait()
+		origin.wantLoads(t, "a b", "x a b")
+		if s := c.Stats(); s.Hits != 2 || s.Misses != 3 || s.Flights != 0 {
+			t.Errorf("stats %+v", s)
+		}
 	})
 }
 

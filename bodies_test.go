@@ -238,38 +238,36 @@ func TestBodies_StalledClients(t *testing.T) {
 		"ranges":    {"Range: bytes=0-\r\n", 4 << 20},
 		"in pieces": {"", 1000}, // so that readers catch up, and flush
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				var finished atomic.Bool
-				s := newSite(t, bellwether.HTTPOptions{MaxBody: 4 << 20}, func(w http.ResponseWriter, r *http.Request) {
-					w.Header().Set("Cache-Control", "max-age=3600000")
-					for n := 0; n < 4<<20; n += c.piece {
-						w.Write(bytes.Repeat([]byte("b"), c.piece))
-						if c.piece < 4<<20 {
-							time.Sleep(time.Millisecond)
-						}
+		inBubble(t, name, func(t *testing.T) {
+			var finished atomic.Bool
+			s := newSite(t, bellwether.HTTPOptions{MaxBody: 4 << 20}, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", "max-age=3600000")
+				for n := 0; n < 4<<20; n += c.piece {
+					w.Write(bytes.Repeat([]byte("b"), c.piece))
+					if c.piece < 4<<20 {
+						time.Sleep(time.Millisecond)
 					}
-					finished.Store(true)
-				})
-				server := overPipes(t, s.handler)
-				if c.piece == 4<<20 {
-					s.get("http://a/p")
 				}
-				conn, err := server.dial(t.Context(), "", "")
-				if err != nil {
-					t.Fatal(err)
-				}
-				defer conn.Close()
-				go io.WriteString(conn, "GET /p HTTP/1.1\r\nHost: a\r\nConnection: close\r\n"+c.fields+"\r\n")
-				br := bufio.NewReader(conn)
-				if res, err := http.ReadResponse(br, nil); err != nil || res.StatusCode >= 300 {
-					t.Fatalf("%v, %v", res, err)
-				}
-				time.Sleep(10 * time.Hour)
-				if n, _ := io.Copy(io.Discard, br); n > 1<<20 || !finished.Load() {
-					t.Errorf("a client that had read nothing for ten hours got %d bytes more; the handler has finished: %t", n, finished.Load())
-				}
+				finished.Store(true)
 			})
+			server := overPipes(t, s.handler)
+			if c.piece == 4<<20 {
+				s.get("http://a/p")
+			}
+			conn, err := server.dial(t.Context(), "", "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			go io.WriteString(conn, "GET /p HTTP/1.1\r\nHost: a\r\nConnection: close\r\n"+c.fields+"\r\n")
+			br := bufio.NewReader(conn)
+			if res, err := http.ReadResponse(br, nil); err != nil || res.StatusCode >= 300 {
+				t.Fatalf("%v, %v", res, err)
+			}
+			time.Sleep(10 * time.Hour)
+			if n, _ := io.Copy(io.Discard, br); n > 1<<20 || !finished.Load() {
+				t.Errorf("a client that had read nothing for ten hours got %d bytes more; the handler has finished: %t", n, finished.Load())
+			}
 		})
 	}
 }
@@ -278,34 +276,32 @@ func TestBodies_StalledClients(t *testing.T) {
 // begun it.
 func TestBodies_EarlyRebuildAndASlowClient(t *testing.T) {
 	for _, way := range []string{"the store's answer", "a hit"} {
-		t.Run(way, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				size, ended := 6<<10, make(chan time.Duration, 10)
-				o := bellwether.HTTPOptions{MaxBody: 100 << 10, Options: bellwether.Options{Store: quiet{memstore.New()}, EarlyRefresh: 1e9}}
-				handler := func(w http.ResponseWriter, r *http.Request) {
-					began := time.Now()
-					w.Header().Set("Cache-Control", "max-age=3600")
-					time.Sleep(time.Second)
-					for range 10 {
-						w.Write(make([]byte, size))
-					}
-					ended <- time.Since(began)
+		inBubble(t, way, func(t *testing.T) {
+			size, ended := 6<<10, make(chan time.Duration, 10)
+			o := bellwether.HTTPOptions{MaxBody: 100 << 10, Options: bellwether.Options{Store: quiet{memstore.New()}, EarlyRefresh: 1e9}}
+			handler := func(w http.ResponseWriter, r *http.Request) {
+				began := time.Now()
+				w.Header().Set("Cache-Control", "max-age=3600")
+				time.Sleep(time.Second)
+				for range 10 {
+					w.Write(make([]byte, size))
 				}
-				a, b := newSite(t, o, handler), newSite(t, o, handler)
-				a.get("http://a/p")
-				<-ended
-				synctest.Wait()
-				size = 50 << 10 // beyond MaxBody, in all
-				front := a
-				if way != "a hit" {
-					front = b
-				}
-				w := slowClient(2000)
-				front.handler.ServeHTTP(w, request("GET", "http://a/p"))
-				if took := <-ended; took != time.Second {
-					t.Errorf("the early rebuild's handler took %v, want 1s", took)
-				}
-			})
+				ended <- time.Since(began)
+			}
+			a, b := newSite(t, o, handler), newSite(t, o, handler)
+			a.get("http://a/p")
+			<-ended
+			synctest.Wait()
+			size = 50 << 10 // beyond MaxBody, in all
+			front := a
+			if way != "a hit" {
+				front = b
+			}
+			w := slowClient(2000)
+			front.handler.ServeHTTP(w, request("GET", "http://a/p"))
+			if took := <-ended; took != time.Second {
+				t.Errorf("the early rebuild's handler took %v, want 1s", took)
+			}
 		})
 	}
 }
@@ -371,23 +367,21 @@ func TestBodies_Broken(t *testing.T) {
 			io.WriteString(w, "half")
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
-					time.Sleep(time.Second)
-					handler(w, r)
-				})
-				for o, n := range s.burst(50, same("http://a/p")) {
-					if !strings.HasPrefix(o, "-1 ") && o != "502 Bad Gateway\n 1s" {
-						t.Errorf("%d clients saw %q, want the body broken off", n, o)
-					}
-				}
-				s.wantCalls(t, 1)
-				time.Sleep(2 * time.Second)
-				if w := s.get("http://a/p"); w.Code != -1 && w.Code != 502 {
-					t.Errorf("the broken body was stored: %d %q", w.Code, w.Body)
-				}
+		inBubble(t, name, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+				time.Sleep(time.Second)
+				handler(w, r)
 			})
+			for o, n := range s.burst(50, same("http://a/p")) {
+				if !strings.HasPrefix(o, "-1 ") && o != "502 Bad Gateway\n 1s" {
+					t.Errorf("%d clients saw %q, want the body broken off", n, o)
+				}
+			}
+			s.wantCalls(t, 1)
+			time.Sleep(2 * time.Second)
+			if w := s.get("http://a/p"); w.Code != -1 && w.Code != 502 {
+				t.Errorf("the broken body was stored: %d %q", w.Code, w.Body)
+			}
 		})
 	}
 }

@@ -212,11 +212,15 @@ func (f *fleet) wantLoads(t *testing.T, want int) {
 	}
 }
 
+// inBubble runs a subtest in a bubble of its own.
+func inBubble(t *testing.T, name string, test func(t *testing.T)) {
+	t.Helper()
+	t.Run(name, func(t *testing.T) { synctest.Test(t, test) })
+}
+
 func everyWay(t *testing.T, test func(t *testing.T, by way)) {
 	for by, name := range []string{"push", "poll", "notices", "at once"} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) { test(t, way(by)) })
-		})
+		inBubble(t, name, func(t *testing.T) { test(t, way(by)) })
 	}
 }
 

@@ -32,30 +32,28 @@ func TestBypass_OfAFreshPage(t *testing.T) {
 		"the same method": {"X-Http-Method", "GET", 0},
 		"connection":      {"Connection", "User-Agent", 0},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := newSite(t, bellwether.HTTPOptions{}, page(5*time.Second, "page"))
-				s.get("http://a/p")
-				synctest.Wait() // it is kept a moment after it was answered
-				s.calls.Store(0)
-				for o, n := range s.burst(1000, func(int) *http.Request {
-					return request("GET", "http://a/p", tt.field, tt.value, "User-Agent", "x")
-				}) {
-					if !strings.HasPrefix(o, "200 page ") {
-						t.Errorf("%d times %q", n, o)
-					}
+		inBubble(t, name, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{}, page(5*time.Second, "page"))
+			s.get("http://a/p")
+			synctest.Wait() // it is kept a moment after it was answered
+			s.calls.Store(0)
+			for o, n := range s.burst(1000, func(int) *http.Request {
+				return request("GET", "http://a/p", tt.field, tt.value, "User-Agent", "x")
+			}) {
+				if !strings.HasPrefix(o, "200 page ") {
+					t.Errorf("%d times %q", n, o)
 				}
-				s.wantCalls(t, tt.calls)
-				if w := s.get("http://a/p", tt.field, tt.value); w.Body.String() != "page" {
-					t.Errorf("the next one got %d %q", w.Code, w.Body)
-				}
-				s.wantCalls(t, min(tt.calls, 1))
-				// A page that is not there is nothing to answer with.
-				s.burst(20, func(int) *http.Request { return request("GET", "http://a/other", tt.field, tt.value) })
-				if n := s.calls.Load(); tt.calls > 0 && n != 20 || n < 1 {
-					t.Errorf("%d calls for a page that is not there", n)
-				}
-			})
+			}
+			s.wantCalls(t, tt.calls)
+			if w := s.get("http://a/p", tt.field, tt.value); w.Body.String() != "page" {
+				t.Errorf("the next one got %d %q", w.Code, w.Body)
+			}
+			s.wantCalls(t, min(tt.calls, 1))
+			// A page that is not there is nothing to answer with.
+			s.burst(20, func(int) *http.Request { return request("GET", "http://a/other", tt.field, tt.value) })
+			if n := s.calls.Load(); tt.calls > 0 && n != 20 || n < 1 {
+				t.Errorf("%d calls for a page that is not there", n)
+			}
 		})
 	}
 }
@@ -76,37 +74,35 @@ func TestBypass_MethodOverride(t *testing.T) {
 // many as MaxStreams.
 func TestBypass_Streams(t *testing.T) {
 	for name, fields := range map[string][2]string{"upgrade": {"Upgrade", "websocket"}, "event stream": {"Accept", "text/event-stream"}} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := newSite(t, bellwether.HTTPOptions{MaxStreams: 100}, func(w http.ResponseWriter, r *http.Request) {
-					switch {
-					case r.Header.Get("Upgrade") != "":
-						time.Sleep(10 * time.Millisecond)
-						w.WriteHeader(http.StatusSwitchingProtocols)
-						<-r.Context().Done()
-					case r.Header.Get("Accept") != "":
-						w.Header().Set("Content-Type", "text/event-stream")
-						w.WriteHeader(200)
-						<-r.Context().Done()
-					default:
-						page(0, "page")(w, r)
-					}
-				})
-				s.get("http://a/p")
-				s.calls.Store(0)
-				ctx, end := context.WithCancel(t.Context())
-				var wg sync.WaitGroup
-				for range 100 {
-					wg.Go(func() { s.do(request("GET", "http://a/p", fields[0], fields[1]).WithContext(ctx)) })
+		inBubble(t, name, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{MaxStreams: 100}, func(w http.ResponseWriter, r *http.Request) {
+				switch {
+				case r.Header.Get("Upgrade") != "":
+					time.Sleep(10 * time.Millisecond)
+					w.WriteHeader(http.StatusSwitchingProtocols)
+					<-r.Context().Done()
+				case r.Header.Get("Accept") != "":
+					w.Header().Set("Content-Type", "text/event-stream")
+					w.WriteHeader(200)
+					<-r.Context().Done()
+				default:
+					page(0, "page")(w, r)
 				}
-				time.Sleep(2 * time.Second)
-				s.wantCalls(t, 100)
-				if w := s.get("http://a/p", fields[0], fields[1]); w.Code != 503 || w.Header().Get("Retry-After") == "" {
-					t.Errorf("one more than MaxStreams got %d %v", w.Code, w.Header())
-				}
-				end()
-				wg.Wait()
 			})
+			s.get("http://a/p")
+			s.calls.Store(0)
+			ctx, end := context.WithCancel(t.Context())
+			var wg sync.WaitGroup
+			for range 100 {
+				wg.Go(func() { s.do(request("GET", "http://a/p", fields[0], fields[1]).WithContext(ctx)) })
+			}
+			time.Sleep(2 * time.Second)
+			s.wantCalls(t, 100)
+			if w := s.get("http://a/p", fields[0], fields[1]); w.Code != 503 || w.Header().Get("Retry-After") == "" {
+				t.Errorf("one more than MaxStreams got %d %v", w.Code, w.Header())
+			}
+			end()
+			wg.Wait()
 		})
 	}
 }

@@ -23,27 +23,25 @@ func TestChain_Twice(t *testing.T) {
 		"at once":                  func(h http.Handler) http.Handler { return h },
 		"with a writer of its own": middleware.Compress(5),
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				mw := bellwether.NewMiddleware(bellwether.HTTPOptions{})
-				defer mw.Close()
-				runs := 0
-				h := mw.Handler(between(mw.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-					time.Sleep(time.Millisecond) // or who begins the rebuild may find its response
-					runs++
-					w.Header().Set("Cache-Control", "max-age=60, stale-while-revalidate=60")
-					fmt.Fprint(w, "page ", runs)
-				}))))
-				for i, want := range []string{"page 1", "page 1", "page 1", "page 2"} {
-					w := httptest.NewRecorder()
-					h.ServeHTTP(w, request("GET", "http://a/p"))
-					synctest.Wait()
-					if w.Code != 200 || w.Body.String() != want || len(w.Header()["Cache-Status"]) != 1 {
-						t.Errorf("%d: %d %q %v", i, w.Code, w.Body, w.Header())
-					}
-					time.Sleep(31 * time.Second)
+		inBubble(t, name, func(t *testing.T) {
+			mw := bellwether.NewMiddleware(bellwether.HTTPOptions{})
+			defer mw.Close()
+			runs := 0
+			h := mw.Handler(between(mw.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				time.Sleep(time.Millisecond) // or who begins the rebuild may find its response
+				runs++
+				w.Header().Set("Cache-Control", "max-age=60, stale-while-revalidate=60")
+				fmt.Fprint(w, "page ", runs)
+			}))))
+			for i, want := range []string{"page 1", "page 1", "page 1", "page 2"} {
+				w := httptest.NewRecorder()
+				h.ServeHTTP(w, request("GET", "http://a/p"))
+				synctest.Wait()
+				if w.Code != 200 || w.Body.String() != want || len(w.Header()["Cache-Status"]) != 1 {
+					t.Errorf("%d: %d %q %v", i, w.Code, w.Body, w.Header())
 				}
-			})
+				time.Sleep(31 * time.Second)
+			}
 		})
 	}
 }
@@ -118,43 +116,41 @@ func TestChain_OuterFields(t *testing.T) {
 // POST that answers the next GET, and to who has a stored response validated.
 func TestChain_OuterFieldsOfOneClient(t *testing.T) {
 	for path, cc := range map[string]string{"/posted": "max-age=60", "/checked": "no-cache"} {
-		t.Run(path, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
-					w.Header().Set("Cache-Control", cc)
-					w.Header().Set("Content-Location", path)
-					w.Header().Set("ETag", `"e"`)
-					w.Header().Add("Link", "</inner>")
-					w.Header().Set("X-Id", "inner")
-					if r.Header.Get("If-None-Match") != "" {
-						w.WriteHeader(http.StatusNotModified)
-					}
-				})
-				for _, who := range []string{"alice", "bob", "carol"} {
-					method := "GET"
-					if who == "alice" && path == "/posted" {
-						method = "POST"
-					}
-					w := httptest.NewRecorder()
-					w.Header().Set("X-Csrf-Token", who)
-					w.Header().Add("Link", "</"+who+">")
-					w.Header()["x-id"] = []string{who}
-					s.handler.ServeHTTP(w, request(method, "http://a"+path))
-					synctest.Wait()
-					h := w.Header()
-					if all := fmt.Sprint(h); who != "alice" && strings.Contains(all, "alice") {
-						t.Errorf("%s: %s got %s", path, who, all)
-					}
-					if got, want := fmt.Sprint(h["X-Csrf-Token"], h["Link"]), fmt.Sprintf("[%s] [</%[1]s> </inner>]", who); got != want {
-						t.Errorf("%s: %s got %s, want %s (%s)", path, who, got, want, h.Get("Cache-Status"))
-					}
-				}
-				if cc == "no-cache" {
-					s.wantCalls(t, 3)
-				} else {
-					s.wantCalls(t, 1)
+		inBubble(t, path, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", cc)
+				w.Header().Set("Content-Location", path)
+				w.Header().Set("ETag", `"e"`)
+				w.Header().Add("Link", "</inner>")
+				w.Header().Set("X-Id", "inner")
+				if r.Header.Get("If-None-Match") != "" {
+					w.WriteHeader(http.StatusNotModified)
 				}
 			})
+			for _, who := range []string{"alice", "bob", "carol"} {
+				method := "GET"
+				if who == "alice" && path == "/posted" {
+					method = "POST"
+				}
+				w := httptest.NewRecorder()
+				w.Header().Set("X-Csrf-Token", who)
+				w.Header().Add("Link", "</"+who+">")
+				w.Header()["x-id"] = []string{who}
+				s.handler.ServeHTTP(w, request(method, "http://a"+path))
+				synctest.Wait()
+				h := w.Header()
+				if all := fmt.Sprint(h); who != "alice" && strings.Contains(all, "alice") {
+					t.Errorf("%s: %s got %s", path, who, all)
+				}
+				if got, want := fmt.Sprint(h["X-Csrf-Token"], h["Link"]), fmt.Sprintf("[%s] [</%[1]s> </inner>]", who); got != want {
+					t.Errorf("%s: %s got %s, want %s (%s)", path, who, got, want, h.Get("Cache-Status"))
+				}
+			}
+			if cc == "no-cache" {
+				s.wantCalls(t, 3)
+			} else {
+				s.wantCalls(t, 1)
+			}
 		})
 	}
 }
@@ -191,36 +187,34 @@ func TestChain_CacheStatusIsTheLast(t *testing.T) {
 func TestChain_OuterFieldsAndHitForMiss(t *testing.T) {
 	for _, outer := range []string{"", "Set-Cookie", "Cache-Control"} {
 		for _, once := range []bool{false, true} {
-			t.Run(fmt.Sprint(outer, once), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					silent := true
-					s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
-						if !silent {
-							w.Header().Set("Cache-Control", "max-age=60")
-						} // else it says nothing, and there is no TTL
-						silent = silent && !once
-					})
-					all := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-						if outer != "" {
-							w.Header().Add(outer, "max-age=600") // also a cookie
-						}
-						s.handler.ServeHTTP(w, r)
-					})
-					for range 4 {
-						all.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "http://a/", nil))
-						synctest.Wait()
-					}
-					calls := int32(4)
-					if once {
-						calls = 3 // the one for a single client, the one that ends that, the one that is kept
-					}
-					s.wantCalls(t, calls)
-					w := httptest.NewRecorder()
-					all.ServeHTTP(w, httptest.NewRequest("GET", "http://a/", nil))
-					if got := strings.Join(w.Header()["Cache-Status"], ", "); once != strings.Contains(got, "hit") || !once && !strings.Contains(got, "bypass") {
-						t.Errorf("Cache-Status %s", got)
-					}
+			inBubble(t, fmt.Sprint(outer, once), func(t *testing.T) {
+				silent := true
+				s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+					if !silent {
+						w.Header().Set("Cache-Control", "max-age=60")
+					} // else it says nothing, and there is no TTL
+					silent = silent && !once
 				})
+				all := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					if outer != "" {
+						w.Header().Add(outer, "max-age=600") // also a cookie
+					}
+					s.handler.ServeHTTP(w, r)
+				})
+				for range 4 {
+					all.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "http://a/", nil))
+					synctest.Wait()
+				}
+				calls := int32(4)
+				if once {
+					calls = 3 // the one for a single client, the one that ends that, the one that is kept
+				}
+				s.wantCalls(t, calls)
+				w := httptest.NewRecorder()
+				all.ServeHTTP(w, httptest.NewRequest("GET", "http://a/", nil))
+				if got := strings.Join(w.Header()["Cache-Status"], ", "); once != strings.Contains(got, "hit") || !once && !strings.Contains(got, "bypass") {
+					t.Errorf("Cache-Status %s", got)
+				}
 			})
 		}
 	}
@@ -256,50 +250,48 @@ func TestChain_OuterCacheControl(t *testing.T) {
 		}, false},
 		"nothing": {outer("X-Request-Id", "1"), false},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{TTL: time.Hour}}, func(w http.ResponseWriter, r *http.Request) {
-					if r.Method == http.MethodPost {
-						w.Header().Set("Cache-Control", "max-age=61")
-						w.Header().Set("Content-Location", r.URL.Path)
-					}
-					io.WriteString(w, r.Method)
-				})
-				h := tt.around(s.handler)
-				ask := func(method, path string) string {
-					t.Helper()
-					w := httptest.NewRecorder()
-					h.ServeHTTP(w, request(method, "http://a"+path))
-					synctest.Wait() // it is kept a moment after it was answered
-					if w.Code != 200 || w.Body.String() != method && method == http.MethodPost {
-						t.Errorf("%s %s: %d %q", method, path, w.Code, w.Body)
-					}
-					return w.Header().Get("Cache-Status")
+		inBubble(t, name, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{TTL: time.Hour}}, func(w http.ResponseWriter, r *http.Request) {
+				if r.Method == http.MethodPost {
+					w.Header().Set("Cache-Control", "max-age=61")
+					w.Header().Set("Content-Location", r.URL.Path)
 				}
-				calls := int32(1)
-				if tt.past {
-					calls = 2
-				}
-				for range 2 {
-					got := ask("GET", "/p")
-					if past := strings.Contains(got, `fwd=bypass;detail="outer cache-control"`); past != tt.past {
-						t.Errorf("Cache-Status %q, want past the cache: %v", got, tt.past)
-					}
-				}
-				s.wantCalls(t, calls)
-
-				s.get("http://a/stored")
-				synctest.Wait()
-				if got := ask("GET", "/stored"); strings.Contains(got, "hit") == tt.past {
-					t.Errorf("of what is stored: Cache-Status %q", got)
-				}
-				s.wantCalls(t, calls)
-
-				ask("POST", "/posted")
-				if w := s.get("http://a/posted"); (w.Body.String() == "POST") == tt.past {
-					t.Errorf("after a POST a client got %q", w.Body)
-				}
+				io.WriteString(w, r.Method)
 			})
+			h := tt.around(s.handler)
+			ask := func(method, path string) string {
+				t.Helper()
+				w := httptest.NewRecorder()
+				h.ServeHTTP(w, request(method, "http://a"+path))
+				synctest.Wait() // it is kept a moment after it was answered
+				if w.Code != 200 || w.Body.String() != method && method == http.MethodPost {
+					t.Errorf("%s %s: %d %q", method, path, w.Code, w.Body)
+				}
+				return w.Header().Get("Cache-Status")
+			}
+			calls := int32(1)
+			if tt.past {
+				calls = 2
+			}
+			for range 2 {
+				got := ask("GET", "/p")
+				if past := strings.Contains(got, `fwd=bypass;detail="outer cache-control"`); past != tt.past {
+					t.Errorf("Cache-Status %q, want past the cache: %v", got, tt.past)
+				}
+			}
+			s.wantCalls(t, calls)
+
+			s.get("http://a/stored")
+			synctest.Wait()
+			if got := ask("GET", "/stored"); strings.Contains(got, "hit") == tt.past {
+				t.Errorf("of what is stored: Cache-Status %q", got)
+			}
+			s.wantCalls(t, calls)
+
+			ask("POST", "/posted")
+			if w := s.get("http://a/posted"); (w.Body.String() == "POST") == tt.past {
+				t.Errorf("after a POST a client got %q", w.Body)
+			}
 		})
 	}
 }

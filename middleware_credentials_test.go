@@ -106,16 +106,14 @@ func TestCredentials_ResponsesForAll(t *testing.T) {
 		"max-age=60, must-revalidate": true,
 		"public, private":             false,
 	} {
-		t.Run(cc, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := newSite(t, bellwether.HTTPOptions{}, numbered(cc))
-				s.get("http://a/p", "Authorization", "u1")
-				synctest.Wait()
-				others, same := s.get("http://a/p"), s.get("http://a/p", "Authorization", "u2")
-				if got := others.Body.String() == "1" && same.Body.String() == "1"; got != shared {
-					t.Errorf("others got %s and %s of the first user's response: shared %v, want %v", others.Body, same.Body, got, shared)
-				}
-			})
+		inBubble(t, cc, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{}, numbered(cc))
+			s.get("http://a/p", "Authorization", "u1")
+			synctest.Wait()
+			others, same := s.get("http://a/p"), s.get("http://a/p", "Authorization", "u2")
+			if got := others.Body.String() == "1" && same.Body.String() == "1"; got != shared {
+				t.Errorf("others got %s and %s of the first user's response: shared %v, want %v", others.Body, same.Body, got, shared)
+			}
 		})
 	}
 }

@@ -38,27 +38,25 @@ func TestHandler_EndsWithItsLastClient(t *testing.T) {
 			}
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				ended := make(chan any, 1)
-				s := newSite(t, bellwether.HTTPOptions{MaxBody: 1024}, func(w http.ResponseWriter, r *http.Request) {
-					defer func() { ended <- recover() }()
-					w.Header().Set("Cache-Control", "max-age=60")
-					write(r, w)
-				})
-				ctx, leave := context.WithCancel(t.Context())
-				go s.do(request("GET", "http://a/p").WithContext(ctx))
-				time.Sleep(time.Second)
-				leave()
-				select {
-				case p := <-ended:
-					if p != nil {
-						t.Errorf("Write panicked: %v", p)
-					}
-				case <-time.After(time.Minute):
-					t.Error("all have left, and the handler goes on")
-				}
+		inBubble(t, name, func(t *testing.T) {
+			ended := make(chan any, 1)
+			s := newSite(t, bellwether.HTTPOptions{MaxBody: 1024}, func(w http.ResponseWriter, r *http.Request) {
+				defer func() { ended <- recover() }()
+				w.Header().Set("Cache-Control", "max-age=60")
+				write(r, w)
 			})
+			ctx, leave := context.WithCancel(t.Context())
+			go s.do(request("GET", "http://a/p").WithContext(ctx))
+			time.Sleep(time.Second)
+			leave()
+			select {
+			case p := <-ended:
+				if p != nil {
+					t.Errorf("Write panicked: %v", p)
+				}
+			case <-time.After(time.Minute):
+				t.Error("all have left, and the handler goes on")
+			}
 		})
 	}
 }
@@ -106,45 +104,43 @@ func TestHandler_SecondRun(t *testing.T) {
 		"304 about something else":           unselected,
 		"no-cache, 304 about something else": unselected,
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				mw := bellwether.NewMiddleware(bellwether.HTTPOptions{})
-				defer mw.Close()
-				var runs atomic.Int32
-				router := chi.NewRouter()
-				router.Use(mw.Handler)
-				router.Route("/api", func(router chi.Router) {
-					router.Use(func(next http.Handler) http.Handler {
-						return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-							r.URL.Path += "/sub"
-							r.Header.Add("X-Seen", "1")
-							next.ServeHTTP(w, r)
-						})
-					})
-					router.Get("/x/{id}", func(w http.ResponseWriter, r *http.Request) {
-						run := runs.Add(1)
-						w.Header().Set("Cache-Control", "max-age=1")
-						if strings.HasPrefix(name, "no-cache") {
-							w.Header().Set("Cache-Control", "no-cache")
-						}
-						w.Header().Set("ETag", fmt.Sprintf(`"%d"`, run))
-						w.WriteHeader(again(r, run, mw))
-						fmt.Fprint(w, chi.URLParam(r, "id"), r.URL.Path, r.Header["X-Seen"])
+		inBubble(t, name, func(t *testing.T) {
+			mw := bellwether.NewMiddleware(bellwether.HTTPOptions{})
+			defer mw.Close()
+			var runs atomic.Int32
+			router := chi.NewRouter()
+			router.Use(mw.Handler)
+			router.Route("/api", func(router chi.Router) {
+				router.Use(func(next http.Handler) http.Handler {
+					return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+						r.URL.Path += "/sub"
+						r.Header.Add("X-Seen", "1")
+						next.ServeHTTP(w, r)
 					})
 				})
-				router.Get("/x/{id}", func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "another page") })
-				for range 3 {
-					w := httptest.NewRecorder()
-					router.ServeHTTP(w, request("GET", "http://a/api/x/1"))
-					if w.Body.String() != "1/api/x/1/sub[1]" {
-						t.Errorf("got %q", w.Body)
+				router.Get("/x/{id}", func(w http.ResponseWriter, r *http.Request) {
+					run := runs.Add(1)
+					w.Header().Set("Cache-Control", "max-age=1")
+					if strings.HasPrefix(name, "no-cache") {
+						w.Header().Set("Cache-Control", "no-cache")
 					}
-					time.Sleep(2 * time.Second)
-				}
-				if runs.Load() < 4 {
-					t.Errorf("%d runs: there was no second one", runs.Load())
-				}
+					w.Header().Set("ETag", fmt.Sprintf(`"%d"`, run))
+					w.WriteHeader(again(r, run, mw))
+					fmt.Fprint(w, chi.URLParam(r, "id"), r.URL.Path, r.Header["X-Seen"])
+				})
 			})
+			router.Get("/x/{id}", func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "another page") })
+			for range 3 {
+				w := httptest.NewRecorder()
+				router.ServeHTTP(w, request("GET", "http://a/api/x/1"))
+				if w.Body.String() != "1/api/x/1/sub[1]" {
+					t.Errorf("got %q", w.Body)
+				}
+				time.Sleep(2 * time.Second)
+			}
+			if runs.Load() < 4 {
+				t.Errorf("%d runs: there was no second one", runs.Load())
+			}
 		})
 	}
 }
@@ -173,24 +169,22 @@ func TestHandler_PanicWithNotFound(t *testing.T) {
 // remembered, and who waited is told that the handler has failed.
 func TestHandler_PanicWithTellingErrors(t *testing.T) {
 	for _, says := range []error{context.DeadlineExceeded, context.Canceled, bellwether.ErrOverloaded, bellwether.ErrWaitTimeout, bellwether.ErrClosed} {
-		t.Run(says.Error(), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				o := bellwether.HTTPOptions{Options: bellwether.Options{TTL: time.Minute, ErrorTTL: 5 * time.Second}}
-				s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
-					time.Sleep(time.Second)
-					panic(fmt.Errorf("db: %w", says))
-				})
-				got := s.burst(3, same("http://a/p"))
-				for outcome, n := range got {
-					if !strings.HasPrefix(outcome, "502 ") && (n != 1 || !strings.HasPrefix(outcome, "-1 ")) {
-						t.Errorf("%d get %q; want 502, and the first the panic", n, outcome)
-					}
-				}
-				if w := s.get("http://a/p"); w.Code != http.StatusBadGateway {
-					t.Errorf("the next gets %d, want 502", w.Code)
-				}
-				s.wantCalls(t, 1)
+		inBubble(t, says.Error(), func(t *testing.T) {
+			o := bellwether.HTTPOptions{Options: bellwether.Options{TTL: time.Minute, ErrorTTL: 5 * time.Second}}
+			s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
+				time.Sleep(time.Second)
+				panic(fmt.Errorf("db: %w", says))
 			})
+			got := s.burst(3, same("http://a/p"))
+			for outcome, n := range got {
+				if !strings.HasPrefix(outcome, "502 ") && (n != 1 || !strings.HasPrefix(outcome, "-1 ")) {
+					t.Errorf("%d get %q; want 502, and the first the panic", n, outcome)
+				}
+			}
+			if w := s.get("http://a/p"); w.Code != http.StatusBadGateway {
+				t.Errorf("the next gets %d, want 502", w.Code)
+			}
+			s.wantCalls(t, 1)
 		})
 	}
 }
@@ -199,33 +193,31 @@ func TestHandler_PanicWithTellingErrors(t *testing.T) {
 // that is one client's alone.
 func TestHandler_PanicIsTold(t *testing.T) {
 	for _, control := range []string{"max-age=60", "private"} {
-		t.Run(control, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				told := make(chan error, 9)
-				o := bellwether.HTTPOptions{Options: bellwether.Options{Observers: []bellwether.Observer{{
-					Rebuild: func(ctx context.Context, _ string) (context.Context, func(bellwether.Rebuild)) {
-						return ctx, func(r bellwether.Rebuild) { told <- r.Err }
-					},
-					Error: func(_ string, err error) { told <- err },
-				}}}}
-				s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
-					w.Header().Set("Cache-Control", control)
-					io.WriteString(w, "part of a page")
-					time.Sleep(time.Second)
-					panic("boom")
-				})
-				if w := s.get("http://a/p"); w.Code != -1 {
-					t.Errorf("its client gets %d", w.Code)
-				}
-				synctest.Wait()
-				close(told)
-				for err := range told {
-					if p, ok := errors.AsType[*bellwether.PanicError](err); ok && p.Value == "boom" && len(p.Stack) > 0 {
-						return
-					}
-				}
-				t.Error("nobody was told")
+		inBubble(t, control, func(t *testing.T) {
+			told := make(chan error, 9)
+			o := bellwether.HTTPOptions{Options: bellwether.Options{Observers: []bellwether.Observer{{
+				Rebuild: func(ctx context.Context, _ string) (context.Context, func(bellwether.Rebuild)) {
+					return ctx, func(r bellwether.Rebuild) { told <- r.Err }
+				},
+				Error: func(_ string, err error) { told <- err },
+			}}}}
+			s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", control)
+				io.WriteString(w, "part of a page")
+				time.Sleep(time.Second)
+				panic("boom")
 			})
+			if w := s.get("http://a/p"); w.Code != -1 {
+				t.Errorf("its client gets %d", w.Code)
+			}
+			synctest.Wait()
+			close(told)
+			for err := range told {
+				if p, ok := errors.AsType[*bellwether.PanicError](err); ok && p.Value == "boom" && len(p.Stack) > 0 {
+					return
+				}
+			}
+			t.Error("nobody was told")
 		})
 	}
 }

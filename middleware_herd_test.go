@@ -425,43 +425,41 @@ func TestHerd_StalledClient(t *testing.T) {
 		{"over the limit", 64 << 10, 5 * time.Second, 5 * time.Second},
 	} {
 		for _, deadlines := range []bool{true, false} {
-			t.Run(fmt.Sprint(c.name, ", deadlines ", deadlines), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					body := bytes.Repeat([]byte("0123456789abcdef"), 1<<20/16)
-					s := newSite(t, bellwether.HTTPOptions{MaxBody: c.limit}, page(time.Second, string(body)))
-					stuck := heldClient()
-					if !deadlines {
-						stuck.deadline = nil
-					}
-					start := time.Now()
-					gone := make(chan any)
-					go func() {
-						defer func() { gone <- recover() }()
-						s.handler.ServeHTTP(stuck, request("GET", "http://a/p"))
-					}()
-					if !deadlines {
-						// It is stuck for ever then, but nothing else is.
-						time.AfterFunc(time.Hour, func() { close(stuck.free) })
-					}
-					synctest.Wait()
-					var wg sync.WaitGroup
-					for range 10 {
-						wg.Go(func() {
-							w := s.get("http://a/p")
-							if d := time.Since(start); !bytes.Equal(w.Body.Bytes(), body) || d != time.Second+c.othersMay {
-								t.Errorf("%d bytes after %v, want all after %v", w.Body.Len(), d, time.Second+c.othersMay)
-							}
-						})
-					}
-					wg.Wait()
-					if p := <-gone; p != http.ErrAbortHandler {
-						t.Errorf("the stalled client's reply ended with %v, want http.ErrAbortHandler", p)
-					}
-					if d := time.Since(start); deadlines && d != time.Second+c.patience {
-						t.Errorf("the stalled client was given up on after %v", d)
-					}
-					s.wantCalls(t, 1)
-				})
+			inBubble(t, fmt.Sprint(c.name, ", deadlines ", deadlines), func(t *testing.T) {
+				body := bytes.Repeat([]byte("0123456789abcdef"), 1<<20/16)
+				s := newSite(t, bellwether.HTTPOptions{MaxBody: c.limit}, page(time.Second, string(body)))
+				stuck := heldClient()
+				if !deadlines {
+					stuck.deadline = nil
+				}
+				start := time.Now()
+				gone := make(chan any)
+				go func() {
+					defer func() { gone <- recover() }()
+					s.handler.ServeHTTP(stuck, request("GET", "http://a/p"))
+				}()
+				if !deadlines {
+					// It is stuck for ever then, but nothing else is.
+					time.AfterFunc(time.Hour, func() { close(stuck.free) })
+				}
+				synctest.Wait()
+				var wg sync.WaitGroup
+				for range 10 {
+					wg.Go(func() {
+						w := s.get("http://a/p")
+						if d := time.Since(start); !bytes.Equal(w.Body.Bytes(), body) || d != time.Second+c.othersMay {
+							t.Errorf("%d bytes after %v, want all after %v", w.Body.Len(), d, time.Second+c.othersMay)
+						}
+					})
+				}
+				wg.Wait()
+				if p := <-gone; p != http.ErrAbortHandler {
+					t.Errorf("the stalled client's reply ended with %v, want http.ErrAbortHandler", p)
+				}
+				if d := time.Since(start); deadlines && d != time.Second+c.patience {
+					t.Errorf("the stalled client was given up on after %v", d)
+				}
+				s.wantCalls(t, 1)
 			})
 		}
 	}
@@ -573,30 +571,28 @@ func TestHerd_BrokenRebuildKeepsTheStaleCopy(t *testing.T) {
 		},
 		"panic": func(w http.ResponseWriter, r *http.Request) { panic("boom") },
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				var broken atomic.Bool
-				s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
-					if broken.Load() {
-						time.Sleep(time.Second)
-						breaking(w, r)
-						return
-					}
-					w.Header().Set("Cache-Control", "max-age=10, stale-if-error=600")
-					io.WriteString(w, "whole")
-				})
-				s.get("http://a/p")
-				broken.Store(true)
-				time.Sleep(11 * time.Second)
-				for o, n := range s.burst(50, same("http://a/p")) {
-					if o != "200 whole 1s" && !strings.HasPrefix(o, "-1 ") {
-						t.Errorf("%d times %q, want the stale copy or a body that is seen to break", n, o)
-					}
+		inBubble(t, name, func(t *testing.T) {
+			var broken atomic.Bool
+			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+				if broken.Load() {
+					time.Sleep(time.Second)
+					breaking(w, r)
+					return
 				}
-				s.wantCalls(t, 2)
-				wantBurst(t, s.burst(50, same("http://a/p")), 50, "200 whole 0s")
-				s.wantCalls(t, 0)
+				w.Header().Set("Cache-Control", "max-age=10, stale-if-error=600")
+				io.WriteString(w, "whole")
 			})
+			s.get("http://a/p")
+			broken.Store(true)
+			time.Sleep(11 * time.Second)
+			for o, n := range s.burst(50, same("http://a/p")) {
+				if o != "200 whole 1s" && !strings.HasPrefix(o, "-1 ") {
+					t.Errorf("%d times %q, want the stale copy or a body that is seen to break", n, o)
+				}
+			}
+			s.wantCalls(t, 2)
+			wantBurst(t, s.burst(50, same("http://a/p")), 50, "200 whole 0s")
+			s.wantCalls(t, 0)
 		})
 	}
 }
@@ -619,33 +615,31 @@ func TestHerd_JoinersWithDirectives(t *testing.T) {
 	} {
 		for _, vary := range []string{"", "Accept"} {
 			for _, maxBody := range []int64{0, 1000} {
-				t.Run(fmt.Sprint(tt.fields, vary, maxBody), func(t *testing.T) {
-					synctest.Test(t, func(t *testing.T) {
-						s := newSite(t, bellwether.HTTPOptions{MaxBody: maxBody}, func(w http.ResponseWriter, r *http.Request) {
-							w.Header().Set("Cache-Control", "public, max-age=3600")
-							w.Header().Set("Vary", vary)
-							io.WriteString(w, "first part of the page")
-							for range 10 {
-								time.Sleep(time.Second)
-								io.WriteString(w, strings.Repeat("x", 150))
-							}
-						})
-						s.get("http://a/p", tt.fields...) // with Authorization: it is known to be for all
-						time.Sleep(2 * time.Hour)         // the process is older than the response will ever be
-						s.calls.Store(0)
-						go s.get("http://a/p", tt.fields...)
-						time.Sleep(time.Second)
-						w := newClient()
-						s.handler.ServeHTTP(w, request("GET", "http://a/p", tt.fields...))
-						if !tt.joins {
-							s.wantCalls(t, 2)
-							return
-						}
-						s.wantCalls(t, 1)
-						if waited := w.header; waited > time.Second {
-							t.Errorf("first byte after %v; %v", waited, w.Header()["Cache-Status"])
+				inBubble(t, fmt.Sprint(tt.fields, vary, maxBody), func(t *testing.T) {
+					s := newSite(t, bellwether.HTTPOptions{MaxBody: maxBody}, func(w http.ResponseWriter, r *http.Request) {
+						w.Header().Set("Cache-Control", "public, max-age=3600")
+						w.Header().Set("Vary", vary)
+						io.WriteString(w, "first part of the page")
+						for range 10 {
+							time.Sleep(time.Second)
+							io.WriteString(w, strings.Repeat("x", 150))
 						}
 					})
+					s.get("http://a/p", tt.fields...) // with Authorization: it is known to be for all
+					time.Sleep(2 * time.Hour)         // the process is older than the response will ever be
+					s.calls.Store(0)
+					go s.get("http://a/p", tt.fields...)
+					time.Sleep(time.Second)
+					w := newClient()
+					s.handler.ServeHTTP(w, request("GET", "http://a/p", tt.fields...))
+					if !tt.joins {
+						s.wantCalls(t, 2)
+						return
+					}
+					s.wantCalls(t, 1)
+					if waited := w.header; waited > time.Second {
+						t.Errorf("first byte after %v; %v", waited, w.Header()["Cache-Status"])
+					}
 				})
 			}
 		}

@@ -48,29 +48,27 @@ func wantFrom(t *testing.T, s *site, calls int32, what string) {
 
 func TestHitForMiss_OneCacheableResponseEndsIt(t *testing.T) {
 	for name, store := range map[string]bellwether.Store{"near tier": nil, "store": memstore.New()} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				cc := "no-store"
-				o := bellwether.HTTPOptions{UncacheableTTL: time.Hour, Options: bellwether.Options{Store: store}}
-				s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
-					w.Header().Set("Cache-Control", cc)
-					fmt.Fprint(w, "v")
-				})
-				s.get("http://a/p")
-				synctest.Wait()
-				s.get("http://a/p")
-				wantFrom(t, s, 2, "not for sharing")
-				cc = "max-age=60"
-				s.do(request("HEAD", "http://a/p"))
-				wantFrom(t, s, 1, "a HEAD ends nothing")
-				s.get("http://a/p")
-				wantFrom(t, s, 1, "the one that ends it")
-				time.Sleep(time.Millisecond)
-				s.get("http://a/p")
-				wantFrom(t, s, 1, "the next one is stored")
-				s.get("http://a/p")
-				wantFrom(t, s, 0, "and served")
+		inBubble(t, name, func(t *testing.T) {
+			cc := "no-store"
+			o := bellwether.HTTPOptions{UncacheableTTL: time.Hour, Options: bellwether.Options{Store: store}}
+			s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", cc)
+				fmt.Fprint(w, "v")
 			})
+			s.get("http://a/p")
+			synctest.Wait()
+			s.get("http://a/p")
+			wantFrom(t, s, 2, "not for sharing")
+			cc = "max-age=60"
+			s.do(request("HEAD", "http://a/p"))
+			wantFrom(t, s, 1, "a HEAD ends nothing")
+			s.get("http://a/p")
+			wantFrom(t, s, 1, "the one that ends it")
+			time.Sleep(time.Millisecond)
+			s.get("http://a/p")
+			wantFrom(t, s, 1, "the next one is stored")
+			s.get("http://a/p")
+			wantFrom(t, s, 0, "and served")
 		})
 	}
 }
@@ -115,20 +113,18 @@ func TestHitForMiss_WithheldStays(t *testing.T) {
 		"an event stream":  {"Content-Type": {"text/event-stream"}},
 		"too large header": {"X-Long": {strings.Repeat("x", 70<<10)}},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
-					maps.Copy(w.Header(), withheld)
-					w.Header().Set("Cache-Control", "max-age=60")
-				})
-				s.get("http://a/p")
-				for range 4 {
-					time.Sleep(100 * time.Millisecond)
-					if w := s.get("http://a/p"); !strings.Contains(w.Header().Get("Cache-Status"), "fwd=bypass") {
-						t.Errorf("%v", w.Header()["Cache-Status"])
-					}
-				}
+		inBubble(t, name, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+				maps.Copy(w.Header(), withheld)
+				w.Header().Set("Cache-Control", "max-age=60")
 			})
+			s.get("http://a/p")
+			for range 4 {
+				time.Sleep(100 * time.Millisecond)
+				if w := s.get("http://a/p"); !strings.Contains(w.Header().Get("Cache-Status"), "fwd=bypass") {
+					t.Errorf("%v", w.Header()["Cache-Status"])
+				}
+			}
 		})
 	}
 }
@@ -142,35 +138,33 @@ func TestHitForMiss_NotSharedIsReleasedTogetherAndRemembered(t *testing.T) {
 		"lower case":   {"Cache-Control": {"max-age=60"}, "set-cookie": {"session=1"}},
 		"vary *":       {"Cache-Control": {"max-age=60"}, "Vary": {"*"}},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				var n atomic.Int32
-				s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
-					me := n.Add(1)
-					time.Sleep(200 * time.Millisecond)
-					for name, values := range header {
-						w.Header()[name] = values
-					}
-					fmt.Fprint(w, me)
-				})
-				got := s.burst(50, same("http://a/p"))
-				if len(got) != 50 || got["200 1 200ms"] != 1 {
-					t.Errorf("outcomes %v, want 50 different bodies, the first after 200ms", got)
+		inBubble(t, name, func(t *testing.T) {
+			var n atomic.Int32
+			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+				me := n.Add(1)
+				time.Sleep(200 * time.Millisecond)
+				for name, values := range header {
+					w.Header()[name] = values
 				}
-				for o := range got {
-					if !strings.HasSuffix(o, " 400ms") && o != "200 1 200ms" {
-						t.Errorf("outcome %q, want everybody released together", o)
-					}
-				}
-				s.wantCalls(t, 50)
-				got = s.burst(50, same("http://a/p"))
-				for o := range got {
-					if !strings.HasSuffix(o, " 200ms") {
-						t.Errorf("outcome %q of the next burst, want no queue at all", o)
-					}
-				}
-				s.wantCalls(t, 50)
+				fmt.Fprint(w, me)
 			})
+			got := s.burst(50, same("http://a/p"))
+			if len(got) != 50 || got["200 1 200ms"] != 1 {
+				t.Errorf("outcomes %v, want 50 different bodies, the first after 200ms", got)
+			}
+			for o := range got {
+				if !strings.HasSuffix(o, " 400ms") && o != "200 1 200ms" {
+					t.Errorf("outcome %q, want everybody released together", o)
+				}
+			}
+			s.wantCalls(t, 50)
+			got = s.burst(50, same("http://a/p"))
+			for o := range got {
+				if !strings.HasSuffix(o, " 200ms") {
+					t.Errorf("outcome %q of the next burst, want no queue at all", o)
+				}
+			}
+			s.wantCalls(t, 50)
 		})
 	}
 }

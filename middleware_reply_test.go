@@ -381,34 +381,32 @@ func TestReply_GuessedTypeOfATemplate(t *testing.T) {
 			io.WriteString(w, "\x1f\x8b\x08\x00")
 		}, "[]"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				handler := func(w http.ResponseWriter, r *http.Request) {
-					w.Header().Set("Cache-Control", "max-age=60")
-					c.write(w)
+		inBubble(t, name, func(t *testing.T) {
+			handler := func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", "max-age=60")
+				c.write(w)
+			}
+			s := newSite(t, bellwether.HTTPOptions{}, handler)
+			server := overPipes(t, s.handler)
+			transport := &http.Transport{DialContext: server.dial, DisableCompression: true}
+			defer transport.CloseIdleConnections()
+			for i, ask := range []string{"GET", "GET", "HEAD", "GET bytes=0-1"} {
+				method, part, _ := strings.Cut(ask, " ")
+				r, _ := http.NewRequest(method, "http://a/p", nil)
+				if part != "" {
+					r.Header.Set("Range", part)
 				}
-				s := newSite(t, bellwether.HTTPOptions{}, handler)
-				server := overPipes(t, s.handler)
-				transport := &http.Transport{DialContext: server.dial, DisableCompression: true}
-				defer transport.CloseIdleConnections()
-				for i, ask := range []string{"GET", "GET", "HEAD", "GET bytes=0-1"} {
-					method, part, _ := strings.Cut(ask, " ")
-					r, _ := http.NewRequest(method, "http://a/p", nil)
-					if part != "" {
-						r.Header.Set("Range", part)
-					}
-					res, err := transport.RoundTrip(r)
-					if err != nil {
-						t.Fatal(err)
-					}
-					body, _ := io.ReadAll(res.Body)
-					res.Body.Close()
-					if got := fmt.Sprint(res.Header["Content-Type"]); got != c.want && !(len(body) == 0 && method == "GET") {
-						t.Errorf("%d: %s: %s, want %s (%q)", i, ask, got, c.want, body)
-					}
-					synctest.Wait()
+				res, err := transport.RoundTrip(r)
+				if err != nil {
+					t.Fatal(err)
 				}
-			})
+				body, _ := io.ReadAll(res.Body)
+				res.Body.Close()
+				if got := fmt.Sprint(res.Header["Content-Type"]); got != c.want && !(len(body) == 0 && method == "GET") {
+					t.Errorf("%d: %s: %s, want %s (%q)", i, ask, got, c.want, body)
+				}
+				synctest.Wait()
+			}
 		})
 	}
 }
@@ -520,27 +518,25 @@ func TestReply_RangeOfUnkept(t *testing.T) {
 		"of nobody knows how long": {[]string{"Range", "bytes=0-0"}, false, 200, "", body},
 	} {
 		for kind, o := range map[string]bellwether.HTTPOptions{"private": {}, "max-age=60": {MaxBody: 100}} {
-			t.Run(name+" "+kind, func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
-						w.Header().Set("Cache-Control", kind)
-						w.Header().Set("ETag", `"e"`)
-						if tt.length {
-							w.Header().Set("Content-Length", "200")
-						}
-						for range 10 {
-							io.WriteString(w, body[:20])
-						}
-					})
-					w := s.get("http://a/p", tt.fields...)
-					if w.Code != tt.status || w.Header().Get("Content-Range") != tt.contentRange || w.Body.String() != tt.body {
-						t.Errorf("%d %q %q, want %d %q %q", w.Code, w.Header().Get("Content-Range"), w.Body, tt.status, tt.contentRange, tt.body)
+			inBubble(t, name+" "+kind, func(t *testing.T) {
+				s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
+					w.Header().Set("Cache-Control", kind)
+					w.Header().Set("ETag", `"e"`)
+					if tt.length {
+						w.Header().Set("Content-Length", "200")
 					}
-					if n := w.Header().Get("Content-Length"); n != "" && n != fmt.Sprint(len(tt.body)) {
-						t.Errorf("Content-Length %s of %d bytes", n, len(tt.body))
+					for range 10 {
+						io.WriteString(w, body[:20])
 					}
-					s.wantCalls(t, 1)
 				})
+				w := s.get("http://a/p", tt.fields...)
+				if w.Code != tt.status || w.Header().Get("Content-Range") != tt.contentRange || w.Body.String() != tt.body {
+					t.Errorf("%d %q %q, want %d %q %q", w.Code, w.Header().Get("Content-Range"), w.Body, tt.status, tt.contentRange, tt.body)
+				}
+				if n := w.Header().Get("Content-Length"); n != "" && n != fmt.Sprint(len(tt.body)) {
+					t.Errorf("Content-Length %s of %d bytes", n, len(tt.body))
+				}
+				s.wantCalls(t, 1)
 			})
 		}
 	}

@@ -63,15 +63,13 @@ func TestRequest_Directives(t *testing.T) {
 		{"max-age=10, stale-while-revalidate=60", "max-stale=5", "", "2"},
 		{"max-age=10, stale-while-revalidate=60", "", "", "1"},
 	} {
-		t.Run(test.response+"/"+test.request, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := newSite(t, bellwether.HTTPOptions{}, numbered(test.response, "Age", test.age))
-				s.get("http://a/p")
-				time.Sleep(30 * time.Second)
-				if w := s.get("http://a/p", "Cache-Control", test.request); w.Code != 200 || w.Body.String() != test.want {
-					t.Errorf("got %d %q, want %s", w.Code, w.Body, test.want)
-				}
-			})
+		inBubble(t, test.response+"/"+test.request, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{}, numbered(test.response, "Age", test.age))
+			s.get("http://a/p")
+			time.Sleep(30 * time.Second)
+			if w := s.get("http://a/p", "Cache-Control", test.request); w.Code != 200 || w.Body.String() != test.want {
+				t.Errorf("got %d %q, want %s", w.Code, w.Body, test.want)
+			}
 		})
 	}
 }

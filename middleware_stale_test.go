@@ -80,44 +80,42 @@ func TestStale_RequestIfError(t *testing.T) {
 	for name, fail := range fails {
 		for fleet, store := range map[string]bool{"alone": false, "fleet": true} {
 			for who, plainFirst := range map[string]bool{"first": false, "after others": true} {
-				t.Run(name+"/"+fleet+"/"+who, func(t *testing.T) {
-					synctest.Test(t, func(t *testing.T) {
-						var st bellwether.Store
-						if store {
-							st = memstore.New()
+				inBubble(t, name+"/"+fleet+"/"+who, func(t *testing.T) {
+					var st bellwether.Store
+					if store {
+						st = memstore.New()
+					}
+					f := &failing{header: "max-age=10", etag: store, fail: fail}
+					s := sites(t, 1, st, f.ServeHTTP)[0]
+					s.get("http://a/p")
+					time.Sleep(20 * time.Second)
+					f.broken.Store(true)
+					isError := func() {
+						t.Helper()
+						if w := s.get("http://a/p"); w.Body.String() == "page" || w.Code != -1 && w.Code < 500 {
+							t.Errorf("without the directive: %d %q", w.Code, w.Body)
 						}
-						f := &failing{header: "max-age=10", etag: store, fail: fail}
-						s := sites(t, 1, st, f.ServeHTTP)[0]
-						s.get("http://a/p")
-						time.Sleep(20 * time.Second)
-						f.broken.Store(true)
-						isError := func() {
-							t.Helper()
-							if w := s.get("http://a/p"); w.Body.String() == "page" || w.Code != -1 && w.Code < 500 {
-								t.Errorf("without the directive: %d %q", w.Code, w.Body)
-							}
-						}
-						for range 3 {
-							if plainFirst {
-								isError()
-							}
-							w := s.get("http://a/p", "Cache-Control", "stale-if-error=100")
-							if w.Code != 200 || w.Body.String() != "page" || !strings.Contains(w.Header().Get("Cache-Status"), "detail=stale-if-error") ||
-								len(w.Header().Values("Cache-Status")) != 1 || w.Header().Get("Set-Cookie") != "" {
-								t.Errorf("with the directive: %d %q %v", w.Code, w.Body, w.Header())
-							}
+					}
+					for range 3 {
+						if plainFirst {
 							isError()
-							time.Sleep(15 * time.Second) // what is remembered of the error is over
 						}
-						if w := s.get("http://a/p", "Cache-Control", "stale-if-error=20"); w.Body.String() == "page" {
-							t.Error("55 s after the end of its freshness, to a client that takes 20")
+						w := s.get("http://a/p", "Cache-Control", "stale-if-error=100")
+						if w.Code != 200 || w.Body.String() != "page" || !strings.Contains(w.Header().Get("Cache-Status"), "detail=stale-if-error") ||
+							len(w.Header().Values("Cache-Status")) != 1 || w.Header().Get("Set-Cookie") != "" {
+							t.Errorf("with the directive: %d %q %v", w.Code, w.Body, w.Header())
 						}
-						f.broken.Store(false)
-						time.Sleep(time.Minute)
-						if w := s.get("http://a/p", "Cache-Control", "stale-if-error=1000"); w.Body.String() != "page" || strings.Contains(w.Header().Get("Cache-Status"), "stale-if-error") {
-							t.Errorf("well again: %d %v", w.Code, w.Header())
-						}
-					})
+						isError()
+						time.Sleep(15 * time.Second) // what is remembered of the error is over
+					}
+					if w := s.get("http://a/p", "Cache-Control", "stale-if-error=20"); w.Body.String() == "page" {
+						t.Error("55 s after the end of its freshness, to a client that takes 20")
+					}
+					f.broken.Store(false)
+					time.Sleep(time.Minute)
+					if w := s.get("http://a/p", "Cache-Control", "stale-if-error=1000"); w.Body.String() != "page" || strings.Contains(w.Header().Get("Cache-Status"), "stale-if-error") {
+						t.Errorf("well again: %d %v", w.Code, w.Header())
+					}
 				})
 			}
 		}
@@ -157,24 +155,22 @@ func TestStale_RequestIfErrorIsForbidden(t *testing.T) {
 		"demands something newer":  {"max-age=10", nil, []string{"Cache-Control", "no-cache"}, "page"},
 		"a response's own is less": {"max-age=10, stale-if-error=5", nil, nil, "page"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				f := &failing{header: tt.header, etag: true, fail: fail}
-				s := sites(t, 1, nil, f.ServeHTTP)[0]
-				s.get("http://a/p")
-				time.Sleep(20 * time.Second)
-				f.broken.Store(true)
-				if tt.before != nil {
-					tt.before(t, s)
-				}
-				fields := append([]string{"Cache-Control", "stale-if-error=100"}, tt.fields...)
-				if name == "zero" || name == "nonsense" {
-					fields = tt.fields
-				}
-				if w := s.get("http://a/p", fields...); w.Body.String() != tt.want {
-					t.Errorf("%d %q, want %q", w.Code, w.Body, tt.want)
-				}
-			})
+		inBubble(t, name, func(t *testing.T) {
+			f := &failing{header: tt.header, etag: true, fail: fail}
+			s := sites(t, 1, nil, f.ServeHTTP)[0]
+			s.get("http://a/p")
+			time.Sleep(20 * time.Second)
+			f.broken.Store(true)
+			if tt.before != nil {
+				tt.before(t, s)
+			}
+			fields := append([]string{"Cache-Control", "stale-if-error=100"}, tt.fields...)
+			if name == "zero" || name == "nonsense" {
+				fields = tt.fields
+			}
+			if w := s.get("http://a/p", fields...); w.Body.String() != tt.want {
+				t.Errorf("%d %q, want %q", w.Code, w.Body, tt.want)
+			}
 		})
 	}
 }
@@ -301,23 +297,21 @@ func TestStale_ServerErrorsCountAsLoadFailures(t *testing.T) {
 	} {
 		for window, header := range map[string]string{"stale": "max-age=10, stale-if-error=60", "nothing stale": "max-age=10"} {
 			for who, fields := range map[string][]string{"anybody": nil, "a user": {"Authorization", "me"}} {
-				t.Run(name+"/"+window+"/"+who, func(t *testing.T) {
-					synctest.Test(t, func(t *testing.T) {
-						f := &failing{header: header, fail: fail}
-						s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{RebuildTimeout: time.Second}}, f.ServeHTTP)
-						s.get("http://a/p")
-						time.Sleep(20 * time.Second)
-						f.broken.Store(true)
-						for range 5 {
-							before := s.mw.Stats()
-							s.get("http://a/p", fields...)
-							time.Sleep(30 * time.Second)
-							now := s.mw.Stats()
-							if loads, failures := now.Loads-before.Loads, now.LoadFailures-before.LoadFailures; failures != loads {
-								t.Fatalf("of %d loads %d are counted as failures", loads, failures)
-							}
+				inBubble(t, name+"/"+window+"/"+who, func(t *testing.T) {
+					f := &failing{header: header, fail: fail}
+					s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{RebuildTimeout: time.Second}}, f.ServeHTTP)
+					s.get("http://a/p")
+					time.Sleep(20 * time.Second)
+					f.broken.Store(true)
+					for range 5 {
+						before := s.mw.Stats()
+						s.get("http://a/p", fields...)
+						time.Sleep(30 * time.Second)
+						now := s.mw.Stats()
+						if loads, failures := now.Loads-before.Loads, now.LoadFailures-before.LoadFailures; failures != loads {
+							t.Fatalf("of %d loads %d are counted as failures", loads, failures)
 						}
-					})
+					}
 				})
 			}
 		}

@@ -180,21 +180,19 @@ func TestMiddleware_Closed(t *testing.T) {
 		"only-if-cached":             {nil, "GET", "GET", "only-if-cached", 504},
 		"only-if-cached, in a store": {memstore.New(), "GET", "GET", "only-if-cached", 504},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: test.store}}, func(w http.ResponseWriter, r *http.Request) {
-					w.Header().Set("Cache-Control", "max-age=60")
-					w.Header().Set("Content-Location", "/p")
-					io.WriteString(w, "page")
-				})
-				s.do(request(test.before, "http://a/p"))
-				synctest.Wait()
-				s.mw.Close()
-				s.do(request(test.after, "http://a/p"))
-				if w := s.get("http://a/p", "Cache-Control", test.field); w.Code != test.want {
-					t.Errorf("got %d %q", w.Code, w.Body)
-				}
+		inBubble(t, name, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: test.store}}, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", "max-age=60")
+				w.Header().Set("Content-Location", "/p")
+				io.WriteString(w, "page")
 			})
+			s.do(request(test.before, "http://a/p"))
+			synctest.Wait()
+			s.mw.Close()
+			s.do(request(test.after, "http://a/p"))
+			if w := s.get("http://a/p", "Cache-Control", test.field); w.Code != test.want {
+				t.Errorf("got %d %q", w.Code, w.Body)
+			}
 		})
 	}
 }
@@ -236,29 +234,27 @@ func TestMiddleware_Options(t *testing.T) {
 		"must-understand, not understood":    {bellwether.HTTPOptions{}, http.Header{"Cache-Control": {"max-age=60, must-understand"}}, 599, time.Second, false},
 		"304 to a request without condition": {bellwether.HTTPOptions{}, http.Header{"Cache-Control": {"max-age=60"}}, 304, time.Second, false},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := newSite(t, test.options, func(w http.ResponseWriter, r *http.Request) {
-					for name, values := range test.header {
-						w.Header()[name] = values
-					}
-					w.WriteHeader(test.status)
-					if test.status != 304 {
-						io.WriteString(w, "v")
-					}
-				})
-				first := s.get("http://a/p")
-				synctest.Wait()
-				time.Sleep(test.after)
-				s.calls.Store(0)
-				second := s.get("http://a/p")
-				if first.Code != test.status || second.Code != test.status || first.Body.String() != second.Body.String() {
-					t.Errorf("got %d %q and %d %q", first.Code, first.Body, second.Code, second.Body)
+		inBubble(t, name, func(t *testing.T) {
+			s := newSite(t, test.options, func(w http.ResponseWriter, r *http.Request) {
+				for name, values := range test.header {
+					w.Header()[name] = values
 				}
-				if stored := s.calls.Load() == 0; stored != test.stored {
-					t.Errorf("stored %v, want %v", stored, test.stored)
+				w.WriteHeader(test.status)
+				if test.status != 304 {
+					io.WriteString(w, "v")
 				}
 			})
+			first := s.get("http://a/p")
+			synctest.Wait()
+			time.Sleep(test.after)
+			s.calls.Store(0)
+			second := s.get("http://a/p")
+			if first.Code != test.status || second.Code != test.status || first.Body.String() != second.Body.String() {
+				t.Errorf("got %d %q and %d %q", first.Code, first.Body, second.Code, second.Body)
+			}
+			if stored := s.calls.Load() == 0; stored != test.stored {
+				t.Errorf("stored %v, want %v", stored, test.stored)
+			}
 		})
 	}
 }

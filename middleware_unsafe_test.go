@@ -97,37 +97,35 @@ func TestUnsafe_Scheme(t *testing.T) {
 	} {
 		for _, o := range []bellwether.HTTPOptions{{}, {UnsafeInvalidation: bellwether.SoftInvalidation}} {
 			o.InvalidateLocations = true
-			t.Run(fmt.Sprint(name, " ", o.UnsafeInvalidation), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
-						if r.Method == "POST" {
-							if tt.location != "" {
-								w.Header().Set("Location", tt.location)
-							}
-							return
+			inBubble(t, fmt.Sprint(name, " ", o.UnsafeInvalidation), func(t *testing.T) {
+				s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
+					if r.Method == "POST" {
+						if tt.location != "" {
+							w.Header().Set("Location", tt.location)
 						}
-						secured(w, r)
-					})
-					both := []string{"http://a/p", "https://a/p"}
-					for _, u := range both {
-						s.get(u)
-						synctest.Wait()
+						return
 					}
-					s.do(request("POST", tt.url))
-					synctest.Wait()
-					var gone []string
-					for _, u := range both {
-						s.calls.Store(0)
-						s.get(u)
-						synctest.Wait() // what is soft is rebuilt behind its client
-						if s.calls.Load() > 0 {
-							gone = append(gone, u)
-						}
-					}
-					if got := strings.Join(gone, " "); got != tt.gone {
-						t.Errorf("made anew: %q, want %q", got, tt.gone)
-					}
+					secured(w, r)
 				})
+				both := []string{"http://a/p", "https://a/p"}
+				for _, u := range both {
+					s.get(u)
+					synctest.Wait()
+				}
+				s.do(request("POST", tt.url))
+				synctest.Wait()
+				var gone []string
+				for _, u := range both {
+					s.calls.Store(0)
+					s.get(u)
+					synctest.Wait() // what is soft is rebuilt behind its client
+					if s.calls.Load() > 0 {
+						gone = append(gone, u)
+					}
+				}
+				if got := strings.Join(gone, " "); got != tt.gone {
+					t.Errorf("made anew: %q, want %q", got, tt.gone)
+				}
 			})
 		}
 	}
@@ -160,48 +158,46 @@ func TestUnsafe_KeyRefused(t *testing.T) {
 // process serves them at once, and one rebuild follows.
 func TestUnsafe_Soft(t *testing.T) {
 	for _, vary := range []string{"", "Accept-Language"} {
-		t.Run(vary, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				version := "old"
-				h := func(w http.ResponseWriter, r *http.Request) {
-					if r.Method == "PUT" {
-						version = "new"
-						return
-					}
-					if vary != "" {
-						w.Header().Set("Vary", vary)
-					}
-					time.Sleep(100 * time.Millisecond)
-					w.Header().Set("Cache-Control", "max-age=600, stale-while-revalidate=60")
-					fmt.Fprint(w, version)
+		inBubble(t, vary, func(t *testing.T) {
+			version := "old"
+			h := func(w http.ResponseWriter, r *http.Request) {
+				if r.Method == "PUT" {
+					version = "new"
+					return
 				}
-				store, locker := memstore.New(), locallock.New()
-				o := bellwether.HTTPOptions{UnsafeInvalidation: bellwether.SoftInvalidation, Options: bellwether.Options{Store: store, Locker: locker}}
-				first, second := newSite(t, o, h), newSite(t, o, h)
-				for _, s := range []*site{first, second} {
-					time.Sleep(2 * time.Second)
-					for _, language := range []string{"de", "en"} {
-						s.get("http://a/p", "Accept-Language", language)
-					}
+				if vary != "" {
+					w.Header().Set("Vary", vary)
 				}
-				time.Sleep(2 * time.Second)
-				first.do(request("PUT", "http://a/p"))
+				time.Sleep(100 * time.Millisecond)
+				w.Header().Set("Cache-Control", "max-age=600, stale-while-revalidate=60")
+				fmt.Fprint(w, version)
+			}
+			store, locker := memstore.New(), locallock.New()
+			o := bellwether.HTTPOptions{UnsafeInvalidation: bellwether.SoftInvalidation, Options: bellwether.Options{Store: store, Locker: locker}}
+			first, second := newSite(t, o, h), newSite(t, o, h)
+			for _, s := range []*site{first, second} {
 				time.Sleep(2 * time.Second)
 				for _, language := range []string{"de", "en"} {
-					for _, s := range []*site{first, second} {
-						began := time.Now()
-						if w := s.get("http://a/p", "Accept-Language", language); w.Body.String() != "old" && language == "de" || time.Since(began) > 0 {
-							t.Errorf("%s after the PUT: %q after %v", language, w.Body, time.Since(began))
-						}
-					}
-					time.Sleep(2 * time.Second)
-					for _, s := range []*site{first, second} {
-						if w := s.get("http://a/p", "Accept-Language", language); w.Body.String() != "new" {
-							t.Errorf("%s after its rebuild: %q", language, w.Body)
-						}
+					s.get("http://a/p", "Accept-Language", language)
+				}
+			}
+			time.Sleep(2 * time.Second)
+			first.do(request("PUT", "http://a/p"))
+			time.Sleep(2 * time.Second)
+			for _, language := range []string{"de", "en"} {
+				for _, s := range []*site{first, second} {
+					began := time.Now()
+					if w := s.get("http://a/p", "Accept-Language", language); w.Body.String() != "old" && language == "de" || time.Since(began) > 0 {
+						t.Errorf("%s after the PUT: %q after %v", language, w.Body, time.Since(began))
 					}
 				}
-			})
+				time.Sleep(2 * time.Second)
+				for _, s := range []*site{first, second} {
+					if w := s.get("http://a/p", "Accept-Language", language); w.Body.String() != "new" {
+						t.Errorf("%s after its rebuild: %q", language, w.Body)
+					}
+				}
+			}
 		})
 	}
 }
@@ -265,30 +261,28 @@ func TestUnsafe_CommitBehindTheHeader(t *testing.T) {
 		"with a panic":          func(w http.ResponseWriter) { io.WriteString(w, "ok"); panic(http.ErrAbortHandler) },
 	} {
 		for _, method := range []string{"PUT", "POST"} {
-			t.Run(method+" "+name, func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					var state atomic.Int32
-					s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
-						w.Header().Set("Cache-Control", "max-age=60")
-						if r.Method == "GET" {
-							fmt.Fprint(w, state.Load())
-							return
-						}
-						defer func() {
-							time.Sleep(2 * time.Second)
-							state.Add(1)
-						}()
-						answer(w)
-					})
-					s.get("http://a/p")
-					go s.do(request(method, "http://a/p"))
-					time.Sleep(time.Second)
-					s.get("http://a/p")
-					time.Sleep(2 * time.Second)
-					if w := s.get("http://a/p"); w.Body.String() != "1" {
-						t.Errorf("after it succeeded: %q (%s)", w.Body, w.Header().Get("Cache-Status"))
+			inBubble(t, method+" "+name, func(t *testing.T) {
+				var state atomic.Int32
+				s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+					w.Header().Set("Cache-Control", "max-age=60")
+					if r.Method == "GET" {
+						fmt.Fprint(w, state.Load())
+						return
 					}
+					defer func() {
+						time.Sleep(2 * time.Second)
+						state.Add(1)
+					}()
+					answer(w)
 				})
+				s.get("http://a/p")
+				go s.do(request(method, "http://a/p"))
+				time.Sleep(time.Second)
+				s.get("http://a/p")
+				time.Sleep(2 * time.Second)
+				if w := s.get("http://a/p"); w.Body.String() != "1" {
+					t.Errorf("after it succeeded: %q (%s)", w.Body, w.Header().Get("Cache-Status"))
+				}
 			})
 		}
 	}
@@ -478,33 +472,31 @@ func TestPost_MayAnswerTheNextGet(t *testing.T) {
 		"shorter than announced":           {with("Content-Length", "9"), false, nil},
 		"a store that others write to":     {explicit, false, memstore.New()},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				o := bellwether.HTTPOptions{SetCookie: true, Options: bellwether.Options{Store: test.store}}
-				s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
-					if r.Method == "POST" {
-						for name, values := range test.header {
-							w.Header()[name] = values
-						}
-						io.Copy(w, strings.NewReader("posted"))
-						return
+		inBubble(t, name, func(t *testing.T) {
+			o := bellwether.HTTPOptions{SetCookie: true, Options: bellwether.Options{Store: test.store}}
+			s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
+				if r.Method == "POST" {
+					for name, values := range test.header {
+						w.Header()[name] = values
 					}
-					w.Header().Set("Cache-Control", "max-age=60")
-					io.WriteString(w, "got")
-				})
-				s.get("http://a/p")
-				if w := s.do(request("POST", "http://a/p")); w.Body.String() != "posted" {
-					t.Errorf("POST got %q", w.Body)
+					io.Copy(w, strings.NewReader("posted"))
+					return
 				}
-				want := "got"
-				if test.stored {
-					want = "posted"
-				}
-				s.calls.Store(0)
-				if w := s.get("http://a/p"); w.Body.String() != want || w.Header()["Cache-Status"] == nil || test.stored != (s.calls.Load() == 0) {
-					t.Errorf("GET got %q with %d calls, want %q", w.Body, s.calls.Load(), want)
-				}
+				w.Header().Set("Cache-Control", "max-age=60")
+				io.WriteString(w, "got")
 			})
+			s.get("http://a/p")
+			if w := s.do(request("POST", "http://a/p")); w.Body.String() != "posted" {
+				t.Errorf("POST got %q", w.Body)
+			}
+			want := "got"
+			if test.stored {
+				want = "posted"
+			}
+			s.calls.Store(0)
+			if w := s.get("http://a/p"); w.Body.String() != want || w.Header()["Cache-Status"] == nil || test.stored != (s.calls.Load() == 0) {
+				t.Errorf("GET got %q with %d calls, want %q", w.Body, s.calls.Load(), want)
+			}
 		})
 	}
 }

@@ -71,37 +71,35 @@ func TestValidation_OnceForTheHerd(t *testing.T) {
 		"last-modified": {"", lastYear, lastYear},
 		"both":          {"1", lastYear, `"1"` + lastYear},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				o := &origin{
-					version: test.version, modified: test.modified, delay: time.Second,
-					header:      http.Header{"Cache-Control": {"max-age=10"}, "X-Old": {"old"}, "X-Kept": {"kept"}},
-					notModified: http.Header{"X-Old": {"new"}},
-				}
-				s := newSite(t, bellwether.HTTPOptions{}, o.ServeHTTP)
-				page := "page " + test.version + test.modified
-				s.get("http://a/p")
-				o.wantAsked(t, "")
-				for range 2 { // the second after what a 304 has freshened
-					time.Sleep(11 * time.Second)
-					wantBurst(t, s.burst(50, same("http://a/p")), 50, "200 "+page+" 1s")
-					o.wantAsked(t, test.condition)
-				}
-				w := s.get("http://a/p")
-				if w.Body.String() != page || w.Header().Get("X-Old") != "new" || w.Header().Get("X-Kept") != "kept" {
-					t.Errorf("after the validation: %q %v", w.Body, w.Header())
-				}
-				o.wantAsked(t) // fresh again
-				time.Sleep(20 * time.Minute)
-				w = s.get("http://a/p")
-				if status := w.Header().Get("Cache-Status"); !strings.Contains(status, "fwd=stale;fwd-status=304") || !strings.Contains(status, "stored") {
-					t.Errorf("Cache-Status %q of a validation", status)
-				}
+		inBubble(t, name, func(t *testing.T) {
+			o := &origin{
+				version: test.version, modified: test.modified, delay: time.Second,
+				header:      http.Header{"Cache-Control": {"max-age=10"}, "X-Old": {"old"}, "X-Kept": {"kept"}},
+				notModified: http.Header{"X-Old": {"new"}},
+			}
+			s := newSite(t, bellwether.HTTPOptions{}, o.ServeHTTP)
+			page := "page " + test.version + test.modified
+			s.get("http://a/p")
+			o.wantAsked(t, "")
+			for range 2 { // the second after what a 304 has freshened
+				time.Sleep(11 * time.Second)
+				wantBurst(t, s.burst(50, same("http://a/p")), 50, "200 "+page+" 1s")
 				o.wantAsked(t, test.condition)
-				time.Sleep(2 * time.Hour)
-				s.get("http://a/p")
-				o.wantAsked(t, "") // not kept for ever
-			})
+			}
+			w := s.get("http://a/p")
+			if w.Body.String() != page || w.Header().Get("X-Old") != "new" || w.Header().Get("X-Kept") != "kept" {
+				t.Errorf("after the validation: %q %v", w.Body, w.Header())
+			}
+			o.wantAsked(t) // fresh again
+			time.Sleep(20 * time.Minute)
+			w = s.get("http://a/p")
+			if status := w.Header().Get("Cache-Status"); !strings.Contains(status, "fwd=stale;fwd-status=304") || !strings.Contains(status, "stored") {
+				t.Errorf("Cache-Status %q of a validation", status)
+			}
+			o.wantAsked(t, test.condition)
+			time.Sleep(2 * time.Hour)
+			s.get("http://a/p")
+			o.wantAsked(t, "") // not kept for ever
 		})
 	}
 }
@@ -159,19 +157,17 @@ func TestValidation_ForbidsSharing(t *testing.T) {
 		"no-store":   {"Cache-Control", "no-store"},
 		"set-cookie": {"Set-Cookie", "session=1"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				o := &origin{version: "1", delay: time.Second, header: http.Header{"Cache-Control": {"max-age=10"}}}
-				s := newSite(t, bellwether.HTTPOptions{}, o.ServeHTTP)
-				s.get("http://a/p")
-				time.Sleep(11 * time.Second)
-				o.header = http.Header{field[0]: {field[1]}}
-				got := s.burst(20, same("http://a/p"))
-				if got["200 page 1 1s"] != 1 || got["200 page 1 2s"] != 1 || got["200 page 1 3s"] != 18 {
-					t.Errorf("outcomes %v, want one answer from the validation, one from a second, the others by their own calls", got)
-				}
-				s.wantCalls(t, 21)
-			})
+		inBubble(t, name, func(t *testing.T) {
+			o := &origin{version: "1", delay: time.Second, header: http.Header{"Cache-Control": {"max-age=10"}}}
+			s := newSite(t, bellwether.HTTPOptions{}, o.ServeHTTP)
+			s.get("http://a/p")
+			time.Sleep(11 * time.Second)
+			o.header = http.Header{field[0]: {field[1]}}
+			got := s.burst(20, same("http://a/p"))
+			if got["200 page 1 1s"] != 1 || got["200 page 1 2s"] != 1 || got["200 page 1 3s"] != 18 {
+				t.Errorf("outcomes %v, want one answer from the validation, one from a second, the others by their own calls", got)
+			}
+			s.wantCalls(t, 21)
 		})
 	}
 }
@@ -211,53 +207,51 @@ func TestValidation_Fails(t *testing.T) {
 // request, and without its body being made again.
 func TestValidation_NoCacheByEachRequest(t *testing.T) {
 	for name, cc := range map[string]string{"no-cache": "no-cache", "stale from the start": "max-age=0, must-revalidate"} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				o := &origin{version: "1", delay: time.Second, header: http.Header{"Cache-Control": {cc}, "X-Old": {"old"}}, notModified: http.Header{"X-Old": {"new"}}}
-				s := newSite(t, bellwether.HTTPOptions{}, o.ServeHTTP)
-				s.get("http://a/p")
-				o.wantAsked(t, "")
-				synctest.Wait()
-				wantBurst(t, s.burst(20, same("http://a/p")), 20, "200 page 1 1s")
-				s.wantCalls(t, 21)
-				w := s.get("http://a/p")
-				if w.Header().Get("X-Old") != "new" || w.Header().Get("Content-Length") != "6" || !strings.Contains(w.Header().Get("Cache-Status"), "fwd-status=304") {
-					t.Errorf("validated: %v", w.Header())
+		inBubble(t, name, func(t *testing.T) {
+			o := &origin{version: "1", delay: time.Second, header: http.Header{"Cache-Control": {cc}, "X-Old": {"old"}}, notModified: http.Header{"X-Old": {"new"}}}
+			s := newSite(t, bellwether.HTTPOptions{}, o.ServeHTTP)
+			s.get("http://a/p")
+			o.wantAsked(t, "")
+			synctest.Wait()
+			wantBurst(t, s.burst(20, same("http://a/p")), 20, "200 page 1 1s")
+			s.wantCalls(t, 21)
+			w := s.get("http://a/p")
+			if w.Header().Get("X-Old") != "new" || w.Header().Get("Content-Length") != "6" || !strings.Contains(w.Header().Get("Cache-Status"), "fwd-status=304") {
+				t.Errorf("validated: %v", w.Header())
+			}
+			if w := s.get("http://a/p", "If-None-Match", `"1"`); w.Code != 304 {
+				t.Errorf("the client's own tag: %d", w.Code)
+			}
+			if w := s.do(request("HEAD", "http://a/p")); w.Code != 200 || w.Body.Len() != 0 || w.Header().Get("Content-Length") != "6" {
+				t.Errorf("HEAD: %d %q %v", w.Code, w.Body, w.Header())
+			}
+			for _, asked := range o.asked {
+				if asked != `"1"` {
+					t.Errorf("the handler was asked %q, want conditions only", o.asked)
+					break
 				}
-				if w := s.get("http://a/p", "If-None-Match", `"1"`); w.Code != 304 {
-					t.Errorf("the client's own tag: %d", w.Code)
-				}
-				if w := s.do(request("HEAD", "http://a/p")); w.Code != 200 || w.Body.Len() != 0 || w.Header().Get("Content-Length") != "6" {
-					t.Errorf("HEAD: %d %q %v", w.Code, w.Body, w.Header())
-				}
-				for _, asked := range o.asked {
-					if asked != `"1"` {
-						t.Errorf("the handler was asked %q, want conditions only", o.asked)
-						break
-					}
-				}
+			}
 
-				// Something else by now: it goes to its client, and is not asked
-				// about any more.
-				o.version, o.asked = "2", nil
-				if w := s.get("http://a/p"); w.Code != 200 || w.Body.String() != "page 2" {
-					t.Errorf("changed: %d %q", w.Code, w.Body)
-				}
-				synctest.Wait()
-				s.get("http://a/p")
-				o.wantAsked(t, `"1"`, "")
+			// Something else by now: it goes to its client, and is not asked
+			// about any more.
+			o.version, o.asked = "2", nil
+			if w := s.get("http://a/p"); w.Code != 200 || w.Body.String() != "page 2" {
+				t.Errorf("changed: %d %q", w.Code, w.Body)
+			}
+			synctest.Wait()
+			s.get("http://a/p")
+			o.wantAsked(t, `"1"`, "")
 
-				// And one that is for all ends it.
-				o.header = http.Header{"Cache-Control": {"max-age=60"}}
-				s.get("http://a/p")
-				synctest.Wait()
-				time.Sleep(time.Millisecond)
-				s.get("http://a/p")
-				s.calls.Store(0)
-				synctest.Wait()
-				s.get("http://a/p")
-				s.wantCalls(t, 0)
-			})
+			// And one that is for all ends it.
+			o.header = http.Header{"Cache-Control": {"max-age=60"}}
+			s.get("http://a/p")
+			synctest.Wait()
+			time.Sleep(time.Millisecond)
+			s.get("http://a/p")
+			s.calls.Store(0)
+			synctest.Wait()
+			s.get("http://a/p")
+			s.wantCalls(t, 0)
 		})
 	}
 }
@@ -455,26 +449,24 @@ func TestValidation_NeverFreshIsKeptInThisProcessAlone(t *testing.T) {
 // as old as nothing (InitialAge), and collapse; its 304s do not.
 func TestValidation_Slow304sCollapse(t *testing.T) {
 	for _, whole := range []bool{true, false} {
-		t.Run(fmt.Sprintf("whole=%v", whole), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
-					time.Sleep(1500 * time.Millisecond)
-					w.Header().Set("ETag", `"v1"`)
-					w.Header().Set("Cache-Control", "s-maxage=1")
-					if !whole && r.Header.Get("If-None-Match") != "" {
-						w.WriteHeader(304)
-						return
-					}
-					fmt.Fprint(w, "page")
-				})
-				s.burst(50, same("http://a/p"))
-				s.wantCalls(t, 1)
-				time.Sleep(2 * time.Second)
-				s.burst(50, same("http://a/p"))
-				s.wantCalls(t, 1)
-				s.burst(50, same("http://a/p"))
-				s.wantCalls(t, 0)
+		inBubble(t, fmt.Sprintf("whole=%v", whole), func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+				time.Sleep(1500 * time.Millisecond)
+				w.Header().Set("ETag", `"v1"`)
+				w.Header().Set("Cache-Control", "s-maxage=1")
+				if !whole && r.Header.Get("If-None-Match") != "" {
+					w.WriteHeader(304)
+					return
+				}
+				fmt.Fprint(w, "page")
 			})
+			s.burst(50, same("http://a/p"))
+			s.wantCalls(t, 1)
+			time.Sleep(2 * time.Second)
+			s.burst(50, same("http://a/p"))
+			s.wantCalls(t, 1)
+			s.burst(50, same("http://a/p"))
+			s.wantCalls(t, 0)
 		})
 	}
 }
@@ -483,29 +475,27 @@ func TestValidation_Slow304sCollapse(t *testing.T) {
 // client has to ask for itself, as where a 200 says the same.
 func TestValidation_StaleMustRevalidate304IsNotShared(t *testing.T) {
 	for _, whole := range []bool{true, false} {
-		t.Run(fmt.Sprintf("whole=%v", whole), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				var later atomic.Bool
-				s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
-					time.Sleep(100 * time.Millisecond)
-					w.Header().Set("ETag", `"v1"`)
-					w.Header().Set("Cache-Control", "max-age=5, must-revalidate")
-					if later.Load() {
-						w.Header().Set("Age", "10") // from a cache in front of the origin
-					}
-					if !whole && r.Header.Get("If-None-Match") != "" {
-						w.WriteHeader(304)
-						return
-					}
-					fmt.Fprint(w, "page")
-				})
-				s.get("http://a/p")
-				s.wantCalls(t, 1)
-				later.Store(true)
-				time.Sleep(time.Hour)
-				s.burst(10, same("http://a/p"))
-				s.wantCalls(t, 10)
+		inBubble(t, fmt.Sprintf("whole=%v", whole), func(t *testing.T) {
+			var later atomic.Bool
+			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+				time.Sleep(100 * time.Millisecond)
+				w.Header().Set("ETag", `"v1"`)
+				w.Header().Set("Cache-Control", "max-age=5, must-revalidate")
+				if later.Load() {
+					w.Header().Set("Age", "10") // from a cache in front of the origin
+				}
+				if !whole && r.Header.Get("If-None-Match") != "" {
+					w.WriteHeader(304)
+					return
+				}
+				fmt.Fprint(w, "page")
 			})
+			s.get("http://a/p")
+			s.wantCalls(t, 1)
+			later.Store(true)
+			time.Sleep(time.Hour)
+			s.burst(10, same("http://a/p"))
+			s.wantCalls(t, 10)
 		})
 	}
 }

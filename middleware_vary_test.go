@@ -237,33 +237,31 @@ func TestVary_FloodDoesNotScatterTheWantedVariant(t *testing.T) {
 		{"read for long, stale", "max-age=1200, stale-while-revalidate=600", 11, 9*time.Minute + 30*time.Second},
 		{"the first", "max-age=60", 0, time.Minute},
 	} {
-		t.Run(test.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
-					time.Sleep(100 * time.Millisecond)
-					w.Header().Set("Cache-Control", test.cacheControl)
-					w.Header().Set("Vary", "Accept-Language")
-					fmt.Fprint(w, r.Header.Get("Accept-Language"))
-				})
-				english := func(int) *http.Request {
-					return request(http.MethodGet, "http://a/p", "Accept-Language", "en")
-				}
-				s.burst(100, english)
-				s.wantCalls(t, 1)
-				for range test.read {
-					time.Sleep(time.Minute)
-					s.burst(1, english)
-				}
-				s.wantCalls(t, 0)
-				s.burst(1024, func(i int) *http.Request {
-					return request(http.MethodGet, "http://a/p", "Accept-Language", fmt.Sprint("x-", i))
-				})
-				s.wantCalls(t, 1024)
-				time.Sleep(test.expires)
-				s.burst(200, english)
-				time.Sleep(time.Second) // of a rebuild behind what is stale
-				s.wantCalls(t, 1)
+		inBubble(t, test.name, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+				time.Sleep(100 * time.Millisecond)
+				w.Header().Set("Cache-Control", test.cacheControl)
+				w.Header().Set("Vary", "Accept-Language")
+				fmt.Fprint(w, r.Header.Get("Accept-Language"))
 			})
+			english := func(int) *http.Request {
+				return request(http.MethodGet, "http://a/p", "Accept-Language", "en")
+			}
+			s.burst(100, english)
+			s.wantCalls(t, 1)
+			for range test.read {
+				time.Sleep(time.Minute)
+				s.burst(1, english)
+			}
+			s.wantCalls(t, 0)
+			s.burst(1024, func(i int) *http.Request {
+				return request(http.MethodGet, "http://a/p", "Accept-Language", fmt.Sprint("x-", i))
+			})
+			s.wantCalls(t, 1024)
+			time.Sleep(test.expires)
+			s.burst(200, english)
+			time.Sleep(time.Second) // of a rebuild behind what is stale
+			s.wantCalls(t, 1)
 		})
 	}
 }

@@ -339,40 +339,38 @@ func TestNotice_UserCodeThatPanics(t *testing.T) {
 		"OnError":   {OnError: func(string, error) { panic("user code") }},
 	} {
 		for _, elsewhere := range []bool{false, true} {
-			t.Run(fmt.Sprint(name, elsewhere), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					inner := memstore.New()
-					listening := inner.Notify
-					if elsewhere {
-						listening = func(ctx context.Context, f func(bellwether.Notice)) {
-							inner.Notify(ctx, func(n bellwether.Notice) {
-								done := make(chan struct{})
-								go func() { defer close(done); f(n) }()
-								<-done
-							})
-						}
+			inBubble(t, fmt.Sprint(name, elsewhere), func(t *testing.T) {
+				inner := memstore.New()
+				listening := inner.Notify
+				if elsewhere {
+					listening = func(ctx context.Context, f func(bellwether.Notice)) {
+						inner.Notify(ctx, func(n bellwether.Notice) {
+							done := make(chan struct{})
+							go func() { defer close(done); f(n) }()
+							<-done
+						})
 					}
-					o := o
-					o.Store = notifiesBy(inner, listening)
-					o.NearTTL = time.Hour
-					if name == "Size" {
-						size := o.Size
-						o.Size = func(k string, v any) int { return size(k, v.(word).Word) }
-					}
-					c := cacheOf(t, func(context.Context, string) (word, error) { return word{"v"}, nil }, o)
-					c.Get(t.Context(), "k")
-					for _, v := range []string{`{"Word":"bomb"}`, `not JSON`} {
-						_, epoch, _ := inner.Claim(t.Context(), "test:k")
-						inner.Commit(t.Context(), "test:k", bellwether.Entry{Kind: bellwether.KindValue, Value: []byte(v), Epoch: epoch, TTL: time.Hour})
-						synctest.Wait()
-					}
+				}
+				o := o
+				o.Store = notifiesBy(inner, listening)
+				o.NearTTL = time.Hour
+				if name == "Size" {
+					size := o.Size
+					o.Size = func(k string, v any) int { return size(k, v.(word).Word) }
+				}
+				c := cacheOf(t, func(context.Context, string) (word, error) { return word{"v"}, nil }, o)
+				c.Get(t.Context(), "k")
+				for _, v := range []string{`{"Word":"bomb"}`, `not JSON`} {
 					_, epoch, _ := inner.Claim(t.Context(), "test:k")
-					inner.Commit(t.Context(), "test:k", bellwether.Entry{Kind: bellwether.KindValue, Value: []byte(`{"Word":"later"}`), Epoch: epoch, TTL: time.Hour})
+					inner.Commit(t.Context(), "test:k", bellwether.Entry{Kind: bellwether.KindValue, Value: []byte(v), Epoch: epoch, TTL: time.Hour})
 					synctest.Wait()
-					if v, err := c.Get(t.Context(), "k"); v.Word != "later" || err != nil {
-						t.Errorf("Get = %q, %v", v, err)
-					}
-				})
+				}
+				_, epoch, _ := inner.Claim(t.Context(), "test:k")
+				inner.Commit(t.Context(), "test:k", bellwether.Entry{Kind: bellwether.KindValue, Value: []byte(`{"Word":"later"}`), Epoch: epoch, TTL: time.Hour})
+				synctest.Wait()
+				if v, err := c.Get(t.Context(), "k"); v.Word != "later" || err != nil {
+					t.Errorf("Get = %q, %v", v, err)
+				}
 			})
 		}
 	}

@@ -16,37 +16,35 @@ import (
 func TestPace_OverMaxBodyTheSlowestIsBrokenOff(t *testing.T) {
 	const size = 48 // MiB
 	for _, rate := range []int{1, 10_000, 700_000} {
-		t.Run(fmt.Sprint(rate, " B/s"), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
-					time.Sleep(time.Second)
-					megabytes(size)(w, r)
-				})
-				start := time.Now()
-				slow := slowClient(rate)
-				var took time.Duration // the slow one's time
-				var aborted any
-				var all sync.WaitGroup
-				all.Go(func() {
-					defer func() { took, aborted = time.Since(start), recover() }()
-					s.handler.ServeHTTP(slow, request("GET", "http://h/p"))
-				})
-				for range 10 {
-					all.Go(func() {
-						w := newClient()
-						w.forgets = true
-						s.handler.ServeHTTP(w, request("GET", "http://h/p"))
-						if d := time.Since(start); w.took != size*megabyte || d > 10*time.Second {
-							t.Errorf("%d bytes in %v, want all in 10 s at most", w.took, d)
-						}
-					})
-				}
-				all.Wait()
-				if aborted != http.ErrAbortHandler || took > 10*time.Second {
-					t.Errorf("the slow client's reply ended with %v after %v, want http.ErrAbortHandler after 10 s at most", aborted, took)
-				}
-				s.wantCalls(t, 1)
+		inBubble(t, fmt.Sprint(rate, " B/s"), func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+				time.Sleep(time.Second)
+				megabytes(size)(w, r)
 			})
+			start := time.Now()
+			slow := slowClient(rate)
+			var took time.Duration // the slow one's time
+			var aborted any
+			var all sync.WaitGroup
+			all.Go(func() {
+				defer func() { took, aborted = time.Since(start), recover() }()
+				s.handler.ServeHTTP(slow, request("GET", "http://h/p"))
+			})
+			for range 10 {
+				all.Go(func() {
+					w := newClient()
+					w.forgets = true
+					s.handler.ServeHTTP(w, request("GET", "http://h/p"))
+					if d := time.Since(start); w.took != size*megabyte || d > 10*time.Second {
+						t.Errorf("%d bytes in %v, want all in 10 s at most", w.took, d)
+					}
+				})
+			}
+			all.Wait()
+			if aborted != http.ErrAbortHandler || took > 10*time.Second {
+				t.Errorf("the slow client's reply ended with %v after %v, want http.ErrAbortHandler after 10 s at most", aborted, took)
+			}
+			s.wantCalls(t, 1)
 		})
 	}
 }

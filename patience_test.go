@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/bellwether-go/bellwether"
@@ -45,39 +44,37 @@ func TestGetMany_StoreAnswersInPieces(t *testing.T) {
 		"and goes silent":   {4, 60, 4*300*time.Millisecond + 500*time.Millisecond},
 		"silent from start": {0, 100, 500 * time.Millisecond},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				store := memstore.New()
-				var keys []string
-				for i := range 100 {
-					key := fmt.Sprint(i)
-					keys = append(keys, key)
-					_, epoch, err := store.Claim(t.Context(), "test:"+key)
-					err = errors.Join(err, store.Commit(t.Context(), "test:"+key, bellwether.Entry{Kind: bellwether.KindValue, Value: []byte("stored"), Epoch: epoch, TTL: time.Hour}))
-					if err != nil {
-						t.Fatal(err)
-					}
+		inBubble(t, name, func(t *testing.T) {
+			store := memstore.New()
+			var keys []string
+			for i := range 100 {
+				key := fmt.Sprint(i)
+				keys = append(keys, key)
+				_, epoch, err := store.Claim(t.Context(), "test:"+key)
+				err = errors.Join(err, store.Commit(t.Context(), "test:"+key, bellwether.Entry{Kind: bellwether.KindValue, Value: []byte("stored"), Epoch: epoch, TTL: time.Hour}))
+				if err != nil {
+					t.Fatal(err)
 				}
-				var loads atomic.Int64
-				c2 := bellwether.NewBatch(func(_ context.Context, keys []string) (map[string]string, error) {
-					loads.Add(int64(len(keys)))
-					values := map[string]string{}
-					for _, key := range keys {
-						values[key] = "loaded"
-					}
-					return values, nil
-				}, bellwether.Options{TTL: time.Hour, EngineTimeout: 500 * time.Millisecond, Namespace: "test",
-					Store: batchesBy(store, inPieces(store, 10, c.answers, 300*time.Millisecond))})
-				defer c2.Close()
-				start := time.Now()
-				values, err := c2.GetMany(t.Context(), keys)
-				if took := time.Since(start); len(values) != 100 || err != nil || took > c.took+100*time.Millisecond {
-					t.Errorf("%d values after %v, %v; want 100 after %v", len(values), took, err, c.took)
+			}
+			var loads atomic.Int64
+			c2 := bellwether.NewBatch(func(_ context.Context, keys []string) (map[string]string, error) {
+				loads.Add(int64(len(keys)))
+				values := map[string]string{}
+				for _, key := range keys {
+					values[key] = "loaded"
 				}
-				if n := int(loads.Load()); n != c.loads {
-					t.Errorf("%d keys were loaded, want %d", n, c.loads)
-				}
-			})
+				return values, nil
+			}, bellwether.Options{TTL: time.Hour, EngineTimeout: 500 * time.Millisecond, Namespace: "test",
+				Store: batchesBy(store, inPieces(store, 10, c.answers, 300*time.Millisecond))})
+			defer c2.Close()
+			start := time.Now()
+			values, err := c2.GetMany(t.Context(), keys)
+			if took := time.Since(start); len(values) != 100 || err != nil || took > c.took+100*time.Millisecond {
+				t.Errorf("%d values after %v, %v; want 100 after %v", len(values), took, err, c.took)
+			}
+			if n := int(loads.Load()); n != c.loads {
+				t.Errorf("%d keys were loaded, want %d", n, c.loads)
+			}
 		})
 	}
 }

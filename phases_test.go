@@ -593,10 +593,8 @@ func TestPhases(t *testing.T) {
 				}
 				name := fmt.Sprintf("%s %s: %s", faceAs, phase.name, event.name)
 				play := func() (line string) {
-					t.Run(name, func(t *testing.T) {
-						synctest.Test(t, func(t *testing.T) {
-							line = fmt.Sprintf("%-45s %s", name, runCell(t, face, as, phase.name, event.name, phase.setup, event.do))
-						})
+					inBubble(t, name, func(t *testing.T) {
+						line = fmt.Sprintf("%-45s %s", name, runCell(t, face, as, phase.name, event.name, phase.setup, event.do))
 					})
 					return line
 				}

@@ -37,74 +37,72 @@ func TestShard_OneServerDies(t *testing.T) {
 			"a key":    func(key string) bool { return key == poisoned },
 		} {
 			for _, gap := range []time.Duration{5 * time.Millisecond, 100 * time.Millisecond} {
-				t.Run(fmt.Sprint(what, " ", how, ", asked each ", gap), func(t *testing.T) {
-					synctest.Test(t, func(t *testing.T) {
-						const processes, keys, calls = 3, 100, 2000
-						phase := calls * gap // so that each has as many calls for a key's life
-						ttl := phase / 6
-						store, locker := memstore.New(), locallock.New()
-						var mu sync.Mutex
-						loads := 0 // of keys whose servers are well
-						var ways []*wiredStore
-						var caches []*bellwether.Cache[string]
-						for range processes {
-							way := farStore(store)
-							way.only, way.busy = dead, true
-							ways = append(ways, way)
-							caches = append(caches, cacheOf(t, func(_ context.Context, key string) (string, error) {
-								time.Sleep(10 * time.Millisecond)
-								if !dead(key) {
-									mu.Lock()
-									defer mu.Unlock()
-									loads++
-								}
-								return "v", nil
-							}, bellwether.Options{TTL: ttl, Store: way, Locker: locker}))
-						}
-						rng := rand.New(rand.NewPCG(1, 1))
-						var wg sync.WaitGroup
-						down, refused, invalidations := 0, 0, 0
-						run := func() (n int) {
-							mu.Lock()
-							loads = 0
-							mu.Unlock()
-							start := time.Now()
-							for i := 0; time.Since(start) < phase; i++ {
-								c, key := caches[rng.IntN(processes)], fmt.Sprint("key ", rng.IntN(keys))
-								wg.Go(func() { c.Get(context.Background(), key) })
-								if !c.Stats().StoreUp {
-									down++
-								}
-								if victim := fmt.Sprint("key ", rng.IntN(keys)); i%50 == 0 && !dead(victim) {
-									invalidations++
-									wg.Go(func() {
-										if err := c.Invalidate(context.Background(), victim); errors.Is(err, bellwether.ErrUnavailable) {
-											mu.Lock()
-											defer mu.Unlock()
-											refused++
-										}
-									})
-								}
-								time.Sleep(gap)
+				inBubble(t, fmt.Sprint(what, " ", how, ", asked each ", gap), func(t *testing.T) {
+					const processes, keys, calls = 3, 100, 2000
+					phase := calls * gap // so that each has as many calls for a key's life
+					ttl := phase / 6
+					store, locker := memstore.New(), locallock.New()
+					var mu sync.Mutex
+					loads := 0 // of keys whose servers are well
+					var ways []*wiredStore
+					var caches []*bellwether.Cache[string]
+					for range processes {
+						way := farStore(store)
+						way.only, way.busy = dead, true
+						ways = append(ways, way)
+						caches = append(caches, cacheOf(t, func(_ context.Context, key string) (string, error) {
+							time.Sleep(10 * time.Millisecond)
+							if !dead(key) {
+								mu.Lock()
+								defer mu.Unlock()
+								loads++
 							}
-							wg.Wait()
-							mu.Lock()
-							defer mu.Unlock()
-							return loads
+							return "v", nil
+						}, bellwether.Options{TTL: ttl, Store: way, Locker: locker}))
+					}
+					rng := rand.New(rand.NewPCG(1, 1))
+					var wg sync.WaitGroup
+					down, refused, invalidations := 0, 0, 0
+					run := func() (n int) {
+						mu.Lock()
+						loads = 0
+						mu.Unlock()
+						start := time.Now()
+						for i := 0; time.Since(start) < phase; i++ {
+							c, key := caches[rng.IntN(processes)], fmt.Sprint("key ", rng.IntN(keys))
+							wg.Go(func() { c.Get(context.Background(), key) })
+							if !c.Stats().StoreUp {
+								down++
+							}
+							if victim := fmt.Sprint("key ", rng.IntN(keys)); i%50 == 0 && !dead(victim) {
+								invalidations++
+								wg.Go(func() {
+									if err := c.Invalidate(context.Background(), victim); errors.Is(err, bellwether.ErrUnavailable) {
+										mu.Lock()
+										defer mu.Unlock()
+										refused++
+									}
+								})
+							}
+							time.Sleep(gap)
 						}
-						run() // until all is warm
-						before := run()
-						down, refused, invalidations = 0, 0, 0
-						for _, way := range ways {
-							way.set(fault)
-						}
-						after := run()
-						t.Logf("loads %d, then %d; the store was down for %d calls; %d of %d invalidations refused", before, after, down, refused, invalidations)
-						if float64(after) > 1.1*float64(before) || refused > 0 || down > 0 {
-							t.Errorf("loads %d, then %d, want 1.1 times as many at most; the store was down for %d calls; %d of %d invalidations were refused, want none",
-								before, after, down, refused, invalidations)
-						}
-					})
+						wg.Wait()
+						mu.Lock()
+						defer mu.Unlock()
+						return loads
+					}
+					run() // until all is warm
+					before := run()
+					down, refused, invalidations = 0, 0, 0
+					for _, way := range ways {
+						way.set(fault)
+					}
+					after := run()
+					t.Logf("loads %d, then %d; the store was down for %d calls; %d of %d invalidations refused", before, after, down, refused, invalidations)
+					if float64(after) > 1.1*float64(before) || refused > 0 || down > 0 {
+						t.Errorf("loads %d, then %d, want 1.1 times as many at most; the store was down for %d calls; %d of %d invalidations were refused, want none",
+							before, after, down, refused, invalidations)
+					}
 				})
 			}
 		}

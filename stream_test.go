@@ -49,38 +49,36 @@ func TestStream_SweptFasterThanMade(t *testing.T) {
 		"URL": {URLs: []string{"http://example.com/"}},
 	} {
 		for fleet, store := range map[string]func() bellwether.Store{"alone": func() bellwether.Store { return nil }, "store": func() bellwether.Store { return memstore.New() }} {
-			t.Run(name+"/"+fleet, func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					var calls atomic.Int32
-					s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: store(), MaxWait: 10 * time.Minute}}, func(w http.ResponseWriter, r *http.Request) {
-						n := calls.Add(1)
-						time.Sleep(5 * time.Second)
-						w.Header().Set("Cache-Control", "max-age=3600")
-						w.Header().Set("Surrogate-Key", "x")
-						fmt.Fprint(w, n)
-					})
-					stop := make(chan struct{})
-					defer close(stop)
-					go func() {
-						for {
-							select {
-							case <-stop:
-								return
-							case <-time.After(2 * time.Second):
-								s.mw.InvalidateMatching(t.Context(), match)
-							}
-						}
-					}()
-					for range 3 {
-						before, start := calls.Load(), time.Now()
-						var n int32
-						w := s.get("http://example.com/")
-						if fmt.Sscan(w.Body.String(), &n); n <= before || time.Since(start) > time.Minute {
-							t.Errorf("%d %q after %v, with call %d under way before it", w.Code, w.Body, time.Since(start), before)
-						}
-						time.Sleep(7 * time.Second)
-					}
+			inBubble(t, name+"/"+fleet, func(t *testing.T) {
+				var calls atomic.Int32
+				s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: store(), MaxWait: 10 * time.Minute}}, func(w http.ResponseWriter, r *http.Request) {
+					n := calls.Add(1)
+					time.Sleep(5 * time.Second)
+					w.Header().Set("Cache-Control", "max-age=3600")
+					w.Header().Set("Surrogate-Key", "x")
+					fmt.Fprint(w, n)
 				})
+				stop := make(chan struct{})
+				defer close(stop)
+				go func() {
+					for {
+						select {
+						case <-stop:
+							return
+						case <-time.After(2 * time.Second):
+							s.mw.InvalidateMatching(t.Context(), match)
+						}
+					}
+				}()
+				for range 3 {
+					before, start := calls.Load(), time.Now()
+					var n int32
+					w := s.get("http://example.com/")
+					if fmt.Sscan(w.Body.String(), &n); n <= before || time.Since(start) > time.Minute {
+						t.Errorf("%d %q after %v, with call %d under way before it", w.Code, w.Body, time.Since(start), before)
+					}
+					time.Sleep(7 * time.Second)
+				}
 			})
 		}
 	}
@@ -98,44 +96,42 @@ func TestFleet_LateJoinerOfAnInvalidatedStream(t *testing.T) {
 	} {
 		for _, invalidated := range []bool{false, true} {
 			for slow, before := range map[string]time.Duration{"header at once": 0, "slow header": 2500 * time.Millisecond} {
-				t.Run(fmt.Sprintf("%s/%s/invalidated %v", name, slow, invalidated), func(t *testing.T) {
-					synctest.Test(t, func(t *testing.T) {
-						var calls atomic.Int32
-						all := sites(t, 2, open(), func(w http.ResponseWriter, r *http.Request) {
-							n := calls.Add(1)
-							w.Header().Set("Cache-Control", "max-age=3600")
-							time.Sleep(before)
-							w.(http.Flusher).Flush()
-							time.Sleep(5*time.Second - before)
-							fmt.Fprint(w, n)
-						})
-						go all[0].get("http://a/p")
-						time.Sleep(2 * time.Second)
-						if invalidated {
-							if err := all[1].mw.Invalidate(t.Context(), "http://a/p"); err != nil {
-								t.Error(err)
-							}
-						}
-						want, ttfb := "1", max(0, before-2*time.Second)
-						switch {
-						case invalidated:
-							time.Sleep(1001 * time.Millisecond)
-							want = "2"
-						case name == "neither":
-							ttfb = 3 * time.Second
-						}
-						w := newClient()
-						all[0].handler.ServeHTTP(w, request("GET", "http://a/p"))
-						if w.Body.String() != want {
-							t.Errorf("a late joiner gets response %q, want %q", w.Body, want)
-						}
-						if got := w.header; !invalidated && got != ttfb {
-							t.Errorf("its header after %v, want %v", got, ttfb)
-						}
-						if n := calls.Load(); fmt.Sprint(n) != want {
-							t.Errorf("%d handler calls, want %s", n, want)
-						}
+				inBubble(t, fmt.Sprintf("%s/%s/invalidated %v", name, slow, invalidated), func(t *testing.T) {
+					var calls atomic.Int32
+					all := sites(t, 2, open(), func(w http.ResponseWriter, r *http.Request) {
+						n := calls.Add(1)
+						w.Header().Set("Cache-Control", "max-age=3600")
+						time.Sleep(before)
+						w.(http.Flusher).Flush()
+						time.Sleep(5*time.Second - before)
+						fmt.Fprint(w, n)
 					})
+					go all[0].get("http://a/p")
+					time.Sleep(2 * time.Second)
+					if invalidated {
+						if err := all[1].mw.Invalidate(t.Context(), "http://a/p"); err != nil {
+							t.Error(err)
+						}
+					}
+					want, ttfb := "1", max(0, before-2*time.Second)
+					switch {
+					case invalidated:
+						time.Sleep(1001 * time.Millisecond)
+						want = "2"
+					case name == "neither":
+						ttfb = 3 * time.Second
+					}
+					w := newClient()
+					all[0].handler.ServeHTTP(w, request("GET", "http://a/p"))
+					if w.Body.String() != want {
+						t.Errorf("a late joiner gets response %q, want %q", w.Body, want)
+					}
+					if got := w.header; !invalidated && got != ttfb {
+						t.Errorf("its header after %v, want %v", got, ttfb)
+					}
+					if n := calls.Load(); fmt.Sprint(n) != want {
+						t.Errorf("%d handler calls, want %s", n, want)
+					}
 				})
 			}
 		}
