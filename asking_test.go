@@ -25,41 +25,39 @@ import (
 // Two caches whose loads ask each other have no slot to spare.
 func TestAsking_TwoCachesThatAskEachOther(t *testing.T) {
 	for _, depth := range []int{1, 2, 7} {
-		t.Run(fmt.Sprint("depth ", depth), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				var caches [2]*bellwether.Cache[string]
-				var gauges [2]gauge
+		inBubble(t, fmt.Sprint("depth ", depth), func(t *testing.T) {
+			var caches [2]*bellwether.Cache[string]
+			var gauges [2]gauge
+			for i := range caches {
+				caches[i] = cacheOf(t, func(ctx context.Context, key string) (string, error) {
+					gauges[i].work(10 * time.Millisecond)
+					if rest, ok := strings.CutPrefix(key, "+"); ok {
+						return caches[1-i].Get(ctx, rest)
+					}
+					return "v", nil
+				}, bellwether.Options{MaxRebuilds: 1})
+			}
+			var wg sync.WaitGroup
+			began := time.Now()
+			for n := range 10 {
 				for i := range caches {
-					caches[i] = cacheOf(t, func(ctx context.Context, key string) (string, error) {
-						gauges[i].work(10 * time.Millisecond)
-						if rest, ok := strings.CutPrefix(key, "+"); ok {
-							return caches[1-i].Get(ctx, rest)
+					wg.Go(func() {
+						key := strings.Repeat("+", depth) + fmt.Sprint(i, n)
+						if v, err := caches[i].Get(t.Context(), key); v != "v" || err != nil {
+							t.Errorf("%s: %q, %v after %v", key, v, err, time.Since(began))
 						}
-						return "v", nil
-					}, bellwether.Options{MaxRebuilds: 1})
+					})
 				}
-				var wg sync.WaitGroup
-				began := time.Now()
-				for n := range 10 {
-					for i := range caches {
-						wg.Go(func() {
-							key := strings.Repeat("+", depth) + fmt.Sprint(i, n)
-							if v, err := caches[i].Get(t.Context(), key); v != "v" || err != nil {
-								t.Errorf("%s: %q, %v after %v", key, v, err, time.Since(began))
-							}
-						})
-					}
+			}
+			wg.Wait()
+			if took := time.Since(began); took > 5*time.Second {
+				t.Errorf("it took %v", took)
+			}
+			for i := range gauges {
+				if most := gauges[i].most.Load(); most > 1 {
+					t.Errorf("%d loads of cache %d worked at one time, want MaxRebuilds, 1", most, i)
 				}
-				wg.Wait()
-				if took := time.Since(began); took > 5*time.Second {
-					t.Errorf("it took %v", took)
-				}
-				for i := range gauges {
-					if most := gauges[i].most.Load(); most > 1 {
-						t.Errorf("%d loads of cache %d worked at one time, want MaxRebuilds, 1", most, i)
-					}
-				}
-			})
+			}
 		})
 	}
 }
@@ -94,47 +92,45 @@ func TestAsking_SlotsStayInTheirCache(t *testing.T) {
 // have ended.
 func TestAsking_ChainOfEight(t *testing.T) {
 	for _, patient := range []bool{true, false} {
-		t.Run(fmt.Sprint("patient ", patient), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				var g gauge
-				var c *bellwether.Cache[string]
-				beside := int32(0)
-				c = cacheOf(t, func(ctx context.Context, key string) (string, error) {
-					if key == "other" {
-						beside = g.running.Load()
-						return "v", nil
-					}
-					if rest, ok := strings.CutPrefix(key, "+"); ok {
-						asking, cancel := ctx, context.CancelFunc(func() {})
-						if !patient {
-							asking, cancel = context.WithTimeout(ctx, time.Second)
-						}
-						c.Get(asking, rest)
-						cancel()
-					}
-					g.work(10 * time.Second)
+		inBubble(t, fmt.Sprint("patient ", patient), func(t *testing.T) {
+			var g gauge
+			var c *bellwether.Cache[string]
+			beside := int32(0)
+			c = cacheOf(t, func(ctx context.Context, key string) (string, error) {
+				if key == "other" {
+					beside = g.running.Load()
 					return "v", nil
-				}, bellwether.Options{MaxRebuilds: 1, MaxWait: time.Hour, RebuildTimeout: time.Hour})
-				var wg sync.WaitGroup
-				wg.Go(func() {
-					if v, err := c.Get(t.Context(), strings.Repeat("+", 7)+"end"); v != "v" || err != nil {
-						t.Errorf("%q, %v", v, err)
+				}
+				if rest, ok := strings.CutPrefix(key, "+"); ok {
+					asking, cancel := ctx, context.CancelFunc(func() {})
+					if !patient {
+						asking, cancel = context.WithTimeout(ctx, time.Second)
 					}
-				})
-				time.Sleep(100 * time.Millisecond)
-				wg.Go(func() { c.Get(t.Context(), "other") })
-				wg.Wait()
-				want := int32(1)
-				if !patient {
-					want = 8
+					c.Get(asking, rest)
+					cancel()
 				}
-				if most := g.most.Load(); most != want {
-					t.Errorf("%d loads worked at one time, want %d", most, want)
-				}
-				if beside != 0 {
-					t.Errorf("another load began beside %d of the chain", beside)
+				g.work(10 * time.Second)
+				return "v", nil
+			}, bellwether.Options{MaxRebuilds: 1, MaxWait: time.Hour, RebuildTimeout: time.Hour})
+			var wg sync.WaitGroup
+			wg.Go(func() {
+				if v, err := c.Get(t.Context(), strings.Repeat("+", 7)+"end"); v != "v" || err != nil {
+					t.Errorf("%q, %v", v, err)
 				}
 			})
+			time.Sleep(100 * time.Millisecond)
+			wg.Go(func() { c.Get(t.Context(), "other") })
+			wg.Wait()
+			want := int32(1)
+			if !patient {
+				want = 8
+			}
+			if most := g.most.Load(); most != want {
+				t.Errorf("%d loads worked at one time, want %d", most, want)
+			}
+			if beside != 0 {
+				t.Errorf("another load began beside %d of the chain", beside)
+			}
 		})
 	}
 }
@@ -166,48 +162,46 @@ func TestAsking_Circle(t *testing.T) {
 	for _, batch := range []bool{false, true} {
 		for _, two := range []bool{false, true} {
 			for _, first := range []string{"a", "b", "a and b"} {
-				t.Run(fmt.Sprintf("batch %t, two caches %t, %s first", batch, two, first), func(t *testing.T) {
-					synctest.Test(t, func(t *testing.T) {
-						var caches map[string]*bellwether.Cache[string]
-						next := map[string]string{"a": "b", "b": "c", "c": "a"}
-						load := func(ctx context.Context, key string) (string, error) {
-							time.Sleep(time.Second)
-							return caches[next[key]].Get(ctx, next[key])
+				inBubble(t, fmt.Sprintf("batch %t, two caches %t, %s first", batch, two, first), func(t *testing.T) {
+					var caches map[string]*bellwether.Cache[string]
+					next := map[string]string{"a": "b", "b": "c", "c": "a"}
+					load := func(ctx context.Context, key string) (string, error) {
+						time.Sleep(time.Second)
+						return caches[next[key]].Get(ctx, next[key])
+					}
+					make := func() *bellwether.Cache[string] {
+						if !batch {
+							return cacheOf(t, load, bellwether.Options{})
 						}
-						make := func() *bellwether.Cache[string] {
-							if !batch {
-								return cacheOf(t, load, bellwether.Options{})
+						c := bellwether.NewBatch(func(ctx context.Context, keys []string) (map[string]string, error) {
+							v, err := load(ctx, keys[0])
+							if err != nil {
+								return nil, err
 							}
-							c := bellwether.NewBatch(func(ctx context.Context, keys []string) (map[string]string, error) {
-								v, err := load(ctx, keys[0])
-								if err != nil {
-									return nil, err
-								}
-								return map[string]string{keys[0]: v}, nil
-							}, bellwether.Options{TTL: time.Minute})
-							t.Cleanup(func() { c.Close() })
-							return c
-						}
-						one := make()
-						caches = map[string]*bellwether.Cache[string]{"a": one, "b": one, "c": one}
-						if two {
-							caches["b"] = make()
-						}
-						var wg sync.WaitGroup
-						began := time.Now()
-						for _, key := range strings.Split(first, " and ") {
-							wg.Go(func() {
-								_, err := caches[key].Get(t.Context(), key)
-								if err == nil || !strings.Contains(err.Error(), said) {
-									t.Errorf("%s: %v, want %q", key, err, said)
-								}
-							})
-						}
-						wg.Wait()
-						if took := time.Since(began); took > 4*time.Second {
-							t.Errorf("it took %v, want 3 s: each load's second", took)
-						}
-					})
+							return map[string]string{keys[0]: v}, nil
+						}, bellwether.Options{TTL: time.Minute})
+						t.Cleanup(func() { c.Close() })
+						return c
+					}
+					one := make()
+					caches = map[string]*bellwether.Cache[string]{"a": one, "b": one, "c": one}
+					if two {
+						caches["b"] = make()
+					}
+					var wg sync.WaitGroup
+					began := time.Now()
+					for _, key := range strings.Split(first, " and ") {
+						wg.Go(func() {
+							_, err := caches[key].Get(t.Context(), key)
+							if err == nil || !strings.Contains(err.Error(), said) {
+								t.Errorf("%s: %v, want %q", key, err, said)
+							}
+						})
+					}
+					wg.Wait()
+					if took := time.Since(began); took > 4*time.Second {
+						t.Errorf("it took %v, want 3 s: each load's second", took)
+					}
 				})
 			}
 		}
@@ -217,42 +211,40 @@ func TestAsking_Circle(t *testing.T) {
 // A goroutine that a load has left behind waits for nobody who waits for it.
 func TestAsking_GoroutineLeftBehind(t *testing.T) {
 	for _, by := range []string{"its own cache", "another cache's load"} {
-		t.Run(by, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				var first, second *bellwether.Cache[string]
-				var behind sync.WaitGroup
-				loads := 0
-				leave := func(ctx context.Context) {
-					behind.Go(func() {
-						time.Sleep(500 * time.Millisecond)
-						if v, err := first.Get(context.WithoutCancel(ctx), "k"); v != "v" || err != nil {
-							t.Errorf("%q, %v", v, err)
-						}
-					})
-				}
-				first = cacheOf(t, func(ctx context.Context, key string) (string, error) {
-					if loads++; loads > 1 {
-						time.Sleep(time.Second)
-						return "v", nil
+		inBubble(t, by, func(t *testing.T) {
+			var first, second *bellwether.Cache[string]
+			var behind sync.WaitGroup
+			loads := 0
+			leave := func(ctx context.Context) {
+				behind.Go(func() {
+					time.Sleep(500 * time.Millisecond)
+					if v, err := first.Get(context.WithoutCancel(ctx), "k"); v != "v" || err != nil {
+						t.Errorf("%q, %v", v, err)
 					}
-					if by == "its own cache" {
-						leave(ctx)
-						first.Invalidate(ctx, "k") // the flight loads again
-						return "v", nil
-					}
-					second.Get(ctx, "k")
+				})
+			}
+			first = cacheOf(t, func(ctx context.Context, key string) (string, error) {
+				if loads++; loads > 1 {
 					time.Sleep(time.Second)
 					return "v", nil
-				}, bellwether.Options{})
-				second = cacheOf(t, func(ctx context.Context, key string) (string, error) {
-					leave(ctx)
-					return "v", nil
-				}, bellwether.Options{})
-				if v, err := first.Get(t.Context(), "k"); v != "v" || err != nil {
-					t.Errorf("%q, %v", v, err)
 				}
-				behind.Wait()
-			})
+				if by == "its own cache" {
+					leave(ctx)
+					first.Invalidate(ctx, "k") // the flight loads again
+					return "v", nil
+				}
+				second.Get(ctx, "k")
+				time.Sleep(time.Second)
+				return "v", nil
+			}, bellwether.Options{})
+			second = cacheOf(t, func(ctx context.Context, key string) (string, error) {
+				leave(ctx)
+				return "v", nil
+			}, bellwether.Options{})
+			if v, err := first.Get(t.Context(), "k"); v != "v" || err != nil {
+				t.Errorf("%q, %v", v, err)
+			}
+			behind.Wait()
 		})
 	}
 }

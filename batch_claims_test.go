@@ -5,7 +5,6 @@ package bellwether_test
 import (
 	"context"
 	"runtime"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -19,8 +18,9 @@ import (
 func TestGetMany_TenThousandKeys(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		origin := &batchSource{build: time.Second}
-		store := &countedBatches{Store: memstore.New()}
-		o := bellwether.Options{StaleWhileRevalidate: time.Hour, Store: store, Locker: locallock.New()}
+		store := wiredTo(memstore.New())
+		store.busy = true
+		o := bellwether.Options{StaleWhileRevalidate: time.Hour, Store: store.full(), Locker: locallock.New()}
 		here, there := batchCache(t, origin.load, o), batchCache(t, origin.load, o)
 		keys := manyKeys(10_000)
 		before := runtime.NumGoroutine()
@@ -37,16 +37,16 @@ func TestGetMany_TenThousandKeys(t *testing.T) {
 		if most > 4*4000+100 || most < 1000 {
 			t.Errorf("%d goroutines", most)
 		}
-		if n := len(origin.loads()); n != 10 || store.many.Load() != 10 || store.single.Load() != 0 {
-			t.Errorf("%d loads, %d and %d reads, want 10 and 10 and none", n, store.many.Load(), store.single.Load())
+		if n := len(origin.loads()); n != 10 || store.count("getmany") != 10 || store.count("get") != 0 {
+			t.Errorf("%d loads, %d and %d reads, want 10 and 10 and none", n, store.count("getmany"), store.count("get"))
 		}
 		if took := time.Since(start); took > 3*time.Second {
 			t.Errorf("took %v, want three times the load of four", took)
 		}
 		values, err = there.GetMany(t.Context(), keys)
 		wantAll(t, keys, values, err)
-		if n := store.many.Load() - 10; n != 10 || store.single.Load() != 0 {
-			t.Errorf("%d and %d reads of what the store has, want 10 and none", n, store.single.Load())
+		if n := store.count("getmany") - 10; n != 10 || store.count("get") != 0 {
+			t.Errorf("%d and %d reads of what the store has, want 10 and none", n, store.count("get"))
 		}
 
 		time.Sleep(2 * time.Minute) // stale: nobody waits, and no more than 4,000 are rebuilt behind
@@ -60,20 +60,4 @@ func TestGetMany_TenThousandKeys(t *testing.T) {
 			t.Errorf("%d flights", f)
 		}
 	})
-}
-
-// countedBatches counts the reads of a store.
-type countedBatches struct {
-	*memstore.Store
-	many, single atomic.Int32
-}
-
-func (s *countedBatches) Get(ctx context.Context, key string) (bellwether.Entry, error) {
-	s.single.Add(1)
-	return s.Store.Get(ctx, key)
-}
-
-func (s *countedBatches) GetMany(ctx context.Context, keys []string, each func(int, bellwether.Entry, error)) {
-	s.many.Add(1)
-	s.Store.GetMany(ctx, keys, each)
 }

@@ -60,30 +60,15 @@ func TestGetMany_HeldKeyDelaysNobody(t *testing.T) {
 	})
 }
 
-// A lockerOf is a locker with a fault for some keys.
-type lockerOf struct {
-	bellwether.Locker
-	fault func(ctx context.Context, key string) error
-}
-
-func (l lockerOf) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
-	if err := l.fault(ctx, ownKey(key)); err != nil {
-		return nil, err
-	}
-	return l.Locker.TryAcquire(ctx, key, ttl)
-}
-
 // An engine that is slow about one key delays the others for a moment only, and
 // the key is loaded later, by itself.
 func TestGetMany_SlowElectionDelaysNobody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		origin := &batchSource{build: 2 * time.Second}
-		c := batchCache(t, origin.load, bellwether.Options{Store: memstore.New(), Locker: lockerOf{locallock.New(), func(ctx context.Context, key string) error {
-			if key != "slow" {
-				return nil
-			}
-			return blackHole(ctx, key)
-		}}})
+		locker := wiredLocks(locallock.New())
+		locker.only = func(key string) bool { return key == "slow" }
+		locker.set(on(blackHole, "acquire"))
+		c := batchCache(t, origin.load, bellwether.Options{Store: memstore.New(), Locker: polling(locker)})
 		start := time.Now()
 		var wg sync.WaitGroup
 		wg.Go(func() {
@@ -107,11 +92,12 @@ func TestGetMany_ManySlowElections(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		origin := &batchSource{build: time.Second}
 		var n atomic.Int32
-		c := batchCache(t, origin.load, bellwether.Options{EngineTimeout: time.Second, Store: memstore.New(),
-			Locker: lockerOf{locallock.New(), func(ctx context.Context, key string) error {
-				time.Sleep(time.Duration(n.Add(1)) * 15 * time.Millisecond % (190 * time.Millisecond))
-				return nil
-			}}})
+		locker := wiredLocks(locallock.New())
+		locker.set(on(func(context.Context, string) error {
+			time.Sleep(time.Duration(n.Add(1)) * 15 * time.Millisecond % (190 * time.Millisecond))
+			return nil
+		}, "acquire"))
+		c := batchCache(t, origin.load, bellwether.Options{EngineTimeout: time.Second, Store: memstore.New(), Locker: polling(locker)})
 		keys := manyKeys(400)
 		start := time.Now()
 		values, err := c.GetMany(t.Context(), keys)
@@ -128,8 +114,7 @@ func TestGetMany_ManySlowElections(t *testing.T) {
 func TestGetMany_StoreIsSilentAboutSome(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		origin := &batchSource{build: time.Second}
-		store := &wiredStore{wire: &wire{}, store: memstore.New()}
-		c := batchCache(t, origin.load, bellwether.Options{Store: batchingStore{store, map[string]bool{"mute": true}}})
+		c := batchCache(t, origin.load, bellwether.Options{Store: muted(memstore.New(), map[string]bool{"mute": true})})
 		start := time.Now()
 		var wg sync.WaitGroup
 		wg.Go(func() {
@@ -156,7 +141,14 @@ func TestGetMany_AnswersComeOneByOne(t *testing.T) {
 		if _, err := batchCache(t, origin.load, bellwether.Options{Store: store}).GetMany(t.Context(), keys); err != nil {
 			t.Fatal(err)
 		}
-		c := batchCache(t, origin.load, bellwether.Options{Store: trickling{store}})
+		trickling := func(ctx context.Context, keys []string, each func(int, bellwether.Entry, error)) {
+			for i, key := range keys {
+				e, err := store.Get(ctx, key)
+				each(i, e, err)
+				time.Sleep(time.Millisecond)
+			}
+		}
+		c := batchCache(t, origin.load, bellwether.Options{Store: batchesBy(store, trickling)})
 		values, err := c.GetMany(t.Context(), keys)
 		wantAll(t, keys, values, err)
 		if n := len(origin.loads()); n != 1 {
@@ -165,53 +157,39 @@ func TestGetMany_AnswersComeOneByOne(t *testing.T) {
 	})
 }
 
-type trickling struct{ *memstore.Store }
-
-func (s trickling) GetMany(ctx context.Context, keys []string, each func(int, bellwether.Entry, error)) {
-	for i, key := range keys {
-		e, err := s.Get(ctx, key)
-		each(i, e, err)
-		time.Sleep(time.Millisecond)
-	}
-}
-
 func TestGetMany_StoreIsDown(t *testing.T) {
 	for name, f := range map[string]fault{"refuses": refuse, "hangs": blackHole} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				origin := &batchSource{build: time.Second}
-				ps := newBatchFleet(t, 1, origin, bellwether.Options{})
-				ps[0].store.set(f)
-				keys := manyKeys(50)
-				start := time.Now()
-				values, err := ps[0].GetMany(t.Context(), keys)
-				wantAll(t, keys, values, err)
-				if took := time.Since(start); took > 1500*time.Millisecond {
-					t.Errorf("took %v", took)
-				}
-				if n := ps[0].store.count(); n > 3 {
-					t.Errorf("%d calls of a store that is down", n)
-				}
-				origin.wantLoads(t, strings.Join(keys, " "))
-			})
-		})
-	}
-	t.Run("one lost packet", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
+		inBubble(t, name, func(t *testing.T) {
 			origin := &batchSource{build: time.Second}
-			ps := newBatchFleet(t, 2, origin, bellwether.Options{})
+			ps := newBatchFleet(t, 1, origin, bellwether.Options{})
+			ps[0].store.set(f)
 			keys := manyKeys(50)
-			ps[1].GetMany(t.Context(), keys)
-			ps[0].store.set(func(context.Context, string) error {
-				ps[0].store.set(nil)
-				return errRefused
-			})
+			start := time.Now()
 			values, err := ps[0].GetMany(t.Context(), keys)
 			wantAll(t, keys, values, err)
-			if n := len(origin.loads()); n != 1 || ps[0].store.count() != 2 {
-				t.Errorf("%d loads, %d calls of the store", n, ps[0].store.count())
+			if took := time.Since(start); took > 1500*time.Millisecond {
+				t.Errorf("took %v", took)
 			}
+			if n := ps[0].store.count(); n > 3 {
+				t.Errorf("%d calls of a store that is down", n)
+			}
+			origin.wantLoads(t, strings.Join(keys, " "))
 		})
+	}
+	inBubble(t, "one lost packet", func(t *testing.T) {
+		origin := &batchSource{build: time.Second}
+		ps := newBatchFleet(t, 2, origin, bellwether.Options{})
+		keys := manyKeys(50)
+		ps[1].GetMany(t.Context(), keys)
+		ps[0].store.set(func(context.Context, string) error {
+			ps[0].store.set(nil)
+			return errRefused
+		})
+		values, err := ps[0].GetMany(t.Context(), keys)
+		wantAll(t, keys, values, err)
+		if n := len(origin.loads()); n != 1 || ps[0].store.count() != 2 {
+			t.Errorf("%d loads, %d calls of the store", n, ps[0].store.count())
+		}
 	})
 }
 
@@ -220,17 +198,13 @@ func TestGetMany_LeaseLostDuringTheLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		slow, origin := &batchSource{build: 8 * time.Second}, &batchSource{build: time.Second}
 		store, locker := memstore.New(), locallock.New()
-		cut := &atomic.Bool{}
-		c := batchCache(t, slow.load, bellwether.Options{Store: store, Locker: renewals{locker, func(key string) error {
-			if key == "b" && cut.Load() {
-				return errRefused
-			}
-			return nil
-		}}})
+		wired := wiredLocks(locker)
+		wired.only = func(key string) bool { return key == "b" }
+		wired.set(on(refuse, "renew")) // b's lease runs out at 5 s, and nobody says so
+		c := batchCache(t, slow.load, bellwether.Options{Store: store, Locker: wired})
 		other := batchCache(t, origin.load, bellwether.Options{Store: store, Locker: locker})
 		start := time.Now()
 		var wg sync.WaitGroup
-		cut.Store(true) // b's lease runs out at 5 s, and nobody says so
 		wg.Go(func() {
 			values, err := c.GetMany(t.Context(), []string{"a", "b"})
 			if err != nil || !maps.Equal(values, map[string]string{"a": "a v1", "b": "b v1"}) {
@@ -251,32 +225,6 @@ func TestGetMany_LeaseLostDuringTheLoad(t *testing.T) {
 			t.Errorf("%d commits were fenced, want that of b", s.Fenced)
 		}
 	})
-}
-
-// renewals is a locker whose renewals may fail.
-type renewals struct {
-	*locallock.Locker
-	fault func(key string) error
-}
-
-func (l renewals) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
-	lease, err := l.Locker.TryAcquire(ctx, key, ttl)
-	if err != nil {
-		return nil, err
-	}
-	return renewedLease{lease, func() error { return l.fault(ownKey(key)) }}, nil
-}
-
-type renewedLease struct {
-	bellwether.Lease
-	fault func() error
-}
-
-func (l renewedLease) Renew(ctx context.Context, ttl time.Duration) error {
-	if err := l.fault(); err != nil {
-		return err
-	}
-	return l.Lease.Renew(ctx, ttl)
 }
 
 // A process that died with many leases is followed by few loads and not by one
@@ -329,22 +277,11 @@ func TestGetMany_AdapterFaults(t *testing.T) {
 			time.AfterFunc(time.Second/2, func() { each(0, bellwether.Entry{}, bellwether.ErrNotFound) })
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				origin := &batchSource{build: time.Second}
-				c := batchCache(t, origin.load, bellwether.Options{Store: faultyBatches{memstore.New(), getMany}})
-				values, err := c.GetMany(t.Context(), []string{"a", "b"})
-				wantAll(t, []string{"a", "b"}, values, err)
-			})
+		inBubble(t, name, func(t *testing.T) {
+			origin := &batchSource{build: time.Second}
+			c := batchCache(t, origin.load, bellwether.Options{Store: batchesBy(memstore.New(), func(_ context.Context, keys []string, each func(int, bellwether.Entry, error)) { getMany(keys, each) })})
+			values, err := c.GetMany(t.Context(), []string{"a", "b"})
+			wantAll(t, []string{"a", "b"}, values, err)
 		})
 	}
-}
-
-type faultyBatches struct {
-	bellwether.Store
-	getMany func([]string, func(int, bellwether.Entry, error))
-}
-
-func (s faultyBatches) GetMany(_ context.Context, keys []string, each func(int, bellwether.Entry, error)) {
-	s.getMany(keys, each)
 }

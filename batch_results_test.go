@@ -32,41 +32,39 @@ func TestGetMany_PartialResults(t *testing.T) {
 		{"joined", errors.Join(&bellwether.BatchError{Errors: map[string]error{"x": down}}, down), map[string]error{"x": down, "y": down}, nil},
 		{"other", down, map[string]error{"x": down, "y": down}, nil},
 	} {
-		t.Run(test.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				origin := &batchSource{do: func(_ context.Context, keys []string, values map[string]string) error {
-					delete(values, "x")
-					delete(values, "y")
-					values["nobody asked"] = "for it"
-					return test.err
-				}}
-				ps := newBatchFleet(t, 2, origin, bellwether.Options{ErrorTTL: time.Minute})
-				keys := []string{"v", "w", "x", "y"}
-				for i, p := range []*process{ps[0], ps[0], ps[1]} {
-					values, err := p.GetMany(t.Context(), keys)
-					failed := failures(t, err)
-					for _, key := range keys {
-						_, found := values[key]
-						want := test.failed[key]
-						remote, _ := errors.AsType[*bellwether.RemoteError](failed[key])
-						switch {
-						case want != nil:
-							if found || !errors.Is(failed[key], want) && (remote == nil || !strings.Contains(remote.Message, want.Error())) {
-								t.Errorf("call %d: %s: found %v, %v, want %v", i, key, found, failed[key], want)
-							}
-						case found == slices.Contains(test.absent, key) || failed[key] != nil:
-							t.Errorf("call %d: %s: found %v, %v", i, key, found, failed[key])
+		inBubble(t, test.name, func(t *testing.T) {
+			origin := &batchSource{do: func(_ context.Context, keys []string, values map[string]string) error {
+				delete(values, "x")
+				delete(values, "y")
+				values["nobody asked"] = "for it"
+				return test.err
+			}}
+			ps := newBatchFleet(t, 2, origin, bellwether.Options{ErrorTTL: time.Minute})
+			keys := []string{"v", "w", "x", "y"}
+			for i, p := range []*process{ps[0], ps[0], ps[1]} {
+				values, err := p.GetMany(t.Context(), keys)
+				failed := failures(t, err)
+				for _, key := range keys {
+					_, found := values[key]
+					want := test.failed[key]
+					remote, _ := errors.AsType[*bellwether.RemoteError](failed[key])
+					switch {
+					case want != nil:
+						if found || !errors.Is(failed[key], want) && (remote == nil || !strings.Contains(remote.Message, want.Error())) {
+							t.Errorf("call %d: %s: found %v, %v, want %v", i, key, found, failed[key], want)
 						}
-					}
-					if len(values) > len(keys) {
-						t.Errorf("values %q", values)
+					case found == slices.Contains(test.absent, key) || failed[key] != nil:
+						t.Errorf("call %d: %s: found %v, %v", i, key, found, failed[key])
 					}
 				}
-				origin.wantLoads(t, "v w x y") // failures and absences are remembered, elsewhere too
-				if _, err := ps[1].Get(t.Context(), "nobody asked"); err != nil {
-					t.Error(err)
+				if len(values) > len(keys) {
+					t.Errorf("values %q", values)
 				}
-			})
+			}
+			origin.wantLoads(t, "v w x y") // failures and absences are remembered, elsewhere too
+			if _, err := ps[1].Get(t.Context(), "nobody asked"); err != nil {
+				t.Error(err)
+			}
 		})
 	}
 }

@@ -117,13 +117,10 @@ func TestGetMany_LateForItsSlot(t *testing.T) {
 		t.Run(fmt.Sprint(slots), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				origin := &batchSource{build: 10 * time.Millisecond}
-				c := batchCache(t, origin.load, bellwether.Options{MaxRebuilds: slots, Store: memstore.New(),
-					Locker: lockerOf{locallock.New(), func(_ context.Context, key string) error {
-						if strings.HasPrefix(key, "late") {
-							time.Sleep(100 * time.Millisecond)
-						}
-						return nil
-					}}})
+				locker := wiredLocks(locallock.New())
+				locker.only = func(key string) bool { return strings.HasPrefix(key, "late") }
+				locker.set(on(takes(100*time.Millisecond), "acquire"))
+				c := batchCache(t, origin.load, bellwether.Options{MaxRebuilds: slots, Store: memstore.New(), Locker: polling(locker)})
 				start := time.Now()
 				var wg sync.WaitGroup
 				for i := range slots {

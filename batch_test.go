@@ -21,35 +21,6 @@ import (
 
 // This file holds GetMany to its sentences.
 
-// A batchingStore is a wired store that answers for many keys at once.
-type batchingStore struct {
-	*wiredStore
-	// mute keys get no answer; set before use.
-	mute map[string]bool
-}
-
-func (s batchingStore) GetMany(ctx context.Context, keys []string, each func(int, bellwether.Entry, error)) {
-	if err := s.call(ctx, "getmany"); err != nil {
-		for i := range keys {
-			each(i, bellwether.Entry{}, err)
-		}
-		return
-	}
-	var wg sync.WaitGroup
-	for i, key := range keys {
-		if s.mute[ownKey(key)] {
-			wg.Go(func() {
-				<-ctx.Done()
-				each(i, bellwether.Entry{}, ctx.Err())
-			})
-			continue
-		}
-		e, err := s.store.Get(ctx, key)
-		each(i, s.tampered(e), err)
-	}
-	wg.Wait()
-}
-
 // A batchSource makes values "<key> v<n>", where n counts the loads.
 type batchSource struct {
 	mu      sync.Mutex // guards all
@@ -150,10 +121,10 @@ func newBatchFleet(t *testing.T, n int, origin *batchSource, o bellwether.Option
 	var ps []*process
 	for range n {
 		p := &process{
-			store:  &wiredStore{wire: &wire{}, store: store},
-			locker: &wiredLocker{wire: &wire{}, locker: locker},
+			store:  wiredTo(store),
+			locker: wiredLocks(locker),
 		}
-		o.Store, o.Locker = batchingStore{wiredStore: p.store}, p.locker
+		o.Store, o.Locker = p.store.batching(), p.locker
 		p.Cache = batchCache(t, origin.load, o)
 		ps = append(ps, p)
 	}
@@ -259,7 +230,7 @@ func TestGetMany_WithoutABatchGetter(t *testing.T) {
 			t.Fatal(err)
 		}
 		var running, most atomic.Int32
-		plain := &wiredStore{wire: &wire{}, store: store}
+		plain := wiredTo(store)
 		plain.set(func(ctx context.Context, op string) error {
 			n := running.Add(1)
 			for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
@@ -268,7 +239,7 @@ func TestGetMany_WithoutABatchGetter(t *testing.T) {
 			running.Add(-1)
 			return nil
 		})
-		reader := batchCache(t, origin.load, bellwether.Options{Store: struct{ bellwether.Store }{plain}})
+		reader := batchCache(t, origin.load, bellwether.Options{Store: plain})
 		start := time.Now()
 		values, err := reader.GetMany(t.Context(), keys)
 		wantAll(t, keys, values, err)
@@ -392,23 +363,21 @@ func TestGetMany_StaleAndEarly(t *testing.T) {
 		time.Sleep(5 * time.Second)
 		origin.wantLoads(t, "a b c", "a b c", "a b c")
 	})
-	t.Run("early", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			origin := &batchSource{build: time.Second}
-			c := batchCache(t, origin.load, bellwether.Options{TTL: time.Hour, EarlyRefresh: 1e12})
-			c.GetMany(t.Context(), []string{"a", "b"})
-			start := time.Now()
-			values, err := c.GetMany(t.Context(), []string{"a", "x", "b"})
-			if err != nil || values["a"] != "a v1" || values["b"] != "b v1" || values["x"] != "x v2" {
-				t.Errorf("%q, %v", values, err)
-			}
-			wantTook(t, start, time.Second)
-			synctest.Wait()
-			origin.wantLoads(t, "a b", "x a b")
-			if s := c.Stats(); s.Hits != 2 || s.Misses != 3 || s.Flights != 0 {
-				t.Errorf("stats %+v", s)
-			}
-		})
+	inBubble(t, "early", func(t *testing.T) {
+		origin := &batchSource{build: time.Second}
+		c := batchCache(t, origin.load, bellwether.Options{TTL: time.Hour, EarlyRefresh: 1e12})
+		c.GetMany(t.Context(), []string{"a", "b"})
+		start := time.Now()
+		values, err := c.GetMany(t.Context(), []string{"a", "x", "b"})
+		if err != nil || values["a"] != "a v1" || values["b"] != "b v1" || values["x"] != "x v2" {
+			t.Errorf("%q, %v", values, err)
+		}
+		wantTook(t, start, time.Second)
+		synctest.Wait()
+		origin.wantLoads(t, "a b", "x a b")
+		if s := c.Stats(); s.Hits != 2 || s.Misses != 3 || s.Flights != 0 {
+			t.Errorf("stats %+v", s)
+		}
 	})
 }
 

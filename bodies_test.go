@@ -1,9 +1,14 @@
 package bellwether_test
 
 import (
+	"bufio"
+	"bytes"
+	"fmt"
 	"io"
 	"net/http"
-	"os"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -15,42 +20,8 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// A holdingClient takes a part of the body and then nothing until
-// it is let go.
-type holdingClient struct {
-	header http.Header
-	took   int
-	stuck  sync.Once
-	full   chan struct{} // closed when it takes nothing more
-	free   chan struct{}
-	broken atomic.Bool // its write deadline has passed
-	status string
-}
-
-func newHoldingClient() *holdingClient {
-	return &holdingClient{header: http.Header{}, full: make(chan struct{}), free: make(chan struct{})}
-}
-
-func (w *holdingClient) Header() http.Header { return w.header }
-func (w *holdingClient) WriteHeader(int)     { w.status = w.header.Get("Cache-Status") }
-func (w *holdingClient) Write(p []byte) (int, error) {
-	w.stuck.Do(func() {
-		close(w.full)
-		<-w.free
-	})
-	if w.broken.Load() {
-		return 0, os.ErrDeadlineExceeded
-	}
-	w.took += len(p)
-	return len(p), nil
-}
-
-func (w *holdingClient) SetWriteDeadline(t time.Time) error {
-	if !w.broken.Swap(true) {
-		close(w.free)
-	}
-	return nil
-}
+// This file is the bodies of responses: read while they grow, broken off, too large to be kept,
+// and held for slow clients up to MaxHeld.
 
 const megabyte = 1 << 20
 
@@ -65,7 +36,7 @@ func megabytes(n int) http.HandlerFunc {
 
 // What the near tier has costs nothing, however many slow clients read it: all are
 // answered with what is stored, and nobody is broken off.
-func TestHTTP_MaxHeldOfTheNearTier(t *testing.T) {
+func TestBodies_MaxHeldOfTheNearTier(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{MaxHeld: 3 * megabyte, MaxBody: megabyte}, megabytes(1))
 		paths := []string{"/a", "/b", "/c", "/d", "/e"}
@@ -75,9 +46,9 @@ func TestHTTP_MaxHeldOfTheNearTier(t *testing.T) {
 		}
 		s.calls.Store(0)
 		var all sync.WaitGroup
-		var slow []*holdingClient
+		var slow []*client
 		for _, p := range paths[:4] {
-			w := newHoldingClient()
+			w := heldClient()
 			all.Go(func() { s.handler.ServeHTTP(w, request("GET", "http://h"+p)) })
 			<-w.full
 			slow = append(slow, w)
@@ -104,7 +75,7 @@ func TestHTTP_MaxHeldOfTheNearTier(t *testing.T) {
 // Slow clients of many stored bodies that the near tier does not have hold no more than
 // MaxHeld: the eldest is broken off, many clients of one body count once, and
 // nobody asks the handler.
-func TestHTTP_MaxHeldOfStoredBodies(t *testing.T) {
+func TestBodies_MaxHeldOfStored(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{MaxHeld: 3 * megabyte, MaxBody: megabyte,
 			Options: bellwether.Options{Store: memstore.New(), NearBytes: megabyte / 2}}, megabytes(1))
@@ -115,13 +86,13 @@ func TestHTTP_MaxHeldOfStoredBodies(t *testing.T) {
 		}
 		s.calls.Store(0)
 		var all sync.WaitGroup
-		slow := func(path string) *holdingClient {
-			w := newHoldingClient()
+		slow := func(path string) *client {
+			w := heldClient()
 			all.Go(func() { s.handler.ServeHTTP(w, request("GET", "http://h"+path)) })
 			<-w.full
 			return w
 		}
-		var holding []*holdingClient
+		var holding []*client
 		for _, p := range []string{"/a", "/b", "/c", "/b", "/c"} {
 			holding = append(holding, slow(p))
 		}
@@ -133,7 +104,7 @@ func TestHTTP_MaxHeldOfStoredBodies(t *testing.T) {
 		}
 		s.wantCalls(t, 0)
 		for i, w := range holding {
-			if broken := w.broken.Load(); broken != (i == 0) {
+			if broken := w.broke.Load(); broken != (i == 0) {
 				t.Errorf("client %d broken off: %t", i, broken)
 			}
 			if i > 0 {
@@ -152,13 +123,13 @@ func TestHTTP_MaxHeldOfStoredBodies(t *testing.T) {
 // Bodies that are being written hold no more than MaxHeld either: the one that
 // would is not kept, its client gets it whole, and its handler goes at
 // that pace.
-func TestHTTP_MaxHeldOfGrowingBodies(t *testing.T) {
+func TestBodies_MaxHeldOfGrowing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{MaxHeld: 5 * megabyte}, megabytes(4))
 		var all sync.WaitGroup
-		var clients []*holdingClient
+		var clients []*client
 		for _, path := range []string{"/a", "/b", "/c"} {
-			w := newHoldingClient()
+			w := heldClient()
 			clients = append(clients, w)
 			all.Go(func() { s.handler.ServeHTTP(w, request("GET", "http://h"+path)) })
 			<-w.full
@@ -192,7 +163,7 @@ func TestHTTP_MaxHeldOfGrowingBodies(t *testing.T) {
 
 // A herd for a body that there is no room for is one run of the handler, and so is the
 // next herd: want of memory says nothing about the key.
-func TestHTTP_HerdWithoutMemory(t *testing.T) {
+func TestBodies_HerdWithoutMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		written := make(chan struct{})
 		s := newSite(t, bellwether.HTTPOptions{MaxHeld: 5 * megabyte, MaxBody: 4 * megabyte}, func(w http.ResponseWriter, r *http.Request) {
@@ -202,7 +173,7 @@ func TestHTTP_HerdWithoutMemory(t *testing.T) {
 				<-written // until then the near tier does not have it
 			}
 		})
-		holder := newHoldingClient()
+		holder := heldClient()
 		var all sync.WaitGroup
 		all.Go(func() { s.handler.ServeHTTP(holder, request("GET", "http://h/held")) })
 		<-holder.full
@@ -228,13 +199,13 @@ func TestHTTP_HerdWithoutMemory(t *testing.T) {
 
 // Slow clients of bodies that are complete, and that the near tier has, hold nothing: other
 // pages are kept.
-func TestHTTP_SlowReadersOfColdPages(t *testing.T) {
+func TestBodies_SlowReadersOfColdPages(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{MaxHeld: 3 * megabyte, MaxBody: megabyte}, megabytes(1))
 		var all sync.WaitGroup
-		var slow []*holdingClient
+		var slow []*client
 		for _, p := range []string{"/a", "/b", "/c", "/d"} {
-			w := newHoldingClient()
+			w := heldClient()
 			slow = append(slow, w)
 			all.Go(func() { s.handler.ServeHTTP(w, request("GET", "http://h"+p)) })
 			<-w.full
@@ -247,7 +218,7 @@ func TestHTTP_SlowReadersOfColdPages(t *testing.T) {
 		}
 		s.wantCalls(t, 1)
 		for i, w := range slow {
-			if w.broken.Load() {
+			if w.broke.Load() {
 				t.Errorf("client %d is broken off", i)
 				continue
 			}
@@ -255,4 +226,221 @@ func TestHTTP_SlowReadersOfColdPages(t *testing.T) {
 		}
 		all.Wait()
 	})
+}
+
+// A client that takes nothing is given up, whatever way it is served.
+func TestBodies_StalledClients(t *testing.T) {
+	for name, c := range map[string]struct {
+		fields string
+		piece  int // that the handler writes at a time
+	}{
+		"whole":     {"", 4 << 20},
+		"ranges":    {"Range: bytes=0-\r\n", 4 << 20},
+		"in pieces": {"", 1000}, // so that readers catch up, and flush
+	} {
+		inBubble(t, name, func(t *testing.T) {
+			var finished atomic.Bool
+			s := newSite(t, bellwether.HTTPOptions{MaxBody: 4 << 20}, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", "max-age=3600000")
+				for n := 0; n < 4<<20; n += c.piece {
+					w.Write(bytes.Repeat([]byte("b"), c.piece))
+					if c.piece < 4<<20 {
+						time.Sleep(time.Millisecond)
+					}
+				}
+				finished.Store(true)
+			})
+			server := overPipes(t, s.handler)
+			if c.piece == 4<<20 {
+				s.get("http://a/p")
+			}
+			conn, err := server.dial(t.Context(), "", "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			go io.WriteString(conn, "GET /p HTTP/1.1\r\nHost: a\r\nConnection: close\r\n"+c.fields+"\r\n")
+			br := bufio.NewReader(conn)
+			if res, err := http.ReadResponse(br, nil); err != nil || res.StatusCode >= 300 {
+				t.Fatalf("%v, %v", res, err)
+			}
+			time.Sleep(10 * time.Hour)
+			if n, _ := io.Copy(io.Discard, br); n > 1<<20 || !finished.Load() {
+				t.Errorf("a client that had read nothing for ten hours got %d bytes more; the handler has finished: %t", n, finished.Load())
+			}
+		})
+	}
+}
+
+// An early rebuild is nobody's: it does not wait for the client whose request has
+// begun it.
+func TestBodies_EarlyRebuildAndASlowClient(t *testing.T) {
+	for _, way := range []string{"the store's answer", "a hit"} {
+		inBubble(t, way, func(t *testing.T) {
+			size, ended := 6<<10, make(chan time.Duration, 10)
+			o := bellwether.HTTPOptions{MaxBody: 100 << 10, Options: bellwether.Options{Store: quiet{memstore.New()}, EarlyRefresh: 1e9}}
+			handler := func(w http.ResponseWriter, r *http.Request) {
+				began := time.Now()
+				w.Header().Set("Cache-Control", "max-age=3600")
+				time.Sleep(time.Second)
+				for range 10 {
+					w.Write(make([]byte, size))
+				}
+				ended <- time.Since(began)
+			}
+			a, b := newSite(t, o, handler), newSite(t, o, handler)
+			a.get("http://a/p")
+			<-ended
+			synctest.Wait()
+			size = 50 << 10 // beyond MaxBody, in all
+			front := a
+			if way != "a hit" {
+				front = b
+			}
+			w := slowClient(2000)
+			front.handler.ServeHTTP(w, request("GET", "http://a/p"))
+			if took := <-ended; took != time.Second {
+				t.Errorf("the early rebuild's handler took %v, want 1s", took)
+			}
+		})
+	}
+}
+
+// An upstream that breaks off is nobody's page, also where the request's context
+// has no server, by which ReverseProxy knows whether it may panic.
+func TestBodies_TruncatedUpstreamWithoutAServer(t *testing.T) {
+	for _, announced := range []bool{true, false} {
+		for _, method := range []string{"GET", "POST"} {
+			t.Run(fmt.Sprint(method, " announced ", announced), func(t *testing.T) {
+				cut := true
+				upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					w.Header().Set("Cache-Control", "max-age=60")
+					w.Header().Set("Content-Location", "/p")
+					if announced {
+						w.Header().Set("Content-Length", "100")
+					}
+					io.WriteString(w, strings.Repeat("x", 25))
+					if cut {
+						http.NewResponseController(w).Flush()
+						panic(http.ErrAbortHandler)
+					}
+					io.WriteString(w, strings.Repeat("x", 75))
+				}))
+				defer upstream.Close()
+				target, err := url.Parse(upstream.URL)
+				if err != nil {
+					t.Fatal(err)
+				}
+				proxy := &httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(target) }}
+				s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{ErrorTTL: -1}}, proxy.ServeHTTP)
+				for range 2 {
+					if w := s.do(request(method, "http://a/p")); w.Code != -1 {
+						t.Errorf("a client got a page that looks complete: %d, %d bytes", w.Code, w.Body.Len())
+					}
+				}
+				s.wantCalls(t, 2)
+				cut = false
+				if w := s.get("http://a/p"); w.Code != 200 || w.Body.Len() != 100 {
+					t.Errorf("then: %d, %d bytes, want the whole", w.Code, w.Body.Len())
+				}
+				s.wantCalls(t, 1)
+			})
+		}
+	}
+}
+
+func TestBodies_Broken(t *testing.T) {
+	for name, handler := range map[string]http.HandlerFunc{
+		"abort": func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=60")
+			io.WriteString(w, "half")
+			panic(http.ErrAbortHandler)
+		},
+		"panic": func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=60")
+			io.WriteString(w, "half")
+			panic("boom")
+		},
+		"short": func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=60")
+			w.Header().Set("Content-Length", "100")
+			io.WriteString(w, "half")
+		},
+	} {
+		inBubble(t, name, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+				time.Sleep(time.Second)
+				handler(w, r)
+			})
+			for o, n := range s.burst(50, same("http://a/p")) {
+				if !strings.HasPrefix(o, "-1 ") && o != "502 Bad Gateway\n 1s" {
+					t.Errorf("%d clients saw %q, want the body broken off", n, o)
+				}
+			}
+			s.wantCalls(t, 1)
+			time.Sleep(2 * time.Second)
+			if w := s.get("http://a/p"); w.Code != -1 && w.Code != 502 {
+				t.Errorf("the broken body was stored: %d %q", w.Code, w.Body)
+			}
+		})
+	}
+}
+
+func TestBodies_CollapsedClientsReadWhileTheyGrow(t *testing.T) {
+	release := make(chan struct{})
+	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=60")
+		io.WriteString(w, "first ")
+		<-release
+		io.WriteString(w, "second")
+	})
+	server := serve(t, s.handler)
+	var begun, done sync.WaitGroup
+	begun.Add(20)
+	for range 20 {
+		done.Go(func() {
+			res, err := http.Get(server.URL + "/p")
+			if err != nil {
+				t.Error(err)
+				begun.Done()
+				return
+			}
+			defer res.Body.Close()
+			part := make([]byte, 6)
+			_, err = io.ReadFull(res.Body, part)
+			begun.Done()
+			rest, err2 := io.ReadAll(res.Body)
+			if string(part)+string(rest) != "first second" || err != nil || err2 != nil {
+				t.Errorf("body %q%q, %v, %v", part, rest, err, err2)
+			}
+		})
+	}
+	begun.Wait() // all have the first part while the handler has not written the second
+	close(release)
+	done.Wait()
+	s.wantCalls(t, 1)
+}
+
+func TestBodies_AbortedLooksAbortedOnTheWire(t *testing.T) {
+	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=60")
+		io.WriteString(w, "half")
+		w.(http.Flusher).Flush()
+		panic(http.ErrAbortHandler)
+	})
+	server := serve(t, s.handler)
+	var wg sync.WaitGroup
+	for range 20 {
+		wg.Go(func() {
+			res, err := http.Get(server.URL + "/p")
+			if err != nil {
+				return
+			}
+			defer res.Body.Close()
+			if b, err := io.ReadAll(res.Body); err == nil && res.StatusCode == 200 {
+				t.Errorf("a broken body looks complete: %q", b)
+			}
+		})
+	}
+	wg.Wait()
 }

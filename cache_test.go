@@ -158,47 +158,45 @@ func TestGet_FailureUnderHerd(t *testing.T) {
 		"panic":  {fail: func() (string, error) { panic(errOrigin) }, is: errOrigin, panic: true},
 		"goexit": {fail: func() (string, error) { runtime.Goexit(); return "", nil }, is: bellwether.ErrGoexit},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				var loads atomic.Int32
-				c := cacheOf(t, func(ctx context.Context, key string) (string, error) {
-					time.Sleep(2 * time.Second)
-					if loads.Add(1) == 1 {
-						return test.fail()
-					}
-					return "v", nil
-				}, bellwether.Options{ErrorTTL: 4 * time.Second})
+		inBubble(t, name, func(t *testing.T) {
+			var loads atomic.Int32
+			c := cacheOf(t, func(ctx context.Context, key string) (string, error) {
+				time.Sleep(2 * time.Second)
+				if loads.Add(1) == 1 {
+					return test.fail()
+				}
+				return "v", nil
+			}, bellwether.Options{ErrorTTL: 4 * time.Second})
 
-				callers := int32(crowd)
-				if testing.Short() {
-					callers /= 10 // three such herds would be a twelfth of what the race tests compute
-				}
-				start := time.Now()
-				var wg sync.WaitGroup
-				var failed atomic.Int32
-				for range callers {
-					wg.Go(func() {
-						_, err := c.Get(t.Context(), "k")
-						if _, ok := errors.AsType[*bellwether.PanicError](err); errors.Is(err, test.is) && ok == test.panic {
-							failed.Add(1)
-						}
-					})
-				}
-				wg.Wait()
-				if failed.Load() != callers || loads.Load() != 1 || time.Since(start) != 2*time.Second {
-					t.Fatalf("%d of %d callers failed, %d loads, %v; want all, 1, 2s", failed.Load(), callers, loads.Load(), time.Since(start))
-				}
-				// The failure answers at once for at least a half of ErrorTTL.
-				time.Sleep(2*time.Second - 1)
-				if _, err := c.Get(t.Context(), "k"); !errors.Is(err, test.is) || loads.Load() != 1 {
-					t.Fatalf("err = %v after %d loads, want the remembered failure", err, loads.Load())
-				}
-				time.Sleep(2*time.Second + 1)
-				herd(c, 1000, "k").want(t, 1000, "v", nil, 2*time.Second)
-				if loads.Load() != 2 {
-					t.Fatalf("%d loads, want one retry", loads.Load())
-				}
-			})
+			callers := int32(crowd)
+			if testing.Short() {
+				callers /= 10 // three such herds would be a twelfth of what the race tests compute
+			}
+			start := time.Now()
+			var wg sync.WaitGroup
+			var failed atomic.Int32
+			for range callers {
+				wg.Go(func() {
+					_, err := c.Get(t.Context(), "k")
+					if _, ok := errors.AsType[*bellwether.PanicError](err); errors.Is(err, test.is) && ok == test.panic {
+						failed.Add(1)
+					}
+				})
+			}
+			wg.Wait()
+			if failed.Load() != callers || loads.Load() != 1 || time.Since(start) != 2*time.Second {
+				t.Fatalf("%d of %d callers failed, %d loads, %v; want all, 1, 2s", failed.Load(), callers, loads.Load(), time.Since(start))
+			}
+			// The failure answers at once for at least a half of ErrorTTL.
+			time.Sleep(2*time.Second - 1)
+			if _, err := c.Get(t.Context(), "k"); !errors.Is(err, test.is) || loads.Load() != 1 {
+				t.Fatalf("err = %v after %d loads, want the remembered failure", err, loads.Load())
+			}
+			time.Sleep(2*time.Second + 1)
+			herd(c, 1000, "k").want(t, 1000, "v", nil, 2*time.Second)
+			if loads.Load() != 2 {
+				t.Fatalf("%d loads, want one retry", loads.Load())
+			}
 		})
 	}
 }
@@ -231,29 +229,27 @@ func TestGet_BackOffDoubles(t *testing.T) {
 func TestGet_WhatIsNotRememberedDoublesNoPause(t *testing.T) {
 	for name, forgotten := range map[string]error{"a context's end": context.Canceled, "one that may be tried at once": advice(0)} {
 		for _, fleet := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s, %t", name, fleet), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					var loads atomic.Int32
-					o := bellwether.Options{ErrorTTL: time.Second}
-					if fleet {
-						o.Store, o.Locker = memstore.New(), locallock.New()
+			inBubble(t, fmt.Sprintf("%s, %t", name, fleet), func(t *testing.T) {
+				var loads atomic.Int32
+				o := bellwether.Options{ErrorTTL: time.Second}
+				if fleet {
+					o.Store, o.Locker = memstore.New(), locallock.New()
+				}
+				c := cacheOf(t, func(context.Context, string) (string, error) {
+					if loads.Add(1) <= 5 {
+						return "", forgotten
 					}
-					c := cacheOf(t, func(context.Context, string) (string, error) {
-						if loads.Add(1) <= 5 {
-							return "", forgotten
-						}
-						return "", errOrigin
-					}, o)
-					for range 6 {
-						c.Get(t.Context(), "k")
-						time.Sleep(time.Millisecond)
-					}
-					time.Sleep(time.Second)
+					return "", errOrigin
+				}, o)
+				for range 6 {
 					c.Get(t.Context(), "k")
-					if n := loads.Load(); n != 7 {
-						t.Errorf("%d loads, want six and, after ErrorTTL, one", n)
-					}
-				})
+					time.Sleep(time.Millisecond)
+				}
+				time.Sleep(time.Second)
+				c.Get(t.Context(), "k")
+				if n := loads.Load(); n != 7 {
+					t.Errorf("%d loads, want six and, after ErrorTTL, one", n)
+				}
 			})
 		}
 	}
@@ -274,45 +270,43 @@ func TestGet_WhatIsNotRememberedTakesNoRoom(t *testing.T) {
 		"too many":                    {bellwether.Options{MaxRebuilds: 1, MaxQueued: 1}, nil},
 	} {
 		for _, by := range []int{0, 2} {
-			t.Run(fmt.Sprintf("%s, fleet of %d", name, by), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					var caches []*bellwether.Cache[string]
-					o := test.Options
-					if by > 0 {
-						o.Store, o.Locker = memstore.New(), locallock.New()
-					}
-					for range max(by, 1) {
-						caches = append(caches, cacheOf(t, func(context.Context, string) (string, error) {
-							time.Sleep(time.Second)
-							return "v", test.err
-						}, o))
-					}
-					failed := atomic.Int32{}
-					var wg sync.WaitGroup
-					for i := range keys {
-						for _, c := range caches {
-							wg.Go(func() {
-								if _, err := c.Get(t.Context(), fmt.Sprint(i)); err != nil {
-									failed.Add(1)
-								}
-							})
-						}
-					}
-					wg.Wait()
-					if failed.Load() < keys/2 {
-						t.Fatalf("%d calls failed", failed.Load())
-					}
-					synctest.Wait()
+			inBubble(t, fmt.Sprintf("%s, fleet of %d", name, by), func(t *testing.T) {
+				var caches []*bellwether.Cache[string]
+				o := test.Options
+				if by > 0 {
+					o.Store, o.Locker = memstore.New(), locallock.New()
+				}
+				for range max(by, 1) {
+					caches = append(caches, cacheOf(t, func(context.Context, string) (string, error) {
+						time.Sleep(time.Second)
+						return "v", test.err
+					}, o))
+				}
+				failed := atomic.Int32{}
+				var wg sync.WaitGroup
+				for i := range keys {
 					for _, c := range caches {
-						most := uint64(0)
-						if test.err == nil {
-							most = 1000 // the values of those that were let in
-						}
-						if n := c.Stats().NearBytes; n > most {
-							t.Errorf("%d bytes in the near tier", n)
-						}
+						wg.Go(func() {
+							if _, err := c.Get(t.Context(), fmt.Sprint(i)); err != nil {
+								failed.Add(1)
+							}
+						})
 					}
-				})
+				}
+				wg.Wait()
+				if failed.Load() < keys/2 {
+					t.Fatalf("%d calls failed", failed.Load())
+				}
+				synctest.Wait()
+				for _, c := range caches {
+					most := uint64(0)
+					if test.err == nil {
+						most = 1000 // the values of those that were let in
+					}
+					if n := c.Stats().NearBytes; n > most {
+						t.Errorf("%d bytes in the near tier", n)
+					}
+				}
 			})
 		}
 	}
@@ -321,25 +315,23 @@ func TestGet_WhatIsNotRememberedTakesNoRoom(t *testing.T) {
 // Nor does it keep the error beside a value.
 func TestGet_WhatIsNotRememberedTakesNoRoomBesideAValue(t *testing.T) {
 	for _, fleet := range []bool{false, true} {
-		t.Run(fmt.Sprintf("fleet %t", fleet), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				var failure error
-				o := bellwether.Options{TTL: time.Second, StaleIfError: time.Hour, ErrorTTL: -1}
-				if fleet {
-					o.Store, o.Locker = memstore.New(), locallock.New()
+		inBubble(t, fmt.Sprintf("fleet %t", fleet), func(t *testing.T) {
+			var failure error
+			o := bellwether.Options{TTL: time.Second, StaleIfError: time.Hour, ErrorTTL: -1}
+			if fleet {
+				o.Store, o.Locker = memstore.New(), locallock.New()
+			}
+			c := cacheOf(t, func(context.Context, string) (string, error) { return "v", failure }, o)
+			for _, failure = range []error{nil, errors.New(strings.Repeat("x", 10_000)), errors.New("another")} {
+				if v, err := c.Get(t.Context(), "k"); v != "v" || err != nil {
+					t.Errorf("Get = %q, %v", v, err)
 				}
-				c := cacheOf(t, func(context.Context, string) (string, error) { return "v", failure }, o)
-				for _, failure = range []error{nil, errors.New(strings.Repeat("x", 10_000)), errors.New("another")} {
-					if v, err := c.Get(t.Context(), "k"); v != "v" || err != nil {
-						t.Errorf("Get = %q, %v", v, err)
-					}
-					synctest.Wait()
-					if n := c.Stats().NearBytes; n > 500 {
-						t.Errorf("%d bytes in the near tier", n)
-					}
-					time.Sleep(2 * time.Second)
+				synctest.Wait()
+				if n := c.Stats().NearBytes; n > 500 {
+					t.Errorf("%d bytes in the near tier", n)
 				}
-			})
+				time.Sleep(2 * time.Second)
+			}
 		})
 	}
 }
@@ -602,34 +594,32 @@ func TestInvalidate_DuringEachLoadThatFails(t *testing.T) {
 func TestInvalidate_ByItsOwnLoad(t *testing.T) {
 	for _, fleet := range []bool{false, true} {
 		for _, fails := range []bool{false, true} {
-			t.Run(fmt.Sprintf("fleet %t, fails %t", fleet, fails), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					var o bellwether.Options
-					if fleet {
-						o.Store, o.Locker = memstore.New(), locallock.New()
+			inBubble(t, fmt.Sprintf("fleet %t, fails %t", fleet, fails), func(t *testing.T) {
+				var o bellwether.Options
+				if fleet {
+					o.Store, o.Locker = memstore.New(), locallock.New()
+				}
+				loads := 0
+				var c *bellwether.Cache[string]
+				c = cacheOf(t, func(ctx context.Context, key string) (string, error) {
+					if loads++; loads > 100 {
+						return "without an end", nil
 					}
-					loads := 0
-					var c *bellwether.Cache[string]
-					c = cacheOf(t, func(ctx context.Context, key string) (string, error) {
-						if loads++; loads > 100 {
-							return "without an end", nil
-						}
-						c.Invalidate(ctx, key)
-						if fails {
-							return "", errOrigin
-						}
-						return "v", nil
-					}, o)
-					v, err := c.Get(t.Context(), "k")
-					if fails && !errors.Is(err, errOrigin) || !fails && v != "v" {
-						t.Errorf("Get = %q, %v", v, err)
+					c.Invalidate(ctx, key)
+					if fails {
+						return "", errOrigin
 					}
-					// The notice of one load's invalidation may come when the next load has
-					// claimed its epoch and has not begun: then that one does not begin.
-					if loads != 5 && !(fleet && loads == 4) {
-						t.Errorf("%d loads, want 5", loads)
-					}
-				})
+					return "v", nil
+				}, o)
+				v, err := c.Get(t.Context(), "k")
+				if fails && !errors.Is(err, errOrigin) || !fails && v != "v" {
+					t.Errorf("Get = %q, %v", v, err)
+				}
+				// The notice of one load's invalidation may come when the next load has
+				// claimed its epoch and has not begun: then that one does not begin.
+				if loads != 5 && !(fleet && loads == 4) {
+					t.Errorf("%d loads, want 5", loads)
+				}
 			})
 		}
 	}
@@ -972,71 +962,69 @@ func TestGet_LoadsThatAskForOtherKeys(t *testing.T) {
 		}},
 	} {
 		for _, batch := range []bool{false, true} {
-			t.Run(fmt.Sprint(name, ", a load of many ", batch), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					var running, most atomic.Int32
-					works := func() {
-						n := running.Add(1)
-						defer running.Add(-1)
-						for was := most.Load(); n > was && !most.CompareAndSwap(was, n); was = most.Load() {
-						}
-						time.Sleep(10 * time.Millisecond)
+			inBubble(t, fmt.Sprint(name, ", a load of many ", batch), func(t *testing.T) {
+				var running, most atomic.Int32
+				works := func() {
+					n := running.Add(1)
+					defer running.Add(-1)
+					for was := most.Load(); n > was && !most.CompareAndSwap(was, n); was = most.Load() {
 					}
-					var c caches
-					one := func(ctx context.Context, key string) (string, error) {
-						works()
-						if strings.HasPrefix(key, "parent") && !strings.HasSuffix(key, " of parent") {
-							return test.load(ctx, c, key)
-						}
-						return "v", nil
+					time.Sleep(10 * time.Millisecond)
+				}
+				var c caches
+				one := func(ctx context.Context, key string) (string, error) {
+					works()
+					if strings.HasPrefix(key, "parent") && !strings.HasSuffix(key, " of parent") {
+						return test.load(ctx, c, key)
 					}
-					o := bellwether.Options{MaxRebuilds: slots, MaxQueued: 100}
-					c.first = cacheOf(t, one, o)
-					if batch {
-						o.TTL = time.Hour
-						c.first = bellwether.NewBatch(func(ctx context.Context, keys []string) (map[string]string, error) {
-							found := map[string]string{}
-							for _, key := range keys {
-								v, err := one(ctx, key)
-								if err != nil {
-									return nil, err
-								}
-								found[key] = v
+					return "v", nil
+				}
+				o := bellwether.Options{MaxRebuilds: slots, MaxQueued: 100}
+				c.first = cacheOf(t, one, o)
+				if batch {
+					o.TTL = time.Hour
+					c.first = bellwether.NewBatch(func(ctx context.Context, keys []string) (map[string]string, error) {
+						found := map[string]string{}
+						for _, key := range keys {
+							v, err := one(ctx, key)
+							if err != nil {
+								return nil, err
 							}
-							return found, nil
-						}, o)
-						t.Cleanup(func() { c.first.Close() })
-					}
-					c.second = cacheOf(t, func(ctx context.Context, key string) (string, error) {
-						return c.first.Get(ctx, "child of "+key)
-					}, bellwether.Options{})
+							found[key] = v
+						}
+						return found, nil
+					}, o)
+					t.Cleanup(func() { c.first.Close() })
+				}
+				c.second = cacheOf(t, func(ctx context.Context, key string) (string, error) {
+					return c.first.Get(ctx, "child of "+key)
+				}, bellwether.Options{})
 
-					var wg sync.WaitGroup
-					began := time.Now()
-					get := func(key string) {
-						wg.Go(func() {
-							if v, err := c.first.Get(t.Context(), key); v != "v" || err != nil {
-								t.Errorf("%s: %q, %v after %v", key, v, err, time.Since(began))
-							}
-						})
-					}
-					for i := range 3 * slots {
-						get(fmt.Sprint("parent", i))
-					}
-					if test.before {
-						synctest.Wait() // the first parents run, the others wait
-						for i := range 3 * slots {
-							get(fmt.Sprint("child of parent", i))
+				var wg sync.WaitGroup
+				began := time.Now()
+				get := func(key string) {
+					wg.Go(func() {
+						if v, err := c.first.Get(t.Context(), key); v != "v" || err != nil {
+							t.Errorf("%s: %q, %v after %v", key, v, err, time.Since(began))
 						}
+					})
+				}
+				for i := range 3 * slots {
+					get(fmt.Sprint("parent", i))
+				}
+				if test.before {
+					synctest.Wait() // the first parents run, the others wait
+					for i := range 3 * slots {
+						get(fmt.Sprint("child of parent", i))
 					}
-					wg.Wait()
-					if took := time.Since(began); took > 5*time.Second {
-						t.Errorf("it took %v", took)
-					}
-					if n := most.Load(); n > slots+test.over {
-						t.Errorf("%d loads worked at one time, want %d at most", n, slots+test.over)
-					}
-				})
+				}
+				wg.Wait()
+				if took := time.Since(began); took > 5*time.Second {
+					t.Errorf("it took %v", took)
+				}
+				if n := most.Load(); n > slots+test.over {
+					t.Errorf("%d loads worked at one time, want %d at most", n, slots+test.over)
+				}
 			})
 		}
 	}

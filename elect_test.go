@@ -1,7 +1,6 @@
 package bellwether_test
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"testing"
@@ -134,61 +133,41 @@ func TestElect_NoAnswer(t *testing.T) {
 	})
 }
 
-// A touchingStore counts the bytes of the values that it is sent.
-type touchingStore struct {
-	*wiredStore
-	sent *int
-}
-
-func (s touchingStore) Commit(ctx context.Context, key string, e bellwether.Entry) error {
-	*s.sent += len(e.Value)
-	return s.wiredStore.Commit(ctx, key, e)
-}
-
-func (s touchingStore) Touch(ctx context.Context, key string, of uint64, e bellwether.Entry) error {
-	*s.sent += len(e.Value)
-	if err := s.call(ctx, "touch"); err != nil {
-		return err
-	}
-	return s.store.(bellwether.Toucher).Touch(ctx, key, of, e)
-}
-
 // A failure beside a stale value does not send the value again, and every process knows of it.
 // Where the store has lost the value, it is sent.
 func TestTouch_FailureBesideAStaleValue(t *testing.T) {
 	for name, touch := range map[string]fault{"the store has the value": nil, "the store has lost it": on(answer(bellwether.ErrNotFound), "touch")} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				f := newFleet(t, 2, push, bellwether.Options{})
-				sent := 0
-				for _, p := range f.processes {
-					p.Cache = cacheOf(t, f.origin.load, bellwether.Options{
-						TTL: time.Second, StaleIfError: time.Hour, ErrorTTL: time.Minute, MaxErrorTTL: time.Hour,
-						Store: touchingStore{p.store, &sent}, Locker: p.locker,
-					})
-				}
-				f.get(1, "k")
-				time.Sleep(2 * time.Second)
-				sent = 0
-				f.origin.set(func(o *source) { o.fail = func(int) error { return errOrigin } })
-				f.each(func(p *process) { p.store.set(touch) })
-				if got := f.get(3, "k"); got.values["v1"] != 6 {
-					t.Errorf("answers %v, want the stale value", got.count)
-				}
-				touches := f.processes[0].store.count("touch") + f.processes[1].store.count("touch")
-				want := 0
-				if touch != nil {
-					want = len("v1")
-				}
-				if touches != 1 || sent != want {
-					t.Errorf("%d touches, and %d bytes of values were sent with the failure, want 1 and %d", touches, sent, want)
-				}
-				f.wantLoads(t, 2)
-				e, err := f.store.Get(t.Context(), "test:k")
-				if err != nil || e.Failures != 1 || string(e.Value) != "v1" {
-					t.Errorf("the store has %+v, %v", e, err)
-				}
-			})
+		inBubble(t, name, func(t *testing.T) {
+			f := newFleet(t, 2, push, bellwether.Options{})
+			sent := 0
+			for _, p := range f.processes {
+				p.store.limit = func(e bellwether.Entry) error { sent += len(e.Value); return nil }
+				p.Cache = cacheOf(t, f.origin.load, bellwether.Options{
+					TTL: time.Second, StaleIfError: time.Hour, ErrorTTL: time.Minute, MaxErrorTTL: time.Hour,
+					Store: p.store.touching(), Locker: p.locker,
+				})
+			}
+			f.get(1, "k")
+			time.Sleep(2 * time.Second)
+			sent = 0
+			f.origin.set(func(o *source) { o.fail = func(int) error { return errOrigin } })
+			f.each(func(p *process) { p.store.set(touch) })
+			if got := f.get(3, "k"); got.values["v1"] != 6 {
+				t.Errorf("answers %v, want the stale value", got.count)
+			}
+			touches := f.processes[0].store.count("touch") + f.processes[1].store.count("touch")
+			want := 0
+			if touch != nil {
+				want = len("v1")
+			}
+			if touches != 1 || sent != want {
+				t.Errorf("%d touches, and %d bytes of values were sent with the failure, want 1 and %d", touches, sent, want)
+			}
+			f.wantLoads(t, 2)
+			e, err := f.store.Get(t.Context(), "test:k")
+			if err != nil || e.Failures != 1 || string(e.Value) != "v1" {
+				t.Errorf("the store has %+v, %v", e, err)
+			}
 		})
 	}
 }

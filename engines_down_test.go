@@ -157,45 +157,43 @@ func TestFleet_CorruptEntries(t *testing.T) {
 		"nothing, but an epoch": func(e *bellwether.Entry) { *e = bellwether.Entry{Epoch: e.Epoch} },
 		"older than time":       func(e *bellwether.Entry) { e.Age = 1<<63 - 1 },
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				type pair struct{ A, B int }
-				store := memstore.New()
-				var loads atomic.Int32
-				load := func(ctx context.Context, key string) (pair, error) {
-					loads.Add(1)
-					return pair{1, 2}, nil
+		inBubble(t, name, func(t *testing.T) {
+			type pair struct{ A, B int }
+			store := memstore.New()
+			var loads atomic.Int32
+			load := func(ctx context.Context, key string) (pair, error) {
+				loads.Add(1)
+				return pair{1, 2}, nil
+			}
+			good := cacheOf(t, load, bellwether.Options{Store: store, Locker: locallock.New()})
+			good.Get(t.Context(), "k")
+			wired := wiredTo(store)
+			wired.tamper.Store(&tamper)
+			var told []error
+			c := cacheOf(t, load, bellwether.Options{Store: wired, Locker: locallock.New(), OnError: func(_ string, err error) {
+				told = append(told, err)
+			}})
+			if v, err := c.Get(t.Context(), "k"); v != (pair{1, 2}) || err != nil {
+				t.Errorf("Get = %v, %v", v, err)
+			}
+			for _, err := range told {
+				if !errors.Is(err, bellwether.ErrCorrupt) {
+					t.Errorf("OnError is told %v, want an ErrCorrupt", err)
 				}
-				good := cacheOf(t, load, bellwether.Options{Store: store, Locker: locallock.New()})
-				good.Get(t.Context(), "k")
-				wired := &wiredStore{wire: &wire{}, store: store}
-				wired.tamper.Store(&tamper)
-				var told []error
-				c := cacheOf(t, load, bellwether.Options{Store: wired, Locker: locallock.New(), OnError: func(_ string, err error) {
-					told = append(told, err)
-				}})
-				if v, err := c.Get(t.Context(), "k"); v != (pair{1, 2}) || err != nil {
-					t.Errorf("Get = %v, %v", v, err)
+			}
+			if (len(told) > 0) != undecodable[name] {
+				t.Errorf("OnError is told %v", told)
+			}
+			if loads.Load() != 2 {
+				t.Errorf("%d loads, want another one", loads.Load())
+			}
+			wired.tamper.Store(nil)
+			time.Sleep(2 * time.Second)
+			for _, c := range []*bellwether.Cache[pair]{good, c} {
+				if v, err := c.Get(t.Context(), "k"); v != (pair{1, 2}) || err != nil || loads.Load() != 2 {
+					t.Errorf("with the right bytes: Get = %v, %v after %d loads", v, err, loads.Load())
 				}
-				for _, err := range told {
-					if !errors.Is(err, bellwether.ErrCorrupt) {
-						t.Errorf("OnError is told %v, want an ErrCorrupt", err)
-					}
-				}
-				if (len(told) > 0) != undecodable[name] {
-					t.Errorf("OnError is told %v", told)
-				}
-				if loads.Load() != 2 {
-					t.Errorf("%d loads, want another one", loads.Load())
-				}
-				wired.tamper.Store(nil)
-				time.Sleep(2 * time.Second)
-				for _, c := range []*bellwether.Cache[pair]{good, c} {
-					if v, err := c.Get(t.Context(), "k"); v != (pair{1, 2}) || err != nil || loads.Load() != 2 {
-						t.Errorf("with the right bytes: Get = %v, %v after %d loads", v, err, loads.Load())
-					}
-				}
-			})
+			}
 		})
 	}
 }
@@ -241,49 +239,47 @@ func TestFleet_RandomEngineErrors(t *testing.T) {
 func TestFleet_BreakersInAnOutage(t *testing.T) {
 	for name, f := range map[string]fault{"black hole": blackHole, "refuse": refuse} {
 		for _, keys := range []int{1, 50} {
-			t.Run(fmt.Sprintf("%s, %d keys", name, keys), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					fl := newFleet(t, 1, push, bellwether.Options{TTL: 2 * time.Second})
-					p := fl.processes[0]
-					fl.origin.build = 10 * time.Millisecond
-					fl.get(1, "0")
-					p.store.set(f)
-					p.locker.set(f)
-					p.store.reset()
-					p.locker.reset()
-					var late, calls atomic.Int32
-					var wg sync.WaitGroup
-					for i := range 6000 { // 100 a second for a minute
-						wg.Go(func() {
-							start := time.Now()
-							if _, err := p.Get(t.Context(), fmt.Sprint(i%keys)); err != nil {
-								t.Error(err)
-							}
-							calls.Add(1)
-							if time.Since(start) > 100*time.Millisecond {
-								late.Add(1)
-							}
-						})
-						time.Sleep(10 * time.Millisecond)
-					}
-					wg.Wait()
-					// The first half second is everybody's, then a probe every
-					// 1.5 s that its key's callers wait for.
-					if n := p.store.count() + p.locker.count(); n > 150 {
-						t.Errorf("%d calls of dead engines for %d requests", n, calls.Load())
-					}
-					if keys > 1 && late.Load() > 300 || keys == 1 && late.Load() > 2500 {
-						t.Errorf("%d of %d callers waited for dead engines", late.Load(), calls.Load())
-					}
-					// Nobody waits for a probe that is under way.
-					for p.Stats().Flights > 0 {
-						time.Sleep(10 * time.Millisecond)
-					}
-					if s := p.Stats(); s.StoreUp {
-						t.Error("the store's breaker is closed in an outage")
-					}
-					fl.recovers(t)
-				})
+			inBubble(t, fmt.Sprintf("%s, %d keys", name, keys), func(t *testing.T) {
+				fl := newFleet(t, 1, push, bellwether.Options{TTL: 2 * time.Second})
+				p := fl.processes[0]
+				fl.origin.build = 10 * time.Millisecond
+				fl.get(1, "0")
+				p.store.set(f)
+				p.locker.set(f)
+				p.store.reset()
+				p.locker.reset()
+				var late, calls atomic.Int32
+				var wg sync.WaitGroup
+				for i := range 6000 { // 100 a second for a minute
+					wg.Go(func() {
+						start := time.Now()
+						if _, err := p.Get(t.Context(), fmt.Sprint(i%keys)); err != nil {
+							t.Error(err)
+						}
+						calls.Add(1)
+						if time.Since(start) > 100*time.Millisecond {
+							late.Add(1)
+						}
+					})
+					time.Sleep(10 * time.Millisecond)
+				}
+				wg.Wait()
+				// The first half second is everybody's, then a probe every
+				// 1.5 s that its key's callers wait for.
+				if n := p.store.count() + p.locker.count(); n > 150 {
+					t.Errorf("%d calls of dead engines for %d requests", n, calls.Load())
+				}
+				if keys > 1 && late.Load() > 300 || keys == 1 && late.Load() > 2500 {
+					t.Errorf("%d of %d callers waited for dead engines", late.Load(), calls.Load())
+				}
+				// Nobody waits for a probe that is under way.
+				for p.Stats().Flights > 0 {
+					time.Sleep(10 * time.Millisecond)
+				}
+				if s := p.Stats(); s.StoreUp {
+					t.Error("the store's breaker is closed in an outage")
+				}
+				fl.recovers(t)
 			})
 		}
 	}
@@ -296,43 +292,41 @@ func TestStats_ThroughAnOutage(t *testing.T) {
 	for name, f := range map[string]fault{"black hole": blackHole, "refuse": refuse} {
 		for _, engine := range []string{"store", "locker"} {
 			for _, pause := range []time.Duration{10 * time.Millisecond, 10 * time.Second} {
-				t.Run(fmt.Sprintf("%s, %s, a call in %v", name, engine, pause), func(t *testing.T) {
-					synctest.Test(t, func(t *testing.T) {
-						// Some 25 probes, or 12 calls.
-						outage := max(40*time.Second, 12*pause)
-						fl := newFleet(t, 1, push, bellwether.Options{TTL: time.Second})
-						p := fl.processes[0]
-						w := p.store.wire
-						up := func() bool { return p.Stats().StoreUp }
-						if engine == "locker" {
-							w, up = p.locker.wire, func() bool { return p.Stats().LockerUp }
-						}
-						fl.get(1, "k")
-						w.set(f)
-						began := time.Now()
-						var wg sync.WaitGroup
-						wg.Go(func() {
-							for time.Since(began) < outage {
-								p.Get(t.Context(), "k")
-								time.Sleep(pause)
-							}
-						})
-						for up() && time.Since(began) < time.Minute {
-							time.Sleep(time.Millisecond)
-						}
+				inBubble(t, fmt.Sprintf("%s, %s, a call in %v", name, engine, pause), func(t *testing.T) {
+					// Some 25 probes, or 12 calls.
+					outage := max(40*time.Second, 12*pause)
+					fl := newFleet(t, 1, push, bellwether.Options{TTL: time.Second})
+					p := fl.processes[0]
+					w := p.store.wire
+					up := func() bool { return p.Stats().StoreUp }
+					if engine == "locker" {
+						w, up = p.locker.wire, func() bool { return p.Stats().LockerUp }
+					}
+					fl.get(1, "k")
+					w.set(f)
+					began := time.Now()
+					var wg sync.WaitGroup
+					wg.Go(func() {
 						for time.Since(began) < outage {
-							if up() {
-								t.Fatalf("%v after the beginning of the outage the %s is told to be up", time.Since(began), engine)
-							}
-							time.Sleep(10 * time.Millisecond)
+							p.Get(t.Context(), "k")
+							time.Sleep(pause)
 						}
-						wg.Wait()
-						time.Sleep(time.Minute) // nobody asks
-						if !up() {
-							t.Errorf("the %s is told to be down when nobody has asked for a minute", engine)
-						}
-						fl.recovers(t)
 					})
+					for up() && time.Since(began) < time.Minute {
+						time.Sleep(time.Millisecond)
+					}
+					for time.Since(began) < outage {
+						if up() {
+							t.Fatalf("%v after the beginning of the outage the %s is told to be up", time.Since(began), engine)
+						}
+						time.Sleep(10 * time.Millisecond)
+					}
+					wg.Wait()
+					time.Sleep(time.Minute) // nobody asks
+					if !up() {
+						t.Errorf("the %s is told to be down when nobody has asked for a minute", engine)
+					}
+					fl.recovers(t)
 				})
 			}
 		}

@@ -33,40 +33,38 @@ func TestFleet_EpochsFall(t *testing.T) {
 		"expired": {TTL: time.Second, StaleIfError: time.Hour}, // what is expired stays in the near tier
 	} {
 		for how, by := range map[string]way{"push": push, "poll": poll} { // a notifying store's notices end with it
-			t.Run(name+", "+how, func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					f := newFleet(t, 2, by, o)
-					for i := range 10 {
-						f.store.Claim(t.Context(), "test:"+fmt.Sprint(i)) // so that the epochs are great
+			inBubble(t, name+", "+how, func(t *testing.T) {
+				f := newFleet(t, 2, by, o)
+				for i := range 10 {
+					f.store.Claim(t.Context(), "test:"+fmt.Sprint(i)) // so that the epochs are great
+				}
+				f.get(1, "k")
+				f.loseEpochs()
+				for round := range 3 {
+					time.Sleep(2 * time.Second)
+					before, _ := f.origin.count()
+					got := f.get(5, "k")
+					loads, _ := f.origin.count()
+					want := 1
+					if name == "fresh" && round == 1 {
+						want = 0
 					}
-					f.get(1, "k")
-					f.loseEpochs()
-					for round := range 3 {
-						time.Sleep(2 * time.Second)
-						before, _ := f.origin.count()
-						got := f.get(5, "k")
-						loads, _ := f.origin.count()
-						want := 1
-						if name == "fresh" && round == 1 {
-							want = 0
-						}
-						if loads-before != want || len(got.failed) > 0 || len(got.values) != 1 {
-							t.Fatalf("round %d: %d loads, want %d; answers %v", round, loads-before, want, got.count)
-						}
-						calls := 0
-						f.each(func(p *process) { calls -= p.store.count() })
-						f.get(5, "k")
-						f.each(func(p *process) { calls += p.store.count() })
-						if name == "fresh" && calls > 0 {
-							t.Errorf("round %d: %d calls of the store for what it has just said", round, calls)
-						}
-						if round == 1 {
-							if err := f.processes[0].Invalidate(t.Context(), "k"); err != nil {
-								t.Fatal(err)
-							}
+					if loads-before != want || len(got.failed) > 0 || len(got.values) != 1 {
+						t.Fatalf("round %d: %d loads, want %d; answers %v", round, loads-before, want, got.count)
+					}
+					calls := 0
+					f.each(func(p *process) { calls -= p.store.count() })
+					f.get(5, "k")
+					f.each(func(p *process) { calls += p.store.count() })
+					if name == "fresh" && calls > 0 {
+						t.Errorf("round %d: %d calls of the store for what it has just said", round, calls)
+					}
+					if round == 1 {
+						if err := f.processes[0].Invalidate(t.Context(), "k"); err != nil {
+							t.Fatal(err)
 						}
 					}
-				})
+				}
 			})
 		}
 	}

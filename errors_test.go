@@ -71,9 +71,7 @@ func eachHarm(t *testing.T, test func(t *testing.T, name string, harm error)) {
 		return
 	}
 	for name, harm := range harms() {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) { test(t, name, harm) })
-		})
+		inBubble(t, name, func(t *testing.T) { test(t, name, harm) })
 	}
 }
 

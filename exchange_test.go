@@ -30,7 +30,7 @@ func TestExchange_GoexitBesideAPrivateStream(t *testing.T) {
 	for _, whose := range []string{"adapter", "OnError"} {
 		t.Run(whose, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				store := &wiredStore{wire: &wire{}, store: memstore.New()}
+				store := wiredTo(memstore.New())
 				var exit atomic.Bool
 				o := bellwether.HTTPOptions{Options: bellwether.Options{Store: store, MaxRebuilds: 1, RebuildTimeout: 10 * time.Second, MaxWait: 15 * time.Second}}
 				if whose == "OnError" {
@@ -123,7 +123,9 @@ func TestExchange_DeafHandlerWritesOn(t *testing.T) {
 func TestExchange_GivenUpRunIsLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var runs atomic.Int32
-		s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Locker: &losing{Locker: locallock.New()}, Store: memstore.New()}},
+		locker := wiredLocks(locallock.New())
+		locker.losing = losesFirst("a/p")
+		s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Locker: polling(locker), Store: memstore.New()}},
 			func(w http.ResponseWriter, r *http.Request) {
 				w.Header().Set("Cache-Control", "max-age=60")
 				if runs.Add(1) == 1 {
@@ -141,32 +143,6 @@ func TestExchange_GivenUpRunIsLate(t *testing.T) {
 		s.wantCalls(t, 2)
 	})
 }
-
-// losing is a locker whose first lease of a page is lost after a second.
-type losing struct {
-	bellwether.Locker
-	lost atomic.Bool
-}
-
-func (l *losing) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
-	lease, err := l.Locker.TryAcquire(ctx, key, ttl)
-	if err != nil || !strings.HasSuffix(key, "a/p") || l.lost.Swap(true) {
-		return lease, err
-	}
-	gone := make(chan struct{})
-	time.AfterFunc(time.Second, func() {
-		lease.Release(context.Background())
-		close(gone)
-	})
-	return lostLease{lease, gone}, nil
-}
-
-type lostLease struct {
-	bellwether.Lease
-	gone chan struct{}
-}
-
-func (l lostLease) Lost() <-chan struct{} { return l.gone }
 
 // A response that breaks off after its key was invalidated is one failed run: the
 // handler does not run again for nobody, and what comes next is not its failure.

@@ -2,13 +2,11 @@ package bellwether_test
 
 import (
 	"context"
-	"errors"
 	"os"
 	"os/exec"
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -21,267 +19,6 @@ import (
 // This file is the fleet of the tests. A process is a Cache of its own with its own way to
 // one store and one locker, all in one bubble: what goes wrong goes wrong for one process or
 // for all, at a chosen moment, and bubble time tells how long each caller waited.
-
-// A fault is what happens to an engine's call before the engine gets it. An
-// error comes back in the place of the engine's answer.
-type fault func(ctx context.Context, op string) error
-
-var errRefused = errors.New("connection refused")
-
-func refuse(context.Context, string) error { return errRefused }
-
-func blackHole(ctx context.Context, _ string) error {
-	<-ctx.Done()
-	return ctx.Err()
-}
-
-// on is f for some of the operations.
-func on(f fault, ops ...string) fault {
-	return func(ctx context.Context, op string) error {
-		for _, o := range ops {
-			if o == op {
-				return f(ctx, op)
-			}
-		}
-		return nil
-	}
-}
-
-func answer(err error) fault { return func(context.Context, string) error { return err } }
-
-// A wire is one process's way to one engine.
-type wire struct {
-	mu    sync.Mutex // guards all
-	f     fault
-	calls map[string]int
-	total int
-}
-
-func (w *wire) set(f fault) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.f = f
-}
-
-// spinning is how many calls of one process no test comes near. Whoever makes
-// more is slowed down, so that a loop without a pause ends in a failed test and
-// not in a bubble whose time stands still.
-const spinning = 5000
-
-func (w *wire) call(ctx context.Context, op string) error {
-	w.mu.Lock()
-	if w.calls == nil {
-		w.calls = map[string]int{}
-	}
-	w.calls[op]++
-	w.total++
-	n, f := w.total, w.f
-	w.mu.Unlock()
-	if n > spinning {
-		time.Sleep(50 * time.Millisecond)
-	}
-	if f == nil {
-		return nil
-	}
-	return f(ctx, op)
-}
-
-// faults makes the calls of ops without counting them.
-func (w *wire) faults(ctx context.Context, ops []string) error {
-	w.mu.Lock()
-	f := w.f
-	w.mu.Unlock()
-	for _, op := range ops {
-		if f == nil {
-			return nil
-		}
-		if err := f(ctx, op); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// count returns how many calls there were of ops, of all if none are given.
-func (w *wire) count(ops ...string) int {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if len(ops) == 0 {
-		return w.total
-	}
-	n := 0
-	for _, op := range ops {
-		n += w.calls[op]
-	}
-	return n
-}
-
-func (w *wire) reset() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	clear(w.calls)
-	w.total = 0
-}
-
-type wiredStore struct {
-	*wire
-	store  bellwether.Store
-	limit  func(bellwether.Entry) error            // refuses entries; set before use
-	tamper atomic.Pointer[func(*bellwether.Entry)] // changes what Get and Claim return
-	reply  atomic.Int64                            // nanoseconds that a reply of Get is under way
-}
-
-func (s *wiredStore) tampered(e bellwether.Entry) bellwether.Entry {
-	if f := s.tamper.Load(); f != nil {
-		(*f)(&e)
-	}
-	return e
-}
-
-func (s *wiredStore) Get(ctx context.Context, key string) (bellwether.Entry, error) {
-	if err := s.call(ctx, "get"); err != nil {
-		return bellwether.Entry{}, err
-	}
-	e, err := s.store.Get(ctx, key)
-	time.Sleep(time.Duration(s.reply.Load()))
-	return s.tampered(e), err
-}
-
-func (s *wiredStore) Claim(ctx context.Context, key string) (bellwether.Entry, uint64, error) {
-	if err := s.call(ctx, "claim"); err != nil {
-		return bellwether.Entry{}, 0, err
-	}
-	e, epoch, err := s.store.Claim(ctx, key)
-	return s.tampered(e), epoch, err
-}
-
-func (s *wiredStore) Commit(ctx context.Context, key string, e bellwether.Entry) error {
-	if err := s.call(ctx, "commit"); err != nil {
-		return err
-	}
-	if err := s.refused(e); err != nil {
-		return err
-	}
-	return s.store.Commit(ctx, key, e)
-}
-
-// refused is why an entry is not taken, nil if it is.
-func (s *wiredStore) refused(e bellwether.Entry) error {
-	if s.limit == nil {
-		return nil
-	}
-	return s.limit(e)
-}
-
-func (s *wiredStore) Invalidate(ctx context.Context, key string) error {
-	if err := s.call(ctx, "invalidate"); err != nil {
-		return err
-	}
-	return s.store.Invalidate(ctx, key)
-}
-
-type wiredLocker struct {
-	*wire
-	locker interface {
-		bellwether.Locker
-		bellwether.Watcher
-	}
-	watch atomic.Pointer[func() (<-chan struct{}, error)] // in the place of the engine's Watch
-	held  atomic.Pointer[func(*bellwether.HeldError) error]
-}
-
-func (l *wiredLocker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
-	if err := l.call(ctx, "acquire"); err != nil {
-		return nil, err
-	}
-	lease, err := l.locker.TryAcquire(ctx, key, ttl)
-	if err != nil {
-		if f := l.held.Load(); f != nil {
-			if held, ok := errors.AsType[*bellwether.HeldError](err); ok {
-				return nil, (*f)(held)
-			}
-		}
-		return nil, err
-	}
-	return &wiredLease{l.wire, lease}, nil
-}
-
-func (l *wiredLocker) Watch(ctx context.Context, held *bellwether.HeldError) (<-chan struct{}, error) {
-	if err := l.call(ctx, "watch"); err != nil {
-		return nil, err
-	}
-	if f := l.watch.Load(); f != nil {
-		return (*f)()
-	}
-	return l.locker.Watch(ctx, held)
-}
-
-// A wiredEngine is a store that is the locker too. A fault of any of the requests that it
-// makes in one is a fault of the one.
-type wiredEngine struct {
-	*wiredStore
-	locker *wiredLocker
-}
-
-func (e wiredEngine) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
-	return e.locker.TryAcquire(ctx, key, ttl)
-}
-
-func (e wiredEngine) Watch(ctx context.Context, held *bellwether.HeldError) (<-chan struct{}, error) {
-	return e.locker.Watch(ctx, held)
-}
-
-// call is one request that stands for a reading or writing of the store and one of the locker.
-func (e wiredEngine) call(ctx context.Context, op string, ofStore, ofLocker []string) error {
-	if err := e.wiredStore.call(ctx, op); err != nil {
-		return err
-	}
-	if err := e.wiredStore.faults(ctx, ofStore); err != nil {
-		return err
-	}
-	return e.locker.faults(ctx, ofLocker)
-}
-
-func (e wiredEngine) Elect(ctx context.Context, key string, past uint64, ttl time.Duration) (bellwether.Election, error) {
-	if err := e.call(ctx, "elect", []string{"get", "claim"}, []string{"acquire"}); err != nil {
-		return bellwether.Election{}, err
-	}
-	won, err := e.store.(bellwether.Elector).Elect(ctx, key, past, ttl)
-	won.Entry = e.tampered(won.Entry)
-	if won.Lease != nil {
-		won.Lease = &wiredLease{e.locker.wire, won.Lease}
-	}
-	return won, err
-}
-
-func (e wiredEngine) CommitAndRelease(ctx context.Context, key string, entry bellwether.Entry, lease bellwether.Lease) error {
-	if err := e.call(ctx, "commit and release", []string{"commit"}, []string{"release"}); err != nil {
-		return err
-	}
-	if err := e.refused(entry); err != nil {
-		return err
-	}
-	return e.store.(bellwether.Elector).CommitAndRelease(ctx, key, entry, lease.(*wiredLease).lease)
-}
-
-type wiredLease struct {
-	*wire
-	lease bellwether.Lease
-}
-
-func (l *wiredLease) Renew(ctx context.Context, ttl time.Duration) error {
-	if err := l.call(ctx, "renew"); err != nil {
-		return err
-	}
-	return l.lease.Renew(ctx, ttl)
-}
-
-func (l *wiredLease) Release(ctx context.Context) error {
-	if err := l.call(ctx, "release"); err != nil {
-		return err
-	}
-	return l.lease.Release(ctx)
-}
 
 // A source makes values v1, v2, ... in the order in which their loads begin.
 type source struct {
@@ -394,41 +131,21 @@ const (
 	atOnce             // its store is its locker too, and pushes leases' ends
 )
 
-// A notifyingStore is a store whose notices go over the same wire.
-type notifyingStore struct{ *wiredStore }
-
-func (s notifyingStore) Notify(ctx context.Context, f func(bellwether.Notice)) {
-	s.store.(bellwether.Notifier).Notify(ctx, func(n bellwether.Notice) {
-		sent := time.Now()
-		s.mu.Lock()
-		fault := s.f
-		s.mu.Unlock()
-		if fault != nil && fault(ctx, "notice") != nil {
-			return // lost
-		}
-		if n.Entry.Epoch != 0 {
-			n.Entry.Age += time.Since(sent)
-			n.Entry = s.tampered(n.Entry)
-		}
-		f(n)
-	})
-}
-
 // newFleet starts n processes.
 func newFleet(t *testing.T, n int, by way, o bellwether.Options) *fleet {
 	t.Helper()
 	f := &fleet{origin: &source{build: time.Second}, store: memstore.New(), locker: locallock.New()}
 	for range n {
 		p := &process{
-			store:  &wiredStore{wire: &wire{}, store: f.store},
-			locker: &wiredLocker{wire: &wire{}, locker: f.locker},
+			store:  wiredTo(f.store),
+			locker: wiredLocks(f.locker),
 		}
 		o.Store, o.Locker = p.store, p.locker
 		switch by {
 		case poll:
-			o.Locker = struct{ bellwether.Locker }{p.locker}
+			o.Locker = polling(p.locker)
 		case notices:
-			o.Store = notifyingStore{p.store}
+			o.Store = p.store.hearing()
 		case atOnce:
 			p.locker.locker = f.store
 			engine := wiredEngine{p.store, p.locker}
@@ -495,11 +212,15 @@ func (f *fleet) wantLoads(t *testing.T, want int) {
 	}
 }
 
+// inBubble runs a subtest in a bubble of its own.
+func inBubble(t *testing.T, name string, test func(t *testing.T)) {
+	t.Helper()
+	t.Run(name, func(t *testing.T) { synctest.Test(t, test) })
+}
+
 func everyWay(t *testing.T, test func(t *testing.T, by way)) {
 	for by, name := range []string{"push", "poll", "notices", "at once"} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) { test(t, way(by)) })
-		})
+		inBubble(t, name, func(t *testing.T) { test(t, way(by)) })
 	}
 }
 

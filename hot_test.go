@@ -19,7 +19,7 @@ import (
 // A hit is answered in one of two ways: with a header that was made for all, or,
 // where its client's has a Cache-Status already, with one of its own. Nobody can
 // tell from the reply.
-func TestHTTP_HitsAreAlikeEitherWay(t *testing.T) {
+func TestHot_HitsAreAlikeEitherWay(t *testing.T) {
 	responses := map[string]http.HandlerFunc{
 		"plain": func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("ETag", `"e"`)
@@ -75,7 +75,7 @@ func TestHTTP_HitsAreAlikeEitherWay(t *testing.T) {
 
 // What the near tier says that it takes is what it takes, also when all that is in it
 // has been asked for, and asked about.
-func TestHTTP_HitsTakeWhatIsCounted(t *testing.T) {
+func TestHot_HitsTakeWhatIsCounted(t *testing.T) {
 	for _, tt := range []struct{ pages, fields, value, body int }{
 		{pages: 5000, fields: 1, value: 1, body: 1 << 10},
 		{pages: 600, fields: 20, value: 1000, body: 4},
@@ -122,7 +122,7 @@ func TestHTTP_HitsTakeWhatIsCounted(t *testing.T) {
 
 // A middleware around has set a type, and the handler says that there is none: the
 // handler's word counts, on a hit as on a miss.
-func TestHTTP_NoTypeOnAHit(t *testing.T) {
+func TestHot_NoTypeOnAHit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Cache-Control", "max-age=60")

@@ -51,9 +51,6 @@ func sites(t *testing.T, n int, store bellwether.Store, h http.HandlerFunc) []*s
 	return all
 }
 
-// quiet is a store that does not tell.
-type quiet struct{ bellwether.Store }
-
 func TestInvalidateMatching(t *testing.T) {
 	urls := []string{"/a", "/a/b?tag=x", "/ab?tag=x+y", "/c?tag=y", "/c?tag=z,q", "/l?lang=1&tag=x"}
 	for name, tt := range map[string]struct {
@@ -79,52 +76,50 @@ func TestInvalidateMatching(t *testing.T) {
 			"a store that tells": func() bellwether.Store { return memstore.New() },
 			"a quiet store":      func() bellwether.Store { return quiet{memstore.New()} },
 		} {
-			t.Run(name+"/"+fleet, func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					var calls atomic.Int64
-					n := 3
-					st := store()
-					if st == nil {
-						n = 1
+			inBubble(t, name+"/"+fleet, func(t *testing.T) {
+				var calls atomic.Int64
+				n := 3
+				st := store()
+				if st == nil {
+					n = 1
+				}
+				all := sites(t, n, st, tagged(&calls))
+				before := map[string]string{}
+				for _, s := range all {
+					for _, u := range urls {
+						before[u] = s.get("http://example.com" + u).Body.String()
 					}
-					all := sites(t, n, st, tagged(&calls))
-					before := map[string]string{}
-					for _, s := range all {
-						for _, u := range urls {
-							before[u] = s.get("http://example.com" + u).Body.String()
-						}
+				}
+				synctest.Wait() // what is kept is kept behind the clients
+				if calls.Load() != int64(len(urls)) {
+					t.Fatalf("%d calls to fill the caches with %d pages", calls.Load(), len(urls))
+				}
+				if err := all[0].mw.InvalidateMatching(t.Context(), tt.match); err != nil {
+					t.Fatal(err)
+				}
+				for i, s := range all {
+					if i == 1 {
+						time.Sleep(1001 * time.Millisecond) // NearTTL
 					}
-					synctest.Wait() // what is kept is kept behind the clients
-					if calls.Load() != int64(len(urls)) {
-						t.Fatalf("%d calls to fill the caches with %d pages", calls.Load(), len(urls))
-					}
-					if err := all[0].mw.InvalidateMatching(t.Context(), tt.match); err != nil {
-						t.Fatal(err)
-					}
-					for i, s := range all {
-						if i == 1 {
-							time.Sleep(1001 * time.Millisecond) // NearTTL
-						}
-						for _, u := range urls {
-							hit := slices.Contains(tt.gone, u)
-							w := s.get("http://example.com" + u)
-							if hit && tt.match.Soft && i == 0 {
-								// The stale one, once, while the next is made.
-								if w.Body.String() != before[u] || !strings.Contains(w.Header().Get("Cache-Status"), "ttl=") {
-									t.Errorf("%s: %q, Cache-Status %q; want the stale %s", u, w.Body, w.Header().Get("Cache-Status"), before[u])
-								}
-								time.Sleep(20 * time.Millisecond)
-								w = s.get("http://example.com" + u)
+					for _, u := range urls {
+						hit := slices.Contains(tt.gone, u)
+						w := s.get("http://example.com" + u)
+						if hit && tt.match.Soft && i == 0 {
+							// The stale one, once, while the next is made.
+							if w.Body.String() != before[u] || !strings.Contains(w.Header().Get("Cache-Status"), "ttl=") {
+								t.Errorf("%s: %q, Cache-Status %q; want the stale %s", u, w.Body, w.Header().Get("Cache-Status"), before[u])
 							}
-							if got := w.Body.String() != before[u]; got != hit {
-								t.Errorf("process %d: %s was hit: %v, want %v", i, u, got, hit)
-							}
+							time.Sleep(20 * time.Millisecond)
+							w = s.get("http://example.com" + u)
+						}
+						if got := w.Body.String() != before[u]; got != hit {
+							t.Errorf("process %d: %s was hit: %v, want %v", i, u, got, hit)
 						}
 					}
-					if n := calls.Load() - int64(len(urls)); n != int64(len(tt.gone)) {
-						t.Errorf("%d calls after it, want %d", n, len(tt.gone))
-					}
-				})
+				}
+				if n := calls.Load() - int64(len(urls)); n != int64(len(tt.gone)) {
+					t.Errorf("%d calls after it, want %d", n, len(tt.gone))
+				}
 			})
 		}
 	}
@@ -217,7 +212,7 @@ func TestInvalidateMatching_LogIsLost(t *testing.T) {
 func TestInvalidateMatching_Errors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var calls atomic.Int64
-		wired := &wiredStore{wire: &wire{}, store: memstore.New()}
+		wired := wiredTo(memstore.New())
 		s := sites(t, 1, wired, tagged(&calls))[0]
 		s.get("http://example.com/a?tag=x")
 		synctest.Wait()
@@ -246,7 +241,7 @@ func TestInvalidateMatching_Errors(t *testing.T) {
 
 // A handler that invalidates its own page each time answers its client with what its
 // fifth run has made.
-func TestHTTP_HandlerThatInvalidatesItsOwnPage(t *testing.T) {
+func TestInvalidate_ByThePagesOwnHandler(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s *site
 		s = newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {

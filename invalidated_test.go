@@ -52,22 +52,20 @@ func TestFleet_InvalidationWhileAReplyIsUnderWay(t *testing.T) {
 // callers of afterwards get it neither as fresh nor as stale.
 func TestInvalidate_WhileAReplyIsUnderWay(t *testing.T) {
 	for name, age := range map[string]time.Duration{"fresh": 5 * time.Second, "stale": 20 * time.Second} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				f := newFleet(t, 1, push, bellwether.Options{TTL: 10 * time.Second, StaleWhileRevalidate: time.Hour, NearTTL: time.Second})
-				p := f.processes[0]
-				p.Get(t.Context(), "k")
-				time.Sleep(age)
-				p.store.reply.Store(int64(400 * time.Millisecond))
-				go p.Get(t.Context(), "k")
-				time.Sleep(time.Millisecond)
-				if err := p.Invalidate(t.Context(), "k"); err != nil {
-					t.Fatal(err)
-				}
-				if v, err := p.Get(t.Context(), "k"); v == "v1" || err != nil {
-					t.Errorf("Get = %q, %v after the invalidation", v, err)
-				}
-			})
+		inBubble(t, name, func(t *testing.T) {
+			f := newFleet(t, 1, push, bellwether.Options{TTL: 10 * time.Second, StaleWhileRevalidate: time.Hour, NearTTL: time.Second})
+			p := f.processes[0]
+			p.Get(t.Context(), "k")
+			time.Sleep(age)
+			p.store.reply.Store(int64(400 * time.Millisecond))
+			go p.Get(t.Context(), "k")
+			time.Sleep(time.Millisecond)
+			if err := p.Invalidate(t.Context(), "k"); err != nil {
+				t.Fatal(err)
+			}
+			if v, err := p.Get(t.Context(), "k"); v == "v1" || err != nil {
+				t.Errorf("Get = %q, %v after the invalidation", v, err)
+			}
 		})
 	}
 }
@@ -178,23 +176,21 @@ func TestFleet_InvalidateDuringALoadThatFails(t *testing.T) {
 		"context error":  {context.DeadlineExceeded, 0, 5 * time.Second},
 		"timeout":        {nil, 0, time.Hour},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				f := newFleet(t, 2, push, bellwether.Options{TTL: 10 * time.Second, StaleIfError: time.Hour, ErrorTTL: test.ttl, RebuildTimeout: 6 * time.Second})
-				f.get(1, "k")
-				time.Sleep(10 * time.Second)
-				f.origin.set(func(o *source) {
-					o.build, o.fail = test.build, func(int) error { return test.err }
-				})
-				a, b := f.processes[0], f.processes[1]
-				go b.Get(t.Context(), "k")
-				time.Sleep(time.Second)
-				a.Invalidate(t.Context(), "k")
-				time.Sleep(2 * time.Second)
-				if v, err := b.Get(t.Context(), "k"); err == nil {
-					t.Errorf("Get = %q, invalidated before the call began", v)
-				}
+		inBubble(t, name, func(t *testing.T) {
+			f := newFleet(t, 2, push, bellwether.Options{TTL: 10 * time.Second, StaleIfError: time.Hour, ErrorTTL: test.ttl, RebuildTimeout: 6 * time.Second})
+			f.get(1, "k")
+			time.Sleep(10 * time.Second)
+			f.origin.set(func(o *source) {
+				o.build, o.fail = test.build, func(int) error { return test.err }
 			})
+			a, b := f.processes[0], f.processes[1]
+			go b.Get(t.Context(), "k")
+			time.Sleep(time.Second)
+			a.Invalidate(t.Context(), "k")
+			time.Sleep(2 * time.Second)
+			if v, err := b.Get(t.Context(), "k"); err == nil {
+				t.Errorf("Get = %q, invalidated before the call began", v)
+			}
 		})
 	}
 }

@@ -148,29 +148,27 @@ func TestFleet_LoadThatIgnoresItsContext(t *testing.T) {
 // Who waits when the cache is closed gets nothing that nobody has said still holds.
 func TestClose_NothingOldInTheEnd(t *testing.T) {
 	for name, during := range map[string]fault{"a look": on(blackHole, "get"), "a load": nil} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				f := newFleet(t, 2, poll, bellwether.Options{TTL: time.Hour, StaleIfError: time.Hour})
-				p := f.processes[0]
-				p.Get(t.Context(), "k")
-				if f.origin.build = time.Hour; during == nil {
-					time.Sleep(time.Hour)
-				} else {
-					f.processes[1].Invalidate(t.Context(), "k")
-					time.Sleep(time.Minute)
+		inBubble(t, name, func(t *testing.T) {
+			f := newFleet(t, 2, poll, bellwether.Options{TTL: time.Hour, StaleIfError: time.Hour})
+			p := f.processes[0]
+			p.Get(t.Context(), "k")
+			if f.origin.build = time.Hour; during == nil {
+				time.Sleep(time.Hour)
+			} else {
+				f.processes[1].Invalidate(t.Context(), "k")
+				time.Sleep(time.Minute)
+			}
+			p.store.set(during)
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				if v, err := p.Get(t.Context(), "k"); !errors.Is(err, bellwether.ErrClosed) {
+					t.Errorf("Get = %q, %v, want ErrClosed", v, err)
 				}
-				p.store.set(during)
-				done := make(chan struct{})
-				go func() {
-					defer close(done)
-					if v, err := p.Get(t.Context(), "k"); !errors.Is(err, bellwether.ErrClosed) {
-						t.Errorf("Get = %q, %v, want ErrClosed", v, err)
-					}
-				}()
-				time.Sleep(50 * time.Millisecond)
-				p.Close()
-				<-done
-			})
+			}()
+			time.Sleep(50 * time.Millisecond)
+			p.Close()
+			<-done
 		})
 	}
 }

@@ -68,23 +68,21 @@ func TestLease_ReleaseIsMadeAgain(t *testing.T) {
 // It is not made again for longer than a lease lasts, nor after Close.
 func TestLease_ReleaseEnds(t *testing.T) {
 	for _, closes := range []bool{false, true} {
-		t.Run(fmt.Sprintf("closed %t", closes), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				f := newFleet(t, 1, push, bellwether.Options{TTL: time.Hour})
-				p := f.processes[0]
-				p.locker.set(on(refuse, "release"))
-				p.Get(t.Context(), "k")
-				most := 6
-				if closes {
-					synctest.Wait()
-					p.Close()
-					most = 1
-				}
-				time.Sleep(time.Minute)
-				if n := p.locker.count("release"); n < 1 || n > most {
-					t.Errorf("released %d times, want %d at most", n, most)
-				}
-			})
+		inBubble(t, fmt.Sprintf("closed %t", closes), func(t *testing.T) {
+			f := newFleet(t, 1, push, bellwether.Options{TTL: time.Hour})
+			p := f.processes[0]
+			p.locker.set(on(refuse, "release"))
+			p.Get(t.Context(), "k")
+			most := 6
+			if closes {
+				synctest.Wait()
+				p.Close()
+				most = 1
+			}
+			time.Sleep(time.Minute)
+			if n := p.locker.count("release"); n < 1 || n > most {
+				t.Errorf("released %d times, want %d at most", n, most)
+			}
 		})
 	}
 }

@@ -14,33 +14,6 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// A tellingLocker's leases tell of their loss.
-type tellingLocker struct {
-	*locallock.Locker
-	lose <-chan struct{}
-}
-
-func (l tellingLocker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
-	lease, err := l.Locker.TryAcquire(ctx, key, ttl)
-	if err != nil {
-		return nil, err
-	}
-	return tellingLease{lease, l.lose}, nil
-}
-
-// A tellingLease has no channel if its adapter is broken.
-type tellingLease struct {
-	bellwether.Lease
-	lose <-chan struct{}
-}
-
-func (l tellingLease) Lost() <-chan struct{} {
-	if l.lose == nil {
-		panic("adapter")
-	}
-	return l.lose
-}
-
 // TestLossNotifier_CancelsTheLoad loses a lease long before its renewal is due:
 // the load's context ends at that moment, with the cause, and the caller gets
 // what the next load makes.
@@ -53,6 +26,8 @@ func TestLossNotifier_CancelsTheLoad(t *testing.T) {
 		lose, ended := make(chan struct{}), make(chan end, 1)
 		start := time.Now()
 		var loads atomic.Int64
+		locker := wiredLocks(locallock.New())
+		locker.losing = func(string) loses { return func() <-chan struct{} { return lose } }
 		c := cacheOf(t, func(ctx context.Context, _ string) (string, error) {
 			if loads.Add(1) > 1 {
 				return "second", nil
@@ -65,7 +40,7 @@ func TestLossNotifier_CancelsTheLoad(t *testing.T) {
 			return "first", nil
 		}, bellwether.Options{
 			Store:    memstore.New(),
-			Locker:   tellingLocker{locallock.New(), lose},
+			Locker:   locker,
 			LeaseTTL: time.Minute,
 		})
 		time.AfterFunc(time.Second, func() { close(lose) })
@@ -82,40 +57,21 @@ func TestLossNotifier_CancelsTheLoad(t *testing.T) {
 	})
 }
 
-// A firstLossLocker's first lease is one that is lost after a second.
-type firstLossLocker struct {
-	*locallock.Locker
-	taken atomic.Bool
-}
-
-func (l *firstLossLocker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
-	lease, err := l.Locker.TryAcquire(ctx, key, ttl)
-	if err != nil || l.taken.Swap(true) {
-		return lease, err
-	}
-	lose := make(chan struct{})
-	time.AfterFunc(time.Second, func() { close(lose) })
-	return tellingLease{lease, lose}, nil
-}
-
-// A dozingStore's second read of a key takes two seconds.
-type dozingStore struct {
-	*memstore.Store
-	key   string
-	reads atomic.Int64
-}
-
-func (s *dozingStore) Get(ctx context.Context, key string) (bellwether.Entry, error) {
-	if ownKey(key) == s.key && s.reads.Add(1) == 2 {
-		time.Sleep(2 * time.Second)
-	}
-	return s.Store.Get(ctx, key)
-}
-
 // TestLoss_AndTheQueueIsFull has a rebuild lose its lease, and its slot with that,
 // and find MaxQueued others who wait for one: it has been let in before.
 func TestLoss_AndTheQueueIsFull(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
+		locker := wiredLocks(locallock.New())
+		locker.losing = losesFirst("lost")
+		store := wiredTo(memstore.New())
+		store.only = func(key string) bool { return key == "lost" }
+		reads := 0
+		store.set(on(func(context.Context, string) error { // its second read takes two seconds
+			if reads++; reads == 2 {
+				time.Sleep(2 * time.Second)
+			}
+			return nil
+		}, "get"))
 		var wg sync.WaitGroup
 		c := cacheOf(t, func(ctx context.Context, key string) (string, error) {
 			select {
@@ -125,7 +81,7 @@ func TestLoss_AndTheQueueIsFull(t *testing.T) {
 				return key, nil
 			}
 		}, bellwether.Options{
-			Store: &dozingStore{Store: memstore.New(), key: "lost"}, Locker: &firstLossLocker{Locker: locallock.New()},
+			Store: store.full(), Locker: locker,
 			EngineTimeout: 5 * time.Second, MaxRebuilds: 1, MaxQueued: 1,
 		})
 		get := func(key string) {
@@ -154,10 +110,12 @@ func TestLoss_AndTheQueueIsFull(t *testing.T) {
 // load goes on with its renewals.
 func TestLossNotifier_Panics(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
+		locker := wiredLocks(locallock.New())
+		locker.losing = func(string) loses { return func() <-chan struct{} { panic("adapter") } }
 		c := cacheOf(t, func(context.Context, string) (string, error) {
 			time.Sleep(time.Second)
 			return "v", nil
-		}, bellwether.Options{Store: memstore.New(), Locker: tellingLocker{locallock.New(), nil}})
+		}, bellwether.Options{Store: memstore.New(), Locker: locker})
 		if v, err := c.Get(t.Context(), "k"); v != "v" || err != nil {
 			t.Errorf("Get = %q, %v", v, err)
 		}

@@ -38,20 +38,16 @@ func (p pair) calls() int32 {
 
 // inPairs runs a test in one process and in a fleet of two.
 func inPairs(t *testing.T, o bellwether.HTTPOptions, h http.HandlerFunc, test func(t *testing.T, p pair)) {
-	t.Run("alone", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			s := newSite(t, o, h)
-			test(t, pair{s, s})
-		})
+	inBubble(t, "alone", func(t *testing.T) {
+		s := newSite(t, o, h)
+		test(t, pair{s, s})
 	})
-	t.Run("fleet", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			o := o
-			o.Store, o.Locker = memstore.New(), locallock.New()
-			p := pair{newSite(t, o, h), newSite(t, o, h)}
-			time.Sleep(time.Second) // the log is read
-			test(t, p)
-		})
+	inBubble(t, "fleet", func(t *testing.T) {
+		o := o
+		o.Store, o.Locker = memstore.New(), locallock.New()
+		p := pair{newSite(t, o, h), newSite(t, o, h)}
+		time.Sleep(time.Second) // the log is read
+		test(t, p)
 	})
 }
 
@@ -716,31 +712,29 @@ func TestAudience_OneClientInTwoProcessesLetsNoHerdGo(t *testing.T) {
 		"403":   unshareable["403"],
 		"panic": func(http.ResponseWriter) { panic("bad") },
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				h := unshared(200*time.Millisecond, "max-age=1", answer)
-				o := bellwether.HTTPOptions{Options: bellwether.Options{Store: memstore.New(), Locker: locallock.New()}}
-				p := pair{newSite(t, o, h), newSite(t, o, h)}
-				time.Sleep(time.Second) // the log is read
-				p.first.get("http://a/p")
-				p.second.get("http://a/p")
-				time.Sleep(2 * time.Second)
-				p.calls()
-				var wg sync.WaitGroup
-				for _, s := range []*site{p.first, p.second} {
-					wg.Go(func() { s.get("http://a/p", "Cookie", "u=1") })
-					time.Sleep(time.Millisecond)
+		inBubble(t, name, func(t *testing.T) {
+			h := unshared(200*time.Millisecond, "max-age=1", answer)
+			o := bellwether.HTTPOptions{Options: bellwether.Options{Store: memstore.New(), Locker: locallock.New()}}
+			p := pair{newSite(t, o, h), newSite(t, o, h)}
+			time.Sleep(time.Second) // the log is read
+			p.first.get("http://a/p")
+			p.second.get("http://a/p")
+			time.Sleep(2 * time.Second)
+			p.calls()
+			var wg sync.WaitGroup
+			for _, s := range []*site{p.first, p.second} {
+				wg.Go(func() { s.get("http://a/p", "Cookie", "u=1") })
+				time.Sleep(time.Millisecond)
+			}
+			for o, n := range p.second.burst(100, same("http://a/p")) {
+				if !strings.HasPrefix(o, "200 page ") {
+					t.Errorf("%d times %q", n, o)
 				}
-				for o, n := range p.second.burst(100, same("http://a/p")) {
-					if !strings.HasPrefix(o, "200 page ") {
-						t.Errorf("%d times %q", n, o)
-					}
-				}
-				wg.Wait()
-				if n := p.calls(); n > 4 {
-					t.Errorf("%d calls for a herd of 100, want 4 at most", n)
-				}
-			})
+			}
+			wg.Wait()
+			if n := p.calls(); n > 4 {
+				t.Errorf("%d calls for a herd of 100, want 4 at most", n)
+			}
 		})
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -31,30 +32,28 @@ func TestBypass_OfAFreshPage(t *testing.T) {
 		"the same method": {"X-Http-Method", "GET", 0},
 		"connection":      {"Connection", "User-Agent", 0},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := newSite(t, bellwether.HTTPOptions{}, page(5*time.Second, "page"))
-				s.get("http://a/p")
-				synctest.Wait() // it is kept a moment after it was answered
-				s.calls.Store(0)
-				for o, n := range s.burst(1000, func(int) *http.Request {
-					return request("GET", "http://a/p", tt.field, tt.value, "User-Agent", "x")
-				}) {
-					if !strings.HasPrefix(o, "200 page ") {
-						t.Errorf("%d times %q", n, o)
-					}
+		inBubble(t, name, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{}, page(5*time.Second, "page"))
+			s.get("http://a/p")
+			synctest.Wait() // it is kept a moment after it was answered
+			s.calls.Store(0)
+			for o, n := range s.burst(1000, func(int) *http.Request {
+				return request("GET", "http://a/p", tt.field, tt.value, "User-Agent", "x")
+			}) {
+				if !strings.HasPrefix(o, "200 page ") {
+					t.Errorf("%d times %q", n, o)
 				}
-				s.wantCalls(t, tt.calls)
-				if w := s.get("http://a/p", tt.field, tt.value); w.Body.String() != "page" {
-					t.Errorf("the next one got %d %q", w.Code, w.Body)
-				}
-				s.wantCalls(t, min(tt.calls, 1))
-				// A page that is not there is nothing to answer with.
-				s.burst(20, func(int) *http.Request { return request("GET", "http://a/other", tt.field, tt.value) })
-				if n := s.calls.Load(); tt.calls > 0 && n != 20 || n < 1 {
-					t.Errorf("%d calls for a page that is not there", n)
-				}
-			})
+			}
+			s.wantCalls(t, tt.calls)
+			if w := s.get("http://a/p", tt.field, tt.value); w.Body.String() != "page" {
+				t.Errorf("the next one got %d %q", w.Code, w.Body)
+			}
+			s.wantCalls(t, min(tt.calls, 1))
+			// A page that is not there is nothing to answer with.
+			s.burst(20, func(int) *http.Request { return request("GET", "http://a/other", tt.field, tt.value) })
+			if n := s.calls.Load(); tt.calls > 0 && n != 20 || n < 1 {
+				t.Errorf("%d calls for a page that is not there", n)
+			}
 		})
 	}
 }
@@ -75,37 +74,35 @@ func TestBypass_MethodOverride(t *testing.T) {
 // many as MaxStreams.
 func TestBypass_Streams(t *testing.T) {
 	for name, fields := range map[string][2]string{"upgrade": {"Upgrade", "websocket"}, "event stream": {"Accept", "text/event-stream"}} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := newSite(t, bellwether.HTTPOptions{MaxStreams: 100}, func(w http.ResponseWriter, r *http.Request) {
-					switch {
-					case r.Header.Get("Upgrade") != "":
-						time.Sleep(10 * time.Millisecond)
-						w.WriteHeader(http.StatusSwitchingProtocols)
-						<-r.Context().Done()
-					case r.Header.Get("Accept") != "":
-						w.Header().Set("Content-Type", "text/event-stream")
-						w.WriteHeader(200)
-						<-r.Context().Done()
-					default:
-						page(0, "page")(w, r)
-					}
-				})
-				s.get("http://a/p")
-				s.calls.Store(0)
-				ctx, end := context.WithCancel(t.Context())
-				var wg sync.WaitGroup
-				for range 100 {
-					wg.Go(func() { s.do(request("GET", "http://a/p", fields[0], fields[1]).WithContext(ctx)) })
+		inBubble(t, name, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{MaxStreams: 100}, func(w http.ResponseWriter, r *http.Request) {
+				switch {
+				case r.Header.Get("Upgrade") != "":
+					time.Sleep(10 * time.Millisecond)
+					w.WriteHeader(http.StatusSwitchingProtocols)
+					<-r.Context().Done()
+				case r.Header.Get("Accept") != "":
+					w.Header().Set("Content-Type", "text/event-stream")
+					w.WriteHeader(200)
+					<-r.Context().Done()
+				default:
+					page(0, "page")(w, r)
 				}
-				time.Sleep(2 * time.Second)
-				s.wantCalls(t, 100)
-				if w := s.get("http://a/p", fields[0], fields[1]); w.Code != 503 || w.Header().Get("Retry-After") == "" {
-					t.Errorf("one more than MaxStreams got %d %v", w.Code, w.Header())
-				}
-				end()
-				wg.Wait()
 			})
+			s.get("http://a/p")
+			s.calls.Store(0)
+			ctx, end := context.WithCancel(t.Context())
+			var wg sync.WaitGroup
+			for range 100 {
+				wg.Go(func() { s.do(request("GET", "http://a/p", fields[0], fields[1]).WithContext(ctx)) })
+			}
+			time.Sleep(2 * time.Second)
+			s.wantCalls(t, 100)
+			if w := s.get("http://a/p", fields[0], fields[1]); w.Code != 503 || w.Header().Get("Retry-After") == "" {
+				t.Errorf("one more than MaxStreams got %d %v", w.Code, w.Header())
+			}
+			end()
+			wg.Wait()
 		})
 	}
 }
@@ -128,7 +125,7 @@ func TestBypass_IgnoredDirectives(t *testing.T) {
 
 // A page that stays private never makes its clients take turns again: each response
 // prolongs what is remembered of the key, however slow others are.
-func TestPass_PrivatePageNeverQueuesAgain(t *testing.T) {
+func TestBypass_PrivatePageNeverQueuesAgain(t *testing.T) {
 	h := func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Cookie") == "slow" {
 			time.Sleep(24 * time.Second)
@@ -163,7 +160,7 @@ func TestPass_PrivatePageNeverQueuesAgain(t *testing.T) {
 // A page that takes longer than RebuildTimeout is let through, a bounded number at a
 // time, once that is known; one that has been shared before is not: a slow origin is not
 // to be asked by all.
-func TestPass_SlowerThanRebuildTimeout(t *testing.T) {
+func TestBypass_SlowerThanRebuildTimeout(t *testing.T) {
 	for _, shared := range []bool{false, true} {
 		t.Run(fmt.Sprint("shared before ", shared), func(t *testing.T) {
 			var slow atomic.Bool
@@ -219,80 +216,44 @@ func TestPass_SlowerThanRebuildTimeout(t *testing.T) {
 	}
 }
 
-// An anonymous client does not wait behind a slow request with credentials, whatever that
-// is answered, nor does the next request with credentials.
-func TestPass_SlowCredentials(t *testing.T) {
-	for _, control := range []string{"private", "max-age=60", "", "public, max-age=60"} {
-		t.Run(control, func(t *testing.T) {
-			h := func(w http.ResponseWriter, r *http.Request) {
-				if r.Header.Get("Authorization") == "slow" {
-					time.Sleep(20 * time.Second)
-				}
-				if control != "" {
-					w.Header().Set("Cache-Control", control)
-				}
-				io.WriteString(w, r.Header.Get("Authorization"))
-			}
-			inPairs(t, bellwether.HTTPOptions{}, h, func(t *testing.T, p pair) {
-				var wg sync.WaitGroup
-				wg.Go(func() {
-					if w := p.first.get("http://a/p", "Authorization", "slow"); w.Body.String() != "slow" {
-						t.Errorf("the slow one got %q", w.Body)
-					}
-				})
-				time.Sleep(time.Second)
-				for _, s := range []*site{p.first, p.second} {
-					for _, user := range []string{"", "other"} {
-						began := time.Now()
-						var fields []string
-						if user != "" {
-							fields = []string{"Authorization", user}
-						}
-						w := s.get("http://a/p", fields...)
-						if took := time.Since(began); took > 100*time.Millisecond || w.Body.String() != user && !strings.HasPrefix(control, "public") {
-							t.Errorf("%q got %q after %v", user, w.Body, took)
-						}
-					}
-				}
-				wg.Wait()
-			})
+func TestBypass_IsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var running, most atomic.Int32
+		o := bellwether.HTTPOptions{PassThrough: 3, Options: bellwether.Options{MaxWait: time.Second}}
+		s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
+			most.Store(max(most.Load(), running.Add(1)))
+			defer running.Add(-1)
+			time.Sleep(5 * time.Second)
+			w.Header().Set("Cache-Control", "max-age=60")
+			fmt.Fprint(w, "v")
 		})
-	}
+		got := s.burst(50, same("http://a/p"))
+		if got["503 Service Unavailable\n 1s"] != 47 || got["200 v 6s"] != 3 {
+			t.Errorf("outcomes %v, want 3 let through and 47 times 503", got)
+		}
+		if n := most.Load(); n != 4 {
+			t.Errorf("%d handlers at one time, want the rebuild and 3", n)
+		}
+		s.wantCalls(t, 4)
+	})
 }
 
-// The first response to credentials that is for all is kept, unless it was invalidated
-// while it was made.
-func TestPass_CredentialsKept(t *testing.T) {
-	for _, invalidated := range []bool{false, true} {
-		t.Run(fmt.Sprint("invalidated ", invalidated), func(t *testing.T) {
-			h := func(w http.ResponseWriter, r *http.Request) {
-				w.Header().Set("Cache-Control", "public, max-age=60")
-				time.Sleep(5 * time.Second)
-				io.WriteString(w, "page")
+// A request that Key refuses has the client's own ResponseWriter.
+func TestBypass_KeyRefused(t *testing.T) {
+	for name, key := range map[string]func(*http.Request) (bellwether.Key, bool){
+		"refused":  func(*http.Request) (bellwether.Key, bool) { return bellwether.Key{URL: "http://a/p"}, false },
+		"nonsense": func(*http.Request) (bellwether.Key, bool) { return bellwether.Key{URL: "nonsense"}, true },
+	} {
+		client := httptest.NewRecorder()
+		s := newSite(t, bellwether.HTTPOptions{Key: key}, func(w http.ResponseWriter, r *http.Request) {
+			if w != http.ResponseWriter(client) {
+				t.Errorf("%s: the handler writes to a %T", name, w)
 			}
-			inPairs(t, bellwether.HTTPOptions{}, h, func(t *testing.T, p pair) {
-				p.calls()
-				var wg sync.WaitGroup
-				wg.Go(func() { p.first.get("http://a/p", "Authorization", "one") })
-				time.Sleep(2 * time.Second)
-				if invalidated {
-					p.second.mw.Invalidate(t.Context(), "http://a/p")
-				}
-				wg.Wait()
-				time.Sleep(2 * time.Second)
-				for _, s := range []*site{p.first, p.second} {
-					s.get("http://a/p", "Authorization", "two")
-					synctest.Wait() // it is kept a moment after it was answered
-					s.get("http://a/p")
-				}
-				want := int32(1)
-				if invalidated {
-					want = 2
-				}
-				if n := p.calls(); n != want {
-					t.Errorf("%d runs of the handler, want %d", n, want)
-				}
-			})
+			page(0, "page")(w, r)
 		})
+		for range 2 {
+			s.handler.ServeHTTP(client, request("GET", "http://a/p"))
+		}
+		s.wantCalls(t, 2)
 	}
 }

@@ -9,7 +9,6 @@ import (
 	"log"
 	"net"
 	"net/http"
-	"net/http/httptest"
 	"net/http/httputil"
 	"net/url"
 	"strings"
@@ -25,8 +24,7 @@ import (
 )
 
 // Here are the herds in which other caches break, one test for each way of
-// breaking that middleware_test.go does not have yet. Time is the bubble's, so
-// what is said about it is exact.
+// breaking. Time is the bubble's, so what is said about it is exact.
 
 // A page is a cacheable response after a pause.
 func page(pause time.Duration, body string) http.HandlerFunc {
@@ -37,47 +35,16 @@ func page(pause time.Duration, body string) http.HandlerFunc {
 	}
 }
 
-// A countedStore counts what a store is asked, and fails if told to.
-type countedStore struct {
-	bellwether.Store
-	commits atomic.Int32
-	down    atomic.Bool
-}
-
-var errStoreDown = fmt.Errorf("%w: told to be down", bellwether.ErrUnavailable)
-
-func (c *countedStore) Get(ctx context.Context, key string) (bellwether.Entry, error) {
-	if c.down.Load() {
-		return bellwether.Entry{}, errStoreDown
-	}
-	return c.Store.Get(ctx, key)
-}
-
-func (c *countedStore) Claim(ctx context.Context, key string) (bellwether.Entry, uint64, error) {
-	if c.down.Load() {
-		return bellwether.Entry{}, 0, errStoreDown
-	}
-	return c.Store.Claim(ctx, key)
-}
-
-func (c *countedStore) Commit(ctx context.Context, key string, e bellwether.Entry) error {
-	if !strings.HasPrefix(key, "\x00") { // the log of invalidations is written once for all
-		c.commits.Add(1)
-	}
-	if c.down.Load() {
-		return errStoreDown
-	}
-	return c.Store.Commit(ctx, key, e)
-}
-
 func TestHerd_OneStoreWritePerLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := &countedStore{Store: memstore.New()}
+		store := wiredTo(memstore.New())
 		s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: store}}, page(time.Second, "page"))
+		synctest.Wait()
+		store.reset() // the log of invalidations is written
 		wantBurst(t, s.burst(100, same("http://a/p")), 100, "200 page 1s")
 		s.wantCalls(t, 1)
 		synctest.Wait()
-		if n := store.commits.Load(); n != 1 {
+		if n := store.count("commit"); n != 1 {
 			t.Errorf("%d writes to the store, want 1", n)
 		}
 	})
@@ -85,8 +52,8 @@ func TestHerd_OneStoreWritePerLoad(t *testing.T) {
 
 func TestHerd_StoreErrorKeepsCollapsing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := &countedStore{Store: memstore.New()}
-		store.down.Store(true)
+		store := wiredTo(memstore.New())
+		store.set(refuse)
 		s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: store, Locker: locallock.New()}}, page(time.Second, "page"))
 		for o, n := range s.burst(100, same("http://a/p")) {
 			if n != 100 || !strings.HasPrefix(o, "200 page 1") {
@@ -129,44 +96,43 @@ func TestHerd_ProcessesArriveTogether(t *testing.T) {
 	})
 }
 
-// Stale-while-revalidate through a store: the refresh that one process makes
-// reaches the other.
+// Stale-while-revalidate: the clients have the stale page at once, and one refresh is made
+// behind them. Through a store it reaches the other process.
 func TestHerd_StaleWhileRevalidateInAFleet(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		o := bellwether.Options{Store: memstore.New(), Locker: locallock.New()}
-		var n atomic.Int32
-		handler := func(w http.ResponseWriter, r *http.Request) {
-			v := n.Add(1)
-			time.Sleep(500 * time.Millisecond)
-			w.Header().Set("Cache-Control", "max-age=10, stale-while-revalidate=60")
-			fmt.Fprint(w, "v", v)
-		}
-		a := newSite(t, bellwether.HTTPOptions{Options: o}, handler)
-		b := newSite(t, bellwether.HTTPOptions{Options: o}, handler)
-		a.get("http://a/p")
-		b.get("http://a/p")
-		time.Sleep(11 * time.Second)
-		var wg sync.WaitGroup
-		for _, s := range []*site{a, b} {
-			wg.Go(func() { wantBurst(t, s.burst(50, same("http://a/p")), 50, "200 v1 0s") })
-		}
-		wg.Wait()
-		time.Sleep(2 * time.Second)
-		for _, s := range []*site{a, b} {
-			wantBurst(t, s.burst(50, same("http://a/p")), 50, "200 v2 0s")
-		}
-		if n.Load() != 2 {
-			t.Errorf("%d handler calls in the fleet, want 2", n.Load())
-		}
-	})
-}
-
-func TestHerd_SlowOrigin(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t, bellwether.HTTPOptions{}, page(8*time.Second, "page"))
-		wantBurst(t, s.burst(20, same("http://a/p")), 20, "200 page 8s")
-		s.wantCalls(t, 1)
-	})
+	for n, o := range map[int]bellwether.Options{1: {}, 2: {Store: memstore.New(), Locker: locallock.New()}} {
+		synctest.Test(t, func(t *testing.T) {
+			if n > 1 {
+				o.Store, o.Locker = memstore.New(), locallock.New()
+			}
+			var calls atomic.Int32
+			var fleet []*site
+			for range n {
+				fleet = append(fleet, newSite(t, bellwether.HTTPOptions{Options: o}, func(w http.ResponseWriter, r *http.Request) {
+					v := calls.Add(1)
+					time.Sleep(500 * time.Millisecond)
+					w.Header().Set("Cache-Control", "max-age=10, stale-while-revalidate=60")
+					fmt.Fprint(w, "v", v)
+				}))
+			}
+			for _, s := range fleet {
+				s.get("http://a/p")
+			}
+			wants := func(outcome string) {
+				var wg sync.WaitGroup
+				for _, s := range fleet {
+					wg.Go(func() { wantBurst(t, s.burst(50, same("http://a/p")), 50, outcome) })
+				}
+				wg.Wait()
+			}
+			time.Sleep(11 * time.Second)
+			wants("200 v1 0s")
+			time.Sleep(2 * time.Second)
+			wants("200 v2 0s")
+			if calls.Load() != 2 {
+				t.Errorf("%d handler calls in the fleet, want 2", calls.Load())
+			}
+		})
+	}
 }
 
 // The body takes 1.8 s; clients that come meanwhile have its beginning at once,
@@ -182,16 +148,15 @@ func TestHerd_LateJoinersOfAStreamedBody(t *testing.T) {
 				}
 			}
 		})
-		start := time.Now()
 		var wg sync.WaitGroup
 		for i := range 50 {
 			wg.Go(func() {
 				joined := time.Duration(i) * 36 * time.Millisecond
 				time.Sleep(joined)
-				w := &timedWriter{ResponseRecorder: httptest.NewRecorder(), start: start}
+				w := newClient()
 				s.handler.ServeHTTP(w, request("GET", "http://a/p"))
-				if w.Body.String() != "0123456789" || w.first != joined || w.last != 1800*time.Millisecond {
-					t.Errorf("client %d: %q, first byte at %v, last at %v, want %v and 1.8s", i, w.Body, w.first, w.last, joined)
+				if w.Body.String() != "0123456789" || w.first != 0 || w.last != 1800*time.Millisecond-joined {
+					t.Errorf("client %d: %q, first byte after %v, last after %v, want 0s and %v", i, w.Body, w.first, w.last, 1800*time.Millisecond-joined)
 				}
 			})
 		}
@@ -200,49 +165,40 @@ func TestHerd_LateJoinersOfAStreamedBody(t *testing.T) {
 	})
 }
 
-// A timedWriter notes when the first and the last byte came.
-type timedWriter struct {
-	*httptest.ResponseRecorder
-	start       time.Time
-	first, last time.Duration
-}
-
-func (w *timedWriter) Write(p []byte) (int, error) {
-	w.last = time.Since(w.start)
-	if w.Body.Len() == 0 {
-		w.first = w.last
-	}
-	return w.ResponseRecorder.Write(p)
-}
-
-// What each client of a failed origin gets, and what it is told about it.
+// What each client of a failed origin gets, and what it is told about it. One failure answers
+// all who waited for it, also where it is not remembered.
 func TestHerd_ServerErrorWithoutAStaleCopy(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
-			time.Sleep(time.Second)
-			w.Header().Set("Retry-After", "7")
-			http.Error(w, "down", http.StatusServiceUnavailable)
-		})
-		var wg sync.WaitGroup
-		var own atomic.Int32
-		for range 50 {
-			wg.Go(func() {
-				w := s.get("http://a/p")
-				status := w.Header().Get("Cache-Status")
-				if !strings.Contains(status, "collapsed") {
-					own.Add(1)
-				}
-				if w.Code != 503 || w.Body.String() != "down\n" || w.Header().Get("Retry-After") != "7" || !strings.Contains(status, "fwd-status=503") {
-					t.Errorf("%d %q %v, want the origin's own answer", w.Code, w.Body, w.Header())
-				}
+	for _, remembered := range []time.Duration{0, -1} { // 0: for a second
+		synctest.Test(t, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{ErrorTTL: remembered}}, func(w http.ResponseWriter, r *http.Request) {
+				time.Sleep(time.Second)
+				w.Header().Set("Retry-After", "7")
+				http.Error(w, "down", http.StatusServiceUnavailable)
 			})
-		}
-		wg.Wait()
-		if own.Load() != 1 {
-			t.Errorf("%d clients were told that the call was theirs, want 1", own.Load())
-		}
-		s.wantCalls(t, 1)
-	})
+			var wg sync.WaitGroup
+			var own atomic.Int32
+			for range 50 {
+				wg.Go(func() {
+					w := s.get("http://a/p")
+					status := w.Header().Get("Cache-Status")
+					if !strings.Contains(status, "collapsed") {
+						own.Add(1)
+					}
+					if w.Code != 503 || w.Body.String() != "down\n" || w.Header().Get("Retry-After") != "7" || !strings.Contains(status, "fwd-status=503") {
+						t.Errorf("%d %q %v, want the origin's own answer", w.Code, w.Body, w.Header())
+					}
+				})
+			}
+			wg.Wait()
+			if own.Load() != 1 {
+				t.Errorf("%d clients were told that the call was theirs, want 1", own.Load())
+			}
+			s.wantCalls(t, 1)
+			time.Sleep(time.Second + 1)
+			s.get("http://a/p")
+			s.wantCalls(t, 1)
+		})
+	}
 }
 
 // pipes are a listener in a synctest bubble.
@@ -273,7 +229,8 @@ func (o *pipes) Accept() (net.Conn, error) {
 	}
 }
 
-func (o *pipes) Close() error   { close(o.closed); return nil }
+func (o *pipes) Close() error { close(o.closed); return nil }
+
 func (o *pipes) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 80} }
 
 func (o *pipes) dial(context.Context, string, string) (net.Conn, error) {
@@ -364,7 +321,7 @@ func TestHerd_FirstClientReadsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		body := bytes.Repeat([]byte("0123456789abcdef"), 2<<20/16)
 		s := newSite(t, bellwether.HTTPOptions{}, page(300*time.Millisecond, string(body)))
-		stuck := &stuckWriter{ResponseRecorder: httptest.NewRecorder(), release: make(chan struct{})}
+		stuck := heldClient()
 		gone := make(chan struct{})
 		go func() {
 			defer close(gone)
@@ -382,23 +339,12 @@ func TestHerd_FirstClientReadsNothing(t *testing.T) {
 		}
 		wg.Wait()
 		s.wantCalls(t, 1)
-		close(stuck.release)
+		close(stuck.free)
 		<-gone
 		if !bytes.Equal(stuck.Body.Bytes(), body) {
 			t.Errorf("the slow client has %d bytes", stuck.Body.Len())
 		}
 	})
-}
-
-// A stuckWriter is a client that takes nothing before it is released.
-type stuckWriter struct {
-	*httptest.ResponseRecorder
-	release chan struct{}
-}
-
-func (w *stuckWriter) Write(p []byte) (int, error) {
-	<-w.release
-	return w.ResponseRecorder.Write(p)
 }
 
 // The first client leaves, and what it had asked for turns out to be its alone:
@@ -479,55 +425,44 @@ func TestHerd_StalledClient(t *testing.T) {
 		{"over the limit", 64 << 10, 5 * time.Second, 5 * time.Second},
 	} {
 		for _, deadlines := range []bool{true, false} {
-			t.Run(fmt.Sprint(c.name, ", deadlines ", deadlines), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					body := bytes.Repeat([]byte("0123456789abcdef"), 1<<20/16)
-					s := newSite(t, bellwether.HTTPOptions{MaxBody: c.limit}, page(time.Second, string(body)))
-					stuck := &stuckWriter{ResponseRecorder: httptest.NewRecorder(), release: make(chan struct{})}
-					var w http.ResponseWriter = stuck
-					if deadlines {
-						w = deadlineWriter{stuck}
-					}
-					start := time.Now()
-					gone := make(chan any)
-					go func() {
-						defer func() { gone <- recover() }()
-						s.handler.ServeHTTP(w, request("GET", "http://a/p"))
-					}()
-					if !deadlines {
-						// It is stuck for ever then, but nothing else is.
-						time.AfterFunc(time.Hour, func() { close(stuck.release) })
-					}
-					synctest.Wait()
-					var wg sync.WaitGroup
-					for range 10 {
-						wg.Go(func() {
-							w := s.get("http://a/p")
-							if d := time.Since(start); !bytes.Equal(w.Body.Bytes(), body) || d != time.Second+c.othersMay {
-								t.Errorf("%d bytes after %v, want all after %v", w.Body.Len(), d, time.Second+c.othersMay)
-							}
-						})
-					}
-					wg.Wait()
-					if p := <-gone; p != http.ErrAbortHandler {
-						t.Errorf("the stalled client's reply ended with %v, want http.ErrAbortHandler", p)
-					}
-					if d := time.Since(start); deadlines && d != time.Second+c.patience {
-						t.Errorf("the stalled client was given up on after %v", d)
-					}
-					s.wantCalls(t, 1)
-				})
+			inBubble(t, fmt.Sprint(c.name, ", deadlines ", deadlines), func(t *testing.T) {
+				body := bytes.Repeat([]byte("0123456789abcdef"), 1<<20/16)
+				s := newSite(t, bellwether.HTTPOptions{MaxBody: c.limit}, page(time.Second, string(body)))
+				stuck := heldClient()
+				if !deadlines {
+					stuck.deadline = nil
+				}
+				start := time.Now()
+				gone := make(chan any)
+				go func() {
+					defer func() { gone <- recover() }()
+					s.handler.ServeHTTP(stuck, request("GET", "http://a/p"))
+				}()
+				if !deadlines {
+					// It is stuck for ever then, but nothing else is.
+					time.AfterFunc(time.Hour, func() { close(stuck.free) })
+				}
+				synctest.Wait()
+				var wg sync.WaitGroup
+				for range 10 {
+					wg.Go(func() {
+						w := s.get("http://a/p")
+						if d := time.Since(start); !bytes.Equal(w.Body.Bytes(), body) || d != time.Second+c.othersMay {
+							t.Errorf("%d bytes after %v, want all after %v", w.Body.Len(), d, time.Second+c.othersMay)
+						}
+					})
+				}
+				wg.Wait()
+				if p := <-gone; p != http.ErrAbortHandler {
+					t.Errorf("the stalled client's reply ended with %v, want http.ErrAbortHandler", p)
+				}
+				if d := time.Since(start); deadlines && d != time.Second+c.patience {
+					t.Errorf("the stalled client was given up on after %v", d)
+				}
+				s.wantCalls(t, 1)
 			})
 		}
 	}
-}
-
-// A deadlineWriter is a stuckWriter that a write deadline releases.
-type deadlineWriter struct{ *stuckWriter }
-
-func (w deadlineWriter) SetWriteDeadline(time.Time) error {
-	close(w.release)
-	return nil
 }
 
 // A client that takes a little now and then is slow, and nothing else.
@@ -539,7 +474,7 @@ func TestHerd_SlowClientIsNotStalled(t *testing.T) {
 			w.Write(body)
 		})
 		for range 2 { // the miss, then the hit
-			w := &slowWriter{ResponseRecorder: httptest.NewRecorder()}
+			w := slowClient(2000)
 			s.handler.ServeHTTP(w, request("GET", "http://a/p"))
 			if !bytes.Equal(w.Body.Bytes(), body) {
 				t.Errorf("the slow client has %d bytes", w.Body.Len())
@@ -548,14 +483,6 @@ func TestHerd_SlowClientIsNotStalled(t *testing.T) {
 		}
 		s.wantCalls(t, 1)
 	})
-}
-
-// A slowWriter takes 2 KB/s.
-type slowWriter struct{ *httptest.ResponseRecorder }
-
-func (w *slowWriter) Write(p []byte) (int, error) {
-	time.Sleep(time.Duration(len(p)) * time.Second / 2000)
-	return w.ResponseRecorder.Write(p)
 }
 
 // Over the limit all who wait get the whole body, from one call, and it is
@@ -644,30 +571,28 @@ func TestHerd_BrokenRebuildKeepsTheStaleCopy(t *testing.T) {
 		},
 		"panic": func(w http.ResponseWriter, r *http.Request) { panic("boom") },
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				var broken atomic.Bool
-				s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
-					if broken.Load() {
-						time.Sleep(time.Second)
-						breaking(w, r)
-						return
-					}
-					w.Header().Set("Cache-Control", "max-age=10, stale-if-error=600")
-					io.WriteString(w, "whole")
-				})
-				s.get("http://a/p")
-				broken.Store(true)
-				time.Sleep(11 * time.Second)
-				for o, n := range s.burst(50, same("http://a/p")) {
-					if o != "200 whole 1s" && !strings.HasPrefix(o, "-1 ") {
-						t.Errorf("%d times %q, want the stale copy or a body that is seen to break", n, o)
-					}
+		inBubble(t, name, func(t *testing.T) {
+			var broken atomic.Bool
+			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+				if broken.Load() {
+					time.Sleep(time.Second)
+					breaking(w, r)
+					return
 				}
-				s.wantCalls(t, 2)
-				wantBurst(t, s.burst(50, same("http://a/p")), 50, "200 whole 0s")
-				s.wantCalls(t, 0)
+				w.Header().Set("Cache-Control", "max-age=10, stale-if-error=600")
+				io.WriteString(w, "whole")
 			})
+			s.get("http://a/p")
+			broken.Store(true)
+			time.Sleep(11 * time.Second)
+			for o, n := range s.burst(50, same("http://a/p")) {
+				if o != "200 whole 1s" && !strings.HasPrefix(o, "-1 ") {
+					t.Errorf("%d times %q, want the stale copy or a body that is seen to break", n, o)
+				}
+			}
+			s.wantCalls(t, 2)
+			wantBurst(t, s.burst(50, same("http://a/p")), 50, "200 whole 0s")
+			s.wantCalls(t, 0)
 		})
 	}
 }
@@ -690,34 +615,31 @@ func TestHerd_JoinersWithDirectives(t *testing.T) {
 	} {
 		for _, vary := range []string{"", "Accept"} {
 			for _, maxBody := range []int64{0, 1000} {
-				t.Run(fmt.Sprint(tt.fields, vary, maxBody), func(t *testing.T) {
-					synctest.Test(t, func(t *testing.T) {
-						s := newSite(t, bellwether.HTTPOptions{MaxBody: maxBody}, func(w http.ResponseWriter, r *http.Request) {
-							w.Header().Set("Cache-Control", "public, max-age=3600")
-							w.Header().Set("Vary", vary)
-							io.WriteString(w, "first part of the page")
-							for range 10 {
-								time.Sleep(time.Second)
-								io.WriteString(w, strings.Repeat("x", 150))
-							}
-						})
-						s.get("http://a/p", tt.fields...) // with Authorization: it is known to be for all
-						time.Sleep(2 * time.Hour)         // the process is older than the response will ever be
-						s.calls.Store(0)
-						go s.get("http://a/p", tt.fields...)
-						time.Sleep(time.Second)
-						came := time.Now()
-						w := &firstByte{ResponseRecorder: httptest.NewRecorder()}
-						s.handler.ServeHTTP(w, request("GET", "http://a/p", tt.fields...))
-						if !tt.joins {
-							s.wantCalls(t, 2)
-							return
-						}
-						s.wantCalls(t, 1)
-						if waited := w.at.Sub(came); waited > time.Second {
-							t.Errorf("first byte after %v; %v", waited, w.Header()["Cache-Status"])
+				inBubble(t, fmt.Sprint(tt.fields, vary, maxBody), func(t *testing.T) {
+					s := newSite(t, bellwether.HTTPOptions{MaxBody: maxBody}, func(w http.ResponseWriter, r *http.Request) {
+						w.Header().Set("Cache-Control", "public, max-age=3600")
+						w.Header().Set("Vary", vary)
+						io.WriteString(w, "first part of the page")
+						for range 10 {
+							time.Sleep(time.Second)
+							io.WriteString(w, strings.Repeat("x", 150))
 						}
 					})
+					s.get("http://a/p", tt.fields...) // with Authorization: it is known to be for all
+					time.Sleep(2 * time.Hour)         // the process is older than the response will ever be
+					s.calls.Store(0)
+					go s.get("http://a/p", tt.fields...)
+					time.Sleep(time.Second)
+					w := newClient()
+					s.handler.ServeHTTP(w, request("GET", "http://a/p", tt.fields...))
+					if !tt.joins {
+						s.wantCalls(t, 2)
+						return
+					}
+					s.wantCalls(t, 1)
+					if waited := w.header; waited > time.Second {
+						t.Errorf("first byte after %v; %v", waited, w.Header()["Cache-Status"])
+					}
 				})
 			}
 		}
@@ -753,5 +675,27 @@ func TestHerd_NobodyJoinsWhatIsOver(t *testing.T) {
 				s.wantCalls(t, 2)
 			})
 		}
+	}
+}
+
+// A herd for a cold page, of a quick origin and of a slow one, and for one that has expired
+// and must not be served stale.
+func TestHerd_Cold(t *testing.T) {
+	for _, build := range []time.Duration{500 * time.Millisecond, 8 * time.Second} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{}, page(build, "page"))
+			wantBurst(t, s.burst(1000, same("http://a/p")), 1000, fmt.Sprint("200 page ", build))
+			s.wantCalls(t, 1)
+			time.Sleep(10 * time.Second)
+			w := s.get("http://a/p")
+			if w.Body.String() != "page" || w.Header().Get("Age") != "10" || w.Header().Get("Content-Length") != "4" ||
+				!strings.Contains(w.Header().Get("Cache-Status"), "hit") || !strings.Contains(w.Header().Get("Cache-Status"), "ttl=50") {
+				t.Errorf("hit: %v", w.Header())
+			}
+			s.wantCalls(t, 0)
+			time.Sleep(time.Minute)
+			wantBurst(t, s.burst(50, same("http://a/p")), 50, fmt.Sprint("200 page ", build))
+			s.wantCalls(t, 1)
+		})
 	}
 }

@@ -26,25 +26,23 @@ import (
 // The response to a request with Authorization is kept without its Vary.
 func TestHostile_CredentialsDraftLosesVaryThatAnOuterMiddlewareHasToo(t *testing.T) {
 	for _, fields := range [][]string{nil, {"Authorization", "one"}} {
-		t.Run(fmt.Sprint(fields), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
-					w.Header().Set("Vary", "Origin")
-					w.Header().Set("Access-Control-Allow-Origin", r.Header.Get("Origin"))
-					w.Header().Set("Cache-Control", "public, max-age=600")
-					fmt.Fprint(w, "for ", r.Header.Get("Origin"))
-				})
-				inner := s.handler
-				s.handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-					w.Header().Add("Vary", "Origin") // as rs/cors does
-					inner.ServeHTTP(w, r)
-				})
-				s.get("http://a/p", append([]string{"Origin", "https://evil.example"}, fields...)...)
-				synctest.Wait()
-				if w := s.get("http://a/p", "Origin", "https://honest.example"); w.Body.String() != "for https://honest.example" {
-					t.Errorf("another Origin got %q, Access-Control-Allow-Origin %q, %s", w.Body, w.Header().Get("Access-Control-Allow-Origin"), w.Header().Get("Cache-Status"))
-				}
+		inBubble(t, fmt.Sprint(fields), func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Vary", "Origin")
+				w.Header().Set("Access-Control-Allow-Origin", r.Header.Get("Origin"))
+				w.Header().Set("Cache-Control", "public, max-age=600")
+				fmt.Fprint(w, "for ", r.Header.Get("Origin"))
 			})
+			inner := s.handler
+			s.handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Add("Vary", "Origin") // as rs/cors does
+				inner.ServeHTTP(w, r)
+			})
+			s.get("http://a/p", append([]string{"Origin", "https://evil.example"}, fields...)...)
+			synctest.Wait()
+			if w := s.get("http://a/p", "Origin", "https://honest.example"); w.Body.String() != "for https://honest.example" {
+				t.Errorf("another Origin got %q, Access-Control-Allow-Origin %q, %s", w.Body, w.Header().Get("Access-Control-Allow-Origin"), w.Header().Get("Cache-Status"))
+			}
 		})
 	}
 }
@@ -92,12 +90,10 @@ func TestHostile_TruncatedPageIsKeptWhenTheClientLeaves(t *testing.T) {
 			check(t, p.second)
 		})
 	})
-	t.Run("POST", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			s := newSite(t, bellwether.HTTPOptions{}, h)
-			leave(s, request("POST", "http://a/p"))
-			check(t, s)
-		})
+	inBubble(t, "POST", func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, h)
+		leave(s, request("POST", "http://a/p"))
+		check(t, s)
 	})
 }
 
@@ -423,17 +419,15 @@ func TestHostile_UnboundedBypassesOfAFreshPage(t *testing.T) {
 		"X-Http-Method: (none)": func() *http.Request { return request("GET", "http://a/p", "X-Http-Method", "") },
 	} {
 		for _, ignore := range []bool{false, true} {
-			t.Run(fmt.Sprint(name, " ignore ", ignore), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					s := newSite(t, bellwether.HTTPOptions{IgnoreRequestDirectives: ignore}, page(5*time.Second, "page"))
-					s.get("http://a/p")
-					synctest.Wait()
-					s.calls.Store(0)
-					s.burst(1000, func(int) *http.Request { return build() })
-					if n := s.calls.Load(); n > 8 {
-						t.Errorf("%d runs of the handler for a fresh page", n)
-					}
-				})
+			inBubble(t, fmt.Sprint(name, " ignore ", ignore), func(t *testing.T) {
+				s := newSite(t, bellwether.HTTPOptions{IgnoreRequestDirectives: ignore}, page(5*time.Second, "page"))
+				s.get("http://a/p")
+				synctest.Wait()
+				s.calls.Store(0)
+				s.burst(1000, func(int) *http.Request { return build() })
+				if n := s.calls.Load(); n > 8 {
+					t.Errorf("%d runs of the handler for a fresh page", n)
+				}
 			})
 		}
 	}
@@ -621,55 +615,6 @@ func TestHostile_HeaderOfAPrivatePageComesAtTheEnd(t *testing.T) {
 	}
 }
 
-// A HEAD, with Authorization or without, has the handler write little.
-func TestHostile_HeadOfALongBody(t *testing.T) {
-	for _, fields := range [][]string{{"Cookie", "x"}, {"Authorization", "x"}} {
-		synctest.Test(t, func(t *testing.T) {
-			var written atomic.Int64
-			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
-				w.Header().Set("Cache-Control", "private")
-				for range 1024 {
-					n, err := w.Write(make([]byte, 1<<20))
-					if written.Add(int64(n)); err != nil {
-						return
-					}
-				}
-			})
-			ctx, cancel := context.WithCancel(t.Context())
-			defer cancel()
-			w := &discarding{header: http.Header{}}
-			s.handler.ServeHTTP(w, request("HEAD", "http://a/p", fields...).WithContext(ctx))
-			synctest.Wait()
-			if n := written.Load(); n > 8<<20 {
-				t.Errorf("%v: %d MiB written for a HEAD", fields, n>>20)
-			}
-		})
-	}
-}
-
-type discarding struct{ header http.Header }
-
-func (d *discarding) Header() http.Header         { return d.header }
-func (d *discarding) WriteHeader(int)             {}
-func (d *discarding) Write(p []byte) (int, error) { return len(p), nil }
-
-// A stalled client takes a body as slowly as it may, or nothing of it.
-type stalled struct {
-	*discarding
-	ctx   context.Context
-	pause time.Duration
-}
-
-func (s stalled) Write(p []byte) (int, error) {
-	select {
-	case <-time.After(s.pause):
-		return len(p), nil
-	case <-s.ctx.Done():
-		return 0, s.ctx.Err()
-	}
-}
-func (s stalled) SetWriteDeadline(time.Time) error { return nil }
-
 // Slow clients of four cold URLs hold MaxHeld. Another page, of 100 KiB and fresh for ten
 // minutes, is asked for 100 times. With Authorization they hold it for as long as they like.
 func TestHostile_SlowReadersOfColdPagesEndCaching(t *testing.T) {
@@ -681,50 +626,46 @@ func TestHostile_SlowReadersOfColdPagesEndCaching(t *testing.T) {
 		"slow, at once":                      {nil, 55 * time.Second, time.Second},
 		"stalled with Authorization, a week": {[]string{"Authorization", "x"}, 1000 * time.Hour, 7 * 24 * time.Hour},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := newSite(t, bellwether.HTTPOptions{MaxHeld: 8 << 20}, func(w http.ResponseWriter, r *http.Request) {
-					w.Header().Set("Cache-Control", "public, max-age=600")
-					if strings.HasPrefix(r.URL.Path, "/large") {
-						w.Write(make([]byte, 2<<20))
-						return
-					}
-					w.Write(make([]byte, 100<<10))
-				})
-				ctx, cancel := context.WithCancel(t.Context())
-				var wg sync.WaitGroup
-				for i := range 4 {
-					wg.Go(func() {
-						defer func() { recover() }()
-						s.handler.ServeHTTP(stalled{&discarding{http.Header{}}, ctx, tt.pause}, request("GET", fmt.Sprint("http://a/large", i), tt.fields...).WithContext(ctx))
-					})
+		inBubble(t, name, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{MaxHeld: 8 << 20}, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", "public, max-age=600")
+				if strings.HasPrefix(r.URL.Path, "/large") {
+					w.Write(make([]byte, 2<<20))
+					return
 				}
-				time.Sleep(tt.after)
-				s.calls.Store(0)
-				for range 100 {
-					s.get("http://a/p")
-					time.Sleep(time.Second)
-				}
-				if n := s.calls.Load(); n > 2 {
-					t.Errorf("%d runs for 100 requests in 100 s for a page of 100 KiB with max-age=600, while four clients read slowly", n)
-				}
-				cancel()
-				wg.Wait()
+				w.Write(make([]byte, 100<<10))
 			})
+			ctx, cancel := context.WithCancel(t.Context())
+			var wg sync.WaitGroup
+			for i := range 4 {
+				wg.Go(func() {
+					defer func() { recover() }()
+					w := newClient() // takes a body as slowly as it may, or nothing of it
+					w.forgets, w.deadline = true, func(*client, time.Time) error { return nil }
+					w.before = func([]byte) error {
+						select {
+						case <-time.After(tt.pause):
+							return nil
+						case <-ctx.Done():
+							return ctx.Err()
+						}
+					}
+					s.handler.ServeHTTP(w, request("GET", fmt.Sprint("http://a/large", i), tt.fields...).WithContext(ctx))
+				})
+			}
+			time.Sleep(tt.after)
+			s.calls.Store(0)
+			for range 100 {
+				s.get("http://a/p")
+				time.Sleep(time.Second)
+			}
+			if n := s.calls.Load(); n > 2 {
+				t.Errorf("%d runs for 100 requests in 100 s for a page of 100 KiB with max-age=600, while four clients read slowly", n)
+			}
+			cancel()
+			wg.Wait()
 		})
 	}
-}
-
-// A ctxStore is a millisecond away and heeds its context.
-type ctxStore struct{ bellwether.Store }
-
-func (c ctxStore) Claim(ctx context.Context, key string) (bellwether.Entry, uint64, error) {
-	select {
-	case <-time.After(time.Millisecond):
-	case <-ctx.Done():
-		return bellwether.Entry{}, 0, ctx.Err()
-	}
-	return c.Store.Claim(ctx, key)
 }
 
 // Clients that leave while an epoch is claimed for them count as errors of the store, which
@@ -732,7 +673,9 @@ func (c ctxStore) Claim(ctx context.Context, key string) (bellwether.Entry, uint
 func TestHostile_LeavingClientsAreNoEngineErrors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var told string
-		o := bellwether.HTTPOptions{Options: bellwether.Options{Store: ctxStore{memstore.New()}, Locker: locallock.New(), OnError: func(_ string, err error) { told = err.Error() }}}
+		store := wiredTo(memstore.New())
+		store.set(on(takes(time.Millisecond), "claim"))
+		o := bellwether.HTTPOptions{Options: bellwether.Options{Store: store, Locker: locallock.New(), OnError: func(_ string, err error) { told = err.Error() }}}
 		s := newSite(t, o, page(0, "page"))
 		time.Sleep(time.Second)
 		for i := range 100 {
@@ -762,18 +705,16 @@ func TestHostile_SuffixOfNoBytes(t *testing.T) {
 // credentials is kept for all.
 func TestHostile_ContentTypeOfACredentialsRequest(t *testing.T) {
 	for _, fields := range [][]string{nil, {"Authorization", "x"}} {
-		t.Run(fmt.Sprint(fields), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
-					w.Header().Set("Cache-Control", "public, max-age=60")
-					io.WriteString(w, "answer in "+r.Header.Get("Content-Type"))
-				})
-				s.get("http://a/p", append([]string{"Content-Type", "application/evil"}, fields...)...)
-				synctest.Wait()
-				if w := s.get("http://a/p"); w.Body.String() != "answer in " {
-					t.Errorf("another client got %q", w.Body)
-				}
+		inBubble(t, fmt.Sprint(fields), func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", "public, max-age=60")
+				io.WriteString(w, "answer in "+r.Header.Get("Content-Type"))
 			})
+			s.get("http://a/p", append([]string{"Content-Type", "application/evil"}, fields...)...)
+			synctest.Wait()
+			if w := s.get("http://a/p"); w.Body.String() != "answer in " {
+				t.Errorf("another client got %q", w.Body)
+			}
 		})
 	}
 }
@@ -787,144 +728,95 @@ func TestHostile_SoftIsLostWithoutLocker(t *testing.T) {
 		one    bool
 	}{
 		"hard": {}, "soft": {kind: bellwether.SoftInvalidation}, "soft, one process": {kind: bellwether.SoftInvalidation, one: true},
-		"soft, with a Locker": {kind: bellwether.SoftInvalidation, locker: farLocker{locallock.New()}},
+		"soft, with a Locker": {kind: bellwether.SoftInvalidation, locker: farLocker()},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				var version sync.Map
-				h := func(w http.ResponseWriter, r *http.Request) {
-					n, _ := version.LoadOrStore(r.URL.Path, 0)
-					if r.Method == "PUT" {
-						version.Store(r.URL.Path, n.(int)+1)
-						return
-					}
-					w.Header().Set("Cache-Control", "max-age=600")
-					fmt.Fprint(w, n)
+		inBubble(t, name, func(t *testing.T) {
+			var version sync.Map
+			h := func(w http.ResponseWriter, r *http.Request) {
+				n, _ := version.LoadOrStore(r.URL.Path, 0)
+				if r.Method == "PUT" {
+					version.Store(r.URL.Path, n.(int)+1)
+					return
 				}
-				o := bellwether.HTTPOptions{UnsafeInvalidation: tt.kind, Options: bellwether.Options{Store: farStore{memstore.New()}, Locker: tt.locker}}
-				p := pair{newSite(t, o, h), newSite(t, o, h)}
-				if tt.one {
-					p.second = p.first
+				w.Header().Set("Cache-Control", "max-age=600")
+				fmt.Fprint(w, n)
+			}
+			o := bellwether.HTTPOptions{UnsafeInvalidation: tt.kind, Options: bellwether.Options{Store: farStore(memstore.New()), Locker: tt.locker}}
+			p := pair{newSite(t, o, h), newSite(t, o, h)}
+			if tt.one {
+				p.second = p.first
+			}
+			time.Sleep(2 * time.Second)
+			lost := 0
+			for i := range 20 {
+				urls := []string{fmt.Sprintf("http://a/a%d", i), fmt.Sprintf("http://a/b%d", i)}
+				for _, u := range urls {
+					p.first.get(u)
+					p.second.get(u)
 				}
 				time.Sleep(2 * time.Second)
-				lost := 0
-				for i := range 20 {
-					urls := []string{fmt.Sprintf("http://a/a%d", i), fmt.Sprintf("http://a/b%d", i)}
-					for _, u := range urls {
-						p.first.get(u)
-						p.second.get(u)
-					}
-					time.Sleep(2 * time.Second)
-					var wg sync.WaitGroup
-					wg.Go(func() { p.first.do(request("PUT", urls[0])) })
-					wg.Go(func() {
-						time.Sleep(time.Duration(i%5) * 500 * time.Microsecond)
-						p.second.do(request("PUT", urls[1]))
-					})
-					wg.Wait()
-					time.Sleep(5 * time.Second)
-					for j, u := range urls {
-						for k, s := range []*site{p.first, p.second} {
-							if w := s.get(u); w.Body.String() != "1" {
-								lost++
-								if lost == 1 {
-									t.Logf("URL %d in process %d, 5 s later: %q %s", j, k, w.Body, w.Header().Get("Cache-Status"))
-								}
+				var wg sync.WaitGroup
+				wg.Go(func() { p.first.do(request("PUT", urls[0])) })
+				wg.Go(func() {
+					time.Sleep(time.Duration(i%5) * 500 * time.Microsecond)
+					p.second.do(request("PUT", urls[1]))
+				})
+				wg.Wait()
+				time.Sleep(5 * time.Second)
+				for j, u := range urls {
+					for k, s := range []*site{p.first, p.second} {
+						if w := s.get(u); w.Body.String() != "1" {
+							lost++
+							if lost == 1 {
+								t.Logf("URL %d in process %d, 5 s later: %q %s", j, k, w.Body, w.Header().Get("Cache-Status"))
 							}
 						}
 					}
-					time.Sleep(5 * time.Second)
 				}
-				if lost > 0 {
-					t.Errorf("%d of 80 replies are of before the PUT, and fresh", lost)
-				}
-			})
-		})
-	}
-}
-
-// A burst of reloads at one time are one run, or two.
-func TestRandom_ReloadsAtOneTime(t *testing.T) {
-	for _, d := range []string{"no-cache", "max-age=0", "min-fresh=1000"} {
-		inPairs(t, bellwether.HTTPOptions{}, page(time.Second, "page"), func(t *testing.T, p pair) {
-			p.first.get("http://a/p")
-			time.Sleep(2 * time.Second)
-			p.calls()
-			p.first.burst(1000, func(int) *http.Request { return request("GET", "http://a/p", "Cache-Control", d) })
-			if n := p.calls(); n > 2 {
-				t.Errorf("%s: %d runs", d, n)
+				time.Sleep(5 * time.Second)
+			}
+			if lost > 0 {
+				t.Errorf("%d of 80 replies are of before the PUT, and fresh", lost)
 			}
 		})
 	}
-}
-
-// A farStore and a farLocker are a millisecond away, as Redis is.
-type farStore struct{ bellwether.Store }
-
-func (f farStore) Get(ctx context.Context, key string) (bellwether.Entry, error) {
-	time.Sleep(time.Millisecond)
-	return f.Store.Get(ctx, key)
-}
-
-func (f farStore) Claim(ctx context.Context, key string) (bellwether.Entry, uint64, error) {
-	time.Sleep(time.Millisecond)
-	return f.Store.Claim(ctx, key)
-}
-
-func (f farStore) Commit(ctx context.Context, key string, e bellwether.Entry) error {
-	time.Sleep(time.Millisecond)
-	return f.Store.Commit(ctx, key, e)
-}
-
-func (f farStore) Invalidate(ctx context.Context, key string) error {
-	time.Sleep(time.Millisecond)
-	return f.Store.Invalidate(ctx, key)
-}
-
-type farLocker struct{ bellwether.Locker }
-
-func (f farLocker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
-	time.Sleep(time.Millisecond)
-	return f.Locker.TryAcquire(ctx, key, ttl)
 }
 
 // Soft invalidations by many unsafe requests at one time, all of which look whether the log
 // has room before any of them has written into it.
 func TestHostile_SoftFloodAtOneTime(t *testing.T) {
 	for _, n := range []int{100, 1000} {
-		t.Run(fmt.Sprint(n), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				o := bellwether.HTTPOptions{UnsafeInvalidation: bellwether.SoftInvalidation}
-				o.Store, o.Locker = farStore{memstore.New()}, farLocker{locallock.New()}
-				s := newSite(t, o, page(0, "page"))
-				time.Sleep(time.Second)
-				s.get("http://a/popular")
-				time.Sleep(time.Second)
-				var longest atomic.Int64
-				var failed atomic.Int32
-				var wg sync.WaitGroup
-				for i := range n {
-					wg.Go(func() {
-						began := time.Now()
-						if w := s.do(request("POST", fmt.Sprint("http://a/", i))); w.Code != 200 {
-							failed.Add(1)
+		inBubble(t, fmt.Sprint(n), func(t *testing.T) {
+			o := bellwether.HTTPOptions{UnsafeInvalidation: bellwether.SoftInvalidation}
+			o.Store, o.Locker = farStore(memstore.New()), farLocker()
+			s := newSite(t, o, page(0, "page"))
+			time.Sleep(time.Second)
+			s.get("http://a/popular")
+			time.Sleep(time.Second)
+			var longest atomic.Int64
+			var failed atomic.Int32
+			var wg sync.WaitGroup
+			for i := range n {
+				wg.Go(func() {
+					began := time.Now()
+					if w := s.do(request("POST", fmt.Sprint("http://a/", i))); w.Code != 200 {
+						failed.Add(1)
+					}
+					for d := int64(time.Since(began)); ; {
+						if l := longest.Load(); d <= l || longest.CompareAndSwap(l, d) {
+							break
 						}
-						for d := int64(time.Since(began)); ; {
-							if l := longest.Load(); d <= l || longest.CompareAndSwap(l, d) {
-								break
-							}
-						}
-					})
-				}
-				wg.Wait()
-				s.calls.Store(0)
-				if w := s.get("http://a/popular"); !strings.Contains(w.Header().Get("Cache-Status"), "hit") {
-					t.Errorf("another page after %d unsafe requests at one time: %v", n, w.Header())
-				}
-				if d := time.Duration(longest.Load()); d > 2*time.Second {
-					t.Errorf("one of %d unsafe requests took %v for a handler of 0 s (%d failed)", n, d, failed.Load())
-				}
-			})
+					}
+				})
+			}
+			wg.Wait()
+			s.calls.Store(0)
+			if w := s.get("http://a/popular"); !strings.Contains(w.Header().Get("Cache-Status"), "hit") {
+				t.Errorf("another page after %d unsafe requests at one time: %v", n, w.Header())
+			}
+			if d := time.Duration(longest.Load()); d > 2*time.Second {
+				t.Errorf("one of %d unsafe requests took %v for a handler of 0 s (%d failed)", n, d, failed.Load())
+			}
 		})
 	}
 }

@@ -35,28 +35,26 @@ func secured(w http.ResponseWriter, r *http.Request) {
 // circles. Nor does a page that was made over TLS go out in plain.
 func TestKey_RedirectToTLSIsNoLoop(t *testing.T) {
 	for name, plainFirst := range map[string]bool{"plain first": true, "TLS first": false} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				all := sites(t, 2, memstore.New(), secured)
-				ask := func(s *site, url string, want int) {
-					t.Helper()
-					if w := s.get(url); w.Code != want {
-						t.Errorf("%s: %d %s, want %d", url, w.Code, w.Header().Get("Location"), want)
-					}
+		inBubble(t, name, func(t *testing.T) {
+			all := sites(t, 2, memstore.New(), secured)
+			ask := func(s *site, url string, want int) {
+				t.Helper()
+				if w := s.get(url); w.Code != want {
+					t.Errorf("%s: %d %s, want %d", url, w.Code, w.Header().Get("Location"), want)
 				}
-				for range 2 {
-					for _, s := range all {
-						if plainFirst {
-							ask(s, "http://a/p", 301)
-						}
-						ask(s, "https://a/p", 200)
+			}
+			for range 2 {
+				for _, s := range all {
+					if plainFirst {
 						ask(s, "http://a/p", 301)
 					}
+					ask(s, "https://a/p", 200)
+					ask(s, "http://a/p", 301)
 				}
-				if calls := all[0].calls.Load() + all[1].calls.Load(); calls != 2 {
-					t.Errorf("%d handler calls for two representations, want 2", calls)
-				}
-			})
+			}
+			if calls := all[0].calls.Load() + all[1].calls.Load(); calls != 2 {
+				t.Errorf("%d handler calls for two representations, want 2", calls)
+			}
 		})
 	}
 }
@@ -119,34 +117,32 @@ func TestKey_InvalidationMeansBothSchemes(t *testing.T) {
 		"POST over TLS": func(_ *testing.T, s *site) { s.do(request("POST", "https://a/p")) },
 	} {
 		for fleet, store := range map[string]bool{"alone": false, "fleet": true} {
-			t.Run(name+"/"+fleet, func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					var st bellwether.Store
-					if store {
-						st = memstore.New()
+			inBubble(t, name+"/"+fleet, func(t *testing.T) {
+				var st bellwether.Store
+				if store {
+					st = memstore.New()
+				}
+				s := sites(t, 1, st, func(w http.ResponseWriter, r *http.Request) {
+					if r.Method != "POST" {
+						secured(w, r)
 					}
-					s := sites(t, 1, st, func(w http.ResponseWriter, r *http.Request) {
-						if r.Method != "POST" {
-							secured(w, r)
-						}
-					})[0]
-					for _, u := range []string{"http://a/p", "https://a/p", "https://a.b/p"} {
-						s.get(u)
-					}
-					s.calls.Store(0)
-					invalidate(t, s)
-					synctest.Wait()
-					s.calls.Store(0)
-					for _, u := range []string{"http://a/p", "https://a/p"} {
-						s.get(u)
-						synctest.Wait() // what is softly invalidated is rebuilt behind its client
-					}
-					s.wantCalls(t, 2)
-					if name != "tag" {
-						s.get("https://a.b/p")
-						s.wantCalls(t, 0)
-					}
-				})
+				})[0]
+				for _, u := range []string{"http://a/p", "https://a/p", "https://a.b/p"} {
+					s.get(u)
+				}
+				s.calls.Store(0)
+				invalidate(t, s)
+				synctest.Wait()
+				s.calls.Store(0)
+				for _, u := range []string{"http://a/p", "https://a/p"} {
+					s.get(u)
+					synctest.Wait() // what is softly invalidated is rebuilt behind its client
+				}
+				s.wantCalls(t, 2)
+				if name != "tag" {
+					s.get("https://a.b/p")
+					s.wantCalls(t, 0)
+				}
 			})
 		}
 	}
@@ -178,24 +174,22 @@ func TestKey_SchemeFromAProxy(t *testing.T) {
 // not for one with it.
 func TestKey_FieldOfTLSAlone(t *testing.T) {
 	for name, value := range map[string]string{"X-Forwarded-Proto": "https", "X-Arr-Ssl": "2048|256|CN=x", "Front-End-Https": "on"} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
-					if r.Header.Get(name) != "" {
-						r.TLS = new(tls.ConnectionState)
-					}
-					secured(w, r)
-				})
-				for range 2 {
-					if w := s.get("http://a/p"); w.Code != 301 {
-						t.Errorf("plain: %d", w.Code)
-					}
-					if w := s.get("http://a/p", name, value); w.Code != 200 {
-						t.Errorf("over TLS: %d %s %s", w.Code, w.Header().Get("Location"), w.Header().Get("Cache-Status"))
-					}
+		inBubble(t, name, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+				if r.Header.Get(name) != "" {
+					r.TLS = new(tls.ConnectionState)
 				}
-				s.wantCalls(t, 2) // what was there has moved to where it is told apart
+				secured(w, r)
 			})
+			for range 2 {
+				if w := s.get("http://a/p"); w.Code != 301 {
+					t.Errorf("plain: %d", w.Code)
+				}
+				if w := s.get("http://a/p", name, value); w.Code != 200 {
+					t.Errorf("over TLS: %d %s %s", w.Code, w.Header().Get("Location"), w.Header().Get("Cache-Status"))
+				}
+			}
+			s.wantCalls(t, 2) // what was there has moved to where it is told apart
 		})
 	}
 }
@@ -470,21 +464,19 @@ func TestKey_OddTargetMakesNoPage(t *testing.T) {
 		"opaque":           {"x:javascript:alert(1)", path, "/"},
 		"opaque, a port":   {"x::80/cart", requestURI, "/cart"}, // its key is http://a:80/cart
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				o := bellwether.HTTPOptions{Key: func(r *http.Request) (bellwether.Key, bool) {
-					return bellwether.Key{URL: "http://a" + tt.key(r)}, true
-				}}
-				s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
-					w.Header().Set("Cache-Control", "max-age=60")
-					fmt.Fprintf(w, "page of %s, URL %s, target %s", r.URL.Path, r.URL, r.RequestURI)
-				})
-				s.do(fromWire(t, "GET "+tt.target+" HTTP/1.1\nHost: a"))
-				want := fmt.Sprintf("page of %s, URL %[1]s, target %[1]s", tt.next)
-				if got := s.do(fromWire(t, "GET "+tt.next+" HTTP/1.1\nHost: a")).Body.String(); got != want {
-					t.Errorf("the next client got %q, want %q", got, want)
-				}
+		inBubble(t, name, func(t *testing.T) {
+			o := bellwether.HTTPOptions{Key: func(r *http.Request) (bellwether.Key, bool) {
+				return bellwether.Key{URL: "http://a" + tt.key(r)}, true
+			}}
+			s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", "max-age=60")
+				fmt.Fprintf(w, "page of %s, URL %s, target %s", r.URL.Path, r.URL, r.RequestURI)
 			})
+			s.do(fromWire(t, "GET "+tt.target+" HTTP/1.1\nHost: a"))
+			want := fmt.Sprintf("page of %s, URL %[1]s, target %[1]s", tt.next)
+			if got := s.do(fromWire(t, "GET "+tt.next+" HTTP/1.1\nHost: a")).Body.String(); got != want {
+				t.Errorf("the next client got %q, want %q", got, want)
+			}
 		})
 	}
 }
@@ -566,4 +558,58 @@ func TestKey_RetargetedHerdBehindOneWithoutTheField(t *testing.T) {
 			t.Errorf("%d calls for 100 requests with one X-Forwarded-Proto and two without, want 4 at most", n)
 		}
 	})
+}
+
+// What does not reach the handler must not be taken for what the client has asked.
+func TestKey_NobodyIsServedAnothersRequest(t *testing.T) {
+	lang := func(name string) http.HandlerFunc {
+		return func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=60")
+			w.Header().Set("Vary", name)
+			if fmt.Fprint(w, "in English"); r.Header.Get(name) == "de" {
+				fmt.Fprint(w, ", auf Deutsch")
+			}
+		}
+	}
+	path := func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=60")
+		fmt.Fprintf(w, "path %q", r.URL.Path)
+	}
+	get := func(fields ...string) *http.Request { return request("GET", "http://a/", fields...) }
+	for name, c := range map[string]struct {
+		handler        http.HandlerFunc
+		attack, victim *http.Request
+		want           string
+	}{
+		"Connection names a field":      {lang("X-Lang"), get("X-Lang", "de", "Connection", "X-Lang"), get("X-Lang", "de"), "in English, auf Deutsch"},
+		"among others, in another case": {lang("X-Lang"), get("X-Lang", "de", "Connection", "close, x-lang"), get("X-Lang", "de"), "in English, auf Deutsch"},
+		"an empty member":               {lang("X-Lang"), get("X-Lang", "de,"), get("X-Lang", "de"), "in English, auf Deutsch"},
+		"an empty line":                 {lang("X-Lang"), get("X-Lang", "", "X-Lang", "de"), get("X-Lang", "de"), "in English, auf Deutsch"},
+		"of a list that is known":       {lang("Accept-Language"), get("Accept-Language", "", "Accept-Language", "de"), get("Accept-Language", "de"), "in English, auf Deutsch"},
+		"no path":                       {path, request("GET", "http://a"), get(), `path "/"`},
+	} {
+		inBubble(t, name, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{}, c.handler)
+			s.do(c.attack)
+			synctest.Wait()
+			if w := s.do(c.victim); w.Body.String() != c.want {
+				t.Errorf("%q, want %q", w.Body, c.want)
+			}
+		})
+	}
+}
+
+func TestKey_IsTheWholeTarget(t *testing.T) {
+	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=60")
+		fmt.Fprint(w, r.Host, r.URL.RequestURI())
+	})
+	for _, url := range []string{"a/p", "b/p", "a/P", "a/p?x", "a/p?y", "a/p%2Fq", "a/p/q"} {
+		for range 2 {
+			if got := s.get("http://" + url).Body.String(); !strings.HasSuffix(got, url) {
+				t.Errorf("%s got %q", url, got)
+			}
+		}
+	}
+	s.wantCalls(t, 7)
 }

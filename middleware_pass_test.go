@@ -137,7 +137,7 @@ func TestPass_FlushedHeaderComesFirst(t *testing.T) {
 		var wg sync.WaitGroup
 		for range 10 {
 			wg.Go(func() {
-				w := &flushTimer{ResponseRecorder: httptest.NewRecorder(), start: time.Now()}
+				w := newClient()
 				s.handler.ServeHTTP(w, request("GET", "http://a/p"))
 				if w.Body.String() != "body" || !w.Flushed || w.flushed != 0 {
 					t.Errorf("%q, header after %v, want it at once", w.Body, w.flushed)
@@ -147,20 +147,6 @@ func TestPass_FlushedHeaderComesFirst(t *testing.T) {
 		wg.Wait()
 		s.wantCalls(t, 1)
 	})
-}
-
-// A flushTimer notes when it was first flushed.
-type flushTimer struct {
-	*httptest.ResponseRecorder
-	start   time.Time
-	flushed time.Duration
-}
-
-func (w *flushTimer) Flush() {
-	if !w.Flushed {
-		w.flushed = time.Since(w.start)
-	}
-	w.ResponseRecorder.Flush()
 }
 
 // Server-sent events come one by one, each before the next is made, and to each
@@ -173,6 +159,9 @@ func TestPass_ServerSentEvents(t *testing.T) {
 			acks := [2]chan int{make(chan int), make(chan int)}
 			s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{TTL: time.Hour}}, func(w http.ResponseWriter, r *http.Request) {
 				me := clients.Add(1) - 1
+				if err := http.NewResponseController(w).SetWriteDeadline(time.Now().Add(time.Hour)); err != nil && strings.HasPrefix(accept, "text/event-stream") {
+					t.Errorf("no write deadline through the middleware: %v", err)
+				}
 				w.Header().Set("Content-Type", "text/event-stream")
 				for i := range 5 {
 					fmt.Fprintf(w, "data: %d.%d\n\n", me, i)
@@ -554,7 +543,7 @@ func TestPass_WriterThatCannotFlush(t *testing.T) {
 }
 
 // What is one client's and has no date is not told to be unmodified since it came.
-func TestHTTP_PrivateHasNoDateOfReceipt(t *testing.T) {
+func TestPass_PrivateHasNoDateOfReceipt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Cache-Control", "private")
@@ -570,32 +559,54 @@ func TestHTTP_PrivateHasNoDateOfReceipt(t *testing.T) {
 
 // A writer that panics leaves no timer behind that would break what its connection
 // is used for next.
-func TestHTTP_WriterThatPanics(t *testing.T) {
+func TestPass_WriterThatPanics(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Cache-Control", "max-age=60")
 			fmt.Fprint(w, "page")
 		})
-		w := &panickingWriter{ResponseRecorder: httptest.NewRecorder()}
+		w := newClient()
+		w.before = func([]byte) error { panic("a writer's") }
+		deadlines := 0
+		w.deadline = func(*client, time.Time) error { deadlines++; return nil }
 		func() {
 			defer func() { recover() }()
 			s.handler.ServeHTTP(w, request("GET", "http://a/p"))
 		}()
 		time.Sleep(time.Hour)
-		if n := w.deadlines.Load(); n != 0 {
-			t.Errorf("%d write deadlines were set after the end of the request", n)
+		if deadlines != 0 {
+			t.Errorf("%d write deadlines were set after the end of the request", deadlines)
 		}
 	})
 }
 
-type panickingWriter struct {
-	*httptest.ResponseRecorder
-	deadlines atomic.Int32
-}
-
-func (w *panickingWriter) Write([]byte) (int, error) { panic("a writer's") }
-
-func (w *panickingWriter) SetWriteDeadline(time.Time) error {
-	w.deadlines.Add(1)
-	return nil
+func TestPass_Upgrade(t *testing.T) {
+	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+		conn, rw, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer conn.Close()
+		rw.WriteString("HTTP/1.1 101 Switching Protocols\r\nUpgrade: echo\r\nConnection: Upgrade\r\n\r\n")
+		rw.Flush()
+		line, _ := rw.ReadString('\n')
+		rw.WriteString("echo " + line)
+		rw.Flush()
+	})
+	server := serve(t, s.handler)
+	conn, err := net.Dial("tcp", server.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	fmt.Fprintf(conn, "GET /p HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\nhello\n")
+	br := bufio.NewReader(conn)
+	res, err := http.ReadResponse(br, nil)
+	if err != nil || res.StatusCode != 101 {
+		t.Fatalf("upgrade: %v, %v", res, err)
+	}
+	if line, err := br.ReadString('\n'); line != "echo hello\n" {
+		t.Fatalf("echoed %q, %v", line, err)
+	}
 }

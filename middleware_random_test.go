@@ -15,7 +15,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/bellwether-go/bellwether"
@@ -156,9 +155,7 @@ func checkPart(t *testing.T, what, cr string, b, whole []byte) {
 func TestRandom_Privacy(t *testing.T) {
 	for seed := range uint64(20) {
 		for _, ttl := range []time.Duration{0, time.Minute} {
-			t.Run(fmt.Sprint(seed, " ", ttl), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) { fuzzPrivacy(t, seed, ttl) })
-			})
+			inBubble(t, fmt.Sprint(seed, " ", ttl), func(t *testing.T) { fuzzPrivacy(t, seed, ttl) })
 		}
 	}
 }
@@ -269,9 +266,7 @@ func TestRandom_NothingOlderIsFresh(t *testing.T) {
 	for seed := range seeds {
 		for _, kind := range []bellwether.Invalidation{bellwether.HardInvalidation, bellwether.SoftInvalidation} {
 			for _, far := range []bool{false, true} {
-				t.Run(fmt.Sprint(seed, " ", kind, " ", far), func(t *testing.T) {
-					synctest.Test(t, func(t *testing.T) { fuzzFresh(t, seed, kind, far) })
-				})
+				inBubble(t, fmt.Sprint(seed, " ", kind, " ", far), func(t *testing.T) { fuzzFresh(t, seed, kind, far) })
 			}
 		}
 	}
@@ -315,7 +310,7 @@ func fuzzFresh(t *testing.T, seed uint64, kind bellwether.Invalidation, far bool
 	o := bellwether.HTTPOptions{UnsafeInvalidation: kind}
 	store, locker := bellwether.Store(memstore.New()), bellwether.Locker(locallock.New())
 	if far {
-		store, locker = farStore{store}, farLocker{locker}
+		store, locker = farStore(store), farLocker()
 	}
 	o.Store, o.Locker = store, locker
 	sites := []*site{newSite(t, o, h), newSite(t, o, h)}

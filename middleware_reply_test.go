@@ -1,20 +1,26 @@
 package bellwether_test
 
 import (
+	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"mime"
 	"mime/multipart"
 	"net/http"
 	"net/http/httptest"
+	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
 // What a reply from what is stored has in it: the part that is asked for, the
@@ -314,26 +320,6 @@ func TestReply_CacheStatus(t *testing.T) {
 	})
 }
 
-// A request that Key refuses has the client's own ResponseWriter.
-func TestPass_RefusedByKey(t *testing.T) {
-	for name, key := range map[string]func(*http.Request) (bellwether.Key, bool){
-		"refused":  func(*http.Request) (bellwether.Key, bool) { return bellwether.Key{URL: "http://a/p"}, false },
-		"nonsense": func(*http.Request) (bellwether.Key, bool) { return bellwether.Key{URL: "nonsense"}, true },
-	} {
-		client := httptest.NewRecorder()
-		s := newSite(t, bellwether.HTTPOptions{Key: key}, func(w http.ResponseWriter, r *http.Request) {
-			if w != http.ResponseWriter(client) {
-				t.Errorf("%s: the handler writes to a %T", name, w)
-			}
-			page(0, "page")(w, r)
-		})
-		for range 2 {
-			s.handler.ServeHTTP(client, request("GET", "http://a/p"))
-		}
-		s.wantCalls(t, 2)
-	}
-}
-
 // The first client gets the type that everybody gets, also if it asks for a range.
 func TestReply_TypeOfTheFirstRange(t *testing.T) {
 	for _, status := range []int{http.StatusOK, http.StatusNotFound} {
@@ -364,4 +350,478 @@ func TestReply_RangesOfNothing(t *testing.T) {
 			t.Errorf("%s: %d with Content-Range %q", ranges, w.Code, w.Header()["Content-Range"])
 		}
 	}
+}
+
+// The type of a body that names none is guessed as net/http does it: not from a
+// template's first line break, and not where the handler says that there is none.
+func TestReply_GuessedTypeOfATemplate(t *testing.T) {
+	page := "<!DOCTYPE html><html>hi</html>"
+	for name, c := range map[string]struct {
+		write func(w http.ResponseWriter)
+		want  string
+	}{
+		"in pieces":          {func(w http.ResponseWriter) { io.WriteString(w, "\n "); io.WriteString(w, page) }, "[text/html; charset=utf-8]"},
+		"blank":              {func(w http.ResponseWriter) { io.WriteString(w, "\n") }, "[text/plain; charset=utf-8]"},
+		"much that is blank": {func(w http.ResponseWriter) { w.Write(bytes.Repeat([]byte("\n"), 600)); io.WriteString(w, page) }, "[text/plain; charset=utf-8]"},
+		"flushed when blank": {func(w http.ResponseWriter) {
+			io.WriteString(w, "\n")
+			w.(http.Flusher).Flush()
+			io.WriteString(w, page)
+		}, "[text/plain; charset=utf-8]"},
+		"empty":                {func(w http.ResponseWriter) {}, "[]"},
+		"behind a WriteHeader": {func(w http.ResponseWriter) { w.WriteHeader(200); io.WriteString(w, page) }, "[text/html; charset=utf-8]"},
+		"changed too late": {func(w http.ResponseWriter) {
+			io.WriteString(w, "\n")
+			w.Header().Set("Content-Type", "a/b")
+			io.WriteString(w, page)
+		}, "[text/html; charset=utf-8]"},
+		"none": {func(w http.ResponseWriter) { w.Header()["Content-Type"] = nil; io.WriteString(w, page) }, "[]"},
+		"encoded": {func(w http.ResponseWriter) {
+			w.Header().Set("Content-Encoding", "gzip")
+			io.WriteString(w, "\x1f\x8b\x08\x00")
+		}, "[]"},
+	} {
+		inBubble(t, name, func(t *testing.T) {
+			handler := func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", "max-age=60")
+				c.write(w)
+			}
+			s := newSite(t, bellwether.HTTPOptions{}, handler)
+			server := overPipes(t, s.handler)
+			transport := &http.Transport{DialContext: server.dial, DisableCompression: true}
+			defer transport.CloseIdleConnections()
+			for i, ask := range []string{"GET", "GET", "HEAD", "GET bytes=0-1"} {
+				method, part, _ := strings.Cut(ask, " ")
+				r, _ := http.NewRequest(method, "http://a/p", nil)
+				if part != "" {
+					r.Header.Set("Range", part)
+				}
+				res, err := transport.RoundTrip(r)
+				if err != nil {
+					t.Fatal(err)
+				}
+				body, _ := io.ReadAll(res.Body)
+				res.Body.Close()
+				if got := fmt.Sprint(res.Header["Content-Type"]); got != c.want && !(len(body) == 0 && method == "GET") {
+					t.Errorf("%d: %s: %s, want %s (%q)", i, ask, got, c.want, body)
+				}
+				synctest.Wait()
+			}
+		})
+	}
+}
+
+// Who joins a body that is being made for long gets its age, not that of its start.
+func TestReply_AgeOfWhoJoinsLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=10")
+			io.WriteString(w, "a")
+			time.Sleep(30 * time.Second)
+			io.WriteString(w, "b")
+		})
+		go s.get("http://a/p")
+		time.Sleep(25 * time.Second)
+		w := s.get("http://a/p")
+		s.wantCalls(t, 1)
+		if h := w.Header(); h.Get("Age") != "25" || !strings.Contains(h.Get("Cache-Status"), "ttl=-15") {
+			t.Errorf("joined 25 s after the header: Age %q, %s", h.Get("Age"), h.Get("Cache-Status"))
+		}
+	})
+}
+
+// A handler that answers one client alone is not cut short because that client
+// gets no body.
+func TestReply_PrivateWithoutBody(t *testing.T) {
+	for _, r := range []*http.Request{
+		request("GET", "http://a/p"), request("HEAD", "http://a/p"), request("GET", "http://a/p", "If-None-Match", `"e"`),
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			var ended bool
+			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", "private")
+				w.Header().Set("Etag", `"e"`)
+				io.WriteString(w, "page")
+				select { // such as the commit of a transaction
+				case <-r.Context().Done():
+				case <-time.After(time.Second):
+					ended = true
+				}
+			})
+			w := s.do(r.Clone(t.Context()))
+			synctest.Wait()
+			if !ended {
+				t.Errorf("%s %v: its context ended while the client was there", r.Method, r.Header)
+			}
+			if w.Header()["Age"] != nil {
+				t.Errorf("%s %v: Age %q, of what the handler has made for this client", r.Method, r.Header, w.Header()["Age"])
+			}
+		})
+	}
+}
+
+// The handler of a HEAD is cut short when it writes without end, whether the page is known
+// as private or not.
+func TestReply_HeadOfALongPrivateBody(t *testing.T) {
+	for _, fields := range [][]string{nil, {"Cookie", "x"}, {"Authorization", "x"}} {
+		synctest.Test(t, func(t *testing.T) {
+			var written atomic.Int64
+			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", "private")
+				for range 1 << 15 {
+					if _, err := w.Write(make([]byte, 1<<15)); err != nil {
+						if r.Context().Err() == nil {
+							t.Errorf("the context goes on behind %v", err)
+						}
+						return
+					}
+					written.Add(1 << 15)
+				}
+			})
+			for _, which := range []string{"first", "known"} {
+				r := request("HEAD", "http://a/p", fields...)
+				if w := s.do(r.Clone(t.Context())); w.Code != 200 || w.Header().Get("Cache-Control") != "private" {
+					t.Errorf("%s: %d %v", which, w.Code, w.Header())
+				}
+				synctest.Wait()
+				if n := written.Swap(0); n > 256<<10 {
+					t.Errorf("%v, %s: %d bytes were written for a HEAD", fields, which, n)
+				}
+			}
+		})
+	}
+}
+
+// A range of a response that is not kept is a part of the one run of its handler, where the
+// length is known. Else the client gets the whole.
+func TestReply_RangeOfUnkept(t *testing.T) {
+	body := strings.Repeat("0123456789", 20)
+	for name, tt := range map[string]struct {
+		fields       []string
+		length       bool
+		status       int
+		contentRange string
+		body         string
+	}{
+		"a range":                  {[]string{"Range", "bytes=150-154"}, true, 206, "bytes 150-154/200", "01234"},
+		"to the end":               {[]string{"Range", "bytes=195-"}, true, 206, "bytes 195-199/200", "56789"},
+		"beyond the end":           {[]string{"Range", "bytes=195-300"}, true, 206, "bytes 195-199/200", "56789"},
+		"the end":                  {[]string{"Range", "bytes=-3"}, true, 206, "bytes 197-199/200", "789"},
+		"all and more":             {[]string{"Range", "bytes=-300"}, true, 206, "bytes 0-199/200", body},
+		"of the tag":               {[]string{"Range", "bytes=0-0", "If-Range", `"e"`}, true, 206, "bytes 0-0/200", "0"},
+		"of another tag":           {[]string{"Range", "bytes=0-0", "If-Range", `"f"`}, true, 200, "", body},
+		"if not since":             {[]string{"Range", "bytes=0-0", "If-Range", lastYear}, true, 200, "", body},
+		"two":                      {[]string{"Range", "bytes=0-0,5-6"}, true, 200, "", body},
+		"none there":               {[]string{"Range", "bytes=200-"}, true, 200, "", body},
+		"nonsense":                 {[]string{"Range", "bytes=5-4"}, true, 200, "", body},
+		"another unit":             {[]string{"Range", "lines=1-2"}, true, 200, "", body},
+		"of nobody knows how long": {[]string{"Range", "bytes=0-0"}, false, 200, "", body},
+	} {
+		for kind, o := range map[string]bellwether.HTTPOptions{"private": {}, "max-age=60": {MaxBody: 100}} {
+			inBubble(t, name+" "+kind, func(t *testing.T) {
+				s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
+					w.Header().Set("Cache-Control", kind)
+					w.Header().Set("ETag", `"e"`)
+					if tt.length {
+						w.Header().Set("Content-Length", "200")
+					}
+					for range 10 {
+						io.WriteString(w, body[:20])
+					}
+				})
+				w := s.get("http://a/p", tt.fields...)
+				if w.Code != tt.status || w.Header().Get("Content-Range") != tt.contentRange || w.Body.String() != tt.body {
+					t.Errorf("%d %q %q, want %d %q %q", w.Code, w.Header().Get("Content-Range"), w.Body, tt.status, tt.contentRange, tt.body)
+				}
+				if n := w.Header().Get("Content-Length"); n != "" && n != fmt.Sprint(len(tt.body)) {
+					t.Errorf("Content-Length %s of %d bytes", n, len(tt.body))
+				}
+				s.wantCalls(t, 1)
+			})
+		}
+	}
+}
+
+// A request for many ranges gets the whole.
+func TestReply_ManyRanges(t *testing.T) {
+	s := newSite(t, bellwether.HTTPOptions{}, page(0, strings.Repeat("0123456789", 100)))
+	s.get("http://a/p")
+	for n, status := range map[int]int{2: 206, 16: 206, 17: 200, 250_000: 200} {
+		w := s.get("http://a/p", "Range", "bytes="+strings.TrimSuffix(strings.Repeat("0-0,", n), ","))
+		if w.Code != status {
+			t.Errorf("%d ranges: %d with %d bytes, want %d", n, w.Code, w.Body.Len(), status)
+		}
+	}
+}
+
+// What was made stale is stale since then, for a request that takes what is so long
+// stale, too.
+func TestReply_MaxStaleOfSwept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=3600")
+		})
+		s.get("http://a/p")
+		synctest.Wait() // until it is kept
+		if err := s.mw.InvalidateMatching(t.Context(), bellwether.Match{URLs: []string{"http://a/p"}, Soft: true}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(100 * time.Second)
+		s.get("http://a/p", "Cache-Control", "max-stale=200")
+		s.wantCalls(t, 1)
+		s.get("http://a/p", "Cache-Control", "max-stale=5")
+		s.wantCalls(t, 1)
+	})
+}
+
+// Clients that read one response have trailers of their own to announce: what a
+// middleware outside adds for one is no other's. The race detector is what fails here.
+func TestReply_TrailerIsItsOwn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			time.Sleep(time.Second)
+			w.Header().Set("Cache-Control", "max-age=60")
+			w.Header().Set("Trailer", "A, B, C")
+			io.WriteString(w, "page")
+			time.Sleep(time.Second)
+		})
+		inner := s.handler
+		s.handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { inner.ServeHTTP(addsTrailer{w}, r) })
+		s.burst(8, same("http://a/p"))
+		s.wantCalls(t, 1)
+	})
+}
+
+type addsTrailer struct{ http.ResponseWriter }
+
+func (w addsTrailer) WriteHeader(status int) {
+	w.Header().Add("Trailer", "D")
+	w.ResponseWriter.WriteHeader(status)
+}
+
+// A request whose context ends may have a client that is there, as when a server
+// is shut down: it is not told that all is well.
+func TestReply_ContextEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(time.Second, cancel)
+		w := s.do(request("GET", "http://a/p").WithContext(ctx))
+		if w.Code != http.StatusServiceUnavailable || w.Header().Get("Cache-Control") != "no-store" {
+			t.Errorf("%d %v", w.Code, w.Header())
+		}
+		s.mw.Close()
+	})
+}
+
+// A type that is guessed is as good as net/http's guess: made from the first bytes
+// that tell, and no better than what a middleware outside says.
+func TestReply_GuessedType(t *testing.T) {
+	for _, tt := range []struct {
+		want   string
+		pieces []string
+	}{
+		{"text/html; charset=utf-8", []string{"\n ", "<", "!DOC", "TYPE html>", "<p>"}},
+		{"text/xml; charset=utf-8", []string{"<?x", "ml version='1.0'?>"}},
+		{"text/plain; charset=utf-8", []string{"<", "3 of you"}},
+		{"image/webp", []string{"RIFF", "....", "WEBPVP8"}},
+		// It begins too late to be seen.
+		{"text/plain; charset=utf-8", []string{strings.Repeat(" ", 300), strings.Repeat("\n", 300), strings.Repeat("\t", 300), "<html>"}},
+	} {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=60")
+			for _, p := range tt.pieces {
+				io.WriteString(w, p)
+			}
+		})
+		inner := s.handler
+		direct, cached := httptest.NewServer(written(tt.pieces)), httptest.NewServer(s.mw.Handler(written(tt.pieces)))
+		defer direct.Close()
+		defer cached.Close()
+		for range 2 { // made, and kept
+			if want, got := typeOf(t, direct.URL), typeOf(t, cached.URL); got != want {
+				t.Errorf("%q behind a WriteHeader: %q, want %q as without the cache", tt.pieces, got, want)
+			}
+		}
+		for _, url := range []string{"http://a/p", "http://a/p"} { // made, and kept
+			if w := s.get(url); w.Header().Get("Content-Type") != tt.want || w.Body.String() != strings.Join(tt.pieces, "") {
+				t.Errorf("%q: %v %q", tt.pieces, w.Header(), w.Body)
+			}
+		}
+		s.handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			inner.ServeHTTP(w, r)
+		})
+		for _, fields := range [][]string{nil, {"Range", "bytes=0-1"}, {"Cache-Control", "no-cache"}} {
+			if w := s.get("http://a/p", fields...); w.Header().Get("Content-Type") != "application/json" {
+				t.Errorf("%v, with a type outside: %v", fields, w.Header())
+			}
+		}
+	}
+}
+
+// written is a handler that writes its header first.
+func written(pieces []string) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=60")
+		w.WriteHeader(http.StatusNotFound)
+		for _, p := range pieces {
+			io.WriteString(w, p)
+			time.Sleep(time.Millisecond)
+		}
+	})
+}
+
+func typeOf(t *testing.T, url string) string {
+	t.Helper()
+	resp, err := http.Get(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if _, err := io.Copy(io.Discard, resp.Body); err != nil {
+		t.Error(err)
+	}
+	return resp.Header.Get("Content-Type")
+}
+
+// The date of what was modified in the second in which it was sent says nothing
+// about the rest of that second (RFC 9110 section 8.8.2.2).
+func TestReply_IfRangeWeakDate(t *testing.T) {
+	for modified, want := range map[string]int{"Sat, 01 Jan 2000 00:00:10 GMT": 200, "Sat, 01 Jan 2000 00:00:09 GMT": 206} {
+		synctest.Test(t, func(t *testing.T) { // which begins in 2000
+			time.Sleep(10 * time.Second)
+			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", "max-age=60")
+				w.Header().Set("Last-Modified", modified)
+				w.Header().Set("Date", "Sat, 01 Jan 2000 00:00:10 GMT")
+				io.WriteString(w, "0123456789")
+			})
+			s.get("http://a/p")
+			if w := s.get("http://a/p", "Range", "bytes=2-4", "If-Range", modified); w.Code != want {
+				t.Errorf("modified at %s: %d, want %d", modified, w.Code, want)
+			}
+		})
+	}
+}
+
+// The first client of what is not kept gets what the handler makes of its own
+// request, where that matters: the answer to its condition, its range, and the
+// fields between the two.
+func TestReply_FirstOfWhatIsNotKept(t *testing.T) {
+	body := bytes.Repeat([]byte("0123456789"), 20)
+	s := newSite(t, bellwether.HTTPOptions{MaxBody: 100}, func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/private", "/private-range":
+			w.Header().Set("Cache-Control", "private")
+		case "/large":
+			w.Header().Set("Cache-Control", "max-age=60")
+		case "/426":
+			w.Header().Set("Connection", "Upgrade")
+			w.Header().Set("Upgrade", "HTTP/3")
+			w.WriteHeader(http.StatusUpgradeRequired)
+			return
+		}
+		w.Header().Set("ETag", `"e"`)
+		http.ServeContent(w, r, "p.txt", time.Time{}, bytes.NewReader(body))
+	})
+	for _, tt := range []struct {
+		path, field, value string
+		status, length     int
+	}{
+		{"/private", "If-None-Match", `"e"`, 304, 0},
+		{"/private-range", "Range", "bytes=2-4", 206, 3},
+		{"/large", "Range", "bytes=150-", 206, 50},
+		{"/426", "Accept", "*/*", 426, 0},
+	} {
+		for _, which := range []string{"first", "next"} {
+			w := s.get("http://a"+tt.path, tt.field, tt.value)
+			if w.Code != tt.status || w.Body.Len() != tt.length {
+				t.Errorf("%s, %s %s, the %s: %d and %d bytes, want %d and %d: %v", tt.path, tt.field, tt.value, which, w.Code, w.Body.Len(), tt.status, tt.length, w.Header())
+			}
+			if tt.status == 426 && w.Header().Get("Upgrade") != "HTTP/3" {
+				t.Errorf("the %s: %v, want to be told the upgrade", which, w.Header())
+			}
+			if strings.Contains(w.Header().Get("Cache-Status"), "stored") {
+				t.Errorf("%s, the %s: %v", tt.path, which, w.Header())
+			}
+		}
+	}
+}
+
+// While a whole body waits to be committed, a range is a range of it.
+func TestReply_RangeOfAFinishedLiveBody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := wiredTo(memstore.New())
+		store.set(on(takes(time.Second), "commit"))
+		s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: store.full(), EngineTimeout: time.Minute}}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=60")
+			io.WriteString(w, "0123456789")
+		})
+		s.get("http://a/p")
+		synctest.Wait() // the handler has returned
+		w := s.get("http://a/p", "Range", "bytes=2-4")
+		if w.Code != 206 || w.Body.String() != "234" || !strings.Contains(w.Header().Get("Cache-Status"), "collapsed") {
+			t.Errorf("%d %q %v", w.Code, w.Body, w.Header())
+		}
+		s.wantCalls(t, 1)
+	})
+}
+
+// A failure that is remembered says when it is tried again, in each process.
+func TestReply_RetryAfter(t *testing.T) {
+	for name, fail := range map[string]func(http.ResponseWriter){
+		"panic":      func(http.ResponseWriter) { panic("down") },
+		"short body": func(w http.ResponseWriter) { w.Header().Set("Content-Length", "10") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := bellwether.HTTPOptions{Options: bellwether.Options{TTL: time.Minute, ErrorTTL: 20 * time.Second, MaxErrorTTL: time.Minute}}
+			h := func(w http.ResponseWriter, r *http.Request) { fail(w) }
+			inPairs(t, o, h, func(t *testing.T, p pair) {
+				p.first.get("http://a/p")
+				p.calls()
+				time.Sleep(1500 * time.Millisecond)
+				w := p.second.get("http://a/p")
+				retry, err := strconv.Atoi(w.Header().Get("Retry-After"))
+				if w.Code != 502 || err != nil || retry < 9 || retry > 19 {
+					t.Fatalf("%d %v, want 502 with the rest of a pause of 10 to 20 s", w.Code, w.Header())
+				}
+				if n := p.calls(); n != 0 {
+					t.Errorf("%d runs of the handler within the pause", n)
+				}
+				time.Sleep(time.Duration(retry) * time.Second)
+				p.second.get("http://a/p")
+				if n := p.calls(); n != 1 {
+					t.Errorf("%d runs of the handler after it, want 1", n)
+				}
+			})
+		})
+	}
+}
+
+func TestReply_HeadRangeAndConditions(t *testing.T) {
+	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != "GET" || r.Header.Get("Range") != "" || r.Header.Get("If-None-Match") != "" {
+			t.Errorf("the handler was asked for one client's view: %s %v", r.Method, r.Header)
+		}
+		w.Header().Set("Cache-Control", "max-age=60")
+		w.Header().Set("ETag", `"e"`)
+		io.WriteString(w, "0123456789")
+	})
+	for i := range 2 { // the miss, then the hit
+		if w := s.do(request("HEAD", "http://a/h")); w.Code != 200 || w.Body.Len() != 0 || w.Header().Get("ETag") != `"e"` {
+			t.Errorf("HEAD %d: %d %q %v", i, w.Code, w.Body, w.Header())
+		}
+		if w := s.get("http://a/n", "If-None-Match", `"e"`); w.Code != 304 || w.Body.Len() != 0 {
+			t.Errorf("If-None-Match %d: %d %q", i, w.Code, w.Body)
+		}
+	}
+	s.wantCalls(t, 2)
+	for !strings.Contains(s.get("http://a/h").Header().Get("Cache-Status"), "hit") {
+		runtime.Gosched() // until the flight has landed
+	}
+	if w := s.get("http://a/h", "Range", "bytes=2-4"); w.Code != 206 || w.Body.String() != "234" {
+		t.Errorf("Range: %d %q", w.Code, w.Body)
+	}
+	s.wantCalls(t, 0)
 }

@@ -1,8 +1,8 @@
 package bellwether_test
 
 import (
-	"context"
 	"fmt"
+	"io"
 	"net/http"
 	"strconv"
 	"strings"
@@ -31,7 +31,7 @@ func numbered(cacheControl string, fields ...string) http.HandlerFunc {
 }
 
 // RFC 9111 section 5.2.1, on a response that is 30 s old.
-func TestHTTP_RequestDirectives(t *testing.T) {
+func TestRequest_Directives(t *testing.T) {
 	const fresh, stale = "max-age=60", "max-age=10, stale-if-error=3600"
 	for _, test := range []struct {
 		response, request string
@@ -63,22 +63,20 @@ func TestHTTP_RequestDirectives(t *testing.T) {
 		{"max-age=10, stale-while-revalidate=60", "max-stale=5", "", "2"},
 		{"max-age=10, stale-while-revalidate=60", "", "", "1"},
 	} {
-		t.Run(test.response+"/"+test.request, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := newSite(t, bellwether.HTTPOptions{}, numbered(test.response, "Age", test.age))
-				s.get("http://a/p")
-				time.Sleep(30 * time.Second)
-				if w := s.get("http://a/p", "Cache-Control", test.request); w.Code != 200 || w.Body.String() != test.want {
-					t.Errorf("got %d %q, want %s", w.Code, w.Body, test.want)
-				}
-			})
+		inBubble(t, test.response+"/"+test.request, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{}, numbered(test.response, "Age", test.age))
+			s.get("http://a/p")
+			time.Sleep(30 * time.Second)
+			if w := s.get("http://a/p", "Cache-Control", test.request); w.Code != 200 || w.Body.String() != test.want {
+				t.Errorf("got %d %q, want %s", w.Code, w.Body, test.want)
+			}
 		})
 	}
 }
 
 // RFC 9111 section 5.2.1.7: who wants what is stored, and nothing else, costs
 // the handler nothing.
-func TestHTTP_OnlyIfCached(t *testing.T) {
+func TestRequest_OnlyIfCached(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memstore.New()
 		options := bellwether.HTTPOptions{Options: bellwether.Options{Store: store}}
@@ -114,7 +112,7 @@ func TestHTTP_OnlyIfCached(t *testing.T) {
 }
 
 // A thousand reloads are one load more, and those who do not insist do not wait.
-func TestHTTP_ReloadsCollapse(t *testing.T) {
+func TestRequest_ReloadsCollapse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		page := numbered("max-age=60")
 		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
@@ -139,7 +137,7 @@ func TestHTTP_ReloadsCollapse(t *testing.T) {
 
 // Nor are reloads in many processes a load each, one after another: who came during
 // one shares the next, whoever makes it.
-func TestHTTP_ReloadsCollapseInAFleet(t *testing.T) {
+func TestRequest_ReloadsCollapseInAFleet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		page := numbered("max-age=60")
 		all := sites(t, 8, memstore.New(), func(w http.ResponseWriter, r *http.Request) {
@@ -177,7 +175,7 @@ func TestHTTP_ReloadsCollapseInAFleet(t *testing.T) {
 
 // What a reload gets was loaded after it came, also where the answers of a store that
 // does not tell are long under way.
-func TestHTTP_ReloadIsOfNoEarlierLoad(t *testing.T) {
+func TestRequest_ReloadIsOfNoEarlierLoad(t *testing.T) {
 	for _, late := range []time.Duration{0, 50 * time.Millisecond} {
 		synctest.Test(t, func(t *testing.T) {
 			began := func(w http.ResponseWriter, r *http.Request) {
@@ -186,8 +184,8 @@ func TestHTTP_ReloadIsOfNoEarlierLoad(t *testing.T) {
 				time.Sleep(time.Second)
 				fmt.Fprint(w, now.UnixNano())
 			}
-			store, locker := memstore.New(), struct{ bellwether.Locker }{locallock.New()}
-			slow := &wiredStore{wire: &wire{}, store: store}
+			store, locker := memstore.New(), polling(locallock.New())
+			slow := wiredTo(store)
 			var all []*site
 			for _, s := range []bellwether.Store{quiet{store}, quiet{store}, quiet{slow}} {
 				all = append(all, newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: s, Locker: locker}}, began))
@@ -217,7 +215,7 @@ func TestHTTP_ReloadIsOfNoEarlierLoad(t *testing.T) {
 
 // A reload is a validation where there is something to validate, and a failing
 // origin's stale response answers it as it answers others.
-func TestHTTP_ReloadValidates(t *testing.T) {
+func TestRequest_ReloadValidates(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := &origin{version: "1", header: http.Header{"Cache-Control": {"max-age=60"}}}
 		s := newSite(t, bellwether.HTTPOptions{}, o.ServeHTTP)
@@ -232,7 +230,7 @@ func TestHTTP_ReloadValidates(t *testing.T) {
 }
 
 // RFC 9111 section 5.4: Pragma is nothing to a cache.
-func TestHTTP_PragmaIsIgnored(t *testing.T) {
+func TestRequest_PragmaIsIgnored(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{}, numbered("max-age=60", "Pragma", "no-cache"))
 		s.get("http://a/p")
@@ -242,215 +240,11 @@ func TestHTTP_PragmaIsIgnored(t *testing.T) {
 	})
 }
 
-// RFC 9111 section 3.5.
-func TestHTTP_AuthorizedResponsesForAll(t *testing.T) {
-	for cc, shared := range map[string]bool{
-		"max-age=60":                  false,
-		"max-age=60, public":          true,
-		"s-maxage=60":                 true,
-		"max-age=60, must-revalidate": true,
-		"public, private":             false,
-	} {
-		t.Run(cc, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := newSite(t, bellwether.HTTPOptions{}, numbered(cc))
-				s.get("http://a/p", "Authorization", "u1")
-				synctest.Wait()
-				others, same := s.get("http://a/p"), s.get("http://a/p", "Authorization", "u2")
-				if got := others.Body.String() == "1" && same.Body.String() == "1"; got != shared {
-					t.Errorf("others got %s and %s of the first user's response: shared %v, want %v", others.Body, same.Body, got, shared)
-				}
-			})
-		})
-	}
-}
-
-// What was made without Authorization is another user's only if it says so.
-func TestHTTP_AnonymousResponseIsNoAuthorizedOne(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
-			w.Header().Set("Cache-Control", "max-age=60")
-			fmt.Fprint(w, "for ", r.Header.Get("Authorization"))
-		})
-		s.get("http://a/p")
-		synctest.Wait()
-		for _, user := range []string{"u1", "u2", "u1"} {
-			if w := s.get("http://a/p", "Authorization", user); w.Body.String() != "for "+user {
-				t.Errorf("%s got %q", user, w.Body)
-			}
-			if w := s.get("http://a/p"); w.Body.String() != "for " || !strings.Contains(w.Header().Get("Cache-Status"), "hit") {
-				t.Errorf("an authorized request has taken the response from the others: %q %v", w.Body, w.Header())
-			}
-		}
-	})
-}
-
-// Requests with Authorization neither wait for each other nor hold up those
-// without, until their response is known to be for all; then they collapse.
-func TestHTTP_AuthorizedHerd(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var public atomic.Bool
-		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
-			time.Sleep(time.Second)
-			w.Header().Set("Cache-Control", "max-age=60")
-			if public.Load() {
-				w.Header().Set("Cache-Control", "max-age=10, public")
-			}
-			fmt.Fprint(w, "v")
-		})
-		user := func(i int) *http.Request {
-			return request("GET", "http://a/p", "Authorization", fmt.Sprint("u", i))
-		}
-		for range 2 {
-			wantBurst(t, s.burst(50, user), 50, "200 v 1s")
-			s.wantCalls(t, 50)
-		}
-		wantBurst(t, s.burst(50, same("http://a/p")), 50, "200 v 1s")
-		s.wantCalls(t, 1)
-
-		public.Store(true)
-		time.Sleep(2 * time.Minute)
-		wantBurst(t, s.burst(50, user), 50, "200 v 1s") // it is not known yet
-		s.calls.Store(0)
-		time.Sleep(11 * time.Second)
-		wantBurst(t, s.burst(50, user), 50, "200 v 1s")
-		s.wantCalls(t, 1)
-
-		public.Store(false)
-		time.Sleep(11 * time.Second)
-		got := s.burst(50, user)
-		if got["200 v 1s"] != 1 || got["200 v 2s"] != 1 || got["200 v 3s"] != 48 {
-			t.Errorf("no longer for all: %v, want one more to try, and the others let go together", got)
-		}
-		s.wantCalls(t, 50)
-	})
-}
-
-// Nor do they wait for each other's processes, one after another for the lease; and
-// those without Authorization that have come to such a flight are a herd as ever.
-func TestHTTP_AuthorizedFleet(t *testing.T) {
-	for _, stored := range []bool{false, true} { // what is not for them, and is stale
-		synctest.Test(t, func(t *testing.T) {
-			const processes = 5
-			o := bellwether.HTTPOptions{Options: bellwether.Options{Store: memstore.New(), Locker: locallock.New()}}
-			var anonymous atomic.Int32
-			var fleet []*site
-			for range processes {
-				fleet = append(fleet, newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
-					if r.Header["Authorization"] == nil {
-						anonymous.Add(1)
-					}
-					time.Sleep(time.Second)
-					w.Header().Set("Cache-Control", "max-age=60, stale-while-revalidate=600")
-					fmt.Fprint(w, r.Header.Get("Authorization"))
-				}))
-			}
-			if stored {
-				fleet[0].get("http://a/p")
-				time.Sleep(2 * time.Minute)
-				anonymous.Store(0)
-			}
-			start := time.Now()
-			var wg sync.WaitGroup
-			for i, s := range fleet {
-				wg.Go(func() {
-					user := fmt.Sprint("u", i)
-					// A load takes a second; to begin the log at one instant, a few milliseconds.
-					if got := s.get("http://a/p", "Authorization", user).Body.String(); got != user || time.Since(start) > 1100*time.Millisecond {
-						t.Errorf("stored %v: process %d answered %q after %v, want %q after its own load of 1s", stored, i, got, time.Since(start), user)
-					}
-				})
-				wg.Go(func() {
-					time.Sleep(time.Millisecond)
-					if w := s.get("http://a/p"); w.Code != 200 || w.Body.String() != "" || time.Since(start) > 2100*time.Millisecond {
-						t.Errorf("stored %v: without Authorization process %d answered %d %q after %v", stored, i, w.Code, w.Body, time.Since(start))
-					}
-				})
-			}
-			wg.Wait()
-			time.Sleep(5 * time.Second)
-			if n := anonymous.Load(); n != 1 {
-				t.Errorf("stored %v: %d loads for those without Authorization, want 1", stored, n)
-			}
-		})
-	}
-}
-
-// An authorized request that finds nothing of its own leaves the stale response
-// of the others where it is.
-func TestHTTP_AuthorizedRequestLeavesWhatIsStored(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var broken atomic.Bool
-		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
-			if broken.Load() {
-				http.Error(w, "down", http.StatusServiceUnavailable)
-				return
-			}
-			w.Header().Set("Cache-Control", "max-age=10, stale-if-error=60")
-			fmt.Fprint(w, "for ", r.Header.Get("Authorization"))
-		})
-		s.get("http://a/p")
-		time.Sleep(11 * time.Second)
-		if w := s.get("http://a/p", "Authorization", "u1"); w.Body.String() != "for u1" {
-			t.Errorf("u1 got %q", w.Body)
-		}
-		broken.Store(true)
-		if w := s.get("http://a/p"); w.Code != 200 || w.Body.String() != "for " {
-			t.Errorf("the stale response is gone: %d %q", w.Code, w.Body)
-		}
-		if w := s.get("http://a/p", "Authorization", "u1"); w.Code != 503 {
-			t.Errorf("u1 got %d %q, want its own 503", w.Code, w.Body)
-		}
-	})
-}
-
-// Those without Authorization are a herd of their own beside a request with it.
-func TestHTTP_AuthorizedRequestDoesNotScatterTheHerd(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
-			time.Sleep(time.Second)
-			w.Header().Set("Cache-Control", "max-age=60")
-			fmt.Fprint(w, "for ", r.Header.Get("Authorization"))
-		})
-		done := make(chan struct{})
-		go func() {
-			defer close(done)
-			if w := s.get("http://a/p", "Authorization", "u1"); w.Body.String() != "for u1" {
-				t.Errorf("u1 got %q", w.Body)
-			}
-		}()
-		time.Sleep(500 * time.Millisecond)
-		wantBurst(t, s.burst(20, same("http://a/p")), 20, "200 for  1s")
-		<-done
-		s.wantCalls(t, 2)
-	})
-}
-
-// An authorized request does not ask whether another's response still holds.
-func TestHTTP_AuthorizedRequestValidatesNothingOfOthers(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
-			w.Header().Set("Cache-Control", "max-age=10")
-			w.Header().Set("Last-Modified", lastYear) // the same for all
-			if r.Header.Get("If-Modified-Since") == lastYear {
-				w.WriteHeader(http.StatusNotModified)
-				return
-			}
-			fmt.Fprint(w, "for ", r.Header.Get("Authorization"))
-		})
-		s.get("http://a/p")
-		time.Sleep(11 * time.Second)
-		if w := s.get("http://a/p", "Authorization", "u1"); w.Body.String() != "for u1" {
-			t.Errorf("u1 got %q", w.Body)
-		}
-	})
-}
-
 // A client that takes stale responses does not take invalidated ones: what this
 // process has is as good as the store's last word on it.
-func TestHTTP_MaxStaleIsNoWayAroundAnInvalidation(t *testing.T) {
+func TestRequest_MaxStaleIsNoWayAroundAnInvalidation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		silent := struct{ bellwether.Store }{memstore.New()} // it tells of no invalidation
+		silent := quiet{memstore.New()} // it tells of no invalidation
 		o := bellwether.HTTPOptions{Options: bellwether.Options{Store: silent}}
 		page := numbered("max-age=10, stale-if-error=3600")
 		a, b := newSite(t, o, page), newSite(t, o, page)
@@ -466,31 +260,9 @@ func TestHTTP_MaxStaleIsNoWayAroundAnInvalidation(t *testing.T) {
 	})
 }
 
-// The windows of a response that another process has stored hold for requests
-// that are choosy, too.
-func TestHTTP_StoredWindowsForAuthorizedRequests(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		o := bellwether.HTTPOptions{Options: bellwether.Options{Store: memstore.New()}}
-		page := numbered("public, max-age=10, stale-while-revalidate=60")
-		a := newSite(t, o, page)
-		b := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
-			time.Sleep(time.Second)
-			page(w, r)
-		})
-		a.get("http://a/p")
-		time.Sleep(20 * time.Second)
-		start := time.Now()
-		w := b.get("http://a/p", "Authorization", "u1")
-		if took := time.Since(start); w.Body.String() != "1" || took != 0 {
-			t.Errorf("got %q after %v, want the stale response at once", w.Body, took)
-		}
-		time.Sleep(time.Second) // the rebuild behind it
-	})
-}
-
 // A body that has passed its limit waits for those who will read it, and not for
 // a client that wants another.
-func TestHTTP_OverLimitBodyDoesNotWaitForAReload(t *testing.T) {
+func TestRequest_ReloadHoldsUpNoBodyOverTheLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{MaxBody: 100}, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Cache-Control", "max-age=60")
@@ -517,7 +289,7 @@ func TestHTTP_OverLimitBodyDoesNotWaitForAReload(t *testing.T) {
 
 // A client that wants what is stored alone costs the handler nothing, whoever it is
 // and whatever else is short.
-func TestHTTP_OnlyIfCachedIsNeverPassed(t *testing.T) {
+func TestRequest_OnlyIfCachedIsNeverPassed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &failing{header: "max-age=1, stale-if-error=60", fail: func(http.ResponseWriter) { panic(http.ErrAbortHandler) }}
 		s := newSite(t, bellwether.HTTPOptions{}, f.ServeHTTP)
@@ -556,10 +328,10 @@ func crowded(t *testing.T, store bellwether.Store, control string, pause time.Du
 }
 
 // Who is refused a rebuild is told so at once, whatever it wants of the answer.
-func TestHTTP_OverloadedForWhoWantsMore(t *testing.T) {
+func TestRequest_OverloadedForWhoWantsMore(t *testing.T) {
 	for _, field := range [][]string{{"Cache-Control", "no-cache"}, {"Cache-Control", "max-age=0"}, {"Authorization", "me"}} {
 		synctest.Test(t, func(t *testing.T) {
-			store := &wiredStore{wire: &wire{}, store: memstore.New()}
+			store := wiredTo(memstore.New())
 			s, done := crowded(t, store, "max-age=60", time.Second)
 			store.reset()
 			start := time.Now()
@@ -573,7 +345,7 @@ func TestHTTP_OverloadedForWhoWantsMore(t *testing.T) {
 }
 
 // What is served because there is too much to do has not come from the handler.
-func TestHTTP_StaleInAnOverload(t *testing.T) {
+func TestRequest_StaleInAnOverload(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, done := crowded(t, nil, "max-age=1, stale-if-error=60", 1500*time.Millisecond)
 		if got, want := s.get("http://a/c").Header().Get("Cache-Status"), "Bellwether;hit;ttl=-1;detail=stale-if-error"; got != want {
@@ -583,38 +355,20 @@ func TestHTTP_StaleInAnOverload(t *testing.T) {
 	})
 }
 
-// lateStore is a store that takes its time to answer.
-type lateStore struct {
-	*memstore.Store
-	late atomic.Int64
-}
-
-func (s *lateStore) Get(ctx context.Context, key string) (bellwether.Entry, error) {
-	time.Sleep(time.Duration(s.late.Load()))
-	return s.Store.Get(ctx, key)
-}
-
-func (s *lateStore) GetMany(ctx context.Context, keys []string, each func(int, bellwether.Entry, error)) {
-	for i, key := range keys {
-		e, err := s.Get(ctx, key)
-		each(i, e, err)
-	}
-}
-
 // What is over when the store's answer comes is over, however long that took.
-func TestHTTP_OnlyIfCachedOfASlowStore(t *testing.T) {
+func TestRequest_OnlyIfCachedOfASlowStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := &lateStore{Store: memstore.New()}
+		store := wiredTo(memstore.New())
 		handler := func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Cache-Control", "max-age=1, must-revalidate")
 			w.Header().Set("ETag", `"v"`)
 			fmt.Fprint(w, "page")
 		}
-		o := bellwether.HTTPOptions{Options: bellwether.Options{Store: store}}
+		o := bellwether.HTTPOptions{Options: bellwether.Options{Store: store.full()}}
 		first, second := newSite(t, o, handler), newSite(t, o, handler)
 		first.get("http://a/p")
 		time.Sleep(800 * time.Millisecond)
-		store.late.Store(int64(400 * time.Millisecond))
+		store.set(on(takes(400*time.Millisecond), "get", "getmany"))
 		w := second.get("http://a/p", "Cache-Control", "only-if-cached")
 		if w.Code != http.StatusGatewayTimeout {
 			t.Errorf("%d, %v; want 504: it is over and must not be served stale", w.Code, w.Header())
@@ -623,7 +377,7 @@ func TestHTTP_OnlyIfCachedOfASlowStore(t *testing.T) {
 }
 
 // Nor does it begin a refresh.
-func TestHTTP_OnlyIfCachedCostsNothing(t *testing.T) {
+func TestRequest_OnlyIfCachedCostsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{EarlyRefresh: 2}}, func(w http.ResponseWriter, r *http.Request) {
 			time.Sleep(500 * time.Millisecond)
@@ -639,4 +393,46 @@ func TestHTTP_OnlyIfCachedCostsNothing(t *testing.T) {
 		synctest.Wait()
 		s.wantCalls(t, 0)
 	})
+}
+
+// A client that takes only what is kept costs the handler nothing, whatever is
+// known of the key (RFC 9111 section 5.2.1.7).
+func TestRequest_OnlyIfCachedOfARecord(t *testing.T) {
+	for _, cc := range []string{"private", "no-cache", "max-age=60"} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", cc)
+				w.Header().Set("ETag", `"e"`)
+				io.WriteString(w, "x")
+			})
+			s.get("http://a/p")
+			synctest.Wait()
+			s.wantCalls(t, 1)
+			for _, fields := range [][]string{
+				{"Cache-Control", "only-if-cached"},
+				{"Cache-Control", "only-if-cached", "Authorization", "Basic x"},
+				{"Cache-Control", "only-if-cached, no-store"},
+			} {
+				w := s.get("http://a/p", fields...)
+				if s.wantCalls(t, 0); w.Code != http.StatusGatewayTimeout && (cc != "max-age=60" || w.Code != http.StatusOK) {
+					t.Errorf("%s, %v: %d", cc, fields, w.Code)
+				}
+			}
+		})
+	}
+}
+
+// A burst of reloads at one time are one run, or two.
+func TestRequest_ReloadsAtOneTime(t *testing.T) {
+	for _, d := range []string{"no-cache", "max-age=0", "min-fresh=1000"} {
+		inPairs(t, bellwether.HTTPOptions{}, page(time.Second, "page"), func(t *testing.T, p pair) {
+			p.first.get("http://a/p")
+			time.Sleep(2 * time.Second)
+			p.calls()
+			p.first.burst(1000, func(int) *http.Request { return request("GET", "http://a/p", "Cache-Control", d) })
+			if n := p.calls(); n > 2 {
+				t.Errorf("%s: %d runs", d, n)
+			}
+		})
+	}
 }

@@ -1,10 +1,17 @@
 package bellwether_test
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
+	"io"
 	"net/http"
+	"net/http/httptest"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/iotest"
 	"testing/synctest"
 	"time"
 
@@ -90,37 +97,35 @@ func TestUnsafe_Scheme(t *testing.T) {
 	} {
 		for _, o := range []bellwether.HTTPOptions{{}, {UnsafeInvalidation: bellwether.SoftInvalidation}} {
 			o.InvalidateLocations = true
-			t.Run(fmt.Sprint(name, " ", o.UnsafeInvalidation), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
-						if r.Method == "POST" {
-							if tt.location != "" {
-								w.Header().Set("Location", tt.location)
-							}
-							return
+			inBubble(t, fmt.Sprint(name, " ", o.UnsafeInvalidation), func(t *testing.T) {
+				s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
+					if r.Method == "POST" {
+						if tt.location != "" {
+							w.Header().Set("Location", tt.location)
 						}
-						secured(w, r)
-					})
-					both := []string{"http://a/p", "https://a/p"}
-					for _, u := range both {
-						s.get(u)
-						synctest.Wait()
+						return
 					}
-					s.do(request("POST", tt.url))
-					synctest.Wait()
-					var gone []string
-					for _, u := range both {
-						s.calls.Store(0)
-						s.get(u)
-						synctest.Wait() // what is soft is rebuilt behind its client
-						if s.calls.Load() > 0 {
-							gone = append(gone, u)
-						}
-					}
-					if got := strings.Join(gone, " "); got != tt.gone {
-						t.Errorf("made anew: %q, want %q", got, tt.gone)
-					}
+					secured(w, r)
 				})
+				both := []string{"http://a/p", "https://a/p"}
+				for _, u := range both {
+					s.get(u)
+					synctest.Wait()
+				}
+				s.do(request("POST", tt.url))
+				synctest.Wait()
+				var gone []string
+				for _, u := range both {
+					s.calls.Store(0)
+					s.get(u)
+					synctest.Wait() // what is soft is rebuilt behind its client
+					if s.calls.Load() > 0 {
+						gone = append(gone, u)
+					}
+				}
+				if got := strings.Join(gone, " "); got != tt.gone {
+					t.Errorf("made anew: %q, want %q", got, tt.gone)
+				}
 			})
 		}
 	}
@@ -153,48 +158,46 @@ func TestUnsafe_KeyRefused(t *testing.T) {
 // process serves them at once, and one rebuild follows.
 func TestUnsafe_Soft(t *testing.T) {
 	for _, vary := range []string{"", "Accept-Language"} {
-		t.Run(vary, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				version := "old"
-				h := func(w http.ResponseWriter, r *http.Request) {
-					if r.Method == "PUT" {
-						version = "new"
-						return
-					}
-					if vary != "" {
-						w.Header().Set("Vary", vary)
-					}
-					time.Sleep(100 * time.Millisecond)
-					w.Header().Set("Cache-Control", "max-age=600, stale-while-revalidate=60")
-					fmt.Fprint(w, version)
+		inBubble(t, vary, func(t *testing.T) {
+			version := "old"
+			h := func(w http.ResponseWriter, r *http.Request) {
+				if r.Method == "PUT" {
+					version = "new"
+					return
 				}
-				store, locker := memstore.New(), locallock.New()
-				o := bellwether.HTTPOptions{UnsafeInvalidation: bellwether.SoftInvalidation, Options: bellwether.Options{Store: store, Locker: locker}}
-				first, second := newSite(t, o, h), newSite(t, o, h)
-				for _, s := range []*site{first, second} {
-					time.Sleep(2 * time.Second)
-					for _, language := range []string{"de", "en"} {
-						s.get("http://a/p", "Accept-Language", language)
-					}
+				if vary != "" {
+					w.Header().Set("Vary", vary)
 				}
-				time.Sleep(2 * time.Second)
-				first.do(request("PUT", "http://a/p"))
+				time.Sleep(100 * time.Millisecond)
+				w.Header().Set("Cache-Control", "max-age=600, stale-while-revalidate=60")
+				fmt.Fprint(w, version)
+			}
+			store, locker := memstore.New(), locallock.New()
+			o := bellwether.HTTPOptions{UnsafeInvalidation: bellwether.SoftInvalidation, Options: bellwether.Options{Store: store, Locker: locker}}
+			first, second := newSite(t, o, h), newSite(t, o, h)
+			for _, s := range []*site{first, second} {
 				time.Sleep(2 * time.Second)
 				for _, language := range []string{"de", "en"} {
-					for _, s := range []*site{first, second} {
-						began := time.Now()
-						if w := s.get("http://a/p", "Accept-Language", language); w.Body.String() != "old" && language == "de" || time.Since(began) > 0 {
-							t.Errorf("%s after the PUT: %q after %v", language, w.Body, time.Since(began))
-						}
-					}
-					time.Sleep(2 * time.Second)
-					for _, s := range []*site{first, second} {
-						if w := s.get("http://a/p", "Accept-Language", language); w.Body.String() != "new" {
-							t.Errorf("%s after its rebuild: %q", language, w.Body)
-						}
+					s.get("http://a/p", "Accept-Language", language)
+				}
+			}
+			time.Sleep(2 * time.Second)
+			first.do(request("PUT", "http://a/p"))
+			time.Sleep(2 * time.Second)
+			for _, language := range []string{"de", "en"} {
+				for _, s := range []*site{first, second} {
+					began := time.Now()
+					if w := s.get("http://a/p", "Accept-Language", language); w.Body.String() != "old" && language == "de" || time.Since(began) > 0 {
+						t.Errorf("%s after the PUT: %q after %v", language, w.Body, time.Since(began))
 					}
 				}
-			})
+				time.Sleep(2 * time.Second)
+				for _, s := range []*site{first, second} {
+					if w := s.get("http://a/p", "Accept-Language", language); w.Body.String() != "new" {
+						t.Errorf("%s after its rebuild: %q", language, w.Body)
+					}
+				}
+			}
 		})
 	}
 }
@@ -244,6 +247,345 @@ func TestUnsafe_NoInvalidation(t *testing.T) {
 				}
 			}
 			s.wantCalls(t, 0)
+		})
+	}
+}
+
+// A PUT's handler says that it is done; the transaction around it is committed
+// when it has returned. Others read in between.
+func TestUnsafe_CommitBehindTheHeader(t *testing.T) {
+	for name, answer := range map[string]func(w http.ResponseWriter){
+		"kept back by net/http": func(w http.ResponseWriter) { io.WriteString(w, "ok") },
+		"sent before":           func(w http.ResponseWriter) { w.Write(make([]byte, 4<<10)) },
+		"flushed":               func(w http.ResponseWriter) { w.(http.Flusher).Flush() },
+		"with a panic":          func(w http.ResponseWriter) { io.WriteString(w, "ok"); panic(http.ErrAbortHandler) },
+	} {
+		for _, method := range []string{"PUT", "POST"} {
+			inBubble(t, method+" "+name, func(t *testing.T) {
+				var state atomic.Int32
+				s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+					w.Header().Set("Cache-Control", "max-age=60")
+					if r.Method == "GET" {
+						fmt.Fprint(w, state.Load())
+						return
+					}
+					defer func() {
+						time.Sleep(2 * time.Second)
+						state.Add(1)
+					}()
+					answer(w)
+				})
+				s.get("http://a/p")
+				go s.do(request(method, "http://a/p"))
+				time.Sleep(time.Second)
+				s.get("http://a/p")
+				time.Sleep(2 * time.Second)
+				if w := s.get("http://a/p"); w.Body.String() != "1" {
+					t.Errorf("after it succeeded: %q (%s)", w.Body, w.Header().Get("Cache-Status"))
+				}
+			})
+		}
+	}
+}
+
+// Some clients offer h2c with each request in plain. What they change is changed,
+// and what they ask for is shared.
+func TestUnsafe_OfferOfH2C(t *testing.T) {
+	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=60")
+		fmt.Fprint(w, r.Method, r.Header["Upgrade"], r.Header["Http2-Settings"])
+	})
+	offer := []string{"Connection", "Upgrade, HTTP2-Settings", "Upgrade", "h2c", "HTTP2-Settings", "AAMAAABk"}
+	for range 2 {
+		if w := s.get("http://a/p", offer...); w.Body.String() != "GET[] []" {
+			t.Errorf("GET: %q", w.Body)
+		}
+	}
+	s.wantCalls(t, 1)
+	s.do(request("PUT", "http://a/p", offer...))
+	s.wantCalls(t, 1)
+	s.get("http://a/p")
+	s.wantCalls(t, 1) // it was invalidated
+}
+
+// The handler of an unsafe request can take the connection over, as without a cache.
+func TestUnsafe_Hijack(t *testing.T) {
+	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{})
+	defer mw.Close()
+	server := httptest.NewServer(mw.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		conn, rw, err := w.(http.Hijacker).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer conn.Close()
+		rw.WriteString("HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nmine")
+		rw.Flush()
+	})))
+	defer server.Close()
+	resp, err := http.Post(server.URL, "", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if body, err := io.ReadAll(resp.Body); string(body) != "mine" || err != nil {
+		t.Errorf("%q, %v", body, err)
+	}
+}
+
+// What a POST says over a connection that it has taken over answers no GET.
+func TestPost_Hijack(t *testing.T) {
+	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{})
+	defer mw.Close()
+	server := httptest.NewServer(mw.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=60")
+		w.Header().Set("Content-Location", "/")
+		if r.Method == "GET" {
+			io.WriteString(w, "page")
+			return
+		}
+		conn, rw, err := w.(http.Hijacker).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		rw.WriteString("HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\n\r\n")
+		rw.Flush()
+		conn.Close()
+	})))
+	defer server.Close()
+	resp, err := http.Post(server.URL, "", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	time.Sleep(50 * time.Millisecond) // what would be kept is kept behind the client's back
+	if resp, err = http.Get(server.URL); err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if body, err := io.ReadAll(resp.Body); string(body) != "page" || err != nil {
+		t.Errorf("the next GET gets %q, %v", body, err)
+	}
+}
+
+// Where it cannot, what it says then is what counts.
+func TestUnsafe_HijackFails(t *testing.T) {
+	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=60")
+		if r.Method != "PUT" {
+			return
+		}
+		if _, _, err := w.(http.Hijacker).Hijack(); !errors.Is(err, http.ErrNotSupported) {
+			t.Errorf("a recorder's connection: %v", err)
+		}
+		w.WriteHeader(http.StatusInternalServerError)
+	})
+	s.get("http://a/p")
+	s.do(request("PUT", "http://a/p"))
+	s.get("http://a/p")
+	s.wantCalls(t, 2) // the page is still there
+}
+
+// What a POST has answered for the next GET is what the GET would have got, or it
+// is not kept.
+func TestPost_KeepsNobodysOwn(t *testing.T) {
+	for name, fields := range map[string][]string{
+		"a field that retargets": {"X-Forwarded-Host", "evil"},
+		"an override":            {"X-HTTP-Method-Override", "PUT"},
+		"a spelling of the Host": {"Host", "A:0080"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", "max-age=60")
+				w.Header().Set("Content-Location", "/p")
+				fmt.Fprint(w, r.Host, r.Header.Get("X-Forwarded-Host"), r.Header.Get("X-HTTP-Method-Override"))
+			})
+			r := request("POST", "http://a/p", fields...)
+			if fields[0] == "Host" {
+				r.Host = fields[1]
+			}
+			s.do(r)
+			if w := s.get("http://a/p"); w.Body.String() != "a" {
+				t.Errorf("the next GET gets %q", w.Body)
+			}
+		})
+	}
+	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=60")
+		w.Header().Set("Content-Location", "/p")
+		fmt.Fprint(w, "<html>")
+	})
+	s.do(request("POST", "http://a/p"))
+	if w := s.get("http://a/p"); w.Header().Get("Content-Type") != "text/html; charset=utf-8" {
+		t.Errorf("the next GET gets %v", w.Header())
+	}
+	s.wantCalls(t, 1)
+}
+
+// The age of what a POST has answered counts from its header, as a GET's does.
+func TestPost_Age(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=60")
+			w.Header().Set("Content-Location", "/p")
+			w.WriteHeader(http.StatusOK)
+			if r.Method == "POST" {
+				time.Sleep(50 * time.Second)
+			}
+			io.WriteString(w, r.Method)
+		})
+		s.do(request("POST", "http://a/p"))
+		if w := s.get("http://a/p"); w.Body.String() != "POST" || w.Header().Get("Age") != "50" {
+			t.Errorf("50 s after the header: %q %v", w.Body, w.Header())
+		}
+		time.Sleep(11 * time.Second)
+		if w := s.get("http://a/p"); w.Body.String() != "GET" {
+			t.Errorf("61 s after the header, with max-age=60: %q %v", w.Body, w.Header())
+		}
+	})
+}
+
+// RFC 9110 section 9.3.3.
+func TestPost_MayAnswerTheNextGet(t *testing.T) {
+	explicit := http.Header{"Cache-Control": {"max-age=60"}, "Content-Location": {"/p"}}
+	with := func(name, value string) http.Header {
+		h := explicit.Clone()
+		h.Set(name, value)
+		return h
+	}
+	for name, test := range map[string]struct {
+		header http.Header
+		stored bool
+		store  bellwether.Store
+	}{
+		"explicit freshness, own location": {explicit, true, nil},
+		"absolute location":                {with("Content-Location", "http://a/p"), true, nil},
+		"no location":                      {http.Header{"Cache-Control": {"max-age=60"}}, false, nil},
+		"another location":                 {with("Content-Location", "/q"), false, nil},
+		"another host's":                   {with("Content-Location", "http://b/p"), false, nil},
+		"no freshness":                     {http.Header{"Content-Location": {"/p"}}, false, nil},
+		"private":                          {with("Cache-Control", "private, max-age=60"), false, nil},
+		"no-store":                         {with("Cache-Control", "no-store, max-age=60"), false, nil},
+		"set-cookie":                       {with("Set-Cookie", "session=1"), false, nil},
+		"vary":                             {with("Vary", "X"), false, nil},
+		"shorter than announced":           {with("Content-Length", "9"), false, nil},
+		"a store that others write to":     {explicit, false, memstore.New()},
+	} {
+		inBubble(t, name, func(t *testing.T) {
+			o := bellwether.HTTPOptions{SetCookie: true, Options: bellwether.Options{Store: test.store}}
+			s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
+				if r.Method == "POST" {
+					for name, values := range test.header {
+						w.Header()[name] = values
+					}
+					io.Copy(w, strings.NewReader("posted"))
+					return
+				}
+				w.Header().Set("Cache-Control", "max-age=60")
+				io.WriteString(w, "got")
+			})
+			s.get("http://a/p")
+			if w := s.do(request("POST", "http://a/p")); w.Body.String() != "posted" {
+				t.Errorf("POST got %q", w.Body)
+			}
+			want := "got"
+			if test.stored {
+				want = "posted"
+			}
+			s.calls.Store(0)
+			if w := s.get("http://a/p"); w.Body.String() != want || w.Header()["Cache-Status"] == nil || test.stored != (s.calls.Load() == 0) {
+				t.Errorf("GET got %q with %d calls, want %q", w.Body, s.calls.Load(), want)
+			}
+		})
+	}
+}
+
+// Of two POSTs that overlap neither's response is kept: who was last is not
+// known.
+func TestPost_OverlappingKeepNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var state atomic.Int32
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=60")
+			w.Header().Set("Content-Location", "/p")
+			now := state.Load()
+			if r.Method == "POST" {
+				now = state.Add(1)
+				time.Sleep(time.Duration(3-now) * time.Second) // the first answers last
+			}
+			fmt.Fprint(w, now)
+		})
+		var wg sync.WaitGroup
+		for range 2 {
+			wg.Go(func() { s.do(request("POST", "http://a/p")) })
+			synctest.Wait()
+		}
+		wg.Wait()
+		if w := s.get("http://a/p"); w.Body.String() != "2" {
+			t.Errorf("got state %s, want 2", w.Body)
+		}
+	})
+}
+
+// The real writer's own way of copying stays, and a POST's whole body arrives
+// whether it is kept or not.
+func TestPost_BodyArrivesWhole(t *testing.T) {
+	body := bytes.Repeat([]byte("0123456789abcdef"), 1<<16)
+	s := newSite(t, bellwether.HTTPOptions{MaxBody: 1 << 10}, func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/kept" {
+			w.Header().Set("Cache-Control", "max-age=60")
+			w.Header().Set("Content-Location", "/kept")
+		}
+		io.Copy(w, bytes.NewReader(body))
+	})
+	server := serve(t, s.handler)
+	for _, path := range []string{"/kept", "/other"} {
+		res, err := http.Post(server.URL+path, "text/plain", strings.NewReader("x"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := io.ReadAll(res.Body)
+		res.Body.Close()
+		if !bytes.Equal(got, body) || err != nil {
+			t.Errorf("%s: %d of %d bytes, %v", path, len(got), len(body), err)
+		}
+	}
+	if w := s.get(server.URL + "/kept"); w.Body.Len() != len(body) || strings.Contains(w.Header().Get("Cache-Status"), "hit") {
+		t.Errorf("GET: %d bytes, %v, want it not kept", w.Body.Len(), w.Header())
+	}
+}
+
+// A copy that fails before its first byte has sent nothing: what the handler says
+// then is the response.
+func TestPost_CopyThatFails(t *testing.T) {
+	for name, copied := range map[string]string{"at once": "", "in the first bytes": "some", "later": strings.Repeat("b", 2000)} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", "max-age=60")
+				if r.Method == http.MethodGet {
+					io.WriteString(w, "page")
+					return
+				}
+				w.Header().Set("Content-Location", r.URL.Path)
+				from := io.MultiReader(strings.NewReader(copied), iotest.ErrReader(errOrigin))
+				if n, err := w.(io.ReaderFrom).ReadFrom(from); n != int64(len(copied)) || err != errOrigin {
+					t.Errorf("ReadFrom: %d, %v", n, err)
+				}
+				http.Error(w, "failure", http.StatusInternalServerError)
+			})
+			addr := serve(t, s.handler).Listener.Addr().String()
+			status, body, _ := raw(t, addr, "POST /p HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n")
+			want := http.StatusOK // sent with the first bytes
+			if copied == "" {
+				want = http.StatusInternalServerError
+			}
+			if status != want || !strings.HasSuffix(body, "failure\n") {
+				t.Errorf("POST: %d %q, want %d and the failure", status, body, want)
+			}
+			if status, body, h := raw(t, addr, "GET /p HTTP/1.1\r\nHost: a\r\n\r\n"); copied == "" && (status != 200 || body != "page") {
+				t.Errorf("the next GET got %d %q (%s)", status, body, h["Cache-Status"])
+			}
 		})
 	}
 }

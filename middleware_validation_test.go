@@ -65,48 +65,46 @@ func (o *origin) wantAsked(t *testing.T, want ...string) {
 
 const lastYear = "Wed, 01 Jan 1999 00:00:00 GMT" // a bubble's clock begins in 2000
 
-func TestHTTP_StaleIsValidatedOnceForTheHerd(t *testing.T) {
+func TestValidation_OnceForTheHerd(t *testing.T) {
 	for name, test := range map[string]struct{ version, modified, condition string }{
 		"etag":          {"1", "", `"1"`},
 		"last-modified": {"", lastYear, lastYear},
 		"both":          {"1", lastYear, `"1"` + lastYear},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				o := &origin{
-					version: test.version, modified: test.modified, delay: time.Second,
-					header:      http.Header{"Cache-Control": {"max-age=10"}, "X-Old": {"old"}, "X-Kept": {"kept"}},
-					notModified: http.Header{"X-Old": {"new"}},
-				}
-				s := newSite(t, bellwether.HTTPOptions{}, o.ServeHTTP)
-				page := "page " + test.version + test.modified
-				s.get("http://a/p")
-				o.wantAsked(t, "")
-				for range 2 { // the second after what a 304 has freshened
-					time.Sleep(11 * time.Second)
-					wantBurst(t, s.burst(50, same("http://a/p")), 50, "200 "+page+" 1s")
-					o.wantAsked(t, test.condition)
-				}
-				w := s.get("http://a/p")
-				if w.Body.String() != page || w.Header().Get("X-Old") != "new" || w.Header().Get("X-Kept") != "kept" {
-					t.Errorf("after the validation: %q %v", w.Body, w.Header())
-				}
-				o.wantAsked(t) // fresh again
-				time.Sleep(20 * time.Minute)
-				w = s.get("http://a/p")
-				if status := w.Header().Get("Cache-Status"); !strings.Contains(status, "fwd=stale;fwd-status=304") || !strings.Contains(status, "stored") {
-					t.Errorf("Cache-Status %q of a validation", status)
-				}
+		inBubble(t, name, func(t *testing.T) {
+			o := &origin{
+				version: test.version, modified: test.modified, delay: time.Second,
+				header:      http.Header{"Cache-Control": {"max-age=10"}, "X-Old": {"old"}, "X-Kept": {"kept"}},
+				notModified: http.Header{"X-Old": {"new"}},
+			}
+			s := newSite(t, bellwether.HTTPOptions{}, o.ServeHTTP)
+			page := "page " + test.version + test.modified
+			s.get("http://a/p")
+			o.wantAsked(t, "")
+			for range 2 { // the second after what a 304 has freshened
+				time.Sleep(11 * time.Second)
+				wantBurst(t, s.burst(50, same("http://a/p")), 50, "200 "+page+" 1s")
 				o.wantAsked(t, test.condition)
-				time.Sleep(2 * time.Hour)
-				s.get("http://a/p")
-				o.wantAsked(t, "") // not kept for ever
-			})
+			}
+			w := s.get("http://a/p")
+			if w.Body.String() != page || w.Header().Get("X-Old") != "new" || w.Header().Get("X-Kept") != "kept" {
+				t.Errorf("after the validation: %q %v", w.Body, w.Header())
+			}
+			o.wantAsked(t) // fresh again
+			time.Sleep(20 * time.Minute)
+			w = s.get("http://a/p")
+			if status := w.Header().Get("Cache-Status"); !strings.Contains(status, "fwd=stale;fwd-status=304") || !strings.Contains(status, "stored") {
+				t.Errorf("Cache-Status %q of a validation", status)
+			}
+			o.wantAsked(t, test.condition)
+			time.Sleep(2 * time.Hour)
+			s.get("http://a/p")
+			o.wantAsked(t, "") // not kept for ever
 		})
 	}
 }
 
-func TestHTTP_ValidationFindsNewContent(t *testing.T) {
+func TestValidation_FindsNewContent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := &origin{version: "1", delay: time.Second, header: http.Header{"Cache-Control": {"max-age=10"}}}
 		s := newSite(t, bellwether.HTTPOptions{}, o.ServeHTTP)
@@ -120,7 +118,7 @@ func TestHTTP_ValidationFindsNewContent(t *testing.T) {
 
 // A client that has the page already hears that it still holds, whoever asked
 // the handler that.
-func TestHTTP_ClientsConditionIsAnsweredAfterTheValidation(t *testing.T) {
+func TestValidation_ClientsConditionIsAnsweredAfterIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := &origin{version: "1", header: http.Header{"Cache-Control": {"max-age=10"}}}
 		s := newSite(t, bellwether.HTTPOptions{}, o.ServeHTTP)
@@ -139,7 +137,7 @@ func TestHTTP_ClientsConditionIsAnsweredAfterTheValidation(t *testing.T) {
 
 // RFC 9111 section 4.3.4: a 304 with a strong tag is about the response with
 // that tag. About ours it has said nothing, so the handler is asked again.
-func TestHTTP_NotModifiedAboutAnotherResponse(t *testing.T) {
+func TestValidation_NotModifiedAboutAnotherResponse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := &origin{version: "1", header: http.Header{"Cache-Control": {"max-age=10"}}, notModified: http.Header{"Etag": {`"2"`}}}
 		s := newSite(t, bellwether.HTTPOptions{}, o.ServeHTTP)
@@ -153,30 +151,28 @@ func TestHTTP_NotModifiedAboutAnotherResponse(t *testing.T) {
 }
 
 // A 304 can take back what the stored response had granted.
-func TestHTTP_ValidationThatForbidsSharing(t *testing.T) {
+func TestValidation_ForbidsSharing(t *testing.T) {
 	for name, field := range map[string][2]string{
 		"private":    {"Cache-Control", "private, max-age=10"},
 		"no-store":   {"Cache-Control", "no-store"},
 		"set-cookie": {"Set-Cookie", "session=1"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				o := &origin{version: "1", delay: time.Second, header: http.Header{"Cache-Control": {"max-age=10"}}}
-				s := newSite(t, bellwether.HTTPOptions{}, o.ServeHTTP)
-				s.get("http://a/p")
-				time.Sleep(11 * time.Second)
-				o.header = http.Header{field[0]: {field[1]}}
-				got := s.burst(20, same("http://a/p"))
-				if got["200 page 1 1s"] != 1 || got["200 page 1 2s"] != 1 || got["200 page 1 3s"] != 18 {
-					t.Errorf("outcomes %v, want one answer from the validation, one from a second, the others by their own calls", got)
-				}
-				s.wantCalls(t, 21)
-			})
+		inBubble(t, name, func(t *testing.T) {
+			o := &origin{version: "1", delay: time.Second, header: http.Header{"Cache-Control": {"max-age=10"}}}
+			s := newSite(t, bellwether.HTTPOptions{}, o.ServeHTTP)
+			s.get("http://a/p")
+			time.Sleep(11 * time.Second)
+			o.header = http.Header{field[0]: {field[1]}}
+			got := s.burst(20, same("http://a/p"))
+			if got["200 page 1 1s"] != 1 || got["200 page 1 2s"] != 1 || got["200 page 1 3s"] != 18 {
+				t.Errorf("outcomes %v, want one answer from the validation, one from a second, the others by their own calls", got)
+			}
+			s.wantCalls(t, 21)
 		})
 	}
 }
 
-func TestHTTP_FailedValidation(t *testing.T) {
+func TestValidation_Fails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var broken atomic.Bool
 		o := &origin{version: "1", header: http.Header{"Cache-Control": {"max-age=10, stale-if-error=30"}}}
@@ -209,62 +205,60 @@ func TestHTTP_FailedValidation(t *testing.T) {
 
 // What has to be validated for each request is: all at one time, each by its own
 // request, and without its body being made again.
-func TestHTTP_NoCacheIsValidatedByEachRequest(t *testing.T) {
+func TestValidation_NoCacheByEachRequest(t *testing.T) {
 	for name, cc := range map[string]string{"no-cache": "no-cache", "stale from the start": "max-age=0, must-revalidate"} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				o := &origin{version: "1", delay: time.Second, header: http.Header{"Cache-Control": {cc}, "X-Old": {"old"}}, notModified: http.Header{"X-Old": {"new"}}}
-				s := newSite(t, bellwether.HTTPOptions{}, o.ServeHTTP)
-				s.get("http://a/p")
-				o.wantAsked(t, "")
-				synctest.Wait()
-				wantBurst(t, s.burst(20, same("http://a/p")), 20, "200 page 1 1s")
-				s.wantCalls(t, 21)
-				w := s.get("http://a/p")
-				if w.Header().Get("X-Old") != "new" || w.Header().Get("Content-Length") != "6" || !strings.Contains(w.Header().Get("Cache-Status"), "fwd-status=304") {
-					t.Errorf("validated: %v", w.Header())
+		inBubble(t, name, func(t *testing.T) {
+			o := &origin{version: "1", delay: time.Second, header: http.Header{"Cache-Control": {cc}, "X-Old": {"old"}}, notModified: http.Header{"X-Old": {"new"}}}
+			s := newSite(t, bellwether.HTTPOptions{}, o.ServeHTTP)
+			s.get("http://a/p")
+			o.wantAsked(t, "")
+			synctest.Wait()
+			wantBurst(t, s.burst(20, same("http://a/p")), 20, "200 page 1 1s")
+			s.wantCalls(t, 21)
+			w := s.get("http://a/p")
+			if w.Header().Get("X-Old") != "new" || w.Header().Get("Content-Length") != "6" || !strings.Contains(w.Header().Get("Cache-Status"), "fwd-status=304") {
+				t.Errorf("validated: %v", w.Header())
+			}
+			if w := s.get("http://a/p", "If-None-Match", `"1"`); w.Code != 304 {
+				t.Errorf("the client's own tag: %d", w.Code)
+			}
+			if w := s.do(request("HEAD", "http://a/p")); w.Code != 200 || w.Body.Len() != 0 || w.Header().Get("Content-Length") != "6" {
+				t.Errorf("HEAD: %d %q %v", w.Code, w.Body, w.Header())
+			}
+			for _, asked := range o.asked {
+				if asked != `"1"` {
+					t.Errorf("the handler was asked %q, want conditions only", o.asked)
+					break
 				}
-				if w := s.get("http://a/p", "If-None-Match", `"1"`); w.Code != 304 {
-					t.Errorf("the client's own tag: %d", w.Code)
-				}
-				if w := s.do(request("HEAD", "http://a/p")); w.Code != 200 || w.Body.Len() != 0 || w.Header().Get("Content-Length") != "6" {
-					t.Errorf("HEAD: %d %q %v", w.Code, w.Body, w.Header())
-				}
-				for _, asked := range o.asked {
-					if asked != `"1"` {
-						t.Errorf("the handler was asked %q, want conditions only", o.asked)
-						break
-					}
-				}
+			}
 
-				// Something else by now: it goes to its client, and is not asked
-				// about any more.
-				o.version, o.asked = "2", nil
-				if w := s.get("http://a/p"); w.Code != 200 || w.Body.String() != "page 2" {
-					t.Errorf("changed: %d %q", w.Code, w.Body)
-				}
-				synctest.Wait()
-				s.get("http://a/p")
-				o.wantAsked(t, `"1"`, "")
+			// Something else by now: it goes to its client, and is not asked
+			// about any more.
+			o.version, o.asked = "2", nil
+			if w := s.get("http://a/p"); w.Code != 200 || w.Body.String() != "page 2" {
+				t.Errorf("changed: %d %q", w.Code, w.Body)
+			}
+			synctest.Wait()
+			s.get("http://a/p")
+			o.wantAsked(t, `"1"`, "")
 
-				// And one that is for all ends it.
-				o.header = http.Header{"Cache-Control": {"max-age=60"}}
-				s.get("http://a/p")
-				synctest.Wait()
-				time.Sleep(time.Millisecond)
-				s.get("http://a/p")
-				s.calls.Store(0)
-				synctest.Wait()
-				s.get("http://a/p")
-				s.wantCalls(t, 0)
-			})
+			// And one that is for all ends it.
+			o.header = http.Header{"Cache-Control": {"max-age=60"}}
+			s.get("http://a/p")
+			synctest.Wait()
+			time.Sleep(time.Millisecond)
+			s.get("http://a/p")
+			s.calls.Store(0)
+			synctest.Wait()
+			s.get("http://a/p")
+			s.wantCalls(t, 0)
 		})
 	}
 }
 
 // The 304 that answers one user's condition says nothing to another, and one
 // about another response says nothing at all.
-func TestHTTP_CheckedResponsesAreNobodys(t *testing.T) {
+func TestValidation_ResponsesAreNobodys(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
 			user := r.Header.Get("Cookie")
@@ -303,7 +297,7 @@ func TestHTTP_CheckedResponsesAreNobodys(t *testing.T) {
 
 // A response that another process has stored is validated here, also past its
 // windows.
-func TestHTTP_ValidationOfAnotherProcessesResponse(t *testing.T) {
+func TestValidation_OfAnotherProcessesResponse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := &origin{version: "1", modified: lastYear, header: http.Header{"Cache-Control": {"max-age=10"}}}
 		store := memstore.New()
@@ -326,7 +320,7 @@ func TestHTTP_ValidationOfAnotherProcessesResponse(t *testing.T) {
 }
 
 // Each variant is validated by itself.
-func TestHTTP_VariantsAreValidated(t *testing.T) {
+func TestValidation_Variants(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var asked sync.Map
 		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
@@ -359,7 +353,7 @@ func TestHTTP_VariantsAreValidated(t *testing.T) {
 
 // A handler that has set the page's validator before it fails has not said that the
 // error is what that names (RFC 9110 section 13.2.1).
-func TestHTTP_ErrorIsNotValidated(t *testing.T) {
+func TestValidation_NoneOfAnError(t *testing.T) {
 	for _, status := range []int{301, 404, 410, 500, 503} {
 		for _, lifetime := range []string{"", "max-age=10, stale-if-error=60"} {
 			synctest.Test(t, func(t *testing.T) {
@@ -388,7 +382,7 @@ func TestHTTP_ErrorIsNotValidated(t *testing.T) {
 
 // A HEAD's 200 about the same bytes is no reason to forget them, one about
 // others is (RFC 9111 section 4.3.5).
-func TestHTTP_HeadOfACheckedResponse(t *testing.T) {
+func TestValidation_HeadOfTheResponse(t *testing.T) {
 	for tag, asked := range map[string]string{`"1"`: `"1"`, `"2"`: ""} {
 		synctest.Test(t, func(t *testing.T) {
 			var condition string
@@ -419,7 +413,7 @@ func TestHTTP_HeadOfACheckedResponse(t *testing.T) {
 }
 
 // RFC 9111 section 4.3.4: what a 304 has freshened is as old as the 304.
-func TestHTTP_AgeAfterAValidation(t *testing.T) {
+func TestValidation_AgeAfterIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := &origin{version: "1", header: http.Header{"Cache-Control": {"max-age=10"}}, notModified: http.Header{"Age": {"7"}}}
 		s := newSite(t, bellwether.HTTPOptions{}, o.ServeHTTP)
@@ -438,7 +432,7 @@ func TestHTTP_AgeAfterAValidation(t *testing.T) {
 
 // What is never fresh is kept for its validator in this process alone: in a
 // store, the processes that wait for it could not use it.
-func TestHTTP_NeverFreshIsKeptInThisProcessAlone(t *testing.T) {
+func TestValidation_NeverFreshIsKeptInThisProcessAlone(t *testing.T) {
 	for asked, store := range map[string]bellwether.Store{`"1"`: nil, "": memstore.New()} {
 		synctest.Test(t, func(t *testing.T) {
 			o := &origin{version: "1", header: http.Header{"Cache-Control": {"max-age=0"}}}
@@ -453,65 +447,61 @@ func TestHTTP_NeverFreshIsKeptInThisProcessAlone(t *testing.T) {
 
 // A handler that is its origin, and slower than its page is fresh for: its 200s are
 // as old as nothing (InitialAge), and collapse; its 304s do not.
-func TestHTTP_Slow304sCollapse(t *testing.T) {
+func TestValidation_Slow304sCollapse(t *testing.T) {
 	for _, whole := range []bool{true, false} {
-		t.Run(fmt.Sprintf("whole=%v", whole), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
-					time.Sleep(1500 * time.Millisecond)
-					w.Header().Set("ETag", `"v1"`)
-					w.Header().Set("Cache-Control", "s-maxage=1")
-					if !whole && r.Header.Get("If-None-Match") != "" {
-						w.WriteHeader(304)
-						return
-					}
-					fmt.Fprint(w, "page")
-				})
-				s.burst(50, same("http://a/p"))
-				s.wantCalls(t, 1)
-				time.Sleep(2 * time.Second)
-				s.burst(50, same("http://a/p"))
-				s.wantCalls(t, 1)
-				s.burst(50, same("http://a/p"))
-				s.wantCalls(t, 0)
+		inBubble(t, fmt.Sprintf("whole=%v", whole), func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+				time.Sleep(1500 * time.Millisecond)
+				w.Header().Set("ETag", `"v1"`)
+				w.Header().Set("Cache-Control", "s-maxage=1")
+				if !whole && r.Header.Get("If-None-Match") != "" {
+					w.WriteHeader(304)
+					return
+				}
+				fmt.Fprint(w, "page")
 			})
+			s.burst(50, same("http://a/p"))
+			s.wantCalls(t, 1)
+			time.Sleep(2 * time.Second)
+			s.burst(50, same("http://a/p"))
+			s.wantCalls(t, 1)
+			s.burst(50, same("http://a/p"))
+			s.wantCalls(t, 0)
 		})
 	}
 }
 
 // A 304 that is stale by its Age, of a page that must not be served stale: each
 // client has to ask for itself, as where a 200 says the same.
-func TestHTTP_StaleMustRevalidate304IsNotShared(t *testing.T) {
+func TestValidation_StaleMustRevalidate304IsNotShared(t *testing.T) {
 	for _, whole := range []bool{true, false} {
-		t.Run(fmt.Sprintf("whole=%v", whole), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				var later atomic.Bool
-				s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
-					time.Sleep(100 * time.Millisecond)
-					w.Header().Set("ETag", `"v1"`)
-					w.Header().Set("Cache-Control", "max-age=5, must-revalidate")
-					if later.Load() {
-						w.Header().Set("Age", "10") // from a cache in front of the origin
-					}
-					if !whole && r.Header.Get("If-None-Match") != "" {
-						w.WriteHeader(304)
-						return
-					}
-					fmt.Fprint(w, "page")
-				})
-				s.get("http://a/p")
-				s.wantCalls(t, 1)
-				later.Store(true)
-				time.Sleep(time.Hour)
-				s.burst(10, same("http://a/p"))
-				s.wantCalls(t, 10)
+		inBubble(t, fmt.Sprintf("whole=%v", whole), func(t *testing.T) {
+			var later atomic.Bool
+			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+				time.Sleep(100 * time.Millisecond)
+				w.Header().Set("ETag", `"v1"`)
+				w.Header().Set("Cache-Control", "max-age=5, must-revalidate")
+				if later.Load() {
+					w.Header().Set("Age", "10") // from a cache in front of the origin
+				}
+				if !whole && r.Header.Get("If-None-Match") != "" {
+					w.WriteHeader(304)
+					return
+				}
+				fmt.Fprint(w, "page")
 			})
+			s.get("http://a/p")
+			s.wantCalls(t, 1)
+			later.Store(true)
+			time.Sleep(time.Hour)
+			s.burst(10, same("http://a/p"))
+			s.wantCalls(t, 10)
 		})
 	}
 }
 
 // A 304 that ends the sharing, and that is old.
-func TestHTTP_AgeOfAPrivate304(t *testing.T) {
+func TestValidation_AgeOfAPrivate304(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("ETag", `"v1"`)
@@ -529,6 +519,29 @@ func TestHTTP_AgeOfAPrivate304(t *testing.T) {
 		w := s.get("http://a/p")
 		if w.Header().Get("Age") != "50" || w.Header().Get("Cache-Control") != "private, max-age=60" {
 			t.Errorf("%d, %v", w.Code, w.Header())
+		}
+	})
+}
+
+// What a handler does to its header after a 304 that its client does not get is
+// not in the response that the client gets.
+func TestValidation_HeaderAfterA304(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "no-cache")
+			w.Header().Set("ETag", `"e"`)
+			if r.Header.Get("If-None-Match") != "" {
+				w.WriteHeader(http.StatusNotModified)
+				w.Header().Set("X-After", "1")
+				return
+			}
+			io.WriteString(w, "x")
+		})
+		for range 3 {
+			if w := s.get("http://a/p"); w.Body.String() != "x" || w.Header()["X-After"] != nil {
+				t.Errorf("%q %v", w.Body, w.Header())
+			}
+			synctest.Wait()
 		}
 	})
 }

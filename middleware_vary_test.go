@@ -1,7 +1,6 @@
 package bellwether_test
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"net/http"
@@ -238,33 +237,31 @@ func TestVary_FloodDoesNotScatterTheWantedVariant(t *testing.T) {
 		{"read for long, stale", "max-age=1200, stale-while-revalidate=600", 11, 9*time.Minute + 30*time.Second},
 		{"the first", "max-age=60", 0, time.Minute},
 	} {
-		t.Run(test.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
-					time.Sleep(100 * time.Millisecond)
-					w.Header().Set("Cache-Control", test.cacheControl)
-					w.Header().Set("Vary", "Accept-Language")
-					fmt.Fprint(w, r.Header.Get("Accept-Language"))
-				})
-				english := func(int) *http.Request {
-					return request(http.MethodGet, "http://a/p", "Accept-Language", "en")
-				}
-				s.burst(100, english)
-				s.wantCalls(t, 1)
-				for range test.read {
-					time.Sleep(time.Minute)
-					s.burst(1, english)
-				}
-				s.wantCalls(t, 0)
-				s.burst(1024, func(i int) *http.Request {
-					return request(http.MethodGet, "http://a/p", "Accept-Language", fmt.Sprint("x-", i))
-				})
-				s.wantCalls(t, 1024)
-				time.Sleep(test.expires)
-				s.burst(200, english)
-				time.Sleep(time.Second) // of a rebuild behind what is stale
-				s.wantCalls(t, 1)
+		inBubble(t, test.name, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+				time.Sleep(100 * time.Millisecond)
+				w.Header().Set("Cache-Control", test.cacheControl)
+				w.Header().Set("Vary", "Accept-Language")
+				fmt.Fprint(w, r.Header.Get("Accept-Language"))
 			})
+			english := func(int) *http.Request {
+				return request(http.MethodGet, "http://a/p", "Accept-Language", "en")
+			}
+			s.burst(100, english)
+			s.wantCalls(t, 1)
+			for range test.read {
+				time.Sleep(time.Minute)
+				s.burst(1, english)
+			}
+			s.wantCalls(t, 0)
+			s.burst(1024, func(i int) *http.Request {
+				return request(http.MethodGet, "http://a/p", "Accept-Language", fmt.Sprint("x-", i))
+			})
+			s.wantCalls(t, 1024)
+			time.Sleep(test.expires)
+			s.burst(200, english)
+			time.Sleep(time.Second) // of a rebuild behind what is stale
+			s.wantCalls(t, 1)
 		})
 	}
 }
@@ -416,27 +413,6 @@ func TestVary_PrivateAnswerGrowsNoSignpost(t *testing.T) {
 	})
 }
 
-// A stepStore takes a millisecond before and after each step of a load.
-type stepStore struct{ *memstore.Store }
-
-func (s stepStore) Get(ctx context.Context, key string) (bellwether.Entry, error) {
-	time.Sleep(time.Millisecond)
-	defer time.Sleep(time.Millisecond)
-	return s.Store.Get(ctx, key)
-}
-
-func (s stepStore) Claim(ctx context.Context, key string) (bellwether.Entry, uint64, error) {
-	time.Sleep(time.Millisecond)
-	defer time.Sleep(time.Millisecond)
-	return s.Store.Claim(ctx, key)
-}
-
-func (s stepStore) Commit(ctx context.Context, key string, e bellwether.Entry) error {
-	time.Sleep(time.Millisecond)
-	defer time.Sleep(time.Millisecond)
-	return s.Store.Commit(ctx, key, e)
-}
-
 // An invalidation between any two steps of a signpost that is planted, moved behind or
 // grown takes all that was made before it, in the fleet within NearTTL.
 func TestVary_InvalidationBetweenTheStepsOfASignpost(t *testing.T) {
@@ -490,7 +466,10 @@ func invalidateAt(t *testing.T, after time.Duration, match bellwether.Match, con
 		fmt.Fprint(w, v)
 		time.Sleep(2 * time.Millisecond)
 	}
-	o := bellwether.HTTPOptions{Options: bellwether.Options{Store: stepStore{memstore.New()}, Locker: locallock.New()}}
+	store := wiredTo(memstore.New()) // each step of a load takes a millisecond there, and one back
+	store.trip = time.Millisecond
+	store.reply.Store(int64(time.Millisecond))
+	o := bellwether.HTTPOptions{Options: bellwether.Options{Store: store.full(), Locker: locallock.New()}}
 	p := pair{newSite(t, o, h), newSite(t, o, h)}
 	time.Sleep(time.Second) // the log is read
 	if signpost {
@@ -520,4 +499,122 @@ func invalidateAt(t *testing.T, after time.Duration, match bellwether.Match, con
 		time.Sleep(900 * time.Millisecond)
 	}
 	wg.Wait()
+}
+
+// Lines of a list are one: the handler sees what the variant's key was made of.
+func TestVary_LinesOfAList(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=60")
+			w.Header().Set("Vary", "X-List")
+			fmt.Fprintf(w, "%q %q", r.Header["X-List"], r.Header["Cookie"])
+		})
+		for range 2 {
+			if w := s.get("http://a/p", "X-List", "1", "X-List", "2", "Cookie", "a=1", "Cookie", "b=2"); w.Body.String() != `["1, 2"] ["a=1" "b=2"]` {
+				t.Errorf("%s", w.Body)
+			}
+			synctest.Wait()
+		}
+	})
+}
+
+// A hit counts once, whichever way it is answered.
+func TestVary_HitCountsOnce(t *testing.T) {
+	for _, size := range []int{10, 100 << 10} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", "max-age=60")
+				w.Header().Set("Vary", "X-A")
+				w.Write(make([]byte, size))
+			})
+			s.get("http://a/p")
+			synctest.Wait()
+			if s.get("http://a/p"); s.mw.Stats().Hits != 1 {
+				t.Errorf("%d bytes: %d hits, want 1: the names are none", size, s.mw.Stats().Hits)
+			}
+		})
+	}
+}
+
+// The variant's key and the handler see the same: a field that is written oddly makes
+// no page for those who write it as everybody does.
+func TestVary_SpellingsOfAField(t *testing.T) {
+	for _, tt := range []struct{ name, odd, usual, want string }{
+		{"Accept-Language", "d e-DE", "de-DE", "de-DE"},
+		{"Accept-Language", "DE-de", "de-DE", "de-DE"},
+		{"Accept-Language", "de-de;Q=0.5,en", "de-DE;q=0.5, en", "de-DE;q=0.5, en"},
+		{"Accept-Encoding", "g zip", "gzip", "gzip"},
+		{"Accept-Encoding", "br,GZIP", "gzip, br", "br, gzip"},
+		{"Accept-Encoding", ",gzip", "gzip", "gzip"},
+		{"X-List", "a ,b", "a, b", "a, b"},
+		{"Cookie", "a=1,b", "a=1, b", "a=1, b"},
+	} {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=60")
+			w.Header().Set("Vary", tt.name)
+			io.WriteString(w, strings.Join(r.Header[tt.name], "|"))
+		})
+		s.get("http://a/p", tt.name, tt.odd)
+		if got := s.get("http://a/p", tt.name, tt.usual).Body.String(); got != tt.want {
+			t.Errorf("%s %q after %q got the page of %q, want of %q", tt.name, tt.usual, tt.odd, got, tt.want)
+		}
+	}
+}
+
+func TestVary_LanguageOrder(t *testing.T) {
+	for _, any := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{AnyLanguageOrder: any}, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", "max-age=60")
+				w.Header().Set("Vary", "Accept-Language")
+				fmt.Fprint(w, r.Header.Get("Accept-Language"))
+			})
+			for lang, want := range map[string][2]string{"en, de": {"en, de", "de, en"}, "de,EN": {"de, en", "de, en"}, "en;q=0.5, de": {"en;q=0.5, de", "de, en;q=0.5"}} {
+				s.get("http://a/"+lang[:2], "Accept-Language", "en, de")
+				got := s.get("http://a/"+lang[:2], "Accept-Language", lang).Body.String()
+				if i := map[bool]int{true: 1}[any]; got != want[i] {
+					t.Errorf("any order %v: %q got the variant of %q, want %q", any, lang, got, want[i])
+				}
+			}
+		})
+	}
+}
+
+func TestVary_VariantsNeverMixNorWaitForEachOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Vary", "X-Lang")
+			w.Header().Set("Cache-Control", "max-age=60")
+			time.Sleep(500 * time.Millisecond)
+			fmt.Fprint(w, r.Header.Get("X-Lang"))
+		})
+		variant := func(i int) *http.Request {
+			return request("GET", "http://a/p", "X-Lang", fmt.Sprint("l", i%5))
+		}
+		got := s.burst(50, variant)
+		for i := range 5 {
+			if n := got[fmt.Sprintf("200 l%d 500ms", i)] + got[fmt.Sprintf("200 l%d 1s", i)]; n != 10 {
+				t.Errorf("variant %d: %v, want 10 right answers after one or two builds", i, got)
+			}
+		}
+		s.wantCalls(t, 5)
+		for o, n := range s.burst(50, variant) {
+			if n != 10 || !strings.HasSuffix(o, " 0s") {
+				t.Errorf("hit %q x %d", o, n)
+			}
+		}
+		s.wantCalls(t, 0)
+		// Once the names are known a new variant waits for nobody else's.
+		time.Sleep(61 * time.Second)
+		for o := range s.burst(50, variant) {
+			if !strings.HasSuffix(o, " 500ms") {
+				t.Errorf("expired: %q, want one build in parallel per variant", o)
+			}
+		}
+		s.wantCalls(t, 5)
+		s.do(request("POST", "http://a/p"))
+		s.calls.Store(0)
+		s.burst(50, variant)
+		s.wantCalls(t, 5) // all variants were invalidated
+	})
 }

@@ -302,24 +302,29 @@ func (w *world) start(t *testing.T, i int) {
 		o.HedgeShare = 0
 	}
 	if w.Watches {
-		o.Locker = watching{locker}
+		o.Locker = struct {
+			*linkLocker
+			watches
+		}{locker, locker.watchEnd}
 	}
 	switch w.Store {
 	case "plain":
 		o.Store = store
 	case "telling":
 		o.Store = struct {
-			telling
-			bellwether.Fencer
-		}{telling{store}, fencing{store}}
+			*linkStore
+			notifies
+			fences
+		}{store, store.notify, store.fenced}
 	case "together":
-		o.Store = together{store}
+		o.Store = batchesBy(store, store.getMany)
 	case "all":
 		o.Store = struct {
-			telling
-			bellwether.BatchGetter
-			bellwether.Fencer
-		}{telling{store}, together{store}, fencing{store}}
+			*linkStore
+			getsMany
+			notifies
+			fences
+		}{store, store.getMany, store.notify, store.fenced}
 	}
 	phases := func(key, phase string) { w.note(phase, i, key) }
 	if w.Face == "HTTP" {

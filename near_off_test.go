@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -414,7 +413,7 @@ func TestNearOff_HTTPInvalidatedElsewhere(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					var calls atomic.Int32
 					store := memstore.New()
-					all := nearOffSites(t, 2, quietFencer{quiet{store}, store}, func(w http.ResponseWriter, r *http.Request) {
+					all := nearOffSites(t, 2, askable(store), func(w http.ResponseWriter, r *http.Request) {
 						w.Header().Set("Cache-Control", "max-age=3600")
 						w.Header().Set("Surrogate-Key", "x")
 						if vary != "" {
@@ -445,7 +444,8 @@ func TestNearOff_HTTPInvalidatedElsewhere(t *testing.T) {
 // asked for at one time do not wait for each other's.
 func TestNearOff_HTTPCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := batchingStore{wiredStore: &wiredStore{wire: &wire{f: trip}, store: memstore.New()}}
+		store := wiredTo(memstore.New()).batching()
+		store.set(trip)
 		s := nearOffSites(t, 1, store, page(0, "page"))[0]
 		const pages = 100
 		url := func(i int) string { return fmt.Sprint("http://a/", i) }
@@ -483,7 +483,7 @@ func TestNearOff_HTTPCalls(t *testing.T) {
 // called once for those who may have it, and the store is not asked while nobody comes.
 func TestNearOff_LateJoinerOfAStream(t *testing.T) {
 	for name, open := range map[string]func(store bellwether.Store) bellwether.Store{
-		"can be asked": func(s bellwether.Store) bellwether.Store { return quietFencer{quiet{s}, s.(bellwether.Fencer)} },
+		"can be asked": askable,
 		"cannot":       func(s bellwether.Store) bellwether.Store { return quiet{s} },
 	} {
 		for _, invalidated := range []bool{false, true} {
@@ -503,13 +503,12 @@ func TestNearOff_LateJoinerOfAStream(t *testing.T) {
 						ttfb = 3 * time.Second
 					}
 					time.Sleep(time.Millisecond)
-					start := time.Now()
-					w := &firstByte{ResponseRecorder: httptest.NewRecorder()}
+					w := newClient()
 					all[0].handler.ServeHTTP(w, request("GET", "http://a/p"))
 					if w.Body.String() != want {
 						t.Errorf("a late joiner gets response %q, want %q", w.Body, want)
 					}
-					if got := w.at.Sub(start); !invalidated && (got < ttfb-10*time.Millisecond || got > ttfb+10*time.Millisecond) {
+					if got := w.header; !invalidated && (got < ttfb-10*time.Millisecond || got > ttfb+10*time.Millisecond) {
 						t.Errorf("its header after %v, want %v", got, ttfb)
 					}
 					if n := calls.Load(); fmt.Sprint(n) != want {
@@ -582,7 +581,9 @@ func TestNearOff_HTTPKnowledge(t *testing.T) {
 	t.Run("a client's own stale-if-error", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			var broken atomic.Bool
-			s := nearOffSites(t, 1, &wiredStore{wire: &wire{f: trip}, store: memstore.New()}, func(w http.ResponseWriter, r *http.Request) {
+			store := wiredTo(memstore.New())
+			store.set(trip)
+			s := nearOffSites(t, 1, store, func(w http.ResponseWriter, r *http.Request) {
 				if broken.Load() {
 					w.WriteHeader(http.StatusBadGateway)
 					return

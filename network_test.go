@@ -306,10 +306,8 @@ func (s *linkStore) Invalidate(ctx context.Context, key string) error {
 	}).err
 }
 
-// A fencing store is a Fencer.
-type fencing struct{ *linkStore }
-
-func (s fencing) Fenced(ctx context.Context, key string, epoch uint64) (bool, error) {
+// fenced is Fenced.
+func (s *linkStore) fenced(ctx context.Context, key string, epoch uint64) (bool, error) {
 	a := s.ask(ctx, "fenced", func(ctx context.Context, store *restarted) (a storeAnswer) {
 		a.yes, a.err = store.Fenced(ctx, key, epoch)
 		return a
@@ -317,10 +315,8 @@ func (s fencing) Fenced(ctx context.Context, key string, epoch uint64) (bool, er
 	return a.yes, a.err
 }
 
-// A telling store is a Notifier: its notices are late, and overtake each other.
-type telling struct{ *linkStore }
-
-func (s telling) Notify(ctx context.Context, f func(bellwether.Notice)) {
+// notify is Notify. Notices are late, and overtake each other.
+func (s *linkStore) notify(ctx context.Context, f func(bellwether.Notice)) {
 	var one sync.Mutex // f is called once at a time
 	var under sync.WaitGroup
 	defer under.Wait()
@@ -354,10 +350,8 @@ func (s telling) Notify(ctx context.Context, f func(bellwether.Notice)) {
 	}
 }
 
-// A together store is a BatchGetter.
-type together struct{ *linkStore }
-
-func (s together) GetMany(ctx context.Context, keys []string, each func(int, bellwether.Entry, error)) {
+// getMany is GetMany, in one request.
+func (s *linkStore) getMany(ctx context.Context, keys []string, each func(int, bellwether.Entry, error)) {
 	a := s.ask(ctx, "get", func(ctx context.Context, store *restarted) (a storeAnswer) {
 		a.many = make([]storeAnswer, len(keys))
 		for i, key := range keys {
@@ -465,10 +459,8 @@ func (l *linkLease) Release(ctx context.Context) error {
 	return l.ask(ctx, "release", l.lease.Release)
 }
 
-// A watching locker is a Watcher.
-type watching struct{ *linkLocker }
-
-func (l watching) Watch(ctx context.Context, held *bellwether.HeldError) (<-chan struct{}, error) {
+// watchEnd is Watch.
+func (l *linkLocker) watchEnd(ctx context.Context, held *bellwether.HeldError) (<-chan struct{}, error) {
 	there := held.Seen.(seenThere)
 	inner := *held
 	inner.Seen = there.seen

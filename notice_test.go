@@ -290,14 +290,6 @@ func TestNotice_ReadLate(t *testing.T) {
 	})
 }
 
-// A talker is a store that tells whatever a test wants it to.
-type talker struct {
-	bellwether.Store
-	notify func(ctx context.Context, f func(bellwether.Notice))
-}
-
-func (s talker) Notify(ctx context.Context, f func(bellwether.Notice)) { s.notify(ctx, f) }
-
 // Whatever an adapter does while it listens, and user code with what is heard:
 // the process goes on, and hears again.
 func TestNotice_ListenersThatEnd(t *testing.T) {
@@ -311,13 +303,13 @@ func TestNotice_ListenersThatEnd(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				inner := memstore.New()
 				times := 0
-				s := talker{inner, func(ctx context.Context, f func(bellwether.Notice)) {
+				s := notifiesBy(inner, func(ctx context.Context, f func(bellwether.Notice)) {
 					if times++; times <= 3 {
 						end()
 						return
 					}
 					inner.Notify(ctx, f)
-				}}
+				})
 				c := cacheOf(t, func(context.Context, string) (string, error) { return "v", nil }, bellwether.Options{Store: s, NearTTL: time.Hour})
 				c.Get(t.Context(), "k")
 				time.Sleep(10 * time.Second)
@@ -347,40 +339,38 @@ func TestNotice_UserCodeThatPanics(t *testing.T) {
 		"OnError":   {OnError: func(string, error) { panic("user code") }},
 	} {
 		for _, elsewhere := range []bool{false, true} {
-			t.Run(fmt.Sprint(name, elsewhere), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					inner := memstore.New()
-					listening := inner.Notify
-					if elsewhere {
-						listening = func(ctx context.Context, f func(bellwether.Notice)) {
-							inner.Notify(ctx, func(n bellwether.Notice) {
-								done := make(chan struct{})
-								go func() { defer close(done); f(n) }()
-								<-done
-							})
-						}
+			inBubble(t, fmt.Sprint(name, elsewhere), func(t *testing.T) {
+				inner := memstore.New()
+				listening := inner.Notify
+				if elsewhere {
+					listening = func(ctx context.Context, f func(bellwether.Notice)) {
+						inner.Notify(ctx, func(n bellwether.Notice) {
+							done := make(chan struct{})
+							go func() { defer close(done); f(n) }()
+							<-done
+						})
 					}
-					o := o
-					o.Store = talker{inner, listening}
-					o.NearTTL = time.Hour
-					if name == "Size" {
-						size := o.Size
-						o.Size = func(k string, v any) int { return size(k, v.(word).Word) }
-					}
-					c := cacheOf(t, func(context.Context, string) (word, error) { return word{"v"}, nil }, o)
-					c.Get(t.Context(), "k")
-					for _, v := range []string{`{"Word":"bomb"}`, `not JSON`} {
-						_, epoch, _ := inner.Claim(t.Context(), "test:k")
-						inner.Commit(t.Context(), "test:k", bellwether.Entry{Kind: bellwether.KindValue, Value: []byte(v), Epoch: epoch, TTL: time.Hour})
-						synctest.Wait()
-					}
+				}
+				o := o
+				o.Store = notifiesBy(inner, listening)
+				o.NearTTL = time.Hour
+				if name == "Size" {
+					size := o.Size
+					o.Size = func(k string, v any) int { return size(k, v.(word).Word) }
+				}
+				c := cacheOf(t, func(context.Context, string) (word, error) { return word{"v"}, nil }, o)
+				c.Get(t.Context(), "k")
+				for _, v := range []string{`{"Word":"bomb"}`, `not JSON`} {
 					_, epoch, _ := inner.Claim(t.Context(), "test:k")
-					inner.Commit(t.Context(), "test:k", bellwether.Entry{Kind: bellwether.KindValue, Value: []byte(`{"Word":"later"}`), Epoch: epoch, TTL: time.Hour})
+					inner.Commit(t.Context(), "test:k", bellwether.Entry{Kind: bellwether.KindValue, Value: []byte(v), Epoch: epoch, TTL: time.Hour})
 					synctest.Wait()
-					if v, err := c.Get(t.Context(), "k"); v.Word != "later" || err != nil {
-						t.Errorf("Get = %q, %v", v, err)
-					}
-				})
+				}
+				_, epoch, _ := inner.Claim(t.Context(), "test:k")
+				inner.Commit(t.Context(), "test:k", bellwether.Entry{Kind: bellwether.KindValue, Value: []byte(`{"Word":"later"}`), Epoch: epoch, TTL: time.Hour})
+				synctest.Wait()
+				if v, err := c.Get(t.Context(), "k"); v.Word != "later" || err != nil {
+					t.Errorf("Get = %q, %v", v, err)
+				}
 			})
 		}
 	}
@@ -394,7 +384,7 @@ func TestNotice_RudeAdapter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inner := memstore.New()
 		var hear func(bellwether.Notice)
-		s := talker{inner, func(ctx context.Context, f func(bellwether.Notice)) { hear = f; <-ctx.Done() }}
+		s := notifiesBy(inner, func(ctx context.Context, f func(bellwether.Notice)) { hear = f; <-ctx.Done() })
 		c := cacheOf(t, func(context.Context, string) (string, error) { time.Sleep(time.Second); return "v", nil }, bellwether.Options{Store: s, NearTTL: time.Hour})
 		synctest.Wait()
 		go c.Get(context.Background(), "k")
@@ -421,7 +411,7 @@ func TestNotice_Forged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inner := memstore.New()
 		var hear func(bellwether.Notice)
-		s := talker{inner, func(ctx context.Context, f func(bellwether.Notice)) { hear = f; <-ctx.Done() }}
+		s := notifiesBy(inner, func(ctx context.Context, f func(bellwether.Notice)) { hear = f; <-ctx.Done() })
 		c := cacheOf(t, func(context.Context, string) (string, error) { return "true", nil }, bellwether.Options{Store: s, NearTTL: time.Second})
 		synctest.Wait()
 		c.Get(t.Context(), "k")
@@ -446,12 +436,12 @@ func TestNotice_DuringConstruction(t *testing.T) {
 	for range 20 {
 		synctest.Test(t, func(t *testing.T) {
 			inner := memstore.New()
-			s := talker{inner, func(ctx context.Context, f func(bellwether.Notice)) {
+			s := notifiesBy(inner, func(ctx context.Context, f func(bellwether.Notice)) {
 				for ctx.Err() == nil {
 					f(bellwether.Notice{Key: "\x00sweeps", Epoch: 1})
 					time.Sleep(time.Second)
 				}
-			}}
+			})
 			site := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: s}}, func(http.ResponseWriter, *http.Request) {})
 			site.get("http://example.com/")
 		})
@@ -463,7 +453,17 @@ func TestNotice_DuringConstruction(t *testing.T) {
 func TestNotice_OfAnotherStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const nearTTL = time.Second
-		store := foreignNotices{memstore.New(), make(chan bellwether.Notice)}
+		notices := make(chan bellwether.Notice) // of what is in another store
+		store := notifiesBy(memstore.New(), func(ctx context.Context, f func(bellwether.Notice)) {
+			for {
+				select {
+				case n := <-notices:
+					f(n)
+				case <-ctx.Done():
+					return
+				}
+			}
+		})
 		c := bellwether.New(func(context.Context, string) (string, error) { return "own", nil },
 			bellwether.Options{TTL: time.Hour, NearTTL: nearTTL, Store: store, Namespace: "test"})
 		defer c.Close()
@@ -475,7 +475,7 @@ func TestNotice_OfAnotherStore(t *testing.T) {
 		}
 		wants("at first", "own")
 		const later = 1 << 52
-		store.notices <- bellwether.Notice{Key: "test:k", Epoch: later, Made: time.Now(),
+		notices <- bellwether.Notice{Key: "test:k", Epoch: later, Made: time.Now(),
 			Entry: bellwether.Entry{Kind: bellwether.KindValue, Value: []byte("foreign"), Epoch: later, TTL: time.Hour}}
 		synctest.Wait()
 		wants("after a notice", "foreign") // else the test tests nothing
@@ -484,21 +484,4 @@ func TestNotice_OfAnotherStore(t *testing.T) {
 			wants("when NearTTL is over", "own")
 		}
 	})
-}
-
-// foreignNotices is a store that tells of what is in another one.
-type foreignNotices struct {
-	bellwether.Store
-	notices chan bellwether.Notice
-}
-
-func (s foreignNotices) Notify(ctx context.Context, f func(bellwether.Notice)) {
-	for {
-		select {
-		case n := <-s.notices:
-			f(n)
-		case <-ctx.Done():
-			return
-		}
-	}
 }

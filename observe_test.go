@@ -561,7 +561,7 @@ func TestObserver_MayUseTheCache(t *testing.T) {
 		c.Stats()
 		c.Invalidate(context.Background(), "another")
 	}
-	store := &wiredStore{wire: &wire{}, store: memstore.New()}
+	store := wiredTo(memstore.New())
 	told := make(chan struct{}, 10)
 	c = bellwether.New(func(context.Context, string) (string, error) { return "v", nil }, bellwether.Options{
 		TTL: time.Minute, Store: store, Namespace: "test", NearBytes: 1 << 10, EngineTimeout: 50 * time.Millisecond,
@@ -695,7 +695,7 @@ func TestObserver_BreakerExits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex // guards told
 		var told []string
-		store := &wiredStore{wire: &wire{}, store: memstore.New()}
+		store := wiredTo(memstore.New())
 		c := cacheOf(t, func(context.Context, string) (string, error) { return "v", nil }, bellwether.Options{Store: store, Observers: []bellwether.Observer{{
 			Breaker: func(_ bellwether.Engine, from, to bellwether.BreakerState) {
 				mu.Lock()

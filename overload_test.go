@@ -18,51 +18,32 @@ import (
 
 // This file asks for more than a store answers.
 
-// A busyStore makes one operation at a time, each of which takes so long. What was
-// asked it does, whether or not its caller has gone.
-type busyStore struct {
-	bellwether.Store
-	each time.Duration
-
-	mu   sync.Mutex // guards free
-	free time.Time  // when it has done what it was asked so far
+// A busyStore makes one operation at a time, each of which takes so long; any number of keys
+// is one operation. What was asked it does, whether or not its caller has gone.
+func busyStore(each time.Duration) bellwether.Store {
+	var mu sync.Mutex
+	var free time.Time // when it has done what it was asked so far; guarded by mu
+	s := wiredTo(memstore.New())
+	s.busy = true
+	s.set(on(func(ctx context.Context, op string) error {
+		mu.Lock()
+		if now := time.Now(); free.Before(now) {
+			free = now
+		}
+		free = free.Add(each)
+		done := time.Until(free)
+		mu.Unlock()
+		return takes(done)(ctx, op)
+	}, "get", "getmany", "claim", "commit"))
+	return s.batching()
 }
 
-func (s *busyStore) work(ctx context.Context) error {
-	s.mu.Lock()
-	if now := time.Now(); s.free.Before(now) {
-		s.free = now
-	}
-	s.free = s.free.Add(s.each)
-	done := time.Until(s.free)
-	s.mu.Unlock()
-	select {
-	case <-time.After(done):
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
-
-func (s *busyStore) Get(ctx context.Context, key string) (bellwether.Entry, error) {
-	if err := s.work(ctx); err != nil {
-		return bellwether.Entry{}, err
-	}
-	return s.Store.Get(ctx, key)
-}
-
-func (s *busyStore) Claim(ctx context.Context, key string) (bellwether.Entry, uint64, error) {
-	if err := s.work(ctx); err != nil {
-		return bellwether.Entry{}, 0, err
-	}
-	return s.Store.Claim(ctx, key)
-}
-
-func (s *busyStore) Commit(ctx context.Context, key string, e bellwether.Entry) error {
-	if err := s.work(ctx); err != nil {
-		return err
-	}
-	return s.Store.Commit(ctx, key, e)
+// slowBatches takes 400 ms to answer for many keys.
+func slowBatches() bellwether.Store {
+	s := wiredTo(memstore.New())
+	s.busy = true
+	s.set(on(takes(400*time.Millisecond), "getmany"))
+	return s.batching()
 }
 
 // An asker makes calls at a rate, each with a number of its own, of callers that wait for so
@@ -102,7 +83,7 @@ func (a *asker) ask(rate int, during time.Duration) (asked, answered int) {
 // nothing, and when they are gone all are answered.
 func TestOverload_OfTheStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := &busyStore{Store: memstore.New(), each: time.Millisecond}
+		store := busyStore(time.Millisecond)
 		c := cacheOf(t, func(context.Context, string) (string, error) { return "v", nil },
 			bellwether.Options{TTL: time.Hour, Store: store, Locker: locallock.New()})
 		a := &asker{patience: 500 * time.Millisecond, call: func(ctx context.Context, i int) error {
@@ -163,15 +144,8 @@ func manyLeavers() int {
 // stays behind.
 func TestOverload_CallersThatLeave(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		slow := &wiredStore{wire: &wire{}, store: memstore.New()}
-		slow.set(func(ctx context.Context, _ string) error {
-			select {
-			case <-time.After(400 * time.Millisecond):
-				return nil
-			case <-ctx.Done():
-				return ctx.Err()
-			}
-		})
+		slow := wiredTo(memstore.New())
+		slow.set(takes(400 * time.Millisecond))
 		c := cacheOf(t, func(context.Context, string) (string, error) { return "v", nil },
 			bellwether.Options{TTL: time.Hour, Store: slow, Locker: locallock.New()})
 		if most := leavers(c, manyLeavers(), func(ctx context.Context, i int) { c.Get(ctx, fmt.Sprint(i)) }); most > 100 {
@@ -206,24 +180,11 @@ func TestOverload_Refreshes(t *testing.T) {
 	})
 }
 
-// GetMany makes it a BatchGetter: any number of keys is one operation.
-func (s *busyStore) GetMany(ctx context.Context, keys []string, each func(i int, e bellwether.Entry, err error)) {
-	err := s.work(ctx)
-	for i, key := range keys {
-		if err != nil {
-			each(i, bellwether.Entry{}, err)
-			continue
-		}
-		e, err := s.Store.Get(ctx, key)
-		each(i, e, err)
-	}
-}
-
 // TestOverload_OfTheStore for calls of GetMany, each of which costs the store one read,
 // two claims and two commits.
 func TestOverload_Batches(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := &busyStore{Store: memstore.New(), each: time.Millisecond}
+		store := busyStore(time.Millisecond)
 		c := cacheOf(t, func(context.Context, string) (string, error) { return "v", nil },
 			bellwether.Options{TTL: time.Hour, Store: store, Locker: locallock.New()})
 		a := &asker{patience: 500 * time.Millisecond, call: func(ctx context.Context, i int) error {
@@ -248,7 +209,7 @@ func TestOverload_Batches(t *testing.T) {
 func TestOverload_BatchesThatLeave(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := cacheOf(t, func(context.Context, string) (string, error) { return "v", nil },
-			bellwether.Options{TTL: time.Hour, Store: slowBatches{memstore.New()}, Locker: locallock.New()})
+			bellwether.Options{TTL: time.Hour, Store: slowBatches(), Locker: locallock.New()})
 		most := leavers(c, 200*60, func(ctx context.Context, i int) {
 			c.GetMany(ctx, []string{fmt.Sprint(i, "a"), fmt.Sprint(i, "b")})
 		})
@@ -263,7 +224,7 @@ func TestOverload_BatchesThatLeave(t *testing.T) {
 func TestOverload_BatchesAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := cacheOf(t, func(context.Context, string) (string, error) { return "v", nil },
-			bellwether.Options{TTL: time.Hour, Store: slowBatches{memstore.New()}, MaxQueued: 1, MaxRebuilds: 1 << 14})
+			bellwether.Options{TTL: time.Hour, Store: slowBatches(), MaxQueued: 1, MaxRebuilds: 1 << 14})
 		var wg sync.WaitGroup
 		defer wg.Wait()
 		many := func(call string) error {
@@ -291,18 +252,4 @@ func TestOverload_BatchesAreBounded(t *testing.T) {
 			t.Errorf("the 17th GetMany: %v, want ErrOverloaded", err)
 		}
 	})
-}
-
-// A slowBatches takes 400 ms to answer for many keys.
-type slowBatches struct{ bellwether.Store }
-
-func (s slowBatches) GetMany(ctx context.Context, keys []string, each func(i int, e bellwether.Entry, err error)) {
-	select {
-	case <-time.After(400 * time.Millisecond):
-	case <-ctx.Done():
-	}
-	for i, key := range keys {
-		e, err := s.Get(ctx, key)
-		each(i, e, err)
-	}
 }

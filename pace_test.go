@@ -3,7 +3,6 @@ package bellwether_test
 import (
 	"fmt"
 	"net/http"
-	"net/http/httptest"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -12,81 +11,40 @@ import (
 	"github.com/bellwether-go/bellwether"
 )
 
-// A countingClient takes all that comes, and counts it.
-type countingClient struct {
-	header http.Header
-	took   int
-}
-
-func (w *countingClient) Header() http.Header { return w.header }
-func (w *countingClient) WriteHeader(int)     {}
-func (w *countingClient) Write(p []byte) (int, error) {
-	w.took += len(p)
-	return len(p), nil
-}
-
-// A tricklingClient takes so many bytes a second until it is broken off.
-type tricklingClient struct {
-	*httptest.ResponseRecorder
-	rate   int
-	broken chan struct{}
-}
-
-func (w *tricklingClient) Write(p []byte) (int, error) {
-	n := 0
-	for range max(1, len(p)/4096) {
-		part := p[n:min(len(p), n+4096)]
-		select {
-		case <-time.After(time.Duration(len(part)) * time.Second / time.Duration(w.rate)):
-		case <-w.broken:
-			return n, http.ErrHandlerTimeout
-		}
-		n += len(part)
-	}
-	w.ResponseRecorder.Write(p[:n])
-	return n, nil
-}
-
-func (w *tricklingClient) SetWriteDeadline(time.Time) error {
-	close(w.broken)
-	return nil
-}
-
 // Over MaxBody, a client that the others have to wait for is broken off, whether it
 // takes nothing or a little.
 func TestPace_OverMaxBodyTheSlowestIsBrokenOff(t *testing.T) {
 	const size = 48 // MiB
 	for _, rate := range []int{1, 10_000, 700_000} {
-		t.Run(fmt.Sprint(rate, " B/s"), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
-					time.Sleep(time.Second)
-					megabytes(size)(w, r)
-				})
-				start := time.Now()
-				slow := &tricklingClient{httptest.NewRecorder(), rate, make(chan struct{})}
-				var took time.Duration // the slow one's time
-				var aborted any
-				var all sync.WaitGroup
-				all.Go(func() {
-					defer func() { took, aborted = time.Since(start), recover() }()
-					s.handler.ServeHTTP(slow, request("GET", "http://h/p"))
-				})
-				for range 10 {
-					all.Go(func() {
-						w := &countingClient{header: http.Header{}}
-						s.handler.ServeHTTP(w, request("GET", "http://h/p"))
-						if d := time.Since(start); w.took != size*megabyte || d > 10*time.Second {
-							t.Errorf("%d bytes in %v, want all in 10 s at most", w.took, d)
-						}
-					})
-				}
-				all.Wait()
-				if aborted != http.ErrAbortHandler || took > 10*time.Second {
-					t.Errorf("the slow client's reply ended with %v after %v, want http.ErrAbortHandler after 10 s at most", aborted, took)
-				}
-				s.wantCalls(t, 1)
+		inBubble(t, fmt.Sprint(rate, " B/s"), func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+				time.Sleep(time.Second)
+				megabytes(size)(w, r)
 			})
+			start := time.Now()
+			slow := slowClient(rate)
+			var took time.Duration // the slow one's time
+			var aborted any
+			var all sync.WaitGroup
+			all.Go(func() {
+				defer func() { took, aborted = time.Since(start), recover() }()
+				s.handler.ServeHTTP(slow, request("GET", "http://h/p"))
+			})
+			for range 10 {
+				all.Go(func() {
+					w := newClient()
+					w.forgets = true
+					s.handler.ServeHTTP(w, request("GET", "http://h/p"))
+					if d := time.Since(start); w.took != size*megabyte || d > 10*time.Second {
+						t.Errorf("%d bytes in %v, want all in 10 s at most", w.took, d)
+					}
+				})
+			}
+			all.Wait()
+			if aborted != http.ErrAbortHandler || took > 10*time.Second {
+				t.Errorf("the slow client's reply ended with %v after %v, want http.ErrAbortHandler after 10 s at most", aborted, took)
+			}
+			s.wantCalls(t, 1)
 		})
 	}
 }
@@ -101,7 +59,7 @@ func TestPace_OverMaxBodyAllAreSlow(t *testing.T) {
 		var all sync.WaitGroup
 		for range 3 {
 			all.Go(func() {
-				slow := &tricklingClient{httptest.NewRecorder(), 10_000, make(chan struct{})}
+				slow := slowClient(10_000)
 				s.handler.ServeHTTP(slow, request("GET", "http://h/p"))
 				if slow.Body.Len() != megabyte {
 					t.Errorf("a slow client got %d bytes", slow.Body.Len())

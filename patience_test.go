@@ -6,38 +6,30 @@ import (
 	"fmt"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// slowLine is a store whose batches come in pieces of some keys, each after a pause.
-// After so many pieces it is silent.
-type slowLine struct {
-	bellwether.Store
-	piece, answers int
-	pause          time.Duration
-}
-
-func (s slowLine) GetMany(ctx context.Context, keys []string, each func(i int, e bellwether.Entry, err error)) {
-	for i, key := range keys {
-		if i%s.piece == 0 && i/s.piece < s.answers {
-			select {
-			case <-time.After(s.pause):
-			case <-ctx.Done():
+// inPieces is a GetMany that answers in pieces of some keys, each after a pause. After so many
+// pieces it is silent.
+func inPieces(store bellwether.Store, piece, answers int, pause time.Duration) getsMany {
+	return func(ctx context.Context, keys []string, each func(i int, e bellwether.Entry, err error)) {
+		for i, key := range keys {
+			if i%piece == 0 && i/piece < answers {
+				takes(pause)(ctx, "")
 			}
+			if i/piece >= answers {
+				<-ctx.Done()
+			}
+			if err := ctx.Err(); err != nil {
+				each(i, bellwether.Entry{}, err)
+				continue
+			}
+			e, err := store.Get(ctx, key)
+			each(i, e, err)
 		}
-		if i/s.piece >= s.answers {
-			<-ctx.Done()
-		}
-		if err := ctx.Err(); err != nil {
-			each(i, bellwether.Entry{}, err)
-			continue
-		}
-		e, err := s.Get(ctx, key)
-		each(i, e, err)
 	}
 }
 
@@ -52,39 +44,37 @@ func TestGetMany_StoreAnswersInPieces(t *testing.T) {
 		"and goes silent":   {4, 60, 4*300*time.Millisecond + 500*time.Millisecond},
 		"silent from start": {0, 100, 500 * time.Millisecond},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				store := memstore.New()
-				var keys []string
-				for i := range 100 {
-					key := fmt.Sprint(i)
-					keys = append(keys, key)
-					_, epoch, err := store.Claim(t.Context(), "test:"+key)
-					err = errors.Join(err, store.Commit(t.Context(), "test:"+key, bellwether.Entry{Kind: bellwether.KindValue, Value: []byte("stored"), Epoch: epoch, TTL: time.Hour}))
-					if err != nil {
-						t.Fatal(err)
-					}
+		inBubble(t, name, func(t *testing.T) {
+			store := memstore.New()
+			var keys []string
+			for i := range 100 {
+				key := fmt.Sprint(i)
+				keys = append(keys, key)
+				_, epoch, err := store.Claim(t.Context(), "test:"+key)
+				err = errors.Join(err, store.Commit(t.Context(), "test:"+key, bellwether.Entry{Kind: bellwether.KindValue, Value: []byte("stored"), Epoch: epoch, TTL: time.Hour}))
+				if err != nil {
+					t.Fatal(err)
 				}
-				var loads atomic.Int64
-				c2 := bellwether.NewBatch(func(_ context.Context, keys []string) (map[string]string, error) {
-					loads.Add(int64(len(keys)))
-					values := map[string]string{}
-					for _, key := range keys {
-						values[key] = "loaded"
-					}
-					return values, nil
-				}, bellwether.Options{TTL: time.Hour, EngineTimeout: 500 * time.Millisecond, Namespace: "test",
-					Store: slowLine{store, 10, c.answers, 300 * time.Millisecond}})
-				defer c2.Close()
-				start := time.Now()
-				values, err := c2.GetMany(t.Context(), keys)
-				if took := time.Since(start); len(values) != 100 || err != nil || took > c.took+100*time.Millisecond {
-					t.Errorf("%d values after %v, %v; want 100 after %v", len(values), took, err, c.took)
+			}
+			var loads atomic.Int64
+			c2 := bellwether.NewBatch(func(_ context.Context, keys []string) (map[string]string, error) {
+				loads.Add(int64(len(keys)))
+				values := map[string]string{}
+				for _, key := range keys {
+					values[key] = "loaded"
 				}
-				if n := int(loads.Load()); n != c.loads {
-					t.Errorf("%d keys were loaded, want %d", n, c.loads)
-				}
-			})
+				return values, nil
+			}, bellwether.Options{TTL: time.Hour, EngineTimeout: 500 * time.Millisecond, Namespace: "test",
+				Store: batchesBy(store, inPieces(store, 10, c.answers, 300*time.Millisecond))})
+			defer c2.Close()
+			start := time.Now()
+			values, err := c2.GetMany(t.Context(), keys)
+			if took := time.Since(start); len(values) != 100 || err != nil || took > c.took+100*time.Millisecond {
+				t.Errorf("%d values after %v, %v; want 100 after %v", len(values), took, err, c.took)
+			}
+			if n := int(loads.Load()); n != c.loads {
+				t.Errorf("%d keys were loaded, want %d", n, c.loads)
+			}
 		})
 	}
 }

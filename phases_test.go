@@ -232,8 +232,8 @@ var errFailed = errors.New("origin failed")
 // newActor starts a process.
 func (s *stage) newActor(t *testing.T, store *memstore.Store) *actor {
 	a := &actor{store: &stageWire{}, locker: &stageWire{}, entered: map[string]bool{}, bad: map[string]func(){}}
-	wiredS := &wiredStore{wire: &wire{}, store: store}
-	wiredL := &wiredLocker{wire: &wire{}, locker: s.locker}
+	wiredS := wiredTo(store)
+	wiredL := wiredLocks(s.locker)
 	wiredS.set(a.store.call)
 	wiredL.set(a.locker.call)
 	o := bellwether.Options{
@@ -249,9 +249,9 @@ func (s *stage) newActor(t *testing.T, store *memstore.Store) *actor {
 	case "alone":
 		o.Namespace, o.Store, o.Locker = "", nil, nil
 	case "polling":
-		o.Locker = struct{ bellwether.Locker }{wiredL}
+		o.Locker = polling(wiredL)
 	case "hearing":
-		o.Store = notifyingStore{wiredS}
+		o.Store = wiredS.hearing()
 	case "stale":
 		o.TTL, o.StaleWhileRevalidate = 2*time.Minute, 24*time.Hour
 	}
@@ -593,10 +593,8 @@ func TestPhases(t *testing.T) {
 				}
 				name := fmt.Sprintf("%s %s: %s", faceAs, phase.name, event.name)
 				play := func() (line string) {
-					t.Run(name, func(t *testing.T) {
-						synctest.Test(t, func(t *testing.T) {
-							line = fmt.Sprintf("%-45s %s", name, runCell(t, face, as, phase.name, event.name, phase.setup, event.do))
-						})
+					inBubble(t, name, func(t *testing.T) {
+						line = fmt.Sprintf("%-45s %s", name, runCell(t, face, as, phase.name, event.name, phase.setup, event.do))
 					})
 					return line
 				}

@@ -140,21 +140,19 @@ func TestRecovery_NoEarlyTry(t *testing.T) {
 		"advised": {advice(time.Hour), 11 * time.Second},
 		"at once": {errOrigin, 3 * time.Second},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				f := newFleet(t, 1, push, bellwether.Options{TTL: time.Hour, ErrorTTL: 10 * time.Second})
-				p, loads := f.processes[0], 0
-				get := func() {
-					p.GetFunc(t.Context(), "k", func(context.Context, string) (string, error) { loads++; return "", c.failure })
-				}
-				get()
-				time.Sleep(c.after)
-				p.Get(t.Context(), "another")
-				synctest.Wait()
-				if get(); loads != 1 {
-					t.Errorf("%d early tries, want none", loads-1)
-				}
-			})
+		inBubble(t, name, func(t *testing.T) {
+			f := newFleet(t, 1, push, bellwether.Options{TTL: time.Hour, ErrorTTL: 10 * time.Second})
+			p, loads := f.processes[0], 0
+			get := func() {
+				p.GetFunc(t.Context(), "k", func(context.Context, string) (string, error) { loads++; return "", c.failure })
+			}
+			get()
+			time.Sleep(c.after)
+			p.Get(t.Context(), "another")
+			synctest.Wait()
+			if get(); loads != 1 {
+				t.Errorf("%d early tries, want none", loads-1)
+			}
 		})
 	}
 }

@@ -27,54 +27,6 @@ func shardOf(key string) int {
 	return int(h.Sum32()>>8) % shards
 }
 
-// A shardStore does to the calls for one shard's keys what its fault says.
-type shardStore struct {
-	bellwether.Store
-	dead func(key string) bool
-
-	mu    sync.Mutex // guards fault
-	fault fault      // of keys that are dead; nil: none
-}
-
-func (s *shardStore) reach(ctx context.Context, key string) error {
-	s.mu.Lock()
-	fault := s.fault
-	s.mu.Unlock()
-	time.Sleep(time.Millisecond)
-	if fault != nil && s.dead(ownKey(key)) {
-		return fault(ctx, "")
-	}
-	return nil
-}
-
-func (s *shardStore) Get(ctx context.Context, key string) (bellwether.Entry, error) {
-	if err := s.reach(ctx, key); err != nil {
-		return bellwether.Entry{}, err
-	}
-	return s.Store.Get(ctx, key)
-}
-
-func (s *shardStore) Claim(ctx context.Context, key string) (bellwether.Entry, uint64, error) {
-	if err := s.reach(ctx, key); err != nil {
-		return bellwether.Entry{}, 0, err
-	}
-	return s.Store.Claim(ctx, key)
-}
-
-func (s *shardStore) Commit(ctx context.Context, key string, e bellwether.Entry) error {
-	if err := s.reach(ctx, key); err != nil {
-		return err
-	}
-	return s.Store.Commit(ctx, key, e)
-}
-
-func (s *shardStore) Invalidate(ctx context.Context, key string) error {
-	if err := s.reach(ctx, key); err != nil {
-		return err
-	}
-	return s.Store.Invalidate(ctx, key)
-}
-
 // One of eight servers dies. Keys of the others are loaded as often as before, and
 // their invalidations are carried out; a poisoned key alone does even less.
 func TestShard_OneServerDies(t *testing.T) {
@@ -85,75 +37,72 @@ func TestShard_OneServerDies(t *testing.T) {
 			"a key":    func(key string) bool { return key == poisoned },
 		} {
 			for _, gap := range []time.Duration{5 * time.Millisecond, 100 * time.Millisecond} {
-				t.Run(fmt.Sprint(what, " ", how, ", asked each ", gap), func(t *testing.T) {
-					synctest.Test(t, func(t *testing.T) {
-						const processes, keys, calls = 3, 100, 2000
-						phase := calls * gap // so that each has as many calls for a key's life
-						ttl := phase / 6
-						store, locker := memstore.New(), locallock.New()
-						var mu sync.Mutex
-						loads := 0 // of keys whose servers are well
-						var ways []*shardStore
-						var caches []*bellwether.Cache[string]
-						for range processes {
-							way := &shardStore{Store: store, dead: dead}
-							ways = append(ways, way)
-							caches = append(caches, cacheOf(t, func(_ context.Context, key string) (string, error) {
-								time.Sleep(10 * time.Millisecond)
-								if !dead(key) {
-									mu.Lock()
-									defer mu.Unlock()
-									loads++
-								}
-								return "v", nil
-							}, bellwether.Options{TTL: ttl, Store: way, Locker: locker}))
-						}
-						rng := rand.New(rand.NewPCG(1, 1))
-						var wg sync.WaitGroup
-						down, refused, invalidations := 0, 0, 0
-						run := func() (n int) {
-							mu.Lock()
-							loads = 0
-							mu.Unlock()
-							start := time.Now()
-							for i := 0; time.Since(start) < phase; i++ {
-								c, key := caches[rng.IntN(processes)], fmt.Sprint("key ", rng.IntN(keys))
-								wg.Go(func() { c.Get(context.Background(), key) })
-								if !c.Stats().StoreUp {
-									down++
-								}
-								if victim := fmt.Sprint("key ", rng.IntN(keys)); i%50 == 0 && !dead(victim) {
-									invalidations++
-									wg.Go(func() {
-										if err := c.Invalidate(context.Background(), victim); errors.Is(err, bellwether.ErrUnavailable) {
-											mu.Lock()
-											defer mu.Unlock()
-											refused++
-										}
-									})
-								}
-								time.Sleep(gap)
+				inBubble(t, fmt.Sprint(what, " ", how, ", asked each ", gap), func(t *testing.T) {
+					const processes, keys, calls = 3, 100, 2000
+					phase := calls * gap // so that each has as many calls for a key's life
+					ttl := phase / 6
+					store, locker := memstore.New(), locallock.New()
+					var mu sync.Mutex
+					loads := 0 // of keys whose servers are well
+					var ways []*wiredStore
+					var caches []*bellwether.Cache[string]
+					for range processes {
+						way := farStore(store)
+						way.only, way.busy = dead, true
+						ways = append(ways, way)
+						caches = append(caches, cacheOf(t, func(_ context.Context, key string) (string, error) {
+							time.Sleep(10 * time.Millisecond)
+							if !dead(key) {
+								mu.Lock()
+								defer mu.Unlock()
+								loads++
 							}
-							wg.Wait()
-							mu.Lock()
-							defer mu.Unlock()
-							return loads
+							return "v", nil
+						}, bellwether.Options{TTL: ttl, Store: way, Locker: locker}))
+					}
+					rng := rand.New(rand.NewPCG(1, 1))
+					var wg sync.WaitGroup
+					down, refused, invalidations := 0, 0, 0
+					run := func() (n int) {
+						mu.Lock()
+						loads = 0
+						mu.Unlock()
+						start := time.Now()
+						for i := 0; time.Since(start) < phase; i++ {
+							c, key := caches[rng.IntN(processes)], fmt.Sprint("key ", rng.IntN(keys))
+							wg.Go(func() { c.Get(context.Background(), key) })
+							if !c.Stats().StoreUp {
+								down++
+							}
+							if victim := fmt.Sprint("key ", rng.IntN(keys)); i%50 == 0 && !dead(victim) {
+								invalidations++
+								wg.Go(func() {
+									if err := c.Invalidate(context.Background(), victim); errors.Is(err, bellwether.ErrUnavailable) {
+										mu.Lock()
+										defer mu.Unlock()
+										refused++
+									}
+								})
+							}
+							time.Sleep(gap)
 						}
-						run() // until all is warm
-						before := run()
-						down, refused, invalidations = 0, 0, 0
-						for _, way := range ways {
-							way.mu.Lock()
-							way.fault = fault
-							way.mu.Unlock()
-						}
-						after := run()
-						t.Logf("loads %d, then %d; the store was down for %d calls; %d of %d invalidations refused", before, after, down, refused, invalidations)
-						if float64(after) > 1.1*float64(before) || refused > 0 || down > 0 {
-							t.Errorf("loads %d, then %d, want 1.1 times as many at most; the store was down for %d calls; %d of %d invalidations were refused, want none",
-								before, after, down, refused, invalidations)
-						}
-					})
+						wg.Wait()
+						mu.Lock()
+						defer mu.Unlock()
+						return loads
+					}
+					run() // until all is warm
+					before := run()
+					down, refused, invalidations = 0, 0, 0
+					for _, way := range ways {
+						way.set(fault)
+					}
+					after := run()
+					t.Logf("loads %d, then %d; the store was down for %d calls; %d of %d invalidations refused", before, after, down, refused, invalidations)
+					if float64(after) > 1.1*float64(before) || refused > 0 || down > 0 {
+						t.Errorf("loads %d, then %d, want 1.1 times as many at most; the store was down for %d calls; %d of %d invalidations were refused, want none",
+							before, after, down, refused, invalidations)
+					}
 				})
 			}
 		}
@@ -165,7 +114,9 @@ func TestShard_OneServerDies(t *testing.T) {
 func TestShard_DeadKeysAreNotWaitedFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const during, timeout = 20 * time.Second, 500 * time.Millisecond
-		way := &shardStore{Store: memstore.New(), dead: func(key string) bool { return key == "dead" }, fault: blackHole}
+		way := farStore(memstore.New())
+		way.only = func(key string) bool { return key == "dead" }
+		way.set(blackHole)
 		loads := 0
 		c := cacheOf(t, func(_ context.Context, key string) (string, error) {
 			if key == "dead" {

@@ -39,73 +39,69 @@ func TestGet_StaleWhenTheStoreGoesSilent(t *testing.T) {
 		{"while it is rebuilt", bellwether.Options{StaleWhileRevalidate: time.Hour}, outage, 0},
 		{"if there is an error", bellwether.Options{StaleIfError: time.Hour}, outage, 3},
 	} {
-		t.Run(c.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				o := c.windows
-				o.EngineTimeout = timeout
-				if o.TTL == 0 {
-					o.TTL = time.Second
+		inBubble(t, c.name, func(t *testing.T) {
+			o := c.windows
+			o.EngineTimeout = timeout
+			if o.TTL == 0 {
+				o.TTL = time.Second
+			}
+			f := newFleet(t, 1, push, o)
+			f.origin.build = 0
+			p := f.processes[0]
+			for i := range keys {
+				if _, err := p.Get(t.Context(), fmt.Sprint(i)); err != nil {
+					t.Fatal(err)
 				}
-				f := newFleet(t, 1, push, o)
-				f.origin.build = 0
-				p := f.processes[0]
-				for i := range keys {
-					if _, err := p.Get(t.Context(), fmt.Sprint(i)); err != nil {
-						t.Fatal(err)
-					}
-				}
-				time.Sleep(2 * time.Second)
-				f.origin.set(func(o *source) { o.fail = func(int) error { return errors.New("no origin") } })
-				p.store.set(blackHole)
-				p.locker.set(blackHole)
+			}
+			time.Sleep(2 * time.Second)
+			f.origin.set(func(o *source) { o.fail = func(int) error { return errors.New("no origin") } })
+			p.store.set(blackHole)
+			p.locker.set(blackHole)
 
-				died := time.Now()
-				var mu sync.Mutex
-				late := 0
-				var wg sync.WaitGroup
-				for i := range keys {
-					wg.Go(func() {
-						began := time.Now()
-						if _, err := p.Get(t.Context(), fmt.Sprint(i)); err != nil {
-							t.Error(err)
+			died := time.Now()
+			var mu sync.Mutex
+			late := 0
+			var wg sync.WaitGroup
+			for i := range keys {
+				wg.Go(func() {
+					began := time.Now()
+					if _, err := p.Get(t.Context(), fmt.Sprint(i)); err != nil {
+						t.Error(err)
+					}
+					took := time.Since(began)
+					if most := max(0, died.Add(c.waits).Sub(began)); took > most {
+						mu.Lock()
+						defer mu.Unlock()
+						if late++; took > timeout || late > c.probes {
+							t.Errorf("%v after the store's last word a call waited for %v, want %v at most", began.Sub(died), took, most)
 						}
-						took := time.Since(began)
-						if most := max(0, died.Add(c.waits).Sub(began)); took > most {
-							mu.Lock()
-							defer mu.Unlock()
-							if late++; took > timeout || late > c.probes {
-								t.Errorf("%v after the store's last word a call waited for %v, want %v at most", began.Sub(died), took, most)
-							}
-						}
-					})
-					time.Sleep(each)
-				}
-				wg.Wait()
-			})
+					}
+				})
+				time.Sleep(each)
+			}
+			wg.Wait()
 		})
 	}
 }
 
 // A page that varies is found by way of two keys. A store that is silent is waited
 // for once all the same.
-func TestHTTP_SilentStoreIsWaitedForOnce(t *testing.T) {
+func TestSilence_StoreIsWaitedForOnce(t *testing.T) {
 	for name, age := range map[string]time.Duration{"cold": -1, "hit": 2 * time.Second, "stale": 62 * time.Second} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				store := &wiredStore{wire: new(wire), store: memstore.New()}
-				o := bellwether.HTTPOptions{Options: bellwether.Options{Store: store, Locker: locallock.New(), EngineTimeout: 500 * time.Millisecond}}
-				s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
-					w.Header().Set("Cache-Control", "max-age=60, stale-while-revalidate=600")
-					w.Header().Set("Vary", "Accept-Encoding")
-					io.WriteString(w, "page")
-				})
-				if age >= 0 {
-					s.get("http://a/p")
-					time.Sleep(age)
-				}
-				store.set(blackHole)
-				wantBurst(t, s.burst(50, same("http://a/p")), 50, "200 page 500ms")
+		inBubble(t, name, func(t *testing.T) {
+			store := wiredTo(memstore.New())
+			o := bellwether.HTTPOptions{Options: bellwether.Options{Store: store, Locker: locallock.New(), EngineTimeout: 500 * time.Millisecond}}
+			s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", "max-age=60, stale-while-revalidate=600")
+				w.Header().Set("Vary", "Accept-Encoding")
+				io.WriteString(w, "page")
 			})
+			if age >= 0 {
+				s.get("http://a/p")
+				time.Sleep(age)
+			}
+			store.set(blackHole)
+			wantBurst(t, s.burst(50, same("http://a/p")), 50, "200 page 500ms")
 		})
 	}
 }

@@ -1,10 +1,8 @@
 package bellwether_test
 
 import (
-	"context"
 	"fmt"
 	"net/http"
-	"net/http/httptest"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -29,7 +27,7 @@ func slowly(calls *atomic.Int32) http.HandlerFunc {
 
 // A request that does not take the response that is being written gets the next
 // one, also if the store refuses the first.
-func TestHTTP_RefusedWhileOthersRead(t *testing.T) {
+func TestStream_RefusedWhileOthersRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var calls atomic.Int32
 		store := memstore.New()
@@ -45,64 +43,45 @@ func TestHTTP_RefusedWhileOthersRead(t *testing.T) {
 
 // A page that is swept faster than it is made is answered all the same, with
 // what began after the request.
-func TestHTTP_SweptFasterThanMade(t *testing.T) {
+func TestStream_SweptFasterThanMade(t *testing.T) {
 	for name, match := range map[string]bellwether.Match{
 		"prefix": {Prefixes: []string{"http://example.com/"}}, "tag": {Tags: []string{"x"}}, "soft": {Tags: []string{"x"}, Soft: true},
 		"URL": {URLs: []string{"http://example.com/"}},
 	} {
 		for fleet, store := range map[string]func() bellwether.Store{"alone": func() bellwether.Store { return nil }, "store": func() bellwether.Store { return memstore.New() }} {
-			t.Run(name+"/"+fleet, func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					var calls atomic.Int32
-					s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: store(), MaxWait: 10 * time.Minute}}, func(w http.ResponseWriter, r *http.Request) {
-						n := calls.Add(1)
-						time.Sleep(5 * time.Second)
-						w.Header().Set("Cache-Control", "max-age=3600")
-						w.Header().Set("Surrogate-Key", "x")
-						fmt.Fprint(w, n)
-					})
-					stop := make(chan struct{})
-					defer close(stop)
-					go func() {
-						for {
-							select {
-							case <-stop:
-								return
-							case <-time.After(2 * time.Second):
-								s.mw.InvalidateMatching(t.Context(), match)
-							}
-						}
-					}()
-					for range 3 {
-						before, start := calls.Load(), time.Now()
-						var n int32
-						w := s.get("http://example.com/")
-						if fmt.Sscan(w.Body.String(), &n); n <= before || time.Since(start) > time.Minute {
-							t.Errorf("%d %q after %v, with call %d under way before it", w.Code, w.Body, time.Since(start), before)
-						}
-						time.Sleep(7 * time.Second)
-					}
+			inBubble(t, name+"/"+fleet, func(t *testing.T) {
+				var calls atomic.Int32
+				s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: store(), MaxWait: 10 * time.Minute}}, func(w http.ResponseWriter, r *http.Request) {
+					n := calls.Add(1)
+					time.Sleep(5 * time.Second)
+					w.Header().Set("Cache-Control", "max-age=3600")
+					w.Header().Set("Surrogate-Key", "x")
+					fmt.Fprint(w, n)
 				})
+				stop := make(chan struct{})
+				defer close(stop)
+				go func() {
+					for {
+						select {
+						case <-stop:
+							return
+						case <-time.After(2 * time.Second):
+							s.mw.InvalidateMatching(t.Context(), match)
+						}
+					}
+				}()
+				for range 3 {
+					before, start := calls.Load(), time.Now()
+					var n int32
+					w := s.get("http://example.com/")
+					if fmt.Sscan(w.Body.String(), &n); n <= before || time.Since(start) > time.Minute {
+						t.Errorf("%d %q after %v, with call %d under way before it", w.Code, w.Body, time.Since(start), before)
+					}
+					time.Sleep(7 * time.Second)
+				}
 			})
 		}
 	}
-}
-
-// firstByte is a client that notes when it gets its header.
-type firstByte struct {
-	*httptest.ResponseRecorder
-	at time.Time
-}
-
-func (w *firstByte) WriteHeader(status int) {
-	w.at = time.Now()
-	w.ResponseRecorder.WriteHeader(status)
-}
-
-// A quietFencer does not tell, and can be asked.
-type quietFencer struct {
-	quiet
-	bellwether.Fencer
 }
 
 // Who joins a response that another process has invalidated while it is written
@@ -112,50 +91,47 @@ type quietFencer struct {
 func TestFleet_LateJoinerOfAnInvalidatedStream(t *testing.T) {
 	for name, open := range map[string]func() bellwether.Store{
 		"tells":        func() bellwether.Store { return memstore.New() },
-		"can be asked": func() bellwether.Store { s := memstore.New(); return quietFencer{quiet{s}, s} },
+		"can be asked": func() bellwether.Store { return askable(memstore.New()) },
 		"neither":      func() bellwether.Store { return quiet{memstore.New()} },
 	} {
 		for _, invalidated := range []bool{false, true} {
 			for slow, before := range map[string]time.Duration{"header at once": 0, "slow header": 2500 * time.Millisecond} {
-				t.Run(fmt.Sprintf("%s/%s/invalidated %v", name, slow, invalidated), func(t *testing.T) {
-					synctest.Test(t, func(t *testing.T) {
-						var calls atomic.Int32
-						all := sites(t, 2, open(), func(w http.ResponseWriter, r *http.Request) {
-							n := calls.Add(1)
-							w.Header().Set("Cache-Control", "max-age=3600")
-							time.Sleep(before)
-							w.(http.Flusher).Flush()
-							time.Sleep(5*time.Second - before)
-							fmt.Fprint(w, n)
-						})
-						go all[0].get("http://a/p")
-						time.Sleep(2 * time.Second)
-						if invalidated {
-							if err := all[1].mw.Invalidate(t.Context(), "http://a/p"); err != nil {
-								t.Error(err)
-							}
-						}
-						want, ttfb := "1", max(0, before-2*time.Second)
-						switch {
-						case invalidated:
-							time.Sleep(1001 * time.Millisecond)
-							want = "2"
-						case name == "neither":
-							ttfb = 3 * time.Second
-						}
-						start := time.Now()
-						w := &firstByte{ResponseRecorder: httptest.NewRecorder()}
-						all[0].handler.ServeHTTP(w, request("GET", "http://a/p"))
-						if w.Body.String() != want {
-							t.Errorf("a late joiner gets response %q, want %q", w.Body, want)
-						}
-						if got := w.at.Sub(start); !invalidated && got != ttfb {
-							t.Errorf("its header after %v, want %v", got, ttfb)
-						}
-						if n := calls.Load(); fmt.Sprint(n) != want {
-							t.Errorf("%d handler calls, want %s", n, want)
-						}
+				inBubble(t, fmt.Sprintf("%s/%s/invalidated %v", name, slow, invalidated), func(t *testing.T) {
+					var calls atomic.Int32
+					all := sites(t, 2, open(), func(w http.ResponseWriter, r *http.Request) {
+						n := calls.Add(1)
+						w.Header().Set("Cache-Control", "max-age=3600")
+						time.Sleep(before)
+						w.(http.Flusher).Flush()
+						time.Sleep(5*time.Second - before)
+						fmt.Fprint(w, n)
 					})
+					go all[0].get("http://a/p")
+					time.Sleep(2 * time.Second)
+					if invalidated {
+						if err := all[1].mw.Invalidate(t.Context(), "http://a/p"); err != nil {
+							t.Error(err)
+						}
+					}
+					want, ttfb := "1", max(0, before-2*time.Second)
+					switch {
+					case invalidated:
+						time.Sleep(1001 * time.Millisecond)
+						want = "2"
+					case name == "neither":
+						ttfb = 3 * time.Second
+					}
+					w := newClient()
+					all[0].handler.ServeHTTP(w, request("GET", "http://a/p"))
+					if w.Body.String() != want {
+						t.Errorf("a late joiner gets response %q, want %q", w.Body, want)
+					}
+					if got := w.header; !invalidated && got != ttfb {
+						t.Errorf("its header after %v, want %v", got, ttfb)
+					}
+					if n := calls.Load(); fmt.Sprint(n) != want {
+						t.Errorf("%d handler calls, want %s", n, want)
+					}
 				})
 			}
 		}
@@ -165,35 +141,19 @@ func TestFleet_LateJoinerOfAnInvalidatedStream(t *testing.T) {
 // A store that does not answer while a response is written keeps nobody from it.
 func TestFleet_LateJoinerWhileTheStoreIsDown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var (
-			calls atomic.Int32
-			down  atomic.Bool
-		)
-		s := sites(t, 1, downStore{memstore.New(), &down}, slowly(&calls))[0]
+		var calls atomic.Int32
+		store := wiredTo(memstore.New())
+		s := sites(t, 1, store.full(), slowly(&calls))[0]
 		go s.get("http://a/p")
 		time.Sleep(500 * time.Millisecond)
-		down.Store(true)
+		store.set(on(refuse, "fenced"))
 		time.Sleep(2 * time.Second)
-		start := time.Now()
-		w := &firstByte{ResponseRecorder: httptest.NewRecorder()}
+		w := newClient()
 		s.handler.ServeHTTP(w, request("GET", "http://a/p"))
-		if got := w.at.Sub(start); w.Body.String() != "1" || got > 100*time.Millisecond {
+		if got := w.header; w.Body.String() != "1" || got > 100*time.Millisecond {
 			t.Errorf("a late joiner gets %q, its header after %v", w.Body, got)
 		}
 	})
-}
-
-// A downStore cannot be asked whether an epoch counts while it is down.
-type downStore struct {
-	*memstore.Store
-	down *atomic.Bool
-}
-
-func (s downStore) Fenced(ctx context.Context, key string, epoch uint64) (bool, error) {
-	if s.down.Load() {
-		return false, errRefused
-	}
-	return s.Store.Fenced(ctx, key, epoch)
 }
 
 // A holder was paused past its lease, or its locker is away, and it goes on before any
@@ -205,7 +165,7 @@ func TestFleet_PausedHolderPublishesLate(t *testing.T) {
 		store := memstore.New()
 		locker := locallock.New()
 		site := func(l bellwether.Locker) *site {
-			o := bellwether.Options{Store: quietFencer{quiet{store}, store}, Locker: l, LeaseTTL: 2 * time.Second}
+			o := bellwether.Options{Store: askable(store), Locker: l, LeaseTTL: 2 * time.Second}
 			return newSite(t, bellwether.HTTPOptions{Options: o}, func(w http.ResponseWriter, r *http.Request) {
 				n := calls.Add(1)
 				w.Header().Set("Cache-Control", "max-age=3600")
@@ -215,7 +175,9 @@ func TestFleet_PausedHolderPublishesLate(t *testing.T) {
 				fmt.Fprint(w, n)
 			})
 		}
-		a, b := site(unrenewable{locker}), site(locker)
+		unrenewable := wiredLocks(locker)
+		unrenewable.set(on(refuse, "renew"))
+		a, b := site(polling(unrenewable)), site(locker)
 		got := make(chan string)
 		go func() { got <- a.get("http://a/p").Body.String() }()
 		time.Sleep(time.Second)
@@ -230,18 +192,3 @@ func TestFleet_PausedHolderPublishesLate(t *testing.T) {
 		}
 	})
 }
-
-// An unrenewable locker does not answer renewals.
-type unrenewable struct{ bellwether.Locker }
-
-func (l unrenewable) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
-	lease, err := l.Locker.TryAcquire(ctx, key, ttl)
-	if err != nil {
-		return nil, err
-	}
-	return unrenewableLease{lease}, nil
-}
-
-type unrenewableLease struct{ bellwether.Lease }
-
-func (unrenewableLease) Renew(context.Context, time.Duration) error { return errRefused }

@@ -37,7 +37,7 @@ func TestSweep_LogIsNotWaitedFor(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				store := &wiredStore{wire: &wire{}, store: memstore.New()}
+				store := wiredTo(memstore.New())
 				locker := locallock.New()
 				prepare(store, locker)
 				s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: store, Locker: locker, EngineTimeout: timeout}}, func(w http.ResponseWriter, r *http.Request) {
@@ -65,7 +65,7 @@ func TestSweep_LogIsNotWaitedFor(t *testing.T) {
 // requests do not ask for it.
 func TestSweep_LogIsReadAlong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := batchingStore{wiredStore: &wiredStore{wire: &wire{}, store: memstore.New()}}
+		store := wiredTo(memstore.New()).batching()
 		s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: store}}, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Cache-Control", "max-age=3600")
 		})
@@ -106,7 +106,7 @@ func TestSweep_HalfAnAnswer(t *testing.T) {
 				})
 				var said []error
 				s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{
-					Store:   batchingStore{&wiredStore{wire: &wire{}, store: kept}, map[string]bool{mute: true}},
+					Store:   muted(kept, map[string]bool{mute: true}),
 					OnError: func(_ string, err error) { said = append(said, err) },
 				}}, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "its own") })
 				other.get("http://example.com/")
@@ -136,7 +136,7 @@ func TestSweep_LogOutlivesAnotherServer(t *testing.T) {
 		for i := range silent {
 			dead[fmt.Sprint("dead.com/", i)] = true
 		}
-		store := batchingStore{&wiredStore{wire: &wire{}, store: memstore.New()}, dead}
+		store := muted(memstore.New(), dead)
 		store.set(func(ctx context.Context, op string) error { time.Sleep(time.Millisecond); return nil })
 		s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{
 			Store: store, OnError: func(key string, err error) {
@@ -180,7 +180,7 @@ func TestSweep_ProcessBeforeItsStore(t *testing.T) {
 		old.get("http://example.com/")
 		sweep(t, old, bellwether.Match{Tags: []string{"x"}})
 		time.Sleep(time.Hour)
-		store := &wiredStore{wire: &wire{}, store: kept}
+		store := wiredTo(kept)
 		store.set(refuse)
 		s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: store}}, page)
 		time.Sleep(100 * time.Millisecond)
@@ -197,7 +197,7 @@ func TestSweep_BegunByAll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		kept := memstore.New()
 		for i := range 4 {
-			store := &wiredStore{wire: &wire{}, store: kept}
+			store := wiredTo(kept)
 			store.set(func(_ context.Context, op string) error {
 				if op == "commit" {
 					time.Sleep(time.Duration(4-i) * time.Millisecond)
@@ -270,7 +270,7 @@ func TestSweep_LogIsCorrupt(t *testing.T) {
 	t.Run("no entry", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			var calls atomic.Int64
-			store := &wiredStore{wire: &wire{}, store: memstore.New()}
+			store := wiredTo(memstore.New())
 			s := sites(t, 1, store, tagged(&calls))[0]
 			s.get("http://example.com/?tag=x")
 			synctest.Wait()
@@ -305,7 +305,7 @@ func TestSweep_LeaseIsLostWhileTheLogIsWritten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inner, locker := memstore.New(), locallock.New()
 		open := func() (*site, *wiredStore, *wiredLocker) {
-			store, wired := &wiredStore{wire: &wire{}, store: inner}, &wiredLocker{wire: &wire{}, locker: locker}
+			store, wired := wiredTo(inner), wiredLocks(locker)
 			return newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: store, Locker: wired, LeaseTTL: 100 * time.Millisecond}}, func(w http.ResponseWriter, r *http.Request) {
 				w.Header().Set("Cache-Control", "max-age=3600")
 				w.Header().Set("Surrogate-Key", r.URL.Query().Get("tag"))
@@ -345,7 +345,7 @@ func TestSweep_LeaseIsLostWhileTheLogIsWritten(t *testing.T) {
 func TestSweep_WithoutTheStoreDuringALoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := 0
-		store := &wiredStore{wire: &wire{}, store: memstore.New()}
+		store := wiredTo(memstore.New())
 		s := sites(t, 1, store, func(w http.ResponseWriter, r *http.Request) {
 			n++
 			body := fmt.Sprint(n)
@@ -370,7 +370,7 @@ func TestSweep_WithoutTheStoreDuringALoad(t *testing.T) {
 func TestSweep_WithoutTheStoreWhileStaleIsServed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := 0
-		store := &wiredStore{wire: &wire{}, store: memstore.New()}
+		store := wiredTo(memstore.New())
 		s := sites(t, 1, store, func(w http.ResponseWriter, r *http.Request) {
 			n++
 			body := fmt.Sprint(n)
@@ -438,7 +438,7 @@ func TestSweep_StreamsWithoutTheStore(t *testing.T) {
 	for name, sweeps := range map[string][]bellwether.Match{"hard": {hard}, "soft": {soft}, "soft, then hard": {soft, hard}} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				wired := &wiredStore{wire: &wire{}, store: memstore.New()}
+				wired := wiredTo(memstore.New())
 				wired.set(refuse)
 				s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: wired}}, lingering(20*time.Second))
 				go s.get("http://a/p")
@@ -506,7 +506,7 @@ func TestSweep_OfSomethingElseFreshensNothing(t *testing.T) {
 // one begins with what there is of it now, and not to be in vain.
 func TestSweep_LogIsLostWithTheLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store, locker := &emptied{}, &wiredLocker{wire: &wire{}, locker: locallock.New()}
+		store, locker := &emptied{}, wiredLocks(locallock.New())
 		store.empty()
 		s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: store, Locker: locker, LeaseTTL: 600 * time.Millisecond}}, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Cache-Control", "max-age=60")
@@ -558,7 +558,7 @@ func (s *emptied) Invalidate(ctx context.Context, key string) error {
 func TestSweep_LogIsWaitedForBehindALoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const load, ttl = 3 * time.Second, 5 * time.Second // longer than the log is believed
-		store := &wiredStore{wire: &wire{}, store: memstore.New()}
+		store := wiredTo(memstore.New())
 		s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: store, TTL: ttl}}, func(w http.ResponseWriter, r *http.Request) {
 			w.WriteHeader(http.StatusOK)
 			time.Sleep(load)

@@ -3,7 +3,6 @@ package bellwether_test
 import (
 	"context"
 	"slices"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,52 +12,12 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// A lengthLocker notes for how long leases are asked.
-type lengthLocker struct {
-	*locallock.Locker
-	mu      sync.Mutex // guards what follows
-	taken   []time.Duration
-	renewed []time.Duration
-}
-
-func (l *lengthLocker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
-	lease, err := l.Locker.TryAcquire(ctx, key, ttl)
-	if err != nil {
-		return nil, err
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.taken = append(l.taken, ttl)
-	return lengthLease{lease, l}, nil
-}
-
-// told returns the lengths since it was last asked.
-func (l *lengthLocker) told() (taken, renewed []time.Duration) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	taken, renewed = l.taken, l.renewed
-	l.taken, l.renewed = nil, nil
-	return taken, renewed
-}
-
-type lengthLease struct {
-	bellwether.Lease
-	locker *lengthLocker
-}
-
-func (l lengthLease) Renew(ctx context.Context, ttl time.Duration) error {
-	l.locker.mu.Lock()
-	l.locker.renewed = append(l.locker.renewed, ttl)
-	l.locker.mu.Unlock()
-	return l.Lease.Renew(ctx, ttl)
-}
-
 // TestLease_FollowsTheBuilds looks at the lengths of the leases of one key, and of
 // keys that nobody knows, while the builds get slower and quicker.
 func TestLease_FollowsTheBuilds(t *testing.T) {
 	const ms, s = time.Millisecond, time.Second
 	synctest.Test(t, func(t *testing.T) {
-		locker := &lengthLocker{Locker: locallock.New()}
+		locker := wiredLocks(locallock.New())
 		origin := &source{}
 		c := cacheOf(t, origin.load, bellwether.Options{
 			TTL: s, StaleWhileRevalidate: 2 * s, Store: memstore.New(), Locker: locker,
@@ -68,12 +27,12 @@ func TestLease_FollowsTheBuilds(t *testing.T) {
 		get := func(key string, build time.Duration) (time.Duration, []time.Duration) {
 			t.Helper()
 			origin.set(func(o *source) { o.build = build })
-			locker.told()
+			locker.lengths()
 			if _, err := c.Get(t.Context(), key); err != nil {
 				t.Fatal(err)
 			}
 			time.Sleep(build + ms) // of one that runs behind
-			taken, renewed := locker.told()
+			taken, renewed := locker.lengths()
 			if len(taken) != 1 {
 				t.Fatalf("%d leases for %s", len(taken), key)
 			}
@@ -118,7 +77,7 @@ func TestLease_FollowsTheBuilds(t *testing.T) {
 // longest lease asks least of the engines.
 func TestLease_NobodyWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		locker := &lengthLocker{Locker: locallock.New()}
+		locker := wiredLocks(locallock.New())
 		origin := &source{build: 100 * time.Millisecond}
 		c := cacheOf(t, origin.load, bellwether.Options{
 			TTL: time.Second, StaleWhileRevalidate: 10 * time.Second, Store: memstore.New(), Locker: locker,
@@ -126,7 +85,7 @@ func TestLease_NobodyWaits(t *testing.T) {
 		for _, sleep := range []time.Duration{2 * time.Second, 8 * time.Second} {
 			c.Get(t.Context(), "k")
 			time.Sleep(time.Second)
-			locker.told()
+			locker.lengths()
 			time.Sleep(sleep)
 			c.Get(t.Context(), "k")
 			time.Sleep(time.Second)
@@ -134,7 +93,7 @@ func TestLease_NobodyWaits(t *testing.T) {
 			if sleep > 5*time.Second {
 				want = 500 * time.Millisecond // the window closes before a takeover would
 			}
-			if taken, _ := locker.told(); !slices.Equal(taken, []time.Duration{want}) {
+			if taken, _ := locker.lengths(); !slices.Equal(taken, []time.Duration{want}) {
 				t.Errorf("%v after the load: leases of %v, want %v", sleep, taken, want)
 			}
 		}

@@ -148,7 +148,7 @@ func TestFleet_StaleWhileWaitingForASlot(t *testing.T) {
 }
 
 // The end of a record is no value that others must make for themselves.
-func TestHTTP_EndOfARecordIsNotUnshared(t *testing.T) {
+func TestUnshared_EndOfARecord(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memstore.New()
 		private := true
@@ -191,42 +191,40 @@ func TestHTTP_EndOfARecordIsNotUnshared(t *testing.T) {
 func TestFleet_InvalidatedFasterThanLoaded(t *testing.T) {
 	for name, by := range map[string]way{"here": push, "heard": notices} {
 		for _, failing := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s failing=%t", name, failing), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					f := newFleet(t, 2, by, bellwether.Options{MaxWait: 10 * time.Minute})
-					f.origin.build = 5 * time.Second
-					if failing {
-						f.origin.fail = func(int) error { return errOrigin }
-					}
-					p, invalidator := f.processes[0], f.processes[0]
-					if by == notices {
-						invalidator = f.processes[1]
-					}
-					stop := make(chan struct{})
-					defer close(stop)
-					go func() {
-						for {
-							select {
-							case <-stop:
-								return
-							case <-time.After(2 * time.Second):
-								invalidator.Invalidate(context.Background(), "k")
-							}
+			inBubble(t, fmt.Sprintf("%s failing=%t", name, failing), func(t *testing.T) {
+				f := newFleet(t, 2, by, bellwether.Options{MaxWait: 10 * time.Minute})
+				f.origin.build = 5 * time.Second
+				if failing {
+					f.origin.fail = func(int) error { return errOrigin }
+				}
+				p, invalidator := f.processes[0], f.processes[0]
+				if by == notices {
+					invalidator = f.processes[1]
+				}
+				stop := make(chan struct{})
+				defer close(stop)
+				go func() {
+					for {
+						select {
+						case <-stop:
+							return
+						case <-time.After(2 * time.Second):
+							invalidator.Invalidate(context.Background(), "k")
 						}
-					}()
-					for range 3 {
-						before, _ := f.origin.count()
-						start := time.Now()
-						v, err := p.Get(t.Context(), "k")
-						if took := time.Since(start); took > time.Minute || errors.Is(err, bellwether.ErrWaitTimeout) || (err != nil) != failing {
-							t.Errorf("Get = %q, %v after %v", v, err, took)
-						}
-						if err == nil && version(v) <= before {
-							t.Errorf("Get = %q, whose load began before the call", v)
-						}
-						time.Sleep(10 * time.Second)
 					}
-				})
+				}()
+				for range 3 {
+					before, _ := f.origin.count()
+					start := time.Now()
+					v, err := p.Get(t.Context(), "k")
+					if took := time.Since(start); took > time.Minute || errors.Is(err, bellwether.ErrWaitTimeout) || (err != nil) != failing {
+						t.Errorf("Get = %q, %v after %v", v, err, took)
+					}
+					if err == nil && version(v) <= before {
+						t.Errorf("Get = %q, whose load began before the call", v)
+					}
+					time.Sleep(10 * time.Second)
+				}
 			})
 		}
 	}
@@ -236,50 +234,49 @@ func TestFleet_InvalidatedFasterThanLoaded(t *testing.T) {
 // and not that of the run whose record is in the store.
 func TestUnshared_LifetimeIsItsOwn(t *testing.T) {
 	for name, o := range map[string]bellwether.Options{"turns": {Locker: locallock.New()}, "alone": {}} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				store := &wiredStore{wire: &wire{}, store: memstore.New(), limit: func(e bellwether.Entry) error {
-					if len(e.Value) > 1000 {
-						return bellwether.ErrTooLarge
-					}
-					return nil
-				}}
-				if o.Store = store; o.Locker != nil {
-					o.Locker = locallock.New()
+		inBubble(t, name, func(t *testing.T) {
+			store := wiredTo(memstore.New())
+			store.limit = func(e bellwether.Entry) error {
+				if len(e.Value) > 1000 {
+					return bellwether.ErrTooLarge
 				}
-				control := "max-age=3600"
-				page := func(w http.ResponseWriter, r *http.Request) {
-					w.Header().Set("Cache-Control", control)
-					fmt.Fprint(w, strings.Repeat("x", 2000))
-				}
-				a, b := newSite(t, bellwether.HTTPOptions{Options: o}, page), newSite(t, bellwether.HTTPOptions{Options: o}, page)
+				return nil
+			}
+			if o.Store = store; o.Locker != nil {
+				o.Locker = locallock.New()
+			}
+			control := "max-age=3600"
+			page := func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", control)
+				fmt.Fprint(w, strings.Repeat("x", 2000))
+			}
+			a, b := newSite(t, bellwether.HTTPOptions{Options: o}, page), newSite(t, bellwether.HTTPOptions{Options: o}, page)
+			a.get("http://a/p")
+			time.Sleep(10 * time.Second)
+			control = "max-age=5, must-revalidate"
+			b.get("http://a/p")
+			b.wantCalls(t, 1)
+			time.Sleep(2 * time.Second) // longer than the near tier is trusted
+			if w := b.get("http://a/p"); w.Header().Get("Age") != "2" {
+				t.Errorf("2 s after it was made: %v", w.Header())
+			}
+			b.wantCalls(t, 0)
+			time.Sleep(10 * time.Second)
+			b.get("http://a/p")
+			b.wantCalls(t, 1)
+			// And what B makes then is no reason for A to make its own anew.
+			control = "max-age=5, stale-while-revalidate=60"
+			time.Sleep(10 * time.Second)
+			b.get("http://a/p")
+			a.calls.Store(0)
+			for range 3 {
+				time.Sleep(10 * time.Second)
+				b.get("http://a/p")
+				time.Sleep(2 * time.Second)
 				a.get("http://a/p")
-				time.Sleep(10 * time.Second)
-				control = "max-age=5, must-revalidate"
-				b.get("http://a/p")
-				b.wantCalls(t, 1)
-				time.Sleep(2 * time.Second) // longer than the near tier is trusted
-				if w := b.get("http://a/p"); w.Header().Get("Age") != "2" {
-					t.Errorf("2 s after it was made: %v", w.Header())
-				}
-				b.wantCalls(t, 0)
-				time.Sleep(10 * time.Second)
-				b.get("http://a/p")
-				b.wantCalls(t, 1)
-				// And what B makes then is no reason for A to make its own anew.
-				control = "max-age=5, stale-while-revalidate=60"
-				time.Sleep(10 * time.Second)
-				b.get("http://a/p")
-				a.calls.Store(0)
-				for range 3 {
-					time.Sleep(10 * time.Second)
-					b.get("http://a/p")
-					time.Sleep(2 * time.Second)
-					a.get("http://a/p")
-				}
-				b.wantCalls(t, 4)
-				a.wantCalls(t, 0)
-			})
+			}
+			b.wantCalls(t, 4)
+			a.wantCalls(t, 0)
 		})
 	}
 }

@@ -65,12 +65,10 @@ func TestFleet_WatchFaults(t *testing.T) {
 			p.locker.watch.Store(new(func() (<-chan struct{}, error) { return nil, nil }))
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				f := newFleet(t, 4, push, bellwether.Options{})
-				f.each(inject)
-				f.wantPatience(t)
-			})
+		inBubble(t, name, func(t *testing.T) {
+			f := newFleet(t, 4, push, bellwether.Options{})
+			f.each(inject)
+			f.wantPatience(t)
 		})
 	}
 }
@@ -138,28 +136,26 @@ func TestFleet_HeldFaults(t *testing.T) {
 // that it knows of; if the locker answers none, it is not waited for.
 func TestFleet_LockerMissesAnAnswer(t *testing.T) {
 	for asked, want := range map[int]int{1: 1, 2: 1, 100: 5} {
-		t.Run(fmt.Sprint(asked), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				f := newFleet(t, 5, poll, bellwether.Options{}) // nobody else asks the locker during a load
-				f.origin.build = 3 * time.Second
-				var refused atomic.Int32
-				time.AfterFunc(1200*time.Millisecond, func() {
-					f.each(func(p *process) {
-						var n atomic.Int32
-						p.locker.set(func(_ context.Context, op string) error {
-							if op == "acquire" && n.Add(1) <= int32(asked) {
-								refused.Add(1)
-								return errRefused
-							}
-							return nil
-						})
+		inBubble(t, fmt.Sprint(asked), func(t *testing.T) {
+			f := newFleet(t, 5, poll, bellwether.Options{}) // nobody else asks the locker during a load
+			f.origin.build = 3 * time.Second
+			var refused atomic.Int32
+			time.AfterFunc(1200*time.Millisecond, func() {
+				f.each(func(p *process) {
+					var n atomic.Int32
+					p.locker.set(func(_ context.Context, op string) error {
+						if op == "acquire" && n.Add(1) <= int32(asked) {
+							refused.Add(1)
+							return errRefused
+						}
+						return nil
 					})
 				})
-				got := f.get(20, "k")
-				if loads, _ := f.origin.count(); loads != want || len(got.failed) > 0 || refused.Load() == 0 || got.slowest > 6*time.Second {
-					t.Errorf("%d loads, want %d; %d calls refused; %v", loads, want, refused.Load(), got.count)
-				}
 			})
+			got := f.get(20, "k")
+			if loads, _ := f.origin.count(); loads != want || len(got.failed) > 0 || refused.Load() == 0 || got.slowest > 6*time.Second {
+				t.Errorf("%d loads, want %d; %d calls refused; %v", loads, want, refused.Load(), got.count)
+			}
 		})
 	}
 }

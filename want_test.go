@@ -9,6 +9,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
 // This file tests what a call may want of its answer, and what is kept for the
@@ -110,7 +112,7 @@ func TestWant_OneMoreLoadForAllWhoCameDuringOne(t *testing.T) {
 // another process commits meanwhile is judged by itself.
 func TestWant_StoreEntriesAreRefusedToo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := &mapStore{entries: map[string]Entry{}}
+		store := memstore.New()
 		first := newCounted(t, Options{Store: store}, Freshness{TTL: time.Minute})
 		second := newCounted(t, Options{Store: store}, Freshness{TTL: time.Minute})
 		second.loads.Store(100)
@@ -145,7 +147,7 @@ func TestWant_FailureAnswersWhileItBacksOff(t *testing.T) {
 // A stale value within its window is no answer for who refuses it, and neither
 // patience nor the offer of a flight makes it one.
 func TestWant_StaleIsRefused(t *testing.T) {
-	for name, store := range map[string]Store{"near tier": nil, "store": &mapStore{entries: map[string]Entry{}}} {
+	for name, store := range map[string]Store{"near tier": nil, "store": memstore.New()} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				c := newCounted(t, Options{Store: store}, Freshness{TTL: time.Second, StaleWhileRevalidate: time.Minute})
@@ -181,7 +183,7 @@ func TestWant_AsideRunsOnTheCallersGoroutine(t *testing.T) {
 }
 
 func TestKeep_ForTheNextLoadAndNeverServed(t *testing.T) {
-	for name, store := range map[string]Store{"near tier": nil, "store": &mapStore{entries: map[string]Entry{}}} {
+	for name, store := range map[string]Store{"near tier": nil, "store": memstore.New()} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				c := newCounted(t, Options{Store: store, ErrorTTL: -1}, Freshness{TTL: 10 * time.Second, StaleIfError: 20 * time.Second, keep: time.Hour})
@@ -213,62 +215,11 @@ func TestKeep_ForTheNextLoadAndNeverServed(t *testing.T) {
 	}
 }
 
-// mapStore is a Store without any fault, for tests of this package, which
-// cannot import one.
-type mapStore struct {
-	mu      sync.Mutex // guards all below
-	entries map[string]Entry
-	at      map[string]time.Time
-	epoch   uint64
-	floor   uint64
-}
-
-func (m *mapStore) Get(_ context.Context, key string) (Entry, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	e, ok := m.entries[key]
-	e.Age += time.Since(m.at[key])
-	if !ok || e.Life() == 0 {
-		return Entry{}, ErrNotFound
-	}
-	return e, nil
-}
-
-func (m *mapStore) Claim(ctx context.Context, key string) (Entry, uint64, error) {
-	e, _ := m.Get(ctx, key)
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.epoch++
-	return e, m.epoch, nil
-}
-
-func (m *mapStore) Commit(_ context.Context, key string, e Entry) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if e.Epoch <= m.floor {
-		return ErrFenced
-	}
-	if m.at == nil {
-		m.at = map[string]time.Time{}
-	}
-	m.entries[key], m.at[key] = e, time.Now()
-	return nil
-}
-
-func (m *mapStore) Invalidate(_ context.Context, key string) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.epoch++
-	m.floor = m.epoch
-	delete(m.entries, key)
-	return nil
-}
-
 // What is fresh and backs off since a try to replace it is not loaded sooner in
 // another process, whatever is asked for there.
 func TestWant_FreshBacksOffInEachProcess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := &mapStore{entries: map[string]Entry{}}
+		store := memstore.New()
 		o := Options{Store: store, ErrorTTL: 10 * time.Second}
 		first := newCounted(t, o, Freshness{TTL: time.Minute})
 		first.wantGet(t, want[string]{}, "v1")

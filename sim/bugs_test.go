@@ -27,7 +27,7 @@ const (
 
 // modelFiles are the test files that the model needs. A module without the others compiles in
 // a third of the time.
-var modelFiles = []string{"model_test.go", "network_test.go", "graveyard_test.go", "export_test.go"}
+var modelFiles = []string{"model_test.go", "network_test.go", "abilities_test.go", "graveyard_test.go", "export_test.go"}
 
 // modelOnly leaves all other test files empty.
 func modelOnly() (map[string][]byte, error) {

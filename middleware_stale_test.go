@@ -2,9 +2,11 @@ package bellwether_test
 
 import (
 	"fmt"
+	"io"
+	"maps"
 	"net/http"
-	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -13,6 +15,27 @@ import (
 	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
+
+// When a stale page is served: within its windows, for a handler that fails, and for clients
+// that ask for no more.
+
+// An error that is kept is nothing to fall back on: the next one takes its place.
+func TestStale_ErrorBehindAnError(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=2, must-revalidate")
+			w.WriteHeader(http.StatusServiceUnavailable)
+			io.WriteString(w, "maintenance")
+		})
+		s.get("http://a/p")
+		time.Sleep(1900 * time.Millisecond)
+		s.get("http://a/p", "Cache-Control", "no-cache")
+		time.Sleep(200 * time.Millisecond)
+		if w := s.get("http://a/p"); w.Code != http.StatusServiceUnavailable || w.Body.String() != "maintenance" {
+			t.Errorf("%d %q", w.Code, w.Body)
+		}
+	})
+}
 
 // failing answers with a page until it is broken, then fails in its way.
 type failing struct {
@@ -39,7 +62,7 @@ func (f *failing) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // A client that says stale-if-error gets the stale page for as long as it says,
 // however the rebuild fails and whoever asks before it; clients that do not say
 // so get the error.
-func TestHTTP_RequestStaleIfError(t *testing.T) {
+func TestStale_RequestIfError(t *testing.T) {
 	fails := map[string]func(w http.ResponseWriter){
 		"panic":        func(http.ResponseWriter) { panic("origin") },
 		"abort":        func(http.ResponseWriter) { panic(http.ErrAbortHandler) },
@@ -57,44 +80,42 @@ func TestHTTP_RequestStaleIfError(t *testing.T) {
 	for name, fail := range fails {
 		for fleet, store := range map[string]bool{"alone": false, "fleet": true} {
 			for who, plainFirst := range map[string]bool{"first": false, "after others": true} {
-				t.Run(name+"/"+fleet+"/"+who, func(t *testing.T) {
-					synctest.Test(t, func(t *testing.T) {
-						var st bellwether.Store
-						if store {
-							st = memstore.New()
+				inBubble(t, name+"/"+fleet+"/"+who, func(t *testing.T) {
+					var st bellwether.Store
+					if store {
+						st = memstore.New()
+					}
+					f := &failing{header: "max-age=10", etag: store, fail: fail}
+					s := sites(t, 1, st, f.ServeHTTP)[0]
+					s.get("http://a/p")
+					time.Sleep(20 * time.Second)
+					f.broken.Store(true)
+					isError := func() {
+						t.Helper()
+						if w := s.get("http://a/p"); w.Body.String() == "page" || w.Code != -1 && w.Code < 500 {
+							t.Errorf("without the directive: %d %q", w.Code, w.Body)
 						}
-						f := &failing{header: "max-age=10", etag: store, fail: fail}
-						s := sites(t, 1, st, f.ServeHTTP)[0]
-						s.get("http://a/p")
-						time.Sleep(20 * time.Second)
-						f.broken.Store(true)
-						isError := func() {
-							t.Helper()
-							if w := s.get("http://a/p"); w.Body.String() == "page" || w.Code != -1 && w.Code < 500 {
-								t.Errorf("without the directive: %d %q", w.Code, w.Body)
-							}
-						}
-						for range 3 {
-							if plainFirst {
-								isError()
-							}
-							w := s.get("http://a/p", "Cache-Control", "stale-if-error=100")
-							if w.Code != 200 || w.Body.String() != "page" || !strings.Contains(w.Header().Get("Cache-Status"), "detail=stale-if-error") ||
-								len(w.Header().Values("Cache-Status")) != 1 || w.Header().Get("Set-Cookie") != "" {
-								t.Errorf("with the directive: %d %q %v", w.Code, w.Body, w.Header())
-							}
+					}
+					for range 3 {
+						if plainFirst {
 							isError()
-							time.Sleep(15 * time.Second) // what is remembered of the error is over
 						}
-						if w := s.get("http://a/p", "Cache-Control", "stale-if-error=20"); w.Body.String() == "page" {
-							t.Error("55 s after the end of its freshness, to a client that takes 20")
+						w := s.get("http://a/p", "Cache-Control", "stale-if-error=100")
+						if w.Code != 200 || w.Body.String() != "page" || !strings.Contains(w.Header().Get("Cache-Status"), "detail=stale-if-error") ||
+							len(w.Header().Values("Cache-Status")) != 1 || w.Header().Get("Set-Cookie") != "" {
+							t.Errorf("with the directive: %d %q %v", w.Code, w.Body, w.Header())
 						}
-						f.broken.Store(false)
-						time.Sleep(time.Minute)
-						if w := s.get("http://a/p", "Cache-Control", "stale-if-error=1000"); w.Body.String() != "page" || strings.Contains(w.Header().Get("Cache-Status"), "stale-if-error") {
-							t.Errorf("well again: %d %v", w.Code, w.Header())
-						}
-					})
+						isError()
+						time.Sleep(15 * time.Second) // what is remembered of the error is over
+					}
+					if w := s.get("http://a/p", "Cache-Control", "stale-if-error=20"); w.Body.String() == "page" {
+						t.Error("55 s after the end of its freshness, to a client that takes 20")
+					}
+					f.broken.Store(false)
+					time.Sleep(time.Minute)
+					if w := s.get("http://a/p", "Cache-Control", "stale-if-error=1000"); w.Body.String() != "page" || strings.Contains(w.Header().Get("Cache-Status"), "stale-if-error") {
+						t.Errorf("well again: %d %v", w.Code, w.Header())
+					}
 				})
 			}
 		}
@@ -103,7 +124,7 @@ func TestHTTP_RequestStaleIfError(t *testing.T) {
 
 // The response's own word against stale answers holds against the client's, and
 // so does an invalidation.
-func TestHTTP_RequestStaleIfErrorIsForbidden(t *testing.T) {
+func TestStale_RequestIfErrorIsForbidden(t *testing.T) {
 	fail := func(w http.ResponseWriter) { http.Error(w, "sorry", http.StatusServiceUnavailable) }
 	drop := func(m bellwether.Match) func(*testing.T, *site) {
 		return func(t *testing.T, s *site) { s.mw.InvalidateMatching(t.Context(), m) }
@@ -134,30 +155,28 @@ func TestHTTP_RequestStaleIfErrorIsForbidden(t *testing.T) {
 		"demands something newer":  {"max-age=10", nil, []string{"Cache-Control", "no-cache"}, "page"},
 		"a response's own is less": {"max-age=10, stale-if-error=5", nil, nil, "page"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				f := &failing{header: tt.header, etag: true, fail: fail}
-				s := sites(t, 1, nil, f.ServeHTTP)[0]
-				s.get("http://a/p")
-				time.Sleep(20 * time.Second)
-				f.broken.Store(true)
-				if tt.before != nil {
-					tt.before(t, s)
-				}
-				fields := append([]string{"Cache-Control", "stale-if-error=100"}, tt.fields...)
-				if name == "zero" || name == "nonsense" {
-					fields = tt.fields
-				}
-				if w := s.get("http://a/p", fields...); w.Body.String() != tt.want {
-					t.Errorf("%d %q, want %q", w.Code, w.Body, tt.want)
-				}
-			})
+		inBubble(t, name, func(t *testing.T) {
+			f := &failing{header: tt.header, etag: true, fail: fail}
+			s := sites(t, 1, nil, f.ServeHTTP)[0]
+			s.get("http://a/p")
+			time.Sleep(20 * time.Second)
+			f.broken.Store(true)
+			if tt.before != nil {
+				tt.before(t, s)
+			}
+			fields := append([]string{"Cache-Control", "stale-if-error=100"}, tt.fields...)
+			if name == "zero" || name == "nonsense" {
+				fields = tt.fields
+			}
+			if w := s.get("http://a/p", fields...); w.Body.String() != tt.want {
+				t.Errorf("%d %q, want %q", w.Code, w.Body, tt.want)
+			}
 		})
 	}
 }
 
 // Each client of a herd gets what it takes, of one rebuild.
-func TestHTTP_RequestStaleIfErrorInAHerd(t *testing.T) {
+func TestStale_RequestIfErrorInAHerd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &failing{header: "max-age=10", fail: func(w http.ResponseWriter) { http.Error(w, "sorry", http.StatusServiceUnavailable) }}
 		s := sites(t, 1, nil, f.ServeHTTP)[0]
@@ -179,9 +198,9 @@ func TestHTTP_RequestStaleIfErrorInAHerd(t *testing.T) {
 }
 
 // What is served because the store is silent has not come from the handler.
-func TestHTTP_HitWhileTheStoreIsDown(t *testing.T) {
+func TestStale_HitWhileTheStoreIsDown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := &countedStore{Store: memstore.New()}
+		store := wiredTo(memstore.New())
 		s := sites(t, 1, store, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Cache-Control", "max-age=60")
 			fmt.Fprint(w, "page")
@@ -189,7 +208,7 @@ func TestHTTP_HitWhileTheStoreIsDown(t *testing.T) {
 		s.get("http://a/p")
 		s.wantCalls(t, 1)
 		time.Sleep(2 * time.Second) // longer than the near tier is trusted
-		store.down.Store(true)
+		store.set(refuse)
 		if got, want := s.get("http://a/p").Header().Get("Cache-Status"), "Bellwether;hit;ttl=58"; got != want {
 			t.Errorf("Cache-Status %q, want %q", got, want)
 		}
@@ -198,7 +217,7 @@ func TestHTTP_HitWhileTheStoreIsDown(t *testing.T) {
 }
 
 // An entry that says that there is nothing is not one of ours.
-func TestHTTP_EntryOfNoResponse(t *testing.T) {
+func TestStale_EntryOfNoResponse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memstore.New()
 		s := sites(t, 1, store, func(w http.ResponseWriter, r *http.Request) {
@@ -218,7 +237,7 @@ func TestHTTP_EntryOfNoResponse(t *testing.T) {
 
 // An error without a freshness of its own is over after ErrorTTL, for a client that
 // takes what is stale, too.
-func TestHTTP_ErrorOutlivesNothing(t *testing.T) {
+func TestStale_ErrorOutlivesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &failing{header: "max-age=10", etag: true, fail: func(w http.ResponseWriter) {
 			w.Header().Set("ETag", `"1"`)
@@ -237,7 +256,7 @@ func TestHTTP_ErrorOutlivesNothing(t *testing.T) {
 
 // What a handler puts into the header of an error that is held back, when that is
 // written, is not in the reply that takes its place.
-func TestHTTP_HeldErrorsHeader(t *testing.T) {
+func TestStale_HeldErrorsHeader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		first := true
 		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
@@ -265,7 +284,7 @@ func TestHTTP_HeldErrorsHeader(t *testing.T) {
 // Each load that ends in an error of the origin's counts as a failure, once: whether
 // there is something stale to serve in its place or not, and whoever gets it. Else
 // whoever watches an origin that is down hears of it only while nobody is hurt.
-func TestHTTP_ServerErrorsCountAsLoadFailures(t *testing.T) {
+func TestStale_ServerErrorsCountAsLoadFailures(t *testing.T) {
 	for name, fail := range map[string]func(w http.ResponseWriter){
 		"503":            func(w http.ResponseWriter) { http.Error(w, "sorry", http.StatusServiceUnavailable) },
 		"no-store 500":   func(w http.ResponseWriter) { w.Header().Set("Cache-Control", "no-store"); w.WriteHeader(500) },
@@ -278,23 +297,21 @@ func TestHTTP_ServerErrorsCountAsLoadFailures(t *testing.T) {
 	} {
 		for window, header := range map[string]string{"stale": "max-age=10, stale-if-error=60", "nothing stale": "max-age=10"} {
 			for who, fields := range map[string][]string{"anybody": nil, "a user": {"Authorization", "me"}} {
-				t.Run(name+"/"+window+"/"+who, func(t *testing.T) {
-					synctest.Test(t, func(t *testing.T) {
-						f := &failing{header: header, fail: fail}
-						s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{RebuildTimeout: time.Second}}, f.ServeHTTP)
-						s.get("http://a/p")
-						time.Sleep(20 * time.Second)
-						f.broken.Store(true)
-						for range 5 {
-							before := s.mw.Stats()
-							s.get("http://a/p", fields...)
-							time.Sleep(30 * time.Second)
-							now := s.mw.Stats()
-							if loads, failures := now.Loads-before.Loads, now.LoadFailures-before.LoadFailures; failures != loads {
-								t.Fatalf("of %d loads %d are counted as failures", loads, failures)
-							}
+				inBubble(t, name+"/"+window+"/"+who, func(t *testing.T) {
+					f := &failing{header: header, fail: fail}
+					s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{RebuildTimeout: time.Second}}, f.ServeHTTP)
+					s.get("http://a/p")
+					time.Sleep(20 * time.Second)
+					f.broken.Store(true)
+					for range 5 {
+						before := s.mw.Stats()
+						s.get("http://a/p", fields...)
+						time.Sleep(30 * time.Second)
+						now := s.mw.Stats()
+						if loads, failures := now.Loads-before.Loads, now.LoadFailures-before.LoadFailures; failures != loads {
+							t.Fatalf("of %d loads %d are counted as failures", loads, failures)
 						}
-					})
+					}
 				})
 			}
 		}
@@ -310,33 +327,58 @@ func TestHTTP_ServerErrorsCountAsLoadFailures(t *testing.T) {
 	})
 }
 
-// A failure that is remembered says when it is tried again, in each process.
-func TestReply_RetryAfter(t *testing.T) {
-	for name, fail := range map[string]func(http.ResponseWriter){
-		"panic":      func(http.ResponseWriter) { panic("down") },
-		"short body": func(w http.ResponseWriter) { w.Header().Set("Content-Length", "10") },
-	} {
-		t.Run(name, func(t *testing.T) {
-			o := bellwether.HTTPOptions{Options: bellwether.Options{TTL: time.Minute, ErrorTTL: 20 * time.Second, MaxErrorTTL: time.Minute}}
-			h := func(w http.ResponseWriter, r *http.Request) { fail(w) }
-			inPairs(t, o, h, func(t *testing.T, p pair) {
-				p.first.get("http://a/p")
-				p.calls()
-				time.Sleep(1500 * time.Millisecond)
-				w := p.second.get("http://a/p")
-				retry, err := strconv.Atoi(w.Header().Get("Retry-After"))
-				if w.Code != 502 || err != nil || retry < 9 || retry > 19 {
-					t.Fatalf("%d %v, want 502 with the rest of a pause of 10 to 20 s", w.Code, w.Header())
-				}
-				if n := p.calls(); n != 0 {
-					t.Errorf("%d runs of the handler within the pause", n)
-				}
-				time.Sleep(time.Duration(retry) * time.Second)
-				p.second.get("http://a/p")
-				if n := p.calls(); n != 1 {
-					t.Errorf("%d runs of the handler after it, want 1", n)
-				}
-			})
+func TestStale_IfError(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var broken atomic.Bool
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			if broken.Load() {
+				http.Error(w, "down", http.StatusServiceUnavailable)
+				return
+			}
+			w.Header().Set("Cache-Control", "max-age=10, stale-if-error=60")
+			fmt.Fprint(w, "good")
 		})
-	}
+		s.get("http://a/p")
+		broken.Store(true)
+		time.Sleep(11 * time.Second)
+		s.calls.Store(0)
+		wantBurst(t, s.burst(50, same("http://a/p")), 50, "200 good 0s")
+		wantBurst(t, s.burst(50, same("http://a/p")), 50, "200 good 0s")
+		s.wantCalls(t, 1)
+		time.Sleep(70 * time.Second)
+		if w := s.get("http://a/p"); w.Code != 503 {
+			t.Errorf("after the window: %d %s, want the 503", w.Code, w.Body)
+		}
+	})
+}
+
+// Cache-Status tells who has gone to the handler in vain from who was answered
+// without it.
+func TestStale_IfErrorStatus(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &failing{header: "max-age=10, stale-if-error=60", fail: func(w http.ResponseWriter) { http.Error(w, "down", http.StatusServiceUnavailable) }}
+		s := newSite(t, bellwether.HTTPOptions{}, f.ServeHTTP)
+		s.get("http://a/p")
+		f.broken.Store(true)
+		time.Sleep(11 * time.Second)
+		const failed = "Bellwether;fwd=stale;fwd-status=503;ttl=-2"
+		for _, want := range []map[string]int{
+			{failed + ";detail=stale-if-error": 1, failed + ";collapsed;detail=stale-if-error": 49},
+			{"Bellwether;hit;ttl=-2": 50},
+		} {
+			var statuses [50]string
+			var wg sync.WaitGroup
+			for i := range statuses {
+				wg.Go(func() { statuses[i] = s.get("http://a/p").Header().Get("Cache-Status") })
+			}
+			wg.Wait()
+			got := make(map[string]int)
+			for _, status := range statuses {
+				got[status]++
+			}
+			if !maps.Equal(got, want) {
+				t.Errorf("Cache-Status %v, want %v", got, want)
+			}
+		}
+	})
 }

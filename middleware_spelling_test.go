@@ -7,8 +7,6 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"net/http/httputil"
-	"net/url"
 	"slices"
 	"strings"
 	"testing"
@@ -17,6 +15,8 @@ import (
 	"github.com/bellwether-go/bellwether"
 	"github.com/go-chi/chi/v5"
 )
+
+// One target has many spellings. They are one page, and one invalidation means all of them.
 
 // frame is a frame of HTTP/2 (RFC 9113 section 4.1) on stream.
 func frame(kind, flags, stream byte, payload string) string {
@@ -40,7 +40,7 @@ func literals(fields ...string) string {
 
 // A client of HTTP/2 may send "host" beside ":authority". net/http leaves it in the
 // header, where a gateway to CGI takes it for the host.
-func TestNormal_HostBesideAuthority(t *testing.T) {
+func TestSpelling_HostBesideAuthority(t *testing.T) {
 	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "max-age=60")
 		fmt.Fprintf(w, "%s %q", r.Host, r.Header["Host"])
@@ -84,104 +84,8 @@ func TestNormal_HostBesideAuthority(t *testing.T) {
 	s.wantCalls(t, 1)
 }
 
-// An upstream that breaks off is nobody's page, also where the request's context
-// has no server, by which ReverseProxy knows whether it may panic.
-func TestNormal_TruncatedUpstreamWithoutAServer(t *testing.T) {
-	for _, announced := range []bool{true, false} {
-		for _, method := range []string{"GET", "POST"} {
-			t.Run(fmt.Sprint(method, " announced ", announced), func(t *testing.T) {
-				cut := true
-				upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-					w.Header().Set("Cache-Control", "max-age=60")
-					w.Header().Set("Content-Location", "/p")
-					if announced {
-						w.Header().Set("Content-Length", "100")
-					}
-					io.WriteString(w, strings.Repeat("x", 25))
-					if cut {
-						http.NewResponseController(w).Flush()
-						panic(http.ErrAbortHandler)
-					}
-					io.WriteString(w, strings.Repeat("x", 75))
-				}))
-				defer upstream.Close()
-				target, err := url.Parse(upstream.URL)
-				if err != nil {
-					t.Fatal(err)
-				}
-				proxy := &httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(target) }}
-				s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{ErrorTTL: -1}}, proxy.ServeHTTP)
-				for range 2 {
-					if w := s.do(request(method, "http://a/p")); w.Code != -1 {
-						t.Errorf("a client got a page that looks complete: %d, %d bytes", w.Code, w.Body.Len())
-					}
-				}
-				s.wantCalls(t, 2)
-				cut = false
-				if w := s.get("http://a/p"); w.Code != 200 || w.Body.Len() != 100 {
-					t.Errorf("then: %d, %d bytes, want the whole", w.Code, w.Body.Len())
-				}
-				s.wantCalls(t, 1)
-			})
-		}
-	}
-}
-
-// A server that is there is the one that the handler sees.
-func TestNormal_ServerOfTheRequest(t *testing.T) {
-	var got any
-	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
-		got = r.Context().Value(http.ServerContextKey)
-	})
-	srv := new(http.Server)
-	s.do(request("GET", "http://a/p").WithContext(context.WithValue(t.Context(), http.ServerContextKey, srv)))
-	if got != srv {
-		t.Errorf("the handler saw the server %v, want the request's", got)
-	}
-}
-
-// The variant's key and the handler see the same: a field that is written oddly makes
-// no page for those who write it as everybody does.
-func TestNormal_VariantsOfTheHandler(t *testing.T) {
-	for _, tt := range []struct{ name, odd, usual, want string }{
-		{"Accept-Language", "d e-DE", "de-DE", "de-DE"},
-		{"Accept-Language", "DE-de", "de-DE", "de-DE"},
-		{"Accept-Language", "de-de;Q=0.5,en", "de-DE;q=0.5, en", "de-DE;q=0.5, en"},
-		{"Accept-Encoding", "g zip", "gzip", "gzip"},
-		{"Accept-Encoding", "br,GZIP", "gzip, br", "br, gzip"},
-		{"Accept-Encoding", ",gzip", "gzip", "gzip"},
-		{"X-List", "a ,b", "a, b", "a, b"},
-		{"Cookie", "a=1,b", "a=1, b", "a=1, b"},
-	} {
-		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
-			w.Header().Set("Cache-Control", "max-age=60")
-			w.Header().Set("Vary", tt.name)
-			io.WriteString(w, strings.Join(r.Header[tt.name], "|"))
-		})
-		s.get("http://a/p", tt.name, tt.odd)
-		if got := s.get("http://a/p", tt.name, tt.usual).Body.String(); got != tt.want {
-			t.Errorf("%s %q after %q got the page of %q, want of %q", tt.name, tt.usual, tt.odd, got, tt.want)
-		}
-	}
-}
-
-// With AnyLanguageOrder the handler sees one order.
-func TestNormal_AnyLanguageOrder(t *testing.T) {
-	s := newSite(t, bellwether.HTTPOptions{AnyLanguageOrder: true}, func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Cache-Control", "max-age=60")
-		w.Header().Set("Vary", "Accept-Language")
-		io.WriteString(w, r.Header.Get("Accept-Language"))
-	})
-	for _, languages := range []string{"en, de", "de,en"} {
-		if got, want := s.get("http://a/p", "Accept-Language", languages).Body.String(), "de, en"; got != want {
-			t.Errorf("of %q the handler saw %q, want %q", languages, got, want)
-		}
-	}
-	s.wantCalls(t, 1)
-}
-
 // Who invalidates a path means all its spellings, and each way to invalidate does.
-func TestNormal_InvalidationMeansAllSpellings(t *testing.T) {
+func TestSpelling_InvalidationMeansAll(t *testing.T) {
 	match := func(m bellwether.Match) func(*site) error {
 		return func(s *site) error { return s.mw.InvalidateMatching(context.Background(), m) }
 	}
@@ -228,7 +132,7 @@ func TestNormal_InvalidationMeansAllSpellings(t *testing.T) {
 
 // chi routes by the path as it was sent. Where it has done so before the cache, two
 // spellings may have two handlers.
-func TestNormal_SpellingsBehindARouter(t *testing.T) {
+func TestSpelling_BehindARouter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Cache-Control", "max-age=60")
@@ -267,7 +171,7 @@ func TestNormal_SpellingsBehindARouter(t *testing.T) {
 
 // The response to a POST that was sent to another spelling is not kept: its handler has
 // seen that.
-func TestNormal_SpellingOfAPost(t *testing.T) {
+func TestSpelling_OfAPost(t *testing.T) {
 	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "max-age=60")
 		w.Header().Set("Content-Location", "/p")

@@ -1,0 +1,340 @@
+package bellwether_test
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/lockers/locallock"
+	"github.com/bellwether-go/bellwether/stores/memstore"
+)
+
+// Requests with Authorization: which responses to them are for all (RFC 9111 section 3.5),
+// and what they leave of the pages that are.
+
+// An anonymous client does not wait behind a slow request with credentials, whatever that
+// is answered, nor does the next request with credentials.
+func TestCredentials_Slow(t *testing.T) {
+	for _, control := range []string{"private", "max-age=60", "", "public, max-age=60"} {
+		t.Run(control, func(t *testing.T) {
+			h := func(w http.ResponseWriter, r *http.Request) {
+				if r.Header.Get("Authorization") == "slow" {
+					time.Sleep(20 * time.Second)
+				}
+				if control != "" {
+					w.Header().Set("Cache-Control", control)
+				}
+				io.WriteString(w, r.Header.Get("Authorization"))
+			}
+			inPairs(t, bellwether.HTTPOptions{}, h, func(t *testing.T, p pair) {
+				var wg sync.WaitGroup
+				wg.Go(func() {
+					if w := p.first.get("http://a/p", "Authorization", "slow"); w.Body.String() != "slow" {
+						t.Errorf("the slow one got %q", w.Body)
+					}
+				})
+				time.Sleep(time.Second)
+				for _, s := range []*site{p.first, p.second} {
+					for _, user := range []string{"", "other"} {
+						began := time.Now()
+						var fields []string
+						if user != "" {
+							fields = []string{"Authorization", user}
+						}
+						w := s.get("http://a/p", fields...)
+						if took := time.Since(began); took > 100*time.Millisecond || w.Body.String() != user && !strings.HasPrefix(control, "public") {
+							t.Errorf("%q got %q after %v", user, w.Body, took)
+						}
+					}
+				}
+				wg.Wait()
+			})
+		})
+	}
+}
+
+// The first response to credentials that is for all is kept, unless it was invalidated
+// while it was made.
+func TestCredentials_Kept(t *testing.T) {
+	for _, invalidated := range []bool{false, true} {
+		t.Run(fmt.Sprint("invalidated ", invalidated), func(t *testing.T) {
+			h := func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", "public, max-age=60")
+				time.Sleep(5 * time.Second)
+				io.WriteString(w, "page")
+			}
+			inPairs(t, bellwether.HTTPOptions{}, h, func(t *testing.T, p pair) {
+				p.calls()
+				var wg sync.WaitGroup
+				wg.Go(func() { p.first.get("http://a/p", "Authorization", "one") })
+				time.Sleep(2 * time.Second)
+				if invalidated {
+					p.second.mw.Invalidate(t.Context(), "http://a/p")
+				}
+				wg.Wait()
+				time.Sleep(2 * time.Second)
+				for _, s := range []*site{p.first, p.second} {
+					s.get("http://a/p", "Authorization", "two")
+					synctest.Wait() // it is kept a moment after it was answered
+					s.get("http://a/p")
+				}
+				want := int32(1)
+				if invalidated {
+					want = 2
+				}
+				if n := p.calls(); n != want {
+					t.Errorf("%d runs of the handler, want %d", n, want)
+				}
+			})
+		})
+	}
+}
+
+// RFC 9111 section 3.5.
+func TestCredentials_ResponsesForAll(t *testing.T) {
+	for cc, shared := range map[string]bool{
+		"max-age=60":                  false,
+		"max-age=60, public":          true,
+		"s-maxage=60":                 true,
+		"max-age=60, must-revalidate": true,
+		"public, private":             false,
+	} {
+		inBubble(t, cc, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{}, numbered(cc))
+			s.get("http://a/p", "Authorization", "u1")
+			synctest.Wait()
+			others, same := s.get("http://a/p"), s.get("http://a/p", "Authorization", "u2")
+			if got := others.Body.String() == "1" && same.Body.String() == "1"; got != shared {
+				t.Errorf("others got %s and %s of the first user's response: shared %v, want %v", others.Body, same.Body, got, shared)
+			}
+		})
+	}
+}
+
+// What was made without Authorization is another user's only if it says so.
+func TestCredentials_AnonymousResponseIsNoAuthorizedOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=60")
+			fmt.Fprint(w, "for ", r.Header.Get("Authorization"))
+		})
+		s.get("http://a/p")
+		synctest.Wait()
+		for _, user := range []string{"u1", "u2", "u1"} {
+			if w := s.get("http://a/p", "Authorization", user); w.Body.String() != "for "+user {
+				t.Errorf("%s got %q", user, w.Body)
+			}
+			if w := s.get("http://a/p"); w.Body.String() != "for " || !strings.Contains(w.Header().Get("Cache-Status"), "hit") {
+				t.Errorf("an authorized request has taken the response from the others: %q %v", w.Body, w.Header())
+			}
+		}
+	})
+}
+
+// Requests with Authorization neither wait for each other nor hold up those
+// without, until their response is known to be for all; then they collapse.
+func TestCredentials_Herd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var public atomic.Bool
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			time.Sleep(time.Second)
+			w.Header().Set("Cache-Control", "max-age=60")
+			if public.Load() {
+				w.Header().Set("Cache-Control", "max-age=10, public")
+			}
+			fmt.Fprint(w, "v")
+		})
+		user := func(i int) *http.Request {
+			return request("GET", "http://a/p", "Authorization", fmt.Sprint("u", i))
+		}
+		for range 2 {
+			wantBurst(t, s.burst(50, user), 50, "200 v 1s")
+			s.wantCalls(t, 50)
+		}
+		wantBurst(t, s.burst(50, same("http://a/p")), 50, "200 v 1s")
+		s.wantCalls(t, 1)
+
+		public.Store(true)
+		time.Sleep(2 * time.Minute)
+		wantBurst(t, s.burst(50, user), 50, "200 v 1s") // it is not known yet
+		s.calls.Store(0)
+		time.Sleep(11 * time.Second)
+		wantBurst(t, s.burst(50, user), 50, "200 v 1s")
+		s.wantCalls(t, 1)
+
+		public.Store(false)
+		time.Sleep(11 * time.Second)
+		got := s.burst(50, user)
+		if got["200 v 1s"] != 1 || got["200 v 2s"] != 1 || got["200 v 3s"] != 48 {
+			t.Errorf("no longer for all: %v, want one more to try, and the others let go together", got)
+		}
+		s.wantCalls(t, 50)
+	})
+}
+
+// Nor do they wait for each other's processes, one after another for the lease; and
+// those without Authorization that have come to such a flight are a herd as ever.
+func TestCredentials_Fleet(t *testing.T) {
+	for _, stored := range []bool{false, true} { // what is not for them, and is stale
+		synctest.Test(t, func(t *testing.T) {
+			const processes = 5
+			o := bellwether.HTTPOptions{Options: bellwether.Options{Store: memstore.New(), Locker: locallock.New()}}
+			var anonymous atomic.Int32
+			var fleet []*site
+			for range processes {
+				fleet = append(fleet, newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
+					if r.Header["Authorization"] == nil {
+						anonymous.Add(1)
+					}
+					time.Sleep(time.Second)
+					w.Header().Set("Cache-Control", "max-age=60, stale-while-revalidate=600")
+					fmt.Fprint(w, r.Header.Get("Authorization"))
+				}))
+			}
+			if stored {
+				fleet[0].get("http://a/p")
+				time.Sleep(2 * time.Minute)
+				anonymous.Store(0)
+			}
+			start := time.Now()
+			var wg sync.WaitGroup
+			for i, s := range fleet {
+				wg.Go(func() {
+					user := fmt.Sprint("u", i)
+					// A load takes a second; to begin the log at one instant, a few milliseconds.
+					if got := s.get("http://a/p", "Authorization", user).Body.String(); got != user || time.Since(start) > 1100*time.Millisecond {
+						t.Errorf("stored %v: process %d answered %q after %v, want %q after its own load of 1s", stored, i, got, time.Since(start), user)
+					}
+				})
+				wg.Go(func() {
+					time.Sleep(time.Millisecond)
+					if w := s.get("http://a/p"); w.Code != 200 || w.Body.String() != "" || time.Since(start) > 2100*time.Millisecond {
+						t.Errorf("stored %v: without Authorization process %d answered %d %q after %v", stored, i, w.Code, w.Body, time.Since(start))
+					}
+				})
+			}
+			wg.Wait()
+			time.Sleep(5 * time.Second)
+			if n := anonymous.Load(); n != 1 {
+				t.Errorf("stored %v: %d loads for those without Authorization, want 1", stored, n)
+			}
+		})
+	}
+}
+
+// An authorized request that finds nothing of its own leaves the stale response
+// of the others where it is.
+func TestCredentials_LeaveWhatIsStored(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var broken atomic.Bool
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			if broken.Load() {
+				http.Error(w, "down", http.StatusServiceUnavailable)
+				return
+			}
+			w.Header().Set("Cache-Control", "max-age=10, stale-if-error=60")
+			fmt.Fprint(w, "for ", r.Header.Get("Authorization"))
+		})
+		s.get("http://a/p")
+		time.Sleep(11 * time.Second)
+		if w := s.get("http://a/p", "Authorization", "u1"); w.Body.String() != "for u1" {
+			t.Errorf("u1 got %q", w.Body)
+		}
+		broken.Store(true)
+		if w := s.get("http://a/p"); w.Code != 200 || w.Body.String() != "for " {
+			t.Errorf("the stale response is gone: %d %q", w.Code, w.Body)
+		}
+		if w := s.get("http://a/p", "Authorization", "u1"); w.Code != 503 {
+			t.Errorf("u1 got %d %q, want its own 503", w.Code, w.Body)
+		}
+	})
+}
+
+// Those without Authorization are a herd of their own beside a request with it.
+func TestCredentials_DoNotScatterTheHerd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			time.Sleep(time.Second)
+			w.Header().Set("Cache-Control", "max-age=60")
+			fmt.Fprint(w, "for ", r.Header.Get("Authorization"))
+		})
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			if w := s.get("http://a/p", "Authorization", "u1"); w.Body.String() != "for u1" {
+				t.Errorf("u1 got %q", w.Body)
+			}
+		}()
+		time.Sleep(500 * time.Millisecond)
+		wantBurst(t, s.burst(20, same("http://a/p")), 20, "200 for  1s")
+		<-done
+		s.wantCalls(t, 2)
+	})
+}
+
+// An authorized request does not ask whether another's response still holds.
+func TestCredentials_ValidateNothingOfOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=10")
+			w.Header().Set("Last-Modified", lastYear) // the same for all
+			if r.Header.Get("If-Modified-Since") == lastYear {
+				w.WriteHeader(http.StatusNotModified)
+				return
+			}
+			fmt.Fprint(w, "for ", r.Header.Get("Authorization"))
+		})
+		s.get("http://a/p")
+		time.Sleep(11 * time.Second)
+		if w := s.get("http://a/p", "Authorization", "u1"); w.Body.String() != "for u1" {
+			t.Errorf("u1 got %q", w.Body)
+		}
+	})
+}
+
+// The windows of a response that another process has stored hold for requests
+// that are choosy, too.
+func TestCredentials_StoredWindows(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := bellwether.HTTPOptions{Options: bellwether.Options{Store: memstore.New()}}
+		page := numbered("public, max-age=10, stale-while-revalidate=60")
+		a := newSite(t, o, page)
+		b := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
+			time.Sleep(time.Second)
+			page(w, r)
+		})
+		a.get("http://a/p")
+		time.Sleep(20 * time.Second)
+		start := time.Now()
+		w := b.get("http://a/p", "Authorization", "u1")
+		if took := time.Since(start); w.Body.String() != "1" || took != 0 {
+			t.Errorf("got %q after %v, want the stale response at once", w.Body, took)
+		}
+		time.Sleep(time.Second) // the rebuild behind it
+	})
+}
+
+func TestCredentials_AreNotShared(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			time.Sleep(time.Second)
+			w.Header().Set("Cache-Control", "max-age=60")
+			fmt.Fprint(w, r.Header.Get("Authorization"))
+		})
+		got := s.burst(50, func(i int) *http.Request {
+			return request("GET", "http://a/p", "Authorization", fmt.Sprint("user", i))
+		})
+		for i := range 50 {
+			if got[fmt.Sprintf("200 user%d 1s", i)] != 1 {
+				t.Fatalf("user %d did not get its own: %v", i, got)
+			}
+		}
+	})
+}

@@ -1,0 +1,350 @@
+package bellwether_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/lockers/locallock"
+	"github.com/bellwether-go/bellwether/stores/memstore"
+	"github.com/go-chi/chi/v5"
+)
+
+// What a handler meets: a request like the one of its client, a context that ends, and a
+// panic that is told. Without the middleware it would meet the same.
+
+// All have left while the handler writes a body too large to be kept: it ends, and
+// sees an error, not a panic.
+func TestHandler_EndsWithItsLastClient(t *testing.T) {
+	for name, write := range map[string]func(r *http.Request, w http.ResponseWriter){
+		"waiting": func(r *http.Request, w http.ResponseWriter) {
+			w.Write(make([]byte, 1200))
+			<-r.Context().Done()
+		},
+		"writing": func(r *http.Request, w http.ResponseWriter) {
+			time.Sleep(2 * time.Second)
+			for range 5 { // heedless of errors
+				w.Write(make([]byte, 600))
+			}
+		},
+	} {
+		inBubble(t, name, func(t *testing.T) {
+			ended := make(chan any, 1)
+			s := newSite(t, bellwether.HTTPOptions{MaxBody: 1024}, func(w http.ResponseWriter, r *http.Request) {
+				defer func() { ended <- recover() }()
+				w.Header().Set("Cache-Control", "max-age=60")
+				write(r, w)
+			})
+			ctx, leave := context.WithCancel(t.Context())
+			go s.do(request("GET", "http://a/p").WithContext(ctx))
+			time.Sleep(time.Second)
+			leave()
+			select {
+			case p := <-ended:
+				if p != nil {
+					t.Errorf("Write panicked: %v", p)
+				}
+			case <-time.After(time.Minute):
+				t.Error("all have left, and the handler goes on")
+			}
+		})
+	}
+}
+
+// A handler that takes too long is a time-out to all who wait for it, whichever
+// process has asked it.
+func TestHandler_TimeoutInEveryProcess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := bellwether.HTTPOptions{Options: bellwether.Options{Store: memstore.New(), Locker: locallock.New(), RebuildTimeout: time.Second}}
+		hang := func(w http.ResponseWriter, r *http.Request) { <-r.Context().Done() }
+		a, b := newSite(t, o, hang), newSite(t, o, hang)
+		time.Sleep(time.Second) // in which one of them begins the log of invalidations
+		var wg sync.WaitGroup
+		for _, s := range []*site{a, b} {
+			wg.Go(func() {
+				if w := s.get("http://a/p"); w.Code != http.StatusGatewayTimeout {
+					t.Errorf("%d %q", w.Code, w.Body)
+				}
+			})
+			synctest.Wait()
+		}
+		wg.Wait()
+		a.wantCalls(t, 1)
+		b.wantCalls(t, 0)
+	})
+}
+
+// A handler that is run a second time for a key, after an invalidation or a 304
+// about something else, does not meet what routers and middlewares have left in the
+// request of the first run.
+func TestHandler_SecondRun(t *testing.T) {
+	unselected := func(r *http.Request, _ int32, _ *bellwether.Middleware) int {
+		if r.Header.Get("If-None-Match") != "" {
+			return http.StatusNotModified
+		}
+		return http.StatusOK
+	}
+	for name, again := range map[string]func(r *http.Request, run int32, mw *bellwether.Middleware) (status int){
+		"invalidated": func(r *http.Request, run int32, mw *bellwether.Middleware) int {
+			if run == 1 {
+				mw.Invalidate(context.Background(), "http://a/api/x/1")
+			}
+			return http.StatusOK
+		},
+		"304 about something else":           unselected,
+		"no-cache, 304 about something else": unselected,
+	} {
+		inBubble(t, name, func(t *testing.T) {
+			mw := bellwether.NewMiddleware(bellwether.HTTPOptions{})
+			defer mw.Close()
+			var runs atomic.Int32
+			router := chi.NewRouter()
+			router.Use(mw.Handler)
+			router.Route("/api", func(router chi.Router) {
+				router.Use(func(next http.Handler) http.Handler {
+					return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+						r.URL.Path += "/sub"
+						r.Header.Add("X-Seen", "1")
+						next.ServeHTTP(w, r)
+					})
+				})
+				router.Get("/x/{id}", func(w http.ResponseWriter, r *http.Request) {
+					run := runs.Add(1)
+					w.Header().Set("Cache-Control", "max-age=1")
+					if strings.HasPrefix(name, "no-cache") {
+						w.Header().Set("Cache-Control", "no-cache")
+					}
+					w.Header().Set("ETag", fmt.Sprintf(`"%d"`, run))
+					w.WriteHeader(again(r, run, mw))
+					fmt.Fprint(w, chi.URLParam(r, "id"), r.URL.Path, r.Header["X-Seen"])
+				})
+			})
+			router.Get("/x/{id}", func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "another page") })
+			for range 3 {
+				w := httptest.NewRecorder()
+				router.ServeHTTP(w, request("GET", "http://a/api/x/1"))
+				if w.Body.String() != "1/api/x/1/sub[1]" {
+					t.Errorf("got %q", w.Body)
+				}
+				time.Sleep(2 * time.Second)
+			}
+			if runs.Load() < 4 {
+				t.Errorf("%d runs: there was no second one", runs.Load())
+			}
+		})
+	}
+}
+
+// A panic is not a load's word that there is no such thing, whatever it is made of.
+func TestHandler_PanicWithNotFound(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := bellwether.HTTPOptions{Options: bellwether.Options{TTL: time.Minute, Store: memstore.New()}}
+		s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
+			if time.Now().Second() == 0 {
+				panic(fmt.Errorf("user 42: %w", bellwether.ErrNotFound))
+			}
+			fmt.Fprint(w, "page")
+		})
+		if w := s.get("http://a/p"); w.Code != -1 {
+			t.Errorf("the client whose handler panics gets %d", w.Code)
+		}
+		time.Sleep(10 * time.Second)
+		if w := s.get("http://a/p"); w.Body.String() != "page" {
+			t.Errorf("the next gets %d %q", w.Code, w.Body)
+		}
+	})
+}
+
+// Nor is it the end of a context, or that there is too much to do: the failure is
+// remembered, and who waited is told that the handler has failed.
+func TestHandler_PanicWithTellingErrors(t *testing.T) {
+	for _, says := range []error{context.DeadlineExceeded, context.Canceled, bellwether.ErrOverloaded, bellwether.ErrWaitTimeout, bellwether.ErrClosed} {
+		inBubble(t, says.Error(), func(t *testing.T) {
+			o := bellwether.HTTPOptions{Options: bellwether.Options{TTL: time.Minute, ErrorTTL: 5 * time.Second}}
+			s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
+				time.Sleep(time.Second)
+				panic(fmt.Errorf("db: %w", says))
+			})
+			got := s.burst(3, same("http://a/p"))
+			for outcome, n := range got {
+				if !strings.HasPrefix(outcome, "502 ") && (n != 1 || !strings.HasPrefix(outcome, "-1 ")) {
+					t.Errorf("%d get %q; want 502, and the first the panic", n, outcome)
+				}
+			}
+			if w := s.get("http://a/p"); w.Code != http.StatusBadGateway {
+				t.Errorf("the next gets %d, want 502", w.Code)
+			}
+			s.wantCalls(t, 1)
+		})
+	}
+}
+
+// The stack of a handler that panics is told, also behind the header of a response
+// that is one client's alone.
+func TestHandler_PanicIsTold(t *testing.T) {
+	for _, control := range []string{"max-age=60", "private"} {
+		inBubble(t, control, func(t *testing.T) {
+			told := make(chan error, 9)
+			o := bellwether.HTTPOptions{Options: bellwether.Options{Observers: []bellwether.Observer{{
+				Rebuild: func(ctx context.Context, _ string) (context.Context, func(bellwether.Rebuild)) {
+					return ctx, func(r bellwether.Rebuild) { told <- r.Err }
+				},
+				Error: func(_ string, err error) { told <- err },
+			}}}}
+			s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", control)
+				io.WriteString(w, "part of a page")
+				time.Sleep(time.Second)
+				panic("boom")
+			})
+			if w := s.get("http://a/p"); w.Code != -1 {
+				t.Errorf("its client gets %d", w.Code)
+			}
+			synctest.Wait()
+			close(told)
+			for err := range told {
+				if p, ok := errors.AsType[*bellwether.PanicError](err); ok && p.Value == "boom" && len(p.Stack) > 0 {
+					return
+				}
+			}
+			t.Error("nobody was told")
+		})
+	}
+}
+
+// What comes behind a Write that was refused does not stand in its place.
+func TestHandler_HoleInBody(t *testing.T) {
+	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=60")
+		w.Header().Set("Content-Length", "8")
+		io.WriteString(w, "head ")
+		if _, err := io.WriteString(w, "too long"); !errors.Is(err, http.ErrContentLength) {
+			t.Errorf("too long: %v", err)
+		}
+		if _, err := io.WriteString(w, "end"); !errors.Is(err, http.ErrContentLength) {
+			t.Errorf("behind it: %v", err)
+		}
+	})
+	for _, want := range []int{-1, http.StatusBadGateway} { // broken off; and nothing is kept but that
+		if w := s.get("http://a/p"); w.Code != want {
+			t.Errorf("%d %q, want %d", w.Code, w.Body, want)
+		}
+	}
+}
+
+// A server that is there is the one that the handler sees.
+func TestHandler_ServerOfTheRequest(t *testing.T) {
+	var got any
+	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+		got = r.Context().Value(http.ServerContextKey)
+	})
+	srv := new(http.Server)
+	s.do(request("GET", "http://a/p").WithContext(context.WithValue(t.Context(), http.ServerContextKey, srv)))
+	if got != srv {
+		t.Errorf("the handler saw the server %v, want the request's", got)
+	}
+}
+
+func TestHandler_PrivateEndsWithItsOnlyClient(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ended := make(chan error, 1)
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "private")
+			w.WriteHeader(200)
+			<-r.Context().Done()
+			ended <- context.Cause(r.Context())
+		})
+		ctx, leave := context.WithCancel(t.Context())
+		go s.do(request("GET", "http://a/p").WithContext(ctx))
+		time.Sleep(time.Minute) // longer than RebuildTimeout: the response is its client's
+		select {
+		case err := <-ended:
+			t.Fatalf("handler ended before its client left: %v", err)
+		default:
+		}
+		leave()
+		<-ended
+	})
+}
+
+// A handler that heeds its context returns without a word when its rebuild is
+// given up on. That silence is no empty 200.
+func TestHandler_CancelledIsNoEmptyResponse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var n atomic.Int32
+		s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{TTL: time.Minute}}, func(w http.ResponseWriter, r *http.Request) {
+			if n.Add(1) == 1 {
+				<-r.Context().Done()
+				return
+			}
+			fmt.Fprint(w, "full")
+		})
+		go func() {
+			time.Sleep(time.Second)
+			s.mw.Invalidate(t.Context(), "http://a/p")
+		}()
+		wantBurst(t, s.burst(20, same("http://a/p")), 20, "200 full 1s")
+
+		n.Store(0)
+		for o := range s.burst(20, same("http://a/timeout")) {
+			if o != "504 Gateway Timeout\n 30s" {
+				t.Errorf("after RebuildTimeout: %q", o)
+			}
+		}
+	})
+}
+
+// The handler reads its own parameters although its client, and with it chi's
+// pooled routing context, is long gone.
+func TestHandler_ChiParametersWhenDetached(t *testing.T) {
+	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{Options: bellwether.Options{MaxRebuilds: 10_000}})
+	t.Cleanup(func() { mw.Close() })
+	r := chi.NewRouter()
+	r.Use(mw.Handler)
+	r.Route("/users/{user}", func(r chi.Router) {
+		r.Get("/posts/{post}", func(w http.ResponseWriter, r *http.Request) {
+			time.Sleep(time.Millisecond) // outlive impatient clients
+			if got, want := "/users/"+chi.URLParam(r, "user")+"/posts/"+chi.URLParam(r, "post"), r.URL.Path; got != want {
+				t.Errorf("parameters %s in a request for %s", got, want)
+			}
+			w.Header().Set("Cache-Control", "max-age=60")
+			io.WriteString(w, r.URL.Path)
+		})
+	})
+	var wg sync.WaitGroup
+	for g := range 8 {
+		wg.Go(func() {
+			for i := range 500 {
+				ctx, cancel := context.WithCancel(t.Context())
+				if i%2 == 0 {
+					time.AfterFunc(500*time.Microsecond, cancel) // leaves before the handler ends
+				}
+				path := fmt.Sprintf("/users/u%d/posts/p%d", g, i)
+				w := httptest.NewRecorder()
+				func() {
+					defer func() {
+						if p := recover(); p != nil && i%2 == 1 {
+							t.Errorf("%s: %v", path, p) // the others have left
+						}
+					}()
+					r.ServeHTTP(w, httptest.NewRequest("GET", "http://a"+path, nil).WithContext(ctx))
+				}()
+				if i%2 == 1 && w.Body.String() != path {
+					t.Errorf("%s got %q", path, w.Body)
+				}
+				cancel()
+			}
+		})
+	}
+	wg.Wait()
+}

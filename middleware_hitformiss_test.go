@@ -1,0 +1,170 @@
+package bellwether_test
+
+import (
+	"fmt"
+	"maps"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/stores/memstore"
+)
+
+// The record that a page is not for sharing (hit-for-miss): what makes it, and what ends it.
+
+// A request that the handler has answered is no hit, whatever is known of its key.
+func TestHitForMiss_IsNoHit(t *testing.T) {
+	for _, control := range []string{"private", "no-cache"} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", control)
+				w.Header().Set("ETag", `"1"`)
+				fmt.Fprint(w, "page")
+			})
+			for range 3 {
+				s.get("http://a/p")
+				synctest.Wait()
+			}
+			s.wantCalls(t, 3)
+			if n := s.mw.Stats().Hits; n != 0 {
+				t.Errorf("%s: %d hits, want none", control, n)
+			}
+		})
+	}
+}
+
+// wantFrom checks whether the last reply came from the cache.
+func wantFrom(t *testing.T, s *site, calls int32, what string) {
+	t.Helper()
+	synctest.Wait()
+	if got := s.calls.Swap(0); got != calls {
+		t.Errorf("%s: %d handler calls, want %d", what, got, calls)
+	}
+}
+
+func TestHitForMiss_OneCacheableResponseEndsIt(t *testing.T) {
+	for name, store := range map[string]bellwether.Store{"near tier": nil, "store": memstore.New()} {
+		inBubble(t, name, func(t *testing.T) {
+			cc := "no-store"
+			o := bellwether.HTTPOptions{UncacheableTTL: time.Hour, Options: bellwether.Options{Store: store}}
+			s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", cc)
+				fmt.Fprint(w, "v")
+			})
+			s.get("http://a/p")
+			synctest.Wait()
+			s.get("http://a/p")
+			wantFrom(t, s, 2, "not for sharing")
+			cc = "max-age=60"
+			s.do(request("HEAD", "http://a/p"))
+			wantFrom(t, s, 1, "a HEAD ends nothing")
+			s.get("http://a/p")
+			wantFrom(t, s, 1, "the one that ends it")
+			time.Sleep(time.Millisecond)
+			s.get("http://a/p")
+			wantFrom(t, s, 1, "the next one is stored")
+			s.get("http://a/p")
+			wantFrom(t, s, 0, "and served")
+		})
+	}
+}
+
+// A body over the limit does not end it again and again.
+func TestHitForMiss_TooLargeStays(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var size, announced atomic.Int64
+		size.Store(100)
+		s := newSite(t, bellwether.HTTPOptions{MaxBody: 50, UncacheableTTL: time.Hour}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=60")
+			if announced.Load() != 0 {
+				w.Header().Set("Content-Length", fmt.Sprint(size.Load()))
+			}
+			w.Write(make([]byte, size.Load()))
+		})
+		status := func() string {
+			synctest.Wait()
+			time.Sleep(time.Millisecond)
+			return s.get("http://a/p").Header().Get("Cache-Status")
+		}
+		status()
+		for range 3 {
+			if got := status(); !strings.Contains(got, "bypass") {
+				t.Errorf("too large: %q", got)
+			}
+		}
+		size.Store(10)
+		announced.Store(1)
+		status() // this one says that it fits
+		status()
+		if got := status(); !strings.Contains(got, "hit") {
+			t.Errorf("no longer too large: %q", got)
+		}
+	})
+}
+
+// What is withheld although it says that it may be cached is withheld from the next
+// as well: they do not wait for each other to find that out again.
+func TestHitForMiss_WithheldStays(t *testing.T) {
+	for name, withheld := range map[string]http.Header{
+		"an event stream":  {"Content-Type": {"text/event-stream"}},
+		"too large header": {"X-Long": {strings.Repeat("x", 70<<10)}},
+	} {
+		inBubble(t, name, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+				maps.Copy(w.Header(), withheld)
+				w.Header().Set("Cache-Control", "max-age=60")
+			})
+			s.get("http://a/p")
+			for range 4 {
+				time.Sleep(100 * time.Millisecond)
+				if w := s.get("http://a/p"); !strings.Contains(w.Header().Get("Cache-Status"), "fwd=bypass") {
+					t.Errorf("%v", w.Header()["Cache-Status"])
+				}
+			}
+		})
+	}
+}
+
+func TestHitForMiss_NotSharedIsReleasedTogetherAndRemembered(t *testing.T) {
+	for name, header := range map[string]http.Header{
+		"no-store":     {"Cache-Control": {"no-store"}},
+		"private":      {"Cache-Control": {"private"}},
+		"no freshness": {},
+		"set-cookie":   {"Cache-Control": {"max-age=60"}, "Set-Cookie": {"session=1"}},
+		"lower case":   {"Cache-Control": {"max-age=60"}, "set-cookie": {"session=1"}},
+		"vary *":       {"Cache-Control": {"max-age=60"}, "Vary": {"*"}},
+	} {
+		inBubble(t, name, func(t *testing.T) {
+			var n atomic.Int32
+			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+				me := n.Add(1)
+				time.Sleep(200 * time.Millisecond)
+				for name, values := range header {
+					w.Header()[name] = values
+				}
+				fmt.Fprint(w, me)
+			})
+			got := s.burst(50, same("http://a/p"))
+			if len(got) != 50 || got["200 1 200ms"] != 1 {
+				t.Errorf("outcomes %v, want 50 different bodies, the first after 200ms", got)
+			}
+			for o := range got {
+				if !strings.HasSuffix(o, " 400ms") && o != "200 1 200ms" {
+					t.Errorf("outcome %q, want everybody released together", o)
+				}
+			}
+			s.wantCalls(t, 50)
+			got = s.burst(50, same("http://a/p"))
+			for o := range got {
+				if !strings.HasSuffix(o, " 200ms") {
+					t.Errorf("outcome %q of the next burst, want no queue at all", o)
+				}
+			}
+			s.wantCalls(t, 50)
+		})
+	}
+}

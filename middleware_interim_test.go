@@ -1,0 +1,181 @@
+package bellwether_test
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptrace"
+	"net/textproto"
+	"reflect"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+)
+
+// Interim responses and trailers, which reach the clients of the handler as they come. Real
+// sockets here: a recorder takes an interim response for the final one.
+
+func TestInterim_ReachesTheFirstClientAtOnce(t *testing.T) {
+	release := make(chan struct{})
+	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+		w.WriteHeader(102)
+		w.Header().Set("Link", "</style.css>; rel=preload")
+		w.WriteHeader(103)
+		clear(w.Header()) // as httputil.ReverseProxy does
+		<-release
+		w.Header().Set("Cache-Control", "max-age=60")
+		io.WriteString(w, "page")
+	})
+	server := serve(t, s.handler)
+	for i, want := range [][]string{{"102 ", "103 </style.css>; rel=preload"}, nil} {
+		var got []string
+		trace := &httptrace.ClientTrace{Got1xxResponse: func(code int, h textproto.MIMEHeader) error {
+			got = append(got, fmt.Sprint(code, " ", h.Get("Link")))
+			if code == 103 {
+				close(release) // nothing of the response is there yet
+			}
+			return nil
+		}}
+		req, _ := http.NewRequestWithContext(httptrace.WithClientTrace(t.Context(), trace), "GET", server.URL+"/p", nil)
+		res, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, _ := io.ReadAll(res.Body)
+		res.Body.Close()
+		if !reflect.DeepEqual(got, want) || res.StatusCode != 200 || string(body) != "page" || res.Header["Link"] != nil {
+			t.Errorf("client %d got %q, then %d %q %v, want %q and the page alone", i, got, res.StatusCode, body, res.Header, want)
+		}
+		for !strings.Contains(s.get(server.URL+"/p").Header().Get("Cache-Status"), "hit") {
+		}
+	}
+	s.wantCalls(t, 1)
+}
+
+// A first client that does not read does not stop the handler's hints, and none
+// of them reaches a client that joined.
+func TestInterim_IsNobodyElses(t *testing.T) {
+	var more sync.WaitGroup
+	more.Add(1)
+	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+		for range 10_000 {
+			w.WriteHeader(102)
+		}
+		more.Wait()
+		w.Header().Set("Cache-Control", "max-age=60")
+		io.WriteString(w, "page")
+	})
+	server := serve(t, s.handler)
+	var wg sync.WaitGroup
+	var hinted atomic.Int32
+	for range 10 {
+		wg.Go(func() {
+			first := true
+			trace := &httptrace.ClientTrace{Got1xxResponse: func(int, textproto.MIMEHeader) error {
+				if first {
+					first = false
+					hinted.Add(1)
+				}
+				return nil
+			}}
+			req, _ := http.NewRequestWithContext(httptrace.WithClientTrace(t.Context(), trace), "GET", server.URL+"/p", nil)
+			res, err := http.DefaultClient.Do(req)
+			if err != nil {
+				return // net/http's client takes no more than 5 interim responses
+			}
+			defer res.Body.Close()
+			if body, err := io.ReadAll(res.Body); string(body) != "page" || err != nil {
+				t.Errorf("got %q, %v", body, err)
+			}
+		})
+	}
+	for s.mw.Stats().Misses+s.mw.Stats().Collapsed < 10 {
+		time.Sleep(time.Millisecond)
+	}
+	more.Done()
+	wg.Wait()
+	if n := hinted.Load(); n != 1 {
+		t.Errorf("%d clients got interim responses, want the first alone", n)
+	}
+	s.wantCalls(t, 1)
+}
+
+func TestInterim_TrailersReachWhoReadsLive(t *testing.T) {
+	for name, test := range map[string]struct{ before, after string }{
+		"announced": {"X-Sum", "X-Sum"},
+		"prefixed":  {"", http.TrailerPrefix + "X-Sum"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			release := make(chan struct{})
+			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", "max-age=60")
+				if test.before != "" {
+					w.Header().Set("Trailer", test.before)
+				}
+				io.WriteString(w, "page")
+				<-release
+				w.Header().Set(test.after, "42")
+			})
+			server := serve(t, s.handler)
+			get := func() (string, string) {
+				res, err := http.Get(server.URL + "/p")
+				if err != nil {
+					t.Error(err)
+					return "", ""
+				}
+				defer res.Body.Close()
+				body, _ := io.ReadAll(res.Body)
+				return string(body), res.Trailer.Get("X-Sum")
+			}
+			var wg sync.WaitGroup
+			for range 5 {
+				wg.Go(func() {
+					if body, sum := get(); body != "page" || sum != "42" {
+						t.Errorf("live: %q with trailer %q", body, sum)
+					}
+				})
+			}
+			for s.mw.Stats().Misses+s.mw.Stats().Collapsed < 5 {
+				time.Sleep(time.Millisecond)
+			}
+			close(release)
+			wg.Wait()
+			for !strings.Contains(s.get(server.URL+"/p").Header().Get("Cache-Status"), "hit") {
+			}
+			if body, sum := get(); body != "page" || sum != "" {
+				t.Errorf("stored: %q with trailer %q, want none (RFC 9111 section 3.1)", body, sum)
+			}
+			s.wantCalls(t, 1)
+		})
+	}
+}
+
+// What a handler does in one breath, the interim response, the response and the
+// trailer, arrives in that order.
+func TestInterim_AndTrailerInOneBreath(t *testing.T) {
+	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+		w.WriteHeader(http.StatusEarlyHints)
+		w.Header().Set("Cache-Control", "max-age=60")
+		io.WriteString(w, "page")
+		w.Header().Set(http.TrailerPrefix+"X-Sum", "42")
+	})
+	server := serve(t, s.handler)
+	for i := range 50 {
+		hints := 0
+		trace := &httptrace.ClientTrace{Got1xxResponse: func(int, textproto.MIMEHeader) error { hints++; return nil }}
+		req, _ := http.NewRequestWithContext(httptrace.WithClientTrace(t.Context(), trace), "GET", fmt.Sprint(server.URL, "/", i), nil)
+		res, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, _ := io.ReadAll(res.Body)
+		res.Body.Close()
+		if hints != 1 || string(body) != "page" || res.Trailer.Get("X-Sum") != "42" {
+			t.Fatalf("%d interim responses, %q, trailer %v", hints, body, res.Trailer)
+		}
+	}
+}

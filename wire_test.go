@@ -1,0 +1,464 @@
+package bellwether_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/lockers/locallock"
+)
+
+// This file is the way of a process to its engines: the one fake of a Store, and the one of a
+// Locker and its leases, with their faults as data.
+
+// A fault is what happens to an engine's call before the engine gets it. An
+// error comes back in the place of the engine's answer.
+type fault func(ctx context.Context, op string) error
+
+var errRefused = errors.New("connection refused")
+
+func refuse(context.Context, string) error { return errRefused }
+
+func blackHole(ctx context.Context, _ string) error {
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+// takes is a call that is under way for so long.
+func takes(d time.Duration) fault {
+	return func(ctx context.Context, _ string) error {
+		select {
+		case <-time.After(d):
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// on is f for some of the operations.
+func on(f fault, ops ...string) fault {
+	return func(ctx context.Context, op string) error {
+		for _, o := range ops {
+			if o == op {
+				return f(ctx, op)
+			}
+		}
+		return nil
+	}
+}
+
+func answer(err error) fault { return func(context.Context, string) error { return err } }
+
+// A wire is one process's way to one engine.
+type wire struct {
+	trip time.Duration         // of each call; set before use
+	only func(key string) bool // f is for these keys; nil: for all. Set before use.
+	busy bool                  // more calls than spinning are meant to be made; set before use
+
+	mu    sync.Mutex // guards what follows
+	f     fault
+	calls map[string]int
+	total int
+}
+
+func (w *wire) set(f fault) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.f = f
+}
+
+// spinning is how many calls of one process no test comes near. Whoever makes
+// more is slowed down, so that a loop without a pause ends in a failed test and
+// not in a bubble whose time stands still.
+const spinning = 5000
+
+func (w *wire) call(ctx context.Context, op, key string) error {
+	w.mu.Lock()
+	if w.calls == nil {
+		w.calls = map[string]int{}
+	}
+	w.calls[op]++
+	w.total++
+	n, f := w.total, w.f
+	w.mu.Unlock()
+	if n > spinning && !w.busy {
+		time.Sleep(50 * time.Millisecond)
+	}
+	time.Sleep(w.trip)
+	if f == nil || w.only != nil && !w.only(ownKey(key)) {
+		return nil
+	}
+	return f(ctx, op)
+}
+
+// faults makes the calls of ops without counting them.
+func (w *wire) faults(ctx context.Context, ops []string) error {
+	w.mu.Lock()
+	f := w.f
+	w.mu.Unlock()
+	for _, op := range ops {
+		if f == nil {
+			return nil
+		}
+		if err := f(ctx, op); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// count returns how many calls there were of ops, of all if none are given.
+func (w *wire) count(ops ...string) int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(ops) == 0 {
+		return w.total
+	}
+	n := 0
+	for _, op := range ops {
+		n += w.calls[op]
+	}
+	return n
+}
+
+func (w *wire) reset() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	clear(w.calls)
+	w.total = 0
+}
+
+// A wiredStore is a store at the other end of a wire. It has no optional interface: batching,
+// hearing, fencing and touching have.
+type wiredStore struct {
+	*wire
+	store  bellwether.Store
+	limit  func(bellwether.Entry) error            // refuses entries; set before use
+	mute   map[string]bool                         // keys that GetMany answers nothing for; set before use
+	tamper atomic.Pointer[func(*bellwether.Entry)] // changes what Get and Claim return
+	reply  atomic.Int64                            // nanoseconds that a reply is under way
+}
+
+func wiredTo(store bellwether.Store) *wiredStore { return &wiredStore{wire: &wire{}, store: store} }
+
+func (s *wiredStore) tampered(e bellwether.Entry) bellwether.Entry {
+	if f := s.tamper.Load(); f != nil {
+		(*f)(&e)
+	}
+	return e
+}
+
+func (s *wiredStore) replies() { time.Sleep(time.Duration(s.reply.Load())) }
+
+func (s *wiredStore) Get(ctx context.Context, key string) (bellwether.Entry, error) {
+	if err := s.call(ctx, "get", key); err != nil {
+		return bellwether.Entry{}, err
+	}
+	defer s.replies()
+	e, err := s.store.Get(ctx, key)
+	return s.tampered(e), err
+}
+
+func (s *wiredStore) Claim(ctx context.Context, key string) (bellwether.Entry, uint64, error) {
+	if err := s.call(ctx, "claim", key); err != nil {
+		return bellwether.Entry{}, 0, err
+	}
+	defer s.replies()
+	e, epoch, err := s.store.Claim(ctx, key)
+	return s.tampered(e), epoch, err
+}
+
+func (s *wiredStore) Commit(ctx context.Context, key string, e bellwether.Entry) error {
+	if err := s.call(ctx, "commit", key); err != nil {
+		return err
+	}
+	if err := s.refused(e); err != nil {
+		return err
+	}
+	defer s.replies()
+	return s.store.Commit(ctx, key, e)
+}
+
+// refused is why an entry is not taken, nil if it is.
+func (s *wiredStore) refused(e bellwether.Entry) error {
+	if s.limit == nil {
+		return nil
+	}
+	return s.limit(e)
+}
+
+func (s *wiredStore) Invalidate(ctx context.Context, key string) error {
+	if err := s.call(ctx, "invalidate", key); err != nil {
+		return err
+	}
+	defer s.replies()
+	return s.store.Invalidate(ctx, key)
+}
+
+func (s *wiredStore) getMany(ctx context.Context, keys []string, each func(int, bellwether.Entry, error)) {
+	if err := s.call(ctx, "getmany", ""); err != nil {
+		for i := range keys {
+			each(i, bellwether.Entry{}, err)
+		}
+		return
+	}
+	var wg sync.WaitGroup
+	for i, key := range keys {
+		if s.mute[ownKey(key)] {
+			wg.Go(func() {
+				<-ctx.Done()
+				each(i, bellwether.Entry{}, ctx.Err())
+			})
+			continue
+		}
+		e, err := s.store.Get(ctx, key)
+		each(i, s.tampered(e), err)
+	}
+	wg.Wait()
+}
+
+// notify has the engine's notices come over the wire: a fault of "notice" loses one.
+func (s *wiredStore) notify(ctx context.Context, f func(bellwether.Notice)) {
+	s.store.(bellwether.Notifier).Notify(ctx, func(n bellwether.Notice) {
+		sent := time.Now()
+		if s.faults(ctx, []string{"notice"}) != nil {
+			return
+		}
+		if n.Entry.Epoch != 0 {
+			n.Entry.Age += time.Since(sent)
+			n.Entry = s.tampered(n.Entry)
+		}
+		f(n)
+	})
+}
+
+func (s *wiredStore) fenced(ctx context.Context, key string, epoch uint64) (bool, error) {
+	if err := s.call(ctx, "fenced", key); err != nil {
+		return false, err
+	}
+	return s.store.(bellwether.Fencer).Fenced(ctx, key, epoch)
+}
+
+func (s *wiredStore) touch(ctx context.Context, key string, of uint64, e bellwether.Entry) error {
+	if err := s.call(ctx, "touch", key); err != nil {
+		return err
+	}
+	if err := s.refused(e); err != nil {
+		return err
+	}
+	return s.store.(bellwether.Toucher).Touch(ctx, key, of, e)
+}
+
+// farStore and farLocker are a millisecond away, as Redis is.
+func farStore(store bellwether.Store) *wiredStore {
+	s := wiredTo(store)
+	s.trip = time.Millisecond
+	return s
+}
+
+func farLocker() bellwether.Locker {
+	l := wiredLocks(locallock.New())
+	l.trip = time.Millisecond
+	return polling(l)
+}
+
+// A batchingStore answers for many keys at once.
+type batchingStore struct {
+	*wiredStore
+	getsMany
+}
+
+func (s *wiredStore) batching() batchingStore { return batchingStore{s, s.getMany} }
+
+// muted answers for many keys at once, and for some of them nothing.
+func muted(store bellwether.Store, keys map[string]bool) batchingStore {
+	s := wiredTo(store)
+	s.mute = keys
+	return s.batching()
+}
+
+// hearing is the store with notices.
+func (s *wiredStore) hearing() bellwether.Store {
+	return struct {
+		*wiredStore
+		notifies
+	}{s, s.notify}
+}
+
+// touching is the store with Touch.
+func (s *wiredStore) touching() bellwether.Store {
+	return struct {
+		*wiredStore
+		touches
+	}{s, s.touch}
+}
+
+// full is the store with all that a memstore can do, except to elect.
+func (s *wiredStore) full() bellwether.Store {
+	return struct {
+		*wiredStore
+		getsMany
+		notifies
+		fences
+		touches
+	}{s, s.getMany, s.notify, s.fenced, s.touch}
+}
+
+// A wiredLocker is a locker at the other end of a wire, which its leases go over as well. It
+// is a Watcher: polling hides that.
+type wiredLocker struct {
+	*wire
+	locker interface {
+		bellwether.Locker
+		bellwether.Watcher
+	}
+	losing func(key string) loses                          // how a lease tells of its loss; nil: it does not. Set before use.
+	watch  atomic.Pointer[func() (<-chan struct{}, error)] // in the place of the engine's Watch
+	held   atomic.Pointer[func(*bellwether.HeldError) error]
+
+	taken, renewed []time.Duration // for how long; guarded by mu
+}
+
+func wiredLocks(locker interface {
+	bellwether.Locker
+	bellwether.Watcher
+}) *wiredLocker {
+	return &wiredLocker{wire: &wire{}, locker: locker}
+}
+
+func (l *wiredLocker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
+	if err := l.call(ctx, "acquire", key); err != nil {
+		return nil, err
+	}
+	lease, err := l.locker.TryAcquire(ctx, key, ttl)
+	if err != nil {
+		if f := l.held.Load(); f != nil {
+			if held, ok := errors.AsType[*bellwether.HeldError](err); ok {
+				return nil, (*f)(held)
+			}
+		}
+		return nil, err
+	}
+	l.mu.Lock()
+	l.taken = append(l.taken, ttl)
+	l.mu.Unlock()
+	wired := &wiredLease{l, key, lease}
+	if l.losing == nil {
+		return wired, nil
+	}
+	if tell := l.losing(key); tell != nil {
+		return struct {
+			*wiredLease
+			loses
+		}{wired, tell}, nil
+	}
+	return wired, nil
+}
+
+// lengths returns for how long leases were taken and renewed since it was last asked.
+func (l *wiredLocker) lengths() (taken, renewed []time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	taken, renewed = l.taken, l.renewed
+	l.taken, l.renewed = nil, nil
+	return taken, renewed
+}
+
+// losesFirst is a locker's losing that loses the first lease of a key after a second.
+func losesFirst(key string) func(string) loses {
+	var taken atomic.Bool
+	return func(of string) loses {
+		if !strings.HasSuffix(of, key) || taken.Swap(true) {
+			return nil
+		}
+		lost := make(chan struct{})
+		time.AfterFunc(time.Second, func() { close(lost) })
+		return func() <-chan struct{} { return lost }
+	}
+}
+
+func (l *wiredLocker) Watch(ctx context.Context, held *bellwether.HeldError) (<-chan struct{}, error) {
+	if err := l.call(ctx, "watch", held.Key); err != nil {
+		return nil, err
+	}
+	if f := l.watch.Load(); f != nil {
+		return (*f)()
+	}
+	return l.locker.Watch(ctx, held)
+}
+
+type wiredLease struct {
+	locker *wiredLocker
+	key    string
+	lease  bellwether.Lease
+}
+
+func (l *wiredLease) Renew(ctx context.Context, ttl time.Duration) error {
+	l.locker.mu.Lock()
+	l.locker.renewed = append(l.locker.renewed, ttl)
+	l.locker.mu.Unlock()
+	if err := l.locker.call(ctx, "renew", l.key); err != nil {
+		return err
+	}
+	return l.lease.Renew(ctx, ttl)
+}
+
+func (l *wiredLease) Release(ctx context.Context) error {
+	if err := l.locker.call(ctx, "release", l.key); err != nil {
+		return err
+	}
+	return l.lease.Release(ctx)
+}
+
+// A wiredEngine is a store that is the locker too. A fault of any of the requests that it
+// makes in one is a fault of the one.
+type wiredEngine struct {
+	*wiredStore
+	locker *wiredLocker
+}
+
+func (e wiredEngine) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
+	return e.locker.TryAcquire(ctx, key, ttl)
+}
+
+func (e wiredEngine) Watch(ctx context.Context, held *bellwether.HeldError) (<-chan struct{}, error) {
+	return e.locker.Watch(ctx, held)
+}
+
+// request is one request that stands for a reading or writing of the store and one of the locker.
+func (e wiredEngine) request(ctx context.Context, op, key string, ofStore, ofLocker []string) error {
+	if err := e.call(ctx, op, key); err != nil {
+		return err
+	}
+	if err := e.faults(ctx, ofStore); err != nil {
+		return err
+	}
+	return e.locker.faults(ctx, ofLocker)
+}
+
+func (e wiredEngine) Elect(ctx context.Context, key string, past uint64, ttl time.Duration) (bellwether.Election, error) {
+	if err := e.request(ctx, "elect", key, []string{"get", "claim"}, []string{"acquire"}); err != nil {
+		return bellwether.Election{}, err
+	}
+	won, err := e.store.(bellwether.Elector).Elect(ctx, key, past, ttl)
+	won.Entry = e.tampered(won.Entry)
+	if won.Lease != nil {
+		won.Lease = &wiredLease{e.locker, key, won.Lease}
+	}
+	return won, err
+}
+
+func (e wiredEngine) CommitAndRelease(ctx context.Context, key string, entry bellwether.Entry, lease bellwether.Lease) error {
+	if err := e.request(ctx, "commit and release", key, []string{"commit"}, []string{"release"}); err != nil {
+		return err
+	}
+	if err := e.refused(entry); err != nil {
+		return err
+	}
+	return e.store.(bellwether.Elector).CommitAndRelease(ctx, key, entry, lease.(*wiredLease).lease)
+}
