@@ -38,7 +38,7 @@ type scenario struct {
 
 	Processes, Keys int
 	Delay           time.Duration // of a message, at most
-	Store           string        // "plain", "telling", "together", "all"
+	Store           string        // "plain", "telling", "together", "all", "one engine"
 	Watches         bool          // the locker is a Watcher
 	Users           bool          // some clients have credentials; HTTP alone
 
@@ -103,7 +103,7 @@ func drawScenario(t *rapid.T, least int) scenario {
 		Processes:            rapid.IntRange(1, 5).Draw(t, "processes"),
 		Keys:                 rapid.IntRange(1, 4).Draw(t, "keys"),
 		Delay:                span("delay", 0, ms, 20*ms),
-		Store:                rapid.SampledFrom([]string{"plain", "telling", "together", "all"}).Draw(t, "store"),
+		Store:                rapid.SampledFrom([]string{"plain", "telling", "together", "all", "one engine"}).Draw(t, "store"),
 		Watches:              rapid.Bool().Draw(t, "watches"),
 		Users:                rapid.Bool().Draw(t, "users"),
 		TTL:                  span("TTL", s, 3*s, 8*s, 60*s),
@@ -326,6 +326,9 @@ func (w *world) start(t *testing.T, i int) {
 			fences
 		}{store, store.getMany, store.notify, store.fenced}
 	}
+	if w.Store == "one engine" {
+		o.Store, o.Locker = w.oneEngine(&linkEngine{store, locker})
+	}
 	phases := func(key, phase string) { w.note(phase, i, key) }
 	if w.Face == "HTTP" {
 		n.serve(t, o, phases)
@@ -340,6 +343,14 @@ func (w *world) start(t *testing.T, i int) {
 	w.now[i] = n
 	w.all = append(w.all, n)
 	w.latest[i] = make([]int, w.Keys) // a new process has seen nothing
+}
+
+// oneEngine is an engine that is store and locker at once.
+func (w *world) oneEngine(e *linkEngine) (bellwether.Store, bellwether.Locker) {
+	if w.Watches {
+		return watchedEngine{e}, watchedEngine{e}
+	}
+	return e, e
 }
 
 func keyName(k int) string { return "k" + strconv.Itoa(k) }
@@ -990,7 +1001,7 @@ func (w *world) do(t *testing.T, s modelStep) {
 	case "refuse":
 		w.one(n, s.N).set(func(l *link) { l.refused = true })
 	case "lose":
-		op := []string{"get", "claim", "commit", "invalidate", "acquire", "renew", "release"}[s.N%7]
+		op := []string{"get", "claim", "commit", "invalidate", "acquire", "renew", "release", "elect"}[s.N%8]
 		n.links(func(l *link) { l.lost = op })
 	case "restart store":
 		w.room.store.restart()

@@ -388,29 +388,100 @@ type lockAnswer struct {
 
 func (l *linkLocker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
 	asked := time.Now()
-	a, err := ask(ctx, l.link, "acquire", func() (a lockAnswer) {
-		locker, gone := l.room.locker.present()
-		left := ttl - time.Since(asked)
-		if left <= 0 {
-			return lockAnswer{err: context.DeadlineExceeded} // an answer that nobody believes
-		}
-		lease, err := l.room.acquire(context.WithoutCancel(ctx), heldKey{locker, key}, left)
-		if held, ok := errors.AsType[*bellwether.HeldError](err); ok {
-			held.Seen = seenThere{locker, gone, held.Seen}
-		}
-		if err != nil {
-			return lockAnswer{err: err}
-		}
-		return lockAnswer{lease: &linkLease{link: l.link, room: l.room, lease: lease, gone: gone, key: heldKey{locker, key}}}
-	}, func(a lockAnswer) {
-		if a.lease != nil { // nobody holds it
-			a.lease.(*linkLease).lease.Release(context.WithoutCancel(ctx))
-		}
-	})
+	a, err := ask(ctx, l.link, "acquire", func() lockAnswer { return l.grant(ctx, key, ttl, asked) }, func(a lockAnswer) { a.forsake(ctx) })
 	if err != nil {
 		return nil, err
 	}
 	return a.lease, a.err
+}
+
+// grant is what the engine does with a request of then.
+func (l *linkLocker) grant(ctx context.Context, key string, ttl time.Duration, then time.Time) lockAnswer {
+	locker, gone := l.room.locker.present()
+	left := ttl - time.Since(then)
+	if left <= 0 {
+		return lockAnswer{err: context.DeadlineExceeded} // an answer that nobody believes
+	}
+	lease, err := l.room.acquire(context.WithoutCancel(ctx), heldKey{locker, key}, left)
+	if held, ok := errors.AsType[*bellwether.HeldError](err); ok {
+		held.Seen = seenThere{locker, gone, held.Seen}
+	}
+	if err != nil {
+		return lockAnswer{err: err}
+	}
+	return lockAnswer{lease: &linkLease{link: l.link, room: l.room, lease: lease, gone: gone, key: heldKey{locker, key}}}
+}
+
+// forsake gives a lease back that nobody holds.
+func (a lockAnswer) forsake(ctx context.Context) {
+	if a.lease != nil {
+		a.lease.(*linkLease).lease.Release(context.WithoutCancel(ctx))
+	}
+}
+
+// A linkEngine is store and locker as one engine, as one process sees it. Its elections and commits
+// go over the link of the store.
+type linkEngine struct {
+	*linkStore
+	locker *linkLocker
+}
+
+func (e *linkEngine) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
+	return e.locker.TryAcquire(ctx, key, ttl)
+}
+
+type electAnswer struct {
+	lockAnswer
+	won bellwether.Election
+}
+
+func (e *linkEngine) Elect(ctx context.Context, key string, past uint64, ttl time.Duration) (bellwether.Election, error) {
+	asked := time.Now()
+	a, err := ask(ctx, e.link, "elect", func() (a electAnswer) {
+		ctx := context.WithoutCancel(ctx)
+		store, _ := e.room.store.present()
+		a.won.Entry, _ = store.Get(ctx, key)
+		if a.won.Entry.Fresh() && a.won.Entry.Epoch > past {
+			return a
+		}
+		a.lockAnswer = e.locker.grant(ctx, key, ttl, asked)
+		if held, ok := errors.AsType[*bellwether.HeldError](a.err); ok {
+			a.won.Held, a.err = held, nil
+		}
+		if a.lease != nil {
+			a.won.Lease = a.lease
+			a.won.Entry, a.won.Epoch, a.err = store.Claim(ctx, key)
+		}
+		return a
+	}, func(a electAnswer) { a.forsake(ctx) })
+	if err == nil {
+		err = a.err
+	}
+	return a.won, err
+}
+
+func (e *linkEngine) CommitAndRelease(ctx context.Context, key string, entry bellwether.Entry, lease bellwether.Lease) error {
+	sent := time.Now()
+	return e.ask(ctx, "commit", func(ctx context.Context, store *restarted) (a storeAnswer) {
+		arrived := entry
+		arrived.Age += time.Since(sent)
+		if a.err = store.Commit(ctx, key, arrived); a.err == nil {
+			l := lease.(*linkLease)
+			l.room.held(l.key, l.lease, func() error { return l.lease.Release(ctx) })
+		}
+		return a
+	}).err
+}
+
+// A watchedEngine is a linkEngine that pushes the ends of leases, and answers for many keys.
+type watchedEngine struct{ *linkEngine }
+
+func (e watchedEngine) Watch(ctx context.Context, held *bellwether.HeldError) (<-chan struct{}, error) {
+	return e.locker.watchEnd(ctx, held)
+}
+
+func (e watchedEngine) GetMany(ctx context.Context, keys []string, each func(int, bellwether.Entry, error)) {
+	e.getMany(ctx, keys, each)
 }
 
 // A linkLease is a lease, until its locker restarts.

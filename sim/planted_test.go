@@ -95,8 +95,8 @@ var bugs = []bug{
 	},
 	{
 		Name: "no fencing", File: "network_test.go",
-		Old: "a.err = store.Commit(ctx, key, arrived)",
-		New: "_, arrived.Epoch, _ = store.Claim(ctx, key)\n\t\ta.err = store.Commit(ctx, key, arrived)",
+		Old: "\t\ta.err = store.Commit(ctx, key, arrived)\n",
+		New: "\t\t_, arrived.Epoch, _ = store.Claim(ctx, key)\n\t\ta.err = store.Commit(ctx, key, arrived)\n",
 	},
 	{
 		Name: "no re-read after winning", File: "rebuild.go",
@@ -115,8 +115,8 @@ var bugs = []bug{
 	},
 	{
 		Name: "near tier that asks no store", File: "commit.go",
-		Old: "return durations.Add(now, e.NearTTL)",
-		New: "return durations.Add(now, e.TTL)",
+		Old: "return durations.Add(e.sweeps.Asked(now), e.NearTTL)",
+		New: "return durations.Add(e.sweeps.Asked(now), e.TTL)",
 	},
 	{
 		Name: "failure without its pause", File: "stale.go",
