@@ -2,10 +2,13 @@ package bellwether_test
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"net/http/httptest"
+	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/bellwether-go/bellwether"
@@ -83,4 +86,189 @@ func TestAttack32_InvalidatedElectorHTTP(t *testing.T) {
 	if w.Code != 200 || loads.Load() != 2 || s.many.Load() > 20 {
 		t.Error("a miss whose key was invalidated during its load asks the store over and over, and is never elected")
 	}
+}
+
+// An a32Engine is memstore with hooks before and instead of Elect. It is a BatchGetter only
+// by Get, so nothing is read ahead.
+type a32Engine struct {
+	bellwether.Elector
+	elects atomic.Int64
+	elect  func(ctx context.Context, key string, past uint64, ttl time.Duration, really func() (bellwether.Election, error)) (bellwether.Election, error)
+	out    atomic.Int64 // leases that were given out and have not been given back
+	given  atomic.Int64
+}
+
+type a32Lease struct {
+	bellwether.Lease
+	of   *a32Engine
+	done atomic.Bool
+}
+
+func (l *a32Lease) back() {
+	if !l.done.Swap(true) {
+		l.of.out.Add(-1)
+	}
+}
+
+func (l *a32Lease) Release(ctx context.Context) error {
+	err := l.Lease.Release(ctx)
+	if err == nil || errors.Is(err, bellwether.ErrLeaseLost) {
+		l.back()
+	}
+	return err
+}
+
+func (s *a32Engine) wrap(l bellwether.Lease) bellwether.Lease {
+	s.out.Add(1)
+	s.given.Add(1)
+	return &a32Lease{Lease: l, of: s}
+}
+
+func (s *a32Engine) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
+	l, err := s.Elector.TryAcquire(ctx, key, ttl)
+	if err != nil {
+		return nil, err
+	}
+	return s.wrap(l), nil
+}
+
+func (s *a32Engine) Elect(ctx context.Context, key string, past uint64, ttl time.Duration) (bellwether.Election, error) {
+	s.elects.Add(1)
+	really := func() (bellwether.Election, error) {
+		won, err := s.Elector.Elect(ctx, key, past, ttl)
+		if won.Lease != nil {
+			won.Lease = s.wrap(won.Lease)
+		}
+		return won, err
+	}
+	if s.elect != nil {
+		return s.elect(ctx, key, past, ttl, really)
+	}
+	return really()
+}
+
+func (s *a32Engine) CommitAndRelease(ctx context.Context, key string, e bellwether.Entry, lease bellwether.Lease) error {
+	l := lease.(*a32Lease)
+	err := s.Elector.CommitAndRelease(ctx, key, e, l.Lease)
+	if err == nil {
+		l.back()
+	}
+	return err
+}
+
+// An engine that answers an election with nothing (no entry, no lease, no holder: an adapter
+// whose reply has lost its fields) costs no more than one that is silent.
+func TestAttack32_EmptyElection(t *testing.T) {
+	s := &a32Engine{Elector: memstore.New()}
+	s.elect = func(ctx context.Context, _ string, _ uint64, _ time.Duration, _ func() (bellwether.Election, error)) (bellwether.Election, error) {
+		time.Sleep(100 * time.Microsecond)
+		return bellwether.Election{}, nil
+	}
+	c := cacheOf(t, func(context.Context, string) (string, error) { return "v", nil }, bellwether.Options{TTL: time.Minute, Store: s, Locker: s, MaxWait: time.Second, RebuildTimeout: time.Second})
+	v, err := c.Get(t.Context(), "k")
+	if n := s.elects.Load(); v != "v" || err != nil || n > 100 {
+		t.Errorf("Get = %q, %v after %d elections without a pause", v, err, n)
+	}
+}
+
+// New takes an Elector whose type is comparable and whose value is not.
+func TestAttack32_ElectorThatCannotBeCompared(t *testing.T) {
+	type traced struct {
+		*memstore.Store
+		hooks any
+	}
+	s := traced{memstore.New(), []func(){func() {}}}
+	defer func() {
+		if p := recover(); p != nil {
+			t.Errorf("New panics: %v", p)
+		}
+	}()
+	cacheOf(t, func(context.Context, string) (string, error) { return "v", nil }, bellwether.Options{TTL: time.Minute, Store: s, Locker: s})
+}
+
+// What was committed after an invalidation answers a flight that the invalidation has met.
+func TestAttack32_CommittedAfterTheInvalidation(t *testing.T) {
+	for name, split := range map[string]bool{"one engine": false, "two": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m := memstore.New()
+				s := &a32Engine{Elector: m}
+				var c *bellwether.Cache[string]
+				var once sync.Once
+				meanwhile := func() {
+					once.Do(func() {
+						if err := c.Invalidate(t.Context(), "k"); err != nil {
+							t.Error(err)
+						}
+						_, epoch, _ := m.Claim(t.Context(), "test:k") // another process's load, after it
+						m.Commit(t.Context(), "test:k", bellwether.Entry{Kind: bellwether.KindValue, Value: []byte("other's"), Epoch: epoch, TTL: time.Hour})
+					})
+				}
+				s.elect = func(_ context.Context, _ string, _ uint64, _ time.Duration, really func() (bellwether.Election, error)) (bellwether.Election, error) {
+					meanwhile()
+					return really()
+				}
+				o := bellwether.Options{TTL: time.Minute, Store: s, Locker: s}
+				if split {
+					o.Store, o.Locker = a32Get{m, meanwhile}, struct{ bellwether.Locker }{m}
+				}
+				loads := 0
+				c = cacheOf(t, func(context.Context, string) (string, error) { loads++; return "own", nil }, o)
+				v, err := c.Get(t.Context(), "k")
+				if v != "other's" || err != nil || loads != 0 {
+					t.Errorf("Get = %q, %v with %d loads, want the other's value and no load", v, err, loads)
+				}
+			})
+		})
+	}
+}
+
+type a32Get struct {
+	bellwether.Store
+	before func()
+}
+
+func (s a32Get) Get(ctx context.Context, key string) (bellwether.Entry, error) {
+	s.before()
+	return s.Store.Get(ctx, key)
+}
+
+// The lease lasts as long as Options.LeaseTTL says, whichever way it is asked for: for 1.75
+// times what the key's last build took.
+func TestAttack32_LeaseLength(t *testing.T) {
+	for name, split := range map[string]bool{"one engine": false, "two": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m := memstore.New()
+				_, epoch, _ := m.Claim(t.Context(), "test:k")
+				m.Commit(t.Context(), "test:k", bellwether.Entry{Kind: bellwether.KindValue, Value: []byte("old"), Epoch: epoch, TTL: time.Second, Keep: time.Hour, BuildTime: 8 * time.Second})
+				time.Sleep(2 * time.Second)
+				s := &a32Ttl{Store: m}
+				o := bellwether.Options{TTL: time.Minute, Store: s, Locker: s, LeaseTTL: time.Minute}
+				if split {
+					o.Store = struct{ bellwether.Store }{m}
+				}
+				c := cacheOf(t, func(context.Context, string) (string, error) { return "own", nil }, o)
+				c.Get(t.Context(), "k")
+				if want := 14 * time.Second; s.ttl != want {
+					t.Errorf("a lease of %v, want %v for a key whose last build took 8 s", s.ttl, want)
+				}
+			})
+		})
+	}
+}
+
+type a32Ttl struct {
+	*memstore.Store
+	ttl time.Duration
+}
+
+func (s *a32Ttl) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
+	s.ttl = ttl
+	return s.Store.TryAcquire(ctx, key, ttl)
+}
+
+func (s *a32Ttl) Elect(ctx context.Context, key string, past uint64, ttl time.Duration) (bellwether.Election, error) {
+	s.ttl = ttl
+	return s.Store.Elect(ctx, key, past, ttl)
 }
