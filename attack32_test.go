@@ -2,9 +2,14 @@ package bellwether_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"github.com/bellwether-go/bellwether/driver"
+	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
+	"runtime"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -271,4 +276,144 @@ func (s *a32Ttl) TryAcquire(ctx context.Context, key string, ttl time.Duration) 
 func (s *a32Ttl) Elect(ctx context.Context, key string, past uint64, ttl time.Duration) (bellwether.Election, error) {
 	s.ttl = ttl
 	return s.Store.Elect(ctx, key, past, ttl)
+}
+
+// Whatever an elector does, the flights give their places and their leases back.
+func TestAttack32_NothingLeaks(t *testing.T) {
+	const runs = 60
+	for seed := range uint64(runs) {
+		t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				rnd := rand.New(rand.NewPCG(seed, 1))
+				var mu sync.Mutex
+				dice := func(n int) int { mu.Lock(); defer mu.Unlock(); return rnd.IntN(n) }
+				var healed atomic.Bool
+				var engines []*a32Engine
+				m := memstore.New()
+				var caches []*bellwether.Cache[string]
+				var gate atomic.Pointer[chan struct{}]
+				var inside atomic.Int32
+				for range 2 {
+					s := &a32Engine{Elector: m}
+					engines = append(engines, s)
+					var c *bellwether.Cache[string]
+					s.elect = func(ctx context.Context, key string, past uint64, ttl time.Duration, really func() (bellwether.Election, error)) (bellwether.Election, error) {
+						if healed.Load() {
+							return really()
+						}
+						time.Sleep(time.Duration(dice(20)) * time.Millisecond)
+						switch dice(14) {
+						case 0:
+							panic("elect")
+						case 1:
+							runtime.Goexit()
+						case 2:
+							return bellwether.Election{}, errors.New("refused")
+						case 3:
+							<-ctx.Done()
+							return bellwether.Election{}, ctx.Err()
+						case 4:
+							c.Invalidate(context.Background(), key[len("test:"):])
+						case 5:
+							won, err := really()
+							time.Sleep(time.Duration(dice(50)) * time.Millisecond)
+							c.Invalidate(context.Background(), key[len("test:"):])
+							return won, err
+						case 6:
+							won, err := really()
+							won.Entry.Epoch = 1
+							return won, err
+						case 7:
+							won, err := really()
+							won.Entry.Value = []byte("bad")
+							return won, err
+						case 8:
+							won, err := really()
+							if won.Held != nil {
+								won.Held.Until = time.Now().Add(-time.Hour)
+							}
+							return won, err
+						case 9:
+							won, err := really()
+							time.Sleep(time.Duration(dice(3000)) * time.Millisecond) // deaf to its context
+							return won, err
+						case 10:
+							return bellwether.Election{Entry: bellwether.Entry{Kind: 77, Epoch: 3, TTL: time.Hour}}, nil
+						}
+						return really()
+					}
+					c = cacheOf(t, func(ctx context.Context, key string) (string, error) {
+						if g := gate.Load(); g != nil {
+							inside.Add(1)
+							<-*g
+							return "after", nil
+						}
+						select {
+						case <-time.After(time.Duration(dice(300)) * time.Millisecond):
+						case <-ctx.Done():
+							return "", context.Cause(ctx)
+						}
+						switch dice(12) {
+						case 0:
+							return "", errOrigin
+						case 1:
+							panic("load")
+						case 2:
+							runtime.Goexit()
+						case 3:
+							return "", bellwether.ErrNotFound
+						case 4:
+							c.Invalidate(ctx, key)
+						case 5:
+							driver.Set(ctx, m, "test:"+key, bellwether.Entry{Kind: bellwether.KindValue, Value: []byte(`"set"`), TTL: time.Second})
+						case 6:
+							bellwether.SetFreshness(ctx, bellwether.Freshness{})
+						}
+						return "v", nil
+					}, bellwether.Options{
+						TTL: 100 * time.Millisecond, StaleWhileRevalidate: 200 * time.Millisecond, StaleIfError: time.Second, ErrorTTL: 10 * time.Millisecond,
+						Store: s, Locker: s, MaxRebuilds: 3, MaxQueued: 5, RebuildTimeout: 2 * time.Second, NearTTL: 20 * time.Millisecond, EarlyRefresh: 1, Hedge: 2, HedgeShare: 1,
+						Codec: bellwether.Codec{Marshal: json.Marshal, Unmarshal: json.Unmarshal},
+					})
+					caches = append(caches, c)
+				}
+				var callers sync.WaitGroup
+				for range 400 {
+					c, key := caches[dice(2)], "k"+strconv.Itoa(dice(8))
+					callers.Go(func() {
+						ctx, cancel := context.WithTimeout(context.Background(), time.Duration(1+dice(800))*time.Millisecond)
+						defer cancel()
+						c.Get(ctx, key)
+					})
+					time.Sleep(time.Duration(dice(15)) * time.Millisecond)
+				}
+				callers.Wait()
+				t.Logf("%d elections, %d leases, %+v", engines[0].elects.Load(), engines[0].given.Load(), caches[0].Stats())
+				healed.Store(true)
+				time.Sleep(5 * time.Minute)
+				synctest.Wait()
+				for i, s := range engines {
+					if n := s.out.Load(); n != 0 {
+						t.Errorf("engine %d: %d of %d leases were never given back", i, n, s.given.Load())
+					}
+				}
+				g := make(chan struct{})
+				gate.Store(&g)
+				for i, c := range caches {
+					inside.Store(0)
+					for j := range 3 {
+						go c.Get(context.Background(), "fresh"+strconv.Itoa(10*i+j))
+					}
+					time.Sleep(time.Second)
+					if n := inside.Load(); n != 3 {
+						t.Errorf("cache %d: %d of 3 places are there", i, n)
+					}
+				}
+				close(g)
+				for _, c := range caches {
+					c.Close()
+				}
+			})
+		})
+	}
 }
