@@ -417,3 +417,40 @@ func TestAttack32_NothingLeaks(t *testing.T) {
 		})
 	}
 }
+
+// Where the store's writes are silent and its reads are not, what the store has answers, and
+// nobody loads it: whichever way the engine is asked.
+func TestAttack32_SilentWritesLeaveTheHits(t *testing.T) {
+	for name, by := range map[string]way{"one engine": atOnce, "two": push} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				const keys = 100
+				f := newFleet(t, 2, by, bellwether.Options{TTL: time.Hour})
+				f.origin.build = 0
+				a, b := f.processes[0], f.processes[1]
+				for i := range keys {
+					a.Get(t.Context(), strconv.Itoa(i))
+				}
+				f.wantLoads(t, keys)
+				b.store.set(on(blackHole, "elect", "claim", "commit", "commit and release"))
+				b.locker.set(blackHole)
+				var slowest atomic.Int64
+				var wg sync.WaitGroup
+				for i := range keys {
+					wg.Go(func() {
+						began := time.Now()
+						if _, err := b.Get(t.Context(), strconv.Itoa(i)); err != nil {
+							t.Error(err)
+						}
+						if took := int64(time.Since(began)); took > slowest.Load() {
+							slowest.Store(took)
+						}
+					})
+				}
+				wg.Wait()
+				t.Logf("the slowest hit took %v", time.Duration(slowest.Load()))
+				f.wantLoads(t, keys)
+			})
+		})
+	}
+}
