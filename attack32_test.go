@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"github.com/bellwether-go/bellwether/driver"
+	"github.com/bellwether-go/bellwether/lockers/locallock"
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
@@ -53,21 +54,27 @@ func a32Page(t *testing.T, h http.Handler, url string) (*httptest.ResponseRecord
 	return w, time.Since(began)
 }
 
-// A page is loaded although the near tier is off, with memstore as store and locker.
+// A page is loaded although the near tier is off, or NearTTL is no longer than two trips, with
+// memstore as store and locker.
 func TestAttack32_NearOffElectorHTTP(t *testing.T) {
-	s := &a32Count{Store: memstore.New(), trip: 100 * time.Microsecond}
-	m := bellwether.NewMiddleware(bellwether.HTTPOptions{Options: bellwether.Options{Store: s, Locker: s, NearTTL: -1, MaxWait: 2 * time.Second}})
-	defer m.Close()
-	var loads atomic.Int32
-	h := m.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		loads.Add(1)
-		w.Header().Set("Cache-Control", "max-age=60")
-		w.Write([]byte("page"))
-	}))
-	w, took := a32Page(t, h, "http://site.test/a")
-	t.Logf("status %d after %v, %d loads, %d GetMany, %d Elect", w.Code, took, loads.Load(), s.many.Load(), s.elects.Load())
-	if w.Code != 200 || loads.Load() != 1 || s.many.Load() > 10 {
-		t.Error("a miss of a cache whose near tier is off asks the store over and over, and is never elected")
+	for name, nearTTL := range map[string]time.Duration{"off": -1, "two trips": 2 * time.Millisecond} {
+		t.Run(name, func(t *testing.T) {
+			s := &a32Count{Store: memstore.New(), trip: time.Millisecond}
+			m := bellwether.NewMiddleware(bellwether.HTTPOptions{Options: bellwether.Options{Store: s, Locker: s, NearTTL: nearTTL, MaxWait: time.Second}})
+			defer m.Close()
+			time.Sleep(50 * time.Millisecond) // it has read its log
+			var loads atomic.Int32
+			h := m.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				loads.Add(1)
+				w.Header().Set("Cache-Control", "max-age=60")
+				w.Write([]byte("page"))
+			}))
+			w, took := a32Page(t, h, "http://site.test/a")
+			t.Logf("status %d after %v, %d loads, %d GetMany, %d Elect", w.Code, took, loads.Load(), s.many.Load(), s.elects.Load())
+			if w.Code != 200 || loads.Load() != 1 || s.many.Load() > 10 {
+				t.Error("a miss asks the store over and over, and is never elected")
+			}
+		})
 	}
 }
 
@@ -90,6 +97,11 @@ func TestAttack32_InvalidatedElectorHTTP(t *testing.T) {
 	t.Logf("status %d after %v, %d loads, %d GetMany, %d Elect", w.Code, took, loads.Load(), s.many.Load(), s.elects.Load())
 	if w.Code != 200 || loads.Load() != 2 || s.many.Load() > 20 {
 		t.Error("a miss whose key was invalidated during its load asks the store over and over, and is never elected")
+	}
+	before := s.many.Load()
+	time.Sleep(500 * time.Millisecond)
+	if n := s.many.Load() - before; n > 0 {
+		t.Errorf("half a second after its last caller has left the flight asks on: %d times; %d flights", n, m.Stats().Flights)
 	}
 }
 
@@ -453,4 +465,258 @@ func TestAttack32_SilentWritesLeaveTheHits(t *testing.T) {
 			})
 		})
 	}
+}
+
+type a32Batches struct {
+	*a32Engine
+	m *memstore.Store
+}
+
+func (s a32Batches) GetMany(ctx context.Context, keys []string, each func(int, bellwether.Entry, error)) {
+	s.m.GetMany(ctx, keys, each)
+}
+
+func (s a32Batches) Notify(ctx context.Context, f func(bellwether.Notice)) { s.m.Notify(ctx, f) }
+
+// So it is for the flights of batches.
+func TestAttack32_BatchesLeakNothing(t *testing.T) {
+	for seed := range uint64(60) {
+		t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				rnd := rand.New(rand.NewPCG(seed, 2))
+				var mu sync.Mutex
+				dice := func(n int) int { mu.Lock(); defer mu.Unlock(); return rnd.IntN(n) }
+				var healed atomic.Bool
+				m := memstore.New()
+				var engines []*a32Engine
+				var caches []*bellwether.Cache[string]
+				var gate atomic.Pointer[chan struct{}]
+				var inside atomic.Int32
+				for i := range 2 {
+					s := &a32Engine{Elector: m}
+					engines = append(engines, s)
+					s.elect = func(ctx context.Context, key string, past uint64, ttl time.Duration, really func() (bellwether.Election, error)) (bellwether.Election, error) {
+						if healed.Load() {
+							return really()
+						}
+						time.Sleep(time.Duration(dice(20)) * time.Millisecond)
+						switch dice(12) {
+						case 0:
+							panic("elect")
+						case 1:
+							runtime.Goexit()
+						case 2:
+							return bellwether.Election{}, errors.New("refused")
+						case 3:
+							<-ctx.Done()
+							return bellwether.Election{}, ctx.Err()
+						case 4:
+							won, err := really()
+							m.Invalidate(context.Background(), key)
+							return won, err
+						case 5:
+							won, err := really()
+							time.Sleep(time.Duration(dice(700)) * time.Millisecond)
+							return won, err
+						}
+						return really()
+					}
+					o := bellwether.Options{
+						Namespace: "test", TTL: 100 * time.Millisecond, StaleWhileRevalidate: 100 * time.Millisecond, StaleIfError: time.Second, ErrorTTL: 10 * time.Millisecond,
+						Store: s, Locker: s, MaxRebuilds: 3, MaxQueued: 5, RebuildTimeout: 2 * time.Second, NearTTL: 20 * time.Millisecond,
+					}
+					if i == 1 || seed%2 == 0 {
+						b := &a32Batches{s, m}
+						o.Store, o.Locker = b, b
+					}
+					c := bellwether.NewBatch(func(ctx context.Context, keys []string) (map[string]string, error) {
+						if g := gate.Load(); g != nil {
+							inside.Add(1)
+							<-*g
+							return nil, errOrigin
+						}
+						select {
+						case <-time.After(time.Duration(dice(200)) * time.Millisecond):
+						case <-ctx.Done():
+							return nil, context.Cause(ctx)
+						}
+						switch dice(10) {
+						case 0:
+							return nil, errOrigin
+						case 1:
+							panic("load")
+						case 2:
+							runtime.Goexit()
+						}
+						values := map[string]string{}
+						for _, k := range keys {
+							if dice(5) > 0 {
+								values[k] = "v"
+							}
+						}
+						return values, nil
+					}, o)
+					caches = append(caches, c)
+				}
+				var callers sync.WaitGroup
+				for range 200 {
+					c := caches[dice(2)]
+					var keys []string
+					for j := range 12 {
+						if dice(2) == 0 {
+							keys = append(keys, "k"+strconv.Itoa(j))
+						}
+					}
+					callers.Go(func() {
+						ctx, cancel := context.WithTimeout(context.Background(), time.Duration(1+dice(1500))*time.Millisecond)
+						defer cancel()
+						c.GetMany(ctx, keys)
+					})
+					time.Sleep(time.Duration(dice(30)) * time.Millisecond)
+				}
+				callers.Wait()
+				healed.Store(true)
+				time.Sleep(5 * time.Minute)
+				synctest.Wait()
+				for i, s := range engines {
+					if n := s.out.Load(); n != 0 {
+						t.Errorf("engine %d: %d of %d leases were never given back", i, n, s.given.Load())
+					}
+				}
+				g := make(chan struct{})
+				gate.Store(&g)
+				for i, c := range caches {
+					inside.Store(0)
+					for j := range 3 {
+						go c.Get(context.Background(), "fresh"+strconv.Itoa(10*i+j))
+					}
+					time.Sleep(time.Second)
+					if n := inside.Load(); n != 3 {
+						t.Errorf("cache %d: %d of 3 places are there", i, n)
+					}
+				}
+				close(g)
+				for _, c := range caches {
+					c.Close()
+				}
+			})
+		})
+	}
+}
+
+// Bytes that are not what was written under the key are no entry, and cost no memory.
+func TestAttack32_EntryBytes(t *testing.T) {
+	e := bellwether.Entry{
+		Kind: bellwether.KindValue, Value: []byte("value"), Epoch: 7, Age: 1, TTL: time.Hour, Failures: 2, RetryAge: time.Minute, Failure: "f",
+		Validator: `"v"`, Tags: []string{"a", "", "\x00"},
+	}
+	keys := []string{"", "\x00", "\x00\x00", "k", "k\x00", "k\x00B", "kB", "BW\x03", string(make([]byte, 1<<20))}
+	for i, key := range keys {
+		data := e.Append(nil, key)
+		var got driver.Entry
+		if err := got.Decode(key, data); err != nil || got.Epoch != 7 || len(got.Tags) != 3 {
+			t.Errorf("key %d: %+v, %v", i, got, err)
+		}
+		for j, other := range keys {
+			if i != j && got.Decode(other, data) == nil {
+				t.Errorf("the entry of key %d is one of key %d", i, j)
+			}
+		}
+		if len(key) > 100 {
+			continue
+		}
+		for n := range data {
+			if got.Decode(key, data[:n]) == nil {
+				t.Errorf("key %d: %d of %d bytes are an entry", i, n, len(data))
+			}
+			for bit := range 8 {
+				bad := append([]byte(nil), data...)
+				bad[n] ^= 1 << bit
+				if got.Decode(key, bad) == nil {
+					t.Errorf("key %d: byte %d with bit %d flipped is an entry", i, n, bit)
+				}
+			}
+		}
+		if got.Decode(key, append(data, 0)) == nil {
+			t.Error("one byte more is an entry")
+		}
+	}
+}
+
+// A Touch whose reply is lost is no commit that came too late.
+func TestAttack32_TouchWhoseReplyIsLost(t *testing.T) {
+	for name, touches := range map[string]bool{"touch": true, "commit": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m := memstore.New()
+				s := &a32Lossy{Store: m}
+				fails := false
+				o := bellwether.Options{
+					TTL: time.Second, StaleIfError: time.Hour, ErrorTTL: time.Minute, MaxErrorTTL: time.Hour, Store: s, Locker: locallock.New(),
+				}
+				if !touches {
+					o.Store = struct{ bellwether.Store }{s}
+				}
+				var told []error
+				var mu sync.Mutex
+				o.OnError = func(_ string, err error) { mu.Lock(); told = append(told, err); mu.Unlock() }
+				c := cacheOf(t, func(context.Context, string) (string, error) {
+					if fails {
+						return "", errOrigin
+					}
+					return "v", nil
+				}, o)
+				c.Get(t.Context(), "k")
+				time.Sleep(2 * time.Second)
+				fails, s.lose = true, true
+				v, err := c.Get(t.Context(), "k")
+				if stats := c.Stats(); v != "v" || err != nil || stats.Fenced != 0 || stats.Loads != 2 {
+					t.Errorf("Get = %q, %v: %d fenced, %d loads, told %v", v, err, stats.Fenced, stats.Loads, told)
+				}
+			})
+		})
+	}
+}
+
+// a32Lossy loses the reply of one commit, whichever way it is made, after a millisecond.
+type a32Lossy struct {
+	*memstore.Store
+	lose bool
+}
+
+func (s *a32Lossy) lost(err error) error {
+	if s.lose && err == nil {
+		s.lose = false
+		time.Sleep(time.Millisecond)
+		return errRefused
+	}
+	return err
+}
+
+func (s *a32Lossy) Touch(ctx context.Context, key string, of uint64, e bellwether.Entry) error {
+	return s.lost(s.Store.Touch(ctx, key, of, e))
+}
+
+func (s *a32Lossy) Commit(ctx context.Context, key string, e bellwether.Entry) error {
+	return s.lost(s.Store.Commit(ctx, key, e))
+}
+
+// What Set writes is as old as it is, however long the claim takes.
+func TestAttack32_SetOfASlowStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := memstore.New()
+		if _, err := driver.Set(t.Context(), a32Slow{m}, "k", bellwether.Entry{Kind: bellwether.KindValue, TTL: time.Minute}); err != nil {
+			t.Fatal(err)
+		}
+		if e, err := m.Get(t.Context(), "k"); err != nil || e.Age < 20*time.Second {
+			t.Errorf("an entry that was given to Set 20 s ago has the age %v, %v", e.Age, err)
+		}
+	})
+}
+
+type a32Slow struct{ *memstore.Store }
+
+func (s a32Slow) Claim(ctx context.Context, key string) (bellwether.Entry, uint64, error) {
+	time.Sleep(20 * time.Second)
+	return s.Store.Claim(ctx, key)
 }
