@@ -22,7 +22,9 @@ type Elector interface {
 	// and an epoch as by Claim, unless another holds the lease. A ttl that is not positive is
 	// an error. The answer of "held" is no error.
 	//
-	// An election whose caller has left leaves no lease behind that nobody holds.
+	// Bytes that are no entry count as no entry. The lease ends by itself when ttl has passed
+	// since Elect was called. If ctx ends before the reply, Elect returns the error of ctx, and
+	// a lease that the engine has given ends soon: a caller who has left leaves no lease behind.
 	//
 	// past is the epoch of the latest entry that the caller has seen and does not take
 	// for an answer; 0 if there is none.
@@ -31,20 +33,22 @@ type Elector interface {
 	// CommitAndRelease is Commit, and Release of the lease if the commit succeeds, in one
 	// step of the engine. The commit does not depend on the lease: it succeeds also
 	// after the lease's end, and then frees nobody else's. After an error the lease is as
-	// it was before.
+	// it was before. To repeat a call whose reply was lost, with the same arguments, is safe
+	// and succeeds, as with Commit.
 	CommitAndRelease(ctx context.Context, key string, e Entry, lease Lease) error
 }
 
 // An Election is the answer of [Elector.Elect]: an entry that answers, if Lease and Held are
 // nil; the leadership, if Lease is not; or the present holder.
 type Election struct {
-	// Entry is the present entry, as from Claim: the zero Entry if there is none or it is
-	// corrupt.
+	// Entry is the present entry with its Age as of now, as from Claim: the zero Entry if there
+	// is none or it is corrupt.
 	Entry Entry
 	// Lease is the lease that the caller has now.
 	Lease Lease
 	// Epoch is the epoch that the caller has claimed, if Lease is not nil.
 	Epoch uint64
-	// Held tells of another's lease, as from TryAcquire.
+	// Held tells of another's lease, as from TryAcquire: its Until is zero, or not before the
+	// end in which the holder believes.
 	Held *HeldError
 }

@@ -104,10 +104,14 @@ type Fencer interface {
 // rebuild that has found its value unchanged does not send it again.
 type Toucher interface {
 	// Touch is Commit of e with the Value of the present entry, if that has the epoch of; e.Value
-	// is not used, and e.Kind is KindValue. It returns ErrFenced as Commit does. If the
-	// present entry is another one or none, it returns ErrNotFound and writes nothing: the
-	// caller commits the whole, under the same epoch. To repeat a Touch whose reply was
-	// lost, with the same arguments, is safe and succeeds.
+	// is not used, and e.Kind is KindValue. All else is as with Commit: Touch raises the floor
+	// to e.Epoch, the entry's age and life begin anew with e's, and a Notifier tells of it.
+	//
+	// Touch returns ErrFenced where Commit does: for an epoch below the floor, an epoch that was
+	// never given out, and a claim that the engine has forgotten. Otherwise it returns
+	// ErrNotFound and writes nothing if the present entry is another one, has no Value (its Kind
+	// is not KindValue), or is missing: the caller commits the whole, under the same epoch. To
+	// repeat a Touch whose reply was lost, with the same arguments, is safe and succeeds.
 	Touch(ctx context.Context, key string, of uint64, e Entry) error
 }
 

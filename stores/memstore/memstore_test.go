@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether/driver"
+	"github.com/bellwether-go/bellwether/lockers/lockertest"
 	"github.com/bellwether-go/bellwether/stores/storetest"
 	"go.uber.org/goleak"
 )
@@ -43,6 +44,22 @@ func TestStore(t *testing.T) {
 			},
 			TooLarge: s.MaxBytes,
 		}
+	})
+}
+
+// TestLocker holds the leases of a Store to the contract of a locker.
+func TestLocker(t *testing.T) {
+	s := New()
+	lockertest.Run(t, func(testing.TB) driver.Locker { return s })
+}
+
+func TestLocker_LeavesNothing(t *testing.T) {
+	s := New()
+	newLocker := func(testing.TB) driver.Locker { return s }
+	lockertest.LeavesNothing(t, newLocker, func() map[string]int {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return map[string]int{"records": len(s.records), "bytes": s.bytes}
 	})
 }
 

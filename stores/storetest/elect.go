@@ -3,6 +3,7 @@ package storetest
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -61,12 +62,19 @@ func (k kit) answers(s driver.Elector, past uint64, want driver.Entry) {
 	}
 }
 
-// held wants Elect to tell of the holder, with the entry.
+// held wants Elect to tell of the holder, with the entry. The holder's lease has time left.
 func (k kit) held(s driver.Elector, past uint64, want driver.Entry) *driver.HeldError {
 	k.Helper()
+	asked := time.Now()
 	got := k.elect(s, past)
 	if got.Held == nil || got.Lease != nil || got.Epoch != 0 {
 		k.Fatalf("Elect past %d: %+v, want the holder", past, got)
+	}
+	if got.Held.Key != k.key {
+		k.Fatalf("Elect past %d: HeldError.Key = %.40q, want the key as given, %.40q", past, got.Held.Key, k.key)
+	}
+	if until := got.Held.Until; !until.IsZero() && until.Before(asked) {
+		k.Fatalf("Elect past %d: the holder's lease has ended %v before the call", past, asked.Sub(until))
 	}
 	if err := same(got.Entry, want); err != nil {
 		k.Fatalf("Elect past %d shows who is not elected %v", past, err)
@@ -85,8 +93,8 @@ func (k kit) commitAndRelease(s driver.Elector, e driver.Entry, lease driver.Lea
 func testElect(k kit) {
 	a, b := k.elector(), k.elector()
 	won := k.leads(a, 0, driver.Entry{})
-	if held := k.held(b, 0, driver.Entry{}); !errors.Is(held, driver.ErrHeld) || held.Key != k.key {
-		k.Fatalf("the holder is told by %v of %q", held, held.Key)
+	if held := k.held(b, 0, driver.Entry{}); !errors.Is(held, driver.ErrHeld) {
+		k.Fatalf("the holder is told by %v, want ErrHeld", held)
 	}
 	first := value(won.Epoch, "v")
 	first.TTL, first.StaleIfError = 150*time.Millisecond, time.Hour
@@ -204,6 +212,172 @@ func testElectRace(k kit) {
 	}
 }
 
+// electedAges asks Elect for the entry of the epoch in each of its three answers. check judges
+// the entry that ask returns.
+func (k kit) electedAges(s driver.Elector, epoch uint64, check func(what string, ask func() driver.Entry)) {
+	k.Helper()
+	check("Elect that answers", func() driver.Entry { return k.elect(s, 0).Entry })
+	var won driver.Election
+	check("Elect that gives the lease", func() driver.Entry {
+		won = k.elect(s, epoch)
+		return won.Entry
+	})
+	check("Elect that tells of the holder", func() driver.Entry { return k.elect(s, epoch).Entry })
+	if won.Lease == nil {
+		k.Fatalf("Elect past %d: %+v, want a lease", epoch, won)
+	}
+	if err := won.Lease.Release(k.Context()); err != nil {
+		k.Fatalf("Release: %v", err)
+	}
+}
+
+// testElectLeaseEnds has an elected holder fall silent: the lease ends after its ttl, and not
+// before.
+func testElectLeaseEnds(k kit) {
+	a, b := k.elector(), k.elector()
+	const ttl = 300 * time.Millisecond
+	end := time.Now().Add(ttl)
+	dead, err := a.Elect(k.Context(), k.key, 0, ttl)
+	if err != nil || dead.Lease == nil {
+		k.Fatalf("Elect: %+v, %v, want a lease", dead, err)
+	}
+	var next driver.Election
+	for next = k.elect(b, 0); next.Lease == nil; next = k.elect(b, 0) {
+		if until := next.Held.Until; !until.IsZero() && until.Before(end) {
+			k.Fatalf("Elect tells of an end %v before the holder's own", end.Sub(until))
+		}
+		if late := time.Since(end); late > 3*time.Second {
+			k.Fatalf("a lease of %v is still held %v after its end", ttl, late)
+		}
+		time.Sleep(10 * time.Millisecond) // of the engine's clock
+	}
+	if left := time.Until(end); left > 0 {
+		k.Fatalf("a lease of %v was given away %v before its end", ttl, left)
+	}
+	if next.Epoch <= dead.Epoch {
+		k.Fatalf("Elect gave epoch %d after %d", next.Epoch, dead.Epoch)
+	}
+	if err := dead.Lease.Renew(k.Context(), electTTL); !errors.Is(err, driver.ErrLeaseLost) {
+		k.Fatalf("Renew after the lease's end: %v, want ErrLeaseLost", err)
+	}
+	if err := dead.Lease.Release(k.Context()); !errors.Is(err, driver.ErrLeaseLost) {
+		k.Fatalf("Release after the lease's end: %v, want ErrLeaseLost", err)
+	}
+	k.held(a, 0, driver.Entry{})
+}
+
+// testElectCallerLeaves ends contexts between the call of Elect and its reply: the lease of such
+// an election ends.
+func testElectCallerLeaves(k kit) {
+	a, b := k.elector(), k.elector()
+	start := time.Now()
+	won := k.leads(a, 0, driver.Entry{})
+	roundTrip := min(time.Since(start), 5*time.Millisecond)
+	if err := won.Lease.Release(k.Context()); err != nil {
+		k.Fatalf("Release: %v", err)
+	}
+	const rounds = 40
+	for i := range time.Duration(rounds) {
+		ctx, cancel := context.WithTimeout(k.Context(), 2*roundTrip*i/rounds)
+		start := time.Now()
+		got, err := a.Elect(ctx, k.key, 0, electTTL)
+		if took := time.Since(start); took > 2*time.Second {
+			k.Errorf("Elect took %v with a context of %v", took, 2*roundTrip*i/rounds)
+		}
+		switch {
+		case err != nil && (ctx.Err() == nil || !errors.Is(err, ctx.Err())):
+			k.Errorf("Elect: %v, want the context's %v", err, ctx.Err())
+		case err != nil || got.Held != nil: // by an earlier round, whose lease is about to end
+		case got.Lease == nil:
+			k.Errorf("Elect: %+v of a key without an entry", got)
+		default:
+			if err := got.Lease.Release(k.Context()); err != nil {
+				k.Errorf("Release: %v", err)
+			}
+		}
+		cancel()
+	}
+	left := time.Now()
+	for k.elect(b, 0).Lease == nil {
+		if time.Since(left) > 3*time.Second {
+			k.Fatalf("a lease is held %v after all callers of Elect have left", time.Since(left))
+		}
+		time.Sleep(10 * time.Millisecond) // what a caller left behind is under way
+	}
+}
+
+// testElectPoison elects over bytes that are no entry: the leader and the others see the zero
+// Entry, and the leader's commit mends the key.
+func testElectPoison(k kit) {
+	a, b := k.elector(), k.elector()
+	parts := map[string]func(kit){}
+	for what, data := range foreign() {
+		parts[what] = func(k kit) {
+			k.Poison(k, k.key, data)
+			first := k.mends(a, b, 0)
+			k.Poison(k, k.key, data) // over an entry
+			k.mends(b, a, first.Epoch)
+		}
+	}
+	if k.Mix != nil {
+		parts["another key's entry"] = func(k kit) {
+			other := k
+			other.key += " other"
+			other.commit(a, value(other.newEpoch(a), "another key's"))
+			own := value(k.newEpoch(a), "the key's own")
+			k.commit(a, own)
+			k.Mix(k, other.key, k.key)
+			k.mends(a, b, own.Epoch)
+		}
+	}
+	k.each(parts)
+}
+
+// mends elects s over bytes that are no entry, beside other, and commits an entry of a later
+// epoch than before.
+func (k kit) mends(s, other driver.Elector, before uint64) driver.Entry {
+	k.Helper()
+	won := k.leads(s, 0, driver.Entry{})
+	if won.Epoch <= before {
+		k.Fatalf("Elect gave epoch %d after %d", won.Epoch, before)
+	}
+	k.held(other, 0, driver.Entry{})
+	e := value(won.Epoch, "mended")
+	k.commitAndRelease(s, e, won.Lease)
+	k.answers(other, 0, e)
+	return e
+}
+
+// testElectLongKeys elects on keys that are longer than an engine's own may be: keys with a
+// common beginning have a lease and an entry each.
+func testElectLongKeys(k kit) {
+	a, b := k.elector(), k.elector()
+	long, longer := k.key+strings.Repeat("k", 250), k.key+strings.Repeat("k", 10<<10)
+	keys := []string{long, long + "a", long + "b", longer + "a", longer + "b"}
+	won := make([]driver.Election, len(keys))
+	for i, key := range keys {
+		k.key = key
+		won[i] = k.leads(a, 0, driver.Entry{})
+	}
+	for _, key := range keys {
+		k.key = key
+		k.held(b, 0, driver.Entry{})
+		if _, err := b.TryAcquire(k.Context(), key, electTTL); !errors.Is(err, driver.ErrHeld) {
+			k.Fatalf("TryAcquire beside an elected one, with a key of %d bytes: %v, want ErrHeld", len(key), err)
+		}
+	}
+	for i, key := range keys {
+		k.key = key
+		e := value(won[i].Epoch, key[len(key)-1:])
+		k.commitAndRelease(a, e, won[i].Lease)
+		k.answers(b, 0, e)
+		if i+1 < len(keys) {
+			k.key = keys[i+1]
+			k.held(b, 0, driver.Entry{})
+		}
+	}
+}
+
 func testElectArguments(k kit) {
 	a := k.elector()
 	for _, ttl := range []time.Duration{0, -1} {
@@ -223,7 +397,8 @@ func testElectArguments(k kit) {
 	k.absent(a, "after a commit with an ended context")
 }
 
-// testCommitAndRelease wants the lease over with the commit, and who watches it woken.
+// testCommitAndRelease wants the lease over with the commit, and who watches it woken. To
+// repeat the call changes nothing.
 func testCommitAndRelease(k kit) {
 	a, b := k.elector(), k.elector()
 	won := k.leads(a, 0, driver.Entry{})
@@ -253,6 +428,15 @@ func testCommitAndRelease(k kit) {
 		k.Fatalf("Release: %v", err)
 	}
 	k.present(b, e)
+
+	// As if the reply of the first were lost: beside no lease, and beside another's.
+	k.commitAndRelease(a, e, won.Lease)
+	next := k.leads(b, e.Epoch, e)
+	k.commitAndRelease(a, e, won.Lease)
+	k.held(a, e.Epoch, e)
+	if err := next.Lease.Release(k.Context()); err != nil {
+		k.Fatalf("Release of another's lease after a repeated CommitAndRelease: %v", err)
+	}
 }
 
 // testCommitAndReleaseRefused wants the lease kept where the commit is refused.

@@ -138,6 +138,41 @@ func testNotices(k kit) {
 	}
 }
 
+// testNoticesOfOtherWrites listens for the writes that commit beside Commit.
+func testNoticesOfOtherWrites(k kit) {
+	s := k.Open(k.T)
+	l := k.listen(s, k.key)
+	heard := func(what string, want driver.Entry) {
+		k.Helper()
+		n := l.next(what)
+		if n.Epoch != want.Epoch || n.Invalidated {
+			k.Fatalf("heard %+v of %s of epoch %d", n, what, want.Epoch)
+		}
+		if n.Entry.Epoch == 0 {
+			return // it was not sent along
+		}
+		if err := same(n.Entry, want); err != nil {
+			k.Fatalf("the notice of %s has %v", what, err)
+		}
+	}
+	e := value(k.newEpoch(s), "v")
+	k.commit(s, e)
+	heard("a commit", e)
+	if k.Touches {
+		of := e.Epoch
+		e.Epoch = k.newEpoch(s)
+		k.touch(s.(driver.Toucher), of, e)
+		heard("a Touch", e)
+	}
+	if k.Elects {
+		elector := s.(driver.Elector)
+		won := k.leads(elector, e.Epoch, e)
+		e = value(won.Epoch, "w")
+		k.commitAndRelease(elector, e, won.Lease)
+		heard("a CommitAndRelease", e)
+	}
+}
+
 // testLateNotices has a process hear late of a commit, as after a pause: what it
 // hears then is as old as it is.
 func testLateNotices(k kit) {

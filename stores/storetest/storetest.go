@@ -133,6 +133,10 @@ var cases = []struct {
 
 	{"Touch", touches, testTouch},
 	{"TouchFenced", touches, testTouchFenced},
+	{"TouchRaisesFloor", touches, testTouchRaisesFloor},
+	{"TouchEpochNeverClaimed", touches, testTouchEpochNeverClaimed},
+	{"TouchNoValue", touches, testTouchNoValue},
+	{"TouchProlongs", touches, testTouchProlongs},
 
 	{"Elect", elects, testElect},
 	{"ElectPast", elects, testElectPast},
@@ -140,11 +144,16 @@ var cases = []struct {
 	{"ElectBesideTheTwo", elects, testElectBesideTheTwo},
 	{"ElectRace", elects, testElectRace},
 	{"ElectArguments", elects, testElectArguments},
+	{"ElectLeaseEnds", elects, testElectLeaseEnds},
+	{"ElectCallerLeaves", elects, testElectCallerLeaves},
+	{"ElectPoison", func(i Instance) bool { return i.Elects && i.Poison != nil }, testElectPoison},
+	{"ElectLongKeys", elects, testElectLongKeys},
 	{"CommitAndRelease", elects, testCommitAndRelease},
 	{"CommitAndReleaseRefused", elects, testCommitAndReleaseRefused},
 	{"CommitAndReleaseLate", elects, testCommitAndReleaseLate},
 
 	{"Notices", notifies, testNotices},
+	{"NoticesOfOtherWrites", func(i Instance) bool { return i.Notifies && (i.Touches || i.Elects) }, testNoticesOfOtherWrites},
 	{"LateNotices", notifies, testLateNotices},
 	{"NoticesEnd", notifies, testNoticesEnd},
 

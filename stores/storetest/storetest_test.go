@@ -44,6 +44,7 @@ type toldAt struct {
 type kept struct {
 	data      []byte
 	committed time.Time
+	expires   time.Time // by the engine's own clock; zero if the entry's Life tells
 }
 
 type mark struct {
@@ -82,7 +83,7 @@ func newModel(fault string) storetest.Instance {
 		Poison: func(_ testing.TB, key string, data []byte) {
 			m.mu.Lock()
 			defer m.mu.Unlock()
-			m.values[key] = kept{data, time.Now()}
+			m.values[key] = kept{data: data, committed: time.Now()}
 		},
 		Restart:  func(testing.TB) { m.restart() },
 		TooLarge: modelLimit + 1,
@@ -98,7 +99,7 @@ func (m *model) restart() {
 // read returns the entry under key. The mutex is held.
 func (m *model) read(key string) (driver.Entry, error) {
 	v, ok := m.values[key]
-	if !ok {
+	if !ok || !v.expires.IsZero() && time.Now().After(v.expires) {
 		return driver.Entry{}, driver.ErrNotFound
 	}
 	var e driver.Entry
@@ -271,14 +272,14 @@ func (m *model) commit(key string, e driver.Entry) error {
 			m.tell(driver.Notice{Key: key, Epoch: e.Epoch, Entry: e})
 		}
 		if m.fault == "a late commit leaves its value" {
-			m.values[key] = kept{data, time.Now()}
+			m.values[key] = kept{data: data, committed: time.Now()}
 		}
 		return driver.ErrFenced
 	case e.Epoch < k.counter && m.fault == "only the last claim commits":
 		return driver.ErrFenced
 	}
 	if e.Life() > 0 {
-		m.values[key] = kept{data, time.Now()}
+		m.values[key] = kept{data: data, committed: time.Now()}
 	} else if m.fault != "nothing to keep keeps the old" {
 		delete(m.values, key)
 	}
@@ -364,11 +365,21 @@ func (m *model) Touch(ctx context.Context, key string, of uint64, e driver.Entry
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	k, known := m.mark(key)
-	if !known || e.Epoch < k.floor && m.fault != "a touch is not fenced" {
+	switch {
+	case known && m.fault == "a touch takes an epoch that was never given out":
+		k.counter = max(k.counter, e.Epoch)
+		m.marks[key] = k
+	case !known && m.fault == "a touch of a forgotten claim is taken":
+		k, known = mark{counter: e.Epoch, floor: of}, true
+		m.marks[key] = k
+	}
+	if !known || e.Epoch > k.counter || e.Epoch < k.floor && m.fault != "a touch is not fenced" {
 		return driver.ErrFenced
 	}
 	present, err := m.read(key)
 	switch {
+	case err == nil && present.Kind != driver.KindValue && m.fault != "a touch of what is no value makes it one":
+		return driver.ErrNotFound
 	case err == nil && (present.Epoch == of || present.Epoch == e.Epoch && m.fault != "a touch cannot be repeated"):
 	case err == nil && m.fault == "a touch takes any value":
 	case m.fault == "a touch of nothing succeeds":
@@ -376,16 +387,39 @@ func (m *model) Touch(ctx context.Context, key string, of uint64, e driver.Entry
 	default:
 		return driver.ErrNotFound
 	}
-	if e.Value = present.Value; m.fault == "a touch loses the value" {
+	e.Value = present.Value
+	switch m.fault {
+	case "a touch loses the value":
 		e.Value = nil
-	}
-	if m.fault == "a touch keeps the old validator" {
+	case "a touch keeps the old validator":
 		e.Validator = present.Validator
-	}
-	if m.fault == "a touch is not fenced" {
+	case "a touch keeps the age of before":
+		e.Age = present.Age
+	case "a touch is not fenced":
 		m.marks[key] = mark{counter: k.counter, written: time.Now()}
+	case "a touch is not told":
+		defer m.deaf()()
 	}
-	return m.commit(key, e)
+	if err := m.commit(key, e); err != nil {
+		return err
+	}
+	switch m.fault {
+	case "a touch leaves the floor":
+		m.marks[key] = k
+	case "a touch does not prolong the engine's own expiry":
+		v := m.values[key]
+		v.expires = time.Now().Add(present.Life())
+		m.values[key] = v
+	}
+	return nil
+}
+
+// deaf has no listener hear of what is told until the function that it returns is called. The
+// mutex is held.
+func (m *model) deaf() (hear func()) {
+	listeners := m.listeners
+	m.listeners = nil
+	return func() { m.listeners = listeners }
 }
 
 func (m *model) TryAcquire(ctx context.Context, key string, ttl time.Duration) (driver.Lease, error) {
@@ -396,14 +430,37 @@ func (m *model) Watch(ctx context.Context, held *driver.HeldError) (<-chan struc
 	return m.locker.Watch(ctx, held)
 }
 
-func (m *model) Elect(ctx context.Context, key string, past uint64, ttl time.Duration) (won driver.Election, err error) {
+func (m *model) Elect(ctx context.Context, key string, past uint64, ttl time.Duration) (driver.Election, error) {
 	if err := ctx.Err(); err != nil && m.fault != "an election ignores the context" {
-		return won, err
+		return driver.Election{}, err
 	}
-	key = m.name(key)
+	won, err := m.elect(ctx, m.name(key), past, ttl)
+	if won.Held != nil {
+		won.Held.Key = key
+	}
+	switch {
+	case m.fault == "an election whose caller has left leaves its lease":
+		time.Sleep(10 * time.Millisecond) // the reply is under way
+		if ctx.Err() != nil {
+			return driver.Election{}, ctx.Err()
+		}
+	case m.fault == "who is held is told that the lease is over" && won.Held != nil:
+		won.Held.Until = time.Now().Add(-time.Minute)
+	case m.fault == "who is held is told of an early end" && won.Held != nil:
+		won.Held.Until = won.Held.Until.Add(-ttl / 2)
+	}
+	return won, err
+}
+
+func (m *model) elect(ctx context.Context, key string, past uint64, ttl time.Duration) (won driver.Election, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	won.Entry, _ = m.read(key)
+	if won.Entry, err = m.read(key); m.fault == "an election fails over foreign bytes" && errors.Is(err, driver.ErrCorrupt) {
+		return driver.Election{}, err
+	}
+	if m.fault == "an election shows an entry as young as at its commit" && err == nil {
+		won.Entry.Age -= time.Since(m.values[key].committed)
+	}
 	fresh := won.Entry.Fresh()
 	if m.fault == "an election knows no failures" {
 		fresh = won.Entry.Age < won.Entry.TTL
@@ -422,7 +479,7 @@ func (m *model) Elect(ctx context.Context, key string, past uint64, ttl time.Dur
 		won.Entry, won.Epoch, err = m.claim(key)
 		return won, err
 	}
-	lease, err := m.locker.TryAcquire(context.WithoutCancel(ctx), key, max(ttl, 1))
+	lease, err := m.locker.TryAcquire(context.WithoutCancel(ctx), m.leaseKey(key), m.leaseTTL(ttl))
 	if m.fault != "an election takes any ttl" && ttl <= 0 {
 		return driver.Election{}, errors.New("not positive")
 	}
@@ -433,7 +490,7 @@ func (m *model) Elect(ctx context.Context, key string, past uint64, ttl time.Dur
 		return won, nil
 	}
 	won.Lease = lease
-	won.Entry, won.Epoch, err = m.claim(key)
+	_, won.Epoch, err = m.claim(key)
 	switch m.fault {
 	case "the elected one has an old epoch":
 		won.Epoch = won.Entry.Epoch
@@ -441,6 +498,25 @@ func (m *model) Elect(ctx context.Context, key string, past uint64, ttl time.Dur
 		won.Entry = driver.Entry{}
 	}
 	return won, err
+}
+
+// leaseKey is the name of the lease that an election on key takes.
+func (m *model) leaseKey(key string) string {
+	if m.fault == "the leases of long keys are one" && len(key) > 250 {
+		return key[:250]
+	}
+	return key
+}
+
+// leaseTTL is how long the lease that an election takes for ttl lasts.
+func (m *model) leaseTTL(ttl time.Duration) time.Duration {
+	switch m.fault {
+	case "the elected one's lease never ends":
+		return 1000 * time.Hour
+	case "the elected one's lease ends early":
+		return max(ttl/4, 1)
+	}
+	return max(ttl, 1)
 }
 
 func (m *model) CommitAndRelease(ctx context.Context, key string, e driver.Entry, lease driver.Lease) error {
@@ -452,6 +528,12 @@ func (m *model) CommitAndRelease(ctx context.Context, key string, e driver.Entry
 	defer m.mu.Unlock()
 	if m.fault == "a commit depends on its lease" && lease.Renew(ctx, time.Minute) != nil {
 		return driver.ErrFenced
+	}
+	switch {
+	case m.fault == "a commit and release cannot be repeated" && e.Epoch == m.marks[key].floor:
+		return driver.ErrFenced
+	case m.fault == "a commit and release is not told":
+		defer m.deaf()()
 	}
 	err := m.commit(key, e)
 	switch {
@@ -525,6 +607,13 @@ var mutants = map[string]string{
 	"a touch takes any value":         "TouchFenced",
 	"a touch of nothing succeeds":     "TouchFenced",
 
+	"a touch of a forgotten claim is taken":            "TouchFenced",
+	"a touch keeps the age of before":                  "Touch",
+	"a touch leaves the floor":                         "TouchRaisesFloor",
+	"a touch takes an epoch that was never given out":  "TouchEpochNeverClaimed",
+	"a touch of what is no value makes it one":         "TouchNoValue",
+	"a touch does not prolong the engine's own expiry": "TouchProlongs",
+
 	"a commit leaves the floor": "Set",
 
 	"anybody can be elected":                    "ElectRace",
@@ -542,6 +631,16 @@ var mutants = map[string]string{
 	"a commit depends on its lease":             "CommitAndReleaseLate",
 	"a late commit frees another's lease":       "CommitAndReleaseLate",
 
+	"an election shows an entry as young as at its commit": "Age",
+	"the elected one's lease never ends":                   "ElectLeaseEnds",
+	"the elected one's lease ends early":                   "ElectLeaseEnds",
+	"who is held is told of an early end":                  "ElectLeaseEnds",
+	"who is held is told that the lease is over":           "Elect",
+	"an election whose caller has left leaves its lease":   "ElectCallerLeaves",
+	"an election fails over foreign bytes":                 "ElectPoison",
+	"the leases of long keys are one":                      "ElectLongKeys",
+	"a commit and release cannot be repeated":              "CommitAndRelease",
+
 	"a batch mixes its keys up":      "GetMany",
 	"a batch leaves a key out":       "GetMany",
 	"a batch answers twice":          "GetMany",
@@ -553,6 +652,8 @@ var mutants = map[string]string{
 	"a repeated commit is told twice":                  "Notices",
 	"a refused commit is told":                         "Notices",
 	"an invalidation's notice has the epoch before it": "Notices",
+	"a touch is not told":                              "NoticesOfOtherWrites",
+	"a commit and release is not told":                 "NoticesOfOtherWrites",
 	"a notice is made when it arrives":                 "LateNotices",
 	"a late notice has the age of its commit":          "LateNotices",
 	"listeners never return":                           "NoticesEnd",
@@ -625,6 +726,18 @@ func (s silent) Commit(ctx context.Context, _ string, _ driver.Entry) error {
 
 func (s silent) Invalidate(ctx context.Context, _ string) error { return s.wait(ctx, "Invalidate") }
 
+func (s silent) Touch(ctx context.Context, _ string, _ uint64, _ driver.Entry) error {
+	return s.wait(ctx, "Touch")
+}
+
+func (s silent) Elect(ctx context.Context, _ string, _ uint64, _ time.Duration) (driver.Election, error) {
+	return driver.Election{}, s.wait(ctx, "Elect")
+}
+
+func (s silent) CommitAndRelease(ctx context.Context, _ string, _ driver.Entry, _ driver.Lease) error {
+	return s.wait(ctx, "CommitAndRelease")
+}
+
 func (s silent) Fenced(ctx context.Context, _ string, _ uint64) (bool, error) {
 	return false, s.wait(ctx, "Fenced")
 }
@@ -648,17 +761,21 @@ func (v *verdict) Errorf(format string, args ...any) {
 
 // TestHang_FindsMutants has Hang find each method that does not wait for its engine.
 func TestHang_FindsMutants(t *testing.T) {
-	for _, method := range []string{"", "Claim", "Commit", "Invalidate", "Fenced", "GetMany"} {
+	for _, method := range []string{"", "Claim", "Commit", "Invalidate", "Fenced", "GetMany", "Touch", "Elect", "CommitAndRelease"} {
 		t.Run(method, func(t *testing.T) {
 			t.Parallel()
 			s := silent{&model{}, method}
 			hang := &verdict{TB: t}
-			storetest.Hang(hang, s)
+			lease, err := locallock.New().TryAcquire(t.Context(), "hang", time.Minute)
+			if err != nil {
+				t.Fatal(err)
+			}
+			storetest.Hang(hang, s, lease)
 			var want []string
 			if method != "" {
 				want = []string{method}
 			}
-			if !slices.EqualFunc(hang.errors, want, func(found, method string) bool { return strings.HasPrefix(found, method+" of") }) {
+			if !slices.EqualFunc(hang.errors, want, func(found, method string) bool { return strings.HasPrefix(found, method+" of ") }) {
 				t.Errorf("Hang finds %q where only %q answers", hang.errors, method)
 			}
 		})

@@ -2,6 +2,7 @@ package storetest
 
 import (
 	"errors"
+	"math"
 	"sync"
 	"time"
 
@@ -24,6 +25,23 @@ func (k kit) toucher() (driver.Store, driver.Toucher) {
 	return s, t
 }
 
+func (k kit) touch(s driver.Toucher, of uint64, e driver.Entry) {
+	k.Helper()
+	if err := s.Touch(k.Context(), k.key, of, e); err != nil {
+		k.Fatalf("Touch of epoch %d: %v", e.Epoch, err)
+	}
+}
+
+// touchFails wants the error from Touch under the epoch.
+func (k kit) touchFails(s driver.Toucher, what string, of, epoch uint64, want error) {
+	k.Helper()
+	e := value(epoch, "")
+	e.Value = nil
+	if err := s.Touch(k.Context(), k.key, of, e); !errors.Is(err, want) {
+		k.Fatalf("Touch %s: %v, want %v", what, err, want)
+	}
+}
+
 // testTouch renews an entry: the value stays, and all else is as committed.
 func testTouch(k kit) {
 	a, touch := k.toucher()
@@ -35,18 +53,14 @@ func testTouch(k kit) {
 		BuildTime: 3 * time.Millisecond, Sweep: 5, Validator: `"new"`, Tags: []string{"c"},
 	}
 	for range 2 { // as if the reply of the first were lost
-		if err := touch.Touch(k.Context(), k.key, first.Epoch, renewed); err != nil {
-			k.Fatalf("Touch: %v", err)
-		}
+		k.touch(touch, first.Epoch, renewed)
 		want := renewed
 		want.Value = first.Value
 		k.present(k.Open(k), want)
 	}
 	failed := renewed
 	failed.Epoch, failed.Failures, failed.RetryAge, failed.Failure = k.newEpoch(a), 2, 3*time.Hour, "origin: 503"
-	if err := touch.Touch(k.Context(), k.key, renewed.Epoch, failed); err != nil {
-		k.Fatalf("Touch with a failure: %v", err)
-	}
+	k.touch(touch, renewed.Epoch, failed)
 	failed.Value = first.Value
 	k.present(k.Open(k), failed)
 }
@@ -56,30 +70,113 @@ func testTouchFenced(k kit) {
 	a, touch := k.toucher()
 	first := value(k.newEpoch(a), "v")
 	k.commit(a, first)
-	try := func(what string, of, epoch uint64, want error) {
-		k.Helper()
-		e := value(epoch, "")
-		e.Value = nil
-		if err := touch.Touch(k.Context(), k.key, of, e); !errors.Is(err, want) {
-			k.Fatalf("Touch %s: %v, want %v", what, err, want)
-		}
-	}
 	older, later := k.newEpoch(a), k.newEpoch(a)
 	second := value(later, "w")
-	try("of an epoch that is not there", first.Epoch-1, older, driver.ErrNotFound)
+	k.touchFails(touch, "of an epoch that is not there", first.Epoch-1, older, driver.ErrNotFound)
 	k.present(a, first)
 	k.commit(a, second)
-	try("of a claim before the last commit", first.Epoch, older, driver.ErrFenced)
+	k.touchFails(touch, "of a claim before the last commit", first.Epoch, older, driver.ErrFenced)
 	mine := k.newEpoch(a)
-	try("of an entry that was replaced", first.Epoch, mine, driver.ErrNotFound)
+	k.touchFails(touch, "of an entry that was replaced", first.Epoch, mine, driver.ErrNotFound)
 	k.present(a, second)
 	k.commit(a, value(mine, "the whole, under the same epoch"))
 	running := k.newEpoch(a)
 	k.invalidate(k.Open(k))
-	try("of a claim before an invalidation", mine, running, driver.ErrFenced)
+	k.touchFails(touch, "of a claim before an invalidation", mine, running, driver.ErrFenced)
 	k.absent(a, "after a refused Touch")
-	try("of an entry that was invalidated", mine, k.newEpoch(a), driver.ErrNotFound)
+	k.touchFails(touch, "of an entry that was invalidated", mine, k.newEpoch(a), driver.ErrNotFound)
 	k.absent(a, "after a Touch of nothing")
+	if k.EvictCounter == nil {
+		return
+	}
+	last := value(k.newEpoch(a), "x")
+	k.commit(a, last)
+	forgotten := k.newEpoch(a)
+	k.EvictCounter(k, k.key)
+	k.touchFails(touch, "of a claim that the engine has forgotten", last.Epoch, forgotten, driver.ErrFenced)
+}
+
+// testTouchRaisesFloor wants the claims before a Touch refused, as after a Commit, and those
+// after it taken.
+func testTouchRaisesFloor(k kit) {
+	a, touch := k.toucher()
+	first := value(k.newEpoch(a), "v")
+	k.commit(a, first)
+	older, mine, later := k.newEpoch(a), k.newEpoch(a), k.newEpoch(a)
+	renewed := first
+	renewed.Epoch = mine
+	k.touch(touch, first.Epoch, renewed)
+	k.refused(a, value(older, "late"), "of a claim before a Touch")
+	k.touchFails(touch, "of a claim before another Touch", mine, older, driver.ErrFenced)
+	k.refused(a, first, "again after a Touch")
+	k.present(k.Open(k), renewed)
+	next := value(later, "next")
+	k.commit(a, next)
+	k.present(k.Open(k), next)
+}
+
+// testTouchEpochNeverClaimed wants epochs refused that the store has given to nobody.
+func testTouchEpochNeverClaimed(k kit) {
+	a, touch := k.toucher()
+	k.touchFails(touch, "of a key never claimed", 1, 1, driver.ErrFenced)
+	k.absent(a, "after a refused Touch")
+	e := value(k.newEpoch(a), "v")
+	k.commit(a, e)
+	for _, epoch := range []uint64{e.Epoch + 1, e.Epoch + 1_000_000_000, 1<<53 + 1, math.MaxInt64, math.MaxUint64} {
+		k.touchFails(touch, "of an epoch that was never given out", e.Epoch, epoch, driver.ErrFenced)
+	}
+	k.present(k.Open(k), e)
+	// An epoch from nowhere, once taken, would put every later claim below the floor.
+	renewed := e
+	renewed.Epoch = k.newEpoch(a)
+	k.touch(touch, e.Epoch, renewed)
+	k.present(k.Open(k), renewed)
+}
+
+// testTouchNoValue wants ErrNotFound for entries that have no value to keep.
+func testTouchNoValue(k kit) {
+	a, touch := k.toucher()
+	for what, e := range map[string]driver.Entry{
+		"of an entry that is not found": {Kind: driver.KindNotFound, TTL: time.Hour},
+		"of an entry that is unshared":  {Kind: driver.KindUnshared, TTL: time.Hour},
+		"of an entry of failures":       {Kind: driver.KindNone, Failures: 1, RetryAge: time.Hour, Failure: "origin: 503"},
+	} {
+		e.Epoch = k.newEpoch(a)
+		k.commit(a, e)
+		mine := k.newEpoch(a)
+		k.touchFails(touch, what, e.Epoch, mine, driver.ErrNotFound)
+		k.present(k.Open(k), e)
+		whole := value(mine, "the whole, under the same epoch")
+		k.commit(a, whole)
+		k.present(k.Open(k), whole)
+	}
+}
+
+// testTouchProlongs touches an entry within its life and wants it after the end of that life.
+func testTouchProlongs(k kit) {
+	a, touch := k.toucher()
+	const life = 300 * time.Millisecond
+	for range 10 {
+		first := value(k.newEpoch(a), "v")
+		first.TTL = life
+		start := time.Now()
+		k.commit(a, first)
+		renewed := value(k.newEpoch(a), "v")
+		err := touch.Touch(k.Context(), k.key, first.Epoch, renewed)
+		if errors.Is(err, driver.ErrNotFound) && time.Since(start) > life*9/10 {
+			continue // the calls took longer than the entry's life
+		}
+		if err != nil {
+			k.Fatalf("Touch: %v", err)
+		}
+		time.Sleep(2*life - time.Since(start)) // the engine's clock is a real one
+		k.present(k.Open(k), renewed)
+		if got, _ := k.claim(a); same(got, renewed) != nil {
+			k.Fatalf("Claim after the first life: %v", same(got, renewed))
+		}
+		return
+	}
+	k.Fatalf("no three calls of ten rounds took less than %v", life)
 }
 
 // testSet writes beside rebuilds: those that have claimed before are refused.

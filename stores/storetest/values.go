@@ -94,6 +94,9 @@ func testAge(k kit) {
 				got, _ := k.claim(s)
 				return got
 			})
+			if elector, ok := s.(driver.Elector); ok && k.Elects {
+				k.electedAges(elector, e.Epoch, check)
+			}
 		}
 	}
 
@@ -276,12 +279,16 @@ func testHostileKeys(k kit) {
 func testContext(k kit) {
 	s := k.Open(k)
 	epoch := k.newEpoch(s)
+	var lease driver.Lease
+	if elector, ok := s.(driver.Elector); ok {
+		lease = k.leads(elector, 0, driver.Entry{}).Lease
+	}
 	cancelled, cancel := context.WithCancel(k.Context())
 	cancel()
 	expired, cancel := context.WithDeadline(k.Context(), time.Now().Add(-time.Second))
 	defer cancel()
 	for want, ctx := range map[error]context.Context{context.Canceled: cancelled, context.DeadlineExceeded: expired} {
-		for name, call := range calls(s, k.key, epoch) {
+		for name, call := range calls(s, k.key, epoch, lease) {
 			start := time.Now()
 			if err := call(ctx); !errors.Is(err, want) {
 				k.Errorf("%s: err = %v, want %v", name, err, want)
@@ -294,9 +301,9 @@ func testContext(k kit) {
 	k.commit(s, value(k.newEpoch(s), "the store goes on"))
 }
 
-// calls returns each method of s on key that asks the engine, those of a Fencer and a
-// BatchGetter included.
-func calls(s driver.Store, key string, epoch uint64) map[string]func(context.Context) error {
+// calls returns each method of s on key that asks the engine, those of a Fencer, a Toucher, a
+// BatchGetter and an Elector included. lease is one that s has given out if s is an Elector.
+func calls(s driver.Store, key string, epoch uint64, lease driver.Lease) map[string]func(context.Context) error {
 	of := map[string]func(context.Context) error{
 		"Get": func(ctx context.Context) error {
 			_, err := s.Get(ctx, key)
@@ -317,6 +324,20 @@ func calls(s driver.Store, key string, epoch uint64) map[string]func(context.Con
 		of["Fenced"] = func(ctx context.Context) error {
 			_, err := fencer.Fenced(ctx, key, epoch)
 			return err
+		}
+	}
+	if toucher, ok := s.(driver.Toucher); ok {
+		of["Touch"] = func(ctx context.Context) error {
+			return toucher.Touch(ctx, key, epoch, value(epoch, ""))
+		}
+	}
+	if elector, ok := s.(driver.Elector); ok {
+		of["Elect"] = func(ctx context.Context) error {
+			_, err := elector.Elect(ctx, key, 0, electTTL)
+			return err
+		}
+		of["CommitAndRelease"] = func(ctx context.Context) error {
+			return elector.CommitAndRelease(ctx, key, value(epoch, "v"), lease)
 		}
 	}
 	if getter, ok := s.(driver.BatchGetter); ok {
@@ -343,9 +364,11 @@ func calls(s driver.Store, key string, epoch uint64) map[string]func(context.Con
 // Hang holds a store to its contexts while its engine does not answer: every
 // method must return its context's error soon after ctx ends. It is for tests
 // that can make the engine a black hole, which they have done when they call
-// it.
-func Hang(t testing.TB, s driver.Store) {
+// it. A [driver.Elector] needs one lease, which it has given out before, for a
+// minute at least; other stores need none.
+func Hang(t testing.TB, s driver.Store, lease ...driver.Lease) {
 	t.Helper()
+	of := givenLease(t, s, lease)
 	const patience = 50 * time.Millisecond
 	// An engine of several threads may still answer on some when the signal
 	// that stops it has been sent.
@@ -358,7 +381,7 @@ func Hang(t testing.TB, s driver.Store) {
 		}
 		cancel()
 	}
-	for name, call := range calls(s, "hang", 1) {
+	for name, call := range calls(s, "hang", 1, of) {
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		start := time.Now()
 		err := call(ctx)
@@ -373,18 +396,33 @@ func Hang(t testing.TB, s driver.Store) {
 }
 
 // Down holds a store to its errors while its engine is gone: every method must
-// fail with an error that is none of those that the contract names.
-func Down(t testing.TB, s driver.Store) {
+// fail with an error that is none of those that the contract names. A
+// [driver.Elector] needs one lease, as for [Hang].
+func Down(t testing.TB, s driver.Store, lease ...driver.Lease) {
 	t.Helper()
-	for name, call := range calls(s, "down", 1) {
+	of := givenLease(t, s, lease)
+	for name, call := range calls(s, "down", 1, of) {
 		err := call(t.Context())
 		if err == nil {
 			t.Errorf("%s of an engine that is gone succeeded", name)
 		}
-		for _, named := range []error{driver.ErrNotFound, driver.ErrFenced, driver.ErrCorrupt, driver.ErrTooLarge, context.Canceled, context.DeadlineExceeded} {
+		for _, named := range []error{driver.ErrNotFound, driver.ErrFenced, driver.ErrCorrupt, driver.ErrTooLarge, driver.ErrHeld, driver.ErrLeaseLost, context.Canceled, context.DeadlineExceeded} {
 			if errors.Is(err, named) {
 				t.Errorf("%s of an engine that is gone: err = %v, which is %v", name, err, named)
 			}
 		}
 	}
+}
+
+// givenLease returns the lease for calls, which the caller gives for an Elector.
+func givenLease(t testing.TB, s driver.Store, leases []driver.Lease) driver.Lease {
+	t.Helper()
+	_, elects := s.(driver.Elector)
+	switch {
+	case len(leases) > 0:
+		return leases[0]
+	case elects:
+		t.Fatalf("%T is a driver.Elector: CommitAndRelease needs a lease that it gave out before", s)
+	}
+	return nil
 }
