@@ -1,13 +1,20 @@
 package bellwether_test
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
+	"net/http"
+	"strconv"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/lockers/locallock"
+	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
 // These tests are about an engine that is store and locker at once.
@@ -168,6 +175,184 @@ func TestTouch_FailureBesideAStaleValue(t *testing.T) {
 			if err != nil || e.Failures != 1 || string(e.Value) != "v1" {
 				t.Errorf("the store has %+v, %v", e, err)
 			}
+		})
+	}
+}
+
+// A key that was invalidated during its load, a near tier that is off, and a NearTTL of two trips have
+// each look read the log of sweeps. The flight stands for election all the same.
+func TestElect_BesideTheLog(t *testing.T) {
+	for name, o := range map[string]bellwether.Options{
+		"invalidated":   {},
+		"near tier off": {NearTTL: -1},
+		"short NearTTL": {NearTTL: 2 * time.Millisecond},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				store := farStore(memstore.New())
+				engine := &batchingEngine{wiredEngine{store, wiredLocks(store.store.(*memstore.Store))}}
+				o.Store, o.Locker, o.MaxWait = engine, engine, time.Second
+				loads := 0
+				var s *site
+				s = newSite(t, bellwether.HTTPOptions{Options: o}, func(w http.ResponseWriter, r *http.Request) {
+					if loads++; loads == 1 && name == "invalidated" {
+						if err := s.mw.Invalidate(context.Background(), "http://example.com/"); err != nil {
+							t.Error(err)
+						}
+					}
+					page(60, "page")(w, r)
+				})
+				time.Sleep(time.Second) // the log is there
+				store.reset()
+				want := 1
+				if name == "invalidated" {
+					want = 2
+				}
+				if w := s.get("http://example.com/"); w.Code != http.StatusOK || loads != want {
+					t.Errorf("status %d with %d loads, want the page of load %d", w.Code, loads, want)
+				}
+				if n := store.count("elect"); n == 0 || store.count() > 12 {
+					t.Errorf("%d elections in %d calls", n, store.count())
+				}
+			})
+		})
+	}
+}
+
+// An emptyElector answers an election with nothing: no entry, no lease, no holder.
+type emptyElector struct {
+	bellwether.Elector
+	elections atomic.Int32
+}
+
+func (e *emptyElector) Elect(context.Context, string, uint64, time.Duration) (bellwether.Election, error) {
+	time.Sleep(time.Millisecond)
+	if e.elections.Add(1) > 100 {
+		time.Sleep(time.Hour)
+	}
+	return bellwether.Election{}, nil
+}
+
+// An election without an answer in its reply costs no more than a silent one.
+func TestElect_EmptyAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := &emptyElector{Elector: memstore.New()}
+		c := cacheOf(t, func(context.Context, string) (string, error) { return "v", nil }, bellwether.Options{TTL: time.Minute, Store: e, Locker: e})
+		if v, err := c.Get(t.Context(), "k"); v != "v" || err != nil || e.elections.Load() > 1 {
+			t.Errorf("Get = %q, %v after %d elections, want a load after one", v, err, e.elections.Load())
+		}
+	})
+}
+
+// An engine whose value cannot be compared, although its type can, is taken for two engines.
+func TestElect_EngineThatCannotBeCompared(t *testing.T) {
+	type traced struct {
+		*memstore.Store
+		hooks any
+	}
+	e := traced{memstore.New(), []func(){func() {}}}
+	c := cacheOf(t, func(context.Context, string) (string, error) { return "v", nil }, bellwether.Options{TTL: time.Minute, Store: e, Locker: e})
+	if v, err := c.Get(t.Context(), "k"); v != "v" || err != nil {
+		t.Errorf("Get = %q, %v", v, err)
+	}
+}
+
+// An engine with silent writes still answers with its fresh entries: nothing is loaded again, with one
+// engine as with two.
+func TestElect_SilentWritesLeaveTheHits(t *testing.T) {
+	for name, by := range map[string]way{"one engine": atOnce, "two": push} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				const keys = 100
+				f := newFleet(t, 2, by, bellwether.Options{TTL: time.Hour})
+				f.origin.build = 0
+				a, b := f.processes[0], f.processes[1]
+				for i := range keys {
+					a.Get(t.Context(), strconv.Itoa(i))
+				}
+				b.store.set(on(blackHole, "elect", "claim", "commit", "commit and release"))
+				b.locker.set(blackHole)
+				began := time.Now()
+				var callers sync.WaitGroup
+				for i := range keys {
+					callers.Go(func() {
+						if _, err := b.Get(t.Context(), strconv.Itoa(i)); err != nil {
+							t.Error(err)
+						}
+					})
+				}
+				callers.Wait()
+				f.wantLoads(t, keys)
+				if took := time.Since(began); took > 500*time.Millisecond {
+					t.Errorf("the hits took %v, want one EngineTimeout at most", took)
+				}
+			})
+		})
+	}
+}
+
+// A lease that was asked for before the entry was known is shortened by its first renewal.
+func TestElect_LeaseLength(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 1, atOnce, bellwether.Options{TTL: time.Minute, LeaseTTL: time.Minute})
+		_, epoch, _ := f.store.Claim(t.Context(), "test:k")
+		f.store.Commit(t.Context(), "test:k", bellwether.Entry{Kind: bellwether.KindValue, Value: []byte(`"old"`), Epoch: epoch, TTL: time.Second, Keep: time.Hour, BuildTime: 8 * time.Second})
+		time.Sleep(2 * time.Second)
+		f.origin.build = 8 * time.Second
+		f.get(1, "k")
+		if _, renewed := f.processes[0].locker.lengths(); len(renewed) == 0 || renewed[0] != 14*time.Second {
+			t.Errorf("renewed for %v, want 1.75 times the last build of 8 s", renewed)
+		}
+	})
+}
+
+// A lossyStore loses the reply of one Touch or Commit.
+type lossyStore struct {
+	*memstore.Store
+	lose bool
+}
+
+func (s *lossyStore) lost(err error) error {
+	if s.lose && err == nil {
+		s.lose = false
+		time.Sleep(time.Millisecond)
+		return errRefused
+	}
+	return err
+}
+
+func (s *lossyStore) Touch(ctx context.Context, key string, of uint64, e bellwether.Entry) error {
+	return s.lost(s.Store.Touch(ctx, key, of, e))
+}
+
+func (s *lossyStore) Commit(ctx context.Context, key string, e bellwether.Entry) error {
+	return s.lost(s.Store.Commit(ctx, key, e))
+}
+
+// A Touch whose reply was lost is found in the store, as a Commit is.
+func TestTouch_LostReply(t *testing.T) {
+	for name, touches := range map[string]bool{"touch": true, "commit": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s, fails := &lossyStore{Store: memstore.New()}, false
+				o := bellwether.Options{TTL: time.Second, StaleIfError: time.Hour, ErrorTTL: time.Minute, MaxErrorTTL: time.Hour, Store: s, Locker: locallock.New()}
+				if !touches {
+					o.Store = quiet{s}
+				}
+				c := cacheOf(t, func(context.Context, string) (string, error) {
+					if fails {
+						return "", errOrigin
+					}
+					return "v", nil
+				}, o)
+				c.Get(t.Context(), "k")
+				time.Sleep(2 * time.Second)
+				fails, s.lose = true, true
+				v, err := c.Get(t.Context(), "k")
+				if stats := c.Stats(); v != "v" || err != nil || stats.Fenced != 0 || stats.Loads != 2 {
+					t.Errorf("Get = %q, %v: %d commits are fenced, %d loads", v, err, stats.Fenced, stats.Loads)
+				}
+			})
 		})
 	}
 }

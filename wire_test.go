@@ -462,3 +462,10 @@ func (e wiredEngine) CommitAndRelease(ctx context.Context, key string, entry bel
 	}
 	return e.store.(bellwether.Elector).CommitAndRelease(ctx, key, entry, lease.(*wiredLease).lease)
 }
+
+// A batchingEngine is a wiredEngine that answers for many keys at once.
+type batchingEngine struct{ wiredEngine }
+
+func (e *batchingEngine) GetMany(ctx context.Context, keys []string, each func(int, bellwether.Entry, error)) {
+	e.getMany(ctx, keys, each)
+}

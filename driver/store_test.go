@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -52,4 +53,22 @@ func TestSet(t *testing.T) {
 			t.Errorf("%s: epoch %d was committed, want %d", name, test.store.kept.Epoch, test.epoch)
 		}
 	}
+}
+
+// The age of a Set's entry includes the time that its claim takes.
+func TestSet_AgeOfASlowStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &slowStore{}
+		if _, err := Set(t.Context(), s, "k", Entry{Age: time.Second}); err != nil || s.kept.Age != 21*time.Second {
+			t.Errorf("the age is %v, %v; want 21s", s.kept.Age, err)
+		}
+	})
+}
+
+// A slowStore takes 20 s for a claim.
+type slowStore struct{ setStore }
+
+func (s *slowStore) Claim(ctx context.Context, key string) (Entry, uint64, error) {
+	time.Sleep(20 * time.Second)
+	return s.setStore.Claim(ctx, key)
 }
