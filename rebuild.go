@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"sync"
 	"time"
 
 	"github.com/bellwether-go/bellwether/internal/durations"
@@ -14,10 +13,106 @@ import (
 	"github.com/bellwether-go/bellwether/internal/stack"
 )
 
-// This file is the protocol: what one flight does, in the order of the
-// picture in docs/design.md. It looks into the store; if there is nothing
-// fresh it stands for election; elected, it claims an epoch, loads, commits and
-// releases; not elected, it waits for the value of whoever was.
+// This file is the protocol: the states of a rebuild, and the table that leads from each state and its
+// outcome to the next state. A flight looks into the store. If the store has nothing fresh, the flight
+// takes one of the MaxRebuilds and stands for election. Elected, it leads: it claims an epoch, loads,
+// commits and releases. Otherwise it waits for the value of the process that was elected.
+
+// A rebuildState is one part of a rebuild. Its method does its work and returns an outcome.
+type rebuildState uint8
+
+const (
+	stateLooking  rebuildState = iota + 1 // reads the store
+	stateQueueing                         // takes one of the MaxRebuilds
+	stateStanding                         // stands for election
+	stateLeading                          // claims, loads, commits and releases
+	stateAlone                            // loads a value that the store does not take
+	stateWaiting                          // waits for another process
+	stateLanded                           // the callers have their answer
+	stateGivenUp                          // the callers begin anew, if they have time
+	stateCount
+)
+
+// String returns the state's word.
+func (s rebuildState) String() string {
+	return word(s, "", "looking", "queueing", "standing", "leading", "alone", "waiting", "landed", "given up")
+}
+
+// A rebuildOutcome is the result of a state.
+type rebuildOutcome uint8
+
+const (
+	outcomeAnswered rebuildOutcome = iota + 1 // the flight has ended with an answer
+	outcomeNothing                            // the store has no answer for the flight
+	outcomePlace                              // the flight has one of the MaxRebuilds
+	outcomeElected                            // it has the lease, or there is no election
+	outcomeUnshared                           // the store has said that it does not take the key's value
+	outcomeHeld                               // another process has the lease
+	outcomeOutdated                           // the last look no longer counts, or the state came to nothing
+	outcomeTimeIsUp                           // the flight has waited for MaxWait
+	outcomeCount
+)
+
+// String returns the outcome's words.
+func (o rebuildOutcome) String() string {
+	return word(o, "", "answered", "nothing", "a place", "elected", "unshared", "held", "outdated", "time is up")
+}
+
+// transitions lead from a state and its outcome to the next state. docs/design.md has the same table.
+var transitions = [stateCount][outcomeCount]rebuildState{
+	stateLooking:  {outcomeAnswered: stateLanded, outcomeNothing: stateQueueing},
+	stateQueueing: {outcomeAnswered: stateLanded, outcomePlace: stateStanding, outcomeOutdated: stateLooking},
+	stateStanding: {outcomeAnswered: stateLanded, outcomeElected: stateLeading, outcomeUnshared: stateAlone, outcomeHeld: stateWaiting, outcomeOutdated: stateLooking},
+	stateLeading:  {outcomeAnswered: stateLanded, outcomeOutdated: stateLooking},
+	stateAlone:    {outcomeAnswered: stateLanded, outcomeOutdated: stateLooking},
+	stateWaiting:  {outcomeAnswered: stateLanded, outcomeOutdated: stateLooking, outcomeTimeIsUp: stateGivenUp},
+}
+
+// rebuild goes from state to state until the flight has ended with an item, or returns the error that
+// ends it. Close, and the end of all callers before the election, end it between any two states.
+func (r *run[V]) rebuild(ctx context.Context) error {
+	r.began = r.engine.clock.now()
+	defer r.looked()
+	defer func() { r.declineElection(ctx) }()
+	for s := stateLooking; ; {
+		switch {
+		case s == stateLanded:
+			return nil
+		case s == stateGivenUp:
+			return errAgain
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		}
+		s = transitions[s][r.in(ctx, s)]
+	}
+}
+
+// in does the work of a state.
+func (r *run[V]) in(ctx context.Context, s rebuildState) rebuildOutcome {
+	switch s {
+	case stateLooking:
+		return r.lookOnce(ctx)
+	case stateQueueing:
+		return r.queue(ctx)
+	case stateStanding:
+		return r.stand(ctx)
+	case stateLeading:
+		return r.lead(ctx)
+	case stateAlone:
+		return r.loadAlone(ctx)
+	case stateWaiting:
+		return r.awaitHolder(ctx)
+	}
+	panic(fmt.Sprintf("bellwether: a flight has come to the state %q", s)) // transitions lacks a row
+}
+
+// ending is the outcome of a state that has ended the flight, or else of one that came to nothing.
+func ending(ended bool) rebuildOutcome {
+	if ended {
+		return outcomeAnswered
+	}
+	return outcomeOutdated
+}
 
 // A run is one flight's way through the protocol. It is used by the flight's
 // goroutine alone.
@@ -36,6 +131,10 @@ type run[V any] struct {
 	ahead *storeReply
 	// lease is the flight's own while it rebuilds with one.
 	lease Lease
+	// began is when the rebuild began.
+	began instant
+	// hasLooked tells that the flight's first look has come to nothing.
+	hasLooked bool
 	// ballot is what the last look has brought of an election, with an elector. It is nil if
 	// that was a look alone or has found a fresh entry, and once the flight has acted on it.
 	ballot *ballot
@@ -52,23 +151,24 @@ type run[V any] struct {
 	// claim found, 0 if it found none.
 	unshared uint64
 
-	waits    bool          // the flight has found another holder
-	waiting  instant       // when it first did
-	stood    instant       // when it last stood for election
-	length   time.Duration // of the lease that it asked for then
-	known    uint64        // the epoch of the store's entry when the flight began to wait
-	first    uint64        // the epoch of the first value that it has seen since, 0: none yet
-	missing  instant       // when it was not there yet
-	holder   *HeldError    // of the lease that it last waited for
-	leaseEnd instant       // when that was to run out
-	freed    bool          // it was released before
-	hedgeAt  instant       // when the holder that it waits for has taken too long; 0: never
-	hedged   bool          // the flight has tried to begin a second rebuild
-	hedging  Lease         // the lease under which it has begun one
-	led      bool          // the flight has been elected before, and has to begin anew
-	losses   int           // how often the flight's own lease was lost
-	fenced   bool          // the last of its commits was refused
-	refused  int           // how often its loads came to nothing, see maxRefused
+	waits         bool          // the flight has found another holder
+	waiting       instant       // when it first did
+	stood         instant       // when it last stood for election
+	length        time.Duration // of the lease that it asked for then
+	known         uint64        // the epoch of the store's entry when the flight began to wait
+	first         uint64        // the epoch of the first value that it has seen since, 0: none yet
+	missing       instant       // when it was not there yet
+	holder        *HeldError    // of the lease that it last waited for
+	leaseEnd      instant       // when that was to run out
+	freed         bool          // it was released before
+	hedgeAt       instant       // when the holder that it waits for has taken too long; 0: never
+	hedged        bool          // the flight has tried to begin a second rebuild
+	hedging       Lease         // the lease under which it has begun one
+	led           bool          // the flight has been elected before, and has to begin anew
+	losses        int           // how often the flight's own lease was lost
+	fenced        bool          // the last of its commits was refused
+	refused       int           // how often its loads came to nothing, see maxRefused
+	refusedBefore int           // refused at the last look
 
 	// For those who watch, see observe.go.
 	watched   *rebuildWatch
@@ -125,91 +225,96 @@ func (r *run[V]) freeSlot() {
 	}
 }
 
-// rebuild ends the flight with an item, or returns the error that ends it.
-func (r *run[V]) rebuild(ctx context.Context) error {
-	e := r.engine
-	began := e.clock.now()
-	looked := sync.OnceFunc(func() {
-		if r.queues {
-			e.unlooked.Add(-1)
-		}
-	})
-	defer looked()
-	defer func() { r.declineElection(ctx) }()
-	for refused := 0; ctx.Err() == nil; {
-		if r.fenced || r.refused > max(refused, 1) {
-			r.fenced = false
-			// Whatever fences commits off, or invalidates the key in each load, may go
-			// on; and callers gather meanwhile, who are answered by a load that begins
-			// after them. A load that invalidates its own key and takes no time would
-			// answer nobody without that: no caller has come before it.
-			select {
-			case <-time.After(minPoll << r.refused):
-			case <-ctx.Done():
-			}
-		}
-		refused = r.refused
-		r.declineElection(ctx)
-		if r.ahead == nil { // a batch has read it since the flight began
-			r.lookAgain()
-		}
-		if r.lookAndStand(ctx) {
-			return nil
-		}
-		looked()
-		if r.takeSlot(ctx) {
-			return nil
-		}
-		if ctx.Err() != nil || r.slot == nil {
-			continue // closed; or too many wait, but what there was to serve was invalidated
-		}
-		if r.unshared != 0 {
-			r.declineElection(ctx)
-			if r.build(ctx, r.unshared, nil, r.finish) {
-				return nil
-			}
-			r.freeSlot() // the load may not have begun
-			continue
-		}
-		if r.ballot == nil && r.electsAtOnce() {
-			continue // it has its slot now, and knows what it has seen
-		}
-		lease, held, overtaken := r.elect(ctx)
-		if ctx.Err() != nil {
-			if lease != nil {
-				r.release(ctx, lease)
-			}
-			continue
-		}
-		if overtaken {
-			r.freeSlot()
-			select {
-			case n := <-r.notices:
-				if r.told(ctx, n) {
-					return nil
-				}
-			default: // the watch for a rival, that of an earlier load, has taken it
-			}
-			continue
-		}
-		if held == nil {
-			if r.lead(ctx, lease) {
-				return nil
-			}
-			r.led = true
-			r.freeSlot()
-		} else {
-			r.freeSlot()
-			r.member.held()
-			if e.clock.now()-began > e.MaxWait {
-				return errAgain
-			}
-			if r.await(ctx, held) {
-				return nil
-			}
+// lookOnce is the state looking.
+func (r *run[V]) lookOnce(ctx context.Context) rebuildOutcome {
+	if r.fenced || r.refused > max(r.refusedBefore, 1) {
+		r.fenced = false
+		// Whatever fences commits off, or invalidates the key in each load, may go
+		// on; and callers gather meanwhile, who are answered by a load that begins
+		// after them. A load that invalidates its own key and takes no time would
+		// answer nobody without that: no caller has come before it.
+		select {
+		case <-time.After(minPoll << r.refused):
+		case <-ctx.Done():
 		}
 	}
-	return context.Cause(ctx)
+	r.refusedBefore = r.refused
+	r.declineElection(ctx)
+	if r.ahead == nil { // a batch has read it since the flight began
+		r.lookAgain()
+	}
+	if r.lookAndStand(ctx) {
+		return outcomeAnswered
+	}
+	r.looked()
+	return outcomeNothing
+}
+
+// looked takes the flight off the flights that have not looked yet.
+func (r *run[V]) looked() {
+	if r.queues && !r.hasLooked {
+		r.hasLooked = true
+		r.engine.unlooked.Add(-1)
+	}
+}
+
+// queue is the state queueing.
+func (r *run[V]) queue(ctx context.Context) rebuildOutcome {
+	switch {
+	case r.takeSlot(ctx):
+		return outcomeAnswered
+	case r.slot == nil:
+		return outcomeOutdated // closed; or too many wait, and the stale value was invalidated
+	}
+	return outcomePlace
+}
+
+// stand is the state standing. With an elector the look has been the election already.
+func (r *run[V]) stand(ctx context.Context) rebuildOutcome {
+	if r.unshared != 0 {
+		r.declineElection(ctx)
+		return outcomeUnshared
+	}
+	if r.ballot == nil && r.electsAtOnce() {
+		return outcomeOutdated // the look was without an election; the next one has a place
+	}
+	lease, held, overtaken := r.elect(ctx)
+	switch {
+	case ctx.Err() != nil:
+		if lease != nil {
+			r.release(ctx, lease)
+		}
+		return outcomeOutdated
+	case overtaken:
+		r.freeSlot()
+		select {
+		case n := <-r.notices:
+			return ending(r.told(ctx, n))
+		default: // the watch for a rival, that of an earlier load, has taken it
+		}
+		return outcomeOutdated
+	case held != nil:
+		r.holder = held
+		return outcomeHeld
+	}
+	r.lease = lease
+	return outcomeElected
+}
+
+// loadAlone is the state alone: the store has the mark of a holder whose value it has not taken.
+func (r *run[V]) loadAlone(ctx context.Context) rebuildOutcome {
+	defer r.freeSlot() // the load may not have begun
+	return ending(r.build(ctx, r.unshared, nil, r.finish))
+}
+
+// awaitHolder is the state waiting. The flight waits without a place among MaxRebuilds.
+func (r *run[V]) awaitHolder(ctx context.Context) rebuildOutcome {
+	r.freeSlot()
+	r.member.held()
+	if r.engine.clock.now()-r.began > r.engine.MaxWait {
+		return outcomeTimeIsUp
+	}
+	return ending(r.await(ctx, r.holder))
 }
 
 // takeFreeSlot takes one of the MaxRebuilds if one is free, and reports whether the flight has
@@ -647,26 +752,29 @@ func (r *run[V]) watch(ctx, watching context.Context, endWatch func(), held *Hel
 	return wake
 }
 
-// lead rebuilds the key as its holder; lease is nil if there is no election.
-// It reports whether the flight has ended. The flight holds a slot, which goes
-// to the load: that may outlast the flight.
-func (r *run[V]) lead(ctx context.Context, lease Lease) bool {
-	e := r.engine
+// lead is the state leading: it rebuilds the key as the holder of r.lease, which is nil if there is no
+// election. The flight has a place among MaxRebuilds, which goes to the load: the load may outlast
+// the flight.
+func (r *run[V]) lead(ctx context.Context) (o rebuildOutcome) {
+	e, lease := r.engine, r.lease
 	r.flight.lead()
-	r.lease = lease
 	defer func() {
 		if r.lease != nil {
 			r.release(ctx, r.lease)
 			r.lease = nil
 		}
+		if o == outcomeOutdated {
+			r.led = true
+			r.freeSlot()
+		}
 	}()
 
 	epoch, ended := r.claim(ctx)
 	if ended {
-		return true
+		return outcomeAnswered
 	}
 	if ctx.Err() != nil || r.unshared != 0 {
-		return false
+		return outcomeOutdated
 	}
 	if epoch == 0 || e.commits.fails(e.clock.now()) && !r.probe(ctx) {
 		// Nobody will find this load's value in the store. Who waited for it
@@ -683,7 +791,7 @@ func (r *run[V]) lead(ctx context.Context, lease Lease) bool {
 		rival = r.rival(watching, epoch, e.clock.now())
 	}
 	e.hedges.earn(e.HedgeShare)
-	return r.build(ctx, epoch, rival, r.finish)
+	return ending(r.build(ctx, epoch, rival, r.finish))
 }
 
 // build loads the value, under the lease if the flight has one, and ends the
@@ -843,9 +951,9 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 		}
 		return true
 	}
-	switch outcome := r.commit(ctx, it); {
-	case outcome != fenced:
-		if outcome == notTaken {
+	switch written := r.commit(ctx, it); {
+	case written != fenced:
+		if written == notTaken {
 			r.keepBeside(it)
 		}
 		r.committed = e.clock.now()
@@ -926,11 +1034,11 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 		return r.settle(it)
 	}
 	it.epoch, it.beside = epoch, false
-	outcome := r.commitFailure(ctx, it)
-	if outcome == notTaken {
+	written := r.commitFailure(ctx, it)
+	if written == notTaken {
 		r.keepBeside(it)
 	}
-	r.fenced = outcome == fenced
+	r.fenced = written == fenced
 	r.committed = e.clock.now()
 	if !r.fenced && r.settle(it) {
 		return true

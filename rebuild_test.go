@@ -1,0 +1,43 @@
+//go:build !wasip1
+
+package bellwether
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+)
+
+// The table of states in docs/design.md is the table of the code.
+func TestTransitions_InTheDesign(t *testing.T) {
+	text, err := os.ReadFile("docs/design.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, found := strings.Cut(string(text), "| state | outcome | next state | causes |\n|---|---|---|---|\n")
+	if !found {
+		t.Fatal("docs/design.md has no table of states")
+	}
+	table, _, _ = strings.Cut(table, "\n\n")
+	rows := map[string]bool{}
+	for row := range strings.Lines(table + "\n") {
+		cells := strings.SplitN(row, "|", 5)
+		rows[strings.Join(cells[1:4], "|")] = true
+	}
+	for s, outcomes := range transitions {
+		for o, next := range outcomes {
+			if next == 0 {
+				continue
+			}
+			row := fmt.Sprintf(" %v | %v | %v ", rebuildState(s), rebuildOutcome(o), next)
+			if !rows[row] {
+				t.Errorf("the table lacks the row %q", row)
+			}
+			delete(rows, row)
+		}
+	}
+	for row := range rows {
+		t.Errorf("the table has the row %q, and the code has not", row)
+	}
+}
