@@ -73,7 +73,10 @@ var transitions = [stateCount][outcomeCount]rebuildState{
 func (r *run[V]) rebuild(ctx context.Context) error {
 	r.began = r.engine.clock.now()
 	defer r.looked()
-	defer func() { r.declineElection(ctx) }()
+	defer func() {
+		r.declineElection(ctx)
+		r.releaseBehind(ctx) // Close may come between the election and leading
+	}()
 	for s := stateLooking; ; {
 		switch {
 		case s == stateLanded:
