@@ -24,7 +24,7 @@ func TestNew_WhatJSONLoses(t *testing.T) {
 		TTL: time.Minute, Store: memstore.New(), Namespace: "test",
 		OnError: func(key string, err error) { told = append(told, key+err.Error()) },
 	}
-	bellwether.New(func(context.Context, string) (*withSecret, error) { return nil, nil }, o).Close()
+	bellwether.New(func(context.Context, string) (*withSecret, error) { return &withSecret{"a", "b"}, nil }, o).Close()
 	if len(told) != 1 || !strings.Contains(told[0], "withSecret.secret (string) is not exported") {
 		t.Errorf("OnError is told %q, want the lost field", told)
 	}
