@@ -4,9 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"io"
 	"math/rand/v2"
-	"net/http"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -245,41 +243,6 @@ func TestAsking_GoroutineLeftBehind(t *testing.T) {
 			behind.Wait()
 		})
 	}
-}
-
-// selfAsking is a handler whose pages ask their own site for a part, over HTTP.
-func selfAsking(client *http.Client, base *string, shared bool) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Cache-Control", "max-age=60")
-		part, ok := strings.CutPrefix(r.URL.Path, "/page/")
-		if !ok {
-			time.Sleep(50 * time.Millisecond)
-			fmt.Fprint(w, "part")
-			return
-		}
-		if shared {
-			part = "one"
-		}
-		status, body := fetchURL(client, *base+"/api/"+part)
-		if status != http.StatusOK {
-			w.WriteHeader(http.StatusBadGateway)
-		}
-		time.Sleep(50 * time.Millisecond)
-		fmt.Fprint(w, body, " in page")
-	}
-}
-
-func fetchURL(client *http.Client, url string) (status int, body string) {
-	res, err := client.Get(url)
-	if err != nil {
-		return -1, err.Error()
-	}
-	defer res.Body.Close()
-	b, err := io.ReadAll(res.Body)
-	if err != nil {
-		return -1, err.Error()
-	}
-	return res.StatusCode, string(b)
 }
 
 // An origin gets no more loads at one time than MaxRebuilds, however slow it is.
