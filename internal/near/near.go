@@ -64,11 +64,11 @@ func New[T Item](base time.Time, maxBytes int64, evicted func(key string, it T))
 
 // Get returns the key's item, or nil, and the instant of the look.
 func (n *Tier[T]) Get(key string) (T, Instant) {
-	var none T
 	now := n.clock.now()
 	n.clock.tell(now, lag)
-	it, _ := n.table.GetIfPresent(key)
-	if it != none && it.Over(now) {
+	it, found := n.table.GetIfPresent(key)
+	if found && it.Over(now) {
+		var none T
 		return none, now // the table's clock is behind
 	}
 	return it, now
