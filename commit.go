@@ -46,13 +46,13 @@ type ballot struct {
 
 // readWithLog is read after a look at the log of sweeps, if the log is due, in one request where the
 // store can. A batch may have read the key already.
-func (r *run[V]) readWithLog(ctx context.Context, budget *gate.Budget) storeReply {
+func (r *run[V]) readWithLog(ctx context.Context) storeReply {
 	r.followLogAhead(ctx, r.logAge())
 	if there := r.ahead; there != nil {
 		r.ahead = nil
 		return *there
 	}
-	return r.read(ctx, budget)
+	return r.read(ctx, &r.budget)
 }
 
 // logAge is the age at which the log of sweeps is read again for a look. A store that has lost the key
@@ -70,24 +70,24 @@ func (r *run[V]) logAge() time.Duration {
 //
 // The election has half of the flight's budget. Without an answer the flight reads alone with the
 // rest: an engine whose writes are silent may still have a fresh entry.
-func (r *run[V]) readAndStand(ctx context.Context, budget *gate.Budget) storeReply {
+func (r *run[V]) readAndStand(ctx context.Context) storeReply {
 	e := r.engine
-	e.sweeps.Follow(ctx, budget, r.logAge())
+	e.sweeps.Follow(ctx, &r.budget, r.logAge())
 	e.enter(r.key, phaseStanding)
 	asked := e.clock.now()
 	r.stood, r.length = asked, r.leaseLength()
-	half := budget.Half()
+	half := r.budget.Half()
 	won, err := gate.AskInTurn(ctx, e.writes, r.key, half, func(ctx context.Context) (driver.Election, error) {
 		return e.elector.Elect(ctx, e.engineKey(r.key), r.past, r.length)
 	})
-	budget.Left += half.Left
+	r.budget.Left += half.Left
 	if err != nil {
 		if ctx.Err() != nil {
 			return storeReply{asked: asked, err: err}
 		}
 		r.noAnswer(ctx, "standing for the election of", err)
 		r.ballot = &ballot{}
-		return r.read(ctx, budget)
+		return r.read(ctx, &r.budget)
 	}
 	if answers := won.Entry.Fresh() && won.Entry.Epoch > r.past; !answers || won.Lease != nil {
 		// With neither a lease nor a holder it counts as no answer: the flight would ask again
@@ -273,10 +273,8 @@ func (r *run[V]) commit(ctx context.Context, it *item[V]) commitOutcome {
 		return notTaken
 	case errors.Is(err, ErrUnavailable):
 		// Perhaps by the value, which was written after all.
-		if written, answered := r.written(ctx, it.epoch); written {
-			return committed
-		} else if !answered {
-			return notTaken
+		if there := r.confirmCommit(ctx, it.epoch); there != fenced {
+			return there
 		}
 	}
 	e.count.fenced.Add(1)
@@ -411,33 +409,36 @@ func (r *run[V]) commitFailure(ctx context.Context, it *item[V]) commitOutcome {
 		return r.fencedOff(err)
 	case errors.Is(err, ErrUnavailable):
 		r.noAnswer(ctx, "committing", err)
-		if written, answered := r.written(ctx, it.epoch); written {
-			return committed
-		} else if !answered {
-			return notTaken
+		if there := r.confirmCommit(ctx, it.epoch); there != fenced {
+			return there
 		}
 	}
 	return r.commit(ctx, it) // with the value, which is no longer there
 }
 
-// written asks the store, after a commit without an answer, whether the epoch's entry is there.
-func (r *run[V]) written(ctx context.Context, epoch uint64) (written, answered bool) {
+// confirmCommit is the outcome of a commit whose reply was lost.
+func (r *run[V]) confirmCommit(ctx context.Context, epoch uint64) commitOutcome {
+	return r.confirmThere(ctx, func(e Entry) bool { return e.Epoch == epoch })
+}
+
+// confirmThere reads the store: committed if its entry is the wanted one, notTaken if the store does
+// not answer, and fenced if something else, or nothing, is there.
+func (r *run[V]) confirmThere(ctx context.Context, wanted func(Entry) bool) commitOutcome {
 	there := r.read(ctx, &r.budget)
-	return there.err == nil && there.entry.Epoch == epoch, !errors.Is(there.err, ErrUnavailable)
+	switch {
+	case errors.Is(there.err, ErrUnavailable):
+		return notTaken
+	case there.err == nil && wanted(there.entry):
+		return committed
+	}
+	return fenced
 }
 
 // stillUnshared is the commit of a value that only this process has: the entry
 // that let it be made must be there still, or it was invalidated meanwhile. A
 // store that does not answer cannot say so.
 func (r *run[V]) stillUnshared(ctx context.Context) commitOutcome {
-	there := r.read(ctx, &r.budget)
-	switch {
-	case errors.Is(there.err, ErrUnavailable):
-		return notTaken
-	case there.err == nil && there.entry.Kind == KindUnshared && there.entry.Epoch == r.unshared:
-		return committed
-	}
-	return fenced
+	return r.confirmThere(ctx, func(e Entry) bool { return e.Kind == KindUnshared && e.Epoch == r.unshared })
 }
 
 // encode makes the store's entry of an item.

@@ -78,7 +78,7 @@ func newEngine[V any](s settings, size func(string, V) int, marshal func(V) ([]b
 	e.store, e.locker, e.push = e.newGate(EngineStore), e.newGate(EngineLocker), e.newGate(EngineWatch)
 	e.writes = e.store.Beside(e.tellBreaker(EngineWrites))
 	if e.elector = electorOf(s.Store, s.Locker); e.elector != nil {
-		e.locker = e.writes // likewise
+		e.locker = e.writes // one engine, and its elections are writes
 	}
 	e.near, e.size = near.New(c.base, s.NearBytes, e.evicted()), size
 	e.answers = func(V) bool { return true }

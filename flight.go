@@ -106,7 +106,7 @@ type flight[V any] struct {
 	// personal tells that the load may be slow because of the first caller: a time-out
 	// is for calls of the same client. It never changes.
 	personal bool
-	// outage is the flight's goroutine's.
+	// budget is the flight's goroutine's.
 	budget gate.Budget
 	// enough is before when callers came for whom what the flight ends with is new,
 	// although another process has made it. It is the flight's goroutine's.

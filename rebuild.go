@@ -425,7 +425,7 @@ func (r *run[V]) takeSlot(ctx context.Context) bool {
 // look reads the store, and ends the flight if what is there answers.
 func (r *run[V]) look(ctx context.Context) bool { return r.lookBy(ctx, r.readWithLog) }
 
-func (r *run[V]) lookBy(ctx context.Context, read func(context.Context, *gate.Budget) storeReply) bool {
+func (r *run[V]) lookBy(ctx context.Context, read func(context.Context) storeReply) bool {
 	e := r.engine
 	e.enter(r.key, phaseLooking)
 	r.unshared = 0
@@ -447,7 +447,7 @@ func (r *run[V]) lookBy(ctx context.Context, read func(context.Context, *gate.Bu
 	}
 	asking, end := e.store.WhileUp(ctx)
 	defer end()
-	there := read(asking, &r.budget)
+	there := read(asking)
 	// One lost packet is no outage: an engine that is gone fails again, and
 	// opens its breaker, or has used the time up.
 	for try := 1; try < gate.Trips && errors.Is(there.err, ErrUnavailable) && ctx.Err() == nil && r.budget.Left > 0 && e.store.Retries(); try++ {
