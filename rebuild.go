@@ -161,7 +161,7 @@ type run[V any] struct {
 	known         uint64        // the epoch of the store's entry when the flight began to wait
 	first         uint64        // the epoch of the first value that it has seen since, 0: none yet
 	missing       instant       // when it was not there yet
-	holder        *HeldError    // of the lease that it last waited for
+	holder        *HeldError    // whose lease it waits for, or last did
 	leaseEnd      instant       // when that was to run out
 	freed         bool          // it was released before
 	hedgeAt       instant       // when the holder that it waits for has taken too long; 0: never
@@ -317,7 +317,7 @@ func (r *run[V]) awaitHolder(ctx context.Context) rebuildOutcome {
 	if r.engine.clock.now()-r.began > r.engine.MaxWait {
 		return outcomeTimeIsUp
 	}
-	return ending(r.await(ctx, r.holder))
+	return ending(r.await(ctx))
 }
 
 // takeFreeSlot takes one of the MaxRebuilds if one is free, and reports whether the flight has
@@ -639,8 +639,8 @@ const (
 // time is over that the holder has announced, or, with a locker that cannot
 // push, by polling the store. It reports whether the flight has ended; if not,
 // it is time to stand for election again.
-func (r *run[V]) await(ctx context.Context, held *HeldError) bool {
-	e := r.engine
+func (r *run[V]) await(ctx context.Context) bool {
+	e, held := r.engine, r.holder
 	began := e.clock.now()
 	if !r.waits {
 		e.count.waits.Add(1)
@@ -663,7 +663,7 @@ func (r *run[V]) await(ctx context.Context, held *HeldError) bool {
 	if !held.Until.IsZero() {
 		until = min(until, e.clock.instant(held.Until))
 	}
-	r.holder, r.leaseEnd, r.freed = held, until, false
+	r.leaseEnd, r.freed = until, false
 	if wake == nil {
 		until = min(until, durations.Add(began, electPause))
 	}

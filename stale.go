@@ -41,7 +41,7 @@ type Freshness struct {
 type instant = time.Duration
 
 // forever is the instant that never comes.
-const forever instant = 1<<63 - 1
+const forever instant = durations.Forever
 
 // between is the time from one instant to a later one without wrapping round: what
 // is old may have been made long before the clock, and for ever is long after it.

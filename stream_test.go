@@ -58,18 +58,7 @@ func TestStream_SweptFasterThanMade(t *testing.T) {
 					w.Header().Set("Surrogate-Key", "x")
 					fmt.Fprint(w, n)
 				})
-				stop := make(chan struct{})
-				defer close(stop)
-				go func() {
-					for {
-						select {
-						case <-stop:
-							return
-						case <-time.After(2 * time.Second):
-							s.mw.InvalidateMatching(t.Context(), match)
-						}
-					}
-				}()
+				defer every(2*time.Second, func() { s.mw.InvalidateMatching(t.Context(), match) })()
 				for range 3 {
 					before, start := calls.Load(), time.Now()
 					var n int32

@@ -201,18 +201,7 @@ func TestFleet_InvalidatedFasterThanLoaded(t *testing.T) {
 				if by == notices {
 					invalidator = f.processes[1]
 				}
-				stop := make(chan struct{})
-				defer close(stop)
-				go func() {
-					for {
-						select {
-						case <-stop:
-							return
-						case <-time.After(2 * time.Second):
-							invalidator.Invalidate(context.Background(), "k")
-						}
-					}
-				}()
+				defer every(2*time.Second, func() { invalidator.Invalidate(context.Background(), "k") })()
 				for range 3 {
 					before, _ := f.origin.count()
 					start := time.Now()

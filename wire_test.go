@@ -469,3 +469,19 @@ type batchingEngine struct{ wiredEngine }
 func (e *batchingEngine) GetMany(ctx context.Context, keys []string, each func(int, bellwether.Entry, error)) {
 	e.getMany(ctx, keys, each)
 }
+
+// every calls f after each pause, on a goroutine of its own, until stop is called.
+func every(pause time.Duration, f func()) (stop func()) {
+	stopped := make(chan struct{})
+	go func() {
+		for {
+			select {
+			case <-stopped:
+				return
+			case <-time.After(pause):
+				f()
+			}
+		}
+	}()
+	return func() { close(stopped) }
+}

@@ -7,14 +7,12 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether/driver"
+	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/httpcache"
 )
 
 // An Instant is a moment on the cache's monotonic clock.
 type Instant = time.Duration
-
-// forever is the Instant that never comes.
-const forever Instant = 1<<63 - 1
 
 // A Sweep invalidates all keys with something in common. It is one line of the log.
 type Sweep struct {
@@ -171,24 +169,24 @@ func (l *Log) Position() uint64 {
 }
 
 // Against holds the log against an item of key whose load had the log up to position in view. gone
-// says that the item was invalidated. Otherwise stale is when the item became stale, and forever if
+// says that the item was invalidated. Otherwise stale is when the item became stale, and [durations.Forever] if
 // it did not. traits returns the tags of the item, and whether the item is only a signpost to other
 // items, which no sweep makes stale. Against calls it at most once.
 func (l *Log) Against(key string, position uint64, traits func() (tags []string, signpost bool)) (gone bool, stale Instant) {
 	if l == nil || position >= l.epoch {
-		return false, forever
+		return false, durations.Forever
 	}
 	if position < l.Since {
-		return true, forever
+		return true, durations.Forever
 	}
 	tags, signpost := traits()
-	stale = forever
+	stale = durations.Forever
 	for i := range l.Sweeps {
 		s := &l.Sweeps[i]
 		switch {
 		case s.Epoch <= position || !s.hits(key, tags):
 		case !s.Soft:
-			return true, forever
+			return true, durations.Forever
 		case !signpost:
 			stale = min(stale, s.Heard)
 		}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether/driver"
+	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/httpcache"
 )
 
@@ -28,20 +29,20 @@ func TestLog_Against(t *testing.T) {
 		gone   bool
 		stale  Instant
 	}{
-		"its key":                   {Sweep{Epoch: 11, Kind: ByKey, What: "host/a"}, "host/a", tagged(), true, forever},
-		"its key, with TLS":         {Sweep{Epoch: 11, Kind: ByKey, What: "host/a"}, secure, tagged(), true, forever},
-		"its key, without TLS only": {Sweep{Epoch: 11, Kind: ByKey, What: "host/a", Plain: true}, secure, tagged(), false, forever},
-		"a variant of its key":      {Sweep{Epoch: 11, Kind: ByKey, What: "host/a"}, "host/a" + VariantMark + "gzip", tagged(), true, forever},
-		"a longer key":              {Sweep{Epoch: 11, Kind: ByKey, What: "host/a"}, "host/ab", tagged(), false, forever},
-		"its prefix":                {Sweep{Epoch: 11, Kind: ByPrefix, What: "host/a"}, "host/ab", tagged(), true, forever},
-		"another prefix":            {Sweep{Epoch: 11, Kind: ByPrefix, What: "host/b"}, "host/ab", tagged(), false, forever},
-		"its tag":                   {Sweep{Epoch: 11, Kind: ByTag, What: "x"}, "host/a", tagged("w", "x"), true, forever},
-		"another tag":               {Sweep{Epoch: 11, Kind: ByTag, What: "x"}, "host/a", tagged("xx"), false, forever},
-		"a kind of a later version": {Sweep{Epoch: 11, Kind: "moon"}, "host/a", tagged(), true, forever},
+		"its key":                   {Sweep{Epoch: 11, Kind: ByKey, What: "host/a"}, "host/a", tagged(), true, durations.Forever},
+		"its key, with TLS":         {Sweep{Epoch: 11, Kind: ByKey, What: "host/a"}, secure, tagged(), true, durations.Forever},
+		"its key, without TLS only": {Sweep{Epoch: 11, Kind: ByKey, What: "host/a", Plain: true}, secure, tagged(), false, durations.Forever},
+		"a variant of its key":      {Sweep{Epoch: 11, Kind: ByKey, What: "host/a"}, "host/a" + VariantMark + "gzip", tagged(), true, durations.Forever},
+		"a longer key":              {Sweep{Epoch: 11, Kind: ByKey, What: "host/a"}, "host/ab", tagged(), false, durations.Forever},
+		"its prefix":                {Sweep{Epoch: 11, Kind: ByPrefix, What: "host/a"}, "host/ab", tagged(), true, durations.Forever},
+		"another prefix":            {Sweep{Epoch: 11, Kind: ByPrefix, What: "host/b"}, "host/ab", tagged(), false, durations.Forever},
+		"its tag":                   {Sweep{Epoch: 11, Kind: ByTag, What: "x"}, "host/a", tagged("w", "x"), true, durations.Forever},
+		"another tag":               {Sweep{Epoch: 11, Kind: ByTag, What: "x"}, "host/a", tagged("xx"), false, durations.Forever},
+		"a kind of a later version": {Sweep{Epoch: 11, Kind: "moon"}, "host/a", tagged(), true, durations.Forever},
 		"softly":                    {Sweep{Epoch: 11, Kind: ByTag, What: "x", Soft: true}, "host/a", tagged("x"), false, heard},
-		"softly, a signpost":        {Sweep{Epoch: 11, Kind: ByKey, What: "host/a", Soft: true}, "host/a", signpost, false, forever},
-		"hard, a signpost":          {Sweep{Epoch: 11, Kind: ByKey, What: "host/a"}, "host/a", signpost, true, forever},
-		"before its load":           {Sweep{Epoch: 10, Kind: ByKey, What: "host/a"}, "host/a", tagged(), false, forever},
+		"softly, a signpost":        {Sweep{Epoch: 11, Kind: ByKey, What: "host/a", Soft: true}, "host/a", signpost, false, durations.Forever},
+		"hard, a signpost":          {Sweep{Epoch: 11, Kind: ByKey, What: "host/a"}, "host/a", signpost, true, durations.Forever},
+		"before its load":           {Sweep{Epoch: 10, Kind: ByKey, What: "host/a"}, "host/a", tagged(), false, durations.Forever},
 	} {
 		test.sweep.Heard = heard
 		l := &Log{Since: 1, Sweeps: []Sweep{test.sweep}, epoch: 11}
@@ -55,7 +56,7 @@ func TestLog_Against(t *testing.T) {
 			t.Errorf("a log that has forgotten all up to 11, and a load at %d: gone %t, want %t", position, gone, want)
 		}
 	}
-	if gone, stale := (*Log)(nil).Against("host/a", 0, tagged()); gone || stale != forever {
+	if gone, stale := (*Log)(nil).Against("host/a", 0, tagged()); gone || stale != durations.Forever {
 		t.Error("no log has something against an item")
 	}
 	if gone, _ := Only([]Sweep{{Kind: ByKey, What: "host/a"}}, 0).Against("host/a", 1<<63, tagged()); !gone {
