@@ -23,7 +23,7 @@ const (
 
 // String returns the phase's word.
 func (p phase) String() string {
-	return word(p, "looking", "queueing", "standing", "watching", "waiting", "claiming", "loading", "streaming", "renewing", "committing", "releasing", "hedging")
+	return [...]string{"looking", "queueing", "standing", "watching", "waiting", "claiming", "loading", "streaming", "renewing", "committing", "releasing", "hedging"}[p]
 }
 
 // enter tells a test that the flight of the key is in that phase from now on.

@@ -35,7 +35,7 @@ const (
 
 // String returns the state's word.
 func (s rebuildState) String() string {
-	return word(s, "", "looking", "queueing", "standing", "leading", "alone", "waiting", "landed", "given up")
+	return [...]string{"", "looking", "queueing", "standing", "leading", "alone", "waiting", "landed", "given up"}[s]
 }
 
 // A rebuildOutcome is the result of a state.
@@ -55,7 +55,7 @@ const (
 
 // String returns the outcome's words.
 func (o rebuildOutcome) String() string {
-	return word(o, "", "answered", "nothing", "a place", "elected", "unshared", "held", "outdated", "time is up")
+	return [...]string{"", "answered", "nothing", "a place", "elected", "unshared", "held", "outdated", "time is up"}[o]
 }
 
 // transitions lead from a state and its outcome to the next state. docs/design.md has the same table.
