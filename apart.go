@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether/internal/gate"
+	"github.com/bellwether-go/bellwether/internal/items"
 )
 
 // This file is what a process keeps and finds without a flight: a variant, what a
@@ -23,7 +24,7 @@ func (e *engine[V]) apart(key string, lose time.Duration) *run[V] {
 // put keeps a value that no flight of its key has made: a variant's, or what a
 // request that went past the cache has shown. If over is not nil, it does so only in the
 // place of that: an invalidation, or whatever else has come in between, knows better.
-func (e *engine[V]) put(ctx context.Context, key string, v V, f Freshness, position uint64, over *item[V]) {
+func (e *engine[V]) put(ctx context.Context, key string, v V, f items.Windows, position uint64, over *items.Item[V]) {
 	d, there := e.apart(key, e.EngineTimeout).draft(ctx)
 	defer d.end()
 	switch {
@@ -32,7 +33,7 @@ func (e *engine[V]) put(ctx context.Context, key string, v V, f Freshness, posit
 		if !e.holdsNear(key, over) {
 			return
 		}
-	case there.Epoch != over.epoch || there.Epoch == 0: // 0 is nobody's in a store
+	case there.Epoch != over.Epoch || there.Epoch == 0: // 0 is nobody's in a store
 		return
 	}
 	d.position = position
@@ -62,11 +63,11 @@ func (r *run[V]) draft(ctx context.Context) (_ *draft[V], there Entry) {
 func (d *draft[V]) end() { d.run.engine.dismiss(d.run.key, d.witness) }
 
 // keep keeps the draft's value, unless something later is known of the key.
-func (d *draft[V]) keep(ctx context.Context, v V, f Freshness) {
+func (d *draft[V]) keep(ctx context.Context, v V, f items.Windows) {
 	r, e := d.run, d.run.engine
-	now := e.clock.now()
-	it := &item[V]{kind: KindValue, value: v, epoch: d.epoch, position: d.position, trusted: e.trustedUntil(now)}
-	it.lifetime = e.lifetimeOf(now, f, r.key, d.epoch)
+	now := e.clock.Now()
+	it := &items.Item[V]{Kind: KindValue, Value: v, Epoch: d.epoch, Position: d.position, Trusted: e.trustedUntil(now)}
+	it.Lifetime = e.lifetimeOf(now, f, r.key, d.epoch)
 	switch {
 	case r.storeDown || it.End() > now:
 		switch r.commit(ctx, it) {
@@ -90,7 +91,7 @@ func (d *draft[V]) keep(ctx context.Context, v V, f Freshness) {
 // keep puts an item that ends no flight into the near tier, unless it was swept or the
 // engine is closed. still tells, under the lock, whether nothing else has come in
 // between.
-func (e *engine[V]) keep(key string, it *item[V], still func() bool) {
+func (e *engine[V]) keep(key string, it *items.Item[V], still func() bool) {
 	e.weigh(key, it) // before the lock: it runs user code
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -102,22 +103,22 @@ func (e *engine[V]) keep(key string, it *item[V], still func() bool) {
 // putUnless keeps, where there is no store, a value that was made by a request
 // which has invalidated the key itself, so many times: if w has seen more than that,
 // the value may be older than what another such request has done.
-func (e *engine[V]) putUnless(key string, v V, f Freshness, w *witness, times int) {
-	now := e.clock.now()
-	it := &item[V]{kind: KindValue, value: v, epoch: e.nextEpoch(), position: w.position, trusted: e.trustedUntil(now)}
-	it.lifetime = newLifetime(now, f)
+func (e *engine[V]) putUnless(key string, v V, f items.Windows, w *witness, times int) {
+	now := e.clock.Now()
+	it := &items.Item[V]{Kind: KindValue, Value: v, Epoch: e.nextEpoch(), Position: w.position, Trusted: e.trustedUntil(now)}
+	it.Lifetime = items.NewLifetime(now, f)
 	// A flight that has begun since the invalidation has something newer.
 	e.keep(key, it, func() bool { return w.seen == times && e.flights[key] == nil })
 }
 
 // peek returns what the near tier or the store has for the run's key that may be
 // served now, without a flight; nil if there is nothing.
-func (r *run[V]) peek(ctx context.Context) *item[V] {
+func (r *run[V]) peek(ctx context.Context) *items.Item[V] {
 	it := r.find(ctx)
 	if it == nil {
 		return nil
 	}
-	switch it.judge(r.engine.clock.now()) {
+	switch judge(&it.Lifetime, r.engine.clock.Now()) {
 	case serve, serveStale, serveOnly:
 		return it
 	}
@@ -126,10 +127,10 @@ func (r *run[V]) peek(ctx context.Context) *item[V] {
 
 // find returns what the near tier or the store knows of the run's key, nil if that is
 // nothing.
-func (r *run[V]) find(ctx context.Context) *item[V] {
+func (r *run[V]) find(ctx context.Context) *items.Item[V] {
 	e := r.engine
 	it, now := e.near.Get(r.key)
-	if it != nil && now < it.trusted || e.Store == nil || e.open.Err() != nil {
+	if it != nil && now < it.Trusted || e.Store == nil || e.open.Err() != nil {
 		return it
 	}
 	e.sweeps.Follow(ctx, &r.budget, e.NearTTL/2) // no flight has of late, perhaps

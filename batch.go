@@ -15,6 +15,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/gate"
+	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/internal/slots"
 )
 
@@ -210,7 +211,7 @@ func (c *manyCall[V]) all(ctx context.Context, todo []pending[V]) {
 // what is covered by something that can be served.
 func (c *manyCall[V]) hits(ctx context.Context, keys []string) (missing, covered []pending[V]) {
 	seen := make(map[string]struct{}, len(keys))
-	began := c.clock.now()
+	began := c.clock.Now()
 	for _, key := range keys {
 		if _, again := seen[key]; again {
 			continue
@@ -219,8 +220,8 @@ func (c *manyCall[V]) hits(ctx context.Context, keys []string) (missing, covered
 		it, early, ok := c.hit(key)
 		if ok {
 			c.answer(key, it, nil)
-			if c.observers.hit != nil || it.failures > 0 {
-				c.tellHit(ctx, key, it.way(c.clock.now()))
+			if c.observers.hit != nil || it.Failures > 0 {
+				c.tellHit(ctx, key, wayOf(&it.Lifetime, c.clock.Now()))
 			}
 		}
 		switch {
@@ -240,10 +241,10 @@ func (c *manyCall[V]) hits(ctx context.Context, keys []string) (missing, covered
 	return missing, covered
 }
 
-func (c *manyCall[V]) answer(key string, it *item[V], err error) {
+func (c *manyCall[V]) answer(key string, it *items.Item[V], err error) {
 	var v V
 	if err == nil {
-		v, err = it.answer()
+		v, err = it.Answer()
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -283,10 +284,10 @@ func (c *manyCall[V]) end(a pending[V]) {
 func (c *manyCall[V]) waitForPlaces(ctx context.Context, together []pending[V]) []pending[V] {
 	var rest []pending[V]
 	for _, a := range together {
-		now := c.clock.now()
+		now := c.clock.Now()
 		switch {
 		case a.early:
-		case a.stale != nil && now < a.stale.trusted && a.stale.stale(now):
+		case a.stale != nil && now < a.stale.Trusted && a.stale.Stale(now):
 			c.count.stale.Add(1)
 			a.answer.item = a.stale
 			c.end(a)
@@ -299,7 +300,7 @@ func (c *manyCall[V]) waitForPlaces(ctx context.Context, together []pending[V]) 
 	}
 	// Not for longer than MaxWait: what has the places may be flights that hang,
 	// and that nobody waits for any more.
-	limited, cancel := context.WithTimeout(ctx, durations.Add(rest[0].began, c.MaxWait)-c.clock.now())
+	limited, cancel := context.WithTimeout(ctx, durations.Add(rest[0].began, c.MaxWait)-c.clock.Now())
 	defer cancel()
 	if c.places.Acquire(limited, int64(2*len(rest))) == nil {
 		return rest
@@ -641,7 +642,7 @@ type seat[V any] struct {
 	// The result, to be read when the round is done.
 	value  V
 	err    error
-	fresh  Freshness
+	fresh  items.Windows
 	chosen bool // fresh is the load's
 }
 
@@ -667,7 +668,7 @@ func (m *member[V]) load(ctx context.Context) (V, error) {
 		return zero, context.Cause(ctx)
 	}
 	if s.chosen {
-		SetFreshness(ctx, s.fresh)
+		setWindows(ctx, s.fresh)
 	}
 	return s.value, s.err
 }
@@ -699,7 +700,7 @@ func (m *member[V]) arrive(ctx context.Context, s *seat[V]) *round[V] {
 	if r == nil {
 		// The values of the context stay; its end is one member's only.
 		ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
-		r = &round[V]{opened: b.engine.clock.now(), cancel: cancel, done: make(chan struct{})}
+		r = &round[V]{opened: b.engine.clock.Now(), cancel: cancel, done: make(chan struct{})}
 		r.run = func(h *slots.Hand) { b.run(ctx, r, h) }
 		b.open = r
 	}
@@ -755,7 +756,7 @@ func (m *member[V]) turnTo(state memberState) {
 	if r == nil {
 		return
 	}
-	pause := min(gatherLull, durations.Add(r.opened, b.engine.EngineTimeout)-b.engine.clock.now())
+	pause := min(gatherLull, durations.Add(r.opened, b.engine.EngineTimeout)-b.engine.clock.Now())
 	switch {
 	case b.looking == 0 && (!b.gone || b.kept == 0) || pause <= 0:
 		b.start(r)

@@ -121,14 +121,14 @@ func (m *Middleware) servable(ctx context.Context, t target) bool {
 		if it == nil {
 			it = m.engine.apart(key, m.engine.EngineTimeout).find(ctx)
 		}
-		if it == nil || it.kind != KindValue || it.judge(now) == rebuild {
+		if it == nil || it.Kind != KindValue || judge(&it.Lifetime, now) == rebuild {
 			return false
 		}
-		switch it.value.kind {
+		switch it.Value.kind {
 		case plain:
 			return key != t.key || !m.needsVariant(t.header)
 		case varying:
-			key = m.variantKey(it.value, t.key, t.header)
+			key = m.variantKey(it.Value, t.key, t.header)
 		default:
 			return false
 		}

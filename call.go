@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"github.com/bellwether-go/bellwether/internal/httpcache"
+	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/internal/spool"
 )
 
@@ -19,7 +20,7 @@ type call struct {
 	// base is the key of the request's URL, and signpost the item there whose names
 	// have led to the key that the call waits for; nil if that is base itself.
 	base     string
-	signpost *item[*response]
+	signpost *items.Item[*response]
 	// excluded tells that a response under the URL's own key is not for the request, which
 	// needs a variant. There is no signpost to that yet.
 	excluded bool
@@ -48,7 +49,7 @@ func (c *call) names() []string {
 	if c.signpost == nil {
 		return nil
 	}
-	return c.signpost.value.names
+	return c.signpost.Value.names
 }
 
 // hint has an interim response sent to the call's client. Only the client's own

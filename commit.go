@@ -14,6 +14,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/gate"
+	"github.com/bellwether-go/bellwether/internal/items"
 )
 
 // This file is what a rebuild has to do with the store: it reads, claims and
@@ -29,7 +30,7 @@ type storeReply struct {
 // read asks the store for the key's entry.
 func (r *run[V]) read(ctx context.Context, budget *gate.Budget) storeReply {
 	e := r.engine
-	asked := e.clock.now()
+	asked := e.clock.Now()
 	entry, err := gate.AskInTurn(ctx, e.store, r.key, budget, func(ctx context.Context) (Entry, error) {
 		return e.Store.Get(ctx, e.engineKey(r.key))
 	})
@@ -74,7 +75,7 @@ func (r *run[V]) readAndStand(ctx context.Context) storeReply {
 	e := r.engine
 	e.sweeps.Follow(ctx, &r.budget, r.logAge())
 	e.enter(r.key, phaseStanding)
-	asked := e.clock.now()
+	asked := e.clock.Now()
 	r.stood, r.length = asked, r.leaseLength()
 	half := r.budget.Half()
 	won, err := gate.AskInTurn(ctx, e.writes, r.key, half, func(ctx context.Context) (driver.Election, error) {
@@ -114,7 +115,7 @@ func (e *engine[V]) readMany(ctx context.Context, store BatchGetter, keys []stri
 		silence = errors.New("no answer for the key")
 		some    bool
 		over    bool
-		began   = e.clock.now()
+		began   = e.clock.Now()
 		last    = began // answer
 		heard   func()
 	)
@@ -130,7 +131,7 @@ func (e *engine[V]) readMany(ctx context.Context, store BatchGetter, keys []stri
 		case err != nil && !fault.IsAnswer(err):
 			silence = err
 		default:
-			some, answered[i], last = true, true, e.clock.now()
+			some, answered[i], last = true, true, e.clock.Now()
 			heard()
 			take(i, &storeReply{entry, began, err})
 		}
@@ -153,7 +154,7 @@ func (e *engine[V]) readMany(ctx context.Context, store BatchGetter, keys []stri
 		return nil // of one of its servers, perhaps; it is up
 	})
 	if err == nil && slices.Contains(answered, false) {
-		budget.Left -= e.clock.now() - last
+		budget.Left -= e.clock.Now() - last
 		err = fmt.Errorf("%w: %w", ErrUnavailable, silence)
 	}
 	return answered, err
@@ -167,7 +168,7 @@ func (r *run[V]) claim(ctx context.Context) (epoch uint64, ended bool) {
 		r.ballot = nil
 		return b.epoch, false
 	}
-	asked := r.engine.clock.now()
+	asked := r.engine.clock.Now()
 	r.before, r.epochAsked = r.epochAsked, asked
 	// It is a look: an invalidation before it is nothing that it could miss, and
 	// is no reason to stand for election again, nor to queue for another slot.
@@ -232,7 +233,7 @@ func (e *engine[V]) nextEpoch() uint64 {
 
 // commit offers it to the store. A value that the store answers for and does not
 // take stays with this process.
-func (r *run[V]) commit(ctx context.Context, it *item[V]) commitOutcome {
+func (r *run[V]) commit(ctx context.Context, it *items.Item[V]) commitOutcome {
 	e := r.engine
 	switch {
 	case e.Store == nil:
@@ -273,7 +274,7 @@ func (r *run[V]) commit(ctx context.Context, it *item[V]) commitOutcome {
 		return notTaken
 	case errors.Is(err, ErrUnavailable):
 		// Perhaps by the value, which was written after all.
-		if there := r.confirmCommit(ctx, it.epoch); there != fenced {
+		if there := r.confirmCommit(ctx, it.Epoch); there != fenced {
 			return there
 		}
 	}
@@ -295,18 +296,18 @@ func (r *run[V]) fencedOff(err error) commitOutcome {
 // it. Only what was invalidated after the load began is against a value, and nobody
 // has said since then that nothing was; so the store is asked NearTTL after that, or, with
 // the near tier off, aloneTTL. A failure by itself is of now.
-func (r *run[V]) keepBeside(it *item[V]) {
-	since := r.engine.clock.now()
-	if it.held {
+func (r *run[V]) keepBeside(it *items.Item[V]) {
+	since := r.engine.clock.Now()
+	if it.Held {
 		since = r.made - 1
 	}
-	it.beside, it.trusted = true, durations.Add(since, r.engine.alone())
+	it.Beside, it.Trusted = true, durations.Add(since, r.engine.alone())
 	switch {
 	case r.unshared != 0: // that entry's epoch is its own
 	case r.present != nil:
-		it.epoch = r.present.epoch
+		it.Epoch = r.present.Epoch
 	default:
-		it.epoch = 0
+		it.Epoch = 0
 	}
 }
 
@@ -356,8 +357,8 @@ func (r *run[V]) probe(ctx context.Context) bool {
 		}
 		return err
 	})
-	e.commits.note(err, e.clock.now())
-	return !e.commits.fails(e.clock.now())
+	e.commits.note(err, e.clock.Now())
+	return !e.commits.fails(e.clock.Now())
 }
 
 // write commits the entry. An elector takes the flight's lease back in the same request.
@@ -382,17 +383,17 @@ func (r *run[V]) writeBy(ctx context.Context, call func(context.Context) error) 
 	e.enter(r.key, phaseCommitting)
 	err := gate.AskErr(ctx, e.writes, r.key, &r.budget, call)
 	if ctx.Err() == nil {
-		e.commits.note(err, e.clock.now())
+		e.commits.note(err, e.clock.Now())
 	}
 	return err
 }
 
 // commitFailure is commit of a failure beside what was there. The value of that is not sent
 // again to a store that can keep it.
-func (r *run[V]) commitFailure(ctx context.Context, it *item[V]) commitOutcome {
+func (r *run[V]) commitFailure(ctx context.Context, it *items.Item[V]) commitOutcome {
 	e := r.engine
 	toucher, ok := e.Store.(Toucher)
-	if !ok || r.storeDown || r.unshared != 0 || it.kind != KindValue || r.present.beside {
+	if !ok || r.storeDown || r.unshared != 0 || it.Kind != KindValue || r.present.Beside {
 		return r.commit(ctx, it)
 	}
 	entry := r.entryOf(it)
@@ -400,7 +401,7 @@ func (r *run[V]) commitFailure(ctx context.Context, it *item[V]) commitOutcome {
 		return r.commit(ctx, it)
 	}
 	err := r.writeBy(ctx, func(ctx context.Context) error {
-		return toucher.Touch(ctx, e.engineKey(r.key), r.present.epoch, entry)
+		return toucher.Touch(ctx, e.engineKey(r.key), r.present.Epoch, entry)
 	})
 	switch {
 	case err == nil:
@@ -409,7 +410,7 @@ func (r *run[V]) commitFailure(ctx context.Context, it *item[V]) commitOutcome {
 		return r.fencedOff(err)
 	case errors.Is(err, ErrUnavailable):
 		r.noAnswer(ctx, "committing", err)
-		if there := r.confirmCommit(ctx, it.epoch); there != fenced {
+		if there := r.confirmCommit(ctx, it.Epoch); there != fenced {
 			return there
 		}
 	}
@@ -442,34 +443,34 @@ func (r *run[V]) stillUnshared(ctx context.Context) commitOutcome {
 }
 
 // encode makes the store's entry of an item.
-func (r *run[V]) encode(it *item[V]) (Entry, error) {
+func (r *run[V]) encode(it *items.Item[V]) (Entry, error) {
 	e := r.entryOf(it)
-	if it.kind != KindValue {
+	if it.Kind != KindValue {
 		return e, nil
 	}
 	err := fault.Guard(func() (err error) {
-		e.Value, err = r.engine.marshal(it.value)
+		e.Value, err = r.engine.marshal(it.Value)
 		return err
 	})
 	return e, err
 }
 
 // entryOf makes the store's entry of an item, but for the value.
-func (r *run[V]) entryOf(it *item[V]) Entry {
+func (r *run[V]) entryOf(it *items.Item[V]) Entry {
 	e := Entry{
-		Kind:                 it.kind,
-		Epoch:                it.epoch,
-		Age:                  between(it.born, r.engine.clock.now()),
-		TTL:                  it.freshUntil - it.born,
-		StaleWhileRevalidate: it.staleUntil - it.freshUntil,
-		StaleIfError:         it.errorUntil - it.freshUntil,
-		Keep:                 it.keepUntil - it.freshUntil,
-		BuildTime:            it.build,
-		Sweep:                it.position,
-		Failures:             it.failures,
+		Kind:                 it.Kind,
+		Epoch:                it.Epoch,
+		Age:                  durations.Between(it.Born, r.engine.clock.Now()),
+		TTL:                  it.FreshUntil - it.Born,
+		StaleWhileRevalidate: it.StaleUntil - it.FreshUntil,
+		StaleIfError:         it.ErrorUntil - it.FreshUntil,
+		Keep:                 it.KeepUntil - it.FreshUntil,
+		BuildTime:            it.Build,
+		Sweep:                it.Position,
+		Failures:             it.Failures,
 	}
-	if it.failures > 0 {
-		e.RetryAge, e.Failure = between(it.born, it.retryAt), failureText(it.err)
+	if it.Failures > 0 {
+		e.RetryAge, e.Failure = durations.Between(it.Born, it.RetryAt), failureText(it.Err)
 	}
 	return e
 }
@@ -489,7 +490,7 @@ func failureText(err error) string {
 // decode makes an item of the store's entry as it was when the store was asked,
 // nil if there is nothing in it. If known, the near tier's, is of the same
 // rebuild, its value serves; if it stands beside the entry, that is the item.
-func (r *run[V]) decode(e Entry, known *item[V], asked instant) *item[V] {
+func (r *run[V]) decode(e Entry, known *items.Item[V], asked instant) *items.Item[V] {
 	var none V
 	if e.Kind > KindUnshared || e.Kind == KindNotFound && !r.engine.answers(none) {
 		r.engine.OnError(r.key, &keyError{"decoding", r.key, fmt.Errorf("%w: unknown kind %d", ErrCorrupt, e.Kind)})
@@ -498,18 +499,18 @@ func (r *run[V]) decode(e Entry, known *item[V], asked instant) *item[V] {
 	if e.Kind == KindNone && e.Failures == 0 {
 		return nil
 	}
-	now := r.engine.clock.now()
-	if known != nil && known.beside && known.epoch == e.Epoch && e.Kind != KindUnshared {
-		return r.engine.spare(r.key, known.found(r.engine.trustedUntil(asked)))
+	now := r.engine.clock.Now()
+	if known != nil && known.Beside && known.Epoch == e.Epoch && e.Kind != KindUnshared {
+		return r.engine.spare(r.key, known.Found(r.engine.trustedUntil(asked)))
 	}
-	same := known != nil && known.epoch == e.Epoch && known.failures == e.Failures
+	same := known != nil && known.Epoch == e.Epoch && known.Failures == e.Failures
 	if e.Kind == KindUnshared {
 		// Its value is here or nowhere, and so are this process's failures to make one.
-		failed := known != nil && known.epoch == e.Epoch && known.failures > e.Failures
-		if same && known.kind == KindValue || failed {
+		failed := known != nil && known.Epoch == e.Epoch && known.Failures > e.Failures
+		if same && known.Kind == KindValue || failed {
 			// And so is its lifetime: the entry has that of whoever wrote it.
-			own := known.found(r.engine.trustedUntil(asked))
-			if now >= own.freshUntil && (own.failures == 0 || failed) && e.Age < e.TTL {
+			own := known.Found(r.engine.trustedUntil(asked))
+			if now >= own.FreshUntil && (own.Failures == 0 || failed) && e.Age < e.TTL {
 				r.unshared = e.Epoch // a new epoch would make all others load again
 			}
 			return r.engine.spare(r.key, own)
@@ -521,25 +522,22 @@ func (r *run[V]) decode(e Entry, known *item[V], asked instant) *item[V] {
 			return nil
 		}
 	}
-	it := &item[V]{kind: e.Kind, epoch: e.Epoch, build: e.BuildTime, position: e.Sweep, trusted: r.engine.trustedUntil(asked)}
-	it.lifetime = newLifetime(now, Freshness{e.Age, e.TTL, e.StaleWhileRevalidate, e.StaleIfError, e.Keep})
-	it.held = e.Kind != KindNone
+	it := &items.Item[V]{Kind: e.Kind, Epoch: e.Epoch, Build: e.BuildTime, Position: e.Sweep, Trusted: r.engine.trustedUntil(asked)}
+	it.Lifetime = items.NewLifetime(now, items.Windows{
+		Age: e.Age, TTL: e.TTL, StaleWhileRevalidate: e.StaleWhileRevalidate, StaleIfError: e.StaleIfError, Keep: e.Keep,
+	})
+	it.Held = e.Kind != KindNone
 	if e.Failures > 0 {
-		it.failures, it.retryAt = e.Failures, durations.Add(it.born, e.RetryAge)
-		it.err = &RemoteError{Message: e.Failure}
+		it.Failures, it.RetryAt = e.Failures, durations.Add(it.Born, e.RetryAge)
+		it.Err = &RemoteError{Message: e.Failure}
 	}
-	if same && known.kind == e.Kind {
-		remote := it.err
-		it.value, it.err, it.weight = known.value, known.err, known.weight
-		if known.err == errForgotten {
-			it.setError(remote)
-		}
-		it.early, it.retryAt = known.early, min(it.retryAt, known.retryAt)
+	if same && known.Kind == e.Kind {
+		it.Adopt(known)
 		return r.engine.spare(r.key, it)
 	}
 	if e.Kind == KindValue {
 		err := fault.Guard(func() (err error) {
-			it.value, err = r.engine.unmarshal(e.Value)
+			it.Value, err = r.engine.unmarshal(e.Value)
 			return err
 		})
 		if err != nil {
@@ -551,9 +549,9 @@ func (r *run[V]) decode(e Entry, known *item[V], asked instant) *item[V] {
 }
 
 // lifetimeOf is the lifetime of what a rebuild has made.
-func (e *engine[V]) lifetimeOf(now instant, f Freshness, key string, epoch uint64) lifetime {
+func (e *engine[V]) lifetimeOf(now instant, f items.Windows, key string, epoch uint64) items.Lifetime {
 	f.TTL = jittered(f.TTL, e.TTLJitter, key, epoch)
-	return newLifetime(now, f)
+	return items.NewLifetime(now, f)
 }
 
 // trustedUntil is how long the near tier may go, with what was true at the time

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether/internal/gate"
+	"github.com/bellwether-go/bellwether/internal/items"
 )
 
 // This file is the near tier switched off: each call has the store asked, and what a
@@ -27,11 +28,11 @@ func (s *settings) alone() time.Duration {
 
 // trusts reports whether it may answer the call at the time now without another word of
 // the store's.
-func (c *waiter[V]) trusts(it *item[V], now instant) bool {
+func (c *waiter[V]) trusts(it *items.Item[V], now instant) bool {
 	if c.engine.eachCall {
-		return c.began < it.trusted
+		return c.began < it.Trusted
 	}
-	return now < it.trusted
+	return now < it.Trusted
 }
 
 // doubt has the store asked again about what the flight shows, for a call that came after
@@ -78,14 +79,14 @@ func (f *flight[V]) confirmOffer(ctx context.Context) bool {
 	e.sweeps.Follow(ctx, budget, e.NearTTL/4)
 	there := e.apart(f.key, 0).read(ctx, budget)
 	confirmed := *offered
-	switch confirmed.trusted = e.trustedUntil(there.asked); {
+	switch confirmed.Trusted = e.trustedUntil(there.asked); {
 	case ctx.Err() != nil:
 		return false
 	case errors.Is(there.err, ErrUnavailable):
 		// It cannot say that the item does not hold, to those either who came while it
 		// was silent.
-		confirmed.trusted = max(confirmed.trusted, e.clock.now()+1)
-	case there.err != nil || there.entry.Epoch != offered.epoch:
+		confirmed.Trusted = max(confirmed.Trusted, e.clock.Now()+1)
+	case there.err != nil || there.entry.Epoch != offered.Epoch:
 		f.reoffer(offered, nil)
 		return true
 	}

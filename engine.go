@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether/internal/gate"
+	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/internal/near"
 	"github.com/bellwether-go/bellwether/internal/slots"
 	"github.com/bellwether-go/bellwether/internal/sweeplog"
@@ -23,8 +24,8 @@ import (
 // store and its locker.
 type engine[V any] struct {
 	settings
-	clock     clock
-	near      *near.Tier[*item[V]]
+	clock     items.Clock
+	near      *near.Tier[*items.Item[V]]
 	size      func(key string, value V) int // of a value in the near tier
 	answers   func(V) bool                  // tells a value that is an answer from a record on the way to one
 	fails     func(V) bool                  // tells a value that says that its load has failed
@@ -63,7 +64,7 @@ type engine[V any] struct {
 }
 
 func newEngine[V any](s settings, size func(string, V) int, marshal func(V) ([]byte, error), unmarshal func([]byte) (V, error)) *engine[V] {
-	c := clock{time.Now()}
+	c := items.Clock{Base: time.Now()}
 	e := &engine[V]{
 		settings:  s,
 		clock:     c,
@@ -80,7 +81,7 @@ func newEngine[V any](s settings, size func(string, V) int, marshal func(V) ([]b
 	if e.elector = electorOf(s.Store, s.Locker); e.elector != nil {
 		e.locker = e.writes // one engine, and its elections are writes
 	}
-	e.near, e.size = near.New(c.base, s.NearBytes, e.evicted()), size
+	e.near, e.size = near.New(c.Base, s.NearBytes, e.evicted()), size
 	e.answers = func(V) bool { return true }
 	e.fails = func(V) bool { return false }
 	return e
@@ -118,12 +119,12 @@ func (e *engine[V]) tellBreaker(engine Engine) func(from, to gate.State) {
 
 // evicted is what the near tier calls for what it had no room for, nil if
 // nobody wants to know.
-func (e *engine[V]) evicted() func(string, *item[V]) {
+func (e *engine[V]) evicted() func(string, *items.Item[V]) {
 	if len(e.observers.evict) == 0 {
 		return nil
 	}
-	return func(key string, it *item[V]) {
-		bytes := int(it.weight)
+	return func(key string, it *items.Item[V]) {
+		bytes := int(it.Weight())
 		e.tellings.add(func() {
 			for _, f := range e.observers.evict {
 				e.tell(key, func() { f(key, bytes) })
@@ -192,7 +193,7 @@ func (e *engine[V]) invalidateAll(ctx context.Context, keys []string) []error {
 // its flight has read or begun to load, if that is of an epoch below the
 // invalidation's. e.mu is held.
 func (e *engine[V]) recall(key string, epoch uint64) {
-	if it, _ := e.near.Get(key); it != nil && it.epoch <= epoch {
+	if it, _ := e.near.Get(key); it != nil && it.Epoch <= epoch {
 		e.near.Delete(key)
 	}
 	e.invalidations++
@@ -203,7 +204,7 @@ func (e *engine[V]) recall(key string, epoch uint64) {
 	if f == nil {
 		return
 	}
-	f.since = e.clock.now()
+	f.since = e.clock.Now()
 	if f.claimed > epoch {
 		return
 	}

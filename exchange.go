@@ -18,6 +18,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/httpcache"
+	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/internal/spool"
 )
 
@@ -60,11 +61,11 @@ type exchange struct {
 	told    bool
 	telling sync.WaitGroup
 
-	fwd    httpcache.Forward // why the handler was asked
-	before *item[*response]  // the response that the key has, however old; nil if it has none
-	backed bool              // there is something to serve if this fails
-	spare  *item[*response]  // what some clients would rather have than an error; nil if there is nothing
-	asks   *condition        // what the request's conditions ask about; nil if there are none
+	fwd    httpcache.Forward      // why the handler was asked
+	before *items.Item[*response] // the response that the key has, however old; nil if it has none
+	backed bool                   // there is something to serve if this fails
+	spare  *items.Item[*response] // what some clients would rather have than an error; nil if there is nothing
+	asks   *condition             // what the request's conditions ask about; nil if there are none
 
 	header      http.Header // the handler's
 	wroteHeader bool
@@ -446,7 +447,7 @@ func (x *exchange) offer() {
 // failsForAll reports whether the response is an error to a request with credentials, for a
 // key whose responses are for such requests too.
 func (x *exchange) failsForAll() bool {
-	return x.ownersAlone() && x.owner.request.Credentials && httpcache.IsServerError(x.content().status) && x.before != nil && x.before.value.forAll
+	return x.ownersAlone() && x.owner.request.Credentials && httpcache.IsServerError(x.content().status) && x.before != nil && x.before.Value.forAll
 }
 
 // provesUncacheable reports whether the key is remembered as uncacheable because of the
@@ -467,7 +468,7 @@ func (x *exchange) ownersAlone() bool { return x.audience == owner && !x.checked
 // servable reports whether the key has a response that may still be served, if only
 // because loads fail.
 func (x *exchange) servable() bool {
-	return x.before != nil && x.m.engine.clock.now() < max(x.before.staleUntil, x.before.errorUntil)
+	return x.before != nil && x.m.engine.clock.Now() < max(x.before.StaleUntil, x.before.ErrorUntil)
 }
 
 // sharesByDefault reports whether responses to the key are for all unless they say
@@ -479,7 +480,7 @@ func (x *exchange) sharesByDefault() bool { return x.m.options.TTL > 0 || x.befo
 // (RFC 9111 section 4.2.4) takes them while it is fresh: later callers wait for it to end,
 // and for the next. An error for one client takes only the callers that wait already.
 func (x *exchange) joinableUntil() instant {
-	now := x.m.engine.clock.now()
+	now := x.m.engine.clock.Now()
 	switch {
 	case x.audience == alike:
 		return now + 1
@@ -650,7 +651,7 @@ func (m *Middleware) fetch(ctx context.Context, a attempt[*response], c *call, n
 	before := m.fallback(a.key, a.present)
 	x := m.newExchange(ctx, a, c, before)
 	if before != nil && !c.excluded {
-		x.asks = m.condition(before.value, c.request)
+		x.asks = m.condition(before.Value, c.request)
 	}
 	res, err := x.carry(next, r)
 	if !errors.Is(err, errUnselected) {
@@ -683,7 +684,7 @@ func (m *Middleware) condition(res *response, req httpcache.Request) *condition 
 
 // newExchange returns an exchange that has not begun. before is what the key has, nil
 // if it has nothing.
-func (m *Middleware) newExchange(ctx context.Context, a attempt[*response], c *call, before *item[*response]) *exchange {
+func (m *Middleware) newExchange(ctx context.Context, a attempt[*response], c *call, before *items.Item[*response]) *exchange {
 	x := &exchange{
 		m: m, owner: c, attempt: a, load: ctx, sent: time.Now(),
 		fwd:    httpcache.FwdURIMiss,
@@ -694,12 +695,12 @@ func (m *Middleware) newExchange(ctx context.Context, a attempt[*response], c *c
 	if c.signpost != nil {
 		x.fwd = httpcache.FwdVaryMiss
 	}
-	if before != nil && before.value.kind == plain && before.held {
-		now := m.engine.clock.now()
+	if before != nil && before.Value.kind == plain && before.Held {
+		now := m.engine.clock.Now()
 		x.before = before
 		if !c.excluded {
 			x.fwd = forwardDespite(before, now)
-			if !httpcache.IsServerError(before.value.status) {
+			if !httpcache.IsServerError(before.Value.status) {
 				x.spare, x.backed = before, x.servable()
 			}
 		}
@@ -708,8 +709,8 @@ func (m *Middleware) newExchange(ctx context.Context, a attempt[*response], c *c
 }
 
 // forwardDespite is why the handler is asked although it is stored.
-func forwardDespite(it *item[*response], now instant) httpcache.Forward {
-	if now < it.freshUntil {
+func forwardDespite(it *items.Item[*response], now instant) httpcache.Forward {
+	if now < it.FreshUntil {
 		return httpcache.FwdRequest
 	}
 	return httpcache.FwdStale
@@ -832,13 +833,13 @@ func (x *exchange) remember(reason string) *response {
 // record returns what is to be kept under the key of an exchange that has come
 // to res. If that is a variant, it is written under its own key first, so that
 // whoever reads the names finds the variant.
-func (x *exchange) record(res *response, f Freshness) *response {
+func (x *exchange) record(res *response, f items.Windows) *response {
 	if x.spare != nil && httpcache.IsServerError(x.content().status) {
 		res.instead = x.spare
-		f.keep = max(f.keep, x.spare.keepUntil-x.m.engine.clock.now())
+		f.Keep = max(f.Keep, x.spare.KeepUntil-x.m.engine.clock.Now())
 	}
 	if x.response.kind != varying || res.kind == uncacheable && x.owner.signpost != nil {
-		SetFreshness(x.load, f)
+		setWindows(x.load, f)
 		return res
 	}
 	x.m.engine.put(x.load, x.response.id, res, f, x.attempt.position, nil)
@@ -868,28 +869,28 @@ func (x *exchange) keep() (*response, error) {
 	f := x.m.lifeOf(done, live.header, live.age+time.Since(x.decidedAt))
 	if x.checked {
 		// As a record about the key it is good for as long as it is kept.
-		done.kind, f = checked, Freshness{TTL: keepFor}
+		done.kind, f = checked, items.Windows{TTL: keepFor}
 	}
 	return x.record(done, f), nil
 }
 
 // lifeOf is how long a response of that header and age is kept, and served.
-func (m *Middleware) lifeOf(res *response, header http.Header, age time.Duration) Freshness {
-	f := Freshness{
+func (m *Middleware) lifeOf(res *response, header http.Header, age time.Duration) items.Windows {
+	f := items.Windows{
 		Age: age, TTL: res.freshness.Lifetime, StaleWhileRevalidate: res.freshness.StaleWhileRevalidate, StaleIfError: res.freshness.StaleIfError,
 	}
 	// Where a fleet shares a store, what was never to be served from it is not
 	// kept there for its validator alone: the processes that wait for it would
 	// find it, could not use it, and would take turns.
-	served := newLifetime(0, f)
+	served := items.NewLifetime(0, f)
 	switch shared := m.options.Store != nil; {
 	case shared && served.End() <= 0:
 	case httpcache.Validatable(res.status, header), !shared && !res.freshness.NoStale && !httpcache.IsServerError(res.status):
-		f.keep = keepFor
+		f.Keep = keepFor
 	default:
 		// The next response may be an error, or for one client: sharesByDefault and
 		// provesUncacheable judge it by this one.
-		f.keep = m.options.UncacheableTTL
+		f.Keep = m.options.UncacheableTTL
 	}
 	return f
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/gate"
+	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/internal/slots"
 )
 
@@ -29,9 +30,9 @@ type loader[V any] func(ctx context.Context, a attempt[V]) (V, error)
 // flight.
 type attempt[V any] struct {
 	*flight[V]
-	present  *item[V] // the flight's
-	made     instant  // the item.made of what the load makes
-	position uint64   // and its item.position
+	present  *items.Item[V] // the flight's
+	made     instant        // the item.made of what the load makes
+	position uint64         // and its item.position
 	running  *loadRun[V]
 }
 
@@ -88,11 +89,11 @@ type flight[V any] struct {
 	// present is the latest item known for the key: what is served if the load
 	// fails, and what tells how often it has failed. It is the flight's goroutine's;
 	// a load has its own, see attempt.
-	present *item[V]
+	present *items.Item[V]
 
 	// accept and fits are the first caller's, see want. They never change.
-	accept func(it *item[V], now instant) bool
-	fits   func(it *item[V]) bool
+	accept func(it *items.Item[V], now instant) bool
+	fits   func(it *items.Item[V]) bool
 	// client is the first caller's, see want. It never changes.
 	client string
 	// refreshes tells that the flight was begun by a call that does not wait for it.
@@ -133,16 +134,16 @@ type flight[V any] struct {
 type flightState[V any] struct {
 	news chan struct{} // closed when the next state is there
 
-	offered   *item[V] // stale, for callers whose patience ends
-	published *item[V] // the value that is still being made
-	joinable  instant  // callers that began before that may have it
-	audience  audience // of published
-	recalled  bool     // the key was invalidated: nothing stale may be served
-	overdue   bool     // some callers may have waited for MaxWait
+	offered   *items.Item[V] // stale, for callers whose patience ends
+	published *items.Item[V] // the value that is still being made
+	joinable  instant        // callers that began before that may have it
+	audience  audience       // of published
+	recalled  bool           // the key was invalidated: nothing stale may be served
+	overdue   bool           // some callers may have waited for MaxWait
 
 	landed bool
 	enough instant // callers that began before that take the result, whatever they want
-	result *item[V]
+	result *items.Item[V]
 	err    error         // see failure
 	lose   time.Duration // what the flight might still have lost to engines
 }
@@ -158,7 +159,7 @@ func (s *flightState[V]) failure() error {
 
 // served reports whether the flight has landed with a value to serve, fresh or stale.
 func (s *flightState[V]) served(now instant) bool {
-	return s.result != nil && (s.result.judge(now) == serve || s.result.stale(now))
+	return s.result != nil && (judge(&s.result.Lifetime, now) == serve || s.result.Stale(now))
 }
 
 // demanded is the flight's demand, or its batch's, whose flights share a slot.
@@ -216,7 +217,7 @@ func (f *flight[V]) fallDue() {
 // offerStale shows callers a value that they may take when their patience
 // ends, or nil for none. It reports whether it did: not if the key was
 // invalidated since the flight last looked.
-func (f *flight[V]) offerStale(it *item[V]) bool {
+func (f *flight[V]) offerStale(it *items.Item[V]) bool {
 	f.engine.mu.Lock()
 	defer f.engine.mu.Unlock()
 	if f.disowned {
@@ -228,7 +229,7 @@ func (f *flight[V]) offerStale(it *item[V]) bool {
 
 // reoffer is offerStale in the place of an offer that was confirmed, or was not:
 // a sweep that has withdrawn it meanwhile is not undone.
-func (f *flight[V]) reoffer(was, it *item[V]) {
+func (f *flight[V]) reoffer(was, it *items.Item[V]) {
 	f.engine.mu.Lock()
 	defer f.engine.mu.Unlock()
 	if !f.disowned && f.state.Load().offered == was {
@@ -258,7 +259,7 @@ func (a attempt[V]) show(ctx context.Context, v V, until instant, to audience) b
 		return false
 	}
 	f.disowned = f.disowned || fenced
-	it := &item[V]{kind: KindValue, value: v, made: a.made, position: a.position, trusted: until}
+	it := &items.Item[V]{Kind: KindValue, Value: v, Made: a.made, Position: a.position, Trusted: until}
 	// By a tag, perhaps, that was not known until now, see sweepFlight.
 	if gone, stale := e.against(e.sweeps.Log(), f.key, it); gone || stale != forever {
 		f.disowned = true
@@ -268,7 +269,7 @@ func (a attempt[V]) show(ctx context.Context, v V, until instant, to audience) b
 		f.abort(errInvalidated)
 		return false
 	case f.disowned:
-		it.trusted = a.made - 1 // for those who asked before the load began
+		it.Trusted = a.made - 1 // for those who asked before the load began
 		f.unlist()
 	}
 	joinable := forever
@@ -289,7 +290,7 @@ func (f *flight[V]) catchUp(ctx context.Context) (fenced bool) {
 	e := f.engine
 	e.mu.Lock()
 	skip := ctx.Err() != nil || f.storeless
-	late, epoch := e.clock.now() >= f.heldUntil, f.claimed
+	late, epoch := e.clock.Now() >= f.heldUntil, f.claimed
 	e.mu.Unlock()
 	if skip {
 		return false
@@ -318,15 +319,15 @@ func (f *flight[V]) fenced(ctx context.Context, fencer Fencer, budget *gate.Budg
 // epoch is making still counts. Without it, an invalidation by another process
 // would be seen at the commit only, and who joins until then has asked after it.
 // asked is when the store last said that it does.
-func (f *flight[V]) vouch(ctx context.Context, fencer Fencer, it *item[V], epoch uint64, asked instant) {
+func (f *flight[V]) vouch(ctx context.Context, fencer Fencer, it *items.Item[V], epoch uint64, asked instant) {
 	e := f.engine
 	for {
 		select {
-		case <-time.After(durations.Add(asked, e.confirmEvery()) - e.clock.now()):
+		case <-time.After(durations.Add(asked, e.confirmEvery()) - e.clock.Now()):
 		case <-ctx.Done():
 			return
 		}
-		asked = e.clock.now()
+		asked = e.clock.Now()
 		if !f.vouchFor(ctx, fencer, it, epoch) {
 			return
 		}
@@ -335,17 +336,17 @@ func (f *flight[V]) vouch(ctx context.Context, fencer Fencer, it *item[V], epoch
 
 // vouchFor asks the store whether the value still counts. It returns false if there is
 // nothing more to ask.
-func (f *flight[V]) vouchFor(ctx context.Context, fencer Fencer, it *item[V], epoch uint64) bool {
+func (f *flight[V]) vouchFor(ctx context.Context, fencer Fencer, it *items.Item[V], epoch uint64) bool {
 	e, budget := f.engine, &gate.Budget{Left: f.engine.EngineTimeout}
 	e.sweeps.Follow(ctx, budget, e.NearTTL/4)
-	asked := e.clock.now()
+	asked := e.clock.Now()
 	fenced := f.fenced(ctx, fencer, budget, epoch)
 	return ctx.Err() == nil && f.vouched(it, fenced, e.trustedUntil(asked))
 }
 
 // vouched lets callers join that began before joinable, or nobody any more. It
 // returns false if there is nothing more to ask.
-func (f *flight[V]) vouched(it *item[V], fenced bool, joinable instant) bool {
+func (f *flight[V]) vouched(it *items.Item[V], fenced bool, joinable instant) bool {
 	e := f.engine
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -398,7 +399,7 @@ func (f *flight[V]) abortable(abort context.CancelCauseFunc, epoch uint64, asked
 // settle ends the flight with it, and keeps it in the near tier. It returns
 // false, and the flight has to look again, if the key was invalidated since
 // the flight last looked: what it has then was computed, or read, before.
-func (f *flight[V]) settle(it *item[V]) bool {
+func (f *flight[V]) settle(it *items.Item[V]) bool {
 	e := f.engine
 	e.weigh(f.key, it) // before the lock: it runs user code
 	e.mu.Lock()
@@ -406,7 +407,7 @@ func (f *flight[V]) settle(it *item[V]) bool {
 	spared := e.spare(f.key, it)
 	// What was swept softly while it was made, and has no window that is open,
 	// is for nobody who has asked since.
-	swept := spared == nil || spared.freshUntil < it.freshUntil && spared.judge(e.clock.now()) == rebuild
+	swept := spared == nil || spared.FreshUntil < it.FreshUntil && judge(&spared.Lifetime, e.clock.Now()) == rebuild
 	if f.disowned = f.disowned || swept || f.unlisted && f.invalidations != e.invalidations; f.disowned {
 		// Clients that read a response while it is made have it already. It
 		// is theirs, and nobody else's.
@@ -423,7 +424,7 @@ func (f *flight[V]) settle(it *item[V]) bool {
 
 // keep puts what the flight ends with into the near tier. One that has left the map
 // may have a successor, which has put something later there. engine.mu is held.
-func (f *flight[V]) keep(it *item[V]) {
+func (f *flight[V]) keep(it *items.Item[V]) {
 	if f.engine.flights[f.key] != f {
 		f.engine.advanceNear(f.key, it)
 		return
@@ -433,7 +434,7 @@ func (f *flight[V]) keep(it *item[V]) {
 
 // give ends the flight with it, and keeps it nowhere; but what it has replaced
 // is no longer kept either.
-func (f *flight[V]) give(it *item[V]) {
+func (f *flight[V]) give(it *items.Item[V]) {
 	f.engine.weigh(f.key, it) // before the lock: it runs user code
 	f.engine.mu.Lock()
 	defer f.engine.mu.Unlock()
@@ -443,15 +444,15 @@ func (f *flight[V]) give(it *item[V]) {
 
 // giveFailure is give for a failure, and for those who asked before then.
 func (f *flight[V]) giveFailure(err error, then instant) {
-	it := &item[V]{err: err, trusted: then}
-	it.failures, it.retryAt = 1, forever // whatever else they want, it answers them
+	it := &items.Item[V]{Err: err, Trusted: then}
+	it.Failures, it.RetryAt = 1, forever // whatever else they want, it answers them
 	f.engine.mu.Lock()
 	defer f.engine.mu.Unlock()
 	f.land(it, nil)
 }
 
 // land ends the flight. engine.mu is held.
-func (f *flight[V]) land(it *item[V], err error) {
+func (f *flight[V]) land(it *items.Item[V], err error) {
 	f.alarm.Stop()
 	f.change(func(s *flightState[V]) {
 		s.landed, s.enough, s.result, s.err, s.lose = true, f.enough, it, err, f.budget.Left
@@ -518,7 +519,7 @@ func (f *flight[V]) lookAgain() (disowned bool) {
 // could have nothing of it any more, because it broke off, then finds what the
 // flight came to. No such flight stays up for long: what broke the value off
 // has ended its load, or its load's time, or has taken it from the map.
-func (e *engine[V]) landing(ctx context.Context, key string, it *item[V]) error {
+func (e *engine[V]) landing(ctx context.Context, key string, it *items.Item[V]) error {
 	e.mu.Lock()
 	f := e.flights[key]
 	e.mu.Unlock()

@@ -82,8 +82,8 @@ func (r *run[V]) hedgeAfter() time.Duration {
 		return 0
 	}
 	usual := e.builds.slower()
-	if it := r.present; it != nil && it.build > 0 {
-		usual = it.build
+	if it := r.present; it != nil && it.Build > 0 {
+		usual = it.Build
 	}
 	if usual == 0 {
 		return 0
@@ -182,7 +182,7 @@ func (r *run[V]) rival(ctx context.Context, epoch uint64, since instant) <-chan 
 		if e.notified {
 			return lookPause
 		}
-		return pollInterval(e.clock.now() - since)
+		return pollInterval(e.clock.Now() - since)
 	}
 	e.running.Go(func() {
 		poll := time.NewTimer(max(pause(), minHedge))

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether/internal/httpcache"
+	"github.com/bellwether-go/bellwether/internal/items"
 )
 
 // This file is the HTTP face's shortest way: a fresh response of the near tier,
@@ -21,10 +22,10 @@ func (m *Middleware) hot(w http.ResponseWriter, r *http.Request, t target, d htt
 	var under *response // the signpost that led to key
 	for range maxHops {
 		it, now := e.near.Get(key)
-		if it == nil || now >= it.trusted || it.kind != KindValue || it.judge(now) != serve || e.EarlyRefresh > 0 {
+		if it == nil || now >= it.Trusted || it.Kind != KindValue || judge(&it.Lifetime, now) != serve || e.EarlyRefresh > 0 {
 			return false
 		}
-		switch res := it.value; res.kind {
+		switch res := it.Value; res.kind {
 		case plain:
 			if under == nil && m.needsVariant(t.header) {
 				return false // the response is not for such a request
@@ -76,9 +77,9 @@ func (h *hitHeader) values(field string) []string {
 
 // hitHeaderOf returns the header of a hit that was made last, if it is of this
 // second; nil if not.
-func (r *response) hitHeaderOf(it *item[*response], now instant) *hitHeader {
+func (r *response) hitHeaderOf(it *items.Item[*response], now instant) *hitHeader {
 	made := r.hit.Load()
-	if made == nil || made.age != int64((now-it.born)/time.Second) || made.ttl != int64((it.freshUntil-now)/time.Second) {
+	if made == nil || made.age != int64((now-it.Born)/time.Second) || made.ttl != int64((it.FreshUntil-now)/time.Second) {
 		return nil
 	}
 	return made
@@ -86,13 +87,13 @@ func (r *response) hitHeaderOf(it *item[*response], now instant) *hitHeader {
 
 // hitHeader returns the header of a hit, which is made if there is none of this
 // second.
-func (m *Middleware) hitHeader(it *item[*response], now instant) *hitHeader {
-	r := it.value
+func (m *Middleware) hitHeader(it *items.Item[*response], now instant) *hitHeader {
+	r := it.Value
 	if made := r.hitHeaderOf(it, now); made != nil {
 		return made
 	}
 	s := m.storedOf("", it, now)
-	h := &hitHeader{age: int64((now - it.born) / time.Second), ttl: int64((it.freshUntil - now) / time.Second)}
+	h := &hitHeader{age: int64((now - it.Born) / time.Second), ttl: int64((it.FreshUntil - now) / time.Second)}
 	header := make(http.Header, len(s.header)+3)
 	s.setHeader(header, hitStatus(it, now))
 	h.fields = make([]headerField, 0, len(header))
@@ -111,18 +112,18 @@ func (m *Middleware) hitHeader(it *item[*response], now instant) *hitHeader {
 
 // writeHit is writeStored for a fresh item: with the header that is made already,
 // unless the reply needs one of its own.
-func (m *Middleware) writeHit(w http.ResponseWriter, r *http.Request, key string, it *item[*response], now instant) {
+func (m *Middleware) writeHit(w http.ResponseWriter, r *http.Request, key string, it *items.Item[*response], now instant) {
 	h := w.Header()
 	if r.Header["Range"] != nil || len(h) > 0 && hasAdded(h) {
 		writeStored(w, r, m.storedOf(key, it, now), hitStatus(it, now))
 		return
 	}
-	res := it.value
+	res := it.Value
 	status, body := res.status, res.body
 	made := m.hitHeader(it, now)
 	notModified := false
 	if r.Header["If-None-Match"] != nil || r.Header["If-Modified-Since"] != nil {
-		notModified = httpcache.NotModified(r.Method, r.Header, status, made.values, time.Now().Add(it.born-now))
+		notModified = httpcache.NotModified(r.Method, r.Header, status, made.values, time.Now().Add(it.Born-now))
 	}
 	if notModified {
 		status, body = http.StatusNotModified, nil

@@ -143,7 +143,7 @@ func (m *Middleware) softly() bool {
 	if e.Store != nil && (e.Locker == nil || !e.locker.Sound(sweeplog.Key)) || !m.soft.TryAcquire(1) {
 		return false
 	}
-	if e.sweeps.Log().HeardSince(e.clock.now()-time.Minute) >= maxSoftUnsafe {
+	if e.sweeps.Log().HeardSince(e.clock.Now()-time.Minute) >= maxSoftUnsafe {
 		m.soft.Release(1)
 		return false
 	}
@@ -159,7 +159,7 @@ func traitsOf(r *response) (tags []string, signpost bool) {
 	}
 	tags = r.tags()
 	if r.instead != nil {
-		tags = append(tags, r.instead.value.tags()...)
+		tags = append(tags, r.instead.Value.tags()...)
 	}
 	return tags, r.kind == varying
 }

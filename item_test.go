@@ -2,7 +2,6 @@ package bellwether
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -11,11 +10,12 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether/driver"
+	"github.com/bellwether-go/bellwether/internal/items"
 )
 
 // itemOf is a value of an epoch that is fresh for a while from now on.
-func itemOf(e *engine[string], v string, epoch uint64, ttl time.Duration) *item[string] {
-	it := &item[string]{lifetime: newLifetime(e.clock.now(), Freshness{TTL: ttl}), kind: KindValue, value: v, epoch: epoch, trusted: forever}
+func itemOf(e *engine[string], v string, epoch uint64, ttl time.Duration) *items.Item[string] {
+	it := &items.Item[string]{Lifetime: items.NewLifetime(e.clock.Now(), items.Windows{TTL: ttl}), Kind: KindValue, Value: v, Epoch: epoch, Trusted: forever}
 	e.weigh("k", it)
 	return it
 }
@@ -44,11 +44,11 @@ func TestNear_MovesForward(t *testing.T) {
 		} {
 			keep := e.advanceNear
 			if step.put {
-				keep = func(key string, it *item[string]) { e.putNear(key, it, 1) }
+				keep = func(key string, it *items.Item[string]) { e.putNear(key, it, 1) }
 			}
 			keep("k", itemOf(e, step.v, step.epoch, time.Hour))
-			if got, _ := e.near.Get("k"); got.value != step.kept {
-				t.Fatalf("step %d: after %+v the tier has %s of epoch %d", i, step, got.value, got.epoch)
+			if got, _ := e.near.Get("k"); got.Value != step.kept {
+				t.Fatalf("step %d: after %+v the tier has %s of epoch %d", i, step, got.Value, got.Epoch)
 			}
 		}
 		e.near.Delete("k")
@@ -56,7 +56,7 @@ func TestNear_MovesForward(t *testing.T) {
 			t.Fatal("a deleted item is still there")
 		}
 		e.putNear("k", itemOf(e, "old epoch after a delete", 1, time.Hour), 1)
-		if it, _ := e.near.Get("k"); it == nil || it.epoch != 1 {
+		if it, _ := e.near.Get("k"); it == nil || it.Epoch != 1 {
 			t.Fatal("a deleted item holds the place of another")
 		}
 	})
@@ -65,10 +65,10 @@ func TestNear_MovesForward(t *testing.T) {
 func TestNear_Expiry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newTestEngine(t, nil)
-		now := e.clock.now()
-		failing := lifetime{failures: 1, retryAt: now + time.Second}
-		e.putNear("value", &item[string]{lifetime: newLifetime(now, Freshness{TTL: time.Second, StaleIfError: 4 * time.Second}), kind: KindValue, epoch: 1}, 1)
-		e.putNear("failure", &item[string]{lifetime: failing, epoch: 1}, 1)
+		now := e.clock.Now()
+		failing := items.Lifetime{Failures: 1, RetryAt: now + time.Second}
+		e.putNear("value", &items.Item[string]{Lifetime: items.NewLifetime(now, items.Windows{TTL: time.Second, StaleIfError: 4 * time.Second}), Kind: KindValue, Epoch: 1}, 1)
+		e.putNear("failure", &items.Item[string]{Lifetime: failing, Epoch: 1}, 1)
 		e.putNear("endless", itemOf(e, "v", 1, endless), 1)
 		for _, step := range []struct {
 			at                       time.Duration
@@ -81,7 +81,7 @@ func TestNear_Expiry(t *testing.T) {
 			{time.Second + driver.FailureMemory, false, false, true},
 			{time.Hour, false, false, true}, // otter ticks once a second, in bubbles too
 		} {
-			time.Sleep(step.at - (e.clock.now() - now))
+			time.Sleep(step.at - (e.clock.Now() - now))
 			for key, want := range map[string]bool{"value": step.value, "failure": step.failure, "endless": step.forEvery} {
 				if it, _ := e.near.Get(key); (it != nil) != want {
 					t.Errorf("%v: %s is there: %t, want %t", step.at, key, it != nil, want)
@@ -119,11 +119,11 @@ func TestNear_ForwardUnderConcurrentUse(t *testing.T) {
 				epoch := uint64(i + rng.IntN(50))
 				e.advanceNear("k", itemOf(e, "v", epoch, time.Hour))
 				it, _ := e.near.Get("k")
-				if it == nil || it.epoch < max(seen, epoch) {
+				if it == nil || it.Epoch < max(seen, epoch) {
 					t.Errorf("got %v after advance(%d), and %d had been seen", it, epoch, seen)
 					return
 				}
-				seen = it.epoch
+				seen = it.Epoch
 			}
 		})
 	}
@@ -155,7 +155,7 @@ func TestEnginePut_CountsBytes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newTestEngine(t, &hookedStore{committed: func(string) {}})
 		for i := range 1000 {
-			e.put(t.Context(), fmt.Sprint(i), string(make([]byte, 10_000)), Freshness{TTL: time.Hour}, 0, nil)
+			e.put(t.Context(), fmt.Sprint(i), string(make([]byte, 10_000)), items.Windows{TTL: time.Hour}, 0, nil)
 		}
 		synctest.Wait() // the tier evicts behind its writers
 		if n := e.near.Bytes(); n > 1<<20 || n < 1<<19 {
@@ -173,19 +173,8 @@ func TestEnginePut_InvalidatedMeanwhile(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	e.put(t.Context(), "k", "old", Freshness{TTL: time.Hour}, 0, nil)
+	e.put(t.Context(), "k", "old", items.Windows{TTL: time.Hour}, 0, nil)
 	if it, _ := e.near.Get("k"); it != nil {
-		t.Errorf("%q is in the near tier after its invalidation", it.value)
-	}
-}
-
-// What a failure says takes memory, too.
-func TestNear_FailuresWeigh(t *testing.T) {
-	e := newTestEngine(t, nil)
-	for _, err := range []error{errors.New(string(make([]byte, 5000))), &PanicError{Stack: make([]byte, 5000)}} {
-		it := &item[string]{err: err}
-		if e.weigh("k", it); it.weight < 5000 {
-			t.Errorf("%T: %d", err, it.weight)
-		}
+		t.Errorf("%q is in the near tier after its invalidation", it.Value)
 	}
 }

@@ -49,7 +49,7 @@ func leaseLength(build, engineTimeout, longest time.Duration) time.Duration {
 // waits, and the longest lease is the one that asks least of the engines.
 func (r *run[V]) leaseLength() time.Duration {
 	e, it, usual := r.engine, r.present, r.usual()
-	if it != nil && it.held && r.accept == nil && it.staleUntil-e.clock.now() > durations.Add(e.LeaseTTL, usual) {
+	if it != nil && it.Held && r.accept == nil && it.StaleUntil-e.clock.Now() > durations.Add(e.LeaseTTL, usual) {
 		return e.LeaseTTL
 	}
 	if usual > 0 {
@@ -63,8 +63,8 @@ func (r *run[V]) leaseLength() time.Duration {
 // usual is how long the key's rebuild may be expected to take: as the last one
 // did, else as rebuilds do here; 0 if nothing is known.
 func (r *run[V]) usual() time.Duration {
-	if it := r.present; it != nil && it.build > 0 {
-		return it.build
+	if it := r.present; it != nil && it.Build > 0 {
+		return it.Build
 	}
 	return r.engine.builds.usual()
 }
@@ -157,8 +157,8 @@ func (r *run[V]) keep(ctx context.Context, lease Lease, term leaseTerm, lost cha
 			return
 		case <-told:
 			err = ErrLeaseLost
-		case <-time.After(term.renewal() - e.clock.now()):
-			now := e.clock.now()
+		case <-time.After(term.renewal() - e.clock.Now()):
+			now := e.clock.Now()
 			renewed := term.renewed(now, e.LeaseTTL)
 			if err = r.renew(ctx, lease, renewed.length, term.patience(e.EngineTimeout)); err == nil {
 				term = renewed

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether/internal/fault"
+	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/internal/slots"
 	"github.com/bellwether-go/bellwether/internal/stack"
 )
@@ -63,8 +64,8 @@ func runningLoad(ctx context.Context) *loadContext {
 // freshnessSlot is where a load leaves the Freshness of its value.
 type freshnessSlot struct {
 	mu sync.Mutex // guards all: a load may have goroutines of its own
-	f  Freshness
-	of map[string]Freshness // by key, of a batch load's values
+	f  items.Windows
+	of map[string]items.Windows // by key, of a batch load's values
 	// set tells a load that has chosen from one that leaves it to the options.
 	set bool
 }
@@ -78,6 +79,11 @@ type freshnessSlot struct {
 // load's it does nothing, nor with that of a handler behind a [Middleware], whose
 // response says this in its header.
 func SetFreshness(ctx context.Context, f Freshness) {
+	setWindows(ctx, f.windows())
+}
+
+// setWindows is SetFreshness for all windows that there are.
+func setWindows(ctx context.Context, f items.Windows) {
 	if c := loadOf(ctx); c != nil {
 		slot := &c.freshness
 		slot.mu.Lock()
@@ -96,14 +102,14 @@ func SetFreshnessOf(ctx context.Context, key string, f Freshness) {
 		slot.mu.Lock()
 		defer slot.mu.Unlock()
 		if slot.of == nil {
-			slot.of = make(map[string]Freshness)
+			slot.of = make(map[string]items.Windows)
 		}
-		slot.of[key] = f
+		slot.of[key] = f.windows()
 	}
 }
 
 // chosen is what a batch load has set for a key that it has found, or has not.
-func (s *freshnessSlot) chosen(key string, found bool) (f Freshness, ok bool) {
+func (s *freshnessSlot) chosen(key string, found bool) (f items.Windows, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if f, ok = s.of[key]; !ok && found {
@@ -124,7 +130,7 @@ func (s *freshnessSlot) settle(key string, found bool) {
 type loaded[V any] struct {
 	value     V
 	err       error
-	freshness Freshness // of the value or of its absence
+	freshness items.Windows // of the value or of its absence
 	began     time.Time
 	took      time.Duration
 }
@@ -168,9 +174,9 @@ func (l *loadRun[V]) end(value V, err error) {
 		case slot.set:
 			result.freshness = slot.f
 		case fault.NotFound(err):
-			result.freshness = Freshness{TTL: o.NotFoundTTL}
+			result.freshness = items.Windows{TTL: o.NotFoundTTL}
 		default:
-			result.freshness = o.Freshness
+			result.freshness = o.Freshness.windows()
 		}
 		slot.mu.Unlock()
 		l.slot.End()

@@ -16,6 +16,7 @@ import (
 
 	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/httpcache"
+	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/internal/spool"
 	"github.com/go-chi/chi/v5"
 	"golang.org/x/sync/semaphore"
@@ -268,10 +269,10 @@ func NewMiddleware(o HTTPOptions) *Middleware {
 	m.engine.keepLog(traitsOf)
 	m.bodies.near = func(key string, body spool.Body) bool {
 		it, _ := m.engine.near.Get(key)
-		if it == nil || it.kind != KindValue || !m.engine.near.Fits(it.weight) { // what is too heavy is on its way out
+		if it == nil || it.Kind != KindValue || !m.engine.near.Fits(it.Weight()) { // what is too heavy is on its way out
 			return false
 		}
-		return len(it.value.body) > 0 && &it.value.body[0][0] == &body[0][0]
+		return len(it.Value.body) > 0 && &it.Value.body[0][0] == &body[0][0]
 	}
 	m.engine.listen()
 	m.engine.meetLog()
@@ -520,13 +521,13 @@ const maxHops = 4
 
 // serve answers from the cache, by way of the handler if need be.
 func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler, t target, d httpcache.RequestDirectives) {
-	q := &query{m: m, w: w, r: r, next: next, target: t, directives: d, request: m.request(r, t, d), needsVariant: m.needsVariant(t.header), lose: m.engine.EngineTimeout, began: m.engine.clock.now()}
+	q := &query{m: m, w: w, r: r, next: next, target: t, directives: d, request: m.request(r, t, d), needsVariant: m.needsVariant(t.header), lose: m.engine.EngineTimeout, began: m.engine.clock.Now()}
 	if o := &m.engine.observers; o.hit != nil || o.serve != nil {
 		q.told = &Serve{Key: t.key}
 		defer q.tell()
 	}
 	key := t.key
-	var signpost *item[*response] // that led to key
+	var signpost *items.Item[*response] // that led to key
 	broken := false
 	for range maxHops {
 		it, early, ok := q.atHand(key)
@@ -539,13 +540,13 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 		}
 		s := served[*response]{item: it}
 		if ok && signpost != nil {
-			signpost.value.built.of(q.needsVariant).touch(key, m.engine.clock.now())
+			signpost.Value.built.of(q.needsVariant).touch(key, m.engine.clock.Now())
 		}
 		if !ok {
 			if q.request.Credentials && q.passCredentials(key) {
 				return
 			}
-			if signpost != nil && !signpost.value.built.of(q.needsVariant).admit(key, m.engine.clock.now()) {
+			if signpost != nil && !signpost.Value.built.of(q.needsVariant).admit(key, m.engine.clock.Now()) {
 				break
 			}
 			c := q.call(signpost)
@@ -555,7 +556,7 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 				q.replyError(c, key, s, err)
 				return
 			}
-			if res := s.item.value; res.of != nil || res.variant != nil {
+			if res := s.item.Value; res.of != nil || res.variant != nil {
 				switch q.replyLive(c, s, key) {
 				case liveDone:
 					return
@@ -578,11 +579,11 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 				}
 			}
 		}
-		if k := s.item.value.kind; d.OnlyIfCached && k != plain && k != varying {
+		if k := s.item.Value.kind; d.OnlyIfCached && k != plain && k != varying {
 			q.notCached()
 			return
 		}
-		switch res := s.item.value; res.kind {
+		switch res := s.item.Value; res.kind {
 		case plain:
 			if !q.mayHave(res) {
 				q.pass(httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reasonAuthorization})
@@ -643,15 +644,15 @@ func (q *query) want(key string) want[*response] {
 	}
 	var w want[*response]
 	if q.excludedFrom(key) {
-		w.fits = func(it *item[*response]) bool {
-			return it.kind != KindValue || it.value.kind != plain && it.value.kind != checked
+		w.fits = func(it *items.Item[*response]) bool {
+			return it.Kind != KindValue || it.Value.kind != plain && it.Value.kind != checked
 		}
 	}
-	w.accept = func(it *item[*response], now instant) bool {
-		if it.kind != KindValue {
+	w.accept = func(it *items.Item[*response], now instant) bool {
+		if it.Kind != KindValue {
 			return true
 		}
-		res := it.value
+		res := it.Value
 		if res.variant != nil && q.selects(res) {
 			res = res.variant // still being written, and found with what it varies by
 		}
@@ -699,19 +700,19 @@ func (q *query) client() string {
 }
 
 // reuse reports whether RFC 9111 lets res, the response of it, answer a request.
-func reuse(it *item[*response], res *response, now instant, d httpcache.RequestDirectives) bool {
+func reuse(it *items.Item[*response], res *response, now instant, d httpcache.RequestDirectives) bool {
 	f := res.freshness
 	if x := res.of; x != nil { // it is still being written, and the item's life has not begun
 		return f.Reuse(res.age+time.Since(x.decidedAt), d)
 	}
 	// The item's: the response knows nothing of a jitter or a sweep, nor, from a store, of windows.
-	f.Lifetime, f.StaleWhileRevalidate = it.freshUntil-it.born, it.staleUntil-it.freshUntil
-	return f.Reuse(now-it.born, d)
+	f.Lifetime, f.StaleWhileRevalidate = it.FreshUntil-it.Born, it.StaleUntil-it.FreshUntil
+	return f.Reuse(now-it.Born, d)
 }
 
 // atHand answers without the handler if it can. If it cannot, the item is what
 // may be served when patience ends, or nil.
-func (q *query) atHand(key string) (it *item[*response], early, ok bool) {
+func (q *query) atHand(key string) (it *items.Item[*response], early, ok bool) {
 	e, want := q.m.engine, q.want(key)
 	if it, early, ok = e.hitFor(key, want); ok {
 		return it, early, true
@@ -720,13 +721,13 @@ func (q *query) atHand(key string) (it *item[*response], early, ok bool) {
 		// A client that takes what is staler than we would serve gets it if this
 		// process has it.
 		it, now := e.near.Get(key)
-		if it != nil && it.held && now < it.trusted && it.value.kind == plain && (want.fits == nil || want.fits(it)) && want.accept(it, now) {
+		if it != nil && it.Held && now < it.Trusted && it.Value.kind == plain && (want.fits == nil || want.fits(it)) && want.accept(it, now) {
 			e.count.stale.Add(1)
 			return it, false, true
 		}
 	}
 	if q.directives.OnlyIfCached {
-		if it := e.apart(key, e.EngineTimeout).peek(q.r.Context()); it != nil && want.takes(it, e.clock.now(), forever) {
+		if it := e.apart(key, e.EngineTimeout).peek(q.r.Context()); it != nil && want.takes(it, e.clock.Now(), forever) {
 			return it, false, true
 		}
 	}
@@ -736,22 +737,22 @@ func (q *query) atHand(key string) (it *item[*response], early, ok bool) {
 // spared returns what the request takes in the place of an error by its own
 // stale-if-error (RFC 5861 section 4); nil if it takes none, or there is nothing
 // in this process that may be served so.
-func (q *query) spared(key string) *item[*response] {
+func (q *query) spared(key string) *items.Item[*response] {
 	if !q.directives.StaleIfError.Set || q.excludedFrom(key) {
 		return nil
 	}
 	e := q.m.engine
 	it, now := e.near.Get(key)
-	if it == nil || q.began >= it.trusted {
+	if it == nil || q.began >= it.Trusted {
 		return nil
 	}
 	it = q.m.fallback(key, it)
-	if it == nil || !it.held || it.value.kind != plain || httpcache.IsServerError(it.value.status) || !q.mayHave(it.value) {
+	if it == nil || !it.Held || it.Value.kind != plain || httpcache.IsServerError(it.Value.status) || !q.mayHave(it.Value) {
 		return nil
 	}
-	f := it.value.freshness
-	f.Lifetime, f.StaleIfError = it.freshUntil-it.born, it.errorUntil-it.freshUntil // as in reuse
-	if !f.ReuseOnError(now-it.born, q.directives) {
+	f := it.Value.freshness
+	f.Lifetime, f.StaleIfError = it.FreshUntil-it.Born, it.ErrorUntil-it.FreshUntil // as in reuse
+	if !f.ReuseOnError(now-it.Born, q.directives) {
 		return nil
 	}
 	return it
@@ -760,18 +761,18 @@ func (q *query) spared(key string) *item[*response] {
 // fallback is the response under a key beside errors: it, or what it, an error, has
 // taken the place of; nil if there is none. What an error stands in front of was not
 // held against the log meanwhile.
-func (m *Middleware) fallback(key string, it *item[*response]) *item[*response] {
+func (m *Middleware) fallback(key string, it *items.Item[*response]) *items.Item[*response] {
 	switch {
-	case it == nil || it.kind != KindValue:
+	case it == nil || it.Kind != KindValue:
 		return nil
-	case it.value.instead == nil:
+	case it.Value.instead == nil:
 		return it
 	}
-	return m.engine.spare(key, it.value.instead)
+	return m.engine.spare(key, it.Value.instead)
 }
 
 // wait answers by way of the handler.
-func (q *query) wait(c *call, key string, stale *item[*response]) (served[*response], error) {
+func (q *query) wait(c *call, key string, stale *items.Item[*response]) (served[*response], error) {
 	m := q.m
 	c.aside = make(chan func(), maxHints)
 	c.inform = q.inform
@@ -792,7 +793,7 @@ func (q *query) wait(c *call, key string, stale *item[*response]) (served[*respo
 }
 
 // call is the request's wait for the key that the signpost has led to.
-func (q *query) call(signpost *item[*response]) *call {
+func (q *query) call(signpost *items.Item[*response]) *call {
 	return &call{
 		request: q.request, client: q.client(), base: q.target.key, signpost: signpost,
 		excluded: q.needsVariant && signpost == nil,
@@ -832,7 +833,7 @@ func retarget(r, t *http.Request) {
 
 // refresh has a fresh response rebuilt behind the client's back: it has no reader
 // that would have to keep up with it, nor one for interim responses.
-func (q *query) refresh(key string, it, signpost *item[*response]) {
+func (q *query) refresh(key string, it, signpost *items.Item[*response]) {
 	c := q.call(signpost)
 	c.aside = make(chan func())
 	c.leave()
@@ -854,19 +855,19 @@ func tellsAudience(status int) bool {
 
 // uncacheableFor is how long it is remembered that a key's response was not for sharing,
 // which took so long: at least until the next response can say so.
-func (m *Middleware) uncacheableFor(took time.Duration) Freshness {
-	return Freshness{TTL: max(m.options.UncacheableTTL, durations.Add(took, took))}
+func (m *Middleware) uncacheableFor(took time.Duration) items.Windows {
+	return items.Windows{TTL: max(m.options.UncacheableTTL, durations.Add(took, took))}
 }
 
 // learnAuthorized remembers whether a response to a request with Authorization
 // was for all.
 func (m *Middleware) learnAuthorized(key string, shared bool) {
-	now := m.engine.clock.now()
-	it := &item[*response]{kind: KindValue, value: &response{kind: uncacheable}, trusted: forever}
-	it.lifetime = newLifetime(now, Freshness{TTL: m.options.UncacheableTTL})
+	now := m.engine.clock.Now()
+	it := &items.Item[*response]{Kind: KindValue, Value: &response{kind: uncacheable}, Trusted: forever}
+	it.Lifetime = items.NewLifetime(now, items.Windows{TTL: m.options.UncacheableTTL})
 	if shared {
-		it.value = &response{kind: open}
-		it.lifetime = newLifetime(now, Freshness{TTL: varyingTTL})
+		it.Value = &response{kind: open}
+		it.Lifetime = items.NewLifetime(now, items.Windows{TTL: varyingTTL})
 	}
 	m.engine.weigh(authorizedKey(key), it)
 	m.engine.putNear(authorizedKey(key), it, 1)
@@ -875,8 +876,8 @@ func (m *Middleware) learnAuthorized(key string, shared bool) {
 // learntAuthorized returns what learnAuthorized remembers: open, uncacheable,
 // or plain if it is not known.
 func (m *Middleware) learntAuthorized(key string) responseKind {
-	if it, now := m.engine.near.Get(authorizedKey(key)); it != nil && now < it.freshUntil {
-		return it.value.kind
+	if it, now := m.engine.near.Get(authorizedKey(key)); it != nil && now < it.FreshUntil {
+		return it.Value.kind
 	}
 	return plain
 }

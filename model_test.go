@@ -752,7 +752,7 @@ type modelCall struct {
 	key    int
 	who    string
 	start  time.Time
-	gone   map[int]time.Time
+	gone   graves
 	least  int
 	stops  int
 	leaves bool // the caller has a deadline of its own
@@ -762,11 +762,12 @@ type modelCall struct {
 // call begins a call of the node for the key.
 func (w *world) call(n *modelNode, key int, who string, leaves bool) modelCall {
 	stops, _ := n.stood()
-	gone := w.graves[key].gone(n.process)
+	start := time.Now()
+	gone := w.graves[key].gone(n.process, start)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.operations++
-	return modelCall{node: n, key: key, who: who, start: time.Now(), gone: gone, least: w.latest[n.process][key], stops: stops, leaves: leaves}
+	return modelCall{node: n, key: key, who: who, start: start, gone: gone, least: w.latest[n.process][key], stops: stops, leaves: leaves}
 }
 
 // judge holds an answer to the promises.
@@ -801,7 +802,7 @@ func (w *world) judge(c modelCall, a modelAnswer) {
 		w.violated("process %d: a caller of %s got %q", n.process, name, told)
 		return
 	}
-	if at, dead := c.gone[version]; dead && version > 0 {
+	if at, dead := c.gone.of(version); dead && version > 0 {
 		w.violated("process %d: a caller of %v got %q, %v after that was invalidated", n.process, c.start.Sub(w.started), told, c.start.Sub(at))
 	}
 	if a.err != nil {

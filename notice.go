@@ -8,6 +8,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/gate"
+	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/internal/sweeplog"
 )
 
@@ -75,7 +76,7 @@ func (e *engine[V]) hear(n Notice) {
 }
 
 func (e *engine[V]) take(key string, told Notice) {
-	n := heard{told, e.clock.instant(told.Made)}
+	n := heard{told, e.clock.Instant(told.Made)}
 	if key == sweeplog.Key && e.sweeps != nil {
 		if n.Entry.Epoch != 0 && n.Entry.Epoch == n.Epoch {
 			e.sweeps.Learn(n.Entry)
@@ -90,18 +91,18 @@ func (e *engine[V]) take(key string, told Notice) {
 	}
 	// Nobody waits. A process that has no use for the key stays without it.
 	known, now := e.near.Get(key)
-	if known == nil || known.epoch >= n.Epoch {
+	if known == nil || known.Epoch >= n.Epoch {
 		return
 	}
-	var it *item[V]
+	var it *items.Item[V]
 	// What the store has not taken has no place in the order of epochs, and
 	// may be of after an invalidation that this change is of before.
-	if n.whole(now, e.NearTTL) && !known.beside {
+	if n.whole(now, e.NearTTL) && !known.Beside {
 		it = e.apart(key, 0).decode(n.Entry, nil, n.made)
 	}
 	if it == nil {
 		doubted := *known
-		it, doubted.trusted = &doubted, now
+		it, doubted.Trusted = &doubted, now
 	}
 	e.keep(key, it, func() bool { return e.invalidations == before })
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether/internal/fault"
+	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/observe"
 )
 
@@ -105,9 +106,9 @@ func (e *engine[V]) tellHit(ctx context.Context, key string, way Way) {
 	e.tellServe(ctx, Serve{Key: key, Way: way})
 }
 
-// way is how a call is served that it answers from the near tier.
-func (it *item[V]) way(now instant) Way {
-	if now < it.freshUntil {
+// wayOf is how a call is served that is answered from the near tier.
+func wayOf(l *items.Lifetime, now instant) Way {
+	if now < l.FreshUntil {
 		return WayHit
 	}
 	return WayStale
@@ -133,16 +134,16 @@ func (c *waiter[V]) tell() { c.engine.tellServe(c.ctx, c.served()) }
 
 // served is the end of the waiter's call.
 func (c *waiter[V]) served() Serve {
-	now := c.engine.clock.now()
+	now := c.engine.clock.Now()
 	s := Serve{Key: c.key, Way: WayMiss, Waited: now - c.began, Err: c.err}
 	it := c.answer.item
 	switch {
-	case c.err == nil && !c.answer.flown, c.err == nil && it.failures > 0 && now >= it.freshUntil:
-		s.Way = it.way(now)
+	case c.err == nil && !c.answer.flown, c.err == nil && it.Failures > 0 && now >= it.FreshUntil:
+		s.Way = wayOf(&it.Lifetime, now)
 	case c.collapsed:
 		s.Way = WayCollapsed
 	}
-	if c.err == nil && it.kind == KindNotFound {
+	if c.err == nil && it.Kind == KindNotFound {
 		s.Err = ErrNotFound
 	}
 	return s
@@ -228,7 +229,7 @@ func (f *flight[V]) introduce(ctx context.Context) {
 //
 //go:noinline
 func (c *waiter[V]) countAnswer() {
-	h, now := c.flight.herd, c.engine.clock.now()
+	h, now := c.flight.herd, c.engine.clock.Now()
 	h.answered.Add(1)
 	h.waited.Add(int64(now - c.began))
 	for last := h.last.Load(); last < int64(now) && !h.last.CompareAndSwap(last, int64(now)); last = h.last.Load() {
@@ -254,8 +255,8 @@ func (f *flight[V]) gone() {
 	switch err := state.failure(); {
 	case err != nil:
 		told.Err = err
-	case state.result != nil && state.result.judge(instant(h.last.Load())) == fail:
-		told.Err = state.result.err
+	case state.result != nil && judge(&state.result.Lifetime, instant(h.last.Load())) == fail:
+		told.Err = state.result.Err
 	}
 	for _, by := range e.observers.herd {
 		e.tell(f.key, func() { by(told) })
@@ -278,7 +279,7 @@ func (r *run[V]) watchLoad(ctx context.Context) context.Context {
 	if !e.observers.rebuild {
 		return ctx
 	}
-	w := &rebuildWatch{began: e.clock.now(), losses: r.losses, told: Rebuild{Key: r.key}}
+	w := &rebuildWatch{began: e.clock.Now(), losses: r.losses, told: Rebuild{Key: r.key}}
 	w.told.Takeover = r.lease != nil && r.waits && !r.freed && r.stood >= r.leaseEnd
 	w.ends = make([]func(Rebuild), len(e.observers.all))
 	r.watched = w
@@ -306,7 +307,7 @@ func (r *run[V]) unwatchLoad(ended bool) {
 		return
 	}
 	t := &w.told
-	t.Took, t.LeaseLost = e.clock.now()-w.began, r.losses > w.losses
+	t.Took, t.LeaseLost = e.clock.Now()-w.began, r.losses > w.losses
 	switch {
 	case t.Outcome == OutcomeFailed: // a hedge, see hedgeFailed
 	case r.fenced:

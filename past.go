@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether/internal/httpcache"
+	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/internal/spool"
 )
 
@@ -54,9 +55,9 @@ func (q *query) pass(why httpcache.Status) {
 
 // passUncacheable hands the request to the handler because the last response to
 // its key was not for sharing. One that is ends that.
-func (q *query) passUncacheable(key string, it *item[*response]) {
+func (q *query) passUncacheable(key string, it *items.Item[*response]) {
 	q.bypassed()
-	reason := it.value.reason
+	reason := it.Value.reason
 	why := httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reason}
 	if reason == reasonSlow {
 		if !q.m.through.TryAcquire(1) {
@@ -93,19 +94,19 @@ func (q *query) passUncacheable(key string, it *item[*response]) {
 	}
 	w.end()
 	if cacheable {
-		q.m.replace(key, it, &response{kind: uncacheable}, Freshness{})
+		q.m.replace(key, it, &response{kind: uncacheable}, items.Windows{})
 	}
 }
 
 // prolong says once more that a key's responses are not for sharing, before that is
 // forgotten: where such responses go on, nobody queues to find that out. The present
 // response took so long.
-func (m *Middleware) prolong(key string, it *item[*response], reason string, took time.Duration) {
+func (m *Middleware) prolong(key string, it *items.Item[*response], reason string, took time.Duration) {
 	if took > m.options.RebuildTimeout {
 		reason = reasonSlow
 	}
 	f := m.uncacheableFor(took)
-	if it.freshUntil-m.engine.clock.now() < f.TTL/2 {
+	if it.FreshUntil-m.engine.clock.Now() < f.TTL/2 {
 		m.replace(key, it, &response{kind: uncacheable, reason: reason}, f)
 	}
 }
@@ -118,7 +119,7 @@ func (m *Middleware) fits(h http.Header) bool {
 
 // replace puts res in the place of old, behind the client's back: it does not wait
 // for the store. Of a herd whose responses all say the same, one does so.
-func (m *Middleware) replace(key string, old *item[*response], res *response, f Freshness) {
+func (m *Middleware) replace(key string, old *items.Item[*response], res *response, f items.Windows) {
 	if !m.engine.holdsNear(key, old) {
 		return
 	}
@@ -135,9 +136,9 @@ func (m *Middleware) replace(key string, old *item[*response], res *response, f 
 // request's own conditions, and answers with what is stored if that still holds.
 // Each request asks for itself: what the handler says to one is not said to
 // another.
-func (q *query) passChecked(key string, it *item[*response]) {
+func (q *query) passChecked(key string, it *items.Item[*response]) {
 	q.bypassed()
-	kept := it.value
+	kept := it.Value
 	stale := kept.head()
 	r := q.r.Clone(ownRoute(q.r.Context())) // the handler may have to be asked again
 	if !httpcache.ValidatedFor(q.request, stale, q.m.rules) || !httpcache.SetConditions(r.Header, stale) {
@@ -153,7 +154,7 @@ func (q *query) passChecked(key string, it *item[*response]) {
 		j := httpcache.Judge(q.request, code, header, sent, time.Now(), q.m.rules)
 		switch {
 		case j.Shared:
-			q.m.replace(key, it, &response{kind: uncacheable}, Freshness{})
+			q.m.replace(key, it, &response{kind: uncacheable}, items.Windows{})
 		case code == http.StatusOK && !(q.r.Method == http.MethodHead && httpcache.HeadAgrees(stale, header)):
 			// Something else by now. What changes from one request to the next
 			// is not worth keeping, and the next flight will see.
@@ -178,7 +179,7 @@ func (q *query) passChecked(key string, it *item[*response]) {
 	fresh := httpcache.Freshen(stale, httpcache.StoredHeader(header, d, now))
 	age := httpcache.InitialAge(header, sent, now)
 	if httpcache.JudgeAged(q.request, kept.status, fresh, age, now, q.m.rules).Shared {
-		q.m.replace(key, it, &response{kind: uncacheable}, Freshness{})
+		q.m.replace(key, it, &response{kind: uncacheable}, items.Windows{})
 	}
 	status.FwdStatus = http.StatusNotModified
 	writeStored(q.w, q.r, stored{q.m, key, kept.status, fresh, kept.guessed, kept.body, age, now}, status)
@@ -277,9 +278,9 @@ func (q *query) passCredentials(key string) bool {
 	q.lose = apart.budget.Left
 	switch {
 	case it == nil:
-	case !it.held && it.backingOff(m.engine.clock.now()):
+	case !it.Held && it.BackingOff(m.engine.clock.Now()):
 		return false // it has failed, and nobody is to try again yet
-	case it.held && (it.value.kind != plain || q.mayHave(it.value)):
+	case it.Held && (it.Value.kind != plain || q.mayHave(it.Value)):
 		return false // that tells where to go, or that it is for all
 	}
 	why := httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reasonAuthorization}
@@ -316,7 +317,7 @@ func (q *query) passCredentials(key string) bool {
 		}
 		why.AppendTo(u.Header())
 	}
-	u.keep = func(res *response, f Freshness) { draft.keep(m.engine.open, res, f) }
+	u.keep = func(res *response, f items.Windows) { draft.keep(m.engine.open, res, f) }
 	u.runBelowServer(q.next)
 	u.finish()
 	if shared {
@@ -510,7 +511,7 @@ type keptWriter struct {
 	header   http.Header
 	age      time.Duration // when that was decided
 	decided  time.Time
-	keep     func(*response, Freshness) // nil: whoever has the writer does so at the end
+	keep     func(*response, items.Windows) // nil: whoever has the writer does so at the end
 }
 
 func (m *Middleware) newKeptWriter(w http.ResponseWriter, r *http.Request) *keptWriter {
@@ -537,10 +538,10 @@ func (u *keptWriter) runBelowServer(next http.Handler) {
 
 // kept returns the response, if it is kept. Where the length is not known, a handler whose
 // client has left may have returned because of that, in the middle of the body.
-func (u *keptWriter) kept() (*response, Freshness, bool) {
+func (u *keptWriter) kept() (*response, items.Windows, bool) {
 	n, announced := contentLength(u.Header())
 	if !u.keeping || announced && n != int64(u.body.Len()) || !announced && u.request.Context().Err() != nil {
-		return nil, Freshness{}, false
+		return nil, items.Windows{}, false
 	}
 	u.response.complete(u.header, spool.BodyOf(bytes.Clone(u.body.Bytes())))
 	return u.response, u.m.lifeOf(u.response, u.header, u.age+time.Since(u.decided)), true

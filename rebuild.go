@@ -10,6 +10,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/gate"
+	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/internal/stack"
 )
 
@@ -71,7 +72,7 @@ var transitions = [stateCount][outcomeCount]rebuildState{
 // rebuild goes from state to state until the flight has ended with an item, or returns the error that
 // ends it. Close, and the end of all callers before the election, end it between any two states.
 func (r *run[V]) rebuild(ctx context.Context) error {
-	r.began = r.engine.clock.now()
+	r.began = r.engine.clock.Now()
 	defer r.looked()
 	defer func() {
 		r.declineElection(ctx)
@@ -314,7 +315,7 @@ func (r *run[V]) loadAlone(ctx context.Context) rebuildOutcome {
 func (r *run[V]) awaitHolder(ctx context.Context) rebuildOutcome {
 	r.freeSlot()
 	r.member.held()
-	if r.engine.clock.now()-r.began > r.engine.MaxWait {
+	if r.engine.clock.Now()-r.began > r.engine.MaxWait {
 		return outcomeTimeIsUp
 	}
 	return ending(r.await(ctx))
@@ -378,7 +379,7 @@ func (r *run[V]) takeSlot(ctx context.Context) bool {
 		e.mu.Unlock()
 		// Made now, it answers whatever a call wants: one that did not take it would
 		// begin flight after flight.
-		now := e.clock.now()
+		now := e.clock.Now()
 		r.made = now + 1
 		return r.finishFailed(ctx, now, ErrOverloaded, 0)
 	}
@@ -434,14 +435,14 @@ func (r *run[V]) lookBy(ctx context.Context, read func(context.Context) storeRep
 		r.present = known
 		return false
 	}
-	var held *item[V]
-	if known != nil && known.judge(now) != rebuild {
+	var held *items.Item[V]
+	if known != nil && judge(&known.Lifetime, now) != rebuild {
 		// If the store does not answer, nobody can say that it does not hold. It
 		// answers for as long as it would have if the store had confirmed it.
-		held = known.found(durations.Add(now, e.NearTTL))
+		held = known.Found(durations.Add(now, e.NearTTL))
 		// Who finds out whether the store is back does not wait for that. After a lull
 		// the store is asked first: an invalidation may have come meanwhile.
-		if held.held && e.store.Fails(r.key) {
+		if held.Held && e.store.Fails(r.key) {
 			r.offerStale(held)
 		}
 	}
@@ -471,7 +472,7 @@ func (r *run[V]) lookBy(ctx context.Context, read func(context.Context) storeRep
 		r.storeDown = true
 		if held != nil {
 			// It answers those, too, who came while the store was silent.
-			return r.consider(held.found(max(held.trusted, e.clock.now()+1)), false)
+			return r.consider(held.Found(max(held.Trusted, e.clock.Now()+1)), false)
 		}
 		r.present = known
 	default:
@@ -489,27 +490,27 @@ func (r *run[V]) lookBy(ctx context.Context, read func(context.Context) storeRep
 // consider ends the flight with it if it answers, and offers it to callers if
 // it does so for the time being. fromStore tells a hit of the store from what
 // was at hand.
-func (r *run[V]) consider(it *item[V], fromStore bool) bool {
+func (r *run[V]) consider(it *items.Item[V], fromStore bool) bool {
 	r.present = it
 	r.loaded, r.committed, r.enough = false, 0, 0
 	if it == nil {
 		return false
 	}
-	if fromStore && r.waits && it.epoch > r.known {
-		r.committed = max(it.born, r.waiting)
+	if fromStore && r.waits && it.Epoch > r.known {
+		r.committed = max(it.Born, r.waiting)
 	}
 	if r.fits != nil && !r.fits(it) {
 		return false // it answers others, and is no answer to the call that wants one
 	}
-	verdict := it.judge(r.engine.clock.now())
-	if verdict == rebuild && r.waits && it.failures > 0 && it.epoch > r.known {
+	verdict := judge(&it.Lifetime, r.engine.clock.Now())
+	if verdict == rebuild && r.waits && it.Failures > 0 && it.Epoch > r.known {
 		// It failed while this flight waited for it. Nobody is to be told
 		// later, but those who wait are: else they would fail one after another,
 		// each after a rebuild of its own.
 		verdict = fail
 	}
-	if (verdict == serve || verdict == serveStale) && r.accept != nil && !r.accept(it, r.engine.clock.now()) &&
-		!it.backingOff(r.engine.clock.now()) && // what one client wants is no reason to try sooner, see want.takes
+	if (verdict == serve || verdict == serveStale) && r.accept != nil && !r.accept(it, r.engine.clock.Now()) &&
+		!it.BackingOff(r.engine.clock.Now()) && // what one client wants is no reason to try sooner, see want.takes
 		!(fromStore && r.newEnough(it)) {
 		// The call that began this flight has refused it, or would. Who else
 		// comes may have it.
@@ -520,11 +521,11 @@ func (r *run[V]) consider(it *item[V], fromStore bool) bool {
 	}
 	switch verdict {
 	case serve, serveOnly, fail:
-		if r.waits && it.failures == 0 && it.epoch > r.known && it.build > 0 {
+		if r.waits && it.Failures == 0 && it.Epoch > r.known && it.Build > 0 {
 			if r.hedged {
-				r.engine.builds.note(it.build) // that it was slow is noted
+				r.engine.builds.note(it.Build) // that it was slow is noted
 			} else {
-				r.built(it.build)
+				r.built(it.Build)
 			}
 		}
 		if r.settle(it) {
@@ -552,16 +553,16 @@ func (r *run[V]) consider(it *item[V], fromStore bool) bool {
 // lost two loads may have run at a time; so the age that the store knows has to say
 // the same. Both are taken as early as they can have been. What no flight has made
 // says nothing of its load.
-func (r *run[V]) newEnough(it *item[V]) bool {
-	if !r.waits || it.epoch <= r.known {
+func (r *run[V]) newEnough(it *items.Item[V]) bool {
+	if !r.waits || it.Epoch <= r.known {
 		return false
 	}
 	if r.first == 0 {
-		r.first, r.missing = it.epoch, r.before
+		r.first, r.missing = it.Epoch, r.before
 	}
-	underWay := r.engine.clock.now() - r.epochAsked // the reply, at most
-	began := it.born - it.build - underWay
-	if it.epoch == r.first || it.build == 0 || began < r.waiting {
+	underWay := r.engine.clock.Now() - r.epochAsked // the reply, at most
+	began := it.Born - it.Build - underWay
+	if it.Epoch == r.first || it.Build == 0 || began < r.waiting {
 		return false
 	}
 	r.enough = min(began, r.missing) + 1 // as item.made
@@ -588,7 +589,7 @@ func (r *run[V]) elect(ctx context.Context) (_ Lease, _ *HeldError, overtaken bo
 		return nil, nil, false // or those elected would take turns to find out that the store takes nothing
 	}
 	e.enter(r.key, phaseStanding)
-	r.stood, r.length = e.clock.now(), r.leaseLength()
+	r.stood, r.length = e.clock.Now(), r.leaseLength()
 	lease, err := gate.AskInTurn(ctx, e.locker, r.key, &r.budget, func(ctx context.Context) (Lease, error) {
 		if overtaken = len(r.notices) > 0; overtaken {
 			return nil, context.Canceled // which says nothing about the engine
@@ -619,7 +620,7 @@ func (r *run[V]) elect(ctx context.Context) (_ Lease, _ *HeldError, overtaken bo
 // each process. It is nil once the lease has ended, or the engine is taken for down.
 func (r *run[V]) knownHolder() *HeldError {
 	e := r.engine
-	if r.waits && !r.freed && e.locker.Sound(r.key) && e.clock.now() < r.leaseEnd {
+	if r.waits && !r.freed && e.locker.Sound(r.key) && e.clock.Now() < r.leaseEnd {
 		return r.holder
 	}
 	return nil
@@ -641,12 +642,12 @@ const (
 // it is time to stand for election again.
 func (r *run[V]) await(ctx context.Context) bool {
 	e, held := r.engine, r.holder
-	began := e.clock.now()
+	began := e.clock.Now()
 	if !r.waits {
 		e.count.waits.Add(1)
 		r.waits, r.waiting = true, began
 		if r.present != nil {
-			r.known = r.present.epoch
+			r.known = r.present.Epoch
 		}
 		if after := r.hedgeAfter(); after > 0 {
 			r.hedgeAt = durations.Add(began, after)
@@ -661,7 +662,7 @@ func (r *run[V]) await(ctx context.Context) bool {
 
 	until := durations.Add(began, e.LeaseTTL)
 	if !held.Until.IsZero() {
-		until = min(until, e.clock.instant(held.Until))
+		until = min(until, e.clock.Instant(held.Until))
 	}
 	r.leaseEnd, r.freed = until, false
 	if wake == nil {
@@ -682,8 +683,8 @@ func (r *run[V]) await(ctx context.Context) bool {
 	for {
 		pause := lookPause
 		// The locker pushes when the holder is done; a hedge may be before it.
-		if wake == nil || r.hedgeAt > 0 && e.clock.now() >= r.hedgeAt && !e.notified {
-			pause = pollInterval(e.clock.now() - r.waiting)
+		if wake == nil || r.hedgeAt > 0 && e.clock.Now() >= r.hedgeAt && !e.notified {
+			pause = pollInterval(e.clock.Now() - r.waiting)
 		}
 		if r.state.Load().offered != nil {
 			pause = min(pause, e.confirmEvery()) // what is offered has to be confirmed
@@ -699,9 +700,9 @@ func (r *run[V]) await(ctx context.Context) bool {
 		case <-wake:
 			r.freed = true
 			if e.notified {
-				earliest = max(earliest, e.clock.now()+noticeLag)
+				earliest = max(earliest, e.clock.Now()+noticeLag)
 			}
-			if early := earliest - e.clock.now(); early > 0 {
+			if early := earliest - e.clock.Now(); early > 0 {
 				wake, earliest = nil, 0
 				deadline.Reset(early)
 				continue
@@ -779,7 +780,7 @@ func (r *run[V]) lead(ctx context.Context) (o rebuildOutcome) {
 	if ctx.Err() != nil || r.unshared != 0 {
 		return outcomeOutdated
 	}
-	if epoch == 0 || e.commits.fails(e.clock.now()) && !r.probe(ctx) {
+	if epoch == 0 || e.commits.fails(e.clock.Now()) && !r.probe(ctx) {
 		// Nobody will find this load's value in the store. Who waited for it
 		// would wait in vain, and the next after that one.
 		r.releaseBehind(ctx)
@@ -791,7 +792,7 @@ func (r *run[V]) lead(ctx context.Context) (o rebuildOutcome) {
 	if e.Hedge > 0 && lease != nil && epoch != 0 {
 		watching, end := context.WithCancel(ctx)
 		defer end()
-		rival = r.rival(watching, epoch, e.clock.now())
+		rival = r.rival(watching, epoch, e.clock.Now())
 	}
 	e.hedges.earn(e.HedgeShare)
 	return ending(r.build(ctx, epoch, rival, r.finish))
@@ -826,7 +827,7 @@ func (r *run[V]) build(ctx context.Context, epoch uint64, rival <-chan struct{},
 		e.running.Go(func() { r.confirm(loading) })
 	}
 
-	r.made = e.clock.now() + 1
+	r.made = e.clock.Now() + 1
 	if r.lease != nil {
 		e.trips.note(r.made - r.stood)
 	}
@@ -900,12 +901,12 @@ func (f *flight[V]) confirm(ctx context.Context) {
 // later to say: then nobody gets it, and the flight looks again.
 func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 	e := r.engine
-	now := e.clock.now() // its age counts from here
+	now := e.clock.Now() // its age counts from here
 	if !r.storeDown {
 		e.sweeps.Follow(ctx, &r.budget, e.NearTTL/2) // the load may have taken longer than the log is trusted
 	}
 	r.loaded, r.failure, r.committed = true, nil, 0
-	it := &item[V]{epoch: epoch, build: l.took, made: r.made, position: r.position, trusted: e.trustedUntil(now)}
+	it := &items.Item[V]{Epoch: epoch, Build: l.took, Made: r.made, Position: r.position, Trusted: e.trustedUntil(now)}
 	switch {
 	case errors.Is(l.err, errNothing):
 		if failure, ok := errors.AsType[*ownFailure](l.err); ok {
@@ -926,13 +927,13 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 	case l.err == nil:
 		r.built(l.took)
 		e.noteLoad(!e.fails(l.value))
-		it.kind, it.value = KindValue, l.value
-		it.lifetime = e.lifetimeOf(now, l.freshness, r.key, epoch)
+		it.Kind, it.Value = KindValue, l.value
+		it.Lifetime = e.lifetimeOf(now, l.freshness, r.key, epoch)
 	case fault.NotFound(l.err):
 		r.built(l.took)
 		e.noteLoad(true)
-		it.kind = KindNotFound
-		it.lifetime = e.lifetimeOf(now, l.freshness, r.key, epoch)
+		it.Kind = KindNotFound
+		it.Lifetime = e.lifetimeOf(now, l.freshness, r.key, epoch)
 	case ctx.Err() != nil:
 		r.loaded = false // closed: that is no failure of the load's
 		r.end(context.Cause(ctx))
@@ -949,7 +950,7 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 		if !r.finishFailed(ctx, now, l.err, epoch) {
 			return false
 		}
-		if !heard || r.state.Load().served(e.clock.now()) {
+		if !heard || r.state.Load().served(e.clock.Now()) {
 			e.OnLoadError(r.key, &keyError{"refreshing", r.key, l.err})
 		}
 		return true
@@ -959,7 +960,7 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 		if written == notTaken {
 			r.keepBeside(it)
 		}
-		r.committed = e.clock.now()
+		r.committed = e.clock.Now()
 		// The other processes are woken first, and on their way to the store
 		// while the callers here wake up.
 		r.releaseBehind(ctx)
@@ -978,7 +979,7 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 	// It is for those who asked before its load began: whatever has fenced it
 	// off came after them.
 	given := *it
-	given.lifetime, given.trusted = newLifetime(now, Freshness{}), e.clock.instant(l.began)
+	given.Lifetime, given.Trusted = items.NewLifetime(now, items.Windows{}), e.clock.Instant(l.began)
 	r.give(&given)
 	return true
 }
@@ -1014,21 +1015,21 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 	}
 	// A failure by itself is of now. Beside what was there it bears that one's
 	// position: what has been swept since that was made is not served for it.
-	it := &item[V]{position: r.position}
-	it.born = now
+	it := &items.Item[V]{Position: r.position}
+	it.Born = now
 	if r.present != nil {
-		*it = *r.present
+		it = r.present.Unweighed()
 	}
 	if advised && pause > 0 {
-		it.lifetime = it.failedUntil(now, pause)
+		it.Lifetime = failedUntil(it.Lifetime, now, pause)
 	} else {
-		it.lifetime = it.failed(now, pause, e.MaxErrorTTL)
+		it.Lifetime = failed(it.Lifetime, now, pause, e.MaxErrorTTL)
 	}
-	it.early = earlyTryAfter(r.present, !advised && pause > 0)
-	it.err, it.trusted, it.weight, it.made = err, e.trustedUntil(now), 0, r.made
-	if !it.stale(now) && now >= it.keepUntil {
+	it.Early = earlyTryAfter(r.present, !advised && pause > 0)
+	it.Err, it.Trusted, it.Made = err, e.trustedUntil(now), r.made
+	if !it.Stale(now) && now >= it.KeepUntil {
 		var zero V
-		it.held, it.kind, it.value = false, KindNone, zero
+		it.Held, it.Kind, it.Value = false, KindNone, zero
 	}
 	if !told {
 		if r.storeDown {
@@ -1036,13 +1037,13 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 		}
 		return r.settle(it)
 	}
-	it.epoch, it.beside = epoch, false
+	it.Epoch, it.Beside = epoch, false
 	written := r.commitFailure(ctx, it)
 	if written == notTaken {
 		r.keepBeside(it)
 	}
 	r.fenced = written == fenced
-	r.committed = e.clock.now()
+	r.committed = e.clock.Now()
 	if !r.fenced && r.settle(it) {
 		return true
 	}

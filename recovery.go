@@ -1,6 +1,10 @@
 package bellwether
 
-import "sync"
+import (
+	"sync"
+
+	"github.com/bellwether-go/bellwether/internal/items"
+)
 
 // This file is what an origin's recovery does for the keys whose loads failed: a pause
 // that has grown in an outage is of no more use when the outage is over.
@@ -25,44 +29,33 @@ func (o *originRecord) note(succeeded bool, now, long instant) (recovered bool) 
 	return recovered
 }
 
-// An earlyTry says whether a failed key is to be tried again when its origin
-// recovers. It is for what failed in this process: another process's failure may have
-// said itself when to try again, and its text alone has come here.
-type earlyTry uint8
-
-const (
-	noEarlyTry earlyTry = iota
-	earlyTryDue
-	earlyTryHad // since the key's last success: what fails all the same keeps its pauses
-)
-
 // earlyTryAfter is a failure's, of a key of which that was known. pauses tells whether
 // the pause after the failure is ours to choose.
-func earlyTryAfter[V any](known *item[V], pauses bool) earlyTry {
+func earlyTryAfter[V any](known *items.Item[V], pauses bool) items.EarlyTry {
 	switch {
-	case known != nil && known.failures > 0 && known.early == earlyTryHad:
-		return earlyTryHad
+	case known != nil && known.Failures > 0 && known.Early == items.EarlyTryHad:
+		return items.EarlyTryHad
 	case pauses:
-		return earlyTryDue
+		return items.EarlyTryDue
 	}
-	return noEarlyTry
+	return items.NoEarlyTry
 }
 
 // noteLoad takes in how a load has ended. When the origin has recovered, the pauses of
 // the failures that the near tier has are over. A process that finds a later failure
 // in the store waits as that says, so the fleet tries each key once.
 func (e *engine[V]) noteLoad(succeeded bool) {
-	now := e.clock.now()
+	now := e.clock.Now()
 	if e.ErrorTTL <= 0 || !e.origin.note(succeeded, now, e.ErrorTTL) {
 		return
 	}
 	e.running.Go(func() {
-		e.near.Revise(func(_ string, it *item[V]) *item[V] {
-			if it.early != earlyTryDue || !it.backingOff(now) {
+		e.near.Revise(func(_ string, it *items.Item[V]) *items.Item[V] {
+			if it.Early != items.EarlyTryDue || !it.BackingOff(now) {
 				return it
 			}
 			due := *it
-			due.retryAt, due.early = now, earlyTryHad
+			due.RetryAt, due.Early = now, items.EarlyTryHad
 			return &due
 		})
 	})

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether/internal/httpcache"
+	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/internal/spool"
 )
 
@@ -38,7 +39,7 @@ const (
 // request's and not another variant.
 func (q *query) replyLive(c *call, s served[*response], key string) liveOutcome {
 	r, m := q.r, q.m
-	res := s.item.value
+	res := s.item.Value
 	excluded := q.excludedFrom(key)
 	if res.kind == varying {
 		if !q.selects(res) {
@@ -57,12 +58,12 @@ func (q *query) replyLive(c *call, s served[*response], key string) liveOutcome 
 		if sparing {
 			m.engine.landing(r.Context(), key, s.item)
 		}
-		q.passUncacheable(key, &item[*response]{kind: KindValue, value: res})
+		q.passUncacheable(key, &items.Item[*response]{Kind: KindValue, Value: res})
 		return liveDone
 	case res.failure != nil:
 		s.live.callers.left()
-		if res.instead != nil && q.mayHave(res.instead.value) {
-			status := failedForward(res.instead, m.engine.clock.now(), res.failure)
+		if res.instead != nil && q.mayHave(res.instead.Value) {
+			status := failedForward(res.instead, m.engine.clock.Now(), res.failure)
 			status.Collapsed = s.collapsed
 			q.replySpare(key, res.instead, status)
 			return liveDone
@@ -326,14 +327,14 @@ func (q *query) inform(status int, interim http.Header) {
 // reply answers with a complete response: from the near tier, or from a flight
 // that has ended.
 func (q *query) reply(key string, s served[*response]) {
-	res, now := s.item.value, q.m.engine.clock.now()
-	q.add(Serve{Way: s.item.way(now)})
+	res, now := s.item.Value, q.m.engine.clock.Now()
+	q.add(Serve{Way: wayOf(&s.item.Lifetime, now)})
 	here := loadedHere(s)
-	failed := s.flown && s.item.failures > 0
+	failed := s.flown && s.item.Failures > 0
 	status := httpcache.Status{Hit: true}
 	switch {
 	case here && failed:
-		status = failedForward(s.item, now, s.item.err)
+		status = failedForward(s.item, now, s.item.Err)
 		status.Collapsed = s.collapsed
 	case here:
 		status = httpcache.Status{Fwd: res.fwd, FwdStatus: res.fwdStatus, Stored: true, Collapsed: s.collapsed, Key: q.m.statusKey(key)}
@@ -356,7 +357,7 @@ func (m *Middleware) statusKey(key string) string {
 // loadedHere reports whether the answer, or its failure, is of a load here: it was
 // not found in the store, and not refused.
 func loadedHere(s served[*response]) bool {
-	return s.flown && s.item.made > 0 && !errors.Is(s.item.err, ErrOverloaded)
+	return s.flown && s.item.Made > 0 && !errors.Is(s.item.Err, ErrOverloaded)
 }
 
 // staleIfError is the detail where something stale is served in the place of an
@@ -365,7 +366,7 @@ const staleIfError = "stale-if-error"
 
 // failedForward is the word about a request that has gone to the handler although
 // it was stored, and that failed with err.
-func failedForward(it *item[*response], now instant, err error) httpcache.Status {
+func failedForward(it *items.Item[*response], now instant, err error) httpcache.Status {
 	status := httpcache.Status{Fwd: forwardDespite(it, now)}
 	if e, ok := errors.AsType[serverError](err); ok {
 		status.FwdStatus = int(e)
@@ -375,10 +376,10 @@ func failedForward(it *item[*response], now instant, err error) httpcache.Status
 
 // replySpare answers with something stale in the place of an error. status tells of
 // the way to the error.
-func (q *query) replySpare(key string, it *item[*response], status httpcache.Status) {
+func (q *query) replySpare(key string, it *items.Item[*response], status httpcache.Status) {
 	q.add(Serve{Way: WayStale})
 	q.m.engine.count.stale.Add(1)
-	now := q.m.engine.clock.now()
+	now := q.m.engine.clock.Now()
 	status.TTL, status.Detail = ttl(it, now), staleIfError
 	writeStored(q.w, q.r, q.m.storedOf(key, it, now), status)
 }
@@ -396,19 +397,19 @@ type stored struct {
 }
 
 // storedOf is the response of a complete item.
-func (m *Middleware) storedOf(key string, it *item[*response], now instant) stored {
-	age := now - it.born
-	return stored{m, key, it.value.status, it.value.head(), it.value.guessed, it.value.body, age, time.Now().Add(-age)}
+func (m *Middleware) storedOf(key string, it *items.Item[*response], now instant) stored {
+	age := now - it.Born
+	return stored{m, key, it.Value.status, it.Value.head(), it.Value.guessed, it.Value.body, age, time.Now().Add(-age)}
 }
 
 // hitStatus is the word about a reply that needed no other than the item.
-func hitStatus(it *item[*response], now instant) httpcache.Status {
+func hitStatus(it *items.Item[*response], now instant) httpcache.Status {
 	return httpcache.Status{Hit: true, TTL: ttl(it, now)}
 }
 
 // ttl is how much longer the item is fresh, as Cache-Status has it.
-func ttl(it *item[*response], now instant) httpcache.Delta {
-	return httpcache.Delta{Set: true, Duration: it.freshUntil - now}
+func ttl(it *items.Item[*response], now instant) httpcache.Delta {
+	return httpcache.Delta{Set: true, Duration: it.FreshUntil - now}
 }
 
 // notModified is the reply to who has s already.
@@ -522,7 +523,7 @@ func (q *query) replyError(c *call, key string, s served[*response], err error) 
 	if spare := q.spared(key); spare != nil {
 		status := httpcache.Status{Hit: true} // as far as is known: others may have failed before
 		if c.began() {
-			status = failedForward(spare, q.m.engine.clock.now(), err)
+			status = failedForward(spare, q.m.engine.clock.Now(), err)
 		}
 		q.replySpare(key, spare, status)
 		return
@@ -554,8 +555,8 @@ func (q *query) replyError(c *call, key string, s served[*response], err error) 
 		code, detail = http.StatusGatewayTimeout, "timeout"
 	}
 	status := httpcache.Status{Fwd: httpcache.FwdURIMiss, Collapsed: s.collapsed, Detail: detail}
-	if it, now := q.m.engine.near.Get(key); it != nil && it.backingOff(now) {
-		replyRetry(w, status, code, it.retryAt-now)
+	if it, now := q.m.engine.near.Get(key); it != nil && it.BackingOff(now) {
+		replyRetry(w, status, code, it.RetryAt-now)
 		return
 	}
 	replyFailure(w, status, code)
@@ -567,8 +568,8 @@ const reasonSlow = "slow"
 // tooSlow remembers of a key that its rebuild took longer than RebuildTimeout, if it has
 // never had a response for all: its handler may answer whoever waits for longer. They count
 // against PassThrough, since an origin that has become slow must not get them all.
-func (m *Middleware) tooSlow(key string, failed *item[*response], err error) {
-	if m.options.PassThrough > 0 && errors.Is(err, ErrRebuildTimeout) && failed != nil && failed.failures > 0 && !failed.held {
+func (m *Middleware) tooSlow(key string, failed *items.Item[*response], err error) {
+	if m.options.PassThrough > 0 && errors.Is(err, ErrRebuildTimeout) && failed != nil && failed.Failures > 0 && !failed.Held {
 		m.replace(key, failed, &response{kind: uncacheable, reason: reasonSlow}, m.uncacheableFor(m.options.RebuildTimeout))
 	}
 }

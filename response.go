@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether/internal/httpcache"
+	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/internal/spool"
 )
 
@@ -53,7 +54,7 @@ type response struct {
 
 	// instead is what a server's error has taken the place of, for requests that
 	// would rather have that; never stored, and seldom there.
-	instead *item[*response]
+	instead *items.Item[*response]
 
 	body spool.Body // complete; empty while of writes it
 	age  time.Duration
@@ -80,7 +81,7 @@ func (r *response) size() int {
 		n += 16 + len(name)
 	}
 	if r.instead != nil {
-		n += r.instead.value.size()
+		n += r.instead.Value.size()
 	}
 	return n
 }

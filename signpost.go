@@ -6,6 +6,7 @@ import (
 
 	"github.com/bellwether-go/bellwether/internal/adapter"
 	"github.com/bellwether-go/bellwether/internal/httpcache"
+	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/internal/sweeplog"
 )
 
@@ -53,16 +54,16 @@ func (x *exchange) signpost(header http.Header) (*response, bool) {
 	}
 	post := &response{kind: varying, names: names, mark: adapter.Token(), built: new(variants)}
 	post.id = x.m.variantKey(post, x.owner.base, req)
-	post.built.of(needed).touch(post.id, x.m.engine.clock.now())
+	post.built.of(needed).touch(post.id, x.m.engine.clock.Now())
 	return post, true
 }
 
 // pointTo keeps a signpost under the key of the URL, and returns what the load keeps under
 // the exchange's own key: the same signpost. The two keys may be one.
 func (x *exchange) pointTo(post *response) *response {
-	e, base, f := x.m.engine, x.owner.base, Freshness{TTL: varyingTTL}
+	e, base, f := x.m.engine, x.owner.base, items.Windows{TTL: varyingTTL}
 	kept := &response{kind: varying, names: post.names, mark: post.mark, built: post.built}
-	now := e.clock.now()
+	now := e.clock.Now()
 	switch old := x.owner.signpost; {
 	case old != nil:
 		// The new signpost takes the old one's place only if the old one is still there:
@@ -73,8 +74,8 @@ func (x *exchange) pointTo(post *response) *response {
 	case x.before != nil && x.before.End() > now && len(post.names) == len(pseudonyms):
 		// The signpost displaces a response to a request without any of its names. The
 		// response moves to the key to which the signpost leads such requests.
-		e.put(x.load, x.m.variantKey(post, base, nil), x.before.value, x.before.freshness(now), x.before.position, nil)
+		e.put(x.load, x.m.variantKey(post, base, nil), x.before.Value, x.before.Windows(now), x.before.Position, nil)
 	}
-	SetFreshness(x.load, f)
+	setWindows(x.load, f)
 	return kept
 }

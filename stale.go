@@ -7,8 +7,8 @@ import (
 	"math/rand/v2"
 	"time"
 
-	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/durations"
+	"github.com/bellwether-go/bellwether/internal/items"
 )
 
 // This file is the whole of the time rules: given when a value was built and
@@ -31,62 +31,17 @@ type Freshness struct {
 	// StaleIfError is how long after TTL the value is served if rebuilds fail
 	// (RFC 5861 section 4).
 	StaleIfError time.Duration
-
-	// keep is how long after TTL the value is kept at least, beyond its windows
-	// too, for its next load to start from. It is not served for that.
-	keep time.Duration
 }
 
-// instant is a moment on a cache's own clock: the time since it was made.
-type instant = time.Duration
+// windows are the windows of f.
+func (f Freshness) windows() items.Windows {
+	return items.Windows{Age: f.Age, TTL: f.TTL, StaleWhileRevalidate: f.StaleWhileRevalidate, StaleIfError: f.StaleIfError}
+}
+
+type instant = durations.Instant
 
 // forever is the instant that never comes.
 const forever instant = durations.Forever
-
-// between is the time from one instant to a later one without wrapping round: what
-// is old may have been made long before the clock, and for ever is long after it.
-func between(from, to instant) time.Duration {
-	if d := to - from; d >= 0 || to < from {
-		return d
-	}
-	return 1<<63 - 1
-}
-
-// lifetime is what the time rules know of an item.
-type lifetime struct {
-	held       bool    // there is something to serve: a value, or the knowledge that there is none
-	failures   uint32  // rebuilds that failed in a row since
-	born       instant // when its age was zero
-	freshUntil instant // end of the TTL
-	staleUntil instant // end of the stale-while-revalidate window
-	errorUntil instant // end of the stale-if-error window
-	keepUntil  instant // until when it is kept for a load to start from
-	retryAt    instant // when the next try is due, if failures > 0
-}
-
-// newLifetime is the lifetime of a value that is f.Age old at the time now.
-func newLifetime(now instant, f Freshness) lifetime {
-	born := now - max(0, f.Age)
-	ttl, swr, sie, keep := max(0, f.TTL), max(0, f.StaleWhileRevalidate), max(0, f.StaleIfError), max(0, f.keep)
-	fresh := durations.Add(born, ttl)
-	return lifetime{
-		held:       true,
-		born:       born,
-		freshUntil: fresh,
-		staleUntil: durations.Add(fresh, swr),
-		errorUntil: durations.Add(fresh, sie),
-		keepUntil:  durations.Add(fresh, keep),
-	}
-}
-
-// freshness is what the lifetime comes to at the time now, without its failures.
-func (l *lifetime) freshness(now instant) Freshness {
-	return Freshness{
-		Age: between(l.born, now), TTL: between(l.born, l.freshUntil),
-		StaleWhileRevalidate: between(l.freshUntil, l.staleUntil), StaleIfError: between(l.freshUntil, l.errorUntil),
-		keep: between(l.freshUntil, l.keepUntil),
-	}
-}
 
 // A verdict is what to do for a caller, given an item.
 type verdict uint8
@@ -100,88 +55,41 @@ const (
 )
 
 // judge applies the windows at the time now.
-func (l *lifetime) judge(now instant) verdict {
+func judge(l *items.Lifetime, now instant) verdict {
 	switch {
-	case l.held && now < l.freshUntil:
+	case l.Fresh(now):
 		return serve
-	case l.stale(now) && l.backingOff(now):
+	case l.Stale(now) && l.BackingOff(now):
 		return serveOnly
-	case l.stale(now):
+	case l.Stale(now):
 		return serveStale
-	case l.backingOff(now):
+	case l.BackingOff(now):
 		return fail
 	}
 	return rebuild
 }
 
-// stale reports whether the item may be served past its TTL: in the
-// stale-while-revalidate window always, in the stale-if-error window only
-// after a failure.
-func (l *lifetime) stale(now instant) bool {
-	return l.held && (now < l.staleUntil || l.failures > 0 && now < l.errorUntil)
-}
-
-func (l *lifetime) backingOff(now instant) bool {
-	return l.failures > 0 && now < l.retryAt
-}
-
-// remembersFailures reports whether there was a pause after the failures: without one,
-// they answered their callers, and nobody else.
-func (l *lifetime) remembersFailures() bool { return l.failures > 0 && l.retryAt > l.born }
-
-// staleFrom returns the lifetime of something that stops being fresh at t, if
-// it has not before. Its windows begin then.
-func (l lifetime) staleFrom(t instant) lifetime {
-	// Not by a difference alone: what is old may have been made long before the clock.
-	if t = max(t, l.born); t < l.freshUntil {
-		early := between(t, l.freshUntil)
-		for _, end := range []*instant{&l.freshUntil, &l.staleUntil, &l.errorUntil, &l.keepUntil} {
-			*end -= early
-		}
-	}
-	return l
-}
-
-// End is when the item is of no more use to anybody.
-func (l *lifetime) End() instant {
-	var end instant
-	if l.held {
-		end = max(l.staleUntil, l.errorUntil, l.keepUntil)
-	}
-	if l.remembersFailures() {
-		end = max(end, durations.Add(l.retryAt, driver.FailureMemory))
-	}
-	return end
-}
-
 // failed returns the lifetime after one more failed rebuild, at the time now.
 // What was there to serve stays. A failure that is not remembered, with an errorTTL
 // of 0, makes no later pause longer: one by itself has its retryAt when it was born.
-func (l lifetime) failed(now instant, errorTTL, longest time.Duration) lifetime {
+func failed(l items.Lifetime, now instant, errorTTL, longest time.Duration) items.Lifetime {
 	if errorTTL <= 0 {
-		if l.failures == 0 {
-			l.failures, l.retryAt = 1, l.born
+		if l.Failures == 0 {
+			l.Failures, l.RetryAt = 1, l.Born
 		}
 		return l
 	}
-	l.count()
-	l.retryAt = durations.Add(now, backOff(l.failures, errorTTL, longest))
+	l.CountFailure()
+	l.RetryAt = durations.Add(now, backOff(l.Failures, errorTTL, longest))
 	return l
-}
-
-// count counts one more failure that is remembered.
-func (l *lifetime) count() {
-	if l.failures == 0 || l.remembersFailures() {
-		l.failures++
-	}
 }
 
 // failedUntil is failed for a failure that says itself how long nobody is to try
 // again. Up to a tenth is added at random, so that keys that failed together are
 // not tried again together.
-func (l lifetime) failedUntil(now instant, pause time.Duration) lifetime {
-	l.count()
-	l.retryAt = durations.Add(now, durations.Add(pause, time.Duration(rand.Int64N(int64(pause/10)+1))))
+func failedUntil(l items.Lifetime, now instant, pause time.Duration) items.Lifetime {
+	l.CountFailure()
+	l.RetryAt = durations.Add(now, durations.Add(pause, time.Duration(rand.Int64N(int64(pause/10)+1))))
 	return l
 }
 

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether/internal/durations"
+	"github.com/bellwether-go/bellwether/internal/items"
 )
 
 const endless time.Duration = math.MaxInt64
@@ -16,14 +17,14 @@ func TestJudge(t *testing.T) {
 	const s = time.Second
 	// A value of TTL 10 s from instant 100 s on, stale until 120 s, and until
 	// 140 s if rebuilds fail.
-	value := newLifetime(100*s, Freshness{TTL: 10 * s, StaleWhileRevalidate: 10 * s, StaleIfError: 30 * s})
+	value := items.NewLifetime(100*s, items.Windows{TTL: 10 * s, StaleWhileRevalidate: 10 * s, StaleIfError: 30 * s})
 	failing := value
-	failing.failures, failing.retryAt = 1, 125*s
-	kept := newLifetime(100*s, Freshness{TTL: 10 * s, keep: 60 * s})
-	nothing := lifetime{failures: 3, retryAt: 125 * s}
+	failing.Failures, failing.RetryAt = 1, 125*s
+	kept := items.NewLifetime(100*s, items.Windows{TTL: 10 * s, Keep: 60 * s})
+	nothing := items.Lifetime{Failures: 3, RetryAt: 125 * s}
 	for _, test := range []struct {
 		name string
-		l    lifetime
+		l    items.Lifetime
 		now  instant
 		want verdict
 	}{
@@ -41,42 +42,16 @@ func TestJudge(t *testing.T) {
 		{"kept for a rebuild to start from", kept, 120 * s, rebuild},
 		{"nothing held and backing off", nothing, 125*s - 1, fail},
 		{"nothing held, next try due", nothing, 125 * s, rebuild},
-		{"nothing known", lifetime{}, 0, rebuild},
+		{"nothing known", items.Lifetime{}, 0, rebuild},
 	} {
-		if got := test.l.judge(test.now); got != test.want {
+		if got := judge(&test.l, test.now); got != test.want {
 			t.Errorf("%s: judge(%v) = %d, want %d", test.name, test.now, got, test.want)
 		}
 	}
 	gone := failing
-	gone.retryAt = 200 * s
-	if got := gone.judge(150 * s); got != fail {
+	gone.RetryAt = 200 * s
+	if got := judge(&gone, 150*s); got != fail {
 		t.Errorf("backing off with all windows over: %d, want fail", got)
-	}
-}
-
-func TestNewLifetime_Age(t *testing.T) {
-	const s = time.Second
-	for _, test := range []struct {
-		f                   Freshness
-		fresh, stale, error instant
-	}{
-		{Freshness{TTL: 10 * s}, 110 * s, 110 * s, 110 * s},
-		{Freshness{Age: 4 * s, TTL: 10 * s, StaleWhileRevalidate: s, StaleIfError: 2 * s}, 106 * s, 107 * s, 108 * s},
-		{Freshness{Age: 14 * s, TTL: 10 * s, StaleWhileRevalidate: 10 * s}, 96 * s, 106 * s, 96 * s},
-		{Freshness{TTL: -s, StaleWhileRevalidate: -s, StaleIfError: -s}, 100 * s, 100 * s, 100 * s},
-		{Freshness{TTL: endless, StaleWhileRevalidate: endless, StaleIfError: endless}, forever, forever, forever},
-		{Freshness{TTL: s, StaleWhileRevalidate: endless, StaleIfError: endless}, 101 * s, forever, forever},
-		{Freshness{Age: endless, TTL: s}, 101*s - endless, 101*s - endless, 101*s - endless},
-		// An age is at least nothing: a value cannot be served longer for
-		// being made in the future.
-		{Freshness{Age: -s, TTL: 10 * s}, 110 * s, 110 * s, 110 * s},
-		{Freshness{Age: math.MinInt64, TTL: 10 * s}, 110 * s, 110 * s, 110 * s},
-	} {
-		l := newLifetime(100*s, test.f)
-		if !l.held || l.freshUntil != test.fresh || l.staleUntil != test.stale || l.errorUntil != test.error {
-			t.Errorf("%+v: fresh, stale, error until %v, %v, %v; want %v, %v, %v", test.f,
-				l.freshUntil, l.staleUntil, l.errorUntil, test.fresh, test.stale, test.error)
-		}
 	}
 }
 
@@ -100,37 +75,37 @@ func TestJudge_Properties(t *testing.T) {
 	rank := map[verdict]int{serve: 3, serveOnly: 2, serveStale: 2, fail: 1, rebuild: 0}
 	for range 100_000 {
 		begin := time.Duration(rng.Int64N(1 << 50))
-		f := Freshness{Age: max(0, anyDuration(rng)), TTL: anyDuration(rng), StaleWhileRevalidate: anyDuration(rng), StaleIfError: anyDuration(rng), keep: anyDuration(rng)}
-		l := newLifetime(begin, f)
-		if l.staleUntil < l.freshUntil || l.errorUntil < l.freshUntil || l.freshUntil < l.born || l.keepUntil < l.freshUntil || l.keepUntil > l.End() {
+		f := items.Windows{Age: max(0, anyDuration(rng)), TTL: anyDuration(rng), StaleWhileRevalidate: anyDuration(rng), StaleIfError: anyDuration(rng), Keep: anyDuration(rng)}
+		l := items.NewLifetime(begin, f)
+		if l.StaleUntil < l.FreshUntil || l.ErrorUntil < l.FreshUntil || l.FreshUntil < l.Born || l.KeepUntil < l.FreshUntil || l.KeepUntil > l.End() {
 			t.Fatalf("%+v: windows out of order: %+v", f, l)
 		}
-		failed := l
+		failure := l
 		pause := time.Duration(0)
 		for range 1 + rng.IntN(40) {
 			d := anyDuration(rng)
-			failed = failed.failed(begin, d, 32*time.Second)
+			failure = failed(failure, begin, d, 32*time.Second)
 			pause = max(pause, d)
 		}
-		if pause > 0 && failed.retryAt < begin {
-			t.Fatalf("%+v: next try at %v, before the failure", failed, failed.retryAt)
+		if pause > 0 && failure.RetryAt < begin {
+			t.Fatalf("%+v: next try at %v, before the failure", failure, failure.RetryAt)
 		}
 		now := durations.Add(begin, max(0, anyDuration(rng)))
 		later := durations.Add(now, max(0, anyDuration(rng)))
-		for _, x := range []*lifetime{&l, &failed} {
-			v, w := x.judge(now), x.judge(later)
+		for _, x := range []*items.Lifetime{&l, &failure} {
+			v, w := judge(x, now), judge(x, later)
 			if rank[w] > rank[v] {
 				t.Fatalf("%+v: verdict %d at %v and %d at %v", x, v, now, w, later)
 			}
 			if (v == serve || v == serveStale || v == serveOnly || v == fail) && x.End() <= now {
 				t.Fatalf("%+v: verdict %d at %v, but the tier may drop it at %v", x, v, now, x.End())
 			}
-			if v == serveStale && x.failures > 0 && x.retryAt > now {
+			if v == serveStale && x.Failures > 0 && x.RetryAt > now {
 				t.Fatalf("%+v: another try at %v", x, now)
 			}
 		}
-		if v := l.judge(now); rank[v] >= 2 && rank[failed.judge(now)] < 2 {
-			t.Fatalf("%+v: verdict %d at %v before the failure and %d after it", l, v, now, failed.judge(now))
+		if v := judge(&l, now); rank[v] >= 2 && rank[judge(&failure, now)] < 2 {
+			t.Fatalf("%+v: verdict %d at %v before the failure and %d after it", l, v, now, judge(&failure, now))
 		}
 	}
 }
@@ -138,12 +113,12 @@ func TestJudge_Properties(t *testing.T) {
 // Failures that were not remembered make no later pause longer, also not by way of one that
 // says itself how long.
 func TestFailed_AfterWhatIsNotRemembered(t *testing.T) {
-	l := lifetime{born: time.Hour}
-	l = l.failed(l.born, 0, time.Minute)
-	l = l.failed(l.born, 0, time.Minute)
-	l = l.failedUntil(l.born, time.Second)
-	if l = l.failed(l.born, time.Second, time.Minute); l.failures != 2 {
-		t.Errorf("%d failures are counted, want the two that are remembered", l.failures)
+	l := items.Lifetime{Born: time.Hour}
+	l = failed(l, l.Born, 0, time.Minute)
+	l = failed(l, l.Born, 0, time.Minute)
+	l = failedUntil(l, l.Born, time.Second)
+	if l = failed(l, l.Born, time.Second, time.Minute); l.Failures != 2 {
+		t.Errorf("%d failures are counted, want the two that are remembered", l.Failures)
 	}
 }
 
@@ -209,16 +184,6 @@ func TestPollInterval_LatenessAndReads(t *testing.T) {
 		}
 		if most := 25 + 30*math.Log(1+float64(build)/float64(16*minPoll)); float64(reads) > most {
 			t.Fatalf("%d reads for %v, want at most %.0f", reads, build, most)
-		}
-	}
-}
-
-func TestAddDurations(t *testing.T) {
-	for _, test := range [][3]time.Duration{
-		{0, 0, 0}, {1, 2, 3}, {endless, 0, endless}, {endless, 1, endless}, {endless, endless, endless}, {endless - 1, 1, endless},
-	} {
-		if got := durations.Add(test[0], test[1]); got != test[2] {
-			t.Errorf("durations.Add(%d, %d) = %d, want %d", test[0], test[1], got, test[2])
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether/internal/gate"
+	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/internal/sweeplog"
 )
 
@@ -21,7 +22,7 @@ func (e *engine[V]) keepLog(traits func(V) (tags []string, signpost bool)) {
 		Reads: e.store, Writes: e.writes, Locks: e.locker,
 		Name:     e.engineKey(sweeplog.Key),
 		LeaseTTL: e.LeaseTTL, MaxWait: e.MaxWait,
-		Now: e.clock.now, Pause: pollInterval,
+		Now: e.clock.Now, Pause: pollInterval,
 		Release: func(ctx context.Context, budget *gate.Budget, lease Lease) error {
 			return e.giveBack(ctx, sweeplog.Key, budget, lease)
 		},
@@ -96,24 +97,24 @@ func (e *engine[V]) takeLog(known, next *sweeplog.Log, publish func()) {
 }
 
 // against returns what a log has against an item: see [sweeplog.Log.Against].
-func (e *engine[V]) against(l *sweeplog.Log, key string, it *item[V]) (gone bool, stale instant) {
-	return l.Against(key, it.position, func() (tags []string, signpost bool) {
-		if it.kind == KindValue {
-			tags, signpost = e.traits(it.value)
+func (e *engine[V]) against(l *sweeplog.Log, key string, it *items.Item[V]) (gone bool, stale instant) {
+	return l.Against(key, it.Position, func() (tags []string, signpost bool) {
+		if it.Kind == KindValue {
+			tags, signpost = e.traits(it.Value)
 		}
 		return tags, signpost
 	})
 }
 
 // spare returns an item as the sweeps since its load have left it, nil if it is gone.
-func (e *engine[V]) spare(key string, it *item[V]) *item[V] {
+func (e *engine[V]) spare(key string, it *items.Item[V]) *items.Item[V] {
 	return e.spareFrom(e.sweeps.Log(), key, it)
 }
 
 // spareFrom is spare with another log. The result bears the position of the log, so that no sweep is
 // held against it twice.
-func (e *engine[V]) spareFrom(l *sweeplog.Log, key string, it *item[V]) *item[V] {
-	if it == nil || it.position >= l.Position() {
+func (e *engine[V]) spareFrom(l *sweeplog.Log, key string, it *items.Item[V]) *items.Item[V] {
+	if it == nil || it.Position >= l.Position() {
 		return it
 	}
 	gone, stale := e.against(l, key, it)
@@ -121,7 +122,7 @@ func (e *engine[V]) spareFrom(l *sweeplog.Log, key string, it *item[V]) *item[V]
 		return nil
 	}
 	spared := *it
-	spared.position, spared.lifetime = l.Position(), it.staleFrom(stale)
+	spared.Position, spared.Lifetime = l.Position(), it.StaleFrom(stale)
 	return &spared
 }
 
@@ -133,7 +134,7 @@ func (e *engine[V]) sweepFlight(l *sweeplog.Log, key string, f *flight[V]) {
 	published := f.state.Load().published
 	it := published
 	if it == nil {
-		it = &item[V]{position: f.position} // its tags are not known yet: see publish
+		it = &items.Item[V]{Position: f.position} // its tags are not known yet: see publish
 	}
 	gone, stale := e.against(l, key, it)
 	switch {
@@ -173,7 +174,7 @@ func (e *engine[V]) sweep(ctx context.Context, sweeps []sweeplog.Sweep) error {
 // epochs are the store's, so the sweeps are held against everything that is here and then forgotten.
 // A load whose tags are not known yet goes on.
 func (e *engine[V]) sweepHere(sweeps []sweeplog.Sweep) {
-	only := sweeplog.Only(sweeps, e.clock.now())
+	only := sweeplog.Only(sweeps, e.clock.Now())
 	e.mu.Lock()
 	for key, f := range e.flights {
 		e.sweepFlight(only, key, f)
@@ -190,10 +191,10 @@ func (e *engine[V]) sweepHere(sweeps []sweeplog.Sweep) {
 		}
 	}
 	e.mu.Unlock()
-	e.near.Revise(func(key string, it *item[V]) *item[V] {
+	e.near.Revise(func(key string, it *items.Item[V]) *items.Item[V] {
 		spared := e.spareFrom(only, key, it)
 		if spared != nil && spared != it {
-			spared.position = it.position
+			spared.Position = it.Position
 		}
 		return spared
 	})

@@ -7,6 +7,7 @@ import (
 
 	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/gate"
+	"github.com/bellwether-go/bellwether/internal/items"
 )
 
 // This file is a call's way to its answer: a hit of the near tier, else the
@@ -16,12 +17,12 @@ import (
 type want[V any] struct {
 	// accept tells whether an item may answer that was made before the call.
 	// Nil: any may. It is quick and does not wait; it is called under locks.
-	accept func(it *item[V], now instant) bool
+	accept func(it *items.Item[V], now instant) bool
 	// aside is work for the call's own goroutine while it waits. Nil: none.
 	aside <-chan func()
 	// fits tells whether an item may answer the call at all, whenever it was made. Nil:
 	// any may. It is as accept.
-	fits func(it *item[V]) bool
+	fits func(it *items.Item[V]) bool
 	// client is equal for the calls of one client, see alike.
 	client   string
 	personal bool // see flight
@@ -31,16 +32,16 @@ type want[V any] struct {
 // loaded since then answers it whatever else is wanted, or it would go on asking
 // for ever; and so does a failure while no try is due, because what one client
 // wants is no reason to try sooner.
-func (w *want[V]) takes(it *item[V], now, asked instant) bool {
+func (w *want[V]) takes(it *items.Item[V], now, asked instant) bool {
 	if w.fits != nil && !w.fits(it) {
 		return false
 	}
-	return w.accept == nil || it.made > asked || it.backingOff(now) || w.accept(it, now)
+	return w.accept == nil || it.Made > asked || it.BackingOff(now) || w.accept(it, now)
 }
 
 // A served answer is an item with the way it came.
 type served[V any] struct {
-	item      *item[V]
+	item      *items.Item[V]
 	flown     bool // it came from a flight
 	collapsed bool // of the HTTP face: the call hung on a flight that another had begun
 	// live is the flight if the item is still being made. The call counts among
@@ -59,18 +60,18 @@ type waiter[V any] struct {
 	key       string
 	want      want[V]
 	began     instant
-	stale     *item[V]      // what may be served when its patience ends
-	refreshes bool          // it is no call: a flight that it begins is for what is to be replaced
-	load      *loadContext  // the load that waits with the call; nil: none
-	asks      bool          // the flight knows that the load waits for it
-	flight    *flight[V]    // that it waits for; nil: it has to join one
-	met       bool          // it has looked at that one
-	aboard    bool          // it counts among its callers
-	counted   bool          // and in its herd, which nobody may want to know
-	collapsed bool          // that flight was begun by another call
-	tallied   bool          // it is counted by how it came to its answer
-	excluded  bool          // a load that it waited for has published to an audience without it
-	lose      time.Duration // what a flight that it begins may lose to engines; at its end, what is left of that
+	stale     *items.Item[V] // what may be served when its patience ends
+	refreshes bool           // it is no call: a flight that it begins is for what is to be replaced
+	load      *loadContext   // the load that waits with the call; nil: none
+	asks      bool           // the flight knows that the load waits for it
+	flight    *flight[V]     // that it waits for; nil: it has to join one
+	met       bool           // it has looked at that one
+	aboard    bool           // it counts among its callers
+	counted   bool           // and in its herd, which nobody may want to know
+	collapsed bool           // that flight was begun by another call
+	tallied   bool           // it is counted by how it came to its answer
+	excluded  bool           // a load that it waited for has published to an audience without it
+	lose      time.Duration  // what a flight that it begins may lose to engines; at its end, what is left of that
 	answer    served[V]
 	err       error // why there is no answer
 }
@@ -80,8 +81,8 @@ type waiter[V any] struct {
 // make its caller's frame larger by a waiter.
 //
 //go:noinline
-func (e *engine[V]) waiter(ctx context.Context, key string, stale *item[V]) *waiter[V] {
-	return &waiter[V]{engine: e, ctx: ctx, key: key, began: e.clock.now(), stale: stale, lose: e.EngineTimeout}
+func (e *engine[V]) waiter(ctx context.Context, key string, stale *items.Item[V]) *waiter[V] {
+	return &waiter[V]{engine: e, ctx: ctx, key: key, began: e.clock.Now(), stale: stale, lose: e.EngineTimeout}
 }
 
 // get answers a call that takes any answer.
@@ -96,10 +97,10 @@ func (e *engine[V]) get(ctx context.Context, key string, b binder[V]) (V, error)
 		e.refresh(ctx, key, it, b, "")
 	}
 	// One that has failures may be stale, which is told to others.
-	if e.observers.hit != nil || it.failures > 0 {
-		e.tellHit(ctx, key, it.way(e.clock.now()))
+	if e.observers.hit != nil || it.Failures > 0 {
+		e.tellHit(ctx, key, wayOf(&it.Lifetime, e.clock.Now()))
 	}
-	return it.answer()
+	return it.Answer()
 }
 
 // outcome ends the call that has waited.
@@ -114,24 +115,24 @@ func (c *waiter[V]) outcome(b binder[V]) (V, error) {
 		var zero V
 		return zero, c.err
 	}
-	return c.answer.item.answer()
+	return c.answer.item.Answer()
 }
 
 // hit answers from the near tier if that needs no flight: fresh, or stale
 // while nobody is to try again yet. If it does not, the item is what may be
 // served when a caller's patience ends, or nil. It does not allocate. early is
 // for what is fresh, and to be rebuilt before it expires.
-func (e *engine[V]) hit(key string) (it *item[V], early, ok bool) {
+func (e *engine[V]) hit(key string) (it *items.Item[V], early, ok bool) {
 	it, now := e.near.Get(key)
-	if it == nil || now >= it.trusted {
+	if it == nil || now >= it.Trusted {
 		return nil, false, false
 	}
-	switch it.judge(now) {
+	switch judge(&it.Lifetime, now) {
 	case serve:
-		if e.answers(it.value) {
+		if e.answers(it.Value) {
 			e.count.hits.add()
 		}
-		return it, e.EarlyRefresh > 0 && it.dueEarly(now, e.EarlyRefresh), true
+		return it, e.EarlyRefresh > 0 && itemDueEarly(it, now, e.EarlyRefresh), true
 	case serveOnly:
 		e.count.stale.Add(1)
 		return it, false, true
@@ -143,7 +144,7 @@ func (e *engine[V]) hit(key string) (it *item[V], early, ok bool) {
 
 // refresh begins a flight for a key of which it is fresh, unless there is one,
 // and does not wait for it.
-func (e *engine[V]) refresh(ctx context.Context, key string, it *item[V], b binder[V], client string) {
+func (e *engine[V]) refresh(ctx context.Context, key string, it *items.Item[V], b binder[V], client string) {
 	c := e.refresher(ctx, key, it)
 	c.want.client = client
 	c.join(b)
@@ -152,20 +153,20 @@ func (e *engine[V]) refresh(ctx context.Context, key string, it *item[V], b bind
 
 // refresher is a waiter that is to begin the rebuild of it. It is no call, and is
 // not counted as one.
-func (e *engine[V]) refresher(ctx context.Context, key string, it *item[V]) *waiter[V] {
+func (e *engine[V]) refresher(ctx context.Context, key string, it *items.Item[V]) *waiter[V] {
 	c := e.waiter(ctx, key, nil)
 	// Not what is to be replaced: the store has it too, and it is fresh.
-	c.want.accept = func(other *item[V], _ instant) bool { return other.epoch != it.epoch }
+	c.want.accept = func(other *items.Item[V], _ instant) bool { return other.Epoch != it.Epoch }
 	c.tallied, c.refreshes = true, true
 	return c
 }
 
 // hitFor is hit for a call that does not take any answer.
-func (e *engine[V]) hitFor(key string, w want[V]) (it *item[V], early, ok bool) {
+func (e *engine[V]) hitFor(key string, w want[V]) (it *items.Item[V], early, ok bool) {
 	if w.accept == nil {
 		return e.hit(key)
 	}
-	if it, now := e.near.Get(key); it == nil || w.fits != nil && !w.fits(it) || !it.backingOff(now) && !w.accept(it, now) {
+	if it, now := e.near.Get(key); it == nil || w.fits != nil && !w.fits(it) || !it.BackingOff(now) && !w.accept(it, now) {
 		return nil, false, false
 	}
 	return e.hit(key)
@@ -275,11 +276,11 @@ func (c *waiter[V]) tally() {
 // loaded is not to be loaded again by the herd that waited for it.
 func (c *waiter[V]) dueEarly() bool {
 	e, it := c.engine, c.answer.item
-	if e.EarlyRefresh <= 0 || it == nil || c.collapsed || !c.answer.flown || c.answer.live != nil || it.made != 0 {
+	if e.EarlyRefresh <= 0 || it == nil || c.collapsed || !c.answer.flown || c.answer.live != nil || it.Made != 0 {
 		return false
 	}
-	now := e.clock.now()
-	return it.judge(now) == serve && it.dueEarly(now, e.EarlyRefresh)
+	now := e.clock.Now()
+	return judge(&it.Lifetime, now) == serve && itemDueEarly(it, now, e.EarlyRefresh)
 }
 
 // work does what the waiter is given to do. If that does not return, the flight
@@ -331,7 +332,7 @@ func (c *waiter[V]) look(state *flightState[V]) (is waitState, expiry <-chan tim
 	// Before the end: a value that is being made is its first caller's also when
 	// it has turned out to be for nobody else.
 	e, f := c.engine, c.flight
-	readable := state.published != nil && c.began < state.published.trusted && c.admitted(state.audience) && c.takes(state.published)
+	readable := state.published != nil && c.began < state.published.Trusted && c.admitted(state.audience) && c.takes(state.published)
 	if readable && c.began < state.joinable {
 		c.answer = served[V]{item: state.published, flown: true, live: f}
 		if !c.aboard {
@@ -361,8 +362,8 @@ func (c *waiter[V]) look(state *flightState[V]) (is waitState, expiry <-chan tim
 		// A reply of the store that was long under way may be older than this
 		// call, by more than the near tier is trusted for.
 		// And what was over for it while it was made is so still.
-		over := state.published != nil && c.began >= state.published.trusted
-		if state.err == nil && !over && c.began < state.result.trusted && (c.began < state.enough || c.takes(state.result)) {
+		over := state.published != nil && c.began >= state.published.Trusted
+		if state.err == nil && !over && c.began < state.result.Trusted && (c.began < state.enough || c.takes(state.result)) {
 			c.conclude(state.result)
 			return answered, nil
 		}
@@ -372,17 +373,17 @@ func (c *waiter[V]) look(state *flightState[V]) (is waitState, expiry <-chan tim
 	if c.stale == nil && state.offered == nil && end >= f.due && !state.overdue {
 		return waiting, nil // most of a herd, which needs no clock for that; see below
 	}
-	now := e.clock.now()
+	now := e.clock.Now()
 	if c.stale == nil {
 		c.stale = state.offered
 	}
-	if c.stale != nil && (state.recalled || !c.trusts(c.stale, now) || !c.stale.stale(now)) {
+	if c.stale != nil && (state.recalled || !c.trusts(c.stale, now) || !c.stale.Stale(now)) {
 		// Invalidated, here or perhaps elsewhere, or its window has closed while
 		// the call was patient. What the flight offers may have been confirmed
 		// since.
 		c.stale = state.offered
-		if c.stale != nil && (!c.trusts(c.stale, now) || !c.stale.stale(now)) {
-			if c.stale.stale(now) {
+		if c.stale != nil && (!c.trusts(c.stale, now) || !c.stale.Stale(now)) {
+			if c.stale.Stale(now) {
 				f.doubt()
 			}
 			c.stale = nil
@@ -392,11 +393,11 @@ func (c *waiter[V]) look(state *flightState[V]) (is waitState, expiry <-chan tim
 	// own since before the flight, and a flight cannot tell the tags of what it
 	// offers from those of what it loads.
 	c.stale = e.spare(f.key, c.stale)
-	if c.stale != nil && (!c.stale.stale(now) || !c.want.takes(c.stale, now, c.began)) {
+	if c.stale != nil && (!c.stale.Stale(now) || !c.want.takes(c.stale, now, c.began)) {
 		c.stale = nil
 	}
 	if c.stale != nil {
-		if c.stale.judge(now) == serve {
+		if judge(&c.stale.Lifetime, now) == serve {
 			// Fresh: the rebuild is not for this call's sake.
 			c.answer = served[V]{item: c.stale}
 			return gone, nil
@@ -429,21 +430,21 @@ func (c *waiter[V]) admitted(to audience) bool {
 
 // takes is want.takes. It reads the clock for those only who ask for it: a herd
 // that wakes up does not.
-func (c *waiter[V]) takes(it *item[V]) bool {
-	return c.want.accept == nil || c.want.takes(it, c.engine.clock.now(), c.began)
+func (c *waiter[V]) takes(it *items.Item[V]) bool {
+	return c.want.accept == nil || c.want.takes(it, c.engine.clock.Now(), c.began)
 }
 
 // conclude gives the waiter the item at a flight's end. A value that has just
 // been made answers those who waited for it however short its TTL; a failure
 // answers unless something stale may.
-func (c *waiter[V]) conclude(it *item[V]) {
-	if it.failures > 0 {
-		switch now := c.engine.clock.now(); {
-		case it.judge(now) == serve:
-		case it.stale(now):
+func (c *waiter[V]) conclude(it *items.Item[V]) {
+	if it.Failures > 0 {
+		switch now := c.engine.clock.Now(); {
+		case judge(&it.Lifetime, now) == serve:
+		case it.Stale(now):
 			c.engine.count.stale.Add(1)
 		default:
-			c.err = it.err // and it tells what there was before
+			c.err = it.Err // and it tells what there was before
 		}
 	}
 	c.answer = served[V]{item: it, flown: true}
@@ -519,11 +520,11 @@ func (c *waiter[V]) begin(b binder[V]) bool {
 	// both under this lock, so one of the two is seen.
 	e := c.engine
 	it, now := e.near.Get(c.key)
-	if it != nil && now < it.trusted {
-		switch verdict := it.judge(now); verdict {
+	if it != nil && now < it.Trusted {
+		switch verdict := judge(&it.Lifetime, now); verdict {
 		case serve, serveOnly, fail:
 			if c.want.takes(it, now, c.began) {
-				if verdict == serve && !c.tallied && e.answers(it.value) {
+				if verdict == serve && !c.tallied && e.answers(it.Value) {
 					c.tallied = true
 					e.count.hits.add()
 				}

@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
@@ -20,12 +21,12 @@ import (
 type counted struct {
 	*engine[string]
 	loads     atomic.Int32
-	freshness Freshness
+	freshness items.Windows
 	fail      atomic.Bool
-	saw       func(present *item[string]) // called by each load
+	saw       func(present *items.Item[string]) // called by each load
 }
 
-func newCounted(t *testing.T, o Options, f Freshness) *counted {
+func newCounted(t *testing.T, o Options, f items.Windows) *counted {
 	marshal, unmarshal := codecOf[string](Codec{})
 	c := &counted{engine: newEngine(o.settings(), func(_, v string) int { return len(v) }, marshal, unmarshal), freshness: f}
 	t.Cleanup(c.close)
@@ -47,7 +48,7 @@ func (c *counted) get(w want[string]) (string, error) {
 				if c.fail.Load() {
 					return "", errors.New("down")
 				}
-				SetFreshness(ctx, c.freshness)
+				setWindows(ctx, c.freshness)
 				return fmt.Sprint("v", n), nil
 			}))
 		if waiter.err != nil {
@@ -55,7 +56,7 @@ func (c *counted) get(w want[string]) (string, error) {
 		}
 		it = waiter.answer.item
 	}
-	return it.answer()
+	return it.Answer()
 }
 
 type bound loader[string]
@@ -70,11 +71,11 @@ func (c *counted) wantGet(t *testing.T, w want[string], value string) {
 }
 
 // fromNow wants what is loaded after the call.
-var fromNow = want[string]{accept: func(*item[string], instant) bool { return false }}
+var fromNow = want[string]{accept: func(*items.Item[string], instant) bool { return false }}
 
 func TestWant_WhatIsThereIsRefusedAndLoadedAnew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newCounted(t, Options{}, Freshness{TTL: time.Minute})
+		c := newCounted(t, Options{}, items.Windows{TTL: time.Minute})
 		c.wantGet(t, want[string]{}, "v1")
 		c.wantGet(t, want[string]{}, "v1")
 		c.wantGet(t, fromNow, "v2")
@@ -85,7 +86,7 @@ func TestWant_WhatIsThereIsRefusedAndLoadedAnew(t *testing.T) {
 // Those who come while a load runs share one more, which begins after them.
 func TestWant_OneMoreLoadForAllWhoCameDuringOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newCounted(t, Options{}, Freshness{TTL: time.Minute})
+		c := newCounted(t, Options{}, items.Windows{TTL: time.Minute})
 		go c.get(want[string]{})
 		time.Sleep(500 * time.Millisecond)
 		start := time.Now()
@@ -113,17 +114,17 @@ func TestWant_OneMoreLoadForAllWhoCameDuringOne(t *testing.T) {
 func TestWant_StoreEntriesAreRefusedToo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memstore.New()
-		first := newCounted(t, Options{Store: store}, Freshness{TTL: time.Minute})
-		second := newCounted(t, Options{Store: store}, Freshness{TTL: time.Minute})
+		first := newCounted(t, Options{Store: store}, items.Windows{TTL: time.Minute})
+		second := newCounted(t, Options{Store: store}, items.Windows{TTL: time.Minute})
 		second.loads.Store(100)
 		first.wantGet(t, want[string]{}, "v1")
 		time.Sleep(10 * time.Second)
 		second.wantGet(t, want[string]{}, "v1")
 		second.wantGet(t, fromNow, "v101")
-		third := newCounted(t, Options{Store: store}, Freshness{TTL: time.Minute})
+		third := newCounted(t, Options{Store: store}, items.Windows{TTL: time.Minute})
 		third.loads.Store(200)
 		third.wantGet(t, fromNow, "v201")
-		young := want[string]{accept: func(it *item[string], now instant) bool { return now-it.born < 5*time.Second }}
+		young := want[string]{accept: func(it *items.Item[string], now instant) bool { return now-it.Born < 5*time.Second }}
 		first.wantGet(t, young, "v201") // its own is 12 s old, the store's is new
 	})
 }
@@ -131,7 +132,7 @@ func TestWant_StoreEntriesAreRefusedToo(t *testing.T) {
 // Nobody tries again before the next try is due, whatever a client wants.
 func TestWant_FailureAnswersWhileItBacksOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newCounted(t, Options{ErrorTTL: 10 * time.Second}, Freshness{TTL: time.Second})
+		c := newCounted(t, Options{ErrorTTL: 10 * time.Second}, items.Windows{TTL: time.Second})
 		c.fail.Store(true)
 		for range 5 {
 			if got, err := c.get(fromNow); err == nil || err.Error() != "down" {
@@ -150,7 +151,7 @@ func TestWant_StaleIsRefused(t *testing.T) {
 	for name, store := range map[string]Store{"near tier": nil, "store": memstore.New()} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				c := newCounted(t, Options{Store: store}, Freshness{TTL: time.Second, StaleWhileRevalidate: time.Minute})
+				c := newCounted(t, Options{Store: store}, items.Windows{TTL: time.Second, StaleWhileRevalidate: time.Minute})
 				c.wantGet(t, want[string]{}, "v1")
 				time.Sleep(2 * time.Second)
 				c.wantGet(t, want[string]{}, "v1") // begins a rebuild
@@ -167,7 +168,7 @@ func TestWant_StaleIsRefused(t *testing.T) {
 // Work for the caller's own goroutine is done while it waits.
 func TestWant_AsideRunsOnTheCallersGoroutine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newCounted(t, Options{}, Freshness{TTL: time.Minute})
+		c := newCounted(t, Options{}, items.Windows{TTL: time.Minute})
 		aside := make(chan func())
 		var ran atomic.Int32
 		go func() {
@@ -186,13 +187,13 @@ func TestKeep_ForTheNextLoadAndNeverServed(t *testing.T) {
 	for name, store := range map[string]Store{"near tier": nil, "store": memstore.New()} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				c := newCounted(t, Options{Store: store, ErrorTTL: -1}, Freshness{TTL: 10 * time.Second, StaleIfError: 20 * time.Second, keep: time.Hour})
+				c := newCounted(t, Options{Store: store, ErrorTTL: -1}, items.Windows{TTL: 10 * time.Second, StaleIfError: 20 * time.Second, Keep: time.Hour})
 				var present []string
-				c.saw = func(it *item[string]) {
+				c.saw = func(it *items.Item[string]) {
 					if it == nil {
 						present = append(present, "")
 					} else {
-						present = append(present, it.value)
+						present = append(present, it.Value)
 					}
 				}
 				c.wantGet(t, want[string]{}, "v1")
@@ -221,14 +222,14 @@ func TestWant_FreshBacksOffInEachProcess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memstore.New()
 		o := Options{Store: store, ErrorTTL: 10 * time.Second}
-		first := newCounted(t, o, Freshness{TTL: time.Minute})
+		first := newCounted(t, o, items.Windows{TTL: time.Minute})
 		first.wantGet(t, want[string]{}, "v1")
 		first.fail.Store(true)
 		first.wantGet(t, fromNow, "v1")
 		if n := first.loads.Load(); n != 2 {
 			t.Fatalf("%d loads, want the value's and one that fails", n)
 		}
-		second := newCounted(t, o, Freshness{TTL: time.Minute})
+		second := newCounted(t, o, items.Windows{TTL: time.Minute})
 		second.fail.Store(true)
 		second.wantGet(t, fromNow, "v1")
 		time.Sleep(4 * time.Second) // not due yet

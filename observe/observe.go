@@ -198,4 +198,3 @@ func word[N ~uint8](n N, words ...string) string {
 	}
 	return fmt.Sprint(uint8(n))
 }
-

@@ -8,11 +8,9 @@ import (
 	"time"
 	"weak"
 
+	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/maypok86/otter/v2"
 )
-
-// An Instant is a moment on the cache's monotonic clock: the time since the clock's base.
-type Instant = time.Duration
 
 // An Item is a pointer to something that does not change while a tier has it.
 type Item interface {
@@ -20,9 +18,9 @@ type Item interface {
 	// Weight is the memory that the item takes, in bytes.
 	Weight() uint32
 	// End is the end of the item's life.
-	End() Instant
+	End() durations.Instant
 	// Over reports whether now is not before End. Most items are fresh, and tell so sooner.
-	Over(now Instant) bool
+	Over(now durations.Instant) bool
 }
 
 // Overhead is the memory that an item costs beside its key and value: the item itself, its node and
@@ -57,13 +55,13 @@ func New[T Item](base time.Time, maxBytes int64, evicted func(key string, it T))
 		OnAtomicDeletion: deleted,
 		Weigher:          func(_ string, it T) uint32 { return it.Weight() },
 		ExpiryCalculator: otter.ExpiryWritingFunc(func(e otter.Entry[string, T]) time.Duration {
-			return max(1, e.Value.End()-Instant(e.SnapshotAtNano))
+			return max(1, e.Value.End()-durations.Instant(e.SnapshotAtNano))
 		}),
 	})}
 }
 
 // Get returns the key's item, or nil, and the instant of the look.
-func (n *Tier[T]) Get(key string) (T, Instant) {
+func (n *Tier[T]) Get(key string) (T, durations.Instant) {
 	now := n.clock.now()
 	n.clock.tell(now, lag)
 	it, found := n.table.GetIfPresent(key)
@@ -162,11 +160,11 @@ type clock struct {
 const lag = time.Millisecond
 
 // now reads the monotonic clock alone, at half the price of time.Now.
-func (c *clock) now() Instant { return time.Since(c.base) }
+func (c *clock) now() durations.Instant { return time.Since(c.base) }
 
 // tell moves the table's time on to now, if it is behind by more than lag. The table's time never
 // goes back.
-func (c *clock) tell(now Instant, lag time.Duration) {
+func (c *clock) tell(now durations.Instant, lag time.Duration) {
 	if told := c.told.Load(); int64(now)-told > int64(lag) {
 		c.told.CompareAndSwap(told, int64(now)) // a failure means that another goroutine told the time
 	}

@@ -7,17 +7,19 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/bellwether-go/bellwether/internal/durations"
 )
 
 // A value is an item of the tests.
 type value struct {
 	text string
-	end  Instant
+	end  durations.Instant
 }
 
-func (v *value) Weight() uint32        { return uint32(Overhead + len(v.text)) }
-func (v *value) End() Instant          { return v.end }
-func (v *value) Over(now Instant) bool { return now >= v.end }
+func (v *value) Weight() uint32                  { return uint32(Overhead + len(v.text)) }
+func (v *value) End() durations.Instant          { return v.end }
+func (v *value) Over(now durations.Instant) bool { return now >= v.end }
 
 func newTier(t *testing.T, maxBytes int64) *Tier[*value] {
 	n := New[*value](time.Now(), maxBytes, nil)

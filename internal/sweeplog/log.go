@@ -4,15 +4,11 @@ import (
 	"encoding/json"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/httpcache"
 )
-
-// An Instant is a moment on the cache's monotonic clock.
-type Instant = time.Duration
 
 // A Sweep invalidates all keys with something in common. It is one line of the log.
 type Sweep struct {
@@ -22,7 +18,7 @@ type Sweep struct {
 	Soft  bool   `json:"soft,omitempty"`  // makes items stale instead of dropping them
 	Plain bool   `json:"plain,omitempty"` // hits no key of TLS
 
-	Heard Instant `json:"-"` // when this process learnt of the sweep
+	Heard durations.Instant `json:"-"` // when this process learnt of the sweep
 }
 
 // Exact is a string that JSON keeps byte for byte. A tag is any text of a handler, and a JSON string
@@ -101,7 +97,7 @@ const Everything = 1<<64 - 1
 
 // Only returns a log with these sweeps alone, which hit all items whatever log their loads had in
 // view. They were heard at now.
-func Only(sweeps []Sweep, now Instant) *Log {
+func Only(sweeps []Sweep, now durations.Instant) *Log {
 	l := &Log{Sweeps: slices.Clone(sweeps), epoch: Everything}
 	for i := range l.Sweeps {
 		l.Sweeps[i].Epoch, l.Sweeps[i].Heard = Everything, now
@@ -144,8 +140,8 @@ func (l *Log) and(epoch uint64, more []Sweep) *Log {
 }
 
 // hear gives each sweep the instant at which this process learnt of it: now, unless known has it.
-func (l *Log) hear(known *Log, now Instant) {
-	heard := map[uint64]Instant{}
+func (l *Log) hear(known *Log, now durations.Instant) {
+	heard := map[uint64]durations.Instant{}
 	if known != nil {
 		for _, s := range known.Sweeps {
 			heard[s.Epoch] = s.Heard
@@ -172,7 +168,7 @@ func (l *Log) Position() uint64 {
 // says that the item was invalidated. Otherwise stale is when the item became stale, and [durations.Forever] if
 // it did not. traits returns the tags of the item, and whether the item is only a signpost to other
 // items, which no sweep makes stale. Against calls it at most once.
-func (l *Log) Against(key string, position uint64, traits func() (tags []string, signpost bool)) (gone bool, stale Instant) {
+func (l *Log) Against(key string, position uint64, traits func() (tags []string, signpost bool)) (gone bool, stale durations.Instant) {
 	if l == nil || position >= l.epoch {
 		return false, durations.Forever
 	}
@@ -195,7 +191,7 @@ func (l *Log) Against(key string, position uint64, traits func() (tags []string,
 }
 
 // HeardSince returns the number of sweeps that this process has heard of since then.
-func (l *Log) HeardSince(then Instant) (n int) {
+func (l *Log) HeardSince(then durations.Instant) (n int) {
 	if l == nil {
 		return 0
 	}

@@ -27,7 +27,7 @@ func TestLog_Against(t *testing.T) {
 		key    string
 		traits func() ([]string, bool)
 		gone   bool
-		stale  Instant
+		stale  durations.Instant
 	}{
 		"its key":                   {Sweep{Epoch: 11, Kind: ByKey, What: "host/a"}, "host/a", tagged(), true, durations.Forever},
 		"its key, with TLS":         {Sweep{Epoch: 11, Kind: ByKey, What: "host/a"}, secure, tagged(), true, durations.Forever},

@@ -44,7 +44,7 @@ type Config struct {
 	// LeaseTTL is the length of the writers' lease, MaxWait the longest wait for it.
 	LeaseTTL, MaxWait time.Duration
 	// Now is the cache's clock, Pause the time between two tries after a wait.
-	Now   func() Instant
+	Now   func() durations.Instant
 	Pause func(waited time.Duration) time.Duration
 	// Release gives the lease of the log back. Silent reports an engine without an answer.
 	Release func(ctx context.Context, budget *gate.Budget, lease driver.Lease) error
@@ -83,11 +83,11 @@ func (r *Replica) Log() *Log {
 
 // Asked limits an instant at which the store was asked for an item to the latest read of the log: an
 // item is no more certain than the log is.
-func (r *Replica) Asked(item Instant) Instant {
+func (r *Replica) Asked(item durations.Instant) durations.Instant {
 	if r == nil {
 		return item
 	}
-	return min(item, Instant(r.asked.Load()))
+	return min(item, durations.Instant(r.asked.Load()))
 }
 
 // Doubt lets the log be read again at the next occasion.
@@ -113,7 +113,7 @@ func (r *Replica) read(ctx context.Context, budget *gate.Budget) (driver.Entry, 
 // A Turn is held by the reader of the log.
 type Turn struct {
 	replica *Replica
-	asked   Instant
+	asked   durations.Instant
 	over    bool
 }
 
@@ -125,7 +125,7 @@ func (r *Replica) Turn(ctx context.Context, budget *gate.Budget, age time.Durati
 	}
 	began := r.Now()
 	old := func() bool {
-		asked := Instant(r.asked.Load())
+		asked := durations.Instant(r.asked.Load())
 		return asked == 0 || began > durations.Add(asked, age)
 	}
 	if !old() {
@@ -139,7 +139,7 @@ func (r *Replica) Turn(ctx context.Context, budget *gate.Budget, age time.Durati
 		return nil
 	}
 	turn := &Turn{replica: r, asked: r.Now()}
-	switch silent := Instant(r.silent.Load()); {
+	switch silent := durations.Instant(r.silent.Load()); {
 	case silent > 0 && (silent > began || !old()):
 		// The store's silence was waited for, and it is as recent as it is long. A second read
 		// would be silent for the next caller, one after another.
@@ -180,7 +180,7 @@ func (t *Turn) Took(ctx context.Context, budget *gate.Budget, entry driver.Entry
 	if ctx.Err() != nil {
 		return // the caller has left, and knows nothing
 	}
-	silent := Instant(0)
+	silent := durations.Instant(0)
 	if err != nil {
 		silent = r.Now()
 		r.Silent(fmt.Errorf("reading the log of invalidations: %w", err))
@@ -286,7 +286,7 @@ func (r *Replica) Write(ctx context.Context, budget *gate.Budget, sweeps []Sweep
 
 // lease waits for the log's lease. Without a locker, or without its answer, the lease is nil. The
 // lease's time runs from asked on.
-func (r *Replica) lease(ctx context.Context, budget *gate.Budget, until Instant) (lease driver.Lease, asked Instant, err error) {
+func (r *Replica) lease(ctx context.Context, budget *gate.Budget, until durations.Instant) (lease driver.Lease, asked durations.Instant, err error) {
 	began := r.Now()
 	if r.Locker == nil {
 		return nil, began, nil

@@ -1,0 +1,73 @@
+package items
+
+import (
+	"errors"
+	"math"
+	"testing"
+	"time"
+
+	"github.com/bellwether-go/bellwether/driver"
+	"github.com/bellwether-go/bellwether/internal/durations"
+	"github.com/bellwether-go/bellwether/internal/fault"
+)
+
+func TestNewLifetime_Age(t *testing.T) {
+	const s = time.Second
+	for _, test := range []struct {
+		f                   Windows
+		fresh, stale, error durations.Instant
+	}{
+		{Windows{TTL: 10 * s}, 110 * s, 110 * s, 110 * s},
+		{Windows{Age: 4 * s, TTL: 10 * s, StaleWhileRevalidate: s, StaleIfError: 2 * s}, 106 * s, 107 * s, 108 * s},
+		{Windows{Age: 14 * s, TTL: 10 * s, StaleWhileRevalidate: 10 * s}, 96 * s, 106 * s, 96 * s},
+		{Windows{TTL: -s, StaleWhileRevalidate: -s, StaleIfError: -s}, 100 * s, 100 * s, 100 * s},
+		{Windows{TTL: durations.Forever, StaleWhileRevalidate: durations.Forever, StaleIfError: durations.Forever}, durations.Forever, durations.Forever, durations.Forever},
+		{Windows{TTL: s, StaleWhileRevalidate: durations.Forever, StaleIfError: durations.Forever}, 101 * s, durations.Forever, durations.Forever},
+		{Windows{Age: durations.Forever, TTL: s}, 101*s - durations.Forever, 101*s - durations.Forever, 101*s - durations.Forever},
+		// An age is at least nothing: a value cannot be served longer for
+		// being made in the future.
+		{Windows{Age: -s, TTL: 10 * s}, 110 * s, 110 * s, 110 * s},
+		{Windows{Age: math.MinInt64, TTL: 10 * s}, 110 * s, 110 * s, 110 * s},
+	} {
+		l := NewLifetime(100*s, test.f)
+		if !l.Held || l.FreshUntil != test.fresh || l.StaleUntil != test.stale || l.ErrorUntil != test.error {
+			t.Errorf("%+v: fresh, stale, error until %v, %v, %v; want %v, %v, %v", test.f,
+				l.FreshUntil, l.StaleUntil, l.ErrorUntil, test.fresh, test.stale, test.error)
+		}
+	}
+}
+
+// What a failure says takes memory, too.
+func TestWeigh_Failures(t *testing.T) {
+	nothing := func(string, string) int { return 0 }
+	for _, err := range []error{errors.New(string(make([]byte, 5000))), &fault.PanicError{Stack: make([]byte, 5000)}} {
+		it := &Item[string]{Err: err}
+		if it.Weigh("k", nothing); it.Weight() < 5000 {
+			t.Errorf("%T: %d", err, it.Weight())
+		}
+	}
+}
+
+// What the store says of an item that this process has decoded before takes its value and
+// failure from there, but for a failure that was forgotten.
+func TestAdopt(t *testing.T) {
+	now := time.Second
+	known := &Item[string]{Kind: driver.KindValue, Value: "v", Err: errors.New("down"), Early: EarlyTryHad}
+	known.Failures, known.RetryAt = 1, now
+	known.Weigh("k", func(string, string) int { return 100 })
+	remote := errors.New("down, as the store has it")
+	for _, forgotten := range []bool{false, true} {
+		want := known.Err
+		if forgotten {
+			known, want = known.Forgetting(now), remote
+		}
+		it := &Item[string]{Kind: driver.KindValue, Err: remote}
+		it.Failures, it.RetryAt = 1, 2*now
+		if it.Adopt(known); it.Value != "v" || it.Err != want || it.Early != EarlyTryHad || it.RetryAt != now {
+			t.Errorf("forgotten %t: %+v, want the value, %q and the earlier try", forgotten, it, want)
+		}
+		if least := uint32(100 + len(want.Error())); it.Weight() < least {
+			t.Errorf("forgotten %t: a weight of %d, want %d at least", forgotten, it.Weight(), least)
+		}
+	}
+}

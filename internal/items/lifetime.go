@@ -1,0 +1,107 @@
+package items
+
+import (
+	"time"
+
+	"github.com/bellwether-go/bellwether/driver"
+	"github.com/bellwether-go/bellwether/internal/durations"
+)
+
+// Windows say how old a value is and how long it may be served, and kept. Windows that are not
+// positive are closed.
+type Windows struct {
+	Age                  time.Duration // when the value's load returned
+	TTL                  time.Duration // the age at which the value stops being fresh
+	StaleWhileRevalidate time.Duration // how long after TTL it is served at once, with a rebuild behind it
+	StaleIfError         time.Duration // how long after TTL it is served if rebuilds fail
+	// Keep is how long after TTL the value is kept at least, beyond the other windows too, for
+	// its next load to start from. It is not served for that.
+	Keep time.Duration
+}
+
+// A Lifetime is what the time rules know of an item.
+type Lifetime struct {
+	Held       bool              // there is something to serve: a value, or the knowledge that there is none
+	Failures   uint32            // rebuilds that failed in a row since
+	Born       durations.Instant // when its age was zero
+	FreshUntil durations.Instant // end of the TTL
+	StaleUntil durations.Instant // end of the stale-while-revalidate window
+	ErrorUntil durations.Instant // end of the stale-if-error window
+	KeepUntil  durations.Instant // until when it is kept for a load to start from
+	RetryAt    durations.Instant // when the next try is due, if failures > 0
+}
+
+// NewLifetime is the lifetime of a value that is w.Age old at the time now.
+func NewLifetime(now durations.Instant, w Windows) Lifetime {
+	born := now - max(0, w.Age)
+	ttl, swr, sie, keep := max(0, w.TTL), max(0, w.StaleWhileRevalidate), max(0, w.StaleIfError), max(0, w.Keep)
+	fresh := durations.Add(born, ttl)
+	return Lifetime{
+		Held:       true,
+		Born:       born,
+		FreshUntil: fresh,
+		StaleUntil: durations.Add(fresh, swr),
+		ErrorUntil: durations.Add(fresh, sie),
+		KeepUntil:  durations.Add(fresh, keep),
+	}
+}
+
+// Windows are those of the lifetime at the time now, without its failures.
+func (l *Lifetime) Windows(now durations.Instant) Windows {
+	return Windows{
+		Age: durations.Between(l.Born, now), TTL: durations.Between(l.Born, l.FreshUntil),
+		StaleWhileRevalidate: durations.Between(l.FreshUntil, l.StaleUntil), StaleIfError: durations.Between(l.FreshUntil, l.ErrorUntil),
+		Keep: durations.Between(l.FreshUntil, l.KeepUntil),
+	}
+}
+
+// Fresh reports whether there is something to serve that is within its TTL.
+func (l *Lifetime) Fresh(now durations.Instant) bool { return l.Held && now < l.FreshUntil }
+
+// Stale reports whether the item may be served past its TTL: in the
+// stale-while-revalidate window always, in the stale-if-error window only
+// after a failure.
+func (l *Lifetime) Stale(now durations.Instant) bool {
+	return l.Held && (now < l.StaleUntil || l.Failures > 0 && now < l.ErrorUntil)
+}
+
+// BackingOff reports whether rebuilds have failed, and the next try is not due.
+func (l *Lifetime) BackingOff(now durations.Instant) bool {
+	return l.Failures > 0 && now < l.RetryAt
+}
+
+// RemembersFailures reports whether there was a pause after the failures: without one,
+// they answered their callers, and nobody else.
+func (l *Lifetime) RemembersFailures() bool { return l.Failures > 0 && l.RetryAt > l.Born }
+
+// StaleFrom returns the lifetime of something that stops being fresh at t, if
+// it has not before. Its windows begin then.
+func (l Lifetime) StaleFrom(t durations.Instant) Lifetime {
+	// Not by a difference alone: what is old may have been made long before the clock.
+	if t = max(t, l.Born); t < l.FreshUntil {
+		early := durations.Between(t, l.FreshUntil)
+		for _, end := range []*durations.Instant{&l.FreshUntil, &l.StaleUntil, &l.ErrorUntil, &l.KeepUntil} {
+			*end -= early
+		}
+	}
+	return l
+}
+
+// End is when the item is of no more use to anybody.
+func (l *Lifetime) End() durations.Instant {
+	var end durations.Instant
+	if l.Held {
+		end = max(l.StaleUntil, l.ErrorUntil, l.KeepUntil)
+	}
+	if l.RemembersFailures() {
+		end = max(end, durations.Add(l.RetryAt, driver.FailureMemory))
+	}
+	return end
+}
+
+// CountFailure counts one more failure that is remembered.
+func (l *Lifetime) CountFailure() {
+	if l.Failures == 0 || l.RemembersFailures() {
+		l.Failures++
+	}
+}
