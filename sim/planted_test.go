@@ -23,7 +23,7 @@ var bugs = []bug{
 	// The state of a flight.
 	{
 		Name: "epoch that is not compared", File: "commit.go",
-		Old: "same := known != nil && known.epoch == e.Epoch &&",
+		Old: "same := known != nil && known.Epoch == e.Epoch &&",
 		New: "same := known != nil &&",
 	},
 	{
@@ -120,8 +120,8 @@ var bugs = []bug{
 	},
 	{
 		Name: "failure without its pause", File: "stale.go",
-		Old: "l.retryAt = durations.Add(now, backOff(l.failures, errorTTL, longest))",
-		New: "l.retryAt = now",
+		Old: "l.RetryAt = durations.Add(now, backOff(l.Failures, errorTTL, longest))",
+		New: "l.RetryAt = now",
 	},
 	{
 		Name: "hedge in every process", File: "hedge.go",
