@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/internal/near"
@@ -216,7 +217,7 @@ func (e *engine[V]) recall(key string, epoch uint64) {
 		// on nobody joins them.
 		delete(e.flights, key)
 	case f.abort != nil && !f.last:
-		f.abort(errInvalidated)
+		f.abort(fault.ErrInvalidated)
 	}
 }
 

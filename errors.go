@@ -1,8 +1,6 @@
 package bellwether
 
 import (
-	"errors"
-
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/fault"
 )
@@ -16,14 +14,14 @@ var (
 
 	// ErrWaitTimeout means that a call has waited for MaxWait, and that there
 	// is neither a value nor a failure to answer with. The rebuild goes on.
-	ErrWaitTimeout = errors.New("bellwether: no value within MaxWait")
+	ErrWaitTimeout = fault.ErrWaitTimeout
 
 	// ErrClosed means that the cache is closed.
-	ErrClosed = errors.New("bellwether: cache is closed")
+	ErrClosed = fault.ErrClosed
 
 	// ErrOverloaded means that MaxQueued keys wait for one of MaxRebuilds, or for
 	// Store, and that there is nothing stale to serve.
-	ErrOverloaded = errors.New("bellwether: too many rebuilds are waiting")
+	ErrOverloaded = fault.ErrOverloaded
 
 	// ErrUnavailable means that a lock engine or a store did not answer, or was
 	// not asked because it did not answer lately. The engine's own error is

@@ -15,6 +15,7 @@ import (
 
 	"github.com/go-chi/chi/v5"
 
+	"github.com/bellwether-go/bellwether/internal/audience"
 	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/httpcache"
@@ -91,13 +92,13 @@ type exchange struct {
 	decided   chan struct{} // closed when what follows is set
 	decidedAt time.Time
 	response  *response
-	private   http.Header   // what the first client gets
-	trailers  []string      // the names of fields that come behind the body
-	qualified []string      // the names of those that are the first client's
-	audience  audience      // who may read it; only what everyone may is kept
-	checked   bool          // it is kept for validation
-	validated bool          // it is what was stored: the handler has answered 304
-	finished  chan struct{} // closed when err is set
+	private   http.Header       // what the first client gets
+	trailers  []string          // the names of fields that come behind the body
+	qualified []string          // the names of those that are the first client's
+	audience  audience.Audience // who may read it; only what everyone may is kept
+	checked   bool              // it is kept for validation
+	validated bool              // it is what was stored: the handler has answered 304
+	finished  chan struct{}     // closed when err is set
 	err       error
 }
 
@@ -308,9 +309,9 @@ func (x *exchange) decide(status int) {
 	} else {
 		j = httpcache.Judge(x.owner.request, status, header, x.sent, now, x.m.rules)
 	}
-	x.audience, x.checked, x.qualified = owner, j.Checked, j.Directives.QualifiedFields()
+	x.audience, x.checked, x.qualified = audience.Owner, j.Checked, j.Directives.QualifiedFields()
 	if j.Shared {
-		x.audience = everyone
+		x.audience = audience.Everyone
 	}
 	permitted := j.Shared || j.Reason == httpcache.ReasonStatusNoLifetime || j.Reason == httpcache.ReasonNotFresh
 	if permitted && httpcache.IsServerError(status) && j.Freshness.Source < httpcache.SourceExpires && !j.Freshness.NoCache {
@@ -321,9 +322,9 @@ func (x *exchange) decide(status int) {
 		// that client. It has no windows, because no response falls back on an error.
 		// ErrorTTL counts from now, whatever age the response has. The directive
 		// public says that the error is for all, and not for how long.
-		x.audience, j.Freshness = alike, httpcache.Freshness{}
+		x.audience, j.Freshness = audience.Alike, httpcache.Freshness{}
 		if j.Directives.Public || x.sharesByDefault() {
-			x.audience, j.Freshness.Lifetime = everyone, j.Age+max(0, x.m.options.ErrorTTL)
+			x.audience, j.Freshness.Lifetime = audience.Everyone, j.Age+max(0, x.m.options.ErrorTTL)
 		}
 	}
 	if isEventStream(header) {
@@ -365,7 +366,7 @@ func (x *exchange) decide(status int) {
 		of:        x,
 	}
 	switch {
-	case x.audience == owner: // it is between the handler and its client
+	case x.audience == audience.Owner: // it is between the handler and its client
 		x.response.kind = uncacheable
 		x.private = header.Clone()
 		if x.validated { // the stored header has none, and nobody else sets it
@@ -400,8 +401,8 @@ func (x *exchange) offer() {
 	}
 	if x.failsForAll() {
 		// The error's text may be about the client. That the handler fails is for all.
-		if !x.attempt.publish(x.load, x.response, x.joinableUntil(), owner) {
-			x.refuse(errInvalidated)
+		if !x.attempt.publish(x.load, x.response, x.joinableUntil(), audience.Owner) {
+			x.refuse(fault.ErrInvalidated)
 			return
 		}
 		x.unlink()
@@ -410,24 +411,24 @@ func (x *exchange) offer() {
 		return
 	}
 	if x.owner.request.Credentials && tellsAudience(x.content().status) {
-		x.m.learnAuthorized(x.attempt.key, x.audience == everyone)
+		x.m.learnAuthorized(x.attempt.key, x.audience == audience.Everyone)
 	}
 	to, remembered := x.audience, x.provesUncacheable()
-	if x.checked || remembered || to != everyone && x.attempt.second {
+	if x.checked || remembered || to != audience.Everyone && x.attempt.second {
 		// All callers get the response, and those outside its audience go on to the
 		// handler. A first private page or error does not send them there: it may be
 		// about one client, and the key's next response for all.
-		to = everyone
+		to = audience.Everyone
 	}
 	if !x.attempt.publish(x.load, x.response, x.joinableUntil(), to) {
-		x.refuse(errInvalidated)
+		x.refuse(fault.ErrInvalidated)
 		return
 	}
 	if x.keeps() {
 		return
 	}
 	x.unlink()
-	if x.audience == owner {
+	if x.audience == audience.Owner {
 		x.owner.follow(x)
 	} else {
 		// The load has its result below, and no longer bounds what its audience reads.
@@ -440,7 +441,7 @@ func (x *exchange) offer() {
 	if remembered {
 		x.forgo(x.content().reason)
 	} else {
-		x.fail(errNothing)
+		x.fail(fault.ErrNothing)
 	}
 }
 
@@ -463,7 +464,7 @@ func (x *exchange) provesUncacheable() bool {
 
 // ownersAlone reports whether the response is for the owner alone, and nothing of it is
 // kept.
-func (x *exchange) ownersAlone() bool { return x.audience == owner && !x.checked }
+func (x *exchange) ownersAlone() bool { return x.audience == audience.Owner && !x.checked }
 
 // servable reports whether the key has a response that may still be served, if only
 // because loads fail.
@@ -482,9 +483,9 @@ func (x *exchange) sharesByDefault() bool { return x.m.options.TTL > 0 || x.befo
 func (x *exchange) joinableUntil() instant {
 	now := x.m.engine.clock.Now()
 	switch {
-	case x.audience == alike:
+	case x.audience == audience.Alike:
 		return now + 1
-	case x.audience == everyone && x.content().freshness.NoStale:
+	case x.audience == audience.Everyone && x.content().freshness.NoStale:
 		return durations.Add(now+1, max(0, x.content().freshness.Lifetime-x.content().age))
 	}
 	return forever
@@ -496,7 +497,7 @@ func (x *exchange) joinableUntil() instant {
 // MaxRebuilds.
 func (x *exchange) refuse(err error) {
 	x.body.CloseWithError(err)
-	if cause := context.Cause(x.load); cause == nil || errors.Is(cause, errInvalidated) {
+	if cause := context.Cause(x.load); cause == nil || errors.Is(cause, fault.ErrInvalidated) {
 		x.fail(err)
 	}
 }
@@ -523,7 +524,7 @@ func (x *exchange) fail(err error) {
 // withhold keeps a response to its own client that would be for others too.
 func (x *exchange) withhold(j *httpcache.Judgement, reason string) {
 	if !x.ownersAlone() {
-		x.audience, x.checked, j.Reason = owner, false, reason
+		x.audience, x.checked, j.Reason = audience.Owner, false, reason
 	}
 }
 
@@ -592,7 +593,7 @@ func (x *exchange) take(p []byte) (int, error) {
 	}
 	if !x.over && end > x.limit {
 		x.over = true // once: a Write that finds no reader takes nothing
-		if x.audience != owner {
+		if x.audience != audience.Owner {
 			// A handler can write faster than a herd wakes up. Whoever waited for
 			// this response has a place at its start before that is dropped:
 			// else each of them would need a call of its own.
@@ -603,7 +604,7 @@ func (x *exchange) take(p []byte) (int, error) {
 		case x.unlink():
 			// From here on the body is its readers'; it ends with the last of them.
 			if x.why == reasonMemory {
-				x.fail(errNothing) // it says nothing about the key
+				x.fail(fault.ErrNothing) // it says nothing about the key
 				break
 			}
 			x.forgo(x.why)
@@ -770,13 +771,13 @@ func (x *exchange) carry(next http.Handler, r *http.Request) (*response, error) 
 	case x.response == nil:
 		return nil, errUnselected
 	case x.told, !x.keeps():
-		return nil, errNothing // its audience has it
+		return nil, fault.ErrNothing // its audience has it
 	}
 	return x.keep()
 }
 
 // keeps reports whether something of the response is kept.
-func (x *exchange) keeps() bool { return x.audience == everyone || x.checked }
+func (x *exchange) keeps() bool { return x.audience == audience.Everyone || x.checked }
 
 // failure returns the load's failure, by what the handler has failed with. If that may be
 // about the client, calls of the same client get it here, and the others ask again: the
@@ -789,7 +790,7 @@ func (x *exchange) failure(err error) error {
 		return err // the load has its result
 	case x.response != nil && !unread: // it has broken off, for all its readers
 		if x.owner.personal() {
-			return &ownFailure{err}
+			return &fault.Own{Err: err}
 		}
 		return err
 	case !x.owner.personal() && x.sharesByDefault():
@@ -797,17 +798,17 @@ func (x *exchange) failure(err error) error {
 	case x.backed && x.fwd == httpcache.FwdStale:
 		return err // all get what is stale, and one of them tries again after a pause
 	}
-	x.audience = alike
-	to := alike
+	x.audience = audience.Alike
+	to := audience.Alike
 	if x.attempt.second {
-		to = everyone
+		to = audience.Everyone
 	}
 	failed := &response{kind: uncacheable, of: x, failure: err}
 	if x.backed {
 		failed.instead = x.spare
 	}
 	if x.attempt.publish(x.load, failed, x.joinableUntil(), to) {
-		return &ownFailure{err}
+		return &fault.Own{Err: err}
 	}
 	return err
 }

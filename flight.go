@@ -6,7 +6,9 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/bellwether-go/bellwether/internal/audience"
 	"github.com/bellwether-go/bellwether/internal/durations"
+	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/internal/slots"
@@ -34,22 +36,6 @@ type attempt[V any] struct {
 	made     instant        // the item.made of what the load makes
 	position uint64         // and its item.position
 	running  *loadRun[V]
-}
-
-// An audience is the callers of a flight that may have a published value. The other
-// callers wait for the flight's end, and then for the next flight.
-type audience uint8
-
-const (
-	everyone audience = iota
-	alike             // the call that began the flight, and the calls of the same client, see want
-	owner             // the call that began the flight
-)
-
-// admits reports whether a call is of the audience: began says that it has begun the
-// flight, sameClient that its client is the one of the call that has.
-func (a audience) admits(began, sameClient bool) bool {
-	return began || a == everyone || a == alike && sameClient
 }
 
 // A binder gives the loader of a flight that begins now. It is asked while the
@@ -134,12 +120,12 @@ type flight[V any] struct {
 type flightState[V any] struct {
 	news chan struct{} // closed when the next state is there
 
-	offered   *items.Item[V] // stale, for callers whose patience ends
-	published *items.Item[V] // the value that is still being made
-	joinable  instant        // callers that began before that may have it
-	audience  audience       // of published
-	recalled  bool           // the key was invalidated: nothing stale may be served
-	overdue   bool           // some callers may have waited for MaxWait
+	offered   *items.Item[V]    // stale, for callers whose patience ends
+	published *items.Item[V]    // the value that is still being made
+	joinable  instant           // callers that began before that may have it
+	audience  audience.Audience // of published
+	recalled  bool              // the key was invalidated: nothing stale may be served
+	overdue   bool              // some callers may have waited for MaxWait
 
 	landed bool
 	enough instant // callers that began before that take the result, whatever they want
@@ -185,25 +171,9 @@ var (
 	// callers begin a new one if they have time left.
 	errAgain = errors.New("bellwether: flight ended without an answer")
 
-	// errNothing is the failure of a load that has answered its audience, by
-	// publish, and has learnt nothing about the key. It is not remembered, and the
-	// key's item stays.
-	errNothing = errors.New("bellwether: load was for its caller alone")
-
 	// errDeserted ends a flight whose callers have all left before it was elected.
 	errDeserted = errors.New("bellwether: no caller waits for the flight")
-
-	// errInvalidated is the cause that cancels a load when its key is
-	// invalidated.
-	errInvalidated = errors.New("bellwether: key invalidated during its rebuild")
 )
-
-// An ownFailure is the errNothing of a load that has failed: publish has brought the
-// failure to its audience.
-type ownFailure struct{ err error }
-
-func (f *ownFailure) Error() string   { return f.err.Error() }
-func (f *ownFailure) Unwrap() []error { return []error{errNothing, f.err} }
 
 // fallDue wakes the callers, so that those who have waited long enough go.
 func (f *flight[V]) fallDue() {
@@ -241,7 +211,7 @@ func (f *flight[V]) reoffer(was, it *items.Item[V]) {
 // with a value that the load whose context is ctx is still making. It returns false if
 // the flight has given up on the load, which then may have a successor in the same
 // flight.
-func (a attempt[V]) publish(ctx context.Context, v V, until instant, to audience) bool {
+func (a attempt[V]) publish(ctx context.Context, v V, until instant, to audience.Audience) bool {
 	if !a.show(ctx, v, until, to) {
 		return false
 	}
@@ -249,7 +219,7 @@ func (a attempt[V]) publish(ctx context.Context, v V, until instant, to audience
 	return true
 }
 
-func (a attempt[V]) show(ctx context.Context, v V, until instant, to audience) bool {
+func (a attempt[V]) show(ctx context.Context, v V, until instant, to audience.Audience) bool {
 	f := a.flight
 	e := f.engine
 	fenced := e.Store != nil && f.catchUp(ctx)
@@ -266,7 +236,7 @@ func (a attempt[V]) show(ctx context.Context, v V, until instant, to audience) b
 	}
 	switch {
 	case f.disowned && !f.last:
-		f.abort(errInvalidated)
+		f.abort(fault.ErrInvalidated)
 		return false
 	case f.disowned:
 		it.Trusted = a.made - 1 // for those who asked before the load began

@@ -844,7 +844,7 @@ func (r *run[V]) build(ctx context.Context, epoch uint64, rival <-chan struct{},
 	for {
 		select {
 		case l := <-result:
-			if errors.Is(context.Cause(loading), errInvalidated) {
+			if errors.Is(context.Cause(loading), fault.ErrInvalidated) {
 				r.refused++
 				return false
 			}
@@ -908,10 +908,10 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 	r.loaded, r.failure, r.committed = true, nil, 0
 	it := &items.Item[V]{Epoch: epoch, Build: l.took, Made: r.made, Position: r.position, Trusted: e.trustedUntil(now)}
 	switch {
-	case errors.Is(l.err, errNothing):
-		if failure, ok := errors.AsType[*ownFailure](l.err); ok {
+	case errors.Is(l.err, fault.ErrNothing):
+		if failure, ok := errors.AsType[*fault.Own](l.err); ok {
 			e.count.loadFailures.Add(1)
-			r.failure = failure.err
+			r.failure = failure.Err
 		}
 		if r.present != nil { // it stays, unless it was invalidated meanwhile
 			r.lookAgain()

@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/bellwether-go/bellwether/internal/audience"
 	"github.com/bellwether-go/bellwether/internal/httpcache"
 	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/internal/spool"
@@ -53,7 +54,7 @@ func (q *query) replyLive(c *call, s served[*response], key string) liveOutcome 
 	// What the flight comes to tells what is left of a stale copy.
 	sparing := q.directives.StaleIfError.Set && httpcache.IsServerError(res.status)
 	switch {
-	case !x.audience.admits(own, x.owner.client == c.client):
+	case !x.audience.Admits(own, x.owner.client == c.client):
 		s.live.callers.left()
 		if sparing {
 			m.engine.landing(r.Context(), key, s.item)
@@ -122,7 +123,7 @@ func (q *query) writeLive(c *call, res *response, body *spool.Reader, key string
 	if own {
 		header = x.private
 	}
-	if x.audience == everyone {
+	if x.audience == audience.Everyone {
 		status.TTL = httpcache.Delta{Set: true, Duration: res.freshness.Lifetime - age}
 		status.Detail = ""
 		if whole, ok := x.complete(); ok && r.Header["Range"] != nil {
@@ -133,12 +134,12 @@ func (q *query) writeLive(c *call, res *response, body *spool.Reader, key string
 	}
 	// The time at which it came is the date of a stored one only (RFC 9111 section
 	// 4.3.2); by itself a response without a date is modified (RFC 9110 section 13.1.3).
-	dated := x.audience == everyone || r.Header["If-None-Match"] != nil || header["Last-Modified"] != nil
-	if (x.audience == everyone || own) && dated && httpcache.NotModified(r.Method, r.Header, res.status, header.Values, x.decidedAt) {
+	dated := x.audience == audience.Everyone || r.Header["If-None-Match"] != nil || header["Last-Modified"] != nil
+	if (x.audience == audience.Everyone || own) && dated && httpcache.NotModified(r.Method, r.Header, res.status, header.Values, x.decidedAt) {
 		s := stored{m: q.m, header: header, guessed: res.guessed, age: age}.notModified()
 		h := w.Header()
 		s.setHeader(h, status)
-		if x.audience != everyone { // it is the handler's own answer, with its Age or none
+		if x.audience != audience.Everyone { // it is the handler's own answer, with its Age or none
 			h["Age"] = header["Age"]
 		}
 		send(w, r, s.status, s.body)
@@ -149,7 +150,7 @@ func (q *query) writeLive(c *call, res *response, body *spool.Reader, key string
 	}
 	h := w.Header()
 	copyHeader(h, header, res.guessed)
-	if x.audience == everyone {
+	if x.audience == audience.Everyone {
 		setAge(h, age)
 	}
 	to, code, trailers := q.delivery(x, body), res.status, x.trailers
@@ -193,7 +194,7 @@ type delivery struct {
 // delivery is the way of x's body, which is read by body, to the query's client.
 func (q *query) delivery(x *exchange, body *spool.Reader) delivery {
 	flush := flusher(q.w)
-	if x.audience == owner {
+	if x.audience == audience.Owner {
 		return delivery{q.w, flush}
 	}
 	p := paced(q.w, 1, func() { body.Close() })

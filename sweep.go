@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/internal/sweeplog"
@@ -147,7 +148,7 @@ func (e *engine[V]) sweepFlight(l *sweeplog.Log, key string, f *flight[V]) {
 		// Softly or not: it is nobody's yet, and who has asked since the sweep
 		// waits here too.
 		if f.disowned = true; !f.last {
-			f.abort(errInvalidated)
+			f.abort(fault.ErrInvalidated)
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/bellwether-go/bellwether/internal/audience"
 	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/items"
@@ -23,7 +24,7 @@ type want[V any] struct {
 	// fits tells whether an item may answer the call at all, whenever it was made. Nil:
 	// any may. It is as accept.
 	fits func(it *items.Item[V]) bool
-	// client is equal for the calls of one client, see alike.
+	// client is equal for the calls of one client, see audience.Alike.
 	client   string
 	personal bool // see flight
 }
@@ -353,7 +354,7 @@ func (c *waiter[V]) look(state *flightState[V]) (is waitState, expiry <-chan tim
 	}
 	if state.landed {
 		if err := state.failure(); err != nil {
-			if f.personal && errors.Is(err, ErrRebuildTimeout) && !c.admitted(alike) {
+			if f.personal && errors.Is(err, ErrRebuildTimeout) && !c.admitted(audience.Alike) {
 				return landed, nil
 			}
 			c.err = err
@@ -424,8 +425,8 @@ func (c *waiter[V]) look(state *flightState[V]) (is waitState, expiry <-chan tim
 
 // admitted reports whether the call is of the audience to that its flight's load has
 // published to.
-func (c *waiter[V]) admitted(to audience) bool {
-	return to.admits(!c.collapsed, c.want.client == c.flight.client)
+func (c *waiter[V]) admitted(to audience.Audience) bool {
+	return to.Admits(!c.collapsed, c.want.client == c.flight.client)
 }
 
 // takes is want.takes. It reads the clock for those only who ask for it: a herd

@@ -24,7 +24,32 @@ var (
 
 	// ErrUnavailable is the silence of an engine.
 	ErrUnavailable = errors.New("bellwether: engine unavailable")
+
+	// ErrWaitTimeout is the end of a call that has waited for MaxWait.
+	ErrWaitTimeout = errors.New("bellwether: no value within MaxWait")
+
+	// ErrClosed is the end of a call of a cache that is closed.
+	ErrClosed = errors.New("bellwether: cache is closed")
+
+	// ErrOverloaded is the end of a call whose rebuild there is no room for.
+	ErrOverloaded = errors.New("bellwether: too many rebuilds are waiting")
+
+	// ErrInvalidated is the cause that cancels a load when its key is invalidated.
+	ErrInvalidated = errors.New("bellwether: key invalidated during its rebuild")
+
+	// ErrNothing is the failure of a load that has answered its audience while it ran, and has
+	// learnt nothing about the key. It is not remembered, and the key's item stays.
+	ErrNothing = errors.New("bellwether: load was for its caller alone")
 )
+
+// An Own failure is the ErrNothing of a load that has failed: its audience has the failure.
+type Own struct{ Err error }
+
+// Error returns the failure's text.
+func (o *Own) Error() string { return o.Err.Error() }
+
+// Unwrap returns ErrNothing and the failure.
+func (o *Own) Unwrap() []error { return []error{ErrNothing, o.Err} }
 
 // A PanicError is a panic of user code: of a load, a handler, an adapter, a codec, an observer.
 type PanicError struct {
