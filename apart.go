@@ -111,20 +111,6 @@ func (e *engine[V]) putUnless(key string, v V, f items.Windows, w *witness, time
 	e.keep(key, it, func() bool { return w.seen == times && e.flights[key] == nil })
 }
 
-// peek returns what the near tier or the store has for the run's key that may be
-// served now, without a flight; nil if there is nothing.
-func (r *run[V]) peek(ctx context.Context) *items.Item[V] {
-	it := r.find(ctx)
-	if it == nil {
-		return nil
-	}
-	switch judge(&it.Lifetime, r.engine.clock.Now()) {
-	case serve, serveStale, serveOnly:
-		return it
-	}
-	return nil
-}
-
 // find returns what the near tier or the store knows of the run's key, nil if that is
 // nothing.
 func (r *run[V]) find(ctx context.Context) *items.Item[V] {

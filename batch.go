@@ -221,7 +221,7 @@ func (c *manyCall[V]) hits(ctx context.Context, keys []string) (missing, covered
 		if ok {
 			c.answer(key, it, nil)
 			if c.observers.hit != nil || it.Failures > 0 {
-				c.tellHit(ctx, key, wayOf(&it.Lifetime, c.clock.Now()))
+				c.tellHit(ctx, key, it.Way(c.clock.Now()))
 			}
 		}
 		switch {

@@ -2,29 +2,19 @@ package bellwether
 
 import (
 	"cmp"
-	"context"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"net/http"
-	"net/url"
 	"slices"
 	"strconv"
-	"strings"
-	"sync"
 	"time"
 
-	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/httpcache"
-	"github.com/bellwether-go/bellwether/internal/items"
-	"github.com/bellwether-go/bellwether/internal/spool"
-	"github.com/go-chi/chi/v5"
-	"golang.org/x/sync/semaphore"
+	"github.com/bellwether-go/bellwether/internal/page"
 )
 
-// This file is the HTTP face: from the request to its key, by way of the
-// engine to an item. What runs the handler is in exchange.go, the replies are in
-// reply.go, and what goes past the cache is in past.go.
+// This file is the HTTP face for its users. What it does with a request is in internal/page, and
+// what that asks of the cache in below.go.
 
 // HTTPOptions configure a [Middleware]. The zero HTTPOptions cache, in this
 // process, what says that it may be cached. Zero and negative values are as in [Options];
@@ -191,18 +181,8 @@ type Key struct {
 // wait for it. Create one with NewMiddleware. It is safe for concurrent use, and
 // may wrap several handlers as long as they serve different URLs.
 type Middleware struct {
-	engine      *engine[*response]
-	options     HTTPOptions
-	rules       httpcache.Options
-	credentials []string // the names of request fields
-	hidden      httpcache.Hidden
-	through     *semaphore.Weighted // PassThrough
-	streams     *semaphore.Weighted // MaxStreams
-	bypasses    bypasses
-	replacing   sync.Map            // the keys whose record is being replaced, see replace
-	drafting    sync.Map            // the keys of which a response to credentials is being kept, see passCredentials
-	soft        *semaphore.Weighted // the SoftInvalidations that are being written into the log
-	bodies      bodies              // MaxHeld
+	engine *engine[*page.Response]
+	pages  *page.Middleware
 }
 
 // NewMiddleware returns a Middleware. It panics if the options cannot be meant;
@@ -241,9 +221,16 @@ func NewMiddleware(o HTTPOptions) *Middleware {
 	o.MaxRebuilds = cmp.Or(o.MaxRebuilds, 4096)
 	s := o.Options.settings()
 	o.Options = s.Options
-	m := &Middleware{
-		engine: newEngine(s, func(_ string, r *response) int { return r.size() }, marshalResponse, unmarshalResponse),
-		rules: httpcache.Options{
+	m := &Middleware{engine: newEngine(s, func(_ string, r *page.Response) int { return r.Size() }, page.Marshal, page.Unmarshal)}
+	m.engine.answers, m.engine.fails = (*page.Response).IsAnswer, (*page.Response).IsFailure
+	m.engine.keepLog((*page.Response).Traits)
+	po := page.Options{
+		Shared: o.Store != nil, EarlyRefresh: o.EarlyRefresh > 0,
+		TTL: o.TTL, ErrorTTL: o.ErrorTTL, EngineTimeout: o.EngineTimeout, RebuildTimeout: o.RebuildTimeout,
+		MaxBody: o.MaxBody, MaxHeld: o.MaxHeld, MaxStreams: o.MaxStreams, PassThrough: o.PassThrough, UncacheableTTL: o.UncacheableTTL,
+		IgnoreRequestDirectives: o.IgnoreRequestDirectives, HideStatusKey: o.HideStatusKey,
+		Unsafe: page.Unsafe(o.UnsafeInvalidation), InvalidateLocations: o.InvalidateLocations,
+		Rules: httpcache.Options{
 			DefaultLifetime:      o.TTL,
 			Targets:              slices.Clone(o.TargetedFields),
 			SetCookie:            o.SetCookie,
@@ -253,27 +240,18 @@ func NewMiddleware(o HTTPOptions) *Middleware {
 			AnyLanguageOrder:     o.AnyLanguageOrder,
 			Retargeting:          httpcache.NewRetargeting(o.RetargetingFields...),
 		},
-		options:     o,
-		credentials: []string{"Authorization"},
-		hidden:      httpcache.NewHidden(o.HiddenFields),
-		bodies:      bodies{limit: o.MaxHeld},
-		through:     semaphore.NewWeighted(int64(o.PassThrough)),
-		soft:        semaphore.NewWeighted(maxSoftWrites),
-		streams:     semaphore.NewWeighted(int64(o.MaxStreams)),
+		Credentials: []string{"Authorization"}, Hidden: o.HiddenFields,
 	}
 	for _, name := range o.CredentialFields {
-		m.credentials = append(m.credentials, http.CanonicalHeaderKey(name))
+		po.Credentials = append(po.Credentials, http.CanonicalHeaderKey(name))
 	}
-	m.engine.answers = func(r *response) bool { return r != nil && r.kind == plain }
-	m.engine.fails = func(r *response) bool { return r != nil && httpcache.IsServerError(r.status) }
-	m.engine.keepLog(traitsOf)
-	m.bodies.near = func(key string, body spool.Body) bool {
-		it, _ := m.engine.near.Get(key)
-		if it == nil || it.Kind != KindValue || !m.engine.near.Fits(it.Weight()) { // what is too heavy is on its way out
-			return false
+	if o.Key != nil {
+		po.Key = func(r *http.Request) (url, variant string, ok bool) {
+			key, ok := o.Key(r)
+			return key.URL, key.Variant, ok
 		}
-		return len(it.Value.body) > 0 && &it.Value.body[0][0] == &body[0][0]
 	}
+	m.pages = page.New(below{m.engine}, po)
 	m.engine.listen()
 	m.engine.meetLog()
 	return m
@@ -346,538 +324,5 @@ func (m *Middleware) Handler(next http.Handler) http.Handler {
 	if next == nil {
 		panic(errors.New("bellwether: Handler needs a handler to wrap"))
 	}
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if m.runs(w) {
-			next.ServeHTTP(w, r)
-			return
-		}
-		if !httpcache.Safe(r.Method) {
-			m.passUnsafe(w, r, next)
-			return
-		}
-		t, ok := m.target(r)
-		var d httpcache.RequestDirectives
-		if !m.options.IgnoreRequestDirectives {
-			d = httpcache.ParseRequest(r.Header)
-		}
-		why := m.bypassReason(w.Header(), r, d)
-		switch {
-		case (why != "" || !ok) && d.OnlyIfCached:
-			replyNotCached(w) // RFC 9111 section 5.2.1.7
-			return
-		case !ok:
-			m.passReal(w, r, next, httpcache.Status{Fwd: httpcache.FwdBypass, Detail: cmp.Or(why, "key")})
-			return
-		case why != "":
-			if m.bypass(w, r, next, t, why) {
-				return
-			}
-			d = httpcache.RequestDirectives{NoStore: d.NoStore}
-		}
-		if !m.hot(w, r, t, d) {
-			m.serve(w, r, next, t, d)
-		}
-	})
-}
-
-// runs reports whether w belongs to a run of the handler for m. The response that
-// is being made there is what a second pass would wait for, or what a request that
-// went past the cache was not to wait for.
-func (m *Middleware) runs(w http.ResponseWriter) bool {
-	for {
-		switch writer := w.(type) {
-		case *exchange:
-			return writer.m == m
-		case interface{ past(*Middleware) bool }:
-			if writer.past(m) {
-				return true
-			}
-		}
-		outer, ok := w.(interface{ Unwrap() http.ResponseWriter })
-		if !ok {
-			return false
-		}
-		w = outer.Unwrap()
-	}
-}
-
-// A target is the URL that a request asks for, and the part of the request that selects a
-// variant there.
-type target struct {
-	url    *http.Request // the request, or one for the URL that HTTPOptions.Key has returned
-	key    string        // of the URL
-	header http.Header   // the request's, with Key.Variant
-}
-
-// target returns the request's target. It returns false if the URL has no key, or if
-// HTTPOptions.Key has refused the request.
-func (m *Middleware) target(r *http.Request) (t target, ok bool) {
-	t = target{url: r, header: httpcache.EndToEnd(r.Header)}
-	if m.options.Key != nil {
-		if !httpcache.Ordinary(r) {
-			return t, false // Key may not see what the handler would
-		}
-		named, ok := m.options.Key(r)
-		if !ok {
-			return t, false
-		}
-		u, err := url.Parse(named.URL)
-		if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-			own, _ := httpcache.Key(r)
-			m.engine.OnError(own, fmt.Errorf("bellwether: HTTPOptions.Key has returned %.200q; it must return a URL with a host, such as \"http://shop.example/users/42\", or false", named.URL))
-			return t, false
-		}
-		t.url = &http.Request{Method: r.Method, URL: u, Host: u.Host, Header: r.Header}
-		t.header = httpcache.WithVariant(t.header, named.Variant)
-	}
-	t.key, ok = httpcache.Key(t.url)
-	return t, ok
-}
-
-// hasCredentials reports whether a request says who its client is.
-func (m *Middleware) hasCredentials(r *http.Request) bool {
-	for _, name := range m.credentials {
-		if r.Header[name] != nil {
-			return true
-		}
-	}
-	return clientCertificate(r) != nil
-}
-
-// clientCertificate returns the certificate that a request's client has shown, nil if it
-// has shown none.
-func clientCertificate(r *http.Request) *x509.Certificate {
-	if r.TLS == nil || len(r.TLS.PeerCertificates) == 0 {
-		return nil
-	}
-	return r.TLS.PeerCertificates[0]
-}
-
-// request returns what the rules ask of a request, whose target is t.
-func (m *Middleware) request(r *http.Request, t target, d httpcache.RequestDirectives) httpcache.Request {
-	return httpcache.Request{Header: t.header, Credentials: m.hasCredentials(r), NoStore: d.NoStore}
-}
-
-// eventStream is the media type of server-sent events, which do not end.
-const eventStream = "text/event-stream"
-
-// The reasons to go past the cache that are bounded, see bypass: the first two want the
-// real ResponseWriter.
-const (
-	reasonUpgrade     = "upgrade"
-	reasonEventStream = "event-stream"
-	reasonNoStore     = "request no-store"
-	reasonBody        = "request body"
-)
-
-// bypassReason says why a safe request goes past the cache, "" if it does not. outer is
-// the response's header as the middlewares around this one have left it.
-func (m *Middleware) bypassReason(outer http.Header, r *http.Request, d httpcache.RequestDirectives) string {
-	switch {
-	case r.Method != http.MethodGet && r.Method != http.MethodHead:
-		return "method"
-	case r.Header["Upgrade"] != nil && !strings.EqualFold(strings.Join(r.Header["Upgrade"], ","), "h2c"):
-		// An offer of h2c is one that net/http never takes (RFC 9113 section 3.1 has
-		// dropped it), and that some clients make with each request.
-		return reasonUpgrade
-	case strings.Contains(strings.ToLower(strings.Join(r.Header["Accept"], ",")), eventStream):
-		return reasonEventStream
-	case r.ContentLength != 0:
-		// A body that the key does not tell apart would answer others.
-		return reasonBody
-	case d.NoStore:
-		return reasonNoStore
-	case httpcache.OverridesMethod(r.Method, r.Header):
-		return "method override"
-	case httpcache.Respelled(r.URL) && routed(r):
-		return "path spelling"
-	case m.forbids(outer):
-		return "outer cache-control"
-	}
-	return ""
-}
-
-// routed reports whether chi has routed the request, or a part of its path, before the
-// cache. chi routes by the path as it was sent: "/%61nna" may have another handler than
-// "/anna", which has the same key.
-func routed(r *http.Request) bool {
-	rc := chi.RouteContext(r.Context())
-	return rc != nil && (rc.RoutePath != "" || len(rc.RoutePatterns) > 0)
-}
-
-// forbids reports whether a middleware around this one forbids shared caches to keep the
-// response. Neither the handler nor TTL knows of that.
-func (m *Middleware) forbids(outer http.Header) bool {
-	if len(outer) == 0 {
-		return false
-	}
-	d := httpcache.ResponseDirectives(httpcache.CanonicalHeader(outer), m.rules.Targets...)
-	return d.NoStore || d.Private
-}
-
-// maxHops bounds the steps from a URL's key to a response: a signpost, the newer one behind
-// it, the variant, and one step more for a response that breaks off.
-const maxHops = 4
-
-// serve answers from the cache, by way of the handler if need be.
-func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler, t target, d httpcache.RequestDirectives) {
-	q := &query{m: m, w: w, r: r, next: next, target: t, directives: d, request: m.request(r, t, d), needsVariant: m.needsVariant(t.header), lose: m.engine.EngineTimeout, began: m.engine.clock.Now()}
-	if o := &m.engine.observers; o.hit != nil || o.serve != nil {
-		q.told = &Serve{Key: t.key}
-		defer q.tell()
-	}
-	key := t.key
-	var signpost *items.Item[*response] // that led to key
-	broken := false
-	for range maxHops {
-		it, early, ok := q.atHand(key)
-		if !ok && d.OnlyIfCached {
-			q.notCached()
-			return
-		}
-		if early && !d.OnlyIfCached { // that is to cost the handler nothing
-			q.refresh(key, it, signpost)
-		}
-		s := served[*response]{item: it}
-		if ok && signpost != nil {
-			signpost.Value.built.of(q.needsVariant).touch(key, m.engine.clock.Now())
-		}
-		if !ok {
-			if q.request.Credentials && q.passCredentials(key) {
-				return
-			}
-			if signpost != nil && !signpost.Value.built.of(q.needsVariant).admit(key, m.engine.clock.Now()) {
-				break
-			}
-			c := q.call(signpost)
-			defer c.leave()
-			var err error
-			if s, err = q.wait(c, key, it); err != nil {
-				q.replyError(c, key, s, err)
-				return
-			}
-			if res := s.item.Value; res.of != nil || res.variant != nil {
-				switch q.replyLive(c, s, key) {
-				case liveDone:
-					return
-				case liveBroken:
-					// Before this client had any of it: it is served what is
-					// there in its place, such as a stale copy, or fails with
-					// all the others. Once; the retries of a herd must not add
-					// up.
-					if !broken {
-						broken = true
-						err = m.engine.landing(r.Context(), key, s.item)
-					} else {
-						err = errBroken
-					}
-					if err != nil {
-						q.replyError(c, key, s, err)
-						return
-					}
-					continue
-				}
-			}
-		}
-		if k := s.item.Value.kind; d.OnlyIfCached && k != plain && k != varying {
-			q.notCached()
-			return
-		}
-		switch res := s.item.Value; res.kind {
-		case plain:
-			if !q.mayHave(res) {
-				q.pass(httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reasonAuthorization})
-				return
-			}
-			if q.excludedFrom(key) {
-				q.pass(httpcache.Status{Fwd: httpcache.FwdVaryMiss})
-				return
-			}
-			if httpcache.IsServerError(res.status) {
-				if spare := q.spared(key); spare != nil {
-					status := httpcache.Status{Hit: true}
-					if loadedHere(s) {
-						status = httpcache.Status{Fwd: res.fwd, FwdStatus: res.status, Collapsed: s.collapsed}
-					}
-					q.replySpare(key, spare, status)
-					return
-				}
-			}
-			q.reply(key, s)
-			return
-		case checked:
-			q.passChecked(key, s.item)
-			return
-		case varying:
-			key, signpost = m.variantKey(res, t.key, t.header), s.item
-		default:
-			q.passUncacheable(key, s.item)
-			return
-		}
-	}
-	q.pass(httpcache.Status{Fwd: httpcache.FwdVaryMiss, Detail: "too many variants"})
-}
-
-// A query is one request on its way through the cache.
-type query struct {
-	m          *Middleware
-	w          http.ResponseWriter
-	r          *http.Request
-	next       http.Handler
-	target     target
-	began      instant
-	directives httpcache.RequestDirectives
-	request    httpcache.Request
-	// needsVariant is Middleware.needsVariant of the request.
-	needsVariant bool
-	told         *Serve // what those who watch are told, nil if nobody does
-	// lose is what it may lose to engines, on all its way: the flight of a page's
-	// names may have waited for a store that the variant's is not to wait for again.
-	lose time.Duration
-}
-
-// want is what the request asks of an answer under key; nothing is the usual case.
-func (q *query) want(key string) want[*response] {
-	d := q.directives
-	if !q.request.Credentials && !q.needsVariant && !d.NoCache && !d.MaxAge.Set && !d.MinFresh.Set && !d.MaxStale.Set {
-		return want[*response]{}
-	}
-	var w want[*response]
-	if q.excludedFrom(key) {
-		w.fits = func(it *items.Item[*response]) bool {
-			return it.Kind != KindValue || it.Value.kind != plain && it.Value.kind != checked
-		}
-	}
-	w.accept = func(it *items.Item[*response], now instant) bool {
-		if it.Kind != KindValue {
-			return true
-		}
-		res := it.Value
-		if res.variant != nil && q.selects(res) {
-			res = res.variant // still being written, and found with what it varies by
-		}
-		if res.kind != plain {
-			return true // it says where to go, and no more
-		}
-		if !q.mayHave(res) {
-			return false
-		}
-		return reuse(it, res, now, d)
-	}
-	return w
-}
-
-// mayHave reports whether a stored response may answer the request: with credentials only
-// one that is for all (RFC 9111 section 3.5), also in the place of an error.
-func (q *query) mayHave(res *response) bool { return !q.request.Credentials || res.forAll }
-
-// excludedFrom reports whether no response that is kept under the key is for the request,
-// see needsVariant.
-func (q *query) excludedFrom(key string) bool { return q.needsVariant && key == q.target.key }
-
-// selects reports whether the request asks for the variant whose response has made the
-// signpost, and is still being written.
-func (q *query) selects(signpost *response) bool {
-	return q.m.variantKey(signpost, q.target.key, q.target.header) == signpost.id
-}
-
-// client is equal for requests with the same Cookie and credentials: the response to one of
-// them could be the response to another.
-func (q *query) client() string {
-	if !q.request.Credentials {
-		return strings.Join(q.r.Header["Cookie"], "; ")
-	}
-	var b strings.Builder
-	b.WriteByte(0) // which no Cookie has
-	fmt.Fprintf(&b, "%q", q.r.Header["Cookie"])
-	for _, name := range q.m.credentials {
-		fmt.Fprintf(&b, "%q", q.r.Header[name])
-	}
-	if c := clientCertificate(q.r); c != nil {
-		b.Write(c.Raw)
-	}
-	return b.String()
-}
-
-// reuse reports whether RFC 9111 lets res, the response of it, answer a request.
-func reuse(it *items.Item[*response], res *response, now instant, d httpcache.RequestDirectives) bool {
-	f := res.freshness
-	if x := res.of; x != nil { // it is still being written, and the item's life has not begun
-		return f.Reuse(res.age+time.Since(x.decidedAt), d)
-	}
-	// The item's: the response knows nothing of a jitter or a sweep, nor, from a store, of windows.
-	f.Lifetime, f.StaleWhileRevalidate = it.FreshUntil-it.Born, it.StaleUntil-it.FreshUntil
-	return f.Reuse(now-it.Born, d)
-}
-
-// atHand answers without the handler if it can. If it cannot, the item is what
-// may be served when patience ends, or nil.
-func (q *query) atHand(key string) (it *items.Item[*response], early, ok bool) {
-	e, want := q.m.engine, q.want(key)
-	if it, early, ok = e.hitFor(key, want); ok {
-		return it, early, true
-	}
-	if q.directives.MaxStale.Set {
-		// A client that takes what is staler than we would serve gets it if this
-		// process has it.
-		it, now := e.near.Get(key)
-		if it != nil && it.Held && now < it.Trusted && it.Value.kind == plain && (want.fits == nil || want.fits(it)) && want.accept(it, now) {
-			e.count.stale.Add(1)
-			return it, false, true
-		}
-	}
-	if q.directives.OnlyIfCached {
-		if it := e.apart(key, e.EngineTimeout).peek(q.r.Context()); it != nil && want.takes(it, e.clock.Now(), forever) {
-			return it, false, true
-		}
-	}
-	return it, false, false
-}
-
-// spared returns what the request takes in the place of an error by its own
-// stale-if-error (RFC 5861 section 4); nil if it takes none, or there is nothing
-// in this process that may be served so.
-func (q *query) spared(key string) *items.Item[*response] {
-	if !q.directives.StaleIfError.Set || q.excludedFrom(key) {
-		return nil
-	}
-	e := q.m.engine
-	it, now := e.near.Get(key)
-	if it == nil || q.began >= it.Trusted {
-		return nil
-	}
-	it = q.m.fallback(key, it)
-	if it == nil || !it.Held || it.Value.kind != plain || httpcache.IsServerError(it.Value.status) || !q.mayHave(it.Value) {
-		return nil
-	}
-	f := it.Value.freshness
-	f.Lifetime, f.StaleIfError = it.FreshUntil-it.Born, it.ErrorUntil-it.FreshUntil // as in reuse
-	if !f.ReuseOnError(now-it.Born, q.directives) {
-		return nil
-	}
-	return it
-}
-
-// fallback is the response under a key beside errors: it, or what it, an error, has
-// taken the place of; nil if there is none. What an error stands in front of was not
-// held against the log meanwhile.
-func (m *Middleware) fallback(key string, it *items.Item[*response]) *items.Item[*response] {
-	switch {
-	case it == nil || it.Kind != KindValue:
-		return nil
-	case it.Value.instead == nil:
-		return it
-	}
-	return m.engine.spare(key, it.Value.instead)
-}
-
-// wait answers by way of the handler.
-func (q *query) wait(c *call, key string, stale *items.Item[*response]) (served[*response], error) {
-	m := q.m
-	c.aside = make(chan func(), maxHints)
-	c.inform = q.inform
-	w := q.want(key)
-	w.aside, w.client, w.personal = c.aside, c.client, c.personal()
-	waiter := m.engine.waiter(q.r.Context(), key, stale)
-	waiter.want, waiter.lose = w, q.lose
-	waiter.wait(requested{q, c, chi.RouteContext(q.r.Context())})
-	q.lose = waiter.lose
-	if waiter.dueEarly() {
-		q.refresh(key, waiter.answer.item, c.signpost)
-	}
-	if q.told != nil {
-		q.add(waiter.served())
-	}
-	waiter.answer.collapsed = waiter.collapsed // also for who has got none
-	return waiter.answer, waiter.err
-}
-
-// call is the request's wait for the key that the signpost has led to.
-func (q *query) call(signpost *items.Item[*response]) *call {
-	return &call{
-		request: q.request, client: q.client(), base: q.target.key, signpost: signpost,
-		excluded: q.needsVariant && signpost == nil,
-	}
-}
-
-// requested binds the handler's load for a flight that the call begins.
-type requested struct {
-	*query
-	call  *call
-	route *chi.Context // the request's
-}
-
-func (q requested) bind() loader[*response] {
-	r := detach(q.r, q.route)
-	if t := q.target.url; t != q.r {
-		retarget(r, t)
-	}
-	return func(ctx context.Context, a attempt[*response]) (*response, error) {
-		return q.m.fetch(ctx, a, q.call, q.next, r)
-	}
-}
-
-// retarget gives r the host and the query of t: a part of the URL that the key leaves out
-// must not get into the response.
-func retarget(r, t *http.Request) {
-	r.Host, r.URL.RawQuery, r.URL.ForceQuery = t.Host, t.URL.RawQuery, t.URL.ForceQuery
-	path, _, _ := strings.Cut(r.RequestURI, "?")
-	if path == "" {
-		return
-	}
-	r.RequestURI = path
-	if t.URL.RawQuery != "" || t.URL.ForceQuery {
-		r.RequestURI += "?" + t.URL.RawQuery
-	}
-}
-
-// refresh has a fresh response rebuilt behind the client's back: it has no reader
-// that would have to keep up with it, nor one for interim responses.
-func (q *query) refresh(key string, it, signpost *items.Item[*response]) {
-	c := q.call(signpost)
-	c.aside = make(chan func())
-	c.leave()
-	q.m.engine.refresh(q.r.Context(), key, it, requested{q, c, chi.RouteContext(q.r.Context())}, c.client)
-}
-
-// reasonAuthorization is why a request with Authorization goes past the cache.
-const reasonAuthorization = "authorization"
-
-// authorizedKey is where it is written, in this process alone, what is known of
-// a key's responses to requests with Authorization.
-func authorizedKey(key string) string { return key + "\x00\x00authorization" }
-
-// tellsAudience reports whether a response of that status tells for whom a key's responses
-// are. An error is about the client, and a part or a 304 about what the client has asked.
-func tellsAudience(status int) bool {
-	return status < 400 && status != http.StatusPartialContent && status != http.StatusNotModified
-}
-
-// uncacheableFor is how long it is remembered that a key's response was not for sharing,
-// which took so long: at least until the next response can say so.
-func (m *Middleware) uncacheableFor(took time.Duration) items.Windows {
-	return items.Windows{TTL: max(m.options.UncacheableTTL, durations.Add(took, took))}
-}
-
-// learnAuthorized remembers whether a response to a request with Authorization
-// was for all.
-func (m *Middleware) learnAuthorized(key string, shared bool) {
-	now := m.engine.clock.Now()
-	it := &items.Item[*response]{Kind: KindValue, Value: &response{kind: uncacheable}, Trusted: forever}
-	it.Lifetime = items.NewLifetime(now, items.Windows{TTL: m.options.UncacheableTTL})
-	if shared {
-		it.Value = &response{kind: open}
-		it.Lifetime = items.NewLifetime(now, items.Windows{TTL: varyingTTL})
-	}
-	m.engine.weigh(authorizedKey(key), it)
-	m.engine.putNear(authorizedKey(key), it, 1)
-}
-
-// learntAuthorized returns what learnAuthorized remembers: open, uncacheable,
-// or plain if it is not known.
-func (m *Middleware) learntAuthorized(key string) responseKind {
-	if it, now := m.engine.near.Get(authorizedKey(key)); it != nil && now < it.FreshUntil {
-		return it.Value.kind
-	}
-	return plain
+	return m.pages.Handler(next)
 }

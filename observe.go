@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether/internal/fault"
-	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/observe"
 )
 
@@ -106,14 +105,6 @@ func (e *engine[V]) tellHit(ctx context.Context, key string, way Way) {
 	e.tellServe(ctx, Serve{Key: key, Way: way})
 }
 
-// wayOf is how a call is served that is answered from the near tier.
-func wayOf(l *items.Lifetime, now instant) Way {
-	if now < l.FreshUntil {
-		return WayHit
-	}
-	return WayStale
-}
-
 func (e *engine[V]) tellServe(ctx context.Context, s Serve) {
 	if s.Way == WayHit && s.Waited == 0 {
 		for _, f := range e.observers.hit {
@@ -139,7 +130,7 @@ func (c *waiter[V]) served() Serve {
 	it := c.answer.item
 	switch {
 	case c.err == nil && !c.answer.flown, c.err == nil && it.Failures > 0 && now >= it.FreshUntil:
-		s.Way = wayOf(&it.Lifetime, now)
+		s.Way = it.Way(now)
 	case c.collapsed:
 		s.Way = WayCollapsed
 	}
@@ -148,24 +139,6 @@ func (c *waiter[V]) served() Serve {
 	}
 	return s
 }
-
-// A request may go through several calls: for what it varies by, and for the
-// variant. It is told of once. Of the ways, the one that took most is the
-// request's.
-
-// add adds one of its calls to the request's.
-func (q *query) add(s Serve) {
-	if q.told != nil {
-		q.told.Way, q.told.Err = max(q.told.Way, s.Way), s.Err
-		q.told.Waited += s.Waited
-	}
-}
-
-// bypassed is add for a request that is answered by the handler, for itself.
-func (q *query) bypassed() { q.add(Serve{Way: WayBypass}) }
-
-// tell tells of the request's end.
-func (q *query) tell() { q.m.engine.tellServe(q.r.Context(), *q.told) }
 
 // A herdCount counts the callers of a flight that somebody watches. Each of them
 // goes once; the last, or the flight, if that is up for longer, tells.

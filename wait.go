@@ -42,9 +42,8 @@ func (w *want[V]) takes(it *items.Item[V], now, asked instant) bool {
 
 // A served answer is an item with the way it came.
 type served[V any] struct {
-	item      *items.Item[V]
-	flown     bool // it came from a flight
-	collapsed bool // of the HTTP face: the call hung on a flight that another had begun
+	item  *items.Item[V]
+	flown bool // it came from a flight
 	// live is the flight if the item is still being made. The call counts among
 	// its callers until it has its place among the readers, and says left.
 	live *flight[V]
@@ -99,7 +98,7 @@ func (e *engine[V]) get(ctx context.Context, key string, b binder[V]) (V, error)
 	}
 	// One that has failures may be stale, which is told to others.
 	if e.observers.hit != nil || it.Failures > 0 {
-		e.tellHit(ctx, key, wayOf(&it.Lifetime, e.clock.Now()))
+		e.tellHit(ctx, key, it.Way(e.clock.Now()))
 	}
 	return it.Answer()
 }

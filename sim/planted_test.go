@@ -57,12 +57,12 @@ var bugs = []bug{
 		New: "if batch != nil && !found {\n\t\tfor _, failed := range batch.Errors {\n\t\t\treturn v, failed\n\t\t}\n\t}",
 	},
 	{
-		Name: "spool that is closed early", File: "exchange.go",
+		Name: "spool that is closed early", File: "internal/page/exchange.go",
 		Old: "x.body.CloseWithError(cause)",
 		New: "x.body.Close()",
 	},
 	{
-		Name: "broken body that is closed as a whole one", File: "exchange.go",
+		Name: "broken body that is closed as a whole one", File: "internal/page/exchange.go",
 		Old: "x.body.CloseWithError(x.err)",
 		New: "x.body.Close()",
 	},

@@ -5,6 +5,7 @@ import (
 
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/durations"
+	"github.com/bellwether-go/bellwether/observe"
 )
 
 // Windows say how old a value is and how long it may be served, and kept. Windows that are not
@@ -104,4 +105,12 @@ func (l *Lifetime) CountFailure() {
 	if l.Failures == 0 || l.RemembersFailures() {
 		l.Failures++
 	}
+}
+
+// Way is how a call is served that the item answers at the time now.
+func (l *Lifetime) Way(now durations.Instant) observe.Way {
+	if now < l.FreshUntil {
+		return observe.WayHit
+	}
+	return observe.WayStale
 }

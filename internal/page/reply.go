@@ -1,4 +1,4 @@
-package bellwether
+package page
 
 import (
 	"context"
@@ -13,10 +13,12 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/audience"
+	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/httpcache"
-	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/internal/spool"
+	"github.com/bellwether-go/bellwether/observe"
 )
 
 // This file makes replies: of what is stored, of what is being written, and of
@@ -38,13 +40,13 @@ const (
 
 // replyLive answers with a response that is being written, if that is this
 // request's and not another variant.
-func (q *query) replyLive(c *call, s served[*response], key string) liveOutcome {
+func (q *query) replyLive(c *call, s Answer, key string) liveOutcome {
 	r, m := q.r, q.m
-	res := s.item.Value
+	res := s.Item.Value
 	excluded := q.excludedFrom(key)
 	if res.kind == varying {
 		if !q.selects(res) {
-			s.live.callers.left()
+			s.Live.Left()
 			return liveOther
 		}
 		res, excluded = res.variant, false
@@ -55,17 +57,17 @@ func (q *query) replyLive(c *call, s served[*response], key string) liveOutcome 
 	sparing := q.directives.StaleIfError.Set && httpcache.IsServerError(res.status)
 	switch {
 	case !x.audience.Admits(own, x.owner.client == c.client):
-		s.live.callers.left()
+		s.Live.Left()
 		if sparing {
-			m.engine.landing(r.Context(), key, s.item)
+			m.cache.Landing(r.Context(), key, s.Item)
 		}
-		q.passUncacheable(key, &items.Item[*response]{Kind: KindValue, Value: res})
+		q.passUncacheable(key, &Item{Kind: driver.KindValue, Value: res})
 		return liveDone
 	case res.failure != nil:
-		s.live.callers.left()
+		s.Live.Left()
 		if res.instead != nil && q.mayHave(res.instead.Value) {
-			status := failedForward(res.instead, m.engine.clock.Now(), res.failure)
-			status.Collapsed = s.collapsed
+			status := failedForward(res.instead, m.cache.Now(), res.failure)
+			status.Collapsed = s.Collapsed
 			q.replySpare(key, res.instead, status)
 			return liveDone
 		}
@@ -73,17 +75,17 @@ func (q *query) replyLive(c *call, s served[*response], key string) liveOutcome 
 		return liveDone
 	case own:
 	case !q.mayHave(res):
-		s.live.callers.left()
+		s.Live.Left()
 		q.pass(httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reasonAuthorization})
 		return liveDone
 	case excluded:
-		s.live.callers.left()
+		s.Live.Left()
 		q.pass(httpcache.Status{Fwd: httpcache.FwdVaryMiss})
 		return liveDone
 	}
 	body, ok := c.takeReader(x)
-	s.live.callers.left() // behind takeReader: the body waits for that before it drops its start
-	if sparing && m.engine.landing(r.Context(), key, s.item) == nil {
+	s.Live.Left() // behind takeReader: the body waits for that before it drops its start
+	if sparing && m.cache.Landing(r.Context(), key, s.Item) == nil {
 		if spare := q.spared(key); spare != nil {
 			if ok {
 				body.Close()
@@ -109,7 +111,7 @@ func (q *query) replyLive(c *call, s served[*response], key string) liveOutcome 
 
 // writeLive answers with res, whose body is being written, or with that part of
 // it, or that word about it, that the request asks for.
-func (q *query) writeLive(c *call, res *response, body *spool.Reader, key string) {
+func (q *query) writeLive(c *call, res *Response, body *spool.Reader, key string) {
 	w, r, x := q.w, q.r, res.of
 	own := x.owner == c
 	status := httpcache.Status{
@@ -263,7 +265,7 @@ func (q *query) relay(x *exchange, body *spool.Reader, own bool, to delivery) {
 		// resets the stream, without the end that a complete body has. A panic
 		// of the handler's own reaches its own client's server as it was.
 		reset(w, r)
-		if p, ok := errors.AsType[*PanicError](err); ok && own {
+		if p, ok := errors.AsType[*fault.PanicError](err); ok && own {
 			panic(p.Value)
 		}
 		panic(http.ErrAbortHandler)
@@ -327,24 +329,24 @@ func (q *query) inform(status int, interim http.Header) {
 
 // reply answers with a complete response: from the near tier, or from a flight
 // that has ended.
-func (q *query) reply(key string, s served[*response]) {
-	res, now := s.item.Value, q.m.engine.clock.Now()
-	q.add(Serve{Way: wayOf(&s.item.Lifetime, now)})
+func (q *query) reply(key string, s Answer) {
+	res, now := s.Item.Value, q.m.cache.Now()
+	q.add(observe.Serve{Way: s.Item.Way(now)})
 	here := loadedHere(s)
-	failed := s.flown && s.item.Failures > 0
+	failed := s.Flown && s.Item.Failures > 0
 	status := httpcache.Status{Hit: true}
 	switch {
 	case here && failed:
-		status = failedForward(s.item, now, s.item.Err)
-		status.Collapsed = s.collapsed
+		status = failedForward(s.Item, now, s.Item.Err)
+		status.Collapsed = s.Collapsed
 	case here:
-		status = httpcache.Status{Fwd: res.fwd, FwdStatus: res.fwdStatus, Stored: true, Collapsed: s.collapsed, Key: q.m.statusKey(key)}
+		status = httpcache.Status{Fwd: res.fwd, FwdStatus: res.fwdStatus, Stored: true, Collapsed: s.Collapsed, Key: q.m.statusKey(key)}
 	}
 	if failed {
 		status.Detail = staleIfError
 	}
-	status.TTL = ttl(s.item, now)
-	writeStored(q.w, q.r, q.m.storedOf(key, s.item, now), status)
+	status.TTL = ttl(s.Item, now)
+	writeStored(q.w, q.r, q.m.storedOf(key, s.Item, now), status)
 }
 
 // statusKey is the key as Cache-Status tells it, if it does.
@@ -357,8 +359,8 @@ func (m *Middleware) statusKey(key string) string {
 
 // loadedHere reports whether the answer, or its failure, is of a load here: it was
 // not found in the store, and not refused.
-func loadedHere(s served[*response]) bool {
-	return s.flown && s.item.Made > 0 && !errors.Is(s.item.Err, ErrOverloaded)
+func loadedHere(s Answer) bool {
+	return s.Flown && s.Item.Made > 0 && !errors.Is(s.Item.Err, fault.ErrOverloaded)
 }
 
 // staleIfError is the detail where something stale is served in the place of an
@@ -367,7 +369,7 @@ const staleIfError = "stale-if-error"
 
 // failedForward is the word about a request that has gone to the handler although
 // it was stored, and that failed with err.
-func failedForward(it *items.Item[*response], now instant, err error) httpcache.Status {
+func failedForward(it *Item, now instant, err error) httpcache.Status {
 	status := httpcache.Status{Fwd: forwardDespite(it, now)}
 	if e, ok := errors.AsType[serverError](err); ok {
 		status.FwdStatus = int(e)
@@ -377,10 +379,10 @@ func failedForward(it *items.Item[*response], now instant, err error) httpcache.
 
 // replySpare answers with something stale in the place of an error. status tells of
 // the way to the error.
-func (q *query) replySpare(key string, it *items.Item[*response], status httpcache.Status) {
-	q.add(Serve{Way: WayStale})
-	q.m.engine.count.stale.Add(1)
-	now := q.m.engine.clock.Now()
+func (q *query) replySpare(key string, it *Item, status httpcache.Status) {
+	q.add(observe.Serve{Way: observe.WayStale})
+	q.m.cache.CountStale()
+	now := q.m.cache.Now()
 	status.TTL, status.Detail = ttl(it, now), staleIfError
 	writeStored(q.w, q.r, q.m.storedOf(key, it, now), status)
 }
@@ -398,18 +400,18 @@ type stored struct {
 }
 
 // storedOf is the response of a complete item.
-func (m *Middleware) storedOf(key string, it *items.Item[*response], now instant) stored {
+func (m *Middleware) storedOf(key string, it *Item, now instant) stored {
 	age := now - it.Born
 	return stored{m, key, it.Value.status, it.Value.head(), it.Value.guessed, it.Value.body, age, time.Now().Add(-age)}
 }
 
 // hitStatus is the word about a reply that needed no other than the item.
-func hitStatus(it *items.Item[*response], now instant) httpcache.Status {
+func hitStatus(it *Item, now instant) httpcache.Status {
 	return httpcache.Status{Hit: true, TTL: ttl(it, now)}
 }
 
 // ttl is how much longer the item is fresh, as Cache-Status has it.
-func ttl(it *items.Item[*response], now instant) httpcache.Delta {
+func ttl(it *Item, now instant) httpcache.Delta {
 	return httpcache.Delta{Set: true, Duration: it.FreshUntil - now}
 }
 
@@ -484,7 +486,7 @@ func writeStored(w http.ResponseWriter, r *http.Request, s stored, status httpca
 
 // notCached ends a request for what is stored alone (RFC 9111 section 5.2.1.7).
 func (q *query) notCached() {
-	q.add(Serve{Way: WayMiss})
+	q.add(observe.Serve{Way: observe.WayMiss})
 	replyNotCached(q.w)
 }
 
@@ -519,19 +521,19 @@ const waitedTooLong = "waited too long"
 
 // replyError answers a request whose rebuild failed, or that waited in vain. s is its
 // answer as far as it has one.
-func (q *query) replyError(c *call, key string, s served[*response], err error) {
+func (q *query) replyError(c *call, key string, s Answer, err error) {
 	w, r := q.w, q.r
 	if spare := q.spared(key); spare != nil {
 		status := httpcache.Status{Hit: true} // as far as is known: others may have failed before
 		if c.began() {
-			status = failedForward(spare, q.m.engine.clock.Now(), err)
+			status = failedForward(spare, q.m.cache.Now(), err)
 		}
 		q.replySpare(key, spare, status)
 		return
 	}
-	q.add(Serve{Err: err})
-	p, panicked := errors.AsType[*PanicError](err)
-	if panicked && c.began() && !s.collapsed { // and not of a later flight, which another has begun
+	q.add(observe.Serve{Err: err})
+	p, panicked := errors.AsType[*fault.PanicError](err)
+	if panicked && c.began() && !s.Collapsed { // and not of a later flight, which another has begun
 		panic(p.Value) // to its own client's server, as if nothing stood between
 	}
 	code, detail := http.StatusBadGateway, "failed"
@@ -540,23 +542,23 @@ func (q *query) replyError(c *call, key string, s served[*response], err error) 
 	case r.Context().Err() != nil && errors.Is(err, context.Canceled):
 		// Nobody is there; or the server is being shut down under its clients.
 		code, detail = http.StatusServiceUnavailable, "cancelled"
-	case errors.Is(err, ErrWaitTimeout):
+	case errors.Is(err, fault.ErrWaitTimeout):
 		if q.m.through.TryAcquire(1) {
 			defer q.m.through.Release(1)
 			q.pass(httpcache.Status{Fwd: httpcache.FwdMiss, Detail: waitedTooLong})
 			return
 		}
 		code, detail = http.StatusServiceUnavailable, waitedTooLong
-	case errors.Is(err, ErrClosed):
+	case errors.Is(err, fault.ErrClosed):
 		code, detail = http.StatusServiceUnavailable, "closed"
-	case errors.Is(err, ErrOverloaded):
+	case errors.Is(err, fault.ErrOverloaded):
 		code, detail = http.StatusServiceUnavailable, "overloaded"
 	case errors.Is(err, context.DeadlineExceeded):
-		q.m.tooSlow(key, s.item, err)
+		q.m.tooSlow(key, s.Item, err)
 		code, detail = http.StatusGatewayTimeout, "timeout"
 	}
-	status := httpcache.Status{Fwd: httpcache.FwdURIMiss, Collapsed: s.collapsed, Detail: detail}
-	if it, now := q.m.engine.near.Get(key); it != nil && it.BackingOff(now) {
+	status := httpcache.Status{Fwd: httpcache.FwdURIMiss, Collapsed: s.Collapsed, Detail: detail}
+	if it, now := q.m.cache.Near(key); it != nil && it.BackingOff(now) {
 		replyRetry(w, status, code, it.RetryAt-now)
 		return
 	}
@@ -569,9 +571,9 @@ const reasonSlow = "slow"
 // tooSlow remembers of a key that its rebuild took longer than RebuildTimeout, if it has
 // never had a response for all: its handler may answer whoever waits for longer. They count
 // against PassThrough, since an origin that has become slow must not get them all.
-func (m *Middleware) tooSlow(key string, failed *items.Item[*response], err error) {
-	if m.options.PassThrough > 0 && errors.Is(err, ErrRebuildTimeout) && failed != nil && failed.Failures > 0 && !failed.Held {
-		m.replace(key, failed, &response{kind: uncacheable, reason: reasonSlow}, m.uncacheableFor(m.options.RebuildTimeout))
+func (m *Middleware) tooSlow(key string, failed *Item, err error) {
+	if m.options.PassThrough > 0 && errors.Is(err, fault.ErrRebuildTimeout) && failed != nil && failed.Failures > 0 && !failed.Held {
+		m.replace(key, failed, &Response{kind: uncacheable, reason: reasonSlow}, m.uncacheableFor(m.options.RebuildTimeout))
 	}
 }
 

@@ -1,4 +1,4 @@
-package bellwether
+package page
 
 import (
 	"context"
@@ -8,6 +8,8 @@ import (
 
 	"golang.org/x/sync/semaphore"
 
+	"github.com/bellwether-go/bellwether/driver"
+	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/httpcache"
 )
 
@@ -117,11 +119,11 @@ func (m *Middleware) bypass(w http.ResponseWriter, r *http.Request, next http.Ha
 func (m *Middleware) servable(ctx context.Context, t target) bool {
 	key := t.key
 	for range maxHops {
-		it, now := m.engine.near.Get(key)
+		it, now := m.cache.Near(key)
 		if it == nil {
-			it = m.engine.apart(key, m.engine.EngineTimeout).find(ctx)
+			it = m.cache.Find(ctx, key, &gate.Budget{Left: m.options.EngineTimeout})
 		}
-		if it == nil || it.Kind != KindValue || judge(&it.Lifetime, now) == rebuild {
+		if it == nil || it.Kind != driver.KindValue || !it.Fresh(now) && !it.Stale(now) && !it.BackingOff(now) {
 			return false
 		}
 		switch it.Value.kind {

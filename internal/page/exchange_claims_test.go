@@ -1,6 +1,6 @@
 //go:build !race
 
-package bellwether
+package page_test
 
 import (
 	"fmt"
@@ -10,6 +10,9 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/internal/page"
 )
 
 // decoding is how many bytes f allocates in decoding stored headers.
@@ -22,7 +25,7 @@ func decoding(f func()) (bytes int64) {
 		for _, r := range records[:n] {
 			frames := runtime.CallersFrames(r.Stack())
 			for frame, more := frames.Next(); ; frame, more = frames.Next() {
-				if strings.HasSuffix(frame.Function, "bellwether.fields.header") {
+				if strings.HasSuffix(frame.Function, "page.fields.header") {
 					bytes += r.AllocBytes
 				}
 				if !more {
@@ -54,7 +57,7 @@ func TestClaim_ValidationDecodesTheHeaderOnce(t *testing.T) {
 		"each request": {"no-cache", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			m := NewMiddleware(HTTPOptions{Options: Options{TTL: time.Hour}})
+			m := bellwether.NewMiddleware(bellwether.HTTPOptions{Options: bellwether.Options{TTL: time.Hour}})
 			defer m.Close()
 			h := m.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				w.Header().Set("ETag", `"1"`)
@@ -92,7 +95,7 @@ func TestClaim_ValidationDecodesTheHeaderOnce(t *testing.T) {
 			set(header)
 			once := decoding(func() {
 				for range runs {
-					runtime.KeepAlive(fieldsOf(header).header())
+					runtime.KeepAlive(page.Decoded(header))
 				}
 			})
 			times := float64(bytes) / float64(once)

@@ -1,4 +1,4 @@
-package bellwether
+package page
 
 import (
 	"encoding/binary"
@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether/internal/httpcache"
-	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/internal/spool"
 )
 
@@ -38,9 +37,9 @@ const (
 	open
 )
 
-// A response is one value of the HTTP face's engine. It is immutable, but for hit
+// A Response is one value of the HTTP face's engine. It is immutable, but for hit
 // and built, which are safe for concurrent use.
-type response struct {
+type Response struct {
 	kind      responseKind
 	status    int
 	fields    fields              // without connection-bound ones; none while of writes it
@@ -54,7 +53,7 @@ type response struct {
 
 	// instead is what a server's error has taken the place of, for requests that
 	// would rather have that; never stored, and seldom there.
-	instead *items.Item[*response]
+	instead *Item
 
 	body spool.Body // complete; empty while of writes it
 	age  time.Duration
@@ -70,18 +69,18 @@ type response struct {
 	of      *exchange   // who writes it
 	header  http.Header // what fields will be
 	failure error       // why there is none after all, before the handler has written a header
-	variant *response   // of varying: the response that told the names
+	variant *Response   // of varying: the response that told the names
 	id      string      // of varying: variant's key
 }
 
-// size is what the response takes in the near tier, with the header of its hits.
-func (r *response) size() int {
+// Size is what the response takes in the near tier, with the header of its hits.
+func (r *Response) Size() int {
 	n := 512 + 64*r.fields.count() + len(r.fields) + int(r.body.Len()) + 24*len(r.body) + len(r.mark) + len(r.reason)
 	for _, name := range r.names {
 		n += 16 + len(name)
 	}
 	if r.instead != nil {
-		n += r.instead.Value.size()
+		n += r.instead.Value.Size()
 	}
 	return n
 }
@@ -89,7 +88,7 @@ func (r *response) size() int {
 // complete gives a response that is kept its header and its whole body. One that
 // has no type gets the one that net/http has given it for who has read it as it
 // was made.
-func (r *response) complete(header http.Header, body spool.Body) {
+func (r *Response) complete(header http.Header, body spool.Body) {
 	var guessed bool
 	header, guessed = typed(header, body)
 	r.body, r.guessed = body, r.guessed || guessed
@@ -106,8 +105,14 @@ func typed(header http.Header, body spool.Body) (_ http.Header, guessed bool) {
 	return header, true
 }
 
+// IsAnswer tells a response from a record on the way to one.
+func (r *Response) IsAnswer() bool { return r != nil && r.kind == plain }
+
+// IsFailure reports whether the response says that its handler has failed.
+func (r *Response) IsFailure() bool { return r != nil && httpcache.IsServerError(r.status) }
+
 // head returns the response's header, which is not to be changed.
-func (r *response) head() http.Header {
+func (r *Response) head() http.Header {
 	if r.of != nil {
 		return r.header
 	}
@@ -115,7 +120,7 @@ func (r *response) head() http.Header {
 }
 
 // tags returns the response's tags.
-func (r *response) tags() []string {
+func (r *Response) tags() []string {
 	if r.of != nil {
 		return httpcache.Tags(r.header.Values)
 	}
@@ -140,8 +145,8 @@ const (
 
 var errResponse = errors.New("bellwether: stored bytes are not a response")
 
-// marshalResponse encodes r, which is complete.
-func marshalResponse(r *response) ([]byte, error) {
+// Marshal encodes r, which is complete.
+func Marshal(r *Response) ([]byte, error) {
 	var flags byte
 	if r.freshness.NoStale {
 		flags |= flagNoStale
@@ -175,15 +180,15 @@ func appendString(b []byte, s string) []byte {
 	return append(binary.AppendUvarint(b, uint64(len(s))), s...)
 }
 
-// unmarshalResponse decodes what marshalResponse wrote. The body shares memory with
+// Unmarshal decodes what Marshal wrote. The body shares memory with
 // data.
-func unmarshalResponse(data []byte) (*response, error) {
+func Unmarshal(data []byte) (*Response, error) {
 	d := decoder[[]byte]{rest: data}
 	version, kind, flags := d.byte(), d.byte(), d.byte()
 	if version != responseVersion || kind > byte(checked) {
 		return nil, fmt.Errorf("%w: version %d, kind %d", errResponse, version, kind)
 	}
-	r := &response{kind: responseKind(kind), status: int(d.uvarint(999))}
+	r := &Response{kind: responseKind(kind), status: int(d.uvarint(999))}
 	r.freshness.NoStale, r.freshness.NoCache = flags&flagNoStale != 0, flags&flagNoCache != 0
 	r.guessed, r.forAll = flags&flagGuessed != 0, flags&flagForAll != 0
 	r.mark, r.reason = d.string(), d.string()

@@ -1,4 +1,4 @@
-package bellwether
+package page
 
 import (
 	"hash/maphash"

@@ -1,4 +1,4 @@
-package bellwether
+package page
 
 import (
 	"bufio"
@@ -12,6 +12,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/httpcache"
 	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/internal/spool"
@@ -55,7 +56,7 @@ func (q *query) pass(why httpcache.Status) {
 
 // passUncacheable hands the request to the handler because the last response to
 // its key was not for sharing. One that is ends that.
-func (q *query) passUncacheable(key string, it *items.Item[*response]) {
+func (q *query) passUncacheable(key string, it *Item) {
 	q.bypassed()
 	reason := it.Value.reason
 	why := httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reason}
@@ -94,20 +95,20 @@ func (q *query) passUncacheable(key string, it *items.Item[*response]) {
 	}
 	w.end()
 	if cacheable {
-		q.m.replace(key, it, &response{kind: uncacheable}, items.Windows{})
+		q.m.replace(key, it, &Response{kind: uncacheable}, items.Windows{})
 	}
 }
 
 // prolong says once more that a key's responses are not for sharing, before that is
 // forgotten: where such responses go on, nobody queues to find that out. The present
 // response took so long.
-func (m *Middleware) prolong(key string, it *items.Item[*response], reason string, took time.Duration) {
+func (m *Middleware) prolong(key string, it *Item, reason string, took time.Duration) {
 	if took > m.options.RebuildTimeout {
 		reason = reasonSlow
 	}
 	f := m.uncacheableFor(took)
-	if it.FreshUntil-m.engine.clock.Now() < f.TTL/2 {
-		m.replace(key, it, &response{kind: uncacheable, reason: reason}, f)
+	if it.FreshUntil-m.cache.Now() < f.TTL/2 {
+		m.replace(key, it, &Response{kind: uncacheable, reason: reason}, f)
 	}
 }
 
@@ -119,24 +120,21 @@ func (m *Middleware) fits(h http.Header) bool {
 
 // replace puts res in the place of old, behind the client's back: it does not wait
 // for the store. Of a herd whose responses all say the same, one does so.
-func (m *Middleware) replace(key string, old *items.Item[*response], res *response, f items.Windows) {
-	if !m.engine.holdsNear(key, old) {
+func (m *Middleware) replace(key string, old *Item, res *Response, f items.Windows) {
+	if !m.cache.HoldsNear(key, old) {
 		return
 	}
 	if _, others := m.replacing.LoadOrStore(key, nil); others {
 		return
 	}
-	m.engine.behind(func() {
-		defer m.replacing.Delete(key)
-		m.engine.put(m.engine.open, key, res, f, m.engine.sweeps.Log().Position(), old)
-	})
+	m.cache.Replace(key, old, res, f, func() { m.replacing.Delete(key) })
 }
 
 // passChecked asks the handler, with the stored validators in the place of the
 // request's own conditions, and answers with what is stored if that still holds.
 // Each request asks for itself: what the handler says to one is not said to
 // another.
-func (q *query) passChecked(key string, it *items.Item[*response]) {
+func (q *query) passChecked(key string, it *Item) {
 	q.bypassed()
 	kept := it.Value
 	stale := kept.head()
@@ -154,11 +152,11 @@ func (q *query) passChecked(key string, it *items.Item[*response]) {
 		j := httpcache.Judge(q.request, code, header, sent, time.Now(), q.m.rules)
 		switch {
 		case j.Shared:
-			q.m.replace(key, it, &response{kind: uncacheable}, items.Windows{})
+			q.m.replace(key, it, &Response{kind: uncacheable}, items.Windows{})
 		case code == http.StatusOK && !(q.r.Method == http.MethodHead && httpcache.HeadAgrees(stale, header)):
 			// Something else by now. What changes from one request to the next
 			// is not worth keeping, and the next flight will see.
-			q.m.replace(key, it, &response{kind: uncacheable, reason: j.Reason}, q.m.uncacheableFor(time.Since(sent)))
+			q.m.replace(key, it, &Response{kind: uncacheable, reason: j.Reason}, q.m.uncacheableFor(time.Since(sent)))
 		}
 		status.FwdStatus = code
 		status.AppendTo(q.w.Header())
@@ -179,7 +177,7 @@ func (q *query) passChecked(key string, it *items.Item[*response]) {
 	fresh := httpcache.Freshen(stale, httpcache.StoredHeader(header, d, now))
 	age := httpcache.InitialAge(header, sent, now)
 	if httpcache.JudgeAged(q.request, kept.status, fresh, age, now, q.m.rules).Shared {
-		q.m.replace(key, it, &response{kind: uncacheable}, items.Windows{})
+		q.m.replace(key, it, &Response{kind: uncacheable}, items.Windows{})
 	}
 	status.FwdStatus = http.StatusNotModified
 	writeStored(q.w, q.r, stored{q.m, key, kept.status, fresh, kept.guessed, kept.body, age, now}, status)
@@ -201,7 +199,7 @@ func (m *Middleware) passUnsafe(w http.ResponseWriter, r *http.Request, next htt
 		m.passReal(w, r, next, httpcache.Status{Fwd: httpcache.FwdMethod}) // it has changed nothing that is kept
 		return
 	}
-	if r.Method == http.MethodPost && m.options.Store == nil && !m.forbids(w.Header()) {
+	if r.Method == http.MethodPost && !m.options.Shared && !m.forbids(w.Header()) {
 		m.passPost(w, r, next, t)
 		return
 	}
@@ -220,8 +218,8 @@ func (m *Middleware) passUnsafe(w http.ResponseWriter, r *http.Request, next htt
 // request for the key came in between. Another process's cannot be seen, so
 // where a fleet shares a store, no such response is kept.
 func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.Handler, t target) {
-	witness := m.engine.watchInvalidations(t.key)
-	defer m.engine.dismiss(t.key, witness)
+	witness := m.cache.Witness(t.key)
+	defer witness.End()
 	sent, outer := time.Now(), maps.Clone(w.Header())
 	u := m.newKeptWriter(w, r)
 	var (
@@ -252,7 +250,7 @@ func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.
 	}
 	u.runBelowServer(next)
 	if res, f, ok := u.kept(); ok {
-		m.engine.putUnless(t.key, res, f, witness, drops)
+		witness.Keep(res, f, drops)
 	}
 }
 
@@ -273,12 +271,12 @@ func (q *query) passCredentials(key string) bool {
 		q.pass(httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reasonAuthorization})
 		return true
 	}
-	apart := m.engine.apart(key, q.lose)
-	it := apart.find(q.r.Context())
-	q.lose = apart.budget.Left
+	budget := &gate.Budget{Left: q.lose}
+	it := m.cache.Find(q.r.Context(), key, budget)
+	q.lose = budget.Left
 	switch {
 	case it == nil:
-	case !it.Held && it.BackingOff(m.engine.clock.Now()):
+	case !it.Held && it.BackingOff(m.cache.Now()):
 		return false // it has failed, and nobody is to try again yet
 	case it.Held && (it.Value.kind != plain || q.mayHave(it.Value)):
 		return false // that tells where to go, or that it is for all
@@ -290,12 +288,12 @@ func (q *query) passCredentials(key string) bool {
 	}
 	q.bypassed()
 	u := m.newKeptWriter(q.w, q.r)
-	var draft *draft[*response]
+	var draft Draft
 	if _, others := m.drafting.LoadOrStore(key, nil); !others {
 		defer m.drafting.Delete(key)
 		if it == nil && m.plainRequest(q.r, q.target) && !hasAny(q.r.Header, contentFields) {
-			draft, _ = apart.draft(q.r.Context())
-			defer draft.end()
+			draft = m.cache.Draft(q.r.Context(), key, budget)
+			defer draft.End()
 		}
 	}
 	sent, outer := time.Now(), maps.Clone(q.w.Header())
@@ -317,7 +315,7 @@ func (q *query) passCredentials(key string) bool {
 		}
 		why.AppendTo(u.Header())
 	}
-	u.keep = func(res *response, f items.Windows) { draft.keep(m.engine.open, res, f) }
+	u.keep = func(res *Response, f items.Windows) { draft.Keep(res, f) }
 	u.runBelowServer(q.next)
 	u.finish()
 	if shared {
@@ -507,11 +505,11 @@ type keptWriter struct {
 	body    bytes.Buffer
 
 	keeping  bool
-	response *response // without its body
+	response *Response // without its body
 	header   http.Header
 	age      time.Duration // when that was decided
 	decided  time.Time
-	keep     func(*response, items.Windows) // nil: whoever has the writer does so at the end
+	keep     func(*Response, items.Windows) // nil: whoever has the writer does so at the end
 }
 
 func (m *Middleware) newKeptWriter(w http.ResponseWriter, r *http.Request) *keptWriter {
@@ -521,7 +519,7 @@ func (m *Middleware) newKeptWriter(w http.ResponseWriter, r *http.Request) *kept
 // keepAs has the response kept that begins with the header own, and was judged so.
 func (u *keptWriter) keepAs(status int, own http.Header, j httpcache.Judgement, now time.Time) {
 	u.keeping, u.decided = true, now
-	u.response = &response{status: status, freshness: j.Freshness, forAll: httpcache.OpenToAll(own, u.m.rules)}
+	u.response = &Response{status: status, freshness: j.Freshness, forAll: httpcache.OpenToAll(own, u.m.rules)}
 	u.header, u.age = httpcache.StoredHeader(own, j.Directives, now), j.Age
 }
 
@@ -538,7 +536,7 @@ func (u *keptWriter) runBelowServer(next http.Handler) {
 
 // kept returns the response, if it is kept. Where the length is not known, a handler whose
 // client has left may have returned because of that, in the middle of the body.
-func (u *keptWriter) kept() (*response, items.Windows, bool) {
+func (u *keptWriter) kept() (*Response, items.Windows, bool) {
 	n, announced := contentLength(u.Header())
 	if !u.keeping || announced && n != int64(u.body.Len()) || !announced && u.request.Context().Err() != nil {
 		return nil, items.Windows{}, false

@@ -1,4 +1,4 @@
-package bellwether
+package page
 
 import (
 	"bytes"
@@ -12,8 +12,8 @@ import (
 	"github.com/bellwether-go/bellwether/internal/spool"
 )
 
-func sampleResponses() []*response {
-	return []*response{
+func sampleResponses() []*Response {
+	return []*Response{
 		{status: 200},
 		{
 			status: 404, body: spool.BodyOf([]byte("gone\x00\xff")),
@@ -31,17 +31,17 @@ func sampleResponses() []*response {
 
 func TestResponse_RoundTrip(t *testing.T) {
 	for _, r := range sampleResponses() {
-		data, err := marshalResponse(r)
+		data, err := Marshal(r)
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := unmarshalResponse(data)
+		got, err := Unmarshal(data)
 		if err != nil || !reflect.DeepEqual(got, r) {
 			t.Errorf("got %+v, %v; want %+v", got, err, r)
 		}
 		// The body is all that is left: cut before it, nothing decodes.
 		for n := range len(data) - int(r.body.Len()) {
-			if got, err := unmarshalResponse(data[:n]); !errors.Is(err, errResponse) {
+			if got, err := Unmarshal(data[:n]); !errors.Is(err, errResponse) {
 				t.Errorf("%d of %d bytes decode as %+v, %v", n, len(data), got, err)
 			}
 		}
@@ -52,20 +52,20 @@ func TestResponse_RoundTrip(t *testing.T) {
 // than there is, and what decodes survives another round.
 func FuzzResponse(f *testing.F) {
 	for _, r := range sampleResponses() {
-		data, _ := marshalResponse(r)
+		data, _ := Marshal(r)
 		f.Add(data)
 	}
 	f.Add(bytes.Repeat([]byte{0xff}, 32))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		r, err := unmarshalResponse(data)
+		r, err := Unmarshal(data)
 		if err != nil {
 			if !errors.Is(err, errResponse) {
 				t.Fatalf("err = %v, want errResponse", err)
 			}
 			return
 		}
-		again, _ := marshalResponse(r)
-		got, err := unmarshalResponse(again)
+		again, _ := Marshal(r)
+		got, err := Unmarshal(again)
 		if err != nil || !reflect.DeepEqual(got, r) {
 			t.Fatalf("decoded %+v, which decodes again as %+v, %v", r, got, err)
 		}
@@ -73,12 +73,12 @@ func FuzzResponse(f *testing.F) {
 }
 
 // A number that promises more than a header can have costs nothing.
-func TestUnmarshalResponse_ManyNames(t *testing.T) {
+func TestUnMarshal_ManyNames(t *testing.T) {
 	data := append([]byte{responseVersion, byte(varying), 0, 0, 0, 0}, binary.AppendUvarint(nil, 1<<20)...)
 	data = append(data, make([]byte, 2<<20)...)
-	var r *response
+	var r *Response
 	var err error
-	if n := testing.AllocsPerRun(1, func() { r, err = unmarshalResponse(data) }); !errors.Is(err, errResponse) || n > 10 {
+	if n := testing.AllocsPerRun(1, func() { r, err = Unmarshal(data) }); !errors.Is(err, errResponse) || n > 10 {
 		t.Errorf("%v, %v allocations, %d names", err, n, len(r.names))
 	}
 }

@@ -1,4 +1,4 @@
-package bellwether
+package page
 
 import (
 	"context"
@@ -6,7 +6,6 @@ import (
 	"sync"
 
 	"github.com/bellwether-go/bellwether/internal/httpcache"
-	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/internal/spool"
 )
 
@@ -20,7 +19,7 @@ type call struct {
 	// base is the key of the request's URL, and signpost the item there whose names
 	// have led to the key that the call waits for; nil if that is base itself.
 	base     string
-	signpost *items.Item[*response]
+	signpost *Item
 	// excluded tells that a response under the URL's own key is not for the request, which
 	// needs a variant. There is no signpost to that yet.
 	excluded bool

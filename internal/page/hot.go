@@ -1,12 +1,12 @@
-package bellwether
+package page
 
 import (
 	"net/http"
 	"slices"
 	"time"
 
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/httpcache"
-	"github.com/bellwether-go/bellwether/internal/items"
 )
 
 // This file is the HTTP face's shortest way: a fresh response of the near tier,
@@ -18,11 +18,11 @@ func (m *Middleware) hot(w http.ResponseWriter, r *http.Request, t target, d htt
 	if d != (httpcache.RequestDirectives{}) || m.hasCredentials(r) {
 		return false
 	}
-	e, key := m.engine, t.key
-	var under *response // the signpost that led to key
+	e, key := m.cache, t.key
+	var under *Response // the signpost that led to key
 	for range maxHops {
-		it, now := e.near.Get(key)
-		if it == nil || now >= it.Trusted || it.Kind != KindValue || judge(&it.Lifetime, now) != serve || e.EarlyRefresh > 0 {
+		it, now := e.Near(key)
+		if it == nil || now >= it.Trusted || it.Kind != driver.KindValue || !it.Fresh(now) || m.options.EarlyRefresh {
 			return false
 		}
 		switch res := it.Value; res.kind {
@@ -33,10 +33,7 @@ func (m *Middleware) hot(w http.ResponseWriter, r *http.Request, t target, d htt
 			if res.body.Len() > smallBody {
 				return false // what it takes to send it is counted
 			}
-			e.count.hits.add()
-			if e.observers.hit != nil {
-				e.tellHit(r.Context(), t.key, WayHit)
-			}
+			e.CountHit(r.Context(), t.key)
 			if under != nil && res.hitHeaderOf(it, now) == nil { // once in a second
 				under.built.of(m.needsVariant(t.header)).touch(key, now)
 			}
@@ -77,7 +74,7 @@ func (h *hitHeader) values(field string) []string {
 
 // hitHeaderOf returns the header of a hit that was made last, if it is of this
 // second; nil if not.
-func (r *response) hitHeaderOf(it *items.Item[*response], now instant) *hitHeader {
+func (r *Response) hitHeaderOf(it *Item, now instant) *hitHeader {
 	made := r.hit.Load()
 	if made == nil || made.age != int64((now-it.Born)/time.Second) || made.ttl != int64((it.FreshUntil-now)/time.Second) {
 		return nil
@@ -87,7 +84,7 @@ func (r *response) hitHeaderOf(it *items.Item[*response], now instant) *hitHeade
 
 // hitHeader returns the header of a hit, which is made if there is none of this
 // second.
-func (m *Middleware) hitHeader(it *items.Item[*response], now instant) *hitHeader {
+func (m *Middleware) hitHeader(it *Item, now instant) *hitHeader {
 	r := it.Value
 	if made := r.hitHeaderOf(it, now); made != nil {
 		return made
@@ -112,7 +109,7 @@ func (m *Middleware) hitHeader(it *items.Item[*response], now instant) *hitHeade
 
 // writeHit is writeStored for a fresh item: with the header that is made already,
 // unless the reply needs one of its own.
-func (m *Middleware) writeHit(w http.ResponseWriter, r *http.Request, key string, it *items.Item[*response], now instant) {
+func (m *Middleware) writeHit(w http.ResponseWriter, r *http.Request, key string, it *Item, now instant) {
 	h := w.Header()
 	if r.Header["Range"] != nil || len(h) > 0 && hasAdded(h) {
 		writeStored(w, r, m.storedOf(key, it, now), hitStatus(it, now))

@@ -1,4 +1,4 @@
-package bellwether
+package page
 
 import (
 	"bytes"
@@ -49,7 +49,7 @@ const privateWindow = 64 << 10
 type exchange struct {
 	m       *Middleware
 	owner   *call // the call that began it
-	attempt attempt[*response]
+	attempt Attempt
 	load    context.Context // the attempt's
 	sent    time.Time
 	cancel  context.CancelCauseFunc // has the handler end
@@ -62,11 +62,11 @@ type exchange struct {
 	told    bool
 	telling sync.WaitGroup
 
-	fwd    httpcache.Forward      // why the handler was asked
-	before *items.Item[*response] // the response that the key has, however old; nil if it has none
-	backed bool                   // there is something to serve if this fails
-	spare  *items.Item[*response] // what some clients would rather have than an error; nil if there is nothing
-	asks   *condition             // what the request's conditions ask about; nil if there are none
+	fwd    httpcache.Forward // why the handler was asked
+	before *Item             // the response that the key has, however old; nil if it has none
+	backed bool              // there is something to serve if this fails
+	spare  *Item             // what some clients would rather have than an error; nil if there is nothing
+	asks   *condition        // what the request's conditions ask about; nil if there are none
 
 	header      http.Header // the handler's
 	wroteHeader bool
@@ -91,7 +91,7 @@ type exchange struct {
 
 	decided   chan struct{} // closed when what follows is set
 	decidedAt time.Time
-	response  *response
+	response  *Response
 	private   http.Header       // what the first client gets
 	trailers  []string          // the names of fields that come behind the body
 	qualified []string          // the names of those that are the first client's
@@ -171,7 +171,7 @@ func (x *exchange) run(next http.Handler, r *http.Request) {
 	returned := false
 	defer func() {
 		if !returned {
-			x.err = ErrGoexit
+			x.err = fault.ErrGoexit
 			if p := recover(); p != nil {
 				x.err = fault.Panicked(p)
 			}
@@ -353,7 +353,7 @@ func (x *exchange) decide(status int) {
 		// which is the cause then.
 		x.cancel(context.Cause(x.load))
 	})
-	x.response = &response{
+	x.response = &Response{
 		status:    status,
 		header:    httpcache.StoredHeader(header, j.Directives, now),
 		freshness: j.Freshness,
@@ -401,7 +401,7 @@ func (x *exchange) offer() {
 	}
 	if x.failsForAll() {
 		// The error's text may be about the client. That the handler fails is for all.
-		if !x.attempt.publish(x.load, x.response, x.joinableUntil(), audience.Owner) {
+		if !x.attempt.Publish(x.load, x.response, x.joinableUntil(), audience.Owner) {
 			x.refuse(fault.ErrInvalidated)
 			return
 		}
@@ -411,16 +411,16 @@ func (x *exchange) offer() {
 		return
 	}
 	if x.owner.request.Credentials && tellsAudience(x.content().status) {
-		x.m.learnAuthorized(x.attempt.key, x.audience == audience.Everyone)
+		x.m.learnAuthorized(x.attempt.Key(), x.audience == audience.Everyone)
 	}
 	to, remembered := x.audience, x.provesUncacheable()
-	if x.checked || remembered || to != audience.Everyone && x.attempt.second {
+	if x.checked || remembered || to != audience.Everyone && x.attempt.Second() {
 		// All callers get the response, and those outside its audience go on to the
 		// handler. A first private page or error does not send them there: it may be
 		// about one client, and the key's next response for all.
 		to = audience.Everyone
 	}
-	if !x.attempt.publish(x.load, x.response, x.joinableUntil(), to) {
+	if !x.attempt.Publish(x.load, x.response, x.joinableUntil(), to) {
 		x.refuse(fault.ErrInvalidated)
 		return
 	}
@@ -433,8 +433,8 @@ func (x *exchange) offer() {
 	} else {
 		// The load has its result below, and no longer bounds what its audience reads.
 		late := time.AfterFunc(x.m.options.RebuildTimeout, func() {
-			x.body.CloseWithError(ErrRebuildTimeout)
-			x.cancel(ErrRebuildTimeout)
+			x.body.CloseWithError(fault.ErrRebuildTimeout)
+			x.cancel(fault.ErrRebuildTimeout)
 		})
 		context.AfterFunc(x.running, func() { late.Stop() })
 	}
@@ -459,7 +459,7 @@ func (x *exchange) provesUncacheable() bool {
 	if !x.ownersAlone() || x.owner.request.Credentials || httpcache.IsServerError(x.content().status) {
 		return false
 	}
-	return x.before == nil || !x.servable() && x.attempt.second
+	return x.before == nil || !x.servable() && x.attempt.Second()
 }
 
 // ownersAlone reports whether the response is for the owner alone, and nothing of it is
@@ -469,7 +469,7 @@ func (x *exchange) ownersAlone() bool { return x.audience == audience.Owner && !
 // servable reports whether the key has a response that may still be served, if only
 // because loads fail.
 func (x *exchange) servable() bool {
-	return x.before != nil && x.m.engine.clock.Now() < max(x.before.StaleUntil, x.before.ErrorUntil)
+	return x.before != nil && x.m.cache.Now() < max(x.before.StaleUntil, x.before.ErrorUntil)
 }
 
 // sharesByDefault reports whether responses to the key are for all unless they say
@@ -481,7 +481,7 @@ func (x *exchange) sharesByDefault() bool { return x.m.options.TTL > 0 || x.befo
 // (RFC 9111 section 4.2.4) takes them while it is fresh: later callers wait for it to end,
 // and for the next. An error for one client takes only the callers that wait already.
 func (x *exchange) joinableUntil() instant {
-	now := x.m.engine.clock.Now()
+	now := x.m.cache.Now()
 	switch {
 	case x.audience == audience.Alike:
 		return now + 1
@@ -508,9 +508,9 @@ func (x *exchange) refuse(err error) {
 func (x *exchange) forgo(reason string) {
 	x.told = true
 	x.telling.Go(func() {
-		var res *response
-		err := ErrGoexit // of an adapter, or of OnError, unless this returns
-		defer func() { x.attempt.tell(res, err) }()
+		var res *Response
+		err := fault.ErrGoexit // of an adapter, or of OnError, unless this returns
+		defer func() { x.attempt.Tell(res, err) }()
 		err = fault.Guard(func() error { res = x.remember(reason); return nil })
 	})
 }
@@ -518,7 +518,7 @@ func (x *exchange) forgo(reason string) {
 // fail ends the load with err, while its handler goes on.
 func (x *exchange) fail(err error) {
 	x.told = true
-	x.attempt.tell(nil, err)
+	x.attempt.Tell(nil, err)
 }
 
 // withhold keeps a response to its own client that would be for others too.
@@ -597,7 +597,7 @@ func (x *exchange) take(p []byte) (int, error) {
 			// A handler can write faster than a herd wakes up. Whoever waited for
 			// this response has a place at its start before that is dropped:
 			// else each of them would need a call of its own.
-			x.attempt.callers.awaitNone(x.running.Done())
+			x.attempt.AwaitReaders(x.running.Done())
 		}
 		switch {
 		case x.told:
@@ -635,7 +635,7 @@ func (x *exchange) Flush() {
 }
 
 // content is the response itself, also where what it varies by was found first.
-func (x *exchange) content() *response {
+func (x *exchange) content() *Response {
 	if x.response.variant != nil {
 		return x.response.variant
 	}
@@ -648,8 +648,8 @@ var errUnselected = errors.New("bellwether: handler's 304 is not about the store
 
 // fetch is the HTTP face's load: it runs the handler and returns what is to be
 // kept under the key. What is there already is validated.
-func (m *Middleware) fetch(ctx context.Context, a attempt[*response], c *call, next http.Handler, r *http.Request) (*response, error) {
-	before := m.fallback(a.key, a.present)
+func (m *Middleware) fetch(ctx context.Context, a Attempt, c *call, next http.Handler, r *http.Request) (*Response, error) {
+	before := m.fallback(a.Key(), a.Present())
 	x := m.newExchange(ctx, a, c, before)
 	if before != nil && !c.excluded {
 		x.asks = m.condition(before.Value, c.request)
@@ -663,13 +663,13 @@ func (m *Middleware) fetch(ctx context.Context, a attempt[*response], c *call, n
 
 // A condition asks a handler whether a stored response still holds.
 type condition struct {
-	about  *response
+	about  *Response
 	header http.Header // of about, which is decoded once
 }
 
 // condition returns what a request may ask about res, nil if nothing. A request with
 // credentials asks only about a response that is for it too.
-func (m *Middleware) condition(res *response, req httpcache.Request) *condition {
+func (m *Middleware) condition(res *Response, req httpcache.Request) *condition {
 	if res.kind != plain && res.kind != checked {
 		return nil
 	}
@@ -685,7 +685,7 @@ func (m *Middleware) condition(res *response, req httpcache.Request) *condition 
 
 // newExchange returns an exchange that has not begun. before is what the key has, nil
 // if it has nothing.
-func (m *Middleware) newExchange(ctx context.Context, a attempt[*response], c *call, before *items.Item[*response]) *exchange {
+func (m *Middleware) newExchange(ctx context.Context, a Attempt, c *call, before *Item) *exchange {
 	x := &exchange{
 		m: m, owner: c, attempt: a, load: ctx, sent: time.Now(),
 		fwd:    httpcache.FwdURIMiss,
@@ -697,7 +697,7 @@ func (m *Middleware) newExchange(ctx context.Context, a attempt[*response], c *c
 		x.fwd = httpcache.FwdVaryMiss
 	}
 	if before != nil && before.Value.kind == plain && before.Held {
-		now := m.engine.clock.Now()
+		now := m.cache.Now()
 		x.before = before
 		if !c.excluded {
 			x.fwd = forwardDespite(before, now)
@@ -710,7 +710,7 @@ func (m *Middleware) newExchange(ctx context.Context, a attempt[*response], c *c
 }
 
 // forwardDespite is why the handler is asked although it is stored.
-func forwardDespite(it *items.Item[*response], now instant) httpcache.Forward {
+func forwardDespite(it *Item, now instant) httpcache.Forward {
 	if now < it.FreshUntil {
 		return httpcache.FwdRequest
 	}
@@ -718,12 +718,12 @@ func forwardDespite(it *items.Item[*response], now instant) httpcache.Forward {
 }
 
 // carry runs the handler and returns what is to be kept of the exchange.
-func (x *exchange) carry(next http.Handler, r *http.Request) (*response, error) {
+func (x *exchange) carry(next http.Handler, r *http.Request) (*Response, error) {
 	c := x.owner
 	// Of the request's own context, not of the rebuild's: that one still has
 	// what detach has replaced. But it is the load's: who asks the same cache from
 	// within lends its slot, and is told that it asks for what it makes.
-	within := context.WithValue(watchedFrom(r.Context(), x.load, chi.RouteCtxKey), loadKey{}, loadOf(x.load))
+	within := x.m.cache.Within(r.Context(), x.load, chi.RouteCtxKey)
 	running, cancel := context.WithCancelCause(within)
 	x.cancel, x.running = cancel, running
 	c.mu.Lock()
@@ -752,20 +752,20 @@ func (x *exchange) carry(next http.Handler, r *http.Request) (*response, error) 
 	returned := false
 	defer func() {
 		if !returned { // a Goexit, of which nobody else tells whose failure it is
-			x.attempt.tell(nil, x.failure(x.err))
+			x.attempt.Tell(nil, x.failure(x.err))
 		}
 	}()
 	x.run(next, own)
 	returned = true
 	x.unlink()
 	if x.failed() {
-		x.m.engine.count.loadFailures.Add(1)
+		x.m.cache.CountLoadFailure()
 	}
 
 	switch {
 	case x.err != nil:
-		if p, ok := errors.AsType[*PanicError](x.err); ok && x.told && p.Value != http.ErrAbortHandler {
-			x.m.engine.OnError(x.attempt.key, x.err) // the rebuild has ended well before
+		if p, ok := errors.AsType[*fault.PanicError](x.err); ok && x.told && p.Value != http.ErrAbortHandler {
+			x.m.cache.OnError(x.attempt.Key(), x.err) // the rebuild has ended well before
 		}
 		return nil, x.failure(x.err)
 	case x.response == nil:
@@ -800,14 +800,14 @@ func (x *exchange) failure(err error) error {
 	}
 	x.audience = audience.Alike
 	to := audience.Alike
-	if x.attempt.second {
+	if x.attempt.Second() {
 		to = audience.Everyone
 	}
-	failed := &response{kind: uncacheable, of: x, failure: err}
+	failed := &Response{kind: uncacheable, of: x, failure: err}
 	if x.backed {
 		failed.instead = x.spare
 	}
-	if x.attempt.publish(x.load, failed, x.joinableUntil(), to) {
+	if x.attempt.Publish(x.load, failed, x.joinableUntil(), to) {
 		return &fault.Own{Err: err}
 	}
 	return err
@@ -827,23 +827,23 @@ const reasonTooLarge = "too large"
 // remember returns what is to be kept under the key of an exchange whose
 // response is not for sharing: that, or the names if it is so for a variant
 // only.
-func (x *exchange) remember(reason string) *response {
-	return x.record(&response{kind: uncacheable, reason: reason}, x.m.uncacheableFor(x.decidedAt.Sub(x.sent)))
+func (x *exchange) remember(reason string) *Response {
+	return x.record(&Response{kind: uncacheable, reason: reason}, x.m.uncacheableFor(x.decidedAt.Sub(x.sent)))
 }
 
 // record returns what is to be kept under the key of an exchange that has come
 // to res. If that is a variant, it is written under its own key first, so that
 // whoever reads the names finds the variant.
-func (x *exchange) record(res *response, f items.Windows) *response {
+func (x *exchange) record(res *Response, f items.Windows) *Response {
 	if x.spare != nil && httpcache.IsServerError(x.content().status) {
 		res.instead = x.spare
-		f.Keep = max(f.Keep, x.spare.KeepUntil-x.m.engine.clock.Now())
+		f.Keep = max(f.Keep, x.spare.KeepUntil-x.m.cache.Now())
 	}
 	if x.response.kind != varying || res.kind == uncacheable && x.owner.signpost != nil {
-		setWindows(x.load, f)
+		x.attempt.SetWindows(f)
 		return res
 	}
-	x.m.engine.put(x.load, x.response.id, res, f, x.attempt.position, nil)
+	x.m.cache.Put(x.load, x.response.id, res, f, x.attempt.Position(), nil)
 	return x.pointTo(x.response)
 }
 
@@ -854,9 +854,9 @@ func (x *exchange) record(res *response, f items.Windows) *response {
 const keepFor = time.Hour
 
 // keep returns what is to be kept under the key for a complete exchange.
-func (x *exchange) keep() (*response, error) {
+func (x *exchange) keep() (*Response, error) {
 	live := x.content()
-	done := &response{status: live.status, guessed: live.guessed, forAll: live.forAll, freshness: live.freshness, fwd: live.fwd, fwdStatus: live.fwdStatus}
+	done := &Response{status: live.status, guessed: live.guessed, forAll: live.forAll, freshness: live.freshness, fwd: live.fwd, fwdStatus: live.fwdStatus}
 	if x.validated {
 		done.complete(live.header, x.asks.about.body)
 	} else {
@@ -865,7 +865,7 @@ func (x *exchange) keep() (*response, error) {
 			return nil, errors.New("bellwether: complete body without bytes")
 		}
 		done.complete(live.header, body)
-		x.account.complete(cmp.Or(x.response.id, x.attempt.key), body)
+		x.account.complete(cmp.Or(x.response.id, x.attempt.Key()), body)
 	}
 	f := x.m.lifeOf(done, live.header, live.age+time.Since(x.decidedAt))
 	if x.checked {
@@ -876,7 +876,7 @@ func (x *exchange) keep() (*response, error) {
 }
 
 // lifeOf is how long a response of that header and age is kept, and served.
-func (m *Middleware) lifeOf(res *response, header http.Header, age time.Duration) items.Windows {
+func (m *Middleware) lifeOf(res *Response, header http.Header, age time.Duration) items.Windows {
 	f := items.Windows{
 		Age: age, TTL: res.freshness.Lifetime, StaleWhileRevalidate: res.freshness.StaleWhileRevalidate, StaleIfError: res.freshness.StaleIfError,
 	}
@@ -884,7 +884,7 @@ func (m *Middleware) lifeOf(res *response, header http.Header, age time.Duration
 	// kept there for its validator alone: the processes that wait for it would
 	// find it, could not use it, and would take turns.
 	served := items.NewLifetime(0, f)
-	switch shared := m.options.Store != nil; {
+	switch shared := m.options.Shared; {
 	case shared && served.End() <= 0:
 	case httpcache.Validatable(res.status, header), !shared && !res.freshness.NoStale && !httpcache.IsServerError(res.status):
 		f.Keep = keepFor

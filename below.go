@@ -1,0 +1,185 @@
+package bellwether
+
+import (
+	"context"
+
+	"github.com/bellwether-go/bellwether/internal/audience"
+	"github.com/bellwether-go/bellwether/internal/gate"
+	"github.com/bellwether-go/bellwether/internal/items"
+	"github.com/bellwether-go/bellwether/internal/page"
+	"github.com/bellwether-go/bellwether/internal/sweeplog"
+)
+
+// This file is the cache below the HTTP face, as internal/page asks for it.
+
+// below is the engine as the HTTP face knows it.
+type below struct{ engine *engine[*page.Response] }
+
+var _ page.Cache = below{}
+
+func (b below) Now() instant { return b.engine.clock.Now() }
+
+func (b below) Near(key string) (*page.Item, instant) { return b.engine.near.Get(key) }
+
+func (b below) Fits(it *page.Item) bool { return b.engine.near.Fits(it.Weight()) }
+
+func (b below) HoldsNear(key string, it *page.Item) bool { return b.engine.holdsNear(key, it) }
+
+func (b below) Remember(key string, res *page.Response, w items.Windows) {
+	it := &page.Item{Lifetime: items.NewLifetime(b.Now(), w), Kind: KindValue, Value: res, Trusted: forever}
+	b.engine.weigh(key, it)
+	b.engine.putNear(key, it, 1)
+}
+
+func (b below) Hit(key string, w page.Want) (it *page.Item, early, ok bool) {
+	return b.engine.hitFor(key, wantOf(w))
+}
+
+func wantOf(w page.Want) want[*page.Response] {
+	return want[*page.Response]{accept: w.Accept, fits: w.Fits, aside: w.Aside, client: w.Client, personal: w.Personal}
+}
+
+func (b below) Wait(w *page.Waiting, by page.Binder) {
+	c := b.engine.waiter(w.Ctx, w.Key, w.Stale)
+	c.want, c.lose = wantOf(w.Want), w.Lose
+	c.wait(pageBinder{by})
+	w.Lose, w.Early, w.Err = c.lose, c.dueEarly(), c.err
+	w.Answer = page.Answer{Item: c.answer.item, Flown: c.answer.flown, Collapsed: c.collapsed}
+	if c.answer.live != nil {
+		w.Answer.Live = reading{c.answer.live}
+	}
+	if b.Watched() {
+		w.Served = c.served()
+	}
+}
+
+// reading is a flight whose value is being read.
+type reading struct{ flight *flight[*page.Response] }
+
+// Left says that a caller has its place among the readers.
+func (r reading) Left() { r.flight.callers.left() }
+
+func (b below) Refresh(ctx context.Context, key string, it *page.Item, client string, by page.Binder) {
+	b.engine.refresh(ctx, key, it, pageBinder{by}, client)
+}
+
+// A pageBinder is the binder of a load of the HTTP face.
+type pageBinder struct{ page.Binder }
+
+func (b pageBinder) bind() loader[*page.Response] {
+	load := b.Bind()
+	return func(ctx context.Context, a attempt[*page.Response]) (*page.Response, error) {
+		return load(ctx, pageAttempt{a, ctx})
+	}
+}
+
+// A pageAttempt is an attempt as the HTTP face knows it.
+type pageAttempt struct {
+	attempt attempt[*page.Response]
+	load    context.Context // the load's
+}
+
+func (a pageAttempt) Key() string                        { return a.attempt.key }
+func (a pageAttempt) Present() *page.Item                { return a.attempt.present }
+func (a pageAttempt) Position() uint64                   { return a.attempt.position }
+func (a pageAttempt) Second() bool                       { return a.attempt.second }
+func (a pageAttempt) Tell(res *page.Response, err error) { a.attempt.tell(res, err) }
+func (a pageAttempt) AwaitReaders(done <-chan struct{})  { a.attempt.callers.awaitNone(done) }
+func (a pageAttempt) SetWindows(w items.Windows)         { setWindows(a.load, w) }
+func (a pageAttempt) Publish(ctx context.Context, res *page.Response, until instant, to audience.Audience) bool {
+	return a.attempt.publish(ctx, res, until, to)
+}
+
+func (b below) Landing(ctx context.Context, key string, it *page.Item) error {
+	return b.engine.landing(ctx, key, it)
+}
+
+func (b below) Within(request, load context.Context, own any) context.Context {
+	return context.WithValue(watchedFrom(request, load, own), loadKey{}, loadOf(load))
+}
+
+func (b below) Find(ctx context.Context, key string, budget *gate.Budget) *page.Item {
+	r := b.engine.apart(key, budget.Left)
+	it := r.find(ctx)
+	budget.Left = r.budget.Left
+	return it
+}
+
+func (b below) Spare(key string, it *page.Item) *page.Item { return b.engine.spare(key, it) }
+
+func (b below) Put(ctx context.Context, key string, res *page.Response, w items.Windows, position uint64, over *page.Item) {
+	b.engine.put(ctx, key, res, w, position, over)
+}
+
+func (b below) Replace(key string, over *page.Item, res *page.Response, w items.Windows, done func()) {
+	e := b.engine
+	e.behind(func() {
+		defer done()
+		e.put(e.open, key, res, w, e.sweeps.Log().Position(), over)
+	})
+}
+
+func (b below) Draft(ctx context.Context, key string, budget *gate.Budget) page.Draft {
+	d, _ := b.engine.apart(key, budget.Left).draft(ctx)
+	return pageDraft{d}
+}
+
+// A pageDraft is a draft as the HTTP face knows it.
+type pageDraft struct{ draft *draft[*page.Response] }
+
+func (d pageDraft) Keep(res *page.Response, w items.Windows) {
+	d.draft.keep(d.draft.run.engine.open, res, w)
+}
+
+func (d pageDraft) End() { d.draft.end() }
+
+func (b below) Witness(key string) page.Witness {
+	return pageWitness{b.engine, key, b.engine.watchInvalidations(key)}
+}
+
+// A pageWitness is a witness as the HTTP face knows it.
+type pageWitness struct {
+	engine  *engine[*page.Response]
+	key     string
+	witness *witness
+}
+
+func (w pageWitness) Keep(res *page.Response, f items.Windows, times int) {
+	w.engine.putUnless(w.key, res, f, w.witness, times)
+}
+
+func (w pageWitness) End() { w.engine.dismiss(w.key, w.witness) }
+
+func (b below) Invalidate(ctx context.Context, keys []string) []error {
+	return b.engine.invalidateAll(ctx, keys)
+}
+
+func (b below) Sweep(ctx context.Context, sweeps []sweeplog.Sweep) error {
+	return b.engine.sweep(ctx, sweeps)
+}
+
+func (b below) LogKeepsLines() bool {
+	e := b.engine
+	return e.Store == nil || e.Locker != nil && e.locker.Sound(sweeplog.Key)
+}
+
+func (b below) SweptSince(then instant) int { return b.engine.sweeps.Log().HeardSince(then) }
+
+func (b below) CountHit(ctx context.Context, key string) {
+	b.engine.count.hits.add()
+	if b.engine.observers.hit != nil {
+		b.engine.tellHit(ctx, key, WayHit)
+	}
+}
+
+func (b below) CountStale() { b.engine.count.stale.Add(1) }
+
+func (b below) CountLoadFailure() { b.engine.count.loadFailures.Add(1) }
+
+func (b below) Watched() bool {
+	return b.engine.observers.hit != nil || b.engine.observers.serve != nil
+}
+
+func (b below) Tell(ctx context.Context, s Serve) { b.engine.tellServe(ctx, s) }
+
+func (b below) OnError(key string, err error) { b.engine.OnError(key, err) }

@@ -1,0 +1,122 @@
+package page
+
+import (
+	"cmp"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/bellwether-go/bellwether/driver"
+	"github.com/bellwether-go/bellwether/internal/httpcache"
+	"github.com/bellwether-go/bellwether/internal/spool"
+	"golang.org/x/sync/semaphore"
+)
+
+// Options are those of a Middleware.
+type Options struct {
+	Shared       bool // the cache has a store, which a fleet may share
+	EarlyRefresh bool // what is fresh is rebuilt early now and then
+
+	TTL            time.Duration
+	ErrorTTL       time.Duration
+	EngineTimeout  time.Duration
+	RebuildTimeout time.Duration
+
+	MaxBody        int64
+	MaxHeld        int64
+	MaxStreams     int
+	PassThrough    int
+	UncacheableTTL time.Duration
+
+	// Key returns the URL that a request is for, and the variant there, or false. Nil: the
+	// request's own.
+	Key                     func(r *http.Request) (url, variant string, ok bool)
+	IgnoreRequestDirectives bool
+	HideStatusKey           bool
+	Unsafe                  Unsafe
+	InvalidateLocations     bool
+
+	Rules       httpcache.Options
+	Credentials []string // the names of request fields
+	Hidden      []string // the names of response fields
+}
+
+// An Unsafe is what an unsafe request does to stored responses.
+type Unsafe uint8
+
+const (
+	UnsafeDrops   Unsafe = iota // they are dropped
+	UnsafeStales                // they are stale
+	UnsafeNothing               // they stay
+)
+
+// A Middleware caches the responses of the handlers that it wraps. It is safe for concurrent use.
+type Middleware struct {
+	cache       Cache
+	options     Options
+	rules       httpcache.Options
+	credentials []string // the names of request fields
+	hidden      httpcache.Hidden
+	through     *semaphore.Weighted // PassThrough
+	streams     *semaphore.Weighted // MaxStreams
+	bypasses    bypasses
+	replacing   sync.Map            // the keys whose record is being replaced, see replace
+	drafting    sync.Map            // the keys of which a response to credentials is being kept, see passCredentials
+	soft        *semaphore.Weighted // the soft invalidations that are being written into the log
+	bodies      bodies              // MaxHeld
+}
+
+// New returns the HTTP face of a cache.
+func New(cache Cache, o Options) *Middleware {
+	m := &Middleware{
+		cache: cache, options: o, rules: o.Rules, credentials: o.Credentials, hidden: httpcache.NewHidden(o.Hidden),
+		bodies:  bodies{limit: o.MaxHeld},
+		through: semaphore.NewWeighted(int64(o.PassThrough)),
+		soft:    semaphore.NewWeighted(maxSoftWrites),
+		streams: semaphore.NewWeighted(int64(o.MaxStreams)),
+	}
+	m.bodies.near = func(key string, body spool.Body) bool {
+		it, _ := cache.Near(key)
+		if it == nil || it.Kind != driver.KindValue || !cache.Fits(it) {
+			return false
+		}
+		return len(it.Value.body) > 0 && &it.Value.body[0][0] == &body[0][0]
+	}
+	return m
+}
+
+// Handler wraps next.
+func (m *Middleware) Handler(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if m.runs(w) {
+			next.ServeHTTP(w, r)
+			return
+		}
+		if !httpcache.Safe(r.Method) {
+			m.passUnsafe(w, r, next)
+			return
+		}
+		t, ok := m.target(r)
+		var d httpcache.RequestDirectives
+		if !m.options.IgnoreRequestDirectives {
+			d = httpcache.ParseRequest(r.Header)
+		}
+		why := m.bypassReason(w.Header(), r, d)
+		switch {
+		case (why != "" || !ok) && d.OnlyIfCached:
+			replyNotCached(w) // RFC 9111 section 5.2.1.7
+			return
+		case !ok:
+			m.passReal(w, r, next, httpcache.Status{Fwd: httpcache.FwdBypass, Detail: cmp.Or(why, "key")})
+			return
+		case why != "":
+			if m.bypass(w, r, next, t, why) {
+				return
+			}
+			d = httpcache.RequestDirectives{NoStore: d.NoStore}
+		}
+		if !m.hot(w, r, t, d) {
+			m.serve(w, r, next, t, d)
+		}
+	})
+}

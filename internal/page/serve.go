@@ -1,0 +1,377 @@
+package page
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/bellwether-go/bellwether/driver"
+	"github.com/bellwether-go/bellwether/internal/durations"
+	"github.com/bellwether-go/bellwether/internal/gate"
+	"github.com/bellwether-go/bellwether/internal/httpcache"
+	"github.com/bellwether-go/bellwether/internal/items"
+	"github.com/bellwether-go/bellwether/observe"
+	"github.com/go-chi/chi/v5"
+)
+
+// This file is the way of a request through the cache, to an item.
+
+// serve answers from the cache, by way of the handler if need be.
+func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler, t target, d httpcache.RequestDirectives) {
+	q := &query{m: m, w: w, r: r, next: next, target: t, directives: d, request: m.request(r, t, d), needsVariant: m.needsVariant(t.header), lose: m.options.EngineTimeout, began: m.cache.Now()}
+	if m.cache.Watched() {
+		q.told = &observe.Serve{Key: t.key}
+		defer q.tell()
+	}
+	key := t.key
+	var signpost *Item // that led to key
+	broken := false
+	for range maxHops {
+		it, early, ok := q.atHand(key)
+		if !ok && d.OnlyIfCached {
+			q.notCached()
+			return
+		}
+		if early && !d.OnlyIfCached { // that is to cost the handler nothing
+			q.refresh(key, it, signpost)
+		}
+		s := Answer{Item: it}
+		if ok && signpost != nil {
+			signpost.Value.built.of(q.needsVariant).touch(key, m.cache.Now())
+		}
+		if !ok {
+			if q.request.Credentials && q.passCredentials(key) {
+				return
+			}
+			if signpost != nil && !signpost.Value.built.of(q.needsVariant).admit(key, m.cache.Now()) {
+				break
+			}
+			c := q.call(signpost)
+			defer c.leave()
+			var err error
+			if s, err = q.wait(c, key, it); err != nil {
+				q.replyError(c, key, s, err)
+				return
+			}
+			if res := s.Item.Value; res.of != nil || res.variant != nil {
+				switch q.replyLive(c, s, key) {
+				case liveDone:
+					return
+				case liveBroken:
+					// Before this client had any of it: it is served what is
+					// there in its place, such as a stale copy, or fails with
+					// all the others. Once; the retries of a herd must not add
+					// up.
+					if !broken {
+						broken = true
+						err = m.cache.Landing(r.Context(), key, s.Item)
+					} else {
+						err = errBroken
+					}
+					if err != nil {
+						q.replyError(c, key, s, err)
+						return
+					}
+					continue
+				}
+			}
+		}
+		if k := s.Item.Value.kind; d.OnlyIfCached && k != plain && k != varying {
+			q.notCached()
+			return
+		}
+		switch res := s.Item.Value; res.kind {
+		case plain:
+			if !q.mayHave(res) {
+				q.pass(httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reasonAuthorization})
+				return
+			}
+			if q.excludedFrom(key) {
+				q.pass(httpcache.Status{Fwd: httpcache.FwdVaryMiss})
+				return
+			}
+			if httpcache.IsServerError(res.status) {
+				if spare := q.spared(key); spare != nil {
+					status := httpcache.Status{Hit: true}
+					if loadedHere(s) {
+						status = httpcache.Status{Fwd: res.fwd, FwdStatus: res.status, Collapsed: s.Collapsed}
+					}
+					q.replySpare(key, spare, status)
+					return
+				}
+			}
+			q.reply(key, s)
+			return
+		case checked:
+			q.passChecked(key, s.Item)
+			return
+		case varying:
+			key, signpost = m.variantKey(res, t.key, t.header), s.Item
+		default:
+			q.passUncacheable(key, s.Item)
+			return
+		}
+	}
+	q.pass(httpcache.Status{Fwd: httpcache.FwdVaryMiss, Detail: "too many variants"})
+}
+
+// A query is one request on its way through the cache.
+type query struct {
+	m          *Middleware
+	w          http.ResponseWriter
+	r          *http.Request
+	next       http.Handler
+	target     target
+	began      instant
+	directives httpcache.RequestDirectives
+	request    httpcache.Request
+	// needsVariant is Middleware.needsVariant of the request.
+	needsVariant bool
+	told         *observe.Serve // what those who watch are told, nil if nobody does
+	// lose is what it may lose to engines, on all its way: the flight of a page's
+	// names may have waited for a store that the variant's is not to wait for again.
+	lose time.Duration
+}
+
+// want is what the request asks of an answer under key; nothing is the usual case.
+func (q *query) want(key string) Want {
+	d := q.directives
+	if !q.request.Credentials && !q.needsVariant && !d.NoCache && !d.MaxAge.Set && !d.MinFresh.Set && !d.MaxStale.Set {
+		return Want{}
+	}
+	var w Want
+	if q.excludedFrom(key) {
+		w.Fits = func(it *Item) bool {
+			return it.Kind != driver.KindValue || it.Value.kind != plain && it.Value.kind != checked
+		}
+	}
+	w.Accept = func(it *Item, now instant) bool {
+		if it.Kind != driver.KindValue {
+			return true
+		}
+		res := it.Value
+		if res.variant != nil && q.selects(res) {
+			res = res.variant // still being written, and found with what it varies by
+		}
+		if res.kind != plain {
+			return true // it says where to go, and no more
+		}
+		if !q.mayHave(res) {
+			return false
+		}
+		return reuse(it, res, now, d)
+	}
+	return w
+}
+
+// mayHave reports whether a stored response may answer the request: with credentials only
+// one that is for all (RFC 9111 section 3.5), also in the place of an error.
+func (q *query) mayHave(res *Response) bool { return !q.request.Credentials || res.forAll }
+
+// excludedFrom reports whether no response that is kept under the key is for the request,
+// see needsVariant.
+func (q *query) excludedFrom(key string) bool { return q.needsVariant && key == q.target.key }
+
+// selects reports whether the request asks for the variant whose response has made the
+// signpost, and is still being written.
+func (q *query) selects(signpost *Response) bool {
+	return q.m.variantKey(signpost, q.target.key, q.target.header) == signpost.id
+}
+
+// client is equal for requests with the same Cookie and credentials: the response to one of
+// them could be the response to another.
+func (q *query) client() string {
+	if !q.request.Credentials {
+		return strings.Join(q.r.Header["Cookie"], "; ")
+	}
+	var b strings.Builder
+	b.WriteByte(0) // which no Cookie has
+	fmt.Fprintf(&b, "%q", q.r.Header["Cookie"])
+	for _, name := range q.m.credentials {
+		fmt.Fprintf(&b, "%q", q.r.Header[name])
+	}
+	if c := clientCertificate(q.r); c != nil {
+		b.Write(c.Raw)
+	}
+	return b.String()
+}
+
+// reuse reports whether RFC 9111 lets res, the response of it, answer a request.
+func reuse(it *Item, res *Response, now instant, d httpcache.RequestDirectives) bool {
+	f := res.freshness
+	if x := res.of; x != nil { // it is still being written, and the item's life has not begun
+		return f.Reuse(res.age+time.Since(x.decidedAt), d)
+	}
+	// The item's: the response knows nothing of a jitter or a sweep, nor, from a store, of windows.
+	f.Lifetime, f.StaleWhileRevalidate = it.FreshUntil-it.Born, it.StaleUntil-it.FreshUntil
+	return f.Reuse(now-it.Born, d)
+}
+
+// atHand answers without the handler if it can. If it cannot, the item is what
+// may be served when patience ends, or nil.
+func (q *query) atHand(key string) (it *Item, early, ok bool) {
+	e, want := q.m.cache, q.want(key)
+	if it, early, ok = e.Hit(key, want); ok {
+		return it, early, true
+	}
+	if q.directives.MaxStale.Set {
+		// A client that takes what is staler than we would serve gets it if this
+		// process has it.
+		it, now := e.Near(key)
+		if it != nil && it.Held && now < it.Trusted && it.Value.kind == plain && (want.Fits == nil || want.Fits(it)) && want.Accept(it, now) {
+			e.CountStale()
+			return it, false, true
+		}
+	}
+	if q.directives.OnlyIfCached {
+		it := e.Find(q.r.Context(), key, &gate.Budget{Left: q.m.options.EngineTimeout})
+		if now := e.Now(); it != nil && (it.Fresh(now) || it.Stale(now)) && want.takes(it, now) {
+			return it, false, true
+		}
+	}
+	return it, false, false
+}
+
+// spared returns what the request takes in the place of an error by its own
+// stale-if-error (RFC 5861 section 4); nil if it takes none, or there is nothing
+// in this process that may be served so.
+func (q *query) spared(key string) *Item {
+	if !q.directives.StaleIfError.Set || q.excludedFrom(key) {
+		return nil
+	}
+	e := q.m.cache
+	it, now := e.Near(key)
+	if it == nil || q.began >= it.Trusted {
+		return nil
+	}
+	it = q.m.fallback(key, it)
+	if it == nil || !it.Held || it.Value.kind != plain || httpcache.IsServerError(it.Value.status) || !q.mayHave(it.Value) {
+		return nil
+	}
+	f := it.Value.freshness
+	f.Lifetime, f.StaleIfError = it.FreshUntil-it.Born, it.ErrorUntil-it.FreshUntil // as in reuse
+	if !f.ReuseOnError(now-it.Born, q.directives) {
+		return nil
+	}
+	return it
+}
+
+// fallback is the response under a key beside errors: it, or what it, an error, has
+// taken the place of; nil if there is none. What an error stands in front of was not
+// held against the log meanwhile.
+func (m *Middleware) fallback(key string, it *Item) *Item {
+	switch {
+	case it == nil || it.Kind != driver.KindValue:
+		return nil
+	case it.Value.instead == nil:
+		return it
+	}
+	return m.cache.Spare(key, it.Value.instead)
+}
+
+// wait answers by way of the handler.
+func (q *query) wait(c *call, key string, stale *Item) (Answer, error) {
+	m := q.m
+	c.aside = make(chan func(), maxHints)
+	c.inform = q.inform
+	w := q.want(key)
+	w.Aside, w.Client, w.Personal = c.aside, c.client, c.personal()
+	wait := &Waiting{Ctx: q.r.Context(), Key: key, Stale: stale, Want: w, Lose: q.lose}
+	m.cache.Wait(wait, requested{q, c, chi.RouteContext(q.r.Context())})
+	q.lose = wait.Lose
+	if wait.Early {
+		q.refresh(key, wait.Answer.Item, c.signpost)
+	}
+	if q.told != nil {
+		q.add(wait.Served)
+	}
+	return wait.Answer, wait.Err
+}
+
+// call is the request's wait for the key that the signpost has led to.
+func (q *query) call(signpost *Item) *call {
+	return &call{
+		request: q.request, client: q.client(), base: q.target.key, signpost: signpost,
+		excluded: q.needsVariant && signpost == nil,
+	}
+}
+
+// requested binds the handler's load for a flight that the call begins.
+type requested struct {
+	*query
+	call  *call
+	route *chi.Context // the request's
+}
+
+func (q requested) Bind() Loader {
+	r := detach(q.r, q.route)
+	if t := q.target.url; t != q.r {
+		retarget(r, t)
+	}
+	return func(ctx context.Context, a Attempt) (*Response, error) {
+		return q.m.fetch(ctx, a, q.call, q.next, r)
+	}
+}
+
+// retarget gives r the host and the query of t: a part of the URL that the key leaves out
+// must not get into the response.
+func retarget(r, t *http.Request) {
+	r.Host, r.URL.RawQuery, r.URL.ForceQuery = t.Host, t.URL.RawQuery, t.URL.ForceQuery
+	path, _, _ := strings.Cut(r.RequestURI, "?")
+	if path == "" {
+		return
+	}
+	r.RequestURI = path
+	if t.URL.RawQuery != "" || t.URL.ForceQuery {
+		r.RequestURI += "?" + t.URL.RawQuery
+	}
+}
+
+// refresh has a fresh response rebuilt behind the client's back: it has no reader
+// that would have to keep up with it, nor one for interim responses.
+func (q *query) refresh(key string, it, signpost *Item) {
+	c := q.call(signpost)
+	c.aside = make(chan func())
+	c.leave()
+	q.m.cache.Refresh(q.r.Context(), key, it, c.client, requested{q, c, chi.RouteContext(q.r.Context())})
+}
+
+// reasonAuthorization is why a request with Authorization goes past the cache.
+const reasonAuthorization = "authorization"
+
+// authorizedKey is where it is written, in this process alone, what is known of
+// a key's responses to requests with Authorization.
+func authorizedKey(key string) string { return key + "\x00\x00authorization" }
+
+// tellsAudience reports whether a response of that status tells for whom a key's responses
+// are. An error is about the client, and a part or a 304 about what the client has asked.
+func tellsAudience(status int) bool {
+	return status < 400 && status != http.StatusPartialContent && status != http.StatusNotModified
+}
+
+// uncacheableFor is how long it is remembered that a key's response was not for sharing,
+// which took so long: at least until the next response can say so.
+func (m *Middleware) uncacheableFor(took time.Duration) items.Windows {
+	return items.Windows{TTL: max(m.options.UncacheableTTL, durations.Add(took, took))}
+}
+
+// learnAuthorized remembers whether a response to a request with Authorization
+// was for all.
+func (m *Middleware) learnAuthorized(key string, shared bool) {
+	if shared {
+		m.cache.Remember(authorizedKey(key), &Response{kind: open}, items.Windows{TTL: varyingTTL})
+		return
+	}
+	m.cache.Remember(authorizedKey(key), &Response{kind: uncacheable}, items.Windows{TTL: m.options.UncacheableTTL})
+}
+
+// learntAuthorized returns what learnAuthorized remembers: open, uncacheable,
+// or plain if it is not known.
+func (m *Middleware) learntAuthorized(key string) responseKind {
+	if it, now := m.cache.Near(authorizedKey(key)); it != nil && now < it.FreshUntil {
+		return it.Value.kind
+	}
+	return plain
+}
