@@ -309,38 +309,12 @@ func (x *exchange) decide(status int) {
 	} else {
 		j = httpcache.Judge(x.owner.request, status, header, x.sent, now, x.m.rules)
 	}
-	x.audience, x.checked, x.qualified = audience.Owner, j.Checked, j.Directives.QualifiedFields()
-	if j.Shared {
-		x.audience = audience.Everyone
-	}
-	permitted := j.Shared || j.Reason == httpcache.ReasonStatusNoLifetime || j.Reason == httpcache.ReasonNotFresh
-	if permitted && httpcache.IsServerError(status) && j.Freshness.Source < httpcache.SourceExpires && !j.Freshness.NoCache {
-		// A broken origin must not get a request from each client of a herd. Where the
-		// key's responses are for all, so is the error: it answers the requests that
-		// wait for it and those that come within ErrorTTL. Elsewhere the error may be
-		// about the client that it was made for: it answers the waiting requests of
-		// that client. It has no windows, because no response falls back on an error.
-		// ErrorTTL counts from now, whatever age the response has. The directive
-		// public says that the error is for all, and not for how long.
-		x.audience, j.Freshness = audience.Alike, httpcache.Freshness{}
-		if j.Directives.Public || x.sharesByDefault() {
-			x.audience, j.Freshness.Lifetime = audience.Everyone, j.Age+max(0, x.m.options.ErrorTTL)
-		}
-	}
-	if isEventStream(header) {
-		x.withhold(&j, reasonEventStream)
-	}
-	if x.owner.request.Credentials && x.servable() && j.Freshness.Lifetime <= j.Age {
-		// One client's response that is over ends no page that others are served.
-		x.withhold(&j, reasonAuthorization)
-	}
-	if headerBytes(header) > maxHeader {
-		x.withhold(&j, "header too large")
-	}
-	signpost, ok := x.signpost(header)
-	if !ok {
-		x.withhold(&j, "vary")
-	}
+	signpost, found := x.signpost(header)
+	v := facts{
+		request: x.owner.request, status: status, header: header, judged: j,
+		had: x.before != nil, servable: x.servable(), lost: !found, ttl: x.m.options.TTL, errorTTL: x.m.options.ErrorTTL,
+	}.verdict()
+	x.audience, x.checked, x.qualified = v.audience, v.checked, j.Directives.QualifiedFields()
 	limit := x.m.options.MaxBody
 	if x.ownersAlone() {
 		limit = min(limit, privateWindow)
@@ -356,9 +330,9 @@ func (x *exchange) decide(status int) {
 	x.response = &Response{
 		status:    status,
 		header:    httpcache.StoredHeader(header, j.Directives, now),
-		freshness: j.Freshness,
+		freshness: v.freshness,
 		age:       j.Age,
-		reason:    j.Reason,
+		reason:    v.reason,
 		fwd:       x.fwd,
 		fwdStatus: fwdStatus,
 		guessed:   x.guessed || x.validated && x.asks.about.guessed,
@@ -519,13 +493,6 @@ func (x *exchange) forgo(reason string) {
 func (x *exchange) fail(err error) {
 	x.told = true
 	x.attempt.Tell(nil, err)
-}
-
-// withhold keeps a response to its own client that would be for others too.
-func (x *exchange) withhold(j *httpcache.Judgement, reason string) {
-	if !x.ownersAlone() {
-		x.audience, x.checked, j.Reason = audience.Owner, false, reason
-	}
 }
 
 func isEventStream(h http.Header) bool {

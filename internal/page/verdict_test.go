@@ -1,0 +1,73 @@
+package page
+
+import (
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/bellwether-go/bellwether/internal/audience"
+	"github.com/bellwether-go/bellwether/internal/httpcache"
+)
+
+// The table of who may have a response.
+func TestVerdict(t *testing.T) {
+	const s = time.Second
+	type row struct {
+		name        string
+		status      int
+		cc          string // Cache-Control
+		fields      string // more of the response's, "Name: value"
+		credentials bool
+		had, over   bool // the key has had a response for all; that may not be served any more
+		lost        bool
+		ttl         time.Duration
+		want        audience.Audience
+		checked     bool
+		reason      string
+		lifetime    time.Duration
+	}
+	for _, r := range []row{
+		{name: "fresh", status: 200, cc: "max-age=60", want: audience.Everyone, lifetime: 60 * s},
+		{name: "private", status: 200, cc: "private, max-age=60", want: audience.Owner, reason: "private", lifetime: 60 * s},
+		{name: "private, and the key has had one for all", status: 200, cc: "private, max-age=60", had: true, ttl: s, want: audience.Owner, reason: "private", lifetime: 60 * s},
+		{name: "no-store", status: 200, cc: "no-store", want: audience.Owner, reason: "no-store"},
+		{name: "no freshness", status: 200, want: audience.Owner, reason: "no-lifetime"},
+		{name: "the options' TTL", status: 200, ttl: 5 * s, want: audience.Everyone, lifetime: 5 * s},
+		{name: "a cookie", status: 200, cc: "max-age=60", fields: "Set-Cookie: a=b", want: audience.Owner, reason: "set-cookie", lifetime: 60 * s},
+		{name: "to be validated for each", status: 200, cc: "no-cache", fields: "Etag: \"1\"", want: audience.Owner, checked: true, reason: "not-fresh"},
+		{name: "to credentials", status: 200, cc: "max-age=60", credentials: true, want: audience.Owner, reason: "authorization", lifetime: 60 * s},
+		{name: "to credentials, for all", status: 200, cc: "public, max-age=60", credentials: true, want: audience.Everyone, lifetime: 60 * s},
+		{name: "to credentials, for all, over, and a page is served", status: 200, cc: "public, max-age=0, stale-while-revalidate=9", credentials: true, had: true, want: audience.Owner, reason: "authorization"},
+		{name: "to credentials, for all, over, and no page is served", status: 200, cc: "public, max-age=0, stale-while-revalidate=9", credentials: true, had: true, over: true, want: audience.Everyone},
+		{name: "an error of a key of nobody knows whom", status: 503, want: audience.Alike, reason: "status-without-lifetime"},
+		{name: "an error where TTL is set", status: 503, ttl: 60 * s, want: audience.Everyone, lifetime: 2 * s, reason: "status-without-lifetime"},
+		{name: "an error where the key has had a response for all", status: 503, had: true, want: audience.Everyone, lifetime: 2 * s, reason: "status-without-lifetime"},
+		{name: "an error that says public", status: 500, cc: "public", want: audience.Everyone, lifetime: 2 * s},
+		{name: "an error with its own freshness", status: 503, cc: "max-age=9", want: audience.Everyone, lifetime: 9 * s},
+		{name: "a private error", status: 503, cc: "private", ttl: 60 * s, had: true, want: audience.Owner, reason: "private"},
+		{name: "an error that is not to be stored", status: 503, cc: "no-store", ttl: 60 * s, had: true, want: audience.Owner, reason: "no-store"},
+		{name: "events", status: 200, cc: "max-age=60", fields: "Content-Type: text/event-stream", want: audience.Owner, reason: "event-stream", lifetime: 60 * s},
+		{name: "a header that is too large", status: 200, cc: "max-age=60", fields: "X-Large: " + strings.Repeat("x", maxHeader), want: audience.Owner, reason: "header too large", lifetime: 60 * s},
+		{name: "a Vary that nobody could find", status: 200, cc: "max-age=60", lost: true, want: audience.Owner, reason: "vary", lifetime: 60 * s},
+		{name: "private, and a Vary that nobody could find", status: 200, cc: "private", lost: true, want: audience.Owner, reason: "private"},
+	} {
+		now := time.Now()
+		h := http.Header{}
+		if r.cc != "" {
+			h.Set("Cache-Control", r.cc)
+		}
+		if name, value, ok := strings.Cut(r.fields, ": "); ok {
+			h.Set(name, value)
+		}
+		req := httpcache.Request{Header: http.Header{}, Credentials: r.credentials}
+		rules := httpcache.Options{DefaultLifetime: r.ttl, Retargeting: httpcache.NewRetargeting()}
+		got := facts{
+			request: req, status: r.status, header: h, judged: httpcache.Judge(req, r.status, h, now, now, rules),
+			had: r.had, servable: r.had && !r.over, lost: r.lost, ttl: r.ttl, errorTTL: 2 * s,
+		}.verdict()
+		if got.audience != r.want || got.checked != r.checked || got.freshness.Lifetime != r.lifetime || got.audience == audience.Owner && got.reason != r.reason {
+			t.Errorf("%s: %+v, want audience %d, checked %t, lifetime %v, reason %q", r.name, got, r.want, r.checked, r.lifetime, r.reason)
+		}
+	}
+}
