@@ -4,8 +4,8 @@
 //
 // The story of a request: request.go finds out what it asks for, hot.go or serve.go brings it to
 // an item, and reply.go writes that. exchange.go runs the handler for a key, with call.go for
-// the client's side of it. past.go and bypass.go are the requests that go to the handler for
-// themselves. What is kept under a key is in response.go, and which of a URL's responses is
+// the client's side of it, and verdict.go says who may have the response. past.go and bypass.go
+// are the requests that go to the handler for themselves. What is kept under a key is in response.go, and which of a URL's responses is
 // meant in signpost.go.
 package page
 
