@@ -1,7 +1,6 @@
 package page
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -43,8 +42,7 @@ func (e serverError) Error() string {
 // between the handler and its one client.
 const privateWindow = 64 << 10
 
-// An exchange is one run of the handler, and the ResponseWriter that it writes
-// to. Its methods are the handler's goroutine's, which is the load's; other
+// An exchange is one run of the handler. Its methods are the handler's goroutine's, which is the load's; other
 // goroutines have what is set before decided and finished are closed.
 type exchange struct {
 	m       *Middleware
@@ -68,28 +66,23 @@ type exchange struct {
 	spare  *Item             // what some clients would rather have than an error; nil if there is nothing
 	asks   *condition        // what the request's conditions ask about; nil if there are none
 
-	header      http.Header // the handler's
-	wroteHeader bool
-	final       http.Header // the handler's as of then
-	// guessing is set until there are the bytes by which the type of the body can be
-	// guessed. To decide waits for them where the handler just writes; where it has
-	// written the header all is decided, but net/http, which guesses for each client
-	// then, must not be given less.
-	guessing  bool
-	first     []byte // of the body, while guessing
-	guessed   bool   // the type is not the handler's
-	refused   bool   // the handler has written more than it announced
-	bodyless  bool   // the status has no body
-	announced int64  // Content-Length, -1 if there is none
-	written   int64
-	limit     int64  // of the body, beyond which it is not kept
-	why       string // what the clients are told of that
-	over      bool   // the body has passed limit
-	account   account
-	body      *spool.Spool
-	trailer   http.Header // set before the body ends
+	writer  writer // the handler's
+	limit   int64  // of the body, beyond which it is not kept
+	why     string // what the clients are told of that
+	over    bool   // the body has passed limit
+	account account
+	body    *spool.Spool
+	trailer http.Header // set before the body ends
 
-	decided   chan struct{} // closed when what follows is set
+	validated bool          // the response is what was stored: the handler has answered 304
+	decided   chan struct{} // closed when the decision is set
+	decision
+	finished chan struct{} // closed when err is set
+	err      error
+}
+
+// A decision is what the exchange has come to when the handler has written its header.
+type decision struct {
 	decidedAt time.Time
 	response  *Response
 	private   http.Header       // what the first client gets
@@ -97,9 +90,6 @@ type exchange struct {
 	qualified []string          // the names of those that are the first client's
 	audience  audience.Audience // who may read it; only what everyone may is kept
 	checked   bool              // it is kept for validation
-	validated bool              // it is what was stored: the handler has answered 304
-	finished  chan struct{}     // closed when err is set
-	err       error
 }
 
 // ownRoute is ctx with a routing context of its own, if it has chi's: chi takes that
@@ -176,11 +166,11 @@ func (x *exchange) run(next http.Handler, r *http.Request) {
 				x.err = fault.Panicked(p)
 			}
 		}
-		if x.err == nil && x.announced >= 0 && x.written < x.announced {
-			x.err = fmt.Errorf("%w: %d of %d bytes", errShortBody, x.written, x.announced)
+		if x.err == nil && x.writer.announced >= 0 && x.writer.written < x.writer.announced {
+			x.err = fmt.Errorf("%w: %d of %d bytes", errShortBody, x.writer.written, x.writer.announced)
 		}
 		if x.body != nil {
-			x.trailer = trailerOf(x.header, x.trailers)
+			x.trailer = trailerOf(x.writer.header, x.trailers)
 			if x.err == nil {
 				x.err = x.body.Close()
 			} else {
@@ -189,114 +179,16 @@ func (x *exchange) run(next http.Handler, r *http.Request) {
 		}
 		close(x.finished)
 	}()
-	next.ServeHTTP(x, r)
-	if !x.wroteHeader {
-		x.WriteHeader(http.StatusOK)
-	}
-	if x.guessing {
-		x.guess(nil)
-	}
+	next.ServeHTTP(&x.writer, r)
+	x.writer.settle()
 	returned = true
-}
-
-// Header returns the header that WriteHeader will take.
-func (x *exchange) Header() http.Header { return x.header }
-
-// WriteHeader decides who may read the response. An interim response goes to
-// the first client, and is not the response.
-func (x *exchange) WriteHeader(status int) {
-	if x.wroteHeader {
-		return
-	}
-	if status < 100 || status > 999 {
-		panic(fmt.Sprintf("invalid WriteHeader code %v", status)) // as net/http has it
-	}
-	if status < 200 && status != http.StatusSwitchingProtocols {
-		x.owner.hint(status, x.header)
-		return
-	}
-	x.wroteHeader, x.final = true, x.header
-	x.bodyless = status == http.StatusNoContent || status == http.StatusNotModified
-	x.announced = -1
-	if n, ok := contentLength(x.header); ok && !x.bodyless {
-		x.announced = n
-	}
-	if x.guessing {
-		x.final = x.header.Clone()
-		return
-	}
-	if status == http.StatusNotModified && x.asks != nil {
-		if !httpcache.Selects(x.asks.header, httpcache.CanonicalHeader(x.header)) {
-			return // about something else: fetch asks again, without conditions
-		}
-		x.validated = true
-		x.announced = x.asks.about.body.Len()
-	}
-	x.decide(status)
-	x.guessing = !x.bodyless && !x.validated && untyped(x.header)
-	if x.validated {
-		for _, piece := range x.asks.about.body {
-			x.take(piece)
-		}
-	}
-}
-
-// guessLen is how much of a body its type is guessed from, see
-// [http.DetectContentType].
-const guessLen = 512
-
-// untyped reports whether net/http would guess the type of a body with the header
-// h. It does not where a handler has said that there is none.
-func untyped(h http.Header) bool {
-	if h["Content-Type"] != nil || h["Transfer-Encoding"] != nil || h.Get("Content-Encoding") != "" {
-		return false
-	}
-	_, typed := httpcache.CanonicalHeader(h)["Content-Type"]
-	return !typed
-}
-
-// unsigned reports whether a body that begins with first and more may still turn out
-// to be of a type that is known by its first bytes, when they are all there: templates begin
-// with a line of their own, and some write "<!" and "DOCTYPE" by themselves. (What
-// else has been written is not waited for, as net/http would until its buffer is
-// full: it is there to be read while the rest is made.)
-func unsigned(first, more []byte) bool {
-	b := more
-	if len(first) > 0 {
-		b = slices.Concat(first, more)
-	}
-	b = bytes.TrimLeft(b, "\t\n\f\r ")
-	return len(b) == 0 || len(b) < 16 && (b[0] == '<' || bytes.HasPrefix(b, []byte("RIFF")))
-}
-
-// guess ends what was waited for, of which more is the last: the type of the body
-// is guessed here where it is not decided yet, so that all get the same: who reads
-// the body as it grows, and who gets it whole. What was held back goes on in one
-// piece, for it is from one that net/http guesses.
-func (x *exchange) guess(more []byte) (err error) {
-	x.guessing = false
-	start := more
-	if len(x.first) > 0 {
-		start, x.first = slices.Concat(x.first, more), nil
-	}
-	if x.response == nil {
-		if len(start) > 0 {
-			x.final.Set("Content-Type", http.DetectContentType(start))
-			x.guessed = true
-		}
-		x.decide(http.StatusOK)
-	}
-	if len(start) > 0 {
-		_, err = x.take(start)
-	}
-	return err
 }
 
 // decide makes the response, says whether it is shared, and lets everybody know.
 func (x *exchange) decide(status int) {
 	now := time.Now()
 	x.decidedAt = now
-	header := httpcache.CanonicalHeader(x.final)
+	header := httpcache.CanonicalHeader(x.writer.final)
 	x.trailers = trailerNames(header)
 	fwdStatus := 0
 	var j httpcache.Judgement
@@ -320,7 +212,7 @@ func (x *exchange) decide(status int) {
 		limit = min(limit, privateWindow)
 	}
 	x.body = spool.New(limit)
-	x.body.Expect(x.announced)
+	x.body.Expect(x.writer.announced)
 	x.body.OnIdle(func() {
 		x.account.close()
 		// Nobody is there for whom the handler could go on; or its load has ended,
@@ -335,7 +227,7 @@ func (x *exchange) decide(status int) {
 		reason:    v.reason,
 		fwd:       x.fwd,
 		fwdStatus: fwdStatus,
-		guessed:   x.guessed || x.validated && x.asks.about.guessed,
+		guessed:   x.writer.guessed || x.validated && x.asks.about.guessed,
 		forAll:    httpcache.OpenToAll(header, x.m.rules),
 		of:        x,
 	}
@@ -523,40 +415,12 @@ func hasAll(stored, h http.Header) bool {
 	return true
 }
 
-// Write adds to the body.
-func (x *exchange) Write(p []byte) (int, error) {
-	if !x.wroteHeader {
-		x.guessing = untyped(x.header)
-		x.WriteHeader(http.StatusOK)
-	}
-	if x.bodyless {
-		return 0, http.ErrBodyNotAllowed
-	}
-	if x.announced >= 0 && x.written+int64(len(x.first)+len(p)) > x.announced {
-		x.refused = true // what comes behind it would stand in its place
-	}
-	if x.refused {
-		return 0, http.ErrContentLength
-	}
-	if !x.guessing {
-		return x.take(p)
-	}
-	if n := len(x.first) + len(p); n < guessLen && int64(n) != x.announced && unsigned(x.first, p) {
-		x.first = append(x.first, p...)
-		return len(p), nil
-	}
-	if err := x.guess(p); err != nil {
-		return 0, err
-	}
-	return len(p), nil
-}
-
 // take adds to the body, and tells when that passes the limit.
 func (x *exchange) take(p []byte) (int, error) {
-	end := x.written + int64(len(p))
-	if !x.ownersAlone() && x.written <= x.limit && end > smallBody && !x.account.reach(min(end, x.limit)) {
-		x.limit, x.why = x.written, reasonMemory
-		x.body.Narrow(max(x.written, smallBody))
+	end := x.writer.written + int64(len(p))
+	if !x.ownersAlone() && x.writer.written <= x.limit && end > smallBody && !x.account.reach(min(end, x.limit)) {
+		x.limit, x.why = x.writer.written, reasonMemory
+		x.body.Narrow(max(x.writer.written, smallBody))
 	}
 	if !x.over && end > x.limit {
 		x.over = true // once: a Write that finds no reader takes nothing
@@ -583,22 +447,8 @@ func (x *exchange) take(p []byte) (int, error) {
 		}
 	}
 	n, err := x.body.Write(p)
-	x.written += int64(n)
+	x.writer.written += int64(n)
 	return n, err
-}
-
-// Flush sends the header on, before there is a body. What is written is readable
-// at once, so there is nothing else to flush.
-func (x *exchange) Flush() {
-	if !x.wroteHeader {
-		x.WriteHeader(http.StatusOK)
-	}
-	if x.guessing {
-		x.guess(nil)
-	}
-	if x.body != nil { // else it is a 304 that nobody gets
-		x.body.Flush()
-	}
 }
 
 // content is the response itself, also where what it varies by was found first.
@@ -655,11 +505,11 @@ func (m *Middleware) condition(res *Response, req httpcache.Request) *condition 
 func (m *Middleware) newExchange(ctx context.Context, a Attempt, c *call, before *Item) *exchange {
 	x := &exchange{
 		m: m, owner: c, attempt: a, load: ctx, sent: time.Now(),
-		fwd:    httpcache.FwdURIMiss,
-		header: make(http.Header), announced: -1,
+		fwd:   httpcache.FwdURIMiss,
 		limit: m.options.MaxBody, why: reasonTooLarge, account: account{of: &m.bodies},
 		decided: make(chan struct{}), finished: make(chan struct{}),
 	}
+	x.writer = writer{run: x, header: make(http.Header), announced: -1}
 	if c.signpost != nil {
 		x.fwd = httpcache.FwdVaryMiss
 	}

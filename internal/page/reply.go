@@ -115,7 +115,7 @@ func (q *query) writeLive(c *call, res *Response, body *spool.Reader, key string
 	w, r, x := q.w, q.r, res.of
 	own := x.owner == c
 	status := httpcache.Status{
-		Fwd: res.fwd, FwdStatus: res.fwdStatus, Stored: x.keeps() && x.announced <= q.m.options.MaxBody, Collapsed: !own,
+		Fwd: res.fwd, FwdStatus: res.fwdStatus, Stored: x.keeps() && x.writer.announced <= q.m.options.MaxBody, Collapsed: !own,
 		Key: q.m.statusKey(key), Detail: res.reason,
 	}
 	if status.FwdStatus == 0 {
@@ -156,15 +156,15 @@ func (q *query) writeLive(c *call, res *Response, body *spool.Reader, key string
 		setAge(h, age)
 	}
 	to, code, trailers := q.delivery(x, body), res.status, x.trailers
-	if x.announced >= 0 {
-		h.Set("Content-Length", strconv.FormatInt(x.announced, 10))
+	if x.writer.announced >= 0 {
+		h.Set("Content-Length", strconv.FormatInt(x.writer.announced, 10))
 	}
 	if !status.Stored && res.status == http.StatusOK {
 		// There will be no whole to take a range from. To ask the handler again would be a
 		// second run, and a link that holds once would be gone.
-		if first, length, ok := httpcache.SingleRange(r, header, x.announced); ok {
+		if first, length, ok := httpcache.SingleRange(r, header, x.writer.announced); ok {
 			code = http.StatusPartialContent
-			h.Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", first, first+length-1, x.announced))
+			h.Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", first, first+length-1, x.writer.announced))
 			h.Set("Content-Length", strconv.FormatInt(length, 10))
 			httpcache.TrimToRange(h, code)
 			to.w, trailers = &partWriter{to.w, first, length}, nil

@@ -18,11 +18,11 @@ import (
 // went past the cache was not to wait for.
 func (m *Middleware) runs(w http.ResponseWriter) bool {
 	for {
-		switch writer := w.(type) {
-		case *exchange:
-			return writer.m == m
+		switch outer := w.(type) {
+		case *writer:
+			return outer.run.m == m
 		case interface{ past(*Middleware) bool }:
-			if writer.past(m) {
+			if outer.past(m) {
 				return true
 			}
 		}
