@@ -96,7 +96,7 @@ func TestScenarios(t *testing.T) {
 	each(*first, *seeds, func(seed int) bool {
 		p, err := h.play(ctx, seed, "")
 		if err != nil {
-			t.Error(err)
+			t.Errorf("seed %d: %v", seed, err) // the host's failure, or the guest's runtime's
 			return false
 		}
 		operations.Add(int64(p.Operations))
