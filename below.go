@@ -2,9 +2,9 @@ package bellwether
 
 import (
 	"context"
+	"time"
 
 	"github.com/bellwether-go/bellwether/internal/audience"
-	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/internal/page"
 	"github.com/bellwether-go/bellwether/internal/sweeplog"
@@ -32,16 +32,12 @@ func (b below) Remember(key string, res *page.Response, w items.Windows) {
 }
 
 func (b below) Hit(key string, w page.Want) (it *page.Item, early, ok bool) {
-	return b.engine.hitFor(key, wantOf(w))
-}
-
-func wantOf(w page.Want) want[*page.Response] {
-	return want[*page.Response]{accept: w.Accept, fits: w.Fits, aside: w.Aside, client: w.Client, personal: w.Personal}
+	return b.engine.hitFor(key, w)
 }
 
 func (b below) Wait(w *page.Waiting, by page.Binder) {
 	c := b.engine.waiter(w.Ctx, w.Key, w.Stale)
-	c.want, c.lose = wantOf(w.Want), w.Lose
+	c.want, c.lose = w.Want, w.Lose
 	c.wait(pageBinder{by})
 	w.Lose, w.Early, w.Err = c.lose, c.dueEarly(), c.err
 	w.Answer = page.Answer{Item: c.answer.item, Flown: c.answer.flown, Collapsed: c.collapsed}
@@ -98,11 +94,18 @@ func (b below) Within(request, load context.Context, own any) context.Context {
 	return context.WithValue(watchedFrom(request, load, own), loadKey{}, loadOf(load))
 }
 
-func (b below) Find(ctx context.Context, key string, budget *gate.Budget) *page.Item {
-	r := b.engine.apart(key, budget.Left)
-	it := r.find(ctx)
-	budget.Left = r.budget.Left
-	return it
+func (b below) Apart(key string, lose time.Duration) page.Apart {
+	return pageApart{b.engine.apart(key, lose)}
+}
+
+// A pageApart is a run without a flight as the HTTP face knows it.
+type pageApart struct{ run *run[*page.Response] }
+
+func (a pageApart) Find(ctx context.Context) *page.Item { return a.run.find(ctx) }
+func (a pageApart) Left() time.Duration                 { return a.run.budget.Left }
+func (a pageApart) Draft(ctx context.Context) page.Draft {
+	d, _ := a.run.draft(ctx)
+	return pageDraft{d}
 }
 
 func (b below) Spare(key string, it *page.Item) *page.Item { return b.engine.spare(key, it) }
@@ -117,11 +120,6 @@ func (b below) Replace(key string, over *page.Item, res *page.Response, w items.
 		defer done()
 		e.put(e.open, key, res, w, e.sweeps.Log().Position(), over)
 	})
-}
-
-func (b below) Draft(ctx context.Context, key string, budget *gate.Budget) page.Draft {
-	d, _ := b.engine.apart(key, budget.Left).draft(ctx)
-	return pageDraft{d}
 }
 
 // A pageDraft is a draft as the HTTP face knows it.

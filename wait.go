@@ -14,32 +14,6 @@ import (
 // This file is a call's way to its answer: a hit of the near tier, else the
 // key's flight, which it joins or begins and waits for.
 
-// A want is what a call asks of its answer. The zero want takes any.
-type want[V any] struct {
-	// accept tells whether an item may answer that was made before the call.
-	// Nil: any may. It is quick and does not wait; it is called under locks.
-	accept func(it *items.Item[V], now instant) bool
-	// aside is work for the call's own goroutine while it waits. Nil: none.
-	aside <-chan func()
-	// fits tells whether an item may answer the call at all, whenever it was made. Nil:
-	// any may. It is as accept.
-	fits func(it *items.Item[V]) bool
-	// client is equal for the calls of one client, see audience.Alike.
-	client   string
-	personal bool // see flight
-}
-
-// takes reports whether the item answers a call that began at asked: what was
-// loaded since then answers it whatever else is wanted, or it would go on asking
-// for ever; and so does a failure while no try is due, because what one client
-// wants is no reason to try sooner.
-func (w *want[V]) takes(it *items.Item[V], now, asked instant) bool {
-	if w.fits != nil && !w.fits(it) {
-		return false
-	}
-	return w.accept == nil || it.Made > asked || it.BackingOff(now) || w.accept(it, now)
-}
-
 // A served answer is an item with the way it came.
 type served[V any] struct {
 	item  *items.Item[V]
@@ -58,7 +32,7 @@ type waiter[V any] struct {
 	engine    *engine[V]
 	ctx       context.Context
 	key       string
-	want      want[V]
+	want      items.Want[V]
 	began     instant
 	stale     *items.Item[V] // what may be served when its patience ends
 	refreshes bool           // it is no call: a flight that it begins is for what is to be replaced
@@ -146,7 +120,7 @@ func (e *engine[V]) hit(key string) (it *items.Item[V], early, ok bool) {
 // and does not wait for it.
 func (e *engine[V]) refresh(ctx context.Context, key string, it *items.Item[V], b binder[V], client string) {
 	c := e.refresher(ctx, key, it)
-	c.want.client = client
+	c.want.Client = client
 	c.join(b)
 	c.leave()
 }
@@ -156,17 +130,17 @@ func (e *engine[V]) refresh(ctx context.Context, key string, it *items.Item[V], 
 func (e *engine[V]) refresher(ctx context.Context, key string, it *items.Item[V]) *waiter[V] {
 	c := e.waiter(ctx, key, nil)
 	// Not what is to be replaced: the store has it too, and it is fresh.
-	c.want.accept = func(other *items.Item[V], _ instant) bool { return other.Epoch != it.Epoch }
+	c.want.Accept = func(other *items.Item[V], _ instant) bool { return other.Epoch != it.Epoch }
 	c.tallied, c.refreshes = true, true
 	return c
 }
 
 // hitFor is hit for a call that does not take any answer.
-func (e *engine[V]) hitFor(key string, w want[V]) (it *items.Item[V], early, ok bool) {
-	if w.accept == nil {
+func (e *engine[V]) hitFor(key string, w items.Want[V]) (it *items.Item[V], early, ok bool) {
+	if w.Accept == nil {
 		return e.hit(key)
 	}
-	if it, now := e.near.Get(key); it == nil || w.fits != nil && !w.fits(it) || !it.BackingOff(now) && !w.accept(it, now) {
+	if it, now := e.near.Get(key); it == nil || w.Fits != nil && !w.Fits(it) || !it.BackingOff(now) && !w.Accept(it, now) {
 		return nil, false, false
 	}
 	return e.hit(key)
@@ -188,7 +162,7 @@ func (c *waiter[V]) wait(b binder[V]) {
 			continue
 		case is != waiting:
 			return
-		case expiry != nil || c.want.aside != nil || c.load != nil:
+		case expiry != nil || c.want.Aside != nil || c.load != nil:
 			if !c.pause(news, expiry) {
 				return
 			}
@@ -213,7 +187,7 @@ func (c *waiter[V]) pause(news <-chan struct{}, expiry <-chan time.Time) bool {
 	select {
 	case <-news:
 	case <-expiry:
-	case do := <-c.want.aside:
+	case do := <-c.want.Aside:
 		c.work(do)
 	case <-c.ctx.Done():
 		c.giveUp()
@@ -393,7 +367,7 @@ func (c *waiter[V]) look(state *flightState[V]) (is waitState, expiry <-chan tim
 	// own since before the flight, and a flight cannot tell the tags of what it
 	// offers from those of what it loads.
 	c.stale = e.spare(f.key, c.stale)
-	if c.stale != nil && (!c.stale.Stale(now) || !c.want.takes(c.stale, now, c.began)) {
+	if c.stale != nil && (!c.stale.Stale(now) || !c.want.Takes(c.stale, now, c.began)) {
 		c.stale = nil
 	}
 	if c.stale != nil {
@@ -425,13 +399,13 @@ func (c *waiter[V]) look(state *flightState[V]) (is waitState, expiry <-chan tim
 // admitted reports whether the call is of the audience to that its flight's load has
 // published to.
 func (c *waiter[V]) admitted(to audience.Audience) bool {
-	return to.Admits(!c.collapsed, c.want.client == c.flight.client)
+	return to.Admits(!c.collapsed, c.want.Client == c.flight.client)
 }
 
-// takes is want.takes. It reads the clock for those only who ask for it: a herd
+// takes is want.Takes. It reads the clock for those only who ask for it: a herd
 // that wakes up does not.
 func (c *waiter[V]) takes(it *items.Item[V]) bool {
-	return c.want.accept == nil || c.want.takes(it, c.engine.clock.Now(), c.began)
+	return c.want.Accept == nil || c.want.Takes(it, c.engine.clock.Now(), c.began)
 }
 
 // conclude gives the waiter the item at a flight's end. A value that has just
@@ -523,7 +497,7 @@ func (c *waiter[V]) begin(b binder[V]) bool {
 	if it != nil && now < it.Trusted {
 		switch verdict := judge(&it.Lifetime, now); verdict {
 		case serve, serveOnly, fail:
-			if c.want.takes(it, now, c.began) {
+			if c.want.Takes(it, now, c.began) {
 				if verdict == serve && !c.tallied && e.answers(it.Value) {
 					c.tallied = true
 					e.count.hits.add()
@@ -549,7 +523,7 @@ func (c *waiter[V]) begin(b binder[V]) bool {
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(c.ctx))
 	f := &flight[V]{
 		key: c.key, load: b.bind(), engine: e, member: m, cancel: cancel, budget: gate.Budget{Left: c.lose},
-		accept: c.want.accept, fits: c.want.fits, client: c.want.client, personal: c.want.personal, second: c.excluded,
+		accept: c.want.Accept, fits: c.want.Fits, client: c.want.Client, personal: c.want.Personal, second: c.excluded,
 		refreshes: c.refreshes || c.stale != nil, queues: queues,
 		due: durations.Add(c.began, e.MaxWait), since: now,
 	}

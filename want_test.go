@@ -33,7 +33,7 @@ func newCounted(t *testing.T, o Options, f items.Windows) *counted {
 	return c
 }
 
-func (c *counted) get(w want[string]) (string, error) {
+func (c *counted) get(w items.Want[string]) (string, error) {
 	it, _, ok := c.hitFor("k", w)
 	if !ok {
 		waiter := c.waiter(context.Background(), "k", it)
@@ -63,7 +63,7 @@ type bound loader[string]
 
 func (b bound) bind() loader[string] { return loader[string](b) }
 
-func (c *counted) wantGet(t *testing.T, w want[string], value string) {
+func (c *counted) wantGet(t *testing.T, w items.Want[string], value string) {
 	t.Helper()
 	if got, err := c.get(w); got != value || err != nil {
 		t.Errorf("got %q, %v, want %q", got, err, value)
@@ -71,15 +71,15 @@ func (c *counted) wantGet(t *testing.T, w want[string], value string) {
 }
 
 // fromNow wants what is loaded after the call.
-var fromNow = want[string]{accept: func(*items.Item[string], instant) bool { return false }}
+var fromNow = items.Want[string]{Accept: func(*items.Item[string], instant) bool { return false }}
 
 func TestWant_WhatIsThereIsRefusedAndLoadedAnew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCounted(t, Options{}, items.Windows{TTL: time.Minute})
-		c.wantGet(t, want[string]{}, "v1")
-		c.wantGet(t, want[string]{}, "v1")
+		c.wantGet(t, items.Want[string]{}, "v1")
+		c.wantGet(t, items.Want[string]{}, "v1")
 		c.wantGet(t, fromNow, "v2")
-		c.wantGet(t, want[string]{}, "v2")
+		c.wantGet(t, items.Want[string]{}, "v2")
 	})
 }
 
@@ -87,7 +87,7 @@ func TestWant_WhatIsThereIsRefusedAndLoadedAnew(t *testing.T) {
 func TestWant_OneMoreLoadForAllWhoCameDuringOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCounted(t, Options{}, items.Windows{TTL: time.Minute})
-		go c.get(want[string]{})
+		go c.get(items.Want[string]{})
 		time.Sleep(500 * time.Millisecond)
 		start := time.Now()
 		var wg sync.WaitGroup
@@ -100,7 +100,7 @@ func TestWant_OneMoreLoadForAllWhoCameDuringOne(t *testing.T) {
 			})
 		}
 		for range 50 {
-			wg.Go(func() { c.wantGet(t, want[string]{}, "v1") })
+			wg.Go(func() { c.wantGet(t, items.Want[string]{}, "v1") })
 		}
 		wg.Wait()
 		if n := c.loads.Load(); n != 2 {
@@ -117,14 +117,14 @@ func TestWant_StoreEntriesAreRefusedToo(t *testing.T) {
 		first := newCounted(t, Options{Store: store}, items.Windows{TTL: time.Minute})
 		second := newCounted(t, Options{Store: store}, items.Windows{TTL: time.Minute})
 		second.loads.Store(100)
-		first.wantGet(t, want[string]{}, "v1")
+		first.wantGet(t, items.Want[string]{}, "v1")
 		time.Sleep(10 * time.Second)
-		second.wantGet(t, want[string]{}, "v1")
+		second.wantGet(t, items.Want[string]{}, "v1")
 		second.wantGet(t, fromNow, "v101")
 		third := newCounted(t, Options{Store: store}, items.Windows{TTL: time.Minute})
 		third.loads.Store(200)
 		third.wantGet(t, fromNow, "v201")
-		young := want[string]{accept: func(it *items.Item[string], now instant) bool { return now-it.Born < 5*time.Second }}
+		young := items.Want[string]{Accept: func(it *items.Item[string], now instant) bool { return now-it.Born < 5*time.Second }}
 		first.wantGet(t, young, "v201") // its own is 12 s old, the store's is new
 	})
 }
@@ -152,9 +152,9 @@ func TestWant_StaleIsRefused(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				c := newCounted(t, Options{Store: store}, items.Windows{TTL: time.Second, StaleWhileRevalidate: time.Minute})
-				c.wantGet(t, want[string]{}, "v1")
+				c.wantGet(t, items.Want[string]{}, "v1")
 				time.Sleep(2 * time.Second)
-				c.wantGet(t, want[string]{}, "v1") // begins a rebuild
+				c.wantGet(t, items.Want[string]{}, "v1") // begins a rebuild
 				time.Sleep(time.Millisecond)
 				c.wantGet(t, fromNow, "v3") // that of the rebuild began before it
 				if n := c.loads.Load(); n != 3 {
@@ -176,7 +176,7 @@ func TestWant_AsideRunsOnTheCallersGoroutine(t *testing.T) {
 				aside <- func() { ran.Add(1) }
 			}
 		}()
-		c.wantGet(t, want[string]{aside: aside}, "v1")
+		c.wantGet(t, items.Want[string]{Aside: aside}, "v1")
 		if n := ran.Load(); n != 3 {
 			t.Errorf("%d of 3 done", n)
 		}
@@ -196,18 +196,18 @@ func TestKeep_ForTheNextLoadAndNeverServed(t *testing.T) {
 						present = append(present, it.Value)
 					}
 				}
-				c.wantGet(t, want[string]{}, "v1")
+				c.wantGet(t, items.Want[string]{}, "v1")
 				time.Sleep(30 * time.Minute)
 				c.fail.Store(true)
 				for range 2 { // a failure does not take away what is kept
-					if got, err := c.get(want[string]{}); err == nil {
+					if got, err := c.get(items.Want[string]{}); err == nil {
 						t.Errorf("got %q, want the failure: past its windows nothing is served", got)
 					}
 				}
 				c.fail.Store(false)
-				c.wantGet(t, want[string]{}, "v4")
+				c.wantGet(t, items.Want[string]{}, "v4")
 				time.Sleep(2 * time.Hour)
-				c.wantGet(t, want[string]{}, "v5")
+				c.wantGet(t, items.Want[string]{}, "v5")
 				if got, want := fmt.Sprint(present), "[ v1 v1 v1 ]"; got != want {
 					t.Errorf("loads started from %s, want %s", got, want)
 				}
@@ -223,7 +223,7 @@ func TestWant_FreshBacksOffInEachProcess(t *testing.T) {
 		store := memstore.New()
 		o := Options{Store: store, ErrorTTL: 10 * time.Second}
 		first := newCounted(t, o, items.Windows{TTL: time.Minute})
-		first.wantGet(t, want[string]{}, "v1")
+		first.wantGet(t, items.Want[string]{}, "v1")
 		first.fail.Store(true)
 		first.wantGet(t, fromNow, "v1")
 		if n := first.loads.Load(); n != 2 {

@@ -12,7 +12,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/near"
 )
 
-// An item is one answer for a key as this process knows it. Items are
+// An Item is one answer for a key as this process knows it. Items are
 // immutable once they have been handed to the near tier or to a flight.
 type Item[V any] struct {
 	Lifetime
@@ -21,11 +21,11 @@ type Item[V any] struct {
 	Value   V                 // if kind is driver.KindValue
 	Epoch   uint64            // of the rebuild that made it, or of the entry beside which it stands; 0: of none
 	Build   time.Duration     // how long that rebuild took
-	Err     error             // the last failure, if failures > 0
+	Err     error             // the last failure, if Failures > 0
 	Trusted durations.Instant // until when the store need not be asked whether it still holds
 	Beside  bool              // the store has not taken it: it stands beside the store's entry of that epoch
 	Early   EarlyTry
-	// position is up to where the log of sweeps was known when its load began.
+	// Position is up to where the log of sweeps was known when its load began.
 	Position uint64
 	Made     durations.Instant // the instant after the load that made it began in this process; 0 if none did
 }
@@ -54,8 +54,10 @@ func (it *Item[V]) Answer() (V, error) {
 // the price of time.Now.
 type Clock struct{ Base time.Time }
 
+// Now is the present moment.
 func (c Clock) Now() durations.Instant { return time.Since(c.Base) }
 
+// Instant is the moment t.
 func (c Clock) Instant(t time.Time) durations.Instant { return t.Sub(c.Base) }
 
 // errorWeight is the part of an item's weight that is its failure's.

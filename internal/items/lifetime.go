@@ -29,7 +29,7 @@ type Lifetime struct {
 	StaleUntil durations.Instant // end of the stale-while-revalidate window
 	ErrorUntil durations.Instant // end of the stale-if-error window
 	KeepUntil  durations.Instant // until when it is kept for a load to start from
-	RetryAt    durations.Instant // when the next try is due, if failures > 0
+	RetryAt    durations.Instant // when the next try is due, if Failures > 0
 }
 
 // NewLifetime is the lifetime of a value that is w.Age old at the time now.

@@ -9,7 +9,6 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"github.com/bellwether-go/bellwether/driver"
-	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/httpcache"
 )
 
@@ -121,7 +120,7 @@ func (m *Middleware) servable(ctx context.Context, t target) bool {
 	for range maxHops {
 		it, now := m.cache.Near(key)
 		if it == nil {
-			it = m.cache.Find(ctx, key, &gate.Budget{Left: m.options.EngineTimeout})
+			it = m.cache.Apart(key, m.options.EngineTimeout).Find(ctx)
 		}
 		if it == nil || it.Kind != driver.KindValue || !it.Fresh(now) && !it.Stale(now) && !it.BackingOff(now) {
 			return false

@@ -15,7 +15,6 @@ import (
 
 	"github.com/bellwether-go/bellwether/internal/audience"
 	"github.com/bellwether-go/bellwether/internal/durations"
-	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/internal/sweeplog"
 	"github.com/bellwether-go/bellwether/observe"
@@ -23,7 +22,9 @@ import (
 
 type (
 	// An Item is a response under a key, as this process knows it.
-	Item    = items.Item[*Response]
+	Item = items.Item[*Response]
+	// A Want is what a request asks of its answer.
+	Want    = items.Want[*Response]
 	instant = durations.Instant
 )
 
@@ -61,8 +62,8 @@ type Cache interface {
 	// but for the value of the key own, which is the request's.
 	Within(request, load context.Context, own any) context.Context
 
-	// Find returns what the near tier or the store knows of a key, nil if that is nothing.
-	Find(ctx context.Context, key string, budget *gate.Budget) *Item
+	// Apart begins work on a key without a flight, which may lose that to engines.
+	Apart(key string, lose time.Duration) Apart
 	// Spare is what the log of sweeps leaves of an item, nil if that is nothing.
 	Spare(key string, it *Item) *Item
 	// Put keeps a response that no flight of its key has made, where the log was known up to
@@ -70,9 +71,6 @@ type Cache interface {
 	Put(ctx context.Context, key string, res *Response, w items.Windows, position uint64, over *Item)
 	// Replace is Put over an item, behind the caller. It calls done when that is over.
 	Replace(key string, over *Item, res *Response, w items.Windows, done func())
-	// Draft begins a response that no flight makes. Its epoch is claimed now, so that an
-	// invalidation meanwhile fences it off.
-	Draft(ctx context.Context, key string, budget *gate.Budget) Draft
 	// Witness begins to count the invalidations of a key in this process.
 	Witness(key string) Witness
 
@@ -97,29 +95,6 @@ type Cache interface {
 	Tell(ctx context.Context, s observe.Serve)
 	// OnError tells of a failure that no client hears of.
 	OnError(key string, err error)
-}
-
-// A Want is what a request asks of its answer. The zero Want takes any.
-type Want struct {
-	// Accept tells whether an item may answer that was made before the request. Nil: any may.
-	// It is quick and does not wait; it is called under locks.
-	Accept func(it *Item, now durations.Instant) bool
-	// Fits tells whether an item may answer the request at all, whenever it was made. Nil: any
-	// may. It is as Accept.
-	Fits func(it *Item) bool
-	// Aside is work for the request's own goroutine while it waits. Nil: none.
-	Aside <-chan func()
-	// Client is equal for the requests of one client, see [audience.Alike].
-	Client string
-	// Personal tells that the load may be slow because of the request: a time-out is for requests
-	// of the same client.
-	Personal bool
-}
-
-// takes reports whether an item answers the request that came before the item was made, or
-// that does not wait for another.
-func (w *Want) takes(it *Item, now durations.Instant) bool {
-	return (w.Fits == nil || w.Fits(it)) && (w.Accept == nil || it.BackingOff(now) || w.Accept(it, now))
 }
 
 // A Waiting is a request that waits for a key, and its answer when the wait is over.
@@ -176,6 +151,17 @@ type Attempt interface {
 	AwaitReaders(done <-chan struct{})
 	// SetWindows says how long what the load returns is served and kept.
 	SetWindows(w items.Windows)
+}
+
+// An Apart is work on a key without a flight. An engine that has not answered is not asked again.
+type Apart interface {
+	// Find returns what the near tier or the store knows of the key, nil if that is nothing.
+	Find(ctx context.Context) *Item
+	// Draft begins a response. Its epoch is claimed now, so that an invalidation meanwhile
+	// fences it off.
+	Draft(ctx context.Context) Draft
+	// Left is what the work may still lose to engines.
+	Left() time.Duration
 }
 
 // A Draft is a response that is made without a flight.

@@ -146,12 +146,12 @@ func (m *Middleware) forEverybody(ctx context.Context, r *http.Request) *http.Re
 		delete(d.Header, name)
 	}
 	httpcache.RemoveConditions(d.Header)
-	m.rules.RemoveAliases(d.Header)
+	m.options.Rules.RemoveAliases(d.Header)
 	httpcache.RemoveConnectionFields(d.Header)
 	// What the key does not tell apart must not reach the handler. net/http leaves a Host
 	// in the header that HTTP/2 has beside ":authority" (RFC 9113 section 8.3.1).
 	delete(d.Header, "Host")
-	httpcache.Normalise(d.Header, m.rules)
+	httpcache.Normalise(d.Header, m.options.Rules)
 	httpcache.Canonicalise(d)
 	return d
 }
@@ -194,12 +194,12 @@ func (x *exchange) decide(status int) {
 	var j httpcache.Judgement
 	if x.validated {
 		fwdStatus = status
-		d := httpcache.ResponseDirectives(header, x.m.rules.Targets...)
+		d := httpcache.ResponseDirectives(header, x.m.options.Rules.Targets...)
 		age := httpcache.InitialAge(header, x.sent, now)
 		status, header = x.asks.about.status, httpcache.Freshen(x.asks.header, httpcache.StoredHeader(header, d, now))
-		j = httpcache.JudgeAged(x.owner.request, status, header, age, now, x.m.rules)
+		j = httpcache.JudgeAged(x.owner.request, status, header, age, now, x.m.options.Rules)
 	} else {
-		j = httpcache.Judge(x.owner.request, status, header, x.sent, now, x.m.rules)
+		j = httpcache.Judge(x.owner.request, status, header, x.sent, now, x.m.options.Rules)
 	}
 	signpost, found := x.signpost(header)
 	v := facts{
@@ -228,7 +228,7 @@ func (x *exchange) decide(status int) {
 		fwd:       x.fwd,
 		fwdStatus: fwdStatus,
 		guessed:   x.writer.guessed || x.validated && x.asks.about.guessed,
-		forAll:    httpcache.OpenToAll(header, x.m.rules),
+		forAll:    httpcache.OpenToAll(header, x.m.options.Rules),
 		of:        x,
 	}
 	switch {
@@ -493,7 +493,7 @@ func (m *Middleware) condition(res *Response, req httpcache.Request) *condition 
 	h := res.head()
 	switch {
 	case !httpcache.Validatable(res.status, h),
-		res.kind == checked && !httpcache.ValidatedFor(req, h, m.rules),
+		res.kind == checked && !httpcache.ValidatedFor(req, h, m.options.Rules),
 		res.kind == plain && req.Credentials && !res.forAll:
 		return nil
 	}

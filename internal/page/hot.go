@@ -18,10 +18,10 @@ func (m *Middleware) hot(w http.ResponseWriter, r *http.Request, t target, d htt
 	if d != (httpcache.RequestDirectives{}) || m.hasCredentials(r) {
 		return false
 	}
-	e, key := m.cache, t.key
+	cache, key := m.cache, t.key
 	var under *Response // the signpost that led to key
 	for range maxHops {
-		it, now := e.Near(key)
+		it, now := cache.Near(key)
 		if it == nil || now >= it.Trusted || it.Kind != driver.KindValue || !it.Fresh(now) || m.options.EarlyRefresh {
 			return false
 		}
@@ -33,7 +33,7 @@ func (m *Middleware) hot(w http.ResponseWriter, r *http.Request, t target, d htt
 			if res.body.Len() > smallBody {
 				return false // what it takes to send it is counted
 			}
-			e.CountHit(r.Context(), t.key)
+			cache.CountHit(r.Context(), t.key)
 			if under != nil && res.hitHeaderOf(it, now) == nil { // once in a second
 				under.built.of(m.needsVariant(t.header)).touch(key, now)
 			}

@@ -52,24 +52,22 @@ const (
 
 // A Middleware caches the responses of the handlers that it wraps. It is safe for concurrent use.
 type Middleware struct {
-	cache       Cache
-	options     Options
-	rules       httpcache.Options
-	credentials []string // the names of request fields
-	hidden      httpcache.Hidden
-	through     *semaphore.Weighted // PassThrough
-	streams     *semaphore.Weighted // MaxStreams
-	bypasses    bypasses
-	replacing   sync.Map            // the keys whose record is being replaced, see replace
-	drafting    sync.Map            // the keys of which a response to credentials is being kept, see passCredentials
-	soft        *semaphore.Weighted // the soft invalidations that are being written into the log
-	bodies      bodies              // MaxHeld
+	cache     Cache
+	options   Options
+	hidden    httpcache.Hidden
+	through   *semaphore.Weighted // PassThrough
+	streams   *semaphore.Weighted // MaxStreams
+	bypasses  bypasses
+	replacing sync.Map            // the keys whose record is being replaced, see replace
+	drafting  sync.Map            // the keys of which a response to credentials is being kept, see passCredentials
+	soft      *semaphore.Weighted // the soft invalidations that are being written into the log
+	bodies    bodies              // MaxHeld
 }
 
 // New returns the HTTP face of a cache.
 func New(cache Cache, o Options) *Middleware {
 	m := &Middleware{
-		cache: cache, options: o, rules: o.Rules, credentials: o.Credentials, hidden: httpcache.NewHidden(o.Hidden),
+		cache: cache, options: o, hidden: httpcache.NewHidden(o.Hidden),
 		bodies:  bodies{limit: o.MaxHeld},
 		through: semaphore.NewWeighted(int64(o.PassThrough)),
 		soft:    semaphore.NewWeighted(maxSoftWrites),

@@ -12,7 +12,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/httpcache"
 	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/internal/spool"
@@ -80,7 +79,7 @@ func (q *query) passUncacheable(key string, it *Item) {
 	}
 	w.before = func(status int) {
 		header, now := within(w.Header(), w.untouched), time.Now()
-		j := httpcache.Judge(q.request, status, header, sent, now, q.m.rules)
+		j := httpcache.Judge(q.request, status, header, sent, now, q.m.options.Rules)
 		cacheable = j.Shared && !isEventStream(header) && headerBytes(header) <= maxHeader && (reason != reasonTooLarge || q.m.fits(header))
 		if !cacheable && reason != reasonTooLarge && tellsAudience(status) {
 			q.m.prolong(key, it, cmp.Or(j.Reason, reason), now.Sub(sent))
@@ -139,7 +138,7 @@ func (q *query) passChecked(key string, it *Item) {
 	kept := it.Value
 	stale := kept.head()
 	r := q.r.Clone(ownRoute(q.r.Context())) // the handler may have to be asked again
-	if !httpcache.ValidatedFor(q.request, stale, q.m.rules) || !httpcache.SetConditions(r.Header, stale) {
+	if !httpcache.ValidatedFor(q.request, stale, q.m.options.Rules) || !httpcache.SetConditions(r.Header, stale) {
 		q.m.pass(q.w, q.r, q.next, httpcache.Status{Fwd: httpcache.FwdBypass, Detail: kept.reason})
 		return
 	}
@@ -149,7 +148,7 @@ func (q *query) passChecked(key string, it *Item) {
 	status := httpcache.Status{Fwd: httpcache.FwdStale}
 	w.before = func(code int) {
 		header := within(w.Header(), w.untouched)
-		j := httpcache.Judge(q.request, code, header, sent, time.Now(), q.m.rules)
+		j := httpcache.Judge(q.request, code, header, sent, time.Now(), q.m.options.Rules)
 		switch {
 		case j.Shared:
 			q.m.replace(key, it, &Response{kind: uncacheable}, items.Windows{})
@@ -173,10 +172,10 @@ func (q *query) passChecked(key string, it *Item) {
 		q.m.pass(q.w, q.r, q.next, httpcache.Status{Fwd: httpcache.FwdStale})
 		return
 	}
-	d := httpcache.ResponseDirectives(header, q.m.rules.Targets...)
+	d := httpcache.ResponseDirectives(header, q.m.options.Rules.Targets...)
 	fresh := httpcache.Freshen(stale, httpcache.StoredHeader(header, d, now))
 	age := httpcache.InitialAge(header, sent, now)
-	if httpcache.JudgeAged(q.request, kept.status, fresh, age, now, q.m.rules).Shared {
+	if httpcache.JudgeAged(q.request, kept.status, fresh, age, now, q.m.options.Rules).Shared {
 		q.m.replace(key, it, &Response{kind: uncacheable}, items.Windows{})
 	}
 	status.FwdStatus = http.StatusNotModified
@@ -240,7 +239,7 @@ func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.
 		if !m.options.IgnoreRequestDirectives {
 			d = httpcache.ParseRequest(r.Header)
 		}
-		j := httpcache.Judge(m.request(r, t, d), status, own, sent, now, m.rules)
+		j := httpcache.Judge(m.request(r, t, d), status, own, sent, now, m.options.Rules)
 		// As in decide; and what a GET would not be asked with, nobody is given. By the
 		// whole header: a Vary or a cookie may be the handler's too, if it has set the same.
 		if httpcache.PostStorable(t.url, status, header, j) && m.plainRequest(r, t) && headerBytes(header) <= maxHeader && !isEventStream(header) {
@@ -271,9 +270,9 @@ func (q *query) passCredentials(key string) bool {
 		q.pass(httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reasonAuthorization})
 		return true
 	}
-	budget := &gate.Budget{Left: q.lose}
-	it := m.cache.Find(q.r.Context(), key, budget)
-	q.lose = budget.Left
+	apart := m.cache.Apart(key, q.lose)
+	it := apart.Find(q.r.Context())
+	q.lose = apart.Left()
 	switch {
 	case it == nil:
 	case !it.Held && it.BackingOff(m.cache.Now()):
@@ -292,7 +291,7 @@ func (q *query) passCredentials(key string) bool {
 	if _, others := m.drafting.LoadOrStore(key, nil); !others {
 		defer m.drafting.Delete(key)
 		if it == nil && m.plainRequest(q.r, q.target) && !hasAny(q.r.Header, contentFields) {
-			draft = m.cache.Draft(q.r.Context(), key, budget)
+			draft = apart.Draft(q.r.Context())
 			defer draft.End()
 		}
 	}
@@ -301,7 +300,7 @@ func (q *query) passCredentials(key string) bool {
 	u.before = func(status int) {
 		header, now := httpcache.CanonicalHeader(u.Header()), time.Now()
 		own := within(u.Header(), outer)
-		j := httpcache.Judge(q.request, status, own, sent, now, m.rules)
+		j := httpcache.Judge(q.request, status, own, sent, now, m.options.Rules)
 		shared = j.Shared && !isEventStream(own) && tellsAudience(status)
 		switch {
 		case !shared && tellsAudience(status):
@@ -350,7 +349,7 @@ func within(h, outer http.Header) http.Header {
 func (m *Middleware) plainRequest(r *http.Request, t target) bool {
 	host, ok := httpcache.CanonicalHost(t.url.Host)
 	return ok && host == r.Host && t.url.URL.RawQuery == r.URL.RawQuery && t.url.URL.ForceQuery == r.URL.ForceQuery && httpcache.Canonical(r) && r.Header["Host"] == nil && !m.needsVariant(t.header) &&
-		!httpcache.OverridesMethod(r.Method, r.Header) && !m.rules.Aliased(r.Header) && len(t.header) == len(r.Header)
+		!httpcache.OverridesMethod(r.Method, r.Header) && !m.options.Rules.Aliased(r.Header) && len(t.header) == len(r.Header)
 }
 
 // A watchedWriter is the real writer, with a look at the final header before it
@@ -519,7 +518,7 @@ func (m *Middleware) newKeptWriter(w http.ResponseWriter, r *http.Request) *kept
 // keepAs has the response kept that begins with the header own, and was judged so.
 func (u *keptWriter) keepAs(status int, own http.Header, j httpcache.Judgement, now time.Time) {
 	u.keeping, u.decided = true, now
-	u.response = &Response{status: status, freshness: j.Freshness, forAll: httpcache.OpenToAll(own, u.m.rules)}
+	u.response = &Response{status: status, freshness: j.Freshness, forAll: httpcache.OpenToAll(own, u.m.options.Rules)}
 	u.header, u.age = httpcache.StoredHeader(own, j.Directives, now), j.Age
 }
 

@@ -69,7 +69,7 @@ func (m *Middleware) target(r *http.Request) (t target, ok bool) {
 
 // hasCredentials reports whether a request says who its client is.
 func (m *Middleware) hasCredentials(r *http.Request) bool {
-	for _, name := range m.credentials {
+	for _, name := range m.options.Credentials {
 		if r.Header[name] != nil {
 			return true
 		}
@@ -144,7 +144,7 @@ func (m *Middleware) forbids(outer http.Header) bool {
 	if len(outer) == 0 {
 		return false
 	}
-	d := httpcache.ResponseDirectives(httpcache.CanonicalHeader(outer), m.rules.Targets...)
+	d := httpcache.ResponseDirectives(httpcache.CanonicalHeader(outer), m.options.Rules.Targets...)
 	return d.NoStore || d.Private
 }
 

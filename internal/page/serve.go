@@ -9,7 +9,6 @@ import (
 
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/durations"
-	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/httpcache"
 	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/observe"
@@ -189,7 +188,7 @@ func (q *query) client() string {
 	var b strings.Builder
 	b.WriteByte(0) // which no Cookie has
 	fmt.Fprintf(&b, "%q", q.r.Header["Cookie"])
-	for _, name := range q.m.credentials {
+	for _, name := range q.m.options.Credentials {
 		fmt.Fprintf(&b, "%q", q.r.Header[name])
 	}
 	if c := clientCertificate(q.r); c != nil {
@@ -212,22 +211,22 @@ func reuse(it *Item, res *Response, now instant, d httpcache.RequestDirectives) 
 // atHand answers without the handler if it can. If it cannot, the item is what
 // may be served when patience ends, or nil.
 func (q *query) atHand(key string) (it *Item, early, ok bool) {
-	e, want := q.m.cache, q.want(key)
-	if it, early, ok = e.Hit(key, want); ok {
+	cache, want := q.m.cache, q.want(key)
+	if it, early, ok = cache.Hit(key, want); ok {
 		return it, early, true
 	}
 	if q.directives.MaxStale.Set {
 		// A client that takes what is staler than we would serve gets it if this
 		// process has it.
-		it, now := e.Near(key)
+		it, now := cache.Near(key)
 		if it != nil && it.Held && now < it.Trusted && it.Value.kind == plain && (want.Fits == nil || want.Fits(it)) && want.Accept(it, now) {
-			e.CountStale()
+			cache.CountStale()
 			return it, false, true
 		}
 	}
 	if q.directives.OnlyIfCached {
-		it := e.Find(q.r.Context(), key, &gate.Budget{Left: q.m.options.EngineTimeout})
-		if now := e.Now(); it != nil && (it.Fresh(now) || it.Stale(now)) && want.takes(it, now) {
+		it := cache.Apart(key, q.m.options.EngineTimeout).Find(q.r.Context())
+		if now := cache.Now(); it != nil && (it.Fresh(now) || it.Stale(now)) && want.Takes(it, now, forever) {
 			return it, false, true
 		}
 	}
@@ -241,8 +240,8 @@ func (q *query) spared(key string) *Item {
 	if !q.directives.StaleIfError.Set || q.excludedFrom(key) {
 		return nil
 	}
-	e := q.m.cache
-	it, now := e.Near(key)
+	cache := q.m.cache
+	it, now := cache.Near(key)
 	if it == nil || q.began >= it.Trusted {
 		return nil
 	}

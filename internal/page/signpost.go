@@ -23,13 +23,13 @@ var pseudonyms = []string{httpcache.KeyVariant, httpcache.RetargetingFields}
 // needsVariant reports whether a request with the header req has any part that a pseudonym
 // stands for. A response that is kept under the URL's own key is not for such a request.
 func (m *Middleware) needsVariant(req http.Header) bool {
-	return req[httpcache.KeyVariant] != nil || m.rules.Retargeted(req)
+	return req[httpcache.KeyVariant] != nil || m.options.Rules.Retargeted(req)
 }
 
 // variantKey is the key of the variant that a request with the header req asks for. base
 // is the key of its URL.
 func (m *Middleware) variantKey(signpost *Response, base string, req http.Header) string {
-	return base + sweeplog.VariantMark + signpost.mark + httpcache.VariantKey(signpost.names, req, m.rules)
+	return base + sweeplog.VariantMark + signpost.mark + httpcache.VariantKey(signpost.names, req, m.options.Rules)
 }
 
 // signpost returns the signpost to a response with that header, nil if the call's key
@@ -61,20 +61,20 @@ func (x *exchange) signpost(header http.Header) (*Response, bool) {
 // pointTo keeps a signpost under the key of the URL, and returns what the load keeps under
 // the exchange's own key: the same signpost. The two keys may be one.
 func (x *exchange) pointTo(post *Response) *Response {
-	e, base, f := x.m.cache, x.owner.base, items.Windows{TTL: varyingTTL}
+	cache, base, f := x.m.cache, x.owner.base, items.Windows{TTL: varyingTTL}
 	kept := &Response{kind: varying, names: post.names, mark: post.mark, built: post.built}
-	now := e.Now()
+	now := cache.Now()
 	switch old := x.owner.signpost; {
 	case old != nil:
 		// The new signpost takes the old one's place only if the old one is still there:
 		// after an invalidation it would lead to responses from before. It is also kept
 		// under the old variant's key, for processes that have the old one for NearTTL.
-		e.Put(x.load, base, kept, f, x.attempt.Position(), old)
+		cache.Put(x.load, base, kept, f, x.attempt.Position(), old)
 		f.TTL = x.m.options.UncacheableTTL
 	case x.before != nil && x.before.End() > now && len(post.names) == len(pseudonyms):
 		// The signpost displaces a response to a request without any of its names. The
 		// response moves to the key to which the signpost leads such requests.
-		e.Put(x.load, x.m.variantKey(post, base, nil), x.before.Value, x.before.Windows(now), x.before.Position, nil)
+		cache.Put(x.load, x.m.variantKey(post, base, nil), x.before.Value, x.before.Windows(now), x.before.Position, nil)
 	}
 	x.attempt.SetWindows(f)
 	return kept
