@@ -44,6 +44,14 @@ func (f *flight[V]) doubt() {
 	}
 }
 
+// doubtValue is doubt about the value that is being made. Without a Fencer nobody can say
+// more of it: the answer would wake all who wait, and each would doubt again.
+func (f *flight[V]) doubtValue() {
+	if _, ok := f.engine.Store.(Fencer); ok {
+		f.doubt()
+	}
+}
+
 // answerDoubts asks the store whenever a call has doubted, until ctx ends or nothing later
 // could be said.
 func (f *flight[V]) answerDoubts(ctx context.Context) {

@@ -520,6 +520,37 @@ func TestNearOff_LateJoinerOfAStream(t *testing.T) {
 	}
 }
 
+// Nobody can say more of a response that is being written if the store cannot be asked: those
+// who join it wait their patience, and the store is asked for what is stale, not for as long as they wait.
+func TestNearOff_JoinersOfAStreamAskLittle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := wiredTo(memstore.New())
+		store.set(trip)
+		o := bellwether.Options{Store: quiet{store}, Locker: locallock.New(), Patience: 500 * time.Millisecond}
+		s := newSite(t, bellwether.HTTPOptions{Options: nearOff(o)}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=1, stale-while-revalidate=3600")
+			w.(http.Flusher).Flush()
+			time.Sleep(time.Second)
+			fmt.Fprint(w, "page")
+		})
+		s.get("http://a/p")
+		time.Sleep(2 * time.Second)
+		go s.get("http://a/p")
+		time.Sleep(50 * time.Millisecond)
+		store.reset()
+		began := time.Now()
+		var joiners sync.WaitGroup
+		for range 10 {
+			joiners.Go(func() { s.get("http://a/p") })
+		}
+		joiners.Wait()
+		if took, n := time.Since(began), store.count(); took < 500*time.Millisecond || took > 510*time.Millisecond || n > 10 {
+			t.Errorf("stale after %v, with %d calls of the store: %v", took, n, store.calls)
+		}
+		time.Sleep(2 * time.Second) // the handler ends
+	})
+}
+
 // What a process knows of a key without its being an answer holds with the near tier off:
 // that its responses are for all, also with credentials; that they are not for sharing, and
 // that they are again; that the page is fresh, so that few requests go past it.

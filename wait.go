@@ -323,7 +323,7 @@ func (c *waiter[V]) look(state *flightState[V]) (is waitState, expiry <-chan tim
 		c.leave()
 	}
 	if readable {
-		f.doubt()
+		f.doubtValue()
 	}
 	if state.landed {
 		if err := state.failure(); err != nil {
