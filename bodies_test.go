@@ -3,6 +3,7 @@ package bellwether_test
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"net/http"
@@ -443,4 +444,141 @@ func TestBodies_AbortedLooksAbortedOnTheWire(t *testing.T) {
 		})
 	}
 	wg.Wait()
+}
+
+// A client leaves while its response is written; the handler, which heeds the request's
+// context, returns. What it has written is kept as the whole, for all.
+func TestBodies_TruncatedPageWhoseClientLeaves(t *testing.T) {
+	h := func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "public, max-age=600")
+		if r.Method == "POST" {
+			w.Header().Set("Content-Location", r.URL.Path)
+		}
+		for i := range 10 {
+			select {
+			case <-time.After(time.Second):
+				fmt.Fprint(w, i)
+			case <-r.Context().Done():
+				return
+			}
+		}
+	}
+	leave := func(s *site, r *http.Request) {
+		ctx, cancel := context.WithTimeout(r.Context(), 3500*time.Millisecond)
+		defer cancel()
+		s.do(r.WithContext(ctx))
+		synctest.Wait()
+		time.Sleep(time.Second)
+	}
+	check := func(t *testing.T, s *site) {
+		for range 2 {
+			if w := s.get("http://a/p"); w.Body.String() != "0123456789" {
+				t.Errorf("the next client got %d %q, %s", w.Code, w.Body, w.Header().Get("Cache-Status"))
+			}
+		}
+	}
+	t.Run("GET with Authorization", func(t *testing.T) {
+		inPairs(t, bellwether.HTTPOptions{}, h, func(t *testing.T, p pair) {
+			leave(p.first, request("GET", "http://a/p", "Authorization", "one"))
+			check(t, p.second)
+		})
+	})
+	t.Run("GET", func(t *testing.T) {
+		inPairs(t, bellwether.HTTPOptions{}, h, func(t *testing.T, p pair) {
+			leave(p.first, request("GET", "http://a/p"))
+			check(t, p.second)
+		})
+	})
+	inBubble(t, "POST", func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, h)
+		leave(s, request("POST", "http://a/p"))
+		check(t, s)
+	})
+}
+
+// The same with a real server: the client closes its connection.
+func TestBodies_TruncatedPageOverHTTP(t *testing.T) {
+	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "public, max-age=600")
+		for i := range 10 {
+			select {
+			case <-time.After(100 * time.Millisecond):
+				fmt.Fprint(w, i)
+			case <-r.Context().Done():
+				return
+			}
+		}
+	})
+	server := httptest.NewServer(s.handler)
+	defer server.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 350*time.Millisecond)
+	defer cancel()
+	r, _ := http.NewRequestWithContext(ctx, "GET", server.URL+"/p", nil)
+	r.Header.Set("Authorization", "anything")
+	if res, err := server.Client().Do(r); err == nil {
+		io.Copy(io.Discard, res.Body)
+		res.Body.Close()
+	}
+	time.Sleep(300 * time.Millisecond)
+	res, err := server.Client().Get(server.URL + "/p")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, _ := io.ReadAll(res.Body)
+	if string(b) != "0123456789" {
+		t.Errorf("the next client got %q, %s", b, res.Header.Get("Cache-Status"))
+	}
+}
+
+// Slow clients of four cold URLs hold MaxHeld. Another page, of 100 KiB and fresh for ten
+// minutes, is asked for 100 times. With Authorization they hold it for as long as they like.
+func TestBodies_SlowReadersDoNotEndCaching(t *testing.T) {
+	for name, tt := range map[string]struct {
+		fields []string
+		pause  time.Duration
+		after  time.Duration
+	}{
+		"slow, at once":                      {nil, 55 * time.Second, time.Second},
+		"stalled with Authorization, a week": {[]string{"Authorization", "x"}, 1000 * time.Hour, 7 * 24 * time.Hour},
+	} {
+		inBubble(t, name, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{MaxHeld: 8 << 20}, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", "public, max-age=600")
+				if strings.HasPrefix(r.URL.Path, "/large") {
+					w.Write(make([]byte, 2<<20))
+					return
+				}
+				w.Write(make([]byte, 100<<10))
+			})
+			ctx, cancel := context.WithCancel(t.Context())
+			var wg sync.WaitGroup
+			for i := range 4 {
+				wg.Go(func() {
+					defer func() { recover() }()
+					w := newClient() // takes a body as slowly as it may, or nothing of it
+					w.forgets, w.deadline = true, func(*client, time.Time) error { return nil }
+					w.before = func([]byte) error {
+						select {
+						case <-time.After(tt.pause):
+							return nil
+						case <-ctx.Done():
+							return ctx.Err()
+						}
+					}
+					s.handler.ServeHTTP(w, request("GET", fmt.Sprint("http://a/large", i), tt.fields...).WithContext(ctx))
+				})
+			}
+			time.Sleep(tt.after)
+			s.calls.Store(0)
+			for range 100 {
+				s.get("http://a/p")
+				time.Sleep(time.Second)
+			}
+			if n := s.calls.Load(); n > 2 {
+				t.Errorf("%d runs for 100 requests in 100 s for a page of 100 KiB with max-age=600, while four clients read slowly", n)
+			}
+			cancel()
+			wg.Wait()
+		})
+	}
 }

@@ -201,3 +201,24 @@ func TestAdaptersErrorsThatDoHarm(t *testing.T) {
 		}
 	})
 }
+
+// Clients that leave while an epoch is claimed for them count as errors of the store, which
+// OnError hears of.
+func TestErrors_LeavingClientsAreNone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var told string
+		store := wiredTo(memstore.New())
+		store.set(on(takes(time.Millisecond), "claim"))
+		o := bellwether.HTTPOptions{Options: bellwether.Options{Store: store, Locker: locallock.New(), OnError: func(_ string, err error) { told = err.Error() }}}
+		s := newSite(t, o, page(0, "page"))
+		time.Sleep(time.Second)
+		for i := range 100 {
+			ctx, cancel := context.WithTimeout(t.Context(), 500*time.Microsecond)
+			s.do(request("GET", fmt.Sprint("http://a/", i), "Authorization", "x").WithContext(ctx))
+			cancel()
+		}
+		if n := s.mw.Stats().EngineErrors; n > 0 {
+			t.Errorf("%d engine errors by 100 clients that left; the last: %s", n, told)
+		}
+	})
+}

@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
 	"runtime"
@@ -771,4 +772,192 @@ func TestAudience_FailureBesideAPageForOthers(t *testing.T) {
 			})
 		}
 	}
+}
+
+// A client whose Authorization is refused (or whose request is for a part, or for a 304) has
+// all clients with Authorization go past the cache, for 10 s each time, although the page is
+// known to be for all.
+func TestAudience_OneBadToken(t *testing.T) {
+	for name, bad := range map[string][]string{
+		"bad token": {"Authorization", "bad"},
+		"range":     {"Authorization", "good", "Range", "bytes=0-1"},
+		"304":       {"Authorization", "good", "If-None-Match", `"v"`},
+	} {
+		for _, learnt := range []bool{true, false} {
+			t.Run(fmt.Sprint(name, ", known to be for all ", learnt), func(t *testing.T) {
+				h := func(w http.ResponseWriter, r *http.Request) {
+					time.Sleep(100 * time.Millisecond)
+					if r.Header.Get("Authorization") != "good" {
+						w.WriteHeader(401)
+						return
+					}
+					w.Header().Set("Cache-Control", "public, max-age=60")
+					w.Header().Set("ETag", `"v"`)
+					http.ServeContent(w, r, "x.txt", time.Time{}, strings.NewReader("page"))
+				}
+				inPairs(t, bellwether.HTTPOptions{}, h, func(t *testing.T, p pair) {
+					if learnt {
+						for range 2 {
+							p.first.get("http://a/p", "Authorization", "good")
+							synctest.Wait()
+						}
+						time.Sleep(2 * time.Hour)
+					}
+					p.first.get("http://a/p", bad...)
+					synctest.Wait()
+					p.calls()
+					for range 10 {
+						p.first.burst(100, func(int) *http.Request { return request("GET", "http://a/p", "Authorization", "good") })
+						time.Sleep(500 * time.Millisecond)
+					}
+					if n := p.calls(); n > 110 {
+						t.Errorf("%d runs of the handler for 10 herds of 100 with good tokens, of a page that is public, max-age=60", n)
+					}
+				})
+			})
+		}
+	}
+}
+
+// An origin that fails: one client's load finds out, all others with Authorization ask it.
+func TestAudience_FailingOriginAndTheAuthorizedHerd(t *testing.T) {
+	for _, fields := range [][]string{nil, {"Authorization", "good"}} {
+		t.Run(fmt.Sprint(fields), func(t *testing.T) {
+			var down atomic.Bool
+			h := func(w http.ResponseWriter, r *http.Request) {
+				time.Sleep(100 * time.Millisecond)
+				if down.Load() {
+					w.WriteHeader(503)
+					return
+				}
+				w.Header().Set("Cache-Control", "public, max-age=60")
+				io.WriteString(w, "page")
+			}
+			inPairs(t, bellwether.HTTPOptions{}, h, func(t *testing.T, p pair) {
+				down.Store(false)
+				p.first.get("http://a/p", fields...)
+				synctest.Wait()
+				p.first.get("http://a/p", fields...)
+				time.Sleep(65 * time.Second)
+				down.Store(true)
+				p.calls()
+				for range 10 {
+					p.first.burst(100, func(int) *http.Request { return request("GET", "http://a/p", fields...) })
+					time.Sleep(500 * time.Millisecond)
+				}
+				if n := p.calls(); n > 20 {
+					t.Errorf("%d runs of a failing handler for 1,000 requests in 6 s", n)
+				}
+			})
+		})
+	}
+}
+
+// A response made for one client reaches another only if it says so.
+func TestAudience_RandomPrivacy(t *testing.T) {
+	seeds := uint64(20)
+	if testing.Short() {
+		seeds = 6
+	}
+	for seed := range seeds {
+		for _, ttl := range []time.Duration{0, time.Minute} {
+			inBubble(t, fmt.Sprint(seed, " ", ttl), func(t *testing.T) { randomPrivacy(t, seed, ttl) })
+		}
+	}
+}
+
+func randomPrivacy(t *testing.T, seed uint64, ttl time.Duration) {
+	var mu sync.Mutex
+	rnd := rand.New(rand.NewPCG(seed, 3))
+	roll := func(n int) int { mu.Lock(); defer mu.Unlock(); return rnd.IntN(n) }
+	ccs := []string{"", "private", "no-store", "max-age=5", "max-age=5, stale-if-error=60, stale-while-revalidate=20", "public, max-age=3", "s-maxage=4", "max-age=3, must-revalidate", "no-cache", "public, no-cache", "max-age=0"}
+	var id atomic.Int64
+	h := func(w http.ResponseWriter, r *http.Request) {
+		who := r.Header.Get("Authorization")
+		cc := ccs[roll(len(ccs))]
+		if roll(3) == 0 {
+			time.Sleep(time.Duration(roll(1500)) * time.Millisecond)
+		}
+		w.Header().Set("X-For", who+"|"+cc)
+		if cc != "" {
+			w.Header().Set("Cache-Control", cc)
+		}
+		if roll(3) == 0 {
+			w.Header().Set("Etag", `"v"`)
+			if r.Header.Get("If-None-Match") == `"v"` && roll(2) == 0 {
+				w.Header().Del("X-For") // a 304's fields become those of the stored response
+				w.WriteHeader(304)
+				return
+			}
+		}
+		switch roll(12) {
+		case 0:
+			w.WriteHeader([]int{500, 503, 404, 403, 301}[roll(5)])
+		case 1:
+			panic("for " + who)
+		case 2:
+			w.Header().Set("Set-Cookie", "of="+who)
+		}
+		fmt.Fprintf(w, "%s|%s|%d|", who, cc, id.Add(1))
+		if roll(3) == 0 {
+			w.(http.Flusher).Flush()
+			time.Sleep(time.Duration(roll(1500)) * time.Millisecond)
+			if roll(4) == 0 {
+				panic(http.ErrAbortHandler)
+			}
+		}
+		fmt.Fprint(w, "end")
+	}
+	store, locker := memstore.New(), locallock.New()
+	o := bellwether.HTTPOptions{CredentialFields: []string{"X-Key"}, Options: bellwether.Options{TTL: ttl, Store: store, Locker: locker}}
+	sites := []*site{newSite(t, o, h), newSite(t, o, h)}
+	time.Sleep(2 * time.Second)
+	var wg sync.WaitGroup
+	for c := range 12 {
+		wg.Go(func() {
+			for range 60 {
+				time.Sleep(time.Duration(roll(800)) * time.Millisecond)
+				who := ""
+				var fields []string
+				if c%2 == 0 {
+					who = fmt.Sprint("u", c)
+					fields = append(fields, "Authorization", who)
+				}
+				switch roll(8) {
+				case 0:
+					fields = append(fields, "Cache-Control", []string{"no-cache", "no-store", "max-stale", "stale-if-error=100", "only-if-cached"}[roll(5)])
+				case 1:
+					fields = append(fields, "If-None-Match", `"v"`)
+				case 2:
+					fields = append(fields, "Range", "bytes=0-")
+				}
+				r := request([]string{"GET", "GET", "GET", "HEAD"}[roll(4)], fmt.Sprint("http://a/", roll(3)), fields...)
+				ctx, cancel := context.WithCancel(t.Context())
+				if roll(10) == 0 {
+					time.AfterFunc(time.Duration(roll(1000))*time.Millisecond, cancel)
+				}
+				w := sites[roll(2)].do(r.WithContext(ctx))
+				cancel()
+				for _, said := range []string{w.Header().Get("X-For"), w.Body.String()} {
+					parts := strings.Split(said, "|")
+					if len(parts) < 2 || parts[0] == who || strings.Contains(said, "Bad Gateway") {
+						continue
+					}
+					says := parts[1]
+					if parts[0] == "" { // a 304 may have made it a response for all
+						says += w.Header().Get("Cache-Control")
+					}
+					open := strings.Contains(says, "public") || strings.Contains(says, "s-maxage") || strings.Contains(says, "must-revalidate")
+					if strings.Contains(w.Header().Get("Cache-Status"), "fwd-status=304") && parts[0] == "" {
+						continue // validated for this client
+					}
+					if !open && (parts[0] != "" || who != "") {
+						t.Errorf("%q got %d %q: %v", who, w.Code, said, w.Header())
+					}
+				}
+			}
+		})
+	}
+	wg.Wait()
+	time.Sleep(time.Minute)
 }

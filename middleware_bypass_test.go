@@ -257,3 +257,63 @@ func TestBypass_KeyRefused(t *testing.T) {
 		s.wantCalls(t, 2)
 	}
 }
+
+// The bound on bypasses of a fresh page ends NearTTL after this process was last asked for
+// it, where there is a Store: the page is fresh there.
+func TestBypass_BoundOutlivesNearTTL(t *testing.T) {
+	for name, field := range map[string][]string{"no-store": {"Cache-Control", "no-store"}, "event stream": {"Accept", "text/event-stream"}, "upgrade": {"Upgrade", "x"}} {
+		t.Run(name, func(t *testing.T) {
+			h := page(5*time.Second, "page")
+			inPairs(t, bellwether.HTTPOptions{}, h, func(t *testing.T, p pair) {
+				p.first.get("http://a/p")
+				time.Sleep(2 * time.Second)
+				p.calls()
+				p.first.burst(1000, func(int) *http.Request { return request("GET", "http://a/p", field...) })
+				if n := p.calls(); n > 8 {
+					t.Errorf("%d runs of the handler for a page that is fresh for another minute, want 8", n)
+				}
+			})
+		})
+	}
+}
+
+// A page that may be served stale is not protected by the bound at all.
+func TestBypass_OfAStalePage(t *testing.T) {
+	h := func(w http.ResponseWriter, r *http.Request) {
+		time.Sleep(5 * time.Second)
+		w.Header().Set("Cache-Control", "max-age=1, stale-while-revalidate=600")
+		io.WriteString(w, "page")
+	}
+	inPairs(t, bellwether.HTTPOptions{}, h, func(t *testing.T, p pair) {
+		p.first.get("http://a/p")
+		time.Sleep(2 * time.Second)
+		p.first.get("http://a/p") // begins the refresh
+		p.calls()
+		p.first.burst(1000, func(int) *http.Request { return request("GET", "http://a/p", "Cache-Control", "no-store") })
+		if n := p.calls(); n > 9 {
+			t.Errorf("%d runs of the handler", n)
+		}
+	})
+}
+
+// Fresh page, default options and IgnoreRequestDirectives: requests that go past the cache
+// without a bound.
+func TestBypass_ManyOfAFreshPage(t *testing.T) {
+	for name, build := range map[string]func() *http.Request{
+		"a body of a byte":      func() *http.Request { return httptest.NewRequest("GET", "http://a/p", strings.NewReader("x")) },
+		"X-Http-Method: (none)": func() *http.Request { return request("GET", "http://a/p", "X-Http-Method", "") },
+	} {
+		for _, ignore := range []bool{false, true} {
+			inBubble(t, fmt.Sprint(name, " ignore ", ignore), func(t *testing.T) {
+				s := newSite(t, bellwether.HTTPOptions{IgnoreRequestDirectives: ignore}, page(5*time.Second, "page"))
+				s.get("http://a/p")
+				synctest.Wait()
+				s.calls.Store(0)
+				s.burst(1000, func(int) *http.Request { return build() })
+				if n := s.calls.Load(); n > 8 {
+					t.Errorf("%d runs of the handler for a fresh page", n)
+				}
+			})
+		}
+	}
+}

@@ -338,3 +338,95 @@ func TestCredentials_AreNotShared(t *testing.T) {
 		}
 	})
 }
+
+// A middleware around the cache (CORS) has said Vary: Origin; the handler sets the same.
+// The response to a request with Authorization is kept without its Vary.
+func TestCredentials_DraftKeepsVaryThatAnOuterMiddlewareHasToo(t *testing.T) {
+	for _, fields := range [][]string{nil, {"Authorization", "one"}} {
+		inBubble(t, fmt.Sprint(fields), func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Vary", "Origin")
+				w.Header().Set("Access-Control-Allow-Origin", r.Header.Get("Origin"))
+				w.Header().Set("Cache-Control", "public, max-age=600")
+				fmt.Fprint(w, "for ", r.Header.Get("Origin"))
+			})
+			inner := s.handler
+			s.handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Add("Vary", "Origin") // as rs/cors does
+				inner.ServeHTTP(w, r)
+			})
+			s.get("http://a/p", append([]string{"Origin", "https://evil.example"}, fields...)...)
+			synctest.Wait()
+			if w := s.get("http://a/p", "Origin", "https://honest.example"); w.Body.String() != "for https://honest.example" {
+				t.Errorf("another Origin got %q, Access-Control-Allow-Origin %q, %s", w.Body, w.Header().Get("Access-Control-Allow-Origin"), w.Header().Get("Cache-Status"))
+			}
+		})
+	}
+}
+
+// A response to credentials that is kept on its way takes the place of a page that is
+// fresh for all others, also if it is an error, or is never fresh.
+func TestCredentials_LeaveAFreshPage(t *testing.T) {
+	for name, answer := range map[string]func(http.ResponseWriter){
+		"503 public": func(w http.ResponseWriter) { w.Header().Set("Cache-Control", "public, max-age=5"); w.WriteHeader(503) },
+		"public, max-age=0": func(w http.ResponseWriter) {
+			w.Header().Set("Cache-Control", "public, max-age=0")
+			io.WriteString(w, "page")
+		},
+		"public": func(w http.ResponseWriter) { w.Header().Set("Cache-Control", "public"); io.WriteString(w, "page") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := func(w http.ResponseWriter, r *http.Request) {
+				if r.Header.Get("Authorization") != "" {
+					answer(w)
+					return
+				}
+				w.Header().Set("Cache-Control", "max-age=600, stale-if-error=600")
+				io.WriteString(w, "page")
+			}
+			inPairs(t, bellwether.HTTPOptions{}, h, func(t *testing.T, p pair) {
+				p.first.get("http://a/p")
+				p.second.get("http://a/p")
+				time.Sleep(2 * time.Second)
+				bad := 0
+				p.calls()
+				for range 20 {
+					p.first.get("http://a/p", "Authorization", "x")
+					synctest.Wait()
+					p.calls()
+					for _, s := range []*site{p.first, p.second} {
+						if w := s.get("http://a/p"); w.Body.String() != "page" {
+							bad++
+						}
+						synctest.Wait()
+					}
+					if n := p.calls(); n > 0 {
+						bad += 1000
+					}
+					time.Sleep(11 * time.Second)
+				}
+				if bad > 0 {
+					t.Errorf("a fresh page: %d replies to others without it, %d rounds in which it was built again", bad%1000, bad/1000)
+				}
+			})
+		})
+	}
+}
+
+// What a rebuild for all takes out of a request reaches the handler whose response to
+// credentials is kept for all.
+func TestCredentials_ContentType(t *testing.T) {
+	for _, fields := range [][]string{nil, {"Authorization", "x"}} {
+		inBubble(t, fmt.Sprint(fields), func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", "public, max-age=60")
+				io.WriteString(w, "answer in "+r.Header.Get("Content-Type"))
+			})
+			s.get("http://a/p", append([]string{"Content-Type", "application/evil"}, fields...)...)
+			synctest.Wait()
+			if w := s.get("http://a/p"); w.Body.String() != "answer in " {
+				t.Errorf("another client got %q", w.Body)
+			}
+		})
+	}
+}

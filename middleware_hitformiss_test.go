@@ -2,6 +2,7 @@ package bellwether_test
 
 import (
 	"fmt"
+	"io"
 	"maps"
 	"net/http"
 	"strings"
@@ -165,6 +166,73 @@ func TestHitForMiss_NotSharedIsReleasedTogetherAndRemembered(t *testing.T) {
 				}
 			}
 			s.wantCalls(t, 50)
+		})
+	}
+}
+
+// A page whose body was over MaxBody once, and is small from then on. It has no
+// Content-Length, as most Go handlers' pages have none.
+func TestHitForMiss_OnceTooLarge(t *testing.T) {
+	var large atomic.Bool
+	h := func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "public, max-age=600")
+		if large.Load() {
+			for range 20 {
+				w.Write(make([]byte, 100<<10))
+			}
+			return
+		}
+		io.WriteString(w, "page")
+		w.(http.Flusher).Flush()
+	}
+	o := bellwether.HTTPOptions{MaxBody: 1 << 20}
+	inPairs(t, o, h, func(t *testing.T, p pair) {
+		large.Store(true)
+		p.first.get("http://a/p")
+		large.Store(false)
+		time.Sleep(time.Second)
+		p.calls()
+		for range 600 { // ten minutes
+			p.first.get("http://a/p")
+			p.second.get("http://a/p")
+			time.Sleep(time.Second)
+		}
+		if n := p.calls(); n > 50 {
+			t.Errorf("%d runs for 1,200 requests in ten minutes for a small page with max-age=600", n)
+		}
+	})
+}
+
+// A key was uncacheable once; from then on its page is for all, and is asked for by clients
+// that revalidate, or by players that ask for ranges.
+func TestHitForMiss_NotModifiedDoesNotProlong(t *testing.T) {
+	for name, fields := range map[string][]string{"304": {"If-None-Match", `"v"`}, "206": {"Range", "bytes=0-1"}} {
+		t.Run(name, func(t *testing.T) {
+			var private atomic.Bool
+			h := func(w http.ResponseWriter, r *http.Request) {
+				if private.Load() {
+					w.Header().Set("Cache-Control", "private")
+					return
+				}
+				w.Header().Set("Cache-Control", "public, max-age=600")
+				w.Header().Set("ETag", `"v"`)
+				http.ServeContent(w, r, "x.txt", time.Time{}, strings.NewReader("page"))
+			}
+			inPairs(t, bellwether.HTTPOptions{}, h, func(t *testing.T, p pair) {
+				private.Store(true)
+				p.first.get("http://a/p")
+				private.Store(false)
+				time.Sleep(time.Second)
+				p.calls()
+				for range 600 {
+					p.first.get("http://a/p", fields...)
+					p.second.get("http://a/p", fields...)
+					time.Sleep(time.Second)
+				}
+				if n := p.calls(); n > 50 {
+					t.Errorf("%d runs for 1,200 requests in ten minutes for a page with max-age=600", n)
+				}
+			})
 		})
 	}
 }

@@ -613,3 +613,111 @@ func TestKey_IsTheWholeTarget(t *testing.T) {
 	}
 	s.wantCalls(t, 7)
 }
+
+// quote is a handler that trusts every field that frameworks trust, and has its
+// answers cached.
+func quote(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Cache-Control", "max-age=60")
+	fmt.Fprintf(w, "%s %s %s %s|", r.Method, r.Host, r.URL, r.RequestURI)
+	for _, name := range poisons {
+		fmt.Fprint(w, r.Header.Values(name))
+	}
+	body, _ := io.ReadAll(r.Body)
+	fmt.Fprintf(w, "|%s", body)
+}
+
+// poisons are request fields by which frameworks choose another host, scheme,
+// path or method than those of the request.
+var poisons = []string{
+	"X-Forwarded-Host", "X-Forwarded-Proto", "X-Forwarded-Scheme", "X-Forwarded-Port", "X-Forwarded-Prefix",
+	"X-Forwarded-Server", "X-Forwarded-Ssl", "X-Forwarded-Uri", "X-Forwarded-Path", "X-Forwarded-Method",
+	"X-Host", "X-Original-Host", "X-Http-Host-Override",
+	"X-Original-Url", "X-Rewrite-Url", "X-Original-Uri", "X-Scheme", "X-Url-Scheme", "Front-End-Https",
+	"X-Envoy-Original-Path", "X-Replaced-Path", "X-Arr-Ssl", "Cf-Visitor", "Cloudfront-Forwarded-Proto",
+	"X-Envoy-Original-Host", "X-Original-Path", "X-Ingress-Path", "X-Forwarded-Pathbase", "X-Base-Url", "X-External-Url",
+	"X-Proxycontextpath", "X-Matched-Path", "$wssn", "X-My-Host",
+	"X-Http-Method-Override", "X-Http-Method", "X-Method-Override", "Forwarded",
+}
+
+func TestKey_FieldsThatChangeTheTarget(t *testing.T) {
+	for _, name := range poisons {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{RetargetingFields: []string{"x-my-host"}}, quote)
+			evil := "evil"
+			if name == "Forwarded" {
+				evil = "for=192.0.2.1;host=evil"
+			}
+			check := func(when string, w *httptest.ResponseRecorder) {
+				t.Helper()
+				if w.Code != 200 || strings.Contains(w.Body.String(), "evil") {
+					t.Errorf("%s a client got %d %q", when, w.Code, w.Body)
+				}
+			}
+			if w := s.get("http://a/p", name, evil); !strings.Contains(w.Body.String(), "evil") {
+				t.Fatalf("the handler did not see %s: %q", name, w.Body)
+			}
+			check("after the attacker", s.get("http://a/p"))
+			check("from the cache", s.get("http://a/p"))
+			var wg sync.WaitGroup
+			for i := range 50 {
+				wg.Go(func() {
+					if i%2 == 0 {
+						s.get("http://a/together", name, evil)
+					} else {
+						check("beside the attacker", s.get("http://a/together"))
+					}
+				})
+			}
+			wg.Wait()
+		})
+	}
+}
+
+// Behind a proxy that sends such fields with each request the herd is one herd
+// still, whoever its clients are.
+func TestKey_ForwardedFieldsOfOneProxy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, page(time.Second, "page"))
+		client := func(i int) *http.Request {
+			ip := fmt.Sprint("192.0.2.", i)
+			return request("GET", "http://a/p", "X-Forwarded-Host", "www.example.com", "X-Forwarded-Proto", "https",
+				"X-Forwarded-For", ip, "X-Real-Ip", ip, "Forwarded", "for="+ip+`;Proto=https; host="www.example.com"`)
+		}
+		wantBurst(t, s.burst(50, client), 50, "200 page 1s")
+		wantBurst(t, s.burst(50, client), 50, "200 page 0s")
+		s.wantCalls(t, 1)
+		if err := s.mw.Invalidate(t.Context(), "http://a/p"); err != nil {
+			t.Fatal(err)
+		}
+		wantBurst(t, s.burst(50, client), 50, "200 page 1s")
+		s.wantCalls(t, 1)
+	})
+}
+
+// An attacker who sends one such field after the other does not take the key
+// out of the cache for those who send none.
+func TestKey_FieldsOneAfterTheOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, page(0, "page"))
+		for _, name := range poisons {
+			s.get("http://a/p", name, "evil")
+			time.Sleep(2 * time.Minute) // whatever is there has expired
+		}
+		s.get("http://a/p")
+		s.calls.Store(0)
+		wantBurst(t, s.burst(50, same("http://a/p")), 50, "200 page 0s")
+		s.wantCalls(t, 0)
+	})
+}
+
+// A method override would have a GET stored that was none, and the next one not
+// done.
+func TestKey_MethodOverrideIsNoGET(t *testing.T) {
+	for _, name := range []string{"X-HTTP-Method-Override", "X-HTTP-Method", "X-Method-Override"} {
+		s := newSite(t, bellwether.HTTPOptions{}, quote)
+		for range 3 {
+			s.get("http://a/p", name, "DELETE")
+		}
+		s.wantCalls(t, 3)
+	}
+}

@@ -610,3 +610,232 @@ func TestPass_Upgrade(t *testing.T) {
 		t.Fatalf("echoed %q, %v", line, err)
 	}
 }
+
+// A private page that takes longer than UncacheableTTL, and less than RebuildTimeout: its
+// clients take turns all the same.
+func TestPass_SlowPrivatePageTakesNoTurns(t *testing.T) {
+	const build = 12 * time.Second
+	h := func(w http.ResponseWriter, r *http.Request) {
+		time.Sleep(build)
+		w.Header().Set("Cache-Control", "private")
+		io.WriteString(w, r.Header.Get("Cookie"))
+	}
+	inPairs(t, bellwether.HTTPOptions{}, h, func(t *testing.T, p pair) {
+		p.first.get("http://a/p", "Cookie", "u=0")
+		time.Sleep(time.Second)
+		var wg sync.WaitGroup
+		var mu sync.Mutex
+		late, longest := 0, time.Duration(0)
+		for i := range 120 {
+			for _, s := range []*site{p.first, p.second} {
+				wg.Go(func() {
+					began := time.Now()
+					s.get("http://a/p", "Cookie", fmt.Sprint("u=", i))
+					mu.Lock()
+					defer mu.Unlock()
+					if took := time.Since(began); took > build {
+						late++
+						longest = max(longest, took)
+					}
+				})
+			}
+			time.Sleep(time.Second)
+		}
+		wg.Wait()
+		if late > 0 {
+			t.Errorf("%d of 240 clients waited for another, up to %v for a page of %v", late, longest, build)
+		}
+	})
+}
+
+// While one client with Authorization takes its time, nothing prolongs the marker of the
+// key, and the others take turns.
+func TestPass_SlowCredentialsAndTheMarker(t *testing.T) {
+	for _, attack := range []bool{false, true} {
+		t.Run(fmt.Sprint("attack ", attack), func(t *testing.T) { markerUnderSlowCredentials(t, attack) })
+	}
+}
+
+func markerUnderSlowCredentials(t *testing.T, attack bool) {
+	h := func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Authorization") != "" {
+			time.Sleep(time.Hour) // or it writes to a client that reads nothing
+		}
+		if r.Header.Get("Cookie") == "slow" {
+			time.Sleep(8 * time.Second)
+		}
+		w.Header().Set("Cache-Control", "private")
+		io.WriteString(w, r.Header.Get("Cookie"))
+	}
+	inPairs(t, bellwether.HTTPOptions{}, h, func(t *testing.T, p pair) {
+		if attack {
+			go p.first.get("http://a/p", "Authorization", "x")
+			if p.second != p.first {
+				go p.second.get("http://a/p", "Authorization", "x")
+			}
+		}
+		time.Sleep(time.Second)
+		p.first.get("http://a/p", "Cookie", "u=0")
+		time.Sleep(time.Second)
+		var wg sync.WaitGroup
+		var late atomic.Int32
+		for i := range 600 { // a minute
+			cookie := fmt.Sprint("u=", i)
+			if i%5 == 0 {
+				cookie = "slow"
+			}
+			for _, s := range []*site{p.first, p.second} {
+				wg.Go(func() {
+					began := time.Now()
+					s.get("http://a/p", "Cookie", cookie)
+					if cookie != "slow" && time.Since(began) > 0 {
+						late.Add(1)
+					}
+				})
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		wg.Wait()
+		if n := late.Load(); n > 0 {
+			t.Errorf("%d clients of a page of 0 s waited for others", n)
+		}
+		time.Sleep(time.Hour)
+	})
+}
+
+// The bound on passes to a page that is slower than RebuildTimeout ends with the first
+// response that comes in the second half of UncacheableTTL.
+func TestPass_SlowPassesKeepTheirBound(t *testing.T) {
+	var running, most atomic.Int32
+	h := func(w http.ResponseWriter, r *http.Request) {
+		n := running.Add(1)
+		defer running.Add(-1)
+		for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
+		}
+		select {
+		case <-time.After(3 * time.Second):
+		case <-r.Context().Done():
+			return
+		}
+		io.WriteString(w, "page") // says nothing
+	}
+	o := bellwether.HTTPOptions{PassThrough: 2, Options: bellwether.Options{RebuildTimeout: time.Second}}
+	inPairs(t, o, h, func(t *testing.T, p pair) {
+		most.Store(0)
+		p.first.get("http://a/p")
+		var wg sync.WaitGroup
+		for range 60 {
+			for range 20 {
+				wg.Go(func() { p.first.get("http://a/p") })
+			}
+			time.Sleep(500 * time.Millisecond)
+		}
+		wg.Wait()
+		if n := most.Load(); n > 4 {
+			t.Errorf("%d runs of a slow page at one time, with PassThrough 2", n)
+		}
+	})
+}
+
+// A page at / that is cached, and a WebSocket at / whose handler hijacks the connection, as
+// all WebSocket libraries and httputil.ReverseProxy do, instead of WriteHeader(101).
+func TestPass_HijackedUpgrades(t *testing.T) {
+	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Upgrade") == "" {
+			page(0, "page")(w, r)
+			return
+		}
+		conn, rw, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer conn.Close()
+		rw.WriteString("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
+		rw.Flush()
+		io.Copy(io.Discard, rw) // until the client leaves
+	})
+	server := httptest.NewServer(s.handler)
+	defer server.Close()
+	if res, err := server.Client().Get(server.URL + "/"); err == nil {
+		io.Copy(io.Discard, res.Body)
+		res.Body.Close()
+	}
+	var conns []net.Conn
+	defer func() {
+		for _, c := range conns {
+			c.Close()
+		}
+	}()
+	for i := range 10 {
+		c, err := net.Dial("tcp", server.Listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		conns = append(conns, c)
+		io.WriteString(c, "GET / HTTP/1.1\r\nHost: "+server.Listener.Addr().String()+"\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
+		c.SetReadDeadline(time.Now().Add(10 * time.Second))
+		began := time.Now()
+		line, err := bufio.NewReader(c).ReadString('\n')
+		if !strings.Contains(line, "101") {
+			t.Errorf("WebSocket %d got %q, %v after %v", i+1, line, err, time.Since(began).Round(time.Millisecond))
+		}
+	}
+}
+
+// The header of a HEAD, and a 304, of a private page come with the end of the page's body,
+// although the handler has flushed them; and the 304 has all of the body made.
+func TestPass_HeaderOfAPrivatePageComesAtOnce(t *testing.T) {
+	for name, build := range map[string]func(url string) *http.Request{
+		"HEAD": func(url string) *http.Request { r, _ := http.NewRequest("HEAD", url, nil); return r },
+		"304": func(url string) *http.Request {
+			r, _ := http.NewRequest("GET", url, nil)
+			r.Header.Set("If-None-Match", `"v"`)
+			return r
+		},
+		"GET": func(url string) *http.Request { r, _ := http.NewRequest("GET", url, nil); return r },
+	} {
+		for _, cached := range []bool{false, true} {
+			t.Run(fmt.Sprint(name, " behind the cache ", cached), func(t *testing.T) {
+				var written atomic.Int64
+				h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					w.Header().Set("Cache-Control", "private")
+					w.Header().Set("ETag", `"v"`)
+					if r.Header.Get("If-None-Match") != "" {
+						w.WriteHeader(304)
+						return
+					}
+					w.WriteHeader(200)
+					w.(http.Flusher).Flush()
+					for range 20 {
+						select {
+						case <-time.After(100 * time.Millisecond):
+						case <-r.Context().Done():
+							return
+						}
+						n, err := w.Write(make([]byte, 1<<10))
+						written.Add(int64(n))
+						if err != nil {
+							return
+						}
+					}
+				})
+				handler := http.Handler(h)
+				if cached {
+					handler = newSite(t, bellwether.HTTPOptions{}, h).handler
+				}
+				server := httptest.NewServer(handler)
+				defer server.Close()
+				began := time.Now()
+				res, err := server.Client().Do(build(server.URL + "/p"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer res.Body.Close()
+				if took := time.Since(began); took > time.Second {
+					t.Errorf("%d after %v, when the handler had written %d bytes", res.StatusCode, took.Round(10*time.Millisecond), written.Load())
+				}
+			})
+		}
+	}
+}

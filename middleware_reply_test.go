@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"mime"
 	"mime/multipart"
 	"net/http"
@@ -824,4 +825,167 @@ func TestReply_HeadRangeAndConditions(t *testing.T) {
 		t.Errorf("Range: %d %q", w.Code, w.Body)
 	}
 	s.wantCalls(t, 0)
+}
+
+// RFC 9110 section 14.1.2: a suffix of no bytes is not satisfiable.
+func TestReply_SuffixOfNoBytes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, bellwether.HTTPOptions{}, page(0, "page"))
+		s.get("http://a/p")
+		synctest.Wait()
+		if w := s.get("http://a/p", "Range", "bytes=-0"); w.Code == 206 {
+			t.Errorf("%d, Content-Range %q", w.Code, w.Header().Get("Content-Range"))
+		}
+	})
+}
+
+// A header is memory like a body: beyond a bound the response is its first
+// client's alone.
+func TestReply_LargeHeaderIsNotKept(t *testing.T) {
+	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=60")
+		n := 60 << 10
+		if r.URL.Path == "/large" {
+			n = 70 << 10
+		}
+		for i := range n / 100 {
+			w.Header().Add(fmt.Sprintf("X-%04d", i), strings.Repeat("v", 94))
+		}
+		io.WriteString(w, "page")
+	})
+	for path, calls := range map[string]int32{"/small": 1, "/large": 3} {
+		for range 3 {
+			if w := s.get("http://a" + path); w.Code != 200 || w.Body.String() != "page" || len(w.Header()) < 600 {
+				t.Errorf("%s: %d, %d fields", path, w.Code, len(w.Header()))
+			}
+		}
+		s.wantCalls(t, calls)
+	}
+}
+
+// Parts of what is not kept are exactly those parts, over HTTP/1.1 and HTTP/2.
+func TestReply_RandomRanges(t *testing.T) {
+	whole := make([]byte, 300_000)
+	for i := range whole {
+		whole[i] = byte(i*7 + i>>8)
+	}
+	rnd := rand.New(rand.NewPCG(1, 2))
+	var mu sync.Mutex
+	roll := func(n int) int { mu.Lock(); defer mu.Unlock(); return rnd.IntN(n) }
+	h := func(w http.ResponseWriter, r *http.Request) {
+		size, _ := strconv.Atoi(r.URL.Query().Get("n"))
+		w.Header().Set("Cache-Control", r.URL.Query().Get("cc"))
+		w.Header().Set("Etag", `"v"`)
+		w.Header().Set("Content-Type", "application/octet-stream")
+		w.Header().Set("Content-Digest", "sha-256=:x:")
+		if r.URL.Query().Get("cl") != "" {
+			w.Header().Set("Content-Length", fmt.Sprint(size))
+		}
+		if r.URL.Query().Get("tr") != "" {
+			w.Header().Set("Trailer", "X-Sum")
+			defer w.Header().Set("X-Sum", "sum")
+		}
+		body := whole[:size]
+		for len(body) > 0 {
+			n := min(len(body), 1+roll(70_000))
+			if _, err := w.Write(body[:n]); err != nil {
+				return
+			}
+			body = body[n:]
+			if roll(10) == 0 {
+				w.(http.Flusher).Flush()
+			}
+		}
+	}
+	s := newSite(t, bellwether.HTTPOptions{MaxBody: 100_000}, h)
+	h2 := serveHTTP2(t, s.handler)
+	h1 := httptest.NewServer(s.handler)
+	defer h1.Close()
+	for i := range 1500 {
+		server := []*httptest.Server{h1, h2}[i%2]
+		size := []int{0, 1, 500, 5000, 99_999, 100_001, 300_000}[roll(7)]
+		cc := []string{"private", "no-store", "max-age=60", "public,max-age=60", ""}[roll(5)]
+		url := fmt.Sprintf("%s/p?i=%d&n=%d&cc=%s", server.URL, i, size, cc)
+		if roll(4) > 0 {
+			url += "&cl=1"
+		}
+		if roll(5) == 0 {
+			url += "&tr=1"
+		}
+		at := func() string { return fmt.Sprint(roll(size + 10)) }
+		rg := "bytes=" + []string{at() + "-1" + at(), "-1" + at(), at() + "-", at() + "-1" + at() + "," + at() + "-", "0-0", "x", "5-2", "0-" + at(), " 0-1", "0-1 "}[roll(10)]
+		method := "GET"
+		if roll(6) == 0 {
+			method = "HEAD"
+		}
+		for range 1 + roll(2) {
+			r, _ := http.NewRequest(method, url, nil)
+			r.Header.Set("Range", rg)
+			switch roll(6) {
+			case 0:
+				r.Header.Set("If-Range", `"v"`)
+			case 1:
+				r.Header.Set("If-Range", `"w"`)
+			case 2:
+				r.Header.Set("If-Range", `W/"v"`)
+			}
+			res, err := server.Client().Do(r)
+			if err != nil {
+				t.Errorf("%s %s %s: %v", method, url, rg, err)
+				continue
+			}
+			body, err := io.ReadAll(res.Body)
+			res.Body.Close()
+			if err != nil {
+				t.Errorf("%s %s %s: %d, body %v", method, url, rg, res.StatusCode, err)
+				continue
+			}
+			if method == "HEAD" {
+				if len(body) > 0 {
+					t.Error("HEAD with a body")
+				}
+				continue
+			}
+			if ir := r.Header.Get("If-Range"); ir != "" && ir != `"v"` && res.StatusCode == 206 {
+				t.Errorf("206 in spite of If-Range %s", ir)
+			}
+			switch res.StatusCode {
+			case 200:
+				if !bytes.Equal(body, whole[:size]) {
+					t.Errorf("%s %s: 200 with %d bytes", url, rg, len(body))
+				}
+			case 206:
+				if res.Header.Get("Content-Digest") != "" {
+					t.Errorf("%s %s: a digest of the whole in a 206", url, rg)
+				}
+				if mt, p, _ := mime.ParseMediaType(res.Header.Get("Content-Type")); mt == "multipart/byteranges" {
+					m := multipart.NewReader(bytes.NewReader(body), p["boundary"])
+					for {
+						part, err := m.NextPart()
+						if err == io.EOF {
+							break
+						}
+						if err != nil {
+							t.Fatal(err)
+						}
+						b, _ := io.ReadAll(part)
+						checkPart(t, url+" "+rg, part.Header.Get("Content-Range"), b, whole[:size])
+					}
+					break
+				}
+				checkPart(t, url+" "+rg, res.Header.Get("Content-Range"), body, whole[:size])
+			case 416:
+			default:
+				t.Errorf("%s %s: %d", url, rg, res.StatusCode)
+			}
+		}
+	}
+}
+
+func checkPart(t *testing.T, what, cr string, b, whole []byte) {
+	t.Helper()
+	var from, to, of int
+	if n, err := fmt.Sscanf(cr, "bytes %d-%d/%d", &from, &to, &of); n != 3 || err != nil || of != len(whole) || to >= of || from > to || !bytes.Equal(b, whole[from:to+1]) {
+		t.Errorf("%s: %q with %d bytes", what, cr, len(b))
+	}
 }

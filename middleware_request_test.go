@@ -1,8 +1,11 @@
 package bellwether_test
 
 import (
+	"bufio"
+	"context"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"strconv"
 	"strings"
@@ -432,6 +435,118 @@ func TestRequest_ReloadsAtOneTime(t *testing.T) {
 			p.first.burst(1000, func(int) *http.Request { return request("GET", "http://a/p", "Cache-Control", d) })
 			if n := p.calls(); n > 2 {
 				t.Errorf("%s: %d runs", d, n)
+			}
+		})
+	}
+}
+
+// A client opens 1,300 streams of HTTP/2, each for another cold page, and resets them. The
+// rebuilds that have begun go on. The others leave the queue with their streams, so
+// that the page of an honest client is made next.
+func TestRequest_FloodOfHTTP2StreamsThatAreReset(t *testing.T) {
+	const slots = 128
+	over := make(chan struct{}) // the rebuilds take as long as the flood
+	s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{MaxRebuilds: slots, MaxQueued: 1024}}, func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/first" {
+			<-over
+		}
+		page(0, "page")(w, r)
+	})
+	var open atomic.Int64
+	server := serveHTTP2(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		open.Add(1)
+		defer open.Add(-1)
+		s.handler.ServeHTTP(w, r)
+	}))
+	client := server.Client()
+	res, err := client.Get(server.URL + "/first") // one connection for all streams
+	if err != nil {
+		t.Fatal(err)
+	}
+	res.Body.Close()
+	var streams sync.WaitGroup
+	for i := range 1300 {
+		streams.Go(func() {
+			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+			defer cancel()
+			r, _ := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprint(server.URL, "/", i), nil)
+			if res, err := client.Do(r); err == nil {
+				res.Body.Close()
+			}
+		})
+		if i%100 == 99 {
+			streams.Wait() // a server takes 250 streams of a connection at one time
+		}
+	}
+	streams.Wait()
+	for open.Load() > 0 { // the server has seen the last reset
+		time.Sleep(time.Millisecond)
+	}
+	close(over)
+	for _, path := range []string{"/honest", "/another"} {
+		began := time.Now()
+		res, err := client.Get(server.URL + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, _ := io.ReadAll(res.Body)
+		res.Body.Close()
+		if took := time.Since(began); res.StatusCode != http.StatusOK || string(body) != "page" || took > 3*time.Second {
+			t.Errorf("%s: %d %q after %v, want the page at once", path, res.StatusCode, body, took)
+		}
+	}
+	if n := s.calls.Load(); n > slots+3 {
+		t.Errorf("%d runs of the handler for 1,300 streams that were reset, want the %d that had begun and three of an honest client", n, slots)
+	}
+}
+
+// What no cache can give a key to is refused by net/http, or goes to the
+// handler each time.
+func TestRequest_OddOnesAreNotKept(t *testing.T) {
+	for name, tt := range map[string]struct {
+		request string
+		status  int
+	}{
+		"two hosts":               {"GET /p HTTP/1.1\r\nHost: a\r\nHost: evil\r\n\r\n", 400},
+		"no host":                 {"GET /p HTTP/1.1\r\n\r\n", 400},
+		"no host, 1.0":            {"GET /p HTTP/1.0\r\n\r\n", 200},
+		"user information":        {"GET http://me@a/p HTTP/1.1\r\nHost: a\r\n\r\n", 200},
+		"another scheme":          {"GET ftp://a/p HTTP/1.1\r\nHost: a\r\n\r\n", 200},
+		"host with a slash":       {"GET /p HTTP/1.1\r\nHost: a/b\r\n\r\n", 400},
+		"host with a parameter":   {"GET /p HTTP/1.1\r\nHost: a;b\r\n\r\n", 200},
+		"fat GET":                 {"GET /p HTTP/1.1\r\nHost: a\r\nContent-Length: 6\r\n\r\nq=evil", 200},
+		"fat GET, chunked":        {"GET /p HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n6\r\nq=evil\r\n0\r\n\r\n", 200},
+		"fat HEAD":                {"HEAD /p HTTP/1.1\r\nHost: a\r\nContent-Length: 6\r\n\r\nq=evil", 200},
+		"longer than a key":       {"GET /" + strings.Repeat("p", 8<<10) + " HTTP/1.1\r\nHost: a\r\n\r\n", 200},
+		"query longer than a key": {"GET /p?" + strings.Repeat("p", 8<<10) + " HTTP/1.1\r\nHost: a\r\n\r\n", 200},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{}, quote)
+			server := serve(t, s.handler)
+			for range 3 {
+				conn, err := net.Dial("tcp", server.Listener.Addr().String())
+				if err != nil {
+					t.Fatal(err)
+				}
+				io.WriteString(conn, tt.request)
+				res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+				if err != nil || res.StatusCode != tt.status {
+					t.Errorf("got %v, %v, want status %d", res, err, tt.status)
+				}
+				if err == nil && strings.HasPrefix(name, "fat GET") {
+					if body, _ := io.ReadAll(res.Body); !strings.HasSuffix(string(body), "|q=evil") {
+						t.Errorf("the handler did not get the body: %q", body)
+					}
+				}
+				conn.Close()
+			}
+			if tt.status == 200 {
+				s.wantCalls(t, 3)
+			} else {
+				s.wantCalls(t, 0)
+			}
+			if _, body, _ := raw(t, server.Listener.Addr().String(), "GET /p HTTP/1.1\r\nHost: a\r\n\r\n"); !strings.HasPrefix(body, "GET a /p /p|") || strings.Contains(body, "evil") {
+				t.Errorf("the plain request then got %q", body)
 			}
 		})
 	}

@@ -1,6 +1,7 @@
 package bellwether_test
 
 import (
+	"bufio"
 	"context"
 	"fmt"
 	"io"
@@ -11,6 +12,7 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/bellwether-go/bellwether"
 	"github.com/go-chi/chi/v5"
@@ -183,4 +185,122 @@ func TestSpelling_OfAPost(t *testing.T) {
 			t.Errorf("after a POST to %s a client got %q, want %q", path, got, want)
 		}
 	}
+}
+
+// A gateway to CGI tells "_" from "-" no more: by either one may not have a page made
+// that others then get.
+func TestSpelling_AliasesBeforeAGateway(t *testing.T) {
+	for _, method := range []string{"GET", "POST"} {
+		for _, name := range []string{"X_Forwarded_Host", "X-Forwarded_Host", "X_HTTP_Method_Override", "If_None_Match", "Host"} {
+			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", "max-age=60")
+				w.Header().Set("Content-Location", "/p")
+				for name, values := range r.Header {
+					fmt.Fprint(w, strings.ToUpper(strings.ReplaceAll(name, "-", "_")), values)
+				}
+			})
+			s.do(request(method, "http://a/p", name, "evil", "Api_Key", "k"))
+			if w := s.get("http://a/p"); w.Code != 200 || strings.Contains(w.Body.String(), "evil") {
+				t.Errorf("%s with %s: the next client got %d %q", method, name, w.Code, w.Body)
+			}
+			if w := s.get("http://a/q", "Api_Key", "k"); w.Body.String() != "API_KEY[k]" {
+				t.Errorf("the handler saw of another field %q", w.Body)
+			}
+		}
+	}
+}
+
+// raw sends bytes over a connection of their own and returns the answer.
+func raw(t *testing.T, addr, message string) (status int, body string, header http.Header) {
+	t.Helper()
+	conn, err := net.Dial("tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	conn.SetDeadline(time.Now().Add(10 * time.Second))
+	io.WriteString(conn, message)
+	method, _, _ := strings.Cut(message, " ")
+	res, err := http.ReadResponse(bufio.NewReader(conn), &http.Request{Method: method})
+	if err != nil {
+		t.Fatalf("%q: %v", message, err)
+	}
+	defer res.Body.Close()
+	b, err := io.ReadAll(res.Body)
+	if err != nil {
+		t.Fatalf("%q: %v", message, err)
+	}
+	return res.StatusCode, string(b), res.Header
+}
+
+// Different spellings of one target have one response, and nothing of the
+// spelling of whoever came first is in it.
+func TestSpelling_OfOneTarget(t *testing.T) {
+	spellings := []string{
+		"GET /p?q HTTP/1.1\r\nHost: EVIL.example\r\n\r\n",
+		"GET /p?q HTTP/1.1\r\nHost: evil.example.\r\n\r\n",
+		"GET /p?q HTTP/1.1\r\nHost: evil.example:80\r\n\r\n",
+		"GET /p?q HTTP/1.1\r\nHost: evil.example:443\r\n\r\n",
+		"GET /p?q HTTP/1.1\r\nHost: evil.example:0080\r\n\r\n",
+		"GET http://evil.example/p?q HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+		"GET http://Evil.Example.:80/p?q HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+		"GET https://evil.example/p?q HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+		"GET HTTP://evil.example/p?q HTTP/1.1\r\nHost: other\r\n\r\n", // RFC 9112 section 3.2.2: Host does not count
+		"HEAD /p?q HTTP/1.1\r\nHost: evil.example:80\r\n\r\n",
+		"GET /%70?q HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+		"GET http://evil.example/%70?q HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+		"GET /p?q HTTP/1.0\r\nHost: evil.example\r\n\r\n",
+	}
+	want := ""
+	for first := range spellings {
+		s := newSite(t, bellwether.HTTPOptions{}, quote)
+		addr := serve(t, s.handler).Listener.Addr().String()
+		for i := range spellings {
+			spelling := spellings[(first+i)%len(spellings)]
+			status, body, _ := raw(t, addr, spelling)
+			if strings.HasPrefix(spelling, "HEAD") {
+				continue
+			}
+			if want == "" {
+				want = body
+			}
+			if status != 200 || body != want {
+				t.Fatalf("first %q: %q got %d %q, want %q", spellings[first], spelling, status, body, want)
+			}
+		}
+		s.wantCalls(t, 1)
+	}
+	if !strings.HasPrefix(want, "GET evil.example /p?q /p?q|") {
+		t.Errorf("the handler saw %q", want)
+	}
+}
+
+// Different targets have different responses, however alike they look.
+func TestSpelling_OfDifferentTargets(t *testing.T) {
+	s := newSite(t, bellwether.HTTPOptions{}, quote)
+	addr := serve(t, s.handler).Listener.Addr().String()
+	bodies := map[string]string{}
+	targets := []string{
+		"/p", "/P", "/p/", "//p", "/./p", "/x/../p", "/p%2F", "/p/q", "/p%2Fq", "/p;q", "/p%3Bq", "/p%3Fq", "/p%00", "/p%23",
+		"/p?", "/p?a=1&b=2", "/p?b=2&a=1", "/p?a=1&b=2&a=1", "/p?a=1;b=2", "/p?a=%31", "/p?a=+1", "/p?a=%201", "/p??", "/p?utm_source=x",
+	}
+	for range 2 {
+		for _, target := range targets {
+			_, body, _ := raw(t, addr, "GET "+target+" HTTP/1.1\r\nHost: a\r\n\r\n")
+			if !strings.Contains(body, " "+target+"|") {
+				t.Errorf("%s got %q", target, body)
+			}
+			bodies[body] = target
+		}
+	}
+	if len(bodies) != len(targets) {
+		t.Errorf("%d bodies for %d targets", len(bodies), len(targets))
+	}
+	s.wantCalls(t, int32(len(targets)))
+	for _, host := range []string{"a:8080", "b", "a.b", "[::1]"} {
+		if _, body, _ := raw(t, addr, "GET /p HTTP/1.1\r\nHost: "+host+"\r\n\r\n"); !strings.HasPrefix(body, "GET "+host+" ") {
+			t.Errorf("%s got %q", host, body)
+		}
+	}
+	s.wantCalls(t, 4)
 }

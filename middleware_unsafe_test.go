@@ -589,3 +589,105 @@ func TestPost_CopyThatFails(t *testing.T) {
 		})
 	}
 }
+
+// Two processes with a Store and no Locker, and unsafe requests for two URLs at one moment: one
+// of the two is not in the log, and its page stays fresh in the other process.
+func TestUnsafe_SoftWithoutALocker(t *testing.T) {
+	for name, tt := range map[string]struct {
+		kind   bellwether.Invalidation
+		locker bellwether.Locker
+		one    bool
+	}{
+		"hard": {}, "soft": {kind: bellwether.SoftInvalidation}, "soft, one process": {kind: bellwether.SoftInvalidation, one: true},
+		"soft, with a Locker": {kind: bellwether.SoftInvalidation, locker: farLocker()},
+	} {
+		inBubble(t, name, func(t *testing.T) {
+			var version sync.Map
+			h := func(w http.ResponseWriter, r *http.Request) {
+				n, _ := version.LoadOrStore(r.URL.Path, 0)
+				if r.Method == "PUT" {
+					version.Store(r.URL.Path, n.(int)+1)
+					return
+				}
+				w.Header().Set("Cache-Control", "max-age=600")
+				fmt.Fprint(w, n)
+			}
+			o := bellwether.HTTPOptions{UnsafeInvalidation: tt.kind, Options: bellwether.Options{Store: farStore(memstore.New()), Locker: tt.locker}}
+			p := pair{newSite(t, o, h), newSite(t, o, h)}
+			if tt.one {
+				p.second = p.first
+			}
+			time.Sleep(2 * time.Second)
+			lost := 0
+			for i := range 20 {
+				urls := []string{fmt.Sprintf("http://a/a%d", i), fmt.Sprintf("http://a/b%d", i)}
+				for _, u := range urls {
+					p.first.get(u)
+					p.second.get(u)
+				}
+				time.Sleep(2 * time.Second)
+				var wg sync.WaitGroup
+				wg.Go(func() { p.first.do(request("PUT", urls[0])) })
+				wg.Go(func() {
+					time.Sleep(time.Duration(i%5) * 500 * time.Microsecond)
+					p.second.do(request("PUT", urls[1]))
+				})
+				wg.Wait()
+				time.Sleep(5 * time.Second)
+				for j, u := range urls {
+					for k, s := range []*site{p.first, p.second} {
+						if w := s.get(u); w.Body.String() != "1" {
+							lost++
+							if lost == 1 {
+								t.Logf("URL %d in process %d, 5 s later: %q %s", j, k, w.Body, w.Header().Get("Cache-Status"))
+							}
+						}
+					}
+				}
+				time.Sleep(5 * time.Second)
+			}
+			if lost > 0 {
+				t.Errorf("%d of 80 replies are of before the PUT, and fresh", lost)
+			}
+		})
+	}
+}
+
+// Soft invalidations by many unsafe requests at one time, all of which look whether the log
+// has room before any of them has written into it.
+func TestUnsafe_SoftFloodAtOneTime(t *testing.T) {
+	for _, n := range []int{100, 1000} {
+		inBubble(t, fmt.Sprint(n), func(t *testing.T) {
+			o := bellwether.HTTPOptions{UnsafeInvalidation: bellwether.SoftInvalidation}
+			o.Store, o.Locker = farStore(memstore.New()), farLocker()
+			s := newSite(t, o, page(0, "page"))
+			time.Sleep(time.Second)
+			s.get("http://a/popular")
+			time.Sleep(time.Second)
+			var longest atomic.Int64
+			var failed atomic.Int32
+			var wg sync.WaitGroup
+			for i := range n {
+				wg.Go(func() {
+					began := time.Now()
+					if w := s.do(request("POST", fmt.Sprint("http://a/", i))); w.Code != 200 {
+						failed.Add(1)
+					}
+					for d := int64(time.Since(began)); ; {
+						if l := longest.Load(); d <= l || longest.CompareAndSwap(l, d) {
+							break
+						}
+					}
+				})
+			}
+			wg.Wait()
+			s.calls.Store(0)
+			if w := s.get("http://a/popular"); !strings.Contains(w.Header().Get("Cache-Status"), "hit") {
+				t.Errorf("another page after %d unsafe requests at one time: %v", n, w.Header())
+			}
+			if d := time.Duration(longest.Load()); d > 2*time.Second {
+				t.Errorf("one of %d unsafe requests took %v for a handler of 0 s (%d failed)", n, d, failed.Load())
+			}
+		})
+	}
+}

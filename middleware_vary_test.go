@@ -618,3 +618,67 @@ func TestVary_VariantsNeverMixNorWaitForEachOther(t *testing.T) {
 		s.wantCalls(t, 5) // all variants were invalidated
 	})
 }
+
+func TestVary_LongOneIsNotShared(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var names []string
+		for i := range 1000 {
+			names = append(names, fmt.Sprint("X-Field-", i))
+		}
+		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			time.Sleep(time.Second)
+			w.Header().Set("Cache-Control", "max-age=60")
+			w.Header().Set("Vary", strings.Join(names, ", "))
+			io.WriteString(w, "page")
+		})
+		s.burst(10, same("http://a/p"))
+		wantBurst(t, s.burst(10, same("http://a/p")), 10, "200 page 1s")
+		s.wantCalls(t, 20)
+	})
+}
+
+// Vary on a field that anybody may fill as they like: the variants of one key
+// are bounded, the store is not filled with them, those that are there stay,
+// and nobody gets another's.
+func TestVary_ThousandsOfVariants(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := wiredTo(memstore.New())
+		store.busy = true
+		s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: store, NearTTL: time.Hour}}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=3600")
+			w.Header().Set("Vary", "User-Agent")
+			io.WriteString(w, r.Header.Get("User-Agent"))
+		})
+		ask := func(agent string) string {
+			w := s.get("http://a/p", "User-Agent", agent)
+			if w.Body.String() != agent {
+				t.Errorf("%s got %q", agent, w.Body)
+			}
+			return w.Header().Get("Cache-Status")
+		}
+		ask("honest")
+		const most = 1024 // maxVariants
+		for i := range 5000 {
+			ask(fmt.Sprint("attacker", i))
+		}
+		if n := store.count("commit"); n > most+10 {
+			t.Errorf("%d writes to the store, want at most one for each of %d variants", n, most)
+		}
+		s.wantCalls(t, 5001)
+		if status := ask("honest"); !strings.Contains(status, "hit") {
+			t.Errorf("the honest client's variant is gone: %s", status)
+		}
+		if status := ask("attacker4999"); !strings.Contains(status, "too many variants") {
+			t.Errorf("a variant over the limit: %s", status)
+		}
+		// What has expired makes room.
+		time.Sleep(2 * time.Hour)
+		ask("late")
+		s.calls.Store(0)
+		synctest.Wait()
+		if status := ask("late"); !strings.Contains(status, "hit") {
+			t.Errorf("after the others have expired: %s", status)
+		}
+		s.wantCalls(t, 0)
+	})
+}
