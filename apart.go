@@ -3,7 +3,6 @@ package bellwether
 import (
 	"context"
 	"errors"
-	"slices"
 	"time"
 
 	"github.com/bellwether-go/bellwether/internal/gate"
@@ -45,14 +44,14 @@ func (e *engine[V]) put(ctx context.Context, key string, v V, f items.Windows, p
 type draft[V any] struct {
 	run      *run[V]
 	epoch    uint64
-	position uint64   // the log's, see item
-	witness  *witness // of the key's invalidations in this process
+	position uint64 // the log's, see item
+	witness  *witness[V]
 }
 
 // draft begins the draft of a value for the run's key. The entry is what the store has there.
 func (r *run[V]) draft(ctx context.Context) (_ *draft[V], there Entry) {
 	e := r.engine
-	d := &draft[V]{run: r, witness: e.watchInvalidations(r.key)}
+	d := &draft[V]{run: r, witness: e.attendApart(r.key)}
 	d.position = d.witness.position
 	r.present, r.made = e.near.Get(r.key)
 	there, d.epoch = r.takeEpoch(ctx)
@@ -60,7 +59,7 @@ func (r *run[V]) draft(ctx context.Context) (_ *draft[V], there Entry) {
 }
 
 // end ends the draft, kept or not.
-func (d *draft[V]) end() { d.run.engine.dismiss(d.run.key, d.witness) }
+func (d *draft[V]) end() { d.run.engine.dismissApart(d.run.key, d.witness) }
 
 // keep keeps the draft's value, unless something later is known of the key.
 func (d *draft[V]) keep(ctx context.Context, v V, f items.Windows) {
@@ -85,7 +84,7 @@ func (d *draft[V]) keep(ctx context.Context, v V, f items.Windows) {
 	}
 	// There is no flight here that an invalidation could disown. After one the store
 	// alone has the value, if it has.
-	e.keep(r.key, it, func() bool { return d.witness.seen == 0 })
+	e.keep(r.key, it, func() bool { return d.witness.generation == 0 })
 }
 
 // keep puts an item that ends no flight into the near tier, unless it was swept or the
@@ -103,12 +102,12 @@ func (e *engine[V]) keep(key string, it *items.Item[V], still func() bool) {
 // putUnless keeps, where there is no store, a value that was made by a request
 // which has invalidated the key itself, so many times: if w has seen more than that,
 // the value may be older than what another such request has done.
-func (e *engine[V]) putUnless(key string, v V, f items.Windows, w *witness, times int) {
+func (e *engine[V]) putUnless(key string, v V, f items.Windows, w *witness[V], times int) {
 	now := e.clock.Now()
 	it := &items.Item[V]{Kind: KindValue, Value: v, Epoch: e.nextEpoch(), Position: w.position, Trusted: e.trustedUntil(now)}
 	it.Lifetime = items.NewLifetime(now, f)
 	// A flight that has begun since the invalidation has something newer.
-	e.keep(key, it, func() bool { return w.seen == times && e.flights[key] == nil })
+	e.keep(key, it, func() bool { return w.generation == uint64(times) && e.flights[key] == nil })
 }
 
 // find returns what the near tier or the store knows of the run's key, nil if that is
@@ -126,31 +125,4 @@ func (r *run[V]) find(ctx context.Context) *items.Item[V] {
 		return nil
 	}
 	return r.decode(there.entry, it, there.asked)
-}
-
-// A witness counts the invalidations of a key while somebody works on a value
-// for it that no flight makes.
-type witness struct {
-	seen     int    // guarded by engine.mu
-	position uint64 // the log's when the work began, see item; never changes
-}
-
-func (e *engine[V]) watchInvalidations(key string) *witness {
-	w := &witness{position: e.sweeps.Log().Position()}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.witnesses == nil {
-		e.witnesses = make(map[string][]*witness)
-	}
-	e.witnesses[key] = append(e.witnesses[key], w)
-	return w
-}
-
-func (e *engine[V]) dismiss(key string, w *witness) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	rest := slices.DeleteFunc(e.witnesses[key], func(other *witness) bool { return other == w })
-	if e.witnesses[key] = rest; len(rest) == 0 {
-		delete(e.witnesses, key)
-	}
 }

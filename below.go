@@ -132,21 +132,21 @@ func (d pageDraft) Keep(res *page.Response, w items.Windows) {
 func (d pageDraft) End() { d.draft.end() }
 
 func (b below) Witness(key string) page.Witness {
-	return pageWitness{b.engine, key, b.engine.watchInvalidations(key)}
+	return pageWitness{b.engine, key, b.engine.attendApart(key)}
 }
 
 // A pageWitness is a witness as the HTTP face knows it.
 type pageWitness struct {
 	engine  *engine[*page.Response]
 	key     string
-	witness *witness
+	witness *witness[*page.Response]
 }
 
 func (w pageWitness) Keep(res *page.Response, f items.Windows, times int) {
 	w.engine.putUnless(w.key, res, f, w.witness, times)
 }
 
-func (w pageWitness) End() { w.engine.dismiss(w.key, w.witness) }
+func (w pageWitness) End() { w.engine.dismissApart(w.key, w.witness) }
 
 func (b below) Invalidate(ctx context.Context, keys []string) []error {
 	return b.engine.invalidateAll(ctx, keys)

@@ -172,10 +172,10 @@ func (r *run[V]) claim(ctx context.Context) (epoch uint64, ended bool) {
 	r.before, r.epochAsked = r.epochAsked, asked
 	// It is a look: an invalidation before it is nothing that it could miss, and
 	// is no reason to stand for election again, nor to queue for another slot.
-	disowned := r.lookAgain()
+	outdated := r.lookAgain()
 	entry, epoch := r.takeEpoch(ctx)
 	if epoch == 0 || r.engine.Store == nil {
-		if disowned {
+		if outdated {
 			r.present = nil
 		}
 		return epoch, false

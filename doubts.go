@@ -64,10 +64,11 @@ func (f *flight[V]) answerDoubts(ctx context.Context) {
 		}
 		f.confirmOffer(ctx)
 		e.mu.Lock()
-		published, epoch, storeless := f.state.Load().published, f.claimed, f.storeless
+		published, epoch, l := f.state.Load().published, f.witness.epoch, f.current
+		vouches := published != nil && l != nil && !l.storeless
 		e.mu.Unlock()
 		fencer, ok := e.Store.(Fencer)
-		if ok && published != nil && !storeless && !f.vouchFor(ctx, fencer, published, epoch) {
+		if ok && vouches && !f.vouchFor(ctx, fencer, published, epoch) {
 			return
 		}
 	}

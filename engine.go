@@ -2,20 +2,17 @@ package bellwether
 
 import (
 	"context"
-	"errors"
 	"reflect"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/internal/near"
 	"github.com/bellwether-go/bellwether/internal/slots"
 	"github.com/bellwether-go/bellwether/internal/sweeplog"
-	"golang.org/x/sync/errgroup"
 )
 
 // This file is what the two faces share: one cache with its tiers, its ways to
@@ -55,13 +52,11 @@ type engine[V any] struct {
 	shut      context.CancelFunc
 	elector   Elector // Store and Locker, if they are one; nil if they are two
 
-	mu            sync.Mutex // guards what follows, and the fields of flights that say so
-	flights       map[string]*flight[V]
-	aloft         map[*flight[V]]struct{} // these, and those that nobody may join any more
-	closed        bool
-	epoch         uint64 // the last epoch given out, where there is no store to give them
-	invalidations uint64 // of any key
-	witnesses     map[string][]*witness
+	mu        sync.Mutex // guards what follows, and the fields of flights that say so
+	flights   map[string]*flight[V]
+	witnesses map[string]*witness[V] // by key: of all flights, also those that nobody may join any more, and of values that no flight makes
+	closed    bool
+	epoch     uint64 // the last epoch given out, where there is no store to give them
 }
 
 func newEngine[V any](s settings, size func(string, V) int, marshal func(V) ([]byte, error), unmarshal func([]byte) (V, error)) *engine[V] {
@@ -74,7 +69,7 @@ func newEngine[V any](s settings, size func(string, V) int, marshal func(V) ([]b
 		observers: newObservers(s.Observers),
 		slots:     slots.New(s.MaxRebuilds, s.MaxQueued),
 		flights:   make(map[string]*flight[V]),
-		aloft:     make(map[*flight[V]]struct{}),
+		witnesses: make(map[string]*witness[V]),
 	}
 	e.open, e.shut = context.WithCancel(context.Background())
 	e.store, e.locker, e.push = e.newGate(EngineStore), e.newGate(EngineLocker), e.newGate(EngineWatch)
@@ -143,84 +138,6 @@ func (e *engine[V]) behind(f func()) {
 	}
 }
 
-// invalidate drops the key from the store and then from this process. The
-// order matters: with the store first, whatever the present flight has read or
-// claimed before the store's floor rose is disowned here, and what any flight
-// reads after that is new.
-func (e *engine[V]) invalidate(ctx context.Context, key string) error {
-	defer func() { // also if the store's adapter does not return
-		e.mu.Lock()
-		defer e.mu.Unlock()
-		e.recall(key, 1<<64-1)
-	}()
-	var err error
-	if e.Store != nil {
-		call := func(ctx context.Context) (struct{}, error) {
-			return struct{}{}, e.Store.Invalidate(ctx, e.engineKey(key))
-		}
-		_, err = gate.Ask(ctx, e.writes, key, &gate.Budget{Left: e.EngineTimeout}, call)
-		if errors.Is(err, gate.ErrNotAsked) { // others go on without the store; the caller of this has nothing else
-			_, err = gate.AskAnyway(ctx, e.writes, key, e.EngineTimeout, call)
-		}
-		if err != nil {
-			e.count.engineErrors.Add(1)
-			err = &keyError{"invalidating", key, err}
-		}
-	}
-	return err
-}
-
-// maxInvalidations is how many keys are invalidated at one time for one caller.
-const maxInvalidations = 16
-
-// invalidateAll is invalidate for several keys; it returns an error, or nil, for
-// each.
-func (e *engine[V]) invalidateAll(ctx context.Context, keys []string) []error {
-	errs := make([]error, len(keys))
-	var g errgroup.Group
-	g.SetLimit(maxInvalidations)
-	for i, key := range keys {
-		errs[i] = ErrGoexit // unless the store returns
-		g.Go(func() error {
-			errs[i] = e.invalidate(ctx, key)
-			return nil
-		})
-	}
-	g.Wait()
-	return errs
-}
-
-// recall drops what this process has of a key that was invalidated, and what
-// its flight has read or begun to load, if that is of an epoch below the
-// invalidation's. e.mu is held.
-func (e *engine[V]) recall(key string, epoch uint64) {
-	if it, _ := e.near.Get(key); it != nil && it.Epoch <= epoch {
-		e.near.Delete(key)
-	}
-	e.invalidations++
-	for _, w := range e.witnesses[key] {
-		w.seen++
-	}
-	f := e.flights[key]
-	if f == nil {
-		return
-	}
-	f.since = e.clock.Now()
-	if f.claimed > epoch {
-		return
-	}
-	f.disowned = true
-	f.change(func(s *flightState[V]) { s.offered, s.recalled = nil, true })
-	switch {
-	case f.streaming():
-		// A response that clients are already reading is theirs, but from now
-		// on nobody joins them.
-		delete(e.flights, key)
-	case f.abort != nil && !f.last:
-		f.abort(fault.ErrInvalidated)
-	}
-}
-
 // engineKey is key as Store and Locker know it.
 func (e *engine[V]) engineKey(key string) string {
 	if e.Namespace == "" {
@@ -240,7 +157,10 @@ func (e *engine[V]) ownKey(engineKey string) (key string, ok bool) {
 func (e *engine[V]) snapshot() Stats {
 	c := &e.count
 	e.mu.Lock()
-	flights := len(e.aloft)
+	flights := 0
+	for range e.aloft() {
+		flights++
+	}
 	e.mu.Unlock()
 	return Stats{
 		Hits: c.hits.sum(), Stale: c.stale.Load(), Misses: c.misses.Load(),
@@ -258,7 +178,7 @@ func (e *engine[V]) close() {
 	first := !e.closed
 	e.closed = true
 	e.shut() // first: what it ends then is no engine's silence, see noAnswer
-	for f := range e.aloft {
+	for f := range e.aloft() {
 		f.cancel(ErrClosed)
 	}
 	e.mu.Unlock()

@@ -62,13 +62,11 @@ type flight[V any] struct {
 	due     instant     // when the flight's first caller has waited for MaxWait
 	alarm   *time.Timer // tells the callers that it is due
 
-	abort    context.CancelCauseFunc // guarded by engine.mu: cancels the load, nil while there is none
-	last     bool                    // guarded by engine.mu: the load goes on when its key is invalidated
-	disowned bool                    // guarded by engine.mu: the key was invalidated since the flight last looked
-	claimed  uint64                  // guarded by engine.mu: the epoch of the load since then, 0 if there is none
-	asked    instant                 // guarded by engine.mu: as of when the store had nothing later than claimed
-	since    instant                 // guarded by engine.mu: when the flight began, or the key was last invalidated
-	notices  chan heard              // the latest that was heard of the key; has room for one, and is sent to with engine.mu held; nil if the store tells nothing
+	witness witness[V]   // its epoch is that of the load since the last look, 0 if there is none
+	looked  uint64       // guarded by engine.mu: the witness's generation at the last look, see outdated
+	current *currentLoad // guarded by engine.mu: the load under way, nil while there is none
+	since   instant      // guarded by engine.mu: when the flight began, or the key was last invalidated
+	notices chan heard   // the latest that was heard of the key; has room for one, and is sent to with engine.mu held; nil if the store tells nothing
 
 	doubts chan struct{} // of calls that came after the store was asked, see doubt; has room for one; nil with the near tier on
 
@@ -77,42 +75,30 @@ type flight[V any] struct {
 	// a load has its own, see attempt.
 	present *items.Item[V]
 
-	// accept and fits are the first caller's, see want. They never change.
-	accept func(it *items.Item[V], now instant) bool
-	fits   func(it *items.Item[V]) bool
-	// client is the first caller's, see want. It never changes.
-	client string
-	// refreshes tells that the flight was begun by a call that does not wait for it.
-	// It never changes.
-	refreshes bool
-	queues    bool // it is among engine.unlooked until its first look. It never changes
-	elected   bool // guarded by engine.mu: what it does is for all who will ask
-	// second tells that the first caller has waited for another load, whose audience it
-	// was not of. It never changes.
-	second bool
-	// personal tells that the load may be slow because of the first caller: a time-out
-	// is for calls of the same client. It never changes.
-	personal bool
+	// What the call was that has begun the flight. None of it changes.
+	want      items.Want[V]
+	refreshes bool // it does not wait for the flight
+	second    bool // it has waited for another load, whose audience it was not of
+	queues    bool // the flight is among engine.unlooked until its first look
+
+	elected bool // guarded by engine.mu: what the flight does is for all who will ask
+
 	// budget is the flight's goroutine's.
 	budget gate.Budget
 	// enough is before when callers came for whom what the flight ends with is new,
 	// although another process has made it. It is the flight's goroutine's.
 	enough instant
-	// Of the present load, guarded by engine.mu: the item.position of what it
-	// makes, and whether the flight goes on without the store.
-	position  uint64
-	storeless bool
-	// heldUntil is until when the flight has the lease that the present load runs
-	// under, by this process's clock; forever without one. Guarded by engine.mu.
-	heldUntil instant
-	// unlisted tells that a soft sweep has taken the flight from the map, where no
-	// invalidation of its key finds it: from then on, when there had been so many of
-	// any key, each counts. Guarded by engine.mu.
-	unlisted      bool
-	invalidations uint64
-
 	demand slots.Demand // see demanded
 	askers askers       // guarded by callsOfLoads
+}
+
+// A currentLoad is a flight's load under way. engine.mu guards all fields.
+type currentLoad struct {
+	abort     context.CancelCauseFunc // cancels it
+	last      bool                    // an invalidation does not cancel it, see maxRefused
+	storeless bool                    // the flight goes on without the store
+	asked     instant                 // as of when the store had nothing later than the load's epoch
+	heldUntil instant                 // the end of the lease that it runs under, by this process's clock; forever without one
 }
 
 // A flightState is one state of a flight. It never changes; the next one takes
@@ -190,7 +176,7 @@ func (f *flight[V]) fallDue() {
 func (f *flight[V]) offerStale(it *items.Item[V]) bool {
 	f.engine.mu.Lock()
 	defer f.engine.mu.Unlock()
-	if f.disowned {
+	if f.outdated() {
 		return false
 	}
 	f.change(func(s *flightState[V]) { s.offered, s.lose = it, f.budget.Left })
@@ -202,7 +188,7 @@ func (f *flight[V]) offerStale(it *items.Item[V]) bool {
 func (f *flight[V]) reoffer(was, it *items.Item[V]) {
 	f.engine.mu.Lock()
 	defer f.engine.mu.Unlock()
-	if !f.disowned && f.state.Load().offered == was {
+	if !f.outdated() && f.state.Load().offered == was {
 		f.change(func(s *flightState[V]) { s.offered = it })
 	}
 }
@@ -225,28 +211,28 @@ func (a attempt[V]) show(ctx context.Context, v V, until instant, to audience.Au
 	fenced := e.Store != nil && f.catchUp(ctx)
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if ctx.Err() != nil || f.streaming() {
+	l := f.current
+	if l == nil || ctx.Err() != nil || f.streaming() {
 		return false
 	}
-	f.disowned = f.disowned || fenced
 	it := &items.Item[V]{Kind: KindValue, Value: v, Made: a.made, Position: a.position, Trusted: until}
 	// By a tag, perhaps, that was not known until now, see sweepFlight.
-	if gone, stale := e.against(e.sweeps.Log(), f.key, it); gone || stale != forever {
-		f.disowned = true
+	if gone, stale := e.against(e.sweeps.Log(), f.key, it); fenced || gone || stale != forever {
+		f.witness.generation++
 	}
 	switch {
-	case f.disowned && !f.last:
-		f.abort(fault.ErrInvalidated)
+	case f.outdated() && !l.last:
+		l.abort(fault.ErrInvalidated)
 		return false
-	case f.disowned:
+	case f.outdated():
 		it.Trusted = a.made - 1 // for those who asked before the load began
 		f.unlist()
 	}
 	joinable := forever
-	if e.Store != nil && !f.storeless {
-		joinable = e.trustedUntil(f.asked)
+	if e.Store != nil && !l.storeless {
+		joinable = e.trustedUntil(l.asked)
 		if fencer, ok := e.Store.(Fencer); ok && !e.closed {
-			epoch, asked := f.claimed, f.asked
+			epoch, asked := f.witness.epoch, l.asked
 			e.running.Go(func() { f.vouch(ctx, fencer, it, epoch, asked) })
 		}
 	}
@@ -259,8 +245,9 @@ func (a attempt[V]) show(ctx context.Context, v V, until instant, to audience.Au
 func (f *flight[V]) catchUp(ctx context.Context) (fenced bool) {
 	e := f.engine
 	e.mu.Lock()
-	skip := ctx.Err() != nil || f.storeless
-	late, epoch := e.clock.Now() >= f.heldUntil, f.claimed
+	l, epoch := f.current, f.witness.epoch
+	skip := l == nil || ctx.Err() != nil || l.storeless
+	late := !skip && e.clock.Now() >= l.heldUntil
 	e.mu.Unlock()
 	if skip {
 		return false
@@ -324,7 +311,7 @@ func (f *flight[V]) vouched(it *items.Item[V], fenced bool, joinable instant) bo
 		return false
 	}
 	if fenced {
-		f.disowned = true
+		f.witness.generation++
 		f.unlist()
 		return false
 	}
@@ -344,25 +331,24 @@ func (f *flight[V]) giveUp(cause error) bool {
 	if f.streaming() {
 		return false
 	}
-	f.abort(cause)
+	f.current.abort(cause)
 	return true
 }
 
-// abortable makes abort the way to cancel the flight's load of that epoch,
-// unless the key was invalidated since the flight last looked, or the cache is
-// closed: the slot may be that of another flight which Close has ended just now.
-// An invalidation does not cancel the last one, see maxRefused.
-func (f *flight[V]) abortable(abort context.CancelCauseFunc, epoch uint64, asked, heldUntil instant, last, storeless bool) bool {
+// beginLoading makes l, with that epoch, the flight's load under way, unless the key
+// was invalidated since the flight last looked, or the cache is closed: the slot may be
+// that of another flight which Close has ended just now. The last load begins all the same.
+func (f *flight[V]) beginLoading(epoch uint64, l *currentLoad) bool {
 	f.engine.mu.Lock()
 	defer f.engine.mu.Unlock()
-	if f.disowned && !last || f.engine.closed {
+	if f.outdated() && !l.last || f.engine.closed {
 		return false
 	}
-	if f.disowned {
+	if f.outdated() {
 		f.present = nil // what the load makes is of after that; this is not
 	}
-	f.abort, f.last, f.storeless, f.elected = abort, last, storeless, true
-	f.claimed, f.asked, f.position, f.heldUntil = epoch, asked, f.engine.sweeps.Log().Position(), heldUntil
+	f.current, f.elected = l, true
+	f.witness.epoch, f.witness.position = epoch, f.engine.sweeps.Log().Position()
 	return true
 }
 
@@ -378,7 +364,10 @@ func (f *flight[V]) settle(it *items.Item[V]) bool {
 	// What was swept softly while it was made, and has no window that is open,
 	// is for nobody who has asked since.
 	swept := spared == nil || spared.FreshUntil < it.FreshUntil && judge(&spared.Lifetime, e.clock.Now()) == rebuild
-	if f.disowned = f.disowned || swept || f.unlisted && f.invalidations != e.invalidations; f.disowned {
+	if swept {
+		f.witness.generation++
+	}
+	if f.outdated() {
 		// Clients that read a response while it is made have it already. It
 		// is theirs, and nobody else's.
 		if f.streaming() {
@@ -442,7 +431,7 @@ func (f *flight[V]) end(err error) {
 	f.cancel(nil)
 	f.engine.mu.Lock()
 	defer f.engine.mu.Unlock()
-	delete(f.engine.aloft, f)
+	f.engine.dismiss(f.key, &f.witness)
 	if !f.state.Load().landed {
 		f.land(nil, err)
 	}
@@ -473,16 +462,6 @@ func (f *flight[V]) lead() {
 	f.engine.mu.Lock()
 	defer f.engine.mu.Unlock()
 	f.elected = true
-}
-
-// lookAgain begins the flight's next look at the store: an invalidation before
-// it is nothing that this look could miss. It reports whether there was one.
-func (f *flight[V]) lookAgain() (disowned bool) {
-	f.engine.mu.Lock()
-	defer f.engine.mu.Unlock()
-	disowned = f.disowned
-	f.disowned, f.claimed = false, 0
-	return disowned
 }
 
 // landing waits for the end of the flight that has published it. A caller that

@@ -49,7 +49,7 @@ func leaseLength(build, engineTimeout, longest time.Duration) time.Duration {
 // waits, and the longest lease is the one that asks least of the engines.
 func (r *run[V]) leaseLength() time.Duration {
 	e, it, usual := r.engine, r.present, r.usual()
-	if it != nil && it.Held && r.accept == nil && it.StaleUntil-e.clock.Now() > durations.Add(e.LeaseTTL, usual) {
+	if it != nil && it.Held && r.want.Accept == nil && it.StaleUntil-e.clock.Now() > durations.Add(e.LeaseTTL, usual) {
 		return e.LeaseTTL
 	}
 	if usual > 0 {
@@ -184,8 +184,8 @@ func (r *run[V]) keep(ctx context.Context, lease Lease, term leaseTerm, lost cha
 func (r *run[V]) prolong(ctx context.Context, until instant) {
 	r.engine.mu.Lock()
 	defer r.engine.mu.Unlock()
-	if ctx.Err() == nil { // else the next load may have begun
-		r.heldUntil = until
+	if l := r.current; l != nil && ctx.Err() == nil { // else the next load may have begun
+		l.heldUntil = until
 	}
 }
 

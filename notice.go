@@ -85,15 +85,12 @@ func (e *engine[V]) take(key string, told Notice) {
 		}
 		return
 	}
-	before, ok := e.pass(key, n)
-	if !ok {
+	known, w := e.pass(key, n)
+	if known == nil {
 		return
 	}
-	// Nobody waits. A process that has no use for the key stays without it.
-	known, now := e.near.Get(key)
-	if known == nil || known.Epoch >= n.Epoch {
-		return
-	}
+	defer e.dismissApart(key, w)
+	now := e.clock.Now()
 	var it *items.Item[V]
 	// What the store has not taken has no place in the order of epochs, and
 	// may be of after an invalidation that this change is of before.
@@ -104,12 +101,13 @@ func (e *engine[V]) take(key string, told Notice) {
 		doubted := *known
 		it, doubted.Trusted = &doubted, now
 	}
-	e.keep(key, it, func() bool { return e.invalidations == before })
+	e.keep(key, it, func() bool { return w.generation == 0 })
 }
 
-// pass gives a notice to those who wait for it, and returns false if that is all
-// there is to do.
-func (e *engine[V]) pass(key string, n heard) (invalidations uint64, ok bool) {
+// pass gives a notice to those who wait for it. If nobody does, it returns what the near tier has of
+// the key, and a witness, if the notice tells of something later. A process that has no use for the key
+// stays without it.
+func (e *engine[V]) pass(key string, n heard) (known *items.Item[V], w *witness[V]) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	f := e.flights[key]
@@ -128,9 +126,13 @@ func (e *engine[V]) pass(key string, n heard) (invalidations uint64, ok bool) {
 		}
 		f.notices <- n
 	default:
-		return e.invalidations, true
+		if known, _ = e.near.Get(key); known == nil || known.Epoch >= n.Epoch {
+			return nil, nil
+		}
+		w = &witness[V]{}
+		e.attend(key, w)
 	}
-	return 0, false
+	return known, w
 }
 
 // told ends a waiting flight with a notice, if that answers. It reports whether
@@ -161,6 +163,6 @@ func (f *flight[V]) lookBack(made instant) bool {
 	if made <= f.since {
 		return false
 	}
-	f.disowned, f.claimed = false, 0
+	f.renew()
 	return true
 }

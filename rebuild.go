@@ -375,7 +375,7 @@ func (r *run[V]) takeSlot(ctx context.Context) bool {
 		// already, and lost its lease since, was let in, and so was a load that waits
 		// for this one. The failure is of now: no sweep that was before is against it.
 		e.mu.Lock()
-		r.position = e.sweeps.Log().Position()
+		r.witness.position = e.sweeps.Log().Position()
 		e.mu.Unlock()
 		// Made now, it answers whatever a call wants: one that did not take it would
 		// begin flight after flight.
@@ -499,7 +499,7 @@ func (r *run[V]) consider(it *items.Item[V], fromStore bool) bool {
 	if fromStore && r.waits && it.Epoch > r.known {
 		r.committed = max(it.Born, r.waiting)
 	}
-	if r.fits != nil && !r.fits(it) {
+	if r.want.Fits != nil && !r.want.Fits(it) {
 		return false // it answers others, and is no answer to the call that wants one
 	}
 	verdict := judge(&it.Lifetime, r.engine.clock.Now())
@@ -509,7 +509,7 @@ func (r *run[V]) consider(it *items.Item[V], fromStore bool) bool {
 		// each after a rebuild of its own.
 		verdict = fail
 	}
-	if (verdict == serve || verdict == serveStale) && r.accept != nil && !r.accept(it, r.engine.clock.Now()) &&
+	if (verdict == serve || verdict == serveStale) && r.want.Accept != nil && !r.want.Accept(it, r.engine.clock.Now()) &&
 		!it.BackingOff(r.engine.clock.Now()) && // what one client wants is no reason to try sooner, see want.takes
 		!(fromStore && r.newEnough(it)) {
 		// The call that began this flight has refused it, or would. Who else
@@ -809,11 +809,12 @@ func (r *run[V]) build(ctx context.Context, epoch uint64, rival <-chan struct{},
 	defer abort(nil)
 	// An election in the same request as the look, and a claim that has found another entry, may
 	// have asked for a longer lease than the key's builds need: its first renewal shortens it.
-	term, heldUntil := leaseTerm{began: r.stood, asked: r.stood, length: min(r.length, r.leaseLength())}, forever
+	term := leaseTerm{began: r.stood, asked: r.stood, length: min(r.length, r.leaseLength())}
+	l := &currentLoad{abort: abort, last: r.refused+1 >= maxRefused, storeless: r.storeDown, asked: r.epochAsked, heldUntil: forever}
 	if r.lease != nil {
-		heldUntil = term.end()
+		l.heldUntil = term.end()
 	}
-	if !r.abortable(abort, epoch, r.epochAsked, heldUntil, r.refused+1 >= maxRefused, r.storeDown) {
+	if !r.beginLoading(epoch, l) {
 		r.refused++
 		return false // invalidated since it was claimed, or closed
 	}
@@ -831,7 +832,7 @@ func (r *run[V]) build(ctx context.Context, epoch uint64, rival <-chan struct{},
 	if r.lease != nil {
 		e.trips.note(r.made - r.stood)
 	}
-	a := attempt[V]{flight: r.flight, present: r.present, made: r.made, position: r.position}
+	a := attempt[V]{flight: r.flight, present: r.present, made: r.made, position: r.witness.position}
 	r.loaded = false
 	defer func() { r.unwatchLoad(ended) }()
 	watched := r.watchLoad(loading) // it may not return
@@ -906,7 +907,7 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 		e.sweeps.Follow(ctx, &r.budget, e.NearTTL/2) // the load may have taken longer than the log is trusted
 	}
 	r.loaded, r.failure, r.committed = true, nil, 0
-	it := &items.Item[V]{Epoch: epoch, Build: l.took, Made: r.made, Position: r.position, Trusted: e.trustedUntil(now)}
+	it := &items.Item[V]{Epoch: epoch, Build: l.took, Made: r.made, Position: r.witness.position, Trusted: e.trustedUntil(now)}
 	switch {
 	case errors.Is(l.err, fault.ErrNothing):
 		if failure, ok := errors.AsType[*fault.Own](l.err); ok {
@@ -920,7 +921,7 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 			}
 		}
 		if it := r.present; it != nil {
-			e.keep(r.key, it, func() bool { return !r.disowned })
+			e.keep(r.key, it, func() bool { return !r.outdated() })
 		}
 		r.end(errAgain) // who has not seen what was published asks again
 		return true
@@ -942,7 +943,7 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 		e.count.loadFailures.Add(1)
 		e.noteLoad(false)
 		r.failure = l.err
-		if r.personal && errors.Is(l.err, ErrRebuildTimeout) {
+		if r.want.Personal && errors.Is(l.err, ErrRebuildTimeout) {
 			r.end(l.err) // those of other clients ask again
 			return true
 		}
@@ -1015,7 +1016,7 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 	}
 	// A failure by itself is of now. Beside what was there it bears that one's
 	// position: what has been swept since that was made is not served for it.
-	it := &items.Item[V]{Position: r.position}
+	it := &items.Item[V]{Position: r.witness.position}
 	it.Born = now
 	if r.present != nil {
 		it = r.present.Unweighed()

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/internal/sweeplog"
@@ -129,28 +128,24 @@ func (e *engine[V]) spareFrom(l *sweeplog.Log, key string, it *items.Item[V]) *i
 
 // sweepFlight holds a log against the load of a flight. e.mu is held.
 func (e *engine[V]) sweepFlight(l *sweeplog.Log, key string, f *flight[V]) {
-	if f.abort == nil {
+	if f.current == nil {
 		return // it loads nothing, and what it has read is looked at again
 	}
 	published := f.state.Load().published
 	it := published
 	if it == nil {
-		it = &items.Item[V]{Position: f.position} // its tags are not known yet: see publish
+		it = &items.Item[V]{Position: f.witness.position} // its tags are not known yet: see publish
 	}
 	gone, stale := e.against(l, key, it)
-	switch {
-	case !gone && stale == forever:
-	case published != nil:
-		delete(e.flights, key) // its readers have it, and nobody joins them
-		f.disowned = f.disowned || gone
-		f.unlisted, f.invalidations = true, e.invalidations
-	default:
-		// Softly or not: it is nobody's yet, and who has asked since the sweep
-		// waits here too.
-		if f.disowned = true; !f.last {
-			f.abort(fault.ErrInvalidated)
-		}
+	if !gone && stale == forever {
+		return
 	}
+	// What nobody has yet is void, be it swept softly or not: who has asked since the
+	// sweep waits here too.
+	if gone || published == nil {
+		f.witness.generation++
+	}
+	f.interrupt()
 }
 
 // sweep invalidates in the store, and so in the fleet, and in this process.
@@ -180,15 +175,15 @@ func (e *engine[V]) sweepHere(sweeps []sweeplog.Sweep) {
 	for key, f := range e.flights {
 		e.sweepFlight(only, key, f)
 		if offered := f.state.Load().offered; offered != nil && e.spareFrom(only, key, offered) == nil {
-			f.change(func(s *flightState[V]) { s.offered, s.recalled = nil, true })
+			f.withdraw()
 		}
 	}
-	// Flights that have left the map and items that were read but are not kept yet meet no log at
-	// their end. They meet this count.
-	e.invalidations++
-	for _, of := range e.witnesses {
-		for _, w := range of {
-			w.seen++
+	// Flights that have left the map, and values that no flight makes, meet no log at their end.
+	for key, w := range e.witnesses {
+		for listed := e.flights[key]; w != nil; w = w.next {
+			if listed == nil || w.flight != listed {
+				w.generation++
+			}
 		}
 	}
 	e.mu.Unlock()

@@ -327,7 +327,7 @@ func (c *waiter[V]) look(state *flightState[V]) (is waitState, expiry <-chan tim
 	}
 	if state.landed {
 		if err := state.failure(); err != nil {
-			if f.personal && errors.Is(err, ErrRebuildTimeout) && !c.admitted(audience.Alike) {
+			if f.want.Personal && errors.Is(err, ErrRebuildTimeout) && !c.admitted(audience.Alike) {
 				return landed, nil
 			}
 			c.err = err
@@ -399,7 +399,7 @@ func (c *waiter[V]) look(state *flightState[V]) (is waitState, expiry <-chan tim
 // admitted reports whether the call is of the audience to that its flight's load has
 // published to.
 func (c *waiter[V]) admitted(to audience.Audience) bool {
-	return to.Admits(!c.collapsed, c.want.Client == c.flight.client)
+	return to.Admits(!c.collapsed, c.want.Client == c.flight.want.Client)
 }
 
 // takes is want.Takes. It reads the clock for those only who ask for it: a herd
@@ -523,8 +523,7 @@ func (c *waiter[V]) begin(b binder[V]) bool {
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(c.ctx))
 	f := &flight[V]{
 		key: c.key, load: b.bind(), engine: e, member: m, cancel: cancel, budget: gate.Budget{Left: c.lose},
-		accept: c.want.Accept, fits: c.want.Fits, client: c.want.Client, personal: c.want.Personal, second: c.excluded,
-		refreshes: c.refreshes || c.stale != nil, queues: queues,
+		want: c.want, refreshes: c.refreshes || c.stale != nil, second: c.excluded, queues: queues,
 		due: durations.Add(c.began, e.MaxWait), since: now,
 	}
 	if e.notified {
@@ -539,7 +538,8 @@ func (c *waiter[V]) begin(b binder[V]) bool {
 	c.board(f)
 	f.alarm = time.AfterFunc(f.due-now, f.fallDue)
 	e.flights[c.key] = f
-	e.aloft[f] = struct{}{}
+	f.witness.flight = f
+	e.attend(c.key, &f.witness)
 	if queues {
 		e.unlooked.Add(1)
 	}

@@ -28,8 +28,8 @@ var bugs = []bug{
 	},
 	{
 		Name: "invalidation that is not looked for", File: "flight.go",
-		Old: "if f.disowned = f.disowned || swept || f.unlisted",
-		New: "if f.disowned = swept || f.unlisted",
+		Old: "if f.outdated() {\n\t\t// Clients that read",
+		New: "if swept {\n\t\t// Clients that read",
 	},
 	{
 		Name: "slot that is not freed", File: "internal/slots/slots.go",
@@ -39,7 +39,7 @@ var bugs = []bug{
 	{
 		Name: "notice that is lost", File: "notice.go",
 		Old: "e.recall(key, n.Epoch)",
-		New: "e.invalidations++",
+		New: "e.near.Get(key)",
 	},
 	{
 		Name: "waiter that is not woken", File: "flight.go",
@@ -47,7 +47,7 @@ var bugs = []bug{
 		New: "s := *f.state.Load()\n\ts.offered, s.lose = it, f.budget.Left\n\tf.state.Store(&s)",
 	},
 	{
-		Name: "stale offer after an invalidation", File: "engine.go",
+		Name: "stale offer after an invalidation", File: "witness.go",
 		Old: "s.offered, s.recalled = nil, true",
 		New: "s.recalled = true",
 	},

@@ -1,0 +1,183 @@
+package bellwether
+
+import (
+	"context"
+	"errors"
+	"iter"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/bellwether-go/bellwether/internal/fault"
+	"github.com/bellwether-go/bellwether/internal/gate"
+)
+
+// This file is the invalidation of keys, in the fleet and in this process, and what it means for a value
+// that is made at the same time. Invalidation by tag or prefix is in sweep.go.
+
+// invalidate drops the key from the store and then from this process. The
+// order matters: with the store first, whatever the present flight has read or
+// claimed before the store's floor rose is disowned here, and what any flight
+// reads after that is new.
+func (e *engine[V]) invalidate(ctx context.Context, key string) error {
+	defer func() { // also if the store's adapter does not return
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		e.recall(key, 1<<64-1)
+	}()
+	var err error
+	if e.Store != nil {
+		call := func(ctx context.Context) (struct{}, error) {
+			return struct{}{}, e.Store.Invalidate(ctx, e.engineKey(key))
+		}
+		_, err = gate.Ask(ctx, e.writes, key, &gate.Budget{Left: e.EngineTimeout}, call)
+		if errors.Is(err, gate.ErrNotAsked) { // others go on without the store; the caller of this has nothing else
+			_, err = gate.AskAnyway(ctx, e.writes, key, e.EngineTimeout, call)
+		}
+		if err != nil {
+			e.count.engineErrors.Add(1)
+			err = &keyError{"invalidating", key, err}
+		}
+	}
+	return err
+}
+
+// maxInvalidations is how many keys are invalidated at one time for one caller.
+const maxInvalidations = 16
+
+// invalidateAll is invalidate for several keys; it returns an error, or nil, for
+// each.
+func (e *engine[V]) invalidateAll(ctx context.Context, keys []string) []error {
+	errs := make([]error, len(keys))
+	var g errgroup.Group
+	g.SetLimit(maxInvalidations)
+	for i, key := range keys {
+		errs[i] = ErrGoexit // unless the store returns
+		g.Go(func() error {
+			errs[i] = e.invalidate(ctx, key)
+			return nil
+		})
+	}
+	g.Wait()
+	return errs
+}
+
+// recall drops what this process has of a key that was invalidated, and what
+// is read or made for it, if that is of an epoch below the invalidation's. e.mu is held.
+func (e *engine[V]) recall(key string, epoch uint64) {
+	if it, _ := e.near.Get(key); it != nil && it.Epoch <= epoch {
+		e.near.Delete(key)
+	}
+	for w := e.witnesses[key]; w != nil; w = w.next {
+		if w.epoch <= epoch {
+			w.generation++
+		}
+	}
+	f := e.flights[key]
+	if f == nil {
+		return
+	}
+	f.since = e.clock.Now()
+	if f.witness.epoch <= epoch {
+		f.withdraw()
+		f.interrupt()
+	}
+}
+
+// A witness stands by while a value for a key is made, by a flight or without one. Its generation is the
+// answer to one question: has anything made the work void? That is an invalidation of the key in this
+// process, a sweep, or a later epoch in the store. Whoever begins to work takes the generation, and what
+// the work comes to counts while the generation is the same. engine.mu guards all fields.
+type witness[V any] struct {
+	flight     *flight[V]  // makes the value; nil if none does. It never changes
+	next       *witness[V] // another one of the same key
+	generation uint64
+	epoch      uint64 // the work's; an invalidation of an earlier epoch is of before the work. 0: each one counts
+	position   uint64 // the log's when the work began, see items.Item
+}
+
+// attend has a witness stand by for a key. e.mu is held.
+func (e *engine[V]) attend(key string, w *witness[V]) {
+	w.next = e.witnesses[key]
+	e.witnesses[key] = w
+}
+
+// dismiss sends a witness away. A second call does nothing. e.mu is held.
+func (e *engine[V]) dismiss(key string, w *witness[V]) {
+	first := e.witnesses[key]
+	switch {
+	case first != w:
+		for at := first; at != nil; at = at.next {
+			if at.next == w {
+				at.next = w.next
+				return
+			}
+		}
+	case w.next == nil:
+		delete(e.witnesses, key)
+	default:
+		e.witnesses[key] = w.next
+	}
+}
+
+// aloft are the flights that have not ended. e.mu is held.
+func (e *engine[V]) aloft() iter.Seq[*flight[V]] {
+	return func(yield func(*flight[V]) bool) {
+		for _, w := range e.witnesses {
+			for ; w != nil; w = w.next {
+				if w.flight != nil && !yield(w.flight) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// attendApart returns a witness for a value that no flight makes. It is to be dismissed by dismissApart.
+func (e *engine[V]) attendApart(key string) *witness[V] {
+	w := &witness[V]{position: e.sweeps.Log().Position()}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.attend(key, w)
+	return w
+}
+
+func (e *engine[V]) dismissApart(key string, w *witness[V]) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.dismiss(key, w)
+}
+
+// outdated reports whether what the flight has read or made since its last look is void. engine.mu is held.
+func (f *flight[V]) outdated() bool { return f.witness.generation != f.looked }
+
+// lookAgain begins the flight's next look at the store: an invalidation before
+// it is nothing that this look could miss. It reports whether there was one.
+func (f *flight[V]) lookAgain() (outdated bool) {
+	f.engine.mu.Lock()
+	defer f.engine.mu.Unlock()
+	return f.renew()
+}
+
+// renew is lookAgain for a caller that holds engine.mu.
+func (f *flight[V]) renew() (outdated bool) {
+	outdated = f.outdated()
+	f.looked, f.witness.epoch, f.current = f.witness.generation, 0, nil
+	return outdated
+}
+
+// withdraw takes back what callers are offered. engine.mu is held.
+func (f *flight[V]) withdraw() {
+	f.change(func(s *flightState[V]) { s.offered, s.recalled = nil, true })
+}
+
+// interrupt ends what the flight has under way, and what has become void. engine.mu is held.
+func (f *flight[V]) interrupt() {
+	switch {
+	case f.streaming():
+		// A response that clients are already reading is theirs, but from now
+		// on nobody joins them.
+		f.unlist()
+	case f.current != nil && !f.current.last:
+		f.current.abort(fault.ErrInvalidated)
+	}
+}
