@@ -53,7 +53,7 @@ func (r *run[V]) draft(ctx context.Context) (_ *draft[V], there Entry) {
 	e := r.engine
 	d := &draft[V]{run: r, witness: e.attendApart(r.key)}
 	d.position = d.witness.position
-	r.present, r.made = e.near.Get(r.key)
+	r.present, r.leading.made = e.near.Get(r.key)
 	there, d.epoch = r.takeEpoch(ctx)
 	return d, there
 }

@@ -530,7 +530,7 @@ func (b *batch[V]) readOnce(ctx context.Context, store BatchGetter, members []*m
 // begin gives the flight's run what its batch has for it.
 func (m *member[V]) begin(r *run[V]) {
 	if m != nil {
-		r.ahead, r.budget.Left = m.ahead, m.lose
+		r.looking.ahead, r.budget.Left = m.ahead, m.lose
 	}
 }
 

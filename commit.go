@@ -3,14 +3,9 @@ package bellwether
 import (
 	"context"
 	"errors"
-	"fmt"
-	"slices"
-	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/gate"
@@ -19,197 +14,6 @@ import (
 
 // This file is what a rebuild has to do with the store: it reads, claims and
 // commits, and makes items of entries and entries of items.
-
-// A storeReply is what the store said of a flight's key, as of when it was asked.
-type storeReply struct {
-	entry Entry
-	asked instant
-	err   error
-}
-
-// read asks the store for the key's entry.
-func (r *run[V]) read(ctx context.Context, budget *gate.Budget) storeReply {
-	e := r.engine
-	asked := e.clock.Now()
-	entry, err := gate.AskInTurn(ctx, e.store, r.key, budget, func(ctx context.Context) (Entry, error) {
-		return e.Store.Get(ctx, e.engineKey(r.key))
-	})
-	return storeReply{entry, asked, err}
-}
-
-// A ballot is what an elector said of an election, where no entry was the answer; or that it
-// said nothing, if neither lease nor held is there.
-type ballot struct {
-	lease Lease
-	epoch uint64
-	held  *HeldError
-}
-
-// readWithLog is read after a look at the log of sweeps, if the log is due, in one request where the
-// store can. A batch may have read the key already.
-func (r *run[V]) readWithLog(ctx context.Context) storeReply {
-	r.followLogAhead(ctx, r.logAge())
-	if there := r.ahead; there != nil {
-		r.ahead = nil
-		return *there
-	}
-	return r.read(ctx, &r.budget)
-}
-
-// logAge is the age at which the log of sweeps is read again for a look. A store that has lost the key
-// under the flight's own load may have lost the log as well.
-func (r *run[V]) logAge() time.Duration {
-	if r.led {
-		return 0
-	}
-	return r.engine.NearTTL / 2
-}
-
-// readAndStand is read by an elector. Unless the entry is fresh and later than the entries that the
-// flight has refused, the flight stands for election in the same request. The log is read in a
-// request of its own: a key that came along with it would be a look without an election.
-//
-// The election has half of the flight's budget. Without an answer the flight reads alone with the
-// rest: an engine whose writes are silent may still have a fresh entry.
-func (r *run[V]) readAndStand(ctx context.Context) storeReply {
-	e := r.engine
-	e.sweeps.Follow(ctx, &r.budget, r.logAge())
-	e.enter(r.key, phaseStanding)
-	asked := e.clock.Now()
-	r.stood, r.length = asked, r.leaseLength()
-	half := r.budget.Half()
-	won, err := gate.AskInTurn(ctx, e.writes, r.key, half, func(ctx context.Context) (driver.Election, error) {
-		return e.elector.Elect(ctx, e.engineKey(r.key), r.past, r.length)
-	})
-	r.budget.Left += half.Left
-	if err != nil {
-		if ctx.Err() != nil {
-			return storeReply{asked: asked, err: err}
-		}
-		r.noAnswer(ctx, "standing for the election of", err)
-		r.ballot = &ballot{}
-		return r.read(ctx, &r.budget)
-	}
-	if answers := won.Entry.Fresh() && won.Entry.Epoch > r.past; !answers || won.Lease != nil {
-		// With neither a lease nor a holder it counts as no answer: the flight would ask again
-		// without end.
-		r.ballot = &ballot{won.Lease, won.Epoch, won.Held}
-	}
-	if won.Entry.Kind == KindNone && won.Entry.Failures == 0 {
-		err = ErrNotFound
-	}
-	return storeReply{won.Entry, asked, err}
-}
-
-// readMany asks the store for all the keys' entries at one time. It calls take,
-// one call at a time, for each that the store answers for, as soon as it does so,
-// and returns which those are, and why there are others. A store that goes on
-// answering has all the time that it takes.
-func (e *engine[V]) readMany(ctx context.Context, store BatchGetter, keys []string, budget *gate.Budget, take func(i int, reply *storeReply)) (answered []bool, err error) {
-	names := make([]string, len(keys))
-	for i, key := range keys {
-		names[i] = e.engineKey(key)
-	}
-	var (
-		mu      sync.Mutex // guards what follows, and answered, until over
-		silence = errors.New("no answer for the key")
-		some    bool
-		over    bool
-		began   = e.clock.Now()
-		last    = began // answer
-		heard   func()
-	)
-	answered = make([]bool, len(keys))
-	each := func(i int, entry Entry, err error) {
-		if failure := fault.Guard(func() error { fault.Inquire(err); return nil }); failure != nil {
-			err = failure // on a goroutine of the adapter's, perhaps
-		}
-		mu.Lock()
-		defer mu.Unlock()
-		switch {
-		case over || answered[i]:
-		case err != nil && !fault.IsAnswer(err):
-			silence = err
-		default:
-			some, answered[i], last = true, true, e.clock.Now()
-			heard()
-			take(i, &storeReply{entry, began, err})
-		}
-	}
-	err = gate.AskInPieces(ctx, e.store, keys[0], budget, func(ctx context.Context, piece func()) error {
-		defer func() { // however it ends: what it says after that is not heard
-			mu.Lock()
-			defer mu.Unlock()
-			over = true
-		}()
-		mu.Lock()
-		heard = piece
-		mu.Unlock()
-		store.GetMany(ctx, names, each)
-		mu.Lock()
-		defer mu.Unlock()
-		if !some {
-			return silence
-		}
-		return nil // of one of its servers, perhaps; it is up
-	})
-	if err == nil && slices.Contains(answered, false) {
-		budget.Left -= e.clock.Now() - last
-		err = fmt.Errorf("%w: %w", ErrUnavailable, silence)
-	}
-	return answered, err
-}
-
-// claim reads the key again, now that nobody else may rebuild it, and takes an
-// epoch for the rebuild, in one call. Who has won the lease just after another
-// released it finds that one's value here, and the flight has ended.
-func (r *run[V]) claim(ctx context.Context) (epoch uint64, ended bool) {
-	if b := r.ballot; b != nil { // the election was a look, and a claim
-		r.ballot = nil
-		return b.epoch, false
-	}
-	asked := r.engine.clock.Now()
-	r.before, r.epochAsked = r.epochAsked, asked
-	// It is a look: an invalidation before it is nothing that it could miss, and
-	// is no reason to stand for election again, nor to queue for another slot.
-	outdated := r.lookAgain()
-	entry, epoch := r.takeEpoch(ctx)
-	if epoch == 0 || r.engine.Store == nil {
-		if outdated {
-			r.present = nil
-		}
-		return epoch, false
-	}
-	known, _ := r.engine.near.Get(r.key)
-	it := r.decode(entry, known, asked)
-	if it == nil && r.state.Load().offered != nil {
-		r.offerStale(nil) // it was invalidated since the look
-	}
-	return epoch, r.consider(it, true)
-}
-
-// takeEpoch returns a new epoch for the key, and its present entry. The epoch
-// is 0 if the store does not answer.
-func (r *run[V]) takeEpoch(ctx context.Context) (entry Entry, epoch uint64) {
-	e := r.engine
-	if e.Store == nil {
-		return Entry{}, e.nextEpoch()
-	}
-	if r.storeDown {
-		return Entry{}, 0
-	}
-	e.enter(r.key, phaseClaiming)
-	entry, err := gate.Ask(ctx, e.writes, r.key, &r.budget, func(ctx context.Context) (entry Entry, err error) {
-		entry, epoch, err = e.Store.Claim(ctx, e.engineKey(r.key))
-		return entry, err
-	})
-	if err != nil {
-		r.noAnswer(ctx, "claiming", err)
-		r.storeDown = true
-		return Entry{}, 0
-	}
-	return entry, epoch
-}
 
 // A commitOutcome is what became of an item that was offered to the store.
 type commitOutcome uint8
@@ -240,7 +44,7 @@ func (r *run[V]) commit(ctx context.Context, it *items.Item[V]) commitOutcome {
 		return committed
 	case r.storeDown:
 		return notTaken
-	case r.unshared != 0:
+	case r.looking.unshared != 0:
 		return r.stillUnshared(ctx)
 	}
 	entry, err := r.encode(it)
@@ -299,11 +103,11 @@ func (r *run[V]) fencedOff(err error) commitOutcome {
 func (r *run[V]) keepBeside(it *items.Item[V]) {
 	since := r.engine.clock.Now()
 	if it.Held {
-		since = r.made - 1
+		since = r.leading.made - 1
 	}
 	it.Beside, it.Trusted = true, durations.Add(since, r.engine.alone())
 	switch {
-	case r.unshared != 0: // that entry's epoch is its own
+	case r.looking.unshared != 0: // that entry's epoch is its own
 	case r.present != nil:
 		it.Epoch = r.present.Epoch
 	default:
@@ -363,7 +167,7 @@ func (r *run[V]) probe(ctx context.Context) bool {
 
 // write commits the entry. An elector takes the flight's lease back in the same request.
 func (r *run[V]) write(ctx context.Context, entry Entry) error {
-	e, lease := r.engine, r.lease
+	e, lease := r.engine, r.leading.lease
 	if e.elector == nil || lease == nil {
 		return r.writeBy(ctx, func(ctx context.Context) error {
 			return e.Store.Commit(ctx, e.engineKey(r.key), entry)
@@ -373,7 +177,7 @@ func (r *run[V]) write(ctx context.Context, entry Entry) error {
 		return e.elector.CommitAndRelease(ctx, e.engineKey(r.key), entry, lease)
 	})
 	if err == nil {
-		r.lease = nil
+		r.leading.lease = nil
 	}
 	return err
 }
@@ -393,7 +197,7 @@ func (r *run[V]) writeBy(ctx context.Context, call func(context.Context) error) 
 func (r *run[V]) commitFailure(ctx context.Context, it *items.Item[V]) commitOutcome {
 	e := r.engine
 	toucher, ok := e.Store.(Toucher)
-	if !ok || r.storeDown || r.unshared != 0 || it.Kind != KindValue || r.present.Beside {
+	if !ok || r.storeDown || r.looking.unshared != 0 || it.Kind != KindValue || r.present.Beside {
 		return r.commit(ctx, it)
 	}
 	entry := r.entryOf(it)
@@ -439,120 +243,12 @@ func (r *run[V]) confirmThere(ctx context.Context, wanted func(Entry) bool) comm
 // that let it be made must be there still, or it was invalidated meanwhile. A
 // store that does not answer cannot say so.
 func (r *run[V]) stillUnshared(ctx context.Context) commitOutcome {
-	return r.confirmThere(ctx, func(e Entry) bool { return e.Kind == KindUnshared && e.Epoch == r.unshared })
-}
-
-// encode makes the store's entry of an item.
-func (r *run[V]) encode(it *items.Item[V]) (Entry, error) {
-	e := r.entryOf(it)
-	if it.Kind != KindValue {
-		return e, nil
-	}
-	err := fault.Guard(func() (err error) {
-		e.Value, err = r.engine.marshal(it.Value)
-		return err
-	})
-	return e, err
-}
-
-// entryOf makes the store's entry of an item, but for the value.
-func (r *run[V]) entryOf(it *items.Item[V]) Entry {
-	e := Entry{
-		Kind:                 it.Kind,
-		Epoch:                it.Epoch,
-		Age:                  durations.Between(it.Born, r.engine.clock.Now()),
-		TTL:                  it.FreshUntil - it.Born,
-		StaleWhileRevalidate: it.StaleUntil - it.FreshUntil,
-		StaleIfError:         it.ErrorUntil - it.FreshUntil,
-		Keep:                 it.KeepUntil - it.FreshUntil,
-		BuildTime:            it.Build,
-		Sweep:                it.Position,
-		Failures:             it.Failures,
-	}
-	if it.Failures > 0 {
-		e.RetryAge, e.Failure = durations.Between(it.Born, it.RetryAt), failureText(it.Err)
-	}
-	return e
+	return r.confirmThere(ctx, func(e Entry) bool { return e.Kind == KindUnshared && e.Epoch == r.looking.unshared })
 }
 
 // maxFailure is the most bytes of a failure's text that travel. What the store does
 // not take is told to nobody, and the processes would fail one after another.
 const maxFailure = 4 << 10
-
-func failureText(err error) string {
-	text := err.Error()
-	if len(text) > maxFailure {
-		text = strings.ToValidUTF8(text[:maxFailure], "") + "..."
-	}
-	return text
-}
-
-// decode makes an item of the store's entry as it was when the store was asked,
-// nil if there is nothing in it. If known, the near tier's, is of the same
-// rebuild, its value serves; if it stands beside the entry, that is the item.
-func (r *run[V]) decode(e Entry, known *items.Item[V], asked instant) *items.Item[V] {
-	var none V
-	if e.Kind > KindUnshared || e.Kind == KindNotFound && !r.engine.answers(none) {
-		r.engine.OnError(r.key, &keyError{"decoding", r.key, fmt.Errorf("%w: unknown kind %d", ErrCorrupt, e.Kind)})
-		return nil
-	}
-	if e.Kind == KindNone && e.Failures == 0 {
-		return nil
-	}
-	now := r.engine.clock.Now()
-	if known != nil && known.Beside && known.Epoch == e.Epoch && e.Kind != KindUnshared {
-		return r.engine.spare(r.key, known.Found(r.engine.trustedUntil(asked)))
-	}
-	same := known != nil && known.Epoch == e.Epoch && known.Failures == e.Failures
-	if e.Kind == KindUnshared {
-		// Its value is here or nowhere, and so are this process's failures to make one.
-		failed := known != nil && known.Epoch == e.Epoch && known.Failures > e.Failures
-		if same && known.Kind == KindValue || failed {
-			// And so is its lifetime: the entry has that of whoever wrote it.
-			own := known.Found(r.engine.trustedUntil(asked))
-			if now >= own.FreshUntil && (own.Failures == 0 || failed) && e.Age < e.TTL {
-				r.unshared = e.Epoch // a new epoch would make all others load again
-			}
-			return r.engine.spare(r.key, own)
-		}
-		if e.Kind = KindNone; e.Failures == 0 {
-			if e.Age < e.TTL {
-				r.unshared = e.Epoch
-			}
-			return nil
-		}
-	}
-	it := &items.Item[V]{Kind: e.Kind, Epoch: e.Epoch, Build: e.BuildTime, Position: e.Sweep, Trusted: r.engine.trustedUntil(asked)}
-	it.Lifetime = items.NewLifetime(now, items.Windows{
-		Age: e.Age, TTL: e.TTL, StaleWhileRevalidate: e.StaleWhileRevalidate, StaleIfError: e.StaleIfError, Keep: e.Keep,
-	})
-	it.Held = e.Kind != KindNone
-	if e.Failures > 0 {
-		it.Failures, it.RetryAt = e.Failures, durations.Add(it.Born, e.RetryAge)
-		it.Err = &RemoteError{Message: e.Failure}
-	}
-	if same && known.Kind == e.Kind {
-		it.Adopt(known)
-		return r.engine.spare(r.key, it)
-	}
-	if e.Kind == KindValue {
-		err := fault.Guard(func() (err error) {
-			it.Value, err = r.engine.unmarshal(e.Value)
-			return err
-		})
-		if err != nil {
-			r.engine.OnError(r.key, &keyError{"decoding", r.key, fmt.Errorf("%w: %w", ErrCorrupt, err)})
-			return nil
-		}
-	}
-	return r.engine.spare(r.key, it)
-}
-
-// lifetimeOf is the lifetime of what a rebuild has made.
-func (e *engine[V]) lifetimeOf(now instant, f items.Windows, key string, epoch uint64) items.Lifetime {
-	f.TTL = jittered(f.TTL, e.TTLJitter, key, epoch)
-	return items.NewLifetime(now, f)
-}
 
 // trustedUntil is how long the near tier may go, with what was true at the time
 // now, without asking the store.
@@ -562,7 +258,3 @@ func (e *engine[V]) trustedUntil(now instant) instant {
 	}
 	return durations.Add(e.sweeps.Asked(now), e.NearTTL)
 }
-
-// confirmEvery is how often the store is asked whether what it said before still
-// holds, while that is served.
-func (e *engine[V]) confirmEvery() time.Duration { return max(e.alone()/2, minPoll) }

@@ -2,10 +2,8 @@ package bellwether
 
 import (
 	"context"
-	"errors"
 	"time"
 
-	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/items"
 )
 
@@ -72,33 +70,4 @@ func (f *flight[V]) answerDoubts(ctx context.Context) {
 			return
 		}
 	}
-}
-
-// confirmOffer asks the store whether the stale item that callers are offered still holds.
-// It returns false if nothing is offered, or ctx has ended.
-func (f *flight[V]) confirmOffer(ctx context.Context) bool {
-	e := f.engine
-	offered := f.state.Load().offered
-	if offered == nil {
-		return false
-	}
-	budget := &gate.Budget{Left: e.EngineTimeout}
-	// What is confirmed is trusted by the log's age too, and must be so until
-	// the next time.
-	e.sweeps.Follow(ctx, budget, e.NearTTL/4)
-	there := e.apart(f.key, 0).read(ctx, budget)
-	confirmed := *offered
-	switch confirmed.Trusted = e.trustedUntil(there.asked); {
-	case ctx.Err() != nil:
-		return false
-	case errors.Is(there.err, ErrUnavailable):
-		// It cannot say that the item does not hold, to those either who came while it
-		// was silent.
-		confirmed.Trusted = max(confirmed.Trusted, e.clock.Now()+1)
-	case there.err != nil || there.entry.Epoch != offered.Epoch:
-		f.reoffer(offered, nil)
-		return true
-	}
-	f.reoffer(offered, &confirmed)
-	return true
 }

@@ -170,29 +170,6 @@ func (f *flight[V]) fallDue() {
 	}
 }
 
-// offerStale shows callers a value that they may take when their patience
-// ends, or nil for none. It reports whether it did: not if the key was
-// invalidated since the flight last looked.
-func (f *flight[V]) offerStale(it *items.Item[V]) bool {
-	f.engine.mu.Lock()
-	defer f.engine.mu.Unlock()
-	if f.outdated() {
-		return false
-	}
-	f.change(func(s *flightState[V]) { s.offered, s.lose = it, f.budget.Left })
-	return true
-}
-
-// reoffer is offerStale in the place of an offer that was confirmed, or was not:
-// a sweep that has withdrawn it meanwhile is not undone.
-func (f *flight[V]) reoffer(was, it *items.Item[V]) {
-	f.engine.mu.Lock()
-	defer f.engine.mu.Unlock()
-	if !f.outdated() && f.state.Load().offered == was {
-		f.change(func(s *flightState[V]) { s.offered = it })
-	}
-}
-
 // publish answers the flight's callers that are of the audience and come before until,
 // with a value that the load whose context is ctx is still making. It returns false if
 // the flight has given up on the load, which then may have a successor in the same

@@ -74,6 +74,13 @@ func (h *hedges) note(slow bool) {
 	}
 }
 
+// A hedgeState is what a flight knows of its hedge.
+type hedgeState struct {
+	at    instant // when the holder that it waits for has taken too long; 0: never
+	tried bool    // the flight has tried to begin a second rebuild
+	lease Lease   // the lease under which it has begun one
+}
+
 // hedgeAfter is how long a build of the key may take before it is hedged, 0 if it
 // never is. A key of which nothing is known is taken for one of the slower ones.
 func (r *run[V]) hedgeAfter() time.Duration {
@@ -108,7 +115,7 @@ func (r *run[V]) hedge(ctx context.Context) bool {
 	if r.callers.n.Load() == 0 {
 		return false // what is stale has answered them
 	}
-	r.hedged = true
+	r.waiting.hedge.tried = true
 	allowed := e.hedges.take()
 	// That the holder is slow is known before its build ends, if it ever does.
 	e.hedges.note(true)
@@ -133,16 +140,16 @@ func (r *run[V]) hedge(ctx context.Context) bool {
 		}
 		return false
 	}
-	r.hedging = lease
+	r.waiting.hedge.lease = lease
 	epoch, ended := r.claim(ctx)
-	if ended || epoch == 0 || r.unshared != 0 || ctx.Err() != nil {
+	if ended || epoch == 0 || r.looking.unshared != 0 || ctx.Err() != nil {
 		e.hedges.earn(1)
 		return ended
 	}
 	e.count.hedges.Add(1)
 	watching, end := context.WithCancel(ctx)
 	defer end()
-	return r.build(ctx, epoch, r.rival(watching, r.known, r.waiting), r.finishHedge)
+	return r.build(ctx, epoch, r.rival(watching, r.waiting.known, r.waiting.since), r.finishHedge)
 }
 
 // finishHedge is finish for a hedge.
@@ -154,7 +161,7 @@ func (r *run[V]) finishHedge(ctx context.Context, l loaded[V], epoch uint64) boo
 		}
 		return false // the holder is still there
 	}
-	if r.overtaken(ctx, r.known) {
+	if r.overtaken(ctx, r.waiting.known) {
 		return false // and the flight looks, and finds it
 	}
 	return r.finish(ctx, l, epoch)
@@ -164,8 +171,8 @@ func (r *run[V]) finishHedge(ctx context.Context, l loaded[V], epoch uint64) boo
 // that ends the holder's rebuild too, or by Close. Else it stays, until it is over: that
 // rebuild has had its hedge.
 func (r *run[V]) freeHedge(ctx context.Context) {
-	if state := r.state.Load(); r.hedging != nil && state.landed && (state.err == nil || state.err == ErrClosed) {
-		lease := r.hedging
+	if state := r.state.Load(); r.waiting.hedge.lease != nil && state.landed && (state.err == nil || state.err == ErrClosed) {
+		lease := r.waiting.hedge.lease
 		r.engine.running.Go(func() { r.release(ctx, lease) })
 	}
 }

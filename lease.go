@@ -196,8 +196,8 @@ func (r *run[V]) renew(ctx context.Context, lease Lease, length, patience time.D
 
 // releaseBehind gives the lease back, if there is one, and does not wait for it.
 func (r *run[V]) releaseBehind(ctx context.Context) {
-	if lease := r.lease; lease != nil {
-		r.lease = nil
+	if lease := r.leading.lease; lease != nil {
+		r.leading.lease = nil
 		r.engine.running.Go(func() { r.release(ctx, lease) })
 	}
 }

@@ -143,12 +143,12 @@ func (r *run[V]) told(ctx context.Context, n heard) bool {
 		r.lookAgain()
 		return r.look(ctx)
 	}
-	r.unshared, r.before, r.epochAsked = 0, n.made, n.made
+	r.looking.unshared, r.looking.before, r.looking.asked = 0, n.made, n.made
 	if !r.consider(r.decode(n.Entry, known, n.made), true) {
 		return false
 	}
-	if r.waits { // and not for a slot or a turn
-		r.committed = max(n.made, r.waiting)
+	if r.waiting.holder != nil { // and not for a slot or a turn
+		r.committed = max(n.made, r.waiting.since)
 	}
 	return true
 }

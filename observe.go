@@ -252,8 +252,8 @@ func (r *run[V]) watchLoad(ctx context.Context) context.Context {
 	if !e.observers.rebuild {
 		return ctx
 	}
-	w := &rebuildWatch{began: e.clock.Now(), losses: r.losses, told: Rebuild{Key: r.key}}
-	w.told.Takeover = r.lease != nil && r.waits && !r.freed && r.stood >= r.leaseEnd
+	w := &rebuildWatch{began: e.clock.Now(), losses: r.leading.losses, told: Rebuild{Key: r.key}}
+	w.told.Takeover = r.leading.lease != nil && r.waiting.holder != nil && !r.waiting.freed && r.standing.asked >= r.waiting.leaseEnd
 	w.ends = make([]func(Rebuild), len(e.observers.all))
 	r.watched = w
 	watched := ctx
@@ -280,10 +280,10 @@ func (r *run[V]) unwatchLoad(ended bool) {
 		return
 	}
 	t := &w.told
-	t.Took, t.LeaseLost = e.clock.Now()-w.began, r.losses > w.losses
+	t.Took, t.LeaseLost = e.clock.Now()-w.began, r.leading.losses > w.losses
 	switch {
 	case t.Outcome == OutcomeFailed: // a hedge, see hedgeFailed
-	case r.fenced:
+	case r.leading.fenced:
 		t.Outcome = OutcomeFenced
 	case !ended || !r.loaded:
 		t.Outcome = OutcomeAbandoned

@@ -45,7 +45,7 @@ func (e *engine[V]) meetLog() {
 }
 
 // followLogAhead follows the log for a flight that is about to read its key. A store that answers for
-// many keys is asked for both in one call, and the key's answer is left in r.ahead.
+// many keys is asked for both in one call, and the key's answer is left in r.looking.ahead.
 func (r *run[V]) followLogAhead(ctx context.Context, age time.Duration) {
 	e := r.engine
 	store, ok := e.Store.(BatchGetter)
@@ -77,7 +77,7 @@ func (r *run[V]) followLogAhead(ctx context.Context, age time.Duration) {
 		}
 		turn.Took(ctx, &r.budget, log.entry, log.err)
 	}
-	r.ahead = key
+	r.looking.ahead = key
 }
 
 // takeLog makes next the log of this process, and holds the log against flights and near tier.

@@ -22,7 +22,7 @@ type bug struct {
 var bugs = []bug{
 	// The state of a flight.
 	{
-		Name: "epoch that is not compared", File: "commit.go",
+		Name: "epoch that is not compared", File: "entry.go",
 		Old: "same := known != nil && known.Epoch == e.Epoch &&",
 		New: "same := known != nil &&",
 	},
@@ -42,7 +42,7 @@ var bugs = []bug{
 		New: "e.near.Get(key)",
 	},
 	{
-		Name: "waiter that is not woken", File: "flight.go",
+		Name: "waiter that is not woken", File: "offer.go",
 		Old: "f.change(func(s *flightState[V]) { s.offered, s.lose = it, f.budget.Left })",
 		New: "s := *f.state.Load()\n\ts.offered, s.lose = it, f.budget.Left\n\tf.state.Store(&s)",
 	},
@@ -99,17 +99,17 @@ var bugs = []bug{
 		New: "\t\t_, arrived.Epoch, _ = store.Claim(ctx, key)\n\t\ta.err = store.Commit(ctx, key, arrived)\n",
 	},
 	{
-		Name: "no re-read after winning", File: "rebuild.go",
+		Name: "no re-read after winning", File: "looking.go",
 		Old: "r.loaded, r.committed, r.enough = false, 0, 0\n\tif it == nil {",
-		New: "r.loaded, r.committed, r.enough = false, 0, 0\n\tif it == nil || r.freed {",
+		New: "r.loaded, r.committed, r.enough = false, 0, 0\n\tif it == nil || r.waiting.freed {",
 	},
 	{
-		Name: "waiter that loads by itself", File: "rebuild.go",
+		Name: "waiter that loads by itself", File: "standing.go",
 		Old: "return nil, held, false\n\t}\n\tif errors.Is(err, ErrHeld)",
-		New: "if r.waits && e.clock.now()-r.waiting > e.LeaseTTL {\n\t\t\treturn nil, nil, false\n\t\t}\n\t\treturn nil, held, false\n\t}\n\tif errors.Is(err, ErrHeld)",
+		New: "if r.waiting.holder != nil && e.clock.Now()-r.waiting.since > e.LeaseTTL {\n\t\t\treturn nil, nil, false\n\t\t}\n\t\treturn nil, held, false\n\t}\n\tif errors.Is(err, ErrHeld)",
 	},
 	{
-		Name: "context error that is remembered", File: "rebuild.go",
+		Name: "context error that is remembered", File: "leading.go",
 		Old: "if fault.Says(err, context.Canceled, context.DeadlineExceeded,",
 		New: "if fault.Says(err, context.DeadlineExceeded,",
 	},

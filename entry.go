@@ -1,0 +1,120 @@
+package bellwether
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/bellwether-go/bellwether/internal/durations"
+	"github.com/bellwether-go/bellwether/internal/fault"
+	"github.com/bellwether-go/bellwether/internal/items"
+)
+
+// This file makes entries of items, and items of entries.
+
+// encode makes the store's entry of an item.
+func (r *run[V]) encode(it *items.Item[V]) (Entry, error) {
+	e := r.entryOf(it)
+	if it.Kind != KindValue {
+		return e, nil
+	}
+	err := fault.Guard(func() (err error) {
+		e.Value, err = r.engine.marshal(it.Value)
+		return err
+	})
+	return e, err
+}
+
+// entryOf makes the store's entry of an item, but for the value.
+func (r *run[V]) entryOf(it *items.Item[V]) Entry {
+	e := Entry{
+		Kind:                 it.Kind,
+		Epoch:                it.Epoch,
+		Age:                  durations.Between(it.Born, r.engine.clock.Now()),
+		TTL:                  it.FreshUntil - it.Born,
+		StaleWhileRevalidate: it.StaleUntil - it.FreshUntil,
+		StaleIfError:         it.ErrorUntil - it.FreshUntil,
+		Keep:                 it.KeepUntil - it.FreshUntil,
+		BuildTime:            it.Build,
+		Sweep:                it.Position,
+		Failures:             it.Failures,
+	}
+	if it.Failures > 0 {
+		e.RetryAge, e.Failure = durations.Between(it.Born, it.RetryAt), failureText(it.Err)
+	}
+	return e
+}
+
+func failureText(err error) string {
+	text := err.Error()
+	if len(text) > maxFailure {
+		text = strings.ToValidUTF8(text[:maxFailure], "") + "..."
+	}
+	return text
+}
+
+// decode makes an item of the store's entry as it was when the store was asked,
+// nil if there is nothing in it. If known, the near tier's, is of the same
+// rebuild, its value serves; if it stands beside the entry, that is the item.
+func (r *run[V]) decode(e Entry, known *items.Item[V], asked instant) *items.Item[V] {
+	var none V
+	if e.Kind > KindUnshared || e.Kind == KindNotFound && !r.engine.answers(none) {
+		r.engine.OnError(r.key, &keyError{"decoding", r.key, fmt.Errorf("%w: unknown kind %d", ErrCorrupt, e.Kind)})
+		return nil
+	}
+	if e.Kind == KindNone && e.Failures == 0 {
+		return nil
+	}
+	now := r.engine.clock.Now()
+	if known != nil && known.Beside && known.Epoch == e.Epoch && e.Kind != KindUnshared {
+		return r.engine.spare(r.key, known.Found(r.engine.trustedUntil(asked)))
+	}
+	same := known != nil && known.Epoch == e.Epoch && known.Failures == e.Failures
+	if e.Kind == KindUnshared {
+		// Its value is here or nowhere, and so are this process's failures to make one.
+		failed := known != nil && known.Epoch == e.Epoch && known.Failures > e.Failures
+		if same && known.Kind == KindValue || failed {
+			// And so is its lifetime: the entry has that of whoever wrote it.
+			own := known.Found(r.engine.trustedUntil(asked))
+			if now >= own.FreshUntil && (own.Failures == 0 || failed) && e.Age < e.TTL {
+				r.looking.unshared = e.Epoch // a new epoch would make all others load again
+			}
+			return r.engine.spare(r.key, own)
+		}
+		if e.Kind = KindNone; e.Failures == 0 {
+			if e.Age < e.TTL {
+				r.looking.unshared = e.Epoch
+			}
+			return nil
+		}
+	}
+	it := &items.Item[V]{Kind: e.Kind, Epoch: e.Epoch, Build: e.BuildTime, Position: e.Sweep, Trusted: r.engine.trustedUntil(asked)}
+	it.Lifetime = items.NewLifetime(now, items.Windows{
+		Age: e.Age, TTL: e.TTL, StaleWhileRevalidate: e.StaleWhileRevalidate, StaleIfError: e.StaleIfError, Keep: e.Keep,
+	})
+	it.Held = e.Kind != KindNone
+	if e.Failures > 0 {
+		it.Failures, it.RetryAt = e.Failures, durations.Add(it.Born, e.RetryAge)
+		it.Err = &RemoteError{Message: e.Failure}
+	}
+	if same && known.Kind == e.Kind {
+		it.Adopt(known)
+		return r.engine.spare(r.key, it)
+	}
+	if e.Kind == KindValue {
+		err := fault.Guard(func() (err error) {
+			it.Value, err = r.engine.unmarshal(e.Value)
+			return err
+		})
+		if err != nil {
+			r.engine.OnError(r.key, &keyError{"decoding", r.key, fmt.Errorf("%w: %w", ErrCorrupt, err)})
+			return nil
+		}
+	}
+	return r.engine.spare(r.key, it)
+}
+
+// lifetimeOf is the lifetime of what a rebuild has made.
+func (e *engine[V]) lifetimeOf(now instant, f items.Windows, key string, epoch uint64) items.Lifetime {
+	f.TTL = jittered(f.TTL, e.TTLJitter, key, epoch)
+	return items.NewLifetime(now, f)
+}

@@ -1,0 +1,99 @@
+package bellwether
+
+import (
+	"context"
+	"time"
+)
+
+// This file is the state queueing: the flight takes one of the MaxRebuilds, or waits for one.
+
+// queue is the state queueing.
+func (r *run[V]) queue(ctx context.Context) rebuildOutcome {
+	switch {
+	case r.takeSlot(ctx):
+		return outcomeAnswered
+	case r.slot == nil:
+		return outcomeOutdated // closed; or too many wait, and the stale value was invalidated
+	}
+	return outcomePlace
+}
+
+// takeSlot takes one of the MaxRebuilds. While it waits for one it hears of the
+// store, and looks into it: another process may have a slot, and so the value,
+// sooner. It reports whether the flight has ended.
+func (r *run[V]) takeSlot(ctx context.Context) bool {
+	e, source := r.engine, r.slots()
+	if r.takeFreeSlot() {
+		return false
+	}
+	defer source.Unqueue()
+	e.enter(r.key, phaseQueueing)
+	demand := r.demanded()
+	if !source.Queue() && !r.leading.again && !demand.ByLoad() {
+		// More waiting would end in nothing but time-outs. Who has had a slot
+		// already, and lost its lease since, was let in, and so was a load that waits
+		// for this one. The failure is of now: no sweep that was before is against it.
+		e.mu.Lock()
+		r.witness.position = e.sweeps.Log().Position()
+		e.mu.Unlock()
+		// Made now, it answers whatever a call wants: one that did not take it would
+		// begin flight after flight.
+		now := e.clock.Now()
+		r.leading.made = now + 1
+		return r.finishFailed(ctx, now, ErrOverloaded, 0)
+	}
+	// One request for as long as it takes: asked anew after each look, the
+	// flight would lose its place in the queue.
+	waiting, leave := context.WithCancel(ctx)
+	taken := make(chan struct{})
+	e.running.Go(func() {
+		defer close(taken)
+		r.slot = source.Wait(waiting, demand)
+	})
+	// However this ends, also by a panic of user code in a look, the slot may
+	// have come at the same time.
+	defer func() {
+		leave()
+		<-taken
+	}()
+	if r.engine.Store != nil && r.state.Load().offered != nil {
+		r.engine.running.Go(func() { r.confirm(waiting) })
+	}
+	tick := time.NewTimer(e.slots.LookPause())
+	defer tick.Stop()
+	for {
+		select {
+		case <-taken:
+			return false
+		case n := <-r.notices:
+			if !r.storeDown && r.told(ctx, n) {
+				return true
+			}
+		case <-tick.C:
+			tick.Reset(e.slots.LookPause())
+			if r.storeDown {
+				continue
+			}
+			r.lookAgain()
+			if r.look(ctx) {
+				return true
+			}
+		}
+	}
+}
+
+// takeFreeSlot takes one of the MaxRebuilds if one is free, and reports whether the flight has
+// one.
+func (r *run[V]) takeFreeSlot() bool {
+	if r.slot == nil {
+		r.slot = r.slots().Try()
+	}
+	return r.slot != nil
+}
+
+func (r *run[V]) freeSlot() {
+	if free := r.slot; free != nil {
+		r.slot = nil
+		free()
+	}
+}

@@ -1,0 +1,178 @@
+package bellwether
+
+import (
+	"context"
+	"math/rand/v2"
+	"time"
+
+	"github.com/bellwether-go/bellwether/internal/durations"
+	"github.com/bellwether-go/bellwether/internal/gate"
+)
+
+// This file is the state waiting: another process has the lease, and the flight waits for its value. How
+// callers wait for a flight is in wait.go.
+
+// A waitingState is what a flight knows of the process that it waits for.
+type waitingState struct {
+	holder   *HeldError // whose lease it waits for, or last did; nil if it never has
+	since    instant    // when it first found another holder
+	known    uint64     // the epoch of the store's entry then
+	first    uint64     // the epoch of the first value that it has seen since, 0: none yet
+	missing  instant    // when it was not there yet
+	leaseEnd instant    // when the lease was to run out
+	freed    bool       // it was released before
+	hedge    hedgeState
+}
+
+// sees reports whether that epoch is of a change since the flight began to wait.
+func (w *waitingState) sees(epoch uint64) bool { return w.holder != nil && epoch > w.known }
+
+// waitFor has the flight wait for a holder, from now on if it has not waited before.
+func (r *run[V]) waitFor(held *HeldError) {
+	e, w := r.engine, &r.waiting
+	if w.holder == nil {
+		e.count.waits.Add(1)
+		w.since = e.clock.Now()
+		if r.present != nil {
+			w.known = r.present.Epoch
+		}
+		if after := r.hedgeAfter(); after > 0 {
+			w.hedge.at = durations.Add(w.since, after)
+		}
+	}
+	w.holder = held
+}
+
+const (
+	// electPause is how often a waiter whose locker cannot push stands for
+	// election while the holder's announced time lasts: a holder may have
+	// given up without a word.
+	electPause = 500 * time.Millisecond
+	// lookPause is how often a waiter looks into the store although its locker
+	// pushes: a push may be lost with the engine that sends it.
+	lookPause = time.Second
+	// noticeLag is how long a waiter whose lease is free waits for its store's
+	// notice. The two come on connections of their own, and the later word may
+	// be the first: a look for what is on its way would cost a command.
+	noticeLag = 10 * time.Millisecond
+)
+
+// awaitHolder is the state waiting. The flight waits without a place among MaxRebuilds.
+func (r *run[V]) awaitHolder(ctx context.Context) rebuildOutcome {
+	r.freeSlot()
+	r.member.held()
+	if r.engine.clock.Now()-r.began > r.engine.MaxWait {
+		return outcomeTimeIsUp
+	}
+	return ending(r.await(ctx))
+}
+
+// await waits for the value of the holder: until the locker pushes, until the
+// time is over that the holder has announced, or, with a locker that cannot
+// push, by polling the store. It reports whether the flight has ended; if not,
+// it is time to stand for election again.
+func (r *run[V]) await(ctx context.Context) bool {
+	e, held := r.engine, r.waiting.holder
+	began := e.clock.Now()
+
+	watching, endWatch := context.WithCancel(ctx)
+	defer endWatch()
+	e.enter(r.key, phaseWatching)
+	wake := r.watch(ctx, watching, endWatch, held)
+	e.enter(r.key, phaseWaiting)
+
+	until := durations.Add(began, e.LeaseTTL)
+	if !held.Until.IsZero() {
+		until = min(until, e.clock.Instant(held.Until))
+	}
+	r.waiting.leaseEnd, r.waiting.freed = until, false
+	if wake == nil {
+		until = min(until, durations.Add(began, electPause))
+	}
+	// All waiters of a dead holder get here at one time. One of them wins
+	// anyway; the jitter spares the engine the rest.
+	until = durations.Add(until, time.Duration(rand.Int64N(int64(max(0, until-began))/64+1)))
+	// A locker that says "free" and "held" in one breath must not make a loop
+	// without a pause.
+	earliest := r.standing.asked + pollInterval(began-r.waiting.since)
+	deadline := time.NewTimer(max(until, earliest) - began)
+	var late <-chan time.Time
+	if r.waiting.hedge.at > 0 && !r.waiting.hedge.tried {
+		late = time.After(max(0, r.waiting.hedge.at-began))
+	}
+
+	for {
+		pause := lookPause
+		// The locker pushes when the holder is done; a hedge may be before it.
+		if wake == nil || r.waiting.hedge.at > 0 && e.clock.Now() >= r.waiting.hedge.at && !e.notified {
+			pause = pollInterval(e.clock.Now() - r.waiting.since)
+		}
+		if r.state.Load().offered != nil {
+			pause = min(pause, e.confirmEvery()) // what is offered has to be confirmed
+		}
+		select {
+		case n := <-r.notices:
+			if r.told(ctx, n) {
+				return true
+			}
+			if r.storeDown || r.looking.unshared != 0 {
+				return false
+			}
+		case <-wake:
+			r.waiting.freed = true
+			if e.notified {
+				earliest = max(earliest, e.clock.Now()+noticeLag)
+			}
+			if early := earliest - e.clock.Now(); early > 0 {
+				wake, earliest = nil, 0
+				deadline.Reset(early)
+				continue
+			}
+			return false
+		case <-late:
+			late = nil
+			if r.hedge(ctx) {
+				return true
+			}
+			if r.waiting.hedge.lease != nil || r.storeDown || r.looking.unshared != 0 {
+				return false
+			}
+		case <-deadline.C:
+			return false
+		case <-ctx.Done():
+			return false
+		case <-time.After(pause):
+			r.lookAgain()
+			if r.look(ctx) {
+				return true
+			}
+			if r.storeDown || r.looking.unshared != 0 {
+				return false // the value could not be seen when it is there
+			}
+		}
+	}
+}
+
+// watch returns the channel on which the locker pushes, nil if it does not. A
+// push that fails costs no more than the push: the holder is at work, and the
+// store can be polled, so it does not count as this flight's outage.
+func (r *run[V]) watch(ctx, watching context.Context, endWatch func(), held *HeldError) <-chan struct{} {
+	e := r.engine
+	w, ok := e.Locker.(Watcher)
+	if !ok {
+		return nil
+	}
+	wake, err := gate.AskInTurn(ctx, e.push, r.key, &gate.Budget{Left: e.EngineTimeout}, func(ctx context.Context) (<-chan struct{}, error) {
+		// The watch outlives this call, so it gets the longer context; but a
+		// call that hangs must end with the shorter one.
+		defer context.AfterFunc(ctx, endWatch)()
+		return w.Watch(watching, held)
+	})
+	if err != nil {
+		if ctx.Err() == nil {
+			r.noAnswer(ctx, "watching the lease of", err)
+		}
+		return nil
+	}
+	return wake
+}
