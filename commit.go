@@ -3,11 +3,9 @@ package bellwether
 import (
 	"context"
 	"errors"
-	"sync/atomic"
 	"time"
 
 	"github.com/bellwether-go/bellwether/internal/durations"
-	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/items"
 )
@@ -120,31 +118,6 @@ func (r *run[V]) keepBeside(it *items.Item[V]) {
 // the others make their own meanwhile.
 const unsharedTTL = time.Second
 
-// A commitRecord tells whether a store takes what it is given. One that is full
-// may answer all else. It is no breaker: to try again costs nobody anything, and
-// is how the end of it is found out.
-type commitRecord struct {
-	failures atomic.Int32 // in a row
-	last     atomic.Int64 // the instant of the last of them
-}
-
-// commitMemory is for how long failed commits count.
-const commitMemory = 10 * time.Second
-
-func (c *commitRecord) note(err error, now instant) {
-	if err == nil || fault.IsAnswer(err) {
-		c.failures.Store(0)
-		return
-	}
-	c.last.Store(int64(now))
-	c.failures.Add(1)
-}
-
-// fails reports whether the next commit will probably fail too.
-func (c *commitRecord) fails(now instant) bool {
-	return c.failures.Load() >= gate.Trips && now < durations.Add(instant(c.last.Load()), commitMemory)
-}
-
 // probeKey is where a store is asked whether it takes commits again. No two
 // processes mind each other there: what is found under it is of no use.
 const probeKey = "\x00probe"
@@ -161,8 +134,8 @@ func (r *run[V]) probe(ctx context.Context) bool {
 		}
 		return err
 	})
-	e.commits.note(err, e.clock.Now())
-	return !e.commits.fails(e.clock.Now())
+	e.commits.Note(err, e.clock.Now())
+	return !e.commits.Fail(e.clock.Now())
 }
 
 // write commits the entry. An elector takes the flight's lease back in the same request.
@@ -187,7 +160,7 @@ func (r *run[V]) writeBy(ctx context.Context, call func(context.Context) error) 
 	e.enter(r.key, phaseCommitting)
 	err := gate.AskErr(ctx, e.writes, r.key, &r.budget, call)
 	if ctx.Err() == nil {
-		e.commits.note(err, e.clock.Now())
+		e.commits.Note(err, e.clock.Now())
 	}
 	return err
 }

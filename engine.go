@@ -11,6 +11,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/internal/near"
+	"github.com/bellwether-go/bellwether/internal/records"
 	"github.com/bellwether-go/bellwether/internal/slots"
 	"github.com/bellwether-go/bellwether/internal/sweeplog"
 )
@@ -33,11 +34,11 @@ type engine[V any] struct {
 	writes    *gate.Gate // of Store's writes: reads may succeed while writes fail
 	locker    *gate.Gate // of Locker
 	push      *gate.Gate // of Locker's Watch: the rest of Locker may answer without it
-	commits   commitRecord
-	builds    recentTimes // of those that this process knows of: its own, and those it waited for
-	trips     recentTimes // from standing for election to the load
-	hedges    hedges
-	origin    originRecord
+	commits   records.Commits
+	builds    records.Times // of those that this process knows of: its own, and those it waited for
+	trips     records.Times // from standing for election to the load
+	hedges    records.Hedges
+	origin    records.Origin
 	slots     *slots.Slots
 	count     counters
 	running   sync.WaitGroup // flights and what they leave behind, and listen

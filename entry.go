@@ -68,25 +68,15 @@ func (r *run[V]) decode(e Entry, known *items.Item[V], asked instant) *items.Ite
 	if known != nil && known.Beside && known.Epoch == e.Epoch && e.Kind != KindUnshared {
 		return r.engine.spare(r.key, known.Found(r.engine.trustedUntil(asked)))
 	}
-	same := known != nil && known.Epoch == e.Epoch && known.Failures == e.Failures
 	if e.Kind == KindUnshared {
-		// Its value is here or nowhere, and so are this process's failures to make one.
-		failed := known != nil && known.Epoch == e.Epoch && known.Failures > e.Failures
-		if same && known.Kind == KindValue || failed {
-			// And so is its lifetime: the entry has that of whoever wrote it.
-			own := known.Found(r.engine.trustedUntil(asked))
-			if now >= own.FreshUntil && (own.Failures == 0 || failed) && e.Age < e.TTL {
-				r.looking.unshared = e.Epoch // a new epoch would make all others load again
-			}
-			return r.engine.spare(r.key, own)
+		if own, ok := r.ownOf(e, known, asked, now); ok {
+			return own
 		}
 		if e.Kind = KindNone; e.Failures == 0 {
-			if e.Age < e.TTL {
-				r.looking.unshared = e.Epoch
-			}
 			return nil
 		}
 	}
+	same := known != nil && known.Epoch == e.Epoch && known.Failures == e.Failures
 	it := &items.Item[V]{Kind: e.Kind, Epoch: e.Epoch, Build: e.BuildTime, Position: e.Sweep, Trusted: r.engine.trustedUntil(asked)}
 	it.Lifetime = items.NewLifetime(now, items.Windows{
 		Age: e.Age, TTL: e.TTL, StaleWhileRevalidate: e.StaleWhileRevalidate, StaleIfError: e.StaleIfError, Keep: e.Keep,
@@ -111,6 +101,26 @@ func (r *run[V]) decode(e Entry, known *items.Item[V], asked instant) *items.Ite
 		}
 	}
 	return r.engine.spare(r.key, it)
+}
+
+// ownOf is decode for an entry without its value, which is in the process that has made it or nowhere,
+// and so are this process's failures to make one. It returns false if the process has neither.
+func (r *run[V]) ownOf(e Entry, known *items.Item[V], asked, now instant) (own *items.Item[V], ok bool) {
+	if known != nil && known.Epoch == e.Epoch {
+		failed := known.Failures > e.Failures
+		if failed || known.Failures == e.Failures && known.Kind == KindValue {
+			// And so is its lifetime: the entry has that of whoever wrote it.
+			own = known.Found(r.engine.trustedUntil(asked))
+			if now >= own.FreshUntil && (own.Failures == 0 || failed) && e.Age < e.TTL {
+				r.looking.unshared = e.Epoch // a new epoch would make all others load again
+			}
+			return r.engine.spare(r.key, own), true
+		}
+	}
+	if e.Failures == 0 && e.Age < e.TTL {
+		r.looking.unshared = e.Epoch
+	}
+	return nil, false
 }
 
 // lifetimeOf is the lifetime of what a rebuild has made.

@@ -3,8 +3,6 @@ package bellwether
 import (
 	"context"
 	"errors"
-	"math/bits"
-	"sync"
 	"time"
 
 	"github.com/bellwether-go/bellwether/internal/fault"
@@ -29,50 +27,11 @@ const (
 	// minHedge is the least that a holder has before it is hedged, however quick
 	// its key's builds are: to bring its value to the others takes time, too.
 	minHedge = 50 * time.Millisecond
-	// maxHedges is how many hedges a process may have saved up.
-	maxHedges = 10
-	// slowBuilds is how many of the 16 latest builds have to be slow for the
-	// origin to be slow, and not one holder.
-	slowBuilds = 8
 )
 
 // errRival is the cause that cancels a load when another process's value is
 // committed.
 var errRival = errors.New("bellwether: another process's value was committed first")
-
-// hedges are what a process may begin of them: a bucket, into which each of its
-// own loads puts its share of a hedge, and out of which a hedge takes a whole one.
-type hedges struct {
-	mu     sync.Mutex // guards all
-	tokens float64    // none at first: the share holds from the first rebuild on
-	slow   uint16     // the latest builds, a bit each, the latest the lowest: took too long
-}
-
-func (h *hedges) earn(share float64) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.tokens = min(h.tokens+share, maxHedges)
-}
-
-// take takes a hedge out of the bucket, unless that has none, or what one holder
-// suffers from is everybody's: a hedge would be more of that.
-func (h *hedges) take() bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.tokens < 1 || bits.OnesCount16(h.slow) >= slowBuilds {
-		return false
-	}
-	h.tokens--
-	return true
-}
-
-func (h *hedges) note(slow bool) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.slow <<= 1; slow {
-		h.slow |= 1
-	}
-}
 
 // A hedgeState is what a flight knows of its hedge.
 type hedgeState struct {
@@ -88,7 +47,7 @@ func (r *run[V]) hedgeAfter() time.Duration {
 	if e.Hedge == 0 || e.Locker == nil {
 		return 0
 	}
-	usual := e.builds.slower()
+	usual := e.builds.Slower()
 	if it := r.present; it != nil && it.Build > 0 {
 		usual = it.Build
 	}
@@ -103,9 +62,9 @@ func (r *run[V]) hedgeAfter() time.Duration {
 func (r *run[V]) built(took time.Duration) {
 	e := r.engine
 	if after := r.hedgeAfter(); after > 0 {
-		e.hedges.note(took > after)
+		e.hedges.Note(took > after)
 	}
-	e.builds.note(took)
+	e.builds.Note(took)
 }
 
 // hedge begins a second rebuild beside a holder's, if it may. It reports whether
@@ -116,14 +75,14 @@ func (r *run[V]) hedge(ctx context.Context) bool {
 		return false // what is stale has answered them
 	}
 	r.waiting.hedge.tried = true
-	allowed := e.hedges.take()
+	allowed := e.hedges.Take()
 	// That the holder is slow is known before its build ends, if it ever does.
-	e.hedges.note(true)
+	e.hedges.Note(true)
 	if !allowed {
 		return false
 	}
 	if r.slot = r.slots().Try(); r.slot == nil {
-		e.hedges.earn(1)
+		e.hedges.Earn(1)
 		return false
 	}
 	defer r.freeSlot()
@@ -134,7 +93,7 @@ func (r *run[V]) hedge(ctx context.Context) bool {
 		return e.Locker.TryAcquire(ctx, e.engineKey(hedgeKey+r.key), e.RebuildTimeout)
 	})
 	if err != nil {
-		e.hedges.earn(1)
+		e.hedges.Earn(1)
 		if !errors.Is(err, ErrHeld) {
 			r.noAnswer(ctx, "acquiring the hedge's lease of", err)
 		}
@@ -143,7 +102,7 @@ func (r *run[V]) hedge(ctx context.Context) bool {
 	r.waiting.hedge.lease = lease
 	epoch, ended := r.claim(ctx)
 	if ended || epoch == 0 || r.looking.unshared != 0 || ctx.Err() != nil {
-		e.hedges.earn(1)
+		e.hedges.Earn(1)
 		return ended
 	}
 	e.count.hedges.Add(1)

@@ -7,6 +7,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/items"
+	"github.com/bellwether-go/bellwether/internal/leases"
 )
 
 // This file is the state leading, and alone: the flight has the lease, or needs none. It claims an epoch,
@@ -97,7 +98,7 @@ func (r *run[V]) lead(ctx context.Context) (o rebuildOutcome) {
 	if ctx.Err() != nil || r.looking.unshared != 0 {
 		return outcomeOutdated
 	}
-	if epoch == 0 || e.commits.fails(e.clock.Now()) && !r.probe(ctx) {
+	if epoch == 0 || e.commits.Fail(e.clock.Now()) && !r.probe(ctx) {
 		// Nobody will find this load's value in the store. Who waited for it
 		// would wait in vain, and the next after that one.
 		r.releaseBehind(ctx)
@@ -111,7 +112,7 @@ func (r *run[V]) lead(ctx context.Context) (o rebuildOutcome) {
 		defer end()
 		rival = r.rival(watching, epoch, e.clock.Now())
 	}
-	e.hedges.earn(e.HedgeShare)
+	e.hedges.Earn(e.HedgeShare)
 	return ending(r.build(ctx, epoch, rival, r.finish))
 }
 
@@ -132,10 +133,10 @@ func (r *run[V]) build(ctx context.Context, epoch uint64, rival <-chan struct{},
 	defer abort(nil)
 	// An election in the same request as the look, and a claim that has found another entry, may
 	// have asked for a longer lease than the key's builds need: its first renewal shortens it.
-	term := leaseTerm{began: r.standing.asked, asked: r.standing.asked, length: min(r.standing.length, r.leaseLength())}
+	term := leases.Term{Began: r.standing.asked, Asked: r.standing.asked, Length: min(r.standing.length, r.leaseLength())}
 	l := &currentLoad{abort: abort, last: r.leading.refused+1 >= maxRefused, storeless: r.storeDown, asked: r.looking.asked, heldUntil: forever}
 	if r.leading.lease != nil {
-		l.heldUntil = term.end()
+		l.heldUntil = term.End()
 	}
 	if !r.beginLoading(epoch, l) {
 		r.leading.refused++
@@ -153,7 +154,7 @@ func (r *run[V]) build(ctx context.Context, epoch uint64, rival <-chan struct{},
 
 	r.leading.made = e.clock.Now() + 1
 	if r.leading.lease != nil {
-		e.trips.note(r.leading.made - r.standing.asked)
+		e.trips.Note(r.leading.made - r.standing.asked)
 	}
 	a := attempt[V]{flight: r.flight, present: r.present, made: r.leading.made, position: r.witness.position}
 	r.loaded = false
@@ -212,55 +213,67 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 		e.sweeps.Follow(ctx, &r.budget, e.NearTTL/2) // the load may have taken longer than the log is trusted
 	}
 	r.loaded, r.failure, r.committed = true, nil, 0
-	it := &items.Item[V]{Epoch: epoch, Build: l.took, Made: r.leading.made, Position: r.witness.position, Trusted: e.trustedUntil(now)}
 	switch {
 	case errors.Is(l.err, fault.ErrNothing):
-		if failure, ok := errors.AsType[*fault.Own](l.err); ok {
-			e.count.loadFailures.Add(1)
-			r.failure = failure.Err
-		}
-		if r.present != nil { // it stays, unless it was invalidated meanwhile
-			r.lookAgain()
-			if r.look(ctx) {
-				return true
-			}
-		}
-		if it := r.present; it != nil {
-			e.keep(r.key, it, func() bool { return !r.outdated() })
-		}
-		r.end(errAgain) // who has not seen what was published asks again
-		return true
-	case l.err == nil:
-		r.built(l.took)
-		e.noteLoad(!e.fails(l.value))
-		it.Kind, it.Value = KindValue, l.value
-		it.Lifetime = e.lifetimeOf(now, l.freshness, r.key, epoch)
-	case fault.NotFound(l.err):
-		r.built(l.took)
-		e.noteLoad(true)
-		it.Kind = KindNotFound
-		it.Lifetime = e.lifetimeOf(now, l.freshness, r.key, epoch)
+		return r.finishNothing(ctx, l.err)
+	case l.err == nil || fault.NotFound(l.err):
+		return r.finishFound(ctx, now, l, epoch)
 	case ctx.Err() != nil:
 		r.loaded = false // closed: that is no failure of the load's
 		r.end(context.Cause(ctx))
 		return true
-	default:
-		e.count.loadFailures.Add(1)
-		e.noteLoad(false)
-		r.failure = l.err
-		if r.want.Personal && errors.Is(l.err, ErrRebuildTimeout) {
-			r.end(l.err) // those of other clients ask again
-			return true
-		}
-		heard := r.callers.n.Load() > 0 || r.streaming()
-		if !r.finishFailed(ctx, now, l.err, epoch) {
-			return false
-		}
-		if !heard || r.state.Load().served(e.clock.Now()) {
-			e.OnLoadError(r.key, &keyError{"refreshing", r.key, l.err})
-		}
+	}
+	e.count.loadFailures.Add(1)
+	e.noteLoad(false)
+	r.failure = l.err
+	if r.want.Personal && errors.Is(l.err, ErrRebuildTimeout) {
+		r.end(l.err) // those of other clients ask again
 		return true
 	}
+	heard := r.callers.n.Load() > 0 || r.streaming()
+	if !r.finishFailed(ctx, now, l.err, epoch) {
+		return false
+	}
+	if !heard || r.state.Load().served(e.clock.Now()) {
+		e.OnLoadError(r.key, &keyError{"refreshing", r.key, l.err})
+	}
+	return true
+}
+
+// finishNothing is finish for a load that has nothing to keep: what was there stays,
+// unless it was invalidated meanwhile.
+func (r *run[V]) finishNothing(ctx context.Context, err error) bool {
+	e := r.engine
+	if failure, ok := errors.AsType[*fault.Own](err); ok {
+		e.count.loadFailures.Add(1)
+		r.failure = failure.Err
+	}
+	if r.present != nil {
+		r.lookAgain()
+		if r.look(ctx) {
+			return true
+		}
+	}
+	if it := r.present; it != nil {
+		e.keep(r.key, it, func() bool { return !r.outdated() })
+	}
+	r.end(errAgain) // who has not seen what was published asks again
+	return true
+}
+
+// finishFound is finish for a value, or for the word that there is none.
+func (r *run[V]) finishFound(ctx context.Context, now instant, l loaded[V], epoch uint64) bool {
+	e := r.engine
+	it := &items.Item[V]{
+		Kind: KindNotFound, Epoch: epoch, Build: l.took, Made: r.leading.made, Position: r.witness.position,
+		Lifetime: e.lifetimeOf(now, l.freshness, r.key, epoch), Trusted: e.trustedUntil(now),
+	}
+	succeeded := true
+	if l.err == nil {
+		it.Kind, it.Value, succeeded = KindValue, l.value, !e.fails(l.value)
+	}
+	r.built(l.took)
+	e.noteLoad(succeeded)
 	switch written := r.commit(ctx, it); {
 	case written != fenced:
 		if written == notTaken {
@@ -303,14 +316,8 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 	// impatience would be everybody's failure. But what has taken too long, the
 	// rebuild or a client's call in it, is told to those who wait for it elsewhere:
 	// they would take turns to wait as long.
-	pause, told := e.ErrorTTL, true
-	advice, advised := errors.AsType[fault.RetryAdvice](err)
-	if advised {
-		pause = advice.RetryAfter()
-	}
-	if fault.Says(err, context.Canceled, context.DeadlineExceeded, ErrClosed, ErrOverloaded) {
-		pause, told = 0, errors.Is(err, context.DeadlineExceeded)
-	}
+	remembered := !fault.Says(err, context.Canceled, context.DeadlineExceeded, ErrClosed, ErrOverloaded)
+	told := remembered || errors.Is(err, context.DeadlineExceeded)
 	if !told && r.present != nil {
 		// What is served in the place of this failure may have been
 		// invalidated while the load ran, and no commit checks that.
@@ -319,24 +326,7 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 			return true
 		}
 	}
-	// A failure by itself is of now. Beside what was there it bears that one's
-	// position: what has been swept since that was made is not served for it.
-	it := &items.Item[V]{Position: r.witness.position}
-	it.Born = now
-	if r.present != nil {
-		it = r.present.Unweighed()
-	}
-	if advised && pause > 0 {
-		it.Lifetime = failedUntil(it.Lifetime, now, pause)
-	} else {
-		it.Lifetime = failed(it.Lifetime, now, pause, e.MaxErrorTTL)
-	}
-	it.Early = earlyTryAfter(r.present, !advised && pause > 0)
-	it.Err, it.Trusted, it.Made = err, e.trustedUntil(now), r.leading.made
-	if !it.Stale(now) && now >= it.KeepUntil {
-		var zero V
-		it.Held, it.Kind, it.Value = false, KindNone, zero
-	}
+	it := r.failureOf(now, err, remembered)
 	if !told {
 		if r.storeDown {
 			r.keepBeside(it)
@@ -360,6 +350,38 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 	if r.leading.refused++; r.leading.refused < maxRefused {
 		return false
 	}
-	r.giveFailure(err, r.leading.made-1) // as in finish
+	r.giveFailure(err, r.leading.made-1) // as in finishFound
 	return true
+}
+
+// failureOf is the item of a failure. A failure by itself is of now. Beside what was there
+// it bears that one's position: what has been swept since that was made is not served for
+// it. remembered tells whether it has a pause before the next try.
+func (r *run[V]) failureOf(now instant, err error, remembered bool) *items.Item[V] {
+	e := r.engine
+	it := &items.Item[V]{Position: r.witness.position}
+	it.Born = now
+	if r.present != nil {
+		it = r.present.Unweighed()
+	}
+	pause := e.ErrorTTL
+	advice, advised := errors.AsType[fault.RetryAdvice](err)
+	if advised {
+		pause = advice.RetryAfter()
+	}
+	if !remembered {
+		pause = 0
+	}
+	if advised && pause > 0 {
+		it.Lifetime = failedUntil(it.Lifetime, now, pause)
+	} else {
+		it.Lifetime = failed(it.Lifetime, now, pause, e.MaxErrorTTL)
+	}
+	it.Early = earlyTryAfter(r.present, !advised && pause > 0)
+	it.Err, it.Trusted, it.Made = err, e.trustedUntil(now), r.leading.made
+	if !it.Stale(now) && now >= it.KeepUntil {
+		var zero V
+		it.Held, it.Kind, it.Value = false, KindNone, zero
+	}
+	return it
 }

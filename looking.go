@@ -248,32 +248,15 @@ func (r *run[V]) consider(it *items.Item[V], fromStore bool) bool {
 	if r.want.Fits != nil && !r.want.Fits(it) {
 		return false // it answers others, and is no answer to the call that wants one
 	}
-	verdict := judge(&it.Lifetime, r.engine.clock.Now())
-	if verdict == rebuild && it.Failures > 0 && r.waiting.sees(it.Epoch) {
-		// It failed while this flight waited for it. Nobody is to be told
-		// later, but those who wait are: else they would fail one after another,
-		// each after a rebuild of its own.
-		verdict = fail
-	}
-	if (verdict == serve || verdict == serveStale) && r.want.Accept != nil && !r.want.Accept(it, r.engine.clock.Now()) &&
-		!it.BackingOff(r.engine.clock.Now()) && // what one client wants is no reason to try sooner, see want.takes
-		!(fromStore && r.newEnough(it)) {
+	switch verdict := r.verdictOn(it, r.engine.clock.Now()); {
+	case (verdict == serve || verdict == serveStale) && r.refuses(it, fromStore):
 		// The call that began this flight has refused it, or would. Who else
 		// comes may have it.
-		if !r.offerStale(it) {
-			r.present = nil // invalidated since it was read
-		}
-		verdict = rebuild
-	}
-	switch verdict {
-	case serve, serveOnly, fail:
-		if it.Failures == 0 && it.Build > 0 && r.waiting.sees(it.Epoch) {
-			if r.waiting.hedge.tried {
-				r.engine.builds.note(it.Build) // that it was slow is noted
-			} else {
-				r.built(it.Build)
-			}
-		}
+		r.offer(it)
+	case verdict == serveStale:
+		r.offer(it)
+	case verdict != rebuild:
+		r.noteOthersBuild(it)
 		if r.settle(it) {
 			if fromStore {
 				r.engine.count.storeHits.Add(1)
@@ -281,12 +264,46 @@ func (r *run[V]) consider(it *items.Item[V], fromStore bool) bool {
 			return true
 		}
 		r.present = nil // invalidated since it was read
-	case serveStale:
-		if !r.offerStale(it) {
-			r.present = nil // likewise
-		}
 	}
 	return false
+}
+
+// verdictOn is judge for an item that the flight has found.
+func (r *run[V]) verdictOn(it *items.Item[V], now instant) verdict {
+	verdict := judge(&it.Lifetime, now)
+	if verdict == rebuild && it.Failures > 0 && r.waiting.sees(it.Epoch) {
+		// It failed while this flight waited for it. Nobody is to be told
+		// later, but those who wait are: else they would fail one after another,
+		// each after a rebuild of its own.
+		return fail
+	}
+	return verdict
+}
+
+// refuses reports whether it is no answer to the call that began the flight, although it
+// answers others. What one client wants is no reason to try sooner after a failure, see
+// items.Want.
+func (r *run[V]) refuses(it *items.Item[V], fromStore bool) bool {
+	now := r.engine.clock.Now()
+	return r.want.Accept != nil && !r.want.Accept(it, now) && !it.BackingOff(now) && !(fromStore && r.newEnough(it))
+}
+
+// offer is offerStale for what the flight has just read.
+func (r *run[V]) offer(it *items.Item[V]) {
+	if !r.offerStale(it) {
+		r.present = nil // invalidated since it was read
+	}
+}
+
+// noteOthersBuild notes how long a build took that the flight has waited for.
+func (r *run[V]) noteOthersBuild(it *items.Item[V]) {
+	switch {
+	case it.Failures > 0 || it.Build <= 0 || !r.waiting.sees(it.Epoch):
+	case r.waiting.hedge.tried:
+		r.engine.builds.Note(it.Build) // that it was slow is noted
+	default:
+		r.built(it.Build)
+	}
 }
 
 // newEnough reports whether it is of a load that began, in another process, after the

@@ -1,33 +1,11 @@
 package bellwether
 
 import (
-	"sync"
-
 	"github.com/bellwether-go/bellwether/internal/items"
 )
 
 // This file is what an origin's recovery does for the keys whose loads failed: a pause
 // that has grown in an outage is of no more use when the outage is over.
-
-// An originRecord tells how long all loads of a cache have failed.
-type originRecord struct {
-	mu      sync.Mutex // guards all
-	failing bool       // no load has succeeded since one failed
-	since   instant    // when the first of those was
-}
-
-// note takes in how a load has ended. It reports whether the load has succeeded
-// after all had failed for that long.
-func (o *originRecord) note(succeeded bool, now, long instant) (recovered bool) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	recovered = succeeded && o.failing && now-o.since >= long
-	if !succeeded && !o.failing {
-		o.since = now
-	}
-	o.failing = !succeeded
-	return recovered
-}
 
 // earlyTryAfter is a failure's, of a key of which that was known. pauses tells whether
 // the pause after the failure is ours to choose.
@@ -46,7 +24,7 @@ func earlyTryAfter[V any](known *items.Item[V], pauses bool) items.EarlyTry {
 // in the store waits as that says, so the fleet tries each key once.
 func (e *engine[V]) noteLoad(succeeded bool) {
 	now := e.clock.Now()
-	if e.ErrorTTL <= 0 || !e.origin.note(succeeded, now, e.ErrorTTL) {
+	if e.ErrorTTL <= 0 || !e.origin.Note(succeeded, now, e.ErrorTTL) {
 		return
 	}
 	e.running.Go(func() {

@@ -305,8 +305,20 @@ const (
 func (c *waiter[V]) look(state *flightState[V]) (is waitState, expiry <-chan time.Time) {
 	// Before the end: a value that is being made is its first caller's also when
 	// it has turned out to be for nobody else.
-	e, f := c.engine, c.flight
-	readable := state.published != nil && c.began < state.published.Trusted && c.admitted(state.audience) && c.takes(state.published)
+	if state.published != nil && c.joins(state) {
+		return answered, nil
+	}
+	if state.landed {
+		return c.lookAtEnd(state), nil
+	}
+	return c.lookAhead(state)
+}
+
+// joins answers the call with the value that its flight's load is still making, if it
+// may have that. If not, it waits for the next flight.
+func (c *waiter[V]) joins(state *flightState[V]) bool {
+	f := c.flight
+	readable := c.began < state.published.Trusted && c.admitted(state.audience) && c.takes(state.published)
 	if readable && c.began < state.joinable {
 		c.answer = served[V]{item: state.published, flown: true, live: f}
 		if !c.aboard {
@@ -314,62 +326,48 @@ func (c *waiter[V]) look(state *flightState[V]) (is waitState, expiry <-chan tim
 		}
 		c.aboard = false // the answer is now
 		c.stopAsking()
-		return answered, nil
+		return true
 	}
-	if state.published != nil {
-		// It waits for the next flight. Counted on among those who are still to
-		// take their place at the start of this one's body, it would hold up a
-		// body that passes its limit, and so the end that it waits for.
-		c.leave()
-	}
+	// Counted on among those who are still to take their place at the start of this
+	// flight's body, it would hold up a body that passes its limit, and so the end that
+	// it waits for.
+	c.leave()
 	if readable {
 		f.doubtValue()
 	}
-	if state.landed {
-		if err := state.failure(); err != nil {
-			if f.want.Personal && errors.Is(err, ErrRebuildTimeout) && !c.admitted(audience.Alike) {
-				return landed, nil
-			}
-			c.err = err
-			return answered, nil
+	return false
+}
+
+// lookAtEnd is look for a flight that has landed.
+func (c *waiter[V]) lookAtEnd(state *flightState[V]) waitState {
+	if err := state.failure(); err != nil {
+		if c.flight.want.Personal && errors.Is(err, ErrRebuildTimeout) && !c.admitted(audience.Alike) {
+			return landed
 		}
-		// A reply of the store that was long under way may be older than this
-		// call, by more than the near tier is trusted for.
-		// And what was over for it while it was made is so still.
-		over := state.published != nil && c.began >= state.published.Trusted
-		if state.err == nil && !over && c.began < state.result.Trusted && (c.began < state.enough || c.takes(state.result)) {
-			c.conclude(state.result)
-			return answered, nil
-		}
-		return landed, nil
+		c.err = err
+		return answered
 	}
+	// A reply of the store that was long under way may be older than this
+	// call, by more than the near tier is trusted for.
+	// And what was over for it while it was made is so still.
+	over := state.published != nil && c.began >= state.published.Trusted
+	if state.err == nil && !over && c.began < state.result.Trusted && (c.began < state.enough || c.takes(state.result)) {
+		c.conclude(state.result)
+		return answered
+	}
+	return landed
+}
+
+// lookAhead is look for a flight that goes on: the call takes something stale if there is
+// any when its patience is over, and nothing when its time is.
+func (c *waiter[V]) lookAhead(state *flightState[V]) (is waitState, expiry <-chan time.Time) {
+	e, f := c.engine, c.flight
 	end := durations.Add(c.began, e.MaxWait)
 	if c.stale == nil && state.offered == nil && end >= f.due && !state.overdue {
 		return waiting, nil // most of a herd, which needs no clock for that; see below
 	}
 	now := e.clock.Now()
-	if c.stale == nil {
-		c.stale = state.offered
-	}
-	if c.stale != nil && (state.recalled || !c.trusts(c.stale, now) || !c.stale.Stale(now)) {
-		// Invalidated, here or perhaps elsewhere, or its window has closed while
-		// the call was patient. What the flight offers may have been confirmed
-		// since.
-		c.stale = state.offered
-		if c.stale != nil && (!c.trusts(c.stale, now) || !c.stale.Stale(now)) {
-			if c.stale.Stale(now) {
-				f.doubt()
-			}
-			c.stale = nil
-		}
-	}
-	// Here, where it is taken, and not where a sweep is made: the caller has its
-	// own since before the flight, and a flight cannot tell the tags of what it
-	// offers from those of what it loads.
-	c.stale = e.spare(f.key, c.stale)
-	if c.stale != nil && (!c.stale.Stale(now) || !c.want.Takes(c.stale, now, c.began)) {
-		c.stale = nil
-	}
+	c.stale = c.staleNow(state, now)
 	if c.stale != nil {
 		if judge(&c.stale.Lifetime, now) == serve {
 			// Fresh: the rebuild is not for this call's sake.
@@ -394,6 +392,33 @@ func (c *waiter[V]) look(state *flightState[V]) (is waitState, expiry <-chan tim
 		expiry = time.After(end - now)
 	}
 	return waiting, expiry
+}
+
+// staleNow is what is stale and may answer the call at the time now, nil if nothing may:
+// what it had before it joined the flight, or else what the flight offers.
+func (c *waiter[V]) staleNow(state *flightState[V], now instant) *items.Item[V] {
+	it := c.stale
+	if it == nil {
+		it = state.offered
+	}
+	if it != nil && (state.recalled || !c.trusts(it, now) || !it.Stale(now)) {
+		// Invalidated, here or perhaps elsewhere, or its window has closed while
+		// the call was patient. What the flight offers may have been confirmed
+		// since.
+		it = state.offered
+		if it != nil && it.Stale(now) && !c.trusts(it, now) {
+			c.flight.doubt()
+			return nil
+		}
+	}
+	// Here, where it is taken, and not where a sweep is made: the caller has its
+	// own since before the flight, and a flight cannot tell the tags of what it
+	// offers from those of what it loads.
+	it = c.engine.spare(c.flight.key, it)
+	if it == nil || !it.Stale(now) || !c.want.Takes(it, now, c.began) {
+		return nil
+	}
+	return it
 }
 
 // admitted reports whether the call is of the audience to that its flight's load has

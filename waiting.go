@@ -72,54 +72,36 @@ func (r *run[V]) awaitHolder(ctx context.Context) rebuildOutcome {
 // push, by polling the store. It reports whether the flight has ended; if not,
 // it is time to stand for election again.
 func (r *run[V]) await(ctx context.Context) bool {
-	e, held := r.engine, r.waiting.holder
+	e, w := r.engine, &r.waiting
 	began := e.clock.Now()
 
 	watching, endWatch := context.WithCancel(ctx)
 	defer endWatch()
 	e.enter(r.key, phaseWatching)
-	wake := r.watch(ctx, watching, endWatch, held)
+	wake := r.watch(ctx, watching, endWatch, w.holder)
 	e.enter(r.key, phaseWaiting)
 
-	until := durations.Add(began, e.LeaseTTL)
-	if !held.Until.IsZero() {
-		until = min(until, e.clock.Instant(held.Until))
-	}
-	r.waiting.leaseEnd, r.waiting.freed = until, false
-	if wake == nil {
-		until = min(until, durations.Add(began, electPause))
-	}
-	// All waiters of a dead holder get here at one time. One of them wins
-	// anyway; the jitter spares the engine the rest.
-	until = durations.Add(until, time.Duration(rand.Int64N(int64(max(0, until-began))/64+1)))
+	until := r.leaseOver(began, wake != nil)
 	// A locker that says "free" and "held" in one breath must not make a loop
 	// without a pause.
-	earliest := r.standing.asked + pollInterval(began-r.waiting.since)
+	earliest := r.standing.asked + pollInterval(began-w.since)
 	deadline := time.NewTimer(max(until, earliest) - began)
 	var late <-chan time.Time
-	if r.waiting.hedge.at > 0 && !r.waiting.hedge.tried {
-		late = time.After(max(0, r.waiting.hedge.at-began))
+	if w.hedge.at > 0 && !w.hedge.tried {
+		late = time.After(max(0, w.hedge.at-began))
 	}
 
 	for {
-		pause := lookPause
-		// The locker pushes when the holder is done; a hedge may be before it.
-		if wake == nil || r.waiting.hedge.at > 0 && e.clock.Now() >= r.waiting.hedge.at && !e.notified {
-			pause = pollInterval(e.clock.Now() - r.waiting.since)
-		}
-		if r.state.Load().offered != nil {
-			pause = min(pause, e.confirmEvery()) // what is offered has to be confirmed
-		}
 		select {
 		case n := <-r.notices:
 			if r.told(ctx, n) {
 				return true
 			}
-			if r.storeDown || r.looking.unshared != 0 {
+			if r.blind() {
 				return false
 			}
 		case <-wake:
-			r.waiting.freed = true
+			w.freed = true
 			if e.notified {
 				earliest = max(earliest, e.clock.Now()+noticeLag)
 			}
@@ -134,24 +116,58 @@ func (r *run[V]) await(ctx context.Context) bool {
 			if r.hedge(ctx) {
 				return true
 			}
-			if r.waiting.hedge.lease != nil || r.storeDown || r.looking.unshared != 0 {
+			if w.hedge.lease != nil || r.blind() {
 				return false
 			}
 		case <-deadline.C:
 			return false
 		case <-ctx.Done():
 			return false
-		case <-time.After(pause):
+		case <-time.After(r.untilNextLook(wake != nil)):
 			r.lookAgain()
 			if r.look(ctx) {
 				return true
 			}
-			if r.storeDown || r.looking.unshared != 0 {
-				return false // the value could not be seen when it is there
+			if r.blind() {
+				return false
 			}
 		}
 	}
 }
+
+// leaseOver is when to stand for election again if nothing is heard, for a flight that
+// waits since began.
+func (r *run[V]) leaseOver(began instant, pushed bool) instant {
+	e, w := r.engine, &r.waiting
+	until := durations.Add(began, e.LeaseTTL)
+	if !w.holder.Until.IsZero() {
+		until = min(until, e.clock.Instant(w.holder.Until))
+	}
+	w.leaseEnd, w.freed = until, false
+	if !pushed {
+		until = min(until, durations.Add(began, electPause))
+	}
+	// All waiters of a dead holder get here at one time. One of them wins
+	// anyway; the jitter spares the engine the rest.
+	return durations.Add(until, time.Duration(rand.Int64N(int64(max(0, until-began))/64+1)))
+}
+
+// untilNextLook is how long the flight waits before it looks into the store unasked.
+func (r *run[V]) untilNextLook(pushed bool) time.Duration {
+	e, w := r.engine, &r.waiting
+	pause := lookPause
+	// The locker pushes when the holder is done; a hedge may be before it.
+	if !pushed || w.hedge.at > 0 && e.clock.Now() >= w.hedge.at && !e.notified {
+		pause = pollInterval(e.clock.Now() - w.since)
+	}
+	if r.state.Load().offered != nil {
+		pause = min(pause, e.confirmEvery()) // what is offered has to be confirmed
+	}
+	return pause
+}
+
+// blind reports whether the flight could not see the value when it is there.
+func (r *run[V]) blind() bool { return r.storeDown || r.looking.unshared != 0 }
 
 // watch returns the channel on which the locker pushes, nil if it does not. A
 // push that fails costs no more than the push: the holder is at work, and the

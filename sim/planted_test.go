@@ -110,8 +110,8 @@ var bugs = []bug{
 	},
 	{
 		Name: "context error that is remembered", File: "leading.go",
-		Old: "if fault.Says(err, context.Canceled, context.DeadlineExceeded,",
-		New: "if fault.Says(err, context.DeadlineExceeded,",
+		Old: "remembered := !fault.Says(err, context.Canceled, context.DeadlineExceeded,",
+		New: "remembered := !fault.Says(err, context.DeadlineExceeded,",
 	},
 	{
 		Name: "near tier that asks no store", File: "commit.go",
@@ -125,8 +125,8 @@ var bugs = []bug{
 	},
 	{
 		Name: "hedge in every process", File: "hedge.go",
-		Old: "if err != nil {\n\t\te.hedges.earn(1)",
-		New: "if err != nil && !errors.Is(err, ErrHeld) {\n\t\te.hedges.earn(1)",
+		Old: "if err != nil {\n\t\te.hedges.Earn(1)",
+		New: "if err != nil && !errors.Is(err, ErrHeld) {\n\t\te.hedges.Earn(1)",
 	},
 	{
 		Name: "loser with a served value", File: "commit.go",
