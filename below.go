@@ -65,25 +65,22 @@ type pageBinder struct{ page.Binder }
 func (b pageBinder) bind() loader[*page.Response] {
 	load := b.Bind()
 	return func(ctx context.Context, a attempt[*page.Response]) (*page.Response, error) {
-		return load(ctx, pageAttempt{a, ctx})
+		return load(ctx, pageAttempt{a.running})
 	}
 }
 
-// A pageAttempt is an attempt as the HTTP face knows it.
-type pageAttempt struct {
-	attempt attempt[*page.Response]
-	load    context.Context // the load's
-}
+// A pageAttempt is an attempt, and the load that it runs, as the HTTP face knows them.
+type pageAttempt struct{ run *loadRun[*page.Response] }
 
-func (a pageAttempt) Key() string                        { return a.attempt.key }
-func (a pageAttempt) Present() *page.Item                { return a.attempt.present }
-func (a pageAttempt) Position() uint64                   { return a.attempt.position }
-func (a pageAttempt) Second() bool                       { return a.attempt.second }
-func (a pageAttempt) Tell(res *page.Response, err error) { a.attempt.tell(res, err) }
-func (a pageAttempt) AwaitReaders(done <-chan struct{})  { a.attempt.callers.awaitNone(done) }
-func (a pageAttempt) SetWindows(w items.Windows)         { setWindows(a.load, w) }
+func (a pageAttempt) Key() string                        { return a.run.attempt.key }
+func (a pageAttempt) Present() *page.Item                { return a.run.attempt.present }
+func (a pageAttempt) Position() uint64                   { return a.run.attempt.position }
+func (a pageAttempt) Second() bool                       { return a.run.attempt.second }
+func (a pageAttempt) Tell(res *page.Response, err error) { a.run.attempt.tell(res, err) }
+func (a pageAttempt) AwaitReaders(done <-chan struct{})  { a.run.attempt.callers.awaitNone(done) }
+func (a pageAttempt) SetWindows(w items.Windows)         { setWindows(a.run.loadContext, w) }
 func (a pageAttempt) Publish(ctx context.Context, res *page.Response, until instant, to audience.Audience) bool {
-	return a.attempt.publish(ctx, res, until, to)
+	return a.run.attempt.publish(ctx, res, until, to)
 }
 
 func (b below) Landing(ctx context.Context, key string, it *page.Item) error {

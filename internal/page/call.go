@@ -7,6 +7,7 @@ import (
 
 	"github.com/bellwether-go/bellwether/internal/httpcache"
 	"github.com/bellwether-go/bellwether/internal/spool"
+	"github.com/go-chi/chi/v5"
 )
 
 // This file is the client's side of an exchange: its place in the body, what its
@@ -14,6 +15,8 @@ import (
 
 // A call is one request that waits for a key.
 type call struct {
+	query   *query
+	route   *chi.Context // the request's, asked for before the locks under which Bind is called
 	request httpcache.Request
 	client  string // see query.client
 	// base is the key of the request's URL, and signpost the item there whose names
@@ -24,7 +27,7 @@ type call struct {
 	// needs a variant. There is no signpost to that yet.
 	excluded bool
 	aside    chan func() // what the call's own goroutine is to do while it waits
-	inform   func(status int, h http.Header)
+	waiting  Waiting     // the latest
 
 	mu     sync.Mutex // guards what follows
 	ran    *exchange  // the latest run of the handler for this call
@@ -57,7 +60,7 @@ func (c *call) names() []string {
 func (c *call) hint(status int, h http.Header) {
 	h = h.Clone() // the handler goes on with its own
 	select {
-	case c.aside <- func() { c.inform(status, h) }:
+	case c.aside <- func() { c.query.inform(status, h) }:
 	default:
 	}
 }

@@ -274,11 +274,11 @@ func (m *Middleware) fallback(key string, it *Item) *Item {
 func (q *query) wait(c *call, key string, stale *Item) (Answer, error) {
 	m := q.m
 	c.aside = make(chan func(), maxHints)
-	c.inform = q.inform
 	w := q.want(key)
 	w.Aside, w.Client, w.Personal = c.aside, c.client, c.personal()
-	wait := &Waiting{Ctx: q.r.Context(), Key: key, Stale: stale, Want: w, Lose: q.lose}
-	m.cache.Wait(wait, requested{q, c, chi.RouteContext(q.r.Context())})
+	wait := &c.waiting
+	*wait = Waiting{Ctx: q.r.Context(), Key: key, Stale: stale, Want: w, Lose: q.lose}
+	m.cache.Wait(wait, c)
 	q.lose = wait.Lose
 	if wait.Early {
 		q.refresh(key, wait.Answer.Item, c.signpost)
@@ -292,25 +292,20 @@ func (q *query) wait(c *call, key string, stale *Item) (Answer, error) {
 // call is the request's wait for the key that the signpost has led to.
 func (q *query) call(signpost *Item) *call {
 	return &call{
-		request: q.request, client: q.client(), base: q.target.key, signpost: signpost,
-		excluded: q.needsVariant && signpost == nil,
+		query: q, route: chi.RouteContext(q.r.Context()), request: q.request, client: q.client(), base: q.target.key,
+		signpost: signpost, excluded: q.needsVariant && signpost == nil,
 	}
 }
 
-// requested binds the handler's load for a flight that the call begins.
-type requested struct {
-	*query
-	call  *call
-	route *chi.Context // the request's
-}
-
-func (q requested) Bind() Loader {
-	r := detach(q.r, q.route)
+// Bind makes the handler's run the load of a flight that the call begins.
+func (c *call) Bind() Loader {
+	q := c.query
+	r := detach(q.r, c.route)
 	if t := q.target.url; t != q.r {
 		retarget(r, t)
 	}
 	return func(ctx context.Context, a Attempt) (*Response, error) {
-		return q.m.fetch(ctx, a, q.call, q.next, r)
+		return q.m.fetch(ctx, a, c, q.next, r)
 	}
 }
 
@@ -334,7 +329,7 @@ func (q *query) refresh(key string, it, signpost *Item) {
 	c := q.call(signpost)
 	c.aside = make(chan func())
 	c.leave()
-	q.m.cache.Refresh(q.r.Context(), key, it, c.client, requested{q, c, chi.RouteContext(q.r.Context())})
+	q.m.cache.Refresh(q.r.Context(), key, it, c.client, c)
 }
 
 // reasonAuthorization is why a request with Authorization goes past the cache.
