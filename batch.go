@@ -99,16 +99,6 @@ func (c *Cache[V]) GetMany(ctx context.Context, keys []string) (map[string]V, er
 	return c.engine.getMany(ctx, keys, c.bind, c.together)
 }
 
-// GetManyFunc is GetMany with a load of this call's own, as NewBatch describes
-// it. Callers that meet at a key share the rebuild of whichever came first.
-func (c *Cache[V]) GetManyFunc(ctx context.Context, keys []string, load func(ctx context.Context, keys []string) (map[string]V, error)) (map[string]V, error) {
-	if load == nil {
-		panic(errors.New("bellwether: GetManyFunc needs a load, a func(ctx context.Context, keys []string) (map[string]V, error); to use the load of NewBatch, call GetMany"))
-	}
-	l := batchLoad[V](load)
-	return c.engine.getMany(ctx, keys, userLoad[V](l.one), l)
-}
-
 const (
 	// maxTogether is how many keys the store is asked for, and a load is given,
 	// at most at a time.

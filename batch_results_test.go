@@ -142,19 +142,6 @@ func TestSetFreshnessOf(t *testing.T) {
 	})
 }
 
-func TestGetManyFunc(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		origin, own := &batchSource{build: time.Second}, &batchSource{build: time.Second}
-		c := batchCache(t, origin.load, bellwether.Options{})
-		go c.Get(t.Context(), "b")
-		synctest.Wait()
-		values, err := c.GetManyFunc(t.Context(), []string{"a", "b", "c"}, own.load)
-		wantAll(t, []string{"a", "b", "c"}, values, err)
-		own.wantLoads(t, "a c")
-		origin.wantLoads(t, "b")
-	})
-}
-
 // GetMany is itself a batch load.
 func TestGetMany_IsABatchLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -67,47 +67,36 @@ func TestGetMany_LoadThatIgnoresItsContextKeepsItsSlot(t *testing.T) {
 // A key of a call that another process takes too long for is hedged with a slot
 // of the call's, and that one's load may use it once.
 func TestGetMany_Hedge(t *testing.T) {
-	for name, get := range map[string]func(*bellwether.Cache[string], *batchSource, ...string) (map[string]string, error){
-		"GetMany": func(c *bellwether.Cache[string], _ *batchSource, keys ...string) (map[string]string, error) {
-			return c.GetMany(context.Background(), keys)
-		},
-		"GetManyFunc": func(c *bellwether.Cache[string], origin *batchSource, keys ...string) (map[string]string, error) {
-			return c.GetManyFunc(context.Background(), keys, origin.load)
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			if !survives(t) {
-				return
-			}
-			synctest.Test(t, func(t *testing.T) {
-				origin := &batchSource{build: time.Second}
-				ps := newBatchFleet(t, 2, origin, bellwether.Options{MaxRebuilds: 2, Hedge: 3, HedgeShare: 1})
-				for i := range 3 {
-					ps[1].Get(t.Context(), fmt.Sprint("own", i))
-				}
-				origin.set(func(o *batchSource) { o.build = 20 * time.Second })
-				for _, key := range []string{"a", "b"} {
-					go ps[0].Get(t.Context(), key)
-				}
-				synctest.Wait()
-				origin.set(func(o *batchSource) { o.build = time.Second })
-				start := time.Now()
-				values, err := get(ps[1].Cache, origin, "a", "b")
-				wantAll(t, []string{"a", "b"}, values, err)
-				if took := time.Since(start); took > 5*time.Second || ps[1].Stats().Hedges != 2 {
-					t.Errorf("took %v, %d hedges", took, ps[1].Stats().Hedges)
-				}
-				time.Sleep(time.Minute)
-				start = time.Now()
-				var wg sync.WaitGroup
-				for _, key := range []string{"x", "y"} { // both slots are back, and no more
-					wg.Go(func() { ps[1].Get(t.Context(), key) })
-				}
-				wg.Wait()
-				wantTook(t, start, time.Second)
-			})
-		})
+	if !survives(t) {
+		return
 	}
+	synctest.Test(t, func(t *testing.T) {
+		origin := &batchSource{build: time.Second}
+		ps := newBatchFleet(t, 2, origin, bellwether.Options{MaxRebuilds: 2, Hedge: 3, HedgeShare: 1})
+		for i := range 3 {
+			ps[1].Get(t.Context(), fmt.Sprint("own", i))
+		}
+		origin.set(func(o *batchSource) { o.build = 20 * time.Second })
+		for _, key := range []string{"a", "b"} {
+			go ps[0].Get(t.Context(), key)
+		}
+		synctest.Wait()
+		origin.set(func(o *batchSource) { o.build = time.Second })
+		start := time.Now()
+		values, err := ps[1].GetMany(t.Context(), []string{"a", "b"})
+		wantAll(t, []string{"a", "b"}, values, err)
+		if took := time.Since(start); took > 5*time.Second || ps[1].Stats().Hedges != 2 {
+			t.Errorf("took %v, %d hedges", took, ps[1].Stats().Hedges)
+		}
+		time.Sleep(time.Minute)
+		start = time.Now()
+		var wg sync.WaitGroup
+		for _, key := range []string{"x", "y"} { // both slots are back, and no more
+			wg.Go(func() { ps[1].Get(t.Context(), key) })
+		}
+		wg.Wait()
+		wantTook(t, start, time.Second)
+	})
 }
 
 // Who comes too late for the load that its slot was for waits for another slot

@@ -164,16 +164,6 @@ func ExampleCache_GetMany() {
 	// false
 }
 
-// A load that differs from call to call.
-func ExampleCache_GetManyFunc() {
-	users := bellwether.New(loadUser, bellwether.Options{TTL: time.Minute})
-	defer users.Close()
-
-	found, err := users.GetManyFunc(context.Background(), []string{"41", "42"}, loadUsers)
-	fmt.Println(len(found), err)
-	// Output: 2 <nil>
-}
-
 func ExampleSetFreshnessOf() {
 	loads := 0
 	prices := bellwether.NewBatch(func(ctx context.Context, names []string) (map[string]int, error) {

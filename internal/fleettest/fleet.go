@@ -169,7 +169,7 @@ func work(config string, kinds []Kind) error {
 		}
 		return string(b), err
 	}
-	cache := bellwether.New(one, o)
+	cache := bellwether.NewBatch(together(one), o)
 	defer cache.Close()
 
 	in, out := bufio.NewScanner(os.Stdin), json.NewEncoder(os.Stdout)
@@ -184,7 +184,7 @@ func work(config string, kinds []Kind) error {
 		var r report
 		switch do.Do {
 		case "many":
-			r = getMany(cache, one, do)
+			r = getMany(cache, do)
 		case "told":
 			r.Told = heard.of(do.Key)
 		default:
@@ -204,10 +204,9 @@ func work(config string, kinds []Kind) error {
 	return in.Err()
 }
 
-// getMany asks for all keys in one call. What has to be loaded is loaded in one
-// call too, which asks the origin for all of that at one time.
-func getMany(cache *bellwether.Cache[string], one func(ctx context.Context, key string) (string, error), do order) report {
-	all := func(ctx context.Context, keys []string) (map[string]string, error) {
+// together is a load of many keys by a load of one, which asks the origin for all of them at one time.
+func together(one func(ctx context.Context, key string) (string, error)) func(ctx context.Context, keys []string) (map[string]string, error) {
+	return func(ctx context.Context, keys []string) (map[string]string, error) {
 		var mu sync.Mutex
 		values, failed := map[string]string{}, map[string]error{}
 		var wg sync.WaitGroup
@@ -226,8 +225,12 @@ func getMany(cache *bellwether.Cache[string], one func(ctx context.Context, key 
 		wg.Wait()
 		return values, &bellwether.BatchError{Errors: failed}
 	}
+}
+
+// getMany asks for all keys in one call. What has to be loaded is loaded in one call too.
+func getMany(cache *bellwether.Cache[string], do order) report {
 	time.Sleep(time.Until(do.At))
-	values, err := cache.GetManyFunc(context.Background(), do.Keys, all)
+	values, err := cache.GetMany(context.Background(), do.Keys)
 	r := report{Values: map[string]int{}, Stats: cache.Stats()}
 	for _, v := range values {
 		r.Values[v]++

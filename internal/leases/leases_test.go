@@ -7,7 +7,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/durations"
 )
 
-func TestLength(t *testing.T) {
+func TestLeaseLength(t *testing.T) {
 	const ms, s = time.Millisecond, time.Second
 	for _, c := range []struct{ build, engine, longest, want time.Duration }{
 		{0, 500 * ms, 5 * s, 5 * s},                                             // nobody knows
@@ -27,10 +27,10 @@ func TestLength(t *testing.T) {
 	}
 }
 
-// TestTerm_LongBuild has a holder of the shortest lease build for a minute:
+// TestLeaseTerm_LongBuild has a holder of the shortest lease build for a minute:
 // of two renewals in a length one may be lost, the lengths grow to the longest,
 // and there are few of them.
-func TestTerm_LongBuild(t *testing.T) {
+func TestLeaseTerm_LongBuild(t *testing.T) {
 	const longest = 5 * time.Second
 	term := Term{Began: time.Hour, Asked: time.Hour, Length: Shortest}
 	renewals := 0
