@@ -128,10 +128,10 @@ func (e *engine[V]) spareFrom(l *sweeplog.Log, key string, it *items.Item[V]) *i
 
 // sweepFlight holds a log against the load of a flight. e.mu is held.
 func (e *engine[V]) sweepFlight(l *sweeplog.Log, key string, f *flight[V]) {
-	if f.current == nil {
-		return // it loads nothing, and what it has read is looked at again
-	}
 	published := f.state.Load().published
+	if f.current == nil && published == nil {
+		return // it loads nothing, and what it has read is held against the log in the end
+	}
 	it := published
 	if it == nil {
 		it = &items.Item[V]{Position: f.witness.position} // its tags are not known yet: see publish
@@ -172,21 +172,23 @@ func (e *engine[V]) sweep(ctx context.Context, sweeps []sweeplog.Sweep) error {
 func (e *engine[V]) sweepHere(sweeps []sweeplog.Sweep) {
 	only := sweeplog.Only(sweeps, e.clock.Now())
 	e.mu.Lock()
+	defer e.mu.Unlock()
 	for key, f := range e.flights {
 		e.sweepFlight(only, key, f)
 		if offered := f.state.Load().offered; offered != nil && e.spareFrom(only, key, offered) == nil {
 			f.withdraw()
 		}
 	}
-	// Flights that have left the map, and values that no flight makes, meet no log at their end.
+	// No log has the sweeps, so nothing else meets them: what a flight is reading, or has read and not
+	// taken yet, flights that have left the map, and values that no flight makes.
 	for key, w := range e.witnesses {
 		for listed := e.flights[key]; w != nil; w = w.next {
-			if listed == nil || w.flight != listed {
+			if w.flight == nil || w.flight != listed || listed.current == nil {
 				w.generation++
 			}
 		}
 	}
-	e.mu.Unlock()
+	// Under the lock still: a look that begins anew must not find what is to go.
 	e.near.Revise(func(key string, it *items.Item[V]) *items.Item[V] {
 		spared := e.spareFrom(only, key, it)
 		if spared != nil && spared != it {

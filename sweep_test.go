@@ -395,6 +395,42 @@ func TestSweep_WithoutTheStoreWhileStaleIsServed(t *testing.T) {
 	})
 }
 
+// Without its store a process does not go back to what was at hand before the sweep, while
+// it waits for that store.
+func TestSweep_WithoutTheStoreDuringALook(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := 0
+		store := wiredTo(memstore.New())
+		s := sites(t, 1, store, func(w http.ResponseWriter, r *http.Request) {
+			n++
+			body := fmt.Sprint(n)
+			time.Sleep(5 * time.Second)
+			w.Header().Set("Cache-Control", "max-age=2, stale-while-revalidate=600")
+			w.Header().Set("Surrogate-Key", "x")
+			fmt.Fprint(w, body)
+		})[0]
+		s.get("http://example.com/")
+		time.Sleep(3 * time.Second)
+		store.set(func(ctx context.Context, op string) error {
+			if op == "get" {
+				return blackHole(ctx, op)
+			}
+			return errRefused
+		})
+		go s.get("http://example.com/")
+		time.Sleep(100 * time.Millisecond) // it looks
+		if err := s.mw.InvalidateMatching(t.Context(), bellwether.Match{Tags: []string{"x"}}); err == nil {
+			t.Fatal("no error without a store")
+		}
+		for range 3 {
+			if got := s.get("http://example.com/").Body.String(); got == "1" {
+				t.Error("the response is served that was swept")
+			}
+		}
+		time.Sleep(time.Minute) // a refresh ends
+	})
+}
+
 // lingering is a handler that says which run it is, and whose first run goes on for a
 // while behind that.
 func lingering(d time.Duration) http.HandlerFunc {
