@@ -27,7 +27,8 @@ type call struct {
 	// needs a variant. There is no signpost to that yet.
 	excluded bool
 	aside    chan func() // what the call's own goroutine is to do while it waits
-	waiting  Waiting     // the latest
+	waiting  Waiting
+	earlier  *call // of the same query
 
 	mu     sync.Mutex // guards what follows
 	ran    *exchange  // the latest run of the handler for this call

@@ -24,58 +24,18 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 		q.told = &observe.Serve{Key: t.key}
 		defer q.tell()
 	}
-	key := t.key
-	var signpost *Item // that led to key
-	broken := false
+	defer q.leave()
+	at := hop{key: t.key}
 	for range maxHops {
-		it, early, ok := q.atHand(key)
-		if !ok && d.OnlyIfCached {
-			q.notCached()
+		s, is := q.answerAt(&at)
+		switch is {
+		case done:
 			return
-		}
-		if early && !d.OnlyIfCached { // that is to cost the handler nothing
-			q.refresh(key, it, signpost)
-		}
-		s := Answer{Item: it}
-		if ok && signpost != nil {
-			signpost.Value.built.of(q.needsVariant).touch(key, m.cache.Now())
-		}
-		if !ok {
-			if q.request.Credentials && q.passCredentials(key) {
-				return
-			}
-			if signpost != nil && !signpost.Value.built.of(q.needsVariant).admit(key, m.cache.Now()) {
-				break
-			}
-			c := q.call(signpost)
-			defer c.leave()
-			var err error
-			if s, err = q.wait(c, key, it); err != nil {
-				q.replyError(c, key, s, err)
-				return
-			}
-			if res := s.Item.Value; res.of != nil || res.variant != nil {
-				switch q.replyLive(c, s, key) {
-				case liveDone:
-					return
-				case liveBroken:
-					// Before this client had any of it: it is served what is
-					// there in its place, such as a stale copy, or fails with
-					// all the others. Once; the retries of a herd must not add
-					// up.
-					if !broken {
-						broken = true
-						err = m.cache.Landing(r.Context(), key, s.Item)
-					} else {
-						err = errBroken
-					}
-					if err != nil {
-						q.replyError(c, key, s, err)
-						return
-					}
-					continue
-				}
-			}
+		case again:
+			continue
+		case variantRefused:
+			q.pass(httpcache.Status{Fwd: httpcache.FwdVaryMiss, Detail: "too many variants"})
+			return
 		}
 		if k := s.Item.Value.kind; d.OnlyIfCached && k != plain && k != varying {
 			q.notCached()
@@ -83,37 +43,126 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 		}
 		switch res := s.Item.Value; res.kind {
 		case plain:
-			if !q.mayHave(res) {
-				q.pass(httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reasonAuthorization})
-				return
-			}
-			if q.excludedFrom(key) {
-				q.pass(httpcache.Status{Fwd: httpcache.FwdVaryMiss})
-				return
-			}
-			if httpcache.IsServerError(res.status) {
-				if spare := q.spared(key); spare != nil {
-					status := httpcache.Status{Hit: true}
-					if loadedHere(s) {
-						status = httpcache.Status{Fwd: res.fwd, FwdStatus: res.status, Collapsed: s.Collapsed}
-					}
-					q.replySpare(key, spare, status)
-					return
-				}
-			}
-			q.reply(key, s)
+			q.replyPlain(at.key, s)
 			return
 		case checked:
-			q.passChecked(key, s.Item)
+			q.passChecked(at.key, s.Item)
 			return
 		case varying:
-			key, signpost = m.variantKey(res, t.key, t.header), s.Item
+			at.key, at.signpost = m.variantKey(res, t.key, t.header), s.Item
 		default:
-			q.passUncacheable(key, s.Item)
+			q.passUncacheable(at.key, s.Item)
 			return
 		}
 	}
 	q.pass(httpcache.Status{Fwd: httpcache.FwdVaryMiss, Detail: "too many variants"})
+}
+
+// A hop is where a query is on its way from its URL's key to that of its response.
+type hop struct {
+	key      string
+	signpost *Item // that has led to the key; nil at the URL's own
+	broken   bool  // a response has broken off before the client had any of it
+}
+
+// An arrival is what has come of a hop.
+type arrival uint8
+
+const (
+	found          arrival = iota // there is an item under the key
+	done                          // the request has its reply
+	again                         // what was being made is no more: ask again
+	variantRefused                // the URL has too many variants
+)
+
+// answerAt gets the item under the hop's key: what is at hand, or else what the handler makes.
+func (q *query) answerAt(at *hop) (s Answer, is arrival) {
+	m, d := q.m, q.directives
+	it, early, ok := q.atHand(at.key)
+	if !ok && d.OnlyIfCached {
+		q.notCached()
+		return s, done
+	}
+	if early && !d.OnlyIfCached { // that is to cost the handler nothing
+		q.refresh(at.key, it, at.signpost)
+	}
+	if ok {
+		if at.signpost != nil {
+			at.signpost.Value.built.of(q.needsVariant).touch(at.key, m.cache.Now())
+		}
+		return Answer{Item: it}, found
+	}
+	if q.request.Credentials && q.passCredentials(at.key) {
+		return s, done
+	}
+	if at.signpost != nil && !at.signpost.Value.built.of(q.needsVariant).admit(at.key, m.cache.Now()) {
+		return s, variantRefused
+	}
+	return q.answerByHandler(at, it)
+}
+
+// answerByHandler is answerAt by way of the handler. stale is what is at hand.
+func (q *query) answerByHandler(at *hop, stale *Item) (s Answer, is arrival) {
+	c := q.call(at.signpost)
+	c.earlier, q.latest = q.latest, c
+	s, err := q.wait(c, at.key, stale)
+	if err != nil {
+		q.replyError(c, at.key, s, err)
+		return s, done
+	}
+	if res := s.Item.Value; res.of == nil && res.variant == nil {
+		return s, found
+	}
+	switch q.replyLive(c, s, at.key) {
+	case liveDone:
+		return s, done
+	case liveBroken:
+		// Before this client had any of it: it is served what is there in its place,
+		// such as a stale copy, or fails with all the others. Once; the retries of a
+		// herd must not add up.
+		if err = errBroken; !at.broken {
+			at.broken = true
+			err = q.m.cache.Landing(q.r.Context(), at.key, s.Item)
+		}
+		if err != nil {
+			q.replyError(c, at.key, s, err)
+			return s, done
+		}
+		return s, again
+	}
+	return s, found
+}
+
+// leave ends the query's calls.
+func (q *query) leave() {
+	for c := q.latest; c != nil; c = c.earlier {
+		c.leave()
+	}
+}
+
+// replyPlain answers with a response that is kept, if the request may have it.
+func (q *query) replyPlain(key string, s Answer) {
+	res := s.Item.Value
+	switch {
+	case !q.mayHave(res):
+		q.pass(httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reasonAuthorization})
+		return
+	case q.excludedFrom(key):
+		q.pass(httpcache.Status{Fwd: httpcache.FwdVaryMiss})
+		return
+	case httpcache.IsServerError(res.status):
+		spare := q.spared(key)
+		if spare == nil {
+			break
+		}
+		status := httpcache.Status{Hit: true}
+		if loadedHere(s) {
+			status = httpcache.Status{Fwd: res.fwd, FwdStatus: res.status, Collapsed: s.Collapsed}
+		}
+		q.replySpare(key, spare, status)
+		return
+	}
+	q.reply(key, s)
 }
 
 // A query is one request on its way through the cache.
@@ -129,6 +178,7 @@ type query struct {
 	// needsVariant is Middleware.needsVariant of the request.
 	needsVariant bool
 	told         *observe.Serve // what those who watch are told, nil if nobody does
+	latest       *call          // of those that wait for the handler, nil before the first
 	// lose is what it may lose to engines, on all its way: the flight of a page's
 	// names may have waited for a store that the variant's is not to wait for again.
 	lose time.Duration
