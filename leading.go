@@ -316,6 +316,7 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 	// impatience would be everybody's failure. But what has taken too long, the
 	// rebuild or a client's call in it, is told to those who wait for it elsewhere:
 	// they would take turns to wait as long.
+	l, asked := r.current, r.looking.asked // before a look changes them
 	remembered := !fault.Says(err, context.Canceled, context.DeadlineExceeded, ErrClosed, ErrOverloaded)
 	told := remembered || errors.Is(err, context.DeadlineExceeded)
 	if !told && r.present != nil {
@@ -328,8 +329,11 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 	}
 	it := r.failureOf(now, err, remembered)
 	if !told {
-		if r.storeDown {
+		switch {
+		case r.storeDown:
 			r.keepBeside(it)
+		case l != nil: // a load has failed, and not the wait for a slot
+			it.Trusted = r.trustedUntold(ctx, asked, epoch)
 		}
 		return r.settle(it)
 	}
@@ -352,6 +356,20 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 	}
 	r.giveFailure(err, r.leading.made-1) // as in finishFound
 	return true
+}
+
+// trustedUntold is the item.trusted of a failure that is not written into the store: no
+// commit finds out whether its key was invalidated elsewhere since the load's epoch was
+// asked for. It answers those who asked before the load began, and those whom the answer
+// of then may answer; or of now, if the store says that it still holds.
+func (r *run[V]) trustedUntold(ctx context.Context, asked instant, epoch uint64) instant {
+	e := r.engine
+	if fencer, ok := e.Store.(Fencer); ok && epoch != 0 {
+		if now := e.clock.Now(); !r.flight.fenced(ctx, fencer, &r.budget, epoch) {
+			asked = now
+		}
+	}
+	return max(r.leading.made, e.trustedUntil(asked))
 }
 
 // failureOf is the item of a failure. A failure by itself is of now. Beside what was there

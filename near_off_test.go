@@ -310,6 +310,39 @@ func TestNearOff_Failures(t *testing.T) {
 	}
 }
 
+// A failure that is written nowhere is for those who asked before another process
+// invalidated the key, and for nobody later.
+func TestNearOff_FailureOfBeforeAnInvalidation(t *testing.T) {
+	everyWay(t, func(t *testing.T, by way) {
+		f := newFleet(t, 2, by, nearOff(bellwether.Options{}))
+		f.each(func(p *process) { p.store.set(on(refuse, "notice")) })
+		f.origin.set(func(o *source) {
+			o.build = 2 * time.Second
+			o.fail = func(n int) error {
+				if n == 1 {
+					return context.Canceled
+				}
+				return nil
+			}
+		})
+		var early sync.WaitGroup
+		early.Go(func() {
+			if v, err := f.processes[0].Get(t.Context(), "k"); !errors.Is(err, context.Canceled) {
+				t.Errorf("before: %q, %v", v, err)
+			}
+		})
+		time.Sleep(time.Second)
+		if err := f.processes[1].Invalidate(t.Context(), "k"); err != nil {
+			t.Error(err)
+		}
+		time.Sleep(time.Millisecond)
+		if v, err := f.processes[0].Get(t.Context(), "k"); v != "v2" || err != nil {
+			t.Errorf("after: %q, %v", v, err)
+		}
+		early.Wait()
+	})
+}
+
 // What the store has not changed is not decoded again.
 func TestNearOff_DecodesOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

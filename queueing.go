@@ -59,7 +59,11 @@ func (r *run[V]) takeSlot(ctx context.Context) bool {
 	if r.engine.Store != nil && r.state.Load().offered != nil {
 		r.engine.running.Go(func() { r.confirm(waiting) })
 	}
-	tick := time.NewTimer(e.slots.LookPause())
+	pause := maxPoll
+	if e.notified {
+		pause = lookPause // a look is for a notice that is lost
+	}
+	tick := time.NewTimer(e.slots.LookPause(pause))
 	defer tick.Stop()
 	for {
 		select {
@@ -70,7 +74,7 @@ func (r *run[V]) takeSlot(ctx context.Context) bool {
 				return true
 			}
 		case <-tick.C:
-			tick.Reset(e.slots.LookPause())
+			tick.Reset(e.slots.LookPause(pause))
 			if r.storeDown {
 				continue
 			}

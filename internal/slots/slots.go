@@ -176,17 +176,14 @@ func (s *Slots) Queue() bool { return s.queued.Add(1) <= s.most }
 // Unqueue is the reverse of Queue.
 func (s *Slots) Unqueue() { s.queued.Add(-1) }
 
-const (
-	lookPause    = time.Second
-	looksASecond = 1 << 14
-)
+const looksASecond = 1 << 14
 
-// LookPause is the pause between two looks into the store by a rebuild that waits for a slot. It is a
-// second for up to 16,383 of them, and grows beyond that, so that all rebuilds make at most 16,384
-// looks a second. Otherwise a slot would come to a rebuild whose look waits behind all others'
-// looks, and the slot would stay without a load.
-func (s *Slots) LookPause() time.Duration {
-	return lookPause * time.Duration(1+s.queued.Load()/looksASecond)
+// LookPause is the pause between two looks into the store by a rebuild that waits for a slot. It is
+// least, or longer if so many wait that all of them would make more than 16,384 looks a second.
+// Otherwise a slot would come to a rebuild whose look waits behind all others' looks, and the slot
+// would stay without a load.
+func (s *Slots) LookPause(least time.Duration) time.Duration {
+	return max(least, (time.Duration(s.queued.Load())*time.Second+looksASecond-1)/looksASecond)
 }
 
 // A Load is a load that holds a slot.
