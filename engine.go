@@ -157,19 +157,13 @@ func (e *engine[V]) ownKey(engineKey string) (key string, ok bool) {
 
 func (e *engine[V]) snapshot() Stats {
 	c := &e.count
-	e.mu.Lock()
-	flights := 0
-	for range e.aloft() {
-		flights++
-	}
-	e.mu.Unlock()
 	return Stats{
 		Hits: c.hits.sum(), Stale: c.stale.Load(), Misses: c.misses.Load(),
 		Collapsed: c.collapsed.Load(), WaitTimeouts: c.waitTimeouts.Load(),
 		Loads: c.loads.Load(), LoadFailures: c.loadFailures.Load(), StoreHits: c.storeHits.Load(),
 		Waits: c.waits.Load(), Fenced: c.fenced.Load(), LeasesLost: c.leasesLost.Load(),
 		Hedges: c.hedges.Load(), Degraded: c.degraded.Load(), EngineErrors: c.engineErrors.Load(),
-		Flights: flights, NearBytes: e.near.Bytes(),
+		Flights: int(c.flights.Load()), NearBytes: e.near.Bytes(),
 		StoreUp: e.store.Answers() && e.writes.Answers(), LockerUp: e.locker.Answers(),
 	}
 }

@@ -315,7 +315,8 @@ func (f *flight[V]) giveUp(cause error) bool {
 // beginLoading makes l, with that epoch, the flight's load under way, unless the key
 // was invalidated since the flight last looked, or the cache is closed: the slot may be
 // that of another flight which Close has ended just now. The last load begins all the same.
-func (f *flight[V]) beginLoading(epoch uint64, l *currentLoad) bool {
+func (r *run[V]) beginLoading(epoch uint64, l currentLoad) bool {
+	f := r.flight
 	f.engine.mu.Lock()
 	defer f.engine.mu.Unlock()
 	if f.outdated() && !l.last || f.engine.closed {
@@ -324,7 +325,8 @@ func (f *flight[V]) beginLoading(epoch uint64, l *currentLoad) bool {
 	if f.outdated() {
 		f.present = nil // what the load makes is of after that; this is not
 	}
-	f.current, f.elected = l, true
+	r.leading.load = l
+	f.current, f.elected = &r.leading.load, true
 	f.witness.epoch, f.witness.position = epoch, f.engine.sweeps.Log().Position()
 	return true
 }

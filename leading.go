@@ -15,12 +15,13 @@ import (
 
 // A leadingState is what a flight knows of its own loads.
 type leadingState struct {
-	lease   Lease   // the flight's own while it rebuilds with one
-	made    instant // the item.made of what the latest load makes
-	again   bool    // the flight has been elected before, and has to begin anew
-	fenced  bool    // the last of its commits was refused
-	losses  int     // how often its lease was lost
-	refused int     // how often its loads came to nothing, see maxRefused
+	lease   Lease       // the flight's own while it rebuilds with one
+	made    instant     // the item.made of what the latest load makes
+	load    currentLoad // that load, while it is the flight's current one
+	again   bool        // the flight has been elected before, and has to begin anew
+	fenced  bool        // the last of its commits was refused
+	losses  int         // how often its lease was lost
+	refused int         // how often its loads came to nothing, see maxRefused
 }
 
 // claim reads the key again, now that nobody else may rebuild it, and takes an
@@ -134,7 +135,7 @@ func (r *run[V]) build(ctx context.Context, epoch uint64, rival <-chan struct{},
 	// An election in the same request as the look, and a claim that has found another entry, may
 	// have asked for a longer lease than the key's builds need: its first renewal shortens it.
 	term := leases.Term{Began: r.standing.asked, Asked: r.standing.asked, Length: min(r.standing.length, r.leaseLength())}
-	l := &currentLoad{abort: abort, last: r.leading.refused+1 >= maxRefused, storeless: r.storeDown, asked: r.looking.asked, heldUntil: forever}
+	l := currentLoad{abort: abort, last: r.leading.refused+1 >= maxRefused, storeless: r.storeDown, asked: r.looking.asked, heldUntil: forever}
 	if r.leading.lease != nil {
 		l.heldUntil = term.End()
 	}

@@ -65,6 +65,7 @@ type counters struct {
 	loads, loadFailures, storeHits, waits      atomic.Uint64
 	fenced, leasesLost, degraded, engineErrors atomic.Uint64
 	hedges                                     atomic.Uint64
+	flights                                    atomic.Int64 // that have not ended
 }
 
 // A hitCounter counts what happens on every core at once: one shared word, or

@@ -99,23 +99,29 @@ type witness[V any] struct {
 func (e *engine[V]) attend(key string, w *witness[V]) {
 	w.next = e.witnesses[key]
 	e.witnesses[key] = w
+	if w.flight != nil {
+		e.count.flights.Add(1)
+	}
 }
 
 // dismiss sends a witness away. A second call does nothing. e.mu is held.
 func (e *engine[V]) dismiss(key string, w *witness[V]) {
-	first := e.witnesses[key]
+	before, at := (*witness[V])(nil), e.witnesses[key]
+	for at != nil && at != w {
+		before, at = at, at.next
+	}
 	switch {
-	case first != w:
-		for at := first; at != nil; at = at.next {
-			if at.next == w {
-				at.next = w.next
-				return
-			}
-		}
-	case w.next == nil:
-		delete(e.witnesses, key)
-	default:
+	case at == nil:
+		return
+	case before != nil:
+		before.next = w.next
+	case w.next != nil:
 		e.witnesses[key] = w.next
+	default:
+		delete(e.witnesses, key)
+	}
+	if w.flight != nil {
+		e.count.flights.Add(-1)
 	}
 }
 
