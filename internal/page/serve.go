@@ -29,11 +29,11 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 	for range maxHops {
 		s, is := q.answerAt(&at)
 		switch is {
-		case done:
+		case hopDone:
 			return
-		case again:
+		case hopAgain:
 			continue
-		case variantRefused:
+		case hopRefused:
 			q.pass(httpcache.Status{Fwd: httpcache.FwdVaryMiss, Detail: "too many variants"})
 			return
 		}
@@ -69,10 +69,10 @@ type hop struct {
 type arrival uint8
 
 const (
-	found          arrival = iota // there is an item under the key
-	done                          // the request has its reply
-	again                         // what was being made is no more: ask again
-	variantRefused                // the URL has too many variants
+	hopFound   arrival = iota // there is an item under the key
+	hopDone                   // the request has its reply
+	hopAgain                  // what was being made is no more: ask again
+	hopRefused                // the URL has too many variants
 )
 
 // answerAt gets the item under the hop's key: what is at hand, or else what the handler makes.
@@ -81,7 +81,7 @@ func (q *query) answerAt(at *hop) (s Answer, is arrival) {
 	it, early, ok := q.atHand(at.key)
 	if !ok && d.OnlyIfCached {
 		q.notCached()
-		return s, done
+		return s, hopDone
 	}
 	if early && !d.OnlyIfCached { // that is to cost the handler nothing
 		q.refresh(at.key, it, at.signpost)
@@ -90,13 +90,13 @@ func (q *query) answerAt(at *hop) (s Answer, is arrival) {
 		if at.signpost != nil {
 			at.signpost.Value.built.of(q.needsVariant).touch(at.key, m.cache.Now())
 		}
-		return Answer{Item: it}, found
+		return Answer{Item: it}, hopFound
 	}
 	if q.request.Credentials && q.passCredentials(at.key) {
-		return s, done
+		return s, hopDone
 	}
 	if at.signpost != nil && !at.signpost.Value.built.of(q.needsVariant).admit(at.key, m.cache.Now()) {
-		return s, variantRefused
+		return s, hopRefused
 	}
 	return q.answerByHandler(at, it)
 }
@@ -108,14 +108,14 @@ func (q *query) answerByHandler(at *hop, stale *Item) (s Answer, is arrival) {
 	s, err := q.wait(c, at.key, stale)
 	if err != nil {
 		q.replyError(c, at.key, s, err)
-		return s, done
+		return s, hopDone
 	}
 	if res := s.Item.Value; res.of == nil && res.variant == nil {
-		return s, found
+		return s, hopFound
 	}
 	switch q.replyLive(c, s, at.key) {
 	case liveDone:
-		return s, done
+		return s, hopDone
 	case liveBroken:
 		// Before this client had any of it: it is served what is there in its place,
 		// such as a stale copy, or fails with all the others. Once; the retries of a
@@ -126,11 +126,11 @@ func (q *query) answerByHandler(at *hop, stale *Item) (s Answer, is arrival) {
 		}
 		if err != nil {
 			q.replyError(c, at.key, s, err)
-			return s, done
+			return s, hopDone
 		}
-		return s, again
+		return s, hopAgain
 	}
-	return s, found
+	return s, hopFound
 }
 
 // leave ends the query's calls.
