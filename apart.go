@@ -11,8 +11,8 @@ import (
 
 // This file is what a process keeps and finds without a flight: a variant, what a
 // request past the cache has shown, an answer for one that wants no rebuild. There
-// is nothing that an invalidation could disown then, so whoever keeps a value sees
-// for itself that none has come in between.
+// is no flight that an invalidation could end then, so whoever keeps a value has a
+// witness that none has come in between.
 
 // apart is a run without a flight that others could join, to read, write and decode
 // with. It may lose that to engines.
@@ -82,7 +82,7 @@ func (d *draft[V]) keep(ctx context.Context, v V, f items.Windows) {
 			return
 		}
 	}
-	// There is no flight here that an invalidation could disown. After one the store
+	// There is no flight here that an invalidation could end. After one the store
 	// alone has the value, if it has.
 	e.keep(r.key, it, func() bool { return d.witness.generation == 0 })
 }

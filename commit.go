@@ -10,8 +10,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/items"
 )
 
-// This file is what a rebuild has to do with the store: it reads, claims and
-// commits, and makes items of entries and entries of items.
+// This file is the commit of what a load came to, and what becomes of it.
 
 // A commitOutcome is what became of an item that was offered to the store.
 type commitOutcome uint8
@@ -217,17 +216,4 @@ func (r *run[V]) confirmThere(ctx context.Context, wanted func(Entry) bool) comm
 // store that does not answer cannot say so.
 func (r *run[V]) stillUnshared(ctx context.Context) commitOutcome {
 	return r.confirmThere(ctx, func(e Entry) bool { return e.Kind == KindUnshared && e.Epoch == r.looking.unshared })
-}
-
-// maxFailure is the most bytes of a failure's text that travel. What the store does
-// not take is told to nobody, and the processes would fail one after another.
-const maxFailure = 4 << 10
-
-// trustedUntil is how long the near tier may go, with what was true at the time
-// now, without asking the store.
-func (e *engine[V]) trustedUntil(now instant) instant {
-	if e.Store == nil {
-		return forever
-	}
-	return durations.Add(e.sweeps.Asked(now), e.NearTTL)
 }

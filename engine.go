@@ -173,8 +173,12 @@ func (e *engine[V]) close() {
 	first := !e.closed
 	e.closed = true
 	e.shut() // first: what it ends then is no engine's silence, see noAnswer
-	for f := range e.aloft() {
-		f.cancel(ErrClosed)
+	for _, w := range e.witnesses {
+		for ; w != nil; w = w.next {
+			if w.flight != nil {
+				w.flight.cancel(ErrClosed)
+			}
+		}
 	}
 	e.mu.Unlock()
 	e.running.Wait()

@@ -44,6 +44,10 @@ func (r *run[V]) entryOf(it *items.Item[V]) Entry {
 	return e
 }
 
+// maxFailure is the most bytes of a failure's text that travel. What the store does
+// not take is told to nobody, and the processes would fail one after another.
+const maxFailure = 4 << 10
+
 func failureText(err error) string {
 	text := err.Error()
 	if len(text) > maxFailure {

@@ -144,12 +144,7 @@ func (r *run[V]) freeHedge(ctx context.Context) {
 func (r *run[V]) rival(ctx context.Context, epoch uint64, since instant) <-chan struct{} {
 	e := r.engine
 	committed := make(chan struct{})
-	pause := func() time.Duration {
-		if e.notified {
-			return lookPause
-		}
-		return pollInterval(e.clock.Now() - since)
-	}
+	pause := func() time.Duration { return e.lookEvery(pollInterval(e.clock.Now() - since)) }
 	e.running.Go(func() {
 		poll := time.NewTimer(max(pause(), minHedge))
 		defer poll.Stop()

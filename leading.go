@@ -24,6 +24,54 @@ type leadingState struct {
 	refused int         // how often its loads came to nothing, see maxRefused
 }
 
+// lead is the state leading: it rebuilds the key as the holder of r.leading.lease, which is nil if there is no
+// election. The flight has a place among MaxRebuilds, which goes to the load: the load may outlast
+// the flight.
+func (r *run[V]) lead(ctx context.Context) (o rebuildOutcome) {
+	e, lease := r.engine, r.leading.lease
+	r.flight.lead()
+	defer func() {
+		if r.leading.lease != nil {
+			r.release(ctx, r.leading.lease)
+			r.leading.lease = nil
+		}
+		if o == outcomeOutdated {
+			r.leading.again = true
+			r.freeSlot()
+		}
+	}()
+
+	epoch, ended := r.claim(ctx)
+	if ended {
+		return outcomeAnswered
+	}
+	if ctx.Err() != nil || r.looking.unshared != 0 {
+		return outcomeOutdated
+	}
+	if epoch == 0 || e.commits.Fail(e.clock.Now()) && !r.probe(ctx) {
+		// Nobody will find this load's value in the store. Who waited for it
+		// would wait in vain, and the next after that one.
+		r.releaseBehind(ctx)
+	}
+	if epoch == 0 || e.Locker != nil && lease == nil {
+		e.count.degraded.Add(1)
+	}
+	var rival <-chan struct{}
+	if e.Hedge > 0 && lease != nil && epoch != 0 {
+		watching, end := context.WithCancel(ctx)
+		defer end()
+		rival = r.rival(watching, epoch, e.clock.Now())
+	}
+	e.hedges.Earn(e.HedgeShare)
+	return ending(r.build(ctx, epoch, rival, r.finish))
+}
+
+// loadAlone is the state alone: the store has the mark of a holder whose value it has not taken.
+func (r *run[V]) loadAlone(ctx context.Context) rebuildOutcome {
+	defer r.freeSlot() // the load may not have begun
+	return ending(r.build(ctx, r.looking.unshared, nil, r.finish))
+}
+
 // claim reads the key again, now that nobody else may rebuild it, and takes an
 // epoch for the rebuild, in one call. Who has won the lease just after another
 // released it finds that one's value here, and the flight has ended.
@@ -73,54 +121,6 @@ func (r *run[V]) takeEpoch(ctx context.Context) (entry Entry, epoch uint64) {
 		return Entry{}, 0
 	}
 	return entry, epoch
-}
-
-// lead is the state leading: it rebuilds the key as the holder of r.leading.lease, which is nil if there is no
-// election. The flight has a place among MaxRebuilds, which goes to the load: the load may outlast
-// the flight.
-func (r *run[V]) lead(ctx context.Context) (o rebuildOutcome) {
-	e, lease := r.engine, r.leading.lease
-	r.flight.lead()
-	defer func() {
-		if r.leading.lease != nil {
-			r.release(ctx, r.leading.lease)
-			r.leading.lease = nil
-		}
-		if o == outcomeOutdated {
-			r.leading.again = true
-			r.freeSlot()
-		}
-	}()
-
-	epoch, ended := r.claim(ctx)
-	if ended {
-		return outcomeAnswered
-	}
-	if ctx.Err() != nil || r.looking.unshared != 0 {
-		return outcomeOutdated
-	}
-	if epoch == 0 || e.commits.Fail(e.clock.Now()) && !r.probe(ctx) {
-		// Nobody will find this load's value in the store. Who waited for it
-		// would wait in vain, and the next after that one.
-		r.releaseBehind(ctx)
-	}
-	if epoch == 0 || e.Locker != nil && lease == nil {
-		e.count.degraded.Add(1)
-	}
-	var rival <-chan struct{}
-	if e.Hedge > 0 && lease != nil && epoch != 0 {
-		watching, end := context.WithCancel(ctx)
-		defer end()
-		rival = r.rival(watching, epoch, e.clock.Now())
-	}
-	e.hedges.Earn(e.HedgeShare)
-	return ending(r.build(ctx, epoch, rival, r.finish))
-}
-
-// loadAlone is the state alone: the store has the mark of a holder whose value it has not taken.
-func (r *run[V]) loadAlone(ctx context.Context) rebuildOutcome {
-	defer r.freeSlot() // the load may not have begun
-	return ending(r.build(ctx, r.looking.unshared, nil, r.finish))
 }
 
 // build loads the value, under the lease if the flight has one, and ends the
@@ -249,11 +249,8 @@ func (r *run[V]) finishNothing(ctx context.Context, err error) bool {
 		e.count.loadFailures.Add(1)
 		r.failure = failure.Err
 	}
-	if r.present != nil {
-		r.lookAgain()
-		if r.look(ctx) {
-			return true
-		}
+	if r.present != nil && r.lookAnew(ctx) {
+		return true
 	}
 	if it := r.present; it != nil {
 		e.keep(r.key, it, func() bool { return !r.outdated() })
@@ -313,20 +310,17 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 		r.end(context.Cause(ctx)) // closed: that is no failure of the load's
 		return true
 	}
+	l := r.current // a look ends that
 	// A context's end says nothing about the origin: remembered, one caller's
 	// impatience would be everybody's failure. But what has taken too long, the
 	// rebuild or a client's call in it, is told to those who wait for it elsewhere:
 	// they would take turns to wait as long.
-	l, asked := r.current, r.looking.asked // before a look changes them
 	remembered := !fault.Says(err, context.Canceled, context.DeadlineExceeded, ErrClosed, ErrOverloaded)
 	told := remembered || errors.Is(err, context.DeadlineExceeded)
-	if !told && r.present != nil {
-		// What is served in the place of this failure may have been
-		// invalidated while the load ran, and no commit checks that.
-		r.lookAgain()
-		if r.look(ctx) {
-			return true
-		}
+	// What is served in the place of an untold failure may have been
+	// invalidated while the load ran, and no commit checks that.
+	if !told && r.present != nil && r.lookAnew(ctx) {
+		return true
 	}
 	it := r.failureOf(now, err, remembered)
 	if !told {
@@ -334,7 +328,7 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 		case r.storeDown:
 			r.keepBeside(it)
 		case l != nil: // a load has failed, and not the wait for a slot
-			it.Trusted = r.trustedUntold(ctx, asked, epoch)
+			it.Trusted = r.trustedUntold(ctx, l.asked, epoch)
 		}
 		return r.settle(it)
 	}

@@ -28,6 +28,218 @@ type lookingState struct {
 	refused  int         // leadingState.refused at the last look
 }
 
+// lookOnce is the state looking.
+func (r *run[V]) lookOnce(ctx context.Context) rebuildOutcome {
+	if r.leading.fenced || r.leading.refused > max(r.looking.refused, 1) {
+		r.leading.fenced = false
+		// Whatever fences commits off, or invalidates the key in each load, may go
+		// on; and callers gather meanwhile, who are answered by a load that begins
+		// after them. A load that invalidates its own key and takes no time would
+		// answer nobody without that: no caller has come before it.
+		select {
+		case <-time.After(minPoll << r.leading.refused):
+		case <-ctx.Done():
+		}
+	}
+	r.looking.refused = r.leading.refused
+	r.declineElection(ctx)
+	if r.looking.ahead == nil { // a batch has read it since the flight began
+		r.lookAgain()
+	}
+	if r.lookAndStand(ctx) {
+		return outcomeAnswered
+	}
+	r.looked()
+	return outcomeNothing
+}
+
+// looked takes the flight off the flights that have not looked yet.
+func (r *run[V]) looked() {
+	if r.queues && !r.looking.over {
+		r.looking.over = true
+		r.engine.unlooked.Add(-1)
+	}
+}
+
+// lookAndStand is look, which stands for election at the same time if one request can do both
+// and a slot is free: whoever is elected has to load.
+func (r *run[V]) lookAndStand(ctx context.Context) bool {
+	if r.looking.ahead == nil && r.electsAtOnce() && r.takeFreeSlot() {
+		if r.present == nil {
+			r.present, _ = r.engine.near.Get(r.key) // for the length of the lease
+		}
+		return r.lookBy(ctx, r.readAndStand)
+	}
+	return r.look(ctx)
+}
+
+// lookAnew is look for a flight that has looked before.
+func (r *run[V]) lookAnew(ctx context.Context) bool {
+	r.lookAgain()
+	return r.look(ctx)
+}
+
+// look reads the store, and ends the flight if what is there answers.
+func (r *run[V]) look(ctx context.Context) bool { return r.lookBy(ctx, r.readWithLog) }
+
+func (r *run[V]) lookBy(ctx context.Context, read func(context.Context) storeReply) bool {
+	e := r.engine
+	e.enter(r.key, phaseLooking)
+	r.looking.unshared = 0
+	known, now := e.near.Get(r.key)
+	if e.Store == nil {
+		r.present = known
+		return false
+	}
+	var held *items.Item[V]
+	if known != nil && judge(&known.Lifetime, now) != rebuild {
+		// If the store does not answer, nobody can say that it does not hold. It
+		// answers for as long as it would have if the store had confirmed it.
+		held = known.Found(durations.Add(now, e.NearTTL))
+		// Who finds out whether the store is back does not wait for that. After a lull
+		// the store is asked first: an invalidation may have come meanwhile.
+		if held.Held && e.store.Fails(r.key) {
+			r.offerStale(held)
+		}
+	}
+	asking, end := e.store.WhileUp(ctx)
+	defer end()
+	there := read(asking)
+	// One lost packet is no outage: an engine that is gone fails again, and
+	// opens its breaker, or has used the time up.
+	for try := 1; try < gate.Trips && errors.Is(there.err, ErrUnavailable) && ctx.Err() == nil && r.budget.Left > 0 && e.store.Retries(); try++ {
+		r.noAnswer(ctx, "reading", there.err)
+		there = r.read(asking, &r.budget)
+	}
+	r.looking.before, r.looking.asked = r.looking.asked, there.asked
+	if there.entry.Fresh() {
+		r.looking.past = there.entry.Epoch
+	}
+	switch err := there.err; {
+	case err == nil:
+		return r.consider(r.decode(there.entry, known, there.asked), true)
+	case ctx.Err() != nil:
+		return false // closed, or deserted: that is not the store's silence, and nobody says that what is at hand holds
+	case errors.Is(err, ErrUnavailable):
+		if cause := context.Cause(asking); errors.Is(cause, gate.ErrSilent) {
+			err = fmt.Errorf("%w: %w", ErrUnavailable, cause)
+		}
+		r.noAnswer(ctx, "reading", err)
+		r.storeDown = true
+		if held != nil {
+			// It answers those, too, who came while the store was silent.
+			return r.consider(held.Found(max(held.Trusted, e.clock.Now()+1)), false)
+		}
+		r.present = known
+	default:
+		if !errors.Is(err, ErrNotFound) {
+			e.OnError(r.key, &keyError{"reading", r.key, err})
+		}
+		r.present = nil
+		if r.state.Load().offered != nil {
+			r.offerStale(nil) // it has been invalidated
+		}
+	}
+	return false
+}
+
+// consider ends the flight with it if it answers, and offers it to callers if
+// it does so for the time being. fromStore tells a hit of the store from what
+// was at hand.
+func (r *run[V]) consider(it *items.Item[V], fromStore bool) bool {
+	r.present = it
+	r.loaded, r.committed, r.enough = false, 0, 0
+	if it == nil {
+		return false
+	}
+	if fromStore && r.waiting.sees(it.Epoch) {
+		r.committed = max(it.Born, r.waiting.since)
+	}
+	if r.want.Fits != nil && !r.want.Fits(it) {
+		return false // it answers others, and is no answer to the call that wants one
+	}
+	switch verdict := r.verdictOn(it, r.engine.clock.Now()); {
+	case (verdict == serve || verdict == serveStale) && r.refuses(it, fromStore), verdict == serveStale:
+		// If the call that began this flight has refused it, or would, whoever else
+		// comes may have it.
+		r.offer(it)
+	case verdict != rebuild:
+		r.noteOthersBuild(it)
+		if r.settle(it) {
+			if fromStore {
+				r.engine.count.storeHits.Add(1)
+			}
+			return true
+		}
+		r.present = nil // invalidated since it was read
+	}
+	return false
+}
+
+// verdictOn is judge for an item that the flight has found.
+func (r *run[V]) verdictOn(it *items.Item[V], now instant) verdict {
+	verdict := judge(&it.Lifetime, now)
+	if verdict == rebuild && it.Failures > 0 && r.waiting.sees(it.Epoch) {
+		// It failed while this flight waited for it. Nobody is to be told
+		// later, but those who wait are: else they would fail one after another,
+		// each after a rebuild of its own.
+		return fail
+	}
+	return verdict
+}
+
+// refuses reports whether it is no answer to the call that began the flight, although it
+// answers others. What one client wants is no reason to try sooner after a failure, see
+// items.Want.
+func (r *run[V]) refuses(it *items.Item[V], fromStore bool) bool {
+	now := r.engine.clock.Now()
+	return r.want.Accept != nil && !r.want.Accept(it, now) && !it.BackingOff(now) && !(fromStore && r.newEnough(it))
+}
+
+// offer is offerStale for what the flight has just read.
+func (r *run[V]) offer(it *items.Item[V]) {
+	if !r.offerStale(it) {
+		r.present = nil // invalidated since it was read
+	}
+}
+
+// noteOthersBuild notes how long a build took that the flight has waited for.
+func (r *run[V]) noteOthersBuild(it *items.Item[V]) {
+	switch {
+	case it.Failures > 0 || it.Build <= 0 || !r.waiting.sees(it.Epoch):
+	case r.waiting.hedge.tried:
+		r.engine.builds.Note(it.Build) // that it was slow is noted
+	default:
+		r.built(it.Build)
+	}
+}
+
+// newEnough reports whether it is of a load that began, in another process, after the
+// flight had begun to wait: then it answers who waits whatever they want, as the
+// flight's own load would. Without that, as many processes as have a client that
+// wants what is new would load one after another.
+//
+// The load that the flight found under way began before. It commits first, so the
+// next to commit has claimed its epoch after that: where leases hold. Where one was
+// lost two loads may have run at a time; so the age that the store knows has to say
+// the same. Both are taken as early as they can have been. What no flight has made
+// says nothing of its load.
+func (r *run[V]) newEnough(it *items.Item[V]) bool {
+	if !r.waiting.sees(it.Epoch) {
+		return false
+	}
+	if r.waiting.first == 0 {
+		r.waiting.first, r.waiting.missing = it.Epoch, r.looking.before
+	}
+	underWay := r.engine.clock.Now() - r.looking.asked // the reply, at most
+	began := it.Born - it.Build - underWay
+	if it.Epoch == r.waiting.first || it.Build == 0 || began < r.waiting.since {
+		return false
+	}
+	r.enough = min(began, r.waiting.missing) + 1 // as item.made
+	return true
+}
+
 // A storeReply is what the store said of a flight's key, as of when it was asked.
 type storeReply struct {
 	entry Entry
@@ -122,212 +334,4 @@ func (e *engine[V]) readMany(ctx context.Context, store BatchGetter, keys []stri
 		err = fmt.Errorf("%w: %w", ErrUnavailable, silence)
 	}
 	return answered, err
-}
-
-// lookOnce is the state looking.
-func (r *run[V]) lookOnce(ctx context.Context) rebuildOutcome {
-	if r.leading.fenced || r.leading.refused > max(r.looking.refused, 1) {
-		r.leading.fenced = false
-		// Whatever fences commits off, or invalidates the key in each load, may go
-		// on; and callers gather meanwhile, who are answered by a load that begins
-		// after them. A load that invalidates its own key and takes no time would
-		// answer nobody without that: no caller has come before it.
-		select {
-		case <-time.After(minPoll << r.leading.refused):
-		case <-ctx.Done():
-		}
-	}
-	r.looking.refused = r.leading.refused
-	r.declineElection(ctx)
-	if r.looking.ahead == nil { // a batch has read it since the flight began
-		r.lookAgain()
-	}
-	if r.lookAndStand(ctx) {
-		return outcomeAnswered
-	}
-	r.looked()
-	return outcomeNothing
-}
-
-// looked takes the flight off the flights that have not looked yet.
-func (r *run[V]) looked() {
-	if r.queues && !r.looking.over {
-		r.looking.over = true
-		r.engine.unlooked.Add(-1)
-	}
-}
-
-// lookAndStand is look, which stands for election at the same time if one request can do both
-// and a slot is free: whoever is elected has to load.
-func (r *run[V]) lookAndStand(ctx context.Context) bool {
-	if r.looking.ahead == nil && r.electsAtOnce() && r.takeFreeSlot() {
-		if r.present == nil {
-			r.present, _ = r.engine.near.Get(r.key) // for the length of the lease
-		}
-		return r.lookBy(ctx, r.readAndStand)
-	}
-	return r.look(ctx)
-}
-
-// look reads the store, and ends the flight if what is there answers.
-func (r *run[V]) look(ctx context.Context) bool { return r.lookBy(ctx, r.readWithLog) }
-
-func (r *run[V]) lookBy(ctx context.Context, read func(context.Context) storeReply) bool {
-	e := r.engine
-	e.enter(r.key, phaseLooking)
-	r.looking.unshared = 0
-	known, now := e.near.Get(r.key)
-	if e.Store == nil {
-		r.present = known
-		return false
-	}
-	var held *items.Item[V]
-	if known != nil && judge(&known.Lifetime, now) != rebuild {
-		// If the store does not answer, nobody can say that it does not hold. It
-		// answers for as long as it would have if the store had confirmed it.
-		held = known.Found(durations.Add(now, e.NearTTL))
-		// Who finds out whether the store is back does not wait for that. After a lull
-		// the store is asked first: an invalidation may have come meanwhile.
-		if held.Held && e.store.Fails(r.key) {
-			r.offerStale(held)
-		}
-	}
-	asking, end := e.store.WhileUp(ctx)
-	defer end()
-	there := read(asking)
-	// One lost packet is no outage: an engine that is gone fails again, and
-	// opens its breaker, or has used the time up.
-	for try := 1; try < gate.Trips && errors.Is(there.err, ErrUnavailable) && ctx.Err() == nil && r.budget.Left > 0 && e.store.Retries(); try++ {
-		r.noAnswer(ctx, "reading", there.err)
-		there = r.read(asking, &r.budget)
-	}
-	r.looking.before, r.looking.asked = r.looking.asked, there.asked
-	if there.entry.Fresh() {
-		r.looking.past = there.entry.Epoch
-	}
-	switch err := there.err; {
-	case err == nil:
-		return r.consider(r.decode(there.entry, known, there.asked), true)
-	case ctx.Err() != nil:
-		return false // closed, or deserted: that is not the store's silence, and nobody says that what is at hand holds
-	case errors.Is(err, ErrUnavailable):
-		if cause := context.Cause(asking); errors.Is(cause, gate.ErrSilent) {
-			err = fmt.Errorf("%w: %w", ErrUnavailable, cause)
-		}
-		r.noAnswer(ctx, "reading", err)
-		r.storeDown = true
-		if held != nil {
-			// It answers those, too, who came while the store was silent.
-			return r.consider(held.Found(max(held.Trusted, e.clock.Now()+1)), false)
-		}
-		r.present = known
-	default:
-		if !errors.Is(err, ErrNotFound) {
-			e.OnError(r.key, &keyError{"reading", r.key, err})
-		}
-		r.present = nil
-		if r.state.Load().offered != nil {
-			r.offerStale(nil) // it has been invalidated
-		}
-	}
-	return false
-}
-
-// consider ends the flight with it if it answers, and offers it to callers if
-// it does so for the time being. fromStore tells a hit of the store from what
-// was at hand.
-func (r *run[V]) consider(it *items.Item[V], fromStore bool) bool {
-	r.present = it
-	r.loaded, r.committed, r.enough = false, 0, 0
-	if it == nil {
-		return false
-	}
-	if fromStore && r.waiting.sees(it.Epoch) {
-		r.committed = max(it.Born, r.waiting.since)
-	}
-	if r.want.Fits != nil && !r.want.Fits(it) {
-		return false // it answers others, and is no answer to the call that wants one
-	}
-	switch verdict := r.verdictOn(it, r.engine.clock.Now()); {
-	case (verdict == serve || verdict == serveStale) && r.refuses(it, fromStore):
-		// The call that began this flight has refused it, or would. Who else
-		// comes may have it.
-		r.offer(it)
-	case verdict == serveStale:
-		r.offer(it)
-	case verdict != rebuild:
-		r.noteOthersBuild(it)
-		if r.settle(it) {
-			if fromStore {
-				r.engine.count.storeHits.Add(1)
-			}
-			return true
-		}
-		r.present = nil // invalidated since it was read
-	}
-	return false
-}
-
-// verdictOn is judge for an item that the flight has found.
-func (r *run[V]) verdictOn(it *items.Item[V], now instant) verdict {
-	verdict := judge(&it.Lifetime, now)
-	if verdict == rebuild && it.Failures > 0 && r.waiting.sees(it.Epoch) {
-		// It failed while this flight waited for it. Nobody is to be told
-		// later, but those who wait are: else they would fail one after another,
-		// each after a rebuild of its own.
-		return fail
-	}
-	return verdict
-}
-
-// refuses reports whether it is no answer to the call that began the flight, although it
-// answers others. What one client wants is no reason to try sooner after a failure, see
-// items.Want.
-func (r *run[V]) refuses(it *items.Item[V], fromStore bool) bool {
-	now := r.engine.clock.Now()
-	return r.want.Accept != nil && !r.want.Accept(it, now) && !it.BackingOff(now) && !(fromStore && r.newEnough(it))
-}
-
-// offer is offerStale for what the flight has just read.
-func (r *run[V]) offer(it *items.Item[V]) {
-	if !r.offerStale(it) {
-		r.present = nil // invalidated since it was read
-	}
-}
-
-// noteOthersBuild notes how long a build took that the flight has waited for.
-func (r *run[V]) noteOthersBuild(it *items.Item[V]) {
-	switch {
-	case it.Failures > 0 || it.Build <= 0 || !r.waiting.sees(it.Epoch):
-	case r.waiting.hedge.tried:
-		r.engine.builds.Note(it.Build) // that it was slow is noted
-	default:
-		r.built(it.Build)
-	}
-}
-
-// newEnough reports whether it is of a load that began, in another process, after the
-// flight had begun to wait: then it answers who waits whatever they want, as the
-// flight's own load would. Without that, as many processes as have a client that
-// wants what is new would load one after another.
-//
-// The load that the flight found under way began before. It commits first, so the
-// next to commit has claimed its epoch after that: where leases hold. Where one was
-// lost two loads may have run at a time; so the age that the store knows has to say
-// the same. Both are taken as early as they can have been. What no flight has made
-// says nothing of its load.
-func (r *run[V]) newEnough(it *items.Item[V]) bool {
-	if !r.waiting.sees(it.Epoch) {
-		return false
-	}
-	if r.waiting.first == 0 {
-		r.waiting.first, r.waiting.missing = it.Epoch, r.looking.before
-	}
-	underWay := r.engine.clock.Now() - r.looking.asked // the reply, at most
-	began := it.Born - it.Build - underWay
-	if it.Epoch == r.waiting.first || it.Build == 0 || began < r.waiting.since {
-		return false
-	}
-	r.enough = min(began, r.waiting.missing) + 1 // as item.made
-	return true
 }

@@ -1,8 +1,11 @@
 package bellwether
 
-import "github.com/bellwether-go/bellwether/internal/items"
+import (
+	"github.com/bellwether-go/bellwether/internal/durations"
+	"github.com/bellwether-go/bellwether/internal/items"
+)
 
-// This file is the way of items into the near tier, and what the tier has of them.
+// This file is the way of items into the near tier, how long they are trusted there, and what the tier has of them.
 
 // weigh sets an item's weight, unless it has one. Options.Size is user code, so this is done before
 // the locks under which the near tier asks for weights.
@@ -33,4 +36,13 @@ func (e *engine[V]) holdsNear(key string, it *items.Item[V]) bool {
 		return it.End() <= now
 	}
 	return there.Epoch == it.Epoch
+}
+
+// trustedUntil is how long the near tier may go, with what was true at the time
+// now, without asking the store.
+func (e *engine[V]) trustedUntil(now instant) instant {
+	if e.Store == nil {
+		return forever
+	}
+	return durations.Add(e.sweeps.Asked(now), e.NearTTL)
 }

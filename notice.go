@@ -140,8 +140,7 @@ func (e *engine[V]) pass(key string, n heard) (known *items.Item[V], w *witness[
 func (r *run[V]) told(ctx context.Context, n heard) bool {
 	known, now := r.engine.near.Get(r.key)
 	if !n.whole(now, r.engine.NearTTL) || !r.lookBack(n.made) {
-		r.lookAgain()
-		return r.look(ctx)
+		return r.lookAnew(ctx)
 	}
 	r.looking.unshared, r.looking.before, r.looking.asked = 0, n.made, n.made
 	if !r.consider(r.decode(n.Entry, known, n.made), true) {

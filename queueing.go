@@ -59,10 +59,7 @@ func (r *run[V]) takeSlot(ctx context.Context) bool {
 	if r.engine.Store != nil && r.state.Load().offered != nil {
 		r.engine.running.Go(func() { r.confirm(waiting) })
 	}
-	pause := maxPoll
-	if e.notified {
-		pause = lookPause // a look is for a notice that is lost
-	}
+	pause := e.lookEvery(maxPoll)
 	tick := time.NewTimer(e.slots.LookPause(pause))
 	defer tick.Stop()
 	for {
@@ -78,8 +75,7 @@ func (r *run[V]) takeSlot(ctx context.Context) bool {
 			if r.storeDown {
 				continue
 			}
-			r.lookAgain()
-			if r.look(ctx) {
+			if r.lookAnew(ctx) {
 				return true
 			}
 		}

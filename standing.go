@@ -29,42 +29,6 @@ type ballot struct {
 	held  *HeldError
 }
 
-// readAndStand is read by an elector. Unless the entry is fresh and later than the entries that the
-// flight has refused, the flight stands for election in the same request. The log is read in a
-// request of its own: a key that came along with it would be a look without an election.
-//
-// The election has half of the flight's budget. Without an answer the flight reads alone with the
-// rest: an engine whose writes are silent may still have a fresh entry.
-func (r *run[V]) readAndStand(ctx context.Context) storeReply {
-	e := r.engine
-	e.sweeps.Follow(ctx, &r.budget, r.logAge())
-	e.enter(r.key, phaseStanding)
-	asked := e.clock.Now()
-	r.standing.asked, r.standing.length = asked, r.leaseLength()
-	half := r.budget.Half()
-	won, err := gate.AskInTurn(ctx, e.writes, r.key, half, func(ctx context.Context) (driver.Election, error) {
-		return e.elector.Elect(ctx, e.engineKey(r.key), r.looking.past, r.standing.length)
-	})
-	r.budget.Left += half.Left
-	if err != nil {
-		if ctx.Err() != nil {
-			return storeReply{asked: asked, err: err}
-		}
-		r.noAnswer(ctx, "standing for the election of", err)
-		r.standing.ballot = &ballot{}
-		return r.read(ctx, &r.budget)
-	}
-	if answers := won.Entry.Fresh() && won.Entry.Epoch > r.looking.past; !answers || won.Lease != nil {
-		// With neither a lease nor a holder it counts as no answer: the flight would ask again
-		// without end.
-		r.standing.ballot = &ballot{won.Lease, won.Epoch, won.Held}
-	}
-	if won.Entry.Kind == KindNone && won.Entry.Failures == 0 {
-		err = ErrNotFound
-	}
-	return storeReply{won.Entry, asked, err}
-}
-
 // stand is the state standing. With an elector the look has been the election already.
 func (r *run[V]) stand(ctx context.Context) rebuildOutcome {
 	if r.looking.unshared != 0 {
@@ -158,6 +122,42 @@ func (r *run[V]) knownHolder() *HeldError {
 func (r *run[V]) electsAtOnce() bool {
 	e := r.engine
 	return e.elector != nil && !r.storeDown && e.writes.Sound(r.key)
+}
+
+// readAndStand is read by an elector. Unless the entry is fresh and later than the entries that the
+// flight has refused, the flight stands for election in the same request. The log is read in a
+// request of its own: a key that came along with it would be a look without an election.
+//
+// The election has half of the flight's budget. Without an answer the flight reads alone with the
+// rest: an engine whose writes are silent may still have a fresh entry.
+func (r *run[V]) readAndStand(ctx context.Context) storeReply {
+	e := r.engine
+	e.sweeps.Follow(ctx, &r.budget, r.logAge())
+	e.enter(r.key, phaseStanding)
+	asked := e.clock.Now()
+	r.standing.asked, r.standing.length = asked, r.leaseLength()
+	half := r.budget.Half()
+	won, err := gate.AskInTurn(ctx, e.writes, r.key, half, func(ctx context.Context) (driver.Election, error) {
+		return e.elector.Elect(ctx, e.engineKey(r.key), r.looking.past, r.standing.length)
+	})
+	r.budget.Left += half.Left
+	if err != nil {
+		if ctx.Err() != nil {
+			return storeReply{asked: asked, err: err}
+		}
+		r.noAnswer(ctx, "standing for the election of", err)
+		r.standing.ballot = &ballot{}
+		return r.read(ctx, &r.budget)
+	}
+	if answers := won.Entry.Fresh() && won.Entry.Epoch > r.looking.past; !answers || won.Lease != nil {
+		// With neither a lease nor a holder it counts as no answer: the flight would ask again
+		// without end.
+		r.standing.ballot = &ballot{won.Lease, won.Epoch, won.Held}
+	}
+	if won.Entry.Kind == KindNone && won.Entry.Failures == 0 {
+		err = ErrNotFound
+	}
+	return storeReply{won.Entry, asked, err}
 }
 
 // declineElection gives a lease back that a look has brought and the flight has no use for: it has

@@ -366,21 +366,28 @@ func TestSweep_WithoutTheStoreDuringALoad(t *testing.T) {
 	})
 }
 
+// withStalePage returns a site over the store. Its page, http://example.com/ with the tag x, is
+// stale, and the handler needs 5 s for the next one.
+func withStalePage(t *testing.T, store bellwether.Store) *site {
+	n := 0
+	s := sites(t, 1, store, func(w http.ResponseWriter, r *http.Request) {
+		n++
+		body := fmt.Sprint(n)
+		time.Sleep(5 * time.Second)
+		w.Header().Set("Cache-Control", "max-age=2, stale-while-revalidate=600")
+		w.Header().Set("Surrogate-Key", "x")
+		fmt.Fprint(w, body)
+	})[0]
+	s.get("http://example.com/")
+	time.Sleep(3 * time.Second)
+	return s
+}
+
 // Without its store a process does not go on offering what was stale either.
 func TestSweep_WithoutTheStoreWhileStaleIsServed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		n := 0
 		store := wiredTo(memstore.New())
-		s := sites(t, 1, store, func(w http.ResponseWriter, r *http.Request) {
-			n++
-			body := fmt.Sprint(n)
-			time.Sleep(5 * time.Second)
-			w.Header().Set("Cache-Control", "max-age=2, stale-while-revalidate=600")
-			w.Header().Set("Surrogate-Key", "x")
-			fmt.Fprint(w, body)
-		})[0]
-		s.get("http://example.com/")
-		time.Sleep(3 * time.Second)
+		s := withStalePage(t, store)
 		if got := s.get("http://example.com/").Body.String(); got != "1" {
 			t.Fatalf("stale: %s, want 1", got)
 		}
@@ -399,18 +406,8 @@ func TestSweep_WithoutTheStoreWhileStaleIsServed(t *testing.T) {
 // it waits for that store.
 func TestSweep_WithoutTheStoreDuringALook(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		n := 0
 		store := wiredTo(memstore.New())
-		s := sites(t, 1, store, func(w http.ResponseWriter, r *http.Request) {
-			n++
-			body := fmt.Sprint(n)
-			time.Sleep(5 * time.Second)
-			w.Header().Set("Cache-Control", "max-age=2, stale-while-revalidate=600")
-			w.Header().Set("Surrogate-Key", "x")
-			fmt.Fprint(w, body)
-		})[0]
-		s.get("http://example.com/")
-		time.Sleep(3 * time.Second)
+		s := withStalePage(t, store)
 		store.set(func(ctx context.Context, op string) error {
 			if op == "get" {
 				return blackHole(ctx, op)

@@ -124,8 +124,7 @@ func (r *run[V]) await(ctx context.Context) bool {
 		case <-ctx.Done():
 			return false
 		case <-time.After(r.untilNextLook(wake != nil)):
-			r.lookAgain()
-			if r.look(ctx) {
+			if r.lookAnew(ctx) {
 				return true
 			}
 			if r.blind() {
@@ -164,6 +163,15 @@ func (r *run[V]) untilNextLook(pushed bool) time.Duration {
 		pause = min(pause, e.confirmEvery()) // what is offered has to be confirmed
 	}
 	return pause
+}
+
+// lookEvery is the pause between two looks for what another process commits: poll, or
+// lookPause where the store tells of it, since a look is then for a notice that is lost.
+func (e *engine[V]) lookEvery(poll time.Duration) time.Duration {
+	if e.notified {
+		return lookPause
+	}
+	return poll
 }
 
 // blind reports whether the flight could not see the value when it is there.

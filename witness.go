@@ -3,7 +3,6 @@ package bellwether
 import (
 	"context"
 	"errors"
-	"iter"
 
 	"golang.org/x/sync/errgroup"
 
@@ -16,7 +15,7 @@ import (
 
 // invalidate drops the key from the store and then from this process. The
 // order matters: with the store first, whatever the present flight has read or
-// claimed before the store's floor rose is disowned here, and what any flight
+// claimed before the store's floor rose is void here, and what any flight
 // reads after that is new.
 func (e *engine[V]) invalidate(ctx context.Context, key string) error {
 	defer func() { // also if the store's adapter does not return
@@ -122,19 +121,6 @@ func (e *engine[V]) dismiss(key string, w *witness[V]) {
 	}
 	if w.flight != nil {
 		e.count.flights.Add(-1)
-	}
-}
-
-// aloft are the flights that have not ended. e.mu is held.
-func (e *engine[V]) aloft() iter.Seq[*flight[V]] {
-	return func(yield func(*flight[V]) bool) {
-		for _, w := range e.witnesses {
-			for ; w != nil; w = w.next {
-				if w.flight != nil && !yield(w.flight) {
-					return
-				}
-			}
-		}
 	}
 }
 

@@ -114,7 +114,7 @@ var bugs = []bug{
 		New: "remembered := !fault.Says(err, context.DeadlineExceeded,",
 	},
 	{
-		Name: "near tier that asks no store", File: "commit.go",
+		Name: "near tier that asks no store", File: "near.go",
 		Old: "return durations.Add(e.sweeps.Asked(now), e.NearTTL)",
 		New: "return durations.Add(e.sweeps.Asked(now), e.TTL)",
 	},

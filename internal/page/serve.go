@@ -28,14 +28,14 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 	at := hop{key: t.key}
 	for range maxHops {
 		s, is := q.answerAt(&at)
-		switch is {
-		case hopDone:
+		if is == hopDone {
 			return
-		case hopAgain:
+		}
+		if is == hopAgain {
 			continue
-		case hopRefused:
-			q.pass(httpcache.Status{Fwd: httpcache.FwdVaryMiss, Detail: "too many variants"})
-			return
+		}
+		if is == hopRefused {
+			break
 		}
 		if k := s.Item.Value.kind; d.OnlyIfCached && k != plain && k != varying {
 			q.notCached()
