@@ -799,11 +799,16 @@ func (b *batch[V]) run(ctx context.Context, r *round[V], hand *slots.Hand) {
 	ctx, cancel := context.WithTimeoutCause(load, b.engine.RebuildTimeout, ErrRebuildTimeout)
 	var values map[string]V
 	var batch *BatchError
-	err := ErrGoexit
-	defer func() {
-		if p := recover(); p != nil {
-			err = fault.Panicked(p)
+	fault.Run(func() (err error) {
+		values, err = b.user(ctx, keys)
+		// Here, where its panic is recovered. What else an error is asked, each key's
+		// own load asks it.
+		batch, _ = errors.AsType[*BatchError](err)
+		if end := ctx.Err(); end != nil && err == end {
+			return context.Cause(ctx) // what it says is the echo of that
 		}
+		return err
+	}, func(err error) {
 		for _, s := range r.seats {
 			s.value, s.err = valueOf(values, batch, err, s.key)
 			s.fresh, s.chosen = load.freshness.chosen(s.key, s.err == nil)
@@ -813,12 +818,5 @@ func (b *batch[V]) run(ctx context.Context, r *round[V], hand *slots.Hand) {
 		close(r.done)
 		cancel()
 		r.cancel(nil)
-	}()
-	values, err = b.user(ctx, keys)
-	// Here, where its panic is recovered. What else an error is asked, each key's
-	// own load asks it.
-	batch, _ = errors.AsType[*BatchError](err)
-	if end := ctx.Err(); end != nil && err == end {
-		err = context.Cause(ctx) // what it says is the echo of that
-	}
+	})
 }

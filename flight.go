@@ -108,14 +108,16 @@ type flightState[V any] struct {
 
 	offered   *items.Item[V]    // stale, for callers whose patience ends
 	published *items.Item[V]    // the value that is still being made
-	joinable  instant           // callers that began before that may have it
 	audience  audience.Audience // of published
+	until     instant           // no caller that began later may ever have published
+	joinable  instant           // callers that began before that may have it now
 	recalled  bool              // the key was invalidated: nothing stale may be served
 	overdue   bool              // some callers may have waited for MaxWait
 
 	landed bool
-	enough instant // callers that began before that take the result, whatever they want
 	result *items.Item[V]
+	before instant       // callers that began before that may have result
+	enough instant       // callers that began before that take it, whatever they want
 	err    error         // see failure
 	lose   time.Duration // what the flight might still have lost to engines
 }
@@ -192,7 +194,7 @@ func (a attempt[V]) show(ctx context.Context, v V, until instant, to audience.Au
 	if l == nil || ctx.Err() != nil || f.streaming() {
 		return false
 	}
-	it := &items.Item[V]{Kind: KindValue, Value: v, Made: a.made, Position: a.position, Trusted: until}
+	it := &items.Item[V]{Kind: KindValue, Value: v, Made: a.made, Position: a.position}
 	// By a tag, perhaps, that was not known until now, see sweepFlight.
 	if gone, stale := e.against(e.sweeps.Log(), f.key, it); fenced || gone || stale != forever {
 		f.witness.generation++
@@ -202,7 +204,7 @@ func (a attempt[V]) show(ctx context.Context, v V, until instant, to audience.Au
 		l.abort(fault.ErrInvalidated)
 		return false
 	case f.outdated():
-		it.Trusted = a.made - 1 // for those who asked before the load began
+		until = a.made - 1 // for those who asked before the load began
 		f.unlist()
 	}
 	joinable := forever
@@ -213,7 +215,9 @@ func (a attempt[V]) show(ctx context.Context, v V, until instant, to audience.Au
 			e.running.Go(func() { f.vouch(ctx, fencer, it, epoch, asked) })
 		}
 	}
-	f.change(func(s *flightState[V]) { s.published, s.joinable, s.audience = it, joinable, to })
+	f.change(func(s *flightState[V]) {
+		s.published, s.audience, s.until, s.joinable = it, to, until, joinable
+	})
 	return true
 }
 
@@ -331,10 +335,14 @@ func (r *run[V]) beginLoading(epoch uint64, l currentLoad) bool {
 	return true
 }
 
-// settle ends the flight with it, and keeps it in the near tier. It returns
-// false, and the flight has to look again, if the key was invalidated since
-// the flight last looked: what it has then was computed, or read, before.
-func (f *flight[V]) settle(it *items.Item[V]) bool {
+// settle ends the flight with it, and keeps it in the near tier. The item answers the callers
+// that began before its trust ends. It returns false, and the flight has to look again, if
+// the key was invalidated since the flight last looked: what it has then was computed, or
+// read, before.
+func (f *flight[V]) settle(it *items.Item[V]) bool { return f.settleFor(it, it.Trusted) }
+
+// settleFor is settle for the callers that began before then.
+func (f *flight[V]) settleFor(it *items.Item[V], then instant) bool {
 	e := f.engine
 	e.weigh(f.key, it) // before the lock: it runs user code
 	e.mu.Lock()
@@ -350,13 +358,13 @@ func (f *flight[V]) settle(it *items.Item[V]) bool {
 		// Clients that read a response while it is made have it already. It
 		// is theirs, and nobody else's.
 		if f.streaming() {
-			f.land(nil, errAgain)
+			f.land(nil, 0, errAgain)
 		}
 		return f.streaming()
 	}
 	// Between this and the flight's leaving the map, join sees neither or both.
 	f.keep(spared)
-	f.land(spared, nil)
+	f.land(spared, then, nil)
 	return true
 }
 
@@ -370,30 +378,31 @@ func (f *flight[V]) keep(it *items.Item[V]) {
 	f.engine.putNear(f.key, it, f.callers.ever())
 }
 
-// give ends the flight with it, and keeps it nowhere; but what it has replaced
-// is no longer kept either.
-func (f *flight[V]) give(it *items.Item[V]) {
+// give ends the flight with it, which is over, for the callers that began before then. What
+// the near tier has of the key goes.
+func (f *flight[V]) give(it *items.Item[V], then instant) {
 	f.engine.weigh(f.key, it) // before the lock: it runs user code
 	f.engine.mu.Lock()
 	defer f.engine.mu.Unlock()
 	f.keep(it)
-	f.land(it, nil)
+	f.land(it, then, nil)
 }
 
-// giveFailure is give for a failure, and for those who asked before then.
+// giveFailure is give for a failure, which replaces nothing.
 func (f *flight[V]) giveFailure(err error, then instant) {
-	it := &items.Item[V]{Err: err, Trusted: then}
+	it := &items.Item[V]{Err: err}
 	it.Failures, it.RetryAt = 1, forever // whatever else they want, it answers them
 	f.engine.mu.Lock()
 	defer f.engine.mu.Unlock()
-	f.land(it, nil)
+	f.land(it, then, nil)
 }
 
-// land ends the flight. engine.mu is held.
-func (f *flight[V]) land(it *items.Item[V], err error) {
+// land ends the flight with err, or with an item for the callers that began before then.
+// engine.mu is held.
+func (f *flight[V]) land(it *items.Item[V], then instant, err error) {
 	f.alarm.Stop()
 	f.change(func(s *flightState[V]) {
-		s.landed, s.enough, s.result, s.err, s.lose = true, f.enough, it, err, f.budget.Left
+		s.landed, s.result, s.before, s.enough, s.err, s.lose = true, it, then, f.enough, err, f.budget.Left
 	})
 	f.unlist()
 }
@@ -412,7 +421,7 @@ func (f *flight[V]) end(err error) {
 	defer f.engine.mu.Unlock()
 	f.engine.dismiss(f.key, &f.witness)
 	if !f.state.Load().landed {
-		f.land(nil, err)
+		f.land(nil, 0, err)
 	}
 }
 

@@ -296,8 +296,8 @@ func (r *run[V]) finishFound(ctx context.Context, now instant, l loaded[V], epoc
 	// It is for those who asked before its load began: whatever has fenced it
 	// off came after them.
 	given := *it
-	given.Lifetime, given.Trusted = items.NewLifetime(now, items.Windows{}), e.clock.Instant(l.began)
-	r.give(&given)
+	given.Lifetime = items.NewLifetime(now, items.Windows{})
+	r.give(&given, e.clock.Instant(l.began))
 	return true
 }
 
@@ -329,6 +329,7 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 			r.keepBeside(it)
 		case l != nil: // a load has failed, and not the wait for a slot
 			it.Trusted = r.trustedUntold(ctx, l.asked, epoch)
+			return r.settleFor(it, max(it.Trusted, r.leading.made)) // who asked before the load began has it in any case
 		}
 		return r.settle(it)
 	}
@@ -355,8 +356,8 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 
 // trustedUntold is the item.trusted of a failure that is not written into the store: no
 // commit finds out whether its key was invalidated elsewhere since the load's epoch was
-// asked for. It answers those who asked before the load began, and those whom the answer
-// of then may answer; or of now, if the store says that it still holds.
+// asked for. It answers those whom the answer of then may answer; or of now, if the store says
+// that it still holds.
 func (r *run[V]) trustedUntold(ctx context.Context, asked instant, epoch uint64) instant {
 	e := r.engine
 	if fencer, ok := e.Store.(Fencer); ok && epoch != 0 {
@@ -364,7 +365,7 @@ func (r *run[V]) trustedUntold(ctx context.Context, asked instant, epoch uint64)
 			asked = now
 		}
 	}
-	return max(r.leading.made, e.trustedUntil(asked))
+	return e.trustedUntil(asked)
 }
 
 // failureOf is the item of a failure. A failure by itself is of now. Beside what was there

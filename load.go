@@ -187,23 +187,10 @@ func (l *loadRun[V]) end(value V, err error) {
 
 func (l *loadRun[V]) run() {
 	stack.Grow()
-	var (
-		value    V
-		err      error
-		returned bool
-	)
-	defer func() {
-		if !returned {
-			// recover returns nil for a Goexit, and only then: a
-			// panic(nil) is a *runtime.PanicNilError.
-			err = ErrGoexit
-			if p := recover(); p != nil {
-				err = fault.Panicked(p)
-			}
-		}
-		l.end(value, err)
-	}()
-	value, err = l.attempt.load(l.loadContext, l.attempt)
-	fault.Inquire(err)
-	returned = true
+	var value V
+	fault.Run(func() (err error) {
+		value, err = l.attempt.load(l.loadContext, l.attempt)
+		fault.Inquire(err)
+		return err
+	}, func(err error) { l.end(value, err) })
 }

@@ -149,29 +149,31 @@ const maxRefused = 5
 // fly runs the flight to its end, whatever the engines' adapters do.
 func (f *flight[V]) fly(ctx context.Context) {
 	stack.Grow()
-	err := ErrGoexit
 	r := &run[V]{flight: f}
-	defer func() {
-		r.freeSlot()
-		defer r.freeHedge(ctx)
-		defer f.member.end()
-		f.end(err)
-		if f.herd != nil {
-			f.herd.loaded, f.herd.since = r.loaded, r.committed
-			f.gone() // an observer's Goexit may end it here
-		}
-	}()
 	if f.doubts != nil {
 		f.engine.running.Go(func() { f.answerDoubts(ctx) })
 	}
-	defer func() { // of its own: the flight ends also if OnError does not return
-		if p := recover(); p != nil {
-			err = fault.Panicked(p)
-			f.engine.OnError(f.key, err)
+	fault.Run(func() error {
+		f.member.begin(r)
+		return r.rebuild(ctx)
+	}, func(err error) { r.endRun(ctx, err) })
+}
+
+// endRun ends the flight, unless it has landed, with err, and gives back what the run has.
+func (r *run[V]) endRun(ctx context.Context, err error) {
+	defer func() {
+		r.freeSlot()
+		defer r.freeHedge(ctx)
+		defer r.member.end()
+		r.end(err)
+		if r.herd != nil {
+			r.herd.loaded, r.herd.since = r.loaded, r.committed
+			r.gone() // an observer's Goexit may end the goroutine here
 		}
 	}()
-	f.member.begin(r)
-	err = r.rebuild(ctx)
+	if panicked, ok := err.(*PanicError); ok { // an adapter's: a load's ends the flight as its failure
+		r.engine.OnError(r.key, panicked) // which may not return
+	}
 }
 
 // noAnswer is the engine's, unless Close, or the end of all callers, has ended the call.

@@ -318,7 +318,7 @@ func (c *waiter[V]) look(state *flightState[V]) (is waitState, expiry <-chan tim
 // may have that. If not, it waits for the next flight.
 func (c *waiter[V]) joins(state *flightState[V]) bool {
 	f := c.flight
-	readable := c.began < state.published.Trusted && c.admitted(state.audience) && c.takes(state.published)
+	readable := c.began < state.until && c.admitted(state.audience) && c.takes(state.published)
 	if readable && c.began < state.joinable {
 		c.answer = served[V]{item: state.published, flown: true, live: f}
 		if !c.aboard {
@@ -350,8 +350,8 @@ func (c *waiter[V]) lookAtEnd(state *flightState[V]) waitState {
 	// A reply of the store that was long under way may be older than this
 	// call, by more than the near tier is trusted for.
 	// And what was over for it while it was made is so still.
-	over := state.published != nil && c.began >= state.published.Trusted
-	if state.err == nil && !over && c.began < state.result.Trusted && (c.began < state.enough || c.takes(state.result)) {
+	over := state.published != nil && c.began >= state.until
+	if state.err == nil && !over && c.began < state.before && (c.began < state.enough || c.takes(state.result)) {
 		c.conclude(state.result)
 		return answered
 	}

@@ -102,6 +102,19 @@ func Guard(f func() error) (err error) {
 	return f()
 }
 
+// Run runs user code that may end its goroutine. It calls done with the error that f returns, with
+// the *PanicError of f's panic, or with ErrGoexit if f does not return.
+func Run(f func() error, done func(error)) {
+	err := ErrGoexit // recover returns nil for a Goexit alone: a panic(nil) is a *runtime.PanicNilError
+	defer func() {
+		if p := recover(); p != nil {
+			err = Panicked(p)
+		}
+		done(err)
+	}()
+	err = f()
+}
+
 // Panicked is the failure of user code that has panicked with p, on the panicking goroutine. An
 // error whose methods panic in their turn is replaced by a text.
 func Panicked(p any) (e *PanicError) {
