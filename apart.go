@@ -3,7 +3,6 @@ package bellwether
 import (
 	"context"
 	"errors"
-	"time"
 
 	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/items"
@@ -15,16 +14,16 @@ import (
 // witness that none has come in between.
 
 // apart is a run without a flight that others could join, to read, write and decode
-// with. It may lose that to engines.
-func (e *engine[V]) apart(key string, lose time.Duration) *run[V] {
-	return &run[V]{flight: &flight[V]{key: key, engine: e, budget: gate.Budget{Left: lose}}}
+// with.
+func (e *engine[V]) apart(key string, budget *gate.Budget) *run[V] {
+	return &run[V]{flight: &flight[V]{key: key, engine: e, budget: budget}}
 }
 
 // put keeps a value that no flight of its key has made: a variant's, or what a
 // request that went past the cache has shown. If over is not nil, it does so only in the
 // place of that: an invalidation, or whatever else has come in between, knows better.
 func (e *engine[V]) put(ctx context.Context, key string, v V, f items.Windows, position uint64, over *items.Item[V]) {
-	d, there := e.apart(key, e.EngineTimeout).draft(ctx)
+	d, there := e.apart(key, gate.NewBudget(e.EngineTimeout)).draft(ctx)
 	defer d.end()
 	switch {
 	case over == nil:
@@ -118,8 +117,8 @@ func (r *run[V]) find(ctx context.Context) *items.Item[V] {
 	if it != nil && now < it.Trusted || e.Store == nil || e.open.Err() != nil {
 		return it
 	}
-	e.sweeps.Follow(ctx, &r.budget, e.NearTTL/2) // no flight has of late, perhaps
-	there := r.read(ctx, &r.budget)
+	e.sweeps.Follow(ctx, r.budget, e.NearTTL/2) // no flight has of late, perhaps
+	there := r.read(ctx, r.budget)
 	if there.err != nil {
 		r.storeDown = errors.Is(there.err, ErrUnavailable)
 		return nil

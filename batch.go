@@ -382,7 +382,7 @@ type member[V any] struct {
 	fly    func()  // the flight's; nil if the key had one already
 	askers *askers // the flight's
 	ahead  *storeReply
-	lose   time.Duration // what the flight may still lose to engines
+	budget *gate.Budget // the flight's
 
 	off   bool        // guarded by batch.mu: it has taken off
 	state memberState // guarded by batch.mu
@@ -413,7 +413,7 @@ func (m *member[V]) bind() loader[V] {
 // complete is not closed.
 func (m *member[V]) board(ctx context.Context, f *flight[V]) {
 	flying := ctx
-	m.fly, m.askers = func() { f.fly(flying) }, &f.askers
+	m.fly, m.askers, m.budget = func() { f.fly(flying) }, &f.askers, f.budget
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.unread++
@@ -460,7 +460,7 @@ func (b *batch[V]) depart() {
 	defer b.stopReading()
 	defer func() { // whatever the store's adapter does
 		for _, m := range b.members {
-			m.takeOff(nil, b.engine.EngineTimeout)
+			m.takeOff(nil, 0)
 		}
 	}()
 	if store, ok := b.engine.Store.(BatchGetter); ok {
@@ -468,13 +468,14 @@ func (b *batch[V]) depart() {
 	}
 }
 
-// takeOff starts the flight, if it has not taken off yet. It is called while
-// depart runs.
-func (m *member[V]) takeOff(ahead *storeReply, lose time.Duration) {
+// takeOff starts the flight, if it has not taken off yet, after the batch has lost that time
+// to the store. It is called while depart runs.
+func (m *member[V]) takeOff(ahead *storeReply, lost time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if !m.off {
-		m.off, m.ahead, m.lose = true, ahead, lose
+		m.off, m.ahead = true, ahead
+		m.budget.Spend(lost)
 		m.unread--
 		m.engine.running.Go(m.fly)
 	}
@@ -487,14 +488,14 @@ func (b *batch[V]) readAll(ctx context.Context, store BatchGetter) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(e.open, cancel)()
-	budget := gate.Budget{Left: e.EngineTimeout}
-	rest, err := b.readOnce(ctx, store, b.members, &budget)
-	for try := 1; try < gate.Trips && len(rest) > 0 && budget.Left > 0 && e.store.Retries() && ctx.Err() == nil; try++ {
+	budget := gate.NewBudget(e.EngineTimeout)
+	rest, err := b.readOnce(ctx, store, b.members, budget)
+	for try := 1; try < gate.Trips && len(rest) > 0 && budget.Left() > 0 && e.store.Retries() && ctx.Err() == nil; try++ {
 		e.noAnswer(rest[0].key, &keyError{"reading, with others,", rest[0].key, err})
-		rest, err = b.readOnce(ctx, store, rest, &budget)
+		rest, err = b.readOnce(ctx, store, rest, budget)
 	}
 	for _, m := range rest {
-		m.takeOff(&storeReply{err: err}, 0) // it goes on without engines
+		m.takeOff(&storeReply{err: err}, e.EngineTimeout) // it goes on without engines
 	}
 }
 
@@ -505,9 +506,9 @@ func (b *batch[V]) readOnce(ctx context.Context, store BatchGetter, members []*m
 	for i, m := range members {
 		keys[i] = m.key
 	}
-	left := budget.Left
+	lost := b.engine.EngineTimeout - budget.Left()
 	answered, err := b.engine.readMany(ctx, store, keys, budget, func(i int, reply *storeReply) {
-		members[i].takeOff(reply, left)
+		members[i].takeOff(reply, lost)
 	})
 	for i, m := range members {
 		if !answered[i] {
@@ -520,7 +521,7 @@ func (b *batch[V]) readOnce(ctx context.Context, store BatchGetter, members []*m
 // begin gives the flight's run what its batch has for it.
 func (m *member[V]) begin(r *run[V]) {
 	if m != nil {
-		r.looking.ahead, r.budget.Left = m.ahead, m.lose
+		r.looking.ahead = m.ahead
 	}
 }
 

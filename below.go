@@ -2,9 +2,9 @@ package bellwether
 
 import (
 	"context"
-	"time"
 
 	"github.com/bellwether-go/bellwether/internal/audience"
+	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/internal/page"
 	"github.com/bellwether-go/bellwether/internal/sweeplog"
@@ -37,9 +37,12 @@ func (b below) Hit(key string, w page.Want) (it *page.Item, early, ok bool) {
 
 func (b below) Wait(w *page.Waiting, by page.Binder) {
 	c := b.engine.waiter(w.Ctx, w.Key, w.Stale)
-	c.want, c.lose = w.Want, w.Lose
+	c.want = w.Want
+	if w.Budget != nil {
+		c.budget = w.Budget
+	}
 	c.wait(pageBinder{by})
-	w.Lose, w.Early, w.Err = c.lose, c.dueEarly(), c.err
+	w.Budget, w.Early, w.Err = c.budget, c.dueEarly(), c.err
 	w.Answer = page.Answer{Item: c.answer.item, Flown: c.answer.flown, Collapsed: c.collapsed}
 	if c.answer.live != nil {
 		w.Answer.Live = reading{c.answer.live}
@@ -91,15 +94,14 @@ func (b below) Within(request, load context.Context, own any) context.Context {
 	return context.WithValue(watchedFrom(request, load, own), loadKey{}, loadOf(load))
 }
 
-func (b below) Apart(key string, lose time.Duration) page.Apart {
-	return pageApart{b.engine.apart(key, lose)}
+func (b below) Apart(key string, budget *gate.Budget) page.Apart {
+	return pageApart{b.engine.apart(key, budget)}
 }
 
 // A pageApart is a run without a flight as the HTTP face knows it.
 type pageApart struct{ run *run[*page.Response] }
 
 func (a pageApart) Find(ctx context.Context) *page.Item { return a.run.find(ctx) }
-func (a pageApart) Left() time.Duration                 { return a.run.budget.Left }
 func (a pageApart) Draft(ctx context.Context) page.Draft {
 	d, _ := a.run.draft(ctx)
 	return pageDraft{d}

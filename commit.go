@@ -126,7 +126,7 @@ const probeKey = "\x00probe"
 func (r *run[V]) probe(ctx context.Context) bool {
 	e := r.engine
 	key := e.engineKey(probeKey)
-	err := gate.AskErr(ctx, e.writes, probeKey, &r.budget, func(ctx context.Context) error {
+	err := gate.AskErr(ctx, e.writes, probeKey, r.budget, func(ctx context.Context) error {
 		_, epoch, err := e.Store.Claim(ctx, key)
 		if err == nil {
 			err = e.Store.Commit(ctx, key, Entry{Kind: KindUnshared, Epoch: epoch, TTL: time.Second})
@@ -157,7 +157,7 @@ func (r *run[V]) write(ctx context.Context, entry Entry) error {
 func (r *run[V]) writeBy(ctx context.Context, call func(context.Context) error) error {
 	e := r.engine
 	e.enter(r.key, phaseCommitting)
-	err := gate.AskErr(ctx, e.writes, r.key, &r.budget, call)
+	err := gate.AskErr(ctx, e.writes, r.key, r.budget, call)
 	if ctx.Err() == nil {
 		e.commits.Note(err, e.clock.Now())
 	}
@@ -201,7 +201,7 @@ func (r *run[V]) confirmCommit(ctx context.Context, epoch uint64) commitOutcome 
 // confirmThere reads the store: committed if its entry is the wanted one, notTaken if the store does
 // not answer, and fenced if something else, or nothing, is there.
 func (r *run[V]) confirmThere(ctx context.Context, wanted func(Entry) bool) commitOutcome {
-	there := r.read(ctx, &r.budget)
+	there := r.read(ctx, r.budget)
 	switch {
 	case errors.Is(there.err, ErrUnavailable):
 		return notTaken

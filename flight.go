@@ -83,8 +83,7 @@ type flight[V any] struct {
 
 	elected bool // guarded by engine.mu: what the flight does is for all who will ask
 
-	// budget is the flight's goroutine's.
-	budget gate.Budget
+	budget *gate.Budget // of the call that has begun the flight
 	// enough is before when callers came for whom what the flight ends with is new,
 	// although another process has made it. It is the flight's goroutine's.
 	enough instant
@@ -116,10 +115,9 @@ type flightState[V any] struct {
 
 	landed bool
 	result *items.Item[V]
-	before instant       // callers that began before that may have result
-	enough instant       // callers that began before that take it, whatever they want
-	err    error         // see failure
-	lose   time.Duration // what the flight might still have lost to engines
+	before instant // callers that began before that may have result
+	enough instant // callers that began before that take it, whatever they want
+	err    error   // see failure
 }
 
 // failure is the error that the flight's callers get: none if it has ended with
@@ -233,7 +231,7 @@ func (f *flight[V]) catchUp(ctx context.Context) (fenced bool) {
 	if skip {
 		return false
 	}
-	budget := &gate.Budget{Left: e.EngineTimeout}
+	budget := gate.NewBudget(e.EngineTimeout)
 	// The load may have taken longer than the log is trusted, and who joins the
 	// flight last has asked just now.
 	e.sweeps.Follow(ctx, budget, e.NearTTL/2)
@@ -275,7 +273,7 @@ func (f *flight[V]) vouch(ctx context.Context, fencer Fencer, it *items.Item[V],
 // vouchFor asks the store whether the value still counts. It returns false if there is
 // nothing more to ask.
 func (f *flight[V]) vouchFor(ctx context.Context, fencer Fencer, it *items.Item[V], epoch uint64) bool {
-	e, budget := f.engine, &gate.Budget{Left: f.engine.EngineTimeout}
+	e, budget := f.engine, gate.NewBudget(f.engine.EngineTimeout)
 	e.sweeps.Follow(ctx, budget, e.NearTTL/4)
 	asked := e.clock.Now()
 	fenced := f.fenced(ctx, fencer, budget, epoch)
@@ -402,7 +400,7 @@ func (f *flight[V]) giveFailure(err error, then instant) {
 func (f *flight[V]) land(it *items.Item[V], then instant, err error) {
 	f.alarm.Stop()
 	f.change(func(s *flightState[V]) {
-		s.landed, s.result, s.before, s.enough, s.err, s.lose = true, it, then, f.enough, err, f.budget.Left
+		s.landed, s.result, s.before, s.enough, s.err = true, it, then, f.enough, err
 	})
 	f.unlist()
 }

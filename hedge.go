@@ -89,7 +89,7 @@ func (r *run[V]) hedge(ctx context.Context) bool {
 	e.enter(r.key, phaseHedging)
 	// It lasts for as long as the holder's rebuild may. So it need not be renewed,
 	// and whatever becomes of this hedge, there is no other.
-	lease, err := gate.AskInTurn(ctx, e.locker, r.key, &r.budget, func(ctx context.Context) (Lease, error) {
+	lease, err := gate.AskInTurn(ctx, e.locker, r.key, r.budget, func(ctx context.Context) (Lease, error) {
 		return e.Locker.TryAcquire(ctx, e.engineKey(hedgeKey+r.key), e.RebuildTimeout)
 	})
 	if err != nil {
@@ -171,7 +171,7 @@ func (r *run[V]) rival(ctx context.Context, epoch uint64, since instant) <-chan 
 // overtaken reports whether the store has a value of a later epoch than that. It
 // may be called beside the flight's goroutine.
 func (r *run[V]) overtaken(ctx context.Context, epoch uint64) bool {
-	there := r.read(ctx, &gate.Budget{Left: r.engine.EngineTimeout})
+	there := r.read(ctx, gate.NewBudget(r.engine.EngineTimeout))
 	e := there.entry
 	return there.err == nil && e.Epoch > epoch && e.Failures == 0 && (e.Kind == KindValue || e.Kind == KindNotFound)
 }

@@ -111,7 +111,7 @@ func (r *run[V]) takeEpoch(ctx context.Context) (entry Entry, epoch uint64) {
 		return Entry{}, 0
 	}
 	e.enter(r.key, phaseClaiming)
-	entry, err := gate.Ask(ctx, e.writes, r.key, &r.budget, func(ctx context.Context) (entry Entry, err error) {
+	entry, err := gate.Ask(ctx, e.writes, r.key, r.budget, func(ctx context.Context) (entry Entry, err error) {
 		entry, epoch, err = e.Store.Claim(ctx, e.engineKey(r.key))
 		return entry, err
 	})
@@ -211,7 +211,7 @@ func (r *run[V]) finish(ctx context.Context, l loaded[V], epoch uint64) bool {
 	e := r.engine
 	now := e.clock.Now() // its age counts from here
 	if !r.storeDown {
-		e.sweeps.Follow(ctx, &r.budget, e.NearTTL/2) // the load may have taken longer than the log is trusted
+		e.sweeps.Follow(ctx, r.budget, e.NearTTL/2) // the load may have taken longer than the log is trusted
 	}
 	r.loaded, r.failure, r.committed = true, nil, 0
 	switch {
@@ -361,7 +361,7 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 func (r *run[V]) trustedUntold(ctx context.Context, asked instant, epoch uint64) instant {
 	e := r.engine
 	if fencer, ok := e.Store.(Fencer); ok && epoch != 0 {
-		if now := e.clock.Now(); !r.flight.fenced(ctx, fencer, &r.budget, epoch) {
+		if now := e.clock.Now(); !r.flight.fenced(ctx, fencer, r.budget, epoch) {
 			asked = now
 		}
 	}

@@ -93,7 +93,7 @@ func (r *run[V]) prolong(ctx context.Context, until instant) {
 
 func (r *run[V]) renew(ctx context.Context, lease Lease, length, patience time.Duration) error {
 	r.engine.enter(r.key, phaseRenewing)
-	return gate.AskErr(ctx, r.engine.locker, r.key, &gate.Budget{Left: patience}, func(ctx context.Context) error { return lease.Renew(ctx, length) })
+	return gate.AskErr(ctx, r.engine.locker, r.key, gate.NewBudget(patience), func(ctx context.Context) error { return lease.Renew(ctx, length) })
 }
 
 // releaseBehind gives the lease back, if there is one, and does not wait for it.
@@ -107,7 +107,7 @@ func (r *run[V]) releaseBehind(ctx context.Context) {
 // release gives a lease of the flight's back, and reports it if the locker is silent.
 func (r *run[V]) release(ctx context.Context, lease Lease) {
 	r.engine.enter(r.key, phaseReleasing)
-	err := r.engine.giveBack(ctx, r.key, &gate.Budget{Left: r.engine.EngineTimeout}, lease)
+	err := r.engine.giveBack(ctx, r.key, gate.NewBudget(r.engine.EngineTimeout), lease)
 	if err != nil && !errors.Is(err, ErrLeaseLost) {
 		r.noAnswer(context.WithoutCancel(ctx), "releasing the lease of", err)
 	}
@@ -138,7 +138,7 @@ func (e *engine[V]) releaseLater(key string, lease Lease) {
 		case <-e.open.Done():
 			return
 		}
-		if err := e.tryRelease(e.open, key, &gate.Budget{Left: e.EngineTimeout}, lease); !errors.Is(err, ErrUnavailable) {
+		if err := e.tryRelease(e.open, key, gate.NewBudget(e.EngineTimeout), lease); !errors.Is(err, ErrUnavailable) {
 			return
 		}
 	}

@@ -107,9 +107,9 @@ func (r *run[V]) lookBy(ctx context.Context, read func(context.Context) storeRep
 	there := read(asking)
 	// One lost packet is no outage: an engine that is gone fails again, and
 	// opens its breaker, or has used the time up.
-	for try := 1; try < gate.Trips && errors.Is(there.err, ErrUnavailable) && ctx.Err() == nil && r.budget.Left > 0 && e.store.Retries(); try++ {
+	for try := 1; try < gate.Trips && errors.Is(there.err, ErrUnavailable) && ctx.Err() == nil && r.budget.Left() > 0 && e.store.Retries(); try++ {
 		r.noAnswer(ctx, "reading", there.err)
-		there = r.read(asking, &r.budget)
+		there = r.read(asking, r.budget)
 	}
 	r.looking.before, r.looking.asked = r.looking.asked, there.asked
 	if there.entry.Fresh() {
@@ -265,7 +265,7 @@ func (r *run[V]) readWithLog(ctx context.Context) storeReply {
 		r.looking.ahead = nil
 		return *there
 	}
-	return r.read(ctx, &r.budget)
+	return r.read(ctx, r.budget)
 }
 
 // logAge is the age at which the log of sweeps is read again for a look. A store that has lost the key
@@ -330,7 +330,7 @@ func (e *engine[V]) readMany(ctx context.Context, store BatchGetter, keys []stri
 		return nil // of one of its servers, perhaps; it is up
 	})
 	if err == nil && slices.Contains(answered, false) {
-		budget.Left -= e.clock.Now() - last
+		budget.Spend(e.clock.Now() - last)
 		err = fmt.Errorf("%w: %w", ErrUnavailable, silence)
 	}
 	return answered, err

@@ -95,7 +95,7 @@ func (e *engine[V]) take(key string, told Notice) {
 	// What the store has not taken has no place in the order of epochs, and
 	// may be of after an invalidation that this change is of before.
 	if n.whole(now, e.NearTTL) && !known.Beside {
-		it = e.apart(key, 0).decode(n.Entry, nil, n.made)
+		it = e.apart(key, nil).decode(n.Entry, nil, n.made)
 	}
 	if it == nil {
 		doubted := *known

@@ -42,7 +42,7 @@ func (f *flight[V]) offerStale(it *items.Item[V]) bool {
 	if f.outdated() {
 		return false
 	}
-	f.change(func(s *flightState[V]) { s.offered, s.lose = it, f.budget.Left })
+	f.change(func(s *flightState[V]) { s.offered = it })
 	return true
 }
 
@@ -64,11 +64,11 @@ func (f *flight[V]) confirmOffer(ctx context.Context) bool {
 	if offered == nil {
 		return false
 	}
-	budget := &gate.Budget{Left: e.EngineTimeout}
+	budget := gate.NewBudget(e.EngineTimeout)
 	// What is confirmed is trusted by the log's age too, and must be so until
 	// the next time.
 	e.sweeps.Follow(ctx, budget, e.NearTTL/4)
-	there := e.apart(f.key, 0).read(ctx, budget)
+	there := e.apart(f.key, budget).read(ctx, budget)
 	confirmed := *offered
 	switch confirmed.Trusted = e.trustedUntil(there.asked); {
 	case ctx.Err() != nil:

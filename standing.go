@@ -82,7 +82,7 @@ func (r *run[V]) elect(ctx context.Context) (_ Lease, _ *HeldError, overtaken bo
 	}
 	e.enter(r.key, phaseStanding)
 	r.standing.asked, r.standing.length = e.clock.Now(), r.leaseLength()
-	lease, err := gate.AskInTurn(ctx, e.locker, r.key, &r.budget, func(ctx context.Context) (Lease, error) {
+	lease, err := gate.AskInTurn(ctx, e.locker, r.key, r.budget, func(ctx context.Context) (Lease, error) {
 		if overtaken = len(r.notices) > 0; overtaken {
 			return nil, context.Canceled // which says nothing about the engine
 		}
@@ -132,22 +132,20 @@ func (r *run[V]) electsAtOnce() bool {
 // rest: an engine whose writes are silent may still have a fresh entry.
 func (r *run[V]) readAndStand(ctx context.Context) storeReply {
 	e := r.engine
-	e.sweeps.Follow(ctx, &r.budget, r.logAge())
+	e.sweeps.Follow(ctx, r.budget, r.logAge())
 	e.enter(r.key, phaseStanding)
 	asked := e.clock.Now()
 	r.standing.asked, r.standing.length = asked, r.leaseLength()
-	half := r.budget.Half()
-	won, err := gate.AskInTurn(ctx, e.writes, r.key, half, func(ctx context.Context) (driver.Election, error) {
+	won, err := gate.AskInTurn(ctx, e.writes, r.key, r.budget.Half(), func(ctx context.Context) (driver.Election, error) {
 		return e.elector.Elect(ctx, e.engineKey(r.key), r.looking.past, r.standing.length)
 	})
-	r.budget.Left += half.Left
 	if err != nil {
 		if ctx.Err() != nil {
 			return storeReply{asked: asked, err: err}
 		}
 		r.noAnswer(ctx, "standing for the election of", err)
 		r.standing.ballot = &ballot{}
-		return r.read(ctx, &r.budget)
+		return r.read(ctx, r.budget)
 	}
 	if answers := won.Entry.Fresh() && won.Entry.Epoch > r.looking.past; !answers || won.Lease != nil {
 		// With neither a lease nor a holder it counts as no answer: the flight would ask again

@@ -38,7 +38,7 @@ func (e *engine[V]) meetLog() {
 		return
 	}
 	e.behind(func() {
-		if e.sweeps.Follow(e.open, &gate.Budget{Left: e.EngineTimeout}, e.NearTTL/2); e.sweeps.Log() == nil {
+		if e.sweeps.Follow(e.open, gate.NewBudget(e.EngineTimeout), e.NearTTL/2); e.sweeps.Log() == nil {
 			e.sweeps.Doubt() // the first call that needs the store reads the log itself
 		}
 	})
@@ -50,22 +50,22 @@ func (r *run[V]) followLogAhead(ctx context.Context, age time.Duration) {
 	e := r.engine
 	store, ok := e.Store.(BatchGetter)
 	if !ok {
-		e.sweeps.Follow(ctx, &r.budget, age)
+		e.sweeps.Follow(ctx, r.budget, age)
 		return
 	}
-	turn := e.sweeps.Turn(ctx, &r.budget, age)
+	turn := e.sweeps.Turn(ctx, r.budget, age)
 	if turn == nil {
 		return
 	}
 	defer turn.End()
 	var log, key *storeReply
-	_, err := e.readMany(ctx, store, []string{sweeplog.Key, r.key}, &r.budget, func(i int, reply *storeReply) {
+	_, err := e.readMany(ctx, store, []string{sweeplog.Key, r.key}, r.budget, func(i int, reply *storeReply) {
 		switch {
 		case i == 1:
 			key = reply
 		case reply.err == nil:
 			// At once: no other key waits for the server of this one.
-			turn.Took(ctx, &r.budget, reply.entry, nil)
+			turn.Took(ctx, r.budget, reply.entry, nil)
 		default:
 			log = reply
 		}
@@ -75,7 +75,7 @@ func (r *run[V]) followLogAhead(ctx context.Context, age time.Duration) {
 			// The answer of the key's server is not believed without the log's.
 			log, key = &storeReply{err: err}, nil
 		}
-		turn.Took(ctx, &r.budget, log.entry, log.err)
+		turn.Took(ctx, r.budget, log.entry, log.err)
 	}
 	r.looking.ahead = key
 }
@@ -157,7 +157,7 @@ func (e *engine[V]) sweep(ctx context.Context, sweeps []sweeplog.Sweep) error {
 		e.sweeps.Append(e.nextEpoch, sweeps)
 		return nil
 	}
-	err := e.sweeps.Write(ctx, &gate.Budget{Left: e.EngineTimeout}, sweeps)
+	err := e.sweeps.Write(ctx, gate.NewBudget(e.EngineTimeout), sweeps)
 	if err == nil {
 		return nil
 	}

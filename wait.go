@@ -45,7 +45,8 @@ type waiter[V any] struct {
 	collapsed bool           // that flight was begun by another call
 	tallied   bool           // it is counted by how it came to its answer
 	excluded  bool           // a load that it waited for has published to an audience without it
-	lose      time.Duration  // what a flight that it begins may lose to engines; at its end, what is left of that
+	own       gate.Budget    // what the call may lose to engines
+	budget    *gate.Budget   // its own or, at its end, that of the flight that it has joined
 	answer    served[V]
 	err       error // why there is no answer
 }
@@ -56,7 +57,10 @@ type waiter[V any] struct {
 //
 //go:noinline
 func (e *engine[V]) waiter(ctx context.Context, key string, stale *items.Item[V]) *waiter[V] {
-	return &waiter[V]{engine: e, ctx: ctx, key: key, began: e.clock.Now(), stale: stale, lose: e.EngineTimeout}
+	c := &waiter[V]{engine: e, ctx: ctx, key: key, began: e.clock.Now(), stale: stale}
+	c.own.Begin(e.EngineTimeout)
+	c.budget = &c.own
+	return c
 }
 
 // get answers a call that takes any answer.
@@ -212,7 +216,7 @@ func (c *waiter[V]) advance() (is waitState, news <-chan struct{}, expiry <-chan
 		return is, state.news, expiry
 	}
 	if is != landed {
-		c.lose = state.lose
+		c.budget = c.flight.budget
 	}
 	if c.counted && is == answered {
 		c.countAnswer()
@@ -547,7 +551,7 @@ func (c *waiter[V]) begin(b binder[V]) bool {
 	// Detached: the values of the context stay (traces, tenants), its end does not.
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(c.ctx))
 	f := &flight[V]{
-		key: c.key, load: b.bind(), engine: e, member: m, cancel: cancel, budget: gate.Budget{Left: c.lose},
+		key: c.key, load: b.bind(), engine: e, member: m, cancel: cancel, budget: c.budget,
 		want: c.want, refreshes: c.refreshes || c.stale != nil, second: c.excluded, queues: queues,
 		due: durations.Add(c.began, e.MaxWait), since: now,
 	}
@@ -557,7 +561,7 @@ func (c *waiter[V]) begin(b binder[V]) bool {
 	if e.eachCall && e.Store != nil {
 		f.doubts = make(chan struct{}, 1)
 	}
-	f.state.Store(&flightState[V]{news: make(chan struct{}), lose: c.lose})
+	f.state.Store(&flightState[V]{news: make(chan struct{})})
 	f.watch()
 	c.ask(f)
 	c.board(f)

@@ -186,7 +186,7 @@ func (r *run[V]) watch(ctx, watching context.Context, endWatch func(), held *Hel
 	if !ok {
 		return nil
 	}
-	wake, err := gate.AskInTurn(ctx, e.push, r.key, &gate.Budget{Left: e.EngineTimeout}, func(ctx context.Context) (<-chan struct{}, error) {
+	wake, err := gate.AskInTurn(ctx, e.push, r.key, gate.NewBudget(e.EngineTimeout), func(ctx context.Context) (<-chan struct{}, error) {
 		// The watch outlives this call, so it gets the longer context; but a
 		// call that hangs must end with the shorter one.
 		defer context.AfterFunc(ctx, endWatch)()

@@ -28,7 +28,7 @@ func (e *engine[V]) invalidate(ctx context.Context, key string) error {
 		call := func(ctx context.Context) (struct{}, error) {
 			return struct{}{}, e.Store.Invalidate(ctx, e.engineKey(key))
 		}
-		_, err = gate.Ask(ctx, e.writes, key, &gate.Budget{Left: e.EngineTimeout}, call)
+		_, err = gate.Ask(ctx, e.writes, key, gate.NewBudget(e.EngineTimeout), call)
 		if errors.Is(err, gate.ErrNotAsked) { // others go on without the store; the caller of this has nothing else
 			_, err = gate.AskAnyway(ctx, e.writes, key, e.EngineTimeout, call)
 		}

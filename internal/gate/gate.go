@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sony/gobreaker/v2"
@@ -282,16 +283,39 @@ func (g *Gate) latest() string {
 	return g.why
 }
 
-// A Budget is the time that a flight may still lose to engines that do not answer. All engines
-// share it: a flight that has waited for a dead locker does not wait for the dead store as well.
-// A Budget is for one goroutine at a time.
-type Budget struct{ Left time.Duration }
+// A Budget is the time that a call may still lose to engines that do not answer. All engines
+// share it: a call that has waited for a dead locker does not wait for the dead store as well.
+// A Budget is safe for concurrent use; calls at one time each take their time from it.
+type Budget struct {
+	left atomic.Int64 // in nanoseconds
+	of   *Budget      // it is a part of that one; nil if of none
+}
 
-// Half takes half of the budget for one call. Add the rest that the call leaves to Left afterwards.
+// NewBudget returns a budget of that time.
+func NewBudget(left time.Duration) *Budget {
+	b := &Budget{}
+	b.Begin(left)
+	return b
+}
+
+// Begin gives a budget that nobody uses yet its time.
+func (b *Budget) Begin(left time.Duration) { b.left.Store(int64(left)) }
+
+// Half is a part of the budget for one call: half of what is left now.
 func (b *Budget) Half() *Budget {
-	half := b.Left / 2
-	b.Left -= half
-	return &Budget{half}
+	half := NewBudget(b.Left() / 2)
+	half.of = b
+	return half
+}
+
+// Left is the time that is left; 0 or less is none.
+func (b *Budget) Left() time.Duration { return time.Duration(b.left.Load()) }
+
+// Spend takes time from the budget.
+func (b *Budget) Spend(lost time.Duration) {
+	for ; b != nil; b = b.of {
+		b.left.Add(-int64(lost))
+	}
 }
 
 // ErrNotAsked is part of the error of a call that the gate did not make, because earlier calls had
@@ -346,7 +370,7 @@ func inTime(ctx context.Context, limit time.Duration) (context.Context, context.
 // askFrom makes a call when the call's turn has come in queue.
 func askFrom[T any](ctx context.Context, g *Gate, queue *list.List, key string, budget *Budget, limit limiter, call func(context.Context) (T, error)) (v T, err error) {
 	var zero T
-	if budget.Left <= 0 {
+	if budget.Left() <= 0 {
 		return zero, fmt.Errorf("%w: EngineTimeout is used up", fault.ErrUnavailable)
 	}
 	if g.blocks(key) {
@@ -363,11 +387,11 @@ func askFrom[T any](ctx context.Context, g *Gate, queue *list.List, key string, 
 	if err != nil {
 		return zero, fmt.Errorf("%w: %w: %w, since: %s", fault.ErrUnavailable, ErrNotAsked, err, g.latest())
 	}
-	v, failure, err := askWithin(ctx, g, key, budget.Left, limit, call, report)
+	v, failure, err := askWithin(ctx, g, key, budget.Left(), limit, call, report)
 	// An adapter may return these two errors without a call of its engine.
 	answered = failure == nil && !errors.Is(err, driver.ErrTooLarge) && !errors.Is(err, driver.ErrLeaseLost)
 	if failure != nil {
-		budget.Left -= time.Since(start)
+		budget.Spend(time.Since(start))
 	}
 	return v, err
 }

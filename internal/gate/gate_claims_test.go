@@ -11,10 +11,10 @@ import (
 // What an engine call costs beyond the call: its time-out, and beside that a turn,
 // which is a place in a queue and a channel, and the circuit's report.
 func TestAsk_Allocations(t *testing.T) {
-	ctx, b, o := t.Context(), New(time.Second, func(_, _ State) {}), &Budget{time.Second}
+	ctx, b, o := t.Context(), New(time.Second, func(_, _ State) {}), NewBudget(time.Second)
 	call := func(ctx context.Context) (struct{}, error) { return struct{}{}, ctx.Err() }
 	floor := testing.AllocsPerRun(1000, func() {
-		limited, cancel := context.WithTimeout(ctx, o.Left)
+		limited, cancel := context.WithTimeout(ctx, o.Left())
 		defer cancel()
 		call(limited)
 	})

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"github.com/bellwether-go/bellwether/driver"
+	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/httpcache"
 )
 
@@ -120,7 +121,7 @@ func (m *Middleware) servable(ctx context.Context, t target) bool {
 	for range maxHops {
 		it, now := m.cache.Near(key)
 		if it == nil {
-			it = m.cache.Apart(key, m.options.EngineTimeout).Find(ctx)
+			it = m.cache.Apart(key, gate.NewBudget(m.options.EngineTimeout)).Find(ctx)
 		}
 		if it == nil || it.Kind != driver.KindValue || !it.Fresh(now) && !it.Stale(now) && !it.BackingOff(now) {
 			return false

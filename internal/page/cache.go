@@ -11,10 +11,10 @@ package page
 
 import (
 	"context"
-	"time"
 
 	"github.com/bellwether-go/bellwether/internal/audience"
 	"github.com/bellwether-go/bellwether/internal/durations"
+	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/internal/sweeplog"
 	"github.com/bellwether-go/bellwether/observe"
@@ -62,8 +62,8 @@ type Cache interface {
 	// but for the value of the key own, which is the request's.
 	Within(request, load context.Context, own any) context.Context
 
-	// Apart begins work on a key without a flight, which may lose that to engines.
-	Apart(key string, lose time.Duration) Apart
+	// Apart begins work on a key without a flight.
+	Apart(key string, budget *gate.Budget) Apart
 	// Spare is what the log of sweeps leaves of an item, nil if that is nothing.
 	Spare(key string, it *Item) *Item
 	// Put keeps a response that no flight of its key has made, where the log was known up to
@@ -103,8 +103,8 @@ type Waiting struct {
 	Key   string
 	Stale *Item // what may be served when its patience ends, nil if there is nothing
 	Want  Want
-	// Lose is what the flight may lose to engines; in the end, what is left of that.
-	Lose time.Duration
+	// Budget is the request's, nil if it has none yet; in the end, that of the flight that it has joined.
+	Budget *gate.Budget
 
 	Answer Answer
 	Err    error // why there is no answer
@@ -160,8 +160,6 @@ type Apart interface {
 	// Draft begins a response. Its epoch is claimed now, so that an invalidation meanwhile
 	// fences it off.
 	Draft(ctx context.Context) Draft
-	// Left is what the work may still lose to engines.
-	Left() time.Duration
 }
 
 // A Draft is a response that is made without a flight.

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/httpcache"
 	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/internal/spool"
@@ -270,9 +271,9 @@ func (q *query) passCredentials(key string) bool {
 		q.pass(httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reasonAuthorization})
 		return true
 	}
-	apart := m.cache.Apart(key, q.lose)
+	q.budget = gate.NewBudget(m.options.EngineTimeout)
+	apart := m.cache.Apart(key, q.budget)
 	it := apart.Find(q.r.Context())
-	q.lose = apart.Left()
 	switch {
 	case it == nil:
 	case !it.Held && it.BackingOff(m.cache.Now()):

@@ -9,6 +9,7 @@ import (
 
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/durations"
+	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/httpcache"
 	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/observe"
@@ -19,7 +20,7 @@ import (
 
 // serve answers from the cache, by way of the handler if need be.
 func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler, t target, d httpcache.RequestDirectives) {
-	q := &query{m: m, w: w, r: r, next: next, target: t, directives: d, request: m.request(r, t, d), needsVariant: m.needsVariant(t.header), lose: m.options.EngineTimeout, began: m.cache.Now()}
+	q := &query{m: m, w: w, r: r, next: next, target: t, directives: d, request: m.request(r, t, d), needsVariant: m.needsVariant(t.header), began: m.cache.Now()}
 	if m.cache.Watched() {
 		q.told = &observe.Serve{Key: t.key}
 		defer q.tell()
@@ -179,9 +180,9 @@ type query struct {
 	needsVariant bool
 	told         *observe.Serve // what those who watch are told, nil if nobody does
 	latest       *call          // of those that wait for the handler, nil before the first
-	// lose is what it may lose to engines, on all its way: the flight of a page's
-	// names may have waited for a store that the variant's is not to wait for again.
-	lose time.Duration
+	// budget is for all its way: the flight of a page's names may have waited for a
+	// store that the variant's is not to wait for again. It is nil before the first wait.
+	budget *gate.Budget
 }
 
 // want is what the request asks of an answer under key; nothing is the usual case.
@@ -275,7 +276,7 @@ func (q *query) atHand(key string) (it *Item, early, ok bool) {
 		}
 	}
 	if q.directives.OnlyIfCached {
-		it := cache.Apart(key, q.m.options.EngineTimeout).Find(q.r.Context())
+		it := cache.Apart(key, gate.NewBudget(q.m.options.EngineTimeout)).Find(q.r.Context())
 		if now := cache.Now(); it != nil && (it.Fresh(now) || it.Stale(now)) && want.Takes(it, now, forever) {
 			return it, false, true
 		}
@@ -327,9 +328,9 @@ func (q *query) wait(c *call, key string, stale *Item) (Answer, error) {
 	w := q.want(key)
 	w.Aside, w.Client, w.Personal = c.aside, c.client, c.personal()
 	wait := &c.waiting
-	*wait = Waiting{Ctx: q.r.Context(), Key: key, Stale: stale, Want: w, Lose: q.lose}
+	*wait = Waiting{Ctx: q.r.Context(), Key: key, Stale: stale, Want: w, Budget: q.budget}
 	m.cache.Wait(wait, c)
-	q.lose = wait.Lose
+	q.budget = wait.Budget
 	if wait.Early {
 		q.refresh(key, wait.Answer.Item, c.signpost)
 	}

@@ -120,7 +120,7 @@ type Turn struct {
 // Turn waits for the turn to read the log. It returns nil if there is no need: no store has a log, or
 // the replica was, when the wait began, no older than age.
 func (r *Replica) Turn(ctx context.Context, budget *gate.Budget, age time.Duration) *Turn {
-	if r == nil || r.Store == nil || budget.Left <= 0 {
+	if r == nil || r.Store == nil || budget.Left() <= 0 {
 		return nil
 	}
 	began := r.Now()
@@ -143,7 +143,7 @@ func (r *Replica) Turn(ctx context.Context, budget *gate.Budget, age time.Durati
 	case silent > 0 && (silent > began || !old()):
 		// The store's silence was waited for, and it is as recent as it is long. A second read
 		// would be silent for the next caller, one after another.
-		budget.Left -= turn.asked - began
+		budget.Spend(turn.asked - began)
 	case old():
 		return turn
 	}
@@ -238,7 +238,7 @@ func (r *Replica) Append(epoch func() uint64, sweeps []Sweep) {
 // without sweeps counts everything that was loaded before as swept, so writing over another one
 // loses nothing.
 func (r *Replica) begin(ctx context.Context, budget *gate.Budget) error {
-	lease, _, err := r.lease(ctx, budget, durations.Add(r.Now(), budget.Left/2))
+	lease, _, err := r.lease(ctx, budget, durations.Add(r.Now(), budget.Left()/2))
 	if err != nil && !errors.Is(err, driver.ErrHeld) {
 		return err
 	}
