@@ -16,7 +16,7 @@ import (
 // apart is a run without a flight that others could join, to read, write and decode
 // with.
 func (e *engine[V]) apart(key string, budget *gate.Budget) *run[V] {
-	return &run[V]{flight: &flight[V]{key: key, engine: e, budget: budget}}
+	return &run[V]{flight: &flight[V]{key: key, engine: e, shard: e.shards.of(key), budget: budget}}
 }
 
 // put keeps a value that no flight of its key has made: a variant's, or what a
@@ -91,9 +91,10 @@ func (d *draft[V]) keep(ctx context.Context, v V, f items.Windows) {
 // between.
 func (e *engine[V]) keep(key string, it *items.Item[V], still func() bool) {
 	e.weigh(key, it) // before the lock: it runs user code
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if it = e.spare(key, it); it != nil && !e.closed && still() {
+	s := e.shards.of(key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if it = e.spare(key, it); it != nil && !s.closed && still() {
 		e.advanceNear(key, it)
 	}
 }
@@ -106,7 +107,7 @@ func (e *engine[V]) putUnless(key string, v V, f items.Windows, w *witness[V], t
 	it := &items.Item[V]{Kind: KindValue, Value: v, Epoch: e.nextEpoch(), Position: w.position, Trusted: e.trustedUntil(now)}
 	it.Lifetime = items.NewLifetime(now, f)
 	// A flight that has begun since the invalidation has something newer.
-	e.keep(key, it, func() bool { return w.generation == uint64(times) && e.flights[key] == nil })
+	e.keep(key, it, func() bool { return w.generation == uint64(times) && e.shards.of(key).flights[key] == nil })
 }
 
 // find returns what the near tier or the store knows of the run's key, nil if that is

@@ -409,7 +409,7 @@ func (m *member[V]) bind() loader[V] {
 	return func(ctx context.Context, _ attempt[V]) (V, error) { return m.load(ctx) }
 }
 
-// board gives the flight that has just begun its place. engine.mu is held, and
+// board gives the flight that has just begun its place. shard.mu is held, and
 // complete is not closed.
 func (m *member[V]) board(ctx context.Context, f *flight[V]) {
 	flying := ctx

@@ -25,12 +25,7 @@ const (
 )
 
 // nextEpoch is an epoch where there is no store to give one.
-func (e *engine[V]) nextEpoch() uint64 {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.epoch++
-	return e.epoch
-}
+func (e *engine[V]) nextEpoch() uint64 { return e.epoch.Add(1) }
 
 // commit offers it to the store. A value that the store answers for and does not
 // take stays with this process.

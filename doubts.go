@@ -61,10 +61,10 @@ func (f *flight[V]) answerDoubts(ctx context.Context) {
 			return
 		}
 		f.confirmOffer(ctx)
-		e.mu.Lock()
+		f.shard.mu.Lock()
 		published, epoch, l := f.state.Load().published, f.witness.epoch, f.current
 		vouches := published != nil && l != nil && !l.storeless
-		e.mu.Unlock()
+		f.shard.mu.Unlock()
 		fencer, ok := e.Store.(Fencer)
 		if ok && vouches && !f.vouchFor(ctx, fencer, published, epoch) {
 			return

@@ -53,11 +53,11 @@ type engine[V any] struct {
 	shut      context.CancelFunc
 	elector   Elector // Store and Locker, if they are one; nil if they are two
 
-	mu        sync.Mutex // guards what follows, and the fields of flights that say so
-	flights   map[string]*flight[V]
-	witnesses map[string]*witness[V] // by key: of all flights, also those that nobody may join any more, and of values that no flight makes
-	closed    bool
-	epoch     uint64 // the last epoch given out, where there is no store to give them
+	shards *shards[V]
+	epoch  atomic.Uint64 // the last epoch given out, where there is no store to give them
+
+	mu     sync.Mutex // guards closed; no shard's lock is taken with it
+	closed bool
 }
 
 func newEngine[V any](s settings, size func(string, V) int, marshal func(V) ([]byte, error), unmarshal func([]byte) (V, error)) *engine[V] {
@@ -69,8 +69,7 @@ func newEngine[V any](s settings, size func(string, V) int, marshal func(V) ([]b
 		unmarshal: unmarshal,
 		observers: newObservers(s.Observers),
 		slots:     slots.New(s.MaxRebuilds, s.MaxQueued),
-		flights:   make(map[string]*flight[V]),
-		witnesses: make(map[string]*witness[V]),
+		shards:    newShards[V](),
 	}
 	e.open, e.shut = context.WithCancel(context.Background())
 	e.store, e.locker, e.push = e.newGate(EngineStore), e.newGate(EngineLocker), e.newGate(EngineWatch)
@@ -172,15 +171,18 @@ func (e *engine[V]) close() {
 	e.mu.Lock()
 	first := !e.closed
 	e.closed = true
-	e.shut() // first: what it ends then is no engine's silence, see noAnswer
-	for _, w := range e.witnesses {
-		for ; w != nil; w = w.next {
-			if w.flight != nil {
-				w.flight.cancel(ErrClosed)
+	e.mu.Unlock()
+	// First: what the shards end then is no engine's silence, see noAnswer.
+	e.shards.whole(e.shut, func(s *shard[V]) {
+		s.closed = true
+		for _, w := range s.witnesses {
+			for ; w != nil; w = w.next {
+				if w.flight != nil {
+					w.flight.cancel(ErrClosed)
+				}
 			}
 		}
-	}
-	e.mu.Unlock()
+	})
 	e.running.Wait()
 	if first {
 		e.near.Close()

@@ -50,12 +50,13 @@ type flight[V any] struct {
 	key    string
 	load   loader[V]
 	engine *engine[V]
+	shard  *shard[V]               // the key's
 	cancel context.CancelCauseFunc // ends the flight when the cache is closed
 	member *member[V]              // its place in the batch that has begun it, nil if none has
 
 	// state is what callers see. They read it without a lock: when a flight
 	// lands, ten thousand of them wake up at one time. It is written with
-	// engine.mu held.
+	// shard.mu held.
 	state   atomic.Pointer[flightState[V]]
 	callers callerCount
 	herd    *herdCount  // nil if nobody wants to know
@@ -63,10 +64,10 @@ type flight[V any] struct {
 	alarm   *time.Timer // tells the callers that it is due
 
 	witness witness[V]   // its epoch is that of the load since the last look, 0 if there is none
-	looked  uint64       // guarded by engine.mu: the witness's generation at the last look, see outdated
-	current *currentLoad // guarded by engine.mu: the load under way, nil while there is none
-	since   instant      // guarded by engine.mu: when the flight began, or the key was last invalidated
-	notices chan heard   // the latest that was heard of the key; has room for one, and is sent to with engine.mu held; nil if the store tells nothing
+	looked  uint64       // guarded by shard.mu: the witness's generation at the last look, see outdated
+	current *currentLoad // guarded by shard.mu: the load under way, nil while there is none
+	since   instant      // guarded by shard.mu: when the flight began, or the key was last invalidated
+	notices chan heard   // the latest that was heard of the key; has room for one, and is sent to with shard.mu held; nil if the store tells nothing
 
 	doubts chan struct{} // of calls that came after the store was asked, see doubt; has room for one; nil with the near tier on
 
@@ -81,7 +82,7 @@ type flight[V any] struct {
 	second    bool // it has waited for another load, whose audience it was not of
 	queues    bool // the flight is among engine.unlooked until its first look
 
-	elected bool // guarded by engine.mu: what the flight does is for all who will ask
+	elected bool // guarded by shard.mu: what the flight does is for all who will ask
 
 	budget *gate.Budget // of the call that has begun the flight
 	// enough is before when callers came for whom what the flight ends with is new,
@@ -91,7 +92,7 @@ type flight[V any] struct {
 	askers askers       // guarded by callsOfLoads
 }
 
-// A currentLoad is a flight's load under way. engine.mu guards all fields.
+// A currentLoad is a flight's load under way. shard.mu guards all fields.
 type currentLoad struct {
 	abort     context.CancelCauseFunc // cancels it
 	last      bool                    // an invalidation does not cancel it, see maxRefused
@@ -142,7 +143,7 @@ func (f *flight[V]) demanded() *slots.Demand {
 	return &f.demand
 }
 
-// change gives the flight its next state. engine.mu is held.
+// change gives the flight its next state. shard.mu is held.
 func (f *flight[V]) change(to func(*flightState[V])) {
 	was := f.state.Load()
 	is := *was
@@ -163,8 +164,8 @@ var (
 
 // fallDue wakes the callers, so that those who have waited long enough go.
 func (f *flight[V]) fallDue() {
-	f.engine.mu.Lock()
-	defer f.engine.mu.Unlock()
+	f.shard.mu.Lock()
+	defer f.shard.mu.Unlock()
 	if !f.state.Load().landed {
 		f.change(func(s *flightState[V]) { s.overdue = true })
 	}
@@ -186,8 +187,8 @@ func (a attempt[V]) show(ctx context.Context, v V, until instant, to audience.Au
 	f := a.flight
 	e := f.engine
 	fenced := e.Store != nil && f.catchUp(ctx)
-	e.mu.Lock()
-	defer e.mu.Unlock()
+	f.shard.mu.Lock()
+	defer f.shard.mu.Unlock()
 	l := f.current
 	if l == nil || ctx.Err() != nil || f.streaming() {
 		return false
@@ -208,7 +209,7 @@ func (a attempt[V]) show(ctx context.Context, v V, until instant, to audience.Au
 	joinable := forever
 	if e.Store != nil && !l.storeless {
 		joinable = e.trustedUntil(l.asked)
-		if fencer, ok := e.Store.(Fencer); ok && !e.closed {
+		if fencer, ok := e.Store.(Fencer); ok && !f.shard.closed {
 			epoch, asked := f.witness.epoch, l.asked
 			e.running.Go(func() { f.vouch(ctx, fencer, it, epoch, asked) })
 		}
@@ -223,11 +224,11 @@ func (a attempt[V]) show(ctx context.Context, v V, until instant, to audience.Au
 // a value of that load is shown. It reports whether that does not count any more.
 func (f *flight[V]) catchUp(ctx context.Context) (fenced bool) {
 	e := f.engine
-	e.mu.Lock()
+	f.shard.mu.Lock()
 	l, epoch := f.current, f.witness.epoch
 	skip := l == nil || ctx.Err() != nil || l.storeless
 	late := !skip && e.clock.Now() >= l.heldUntil
-	e.mu.Unlock()
+	f.shard.mu.Unlock()
 	if skip {
 		return false
 	}
@@ -283,9 +284,8 @@ func (f *flight[V]) vouchFor(ctx context.Context, fencer Fencer, it *items.Item[
 // vouched lets callers join that began before joinable, or nobody any more. It
 // returns false if there is nothing more to ask.
 func (f *flight[V]) vouched(it *items.Item[V], fenced bool, joinable instant) bool {
-	e := f.engine
-	e.mu.Lock()
-	defer e.mu.Unlock()
+	f.shard.mu.Lock()
+	defer f.shard.mu.Unlock()
 	if state := f.state.Load(); state.landed || state.published != it {
 		return false
 	}
@@ -305,8 +305,8 @@ func (f *flight[V]) streaming() bool { return f.state.Load().published != nil }
 // giveUp cancels the load, unless callers are reading what it makes. Under the
 // lock, so that the load cannot publish in between.
 func (f *flight[V]) giveUp(cause error) bool {
-	f.engine.mu.Lock()
-	defer f.engine.mu.Unlock()
+	f.shard.mu.Lock()
+	defer f.shard.mu.Unlock()
 	if f.streaming() {
 		return false
 	}
@@ -319,9 +319,9 @@ func (f *flight[V]) giveUp(cause error) bool {
 // that of another flight which Close has ended just now. The last load begins all the same.
 func (r *run[V]) beginLoading(epoch uint64, l currentLoad) bool {
 	f := r.flight
-	f.engine.mu.Lock()
-	defer f.engine.mu.Unlock()
-	if f.outdated() && !l.last || f.engine.closed {
+	f.shard.mu.Lock()
+	defer f.shard.mu.Unlock()
+	if f.outdated() && !l.last || f.shard.closed {
 		return false
 	}
 	if f.outdated() {
@@ -343,8 +343,8 @@ func (f *flight[V]) settle(it *items.Item[V]) bool { return f.settleFor(it, it.T
 func (f *flight[V]) settleFor(it *items.Item[V], then instant) bool {
 	e := f.engine
 	e.weigh(f.key, it) // before the lock: it runs user code
-	e.mu.Lock()
-	defer e.mu.Unlock()
+	f.shard.mu.Lock()
+	defer f.shard.mu.Unlock()
 	spared := e.spare(f.key, it)
 	// What was swept softly while it was made, and has no window that is open,
 	// is for nobody who has asked since.
@@ -367,9 +367,9 @@ func (f *flight[V]) settleFor(it *items.Item[V], then instant) bool {
 }
 
 // keep puts what the flight ends with into the near tier. One that has left the map
-// may have a successor, which has put something later there. engine.mu is held.
+// may have a successor, which has put something later there. shard.mu is held.
 func (f *flight[V]) keep(it *items.Item[V]) {
-	if f.engine.flights[f.key] != f {
+	if f.shard.flights[f.key] != f {
 		f.engine.advanceNear(f.key, it)
 		return
 	}
@@ -380,8 +380,8 @@ func (f *flight[V]) keep(it *items.Item[V]) {
 // the near tier has of the key goes.
 func (f *flight[V]) give(it *items.Item[V], then instant) {
 	f.engine.weigh(f.key, it) // before the lock: it runs user code
-	f.engine.mu.Lock()
-	defer f.engine.mu.Unlock()
+	f.shard.mu.Lock()
+	defer f.shard.mu.Unlock()
 	f.keep(it)
 	f.land(it, then, nil)
 }
@@ -390,13 +390,13 @@ func (f *flight[V]) give(it *items.Item[V], then instant) {
 func (f *flight[V]) giveFailure(err error, then instant) {
 	it := &items.Item[V]{Err: err}
 	it.Failures, it.RetryAt = 1, forever // whatever else they want, it answers them
-	f.engine.mu.Lock()
-	defer f.engine.mu.Unlock()
+	f.shard.mu.Lock()
+	defer f.shard.mu.Unlock()
 	f.land(it, then, nil)
 }
 
 // land ends the flight with err, or with an item for the callers that began before then.
-// engine.mu is held.
+// shard.mu is held.
 func (f *flight[V]) land(it *items.Item[V], then instant, err error) {
 	f.alarm.Stop()
 	f.change(func(s *flightState[V]) {
@@ -405,19 +405,21 @@ func (f *flight[V]) land(it *items.Item[V], then instant, err error) {
 	f.unlist()
 }
 
-// unlist lets nobody join the flight any more. engine.mu is held.
+// unlist lets nobody join the flight any more. shard.mu is held.
 func (f *flight[V]) unlist() {
-	if f.engine.flights[f.key] == f {
-		delete(f.engine.flights, f.key)
+	if f.shard.flights[f.key] == f {
+		delete(f.shard.flights, f.key)
 	}
 }
 
 // end ends a flight without an item, if it has not ended yet.
 func (f *flight[V]) end(err error) {
 	f.cancel(nil)
-	f.engine.mu.Lock()
-	defer f.engine.mu.Unlock()
-	f.engine.dismiss(f.key, &f.witness)
+	f.shard.mu.Lock()
+	defer f.shard.mu.Unlock()
+	if f.shard.dismiss(f.key, &f.witness) {
+		f.engine.count.flights.Add(-1)
+	}
 	if !f.state.Load().landed {
 		f.land(nil, 0, err)
 	}
@@ -433,8 +435,8 @@ func (f *flight[V]) leave() {
 	if state := f.state.Load(); state.landed || state.offered != nil {
 		return
 	}
-	f.engine.mu.Lock()
-	defer f.engine.mu.Unlock()
+	f.shard.mu.Lock()
+	defer f.shard.mu.Unlock()
 	// Under the lock nobody joins.
 	if state := f.state.Load(); f.callers.n.Load() == 0 && !f.elected && !state.landed && state.offered == nil {
 		f.unlist()
@@ -445,8 +447,8 @@ func (f *flight[V]) leave() {
 
 // lead has the flight go on whether or not anybody waits for it.
 func (f *flight[V]) lead() {
-	f.engine.mu.Lock()
-	defer f.engine.mu.Unlock()
+	f.shard.mu.Lock()
+	defer f.shard.mu.Unlock()
 	f.elected = true
 }
 
@@ -455,9 +457,10 @@ func (f *flight[V]) lead() {
 // flight came to. No such flight stays up for long: what broke the value off
 // has ended its load, or its load's time, or has taken it from the map.
 func (e *engine[V]) landing(ctx context.Context, key string, it *items.Item[V]) error {
-	e.mu.Lock()
-	f := e.flights[key]
-	e.mu.Unlock()
+	s := e.shards.of(key)
+	s.mu.Lock()
+	f := s.flights[key]
+	s.mu.Unlock()
 	if f == nil {
 		return nil
 	}

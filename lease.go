@@ -84,8 +84,8 @@ func (r *run[V]) keep(ctx context.Context, lease Lease, term leases.Term, lost c
 
 // prolong notes that the lease of the load whose context is ctx lasts until then.
 func (r *run[V]) prolong(ctx context.Context, until instant) {
-	r.engine.mu.Lock()
-	defer r.engine.mu.Unlock()
+	r.shard.mu.Lock()
+	defer r.shard.mu.Unlock()
 	if l := r.current; l != nil && ctx.Err() == nil { // else the next load may have begun
 		l.heldUntil = until
 	}

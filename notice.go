@@ -108,12 +108,13 @@ func (e *engine[V]) take(key string, told Notice) {
 // the key, and a witness, if the notice tells of something later. A process that has no use for the key
 // stays without it.
 func (e *engine[V]) pass(key string, n heard) (known *items.Item[V], w *witness[V]) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	f := e.flights[key]
+	s := e.shards.of(key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f := s.flights[key]
 	switch {
 	case n.Invalidated:
-		e.recall(key, n.Epoch)
+		e.recall(s, key, n.Epoch)
 	case f != nil:
 		// The flight decodes it, if it waits for one; of several it needs the
 		// latest only.
@@ -130,7 +131,7 @@ func (e *engine[V]) pass(key string, n heard) (known *items.Item[V], w *witness[
 			return nil, nil
 		}
 		w = &witness[V]{}
-		e.attend(key, w)
+		s.attend(key, w)
 	}
 	return known, w
 }
@@ -157,8 +158,8 @@ func (r *run[V]) told(ctx context.Context, n heard) bool {
 // be overtaken by the invalidation of what it tells of, and by those who ask
 // after that.
 func (f *flight[V]) lookBack(made instant) bool {
-	f.engine.mu.Lock()
-	defer f.engine.mu.Unlock()
+	f.shard.mu.Lock()
+	defer f.shard.mu.Unlock()
 	if made <= f.since {
 		return false
 	}

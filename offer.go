@@ -37,8 +37,8 @@ func (f *flight[V]) confirm(ctx context.Context) {
 // ends, or nil for none. It reports whether it did: not if the key was
 // invalidated since the flight last looked.
 func (f *flight[V]) offerStale(it *items.Item[V]) bool {
-	f.engine.mu.Lock()
-	defer f.engine.mu.Unlock()
+	f.shard.mu.Lock()
+	defer f.shard.mu.Unlock()
 	if f.outdated() {
 		return false
 	}
@@ -49,8 +49,8 @@ func (f *flight[V]) offerStale(it *items.Item[V]) bool {
 // reoffer is offerStale in the place of an offer that was confirmed, or was not:
 // a sweep that has withdrawn it meanwhile is not undone.
 func (f *flight[V]) reoffer(was, it *items.Item[V]) {
-	f.engine.mu.Lock()
-	defer f.engine.mu.Unlock()
+	f.shard.mu.Lock()
+	defer f.shard.mu.Unlock()
 	if !f.outdated() && f.state.Load().offered == was {
 		f.change(func(s *flightState[V]) { s.offered = it })
 	}

@@ -33,9 +33,9 @@ func (r *run[V]) takeSlot(ctx context.Context) bool {
 		// More waiting would end in nothing but time-outs. Who has had a slot
 		// already, and lost its lease since, was let in, and so was a load that waits
 		// for this one. The failure is of now: no sweep that was before is against it.
-		e.mu.Lock()
+		r.shard.mu.Lock()
 		r.witness.position = e.sweeps.Log().Position()
-		e.mu.Unlock()
+		r.shard.mu.Unlock()
 		// Made now, it answers whatever a call wants: one that did not take it would
 		// begin flight after flight.
 		now := e.clock.Now()

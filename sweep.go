@@ -82,12 +82,11 @@ func (r *run[V]) followLogAhead(ctx context.Context, age time.Duration) {
 
 // takeLog makes next the log of this process, and holds the log against flights and near tier.
 func (e *engine[V]) takeLog(known, next *sweeplog.Log, publish func()) {
-	e.mu.Lock()
-	publish()
-	for key, f := range e.flights {
-		e.sweepFlight(next, key, f)
-	}
-	e.mu.Unlock()
+	e.shards.whole(publish, func(s *shard[V]) {
+		for key, f := range s.flights {
+			e.sweepFlight(next, key, f)
+		}
+	})
 	if known != nil && next.Since <= known.Position() && len(next.Sweeps) == 0 {
 		return
 	}
@@ -126,7 +125,7 @@ func (e *engine[V]) spareFrom(l *sweeplog.Log, key string, it *items.Item[V]) *i
 	return &spared
 }
 
-// sweepFlight holds a log against the load of a flight. e.mu is held.
+// sweepFlight holds a log against the load of a flight. shard.mu is held.
 func (e *engine[V]) sweepFlight(l *sweeplog.Log, key string, f *flight[V]) {
 	published := f.state.Load().published
 	if f.current == nil && published == nil {
@@ -171,29 +170,31 @@ func (e *engine[V]) sweep(ctx context.Context, sweeps []sweeplog.Sweep) error {
 // A load whose tags are not known yet goes on.
 func (e *engine[V]) sweepHere(sweeps []sweeplog.Sweep) {
 	only := sweeplog.Only(sweeps, e.clock.Now())
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for key, f := range e.flights {
-		e.sweepFlight(only, key, f)
-		if offered := f.state.Load().offered; offered != nil && e.spareFrom(only, key, offered) == nil {
-			f.withdraw()
-		}
+	// Under the locks: a look that begins anew must not find what is to go.
+	revise := func() {
+		e.near.Revise(func(key string, it *items.Item[V]) *items.Item[V] {
+			spared := e.spareFrom(only, key, it)
+			if spared != nil && spared != it {
+				spared.Position = it.Position
+			}
+			return spared
+		})
 	}
-	// No log has the sweeps, so nothing else meets them: what a flight is reading, or has read and not
-	// taken yet, flights that have left the map, and values that no flight makes.
-	for key, w := range e.witnesses {
-		for listed := e.flights[key]; w != nil; w = w.next {
-			if w.flight == nil || w.flight != listed || listed.current == nil {
-				w.generation++
+	e.shards.whole(revise, func(s *shard[V]) {
+		for key, f := range s.flights {
+			e.sweepFlight(only, key, f)
+			if offered := f.state.Load().offered; offered != nil && e.spareFrom(only, key, offered) == nil {
+				f.withdraw()
 			}
 		}
-	}
-	// Under the lock still: a look that begins anew must not find what is to go.
-	e.near.Revise(func(key string, it *items.Item[V]) *items.Item[V] {
-		spared := e.spareFrom(only, key, it)
-		if spared != nil && spared != it {
-			spared.Position = it.Position
+		// No log has the sweeps, so nothing else meets them: what a flight is reading, or has read and not
+		// taken yet, flights that have left the map, and values that no flight makes.
+		for key, w := range s.witnesses {
+			for listed := s.flights[key]; w != nil; w = w.next {
+				if w.flight == nil || w.flight != listed || listed.current == nil {
+					w.generation++
+				}
+			}
 		}
-		return spared
 	})
 }

@@ -465,15 +465,16 @@ func (c *waiter[V]) join(b binder[V]) bool {
 		c.err = errChain
 		return false
 	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.closed {
+	s := e.shards.of(c.key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
 		c.err = ErrClosed
 		return false
 	}
-	f := e.flights[c.key]
+	f := s.flights[c.key]
 	if c.collapsed = f != nil; !c.collapsed {
-		return c.begin(b)
+		return c.begin(s, b)
 	}
 	if c.refreshes {
 		return false // the flight that is there does so
@@ -486,7 +487,7 @@ func (c *waiter[V]) join(b binder[V]) bool {
 	return true
 }
 
-// board counts the waiter among the flight's callers. engine.mu is held.
+// board counts the waiter among the flight's callers. shard.mu is held.
 func (c *waiter[V]) board(f *flight[V]) {
 	f.callers.joined()
 	c.flight, c.met, c.aboard = f, false, true
@@ -515,8 +516,8 @@ func (c *waiter[V]) ask(f *flight[V]) error {
 // found in the store, or something stale is, in no time that anybody would notice.
 const queuedLooks = 16
 
-// begin is join where there is no flight. engine.mu is held.
-func (c *waiter[V]) begin(b binder[V]) bool {
+// begin is join where there is no flight. shard.mu is held.
+func (c *waiter[V]) begin(s *shard[V], b binder[V]) bool {
 	// The near tier is read again under the lock. A caller that missed there
 	// just before a flight landed, and came here just after, would begin a
 	// second rebuild: a flight fills the near tier before it leaves the map,
@@ -551,7 +552,7 @@ func (c *waiter[V]) begin(b binder[V]) bool {
 	// Detached: the values of the context stay (traces, tenants), its end does not.
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(c.ctx))
 	f := &flight[V]{
-		key: c.key, load: b.bind(), engine: e, member: m, cancel: cancel, budget: c.budget,
+		key: c.key, load: b.bind(), engine: e, shard: s, member: m, cancel: cancel, budget: c.budget,
 		want: c.want, refreshes: c.refreshes || c.stale != nil, second: c.excluded, queues: queues,
 		due: durations.Add(c.began, e.MaxWait), since: now,
 	}
@@ -566,9 +567,10 @@ func (c *waiter[V]) begin(b binder[V]) bool {
 	c.ask(f)
 	c.board(f)
 	f.alarm = time.AfterFunc(f.due-now, f.fallDue)
-	e.flights[c.key] = f
+	s.flights[c.key] = f
 	f.witness.flight = f
-	e.attend(c.key, &f.witness)
+	s.attend(c.key, &f.witness)
+	e.count.flights.Add(1)
 	if queues {
 		e.unlooked.Add(1)
 	}

@@ -19,9 +19,10 @@ import (
 // reads after that is new.
 func (e *engine[V]) invalidate(ctx context.Context, key string) error {
 	defer func() { // also if the store's adapter does not return
-		e.mu.Lock()
-		defer e.mu.Unlock()
-		e.recall(key, 1<<64-1)
+		s := e.shards.of(key)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		e.recall(s, key, 1<<64-1)
 	}()
 	var err error
 	if e.Store != nil {
@@ -61,17 +62,17 @@ func (e *engine[V]) invalidateAll(ctx context.Context, keys []string) []error {
 }
 
 // recall drops what this process has of a key that was invalidated, and what
-// is read or made for it, if that is of an epoch below the invalidation's. e.mu is held.
-func (e *engine[V]) recall(key string, epoch uint64) {
+// is read or made for it, if that is of an epoch below the invalidation's. s, the key's shard, is locked.
+func (e *engine[V]) recall(s *shard[V], key string, epoch uint64) {
 	if it, _ := e.near.Get(key); it != nil && it.Epoch <= epoch {
 		e.near.Delete(key)
 	}
-	for w := e.witnesses[key]; w != nil; w = w.next {
+	for w := s.witnesses[key]; w != nil; w = w.next {
 		if w.epoch <= epoch {
 			w.generation++
 		}
 	}
-	f := e.flights[key]
+	f := s.flights[key]
 	if f == nil {
 		return
 	}
@@ -85,7 +86,7 @@ func (e *engine[V]) recall(key string, epoch uint64) {
 // A witness stands by while a value for a key is made, by a flight or without one. Its generation is the
 // answer to one question: has anything made the work void? That is an invalidation of the key in this
 // process, a sweep, or a later epoch in the store. Whoever begins to work takes the generation, and what
-// the work comes to counts while the generation is the same. engine.mu guards all fields.
+// the work comes to counts while the generation is the same. shard.mu guards all fields.
 type witness[V any] struct {
 	flight     *flight[V]  // makes the value; nil if none does. It never changes
 	next       *witness[V] // another one of the same key
@@ -94,75 +95,71 @@ type witness[V any] struct {
 	position   uint64 // the log's when the work began, see items.Item
 }
 
-// attend has a witness stand by for a key. e.mu is held.
-func (e *engine[V]) attend(key string, w *witness[V]) {
-	w.next = e.witnesses[key]
-	e.witnesses[key] = w
-	if w.flight != nil {
-		e.count.flights.Add(1)
-	}
+// attend has a witness stand by for a key. s is locked.
+func (s *shard[V]) attend(key string, w *witness[V]) {
+	w.next = s.witnesses[key]
+	s.witnesses[key] = w
 }
 
-// dismiss sends a witness away. A second call does nothing. e.mu is held.
-func (e *engine[V]) dismiss(key string, w *witness[V]) {
-	before, at := (*witness[V])(nil), e.witnesses[key]
+// dismiss sends a witness away, and reports whether it stood by. s is locked.
+func (s *shard[V]) dismiss(key string, w *witness[V]) bool {
+	before, at := (*witness[V])(nil), s.witnesses[key]
 	for at != nil && at != w {
 		before, at = at, at.next
 	}
 	switch {
 	case at == nil:
-		return
+		return false
 	case before != nil:
 		before.next = w.next
 	case w.next != nil:
-		e.witnesses[key] = w.next
+		s.witnesses[key] = w.next
 	default:
-		delete(e.witnesses, key)
+		delete(s.witnesses, key)
 	}
-	if w.flight != nil {
-		e.count.flights.Add(-1)
-	}
+	return true
 }
 
 // attendApart returns a witness for a value that no flight makes. It is to be dismissed by dismissApart.
 func (e *engine[V]) attendApart(key string) *witness[V] {
-	w := &witness[V]{position: e.sweeps.Log().Position()}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.attend(key, w)
+	w, s := &witness[V]{position: e.sweeps.Log().Position()}, e.shards.of(key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.attend(key, w)
 	return w
 }
 
 func (e *engine[V]) dismissApart(key string, w *witness[V]) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.dismiss(key, w)
+	s := e.shards.of(key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.dismiss(key, w)
 }
 
-// outdated reports whether what the flight has read or made since its last look is void. engine.mu is held.
+// outdated reports whether what the flight has read or made since its last look is void. shard.mu is held.
 func (f *flight[V]) outdated() bool { return f.witness.generation != f.looked }
 
 // lookAgain begins the flight's next look at the store: an invalidation before
 // it is nothing that this look could miss. It reports whether there was one.
 func (f *flight[V]) lookAgain() (outdated bool) {
-	f.engine.mu.Lock()
-	defer f.engine.mu.Unlock()
+	f.shard.mu.Lock()
+	defer f.shard.mu.Unlock()
 	return f.renew()
 }
 
-// renew is lookAgain for a caller that holds engine.mu.
+// renew is lookAgain for a caller that holds shard.mu.
 func (f *flight[V]) renew() (outdated bool) {
 	outdated = f.outdated()
 	f.looked, f.witness.epoch, f.current = f.witness.generation, 0, nil
 	return outdated
 }
 
-// withdraw takes back what callers are offered. engine.mu is held.
+// withdraw takes back what callers are offered. shard.mu is held.
 func (f *flight[V]) withdraw() {
 	f.change(func(s *flightState[V]) { s.offered, s.recalled = nil, true })
 }
 
-// interrupt ends what the flight has under way, and what has become void. engine.mu is held.
+// interrupt ends what the flight has under way, and what has become void. shard.mu is held.
 func (f *flight[V]) interrupt() {
 	switch {
 	case f.streaming():
