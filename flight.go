@@ -138,7 +138,7 @@ func (s *flightState[V]) served(now instant) bool {
 // demanded is the flight's demand, or its batch's, whose flights share a slot.
 func (f *flight[V]) demanded() *slots.Demand {
 	if f.member != nil {
-		return &f.member.demand
+		return &f.member.loads.Demand
 	}
 	return &f.demand
 }

@@ -1,0 +1,254 @@
+package gather
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/bellwether-go/bellwether/internal/slots"
+)
+
+// A call is what a load was given.
+type call struct {
+	keys []string
+	at   time.Duration // since the group was made
+}
+
+// A fixture is a group whose loads take a second each.
+type fixture struct {
+	*Group[string, string]
+	running sync.WaitGroup
+	closed  bool
+
+	mu    sync.Mutex // guards what follows
+	calls []call
+	ended int // loads that were cancelled
+}
+
+func newFixture(size int) *fixture {
+	f := &fixture{}
+	began := time.Now()
+	f.Group = New(Options[string, string]{
+		Slots: slots.New(size, 100), Running: &f.running, Longest: time.Second,
+		Closed: func() bool { return f.closed },
+		Load: func(ctx context.Context, seats []*Seat[string, string]) {
+			c := call{at: time.Since(began)}
+			for _, s := range seats {
+				c.keys = append(c.keys, s.Key)
+				s.Result = "value of " + s.Key
+			}
+			f.mu.Lock()
+			f.calls = append(f.calls, c)
+			f.mu.Unlock()
+			select {
+			case <-time.After(time.Second):
+			case <-ctx.Done():
+				f.mu.Lock()
+				f.ended++
+				f.mu.Unlock()
+			}
+		},
+	})
+	return f
+}
+
+// load takes a slot for the member, loads, and gives the slot back as a rebuild does.
+func load(t *testing.T, ctx context.Context, m *Member[string, string]) error {
+	free := m.Wait(ctx, &m.group.Demand)
+	if free == nil {
+		return context.Cause(ctx)
+	}
+	defer free()
+	v, err := m.Load(ctx)
+	if err == nil && v != "value of "+m.key {
+		t.Errorf("the load of %q came to %q", m.key, v)
+	}
+	m.End()
+	return err
+}
+
+func (f *fixture) wants(t *testing.T, want ...call) {
+	t.Helper()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !slices.EqualFunc(f.calls, want, func(x, y call) bool { return x.at == y.at && slices.Equal(x.keys, y.keys) }) {
+		t.Errorf("loads %v, want %v", f.calls, want)
+	}
+}
+
+func TestLoad_ReadyMembersLoadTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(1)
+		var members []*Member[string, string]
+		for i, key := range []string{"a", "b", "c"} {
+			members = append(members, f.Join(key, i))
+		}
+		for i := range members {
+			go func() { // the last one first
+				time.Sleep(time.Duration(3-i) * time.Millisecond)
+				load(t, t.Context(), members[i])
+			}()
+		}
+		time.Sleep(2 * time.Second)
+		f.wants(t, call{[]string{"a", "b", "c"}, 3 * time.Millisecond})
+		if free := f.Slots.Try(); free == nil {
+			t.Error("a slot is held after the load")
+		}
+	})
+}
+
+func TestLoad_MemberIsAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(2)
+		here, away := f.Join("here", 0), f.Join("away", 1)
+		away.Held()
+		go load(t, t.Context(), here)
+		synctest.Wait()
+		f.wants(t, call{[]string{"here"}, 0})
+		// Its own load waits for no other, and has a slot of its own.
+		go load(t, t.Context(), away)
+		synctest.Wait()
+		f.wants(t, call{[]string{"here"}, 0}, call{[]string{"away"}, 0})
+		time.Sleep(2 * time.Second)
+	})
+}
+
+func TestLoad_MemberIsSlow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(2)
+		quick, slow := f.Join("quick", 0), f.Join("slow", 1)
+		go load(t, t.Context(), quick)
+		time.Sleep(500 * time.Millisecond)
+		f.wants(t, call{[]string{"quick"}, lull})
+		// The first load has its slot already: the member waits for one of its own.
+		go load(t, t.Context(), slow)
+		time.Sleep(3 * time.Second)
+		f.wants(t, call{[]string{"quick"}, lull}, call{[]string{"slow"}, 500 * time.Millisecond})
+	})
+}
+
+func TestLoad_MembersMoveOnAndOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(1)
+		var members []*Member[string, string]
+		for i := range 200 {
+			members = append(members, f.Join(string(rune('A'+i)), i))
+		}
+		for i := range members[:199] { // one never comes
+			go func() {
+				time.Sleep(time.Duration(i) * 9 * time.Millisecond)
+				load(t, t.Context(), members[i])
+			}()
+		}
+		time.Sleep(1500 * time.Millisecond)
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		if len(f.calls) == 0 || f.calls[0].at != time.Second || len(f.calls[0].keys) != 112 {
+			t.Errorf("loads %v, want one of 112 keys after Longest", f.calls)
+		}
+		members[199].End()
+		f.mu.Unlock()
+		time.Sleep(10 * time.Second)
+		f.mu.Lock()
+	})
+}
+
+func TestLoad_MembersLeave(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(1)
+		ctx, cancel := context.WithCancelCause(t.Context())
+		left := errors.New("left")
+		a, b := f.Join("a", 0), f.Join("b", 1)
+		var errs [2]error
+		go func() { errs[0] = load(t, ctx, a) }()
+		go func() { errs[1] = load(t, ctx, b) }()
+		synctest.Wait()
+		f.wants(t, call{[]string{"a", "b"}, 0})
+		cancel(left)
+		synctest.Wait()
+		if errs != [2]error{left, left} {
+			t.Errorf("members ended with %v", errs)
+		}
+		if f.ended != 1 {
+			t.Error("the load goes on without members")
+		}
+		if free := f.Slots.Try(); free == nil {
+			t.Error("a slot is held after the load")
+		}
+	})
+}
+
+func TestLoad_MemberLeavesBeforeTheLoad(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(1)
+		ctx, cancel := context.WithCancel(t.Context())
+		a, b := f.Join("a", 0), f.Join("b", 1)
+		c := f.Join("c", 2)
+		go load(t, ctx, a)
+		go load(t, t.Context(), b)
+		synctest.Wait()
+		cancel()
+		synctest.Wait()
+		c.End()
+		time.Sleep(2 * time.Second)
+		f.wants(t, call{[]string{"b"}, 0})
+	})
+}
+
+func TestLoad_Closed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(1)
+		f.closed = true
+		ctx, cancel := context.WithCancel(t.Context())
+		go load(t, ctx, f.Join("a", 0))
+		time.Sleep(time.Minute)
+		f.wants(t)
+		cancel()
+	})
+}
+
+func TestQueue_MembersCountAsOne(t *testing.T) {
+	f := newFixture(1)
+	var members []*Member[string, string]
+	for i := range 1000 {
+		m := f.Join("k", i)
+		if members = append(members, m); !m.Queue() {
+			t.Fatalf("member %d may not wait", i)
+		}
+	}
+	others := 0
+	for f.Slots.Queue() {
+		others++
+	}
+	if others != 99 {
+		t.Errorf("%d others may wait, want 99 beside the group", others)
+	}
+	for _, m := range members {
+		m.Unqueue()
+	}
+	f.Slots.Unqueue() // the last of the others, which was refused
+	if !f.Slots.Queue() {
+		t.Error("the group still counts")
+	}
+}
+
+func TestTry_WithoutALoadMembersHaveTheirOwnSlots(t *testing.T) {
+	var running sync.WaitGroup
+	g := New(Options[string, string]{Slots: slots.New(2, 100), Running: &running, Closed: func() bool { return false }})
+	a, b, c := g.Join("a", 0), g.Join("b", 1), g.Join("c", 2)
+	free := a.Try()
+	if free == nil || b.Try() == nil {
+		t.Fatal("a member has no slot")
+	}
+	if c.Try() != nil {
+		t.Error("a third member has one of two slots")
+	}
+	free()
+	if c.Wait(t.Context(), &g.Demand) == nil {
+		t.Error("the slot that was given back is not to be had")
+	}
+}
