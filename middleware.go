@@ -188,26 +188,38 @@ type Middleware struct {
 // NewMiddleware returns a Middleware. It panics if the options cannot be meant;
 // the message names the field.
 func NewMiddleware(o HTTPOptions) *Middleware {
-	switch {
-	case o.MaxBody < 0:
-		refuse("HTTPOptions.MaxBody", o.MaxBody, "not be negative; zero means the default")
-	case o.MaxHeld < 0:
-		refuse("HTTPOptions.MaxHeld", o.MaxHeld, "not be negative; zero means the default")
-	case o.Hedge != 0:
-		refuse("HTTPOptions.Hedge", o.Hedge, "be zero: clients read a response while the handler writes it, so another response cannot replace it")
-	case o.UncacheableTTL < 0:
-		refuse("HTTPOptions.UncacheableTTL", o.UncacheableTTL, "not be negative; zero means the default")
-	case o.MaxStreams < 0:
-		refuse("HTTPOptions.MaxStreams", o.MaxStreams, "not be negative; zero means the default")
-	case o.UnsafeInvalidation > NoInvalidation:
-		refuse("HTTPOptions.UnsafeInvalidation", o.UnsafeInvalidation, "be HardInvalidation, SoftInvalidation or NoInvalidation")
-	case !(o.HeuristicFraction <= 1):
-		refuse("HTTPOptions.HeuristicFraction", o.HeuristicFraction, "be from 0 to 1, such as 0.1")
-	}
+	o.check()
+	o.fill()
+	s := o.Options.settings()
+	o.Options = s.Options
+	m := &Middleware{engine: newEngine(s, func(_ string, r *page.Response) int { return r.Size() }, page.Marshal, page.Unmarshal)}
+	m.engine.answers, m.engine.fails = (*page.Response).IsAnswer, (*page.Response).IsFailure
+	m.engine.keepLog((*page.Response).Traits)
+	m.pages = page.New(below{m.engine}, o.pages())
+	m.engine.listen()
+	m.engine.meetLog()
+	return m
+}
+
+// check panics on options of this face alone that cannot be meant.
+func (o *HTTPOptions) check() {
+	checkRules("HTTPOptions", []rule{
+		{"MaxBody", o.MaxBody, o.MaxBody < 0, notNegative},
+		{"MaxHeld", o.MaxHeld, o.MaxHeld < 0, notNegative},
+		{"Hedge", o.Hedge, o.Hedge != 0, "be zero: clients read a response while the handler writes it, so another response cannot replace it"},
+		{"UncacheableTTL", o.UncacheableTTL, o.UncacheableTTL < 0, notNegative},
+		{"MaxStreams", o.MaxStreams, o.MaxStreams < 0, notNegative},
+		{"UnsafeInvalidation", o.UnsafeInvalidation, o.UnsafeInvalidation > NoInvalidation, "be HardInvalidation, SoftInvalidation or NoInvalidation"},
+		{"HeuristicFraction", o.HeuristicFraction, !(o.HeuristicFraction <= 1), "be from 0 to 1, such as 0.1"},
+	})
 	checkFields("TargetedFields", o.TargetedFields, "CDN-Cache-Control")
 	checkFields("CredentialFields", o.CredentialFields, "Cookie")
 	checkFields("HiddenFields", o.HiddenFields, "Surrogate-Key")
 	checkFields("RetargetingFields", o.RetargetingFields, "X-Forwarded-Host")
+}
+
+// fill fills in the defaults of the options of this face, and those that are different here.
+func (o *HTTPOptions) fill() {
 	o.PassThrough, o.HeuristicFraction = max(0, o.PassThrough), max(0, o.HeuristicFraction)
 	o.MaxBody = cmp.Or(o.MaxBody, 8<<20)
 	o.MaxHeld = cmp.Or(o.MaxHeld, max(256<<20, o.MaxBody))
@@ -219,11 +231,10 @@ func NewMiddleware(o HTTPOptions) *Middleware {
 	// A page may fetch a part of its own site over HTTP. No context leads from the one to
 	// the other, so each needs a slot while the page waits for the part.
 	o.MaxRebuilds = cmp.Or(o.MaxRebuilds, 4096)
-	s := o.Options.settings()
-	o.Options = s.Options
-	m := &Middleware{engine: newEngine(s, func(_ string, r *page.Response) int { return r.Size() }, page.Marshal, page.Unmarshal)}
-	m.engine.answers, m.engine.fails = (*page.Response).IsAnswer, (*page.Response).IsFailure
-	m.engine.keepLog((*page.Response).Traits)
+}
+
+// pages is what the options say to the HTTP face.
+func (o *HTTPOptions) pages() page.Options {
 	po := page.Options{
 		Shared: o.Store != nil, EarlyRefresh: o.EarlyRefresh > 0,
 		TTL: o.TTL, ErrorTTL: o.ErrorTTL, EngineTimeout: o.EngineTimeout, RebuildTimeout: o.RebuildTimeout,
@@ -251,10 +262,7 @@ func NewMiddleware(o HTTPOptions) *Middleware {
 			return key.URL, key.Variant, ok
 		}
 	}
-	m.pages = page.New(below{m.engine}, po)
-	m.engine.listen()
-	m.engine.meetLog()
-	return m
+	return po
 }
 
 // checkFields refuses names in an option that are those of no fields.
