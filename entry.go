@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/items"
@@ -60,41 +61,27 @@ func failureText(err error) string {
 // nil if there is nothing in it. If known, the near tier's, is of the same
 // rebuild, its value serves; if it stands beside the entry, that is the item.
 func (r *run[V]) decode(e Entry, known *items.Item[V], asked instant) *items.Item[V] {
-	var none V
-	if e.Kind > KindUnshared || e.Kind == KindNotFound && !r.engine.answers(none) {
+	if !r.engine.knowsKind(e.Kind) {
 		r.engine.OnError(r.key, &keyError{"decoding", r.key, fmt.Errorf("%w: unknown kind %d", ErrCorrupt, e.Kind)})
 		return nil
 	}
-	if e.Kind == KindNone && e.Failures == 0 {
-		return nil
-	}
-	now := r.engine.clock.Now()
-	if known != nil && known.Beside && known.Epoch == e.Epoch && e.Kind != KindUnshared {
-		return r.engine.spare(r.key, known.Found(r.engine.trustedUntil(asked)))
-	}
-	if e.Kind == KindUnshared {
+	now, nothing := r.engine.clock.Now(), e.Failures == 0 && (e.Kind == KindNone || e.Kind == KindUnshared)
+	switch {
+	case e.Kind == KindUnshared:
 		if own, ok := r.ownOf(e, known, asked, now); ok {
 			return own
 		}
-		if e.Kind = KindNone; e.Failures == 0 {
-			return nil
-		}
+		e.Kind = KindNone
+	case !nothing && known != nil && known.Beside && known.Epoch == e.Epoch:
+		return r.engine.spare(r.key, known.Found(r.engine.trustedUntil(asked)))
 	}
-	same := known != nil && known.Epoch == e.Epoch && known.Failures == e.Failures
-	it := &items.Item[V]{Kind: e.Kind, Epoch: e.Epoch, Build: e.BuildTime, Position: e.Sweep, Trusted: r.engine.trustedUntil(asked)}
-	it.Lifetime = items.NewLifetime(now, items.Windows{
-		Age: e.Age, TTL: e.TTL, StaleWhileRevalidate: e.StaleWhileRevalidate, StaleIfError: e.StaleIfError, Keep: e.Keep,
-	})
-	it.Held = e.Kind != KindNone
-	if e.Failures > 0 {
-		it.Failures, it.RetryAt = e.Failures, durations.Add(it.Born, e.RetryAge)
-		it.Err = &RemoteError{Message: e.Failure}
+	if nothing {
+		return nil
 	}
-	if same && known.Kind == e.Kind {
+	it := r.itemOf(e, now, asked)
+	if known != nil && known.Epoch == e.Epoch && known.Failures == e.Failures && known.Kind == e.Kind {
 		it.Adopt(known)
-		return r.engine.spare(r.key, it)
-	}
-	if e.Kind == KindValue {
+	} else if e.Kind == KindValue {
 		err := fault.Guard(func() (err error) {
 			it.Value, err = r.engine.unmarshal(e.Value)
 			return err
@@ -105,6 +92,26 @@ func (r *run[V]) decode(e Entry, known *items.Item[V], asked instant) *items.Ite
 		}
 	}
 	return r.engine.spare(r.key, it)
+}
+
+// knowsKind reports whether the engine's entries may be of that kind.
+func (e *engine[V]) knowsKind(kind driver.EntryKind) bool {
+	var none V
+	return kind <= KindUnshared && (kind != KindNotFound || e.answers(none))
+}
+
+// itemOf is the item of an entry that the store had at the time asked, without its value.
+func (r *run[V]) itemOf(e Entry, now, asked instant) *items.Item[V] {
+	it := &items.Item[V]{Kind: e.Kind, Epoch: e.Epoch, Build: e.BuildTime, Position: e.Sweep, Trusted: r.engine.trustedUntil(asked)}
+	it.Lifetime = items.NewLifetime(now, items.Windows{
+		Age: e.Age, TTL: e.TTL, StaleWhileRevalidate: e.StaleWhileRevalidate, StaleIfError: e.StaleIfError, Keep: e.Keep,
+	})
+	it.Held = e.Kind != KindNone
+	if e.Failures > 0 {
+		it.Failures, it.RetryAt = e.Failures, durations.Add(it.Born, e.RetryAge)
+		it.Err = &RemoteError{Message: e.Failure}
+	}
+	return it
 }
 
 // ownOf is decode for an entry without its value, which is in the process that has made it or nowhere,

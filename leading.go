@@ -127,46 +127,16 @@ func (r *run[V]) takeEpoch(ctx context.Context) (entry Entry, epoch uint64) {
 // flight with it by finish. It gives up when rival is closed: another process has
 // committed its value. It reports whether the flight has ended.
 func (r *run[V]) build(ctx context.Context, epoch uint64, rival <-chan struct{}, finish func(context.Context, loaded[V], uint64) bool) (ended bool) {
-	e := r.engine
-	limited, cancel := context.WithTimeoutCause(ctx, e.RebuildTimeout, ErrRebuildTimeout)
+	limited, cancel := context.WithTimeoutCause(ctx, r.engine.RebuildTimeout, ErrRebuildTimeout)
 	defer cancel()
 	loading, abort := context.WithCancelCause(limited)
 	defer abort(nil)
-	// An election in the same request as the look, and a claim that has found another entry, may
-	// have asked for a longer lease than the key's builds need: its first renewal shortens it.
-	term := leases.Term{Began: r.standing.asked, Asked: r.standing.asked, Length: min(r.standing.length, r.leaseLength())}
-	l := currentLoad{abort: abort, last: r.leading.refused+1 >= maxRefused, storeless: r.storeDown, asked: r.looking.asked, heldUntil: forever}
-	if r.leading.lease != nil {
-		l.heldUntil = term.End()
-	}
-	if !r.beginLoading(epoch, l) {
+	defer func() { r.unwatchLoad(ended) }() // also if an observer does not return
+	result, lost := r.startLoad(loading, abort, epoch)
+	if result == nil {
 		r.leading.refused++
-		return false // invalidated since it was claimed, or closed
+		return false
 	}
-	var lost chan struct{}
-	if lease := r.leading.lease; lease != nil {
-		lost = make(chan struct{})
-		e.running.Go(func() { r.keep(loading, lease, term, lost) })
-	}
-
-	if e.Store != nil && r.state.Load().offered != nil {
-		e.running.Go(func() { r.confirm(loading) })
-	}
-
-	r.leading.made = e.clock.Now() + 1
-	if r.leading.lease != nil {
-		e.trips.Note(r.leading.made - r.standing.asked)
-	}
-	a := attempt[V]{flight: r.flight, present: r.present, made: r.leading.made, position: r.witness.position}
-	r.loaded = false
-	defer func() { r.unwatchLoad(ended) }()
-	watched := r.watchLoad(loading) // it may not return
-	e.count.loads.Add(1)
-	free := r.slot
-	r.slot = nil
-	result := a.start(watched, free)
-	e.enter(r.key, phaseLoading)
-
 	for {
 		select {
 		case l := <-result:
@@ -202,6 +172,45 @@ func (r *run[V]) build(ctx context.Context, epoch uint64, rival <-chan struct{},
 			return finish(ctx, loaded[V]{err: context.Cause(limited)}, epoch)
 		}
 	}
+}
+
+// startLoad starts the load, and what stands beside it: the keeper of the lease, if the flight has one,
+// and the confirmation of what is offered. lost is closed when the lease is another's. result is nil if
+// the key was invalidated since the epoch was claimed, or the cache is closed.
+func (r *run[V]) startLoad(loading context.Context, abort context.CancelCauseFunc, epoch uint64) (result <-chan loaded[V], lost chan struct{}) {
+	e := r.engine
+	// An election in the same request as the look, and a claim that has found another entry, may
+	// have asked for a longer lease than the key's builds need: its first renewal shortens it.
+	term := leases.Term{Began: r.standing.asked, Asked: r.standing.asked, Length: min(r.standing.length, r.leaseLength())}
+	l := currentLoad{abort: abort, last: r.leading.refused+1 >= maxRefused, storeless: r.storeDown, asked: r.looking.asked, heldUntil: forever}
+	if r.leading.lease != nil {
+		l.heldUntil = term.End()
+	}
+	if !r.beginLoading(epoch, l) {
+		return nil, nil
+	}
+	if lease := r.leading.lease; lease != nil {
+		lost = make(chan struct{})
+		e.running.Go(func() { r.keep(loading, lease, term, lost) })
+	}
+
+	if e.Store != nil && r.state.Load().offered != nil {
+		e.running.Go(func() { r.confirm(loading) })
+	}
+
+	r.leading.made = e.clock.Now() + 1
+	if r.leading.lease != nil {
+		e.trips.Note(r.leading.made - r.standing.asked)
+	}
+	a := attempt[V]{flight: r.flight, present: r.present, made: r.leading.made, position: r.witness.position}
+	r.loaded = false
+	watched := r.watchLoad(loading) // it may not return
+	e.count.loads.Add(1)
+	free := r.slot
+	r.slot = nil
+	result = a.start(watched, free)
+	e.enter(r.key, phaseLoading)
+	return result, lost
 }
 
 // finish ends the flight with what the load came to, after the store has taken

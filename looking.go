@@ -102,29 +102,18 @@ func (r *run[V]) lookBy(ctx context.Context, read func(context.Context) storeRep
 			r.offerStale(held)
 		}
 	}
-	asking, end := e.store.WhileUp(ctx)
-	defer end()
-	there := read(asking)
-	// One lost packet is no outage: an engine that is gone fails again, and
-	// opens its breaker, or has used the time up.
-	for try := 1; try < gate.Trips && errors.Is(there.err, ErrUnavailable) && ctx.Err() == nil && r.budget.Left() > 0 && e.store.Retries(); try++ {
-		r.noAnswer(ctx, "reading", there.err)
-		there = r.read(asking, r.budget)
-	}
+	there := r.readPersistently(ctx, read)
 	r.looking.before, r.looking.asked = r.looking.asked, there.asked
 	if there.entry.Fresh() {
 		r.looking.past = there.entry.Epoch
 	}
-	switch err := there.err; {
-	case err == nil:
+	switch {
+	case there.err == nil:
 		return r.consider(r.decode(there.entry, known, there.asked), true)
 	case ctx.Err() != nil:
 		return false // closed, or deserted: that is not the store's silence, and nobody says that what is at hand holds
-	case errors.Is(err, ErrUnavailable):
-		if cause := context.Cause(asking); errors.Is(cause, gate.ErrSilent) {
-			err = fmt.Errorf("%w: %w", ErrUnavailable, cause)
-		}
-		r.noAnswer(ctx, "reading", err)
+	case errors.Is(there.err, ErrUnavailable):
+		r.noAnswer(ctx, "reading", there.err)
 		r.storeDown = true
 		if held != nil {
 			// It answers those, too, who came while the store was silent.
@@ -132,8 +121,8 @@ func (r *run[V]) lookBy(ctx context.Context, read func(context.Context) storeRep
 		}
 		r.present = known
 	default:
-		if !errors.Is(err, ErrNotFound) {
-			e.OnError(r.key, &keyError{"reading", r.key, err})
+		if !errors.Is(there.err, ErrNotFound) {
+			e.OnError(r.key, &keyError{"reading", r.key, there.err})
 		}
 		r.present = nil
 		if r.state.Load().offered != nil {
@@ -141,6 +130,23 @@ func (r *run[V]) lookBy(ctx context.Context, read func(context.Context) storeRep
 		}
 	}
 	return false
+}
+
+// readPersistently reads the store by read, and again if there is no answer: one lost packet is no outage. An
+// engine that is gone fails again, and opens its breaker, or has used the time up.
+func (r *run[V]) readPersistently(ctx context.Context, read func(context.Context) storeReply) storeReply {
+	e := r.engine
+	asking, end := e.store.WhileUp(ctx)
+	defer end()
+	there := read(asking)
+	for try := 1; try < gate.Trips && errors.Is(there.err, ErrUnavailable) && ctx.Err() == nil && r.budget.Left() > 0 && e.store.Retries(); try++ {
+		r.noAnswer(ctx, "reading", there.err)
+		there = r.read(asking, r.budget)
+	}
+	if cause := context.Cause(asking); errors.Is(there.err, ErrUnavailable) && errors.Is(cause, gate.ErrSilent) {
+		there.err = fmt.Errorf("%w: %w", ErrUnavailable, cause)
+	}
+	return there
 }
 
 // consider ends the flight with it if it answers, and offers it to callers if

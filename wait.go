@@ -516,6 +516,21 @@ func (c *waiter[V]) ask(f *flight[V]) error {
 // found in the store, or something stale is, in no time that anybody would notice.
 const queuedLooks = 16
 
+// hits answers the call with an item of the near tier, if the item needs no flight.
+func (c *waiter[V]) hits(it *items.Item[V], now instant) bool {
+	verdict := judge(&it.Lifetime, now)
+	if verdict != serve && verdict != serveOnly && verdict != fail || !c.want.Takes(it, now, c.began) {
+		return false
+	}
+	if verdict == serve && !c.tallied && c.engine.answers(it.Value) {
+		c.tallied = true
+		c.engine.count.hits.add()
+	}
+	c.conclude(it)
+	c.answer.flown = false
+	return true
+}
+
 // begin is join where there is no flight. shard.mu is held.
 func (c *waiter[V]) begin(s *shard[V], b binder[V]) bool {
 	// The near tier is read again under the lock. A caller that missed there
@@ -524,19 +539,8 @@ func (c *waiter[V]) begin(s *shard[V], b binder[V]) bool {
 	// both under this lock, so one of the two is seen.
 	e := c.engine
 	it, now := e.near.Get(c.key)
-	if it != nil && now < it.Trusted {
-		switch verdict := judge(&it.Lifetime, now); verdict {
-		case serve, serveOnly, fail:
-			if c.want.Takes(it, now, c.began) {
-				if verdict == serve && !c.tallied && e.answers(it.Value) {
-					c.tallied = true
-					e.count.hits.add()
-				}
-				c.conclude(it)
-				c.answer.flown = false
-				return false
-			}
-		}
+	if it != nil && now < it.Trusted && c.hits(it, now) {
+		return false
 	}
 	m, _ := b.(*member[V])
 	queues := e.Store != nil && m.first()
@@ -551,19 +555,8 @@ func (c *waiter[V]) begin(s *shard[V], b binder[V]) bool {
 	}
 	// Detached: the values of the context stay (traces, tenants), its end does not.
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(c.ctx))
-	f := &flight[V]{
-		key: c.key, load: b.bind(), engine: e, shard: s, member: m, cancel: cancel, budget: c.budget,
-		want: c.want, refreshes: c.refreshes || c.stale != nil, second: c.excluded, queues: queues,
-		due: durations.Add(c.began, e.MaxWait), since: now,
-	}
-	if e.notified {
-		f.notices = make(chan heard, 1)
-	}
-	if e.eachCall && e.Store != nil {
-		f.doubts = make(chan struct{}, 1)
-	}
-	f.state.Store(&flightState[V]{news: make(chan struct{})})
-	f.watch()
+	f := c.newFlight(s, m, now)
+	f.load, f.cancel, f.queues = b.bind(), cancel, queues
 	c.ask(f)
 	c.board(f)
 	f.alarm = time.AfterFunc(f.due-now, f.fallDue)
@@ -580,4 +573,23 @@ func (c *waiter[V]) begin(s *shard[V], b binder[V]) bool {
 	}
 	e.running.Go(func() { f.fly(ctx) })
 	return true
+}
+
+// newFlight is a flight for the call, and for others from then on.
+func (c *waiter[V]) newFlight(s *shard[V], m *member[V], now instant) *flight[V] {
+	e := c.engine
+	f := &flight[V]{
+		key: c.key, engine: e, shard: s, member: m, budget: c.budget,
+		want: c.want, refreshes: c.refreshes || c.stale != nil, second: c.excluded,
+		due: durations.Add(c.began, e.MaxWait), since: now,
+	}
+	if e.notified {
+		f.notices = make(chan heard, 1)
+	}
+	if e.eachCall && e.Store != nil {
+		f.doubts = make(chan struct{}, 1)
+	}
+	f.state.Store(&flightState[V]{news: make(chan struct{})})
+	f.watch()
+	return f
 }

@@ -86,26 +86,15 @@ func (r *run[V]) await(ctx context.Context) bool {
 	// without a pause.
 	earliest := r.standing.asked + pollInterval(began-w.since)
 	deadline := time.NewTimer(max(until, earliest) - began)
-	var late <-chan time.Time
-	if w.hedge.at > 0 && !w.hedge.tried {
-		late = time.After(max(0, w.hedge.at-began))
-	}
-
+	late := w.hedge.late(began)
 	for {
 		select {
 		case n := <-r.notices:
-			if r.told(ctx, n) {
-				return true
-			}
-			if r.blind() {
-				return false
+			if ended := r.told(ctx, n); ended || r.blind() {
+				return ended
 			}
 		case <-wake:
-			w.freed = true
-			if e.notified {
-				earliest = max(earliest, e.clock.Now()+noticeLag)
-			}
-			if early := earliest - e.clock.Now(); early > 0 {
+			if early := r.freed(earliest); early > 0 {
 				wake, earliest = nil, 0
 				deadline.Reset(early)
 				continue
@@ -113,25 +102,37 @@ func (r *run[V]) await(ctx context.Context) bool {
 			return false
 		case <-late:
 			late = nil
-			if r.hedge(ctx) {
-				return true
-			}
-			if w.hedge.lease != nil || r.blind() {
-				return false
+			if ended := r.hedge(ctx); ended || w.hedge.lease != nil || r.blind() {
+				return ended
 			}
 		case <-deadline.C:
 			return false
 		case <-ctx.Done():
 			return false
 		case <-time.After(r.untilNextLook(wake != nil)):
-			if r.lookAnew(ctx) {
-				return true
-			}
-			if r.blind() {
-				return false
+			if ended := r.lookAnew(ctx); ended || r.blind() {
+				return ended
 			}
 		}
 	}
+}
+
+// freed notes that the lease is free, and returns how long it is until the flight may stand for election.
+func (r *run[V]) freed(earliest instant) time.Duration {
+	e := r.engine
+	r.waiting.freed = true
+	if e.notified {
+		earliest = max(earliest, e.clock.Now()+noticeLag)
+	}
+	return earliest - e.clock.Now()
+}
+
+// late returns the channel that tells when the holder has taken too long, nil if there is to be no hedge.
+func (h *hedgeState) late(now instant) <-chan time.Time {
+	if h.at == 0 || h.tried {
+		return nil
+	}
+	return time.After(max(0, h.at-now))
 }
 
 // leaseOver is when to stand for election again if nothing is heard, for a flight that
