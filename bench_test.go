@@ -14,6 +14,8 @@ import (
 	"unsafe"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/lockers/locallock"
+	"github.com/bellwether-go/bellwether/stores/memstore"
 	"github.com/maypok86/otter/v2"
 )
 
@@ -208,4 +210,25 @@ func BenchmarkJoin(b *testing.B) {
 			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(come), "ns/caller")
 		})
 	}
+}
+
+// BenchmarkKeys is what a thousand keys cost that are missed at one time, by two callers each, beside a
+// store and a locker in memory.
+func BenchmarkKeys(b *testing.B) {
+	const keys, callers = 1000, 2
+	load := func(context.Context, string) (string, error) { return "v", nil }
+	c := bellwether.New(load, bellwether.Options{TTL: time.Hour, Store: memstore.New(), Locker: locallock.New(), Namespace: "keys", MaxRebuilds: keys})
+	defer c.Close()
+	ctx := context.Background()
+	for i := 0; b.Loop(); i++ {
+		var wg sync.WaitGroup
+		for k := range keys {
+			key := strconv.Itoa(i*keys + k)
+			for range callers {
+				wg.Go(func() { c.Get(ctx, key) })
+			}
+		}
+		wg.Wait()
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/keys, "ns/key")
 }
