@@ -45,7 +45,7 @@ func (f *flight[V]) doubt() {
 // doubtValue is doubt about the value that is being made. Without a Fencer nobody can say
 // more of it: the answer would wake all who wait, and each would doubt again.
 func (f *flight[V]) doubtValue() {
-	if _, ok := f.engine.Store.(Fencer); ok {
+	if f.engine.fencer != nil {
 		f.doubt()
 	}
 }
@@ -65,8 +65,7 @@ func (f *flight[V]) answerDoubts(ctx context.Context) {
 		published, epoch, l := f.state.Load().published, f.witness.epoch, f.current
 		vouches := published != nil && l != nil && !l.storeless
 		f.shard.mu.Unlock()
-		fencer, ok := e.Store.(Fencer)
-		if ok && vouches && !f.vouchFor(ctx, fencer, published, epoch) {
+		if e.fencer != nil && vouches && !f.vouchFor(ctx, published, epoch) {
 			return
 		}
 	}

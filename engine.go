@@ -51,6 +51,7 @@ type engine[V any] struct {
 	unlooked  atomic.Int64                           // flights, and batches, on their way to their first look
 	open      context.Context                        // of what is done for no caller; ends once closed is set
 	shut      context.CancelFunc
+	fencer    Fencer  // Store, if it is one; nil otherwise
 	elector   Elector // Store and Locker, if they are one; nil if they are two
 
 	shards *shards[V]
@@ -74,6 +75,7 @@ func newEngine[V any](s settings, size func(string, V) int, marshal func(V) ([]b
 	e.open, e.shut = context.WithCancel(context.Background())
 	e.store, e.locker, e.push = e.newGate(EngineStore), e.newGate(EngineLocker), e.newGate(EngineWatch)
 	e.writes = e.store.Beside(e.tellBreaker(EngineWrites))
+	e.fencer, _ = s.Store.(Fencer)
 	if e.elector = electorOf(s.Store, s.Locker); e.elector != nil {
 		e.locker = e.writes // one engine, and its elections are writes
 	}

@@ -209,9 +209,9 @@ func (a attempt[V]) show(ctx context.Context, v V, until instant, to audience.Au
 	joinable := forever
 	if e.Store != nil && !l.storeless {
 		joinable = e.trustedUntil(l.asked)
-		if fencer, ok := e.Store.(Fencer); ok && !f.shard.closed {
+		if e.fencer != nil && !f.shard.closed {
 			epoch, asked := f.witness.epoch, l.asked
-			e.running.Go(func() { f.vouch(ctx, fencer, it, epoch, asked) })
+			e.running.Go(func() { f.vouch(ctx, it, epoch, asked) })
 		}
 	}
 	f.change(func(s *flightState[V]) {
@@ -238,16 +238,18 @@ func (f *flight[V]) catchUp(ctx context.Context) (fenced bool) {
 	e.sweeps.Follow(ctx, budget, e.NearTTL/2)
 	// Late: this process has been paused, or its locker has. Another may have the lease,
 	// and its value, by now, and the renewal that would tell may be as late as this load.
-	fencer, ok := e.Store.(Fencer)
-	return ok && late && epoch != 0 && f.fenced(ctx, fencer, budget, epoch)
+	return late && f.fenced(ctx, budget, epoch)
 }
 
-// fenced asks the store whether something later than epoch counts. A store that does
-// not answer cannot say so.
-func (f *flight[V]) fenced(ctx context.Context, fencer Fencer, budget *gate.Budget, epoch uint64) bool {
+// fenced asks the store whether something later than epoch counts. A store that does not
+// answer cannot say so, nor can one that is no Fencer, nor any of an epoch of none.
+func (f *flight[V]) fenced(ctx context.Context, budget *gate.Budget, epoch uint64) bool {
 	e := f.engine
+	if e.fencer == nil || epoch == 0 {
+		return false
+	}
 	fenced, err := gate.Ask(ctx, e.store, f.key, budget, func(ctx context.Context) (bool, error) {
-		return fencer.Fenced(ctx, e.engineKey(f.key), epoch)
+		return e.fencer.Fenced(ctx, e.engineKey(f.key), epoch)
 	})
 	return err == nil && fenced
 }
@@ -256,7 +258,7 @@ func (f *flight[V]) fenced(ctx context.Context, fencer Fencer, budget *gate.Budg
 // epoch is making still counts. Without it, an invalidation by another process
 // would be seen at the commit only, and who joins until then has asked after it.
 // asked is when the store last said that it does.
-func (f *flight[V]) vouch(ctx context.Context, fencer Fencer, it *items.Item[V], epoch uint64, asked instant) {
+func (f *flight[V]) vouch(ctx context.Context, it *items.Item[V], epoch uint64, asked instant) {
 	e := f.engine
 	for {
 		select {
@@ -265,7 +267,7 @@ func (f *flight[V]) vouch(ctx context.Context, fencer Fencer, it *items.Item[V],
 			return
 		}
 		asked = e.clock.Now()
-		if !f.vouchFor(ctx, fencer, it, epoch) {
+		if !f.vouchFor(ctx, it, epoch) {
 			return
 		}
 	}
@@ -273,11 +275,11 @@ func (f *flight[V]) vouch(ctx context.Context, fencer Fencer, it *items.Item[V],
 
 // vouchFor asks the store whether the value still counts. It returns false if there is
 // nothing more to ask.
-func (f *flight[V]) vouchFor(ctx context.Context, fencer Fencer, it *items.Item[V], epoch uint64) bool {
+func (f *flight[V]) vouchFor(ctx context.Context, it *items.Item[V], epoch uint64) bool {
 	e, budget := f.engine, gate.NewBudget(f.engine.EngineTimeout)
 	e.sweeps.Follow(ctx, budget, e.NearTTL/4)
 	asked := e.clock.Now()
-	fenced := f.fenced(ctx, fencer, budget, epoch)
+	fenced := f.fenced(ctx, budget, epoch)
 	return ctx.Err() == nil && f.vouched(it, fenced, e.trustedUntil(asked))
 }
 

@@ -369,8 +369,8 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 // that it still holds.
 func (r *run[V]) trustedUntold(ctx context.Context, asked instant, epoch uint64) instant {
 	e := r.engine
-	if fencer, ok := e.Store.(Fencer); ok && epoch != 0 {
-		if now := e.clock.Now(); !r.flight.fenced(ctx, fencer, r.budget, epoch) {
+	if e.fencer != nil && epoch != 0 {
+		if now := e.clock.Now(); !r.flight.fenced(ctx, r.budget, epoch) {
 			asked = now
 		}
 	}
