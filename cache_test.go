@@ -97,12 +97,16 @@ func TestGet_ColdKeyUnderHerd(t *testing.T) {
 			time.Sleep(2 * time.Second)
 			return "v", nil
 		}, bellwether.Options{})
-		herd(c, crowd, "k").want(t, crowd, "v", nil, 2*time.Second)
+		callers := crowd
+		if testing.Short() {
+			callers /= 10 // as in TestGet_FailureUnderHerd; all of them come in TestGet_AllButOneLeave
+		}
+		herd(c, callers, "k").want(t, callers, "v", nil, 2*time.Second)
 		if loads.Load() != 1 {
 			t.Errorf("%d loads, want 1", loads.Load())
 		}
 		herd(c, 10, "k").want(t, 10, "v", nil, 0)
-		if s := c.Stats(); s.Loads != 1 || s.Misses != 1 || s.Collapsed != crowd-1 || s.Hits != 10 {
+		if s := c.Stats(); s.Loads != 1 || s.Misses != 1 || s.Collapsed != uint64(callers)-1 || s.Hits != 10 {
 			t.Errorf("stats %+v", s)
 		}
 	})
@@ -526,33 +530,6 @@ func TestGet_OwnKey(t *testing.T) {
 	})
 }
 
-func TestGet_MaxRebuilds(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var running, most atomic.Int32
-		c := cacheOf(t, func(ctx context.Context, key string) (string, error) {
-			n := running.Add(1)
-			defer running.Add(-1)
-			for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
-			}
-			time.Sleep(time.Second)
-			return key, nil
-		}, bellwether.Options{MaxRebuilds: 10})
-		var wg sync.WaitGroup
-		for i := range 100 {
-			wg.Go(func() {
-				if v, err := c.Get(t.Context(), fmt.Sprint(i)); err != nil || v != fmt.Sprint(i) {
-					t.Errorf("Get(%d) = %q, %v", i, v, err)
-				}
-			})
-		}
-		start := time.Now()
-		wg.Wait()
-		if most.Load() != 10 || time.Since(start) != 10*time.Second {
-			t.Errorf("%d loads at a time for %v, want 10 for 10s", most.Load(), time.Since(start))
-		}
-	})
-}
-
 // A key that is invalidated during each of its loads, which all fail: the failure
 // of the last is not for a caller who came after the invalidation that its load
 // began before.
@@ -642,30 +619,6 @@ func TestInvalidate_WhileTheBreakerIsOpen(t *testing.T) {
 		time.Sleep(time.Second + 1)
 		if v, err := a.Get(t.Context(), "k"); v == "v1" || err != nil {
 			t.Errorf("another process got %q, %v after NearTTL", v, err)
-		}
-	})
-}
-
-func TestInvalidate_DropsFreshAndStale(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var loads atomic.Int32
-		c := cacheOf(t, func(ctx context.Context, key string) (string, error) {
-			return fmt.Sprint(key, loads.Add(1)), nil
-		}, bellwether.Options{TTL: time.Second, StaleWhileRevalidate: time.Hour})
-		for i, sleep := range []time.Duration{0, 0, 2 * time.Second} {
-			time.Sleep(sleep)
-			if err := c.Invalidate(t.Context(), "a", "b"); err != nil {
-				t.Fatal(err)
-			}
-			for _, key := range []string{"a", "b"} {
-				v, err := c.Get(t.Context(), key)
-				if err != nil || v[:1] != key {
-					t.Fatalf("round %d: Get(%s) = %q, %v", i, key, v, err)
-				}
-			}
-		}
-		if loads.Load() != 6 {
-			t.Errorf("%d loads, want 6", loads.Load())
 		}
 	})
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"runtime"
 	"strings"
 	"sync"
@@ -19,30 +18,6 @@ import (
 )
 
 // This file tests callers whose engines fail, hang or answer nonsense.
-
-// A failed load falls back on what the fleet holds, a new value after an
-// outage of the store falls back on nothing older.
-func TestFleet_OlderAfterNewer(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 1, push, bellwether.Options{TTL: 10 * time.Second, StaleWhileRevalidate: time.Hour})
-		p := f.processes[0]
-		p.Get(t.Context(), "k")
-		time.Sleep(10 * time.Second)
-		p.store.set(on(refuse, "commit"))
-		p.Get(t.Context(), "k") // stale, and v2 behind it, which the store does not take
-		time.Sleep(time.Second + 1)
-		if v, _ := p.Get(t.Context(), "k"); v != "v2" {
-			t.Fatalf("Get = %q, want v2", v)
-		}
-		p.store.set(nil)
-		for range 30 {
-			time.Sleep(100 * time.Millisecond)
-			if v, err := p.Get(t.Context(), "k"); err != nil || version(v) < 2 {
-				t.Fatalf("Get = %q, %v after v2 was served", v, err)
-			}
-		}
-	})
-}
 
 // engineFaults are what engines do to a rebuild in all processes.
 var engineFaults = map[string]func(p *process){
@@ -194,43 +169,6 @@ func TestFleet_CorruptEntries(t *testing.T) {
 					t.Errorf("with the right bytes: Get = %v, %v after %d loads", v, err, loads.Load())
 				}
 			}
-		})
-	}
-}
-
-// Failing at random, the engines cost loads but no answers.
-func TestFleet_RandomEngineErrors(t *testing.T) {
-	for seed := range uint64(10) {
-		synctest.Test(t, func(t *testing.T) {
-			f := newFleet(t, 3, way(seed%3), bellwether.Options{TTL: 5 * time.Second, LeaseTTL: 2 * time.Second})
-			f.each(func(p *process) {
-				for i, w := range []*wire{p.store.wire, p.locker.wire} {
-					var mu sync.Mutex
-					rng := rand.New(rand.NewPCG(seed, uint64(i)))
-					w.set(func(ctx context.Context, op string) error {
-						mu.Lock()
-						n := rng.IntN(10)
-						mu.Unlock()
-						switch {
-						case n < 2:
-							return errRefused
-						case n == 2:
-							return blackHole(ctx, op)
-						}
-						return nil
-					})
-				}
-			})
-			for range 30 {
-				got := f.get(5, "k")
-				// A lost commit and a lost release make a dead holder of a live
-				// one: each but the last is waited for.
-				if len(got.failed) > 0 || got.slowest > 3*time.Second+2*2*time.Second+time.Second {
-					t.Fatalf("seed %d: slowest %v: %v", seed, got.slowest, got.count)
-				}
-				time.Sleep(time.Second)
-			}
-			f.recovers(t)
 		})
 	}
 }

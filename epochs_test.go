@@ -1,7 +1,6 @@
 package bellwether_test
 
 import (
-	"context"
 	"fmt"
 	"testing"
 	"testing/synctest"
@@ -93,23 +92,25 @@ func TestFleet_EpochsFallAfterALostCommit(t *testing.T) {
 	})
 }
 
-// What was made without the store follows what the store has, and is served until it
-// expires itself.
+// What was made while the store was away, or took no commit, follows what the store has, and is
+// served until it expires itself.
 func TestFleet_AfterAnOutageNothingOlder(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 1, push, bellwether.Options{TTL: 10 * time.Second, StaleWhileRevalidate: time.Hour})
-		p := f.processes[0]
-		p.Get(t.Context(), "k")
-		time.Sleep(10 * time.Second)
-		p.store.set(func(context.Context, string) error { return errRefused })
-		p.Get(t.Context(), "k") // stale, and v2 behind it, made without the store
-		time.Sleep(1500 * time.Millisecond)
-		p.store.set(nil)
-		for range 50 {
-			if v, err := p.Get(t.Context(), "k"); err != nil || version(v) != 2 {
-				t.Fatalf("Get = %q, %v after v2 was made, which is fresh", v, err)
+	for name, fault := range map[string]fault{"away": refuse, "takes no commit": on(refuse, "commit")} {
+		inBubble(t, name, func(t *testing.T) {
+			f := newFleet(t, 1, push, bellwether.Options{TTL: 10 * time.Second, StaleWhileRevalidate: time.Hour})
+			p := f.processes[0]
+			p.Get(t.Context(), "k")
+			time.Sleep(10 * time.Second)
+			p.store.set(fault)
+			p.Get(t.Context(), "k") // stale, and v2 behind it, made without the store
+			time.Sleep(1500 * time.Millisecond)
+			p.store.set(nil)
+			for range 50 {
+				if v, err := p.Get(t.Context(), "k"); err != nil || version(v) != 2 {
+					t.Fatalf("Get = %q, %v after v2 was made, which is fresh", v, err)
+				}
+				time.Sleep(100 * time.Millisecond)
 			}
-			time.Sleep(100 * time.Millisecond)
-		}
-	})
+		})
+	}
 }

@@ -60,7 +60,7 @@ func TestFleet_FailureIsShared(t *testing.T) {
 						last = loads
 						ends = append(ends, time.Since(begin))
 					}
-					time.Sleep(200 * time.Millisecond)
+					time.Sleep(400 * time.Millisecond)
 				}
 				from := time.Second
 				for i, at := range ends {

@@ -3,20 +3,12 @@ package bellwether_test
 import (
 	"context"
 	"fmt"
-	"io"
-	"math/rand/v2"
-	"net/http"
-	"strconv"
-	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/bellwether-go/bellwether"
-	"github.com/bellwether-go/bellwether/lockers/locallock"
-	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
 // This file tests invalidations that meet a rebuild, here or in another process.
@@ -78,32 +70,6 @@ func TestInvalidate_WhileAReplyIsUnderWay(t *testing.T) {
 	}
 }
 
-// A key that is invalidated elsewhere during each of its loads: what those have
-// made is not for callers who came after the invalidation that it was made
-// before.
-func TestFleet_InvalidatedDuringEachLoad(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 2, push, bellwether.Options{MaxWait: 2 * time.Minute, NearTTL: time.Second})
-		f.origin.build = 5 * time.Second
-		a, b := f.processes[0], f.processes[1]
-		go b.Get(t.Context(), "k")
-		synctest.Wait()
-		began := time.Now()
-		for round := range 12 { // loads begin every 5 s
-			time.Sleep(time.Duration(5*round+1)*time.Second - time.Since(began))
-			a.Invalidate(t.Context(), "k")
-			stale, _ := f.origin.count()
-			time.Sleep(2 * time.Second)
-			go func() {
-				if v, err := b.Get(t.Context(), "k"); err == nil && version(v) <= stale {
-					t.Errorf("round %d: Get = %q, which began to be loaded before the key was invalidated, 2s before the call", round, v)
-				}
-			}()
-		}
-		time.Sleep(time.Minute)
-	})
-}
-
 // An Invalidate in one process while a rebuild runs in this or another: what
 // that rebuild makes is nobody's.
 func TestFleet_InvalidateDuringARebuild(t *testing.T) {
@@ -137,38 +103,6 @@ func TestFleet_InvalidateDuringARebuild(t *testing.T) {
 			})
 		}
 	}
-}
-
-// A stale value that was invalidated elsewhere is not offered to those who come
-// later, however long the rebuild behind it takes: neither by the process that
-// rebuilds nor by one that waits.
-func TestFleet_InvalidateWhileStaleIsServed(t *testing.T) {
-	everyWay(t, func(t *testing.T, by way) {
-		f := newFleet(t, 3, by, bellwether.Options{TTL: 10 * time.Second, StaleWhileRevalidate: time.Hour, NearTTL: time.Second})
-		f.get(1, "k")
-		time.Sleep(10 * time.Second)
-		f.origin.set(func(o *source) { o.build = 20 * time.Second })
-		rebuilder, waiter := f.processes[1], f.processes[2]
-		for _, p := range []*process{rebuilder, waiter} {
-			if v, _ := p.Get(t.Context(), "k"); v != "v1" {
-				t.Fatalf("Get = %q, want the stale value", v)
-			}
-			synctest.Wait()
-		}
-		time.Sleep(2 * time.Second)
-		f.processes[0].Invalidate(t.Context(), "k")
-		time.Sleep(time.Second + 1)
-		for i, p := range []*process{rebuilder, waiter} {
-			for range 5 {
-				ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-				if v, err := p.Get(ctx, "k"); err == nil {
-					t.Errorf("%s: Get = %q NearTTL after its invalidation in another process", []string{"rebuilder", "waiter"}[i], v)
-				}
-				cancel()
-				time.Sleep(time.Second)
-			}
-		}
-	})
 }
 
 // A failure that is not remembered is not committed, so nothing checks what is
@@ -266,139 +200,4 @@ func TestGet_InvalidatedWhileItWaitsForASlot(t *testing.T) {
 			t.Errorf("%q, %v after %v", v, err, time.Since(began))
 		}
 	})
-}
-
-// What is older than an unsafe request, or an invalidation, and counts as
-// fresh after it.
-func TestInvalidate_NothingOlderIsFresh(t *testing.T) {
-	seeds := uint64(40)
-	if testing.Short() {
-		seeds = 3
-	}
-	for seed := range seeds {
-		for _, kind := range []bellwether.Invalidation{bellwether.HardInvalidation, bellwether.SoftInvalidation} {
-			for _, far := range []bool{false, true} {
-				inBubble(t, fmt.Sprint(seed, " ", kind, " ", far), func(t *testing.T) { randomSweeps(t, seed, kind, far) })
-			}
-		}
-	}
-}
-
-func randomSweeps(t *testing.T, seed uint64, kind bellwether.Invalidation, far bool) {
-	var mu sync.Mutex
-	rnd := rand.New(rand.NewPCG(seed, 7))
-	roll := func(n int) int { mu.Lock(); defer mu.Unlock(); return rnd.IntN(n) }
-	var version atomic.Int64
-	vary := roll(2) == 0
-	ccs := []string{"public, max-age=60", "public, max-age=2, stale-while-revalidate=60", "max-age=60", "s-maxage=60", "private"}
-	cc := ccs[roll(3)]
-	h := func(w http.ResponseWriter, r *http.Request) {
-		if r.Method != "GET" && r.Method != "HEAD" {
-			version.Add(1)
-			if roll(2) == 0 {
-				time.Sleep(time.Duration(roll(1500)) * time.Millisecond)
-			}
-			return
-		}
-		v := version.Load()
-		time.Sleep(time.Duration(roll(2000)) * time.Millisecond)
-		c := cc
-		if roll(6) == 0 {
-			c = ccs[roll(len(ccs))]
-		}
-		w.Header().Set("Cache-Control", c)
-		w.Header().Set("Surrogate-Key", "tag")
-		if vary {
-			w.Header().Set("Vary", "X-V")
-		}
-		w.Header().Set("X-Version", fmt.Sprint(v))
-		if roll(2) == 0 {
-			io.WriteString(w, "page ")
-			w.(http.Flusher).Flush()
-			time.Sleep(time.Duration(roll(2500)) * time.Millisecond)
-		}
-		fmt.Fprint(w, v)
-	}
-	o := bellwether.HTTPOptions{UnsafeInvalidation: kind}
-	store, locker := bellwether.Store(memstore.New()), bellwether.Locker(locallock.New())
-	if far {
-		store, locker = farStore(store), farLocker()
-	}
-	o.Store, o.Locker = store, locker
-	sites := []*site{newSite(t, o, h), newSite(t, o, h)}
-	time.Sleep(2 * time.Second)
-	var done atomic.Int64      // the version that the latest finished unsafe request made sure of
-	var doneAt [2]atomic.Int64 // per process: of its own
-	lag := map[int64]time.Time{}
-	var wg sync.WaitGroup
-	end := time.Now().Add(60 * time.Second)
-	for c := range 12 {
-		wg.Go(func() {
-			for time.Now().Before(end) {
-				time.Sleep(time.Duration(roll(900)) * time.Millisecond)
-				i := roll(2)
-				s := sites[i]
-				fields := []string{"X-V", fmt.Sprint(roll(2))}
-				if c%3 == 0 {
-					fields = append(fields, "Authorization", fmt.Sprint("u", c))
-				}
-				if roll(8) == 0 {
-					fields = append(fields, "Cache-Control", []string{"no-store", "no-cache", "max-age=1"}[roll(3)])
-				}
-				// what must be seen
-				mu.Lock()
-				least := doneAt[i].Load()
-				for v, at := range lag {
-					if time.Since(at) > 1200*time.Millisecond {
-						least = max(least, v)
-					}
-				}
-				mu.Unlock()
-				method := "GET"
-				if roll(5) == 0 {
-					method = "HEAD"
-				}
-				began := time.Now()
-				w := s.do(request(method, "http://a/p", fields...))
-				if w.Code != 200 {
-					continue
-				}
-				got, err := strconv.ParseInt(w.Header().Get("X-Version"), 10, 64)
-				status := w.Header().Get("Cache-Status")
-				if err != nil || got >= least {
-					continue
-				}
-				if kind == bellwether.SoftInvalidation && strings.Contains(status, "ttl=-") {
-					continue // stale, and says so
-				}
-				t.Errorf("%s in process %d at %v got version %d, and %d was done: %s (%v)", method, i, began, got, least, status, fields)
-			}
-		})
-	}
-	wg.Go(func() {
-		for time.Now().Before(end) {
-			time.Sleep(time.Duration(1000+roll(5000)) * time.Millisecond)
-			i := roll(2)
-			var v int64
-			switch roll(4) {
-			case 0: // by the operator
-				v = version.Add(1)
-				m := []bellwether.Match{{URLs: []string{"http://a/p"}}, {Prefixes: []string{"http://a/"}}, {Tags: []string{"tag"}}}[roll(3)]
-				m.Soft = kind == bellwether.SoftInvalidation
-				if err := sites[i].mw.InvalidateMatching(t.Context(), m); err != nil {
-					continue
-				}
-			default:
-				v = version.Load() + 1
-				sites[i].do(request("PUT", "http://a/p"))
-			}
-			mu.Lock()
-			doneAt[i].Store(v)
-			lag[v] = time.Now()
-			mu.Unlock()
-			done.Store(v)
-		}
-	})
-	wg.Wait()
-	time.Sleep(time.Minute)
 }

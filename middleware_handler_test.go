@@ -324,7 +324,7 @@ func TestHandler_ChiParametersWhenDetached(t *testing.T) {
 	var wg sync.WaitGroup
 	for g := range 8 {
 		wg.Go(func() {
-			for i := range 500 {
+			for i := range 250 {
 				ctx, cancel := context.WithCancel(t.Context())
 				if i%2 == 0 {
 					time.AfterFunc(500*time.Microsecond, cancel) // leaves before the handler ends

@@ -50,52 +50,6 @@ func TestHerd_OneStoreWritePerLoad(t *testing.T) {
 	})
 }
 
-func TestHerd_StoreErrorKeepsCollapsing(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store := wiredTo(memstore.New())
-		store.set(refuse)
-		s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: store, Locker: locallock.New()}}, page(time.Second, "page"))
-		for o, n := range s.burst(100, same("http://a/p")) {
-			if n != 100 || !strings.HasPrefix(o, "200 page 1") {
-				t.Errorf("%d times %q, want one load for all although the store is down", n, o)
-			}
-		}
-		s.wantCalls(t, 1)
-		wantBurst(t, s.burst(100, same("http://a/p")), 100, "200 page 0s")
-		s.wantCalls(t, 0)
-	})
-}
-
-// A fleet of processes that get their first requests at one instant: one of
-// them asks the origin, and the others have the page when it has.
-func TestHerd_ProcessesArriveTogether(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		o := bellwether.Options{Store: memstore.New(), Locker: locallock.New()}
-		var calls atomic.Int32
-		fleet := make([]*site, 8)
-		for i := range fleet {
-			fleet[i] = newSite(t, bellwether.HTTPOptions{Options: o}, func(w http.ResponseWriter, r *http.Request) {
-				calls.Add(1)
-				page(500*time.Millisecond, "page")(w, r)
-			})
-		}
-		var wg sync.WaitGroup
-		for i := range 400 {
-			wg.Go(func() {
-				start := time.Now()
-				w := fleet[i%len(fleet)].get("http://a/p")
-				if d := time.Since(start); w.Code != 200 || w.Body.String() != "page" || d > 510*time.Millisecond {
-					t.Errorf("process %d: %d %q after %v", i%len(fleet), w.Code, w.Body, d)
-				}
-			})
-		}
-		wg.Wait()
-		if n := calls.Load(); n != 1 {
-			t.Errorf("%d handler calls in the fleet, want 1", n)
-		}
-	})
-}
-
 // Stale-while-revalidate: the clients have the stale page at once, and one refresh is made
 // behind them. Through a store it reaches the other process.
 func TestHerd_StaleWhileRevalidateInAFleet(t *testing.T) {
@@ -282,36 +236,6 @@ func TestHerd_OriginDropsTheConnection(t *testing.T) {
 		if n := asked.Load(); n > 2 {
 			t.Errorf("the origin was asked %d times, want at most 2", n)
 		}
-	})
-}
-
-func TestHerd_PurgeDuringAMiss(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var state atomic.Int32
-		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
-			if r.Method == "PURGE" {
-				state.Add(1)
-				w.WriteHeader(http.StatusNoContent)
-				return
-			}
-			now := state.Load()
-			select {
-			case <-time.After(time.Second):
-			case <-r.Context().Done():
-				return
-			}
-			page(0, fmt.Sprint("state", now))(w, r)
-		})
-		go func() {
-			time.Sleep(300 * time.Millisecond)
-			if w := s.do(request("PURGE", "http://a/p")); w.Code != 204 {
-				t.Errorf("PURGE: %d", w.Code)
-			}
-		}()
-		// Whoever has been told that it is removed finds it removed.
-		wantBurst(t, s.burst(50, same("http://a/p")), 50, "200 state1 1.3s")
-		wantBurst(t, s.burst(50, same("http://a/p")), 50, "200 state1 0s")
-		s.wantCalls(t, 3)
 	})
 }
 
@@ -626,7 +550,7 @@ func TestHerd_JoinersWithDirectives(t *testing.T) {
 						}
 					})
 					s.get("http://a/p", tt.fields...) // with Authorization: it is known to be for all
-					time.Sleep(2 * time.Hour)         // the process is older than the response will ever be
+					time.Sleep(61 * time.Minute)      // the process is older than the response will ever be
 					s.calls.Store(0)
 					go s.get("http://a/p", tt.fields...)
 					time.Sleep(time.Second)

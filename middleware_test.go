@@ -215,7 +215,7 @@ func TestMiddleware_Options(t *testing.T) {
 		"heuristic":                          {bellwether.HTTPOptions{HeuristicFraction: 0.1}, http.Header{"Last-Modified": {lastYear}}, 200, 23 * time.Hour, true},
 		"heuristic is bounded":               {bellwether.HTTPOptions{HeuristicFraction: 0.1}, http.Header{"Last-Modified": {lastYear}}, 200, 25 * time.Hour, false},
 		"heuristic without a date":           {bellwether.HTTPOptions{HeuristicFraction: 0.1}, http.Header{}, 200, time.Second, false},
-		"TTL before the heuristic":           {bellwether.HTTPOptions{HeuristicFraction: 0.1, Options: bellwether.Options{TTL: week}}, http.Header{"Last-Modified": {lastYear}}, 200, 25 * time.Hour, true},
+		"TTL before the heuristic":           {bellwether.HTTPOptions{HeuristicFraction: 1e-9, Options: bellwether.Options{TTL: week}}, http.Header{"Last-Modified": {lastYear}}, 200, time.Hour, true},
 		"heuristic not for every status":     {bellwether.HTTPOptions{HeuristicFraction: 0.1}, http.Header{"Last-Modified": {lastYear}}, 403, time.Second, false},
 		"set-cookie":                         {bellwether.HTTPOptions{SetCookie: true}, http.Header{"Cache-Control": {"max-age=60"}, "Set-Cookie": {"a=b"}}, 200, time.Second, true},
 		"set-cookie without a lifetime":      {bellwether.HTTPOptions{SetCookie: true, Options: bellwether.Options{TTL: week}}, http.Header{"Set-Cookie": {"a=b"}}, 200, time.Second, false},

@@ -209,7 +209,7 @@ func TestUnsafe_SoftFlood(t *testing.T) {
 		o := bellwether.HTTPOptions{UnsafeInvalidation: bellwether.SoftInvalidation, Options: bellwether.Options{Store: memstore.New(), Locker: locallock.New()}}
 		s := newSite(t, o, page(0, "page"))
 		s.get("http://a/popular")
-		for i := range 1000 {
+		for i := range 600 { // more than the log remembers
 			url := fmt.Sprint("http://a/", i)
 			s.get(url)
 			s.do(request("POST", url))
@@ -219,7 +219,7 @@ func TestUnsafe_SoftFlood(t *testing.T) {
 			s.wantCalls(t, 1)
 		}
 		if w := s.get("http://a/popular"); !strings.Contains(w.Header().Get("Cache-Status"), "hit") {
-			t.Errorf("another page after 1,000 unsafe requests: %v", w.Header())
+			t.Errorf("another page after 600 unsafe requests: %v", w.Header())
 		}
 	})
 }

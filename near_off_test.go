@@ -30,35 +30,6 @@ func nearOff(o bellwether.Options) bellwether.Options {
 // trip is how long a call of an engine takes here.
 func trip(context.Context, string) error { time.Sleep(time.Millisecond); return nil }
 
-// What another process has invalidated or committed holds here for the next call, heard or
-// not. With the near tier it may be served for NearTTL.
-func TestNearOff_OthersChangesHoldAtOnce(t *testing.T) {
-	everyWay(t, func(t *testing.T, by way) {
-		f := newFleet(t, 2, by, nearOff(bellwether.Options{TTL: time.Hour}))
-		a, b := f.processes[0], f.processes[1]
-		lost := on(refuse, "notice")
-		f.each(func(p *process) { p.store.set(lost) })
-		wants := func(when string, p *process, want string) {
-			t.Helper()
-			time.Sleep(time.Nanosecond) // a change and a call of one instant have no order
-			if v, err := p.Get(t.Context(), "k"); v != want || err != nil {
-				t.Errorf("%s: %q, %v, want %q", when, v, err, want)
-			}
-		}
-		wants("at first", a, "v1")
-		wants("elsewhere", b, "v1")
-		if err := b.Invalidate(t.Context(), "k"); err != nil {
-			t.Error(err)
-		}
-		wants("after another's invalidation", a, "v2")
-		_, epoch, _ := f.store.Claim(t.Context(), "test:k")
-		f.store.Commit(t.Context(), "test:k", bellwether.Entry{Kind: bellwether.KindValue, Value: []byte("later"), Epoch: epoch, TTL: time.Hour})
-		wants("after another's commit", a, "later")
-		wants("after another's commit", b, "later")
-		f.wantLoads(t, 2)
-	})
-}
-
 // One load for a cold key, and for a warm one as many reads as the store has time for,
 // however many callers there are: those that come while it is read share the next read.
 func TestNearOff_Herd(t *testing.T) {

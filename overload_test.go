@@ -210,7 +210,7 @@ func TestOverload_BatchesThatLeave(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := cacheOf(t, func(context.Context, string) (string, error) { return "v", nil },
 			bellwether.Options{TTL: time.Hour, Store: slowBatches(), Locker: locallock.New()})
-		most := leavers(c, 200*60, func(ctx context.Context, i int) {
+		most := leavers(c, manyLeavers(), func(ctx context.Context, i int) {
 			c.GetMany(ctx, []string{fmt.Sprint(i, "a"), fmt.Sprint(i, "b")})
 		})
 		if most > 200 {

@@ -76,6 +76,7 @@ func TestBugs_AreThere(t *testing.T) {
 // TestBugs_AreFound plays scenarios with each bug until one breaks a promise, and tells after how
 // many.
 func TestBugs_AreFound(t *testing.T) {
+	t.Parallel()
 	name := *plant
 	if name == "" {
 		name = quickest
@@ -91,7 +92,7 @@ func TestBugs_AreFound(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			h, err := newHost(context.Background(), module)
+			h, err := newHost(context.Background(), module, "")
 			if err != nil {
 				t.Fatal(err)
 			}

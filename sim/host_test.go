@@ -65,9 +65,18 @@ type host struct {
 // circle, and makes garbage, is found when it has used up 256, and not after minutes and 4 GB.
 const maxPages = 4096
 
-// newHost compiles a module that build has made.
-func newHost(ctx context.Context, module []byte) (*host, error) {
-	h := &host{runtime: wazero.NewRuntimeWithConfig(ctx, wazero.NewRuntimeConfigCompiler().WithMemoryLimitPages(maxPages))}
+// newHost compiles a module that build has made, or finds it in the directory of an earlier
+// host; "": it does not look.
+func newHost(ctx context.Context, module []byte, dir string) (*host, error) {
+	config := wazero.NewRuntimeConfigCompiler().WithMemoryLimitPages(maxPages)
+	if dir != "" {
+		cache, err := wazero.NewCompilationCacheWithDir(dir)
+		if err != nil {
+			return nil, err
+		}
+		config = config.WithCompilationCache(cache)
+	}
+	h := &host{runtime: wazero.NewRuntimeWithConfig(ctx, config)}
 	b := h.runtime.NewHostModuleBuilder(wasi_snapshot_preview1.ModuleName)
 	wasi_snapshot_preview1.NewFunctionExporter().ExportFunctions(b)
 	b.NewFunctionBuilder().WithFunc(randomGet).Export("random_get")

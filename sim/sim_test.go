@@ -28,8 +28,33 @@ var (
 	trace = flag.Bool("trace", false, "print all that happens in the first scenario")
 )
 
-// moduleVariable names, for a child process, the file that has the compiled tests.
-const moduleVariable = "BELLWETHER_SIM_MODULE"
+// moduleVariable names, for a child process, the file that has the compiled tests, and
+// cacheVariable the directory of what wazero has made of them.
+const (
+	moduleVariable = "BELLWETHER_SIM_MODULE"
+	cacheVariable  = "BELLWETHER_SIM_CACHE"
+)
+
+// theCache is the directory of what wazero has compiled. TestMain removes it.
+var theCache = sync.OnceValues(func() (string, error) {
+	if dir := os.Getenv(cacheVariable); dir != "" {
+		return dir, nil
+	}
+	return os.MkdirTemp("", "bellwether-sim-cache-")
+})
+
+func TestMain(m *testing.M) {
+	dir, err := theCache()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	code := m.Run()
+	if os.Getenv(cacheVariable) == "" {
+		os.RemoveAll(dir)
+	}
+	os.Exit(code)
+}
 
 // theModule compiles the root's tests once.
 var theModule = sync.OnceValues(func() ([]byte, error) {
@@ -48,7 +73,11 @@ var compiledHost = sync.OnceValues(func() (*host, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newHost(context.Background(), module)
+	dir, err := theCache()
+	if err != nil {
+		return nil, err
+	}
+	return newHost(context.Background(), module, dir)
 })
 
 func hostOf(t *testing.T) *host {
@@ -83,6 +112,7 @@ const maxFailures = 20
 // TestScenarios plays scenarios. Of each kind of violation the first scenario is told; the
 // very first is shrunk, and told with the command that plays it again.
 func TestScenarios(t *testing.T) {
+	t.Parallel() // the others compile meanwhile
 	h := hostOf(t)
 	ctx := context.Background()
 	if *only != "" || *trace {
@@ -178,6 +208,7 @@ func replay(t *testing.T, h *host) {
 
 // TestSameSeedSameTrace plays seeds in two processes: what happens, and when, is the same.
 func TestSameSeedSameTrace(t *testing.T) {
+	t.Parallel()
 	traces := func() string {
 		h := hostOf(t)
 		out := make([]string, *seeds)
@@ -200,10 +231,15 @@ func TestSameSeedSameTrace(t *testing.T) {
 	if err := os.WriteFile(file, module, 0o644); err != nil {
 		t.Fatal(err)
 	}
+	hostOf(t) // so that its compilation is in the cache
+	dir, err := theCache()
+	if err != nil {
+		t.Fatal(err)
+	}
 	here := make(chan string)
 	go func() { here <- traces() }()
 	cmd := exec.Command(os.Args[0], "-test.run=^TestSameSeedSameTrace$", "-seeds="+strconv.Itoa(*seeds), "-first="+strconv.Itoa(*first))
-	cmd.Env = append(os.Environ(), moduleVariable+"="+file)
+	cmd.Env = append(os.Environ(), moduleVariable+"="+file, cacheVariable+"="+dir)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)

@@ -30,7 +30,11 @@ func redisHerd(t *testing.T) float64 {
 	f.origin.delay.Store(int64(load))
 	var beyond []float64
 	most := 0
-	for round := range 7 {
+	rounds := 7
+	if testing.Short() {
+		rounds = 5
+	}
+	for round := range rounds {
 		// The floor: the same processes hand one value to the same number of
 		// goroutines at one time, with no engine in between.
 		fan := f.all(order{Do: "fanout", Callers: callers, For: load, At: time.Now().Add(200 * time.Millisecond)})

@@ -10,7 +10,10 @@ import (
 // serves to a call that begins after that, in a hundred rounds, and each round is one load.
 func TestNearOff(t *testing.T) {
 	Each(t, fleets, func(t *testing.T, kind Kind) {
-		const rounds = 100
+		rounds := 100
+		if testing.Short() {
+			rounds = 40
+		}
 		f := newFleet(t, kind, 3, fleetOptions{TTL: time.Hour, NearTTL: -1, EngineTimeout: patient})
 		f.origin.delay.Store(int64(time.Millisecond))
 		for round := range rounds {

@@ -83,7 +83,7 @@ func loseOneServer(t *testing.T, server *testserver.Server, client func() (drive
 				clients.Go(func() {
 					for time.Since(start) < phase {
 						c.Get(context.Background(), fmt.Sprint("key ", rand.IntN(keys)))
-						time.Sleep(time.Millisecond)
+						time.Sleep(4 * time.Millisecond) // 15 calls for each key in its life
 					}
 				})
 			}

@@ -13,7 +13,11 @@ import (
 // the way of them all out of their flight. They are what half and what 99 of 100
 // processes took.
 func WakeLag(t *testing.T, kind Kind) (median, p99 time.Duration) {
-	const processes, callers, rounds = 3, 50, 60
+	const processes, callers = 3, 50
+	rounds := 60
+	if testing.Short() {
+		rounds = 30 // a median of 60 lags
+	}
 	f := newFleet(t, kind, processes, fleetOptions{})
 	f.origin.delay.Store(int64(40 * time.Millisecond))
 	var lags []time.Duration
