@@ -50,6 +50,22 @@ func TestHerd_OneStoreWritePerLoad(t *testing.T) {
 	})
 }
 
+func TestHerd_StoreErrorKeepsCollapsing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := wiredTo(memstore.New())
+		store.set(refuse)
+		s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: store, Locker: locallock.New()}}, page(time.Second, "page"))
+		for o, n := range s.burst(100, same("http://a/p")) {
+			if n != 100 || !strings.HasPrefix(o, "200 page 1") {
+				t.Errorf("%d times %q, want one load for all although the store is down", n, o)
+			}
+		}
+		s.wantCalls(t, 1)
+		wantBurst(t, s.burst(100, same("http://a/p")), 100, "200 page 0s")
+		s.wantCalls(t, 0)
+	})
+}
+
 // Stale-while-revalidate: the clients have the stale page at once, and one refresh is made
 // behind them. Through a store it reaches the other process.
 func TestHerd_StaleWhileRevalidateInAFleet(t *testing.T) {
