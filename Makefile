@@ -56,7 +56,10 @@ FIRST ?= 1
 # Which bugs "make sim-bugs" plants: the name of one in sim/planted_test.go, or all of them.
 BUGS ?= all
 
-.PHONY: help test deps build lint race claims latency long sim sim-bugs outage chaos fuzz vuln bench screenshots pictures cover tidy clean
+# The revisions beside which "make walks" sets the working tree: the last of the first edition.
+REVISIONS ?= d17bd95
+
+.PHONY: help test deps build lint race claims latency long sim sim-bugs outage chaos fuzz vuln bench screenshots pictures cover walks tidy clean
 
 help: ## List the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -148,6 +151,9 @@ cover: ## Say how much of each package its module's tests reach.
 	@mkdir -p dist
 	@$(EACH) go test -count=1 -coverpkg=./... -coverprofile=$(CURDIR)/dist/cover.out ./... >/dev/null; \
 		echo "$$m: $$(go tool cover -func=$(CURDIR)/dist/cover.out | tail -1 | awk '{ print $$NF }')"; done
+
+walks: ## Count the functions and files that a call goes through, here and in REVISIONS.
+	@go run ./internal/walks $(REVISIONS)
 
 tidy: ## Format the code and tidy every go.mod.
 	@gofmt -w .
