@@ -23,8 +23,8 @@ var bugs = []bug{
 	// The state of a flight.
 	{
 		Name: "epoch that is not compared", File: "entry.go",
-		Old: "same := known != nil && known.Epoch == e.Epoch &&",
-		New: "same := known != nil &&",
+		Old: "if known != nil && known.Epoch == e.Epoch && known.Failures",
+		New: "if known != nil && known.Failures",
 	},
 	{
 		Name: "invalidation that is not looked for", File: "flight.go",
@@ -38,13 +38,13 @@ var bugs = []bug{
 	},
 	{
 		Name: "notice that is lost", File: "notice.go",
-		Old: "e.recall(key, n.Epoch)",
+		Old: "e.recall(s, key, n.Epoch)",
 		New: "e.near.Get(key)",
 	},
 	{
 		Name: "waiter that is not woken", File: "offer.go",
-		Old: "f.change(func(s *flightState[V]) { s.offered, s.lose = it, f.budget.Left })",
-		New: "s := *f.state.Load()\n\ts.offered, s.lose = it, f.budget.Left\n\tf.state.Store(&s)",
+		Old: "f.change(func(s *flightState[V]) { s.offered = it })\n\treturn true",
+		New: "s := *f.state.Load()\n\ts.offered = it\n\tf.state.Store(&s)\n\treturn true",
 	},
 	{
 		Name: "stale offer after an invalidation", File: "witness.go",
