@@ -107,6 +107,7 @@ func (r *run[V]) lookBy(ctx context.Context, read func(context.Context) storeRep
 	if there.entry.Fresh() {
 		r.looking.past = there.entry.Epoch
 	}
+	r.storeDown = errors.Is(there.err, ErrUnavailable) && ctx.Err() == nil
 	switch {
 	case there.err == nil:
 		return r.consider(r.decode(there.entry, known, there.asked), true)
@@ -114,7 +115,6 @@ func (r *run[V]) lookBy(ctx context.Context, read func(context.Context) storeRep
 		return false // closed, or deserted: that is not the store's silence, and nobody says that what is at hand holds
 	case errors.Is(there.err, ErrUnavailable):
 		r.noAnswer(ctx, "reading", there.err)
-		r.storeDown = true
 		if held != nil {
 			// It answers those, too, who came while the store was silent.
 			return r.consider(held.Found(max(held.Trusted, e.clock.Now()+1)), false)

@@ -10,22 +10,25 @@ import (
 // queue is the state queueing.
 func (r *run[V]) queue(ctx context.Context) rebuildOutcome {
 	switch {
-	case r.takeSlot(ctx):
+	case r.takeFreeSlot():
+		return outcomePlace
+	case r.waitForSlot(ctx):
 		return outcomeAnswered
 	case r.slot == nil:
 		return outcomeOutdated // closed; or too many wait, and the stale value was invalidated
+	case r.storeDown && !r.engine.store.Open():
+		// The store may be back by now. Without another look the load's value would be this
+		// process's alone, while the fleet's has gone on.
+		return outcomeOutdated
 	}
 	return outcomePlace
 }
 
-// takeSlot takes one of the MaxRebuilds. While it waits for one it hears of the
+// waitForSlot waits for one of the MaxRebuilds. Meanwhile it hears of the
 // store, and looks into it: another process may have a slot, and so the value,
 // sooner. It reports whether the flight has ended.
-func (r *run[V]) takeSlot(ctx context.Context) bool {
+func (r *run[V]) waitForSlot(ctx context.Context) bool {
 	e, source := r.engine, r.slots()
-	if r.takeFreeSlot() {
-		return false
-	}
 	defer source.Unqueue()
 	e.enter(r.key, phaseQueueing)
 	demand := r.demanded()
@@ -67,15 +70,12 @@ func (r *run[V]) takeSlot(ctx context.Context) bool {
 		case <-taken:
 			return false
 		case n := <-r.notices:
-			if !r.storeDown && r.told(ctx, n) {
+			if r.told(ctx, n) {
 				return true
 			}
 		case <-tick.C:
 			tick.Reset(e.slots.LookPause(pause))
-			if r.storeDown {
-				continue
-			}
-			if r.lookAnew(ctx) {
+			if !(r.storeDown && e.store.Open()) && r.lookAnew(ctx) {
 				return true
 			}
 		}

@@ -116,12 +116,12 @@ func ending(ended bool) rebuildOutcome {
 // goroutine alone.
 type run[V any] struct {
 	*flight[V]
-	// storeDown is set when the store does not answer. The flight then goes on
-	// without store and locker: a lease is of no use to those who cannot see
-	// the value it protects.
+	// storeDown tells that the store did not answer when it was last asked. The flight then
+	// goes on without store and locker: a lease is of no use to those who cannot see the
+	// value it protects.
 	storeDown bool
 	// slot gives one of the MaxRebuilds back; it is nil while the flight has
-	// none. A load that begins takes it over. While takeSlot waits for it, it
+	// none. A load that begins takes it over. While waitForSlot waits for it, it
 	// is not the flight's goroutine's.
 	slot  func()
 	began instant // when the rebuild began

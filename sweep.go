@@ -175,7 +175,7 @@ func (e *engine[V]) sweepHere(sweeps []sweeplog.Sweep) {
 		e.near.Revise(func(key string, it *items.Item[V]) *items.Item[V] {
 			spared := e.spareFrom(only, key, it)
 			if spared != nil && spared != it {
-				spared.Position = it.Position
+				spared.Position = it.Position // that of only is above all logs to come
 			}
 			return spared
 		})

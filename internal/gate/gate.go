@@ -131,6 +131,9 @@ func (g *Gate) Closed() bool {
 	return g.circuit.State() == gobreaker.StateClosed
 }
 
+// Open reports whether the gate lets no call through. From one Pause after it opened it lets one through.
+func (g *Gate) Open() bool { return g.circuit.State() == gobreaker.StateOpen }
+
 // Closing returns a channel that is closed at the gate's next change to Closed.
 func (g *Gate) Closing() <-chan struct{} {
 	g.mu.Lock()
