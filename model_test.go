@@ -214,6 +214,7 @@ type modelNode struct {
 	mu      sync.Mutex // guards what follows
 	dead    bool
 	stopped chan struct{} // nil: it is not stopped
+	resumed time.Time     // when it last went on
 	stops   int           // how often it was stopped
 }
 
@@ -253,8 +254,16 @@ func (n *modelNode) goOn() {
 	if n.stopped != nil {
 		n.links(func(l *link) { l.stopped = nil })
 		close(n.stopped)
-		n.stopped = nil
+		n.stopped, n.resumed = nil, time.Now()
 	}
+}
+
+// alone reports whether what began then may have been made without the engines: while the process was
+// stopped all its calls ran out of time, so it takes the engines for silent until it asks again.
+func (n *modelNode) alone(began time.Time) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.stopped != nil || began.Sub(n.resumed).Abs() < 2*time.Second
 }
 
 // runs returns when the process is not stopped.
@@ -825,17 +834,19 @@ func (w *world) judge(c modelCall, a modelAnswer) {
 	if most := w.Patience + 500*time.Millisecond + 20*w.Delay; !c.many && w.Trouble == "healthy" && w.StaleIfError == 0 && !ended.IsZero() && ended.Before(c.start) && took > most {
 		w.violated("process %d: a caller of %s waited %v for %q, which was made %v before", n.process, name, took, told, c.start.Sub(ended))
 	}
-	// Values move forward. In an outage each process is on its own now and then, and
-	// comes back to what the fleet has; with credentials there are responses beside the cache.
+	// Values move forward. In an outage each process is on its own now and then, as is one that
+	// was stopped, and comes back to what the fleet has; with credentials there are responses beside the cache.
 	// Of loads that began at one instant nobody knows in which order their epochs were claimed.
 	if w.Trouble != "outages" && (w.Face != "HTTP" || c.key == 0 && !w.Users) {
 		least, _, _ := w.origin.times(c.least)
 		if version < c.least && !began.Equal(least) {
 			w.violated("process %d: a caller of %v got %q after v%d", n.process, c.start.Sub(w.started), told, c.least)
 		}
-		w.mu.Lock()
-		w.latest[n.process][c.key] = max(w.latest[n.process][c.key], version)
-		w.mu.Unlock()
+		if !n.alone(began) {
+			w.mu.Lock()
+			w.latest[n.process][c.key] = max(w.latest[n.process][c.key], version)
+			w.mu.Unlock()
+		}
 	}
 }
 
