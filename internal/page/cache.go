@@ -2,11 +2,11 @@
 // handlers that it wraps, as a shared cache by RFC 9111. What is below it, the tiers, the
 // flights and the log of invalidations, it knows as a [Cache].
 //
-// The story of a request: request.go finds out what it asks for, hot.go or serve.go brings it to
-// an item, and reply.go writes that. exchange.go runs the handler for a key, with call.go for
-// the client's side of it, and verdict.go says who may have the response. past.go and bypass.go
-// are the requests that go to the handler for themselves. What is kept under a key is in response.go, and which of a URL's responses is
-// meant in signpost.go.
+// The story of a request: handler.go sends it on its way, and request.go finds out what it asks
+// for. hot.go or serve.go brings it to an item, and reply.go or live.go writes that. exchange.go
+// runs the handler for a key, with call.go for the client's side of it, and verdict.go says who may
+// have the response. past.go has the requests that go to the handler for themselves. What is kept
+// under a key is in response.go, and which of a URL's responses is meant in signpost.go.
 package page
 
 import (
@@ -19,17 +19,6 @@ import (
 	"github.com/bellwether-go/bellwether/internal/sweeplog"
 	"github.com/bellwether-go/bellwether/observe"
 )
-
-type (
-	// An Item is a response under a key, as this process knows it.
-	Item = items.Item[*Response]
-	// A Want is what a request asks of its answer.
-	Want    = items.Want[*Response]
-	instant = durations.Instant
-)
-
-// forever is the instant that never comes.
-const forever = durations.Forever
 
 // A Cache is what the HTTP face asks of the cache below it.
 type Cache interface {

@@ -2,6 +2,7 @@ package page
 
 import (
 	"context"
+	"maps"
 	"net/http"
 	"sync"
 
@@ -133,4 +134,19 @@ func (c *call) leave() {
 	if c.alone != nil {
 		c.alone.cancel(context.Canceled)
 	}
+}
+
+// inform sends an interim response to the client (RFC 9110 section 15.2). It is
+// called on the client's own goroutine.
+func (q *query) inform(status int, interim http.Header) {
+	if status == http.StatusContinue || !q.r.ProtoAtLeast(1, 1) {
+		return // the server's own affair; not for HTTP/1.0
+	}
+	h := q.w.Header()
+	final := maps.Clone(h)
+	copyHeader(h, interim, false)
+	q.m.hidden.Remove(h)
+	q.w.WriteHeader(status)
+	clear(h)
+	maps.Copy(h, final)
 }

@@ -6,9 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"slices"
-	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -90,70 +87,6 @@ type decision struct {
 	qualified []string          // the names of those that are the first client's
 	audience  audience.Audience // who may read it; only what everyone may is kept
 	checked   bool              // it is kept for validation
-}
-
-// ownRoute is ctx with a routing context of its own, if it has chi's: chi takes that
-// back into a pool when the request ends, and gives it to another request while our
-// handler still reads its parameters; and routers go on from where the handler's
-// last run has left it.
-func ownRoute(ctx context.Context) context.Context { return withRoute(ctx, chi.RouteContext(ctx)) }
-
-// withRoute is ctx with a copy of rc, if there is one.
-func withRoute(ctx context.Context, rc *chi.Context) context.Context {
-	if rc != nil {
-		return context.WithValue(ctx, chi.RouteCtxKey, rc.Clone())
-	}
-	return ctx
-}
-
-// detach returns a copy of a client's request that outlives it: its context has lost
-// its end but not its values, and it has no body. route is the context's: to ask that is
-// not for who holds a lock, since it may be anybody's code.
-func detach(r *http.Request, route *chi.Context) *http.Request {
-	d := r.Clone(withRoute(context.WithoutCancel(r.Context()), route))
-	d.Body, d.ContentLength, d.TransferEncoding = http.NoBody, 0, nil
-	d.Trailer, d.GetBody = nil, nil
-	// A middleware before, or Key, may have parsed the query that the client has sent.
-	d.Form, d.PostForm, d.MultipartForm = nil, nil, nil
-	return d
-}
-
-// withServer returns ctx with a server, ctx itself if it has one. Where an upstream's body
-// breaks off, ReverseProxy panics only below a server. Elsewhere it returns, and the part
-// of the body would be taken for the whole.
-func withServer(ctx context.Context) context.Context {
-	if ctx.Value(http.ServerContextKey) != nil {
-		return ctx
-	}
-	return context.WithValue(ctx, http.ServerContextKey, new(http.Server))
-}
-
-// contentFields are about a request's content, of which the handler gets none.
-var contentFields = []string{"Content-Length", "Content-Type", "Content-Encoding", "Expect"}
-
-// forEverybody makes of a client's request one for the key's representation: whatever
-// would make the answer that of one client is left out. Each run of the handler has
-// its own, or would find what the routers and middlewares of the run before have left
-// in path, header and route.
-func (m *Middleware) forEverybody(ctx context.Context, r *http.Request) *http.Request {
-	ctx = withServer(ownRoute(ctx))
-	if rc := chi.RouteContext(ctx); rc != nil && rc.RouteMethod == http.MethodHead {
-		rc.RouteMethod = http.MethodGet
-	}
-	d := r.Clone(ctx)
-	d.Method = http.MethodGet // a HEAD is answered from the GET's response
-	for _, name := range contentFields {
-		delete(d.Header, name)
-	}
-	httpcache.RemoveConditions(d.Header)
-	m.options.Rules.RemoveAliases(d.Header)
-	httpcache.RemoveConnectionFields(d.Header)
-	// What the key does not tell apart must not reach the handler. net/http leaves a Host
-	// in the header that HTTP/2 has beside ":authority" (RFC 9113 section 8.3.1).
-	delete(d.Header, "Host")
-	httpcache.Normalise(d.Header, m.options.Rules)
-	httpcache.Canonicalise(d)
-	return d
 }
 
 // run runs the handler to its end.
@@ -387,34 +320,6 @@ func (x *exchange) fail(err error) {
 	x.attempt.Tell(nil, err)
 }
 
-func isEventStream(h http.Header) bool {
-	return strings.HasPrefix(strings.ToLower(h.Get("Content-Type")), eventStream)
-}
-
-// maxHeader is the largest header that is kept, in bytes. What others keep is
-// between 8 and 128 KiB.
-const maxHeader = 64 << 10
-
-func headerBytes(h http.Header) int {
-	n := 0
-	for name, values := range h {
-		for _, v := range values {
-			n += len(name) + len(v)
-		}
-	}
-	return n
-}
-
-// hasAll reports whether all fields of h are in stored, too.
-func hasAll(stored, h http.Header) bool {
-	for name := range h {
-		if _, ok := stored[name]; !ok {
-			return false
-		}
-	}
-	return true
-}
-
 // take adds to the body, and tells when that passes the limit.
 func (x *exchange) take(p []byte) (int, error) {
 	end := x.writer.written + int64(len(p))
@@ -526,14 +431,6 @@ func (m *Middleware) newExchange(ctx context.Context, a Attempt, c *call, before
 	return x
 }
 
-// forwardDespite is why the handler is asked although it is stored.
-func forwardDespite(it *Item, now instant) httpcache.Forward {
-	if now < it.FreshUntil {
-		return httpcache.FwdRequest
-	}
-	return httpcache.FwdStale
-}
-
 // carry runs the handler and returns what is to be kept of the exchange.
 func (x *exchange) carry(next http.Handler, r *http.Request) (*Response, error) {
 	c := x.owner
@@ -638,9 +535,6 @@ func (x *exchange) failed() bool {
 		(x.told || x.err == nil && x.load.Err() == nil)
 }
 
-// reasonTooLarge is why a body over MaxBody is not shared.
-const reasonTooLarge = "too large"
-
 // remember returns what is to be kept under the key of an exchange whose
 // response is not for sharing: that, or the names if it is so for a variant
 // only.
@@ -664,12 +558,6 @@ func (x *exchange) record(res *Response, f items.Windows) *Response {
 	return x.pointTo(x.response)
 }
 
-// keepFor is how long a response that has a validator is kept for the next
-// rebuild to ask whether it still holds. Where there is no store, one without is
-// kept as long, for requests that take it stale, unless the near tier needs the
-// room.
-const keepFor = time.Hour
-
 // keep returns what is to be kept under the key for a complete exchange.
 func (x *exchange) keep() (*Response, error) {
 	live := x.content()
@@ -692,69 +580,5 @@ func (x *exchange) keep() (*Response, error) {
 	return x.record(done, f), nil
 }
 
-// lifeOf is how long a response of that header and age is kept, and served.
-func (m *Middleware) lifeOf(res *Response, header http.Header, age time.Duration) items.Windows {
-	f := items.Windows{
-		Age: age, TTL: res.freshness.Lifetime, StaleWhileRevalidate: res.freshness.StaleWhileRevalidate, StaleIfError: res.freshness.StaleIfError,
-	}
-	// Where a fleet shares a store, what was never to be served from it is not
-	// kept there for its validator alone: the processes that wait for it would
-	// find it, could not use it, and would take turns.
-	served := items.NewLifetime(0, f)
-	switch shared := m.options.Shared; {
-	case shared && served.End() <= 0:
-	case httpcache.Validatable(res.status, header), !shared && !res.freshness.NoStale && !httpcache.IsServerError(res.status):
-		f.Keep = keepFor
-	default:
-		// The next response may be an error, or for one client: sharesByDefault and
-		// provesUncacheable judge it by this one.
-		f.Keep = m.options.UncacheableTTL
-	}
-	return f
-}
-
-// varyingTTL is how long it is remembered by which fields a key varies. It is
-// long because nothing goes wrong when it is out of date: a handler that names
-// others is heard when the next variant is rebuilt.
-const varyingTTL = 24 * time.Hour
-
-// contentLength returns what a header announces.
-func contentLength(h http.Header) (int64, bool) {
-	lines := h["Content-Length"]
-	if len(lines) == 0 {
-		return 0, false
-	}
-	n, err := strconv.ParseUint(lines[0], 10, 63) // digits alone (RFC 9110 section 8.6), as net/http takes them
-	return int64(n), err == nil
-}
-
-// trailerNames returns the fields that a handler has announced to send behind
-// the body, in the first of net/http's two ways.
-func trailerNames(h http.Header) []string {
-	var names []string
-	for name := range httpcache.Members(h["Trailer"]) {
-		if name = http.CanonicalHeaderKey(name); !slices.Contains(names, name) {
-			names = append(names, name)
-		}
-	}
-	return names
-}
-
 // ownTrailer tells whether a trailer of that name is the first client's.
 func (x *exchange) ownTrailer(name string) bool { return httpcache.OwnTrailer(name, x.qualified) }
-
-// trailerOf returns what a handler that has returned has left in its header to
-// be sent behind the body: the fields it had announced, and in the second way
-// those whose name has a prefix, which they keep.
-func trailerOf(h http.Header, announced []string) http.Header {
-	var t http.Header
-	for name, values := range h {
-		if strings.HasPrefix(name, http.TrailerPrefix) || slices.Contains(announced, http.CanonicalHeaderKey(name)) {
-			if t == nil {
-				t = make(http.Header)
-			}
-			t[name] = slices.Clone(values)
-		}
-	}
-	return t
-}

@@ -48,30 +48,6 @@ func (m *Middleware) hot(w http.ResponseWriter, r *http.Request, t target, d htt
 	return false
 }
 
-// A headerField is a field as a header map has it.
-type headerField struct {
-	name    string
-	values  []string
-	yields  bool // to what is there: a type that is a guess, or that nobody has named
-	content bool // it describes the content, which a 304 has none of
-}
-
-// hitHeader is the header of a hit, as of a second of the response's life.
-type hitHeader struct {
-	age, ttl int64 // seconds
-	fields   []headerField
-}
-
-// values returns the values of one field.
-func (h *hitHeader) values(field string) []string {
-	for _, f := range h.fields {
-		if f.name == field {
-			return f.values
-		}
-	}
-	return nil
-}
-
 // hitHeaderOf returns the header of a hit that was made last, if it is of this
 // second; nil if not.
 func (r *Response) hitHeaderOf(it *Item, now instant) *hitHeader {

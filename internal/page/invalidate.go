@@ -95,15 +95,10 @@ func (m *Middleware) invalidateChanged(ctx context.Context, c httpcache.Changed)
 	return true
 }
 
-const (
-	// maxSoftUnsafe is how many invalidations in a minute leave room in the log for those of
-	// unsafe requests: a tenth of what the log remembers. An unsafe request that anybody can
-	// make must not have the log forget, which invalidates everything.
-	maxSoftUnsafe = sweeplog.MaxSweeps / 10
-	// maxSoftWrites is how many of them are on their way into the log at a time, which the
-	// count of the last minute does not know yet.
-	maxSoftWrites = 4
-)
+// maxSoftUnsafe is how many invalidations in a minute leave room in the log for those of
+// unsafe requests: a tenth of what the log remembers. An unsafe request that anybody can
+// make must not have the log forget, which invalidates everything.
+const maxSoftUnsafe = sweeplog.MaxSweeps / 10
 
 // softly takes a place for an unsafe request's invalidation in the log. It returns false if
 // the log has no room, or if a line may be lost: without a Locker that answers, two

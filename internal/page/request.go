@@ -91,9 +91,6 @@ func (m *Middleware) request(r *http.Request, t target, d httpcache.RequestDirec
 	return httpcache.Request{Header: t.header, Credentials: m.hasCredentials(r), NoStore: d.NoStore}
 }
 
-// eventStream is the media type of server-sent events, which do not end.
-const eventStream = "text/event-stream"
-
 // The reasons to go past the cache that are bounded, see bypass: the first two want the
 // real ResponseWriter.
 const (
@@ -151,3 +148,6 @@ func (m *Middleware) forbids(outer http.Header) bool {
 // maxHops bounds the steps from a URL's key to a response: a signpost, the newer one behind
 // it, the variant, and one step more for a response that breaks off.
 const maxHops = 4
+
+// reasonAuthorization is why a request with Authorization goes past the cache.
+const reasonAuthorization = "authorization"

@@ -8,12 +8,25 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/httpcache"
+	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/internal/spool"
 )
 
 // This file is what the HTTP face keeps under a key: a response, or what is
 // known about the responses there, and the bytes it has in a store.
+
+type (
+	// An Item is a response under a key, as this process knows it.
+	Item = items.Item[*Response]
+	// A Want is what a request asks of its answer.
+	Want    = items.Want[*Response]
+	instant = durations.Instant
+)
+
+// forever is the instant that never comes.
+const forever = durations.Forever
 
 // A responseKind says what a response stands for.
 type responseKind uint8
@@ -95,16 +108,6 @@ func (r *Response) complete(header http.Header, body spool.Body) {
 	r.fields = fieldsOf(header)
 }
 
-// typed is header with the type of the body, and whether that is guessed here.
-func typed(header http.Header, body spool.Body) (_ http.Header, guessed bool) {
-	if len(body) == 0 || !untyped(header) {
-		return header, false
-	}
-	header = header.Clone()
-	header.Set("Content-Type", http.DetectContentType(body[0]))
-	return header, true
-}
-
 // IsAnswer tells a response from a record on the way to one.
 func (r *Response) IsAnswer() bool { return r != nil && r.kind == plain }
 
@@ -176,10 +179,6 @@ func Marshal(r *Response) ([]byte, error) {
 	return r.body.Append(b), nil
 }
 
-func appendString(b []byte, s string) []byte {
-	return append(binary.AppendUvarint(b, uint64(len(s))), s...)
-}
-
 // Unmarshal decodes what Marshal wrote. The body shares memory with
 // data.
 func Unmarshal(data []byte) (*Response, error) {
@@ -208,55 +207,3 @@ func Unmarshal(data []byte) (*Response, error) {
 	r.body = spool.BodyOf(d.rest)
 	return r, nil
 }
-
-// A decoder reads from rest until that is used up or makes no sense; then it
-// is bad and everything it returns is zero.
-type decoder[T ~string | ~[]byte] struct {
-	rest T
-	bad  bool
-}
-
-func (d *decoder[T]) byte() byte {
-	if len(d.rest) == 0 {
-		d.bad = true
-		return 0
-	}
-	b := d.rest[0]
-	d.rest = d.rest[1:]
-	return b
-}
-
-func (d *decoder[T]) uvarint(most uint64) uint64 {
-	var head [binary.MaxVarintLen64]byte
-	v, n := binary.Uvarint(head[:copy(head[:], d.rest)])
-	if n <= 0 || v > most {
-		d.spoil()
-		return 0
-	}
-	d.rest = d.rest[n:]
-	return v
-}
-
-// count is a number of things that take a byte each at least, so that a bad
-// number cannot make anybody allocate more than there are bytes.
-func (d *decoder[T]) count() int { return int(d.uvarint(uint64(len(d.rest)))) }
-
-// number is the count of what costs more than its bytes: a header's fields, none of
-// which is kept of a header over maxHeader.
-func (d *decoder[T]) number() int { return int(d.uvarint(uint64(min(len(d.rest), maxHeader)))) }
-
-// spoil makes the decoder bad.
-func (d *decoder[T]) spoil() { d.bad, d.rest = true, d.rest[:0] }
-
-func (d *decoder[T]) bytes() T {
-	n := d.count()
-	if n > len(d.rest) {
-		d.spoil()
-		return d.rest
-	}
-	b := d.rest[:n]
-	d.rest = d.rest[n:]
-	return b
-}
-
-func (d *decoder[T]) string() string { return string(d.bytes()) }

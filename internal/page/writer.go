@@ -1,7 +1,6 @@
 package page
 
 import (
-	"bytes"
 	"fmt"
 	"net/http"
 	"slices"
@@ -71,34 +70,6 @@ func (w *writer) WriteHeader(status int) {
 			w.run.take(piece)
 		}
 	}
-}
-
-// guessLen is how much of a body its type is guessed from, see
-// [http.DetectContentType].
-const guessLen = 512
-
-// untyped reports whether net/http would guess the type of a body with the header
-// h. It does not where a handler has said that there is none.
-func untyped(h http.Header) bool {
-	if h["Content-Type"] != nil || h["Transfer-Encoding"] != nil || h.Get("Content-Encoding") != "" {
-		return false
-	}
-	_, typed := httpcache.CanonicalHeader(h)["Content-Type"]
-	return !typed
-}
-
-// unsigned reports whether a body that begins with first and more may still turn out
-// to be of a type that is known by its first bytes, when they are all there: templates begin
-// with a line of their own, and some write "<!" and "DOCTYPE" by themselves. (What
-// else has been written is not waited for, as net/http would until its buffer is
-// full: it is there to be read while the rest is made.)
-func unsigned(first, more []byte) bool {
-	b := more
-	if len(first) > 0 {
-		b = slices.Concat(first, more)
-	}
-	b = bytes.TrimLeft(b, "\t\n\f\r ")
-	return len(b) == 0 || len(b) < 16 && (b[0] == '<' || bytes.HasPrefix(b, []byte("RIFF")))
 }
 
 // guess ends what was waited for, of which more is the last: the type of the body
