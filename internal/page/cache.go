@@ -47,9 +47,9 @@ type Cache interface {
 	// Landing waits for the end of the flight that has published the item, and returns why
 	// there is nothing to be had of it, if there is not.
 	Landing(ctx context.Context, key string, it *Item) error
-	// Within is the context of a request, with the values of the load that is made for it,
+	// Within is the context of a request, with the values of the rebuild that is made for it,
 	// but for the value of the key own, which is the request's.
-	Within(request, load context.Context, own any) context.Context
+	Within(request, rebuild context.Context, own any) context.Context
 
 	// Apart begins work on a key without a flight, which may lose that to engines.
 	Apart(key string, lose time.Duration) Apart

@@ -35,12 +35,12 @@ func (m *Middleware) hot(w http.ResponseWriter, r *http.Request, t target, d htt
 			}
 			cache.CountHit(r.Context(), t.key)
 			if under != nil && res.hitHeaderOf(it, now) == nil { // once in a second
-				under.built.of(m.needsVariant(t.header)).touch(key, now)
+				under.vary.built.of(m.needsVariant(t.header)).touch(key, now)
 			}
 			m.writeHit(w, r, key, it, now)
 			return true
 		case varying:
-			key, under = m.variantKey(res, t.key, t.header), res
+			key, under = m.variantKey(res.vary, t.key, t.header), res
 		default:
 			return false
 		}

@@ -117,9 +117,9 @@ func (m *Middleware) softly() bool {
 // Traits are the traits of a response for sweeps. One that is still being
 // written and has turned out to be a variant has the variant's: who reads it
 // gets that.
-func (r *Response) Traits() (tags []string, signpost bool) {
-	if r.variant != nil {
-		return r.variant.tags(), false
+func (r *Response) Traits() (tags []string, varies bool) {
+	if v := r.content(); v != r {
+		return v.tags(), false
 	}
 	tags = r.tags()
 	if r.instead != nil {

@@ -1,11 +1,11 @@
 package page
 
 import (
+	"cmp"
 	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"net"
 	"net/http"
 	"slices"
@@ -21,10 +21,6 @@ import (
 
 // This file answers with a response that is still being written.
 
-// errBroken is what callers get of a response that broke off before they had
-// any of it.
-var errBroken = errors.New("bellwether: response broken off")
-
 // A liveOutcome is what came of the try to answer with a response that is being
 // written.
 type liveOutcome uint8
@@ -35,152 +31,180 @@ const (
 	liveBroken                    // it broke off before this client had any of it
 )
 
+// A reading is what one client gets of a response that is being written.
+type reading struct {
+	*query
+	call   *call
+	key    string
+	answer Answer
+	res    *Response
+	live   *stream // res's
+	own    bool    // the handler runs for this client's request
+}
+
 // replyLive answers with a response that is being written, if that is this
 // request's and not another variant.
 func (q *query) replyLive(c *call, s Answer, key string) liveOutcome {
-	r, m := q.r, q.m
 	res := s.Item.Value
 	excluded := q.excludedFrom(key)
 	if res.kind == varying {
-		if !q.selects(res) {
+		if !q.selects(res.vary) {
 			s.Live.Left()
 			return liveOther
 		}
-		res, excluded = res.variant, false
+		res, excluded = res.content(), false
 	}
-	x := res.of
-	own := x.owner == c
-	// What the flight comes to tells what is left of a stale copy.
-	sparing := q.directives.StaleIfError.Set && httpcache.IsServerError(res.status)
-	switch {
-	case !x.audience.Admits(own, x.owner.client == c.client):
+	r := &reading{q, c, key, s, res, res.live, res.live.owner == &c.place}
+	if refuse := r.refusal(excluded); refuse != nil {
 		s.Live.Left()
-		if sparing {
-			m.cache.Landing(r.Context(), key, s.Item)
-		}
-		q.passUncacheable(key, &Item{Kind: driver.KindValue, Value: res})
-		return liveDone
-	case res.failure != nil:
-		s.Live.Left()
-		if res.instead != nil && q.mayHave(res.instead.Value) {
-			status := failedForward(res.instead, m.cache.Now(), res.failure)
-			status.Collapsed = s.Collapsed
-			q.replySpare(key, res.instead, status)
-			return liveDone
-		}
-		q.replyError(c, key, s, res.failure)
-		return liveDone
-	case own:
-	case !q.mayHave(res):
-		s.Live.Left()
-		q.pass(httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reasonAuthorization})
-		return liveDone
-	case excluded:
-		s.Live.Left()
-		q.pass(httpcache.Status{Fwd: httpcache.FwdVaryMiss})
+		refuse()
 		return liveDone
 	}
-	body, ok := c.takeReader(x)
-	s.Live.Left() // behind takeReader: the body waits for that before it drops its start
-	if sparing && m.cache.Landing(r.Context(), key, s.Item) == nil {
+	body, ok := r.live.reader(&c.place)
+	s.Live.Left() // behind reader: the body waits for that before it drops its start
+	if r.landsOnError() {
 		if spare := q.spared(key); spare != nil {
 			if ok {
 				body.Close()
 			}
-			q.replySpare(key, spare, httpcache.Status{Fwd: res.fwd, FwdStatus: res.status, Collapsed: !own})
+			q.replySpare(key, spare, httpcache.Status{Fwd: res.fwd, FwdStatus: res.status, Collapsed: !r.own})
 			return liveDone
 		}
 	}
-	if !ok && !x.body.Overflowed() {
+	switch {
+	case ok:
+		defer body.Close()
+		r.write(body)
+	case r.live.body.Overflowed():
+		q.pass(httpcache.Status{Fwd: httpcache.FwdBypass, Detail: r.live.excess})
+	default:
 		return liveBroken
 	}
-	if !ok {
-		q.pass(httpcache.Status{Fwd: httpcache.FwdBypass, Detail: x.why})
-		return liveDone
-	}
-	defer body.Close()
-	if own {
-		c.settleAside() // interim responses come before the response
-	}
-	q.writeLive(c, res, body, key)
 	return liveDone
 }
 
-// writeLive answers with res, whose body is being written, or with that part of
-// it, or that word about it, that the request asks for.
-func (q *query) writeLive(c *call, res *Response, body *spool.Reader, key string) {
-	w, r, x := q.w, q.r, res.of
-	own := x.owner == c
-	status := httpcache.Status{
-		Fwd: res.fwd, FwdStatus: res.fwdStatus, Stored: x.keeps() && x.writer.announced <= q.m.options.MaxBody, Collapsed: !own,
-		Key: q.m.statusKey(key), Detail: res.reason,
-	}
-	if status.FwdStatus == 0 {
-		status.FwdStatus = res.status
-	}
-	header, age := res.header, res.age+time.Since(x.decidedAt)
-	if own {
-		header = x.private
-	}
-	if x.audience == audience.Everyone {
-		status.TTL = httpcache.Delta{Set: true, Duration: res.freshness.Lifetime - age}
-		status.Detail = ""
-		if whole, ok := x.complete(); ok && r.Header["Range"] != nil {
-			header, guessed := typed(header, whole)
-			writeStored(w, r, stored{q.m, key, res.status, header, res.guessed || guessed, whole, age, x.decidedAt}, status)
-			return
+// landsOnError waits for the end of the flight if the response is an error in whose place the client
+// would take something stale: that tells what is left of a stale copy. It returns false if the
+// response is no such error, or is no answer in the end.
+func (r *reading) landsOnError() bool {
+	return r.directives.StaleIfError.Set && httpcache.IsServerError(r.res.status) && r.m.cache.Landing(r.r.Context(), r.key, r.answer.Item) == nil
+}
+
+// refusal answers a client that the response is not for, nil if it is.
+func (r *reading) refusal(excluded bool) (reply func()) {
+	switch {
+	case !r.live.admits(&r.call.place):
+		return func() {
+			r.landsOnError()
+			r.passUncacheable(r.key, &Item{Kind: driver.KindValue, Value: r.res})
 		}
+	case r.live.failure != nil:
+		return r.replyFailed
+	case r.own:
+		return nil
+	case !r.mayHave(r.res):
+		return func() { r.pass(httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reasonAuthorization}) }
+	case excluded:
+		return func() { r.pass(httpcache.Status{Fwd: httpcache.FwdVaryMiss}) }
 	}
-	// The time at which it came is the date of a stored one only (RFC 9111 section
-	// 4.3.2); by itself a response without a date is modified (RFC 9110 section 13.1.3).
-	dated := x.audience == audience.Everyone || r.Header["If-None-Match"] != nil || header["Last-Modified"] != nil
-	if (x.audience == audience.Everyone || own) && dated && httpcache.NotModified(r.Method, r.Header, res.status, header.Values, x.decidedAt) {
-		s := stored{m: q.m, header: header, guessed: res.guessed, age: age}.notModified()
-		h := w.Header()
-		s.setHeader(h, status)
-		if x.audience != audience.Everyone { // it is the handler's own answer, with its Age or none
-			h["Age"] = header["Age"]
-		}
-		send(w, r, s.status, s.body)
-		if !x.keeps() {
-			q.relay(x, body, own, q.unsent())
-		}
+	return nil
+}
+
+// replyFailed answers where the handler has failed before it has written a header.
+func (r *reading) replyFailed() {
+	spare, err := r.res.instead, r.live.failure
+	if spare == nil || !r.mayHave(spare.Value) {
+		r.replyError(r.call, r.key, r.answer, err)
 		return
 	}
-	h := w.Header()
-	copyHeader(h, header, res.guessed)
-	if x.audience == audience.Everyone {
+	status := failedForward(spare, r.m.cache.Now(), err)
+	status.Collapsed = r.answer.Collapsed
+	r.replySpare(r.key, spare, status)
+}
+
+// write answers with the response, whose body is being written, or with that part of
+// it, or that word about it, that the request asks for.
+func (r *reading) write(body *spool.Reader) {
+	if r.own {
+		r.call.settleAside() // interim responses come before the response
+	}
+	s, header, age := r.live, r.live.headerFor(&r.call.place), r.live.age+time.Since(r.live.decidedAt)
+	status := httpcache.Status{
+		Fwd: r.res.fwd, FwdStatus: cmp.Or(r.res.fwdStatus, r.res.status), Stored: s.kept && s.announced <= r.m.options.MaxBody, Collapsed: !r.own,
+		Key: r.m.statusKey(r.key), Detail: r.res.reason,
+	}
+	if s.shared() {
+		status.Detail, status.TTL = "", httpcache.Delta{Set: true, Duration: r.res.freshness.Lifetime - age}
+		if r.r.Header["Range"] != nil {
+			if whole, ok := s.body.Body(); ok {
+				header, guessed := typed(header, whole)
+				writeStored(r.w, r.r, stored{r.m, r.key, r.res.status, header, r.res.guessed || guessed, whole, age, s.decidedAt}, status)
+				return
+			}
+		}
+	}
+	if r.unmodified(header) {
+		r.replyNotModified(body, header, age, status)
+		return
+	}
+	r.replyWhole(body, header, age, status)
+}
+
+// unmodified reports whether the client has the response already.
+func (r *reading) unmodified(header http.Header) bool {
+	s := r.live
+	// The time at which it came is the date of a stored one only (RFC 9111 section
+	// 4.3.2); by itself a response without a date is modified (RFC 9110 section 13.1.3).
+	dated := s.shared() || r.r.Header["If-None-Match"] != nil || header["Last-Modified"] != nil
+	return (s.shared() || r.own) && dated && httpcache.NotModified(r.r.Method, r.r.Header, r.res.status, header.Values, s.decidedAt)
+}
+
+// replyNotModified answers a client that has the response already.
+func (r *reading) replyNotModified(body *spool.Reader, header http.Header, age time.Duration, status httpcache.Status) {
+	word, h := stored{m: r.m, header: header, guessed: r.res.guessed, age: age}.notModified(), r.w.Header()
+	word.setHeader(h, status)
+	if !r.live.shared() { // it is the handler's own answer, with its Age or none
+		h["Age"] = header["Age"]
+	}
+	send(r.w, r.r, word.status, word.body)
+	if !r.live.kept {
+		r.relay(body, r.unsent())
+	}
+}
+
+// replyWhole answers with the response, or with one range of it where nothing of it is stored.
+func (r *reading) replyWhole(body *spool.Reader, header http.Header, age time.Duration, status httpcache.Status) {
+	s, h := r.live, r.w.Header()
+	copyHeader(h, header, r.res.guessed)
+	if s.shared() {
 		setAge(h, age)
 	}
-	to, code, trailers := q.delivery(x, body), res.status, x.trailers
-	if x.writer.announced >= 0 {
-		h.Set("Content-Length", strconv.FormatInt(x.writer.announced, 10))
+	to, code, trailers := r.delivery(body), r.res.status, s.trailersFor(&r.call.place)
+	if s.announced >= 0 {
+		h.Set("Content-Length", strconv.FormatInt(s.announced, 10))
 	}
-	if !status.Stored && res.status == http.StatusOK {
+	if !status.Stored && code == http.StatusOK {
 		// There will be no whole to take a range from. To ask the handler again would be a
 		// second run, and a link that holds once would be gone.
-		if first, length, ok := httpcache.SingleRange(r, header, x.writer.announced); ok {
+		if first, length, ok := httpcache.SingleRange(r.r, header, s.announced); ok {
 			code = http.StatusPartialContent
-			h.Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", first, first+length-1, x.writer.announced))
+			h.Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", first, first+length-1, s.announced))
 			h.Set("Content-Length", strconv.FormatInt(length, 10))
 			httpcache.TrimToRange(h, code)
 			to.w, trailers = &partWriter{to.w, first, length}, nil
 		}
 	}
-	if !own {
-		trailers = slices.DeleteFunc(slices.Clone(trailers), x.ownTrailer)
-	}
 	if len(trailers) > 0 {
 		h["Trailer"] = slices.Clip(trailers)
 	}
-	q.m.hidden.Remove(h)
+	r.m.hidden.Remove(h)
 	status.AppendTo(h)
-	w.WriteHeader(code)
+	r.w.WriteHeader(code)
 	switch {
-	case r.Method != http.MethodHead:
-		q.relay(x, body, own, to)
-	case !x.keeps():
-		q.relay(x, body, own, q.unsent())
+	case r.r.Method != http.MethodHead:
+		r.relay(body, to)
+	case !s.kept:
+		r.relay(body, r.unsent())
 	}
 }
 
@@ -190,13 +214,13 @@ type delivery struct {
 	flush func() error
 }
 
-// delivery is the way of x's body, which is read by body, to the query's client.
-func (q *query) delivery(x *exchange, body *spool.Reader) delivery {
-	flush := flusher(q.w)
-	if x.audience == audience.Owner {
-		return delivery{q.w, flush}
+// delivery is the way of what body reads to the client.
+func (r *reading) delivery(body *spool.Reader) delivery {
+	flush := flusher(r.w)
+	if r.live.audience == audience.Owner {
+		return delivery{r.w, flush}
 	}
-	p := paced(q.w, 1, func() { body.Close() })
+	p := paced(r.w, 1, func() { body.Close() })
 	body.OnLoss(p.hurry)
 	return delivery{p, func() error { return p.within(flush) }}
 }
@@ -246,9 +270,8 @@ func flusher(w http.ResponseWriter) func() error {
 
 // relay sends the body on while it is being written, and the trailers behind it.
 // It does not return if the body breaks off.
-func (q *query) relay(x *exchange, body *spool.Reader, own bool, to delivery) {
-	w, r := q.w, q.r
-	_, err := body.CopyTo(r.Context(), to.w, to.flush)
+func (r *reading) relay(body *spool.Reader, to delivery) {
+	_, err := body.CopyTo(r.r.Context(), to.w, to.flush)
 	if errors.Is(err, errPartSent) {
 		return
 	}
@@ -256,21 +279,16 @@ func (q *query) relay(x *exchange, body *spool.Reader, own bool, to delivery) {
 		// Broken off must look broken off: net/http closes the connection, or
 		// resets the stream, without the end that a complete body has. A panic
 		// of the handler's own reaches its own client's server as it was.
-		reset(w, r)
-		if p, ok := errors.AsType[*fault.PanicError](err); ok && own {
+		reset(r.w, r.r)
+		if p, ok := errors.AsType[*fault.PanicError](err); ok && r.own {
 			panic(p.Value)
 		}
 		panic(http.ErrAbortHandler)
 	}
-	trailer := x.trailer
-	if !own {
-		trailer = maps.Clone(trailer)
-		maps.DeleteFunc(trailer, func(name string, _ []string) bool { return x.ownTrailer(name) })
-	}
-	if len(trailer) > 0 {
+	if trailer := r.live.trailerFor(&r.call.place); len(trailer) > 0 {
 		to.flush() // a body sent at once, with its length, has no place behind it
-		copyHeader(w.Header(), trailer, false)
-		q.m.hidden.Remove(w.Header())
+		copyHeader(r.w.Header(), trailer, false)
+		r.m.hidden.Remove(r.w.Header())
 	}
 }
 
@@ -292,14 +310,4 @@ func reset(w http.ResponseWriter, r *http.Request) {
 		c.SetLinger(0)
 	}
 	conn.Close()
-}
-
-// complete returns the body if it is there already, whole.
-func (x *exchange) complete() (spool.Body, bool) {
-	select {
-	case <-x.finished:
-		return x.body.Body()
-	default:
-		return nil, false
-	}
 }

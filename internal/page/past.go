@@ -308,9 +308,9 @@ func (m *Middleware) plainRequest(r *http.Request, t target) bool {
 // page; a request with a body, which that may not be the answer to, is to come again.
 func (m *Middleware) bypass(w http.ResponseWriter, r *http.Request, next http.Handler, t target, reason string) bool {
 	why := httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reason}
-	stream := reason == reasonUpgrade || reason == reasonEventStream
+	endless := reason == reasonUpgrade || reason == reasonEventStream
 	past, patience := m.pass, time.Duration(0)
-	if stream {
+	if endless {
 		if !m.streams.TryAcquire(1) {
 			replyFailure(w, why, http.StatusServiceUnavailable)
 			return true
@@ -318,7 +318,7 @@ func (m *Middleware) bypass(w http.ResponseWriter, r *http.Request, next http.Ha
 		defer m.streams.Release(1)
 		past, patience = m.passReal, bypassPatience
 	}
-	if !stream && reason != reasonNoStore && reason != reasonBody || !m.servable(r.Context(), t) {
+	if !endless && reason != reasonNoStore && reason != reasonBody || !m.servable(r.Context(), t) {
 		past(w, r, next, why)
 		return true
 	}
@@ -362,7 +362,7 @@ func (m *Middleware) servable(ctx context.Context, t target) bool {
 		case plain:
 			return key != t.key || !m.needsVariant(t.header)
 		case varying:
-			key = m.variantKey(it.Value, t.key, t.header)
+			key = m.variantKey(it.Value.vary, t.key, t.header)
 		default:
 			return false
 		}

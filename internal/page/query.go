@@ -26,7 +26,7 @@ type query struct {
 	// needsVariant is Middleware.needsVariant of the request.
 	needsVariant bool
 	told         *observe.Serve // what those who watch are told, nil if nobody does
-	latest       *call          // of those that wait for the handler, nil before the first
+	latest       *place         // of those of its calls that wait for the handler, nil before the first
 	// lose is what it may lose to engines, on all its way: the flight of a page's
 	// names may have waited for a store that the variant's is not to wait for again.
 	lose time.Duration
@@ -49,8 +49,8 @@ func (q *query) want(key string) Want {
 			return true
 		}
 		res := it.Value
-		if res.variant != nil && q.selects(res) {
-			res = res.variant // still being written, and found with what it varies by
+		if v := res.content(); v != res && q.selects(res.vary) {
+			res = v // still being written, and found with what it varies by
 		}
 		if res.kind != plain {
 			return true // it says where to go, and no more
@@ -73,7 +73,7 @@ func (q *query) excludedFrom(key string) bool { return q.needsVariant && key == 
 
 // selects reports whether the request asks for the variant whose response has made the
 // signpost, and is still being written.
-func (q *query) selects(signpost *Response) bool {
+func (q *query) selects(signpost *variance) bool {
 	return q.m.variantKey(signpost, q.target.key, q.target.header) == signpost.id
 }
 
@@ -98,8 +98,8 @@ func (q *query) client() string {
 // reuse reports whether RFC 9111 lets res, the response of it, answer a request.
 func reuse(it *Item, res *Response, now instant, d httpcache.RequestDirectives) bool {
 	f := res.freshness
-	if x := res.of; x != nil { // it is still being written, and the item's life has not begun
-		return f.Reuse(res.age+time.Since(x.decidedAt), d)
+	if s := res.live; s != nil { // it is still being written, and the item's life has not begun
+		return f.Reuse(s.age+time.Since(s.decidedAt), d)
 	}
 	// The item's: the response knows nothing of a jitter or a sweep, nor, from a store, of windows.
 	f.Lifetime, f.StaleWhileRevalidate = it.FreshUntil-it.Born, it.StaleUntil-it.FreshUntil

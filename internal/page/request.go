@@ -18,13 +18,8 @@ import (
 // went past the cache was not to wait for.
 func (m *Middleware) runs(w http.ResponseWriter) bool {
 	for {
-		switch outer := w.(type) {
-		case *writer:
-			return outer.run.m == m
-		case interface{ past(*Middleware) bool }:
-			if outer.past(m) {
-				return true
-			}
+		if run, ok := w.(interface{ belongsTo(*Middleware) bool }); ok && run.belongsTo(m) {
+			return true
 		}
 		outer, ok := w.(interface{ Unwrap() http.ResponseWriter })
 		if !ok {

@@ -43,7 +43,7 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 			q.passChecked(at.key, s.Item)
 			return
 		case varying:
-			at.key, at.signpost = m.variantKey(res, t.key, t.header), s.Item
+			at.key, at.signpost = m.variantKey(res.vary, t.key, t.header), s.Item
 		default:
 			q.passUncacheable(at.key, s.Item)
 			return
@@ -82,14 +82,14 @@ func (q *query) answerAt(at *hop) (s Answer, is arrival) {
 	}
 	if ok {
 		if at.signpost != nil {
-			at.signpost.Value.built.of(q.needsVariant).touch(at.key, m.cache.Now())
+			at.signpost.Value.vary.built.of(q.needsVariant).touch(at.key, m.cache.Now())
 		}
 		return Answer{Item: it}, hopFound
 	}
 	if q.request.Credentials && q.passCredentials(at.key) {
 		return s, hopDone
 	}
-	if at.signpost != nil && !at.signpost.Value.built.of(q.needsVariant).admit(at.key, m.cache.Now()) {
+	if at.signpost != nil && !at.signpost.Value.vary.built.of(q.needsVariant).admit(at.key, m.cache.Now()) {
 		return s, hopRefused
 	}
 	return q.answerByHandler(at, it)
@@ -98,13 +98,13 @@ func (q *query) answerAt(at *hop) (s Answer, is arrival) {
 // answerByHandler is answerAt by way of the handler. stale is what is at hand.
 func (q *query) answerByHandler(at *hop, stale *Item) (s Answer, is arrival) {
 	c := q.call(at.signpost)
-	c.earlier, q.latest = q.latest, c
+	c.earlier, q.latest = q.latest, &c.place
 	s, err := q.wait(c, at.key, stale)
 	if err != nil {
 		q.replyError(c, at.key, s, err)
 		return s, hopDone
 	}
-	if res := s.Item.Value; res.of == nil && res.variant == nil {
+	if s.Item.Value.content().live == nil {
 		return s, hopFound
 	}
 	switch q.replyLive(c, s, at.key) {
@@ -129,8 +129,8 @@ func (q *query) answerByHandler(at *hop, stale *Item) (s Answer, is arrival) {
 
 // leave ends the query's calls.
 func (q *query) leave() {
-	for c := q.latest; c != nil; c = c.earlier {
-		c.leave()
+	for p := q.latest; p != nil; p = p.earlier {
+		p.leave()
 	}
 }
 
@@ -206,7 +206,7 @@ func (q *query) wait(c *call, key string, stale *Item) (Answer, error) {
 // call is the request's wait for the key that the signpost has led to.
 func (q *query) call(signpost *Item) *call {
 	return &call{
-		query: q, route: chi.RouteContext(q.r.Context()), request: q.request, client: q.client(), base: q.target.key,
+		query: q, route: chi.RouteContext(q.r.Context()), place: place{client: q.client()},
 		signpost: signpost, excluded: q.needsVariant && signpost == nil,
 	}
 }

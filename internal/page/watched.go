@@ -49,8 +49,8 @@ func (u *watchedWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	return conn, rw, err
 }
 
-// past reports whether the request goes past m's cache.
-func (u *watchedWriter) past(m *Middleware) bool { return u.m == m }
+// belongsTo reports whether the request goes past m's cache.
+func (u *watchedWriter) belongsTo(m *Middleware) bool { return u.m == m }
 
 // Unwrap lets http.ResponseController through to the real writer.
 func (u *watchedWriter) Unwrap() http.ResponseWriter { return u.ResponseWriter }

@@ -1,0 +1,156 @@
+package page
+
+import (
+	"net/http"
+	"time"
+
+	"github.com/bellwether-go/bellwether/internal/audience"
+	"github.com/bellwether-go/bellwether/internal/durations"
+	"github.com/bellwether-go/bellwether/internal/httpcache"
+	"github.com/bellwether-go/bellwether/internal/spool"
+)
+
+// This file is the moment at which a handler has written its header: what that makes of a load.
+
+// An answer is a heading as the rules judge it.
+type answer struct {
+	heading
+	trailers  []string // the names of fields that come behind the body
+	fwdStatus int      // the handler's status, if the answer's is another
+	judged    httpcache.Judgement
+	validated bool // the response is what was stored: the handler has answered 304
+}
+
+// answered judges a whole response.
+func (l *load) answered(h heading, now time.Time) answer {
+	h.header = httpcache.CanonicalHeader(h.header)
+	return answer{
+		heading: h, trailers: trailerNames(h.header),
+		judged: httpcache.Judge(l.request(), h.status, h.header, l.sent, now, l.m.options.Rules),
+	}
+}
+
+// confirmed judges a 304 about what is stored: the whole of that, with the fields of the 304.
+func (l *load) confirmed(h heading, now time.Time) answer {
+	said, about, rules := httpcache.CanonicalHeader(h.header), l.asks.about, l.m.options.Rules
+	age := httpcache.InitialAge(said, l.sent, now)
+	fresh := httpcache.Freshen(l.asks.header, httpcache.StoredHeader(said, httpcache.ResponseDirectives(said, rules.Targets...), now))
+	return answer{
+		heading:  heading{about.status, fresh, h.guessed || about.guessed, about.body.Len()},
+		trailers: trailerNames(said), fwdStatus: h.status, validated: true,
+		judged: httpcache.JudgeAged(l.request(), about.status, fresh, age, now, rules),
+	}
+}
+
+// A decision is what a load has come to when the handler has written its header.
+type decision struct {
+	audience  audience.Audience // who may read the response; only what everyone may is kept
+	checked   bool              // it is kept for validation
+	validated bool              // it is what was stored
+	response  *Response         // it, or a signpost to it
+	recording recording
+}
+
+// decide makes the response, and says who may have it.
+func (l *load) decide(a answer, now time.Time) *decision {
+	post, found := l.signpost(a.header)
+	v := facts{
+		request: l.request(), status: a.status, header: a.header, judged: a.judged,
+		had: l.before != nil, servable: l.servable(), lost: !found, ttl: l.m.options.TTL, errorTTL: l.m.options.ErrorTTL,
+	}.verdict()
+	d := &decision{audience: v.audience, checked: v.checked, validated: a.validated}
+	d.recording = recording{limit: l.m.options.MaxBody, account: account{of: &l.m.bodies}, counted: !d.ownersAlone()}
+	if d.ownersAlone() {
+		d.recording.limit = min(d.recording.limit, privateWindow)
+	}
+	s := &stream{
+		owner: &l.owner.place, audience: v.audience, kept: d.keeps(), decidedAt: now, age: a.judged.Age,
+		header:    httpcache.StoredHeader(a.header, a.judged.Directives, now),
+		announced: a.announced, trailers: a.trailers, qualified: a.judged.Directives.QualifiedFields(), excess: reasonTooLarge,
+		body: spool.New(d.recording.limit),
+	}
+	s.private = l.privateHeader(s, a)
+	s.body.Expect(a.announced)
+	d.recording.stream = s
+	d.response = &Response{
+		status: a.status, guessed: a.guessed, forAll: httpcache.OpenToAll(a.header, l.m.options.Rules),
+		freshness: v.freshness, reason: v.reason, fwd: l.fwd, fwdStatus: a.fwdStatus, live: s,
+	}
+	if v.audience == audience.Owner {
+		d.response.kind = uncacheable
+	}
+	// An unshareable response makes only its own variant uncacheable: one user's
+	// page must not keep the other variants out of the cache.
+	if post != nil {
+		post.variant = d.response
+		d.response = &Response{kind: varying, vary: post}
+	}
+	return d
+}
+
+// privateHeader is the header that the owner gets of an answer.
+func (l *load) privateHeader(s *stream, a answer) http.Header {
+	switch {
+	case s.audience == audience.Owner: // it is between the handler and its client
+		h := a.header.Clone()
+		if a.validated { // the stored header has none, and nobody else sets it
+			h["Age"] = []string{httpcache.FormatAge(a.judged.Age)}
+		}
+		return h
+	case hasAll(s.header, a.header): // nothing is for the first client alone
+		return s.header
+	}
+	h := a.header.Clone()
+	httpcache.RemoveConnectionFields(h)
+	return h
+}
+
+// content is the response itself, also where what it varies by was found first.
+func (d *decision) content() *Response { return d.response.content() }
+
+// variantKey is the key of the variant that the response has turned out to be, "" if it is none.
+func (d *decision) variantKey() string {
+	if d.response.vary == nil {
+		return ""
+	}
+	return d.response.vary.id
+}
+
+// keeps reports whether something of the response is kept.
+func (d *decision) keeps() bool { return d.audience == audience.Everyone || d.checked }
+
+// ownersAlone reports whether the response is for the owner alone, and nothing of it is
+// kept.
+func (d *decision) ownersAlone() bool { return d.audience == audience.Owner && !d.checked }
+
+// joinableUntil is when new callers can no longer join the response. A response that may
+// be served stale takes callers to its end, however long that takes. One that must not be
+// (RFC 9111 section 4.2.4) takes them while it is fresh: later callers wait for it to end,
+// and for the next. An error for one client takes only the callers that wait already.
+func (d *decision) joinableUntil(now instant) instant {
+	res := d.content()
+	switch {
+	case d.audience == audience.Alike:
+		return now + 1
+	case d.audience == audience.Everyone && res.freshness.NoStale:
+		return durations.Add(now+1, max(0, res.freshness.Lifetime-res.live.age))
+	}
+	return forever
+}
+
+// failsForAll reports whether the response is an error to a request with credentials, for a
+// key whose responses are for such requests too.
+func (l *load) failsForAll(d *decision) bool {
+	return d.ownersAlone() && l.request().Credentials && httpcache.IsServerError(d.content().status) && l.before != nil && l.before.Value.forAll
+}
+
+// provesUncacheable reports whether the key is remembered as uncacheable because of the
+// response. An error, and a response to credentials, say nothing about the responses to
+// other clients. A response for all that the key has had stays while it may be served, and
+// after that until a second load has brought a response for its client alone.
+func (l *load) provesUncacheable(d *decision) bool {
+	if !d.ownersAlone() || l.request().Credentials || httpcache.IsServerError(d.content().status) {
+		return false
+	}
+	return l.before == nil || !l.servable() && l.attempt.Second()
+}
