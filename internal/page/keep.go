@@ -3,8 +3,11 @@ package page
 import (
 	"cmp"
 	"errors"
+	"net/http"
+	"slices"
 	"time"
 
+	"github.com/bellwether-go/bellwether/internal/adapter"
 	"github.com/bellwether-go/bellwether/internal/httpcache"
 	"github.com/bellwether-go/bellwether/internal/items"
 )
@@ -54,4 +57,52 @@ func (l *load) record(d *decision, res *Response, f items.Windows) *Response {
 	}
 	l.m.cache.Put(l.ctx, d.variantKey(), res, f, l.attempt.Position(), nil)
 	return l.pointTo(d.response.vary)
+}
+
+// signpost returns the signpost to a response with that header, nil if the call's key
+// tells the response apart already. It returns false if the response must not have one:
+// it varies by too many names, or it has a Vary and a needsVariant request, and the URL has
+// a response that may still be served. No variant's key is known for that response.
+func (l *load) signpost(header http.Header) (*variance, bool) {
+	vary, _ := httpcache.VaryNames(header)
+	req, known := l.request().Header, l.owner.names()
+	needed := l.m.needsVariant(req)
+	if len(vary) == 0 && !needed {
+		return nil, true
+	}
+	names, ok := httpcache.JoinNames(known, vary, pseudonyms)
+	switch {
+	case !ok:
+		return nil, false
+	case slices.Equal(names, known):
+		return nil, true
+	case len(vary) > 0 && needed && known == nil && l.servable():
+		return nil, false
+	}
+	post := &variance{names: names, mark: adapter.Token(), built: new(variants)}
+	post.id = l.m.variantKey(post, l.base(), req)
+	post.built.of(needed).touch(post.id, l.m.cache.Now())
+	return post, true
+}
+
+// pointTo keeps a signpost under the key of the URL, and returns what the load keeps under
+// its own key: the same signpost. The two keys may be one.
+func (l *load) pointTo(post *variance) *Response {
+	cache, base, f := l.m.cache, l.base(), items.Windows{TTL: varyingTTL}
+	kept := &Response{kind: varying, vary: &variance{names: post.names, mark: post.mark, built: post.built}}
+	now := cache.Now()
+	switch old := l.owner.signpost; {
+	case old != nil:
+		// The new signpost takes the old one's place only if the old one is still there:
+		// after an invalidation it would lead to responses from before. It is also kept
+		// under the old variant's key, for processes that have the old one for NearTTL.
+		cache.Put(l.ctx, base, kept, f, l.attempt.Position(), old)
+		f.TTL = l.m.options.UncacheableTTL
+	case l.before != nil && l.before.End() > now && len(post.names) == len(pseudonyms):
+		// The signpost displaces a response to a request without any of its names. The
+		// response moves to the key to which the signpost leads such requests.
+		cache.Put(l.ctx, l.m.variantKey(post, base, nil), l.before.Value, l.before.Windows(now), l.before.Position, nil)
+	}
+	l.attempt.SetWindows(f)
+	return kept
 }

@@ -3,9 +3,11 @@ package page
 import (
 	"context"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/bellwether-go/bellwether/internal/httpcache"
+	"github.com/go-chi/chi/v5"
 )
 
 // This file is a load before its handler runs: what the key has, and what the handler is asked.
@@ -83,4 +85,82 @@ func (m *Middleware) condition(res *Response, req httpcache.Request) *condition 
 		return nil
 	}
 	return &condition{res, h}
+}
+
+// ownRoute is ctx with a routing context of its own, if it has chi's: chi takes that
+// back into a pool when the request ends, and gives it to another request while our
+// handler still reads its parameters; and routers go on from where the handler's
+// last run has left it.
+func ownRoute(ctx context.Context) context.Context { return withRoute(ctx, chi.RouteContext(ctx)) }
+
+// withRoute is ctx with a copy of rc, if there is one.
+func withRoute(ctx context.Context, rc *chi.Context) context.Context {
+	if rc != nil {
+		return context.WithValue(ctx, chi.RouteCtxKey, rc.Clone())
+	}
+	return ctx
+}
+
+// detach returns a copy of a client's request that outlives it: its context has lost
+// its end but not its values, and it has no body. route is the context's: to ask that is
+// not for who holds a lock, since it may be anybody's code.
+func detach(r *http.Request, route *chi.Context) *http.Request {
+	d := r.Clone(withRoute(context.WithoutCancel(r.Context()), route))
+	d.Body, d.ContentLength, d.TransferEncoding = http.NoBody, 0, nil
+	d.Trailer, d.GetBody = nil, nil
+	// A middleware before, or Key, may have parsed the query that the client has sent.
+	d.Form, d.PostForm, d.MultipartForm = nil, nil, nil
+	return d
+}
+
+// withServer returns ctx with a server, ctx itself if it has one. Where an upstream's body
+// breaks off, ReverseProxy panics only below a server. Elsewhere it returns, and the part
+// of the body would be taken for the whole.
+func withServer(ctx context.Context) context.Context {
+	if ctx.Value(http.ServerContextKey) != nil {
+		return ctx
+	}
+	return context.WithValue(ctx, http.ServerContextKey, new(http.Server))
+}
+
+// contentFields are about a request's content, of which the handler gets none.
+var contentFields = []string{"Content-Length", "Content-Type", "Content-Encoding", "Expect"}
+
+// forEverybody makes of a client's request one for the key's representation: whatever
+// would make the answer that of one client is left out. Each run of the handler has
+// its own, or would find what the routers and middlewares of the run before have left
+// in path, header and route.
+func (m *Middleware) forEverybody(ctx context.Context, r *http.Request) *http.Request {
+	ctx = withServer(ownRoute(ctx))
+	if rc := chi.RouteContext(ctx); rc != nil && rc.RouteMethod == http.MethodHead {
+		rc.RouteMethod = http.MethodGet
+	}
+	d := r.Clone(ctx)
+	d.Method = http.MethodGet // a HEAD is answered from the GET's response
+	for _, name := range contentFields {
+		delete(d.Header, name)
+	}
+	httpcache.RemoveConditions(d.Header)
+	m.options.Rules.RemoveAliases(d.Header)
+	httpcache.RemoveConnectionFields(d.Header)
+	// What the key does not tell apart must not reach the handler. net/http leaves a Host
+	// in the header that HTTP/2 has beside ":authority" (RFC 9113 section 8.3.1).
+	delete(d.Header, "Host")
+	httpcache.Normalise(d.Header, m.options.Rules)
+	httpcache.Canonicalise(d)
+	return d
+}
+
+// retarget gives r the host and the query of t: a part of the URL that the key leaves out
+// must not get into the response.
+func retarget(r, t *http.Request) {
+	r.Host, r.URL.RawQuery, r.URL.ForceQuery = t.Host, t.URL.RawQuery, t.URL.ForceQuery
+	path, _, _ := strings.Cut(r.RequestURI, "?")
+	if path == "" {
+		return
+	}
+	r.RequestURI = path
+	if t.URL.RawQuery != "" || t.URL.ForceQuery {
+		r.RequestURI += "?" + t.URL.RawQuery
+	}
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/bellwether-go/bellwether/internal/httpcache"
+	"github.com/bellwether-go/bellwether/internal/sweeplog"
 	"github.com/go-chi/chi/v5"
 )
 
@@ -146,3 +147,19 @@ const maxHops = 4
 
 // reasonAuthorization is why a request with Authorization goes past the cache.
 const reasonAuthorization = "authorization"
+
+// pseudonyms are on each signpost. Each stands for a part of a request that no URL's key
+// and no Vary has, and is no field's name.
+var pseudonyms = []string{httpcache.KeyVariant, httpcache.RetargetingFields}
+
+// needsVariant reports whether a request with the header req has any part that a pseudonym
+// stands for. A response that is kept under the URL's own key is not for such a request.
+func (m *Middleware) needsVariant(req http.Header) bool {
+	return req[httpcache.KeyVariant] != nil || m.options.Rules.Retargeted(req)
+}
+
+// variantKey is the key of the variant that a request with the header req asks for. base
+// is the key of its URL.
+func (m *Middleware) variantKey(signpost *variance, base string, req http.Header) string {
+	return base + sweeplog.VariantMark + signpost.mark + httpcache.VariantKey(signpost.names, req, m.options.Rules)
+}
