@@ -37,10 +37,10 @@ func headerBytes(h http.Header) int {
 	return n
 }
 
-// hasAll reports whether all fields of h are in stored, too.
-func hasAll(stored, h http.Header) bool {
+// hasAll reports whether all fields of h are in kept, too.
+func hasAll(kept, h http.Header) bool {
 	for name := range h {
-		if _, ok := stored[name]; !ok {
+		if _, ok := kept[name]; !ok {
 			return false
 		}
 	}
@@ -155,8 +155,8 @@ func untyped(h http.Header) bool {
 	if h["Content-Type"] != nil || h["Transfer-Encoding"] != nil || h.Get("Content-Encoding") != "" {
 		return false
 	}
-	_, typed := httpcache.CanonicalHeader(h)["Content-Type"]
-	return !typed
+	_, named := httpcache.CanonicalHeader(h)["Content-Type"]
+	return !named
 }
 
 // unsigned reports whether a body that begins with first and more may still turn out

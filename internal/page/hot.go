@@ -15,14 +15,14 @@ import (
 
 // hot answers the request if the near tier can; if not, it has done nothing.
 func (m *Middleware) hot(w http.ResponseWriter, r *http.Request, t target, d httpcache.RequestDirectives) bool {
-	if d != (httpcache.RequestDirectives{}) || m.hasCredentials(r) {
+	if m.options.EarlyRefresh || d != (httpcache.RequestDirectives{}) || m.hasCredentials(r) {
 		return false
 	}
 	cache, key := m.cache, t.key
 	var under *Response // the signpost that led to key
 	for range maxHops {
 		it, now := cache.Near(key)
-		if it == nil || now >= it.Trusted || it.Kind != driver.KindValue || !it.Fresh(now) || m.options.EarlyRefresh {
+		if !isHot(it, now) {
 			return false
 		}
 		switch res := it.Value; res.kind {
@@ -48,6 +48,11 @@ func (m *Middleware) hot(w http.ResponseWriter, r *http.Request, t target, d htt
 	return false
 }
 
+// isHot reports whether an item of the near tier is a fresh response, or a signpost to one.
+func isHot(it *Item, now instant) bool {
+	return it != nil && now < it.Trusted && it.Kind == driver.KindValue && it.Fresh(now)
+}
+
 // hitHeaderOf returns the header of a hit that was made last, if it is of this
 // second; nil if not.
 func (r *Response) hitHeaderOf(it *Item, now instant) *hitHeader {
@@ -70,12 +75,12 @@ func (m *Middleware) hitHeader(it *Item, now instant) *hitHeader {
 	header := make(http.Header, len(s.header)+3)
 	s.setHeader(header, hitStatus(it, now))
 	h.fields = make([]headerField, 0, len(header))
-	_, typed := s.header["Content-Type"]
+	_, named := s.header["Content-Type"]
 	tagged := header.Get("ETag") != ""
 	for name, values := range header {
 		h.fields = append(h.fields, headerField{
 			name: name, values: slices.Clip(values),
-			yields:  name == "Content-Type" && (!typed || r.guessed),
+			yields:  name == "Content-Type" && (!named || r.guessed),
 			content: !httpcache.InNotModified(name, tagged),
 		})
 	}

@@ -3,11 +3,8 @@ package page
 import (
 	"cmp"
 	"errors"
-	"net/http"
-	"slices"
 	"time"
 
-	"github.com/bellwether-go/bellwether/internal/adapter"
 	"github.com/bellwether-go/bellwether/internal/httpcache"
 	"github.com/bellwether-go/bellwether/internal/items"
 )
@@ -57,32 +54,6 @@ func (l *load) record(d *decision, res *Response, f items.Windows) *Response {
 	}
 	l.m.cache.Put(l.ctx, d.variantKey(), res, f, l.attempt.Position(), nil)
 	return l.pointTo(d.response.vary)
-}
-
-// signpost returns the signpost to a response with that header, nil if the call's key
-// tells the response apart already. It returns false if the response must not have one:
-// it varies by too many names, or it has a Vary and a needsVariant request, and the URL has
-// a response that may still be served. No variant's key is known for that response.
-func (l *load) signpost(header http.Header) (*variance, bool) {
-	vary, _ := httpcache.VaryNames(header)
-	req, known := l.request().Header, l.owner.names()
-	needed := l.m.needsVariant(req)
-	if len(vary) == 0 && !needed {
-		return nil, true
-	}
-	names, ok := httpcache.JoinNames(known, vary, pseudonyms)
-	switch {
-	case !ok:
-		return nil, false
-	case slices.Equal(names, known):
-		return nil, true
-	case len(vary) > 0 && needed && known == nil && l.servable():
-		return nil, false
-	}
-	post := &variance{names: names, mark: adapter.Token(), built: new(variants)}
-	post.id = l.m.variantKey(post, l.base(), req)
-	post.built.of(needed).touch(post.id, l.m.cache.Now())
-	return post, true
 }
 
 // pointTo keeps a signpost under the key of the URL, and returns what the load keeps under

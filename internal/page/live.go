@@ -314,6 +314,29 @@ func reset(w http.ResponseWriter, r *http.Request) {
 	conn.Close()
 }
 
+const (
+	waitedTooLong = "waited too long" // MaxWait has run out
+	tooLate       = "timeout"         // RebuildTimeout has
+)
+
+// statusOf is the status and the detail for the client of a failed rebuild.
+func statusOf(client context.Context, err error) (code int, detail string) {
+	switch {
+	case client.Err() != nil && errors.Is(err, context.Canceled):
+		// Nobody is there; or the server is being shut down under its clients.
+		return http.StatusServiceUnavailable, "cancelled"
+	case errors.Is(err, fault.ErrWaitTimeout):
+		return http.StatusServiceUnavailable, waitedTooLong
+	case errors.Is(err, fault.ErrClosed):
+		return http.StatusServiceUnavailable, "closed"
+	case errors.Is(err, fault.ErrOverloaded):
+		return http.StatusServiceUnavailable, "overloaded"
+	case errors.Is(err, context.DeadlineExceeded):
+		return http.StatusGatewayTimeout, tooLate
+	}
+	return http.StatusBadGateway, "failed"
+}
+
 // replyError answers a request whose rebuild failed, or that waited in vain. s is its
 // answer as far as it has one.
 func (q *query) replyError(c *call, key string, s Answer, err error) {
@@ -332,25 +355,18 @@ func (q *query) replyError(c *call, key string, s Answer, err error) {
 		panic(p.Value) // to its own client's server, as if nothing stood between
 	}
 	code, detail := http.StatusBadGateway, "failed"
-	switch {
-	case panicked: // whatever error with
-	case r.Context().Err() != nil && errors.Is(err, context.Canceled):
-		// Nobody is there; or the server is being shut down under its clients.
-		code, detail = http.StatusServiceUnavailable, "cancelled"
-	case errors.Is(err, fault.ErrWaitTimeout):
+	if !panicked { // whatever error with
+		code, detail = statusOf(r.Context(), err)
+	}
+	switch detail {
+	case waitedTooLong:
 		if q.m.through.TryAcquire(1) {
 			defer q.m.through.Release(1)
-			q.pass(httpcache.Status{Fwd: httpcache.FwdMiss, Detail: waitedTooLong})
+			q.pass(httpcache.Status{Fwd: httpcache.FwdMiss, Detail: detail})
 			return
 		}
-		code, detail = http.StatusServiceUnavailable, waitedTooLong
-	case errors.Is(err, fault.ErrClosed):
-		code, detail = http.StatusServiceUnavailable, "closed"
-	case errors.Is(err, fault.ErrOverloaded):
-		code, detail = http.StatusServiceUnavailable, "overloaded"
-	case errors.Is(err, context.DeadlineExceeded):
+	case tooLate:
 		q.m.tooSlow(key, s.Item, err)
-		code, detail = http.StatusGatewayTimeout, "timeout"
 	}
 	status := httpcache.Status{Fwd: httpcache.FwdURIMiss, Collapsed: s.Collapsed, Detail: detail}
 	if it, now := q.m.cache.Near(key); it != nil && it.BackingOff(now) {
@@ -359,9 +375,6 @@ func (q *query) replyError(c *call, key string, s Answer, err error) {
 	}
 	replyFailure(w, status, code)
 }
-
-// waitedTooLong is the detail for those whom MaxWait has run out for.
-const waitedTooLong = "waited too long"
 
 // tooSlow remembers of a key that its rebuild took longer than RebuildTimeout, if it has
 // never had a response for all: its handler may answer whoever waits for longer. They count

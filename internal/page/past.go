@@ -250,24 +250,32 @@ func (q *query) passCredentials(key string) bool {
 	case it.Held && (it.Value.kind != plain || q.mayHave(it.Value)):
 		return false // that tells where to go, or that it is for all
 	}
-	why := httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reasonAuthorization}
 	if q.directives.OnlyIfCached || q.r.Method != http.MethodGet {
-		q.pass(why)
-		return true
+		q.pass(httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reasonAuthorization})
+	} else {
+		q.passDrafting(key, apart, it == nil)
 	}
+	return true
+}
+
+// passDrafting hands a request with credentials to the handler, and learns from the response
+// whether those under the key are for all. The first one that is for all is kept.
+func (q *query) passDrafting(key string, apart Apart, first bool) {
+	m := q.m
 	q.bypassed()
 	u := m.newKeptWriter(q.w, q.r)
-	var draft Draft
 	if _, others := m.drafting.LoadOrStore(key, nil); !others {
 		defer m.drafting.Delete(key)
-		if it == nil && m.plainRequest(q.r, q.target) && !hasAny(q.r.Header, contentFields) {
-			draft = apart.Draft(q.r.Context())
+		if first && m.plainRequest(q.r, q.target) && !hasAny(q.r.Header, contentFields) {
+			draft := apart.Draft(q.r.Context())
 			defer draft.End()
+			u.keep = draft.Keep
 		}
 	}
 	sent, outer := time.Now(), maps.Clone(q.w.Header())
 	shared := false
 	u.before = func(status int) {
+		why := httpcache.Status{Fwd: httpcache.FwdBypass, Detail: reasonAuthorization}
 		header, now := httpcache.CanonicalHeader(u.Header()), time.Now()
 		own := within(u.Header(), outer)
 		j := httpcache.Judge(q.request, status, own, sent, now, m.options.Rules)
@@ -275,7 +283,7 @@ func (q *query) passCredentials(key string) bool {
 		switch {
 		case !shared && tellsAudience(status):
 			m.learnAuthorized(key, false)
-		case shared && draft != nil && j.Freshness.Lifetime > j.Age && len(header["Vary"]) == 0 && headerBytes(header) <= maxHeader:
+		case shared && u.keep != nil && j.Freshness.Lifetime > j.Age && len(header["Vary"]) == 0 && headerBytes(header) <= maxHeader:
 			u.keepAs(status, own, j, now)
 			why = httpcache.Status{
 				Fwd: httpcache.FwdURIMiss, FwdStatus: status, Stored: true, Key: m.statusKey(key),
@@ -284,13 +292,11 @@ func (q *query) passCredentials(key string) bool {
 		}
 		why.AppendTo(u.Header())
 	}
-	u.keep = func(res *Response, f items.Windows) { draft.Keep(res, f) }
 	u.runBelowServer(q.next)
 	u.finish()
 	if shared {
 		m.learnAuthorized(key, true) // not before it is there: who comes meanwhile would have it made again
 	}
-	return true
 }
 
 // plainRequest reports whether nothing in a request that goes past the cache may make its
