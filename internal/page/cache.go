@@ -2,11 +2,11 @@
 // handlers that it wraps, as a shared cache by RFC 9111. What is below it, the tiers, the
 // flights and the log of invalidations, it knows as a [Cache].
 //
-// The story of a request: handler.go sends it on its way, and request.go finds out what it asks
-// for. hot.go or serve.go brings it to an item, and reply.go or live.go writes that. exchange.go
-// runs the handler for a key, with call.go for the client's side of it, and verdict.go says who may
-// have the response. past.go has the requests that go to the handler for themselves. What is kept
-// under a key is in response.go, and which of a URL's responses is meant in signpost.go.
+// The story of a request: serve.go sends it on its way, and request.go finds out what it asks for.
+// hot.go or serve.go brings it to an item, and reply.go or live.go writes that. exchange.go runs
+// the handler for a key: load.go has what it starts from, writer.go and stream.go the way of the
+// response, decision.go what it comes to, and verdict.go who may have it. past.go has the requests
+// that go to the handler for themselves. What is kept under a key is in response.go.
 package page
 
 import (

@@ -21,7 +21,8 @@ import (
 	"github.com/bellwether-go/bellwether/observe"
 )
 
-// This file answers with a response that is still being written.
+// This file answers a request that waits: with a response that is still being written, or because
+// there is none.
 
 // A liveOutcome is what came of the try to answer with a response that is being
 // written.

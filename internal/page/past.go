@@ -205,11 +205,7 @@ func (m *Middleware) passPost(w http.ResponseWriter, r *http.Request, next http.
 		now := time.Now()
 		header := httpcache.CanonicalHeader(u.Header())
 		own := within(u.Header(), outer)
-		var d httpcache.RequestDirectives
-		if !m.options.IgnoreRequestDirectives {
-			d = httpcache.ParseRequest(r.Header)
-		}
-		j := httpcache.Judge(m.request(r, t, d), status, own, sent, now, m.options.Rules)
+		j := httpcache.Judge(m.request(r, t, m.directives(r)), status, own, sent, now, m.options.Rules)
 		// As in decide; and what a GET would not be asked with, nobody is given. By the
 		// whole header: a Vary or a cookie may be the handler's too, if it has set the same.
 		if httpcache.PostStorable(t.url, status, header, j) && m.plainRequest(r, t) && headerBytes(header) <= maxHeader && !isEventStream(header) {

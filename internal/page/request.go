@@ -82,6 +82,14 @@ func clientCertificate(r *http.Request) *x509.Certificate {
 	return r.TLS.PeerCertificates[0]
 }
 
+// directives are a request's, unless they are ignored.
+func (m *Middleware) directives(r *http.Request) (d httpcache.RequestDirectives) {
+	if !m.options.IgnoreRequestDirectives {
+		d = httpcache.ParseRequest(r.Header)
+	}
+	return d
+}
+
 // request returns what the rules ask of a request, whose target is t.
 func (m *Middleware) request(r *http.Request, t target, d httpcache.RequestDirectives) httpcache.Request {
 	return httpcache.Request{Header: t.header, Credentials: m.hasCredentials(r), NoStore: d.NoStore}

@@ -71,7 +71,11 @@ type Response struct {
 	live      *stream           // the response while it is being written
 }
 
-// A variance is what the responses to a URL vary by.
+// A variance is what the responses to a URL vary by. A response that depends on request
+// fields leaves a signpost under the URL's key: the names of the fields. The names and a
+// request lead to the key of a variant. A response that names more fields replaces the
+// signpost by one with all names. So every variant is one step away, however many fields
+// a handler names one by one.
 type variance struct {
 	names   []string  // request field names in lower case, and what stands for others
 	mark    string    // makes the variants' keys new after an invalidation

@@ -10,7 +10,7 @@ import (
 	"github.com/go-chi/chi/v5"
 )
 
-// This file is the way of a request through the cache, to an item.
+// This file is the way of a request: past the cache, or through it to an item.
 
 // serve answers from the cache, by way of the handler if need be.
 func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler, t target, d httpcache.RequestDirectives) {
@@ -245,10 +245,7 @@ func (m *Middleware) Handler(next http.Handler) http.Handler {
 			return
 		}
 		t, ok := m.target(r)
-		var d httpcache.RequestDirectives
-		if !m.options.IgnoreRequestDirectives {
-			d = httpcache.ParseRequest(r.Header)
-		}
+		d := m.directives(r)
 		why := m.bypassReason(w.Header(), r, d)
 		switch {
 		case (why != "" || !ok) && d.OnlyIfCached:
