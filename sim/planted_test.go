@@ -58,13 +58,13 @@ var bugs = []bug{
 	},
 	{
 		Name: "spool that is closed early", File: "internal/page/exchange.go",
-		Old: "x.body.CloseWithError(cause)",
-		New: "x.body.Close()",
+		Old: "x.spool().CloseWithError(cause)",
+		New: "x.spool().Close()",
 	},
 	{
 		Name: "broken body that is closed as a whole one", File: "internal/page/exchange.go",
-		Old: "x.body.CloseWithError(x.err)",
-		New: "x.body.Close()",
+		Old: "s.body.CloseWithError(x.err)",
+		New: "s.body.Close()",
 	},
 	{
 		Name: "near entry that is moved back", File: "notice.go",

@@ -163,3 +163,6 @@ func (b *bodies) send(key string, body spool.Body, p *pacedWriter) (end func()) 
 		b.release(at)
 	}
 }
+
+// reasonTooLarge is why a body over MaxBody is not shared.
+const reasonTooLarge = "too large"

@@ -2,11 +2,11 @@
 // handlers that it wraps, as a shared cache by RFC 9111. What is below it, the tiers, the
 // flights and the log of invalidations, it knows as a [Cache].
 //
-// The story of a request: request.go finds out what it asks for, hot.go or serve.go brings it to
-// an item, and reply.go writes that. exchange.go runs the handler for a key, with call.go for
-// the client's side of it, and verdict.go says who may have the response. past.go and bypass.go
-// are the requests that go to the handler for themselves. What is kept under a key is in response.go, and which of a URL's responses is
-// meant in signpost.go.
+// The story of a request: serve.go sends it on its way, and request.go finds out what it asks for.
+// hot.go or serve.go brings it to an item, and reply.go or live.go writes that. exchange.go runs
+// the handler for a key: load.go has what it starts from, writer.go and stream.go the way of the
+// response, decision.go what it comes to, and verdict.go who may have it. past.go has the requests
+// that go to the handler for themselves. What is kept under a key is in response.go.
 package page
 
 import (
@@ -19,17 +19,6 @@ import (
 	"github.com/bellwether-go/bellwether/internal/sweeplog"
 	"github.com/bellwether-go/bellwether/observe"
 )
-
-type (
-	// An Item is a response under a key, as this process knows it.
-	Item = items.Item[*Response]
-	// A Want is what a request asks of its answer.
-	Want    = items.Want[*Response]
-	instant = durations.Instant
-)
-
-// forever is the instant that never comes.
-const forever = durations.Forever
 
 // A Cache is what the HTTP face asks of the cache below it.
 type Cache interface {
@@ -58,9 +47,9 @@ type Cache interface {
 	// Landing waits for the end of the flight that has published the item, and returns why
 	// there is nothing to be had of it, if there is not.
 	Landing(ctx context.Context, key string, it *Item) error
-	// Within is the context of a request, with the values of the load that is made for it,
+	// Within is the context of a request, with the values of the rebuild that is made for it,
 	// but for the value of the key own, which is the request's.
-	Within(request, load context.Context, own any) context.Context
+	Within(request, rebuild context.Context, own any) context.Context
 
 	// Apart begins work on a key without a flight.
 	Apart(key string, budget *gate.Budget) Apart

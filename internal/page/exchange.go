@@ -1,24 +1,17 @@
 package page
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"net/http"
-	"slices"
-	"strconv"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/go-chi/chi/v5"
 
 	"github.com/bellwether-go/bellwether/internal/audience"
-	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/httpcache"
-	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/internal/spool"
 )
 
@@ -26,138 +19,112 @@ import (
 // it, writing into a spool that everybody reads, with the decision who may read
 // it made when the header is written.
 
-// errShortBody is the failure of a handler that wrote less than the
-// Content-Length it announced.
-var errShortBody = errors.New("bellwether: handler wrote less than its Content-Length")
+// errUnselected is the end of an exchange whose handler has answered 304 about
+// something else than what is stored (RFC 9111 section 4.3.4).
+var errUnselected = errors.New("bellwether: handler's 304 is not about the stored response")
 
-// A serverError is the failure of a handler that answered with this error status
-// while there is a stale response to serve in its place.
-type serverError int
-
-func (e serverError) Error() string {
-	return fmt.Sprintf("bellwether: handler answered with a server error: %d", int(e))
+// fetch is the HTTP face's load: it runs the handler and returns what is to be
+// kept under the key. What is there already is validated.
+func (m *Middleware) fetch(ctx context.Context, a Attempt, c *call, next http.Handler, r *http.Request) (*Response, error) {
+	before := m.fallback(a.Key(), a.Present())
+	l := m.newLoad(ctx, a, c, before)
+	if before != nil && !c.excluded {
+		l.asks = m.condition(before.Value, l.request())
+	}
+	res, err := newExchange(l).carry(next, r)
+	if !errors.Is(err, errUnselected) {
+		return res, err
+	}
+	return newExchange(m.newLoad(ctx, a, c, before)).carry(next, r)
 }
 
-// privateWindow is how much of a response that nobody shares is kept in memory
-// between the handler and its one client.
-const privateWindow = 64 << 10
-
-// An exchange is one run of the handler. Its methods are the handler's goroutine's, which is the load's; other
-// goroutines have what is set before decided and finished are closed.
+// An exchange is a run of the handler. It is the handler's goroutine's, which is the load's; the
+// end of the load meets it on another, which has the decision when decided is closed.
 type exchange struct {
-	m       *Middleware
-	owner   *call // the call that began it
-	attempt Attempt
-	load    context.Context // the attempt's
-	sent    time.Time
+	load
+	run     int // of the owner's
+	writer  writer
 	cancel  context.CancelCauseFunc // has the handler end
 	running context.Context         // the handler's
-	// unlink makes the end of load no longer the handler's. It returns false if
+	// unlink makes the end of the load no longer the handler's. It returns false if
 	// one of the two has ended before.
-	unlink func() bool
+	unlink   func() bool
+	decided  chan struct{} // closed when decision is set
+	decision *decision     // nil before the handler has written its header
 	// told is set when the load has its result although the handler goes on, and
 	// telling is what is still to be done for that.
 	told    bool
 	telling sync.WaitGroup
-
-	fwd    httpcache.Forward // why the handler was asked
-	before *Item             // the response that the key has, however old; nil if it has none
-	backed bool              // there is something to serve if this fails
-	spare  *Item             // what some clients would rather have than an error; nil if there is nothing
-	asks   *condition        // what the request's conditions ask about; nil if there are none
-
-	writer  writer // the handler's
-	limit   int64  // of the body, beyond which it is not kept
-	why     string // what the clients are told of that
-	over    bool   // the body has passed limit
-	account account
-	body    *spool.Spool
-	trailer http.Header // set before the body ends
-
-	validated bool          // the response is what was stored: the handler has answered 304
-	decided   chan struct{} // closed when the decision is set
-	decision
-	finished chan struct{} // closed when err is set
-	err      error
+	err     error // the handler's
 }
 
-// A decision is what the exchange has come to when the handler has written its header.
-type decision struct {
-	decidedAt time.Time
-	response  *Response
-	private   http.Header       // what the first client gets
-	trailers  []string          // the names of fields that come behind the body
-	qualified []string          // the names of those that are the first client's
-	audience  audience.Audience // who may read it; only what everyone may is kept
-	checked   bool              // it is kept for validation
+// newExchange returns an exchange that has not begun.
+func newExchange(l load) *exchange {
+	x := &exchange{load: l, decided: make(chan struct{})}
+	x.writer = writer{m: l.m, to: x, header: make(http.Header)}
+	return x
 }
 
-// ownRoute is ctx with a routing context of its own, if it has chi's: chi takes that
-// back into a pool when the request ends, and gives it to another request while our
-// handler still reads its parameters; and routers go on from where the handler's
-// last run has left it.
-func ownRoute(ctx context.Context) context.Context { return withRoute(ctx, chi.RouteContext(ctx)) }
-
-// withRoute is ctx with a copy of rc, if there is one.
-func withRoute(ctx context.Context, rc *chi.Context) context.Context {
-	if rc != nil {
-		return context.WithValue(ctx, chi.RouteCtxKey, rc.Clone())
+// carry runs the handler and returns what is to be kept of the exchange.
+func (x *exchange) carry(next http.Handler, r *http.Request) (*Response, error) {
+	x.link(r)
+	defer x.telling.Wait()
+	defer x.cancel(nil)
+	own := x.m.forEverybody(x.running, r)
+	if x.asks != nil {
+		httpcache.SetConditions(own.Header, x.asks.header)
 	}
-	return ctx
-}
-
-// detach returns a copy of a client's request that outlives it: its context has lost
-// its end but not its values, and it has no body. route is the context's: to ask that is
-// not for who holds a lock, since it may be anybody's code.
-func detach(r *http.Request, route *chi.Context) *http.Request {
-	d := r.Clone(withRoute(context.WithoutCancel(r.Context()), route))
-	d.Body, d.ContentLength, d.TransferEncoding = http.NoBody, 0, nil
-	d.Trailer, d.GetBody = nil, nil
-	// A middleware before, or Key, may have parsed the query that the client has sent.
-	d.Form, d.PostForm, d.MultipartForm = nil, nil, nil
-	return d
-}
-
-// withServer returns ctx with a server, ctx itself if it has one. Where an upstream's body
-// breaks off, ReverseProxy panics only below a server. Elsewhere it returns, and the part
-// of the body would be taken for the whole.
-func withServer(ctx context.Context) context.Context {
-	if ctx.Value(http.ServerContextKey) != nil {
-		return ctx
+	returned := false
+	defer func() {
+		if !returned { // a Goexit, of which nobody else tells whose failure it is
+			x.attempt.Tell(nil, x.failure(x.err))
+		}
+	}()
+	x.serve(next, own)
+	returned = true
+	x.unlink()
+	if x.failed() {
+		x.m.cache.CountLoadFailure()
 	}
-	return context.WithValue(ctx, http.ServerContextKey, new(http.Server))
+	switch {
+	case x.err != nil:
+		if p, ok := errors.AsType[*fault.PanicError](x.err); ok && x.told && p.Value != http.ErrAbortHandler {
+			x.m.cache.OnError(x.attempt.Key(), x.err) // the rebuild has ended well before
+		}
+		return nil, x.failure(x.err)
+	case x.decision == nil:
+		return nil, errUnselected
+	case x.told, !x.decision.keeps():
+		return nil, fault.ErrNothing // its audience has it
+	}
+	return x.keep(x.decision)
 }
 
-// contentFields are about a request's content, of which the handler gets none.
-var contentFields = []string{"Content-Length", "Content-Type", "Content-Encoding", "Expect"}
-
-// forEverybody makes of a client's request one for the key's representation: whatever
-// would make the answer that of one client is left out. Each run of the handler has
-// its own, or would find what the routers and middlewares of the run before have left
-// in path, header and route.
-func (m *Middleware) forEverybody(ctx context.Context, r *http.Request) *http.Request {
-	ctx = withServer(ownRoute(ctx))
-	if rc := chi.RouteContext(ctx); rc != nil && rc.RouteMethod == http.MethodHead {
-		rc.RouteMethod = http.MethodGet
-	}
-	d := r.Clone(ctx)
-	d.Method = http.MethodGet // a HEAD is answered from the GET's response
-	for _, name := range contentFields {
-		delete(d.Header, name)
-	}
-	httpcache.RemoveConditions(d.Header)
-	m.options.Rules.RemoveAliases(d.Header)
-	httpcache.RemoveConnectionFields(d.Header)
-	// What the key does not tell apart must not reach the handler. net/http leaves a Host
-	// in the header that HTTP/2 has beside ":authority" (RFC 9113 section 8.3.1).
-	delete(d.Header, "Host")
-	httpcache.Normalise(d.Header, m.options.Rules)
-	httpcache.Canonicalise(d)
-	return d
+// link gives the handler its context, which ends with the load until it is known that the
+// response is one client's alone.
+func (x *exchange) link(r *http.Request) {
+	// Of the request's own context, not of the rebuild's: that one still has
+	// what detach has replaced. But it is the load's: who asks the same cache from
+	// within lends its slot, and is told that it asks for what it makes.
+	x.running, x.cancel = context.WithCancelCause(x.m.cache.Within(r.Context(), x.ctx, chi.RouteCtxKey))
+	x.run = x.owner.begin()
+	// The load's end is the body's too, also if the handler is deaf to its
+	// context. The body's comes first, and ends the handler by itself where nobody
+	// reads: a handler that heeds its context, and returns, has not made a
+	// complete one.
+	x.unlink = context.AfterFunc(x.ctx, func() {
+		cause := context.Cause(x.ctx)
+		select {
+		case <-x.decided:
+			x.spool().CloseWithError(cause)
+		default: // what is decided from here on is not published
+		}
+		x.cancel(cause)
+	})
 }
 
-// run runs the handler to its end.
-func (x *exchange) run(next http.Handler, r *http.Request) {
+// serve runs the handler to its end.
+func (x *exchange) serve(next http.Handler, r *http.Request) {
 	returned := false
 	defer func() {
 		if !returned {
@@ -166,195 +133,168 @@ func (x *exchange) run(next http.Handler, r *http.Request) {
 				x.err = fault.Panicked(p)
 			}
 		}
-		if x.err == nil && x.writer.announced >= 0 && x.writer.written < x.writer.announced {
-			x.err = fmt.Errorf("%w: %d of %d bytes", errShortBody, x.writer.written, x.writer.announced)
+		if x.err == nil {
+			x.err = x.writer.shortfall()
 		}
-		if x.body != nil {
-			x.trailer = trailerOf(x.writer.header, x.trailers)
-			if x.err == nil {
-				x.err = x.body.Close()
-			} else {
-				x.body.CloseWithError(x.err)
-			}
+		if x.decision == nil {
+			return
 		}
-		close(x.finished)
+		s := x.stream()
+		s.trailer = trailerOf(x.writer.header, s.trailers)
+		if x.err == nil {
+			x.err = s.body.Close()
+		} else {
+			s.body.CloseWithError(x.err)
+		}
 	}()
 	next.ServeHTTP(&x.writer, r)
 	x.writer.settle()
 	returned = true
 }
 
-// decide makes the response, says whether it is shared, and lets everybody know.
-func (x *exchange) decide(status int) {
+// stream is the response that is decided, as its readers have it.
+func (x *exchange) stream() *stream { return x.decision.recording.stream }
+
+// spool is the body of the response that is decided.
+func (x *exchange) spool() *spool.Spool { return x.stream().body }
+
+// interim hands an interim response to the owner's goroutine.
+func (x *exchange) interim(status int, h http.Header) { x.owner.hint(status, h) }
+
+// begin makes the response, says whether it is shared, and lets everybody know.
+func (x *exchange) begin(h heading) {
 	now := time.Now()
-	x.decidedAt = now
-	header := httpcache.CanonicalHeader(x.writer.final)
-	x.trailers = trailerNames(header)
-	fwdStatus := 0
-	var j httpcache.Judgement
-	if x.validated {
-		fwdStatus = status
-		d := httpcache.ResponseDirectives(header, x.m.options.Rules.Targets...)
-		age := httpcache.InitialAge(header, x.sent, now)
-		status, header = x.asks.about.status, httpcache.Freshen(x.asks.header, httpcache.StoredHeader(header, d, now))
-		j = httpcache.JudgeAged(x.owner.request, status, header, age, now, x.m.options.Rules)
-	} else {
-		j = httpcache.Judge(x.owner.request, status, header, x.sent, now, x.m.options.Rules)
+	if h.status != http.StatusNotModified || x.asks == nil {
+		x.settle(x.answered(h, now), now)
+		return
 	}
-	signpost, found := x.signpost(header)
-	v := facts{
-		request: x.owner.request, status: status, header: header, judged: j,
-		had: x.before != nil, servable: x.servable(), lost: !found, ttl: x.m.options.TTL, errorTTL: x.m.options.ErrorTTL,
-	}.verdict()
-	x.audience, x.checked, x.qualified = v.audience, v.checked, j.Directives.QualifiedFields()
-	limit := x.m.options.MaxBody
-	if x.ownersAlone() {
-		limit = min(limit, privateWindow)
+	if !httpcache.Selects(x.asks.header, httpcache.CanonicalHeader(h.header)) {
+		return // about something else: fetch asks again, without conditions
 	}
-	x.body = spool.New(limit)
-	x.body.Expect(x.writer.announced)
-	x.body.OnIdle(func() {
-		x.account.close()
+	x.settle(x.confirmed(h, now), now)
+	for _, piece := range x.asks.about.body {
+		x.take(piece)
+	}
+}
+
+// settle decides about an answer, and shows it to those who may have it.
+func (x *exchange) settle(a answer, now time.Time) {
+	x.decision = x.decide(a, now)
+	x.spool().OnIdle(func() {
+		x.decision.recording.account.close()
 		// Nobody is there for whom the handler could go on; or its load has ended,
 		// which is the cause then.
-		x.cancel(context.Cause(x.load))
+		x.cancel(context.Cause(x.ctx))
 	})
-	x.response = &Response{
-		status:    status,
-		header:    httpcache.StoredHeader(header, j.Directives, now),
-		freshness: v.freshness,
-		age:       j.Age,
-		reason:    v.reason,
-		fwd:       x.fwd,
-		fwdStatus: fwdStatus,
-		guessed:   x.writer.guessed || x.validated && x.asks.about.guessed,
-		forAll:    httpcache.OpenToAll(header, x.m.options.Rules),
-		of:        x,
-	}
-	switch {
-	case x.audience == audience.Owner: // it is between the handler and its client
-		x.response.kind = uncacheable
-		x.private = header.Clone()
-		if x.validated { // the stored header has none, and nobody else sets it
-			x.private["Age"] = []string{httpcache.FormatAge(j.Age)}
-		}
-	case hasAll(x.response.header, header): // nothing is for the first client alone
-		x.private = x.response.header
-	default:
-		x.private = header.Clone()
-		httpcache.RemoveConnectionFields(x.private)
-	}
-	// An unshareable response makes only its own variant uncacheable: one user's
-	// page must not keep the other variants out of the cache.
-	if signpost != nil {
-		signpost.variant = x.response
-		x.response = signpost
-	}
 	// The owner's place is taken before a byte is written: it must not lose the
 	// start of a body that nobody keeps.
-	x.owner.attach(x)
+	x.owner.attach(x.run, x.spool())
 	close(x.decided)
 	x.offer()
+}
+
+// take adds to the body.
+func (x *exchange) take(p []byte) (int, error) {
+	if x.decision.recording.passes(len(p)) {
+		x.overflow()
+	}
+	return x.decision.recording.Write(p)
+}
+
+// flush sends the header on.
+func (x *exchange) flush() {
+	if x.decision != nil { // else it is a 304 that nobody gets
+		x.spool().Flush()
+	}
+}
+
+// overflow ends the load of a body that passes its limit.
+func (x *exchange) overflow() {
+	s := x.stream()
+	if s.audience != audience.Owner {
+		// A handler can write faster than a herd wakes up. Whoever waited for
+		// this response has a place at its start before that is dropped:
+		// else each of them would need a call of its own.
+		x.attempt.AwaitReaders(x.running.Done())
+	}
+	switch {
+	case x.told:
+	case !x.unlink():
+		// The load has ended before. A handler that is deaf to that, or has
+		// returned and writes all the same, says nothing more of the key; the
+		// former keeps its place among MaxRebuilds until it returns.
+		s.body.CloseWithError(context.Cause(x.ctx))
+	case s.excess == reasonMemory:
+		// From here on the body is its readers'; it ends with the last of them.
+		x.fail(fault.ErrNothing) // it says nothing about the key
+	default:
+		x.forgo(s.excess)
+	}
 }
 
 // offer gives the response that is decided to those who may have it, while it is
 // being made. If the log of invalidations has to be read for that, the handler
 // waits for it as they do, within its WriteHeader.
 func (x *exchange) offer() {
-	if x.backed && !x.validated && httpcache.IsServerError(x.content().status) {
-		x.refuse(x.failure(serverError(x.content().status)))
-		return
-	}
-	if x.failsForAll() {
+	d := x.decision
+	failure := serverError(d.content().status)
+	switch {
+	case x.backed && !d.validated && httpcache.IsServerError(int(failure)):
+		x.refuse(x.failure(failure))
+	case !x.failsForAll(d):
+		x.share()
+	case x.publish(audience.Owner):
 		// The error's text may be about the client. That the handler fails is for all.
-		if !x.attempt.Publish(x.load, x.response, x.joinableUntil(), audience.Owner) {
-			x.refuse(fault.ErrInvalidated)
-			return
-		}
 		x.unlink()
-		x.owner.follow(x)
-		x.fail(serverError(x.content().status))
-		return
+		x.owner.follow(x.cancel)
+		x.fail(failure)
 	}
-	if x.owner.request.Credentials && tellsAudience(x.content().status) {
-		x.m.learnAuthorized(x.attempt.Key(), x.audience == audience.Everyone)
+}
+
+// share publishes a response to its audience. If nothing of it is kept, that ends the load.
+func (x *exchange) share() {
+	d := x.decision
+	res := d.content()
+	if x.request().Credentials && tellsAudience(res.status) {
+		x.m.learnAuthorized(x.attempt.Key(), d.audience == audience.Everyone)
 	}
-	to, remembered := x.audience, x.provesUncacheable()
-	if x.checked || remembered || to != audience.Everyone && x.attempt.Second() {
+	to, remembered := d.audience, x.provesUncacheable(d)
+	if d.checked || remembered || to != audience.Everyone && x.attempt.Second() {
 		// All callers get the response, and those outside its audience go on to the
 		// handler. A first private page or error does not send them there: it may be
 		// about one client, and the key's next response for all.
 		to = audience.Everyone
 	}
-	if !x.attempt.Publish(x.load, x.response, x.joinableUntil(), to) {
-		x.refuse(fault.ErrInvalidated)
-		return
-	}
-	if x.keeps() {
+	if !x.publish(to) || d.keeps() {
 		return
 	}
 	x.unlink()
-	if x.audience == audience.Owner {
-		x.owner.follow(x)
+	if d.audience == audience.Owner {
+		x.owner.follow(x.cancel)
 	} else {
 		// The load has its result below, and no longer bounds what its audience reads.
 		late := time.AfterFunc(x.m.options.RebuildTimeout, func() {
-			x.body.CloseWithError(fault.ErrRebuildTimeout)
+			x.spool().CloseWithError(fault.ErrRebuildTimeout)
 			x.cancel(fault.ErrRebuildTimeout)
 		})
 		context.AfterFunc(x.running, func() { late.Stop() })
 	}
 	if remembered {
-		x.forgo(x.content().reason)
+		x.forgo(res.reason)
 	} else {
 		x.fail(fault.ErrNothing)
 	}
 }
 
-// failsForAll reports whether the response is an error to a request with credentials, for a
-// key whose responses are for such requests too.
-func (x *exchange) failsForAll() bool {
-	return x.ownersAlone() && x.owner.request.Credentials && httpcache.IsServerError(x.content().status) && x.before != nil && x.before.Value.forAll
-}
-
-// provesUncacheable reports whether the key is remembered as uncacheable because of the
-// response. An error, and a response to credentials, say nothing about the responses to
-// other clients. A response for all that the key has had stays while it may be served, and
-// after that until a second load has brought a response for its client alone.
-func (x *exchange) provesUncacheable() bool {
-	if !x.ownersAlone() || x.owner.request.Credentials || httpcache.IsServerError(x.content().status) {
-		return false
+// publish shows the response to the callers of an audience. It returns false if the flight has
+// given up on the load.
+func (x *exchange) publish(to audience.Audience) bool {
+	d := x.decision
+	ok := x.attempt.Publish(x.ctx, d.response, d.joinableUntil(x.m.cache.Now()), to)
+	if !ok {
+		x.refuse(fault.ErrInvalidated)
 	}
-	return x.before == nil || !x.servable() && x.attempt.Second()
-}
-
-// ownersAlone reports whether the response is for the owner alone, and nothing of it is
-// kept.
-func (x *exchange) ownersAlone() bool { return x.audience == audience.Owner && !x.checked }
-
-// servable reports whether the key has a response that may still be served, if only
-// because loads fail.
-func (x *exchange) servable() bool {
-	return x.before != nil && x.m.cache.Now() < max(x.before.StaleUntil, x.before.ErrorUntil)
-}
-
-// sharesByDefault reports whether responses to the key are for all unless they say
-// otherwise: by TTL, or because the key has had a response for all.
-func (x *exchange) sharesByDefault() bool { return x.m.options.TTL > 0 || x.before != nil }
-
-// joinableUntil is when new callers can no longer join the response. A response that may
-// be served stale takes callers to its end, however long that takes. One that must not be
-// (RFC 9111 section 4.2.4) takes them while it is fresh: later callers wait for it to end,
-// and for the next. An error for one client takes only the callers that wait already.
-func (x *exchange) joinableUntil() instant {
-	now := x.m.cache.Now()
-	switch {
-	case x.audience == audience.Alike:
-		return now + 1
-	case x.audience == audience.Everyone && x.content().freshness.NoStale:
-		return durations.Add(now+1, max(0, x.content().freshness.Lifetime-x.content().age))
-	}
-	return forever
+	return ok
 }
 
 // refuse breaks the body off, and fails the load at once: how long the handler
@@ -362,8 +302,8 @@ func (x *exchange) joinableUntil() instant {
 // know that already, and a handler that is deaf to its end keeps its place among
 // MaxRebuilds.
 func (x *exchange) refuse(err error) {
-	x.body.CloseWithError(err)
-	if cause := context.Cause(x.load); cause == nil || errors.Is(cause, fault.ErrInvalidated) {
+	x.spool().CloseWithError(err)
+	if cause := context.Cause(x.ctx); cause == nil || errors.Is(cause, fault.ErrInvalidated) {
 		x.fail(err)
 	}
 }
@@ -377,7 +317,7 @@ func (x *exchange) forgo(reason string) {
 		var res *Response
 		err := fault.ErrGoexit // of an adapter, or of OnError, unless this returns
 		defer func() { x.attempt.Tell(res, err) }()
-		err = fault.Guard(func() error { res = x.remember(reason); return nil })
+		err = fault.Guard(func() error { res = x.remember(x.decision, reason); return nil })
 	})
 }
 
@@ -386,215 +326,6 @@ func (x *exchange) fail(err error) {
 	x.told = true
 	x.attempt.Tell(nil, err)
 }
-
-func isEventStream(h http.Header) bool {
-	return strings.HasPrefix(strings.ToLower(h.Get("Content-Type")), eventStream)
-}
-
-// maxHeader is the largest header that is kept, in bytes. What others keep is
-// between 8 and 128 KiB.
-const maxHeader = 64 << 10
-
-func headerBytes(h http.Header) int {
-	n := 0
-	for name, values := range h {
-		for _, v := range values {
-			n += len(name) + len(v)
-		}
-	}
-	return n
-}
-
-// hasAll reports whether all fields of h are in stored, too.
-func hasAll(stored, h http.Header) bool {
-	for name := range h {
-		if _, ok := stored[name]; !ok {
-			return false
-		}
-	}
-	return true
-}
-
-// take adds to the body, and tells when that passes the limit.
-func (x *exchange) take(p []byte) (int, error) {
-	end := x.writer.written + int64(len(p))
-	if !x.ownersAlone() && x.writer.written <= x.limit && end > smallBody && !x.account.reach(min(end, x.limit)) {
-		x.limit, x.why = x.writer.written, reasonMemory
-		x.body.Narrow(max(x.writer.written, smallBody))
-	}
-	if !x.over && end > x.limit {
-		x.over = true // once: a Write that finds no reader takes nothing
-		if x.audience != audience.Owner {
-			// A handler can write faster than a herd wakes up. Whoever waited for
-			// this response has a place at its start before that is dropped:
-			// else each of them would need a call of its own.
-			x.attempt.AwaitReaders(x.running.Done())
-		}
-		switch {
-		case x.told:
-		case x.unlink():
-			// From here on the body is its readers'; it ends with the last of them.
-			if x.why == reasonMemory {
-				x.fail(fault.ErrNothing) // it says nothing about the key
-				break
-			}
-			x.forgo(x.why)
-		default:
-			// The load has ended before. A handler that is deaf to that, or has
-			// returned and writes all the same, says nothing more of the key; the
-			// former keeps its place among MaxRebuilds until it returns.
-			x.body.CloseWithError(context.Cause(x.load))
-		}
-	}
-	n, err := x.body.Write(p)
-	x.writer.written += int64(n)
-	return n, err
-}
-
-// content is the response itself, also where what it varies by was found first.
-func (x *exchange) content() *Response {
-	if x.response.variant != nil {
-		return x.response.variant
-	}
-	return x.response
-}
-
-// errUnselected is the end of an exchange whose handler has answered 304 about
-// something else than what is stored (RFC 9111 section 4.3.4).
-var errUnselected = errors.New("bellwether: handler's 304 is not about the stored response")
-
-// fetch is the HTTP face's load: it runs the handler and returns what is to be
-// kept under the key. What is there already is validated.
-func (m *Middleware) fetch(ctx context.Context, a Attempt, c *call, next http.Handler, r *http.Request) (*Response, error) {
-	before := m.fallback(a.Key(), a.Present())
-	x := m.newExchange(ctx, a, c, before)
-	if before != nil && !c.excluded {
-		x.asks = m.condition(before.Value, c.request)
-	}
-	res, err := x.carry(next, r)
-	if !errors.Is(err, errUnselected) {
-		return res, err
-	}
-	return m.newExchange(ctx, a, c, before).carry(next, r)
-}
-
-// A condition asks a handler whether a stored response still holds.
-type condition struct {
-	about  *Response
-	header http.Header // of about, which is decoded once
-}
-
-// condition returns what a request may ask about res, nil if nothing. A request with
-// credentials asks only about a response that is for it too.
-func (m *Middleware) condition(res *Response, req httpcache.Request) *condition {
-	if res.kind != plain && res.kind != checked {
-		return nil
-	}
-	h := res.head()
-	switch {
-	case !httpcache.Validatable(res.status, h),
-		res.kind == checked && !httpcache.ValidatedFor(req, h, m.options.Rules),
-		res.kind == plain && req.Credentials && !res.forAll:
-		return nil
-	}
-	return &condition{res, h}
-}
-
-// newExchange returns an exchange that has not begun. before is what the key has, nil
-// if it has nothing.
-func (m *Middleware) newExchange(ctx context.Context, a Attempt, c *call, before *Item) *exchange {
-	x := &exchange{
-		m: m, owner: c, attempt: a, load: ctx, sent: time.Now(),
-		fwd:   httpcache.FwdURIMiss,
-		limit: m.options.MaxBody, why: reasonTooLarge, account: account{of: &m.bodies},
-		decided: make(chan struct{}), finished: make(chan struct{}),
-	}
-	x.writer = writer{run: x, header: make(http.Header), announced: -1}
-	if c.signpost != nil {
-		x.fwd = httpcache.FwdVaryMiss
-	}
-	if before != nil && before.Value.kind == plain && before.Held {
-		now := m.cache.Now()
-		x.before = before
-		if !c.excluded {
-			x.fwd = forwardDespite(before, now)
-			if !httpcache.IsServerError(before.Value.status) {
-				x.spare, x.backed = before, x.servable()
-			}
-		}
-	}
-	return x
-}
-
-// forwardDespite is why the handler is asked although it is stored.
-func forwardDespite(it *Item, now instant) httpcache.Forward {
-	if now < it.FreshUntil {
-		return httpcache.FwdRequest
-	}
-	return httpcache.FwdStale
-}
-
-// carry runs the handler and returns what is to be kept of the exchange.
-func (x *exchange) carry(next http.Handler, r *http.Request) (*Response, error) {
-	c := x.owner
-	// Of the request's own context, not of the rebuild's: that one still has
-	// what detach has replaced. But it is the load's: who asks the same cache from
-	// within lends its slot, and is told that it asks for what it makes.
-	within := x.m.cache.Within(r.Context(), x.load, chi.RouteCtxKey)
-	running, cancel := context.WithCancelCause(within)
-	x.cancel, x.running = cancel, running
-	c.mu.Lock()
-	c.ran = x
-	c.mu.Unlock()
-	// Until it is known that the response is one client's alone, the rebuild's
-	// end is the handler's end; and the body's, also if the handler is deaf to its
-	// context. The body's comes first, and ends the handler by itself where nobody
-	// reads: a handler that heeds its context, and returns, has not made a
-	// complete one.
-	x.unlink = context.AfterFunc(x.load, func() {
-		cause := context.Cause(x.load)
-		select {
-		case <-x.decided:
-			x.body.CloseWithError(cause)
-		default: // what is decided from here on is not published
-		}
-		cancel(cause)
-	})
-	defer x.telling.Wait()
-	defer cancel(nil)
-	own := x.m.forEverybody(running, r)
-	if x.asks != nil {
-		httpcache.SetConditions(own.Header, x.asks.header)
-	}
-	returned := false
-	defer func() {
-		if !returned { // a Goexit, of which nobody else tells whose failure it is
-			x.attempt.Tell(nil, x.failure(x.err))
-		}
-	}()
-	x.run(next, own)
-	returned = true
-	x.unlink()
-	if x.failed() {
-		x.m.cache.CountLoadFailure()
-	}
-
-	switch {
-	case x.err != nil:
-		if p, ok := errors.AsType[*fault.PanicError](x.err); ok && x.told && p.Value != http.ErrAbortHandler {
-			x.m.cache.OnError(x.attempt.Key(), x.err) // the rebuild has ended well before
-		}
-		return nil, x.failure(x.err)
-	case x.response == nil:
-		return nil, errUnselected
-	case x.told, !x.keeps():
-		return nil, fault.ErrNothing // its audience has it
-	}
-	return x.keep()
-}
-
-// keeps reports whether something of the response is kept.
-func (x *exchange) keeps() bool { return x.audience == audience.Everyone || x.checked }
 
 // failure returns the load's failure, by what the handler has failed with. If that may be
 // about the client, calls of the same client get it here, and the others ask again: the
@@ -605,7 +336,7 @@ func (x *exchange) failure(err error) error {
 	switch {
 	case x.told:
 		return err // the load has its result
-	case x.response != nil && !unread: // it has broken off, for all its readers
+	case x.decision != nil && !unread: // it has broken off, for all its readers
 		if x.owner.personal() {
 			return &fault.Own{Err: err}
 		}
@@ -615,16 +346,15 @@ func (x *exchange) failure(err error) error {
 	case x.backed && x.fwd == httpcache.FwdStale:
 		return err // all get what is stale, and one of them tries again after a pause
 	}
-	x.audience = audience.Alike
 	to := audience.Alike
 	if x.attempt.Second() {
 		to = audience.Everyone
 	}
-	failed := &Response{kind: uncacheable, of: x, failure: err}
+	failed := &Response{kind: uncacheable, live: &stream{owner: &x.owner.place, audience: audience.Alike, failure: err}}
 	if x.backed {
 		failed.instead = x.spare
 	}
-	if x.attempt.Publish(x.load, failed, x.joinableUntil(), to) {
+	if x.attempt.Publish(x.ctx, failed, x.m.cache.Now()+1, to) {
 		return &fault.Own{Err: err}
 	}
 	return err
@@ -634,127 +364,7 @@ func (x *exchange) failure(err error) error {
 // response, to those who wait for it. To the rebuild this is an answer like others;
 // where it has ended as a failure, it is counted there.
 func (x *exchange) failed() bool {
-	return x.response != nil && !x.backed && !x.validated && httpcache.IsServerError(x.content().status) &&
-		(x.told || x.err == nil && x.load.Err() == nil)
-}
-
-// reasonTooLarge is why a body over MaxBody is not shared.
-const reasonTooLarge = "too large"
-
-// remember returns what is to be kept under the key of an exchange whose
-// response is not for sharing: that, or the names if it is so for a variant
-// only.
-func (x *exchange) remember(reason string) *Response {
-	return x.record(&Response{kind: uncacheable, reason: reason}, x.m.uncacheableFor(x.decidedAt.Sub(x.sent)))
-}
-
-// record returns what is to be kept under the key of an exchange that has come
-// to res. If that is a variant, it is written under its own key first, so that
-// whoever reads the names finds the variant.
-func (x *exchange) record(res *Response, f items.Windows) *Response {
-	if x.spare != nil && httpcache.IsServerError(x.content().status) {
-		res.instead = x.spare
-		f.Keep = max(f.Keep, x.spare.KeepUntil-x.m.cache.Now())
-	}
-	if x.response.kind != varying || res.kind == uncacheable && x.owner.signpost != nil {
-		x.attempt.SetWindows(f)
-		return res
-	}
-	x.m.cache.Put(x.load, x.response.id, res, f, x.attempt.Position(), nil)
-	return x.pointTo(x.response)
-}
-
-// keepFor is how long a response that has a validator is kept for the next
-// rebuild to ask whether it still holds. Where there is no store, one without is
-// kept as long, for requests that take it stale, unless the near tier needs the
-// room.
-const keepFor = time.Hour
-
-// keep returns what is to be kept under the key for a complete exchange.
-func (x *exchange) keep() (*Response, error) {
-	live := x.content()
-	done := &Response{status: live.status, guessed: live.guessed, forAll: live.forAll, freshness: live.freshness, fwd: live.fwd, fwdStatus: live.fwdStatus}
-	if x.validated {
-		done.complete(live.header, x.asks.about.body)
-	} else {
-		body, ok := x.body.Body()
-		if !ok {
-			return nil, errors.New("bellwether: complete body without bytes")
-		}
-		done.complete(live.header, body)
-		x.account.complete(cmp.Or(x.response.id, x.attempt.Key()), body)
-	}
-	f := x.m.lifeOf(done, live.header, live.age+time.Since(x.decidedAt))
-	if x.checked {
-		// As a record about the key it is good for as long as it is kept.
-		done.kind, f = checked, items.Windows{TTL: keepFor}
-	}
-	return x.record(done, f), nil
-}
-
-// lifeOf is how long a response of that header and age is kept, and served.
-func (m *Middleware) lifeOf(res *Response, header http.Header, age time.Duration) items.Windows {
-	f := items.Windows{
-		Age: age, TTL: res.freshness.Lifetime, StaleWhileRevalidate: res.freshness.StaleWhileRevalidate, StaleIfError: res.freshness.StaleIfError,
-	}
-	// Where a fleet shares a store, what was never to be served from it is not
-	// kept there for its validator alone: the processes that wait for it would
-	// find it, could not use it, and would take turns.
-	served := items.NewLifetime(0, f)
-	switch shared := m.options.Shared; {
-	case shared && served.End() <= 0:
-	case httpcache.Validatable(res.status, header), !shared && !res.freshness.NoStale && !httpcache.IsServerError(res.status):
-		f.Keep = keepFor
-	default:
-		// The next response may be an error, or for one client: sharesByDefault and
-		// provesUncacheable judge it by this one.
-		f.Keep = m.options.UncacheableTTL
-	}
-	return f
-}
-
-// varyingTTL is how long it is remembered by which fields a key varies. It is
-// long because nothing goes wrong when it is out of date: a handler that names
-// others is heard when the next variant is rebuilt.
-const varyingTTL = 24 * time.Hour
-
-// contentLength returns what a header announces.
-func contentLength(h http.Header) (int64, bool) {
-	lines := h["Content-Length"]
-	if len(lines) == 0 {
-		return 0, false
-	}
-	n, err := strconv.ParseUint(lines[0], 10, 63) // digits alone (RFC 9110 section 8.6), as net/http takes them
-	return int64(n), err == nil
-}
-
-// trailerNames returns the fields that a handler has announced to send behind
-// the body, in the first of net/http's two ways.
-func trailerNames(h http.Header) []string {
-	var names []string
-	for name := range httpcache.Members(h["Trailer"]) {
-		if name = http.CanonicalHeaderKey(name); !slices.Contains(names, name) {
-			names = append(names, name)
-		}
-	}
-	return names
-}
-
-// ownTrailer tells whether a trailer of that name is the first client's.
-func (x *exchange) ownTrailer(name string) bool { return httpcache.OwnTrailer(name, x.qualified) }
-
-// trailerOf returns what a handler that has returned has left in its header to
-// be sent behind the body: the fields it had announced, and in the second way
-// those whose name has a prefix, which they keep.
-func trailerOf(h http.Header, announced []string) http.Header {
-	var t http.Header
-	for name, values := range h {
-		if strings.HasPrefix(name, http.TrailerPrefix) || slices.Contains(announced, http.CanonicalHeaderKey(name)) {
-			if t == nil {
-				t = make(http.Header)
-			}
-			t[name] = slices.Clone(values)
-		}
-	}
-	return t
+	d := x.decision
+	return d != nil && !x.backed && !d.validated && httpcache.IsServerError(d.content().status) &&
+		(x.told || x.err == nil && x.ctx.Err() == nil)
 }

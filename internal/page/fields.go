@@ -87,3 +87,83 @@ func readFields(d *decoder[[]byte]) fields {
 	}
 	return fields(all[:len(all)-len(d.rest)])
 }
+
+// A headerField is a field as a header map has it.
+type headerField struct {
+	name    string
+	values  []string
+	yields  bool // to what is there: a type that is a guess, or that nobody has named
+	content bool // it describes the content, which a 304 has none of
+}
+
+// hitHeader is the header of a hit, as of a second of the response's life.
+type hitHeader struct {
+	age, ttl int64 // seconds
+	fields   []headerField
+}
+
+// values returns the values of one field.
+func (h *hitHeader) values(field string) []string {
+	for _, f := range h.fields {
+		if f.name == field {
+			return f.values
+		}
+	}
+	return nil
+}
+
+// A decoder reads from rest until that is used up or makes no sense; then it
+// is bad and everything it returns is zero.
+type decoder[T ~string | ~[]byte] struct {
+	rest T
+	bad  bool
+}
+
+func (d *decoder[T]) byte() byte {
+	if len(d.rest) == 0 {
+		d.bad = true
+		return 0
+	}
+	b := d.rest[0]
+	d.rest = d.rest[1:]
+	return b
+}
+
+func (d *decoder[T]) uvarint(most uint64) uint64 {
+	var head [binary.MaxVarintLen64]byte
+	v, n := binary.Uvarint(head[:copy(head[:], d.rest)])
+	if n <= 0 || v > most {
+		d.spoil()
+		return 0
+	}
+	d.rest = d.rest[n:]
+	return v
+}
+
+// count is a number of things that take a byte each at least, so that a bad
+// number cannot make anybody allocate more than there are bytes.
+func (d *decoder[T]) count() int { return int(d.uvarint(uint64(len(d.rest)))) }
+
+// number is the count of what costs more than its bytes: a header's fields, none of
+// which is kept of a header over maxHeader.
+func (d *decoder[T]) number() int { return int(d.uvarint(uint64(min(len(d.rest), maxHeader)))) }
+
+// spoil makes the decoder bad.
+func (d *decoder[T]) spoil() { d.bad, d.rest = true, d.rest[:0] }
+
+func (d *decoder[T]) bytes() T {
+	n := d.count()
+	if n > len(d.rest) {
+		d.spoil()
+		return d.rest
+	}
+	b := d.rest[:n]
+	d.rest = d.rest[n:]
+	return b
+}
+
+func (d *decoder[T]) string() string { return string(d.bytes()) }
+
+func appendString(b []byte, s string) []byte {
+	return append(binary.AppendUvarint(b, uint64(len(s))), s...)
+}

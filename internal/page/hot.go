@@ -15,14 +15,14 @@ import (
 
 // hot answers the request if the near tier can; if not, it has done nothing.
 func (m *Middleware) hot(w http.ResponseWriter, r *http.Request, t target, d httpcache.RequestDirectives) bool {
-	if d != (httpcache.RequestDirectives{}) || m.hasCredentials(r) {
+	if m.options.EarlyRefresh || d != (httpcache.RequestDirectives{}) || m.hasCredentials(r) {
 		return false
 	}
 	cache, key := m.cache, t.key
 	var under *Response // the signpost that led to key
 	for range maxHops {
 		it, now := cache.Near(key)
-		if it == nil || now >= it.Trusted || it.Kind != driver.KindValue || !it.Fresh(now) || m.options.EarlyRefresh {
+		if !isHot(it, now) {
 			return false
 		}
 		switch res := it.Value; res.kind {
@@ -35,12 +35,12 @@ func (m *Middleware) hot(w http.ResponseWriter, r *http.Request, t target, d htt
 			}
 			cache.CountHit(r.Context(), t.key)
 			if under != nil && res.hitHeaderOf(it, now) == nil { // once in a second
-				under.built.of(m.needsVariant(t.header)).touch(key, now)
+				under.vary.built.of(m.needsVariant(t.header)).touch(key, now)
 			}
 			m.writeHit(w, r, key, it, now)
 			return true
 		case varying:
-			key, under = m.variantKey(res, t.key, t.header), res
+			key, under = m.variantKey(res.vary, t.key, t.header), res
 		default:
 			return false
 		}
@@ -48,28 +48,9 @@ func (m *Middleware) hot(w http.ResponseWriter, r *http.Request, t target, d htt
 	return false
 }
 
-// A headerField is a field as a header map has it.
-type headerField struct {
-	name    string
-	values  []string
-	yields  bool // to what is there: a type that is a guess, or that nobody has named
-	content bool // it describes the content, which a 304 has none of
-}
-
-// hitHeader is the header of a hit, as of a second of the response's life.
-type hitHeader struct {
-	age, ttl int64 // seconds
-	fields   []headerField
-}
-
-// values returns the values of one field.
-func (h *hitHeader) values(field string) []string {
-	for _, f := range h.fields {
-		if f.name == field {
-			return f.values
-		}
-	}
-	return nil
+// isHot reports whether an item of the near tier is a fresh response, or a signpost to one.
+func isHot(it *Item, now instant) bool {
+	return it != nil && now < it.Trusted && it.Kind == driver.KindValue && it.Fresh(now)
 }
 
 // hitHeaderOf returns the header of a hit that was made last, if it is of this
@@ -94,12 +75,12 @@ func (m *Middleware) hitHeader(it *Item, now instant) *hitHeader {
 	header := make(http.Header, len(s.header)+3)
 	s.setHeader(header, hitStatus(it, now))
 	h.fields = make([]headerField, 0, len(header))
-	_, typed := s.header["Content-Type"]
+	_, named := s.header["Content-Type"]
 	tagged := header.Get("ETag") != ""
 	for name, values := range header {
 		h.fields = append(h.fields, headerField{
 			name: name, values: slices.Clip(values),
-			yields:  name == "Content-Type" && (!typed || r.guessed),
+			yields:  name == "Content-Type" && (!named || r.guessed),
 			content: !httpcache.InNotModified(name, tagged),
 		})
 	}

@@ -95,15 +95,10 @@ func (m *Middleware) invalidateChanged(ctx context.Context, c httpcache.Changed)
 	return true
 }
 
-const (
-	// maxSoftUnsafe is how many invalidations in a minute leave room in the log for those of
-	// unsafe requests: a tenth of what the log remembers. An unsafe request that anybody can
-	// make must not have the log forget, which invalidates everything.
-	maxSoftUnsafe = sweeplog.MaxSweeps / 10
-	// maxSoftWrites is how many of them are on their way into the log at a time, which the
-	// count of the last minute does not know yet.
-	maxSoftWrites = 4
-)
+// maxSoftUnsafe is how many invalidations in a minute leave room in the log for those of
+// unsafe requests: a tenth of what the log remembers. An unsafe request that anybody can
+// make must not have the log forget, which invalidates everything.
+const maxSoftUnsafe = sweeplog.MaxSweeps / 10
 
 // softly takes a place for an unsafe request's invalidation in the log. It returns false if
 // the log has no room, or if a line may be lost: without a Locker that answers, two
@@ -122,9 +117,9 @@ func (m *Middleware) softly() bool {
 // Traits are the traits of a response for sweeps. One that is still being
 // written and has turned out to be a variant has the variant's: who reads it
 // gets that.
-func (r *Response) Traits() (tags []string, signpost bool) {
-	if r.variant != nil {
-		return r.variant.tags(), false
+func (r *Response) Traits() (tags []string, varies bool) {
+	if v := r.content(); v != r {
+		return v.tags(), false
 	}
 	tags = r.tags()
 	if r.instead != nil {

@@ -66,15 +66,15 @@ func (p *pacedWriter) Write(b []byte) (int, error) {
 	}
 }
 
-// within gives send the time of the parts.
-func (p *pacedWriter) within(send func() error) (err error) {
+// within gives what do sends the time of the parts.
+func (p *pacedWriter) within(do func() error) (err error) {
 	p.timer.Reset(p.patience())
 	defer func() { // also if it panics: the timer must not touch what others have by then
 		if p.stalled() {
 			err = errStalled
 		}
 	}()
-	return send()
+	return do()
 }
 
 // A pacedResponse is the ResponseWriter of an answer to a Range, whose body a

@@ -1,7 +1,6 @@
 package page
 
 import (
-	"cmp"
 	"net/http"
 	"sync"
 	"time"
@@ -64,6 +63,10 @@ type Middleware struct {
 	bodies    bodies              // MaxHeld
 }
 
+// maxSoftWrites is how many soft invalidations are on their way into the log at a time. The
+// count of the last minute does not know them yet.
+const maxSoftWrites = 4
+
 // New returns the HTTP face of a cache.
 func New(cache Cache, o Options) *Middleware {
 	m := &Middleware{
@@ -81,40 +84,4 @@ func New(cache Cache, o Options) *Middleware {
 		return len(it.Value.body) > 0 && &it.Value.body[0][0] == &body[0][0]
 	}
 	return m
-}
-
-// Handler wraps next.
-func (m *Middleware) Handler(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if m.runs(w) {
-			next.ServeHTTP(w, r)
-			return
-		}
-		if !httpcache.Safe(r.Method) {
-			m.passUnsafe(w, r, next)
-			return
-		}
-		t, ok := m.target(r)
-		var d httpcache.RequestDirectives
-		if !m.options.IgnoreRequestDirectives {
-			d = httpcache.ParseRequest(r.Header)
-		}
-		why := m.bypassReason(w.Header(), r, d)
-		switch {
-		case (why != "" || !ok) && d.OnlyIfCached:
-			replyNotCached(w) // RFC 9111 section 5.2.1.7
-			return
-		case !ok:
-			m.passReal(w, r, next, httpcache.Status{Fwd: httpcache.FwdBypass, Detail: cmp.Or(why, "key")})
-			return
-		case why != "":
-			if m.bypass(w, r, next, t, why) {
-				return
-			}
-			d = httpcache.RequestDirectives{NoStore: d.NoStore}
-		}
-		if !m.hot(w, r, t, d) {
-			m.serve(w, r, next, t, d)
-		}
-	})
 }

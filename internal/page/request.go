@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/bellwether-go/bellwether/internal/httpcache"
+	"github.com/bellwether-go/bellwether/internal/sweeplog"
 	"github.com/go-chi/chi/v5"
 )
 
@@ -18,13 +19,8 @@ import (
 // went past the cache was not to wait for.
 func (m *Middleware) runs(w http.ResponseWriter) bool {
 	for {
-		switch outer := w.(type) {
-		case *writer:
-			return outer.run.m == m
-		case interface{ past(*Middleware) bool }:
-			if outer.past(m) {
-				return true
-			}
+		if run, ok := w.(interface{ belongsTo(*Middleware) bool }); ok && run.belongsTo(m) {
+			return true
 		}
 		outer, ok := w.(interface{ Unwrap() http.ResponseWriter })
 		if !ok {
@@ -86,13 +82,18 @@ func clientCertificate(r *http.Request) *x509.Certificate {
 	return r.TLS.PeerCertificates[0]
 }
 
+// directives are a request's, unless they are ignored.
+func (m *Middleware) directives(r *http.Request) (d httpcache.RequestDirectives) {
+	if !m.options.IgnoreRequestDirectives {
+		d = httpcache.ParseRequest(r.Header)
+	}
+	return d
+}
+
 // request returns what the rules ask of a request, whose target is t.
 func (m *Middleware) request(r *http.Request, t target, d httpcache.RequestDirectives) httpcache.Request {
 	return httpcache.Request{Header: t.header, Credentials: m.hasCredentials(r), NoStore: d.NoStore}
 }
-
-// eventStream is the media type of server-sent events, which do not end.
-const eventStream = "text/event-stream"
 
 // The reasons to go past the cache that are bounded, see bypass: the first two want the
 // real ResponseWriter.
@@ -151,3 +152,22 @@ func (m *Middleware) forbids(outer http.Header) bool {
 // maxHops bounds the steps from a URL's key to a response: a signpost, the newer one behind
 // it, the variant, and one step more for a response that breaks off.
 const maxHops = 4
+
+// reasonAuthorization is why a request with Authorization goes past the cache.
+const reasonAuthorization = "authorization"
+
+// pseudonyms are on each signpost. Each stands for a part of a request that no URL's key
+// and no Vary has, and is no field's name.
+var pseudonyms = []string{httpcache.KeyVariant, httpcache.RetargetingFields}
+
+// needsVariant reports whether a request with the header req has any part that a pseudonym
+// stands for. A response that is kept under the URL's own key is not for such a request.
+func (m *Middleware) needsVariant(req http.Header) bool {
+	return req[httpcache.KeyVariant] != nil || m.options.Rules.Retargeted(req)
+}
+
+// variantKey is the key of the variant that a request with the header req asks for. base
+// is the key of its URL.
+func (m *Middleware) variantKey(signpost *variance, base string, req http.Header) string {
+	return base + sweeplog.VariantMark + signpost.mark + httpcache.VariantKey(signpost.names, req, m.options.Rules)
+}

@@ -6,14 +6,26 @@ import (
 	"fmt"
 	"net/http"
 	"sync/atomic"
-	"time"
 
+	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/httpcache"
+	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/internal/spool"
 )
 
 // This file is what the HTTP face keeps under a key: a response, or what is
 // known about the responses there, and the bytes it has in a store.
+
+type (
+	// An Item is a response under a key, as this process knows it.
+	Item = items.Item[*Response]
+	// A Want is what a request asks of its answer.
+	Want    = items.Want[*Response]
+	instant = durations.Instant
+)
+
+// forever is the instant that never comes.
+const forever = durations.Forever
 
 // A responseKind says what a response stands for.
 type responseKind uint8
@@ -38,46 +50,56 @@ const (
 )
 
 // A Response is one value of the HTTP face's engine. It is immutable, but for hit
-// and built, which are safe for concurrent use.
+// and the variants of its variance, which are safe for concurrent use.
 type Response struct {
 	kind      responseKind
 	status    int
-	fields    fields              // without connection-bound ones; none while of writes it
+	fields    fields              // without connection-bound ones; none while it is live
 	guessed   bool                // its Content-Type is a guess from the body
 	forAll    bool                // it may answer requests with credentials
 	freshness httpcache.Freshness // of plain and checked responses
-	names     []string            // of varying: request field names in lower case, and what stands for others
-	mark      string              // of varying: makes the variants' keys new after an invalidation
-	built     *variants           // of varying: which of its variants this process has built; never stored
 	reason    string              // of uncacheable: for Cache-Status
-
-	// instead is what a server's error has taken the place of, for requests that
-	// would rather have that; never stored, and seldom there.
-	instead *Item
-
-	body spool.Body // complete; empty while of writes it
-	age  time.Duration
+	body      spool.Body          // complete; empty while it is live
+	vary      *variance           // of varying
 
 	hit atomic.Pointer[hitHeader] // made when it is needed, see hot.go
 
-	// What follows is never stored. It is for those who waited for the response:
-	// the way to the handler, for Cache-Status, ...
-	fwd       httpcache.Forward
-	fwdStatus int
+	// What follows is never stored.
+	instead   *Item             // what a server's error has taken the place of, for requests that would rather have that
+	fwd       httpcache.Forward // the way to the handler, for those who waited for the response
+	fwdStatus int               // on that way
+	live      *stream           // the response while it is being written
+}
 
-	// ... and the response while it is being written.
-	of      *exchange   // who writes it
-	header  http.Header // what fields will be
-	failure error       // why there is none after all, before the handler has written a header
-	variant *Response   // of varying: the response that told the names
-	id      string      // of varying: variant's key
+// A variance is what the responses to a URL vary by. A response that depends on request
+// fields leaves a signpost under the URL's key: the names of the fields. The names and a
+// request lead to the key of a variant. A response that names more fields replaces the
+// signpost by one with all names. So every variant is one step away, however many fields
+// a handler names one by one.
+type variance struct {
+	names   []string  // request field names in lower case, and what stands for others
+	mark    string    // makes the variants' keys new after an invalidation
+	built   *variants // which of its variants this process has built; never stored
+	variant *Response // the response that told the names, while that is live
+	id      string    // variant's key
+}
+
+// content is the response itself, also where what it varies by was found first.
+func (r *Response) content() *Response {
+	if r.vary != nil && r.vary.variant != nil {
+		return r.vary.variant
+	}
+	return r
 }
 
 // Size is what the response takes in the near tier, with the header of its hits.
 func (r *Response) Size() int {
-	n := 512 + 64*r.fields.count() + len(r.fields) + int(r.body.Len()) + 24*len(r.body) + len(r.mark) + len(r.reason)
-	for _, name := range r.names {
-		n += 16 + len(name)
+	n := 512 + 64*r.fields.count() + len(r.fields) + int(r.body.Len()) + 24*len(r.body) + len(r.reason)
+	if r.vary != nil {
+		n += len(r.vary.mark)
+		for _, name := range r.vary.names {
+			n += 16 + len(name)
+		}
 	}
 	if r.instead != nil {
 		n += r.instead.Value.Size()
@@ -95,16 +117,6 @@ func (r *Response) complete(header http.Header, body spool.Body) {
 	r.fields = fieldsOf(header)
 }
 
-// typed is header with the type of the body, and whether that is guessed here.
-func typed(header http.Header, body spool.Body) (_ http.Header, guessed bool) {
-	if len(body) == 0 || !untyped(header) {
-		return header, false
-	}
-	header = header.Clone()
-	header.Set("Content-Type", http.DetectContentType(body[0]))
-	return header, true
-}
-
 // IsAnswer tells a response from a record on the way to one.
 func (r *Response) IsAnswer() bool { return r != nil && r.kind == plain }
 
@@ -113,16 +125,16 @@ func (r *Response) IsFailure() bool { return r != nil && httpcache.IsServerError
 
 // head returns the response's header, which is not to be changed.
 func (r *Response) head() http.Header {
-	if r.of != nil {
-		return r.header
+	if r.live != nil {
+		return r.live.header
 	}
 	return r.fields.header()
 }
 
 // tags returns the response's tags.
 func (r *Response) tags() []string {
-	if r.of != nil {
-		return httpcache.Tags(r.header.Values)
+	if r.live != nil {
+		return httpcache.Tags(r.live.header.Values)
 	}
 	return httpcache.Tags(r.fields.values)
 }
@@ -160,13 +172,17 @@ func Marshal(r *Response) ([]byte, error) {
 	if r.forAll {
 		flags |= flagForAll
 	}
-	b := make([]byte, 0, 64+len(r.mark)+len(r.reason)+len(r.fields)+int(r.body.Len()))
+	var vary variance
+	if r.vary != nil {
+		vary = *r.vary
+	}
+	b := make([]byte, 0, 64+len(vary.mark)+len(r.reason)+len(r.fields)+int(r.body.Len()))
 	b = append(b, responseVersion, byte(r.kind), flags)
 	b = binary.AppendUvarint(b, uint64(r.status))
-	b = appendString(b, r.mark)
+	b = appendString(b, vary.mark)
 	b = appendString(b, r.reason)
-	b = binary.AppendUvarint(b, uint64(len(r.names)))
-	for _, name := range r.names {
+	b = binary.AppendUvarint(b, uint64(len(vary.names)))
+	for _, name := range vary.names {
 		b = appendString(b, name)
 	}
 	if len(r.fields) == 0 {
@@ -174,10 +190,6 @@ func Marshal(r *Response) ([]byte, error) {
 	}
 	b = append(b, r.fields...)
 	return r.body.Append(b), nil
-}
-
-func appendString(b []byte, s string) []byte {
-	return append(binary.AppendUvarint(b, uint64(len(s))), s...)
 }
 
 // Unmarshal decodes what Marshal wrote. The body shares memory with
@@ -191,10 +203,12 @@ func Unmarshal(data []byte) (*Response, error) {
 	r := &Response{kind: responseKind(kind), status: int(d.uvarint(999))}
 	r.freshness.NoStale, r.freshness.NoCache = flags&flagNoStale != 0, flags&flagNoCache != 0
 	r.guessed, r.forAll = flags&flagGuessed != 0, flags&flagForAll != 0
-	r.mark, r.reason = d.string(), d.string()
+	var names []string
+	mark, reason := d.string(), d.string()
 	for range d.number() {
-		r.names = append(r.names, d.string())
+		names = append(names, d.string())
 	}
+	r.reason = reason
 	r.fields = readFields(&d)
 	if d.bad {
 		return nil, fmt.Errorf("%w: cut short", errResponse)
@@ -203,60 +217,8 @@ func Unmarshal(data []byte) (*Response, error) {
 		return nil, fmt.Errorf("%w: status %d", errResponse, r.status)
 	}
 	if r.kind == varying {
-		r.built = new(variants)
+		r.vary = &variance{names: names, mark: mark, built: new(variants)}
 	}
 	r.body = spool.BodyOf(d.rest)
 	return r, nil
 }
-
-// A decoder reads from rest until that is used up or makes no sense; then it
-// is bad and everything it returns is zero.
-type decoder[T ~string | ~[]byte] struct {
-	rest T
-	bad  bool
-}
-
-func (d *decoder[T]) byte() byte {
-	if len(d.rest) == 0 {
-		d.bad = true
-		return 0
-	}
-	b := d.rest[0]
-	d.rest = d.rest[1:]
-	return b
-}
-
-func (d *decoder[T]) uvarint(most uint64) uint64 {
-	var head [binary.MaxVarintLen64]byte
-	v, n := binary.Uvarint(head[:copy(head[:], d.rest)])
-	if n <= 0 || v > most {
-		d.spoil()
-		return 0
-	}
-	d.rest = d.rest[n:]
-	return v
-}
-
-// count is a number of things that take a byte each at least, so that a bad
-// number cannot make anybody allocate more than there are bytes.
-func (d *decoder[T]) count() int { return int(d.uvarint(uint64(len(d.rest)))) }
-
-// number is the count of what costs more than its bytes: a header's fields, none of
-// which is kept of a header over maxHeader.
-func (d *decoder[T]) number() int { return int(d.uvarint(uint64(min(len(d.rest), maxHeader)))) }
-
-// spoil makes the decoder bad.
-func (d *decoder[T]) spoil() { d.bad, d.rest = true, d.rest[:0] }
-
-func (d *decoder[T]) bytes() T {
-	n := d.count()
-	if n > len(d.rest) {
-		d.spoil()
-		return d.rest
-	}
-	b := d.rest[:n]
-	d.rest = d.rest[n:]
-	return b
-}
-
-func (d *decoder[T]) string() string { return string(d.bytes()) }

@@ -24,7 +24,7 @@ func sampleResponses() []*Response {
 			kind: checked, status: 200, body: spool.BodyOf([]byte("page")), fields: fieldsOf(http.Header{"Etag": {`"e"`}}),
 			freshness: httpcache.Freshness{NoStale: true, NoCache: true},
 		},
-		{kind: varying, names: []string{"accept", "cookie"}, mark: "m", built: new(variants)},
+		{kind: varying, vary: &variance{names: []string{"accept", "cookie"}, mark: "m", built: new(variants)}},
 		{kind: uncacheable, reason: "private"},
 	}
 }
@@ -79,6 +79,6 @@ func TestUnMarshal_ManyNames(t *testing.T) {
 	var r *Response
 	var err error
 	if n := testing.AllocsPerRun(1, func() { r, err = Unmarshal(data) }); !errors.Is(err, errResponse) || n > 10 {
-		t.Errorf("%v, %v allocations, %d names", err, n, len(r.names))
+		t.Errorf("%+v, %v, %v allocations", r, err, n)
 	}
 }

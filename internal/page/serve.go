@@ -1,22 +1,17 @@
 package page
 
 import (
+	"cmp"
 	"context"
-	"fmt"
 	"net/http"
-	"strings"
-	"time"
 
-	"github.com/bellwether-go/bellwether/driver"
-	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/httpcache"
-	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/observe"
 	"github.com/go-chi/chi/v5"
 )
 
-// This file is the way of a request through the cache, to an item.
+// This file is the way of a request: past the cache, or through it to an item.
 
 // serve answers from the cache, by way of the handler if need be.
 func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler, t target, d httpcache.RequestDirectives) {
@@ -50,7 +45,7 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 			q.passChecked(at.key, s.Item)
 			return
 		case varying:
-			at.key, at.signpost = m.variantKey(res, t.key, t.header), s.Item
+			at.key, at.signpost = m.variantKey(res.vary, t.key, t.header), s.Item
 		default:
 			q.passUncacheable(at.key, s.Item)
 			return
@@ -89,14 +84,14 @@ func (q *query) answerAt(at *hop) (s Answer, is arrival) {
 	}
 	if ok {
 		if at.signpost != nil {
-			at.signpost.Value.built.of(q.needsVariant).touch(at.key, m.cache.Now())
+			at.signpost.Value.vary.built.of(q.needsVariant).touch(at.key, m.cache.Now())
 		}
 		return Answer{Item: it}, hopFound
 	}
 	if q.request.Credentials && q.passCredentials(at.key) {
 		return s, hopDone
 	}
-	if at.signpost != nil && !at.signpost.Value.built.of(q.needsVariant).admit(at.key, m.cache.Now()) {
+	if at.signpost != nil && !at.signpost.Value.vary.built.of(q.needsVariant).admit(at.key, m.cache.Now()) {
 		return s, hopRefused
 	}
 	return q.answerByHandler(at, it)
@@ -105,13 +100,13 @@ func (q *query) answerAt(at *hop) (s Answer, is arrival) {
 // answerByHandler is answerAt by way of the handler. stale is what is at hand.
 func (q *query) answerByHandler(at *hop, stale *Item) (s Answer, is arrival) {
 	c := q.call(at.signpost)
-	c.earlier, q.latest = q.latest, c
+	c.earlier, q.latest = q.latest, &c.place
 	s, err := q.wait(c, at.key, stale)
 	if err != nil {
 		q.replyError(c, at.key, s, err)
 		return s, hopDone
 	}
-	if res := s.Item.Value; res.of == nil && res.variant == nil {
+	if s.Item.Value.content().live == nil {
 		return s, hopFound
 	}
 	switch q.replyLive(c, s, at.key) {
@@ -136,8 +131,8 @@ func (q *query) answerByHandler(at *hop, stale *Item) (s Answer, is arrival) {
 
 // leave ends the query's calls.
 func (q *query) leave() {
-	for c := q.latest; c != nil; c = c.earlier {
-		c.leave()
+	for p := q.latest; p != nil; p = p.earlier {
+		p.leave()
 	}
 }
 
@@ -166,99 +161,6 @@ func (q *query) replyPlain(key string, s Answer) {
 	q.reply(key, s)
 }
 
-// A query is one request on its way through the cache.
-type query struct {
-	m          *Middleware
-	w          http.ResponseWriter
-	r          *http.Request
-	next       http.Handler
-	target     target
-	began      instant
-	directives httpcache.RequestDirectives
-	request    httpcache.Request
-	// needsVariant is Middleware.needsVariant of the request.
-	needsVariant bool
-	told         *observe.Serve // what those who watch are told, nil if nobody does
-	latest       *call          // of those that wait for the handler, nil before the first
-	// budget is for all its way: the flight of a page's names may have waited for a
-	// store that the variant's is not to wait for again. It is nil before the first wait.
-	budget *gate.Budget
-}
-
-// want is what the request asks of an answer under key; nothing is the usual case.
-func (q *query) want(key string) Want {
-	d := q.directives
-	if !q.request.Credentials && !q.needsVariant && !d.NoCache && !d.MaxAge.Set && !d.MinFresh.Set && !d.MaxStale.Set {
-		return Want{}
-	}
-	var w Want
-	if q.excludedFrom(key) {
-		w.Fits = func(it *Item) bool {
-			return it.Kind != driver.KindValue || it.Value.kind != plain && it.Value.kind != checked
-		}
-	}
-	w.Accept = func(it *Item, now instant) bool {
-		if it.Kind != driver.KindValue {
-			return true
-		}
-		res := it.Value
-		if res.variant != nil && q.selects(res) {
-			res = res.variant // still being written, and found with what it varies by
-		}
-		if res.kind != plain {
-			return true // it says where to go, and no more
-		}
-		if !q.mayHave(res) {
-			return false
-		}
-		return reuse(it, res, now, d)
-	}
-	return w
-}
-
-// mayHave reports whether a stored response may answer the request: with credentials only
-// one that is for all (RFC 9111 section 3.5), also in the place of an error.
-func (q *query) mayHave(res *Response) bool { return !q.request.Credentials || res.forAll }
-
-// excludedFrom reports whether no response that is kept under the key is for the request,
-// see needsVariant.
-func (q *query) excludedFrom(key string) bool { return q.needsVariant && key == q.target.key }
-
-// selects reports whether the request asks for the variant whose response has made the
-// signpost, and is still being written.
-func (q *query) selects(signpost *Response) bool {
-	return q.m.variantKey(signpost, q.target.key, q.target.header) == signpost.id
-}
-
-// client is equal for requests with the same Cookie and credentials: the response to one of
-// them could be the response to another.
-func (q *query) client() string {
-	if !q.request.Credentials {
-		return strings.Join(q.r.Header["Cookie"], "; ")
-	}
-	var b strings.Builder
-	b.WriteByte(0) // which no Cookie has
-	fmt.Fprintf(&b, "%q", q.r.Header["Cookie"])
-	for _, name := range q.m.options.Credentials {
-		fmt.Fprintf(&b, "%q", q.r.Header[name])
-	}
-	if c := clientCertificate(q.r); c != nil {
-		b.Write(c.Raw)
-	}
-	return b.String()
-}
-
-// reuse reports whether RFC 9111 lets res, the response of it, answer a request.
-func reuse(it *Item, res *Response, now instant, d httpcache.RequestDirectives) bool {
-	f := res.freshness
-	if x := res.of; x != nil { // it is still being written, and the item's life has not begun
-		return f.Reuse(res.age+time.Since(x.decidedAt), d)
-	}
-	// The item's: the response knows nothing of a jitter or a sweep, nor, from a store, of windows.
-	f.Lifetime, f.StaleWhileRevalidate = it.FreshUntil-it.Born, it.StaleUntil-it.FreshUntil
-	return f.Reuse(now-it.Born, d)
-}
-
 // atHand answers without the handler if it can. If it cannot, the item is what
 // may be served when patience ends, or nil.
 func (q *query) atHand(key string) (it *Item, early, ok bool) {
@@ -284,43 +186,6 @@ func (q *query) atHand(key string) (it *Item, early, ok bool) {
 	return it, false, false
 }
 
-// spared returns what the request takes in the place of an error by its own
-// stale-if-error (RFC 5861 section 4); nil if it takes none, or there is nothing
-// in this process that may be served so.
-func (q *query) spared(key string) *Item {
-	if !q.directives.StaleIfError.Set || q.excludedFrom(key) {
-		return nil
-	}
-	cache := q.m.cache
-	it, now := cache.Near(key)
-	if it == nil || q.began >= it.Trusted {
-		return nil
-	}
-	it = q.m.fallback(key, it)
-	if it == nil || !it.Held || it.Value.kind != plain || httpcache.IsServerError(it.Value.status) || !q.mayHave(it.Value) {
-		return nil
-	}
-	f := it.Value.freshness
-	f.Lifetime, f.StaleIfError = it.FreshUntil-it.Born, it.ErrorUntil-it.FreshUntil // as in reuse
-	if !f.ReuseOnError(now-it.Born, q.directives) {
-		return nil
-	}
-	return it
-}
-
-// fallback is the response under a key beside errors: it, or what it, an error, has
-// taken the place of; nil if there is none. What an error stands in front of was not
-// held against the log meanwhile.
-func (m *Middleware) fallback(key string, it *Item) *Item {
-	switch {
-	case it == nil || it.Kind != driver.KindValue:
-		return nil
-	case it.Value.instead == nil:
-		return it
-	}
-	return m.cache.Spare(key, it.Value.instead)
-}
-
 // wait answers by way of the handler.
 func (q *query) wait(c *call, key string, stale *Item) (Answer, error) {
 	m := q.m
@@ -343,7 +208,7 @@ func (q *query) wait(c *call, key string, stale *Item) (Answer, error) {
 // call is the request's wait for the key that the signpost has led to.
 func (q *query) call(signpost *Item) *call {
 	return &call{
-		query: q, route: chi.RouteContext(q.r.Context()), request: q.request, client: q.client(), base: q.target.key,
+		query: q, route: chi.RouteContext(q.r.Context()), place: place{client: q.client()},
 		signpost: signpost, excluded: q.needsVariant && signpost == nil,
 	}
 }
@@ -360,20 +225,6 @@ func (c *call) Bind() Loader {
 	}
 }
 
-// retarget gives r the host and the query of t: a part of the URL that the key leaves out
-// must not get into the response.
-func retarget(r, t *http.Request) {
-	r.Host, r.URL.RawQuery, r.URL.ForceQuery = t.Host, t.URL.RawQuery, t.URL.ForceQuery
-	path, _, _ := strings.Cut(r.RequestURI, "?")
-	if path == "" {
-		return
-	}
-	r.RequestURI = path
-	if t.URL.RawQuery != "" || t.URL.ForceQuery {
-		r.RequestURI += "?" + t.URL.RawQuery
-	}
-}
-
 // refresh has a fresh response rebuilt behind the client's back: it has no reader
 // that would have to keep up with it, nor one for interim responses.
 func (q *query) refresh(key string, it, signpost *Item) {
@@ -383,40 +234,35 @@ func (q *query) refresh(key string, it, signpost *Item) {
 	q.m.cache.Refresh(q.r.Context(), key, it, c.client, c)
 }
 
-// reasonAuthorization is why a request with Authorization goes past the cache.
-const reasonAuthorization = "authorization"
-
-// authorizedKey is where it is written, in this process alone, what is known of
-// a key's responses to requests with Authorization.
-func authorizedKey(key string) string { return key + "\x00\x00authorization" }
-
-// tellsAudience reports whether a response of that status tells for whom a key's responses
-// are. An error is about the client, and a part or a 304 about what the client has asked.
-func tellsAudience(status int) bool {
-	return status < 400 && status != http.StatusPartialContent && status != http.StatusNotModified
-}
-
-// uncacheableFor is how long it is remembered that a key's response was not for sharing,
-// which took so long: at least until the next response can say so.
-func (m *Middleware) uncacheableFor(took time.Duration) items.Windows {
-	return items.Windows{TTL: max(m.options.UncacheableTTL, durations.Add(took, took))}
-}
-
-// learnAuthorized remembers whether a response to a request with Authorization
-// was for all.
-func (m *Middleware) learnAuthorized(key string, shared bool) {
-	if shared {
-		m.cache.Remember(authorizedKey(key), &Response{kind: open}, items.Windows{TTL: varyingTTL})
-		return
-	}
-	m.cache.Remember(authorizedKey(key), &Response{kind: uncacheable}, items.Windows{TTL: m.options.UncacheableTTL})
-}
-
-// learntAuthorized returns what learnAuthorized remembers: open, uncacheable,
-// or plain if it is not known.
-func (m *Middleware) learntAuthorized(key string) responseKind {
-	if it, now := m.cache.Near(authorizedKey(key)); it != nil && now < it.FreshUntil {
-		return it.Value.kind
-	}
-	return plain
+// Handler wraps next.
+func (m *Middleware) Handler(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if m.runs(w) {
+			next.ServeHTTP(w, r)
+			return
+		}
+		if !httpcache.Safe(r.Method) {
+			m.passUnsafe(w, r, next)
+			return
+		}
+		t, ok := m.target(r)
+		d := m.directives(r)
+		why := m.bypassReason(w.Header(), r, d)
+		switch {
+		case (why != "" || !ok) && d.OnlyIfCached:
+			replyNotCached(w) // RFC 9111 section 5.2.1.7
+			return
+		case !ok:
+			m.passReal(w, r, next, httpcache.Status{Fwd: httpcache.FwdBypass, Detail: cmp.Or(why, "key")})
+			return
+		case why != "":
+			if m.bypass(w, r, next, t, why) {
+				return
+			}
+			d = httpcache.RequestDirectives{NoStore: d.NoStore}
+		}
+		if !m.hot(w, r, t, d) {
+			m.serve(w, r, next, t, d)
+		}
+	})
 }

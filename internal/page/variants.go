@@ -4,6 +4,8 @@ import (
 	"hash/maphash"
 	"sync"
 	"time"
+
+	"github.com/bellwether-go/bellwether/internal/durations"
 )
 
 // This file bounds the variants of one key. Whoever can fill a field that a
@@ -37,13 +39,13 @@ func (v *variants) of(needed bool) *variantSet {
 
 // A variantSet is some variants of one URL.
 type variantSet struct {
-	mu    sync.Mutex         // guards what follows
-	built map[uint64]instant // a variant's hash, to when it last was built or wanted
-	swept instant            // when the map was last cleared of old ones
+	mu    sync.Mutex                   // guards what follows
+	built map[uint64]durations.Instant // a variant's hash, to when it last was built or wanted
+	swept durations.Instant            // when the map was last cleared of old ones
 }
 
 // admit reports whether the variant of that key may be built for the cache.
-func (v *variantSet) admit(key string, now instant) bool {
+func (v *variantSet) admit(key string, now durations.Instant) bool {
 	// Two variants of one hash count as one.
 	id := maphash.String(variantSeed, key)
 	v.mu.Lock()
@@ -64,7 +66,7 @@ func (v *variantSet) admit(key string, now instant) bool {
 		}
 	}
 	if v.built == nil {
-		v.built = make(map[uint64]instant)
+		v.built = make(map[uint64]durations.Instant)
 	}
 	v.built[id] = now
 	return true
@@ -74,12 +76,12 @@ func (v *variantSet) admit(key string, now instant) bool {
 // place to those that nobody asks for twice, however long it is fresh, nor as the one
 // whose build has told the names. Those that are there have been admitted, but for
 // that one, so that the map has little more than maxVariants.
-func (v *variantSet) touch(key string, now instant) {
+func (v *variantSet) touch(key string, now durations.Instant) {
 	id := maphash.String(variantSeed, key)
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.built == nil {
-		v.built = make(map[uint64]instant)
+		v.built = make(map[uint64]durations.Instant)
 	}
 	v.built[id] = now
 }

@@ -1,0 +1,255 @@
+package page
+
+import (
+	"cmp"
+	"errors"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/bellwether-go/bellwether/internal/adapter"
+	"github.com/bellwether-go/bellwether/internal/audience"
+	"github.com/bellwether-go/bellwether/internal/durations"
+	"github.com/bellwether-go/bellwether/internal/httpcache"
+	"github.com/bellwether-go/bellwether/internal/items"
+	"github.com/bellwether-go/bellwether/internal/spool"
+)
+
+// This file is what a load comes to: when the handler has written its header, and when the
+// response is complete.
+
+// An answer is a heading as the rules judge it.
+type answer struct {
+	heading
+	trailers  []string // the names of fields that come behind the body
+	fwdStatus int      // the handler's status, if the answer's is another
+	judged    httpcache.Judgement
+	validated bool // the response is what was stored: the handler has answered 304
+}
+
+// answered judges a whole response.
+func (l *load) answered(h heading, now time.Time) answer {
+	h.header = httpcache.CanonicalHeader(h.header)
+	return answer{
+		heading: h, trailers: trailerNames(h.header),
+		judged: httpcache.Judge(l.request(), h.status, h.header, l.sent, now, l.m.options.Rules),
+	}
+}
+
+// confirmed judges a 304 about what is stored: the whole of that, with the fields of the 304.
+func (l *load) confirmed(h heading, now time.Time) answer {
+	said, about, rules := httpcache.CanonicalHeader(h.header), l.asks.about, l.m.options.Rules
+	age := httpcache.InitialAge(said, l.sent, now)
+	fresh := httpcache.Freshen(l.asks.header, httpcache.StoredHeader(said, httpcache.ResponseDirectives(said, rules.Targets...), now))
+	return answer{
+		heading:  heading{about.status, fresh, h.guessed || about.guessed, about.body.Len()},
+		trailers: trailerNames(said), fwdStatus: h.status, validated: true,
+		judged: httpcache.JudgeAged(l.request(), about.status, fresh, age, now, rules),
+	}
+}
+
+// A decision is what a load has come to when the handler has written its header.
+type decision struct {
+	audience  audience.Audience // who may read the response; only what everyone may is kept
+	checked   bool              // it is kept for validation
+	validated bool              // it is what was stored
+	response  *Response         // it, or a signpost to it
+	recording recording
+}
+
+// decide makes the response, and says who may have it.
+func (l *load) decide(a answer, now time.Time) *decision {
+	post, found := l.signpost(a.header)
+	v := facts{
+		request: l.request(), status: a.status, header: a.header, judged: a.judged,
+		had: l.before != nil, servable: l.servable(), lost: !found, ttl: l.m.options.TTL, errorTTL: l.m.options.ErrorTTL,
+	}.verdict()
+	d := &decision{audience: v.audience, checked: v.checked, validated: a.validated}
+	d.recording = recording{limit: l.m.options.MaxBody, account: account{of: &l.m.bodies}, counted: !d.ownersAlone()}
+	if d.ownersAlone() {
+		d.recording.limit = min(d.recording.limit, privateWindow)
+	}
+	s := &stream{
+		owner: &l.owner.place, audience: v.audience, kept: d.keeps(), decidedAt: now, age: a.judged.Age,
+		header:    httpcache.StoredHeader(a.header, a.judged.Directives, now),
+		announced: a.announced, trailers: a.trailers, qualified: a.judged.Directives.QualifiedFields(), excess: reasonTooLarge,
+		body: spool.New(d.recording.limit),
+	}
+	s.private = l.privateHeader(s, a)
+	s.body.Expect(a.announced)
+	d.recording.stream = s
+	d.response = &Response{
+		status: a.status, guessed: a.guessed, forAll: httpcache.OpenToAll(a.header, l.m.options.Rules),
+		freshness: v.freshness, reason: v.reason, fwd: l.fwd, fwdStatus: a.fwdStatus, live: s,
+	}
+	if v.audience == audience.Owner {
+		d.response.kind = uncacheable
+	}
+	// An unshareable response makes only its own variant uncacheable: one user's
+	// page must not keep the other variants out of the cache.
+	if post != nil {
+		post.variant = d.response
+		d.response = &Response{kind: varying, vary: post}
+	}
+	return d
+}
+
+// privateHeader is the header that the owner gets of an answer.
+func (l *load) privateHeader(s *stream, a answer) http.Header {
+	switch {
+	case s.audience == audience.Owner: // it is between the handler and its client
+		h := a.header.Clone()
+		if a.validated { // the stored header has none, and nobody else sets it
+			h["Age"] = []string{httpcache.FormatAge(a.judged.Age)}
+		}
+		return h
+	case hasAll(s.header, a.header): // nothing is for the first client alone
+		return s.header
+	}
+	h := a.header.Clone()
+	httpcache.RemoveConnectionFields(h)
+	return h
+}
+
+// content is the response itself, also where what it varies by was found first.
+func (d *decision) content() *Response { return d.response.content() }
+
+// variantKey is the key of the variant that the response has turned out to be, "" if it is none.
+func (d *decision) variantKey() string {
+	if d.response.vary == nil {
+		return ""
+	}
+	return d.response.vary.id
+}
+
+// keeps reports whether something of the response is kept.
+func (d *decision) keeps() bool { return d.audience == audience.Everyone || d.checked }
+
+// ownersAlone reports whether the response is for the owner alone, and nothing of it is
+// kept.
+func (d *decision) ownersAlone() bool { return d.audience == audience.Owner && !d.checked }
+
+// joinableUntil is when new callers can no longer join the response. A response that may
+// be served stale takes callers to its end, however long that takes. One that must not be
+// (RFC 9111 section 4.2.4) takes them while it is fresh: later callers wait for it to end,
+// and for the next. An error for one client takes only the callers that wait already.
+func (d *decision) joinableUntil(now instant) instant {
+	res := d.content()
+	switch {
+	case d.audience == audience.Alike:
+		return now + 1
+	case d.audience == audience.Everyone && res.freshness.NoStale:
+		return durations.Add(now+1, max(0, res.freshness.Lifetime-res.live.age))
+	}
+	return forever
+}
+
+// failsForAll reports whether the response is an error to a request with credentials, for a
+// key whose responses are for such requests too.
+func (l *load) failsForAll(d *decision) bool {
+	return d.ownersAlone() && l.request().Credentials && httpcache.IsServerError(d.content().status) && l.before != nil && l.before.Value.forAll
+}
+
+// provesUncacheable reports whether the key is remembered as uncacheable because of the
+// response. An error, and a response to credentials, say nothing about the responses to
+// other clients. A response for all that the key has had stays while it may be served, and
+// after that until a second load has brought a response for its client alone.
+func (l *load) provesUncacheable(d *decision) bool {
+	if !d.ownersAlone() || l.request().Credentials || httpcache.IsServerError(d.content().status) {
+		return false
+	}
+	return l.before == nil || !l.servable() && l.attempt.Second()
+}
+
+// signpost returns the signpost to a response with that header, nil if the call's key
+// tells the response apart already. It returns false if the response must not have one:
+// it varies by too many names, or it has a Vary and a needsVariant request, and the URL has
+// a response that may still be served. No variant's key is known for that response.
+func (l *load) signpost(header http.Header) (*variance, bool) {
+	vary, _ := httpcache.VaryNames(header)
+	req, known := l.request().Header, l.owner.names()
+	needed := l.m.needsVariant(req)
+	if len(vary) == 0 && !needed {
+		return nil, true
+	}
+	names, ok := httpcache.JoinNames(known, vary, pseudonyms)
+	switch {
+	case !ok:
+		return nil, false
+	case slices.Equal(names, known):
+		return nil, true
+	case len(vary) > 0 && needed && known == nil && l.servable():
+		return nil, false
+	}
+	post := &variance{names: names, mark: adapter.Token(), built: new(variants)}
+	post.id = l.m.variantKey(post, l.base(), req)
+	post.built.of(needed).touch(post.id, l.m.cache.Now())
+	return post, true
+}
+
+// keep returns what is to be kept under the key for a response that is complete.
+func (l *load) keep(d *decision) (*Response, error) {
+	live := d.content()
+	s := live.live
+	done := &Response{status: live.status, guessed: live.guessed, forAll: live.forAll, freshness: live.freshness, fwd: live.fwd, fwdStatus: live.fwdStatus}
+	if d.validated {
+		done.complete(s.header, l.asks.about.body)
+	} else {
+		whole, ok := s.body.Body()
+		if !ok {
+			return nil, errors.New("bellwether: complete body without bytes")
+		}
+		done.complete(s.header, whole)
+		d.recording.account.complete(cmp.Or(d.variantKey(), l.attempt.Key()), whole)
+	}
+	f := l.m.lifeOf(done, s.header, s.age+time.Since(s.decidedAt))
+	if d.checked {
+		// As a record about the key it is good for as long as it is kept.
+		done.kind, f = checked, items.Windows{TTL: keepFor}
+	}
+	return l.record(d, done, f), nil
+}
+
+// remember returns what is to be kept under the key for a response that is not for sharing: that,
+// or the names if it is so for a variant only.
+func (l *load) remember(d *decision, reason string) *Response {
+	return l.record(d, &Response{kind: uncacheable, reason: reason}, l.m.uncacheableFor(d.content().live.decidedAt.Sub(l.sent)))
+}
+
+// record returns what is to be kept under the key of a load that has come to res. If that is a
+// variant, it is written under its own key first, so that whoever reads the names finds the
+// variant.
+func (l *load) record(d *decision, res *Response, f items.Windows) *Response {
+	if l.spare != nil && httpcache.IsServerError(d.content().status) {
+		res.instead = l.spare
+		f.Keep = max(f.Keep, l.spare.KeepUntil-l.m.cache.Now())
+	}
+	if d.response.kind != varying || res.kind == uncacheable && l.owner.signpost != nil {
+		l.attempt.SetWindows(f)
+		return res
+	}
+	l.m.cache.Put(l.ctx, d.variantKey(), res, f, l.attempt.Position(), nil)
+	return l.pointTo(d.response.vary)
+}
+
+// pointTo keeps a signpost under the key of the URL, and returns what the load keeps under
+// its own key: the same signpost. The two keys may be one.
+func (l *load) pointTo(post *variance) *Response {
+	cache, base, f := l.m.cache, l.base(), items.Windows{TTL: varyingTTL}
+	kept := &Response{kind: varying, vary: &variance{names: post.names, mark: post.mark, built: post.built}}
+	now := cache.Now()
+	switch old := l.owner.signpost; {
+	case old != nil:
+		// The new signpost takes the old one's place only if the old one is still there:
+		// after an invalidation it would lead to responses from before. It is also kept
+		// under the old variant's key, for processes that have the old one for NearTTL.
+		cache.Put(l.ctx, base, kept, f, l.attempt.Position(), old)
+		f.TTL = l.m.options.UncacheableTTL
+	case l.before != nil && l.before.End() > now && len(post.names) == len(pseudonyms):
+		// The signpost displaces a response to a request without any of its names. The
+		// response moves to the key to which the signpost leads such requests.
+		cache.Put(l.ctx, l.m.variantKey(post, base, nil), l.before.Value, l.before.Windows(now), l.before.Position, nil)
+	}
+	l.attempt.SetWindows(f)
+	return kept
+}
