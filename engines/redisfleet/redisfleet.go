@@ -7,7 +7,8 @@
 //		Store: eng, Locker: eng, Namespace: "users",
 //	})
 //
-// An uncontended miss costs two requests. With redisstore and redislock it costs five.
+// An uncontended miss costs two requests. With redisstore and redislock it costs five. A lease that is
+// released without a commit costs two requests too.
 //
 // # Mixed fleets
 //
@@ -15,6 +16,11 @@
 // the same names. So processes with an [Engine] and processes with redisstore and redislock
 // are one fleet if all have the same Prefix: they elect one holder per key, count one row of epochs,
 // and hear each other's releases and changes.
+//
+// The engine notes the leases that it gives beside the entry. Other engines find the note with the
+// entry, so a process that waits costs two commands, those inside the script included. redislock
+// goes by the lease alone. If Redis has evicted a lease, engines take it for held until its holder renews
+// it, or until its announced end.
 //
 // # One slot
 //
@@ -101,47 +107,87 @@ func (e *Engine) Watch(ctx context.Context, held *driver.HeldError) (<-chan stru
 	return e.leases.Watch(ctx, held)
 }
 
-// What the elect script answers.
+// longestNoted is how long a noted lease lasts at most: what a stranger has written where the note
+// stands holds a key up for no longer. Of a longer lease the lease itself tells.
+const longestNoted = 10 * time.Minute
+
+// What the elect script answers, and the time if it was asked.
 const (
-	answered = 0 // what is kept, the time
-	elected  = 1 // what is kept, the epoch, the time
-	held     = 2 // what is kept, whose the lease is, how long it lasts in ms, the time
+	answered = iota // what is kept
+	elected         // what is kept, the epoch
+	held            // what is kept, whose the lease is, how long it lasts in ms
+	noted           // what is kept, whose the lease is, when it ends by the server's clock in microseconds
 )
 
 // elect: the names of the entry and the lease; retention in ms, the largest reply, past, void, the
-// token, the lease in ms. What is kept is nil if there is no entry. Of what is
+// token, the lease in ms, about the time, the longest lease that is noted in ms. What is kept is nil if there is no entry. Of what is
 // longer than the largest reply it is the beginning, of just that length.
 //
 // The script goes by the time until which an entry is fresh. It cannot tell an entry from other
 // bytes behind such a time: Lua has no checksum that would be fast enough. void is what stood
 // behind the counter of bytes that the caller has found to be no answer: they are none.
 //
+// In a herd all but one caller find the note of the leader's lease, and cost two commands: the script and
+// GETRANGE. So the caller says what time it is about if it knows that, and nobody asks for the time but the
+// leader. The caller's time is never behind the server's when it is sent, so a lease that has ended then is never
+// taken for held. A lease that ends while the request is on its way may be: the caller is told of an end that has
+// passed. The lease itself decides where there is no note, or its time is over.
+//
 // The lease comes first among the writes. Redis refuses the first write of a script if it has no memory or is
 // a replica, and then no lease is left behind.
 var electScript = redisscript.New(redisentry.Lua + redisentry.ClaimLua + redislease.LeftLua + `
-local kept, now = redis.pcall('GETRANGE', KEYS[1], 0, ARGV[2] - 1), time()
+local about, asked = tonumber(ARGV[7]), false
+if not about then
+	about = time()
+	asked = digits(about)
+end
+local kept = redis.pcall('GETRANGE', KEYS[1], 0, ARGV[2] - 1)
 local _, floor = marks(kept)
-local fresh = floor and tonumber(string.sub(kept, 65, 80)) or 0
-if fresh > now and floor > tonumber(ARGV[3]) and string.sub(kept, 17, 80) ~= ARGV[4] then
-	return {0, kept, digits(now)}
+local fresh = floor and tonumber(string.sub(kept, 103, 118)) or 0
+if fresh > about and floor > tonumber(ARGV[3]) and string.sub(kept, 17, 32) .. string.sub(kept, 71, 118) ~= ARGV[4] then
+	return {0, kept, asked}
+end
+local _, ends, whose = note(kept)
+if ends > about and ends < about + ARGV[8] * 1000 and whose ~= ARGV[5] then
+	return {3, present(kept, about), whose, ends, asked}
 end
 local holder = redis.call('SET', KEYS[2], ARGV[5], 'NX', 'GET', 'PX', ARGV[6])
 if holder and holder ~= ARGV[5] then
-	return {2, present(kept, now), holder, left(KEYS[2], ARGV[6]), digits(now)}
+	return {2, present(kept, about), holder, left(KEYS[2], ARGV[6]), asked}
 end
-local entry, epoch = claim(KEYS[1], kept, now, ARGV[1])
+local now = asked and about or time()
+local entry, epoch = claim(KEYS[1], kept, now, ARGV[1], digits(now + ARGV[6] * 1000) .. ARGV[5])
 return {1, entry, epoch, digits(now)}
 `)
 
 // commitAndRelease: the names of the entry and the lease; as of redisentry.CommitLua, then the
 // token, the channel of releases, and what is published there. A commit counts although the
-// lease cannot be read, because something else stands in its place.
-var commitAndReleaseScript = redisscript.New(redisentry.Lua + redisentry.CommitLua + redislease.ReleaseLua + `
+// lease cannot be read, because something else stands in its place. A commit that is repeated has
+// written nothing, the note of the lease neither.
+var commitAndReleaseScript = redisscript.New(redisentry.Lua + redisentry.CommitLua + redislease.ReleaseLua + forgetLua + `
 local committed, now = commit(KEYS[1], ARGV)
 if committed == 1 then
+	if not now then
+		forget(KEYS[1], ARGV[11])
+	end
 	pcall(release, KEYS[2], ARGV[11], ARGV[12], ARGV[13])
 end
 return {committed, now}
+`)
+
+// forgetLua has the function that takes the note of a holder's lease away.
+const forgetLua = `
+local function forget(name, holder)
+	if redis.pcall('GETRANGE', name, 48, 69) == holder then
+		redis.call('SETRANGE', name, 32, nobody)
+	end
+end
+`
+
+// forget: the name of the entry; the token.
+var forgetScript = redisscript.New(redisentry.Lua + forgetLua + `
+forget(KEYS[1], ARGV[1])
+return {1}
 `)
 
 // Elect implements [driver.Elector]. It is one request. A second request fetches an entry of 64 KiB
@@ -152,6 +198,11 @@ func (e *Engine) Elect(ctx context.Context, key string, past uint64, ttl time.Du
 		return driver.Election{}, fmt.Errorf("redisfleet: elect %.100q: ttl %v is not positive", key, ttl)
 	}
 	mine := e.leases.Stand(e.Prefix, key, ttl)
+	// Before the release, or those whom it wakes would find the note.
+	mine.Ending = func(ctx context.Context) error {
+		_, _, err := e.servers.Run(ctx, forgetScript, []string{redisentry.Name(e.Prefix, key)}, mine.Holder)
+		return err
+	}
 	won, err := adapter.Await(ctx, func() (won driver.Election, err error) {
 		// A request that was sent goes on to its reply, or nobody would know of the lease.
 		ctx, cancel := redislease.Detached(ctx)
@@ -179,11 +230,23 @@ func (e *Engine) elect(ctx context.Context, key string, past uint64, mine *redis
 	void := ""
 	for {
 		heard := mine.Heard()
-		reply, seen, err := e.servers.Run(ctx, electScript, []string{name, mine.Key},
-			redisentry.Retention.Milliseconds(), redispipe.Large, past, void, mine.Holder, adapter.Millis(ttl))
+		_, clock, err := e.servers.ServerOf(ctx, name)
+		if err != nil {
+			return won, err
+		}
+		known, ok := clock.Lasting()
+		about := ""
+		if ok {
+			about = strconv.FormatInt(known.Now().Microseconds(), 10)
+		}
+		reply, seen, err := e.servers.Run(ctx, electScript, []string{name, mine.Key}, redisentry.Retention.Milliseconds(),
+			redispipe.Large, past, void, mine.Holder, adapter.Millis(ttl), about, longestNoted.Milliseconds())
 		read := time.Now()
 		if err != nil {
 			return won, err
+		}
+		if seen.Sent.IsZero() {
+			seen = known
 		}
 		present, data, err := e.servers.Present(ctx, key, name, reply[1], seen)
 		won.Entry = present
@@ -207,11 +270,18 @@ func (e *Engine) elect(ctx context.Context, key string, past uint64, mine *redis
 			left, _ := reply[3].(int64)
 			won.Held = mine.Held(key, holder, heard, left, read)
 			return won, nil
+		case reply[0] == int64(noted):
+			holder, _ := reply[2].(string)
+			ends, _ := reply[3].(int64)
+			left := time.Duration(ends)*time.Microsecond - seen.AtLeast(read)
+			// Redis drops a key in the millisecond after its last one.
+			won.Held = mine.HeldUntil(key, holder, heard, read.Add(max(0, left)+time.Millisecond))
+			return won, nil
 		case answers(present, past):
 			return won, nil
 		}
 		if void = ""; len(data) >= redisentry.HeadLen {
-			void = string(data[redisentry.NumberLen:redisentry.HeadLen])
+			void = string(data[redisentry.NumberLen:redisentry.MarksLen]) + string(data[redisentry.BareLen:redisentry.HeadLen])
 		}
 	}
 }

@@ -238,7 +238,7 @@ func TestEngine_Requests(t *testing.T) {
 		e.Epoch = won.Epoch
 		return err
 	})
-	count("Elect of a held key", 1, 5, func() error {
+	count("Elect of a held key", 1, 2, func() error {
 		got, err := other.Elect(t.Context(), "k", 0, time.Minute)
 		if err == nil && got.Held == nil {
 			err = fmt.Errorf("%+v", got)
@@ -246,7 +246,7 @@ func TestEngine_Requests(t *testing.T) {
 		return err
 	})
 	count("CommitAndRelease", 1, 8, func() error { return eng.CommitAndRelease(t.Context(), "k", e, won.Lease) })
-	count("Elect of a fresh key", 1, 3, func() error {
+	count("Elect of a fresh key", 1, 2, func() error {
 		got, err := other.Elect(t.Context(), "k", 0, time.Minute)
 		if err == nil && string(got.Entry.Value) != "v" {
 			err = fmt.Errorf("%+v", got)

@@ -19,7 +19,7 @@ import (
 func TestClaim_RedisHerd(t *testing.T) { redisHerd(t, Redis, 40) }
 
 // TestClaim_RedisFleetHerd is the same herd over Redis as one engine.
-func TestClaim_RedisFleetHerd(t *testing.T) { redisHerd(t, RedisFleet, 51) }
+func TestClaim_RedisFleetHerd(t *testing.T) { redisHerd(t, RedisFleet, 30) }
 
 // redisHerd returns by how many milliseconds the herd's p99 is beyond its load
 // and what handing one value to as many goroutines costs in the same run.

@@ -19,6 +19,7 @@ const recency = 30 * time.Second
 type Sighting struct {
 	Server time.Duration // since 1970
 	Sent   time.Time     // with its monotonic reading
+	Took   time.Duration // from Sent to the reply
 }
 
 // Now returns the server's time, or what it will be at most one round trip
@@ -28,6 +29,10 @@ func (s Sighting) Now() time.Duration { return s.At(time.Now()) }
 
 // At returns what was the server's time at t, as Now does.
 func (s Sighting) At(t time.Time) time.Duration { return s.Server + t.Sub(s.Sent) }
+
+// AtLeast returns a time that the server's clock had passed at t. The server looked at its clock
+// before its reply came.
+func (s Sighting) AtLeast(t time.Time) time.Duration { return s.At(t) - s.Took }
 
 // A Clock remembers the latest sighting of one server's clock. The zero Clock
 // has seen none. It is safe for concurrent use.
@@ -46,6 +51,13 @@ func (c *Clock) See(s Sighting) {
 	if s.Sent.After(c.last.Sent) {
 		c.last = s
 	}
+}
+
+// Lasting returns the latest sighting, and false if it will not be recent for long.
+func (c *Clock) Lasting() (Sighting, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.last, !c.last.Sent.IsZero() && time.Since(c.last.Sent) < recency/2
 }
 
 // Recent returns the latest sighting, and false if it is too old to be used.

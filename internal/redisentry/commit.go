@@ -15,7 +15,8 @@ import (
 // CommitLua has, after [Lua], the function that commits under name. The arguments are those of
 // [Commit.Send]: retention in ms, epoch, life in ms (0 to keep nothing), lingering in ms, encoded
 // entry, channel, key, the largest entry to be published, when Commit was called, and the time for
-// which the entry is fresh from then on, both in microseconds. It returns 1 if it is
+// which the entry is fresh from then on, both in microseconds; and the token of a lease whose note
+// goes with the commit, nil if none does. It returns 1 if it is
 // committed, else 0, and the time if it was asked.
 //
 // Its age counts from the call: a server that has stood still carries
@@ -26,18 +27,23 @@ import (
 const CommitLua = `
 local function commit(name, args)
 	local epoch = tonumber(args[2])
-	local counter, floor = marks(redis.pcall('GETRANGE', name, 0, 31))
+	local head = redis.pcall('GETRANGE', name, 0, 69)
+	local counter, floor = marks(head)
 	if not counter or epoch < floor or epoch > counter then
 		return 0
 	end
 	if epoch == floor then
-		local entry = redis.call('GETRANGE', name, 80, -1)
+		local entry = redis.call('GETRANGE', name, 118, -1)
 		return (entry == '' or entry == args[5]) and 1 or 0
 	end
 	local now = time()
 	local made = math.min(tonumber(args[9]), now)
 	local life = tonumber(args[3])
-	local kept, keep = digits(counter) .. digits(epoch), tonumber(args[1])
+	local lease, _, holder = note(head)
+	if holder == args[11] then
+		lease = nobody
+	end
+	local kept, keep = digits(counter) .. digits(epoch) .. lease, tonumber(args[1])
 	if life > 0 then
 		kept = kept .. digits(made) .. digits(math.min(made + life * 1000, 2^53 - 1)) ..
 			digits(math.min(made + args[10], 2^53 - 1)) .. args[5]

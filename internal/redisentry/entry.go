@@ -40,12 +40,18 @@ func Name(prefix, key string) string { return prefix + "{" + adapter.Name(key) +
 
 // What Redis keeps under a name is, each number in 16 decimal digits,
 //
-//	counter | floor | server's time when the commit was sent | end of the entry's life by that clock |
+//	counter | floor | end of the noted lease | its holder's token |
+//	server's time when the commit was sent | end of the entry's life by that clock |
 //	end of the time for which it is fresh | encoded entry
 //
 // with floor <= counter, times in microseconds since 1970 (enough until 2286),
-// and all from the third on only where there is an entry, whose epoch is the floor. That may be kept
-// beyond its life, for the sake of the first two.
+// and all from the time of the commit on only where there is an entry, whose epoch is the floor. That may be kept
+// beyond its life, for the sake of what stands before it.
+//
+// The noted lease is a copy of the key's lease, which is a key of its own. Whoever reads the
+// entry need not ask for the lease then. An engine that is store and locker at once notes the leases that it
+// gives, and takes the note away before it ends such a lease. A note whose time is over says
+// nothing: the lease may have been renewed. Zeros are no note.
 //
 // All of these numbers are times in microseconds or a little above one, so they
 // are below 2^53 until the year 2255, and exact in Lua, which has only doubles.
@@ -56,8 +62,12 @@ const (
 	NumberLen = 16
 	// MarksLen is the length of the counter and the floor.
 	MarksLen = 2 * NumberLen
+	// BareLen is the length of all that is kept without an entry.
+	BareLen = MarksLen + NumberLen + tokenLen
 	// HeadLen is the length of all that stands before an encoded entry.
-	HeadLen = 5 * NumberLen
+	HeadLen = BareLen + 3*NumberLen
+
+	tokenLen = 22 // of adapter.Token
 )
 
 // Lua has the functions with which the scripts read and write what is kept. A key of another
@@ -85,9 +95,20 @@ local function time()
 	return t[1] * 1000000 + t[2]
 end
 
+local nobody = string.rep('0', 38)
+
+-- note returns the note of a lease in what is kept, and the parts of it: the end, and whose it is.
+local function note(kept)
+	local text = marks(kept) and string.sub(kept, 33, 70) or ''
+	if #text < 38 or string.find(string.sub(text, 1, 16), '%D') then
+		text = nobody
+	end
+	return text, tonumber(string.sub(text, 1, 16)), string.sub(text, 17)
+end
+
 -- present returns what is kept if there is an entry whose life is not over, else false.
 local function present(kept, now)
-	local ends = marks(kept) and tonumber(string.sub(kept, 49, 64)) or 0
+	local ends = marks(kept) and tonumber(string.sub(kept, 87, 102)) or 0
 	return ends > now and kept
 end
 
@@ -109,8 +130,10 @@ end
 // out by the server that is gone. When the counter is lost, the floor takes a
 // number for itself: it must be above all that were given out, and be
 // nobody's, or the commit of a forgotten claim would look repeated.
+//
+// lease is the note of a lease that was given along with the epoch, nil if none was.
 const ClaimLua = `
-local function claim(name, kept, now, retention)
+local function claim(name, kept, now, retention, lease)
 	local counter, floor = marks(kept)
 	if not counter then
 		counter, floor = now, now
@@ -118,11 +141,11 @@ local function claim(name, kept, now, retention)
 	local epoch = math.max(counter + 1, now)
 	local entry = present(kept, now)
 	if not entry then
-		redis.call('SET', name, digits(epoch) .. digits(floor), 'PX', retention)
+		redis.call('SET', name, digits(epoch) .. digits(floor) .. (lease or note(kept)), 'PX', retention)
 		return false, digits(epoch)
 	end
-	redis.call('SETRANGE', name, 0, digits(epoch))
-	if tonumber(string.sub(kept, 49, 64)) < now + retention * 1000 then
+	redis.call('SETRANGE', name, 0, lease and digits(epoch) .. digits(floor) .. lease or digits(epoch))
+	if tonumber(string.sub(kept, 87, 102)) < now + retention * 1000 then
 		redis.call('PEXPIRE', name, retention)
 	end
 	return entry, digits(epoch)
@@ -154,13 +177,13 @@ func Decode(key string, data []byte, now time.Duration) (driver.Entry, error) {
 	if len(data) < MarksLen || bytes.ContainsFunc(data[:MarksLen], func(r rune) bool { return r < '0' || r > '9' }) {
 		return e, fmt.Errorf("%w: no counter", driver.ErrCorrupt)
 	}
-	if len(data) == MarksLen {
+	if len(data) == BareLen {
 		return e, driver.ErrNotFound
 	}
 	if len(data) < HeadLen {
 		return e, fmt.Errorf("%w: no end of its life", driver.ErrCorrupt)
 	}
-	passed, err := Since(data[MarksLen:], now)
+	passed, err := Since(data[BareLen:], now)
 	if err != nil {
 		return e, err
 	}

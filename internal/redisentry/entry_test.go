@@ -12,11 +12,11 @@ import (
 )
 
 func FuzzDecode(f *testing.F) {
-	whole := fmt.Appendf(nil, "%016d%016d%016d%016d%016d", 1, 1, 1760000000000000, 1760000000000001, 1760000000000001)
+	whole := fmt.Appendf(nil, "%016d%016d%038d%016d%016d%016d", 1, 1, 0, 1760000000000000, 1760000000000001, 1760000000000001)
 	whole = driver.Entry{Kind: driver.KindValue, Value: []byte("v"), TTL: time.Hour}.Append(whole, "k")
 	f.Add(whole, int64(1760000000000001000))
 	f.Add([]byte("+760000000000000BW"), int64(-1))
-	f.Add([]byte(strings.Repeat("9", MarksLen)), int64(math.MaxInt64))
+	f.Add([]byte(strings.Repeat("9", BareLen)), int64(math.MaxInt64))
 	f.Add([]byte(strings.Repeat("9", HeadLen)), int64(math.MaxInt64))
 	f.Fuzz(func(t *testing.T, data []byte, now int64) {
 		e, err := Decode("k", data, time.Duration(now))

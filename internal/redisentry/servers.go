@@ -61,7 +61,7 @@ func (s *Servers) Run(ctx context.Context, script *redisscript.Script, keys []st
 		if err != nil {
 			return nil, Sighting{}, fmt.Errorf("unexpected reply: %w", err)
 		}
-		seen = Sighting{time.Duration(us) * time.Microsecond, sent}
+		seen = Sighting{time.Duration(us) * time.Microsecond, sent, time.Since(sent)}
 		clock.See(seen)
 	}
 	return reply, seen, nil
@@ -84,7 +84,7 @@ func (s *Servers) Sight(ctx context.Context, name string) (Sighting, error) {
 		rediscluster.Doubt(s.UniversalClient, err)
 		return Sighting{}, err
 	}
-	seen = Sighting{time.Duration(now.UnixMicro()) * time.Microsecond, sent}
+	seen = Sighting{time.Duration(now.UnixMicro()) * time.Microsecond, sent, time.Since(sent)}
 	clock.See(seen)
 	return seen, nil
 }

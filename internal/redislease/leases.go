@@ -165,14 +165,16 @@ func (l *Leases) acquireWithToken(ctx context.Context, key string, mine *Lease, 
 // Held tells of the holder's lease on key, which was left so many milliseconds when it was
 // read, by what PTTL says. since is what [Lease.Heard] returned before the request was sent.
 func (l *Lease) Held(key, holder string, since Heard, left int64, read time.Time) *driver.HeldError {
-	held := &driver.HeldError{Key: key, Seen: seen{leases: l.leases, key: l.Key, name: l.Name, holder: holder, heard: since}}
 	if left == -2 { // released or expired between the two commands
-		held.Until = read
-	} else {
-		// Redis drops a key in the millisecond after its last one.
-		held.Until = read.Add(time.Duration(left+1) * time.Millisecond)
+		return l.HeldUntil(key, holder, since, read)
 	}
-	return held
+	// Redis drops a key in the millisecond after its last one.
+	return l.HeldUntil(key, holder, since, read.Add(time.Duration(left+1)*time.Millisecond))
+}
+
+// HeldUntil is Held of a lease whose end is known.
+func (l *Lease) HeldUntil(key, holder string, since Heard, until time.Time) *driver.HeldError {
+	return &driver.HeldError{Key: key, Until: until, Seen: seen{leases: l.leases, key: l.Key, name: l.Name, holder: holder, heard: since}}
 }
 
 // seen is the Seen of this package's HeldErrors.
@@ -316,6 +318,8 @@ type Lease struct {
 	Holder  string // the token that the key holds
 	Name    string // what is published when it is released
 	Channel string // where
+	// Ending is called before the lease is freed, and when it is lost. It is nil if there is nothing to do.
+	Ending func(context.Context) error
 
 	leases *Leases
 
@@ -360,7 +364,11 @@ func (l *Lease) Renew(ctx context.Context, ttl time.Duration) error {
 	err := adapter.Do(ctx, func() error {
 		ctx, cancel := Detached(ctx)
 		defer cancel()
-		return l.run(ctx, renewScript, l.Holder, adapter.Millis(ttl))
+		err := l.run(ctx, renewScript, l.Holder, adapter.Millis(ttl))
+		if err == driver.ErrLeaseLost && l.Ending != nil {
+			l.Ending(ctx)
+		}
+		return err
 	})
 	if err != nil {
 		return l.Wrap("renew", err)
@@ -410,6 +418,11 @@ func (l *Lease) Undo(ctx context.Context) {
 
 // free deletes the key if it is this lease's, and tells the watchers.
 func (l *Lease) free(ctx context.Context) error {
+	if l.Ending != nil {
+		if err := l.Ending(ctx); err != nil {
+			return err
+		}
+	}
 	return l.run(ctx, releaseScript, l.Holder, l.Channel, l.Name)
 }
 

@@ -138,7 +138,7 @@ func (s *Store) getShare(ctx context.Context, sh *share) (got replies, _ error) 
 		if err != nil {
 			return got, fmt.Errorf("with the time: %w", err)
 		}
-		seen = redisentry.Sighting{Server: time.Duration(t.UnixMicro()) * time.Microsecond, Sent: sent}
+		seen = redisentry.Sighting{Server: time.Duration(t.UnixMicro()) * time.Microsecond, Sent: sent, Took: time.Since(sent)}
 		sh.clock.See(seen)
 	}
 	// What has moved to another server the cluster's client finds.

@@ -102,9 +102,10 @@ return {(not counter or epoch < floor or epoch > counter) and 1 or 0}
 	// invalidate: name; retention in ms, channel, key. Returns the time.
 	invalidateScript = redisscript.New(redisentry.Lua + `
 local now = time()
-local counter = marks(redis.pcall('GETRANGE', KEYS[1], 0, 31)) or 0
+local kept = redis.pcall('GETRANGE', KEYS[1], 0, 69)
+local counter = marks(kept) or 0
 local epoch = math.max(counter + 1, now)
-local set = redis.pcall('SET', KEYS[1], digits(epoch) .. digits(epoch), 'PX', ARGV[1])
+local set = redis.pcall('SET', KEYS[1], digits(epoch) .. digits(epoch) .. note(kept), 'PX', ARGV[1])
 if set.err then
 	-- Out of memory, Redis still deletes. That is an eviction: commits of earlier
 	-- claims are refused, and the next claim begins at the clock.

@@ -310,7 +310,7 @@ func TestStore_ForeignCounter(t *testing.T) {
 // kept is what Redis keeps of an entry that was committed at a time in
 // microseconds.
 func kept(key string, e driver.Entry, at int64) []byte {
-	return e.Append(fmt.Appendf(nil, "%016d%016d%016d%016d%016d", e.Epoch, e.Epoch, at, int64(1<<53-1), int64(1<<53-1)), key)
+	return e.Append(fmt.Appendf(nil, "%016d%016d%038d%016d%016d%016d", e.Epoch, e.Epoch, 0, at, int64(1<<53-1), int64(1<<53-1)), key)
 }
 
 // TestStore_CounterAheadOfTheClock follows an entry from a server whose clock was
@@ -357,7 +357,7 @@ func TestStore_ExpiresInRedis(t *testing.T) {
 		if got := rdb.Do(ctx, "PTTL", s.name("k")).Val().(int64); got > adapter.Millis(want) || got < adapter.Millis(want)-30_000 {
 			t.Errorf("%s is kept for %d ms, want %d", what, got, adapter.Millis(want))
 		}
-		if got := rdb.StrLen(ctx, s.name("k")).Val(); (got > redisentry.MarksLen) != wantLen {
+		if got := rdb.StrLen(ctx, s.name("k")).Val(); (got > redisentry.BareLen) != wantLen {
 			t.Errorf("%s takes %d bytes", what, got)
 		}
 	}
