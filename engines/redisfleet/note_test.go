@@ -132,6 +132,42 @@ func TestNote_OfAnother(t *testing.T) {
 	}
 }
 
+// TestElect_AheadOfTheServer stands for election by a clock that a late reply has put ahead: an
+// entry that is fresh by the server's answers all the same.
+func TestElect_AheadOfTheServer(t *testing.T) {
+	srv := testserver.Redis(t)
+	a, b := open(t, srv.Addr), open(t, srv.Addr)
+	a.Prefix = "test:" + adapter.Token() + ":"
+	b.Prefix = a.Prefix
+	e := rebuild(t, a, "k", time.Minute)
+	now, err := dial(t, srv.Addr).Time(t.Context()).Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ahead := redisentry.Sighting{Server: time.Duration(now.Add(time.Hour).UnixNano()), Sent: time.Now()}
+	b.servers.ClockOf("").See(ahead)
+	if got := elect(t, b, "k", 0); got.Entry.Epoch != e.Epoch || got.Lease != nil || got.Held != nil {
+		t.Errorf("Elect: %+v, want the entry alone", got)
+	}
+}
+
+// TestNote_OutOfMemory has Redis refuse to take a note away: the lease ends.
+func TestNote_OutOfMemory(t *testing.T) {
+	srv := testserver.Redis(t).OwnOrSkip(t)
+	eng, rdb := open(t, srv.Addr), dial(t, srv.Addr)
+	won := elect(t, eng, "k", 0)
+	rdb.ConfigSet(t.Context(), "maxmemory", "1")
+	if err := won.Lease.Release(t.Context()); err != nil {
+		t.Errorf("Release without memory: %v", err)
+	}
+	rdb.ConfigSet(t.Context(), "maxmemory", "0")
+	if lease, err := eng.TryAcquire(t.Context(), "k", time.Minute); err != nil {
+		t.Errorf("TryAcquire after the release: %v", err)
+	} else if err := lease.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestNote_Foreign puts texts where the note stands: none holds the key up.
 func TestNote_Foreign(t *testing.T) {
 	srv := testserver.Redis(t)

@@ -128,10 +128,11 @@ const (
 // behind the counter of bytes that the caller has found to be no answer: they are none.
 //
 // In a herd all but one caller find the note of the leader's lease, and cost two commands: the script and
-// GETRANGE. So the caller says what time it is about if it knows that, and nobody asks for the time but the
-// leader. The caller's time is never behind the server's when it is sent, so a lease that has ended then is never
+// GETRANGE. So the caller says what time it is about if it knows that, and the script asks for the time only before it
+// asks for the lease. The caller's time is never behind the server's when it is sent, so a lease that has ended then is never
 // taken for held. A lease that ends while the request is on its way may be: the caller is told of an end that has
-// passed. The lease itself decides where there is no note, or its time is over.
+// passed. The lease itself decides where there is no note, or its time is over. The caller's time may be ahead by as
+// long as a reply took, so an entry is judged by the server's before it is replaced.
 //
 // The lease comes first among the writes. Redis refuses the first write of a script if it has no memory or is
 // a replica, and then no lease is left behind.
@@ -144,18 +145,24 @@ end
 local kept = redis.pcall('GETRANGE', KEYS[1], 0, ARGV[2] - 1)
 local _, floor = marks(kept)
 local fresh = floor and tonumber(string.sub(kept, 103, 118)) or 0
-if fresh > about and floor > tonumber(ARGV[3]) and string.sub(kept, 17, 32) .. string.sub(kept, 71, 118) ~= ARGV[4] then
+local function answers(now)
+	return fresh > now and floor > tonumber(ARGV[3]) and string.sub(kept, 17, 32) .. string.sub(kept, 71, 118) ~= ARGV[4]
+end
+if answers(about) then
 	return {0, kept, asked}
 end
 local _, ends, whose = note(kept)
 if ends > about and ends < about + ARGV[8] * 1000 and whose ~= ARGV[5] then
 	return {3, present(kept, about), whose, ends, asked}
 end
+local now = asked and about or time()
+if answers(now) then
+	return {0, kept, digits(now)}
+end
 local holder = redis.call('SET', KEYS[2], ARGV[5], 'NX', 'GET', 'PX', ARGV[6])
 if holder and holder ~= ARGV[5] then
-	return {2, present(kept, about), holder, left(KEYS[2], ARGV[6]), asked}
+	return {2, present(kept, now), holder, left(KEYS[2], ARGV[6]), digits(now)}
 end
-local now = asked and about or time()
 local entry, epoch = claim(KEYS[1], kept, now, ARGV[1], digits(now + ARGV[6] * 1000) .. ARGV[5])
 return {1, entry, epoch, digits(now)}
 `)
@@ -175,11 +182,12 @@ end
 return {committed, now}
 `)
 
-// forgetLua has the function that takes the note of a holder's lease away.
+// forgetLua has the function that takes the note of a holder's lease away. Where Redis has no memory for
+// that, the lease ends all the same, and its note lasts until the announced end.
 const forgetLua = `
 local function forget(name, holder)
 	if redis.pcall('GETRANGE', name, 48, 69) == holder then
-		redis.call('SETRANGE', name, 32, nobody)
+		redis.pcall('SETRANGE', name, 32, nobody)
 	end
 end
 `
