@@ -66,12 +66,12 @@ func redisHerd(t *testing.T, kind Kind, maxCommands int) float64 {
 
 // wakeLimit is what the waiters of another process may take. memcached cannot
 // push: they poll.
-var wakeLimit = map[string]time.Duration{"redis": 5 * time.Millisecond, "memcached": 25 * time.Millisecond}
+var wakeLimit = map[string]time.Duration{"redis": 5 * time.Millisecond, "redisfleet": 5 * time.Millisecond, "memcached": 25 * time.Millisecond}
 
 // TestClaim_WakeLag holds the median of the wake lag to what its p99 is on a
 // machine that does nothing else, see TestLatency_WakeLag.
 func TestClaim_WakeLag(t *testing.T) {
-	for _, kind := range fleets {
+	for _, kind := range slices.Concat(fleets, electors) {
 		t.Run(kind.Name, func(t *testing.T) {
 			if median, _ := WakeLag(t, kind); median > wakeLimit[kind.Name] {
 				t.Errorf("median of %v, want at most %v", median, wakeLimit[kind.Name])
