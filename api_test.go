@@ -157,7 +157,7 @@ func receiver(e ast.Expr) string {
 // and what tests it, does without the root.
 func TestImports(t *testing.T) {
 	checked := 0
-	for _, dir := range []string{"driver", "observe", "stores", "lockers", "internal"} {
+	for _, dir := range []string{"driver", "observe", "stores", "lockers", "engines", "internal"} {
 		err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 			if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") || strings.HasPrefix(path, "internal/fleettest") || strings.HasPrefix(path, "internal/walks") {
 				return err

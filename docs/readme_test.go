@@ -88,6 +88,7 @@ var packages = map[string]string{
 	"bellwetherprom": "github.com/bellwether-go/bellwether/bellwetherprom",
 	"bellwetherslog": "github.com/bellwether-go/bellwether/bellwetherslog",
 	"etcdlock":       "github.com/bellwether-go/bellwether/lockers/etcdlock",
+	"redisfleet":     "github.com/bellwether-go/bellwether/engines/redisfleet",
 	"redislock":      "github.com/bellwether-go/bellwether/lockers/redislock",
 	"redisstore":     "github.com/bellwether-go/bellwether/stores/redisstore",
 	"memcachelock":   "github.com/bellwether-go/bellwether/lockers/memcachelock",

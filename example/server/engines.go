@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/engines/redisfleet"
 	"github.com/bellwether-go/bellwether/lockers/etcdlock"
 	"github.com/bellwether-go/bellwether/lockers/locallock"
 	"github.com/bellwether-go/bellwether/lockers/memcachelock"
@@ -75,10 +76,14 @@ func connect(c config) (*engines, error) {
 		})
 		e.ends = append(e.ends, rdb.Close)
 		e.remote = append(e.remote, engine{"redis", c.redis, func(ctx context.Context) error { return rdb.Ping(ctx).Err() }})
-		if c.store == "redis" {
+		switch {
+		case c.store == c.locker: // one engine, which needs one request where two engines need several
+			eng := redisfleet.New(rdb)
+			e.ends = append(e.ends, eng.Close)
+			e.store, e.locker = eng, eng
+		case c.store == "redis":
 			e.store = redisstore.New(rdb)
-		}
-		if c.locker == "redis" {
+		default:
 			locker := redislock.New(rdb)
 			e.ends = append(e.ends, locker.Close)
 			e.locker = locker

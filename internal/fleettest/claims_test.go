@@ -16,17 +16,19 @@ import (
 // and 250 callers each, on one cold key whose load takes 310 ms: one load, and
 // a bounded number of Redis commands, those inside scripts included. Its p99 is
 // printed here, and held by `make latency`.
-func TestClaim_RedisHerd(t *testing.T) { redisHerd(t) }
+func TestClaim_RedisHerd(t *testing.T) { redisHerd(t, Redis, 40) }
+
+// TestClaim_RedisFleetHerd is the same herd over Redis as one engine.
+func TestClaim_RedisFleetHerd(t *testing.T) { redisHerd(t, RedisFleet, 30) }
 
 // redisHerd returns by how many milliseconds the herd's p99 is beyond its load
 // and what handing one value to as many goroutines costs in the same run.
-func redisHerd(t *testing.T) float64 {
+func redisHerd(t *testing.T, kind Kind, maxCommands int) float64 {
 	const (
 		clients, callers = 8, 250
 		load             = 310 * time.Millisecond
-		maxCommands      = 40
 	)
-	f := newFleet(t, Redis, clients, fleetOptions{})
+	f := newFleet(t, kind, clients, fleetOptions{})
 	f.origin.delay.Store(int64(load))
 	var beyond []float64
 	most := 0
@@ -68,12 +70,12 @@ func redisHerd(t *testing.T) float64 {
 
 // wakeLimit is what the waiters of another process may take. memcached cannot
 // push: they poll.
-var wakeLimit = map[string]time.Duration{"redis": 5 * time.Millisecond, "memcached": 25 * time.Millisecond}
+var wakeLimit = map[string]time.Duration{"redis": 5 * time.Millisecond, "redisfleet": 5 * time.Millisecond, "memcached": 25 * time.Millisecond}
 
 // TestClaim_WakeLag holds the median of the wake lag to what its p99 is on a
 // machine that does nothing else, see TestLatency_WakeLag.
 func TestClaim_WakeLag(t *testing.T) {
-	for _, kind := range fleets {
+	for _, kind := range slices.Concat(fleets, electors) {
 		t.Run(kind.Name, func(t *testing.T) {
 			if median, _ := WakeLag(t, kind); median > wakeLimit[kind.Name] {
 				t.Errorf("median of %v, want at most %v", median, wakeLimit[kind.Name])

@@ -7,6 +7,8 @@ import (
 
 var (
 	fleets = []Kind{Redis, Memcached}
+	// Of engines that are store and locker at once.
+	electors = []Kind{RedisFleet}
 	// Of engines that are several servers: what they are put through is in the
 	// test files of their own.
 	several = []Kind{RedisSentinel, RedisCluster, Memcacheds}
@@ -15,7 +17,7 @@ var (
 	other = []Kind{RedisDatabase}
 )
 
-func TestMain(m *testing.M) { Main(m, slices.Concat(fleets, several, other)...) }
+func TestMain(m *testing.M) { Main(m, slices.Concat(fleets, electors, several, other)...) }
 
 func TestFleet_ColdKey(t *testing.T)      { Each(t, fleets, ColdKey) }
 func TestFleet_HolderKilled(t *testing.T) { Each(t, fleets, HolderKilled) }
@@ -30,6 +32,20 @@ func TestFleet_OtherDatabase(t *testing.T) {
 		t.Run("HolderKilled", func(t *testing.T) { HolderKilled(t, kind) })
 		t.Run("Waiters", func(t *testing.T) { Waiters(t, kind) })
 		t.Run("InvalidateDuringRebuild", func(t *testing.T) { InvalidateDuringRebuild(t, kind) })
+	})
+}
+
+func TestFleet_OneEngine(t *testing.T) {
+	Each(t, electors, func(t *testing.T, kind Kind) {
+		t.Run("ColdKey", func(t *testing.T) { ColdKey(t, kind) })
+		t.Run("HolderKilled", func(t *testing.T) { HolderKilled(t, kind) })
+		t.Run("HolderKilledAtAKnownBuild", func(t *testing.T) { HolderKilledAtAKnownBuild(t, kind) })
+		t.Run("HolderPausedPastItsLease", func(t *testing.T) { HolderPausedPastItsLease(t, kind) })
+		t.Run("Waiters", func(t *testing.T) { Waiters(t, kind) })
+		t.Run("Hits", func(t *testing.T) { Hits(t, kind) })
+		t.Run("InvalidateDuringRebuild", func(t *testing.T) { InvalidateDuringRebuild(t, kind) })
+		t.Run("EngineKilledUnderLoad", func(t *testing.T) { EngineKilledUnderLoad(t, kind) })
+		t.Run("BlackHole", func(t *testing.T) { BlackHole(t, kind) })
 	})
 }
 

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether/driver"
+	"github.com/bellwether-go/bellwether/engines/redisfleet"
 	"github.com/bellwether-go/bellwether/internal/testserver"
 	"github.com/bellwether-go/bellwether/lockers/memcachelock"
 	"github.com/bellwether-go/bellwether/lockers/redislock"
@@ -32,7 +33,7 @@ type Kind struct {
 	Open func(addrs []string, engineTimeout time.Duration) (driver.Store, driver.Locker, error)
 }
 
-// Redis, RedisDatabase, RedisSentinel, RedisCluster, Memcached and Memcacheds, which are three servers, are
+// Redis, RedisFleet, RedisDatabase, RedisSentinel, RedisCluster, Memcached and Memcacheds, which are three servers, are
 // store and locker in one.
 var (
 	Redis = Kind{
@@ -42,6 +43,16 @@ var (
 			redis.SetLogger(silence{}) // its dials fail in the tests that kill the server
 			rdb := redis.NewClient(&redis.Options{Addr: addrs[0], ContextTimeoutEnabled: true})
 			return redisstore.New(rdb), redislock.New(rdb), nil
+		},
+	}
+	// RedisFleet is Redis as one engine, whose store and locker are one value.
+	RedisFleet = Kind{
+		Name:  "redisfleet",
+		Start: Redis.Start,
+		Open: func(addrs []string, _ time.Duration) (driver.Store, driver.Locker, error) {
+			redis.SetLogger(silence{})
+			eng := redisfleet.New(redis.NewClient(&redis.Options{Addr: addrs[0], ContextTimeoutEnabled: true}))
+			return eng, eng, nil
 		},
 	}
 	// RedisDatabase is another database than the first, as a user who may do what

@@ -1,15 +1,9 @@
 package redislock
 
+import "github.com/bellwether-go/bellwether/internal/redislease"
+
 // Watches is the number of watches that wait, of all keys.
-func (l *Locker) Watches() int {
-	l.sub.mu.Lock()
-	defer l.sub.mu.Unlock()
-	n := 0
-	for _, ws := range l.sub.watches {
-		n += len(ws)
-	}
-	return n
-}
+func (l *Locker) Watches() int { return l.leases.Watches() }
 
 // Key is the Redis key of the lease on name.
-func (l *Locker) Key(name string) string { return l.key(name) }
+func (l *Locker) Key(name string) string { return redislease.Key(l.Prefix, name) }

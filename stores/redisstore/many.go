@@ -10,6 +10,7 @@ import (
 
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/rediscluster"
+	"github.com/bellwether-go/bellwether/internal/redisentry"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -19,7 +20,7 @@ import (
 // A share is what one server has of the keys.
 type share struct {
 	server redis.Cmdable
-	clock  *clock
+	clock  *redisentry.Clock
 	keys   []int    // by their places in the call
 	names  []string // of the keys, as Redis knows them
 	own    []string // the keys themselves
@@ -96,10 +97,10 @@ func (s *Store) GetMany(ctx context.Context, keys []string, each func(i int, e d
 // shares finds the keys' servers.
 func (s *Store) shares(ctx context.Context, keys []string) ([]*share, error) {
 	var list []*share
-	of := map[*clock]*share{}
+	of := map[*redisentry.Clock]*share{}
 	for i, key := range keys {
 		name := s.name(key)
-		server, clock, err := s.serverOf(ctx, name)
+		server, clock, err := s.servers.ServerOf(ctx, name)
 		if err != nil {
 			list = append(list, &share{err: err, keys: []int{i}, names: []string{name}, own: []string{key}})
 			continue
@@ -123,7 +124,7 @@ func (s *Store) getShare(ctx context.Context, sh *share) (got replies, _ error) 
 	if sh.err != nil {
 		return got, sh.err
 	}
-	seen, known := sh.clock.recent()
+	seen, known := sh.clock.Recent()
 	sent := time.Now()
 	pipe := sh.server.Pipeline()
 	data := s.pipeGets(ctx, pipe, sh.names)
@@ -137,8 +138,8 @@ func (s *Store) getShare(ctx context.Context, sh *share) (got replies, _ error) 
 		if err != nil {
 			return got, fmt.Errorf("with the time: %w", err)
 		}
-		seen = sighting{time.Duration(t.UnixMicro()) * time.Microsecond, sent}
-		sh.clock.see(seen)
+		seen = redisentry.Sighting{Server: time.Duration(t.UnixMicro()) * time.Microsecond, Sent: sent, Took: time.Since(sent)}
+		sh.clock.See(seen)
 	}
 	// What has moved to another server the cluster's client finds.
 	moved, follow := map[int]*redis.StringCmd{}, s.rdb.Pipeline()
@@ -163,7 +164,7 @@ func (s *Store) getShare(ctx context.Context, sh *share) (got replies, _ error) 
 			answered = true
 		}
 		got.bytes += len(value)
-		got.each[n].entry, got.each[n].err = entryOf(sh.own[n], value, err, seen.now())
+		got.each[n].entry, got.each[n].err = entryOf(sh.own[n], value, err, seen.Now())
 	}
 	if !answered {
 		got.silence = got.each[0].err

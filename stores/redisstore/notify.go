@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether/driver"
+	"github.com/bellwether-go/bellwether/internal/redisentry"
 	"github.com/bellwether-go/bellwether/internal/redissub"
 	"github.com/redis/go-redis/v9"
 )
@@ -51,31 +52,31 @@ const lengthLen = 8
 // notice decodes a published change. What is none is an error: anybody who can
 // reach the server can publish.
 func (s *Store) notice(ctx context.Context, data []byte) (n driver.Notice, err error) {
-	if len(data) < 1+2*numberLen+lengthLen || data[0] != 'c' && data[0] != 'i' {
+	if len(data) < 1+2*redisentry.NumberLen+lengthLen || data[0] != 'c' && data[0] != 'i' {
 		return n, fmt.Errorf("%w: not a change", driver.ErrCorrupt)
 	}
 	n.Invalidated = data[0] == 'i'
-	made, rest := data[1:], data[1+numberLen:]
-	if n.Epoch, err = strconv.ParseUint(string(rest[:numberLen]), 10, 53); err != nil {
+	made, rest := data[1:], data[1+redisentry.NumberLen:]
+	if n.Epoch, err = strconv.ParseUint(string(rest[:redisentry.NumberLen]), 10, 53); err != nil {
 		return n, fmt.Errorf("%w: %w", driver.ErrCorrupt, err)
 	}
-	length, err := strconv.ParseUint(string(rest[numberLen:numberLen+lengthLen]), 10, 31)
-	rest = rest[numberLen+lengthLen:]
+	length, err := strconv.ParseUint(string(rest[redisentry.NumberLen:redisentry.NumberLen+lengthLen]), 10, 31)
+	rest = rest[redisentry.NumberLen+lengthLen:]
 	if err != nil || length > uint64(len(rest)) {
 		return n, fmt.Errorf("%w: not a key", driver.ErrCorrupt)
 	}
 	n.Key, rest = string(rest[:length]), rest[length:]
 
-	_, clock, err := s.serverOf(ctx, s.name(n.Key))
+	_, clock, err := s.servers.ServerOf(ctx, s.name(n.Key))
 	if err != nil {
 		return n, err
 	}
-	seen, known := clock.recent()
+	seen, known := clock.Recent()
 	if !known {
 		return n, nil
 	}
 	now := time.Now() // before the server's is told by it
-	delay, err := since(made, seen.now())
+	delay, err := redisentry.Since(made, seen.Now())
 	if err != nil {
 		return n, err
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/adapter"
 	"github.com/bellwether-go/bellwether/internal/leasetest"
+	"github.com/bellwether-go/bellwether/internal/redisentry"
 	"github.com/bellwether-go/bellwether/internal/testserver"
 	"github.com/bellwether-go/bellwether/stores/storetest"
 	"github.com/redis/go-redis/v9"
@@ -309,7 +310,7 @@ func TestStore_ForeignCounter(t *testing.T) {
 // kept is what Redis keeps of an entry that was committed at a time in
 // microseconds.
 func kept(key string, e driver.Entry, at int64) []byte {
-	return e.Append(fmt.Appendf(nil, "%016d%016d%016d%016d", e.Epoch, e.Epoch, at, int64(1<<53-1)), key)
+	return e.Append(fmt.Appendf(nil, "%016d%016d%038d%016d%016d%016d", e.Epoch, e.Epoch, 0, at, int64(1<<53-1), int64(1<<53-1)), key)
 }
 
 // TestStore_CounterAheadOfTheClock follows an entry from a server whose clock was
@@ -356,22 +357,22 @@ func TestStore_ExpiresInRedis(t *testing.T) {
 		if got := rdb.Do(ctx, "PTTL", s.name("k")).Val().(int64); got > adapter.Millis(want) || got < adapter.Millis(want)-30_000 {
 			t.Errorf("%s is kept for %d ms, want %d", what, got, adapter.Millis(want))
 		}
-		if got := rdb.StrLen(ctx, s.name("k")).Val(); (got > marksLen) != wantLen {
+		if got := rdb.StrLen(ctx, s.name("k")).Val(); (got > redisentry.BareLen) != wantLen {
 			t.Errorf("%s takes %d bytes", what, got)
 		}
 	}
-	for _, ttl := range []time.Duration{time.Second + 1, time.Hour, 90 * 24 * time.Hour, math.MaxInt64 - lingering} {
+	for _, ttl := range []time.Duration{time.Second + 1, time.Hour, 90 * 24 * time.Hour, math.MaxInt64 - redisentry.Lingering} {
 		put(t, s, "k", ttl)
-		kept(fmt.Sprint("an entry of life ", ttl), ttl+lingering, true)
+		kept(fmt.Sprint("an entry of life ", ttl), ttl+redisentry.Lingering, true)
 		claimed, epoch, err := s.Claim(ctx, "k")
 		if err != nil || claimed.Life() <= 0 {
 			t.Fatalf("Claim of an entry of life %v: %+v, %v", ttl, claimed, err)
 		}
-		kept(fmt.Sprint("a claim over life ", ttl), max(ttl+lingering, retention), true)
+		kept(fmt.Sprint("a claim over life ", ttl), max(ttl+redisentry.Lingering, redisentry.Retention), true)
 		if err := s.Commit(ctx, "k", driver.Entry{Epoch: epoch}); err != nil {
 			t.Fatal(err)
 		}
-		kept("a commit of nothing", retention, false)
+		kept("a commit of nothing", redisentry.Retention, false)
 	}
 
 	// A commit that a later claim waits behind keeps that claim's number.
@@ -387,13 +388,13 @@ func TestStore_ExpiresInRedis(t *testing.T) {
 	if err := s.Commit(ctx, "k", e); err != nil {
 		t.Fatal(err)
 	}
-	kept("an entry of 20 ms below a claim", retention, true)
+	kept("an entry of 20 ms below a claim", redisentry.Retention, true)
 	time.Sleep(30 * time.Millisecond) // the server's clock is a real one
 	// The entry's room is given back by the next who claims.
 	if got, _, err := s.Claim(ctx, "k"); err != nil || got.Kind != driver.KindNone {
 		t.Errorf("Claim of an entry whose life is over: %+v, %v", got, err)
 	}
-	kept("a claim after an entry's life", retention, false)
+	kept("a claim after an entry's life", redisentry.Retention, false)
 	e.Epoch = second
 	if err := s.Commit(ctx, "k", e); err != nil {
 		t.Errorf("Commit of the second claim: %v", err)
@@ -401,7 +402,7 @@ func TestStore_ExpiresInRedis(t *testing.T) {
 	if err := s.Invalidate(ctx, "k"); err != nil {
 		t.Fatal(err)
 	}
-	kept("an invalidation", retention, false)
+	kept("an invalidation", redisentry.Retention, false)
 }
 
 func TestStore_ServerHangs(t *testing.T) {
@@ -450,27 +451,11 @@ func TestStore_ScriptsForgotten(t *testing.T) {
 	wg.Wait()
 }
 
-func FuzzDecode(f *testing.F) {
-	f.Add(kept("k", driver.Entry{Kind: driver.KindValue, Value: []byte("v"), TTL: time.Hour}, 1760000000000000), int64(1760000000000001000))
-	f.Add([]byte("+760000000000000BW"), int64(-1))
-	f.Add([]byte(strings.Repeat("9", marksLen)), int64(math.MaxInt64))
-	f.Add([]byte(strings.Repeat("9", headLen)), int64(math.MaxInt64))
-	f.Fuzz(func(t *testing.T, data []byte, now int64) {
-		e, err := decode("k", data, time.Duration(now))
-		switch {
-		case err == nil && (e.Life() <= 0 || e.Age < 0):
-			t.Fatalf("decoded %+v, whose life is over", e)
-		case err != nil && !errors.Is(err, driver.ErrCorrupt) && !errors.Is(err, driver.ErrNotFound):
-			t.Fatal(err)
-		}
-	})
-}
-
 func FuzzNotice(f *testing.F) {
 	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}) // never dialled
 	f.Cleanup(func() { rdb.Close() })
 	s := New(rdb)
-	s.clockOf("").see(sighting{server: 1 << 40, sent: time.Now().Add(time.Hour)}) // recent while the fuzzer runs
+	s.servers.ClockOf("").See(redisentry.Sighting{Server: 1 << 40, Sent: time.Now().Add(time.Hour)}) // recent while the fuzzer runs
 	entry := driver.Entry{Kind: driver.KindValue, Value: []byte("v"), Epoch: 7}.Append(nil, "key")
 	for _, seed := range []string{"", "c", "i" + strings.Repeat("0", 40), "c000000000000000100000000000000070000000" + "3key", "x" + strings.Repeat("9", 60)} {
 		f.Add([]byte(seed))
@@ -547,9 +532,8 @@ func TestStore_CommitThatComesLateAfterALongLoad(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// As if the load had taken so long.
-	c := s.clockOf("")
-	c.last.sent, c.last.server = c.last.sent.Add(-2*recency), c.last.server-2*recency
+	// As if the load had taken so long that the sighting is forgotten.
+	s.servers = redisentry.Of(rdb)
 	if err := rdb.Do(t.Context(), "client", "pause", 2*late.Milliseconds(), "write").Err(); err != nil {
 		t.Fatal(err)
 	}

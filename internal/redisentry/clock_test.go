@@ -1,4 +1,4 @@
-package redisstore
+package redisentry
 
 import (
 	"testing"
@@ -8,28 +8,28 @@ import (
 
 func TestClock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var c clock
-		if _, ok := c.recent(); ok {
+		var c Clock
+		if _, ok := c.Recent(); ok {
 			t.Fatal("the zero clock claims to know the time")
 		}
 
 		// A server that is a day ahead, behind a line of 10 ms each way.
 		began := time.Now()
 		truth := func() time.Duration { return 1000*24*time.Hour + time.Since(began) }
-		ask := func(there, back time.Duration) sighting {
-			s := sighting{sent: time.Now()}
+		ask := func(there, back time.Duration) Sighting {
+			s := Sighting{Sent: time.Now()}
 			time.Sleep(there)
-			s.server = truth()
+			s.Server = truth()
 			time.Sleep(back)
 			return s
 		}
-		c.see(ask(10*time.Millisecond, 10*time.Millisecond))
+		c.See(ask(10*time.Millisecond, 10*time.Millisecond))
 		for range 5 {
-			s, ok := c.recent()
+			s, ok := c.Recent()
 			if !ok {
 				t.Fatal("not recent")
 			}
-			if err := s.now() - truth(); err < 0 || err > 10*time.Millisecond {
+			if err := s.Now() - truth(); err < 0 || err > 10*time.Millisecond {
 				t.Fatalf("the estimate is %v ahead, want at most the way there and never behind", err)
 			}
 			time.Sleep(5 * time.Second)
@@ -38,18 +38,18 @@ func TestClock(t *testing.T) {
 		// The reply to an earlier question does not replace a later one's.
 		slow := ask(time.Second, 0)
 		quick := ask(0, 0)
-		c.see(quick)
-		c.see(slow)
-		if s, _ := c.recent(); s != quick {
+		c.See(quick)
+		c.See(slow)
+		if s, _ := c.Recent(); s != quick {
 			t.Errorf("the last sighting is %+v, want the one asked for last, %+v", s, quick)
 		}
 
 		time.Sleep(recency - 1)
-		if _, ok := c.recent(); !ok {
+		if _, ok := c.Recent(); !ok {
 			t.Error("not recent just before its end")
 		}
 		time.Sleep(time.Nanosecond)
-		if _, ok := c.recent(); ok {
+		if _, ok := c.Recent(); ok {
 			t.Error("recent after its end")
 		}
 	})

@@ -1,4 +1,4 @@
-package redislock
+package redislease
 
 import (
 	"context"
@@ -13,7 +13,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/redissub"
 )
 
-// This file is what a Locker hears of releases, and the watches that hang on
+// This file is what Leases hear of releases, and the watches that hang on
 // it.
 
 // buckets is how many counts of releases there are. Keys that share one wake
@@ -22,7 +22,7 @@ const buckets = 1024
 
 var (
 	errNoPush = errors.New("no subscription at present")
-	errClosed = errors.New("the Locker is closed")
+	errClosed = errors.New("the locker is closed")
 	errRing   = errors.New("a Ring cannot carry the channel of all shards")
 )
 
@@ -35,8 +35,8 @@ func closedChannel() chan struct{} {
 	return c
 }
 
-// heard is how much of the channel was heard at a moment.
-type heard struct {
+// Heard is how much of the channel was heard at a moment.
+type Heard struct {
 	connection uint64 // 0: the subscription did not stand
 	releases   uint64 // of the key's bucket
 }
@@ -184,11 +184,11 @@ func (s *subscription) bucket(name string) *atomic.Uint64 {
 }
 
 // heard returns how much was heard up to now. It takes no lock.
-func (s *subscription) heard(name string) heard {
+func (s *subscription) heard(name string) Heard {
 	// The connection first: if it is replaced between the two reads, the older
 	// number makes the watch wake early, which is the safe side.
 	connection := s.connection.Load()
-	return heard{connection, s.bucket(name).Load()}
+	return Heard{connection, s.bucket(name).Load()}
 }
 
 // await returns nil when the subscription stands, and an error when it cannot
@@ -213,7 +213,7 @@ func (s *subscription) await(ctx context.Context) error {
 // watch returns a watch whose channel closes at the next release of the key
 // after since, and at the loss of the connection; it is closed already if that
 // has happened. The watch ends with ctx.
-func (s *subscription) watch(ctx context.Context, name string, since heard) (*watch, error) {
+func (s *subscription) watch(ctx context.Context, name string, since Heard) (*watch, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	// Releases are counted and watches woken under the same mutex, so none can

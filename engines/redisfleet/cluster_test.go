@@ -1,0 +1,153 @@
+package redisfleet
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/bellwether-go/bellwether/driver"
+	"github.com/bellwether-go/bellwether/internal/adapter"
+	"github.com/bellwether-go/bellwether/internal/leasetest"
+	"github.com/bellwether-go/bellwether/internal/redisentry"
+	"github.com/bellwether-go/bellwether/internal/redislease"
+	"github.com/bellwether-go/bellwether/internal/testserver"
+	"github.com/bellwether-go/bellwether/lockers/lockertest"
+	"github.com/bellwether-go/bellwether/stores/storetest"
+	"github.com/redis/go-redis/v9"
+)
+
+// This file holds the engine over several servers: a cluster, and a ring.
+
+func connect(tb testing.TB, c *testserver.Cluster, o redis.ClusterOptions) *redis.ClusterClient {
+	tb.Helper()
+	o.Addrs, o.ReadTimeout, o.PoolTimeout = c.Addrs(), 20*time.Second, 20*time.Second
+	rdb := redis.NewClusterClient(&o)
+	tb.Cleanup(func() { rdb.Close() })
+	return rdb
+}
+
+// TestEngine_Cluster runs as a user who may do what the documentation says.
+func TestEngine_Cluster(t *testing.T) {
+	t.Parallel()
+	c := testserver.RedisCluster(t, 0)
+	testserver.Restrict(t, testserver.RedisRules+" "+testserver.ClusterRules, c.Servers()...)
+	app := redis.ClusterOptions{Username: testserver.RedisUser, Password: testserver.RedisPassword}
+	t.Run("store", func(t *testing.T) {
+		storetest.Run(t, func(tb testing.TB) storetest.Instance {
+			prefix := "bellwether:" + adapter.Token() + ":"
+			return instance(connect(tb, c, redis.ClusterOptions{}), prefix, func(tb testing.TB) driver.Elector {
+				return set(over(tb, connect(tb, c, app)), prefix)
+			})
+		})
+	})
+	t.Run("locker", func(t *testing.T) {
+		lockertest.Run(t, func(tb testing.TB) driver.Locker { return over(tb, connect(tb, c, app)) })
+	})
+	t.Run("one slot", func(t *testing.T) {
+		for _, key := range []string{"plain", "", "{", "}", "{}", "{a}", "a{b}c", "{a}{b}", "}{", "with space"} {
+			entry, _ := c.Owner(redisentry.Name("bellwether:", key))
+			if lease, _ := c.Owner(redislease.Key("bellwether:", key)); lease != entry {
+				t.Errorf("%q: the entry is in slot %d, the lease in slot %d", key, entry, lease)
+			}
+		}
+	})
+	t.Run("slots that move", func(t *testing.T) { slotsThatMove(t, c) })
+}
+
+// slotsThatMove goes through the life of a key while its slot is under way: with nothing in it, with
+// its keys on the old server, with one of them on each, and with its keys on the new.
+func slotsThatMove(t *testing.T, c *testserver.Cluster) {
+	const key = "moving"
+	rdb := connect(t, c, redis.ClusterOptions{})
+	eng := over(t, rdb)
+	life := func(when string, past uint64) (last uint64) {
+		t.Helper()
+		// One engine has seen the slot move, and one has not.
+		for _, eng := range []*Engine{eng, over(t, connect(t, c, redis.ClusterOptions{}))} {
+			won := elect(t, eng, key, past)
+			if won.Lease == nil || won.Epoch <= past {
+				t.Fatalf("%s: Elect past %d: %+v, want a lease and a later epoch", when, past, won)
+			}
+			leasetest.MustBeHeld(t, eng, key)
+			if got := elect(t, eng, key, won.Epoch); got.Held == nil {
+				t.Errorf("%s: Elect of a held key: %+v", when, got)
+			}
+			freed := watch(t, eng, key)
+			e := driver.Entry{Kind: driver.KindValue, Value: []byte("v"), Epoch: won.Epoch, TTL: time.Hour}
+			if err := eng.CommitAndRelease(t.Context(), key, e, won.Lease); err != nil {
+				t.Errorf("%s: CommitAndRelease: %v", when, err)
+			}
+			wait(t, when+": the release", freed)
+			if err := won.Lease.Renew(t.Context(), time.Minute); !errors.Is(err, driver.ErrLeaseLost) {
+				t.Errorf("%s: Renew after CommitAndRelease: %v", when, err)
+			}
+			if got := elect(t, eng, key, past); got.Entry.Epoch != won.Epoch || got.Lease != nil || got.Held != nil {
+				t.Errorf("%s: Elect of a fresh key: %+v", when, got)
+			}
+			past = won.Epoch
+		}
+		return past
+	}
+	slot, from := c.Owner(redisentry.Name(eng.Prefix, key))
+	to := c.Masters[0]
+	if from == to {
+		to = c.Masters[1]
+	}
+	last := life("before", 0)
+	held := elect(t, eng, key, last)
+
+	c.Migrate(slot, from, to)
+	if got := elect(t, eng, key, last); got.Held == nil {
+		t.Errorf("Elect of a held key that has not moved: %+v", got)
+	}
+	e := driver.Entry{Kind: driver.KindValue, Value: []byte("v"), Epoch: held.Epoch, TTL: time.Hour}
+	if err := eng.CommitAndRelease(t.Context(), key, e, held.Lease); err != nil {
+		t.Errorf("CommitAndRelease of what has not moved: %v", err)
+	}
+	// The entry is there, and the lease is not: its next one begins on the new server.
+	last = life("with the entry on the old server", held.Epoch)
+	if err := rdb.Del(t.Context(), redisentry.Name(eng.Prefix, key)).Err(); err != nil {
+		t.Fatal(err)
+	}
+	last = max(last, life("of a cold key", 0))
+	if eng.moved.Load() == nil {
+		t.Error("no request about two keys was refused: the test tests nothing")
+	}
+	c.Move(slot, from, to)
+	last = life("with the entry on the new server", last)
+	c.Settle(slot, from, to)
+	last = life("after the move", last)
+	for eng.moved.Load() != nil && !eng.settled() {
+		time.Sleep(10 * time.Millisecond) // of the engine's clock
+	}
+	life("by one request again", last)
+}
+
+// TestEngine_Ring runs the kits over single servers that know nothing of each other, which is
+// why there are no notices and no watches.
+func TestEngine_Ring(t *testing.T) {
+	t.Parallel()
+	addrs := map[string]string{}
+	for _, name := range []string{"a", "b", "c"} {
+		addrs[name] = testserver.Redis(t).OwnOrSkip(t).Addr
+	}
+	connect := func(tb testing.TB) *redis.Ring {
+		rdb := redis.NewRing(&redis.RingOptions{Addrs: addrs, ReadTimeout: 20 * time.Second, PoolTimeout: 20 * time.Second})
+		tb.Cleanup(func() { rdb.Close() })
+		return rdb
+	}
+	type elects struct{ driver.Elector } // and does not watch
+	t.Run("store", func(t *testing.T) {
+		storetest.Run(t, func(tb testing.TB) storetest.Instance {
+			prefix := adapter.Token() + ":"
+			i := instance(connect(tb), prefix, func(tb testing.TB) driver.Elector {
+				return elects{set(over(tb, connect(tb)), prefix)}
+			})
+			i.Notifies, i.Batches = false, false
+			return i
+		})
+	})
+	t.Run("locker", func(t *testing.T) {
+		lockertest.Run(t, func(tb testing.TB) driver.Locker { return struct{ driver.Locker }{over(tb, connect(tb))} })
+	})
+}

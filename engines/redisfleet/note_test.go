@@ -1,0 +1,191 @@
+package redisfleet
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/bellwether-go/bellwether/driver"
+	"github.com/bellwether-go/bellwether/internal/adapter"
+	"github.com/bellwether-go/bellwether/internal/redisentry"
+	"github.com/bellwether-go/bellwether/internal/redislease"
+	"github.com/bellwether-go/bellwether/internal/testserver"
+)
+
+// This file holds the note of a lease beside the entry to what the lease itself says.
+
+// TestNote_EndsWithTheLease ends leases in each way: the next caller is elected at once.
+func TestNote_EndsWithTheLease(t *testing.T) {
+	srv := testserver.Redis(t)
+	rdb := dial(t, srv.Addr)
+	a, b := open(t, srv.Addr), open(t, srv.Addr)
+	a.Prefix = "test:" + adapter.Token() + ":"
+	b.Prefix = a.Prefix
+	rebuild(t, a, "so that the server's clock is known", time.Hour)
+	rebuild(t, b, "to both", time.Hour)
+	lost := func(t *testing.T, key string) {
+		t.Helper()
+		if err := rdb.Del(t.Context(), redislease.Key(a.Prefix, key)).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for what, end := range map[string]func(t *testing.T, key string, won driver.Election) error{
+		"released": func(t *testing.T, _ string, won driver.Election) error { return won.Lease.Release(t.Context()) },
+		"committed and released": func(t *testing.T, key string, won driver.Election) error {
+			return a.CommitAndRelease(t.Context(), key, driver.Entry{Epoch: won.Epoch}, won.Lease)
+		},
+		"committed before": func(t *testing.T, key string, won driver.Election) error {
+			e := driver.Entry{Epoch: won.Epoch}
+			return errors.Join(a.Commit(t.Context(), key, e), a.CommitAndRelease(t.Context(), key, e, won.Lease))
+		},
+		"given up by who has left": func(t *testing.T, _ string, won driver.Election) error {
+			redislease.Of(won.Lease).Undo(t.Context())
+			return nil
+		},
+		"found lost by a renewal": func(t *testing.T, key string, won driver.Election) error {
+			lost(t, key)
+			if err := won.Lease.Renew(t.Context(), time.Minute); !errors.Is(err, driver.ErrLeaseLost) {
+				return fmt.Errorf("Renew: %v, want ErrLeaseLost", err)
+			}
+			return nil
+		},
+		"evicted with the entry": func(t *testing.T, key string, _ driver.Election) error {
+			lost(t, key)
+			return rdb.Del(t.Context(), redisentry.Name(a.Prefix, key)).Err()
+		},
+	} {
+		for _, stale := range []bool{false, true} {
+			key := fmt.Sprint(what, stale)
+			t.Run(key, func(t *testing.T) {
+				if stale {
+					won := elect(t, a, key, 0)
+					e := driver.Entry{Kind: driver.KindValue, Value: []byte("v"), Epoch: won.Epoch, StaleIfError: time.Hour}
+					if err := a.CommitAndRelease(t.Context(), key, e, won.Lease); err != nil {
+						t.Fatal(err)
+					}
+				}
+				won := elect(t, a, key, 0)
+				if got := elect(t, b, key, 0); got.Held == nil || got.Held.Until.Before(time.Now().Add(50*time.Second)) {
+					t.Fatalf("Elect beside a holder of a minute: %+v", got.Held)
+				}
+				if err := end(t, key, won); err != nil {
+					t.Fatal(err)
+				}
+				if got := elect(t, b, key, 0); got.Lease == nil || got.Epoch <= won.Epoch {
+					t.Errorf("Elect afterwards: %+v, want a lease and an epoch above %d", got, won.Epoch)
+				}
+			})
+		}
+	}
+}
+
+// TestNote_OfAnother has a holder come late, and an invalidation: the note of the present holder
+// stays, and costs the others two commands.
+func TestNote_OfAnother(t *testing.T) {
+	srv := testserver.Redis(t).OwnOrSkip(t)
+	admin := dial(t, srv.Addr)
+	a, b := open(t, srv.Addr), open(t, srv.Addr)
+	rebuild(t, a, "warm", time.Hour)
+	rebuild(t, b, "warm too", time.Hour)
+	held := func(after string) {
+		t.Helper()
+		if err := admin.ConfigResetStat(t.Context()).Err(); err != nil {
+			t.Fatal(err)
+		}
+		if got := elect(t, b, "k", 1<<53); got.Held == nil {
+			t.Fatalf("Elect after %s: %+v, want the holder", after, got)
+		}
+		counts, err := testserver.Commands(t.Context(), admin)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if total, each := counts.Since(nil); total != 2 {
+			t.Errorf("Elect after %s costs %d commands, want 2: %s", after, total, each)
+		}
+	}
+	late := elect(t, a, "k", 0)
+	if err := late.Lease.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	elect(t, a, "k", 0)
+	held("an election")
+	e := driver.Entry{Kind: driver.KindValue, Value: []byte("late"), Epoch: late.Epoch, TTL: time.Hour}
+	if err := a.CommitAndRelease(t.Context(), "k", e, late.Lease); err != nil {
+		t.Fatal(err)
+	}
+	held("the commit of a former holder")
+	if err := late.Lease.Release(t.Context()); !errors.Is(err, driver.ErrLeaseLost) {
+		t.Errorf("Release of a former holder: %v", err)
+	}
+	held("the release of a former holder")
+	for range 2 { // with an entry, and without
+		if _, _, err := b.Claim(t.Context(), "k"); err != nil {
+			t.Fatal(err)
+		}
+		held("a claim")
+		if err := b.Invalidate(t.Context(), "k"); err != nil {
+			t.Fatal(err)
+		}
+		held("an invalidation")
+	}
+}
+
+// TestElect_AheadOfTheServer stands for election by a clock that a late reply has put ahead: an
+// entry that is fresh by the server's answers all the same.
+func TestElect_AheadOfTheServer(t *testing.T) {
+	srv := testserver.Redis(t)
+	a, b := open(t, srv.Addr), open(t, srv.Addr)
+	a.Prefix = "test:" + adapter.Token() + ":"
+	b.Prefix = a.Prefix
+	e := rebuild(t, a, "k", time.Minute)
+	now, err := dial(t, srv.Addr).Time(t.Context()).Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ahead := redisentry.Sighting{Server: time.Duration(now.Add(time.Hour).UnixNano()), Sent: time.Now()}
+	b.servers.ClockOf("").See(ahead)
+	if got := elect(t, b, "k", 0); got.Entry.Epoch != e.Epoch || got.Lease != nil || got.Held != nil {
+		t.Errorf("Elect: %+v, want the entry alone", got)
+	}
+}
+
+// TestNote_OutOfMemory has Redis refuse to take a note away: the lease ends.
+func TestNote_OutOfMemory(t *testing.T) {
+	srv := testserver.Redis(t).OwnOrSkip(t)
+	eng, rdb := open(t, srv.Addr), dial(t, srv.Addr)
+	won := elect(t, eng, "k", 0)
+	rdb.ConfigSet(t.Context(), "maxmemory", "1")
+	if err := won.Lease.Release(t.Context()); err != nil {
+		t.Errorf("Release without memory: %v", err)
+	}
+	rdb.ConfigSet(t.Context(), "maxmemory", "0")
+	if lease, err := eng.TryAcquire(t.Context(), "k", time.Minute); err != nil {
+		t.Errorf("TryAcquire after the release: %v", err)
+	} else if err := lease.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestNote_Foreign puts texts where the note stands: none holds the key up.
+func TestNote_Foreign(t *testing.T) {
+	srv := testserver.Redis(t)
+	rdb := dial(t, srv.Addr)
+	a, b := open(t, srv.Addr), open(t, srv.Addr)
+	a.Prefix = "test:" + adapter.Token() + ":"
+	b.Prefix = a.Prefix
+	rebuild(t, b, "so that the server's clock is known", time.Hour)
+	nines := strings.Repeat("9", 22)
+	for i, note := range []string{"", "x", nines[:16] + nines, strings.Repeat("x", 38), "             nan" + nines, "0000000000000001" + nines, "              -1" + nines} {
+		for j, eng := range []*Engine{a, b} {
+			key := fmt.Sprint(i, j)
+			if err := rdb.Set(t.Context(), redisentry.Name(a.Prefix, key), strings.Repeat("0", 32)+note, 0).Err(); err != nil {
+				t.Fatal(err)
+			}
+			if got := elect(t, eng, key, 0); got.Lease == nil {
+				t.Errorf("Elect beside the note %q: %+v, want a lease", note, got.Held)
+			}
+		}
+	}
+}

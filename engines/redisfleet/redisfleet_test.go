@@ -1,0 +1,451 @@
+package redisfleet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
+	"github.com/bellwether-go/bellwether/internal/adapter"
+	"github.com/bellwether-go/bellwether/internal/leasetest"
+	"github.com/bellwether-go/bellwether/internal/redisentry"
+	"github.com/bellwether-go/bellwether/internal/redislease"
+	"github.com/bellwether-go/bellwether/internal/testserver"
+	"github.com/bellwether-go/bellwether/lockers/lockertest"
+	"github.com/bellwether-go/bellwether/stores/storetest"
+	"github.com/redis/go-redis/v9"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+var (
+	_ driver.Elector     = (*Engine)(nil)
+	_ driver.Watcher     = (*Engine)(nil)
+	_ driver.Notifier    = (*Engine)(nil)
+	_ driver.BatchGetter = (*Engine)(nil)
+	_ driver.Fencer      = (*Engine)(nil)
+)
+
+// dial returns a client of its own, as another process would have it.
+func dial(tb testing.TB, addr string) *redis.Client {
+	tb.Helper()
+	rdb := redis.NewClient(&redis.Options{Addr: addr, DialerRetries: 1, ReadTimeout: 20 * time.Second, PoolTimeout: 20 * time.Second})
+	tb.Cleanup(func() { rdb.Close() })
+	return rdb
+}
+
+// over returns an engine over rdb, which ends with the test.
+func over(tb testing.TB, rdb redis.UniversalClient) *Engine {
+	tb.Helper()
+	eng := New(rdb)
+	tb.Cleanup(func() { eng.Close() })
+	return eng
+}
+
+// open returns an engine as another process would have it.
+func open(tb testing.TB, addr string) *Engine {
+	tb.Helper()
+	return over(tb, dial(tb, addr))
+}
+
+// limit is the MaxValue of the kit's engines.
+const limit = 2 << 20
+
+// instance puts rdb, over which the faults go, and open under the kit.
+func instance(rdb redis.UniversalClient, prefix string, open func(testing.TB) driver.Elector) storetest.Instance {
+	name := func(key string) string { return redisentry.Name(prefix, key) }
+	must := func(tb testing.TB, err error) {
+		tb.Helper()
+		if err != nil {
+			tb.Fatal(err)
+		}
+	}
+	return storetest.Instance{
+		Notifies: true,
+		Batches:  true,
+		Elects:   true,
+		Open:     func(tb testing.TB) driver.Store { return open(tb) },
+		Evict: func(tb testing.TB, key string) {
+			must(tb, rdb.Del(tb.Context(), name(key)).Err())
+		},
+		Mix: func(tb testing.TB, from, to string) {
+			data, err := rdb.Get(tb.Context(), name(from)).Bytes()
+			must(tb, err)
+			must(tb, rdb.Set(tb.Context(), name(to), data, 0).Err())
+		},
+		Poison: func(tb testing.TB, key string, data []byte) {
+			must(tb, rdb.Set(tb.Context(), name(key), data, 0).Err())
+		},
+		TooLarge: limit,
+	}
+}
+
+// set gives eng the settings of a kit's engine.
+func set(eng *Engine, prefix string) *Engine {
+	eng.Prefix, eng.MaxValue = prefix, limit
+	return eng
+}
+
+func TestEngine(t *testing.T) {
+	storetest.Run(t, func(tb testing.TB) storetest.Instance {
+		srv := testserver.Redis(tb)
+		prefix := "test:" + adapter.Token() + ":"
+		i := instance(dial(tb, srv.Addr), prefix, func(tb testing.TB) driver.Elector { return set(open(tb, srv.Addr), prefix) })
+		if srv.Own() {
+			i.Restart = func(testing.TB) { srv.Restart() }
+		}
+		return i
+	})
+}
+
+func TestEngine_Locker(t *testing.T) {
+	server := testserver.Redis(t)
+	lockertest.Run(t, func(tb testing.TB) driver.Locker { return open(tb, server.Addr) })
+}
+
+// TestEngine_Access runs as a user who may do what the documentation says, in another
+// database than the first.
+func TestEngine_Access(t *testing.T) {
+	server := testserver.Redis(t).OwnOrSkip(t)
+	testserver.Restrict(t, testserver.RedisRules, server)
+	connect := func(tb testing.TB, o redis.Options) *redis.Client {
+		o.Addr, o.DB = server.Addr, 1
+		rdb := redis.NewClient(&o)
+		tb.Cleanup(func() { rdb.Close() })
+		return rdb
+	}
+	app := redis.Options{Username: testserver.RedisUser, Password: testserver.RedisPassword}
+	t.Run("store", func(t *testing.T) {
+		storetest.Run(t, func(tb testing.TB) storetest.Instance {
+			prefix := "bellwether:" + adapter.Token() + ":"
+			return instance(connect(tb, redis.Options{}), prefix, func(tb testing.TB) driver.Elector {
+				return set(over(tb, connect(tb, app)), prefix)
+			})
+		})
+	})
+	t.Run("locker", func(t *testing.T) {
+		lockertest.Run(t, func(tb testing.TB) driver.Locker { return over(tb, connect(tb, app)) })
+	})
+}
+
+// TestEngine_NoLeaveForTheChannel has a user who may not publish: all is written all the same.
+func TestEngine_NoLeaveForTheChannel(t *testing.T) {
+	srv := testserver.Redis(t).OwnOrSkip(t)
+	testserver.Restrict(t, testserver.RedisRules, srv)
+	if err := dial(t, srv.Addr).Do(t.Context(), "acl", "setuser", testserver.RedisUser, "resetchannels").Err(); err != nil {
+		t.Fatal(err)
+	}
+	rdb := redis.NewClient(&redis.Options{Addr: srv.Addr, Username: testserver.RedisUser, Password: testserver.RedisPassword})
+	t.Cleanup(func() { rdb.Close() })
+	eng := over(t, rdb)
+	e := rebuild(t, eng, "k", time.Hour)
+	if got := elect(t, eng, "k", e.Epoch); got.Lease == nil {
+		t.Errorf("Elect after CommitAndRelease: %+v, want the lease", got)
+	}
+}
+
+// elect stands for election for a minute.
+func elect(tb testing.TB, eng driver.Elector, key string, past uint64) driver.Election {
+	tb.Helper()
+	won, err := eng.Elect(tb.Context(), key, past, time.Minute)
+	if err != nil {
+		tb.Fatalf("Elect: %v", err)
+	}
+	return won
+}
+
+// rebuild is elected, and commits a value.
+func rebuild(tb testing.TB, eng driver.Elector, key string, ttl time.Duration) driver.Entry {
+	tb.Helper()
+	won := elect(tb, eng, key, 0)
+	if won.Lease == nil {
+		tb.Fatalf("Elect: %+v, want the lease", won)
+	}
+	e := driver.Entry{Kind: driver.KindValue, Value: []byte("v"), Epoch: won.Epoch, TTL: ttl}
+	if err := eng.CommitAndRelease(tb.Context(), key, e, won.Lease); err != nil {
+		tb.Fatalf("CommitAndRelease: %v", err)
+	}
+	return e
+}
+
+func TestEngine_ServerHangs(t *testing.T) {
+	srv := testserver.Redis(t).OwnOrSkip(t)
+	eng := open(t, srv.Addr)
+	rebuild(t, eng, "hang", time.Hour)
+	lease := leasetest.Acquire(t, eng, "held", time.Minute)
+	srv.Signal(syscall.SIGSTOP)
+	defer func() {
+		srv.Signal(syscall.SIGCONT)
+		dial(t, srv.Addr).Ping(context.Background()) // the calls left behind end before the leak check
+	}()
+	storetest.Hang(t, eng, lease)
+	lockertest.Hang(t, eng, lease)
+}
+
+func TestEngine_ServerDown(t *testing.T) {
+	srv := testserver.Redis(t).OwnOrSkip(t)
+	rdb := redis.NewClient(&redis.Options{Addr: srv.Addr, MaxRetries: -1, DialerRetries: 1})
+	t.Cleanup(func() { rdb.Close() })
+	eng := over(t, rdb)
+	rebuild(t, eng, "down", time.Hour)
+	lease := leasetest.Acquire(t, eng, "held", time.Minute)
+	srv.Kill()
+	storetest.Down(t, eng, lease)
+	lockertest.Down(t, eng, lease)
+}
+
+// TestEngine_Requests counts the requests and the commands of each way, those inside
+// scripts included.
+func TestEngine_Requests(t *testing.T) {
+	srv := testserver.Redis(t).OwnOrSkip(t)
+	meter := testserver.NewMeter(t, srv)
+	admin := dial(t, srv.Addr)
+	eng, other := open(t, meter.Addr), open(t, meter.Addr)
+	rebuild(t, eng, "warm", time.Hour) // the scripts are known, and the connections made
+	rebuild(t, other, "warm too", time.Hour)
+	e := driver.Entry{Kind: driver.KindValue, Value: []byte("v"), TTL: time.Hour}
+	var won driver.Election
+	count := func(what string, requests, commands int, f func() error) {
+		t.Helper()
+		if err := admin.ConfigResetStat(t.Context()).Err(); err != nil {
+			t.Fatal(err)
+		}
+		before := meter.RoundTrips()
+		if err := f(); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+		trips := meter.RoundTrips() - before
+		counts, err := testserver.Commands(t.Context(), admin)
+		if err != nil {
+			t.Fatal(err)
+		}
+		total, each := counts.Since(nil)
+		t.Logf("%s: %d requests, %d commands (%s)", what, trips, total, each)
+		if trips != requests || total != commands {
+			t.Errorf("%s: %d requests with %d commands, want %d with %d: %s", what, trips, total, requests, commands, each)
+		}
+	}
+	count("Elect of a cold key", 1, 5, func() (err error) {
+		won, err = eng.Elect(t.Context(), "k", 0, time.Minute)
+		e.Epoch = won.Epoch
+		return err
+	})
+	count("Elect of a held key", 1, 2, func() error {
+		got, err := other.Elect(t.Context(), "k", 0, time.Minute)
+		if err == nil && got.Held == nil {
+			err = fmt.Errorf("%+v", got)
+		}
+		return err
+	})
+	count("CommitAndRelease", 1, 8, func() error { return eng.CommitAndRelease(t.Context(), "k", e, won.Lease) })
+	count("Elect of a fresh key", 1, 2, func() error {
+		got, err := other.Elect(t.Context(), "k", 0, time.Minute)
+		if err == nil && string(got.Entry.Value) != "v" {
+			err = fmt.Errorf("%+v", got)
+		}
+		return err
+	})
+}
+
+// TestCache_UncontendedMiss holds that a cache makes two requests for a miss that nobody
+// else has.
+func TestCache_UncontendedMiss(t *testing.T) {
+	srv := testserver.Redis(t).OwnOrSkip(t)
+	meter := testserver.NewMeter(t, srv)
+	eng := open(t, meter.Addr)
+	rebuild(t, eng, "warm", time.Hour)
+	c := bellwether.New(func(_ context.Context, key string) (string, error) { return "value of " + key, nil },
+		bellwether.Options{TTL: time.Hour, Namespace: "n", Store: eng, Locker: eng})
+	t.Cleanup(func() { c.Close() })
+	if _, err := c.Get(t.Context(), "first"); err != nil { // the log of invalidations is read along with it
+		t.Fatal(err)
+	}
+	requests := func() int {
+		n := 0
+		for kind, of := range meter.Requests() {
+			if kind != "subscribe" {
+				n += of
+			}
+		}
+		return n
+	}
+	before := requests()
+	if v, err := c.Get(t.Context(), "k"); err != nil || v != "value of k" {
+		t.Fatalf("Get: %q, %v", v, err)
+	}
+	if n := requests() - before; n != 2 {
+		t.Errorf("a miss costs %d requests, want 2: %v", n, meter.Requests())
+	}
+}
+
+// TestElect_JudgesFreshness compares the script's judgement with that of the entry.
+func TestElect_JudgesFreshness(t *testing.T) {
+	eng := open(t, testserver.Redis(t).Addr)
+	eng.Prefix = "test:" + adapter.Token() + ":"
+	lengths := []time.Duration{-1, 0, time.Nanosecond, time.Hour, 1 << 62, 1<<63 - 1}
+	pick := func() time.Duration { return lengths[rand.N(len(lengths))] }
+	for i := range 300 {
+		key := fmt.Sprint(i)
+		won := elect(t, eng, key, 0)
+		e := driver.Entry{Kind: driver.EntryKind(rand.N(4)), Epoch: won.Epoch, Age: pick(), TTL: pick(), RetryAge: pick(),
+			Failures: rand.N[uint32](2), StaleIfError: time.Hour}
+		if err := eng.CommitAndRelease(t.Context(), key, e, won.Lease); err != nil {
+			t.Fatal(err)
+		}
+		e.Age = max(0, e.Age)
+		later := e // as old as its answer at least
+		later.Age += min(time.Microsecond, 1<<63-1-later.Age)
+		got := elect(t, eng, key, 0)
+		if answers := got.Lease == nil; answers != (later.Fresh() && later.Life() > 0) || got.Held != nil {
+			t.Errorf("%+v answers: %v, fresh: %v", e, answers, later.Fresh())
+		}
+	}
+}
+
+// TestElect_ForeignTypes puts lists where the entry and the lease should be.
+func TestElect_ForeignTypes(t *testing.T) {
+	srv := testserver.Redis(t)
+	eng, rdb := open(t, srv.Addr), dial(t, srv.Addr)
+	eng.Prefix = "test:" + adapter.Token() + ":"
+	spoil := func(name string) {
+		t.Helper()
+		rdb.Del(t.Context(), name)
+		if err := rdb.LPush(t.Context(), name, "x").Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	spoil(redisentry.Name(eng.Prefix, "k"))
+	e := rebuild(t, eng, "k", time.Hour)
+	if got := elect(t, eng, "k", 0); string(got.Entry.Value) != "v" || got.Lease != nil {
+		t.Errorf("Elect over a list that was replaced: %+v", got)
+	}
+	won := elect(t, eng, "k", e.Epoch)
+	spoil(redislease.Key(eng.Prefix, "k"))
+	e.Epoch = won.Epoch
+	if err := eng.CommitAndRelease(t.Context(), "k", e, won.Lease); err != nil {
+		t.Errorf("CommitAndRelease with a list in the lease's place: %v", err)
+	}
+	if got := elect(t, eng, "k", 0); got.Entry.Epoch != e.Epoch || got.Lease != nil {
+		t.Errorf("Elect of what was committed: %+v", got)
+	}
+	if got, err := eng.Elect(t.Context(), "k", e.Epoch, time.Minute); !errors.Is(err, driver.ErrCorrupt) {
+		t.Errorf("Elect with a list in the lease's place: %+v, %v; want ErrCorrupt", got, err)
+	}
+}
+
+// TestElect_OutOfMemory has Redis refuse what takes memory: nobody is left with a lease.
+func TestElect_OutOfMemory(t *testing.T) {
+	srv := testserver.Redis(t).OwnOrSkip(t)
+	eng, rdb := open(t, srv.Addr), dial(t, srv.Addr)
+	rdb.ConfigSet(t.Context(), "maxmemory", "1")
+	if got, err := eng.Elect(t.Context(), "k", 0, time.Minute); err == nil {
+		t.Errorf("Elect without memory: %+v, want an error", got)
+	}
+	rdb.ConfigSet(t.Context(), "maxmemory", "0")
+	if n := rdb.DBSize(t.Context()).Val(); n != 0 {
+		t.Errorf("%d keys are left behind", n)
+	}
+	if got := elect(t, eng, "k", 0); got.Lease == nil {
+		t.Errorf("Elect with memory again: %+v", got)
+	}
+}
+
+// TestElect_LargeEntries stands for election beside entries whose length is about that from
+// which on a second request fetches them.
+func TestElect_LargeEntries(t *testing.T) {
+	eng := open(t, testserver.Redis(t).Addr)
+	eng.Prefix = "test:" + adapter.Token() + ":"
+	for _, n := range []int{64<<10 - 200, 64<<10 - redisentry.HeadLen - 40, 64 << 10, 1 << 20} {
+		key := fmt.Sprint(n)
+		won := elect(t, eng, key, 0)
+		e := driver.Entry{Kind: driver.KindValue, Value: []byte(strings.Repeat("v", n)), Epoch: won.Epoch, TTL: time.Hour}
+		if err := eng.CommitAndRelease(t.Context(), key, e, won.Lease); err != nil {
+			t.Fatal(err)
+		}
+		for what, ask := range map[string]func() driver.Election{
+			"answered": func() driver.Election { return elect(t, eng, key, 0) },
+			"elected and held": func() driver.Election {
+				elect(t, eng, key, e.Epoch)
+				return elect(t, eng, key, e.Epoch)
+			},
+		} {
+			if got := ask(); len(got.Entry.Value) != n {
+				t.Errorf("%s: %d bytes of %d", what, len(got.Entry.Value), n)
+			}
+		}
+	}
+}
+
+// TestElect_ScriptsForgotten has the server lose its scripts.
+func TestElect_ScriptsForgotten(t *testing.T) {
+	srv := testserver.Redis(t).OwnOrSkip(t)
+	eng, rdb := open(t, srv.Addr), dial(t, srv.Addr)
+	for i := range 5 {
+		won := elect(t, eng, fmt.Sprint(i), 0)
+		if err := rdb.ScriptFlush(t.Context()).Err(); err != nil {
+			t.Fatal(err)
+		}
+		e := driver.Entry{Kind: driver.KindValue, Value: []byte("v"), Epoch: won.Epoch, TTL: time.Hour}
+		if err := eng.CommitAndRelease(t.Context(), fmt.Sprint(i), e, won.Lease); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestElect_LostReply has the reply to an election lost: the client repeats the request, and
+// finds its own lease. So does a commit.
+func TestElect_LostReply(t *testing.T) {
+	srv := testserver.Redis(t).OwnOrSkip(t)
+	rdb := redis.NewClient(&redis.Options{Addr: srv.Addr})
+	t.Cleanup(func() { rdb.Close() })
+	twice := &repeats{}
+	rdb.AddHook(twice)
+	eng := over(t, rdb)
+	rebuild(t, eng, "warm", time.Hour)
+	twice.on.Store(true)
+	rebuild(t, eng, "k", time.Hour)
+	twice.on.Store(false)
+	if got := elect(t, eng, "k", 0); string(got.Entry.Value) != "v" || got.Lease != nil {
+		t.Errorf("Elect after repeated requests: %+v", got)
+	}
+	if n := twice.n.Load(); n != 2 {
+		t.Errorf("%d requests were repeated, want 2", n)
+	}
+}
+
+// repeats is a hook that sends each script twice, and keeps the second reply.
+type repeats struct {
+	on atomic.Bool
+	n  atomic.Int32
+}
+
+func (r *repeats) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (r *repeats) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if r.on.Load() && strings.HasPrefix(cmd.Name(), "eval") {
+			r.n.Add(1)
+			if err := next(ctx, cmd); err != nil {
+				return err
+			}
+		}
+		return next(ctx, cmd)
+	}
+}
+
+func (r *repeats) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func TestNew_NoClient(t *testing.T) {
+	leasetest.MustPanic(t, "redisfleet: New needs a client", func() { New(nil) })
+	leasetest.MustPanic(t, "redisfleet: New needs a client", func() { New((*redis.Client)(nil)) })
+}

@@ -1,0 +1,60 @@
+package redisfleet
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/bellwether-go/bellwether/driver"
+	"github.com/bellwether-go/bellwether/internal/redislease"
+	"github.com/redis/go-redis/v9"
+)
+
+// This file is what the engine does while a cluster moves slots: by one request for each key in
+// Redis, which goes to wherever that key is, what it does by one request for two keys otherwise.
+
+// pause is how long the engine makes no request about two keys after a slot was seen on its way. The
+// client tries a refused request again for some tens of milliseconds, which each call
+// would lose.
+const pause = time.Second
+
+// settled reports whether no slot was seen on its way of late.
+func (e *Engine) settled() bool {
+	moved := e.moved.Load()
+	return moved == nil || time.Since(*moved) > pause
+}
+
+// moves reports whether err says that the slot is on its way, and notes when.
+func (e *Engine) moves(err error) bool {
+	if !redis.IsTryAgainError(err) {
+		return false
+	}
+	now := time.Now()
+	e.moved.Store(&now)
+	return true
+}
+
+// electByParts looks, stands for election and claims, one after another.
+func (e *Engine) electByParts(ctx context.Context, key string, past uint64, ttl time.Duration) (won driver.Election, err error) {
+	won.Entry, err = e.Get(ctx, key)
+	if err != nil && !errors.Is(err, driver.ErrNotFound) && !errors.Is(err, driver.ErrCorrupt) || answers(won.Entry, past) {
+		return won, err
+	}
+	lease, err := e.TryAcquire(ctx, key, ttl)
+	if held, ok := errors.AsType[*driver.HeldError](err); ok {
+		won.Held = held
+		return won, nil
+	}
+	if err != nil {
+		return driver.Election{}, err
+	}
+	won.Entry, won.Epoch, err = e.Claim(ctx, key)
+	if err != nil || answers(won.Entry, past) {
+		// Another holder has committed, and released, between the look and the election.
+		won.Epoch = 0
+		redislease.Of(lease).Undo(ctx)
+		return won, err
+	}
+	won.Lease = lease
+	return won, nil
+}

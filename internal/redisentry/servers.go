@@ -1,0 +1,126 @@
+package redisentry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/bellwether-go/bellwether/internal/rediscluster"
+	"github.com/bellwether-go/bellwether/internal/redisdial"
+	"github.com/bellwether-go/bellwether/internal/redispipe"
+	"github.com/bellwether-go/bellwether/internal/redisscript"
+	"github.com/redis/go-redis/v9"
+)
+
+// This file asks the servers behind a client, and notes each server's time on the way.
+
+// Servers are the servers behind a client. They are safe for concurrent use.
+//
+// Servers are a client themselves: a store that is made over them shares their queue and their
+// clocks with an engine over the same client.
+type Servers struct {
+	redis.UniversalClient
+	// Queue joins the calls to one server.
+	Queue *redispipe.Queue
+	// Dials are the client's failures to connect.
+	Dials *redisdial.Failures
+
+	clocks sync.Map // of the servers: address (string) to *Clock
+}
+
+// Of returns rdb itself if it is Servers. Else it returns new ones over rdb, and adds a hook to rdb.
+func Of(rdb redis.UniversalClient) *Servers {
+	if s, ok := rdb.(*Servers); ok {
+		return s
+	}
+	return &Servers{UniversalClient: rdb, Queue: redispipe.New(rdb), Dials: redisdial.Of(rdb)}
+}
+
+// Run runs one of the scripts on keys, which one server has. If its reply ends with the
+// server's time, Run notes the time and returns it as a sighting.
+func (s *Servers) Run(ctx context.Context, script *redisscript.Script, keys []string, args ...any) ([]any, Sighting, error) {
+	sent := time.Now()
+	_, clock, err := s.ServerOf(ctx, keys[0])
+	if err != nil {
+		return nil, Sighting{}, err
+	}
+	reply, err := script.Run(ctx, s.Queue, keys, args...).Slice()
+	if err != nil {
+		rediscluster.Doubt(s.UniversalClient, err)
+		return nil, Sighting{}, err
+	}
+	if len(reply) == 0 {
+		return nil, Sighting{}, errors.New("empty reply")
+	}
+	var seen Sighting
+	if text, ok := reply[len(reply)-1].(string); ok {
+		us, err := strconv.ParseInt(text, 10, 64)
+		if err != nil {
+			return nil, Sighting{}, fmt.Errorf("unexpected reply: %w", err)
+		}
+		seen = Sighting{time.Duration(us) * time.Microsecond, sent, time.Since(sent)}
+		clock.See(seen)
+	}
+	return reply, seen, nil
+}
+
+// Sight returns a recent sighting of the clock of name's server. As a rule a claim has
+// made it; after a load that took longer than that lasts the server is asked.
+func (s *Servers) Sight(ctx context.Context, name string) (Sighting, error) {
+	node, clock, err := s.ServerOf(ctx, name)
+	if err != nil {
+		return Sighting{}, err
+	}
+	seen, ok := clock.Recent()
+	if ok {
+		return seen, nil
+	}
+	sent := time.Now()
+	now, err := node.Time(ctx).Result()
+	if err != nil {
+		rediscluster.Doubt(s.UniversalClient, err)
+		return Sighting{}, err
+	}
+	seen = Sighting{time.Duration(now.UnixMicro()) * time.Microsecond, sent, time.Since(sent)}
+	clock.See(seen)
+	return seen, nil
+}
+
+// Long reads what is too long for the queue.
+func (s *Servers) Long(ctx context.Context, name string) ([]byte, error) {
+	return s.UniversalClient.Get(ctx, name).Bytes()
+}
+
+// ServerOf returns a client of the server that keeps name, and that server's
+// clock.
+func (s *Servers) ServerOf(ctx context.Context, name string) (redis.Cmdable, *Clock, error) {
+	var node *redis.Client
+	var err error
+	switch rdb := s.UniversalClient.(type) {
+	case rediscluster.Client:
+		node, err = rdb.MasterForKey(ctx, name)
+	case interface {
+		GetShardClientForKey(string) (*redis.Client, error)
+	}: // a ring
+		node, err = rdb.GetShardClientForKey(name)
+	default:
+		return s.UniversalClient, s.ClockOf(""), nil
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	return node, s.ClockOf(node.Options().Addr), nil
+}
+
+// ClockOf returns the clock of the server with this address, "" for the server of a client
+// that has only one.
+func (s *Servers) ClockOf(addr string) *Clock {
+	if c, ok := s.clocks.Load(addr); ok {
+		return c.(*Clock)
+	}
+	c, _ := s.clocks.LoadOrStore(addr, new(Clock))
+	return c.(*Clock)
+}

@@ -1,0 +1,451 @@
+// Package redislease has the leases of redislock, and of the engine that is store and locker at
+// once. The documentation of redislock has their protocol.
+package redislease
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bellwether-go/bellwether/driver"
+	"github.com/bellwether-go/bellwether/internal/adapter"
+	"github.com/bellwether-go/bellwether/internal/rediscluster"
+	"github.com/bellwether-go/bellwether/internal/redisdial"
+	"github.com/bellwether-go/bellwether/internal/redispipe"
+	"github.com/bellwether-go/bellwether/internal/redisscript"
+	"github.com/bellwether-go/bellwether/internal/redissub"
+)
+
+// detachedTimeout bounds what goes on after a caller has left.
+const detachedTimeout = 10 * time.Second
+
+// Leases are elections, leases and watches on Redis. They are safe for concurrent use. Create them
+// with [New], and close them.
+type Leases struct {
+	adapter string // whose errors they are
+	rdb     redis.UniversalClient
+	queue   *redispipe.Queue
+	dials   *redisdial.Failures
+	sub     *subscription
+}
+
+// New returns the leases of the adapter with this name, over rdb with its queue and its failures.
+func New(adapter string, rdb redis.UniversalClient, queue *redispipe.Queue, dials *redisdial.Failures) *Leases {
+	return &Leases{adapter: adapter, rdb: rdb, queue: queue, dials: dials, sub: newSubscription()}
+}
+
+// Close ends the subscription and every watch, and returns when its connection is closed.
+func (l *Leases) Close() { l.sub.close() }
+
+// Stand returns a lease on key as it will be if it is taken, ttl from now on, under names that
+// begin with prefix. It opens the subscription in the background, before the lease is asked for.
+func (l *Leases) Stand(prefix, key string, ttl time.Duration) *Lease {
+	channel := redissub.Channel(l.rdb, prefix+"released")
+	l.sub.start(l.rdb, channel)
+	name := adapter.Name(key)
+	return &Lease{
+		Key:     Key(prefix, key),
+		Holder:  adapter.Token(),
+		Name:    name,
+		Channel: channel,
+		leases:  l,
+		end:     time.Now().Add(ttl),
+	}
+}
+
+// TryAcquire takes the lease as [driver.Locker] says. With tokens the lease is a [driver.Tokener].
+func (l *Leases) TryAcquire(ctx context.Context, prefix, key string, ttl time.Duration, tokens bool) (driver.Lease, error) {
+	if ttl <= 0 {
+		return nil, fmt.Errorf("%s: acquire %.100q: ttl %v is not positive", l.adapter, key, ttl)
+	}
+	mine := l.Stand(prefix, key, ttl)
+	won, err := adapter.Await(ctx, func() (driver.Lease, error) {
+		ctx, cancel := Detached(ctx)
+		defer cancel()
+		if tokens {
+			return l.acquireWithToken(ctx, key, mine, ttl)
+		}
+		return l.acquire(ctx, key, mine, ttl)
+	}, func(_ driver.Lease, err error) {
+		// Nobody waits for this lease any more. Without an answer it may have
+		// been taken all the same; only ErrHeld says that it was not.
+		if !errors.Is(err, driver.ErrHeld) {
+			mine.Undo(ctx)
+		}
+	})
+	if err != nil && err == ctx.Err() {
+		err = mine.Wrap("acquire", err)
+	}
+	return won, err
+}
+
+// acquire makes mine the lease on its key, or returns why it is not.
+func (l *Leases) acquire(ctx context.Context, key string, mine *Lease, ttl time.Duration) (driver.Lease, error) {
+	heard := mine.Heard()
+
+	pipe := l.queue.Pipeline()
+	set := pipe.Do(ctx, "set", mine.Key, mine.Holder, "nx", "get", "px", adapter.Millis(ttl))
+	pttl := pipe.Do(ctx, "pttl", mine.Key)
+	l.queue.Exec(ctx, pipe)
+	read := time.Now()
+
+	holder, err := set.Text()
+	if errors.Is(err, redis.Nil) {
+		return mine, nil // there was no value to return, so ours was set
+	}
+	if err != nil {
+		rediscluster.Doubt(l.rdb, err)
+		return nil, mine.Wrap("acquire", err)
+	}
+	if holder == mine.Holder {
+		return mine, nil // the reply was lost, and the client repeated the request
+	}
+	left, err := pttl.Int64()
+	if err == nil && left == -1 {
+		left, err = endScript.Run(ctx, l.queue, []string{mine.Key}, adapter.Millis(ttl)).Int64()
+		read = time.Now()
+	}
+	if err != nil {
+		return nil, mine.Wrap("acquire", err)
+	}
+	return nil, mine.Held(key, holder, heard, left, read)
+}
+
+// LeftLua has the function that returns how long the key of a lease lasts. It gives the key an
+// expiry of ttl if it has none.
+const LeftLua = `
+local function left(key, ttl)
+	local ms = redis.call('PTTL', key)
+	if ms == -1 then
+		ms = tonumber(ttl)
+		redis.call('PEXPIRE', key, ms)
+	end
+	return ms
+end
+`
+
+var endScript = redisscript.New(LeftLua + `return left(KEYS[1], ARGV[1])`)
+
+// acquireScript takes the lease and returns 1 and the time in microseconds, or
+// returns 0, whose it is and how long it lasts. The time is read in the same
+// step: read later, it could be later than the time of the next holder.
+var acquireScript = redisscript.New(LeftLua + `
+local holder = redis.call('SET', KEYS[1], ARGV[1], 'NX', 'GET', 'PX', ARGV[2])
+if holder and holder ~= ARGV[1] then
+	return {0, holder, left(KEYS[1], ARGV[2])}
+end
+local now = redis.call('TIME')
+return {1, now[1] .. string.format('%06d', now[2])}`)
+
+// acquireWithToken is acquire for leases that are Tokeners.
+func (l *Leases) acquireWithToken(ctx context.Context, key string, mine *Lease, ttl time.Duration) (driver.Lease, error) {
+	heard := mine.Heard()
+	reply, err := acquireScript.Run(ctx, l.queue, []string{mine.Key}, mine.Holder, adapter.Millis(ttl)).Slice()
+	read := time.Now()
+	if err != nil {
+		rediscluster.Doubt(l.rdb, err)
+		return nil, mine.Wrap("acquire", err)
+	}
+	if reply[0] == int64(1) {
+		token, err := strconv.ParseUint(reply[1].(string), 10, 64)
+		if err != nil {
+			return nil, mine.Wrap("acquire", err)
+		}
+		return &tokenLease{mine, token}, nil
+	}
+	return nil, mine.Held(key, reply[1].(string), heard, reply[2].(int64), read)
+}
+
+// Held tells of the holder's lease on key, which was left so many milliseconds when it was
+// read, by what PTTL says. since is what [Lease.Heard] returned before the request was sent.
+func (l *Lease) Held(key, holder string, since Heard, left int64, read time.Time) *driver.HeldError {
+	if left == -2 { // released or expired between the two commands
+		return l.HeldUntil(key, holder, since, read)
+	}
+	// Redis drops a key in the millisecond after its last one.
+	return l.HeldUntil(key, holder, since, read.Add(time.Duration(left+1)*time.Millisecond))
+}
+
+// HeldUntil is Held of a lease whose end is known.
+func (l *Lease) HeldUntil(key, holder string, since Heard, until time.Time) *driver.HeldError {
+	return &driver.HeldError{Key: key, Until: until, Seen: seen{leases: l.leases, key: l.Key, name: l.Name, holder: holder, heard: since}}
+}
+
+// seen is the Seen of this package's HeldErrors.
+type seen struct {
+	leases *Leases // which have counted what they heard
+	key    string  // in Redis
+	name   string
+	holder string // the token of the lease that was seen
+	heard  Heard
+}
+
+// Watch watches as [driver.Watcher] says.
+func (l *Leases) Watch(ctx context.Context, held *driver.HeldError) (<-chan struct{}, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	seen, ok := held.Seen.(seen)
+	if !ok || seen.leases != l {
+		return nil, fmt.Errorf("%s: watch %.100q: the lease was not seen by this locker", l.adapter, held.Key)
+	}
+	if seen.heard.connection != 0 {
+		w, err := l.sub.watch(ctx, seen.name, seen.heard)
+		if err != nil {
+			return nil, fmt.Errorf("%s: watch %s: %w", l.adapter, seen.key, err)
+		}
+		return w.freed, nil
+	}
+
+	limit := time.Now().Add(time.Second)
+	if !held.Until.IsZero() && held.Until.Before(limit) {
+		limit = held.Until
+	}
+	bounded, cancel := context.WithDeadlineCause(ctx, limit, errors.New("no subscription in time"))
+	defer cancel()
+	freed, err := l.watchAndLook(ctx, bounded, seen)
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		if bounded.Err() != nil {
+			// The caller's context has not ended, so its error must not look so.
+			err = context.Cause(bounded)
+		}
+		return nil, fmt.Errorf("%s: watch %s: %w", l.adapter, seen.key, err)
+	}
+	return freed, nil
+}
+
+// watchAndLook subscribes first and looks then: if the lease is not the seen holder's
+// any more, the returned channel is closed. The watch ends with ctx, waiting
+// and looking with bounded.
+func (l *Leases) watchAndLook(ctx, bounded context.Context, seen seen) (<-chan struct{}, error) {
+	if err := l.sub.await(bounded); err != nil {
+		return nil, err
+	}
+	w, err := l.sub.watch(ctx, seen.name, l.sub.heard(seen.name))
+	if err != nil {
+		return nil, err
+	}
+	now, err := adapter.Await(bounded, func() (string, error) {
+		ctx, cancel := Detached(bounded)
+		defer cancel()
+		return holderScript.Run(ctx, l.queue, []string{seen.key}).Text()
+	}, nil)
+	switch {
+	case err != nil && !errors.Is(err, redis.Nil):
+		l.sub.leave(seen.name, w)
+		return nil, err
+	case now != seen.holder:
+		l.sub.leave(seen.name, w)
+		return freedAlready.freed, nil
+	}
+	return w.freed, nil
+}
+
+// Watches is the number of watches that wait, of all keys.
+func (l *Leases) Watches() int {
+	l.sub.mu.Lock()
+	defer l.sub.mu.Unlock()
+	n := 0
+	for _, ws := range l.sub.watches {
+		n += len(ws)
+	}
+	return n
+}
+
+// Key is the key in Redis of the lease on key. The braces make the name alone decide the
+// cluster slot, which is that of the key's entry.
+func Key(prefix, key string) string { return prefix + "{" + adapter.Name(key) + "}:lease" }
+
+// Detached returns a context with the values of ctx that does not end with it.
+// A request that was sent goes on to its reply: given up halfway, nobody would
+// know whether it took a lease.
+func Detached(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), detachedTimeout)
+}
+
+// holderScript is a GET that goes to the master: a client which sends reads to replicas
+// would see a lease there that the master has no more. (GETEX without an option does so
+// too, but Dragonfly writes it to its journal as if it had an expiry in the past.)
+var holderScript = redisscript.New(`return redis.call('GET', KEYS[1])`)
+
+var (
+	// GT, because a renewal can be late: the client sends it again when a
+	// connection has hung for its ReadTimeout, or holds it back for want of one.
+	// Without it this would be possible: a renewal to 5 s hangs until its caller
+	// gives it up; the next one, to 60 s, succeeds; now the first is carried out,
+	// and the key ends while the holder believes in 60. (To GT no expiry is the
+	// latest of all. Who gives a key without one its end is TryAcquire.)
+	renewScript = redisscript.New(`
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then
+	return 0
+end
+redis.call('PEXPIRE', KEYS[1], ARGV[2], 'GT')
+return 1`)
+
+	releaseScript = redisscript.New(ReleaseLua + `return release(KEYS[1], ARGV[1], ARGV[2], ARGV[3])`)
+)
+
+// ReleaseLua has the function that frees the key of a lease if holder has it, and tells the
+// watchers on the channel. It returns 1 if the lease was the holder's, else 0.
+//
+// A lease that is gone, since Redis has evicted it or lost its data, is published
+// too: those who have seen it wait for its end. One who may not publish has
+// released all the same: the key goes first, and the error is caught.
+const ReleaseLua = `
+local function release(key, holder, channel, name)
+	local now = redis.call('GET', key)
+	if now and now ~= holder then
+		return 0
+	end
+	local freed = now and redis.call('DEL', key) or 0
+	redis.pcall('PUBLISH', channel, name)
+	return freed
+end
+`
+
+// A Lease is the holder's side of a key.
+type Lease struct {
+	Key     string // in Redis
+	Holder  string // the token that the key holds
+	Name    string // what is published when it is released
+	Channel string // where
+	// Ending is called before the lease is freed, and when it is lost. It is nil if there is nothing to do.
+	Ending func(context.Context) error
+
+	leases *Leases
+
+	mu  sync.Mutex // guards end
+	end time.Time  // of the lease as its holder counts
+}
+
+// Of returns the lease that lease is, nil if it is another package's.
+func Of(lease driver.Lease) *Lease {
+	switch l := lease.(type) {
+	case *Lease:
+		return l
+	case *tokenLease:
+		return l.Lease
+	}
+	return nil
+}
+
+// A tokenLease is a lease that was taken with Tokens.
+type tokenLease struct {
+	*Lease
+	fence uint64
+}
+
+var _ driver.Tokener = (*tokenLease)(nil)
+
+// Token implements [driver.Tokener].
+func (l *tokenLease) Token() uint64 { return l.fence }
+
+// Renew implements [driver.Lease]. It costs three commands, those inside
+// the script included. A lease that ends later already keeps its end.
+func (l *Lease) Renew(ctx context.Context, ttl time.Duration) error {
+	if ttl <= 0 {
+		return fmt.Errorf("%s: renew %s: ttl %v is not positive", l.leases.adapter, l.Key, ttl)
+	}
+	end := time.Now().Add(ttl)
+	if l.over() {
+		// A renewal whose reply never came may have prolonged the key. The
+		// holder did not know, so it is not held: it is cleared.
+		return l.Release(ctx)
+	}
+	err := adapter.Do(ctx, func() error {
+		ctx, cancel := Detached(ctx)
+		defer cancel()
+		err := l.run(ctx, renewScript, l.Holder, adapter.Millis(ttl))
+		if err == driver.ErrLeaseLost && l.Ending != nil {
+			l.Ending(ctx)
+		}
+		return err
+	})
+	if err != nil {
+		return l.Wrap("renew", err)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	// Of two renewals at one time the later end counts, with Redis too.
+	if end.After(l.end) {
+		l.end = end
+	}
+	return nil
+}
+
+// Release implements [driver.Lease]. It costs four commands, those inside
+// the script included. It also clears what may be left of a lease that has
+// expired as its holder counts, but returns ErrLeaseLost then.
+func (l *Lease) Release(ctx context.Context) error {
+	over := l.over()
+	err := adapter.Do(ctx, func() error {
+		ctx, cancel := Detached(ctx)
+		defer cancel()
+		return l.free(ctx)
+	})
+	if err == nil && over {
+		err = driver.ErrLeaseLost
+	}
+	return l.Wrap("release", err)
+}
+
+// over reports whether the lease has ended as its holder counts.
+func (l *Lease) over() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return !time.Now().Before(l.end)
+}
+
+// Heard returns how much was heard of releases up to now. It is asked for before a request is
+// sent: a release that follows the request must find it outdated.
+func (l *Lease) Heard() Heard { return l.leases.sub.heard(l.Name) }
+
+// Undo frees the lease for a caller who has left, if it was taken. It goes on after the end of ctx.
+func (l *Lease) Undo(ctx context.Context) {
+	ctx, cancel := Detached(ctx)
+	defer cancel()
+	l.free(ctx)
+}
+
+// free deletes the key if it is this lease's, and tells the watchers.
+func (l *Lease) free(ctx context.Context) error {
+	if l.Ending != nil {
+		if err := l.Ending(ctx); err != nil {
+			return err
+		}
+	}
+	return l.run(ctx, releaseScript, l.Holder, l.Channel, l.Name)
+}
+
+// run runs a script that returns 1, or 0 if the key is not this lease's.
+func (l *Lease) run(ctx context.Context, script *redisscript.Script, args ...any) error {
+	n, err := script.Run(ctx, l.leases.queue, []string{l.Key}, args...).Int()
+	rediscluster.Doubt(l.leases.rdb, err)
+	if err == nil && n == 0 {
+		return driver.ErrLeaseLost
+	}
+	return err
+}
+
+// Wrap says what was being done when the engine failed, and why there is no connection.
+// What the contract names, and a caller's leaving, go through as they are.
+func (l *Lease) Wrap(doing string, err error) error {
+	switch {
+	case err == nil, errors.Is(err, driver.ErrLeaseLost), errors.Is(err, context.Canceled):
+		return err
+	case redis.HasErrorPrefix(err, "WRONGTYPE"): // another program's, not a string
+		err = fmt.Errorf("%w: %w", driver.ErrCorrupt, err)
+	case strings.Contains(err.Error(), "ERR syntax error"):
+		err = fmt.Errorf("the server has no SET with NX and GET; Redis 7.0 or newer is needed: %w", err)
+	}
+	return fmt.Errorf("%s: %s %s: %w", l.leases.adapter, doing, l.Key, l.leases.dials.Explain(err))
+}
