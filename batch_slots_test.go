@@ -103,37 +103,35 @@ func TestGetMany_Hedge(t *testing.T) {
 // without its share of that one, also when late ones could fill all slots.
 func TestGetMany_LateForItsSlot(t *testing.T) {
 	for _, slots := range []int{1, 2, 4} {
-		t.Run(fmt.Sprint(slots), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				origin := &batchSource{build: 10 * time.Millisecond}
-				locker := wiredLocks(locallock.New())
-				locker.only = func(key string) bool { return strings.HasPrefix(key, "late") }
-				locker.set(on(takes(100*time.Millisecond), "acquire"))
-				c := batchCache(t, origin.load, bellwether.Options{MaxRebuilds: slots, Store: memstore.New(), Locker: polling(locker)})
-				start := time.Now()
-				var wg sync.WaitGroup
-				for i := range slots {
-					wg.Go(func() {
-						keys := []string{fmt.Sprint("early", i), fmt.Sprint("late", i)}
-						values, err := c.GetMany(t.Context(), keys)
-						wantAll(t, keys, values, err)
-						wantTook(t, start, 110*time.Millisecond)
-					})
-				}
-				wg.Wait()
-				origin.set(func(o *batchSource) {
-					o.build = time.Second
-					if o.mostAll > slots {
-						t.Errorf("%d loads at one time", o.mostAll)
-					}
+		inBubble(t, fmt.Sprint(slots), func(t *testing.T) {
+			origin := &batchSource{build: 10 * time.Millisecond}
+			locker := wiredLocks(locallock.New())
+			locker.only = func(key string) bool { return strings.HasPrefix(key, "late") }
+			locker.set(on(takes(100*time.Millisecond), "acquire"))
+			c := batchCache(t, origin.load, bellwether.Options{MaxRebuilds: slots, Store: memstore.New(), Locker: polling(locker)})
+			start := time.Now()
+			var wg sync.WaitGroup
+			for i := range slots {
+				wg.Go(func() {
+					keys := []string{fmt.Sprint("early", i), fmt.Sprint("late", i)}
+					values, err := c.GetMany(t.Context(), keys)
+					wantAll(t, keys, values, err)
+					wantTook(t, start, 110*time.Millisecond)
 				})
-				start = time.Now()
-				for i := range slots + 1 { // all slots are back, and no more
-					wg.Go(func() { c.Get(t.Context(), fmt.Sprint(i)) })
+			}
+			wg.Wait()
+			origin.set(func(o *batchSource) {
+				o.build = time.Second
+				if o.mostAll > slots {
+					t.Errorf("%d loads at one time", o.mostAll)
 				}
-				wg.Wait()
-				wantTook(t, start, 2*time.Second)
 			})
+			start = time.Now()
+			for i := range slots + 1 { // all slots are back, and no more
+				wg.Go(func() { c.Get(t.Context(), fmt.Sprint(i)) })
+			}
+			wg.Wait()
+			wantTook(t, start, 2*time.Second)
 		})
 	}
 }

@@ -296,9 +296,7 @@ func TestGetMany_InvalidatedDuringTheLoad(t *testing.T) {
 		ps := newBatchFleet(t, 2, origin, bellwether.Options{})
 		for _, by := range ps {
 			origin.set(func(o *batchSource) { o.batches = nil })
-			if err := ps[0].Invalidate(t.Context(), "a", "b", "c"); err != nil {
-				t.Fatal(err)
-			}
+			invalidate(t, ps[0], "a", "b", "c")
 			start := time.Now()
 			var wg sync.WaitGroup
 			wg.Go(func() {

@@ -613,9 +613,7 @@ func TestInvalidate_WhileTheBreakerIsOpen(t *testing.T) {
 			b.Get(t.Context(), fmt.Sprint(i))
 		}
 		b.store.set(nil) // well again, which nobody knows yet
-		if err := b.Invalidate(t.Context(), "k"); err != nil {
-			t.Errorf("Invalidate: %v", err)
-		}
+		invalidate(t, b, "k")
 		time.Sleep(time.Second + 1)
 		if v, err := a.Get(t.Context(), "k"); v == "v1" || err != nil {
 			t.Errorf("another process got %q, %v after NearTTL", v, err)

@@ -59,9 +59,7 @@ func TestFleet_EpochsFall(t *testing.T) {
 						t.Errorf("round %d: %d calls of the store for what it has just said", round, calls)
 					}
 					if round == 1 {
-						if err := f.processes[0].Invalidate(t.Context(), "k"); err != nil {
-							t.Fatal(err)
-						}
+						invalidate(t, f.processes[0], "k")
 					}
 				}
 			})

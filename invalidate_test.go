@@ -94,9 +94,7 @@ func TestInvalidateMatching(t *testing.T) {
 				if calls.Load() != int64(len(urls)) {
 					t.Fatalf("%d calls to fill the caches with %d pages", calls.Load(), len(urls))
 				}
-				if err := all[0].mw.InvalidateMatching(t.Context(), tt.match); err != nil {
-					t.Fatal(err)
-				}
+				sweep(t, all[0], tt.match)
 				for i, s := range all {
 					if i == 1 {
 						time.Sleep(1001 * time.Millisecond) // NearTTL
@@ -138,9 +136,7 @@ func TestInvalidateMatching_AtOneTime(t *testing.T) {
 		for i, s := range all {
 			for j := range each {
 				wg.Go(func() {
-					if err := s.mw.InvalidateMatching(t.Context(), bellwether.Match{Tags: []string{fmt.Sprint("t", i*each+j)}}); err != nil {
-						t.Error(err)
-					}
+					sweep(t, s, bellwether.Match{Tags: []string{fmt.Sprint("t", i*each+j)}})
 				})
 			}
 		}
@@ -167,9 +163,7 @@ func TestInvalidateMatching_LogForgets(t *testing.T) {
 			if i == 300 {
 				all[0].get("http://example.com/young")
 			}
-			if err := all[0].mw.InvalidateMatching(t.Context(), bellwether.Match{Tags: []string{fmt.Sprint("t", i)}}); err != nil {
-				t.Fatal(err)
-			}
+			sweep(t, all[0], bellwether.Match{Tags: []string{fmt.Sprint("t", i)}})
 		}
 		time.Sleep(1001 * time.Millisecond) // until the other process knows
 		before := calls.Load()
@@ -189,9 +183,7 @@ func TestInvalidateMatching_LogIsLost(t *testing.T) {
 		store := memstore.New()
 		all := sites(t, 2, quiet{store}, tagged(&calls))
 		all[0].get("http://example.com/?tag=x")
-		if err := all[0].mw.InvalidateMatching(t.Context(), bellwether.Match{Tags: []string{"x"}}); err != nil {
-			t.Fatal(err)
-		}
+		sweep(t, all[0], bellwether.Match{Tags: []string{"x"}})
 		store.Invalidate(t.Context(), "\x00sweeps") // loses it
 		time.Sleep(2 * time.Second)
 		for i, s := range all {
@@ -199,9 +191,7 @@ func TestInvalidateMatching_LogIsLost(t *testing.T) {
 				t.Errorf("process %d serves %s, want 2", i, got)
 			}
 		}
-		if err := all[1].mw.InvalidateMatching(t.Context(), bellwether.Match{Tags: []string{"x"}}); err != nil {
-			t.Fatal(err)
-		}
+		sweep(t, all[1], bellwether.Match{Tags: []string{"x"}})
 		time.Sleep(2 * time.Second)
 		if got := all[0].get("http://example.com/?tag=x").Body.String(); got != "3" {
 			t.Errorf("after a sweep in the new log: %s, want 3", got)

@@ -20,9 +20,7 @@ func TestFleet_InvalidationReachesTheOthers(t *testing.T) {
 		f.get(1, "k")
 		time.Sleep(time.Minute)
 		f.get(1, "k") // trusted again
-		if err := f.processes[0].Invalidate(t.Context(), "k"); err != nil {
-			t.Fatal(err)
-		}
+		invalidate(t, f.processes[0], "k")
 		time.Sleep(time.Second)
 		if got := f.get(10, "k"); got.values["v2"] != 30 || got.slowest > f.origin.build+pollLag(f.origin.build) {
 			t.Errorf("NearTTL after the invalidation %v", got.count)
@@ -60,9 +58,7 @@ func TestInvalidate_WhileAReplyIsUnderWay(t *testing.T) {
 			p.store.reply.Store(int64(400 * time.Millisecond))
 			go p.Get(t.Context(), "k")
 			time.Sleep(time.Millisecond)
-			if err := p.Invalidate(t.Context(), "k"); err != nil {
-				t.Fatal(err)
-			}
+			invalidate(t, p, "k")
 			if v, err := p.Get(t.Context(), "k"); v == "v1" || err != nil {
 				t.Errorf("Get = %q, %v after the invalidation", v, err)
 			}

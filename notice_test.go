@@ -90,9 +90,7 @@ func TestNotice_NearTiersFollow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 3, notices, bellwether.Options{TTL: time.Hour, NearTTL: time.Minute})
 		f.get(1, "k")
-		if err := f.processes[0].Invalidate(t.Context(), "k"); err != nil {
-			t.Fatal(err)
-		}
+		invalidate(t, f.processes[0], "k")
 		synctest.Wait()
 		if v, err := f.processes[1].Get(t.Context(), "k"); v != "v2" || err != nil {
 			t.Errorf("after an invalidation elsewhere: %q, %v, want v2", v, err)
@@ -176,9 +174,7 @@ func TestInvalidate_BetweenLookAndClaim(t *testing.T) {
 			t.Fatalf("%q, want the stale v1", v)
 		}
 		time.Sleep(50 * time.Millisecond)
-		if err := b.Invalidate(t.Context(), "k"); err != nil {
-			t.Fatal(err)
-		}
+		invalidate(t, b, "k")
 		for range 3 { // after the claim, before and after the notice
 			time.Sleep(75 * time.Millisecond)
 			if v, _ := a.Get(t.Context(), "k"); v != "v2" {
@@ -245,9 +241,7 @@ func TestNotice_AfterAnInvalidationHere(t *testing.T) {
 		here.store.set(on(func(context.Context, string) error { time.Sleep(300 * time.Millisecond); return nil }, "notice"))
 		other.Get(t.Context(), "k") // v1, of which is heard here at 1.3 s
 		time.Sleep(100 * time.Millisecond)
-		if err := here.Invalidate(t.Context(), "k"); err != nil {
-			t.Fatal(err)
-		}
+		invalidate(t, here, "k")
 		go other.Get(context.Background(), "k") // v2
 		time.Sleep(50 * time.Millisecond)
 		if v, err := here.Get(t.Context(), "k"); v != "v2" || err != nil {

@@ -477,40 +477,38 @@ func TestObserver_Panics(t *testing.T) {
 		"Breaker": {Breaker: func(bellwether.Engine, bellwether.BreakerState, bellwether.BreakerState) { boom() }},
 		"Evict":   {Evict: func(string, int) { boom() }},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				var mu sync.Mutex
-				var told []error
-				r, o := watched(bellwether.Options{NearBytes: 1 << 10, Observers: []bellwether.Observer{by}, OnError: func(_ string, err error) {
-					mu.Lock()
-					defer mu.Unlock()
-					if _, ok := errors.AsType[*bellwether.PanicError](err); ok {
-						told = append(told, err)
-					}
-				}})
-				f := newFleet(t, 1, push, o)
-				for i := range 8 {
-					f.origin.set(func(o *source) { o.build = time.Millisecond })
-					if got := f.get(5, fmt.Sprint("k", i)); len(got.failed) > 0 || got.slowest > time.Second {
-						t.Errorf("callers failed, or waited %v: %v", got.slowest, got.failed)
-					}
-					f.get(1, fmt.Sprint("k", i))
-				}
-				f.processes[0].store.set(refuse)
-				time.Sleep(time.Second) // until the silence is one
-				for i := range 3 {
-					f.get(1, fmt.Sprint("down", i))
-				}
-				synctest.Wait()
+		inBubble(t, name, func(t *testing.T) {
+			var mu sync.Mutex
+			var told []error
+			r, o := watched(bellwether.Options{NearBytes: 1 << 10, Observers: []bellwether.Observer{by}, OnError: func(_ string, err error) {
 				mu.Lock()
 				defer mu.Unlock()
-				if len(told) == 0 {
-					t.Error("nobody heard of the panics")
+				if _, ok := errors.AsType[*bellwether.PanicError](err); ok {
+					told = append(told, err)
 				}
-				if len(r.rebuilds) != 11 || len(r.herds) < 11 || len(r.breakers) != 1 {
-					t.Errorf("another observer was told of %d rebuilds, %d herds, %v", len(r.rebuilds), len(r.herds), r.breakers)
+			}})
+			f := newFleet(t, 1, push, o)
+			for i := range 8 {
+				f.origin.set(func(o *source) { o.build = time.Millisecond })
+				if got := f.get(5, fmt.Sprint("k", i)); len(got.failed) > 0 || got.slowest > time.Second {
+					t.Errorf("callers failed, or waited %v: %v", got.slowest, got.failed)
 				}
-			})
+				f.get(1, fmt.Sprint("k", i))
+			}
+			f.processes[0].store.set(refuse)
+			time.Sleep(time.Second) // until the silence is one
+			for i := range 3 {
+				f.get(1, fmt.Sprint("down", i))
+			}
+			synctest.Wait()
+			mu.Lock()
+			defer mu.Unlock()
+			if len(told) == 0 {
+				t.Error("nobody heard of the panics")
+			}
+			if len(r.rebuilds) != 11 || len(r.herds) < 11 || len(r.breakers) != 1 {
+				t.Errorf("another observer was told of %d rebuilds, %d herds, %v", len(r.rebuilds), len(r.herds), r.breakers)
+			}
 		})
 	}
 }

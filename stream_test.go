@@ -98,9 +98,7 @@ func TestFleet_LateJoinerOfAnInvalidatedStream(t *testing.T) {
 					go all[0].get("http://a/p")
 					time.Sleep(2 * time.Second)
 					if invalidated {
-						if err := all[1].mw.Invalidate(t.Context(), "http://a/p"); err != nil {
-							t.Error(err)
-						}
+						invalidate(t, all[1].mw, "http://a/p")
 					}
 					want, ttfb := "1", max(0, before-2*time.Second)
 					switch {

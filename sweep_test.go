@@ -26,6 +26,15 @@ func sweep(t *testing.T, s *site, m bellwether.Match) {
 	}
 }
 
+func invalidate(t *testing.T, c interface {
+	Invalidate(ctx context.Context, keys ...string) error
+}, keys ...string) {
+	t.Helper()
+	if err := c.Invalidate(t.Context(), keys...); err != nil {
+		t.Error(err)
+	}
+}
+
 // The holder of the log's lease is gone, or the store does not answer: no
 // request waits longer for the log than for an engine that does not answer.
 func TestSweep_LogIsNotWaitedFor(t *testing.T) {
@@ -35,27 +44,25 @@ func TestSweep_LogIsNotWaitedFor(t *testing.T) {
 		"its store hangs":   func(s *wiredStore, _ *locallock.Locker) { s.set(blackHole) },
 		"claims hang":       func(s *wiredStore, _ *locallock.Locker) { s.set(on(blackHole, "claim")) },
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				store := wiredTo(memstore.New())
-				locker := locallock.New()
-				prepare(store, locker)
-				s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: store, Locker: locker, EngineTimeout: timeout}}, func(w http.ResponseWriter, r *http.Request) {
-					w.Header().Set("Cache-Control", "max-age=3600")
-				})
-				var wg sync.WaitGroup
-				for i := range 12 { // fewer than have turns at one time
-					wg.Go(func() {
-						start := time.Now()
-						w := s.get(fmt.Sprint("http://example.com/", i))
-						if took := time.Since(start); w.Code != http.StatusOK || took > timeout+timeout/10 {
-							t.Errorf("%d after %v", w.Code, took)
-						}
-					})
-					time.Sleep(5 * time.Millisecond) // some find that another reads it
-				}
-				wg.Wait()
+		inBubble(t, name, func(t *testing.T) {
+			store := wiredTo(memstore.New())
+			locker := locallock.New()
+			prepare(store, locker)
+			s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: store, Locker: locker, EngineTimeout: timeout}}, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", "max-age=3600")
 			})
+			var wg sync.WaitGroup
+			for i := range 12 { // fewer than have turns at one time
+				wg.Go(func() {
+					start := time.Now()
+					w := s.get(fmt.Sprint("http://example.com/", i))
+					if took := time.Since(start); w.Code != http.StatusOK || took > timeout+timeout/10 {
+						t.Errorf("%d after %v", w.Code, took)
+					}
+				})
+				time.Sleep(5 * time.Millisecond) // some find that another reads it
+			}
+			wg.Wait()
 		})
 	}
 }
@@ -97,31 +104,29 @@ func TestSweep_LogIsReadAlong(t *testing.T) {
 // than EngineTimeout about it.
 func TestSweep_HalfAnAnswer(t *testing.T) {
 	for mute, errs := range map[string]int{"\x00sweeps": 2, "example.com/": 1} {
-		t.Run(fmt.Sprintf("none for %q", mute), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				kept := memstore.New()
-				other := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: kept}}, func(w http.ResponseWriter, r *http.Request) {
-					w.Header().Set("Cache-Control", "max-age=3600")
-					fmt.Fprint(w, "kept")
-				})
-				var said []error
-				s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{
-					Store:   muted(kept, map[string]bool{mute: true}),
-					OnError: func(_ string, err error) { said = append(said, err) },
-				}}, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "its own") })
-				other.get("http://example.com/")
-				time.Sleep(time.Second)
-				start := time.Now()
-				if got := s.get("http://example.com/").Body.String(); got != "its own" {
-					t.Errorf("%q, which may have been swept", got)
-				}
-				if took := time.Since(start); took > 600*time.Millisecond {
-					t.Errorf("it took %v, with an EngineTimeout of 500 ms", took)
-				}
-				if len(said) != errs || !errors.Is(errors.Join(said...), bellwether.ErrUnavailable) {
-					t.Errorf("said: %v", said)
-				}
+		inBubble(t, fmt.Sprintf("none for %q", mute), func(t *testing.T) {
+			kept := memstore.New()
+			other := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: kept}}, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", "max-age=3600")
+				fmt.Fprint(w, "kept")
 			})
+			var said []error
+			s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{
+				Store:   muted(kept, map[string]bool{mute: true}),
+				OnError: func(_ string, err error) { said = append(said, err) },
+			}}, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "its own") })
+			other.get("http://example.com/")
+			time.Sleep(time.Second)
+			start := time.Now()
+			if got := s.get("http://example.com/").Body.String(); got != "its own" {
+				t.Errorf("%q, which may have been swept", got)
+			}
+			if took := time.Since(start); took > 600*time.Millisecond {
+				t.Errorf("it took %v, with an EngineTimeout of 500 ms", took)
+			}
+			if len(said) != errs || !errors.Is(errors.Join(said...), bellwether.ErrUnavailable) {
+				t.Errorf("said: %v", said)
+			}
 		})
 	}
 }
@@ -216,25 +221,23 @@ func TestSweep_BegunByAll(t *testing.T) {
 // whatever was swept before it came.
 func TestSweep_AndTheQueueIsFull(t *testing.T) {
 	for name, store := range map[string]bellwether.Store{"a store": memstore.New(), "no store": nil} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: store, MaxRebuilds: 1, MaxQueued: 1}}, func(w http.ResponseWriter, r *http.Request) {
-					time.Sleep(time.Second)
-					w.Header().Set("Cache-Control", "max-age=3600")
-				})
-				sweep(t, s, bellwether.Match{Prefixes: []string{"http://a/"}})
+		inBubble(t, name, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: store, MaxRebuilds: 1, MaxQueued: 1}}, func(w http.ResponseWriter, r *http.Request) {
 				time.Sleep(time.Second)
-				start := time.Now()
-				var wg sync.WaitGroup
-				for i := range 2 {
-					wg.Go(func() { s.get(fmt.Sprint("http://a/", i)) })
-					synctest.Wait()
-				}
-				if w := s.get("http://a/one-more"); w.Code != http.StatusServiceUnavailable || time.Since(start) > 0 {
-					t.Errorf("%d after %v, want 503 at once", w.Code, time.Since(start))
-				}
-				wg.Wait()
+				w.Header().Set("Cache-Control", "max-age=3600")
 			})
+			sweep(t, s, bellwether.Match{Prefixes: []string{"http://a/"}})
+			time.Sleep(time.Second)
+			start := time.Now()
+			var wg sync.WaitGroup
+			for i := range 2 {
+				wg.Go(func() { s.get(fmt.Sprint("http://a/", i)) })
+				synctest.Wait()
+			}
+			if w := s.get("http://a/one-more"); w.Code != http.StatusServiceUnavailable || time.Since(start) > 0 {
+				t.Errorf("%d after %v, want 503 at once", w.Code, time.Since(start))
+			}
+			wg.Wait()
 		})
 	}
 }
@@ -242,60 +245,56 @@ func TestSweep_AndTheQueueIsFull(t *testing.T) {
 // A log whose bytes are none takes everything with it, and is begun anew.
 func TestSweep_LogIsCorrupt(t *testing.T) {
 	for name, garbage := range map[string]string{"no JSON": "{", "null": "null", "an empty one": "{}", "another's": `{"since":"x"}`} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				var calls atomic.Int64
-				store := memstore.New()
-				all := sites(t, 2, quiet{store}, tagged(&calls))
-				for _, s := range all {
-					s.get("http://example.com/?tag=x")
-				}
-				synctest.Wait()
-				_, epoch, _ := store.Claim(t.Context(), "\x00sweeps")
-				store.Commit(t.Context(), "\x00sweeps", bellwether.Entry{Kind: bellwether.KindValue, Value: []byte(garbage), Epoch: epoch, TTL: time.Hour})
-				time.Sleep(1001 * time.Millisecond)
-				for i, s := range all {
-					if got := s.get("http://example.com/?tag=x").Body.String(); got != "2" {
-						t.Errorf("process %d serves %s: perhaps it was swept", i, got)
-					}
-				}
-				sweep(t, all[1], bellwether.Match{Tags: []string{"x"}})
-				time.Sleep(1001 * time.Millisecond)
-				if got := all[0].get("http://example.com/?tag=x").Body.String(); got != "3" {
-					t.Errorf("after a sweep: %s, want 3", got)
-				}
-			})
-		})
-	}
-	t.Run("no entry", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
+		inBubble(t, name, func(t *testing.T) {
 			var calls atomic.Int64
-			store := wiredTo(memstore.New())
-			s := sites(t, 1, store, tagged(&calls))[0]
-			s.get("http://example.com/?tag=x")
-			synctest.Wait()
-			s.get("http://example.com/?tag=x")
-			corrupt := func() bool { return store.count("commit") < 3 } // until it is written anew
-			store.set(on(func(context.Context, string) error {
-				if corrupt() {
-					return bellwether.ErrCorrupt
-				}
-				return nil
-			}, "get"))
-			tamper := func(e *bellwether.Entry) {
-				if corrupt() {
-					*e = bellwether.Entry{}
-				}
-			}
-			store.tamper.Store(&tamper)
-			time.Sleep(2 * time.Second)
-			for range 3 {
+			store := memstore.New()
+			all := sites(t, 2, quiet{store}, tagged(&calls))
+			for _, s := range all {
 				s.get("http://example.com/?tag=x")
 			}
-			if n := calls.Load(); n != 2 {
-				t.Errorf("%d calls after the log turned out to be no entry, want 2", n)
+			synctest.Wait()
+			_, epoch, _ := store.Claim(t.Context(), "\x00sweeps")
+			store.Commit(t.Context(), "\x00sweeps", bellwether.Entry{Kind: bellwether.KindValue, Value: []byte(garbage), Epoch: epoch, TTL: time.Hour})
+			time.Sleep(1001 * time.Millisecond)
+			for i, s := range all {
+				if got := s.get("http://example.com/?tag=x").Body.String(); got != "2" {
+					t.Errorf("process %d serves %s: perhaps it was swept", i, got)
+				}
+			}
+			sweep(t, all[1], bellwether.Match{Tags: []string{"x"}})
+			time.Sleep(1001 * time.Millisecond)
+			if got := all[0].get("http://example.com/?tag=x").Body.String(); got != "3" {
+				t.Errorf("after a sweep: %s, want 3", got)
 			}
 		})
+	}
+	inBubble(t, "no entry", func(t *testing.T) {
+		var calls atomic.Int64
+		store := wiredTo(memstore.New())
+		s := sites(t, 1, store, tagged(&calls))[0]
+		s.get("http://example.com/?tag=x")
+		synctest.Wait()
+		s.get("http://example.com/?tag=x")
+		corrupt := func() bool { return store.count("commit") < 3 } // until it is written anew
+		store.set(on(func(context.Context, string) error {
+			if corrupt() {
+				return bellwether.ErrCorrupt
+			}
+			return nil
+		}, "get"))
+		tamper := func(e *bellwether.Entry) {
+			if corrupt() {
+				*e = bellwether.Entry{}
+			}
+		}
+		store.tamper.Store(&tamper)
+		time.Sleep(2 * time.Second)
+		for range 3 {
+			s.get("http://example.com/?tag=x")
+		}
+		if n := calls.Load(); n != 2 {
+			t.Errorf("%d calls after the log turned out to be no entry, want 2", n)
+		}
 	})
 }
 
@@ -449,13 +448,9 @@ func TestSweep_SoftThenInvalidated(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{}, lingering(3*time.Second))
 		go s.get("http://a/p")
 		time.Sleep(time.Second)
-		if err := s.mw.InvalidateMatching(t.Context(), bellwether.Match{URLs: []string{"http://a/p"}, Soft: true}); err != nil {
-			t.Fatal(err)
-		}
+		sweep(t, s, bellwether.Match{URLs: []string{"http://a/p"}, Soft: true})
 		time.Sleep(time.Second)
-		if err := s.mw.Invalidate(t.Context(), "http://a/p"); err != nil {
-			t.Fatal(err)
-		}
+		invalidate(t, s.mw, "http://a/p")
 		time.Sleep(2 * time.Second)
 		if w := s.get("http://a/p"); w.Body.String() != "run 2" {
 			t.Errorf("%q is served, made before the invalidation", w.Body)
@@ -469,25 +464,23 @@ func TestSweep_StreamsWithoutTheStore(t *testing.T) {
 	hard := bellwether.Match{Prefixes: []string{"http://a/"}}
 	soft := bellwether.Match{Prefixes: []string{"http://a/"}, Soft: true}
 	for name, sweeps := range map[string][]bellwether.Match{"hard": {hard}, "soft": {soft}, "soft, then hard": {soft, hard}} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				wired := wiredTo(memstore.New())
-				wired.set(refuse)
-				s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: wired}}, lingering(20*time.Second))
-				go s.get("http://a/p")
-				for _, sweep := range sweeps {
-					time.Sleep(5 * time.Second)
-					if err := s.mw.InvalidateMatching(t.Context(), sweep); !errors.Is(err, bellwether.ErrUnavailable) {
-						t.Errorf("err = %v, want ErrUnavailable", err)
-					}
+		inBubble(t, name, func(t *testing.T) {
+			wired := wiredTo(memstore.New())
+			wired.set(refuse)
+			s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: wired}}, lingering(20*time.Second))
+			go s.get("http://a/p")
+			for _, sweep := range sweeps {
+				time.Sleep(5 * time.Second)
+				if err := s.mw.InvalidateMatching(t.Context(), sweep); !errors.Is(err, bellwether.ErrUnavailable) {
+					t.Errorf("err = %v, want ErrUnavailable", err)
 				}
-				time.Sleep(20 * time.Second)
-				s.get("http://a/p") // may be stale, if the sweeps are soft
-				synctest.Wait()
-				if w := s.get("http://a/p"); w.Body.String() != "run 2" {
-					t.Errorf("%q is served, made before it was invalidated", w.Body)
-				}
-			})
+			}
+			time.Sleep(20 * time.Second)
+			s.get("http://a/p") // may be stale, if the sweeps are soft
+			synctest.Wait()
+			if w := s.get("http://a/p"); w.Body.String() != "run 2" {
+				t.Errorf("%q is served, made before it was invalidated", w.Body)
+			}
 		})
 	}
 }

@@ -190,14 +190,10 @@ func TestCommands(t *testing.T) {
 
 	// The scripts are known to the server and the subscriptions stand.
 	lease := leasetest.Acquire(t, a, key, time.Minute)
-	if err := lease.Renew(t.Context(), time.Minute); err != nil {
-		t.Fatal(err)
-	}
+	leasetest.Renew(t, lease, time.Minute)
 	watch(t, b, key)
 	watch(t, a, key)
-	if err := lease.Release(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	leasetest.Release(t, lease)
 
 	var held *driver.HeldError
 	var freed <-chan struct{}
@@ -396,9 +392,7 @@ func TestWatch_LeavesNothingBehind(t *testing.T) {
 		}
 	}
 	freed := watch(t, a, key)
-	if err := lease.Release(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	leasetest.Release(t, lease)
 	<-freed
 	if got := a.Watches(); got != 0 {
 		t.Fatalf("%d watches wait after the release, want none", got)
@@ -480,9 +474,7 @@ func TestClose(t *testing.T) {
 	if _, err := l.Watch(t.Context(), leasetest.MustBeHeld(t, l, key)); err == nil {
 		t.Error("Watch after Close: want an error")
 	}
-	if err := lease.Release(t.Context()); err != nil {
-		t.Errorf("Release after Close: %v", err)
-	}
+	leasetest.Release(t, lease) // after Close
 
 	unused := newLocker(t, server.Addr)
 	if err := unused.Close(); err != nil {
@@ -607,9 +599,7 @@ func TestDeadServer(t *testing.T) {
 	if isClosed(freed) {
 		t.Fatal("a watch on the new connection is closed from the start")
 	}
-	if err := lease.Release(t.Context()); err != nil { // the script has to be sent again
-		t.Fatal(err)
-	}
+	leasetest.Release(t, lease) // the script has to be sent again
 	select {
 	case <-freed:
 	case <-time.After(2 * time.Second):
@@ -629,12 +619,8 @@ func TestTryAcquire_LostReply(t *testing.T) {
 		t.Fatal("no reply was swallowed: the test tests nothing")
 	}
 	leasetest.MustBeHeld(t, b, key)
-	if err := lease.Renew(t.Context(), time.Minute); err != nil {
-		t.Fatal(err)
-	}
-	if err := lease.Release(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	leasetest.Renew(t, lease, time.Minute)
+	leasetest.Release(t, lease)
 }
 
 // hold is a client's hook that keeps the first command with an argument back.
@@ -677,9 +663,7 @@ func TestRenew_LateRequest(t *testing.T) {
 
 	lease := leasetest.Acquire(t, l, key, time.Minute)
 	leasetest.MustGiveUp(t, "Renew", func(ctx context.Context) error { return lease.Renew(ctx, 5*time.Second) })
-	if err := lease.Renew(t.Context(), time.Hour); err != nil {
-		t.Fatal(err)
-	}
+	leasetest.Renew(t, lease, time.Hour)
 	close(late.goOn)
 	select {
 	case <-late.done:
@@ -689,9 +673,7 @@ func TestRenew_LateRequest(t *testing.T) {
 	if left := rdb.PTTL(t.Context(), l.Key(key)).Val(); left < 50*time.Minute {
 		t.Errorf("the key lasts for %v more, and the holder counts on an hour", left)
 	}
-	if err := lease.Renew(t.Context(), time.Hour); err != nil {
-		t.Errorf("Renew: %v", err)
-	}
+	leasetest.Renew(t, lease, time.Hour)
 }
 
 // TestRenew_ToAnEarlierEnd: neither Redis nor the holder goes back to it.
@@ -699,16 +681,12 @@ func TestRenew_ToAnEarlierEnd(t *testing.T) {
 	server := testserver.Redis(t)
 	rdb, l, key := newClient(t, server.Addr), newLocker(t, server.Addr), newKey()
 	lease := leasetest.Acquire(t, l, key, time.Minute)
-	if err := lease.Renew(t.Context(), time.Millisecond); err != nil {
-		t.Fatal(err)
-	}
+	leasetest.Renew(t, lease, time.Millisecond)
 	if left := rdb.PTTL(t.Context(), l.Key(key)).Val(); left < 50*time.Second {
 		t.Errorf("the key lasts for %v more, want the minute it had", left)
 	}
 	time.Sleep(2 * time.Millisecond)
-	if err := lease.Release(t.Context()); err != nil {
-		t.Errorf("Release: %v", err)
-	}
+	leasetest.Release(t, lease)
 }
 
 // TestNoLeaveForTheChannel has a user who may not publish, as Redis's access
@@ -740,12 +718,8 @@ func TestNoLeaveForTheChannel(t *testing.T) {
 			} else if _, err := l.Watch(t.Context(), leasetest.MustBeHeld(t, l, key)); err == nil || !strings.Contains(err.Error(), "NOPERM") {
 				t.Errorf("Watch: err = %v, want why there is no subscription", err)
 			}
-			if err := lease.Renew(t.Context(), time.Minute); err != nil {
-				t.Errorf("Renew: %v", err)
-			}
-			if err := lease.Release(t.Context()); err != nil {
-				t.Errorf("Release: %v", err)
-			}
+			leasetest.Renew(t, lease, time.Minute)
+			leasetest.Release(t, lease)
 			leasetest.Acquire(t, b, key, time.Minute)
 			if freed != nil {
 				select {
