@@ -39,9 +39,7 @@ func TestAsking_TwoCachesThatAskEachOther(t *testing.T) {
 				for i := range caches {
 					wg.Go(func() {
 						key := strings.Repeat("+", depth) + fmt.Sprint(i, n)
-						if v, err := caches[i].Get(t.Context(), key); v != "v" || err != nil {
-							t.Errorf("%s: %q, %v after %v", key, v, err, time.Since(began))
-						}
+						wantValue(t, caches[i], key, "v")
 					})
 				}
 			}
@@ -71,9 +69,7 @@ func TestAsking_SlotsStayInTheirCache(t *testing.T) {
 		var wg sync.WaitGroup
 		for n := range 50 {
 			wg.Go(func() {
-				if v, err := pages.Get(t.Context(), fmt.Sprint(n)); v != "v" || err != nil {
-					t.Errorf("%d: %q, %v", n, v, err)
-				}
+				wantValue(t, pages, fmt.Sprint(n), "v")
 			})
 		}
 		wg.Wait()
@@ -110,9 +106,7 @@ func TestAsking_ChainOfEight(t *testing.T) {
 			}, bellwether.Options{MaxRebuilds: 1, MaxWait: time.Hour, RebuildTimeout: time.Hour})
 			var wg sync.WaitGroup
 			wg.Go(func() {
-				if v, err := c.Get(t.Context(), strings.Repeat("+", 7)+"end"); v != "v" || err != nil {
-					t.Errorf("%q, %v", v, err)
-				}
+				wantValue(t, c, strings.Repeat("+", 7)+"end", "v")
 			})
 			time.Sleep(100 * time.Millisecond)
 			wg.Go(func() { c.Get(t.Context(), "other") })
@@ -237,9 +231,7 @@ func TestAsking_GoroutineLeftBehind(t *testing.T) {
 				leave(ctx)
 				return "v", nil
 			}, bellwether.Options{})
-			if v, err := first.Get(t.Context(), "k"); v != "v" || err != nil {
-				t.Errorf("%q, %v", v, err)
-			}
+			wantValue(t, first, "k", "v")
 			behind.Wait()
 		})
 	}
@@ -257,9 +249,7 @@ func TestAsking_SlowOrigin(t *testing.T) {
 			var wg sync.WaitGroup
 			for i := range 500 {
 				wg.Go(func() {
-					if v, err := c.Get(t.Context(), fmt.Sprint(i)); v != "v" || err != nil {
-						t.Errorf("%q, %v", v, err)
-					}
+					wantValue(t, c, fmt.Sprint(i), "v")
 				})
 			}
 			wg.Wait()

@@ -39,9 +39,7 @@ func TestGetMany_HeldKeyDelaysNobody(t *testing.T) {
 		synctest.Wait()
 		for _, p := range []*bellwether.Cache[string]{c, third} {
 			wg.Go(func() {
-				if v, err := p.Get(t.Context(), "b"); v != "b v1" || err != nil {
-					t.Errorf("%q, %v", v, err)
-				}
+				wantValue(t, p, "b", "b v1")
 				wantTook(t, start, time.Second)
 			})
 		}
@@ -77,9 +75,7 @@ func TestGetMany_SlowElectionDelaysNobody(t *testing.T) {
 			wantTook(t, start, 2500*time.Millisecond)
 		})
 		synctest.Wait()
-		if v, err := c.Get(t.Context(), "b"); v != "b v1" || err != nil {
-			t.Errorf("%q, %v", v, err)
-		}
+		wantValue(t, c, "b", "b v1")
 		wantTook(t, start, 2020*time.Millisecond)
 		wg.Wait()
 		origin.wantLoads(t, "a b", "slow")
@@ -123,9 +119,7 @@ func TestGetMany_StoreIsSilentAboutSome(t *testing.T) {
 			wantTook(t, start, 1500*time.Millisecond)
 		})
 		synctest.Wait()
-		if v, err := c.Get(t.Context(), "a"); v != "a v1" || err != nil {
-			t.Errorf("%q, %v", v, err)
-		}
+		wantValue(t, c, "a", "a v1")
 		wantTook(t, start, 1020*time.Millisecond)
 		wg.Wait()
 		origin.wantLoads(t, "a b", "mute")
@@ -215,9 +209,7 @@ func TestGetMany_LeaseLostDuringTheLoad(t *testing.T) {
 			}
 		})
 		time.Sleep(6 * time.Second)
-		if v, err := other.Get(t.Context(), "b"); v != "b v1" || err != nil {
-			t.Errorf("%q, %v", v, err)
-		}
+		wantValue(t, other, "b", "b v1")
 		wg.Wait()
 		slow.wantLoads(t, "a b")
 		origin.wantLoads(t, "b")

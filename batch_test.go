@@ -270,9 +270,7 @@ func TestGetMany_CollapsesKeyByKey(t *testing.T) {
 		})
 		synctest.Wait()
 		wg.Go(func() {
-			if v, err := c.Get(t.Context(), "c"); v != "c v2" || err != nil {
-				t.Errorf("%q, %v", v, err)
-			}
+			wantValue(t, c, "c", "c v2")
 		})
 		wg.Go(func() {
 			values, err := c.GetMany(t.Context(), []string{"c", "a", "b"})
@@ -307,9 +305,7 @@ func TestGetMany_InvalidatedDuringTheLoad(t *testing.T) {
 			})
 			time.Sleep(500 * time.Millisecond)
 			by.Invalidate(t.Context(), "b")
-			if v, err := ps[0].Get(t.Context(), "c"); v != "c v1" || err != nil {
-				t.Errorf("%q, %v", v, err)
-			}
+			wantValue(t, ps[0], "c", "c v1")
 			wantTook(t, start, time.Second)
 			wg.Wait()
 			origin.wantLoads(t, "a b c", "b")

@@ -472,9 +472,7 @@ func TestBodies_TruncatedPageWhoseClientLeaves(t *testing.T) {
 	}
 	check := func(t *testing.T, s *site) {
 		for range 2 {
-			if w := s.get("http://a/p"); w.Body.String() != "0123456789" {
-				t.Errorf("the next client got %d %q, %s", w.Code, w.Body, w.Header().Get("Cache-Status"))
-			}
+			s.wantBody(t, "0123456789", "http://a/p") // the next client
 		}
 	}
 	t.Run("GET with Authorization", func(t *testing.T) {

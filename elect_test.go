@@ -126,9 +126,7 @@ func TestElect_NoAnswer(t *testing.T) {
 		f := newFleet(t, 1, atOnce, bellwether.Options{TTL: time.Minute})
 		p := f.processes[0]
 		p.store.set(on(refuse, "elect"))
-		if v, err := p.Get(t.Context(), "k"); v != "v1" || err != nil {
-			t.Fatalf("Get = %q, %v", v, err)
-		}
+		wantValue(t, p, "k", "v1")
 		if n := p.store.count("commit"); n != 1 {
 			t.Errorf("%d commits, want one, under the epoch of a claim", n)
 		}
@@ -248,9 +246,7 @@ func TestElect_EngineThatCannotBeCompared(t *testing.T) {
 	}
 	e := traced{memstore.New(), []func(){func() {}}}
 	c := cacheOf(t, func(context.Context, string) (string, error) { return "v", nil }, bellwether.Options{TTL: time.Minute, Store: e, Locker: e})
-	if v, err := c.Get(t.Context(), "k"); v != "v" || err != nil {
-		t.Errorf("Get = %q, %v", v, err)
-	}
+	wantValue(t, c, "k", "v")
 }
 
 // An engine with silent writes still answers with its fresh entries: nothing is loaded again, with one

@@ -80,13 +80,9 @@ func TestFleet_EpochsFallAfterALostCommit(t *testing.T) {
 		b.Get(t.Context(), "k")
 		b.store.set(nil)
 		f.loseEpochs()
-		if v, err := a.Get(t.Context(), "k"); v != "v2" || err != nil {
-			t.Fatalf("%q, %v", v, err)
-		}
+		wantValue(t, a, "k", "v2")
 		time.Sleep(2 * time.Second)
-		if v, err := b.Get(t.Context(), "k"); v != "v2" || err != nil {
-			t.Errorf("Get = %q, %v; want what the fleet has", v, err)
-		}
+		wantValue(t, b, "k", "v2")
 	})
 }
 

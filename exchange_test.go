@@ -167,9 +167,7 @@ func TestExchange_BreaksOffInvalidated(t *testing.T) {
 			}
 			time.Sleep(time.Second)
 			s.wantCalls(t, 1)
-			if w := s.get("http://a/p"); w.Body.String() != "page" {
-				t.Errorf("the next gets %d %q", w.Code, w.Body)
-			}
+			s.wantBody(t, "page", "http://a/p") // the next
 		})
 	}
 }

@@ -170,9 +170,7 @@ func TestInvalidateMatching_LogForgets(t *testing.T) {
 		if got := all[1].get("http://example.com/young").Body.String(); got != "2" || calls.Load() != before {
 			t.Errorf("young is %s after %d calls, want the kept one", got, calls.Load()-before)
 		}
-		if got := all[1].get("http://example.com/old").Body.String(); got != "3" {
-			t.Errorf("old is %s, want a new one", got)
-		}
+		all[1].wantBody(t, "3", "http://example.com/old")
 	})
 }
 
@@ -186,16 +184,12 @@ func TestInvalidateMatching_LogIsLost(t *testing.T) {
 		sweep(t, all[0], bellwether.Match{Tags: []string{"x"}})
 		store.Invalidate(t.Context(), "\x00sweeps") // loses it
 		time.Sleep(2 * time.Second)
-		for i, s := range all {
-			if got := s.get("http://example.com/?tag=x").Body.String(); got != "2" {
-				t.Errorf("process %d serves %s, want 2", i, got)
-			}
+		for _, s := range all {
+			s.wantBody(t, "2", "http://example.com/?tag=x")
 		}
 		sweep(t, all[1], bellwether.Match{Tags: []string{"x"}})
 		time.Sleep(2 * time.Second)
-		if got := all[0].get("http://example.com/?tag=x").Body.String(); got != "3" {
-			t.Errorf("after a sweep in the new log: %s, want 3", got)
-		}
+		all[0].wantBody(t, "3", "http://example.com/?tag=x") // after a sweep in the new log
 	})
 }
 
@@ -214,18 +208,14 @@ func TestInvalidateMatching_Errors(t *testing.T) {
 				t.Errorf("the error does not name %s: %v", part, err)
 			}
 		}
-		if got := s.get("http://example.com/a?tag=x").Body.String(); got != "2" {
-			t.Errorf("got %s: what could be done was not", got)
-		}
+		s.wantBody(t, "2", "http://example.com/a?tag=x") // what could be done was done
 		synctest.Wait()
 		// Without its store a process does it for itself, and says so.
 		wired.set(refuse)
 		if err := s.mw.InvalidateMatching(t.Context(), bellwether.Match{Tags: []string{"x"}}); !errors.Is(err, bellwether.ErrUnavailable) {
 			t.Errorf("err = %v, want ErrUnavailable", err)
 		}
-		if got := s.get("http://example.com/a?tag=x").Body.String(); got != "3" {
-			t.Errorf("got %s, want a new one", got)
-		}
+		s.wantBody(t, "3", "http://example.com/a?tag=x")
 	})
 }
 

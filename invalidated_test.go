@@ -40,9 +40,7 @@ func TestFleet_InvalidationWhileAReplyIsUnderWay(t *testing.T) {
 		time.Sleep(time.Millisecond)
 		a.Invalidate(t.Context(), "k")
 		time.Sleep(time.Second)
-		if v, err := b.Get(t.Context(), "k"); v != "v2" || err != nil {
-			t.Errorf("Get = %q, %v NearTTL after the invalidation", v, err)
-		}
+		wantValue(t, b, "k", "v2") // NearTTL after the invalidation
 	})
 }
 

@@ -606,9 +606,7 @@ func TestHerd_NobodyJoinsWhatIsOver(t *testing.T) {
 				for at, want := range map[time.Duration]string{0: "run 1", time.Second: "run 1", 10 * time.Second: "run 2", 15 * time.Second: "run 2"} {
 					wg.Go(func() {
 						time.Sleep(at)
-						if w := s.get("http://a/p"); w.Body.String() != want+", beginning and end" {
-							t.Errorf("%s, after %v: %q %v", control, at, w.Body, w.Header())
-						}
+						s.wantBody(t, want+", beginning and end", "http://a/p")
 					})
 				}
 				wg.Wait()

@@ -193,9 +193,7 @@ func TestUnsafe_Soft(t *testing.T) {
 				}
 				time.Sleep(2 * time.Second)
 				for _, s := range []*site{first, second} {
-					if w := s.get("http://a/p", "Accept-Language", language); w.Body.String() != "new" {
-						t.Errorf("%s after its rebuild: %q", language, w.Body)
-					}
+					s.wantBody(t, "new", "http://a/p", "Accept-Language", language)
 				}
 			}
 		})
@@ -242,9 +240,7 @@ func TestUnsafe_NoInvalidation(t *testing.T) {
 			}
 			s.calls.Store(0)
 			for _, url := range []string{"http://a/p", "http://a/q"} {
-				if w := s.get(url); w.Body.String() != "GET" {
-					t.Errorf("%s: %q", url, w.Body)
-				}
+				s.wantBody(t, "GET", url)
 			}
 			s.wantCalls(t, 0)
 		})
@@ -280,9 +276,7 @@ func TestUnsafe_CommitBehindTheHeader(t *testing.T) {
 				time.Sleep(time.Second)
 				s.get("http://a/p")
 				time.Sleep(2 * time.Second)
-				if w := s.get("http://a/p"); w.Body.String() != "1" {
-					t.Errorf("after it succeeded: %q (%s)", w.Body, w.Header().Get("Cache-Status"))
-				}
+				s.wantBody(t, "1", "http://a/p") // after it succeeded
 			})
 		}
 	}
@@ -297,9 +291,7 @@ func TestUnsafe_OfferOfH2C(t *testing.T) {
 	})
 	offer := []string{"Connection", "Upgrade, HTTP2-Settings", "Upgrade", "h2c", "HTTP2-Settings", "AAMAAABk"}
 	for range 2 {
-		if w := s.get("http://a/p", offer...); w.Body.String() != "GET[] []" {
-			t.Errorf("GET: %q", w.Body)
-		}
+		s.wantBody(t, "GET[] []", "http://a/p", offer...)
 	}
 	s.wantCalls(t, 1)
 	s.do(request("PUT", "http://a/p", offer...))
@@ -406,9 +398,7 @@ func TestPost_KeepsNobodysOwn(t *testing.T) {
 				r.Host = fields[1]
 			}
 			s.do(r)
-			if w := s.get("http://a/p"); w.Body.String() != "a" {
-				t.Errorf("the next GET gets %q", w.Body)
-			}
+			s.wantBody(t, "a", "http://a/p") // the next GET
 		})
 	}
 	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
@@ -440,9 +430,7 @@ func TestPost_Age(t *testing.T) {
 			t.Errorf("50 s after the header: %q %v", w.Body, w.Header())
 		}
 		time.Sleep(11 * time.Second)
-		if w := s.get("http://a/p"); w.Body.String() != "GET" {
-			t.Errorf("61 s after the header, with max-age=60: %q %v", w.Body, w.Header())
-		}
+		s.wantBody(t, "GET", "http://a/p") // 61 s after the header, with max-age=60
 	})
 }
 
@@ -522,9 +510,7 @@ func TestPost_OverlappingKeepNothing(t *testing.T) {
 			synctest.Wait()
 		}
 		wg.Wait()
-		if w := s.get("http://a/p"); w.Body.String() != "2" {
-			t.Errorf("got state %s, want 2", w.Body)
-		}
+		s.wantBody(t, "2", "http://a/p")
 	})
 }
 

@@ -42,9 +42,7 @@ func TestNearOff_Herd(t *testing.T) {
 				f.each(func(p *process) {
 					wg.Go(func() {
 						began := time.Now()
-						if v, err := p.Get(t.Context(), "k"); v != "v1" || err != nil {
-							t.Errorf("%q, %v", v, err)
-						}
+						wantValue(t, p, "k", "v1")
 						if took := time.Since(began); took > 1500*time.Millisecond {
 							t.Errorf("a caller waited %v", took)
 						}
@@ -155,9 +153,7 @@ func TestNearOff_StoreDown(t *testing.T) {
 				}
 				wg.Wait()
 				for range 200 {
-					if v, err := p.Get(t.Context(), "k"); v != "v1" || err != nil {
-						t.Errorf("%q, %v", v, err)
-					}
+					wantValue(t, p, "k", "v1")
 					time.Sleep(50 * time.Millisecond)
 				}
 				f.wantLoads(t, 1)
@@ -303,9 +299,7 @@ func TestNearOff_FailureOfBeforeAnInvalidation(t *testing.T) {
 		time.Sleep(time.Second)
 		invalidate(t, f.processes[1], "k")
 		time.Sleep(time.Millisecond)
-		if v, err := f.processes[0].Get(t.Context(), "k"); v != "v2" || err != nil {
-			t.Errorf("after: %q, %v", v, err)
-		}
+		wantValue(t, f.processes[0], "k", "v2")
 		early.Wait()
 	})
 }
@@ -322,9 +316,7 @@ func TestNearOff_DecodesOnce(t *testing.T) {
 		a, b := cacheOf(t, load, o), cacheOf(t, load, o)
 		a.Get(t.Context(), "k")
 		for range 100 {
-			if v, err := b.Get(t.Context(), "k"); v != "v" || err != nil {
-				t.Errorf("%q, %v", v, err)
-			}
+			wantValue(t, b, "k", "v")
 			time.Sleep(time.Millisecond)
 		}
 		if n := decoded.Load(); n != 1 {
@@ -422,9 +414,7 @@ func TestNearOff_HTTPInvalidatedElsewhere(t *testing.T) {
 				for range 3 {
 					for range 3 {
 						for _, s := range all {
-							if got := s.get("http://a/p").Body.String(); got != fmt.Sprint(want) {
-								t.Errorf("got %q, want %d", got, want)
-							}
+							s.wantBody(t, fmt.Sprint(want), "http://a/p")
 							time.Sleep(time.Millisecond)
 						}
 					}
@@ -612,9 +602,7 @@ func TestNearOff_HTTPKnowledge(t *testing.T) {
 		broken.Store(true)
 		time.Sleep(10 * time.Second)
 		for range 2 {
-			if w := s.get("http://a/p", "Cache-Control", "stale-if-error=60"); w.Body.String() != "page" {
-				t.Errorf("%d %q, want the stale page", w.Code, w.Body)
-			}
+			s.wantBody(t, "page", "http://a/p", "Cache-Control", "stale-if-error=60")
 			time.Sleep(time.Second)
 		}
 		if w := s.get("http://a/p"); w.Code != http.StatusBadGateway {

@@ -188,9 +188,7 @@ func TestObserver_Failure(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		fail = true
 		for range 3 { // the rebuild fails, and then backs off
-			if v, err := c.Get(t.Context(), "k"); v != "v" || err != nil {
-				t.Errorf("Get = %q, %v", v, err)
-			}
+			wantValue(t, c, "k", "v")
 		}
 		c.Get(t.Context(), "other")
 		c.Get(t.Context(), "other")
@@ -318,9 +316,7 @@ func TestObserver_FencedAndAbandoned(t *testing.T) {
 		p := f.processes[0]
 		time.AfterFunc(500*time.Millisecond, func() { f.store.Invalidate(context.Background(), "test:k") }) // unheard
 		time.AfterFunc(1500*time.Millisecond, func() { p.Invalidate(context.Background(), "k") })
-		if v, err := p.Get(t.Context(), "k"); v != "v3" || err != nil {
-			t.Errorf("Get = %q, %v", v, err)
-		}
+		wantValue(t, p, "k", "v3")
 		synctest.Wait()
 		var got []string
 		for _, b := range r.rebuilds {
@@ -584,9 +580,7 @@ func TestObserver_MayUseTheCache(t *testing.T) {
 		var wg sync.WaitGroup
 		for range 3 {
 			wg.Go(func() {
-				if v, err := c.Get(t.Context(), fmt.Sprint("k", i)); v != "v" || err != nil {
-					t.Errorf("Get = %q, %v", v, err)
-				}
+				wantValue(t, c, fmt.Sprint("k", i), "v")
 			})
 		}
 		wg.Wait()

@@ -130,9 +130,7 @@ func TestShard_DeadKeysAreNotWaitedFor(t *testing.T) {
 		slow := 0
 		for start := time.Now(); time.Since(start) < during; time.Sleep(10 * time.Millisecond) {
 			began := time.Now()
-			if v, err := c.Get(t.Context(), "dead"); v != "v" || err != nil {
-				t.Errorf("Get = %q, %v", v, err)
-			}
+			wantValue(t, c, "dead", "v")
 			if time.Since(began) >= timeout {
 				slow++
 			}

@@ -118,9 +118,7 @@ func TestSweep_HalfAnAnswer(t *testing.T) {
 			other.get("http://example.com/")
 			time.Sleep(time.Second)
 			start := time.Now()
-			if got := s.get("http://example.com/").Body.String(); got != "its own" {
-				t.Errorf("%q, which may have been swept", got)
-			}
+			s.wantBody(t, "its own", "http://example.com/") // the other may have been swept
 			if took := time.Since(start); took > 600*time.Millisecond {
 				t.Errorf("it took %v, with an EngineTimeout of 500 ms", took)
 			}
@@ -190,9 +188,7 @@ func TestSweep_ProcessBeforeItsStore(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: store}}, page)
 		time.Sleep(100 * time.Millisecond)
 		store.set(nil)
-		if got := s.get("http://example.com/").Body.String(); got != "2" {
-			t.Errorf("response %s, which was swept an hour ago", got)
-		}
+		s.wantBody(t, "2", "http://example.com/") // response 1 was swept an hour ago
 	})
 }
 
@@ -256,16 +252,12 @@ func TestSweep_LogIsCorrupt(t *testing.T) {
 			_, epoch, _ := store.Claim(t.Context(), "\x00sweeps")
 			store.Commit(t.Context(), "\x00sweeps", bellwether.Entry{Kind: bellwether.KindValue, Value: []byte(garbage), Epoch: epoch, TTL: time.Hour})
 			time.Sleep(1001 * time.Millisecond)
-			for i, s := range all {
-				if got := s.get("http://example.com/?tag=x").Body.String(); got != "2" {
-					t.Errorf("process %d serves %s: perhaps it was swept", i, got)
-				}
+			for _, s := range all {
+				s.wantBody(t, "2", "http://example.com/?tag=x") // perhaps response 1 was swept
 			}
 			sweep(t, all[1], bellwether.Match{Tags: []string{"x"}})
 			time.Sleep(1001 * time.Millisecond)
-			if got := all[0].get("http://example.com/?tag=x").Body.String(); got != "3" {
-				t.Errorf("after a sweep: %s, want 3", got)
-			}
+			all[0].wantBody(t, "3", "http://example.com/?tag=x") // after a sweep
 		})
 	}
 	inBubble(t, "no entry", func(t *testing.T) {
@@ -359,9 +351,7 @@ func TestSweep_WithoutTheStoreDuringALoad(t *testing.T) {
 		if !errors.Is(err, bellwether.ErrUnavailable) {
 			t.Fatalf("err = %v, want ErrUnavailable", err)
 		}
-		if got := s.get("http://example.com/").Body.String(); got != "2" {
-			t.Errorf("a request after the sweep got response %s, which was begun before it", got)
-		}
+		s.wantBody(t, "2", "http://example.com/") // response 1 was begun before the sweep
 	})
 }
 
@@ -387,9 +377,7 @@ func TestSweep_WithoutTheStoreWhileStaleIsServed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := wiredTo(memstore.New())
 		s := withStalePage(t, store)
-		if got := s.get("http://example.com/").Body.String(); got != "1" {
-			t.Fatalf("stale: %s, want 1", got)
-		}
+		s.wantBody(t, "1", "http://example.com/")
 		time.Sleep(time.Second)
 		store.set(refuse)
 		if err := s.mw.InvalidateMatching(t.Context(), bellwether.Match{Tags: []string{"x"}}); err == nil {
@@ -452,9 +440,7 @@ func TestSweep_SoftThenInvalidated(t *testing.T) {
 		time.Sleep(time.Second)
 		invalidate(t, s.mw, "http://a/p")
 		time.Sleep(2 * time.Second)
-		if w := s.get("http://a/p"); w.Body.String() != "run 2" {
-			t.Errorf("%q is served, made before the invalidation", w.Body)
-		}
+		s.wantBody(t, "run 2", "http://a/p") // run 1 was made before the invalidation
 	})
 }
 
@@ -478,9 +464,7 @@ func TestSweep_StreamsWithoutTheStore(t *testing.T) {
 			time.Sleep(20 * time.Second)
 			s.get("http://a/p") // may be stale, if the sweeps are soft
 			synctest.Wait()
-			if w := s.get("http://a/p"); w.Body.String() != "run 2" {
-				t.Errorf("%q is served, made before it was invalidated", w.Body)
-			}
+			s.wantBody(t, "run 2", "http://a/p") // run 1 was made before the invalidation
 		})
 	}
 }

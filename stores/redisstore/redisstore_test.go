@@ -92,17 +92,34 @@ func TestStore(t *testing.T) {
 	})
 }
 
-// put claims and commits, and returns what it committed.
-func put(tb testing.TB, s *Store, key string, ttl time.Duration) driver.Entry {
+func claim(tb testing.TB, s *Store, key string) (epoch uint64) {
 	tb.Helper()
 	_, epoch, err := s.Claim(tb.Context(), key)
 	if err != nil {
 		tb.Fatal(err)
 	}
-	e := driver.Entry{Kind: driver.KindValue, Value: []byte("v"), Epoch: epoch, TTL: ttl}
+	return epoch
+}
+
+func commit(tb testing.TB, s *Store, key string, e driver.Entry) {
+	tb.Helper()
 	if err := s.Commit(tb.Context(), key, e); err != nil {
-		tb.Fatal(err)
+		tb.Error(err)
 	}
+}
+
+func invalidate(tb testing.TB, s *Store, key string) {
+	tb.Helper()
+	if err := s.Invalidate(tb.Context(), key); err != nil {
+		tb.Error(err)
+	}
+}
+
+// put claims and commits, and returns what it committed.
+func put(tb testing.TB, s *Store, key string, ttl time.Duration) driver.Entry {
+	tb.Helper()
+	e := driver.Entry{Kind: driver.KindValue, Value: []byte("v"), Epoch: claim(tb, s, key), TTL: ttl}
+	commit(tb, s, key, e)
 	return e
 }
 
@@ -128,9 +145,7 @@ func TestStore_Commands(t *testing.T) {
 	_, admin := open(t, srv.Addr, "")
 	ctx := t.Context()
 	put(t, s, "warm", time.Hour) // the scripts are loaded
-	if err := s.Invalidate(ctx, "warm"); err != nil {
-		t.Fatal(err)
-	}
+	invalidate(t, s, "warm")
 
 	expect := func(what string, want int, f func() error) {
 		t.Helper()
@@ -196,20 +211,13 @@ func TestStore_NoLeaveForTheChannel(t *testing.T) {
 	rdb := redis.NewClient(&redis.Options{Addr: srv.Addr, Username: "app", Password: "secret"})
 	defer rdb.Close()
 	s := New(rdb)
-	_, epoch, err := s.Claim(t.Context(), "k")
-	if err != nil {
-		t.Fatal(err)
-	}
+	epoch := claim(t, s, "k")
 	e := driver.Entry{Kind: driver.KindValue, Value: []byte("v"), Epoch: epoch, TTL: time.Hour}
-	if err := s.Commit(t.Context(), "k", e); err != nil {
-		t.Errorf("Commit: %v", err)
-	}
+	commit(t, s, "k", e)
 	if got, err := s.Get(t.Context(), "k"); err != nil || string(got.Value) != "v" {
 		t.Errorf("Get: %q, %v", got.Value, err)
 	}
-	if err := s.Invalidate(t.Context(), "k"); err != nil {
-		t.Errorf("Invalidate: %v", err)
-	}
+	invalidate(t, s, "k")
 	if _, err := s.Get(t.Context(), "k"); !errors.Is(err, driver.ErrNotFound) {
 		t.Errorf("Get after Invalidate: err = %v, want ErrNotFound", err)
 	}
@@ -220,16 +228,11 @@ func TestStore_NoLeaveForTheChannel(t *testing.T) {
 func TestStore_InvalidateOutOfMemory(t *testing.T) {
 	s, rdb := open(t, testserver.Redis(t).OwnOrSkip(t).Addr, "test:")
 	e := put(t, s, "k", time.Hour)
-	_, late, err := s.Claim(t.Context(), "k")
-	if err != nil {
-		t.Fatal(err)
-	}
+	late := claim(t, s, "k")
 	if err := rdb.ConfigSet(t.Context(), "maxmemory", "1").Err(); err != nil { // noeviction is the default
 		t.Fatal(err)
 	}
-	if err := s.Invalidate(t.Context(), "k"); err != nil {
-		t.Errorf("Invalidate: %v", err)
-	}
+	invalidate(t, s, "k")
 	if _, err := s.Get(t.Context(), "k"); !errors.Is(err, driver.ErrNotFound) {
 		t.Errorf("Get after Invalidate: err = %v, want ErrNotFound", err)
 	}
@@ -270,9 +273,7 @@ func TestStore_ForeignType(t *testing.T) {
 		t.Errorf("epoch %d after %d", after.Epoch, before.Epoch)
 	}
 	spoil()
-	if err := s.Invalidate(ctx, "k"); err != nil {
-		t.Errorf("Invalidate over a list: %v", err)
-	}
+	invalidate(t, s, "k") // over a list
 	put(t, s, "k", time.Hour)
 	if _, err := s.Get(ctx, "k"); err != nil {
 		t.Errorf("Get after the repair: %v", err)
@@ -368,25 +369,15 @@ func TestStore_ExpiresInRedis(t *testing.T) {
 			t.Fatalf("Claim of an entry of life %v: %+v, %v", ttl, claimed, err)
 		}
 		kept(fmt.Sprint("a claim over life ", ttl), max(ttl+lingering, retention), true)
-		if err := s.Commit(ctx, "k", driver.Entry{Epoch: epoch}); err != nil {
-			t.Fatal(err)
-		}
+		commit(t, s, "k", driver.Entry{Epoch: epoch})
 		kept("a commit of nothing", retention, false)
 	}
 
 	// A commit that a later claim waits behind keeps that claim's number.
-	_, first, err := s.Claim(ctx, "k")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, second, err := s.Claim(ctx, "k")
-	if err != nil {
-		t.Fatal(err)
-	}
+	first := claim(t, s, "k")
+	second := claim(t, s, "k")
 	e := driver.Entry{Kind: driver.KindValue, Value: []byte("v"), Epoch: first, TTL: 20 * time.Millisecond}
-	if err := s.Commit(ctx, "k", e); err != nil {
-		t.Fatal(err)
-	}
+	commit(t, s, "k", e)
 	kept("an entry of 20 ms below a claim", retention, true)
 	time.Sleep(30 * time.Millisecond) // the server's clock is a real one
 	// The entry's room is given back by the next who claims.
@@ -395,12 +386,8 @@ func TestStore_ExpiresInRedis(t *testing.T) {
 	}
 	kept("a claim after an entry's life", retention, false)
 	e.Epoch = second
-	if err := s.Commit(ctx, "k", e); err != nil {
-		t.Errorf("Commit of the second claim: %v", err)
-	}
-	if err := s.Invalidate(ctx, "k"); err != nil {
-		t.Fatal(err)
-	}
+	commit(t, s, "k", e) // of the second claim
+	invalidate(t, s, "k")
 	kept("an invalidation", retention, false)
 }
 
@@ -501,19 +488,14 @@ func TestStore_CommitThatComesLate(t *testing.T) {
 		subscribed = rdb.PubSubNumSub(t.Context(), s.channel()).Val()[s.channel()] == 1
 	}
 	for _, ttl := range []time.Duration{time.Minute, late / 2} {
-		_, epoch, err := s.Claim(t.Context(), "k")
-		if err != nil {
-			t.Fatal(err)
-		}
+		epoch := claim(t, s, "k")
 		// Twice as long as is wanted: the commit is sent some time behind it.
 		if err := rdb.Do(t.Context(), "client", "pause", 2*late.Milliseconds(), "write").Err(); err != nil {
 			t.Fatal(err)
 		}
 		sent := time.Now()
 		e := driver.Entry{Kind: driver.KindValue, Value: []byte("v"), Epoch: epoch, TTL: ttl}
-		if err := s.Commit(t.Context(), "k", e); err != nil {
-			t.Fatal(err)
-		}
+		commit(t, s, "k", e)
 		took := time.Since(sent)
 		if took < late {
 			t.Fatalf("the commit took %v, want a pause of %v at least", took, late)
@@ -543,10 +525,7 @@ func TestStore_CommitThatComesLateAfterALongLoad(t *testing.T) {
 	const late = time.Second
 	srv := testserver.Redis(t).OwnOrSkip(t)
 	s, rdb := open(t, srv.Addr, "test:")
-	_, epoch, err := s.Claim(t.Context(), "k")
-	if err != nil {
-		t.Fatal(err)
-	}
+	epoch := claim(t, s, "k")
 	// As if the load had taken so long.
 	c := s.clockOf("")
 	c.last.sent, c.last.server = c.last.sent.Add(-2*recency), c.last.server-2*recency
@@ -555,9 +534,7 @@ func TestStore_CommitThatComesLateAfterALongLoad(t *testing.T) {
 	}
 	sent := time.Now()
 	e := driver.Entry{Kind: driver.KindValue, Value: []byte("v"), Epoch: epoch, TTL: time.Minute}
-	if err := s.Commit(t.Context(), "k", e); err != nil {
-		t.Fatal(err)
-	}
+	commit(t, s, "k", e)
 	if took := time.Since(sent); took < late {
 		t.Fatalf("the commit took %v, want a pause of %v at least", took, late)
 	}
@@ -596,15 +573,10 @@ func TestStore_LargestCommit(t *testing.T) {
 	value := make([]byte, s.MaxValue-128)
 	least := time.Hour
 	for range 5 {
-		_, epoch, err := s.Claim(t.Context(), "k")
-		if err != nil {
-			t.Fatal(err)
-		}
+		epoch := claim(t, s, "k")
 		before := used()
 		e := driver.Entry{Kind: driver.KindValue, Value: value, Epoch: epoch, TTL: time.Hour}
-		if err := s.Commit(t.Context(), "k", e); err != nil {
-			t.Fatal(err)
-		}
+		commit(t, s, "k", e)
 		least = min(least, used()-before)
 	}
 	t.Logf("a commit of %d bytes takes %v of the server", len(value), least)
