@@ -240,7 +240,7 @@ func TestAsking_GoroutineLeftBehind(t *testing.T) {
 // An origin gets no more loads at one time than MaxRebuilds, however slow it is.
 func TestAsking_SlowOrigin(t *testing.T) {
 	for _, set := range []int{0, 128, 7} {
-		synctest.Test(t, func(t *testing.T) {
+		inBubbleBeside(t, fmt.Sprint(set), func(t *testing.T) {
 			var g gauge
 			c := cacheOf(t, func(context.Context, string) (string, error) {
 				g.work(time.Second/2 + rand.N(time.Second))

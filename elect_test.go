@@ -296,37 +296,14 @@ func TestElect_LeaseLength(t *testing.T) {
 	})
 }
 
-// A lossyStore loses the reply of one Touch or Commit.
-type lossyStore struct {
-	*memstore.Store
-	lose bool
-}
-
-func (s *lossyStore) lost(err error) error {
-	if s.lose && err == nil {
-		s.lose = false
-		time.Sleep(time.Millisecond)
-		return errRefused
-	}
-	return err
-}
-
-func (s *lossyStore) Touch(ctx context.Context, key string, of uint64, e bellwether.Entry) error {
-	return s.lost(s.Store.Touch(ctx, key, of, e))
-}
-
-func (s *lossyStore) Commit(ctx context.Context, key string, e bellwether.Entry) error {
-	return s.lost(s.Store.Commit(ctx, key, e))
-}
-
 // A Touch whose reply was lost is found in the store, as a Commit is.
 func TestTouch_LostReply(t *testing.T) {
 	for name, touches := range map[string]bool{"touch": true, "commit": false} {
 		inBubble(t, name, func(t *testing.T) {
-			s, fails := &lossyStore{Store: memstore.New()}, false
-			o := bellwether.Options{TTL: time.Second, StaleIfError: time.Hour, ErrorTTL: time.Minute, MaxErrorTTL: time.Hour, Store: s, Locker: locallock.New()}
+			s, fails := wiredTo(memstore.New()), false
+			o := bellwether.Options{TTL: time.Second, StaleIfError: time.Hour, ErrorTTL: time.Minute, MaxErrorTTL: time.Hour, Store: s.full(), Locker: locallock.New()}
 			if !touches {
-				o.Store = quiet{s}
+				o.Store = s
 			}
 			c := cacheOf(t, func(context.Context, string) (string, error) {
 				if fails {
@@ -336,7 +313,8 @@ func TestTouch_LostReply(t *testing.T) {
 			}, o)
 			c.Get(t.Context(), "k")
 			time.Sleep(2 * time.Second)
-			fails, s.lose = true, true
+			fails = true
+			s.lose.Store(true)
 			v, err := c.Get(t.Context(), "k")
 			if stats := c.Stats(); v != "v" || err != nil || stats.Fenced != 0 || stats.Loads != 2 {
 				t.Errorf("Get = %q, %v: %d commits are fenced, %d loads", v, err, stats.Fenced, stats.Loads)

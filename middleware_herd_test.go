@@ -555,7 +555,7 @@ func TestHerd_JoinersWithDirectives(t *testing.T) {
 	} {
 		for _, vary := range []string{"", "Accept"} {
 			for _, maxBody := range []int64{0, 1000} {
-				inBubble(t, fmt.Sprint(tt.fields, vary, maxBody), func(t *testing.T) {
+				inBubbleBeside(t, fmt.Sprint(tt.fields, vary, maxBody), func(t *testing.T) {
 					s := newSite(t, bellwether.HTTPOptions{MaxBody: maxBody}, func(w http.ResponseWriter, r *http.Request) {
 						w.Header().Set("Cache-Control", "public, max-age=3600")
 						w.Header().Set("Vary", vary)

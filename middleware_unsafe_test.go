@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -302,9 +301,7 @@ func TestUnsafe_OfferOfH2C(t *testing.T) {
 
 // The handler of an unsafe request can take the connection over, as without a cache.
 func TestUnsafe_Hijack(t *testing.T) {
-	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{})
-	defer mw.Close()
-	server := httptest.NewServer(mw.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	server := serve(t, newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
 		conn, rw, err := w.(http.Hijacker).Hijack()
 		if err != nil {
 			t.Error(err)
@@ -313,8 +310,7 @@ func TestUnsafe_Hijack(t *testing.T) {
 		defer conn.Close()
 		rw.WriteString("HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nmine")
 		rw.Flush()
-	})))
-	defer server.Close()
+	}).handler)
 	resp, err := http.Post(server.URL, "", nil)
 	if err != nil {
 		t.Fatal(err)
@@ -327,9 +323,7 @@ func TestUnsafe_Hijack(t *testing.T) {
 
 // What a POST says over a connection that it has taken over answers no GET.
 func TestPost_Hijack(t *testing.T) {
-	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{})
-	defer mw.Close()
-	server := httptest.NewServer(mw.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	server := serve(t, newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "max-age=60")
 		w.Header().Set("Content-Location", "/")
 		if r.Method == "GET" {
@@ -344,8 +338,7 @@ func TestPost_Hijack(t *testing.T) {
 		rw.WriteString("HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\n\r\n")
 		rw.Flush()
 		conn.Close()
-	})))
-	defer server.Close()
+	}).handler)
 	resp, err := http.Post(server.URL, "", nil)
 	if err != nil {
 		t.Fatal(err)

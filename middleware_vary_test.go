@@ -413,6 +413,7 @@ func TestVary_InvalidationBetweenTheStepsOfASignpost(t *testing.T) {
 				"prefix": {Prefixes: []string{"http://a/"}},
 			} {
 				t.Run(fmt.Sprint(name, " ", control, " ", way), func(t *testing.T) {
+					t.Parallel()
 					for at := range 30 {
 						if testing.Short() && at%2 != len(name+control+way)%2 {
 							continue // every other moment, other ones for other cases

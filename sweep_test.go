@@ -516,8 +516,8 @@ func TestSweep_OfSomethingElseFreshensNothing(t *testing.T) {
 // one begins with what there is of it now, and not to be in vain.
 func TestSweep_LogIsLostWithTheLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store, locker := &emptied{}, wiredLocks(locallock.New())
-		store.empty()
+		room, locker := newEngineRoom(t.Errorf), wiredLocks(locallock.New())
+		store := &linkStore{&link{}, room}
 		s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: store, Locker: locker, LeaseTTL: 600 * time.Millisecond}}, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Cache-Control", "max-age=60")
 			select {
@@ -528,7 +528,7 @@ func TestSweep_LogIsLostWithTheLease(t *testing.T) {
 		time.Sleep(10 * time.Millisecond) // the log has begun
 		go func() {
 			time.Sleep(300 * time.Millisecond)
-			store.empty()
+			room.store.restart()
 			locker.set(func(context.Context, string) error {
 				locker.set(nil)
 				return bellwether.ErrLeaseLost
@@ -539,29 +539,6 @@ func TestSweep_LogIsLostWithTheLease(t *testing.T) {
 		}
 		s.wantCalls(t, 2)
 	})
-}
-
-// An emptied store has lost what it had.
-type emptied struct {
-	now atomic.Pointer[memstore.Store]
-}
-
-func (s *emptied) empty() { s.now.Store(memstore.New()) }
-
-func (s *emptied) Get(ctx context.Context, key string) (bellwether.Entry, error) {
-	return s.now.Load().Get(ctx, key)
-}
-
-func (s *emptied) Claim(ctx context.Context, key string) (bellwether.Entry, uint64, error) {
-	return s.now.Load().Claim(ctx, key)
-}
-
-func (s *emptied) Commit(ctx context.Context, key string, e bellwether.Entry) error {
-	return s.now.Load().Commit(ctx, key, e)
-}
-
-func (s *emptied) Invalidate(ctx context.Context, key string) error {
-	return s.now.Load().Invalidate(ctx, key)
 }
 
 // A response is as old as its header, also where the log is waited for behind its body.
