@@ -68,9 +68,7 @@ func TestAsking_SlotsStayInTheirCache(t *testing.T) {
 		pages := cacheOf(t, func(ctx context.Context, key string) (string, error) { return data.Get(ctx, key) }, bellwether.Options{})
 		var wg sync.WaitGroup
 		for n := range 50 {
-			wg.Go(func() {
-				wantValue(t, pages, fmt.Sprint(n), "v")
-			})
+			wg.Go(func() { wantValue(t, pages, fmt.Sprint(n), "v") })
 		}
 		wg.Wait()
 		if most := g.most.Load(); most != 2 {
@@ -105,9 +103,7 @@ func TestAsking_ChainOfEight(t *testing.T) {
 				return "v", nil
 			}, bellwether.Options{MaxRebuilds: 1, MaxWait: time.Hour, RebuildTimeout: time.Hour})
 			var wg sync.WaitGroup
-			wg.Go(func() {
-				wantValue(t, c, strings.Repeat("+", 7)+"end", "v")
-			})
+			wg.Go(func() { wantValue(t, c, strings.Repeat("+", 7)+"end", "v") })
 			time.Sleep(100 * time.Millisecond)
 			wg.Go(func() { c.Get(t.Context(), "other") })
 			wg.Wait()
@@ -248,9 +244,7 @@ func TestAsking_SlowOrigin(t *testing.T) {
 			}, bellwether.Options{MaxRebuilds: set, MaxWait: time.Hour})
 			var wg sync.WaitGroup
 			for i := range 500 {
-				wg.Go(func() {
-					wantValue(t, c, fmt.Sprint(i), "v")
-				})
+				wg.Go(func() { wantValue(t, c, fmt.Sprint(i), "v") })
 			}
 			wg.Wait()
 			if most, want := g.most.Load(), int32(cmp.Or(set, 128)); most != want {

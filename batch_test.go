@@ -275,9 +275,7 @@ func TestGetMany_CollapsesKeyByKey(t *testing.T) {
 			}
 		})
 		synctest.Wait()
-		wg.Go(func() {
-			wantValue(t, c, "c", "c v2")
-		})
+		wg.Go(func() { wantValue(t, c, "c", "c v2") })
 		wg.Go(func() {
 			values, err := c.GetMany(t.Context(), []string{"c", "a", "b"})
 			if err != nil || len(values) != 3 {

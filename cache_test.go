@@ -505,9 +505,7 @@ func TestGet_OwnKey(t *testing.T) {
 		}
 		var both sync.WaitGroup // whom others ask for it may wait for a load
 		for range 2 {
-			both.Go(func() {
-				wantValue(t, c, "other", "v")
-			})
+			both.Go(func() { wantValue(t, c, "other", "v") })
 		}
 		both.Wait()
 
@@ -956,9 +954,7 @@ func TestGet_LoadsThatAskForOtherKeys(t *testing.T) {
 				var wg sync.WaitGroup
 				began := time.Now()
 				get := func(key string) {
-					wg.Go(func() {
-						wantValue(t, c.first, key, "v")
-					})
+					wg.Go(func() { wantValue(t, c.first, key, "v") })
 				}
 				for i := range 3 * slots {
 					get(fmt.Sprint("parent", i))

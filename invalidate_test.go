@@ -135,9 +135,7 @@ func TestInvalidateMatching_AtOneTime(t *testing.T) {
 		var wg sync.WaitGroup
 		for i, s := range all {
 			for j := range each {
-				wg.Go(func() {
-					sweep(t, s, bellwether.Match{Tags: []string{fmt.Sprint("t", i*each+j)}})
-				})
+				wg.Go(func() { sweep(t, s, bellwether.Match{Tags: []string{fmt.Sprint("t", i*each+j)}}) })
 			}
 		}
 		wg.Wait()

@@ -116,9 +116,7 @@ func TestFleet_InvalidateDuringALoadThatFails(t *testing.T) {
 			f := newFleet(t, 2, push, bellwether.Options{TTL: 10 * time.Second, StaleIfError: time.Hour, ErrorTTL: test.ttl, RebuildTimeout: 6 * time.Second})
 			f.get(1, "k")
 			time.Sleep(10 * time.Second)
-			f.origin.set(func(o *source) {
-				o.build, o.fail = test.build, func(int) error { return test.err }
-			})
+			f.origin.set(func(o *source) { o.build, o.fail = test.build, func(int) error { return test.err } })
 			a, b := f.processes[0], f.processes[1]
 			go b.Get(t.Context(), "k")
 			time.Sleep(time.Second)

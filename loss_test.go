@@ -85,9 +85,7 @@ func TestLoss_AndTheQueueIsFull(t *testing.T) {
 			EngineTimeout: 5 * time.Second, MaxRebuilds: 1, MaxQueued: 1,
 		})
 		get := func(key string) {
-			wg.Go(func() {
-				wantValue(t, c, key, key)
-			})
+			wg.Go(func() { wantValue(t, c, key, key) })
 			synctest.Wait()
 		}
 		get("lost")

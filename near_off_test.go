@@ -73,9 +73,7 @@ func TestNearOff_StaleBeatsSlow(t *testing.T) {
 		f := newFleet(t, 2, by, nearOff(bellwether.Options{TTL: time.Second, StaleWhileRevalidate: time.Hour, MaxWait: time.Minute}))
 		lost := on(refuse, "notice")
 		f.each(func(p *process) {
-			p.store.set(func(ctx context.Context, op string) error {
-				return errors.Join(lost(ctx, op), trip(ctx, op))
-			})
+			p.store.set(func(ctx context.Context, op string) error { return errors.Join(lost(ctx, op), trip(ctx, op)) })
 		})
 		a, b := f.processes[0], f.processes[1]
 		a.Get(t.Context(), "k")

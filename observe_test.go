@@ -124,9 +124,7 @@ func TestObserver_Herd(t *testing.T) {
 		}, o)
 		var wg sync.WaitGroup
 		for i := range 100 {
-			wg.Go(func() {
-				c.Get(context.WithValue(t.Context(), traceKey{}, i), "k")
-			})
+			wg.Go(func() { c.Get(context.WithValue(t.Context(), traceKey{}, i), "k") })
 		}
 		time.Sleep(600 * time.Millisecond)
 		for range 10 { // who leaves is answered by nobody
@@ -579,9 +577,7 @@ func TestObserver_MayUseTheCache(t *testing.T) {
 	for i := range 20 {
 		var wg sync.WaitGroup
 		for range 3 {
-			wg.Go(func() {
-				wantValue(t, c, fmt.Sprint("k", i), "v")
-			})
+			wg.Go(func() { wantValue(t, c, fmt.Sprint("k", i), "v") })
 		}
 		wg.Wait()
 	}

@@ -315,9 +315,7 @@ func TestSweep_LeaseIsLostWhileTheLogIsWritten(t *testing.T) {
 		deaf.set(on(refuse, "release"))
 		var wg sync.WaitGroup
 		var errA error
-		wg.Go(func() {
-			errA = a.mw.InvalidateMatching(t.Context(), bellwether.Match{Tags: []string{"a"}})
-		})
+		wg.Go(func() { errA = a.mw.InvalidateMatching(t.Context(), bellwether.Match{Tags: []string{"a"}}) })
 		time.Sleep(110 * time.Millisecond)
 		wg.Go(func() { sweep(t, b, bellwether.Match{Tags: []string{"b"}}) })
 		time.Sleep(50 * time.Millisecond)

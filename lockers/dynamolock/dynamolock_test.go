@@ -41,9 +41,7 @@ func newTable(tb testing.TB, server *testserver.Server) table {
 		tb.Fatal(err)
 	}
 	if !server.Own() {
-		tb.Cleanup(func() {
-			client.DeleteTable(context.Background(), &dynamodb.DeleteTableInput{TableName: &t.name})
-		})
+		tb.Cleanup(func() { client.DeleteTable(context.Background(), &dynamodb.DeleteTableInput{TableName: &t.name}) })
 	}
 	return t
 }

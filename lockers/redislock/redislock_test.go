@@ -23,6 +23,13 @@ import (
 	"github.com/bellwether-go/bellwether/lockers/redislock"
 )
 
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
+}
+
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func newClient(tb testing.TB, addr string) *redis.Client {
@@ -124,13 +131,9 @@ func TestTokens_AcrossARestart(t *testing.T) {
 			t.Fatal("the server does not come back")
 		}
 	}
-	if err := rises("after a restart").Release(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, rises("after a restart").Release(t.Context()))
 	proxy.SwallowReplyTo(key)
-	if err := rises("after a lost reply").Release(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, rises("after a lost reply").Release(t.Context()))
 	if proxy.Armed() {
 		t.Fatal("no reply was swallowed: the test tests nothing")
 	}
@@ -157,9 +160,7 @@ func TestTokens_Commands(t *testing.T) {
 		{"try a held lease", func() { leasetest.MustBeHeld(t, l, key) }, map[string]int{"evalsha": 1, "set": 1, "pttl": 1}},
 		{"acquire", func() { leasetest.Acquire(t, l, newKey(), time.Minute) }, map[string]int{"evalsha": 1, "set": 1, "time": 1}},
 	} {
-		if err := admin.ConfigResetStat(t.Context()).Err(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, admin.ConfigResetStat(t.Context()).Err())
 		step.do()
 		if got := commands(t, admin); !maps.Equal(got, step.want) {
 			t.Errorf("%s: commands %v, want %v", step.name, got, step.want)
@@ -231,9 +232,7 @@ func TestCommands(t *testing.T) {
 			return nil
 		}, map[string]int{"evalsha": 1, "get": 1, "publish": 1}},
 	} {
-		if err := admin.ConfigResetStat(t.Context()).Err(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, admin.ConfigResetStat(t.Context()).Err())
 		if err := step.do(); err != nil {
 			t.Fatalf("%s: %v", step.name, err)
 		}
@@ -245,9 +244,7 @@ func TestCommands(t *testing.T) {
 	// A lease seen by a Locker that has only just begun to subscribe.
 	lease = leasetest.Acquire(t, a, key, time.Minute)
 	young := newLocker(t, server.Addr)
-	if err := admin.ConfigResetStat(t.Context()).Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, admin.ConfigResetStat(t.Context()).Err())
 	held = leasetest.MustBeHeld(t, young, key)
 	if _, err := young.Watch(t.Context(), held); err != nil {
 		t.Fatal(err)
@@ -303,9 +300,7 @@ func TestToken_OfWhichAnotherIsTheBeginning(t *testing.T) {
 	lease := leasetest.Acquire(t, l, key, time.Minute)
 	token := rdb.Get(t.Context(), l.Key(key)).Val()
 	for _, other := range []string{token + "x", token[:len(token)-1], token[:1], "x" + token, strings.ToUpper(token)} {
-		if err := rdb.Set(t.Context(), l.Key(key), other, time.Minute).Err(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, rdb.Set(t.Context(), l.Key(key), other, time.Minute).Err())
 		if err := lease.Renew(t.Context(), time.Hour); !errors.Is(err, driver.ErrLeaseLost) {
 			t.Errorf("Renew of %q beside %q: err = %v, want ErrLeaseLost", token, other, err)
 		}
@@ -331,9 +326,7 @@ func TestTryAcquire_ForeignValues(t *testing.T) {
 		l.Tokens = tokens
 		eternal, list := newKey(), newKey()
 
-		if err := rdb.Set(t.Context(), l.Key(eternal), "something", 0).Err(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, rdb.Set(t.Context(), l.Key(eternal), "something", 0).Err())
 		const ttl = 300 * time.Millisecond
 		asked := time.Now()
 		_, err := l.TryAcquire(t.Context(), eternal, ttl)
@@ -346,9 +339,7 @@ func TestTryAcquire_ForeignValues(t *testing.T) {
 			t.Errorf("err = %v, a lease's time after the key without an expiry was met", err)
 		}
 
-		if err := rdb.RPush(t.Context(), l.Key(list), "something").Err(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, rdb.RPush(t.Context(), l.Key(list), "something").Err())
 		if _, err := l.TryAcquire(t.Context(), list, time.Minute); !errors.Is(err, driver.ErrCorrupt) || !strings.Contains(err.Error(), l.Key(list)) {
 			t.Errorf("err = %v of a list, want ErrCorrupt, and the key's name", err)
 		}
@@ -407,9 +398,7 @@ func TestWatch_LeaseThatRedisHasLost(t *testing.T) {
 	admin := newClient(t, server.Addr)
 	lease := leasetest.Acquire(t, a, key, time.Minute)
 	freed := watch(t, b, key)
-	if err := admin.FlushAll(t.Context()).Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, admin.FlushAll(t.Context()).Err())
 	if err := lease.Release(t.Context()); !errors.Is(err, driver.ErrLeaseLost) {
 		t.Errorf("Release = %v, want ErrLeaseLost", err)
 	}
@@ -420,9 +409,7 @@ func TestWatch_LeaseThatRedisHasLost(t *testing.T) {
 	}
 
 	lease = leasetest.Acquire(t, a, key, time.Minute)
-	if err := admin.FlushAll(t.Context()).Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, admin.FlushAll(t.Context()).Err())
 	leasetest.Acquire(t, a, key, time.Minute)
 	freed = watch(t, b, key)
 	if err := lease.Release(t.Context()); !errors.Is(err, driver.ErrLeaseLost) {
@@ -464,9 +451,7 @@ func TestClose(t *testing.T) {
 	lease := leasetest.Acquire(t, l, key, time.Minute)
 	freed := watch(t, l, key)
 	for range 2 {
-		if err := l.Close(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, l.Close())
 		if !isClosed(freed) {
 			t.Fatal("a watch goes on after Close")
 		}
@@ -477,9 +462,7 @@ func TestClose(t *testing.T) {
 	leasetest.Release(t, lease) // after Close
 
 	unused := newLocker(t, server.Addr)
-	if err := unused.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unused.Close())
 	if _, err := unused.Watch(t.Context(), leasetest.MustBeHeld(t, unused, holdAnother(t, server.Addr))); err == nil {
 		t.Error("Watch of a Locker closed before its first use: want an error")
 	}
@@ -703,9 +686,7 @@ func TestNoLeaveForTheChannel(t *testing.T) {
 			for _, rule := range strings.Fields(testserver.RedisRules) {
 				rules = append(rules, rule)
 			}
-			if err := admin.Do(t.Context(), rules...).Err(); err != nil {
-				t.Fatal(err)
-			}
+			must(t, admin.Do(t.Context(), rules...).Err())
 			rdb := redis.NewClient(&redis.Options{Addr: server.Addr, DialerRetries: 1, Username: "app", Password: "secret"})
 			defer rdb.Close()
 			l, b, key := redislock.New(rdb), newLocker(t, server.Addr), newKey()

@@ -32,9 +32,7 @@ func TestRequests(t *testing.T) {
 	key := newKey()
 	var lease driver.Lease
 	check("acquire", atA, 1, func() { lease = leasetest.Acquire(t, a, key, time.Minute) })
-	check("renew", atA, 1, func() {
-		leasetest.Renew(t, lease, time.Minute)
-	})
+	check("renew", atA, 1, func() { leasetest.Renew(t, lease, time.Minute) })
 	var held *driver.HeldError
 	check("acquire what is held", atB, 2, func() { held = leasetest.MustBeHeld(t, b, key) })
 	var freed <-chan struct{}
@@ -43,9 +41,7 @@ func TestRequests(t *testing.T) {
 			freed = watch(t, b, held)
 		}
 	})
-	check("release", atA, 1, func() {
-		leasetest.Release(t, lease)
-	})
+	check("release", atA, 1, func() { leasetest.Release(t, lease) })
 	closes(t, "the watches", freed, 5*time.Second)
 	check("a second release", atA, 0, func() { leasetest.MustBeLost(t, "Release", lease.Release(t.Context())) })
 	check("a watch of what has ended", atB, 1, func() { closes(t, "it", watch(t, b, held), time.Second) })
@@ -55,9 +51,7 @@ func TestRequests(t *testing.T) {
 	check("takeover", atB, 3, func() { leasetest.Acquire(t, b, key, time.Minute) })
 
 	check("lock of an empty queue that has to be made", atA, 5, func() { lease = lock(t, a, key, time.Minute) })
-	check("release of the last in a queue", atA, 1, func() {
-		leasetest.Release(t, lease)
-	})
+	check("release of the last in a queue", atA, 1, func() { leasetest.Release(t, lease) })
 }
 
 // TestWatches_OneForAProcess lets a thousand callers in four processes wait for

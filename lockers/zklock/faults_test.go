@@ -636,9 +636,7 @@ func TestClose(t *testing.T) {
 		_, err := b.Watch(t.Context(), held)
 		isNoAnswer(t, "Watch after Close", err)
 	})
-	t.Run("before any use", func(t *testing.T) {
-		ends(t, zklock.New(server.Addr), 10*time.Millisecond)
-	})
+	t.Run("before any use", func(t *testing.T) { ends(t, zklock.New(server.Addr), 10*time.Millisecond) })
 	t.Run("without a server", func(t *testing.T) {
 		l := zklock.New(testserver.FreeAddr(t))
 		_, err := l.TryAcquire(t.Context(), "k", time.Minute)

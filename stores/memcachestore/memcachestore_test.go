@@ -276,9 +276,7 @@ func TestCommit_Interleaved(t *testing.T) {
 	for _, o := range []others{
 		{
 			name: "a later commit",
-			act: func(s *Store, key string, mine driver.Entry) uint64 {
-				return put(t, s, key, "later", time.Hour).Epoch
-			},
+			act:  func(s *Store, key string, mine driver.Entry) uint64 { return put(t, s, key, "later", time.Hour).Epoch },
 			want: fenced,
 		},
 		{

@@ -47,12 +47,6 @@ func open(tb testing.TB, addr, prefix string) (*Store, *redis.Client) {
 func instance(rdb redis.UniversalClient, prefix string, open func(testing.TB) *Store) storetest.Instance {
 	const limit = 2 << 20
 	name := (&Store{Prefix: prefix}).name
-	must := func(tb testing.TB, err error) {
-		tb.Helper()
-		if err != nil {
-			tb.Fatal(err)
-		}
-	}
 	return storetest.Instance{
 		Notifies: true,
 		Batches:  true,
@@ -61,9 +55,7 @@ func instance(rdb redis.UniversalClient, prefix string, open func(testing.TB) *S
 			s.Prefix, s.MaxValue = prefix, limit
 			return s
 		},
-		Evict: func(tb testing.TB, key string) {
-			must(tb, rdb.Del(tb.Context(), name(key)).Err())
-		},
+		Evict: func(tb testing.TB, key string) { must(tb, rdb.Del(tb.Context(), name(key)).Err()) },
 		Mix: func(tb testing.TB, from, to string) {
 			data, err := rdb.Get(tb.Context(), name(from)).Bytes()
 			must(tb, err)
@@ -115,6 +107,13 @@ func invalidate(tb testing.TB, s *Store, key string) {
 	}
 }
 
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
+}
+
 // put claims and commits, and returns what it committed.
 func put(tb testing.TB, s *Store, key string, ttl time.Duration) driver.Entry {
 	tb.Helper()
@@ -128,9 +127,7 @@ func put(tb testing.TB, s *Store, key string, ttl time.Duration) driver.Entry {
 func commands(tb testing.TB, rdb *redis.Client, f func()) (total int, each string) {
 	tb.Helper()
 	ctx := tb.Context()
-	if err := rdb.ConfigResetStat(ctx).Err(); err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, rdb.ConfigResetStat(ctx).Err())
 	f()
 	counts, err := testserver.Commands(ctx, rdb)
 	if err != nil {
@@ -205,9 +202,7 @@ func TestStore_NoLeaveForTheChannel(t *testing.T) {
 	srv := testserver.Redis(t).OwnOrSkip(t)
 	_, admin := open(t, srv.Addr, "")
 	testserver.Restrict(t, testserver.RedisRules, srv)
-	if err := admin.Do(t.Context(), "acl", "setuser", testserver.RedisUser, "resetchannels").Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, admin.Do(t.Context(), "acl", "setuser", testserver.RedisUser, "resetchannels").Err())
 	rdb := redis.NewClient(&redis.Options{Addr: srv.Addr, Username: "app", Password: "secret"})
 	defer rdb.Close()
 	s := New(rdb)
@@ -236,9 +231,7 @@ func TestStore_InvalidateOutOfMemory(t *testing.T) {
 	if _, err := s.Get(t.Context(), "k"); !errors.Is(err, driver.ErrNotFound) {
 		t.Errorf("Get after Invalidate: err = %v, want ErrNotFound", err)
 	}
-	if err := rdb.ConfigSet(t.Context(), "maxmemory", "0").Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, rdb.ConfigSet(t.Context(), "maxmemory", "0").Err())
 	e.Epoch = late
 	if err := s.Commit(t.Context(), "k", e); !errors.Is(err, driver.ErrFenced) {
 		t.Errorf("Commit of a claim before Invalidate: err = %v, want ErrFenced", err)
@@ -255,9 +248,7 @@ func TestStore_ForeignType(t *testing.T) {
 	ctx := t.Context()
 	spoil := func() {
 		rdb.Del(ctx, s.name("k"))
-		if err := rdb.LPush(ctx, s.name("k"), "x").Err(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, rdb.LPush(ctx, s.name("k"), "x").Err())
 	}
 	before := put(t, s, "k", time.Hour)
 	spoil()
@@ -290,9 +281,7 @@ func TestStore_ForeignCounter(t *testing.T) {
 	for _, head := range []string{"", "x", "1", "-1 -1", digits("1", "2"), digits("nan", "nan"), digits("5", "3"), digits("5", " 3"),
 		digits("9007199254740992", "1"), digits("4503599627370497", "1"), strings.Repeat("9", 32), strings.Repeat("9", 400)} {
 		for _, rest := range []string{"", strings.Repeat("0", 32), strings.Repeat("9", 32), "             nan             nan", strings.Repeat("x", 100)} {
-			if err := rdb.Set(ctx, s.name("k"), head+rest, 0).Err(); err != nil {
-				t.Fatal(err)
-			}
+			must(t, rdb.Set(ctx, s.name("k"), head+rest, 0).Err())
 			if _, err := s.Get(ctx, "k"); !errors.Is(err, driver.ErrCorrupt) && !errors.Is(err, driver.ErrNotFound) {
 				t.Fatalf("Get of %q: %v", head+rest, err)
 			}
@@ -324,12 +313,8 @@ func TestStore_CounterAheadOfTheClock(t *testing.T) {
 		"an invalidation and a claim": func() error { return s.Invalidate(ctx, "k") },
 	} {
 		e := driver.Entry{Kind: driver.KindValue, Epoch: ahead, TTL: math.MaxInt64}
-		if err := rdb.Set(ctx, s.name("k"), kept("k", e, 1), 0).Err(); err != nil {
-			t.Fatal(err)
-		}
-		if err := first(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, rdb.Set(ctx, s.name("k"), kept("k", e, 1), 0).Err())
+		must(t, first())
 		if _, epoch, err := s.Claim(ctx, "k"); err != nil || epoch <= ahead {
 			t.Errorf("%s after epoch %d: epoch %d, err = %v", what, uint64(ahead), epoch, err)
 		}
@@ -430,9 +415,7 @@ func TestStore_ScriptsForgotten(t *testing.T) {
 		})
 	}
 	for range 10 {
-		if err := rdb.ScriptFlush(t.Context()).Err(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, rdb.ScriptFlush(t.Context()).Err())
 	}
 	wg.Wait()
 }
@@ -490,9 +473,7 @@ func TestStore_CommitThatComesLate(t *testing.T) {
 	for _, ttl := range []time.Duration{time.Minute, late / 2} {
 		epoch := claim(t, s, "k")
 		// Twice as long as is wanted: the commit is sent some time behind it.
-		if err := rdb.Do(t.Context(), "client", "pause", 2*late.Milliseconds(), "write").Err(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, rdb.Do(t.Context(), "client", "pause", 2*late.Milliseconds(), "write").Err())
 		sent := time.Now()
 		e := driver.Entry{Kind: driver.KindValue, Value: []byte("v"), Epoch: epoch, TTL: ttl}
 		commit(t, s, "k", e)
@@ -529,9 +510,7 @@ func TestStore_CommitThatComesLateAfterALongLoad(t *testing.T) {
 	// As if the load had taken so long.
 	c := s.clockOf("")
 	c.last.sent, c.last.server = c.last.sent.Add(-2*recency), c.last.server-2*recency
-	if err := rdb.Do(t.Context(), "client", "pause", 2*late.Milliseconds(), "write").Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, rdb.Do(t.Context(), "client", "pause", 2*late.Milliseconds(), "write").Err())
 	sent := time.Now()
 	e := driver.Entry{Kind: driver.KindValue, Value: []byte("v"), Epoch: epoch, TTL: time.Minute}
 	commit(t, s, "k", e)
