@@ -39,9 +39,7 @@ func TestAsking_TwoCachesThatAskEachOther(t *testing.T) {
 				for i := range caches {
 					wg.Go(func() {
 						key := strings.Repeat("+", depth) + fmt.Sprint(i, n)
-						if v, err := caches[i].Get(t.Context(), key); v != "v" || err != nil {
-							t.Errorf("%s: %q, %v after %v", key, v, err, time.Since(began))
-						}
+						wantValue(t, caches[i], key, "v")
 					})
 				}
 			}
@@ -70,11 +68,7 @@ func TestAsking_SlotsStayInTheirCache(t *testing.T) {
 		pages := cacheOf(t, func(ctx context.Context, key string) (string, error) { return data.Get(ctx, key) }, bellwether.Options{})
 		var wg sync.WaitGroup
 		for n := range 50 {
-			wg.Go(func() {
-				if v, err := pages.Get(t.Context(), fmt.Sprint(n)); v != "v" || err != nil {
-					t.Errorf("%d: %q, %v", n, v, err)
-				}
-			})
+			wg.Go(func() { wantValue(t, pages, fmt.Sprint(n), "v") })
 		}
 		wg.Wait()
 		if most := g.most.Load(); most != 2 {
@@ -109,11 +103,7 @@ func TestAsking_ChainOfEight(t *testing.T) {
 				return "v", nil
 			}, bellwether.Options{MaxRebuilds: 1, MaxWait: time.Hour, RebuildTimeout: time.Hour})
 			var wg sync.WaitGroup
-			wg.Go(func() {
-				if v, err := c.Get(t.Context(), strings.Repeat("+", 7)+"end"); v != "v" || err != nil {
-					t.Errorf("%q, %v", v, err)
-				}
-			})
+			wg.Go(func() { wantValue(t, c, strings.Repeat("+", 7)+"end", "v") })
 			time.Sleep(100 * time.Millisecond)
 			wg.Go(func() { c.Get(t.Context(), "other") })
 			wg.Wait()
@@ -237,9 +227,7 @@ func TestAsking_GoroutineLeftBehind(t *testing.T) {
 				leave(ctx)
 				return "v", nil
 			}, bellwether.Options{})
-			if v, err := first.Get(t.Context(), "k"); v != "v" || err != nil {
-				t.Errorf("%q, %v", v, err)
-			}
+			wantValue(t, first, "k", "v")
 			behind.Wait()
 		})
 	}
@@ -248,7 +236,7 @@ func TestAsking_GoroutineLeftBehind(t *testing.T) {
 // An origin gets no more loads at one time than MaxRebuilds, however slow it is.
 func TestAsking_SlowOrigin(t *testing.T) {
 	for _, set := range []int{0, 128, 7} {
-		synctest.Test(t, func(t *testing.T) {
+		inBubbleBeside(t, fmt.Sprint(set), func(t *testing.T) {
 			var g gauge
 			c := cacheOf(t, func(context.Context, string) (string, error) {
 				g.work(time.Second/2 + rand.N(time.Second))
@@ -256,11 +244,7 @@ func TestAsking_SlowOrigin(t *testing.T) {
 			}, bellwether.Options{MaxRebuilds: set, MaxWait: time.Hour})
 			var wg sync.WaitGroup
 			for i := range 500 {
-				wg.Go(func() {
-					if v, err := c.Get(t.Context(), fmt.Sprint(i)); v != "v" || err != nil {
-						t.Errorf("%q, %v", v, err)
-					}
-				})
+				wg.Go(func() { wantValue(t, c, fmt.Sprint(i), "v") })
 			}
 			wg.Wait()
 			if most, want := g.most.Load(), int32(cmp.Or(set, 128)); most != want {

@@ -32,16 +32,13 @@ func TestGetMany_HeldKeyDelaysNobody(t *testing.T) {
 		start := time.Now()
 		var wg sync.WaitGroup
 		wg.Go(func() {
-			values, err := c.GetMany(t.Context(), []string{"a", "held", "b"})
-			wantAll(t, []string{"a", "held", "b"}, values, err)
+			getAll(t, c, []string{"a", "held", "b"})
 			wantTook(t, start, 20*time.Second)
 		})
 		synctest.Wait()
 		for _, p := range []*bellwether.Cache[string]{c, third} {
 			wg.Go(func() {
-				if v, err := p.Get(t.Context(), "b"); v != "b v1" || err != nil {
-					t.Errorf("%q, %v", v, err)
-				}
+				wantValue(t, p, "b", "b v1")
 				wantTook(t, start, time.Second)
 			})
 		}
@@ -72,14 +69,11 @@ func TestGetMany_SlowElectionDelaysNobody(t *testing.T) {
 		start := time.Now()
 		var wg sync.WaitGroup
 		wg.Go(func() {
-			values, err := c.GetMany(t.Context(), []string{"a", "slow", "b"})
-			wantAll(t, []string{"a", "slow", "b"}, values, err)
+			getAll(t, c, []string{"a", "slow", "b"})
 			wantTook(t, start, 2500*time.Millisecond)
 		})
 		synctest.Wait()
-		if v, err := c.Get(t.Context(), "b"); v != "b v1" || err != nil {
-			t.Errorf("%q, %v", v, err)
-		}
+		wantValue(t, c, "b", "b v1")
 		wantTook(t, start, 2020*time.Millisecond)
 		wg.Wait()
 		origin.wantLoads(t, "a b", "slow")
@@ -100,8 +94,7 @@ func TestGetMany_ManySlowElections(t *testing.T) {
 		c := batchCache(t, origin.load, bellwether.Options{EngineTimeout: time.Second, Store: memstore.New(), Locker: polling(locker)})
 		keys := manyKeys(400)
 		start := time.Now()
-		values, err := c.GetMany(t.Context(), keys)
-		wantAll(t, keys, values, err)
+		getAll(t, c, keys)
 		loads := origin.loads()
 		if len(loads) < 2 || len(loads) > 8 || time.Since(start) > 4*time.Second {
 			t.Errorf("%d loads, %v in all", len(loads), time.Since(start))
@@ -118,14 +111,11 @@ func TestGetMany_StoreIsSilentAboutSome(t *testing.T) {
 		start := time.Now()
 		var wg sync.WaitGroup
 		wg.Go(func() {
-			values, err := c.GetMany(t.Context(), []string{"mute", "a", "b"})
-			wantAll(t, []string{"a", "b", "mute"}, values, err)
+			getAll(t, c, []string{"mute", "a", "b"})
 			wantTook(t, start, 1500*time.Millisecond)
 		})
 		synctest.Wait()
-		if v, err := c.Get(t.Context(), "a"); v != "a v1" || err != nil {
-			t.Errorf("%q, %v", v, err)
-		}
+		wantValue(t, c, "a", "a v1")
 		wantTook(t, start, 1020*time.Millisecond)
 		wg.Wait()
 		origin.wantLoads(t, "a b", "mute")
@@ -149,8 +139,7 @@ func TestGetMany_AnswersComeOneByOne(t *testing.T) {
 			}
 		}
 		c := batchCache(t, origin.load, bellwether.Options{Store: batchesBy(store, trickling)})
-		values, err := c.GetMany(t.Context(), keys)
-		wantAll(t, keys, values, err)
+		getAll(t, c, keys)
 		if n := len(origin.loads()); n != 1 {
 			t.Errorf("%d loads, want 1: %q", n, origin.loads())
 		}
@@ -165,8 +154,7 @@ func TestGetMany_StoreIsDown(t *testing.T) {
 			ps[0].store.set(f)
 			keys := manyKeys(50)
 			start := time.Now()
-			values, err := ps[0].GetMany(t.Context(), keys)
-			wantAll(t, keys, values, err)
+			getAll(t, ps[0], keys)
 			if took := time.Since(start); took > 1500*time.Millisecond {
 				t.Errorf("took %v", took)
 			}
@@ -185,8 +173,7 @@ func TestGetMany_StoreIsDown(t *testing.T) {
 			ps[0].store.set(nil)
 			return errRefused
 		})
-		values, err := ps[0].GetMany(t.Context(), keys)
-		wantAll(t, keys, values, err)
+		getAll(t, ps[0], keys)
 		if n := len(origin.loads()); n != 1 || ps[0].store.count() != 2 {
 			t.Errorf("%d loads, %d calls of the store", n, ps[0].store.count())
 		}
@@ -215,9 +202,7 @@ func TestGetMany_LeaseLostDuringTheLoad(t *testing.T) {
 			}
 		})
 		time.Sleep(6 * time.Second)
-		if v, err := other.Get(t.Context(), "b"); v != "b v1" || err != nil {
-			t.Errorf("%q, %v", v, err)
-		}
+		wantValue(t, other, "b", "b v1")
 		wg.Wait()
 		slow.wantLoads(t, "a b")
 		origin.wantLoads(t, "b")
@@ -241,8 +226,7 @@ func TestGetMany_TakeoverTogether(t *testing.T) {
 		}
 		c := batchCache(t, origin.load, bellwether.Options{Store: store, Locker: locker})
 		start := time.Now()
-		values, err := c.GetMany(t.Context(), keys)
-		wantAll(t, keys, values, err)
+		getAll(t, c, keys)
 		loads := origin.loads()
 		if len(loads) > 4 || len(loads[0]) != 10 {
 			t.Errorf("%d loads: %q", len(loads), loads)
@@ -280,8 +264,7 @@ func TestGetMany_AdapterFaults(t *testing.T) {
 		inBubble(t, name, func(t *testing.T) {
 			origin := &batchSource{build: time.Second}
 			c := batchCache(t, origin.load, bellwether.Options{Store: batchesBy(memstore.New(), func(_ context.Context, keys []string, each func(int, bellwether.Entry, error)) { getMany(keys, each) })})
-			values, err := c.GetMany(t.Context(), []string{"a", "b"})
-			wantAll(t, []string{"a", "b"}, values, err)
+			getAll(t, c, []string{"a", "b"})
 		})
 	}
 }

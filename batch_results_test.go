@@ -79,9 +79,7 @@ func TestNewBatch_GetIsABatchOfOne(t *testing.T) {
 			return nil
 		}}
 		c := batchCache(t, origin.load, bellwether.Options{})
-		if v, err := c.Get(t.Context(), "a"); v != "a v1" || err != nil {
-			t.Errorf("%q, %v", v, err)
-		}
+		wantValue(t, c, "a", "a v1")
 		if _, err := c.Get(t.Context(), "absent"); err != bellwether.ErrNotFound {
 			t.Error(err)
 		}

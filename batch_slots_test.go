@@ -31,8 +31,7 @@ func TestGetMany_MaxRebuilds(t *testing.T) {
 				for j := range 50 {
 					keys = append(keys, fmt.Sprint(i, " ", j))
 				}
-				values, err := ps[0].GetMany(t.Context(), keys)
-				wantAll(t, keys, values, err)
+				getAll(t, ps[0], keys)
 			})
 		}
 		synctest.Wait()
@@ -58,8 +57,7 @@ func TestGetMany_LoadThatIgnoresItsContextKeepsItsSlot(t *testing.T) {
 		}
 		origin.set(func(o *batchSource) { o.build = 0 })
 		start := time.Now()
-		values, err := c.GetMany(t.Context(), []string{"a", "b"})
-		wantAll(t, []string{"a", "b"}, values, err)
+		getAll(t, c, []string{"a", "b"})
 		wantTook(t, start, 9*time.Second)
 	})
 }
@@ -83,8 +81,7 @@ func TestGetMany_Hedge(t *testing.T) {
 		synctest.Wait()
 		origin.set(func(o *batchSource) { o.build = time.Second })
 		start := time.Now()
-		values, err := ps[1].GetMany(t.Context(), []string{"a", "b"})
-		wantAll(t, []string{"a", "b"}, values, err)
+		getAll(t, ps[1], []string{"a", "b"})
 		if took := time.Since(start); took > 5*time.Second || ps[1].Stats().Hedges != 2 {
 			t.Errorf("took %v, %d hedges", took, ps[1].Stats().Hedges)
 		}
@@ -103,37 +100,34 @@ func TestGetMany_Hedge(t *testing.T) {
 // without its share of that one, also when late ones could fill all slots.
 func TestGetMany_LateForItsSlot(t *testing.T) {
 	for _, slots := range []int{1, 2, 4} {
-		t.Run(fmt.Sprint(slots), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				origin := &batchSource{build: 10 * time.Millisecond}
-				locker := wiredLocks(locallock.New())
-				locker.only = func(key string) bool { return strings.HasPrefix(key, "late") }
-				locker.set(on(takes(100*time.Millisecond), "acquire"))
-				c := batchCache(t, origin.load, bellwether.Options{MaxRebuilds: slots, Store: memstore.New(), Locker: polling(locker)})
-				start := time.Now()
-				var wg sync.WaitGroup
-				for i := range slots {
-					wg.Go(func() {
-						keys := []string{fmt.Sprint("early", i), fmt.Sprint("late", i)}
-						values, err := c.GetMany(t.Context(), keys)
-						wantAll(t, keys, values, err)
-						wantTook(t, start, 110*time.Millisecond)
-					})
-				}
-				wg.Wait()
-				origin.set(func(o *batchSource) {
-					o.build = time.Second
-					if o.mostAll > slots {
-						t.Errorf("%d loads at one time", o.mostAll)
-					}
+		inBubble(t, fmt.Sprint(slots), func(t *testing.T) {
+			origin := &batchSource{build: 10 * time.Millisecond}
+			locker := wiredLocks(locallock.New())
+			locker.only = func(key string) bool { return strings.HasPrefix(key, "late") }
+			locker.set(on(takes(100*time.Millisecond), "acquire"))
+			c := batchCache(t, origin.load, bellwether.Options{MaxRebuilds: slots, Store: memstore.New(), Locker: polling(locker)})
+			start := time.Now()
+			var wg sync.WaitGroup
+			for i := range slots {
+				wg.Go(func() {
+					keys := []string{fmt.Sprint("early", i), fmt.Sprint("late", i)}
+					getAll(t, c, keys)
+					wantTook(t, start, 110*time.Millisecond)
 				})
-				start = time.Now()
-				for i := range slots + 1 { // all slots are back, and no more
-					wg.Go(func() { c.Get(t.Context(), fmt.Sprint(i)) })
+			}
+			wg.Wait()
+			origin.set(func(o *batchSource) {
+				o.build = time.Second
+				if o.mostAll > slots {
+					t.Errorf("%d loads at one time", o.mostAll)
 				}
-				wg.Wait()
-				wantTook(t, start, 2*time.Second)
 			})
+			start = time.Now()
+			for i := range slots + 1 { // all slots are back, and no more
+				wg.Go(func() { c.Get(t.Context(), fmt.Sprint(i)) })
+			}
+			wg.Wait()
+			wantTook(t, start, 2*time.Second)
 		})
 	}
 }
@@ -152,8 +146,7 @@ func TestGetMany_WithoutABatchLoad(t *testing.T) {
 		}, bellwether.Options{MaxRebuilds: 10, MaxQueued: 1, Store: memstore.New(), Locker: locallock.New()})
 		keys := manyKeys(100)
 		start := time.Now()
-		values, err := c.GetMany(t.Context(), keys)
-		wantAll(t, keys, values, err)
+		getAll(t, c, keys)
 		wantTook(t, start, 10*time.Second)
 		if most.Load() != 10 || loads.Load() != 100 {
 			t.Errorf("%d loads, %d at one time", loads.Load(), most.Load())

@@ -157,6 +157,15 @@ func wantAll(t *testing.T, keys []string, values map[string]string, err error) {
 	}
 }
 
+// getAll asks for the keys together, and fails unless each has its value.
+func getAll(t *testing.T, c interface {
+	GetMany(ctx context.Context, keys []string) (map[string]string, error)
+}, keys []string) {
+	t.Helper()
+	values, err := c.GetMany(t.Context(), keys)
+	wantAll(t, keys, values, err)
+}
+
 func wantTook(t *testing.T, start time.Time, want time.Duration) {
 	t.Helper()
 	if got := time.Since(start); got != want {
@@ -170,8 +179,7 @@ func TestGetMany_OneReadAndOneLoad(t *testing.T) {
 		ps := newBatchFleet(t, 2, origin, bellwether.Options{})
 		keys := manyKeys(100)
 		start := time.Now()
-		values, err := ps[0].GetMany(t.Context(), keys)
-		wantAll(t, keys, values, err)
+		getAll(t, ps[0], keys)
 		wantTook(t, start, time.Second)
 		origin.wantLoads(t, strings.Join(keys, " "))
 		if got, all := ps[0].store.count("getmany"), ps[0].store.count("getmany", "get"); got != 1 || all != 1 {
@@ -182,15 +190,14 @@ func TestGetMany_OneReadAndOneLoad(t *testing.T) {
 			t.Errorf("stats %+v", s)
 		}
 
-		values, err = ps[1].GetMany(t.Context(), keys)
-		wantAll(t, keys, values, err)
+		getAll(t, ps[1], keys)
 		if got := ps[1].store.count(); got != 1 {
 			t.Errorf("the second process asks the store %d times, want once", got)
 		}
 		if got := ps[1].locker.count(); got != 0 {
 			t.Errorf("the second process asks the locker %d times", got)
 		}
-		values, err = ps[1].GetMany(t.Context(), append(slices.Clone(keys), keys...))
+		values, err := ps[1].GetMany(t.Context(), append(slices.Clone(keys), keys...))
 		wantAll(t, keys, values, err)
 		synctest.Wait() // the last flight counts itself when it has answered
 		if s := ps[1].Stats(); ps[1].store.count() != 1 || s.Hits != 100 || s.StoreHits != 100 {
@@ -241,8 +248,7 @@ func TestGetMany_WithoutABatchGetter(t *testing.T) {
 		})
 		reader := batchCache(t, origin.load, bellwether.Options{Store: plain})
 		start := time.Now()
-		values, err := reader.GetMany(t.Context(), keys)
-		wantAll(t, keys, values, err)
+		getAll(t, reader, keys)
 		if most.Load() > 32 || most.Load() < 16 || time.Since(start) > 10*time.Millisecond {
 			t.Errorf("%d reads at one time, %v in all", most.Load(), time.Since(start))
 		}
@@ -269,11 +275,7 @@ func TestGetMany_CollapsesKeyByKey(t *testing.T) {
 			}
 		})
 		synctest.Wait()
-		wg.Go(func() {
-			if v, err := c.Get(t.Context(), "c"); v != "c v2" || err != nil {
-				t.Errorf("%q, %v", v, err)
-			}
-		})
+		wg.Go(func() { wantValue(t, c, "c", "c v2") })
 		wg.Go(func() {
 			values, err := c.GetMany(t.Context(), []string{"c", "a", "b"})
 			if err != nil || len(values) != 3 {
@@ -296,9 +298,7 @@ func TestGetMany_InvalidatedDuringTheLoad(t *testing.T) {
 		ps := newBatchFleet(t, 2, origin, bellwether.Options{})
 		for _, by := range ps {
 			origin.set(func(o *batchSource) { o.batches = nil })
-			if err := ps[0].Invalidate(t.Context(), "a", "b", "c"); err != nil {
-				t.Fatal(err)
-			}
+			invalidate(t, ps[0], "a", "b", "c")
 			start := time.Now()
 			var wg sync.WaitGroup
 			wg.Go(func() {
@@ -309,9 +309,7 @@ func TestGetMany_InvalidatedDuringTheLoad(t *testing.T) {
 			})
 			time.Sleep(500 * time.Millisecond)
 			by.Invalidate(t.Context(), "b")
-			if v, err := ps[0].Get(t.Context(), "c"); v != "c v1" || err != nil {
-				t.Errorf("%q, %v", v, err)
-			}
+			wantValue(t, ps[0], "c", "c v1")
 			wantTook(t, start, time.Second)
 			wg.Wait()
 			origin.wantLoads(t, "a b c", "b")

@@ -85,11 +85,9 @@ func TestHit_BesideOtter(t *testing.T) {
 func TestGet_HitsAreNotWatched(t *testing.T) {
 	hits := 0
 	others := bellwether.Observer{
-		Serve: func(context.Context, bellwether.Serve) {},
-		Rebuild: func(ctx context.Context, _ string) (context.Context, func(bellwether.Rebuild)) {
-			return ctx, nil
-		},
-		Herd: func(bellwether.Herd) {}, Caller: func(context.Context) any { return nil }, Evict: func(string, int) {},
+		Serve:   func(context.Context, bellwether.Serve) {},
+		Rebuild: func(ctx context.Context, _ string) (context.Context, func(bellwether.Rebuild)) { return ctx, nil },
+		Herd:    func(bellwether.Herd) {}, Caller: func(context.Context) any { return nil }, Evict: func(string, int) {},
 	}
 	for name, by := range map[string]bellwether.Observer{
 		"others": others, "hits": {Hit: func(context.Context, string) { hits++ }},

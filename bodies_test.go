@@ -239,7 +239,7 @@ func TestBodies_StalledClients(t *testing.T) {
 		"ranges":    {"Range: bytes=0-\r\n", 4 << 20},
 		"in pieces": {"", 1000}, // so that readers catch up, and flush
 	} {
-		inBubble(t, name, func(t *testing.T) {
+		inBubbleBeside(t, name, func(t *testing.T) {
 			var finished atomic.Bool
 			s := newSite(t, bellwether.HTTPOptions{MaxBody: 4 << 20}, func(w http.ResponseWriter, r *http.Request) {
 				w.Header().Set("Cache-Control", "max-age=3600000")
@@ -472,9 +472,7 @@ func TestBodies_TruncatedPageWhoseClientLeaves(t *testing.T) {
 	}
 	check := func(t *testing.T, s *site) {
 		for range 2 {
-			if w := s.get("http://a/p"); w.Body.String() != "0123456789" {
-				t.Errorf("the next client got %d %q, %s", w.Code, w.Body, w.Header().Get("Cache-Status"))
-			}
+			s.wantBody(t, "0123456789", "http://a/p") // the next client
 		}
 	}
 	t.Run("GET with Authorization", func(t *testing.T) {
@@ -541,7 +539,7 @@ func TestBodies_SlowReadersDoNotEndCaching(t *testing.T) {
 		"slow, at once":                     {nil, 55 * time.Second, time.Second},
 		"stalled with Authorization, a day": {[]string{"Authorization", "x"}, 1000 * time.Hour, 24 * time.Hour},
 	} {
-		inBubble(t, name, func(t *testing.T) {
+		inBubbleBeside(t, name, func(t *testing.T) {
 			s := newSite(t, bellwether.HTTPOptions{MaxHeld: 8 << 20}, func(w http.ResponseWriter, r *http.Request) {
 				w.Header().Set("Cache-Control", "public, max-age=600")
 				if strings.HasPrefix(r.URL.Path, "/large") {

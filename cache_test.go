@@ -75,6 +75,16 @@ func (a *answers) want(t *testing.T, n int, v string, err error, at time.Duratio
 	}
 }
 
+// wantValue asks for a key, and fails unless it has this value.
+func wantValue[V comparable](t *testing.T, c interface {
+	Get(ctx context.Context, key string) (V, error)
+}, key string, want V) {
+	t.Helper()
+	if v, err := c.Get(t.Context(), key); v != want || err != nil {
+		t.Errorf("Get(%q) = %v, %v, want %v", key, v, err, want)
+	}
+}
+
 func herd(c *bellwether.Cache[string], n int, key string) *answers {
 	a := &answers{}
 	start := time.Now()
@@ -327,9 +337,7 @@ func TestGet_WhatIsNotRememberedTakesNoRoomBesideAValue(t *testing.T) {
 			}
 			c := cacheOf(t, func(context.Context, string) (string, error) { return "v", failure }, o)
 			for _, failure = range []error{nil, errors.New(strings.Repeat("x", 10_000)), errors.New("another")} {
-				if v, err := c.Get(t.Context(), "k"); v != "v" || err != nil {
-					t.Errorf("Get = %q, %v", v, err)
-				}
+				wantValue(t, c, "k", "v")
 				synctest.Wait()
 				if n := c.Stats().NearBytes; n > 500 {
 					t.Errorf("%d bytes in the near tier", n)
@@ -497,11 +505,7 @@ func TestGet_OwnKey(t *testing.T) {
 		}
 		var both sync.WaitGroup // whom others ask for it may wait for a load
 		for range 2 {
-			both.Go(func() {
-				if v, err := c.Get(t.Context(), "other"); v != "v" || err != nil {
-					t.Errorf("%q, %v", v, err)
-				}
-			})
+			both.Go(func() { wantValue(t, c, "other", "v") })
 		}
 		both.Wait()
 
@@ -512,9 +516,7 @@ func TestGet_OwnKey(t *testing.T) {
 		time.Sleep(90 * time.Second)
 		c.Get(t.Context(), "self")
 		time.Sleep(2 * time.Second)
-		if v, err := c.Get(t.Context(), "self"); v != "v" || err != nil {
-			t.Errorf("with something stale: %q, %v", v, err)
-		}
+		wantValue(t, c, "self", "v") // with something stale
 	})
 	synctest.Test(t, func(t *testing.T) {
 		var c *bellwether.Cache[string]
@@ -613,9 +615,7 @@ func TestInvalidate_WhileTheBreakerIsOpen(t *testing.T) {
 			b.Get(t.Context(), fmt.Sprint(i))
 		}
 		b.store.set(nil) // well again, which nobody knows yet
-		if err := b.Invalidate(t.Context(), "k"); err != nil {
-			t.Errorf("Invalidate: %v", err)
-		}
+		invalidate(t, b, "k")
 		time.Sleep(time.Second + 1)
 		if v, err := a.Get(t.Context(), "k"); v == "v1" || err != nil {
 			t.Errorf("another process got %q, %v after NearTTL", v, err)
@@ -668,9 +668,7 @@ func TestGet_LoadKeepsTheValuesOfItsContext(t *testing.T) {
 			cancel()
 		}()
 		c.Get(ctx, "k")
-		if v, err := c.Get(t.Context(), "k"); v != "trace<nil> true" || err != nil {
-			t.Errorf("load saw %q, %v", v, err)
-		}
+		wantValue(t, c, "k", "trace<nil> true")
 	})
 }
 
@@ -956,11 +954,7 @@ func TestGet_LoadsThatAskForOtherKeys(t *testing.T) {
 				var wg sync.WaitGroup
 				began := time.Now()
 				get := func(key string) {
-					wg.Go(func() {
-						if v, err := c.first.Get(t.Context(), key); v != "v" || err != nil {
-							t.Errorf("%s: %q, %v after %v", key, v, err, time.Since(began))
-						}
-					})
+					wg.Go(func() { wantValue(t, c.first, key, "v") })
 				}
 				for i := range 3 * slots {
 					get(fmt.Sprint("parent", i))
@@ -1022,9 +1016,7 @@ func TestCodec_OfStringsAndBytes(t *testing.T) {
 		for range 2 { // two processes
 			texts := cacheOf(t, func(context.Context, string) (string, error) { return "v", nil }, o)
 			bytes := cacheOf(t, func(context.Context, string) ([]byte, error) { return []byte("v"), nil }, o)
-			if v, err := texts.Get(t.Context(), "text"); v != "v" || err != nil {
-				t.Errorf("a string came back as %q, %v", v, err)
-			}
+			wantValue(t, texts, "text", "v")
 			if v, err := bytes.Get(t.Context(), "bytes"); string(v) != "v" || err != nil {
 				t.Errorf("bytes came back as %q, %v", v, err)
 			}
@@ -1107,9 +1099,7 @@ func TestGet_SizeMayUseTheCache(t *testing.T) {
 		Size: func(key string, _ any) int { return c.Stats().Flights },
 	})
 	defer c.Close()
-	if v, err := c.Get(t.Context(), "k"); v != "v" || err != nil {
-		t.Errorf("Get = %q, %v", v, err)
-	}
+	wantValue(t, c, "k", "v")
 }
 
 func TestGetFunc_FirstCallersLoadForTheFleet(t *testing.T) {

@@ -67,9 +67,7 @@ func TestEarlyRefresh_Fails(t *testing.T) {
 		f.get(1, "k")
 		for range 80 {
 			for _, p := range f.processes {
-				if v, err := p.Get(t.Context(), "k"); v != "v1" || err != nil {
-					t.Fatalf("%q, %v, want v1", v, err)
-				}
+				wantValue(t, p, "k", "v1")
 			}
 			time.Sleep(100 * time.Millisecond)
 		}

@@ -126,9 +126,7 @@ func TestElect_NoAnswer(t *testing.T) {
 		f := newFleet(t, 1, atOnce, bellwether.Options{TTL: time.Minute})
 		p := f.processes[0]
 		p.store.set(on(refuse, "elect"))
-		if v, err := p.Get(t.Context(), "k"); v != "v1" || err != nil {
-			t.Fatalf("Get = %q, %v", v, err)
-		}
+		wantValue(t, p, "k", "v1")
 		if n := p.store.count("commit"); n != 1 {
 			t.Errorf("%d commits, want one, under the epoch of a claim", n)
 		}
@@ -187,34 +185,30 @@ func TestElect_BesideTheLog(t *testing.T) {
 		"near tier off": {NearTTL: -1},
 		"short NearTTL": {NearTTL: 2 * time.Millisecond},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				store := farStore(memstore.New())
-				engine := &batchingEngine{wiredEngine{store, wiredLocks(store.store.(*memstore.Store))}}
-				o.Store, o.Locker, o.MaxWait = engine, engine, time.Second
-				loads := 0
-				var s *site
-				s = newSite(t, bellwether.HTTPOptions{Options: o}, func(w http.ResponseWriter, r *http.Request) {
-					if loads++; loads == 1 && name == "invalidated" {
-						if err := s.mw.Invalidate(context.Background(), "http://example.com/"); err != nil {
-							t.Error(err)
-						}
-					}
-					page(60, "page")(w, r)
-				})
-				time.Sleep(time.Second) // the log is there
-				store.reset()
-				want := 1
-				if name == "invalidated" {
-					want = 2
+		inBubble(t, name, func(t *testing.T) {
+			store := farStore(memstore.New())
+			engine := &batchingEngine{wiredEngine{store, wiredLocks(store.store.(*memstore.Store))}}
+			o.Store, o.Locker, o.MaxWait = engine, engine, time.Second
+			loads := 0
+			var s *site
+			s = newSite(t, bellwether.HTTPOptions{Options: o}, func(w http.ResponseWriter, r *http.Request) {
+				if loads++; loads == 1 && name == "invalidated" {
+					invalidate(t, s.mw, "http://example.com/")
 				}
-				if w := s.get("http://example.com/"); w.Code != http.StatusOK || loads != want {
-					t.Errorf("status %d with %d loads, want the page of load %d", w.Code, loads, want)
-				}
-				if n := store.count("elect"); n == 0 || store.count() > 12 {
-					t.Errorf("%d elections in %d calls", n, store.count())
-				}
+				page(60, "page")(w, r)
 			})
+			time.Sleep(time.Second) // the log is there
+			store.reset()
+			want := 1
+			if name == "invalidated" {
+				want = 2
+			}
+			if w := s.get("http://example.com/"); w.Code != http.StatusOK || loads != want {
+				t.Errorf("status %d with %d loads, want the page of load %d", w.Code, loads, want)
+			}
+			if n := store.count("elect"); n == 0 || store.count() > 12 {
+				t.Errorf("%d elections in %d calls", n, store.count())
+			}
 		})
 	}
 }
@@ -252,41 +246,37 @@ func TestElect_EngineThatCannotBeCompared(t *testing.T) {
 	}
 	e := traced{memstore.New(), []func(){func() {}}}
 	c := cacheOf(t, func(context.Context, string) (string, error) { return "v", nil }, bellwether.Options{TTL: time.Minute, Store: e, Locker: e})
-	if v, err := c.Get(t.Context(), "k"); v != "v" || err != nil {
-		t.Errorf("Get = %q, %v", v, err)
-	}
+	wantValue(t, c, "k", "v")
 }
 
 // An engine with silent writes still answers with its fresh entries: nothing is loaded again, with one
 // engine as with two.
 func TestElect_SilentWritesLeaveTheHits(t *testing.T) {
 	for name, by := range map[string]way{"one engine": atOnce, "two": push} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				const keys = 100
-				f := newFleet(t, 2, by, bellwether.Options{TTL: time.Hour})
-				f.origin.build = 0
-				a, b := f.processes[0], f.processes[1]
-				for i := range keys {
-					a.Get(t.Context(), strconv.Itoa(i))
-				}
-				b.store.set(on(blackHole, "elect", "claim", "commit", "commit and release"))
-				b.locker.set(blackHole)
-				began := time.Now()
-				var callers sync.WaitGroup
-				for i := range keys {
-					callers.Go(func() {
-						if _, err := b.Get(t.Context(), strconv.Itoa(i)); err != nil {
-							t.Error(err)
-						}
-					})
-				}
-				callers.Wait()
-				f.wantLoads(t, keys)
-				if took := time.Since(began); took > 500*time.Millisecond {
-					t.Errorf("the hits took %v, want one EngineTimeout at most", took)
-				}
-			})
+		inBubble(t, name, func(t *testing.T) {
+			const keys = 100
+			f := newFleet(t, 2, by, bellwether.Options{TTL: time.Hour})
+			f.origin.build = 0
+			a, b := f.processes[0], f.processes[1]
+			for i := range keys {
+				a.Get(t.Context(), strconv.Itoa(i))
+			}
+			b.store.set(on(blackHole, "elect", "claim", "commit", "commit and release"))
+			b.locker.set(blackHole)
+			began := time.Now()
+			var callers sync.WaitGroup
+			for i := range keys {
+				callers.Go(func() {
+					if _, err := b.Get(t.Context(), strconv.Itoa(i)); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			callers.Wait()
+			f.wantLoads(t, keys)
+			if took := time.Since(began); took > 500*time.Millisecond {
+				t.Errorf("the hits took %v, want one EngineTimeout at most", took)
+			}
 		})
 	}
 }
@@ -306,53 +296,29 @@ func TestElect_LeaseLength(t *testing.T) {
 	})
 }
 
-// A lossyStore loses the reply of one Touch or Commit.
-type lossyStore struct {
-	*memstore.Store
-	lose bool
-}
-
-func (s *lossyStore) lost(err error) error {
-	if s.lose && err == nil {
-		s.lose = false
-		time.Sleep(time.Millisecond)
-		return errRefused
-	}
-	return err
-}
-
-func (s *lossyStore) Touch(ctx context.Context, key string, of uint64, e bellwether.Entry) error {
-	return s.lost(s.Store.Touch(ctx, key, of, e))
-}
-
-func (s *lossyStore) Commit(ctx context.Context, key string, e bellwether.Entry) error {
-	return s.lost(s.Store.Commit(ctx, key, e))
-}
-
 // A Touch whose reply was lost is found in the store, as a Commit is.
 func TestTouch_LostReply(t *testing.T) {
 	for name, touches := range map[string]bool{"touch": true, "commit": false} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s, fails := &lossyStore{Store: memstore.New()}, false
-				o := bellwether.Options{TTL: time.Second, StaleIfError: time.Hour, ErrorTTL: time.Minute, MaxErrorTTL: time.Hour, Store: s, Locker: locallock.New()}
-				if !touches {
-					o.Store = quiet{s}
+		inBubble(t, name, func(t *testing.T) {
+			s, fails := wiredTo(memstore.New()), false
+			o := bellwether.Options{TTL: time.Second, StaleIfError: time.Hour, ErrorTTL: time.Minute, MaxErrorTTL: time.Hour, Store: s.full(), Locker: locallock.New()}
+			if !touches {
+				o.Store = s
+			}
+			c := cacheOf(t, func(context.Context, string) (string, error) {
+				if fails {
+					return "", errOrigin
 				}
-				c := cacheOf(t, func(context.Context, string) (string, error) {
-					if fails {
-						return "", errOrigin
-					}
-					return "v", nil
-				}, o)
-				c.Get(t.Context(), "k")
-				time.Sleep(2 * time.Second)
-				fails, s.lose = true, true
-				v, err := c.Get(t.Context(), "k")
-				if stats := c.Stats(); v != "v" || err != nil || stats.Fenced != 0 || stats.Loads != 2 {
-					t.Errorf("Get = %q, %v: %d commits are fenced, %d loads", v, err, stats.Fenced, stats.Loads)
-				}
-			})
+				return "v", nil
+			}, o)
+			c.Get(t.Context(), "k")
+			time.Sleep(2 * time.Second)
+			fails = true
+			s.lose.Store(true)
+			v, err := c.Get(t.Context(), "k")
+			if stats := c.Stats(); v != "v" || err != nil || stats.Fenced != 0 || stats.Loads != 2 {
+				t.Errorf("Get = %q, %v: %d commits are fenced, %d loads", v, err, stats.Fenced, stats.Loads)
+			}
 		})
 	}
 }

@@ -148,9 +148,7 @@ func TestFleet_CorruptEntries(t *testing.T) {
 			c := cacheOf(t, load, bellwether.Options{Store: wired, Locker: locallock.New(), OnError: func(_ string, err error) {
 				told = append(told, err)
 			}})
-			if v, err := c.Get(t.Context(), "k"); v != (pair{1, 2}) || err != nil {
-				t.Errorf("Get = %v, %v", v, err)
-			}
+			wantValue(t, c, "k", (pair{1, 2}))
 			for _, err := range told {
 				if !errors.Is(err, bellwether.ErrCorrupt) {
 					t.Errorf("OnError is told %v, want an ErrCorrupt", err)

@@ -59,9 +59,7 @@ func TestFleet_EpochsFall(t *testing.T) {
 						t.Errorf("round %d: %d calls of the store for what it has just said", round, calls)
 					}
 					if round == 1 {
-						if err := f.processes[0].Invalidate(t.Context(), "k"); err != nil {
-							t.Fatal(err)
-						}
+						invalidate(t, f.processes[0], "k")
 					}
 				}
 			})
@@ -82,13 +80,9 @@ func TestFleet_EpochsFallAfterALostCommit(t *testing.T) {
 		b.Get(t.Context(), "k")
 		b.store.set(nil)
 		f.loseEpochs()
-		if v, err := a.Get(t.Context(), "k"); v != "v2" || err != nil {
-			t.Fatalf("%q, %v", v, err)
-		}
+		wantValue(t, a, "k", "v2")
 		time.Sleep(2 * time.Second)
-		if v, err := b.Get(t.Context(), "k"); v != "v2" || err != nil {
-			t.Errorf("Get = %q, %v; want what the fleet has", v, err)
-		}
+		wantValue(t, b, "k", "v2")
 	})
 }
 

@@ -28,55 +28,53 @@ import (
 // remembered of it ends the goroutine that writes it.
 func TestExchange_GoexitBesideAPrivateStream(t *testing.T) {
 	for _, whose := range []string{"adapter", "OnError"} {
-		t.Run(whose, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				store := wiredTo(memstore.New())
-				var exit atomic.Bool
-				o := bellwether.HTTPOptions{Options: bellwether.Options{Store: store, MaxRebuilds: 1, RebuildTimeout: 10 * time.Second, MaxWait: 15 * time.Second}}
-				if whose == "OnError" {
-					o.OnError = func(string, error) {
-						if exit.Load() {
-							runtime.Goexit()
-						}
+		inBubble(t, whose, func(t *testing.T) {
+			store := wiredTo(memstore.New())
+			var exit atomic.Bool
+			o := bellwether.HTTPOptions{Options: bellwether.Options{Store: store, MaxRebuilds: 1, RebuildTimeout: 10 * time.Second, MaxWait: 15 * time.Second}}
+			if whose == "OnError" {
+				o.OnError = func(string, error) {
+					if exit.Load() {
+						runtime.Goexit()
 					}
 				}
-				s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
-					if r.URL.Path != "/stream" {
-						w.Header().Set("Cache-Control", "max-age=60")
-						return
+			}
+			s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
+				if r.URL.Path != "/stream" {
+					w.Header().Set("Cache-Control", "max-age=60")
+					return
+				}
+				exit.Store(true)
+				store.set(on(func(context.Context, string) error {
+					if whose == "adapter" {
+						runtime.Goexit()
 					}
-					exit.Store(true)
-					store.set(on(func(context.Context, string) error {
-						if whose == "adapter" {
-							runtime.Goexit()
-						}
-						return errors.New("broken")
-					}, "claim", "commit"))
-					w.Header().Set("Cache-Control", "private")
-					w.Header().Set("Vary", "Accept-Language")
-					w.WriteHeader(200)
+					return errors.New("broken")
+				}, "claim", "commit"))
+				w.Header().Set("Cache-Control", "private")
+				w.Header().Set("Vary", "Accept-Language")
+				w.WriteHeader(200)
+				w.(http.Flusher).Flush()
+				time.Sleep(time.Second)
+				exit.Store(false)
+				store.set(nil)
+				for range 60 {
+					io.WriteString(w, "tick ")
 					w.(http.Flusher).Flush()
 					time.Sleep(time.Second)
-					exit.Store(false)
-					store.set(nil)
-					for range 60 {
-						io.WriteString(w, "tick ")
-						w.(http.Flusher).Flush()
-						time.Sleep(time.Second)
-					}
-				})
-				streamed := make(chan struct{})
-				go func() {
-					defer close(streamed)
-					s.get("http://a/stream")
-				}()
-				time.Sleep(2 * time.Second)
-				start := time.Now()
-				if w := s.get("http://a/other"); w.Code != 200 || time.Since(start) > time.Second {
-					t.Errorf("another page: %d after %v", w.Code, time.Since(start))
 				}
-				<-streamed
 			})
+			streamed := make(chan struct{})
+			go func() {
+				defer close(streamed)
+				s.get("http://a/stream")
+			}()
+			time.Sleep(2 * time.Second)
+			start := time.Now()
+			if w := s.get("http://a/other"); w.Code != 200 || time.Since(start) > time.Second {
+				t.Errorf("another page: %d after %v", w.Code, time.Since(start))
+			}
+			<-streamed
 		})
 	}
 }
@@ -88,30 +86,28 @@ func TestExchange_DeafHandlerWritesOn(t *testing.T) {
 		first string // before the end
 		more  int    // after it; MaxBody is between
 	}{{"x", 10}, {"x", 1000}, {"", 10}, {"", 1000}} {
-		t.Run(fmt.Sprintf("%q, %d", c.first, c.more), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				var running, most atomic.Int32
-				s := newSite(t, bellwether.HTTPOptions{MaxBody: 100, Options: bellwether.Options{MaxRebuilds: 1, RebuildTimeout: time.Second, MaxWait: time.Minute}}, func(w http.ResponseWriter, r *http.Request) {
-					n := running.Add(1)
-					defer running.Add(-1)
-					most.Store(max(most.Load(), n))
-					w.Header().Set("Cache-Control", "max-age=60")
-					if r.URL.Path == "/deaf" {
-						io.WriteString(w, c.first)
-						time.Sleep(2 * time.Second)
-						w.Write(make([]byte, c.more))
-						time.Sleep(20 * time.Second)
-					}
-				})
-				go s.get("http://a/deaf")
-				time.Sleep(5 * time.Second)
-				if w := s.get("http://a/other"); w.Code != 200 {
-					t.Errorf("another page: %d", w.Code)
-				}
-				if most.Load() > 1 {
-					t.Errorf("%d handlers at a time, MaxRebuilds is 1", most.Load())
+		inBubble(t, fmt.Sprintf("%q, %d", c.first, c.more), func(t *testing.T) {
+			var running, most atomic.Int32
+			s := newSite(t, bellwether.HTTPOptions{MaxBody: 100, Options: bellwether.Options{MaxRebuilds: 1, RebuildTimeout: time.Second, MaxWait: time.Minute}}, func(w http.ResponseWriter, r *http.Request) {
+				n := running.Add(1)
+				defer running.Add(-1)
+				most.Store(max(most.Load(), n))
+				w.Header().Set("Cache-Control", "max-age=60")
+				if r.URL.Path == "/deaf" {
+					io.WriteString(w, c.first)
+					time.Sleep(2 * time.Second)
+					w.Write(make([]byte, c.more))
+					time.Sleep(20 * time.Second)
 				}
 			})
+			go s.get("http://a/deaf")
+			time.Sleep(5 * time.Second)
+			if w := s.get("http://a/other"); w.Code != 200 {
+				t.Errorf("another page: %d", w.Code)
+			}
+			if most.Load() > 1 {
+				t.Errorf("%d handlers at a time, MaxRebuilds is 1", most.Load())
+			}
 		})
 	}
 }
@@ -151,33 +147,27 @@ func TestExchange_BreaksOffInvalidated(t *testing.T) {
 		"with a locker":    {Locker: locallock.New(), Store: memstore.New()},
 		"without a locker": {Store: memstore.New()},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				var runs atomic.Int32
-				s := newSite(t, bellwether.HTTPOptions{Options: o}, func(w http.ResponseWriter, r *http.Request) {
-					w.Header().Set("Cache-Control", "max-age=60")
-					if runs.Add(1) > 1 {
-						fmt.Fprint(w, "page")
-						return
-					}
-					io.WriteString(w, "part of a page")
-					time.Sleep(2 * time.Second)
-					panic(http.ErrAbortHandler)
-				})
-				time.AfterFunc(time.Second, func() {
-					if err := s.mw.Invalidate(context.Background(), "http://a/p"); err != nil {
-						t.Error(err)
-					}
-				})
-				if w := s.get("http://a/p"); w.Code != -1 {
-					t.Errorf("whose response breaks off gets %d", w.Code)
+		inBubble(t, name, func(t *testing.T) {
+			var runs atomic.Int32
+			s := newSite(t, bellwether.HTTPOptions{Options: o}, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", "max-age=60")
+				if runs.Add(1) > 1 {
+					fmt.Fprint(w, "page")
+					return
 				}
-				time.Sleep(time.Second)
-				s.wantCalls(t, 1)
-				if w := s.get("http://a/p"); w.Body.String() != "page" {
-					t.Errorf("the next gets %d %q", w.Code, w.Body)
-				}
+				io.WriteString(w, "part of a page")
+				time.Sleep(2 * time.Second)
+				panic(http.ErrAbortHandler)
 			})
+			time.AfterFunc(time.Second, func() {
+				invalidate(t, s.mw, "http://a/p")
+			})
+			if w := s.get("http://a/p"); w.Code != -1 {
+				t.Errorf("whose response breaks off gets %d", w.Code)
+			}
+			time.Sleep(time.Second)
+			s.wantCalls(t, 1)
+			s.wantBody(t, "page", "http://a/p") // the next
 		})
 	}
 }
@@ -185,37 +175,35 @@ func TestExchange_BreaksOffInvalidated(t *testing.T) {
 func TestExchange_Cause(t *testing.T) {
 	for _, who := range []string{"client stays", "client leaves", "refresh"} {
 		for _, how := range []string{"before the header", "after the header"} {
-			t.Run(who+", "+how, func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					causes := make(chan error, 1)
-					var runs atomic.Int32
-					s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{RebuildTimeout: 3 * time.Second}}, func(w http.ResponseWriter, r *http.Request) {
-						w.Header().Set("Cache-Control", "max-age=1, stale-while-revalidate=600")
-						if who == "refresh" && runs.Add(1) == 1 {
-							return
-						}
-						if how == "after the header" {
-							io.WriteString(w, "start")
-						}
-						<-r.Context().Done()
-						causes <- context.Cause(r.Context())
-					})
-					if who == "refresh" {
-						s.get("http://a/")
-						time.Sleep(2 * time.Second)
+			inBubble(t, who+", "+how, func(t *testing.T) {
+				causes := make(chan error, 1)
+				var runs atomic.Int32
+				s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{RebuildTimeout: 3 * time.Second}}, func(w http.ResponseWriter, r *http.Request) {
+					w.Header().Set("Cache-Control", "max-age=1, stale-while-revalidate=600")
+					if who == "refresh" && runs.Add(1) == 1 {
+						return
 					}
-					ctx, leave := context.WithCancel(t.Context())
-					defer leave()
-					go s.do(request("GET", "http://a/").WithContext(ctx))
-					time.Sleep(time.Second)
-					if who == "client leaves" {
-						leave()
+					if how == "after the header" {
+						io.WriteString(w, "start")
 					}
-					time.Sleep(time.Minute)
-					if cause := <-causes; !errors.Is(cause, bellwether.ErrRebuildTimeout) {
-						t.Errorf("cause %v, want ErrRebuildTimeout", cause)
-					}
+					<-r.Context().Done()
+					causes <- context.Cause(r.Context())
 				})
+				if who == "refresh" {
+					s.get("http://a/")
+					time.Sleep(2 * time.Second)
+				}
+				ctx, leave := context.WithCancel(t.Context())
+				defer leave()
+				go s.do(request("GET", "http://a/").WithContext(ctx))
+				time.Sleep(time.Second)
+				if who == "client leaves" {
+					leave()
+				}
+				time.Sleep(time.Minute)
+				if cause := <-causes; !errors.Is(cause, bellwether.ErrRebuildTimeout) {
+					t.Errorf("cause %v, want ErrRebuildTimeout", cause)
+				}
 			})
 		}
 	}

@@ -218,9 +218,19 @@ func inBubble(t *testing.T, name string, test func(t *testing.T)) {
 	t.Run(name, func(t *testing.T) { synctest.Test(t, test) })
 }
 
+// inBubbleBeside is inBubble beside the other subtests of t, with which this one shares
+// nothing. They run when the function that has begun them returns.
+func inBubbleBeside(t *testing.T, name string, test func(t *testing.T)) {
+	t.Helper()
+	t.Run(name, func(t *testing.T) {
+		t.Parallel()
+		synctest.Test(t, test)
+	})
+}
+
 func everyWay(t *testing.T, test func(t *testing.T, by way)) {
 	for by, name := range []string{"push", "poll", "notices", "at once"} {
-		inBubble(t, name, func(t *testing.T) { test(t, way(by)) })
+		inBubbleBeside(t, name, func(t *testing.T) { test(t, way(by)) })
 	}
 }
 

@@ -94,9 +94,7 @@ func TestInvalidateMatching(t *testing.T) {
 				if calls.Load() != int64(len(urls)) {
 					t.Fatalf("%d calls to fill the caches with %d pages", calls.Load(), len(urls))
 				}
-				if err := all[0].mw.InvalidateMatching(t.Context(), tt.match); err != nil {
-					t.Fatal(err)
-				}
+				sweep(t, all[0], tt.match)
 				for i, s := range all {
 					if i == 1 {
 						time.Sleep(1001 * time.Millisecond) // NearTTL
@@ -137,11 +135,7 @@ func TestInvalidateMatching_AtOneTime(t *testing.T) {
 		var wg sync.WaitGroup
 		for i, s := range all {
 			for j := range each {
-				wg.Go(func() {
-					if err := s.mw.InvalidateMatching(t.Context(), bellwether.Match{Tags: []string{fmt.Sprint("t", i*each+j)}}); err != nil {
-						t.Error(err)
-					}
-				})
+				wg.Go(func() { sweep(t, s, bellwether.Match{Tags: []string{fmt.Sprint("t", i*each+j)}}) })
 			}
 		}
 		wg.Wait()
@@ -167,18 +161,14 @@ func TestInvalidateMatching_LogForgets(t *testing.T) {
 			if i == 300 {
 				all[0].get("http://example.com/young")
 			}
-			if err := all[0].mw.InvalidateMatching(t.Context(), bellwether.Match{Tags: []string{fmt.Sprint("t", i)}}); err != nil {
-				t.Fatal(err)
-			}
+			sweep(t, all[0], bellwether.Match{Tags: []string{fmt.Sprint("t", i)}})
 		}
 		time.Sleep(1001 * time.Millisecond) // until the other process knows
 		before := calls.Load()
 		if got := all[1].get("http://example.com/young").Body.String(); got != "2" || calls.Load() != before {
 			t.Errorf("young is %s after %d calls, want the kept one", got, calls.Load()-before)
 		}
-		if got := all[1].get("http://example.com/old").Body.String(); got != "3" {
-			t.Errorf("old is %s, want a new one", got)
-		}
+		all[1].wantBody(t, "3", "http://example.com/old")
 	})
 }
 
@@ -189,23 +179,15 @@ func TestInvalidateMatching_LogIsLost(t *testing.T) {
 		store := memstore.New()
 		all := sites(t, 2, quiet{store}, tagged(&calls))
 		all[0].get("http://example.com/?tag=x")
-		if err := all[0].mw.InvalidateMatching(t.Context(), bellwether.Match{Tags: []string{"x"}}); err != nil {
-			t.Fatal(err)
-		}
+		sweep(t, all[0], bellwether.Match{Tags: []string{"x"}})
 		store.Invalidate(t.Context(), "\x00sweeps") // loses it
 		time.Sleep(2 * time.Second)
-		for i, s := range all {
-			if got := s.get("http://example.com/?tag=x").Body.String(); got != "2" {
-				t.Errorf("process %d serves %s, want 2", i, got)
-			}
+		for _, s := range all {
+			s.wantBody(t, "2", "http://example.com/?tag=x")
 		}
-		if err := all[1].mw.InvalidateMatching(t.Context(), bellwether.Match{Tags: []string{"x"}}); err != nil {
-			t.Fatal(err)
-		}
+		sweep(t, all[1], bellwether.Match{Tags: []string{"x"}})
 		time.Sleep(2 * time.Second)
-		if got := all[0].get("http://example.com/?tag=x").Body.String(); got != "3" {
-			t.Errorf("after a sweep in the new log: %s, want 3", got)
-		}
+		all[0].wantBody(t, "3", "http://example.com/?tag=x") // after a sweep in the new log
 	})
 }
 
@@ -224,18 +206,14 @@ func TestInvalidateMatching_Errors(t *testing.T) {
 				t.Errorf("the error does not name %s: %v", part, err)
 			}
 		}
-		if got := s.get("http://example.com/a?tag=x").Body.String(); got != "2" {
-			t.Errorf("got %s: what could be done was not", got)
-		}
+		s.wantBody(t, "2", "http://example.com/a?tag=x") // what could be done was done
 		synctest.Wait()
 		// Without its store a process does it for itself, and says so.
 		wired.set(refuse)
 		if err := s.mw.InvalidateMatching(t.Context(), bellwether.Match{Tags: []string{"x"}}); !errors.Is(err, bellwether.ErrUnavailable) {
 			t.Errorf("err = %v, want ErrUnavailable", err)
 		}
-		if got := s.get("http://example.com/a?tag=x").Body.String(); got != "3" {
-			t.Errorf("got %s, want a new one", got)
-		}
+		s.wantBody(t, "3", "http://example.com/a?tag=x")
 	})
 }
 

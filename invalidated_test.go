@@ -20,9 +20,7 @@ func TestFleet_InvalidationReachesTheOthers(t *testing.T) {
 		f.get(1, "k")
 		time.Sleep(time.Minute)
 		f.get(1, "k") // trusted again
-		if err := f.processes[0].Invalidate(t.Context(), "k"); err != nil {
-			t.Fatal(err)
-		}
+		invalidate(t, f.processes[0], "k")
 		time.Sleep(time.Second)
 		if got := f.get(10, "k"); got.values["v2"] != 30 || got.slowest > f.origin.build+pollLag(f.origin.build) {
 			t.Errorf("NearTTL after the invalidation %v", got.count)
@@ -42,9 +40,7 @@ func TestFleet_InvalidationWhileAReplyIsUnderWay(t *testing.T) {
 		time.Sleep(time.Millisecond)
 		a.Invalidate(t.Context(), "k")
 		time.Sleep(time.Second)
-		if v, err := b.Get(t.Context(), "k"); v != "v2" || err != nil {
-			t.Errorf("Get = %q, %v NearTTL after the invalidation", v, err)
-		}
+		wantValue(t, b, "k", "v2") // NearTTL after the invalidation
 	})
 }
 
@@ -60,9 +56,7 @@ func TestInvalidate_WhileAReplyIsUnderWay(t *testing.T) {
 			p.store.reply.Store(int64(400 * time.Millisecond))
 			go p.Get(t.Context(), "k")
 			time.Sleep(time.Millisecond)
-			if err := p.Invalidate(t.Context(), "k"); err != nil {
-				t.Fatal(err)
-			}
+			invalidate(t, p, "k")
 			if v, err := p.Get(t.Context(), "k"); v == "v1" || err != nil {
 				t.Errorf("Get = %q, %v after the invalidation", v, err)
 			}
@@ -122,9 +116,7 @@ func TestFleet_InvalidateDuringALoadThatFails(t *testing.T) {
 			f := newFleet(t, 2, push, bellwether.Options{TTL: 10 * time.Second, StaleIfError: time.Hour, ErrorTTL: test.ttl, RebuildTimeout: 6 * time.Second})
 			f.get(1, "k")
 			time.Sleep(10 * time.Second)
-			f.origin.set(func(o *source) {
-				o.build, o.fail = test.build, func(int) error { return test.err }
-			})
+			f.origin.set(func(o *source) { o.build, o.fail = test.build, func(int) error { return test.err } })
 			a, b := f.processes[0], f.processes[1]
 			go b.Get(t.Context(), "k")
 			time.Sleep(time.Second)

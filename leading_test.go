@@ -105,9 +105,7 @@ func TestFleet_LateCommitIsFenced(t *testing.T) {
 		}()
 		synctest.Wait()
 		f.origin.set(func(o *source) { o.build = time.Second })
-		if v, err := b.Get(t.Context(), "k"); v != "v2" || err != nil {
-			t.Fatalf("b's Get = %q, %v", v, err)
-		}
+		wantValue(t, b, "k", "v2")
 		if v := <-first; v != "v2" || a.Stats().Fenced != 1 {
 			t.Errorf("a's Get = %q with %d commits fenced; want v2 and 1", v, a.Stats().Fenced)
 		}

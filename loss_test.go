@@ -85,11 +85,7 @@ func TestLoss_AndTheQueueIsFull(t *testing.T) {
 			EngineTimeout: 5 * time.Second, MaxRebuilds: 1, MaxQueued: 1,
 		})
 		get := func(key string) {
-			wg.Go(func() {
-				if v, err := c.Get(t.Context(), key); v != key || err != nil {
-					t.Errorf("Get(%q) = %q, %v", key, v, err)
-				}
-			})
+			wg.Go(func() { wantValue(t, c, key, key) })
 			synctest.Wait()
 		}
 		get("lost")
@@ -116,9 +112,7 @@ func TestLossNotifier_Panics(t *testing.T) {
 			time.Sleep(time.Second)
 			return "v", nil
 		}, bellwether.Options{Store: memstore.New(), Locker: locker})
-		if v, err := c.Get(t.Context(), "k"); v != "v" || err != nil {
-			t.Errorf("Get = %q, %v", v, err)
-		}
+		wantValue(t, c, "k", "v")
 		if n := c.Stats().EngineErrors; n != 1 {
 			t.Errorf("%d engine errors, want the panic's", n)
 		}

@@ -310,9 +310,7 @@ func TestAudience_OneClientsAnswerLeavesThePage(t *testing.T) {
 				inPairs(t, bellwether.HTTPOptions{}, unshared(100*time.Millisecond, control, answer), func(t *testing.T, p pair) {
 					wantPage := func(s *site) {
 						t.Helper()
-						if w := s.get("http://a/p"); w.Body.String() != "page" {
-							t.Errorf("without a cookie: %d %q", w.Code, w.Body)
-						}
+						s.wantBody(t, "page", "http://a/p") // without a cookie
 					}
 					wantPage(p.first)
 					wantPage(p.second)
@@ -381,9 +379,7 @@ func TestAudience_OneMoreTriesAtAnExpiry(t *testing.T) {
 				p.calls()
 				var wg sync.WaitGroup
 				wg.Go(func() {
-					if w := p.first.get("http://a/p", "Cookie", "u=1"); w.Body.String() != "u=1" {
-						t.Errorf("the first got %d %q", w.Code, w.Body)
-					}
+					p.first.wantBody(t, "u=1", "http://a/p", "Cookie", "u=1") // the first
 				})
 				time.Sleep(time.Millisecond)
 				for _, s := range []*site{p.first, p.second} {
@@ -516,9 +512,7 @@ func TestAudience_ErrorThatBreaksOff(t *testing.T) {
 		p.first.get("http://a/p", "X-Bad", "1")
 		for _, s := range []*site{p.first, p.second} {
 			for _, cookie := range []string{"u=1", "u=2"} {
-				if w := s.get("http://a/p", "Cookie", cookie); w.Body.String() != "page of "+cookie {
-					t.Errorf("the client with %s got %d %q", cookie, w.Code, w.Body)
-				}
+				s.wantBody(t, "page of "+cookie, "http://a/p", "Cookie", cookie)
 			}
 		}
 	})
@@ -556,9 +550,7 @@ func TestAudience_GoexitIsItsClients(t *testing.T) {
 	inPairs(t, bellwether.HTTPOptions{}, h, func(t *testing.T, p pair) {
 		p.first.get("http://a/p", "Cookie", "bad")
 		for _, s := range []*site{p.first, p.second} {
-			if w := s.get("http://a/p", "Cookie", "good"); w.Body.String() != "page of good" {
-				t.Errorf("another client got %d %q", w.Code, w.Body)
-			}
+			s.wantBody(t, "page of good", "http://a/p", "Cookie", "good") // another client
 		}
 	})
 }
@@ -581,9 +573,7 @@ func TestAudience_TimeoutIsItsClients(t *testing.T) {
 		time.Sleep(9 * time.Second)
 		for _, s := range []*site{p.first, p.second} {
 			wg.Go(func() {
-				if w := s.get("http://a/p", "Cookie", "good"); w.Body.String() != "page of good" {
-					t.Errorf("a client that came a second before the time-out got %d %q", w.Code, w.Body)
-				}
+				s.wantBody(t, "page of good", "http://a/p", "Cookie", "good") // a client that came a second before the time-out
 			})
 		}
 		wg.Wait()
@@ -644,9 +634,7 @@ func TestAudience_ErrorByCookieLeavesTheStalePage(t *testing.T) {
 		p.first.get("http://a/p", "Cookie", "u=1")
 		time.Sleep(100 * time.Millisecond)
 		for _, s := range []*site{p.first, p.second} {
-			if w := s.get("http://a/p"); w.Body.String() != "page" {
-				t.Errorf("within the window: %d %q", w.Code, w.Body)
-			}
+			s.wantBody(t, "page", "http://a/p") // within the window
 		}
 	})
 }
@@ -675,9 +663,7 @@ func TestAudience_OneClientsAnswersLeaveTheStaleIfErrorPage(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		down.Store(true)
 		for _, s := range []*site{p.first, p.second} {
-			if w := s.get("http://a/p"); w.Body.String() != "page" {
-				t.Errorf("with the origin down: %d %q", w.Code, w.Body)
-			}
+			s.wantBody(t, "page", "http://a/p") // with the origin down
 		}
 	})
 }
@@ -763,9 +749,7 @@ func TestAudience_FailureBesideAPageForOthers(t *testing.T) {
 						if public := strings.HasPrefix(cc, "public"); (w.Body.String() == "page of ") != public {
 							t.Errorf("the client whose request fails got %d %q, Cache-Status %s", w.Code, w.Body, w.Header()["Cache-Status"])
 						}
-						if w := s.get("http://a/p"); w.Body.String() != "page of " {
-							t.Errorf("another client got %d %q after that", w.Code, w.Body)
-						}
+						s.wantBody(t, "page of ", "http://a/p") // another client; after that
 					}
 				})
 			})

@@ -45,9 +45,7 @@ func TestBypass_OfAFreshPage(t *testing.T) {
 				}
 			}
 			s.wantCalls(t, tt.calls)
-			if w := s.get("http://a/p", tt.field, tt.value); w.Body.String() != "page" {
-				t.Errorf("the next one got %d %q", w.Code, w.Body)
-			}
+			s.wantBody(t, "page", "http://a/p", tt.field, tt.value) // the next one
 			s.wantCalls(t, min(tt.calls, 1))
 			// A page that is not there is nothing to answer with.
 			s.burst(20, func(int) *http.Request { return request("GET", "http://a/other", tt.field, tt.value) })

@@ -36,9 +36,7 @@ func TestCredentials_Slow(t *testing.T) {
 			inPairs(t, bellwether.HTTPOptions{}, h, func(t *testing.T, p pair) {
 				var wg sync.WaitGroup
 				wg.Go(func() {
-					if w := p.first.get("http://a/p", "Authorization", "slow"); w.Body.String() != "slow" {
-						t.Errorf("the slow one got %q", w.Body)
-					}
+					p.first.wantBody(t, "slow", "http://a/p", "Authorization", "slow") // the slow one
 				})
 				time.Sleep(time.Second)
 				for _, s := range []*site{p.first, p.second} {
@@ -128,9 +126,7 @@ func TestCredentials_AnonymousResponseIsNoAuthorizedOne(t *testing.T) {
 		s.get("http://a/p")
 		synctest.Wait()
 		for _, user := range []string{"u1", "u2", "u1"} {
-			if w := s.get("http://a/p", "Authorization", user); w.Body.String() != "for "+user {
-				t.Errorf("%s got %q", user, w.Body)
-			}
+			s.wantBody(t, "for "+user, "http://a/p", "Authorization", user)
 			if w := s.get("http://a/p"); w.Body.String() != "for " || !strings.Contains(w.Header().Get("Cache-Status"), "hit") {
 				t.Errorf("an authorized request has taken the response from the others: %q %v", w.Body, w.Header())
 			}
@@ -244,9 +240,7 @@ func TestCredentials_LeaveWhatIsStored(t *testing.T) {
 		})
 		s.get("http://a/p")
 		time.Sleep(11 * time.Second)
-		if w := s.get("http://a/p", "Authorization", "u1"); w.Body.String() != "for u1" {
-			t.Errorf("u1 got %q", w.Body)
-		}
+		s.wantBody(t, "for u1", "http://a/p", "Authorization", "u1")
 		broken.Store(true)
 		if w := s.get("http://a/p"); w.Code != 200 || w.Body.String() != "for " {
 			t.Errorf("the stale response is gone: %d %q", w.Code, w.Body)
@@ -268,9 +262,7 @@ func TestCredentials_DoNotScatterTheHerd(t *testing.T) {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			if w := s.get("http://a/p", "Authorization", "u1"); w.Body.String() != "for u1" {
-				t.Errorf("u1 got %q", w.Body)
-			}
+			s.wantBody(t, "for u1", "http://a/p", "Authorization", "u1")
 		}()
 		time.Sleep(500 * time.Millisecond)
 		wantBurst(t, s.burst(20, same("http://a/p")), 20, "200 for  1s")
@@ -293,9 +285,7 @@ func TestCredentials_ValidateNothingOfOthers(t *testing.T) {
 		})
 		s.get("http://a/p")
 		time.Sleep(11 * time.Second)
-		if w := s.get("http://a/p", "Authorization", "u1"); w.Body.String() != "for u1" {
-			t.Errorf("u1 got %q", w.Body)
-		}
+		s.wantBody(t, "for u1", "http://a/p", "Authorization", "u1")
 	})
 }
 
@@ -357,9 +347,7 @@ func TestCredentials_DraftKeepsVaryThatAnOuterMiddlewareHasToo(t *testing.T) {
 			})
 			s.get("http://a/p", append([]string{"Origin", "https://evil.example"}, fields...)...)
 			synctest.Wait()
-			if w := s.get("http://a/p", "Origin", "https://honest.example"); w.Body.String() != "for https://honest.example" {
-				t.Errorf("another Origin got %q, Access-Control-Allow-Origin %q, %s", w.Body, w.Header().Get("Access-Control-Allow-Origin"), w.Header().Get("Cache-Status"))
-			}
+			s.wantBody(t, "for https://honest.example", "http://a/p", "Origin", "https://honest.example") // another Origin
 		})
 	}
 }
@@ -424,9 +412,7 @@ func TestCredentials_ContentType(t *testing.T) {
 			})
 			s.get("http://a/p", append([]string{"Content-Type", "application/evil"}, fields...)...)
 			synctest.Wait()
-			if w := s.get("http://a/p"); w.Body.String() != "answer in " {
-				t.Errorf("another client got %q", w.Body)
-			}
+			s.wantBody(t, "answer in ", "http://a/p") // another client
 		})
 	}
 }

@@ -159,9 +159,7 @@ func TestHandler_PanicWithNotFound(t *testing.T) {
 			t.Errorf("the client whose handler panics gets %d", w.Code)
 		}
 		time.Sleep(10 * time.Second)
-		if w := s.get("http://a/p"); w.Body.String() != "page" {
-			t.Errorf("the next gets %d %q", w.Code, w.Body)
-		}
+		s.wantBody(t, "page", "http://a/p") // the next
 	})
 }
 

@@ -555,7 +555,7 @@ func TestHerd_JoinersWithDirectives(t *testing.T) {
 	} {
 		for _, vary := range []string{"", "Accept"} {
 			for _, maxBody := range []int64{0, 1000} {
-				inBubble(t, fmt.Sprint(tt.fields, vary, maxBody), func(t *testing.T) {
+				inBubbleBeside(t, fmt.Sprint(tt.fields, vary, maxBody), func(t *testing.T) {
 					s := newSite(t, bellwether.HTTPOptions{MaxBody: maxBody}, func(w http.ResponseWriter, r *http.Request) {
 						w.Header().Set("Cache-Control", "public, max-age=3600")
 						w.Header().Set("Vary", vary)
@@ -606,9 +606,7 @@ func TestHerd_NobodyJoinsWhatIsOver(t *testing.T) {
 				for at, want := range map[time.Duration]string{0: "run 1", time.Second: "run 1", 10 * time.Second: "run 2", 15 * time.Second: "run 2"} {
 					wg.Go(func() {
 						time.Sleep(at)
-						if w := s.get("http://a/p"); w.Body.String() != want+", beginning and end" {
-							t.Errorf("%s, after %v: %q %v", control, at, w.Body, w.Header())
-						}
+						s.wantBody(t, want+", beginning and end", "http://a/p")
 					})
 				}
 				wg.Wait()

@@ -126,9 +126,7 @@ func TestHidden_OnEveryWay(t *testing.T) {
 			s.calls.Store(0)
 			want(200, ";hit", "GET", "/p")
 			s.wantCalls(t, 0)
-			if err := s.mw.InvalidateMatching(t.Context(), bellwether.Match{Tags: []string{"b"}}); err != nil {
-				t.Fatal(err)
-			}
+			sweep(t, s, bellwether.Match{Tags: []string{"b"}})
 			want(200, "fwd=uri-miss", "GET", "/p")
 			s.wantCalls(t, 1)
 		})

@@ -101,9 +101,7 @@ func TestKey_RedirectToTLSOnTheWire(t *testing.T) {
 func TestKey_InvalidationMeansBothSchemes(t *testing.T) {
 	match := func(m bellwether.Match) func(*testing.T, *site) {
 		return func(t *testing.T, s *site) {
-			if err := s.mw.InvalidateMatching(t.Context(), m); err != nil {
-				t.Error(err)
-			}
+			sweep(t, s, m)
 		}
 	}
 	for name, invalidate := range map[string]func(*testing.T, *site){
@@ -227,9 +225,7 @@ func TestKey_Option(t *testing.T) {
 			t.Errorf("one URL by Key: %v", w.Header())
 		}
 		s.wantCalls(t, 1)
-		if w := s.get("http://a/p?a=1&b=2", "X-Tls", "on"); w.Body.String() != "on" {
-			t.Errorf("another scheme by Key: %q", w.Body)
-		}
+		s.wantBody(t, "on", "http://a/p?a=1&b=2", "X-Tls", "on") // another scheme by Key
 		s.wantCalls(t, 1)
 		for _, path := range []string{"/refused", "/nonsense", "/fragment"} {
 			for range 2 {
@@ -308,15 +304,11 @@ func TestKey_HandlerSeesTheKeysURL(t *testing.T) {
 		for _, url := range []string{
 			"http://evil.example/mount/p?utm=evil&id=1", "http://shop.example:80/mount/p?id=1", "http://shop.example/mount/p?id=1&utm=x",
 		} {
-			if got := s.get(url).Body.String(); got != "shop.example /p?id=1 /mount/p?id=1 1" {
-				t.Errorf("%s got %q", url, got)
-			}
+			s.wantBody(t, "shop.example /p?id=1 /mount/p?id=1 1", url)
 			synctest.Wait()
 		}
 		s.wantCalls(t, 1)
-		if got := s.get("http://evil.example/mount/p?utm=evil").Body.String(); got != "shop.example /p /mount/p " {
-			t.Errorf("without a parameter that Key keeps: %q", got)
-		}
+		s.wantBody(t, "shop.example /p /mount/p ", "http://evil.example/mount/p?utm=evil") // without a parameter that Key keeps
 	})
 }
 
@@ -342,9 +334,7 @@ func TestKey_Variant(t *testing.T) {
 					for _, lang := range []string{"", "de", "d;e", "d; e"} {
 						for _, s := range []*site{p.first, p.second} {
 							want := fmt.Sprintf("%s %q %q", path, lang, theme)
-							if w := s.get("http://a"+path, "X-Lang", lang, "X-Theme", theme); w.Body.String() != want {
-								t.Errorf("got %q, want %q: %v", w.Body, want, w.Header())
-							}
+							s.wantBody(t, want, "http://a"+path, "X-Lang", lang, "X-Theme", theme)
 							time.Sleep(time.Millisecond) // it is kept a moment after it was answered
 						}
 					}
@@ -399,16 +389,12 @@ func TestKey_WhatIsToldApartDisplacesNothing(t *testing.T) {
 				p.calls()
 				for i := range 5 {
 					name := fmt.Sprint("evil", i)
-					if got := p.first.get("http://a/p", tt.field, name).Body.String(); got != "page of "+name {
-						t.Errorf("a request with the field got %q", got)
-					}
+					p.first.wantBody(t, "page of "+name, "http://a/p", tt.field, name) // a request with the field
 					time.Sleep(2 * time.Second)
 					p.calls()
 					for _, encoding := range []string{"gzip", "br"} {
 						for _, s := range []*site{p.first, p.second} {
-							if got := s.get("http://a/p", "Accept-Encoding", encoding).Body.String(); got != "page of " {
-								t.Errorf("without the field: %q", got)
-							}
+							s.wantBody(t, "page of ", "http://a/p", "Accept-Encoding", encoding) // without the field
 						}
 					}
 					if !strings.Contains(tt.control, "stale") {
@@ -434,9 +420,7 @@ func TestKey_FormHasOnlyTheKeysParameters(t *testing.T) {
 			fmt.Fprintf(w, "id=%s next=%s", r.FormValue("id"), r.FormValue("next"))
 		})
 		s.get("http://a/p?id=1&next=//evil.example")
-		if got := s.get("http://a/p?id=1").Body.String(); got != "id=1 next=" {
-			t.Errorf("the next client got %q", got)
-		}
+		s.wantBody(t, "id=1 next=", "http://a/p?id=1") // the next client
 	})
 }
 
@@ -500,15 +484,11 @@ func TestKey_VariantIsNotValidatedByTheURLsPage(t *testing.T) {
 					io.WriteString(w, "page of "+r.Header.Get(field))
 				}
 				inPairs(t, bellwether.HTTPOptions{Key: variant}, h, func(t *testing.T, p pair) {
-					for i, s := range []*site{p.first, p.first, p.second, p.first} {
+					for _, s := range []*site{p.first, p.first, p.second, p.first} {
 						time.Sleep(2 * time.Second)
-						if got := s.get("http://a/p").Body.String(); got != "page of " {
-							t.Errorf("%d, without the field: %q", i, got)
-						}
+						s.wantBody(t, "page of ", "http://a/p")
 						time.Sleep(2 * time.Second) // the page is kept
-						if got := s.get("http://a/p", field, "one").Body.String(); got != "page of one" {
-							t.Errorf("%d, with the field: %q", i, got)
-						}
+						s.wantBody(t, "page of one", "http://a/p", field, "one")
 					}
 				})
 			})
@@ -686,9 +666,7 @@ func TestKey_ForwardedFieldsOfOneProxy(t *testing.T) {
 		wantBurst(t, s.burst(50, client), 50, "200 page 1s")
 		wantBurst(t, s.burst(50, client), 50, "200 page 0s")
 		s.wantCalls(t, 1)
-		if err := s.mw.Invalidate(t.Context(), "http://a/p"); err != nil {
-			t.Fatal(err)
-		}
+		invalidate(t, s.mw, "http://a/p")
 		wantBurst(t, s.burst(50, client), 50, "200 page 1s")
 		s.wantCalls(t, 1)
 	})

@@ -168,9 +168,7 @@ func TestStale_RequestIfErrorIsForbidden(t *testing.T) {
 			if name == "zero" || name == "nonsense" {
 				fields = tt.fields
 			}
-			if w := s.get("http://a/p", fields...); w.Body.String() != tt.want {
-				t.Errorf("%d %q, want %q", w.Code, w.Body, tt.want)
-			}
+			s.wantBody(t, tt.want, "http://a/p", fields...)
 		})
 	}
 }

@@ -55,6 +55,14 @@ func (s *site) get(url string, fields ...string) *httptest.ResponseRecorder {
 	return s.do(request(http.MethodGet, url, fields...))
 }
 
+// wantBody asks for a page, and fails unless it has this body.
+func (s *site) wantBody(t *testing.T, want, url string, fields ...string) {
+	t.Helper()
+	if w := s.get(url, fields...); w.Body.String() != want {
+		t.Errorf("%s %q: %d %q (%s), want %q", url, fields, w.Code, w.Body, w.Header().Get("Cache-Status"), want)
+	}
+}
+
 func request(method, url string, fields ...string) *http.Request {
 	r := httptest.NewRequest(method, url, nil)
 	for i := 0; i < len(fields); i += 2 {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -193,9 +192,7 @@ func TestUnsafe_Soft(t *testing.T) {
 				}
 				time.Sleep(2 * time.Second)
 				for _, s := range []*site{first, second} {
-					if w := s.get("http://a/p", "Accept-Language", language); w.Body.String() != "new" {
-						t.Errorf("%s after its rebuild: %q", language, w.Body)
-					}
+					s.wantBody(t, "new", "http://a/p", "Accept-Language", language)
 				}
 			}
 		})
@@ -242,9 +239,7 @@ func TestUnsafe_NoInvalidation(t *testing.T) {
 			}
 			s.calls.Store(0)
 			for _, url := range []string{"http://a/p", "http://a/q"} {
-				if w := s.get(url); w.Body.String() != "GET" {
-					t.Errorf("%s: %q", url, w.Body)
-				}
+				s.wantBody(t, "GET", url)
 			}
 			s.wantCalls(t, 0)
 		})
@@ -280,9 +275,7 @@ func TestUnsafe_CommitBehindTheHeader(t *testing.T) {
 				time.Sleep(time.Second)
 				s.get("http://a/p")
 				time.Sleep(2 * time.Second)
-				if w := s.get("http://a/p"); w.Body.String() != "1" {
-					t.Errorf("after it succeeded: %q (%s)", w.Body, w.Header().Get("Cache-Status"))
-				}
+				s.wantBody(t, "1", "http://a/p") // after it succeeded
 			})
 		}
 	}
@@ -297,9 +290,7 @@ func TestUnsafe_OfferOfH2C(t *testing.T) {
 	})
 	offer := []string{"Connection", "Upgrade, HTTP2-Settings", "Upgrade", "h2c", "HTTP2-Settings", "AAMAAABk"}
 	for range 2 {
-		if w := s.get("http://a/p", offer...); w.Body.String() != "GET[] []" {
-			t.Errorf("GET: %q", w.Body)
-		}
+		s.wantBody(t, "GET[] []", "http://a/p", offer...)
 	}
 	s.wantCalls(t, 1)
 	s.do(request("PUT", "http://a/p", offer...))
@@ -308,36 +299,10 @@ func TestUnsafe_OfferOfH2C(t *testing.T) {
 	s.wantCalls(t, 1) // it was invalidated
 }
 
-// The handler of an unsafe request can take the connection over, as without a cache.
-func TestUnsafe_Hijack(t *testing.T) {
-	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{})
-	defer mw.Close()
-	server := httptest.NewServer(mw.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		conn, rw, err := w.(http.Hijacker).Hijack()
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		defer conn.Close()
-		rw.WriteString("HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nmine")
-		rw.Flush()
-	})))
-	defer server.Close()
-	resp, err := http.Post(server.URL, "", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	if body, err := io.ReadAll(resp.Body); string(body) != "mine" || err != nil {
-		t.Errorf("%q, %v", body, err)
-	}
-}
-
-// What a POST says over a connection that it has taken over answers no GET.
+// The handler of an unsafe request can take the connection over, as without a cache. What a
+// POST says over it answers no GET.
 func TestPost_Hijack(t *testing.T) {
-	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{})
-	defer mw.Close()
-	server := httptest.NewServer(mw.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	server := serve(t, newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "max-age=60")
 		w.Header().Set("Content-Location", "/")
 		if r.Method == "GET" {
@@ -352,13 +317,14 @@ func TestPost_Hijack(t *testing.T) {
 		rw.WriteString("HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\n\r\n")
 		rw.Flush()
 		conn.Close()
-	})))
-	defer server.Close()
+	}).handler)
 	resp, err := http.Post(server.URL, "", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	resp.Body.Close()
+	if resp.Body.Close(); resp.StatusCode != http.StatusInternalServerError {
+		t.Errorf("the client gets %s, want what was said over its connection", resp.Status)
+	}
 	time.Sleep(50 * time.Millisecond) // what would be kept is kept behind the client's back
 	if resp, err = http.Get(server.URL); err != nil {
 		t.Fatal(err)
@@ -406,9 +372,7 @@ func TestPost_KeepsNobodysOwn(t *testing.T) {
 				r.Host = fields[1]
 			}
 			s.do(r)
-			if w := s.get("http://a/p"); w.Body.String() != "a" {
-				t.Errorf("the next GET gets %q", w.Body)
-			}
+			s.wantBody(t, "a", "http://a/p") // the next GET
 		})
 	}
 	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
@@ -440,9 +404,7 @@ func TestPost_Age(t *testing.T) {
 			t.Errorf("50 s after the header: %q %v", w.Body, w.Header())
 		}
 		time.Sleep(11 * time.Second)
-		if w := s.get("http://a/p"); w.Body.String() != "GET" {
-			t.Errorf("61 s after the header, with max-age=60: %q %v", w.Body, w.Header())
-		}
+		s.wantBody(t, "GET", "http://a/p") // 61 s after the header, with max-age=60
 	})
 }
 
@@ -522,9 +484,7 @@ func TestPost_OverlappingKeepNothing(t *testing.T) {
 			synctest.Wait()
 		}
 		wg.Wait()
-		if w := s.get("http://a/p"); w.Body.String() != "2" {
-			t.Errorf("got state %s, want 2", w.Body)
-		}
+		s.wantBody(t, "2", "http://a/p")
 	})
 }
 

@@ -286,9 +286,7 @@ func TestValidation_ResponsesAreNobodys(t *testing.T) {
 			}
 			for i := range 3 {
 				user := fmt.Sprint("u", i)
-				if w := s.get("http://a/p", "Cookie", user); w.Body.String() != user {
-					t.Fatalf("%s got the page of %s", user, w.Body)
-				}
+				s.wantBody(t, user, "http://a/p", "Cookie", user)
 			}
 			time.Sleep(11 * time.Second)
 		}
@@ -308,9 +306,7 @@ func TestValidation_OfAnotherProcessesResponse(t *testing.T) {
 		}
 		sites[0].get("http://a/p")
 		time.Sleep(10 * time.Minute)
-		if w := sites[1].get("http://a/p"); w.Body.String() != "page 1"+lastYear {
-			t.Errorf("got %q", w.Body)
-		}
+		sites[1].wantBody(t, "page 1"+lastYear, "http://a/p")
 		synctest.Wait()
 		if w := sites[0].get("http://a/p"); !strings.Contains(w.Header().Get("Cache-Status"), "hit") {
 			t.Errorf("the first process does not see what the second has validated: %v", w.Header())
@@ -337,9 +333,7 @@ func TestValidation_Variants(t *testing.T) {
 		})
 		for range 2 {
 			for _, lang := range []string{"de", "fr"} {
-				if w := s.get("http://a/p", "X-Lang", lang); w.Body.String() != lang {
-					t.Errorf("%s got %q", lang, w.Body)
-				}
+				s.wantBody(t, lang, "http://a/p", "X-Lang", lang)
 			}
 			time.Sleep(11 * time.Second)
 		}

@@ -81,9 +81,7 @@ func TestVary_SlowVariantHoldsUpNoOther(t *testing.T) {
 		defer wg.Wait()
 		for range 20 {
 			wg.Go(func() {
-				if w := s.get("http://a/p", "Kind", "slow"); w.Body.String() != "kind slow" {
-					t.Errorf("slow got %q", w.Body)
-				}
+				s.wantBody(t, "kind slow", "http://a/p", "Kind", "slow")
 			})
 		}
 		time.Sleep(time.Second)
@@ -208,14 +206,10 @@ func TestVary_PrivateVariantBarsOnlyItself(t *testing.T) {
 			wg.Go(func() {
 				cookie, want := fmt.Sprint("session=", i), fmt.Sprint("session=", i)
 				if i%2 == 0 {
-					if w := s.get("http://a/p"); w.Body.String() != "front page" {
-						t.Errorf("without a cookie: %q", w.Body)
-					}
+					s.wantBody(t, "front page", "http://a/p") // without a cookie
 					return
 				}
-				if w := s.get("http://a/p", "Cookie", cookie); w.Body.String() != want {
-					t.Errorf("%s got %q", cookie, w.Body)
-				}
+				s.wantBody(t, want, "http://a/p", "Cookie", cookie)
 			})
 		}
 		wg.Wait()
@@ -279,9 +273,7 @@ func TestVary_HostUnderOneKey(t *testing.T) {
 		fmt.Fprint(w, r.Host)
 	})
 	for _, host := range []string{"one.example", "two.example", "one.example"} {
-		if got := s.get("http://" + host + "/p").Body.String(); got != "shop.example" {
-			t.Errorf("a request for %s got the page of %s", host, got)
-		}
+		s.wantBody(t, "shop.example", "http://"+host+"/p")
 	}
 	s.wantCalls(t, 1)
 }
@@ -320,9 +312,7 @@ func TestVary_NamedWhenSeen(t *testing.T) {
 		time.Sleep(time.Hour)
 		for range 100 {
 			for _, s := range []*site{p.first, p.second} {
-				if w := s.get("http://a/p"); w.Body.String() != "page" {
-					t.Errorf("without a field: %q", w.Body)
-				}
+				s.wantBody(t, "page", "http://a/p") // without a field
 			}
 		}
 		if n := p.calls(); n > 0 {
@@ -356,18 +346,14 @@ func TestVary_GrowthBehindAnInvalidation(t *testing.T) {
 		wg.Go(func() { p.first.get("http://a/p", "X-A", "2", "X-B", "1") })
 		time.Sleep(time.Second)
 		version.Store(2)
-		if err := p.second.mw.Invalidate(t.Context(), "http://a/p"); err != nil {
-			t.Fatal(err)
-		}
+		invalidate(t, p.second.mw, "http://a/p")
 		wg.Wait()
 		time.Sleep(2 * time.Second)
 		slow.Store(0)
 		for range 2 {
 			for _, s := range []*site{p.first, p.second} {
 				for _, fields := range [][]string{{"X-A", "1"}, {"X-A", "2"}, {"X-A", "2", "X-B", "1"}} {
-					if got := s.get("http://a/p", fields...).Body.String(); got != "v2" {
-						t.Errorf("after the invalidation %v got %q", fields, got)
-					}
+					s.wantBody(t, "v2", "http://a/p", fields...) // after the invalidation
 				}
 			}
 		}
@@ -393,9 +379,7 @@ func TestVary_PrivateAnswerGrowsNoSignpost(t *testing.T) {
 			for i := range 50 {
 				for _, s := range []*site{p.first, p.second} {
 					lang := []string{"de", "en"}[i%2]
-					if w := s.get("http://a/p", "Accept-Language", lang, "Cookie", fmt.Sprint("_ga=", i)); w.Body.String() != lang {
-						t.Errorf("%s got %d %q", lang, w.Code, w.Body)
-					}
+					s.wantBody(t, lang, "http://a/p", "Accept-Language", lang, "Cookie", fmt.Sprint("_ga=", i))
 				}
 			}
 			return p.calls()
@@ -429,6 +413,7 @@ func TestVary_InvalidationBetweenTheStepsOfASignpost(t *testing.T) {
 				"prefix": {Prefixes: []string{"http://a/"}},
 			} {
 				t.Run(fmt.Sprint(name, " ", control, " ", way), func(t *testing.T) {
+					t.Parallel()
 					for at := range 30 {
 						if testing.Short() && at%2 != len(name+control+way)%2 {
 							continue // every other moment, other ones for other cases
@@ -484,16 +469,12 @@ func invalidateAt(t *testing.T, after time.Duration, match bellwether.Match, con
 	wg.Go(func() { time.Sleep(2 * time.Millisecond); p.second.get("http://a/p", fields...) })
 	time.Sleep(after)
 	version.Add(1)
-	if err := p.second.mw.InvalidateMatching(t.Context(), match); err != nil {
-		t.Fatal(err)
-	}
+	sweep(t, p.second, match)
 	time.Sleep(1100 * time.Millisecond) // NearTTL
 	for range 3 {
 		for _, s := range []*site{p.first, p.second} {
 			for _, fields := range [][]string{nil, {"X-Forwarded-Host", "evil"}, {"X-One", "1"}, {"X-Two", "2"}} {
-				if w := s.get("http://a/p", fields...); w.Body.String() != "1" {
-					t.Errorf("invalidated after %v, %v got %d %q", after, fields, w.Code, w.Body)
-				}
+				s.wantBody(t, "1", "http://a/p", fields...)
 			}
 		}
 		time.Sleep(900 * time.Millisecond)
@@ -510,9 +491,7 @@ func TestVary_LinesOfAList(t *testing.T) {
 			fmt.Fprintf(w, "%q %q", r.Header["X-List"], r.Header["Cookie"])
 		})
 		for range 2 {
-			if w := s.get("http://a/p", "X-List", "1", "X-List", "2", "Cookie", "a=1", "Cookie", "b=2"); w.Body.String() != `["1, 2"] ["a=1" "b=2"]` {
-				t.Errorf("%s", w.Body)
-			}
+			s.wantBody(t, `["1, 2"] ["a=1" "b=2"]`, "http://a/p", "X-List", "1", "X-List", "2", "Cookie", "a=1", "Cookie", "b=2")
 			synctest.Wait()
 		}
 	})
@@ -555,9 +534,7 @@ func TestVary_SpellingsOfAField(t *testing.T) {
 			io.WriteString(w, strings.Join(r.Header[tt.name], "|"))
 		})
 		s.get("http://a/p", tt.name, tt.odd)
-		if got := s.get("http://a/p", tt.name, tt.usual).Body.String(); got != tt.want {
-			t.Errorf("%s %q after %q got the page of %q, want of %q", tt.name, tt.usual, tt.odd, got, tt.want)
-		}
+		s.wantBody(t, tt.want, "http://a/p", tt.name, tt.usual)
 	}
 }
 

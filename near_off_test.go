@@ -42,9 +42,7 @@ func TestNearOff_Herd(t *testing.T) {
 				f.each(func(p *process) {
 					wg.Go(func() {
 						began := time.Now()
-						if v, err := p.Get(t.Context(), "k"); v != "v1" || err != nil {
-							t.Errorf("%q, %v", v, err)
-						}
+						wantValue(t, p, "k", "v1")
 						if took := time.Since(began); took > 1500*time.Millisecond {
 							t.Errorf("a caller waited %v", took)
 						}
@@ -75,9 +73,7 @@ func TestNearOff_StaleBeatsSlow(t *testing.T) {
 		f := newFleet(t, 2, by, nearOff(bellwether.Options{TTL: time.Second, StaleWhileRevalidate: time.Hour, MaxWait: time.Minute}))
 		lost := on(refuse, "notice")
 		f.each(func(p *process) {
-			p.store.set(func(ctx context.Context, op string) error {
-				return errors.Join(lost(ctx, op), trip(ctx, op))
-			})
+			p.store.set(func(ctx context.Context, op string) error { return errors.Join(lost(ctx, op), trip(ctx, op)) })
 		})
 		a, b := f.processes[0], f.processes[1]
 		a.Get(t.Context(), "k")
@@ -102,9 +98,7 @@ func TestNearOff_StaleBeatsSlow(t *testing.T) {
 				t.Errorf("%d calls of the store in 8 s in which nobody asked", n)
 			}
 		})
-		if err := b.Invalidate(t.Context(), "k"); err != nil {
-			t.Error(err)
-		}
+		invalidate(t, b, "k")
 		if v, err := a.Get(t.Context(), "k"); v == "v1" || err != nil {
 			t.Errorf("%q, %v after its invalidation in another process", v, err)
 		}
@@ -157,9 +151,7 @@ func TestNearOff_StoreDown(t *testing.T) {
 				}
 				wg.Wait()
 				for range 200 {
-					if v, err := p.Get(t.Context(), "k"); v != "v1" || err != nil {
-						t.Errorf("%q, %v", v, err)
-					}
+					wantValue(t, p, "k", "v1")
 					time.Sleep(50 * time.Millisecond)
 				}
 				f.wantLoads(t, 1)
@@ -303,13 +295,9 @@ func TestNearOff_FailureOfBeforeAnInvalidation(t *testing.T) {
 			}
 		})
 		time.Sleep(time.Second)
-		if err := f.processes[1].Invalidate(t.Context(), "k"); err != nil {
-			t.Error(err)
-		}
+		invalidate(t, f.processes[1], "k")
 		time.Sleep(time.Millisecond)
-		if v, err := f.processes[0].Get(t.Context(), "k"); v != "v2" || err != nil {
-			t.Errorf("after: %q, %v", v, err)
-		}
+		wantValue(t, f.processes[0], "k", "v2")
 		early.Wait()
 	})
 }
@@ -326,9 +314,7 @@ func TestNearOff_DecodesOnce(t *testing.T) {
 		a, b := cacheOf(t, load, o), cacheOf(t, load, o)
 		a.Get(t.Context(), "k")
 		for range 100 {
-			if v, err := b.Get(t.Context(), "k"); v != "v" || err != nil {
-				t.Errorf("%q, %v", v, err)
-			}
+			wantValue(t, b, "k", "v")
 			time.Sleep(time.Millisecond)
 		}
 		if n := decoded.Load(); n != 1 {
@@ -345,8 +331,7 @@ func TestNearOff_GetMany(t *testing.T) {
 		keys := manyKeys(100)
 		for range 3 {
 			for _, p := range ps {
-				values, err := p.GetMany(t.Context(), keys)
-				wantAll(t, keys, values, err)
+				getAll(t, p, keys)
 				time.Sleep(time.Millisecond)
 			}
 		}
@@ -355,9 +340,7 @@ func TestNearOff_GetMany(t *testing.T) {
 		if n := ps[0].store.count(); n != 1 {
 			t.Errorf("%d calls of the store for 100 keys, want one", n)
 		}
-		if err := ps[1].Invalidate(t.Context(), keys[0]); err != nil {
-			t.Error(err)
-		}
+		invalidate(t, ps[1], keys[0])
 		time.Sleep(time.Nanosecond)
 		values, err := ps[0].GetMany(t.Context(), keys)
 		if v := values[keys[0]]; err != nil || v != keys[0]+" v2" {
@@ -413,32 +396,28 @@ func TestNearOff_HTTPInvalidatedElsewhere(t *testing.T) {
 		"soft":   {Tags: []string{"x"}, Soft: true},
 	} {
 		for _, vary := range []string{"", "Accept-Language"} {
-			t.Run(name+vary, func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					var calls atomic.Int32
-					store := memstore.New()
-					all := nearOffSites(t, 2, askable(store), func(w http.ResponseWriter, r *http.Request) {
-						w.Header().Set("Cache-Control", "max-age=3600")
-						w.Header().Set("Surrogate-Key", "x")
-						if vary != "" {
-							w.Header().Set("Vary", vary)
-						}
-						fmt.Fprint(w, calls.Add(1))
-					})
-					want := 1
-					for range 3 {
-						for range 3 {
-							for _, s := range all {
-								if got := s.get("http://a/p").Body.String(); got != fmt.Sprint(want) {
-									t.Errorf("got %q, want %d", got, want)
-								}
-								time.Sleep(time.Millisecond)
-							}
-						}
-						sweep(t, all[1], match)
-						want++
+			inBubble(t, name+vary, func(t *testing.T) {
+				var calls atomic.Int32
+				store := memstore.New()
+				all := nearOffSites(t, 2, askable(store), func(w http.ResponseWriter, r *http.Request) {
+					w.Header().Set("Cache-Control", "max-age=3600")
+					w.Header().Set("Surrogate-Key", "x")
+					if vary != "" {
+						w.Header().Set("Vary", vary)
 					}
+					fmt.Fprint(w, calls.Add(1))
 				})
+				want := 1
+				for range 3 {
+					for range 3 {
+						for _, s := range all {
+							s.wantBody(t, fmt.Sprint(want), "http://a/p")
+							time.Sleep(time.Millisecond)
+						}
+					}
+					sweep(t, all[1], match)
+					want++
+				}
 			})
 		}
 	}
@@ -491,34 +470,30 @@ func TestNearOff_LateJoinerOfAStream(t *testing.T) {
 		"cannot":       func(s bellwether.Store) bellwether.Store { return quiet{s} },
 	} {
 		for _, invalidated := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s/invalidated %v", name, invalidated), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					var calls atomic.Int32
-					all := nearOffSites(t, 2, open(memstore.New()), slowly(&calls))
-					go all[0].get("http://a/p")
-					time.Sleep(2 * time.Second)
-					want, ttfb := "1", time.Duration(0)
-					if invalidated {
-						if err := all[1].mw.Invalidate(t.Context(), "http://a/p"); err != nil {
-							t.Error(err)
-						}
-						want = "2"
-					} else if name == "cannot" {
-						ttfb = 3 * time.Second
-					}
-					time.Sleep(time.Millisecond)
-					w := newClient()
-					all[0].handler.ServeHTTP(w, request("GET", "http://a/p"))
-					if w.Body.String() != want {
-						t.Errorf("a late joiner gets response %q, want %q", w.Body, want)
-					}
-					if got := w.header; !invalidated && (got < ttfb-10*time.Millisecond || got > ttfb+10*time.Millisecond) {
-						t.Errorf("its header after %v, want %v", got, ttfb)
-					}
-					if n := calls.Load(); fmt.Sprint(n) != want {
-						t.Errorf("%d handler calls, want %s", n, want)
-					}
-				})
+			inBubble(t, fmt.Sprintf("%s/invalidated %v", name, invalidated), func(t *testing.T) {
+				var calls atomic.Int32
+				all := nearOffSites(t, 2, open(memstore.New()), slowly(&calls))
+				go all[0].get("http://a/p")
+				time.Sleep(2 * time.Second)
+				want, ttfb := "1", time.Duration(0)
+				if invalidated {
+					invalidate(t, all[1].mw, "http://a/p")
+					want = "2"
+				} else if name == "cannot" {
+					ttfb = 3 * time.Second
+				}
+				time.Sleep(time.Millisecond)
+				w := newClient()
+				all[0].handler.ServeHTTP(w, request("GET", "http://a/p"))
+				if w.Body.String() != want {
+					t.Errorf("a late joiner gets response %q, want %q", w.Body, want)
+				}
+				if got := w.header; !invalidated && (got < ttfb-10*time.Millisecond || got > ttfb+10*time.Millisecond) {
+					t.Errorf("its header after %v, want %v", got, ttfb)
+				}
+				if n := calls.Load(); fmt.Sprint(n) != want {
+					t.Errorf("%d handler calls, want %s", n, want)
+				}
 			})
 		}
 	}
@@ -559,86 +534,76 @@ func TestNearOff_JoinersOfAStreamAskLittle(t *testing.T) {
 // that its responses are for all, also with credentials; that they are not for sharing, and
 // that they are again; that the page is fresh, so that few requests go past it.
 func TestNearOff_HTTPKnowledge(t *testing.T) {
-	t.Run("credentials", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			s := nearOffSites(t, 1, memstore.New(), func(w http.ResponseWriter, r *http.Request) {
-				time.Sleep(time.Second)
-				w.Header().Set("Cache-Control", "public, max-age=1")
-			})[0]
-			s.get("http://a/p", "Authorization", "a")
-			time.Sleep(5 * time.Second)
-			var wg sync.WaitGroup
-			for i := range 20 {
-				wg.Go(func() { s.get("http://a/p", "Authorization", fmt.Sprint(i)) })
-			}
-			wg.Wait()
-			s.wantCalls(t, 2)
-		})
-	})
-	t.Run("not for sharing, and for sharing again", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			var private atomic.Bool
-			s := nearOffSites(t, 1, memstore.New(), func(w http.ResponseWriter, r *http.Request) {
-				time.Sleep(time.Second)
-				w.Header().Set("Cache-Control", "max-age=60")
-				if private.Load() {
-					w.Header().Set("Cache-Control", "private")
-				}
-			})[0]
-			private.Store(true)
-			s.get("http://a/p")
-			began := time.Now()
-			s.burst(20, func(int) *http.Request { return request("GET", "http://a/p") })
-			if took := time.Since(began); took > time.Second+10*time.Millisecond {
-				t.Errorf("those for whom nothing is shared waited %v for each other", took)
-			}
-			s.wantCalls(t, 21)
-			private.Store(false)
-			s.get("http://a/p") // which ends that
+	inBubble(t, "credentials", func(t *testing.T) {
+		s := nearOffSites(t, 1, memstore.New(), func(w http.ResponseWriter, r *http.Request) {
 			time.Sleep(time.Second)
-			s.burst(20, func(int) *http.Request { return request("GET", "http://a/p") })
-			s.wantCalls(t, 2)
-		})
+			w.Header().Set("Cache-Control", "public, max-age=1")
+		})[0]
+		s.get("http://a/p", "Authorization", "a")
+		time.Sleep(5 * time.Second)
+		var wg sync.WaitGroup
+		for i := range 20 {
+			wg.Go(func() { s.get("http://a/p", "Authorization", fmt.Sprint(i)) })
+		}
+		wg.Wait()
+		s.wantCalls(t, 2)
 	})
-	t.Run("few go past a fresh page", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			s := nearOffSites(t, 1, memstore.New(), page(time.Second, "page"))[0]
-			s.get("http://a/p")
+	inBubble(t, "not for sharing, and for sharing again", func(t *testing.T) {
+		var private atomic.Bool
+		s := nearOffSites(t, 1, memstore.New(), func(w http.ResponseWriter, r *http.Request) {
 			time.Sleep(time.Second)
-			s.burst(100, func(int) *http.Request {
-				r := request("GET", "http://a/p")
-				r.Header.Set("Cache-Control", "no-store")
-				return r
-			})
-			s.wantCalls(t, 1+8)
-		})
+			w.Header().Set("Cache-Control", "max-age=60")
+			if private.Load() {
+				w.Header().Set("Cache-Control", "private")
+			}
+		})[0]
+		private.Store(true)
+		s.get("http://a/p")
+		began := time.Now()
+		s.burst(20, func(int) *http.Request { return request("GET", "http://a/p") })
+		if took := time.Since(began); took > time.Second+10*time.Millisecond {
+			t.Errorf("those for whom nothing is shared waited %v for each other", took)
+		}
+		s.wantCalls(t, 21)
+		private.Store(false)
+		s.get("http://a/p") // which ends that
+		time.Sleep(time.Second)
+		s.burst(20, func(int) *http.Request { return request("GET", "http://a/p") })
+		s.wantCalls(t, 2)
 	})
-	t.Run("a client's own stale-if-error", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			var broken atomic.Bool
-			store := wiredTo(memstore.New())
-			store.set(trip)
-			s := nearOffSites(t, 1, store, func(w http.ResponseWriter, r *http.Request) {
-				if broken.Load() {
-					w.WriteHeader(http.StatusBadGateway)
-					return
-				}
-				w.Header().Set("Cache-Control", "max-age=1")
-				w.Header().Set("ETag", `"1"`)
-				fmt.Fprint(w, "page")
-			})[0]
-			s.get("http://a/p")
-			broken.Store(true)
-			time.Sleep(10 * time.Second)
-			for range 2 {
-				if w := s.get("http://a/p", "Cache-Control", "stale-if-error=60"); w.Body.String() != "page" {
-					t.Errorf("%d %q, want the stale page", w.Code, w.Body)
-				}
-				time.Sleep(time.Second)
-			}
-			if w := s.get("http://a/p"); w.Code != http.StatusBadGateway {
-				t.Errorf("%d for a client that did not ask for that", w.Code)
-			}
+	inBubble(t, "few go past a fresh page", func(t *testing.T) {
+		s := nearOffSites(t, 1, memstore.New(), page(time.Second, "page"))[0]
+		s.get("http://a/p")
+		time.Sleep(time.Second)
+		s.burst(100, func(int) *http.Request {
+			r := request("GET", "http://a/p")
+			r.Header.Set("Cache-Control", "no-store")
+			return r
 		})
+		s.wantCalls(t, 1+8)
+	})
+	inBubble(t, "a client's own stale-if-error", func(t *testing.T) {
+		var broken atomic.Bool
+		store := wiredTo(memstore.New())
+		store.set(trip)
+		s := nearOffSites(t, 1, store, func(w http.ResponseWriter, r *http.Request) {
+			if broken.Load() {
+				w.WriteHeader(http.StatusBadGateway)
+				return
+			}
+			w.Header().Set("Cache-Control", "max-age=1")
+			w.Header().Set("ETag", `"1"`)
+			fmt.Fprint(w, "page")
+		})[0]
+		s.get("http://a/p")
+		broken.Store(true)
+		time.Sleep(10 * time.Second)
+		for range 2 {
+			s.wantBody(t, "page", "http://a/p", "Cache-Control", "stale-if-error=60")
+			time.Sleep(time.Second)
+		}
+		if w := s.get("http://a/p"); w.Code != http.StatusBadGateway {
+			t.Errorf("%d for a client that did not ask for that", w.Code)
+		}
 	})
 }

@@ -90,13 +90,9 @@ func TestNotice_NearTiersFollow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 3, notices, bellwether.Options{TTL: time.Hour, NearTTL: time.Minute})
 		f.get(1, "k")
-		if err := f.processes[0].Invalidate(t.Context(), "k"); err != nil {
-			t.Fatal(err)
-		}
+		invalidate(t, f.processes[0], "k")
 		synctest.Wait()
-		if v, err := f.processes[1].Get(t.Context(), "k"); v != "v2" || err != nil {
-			t.Errorf("after an invalidation elsewhere: %q, %v, want v2", v, err)
-		}
+		wantValue(t, f.processes[1], "k", "v2") // after an invalidation elsewhere
 
 		// A later value replaces an earlier one where that is kept, without a
 		// look into the store.
@@ -105,9 +101,7 @@ func TestNotice_NearTiersFollow(t *testing.T) {
 		_, epoch, _ := f.store.Claim(t.Context(), "test:k")
 		f.store.Commit(t.Context(), "test:k", bellwether.Entry{Kind: bellwether.KindValue, Value: []byte("later"), Epoch: epoch, TTL: time.Hour})
 		synctest.Wait()
-		if v, err := f.processes[2].Get(t.Context(), "k"); v != "later" || err != nil {
-			t.Errorf("after a rebuild elsewhere: %q, %v, want later", v, err)
-		}
+		wantValue(t, f.processes[2], "k", "later") // after a rebuild elsewhere
 		if n := f.processes[2].store.count("get"); n != reads {
 			t.Errorf("the store was read %d times for it", n-reads)
 		}
@@ -176,9 +170,7 @@ func TestInvalidate_BetweenLookAndClaim(t *testing.T) {
 			t.Fatalf("%q, want the stale v1", v)
 		}
 		time.Sleep(50 * time.Millisecond)
-		if err := b.Invalidate(t.Context(), "k"); err != nil {
-			t.Fatal(err)
-		}
+		invalidate(t, b, "k")
 		for range 3 { // after the claim, before and after the notice
 			time.Sleep(75 * time.Millisecond)
 			if v, _ := a.Get(t.Context(), "k"); v != "v2" {
@@ -245,14 +237,10 @@ func TestNotice_AfterAnInvalidationHere(t *testing.T) {
 		here.store.set(on(func(context.Context, string) error { time.Sleep(300 * time.Millisecond); return nil }, "notice"))
 		other.Get(t.Context(), "k") // v1, of which is heard here at 1.3 s
 		time.Sleep(100 * time.Millisecond)
-		if err := here.Invalidate(t.Context(), "k"); err != nil {
-			t.Fatal(err)
-		}
+		invalidate(t, here, "k")
 		go other.Get(context.Background(), "k") // v2
 		time.Sleep(50 * time.Millisecond)
-		if v, err := here.Get(t.Context(), "k"); v != "v2" || err != nil {
-			t.Errorf("Get = %q, %v: v1 was invalidated by this process before the call", v, err)
-		}
+		wantValue(t, here, "k", "v2") // v1 was invalidated by this process before the call
 	})
 }
 
@@ -316,9 +304,7 @@ func TestNotice_ListenersThatEnd(t *testing.T) {
 				_, epoch, _ := inner.Claim(t.Context(), "test:k")
 				inner.Commit(t.Context(), "test:k", bellwether.Entry{Kind: bellwether.KindValue, Value: []byte("later"), Epoch: epoch, TTL: time.Hour})
 				synctest.Wait()
-				if v, err := c.Get(t.Context(), "k"); v != "later" || err != nil {
-					t.Errorf("Get = %q, %v: nobody listens any more", v, err)
-				}
+				wantValue(t, c, "k", "later") // nobody listens any more
 			})
 		})
 	}
@@ -424,9 +410,7 @@ func TestNotice_Forged(t *testing.T) {
 			{Key: "\x00sweeps", Epoch: 1 << 63, Invalidated: true},
 		} {
 			hear(n)
-			if v, err := c.Get(t.Context(), "k"); v != "true" || err != nil {
-				t.Errorf("after %+v: %q, %v", n, v, err)
-			}
+			wantValue(t, c, "k", "true")
 		}
 	})
 }
@@ -469,9 +453,7 @@ func TestNotice_OfAnotherStore(t *testing.T) {
 		defer c.Close()
 		wants := func(when string, want string) {
 			t.Helper()
-			if v, err := c.Get(t.Context(), "k"); v != want || err != nil {
-				t.Errorf("%s: %q, %v, want %q", when, v, err, want)
-			}
+			wantValue(t, c, "k", want)
 		}
 		wants("at first", "own")
 		const later = 1 << 52

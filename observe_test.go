@@ -124,9 +124,7 @@ func TestObserver_Herd(t *testing.T) {
 		}, o)
 		var wg sync.WaitGroup
 		for i := range 100 {
-			wg.Go(func() {
-				c.Get(context.WithValue(t.Context(), traceKey{}, i), "k")
-			})
+			wg.Go(func() { c.Get(context.WithValue(t.Context(), traceKey{}, i), "k") })
 		}
 		time.Sleep(600 * time.Millisecond)
 		for range 10 { // who leaves is answered by nobody
@@ -188,9 +186,7 @@ func TestObserver_Failure(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		fail = true
 		for range 3 { // the rebuild fails, and then backs off
-			if v, err := c.Get(t.Context(), "k"); v != "v" || err != nil {
-				t.Errorf("Get = %q, %v", v, err)
-			}
+			wantValue(t, c, "k", "v")
 		}
 		c.Get(t.Context(), "other")
 		c.Get(t.Context(), "other")
@@ -318,9 +314,7 @@ func TestObserver_FencedAndAbandoned(t *testing.T) {
 		p := f.processes[0]
 		time.AfterFunc(500*time.Millisecond, func() { f.store.Invalidate(context.Background(), "test:k") }) // unheard
 		time.AfterFunc(1500*time.Millisecond, func() { p.Invalidate(context.Background(), "k") })
-		if v, err := p.Get(t.Context(), "k"); v != "v3" || err != nil {
-			t.Errorf("Get = %q, %v", v, err)
-		}
+		wantValue(t, p, "k", "v3")
 		synctest.Wait()
 		var got []string
 		for _, b := range r.rebuilds {
@@ -477,40 +471,38 @@ func TestObserver_Panics(t *testing.T) {
 		"Breaker": {Breaker: func(bellwether.Engine, bellwether.BreakerState, bellwether.BreakerState) { boom() }},
 		"Evict":   {Evict: func(string, int) { boom() }},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				var mu sync.Mutex
-				var told []error
-				r, o := watched(bellwether.Options{NearBytes: 1 << 10, Observers: []bellwether.Observer{by}, OnError: func(_ string, err error) {
-					mu.Lock()
-					defer mu.Unlock()
-					if _, ok := errors.AsType[*bellwether.PanicError](err); ok {
-						told = append(told, err)
-					}
-				}})
-				f := newFleet(t, 1, push, o)
-				for i := range 8 {
-					f.origin.set(func(o *source) { o.build = time.Millisecond })
-					if got := f.get(5, fmt.Sprint("k", i)); len(got.failed) > 0 || got.slowest > time.Second {
-						t.Errorf("callers failed, or waited %v: %v", got.slowest, got.failed)
-					}
-					f.get(1, fmt.Sprint("k", i))
-				}
-				f.processes[0].store.set(refuse)
-				time.Sleep(time.Second) // until the silence is one
-				for i := range 3 {
-					f.get(1, fmt.Sprint("down", i))
-				}
-				synctest.Wait()
+		inBubble(t, name, func(t *testing.T) {
+			var mu sync.Mutex
+			var told []error
+			r, o := watched(bellwether.Options{NearBytes: 1 << 10, Observers: []bellwether.Observer{by}, OnError: func(_ string, err error) {
 				mu.Lock()
 				defer mu.Unlock()
-				if len(told) == 0 {
-					t.Error("nobody heard of the panics")
+				if _, ok := errors.AsType[*bellwether.PanicError](err); ok {
+					told = append(told, err)
 				}
-				if len(r.rebuilds) != 11 || len(r.herds) < 11 || len(r.breakers) != 1 {
-					t.Errorf("another observer was told of %d rebuilds, %d herds, %v", len(r.rebuilds), len(r.herds), r.breakers)
+			}})
+			f := newFleet(t, 1, push, o)
+			for i := range 8 {
+				f.origin.set(func(o *source) { o.build = time.Millisecond })
+				if got := f.get(5, fmt.Sprint("k", i)); len(got.failed) > 0 || got.slowest > time.Second {
+					t.Errorf("callers failed, or waited %v: %v", got.slowest, got.failed)
 				}
-			})
+				f.get(1, fmt.Sprint("k", i))
+			}
+			f.processes[0].store.set(refuse)
+			time.Sleep(time.Second) // until the silence is one
+			for i := range 3 {
+				f.get(1, fmt.Sprint("down", i))
+			}
+			synctest.Wait()
+			mu.Lock()
+			defer mu.Unlock()
+			if len(told) == 0 {
+				t.Error("nobody heard of the panics")
+			}
+			if len(r.rebuilds) != 11 || len(r.herds) < 11 || len(r.breakers) != 1 {
+				t.Errorf("another observer was told of %d rebuilds, %d herds, %v", len(r.rebuilds), len(r.herds), r.breakers)
+			}
 		})
 	}
 }
@@ -585,11 +577,7 @@ func TestObserver_MayUseTheCache(t *testing.T) {
 	for i := range 20 {
 		var wg sync.WaitGroup
 		for range 3 {
-			wg.Go(func() {
-				if v, err := c.Get(t.Context(), fmt.Sprint("k", i)); v != "v" || err != nil {
-					t.Errorf("Get = %q, %v", v, err)
-				}
-			})
+			wg.Go(func() { wantValue(t, c, fmt.Sprint("k", i), "v") })
 		}
 		wg.Wait()
 	}

@@ -604,21 +604,20 @@ func TestPhases(t *testing.T) {
 					continue
 				}
 				name := fmt.Sprintf("%s %s: %s", faceAs, phase.name, event.name)
-				play := func() (line string) {
-					inBubble(t, name, func(t *testing.T) {
-						line = fmt.Sprintf("%-45s %s", name, runCell(t, face, as, phase.name, event.name, phase.setup, event.do))
-					})
-					return line
+				play := func(t *testing.T) string {
+					return fmt.Sprintf("%-45s %s", name, runCell(t, face, as, phase.name, event.name, phase.setup, event.do))
 				}
 				if !update {
-					if line := play(); !slices.Contains(known, line) {
-						t.Errorf("not in %s:\n%s", file, line)
-					}
+					inBubbleBeside(t, name, func(t *testing.T) {
+						if line := play(t); !slices.Contains(known, line) {
+							t.Errorf("not in %s:\n%s", file, line)
+						}
+					})
 					continue
 				}
 				lines := slices.DeleteFunc(slices.Clone(known), func(line string) bool { return !strings.HasPrefix(line, name+" ") })
 				for range outcomes {
-					lines = append(lines, play())
+					inBubble(t, name, func(t *testing.T) { lines = append(lines, play(t)) })
 				}
 				slices.Sort(lines)
 				table = append(table, slices.Compact(lines)...)

@@ -40,7 +40,7 @@ func TestShard_OneServerDies(t *testing.T) {
 				if testing.Short() && (how == "refuses") != ((what == "a key") == (gap < 10*time.Millisecond)) {
 					continue // each two of the three meet all the same
 				}
-				inBubble(t, fmt.Sprint(what, " ", how, ", asked each ", gap), func(t *testing.T) {
+				inBubbleBeside(t, fmt.Sprint(what, " ", how, ", asked each ", gap), func(t *testing.T) {
 					const processes, keys, calls = 3, 100, 2000
 					phase := calls * gap // so that each has as many calls for a key's life
 					ttl := phase / 6
@@ -130,9 +130,7 @@ func TestShard_DeadKeysAreNotWaitedFor(t *testing.T) {
 		slow := 0
 		for start := time.Now(); time.Since(start) < during; time.Sleep(10 * time.Millisecond) {
 			began := time.Now()
-			if v, err := c.Get(t.Context(), "dead"); v != "v" || err != nil {
-				t.Errorf("Get = %q, %v", v, err)
-			}
+			wantValue(t, c, "dead", "v")
 			if time.Since(began) >= timeout {
 				slow++
 			}

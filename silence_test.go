@@ -149,9 +149,7 @@ func TestFleet_ShortSilenceDuringALongLoad(t *testing.T) {
 						}
 					})
 					at(5 * time.Second)
-					if err := a.Invalidate(t.Context(), "k"); err != nil {
-						t.Fatal(err)
-					}
+					invalidate(t, a, "k")
 					for _, late := range []time.Duration{15 * time.Second, build + 900*time.Millisecond} {
 						at(late)
 						wg.Go(func() {

@@ -35,9 +35,7 @@ func TestStream_RefusedWhileOthersRead(t *testing.T) {
 		go s.get("http://example.com/")
 		time.Sleep(time.Second)
 		time.AfterFunc(time.Second, func() { store.Invalidate(t.Context(), "example.com/") })
-		if w := s.get("http://example.com/", "Cache-Control", "no-cache"); w.Body.String() != "2" {
-			t.Errorf("%d %q, want 2", w.Code, w.Body)
-		}
+		s.wantBody(t, "2", "http://example.com/", "Cache-Control", "no-cache")
 	})
 }
 
@@ -98,9 +96,7 @@ func TestFleet_LateJoinerOfAnInvalidatedStream(t *testing.T) {
 					go all[0].get("http://a/p")
 					time.Sleep(2 * time.Second)
 					if invalidated {
-						if err := all[1].mw.Invalidate(t.Context(), "http://a/p"); err != nil {
-							t.Error(err)
-						}
+						invalidate(t, all[1].mw, "http://a/p")
 					}
 					want, ttfb := "1", max(0, before-2*time.Second)
 					switch {
@@ -170,14 +166,10 @@ func TestFleet_PausedHolderPublishesLate(t *testing.T) {
 		got := make(chan string)
 		go func() { got <- a.get("http://a/p").Body.String() }()
 		time.Sleep(time.Second)
-		if w := b.get("http://a/p"); w.Body.String() != "2" {
-			t.Errorf("the takeover answers %q, want 2", w.Body)
-		}
+		b.wantBody(t, "2", "http://a/p") // by the takeover
 		if body := <-got; body != "2" {
 			t.Errorf("the paused holder answers %q, want 2", body)
 		}
-		if w := a.get("http://a/p"); w.Body.String() != "2" {
-			t.Errorf("and then %q, want 2", w.Body)
-		}
+		a.wantBody(t, "2", "http://a/p") // and then everywhere
 	})
 }

@@ -26,6 +26,15 @@ func sweep(t *testing.T, s *site, m bellwether.Match) {
 	}
 }
 
+func invalidate(t *testing.T, c interface {
+	Invalidate(ctx context.Context, keys ...string) error
+}, keys ...string) {
+	t.Helper()
+	if err := c.Invalidate(t.Context(), keys...); err != nil {
+		t.Error(err)
+	}
+}
+
 // The holder of the log's lease is gone, or the store does not answer: no
 // request waits longer for the log than for an engine that does not answer.
 func TestSweep_LogIsNotWaitedFor(t *testing.T) {
@@ -35,27 +44,25 @@ func TestSweep_LogIsNotWaitedFor(t *testing.T) {
 		"its store hangs":   func(s *wiredStore, _ *locallock.Locker) { s.set(blackHole) },
 		"claims hang":       func(s *wiredStore, _ *locallock.Locker) { s.set(on(blackHole, "claim")) },
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				store := wiredTo(memstore.New())
-				locker := locallock.New()
-				prepare(store, locker)
-				s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: store, Locker: locker, EngineTimeout: timeout}}, func(w http.ResponseWriter, r *http.Request) {
-					w.Header().Set("Cache-Control", "max-age=3600")
-				})
-				var wg sync.WaitGroup
-				for i := range 12 { // fewer than have turns at one time
-					wg.Go(func() {
-						start := time.Now()
-						w := s.get(fmt.Sprint("http://example.com/", i))
-						if took := time.Since(start); w.Code != http.StatusOK || took > timeout+timeout/10 {
-							t.Errorf("%d after %v", w.Code, took)
-						}
-					})
-					time.Sleep(5 * time.Millisecond) // some find that another reads it
-				}
-				wg.Wait()
+		inBubble(t, name, func(t *testing.T) {
+			store := wiredTo(memstore.New())
+			locker := locallock.New()
+			prepare(store, locker)
+			s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: store, Locker: locker, EngineTimeout: timeout}}, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", "max-age=3600")
 			})
+			var wg sync.WaitGroup
+			for i := range 12 { // fewer than have turns at one time
+				wg.Go(func() {
+					start := time.Now()
+					w := s.get(fmt.Sprint("http://example.com/", i))
+					if took := time.Since(start); w.Code != http.StatusOK || took > timeout+timeout/10 {
+						t.Errorf("%d after %v", w.Code, took)
+					}
+				})
+				time.Sleep(5 * time.Millisecond) // some find that another reads it
+			}
+			wg.Wait()
 		})
 	}
 }
@@ -97,31 +104,27 @@ func TestSweep_LogIsReadAlong(t *testing.T) {
 // than EngineTimeout about it.
 func TestSweep_HalfAnAnswer(t *testing.T) {
 	for mute, errs := range map[string]int{"\x00sweeps": 2, "example.com/": 1} {
-		t.Run(fmt.Sprintf("none for %q", mute), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				kept := memstore.New()
-				other := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: kept}}, func(w http.ResponseWriter, r *http.Request) {
-					w.Header().Set("Cache-Control", "max-age=3600")
-					fmt.Fprint(w, "kept")
-				})
-				var said []error
-				s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{
-					Store:   muted(kept, map[string]bool{mute: true}),
-					OnError: func(_ string, err error) { said = append(said, err) },
-				}}, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "its own") })
-				other.get("http://example.com/")
-				time.Sleep(time.Second)
-				start := time.Now()
-				if got := s.get("http://example.com/").Body.String(); got != "its own" {
-					t.Errorf("%q, which may have been swept", got)
-				}
-				if took := time.Since(start); took > 600*time.Millisecond {
-					t.Errorf("it took %v, with an EngineTimeout of 500 ms", took)
-				}
-				if len(said) != errs || !errors.Is(errors.Join(said...), bellwether.ErrUnavailable) {
-					t.Errorf("said: %v", said)
-				}
+		inBubble(t, fmt.Sprintf("none for %q", mute), func(t *testing.T) {
+			kept := memstore.New()
+			other := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: kept}}, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", "max-age=3600")
+				fmt.Fprint(w, "kept")
 			})
+			var said []error
+			s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{
+				Store:   muted(kept, map[string]bool{mute: true}),
+				OnError: func(_ string, err error) { said = append(said, err) },
+			}}, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "its own") })
+			other.get("http://example.com/")
+			time.Sleep(time.Second)
+			start := time.Now()
+			s.wantBody(t, "its own", "http://example.com/") // the other may have been swept
+			if took := time.Since(start); took > 600*time.Millisecond {
+				t.Errorf("it took %v, with an EngineTimeout of 500 ms", took)
+			}
+			if len(said) != errs || !errors.Is(errors.Join(said...), bellwether.ErrUnavailable) {
+				t.Errorf("said: %v", said)
+			}
 		})
 	}
 }
@@ -185,9 +188,7 @@ func TestSweep_ProcessBeforeItsStore(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: store}}, page)
 		time.Sleep(100 * time.Millisecond)
 		store.set(nil)
-		if got := s.get("http://example.com/").Body.String(); got != "2" {
-			t.Errorf("response %s, which was swept an hour ago", got)
-		}
+		s.wantBody(t, "2", "http://example.com/") // response 1 was swept an hour ago
 	})
 }
 
@@ -216,25 +217,23 @@ func TestSweep_BegunByAll(t *testing.T) {
 // whatever was swept before it came.
 func TestSweep_AndTheQueueIsFull(t *testing.T) {
 	for name, store := range map[string]bellwether.Store{"a store": memstore.New(), "no store": nil} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: store, MaxRebuilds: 1, MaxQueued: 1}}, func(w http.ResponseWriter, r *http.Request) {
-					time.Sleep(time.Second)
-					w.Header().Set("Cache-Control", "max-age=3600")
-				})
-				sweep(t, s, bellwether.Match{Prefixes: []string{"http://a/"}})
+		inBubble(t, name, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: store, MaxRebuilds: 1, MaxQueued: 1}}, func(w http.ResponseWriter, r *http.Request) {
 				time.Sleep(time.Second)
-				start := time.Now()
-				var wg sync.WaitGroup
-				for i := range 2 {
-					wg.Go(func() { s.get(fmt.Sprint("http://a/", i)) })
-					synctest.Wait()
-				}
-				if w := s.get("http://a/one-more"); w.Code != http.StatusServiceUnavailable || time.Since(start) > 0 {
-					t.Errorf("%d after %v, want 503 at once", w.Code, time.Since(start))
-				}
-				wg.Wait()
+				w.Header().Set("Cache-Control", "max-age=3600")
 			})
+			sweep(t, s, bellwether.Match{Prefixes: []string{"http://a/"}})
+			time.Sleep(time.Second)
+			start := time.Now()
+			var wg sync.WaitGroup
+			for i := range 2 {
+				wg.Go(func() { s.get(fmt.Sprint("http://a/", i)) })
+				synctest.Wait()
+			}
+			if w := s.get("http://a/one-more"); w.Code != http.StatusServiceUnavailable || time.Since(start) > 0 {
+				t.Errorf("%d after %v, want 503 at once", w.Code, time.Since(start))
+			}
+			wg.Wait()
 		})
 	}
 }
@@ -242,60 +241,52 @@ func TestSweep_AndTheQueueIsFull(t *testing.T) {
 // A log whose bytes are none takes everything with it, and is begun anew.
 func TestSweep_LogIsCorrupt(t *testing.T) {
 	for name, garbage := range map[string]string{"no JSON": "{", "null": "null", "an empty one": "{}", "another's": `{"since":"x"}`} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				var calls atomic.Int64
-				store := memstore.New()
-				all := sites(t, 2, quiet{store}, tagged(&calls))
-				for _, s := range all {
-					s.get("http://example.com/?tag=x")
-				}
-				synctest.Wait()
-				_, epoch, _ := store.Claim(t.Context(), "\x00sweeps")
-				store.Commit(t.Context(), "\x00sweeps", bellwether.Entry{Kind: bellwether.KindValue, Value: []byte(garbage), Epoch: epoch, TTL: time.Hour})
-				time.Sleep(1001 * time.Millisecond)
-				for i, s := range all {
-					if got := s.get("http://example.com/?tag=x").Body.String(); got != "2" {
-						t.Errorf("process %d serves %s: perhaps it was swept", i, got)
-					}
-				}
-				sweep(t, all[1], bellwether.Match{Tags: []string{"x"}})
-				time.Sleep(1001 * time.Millisecond)
-				if got := all[0].get("http://example.com/?tag=x").Body.String(); got != "3" {
-					t.Errorf("after a sweep: %s, want 3", got)
-				}
-			})
-		})
-	}
-	t.Run("no entry", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
+		inBubble(t, name, func(t *testing.T) {
 			var calls atomic.Int64
-			store := wiredTo(memstore.New())
-			s := sites(t, 1, store, tagged(&calls))[0]
-			s.get("http://example.com/?tag=x")
-			synctest.Wait()
-			s.get("http://example.com/?tag=x")
-			corrupt := func() bool { return store.count("commit") < 3 } // until it is written anew
-			store.set(on(func(context.Context, string) error {
-				if corrupt() {
-					return bellwether.ErrCorrupt
-				}
-				return nil
-			}, "get"))
-			tamper := func(e *bellwether.Entry) {
-				if corrupt() {
-					*e = bellwether.Entry{}
-				}
-			}
-			store.tamper.Store(&tamper)
-			time.Sleep(2 * time.Second)
-			for range 3 {
+			store := memstore.New()
+			all := sites(t, 2, quiet{store}, tagged(&calls))
+			for _, s := range all {
 				s.get("http://example.com/?tag=x")
 			}
-			if n := calls.Load(); n != 2 {
-				t.Errorf("%d calls after the log turned out to be no entry, want 2", n)
+			synctest.Wait()
+			_, epoch, _ := store.Claim(t.Context(), "\x00sweeps")
+			store.Commit(t.Context(), "\x00sweeps", bellwether.Entry{Kind: bellwether.KindValue, Value: []byte(garbage), Epoch: epoch, TTL: time.Hour})
+			time.Sleep(1001 * time.Millisecond)
+			for _, s := range all {
+				s.wantBody(t, "2", "http://example.com/?tag=x") // perhaps response 1 was swept
 			}
+			sweep(t, all[1], bellwether.Match{Tags: []string{"x"}})
+			time.Sleep(1001 * time.Millisecond)
+			all[0].wantBody(t, "3", "http://example.com/?tag=x") // after a sweep
 		})
+	}
+	inBubble(t, "no entry", func(t *testing.T) {
+		var calls atomic.Int64
+		store := wiredTo(memstore.New())
+		s := sites(t, 1, store, tagged(&calls))[0]
+		s.get("http://example.com/?tag=x")
+		synctest.Wait()
+		s.get("http://example.com/?tag=x")
+		corrupt := func() bool { return store.count("commit") < 3 } // until it is written anew
+		store.set(on(func(context.Context, string) error {
+			if corrupt() {
+				return bellwether.ErrCorrupt
+			}
+			return nil
+		}, "get"))
+		tamper := func(e *bellwether.Entry) {
+			if corrupt() {
+				*e = bellwether.Entry{}
+			}
+		}
+		store.tamper.Store(&tamper)
+		time.Sleep(2 * time.Second)
+		for range 3 {
+			s.get("http://example.com/?tag=x")
+		}
+		if n := calls.Load(); n != 2 {
+			t.Errorf("%d calls after the log turned out to be no entry, want 2", n)
+		}
 	})
 }
 
@@ -324,9 +315,7 @@ func TestSweep_LeaseIsLostWhileTheLogIsWritten(t *testing.T) {
 		deaf.set(on(refuse, "release"))
 		var wg sync.WaitGroup
 		var errA error
-		wg.Go(func() {
-			errA = a.mw.InvalidateMatching(t.Context(), bellwether.Match{Tags: []string{"a"}})
-		})
+		wg.Go(func() { errA = a.mw.InvalidateMatching(t.Context(), bellwether.Match{Tags: []string{"a"}}) })
 		time.Sleep(110 * time.Millisecond)
 		wg.Go(func() { sweep(t, b, bellwether.Match{Tags: []string{"b"}}) })
 		time.Sleep(50 * time.Millisecond)
@@ -360,9 +349,7 @@ func TestSweep_WithoutTheStoreDuringALoad(t *testing.T) {
 		if !errors.Is(err, bellwether.ErrUnavailable) {
 			t.Fatalf("err = %v, want ErrUnavailable", err)
 		}
-		if got := s.get("http://example.com/").Body.String(); got != "2" {
-			t.Errorf("a request after the sweep got response %s, which was begun before it", got)
-		}
+		s.wantBody(t, "2", "http://example.com/") // response 1 was begun before the sweep
 	})
 }
 
@@ -388,9 +375,7 @@ func TestSweep_WithoutTheStoreWhileStaleIsServed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := wiredTo(memstore.New())
 		s := withStalePage(t, store)
-		if got := s.get("http://example.com/").Body.String(); got != "1" {
-			t.Fatalf("stale: %s, want 1", got)
-		}
+		s.wantBody(t, "1", "http://example.com/")
 		time.Sleep(time.Second)
 		store.set(refuse)
 		if err := s.mw.InvalidateMatching(t.Context(), bellwether.Match{Tags: []string{"x"}}); err == nil {
@@ -449,17 +434,11 @@ func TestSweep_SoftThenInvalidated(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{}, lingering(3*time.Second))
 		go s.get("http://a/p")
 		time.Sleep(time.Second)
-		if err := s.mw.InvalidateMatching(t.Context(), bellwether.Match{URLs: []string{"http://a/p"}, Soft: true}); err != nil {
-			t.Fatal(err)
-		}
+		sweep(t, s, bellwether.Match{URLs: []string{"http://a/p"}, Soft: true})
 		time.Sleep(time.Second)
-		if err := s.mw.Invalidate(t.Context(), "http://a/p"); err != nil {
-			t.Fatal(err)
-		}
+		invalidate(t, s.mw, "http://a/p")
 		time.Sleep(2 * time.Second)
-		if w := s.get("http://a/p"); w.Body.String() != "run 2" {
-			t.Errorf("%q is served, made before the invalidation", w.Body)
-		}
+		s.wantBody(t, "run 2", "http://a/p") // run 1 was made before the invalidation
 	})
 }
 
@@ -469,25 +448,21 @@ func TestSweep_StreamsWithoutTheStore(t *testing.T) {
 	hard := bellwether.Match{Prefixes: []string{"http://a/"}}
 	soft := bellwether.Match{Prefixes: []string{"http://a/"}, Soft: true}
 	for name, sweeps := range map[string][]bellwether.Match{"hard": {hard}, "soft": {soft}, "soft, then hard": {soft, hard}} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				wired := wiredTo(memstore.New())
-				wired.set(refuse)
-				s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: wired}}, lingering(20*time.Second))
-				go s.get("http://a/p")
-				for _, sweep := range sweeps {
-					time.Sleep(5 * time.Second)
-					if err := s.mw.InvalidateMatching(t.Context(), sweep); !errors.Is(err, bellwether.ErrUnavailable) {
-						t.Errorf("err = %v, want ErrUnavailable", err)
-					}
+		inBubble(t, name, func(t *testing.T) {
+			wired := wiredTo(memstore.New())
+			wired.set(refuse)
+			s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: wired}}, lingering(20*time.Second))
+			go s.get("http://a/p")
+			for _, sweep := range sweeps {
+				time.Sleep(5 * time.Second)
+				if err := s.mw.InvalidateMatching(t.Context(), sweep); !errors.Is(err, bellwether.ErrUnavailable) {
+					t.Errorf("err = %v, want ErrUnavailable", err)
 				}
-				time.Sleep(20 * time.Second)
-				s.get("http://a/p") // may be stale, if the sweeps are soft
-				synctest.Wait()
-				if w := s.get("http://a/p"); w.Body.String() != "run 2" {
-					t.Errorf("%q is served, made before it was invalidated", w.Body)
-				}
-			})
+			}
+			time.Sleep(20 * time.Second)
+			s.get("http://a/p") // may be stale, if the sweeps are soft
+			synctest.Wait()
+			s.wantBody(t, "run 2", "http://a/p") // run 1 was made before the invalidation
 		})
 	}
 }
@@ -539,8 +514,8 @@ func TestSweep_OfSomethingElseFreshensNothing(t *testing.T) {
 // one begins with what there is of it now, and not to be in vain.
 func TestSweep_LogIsLostWithTheLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store, locker := &emptied{}, wiredLocks(locallock.New())
-		store.empty()
+		room, locker := newEngineRoom(t.Errorf), wiredLocks(locallock.New())
+		store := &linkStore{&link{}, room}
 		s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: store, Locker: locker, LeaseTTL: 600 * time.Millisecond}}, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Cache-Control", "max-age=60")
 			select {
@@ -551,7 +526,7 @@ func TestSweep_LogIsLostWithTheLease(t *testing.T) {
 		time.Sleep(10 * time.Millisecond) // the log has begun
 		go func() {
 			time.Sleep(300 * time.Millisecond)
-			store.empty()
+			room.store.restart()
 			locker.set(func(context.Context, string) error {
 				locker.set(nil)
 				return bellwether.ErrLeaseLost
@@ -562,29 +537,6 @@ func TestSweep_LogIsLostWithTheLease(t *testing.T) {
 		}
 		s.wantCalls(t, 2)
 	})
-}
-
-// An emptied store has lost what it had.
-type emptied struct {
-	now atomic.Pointer[memstore.Store]
-}
-
-func (s *emptied) empty() { s.now.Store(memstore.New()) }
-
-func (s *emptied) Get(ctx context.Context, key string) (bellwether.Entry, error) {
-	return s.now.Load().Get(ctx, key)
-}
-
-func (s *emptied) Claim(ctx context.Context, key string) (bellwether.Entry, uint64, error) {
-	return s.now.Load().Claim(ctx, key)
-}
-
-func (s *emptied) Commit(ctx context.Context, key string, e bellwether.Entry) error {
-	return s.now.Load().Commit(ctx, key, e)
-}
-
-func (s *emptied) Invalidate(ctx context.Context, key string) error {
-	return s.now.Load().Invalidate(ctx, key)
 }
 
 // A response is as old as its header, also where the log is waited for behind its body.

@@ -32,55 +32,53 @@ func oneAtATime(each time.Duration) fault {
 // EngineTimeout. What they wait for each other is no outage.
 func TestFleet_ManyKeysAtOnceAreNoOutage(t *testing.T) {
 	for _, by := range []way{push, notices} {
-		t.Run(map[way]string{push: "push", notices: "notices"}[by], func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				const keys = 1000
-				var mu sync.Mutex
-				silences := map[string]int{}
-				f := newFleet(t, 3, by, bellwether.Options{
-					MaxWait: time.Hour,
-					OnError: func(key string, err error) {
-						mu.Lock()
-						defer mu.Unlock()
-						silences[err.Error()]++
-					},
+		inBubble(t, map[way]string{push: "push", notices: "notices"}[by], func(t *testing.T) {
+			const keys = 1000
+			var mu sync.Mutex
+			silences := map[string]int{}
+			f := newFleet(t, 3, by, bellwether.Options{
+				MaxWait: time.Hour,
+				OnError: func(key string, err error) {
+					mu.Lock()
+					defer mu.Unlock()
+					silences[err.Error()]++
+				},
+			})
+			f.origin.build = 10 * time.Millisecond
+			store, locker := oneAtATime(5*time.Millisecond), oneAtATime(5*time.Millisecond)
+			f.each(func(p *process) {
+				p.store.set(func(ctx context.Context, op string) error {
+					if op == "notice" {
+						return nil
+					}
+					return store(ctx, op)
 				})
-				f.origin.build = 10 * time.Millisecond
-				store, locker := oneAtATime(5*time.Millisecond), oneAtATime(5*time.Millisecond)
-				f.each(func(p *process) {
-					p.store.set(func(ctx context.Context, op string) error {
-						if op == "notice" {
-							return nil
-						}
-						return store(ctx, op)
-					})
-					p.locker.set(locker)
-				})
-				began := time.Now()
-				var wg sync.WaitGroup
-				for i := range keys {
-					wg.Go(func() {
-						for _, err := range f.get(1, fmt.Sprint("k", i)).failed {
-							t.Error(err)
-						}
-					})
-				}
-				wg.Wait()
-				f.wantLoads(t, keys)
-				if len(silences) > 0 {
-					t.Errorf("engines that answered were taken for dead: %v", silences)
-				}
-				took := time.Since(began)
-				time.Sleep(time.Minute) // leases are given back behind
-				synctest.Wait()
-				// Three looks and two elections at least for each key, of 5 ms each.
-				t.Logf("took %v; calls of the store and the locker by the processes:", took)
-				f.each(func(p *process) {
-					t.Log(p.store.calls, p.locker.calls)
-					if s := p.Stats(); s.Degraded > 0 || !s.StoreUp || !s.LockerUp {
-						t.Errorf("%d rebuilds without engines; store up: %t, locker up: %t", s.Degraded, s.StoreUp, s.LockerUp)
+				p.locker.set(locker)
+			})
+			began := time.Now()
+			var wg sync.WaitGroup
+			for i := range keys {
+				wg.Go(func() {
+					for _, err := range f.get(1, fmt.Sprint("k", i)).failed {
+						t.Error(err)
 					}
 				})
+			}
+			wg.Wait()
+			f.wantLoads(t, keys)
+			if len(silences) > 0 {
+				t.Errorf("engines that answered were taken for dead: %v", silences)
+			}
+			took := time.Since(began)
+			time.Sleep(time.Minute) // leases are given back behind
+			synctest.Wait()
+			// Three looks and two elections at least for each key, of 5 ms each.
+			t.Logf("took %v; calls of the store and the locker by the processes:", took)
+			f.each(func(p *process) {
+				t.Log(p.store.calls, p.locker.calls)
+				if s := p.Stats(); s.Degraded > 0 || !s.StoreUp || !s.LockerUp {
+					t.Errorf("%d rebuilds without engines; store up: %t, locker up: %t", s.Degraded, s.StoreUp, s.LockerUp)
+				}
 			})
 		})
 	}

@@ -352,9 +352,7 @@ func TestFleet_ValuesTheStoreDoesNotTake(t *testing.T) {
 			if loads, _ := f.origin.count(); loads != n {
 				t.Errorf("round %d: %d loads in %d processes within one TTL", round, loads, n)
 			}
-			if err := f.processes[0].Invalidate(context.Background(), "k"); err != nil {
-				t.Error(err)
-			}
+			invalidate(t, f.processes[0], "k")
 			time.Sleep(2 * time.Second) // all have seen it
 		}
 	})

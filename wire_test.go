@@ -142,6 +142,7 @@ type wiredStore struct {
 	mute   map[string]bool                         // keys that GetMany answers nothing for; set before use
 	tamper atomic.Pointer[func(*bellwether.Entry)] // changes what Get and Claim return
 	reply  atomic.Int64                            // nanoseconds that a reply is under way
+	lose   atomic.Bool                             // the reply to the next commit that succeeds
 }
 
 func wiredTo(store bellwether.Store) *wiredStore { return &wiredStore{wire: &wire{}, store: store} }
@@ -181,7 +182,16 @@ func (s *wiredStore) Commit(ctx context.Context, key string, e bellwether.Entry)
 		return err
 	}
 	defer s.replies()
-	return s.store.Commit(ctx, key, e)
+	return s.replied(s.store.Commit(ctx, key, e))
+}
+
+// replied is what arrives of a commit's answer.
+func (s *wiredStore) replied(err error) error {
+	if err == nil && s.lose.CompareAndSwap(true, false) {
+		time.Sleep(time.Millisecond)
+		return errRefused
+	}
+	return err
 }
 
 // refused is why an entry is not taken, nil if it is.
@@ -251,7 +261,7 @@ func (s *wiredStore) touch(ctx context.Context, key string, of uint64, e bellwet
 	if err := s.refused(e); err != nil {
 		return err
 	}
-	return s.store.(bellwether.Toucher).Touch(ctx, key, of, e)
+	return s.replied(s.store.(bellwether.Toucher).Touch(ctx, key, of, e))
 }
 
 // farStore and farLocker are a millisecond away, as Redis is.

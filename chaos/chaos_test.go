@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 const (
 	// shortFleet and shortLocks are the lengths of the runs with fixed seeds.
 	shortFleet = 7 * time.Second
-	shortLocks = 5 * time.Second
+	shortLocks = 3 * time.Second
 	// longFleet and longLocks are those of the runs with random ones.
 	longFleet = 20 * time.Second
 	longLocks = 10 * time.Second

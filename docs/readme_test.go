@@ -314,7 +314,7 @@ func TestREADME_SnippetsBuildAndRun(t *testing.T) {
 		}
 		return string(out)
 	}
-	ending := map[string]string{} // those that end, by the name of their program
+	ending := map[string]string{} // those that end, by the name of their package
 	for d, document := range documents(t) {
 		for i, s := range snippets(t, document) {
 			p, name := s.program(), fmt.Sprintf("snippet%d_%d", d, i)
@@ -330,18 +330,21 @@ func TestREADME_SnippetsBuildAndRun(t *testing.T) {
 						p = strings.ReplaceAll(p, addr, server(t).Addr)
 					}
 				}
+				p = strings.NewReplacer("package main\n", "package "+name+"\n", "\nfunc main() {", "\nfunc Main() {").Replace(p)
 			}
 			write(name+"/main.go", "// "+s.title+"\n"+p)
 		}
 	}
-	run("go", "vet", "./...")
-	build := []string{"go", "build", "-ldflags=-w", "-o", "bin/"}
+	var imports, mains strings.Builder // of one program that can be each of them: to link takes the most time
 	for name := range ending {
-		build = append(build, "./"+name)
+		fmt.Fprintf(&imports, "import %q\n", "snippets/"+name)
+		fmt.Fprintf(&mains, "%q: %s.Main,\n", name, name)
 	}
-	run(build...)
+	write("ending/main.go", "package main\n\nimport \"os\"\n"+imports.String()+"\nfunc main() { map[string]func(){\n"+mains.String()+"}[os.Args[1]]() }\n")
+	run("go", "vet", "./...")
+	run("go", "build", "-ldflags=-w", "-o", "bin/ending", "./ending")
 	for name, title := range ending {
-		if got, want := run("bin/"+name), "user 42 <nil>\n"; got != want {
+		if got, want := run("bin/ending", name), "user 42 <nil>\n"; got != want {
 			t.Errorf("%s prints %q, want %q", title, got, want)
 		}
 	}

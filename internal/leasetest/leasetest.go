@@ -23,6 +23,22 @@ func Acquire(tb testing.TB, l driver.Locker, key string, ttl time.Duration) driv
 	return lease
 }
 
+// Renew renews a lease that must not be lost.
+func Renew(tb testing.TB, lease driver.Lease, ttl time.Duration) {
+	tb.Helper()
+	if err := lease.Renew(tb.Context(), ttl); err != nil {
+		tb.Errorf("Renew: %v", err)
+	}
+}
+
+// Release releases a lease that must not be lost.
+func Release(tb testing.TB, lease driver.Lease) {
+	tb.Helper()
+	if err := lease.Release(tb.Context()); err != nil {
+		tb.Errorf("Release: %v", err)
+	}
+}
+
 // MustBeHeld fails if the lease can be taken, and returns what its taker is told.
 func MustBeHeld(tb testing.TB, l driver.Locker, key string) *driver.HeldError {
 	tb.Helper()

@@ -41,9 +41,7 @@ func newTable(tb testing.TB, server *testserver.Server) table {
 		tb.Fatal(err)
 	}
 	if !server.Own() {
-		tb.Cleanup(func() {
-			client.DeleteTable(context.Background(), &dynamodb.DeleteTableInput{TableName: &t.name})
-		})
+		tb.Cleanup(func() { client.DeleteTable(context.Background(), &dynamodb.DeleteTableInput{TableName: &t.name}) })
 	}
 	return t
 }
@@ -112,13 +110,6 @@ func number(tb testing.TB, item map[string]types.AttributeValue, name string) in
 }
 
 func newKey() string { return "dynamolock:" + adapter.Token() }
-
-func release(t *testing.T, lease driver.Lease) {
-	t.Helper()
-	if err := lease.Release(t.Context()); err != nil {
-		t.Fatalf("Release: %v", err)
-	}
-}
 
 func token(t *testing.T, lease driver.Lease) uint64 {
 	t.Helper()
@@ -288,24 +279,20 @@ func TestToken_Rises(t *testing.T) {
 	first := leasetest.Acquire(t, a, key, time.Minute)
 	rises("the first lease", first)
 	for range 3 {
-		if err := first.Renew(t.Context(), time.Minute); err != nil {
-			t.Fatal(err)
-		}
+		leasetest.Renew(t, first, time.Minute)
 	}
 	if got := token(t, first); got != last {
 		t.Errorf("a renewal made the token %d of %d", got, last)
 	}
-	release(t, first)
+	leasetest.Release(t, first)
 	second := leasetest.Acquire(t, b, key, 2*time.Second)
 	rises("after a release", second)
-	if err := second.Renew(t.Context(), 2*time.Second); err != nil {
-		t.Fatal(err)
-	}
+	leasetest.Renew(t, second, 2*time.Second)
 	time.Sleep(time.Until(leasetest.MustBeHeld(t, a, key).Until))
 	third := leasetest.Acquire(t, a, key, time.Minute)
 	rises("after a takeover", third)
 	leasetest.MustBeLost(t, "Renew of a lease that was taken over", second.Renew(t.Context(), time.Minute))
-	release(t, third)
+	leasetest.Release(t, third)
 	rises("after the clean-up", func() driver.Lease {
 		table.drop(t, key)
 		return leasetest.Acquire(t, b, key, time.Minute)
@@ -340,11 +327,11 @@ func TestExpires_DecidesNothing(t *testing.T) {
 	if until := leasetest.MustBeHeld(t, b, key).Until; time.Until(until) < 50*time.Second {
 		t.Errorf("Until is in %v, want a minute", time.Until(until))
 	}
-	release(t, lease)
+	leasetest.Release(t, lease)
 	item = table.item(t, key)
 	item["expires"] = num(time.Now().Add(1000 * time.Hour).Unix())
 	table.put(t, item)
-	release(t, leasetest.Acquire(t, b, key, time.Minute))
+	leasetest.Release(t, leasetest.Acquire(t, b, key, time.Minute))
 }
 
 // TestExpiry_RenewedWhileObserved has an observer that has watched a lease for
@@ -359,9 +346,7 @@ func TestExpiry_RenewedWhileObserved(t *testing.T) {
 	}
 	time.Sleep(500 * time.Millisecond)
 	renewed := time.Now()
-	if err := lease.Renew(t.Context(), 2*time.Second); err != nil { // to the same length
-		t.Fatal(err)
-	}
+	leasetest.Renew(t, lease, 2*time.Second) // to the same length
 	if second := leasetest.MustBeHeld(t, b, key).Until; second.Before(renewed.Add(2 * time.Second)) {
 		t.Errorf("Until of a renewed lease is %v before its end", renewed.Add(2*time.Second).Sub(second))
 	}
@@ -387,9 +372,7 @@ func TestRenew_LateRequest(t *testing.T) {
 	err := lease.Renew(t.Context(), 5*time.Second)
 	<-underway
 	mustBeTheEngines(t, "Renew without a reply", err)
-	if err := lease.Renew(t.Context(), time.Hour); err != nil {
-		t.Fatal(err)
-	}
+	leasetest.Renew(t, lease, time.Hour)
 	resp, err := deliver()
 	if err == nil {
 		resp.Body.Close()
@@ -400,7 +383,7 @@ func TestRenew_LateRequest(t *testing.T) {
 	if got := number(t, table.item(t, key), "length"); got != time.Hour.Milliseconds() {
 		t.Errorf("observers count %d ms, while the holder believes in an hour", got)
 	}
-	release(t, lease)
+	leasetest.Release(t, lease)
 }
 
 // TestTakeOver_MeetsALateRenewal lets a renewal, sent in time, arrive after an
@@ -438,7 +421,7 @@ func TestTakeOver_MeetsALateRenewal(t *testing.T) {
 		t.Errorf("Renew: %v", err)
 	}
 	wa.do(nil)
-	release(t, lease)
+	leasetest.Release(t, lease)
 }
 
 // TestTakeOver_MeetsARelease has the holder come back, late, just before the
@@ -458,7 +441,7 @@ func TestTakeOver_MeetsARelease(t *testing.T) {
 			}
 			return send()
 		})
-		release(t, leasetest.Acquire(t, b, key, time.Minute))
+		leasetest.Release(t, leasetest.Acquire(t, b, key, time.Minute))
 	})
 }
 
@@ -485,13 +468,11 @@ func TestTTL_OverAYear(t *testing.T) {
 	if until := leasetest.MustBeHeld(t, b, key).Until; until.After(limit) {
 		t.Errorf("Until = %v, want a year at most", until)
 	}
-	if err := lease.Renew(t.Context(), 1<<63-1); err != nil {
-		t.Fatal(err)
-	}
+	leasetest.Renew(t, lease, 1<<63-1)
 	if until := leasetest.MustBeHeld(t, b, key).Until; until.After(limit) {
 		t.Errorf("Until = %v, want a year at most", until)
 	}
-	release(t, lease)
+	leasetest.Release(t, lease)
 }
 
 func TestForeignItem(t *testing.T) {
@@ -664,10 +645,8 @@ func TestLostReply(t *testing.T) {
 		if got, want := int64(token(t, lease)), number(t, direct.item(t, key), "version"); got != want {
 			t.Errorf("token %d, want the item's version %d", got, want)
 		}
-		if err := lease.Renew(t.Context(), time.Minute); err != nil {
-			t.Fatal(err)
-		}
-		release(t, lease)
+		leasetest.Renew(t, lease, time.Minute)
+		leasetest.Release(t, lease)
 	})
 	t.Run("to an acquire that was refused", func(t *testing.T) {
 		key := newKey()
@@ -684,26 +663,24 @@ func TestLostReply(t *testing.T) {
 		lease := leasetest.Acquire(t, a, key, time.Minute)
 		swallowed(t)
 		leasetest.MustBeHeld(t, b, key)
-		release(t, lease)
+		leasetest.Release(t, lease)
 	})
 	t.Run("to a renewal", func(t *testing.T) {
 		key := newKey()
 		lease := leasetest.Acquire(t, a, key, time.Minute)
 		proxy.SwallowReplyTo(key)
-		if err := lease.Renew(t.Context(), time.Hour); err != nil {
-			t.Fatal(err)
-		}
+		leasetest.Renew(t, lease, time.Hour)
 		swallowed(t)
 		if until := leasetest.MustBeHeld(t, b, key).Until; time.Until(until) < 50*time.Minute {
 			t.Errorf("the renewed lease ends in %v, want an hour", time.Until(until))
 		}
-		release(t, lease)
+		leasetest.Release(t, lease)
 	})
 	t.Run("to a release", func(t *testing.T) {
 		key := newKey()
 		lease := leasetest.Acquire(t, a, key, time.Minute)
 		proxy.SwallowReplyTo(key)
-		release(t, lease)
+		leasetest.Release(t, lease)
 		swallowed(t)
 		leasetest.MustBeLost(t, "a second Release", lease.Release(t.Context()))
 		leasetest.Acquire(t, b, key, time.Minute)
@@ -737,10 +714,8 @@ func TestThrottled(t *testing.T) {
 			mustBeTheEngines(t, "Renew", lease.Renew(t.Context(), time.Minute), "throttled", c.want)
 			w.do(nil)
 			// Nothing was lost, and nothing taken.
-			if err := lease.Renew(t.Context(), time.Minute); err != nil {
-				t.Errorf("Renew afterwards: %v", err)
-			}
-			release(t, leasetest.Acquire(t, l, free, time.Minute))
+			leasetest.Renew(t, lease, time.Minute) // afterwards
+			leasetest.Release(t, leasetest.Acquire(t, l, free, time.Minute))
 			// A release is tried again.
 			w.do(throttle(c.code, c.message, 2))
 			mustBeTheEngines(t, "Release", lease.Release(t.Context()), "throttled", c.want)
@@ -750,7 +725,7 @@ func TestThrottled(t *testing.T) {
 	t.Run("for a moment", func(t *testing.T) {
 		l, w := table.wired(t)
 		w.do(throttle("ProvisionedThroughputExceededException", "", 1))
-		release(t, leasetest.Acquire(t, l, newKey(), time.Minute)) // the SDK tries again
+		leasetest.Release(t, leasetest.Acquire(t, l, newKey(), time.Minute)) // the SDK tries again
 	})
 }
 
@@ -798,11 +773,9 @@ func TestConflictOfRegions(t *testing.T) {
 	w.do(conflict(2))
 	lease := leasetest.Acquire(t, l, newKey(), time.Minute)
 	w.do(conflict(1))
-	if err := lease.Renew(t.Context(), time.Minute); err != nil {
-		t.Errorf("Renew: %v", err)
-	}
+	leasetest.Renew(t, lease, time.Minute)
 	w.do(conflict(1))
-	release(t, lease)
+	leasetest.Release(t, lease)
 
 	w.do(conflict(1000))
 	w.counted()

@@ -130,7 +130,7 @@ func TestCreateTable(t *testing.T) {
 			t.Errorf("%s of a table that is as it should be", operation)
 		}
 	}
-	release(t, leasetest.Acquire(t, dynamolock.New(client, name), newKey(), time.Minute))
+	leasetest.Release(t, leasetest.Acquire(t, dynamolock.New(client, name), newKey(), time.Minute))
 }
 
 func TestCreateTable_TimeToLive(t *testing.T) {
@@ -197,5 +197,5 @@ func TestCreateTable_WhileItIsDeleted(t *testing.T) {
 	if err := dynamolock.CreateTable(t.Context(), table.client, table.name); err != nil {
 		t.Fatal(err)
 	}
-	release(t, leasetest.Acquire(t, table.locker(t), newKey(), time.Minute))
+	leasetest.Release(t, leasetest.Acquire(t, table.locker(t), newKey(), time.Minute))
 }

@@ -217,9 +217,7 @@ func TestToken(t *testing.T) {
 	if token(first) != created {
 		t.Errorf("token %d, want the create revision, %d", token(first), created)
 	}
-	if err := first.Renew(t.Context(), 100*time.Millisecond); err != nil {
-		t.Fatal(err)
-	}
+	leasetest.Renew(t, first, 100*time.Millisecond)
 	if token(first) != created {
 		t.Errorf("token %d after a renewal, want %d still", token(first), created)
 	}
@@ -228,9 +226,7 @@ func TestToken(t *testing.T) {
 	if token(second) <= token(first) {
 		t.Errorf("token %d after a takeover from %d", token(second), token(first))
 	}
-	if err := second.Release(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	leasetest.Release(t, second)
 	if third := leasetest.Acquire(t, a, key, time.Minute); token(third) <= token(second) {
 		t.Errorf("token %d after the release of %d", token(third), token(second))
 	}
@@ -250,9 +246,7 @@ func TestOneClient(t *testing.T) {
 	if _, err := b.Watch(t.Context(), leasetest.MustBeHeld(t, a, key)); err == nil {
 		t.Error("Watch of what another Locker has seen: no error")
 	}
-	if err := lease.Release(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	leasetest.Release(t, lease)
 	mustClose(t, "after the release", freed)
 	leasetest.Acquire(t, b, key, time.Minute)
 	leasetest.MustBeHeld(t, a, key)
@@ -280,12 +274,8 @@ func TestTTL_OverAHundredYears(t *testing.T) {
 	if limit := time.Now().Add(101 * 365 * 24 * time.Hour); leasetest.MustBeHeld(t, b, key).Until.After(limit) {
 		t.Error("the lease is announced to be longer than its holder believes")
 	}
-	if err := lease.Renew(t.Context(), years); err != nil {
-		t.Fatal(err)
-	}
-	if err := lease.Release(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	leasetest.Renew(t, lease, years)
+	leasetest.Release(t, lease)
 }
 
 func TestForeignValue(t *testing.T) {
@@ -313,9 +303,7 @@ func TestRenewed_WhileWatched(t *testing.T) {
 	freed := watch(t, b, leasetest.MustBeHeld(t, b, key))
 	time.Sleep(ttl / 6)
 	renewed := time.Now()
-	if err := lease.Renew(t.Context(), ttl); err != nil {
-		t.Fatal(err)
-	}
+	leasetest.Renew(t, lease, ttl)
 	// The watcher hears of it at once, and does not wake. So it counts from
 	// then, and not from when it looks.
 	mustStayOpen(t, "a renewal", freed, ttl/2)
@@ -393,13 +381,9 @@ func TestSweeper_RevokedByAnother(t *testing.T) {
 	if _, err := client.Revoke(t.Context(), gone); err != nil {
 		t.Fatal(err)
 	}
-	if err := lease.Renew(t.Context(), time.Minute); err != nil {
-		t.Fatal(err)
-	}
+	leasetest.Renew(t, lease, time.Minute)
 	leasetest.MustBeHeld(t, b, key)
-	if err := lease.Release(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	leasetest.Release(t, lease)
 }
 
 func TestClose_KeepsWhatIsHeld(t *testing.T) {
@@ -428,12 +412,8 @@ func TestClose_KeepsWhatIsHeld(t *testing.T) {
 		t.Error("Watch of a closed Locker: no error")
 	}
 	freed = watch(t, b, held)
-	if err := lease.Renew(t.Context(), time.Minute); err != nil {
-		t.Errorf("Renew after Close: %v", err)
-	}
-	if err := lease.Release(t.Context()); err != nil {
-		t.Errorf("Release after Close: %v", err)
-	}
+	leasetest.Renew(t, lease, time.Minute) // after Close
+	leasetest.Release(t, lease)            // after Close
 	mustClose(t, "the release", freed)
 }
 
@@ -474,9 +454,7 @@ func TestTryAcquire_ContextEndsInTheMiddle(t *testing.T) {
 		lease, err := lockers[i%2].TryAcquire(ctx, fmt.Sprint("middle", i), time.Hour)
 		switch {
 		case err == nil:
-			if err := lease.Release(t.Context()); err != nil {
-				t.Errorf("Release: %v", err)
-			}
+			leasetest.Release(t, lease)
 		case !errors.Is(err, context.DeadlineExceeded):
 			t.Errorf("err = %v, want the context's", err)
 		default:

@@ -72,9 +72,7 @@ func TestSilentServer(t *testing.T) {
 	}
 	// The watch that was begun in the dark is there.
 	mustStayOpen(t, "a watch of a held lease", freed, 50*time.Millisecond)
-	if err := lease.Release(t.Context()); err != nil {
-		t.Errorf("Release after a renewal that was given up: %v", err)
-	}
+	leasetest.Release(t, lease) // after a renewal that was given up
 	mustClose(t, "the release", freed)
 }
 
@@ -87,9 +85,7 @@ func TestKilledServer_KeepsLeasesAndWatches(t *testing.T) {
 	before := token(lease)
 
 	idle := newLocker(t, server.Addr)
-	if err := leasetest.Acquire(t, idle, newKey(), time.Minute).Release(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	leasetest.Release(t, leasetest.Acquire(t, idle, newKey(), time.Minute))
 
 	server.Kill()
 	young := newLocker(t, server.Addr)
@@ -124,16 +120,12 @@ func TestKilledServer_KeepsLeasesAndWatches(t *testing.T) {
 		}
 		return errors.Is(err, driver.ErrHeld)
 	})
-	if err := lease.Renew(t.Context(), time.Minute); err != nil {
-		t.Errorf("Renew after the restart: %v", err)
-	}
+	leasetest.Renew(t, lease, time.Minute) // after the restart
 	if token(lease) != before {
 		t.Errorf("token %d after the restart, %d before", token(lease), before)
 	}
 	mustStayOpen(t, "a watch over a restart", freed, 100*time.Millisecond)
-	if err := lease.Release(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	leasetest.Release(t, lease)
 	mustClose(t, "the release, watched since before the restart", freed)
 	if after := token(leasetest.Acquire(t, b, key, time.Minute)); after <= before {
 		t.Errorf("token %d after the restart, %d before", after, before)
@@ -186,12 +178,8 @@ func TestReplyLost(t *testing.T) {
 		lease := leasetest.Acquire(t, a, key, time.Minute)
 		lost(t)
 		leasetest.MustBeHeld(t, b, key)
-		if err := lease.Renew(t.Context(), time.Minute); err != nil {
-			t.Errorf("Renew: %v", err)
-		}
-		if err := lease.Release(t.Context()); err != nil {
-			t.Errorf("Release: %v", err)
-		}
+		leasetest.Renew(t, lease, time.Minute)
+		leasetest.Release(t, lease)
 	})
 	t.Run("to a refused acquire", func(t *testing.T) {
 		key := newKey()
@@ -208,21 +196,15 @@ func TestReplyLost(t *testing.T) {
 		lease := leasetest.Acquire(t, a, key, time.Minute)
 		lost(t)
 		leasetest.MustBeHeld(t, b, key)
-		if err := lease.Release(t.Context()); err != nil {
-			t.Errorf("Release: %v", err)
-		}
+		leasetest.Release(t, lease)
 	})
 	t.Run("to a renewal", func(t *testing.T) {
 		key := newKey()
 		lease := leasetest.Acquire(t, a, key, time.Minute)
 		sent.loseReply(0)
-		if err := lease.Renew(t.Context(), time.Minute); err != nil {
-			t.Errorf("Renew: %v", err)
-		}
+		leasetest.Renew(t, lease, time.Minute)
 		lost(t)
-		if err := lease.Release(t.Context()); err != nil {
-			t.Errorf("Release: %v", err)
-		}
+		leasetest.Release(t, lease)
 	})
 	t.Run("to a release", func(t *testing.T) {
 		key := newKey()
@@ -244,9 +226,7 @@ func TestReplyLost(t *testing.T) {
 				t.Fatal("no connection was lost: the test tests nothing")
 			}
 			leasetest.MustBeHeld(t, b, key)
-			if err := lease.Release(t.Context()); err != nil {
-				t.Errorf("Release: %v", err)
-			}
+			leasetest.Release(t, lease)
 		}
 	})
 }
@@ -308,9 +288,7 @@ func TestWatch_OncePerProcessAndKey(t *testing.T) {
 	if n := watchers() - before; n != processes {
 		t.Errorf("%d watches for %d waiters in %d processes, want one for each process", n, waiters, processes)
 	}
-	if err := lease.Release(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	leasetest.Release(t, lease)
 	for _, c := range freed {
 		mustClose(t, "one of many", c)
 	}
@@ -325,16 +303,12 @@ func TestWatch_FromWhatWasSeen(t *testing.T) {
 	a, b, key := newLocker(t, server.Addr), newLocker(t, server.Addr), newKey()
 	first := leasetest.Acquire(t, a, key, time.Minute)
 	early := leasetest.MustBeHeld(t, b, key)
-	if err := first.Renew(t.Context(), time.Minute); err != nil {
-		t.Fatal(err)
-	}
+	leasetest.Renew(t, first, time.Minute)
 	late := leasetest.MustBeHeld(t, b, key)
 	fromLate := watch(t, b, late)   // the stream begins here,
 	fromEarly := watch(t, b, early) // and serves who has seen the same lease earlier
 	mustStayOpen(t, "the watch of an earlier look", fromEarly, 100*time.Millisecond)
-	if err := first.Release(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	leasetest.Release(t, first)
 	mustClose(t, "the release", fromLate)
 	mustClose(t, "the release", fromEarly)
 
@@ -342,9 +316,7 @@ func TestWatch_FromWhatWasSeen(t *testing.T) {
 	now := watch(t, b, leasetest.MustBeHeld(t, b, key))
 	mustClose(t, "a watch of the lease before, beside one of the present", watch(t, b, early))
 	mustStayOpen(t, "the watch of the present lease", now, 100*time.Millisecond)
-	if err := second.Release(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	leasetest.Release(t, second)
 	mustClose(t, "the release", now)
 	mustClose(t, "a watch that begins after all is over", watch(t, b, early))
 }

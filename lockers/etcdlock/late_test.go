@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/bellwether-go/bellwether/internal/adapter"
+	"github.com/bellwether-go/bellwether/internal/leasetest"
 )
 
 // oneKey is an etcd with one key, on the bubble's clock.
@@ -109,9 +110,7 @@ func TestRenew_GivenUpAndLate(t *testing.T) {
 				if err := lease.Renew(ctx, 2*time.Second); !errors.Is(err, context.DeadlineExceeded) {
 					t.Fatalf("Renew: err = %v, want the context's", err)
 				}
-				if err := lease.Renew(t.Context(), time.Minute); err != nil {
-					t.Fatal(err)
-				}
+				leasetest.Renew(t, lease, time.Minute)
 				goOn()
 				synctest.Wait()
 
@@ -119,9 +118,7 @@ func TestRenew_GivenUpAndLate(t *testing.T) {
 					t.Errorf("observers are told of %v, and the holder of a minute", announced.Length)
 				}
 				time.Sleep(2 * time.Second)
-				if err := lease.Renew(t.Context(), time.Minute); err != nil {
-					t.Errorf("Renew of a lease that was renewed for a minute: %v", err)
-				}
+				leasetest.Renew(t, lease, time.Minute) // of a lease that was renewed for a minute
 				if etcd.kv == nil {
 					t.Error("the holder has given its own lease back")
 				}

@@ -49,9 +49,7 @@ func TestRenew_CountsFromItsCall(t *testing.T) {
 		lease := leasetest.Acquire(t, l, "k", 10*time.Second)
 		time.Sleep(time.Second)
 		// Shorter than what is left: a holder may give time back.
-		if err := lease.Renew(t.Context(), 2*time.Second); err != nil {
-			t.Fatal(err)
-		}
+		leasetest.Renew(t, lease, 2*time.Second)
 		if got, want := time.Until(leasetest.MustBeHeld(t, l, "k").Until), 2*time.Second; got != want {
 			t.Fatalf("Until is in %v, want in %v", got, want)
 		}
@@ -94,13 +92,9 @@ func TestTable_HoldsNoExpiredLeases(t *testing.T) {
 			lease := leasetest.Acquire(t, l, fmt.Sprint("short", i), time.Duration(1+i%7)*time.Second)
 			switch i % 3 {
 			case 0:
-				if err := lease.Renew(t.Context(), time.Duration(1+i%5)*time.Second); err != nil {
-					t.Fatal(err)
-				}
+				leasetest.Renew(t, lease, time.Duration(1+i%5)*time.Second)
 			case 1:
-				if err := lease.Release(t.Context()); err != nil {
-					t.Fatal(err)
-				}
+				leasetest.Release(t, lease)
 			}
 		}
 		time.Sleep(10 * time.Second)

@@ -59,9 +59,7 @@ func TestCycles_LeaveNothing(t *testing.T) {
 	if got := items(t, server.Addr); len(got) != 1 {
 		t.Fatalf("items %q with one lease held: the count counts something else", got)
 	}
-	if err := held.Release(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	leasetest.Release(t, held)
 	newLocker := func(tb testing.TB) driver.Locker { return newLocker(tb, server.Addr) }
 	lockertest.LeavesNothing(t, newLocker, func() map[string]int {
 		return map[string]int{"items": len(items(t, server.Addr))}
@@ -172,9 +170,7 @@ func TestExpiry_RenewedWhileObserved(t *testing.T) {
 	}
 	time.Sleep(500 * time.Millisecond)
 	renewed := time.Now()
-	if err := lease.Renew(t.Context(), time.Second); err != nil { // to the same length
-		t.Fatal(err)
-	}
+	leasetest.Renew(t, lease, time.Second) // to the same length
 	if second := leasetest.MustBeHeld(t, b, key).Until; second.Before(renewed.Add(time.Second)) {
 		t.Errorf("Until of a renewed lease is %v before its end", renewed.Add(time.Second).Sub(second))
 	}
@@ -200,13 +196,9 @@ func TestTTL_OverThirtyDays(t *testing.T) {
 	if until := leasetest.MustBeHeld(t, b, key).Until; until.After(limit) {
 		t.Errorf("Until = %v: the holder believes in more than memcached keeps", until)
 	}
-	if err := lease.Renew(t.Context(), year); err != nil {
-		t.Fatal(err)
-	}
+	leasetest.Renew(t, lease, year)
 	leasetest.MustBeHeld(t, b, key) // not taken for a date in 1970, and gone
-	if err := lease.Release(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	leasetest.Release(t, lease)
 }
 
 func TestToken_OfWhichAnotherIsTheBeginning(t *testing.T) {
@@ -330,9 +322,7 @@ func TestDeadServer(t *testing.T) {
 func TestTryAcquire_ServerRestarted(t *testing.T) {
 	server := testserver.Memcached(t).OwnOrSkip(t)
 	l := newLocker(t, server.Addr)
-	if err := leasetest.Acquire(t, l, newKey(), time.Minute).Release(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	leasetest.Release(t, leasetest.Acquire(t, l, newKey(), time.Minute))
 	server.Restart()
 	leasetest.Acquire(t, l, newKey(), time.Minute)
 }
@@ -349,9 +339,7 @@ func TestRenew_LateRequest(t *testing.T) {
 			lease := leasetest.Acquire(t, newLocker(t, gate.addr), key, time.Minute)
 			leasetest.MustGiveUp(t, "Renew", func(ctx context.Context) error { return lease.Renew(ctx, 50*time.Millisecond) })
 			<-gate.reached
-			if err := lease.Renew(t.Context(), time.Hour); err != nil {
-				t.Fatal(err)
-			}
+			leasetest.Renew(t, lease, time.Hour)
 			close(gate.open)
 			for start := time.Now(); time.Since(start) < 200*time.Millisecond; time.Sleep(5 * time.Millisecond) {
 				got, err := mc.Get(item(key))
@@ -362,9 +350,7 @@ func TestRenew_LateRequest(t *testing.T) {
 					t.Fatalf("observers are told of %v, and the holder of an hour", announced.Length)
 				}
 			}
-			if err := lease.Renew(t.Context(), time.Hour); err != nil {
-				t.Errorf("Renew: %v", err)
-			}
+			leasetest.Renew(t, lease, time.Hour)
 		})
 	}
 }
@@ -382,9 +368,7 @@ func TestTryAcquire_LostReply(t *testing.T) {
 			t.Fatal("no reply was swallowed: the test tests nothing")
 		}
 		leasetest.MustBeHeld(t, b, key)
-		if err := lease.Release(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		leasetest.Release(t, lease)
 	})
 	t.Run("to an add that was refused", func(t *testing.T) {
 		key := newKey()
@@ -402,9 +386,7 @@ func TestTryAcquire_LostReply(t *testing.T) {
 			t.Fatal("no reply was swallowed: the test tests nothing")
 		}
 		leasetest.MustBeHeld(t, b, key)
-		if err := lease.Release(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		leasetest.Release(t, lease)
 	})
 }
 

@@ -97,12 +97,8 @@ func TestTokens_DrawnTooLate(t *testing.T) {
 	if err := <-result; err == nil || !strings.Contains(err.Error(), "token") {
 		t.Errorf("err = %v of a token that is greater than the next holder's, want one that says so", err)
 	}
-	if err := second.Renew(t.Context(), time.Minute); err != nil {
-		t.Errorf("Renew by the next holder: %v", err)
-	}
-	if err := second.Release(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	leasetest.Renew(t, second, time.Minute) // by the next holder
+	leasetest.Release(t, second)
 	if third := leasetest.Acquire(t, a, key, time.Minute); token(t, third) <= token(t, second) {
 		t.Errorf("token %d after %d", token(t, third), token(t, second))
 	}

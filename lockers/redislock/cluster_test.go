@@ -44,22 +44,16 @@ func TestConformance_Cluster(t *testing.T) {
 		freed := watch(t, b, key)
 		c.Migrate(slot, from, to)
 		leasetest.MustBeHeld(t, b, key)
-		if err := lease.Renew(t.Context(), time.Minute); err != nil {
-			t.Errorf("Renew before the lease has moved: %v", err)
-		}
+		leasetest.Renew(t, lease, time.Minute) // before the lease has moved
 		if n := c.Move(slot, from, to); n != 1 {
 			t.Errorf("%d keys have moved, want the lease", n)
 		}
 		leasetest.MustBeHeld(t, b, key)
-		if err := lease.Renew(t.Context(), time.Minute); err != nil {
-			t.Errorf("Renew of a lease that has moved: %v", err)
-		}
+		leasetest.Renew(t, lease, time.Minute) // of a lease that has moved
 		if isClosed(freed) {
 			t.Error("the move of a lease looks like its end")
 		}
-		if err := lease.Release(t.Context()); err != nil {
-			t.Errorf("Release of a lease that has moved: %v", err)
-		}
+		leasetest.Release(t, lease) // of a lease that has moved
 		select {
 		case <-freed:
 		case <-time.After(time.Second):
@@ -70,9 +64,7 @@ func TestConformance_Cluster(t *testing.T) {
 		leasetest.MustBeHeld(t, a, key)
 		c.Settle(slot, from, to)
 		leasetest.MustBeHeld(t, a, key)
-		if err := lease.Release(t.Context()); err != nil {
-			t.Errorf("Release after the slot has moved: %v", err)
-		}
+		leasetest.Release(t, lease) // after the slot has moved
 		if err := lease.Release(t.Context()); !errors.Is(err, driver.ErrLeaseLost) {
 			t.Errorf("a second Release: %v, want ErrLeaseLost", err)
 		}

@@ -27,9 +27,7 @@ func TestWatch_Databases(t *testing.T) {
 	key := newKey()
 	first, second := leasetest.Acquire(t, lockers[0], key, time.Minute), leasetest.Acquire(t, lockers[1], key, time.Minute)
 	watched, other := watch(t, lockers[0], key), watch(t, lockers[1], key)
-	if err := second.Release(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	leasetest.Release(t, second)
 	select {
 	case <-other:
 	case <-time.After(5 * time.Second):
@@ -39,9 +37,7 @@ func TestWatch_Databases(t *testing.T) {
 	if isClosed(watched) {
 		t.Error("a watch was woken by the release in another database")
 	}
-	if err := first.Release(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	leasetest.Release(t, first)
 	select {
 	case <-watched:
 	case <-time.After(5 * time.Second):

@@ -23,6 +23,13 @@ import (
 	"github.com/bellwether-go/bellwether/lockers/redislock"
 )
 
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
+}
+
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func newClient(tb testing.TB, addr string) *redis.Client {
@@ -124,13 +131,9 @@ func TestTokens_AcrossARestart(t *testing.T) {
 			t.Fatal("the server does not come back")
 		}
 	}
-	if err := rises("after a restart").Release(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, rises("after a restart").Release(t.Context()))
 	proxy.SwallowReplyTo(key)
-	if err := rises("after a lost reply").Release(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, rises("after a lost reply").Release(t.Context()))
 	if proxy.Armed() {
 		t.Fatal("no reply was swallowed: the test tests nothing")
 	}
@@ -157,9 +160,7 @@ func TestTokens_Commands(t *testing.T) {
 		{"try a held lease", func() { leasetest.MustBeHeld(t, l, key) }, map[string]int{"evalsha": 1, "set": 1, "pttl": 1}},
 		{"acquire", func() { leasetest.Acquire(t, l, newKey(), time.Minute) }, map[string]int{"evalsha": 1, "set": 1, "time": 1}},
 	} {
-		if err := admin.ConfigResetStat(t.Context()).Err(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, admin.ConfigResetStat(t.Context()).Err())
 		step.do()
 		if got := commands(t, admin); !maps.Equal(got, step.want) {
 			t.Errorf("%s: commands %v, want %v", step.name, got, step.want)
@@ -190,14 +191,10 @@ func TestCommands(t *testing.T) {
 
 	// The scripts are known to the server and the subscriptions stand.
 	lease := leasetest.Acquire(t, a, key, time.Minute)
-	if err := lease.Renew(t.Context(), time.Minute); err != nil {
-		t.Fatal(err)
-	}
+	leasetest.Renew(t, lease, time.Minute)
 	watch(t, b, key)
 	watch(t, a, key)
-	if err := lease.Release(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	leasetest.Release(t, lease)
 
 	var held *driver.HeldError
 	var freed <-chan struct{}
@@ -235,9 +232,7 @@ func TestCommands(t *testing.T) {
 			return nil
 		}, map[string]int{"evalsha": 1, "get": 1, "publish": 1}},
 	} {
-		if err := admin.ConfigResetStat(t.Context()).Err(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, admin.ConfigResetStat(t.Context()).Err())
 		if err := step.do(); err != nil {
 			t.Fatalf("%s: %v", step.name, err)
 		}
@@ -249,9 +244,7 @@ func TestCommands(t *testing.T) {
 	// A lease seen by a Locker that has only just begun to subscribe.
 	lease = leasetest.Acquire(t, a, key, time.Minute)
 	young := newLocker(t, server.Addr)
-	if err := admin.ConfigResetStat(t.Context()).Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, admin.ConfigResetStat(t.Context()).Err())
 	held = leasetest.MustBeHeld(t, young, key)
 	if _, err := young.Watch(t.Context(), held); err != nil {
 		t.Fatal(err)
@@ -307,9 +300,7 @@ func TestToken_OfWhichAnotherIsTheBeginning(t *testing.T) {
 	lease := leasetest.Acquire(t, l, key, time.Minute)
 	token := rdb.Get(t.Context(), l.Key(key)).Val()
 	for _, other := range []string{token + "x", token[:len(token)-1], token[:1], "x" + token, strings.ToUpper(token)} {
-		if err := rdb.Set(t.Context(), l.Key(key), other, time.Minute).Err(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, rdb.Set(t.Context(), l.Key(key), other, time.Minute).Err())
 		if err := lease.Renew(t.Context(), time.Hour); !errors.Is(err, driver.ErrLeaseLost) {
 			t.Errorf("Renew of %q beside %q: err = %v, want ErrLeaseLost", token, other, err)
 		}
@@ -335,9 +326,7 @@ func TestTryAcquire_ForeignValues(t *testing.T) {
 		l.Tokens = tokens
 		eternal, list := newKey(), newKey()
 
-		if err := rdb.Set(t.Context(), l.Key(eternal), "something", 0).Err(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, rdb.Set(t.Context(), l.Key(eternal), "something", 0).Err())
 		const ttl = 300 * time.Millisecond
 		asked := time.Now()
 		_, err := l.TryAcquire(t.Context(), eternal, ttl)
@@ -350,9 +339,7 @@ func TestTryAcquire_ForeignValues(t *testing.T) {
 			t.Errorf("err = %v, a lease's time after the key without an expiry was met", err)
 		}
 
-		if err := rdb.RPush(t.Context(), l.Key(list), "something").Err(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, rdb.RPush(t.Context(), l.Key(list), "something").Err())
 		if _, err := l.TryAcquire(t.Context(), list, time.Minute); !errors.Is(err, driver.ErrCorrupt) || !strings.Contains(err.Error(), l.Key(list)) {
 			t.Errorf("err = %v of a list, want ErrCorrupt, and the key's name", err)
 		}
@@ -396,9 +383,7 @@ func TestWatch_LeavesNothingBehind(t *testing.T) {
 		}
 	}
 	freed := watch(t, a, key)
-	if err := lease.Release(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	leasetest.Release(t, lease)
 	<-freed
 	if got := a.Watches(); got != 0 {
 		t.Fatalf("%d watches wait after the release, want none", got)
@@ -413,9 +398,7 @@ func TestWatch_LeaseThatRedisHasLost(t *testing.T) {
 	admin := newClient(t, server.Addr)
 	lease := leasetest.Acquire(t, a, key, time.Minute)
 	freed := watch(t, b, key)
-	if err := admin.FlushAll(t.Context()).Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, admin.FlushAll(t.Context()).Err())
 	if err := lease.Release(t.Context()); !errors.Is(err, driver.ErrLeaseLost) {
 		t.Errorf("Release = %v, want ErrLeaseLost", err)
 	}
@@ -426,9 +409,7 @@ func TestWatch_LeaseThatRedisHasLost(t *testing.T) {
 	}
 
 	lease = leasetest.Acquire(t, a, key, time.Minute)
-	if err := admin.FlushAll(t.Context()).Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, admin.FlushAll(t.Context()).Err())
 	leasetest.Acquire(t, a, key, time.Minute)
 	freed = watch(t, b, key)
 	if err := lease.Release(t.Context()); !errors.Is(err, driver.ErrLeaseLost) {
@@ -470,9 +451,7 @@ func TestClose(t *testing.T) {
 	lease := leasetest.Acquire(t, l, key, time.Minute)
 	freed := watch(t, l, key)
 	for range 2 {
-		if err := l.Close(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, l.Close())
 		if !isClosed(freed) {
 			t.Fatal("a watch goes on after Close")
 		}
@@ -480,14 +459,10 @@ func TestClose(t *testing.T) {
 	if _, err := l.Watch(t.Context(), leasetest.MustBeHeld(t, l, key)); err == nil {
 		t.Error("Watch after Close: want an error")
 	}
-	if err := lease.Release(t.Context()); err != nil {
-		t.Errorf("Release after Close: %v", err)
-	}
+	leasetest.Release(t, lease) // after Close
 
 	unused := newLocker(t, server.Addr)
-	if err := unused.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unused.Close())
 	if _, err := unused.Watch(t.Context(), leasetest.MustBeHeld(t, unused, holdAnother(t, server.Addr))); err == nil {
 		t.Error("Watch of a Locker closed before its first use: want an error")
 	}
@@ -607,9 +582,7 @@ func TestDeadServer(t *testing.T) {
 	if isClosed(freed) {
 		t.Fatal("a watch on the new connection is closed from the start")
 	}
-	if err := lease.Release(t.Context()); err != nil { // the script has to be sent again
-		t.Fatal(err)
-	}
+	leasetest.Release(t, lease) // the script has to be sent again
 	select {
 	case <-freed:
 	case <-time.After(2 * time.Second):
@@ -629,12 +602,8 @@ func TestTryAcquire_LostReply(t *testing.T) {
 		t.Fatal("no reply was swallowed: the test tests nothing")
 	}
 	leasetest.MustBeHeld(t, b, key)
-	if err := lease.Renew(t.Context(), time.Minute); err != nil {
-		t.Fatal(err)
-	}
-	if err := lease.Release(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	leasetest.Renew(t, lease, time.Minute)
+	leasetest.Release(t, lease)
 }
 
 // hold is a client's hook that keeps the first command with an argument back.
@@ -677,9 +646,7 @@ func TestRenew_LateRequest(t *testing.T) {
 
 	lease := leasetest.Acquire(t, l, key, time.Minute)
 	leasetest.MustGiveUp(t, "Renew", func(ctx context.Context) error { return lease.Renew(ctx, 5*time.Second) })
-	if err := lease.Renew(t.Context(), time.Hour); err != nil {
-		t.Fatal(err)
-	}
+	leasetest.Renew(t, lease, time.Hour)
 	close(late.goOn)
 	select {
 	case <-late.done:
@@ -689,9 +656,7 @@ func TestRenew_LateRequest(t *testing.T) {
 	if left := rdb.PTTL(t.Context(), l.Key(key)).Val(); left < 50*time.Minute {
 		t.Errorf("the key lasts for %v more, and the holder counts on an hour", left)
 	}
-	if err := lease.Renew(t.Context(), time.Hour); err != nil {
-		t.Errorf("Renew: %v", err)
-	}
+	leasetest.Renew(t, lease, time.Hour)
 }
 
 // TestRenew_ToAnEarlierEnd: neither Redis nor the holder goes back to it.
@@ -699,16 +664,12 @@ func TestRenew_ToAnEarlierEnd(t *testing.T) {
 	server := testserver.Redis(t)
 	rdb, l, key := newClient(t, server.Addr), newLocker(t, server.Addr), newKey()
 	lease := leasetest.Acquire(t, l, key, time.Minute)
-	if err := lease.Renew(t.Context(), time.Millisecond); err != nil {
-		t.Fatal(err)
-	}
+	leasetest.Renew(t, lease, time.Millisecond)
 	if left := rdb.PTTL(t.Context(), l.Key(key)).Val(); left < 50*time.Second {
 		t.Errorf("the key lasts for %v more, want the minute it had", left)
 	}
 	time.Sleep(2 * time.Millisecond)
-	if err := lease.Release(t.Context()); err != nil {
-		t.Errorf("Release: %v", err)
-	}
+	leasetest.Release(t, lease)
 }
 
 // TestNoLeaveForTheChannel has a user who may not publish, as Redis's access
@@ -725,9 +686,7 @@ func TestNoLeaveForTheChannel(t *testing.T) {
 			for _, rule := range strings.Fields(testserver.RedisRules) {
 				rules = append(rules, rule)
 			}
-			if err := admin.Do(t.Context(), rules...).Err(); err != nil {
-				t.Fatal(err)
-			}
+			must(t, admin.Do(t.Context(), rules...).Err())
 			rdb := redis.NewClient(&redis.Options{Addr: server.Addr, DialerRetries: 1, Username: "app", Password: "secret"})
 			defer rdb.Close()
 			l, b, key := redislock.New(rdb), newLocker(t, server.Addr), newKey()
@@ -740,12 +699,8 @@ func TestNoLeaveForTheChannel(t *testing.T) {
 			} else if _, err := l.Watch(t.Context(), leasetest.MustBeHeld(t, l, key)); err == nil || !strings.Contains(err.Error(), "NOPERM") {
 				t.Errorf("Watch: err = %v, want why there is no subscription", err)
 			}
-			if err := lease.Renew(t.Context(), time.Minute); err != nil {
-				t.Errorf("Renew: %v", err)
-			}
-			if err := lease.Release(t.Context()); err != nil {
-				t.Errorf("Release: %v", err)
-			}
+			leasetest.Renew(t, lease, time.Minute)
+			leasetest.Release(t, lease)
 			leasetest.Acquire(t, b, key, time.Minute)
 			if freed != nil {
 				select {

@@ -23,8 +23,7 @@ func ours(l *zklock.Locker) *zklock.Locker {
 
 // TestConformance_Auth has Lockers that authenticate, below a node of their own.
 func TestConformance_Auth(t *testing.T) {
-	t.Parallel()
-	server := testserver.ZooKeeper(t)
+	server := shared(t)
 	prefix := "/" + newKey()
 	lockertest.Run(t, func(tb testing.TB) driver.Locker {
 		l := ours(newLocker(tb, server.Addr))
@@ -36,8 +35,7 @@ func TestConformance_Auth(t *testing.T) {
 // TestAuth_Others has a client without the credentials meet a lease: it can neither
 // read nor remove it. The credentials outlast a lost connection.
 func TestAuth_Others(t *testing.T) {
-	t.Parallel()
-	server := testserver.ZooKeeper(t)
+	server := shared(t)
 	proxy := testserver.NewProxy(t, server.Addr)
 	l, key := ours(newLocker(t, proxy.Addr)), newKey()
 	l.Prefix = "/" + newKey()
@@ -58,10 +56,6 @@ func TestAuth_Others(t *testing.T) {
 
 	proxy.Set(testserver.Reset)
 	proxy.Set(testserver.NoFault)
-	if err := lease.Renew(t.Context(), time.Minute); err != nil {
-		t.Errorf("Renew over another connection: %v", err)
-	}
-	if err := lease.Release(t.Context()); err != nil {
-		t.Errorf("Release over another connection: %v", err)
-	}
+	leasetest.Renew(t, lease, time.Minute) // over another connection
+	leasetest.Release(t, lease)            // over another connection
 }

@@ -17,14 +17,11 @@ import (
 // This file holds what the Locker costs ZooKeeper: requests, watches, nodes.
 
 func TestRequests(t *testing.T) {
-	t.Parallel()
-	server := testserver.ZooKeeper(t)
+	server := shared(t)
 	a, atA := newGated(t, server.Addr, 10*time.Second)
 	b, atB := newGated(t, server.Addr, 10*time.Second)
 	for _, l := range []*zklock.Locker{a, b} {
-		if err := leasetest.Acquire(t, l, newKey(), time.Minute).Release(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		leasetest.Release(t, leasetest.Acquire(t, l, newKey(), time.Minute))
 	}
 	check := func(what string, g *gate, want int, f func()) {
 		t.Helper()
@@ -35,11 +32,7 @@ func TestRequests(t *testing.T) {
 	key := newKey()
 	var lease driver.Lease
 	check("acquire", atA, 1, func() { lease = leasetest.Acquire(t, a, key, time.Minute) })
-	check("renew", atA, 1, func() {
-		if err := lease.Renew(t.Context(), time.Minute); err != nil {
-			t.Error(err)
-		}
-	})
+	check("renew", atA, 1, func() { leasetest.Renew(t, lease, time.Minute) })
 	var held *driver.HeldError
 	check("acquire what is held", atB, 2, func() { held = leasetest.MustBeHeld(t, b, key) })
 	var freed <-chan struct{}
@@ -48,11 +41,7 @@ func TestRequests(t *testing.T) {
 			freed = watch(t, b, held)
 		}
 	})
-	check("release", atA, 1, func() {
-		if err := lease.Release(t.Context()); err != nil {
-			t.Error(err)
-		}
-	})
+	check("release", atA, 1, func() { leasetest.Release(t, lease) })
 	closes(t, "the watches", freed, 5*time.Second)
 	check("a second release", atA, 0, func() { leasetest.MustBeLost(t, "Release", lease.Release(t.Context())) })
 	check("a watch of what has ended", atB, 1, func() { closes(t, "it", watch(t, b, held), time.Second) })
@@ -62,11 +51,7 @@ func TestRequests(t *testing.T) {
 	check("takeover", atB, 3, func() { leasetest.Acquire(t, b, key, time.Minute) })
 
 	check("lock of an empty queue that has to be made", atA, 5, func() { lease = lock(t, a, key, time.Minute) })
-	check("release of the last in a queue", atA, 1, func() {
-		if err := lease.Release(t.Context()); err != nil {
-			t.Error(err)
-		}
-	})
+	check("release of the last in a queue", atA, 1, func() { leasetest.Release(t, lease) })
 }
 
 // TestWatches_OneForAProcess lets a thousand callers in four processes wait for
@@ -93,9 +78,7 @@ func TestWatches_OneForAProcess(t *testing.T) {
 		t.Errorf("ZooKeeper has %d watches for 1000 waiters in 4 processes, want 4", n)
 	}
 	for range 3 {
-		if err := lease.Renew(t.Context(), time.Minute); err != nil {
-			t.Fatal(err)
-		}
+		leasetest.Renew(t, lease, time.Minute)
 	}
 	time.Sleep(100 * time.Millisecond) // in which a renewal would be heard of
 	for _, freed := range waits {
@@ -103,9 +86,7 @@ func TestWatches_OneForAProcess(t *testing.T) {
 			t.Fatal("a renewal woke those who wait for the end")
 		}
 	}
-	if err := lease.Release(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	leasetest.Release(t, lease)
 	for _, freed := range waits {
 		closes(t, "one of 1000 waiters", freed, 2*time.Second)
 	}
@@ -174,9 +155,7 @@ func TestToken(t *testing.T) {
 			t.Errorf("token %d after %d, want a greater one", token, last)
 		}
 		last = token
-		if err := lease.Renew(t.Context(), time.Minute); err != nil {
-			t.Error(err)
-		}
+		leasetest.Renew(t, lease, time.Minute)
 		if again := lease.(driver.Tokener).Token(); again != token {
 			t.Errorf("the token of a renewed lease is %d, was %d", again, token)
 		}
@@ -186,9 +165,7 @@ func TestToken(t *testing.T) {
 		for range 3 {
 			lease := leasetest.Acquire(t, l, key, time.Minute)
 			rises(lease)
-			if err := lease.Release(t.Context()); err != nil {
-				t.Error(err)
-			}
+			leasetest.Release(t, lease)
 		}
 		if i == 1 {
 			server.Restart()
@@ -198,16 +175,13 @@ func TestToken(t *testing.T) {
 }
 
 func TestPrefix(t *testing.T) {
-	t.Parallel()
-	server := testserver.ZooKeeper(t)
+	server := shared(t)
 	l, other := newLocker(t, server.Addr), newLocker(t, server.Addr)
 	l.Prefix = "/shop/eu/locks"
 	for _, key := range []string{newKey(), ".", "..", "zookeeper", ""} {
 		lease := leasetest.Acquire(t, l, key, time.Minute)
 		leasetest.MustBeHeld(t, l, key)
 		leasetest.Acquire(t, other, key, time.Minute) // another prefix is another key
-		if err := lease.Release(t.Context()); err != nil {
-			t.Error(err)
-		}
+		leasetest.Release(t, lease)
 	}
 }

@@ -10,8 +10,7 @@ import (
 )
 
 func TestDocument_Requests(t *testing.T) {
-	t.Parallel()
-	server := testserver.ZooKeeper(t)
+	server := shared(t)
 	meter := testserver.NewMeter(t, server)
 	enginetable.Check(t, enginetable.Row{
 		Name:   "zklock",

@@ -54,8 +54,7 @@ func isNoAnswer(t *testing.T, what string, err error) {
 }
 
 func TestTakeover_OfAHolderWhoseSessionLives(t *testing.T) {
-	t.Parallel()
-	server := testserver.ZooKeeper(t)
+	server := shared(t)
 	b, key := newLocker(t, server.Addr), newKey()
 	const ttl = 1500 * time.Millisecond
 	began := time.Now()
@@ -89,17 +88,14 @@ func TestTakeover_OfAHolderWhoseSessionLives(t *testing.T) {
 	leasetest.MustBeLost(t, "Release of a lease that was taken over", silent.Release(t.Context()))
 	closes(t, "Lost", lost(t, silent), 5*time.Second)
 	leasetest.MustBeHeld(t, newLocker(t, server.Addr), key)
-	if err := taken.Release(t.Context()); err != nil {
-		t.Errorf("Release by the one who took over: %v", err)
-	}
+	leasetest.Release(t, taken) // by the one who took over
 }
 
 // TestTakeover_ByManyAtOnce has all observers see the end at one moment. Each of
 // them has read the same version of the same node; the winner's node has that
 // version too.
 func TestTakeover_ByManyAtOnce(t *testing.T) {
-	t.Parallel()
-	server := testserver.ZooKeeper(t)
+	server := shared(t)
 	var observers []*zklock.Locker
 	rounds := 0
 	for range 8 {
@@ -157,8 +153,7 @@ func TestTakeover_ByManyAtOnce(t *testing.T) {
 // TestTakeover_RenewedWhileObserved has an observer that has watched a lease for
 // nearly its whole length when it is renewed.
 func TestTakeover_RenewedWhileObserved(t *testing.T) {
-	t.Parallel()
-	server := testserver.ZooKeeper(t)
+	server := shared(t)
 	a, b, key := newLocker(t, server.Addr), newLocker(t, server.Addr), newKey()
 	connected(t, b)
 	lease := leasetest.Acquire(t, a, key, 3*time.Second)
@@ -169,9 +164,7 @@ func TestTakeover_RenewedWhileObserved(t *testing.T) {
 	}
 	time.Sleep(500 * time.Millisecond)
 	renewed := time.Now()
-	if err := lease.Renew(t.Context(), 3*time.Second); err != nil { // to the same length
-		t.Fatal(err)
-	}
+	leasetest.Renew(t, lease, 3*time.Second) // to the same length
 	if second := leasetest.MustBeHeld(t, b, key).Until; second.Before(renewed.Add(3 * time.Second)) {
 		t.Errorf("Until of a renewed lease is %v before its end", renewed.Add(3*time.Second).Sub(second))
 	}
@@ -183,8 +176,7 @@ func TestTakeover_RenewedWhileObserved(t *testing.T) {
 // TestExpiry_InALivingProcess leaves a lease alone: its node goes when it is
 // over, and its watchers are told.
 func TestExpiry_InALivingProcess(t *testing.T) {
-	t.Parallel()
-	server := testserver.ZooKeeper(t)
+	server := shared(t)
 	a, b, key := newLocker(t, server.Addr), newLocker(t, server.Addr), newKey()
 	connected(t, b)
 	end := time.Now().Add(time.Second)
@@ -199,8 +191,7 @@ func TestExpiry_InALivingProcess(t *testing.T) {
 }
 
 func TestSessionExpired(t *testing.T) {
-	t.Parallel()
-	server := testserver.ZooKeeper(t)
+	server := shared(t)
 	const session = 2 * time.Second
 	a, g := newGated(t, server.Addr, session)
 	b, key := newLocker(t, server.Addr), newKey()
@@ -235,20 +226,15 @@ func TestSessionExpired(t *testing.T) {
 		leasetest.MustBeLost(t, "Release after the session", lease.Release(t.Context()))
 	}
 	leasetest.MustBeHeld(t, a, key)
-	if err := next.Renew(t.Context(), time.Minute); err != nil {
-		t.Errorf("Renew by the next holder: %v", err)
-	}
+	leasetest.Renew(t, next, time.Minute)                   // by the next holder
 	lease := leasetest.Acquire(t, a, newKey(), time.Minute) // in a new session
-	if err := lease.Release(t.Context()); err != nil {
-		t.Error(err)
-	}
+	leasetest.Release(t, lease)
 }
 
 // TestSessionExpired_CancelsTheLoad runs a rebuild on the Locker: its context
 // ends when the session is known to have, long before the lease is renewed.
 func TestSessionExpired_CancelsTheLoad(t *testing.T) {
-	t.Parallel()
-	server := testserver.ZooKeeper(t)
+	server := shared(t)
 	l, g := newGated(t, server.Addr, 2*time.Second)
 	b := newLocker(t, server.Addr)
 	loading, ended := make(chan struct{}, 2), make(chan error, 2)
@@ -287,8 +273,7 @@ func TestSessionExpired_CancelsTheLoad(t *testing.T) {
 // TestReconnect loses the connection and not the session: nothing is lost with
 // it.
 func TestReconnect(t *testing.T) {
-	t.Parallel()
-	server := testserver.ZooKeeper(t)
+	server := shared(t)
 	a, g := newGated(t, server.Addr, 10*time.Second)
 	b, mine, others := newLocker(t, server.Addr), newKey(), newKey()
 	lease, other := leasetest.Acquire(t, a, mine, time.Minute), leasetest.Acquire(t, b, others, time.Minute)
@@ -298,39 +283,28 @@ func TestReconnect(t *testing.T) {
 	told := watch(t, a, leasetest.MustBeHeld(t, a, missed))
 
 	g.cut()
-	if err := gone.Release(t.Context()); err != nil { // while a hears nothing
-		t.Fatal(err)
-	}
+	leasetest.Release(t, gone) // while a hears nothing
 	g.open()
 	closes(t, "a release that was missed", told, 3*time.Second)
 	if isClosed(freed) || isClosed(lost(t, lease)) {
 		t.Error("a lost connection ended a watch or a lease")
 	}
-	if err := lease.Renew(t.Context(), time.Minute); err != nil {
-		t.Errorf("Renew over the next connection: %v", err)
-	}
-	if err := other.Release(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	leasetest.Renew(t, lease, time.Minute) // over the next connection
+	leasetest.Release(t, other)
 	closes(t, "a watch that was set on the lost connection", freed, 2*time.Second)
-	if err := lease.Release(t.Context()); err != nil {
-		t.Errorf("Release over the next connection: %v", err)
-	}
+	leasetest.Release(t, lease) // over the next connection
 }
 
 // TestReconnect_HandshakeNotAnswered has a server that takes a handshake and never
 // answers it, as ZooKeeper does where it is just starting. The client would wait
 // longer than connected does.
 func TestReconnect_HandshakeNotAnswered(t *testing.T) {
-	t.Parallel()
-	a, g := newGated(t, testserver.ZooKeeper(t).Addr, 10*time.Second)
+	a, g := newGated(t, shared(t).Addr, 10*time.Second)
 	lease := leasetest.Acquire(t, a, newKey(), time.Minute)
 	g.silence(t)
 	g.drop()
 	connected(t, a)
-	if err := lease.Renew(t.Context(), time.Minute); err != nil {
-		t.Errorf("Renew in the session that goes on: %v", err)
-	}
+	leasetest.Renew(t, lease, time.Minute) // in the session that goes on
 }
 
 // TestReconnect_AmongRequests loses the connection while requests wait for the
@@ -366,9 +340,7 @@ func TestReconnect_AmongRequests(t *testing.T) {
 			if isClosed(waits[i]) {
 				t.Error("a lost connection ended a watch")
 			}
-			if err := lease.Release(t.Context()); err != nil {
-				t.Error(err)
-			}
+			leasetest.Release(t, lease)
 			closes(t, "a watch from before the lost connections", waits[i], 5*time.Second)
 		})
 	}
@@ -399,16 +371,12 @@ func TestServerRestart(t *testing.T) {
 	connected(t, a)
 	connected(t, b)
 	leasetest.MustBeHeld(t, b, key)
-	if err := lease.Renew(t.Context(), time.Minute); err != nil {
-		t.Errorf("Renew after the restart: %v", err)
-	}
+	leasetest.Renew(t, lease, time.Minute) // after the restart
 	if isClosed(freed) || isClosed(lost(t, lease)) {
 		t.Error("the restart ended a watch or a lease")
 	}
 	before := lease.(driver.Tokener).Token()
-	if err := lease.Release(t.Context()); err != nil {
-		t.Errorf("Release after the restart: %v", err)
-	}
+	leasetest.Release(t, lease) // after the restart
 	closes(t, "a watch from before the restart", freed, 2*time.Second)
 	if after := leasetest.Acquire(t, b, key, time.Minute).(driver.Tokener).Token(); after <= before {
 		t.Errorf("token %d after %d, want a greater one", after, before)
@@ -456,9 +424,7 @@ func TestSilentServer(t *testing.T) {
 	for _, key := range []string{free, mine} {
 		leasetest.Acquire(t, b, key, time.Minute)
 	}
-	if err := other.Release(t.Context()); err != nil {
-		t.Error(err)
-	}
+	leasetest.Release(t, other)
 }
 
 // TestSilentServer_ForLongerThanASession lets sessions run out while the server
@@ -488,9 +454,7 @@ func TestSilentServer_ForLongerThanASession(t *testing.T) {
 	case errA == nil && !errors.Is(errB, driver.ErrHeld), errB == nil && !errors.Is(errA, driver.ErrLeaseLost):
 		t.Errorf("the holder renews with %v, and another acquires with %v", errA, errB)
 	case errA == nil:
-		if err := lease.Release(t.Context()); err != nil {
-			t.Error(err)
-		}
+		leasetest.Release(t, lease)
 	case errB == nil:
 		closes(t, "Lost", lost(t, lease), time.Second)
 	default:
@@ -503,9 +467,7 @@ func TestLostReply(t *testing.T) {
 	server := testserver.ZooKeeper(t).OwnOrSkip(t)
 	proxy := testserver.NewProxy(t, server.Addr)
 	a, b := newLocker(t, proxy.Addr), newLocker(t, server.Addr)
-	if err := leasetest.Acquire(t, b, newKey(), time.Minute).Release(t.Context()); err != nil { // which makes the prefix
-		t.Fatal(err)
-	}
+	leasetest.Release(t, leasetest.Acquire(t, b, newKey(), time.Minute)) // which makes the prefix
 	swallow := func(t *testing.T, request string) {
 		t.Helper()
 		proxy.SwallowReplyTo(request)
@@ -520,20 +482,14 @@ func TestLostReply(t *testing.T) {
 			swallow(t, key+":lease")
 			lease := leasetest.Acquire(t, a, key, time.Minute)
 			leasetest.MustBeHeld(t, b, key)
-			if err := lease.Renew(t.Context(), time.Minute); err != nil {
-				t.Error(err)
-			}
-			if err := lease.Release(t.Context()); err != nil {
-				t.Error(err)
-			}
+			leasetest.Renew(t, lease, time.Minute)
+			leasetest.Release(t, lease)
 		},
 		"acquire of what is held": func(t *testing.T, key string) {
 			other := leasetest.Acquire(t, b, key, time.Minute)
 			swallow(t, key+":lease")
 			leasetest.MustBeHeld(t, a, key)
-			if err := other.Release(t.Context()); err != nil {
-				t.Error(err)
-			}
+			leasetest.Release(t, other)
 		},
 		"takeover": func(t *testing.T, key string) {
 			_, speak := silentHolder(t, server.Addr, key, 500*time.Millisecond)
@@ -545,30 +501,20 @@ func TestLostReply(t *testing.T) {
 			swallow(t, zklock.Holder(held))
 			lease := leasetest.Acquire(t, a, key, time.Minute)
 			leasetest.MustBeHeld(t, b, key)
-			if err := lease.Release(t.Context()); err != nil {
-				t.Error(err)
-			}
+			leasetest.Release(t, lease)
 		},
 		"renewal": func(t *testing.T, key string) {
 			lease := leasetest.Acquire(t, a, key, time.Minute)
 			swallow(t, key+":lease")
-			if err := lease.Renew(t.Context(), time.Minute); err != nil {
-				t.Error(err)
-			}
-			if err := lease.Release(t.Context()); err != nil {
-				t.Error(err)
-			}
+			leasetest.Renew(t, lease, time.Minute)
+			leasetest.Release(t, lease)
 		},
 		"release": func(t *testing.T, key string) {
 			lease := leasetest.Acquire(t, a, key, time.Minute)
 			swallow(t, key+":lease")
-			if err := lease.Release(t.Context()); err != nil {
-				t.Errorf("Release that was carried out: %v", err)
-			}
+			leasetest.Release(t, lease) // that was carried out
 			leasetest.MustBeLost(t, "a second Release", lease.Release(t.Context()))
-			if err := leasetest.Acquire(t, b, key, time.Minute).Release(t.Context()); err != nil {
-				t.Error(err)
-			}
+			leasetest.Release(t, leasetest.Acquire(t, b, key, time.Minute))
 		},
 		"place in the queue": func(t *testing.T, key string) {
 			if lease, err := b.Lock(t.Context(), key, time.Minute); err != nil || lease.Release(t.Context()) != nil {
@@ -598,9 +544,7 @@ func TestLostReply(t *testing.T) {
 			if n := proxy.Requests(); n != 1 {
 				t.Errorf("the place is looked for after %d syncs, want 1", n)
 			}
-			if err := first.Release(t.Context()); err != nil {
-				t.Error(err)
-			}
+			leasetest.Release(t, first)
 			if err := <-got; err != nil {
 				t.Error(err)
 			}
@@ -621,9 +565,7 @@ func TestLostReply_AndNoWayBack(t *testing.T) {
 	server := testserver.ZooKeeper(t).OwnOrSkip(t)
 	proxy := testserver.NewProxy(t, server.Addr)
 	a, g := newGated(t, proxy.Addr, 20*time.Second)
-	if err := leasetest.Acquire(t, a, newKey(), time.Minute).Release(t.Context()); err != nil { // which makes the prefix
-		t.Fatal(err)
-	}
+	leasetest.Release(t, leasetest.Acquire(t, a, newKey(), time.Minute)) // which makes the prefix
 	g.refuse()
 	key := newKey()
 	proxy.SwallowReplyTo(key + ":lease")
@@ -694,9 +636,7 @@ func TestClose(t *testing.T) {
 		_, err := b.Watch(t.Context(), held)
 		isNoAnswer(t, "Watch after Close", err)
 	})
-	t.Run("before any use", func(t *testing.T) {
-		ends(t, zklock.New(server.Addr), 10*time.Millisecond)
-	})
+	t.Run("before any use", func(t *testing.T) { ends(t, zklock.New(server.Addr), 10*time.Millisecond) })
 	t.Run("without a server", func(t *testing.T) {
 		l := zklock.New(testserver.FreeAddr(t))
 		_, err := l.TryAcquire(t.Context(), "k", time.Minute)
@@ -734,15 +674,12 @@ func holding(t *testing.T, addr string) string {
 // TestServers has several servers, of which one does not answer: it is not
 // noticed, neither at the beginning nor when the one in use fails.
 func TestServers(t *testing.T) {
-	t.Parallel()
-	server := testserver.ZooKeeper(t)
+	server := shared(t)
 	dead := testserver.FreeAddr(t)
 	for range 5 { // the client shuffles them
 		l := newLocker(t, dead, server.Addr)
 		start := time.Now()
-		if err := leasetest.Acquire(t, l, newKey(), time.Minute).Release(t.Context()); err != nil {
-			t.Error(err)
-		}
+		leasetest.Release(t, leasetest.Acquire(t, l, newKey(), time.Minute))
 		if took := time.Since(start); took > time.Second {
 			t.Errorf("a dead server beside a living one cost %v", took)
 		}
@@ -753,9 +690,7 @@ func TestServers(t *testing.T) {
 	lease := leasetest.Acquire(t, l, newKey(), time.Minute)
 	g.cutOne()
 	start := time.Now()
-	if err := lease.Renew(t.Context(), time.Minute); err != nil {
-		t.Errorf("Renew by another server: %v", err)
-	}
+	leasetest.Renew(t, lease, time.Minute) // by another server
 	if took := time.Since(start); took > 800*time.Millisecond {
 		t.Errorf("another server was found after %v, want less than the client's pause of 1s", took)
 	}
@@ -767,8 +702,7 @@ func TestServers(t *testing.T) {
 // TestDial_Fails has Dial fail in both ways at first: the error says why, and
 // the next attempt finds the server.
 func TestDial_Fails(t *testing.T) {
-	t.Parallel()
-	server := testserver.ZooKeeper(t)
+	server := shared(t)
 	for name, fail := range map[string]func() error{
 		"by an error": func() error { return errors.New("boom") },
 		"by a panic":  func() error { panic("boom") },

@@ -20,12 +20,9 @@ func (unheard) Printf(string, ...any) {}
 
 // TestForeignNodes finds what no Locker has written in the place of a lease.
 func TestForeignNodes(t *testing.T) {
-	t.Parallel()
-	server := testserver.ZooKeeper(t)
+	server := shared(t)
 	l := newLocker(t, server.Addr)
-	if err := leasetest.Acquire(t, l, newKey(), time.Minute).Release(t.Context()); err != nil { // which makes the prefix
-		t.Fatal(err)
-	}
+	leasetest.Release(t, leasetest.Acquire(t, l, newKey(), time.Minute)) // which makes the prefix
 	conn := connect(t, server.Addr)
 	put := func(key, data string) (path string) {
 		t.Helper()
@@ -70,8 +67,7 @@ func connect(t *testing.T, addr string) *zk.Conn {
 // TestFreedByHand has a lease's two nodes deleted in one transaction, as the
 // package's text says.
 func TestFreedByHand(t *testing.T) {
-	t.Parallel()
-	server := testserver.ZooKeeper(t)
+	server := shared(t)
 	conn := connect(t, server.Addr)
 	a, b, key := newLocker(t, server.Addr), newLocker(t, server.Addr), newKey()
 	former := leasetest.Acquire(t, a, key, time.Minute)
@@ -85,16 +81,13 @@ func TestFreedByHand(t *testing.T) {
 	present := leasetest.Acquire(t, b, key, time.Minute)
 	leasetest.MustBeLost(t, "Renew of a lease that was freed by hand", former.Renew(t.Context(), time.Minute))
 	leasetest.MustBeLost(t, "Release of a lease that was freed by hand", former.Release(t.Context()))
-	if err := present.Renew(t.Context(), time.Minute); err != nil {
-		t.Errorf("Renew by the present holder: %v", err)
-	}
+	leasetest.Renew(t, present, time.Minute) // by the present holder
 }
 
 // TestNoLeaveForThePrefix has a Prefix below which nothing may be created: each
 // acquire says so and costs one request, and nothing goes on behind it.
 func TestNoLeaveForThePrefix(t *testing.T) {
-	t.Parallel()
-	server := testserver.ZooKeeper(t)
+	server := shared(t)
 	conn := connect(t, server.Addr)
 	proxy := testserver.NewProxy(t, server.Addr)
 	l := newLocker(t, proxy.Addr)

@@ -99,9 +99,7 @@ func TestLock_FirstComeFirstServed(t *testing.T) {
 		// A release wakes one, who asks what is before it and begins. A herd
 		// would ask for each that waits.
 		if got := atL.count(func() {
-			if err := holder.Release(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			leasetest.Release(t, holder)
 			holder = q.next(t)
 		}); got > 4 {
 			t.Errorf("turn %d: %d requests of one process in which %d waited, want at most 4", i, got, (n-i)/2)
@@ -119,9 +117,7 @@ func TestLock_FirstComeFirstServed(t *testing.T) {
 	if got := q.server.Monitor("zk_sum_node_deleted_watch_count") - wakes; got != n {
 		t.Errorf("%d watches were told of %d releases, want one each", got, n)
 	}
-	if err := holder.Release(t.Context()); err != nil {
-		t.Error(err)
-	}
+	leasetest.Release(t, holder)
 	if got := firstGate.count(func() { holder = lock(t, first, q.key, time.Minute) }); got > 5 {
 		t.Errorf("%d requests after the queue was removed, want 5", got)
 	}
@@ -163,15 +159,11 @@ func TestLock_OneLeaves(t *testing.T) {
 	isNoAnswer(t, "Lock whose session has expired", <-bySession)
 
 	for range 2 {
-		if err := holder.Release(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		leasetest.Release(t, holder)
 		holder = q.next(t)
 	}
 	q.want(t, 2, 5)
-	if err := holder.Release(t.Context()); err != nil {
-		t.Error(err)
-	}
+	leasetest.Release(t, holder)
 	eventually(t, 3*time.Second, "nothing is left", places(0))
 }
 
@@ -208,12 +200,8 @@ func TestLock_HolderFallsSilent(t *testing.T) {
 	connected(t, dead)
 	leasetest.MustBeLost(t, "Renew of a lease that was taken away", silent.Renew(t.Context(), ttl))
 	isNoAnswer(t, "Lock of one whose place was taken away", <-passed)
-	if err := lease.Renew(t.Context(), time.Minute); err != nil {
-		t.Errorf("Renew: %v", err)
-	}
-	if err := lease.Release(t.Context()); err != nil {
-		t.Errorf("Release: %v", err)
-	}
+	leasetest.Renew(t, lease, time.Minute)
+	leasetest.Release(t, lease)
 }
 
 // TestLock_RenewedIsNotSilent keeps a lease for several times its length.
@@ -226,21 +214,16 @@ func TestLock_RenewedIsNotSilent(t *testing.T) {
 	q.join(t, t.Context(), b, 1, ttl)
 	for range 5 {
 		time.Sleep(ttl / 3)
-		if err := lease.Renew(t.Context(), ttl); err != nil {
-			t.Fatalf("Renew: %v", err)
-		}
+		leasetest.Renew(t, lease, ttl)
 	}
 	q.want(t)
-	if err := lease.Release(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	leasetest.Release(t, lease)
 	q.next(t).Release(t.Context())
 }
 
 // TestLock_AndTryAcquireAreTwoLocks takes both on one key.
 func TestLock_AndTryAcquireAreTwoLocks(t *testing.T) {
-	t.Parallel()
-	server := testserver.ZooKeeper(t)
+	server := shared(t)
 	a, b, key := newLocker(t, server.Addr), newLocker(t, server.Addr), newKey()
 	lock(t, a, key, time.Minute)
 	leasetest.Acquire(t, b, key, time.Minute)

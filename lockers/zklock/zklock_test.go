@@ -2,6 +2,9 @@ package zklock_test
 
 import (
 	"context"
+	"os"
+	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -19,6 +22,55 @@ func newLocker(tb testing.TB, servers ...string) *zklock.Locker {
 	l := zklock.New(servers...)
 	tb.Cleanup(func() { l.Close() })
 	return l
+}
+
+// A lifetime is the testing.TB of what outlives the test that it begins in.
+type lifetime struct {
+	testing.TB
+	ends []func()
+}
+
+func (l *lifetime) Cleanup(f func()) { l.ends = append(l.ends, f) }
+
+func (l *lifetime) TempDir() string {
+	dir, err := os.MkdirTemp("", "zklock")
+	if err != nil {
+		l.Fatal(err)
+	}
+	l.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
+var together struct {
+	sync.Mutex // guards what follows
+	users      int
+	server     *testserver.Server
+	life       *lifetime
+}
+
+// shared makes the test parallel, and returns the one ZooKeeper of all tests that neither
+// stop it nor count what it keeps. A test uses it from before it is parallel on: the first
+// starts it, and it ends with the last.
+func shared(t *testing.T) *testserver.Server {
+	t.Helper()
+	defer t.Parallel()
+	together.Lock()
+	defer together.Unlock()
+	if together.users == 0 {
+		together.life = &lifetime{TB: t}
+		together.server = testserver.ZooKeeper(together.life)
+	}
+	together.users++
+	t.Cleanup(func() {
+		together.Lock()
+		defer together.Unlock()
+		if together.users--; together.users == 0 {
+			for _, end := range slices.Backward(together.life.ends) {
+				end()
+			}
+		}
+	})
+	return together.server
 }
 
 func newKey() string { return "zklock:" + adapter.Token() }
@@ -79,6 +131,6 @@ func within(t *testing.T, d time.Duration) context.Context {
 }
 
 func TestConformance(t *testing.T) {
-	server := testserver.ZooKeeper(t)
+	server := shared(t)
 	lockertest.Run(t, func(tb testing.TB) driver.Locker { return newLocker(tb, server.Addr) })
 }

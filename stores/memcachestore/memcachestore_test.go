@@ -136,9 +136,7 @@ func TestStore_OneOfManyServersIsLost(t *testing.T) {
 			st := &state{last: put(t, s, key, "old", time.Hour), served: true}
 			st.late = claim(t, s, key)
 			if i%3 == 1 {
-				if err := s.Invalidate(ctx, key); err != nil {
-					t.Fatal(err)
-				}
+				invalidate(t, s, key)
 				st.served = false
 			}
 			if i%3 == 2 {
@@ -208,13 +206,25 @@ func claim(tb testing.TB, s *Store, key string) uint64 {
 	return epoch
 }
 
+func commit(tb testing.TB, s *Store, key string, e driver.Entry) {
+	tb.Helper()
+	if err := s.Commit(tb.Context(), key, e); err != nil {
+		tb.Error(err)
+	}
+}
+
+func invalidate(tb testing.TB, s *Store, key string) {
+	tb.Helper()
+	if err := s.Invalidate(tb.Context(), key); err != nil {
+		tb.Error(err)
+	}
+}
+
 // put claims and commits, and returns what it committed.
 func put(tb testing.TB, s *Store, key, text string, ttl time.Duration) driver.Entry {
 	tb.Helper()
 	e := value(claim(tb, s, key), text, ttl)
-	if err := s.Commit(tb.Context(), key, e); err != nil {
-		tb.Fatal(err)
-	}
+	commit(tb, s, key, e)
 	return e
 }
 
@@ -266,17 +276,13 @@ func TestCommit_Interleaved(t *testing.T) {
 	for _, o := range []others{
 		{
 			name: "a later commit",
-			act: func(s *Store, key string, mine driver.Entry) uint64 {
-				return put(t, s, key, "later", time.Hour).Epoch
-			},
+			act:  func(s *Store, key string, mine driver.Entry) uint64 { return put(t, s, key, "later", time.Hour).Epoch },
 			want: fenced,
 		},
 		{
 			name: "an invalidation",
 			act: func(s *Store, key string, mine driver.Entry) uint64 {
-				if err := s.Invalidate(t.Context(), key); err != nil {
-					t.Error(err)
-				}
+				invalidate(t, s, key)
 				return mine.Epoch + 1
 			},
 			want: fenced,
@@ -286,9 +292,7 @@ func TestCommit_Interleaved(t *testing.T) {
 			name: "a commit of nothing",
 			act: func(s *Store, key string, mine driver.Entry) uint64 {
 				e := driver.Entry{Epoch: claim(t, s, key)}
-				if err := s.Commit(t.Context(), key, e); err != nil {
-					t.Error(err)
-				}
+				commit(t, s, key, e)
 				return e.Epoch
 			},
 			want: fenced,
@@ -330,18 +334,14 @@ func TestCommit_Interleaved(t *testing.T) {
 		{
 			name: "another attempt at the same commit",
 			act: func(s *Store, key string, mine driver.Entry) uint64 {
-				if err := s.Commit(t.Context(), key, mine); err != nil {
-					t.Error(err)
-				}
+				commit(t, s, key, mine)
 				return mine.Epoch
 			},
 		},
 		{
 			name: "the same, and a later commit",
 			act: func(s *Store, key string, mine driver.Entry) uint64 {
-				if err := s.Commit(t.Context(), key, mine); err != nil {
-					t.Error(err)
-				}
+				commit(t, s, key, mine)
 				return put(t, s, key, "later", time.Hour).Epoch
 			},
 			want: fenced,
@@ -411,9 +411,7 @@ func TestInvalidate_Interleaved(t *testing.T) {
 					newer = put(t, s, "k", "newer", time.Hour)
 				}
 			})
-			if err := slow.Invalidate(t.Context(), "k"); err != nil {
-				t.Fatal(err)
-			}
+			invalidate(t, slow, "k")
 			if !acted {
 				t.Fatalf("the invalidation took fewer than %d requests", step)
 			}
@@ -448,13 +446,9 @@ func TestGet_CrashBetweenTheSteps(t *testing.T) {
 	if e, err := s.Get(ctx, "k"); err != nil || e.Epoch != half.Epoch {
 		t.Errorf("Get of a commit that came half the way: epoch %d, %v", e.Epoch, err)
 	}
-	if err := s.Commit(ctx, "k", half); err != nil {
-		t.Errorf("the same commit again: %v", err)
-	}
+	commit(t, s, "k", half) // the same commit again
 
-	if err := s.Invalidate(ctx, "k"); err != nil {
-		t.Fatal(err)
-	}
+	invalidate(t, s, "k")
 	write(half)
 	if _, err := s.Get(ctx, "k"); !errors.Is(err, driver.ErrNotFound) {
 		t.Errorf("Get of what an invalidation has disowned: %v, want ErrNotFound", err)
@@ -569,21 +563,15 @@ func TestStore_RoundTrips(t *testing.T) {
 	expect("a miss", 1)
 	e := value(claim(t, s, "k"), "v", time.Hour)
 	expect("a claim", 2)
-	if err := s.Commit(ctx, "k", e); err != nil {
-		t.Fatal(err)
-	}
+	commit(t, s, "k", e)
 	expect("a commit", 4)
 	if _, err := s.Get(ctx, "k"); err != nil {
 		t.Fatal(err)
 	}
 	expect("a hit", 1)
-	if err := s.Invalidate(ctx, "k"); err != nil {
-		t.Fatal(err)
-	}
+	invalidate(t, s, "k")
 	expect("an invalidation", 4)
-	if err := s.Invalidate(ctx, "k"); err != nil {
-		t.Fatal(err)
-	}
+	invalidate(t, s, "k")
 	expect("an invalidation of nothing", 3)
 	if err := s.Commit(ctx, "k", e); !errors.Is(err, driver.ErrFenced) {
 		t.Fatal(err)
@@ -603,9 +591,7 @@ func TestStore_LargestValue(t *testing.T) {
 			break
 		}
 	}
-	if err := s.Commit(t.Context(), key, e); err != nil {
-		t.Fatal(err)
-	}
+	commit(t, s, key, e)
 	if got, err := s.Get(t.Context(), key); err != nil || !bytes.Equal(got.Value, e.Value) {
 		t.Fatalf("Get: %d bytes, %v", len(got.Value), err)
 	}
@@ -827,10 +813,7 @@ func TestStore_InvalidateFull(t *testing.T) {
 	srv := testserver.Memcached(t, "-M", "-m", "2").OwnOrSkip(t)
 	s := open(t, "test:", srv.Addr)
 	e := put(t, s, "k", "v", time.Hour)
-	_, late, err := s.Claim(t.Context(), "k")
-	if err != nil {
-		t.Fatal(err)
-	}
+	late := claim(t, s, "k")
 	// Until there is no room for the smallest item, of whatever class.
 	var room []string
 	for size := 100_000; size >= 1; size /= 2 {
@@ -842,9 +825,7 @@ func TestStore_InvalidateFull(t *testing.T) {
 			room = append(room, name)
 		}
 	}
-	if err := s.Invalidate(t.Context(), "k"); err != nil {
-		t.Errorf("Invalidate: %v", err)
-	}
+	invalidate(t, s, "k")
 	if got, err := s.Get(t.Context(), "k"); !errors.Is(err, driver.ErrNotFound) {
 		t.Errorf("Get after Invalidate: %q, err = %v, want ErrNotFound", got.Value, err)
 	}
@@ -889,9 +870,7 @@ func TestStore_FloorsEnd(t *testing.T) {
 	wants("a commit for a day", "long", day-5, day)
 	claim("long")
 	wants("a claim over an entry for a day", "long", day-5, day)
-	if err := s.Invalidate(ctx, "long"); err != nil {
-		t.Fatal(err)
-	}
+	invalidate(t, s, "long")
 	wants("an invalidation", "long", hour-5, hour)
 	put(t, s, "for ever", "v", math.MaxInt64)
 	wants("a commit for ever", "for ever", longest-5, longest)

@@ -80,10 +80,7 @@ func slotsThatMove(t *testing.T, c *testserver.Cluster) {
 		to = c.Masters[1]
 	}
 	known := put(t, s, key, time.Hour)
-	_, claimed, err := s.Claim(ctx, key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	claimed := claim(t, s, key)
 
 	c.Migrate(slot, from, to)
 	each("of a key that has not moved yet", known)
@@ -112,9 +109,7 @@ func slotsThatMove(t *testing.T, c *testserver.Cluster) {
 		t.Errorf("%d keys have moved, want 1", n)
 	}
 	late.Epoch, late.Age = epoch, 0
-	if err := s.Commit(ctx, key, late); err != nil {
-		t.Errorf("Commit of a claim whose key has moved: %v", err)
-	}
+	commit(t, s, key, late) // of a claim whose key has moved
 	c.Settle(slot, to, from)
 	reads("after the way back", late)
 }

@@ -82,9 +82,7 @@ func TestNotify_Databases(t *testing.T) {
 			<-ended
 		})
 		for up := false; !up; { // a subscription takes its time
-			if err := stores[db].Invalidate(t.Context(), fmt.Sprint("up ", db)); err != nil {
-				t.Fatal(err)
-			}
+			invalidate(t, stores[db], fmt.Sprint("up ", db))
 			select {
 			case <-heard[db]:
 				up = true
@@ -94,14 +92,10 @@ func TestNotify_Databases(t *testing.T) {
 	}
 	for db, s := range stores {
 		put(t, s, fmt.Sprint("of ", db), time.Hour)
-		if err := s.Invalidate(t.Context(), fmt.Sprint("of ", db)); err != nil {
-			t.Fatal(err)
-		}
+		invalidate(t, s, fmt.Sprint("of ", db))
 	}
 	for _, s := range stores {
-		if err := s.Invalidate(t.Context(), "last"); err != nil {
-			t.Fatal(err)
-		}
+		invalidate(t, s, "last")
 	}
 	for db := range stores {
 		other := fmt.Sprint("of ", 1-db)

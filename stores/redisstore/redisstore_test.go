@@ -48,12 +48,6 @@ func open(tb testing.TB, addr, prefix string) (*Store, *redis.Client) {
 func instance(rdb redis.UniversalClient, prefix string, open func(testing.TB) *Store) storetest.Instance {
 	const limit = 2 << 20
 	name := (&Store{Prefix: prefix}).name
-	must := func(tb testing.TB, err error) {
-		tb.Helper()
-		if err != nil {
-			tb.Fatal(err)
-		}
-	}
 	return storetest.Instance{
 		Notifies: true,
 		Batches:  true,
@@ -62,9 +56,7 @@ func instance(rdb redis.UniversalClient, prefix string, open func(testing.TB) *S
 			s.Prefix, s.MaxValue = prefix, limit
 			return s
 		},
-		Evict: func(tb testing.TB, key string) {
-			must(tb, rdb.Del(tb.Context(), name(key)).Err())
-		},
+		Evict: func(tb testing.TB, key string) { must(tb, rdb.Del(tb.Context(), name(key)).Err()) },
 		Mix: func(tb testing.TB, from, to string) {
 			data, err := rdb.Get(tb.Context(), name(from)).Bytes()
 			must(tb, err)
@@ -93,17 +85,41 @@ func TestStore(t *testing.T) {
 	})
 }
 
-// put claims and commits, and returns what it committed.
-func put(tb testing.TB, s *Store, key string, ttl time.Duration) driver.Entry {
+func claim(tb testing.TB, s *Store, key string) (epoch uint64) {
 	tb.Helper()
 	_, epoch, err := s.Claim(tb.Context(), key)
 	if err != nil {
 		tb.Fatal(err)
 	}
-	e := driver.Entry{Kind: driver.KindValue, Value: []byte("v"), Epoch: epoch, TTL: ttl}
+	return epoch
+}
+
+func commit(tb testing.TB, s *Store, key string, e driver.Entry) {
+	tb.Helper()
 	if err := s.Commit(tb.Context(), key, e); err != nil {
+		tb.Error(err)
+	}
+}
+
+func invalidate(tb testing.TB, s *Store, key string) {
+	tb.Helper()
+	if err := s.Invalidate(tb.Context(), key); err != nil {
+		tb.Error(err)
+	}
+}
+
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
 		tb.Fatal(err)
 	}
+}
+
+// put claims and commits, and returns what it committed.
+func put(tb testing.TB, s *Store, key string, ttl time.Duration) driver.Entry {
+	tb.Helper()
+	e := driver.Entry{Kind: driver.KindValue, Value: []byte("v"), Epoch: claim(tb, s, key), TTL: ttl}
+	commit(tb, s, key, e)
 	return e
 }
 
@@ -112,9 +128,7 @@ func put(tb testing.TB, s *Store, key string, ttl time.Duration) driver.Entry {
 func commands(tb testing.TB, rdb *redis.Client, f func()) (total int, each string) {
 	tb.Helper()
 	ctx := tb.Context()
-	if err := rdb.ConfigResetStat(ctx).Err(); err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, rdb.ConfigResetStat(ctx).Err())
 	f()
 	counts, err := testserver.Commands(ctx, rdb)
 	if err != nil {
@@ -129,9 +143,7 @@ func TestStore_Commands(t *testing.T) {
 	_, admin := open(t, srv.Addr, "")
 	ctx := t.Context()
 	put(t, s, "warm", time.Hour) // the scripts are loaded
-	if err := s.Invalidate(ctx, "warm"); err != nil {
-		t.Fatal(err)
-	}
+	invalidate(t, s, "warm")
 
 	expect := func(what string, want int, f func() error) {
 		t.Helper()
@@ -191,26 +203,17 @@ func TestStore_NoLeaveForTheChannel(t *testing.T) {
 	srv := testserver.Redis(t).OwnOrSkip(t)
 	_, admin := open(t, srv.Addr, "")
 	testserver.Restrict(t, testserver.RedisRules, srv)
-	if err := admin.Do(t.Context(), "acl", "setuser", testserver.RedisUser, "resetchannels").Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, admin.Do(t.Context(), "acl", "setuser", testserver.RedisUser, "resetchannels").Err())
 	rdb := redis.NewClient(&redis.Options{Addr: srv.Addr, Username: "app", Password: "secret"})
 	defer rdb.Close()
 	s := New(rdb)
-	_, epoch, err := s.Claim(t.Context(), "k")
-	if err != nil {
-		t.Fatal(err)
-	}
+	epoch := claim(t, s, "k")
 	e := driver.Entry{Kind: driver.KindValue, Value: []byte("v"), Epoch: epoch, TTL: time.Hour}
-	if err := s.Commit(t.Context(), "k", e); err != nil {
-		t.Errorf("Commit: %v", err)
-	}
+	commit(t, s, "k", e)
 	if got, err := s.Get(t.Context(), "k"); err != nil || string(got.Value) != "v" {
 		t.Errorf("Get: %q, %v", got.Value, err)
 	}
-	if err := s.Invalidate(t.Context(), "k"); err != nil {
-		t.Errorf("Invalidate: %v", err)
-	}
+	invalidate(t, s, "k")
 	if _, err := s.Get(t.Context(), "k"); !errors.Is(err, driver.ErrNotFound) {
 		t.Errorf("Get after Invalidate: err = %v, want ErrNotFound", err)
 	}
@@ -221,22 +224,15 @@ func TestStore_NoLeaveForTheChannel(t *testing.T) {
 func TestStore_InvalidateOutOfMemory(t *testing.T) {
 	s, rdb := open(t, testserver.Redis(t).OwnOrSkip(t).Addr, "test:")
 	e := put(t, s, "k", time.Hour)
-	_, late, err := s.Claim(t.Context(), "k")
-	if err != nil {
-		t.Fatal(err)
-	}
+	late := claim(t, s, "k")
 	if err := rdb.ConfigSet(t.Context(), "maxmemory", "1").Err(); err != nil { // noeviction is the default
 		t.Fatal(err)
 	}
-	if err := s.Invalidate(t.Context(), "k"); err != nil {
-		t.Errorf("Invalidate: %v", err)
-	}
+	invalidate(t, s, "k")
 	if _, err := s.Get(t.Context(), "k"); !errors.Is(err, driver.ErrNotFound) {
 		t.Errorf("Get after Invalidate: err = %v, want ErrNotFound", err)
 	}
-	if err := rdb.ConfigSet(t.Context(), "maxmemory", "0").Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, rdb.ConfigSet(t.Context(), "maxmemory", "0").Err())
 	e.Epoch = late
 	if err := s.Commit(t.Context(), "k", e); !errors.Is(err, driver.ErrFenced) {
 		t.Errorf("Commit of a claim before Invalidate: err = %v, want ErrFenced", err)
@@ -253,9 +249,7 @@ func TestStore_ForeignType(t *testing.T) {
 	ctx := t.Context()
 	spoil := func() {
 		rdb.Del(ctx, s.name("k"))
-		if err := rdb.LPush(ctx, s.name("k"), "x").Err(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, rdb.LPush(ctx, s.name("k"), "x").Err())
 	}
 	before := put(t, s, "k", time.Hour)
 	spoil()
@@ -271,9 +265,7 @@ func TestStore_ForeignType(t *testing.T) {
 		t.Errorf("epoch %d after %d", after.Epoch, before.Epoch)
 	}
 	spoil()
-	if err := s.Invalidate(ctx, "k"); err != nil {
-		t.Errorf("Invalidate over a list: %v", err)
-	}
+	invalidate(t, s, "k") // over a list
 	put(t, s, "k", time.Hour)
 	if _, err := s.Get(ctx, "k"); err != nil {
 		t.Errorf("Get after the repair: %v", err)
@@ -290,9 +282,7 @@ func TestStore_ForeignCounter(t *testing.T) {
 	for _, head := range []string{"", "x", "1", "-1 -1", digits("1", "2"), digits("nan", "nan"), digits("5", "3"), digits("5", " 3"),
 		digits("9007199254740992", "1"), digits("4503599627370497", "1"), strings.Repeat("9", 32), strings.Repeat("9", 400)} {
 		for _, rest := range []string{"", strings.Repeat("0", 32), strings.Repeat("9", 32), "             nan             nan", strings.Repeat("x", 100)} {
-			if err := rdb.Set(ctx, s.name("k"), head+rest, 0).Err(); err != nil {
-				t.Fatal(err)
-			}
+			must(t, rdb.Set(ctx, s.name("k"), head+rest, 0).Err())
 			if _, err := s.Get(ctx, "k"); !errors.Is(err, driver.ErrCorrupt) && !errors.Is(err, driver.ErrNotFound) {
 				t.Fatalf("Get of %q: %v", head+rest, err)
 			}
@@ -324,12 +314,8 @@ func TestStore_CounterAheadOfTheClock(t *testing.T) {
 		"an invalidation and a claim": func() error { return s.Invalidate(ctx, "k") },
 	} {
 		e := driver.Entry{Kind: driver.KindValue, Epoch: ahead, TTL: math.MaxInt64}
-		if err := rdb.Set(ctx, s.name("k"), kept("k", e, 1), 0).Err(); err != nil {
-			t.Fatal(err)
-		}
-		if err := first(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, rdb.Set(ctx, s.name("k"), kept("k", e, 1), 0).Err())
+		must(t, first())
 		if _, epoch, err := s.Claim(ctx, "k"); err != nil || epoch <= ahead {
 			t.Errorf("%s after epoch %d: epoch %d, err = %v", what, uint64(ahead), epoch, err)
 		}
@@ -369,25 +355,15 @@ func TestStore_ExpiresInRedis(t *testing.T) {
 			t.Fatalf("Claim of an entry of life %v: %+v, %v", ttl, claimed, err)
 		}
 		kept(fmt.Sprint("a claim over life ", ttl), max(ttl+redisentry.Lingering, redisentry.Retention), true)
-		if err := s.Commit(ctx, "k", driver.Entry{Epoch: epoch}); err != nil {
-			t.Fatal(err)
-		}
+		commit(t, s, "k", driver.Entry{Epoch: epoch})
 		kept("a commit of nothing", redisentry.Retention, false)
 	}
 
 	// A commit that a later claim waits behind keeps that claim's number.
-	_, first, err := s.Claim(ctx, "k")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, second, err := s.Claim(ctx, "k")
-	if err != nil {
-		t.Fatal(err)
-	}
+	first := claim(t, s, "k")
+	second := claim(t, s, "k")
 	e := driver.Entry{Kind: driver.KindValue, Value: []byte("v"), Epoch: first, TTL: 20 * time.Millisecond}
-	if err := s.Commit(ctx, "k", e); err != nil {
-		t.Fatal(err)
-	}
+	commit(t, s, "k", e)
 	kept("an entry of 20 ms below a claim", redisentry.Retention, true)
 	time.Sleep(30 * time.Millisecond) // the server's clock is a real one
 	// The entry's room is given back by the next who claims.
@@ -396,12 +372,8 @@ func TestStore_ExpiresInRedis(t *testing.T) {
 	}
 	kept("a claim after an entry's life", redisentry.Retention, false)
 	e.Epoch = second
-	if err := s.Commit(ctx, "k", e); err != nil {
-		t.Errorf("Commit of the second claim: %v", err)
-	}
-	if err := s.Invalidate(ctx, "k"); err != nil {
-		t.Fatal(err)
-	}
+	commit(t, s, "k", e) // of the second claim
+	invalidate(t, s, "k")
 	kept("an invalidation", redisentry.Retention, false)
 }
 
@@ -444,9 +416,7 @@ func TestStore_ScriptsForgotten(t *testing.T) {
 		})
 	}
 	for range 10 {
-		if err := rdb.ScriptFlush(t.Context()).Err(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, rdb.ScriptFlush(t.Context()).Err())
 	}
 	wg.Wait()
 }
@@ -486,19 +456,12 @@ func TestStore_CommitThatComesLate(t *testing.T) {
 		subscribed = rdb.PubSubNumSub(t.Context(), s.channel()).Val()[s.channel()] == 1
 	}
 	for _, ttl := range []time.Duration{time.Minute, late / 2} {
-		_, epoch, err := s.Claim(t.Context(), "k")
-		if err != nil {
-			t.Fatal(err)
-		}
+		epoch := claim(t, s, "k")
 		// Twice as long as is wanted: the commit is sent some time behind it.
-		if err := rdb.Do(t.Context(), "client", "pause", 2*late.Milliseconds(), "write").Err(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, rdb.Do(t.Context(), "client", "pause", 2*late.Milliseconds(), "write").Err())
 		sent := time.Now()
 		e := driver.Entry{Kind: driver.KindValue, Value: []byte("v"), Epoch: epoch, TTL: ttl}
-		if err := s.Commit(t.Context(), "k", e); err != nil {
-			t.Fatal(err)
-		}
+		commit(t, s, "k", e)
 		took := time.Since(sent)
 		if took < late {
 			t.Fatalf("the commit took %v, want a pause of %v at least", took, late)
@@ -528,20 +491,13 @@ func TestStore_CommitThatComesLateAfterALongLoad(t *testing.T) {
 	const late = time.Second
 	srv := testserver.Redis(t).OwnOrSkip(t)
 	s, rdb := open(t, srv.Addr, "test:")
-	_, epoch, err := s.Claim(t.Context(), "k")
-	if err != nil {
-		t.Fatal(err)
-	}
+	epoch := claim(t, s, "k")
 	// As if the load had taken so long that the sighting is forgotten.
 	s.servers = redisentry.Of(rdb)
-	if err := rdb.Do(t.Context(), "client", "pause", 2*late.Milliseconds(), "write").Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, rdb.Do(t.Context(), "client", "pause", 2*late.Milliseconds(), "write").Err())
 	sent := time.Now()
 	e := driver.Entry{Kind: driver.KindValue, Value: []byte("v"), Epoch: epoch, TTL: time.Minute}
-	if err := s.Commit(t.Context(), "k", e); err != nil {
-		t.Fatal(err)
-	}
+	commit(t, s, "k", e)
 	if took := time.Since(sent); took < late {
 		t.Fatalf("the commit took %v, want a pause of %v at least", took, late)
 	}
@@ -580,15 +536,10 @@ func TestStore_LargestCommit(t *testing.T) {
 	value := make([]byte, s.MaxValue-128)
 	least := time.Hour
 	for range 5 {
-		_, epoch, err := s.Claim(t.Context(), "k")
-		if err != nil {
-			t.Fatal(err)
-		}
+		epoch := claim(t, s, "k")
 		before := used()
 		e := driver.Entry{Kind: driver.KindValue, Value: value, Epoch: epoch, TTL: time.Hour}
-		if err := s.Commit(t.Context(), "k", e); err != nil {
-			t.Fatal(err)
-		}
+		commit(t, s, "k", e)
 		least = min(least, used()-before)
 	}
 	t.Logf("a commit of %d bytes takes %v of the server", len(value), least)
