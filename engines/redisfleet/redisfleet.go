@@ -119,24 +119,39 @@ const (
 	noted           // what is kept, whose the lease is, when it ends by the server's clock in microseconds
 )
 
+// forgetLua has the function that takes the note of a holder's lease away. Where Redis has no memory for
+// that, the lease ends all the same, and its note lasts until the announced end.
+const forgetLua = `
+local function forget(name, holder)
+	if redis.pcall('GETRANGE', name, 48, 69) == holder then
+		redis.pcall('SETRANGE', name, 32, nobody)
+	end
+end
+`
+
 // elect: the names of the entry and the lease; retention in ms, the largest reply, past, void, the
-// token, the lease in ms, about the time, the longest lease that is noted in ms. What is kept is nil if there is no entry. Of what is
-// longer than the largest reply it is the beginning, of just that length.
+// token, the lease in ms, about the time, the longest lease that is noted in ms. What is kept is nil
+// if there is no entry. Of what is longer than the largest reply it is the beginning, of just that
+// length.
 //
 // The script goes by the time until which an entry is fresh. It cannot tell an entry from other
 // bytes behind such a time: Lua has no checksum that would be fast enough. void is what stood
 // behind the counter of bytes that the caller has found to be no answer: they are none.
 //
-// In a herd all but one caller find the note of the leader's lease, and cost two commands: the script and
-// GETRANGE. So the caller says what time it is about if it knows that, and the script asks for the time only before it
-// asks for the lease. The caller's time is never behind the server's when it is sent, so a lease that has ended then is never
-// taken for held. A lease that ends while the request is on its way may be: the caller is told of an end that has
-// passed. The lease itself decides where there is no note, or its time is over. The caller's time may be ahead by as
+// In a herd all but one caller find the note of the leader's lease, and cost two commands: the
+// script and GETRANGE. So the caller says what time it is about if it knows that, and the script
+// asks for the time only before it asks for the lease. The caller's time is never behind the
+// server's when it is sent, so a lease that has ended then is never taken for held. A lease that ends
+// while the request is on its way may be: the caller is told of an end that has passed. The lease
+// itself decides where there is no note, or its time is over. The caller's time may be ahead by as
 // long as a reply took, so an entry is judged by the server's before it is replaced.
 //
-// The lease comes first among the writes. Redis refuses the first write of a script if it has no memory or is
-// a replica, and then no lease is left behind.
-var electScript = redisscript.New(redisentry.Lua + redisentry.ClaimLua + redislease.LeftLua + `
+// A request whose reply was lost is repeated. If the first has taken the lease, and an entry has come
+// since, the caller is told of the entry alone, so the lease ends.
+//
+// The lease comes first among the writes. Redis refuses the first write of a script if it has no
+// memory or is a replica, and then no lease is left behind.
+var electScript = redisscript.New(redisentry.Lua + redisentry.ClaimLua + redislease.LeftLua + forgetLua + `
 local about, asked = tonumber(ARGV[7]), false
 if not about then
 	about = time()
@@ -148,16 +163,25 @@ local fresh = floor and tonumber(string.sub(kept, 103, 118)) or 0
 local function answers(now)
 	return fresh > now and floor > tonumber(ARGV[3]) and string.sub(kept, 17, 32) .. string.sub(kept, 71, 118) ~= ARGV[4]
 end
-if answers(about) then
+local _, ends, whose = note(kept)
+local function answer(asked)
+	if whose == ARGV[5] then
+		forget(KEYS[1], whose)
+		if redis.call('GET', KEYS[2]) == whose then
+			redis.call('DEL', KEYS[2])
+		end
+	end
 	return {0, kept, asked}
 end
-local _, ends, whose = note(kept)
+if answers(about) then
+	return answer(asked)
+end
 if ends > about and ends < about + ARGV[8] * 1000 and whose ~= ARGV[5] then
 	return {3, present(kept, about), whose, ends, asked}
 end
 local now = asked and about or time()
 if answers(now) then
-	return {0, kept, digits(now)}
+	return answer(digits(now))
 end
 local holder = redis.call('SET', KEYS[2], ARGV[5], 'NX', 'GET', 'PX', ARGV[6])
 if holder and holder ~= ARGV[5] then
@@ -181,16 +205,6 @@ if committed == 1 then
 end
 return {committed, now}
 `)
-
-// forgetLua has the function that takes the note of a holder's lease away. Where Redis has no memory for
-// that, the lease ends all the same, and its note lasts until the announced end.
-const forgetLua = `
-local function forget(name, holder)
-	if redis.pcall('GETRANGE', name, 48, 69) == holder then
-		redis.pcall('SETRANGE', name, 32, nobody)
-	end
-end
-`
 
 // forget: the name of the entry; the token.
 var forgetScript = redisscript.New(redisentry.Lua + forgetLua + `

@@ -419,12 +419,33 @@ func TestElect_LostReply(t *testing.T) {
 	if n := twice.n.Load(); n != 2 {
 		t.Errorf("%d requests were repeated, want 2", n)
 	}
+
+	// An entry has come between the two: no lease is left behind.
+	other := open(t, srv.Addr)
+	var e driver.Entry
+	twice.between = func() {
+		_, epoch, err := other.Claim(t.Context(), "answered")
+		e = driver.Entry{Kind: driver.KindValue, Value: []byte("v"), Epoch: epoch, TTL: time.Hour}
+		if err := errors.Join(err, other.Commit(t.Context(), "answered", e)); err != nil {
+			t.Error(err)
+		}
+	}
+	twice.on.Store(true)
+	got := elect(t, eng, "answered", 0)
+	twice.on.Store(false)
+	if got.Lease != nil || got.Entry.Epoch != e.Epoch {
+		t.Errorf("Elect: %+v, want the entry of epoch %d", got, e.Epoch)
+	}
+	if got := elect(t, other, "answered", e.Epoch); got.Lease == nil {
+		t.Errorf("Elect past the entry: %+v, want a lease", got.Held)
+	}
 }
 
 // repeats is a hook that sends each script twice, and keeps the second reply.
 type repeats struct {
-	on atomic.Bool
-	n  atomic.Int32
+	on      atomic.Bool
+	n       atomic.Int32
+	between func() // set while on is false
 }
 
 func (r *repeats) DialHook(next redis.DialHook) redis.DialHook { return next }
@@ -435,6 +456,9 @@ func (r *repeats) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 			r.n.Add(1)
 			if err := next(ctx, cmd); err != nil {
 				return err
+			}
+			if r.between != nil {
+				r.between()
 			}
 		}
 		return next(ctx, cmd)
