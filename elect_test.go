@@ -316,7 +316,7 @@ func TestTouch_LostReply(t *testing.T) {
 			fails = true
 			s.lose.Store(true)
 			v, err := c.Get(t.Context(), "k")
-			if stats := c.Stats(); v != "v" || err != nil || stats.Fenced != 0 || stats.Loads != 2 {
+			if stats := c.Stats(); v != "v" || err != nil || stats.Fenced != 0 || stats.Loads != 2 || s.lose.Load() {
 				t.Errorf("Get = %q, %v: %d commits are fenced, %d loads", v, err, stats.Fenced, stats.Loads)
 			}
 		})
