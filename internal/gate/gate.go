@@ -55,6 +55,7 @@ const (
 type Gate struct {
 	circuit *gobreaker.TwoStepCircuitBreaker[struct{}]
 	turns   *turns
+	tripped atomic.Bool // the circuit is not closed; it closes, and leaves that state, with a call alone
 
 	mu       sync.Mutex                            // guards the fields below
 	asking   map[*context.CancelCauseFunc]struct{} // the contexts of WhileUp
@@ -104,6 +105,7 @@ func newGate(t *turns, timeout time.Duration, changed func(from, to State)) *Gat
 	}
 	settings.OnStateChange = func(_ string, from, to gobreaker.State) {
 		changed(states[from], states[to])
+		g.tripped.Store(to != gobreaker.StateClosed)
 		switch to {
 		case gobreaker.StateOpen:
 			g.giveUp()
@@ -127,9 +129,7 @@ func (g *Gate) Retries() bool {
 }
 
 // Closed reports whether the gate lets all calls through.
-func (g *Gate) Closed() bool {
-	return g.circuit.State() == gobreaker.StateClosed
-}
+func (g *Gate) Closed() bool { return !g.tripped.Load() }
 
 // Open reports whether the gate lets no call through. From one Pause after it opened it lets one through.
 func (g *Gate) Open() bool { return g.circuit.State() == gobreaker.StateOpen }
