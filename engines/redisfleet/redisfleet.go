@@ -54,7 +54,6 @@ import (
 	"github.com/bellwether-go/bellwether/internal/redislease"
 	"github.com/bellwether-go/bellwether/internal/redispipe"
 	"github.com/bellwether-go/bellwether/internal/redisscript"
-	"github.com/bellwether-go/bellwether/internal/redissub"
 	"github.com/bellwether-go/bellwether/stores/redisstore"
 	"github.com/redis/go-redis/v9"
 )
@@ -320,10 +319,7 @@ func (e *Engine) CommitAndRelease(ctx context.Context, key string, entry driver.
 		return fmt.Errorf("redisfleet: commit: %w", err)
 	}
 	name := redisentry.Name(e.Prefix, key)
-	to := redisentry.Where{Keys: []string{name}, MaxNotice: e.MaxNotice}
-	if e.MaxNotice >= 0 {
-		to.Channel = redissub.Channel(e.servers.UniversalClient, e.Prefix+"changes")
-	}
+	to := redisentry.Where{Keys: []string{name}, Channel: e.servers.Changes(e.Prefix, e.MaxNotice), MaxNotice: e.MaxNotice}
 	err = adapter.Do(ctx, func() error {
 		mine := redislease.Of(lease)
 		if mine != nil && mine.Key == redislease.Key(e.Prefix, key) && e.settled() {

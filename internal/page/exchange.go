@@ -125,15 +125,12 @@ func (x *exchange) link(r *http.Request) {
 
 // serve runs the handler to its end.
 func (x *exchange) serve(next http.Handler, r *http.Request) {
-	returned := false
-	defer func() {
-		if !returned {
-			x.err = fault.ErrGoexit
-			if p := recover(); p != nil {
-				x.err = fault.Panicked(p)
-			}
-		}
-		if x.err == nil {
+	fault.Run(func() error {
+		next.ServeHTTP(&x.writer, r)
+		x.writer.settle()
+		return nil
+	}, func(err error) {
+		if x.err = err; err == nil {
 			x.err = x.writer.shortfall()
 		}
 		if x.decision == nil {
@@ -146,10 +143,7 @@ func (x *exchange) serve(next http.Handler, r *http.Request) {
 		} else {
 			s.body.CloseWithError(x.err)
 		}
-	}()
-	next.ServeHTTP(&x.writer, r)
-	x.writer.settle()
-	returned = true
+	})
 }
 
 // stream is the response that is decided, as its readers have it.
@@ -315,9 +309,10 @@ func (x *exchange) forgo(reason string) {
 	x.told = true
 	x.telling.Go(func() {
 		var res *Response
-		err := fault.ErrGoexit // of an adapter, or of OnError, unless this returns
-		defer func() { x.attempt.Tell(res, err) }()
-		err = fault.Guard(func() error { res = x.remember(x.decision, reason); return nil })
+		fault.Run(func() error { // an adapter, or OnError, may not return
+			res = x.remember(x.decision, reason)
+			return nil
+		}, func(err error) { x.attempt.Tell(res, err) })
 	})
 }
 

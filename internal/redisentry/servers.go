@@ -12,6 +12,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/redisdial"
 	"github.com/bellwether-go/bellwether/internal/redispipe"
 	"github.com/bellwether-go/bellwether/internal/redisscript"
+	"github.com/bellwether-go/bellwether/internal/redissub"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -87,6 +88,15 @@ func (s *Servers) Sight(ctx context.Context, name string) (Sighting, error) {
 	seen = Sighting{time.Duration(now.UnixMicro()) * time.Microsecond, sent, time.Since(sent)}
 	clock.See(seen)
 	return seen, nil
+}
+
+// Changes is the channel on which the commits and invalidations of the keys behind a prefix are
+// told, "" if maxNotice is negative: then they are not.
+func (s *Servers) Changes(prefix string, maxNotice int) string {
+	if maxNotice < 0 {
+		return ""
+	}
+	return redissub.Channel(s.UniversalClient, prefix+"changes")
 }
 
 // Long reads what is too long for the queue.

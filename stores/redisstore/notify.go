@@ -15,12 +15,7 @@ import (
 // This file is what a process hears of the others' commits and invalidations.
 
 // channel is where changes are published, "" if they are not.
-func (s *Store) channel() string {
-	if s.MaxNotice < 0 {
-		return ""
-	}
-	return redissub.Channel(s.rdb, s.Prefix+"changes")
-}
+func (s *Store) channel() string { return s.servers.Changes(s.Prefix, s.MaxNotice) }
 
 // Notify implements [driver.Notifier]. It keeps one connection for itself,
 // subscribed to one channel, Prefix + "changes:" and the number of the database that
