@@ -78,7 +78,7 @@ var scenarios = []scenario{
 	{
 		name: wakeScenario, what: fmt.Sprintf("the times are from the end of a load to the last of the %d callers who wait for it in another process", wakeCallers),
 		needs: locks,
-		brief: []strategy{bellwetherRedis, bellwetherMemcached, bellwetherEtcd},
+		brief: ours,
 		run:   func(x *trial) error { x.load(x.size.Load); return x.wakes() },
 	},
 	{

@@ -62,8 +62,11 @@ var strategies = []strategy{
 	fanOut,
 	noProtection, onlySingleflight, racySemaphore, addMutex, onlyXFetch,
 	sturdycInProcess, sturdycRedis, otterInProcess, gocacheRedis, goRedisCache, redislockAside, rockscacheRedis, rueidisAside,
-	bellwetherInProcess, bellwetherRedis, bellwetherMemcached, bellwetherEtcd,
+	bellwetherInProcess, bellwetherRedis, bellwetherRedisPair, bellwetherMemcached, bellwetherEtcd,
 }
+
+// ours are the strategies of this project that have a locker.
+var ours = []strategy{bellwetherRedis, bellwetherRedisPair, bellwetherMemcached, bellwetherEtcd}
 
 func strategyNamed(name string) (strategy, bool) {
 	i := slices.IndexFunc(strategies, func(s strategy) bool { return s.name == name })
