@@ -70,10 +70,23 @@ var inBrief = []strategy{
 	noProtection, onlySingleflight, addMutex, redislockAside, bellwetherRedis, bellwetherMemcached, bellwetherEtcd,
 }
 
+// knownScenario is a cold key whose build is of a length that the processes know.
+const knownScenario = "cold, known load"
+
 var scenarios = []scenario{
 	{
 		name: "cold", what: "all callers of all processes ask for one key that nobody has",
 		run: func(x *trial) error { x.load(x.size.Load); return x.burst(nil) },
+	},
+	{
+		name: knownScenario, what: "as cold, in processes that have waited for a load as long before",
+		needs: locks,
+		brief: ours,
+		run: func(x *trial) error {
+			x.load(x.size.Load)
+			x.warmUp = x.size.Load
+			return x.burst(nil)
+		},
 	},
 	{
 		name: wakeScenario, what: fmt.Sprintf("the times are from the end of a load to the last of the %d callers who wait for it in another process", wakeCallers),
@@ -189,6 +202,7 @@ type trial struct {
 	strategy  strategy
 	policy    policy
 	behaviour behaviour
+	warmUp    time.Duration // what the load of open takes
 	round     int
 	log       string
 	asking    int  // how many processes ask
@@ -231,7 +245,7 @@ func (x *trial) open() error {
 	at := time.Now().Add(10 * time.Millisecond)
 	err := x.run("burst", func(_ int, o *order) {
 		o.Key, o.At, o.Callers = "warm-up-"+x.key(), at, 3
-		o.Behaviour = behaviour{Load: 10 * time.Millisecond}
+		o.Behaviour = behaviour{Load: x.warmUp}
 	})
 	time.Sleep(30 * time.Millisecond) // a subscription comes up
 	return err
