@@ -158,7 +158,7 @@ func (r *run[V]) untilNextLook(pushed bool) time.Duration {
 	pause := lookPause
 	// The locker pushes when the holder is done; a hedge may be before it.
 	if !pushed || w.hedge.at > 0 && e.clock.Now() >= w.hedge.at && !e.notified {
-		pause = pollInterval(e.clock.Now() - w.since)
+		pause = pollBuild(e.clock.Now()-w.since, r.soonest())
 	}
 	if r.state.Load().offered != nil {
 		pause = min(pause, e.confirmEvery()) // what is offered has to be confirmed
