@@ -91,7 +91,7 @@ var scenarios = []scenario{
 	{
 		name: knownScenario, what: "as cold, in processes that have waited for a load as long before",
 		needs: locks,
-		brief: ours,
+		brief: []strategy{bellwetherRedis, bellwetherMemcached},
 		run: func(x *trial) error {
 			x.load(x.size.Load)
 			x.warmUp = x.size.Load
@@ -101,7 +101,7 @@ var scenarios = []scenario{
 	{
 		name: wakeScenario, what: fmt.Sprintf("the times are from the end of a load to the last of the %d callers who wait for it in another process", wakeCallers),
 		needs: locks,
-		brief: ours,
+		brief: []strategy{bellwetherRedis, bellwetherMemcached, bellwetherEtcd},
 		run:   func(x *trial) error { x.load(x.size.Load); return x.wakes() },
 	},
 	{
