@@ -40,6 +40,7 @@ type engine[V any] struct {
 	hedges    records.Hedges
 	origin    records.Origin
 	slots     *slots.Slots
+	lookout   lookout
 	count     counters
 	running   sync.WaitGroup // flights and what they leave behind, and listen
 	notified  bool           // Store is a Notifier
@@ -76,6 +77,7 @@ func newEngine[V any](s settings, size func(string, V) int, marshal func(V) ([]b
 	e.store, e.locker, e.push = e.newGate(EngineStore), e.newGate(EngineLocker), e.newGate(EngineWatch)
 	e.writes = e.store.Beside(e.tellBreaker(EngineWrites))
 	e.fencer, _ = s.Store.(Fencer)
+	e.lookout.store, _ = s.Store.(BatchGetter)
 	if e.elector = electorOf(s.Store, s.Locker); e.elector != nil {
 		e.locker = e.writes // one engine, and its elections are writes
 	}

@@ -1,9 +1,6 @@
 package bellwether
 
-import (
-	"context"
-	"time"
-)
+import "context"
 
 // This file is the state queueing: the flight takes one of the MaxRebuilds, or waits for one.
 
@@ -63,9 +60,9 @@ func (r *run[V]) waitForSlot(ctx context.Context) bool {
 		r.engine.running.Go(func() { r.confirm(waiting) })
 	}
 	pause := e.lookEvery(maxPoll)
-	tick := time.NewTimer(e.slots.LookPause(pause))
-	defer tick.Stop()
+	defer r.dropLook()
 	for {
+		look := r.planLook(e.slots.LookPause(pause))
 		select {
 		case <-taken:
 			return false
@@ -73,9 +70,12 @@ func (r *run[V]) waitForSlot(ctx context.Context) bool {
 			if r.told(ctx, n) {
 				return true
 			}
-		case <-tick.C:
-			tick.Reset(e.slots.LookPause(pause))
-			if !(r.storeDown && e.store.Open()) && r.lookAnew(ctx) {
+		case <-look.due:
+			if !(r.storeDown && e.store.Open()) && r.lookTogether(ctx, look) {
+				return true
+			}
+		case there := <-look.reply:
+			if r.lookAt(ctx, there) {
 				return true
 			}
 		}

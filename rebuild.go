@@ -125,6 +125,8 @@ type run[V any] struct {
 	// is not the flight's goroutine's.
 	slot  func()
 	began instant // when the rebuild began
+	// planned is the next look of a flight that waits, nil if it plans none.
+	planned *plannedLook
 
 	// What the states know. A state writes its own; the others read it.
 	looking  lookingState

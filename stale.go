@@ -138,7 +138,23 @@ const (
 // pollInterval is the pause before the next look, after waiting for waited. Up
 // to a quarter is taken off at random, to keep processes apart that began
 // together.
-func pollInterval(waited time.Duration) time.Duration {
-	d := min(max(waited/16, minPoll), maxPoll)
+func pollInterval(waited time.Duration) time.Duration { return pollPause(waited / 16) }
+
+// looksAhead is the number of looks before the usual end of a build. A build that ends early, or
+// that began before this process came, is seen late by up to the pause between two of these looks.
+const looksAhead = 8
+
+// pollBuild is pollInterval for a build that usually takes that long, 0 if that is not known. The looks are
+// few before the usual end. One look comes at that end, and the next looks follow it closely.
+func pollBuild(waited, usual time.Duration) time.Duration {
+	if ahead := usual - waited; ahead > minPoll {
+		return min(ahead, pollPause(usual/looksAhead))
+	}
+	return pollPause(min(waited/16, (waited-usual)/8+usual/64))
+}
+
+// pollPause is a pause of about d.
+func pollPause(d time.Duration) time.Duration {
+	d = min(max(d, minPoll), maxPoll)
 	return d - time.Duration(rand.Int64N(int64(d/4)))
 }

@@ -188,6 +188,43 @@ func TestPollInterval_LatenessAndReads(t *testing.T) {
 	}
 }
 
+// A build of known length is seen by few looks, and at once if it ends as usual. One that does not is
+// seen a pause or a sixteenth of its time late, and one that began earlier is a build that ends early.
+func TestPollBuild_LatenessAndReads(t *testing.T) {
+	for range 5000 {
+		usual := 16*minPoll + time.Duration(rand.Int64N(int64(time.Second)))
+		build := time.Duration(rand.Float64() * 2 * float64(usual))
+		var waited time.Duration
+		reads := 0
+		for ; waited < build; reads++ {
+			waited += pollBuild(waited, usual)
+		}
+		late, most := waited-build, max(usual/looksAhead, minPoll)
+		if build > usual-minPoll {
+			most = max(build/16, minPoll)
+		}
+		if late > most {
+			t.Fatalf("a value that took %v is seen %v late, want at most %v for one that takes %v as a rule", build, late, most, usual)
+		}
+		if allowed := 2*looksAhead + 20; reads > allowed {
+			t.Fatalf("%d reads for %v, which takes %v as a rule, want at most %d", reads, build, usual, allowed)
+		}
+		if late := pollBuild(0, usual); late > usual {
+			t.Fatalf("the first look comes after %v, and the build ends after %v", late, usual)
+		}
+	}
+	for range 2000 {
+		usual := 16*minPoll + time.Duration(rand.Int64N(int64(time.Second)))
+		waited := time.Duration(0)
+		for waited < usual-minPoll {
+			waited += pollBuild(waited, usual)
+		}
+		if waited > usual {
+			t.Fatalf("no look at the usual end of %v, but at %v", usual, waited)
+		}
+	}
+}
+
 // The chance of an early rebuild is XFetch's, exp(-left/(beta*build)).
 func TestDueEarly(t *testing.T) {
 	const n = 200_000

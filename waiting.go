@@ -87,7 +87,9 @@ func (r *run[V]) await(ctx context.Context) bool {
 	earliest := r.standing.asked + pollInterval(began-w.since)
 	deadline := time.NewTimer(max(until, earliest) - began)
 	late := w.hedge.late(began)
+	defer r.dropLook()
 	for {
+		look := r.planLook(r.untilNextLook(wake != nil))
 		select {
 		case n := <-r.notices:
 			if ended := r.told(ctx, n); ended || r.blind() {
@@ -109,8 +111,12 @@ func (r *run[V]) await(ctx context.Context) bool {
 			return false
 		case <-ctx.Done():
 			return false
-		case <-time.After(r.untilNextLook(wake != nil)):
-			if ended := r.lookAnew(ctx); ended || r.blind() {
+		case <-look.due:
+			if ended := r.lookTogether(ctx, look); ended || r.blind() {
+				return ended
+			}
+		case there := <-look.reply:
+			if ended := r.lookAt(ctx, there); ended || r.blind() {
 				return ended
 			}
 		}
@@ -158,7 +164,7 @@ func (r *run[V]) untilNextLook(pushed bool) time.Duration {
 	pause := lookPause
 	// The locker pushes when the holder is done; a hedge may be before it.
 	if !pushed || w.hedge.at > 0 && e.clock.Now() >= w.hedge.at && !e.notified {
-		pause = pollInterval(e.clock.Now() - w.since)
+		pause = pollBuild(e.clock.Now()-w.since, r.soonest())
 	}
 	if r.state.Load().offered != nil {
 		pause = min(pause, e.confirmEvery()) // what is offered has to be confirmed

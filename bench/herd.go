@@ -149,6 +149,7 @@ func (b *herdBench) trial(sc scenario, s strategy, round int, after func(x *tria
 	x := &trial{
 		bench: b, size: b.size, scenario: sc, strategy: s, round: round, log: log.Name(),
 		policy: policy{TTL: time.Minute, Lease: b.size.Lease},
+		warmUp: 10 * time.Millisecond,
 		trace:  after != nil,
 		asking: b.size.Processes,
 		m:      measurement{Scenario: sc.name, Strategy: s.name, Round: round},

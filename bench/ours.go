@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/engines/redisfleet"
 	"github.com/bellwether-go/bellwether/lockers/etcdlock"
 	"github.com/bellwether-go/bellwether/lockers/memcachelock"
 	"github.com/bellwether-go/bellwether/lockers/redislock"
@@ -26,7 +27,19 @@ var bellwetherInProcess = strategy{
 var bellwetherRedis = strategy{
 	name: "bellwether redis", engines: []string{redisEngine}, traits: staleServes | locks,
 	open: func(c *clients, p policy, load loader) (cache, error) {
-		return bellwetherCache(p, load, redisstore.New(c.redis), redislock.New(c.redis)), nil
+		eng := redisfleet.New(c.redis)
+		cache := bellwetherCache(p, load, eng, eng)
+		return closing{cache.Get, func() { cache.Close(); eng.Close() }}, nil
+	},
+}
+
+var bellwetherRedisPair = strategy{
+	name: "bellwether redis pair", engines: []string{redisEngine}, traits: staleServes | locks,
+	caveat: "redisstore and redislock, as with another store or another locker",
+	open: func(c *clients, p policy, load loader) (cache, error) {
+		locker := redislock.New(c.redis)
+		cache := bellwetherCache(p, load, redisstore.New(c.redis), locker)
+		return closing{cache.Get, func() { cache.Close(); locker.Close() }}, nil
 	},
 }
 

@@ -51,6 +51,9 @@ type measurement struct {
 	Max            float64 `json:"max_ms"`
 	Waiting        float64 `json:"waiting_s"`            // of all callers together
 	Commands       float64 `json:"commands_per_process"` // -1: not counted
+	Requests       float64 `json:"requests_per_miss,omitempty"`
+	Bytes          float64 `json:"bytes_per_miss,omitempty"`
+	CPU            float64 `json:"cpu_us_per_miss,omitempty"`
 	Failures       int     `json:"failures"`
 	Wrong          int     `json:"wrong"` // another key's value
 	Hung           int     `json:"hung"`
@@ -230,13 +233,13 @@ func printHerd(w io.Writer, r *record, size size, chosen []scenario) {
 				fmt.Fprintf(w, "\n%s: %s\n%d rounds; calls: %.0f, expiries: %.0f\n", sc.name, sc.what, len(ms),
 					median(ms, func(m measurement) float64 { return float64(m.Calls) }), ms[0].Expiries)
 				fmt.Fprint(out, "strategy\t")
-				for _, c := range columns {
+				for _, c := range sc.shows() {
 					fmt.Fprint(out, c.name, "\t")
 				}
 				fmt.Fprintln(out)
 			}
 			fmt.Fprint(out, s.name, "\t")
-			for _, c := range columns {
+			for _, c := range sc.shows() {
 				fmt.Fprint(out, c.text(ms), "\t")
 			}
 			fmt.Fprintln(out)

@@ -15,7 +15,7 @@ var rueidisAside = strategy{
 	caveat: "a read of what may be cached on its side is five commands; a Get, with its load, lasts for a TTL at most; the lease is how long a holder's marker lives; without Redis it returns the error, for its user to load then",
 	open: func(c *clients, p policy, load loader) (cache, error) {
 		aside, err := rueidisaside.NewClient(rueidisaside.ClientOption{
-			ClientOption: rueidis.ClientOption{InitAddress: []string{c.redis.Options().Addr}},
+			ClientOption: rueidis.ClientOption{InitAddress: []string{c.redis.Options().Addr}, DialCtxFn: c.wire.dialRueidis},
 			ClientTTL:    p.Lease,
 		})
 		if err != nil {

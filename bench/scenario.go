@@ -27,6 +27,7 @@ type size struct {
 	ZipfKeys  int
 	Keys      int // how many expire at once
 	Wakes     int // how many keys the wake lag is measured with
+	Misses    int // how many keys one process asks for, one after another
 	Rounds    int
 	Brief     bool          // scenarios that take long leave strategies out
 	Limit     time.Duration // the run is an error if it takes longer; 0: however long it takes
@@ -36,12 +37,12 @@ var (
 	quick = size{
 		Name: "quick", Processes: 2, Callers: 50, Load: 30 * time.Millisecond, Slow: 120 * time.Millisecond,
 		TTL: 100 * time.Millisecond, Lease: 300 * time.Millisecond, Drive: 160 * time.Millisecond, Rate: 200,
-		ZipfKeys: 1000, Keys: 1000, Wakes: 15, Rounds: 1, Brief: true, Limit: time.Minute,
+		ZipfKeys: 1000, Keys: 1000, Wakes: 15, Misses: 200, Rounds: 1, Brief: true, Limit: time.Minute,
 	}
 	full = size{
 		Name: "full", Processes: 8, Callers: 250, Load: 310 * time.Millisecond, Slow: 3 * time.Second,
 		TTL: 2 * time.Second, Lease: 2 * time.Second, Drive: 12 * time.Second, Rate: 100,
-		ZipfKeys: 20_000, Keys: 1000, Wakes: 40, Rounds: 5,
+		ZipfKeys: 20_000, Keys: 1000, Wakes: 40, Misses: 5000, Rounds: 5,
 	}
 )
 
@@ -62,6 +63,15 @@ type scenario struct {
 	not   trait      // strategies with it are left out
 	brief []strategy // of those left, the ones of a quick run; nil: all
 	run   func(x *trial) error
+	// columns are those of its table; nil: those of a herd.
+	columns []column[measurement]
+}
+
+func (s scenario) shows() []column[measurement] {
+	if s.columns != nil {
+		return s.columns
+	}
+	return columns
 }
 
 // inBrief is one of each sort, for the scenarios that take long: a lease has to run
@@ -70,10 +80,23 @@ var inBrief = []strategy{
 	noProtection, onlySingleflight, addMutex, redislockAside, bellwetherRedis, bellwetherMemcached, bellwetherEtcd,
 }
 
+// knownScenario is a cold key whose build is of a length that the processes know.
+const knownScenario = "cold, known load"
+
 var scenarios = []scenario{
 	{
 		name: "cold", what: "all callers of all processes ask for one key that nobody has",
 		run: func(x *trial) error { x.load(x.size.Load); return x.burst(nil) },
+	},
+	{
+		name: knownScenario, what: "as cold, in processes that have waited for a load as long before",
+		needs: locks,
+		brief: []strategy{bellwetherRedis, bellwetherMemcached},
+		run: func(x *trial) error {
+			x.load(x.size.Load)
+			x.warmUp = x.size.Load
+			return x.burst(nil)
+		},
 	},
 	{
 		name: wakeScenario, what: fmt.Sprintf("the times are from the end of a load to the last of the %d callers who wait for it in another process", wakeCallers),
@@ -166,6 +189,13 @@ var scenarios = []scenario{
 		},
 	},
 	{
+		name: missScenario, what: "one process asks for one cold key after another; the figures are of one miss, and the processor time is of that process",
+		not:     yardstick,
+		brief:   []strategy{noProtection, rueidisAside, bellwetherRedis, bellwetherRedisPair, bellwetherMemcached},
+		columns: missColumns,
+		run:     func(x *trial) error { x.load(0); return x.misses() },
+	},
+	{
 		name: "zipf", what: "callers keep coming to many keys, some of which are preferred (Zipf, exponent 1.1); a process can keep a tenth of them",
 		not: yardstick,
 		run: func(x *trial) error {
@@ -189,6 +219,7 @@ type trial struct {
 	strategy  strategy
 	policy    policy
 	behaviour behaviour
+	warmUp    time.Duration // what the load of open takes
 	round     int
 	log       string
 	asking    int  // how many processes ask
@@ -231,7 +262,7 @@ func (x *trial) open() error {
 	at := time.Now().Add(10 * time.Millisecond)
 	err := x.run("burst", func(_ int, o *order) {
 		o.Key, o.At, o.Callers = "warm-up-"+x.key(), at, 3
-		o.Behaviour = behaviour{Load: 10 * time.Millisecond}
+		o.Behaviour = behaviour{Load: x.warmUp}
 	})
 	time.Sleep(30 * time.Millisecond) // a subscription comes up
 	return err

@@ -62,8 +62,11 @@ var strategies = []strategy{
 	fanOut,
 	noProtection, onlySingleflight, racySemaphore, addMutex, onlyXFetch,
 	sturdycInProcess, sturdycRedis, otterInProcess, gocacheRedis, goRedisCache, redislockAside, rockscacheRedis, rueidisAside,
-	bellwetherInProcess, bellwetherRedis, bellwetherMemcached, bellwetherEtcd,
+	bellwetherInProcess, bellwetherRedis, bellwetherRedisPair, bellwetherMemcached, bellwetherEtcd,
 }
+
+// ours are the strategies of this project that have a locker.
+var ours = []strategy{bellwetherRedis, bellwetherRedisPair, bellwetherMemcached, bellwetherEtcd}
 
 func strategyNamed(name string) (strategy, bool) {
 	i := slices.IndexFunc(strategies, func(s strategy) bool { return s.name == name })
@@ -93,6 +96,7 @@ type clients struct {
 	redis     *redis.Client
 	memcached *memcache.Client
 	etcd      *clientv3.Client
+	wire      *wire // what the connections with Redis and memcached are dialled by
 }
 
 // addresses are where the engines listen, by name.
@@ -100,9 +104,10 @@ type addresses map[string]string
 
 func connect(a addresses) (*clients, error) {
 	redis.SetLogger(silence{}) // its dials fail in the scenarios that stop the server
-	rdb := redis.NewClient(&redis.Options{Addr: a[redisEngine], ContextTimeoutEnabled: true, PoolSize: 64})
+	w := &wire{}
+	rdb := redis.NewClient(&redis.Options{Addr: a[redisEngine], ContextTimeoutEnabled: true, PoolSize: 64, Dialer: w.dial})
 	mc := memcache.New(a[memcachedEngine])
-	mc.MaxIdleConns = 64
+	mc.MaxIdleConns, mc.DialContext = 64, w.dial
 	etcd, err := clientv3.New(clientv3.Config{
 		Endpoints: []string{a[etcdEngine]}, Logger: zap.NewNop(),
 		DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: time.Second,
@@ -110,7 +115,7 @@ func connect(a addresses) (*clients, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &clients{redis: rdb, memcached: mc, etcd: etcd}, nil
+	return &clients{redis: rdb, memcached: mc, etcd: etcd, wire: w}, nil
 }
 
 // silence is a logger for go-redis, which logs by itself.

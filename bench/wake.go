@@ -22,7 +22,7 @@ const (
 
 // wakeLimits are the bounds of the 99th percentile, in milliseconds. memcached
 // cannot push.
-var wakeLimits = map[string]float64{bellwetherRedis.name: 5, bellwetherMemcached.name: 25, bellwetherEtcd.name: 5}
+var wakeLimits = map[string]float64{bellwetherRedis.name: 5, bellwetherRedisPair.name: 5, bellwetherMemcached.name: 25, bellwetherEtcd.name: 5}
 
 // wakes is one burst after another, each for a key of its own that nobody has. A
 // key gives one lag for each process that has waited.

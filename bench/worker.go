@@ -21,14 +21,14 @@ import (
 
 // An order is one line to a worker.
 type order struct {
-	Do string // open, burst, drive, report, close
+	Do string // open, burst, drive, misses, report, close
 
 	// Of open: the strategy, what it is told, and the origin's log.
 	Strategy string
 	Policy   policy
 	Log      string
 
-	// Of burst and drive.
+	// Of burst, drive and misses.
 	Behaviour behaviour
 	Key       string        // what the keys begin with
 	Keys      int           // how many there are
@@ -66,6 +66,10 @@ type report struct {
 	Samples  []sample
 	Process  int
 	Error    string // one of the failures
+
+	// Of misses.
+	CPU  time.Duration // the processor time of the process
+	Wire traffic
 }
 
 // A sample is one call: when it was due, and how long it took from then.
@@ -126,6 +130,11 @@ func (w *workerSide) obey(o order) report {
 		return report{}
 	case "drive":
 		w.drive(o)
+		return report{}
+	case "misses":
+		if err := w.misses(o); err != nil {
+			return report{Err: err.Error()}
+		}
 		return report{}
 	case "report":
 		return w.tally.report()
@@ -224,6 +233,8 @@ type tally struct {
 	order order
 	calls []*call
 	wg    sync.WaitGroup // counts those under way
+	cpu   time.Duration  // see report
+	wire  traffic
 }
 
 // goAt makes one call, which was due at a time, once wait has returned.
@@ -255,7 +266,7 @@ func (t *tally) wait() {
 
 // report is what has become of the calls.
 func (t *tally) report() report {
-	r := report{Calls: len(t.calls), Process: os.Getpid()}
+	r := report{Calls: len(t.calls), Process: os.Getpid(), CPU: t.cpu, Wire: t.wire}
 	h := newHistogram()
 	for _, c := range t.calls {
 		c.cancel()

@@ -98,7 +98,7 @@ func (p *past) restarts(engine int) []span {
 // contracts holds what the store and the locker have answered against their
 // models; hedging are the calls for the lease of who hedges the key.
 func (p *past) contracts(key string, events, hedging []event) {
-	ops := storeCalls(events, p.engines[0].name == "redis", p.restarts(0))
+	ops := storeCalls(events, p.engines[0].atomic, p.restarts(0))
 	p.judged[checkStore] += len(ops)
 	switch text, known := linearizable(storeModel, ops); {
 	case !known:

@@ -19,6 +19,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/bellwether-go/bellwether/driver"
+	"github.com/bellwether-go/bellwether/engines/redisfleet"
 	"github.com/bellwether-go/bellwether/internal/adapter"
 	"github.com/bellwether-go/bellwether/internal/testserver"
 	"github.com/bellwether-go/bellwether/lockers/dynamolock"
@@ -42,6 +43,8 @@ type engine struct {
 	prepare func(addr string) error
 	// forgets says that nothing outlives the server's process.
 	forgets bool
+	// atomic says that what a commit writes and what it fences off come at one moment.
+	atomic bool
 	// open makes what a client has of the engine at addr. The store is nil if
 	// it has none.
 	open func(addr string) (client, error)
@@ -77,14 +80,9 @@ var engines = []engine{
 		name:    "redis",
 		start:   func(tb testing.TB) *testserver.Server { return testserver.Redis(tb) },
 		forgets: true,
+		atomic:  true,
 		open: func(addr string) (client, error) {
-			redis.SetLogger(silence{}) // what fails here fails on purpose
-			rdb := redis.NewClient(&redis.Options{
-				Addr: addr, ContextTimeoutEnabled: true,
-				DialTimeout: dialTimeout, ReadTimeout: callTimeout, WriteTimeout: callTimeout,
-				MaxRetries: 1, DialerRetries: 1,
-				MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
-			})
+			rdb := redisClient(addr)
 			locker := redislock.New(rdb)
 			locker.Tokens = true
 			return client{
@@ -97,6 +95,20 @@ var engines = []engine{
 					return rdb.Close()
 				},
 			}, nil
+		},
+	},
+	{
+		name:    redisFleet,
+		start:   func(tb testing.TB) *testserver.Server { return testserver.Redis(tb) },
+		forgets: true,
+		atomic:  true,
+		open: func(addr string) (client, error) {
+			rdb := redisClient(addr)
+			eng := redisfleet.New(rdb)
+			return client{locker: eng, store: eng, close: func() error {
+				eng.Close()
+				return rdb.Close()
+			}}, nil
 		},
 	},
 	{
@@ -169,6 +181,16 @@ var engines = []engine{
 	},
 }
 
+func redisClient(addr string) *redis.Client {
+	redis.SetLogger(silence{}) // what fails here fails on purpose
+	return redis.NewClient(&redis.Options{
+		Addr: addr, ContextTimeoutEnabled: true,
+		DialTimeout: dialTimeout, ReadTimeout: callTimeout, WriteTimeout: callTimeout,
+		MaxRetries: 1, DialerRetries: 1,
+		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
+	})
+}
+
 func dynamoDB(addr string) (*dynamodb.Client, func()) {
 	transport := &http.Transport{
 		DialContext:         (&net.Dialer{Timeout: dialTimeout}).DialContext,
@@ -197,7 +219,10 @@ func engineOf(name string) (engine, error) {
 	return engine{}, fmt.Errorf("no engine is called %q", name)
 }
 
-// stores are the names of the engines that keep entries, lockers those of all.
+// redisFleet is the engine that is store and locker in one, and is never paired with another.
+const redisFleet = "redisfleet"
+
+// stores are the names of the engines that keep entries, lockers those of all that elect.
 var (
 	stores  = []string{"redis", "memcached"}
 	lockers = []string{"redis", "memcached", "etcd", "zookeeper", "dynamodb"}

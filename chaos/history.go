@@ -360,3 +360,75 @@ func (l *recordedLease) Lost() <-chan struct{} {
 	}
 	return nil
 }
+
+// A fleetEngine is store and locker in one, and tells of changes and of the ends of leases.
+type fleetEngine interface {
+	driver.Elector
+	driver.Notifier
+	driver.Watcher
+}
+
+// recordEngine returns eng with a record of its calls. An election is recorded as the calls that it
+// stands for, all of which have its time.
+func recordEngine(eng fleetEngine, r *recorder) fleetEngine {
+	return &recordedEngine{
+		Store: &recordedStore{eng, r}, Locker: &recordedLocker{eng, r}, Notifier: &recordedNotifier{eng, r}, Watcher: eng,
+		elector: eng, recorder: r,
+	}
+}
+
+type recordedEngine struct {
+	driver.Store
+	driver.Locker
+	driver.Notifier
+	driver.Watcher
+	elector  driver.Elector
+	recorder *recorder
+}
+
+// Elect implements [driver.Elector].
+func (e *recordedEngine) Elect(ctx context.Context, key string, past uint64, ttl time.Duration) (driver.Election, error) {
+	r := e.recorder
+	take := event{ID: r.id(), Begin: now(), Kind: kindTake, Key: ownKey(key), TTL: ttl}
+	look := event{ID: r.id(), Begin: now(), Kind: kindRead, Key: ownKey(key)}
+	take.Lease = take.ID
+	won, err := e.elector.Elect(ctx, key, past, ttl)
+	if err != nil {
+		look.Kind = kindClaim
+		r.end(take, err)
+		r.end(look, err)
+		return won, err
+	}
+	none := driver.ErrNotFound
+	if won.Entry.Epoch != 0 {
+		look.entered(won.Entry)
+		none = nil
+	}
+	switch {
+	case won.Lease != nil:
+		look.Kind, look.Claimed = kindClaim, won.Epoch
+		none = nil
+		r.end(take, nil)
+		won.Lease = &recordedLease{won.Lease, r, key, take.ID}
+	case won.Held != nil:
+		r.end(take, driver.ErrHeld)
+	}
+	r.end(look, none)
+	return won, nil
+}
+
+// CommitAndRelease implements [driver.Elector]. A release that comes with a commit does not tell
+// whether the lease was lost before.
+func (e *recordedEngine) CommitAndRelease(ctx context.Context, key string, entry driver.Entry, lease driver.Lease) error {
+	mine := lease.(*recordedLease)
+	put := event{Kind: kindPut, Key: ownKey(key), Keep: entry.Life()}
+	put.entered(entry)
+	put = e.recorder.begin(put)
+	free := e.recorder.begin(event{Kind: kindFree, Key: ownKey(key), Lease: mine.id})
+	err := e.elector.CommitAndRelease(ctx, key, entry, mine.lease)
+	e.recorder.end(put, err)
+	if err == nil {
+		e.recorder.end(free, driver.ErrLeaseLost)
+	}
+	return err
+}

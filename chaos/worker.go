@@ -164,6 +164,10 @@ func newWorker(c workerConfig, rec *recorder) (*worker, error) {
 		NearTTL: c.Times.Near, EngineTimeout: c.Times.Engine, Hedge: c.Times.Hedge, HedgeShare: c.Times.Share,
 		Store: recordStore(store, rec), Locker: recordLocker(locker, rec), Namespace: namespace, Observers: []bellwether.Observer{nearHits},
 	}
+	if eng, ok := store.(fleetEngine); ok && c.Store == c.Locker {
+		both := recordEngine(eng, rec)
+		o.Store, o.Locker = both, both
+	}
 	if os.Getenv("BELLWETHER_CHAOS_VERBOSE") != "" {
 		o.OnError = func(key string, err error) {
 			fmt.Fprintf(os.Stderr, "%d worker %d.%d: %s: %v\n", now()/1e6, c.Worker, c.Life, key, err)

@@ -68,6 +68,36 @@ func redisHerd(t *testing.T, kind Kind, maxCommands int) float64 {
 	return got
 }
 
+// TestClaim_MemcachedHerd is the same herd over memcached, where waiting processes poll: a build of
+// known length costs a bounded number of commands for each process. Each key of a get of two counts.
+func TestClaim_MemcachedHerd(t *testing.T) {
+	const (
+		clients, callers = 8, 250
+		load             = 310 * time.Millisecond
+		maxCommands      = 30
+	)
+	f := newFleet(t, Memcached, clients, fleetOptions{})
+	f.origin.delay.Store(int64(load))
+	var counts []float64
+	for round := range 8 {
+		before := memcachedCommands(t, f.servers[0].Addr)
+		key := fmt.Sprint("herd", round)
+		r := f.herd(key, callers)
+		count := float64(memcachedCommands(t, f.servers[0].Addr)-before) / clients
+		if n := f.origin.count(key); n != 1 || r.Values[key+"#1"] != clients*callers {
+			t.Fatalf("%d loads, answers %v; want 1 load for %d callers", n, r.Values, clients*callers)
+		}
+		t.Logf("load %v, p50 %v, p99 %v; %.1f commands for each process", r.Load, percentile(r.Took, .5), percentile(r.Took, .99), count)
+		if round >= 4 { // before that the fleet's first, short builds are a quarter of those it knows of
+			counts = append(counts, count)
+		}
+	}
+	// A machine that is busy delays a commit, and the looks after the usual end go on.
+	if got := median(counts); got > maxCommands {
+		t.Errorf("%.1f memcached commands for each process, want at most %d", got, maxCommands)
+	}
+}
+
 // wakeLimit is what the waiters of another process may take. memcached cannot
 // push: they poll.
 var wakeLimit = map[string]time.Duration{"redis": 5 * time.Millisecond, "redisfleet": 5 * time.Millisecond, "memcached": 25 * time.Millisecond}

@@ -36,6 +36,9 @@ func (b *Times) Note(took time.Duration) {
 // Usual is the median, 0 if there was none.
 func (b *Times) Usual() time.Duration { return b.rank(func(n int) int { return n / 2 }) }
 
+// Quicker is what a quarter of them fall short of, 0 if there was none.
+func (b *Times) Quicker() time.Duration { return b.rank(func(n int) int { return n / 4 }) }
+
 // Slower is what a quarter of them exceed, 0 if there was none. One
 // that hangs now and then makes it no longer.
 func (b *Times) Slower() time.Duration { return b.rank(func(n int) int { return (n*3 - 1) / 4 }) }
