@@ -6,7 +6,7 @@ require (
 	github.com/aws/aws-sdk-go-v2 v1.47.6
 	github.com/aws/aws-sdk-go-v2/service/dynamodb v1.73.0
 	github.com/aws/smithy-go v1.28.8
-	github.com/bellwether-go/bellwether v0.0.0-00010101000000-000000000000
+	github.com/bellwether-go/bellwether v0.1.0
 )
 
 require (

@@ -3,7 +3,7 @@ module github.com/bellwether-go/bellwether/lockers/etcdlock
 go 1.26.0
 
 require (
-	github.com/bellwether-go/bellwether v0.0.0-00010101000000-000000000000
+	github.com/bellwether-go/bellwether v0.1.0
 	go.etcd.io/etcd/api/v3 v3.7.3
 	go.etcd.io/etcd/client/v3 v3.7.3
 	go.uber.org/zap v1.27.1
