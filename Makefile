@@ -62,7 +62,7 @@ BUGS ?= all
 # The revisions beside which "make walks" sets the working tree: the last of the first edition.
 REVISIONS ?= d17bd95
 
-.PHONY: help test deps build lint race claims latency long sim sim-bugs outage chaos fuzz vuln bench screenshots pictures cover walks tidy version release clean
+.PHONY: help test deps build lint race claims latency long sim sim-bugs outage chaos fuzz vuln bench screenshots pictures cover walks tidy version notices release clean
 
 help: ## List the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -163,6 +163,9 @@ tidy: ## Format the code and tidy every go.mod.
 
 version: ## Write VERSION into the requirements between the modules.
 	@go run ./internal/release version $(VERSION)
+
+notices: ## Write the licence notices of the image of example/server.
+	@go run ./internal/release notices
 
 release: ## Check that all is ready, tag all modules as VERSION, and print what to push.
 	@go run ./internal/release tag $(VERSION)

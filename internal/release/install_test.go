@@ -48,11 +48,10 @@ func TestInstall(t *testing.T) {
 	}
 }
 
-// taggedCopy makes a repository of the working tree's files, and tags it at the version
-// that the modules require of each other. Unreleased changes count as this version's.
-func taggedCopy(t *testing.T) (dir, version string) {
+// copyOfTheRepository copies the working tree's files, without those that git ignores.
+func copyOfTheRepository(t *testing.T) string {
 	t.Helper()
-	dir = t.TempDir()
+	dir := t.TempDir()
 	for name := range strings.SplitSeq(git(t, repository, "ls-files", "-co", "--exclude-standard"), "\n") {
 		from, to := filepath.Join(repository, name), filepath.Join(dir, name)
 		if _, err := os.Stat(from); os.IsNotExist(err) {
@@ -65,6 +64,14 @@ func taggedCopy(t *testing.T) (dir, version string) {
 			t.Fatal(err)
 		}
 	}
+	return dir
+}
+
+// taggedCopy makes a repository of the working tree's files, and tags it at the version
+// that the modules require of each other. Unreleased changes count as this version's.
+func taggedCopy(t *testing.T) (dir, version string) {
+	t.Helper()
+	dir = copyOfTheRepository(t)
 	for _, m := range modules(t) {
 		for _, r := range m.siblings() {
 			version = r.Mod.Version
@@ -107,6 +114,8 @@ func (u *user) command(ctx context.Context, folder string, args ...string) *exec
 		// No database has the sums of a version before its release. The sums of all other
 		// modules are compared with the repository's.
 		"GOSUMDB=off", "GONOSUMDB=", "GOPRIVATE=", "GONOPROXY=",
+		// A machine may have no C compiler.
+		"CGO_ENABLED=0",
 		// With -trimpath the compiled packages of any module cache are the same.
 		"GOWORK=off", "GOFLAGS=-trimpath -modcacherw -mod=mod", "GOTOOLCHAIN=local")
 	return cmd

@@ -4,6 +4,7 @@
 //	release version v0.1.0    write the version into the requirements between the modules
 //	release tag v0.1.0        check, tag each module, and print the command that pushes the tags
 //	release tidy              run "go mod tidy" in each module
+//	release notices           write the licence notices of the image of example/server
 package main
 
 import (
@@ -45,8 +46,10 @@ func run(args []string) error {
 		return tag(dir, version, os.Stdout)
 	case command == "tidy" && len(args) == 1:
 		return tidy(dir)
+	case command == "notices" && len(args) == 1:
+		return writeNotices(dir)
 	}
-	return errors.New("usage: release version VERSION, release tag VERSION, or release tidy")
+	return errors.New("usage: release version VERSION, release tag VERSION, release tidy, or release notices")
 }
 
 // output runs a command in dir and returns its standard output, without the last
