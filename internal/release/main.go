@@ -14,6 +14,7 @@ import (
 	"os/exec"
 	"strings"
 
+	modversion "golang.org/x/mod/module"
 	"golang.org/x/mod/semver"
 )
 
@@ -38,7 +39,7 @@ func run(args []string) error {
 	}
 	takesVersion := command == "version" || command == "tag"
 	switch {
-	case takesVersion && (semver.Canonical(version) != version || version == ""):
+	case takesVersion && (semver.Canonical(version) != version || modversion.Check(root, version) != nil):
 		return fmt.Errorf("%q is no version, want one such as v0.1.0", version)
 	case command == "version":
 		return setVersion(dir, version)
