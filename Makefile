@@ -15,9 +15,9 @@ FUZZ ?= .
 FUZZTIME ?= 300000x
 export FUZZ FUZZTIME
 
-# Every module stands on its own go.mod, as it does for those who import it; the
-# workspace is for people. Only "build" and "lint", which run nothing, look through it.
-export GOWORK := off
+# All targets look through the workspace, go.work. internal/release holds that each
+# module builds on its own go.mod.
+export GOWORK :=
 MODULES := $(sort $(patsubst %/go.mod,%,$(shell find . -name go.mod -not -path './.*')))
 EACH := for m in $(MODULES); do cd $(CURDIR)/$$m; 
 ALL := $(MODULES:%=%/...)
@@ -46,6 +46,9 @@ REPORT := $(CURDIR)/bin/report
 CLAIMS = grep -rl --include='*_test.go' '^//go:build !race' .
 CLAIMS_IN = $$($(CLAIMS) | xargs -n1 dirname | sort -u)
 
+# The tree of this commit, and nothing else where the working tree is clean.
+TREE := git status --porcelain; git rev-parse 'HEAD^{tree}'
+
 # How long "make chaos" goes on.
 DURATION ?= 10m
 
@@ -59,7 +62,7 @@ BUGS ?= all
 # The revisions beside which "make walks" sets the working tree: the last of the first edition.
 REVISIONS ?= d17bd95
 
-.PHONY: help test deps build lint race claims latency long sim sim-bugs outage chaos fuzz vuln bench screenshots pictures cover walks tidy clean
+.PHONY: help test deps build lint race claims latency long sim sim-bugs outage chaos fuzz vuln bench screenshots pictures cover walks tidy version notices release clean
 
 help: ## List the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -67,7 +70,7 @@ help: ## List the targets.
 # Nothing in the last step has a time to keep, so its two may run side by side.
 test: ## Run everything that has to pass.
 	@rm -rf $(OUT)
-	@began=$$SECONDS; status=0; \
+	@began=$$SECONDS; status=0; tree=$$($(TREE)); \
 	for step in deps build race claims "lint fuzz"; do \
 		echo "== $$step"; step_began=$$SECONDS; \
 		$(MAKE) --no-print-directory -j2 -Otarget $$step FUZZ='^Fuzz(Entry|Key)$$$$' FUZZTIME=30000x || { status=1; echo "== $$step failed"; [ "$$step" != deps ] || exit 1; }; \
@@ -76,6 +79,7 @@ test: ## Run everything that has to pass.
 	echo "== all took $$((SECONDS - began)) s"; \
 	.ci/versions; \
 	$(REPORT) total $(OUT)/*.json || status=1; \
+	[ $$status -ne 0 ] || [ "$$tree" != "$$($(TREE))" ] || echo "$$tree" >dist/passed; \
 	exit $$status
 
 deps: ## Install the servers that the tests need, as root; else say which.
@@ -83,8 +87,7 @@ deps: ## Install the servers that the tests need, as root; else say which.
 
 # With the race detector, but for what cannot have it: the later steps do as much.
 # The tests link what is compiled here.
-build: export GOWORK :=
-build: ## Compile everything, tests too, by way of the workspace, so that none waits for a compiler.
+build: ## Compile everything, tests too, so that none waits for a compiler.
 	@go list -export -test $(CLAIMS_IN) >/dev/null & plain=$$!; \
 		go list -export -test -race $(ALL) >/dev/null; wait $$plain
 
@@ -94,7 +97,6 @@ $(REPORT): .ci/report.go
 $(OUT):
 	@mkdir -p $@
 
-lint: export GOWORK :=
 lint: ## Check formatting, go vet and staticcheck in every module, and that modules agree on versions.
 	@unformatted=$$(gofmt -l .); [ -z "$$unformatted" ] || { echo "not formatted by gofmt:"; echo "$$unformatted"; exit 1; }
 	@versions=$$(cat $(MODULES:%=%/go.mod) | awk '$$2 ~ /^v[0-9]/ { print $$1, $$2 }' | sort -u); \
@@ -157,7 +159,16 @@ walks: ## Count the functions and files that a call goes through, here and in RE
 
 tidy: ## Format the code and tidy every go.mod.
 	@gofmt -w .
-	@$(EACH) go mod tidy; done
+	@go run ./internal/release tidy
+
+version: ## Write VERSION into the requirements between the modules.
+	@go run ./internal/release version $(VERSION)
+
+notices: ## Write the licence notices of the image of example/server.
+	@go run ./internal/release notices
+
+release: ## Check that all is ready, tag all modules as VERSION, and print what to push.
+	@go run ./internal/release tag $(VERSION)
 
 clean: ## Remove what the other targets have made.
 	@rm -rf bin dist

@@ -3,7 +3,7 @@ module github.com/bellwether-go/bellwether/bellwetherprom
 go 1.26.0
 
 require (
-	github.com/bellwether-go/bellwether v0.0.0-00010101000000-000000000000
+	github.com/bellwether-go/bellwether v0.1.0
 	github.com/prometheus/client_golang v1.23.2
 )
 

@@ -4,8 +4,8 @@ go 1.26.0
 
 require (
 	github.com/HdrHistogram/hdrhistogram-go v1.4.0
-	github.com/bellwether-go/bellwether v0.0.0-00010101000000-000000000000
-	github.com/bellwether-go/bellwether/lockers/etcdlock v0.0.0-00010101000000-000000000000
+	github.com/bellwether-go/bellwether v0.1.0
+	github.com/bellwether-go/bellwether/lockers/etcdlock v0.1.0
 	github.com/bradfitz/gomemcache v0.0.0-20260422231931-4d751bb6e37c
 	github.com/bsm/redislock v0.9.4
 	github.com/dtm-labs/rockscache v0.1.1
@@ -75,7 +75,3 @@ require (
 	google.golang.org/grpc v1.83.2 // indirect
 	google.golang.org/protobuf v1.36.12 // indirect
 )
-
-replace github.com/bellwether-go/bellwether => ../
-
-replace github.com/bellwether-go/bellwether/lockers/etcdlock => ../lockers/etcdlock

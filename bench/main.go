@@ -1,4 +1,4 @@
-// Command bench measures Bellwether beside what is used in its place, in real
+// Bench measures Bellwether beside what is used in its place, in real
 // processes over real engines.
 //
 //	go run ./bench herd             # every strategy in every scenario, under a minute

@@ -6,10 +6,10 @@ require (
 	github.com/anishathalye/porcupine v1.3.1
 	github.com/aws/aws-sdk-go-v2 v1.47.6
 	github.com/aws/aws-sdk-go-v2/service/dynamodb v1.73.0
-	github.com/bellwether-go/bellwether v0.0.0-00010101000000-000000000000
-	github.com/bellwether-go/bellwether/lockers/dynamolock v0.0.0-00010101000000-000000000000
-	github.com/bellwether-go/bellwether/lockers/etcdlock v0.0.0-00010101000000-000000000000
-	github.com/bellwether-go/bellwether/lockers/zklock v0.0.0-00010101000000-000000000000
+	github.com/bellwether-go/bellwether v0.1.0
+	github.com/bellwether-go/bellwether/lockers/dynamolock v0.1.0
+	github.com/bellwether-go/bellwether/lockers/etcdlock v0.1.0
+	github.com/bellwether-go/bellwether/lockers/zklock v0.1.0
 	github.com/bradfitz/gomemcache v0.0.0-20260422231931-4d751bb6e37c
 	github.com/redis/go-redis/v9 v9.23.0
 	go.etcd.io/etcd/client/v3 v3.7.3

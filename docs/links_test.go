@@ -16,7 +16,7 @@ import (
 // pages returns all documents that people read.
 func pages(t *testing.T) []string {
 	t.Helper()
-	return append(documents(t), "docs/design.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "bench/README.md")
+	return append(documents(t), "docs/design.md", "CHANGELOG.md", "CONTRIBUTING.md", "RELEASING.md", "SECURITY.md", "bench/README.md")
 }
 
 var (

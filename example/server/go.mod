@@ -5,10 +5,10 @@ go 1.26.0
 require (
 	github.com/aws/aws-sdk-go-v2 v1.47.6
 	github.com/aws/aws-sdk-go-v2/service/dynamodb v1.73.0
-	github.com/bellwether-go/bellwether v0.0.0-00010101000000-000000000000
-	github.com/bellwether-go/bellwether/bellwetherprom v0.0.0-00010101000000-000000000000
-	github.com/bellwether-go/bellwether/lockers/etcdlock v0.0.0-00010101000000-000000000000
-	github.com/bellwether-go/bellwether/lockers/zklock v0.0.0-00010101000000-000000000000
+	github.com/bellwether-go/bellwether v0.1.0
+	github.com/bellwether-go/bellwether/bellwetherprom v0.1.0
+	github.com/bellwether-go/bellwether/lockers/etcdlock v0.1.0
+	github.com/bellwether-go/bellwether/lockers/zklock v0.1.0
 	github.com/bradfitz/gomemcache v0.0.0-20260422231931-4d751bb6e37c
 	github.com/chromedp/cdproto v0.159.0
 	github.com/chromedp/chromedp v0.22.1
@@ -38,7 +38,7 @@ require (
 )
 
 require (
-	github.com/bellwether-go/bellwether/lockers/dynamolock v0.0.0-00010101000000-000000000000
+	github.com/bellwether-go/bellwether/lockers/dynamolock v0.1.0
 	github.com/cespare/xxhash/v2 v2.3.0 // indirect
 	github.com/coreos/go-semver v0.3.1 // indirect
 	github.com/coreos/go-systemd/v22 v22.7.0 // indirect
@@ -60,13 +60,3 @@ require (
 	google.golang.org/grpc v1.83.2 // indirect
 	google.golang.org/protobuf v1.36.12 // indirect
 )
-
-replace github.com/bellwether-go/bellwether => ../..
-
-replace github.com/bellwether-go/bellwether/bellwetherprom => ../../bellwetherprom
-
-replace github.com/bellwether-go/bellwether/lockers/etcdlock => ../../lockers/etcdlock
-
-replace github.com/bellwether-go/bellwether/lockers/dynamolock => ../../lockers/dynamolock
-
-replace github.com/bellwether-go/bellwether/lockers/zklock => ../../lockers/zklock

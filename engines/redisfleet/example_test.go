@@ -1,0 +1,26 @@
+package redisfleet_test
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/engines/redisfleet"
+	"github.com/redis/go-redis/v9"
+)
+
+func Example() {
+	ctx := context.Background()
+	rdb := redis.NewClient(&redis.Options{Addr: "localhost:6379"})
+	defer rdb.Close()
+	engine := redisfleet.New(rdb)
+	defer engine.Close()
+	users := bellwether.New(func(ctx context.Context, id string) (string, error) { return "user " + id, nil }, bellwether.Options{
+		TTL: time.Minute, Namespace: "users",
+		Store: engine, Locker: engine,
+	})
+	defer users.Close()
+	user, err := users.Get(ctx, "42")
+	fmt.Println(user, err)
+}

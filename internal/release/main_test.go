@@ -1,0 +1,16 @@
+package main
+
+import (
+	"strings"
+	"testing"
+)
+
+func TestRun_NoVersion(t *testing.T) {
+	for _, version := range []string{"", "0.1.0", "v0.1", "v2.0.0", "v0.1.0+incompatible", "latest"} {
+		for _, command := range []string{"version", "tag"} {
+			if err := run([]string{command, version}); err == nil || !strings.Contains(err.Error(), "is no version") {
+				t.Errorf("%s %q: %v", command, version, err)
+			}
+		}
+	}
+}

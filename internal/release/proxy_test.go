@@ -1,0 +1,54 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	modversion "golang.org/x/mod/module"
+	modzip "golang.org/x/mod/zip"
+)
+
+// serve writes the released modules of the repository in dir to a new folder, in the
+// form of a module proxy, each as its tag of the version has it. It returns the
+// folder's URL.
+func serve(t *testing.T, dir, version string) string {
+	t.Helper()
+	proxy := t.TempDir()
+	modules, err := readModules(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range released(modules) {
+		escaped, err := modversion.EscapePath(m.path())
+		if err != nil {
+			t.Fatal(err)
+		}
+		folder := filepath.Join(proxy, filepath.FromSlash(escaped), "@v")
+		if err := os.MkdirAll(folder, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		write := func(name, text string) {
+			t.Helper()
+			if err := os.WriteFile(filepath.Join(folder, name), []byte(text), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		write("list", version+"\n")
+		write(version+".info", fmt.Sprintf(`{"Version": %q, "Time": "2026-01-01T00:00:00Z"}`, version))
+		write(version+".mod", git(t, dir, "show", m.tag(version)+":"+path.Join(m.folder, "go.mod"))+"\n")
+		// CreateFromVCS takes what the go command takes from a repository: the files of
+		// the tag, and the root's licence for each module.
+		var zip bytes.Buffer
+		at := modversion.Version{Path: m.path(), Version: version}
+		if err := modzip.CreateFromVCS(&zip, at, dir, m.tag(version), strings.TrimPrefix(m.folder, ".")); err != nil {
+			t.Fatal(err)
+		}
+		write(version+".zip", zip.String())
+	}
+	return "file://" + filepath.ToSlash(proxy)
+}

@@ -1,0 +1,27 @@
+package zklock_test
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/lockers/zklock"
+	"github.com/bellwether-go/bellwether/stores/memcachestore"
+	"github.com/bradfitz/gomemcache/memcache"
+)
+
+func Example() {
+	ctx := context.Background()
+	locker := zklock.New("localhost:2181")
+	defer locker.Close()
+	mc := memcache.New("localhost:11211")
+	defer mc.Close()
+	users := bellwether.New(func(ctx context.Context, id string) (string, error) { return "user " + id, nil }, bellwether.Options{
+		TTL: time.Minute, Namespace: "users",
+		Store: memcachestore.New(mc), Locker: locker,
+	})
+	defer users.Close()
+	user, err := users.Get(ctx, "42")
+	fmt.Println(user, err)
+}

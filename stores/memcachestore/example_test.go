@@ -1,0 +1,25 @@
+package memcachestore_test
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/lockers/memcachelock"
+	"github.com/bellwether-go/bellwether/stores/memcachestore"
+	"github.com/bradfitz/gomemcache/memcache"
+)
+
+func Example() {
+	ctx := context.Background()
+	mc := memcache.New("localhost:11211")
+	defer mc.Close()
+	users := bellwether.New(func(ctx context.Context, id string) (string, error) { return "user " + id, nil }, bellwether.Options{
+		TTL: time.Minute, Namespace: "users",
+		Store: memcachestore.New(mc), Locker: memcachelock.New(mc),
+	})
+	defer users.Close()
+	user, err := users.Get(ctx, "42")
+	fmt.Println(user, err)
+}
