@@ -3,7 +3,7 @@ package bellwether_test
 import (
 	"context"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 )
 
 // This file is what fakes of engines can do beyond the contracts of Store, Locker and Lease.
@@ -13,60 +13,60 @@ import (
 // of a store and of some of these is a store that can do as much.
 
 type (
-	getsMany func(ctx context.Context, keys []string, each func(int, bellwether.Entry, error))
-	notifies func(ctx context.Context, f func(bellwether.Notice))
+	getsMany func(ctx context.Context, keys []string, each func(int, driver.Entry, error))
+	notifies func(ctx context.Context, f func(driver.Notice))
 	fences   func(ctx context.Context, key string, epoch uint64) (bool, error)
-	touches  func(ctx context.Context, key string, of uint64, e bellwether.Entry) error
-	watches  func(ctx context.Context, held *bellwether.HeldError) (<-chan struct{}, error)
+	touches  func(ctx context.Context, key string, of uint64, e driver.Entry) error
+	watches  func(ctx context.Context, held *driver.HeldError) (<-chan struct{}, error)
 	loses    func() <-chan struct{}
 )
 
-func (f getsMany) GetMany(ctx context.Context, keys []string, each func(int, bellwether.Entry, error)) {
+func (f getsMany) GetMany(ctx context.Context, keys []string, each func(int, driver.Entry, error)) {
 	f(ctx, keys, each)
 }
 
-func (f notifies) Notify(ctx context.Context, hear func(bellwether.Notice)) { f(ctx, hear) }
+func (f notifies) Notify(ctx context.Context, hear func(driver.Notice)) { f(ctx, hear) }
 
 func (f fences) Fenced(ctx context.Context, key string, epoch uint64) (bool, error) {
 	return f(ctx, key, epoch)
 }
 
-func (f touches) Touch(ctx context.Context, key string, of uint64, e bellwether.Entry) error {
+func (f touches) Touch(ctx context.Context, key string, of uint64, e driver.Entry) error {
 	return f(ctx, key, of, e)
 }
 
-func (f watches) Watch(ctx context.Context, held *bellwether.HeldError) (<-chan struct{}, error) {
+func (f watches) Watch(ctx context.Context, held *driver.HeldError) (<-chan struct{}, error) {
 	return f(ctx, held)
 }
 
 func (f loses) Lost() <-chan struct{} { return f() }
 
 // quiet is a store without optional interfaces: it tells nothing, and cannot be asked.
-type quiet struct{ bellwether.Store }
+type quiet struct{ driver.Store }
 
 // askable is a store that tells nothing, and can be asked whether an epoch is fenced off.
-func askable(s bellwether.Store) bellwether.Store {
+func askable(s driver.Store) driver.Store {
 	return struct {
 		quiet
-		bellwether.Fencer
-	}{quiet{s}, s.(bellwether.Fencer)}
+		driver.Fencer
+	}{quiet{s}, s.(driver.Fencer)}
 }
 
 // polling is a locker that pushes nothing.
-func polling(l bellwether.Locker) bellwether.Locker { return struct{ bellwether.Locker }{l} }
+func polling(l driver.Locker) driver.Locker { return struct{ driver.Locker }{l} }
 
 // batchesBy is a store that answers for many keys as getMany does.
-func batchesBy(store bellwether.Store, getMany getsMany) bellwether.Store {
+func batchesBy(store driver.Store, getMany getsMany) driver.Store {
 	return struct {
-		bellwether.Store
+		driver.Store
 		getsMany
 	}{store, getMany}
 }
 
 // notifiesBy is a store that tells what notify does.
-func notifiesBy(store bellwether.Store, notify notifies) bellwether.Store {
+func notifiesBy(store driver.Store, notify notifies) driver.Store {
 	return struct {
-		bellwether.Store
+		driver.Store
 		notifies
 	}{store, notify}
 }

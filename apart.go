@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/items"
 )
@@ -48,7 +49,7 @@ type draft[V any] struct {
 }
 
 // draft begins the draft of a value for the run's key. The entry is what the store has there.
-func (r *run[V]) draft(ctx context.Context) (_ *draft[V], there Entry) {
+func (r *run[V]) draft(ctx context.Context) (_ *draft[V], there driver.Entry) {
 	e := r.engine
 	d := &draft[V]{run: r, witness: e.attendApart(r.key)}
 	d.position = d.witness.position
@@ -64,7 +65,7 @@ func (d *draft[V]) end() { d.run.engine.dismissApart(d.run.key, d.witness) }
 func (d *draft[V]) keep(ctx context.Context, v V, f items.Windows) {
 	r, e := d.run, d.run.engine
 	now := e.clock.Now()
-	it := &items.Item[V]{Kind: KindValue, Value: v, Epoch: d.epoch, Position: d.position, Trusted: e.trustedUntil(now)}
+	it := &items.Item[V]{Kind: driver.KindValue, Value: v, Epoch: d.epoch, Position: d.position, Trusted: e.trustedUntil(now)}
 	it.Lifetime = e.lifetimeOf(now, f, r.key, d.epoch)
 	switch {
 	case r.storeDown || it.End() > now:
@@ -77,7 +78,7 @@ func (d *draft[V]) keep(ctx context.Context, v V, f items.Windows) {
 	case e.Store != nil:
 		// It ends what is there. Nobody waits for it, and is to be told that
 		// there is no value to come.
-		if errors.Is(r.write(ctx, Entry{Epoch: d.epoch}), ErrFenced) {
+		if errors.Is(r.write(ctx, driver.Entry{Epoch: d.epoch}), driver.ErrFenced) {
 			return
 		}
 	}
@@ -104,7 +105,7 @@ func (e *engine[V]) keep(key string, it *items.Item[V], still func() bool) {
 // the value may be older than what another such request has done.
 func (e *engine[V]) putUnless(key string, v V, f items.Windows, w *witness[V], times int) {
 	now := e.clock.Now()
-	it := &items.Item[V]{Kind: KindValue, Value: v, Epoch: e.nextEpoch(), Position: w.position, Trusted: e.trustedUntil(now)}
+	it := &items.Item[V]{Kind: driver.KindValue, Value: v, Epoch: e.nextEpoch(), Position: w.position, Trusted: e.trustedUntil(now)}
 	it.Lifetime = items.NewLifetime(now, f)
 	// A flight that has begun since the invalidation has something newer.
 	e.keep(key, it, func() bool { return w.generation == uint64(times) && e.shards.of(key).flights[key] == nil })

@@ -31,7 +31,7 @@ func TestAsking_TwoCachesThatAskEachOther(t *testing.T) {
 						return caches[1-i].Get(ctx, rest)
 					}
 					return "v", nil
-				}, bellwether.Options{MaxRebuilds: 1})
+				}, bellwether.Options{Limits: bellwether.Limits{MaxRebuilds: 1}})
 			}
 			var wg sync.WaitGroup
 			began := time.Now()
@@ -64,7 +64,7 @@ func TestAsking_SlotsStayInTheirCache(t *testing.T) {
 		data := cacheOf(t, func(context.Context, string) (string, error) {
 			g.work(10 * time.Millisecond)
 			return "v", nil
-		}, bellwether.Options{MaxRebuilds: 2})
+		}, bellwether.Options{Limits: bellwether.Limits{MaxRebuilds: 2}})
 		pages := cacheOf(t, func(ctx context.Context, key string) (string, error) { return data.Get(ctx, key) }, bellwether.Options{})
 		var wg sync.WaitGroup
 		for n := range 50 {
@@ -101,7 +101,7 @@ func TestAsking_ChainOfEight(t *testing.T) {
 				}
 				g.work(10 * time.Second)
 				return "v", nil
-			}, bellwether.Options{MaxRebuilds: 1, MaxWait: time.Hour, RebuildTimeout: time.Hour})
+			}, bellwether.Options{Limits: bellwether.Limits{MaxRebuilds: 1}, MaxWait: time.Hour, RebuildTimeout: time.Hour})
 			var wg sync.WaitGroup
 			wg.Go(func() { wantValue(t, c, strings.Repeat("+", 7)+"end", "v") })
 			time.Sleep(100 * time.Millisecond)
@@ -241,7 +241,7 @@ func TestAsking_SlowOrigin(t *testing.T) {
 			c := cacheOf(t, func(context.Context, string) (string, error) {
 				g.work(time.Second/2 + rand.N(time.Second))
 				return "v", nil
-			}, bellwether.Options{MaxRebuilds: set, MaxWait: time.Hour})
+			}, bellwether.Options{Limits: bellwether.Limits{MaxRebuilds: set}, MaxWait: time.Hour})
 			var wg sync.WaitGroup
 			for i := range 500 {
 				wg.Go(func() { wantValue(t, c, fmt.Sprint(i), "v") })

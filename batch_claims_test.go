@@ -20,7 +20,7 @@ func TestGetMany_TenThousandKeys(t *testing.T) {
 		origin := &batchSource{build: time.Second}
 		store := wiredTo(memstore.New())
 		store.busy = true
-		o := bellwether.Options{StaleWhileRevalidate: time.Hour, Store: store.full(), Locker: locallock.New()}
+		o := bellwether.Options{StaleWhileRevalidate: time.Hour, Fleet: bellwether.Fleet{Store: store.full(), Locker: locallock.New()}}
 		here, there := batchCache(t, origin.load, o), batchCache(t, origin.load, o)
 		keys := manyKeys(10_000)
 		before := runtime.NumGoroutine()

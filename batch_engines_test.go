@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/lockers/locallock"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
@@ -24,7 +25,7 @@ func TestGetMany_HeldKeyDelaysNobody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		slow, origin := &batchSource{build: 20 * time.Second}, &batchSource{build: time.Second}
 		store, locker := memstore.New(), locallock.New()
-		o := bellwether.Options{Store: store, Locker: locker}
+		o := bellwether.Options{Fleet: bellwether.Fleet{Store: store, Locker: locker}}
 		other, c, third := batchCache(t, slow.load, o), batchCache(t, origin.load, o), batchCache(t, origin.load, o)
 		go other.Get(t.Context(), "held")
 		synctest.Wait()
@@ -65,7 +66,7 @@ func TestGetMany_SlowElectionDelaysNobody(t *testing.T) {
 		locker := wiredLocks(locallock.New())
 		locker.only = func(key string) bool { return key == "slow" }
 		locker.set(on(blackHole, "acquire"))
-		c := batchCache(t, origin.load, bellwether.Options{Store: memstore.New(), Locker: polling(locker)})
+		c := batchCache(t, origin.load, bellwether.Options{Fleet: bellwether.Fleet{Store: memstore.New(), Locker: polling(locker)}})
 		start := time.Now()
 		var wg sync.WaitGroup
 		wg.Go(func() {
@@ -91,7 +92,7 @@ func TestGetMany_ManySlowElections(t *testing.T) {
 			time.Sleep(time.Duration(n.Add(1)) * 15 * time.Millisecond % (190 * time.Millisecond))
 			return nil
 		}, "acquire"))
-		c := batchCache(t, origin.load, bellwether.Options{EngineTimeout: time.Second, Store: memstore.New(), Locker: polling(locker)})
+		c := batchCache(t, origin.load, bellwether.Options{Fleet: bellwether.Fleet{EngineTimeout: time.Second, Store: memstore.New(), Locker: polling(locker)}})
 		keys := manyKeys(400)
 		start := time.Now()
 		getAll(t, c, keys)
@@ -107,7 +108,7 @@ func TestGetMany_ManySlowElections(t *testing.T) {
 func TestGetMany_StoreIsSilentAboutSome(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		origin := &batchSource{build: time.Second}
-		c := batchCache(t, origin.load, bellwether.Options{Store: muted(memstore.New(), map[string]bool{"mute": true})})
+		c := batchCache(t, origin.load, bellwether.Options{Fleet: bellwether.Fleet{Store: muted(memstore.New(), map[string]bool{"mute": true})}})
 		start := time.Now()
 		var wg sync.WaitGroup
 		wg.Go(func() {
@@ -128,17 +129,17 @@ func TestGetMany_AnswersComeOneByOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store, keys := memstore.New(), manyKeys(20)
 		origin := &batchSource{}
-		if _, err := batchCache(t, origin.load, bellwether.Options{Store: store}).GetMany(t.Context(), keys); err != nil {
+		if _, err := batchCache(t, origin.load, bellwether.Options{Fleet: bellwether.Fleet{Store: store}}).GetMany(t.Context(), keys); err != nil {
 			t.Fatal(err)
 		}
-		trickling := func(ctx context.Context, keys []string, each func(int, bellwether.Entry, error)) {
+		trickling := func(ctx context.Context, keys []string, each func(int, driver.Entry, error)) {
 			for i, key := range keys {
 				e, err := store.Get(ctx, key)
 				each(i, e, err)
 				time.Sleep(time.Millisecond)
 			}
 		}
-		c := batchCache(t, origin.load, bellwether.Options{Store: batchesBy(store, trickling)})
+		c := batchCache(t, origin.load, bellwether.Options{Fleet: bellwether.Fleet{Store: batchesBy(store, trickling)}})
 		getAll(t, c, keys)
 		if n := len(origin.loads()); n != 1 {
 			t.Errorf("%d loads, want 1: %q", n, origin.loads())
@@ -188,8 +189,8 @@ func TestGetMany_LeaseLostDuringTheLoad(t *testing.T) {
 		wired := wiredLocks(locker)
 		wired.only = func(key string) bool { return key == "b" }
 		wired.set(on(refuse, "renew")) // b's lease runs out at 5 s, and nobody says so
-		c := batchCache(t, slow.load, bellwether.Options{Store: store, Locker: wired})
-		other := batchCache(t, origin.load, bellwether.Options{Store: store, Locker: locker})
+		c := batchCache(t, slow.load, bellwether.Options{Fleet: bellwether.Fleet{Store: store, Locker: wired}})
+		other := batchCache(t, origin.load, bellwether.Options{Fleet: bellwether.Fleet{Store: store, Locker: locker}})
 		start := time.Now()
 		var wg sync.WaitGroup
 		wg.Go(func() {
@@ -224,7 +225,7 @@ func TestGetMany_TakeoverTogether(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		c := batchCache(t, origin.load, bellwether.Options{Store: store, Locker: locker})
+		c := batchCache(t, origin.load, bellwether.Options{Fleet: bellwether.Fleet{Store: store, Locker: locker}})
 		start := time.Now()
 		getAll(t, c, keys)
 		loads := origin.loads()
@@ -240,30 +241,30 @@ func TestGetMany_TakeoverTogether(t *testing.T) {
 // A store's adapter that does not keep its contract costs its keys the store, and
 // nobody an answer.
 func TestGetMany_AdapterFaults(t *testing.T) {
-	for name, getMany := range map[string]func(keys []string, each func(int, bellwether.Entry, error)){
-		"panics": func(keys []string, each func(int, bellwether.Entry, error)) {
-			each(0, bellwether.Entry{}, bellwether.ErrNotFound)
+	for name, getMany := range map[string]func(keys []string, each func(int, driver.Entry, error)){
+		"panics": func(keys []string, each func(int, driver.Entry, error)) {
+			each(0, driver.Entry{}, bellwether.ErrNotFound)
 			panic("adapter")
 		},
-		"exits":     func(keys []string, each func(int, bellwether.Entry, error)) { runtime.Goexit() },
-		"says none": func(keys []string, each func(int, bellwether.Entry, error)) {},
-		"says twice": func(keys []string, each func(int, bellwether.Entry, error)) {
+		"exits":     func(keys []string, each func(int, driver.Entry, error)) { runtime.Goexit() },
+		"says none": func(keys []string, each func(int, driver.Entry, error)) {},
+		"says twice": func(keys []string, each func(int, driver.Entry, error)) {
 			for range 2 {
 				for i := range keys {
-					each(i, bellwether.Entry{}, bellwether.ErrNotFound)
+					each(i, driver.Entry{}, bellwether.ErrNotFound)
 				}
 			}
 		},
-		"of others": func(keys []string, each func(int, bellwether.Entry, error)) {
-			each(len(keys), bellwether.Entry{}, bellwether.ErrNotFound)
+		"of others": func(keys []string, each func(int, driver.Entry, error)) {
+			each(len(keys), driver.Entry{}, bellwether.ErrNotFound)
 		},
-		"late": func(keys []string, each func(int, bellwether.Entry, error)) {
-			time.AfterFunc(time.Second/2, func() { each(0, bellwether.Entry{}, bellwether.ErrNotFound) })
+		"late": func(keys []string, each func(int, driver.Entry, error)) {
+			time.AfterFunc(time.Second/2, func() { each(0, driver.Entry{}, bellwether.ErrNotFound) })
 		},
 	} {
 		inBubble(t, name, func(t *testing.T) {
 			origin := &batchSource{build: time.Second}
-			c := batchCache(t, origin.load, bellwether.Options{Store: batchesBy(memstore.New(), func(_ context.Context, keys []string, each func(int, bellwether.Entry, error)) { getMany(keys, each) })})
+			c := batchCache(t, origin.load, bellwether.Options{Fleet: bellwether.Fleet{Store: batchesBy(memstore.New(), func(_ context.Context, keys []string, each func(int, driver.Entry, error)) { getMany(keys, each) })}})
 			getAll(t, c, []string{"a", "b"})
 		})
 	}

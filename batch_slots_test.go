@@ -22,7 +22,7 @@ import (
 func TestGetMany_MaxRebuilds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		origin := &batchSource{build: time.Second}
-		ps := newBatchFleet(t, 1, origin, bellwether.Options{MaxRebuilds: 2, MaxQueued: 3})
+		ps := newBatchFleet(t, 1, origin, bellwether.Options{Limits: bellwether.Limits{MaxRebuilds: 2, MaxQueued: 3}})
 		start := time.Now()
 		var wg sync.WaitGroup
 		for i := range 5 { // 2 run, 3 wait, each as one however many keys it has
@@ -51,7 +51,7 @@ func TestGetMany_MaxRebuilds(t *testing.T) {
 func TestGetMany_LoadThatIgnoresItsContextKeepsItsSlot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		origin := &batchSource{build: 10 * time.Second, deaf: true}
-		c := batchCache(t, origin.load, bellwether.Options{MaxRebuilds: 1, RebuildTimeout: time.Second, ErrorTTL: -1, MaxWait: time.Minute})
+		c := batchCache(t, origin.load, bellwether.Options{Limits: bellwether.Limits{MaxRebuilds: 1}, RebuildTimeout: time.Second, ErrorTTL: -1, MaxWait: time.Minute})
 		if _, err := c.GetMany(t.Context(), []string{"a", "b"}); !errors.Is(err, bellwether.ErrRebuildTimeout) {
 			t.Error(err)
 		}
@@ -70,7 +70,7 @@ func TestGetMany_Hedge(t *testing.T) {
 	}
 	synctest.Test(t, func(t *testing.T) {
 		origin := &batchSource{build: time.Second}
-		ps := newBatchFleet(t, 2, origin, bellwether.Options{MaxRebuilds: 2, Hedge: 3, HedgeShare: 1})
+		ps := newBatchFleet(t, 2, origin, bellwether.Options{Limits: bellwether.Limits{MaxRebuilds: 2}, Hedge: 3, HedgeShare: 1})
 		for i := range 3 {
 			ps[1].Get(t.Context(), fmt.Sprint("own", i))
 		}
@@ -105,7 +105,7 @@ func TestGetMany_LateForItsSlot(t *testing.T) {
 			locker := wiredLocks(locallock.New())
 			locker.only = func(key string) bool { return strings.HasPrefix(key, "late") }
 			locker.set(on(takes(100*time.Millisecond), "acquire"))
-			c := batchCache(t, origin.load, bellwether.Options{MaxRebuilds: slots, Store: memstore.New(), Locker: polling(locker)})
+			c := batchCache(t, origin.load, bellwether.Options{Limits: bellwether.Limits{MaxRebuilds: slots}, Fleet: bellwether.Fleet{Store: memstore.New(), Locker: polling(locker)}})
 			start := time.Now()
 			var wg sync.WaitGroup
 			for i := range slots {
@@ -143,7 +143,7 @@ func TestGetMany_WithoutABatchLoad(t *testing.T) {
 			defer running.Add(-1)
 			time.Sleep(time.Second)
 			return key + " v", nil
-		}, bellwether.Options{MaxRebuilds: 10, MaxQueued: 1, Store: memstore.New(), Locker: locallock.New()})
+		}, bellwether.Options{Limits: bellwether.Limits{MaxRebuilds: 10, MaxQueued: 1}, Fleet: bellwether.Fleet{Store: memstore.New(), Locker: locallock.New()}})
 		keys := manyKeys(100)
 		start := time.Now()
 		getAll(t, c, keys)

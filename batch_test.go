@@ -16,6 +16,7 @@ import (
 
 	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/lockers/locallock"
+	"github.com/bellwether-go/bellwether/observe"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
@@ -124,7 +125,7 @@ func newBatchFleet(t *testing.T, n int, origin *batchSource, o bellwether.Option
 			store:  wiredTo(store),
 			locker: wiredLocks(locker),
 		}
-		o.Store, o.Locker = p.store.batching(), p.locker
+		o.Fleet.Store, o.Fleet.Locker = p.store.batching(), p.locker
 		p.Cache = batchCache(t, origin.load, o)
 		ps = append(ps, p)
 	}
@@ -232,7 +233,7 @@ func TestGetMany_WithoutABatchGetter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		origin := &batchSource{}
 		store, keys := memstore.New(), manyKeys(100)
-		writer := batchCache(t, origin.load, bellwether.Options{Store: store})
+		writer := batchCache(t, origin.load, bellwether.Options{Fleet: bellwether.Fleet{Store: store}})
 		if _, err := writer.GetMany(t.Context(), keys); err != nil {
 			t.Fatal(err)
 		}
@@ -246,7 +247,7 @@ func TestGetMany_WithoutABatchGetter(t *testing.T) {
 			running.Add(-1)
 			return nil
 		})
-		reader := batchCache(t, origin.load, bellwether.Options{Store: plain})
+		reader := batchCache(t, origin.load, bellwether.Options{Fleet: bellwether.Fleet{Store: plain}})
 		start := time.Now()
 		getAll(t, reader, keys)
 		if most.Load() > 32 || most.Load() < 16 || time.Since(start) > 10*time.Millisecond {
@@ -518,11 +519,11 @@ func TestGetMany_CloseBeginsNoLoad(t *testing.T) {
 // What an observer does comes after the answer.
 func TestGetMany_ObserverThatExits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		exits := bellwether.Observer{Serve: func(context.Context, bellwether.Serve) { runtime.Goexit() }}
+		exits := observe.Observer{Serve: func(context.Context, observe.Serve) { runtime.Goexit() }}
 		c := bellwether.NewBatch(func(ctx context.Context, keys []string) (map[string]string, error) {
 			time.Sleep(time.Second)
 			return map[string]string{"a": "v"}, nil
-		}, bellwether.Options{TTL: time.Minute, Observers: []bellwether.Observer{exits}})
+		}, bellwether.Options{TTL: time.Minute, Observers: []observe.Observer{exits}})
 		defer c.Close()
 		for range 5000 { // more than a call has places
 			got, err := c.GetMany(t.Context(), []string{"a"})

@@ -3,11 +3,13 @@ package bellwether
 import (
 	"context"
 
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/audience"
 	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/internal/page"
 	"github.com/bellwether-go/bellwether/internal/sweeplog"
+	"github.com/bellwether-go/bellwether/observe"
 )
 
 // This file is the cache below the HTTP face, as internal/page asks for it.
@@ -26,7 +28,7 @@ func (b below) Fits(it *page.Item) bool { return b.engine.near.Fits(it.Weight())
 func (b below) HoldsNear(key string, it *page.Item) bool { return b.engine.holdsNear(key, it) }
 
 func (b below) Remember(key string, res *page.Response, w items.Windows) {
-	it := &page.Item{Lifetime: items.NewLifetime(b.Now(), w), Kind: KindValue, Value: res, Trusted: forever}
+	it := &page.Item{Lifetime: items.NewLifetime(b.Now(), w), Kind: driver.KindValue, Value: res, Trusted: forever}
 	b.engine.weigh(key, it)
 	b.engine.putNear(key, it, 1)
 }
@@ -165,7 +167,7 @@ func (b below) SweptSince(then instant) int { return b.engine.sweeps.Log().Heard
 func (b below) CountHit(ctx context.Context, key string) {
 	b.engine.count.hits.add()
 	if b.engine.observers.hit != nil {
-		b.engine.tellHit(ctx, key, WayHit)
+		b.engine.tellHit(ctx, key, observe.WayHit)
 	}
 }
 
@@ -177,6 +179,6 @@ func (b below) Watched() bool {
 	return b.engine.observers.hit != nil || b.engine.observers.serve != nil
 }
 
-func (b below) Tell(ctx context.Context, s Serve) { b.engine.tellServe(ctx, s) }
+func (b below) Tell(ctx context.Context, s observe.Serve) { b.engine.tellServe(ctx, s) }
 
 func (b below) OnError(key string, err error) { b.engine.OnError(key, err) }

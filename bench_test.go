@@ -15,6 +15,7 @@ import (
 
 	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/lockers/locallock"
+	"github.com/bellwether-go/bellwether/observe"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 	"github.com/maypok86/otter/v2"
 )
@@ -84,16 +85,16 @@ func TestHit_BesideOtter(t *testing.T) {
 // everything else, and nothing with one of hits either.
 func TestGet_HitsAreNotWatched(t *testing.T) {
 	hits := 0
-	others := bellwether.Observer{
-		Serve:   func(context.Context, bellwether.Serve) {},
-		Rebuild: func(ctx context.Context, _ string) (context.Context, func(bellwether.Rebuild)) { return ctx, nil },
-		Herd:    func(bellwether.Herd) {}, Caller: func(context.Context) any { return nil }, Evict: func(string, int) {},
+	others := observe.Observer{
+		Serve:   func(context.Context, observe.Serve) {},
+		Rebuild: func(ctx context.Context, _ string) (context.Context, func(observe.Rebuild)) { return ctx, nil },
+		Herd:    func(observe.Herd) {}, Caller: func(context.Context) any { return nil }, Evict: func(string, int) {},
 	}
-	for name, by := range map[string]bellwether.Observer{
+	for name, by := range map[string]observe.Observer{
 		"others": others, "hits": {Hit: func(context.Context, string) { hits++ }},
 	} {
 		c := bellwether.New(func(context.Context, string) (string, error) { return "v", nil },
-			bellwether.Options{TTL: time.Hour, Observers: []bellwether.Observer{by}})
+			bellwether.Options{TTL: time.Hour, Observers: []observe.Observer{by}})
 		defer c.Close()
 		ctx := context.Background()
 		c.Get(ctx, "k")
@@ -215,7 +216,7 @@ func BenchmarkJoin(b *testing.B) {
 func BenchmarkKeys(b *testing.B) {
 	const keys, callers = 1000, 2
 	load := func(context.Context, string) (string, error) { return "v", nil }
-	c := bellwether.New(load, bellwether.Options{TTL: time.Hour, Store: memstore.New(), Locker: locallock.New(), Namespace: "keys", MaxRebuilds: keys})
+	c := bellwether.New(load, bellwether.Options{TTL: time.Hour, Fleet: bellwether.Fleet{Store: memstore.New(), Locker: locallock.New(), Namespace: "keys"}, Limits: bellwether.Limits{MaxRebuilds: keys}})
 	defer c.Close()
 	ctx := context.Background()
 	for i := 0; b.Loop(); i++ {

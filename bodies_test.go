@@ -22,7 +22,7 @@ import (
 )
 
 // This file is the bodies of responses: read while they grow, broken off, too large to be kept,
-// and held for slow clients up to MaxHeld.
+// and held for slow clients up to MaxHeldBytes.
 
 const megabyte = 1 << 20
 
@@ -39,7 +39,7 @@ func megabytes(n int) http.HandlerFunc {
 // answered with what is stored, and nobody is broken off.
 func TestBodies_MaxHeldOfTheNearTier(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t, bellwether.HTTPOptions{MaxHeld: 3 * megabyte, MaxBody: megabyte}, megabytes(1))
+		s := newSite(t, bellwether.HTTPOptions{MaxHeldBytes: 3 * megabyte, MaxBodyBytes: megabyte}, megabytes(1))
 		paths := []string{"/a", "/b", "/c", "/d", "/e"}
 		for _, p := range paths {
 			s.get("http://h" + p)
@@ -74,12 +74,14 @@ func TestBodies_MaxHeldOfTheNearTier(t *testing.T) {
 }
 
 // Slow clients of many stored bodies that the near tier does not have hold no more than
-// MaxHeld: the eldest is broken off, many clients of one body count once, and
+// MaxHeldBytes: the eldest is broken off, many clients of one body count once, and
 // nobody asks the handler.
 func TestBodies_MaxHeldOfStored(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t, bellwether.HTTPOptions{MaxHeld: 3 * megabyte, MaxBody: megabyte,
-			Options: bellwether.Options{Store: memstore.New(), NearBytes: megabyte / 2}}, megabytes(1))
+		s := newSite(t, bellwether.HTTPOptions{
+			MaxHeldBytes: 3 * megabyte, MaxBodyBytes: megabyte,
+			Fleet: bellwether.Fleet{Store: memstore.New()}, Limits: bellwether.Limits{NearBytes: megabyte / 2},
+		}, megabytes(1))
 		paths := []string{"/a", "/b", "/c", "/d"}
 		for _, p := range paths {
 			s.get("http://h" + p)
@@ -99,7 +101,7 @@ func TestBodies_MaxHeldOfStored(t *testing.T) {
 		}
 		for range 100 {
 			if w := s.get("http://h/d"); w.Body.Len() != megabyte || !strings.Contains(w.Header().Get("Cache-Status"), "hit") {
-				t.Fatalf("over MaxHeld: %d bytes, %v", w.Body.Len(), w.Header())
+				t.Fatalf("over MaxHeldBytes: %d bytes, %v", w.Body.Len(), w.Header())
 			}
 			synctest.Wait()
 		}
@@ -121,12 +123,12 @@ func TestBodies_MaxHeldOfStored(t *testing.T) {
 	})
 }
 
-// Bodies that are being written hold no more than MaxHeld either: the one that
+// Bodies that are being written hold no more than MaxHeldBytes either: the one that
 // would is not kept, its client gets it whole, and its handler goes at
 // that pace.
 func TestBodies_MaxHeldOfGrowing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t, bellwether.HTTPOptions{MaxHeld: 5 * megabyte}, megabytes(4))
+		s := newSite(t, bellwether.HTTPOptions{MaxHeldBytes: 5 * megabyte}, megabytes(4))
 		var all sync.WaitGroup
 		var clients []*client
 		for _, path := range []string{"/a", "/b", "/c"} {
@@ -167,7 +169,7 @@ func TestBodies_MaxHeldOfGrowing(t *testing.T) {
 func TestBodies_HerdWithoutMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		written := make(chan struct{})
-		s := newSite(t, bellwether.HTTPOptions{MaxHeld: 5 * megabyte, MaxBody: 4 * megabyte}, func(w http.ResponseWriter, r *http.Request) {
+		s := newSite(t, bellwether.HTTPOptions{MaxHeldBytes: 5 * megabyte, MaxBodyBytes: 4 * megabyte}, func(w http.ResponseWriter, r *http.Request) {
 			time.Sleep(10 * time.Millisecond) // the herd arrives
 			megabytes(4)(w, r)
 			if r.URL.Path == "/held" {
@@ -202,7 +204,7 @@ func TestBodies_HerdWithoutMemory(t *testing.T) {
 // pages are kept.
 func TestBodies_SlowReadersOfColdPages(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t, bellwether.HTTPOptions{MaxHeld: 3 * megabyte, MaxBody: megabyte}, megabytes(1))
+		s := newSite(t, bellwether.HTTPOptions{MaxHeldBytes: 3 * megabyte, MaxBodyBytes: megabyte}, megabytes(1))
 		var all sync.WaitGroup
 		var slow []*client
 		for _, p := range []string{"/a", "/b", "/c", "/d"} {
@@ -241,7 +243,7 @@ func TestBodies_StalledClients(t *testing.T) {
 	} {
 		inBubbleBeside(t, name, func(t *testing.T) {
 			var finished atomic.Bool
-			s := newSite(t, bellwether.HTTPOptions{MaxBody: 4 << 20}, func(w http.ResponseWriter, r *http.Request) {
+			s := newSite(t, bellwether.HTTPOptions{MaxBodyBytes: 4 << 20}, func(w http.ResponseWriter, r *http.Request) {
 				w.Header().Set("Cache-Control", "max-age=3600000")
 				for n := 0; n < 4<<20; n += c.piece {
 					w.Write(bytes.Repeat([]byte("b"), c.piece))
@@ -279,7 +281,7 @@ func TestBodies_EarlyRebuildAndASlowClient(t *testing.T) {
 	for _, way := range []string{"the store's answer", "a hit"} {
 		inBubble(t, way, func(t *testing.T) {
 			size, ended := 6<<10, make(chan time.Duration, 10)
-			o := bellwether.HTTPOptions{MaxBody: 100 << 10, Options: bellwether.Options{Store: quiet{memstore.New()}, EarlyRefresh: 1e9}}
+			o := bellwether.HTTPOptions{MaxBodyBytes: 100 << 10, Fleet: bellwether.Fleet{Store: quiet{memstore.New()}}, EarlyRefresh: 1e9}
 			handler := func(w http.ResponseWriter, r *http.Request) {
 				began := time.Now()
 				w.Header().Set("Cache-Control", "max-age=3600")
@@ -293,7 +295,7 @@ func TestBodies_EarlyRebuildAndASlowClient(t *testing.T) {
 			a.get("http://a/p")
 			<-ended
 			synctest.Wait()
-			size = 50 << 10 // beyond MaxBody, in all
+			size = 50 << 10 // beyond MaxBodyBytes, in all
 			front := a
 			if way != "a hit" {
 				front = b
@@ -333,7 +335,7 @@ func TestBodies_TruncatedUpstreamWithoutAServer(t *testing.T) {
 					t.Fatal(err)
 				}
 				proxy := &httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(target) }}
-				s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{ErrorTTL: -1}}, proxy.ServeHTTP)
+				s := newSite(t, bellwether.HTTPOptions{ErrorTTL: -1}, proxy.ServeHTTP)
 				for range 2 {
 					if w := s.do(request(method, "http://a/p")); w.Code != -1 {
 						t.Errorf("a client got a page that looks complete: %d, %d bytes", w.Code, w.Body.Len())
@@ -528,7 +530,7 @@ func TestBodies_TruncatedPageOverHTTP(t *testing.T) {
 	}
 }
 
-// Slow clients of four cold URLs hold MaxHeld. Another page, of 100 KiB and fresh for ten
+// Slow clients of four cold URLs hold MaxHeldBytes. Another page, of 100 KiB and fresh for ten
 // minutes, is asked for 100 times. With Authorization they hold it for as long as they like.
 func TestBodies_SlowReadersDoNotEndCaching(t *testing.T) {
 	for name, tt := range map[string]struct {
@@ -540,7 +542,7 @@ func TestBodies_SlowReadersDoNotEndCaching(t *testing.T) {
 		"stalled with Authorization, a day": {[]string{"Authorization", "x"}, 1000 * time.Hour, 24 * time.Hour},
 	} {
 		inBubbleBeside(t, name, func(t *testing.T) {
-			s := newSite(t, bellwether.HTTPOptions{MaxHeld: 8 << 20}, func(w http.ResponseWriter, r *http.Request) {
+			s := newSite(t, bellwether.HTTPOptions{MaxHeldBytes: 8 << 20}, func(w http.ResponseWriter, r *http.Request) {
 				w.Header().Set("Cache-Control", "public, max-age=600")
 				if strings.HasPrefix(r.URL.Path, "/large") {
 					w.Write(make([]byte, 2<<20))

@@ -43,9 +43,9 @@ func New[V any](load func(ctx context.Context, key string) (V, error), o Options
 	if o.Size != nil {
 		size = func(key string, v V) int { return o.Size(key, v) }
 	}
-	s := o.settings()
+	s := o.settings("Options")
 	if s.Store != nil && s.Namespace == "" {
-		panic(errors.New(`bellwether: Options.Store without Options.Namespace: another cache on the store would be given this one's values for its own; name what the values are, such as Namespace: "users"`))
+		refuse("Options.Fleet.Namespace", `""`, "be set where values go into a store: another cache on the store would be given this one's values for its own; name what the values are, such as \"users\"")
 	}
 	if s.Store != nil && s.Codec.Marshal == nil {
 		lossy, broken := jsonloss.Of(reflect.TypeFor[V]())

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/lockers/locallock"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 	"go.uber.org/goleak"
@@ -35,8 +36,8 @@ const crowd = 100_000
 // keys begin with "test:".
 func named(o bellwether.Options) bellwether.Options {
 	o.TTL = cmp.Or(o.TTL, time.Minute)
-	if o.Store != nil {
-		o.Namespace = cmp.Or(o.Namespace, "test")
+	if o.Fleet.Store != nil || o.Fleet.Engine != nil {
+		o.Fleet.Namespace = cmp.Or(o.Fleet.Namespace, "test")
 	}
 	return o
 }
@@ -247,7 +248,7 @@ func TestGet_WhatIsNotRememberedDoublesNoPause(t *testing.T) {
 				var loads atomic.Int32
 				o := bellwether.Options{ErrorTTL: time.Second}
 				if fleet {
-					o.Store, o.Locker = memstore.New(), locallock.New()
+					o.Fleet.Store, o.Fleet.Locker = memstore.New(), locallock.New()
 				}
 				c := cacheOf(t, func(context.Context, string) (string, error) {
 					if loads.Add(1) <= 5 {
@@ -281,14 +282,14 @@ func TestGet_WhatIsNotRememberedTakesNoRoom(t *testing.T) {
 		"a time-out":                  {bellwether.Options{}, context.DeadlineExceeded},
 		"one that may be tried again": {bellwether.Options{}, advice(0)},
 		"no ErrorTTL":                 {bellwether.Options{ErrorTTL: -1}, errOrigin},
-		"too many":                    {bellwether.Options{MaxRebuilds: 1, MaxQueued: 1}, nil},
+		"too many":                    {bellwether.Options{Limits: bellwether.Limits{MaxRebuilds: 1, MaxQueued: 1}}, nil},
 	} {
 		for _, by := range []int{0, 2} {
 			inBubble(t, fmt.Sprintf("%s, fleet of %d", name, by), func(t *testing.T) {
 				var caches []*bellwether.Cache[string]
 				o := test.Options
 				if by > 0 {
-					o.Store, o.Locker = memstore.New(), locallock.New()
+					o.Fleet.Store, o.Fleet.Locker = memstore.New(), locallock.New()
 				}
 				for range max(by, 1) {
 					caches = append(caches, cacheOf(t, func(context.Context, string) (string, error) {
@@ -333,7 +334,7 @@ func TestGet_WhatIsNotRememberedTakesNoRoomBesideAValue(t *testing.T) {
 			var failure error
 			o := bellwether.Options{TTL: time.Second, StaleIfError: time.Hour, ErrorTTL: -1}
 			if fleet {
-				o.Store, o.Locker = memstore.New(), locallock.New()
+				o.Fleet.Store, o.Fleet.Locker = memstore.New(), locallock.New()
 			}
 			c := cacheOf(t, func(context.Context, string) (string, error) { return "v", failure }, o)
 			for _, failure = range []error{nil, errors.New(strings.Repeat("x", 10_000)), errors.New("another")} {
@@ -474,7 +475,7 @@ func TestGet_RebuildTimeout(t *testing.T) {
 			}
 			<-release // deaf to its context
 			return "late", nil
-		}, bellwether.Options{RebuildTimeout: 3 * time.Second, MaxRebuilds: 1, MaxWait: 10 * time.Second})
+		}, bellwether.Options{RebuildTimeout: 3 * time.Second, Limits: bellwether.Limits{MaxRebuilds: 1}, MaxWait: 10 * time.Second})
 		herd(c, 100, "k").want(t, 100, "", bellwether.ErrRebuildTimeout, 3*time.Second)
 		// The load that never returns keeps its slot: rebuilds stay bounded.
 		herd(c, 100, "other").want(t, 100, "", bellwether.ErrWaitTimeout, 10*time.Second)
@@ -576,7 +577,7 @@ func TestInvalidate_ByItsOwnLoad(t *testing.T) {
 			inBubble(t, fmt.Sprintf("fleet %t, fails %t", fleet, fails), func(t *testing.T) {
 				var o bellwether.Options
 				if fleet {
-					o.Store, o.Locker = memstore.New(), locallock.New()
+					o.Fleet.Store, o.Fleet.Locker = memstore.New(), locallock.New()
 				}
 				loads := 0
 				var c *bellwether.Cache[string]
@@ -697,43 +698,46 @@ func TestNew_BadOptions(t *testing.T) {
 	}
 	ofHTTP := func(o bellwether.HTTPOptions) func() { return func() { bellwether.NewMiddleware(o) } }
 	for want, construct := range map[string]func(){
-		"New needs a load":                                func() { bellwether.New[string](nil, bellwether.Options{TTL: 1}) },
-		"Options.TTL is 0s; it must be positive":          func() { bellwether.New(load, bellwether.Options{}) },
-		"Options.TTL is -1ns; it must be positive":        func() { bellwether.New(load, bellwether.Options{TTL: -1}) },
-		"Options.MaxErrorTTL is -1ns; it must not be":     of(bellwether.Options{MaxErrorTTL: -1}),
-		"Options.MaxErrorTTL is -2ns; it must not be":     of(bellwether.Options{ErrorTTL: -1, MaxErrorTTL: -2}),
-		"Options.RebuildTimeout is -1ns; it must not":     of(bellwether.Options{RebuildTimeout: -1}),
-		"Options.LeaseTTL is -1ns; it must not be":        of(bellwether.Options{LeaseTTL: -1}),
-		"Options.EngineTimeout is -1ns; it must not":      of(bellwether.Options{EngineTimeout: -1}),
-		"Options.EarlyRefresh is NaN; it must be":         of(bellwether.Options{EarlyRefresh: math.NaN()}),
-		"Options.HedgeShare is -1; it must be":            of(bellwether.Options{HedgeShare: -1}),
-		"HTTPOptions.MaxHeld is -1; it must not be":       ofHTTP(bellwether.HTTPOptions{MaxHeld: -1}),
-		"HTTPOptions.MaxStreams is -1; it must not":       ofHTTP(bellwether.HTTPOptions{MaxStreams: -1}),
-		"Options.MaxWait is -1ns; it must not be":         of(bellwether.Options{MaxWait: -1}),
-		"Options.MaxRebuilds is -1; it must not be":       of(bellwether.Options{MaxRebuilds: -1}),
-		"Options.MaxQueued is -2; it must not be":         of(bellwether.Options{MaxQueued: -2}),
-		"Options.NearBytes is -3; it must not be":         of(bellwether.Options{NearBytes: -3}),
-		"Options.EarlyRefresh is +Inf; it must be":        of(bellwether.Options{EarlyRefresh: math.Inf(1)}),
-		"Options.Hedge is 1; it must be a number":         of(bellwether.Options{Hedge: 1}),
-		"Options.Hedge is NaN; it must be a number":       of(bellwether.Options{Hedge: math.NaN()}),
-		"Options.Hedge is +Inf; it must be a number":      of(bellwether.Options{Hedge: math.Inf(1)}),
-		"Options.HedgeShare is 2; it must be":             of(bellwether.Options{HedgeShare: 2}),
-		"Options.HedgeShare is NaN; it must be":           of(bellwether.Options{HedgeShare: math.NaN()}),
-		"Options.Hedge without Options.Locker":            of(bellwether.Options{Hedge: 3, Store: memstore.New()}),
-		"HTTPOptions.Hedge is 3; it must be zero":         ofHTTP(bellwether.HTTPOptions{Options: bellwether.Options{Hedge: 3}}),
-		"Options.TTLJitter is 1; it must be":              of(bellwether.Options{TTLJitter: 1}),
-		"Options.TTLJitter is NaN; it must be":            of(bellwether.Options{TTLJitter: math.NaN()}),
-		`Options.Namespace is "a:b"; it must have no co`:  of(bellwether.Options{Namespace: "a:b"}),
-		"Options.Store is a nil *memstore.Store; it must": of(bellwether.Options{Store: (*memstore.Store)(nil)}),
-		"Options.Locker is a nil *locallock.Locker; it m": of(bellwether.Options{Store: memstore.New(), Locker: (*locallock.Locker)(nil)}),
-		"Options.Locker without Options.Store":            of(bellwether.Options{Locker: struct{ bellwether.Locker }{}}),
-		"Options.Store without Options.Namespace: ":       of(bellwether.Options{Store: memstore.New()}),
-		"Options.Store without Options.Namespace: another": func() {
-			bellwether.NewBatch(func(context.Context, []string) (map[string]string, error) { return nil, nil }, bellwether.Options{TTL: 1, Store: memstore.New()})
+		"New needs a load":                                      func() { bellwether.New[string](nil, bellwether.Options{TTL: 1}) },
+		"Options.TTL is 0s; it must be positive":                func() { bellwether.New(load, bellwether.Options{}) },
+		"Options.TTL is -1ns; it must be positive":              func() { bellwether.New(load, bellwether.Options{TTL: -1}) },
+		"Options.MaxErrorTTL is -1ns; it must not be":           of(bellwether.Options{MaxErrorTTL: -1}),
+		"Options.MaxErrorTTL is -2ns; it must not be":           of(bellwether.Options{ErrorTTL: -1, MaxErrorTTL: -2}),
+		"Options.RebuildTimeout is -1ns; it must not":           of(bellwether.Options{RebuildTimeout: -1}),
+		"Options.Fleet.LeaseTTL is -1ns; it must not":           of(bellwether.Options{Fleet: bellwether.Fleet{LeaseTTL: -1}}),
+		"Options.Fleet.EngineTimeout is -1ns; it must not":      of(bellwether.Options{Fleet: bellwether.Fleet{EngineTimeout: -1}}),
+		"Options.EarlyRefresh is NaN; it must be":               of(bellwether.Options{EarlyRefresh: math.NaN()}),
+		"Options.HedgeShare is -1; it must be":                  of(bellwether.Options{HedgeShare: -1}),
+		"HTTPOptions.MaxHeldBytes is -1; it must not be":        ofHTTP(bellwether.HTTPOptions{MaxHeldBytes: -1}),
+		"HTTPOptions.MaxStreams is -1; it must not":             ofHTTP(bellwether.HTTPOptions{MaxStreams: -1}),
+		"Options.MaxWait is -1ns; it must not be":               of(bellwether.Options{MaxWait: -1}),
+		"Options.Limits.MaxRebuilds is -1; it must not be":      of(bellwether.Options{Limits: bellwether.Limits{MaxRebuilds: -1}}),
+		"Options.Limits.MaxQueued is -2; it must not be":        of(bellwether.Options{Limits: bellwether.Limits{MaxQueued: -2}}),
+		"Options.Limits.NearBytes is -3; it must not be":        of(bellwether.Options{Limits: bellwether.Limits{NearBytes: -3}}),
+		"Options.EarlyRefresh is +Inf; it must be":              of(bellwether.Options{EarlyRefresh: math.Inf(1)}),
+		"Options.Hedge is 1; it must be a number":               of(bellwether.Options{Hedge: 1}),
+		"Options.Hedge is NaN; it must be a number":             of(bellwether.Options{Hedge: math.NaN()}),
+		"Options.Hedge is +Inf; it must be a number":            of(bellwether.Options{Hedge: math.Inf(1)}),
+		"Options.HedgeShare is 2; it must be":                   of(bellwether.Options{HedgeShare: 2}),
+		"Options.HedgeShare is NaN; it must be":                 of(bellwether.Options{HedgeShare: math.NaN()}),
+		"Options.Hedge is 3; it must be zero without":           of(bellwether.Options{Hedge: 3, Fleet: bellwether.Fleet{Store: memstore.New()}}),
+		"Options.TTLJitter is 1; it must be":                    of(bellwether.Options{TTLJitter: 1}),
+		"Options.TTLJitter is NaN; it must be":                  of(bellwether.Options{TTLJitter: math.NaN()}),
+		`Options.Fleet.Namespace is "a:b"; it must have`:        of(bellwether.Options{Fleet: bellwether.Fleet{Namespace: "a:b"}}),
+		"Options.Fleet.Store is a nil *memstore.Store; it must": of(bellwether.Options{Fleet: bellwether.Fleet{Store: (*memstore.Store)(nil)}}),
+		"Options.Fleet.Locker is a nil *locallock.Locker; it m": of(bellwether.Options{Fleet: bellwether.Fleet{Store: memstore.New(), Locker: (*locallock.Locker)(nil)}}),
+		"Options.Fleet.Locker is set without a Store":           of(bellwether.Options{Fleet: bellwether.Fleet{Locker: struct{ driver.Locker }{}}}),
+		"Options.Fleet.Engine is a nil *memstore.Store; it mus": of(bellwether.Options{Fleet: bellwether.Fleet{Engine: (*memstore.Store)(nil)}}),
+		"Options.Fleet.Engine is set beside Store or Lock":      of(bellwether.Options{Fleet: bellwether.Fleet{Engine: memstore.New(), Locker: locallock.New()}}),
+		"HTTPOptions.Fleet.Engine is set beside Store or ":      ofHTTP(bellwether.HTTPOptions{Fleet: bellwether.Fleet{Engine: memstore.New(), Store: memstore.New()}}),
+		"HTTPOptions.Limits.MaxQueued is -1; it must not":       ofHTTP(bellwether.HTTPOptions{Limits: bellwether.Limits{MaxQueued: -1}}),
+		`Options.Fleet.Namespace is ""; it must be set`:         of(bellwether.Options{Fleet: bellwether.Fleet{Store: memstore.New()}}),
+		`Options.Fleet.Namespace is ""; it must be set wh`: func() {
+			bellwether.NewBatch(func(context.Context, []string) (map[string]string, error) { return nil, nil }, bellwether.Options{TTL: 1, Fleet: bellwether.Fleet{Store: memstore.New()}})
 		},
-		"Options.Codec has only one of":                   of(bellwether.Options{Codec: bellwether.Codec{Marshal: func(any) ([]byte, error) { return nil, nil }}}),
-		"HTTPOptions.MaxBody is -1; it must not be":       ofHTTP(bellwether.HTTPOptions{MaxBody: -1}),
-		"HTTPOptions.UncacheableTTL is -1ns; it must":     ofHTTP(bellwether.HTTPOptions{UncacheableTTL: -1}),
+		"Options.Codec is half set; it must have both":    of(bellwether.Options{Codec: bellwether.Codec{Marshal: func(any) ([]byte, error) { return nil, nil }}}),
+		"HTTPOptions.MaxBodyBytes is -1; it must not be":  ofHTTP(bellwether.HTTPOptions{MaxBodyBytes: -1}),
+		"HTTPOptions.HitForMissTTL is -1ns; it must":      ofHTTP(bellwether.HTTPOptions{HitForMissTTL: -1}),
 		`HTTPOptions.TargetedFields[1] is "CDN-Cache-Con`: ofHTTP(bellwether.HTTPOptions{TargetedFields: []string{"A", "CDN-Cache-Control:"}}),
 		`HTTPOptions.TargetedFields[0] is "A, B"; it mus`: ofHTTP(bellwether.HTTPOptions{TargetedFields: []string{"A, B"}}),
 		`HTTPOptions.RetargetingFields[0] is "A:"; it mu`: ofHTTP(bellwether.HTTPOptions{RetargetingFields: []string{"A:"}}),
@@ -769,7 +773,7 @@ func TestNew_NegativeIsOff(t *testing.T) {
 			return "v", nil
 		}, bellwether.Options{
 			TTL: time.Minute, StaleWhileRevalidate: -1, StaleIfError: -1, NotFoundTTL: -1, ErrorTTL: -1,
-			Patience: -1, EarlyRefresh: -1, TTLJitter: -1, Hedge: -1, NearTTL: -1, // which is for a Store
+			Patience: -1, EarlyRefresh: -1, TTLJitter: -1, Hedge: -1, Fleet: bellwether.Fleet{NearTTL: -1}, // which is for a Store
 		})
 		get := func(key string, wantLoads int32, want error) {
 			t.Helper()
@@ -821,7 +825,7 @@ func TestNew_NegativeIsOff(t *testing.T) {
 	})
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{
-			Options: bellwether.Options{TTL: -1, NotFoundTTL: -1}, PassThrough: -1, HeuristicFraction: -1,
+			TTL: -1, MaxPassThrough: -1, HeuristicFraction: -1,
 		}, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Last-Modified", time.Now().Add(-24*time.Hour).UTC().Format(http.TimeFormat))
 		})
@@ -837,7 +841,7 @@ func TestNew_NegativeIsOff(t *testing.T) {
 func TestGet_NearTierIsBounded(t *testing.T) {
 	c := cacheOf(t, func(ctx context.Context, key string) ([]byte, error) {
 		return make([]byte, 10_000), nil
-	}, bellwether.Options{NearBytes: 1 << 20})
+	}, bellwether.Options{Limits: bellwether.Limits{NearBytes: 1 << 20}})
 	for i := range 1000 {
 		if _, err := c.Get(t.Context(), fmt.Sprint(i)); err != nil {
 			t.Fatal(err)
@@ -930,7 +934,7 @@ func TestGet_LoadsThatAskForOtherKeys(t *testing.T) {
 					}
 					return "v", nil
 				}
-				o := bellwether.Options{MaxRebuilds: slots, MaxQueued: 100}
+				o := bellwether.Options{Limits: bellwether.Limits{MaxRebuilds: slots, MaxQueued: 100}}
 				c.first = cacheOf(t, one, o)
 				if batch {
 					o.TTL = time.Hour
@@ -994,7 +998,7 @@ func TestGet_LoadThatHasEndedLendsNothing(t *testing.T) {
 			defer running.Add(-1)
 			time.Sleep(time.Second)
 			return "v", nil
-		}, bellwether.Options{MaxRebuilds: 1})
+		}, bellwether.Options{Limits: bellwether.Limits{MaxRebuilds: 1}})
 		c.Get(t.Context(), "first")
 		behind.Wait()
 		if n := most.Load(); n != 1 {
@@ -1008,7 +1012,7 @@ func TestGet_LoadThatHasEndedLendsNothing(t *testing.T) {
 func TestCodec_OfStringsAndBytes(t *testing.T) {
 	for _, codec := range []bellwether.Codec{{}, {Marshal: json.Marshal, Unmarshal: json.Unmarshal}} {
 		store := memstore.New()
-		o := bellwether.Options{Store: store, Codec: codec}
+		o := bellwether.Options{Fleet: bellwether.Fleet{Store: store}, Codec: codec}
 		wants := map[string]string{"text": "v", "bytes": "v"}
 		if codec.Marshal != nil {
 			wants = map[string]string{"text": `"v"`, "bytes": `"dg=="`}

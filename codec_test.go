@@ -21,7 +21,7 @@ type (
 func TestNew_WhatJSONLoses(t *testing.T) {
 	var told []string
 	o := bellwether.Options{
-		TTL: time.Minute, Store: memstore.New(), Namespace: "test",
+		TTL: time.Minute, Fleet: bellwether.Fleet{Store: memstore.New(), Namespace: "test"},
 		OnError: func(key string, err error) { told = append(told, key+err.Error()) },
 	}
 	bellwether.New(func(context.Context, string) (*withSecret, error) { return &withSecret{"a", "b"}, nil }, o).Close()
@@ -43,7 +43,7 @@ func TestNew_LossesThatNobodyMinds(t *testing.T) {
 	told := func(key string, err error) { t.Errorf("OnError is told %q of %q", err, key) }
 	bellwether.New(load, bellwether.Options{TTL: time.Minute, OnError: told}).Close()
 	bellwether.New(load, bellwether.Options{
-		TTL: time.Minute, OnError: told, Store: memstore.New(), Namespace: "test",
+		TTL: time.Minute, OnError: told, Fleet: bellwether.Fleet{Store: memstore.New(), Namespace: "test"},
 		Codec: bellwether.Codec{Marshal: func(any) ([]byte, error) { return nil, nil }, Unmarshal: func([]byte, any) error { return nil }},
 	}).Close()
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/items"
@@ -48,7 +49,7 @@ func (r *run[V]) commit(ctx context.Context, it *items.Item[V]) commitOutcome {
 	}
 	switch {
 	case err == nil:
-	case errors.Is(err, ErrFenced):
+	case errors.Is(err, driver.ErrFenced):
 		return r.fencedOff(err)
 	case errors.Is(err, ErrUnavailable):
 		r.noAnswer(ctx, "committing", err)
@@ -58,7 +59,7 @@ func (r *run[V]) commit(ctx context.Context, it *items.Item[V]) commitOutcome {
 	// The processes that wait for this value are told that there is none to
 	// come. Without that they would take turns, each only to find the same out.
 	// An engine out of memory may have room for so little.
-	entry.Kind, entry.Value = KindUnshared, nil
+	entry.Kind, entry.Value = driver.KindUnshared, nil
 	if !lives {
 		entry.TTL = durations.Add(entry.Age, durations.Add(unsharedTTL, 2*entry.BuildTime))
 	}
@@ -66,7 +67,7 @@ func (r *run[V]) commit(ctx context.Context, it *items.Item[V]) commitOutcome {
 	switch {
 	case marked == nil:
 		return committed
-	case !errors.Is(marked, ErrFenced):
+	case !errors.Is(marked, driver.ErrFenced):
 		return notTaken
 	case errors.Is(err, ErrUnavailable):
 		// Perhaps by the value, which was written after all.
@@ -124,7 +125,7 @@ func (r *run[V]) probe(ctx context.Context) bool {
 	err := gate.AskErr(ctx, e.writes, probeKey, r.budget, func(ctx context.Context) error {
 		_, epoch, err := e.Store.Claim(ctx, key)
 		if err == nil {
-			err = e.Store.Commit(ctx, key, Entry{Kind: KindUnshared, Epoch: epoch, TTL: time.Second})
+			err = e.Store.Commit(ctx, key, driver.Entry{Kind: driver.KindUnshared, Epoch: epoch, TTL: time.Second})
 		}
 		return err
 	})
@@ -133,15 +134,15 @@ func (r *run[V]) probe(ctx context.Context) bool {
 }
 
 // write commits the entry. An elector takes the flight's lease back in the same request.
-func (r *run[V]) write(ctx context.Context, entry Entry) error {
+func (r *run[V]) write(ctx context.Context, entry driver.Entry) error {
 	e, lease := r.engine, r.leading.lease
-	if e.elector == nil || lease == nil {
+	if e.Engine == nil || lease == nil {
 		return r.writeBy(ctx, func(ctx context.Context) error {
 			return e.Store.Commit(ctx, e.engineKey(r.key), entry)
 		})
 	}
 	err := r.writeBy(ctx, func(ctx context.Context) error {
-		return e.elector.CommitAndRelease(ctx, e.engineKey(r.key), entry, lease)
+		return e.Engine.CommitAndRelease(ctx, e.engineKey(r.key), entry, lease)
 	})
 	if err == nil {
 		r.leading.lease = nil
@@ -163,8 +164,8 @@ func (r *run[V]) writeBy(ctx context.Context, call func(context.Context) error) 
 // again to a store that can keep it.
 func (r *run[V]) commitFailure(ctx context.Context, it *items.Item[V]) commitOutcome {
 	e := r.engine
-	toucher, ok := e.Store.(Toucher)
-	if !ok || r.storeDown || r.looking.unshared != 0 || it.Kind != KindValue || r.present.Beside {
+	toucher, ok := e.Store.(driver.Toucher)
+	if !ok || r.storeDown || r.looking.unshared != 0 || it.Kind != driver.KindValue || r.present.Beside {
 		return r.commit(ctx, it)
 	}
 	entry := r.entryOf(it)
@@ -177,7 +178,7 @@ func (r *run[V]) commitFailure(ctx context.Context, it *items.Item[V]) commitOut
 	switch {
 	case err == nil:
 		return committed
-	case errors.Is(err, ErrFenced):
+	case errors.Is(err, driver.ErrFenced):
 		return r.fencedOff(err)
 	case errors.Is(err, ErrUnavailable):
 		r.noAnswer(ctx, "committing", err)
@@ -190,12 +191,12 @@ func (r *run[V]) commitFailure(ctx context.Context, it *items.Item[V]) commitOut
 
 // confirmCommit is the outcome of a commit whose reply was lost.
 func (r *run[V]) confirmCommit(ctx context.Context, epoch uint64) commitOutcome {
-	return r.confirmThere(ctx, func(e Entry) bool { return e.Epoch == epoch })
+	return r.confirmThere(ctx, func(e driver.Entry) bool { return e.Epoch == epoch })
 }
 
 // confirmThere reads the store: committed if its entry is the wanted one, notTaken if the store does
 // not answer, and fenced if something else, or nothing, is there.
-func (r *run[V]) confirmThere(ctx context.Context, wanted func(Entry) bool) commitOutcome {
+func (r *run[V]) confirmThere(ctx context.Context, wanted func(driver.Entry) bool) commitOutcome {
 	there := r.read(ctx, r.budget)
 	switch {
 	case errors.Is(there.err, ErrUnavailable):
@@ -210,5 +211,5 @@ func (r *run[V]) confirmThere(ctx context.Context, wanted func(Entry) bool) comm
 // that let it be made must be there still, or it was invalidated meanwhile. A
 // store that does not answer cannot say so.
 func (r *run[V]) stillUnshared(ctx context.Context) commitOutcome {
-	return r.confirmThere(ctx, func(e Entry) bool { return e.Kind == KindUnshared && e.Epoch == r.looking.unshared })
+	return r.confirmThere(ctx, func(e driver.Entry) bool { return e.Kind == driver.KindUnshared && e.Epoch == r.looking.unshared })
 }

@@ -12,7 +12,7 @@ func TestSize_OnceForAValueThatIsConfirmed(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {
 		sizes := 0
 		f := newFleet(t, 1, by, bellwether.Options{
-			TTL: time.Hour, NearTTL: time.Second,
+			TTL: time.Hour, Fleet: bellwether.Fleet{NearTTL: time.Second},
 			Size: func(string, any) int { sizes++; return 100 },
 		})
 		for range 10 {

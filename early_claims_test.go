@@ -60,9 +60,9 @@ func TestClaim_DocumentEarlyRefresh(t *testing.T) {
 			waited := map[int]bool{} // by rebuild
 			synctest.Test(t, func(t *testing.T) {
 				store, locker := memstore.New(), locallock.New()
-				o := bellwether.Options{TTL: ttl, EarlyRefresh: beta, Store: store}
+				o := bellwether.Options{TTL: ttl, EarlyRefresh: beta, Fleet: bellwether.Fleet{Store: store}}
 				if row[1] == "yes" {
-					o.Locker = locker
+					o.Fleet.Locker = locker
 				}
 				var caches []*bellwether.Cache[string]
 				for range processes {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 )
 
 // A key that is read ten times per build never makes a caller wait at its
@@ -116,7 +117,7 @@ func TestFleet_LongPause(t *testing.T) {
 			}
 			return "", advice(1<<63 - 1)
 		}
-		encoded := func(e *bellwether.Entry) { e.Decode("k", e.Append(nil, "k")) }
+		encoded := func(e *driver.Entry) { e.Decode("k", e.Append(nil, "k")) }
 		p, other := f.processes[0], f.processes[1]
 		other.store.tamper.Store(&encoded)
 		p.GetFunc(t.Context(), "k", load)
@@ -135,7 +136,7 @@ func TestFleet_LongPause(t *testing.T) {
 func TestOverload(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := &source{build: 10 * time.Second}
-		c := cacheOf(t, o.load, bellwether.Options{TTL: time.Minute, StaleIfError: time.Hour, MaxRebuilds: 2, MaxQueued: 3})
+		c := cacheOf(t, o.load, bellwether.Options{TTL: time.Minute, StaleIfError: time.Hour, Limits: bellwether.Limits{MaxRebuilds: 2, MaxQueued: 3}})
 		c.Get(t.Context(), "known")
 		time.Sleep(2 * time.Minute) // it has expired, and may be served on errors
 		var wg sync.WaitGroup

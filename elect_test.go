@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/lockers/locallock"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
@@ -49,7 +50,7 @@ func TestElect_UncontendedMiss(t *testing.T) {
 // with a place loads the key.
 func TestElect_NoLeaseWithoutAPlace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 2, atOnce, bellwether.Options{TTL: time.Minute, MaxRebuilds: 1})
+		f := newFleet(t, 2, atOnce, bellwether.Options{TTL: time.Minute, Limits: bellwether.Limits{MaxRebuilds: 1}})
 		f.origin.build = 10 * time.Second
 		a, b := f.processes[0], f.processes[1]
 		go a.Get(t.Context(), "long")
@@ -79,7 +80,7 @@ func TestElect_NoLeaseWithoutAPlace(t *testing.T) {
 // A flight that is not elected gives its place back: another key loads beside its wait.
 func TestElect_PlaceIsGivenBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 2, atOnce, bellwether.Options{TTL: time.Minute, MaxRebuilds: 1})
+		f := newFleet(t, 2, atOnce, bellwether.Options{TTL: time.Minute, Limits: bellwether.Limits{MaxRebuilds: 1}})
 		f.origin.build = 5 * time.Second
 		a, b := f.processes[0], f.processes[1]
 		go a.Get(t.Context(), "k")
@@ -97,15 +98,17 @@ func TestElect_PlaceIsGivenBack(t *testing.T) {
 // A fresh entry that a process cannot decode is replaced by one load, which is elected past it.
 func TestElect_PastWhatDoesNotDecode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 3, atOnce, bellwether.Options{TTL: time.Hour, NearTTL: time.Second, Codec: bellwether.Codec{
-			Marshal: json.Marshal,
-			Unmarshal: func(b []byte, v any) error {
-				if string(b) == `"v1"` {
-					return errors.New("an old version")
-				}
-				return json.Unmarshal(b, v)
+		f := newFleet(t, 3, atOnce, bellwether.Options{
+			TTL: time.Hour, Fleet: bellwether.Fleet{NearTTL: time.Second}, Codec: bellwether.Codec{
+				Marshal: json.Marshal,
+				Unmarshal: func(b []byte, v any) error {
+					if string(b) == `"v1"` {
+						return errors.New("an old version")
+					}
+					return json.Unmarshal(b, v)
+				},
 			},
-		}})
+		})
 		f.processes[0].Get(t.Context(), "k")
 		f.each(func(p *process) { p.store.reset() })
 		if got := callAll(f.processes[1:], 10, "k"); got.values["v2"] != 20 {
@@ -146,10 +149,10 @@ func TestTouch_FailureBesideAStaleValue(t *testing.T) {
 			f := newFleet(t, 2, push, bellwether.Options{})
 			sent := 0
 			for _, p := range f.processes {
-				p.store.limit = func(e bellwether.Entry) error { sent += len(e.Value); return nil }
+				p.store.limit = func(e driver.Entry) error { sent += len(e.Value); return nil }
 				p.Cache = cacheOf(t, f.origin.load, bellwether.Options{
 					TTL: time.Second, StaleIfError: time.Hour, ErrorTTL: time.Minute, MaxErrorTTL: time.Hour,
-					Store: p.store.touching(), Locker: p.locker,
+					Fleet: bellwether.Fleet{Store: p.store.touching(), Locker: p.locker},
 				})
 			}
 			f.get(1, "k")
@@ -180,18 +183,18 @@ func TestTouch_FailureBesideAStaleValue(t *testing.T) {
 // A key that was invalidated during its load, a near tier that is off, and a NearTTL of two trips have
 // each look read the log of sweeps. The flight stands for election all the same.
 func TestElect_BesideTheLog(t *testing.T) {
-	for name, o := range map[string]bellwether.Options{
+	for name, o := range map[string]bellwether.HTTPOptions{
 		"invalidated":   {},
-		"near tier off": {NearTTL: -1},
-		"short NearTTL": {NearTTL: 2 * time.Millisecond},
+		"near tier off": {Fleet: bellwether.Fleet{NearTTL: -1}},
+		"short NearTTL": {Fleet: bellwether.Fleet{NearTTL: 2 * time.Millisecond}},
 	} {
 		inBubble(t, name, func(t *testing.T) {
 			store := farStore(memstore.New())
 			engine := &batchingEngine{wiredEngine{store, wiredLocks(store.store.(*memstore.Store))}}
-			o.Store, o.Locker, o.MaxWait = engine, engine, time.Second
+			o.Fleet.Engine, o.MaxWait = engine, time.Second
 			loads := 0
 			var s *site
-			s = newSite(t, bellwether.HTTPOptions{Options: o}, func(w http.ResponseWriter, r *http.Request) {
+			s = newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
 				if loads++; loads == 1 && name == "invalidated" {
 					invalidate(t, s.mw, "http://example.com/")
 				}
@@ -215,38 +218,27 @@ func TestElect_BesideTheLog(t *testing.T) {
 
 // An emptyElector answers an election with nothing: no entry, no lease, no holder.
 type emptyElector struct {
-	bellwether.Elector
+	driver.Elector
 	elections atomic.Int32
 }
 
-func (e *emptyElector) Elect(context.Context, string, uint64, time.Duration) (bellwether.Election, error) {
+func (e *emptyElector) Elect(context.Context, string, uint64, time.Duration) (driver.Election, error) {
 	time.Sleep(time.Millisecond)
 	if e.elections.Add(1) > 100 {
 		time.Sleep(time.Hour)
 	}
-	return bellwether.Election{}, nil
+	return driver.Election{}, nil
 }
 
 // An election without an answer in its reply costs no more than a silent one.
 func TestElect_EmptyAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := &emptyElector{Elector: memstore.New()}
-		c := cacheOf(t, func(context.Context, string) (string, error) { return "v", nil }, bellwether.Options{TTL: time.Minute, Store: e, Locker: e})
+		c := cacheOf(t, func(context.Context, string) (string, error) { return "v", nil }, bellwether.Options{TTL: time.Minute, Fleet: bellwether.Fleet{Engine: e}})
 		if v, err := c.Get(t.Context(), "k"); v != "v" || err != nil || e.elections.Load() > 1 {
 			t.Errorf("Get = %q, %v after %d elections, want a load after one", v, err, e.elections.Load())
 		}
 	})
-}
-
-// An engine whose value cannot be compared, although its type can, is taken for two engines.
-func TestElect_EngineThatCannotBeCompared(t *testing.T) {
-	type traced struct {
-		*memstore.Store
-		hooks any
-	}
-	e := traced{memstore.New(), []func(){func() {}}}
-	c := cacheOf(t, func(context.Context, string) (string, error) { return "v", nil }, bellwether.Options{TTL: time.Minute, Store: e, Locker: e})
-	wantValue(t, c, "k", "v")
 }
 
 // An engine with silent writes still answers with its fresh entries: nothing is loaded again, with one
@@ -284,9 +276,9 @@ func TestElect_SilentWritesLeaveTheHits(t *testing.T) {
 // A lease that was asked for before the entry was known is shortened by its first renewal.
 func TestElect_LeaseLength(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 1, atOnce, bellwether.Options{TTL: time.Minute, LeaseTTL: time.Minute})
+		f := newFleet(t, 1, atOnce, bellwether.Options{TTL: time.Minute, Fleet: bellwether.Fleet{LeaseTTL: time.Minute}})
 		_, epoch, _ := f.store.Claim(t.Context(), "test:k")
-		f.store.Commit(t.Context(), "test:k", bellwether.Entry{Kind: bellwether.KindValue, Value: []byte(`"old"`), Epoch: epoch, TTL: time.Second, Keep: time.Hour, BuildTime: 8 * time.Second})
+		f.store.Commit(t.Context(), "test:k", driver.Entry{Kind: driver.KindValue, Value: []byte(`"old"`), Epoch: epoch, TTL: time.Second, Keep: time.Hour, BuildTime: 8 * time.Second})
 		time.Sleep(2 * time.Second)
 		f.origin.build = 8 * time.Second
 		f.get(1, "k")
@@ -301,9 +293,9 @@ func TestTouch_LostReply(t *testing.T) {
 	for name, touches := range map[string]bool{"touch": true, "commit": false} {
 		inBubble(t, name, func(t *testing.T) {
 			s, fails := wiredTo(memstore.New()), false
-			o := bellwether.Options{TTL: time.Second, StaleIfError: time.Hour, ErrorTTL: time.Minute, MaxErrorTTL: time.Hour, Store: s.full(), Locker: locallock.New()}
+			o := bellwether.Options{TTL: time.Second, StaleIfError: time.Hour, ErrorTTL: time.Minute, MaxErrorTTL: time.Hour, Fleet: bellwether.Fleet{Store: s.full(), Locker: locallock.New()}}
 			if !touches {
-				o.Store = s
+				o.Fleet.Store = s
 			}
 			c := cacheOf(t, func(context.Context, string) (string, error) {
 				if fails {

@@ -2,18 +2,19 @@ package bellwether
 
 import (
 	"context"
-	"reflect"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/internal/near"
 	"github.com/bellwether-go/bellwether/internal/records"
 	"github.com/bellwether-go/bellwether/internal/slots"
 	"github.com/bellwether-go/bellwether/internal/sweeplog"
+	"github.com/bellwether-go/bellwether/observe"
 )
 
 // This file is what the two faces share: one cache with its tiers, its ways to
@@ -52,8 +53,7 @@ type engine[V any] struct {
 	unlooked  atomic.Int64                           // flights, and batches, on their way to their first look
 	open      context.Context                        // of what is done for no caller; ends once closed is set
 	shut      context.CancelFunc
-	fencer    Fencer  // Store, if it is one; nil otherwise
-	elector   Elector // Store and Locker, if they are one; nil if they are two
+	fencer    driver.Fencer // Store, if it is one; nil otherwise
 
 	shards *shards[V]
 	epoch  atomic.Uint64 // the last epoch given out, where there is no store to give them
@@ -74,11 +74,11 @@ func newEngine[V any](s settings, size func(string, V) int, marshal func(V) ([]b
 		shards:    newShards[V](),
 	}
 	e.open, e.shut = context.WithCancel(context.Background())
-	e.store, e.locker, e.push = e.newGate(EngineStore), e.newGate(EngineLocker), e.newGate(EngineWatch)
-	e.writes = e.store.Beside(e.tellBreaker(EngineWrites))
-	e.fencer, _ = s.Store.(Fencer)
-	e.lookout.store, _ = s.Store.(BatchGetter)
-	if e.elector = electorOf(s.Store, s.Locker); e.elector != nil {
+	e.store, e.locker, e.push = e.newGate(observe.EngineStore), e.newGate(observe.EngineLocker), e.newGate(observe.EngineWatch)
+	e.writes = e.store.Beside(e.tellBreaker(observe.EngineWrites))
+	e.fencer, _ = s.Store.(driver.Fencer)
+	e.lookout.store, _ = s.Store.(driver.BatchGetter)
+	if s.Engine != nil {
 		e.locker = e.writes // one engine, and its elections are writes
 	}
 	e.near, e.size = near.New(c.Base, s.NearBytes, e.evicted()), size
@@ -87,24 +87,15 @@ func newEngine[V any](s settings, size func(string, V) int, marshal func(V) ([]b
 	return e
 }
 
-// electorOf returns the engine that is store and locker at once, nil if they are two.
-func electorOf(store Store, locker Locker) Elector {
-	e, ok := store.(Elector)
-	if !ok || !reflect.ValueOf(store).Comparable() || !reflect.ValueOf(locker).Comparable() || any(store) != any(locker) {
-		return nil
-	}
-	return e
-}
-
-func (e *engine[V]) newGate(engine Engine) *gate.Gate {
+func (e *engine[V]) newGate(engine observe.Engine) *gate.Gate {
 	return gate.New(e.EngineTimeout, e.tellBreaker(engine))
 }
 
 // breakerStates are a gate's states as observers know them.
-var breakerStates = [...]BreakerState{gate.Closed: BreakerClosed, gate.HalfOpen: BreakerHalfOpen, gate.Open: BreakerOpen}
+var breakerStates = [...]observe.BreakerState{gate.Closed: observe.BreakerClosed, gate.HalfOpen: observe.BreakerHalfOpen, gate.Open: observe.BreakerOpen}
 
 // tellBreaker returns the function by which a gate reports its changes to the observers.
-func (e *engine[V]) tellBreaker(engine Engine) func(from, to gate.State) {
+func (e *engine[V]) tellBreaker(engine observe.Engine) func(from, to gate.State) {
 	return func(from, to gate.State) {
 		if len(e.observers.breaker) == 0 {
 			return

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/lockers/locallock"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
@@ -28,8 +29,8 @@ var engineFaults = map[string]func(p *process){
 	"store's Claim is a black hole":  func(p *process) { p.store.set(on(blackHole, "claim")) },
 	"store's Claim refuses":          func(p *process) { p.store.set(on(refuse, "claim")) },
 	"store's Claim panics":           func(p *process) { p.store.set(on(func(context.Context, string) error { panic("adapter") }, "claim")) },
-	"store says corrupt":             func(p *process) { p.store.set(on(answer(bellwether.ErrCorrupt), "get")) },
-	"store's answers mean nothing":   func(p *process) { p.store.set(on(answer(bellwether.ErrLeaseLost), "get", "claim")) },
+	"store says corrupt":             func(p *process) { p.store.set(on(answer(driver.ErrCorrupt), "get")) },
+	"store's answers mean nothing":   func(p *process) { p.store.set(on(answer(driver.ErrLeaseLost), "get", "claim")) },
 	"locker is a black hole":         func(p *process) { p.locker.set(blackHole) },
 	"locker refuses":                 func(p *process) { p.locker.set(refuse) },
 	"locker panics":                  func(p *process) { p.locker.set(func(context.Context, string) error { panic("adapter") }) },
@@ -47,7 +48,7 @@ func TestFleet_EngineFaults(t *testing.T) {
 	for name, inject := range engineFaults {
 		t.Run(name, func(t *testing.T) {
 			everyWay(t, func(t *testing.T, by way) {
-				f := newFleet(t, n, by, bellwether.Options{TTL: 30 * time.Second, EngineTimeout: timeout})
+				f := newFleet(t, n, by, bellwether.Options{TTL: 30 * time.Second, Fleet: bellwether.Fleet{EngineTimeout: timeout}})
 				f.each(inject)
 				for round := range 3 {
 					before, _ := f.origin.count()
@@ -106,7 +107,7 @@ func TestFleet_StoreForgetsClaims(t *testing.T) {
 				const n, m = 3, 20
 				f := newFleet(t, n, by, bellwether.Options{MaxWait: 30 * time.Second})
 				f.origin.build = build
-				f.each(func(p *process) { p.store.set(on(answer(bellwether.ErrFenced), "commit")) })
+				f.each(func(p *process) { p.store.set(on(answer(driver.ErrFenced), "commit")) })
 				if got := f.get(m, "k"); len(got.failed) > 0 {
 					t.Errorf("answers %v", got.count)
 				}
@@ -125,12 +126,12 @@ func TestFleet_StoreForgetsClaims(t *testing.T) {
 
 func TestFleet_CorruptEntries(t *testing.T) {
 	undecodable := map[string]bool{"another codec's bytes": true, "no bytes": true, "unknown kind": true}
-	for name, tamper := range map[string]func(*bellwether.Entry){
-		"another codec's bytes": func(e *bellwether.Entry) { e.Value = []byte("\x00\x01not JSON") },
-		"no bytes":              func(e *bellwether.Entry) { e.Value = nil },
-		"unknown kind":          func(e *bellwether.Entry) { e.Kind = 77 },
-		"nothing, but an epoch": func(e *bellwether.Entry) { *e = bellwether.Entry{Epoch: e.Epoch} },
-		"older than time":       func(e *bellwether.Entry) { e.Age = 1<<63 - 1 },
+	for name, tamper := range map[string]func(*driver.Entry){
+		"another codec's bytes": func(e *driver.Entry) { e.Value = []byte("\x00\x01not JSON") },
+		"no bytes":              func(e *driver.Entry) { e.Value = nil },
+		"unknown kind":          func(e *driver.Entry) { e.Kind = 77 },
+		"nothing, but an epoch": func(e *driver.Entry) { *e = driver.Entry{Epoch: e.Epoch} },
+		"older than time":       func(e *driver.Entry) { e.Age = 1<<63 - 1 },
 	} {
 		inBubble(t, name, func(t *testing.T) {
 			type pair struct{ A, B int }
@@ -140,17 +141,19 @@ func TestFleet_CorruptEntries(t *testing.T) {
 				loads.Add(1)
 				return pair{1, 2}, nil
 			}
-			good := cacheOf(t, load, bellwether.Options{Store: store, Locker: locallock.New()})
+			good := cacheOf(t, load, bellwether.Options{Fleet: bellwether.Fleet{Store: store, Locker: locallock.New()}})
 			good.Get(t.Context(), "k")
 			wired := wiredTo(store)
 			wired.tamper.Store(&tamper)
 			var told []error
-			c := cacheOf(t, load, bellwether.Options{Store: wired, Locker: locallock.New(), OnError: func(_ string, err error) {
-				told = append(told, err)
-			}})
+			c := cacheOf(t, load, bellwether.Options{
+				Fleet: bellwether.Fleet{Store: wired, Locker: locallock.New()}, OnError: func(_ string, err error) {
+					told = append(told, err)
+				},
+			})
 			wantValue(t, c, "k", (pair{1, 2}))
 			for _, err := range told {
-				if !errors.Is(err, bellwether.ErrCorrupt) {
+				if !errors.Is(err, driver.ErrCorrupt) {
 					t.Errorf("OnError is told %v, want an ErrCorrupt", err)
 				}
 			}
@@ -292,7 +295,7 @@ func TestInvalidate_CallersDeadlineIsNoOutage(t *testing.T) {
 
 func TestFleet_MaxRebuildsInAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 1, push, bellwether.Options{MaxRebuilds: 20, MaxWait: time.Hour})
+		f := newFleet(t, 1, push, bellwether.Options{Limits: bellwether.Limits{MaxRebuilds: 20}, MaxWait: time.Hour})
 		p := f.processes[0]
 		p.store.set(blackHole)
 		p.locker.set(blackHole)

@@ -13,9 +13,9 @@ import (
 // This file makes entries of items, and items of entries.
 
 // encode makes the store's entry of an item.
-func (r *run[V]) encode(it *items.Item[V]) (Entry, error) {
+func (r *run[V]) encode(it *items.Item[V]) (driver.Entry, error) {
 	e := r.entryOf(it)
-	if it.Kind != KindValue {
+	if it.Kind != driver.KindValue {
 		return e, nil
 	}
 	err := fault.Guard(func() (err error) {
@@ -26,8 +26,8 @@ func (r *run[V]) encode(it *items.Item[V]) (Entry, error) {
 }
 
 // entryOf makes the store's entry of an item, but for the value.
-func (r *run[V]) entryOf(it *items.Item[V]) Entry {
-	e := Entry{
+func (r *run[V]) entryOf(it *items.Item[V]) driver.Entry {
+	e := driver.Entry{
 		Kind:                 it.Kind,
 		Epoch:                it.Epoch,
 		Age:                  durations.Between(it.Born, r.engine.clock.Now()),
@@ -60,18 +60,18 @@ func failureText(err error) string {
 // decode makes an item of the store's entry as it was when the store was asked,
 // nil if there is nothing in it. If known, the near tier's, is of the same
 // rebuild, its value serves; if it stands beside the entry, that is the item.
-func (r *run[V]) decode(e Entry, known *items.Item[V], asked instant) *items.Item[V] {
+func (r *run[V]) decode(e driver.Entry, known *items.Item[V], asked instant) *items.Item[V] {
 	if !r.engine.knowsKind(e.Kind) {
-		r.engine.OnError(r.key, &keyError{"decoding", r.key, fmt.Errorf("%w: unknown kind %d", ErrCorrupt, e.Kind)})
+		r.engine.OnError(r.key, &keyError{"decoding", r.key, fmt.Errorf("%w: unknown kind %d", driver.ErrCorrupt, e.Kind)})
 		return nil
 	}
-	now, nothing := r.engine.clock.Now(), e.Failures == 0 && (e.Kind == KindNone || e.Kind == KindUnshared)
+	now, nothing := r.engine.clock.Now(), e.Failures == 0 && (e.Kind == driver.KindNone || e.Kind == driver.KindUnshared)
 	switch {
-	case e.Kind == KindUnshared:
+	case e.Kind == driver.KindUnshared:
 		if own, ok := r.ownOf(e, known, asked, now); ok {
 			return own
 		}
-		e.Kind = KindNone
+		e.Kind = driver.KindNone
 	case !nothing && known != nil && known.Beside && known.Epoch == e.Epoch:
 		return r.engine.spare(r.key, known.Found(r.engine.trustedUntil(asked)))
 	}
@@ -81,13 +81,13 @@ func (r *run[V]) decode(e Entry, known *items.Item[V], asked instant) *items.Ite
 	it := r.itemOf(e, now, asked)
 	if known != nil && known.Epoch == e.Epoch && known.Failures == e.Failures && known.Kind == e.Kind {
 		it.Adopt(known)
-	} else if e.Kind == KindValue {
+	} else if e.Kind == driver.KindValue {
 		err := fault.Guard(func() (err error) {
 			it.Value, err = r.engine.unmarshal(e.Value)
 			return err
 		})
 		if err != nil {
-			r.engine.OnError(r.key, &keyError{"decoding", r.key, fmt.Errorf("%w: %w", ErrCorrupt, err)})
+			r.engine.OnError(r.key, &keyError{"decoding", r.key, fmt.Errorf("%w: %w", driver.ErrCorrupt, err)})
 			return nil
 		}
 	}
@@ -97,16 +97,16 @@ func (r *run[V]) decode(e Entry, known *items.Item[V], asked instant) *items.Ite
 // knowsKind reports whether the engine's entries may be of that kind.
 func (e *engine[V]) knowsKind(kind driver.EntryKind) bool {
 	var none V
-	return kind <= KindUnshared && (kind != KindNotFound || e.answers(none))
+	return kind <= driver.KindUnshared && (kind != driver.KindNotFound || e.answers(none))
 }
 
 // itemOf is the item of an entry that the store had at the time asked, without its value.
-func (r *run[V]) itemOf(e Entry, now, asked instant) *items.Item[V] {
+func (r *run[V]) itemOf(e driver.Entry, now, asked instant) *items.Item[V] {
 	it := &items.Item[V]{Kind: e.Kind, Epoch: e.Epoch, Build: e.BuildTime, Position: e.Sweep, Trusted: r.engine.trustedUntil(asked)}
 	it.Lifetime = items.NewLifetime(now, items.Windows{
 		Age: e.Age, TTL: e.TTL, StaleWhileRevalidate: e.StaleWhileRevalidate, StaleIfError: e.StaleIfError, Keep: e.Keep,
 	})
-	it.Held = e.Kind != KindNone
+	it.Held = e.Kind != driver.KindNone
 	if e.Failures > 0 {
 		it.Failures, it.RetryAt = e.Failures, durations.Add(it.Born, e.RetryAge)
 		it.Err = &RemoteError{Message: e.Failure}
@@ -116,10 +116,10 @@ func (r *run[V]) itemOf(e Entry, now, asked instant) *items.Item[V] {
 
 // ownOf is decode for an entry without its value, which is in the process that has made it or nowhere,
 // and so are this process's failures to make one. It returns false if the process has neither.
-func (r *run[V]) ownOf(e Entry, known *items.Item[V], asked, now instant) (own *items.Item[V], ok bool) {
+func (r *run[V]) ownOf(e driver.Entry, known *items.Item[V], asked, now instant) (own *items.Item[V], ok bool) {
 	if known != nil && known.Epoch == e.Epoch {
 		failed := known.Failures > e.Failures
-		if failed || known.Failures == e.Failures && known.Kind == KindValue {
+		if failed || known.Failures == e.Failures && known.Kind == driver.KindValue {
 			// And so is its lifetime: the entry has that of whoever wrote it.
 			own = known.Found(r.engine.trustedUntil(asked))
 			if now >= own.FreshUntil && (own.Failures == 0 || failed) && e.Age < e.TTL {

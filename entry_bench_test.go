@@ -6,15 +6,15 @@ import (
 	"testing"
 	"time"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 )
 
 // BenchmarkEntry is an entry turned into its bytes and back, with the buffer
 // reused.
 func BenchmarkEntry(b *testing.B) {
 	for _, size := range []int{100, 10_000} {
-		e := bellwether.Entry{
-			Kind: bellwether.KindValue, Value: bytes.Repeat([]byte("v"), size), Epoch: 1 << 50,
+		e := driver.Entry{
+			Kind: driver.KindValue, Value: bytes.Repeat([]byte("v"), size), Epoch: 1 << 50,
 			TTL: time.Minute, StaleWhileRevalidate: time.Hour, BuildTime: 310 * time.Millisecond,
 		}
 		encoded := e.Append(nil, "https://example.com/a/page?of=many")
@@ -30,7 +30,7 @@ func BenchmarkEntry(b *testing.B) {
 			b.ReportAllocs()
 			b.SetBytes(int64(len(encoded)))
 			for b.Loop() {
-				var got bellwether.Entry
+				var got driver.Entry
 				if err := got.Decode("https://example.com/a/page?of=many", encoded); err != nil {
 					b.Fatal(err)
 				}

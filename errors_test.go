@@ -76,7 +76,7 @@ func eachHarm(t *testing.T, test func(t *testing.T, name string, harm error)) {
 }
 
 func harmOptions() bellwether.Options {
-	return bellwether.Options{TTL: time.Minute, MaxRebuilds: 1, Store: memstore.New(), Locker: locallock.New()}
+	return bellwether.Options{TTL: time.Minute, Limits: bellwether.Limits{MaxRebuilds: 1}, Fleet: bellwether.Fleet{Store: memstore.New(), Locker: locallock.New()}}
 }
 
 // The load's callers get that as its failure, and it is remembered as others are.
@@ -177,7 +177,7 @@ func TestAdaptersErrorsThatDoHarm(t *testing.T) {
 			}
 			for _, op := range []string{"get", "getmany", "claim", "commit", "invalidate", "acquire", "watch", "renew", "release"} {
 				origin := &batchSource{build: 4 * time.Second}
-				p := newBatchFleet(t, 1, origin, bellwether.Options{LeaseTTL: time.Second})[0]
+				p := newBatchFleet(t, 1, origin, bellwether.Options{Fleet: bellwether.Fleet{LeaseTTL: time.Second}})[0]
 				p.store.set(on(do, op))
 				p.locker.set(on(do, op))
 				values, err := p.GetMany(context.Background(), []string{"a", "b"})
@@ -202,7 +202,7 @@ func TestErrors_LeavingClientsAreNone(t *testing.T) {
 		var told string
 		store := wiredTo(memstore.New())
 		store.set(on(takes(time.Millisecond), "claim"))
-		o := bellwether.HTTPOptions{Options: bellwether.Options{Store: store, Locker: locallock.New(), OnError: func(_ string, err error) { told = err.Error() }}}
+		o := bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: store, Locker: locallock.New()}, OnError: func(_ string, err error) { told = err.Error() }}
 		s := newSite(t, o, page(0, "page"))
 		time.Sleep(time.Second)
 		for i := range 100 {

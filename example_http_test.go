@@ -84,7 +84,7 @@ func ExampleMiddleware_Handler_compression() {
 // TTL is for responses that say nothing about their freshness. What is private
 // stays private.
 func ExampleHTTPOptions() {
-	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{Options: bellwether.Options{TTL: time.Minute}})
+	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{TTL: time.Minute})
 	defer mw.Close()
 	calls := 0
 	h := mw.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -126,7 +126,7 @@ func ExampleMiddleware_InvalidateMatching() {
 
 // What a client sees of the cache is in the field Cache-Status (RFC 9211).
 func ExampleHTTPOptions_uncacheableTTL() {
-	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{UncacheableTTL: time.Minute})
+	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{HitForMissTTL: time.Minute})
 	defer mw.Close()
 	h := mw.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "private, max-age=60")
@@ -146,8 +146,8 @@ func ExampleHTTPOptions_uncacheableTTL() {
 // handler, and the others are told when to come back.
 func ExampleHTTPOptions_passThrough() {
 	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{
-		Options:     bellwether.Options{TTL: time.Minute, MaxWait: time.Millisecond},
-		PassThrough: 1,
+		TTL: time.Minute, MaxWait: time.Millisecond,
+		MaxPassThrough: 1,
 	})
 	defer mw.Close()
 	hold, through := make(chan struct{}), make(chan bool, 1)
@@ -214,7 +214,7 @@ func ExampleHTTPOptions_heuristicFraction() {
 // and all may have the cookie.
 func ExampleHTTPOptions_setCookie() {
 	for _, shared := range []bool{false, true} {
-		mw := bellwether.NewMiddleware(bellwether.HTTPOptions{SetCookie: shared})
+		mw := bellwether.NewMiddleware(bellwether.HTTPOptions{StoreSetCookie: shared})
 		calls := 0
 		h := mw.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			calls++
@@ -258,9 +258,9 @@ func ExampleHTTPOptions_anyLanguageOrder() {
 	// call 2
 }
 
-// What is larger than MaxBody reaches its client whole, and is not stored.
+// What is larger than MaxBodyBytes reaches its client whole, and is not stored.
 func ExampleHTTPOptions_maxBody() {
-	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{MaxBody: 1 << 10})
+	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{MaxBodyBytes: 1 << 10})
 	defer mw.Close()
 	calls := 0
 	h := mw.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -11,7 +11,9 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/lockers/locallock"
+	"github.com/bellwether-go/bellwether/observe"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
@@ -44,7 +46,7 @@ func Example() {
 
 // Two caches that share a Store and a Locker are what two processes are.
 func ExampleOptions_store() {
-	o := bellwether.Options{TTL: time.Minute, Store: memstore.New(), Locker: locallock.New(), Namespace: "lengths"}
+	o := bellwether.Options{TTL: time.Minute, Fleet: bellwether.Fleet{Store: memstore.New(), Locker: locallock.New(), Namespace: "lengths"}}
 	load := func(ctx context.Context, key string) (int, error) {
 		fmt.Println("loading", key)
 		return len(key), nil
@@ -325,7 +327,7 @@ func ExampleOptions_tTLJitter() {
 	expire := map[time.Duration]bool{}
 	for _, key := range []string{"a", "b", "c", "d"} {
 		store := memstore.New()
-		c := bellwether.New(versions(), bellwether.Options{TTL: ttl, TTLJitter: 0.2, Store: store, Namespace: "versions"})
+		c := bellwether.New(versions(), bellwether.Options{TTL: ttl, TTLJitter: 0.2, Fleet: bellwether.Fleet{Store: store, Namespace: "versions"}})
 		c.Get(context.Background(), key)
 		entry, _ := store.Get(context.Background(), "versions:"+key)
 		expire[entry.TTL] = true
@@ -345,7 +347,7 @@ func ExampleOptions_maxRebuilds() {
 		running <- true
 		<-hold
 		return "value of " + key, nil
-	}, bellwether.Options{TTL: time.Minute, MaxRebuilds: 1, MaxQueued: 1})
+	}, bellwether.Options{TTL: time.Minute, Limits: bellwether.Limits{MaxRebuilds: 1, MaxQueued: 1}})
 	defer c.Close()
 
 	var callers sync.WaitGroup
@@ -370,7 +372,7 @@ func ExampleOptions_namespace() {
 	engine := memstore.New()
 	of := func(what string) *bellwether.Cache[string] {
 		return bellwether.New(func(ctx context.Context, id string) (string, error) { return what + " " + id, nil },
-			bellwether.Options{TTL: time.Minute, Store: engine, Namespace: what})
+			bellwether.Options{TTL: time.Minute, Fleet: bellwether.Fleet{Store: engine, Namespace: what}})
 	}
 	users, orders := of("user"), of("order")
 	defer users.Close()
@@ -384,7 +386,7 @@ func ExampleOptions_namespace() {
 
 // A Codec is two functions, such as those of an encoding package.
 func ExampleCodec() {
-	o := bellwether.Options{TTL: time.Minute, Store: memstore.New(), Namespace: "users"}
+	o := bellwether.Options{TTL: time.Minute, Fleet: bellwether.Fleet{Store: memstore.New(), Namespace: "users"}}
 	o.Codec.Marshal = func(v any) ([]byte, error) {
 		fmt.Println("encoding")
 		return json.Marshal(v)
@@ -413,12 +415,12 @@ func ExampleOptions_onError() {
 	small.MaxBytes = 1000
 	told := make(chan error, 10)
 	c := bellwether.New(func(ctx context.Context, key string) (string, error) { return strings.Repeat("x", 5000), nil },
-		bellwether.Options{TTL: time.Minute, Store: small, Namespace: "values", OnError: func(key string, err error) { told <- err }})
+		bellwether.Options{TTL: time.Minute, Fleet: bellwether.Fleet{Store: small, Namespace: "values"}, OnError: func(key string, err error) { told <- err }})
 	defer c.Close()
 
 	value, err := c.Get(context.Background(), "k")
 	fmt.Println(len(value), err)
-	fmt.Println(errors.Is(<-told, bellwether.ErrTooLarge))
+	fmt.Println(errors.Is(<-told, driver.ErrTooLarge))
 	// Output:
 	// 5000 <nil>
 	// true
@@ -427,8 +429,8 @@ func ExampleOptions_onError() {
 // An observer that wants to know of herds only: how many callers a rebuild has
 // answered, and how long they have waited together.
 func ExampleOptions_observers() {
-	c := bellwether.New(loadUser, bellwether.Options{TTL: time.Minute, Observers: []bellwether.Observer{{
-		Herd: func(h bellwether.Herd) { fmt.Println("a herd at", h.Key, "of", h.Callers) },
+	c := bellwether.New(loadUser, bellwether.Options{TTL: time.Minute, Observers: []observe.Observer{{
+		Herd: func(h observe.Herd) { fmt.Println("a herd at", h.Key, "of", h.Callers) },
 	}}})
 	c.Get(context.Background(), "42")
 	c.Close()

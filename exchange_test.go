@@ -18,6 +18,7 @@ import (
 
 	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/lockers/locallock"
+	"github.com/bellwether-go/bellwether/observe"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
@@ -31,7 +32,7 @@ func TestExchange_GoexitBesideAPrivateStream(t *testing.T) {
 		inBubble(t, whose, func(t *testing.T) {
 			store := wiredTo(memstore.New())
 			var exit atomic.Bool
-			o := bellwether.HTTPOptions{Options: bellwether.Options{Store: store, MaxRebuilds: 1, RebuildTimeout: 10 * time.Second, MaxWait: 15 * time.Second}}
+			o := bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: store}, Limits: bellwether.Limits{MaxRebuilds: 1}, RebuildTimeout: 10 * time.Second, MaxWait: 15 * time.Second}
 			if whose == "OnError" {
 				o.OnError = func(string, error) {
 					if exit.Load() {
@@ -84,11 +85,11 @@ func TestExchange_GoexitBesideAPrivateStream(t *testing.T) {
 func TestExchange_DeafHandlerWritesOn(t *testing.T) {
 	for _, c := range []struct {
 		first string // before the end
-		more  int    // after it; MaxBody is between
+		more  int    // after it; MaxBodyBytes is between
 	}{{"x", 10}, {"x", 1000}, {"", 10}, {"", 1000}} {
 		inBubble(t, fmt.Sprintf("%q, %d", c.first, c.more), func(t *testing.T) {
 			var running, most atomic.Int32
-			s := newSite(t, bellwether.HTTPOptions{MaxBody: 100, Options: bellwether.Options{MaxRebuilds: 1, RebuildTimeout: time.Second, MaxWait: time.Minute}}, func(w http.ResponseWriter, r *http.Request) {
+			s := newSite(t, bellwether.HTTPOptions{MaxBodyBytes: 100, Limits: bellwether.Limits{MaxRebuilds: 1}, RebuildTimeout: time.Second, MaxWait: time.Minute}, func(w http.ResponseWriter, r *http.Request) {
 				n := running.Add(1)
 				defer running.Add(-1)
 				most.Store(max(most.Load(), n))
@@ -121,7 +122,7 @@ func TestExchange_GivenUpRunIsLate(t *testing.T) {
 		var runs atomic.Int32
 		locker := wiredLocks(locallock.New())
 		locker.losing = losesFirst("a/p")
-		s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Locker: polling(locker), Store: memstore.New()}},
+		s := newSite(t, bellwether.HTTPOptions{Fleet: bellwether.Fleet{Locker: polling(locker), Store: memstore.New()}},
 			func(w http.ResponseWriter, r *http.Request) {
 				w.Header().Set("Cache-Control", "max-age=60")
 				if runs.Add(1) == 1 {
@@ -144,12 +145,12 @@ func TestExchange_GivenUpRunIsLate(t *testing.T) {
 // handler does not run again for nobody, and what comes next is not its failure.
 func TestExchange_BreaksOffInvalidated(t *testing.T) {
 	for name, o := range map[string]bellwether.Options{
-		"with a locker":    {Locker: locallock.New(), Store: memstore.New()},
-		"without a locker": {Store: memstore.New()},
+		"with a locker":    {Fleet: bellwether.Fleet{Locker: locallock.New(), Store: memstore.New()}},
+		"without a locker": {Fleet: bellwether.Fleet{Store: memstore.New()}},
 	} {
 		inBubble(t, name, func(t *testing.T) {
 			var runs atomic.Int32
-			s := newSite(t, bellwether.HTTPOptions{Options: o}, func(w http.ResponseWriter, r *http.Request) {
+			s := newSite(t, pageOptions(o), func(w http.ResponseWriter, r *http.Request) {
 				w.Header().Set("Cache-Control", "max-age=60")
 				if runs.Add(1) > 1 {
 					fmt.Fprint(w, "page")
@@ -178,7 +179,7 @@ func TestExchange_Cause(t *testing.T) {
 			inBubble(t, who+", "+how, func(t *testing.T) {
 				causes := make(chan error, 1)
 				var runs atomic.Int32
-				s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{RebuildTimeout: 3 * time.Second}}, func(w http.ResponseWriter, r *http.Request) {
+				s := newSite(t, bellwether.HTTPOptions{RebuildTimeout: 3 * time.Second}, func(w http.ResponseWriter, r *http.Request) {
 					w.Header().Set("Cache-Control", "max-age=1, stale-while-revalidate=600")
 					if who == "refresh" && runs.Add(1) == 1 {
 						return
@@ -218,9 +219,10 @@ func TestExchange_DeafHandlerBesideItsSuccessor(t *testing.T) {
 		big := bytes.Repeat([]byte("x"), 200<<10)
 		var run atomic.Int32
 		deaf := make(chan struct{})
-		s := newSite(t, bellwether.HTTPOptions{MaxBody: 100 << 10, Options: bellwether.Options{
-			Observers: []bellwether.Observer{{
-				Rebuild: func(ctx context.Context, _ string) (context.Context, func(bellwether.Rebuild)) { return ctx, nil },
+		s := newSite(t, bellwether.HTTPOptions{
+			MaxBodyBytes: 100 << 10,
+			Observers: []observe.Observer{{
+				Rebuild: func(ctx context.Context, _ string) (context.Context, func(observe.Rebuild)) { return ctx, nil },
 				Caller: func(ctx context.Context) any {
 					if ctx.Value(hold{}) != nil {
 						<-let
@@ -228,7 +230,7 @@ func TestExchange_DeafHandlerBesideItsSuccessor(t *testing.T) {
 					return nil
 				},
 			}},
-		}}, func(w http.ResponseWriter, r *http.Request) {
+		}, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Cache-Control", "max-age=60")
 			w.Header().Set("Content-Type", "text/plain")
 			if run.Add(1) == 1 {
@@ -266,7 +268,7 @@ func TestExchange_DeafHandlerBesideItsSuccessor(t *testing.T) {
 func TestExchange_HandlerThatAsksForAnotherPage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s *site
-		s = newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{MaxRebuilds: 1}}, func(w http.ResponseWriter, r *http.Request) {
+		s = newSite(t, bellwether.HTTPOptions{Limits: bellwether.Limits{MaxRebuilds: 1}}, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Cache-Control", "max-age=60")
 			if r.URL.Path == "/outer" {
 				part := httptest.NewRecorder()

@@ -11,6 +11,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 )
 
 // This file tests how a load's failure is shared between processes.
@@ -130,9 +131,9 @@ func TestFleet_FailuresOfManyWords(t *testing.T) {
 		f := newFleet(t, 5, by, bellwether.Options{})
 		f.origin.fail = func(int) error { return errors.New(strings.Repeat("é", 1<<20)) }
 		f.each(func(p *process) {
-			p.store.limit = func(e bellwether.Entry) error {
+			p.store.limit = func(e driver.Entry) error {
 				if len(e.Failure) > 1<<20 {
-					return bellwether.ErrTooLarge
+					return driver.ErrTooLarge
 				}
 				return nil
 			}

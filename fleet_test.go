@@ -140,16 +140,15 @@ func newFleet(t *testing.T, n int, by way, o bellwether.Options) *fleet {
 			store:  wiredTo(f.store),
 			locker: wiredLocks(f.locker),
 		}
-		o.Store, o.Locker = p.store, p.locker
+		o.Fleet.Store, o.Fleet.Locker = p.store, p.locker
 		switch by {
 		case poll:
-			o.Locker = polling(p.locker)
+			o.Fleet.Locker = polling(p.locker)
 		case notices:
-			o.Store = p.store.hearing()
+			o.Fleet.Store = p.store.hearing()
 		case atOnce:
 			p.locker.locker = f.store
-			engine := wiredEngine{p.store, p.locker}
-			o.Store, o.Locker = engine, engine
+			o.Fleet.Store, o.Fleet.Locker, o.Fleet.Engine = nil, nil, wiredEngine{p.store, p.locker}
 		}
 		p.Cache = cacheOf(t, f.origin.load, o)
 		f.processes = append(f.processes, p)

@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/audience"
 	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/fault"
@@ -193,7 +194,7 @@ func (a attempt[V]) show(ctx context.Context, v V, until instant, to audience.Au
 	if l == nil || ctx.Err() != nil || f.streaming() {
 		return false
 	}
-	it := &items.Item[V]{Kind: KindValue, Value: v, Made: a.made, Position: a.position}
+	it := &items.Item[V]{Kind: driver.KindValue, Value: v, Made: a.made, Position: a.position}
 	// By a tag, perhaps, that was not known until now, see sweepFlight.
 	if gone, stale := e.against(e.sweeps.Log(), f.key, it); fenced || gone || stale != forever {
 		f.witness.generation++

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/gate"
 )
@@ -35,9 +36,9 @@ var errRival = errors.New("bellwether: another process's value was committed fir
 
 // A hedgeState is what a flight knows of its hedge.
 type hedgeState struct {
-	at    instant // when the holder that it waits for has taken too long; 0: never
-	tried bool    // the flight has tried to begin a second rebuild
-	lease Lease   // the lease under which it has begun one
+	at    instant      // when the holder that it waits for has taken too long; 0: never
+	tried bool         // the flight has tried to begin a second rebuild
+	lease driver.Lease // the lease under which it has begun one
 }
 
 // hedgeAfter is how long a build of the key may take before it is hedged, 0 if it
@@ -89,12 +90,12 @@ func (r *run[V]) hedge(ctx context.Context) bool {
 	e.enter(r.key, phaseHedging)
 	// It lasts for as long as the holder's rebuild may. So it need not be renewed,
 	// and whatever becomes of this hedge, there is no other.
-	lease, err := gate.AskInTurn(ctx, e.locker, r.key, r.budget, func(ctx context.Context) (Lease, error) {
+	lease, err := gate.AskInTurn(ctx, e.locker, r.key, r.budget, func(ctx context.Context) (driver.Lease, error) {
 		return e.Locker.TryAcquire(ctx, e.engineKey(hedgeKey+r.key), e.RebuildTimeout)
 	})
 	if err != nil {
 		e.hedges.Earn(1)
-		if !errors.Is(err, ErrHeld) {
+		if !errors.Is(err, driver.ErrHeld) {
 			r.noAnswer(ctx, "acquiring the hedge's lease of", err)
 		}
 		return false
@@ -173,5 +174,5 @@ func (r *run[V]) rival(ctx context.Context, epoch uint64, since instant) <-chan 
 func (r *run[V]) overtaken(ctx context.Context, epoch uint64) bool {
 	there := r.read(ctx, gate.NewBudget(r.engine.EngineTimeout))
 	e := there.entry
-	return there.err == nil && e.Epoch > epoch && e.Failures == 0 && (e.Kind == KindValue || e.Kind == KindNotFound)
+	return there.err == nil && e.Epoch > epoch && e.Failures == 0 && (e.Kind == driver.KindValue || e.Kind == driver.KindNotFound)
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/observe"
 )
 
 // hedgers starts n processes that may hedge what takes three times as long as it
@@ -203,7 +204,7 @@ func TestHedge_None(t *testing.T) {
 		for name, o := range map[string]bellwether.Options{
 			"off":         {},
 			"stale":       {Hedge: 3, HedgeShare: 1, TTL: time.Second, StaleWhileRevalidate: time.Hour},
-			"MaxRebuilds": {Hedge: 3, HedgeShare: 1, MaxRebuilds: 1},
+			"MaxRebuilds": {Hedge: 3, HedgeShare: 1, Limits: bellwether.Limits{MaxRebuilds: 1}},
 		} {
 			f := newFleet(t, 3, by, o)
 			f.get(1, "kx")
@@ -271,7 +272,7 @@ func TestHedge_FailureIsTold(t *testing.T) {
 		synctest.Wait() // the observers are told behind the answers
 		var failed uint64
 		for _, b := range r.rebuilds {
-			if b.Outcome == bellwether.OutcomeFailed && errors.Is(b.Err, errOrigin) {
+			if b.Outcome == observe.OutcomeFailed && errors.Is(b.Err, errOrigin) {
 				failed++
 			}
 		}

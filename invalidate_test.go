@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/lockers/locallock"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
@@ -36,14 +37,14 @@ func tagged(calls *atomic.Int64) http.HandlerFunc {
 }
 
 // sites are processes of one fleet.
-func sites(t *testing.T, n int, store bellwether.Store, h http.HandlerFunc) []*site {
+func sites(t *testing.T, n int, store driver.Store, h http.HandlerFunc) []*site {
 	t.Helper()
 	locker := locallock.New()
 	var all []*site
 	for range n {
 		o := bellwether.HTTPOptions{}
 		if store != nil {
-			o.Store, o.Locker = store, locker
+			o.Fleet.Store, o.Fleet.Locker = store, locker
 		}
 		all = append(all, newSite(t, o, h))
 	}
@@ -71,10 +72,10 @@ func TestInvalidateMatching(t *testing.T) {
 		"a soft tag":      {bellwether.Match{Tags: []string{"y"}, Soft: true}, []string{"/ab?tag=x+y", "/c?tag=y"}},
 		"a soft nonsense": {bellwether.Match{Tags: []string{"nobody has it"[:6]}, Soft: true}, nil},
 	} {
-		for fleet, store := range map[string]func() bellwether.Store{
-			"alone":              func() bellwether.Store { return nil },
-			"a store that tells": func() bellwether.Store { return memstore.New() },
-			"a quiet store":      func() bellwether.Store { return quiet{memstore.New()} },
+		for fleet, store := range map[string]func() driver.Store{
+			"alone":              func() driver.Store { return nil },
+			"a store that tells": func() driver.Store { return memstore.New() },
+			"a quiet store":      func() driver.Store { return quiet{memstore.New()} },
 		} {
 			inBubble(t, name+"/"+fleet, func(t *testing.T) {
 				var calls atomic.Int64

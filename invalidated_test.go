@@ -15,7 +15,7 @@ import (
 
 func TestFleet_InvalidationReachesTheOthers(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {
-		f := newFleet(t, 3, by, bellwether.Options{TTL: time.Hour, NearTTL: time.Second})
+		f := newFleet(t, 3, by, bellwether.Options{TTL: time.Hour, Fleet: bellwether.Fleet{NearTTL: time.Second}})
 		f.origin.build = 10 * time.Millisecond
 		f.get(1, "k")
 		time.Sleep(time.Minute)
@@ -32,7 +32,7 @@ func TestFleet_InvalidationReachesTheOthers(t *testing.T) {
 // a slow store would stretch the time in which an invalidation gets round.
 func TestFleet_InvalidationWhileAReplyIsUnderWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 2, push, bellwether.Options{TTL: time.Hour, NearTTL: time.Second})
+		f := newFleet(t, 2, push, bellwether.Options{TTL: time.Hour, Fleet: bellwether.Fleet{NearTTL: time.Second}})
 		a, b := f.processes[0], f.processes[1]
 		a.Get(t.Context(), "k")
 		b.store.reply.Store(int64(400 * time.Millisecond))
@@ -49,7 +49,7 @@ func TestFleet_InvalidationWhileAReplyIsUnderWay(t *testing.T) {
 func TestInvalidate_WhileAReplyIsUnderWay(t *testing.T) {
 	for name, age := range map[string]time.Duration{"fresh": 5 * time.Second, "stale": 20 * time.Second} {
 		inBubble(t, name, func(t *testing.T) {
-			f := newFleet(t, 1, push, bellwether.Options{TTL: 10 * time.Second, StaleWhileRevalidate: time.Hour, NearTTL: time.Second})
+			f := newFleet(t, 1, push, bellwether.Options{TTL: 10 * time.Second, StaleWhileRevalidate: time.Hour, Fleet: bellwether.Fleet{NearTTL: time.Second}})
 			p := f.processes[0]
 			p.Get(t.Context(), "k")
 			time.Sleep(age)
@@ -71,7 +71,7 @@ func TestFleet_InvalidateDuringARebuild(t *testing.T) {
 		for _, deaf := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s deaf=%t", name, deaf), func(t *testing.T) {
 				everyWay(t, func(t *testing.T, by way) {
-					f := newFleet(t, 3, by, bellwether.Options{NearTTL: time.Second})
+					f := newFleet(t, 3, by, bellwether.Options{Fleet: bellwether.Fleet{NearTTL: time.Second}})
 					f.origin.set(func(o *source) { o.build, o.deaf = 4*time.Second, deaf })
 					done := make(chan string)
 					go func() {
@@ -166,7 +166,7 @@ func TestGet_InvalidatedWhileItWaitsForASlot(t *testing.T) {
 		c := cacheOf(t, func(context.Context, string) (string, error) {
 			time.Sleep(100 * time.Millisecond)
 			return "v", nil
-		}, bellwether.Options{MaxRebuilds: 1, MaxWait: 20 * time.Second})
+		}, bellwether.Options{Limits: bellwether.Limits{MaxRebuilds: 1}, MaxWait: 20 * time.Second})
 		ctx, stop := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
 		defer wg.Wait()

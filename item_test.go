@@ -15,7 +15,7 @@ import (
 
 // itemOf is a value of an epoch that is fresh for a while from now on.
 func itemOf(e *engine[string], v string, epoch uint64, ttl time.Duration) *items.Item[string] {
-	it := &items.Item[string]{Lifetime: items.NewLifetime(e.clock.Now(), items.Windows{TTL: ttl}), Kind: KindValue, Value: v, Epoch: epoch, Trusted: forever}
+	it := &items.Item[string]{Lifetime: items.NewLifetime(e.clock.Now(), items.Windows{TTL: ttl}), Kind: driver.KindValue, Value: v, Epoch: epoch, Trusted: forever}
 	e.weigh("k", it)
 	return it
 }
@@ -67,7 +67,7 @@ func TestNear_Expiry(t *testing.T) {
 		e := newTestEngine(t, nil)
 		now := e.clock.Now()
 		failing := items.Lifetime{Failures: 1, RetryAt: now + time.Second}
-		e.putNear("value", &items.Item[string]{Lifetime: items.NewLifetime(now, items.Windows{TTL: time.Second, StaleIfError: 4 * time.Second}), Kind: KindValue, Epoch: 1}, 1)
+		e.putNear("value", &items.Item[string]{Lifetime: items.NewLifetime(now, items.Windows{TTL: time.Second, StaleIfError: 4 * time.Second}), Kind: driver.KindValue, Epoch: 1}, 1)
 		e.putNear("failure", &items.Item[string]{Lifetime: failing, Epoch: 1}, 1)
 		e.putNear("endless", itemOf(e, "v", 1, endless), 1)
 		for _, step := range []struct {
@@ -132,19 +132,21 @@ func TestNear_ForwardUnderConcurrentUse(t *testing.T) {
 
 // A hooked store calls committed after each commit.
 type hookedStore struct {
-	Store
+	driver.Store
 	committed func(key string)
 }
 
-func (s *hookedStore) Claim(context.Context, string) (Entry, uint64, error) { return Entry{}, 1, nil }
-func (s *hookedStore) Invalidate(context.Context, string) error             { return nil }
-func (s *hookedStore) Commit(_ context.Context, key string, _ Entry) error {
+func (s *hookedStore) Claim(context.Context, string) (driver.Entry, uint64, error) {
+	return driver.Entry{}, 1, nil
+}
+func (s *hookedStore) Invalidate(context.Context, string) error { return nil }
+func (s *hookedStore) Commit(_ context.Context, key string, _ driver.Entry) error {
 	s.committed(key)
 	return nil
 }
 
-func newTestEngine(t *testing.T, store Store) *engine[string] {
-	o := Options{Store: store, NearBytes: 1 << 20}.settings()
+func newTestEngine(t *testing.T, store driver.Store) *engine[string] {
+	o := Options{Fleet: Fleet{Store: store}, Limits: Limits{NearBytes: 1 << 20}}.settings("Options")
 	e := newEngine(o, func(_, v string) int { return len(v) }, func(v string) ([]byte, error) { return []byte(v), nil }, func(b []byte) (string, error) { return string(b), nil })
 	t.Cleanup(e.close)
 	return e

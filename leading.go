@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/items"
@@ -15,13 +16,13 @@ import (
 
 // A leadingState is what a flight knows of its own loads.
 type leadingState struct {
-	lease   Lease       // the flight's own while it rebuilds with one
-	made    instant     // the item.made of what the latest load makes
-	load    currentLoad // that load, while it is the flight's current one
-	again   bool        // the flight has been elected before, and has to begin anew
-	fenced  bool        // the last of its commits was refused
-	losses  int         // how often its lease was lost
-	refused int         // how often its loads came to nothing, see maxRefused
+	lease   driver.Lease // the flight's own while it rebuilds with one
+	made    instant      // the item.made of what the latest load makes
+	load    currentLoad  // that load, while it is the flight's current one
+	again   bool         // the flight has been elected before, and has to begin anew
+	fenced  bool         // the last of its commits was refused
+	losses  int          // how often its lease was lost
+	refused int          // how often its loads came to nothing, see maxRefused
 }
 
 // lead is the state leading: it rebuilds the key as the holder of r.leading.lease, which is nil if there is no
@@ -102,23 +103,23 @@ func (r *run[V]) claim(ctx context.Context) (epoch uint64, ended bool) {
 
 // takeEpoch returns a new epoch for the key, and its present entry. The epoch
 // is 0 if the store does not answer.
-func (r *run[V]) takeEpoch(ctx context.Context) (entry Entry, epoch uint64) {
+func (r *run[V]) takeEpoch(ctx context.Context) (entry driver.Entry, epoch uint64) {
 	e := r.engine
 	if e.Store == nil {
-		return Entry{}, e.nextEpoch()
+		return driver.Entry{}, e.nextEpoch()
 	}
 	if r.storeDown {
-		return Entry{}, 0
+		return driver.Entry{}, 0
 	}
 	e.enter(r.key, phaseClaiming)
-	entry, err := gate.Ask(ctx, e.writes, r.key, r.budget, func(ctx context.Context) (entry Entry, err error) {
+	entry, err := gate.Ask(ctx, e.writes, r.key, r.budget, func(ctx context.Context) (entry driver.Entry, err error) {
 		entry, epoch, err = e.Store.Claim(ctx, e.engineKey(r.key))
 		return entry, err
 	})
 	if err != nil {
 		r.noAnswer(ctx, "claiming", err)
 		r.storeDown = true
-		return Entry{}, 0
+		return driver.Entry{}, 0
 	}
 	return entry, epoch
 }
@@ -162,7 +163,7 @@ func (r *run[V]) build(ctx context.Context, epoch uint64, rival <-chan struct{},
 			// does when a lease is lost once more: a locker that loses each is
 			// no reason not to finish any load.
 			lost = nil
-			if r.leading.losses++; r.leading.losses == 1 && r.giveUp(ErrLeaseLost) {
+			if r.leading.losses++; r.leading.losses == 1 && r.giveUp(driver.ErrLeaseLost) {
 				return false
 			}
 		case <-limited.Done():
@@ -272,12 +273,12 @@ func (r *run[V]) finishNothing(ctx context.Context, err error) bool {
 func (r *run[V]) finishFound(ctx context.Context, now instant, l loaded[V], epoch uint64) bool {
 	e := r.engine
 	it := &items.Item[V]{
-		Kind: KindNotFound, Epoch: epoch, Build: l.took, Made: r.leading.made, Position: r.witness.position,
+		Kind: driver.KindNotFound, Epoch: epoch, Build: l.took, Made: r.leading.made, Position: r.witness.position,
 		Lifetime: e.lifetimeOf(now, l.freshness, r.key, epoch), Trusted: e.trustedUntil(now),
 	}
 	succeeded := true
 	if l.err == nil {
-		it.Kind, it.Value, succeeded = KindValue, l.value, !e.fails(l.value)
+		it.Kind, it.Value, succeeded = driver.KindValue, l.value, !e.fails(l.value)
 	}
 	r.built(l.took)
 	e.noteLoad(succeeded)
@@ -404,7 +405,7 @@ func (r *run[V]) failureOf(now instant, err error, remembered bool) *items.Item[
 	it.Err, it.Trusted, it.Made = err, e.trustedUntil(now), r.leading.made
 	if !it.Stale(now) && now >= it.KeepUntil {
 		var zero V
-		it.Held, it.Kind, it.Value = false, KindNone, zero
+		it.Held, it.Kind, it.Value = false, driver.KindNone, zero
 	}
 	return it
 }

@@ -38,7 +38,7 @@ func TestFleet_OneLoadForAll(t *testing.T) {
 
 func TestFleet_SlowLoadIsRenewed(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {
-		f := newFleet(t, 3, by, bellwether.Options{LeaseTTL: time.Second, RebuildTimeout: time.Minute})
+		f := newFleet(t, 3, by, bellwether.Options{Fleet: bellwether.Fleet{LeaseTTL: time.Second}, RebuildTimeout: time.Minute})
 		f.origin.build = 20 * time.Second
 		got := f.get(10, "k")
 		if got.values["v1"] != 30 || got.slowest > 21*time.Second {
@@ -55,7 +55,7 @@ func TestFleet_SlowLoadIsRenewed(t *testing.T) {
 
 func TestFleet_HolderIsPausedPastItsLease(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {
-		f := newFleet(t, 5, by, bellwether.Options{LeaseTTL: 2 * time.Second, RebuildTimeout: time.Minute, MaxWait: time.Minute})
+		f := newFleet(t, 5, by, bellwether.Options{Fleet: bellwether.Fleet{LeaseTTL: 2 * time.Second}, RebuildTimeout: time.Minute, MaxWait: time.Minute})
 		a, others := f.processes[0], f.processes[1:]
 		f.origin.set(func(o *source) { o.build, o.deaf = 30*time.Second, true })
 		first := make(chan string)
@@ -94,7 +94,7 @@ func TestFleet_HolderIsPausedPastItsLease(t *testing.T) {
 // The late commit reaches the store and is refused.
 func TestFleet_LateCommitIsFenced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 2, push, bellwether.Options{LeaseTTL: 2 * time.Second})
+		f := newFleet(t, 2, push, bellwether.Options{Fleet: bellwether.Fleet{LeaseTTL: 2 * time.Second}})
 		a, b := f.processes[0], f.processes[1]
 		a.locker.set(on(refuse, "renew"))
 		f.origin.set(func(o *source) { o.build = 10 * time.Second })

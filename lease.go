@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/gate"
@@ -62,10 +63,10 @@ func (r *run[V]) lastBuild() time.Duration {
 // when the engine says that the lease is another's, asked or by itself. An
 // engine that says nothing ends nothing: if the lease runs out meanwhile and
 // another rebuilds too, the store lets only the later of the two write.
-func (r *run[V]) keep(ctx context.Context, lease Lease, term leases.Term, lost chan<- struct{}) {
+func (r *run[V]) keep(ctx context.Context, lease driver.Lease, term leases.Term, lost chan<- struct{}) {
 	e := r.engine
 	var told <-chan struct{}
-	if n, ok := lease.(LossNotifier); ok {
+	if n, ok := lease.(driver.LossNotifier); ok {
 		if err := fault.Guard(func() error { told = n.Lost(); return nil }); err != nil {
 			r.noAnswer(ctx, "keeping the lease of", err)
 		}
@@ -76,7 +77,7 @@ func (r *run[V]) keep(ctx context.Context, lease Lease, term leases.Term, lost c
 		case <-ctx.Done():
 			return
 		case <-told:
-			err = ErrLeaseLost
+			err = driver.ErrLeaseLost
 		case <-time.After(term.Renewal() - e.clock.Now()):
 			now := e.clock.Now()
 			renewed := term.Renewed(now, e.LeaseTTL)
@@ -89,7 +90,7 @@ func (r *run[V]) keep(ctx context.Context, lease Lease, term leases.Term, lost c
 		switch {
 		case ctx.Err() != nil:
 			return
-		case errors.Is(err, ErrLeaseLost):
+		case errors.Is(err, driver.ErrLeaseLost):
 			e.count.leasesLost.Add(1)
 			e.OnError(r.key, &keyError{"keeping the lease of", r.key, err})
 			close(lost)
@@ -109,7 +110,7 @@ func (r *run[V]) prolong(ctx context.Context, until instant) {
 	}
 }
 
-func (r *run[V]) renew(ctx context.Context, lease Lease, length, patience time.Duration) error {
+func (r *run[V]) renew(ctx context.Context, lease driver.Lease, length, patience time.Duration) error {
 	r.engine.enter(r.key, phaseRenewing)
 	return gate.AskErr(ctx, r.engine.locker, r.key, gate.NewBudget(patience), func(ctx context.Context) error { return lease.Renew(ctx, length) })
 }
@@ -123,17 +124,17 @@ func (r *run[V]) releaseBehind(ctx context.Context) {
 }
 
 // release gives a lease of the flight's back, and reports it if the locker is silent.
-func (r *run[V]) release(ctx context.Context, lease Lease) {
+func (r *run[V]) release(ctx context.Context, lease driver.Lease) {
 	r.engine.enter(r.key, phaseReleasing)
 	err := r.engine.giveBack(ctx, r.key, gate.NewBudget(r.engine.EngineTimeout), lease)
-	if err != nil && !errors.Is(err, ErrLeaseLost) {
+	if err != nil && !errors.Is(err, driver.ErrLeaseLost) {
 		r.noAnswer(context.WithoutCancel(ctx), "releasing the lease of", err)
 	}
 }
 
 // giveBack releases a lease, also when ctx, the holder's own, has ended. If the locker is
 // silent, the lease is released again later.
-func (e *engine[V]) giveBack(ctx context.Context, key string, budget *gate.Budget, lease Lease) error {
+func (e *engine[V]) giveBack(ctx context.Context, key string, budget *gate.Budget, lease driver.Lease) error {
 	err := e.tryRelease(ctx, key, budget, lease)
 	if errors.Is(err, ErrUnavailable) {
 		e.behind(func() { e.releaseLater(key, lease) })
@@ -144,7 +145,7 @@ func (e *engine[V]) giveBack(ctx context.Context, key string, budget *gate.Budge
 // releaseLater releases a lease when the locker's breaker closes, and else after each
 // gate.Pause, until the locker answers. Until then the key's next holder waits for the
 // lease, also in this process; after LeaseTTL it has run out.
-func (e *engine[V]) releaseLater(key string, lease Lease) {
+func (e *engine[V]) releaseLater(key string, lease driver.Lease) {
 	over := time.NewTimer(e.LeaseTTL)
 	defer over.Stop()
 	for {
@@ -162,6 +163,6 @@ func (e *engine[V]) releaseLater(key string, lease Lease) {
 	}
 }
 
-func (e *engine[V]) tryRelease(ctx context.Context, key string, budget *gate.Budget, lease Lease) error {
+func (e *engine[V]) tryRelease(ctx context.Context, key string, budget *gate.Budget, lease driver.Lease) error {
 	return gate.AskErr(context.WithoutCancel(ctx), e.locker, key, budget, func(ctx context.Context) error { return lease.Release(ctx) })
 }

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/gate"
@@ -248,7 +249,7 @@ func (r *run[V]) newEnough(it *items.Item[V]) bool {
 
 // A storeReply is what the store said of a flight's key, as of when it was asked.
 type storeReply struct {
-	entry Entry
+	entry driver.Entry
 	asked instant
 	err   error
 }
@@ -257,7 +258,7 @@ type storeReply struct {
 func (r *run[V]) read(ctx context.Context, budget *gate.Budget) storeReply {
 	e := r.engine
 	asked := e.clock.Now()
-	entry, err := gate.AskInTurn(ctx, e.store, r.key, budget, func(ctx context.Context) (Entry, error) {
+	entry, err := gate.AskInTurn(ctx, e.store, r.key, budget, func(ctx context.Context) (driver.Entry, error) {
 		return e.Store.Get(ctx, e.engineKey(r.key))
 	})
 	return storeReply{entry, asked, err}
@@ -287,7 +288,7 @@ func (r *run[V]) logAge() time.Duration {
 // one call at a time, for each that the store answers for, as soon as it does so,
 // and returns which those are, and why there are others. A store that goes on
 // answering has all the time that it takes.
-func (e *engine[V]) readMany(ctx context.Context, store BatchGetter, keys []string, budget *gate.Budget, take func(i int, reply *storeReply)) (answered []bool, err error) {
+func (e *engine[V]) readMany(ctx context.Context, store driver.BatchGetter, keys []string, budget *gate.Budget, take func(i int, reply *storeReply)) (answered []bool, err error) {
 	names := make([]string, len(keys))
 	for i, key := range keys {
 		names[i] = e.engineKey(key)
@@ -302,7 +303,7 @@ func (e *engine[V]) readMany(ctx context.Context, store BatchGetter, keys []stri
 		heard   func()
 	)
 	answered = make([]bool, len(keys))
-	each := func(i int, entry Entry, err error) {
+	each := func(i int, entry driver.Entry, err error) {
 		if failure := fault.Guard(func() error { fault.Inquire(err); return nil }); failure != nil {
 			err = failure // on a goroutine of the adapter's, perhaps
 		}

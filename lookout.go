@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/gate"
 )
 
@@ -15,7 +16,7 @@ import (
 
 // A lookout has the next looks of the flights that wait.
 type lookout struct {
-	store BatchGetter // nil: each flight looks by itself
+	store driver.BatchGetter // nil: each flight looks by itself
 
 	mu    sync.Mutex // guards plans
 	plans list.List  // of *plannedLook: those that no flight makes yet

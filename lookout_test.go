@@ -36,7 +36,7 @@ func manyHeld(t *testing.T, n int, build time.Duration, f fault) (*wiredStore, m
 		s.busy = true
 		stores = append(stores, s)
 		caches = append(caches, cacheOf(t, load, bellwether.Options{
-			Store: s.batching(), Locker: polling(wiredLocks(locker)), TTL: time.Minute, LeaseTTL: 10 * time.Second,
+			Fleet: bellwether.Fleet{Store: s.batching(), Locker: polling(wiredLocks(locker)), LeaseTTL: 10 * time.Second}, TTL: time.Minute,
 		}))
 	}
 	values := map[string]int{}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/lockers/locallock"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
@@ -39,16 +40,14 @@ func TestLossNotifier_CancelsTheLoad(t *testing.T) {
 			ended <- end{context.Cause(ctx), time.Since(start)}
 			return "first", nil
 		}, bellwether.Options{
-			Store:    memstore.New(),
-			Locker:   locker,
-			LeaseTTL: time.Minute,
+			Fleet: bellwether.Fleet{Store: memstore.New(), Locker: locker, LeaseTTL: time.Minute},
 		})
 		time.AfterFunc(time.Second, func() { close(lose) })
 		v, err := c.Get(t.Context(), "k")
 		if v != "second" || err != nil {
 			t.Errorf("Get = %q, %v; want what was made after the loss", v, err)
 		}
-		if first := <-ended; !errors.Is(first.cause, bellwether.ErrLeaseLost) || first.after != time.Second {
+		if first := <-ended; !errors.Is(first.cause, driver.ErrLeaseLost) || first.after != time.Second {
 			t.Errorf("the load ended after %v with %v, want ErrLeaseLost at once, after 1s", first.after, first.cause)
 		}
 		if n := c.Stats().LeasesLost; n == 0 {
@@ -81,8 +80,8 @@ func TestLoss_AndTheQueueIsFull(t *testing.T) {
 				return key, nil
 			}
 		}, bellwether.Options{
-			Store: store.full(), Locker: locker,
-			EngineTimeout: 5 * time.Second, MaxRebuilds: 1, MaxQueued: 1,
+			Fleet:  bellwether.Fleet{Store: store.full(), Locker: locker, EngineTimeout: 5 * time.Second},
+			Limits: bellwether.Limits{MaxRebuilds: 1, MaxQueued: 1},
 		})
 		get := func(key string) {
 			wg.Go(func() { wantValue(t, c, key, key) })
@@ -111,7 +110,7 @@ func TestLossNotifier_Panics(t *testing.T) {
 		c := cacheOf(t, func(context.Context, string) (string, error) {
 			time.Sleep(time.Second)
 			return "v", nil
-		}, bellwether.Options{Store: memstore.New(), Locker: locker})
+		}, bellwether.Options{Fleet: bellwether.Fleet{Store: memstore.New(), Locker: locker}})
 		wantValue(t, c, "k", "v")
 		if n := c.Stats().EngineErrors; n != 1 {
 			t.Errorf("%d engine errors, want the panic's", n)

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/gather"
@@ -30,7 +31,7 @@ type batch[V any] struct {
 	// members are the beginner's, after it they do not change.
 	complete chan struct{}
 	members  []*member[V]
-	read     func(BatchGetter) // reads the store for them
+	read     func(driver.BatchGetter) // reads the store for them
 
 	mu          sync.Mutex // guards what follows, and the fields of members that say so
 	unread      int        // members that wait for the store to be read, and have callers
@@ -95,7 +96,7 @@ func (m *member[V]) board(ctx context.Context, f *flight[V]) {
 		// With its values and not its end: the flight may end while the others
 		// are being read.
 		ctx, m.stopReading = context.WithCancel(context.WithoutCancel(ctx))
-		m.read = func(store BatchGetter) { m.readAll(ctx, store) }
+		m.read = func(store driver.BatchGetter) { m.readAll(ctx, store) }
 	}
 }
 
@@ -134,7 +135,7 @@ func (b *batch[V]) depart() {
 			m.takeOff(nil, 0)
 		}
 	}()
-	if store, ok := b.engine.Store.(BatchGetter); ok {
+	if store, ok := b.engine.Store.(driver.BatchGetter); ok {
 		b.read(store)
 	}
 }
@@ -154,7 +155,7 @@ func (m *member[V]) takeOff(ahead *storeReply, lost time.Duration) {
 
 // readAll reads the store for all members. As a flight would, it asks again
 // where there was no answer.
-func (b *batch[V]) readAll(ctx context.Context, store BatchGetter) {
+func (b *batch[V]) readAll(ctx context.Context, store driver.BatchGetter) {
 	e := b.engine
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -172,7 +173,7 @@ func (b *batch[V]) readAll(ctx context.Context, store BatchGetter) {
 
 // readOnce lets those members take off that the store answers for, and returns
 // the others and why there are any.
-func (b *batch[V]) readOnce(ctx context.Context, store BatchGetter, members []*member[V], budget *gate.Budget) (rest []*member[V], err error) {
+func (b *batch[V]) readOnce(ctx context.Context, store driver.BatchGetter, members []*member[V], budget *gate.Budget) (rest []*member[V], err error) {
 	keys := make([]string, len(members))
 	for i, m := range members {
 		keys[i] = m.key

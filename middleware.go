@@ -11,6 +11,7 @@ import (
 
 	"github.com/bellwether-go/bellwether/internal/httpcache"
 	"github.com/bellwether-go/bellwether/internal/page"
+	"github.com/bellwether-go/bellwether/observe"
 )
 
 // This file is the HTTP face for its users. What it does with a request is in internal/page, and
@@ -18,55 +19,84 @@ import (
 
 // HTTPOptions configure a [Middleware]. The zero HTTPOptions cache, in this
 // process, what says that it may be cached. Zero and negative values are as in [Options];
-// PassThrough and HeuristicFraction can be off.
+// MaxPassThrough and HeuristicFraction can be off.
 type HTTPOptions struct {
-	// Options are those of the engine. Here TTL is for responses that carry no
-	// freshness of their own and have a status that need not (RFC 9110 section
-	// 15.1: 200 and 404, for example), or any that is no error of a server's if they
-	// say public; zero meaning that they are never fresh: those that say public are
-	// stored for their stale windows, if they have any, and the others not. With
-	// it, what a handler makes of a Cookie is everybody's, unless it says private or
-	// Vary: Cookie, or Key returns false. StaleWhileRevalidate and StaleIfError are
-	// for responses that name no windows and do not forbid them. NotFoundTTL, Size,
-	// Codec and HedgeShare have no meaning, and Hedge must be zero.
-	//
-	// ErrorTTL is also how long an error response (500, 502, 503, 504) without a
-	// freshness of its own is served to all clients, if TTL is set, the error says
-	// public, or the key has had a response for all. If ErrorTTL is negative, such an
-	// error answers only the requests that wait for it. Any other error answers only
-	// the waiting requests with the same Cookie and credentials.
+	// TTL is how long a response is fresh that carries no freshness of its own and has a
+	// status that need not (RFC 9110 section 15.1: 200 and 404, for example), or any that is
+	// no error of a server's if it says public. With a TTL, what a handler makes of a Cookie
+	// is everybody's, unless it says private or Vary: Cookie, or Key returns false. Zero:
+	// such a response is never fresh; if it says public it is stored for its stale windows,
+	// if it has any.
 	//
 	// The age of a response counts from when its handler wrote the header; if that
 	// has a Date or an Age, which those of a proxied upstream have, by RFC 9111
 	// section 4.2.3.
-	Options
+	TTL time.Duration
+	// StaleWhileRevalidate is the window of responses that name none and do not forbid one,
+	// see [Options]. Zero: none.
+	StaleWhileRevalidate time.Duration
+	// StaleIfError is the window of responses that name none and do not forbid one, see
+	// [Options]. Zero: none.
+	StaleIfError time.Duration
+	// ErrorTTL is how long a failure answers, see [Options], and how long an error response
+	// (500, 502, 503, 504) without a freshness of its own is served to all clients, if TTL
+	// is set, the error says public, or the key has had a response for all. Any other error
+	// answers only the waiting requests with the same Cookie and credentials. Zero means
+	// 1 s; negative: such an error answers only the requests that wait for it.
+	ErrorTTL time.Duration
+	// MaxErrorTTL bounds the pauses after failures, see [Options]. Zero means 5 s, or
+	// ErrorTTL if that is longer.
+	MaxErrorTTL time.Duration
+	// EarlyRefresh is the beta of XFetch, see [Options]. Zero: not at all.
+	EarlyRefresh float64
+	// TTLJitter is the part of a TTL that may be taken off, see [Options]. Zero: nothing.
+	TTLJitter float64
 
-	// MaxBody is the largest body that is stored, in bytes. A larger one is
+	// Patience is how long a request that has a stale response waits for the rebuild before
+	// it takes the stale one. Zero: not at all.
+	Patience time.Duration
+	// MaxWait is how long a request waits that has nothing stale. Zero means RebuildTimeout
+	// plus Fleet.LeaseTTL.
+	MaxWait time.Duration
+	// RebuildTimeout bounds a run of the handler. Zero means 30 s.
+	RebuildTimeout time.Duration
+
+	// Fleet joins the middlewares of several processes. Zero: this process is alone.
+	Fleet Fleet
+	// Limits bound what the middleware takes.
+	Limits Limits
+
+	// OnError is told of the errors that no client gets, see [Options]. Nil: nobody is told.
+	OnError func(key string, err error)
+	// Observers are told what the middleware does, see [Options]. None: nobody is told.
+	Observers []observe.Observer
+
+	// MaxBodyBytes is the largest body that is stored, in bytes. A larger one is
 	// passed on to those who wait for it, at the pace of the slowest of them; but a
 	// client for which the others have to wait 5 s while it takes 4 MiB is broken off.
 	// Zero means 8 MiB. What is larger than NearBytes is in Store alone, if there is
 	// one.
-	MaxBody int64
-	// MaxHeld bounds, in bytes, the bodies that clients of this process hold beside
+	MaxBodyBytes int64
+	// MaxHeldBytes bounds, in bytes, the bodies that clients of this process hold beside
 	// the near tier: those that are being written for several, and those that are
 	// being sent, each counted once however many read it, or twice if it is both.
 	// Bodies of up to 64 KiB are not counted, nor those that the near tier has. Where there
-	// is no room, a body that is being written is not kept: like one over MaxBody, it goes
+	// is no room, a body that is being written is not kept: like one over MaxBodyBytes, it goes
 	// on at the pace of its slowest client. For a stored body that is to be sent, the
 	// clients are broken off that have taken the longest, as far as the server's
 	// ResponseWriter has write deadlines. So slow clients of many URLs get no more memory
 	// than one and a half times this, and what the near tier has evicted since. Zero means
-	// 256 MiB, or MaxBody if that is more.
-	MaxHeld int64
-	// UncacheableTTL is how long it is remembered that a key's response was not
+	// 256 MiB, or MaxBodyBytes if that is more.
+	MaxHeldBytes int64
+	// HitForMissTTL is how long it is remembered that a key's response was not
 	// for sharing; requests for it go straight to the handler meanwhile, and each
 	// response like that prolongs it. One cacheable response ends it. Zero means 10 s.
-	UncacheableTTL time.Duration
-	// PassThrough is how many requests whose wait has run out (MaxWait), or whose key's
+	HitForMissTTL time.Duration
+	// MaxPassThrough is how many requests whose wait has run out (MaxWait), or whose key's
 	// rebuild has taken longer than RebuildTimeout and never had a response for all, are let
 	// through to the handler at one time, in this process. The others get 503
 	// with Retry-After. Zero: none is let through.
-	PassThrough int
+	MaxPassThrough int
 
 	// IgnoreRequestDirectives has requests answered whatever their Cache-Control says, as
 	// most caches in front of a site do: else a client may have the handler asked
@@ -139,10 +169,10 @@ type HTTPOptions struct {
 	// TTL is zero, for this part of the time since its Last-Modified, up to 24 h
 	// (RFC 9111 section 4.2.2; 0.1 is customary). Zero: not at all.
 	HeuristicFraction float64
-	// SetCookie lets responses with Set-Cookie be stored if they say how long
+	// StoreSetCookie lets responses with Set-Cookie be stored if they say how long
 	// they are fresh; each client gets the cookie then. Default: they are not
 	// shared.
-	SetCookie bool
+	StoreSetCookie bool
 	// AnyLanguageOrder takes Accept-Language for the same in any order. RFC 9110
 	// section 12.5.4 gives the order no meaning; many servers do, Go's language
 	// matcher among them. The handler gets the languages sorted. Default: the order
@@ -190,12 +220,11 @@ type Middleware struct {
 func NewMiddleware(o HTTPOptions) *Middleware {
 	o.check()
 	o.fill()
-	s := o.Options.settings()
-	o.Options = s.Options
+	s := o.options().settings("HTTPOptions")
 	m := &Middleware{engine: newEngine(s, func(_ string, r *page.Response) int { return r.Size() }, page.Marshal, page.Unmarshal)}
 	m.engine.answers, m.engine.fails = (*page.Response).IsAnswer, (*page.Response).IsFailure
 	m.engine.keepLog((*page.Response).Traits)
-	m.pages = page.New(below{m.engine}, o.pages())
+	m.pages = page.New(below{m.engine}, o.pages(s))
 	m.engine.listen()
 	m.engine.meetLog()
 	return m
@@ -204,10 +233,9 @@ func NewMiddleware(o HTTPOptions) *Middleware {
 // check panics on options of this face alone that cannot be meant.
 func (o *HTTPOptions) check() {
 	checkRules("HTTPOptions", []rule{
-		{"MaxBody", o.MaxBody, o.MaxBody < 0, notNegative},
-		{"MaxHeld", o.MaxHeld, o.MaxHeld < 0, notNegative},
-		{"Hedge", o.Hedge, o.Hedge != 0, "be zero: clients read a response while the handler writes it, so another response cannot replace it"},
-		{"UncacheableTTL", o.UncacheableTTL, o.UncacheableTTL < 0, notNegative},
+		{"MaxBodyBytes", o.MaxBodyBytes, o.MaxBodyBytes < 0, notNegative},
+		{"MaxHeldBytes", o.MaxHeldBytes, o.MaxHeldBytes < 0, notNegative},
+		{"HitForMissTTL", o.HitForMissTTL, o.HitForMissTTL < 0, notNegative},
 		{"MaxStreams", o.MaxStreams, o.MaxStreams < 0, notNegative},
 		{"UnsafeInvalidation", o.UnsafeInvalidation, o.UnsafeInvalidation > NoInvalidation, "be HardInvalidation, SoftInvalidation or NoInvalidation"},
 		{"HeuristicFraction", o.HeuristicFraction, !(o.HeuristicFraction <= 1), "be from 0 to 1, such as 0.1"},
@@ -220,34 +248,44 @@ func (o *HTTPOptions) check() {
 
 // fill fills in the defaults of the options of this face, and those that are different here.
 func (o *HTTPOptions) fill() {
-	o.PassThrough, o.HeuristicFraction = max(0, o.PassThrough), max(0, o.HeuristicFraction)
-	o.MaxBody = cmp.Or(o.MaxBody, 8<<20)
-	o.MaxHeld = cmp.Or(o.MaxHeld, max(256<<20, o.MaxBody))
-	o.UncacheableTTL = cmp.Or(o.UncacheableTTL, 10*time.Second)
+	o.MaxPassThrough, o.HeuristicFraction = max(0, o.MaxPassThrough), max(0, o.HeuristicFraction)
+	o.MaxBodyBytes = cmp.Or(o.MaxBodyBytes, 8<<20)
+	o.MaxHeldBytes = cmp.Or(o.MaxHeldBytes, max(256<<20, o.MaxBodyBytes))
+	o.HitForMissTTL = cmp.Or(o.HitForMissTTL, 10*time.Second)
 	o.MaxStreams = cmp.Or(o.MaxStreams, 1<<16)
 	if o.TargetedFields == nil {
 		o.TargetedFields = []string{"CDN-Cache-Control"}
 	}
 	// A page may fetch a part of its own site over HTTP. No context leads from the one to
 	// the other, so each needs a slot while the page waits for the part.
-	o.MaxRebuilds = cmp.Or(o.MaxRebuilds, 4096)
+	o.Limits.MaxRebuilds = cmp.Or(o.Limits.MaxRebuilds, 4096)
 }
 
-// pages is what the options say to the HTTP face.
-func (o *HTTPOptions) pages() page.Options {
+// options is what the options say to the engine.
+func (o *HTTPOptions) options() Options {
+	return Options{
+		TTL: o.TTL, StaleWhileRevalidate: o.StaleWhileRevalidate, StaleIfError: o.StaleIfError,
+		ErrorTTL: o.ErrorTTL, MaxErrorTTL: o.MaxErrorTTL, EarlyRefresh: o.EarlyRefresh, TTLJitter: o.TTLJitter,
+		Patience: o.Patience, MaxWait: o.MaxWait, RebuildTimeout: o.RebuildTimeout,
+		Fleet: o.Fleet, Limits: o.Limits, OnError: o.OnError, Observers: o.Observers,
+	}
+}
+
+// pages is what the options, and the engine's settings by them, say to the HTTP face.
+func (o *HTTPOptions) pages(s settings) page.Options {
 	po := page.Options{
-		Shared: o.Store != nil, EarlyRefresh: o.EarlyRefresh > 0,
-		TTL: o.TTL, ErrorTTL: o.ErrorTTL, EngineTimeout: o.EngineTimeout, RebuildTimeout: o.RebuildTimeout,
-		MaxBody: o.MaxBody, MaxHeld: o.MaxHeld, MaxStreams: o.MaxStreams, PassThrough: o.PassThrough, UncacheableTTL: o.UncacheableTTL,
+		Shared: s.Store != nil, EarlyRefresh: s.EarlyRefresh > 0,
+		TTL: s.TTL, ErrorTTL: s.ErrorTTL, EngineTimeout: s.EngineTimeout, RebuildTimeout: s.RebuildTimeout,
+		MaxBody: o.MaxBodyBytes, MaxHeld: o.MaxHeldBytes, MaxStreams: o.MaxStreams, PassThrough: o.MaxPassThrough, UncacheableTTL: o.HitForMissTTL,
 		IgnoreRequestDirectives: o.IgnoreRequestDirectives, HideStatusKey: o.HideStatusKey,
 		Unsafe: page.Unsafe(o.UnsafeInvalidation), InvalidateLocations: o.InvalidateLocations,
 		Rules: httpcache.Options{
-			DefaultLifetime:      o.TTL,
+			DefaultLifetime:      s.TTL,
 			Targets:              slices.Clone(o.TargetedFields),
-			SetCookie:            o.SetCookie,
+			SetCookie:            o.StoreSetCookie,
 			HeuristicFraction:    o.HeuristicFraction,
-			StaleWhileRevalidate: o.StaleWhileRevalidate,
-			StaleIfError:         o.StaleIfError,
+			StaleWhileRevalidate: s.StaleWhileRevalidate,
+			StaleIfError:         s.StaleIfError,
 			AnyLanguageOrder:     o.AnyLanguageOrder,
 			Retargeting:          httpcache.NewRetargeting(o.RetargetingFields...),
 		},

@@ -44,7 +44,7 @@ func inPairs(t *testing.T, o bellwether.HTTPOptions, h http.HandlerFunc, test fu
 	})
 	inBubble(t, "fleet", func(t *testing.T) {
 		o := o
-		o.Store, o.Locker = memstore.New(), locallock.New()
+		o.Fleet.Store, o.Fleet.Locker = memstore.New(), locallock.New()
 		p := pair{newSite(t, o, h), newSite(t, o, h)}
 		time.Sleep(time.Second) // the log is read
 		test(t, p)
@@ -85,7 +85,7 @@ func TestAudience_FailureIsItsClients(t *testing.T) {
 	for name, fail := range ownFailures {
 		for _, errorTTL := range []time.Duration{0, -1} {
 			t.Run(fmt.Sprint(name, errorTTL), func(t *testing.T) {
-				o := bellwether.HTTPOptions{Options: bellwether.Options{ErrorTTL: errorTTL}}
+				o := bellwether.HTTPOptions{ErrorTTL: errorTTL}
 				inPairs(t, o, own(time.Second, fail), func(t *testing.T, p pair) {
 					var wg sync.WaitGroup
 					ask := func(s *site, fields ...string) {
@@ -214,14 +214,14 @@ func TestAudience_FailureOfAnAnonymousHerd(t *testing.T) {
 // request with a cookie is its client's.
 func TestAudience_FailureOfAPageForAll(t *testing.T) {
 	for name, tt := range map[string]struct {
-		options bellwether.Options
+		options bellwether.HTTPOptions
 		control string // of the error
 		page    string // Cache-Control of a page before the error, if there was one
 		fail    func(w http.ResponseWriter)
 		calls   int32 // of a herd with 20 cookies, at most
 		later   int32 // of one more request
 	}{
-		"with TTL":      {options: bellwether.Options{TTL: time.Minute}, calls: 1},
+		"with TTL":      {options: bellwether.HTTPOptions{TTL: time.Minute}, calls: 1},
 		"public":        {control: "public", calls: 1},
 		"max-age":       {control: "max-age=5", calls: 1},
 		"after a page":  {page: "max-age=10", calls: 1},
@@ -246,7 +246,7 @@ func TestAudience_FailureOfAPageForAll(t *testing.T) {
 					http.Error(w, "down", http.StatusServiceUnavailable)
 				}
 			}
-			inPairs(t, bellwether.HTTPOptions{Options: tt.options}, h, func(t *testing.T, p pair) {
+			inPairs(t, tt.options, h, func(t *testing.T, p pair) {
 				broken.Store(false)
 				if tt.page != "" {
 					p.first.get("http://a/p")
@@ -566,7 +566,7 @@ func TestAudience_TimeoutIsItsClients(t *testing.T) {
 		}
 		fmt.Fprint(w, "page of ", cookie)
 	}
-	o := bellwether.HTTPOptions{Options: bellwether.Options{RebuildTimeout: 10 * time.Second}}
+	o := bellwether.HTTPOptions{RebuildTimeout: 10 * time.Second}
 	inPairs(t, o, h, func(t *testing.T, p pair) {
 		var wg sync.WaitGroup
 		wg.Go(func() { p.first.get("http://a/p", "Cookie", "bad") })
@@ -672,7 +672,7 @@ func TestAudience_OneClientsAnswersLeaveTheStaleIfErrorPage(t *testing.T) {
 // handler: one of the herd tries again.
 func TestAudience_EarlyRefreshThatPanicsForItsClient(t *testing.T) {
 	h := unshared(time.Second, "max-age=10", func(http.ResponseWriter) { panic("account") })
-	o := bellwether.HTTPOptions{Options: bellwether.Options{EarlyRefresh: 1e6}}
+	o := bellwether.HTTPOptions{EarlyRefresh: 1e6}
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, o, h)
 		s.get("http://a/p")
@@ -700,7 +700,7 @@ func TestAudience_OneClientInTwoProcessesLetsNoHerdGo(t *testing.T) {
 	} {
 		inBubble(t, name, func(t *testing.T) {
 			h := unshared(200*time.Millisecond, "max-age=1", answer)
-			o := bellwether.HTTPOptions{Options: bellwether.Options{Store: memstore.New(), Locker: locallock.New()}}
+			o := bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: memstore.New(), Locker: locallock.New()}}
 			p := pair{newSite(t, o, h), newSite(t, o, h)}
 			time.Sleep(time.Second) // the log is read
 			p.first.get("http://a/p")

@@ -175,7 +175,7 @@ func TestBypass_SlowerThanRebuildTimeout(t *testing.T) {
 				}
 				io.WriteString(w, "page")
 			}
-			o := bellwether.HTTPOptions{PassThrough: 3, UncacheableTTL: time.Minute}
+			o := bellwether.HTTPOptions{MaxPassThrough: 3, HitForMissTTL: time.Minute}
 			inPairs(t, o, h, func(t *testing.T, p pair) {
 				slow.Store(false)
 				if shared {
@@ -217,7 +217,7 @@ func TestBypass_SlowerThanRebuildTimeout(t *testing.T) {
 func TestBypass_IsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var running, most atomic.Int32
-		o := bellwether.HTTPOptions{PassThrough: 3, Options: bellwether.Options{MaxWait: time.Second}}
+		o := bellwether.HTTPOptions{MaxPassThrough: 3, MaxWait: time.Second}
 		s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
 			most.Store(max(most.Load(), running.Add(1)))
 			defer running.Add(-1)

@@ -49,7 +49,7 @@ func TestChain_Twice(t *testing.T) {
 // Nor would what goes past the first be held up by the second, or looked at again.
 func TestChain_TwiceAndBypassed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		mw := bellwether.NewMiddleware(bellwether.HTTPOptions{PassThrough: 1, Options: bellwether.Options{MaxWait: time.Second}})
+		mw := bellwether.NewMiddleware(bellwether.HTTPOptions{MaxPassThrough: 1, MaxWait: time.Second})
 		defer mw.Close()
 		h := mw.Handler(mw.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if r.URL.Path == "/slow" {
@@ -251,7 +251,7 @@ func TestChain_OuterCacheControl(t *testing.T) {
 		"nothing": {outer("X-Request-Id", "1"), false},
 	} {
 		inBubble(t, name, func(t *testing.T) {
-			s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{TTL: time.Hour}}, func(w http.ResponseWriter, r *http.Request) {
+			s := newSite(t, bellwether.HTTPOptions{TTL: time.Hour}, func(w http.ResponseWriter, r *http.Request) {
 				if r.Method == http.MethodPost {
 					w.Header().Set("Cache-Control", "max-age=61")
 					w.Header().Set("Content-Location", r.URL.Path)
@@ -298,7 +298,7 @@ func TestChain_OuterCacheControl(t *testing.T) {
 
 // A POST past the cache for that reason invalidates all the same.
 func TestChain_OuterCacheControlInvalidates(t *testing.T) {
-	s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{TTL: time.Hour}}, func(w http.ResponseWriter, r *http.Request) {})
+	s := newSite(t, bellwether.HTTPOptions{TTL: time.Hour}, func(w http.ResponseWriter, r *http.Request) {})
 	s.get("http://a/p")
 	middleware.NoCache(s.handler).ServeHTTP(httptest.NewRecorder(), request("POST", "http://a/p"))
 	s.get("http://a/p")

@@ -181,7 +181,7 @@ func TestCredentials_Fleet(t *testing.T) {
 	for _, stored := range []bool{false, true} { // what is not for them, and is stale
 		synctest.Test(t, func(t *testing.T) {
 			const processes = 5
-			o := bellwether.HTTPOptions{Options: bellwether.Options{Store: memstore.New(), Locker: locallock.New()}}
+			o := bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: memstore.New(), Locker: locallock.New()}}
 			var anonymous atomic.Int32
 			var fleet []*site
 			for range processes {
@@ -293,7 +293,7 @@ func TestCredentials_ValidateNothingOfOthers(t *testing.T) {
 // that are choosy, too.
 func TestCredentials_StoredWindows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o := bellwether.HTTPOptions{Options: bellwether.Options{Store: memstore.New()}}
+		o := bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: memstore.New()}}
 		page := numbered("public, max-age=10, stale-while-revalidate=60")
 		a := newSite(t, o, page)
 		b := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/lockers/locallock"
+	"github.com/bellwether-go/bellwether/observe"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 	"github.com/go-chi/chi/v5"
 )
@@ -40,7 +41,7 @@ func TestHandler_EndsWithItsLastClient(t *testing.T) {
 	} {
 		inBubble(t, name, func(t *testing.T) {
 			ended := make(chan any, 1)
-			s := newSite(t, bellwether.HTTPOptions{MaxBody: 1024}, func(w http.ResponseWriter, r *http.Request) {
+			s := newSite(t, bellwether.HTTPOptions{MaxBodyBytes: 1024}, func(w http.ResponseWriter, r *http.Request) {
 				defer func() { ended <- recover() }()
 				w.Header().Set("Cache-Control", "max-age=60")
 				write(r, w)
@@ -65,7 +66,7 @@ func TestHandler_EndsWithItsLastClient(t *testing.T) {
 // process has asked it.
 func TestHandler_TimeoutInEveryProcess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o := bellwether.HTTPOptions{Options: bellwether.Options{Store: memstore.New(), Locker: locallock.New(), RebuildTimeout: time.Second}}
+		o := bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: memstore.New(), Locker: locallock.New()}, RebuildTimeout: time.Second}
 		hang := func(w http.ResponseWriter, r *http.Request) { <-r.Context().Done() }
 		a, b := newSite(t, o, hang), newSite(t, o, hang)
 		time.Sleep(time.Second) // in which one of them begins the log of invalidations
@@ -148,7 +149,7 @@ func TestHandler_SecondRun(t *testing.T) {
 // A panic is not a load's word that there is no such thing, whatever it is made of.
 func TestHandler_PanicWithNotFound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o := bellwether.HTTPOptions{Options: bellwether.Options{TTL: time.Minute, Store: memstore.New()}}
+		o := bellwether.HTTPOptions{TTL: time.Minute, Fleet: bellwether.Fleet{Store: memstore.New()}}
 		s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
 			if time.Now().Second() == 0 {
 				panic(fmt.Errorf("user 42: %w", bellwether.ErrNotFound))
@@ -168,7 +169,7 @@ func TestHandler_PanicWithNotFound(t *testing.T) {
 func TestHandler_PanicWithTellingErrors(t *testing.T) {
 	for _, says := range []error{context.DeadlineExceeded, context.Canceled, bellwether.ErrOverloaded, bellwether.ErrWaitTimeout, bellwether.ErrClosed} {
 		inBubble(t, says.Error(), func(t *testing.T) {
-			o := bellwether.HTTPOptions{Options: bellwether.Options{TTL: time.Minute, ErrorTTL: 5 * time.Second}}
+			o := bellwether.HTTPOptions{TTL: time.Minute, ErrorTTL: 5 * time.Second}
 			s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
 				time.Sleep(time.Second)
 				panic(fmt.Errorf("db: %w", says))
@@ -193,12 +194,14 @@ func TestHandler_PanicIsTold(t *testing.T) {
 	for _, control := range []string{"max-age=60", "private"} {
 		inBubble(t, control, func(t *testing.T) {
 			told := make(chan error, 9)
-			o := bellwether.HTTPOptions{Options: bellwether.Options{Observers: []bellwether.Observer{{
-				Rebuild: func(ctx context.Context, _ string) (context.Context, func(bellwether.Rebuild)) {
-					return ctx, func(r bellwether.Rebuild) { told <- r.Err }
-				},
-				Error: func(_ string, err error) { told <- err },
-			}}}}
+			o := bellwether.HTTPOptions{
+				Observers: []observe.Observer{{
+					Rebuild: func(ctx context.Context, _ string) (context.Context, func(observe.Rebuild)) {
+						return ctx, func(r observe.Rebuild) { told <- r.Err }
+					},
+					Error: func(_ string, err error) { told <- err },
+				}},
+			}
 			s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
 				w.Header().Set("Cache-Control", control)
 				io.WriteString(w, "part of a page")
@@ -280,7 +283,7 @@ func TestHandler_PrivateEndsWithItsOnlyClient(t *testing.T) {
 func TestHandler_CancelledIsNoEmptyResponse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var n atomic.Int32
-		s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{TTL: time.Minute}}, func(w http.ResponseWriter, r *http.Request) {
+		s := newSite(t, bellwether.HTTPOptions{TTL: time.Minute}, func(w http.ResponseWriter, r *http.Request) {
 			if n.Add(1) == 1 {
 				<-r.Context().Done()
 				return
@@ -305,7 +308,7 @@ func TestHandler_CancelledIsNoEmptyResponse(t *testing.T) {
 // The handler reads its own parameters although its client, and with it chi's
 // pooled routing context, is long gone.
 func TestHandler_ChiParametersWhenDetached(t *testing.T) {
-	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{Options: bellwether.Options{MaxRebuilds: 10_000}})
+	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{Limits: bellwether.Limits{MaxRebuilds: 10_000}})
 	t.Cleanup(func() { mw.Close() })
 	r := chi.NewRouter()
 	r.Use(mw.Handler)

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/lockers/locallock"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
@@ -38,7 +39,7 @@ func page(pause time.Duration, body string) http.HandlerFunc {
 func TestHerd_OneStoreWritePerLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := wiredTo(memstore.New())
-		s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: store}}, page(time.Second, "page"))
+		s := newSite(t, bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: store}}, page(time.Second, "page"))
 		synctest.Wait()
 		store.reset() // the log of invalidations is written
 		wantBurst(t, s.burst(100, same("http://a/p")), 100, "200 page 1s")
@@ -54,7 +55,7 @@ func TestHerd_StoreErrorKeepsCollapsing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := wiredTo(memstore.New())
 		store.set(refuse)
-		s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: store, Locker: locallock.New()}}, page(time.Second, "page"))
+		s := newSite(t, bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: store, Locker: locallock.New()}}, page(time.Second, "page"))
 		for o, n := range s.burst(100, same("http://a/p")) {
 			if n != 100 || !strings.HasPrefix(o, "200 page 1") {
 				t.Errorf("%d times %q, want one load for all although the store is down", n, o)
@@ -69,15 +70,15 @@ func TestHerd_StoreErrorKeepsCollapsing(t *testing.T) {
 // Stale-while-revalidate: the clients have the stale page at once, and one refresh is made
 // behind them. Through a store it reaches the other process.
 func TestHerd_StaleWhileRevalidateInAFleet(t *testing.T) {
-	for n, o := range map[int]bellwether.Options{1: {}, 2: {Store: memstore.New(), Locker: locallock.New()}} {
+	for n, o := range map[int]bellwether.Options{1: {}, 2: {Fleet: bellwether.Fleet{Store: memstore.New(), Locker: locallock.New()}}} {
 		synctest.Test(t, func(t *testing.T) {
 			if n > 1 {
-				o.Store, o.Locker = memstore.New(), locallock.New()
+				o.Fleet.Store, o.Fleet.Locker = memstore.New(), locallock.New()
 			}
 			var calls atomic.Int32
 			var fleet []*site
 			for range n {
-				fleet = append(fleet, newSite(t, bellwether.HTTPOptions{Options: o}, func(w http.ResponseWriter, r *http.Request) {
+				fleet = append(fleet, newSite(t, pageOptions(o), func(w http.ResponseWriter, r *http.Request) {
 					v := calls.Add(1)
 					time.Sleep(500 * time.Millisecond)
 					w.Header().Set("Cache-Control", "max-age=10, stale-while-revalidate=60")
@@ -140,7 +141,7 @@ func TestHerd_LateJoinersOfAStreamedBody(t *testing.T) {
 func TestHerd_ServerErrorWithoutAStaleCopy(t *testing.T) {
 	for _, remembered := range []time.Duration{0, -1} { // 0: for a second
 		synctest.Test(t, func(t *testing.T) {
-			s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{ErrorTTL: remembered}}, func(w http.ResponseWriter, r *http.Request) {
+			s := newSite(t, bellwether.HTTPOptions{ErrorTTL: remembered}, func(w http.ResponseWriter, r *http.Request) {
 				time.Sleep(time.Second)
 				w.Header().Set("Retry-After", "7")
 				http.Error(w, "down", http.StatusServiceUnavailable)
@@ -367,7 +368,7 @@ func TestHerd_StalledClient(t *testing.T) {
 		for _, deadlines := range []bool{true, false} {
 			inBubble(t, fmt.Sprint(c.name, ", deadlines ", deadlines), func(t *testing.T) {
 				body := bytes.Repeat([]byte("0123456789abcdef"), 1<<20/16)
-				s := newSite(t, bellwether.HTTPOptions{MaxBody: c.limit}, page(time.Second, string(body)))
+				s := newSite(t, bellwether.HTTPOptions{MaxBodyBytes: c.limit}, page(time.Second, string(body)))
 				stuck := heldClient()
 				if !deadlines {
 					stuck.deadline = nil
@@ -430,7 +431,7 @@ func TestHerd_SlowClientIsNotStalled(t *testing.T) {
 func TestHerd_OverLimitBody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		body := bytes.Repeat([]byte("0123456789abcdef"), 1<<20/16)
-		s := newSite(t, bellwether.HTTPOptions{MaxBody: 256 << 10}, func(w http.ResponseWriter, r *http.Request) {
+		s := newSite(t, bellwether.HTTPOptions{MaxBodyBytes: 256 << 10}, func(w http.ResponseWriter, r *http.Request) {
 			time.Sleep(time.Second)
 			w.Header().Set("Cache-Control", "max-age=60")
 			for part := body; len(part) > 0; part = part[32<<10:] {
@@ -460,7 +461,7 @@ func TestHerd_OverLimitBody(t *testing.T) {
 func TestHerd_OverLimitBodyAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		body := bytes.Repeat([]byte("0123456789abcdef"), 256<<10/16)
-		s := newSite(t, bellwether.HTTPOptions{MaxBody: 16 << 10}, func(w http.ResponseWriter, r *http.Request) {
+		s := newSite(t, bellwether.HTTPOptions{MaxBodyBytes: 16 << 10}, func(w http.ResponseWriter, r *http.Request) {
 			time.Sleep(time.Second)
 			w.Header().Set("Cache-Control", "max-age=60")
 			w.Write(body)
@@ -487,7 +488,7 @@ func TestHerd_OverLimitBodyAtOnce(t *testing.T) {
 // call that it had, and who comes later joins it.
 func TestHerd_WaitTimeoutIsNoCliff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{MaxWait: time.Second}}, page(2500*time.Millisecond, "page"))
+		s := newSite(t, bellwether.HTTPOptions{MaxWait: time.Second}, page(2500*time.Millisecond, "page"))
 		go func() { wantBurst(t, s.burst(100, same("http://a/p")), 100, "503 Service Unavailable\n 1s") }()
 		time.Sleep(2 * time.Second)
 		wantBurst(t, s.burst(100, same("http://a/p")), 100, "200 page 500ms")
@@ -556,7 +557,7 @@ func TestHerd_JoinersWithDirectives(t *testing.T) {
 		for _, vary := range []string{"", "Accept"} {
 			for _, maxBody := range []int64{0, 1000} {
 				inBubbleBeside(t, fmt.Sprint(tt.fields, vary, maxBody), func(t *testing.T) {
-					s := newSite(t, bellwether.HTTPOptions{MaxBody: maxBody}, func(w http.ResponseWriter, r *http.Request) {
+					s := newSite(t, bellwether.HTTPOptions{MaxBodyBytes: maxBody}, func(w http.ResponseWriter, r *http.Request) {
 						w.Header().Set("Cache-Control", "public, max-age=3600")
 						w.Header().Set("Vary", vary)
 						io.WriteString(w, "first part of the page")
@@ -590,7 +591,7 @@ func TestHerd_JoinersWithDirectives(t *testing.T) {
 // its body is still being written (RFC 9111 section 4.2.4).
 func TestHerd_NobodyJoinsWhatIsOver(t *testing.T) {
 	for _, control := range []string{"max-age=2, must-revalidate", "s-maxage=2"} {
-		for _, store := range []bellwether.Store{nil, memstore.New()} {
+		for _, store := range []driver.Store{nil, memstore.New()} {
 			synctest.Test(t, func(t *testing.T) {
 				if store != nil {
 					store = memstore.New()

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
@@ -19,10 +20,10 @@ import (
 // them: Surrogate-Control says how long, Surrogate-Key is a tag.
 func TestHidden_OnEveryWay(t *testing.T) {
 	names := []string{"surrogate-control", "Surrogate-Key", "Cache-Tag"}
-	for name, store := range map[string]bellwether.Store{"alone": nil, "store": memstore.New()} {
+	for name, store := range map[string]driver.Store{"alone": nil, "store": memstore.New()} {
 		t.Run(name, func(t *testing.T) {
 			s := newSite(t, bellwether.HTTPOptions{
-				Options:      bellwether.Options{Store: store, EngineTimeout: time.Minute},
+				Fleet:        bellwether.Fleet{Store: store, EngineTimeout: time.Minute},
 				HiddenFields: names, TargetedFields: []string{"Surrogate-Control"},
 				Key: func(r *http.Request) (bellwether.Key, bool) {
 					return bellwether.Key{URL: "http://a" + r.URL.Path}, r.URL.Path != "/refused"

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
@@ -48,10 +49,10 @@ func wantFrom(t *testing.T, s *site, calls int32, what string) {
 }
 
 func TestHitForMiss_OneCacheableResponseEndsIt(t *testing.T) {
-	for name, store := range map[string]bellwether.Store{"near tier": nil, "store": memstore.New()} {
+	for name, store := range map[string]driver.Store{"near tier": nil, "store": memstore.New()} {
 		inBubble(t, name, func(t *testing.T) {
 			cc := "no-store"
-			o := bellwether.HTTPOptions{UncacheableTTL: time.Hour, Options: bellwether.Options{Store: store}}
+			o := bellwether.HTTPOptions{HitForMissTTL: time.Hour, Fleet: bellwether.Fleet{Store: store}}
 			s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
 				w.Header().Set("Cache-Control", cc)
 				fmt.Fprint(w, "v")
@@ -79,7 +80,7 @@ func TestHitForMiss_TooLargeStays(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var size, announced atomic.Int64
 		size.Store(100)
-		s := newSite(t, bellwether.HTTPOptions{MaxBody: 50, UncacheableTTL: time.Hour}, func(w http.ResponseWriter, r *http.Request) {
+		s := newSite(t, bellwether.HTTPOptions{MaxBodyBytes: 50, HitForMissTTL: time.Hour}, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Cache-Control", "max-age=60")
 			if announced.Load() != 0 {
 				w.Header().Set("Content-Length", fmt.Sprint(size.Load()))
@@ -170,7 +171,7 @@ func TestHitForMiss_NotSharedIsReleasedTogetherAndRemembered(t *testing.T) {
 	}
 }
 
-// A page whose body was over MaxBody once, and is small from then on. It has no
+// A page whose body was over MaxBodyBytes once, and is small from then on. It has no
 // Content-Length, as most Go handlers' pages have none.
 func TestHitForMiss_OnceTooLarge(t *testing.T) {
 	var large atomic.Bool
@@ -185,7 +186,7 @@ func TestHitForMiss_OnceTooLarge(t *testing.T) {
 		io.WriteString(w, "page")
 		w.(http.Flusher).Flush()
 	}
-	o := bellwether.HTTPOptions{MaxBody: 1 << 20}
+	o := bellwether.HTTPOptions{MaxBodyBytes: 1 << 20}
 	inPairs(t, o, h, func(t *testing.T, p pair) {
 		large.Store(true)
 		p.first.get("http://a/p")

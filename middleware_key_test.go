@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
@@ -116,7 +117,7 @@ func TestKey_InvalidationMeansBothSchemes(t *testing.T) {
 	} {
 		for fleet, store := range map[string]bool{"alone": false, "fleet": true} {
 			inBubble(t, name+"/"+fleet, func(t *testing.T) {
-				var st bellwether.Store
+				var st driver.Store
 				if store {
 					st = memstore.New()
 				}
@@ -526,7 +527,7 @@ func TestKey_RetargetedHerdBehindOneWithoutTheField(t *testing.T) {
 			w.Header().Set("Cache-Control", "max-age=600")
 			io.WriteString(w, "page")
 		}
-		s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{MaxRebuilds: 1}}, h)
+		s := newSite(t, bellwether.HTTPOptions{Limits: bellwether.Limits{MaxRebuilds: 1}}, h)
 		var wg sync.WaitGroup
 		wg.Go(func() { s.get("http://a/other") })
 		time.Sleep(10 * time.Millisecond)

@@ -157,7 +157,7 @@ func TestPass_ServerSentEvents(t *testing.T) {
 		t.Run(accept, func(t *testing.T) {
 			var clients atomic.Int32
 			acks := [2]chan int{make(chan int), make(chan int)}
-			s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{TTL: time.Hour}}, func(w http.ResponseWriter, r *http.Request) {
+			s := newSite(t, bellwether.HTTPOptions{TTL: time.Hour}, func(w http.ResponseWriter, r *http.Request) {
 				me := clients.Add(1) - 1
 				if err := http.NewResponseController(w).SetWriteDeadline(time.Now().Add(time.Hour)); err != nil && strings.HasPrefix(accept, "text/event-stream") {
 					t.Errorf("no write deadline through the middleware: %v", err)
@@ -205,7 +205,7 @@ func TestPass_ServerSentEvents(t *testing.T) {
 // long: it lasts as long as its client.
 func TestPass_EventStreamOutlivesRebuildTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{TTL: time.Hour}}, func(w http.ResponseWriter, r *http.Request) {
+		s := newSite(t, bellwether.HTTPOptions{TTL: time.Hour}, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
 			for i := range 10 {
 				fmt.Fprintf(w, "data: %d\n\n", i)
@@ -611,7 +611,7 @@ func TestPass_Upgrade(t *testing.T) {
 	}
 }
 
-// A private page that takes longer than UncacheableTTL, and less than RebuildTimeout: its
+// A private page that takes longer than HitForMissTTL, and less than RebuildTimeout: its
 // clients take turns all the same.
 func TestPass_SlowPrivatePageTakesNoTurns(t *testing.T) {
 	const build = 12 * time.Second
@@ -704,7 +704,7 @@ func markerUnderSlowCredentials(t *testing.T, attack bool) {
 }
 
 // The bound on passes to a page that is slower than RebuildTimeout ends with the first
-// response that comes in the second half of UncacheableTTL.
+// response that comes in the second half of HitForMissTTL.
 func TestPass_SlowPassesKeepTheirBound(t *testing.T) {
 	var running, most atomic.Int32
 	h := func(w http.ResponseWriter, r *http.Request) {
@@ -719,7 +719,7 @@ func TestPass_SlowPassesKeepTheirBound(t *testing.T) {
 		}
 		io.WriteString(w, "page") // says nothing
 	}
-	o := bellwether.HTTPOptions{PassThrough: 2, Options: bellwether.Options{RebuildTimeout: time.Second}}
+	o := bellwether.HTTPOptions{MaxPassThrough: 2, RebuildTimeout: time.Second}
 	inPairs(t, o, h, func(t *testing.T, p pair) {
 		most.Store(0)
 		p.first.get("http://a/p")
@@ -732,7 +732,7 @@ func TestPass_SlowPassesKeepTheirBound(t *testing.T) {
 		}
 		wg.Wait()
 		if n := most.Load(); n > 4 {
-			t.Errorf("%d runs of a slow page at one time, with PassThrough 2", n)
+			t.Errorf("%d runs of a slow page at one time, with MaxPassThrough 2", n)
 		}
 	})
 }

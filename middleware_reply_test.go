@@ -258,7 +258,7 @@ func TestReply_TrailersForOneClient(t *testing.T) {
 // Cache-Status says what was done for each request (RFC 9211).
 func TestReply_CacheStatus(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t, bellwether.HTTPOptions{MaxBody: 1 << 10}, func(w http.ResponseWriter, r *http.Request) {
+		s := newSite(t, bellwether.HTTPOptions{MaxBodyBytes: 1 << 10}, func(w http.ResponseWriter, r *http.Request) {
 			time.Sleep(time.Second)
 			h := w.Header()
 			h.Set("Cache-Control", "max-age=60")
@@ -518,7 +518,7 @@ func TestReply_RangeOfUnkept(t *testing.T) {
 		"another unit":             {[]string{"Range", "lines=1-2"}, true, 200, "", body},
 		"of nobody knows how long": {[]string{"Range", "bytes=0-0"}, false, 200, "", body},
 	} {
-		for kind, o := range map[string]bellwether.HTTPOptions{"private": {}, "max-age=60": {MaxBody: 100}} {
+		for kind, o := range map[string]bellwether.HTTPOptions{"private": {}, "max-age=60": {MaxBodyBytes: 100}} {
 			inBubble(t, name+" "+kind, func(t *testing.T) {
 				s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
 					w.Header().Set("Cache-Control", kind)
@@ -709,7 +709,7 @@ func TestReply_IfRangeWeakDate(t *testing.T) {
 // fields between the two.
 func TestReply_FirstOfWhatIsNotKept(t *testing.T) {
 	body := bytes.Repeat([]byte("0123456789"), 20)
-	s := newSite(t, bellwether.HTTPOptions{MaxBody: 100}, func(w http.ResponseWriter, r *http.Request) {
+	s := newSite(t, bellwether.HTTPOptions{MaxBodyBytes: 100}, func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case "/private", "/private-range":
 			w.Header().Set("Cache-Control", "private")
@@ -753,7 +753,7 @@ func TestReply_RangeOfAFinishedLiveBody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := wiredTo(memstore.New())
 		store.set(on(takes(time.Second), "commit"))
-		s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: store.full(), EngineTimeout: time.Minute}}, func(w http.ResponseWriter, r *http.Request) {
+		s := newSite(t, bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: store.full(), EngineTimeout: time.Minute}}, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Cache-Control", "max-age=60")
 			io.WriteString(w, "0123456789")
 		})
@@ -774,7 +774,7 @@ func TestReply_RetryAfter(t *testing.T) {
 		"short body": func(w http.ResponseWriter) { w.Header().Set("Content-Length", "10") },
 	} {
 		t.Run(name, func(t *testing.T) {
-			o := bellwether.HTTPOptions{Options: bellwether.Options{TTL: time.Minute, ErrorTTL: 20 * time.Second, MaxErrorTTL: time.Minute}}
+			o := bellwether.HTTPOptions{TTL: time.Minute, ErrorTTL: 20 * time.Second, MaxErrorTTL: time.Minute}
 			h := func(w http.ResponseWriter, r *http.Request) { fail(w) }
 			inPairs(t, o, h, func(t *testing.T, p pair) {
 				p.first.get("http://a/p")
@@ -895,7 +895,7 @@ func TestReply_RandomRanges(t *testing.T) {
 			}
 		}
 	}
-	s := newSite(t, bellwether.HTTPOptions{MaxBody: 100_000}, h)
+	s := newSite(t, bellwether.HTTPOptions{MaxBodyBytes: 100_000}, h)
 	h2 := serveHTTP2(t, s.handler)
 	h1 := httptest.NewServer(s.handler)
 	defer h1.Close()

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/lockers/locallock"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
@@ -82,7 +83,7 @@ func TestRequest_Directives(t *testing.T) {
 func TestRequest_OnlyIfCached(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memstore.New()
-		options := bellwether.HTTPOptions{Options: bellwether.Options{Store: store}}
+		options := bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: store}}
 		s := newSite(t, options, numbered("max-age=60, stale-while-revalidate=60"))
 		w := s.get("http://a/p", "Cache-Control", "only-if-cached")
 		if w.Code != 504 || w.Header().Get("Cache-Control") != "no-store" {
@@ -190,8 +191,8 @@ func TestRequest_ReloadIsOfNoEarlierLoad(t *testing.T) {
 			store, locker := memstore.New(), polling(locallock.New())
 			slow := wiredTo(store)
 			var all []*site
-			for _, s := range []bellwether.Store{quiet{store}, quiet{store}, quiet{slow}} {
-				all = append(all, newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: s, Locker: locker}}, began))
+			for _, s := range []driver.Store{quiet{store}, quiet{store}, quiet{slow}} {
+				all = append(all, newSite(t, bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: s, Locker: locker}}, began))
 			}
 			time.Sleep(time.Second)
 			slow.reply.Store(int64(late))
@@ -246,7 +247,7 @@ func TestRequest_PragmaIsIgnored(t *testing.T) {
 func TestRequest_MaxStaleIsNoWayAroundAnInvalidation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		silent := quiet{memstore.New()} // it tells of no invalidation
-		o := bellwether.HTTPOptions{Options: bellwether.Options{Store: silent}}
+		o := bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: silent}}
 		page := numbered("max-age=10, stale-if-error=3600")
 		a, b := newSite(t, o, page), newSite(t, o, page)
 		a.get("http://a/p")
@@ -261,7 +262,7 @@ func TestRequest_MaxStaleIsNoWayAroundAnInvalidation(t *testing.T) {
 // a client that wants another.
 func TestRequest_ReloadHoldsUpNoBodyOverTheLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t, bellwether.HTTPOptions{MaxBody: 100}, func(w http.ResponseWriter, r *http.Request) {
+		s := newSite(t, bellwether.HTTPOptions{MaxBodyBytes: 100}, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Cache-Control", "max-age=60")
 			w.Write(make([]byte, 50))
 			time.Sleep(time.Second)
@@ -304,9 +305,9 @@ func TestRequest_OnlyIfCachedIsNeverPassed(t *testing.T) {
 
 // crowded is a site that has as much to do as it may, and something for /c, of which
 // it is to be asked after pause. done waits until it is through with the others.
-func crowded(t *testing.T, store bellwether.Store, control string, pause time.Duration) (s *site, done func()) {
+func crowded(t *testing.T, store driver.Store, control string, pause time.Duration) (s *site, done func()) {
 	t.Helper()
-	o := bellwether.HTTPOptions{Options: bellwether.Options{Store: store, MaxRebuilds: 1, MaxQueued: 1}}
+	o := bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: store}, Limits: bellwether.Limits{MaxRebuilds: 1, MaxQueued: 1}}
 	s = newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/c" {
 			time.Sleep(5 * time.Second)
@@ -361,7 +362,7 @@ func TestRequest_OnlyIfCachedOfASlowStore(t *testing.T) {
 			w.Header().Set("ETag", `"v"`)
 			fmt.Fprint(w, "page")
 		}
-		o := bellwether.HTTPOptions{Options: bellwether.Options{Store: store.full()}}
+		o := bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: store.full()}}
 		first, second := newSite(t, o, handler), newSite(t, o, handler)
 		first.get("http://a/p")
 		time.Sleep(800 * time.Millisecond)
@@ -376,7 +377,7 @@ func TestRequest_OnlyIfCachedOfASlowStore(t *testing.T) {
 // Nor does it begin a refresh.
 func TestRequest_OnlyIfCachedCostsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{EarlyRefresh: 2}}, func(w http.ResponseWriter, r *http.Request) {
+		s := newSite(t, bellwether.HTTPOptions{EarlyRefresh: 2}, func(w http.ResponseWriter, r *http.Request) {
 			time.Sleep(500 * time.Millisecond)
 			w.Header().Set("Cache-Control", "max-age=2")
 			fmt.Fprint(w, "page")
@@ -440,7 +441,7 @@ func TestRequest_ReloadsAtOneTime(t *testing.T) {
 func TestRequest_FloodOfHTTP2StreamsThatAreReset(t *testing.T) {
 	const slots = 128
 	over := make(chan struct{}) // the rebuilds take as long as the flood
-	s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{MaxRebuilds: slots, MaxQueued: 1024}}, func(w http.ResponseWriter, r *http.Request) {
+	s := newSite(t, bellwether.HTTPOptions{Limits: bellwether.Limits{MaxRebuilds: slots, MaxQueued: 1024}}, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/first" {
 			<-over
 		}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
@@ -81,7 +82,7 @@ func TestStale_RequestIfError(t *testing.T) {
 		for fleet, store := range map[string]bool{"alone": false, "fleet": true} {
 			for who, plainFirst := range map[string]bool{"first": false, "after others": true} {
 				inBubble(t, name+"/"+fleet+"/"+who, func(t *testing.T) {
-					var st bellwether.Store
+					var st driver.Store
 					if store {
 						st = memstore.New()
 					}
@@ -223,7 +224,7 @@ func TestStale_EntryOfNoResponse(t *testing.T) {
 			fmt.Fprint(w, "page")
 		})[0]
 		_, epoch, _ := store.Claim(t.Context(), "a/p")
-		store.Commit(t.Context(), "a/p", bellwether.Entry{Kind: bellwether.KindNotFound, Epoch: epoch, TTL: time.Hour})
+		store.Commit(t.Context(), "a/p", driver.Entry{Kind: driver.KindNotFound, Epoch: epoch, TTL: time.Hour})
 		for range 2 {
 			if w := s.get("http://a/p"); w.Code != 200 || w.Body.String() != "page" {
 				t.Errorf("%d %q", w.Code, w.Body)
@@ -297,7 +298,7 @@ func TestStale_ServerErrorsCountAsLoadFailures(t *testing.T) {
 			for who, fields := range map[string][]string{"anybody": nil, "a user": {"Authorization", "me"}} {
 				inBubble(t, name+"/"+window+"/"+who, func(t *testing.T) {
 					f := &failing{header: header, fail: fail}
-					s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{RebuildTimeout: time.Second}}, f.ServeHTTP)
+					s := newSite(t, bellwether.HTTPOptions{RebuildTimeout: time.Second}, f.ServeHTTP)
 					s.get("http://a/p")
 					time.Sleep(20 * time.Second)
 					f.broken.Store(true)

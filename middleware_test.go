@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
@@ -110,7 +111,7 @@ func (s *site) wantCalls(t *testing.T, n int32) {
 
 func TestMiddleware_MaxWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{MaxWait: time.Second}}, func(w http.ResponseWriter, r *http.Request) {
+		s := newSite(t, bellwether.HTTPOptions{MaxWait: time.Second}, func(w http.ResponseWriter, r *http.Request) {
 			time.Sleep(3 * time.Second)
 		})
 		wantBurst(t, s.burst(50, same("http://a/p")), 50, "503 Service Unavailable\n 1s")
@@ -124,7 +125,7 @@ func TestMiddleware_MaxWait(t *testing.T) {
 
 func TestMiddleware_TTLForResponsesWithoutFreshness(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{TTL: 10 * time.Second}}, func(w http.ResponseWriter, r *http.Request) {
+		s := newSite(t, bellwether.HTTPOptions{TTL: 10 * time.Second}, func(w http.ResponseWriter, r *http.Request) {
 			if r.URL.Path == "/own" {
 				w.Header().Set("Cache-Control", "max-age=1")
 			}
@@ -176,7 +177,7 @@ func TestMiddleware_NilHandler(t *testing.T) {
 // was kept before, here or in the store.
 func TestMiddleware_Closed(t *testing.T) {
 	for name, test := range map[string]struct {
-		store  bellwether.Store
+		store  driver.Store
 		before string // a request's method
 		after  string
 		field  string // Cache-Control of the last
@@ -189,7 +190,7 @@ func TestMiddleware_Closed(t *testing.T) {
 		"only-if-cached, in a store": {memstore.New(), "GET", "GET", "only-if-cached", 504},
 	} {
 		inBubble(t, name, func(t *testing.T) {
-			s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: test.store}}, func(w http.ResponseWriter, r *http.Request) {
+			s := newSite(t, bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: test.store}}, func(w http.ResponseWriter, r *http.Request) {
 				w.Header().Set("Cache-Control", "max-age=60")
 				w.Header().Set("Content-Location", "/p")
 				io.WriteString(w, "page")
@@ -223,21 +224,21 @@ func TestMiddleware_Options(t *testing.T) {
 		"heuristic":                          {bellwether.HTTPOptions{HeuristicFraction: 0.1}, http.Header{"Last-Modified": {lastYear}}, 200, 23 * time.Hour, true},
 		"heuristic is bounded":               {bellwether.HTTPOptions{HeuristicFraction: 0.1}, http.Header{"Last-Modified": {lastYear}}, 200, 25 * time.Hour, false},
 		"heuristic without a date":           {bellwether.HTTPOptions{HeuristicFraction: 0.1}, http.Header{}, 200, time.Second, false},
-		"TTL before the heuristic":           {bellwether.HTTPOptions{HeuristicFraction: 1e-9, Options: bellwether.Options{TTL: week}}, http.Header{"Last-Modified": {lastYear}}, 200, time.Hour, true},
+		"TTL before the heuristic":           {bellwether.HTTPOptions{HeuristicFraction: 1e-9, TTL: week}, http.Header{"Last-Modified": {lastYear}}, 200, time.Hour, true},
 		"heuristic not for every status":     {bellwether.HTTPOptions{HeuristicFraction: 0.1}, http.Header{"Last-Modified": {lastYear}}, 403, time.Second, false},
-		"set-cookie":                         {bellwether.HTTPOptions{SetCookie: true}, http.Header{"Cache-Control": {"max-age=60"}, "Set-Cookie": {"a=b"}}, 200, time.Second, true},
-		"set-cookie without a lifetime":      {bellwether.HTTPOptions{SetCookie: true, Options: bellwether.Options{TTL: week}}, http.Header{"Set-Cookie": {"a=b"}}, 200, time.Second, false},
-		"error, and no TTL":                  {bellwether.HTTPOptions{Options: bellwether.Options{ErrorTTL: time.Minute}}, http.Header{}, 503, time.Second, false},
-		"error remembered":                   {bellwether.HTTPOptions{Options: bellwether.Options{TTL: time.Second, ErrorTTL: time.Minute}}, http.Header{}, 503, 2 * time.Second, true},
-		"error remembered from now on":       {bellwether.HTTPOptions{Options: bellwether.Options{TTL: time.Second, ErrorTTL: time.Minute}}, http.Header{"Age": {"300"}}, 503, 2 * time.Second, true},
-		"error that is to be asked for anew": {bellwether.HTTPOptions{Options: bellwether.Options{ErrorTTL: time.Minute}}, http.Header{"Cache-Control": {"no-cache"}}, 503, time.Second, false},
-		"error that is public":               {bellwether.HTTPOptions{Options: bellwether.Options{TTL: week, ErrorTTL: time.Second}}, http.Header{"Cache-Control": {"public"}}, 503, 2 * time.Second, false},
-		"public error, and no TTL":           {bellwether.HTTPOptions{Options: bellwether.Options{ErrorTTL: time.Minute}}, http.Header{"Cache-Control": {"public"}}, 503, time.Second, true},
-		"public error, to be validated":      {bellwether.HTTPOptions{Options: bellwether.Options{ErrorTTL: time.Minute}}, http.Header{"Cache-Control": {"public, must-revalidate"}}, 503, time.Second, true},
-		"public error by the heuristic":      {bellwether.HTTPOptions{HeuristicFraction: 0.1, Options: bellwether.Options{ErrorTTL: time.Second}}, http.Header{"Cache-Control": {"public"}, "Last-Modified": {lastYear}}, 503, 2 * time.Second, false},
-		"error not remembered":               {bellwether.HTTPOptions{Options: bellwether.Options{ErrorTTL: -1}}, http.Header{}, 503, 0, false},
-		"error is nothing to fall back on":   {bellwether.HTTPOptions{Options: bellwether.Options{ErrorTTL: -1, StaleIfError: week}}, http.Header{}, 503, time.Second, false},
-		"error with a lifetime of its own":   {bellwether.HTTPOptions{Options: bellwether.Options{ErrorTTL: -1}}, http.Header{"Cache-Control": {"max-age=60"}}, 503, time.Second, true},
+		"set-cookie":                         {bellwether.HTTPOptions{StoreSetCookie: true}, http.Header{"Cache-Control": {"max-age=60"}, "Set-Cookie": {"a=b"}}, 200, time.Second, true},
+		"set-cookie without a lifetime":      {bellwether.HTTPOptions{StoreSetCookie: true, TTL: week}, http.Header{"Set-Cookie": {"a=b"}}, 200, time.Second, false},
+		"error, and no TTL":                  {bellwether.HTTPOptions{ErrorTTL: time.Minute}, http.Header{}, 503, time.Second, false},
+		"error remembered":                   {bellwether.HTTPOptions{TTL: time.Second, ErrorTTL: time.Minute}, http.Header{}, 503, 2 * time.Second, true},
+		"error remembered from now on":       {bellwether.HTTPOptions{TTL: time.Second, ErrorTTL: time.Minute}, http.Header{"Age": {"300"}}, 503, 2 * time.Second, true},
+		"error that is to be asked for anew": {bellwether.HTTPOptions{ErrorTTL: time.Minute}, http.Header{"Cache-Control": {"no-cache"}}, 503, time.Second, false},
+		"error that is public":               {bellwether.HTTPOptions{TTL: week, ErrorTTL: time.Second}, http.Header{"Cache-Control": {"public"}}, 503, 2 * time.Second, false},
+		"public error, and no TTL":           {bellwether.HTTPOptions{ErrorTTL: time.Minute}, http.Header{"Cache-Control": {"public"}}, 503, time.Second, true},
+		"public error, to be validated":      {bellwether.HTTPOptions{ErrorTTL: time.Minute}, http.Header{"Cache-Control": {"public, must-revalidate"}}, 503, time.Second, true},
+		"public error by the heuristic":      {bellwether.HTTPOptions{HeuristicFraction: 0.1, ErrorTTL: time.Second}, http.Header{"Cache-Control": {"public"}, "Last-Modified": {lastYear}}, 503, 2 * time.Second, false},
+		"error not remembered":               {bellwether.HTTPOptions{ErrorTTL: -1}, http.Header{}, 503, 0, false},
+		"error is nothing to fall back on":   {bellwether.HTTPOptions{ErrorTTL: -1, StaleIfError: week}, http.Header{}, 503, time.Second, false},
+		"error with a lifetime of its own":   {bellwether.HTTPOptions{ErrorTTL: -1}, http.Header{"Cache-Control": {"max-age=60"}}, 503, time.Second, true},
 		"206 to a request without a range":   {bellwether.HTTPOptions{}, http.Header{"Cache-Control": {"max-age=60"}, "Content-Range": {"bytes 0-0/1"}}, 206, time.Second, false},
 		"must-understand, not understood":    {bellwether.HTTPOptions{}, http.Header{"Cache-Control": {"max-age=60, must-understand"}}, 599, time.Second, false},
 		"304 to a request without condition": {bellwether.HTTPOptions{}, http.Header{"Cache-Control": {"max-age=60"}}, 304, time.Second, false},
@@ -264,5 +265,15 @@ func TestMiddleware_Options(t *testing.T) {
 				t.Errorf("stored %v, want %v", stored, test.stored)
 			}
 		})
+	}
+}
+
+// pageOptions are a loader's options for a Middleware, as far as it has them.
+func pageOptions(o bellwether.Options) bellwether.HTTPOptions {
+	return bellwether.HTTPOptions{
+		TTL: o.TTL, StaleWhileRevalidate: o.StaleWhileRevalidate, StaleIfError: o.StaleIfError,
+		ErrorTTL: o.ErrorTTL, MaxErrorTTL: o.MaxErrorTTL, EarlyRefresh: o.EarlyRefresh, TTLJitter: o.TTLJitter,
+		Patience: o.Patience, MaxWait: o.MaxWait, RebuildTimeout: o.RebuildTimeout,
+		Fleet: o.Fleet, Limits: o.Limits, OnError: o.OnError, Observers: o.Observers,
 	}
 }

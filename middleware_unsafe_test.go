@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/lockers/locallock"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
@@ -172,7 +173,7 @@ func TestUnsafe_Soft(t *testing.T) {
 				fmt.Fprint(w, version)
 			}
 			store, locker := memstore.New(), locallock.New()
-			o := bellwether.HTTPOptions{UnsafeInvalidation: bellwether.SoftInvalidation, Options: bellwether.Options{Store: store, Locker: locker}}
+			o := bellwether.HTTPOptions{UnsafeInvalidation: bellwether.SoftInvalidation, Fleet: bellwether.Fleet{Store: store, Locker: locker}}
 			first, second := newSite(t, o, h), newSite(t, o, h)
 			for _, s := range []*site{first, second} {
 				time.Sleep(2 * time.Second)
@@ -203,7 +204,7 @@ func TestUnsafe_Soft(t *testing.T) {
 // URLs, and have the log forget nothing of before.
 func TestUnsafe_SoftFlood(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o := bellwether.HTTPOptions{UnsafeInvalidation: bellwether.SoftInvalidation, Options: bellwether.Options{Store: memstore.New(), Locker: locallock.New()}}
+		o := bellwether.HTTPOptions{UnsafeInvalidation: bellwether.SoftInvalidation, Fleet: bellwether.Fleet{Store: memstore.New(), Locker: locallock.New()}}
 		s := newSite(t, o, page(0, "page"))
 		s.get("http://a/popular")
 		for i := range 600 { // more than the log remembers
@@ -226,7 +227,7 @@ func TestUnsafe_NoInvalidation(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			o := bellwether.HTTPOptions{UnsafeInvalidation: bellwether.NoInvalidation, InvalidateLocations: true}
 			if store {
-				o.Store = memstore.New()
+				o.Fleet.Store = memstore.New()
 			}
 			s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
 				w.Header().Set("Location", "/q")
@@ -419,7 +420,7 @@ func TestPost_MayAnswerTheNextGet(t *testing.T) {
 	for name, test := range map[string]struct {
 		header http.Header
 		stored bool
-		store  bellwether.Store
+		store  driver.Store
 	}{
 		"explicit freshness, own location": {explicit, true, nil},
 		"absolute location":                {with("Content-Location", "http://a/p"), true, nil},
@@ -435,7 +436,7 @@ func TestPost_MayAnswerTheNextGet(t *testing.T) {
 		"a store that others write to":     {explicit, false, memstore.New()},
 	} {
 		inBubble(t, name, func(t *testing.T) {
-			o := bellwether.HTTPOptions{SetCookie: true, Options: bellwether.Options{Store: test.store}}
+			o := bellwether.HTTPOptions{StoreSetCookie: true, Fleet: bellwether.Fleet{Store: test.store}}
 			s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
 				if r.Method == "POST" {
 					for name, values := range test.header {
@@ -492,7 +493,7 @@ func TestPost_OverlappingKeepNothing(t *testing.T) {
 // whether it is kept or not.
 func TestPost_BodyArrivesWhole(t *testing.T) {
 	body := bytes.Repeat([]byte("0123456789abcdef"), 1<<16)
-	s := newSite(t, bellwether.HTTPOptions{MaxBody: 1 << 10}, func(w http.ResponseWriter, r *http.Request) {
+	s := newSite(t, bellwether.HTTPOptions{MaxBodyBytes: 1 << 10}, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/kept" {
 			w.Header().Set("Cache-Control", "max-age=60")
 			w.Header().Set("Content-Location", "/kept")
@@ -555,7 +556,7 @@ func TestPost_CopyThatFails(t *testing.T) {
 func TestUnsafe_SoftWithoutALocker(t *testing.T) {
 	for name, tt := range map[string]struct {
 		kind   bellwether.Invalidation
-		locker bellwether.Locker
+		locker driver.Locker
 		one    bool
 	}{
 		"hard": {}, "soft": {kind: bellwether.SoftInvalidation}, "soft, one process": {kind: bellwether.SoftInvalidation, one: true},
@@ -572,7 +573,7 @@ func TestUnsafe_SoftWithoutALocker(t *testing.T) {
 				w.Header().Set("Cache-Control", "max-age=600")
 				fmt.Fprint(w, n)
 			}
-			o := bellwether.HTTPOptions{UnsafeInvalidation: tt.kind, Options: bellwether.Options{Store: farStore(memstore.New()), Locker: tt.locker}}
+			o := bellwether.HTTPOptions{UnsafeInvalidation: tt.kind, Fleet: bellwether.Fleet{Store: farStore(memstore.New()), Locker: tt.locker}}
 			p := pair{newSite(t, o, h), newSite(t, o, h)}
 			if tt.one {
 				p.second = p.first
@@ -619,7 +620,7 @@ func TestUnsafe_SoftFloodAtOneTime(t *testing.T) {
 	for _, n := range []int{100, 1000} {
 		inBubble(t, fmt.Sprint(n), func(t *testing.T) {
 			o := bellwether.HTTPOptions{UnsafeInvalidation: bellwether.SoftInvalidation}
-			o.Store, o.Locker = farStore(memstore.New()), farLocker()
+			o.Fleet.Store, o.Fleet.Locker = farStore(memstore.New()), farLocker()
 			s := newSite(t, o, page(0, "page"))
 			time.Sleep(time.Second)
 			s.get("http://a/popular")

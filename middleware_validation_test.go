@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
@@ -301,7 +302,7 @@ func TestValidation_OfAnotherProcessesResponse(t *testing.T) {
 		store := memstore.New()
 		var sites []*site
 		for range 2 {
-			sites = append(sites, newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: store}}, o.ServeHTTP))
+			sites = append(sites, newSite(t, bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: store}}, o.ServeHTTP))
 			synctest.Wait() // without a Locker, two that meet the log at one time may both begin it
 		}
 		sites[0].get("http://a/p")
@@ -427,10 +428,10 @@ func TestValidation_AgeAfterIt(t *testing.T) {
 // What is never fresh is kept for its validator in this process alone: in a
 // store, the processes that wait for it could not use it.
 func TestValidation_NeverFreshIsKeptInThisProcessAlone(t *testing.T) {
-	for asked, store := range map[string]bellwether.Store{`"1"`: nil, "": memstore.New()} {
+	for asked, store := range map[string]driver.Store{`"1"`: nil, "": memstore.New()} {
 		synctest.Test(t, func(t *testing.T) {
 			o := &origin{version: "1", header: http.Header{"Cache-Control": {"max-age=0"}}}
-			s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: store}}, o.ServeHTTP)
+			s := newSite(t, bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: store}}, o.ServeHTTP)
 			s.get("http://a/p")
 			time.Sleep(10 * time.Second)
 			s.get("http://a/p")

@@ -22,11 +22,11 @@ import (
 // several processes.
 func TestVary_OneBuildPerVariantInAFleet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o := bellwether.Options{Store: memstore.New(), Locker: locallock.New()}
+		o := bellwether.Options{Fleet: bellwether.Fleet{Store: memstore.New(), Locker: locallock.New()}}
 		var builds [5]atomic.Int32
 		fleet := make([]*site, 4)
 		for i := range fleet {
-			fleet[i] = newSite(t, bellwether.HTTPOptions{Options: o}, func(w http.ResponseWriter, r *http.Request) {
+			fleet[i] = newSite(t, pageOptions(o), func(w http.ResponseWriter, r *http.Request) {
 				lang := r.Header.Get("Accept-Language")
 				builds[lang[1]-'0'].Add(1)
 				time.Sleep(500 * time.Millisecond)
@@ -454,7 +454,7 @@ func invalidateAt(t *testing.T, after time.Duration, match bellwether.Match, con
 	store := wiredTo(memstore.New()) // each step of a load takes a millisecond there, and one back
 	store.trip = time.Millisecond
 	store.reply.Store(int64(time.Millisecond))
-	o := bellwether.HTTPOptions{Options: bellwether.Options{Store: store.full(), Locker: locallock.New()}}
+	o := bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: store.full(), Locker: locallock.New()}}
 	p := pair{newSite(t, o, h), newSite(t, o, h)}
 	time.Sleep(time.Second) // the log is read
 	if signpost {
@@ -621,7 +621,7 @@ func TestVary_ThousandsOfVariants(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := wiredTo(memstore.New())
 		store.busy = true
-		s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: store, NearTTL: time.Hour}}, func(w http.ResponseWriter, r *http.Request) {
+		s := newSite(t, bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: store, NearTTL: time.Hour}}, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Cache-Control", "max-age=3600")
 			w.Header().Set("Vary", "User-Agent")
 			io.WriteString(w, r.Header.Get("User-Agent"))

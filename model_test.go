@@ -23,6 +23,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 )
 
 // This file is the model: a fleet of real caches or middlewares is asked, invalidated, cut
@@ -302,33 +303,32 @@ func (w *world) start(t *testing.T, i int) {
 	locker := &linkLocker{n.locks, w.room}
 	o := bellwether.Options{
 		TTL: w.TTL, StaleWhileRevalidate: w.StaleWhileRevalidate, StaleIfError: w.StaleIfError,
-		ErrorTTL: w.ErrorTTL, Patience: w.Patience, NearTTL: w.NearTTL, Hedge: w.Hedge, HedgeShare: 1, EarlyRefresh: w.Early, MaxRebuilds: w.MaxRebuilds,
-		MaxWait: modelMaxWait, LeaseTTL: modelLease, RebuildTimeout: modelRebuildTimeout, EngineTimeout: modelEngineTimeout,
-		Locker: locker, Namespace: "model",
+		ErrorTTL: w.ErrorTTL, Patience: w.Patience, Fleet: bellwether.Fleet{NearTTL: w.NearTTL, LeaseTTL: modelLease, EngineTimeout: modelEngineTimeout, Locker: locker, Namespace: "model"}, Hedge: w.Hedge, HedgeShare: 1, EarlyRefresh: w.Early, Limits: bellwether.Limits{MaxRebuilds: w.MaxRebuilds},
+		MaxWait: modelMaxWait, RebuildTimeout: modelRebuildTimeout,
 		OnError: func(string, error) {},
 	}
 	if w.Hedge == 0 {
 		o.HedgeShare = 0
 	}
 	if w.Watches {
-		o.Locker = struct {
+		o.Fleet.Locker = struct {
 			*linkLocker
 			watches
 		}{locker, locker.watchEnd}
 	}
 	switch w.Store {
 	case "plain":
-		o.Store = store
+		o.Fleet.Store = store
 	case "telling":
-		o.Store = struct {
+		o.Fleet.Store = struct {
 			*linkStore
 			notifies
 			fences
 		}{store, store.notify, store.fenced}
 	case "together":
-		o.Store = batchesBy(store, store.getMany)
+		o.Fleet.Store = batchesBy(store, store.getMany)
 	case "all":
-		o.Store = struct {
+		o.Fleet.Store = struct {
 			*linkStore
 			getsMany
 			notifies
@@ -336,7 +336,7 @@ func (w *world) start(t *testing.T, i int) {
 		}{store, store.getMany, store.notify, store.fenced}
 	}
 	if w.Store == "one engine" {
-		o.Store, o.Locker = w.oneEngine(&linkEngine{store, locker})
+		o.Fleet.Store, o.Fleet.Locker, o.Fleet.Engine = nil, nil, w.oneEngine(&linkEngine{store, locker})
 	}
 	phases := func(key, phase string) { w.note(phase, i, key) }
 	if w.Face == "HTTP" {
@@ -355,11 +355,11 @@ func (w *world) start(t *testing.T, i int) {
 }
 
 // oneEngine is an engine that is store and locker at once.
-func (w *world) oneEngine(e *linkEngine) (bellwether.Store, bellwether.Locker) {
+func (w *world) oneEngine(e *linkEngine) driver.Elector {
 	if w.Watches {
-		return watchedEngine{e}, watchedEngine{e}
+		return watchedEngine{e}
 	}
-	return e, e
+	return e
 }
 
 func keyName(k int) string { return "k" + strconv.Itoa(k) }
@@ -420,7 +420,9 @@ func (n *modelNode) load(t *testing.T, o bellwether.Options, phases func(key, ph
 // key 2 is at times a page for one client alone, and key 3 says nothing of credentials.
 func (n *modelNode) serve(t *testing.T, o bellwether.Options, phases func(key, phase string)) {
 	w := n.world
-	m := bellwether.NewMiddleware(bellwether.HTTPOptions{Options: o, UncacheableTTL: 3 * time.Second})
+	po := pageOptions(o)
+	po.HitForMissTTL = 3 * time.Second
+	m := bellwether.NewMiddleware(po)
 	m.OnPhase(phases)
 	h := m.Handler(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		key, who := r.URL.Path[1:], r.Header.Get("Authorization")

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/lockers/locallock"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
@@ -23,7 +24,7 @@ import (
 
 // nearOff is o with the near tier switched off.
 func nearOff(o bellwether.Options) bellwether.Options {
-	o.NearTTL = -1
+	o.Fleet.NearTTL = -1
 	return o
 }
 
@@ -224,9 +225,9 @@ func TestNearOff_Unshared(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {
 		f := newFleet(t, 2, by, nearOff(bellwether.Options{TTL: time.Hour}))
 		f.each(func(p *process) {
-			p.store.limit = func(e bellwether.Entry) error {
+			p.store.limit = func(e driver.Entry) error {
 				if len(e.Value) > 0 {
-					return bellwether.ErrTooLarge
+					return driver.ErrTooLarge
 				}
 				return nil
 			}
@@ -306,10 +307,12 @@ func TestNearOff_FailureOfBeforeAnInvalidation(t *testing.T) {
 func TestNearOff_DecodesOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var decoded atomic.Int32
-		o := nearOff(bellwether.Options{Store: quiet{memstore.New()}, Codec: bellwether.Codec{
-			Marshal:   json.Marshal,
-			Unmarshal: func(b []byte, v any) error { decoded.Add(1); return json.Unmarshal(b, v) },
-		}})
+		o := nearOff(bellwether.Options{
+			Fleet: bellwether.Fleet{Store: quiet{memstore.New()}}, Codec: bellwether.Codec{
+				Marshal:   json.Marshal,
+				Unmarshal: func(b []byte, v any) error { decoded.Add(1); return json.Unmarshal(b, v) },
+			},
+		})
 		load := func(context.Context, string) (string, error) { return "v", nil }
 		a, b := cacheOf(t, load, o), cacheOf(t, load, o)
 		a.Get(t.Context(), "k")
@@ -374,12 +377,12 @@ func TestNearOff_EarlyRefresh(t *testing.T) {
 
 // nearOffSites are processes with one store, which need not tell of changes, and no near
 // tier.
-func nearOffSites(t *testing.T, n int, store bellwether.Store, h http.HandlerFunc) []*site {
+func nearOffSites(t *testing.T, n int, store driver.Store, h http.HandlerFunc) []*site {
 	t.Helper()
 	locker := locallock.New()
 	var all []*site
 	for range n {
-		o := bellwether.HTTPOptions{Options: nearOff(bellwether.Options{Store: store, Locker: locker})}
+		o := bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: store, Locker: locker, NearTTL: -1}}
 		all = append(all, newSite(t, o, h))
 	}
 	time.Sleep(10 * time.Millisecond) // the log has begun
@@ -465,9 +468,9 @@ func TestNearOff_HTTPCalls(t *testing.T) {
 // invalidated it; without a Fencer it waits for the commit. Either way the handler is
 // called once for those who may have it, and the store is not asked while nobody comes.
 func TestNearOff_LateJoinerOfAStream(t *testing.T) {
-	for name, open := range map[string]func(store bellwether.Store) bellwether.Store{
+	for name, open := range map[string]func(store driver.Store) driver.Store{
 		"can be asked": askable,
-		"cannot":       func(s bellwether.Store) bellwether.Store { return quiet{s} },
+		"cannot":       func(s driver.Store) driver.Store { return quiet{s} },
 	} {
 		for _, invalidated := range []bool{false, true} {
 			inBubble(t, fmt.Sprintf("%s/invalidated %v", name, invalidated), func(t *testing.T) {
@@ -505,8 +508,8 @@ func TestNearOff_JoinersOfAStreamAskLittle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := wiredTo(memstore.New())
 		store.set(trip)
-		o := bellwether.Options{Store: quiet{store}, Locker: locallock.New(), Patience: 500 * time.Millisecond}
-		s := newSite(t, bellwether.HTTPOptions{Options: nearOff(o)}, func(w http.ResponseWriter, r *http.Request) {
+		o := bellwether.Options{Fleet: bellwether.Fleet{Store: quiet{store}, Locker: locallock.New()}, Patience: 500 * time.Millisecond}
+		s := newSite(t, pageOptions(nearOff(o)), func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Cache-Control", "max-age=1, stale-while-revalidate=3600")
 			w.(http.Flusher).Flush()
 			time.Sleep(time.Second)

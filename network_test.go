@@ -7,7 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/lockers/locallock"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
@@ -21,7 +21,7 @@ type engineRoom struct {
 	locker engineAt[*locallock.Locker]
 
 	leases   sync.Mutex // held while the locker is asked; guards what follows
-	holders  map[heldKey]bellwether.Lease
+	holders  map[heldKey]driver.Lease
 	violated func(format string, args ...any)
 }
 
@@ -58,7 +58,7 @@ type heldKey struct {
 }
 
 // acquire asks the locker, and notes the holder.
-func (e *engineRoom) acquire(ctx context.Context, key heldKey, ttl time.Duration) (bellwether.Lease, error) {
+func (e *engineRoom) acquire(ctx context.Context, key heldKey, ttl time.Duration) (driver.Lease, error) {
 	e.leases.Lock()
 	defer e.leases.Unlock()
 	lease, err := key.locker.TryAcquire(ctx, key.key, ttl)
@@ -69,7 +69,7 @@ func (e *engineRoom) acquire(ctx context.Context, key heldKey, ttl time.Duration
 }
 
 // held asks something of a lease, and holds that it is refused if another has the key.
-func (e *engineRoom) held(key heldKey, lease bellwether.Lease, do func() error) error {
+func (e *engineRoom) held(key heldKey, lease driver.Lease, do func() error) error {
 	e.leases.Lock()
 	defer e.leases.Unlock()
 	err := do()
@@ -80,7 +80,7 @@ func (e *engineRoom) held(key heldKey, lease bellwether.Lease, do func() error) 
 }
 
 func newEngineRoom(violated func(format string, args ...any)) *engineRoom {
-	e := &engineRoom{holders: map[heldKey]bellwether.Lease{}, violated: violated}
+	e := &engineRoom{holders: map[heldKey]driver.Lease{}, violated: violated}
 	e.store.next = func(old *restarted) *restarted {
 		if old == nil {
 			return &restarted{store: memstore.New()}
@@ -107,21 +107,21 @@ func (s *restarted) lift(epoch uint64) uint64 {
 	return epoch + s.above
 }
 
-func (s *restarted) Get(ctx context.Context, key string) (bellwether.Entry, error) {
+func (s *restarted) Get(ctx context.Context, key string) (driver.Entry, error) {
 	e, err := s.store.Get(ctx, key)
 	e.Epoch = s.lift(e.Epoch)
 	return e, err
 }
 
-func (s *restarted) Claim(ctx context.Context, key string) (bellwether.Entry, uint64, error) {
+func (s *restarted) Claim(ctx context.Context, key string) (driver.Entry, uint64, error) {
 	e, epoch, err := s.store.Claim(ctx, key)
 	e.Epoch = s.lift(e.Epoch)
 	return e, s.lift(epoch), err
 }
 
-func (s *restarted) Commit(ctx context.Context, key string, e bellwether.Entry) error {
+func (s *restarted) Commit(ctx context.Context, key string, e driver.Entry) error {
 	if e.Epoch <= s.above {
-		return bellwether.ErrFenced // of a claim that is forgotten
+		return driver.ErrFenced // of a claim that is forgotten
 	}
 	e.Epoch -= s.above
 	return s.store.Commit(ctx, key, e)
@@ -138,8 +138,8 @@ func (s *restarted) Fenced(ctx context.Context, key string, epoch uint64) (bool,
 	return s.store.Fenced(ctx, key, epoch-s.above)
 }
 
-func (s *restarted) Notify(ctx context.Context, f func(bellwether.Notice)) {
-	s.store.Notify(ctx, func(n bellwether.Notice) {
+func (s *restarted) Notify(ctx context.Context, f func(driver.Notice)) {
+	s.store.Notify(ctx, func(n driver.Notice) {
 		n.Epoch, n.Entry.Epoch = s.lift(n.Epoch), s.lift(n.Entry.Epoch)
 		f(n)
 	})
@@ -255,7 +255,7 @@ type linkStore struct {
 }
 
 type storeAnswer struct {
-	entry bellwether.Entry
+	entry driver.Entry
 	epoch uint64
 	yes   bool
 	many  []storeAnswer // GetMany's, by the index of the key
@@ -273,7 +273,7 @@ func (s *linkStore) ask(ctx context.Context, op string, do func(ctx context.Cont
 	return a
 }
 
-func (s *linkStore) Get(ctx context.Context, key string) (bellwether.Entry, error) {
+func (s *linkStore) Get(ctx context.Context, key string) (driver.Entry, error) {
 	a := s.ask(ctx, "get", func(ctx context.Context, store *restarted) (a storeAnswer) {
 		a.entry, a.err = store.Get(ctx, key)
 		return a
@@ -281,7 +281,7 @@ func (s *linkStore) Get(ctx context.Context, key string) (bellwether.Entry, erro
 	return a.entry, a.err
 }
 
-func (s *linkStore) Claim(ctx context.Context, key string) (bellwether.Entry, uint64, error) {
+func (s *linkStore) Claim(ctx context.Context, key string) (driver.Entry, uint64, error) {
 	a := s.ask(ctx, "claim", func(ctx context.Context, store *restarted) (a storeAnswer) {
 		a.entry, a.epoch, a.err = store.Claim(ctx, key)
 		return a
@@ -289,7 +289,7 @@ func (s *linkStore) Claim(ctx context.Context, key string) (bellwether.Entry, ui
 	return a.entry, a.epoch, a.err
 }
 
-func (s *linkStore) Commit(ctx context.Context, key string, e bellwether.Entry) error {
+func (s *linkStore) Commit(ctx context.Context, key string, e driver.Entry) error {
 	sent := time.Now()
 	return s.ask(ctx, "commit", func(ctx context.Context, store *restarted) (a storeAnswer) {
 		arrived := e
@@ -316,7 +316,7 @@ func (s *linkStore) fenced(ctx context.Context, key string, epoch uint64) (bool,
 }
 
 // notify is Notify. Notices are late, and overtake each other.
-func (s *linkStore) notify(ctx context.Context, f func(bellwether.Notice)) {
+func (s *linkStore) notify(ctx context.Context, f func(driver.Notice)) {
 	var one sync.Mutex // f is called once at a time
 	var under sync.WaitGroup
 	defer under.Wait()
@@ -330,7 +330,7 @@ func (s *linkStore) notify(ctx context.Context, f func(bellwether.Notice)) {
 			}
 			cancel()
 		})
-		store.Notify(until, func(n bellwether.Notice) {
+		store.Notify(until, func(n driver.Notice) {
 			sent := time.Now()
 			under.Go(func() {
 				if !s.tells() {
@@ -351,7 +351,7 @@ func (s *linkStore) notify(ctx context.Context, f func(bellwether.Notice)) {
 }
 
 // getMany is GetMany, in one request.
-func (s *linkStore) getMany(ctx context.Context, keys []string, each func(int, bellwether.Entry, error)) {
+func (s *linkStore) getMany(ctx context.Context, keys []string, each func(int, driver.Entry, error)) {
 	a := s.ask(ctx, "get", func(ctx context.Context, store *restarted) (a storeAnswer) {
 		a.many = make([]storeAnswer, len(keys))
 		for i, key := range keys {
@@ -361,7 +361,7 @@ func (s *linkStore) getMany(ctx context.Context, keys []string, each func(int, b
 	})
 	for i := range keys {
 		if a.err != nil {
-			each(i, bellwether.Entry{}, a.err)
+			each(i, driver.Entry{}, a.err)
 			continue
 		}
 		each(i, a.many[i].entry, a.many[i].err)
@@ -382,11 +382,11 @@ type seenThere struct {
 }
 
 type lockAnswer struct {
-	lease bellwether.Lease
+	lease driver.Lease
 	err   error
 }
 
-func (l *linkLocker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
+func (l *linkLocker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (driver.Lease, error) {
 	asked := time.Now()
 	a, err := ask(ctx, l.link, "acquire", func() lockAnswer { return l.grant(ctx, key, ttl, asked) }, func(a lockAnswer) { a.forsake(ctx) })
 	if err != nil {
@@ -403,7 +403,7 @@ func (l *linkLocker) grant(ctx context.Context, key string, ttl time.Duration, t
 		return lockAnswer{err: context.DeadlineExceeded} // an answer that nobody believes
 	}
 	lease, err := l.room.acquire(context.WithoutCancel(ctx), heldKey{locker, key}, left)
-	if held, ok := errors.AsType[*bellwether.HeldError](err); ok {
+	if held, ok := errors.AsType[*driver.HeldError](err); ok {
 		held.Seen = seenThere{locker, gone, held.Seen}
 	}
 	if err != nil {
@@ -426,16 +426,16 @@ type linkEngine struct {
 	locker *linkLocker
 }
 
-func (e *linkEngine) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
+func (e *linkEngine) TryAcquire(ctx context.Context, key string, ttl time.Duration) (driver.Lease, error) {
 	return e.locker.TryAcquire(ctx, key, ttl)
 }
 
 type electAnswer struct {
 	lockAnswer
-	won bellwether.Election
+	won driver.Election
 }
 
-func (e *linkEngine) Elect(ctx context.Context, key string, past uint64, ttl time.Duration) (bellwether.Election, error) {
+func (e *linkEngine) Elect(ctx context.Context, key string, past uint64, ttl time.Duration) (driver.Election, error) {
 	asked := time.Now()
 	a, err := ask(ctx, e.link, "elect", func() (a electAnswer) {
 		ctx := context.WithoutCancel(ctx)
@@ -445,7 +445,7 @@ func (e *linkEngine) Elect(ctx context.Context, key string, past uint64, ttl tim
 			return a
 		}
 		a.lockAnswer = e.locker.grant(ctx, key, ttl, asked)
-		if held, ok := errors.AsType[*bellwether.HeldError](a.err); ok {
+		if held, ok := errors.AsType[*driver.HeldError](a.err); ok {
 			a.won.Held, a.err = held, nil
 		}
 		if a.lease != nil {
@@ -460,7 +460,7 @@ func (e *linkEngine) Elect(ctx context.Context, key string, past uint64, ttl tim
 	return a.won, err
 }
 
-func (e *linkEngine) CommitAndRelease(ctx context.Context, key string, entry bellwether.Entry, lease bellwether.Lease) error {
+func (e *linkEngine) CommitAndRelease(ctx context.Context, key string, entry driver.Entry, lease driver.Lease) error {
 	sent := time.Now()
 	return e.ask(ctx, "commit", func(ctx context.Context, store *restarted) (a storeAnswer) {
 		arrived := entry
@@ -476,11 +476,11 @@ func (e *linkEngine) CommitAndRelease(ctx context.Context, key string, entry bel
 // A watchedEngine is a linkEngine that pushes the ends of leases, and answers for many keys.
 type watchedEngine struct{ *linkEngine }
 
-func (e watchedEngine) Watch(ctx context.Context, held *bellwether.HeldError) (<-chan struct{}, error) {
+func (e watchedEngine) Watch(ctx context.Context, held *driver.HeldError) (<-chan struct{}, error) {
 	return e.locker.watchEnd(ctx, held)
 }
 
-func (e watchedEngine) GetMany(ctx context.Context, keys []string, each func(int, bellwether.Entry, error)) {
+func (e watchedEngine) GetMany(ctx context.Context, keys []string, each func(int, driver.Entry, error)) {
 	e.getMany(ctx, keys, each)
 }
 
@@ -488,7 +488,7 @@ func (e watchedEngine) GetMany(ctx context.Context, keys []string, each func(int
 type linkLease struct {
 	*link
 	room  *engineRoom
-	lease bellwether.Lease
+	lease driver.Lease
 	gone  <-chan struct{}
 	key   heldKey
 	lost  atomic.Bool // its holder knows that it is lost
@@ -498,7 +498,7 @@ func (l *linkLease) ask(ctx context.Context, op string, do func(ctx context.Cont
 	told, err := ask(ctx, l.link, op, func() storeAnswer {
 		select {
 		case <-l.gone:
-			return storeAnswer{err: bellwether.ErrLeaseLost}
+			return storeAnswer{err: driver.ErrLeaseLost}
 		default:
 			return storeAnswer{err: l.room.held(l.key, l.lease, func() error { return do(context.WithoutCancel(ctx)) })}
 		}
@@ -518,9 +518,9 @@ func (l *linkLease) Renew(ctx context.Context, ttl time.Duration) error {
 		if left := ttl - time.Since(asked); left > 0 {
 			return l.lease.Renew(ctx, left)
 		}
-		return bellwether.ErrLeaseLost
+		return driver.ErrLeaseLost
 	})
-	if errors.Is(err, bellwether.ErrLeaseLost) {
+	if errors.Is(err, driver.ErrLeaseLost) {
 		l.lost.Store(true)
 	}
 	return err
@@ -531,7 +531,7 @@ func (l *linkLease) Release(ctx context.Context) error {
 }
 
 // watchEnd is Watch.
-func (l *linkLocker) watchEnd(ctx context.Context, held *bellwether.HeldError) (<-chan struct{}, error) {
+func (l *linkLocker) watchEnd(ctx context.Context, held *driver.HeldError) (<-chan struct{}, error) {
 	there := held.Seen.(seenThere)
 	inner := *held
 	inner.Seen = there.seen

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/internal/gate"
@@ -20,7 +21,7 @@ import (
 // listen hears the store's notices until the engine is closed. It is called once
 // the engine is complete, before its first use.
 func (e *engine[V]) listen() {
-	notifier, ok := e.Store.(Notifier)
+	notifier, ok := e.Store.(driver.Notifier)
 	if !ok {
 		return
 	}
@@ -38,7 +39,7 @@ func (e *engine[V]) listen() {
 }
 
 // listenOnce returns when Notify does, in whatever way.
-func (e *engine[V]) listenOnce(notifier Notifier) {
+func (e *engine[V]) listenOnce(notifier driver.Notifier) {
 	ended := make(chan struct{})
 	go func() { // of its own: a Goexit would end the caller's
 		defer close(ended)
@@ -52,7 +53,7 @@ func (e *engine[V]) listenOnce(notifier Notifier) {
 // A heard notice has the moment at which its change had not been made yet by the
 // engine's own clock.
 type heard struct {
-	Notice
+	driver.Notice
 	made instant
 }
 
@@ -65,7 +66,7 @@ func (n *heard) whole(now instant, nearTTL time.Duration) bool {
 
 // hear takes one notice in. It runs on the adapter's goroutine, which a panic of
 // user code must not end.
-func (e *engine[V]) hear(n Notice) {
+func (e *engine[V]) hear(n driver.Notice) {
 	key, ok := e.ownKey(n.Key)
 	if !ok {
 		return
@@ -75,7 +76,7 @@ func (e *engine[V]) hear(n Notice) {
 	}
 }
 
-func (e *engine[V]) take(key string, told Notice) {
+func (e *engine[V]) take(key string, told driver.Notice) {
 	n := heard{told, e.clock.Instant(told.Made)}
 	if key == sweeplog.Key && e.sweeps != nil {
 		if n.Entry.Epoch != 0 && n.Entry.Epoch == n.Epoch {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
@@ -40,7 +41,7 @@ func TestNotice_BringsTheValueToThoseWhoWait(t *testing.T) {
 // look for it.
 func TestNotice_EndsTheWaitForASlot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 2, notices, bellwether.Options{MaxRebuilds: 1})
+		f := newFleet(t, 2, notices, bellwether.Options{Limits: bellwether.Limits{MaxRebuilds: 1}})
 		f.origin.build = time.Minute
 		var wg sync.WaitGroup
 		wg.Go(func() { f.processes[0].Get(t.Context(), "blocks the slot") })
@@ -64,7 +65,7 @@ func TestNotice_EndsTheWaitForASlot(t *testing.T) {
 func TestNotice_OvertakesAnElection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const turns = 16 // that run at one time at first, see turns.go
-		f := newFleet(t, 2, notices, bellwether.Options{EngineTimeout: 10 * time.Second, NearTTL: time.Minute})
+		f := newFleet(t, 2, notices, bellwether.Options{Fleet: bellwether.Fleet{EngineTimeout: 10 * time.Second, NearTTL: time.Minute}})
 		crowded := f.processes[0]
 		crowded.locker.set(func(context.Context, string) error { time.Sleep(time.Second); return nil })
 		var wg sync.WaitGroup
@@ -88,7 +89,7 @@ func TestNotice_OvertakesAnElection(t *testing.T) {
 // not when NearTTL is over.
 func TestNotice_NearTiersFollow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 3, notices, bellwether.Options{TTL: time.Hour, NearTTL: time.Minute})
+		f := newFleet(t, 3, notices, bellwether.Options{TTL: time.Hour, Fleet: bellwether.Fleet{NearTTL: time.Minute}})
 		f.get(1, "k")
 		invalidate(t, f.processes[0], "k")
 		synctest.Wait()
@@ -99,7 +100,7 @@ func TestNotice_NearTiersFollow(t *testing.T) {
 		f.get(1, "k")
 		reads := f.processes[2].store.count("get")
 		_, epoch, _ := f.store.Claim(t.Context(), "test:k")
-		f.store.Commit(t.Context(), "test:k", bellwether.Entry{Kind: bellwether.KindValue, Value: []byte("later"), Epoch: epoch, TTL: time.Hour})
+		f.store.Commit(t.Context(), "test:k", driver.Entry{Kind: driver.KindValue, Value: []byte("later"), Epoch: epoch, TTL: time.Hour})
 		synctest.Wait()
 		wantValue(t, f.processes[2], "k", "later") // after a rebuild elsewhere
 		if n := f.processes[2].store.count("get"); n != reads {
@@ -154,7 +155,7 @@ func TestInvalidate_BetweenLookAndClaim(t *testing.T) {
 		if by == atOnce {
 			return // there is nothing between them
 		}
-		f := newFleet(t, 2, by, bellwether.Options{TTL: time.Second, StaleWhileRevalidate: time.Hour, NearTTL: time.Minute, MaxWait: time.Minute})
+		f := newFleet(t, 2, by, bellwether.Options{TTL: time.Second, StaleWhileRevalidate: time.Hour, Fleet: bellwether.Fleet{NearTTL: time.Minute}, MaxWait: time.Minute})
 		a, b := f.processes[0], f.processes[1]
 		f.get(1, "k")
 		time.Sleep(2 * time.Minute)
@@ -183,7 +184,7 @@ func TestInvalidate_BetweenLookAndClaim(t *testing.T) {
 // What is heard so late that it may be invalidated since is not believed.
 func TestNotice_Late(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 3, notices, bellwether.Options{NearTTL: time.Second, MaxWait: time.Minute})
+		f := newFleet(t, 3, notices, bellwether.Options{Fleet: bellwether.Fleet{NearTTL: time.Second}, MaxWait: time.Minute})
 		late := f.processes[2]
 		resume := make(chan struct{})
 		late.store.set(on(func(context.Context, string) error { <-resume; return nil }, "notice"))
@@ -248,7 +249,7 @@ func TestNotice_AfterAnInvalidationHere(t *testing.T) {
 // true when it was made, not when it is read.
 func TestNotice_ReadLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 3, notices, bellwether.Options{NearTTL: time.Second, MaxWait: time.Minute})
+		f := newFleet(t, 3, notices, bellwether.Options{Fleet: bellwether.Fleet{NearTTL: time.Second}, MaxWait: time.Minute})
 		a, b, late := f.processes[0], f.processes[1], f.processes[2]
 		f.origin.build = 1200 * time.Millisecond
 		go a.Get(context.Background(), "k") // v1
@@ -291,18 +292,18 @@ func TestNotice_ListenersThatEnd(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				inner := memstore.New()
 				times := 0
-				s := notifiesBy(inner, func(ctx context.Context, f func(bellwether.Notice)) {
+				s := notifiesBy(inner, func(ctx context.Context, f func(driver.Notice)) {
 					if times++; times <= 3 {
 						end()
 						return
 					}
 					inner.Notify(ctx, f)
 				})
-				c := cacheOf(t, func(context.Context, string) (string, error) { return "v", nil }, bellwether.Options{Store: s, NearTTL: time.Hour})
+				c := cacheOf(t, func(context.Context, string) (string, error) { return "v", nil }, bellwether.Options{Fleet: bellwether.Fleet{Store: s, NearTTL: time.Hour}})
 				c.Get(t.Context(), "k")
 				time.Sleep(10 * time.Second)
 				_, epoch, _ := inner.Claim(t.Context(), "test:k")
-				inner.Commit(t.Context(), "test:k", bellwether.Entry{Kind: bellwether.KindValue, Value: []byte("later"), Epoch: epoch, TTL: time.Hour})
+				inner.Commit(t.Context(), "test:k", driver.Entry{Kind: driver.KindValue, Value: []byte("later"), Epoch: epoch, TTL: time.Hour})
 				synctest.Wait()
 				wantValue(t, c, "k", "later") // nobody listens any more
 			})
@@ -329,8 +330,8 @@ func TestNotice_UserCodeThatPanics(t *testing.T) {
 				inner := memstore.New()
 				listening := inner.Notify
 				if elsewhere {
-					listening = func(ctx context.Context, f func(bellwether.Notice)) {
-						inner.Notify(ctx, func(n bellwether.Notice) {
+					listening = func(ctx context.Context, f func(driver.Notice)) {
+						inner.Notify(ctx, func(n driver.Notice) {
 							done := make(chan struct{})
 							go func() { defer close(done); f(n) }()
 							<-done
@@ -338,8 +339,8 @@ func TestNotice_UserCodeThatPanics(t *testing.T) {
 					}
 				}
 				o := o
-				o.Store = notifiesBy(inner, listening)
-				o.NearTTL = time.Hour
+				o.Fleet.Store = notifiesBy(inner, listening)
+				o.Fleet.NearTTL = time.Hour
 				if name == "Size" {
 					size := o.Size
 					o.Size = func(k string, v any) int { return size(k, v.(word).Word) }
@@ -348,11 +349,11 @@ func TestNotice_UserCodeThatPanics(t *testing.T) {
 				c.Get(t.Context(), "k")
 				for _, v := range []string{`{"Word":"bomb"}`, `not JSON`} {
 					_, epoch, _ := inner.Claim(t.Context(), "test:k")
-					inner.Commit(t.Context(), "test:k", bellwether.Entry{Kind: bellwether.KindValue, Value: []byte(v), Epoch: epoch, TTL: time.Hour})
+					inner.Commit(t.Context(), "test:k", driver.Entry{Kind: driver.KindValue, Value: []byte(v), Epoch: epoch, TTL: time.Hour})
 					synctest.Wait()
 				}
 				_, epoch, _ := inner.Claim(t.Context(), "test:k")
-				inner.Commit(t.Context(), "test:k", bellwether.Entry{Kind: bellwether.KindValue, Value: []byte(`{"Word":"later"}`), Epoch: epoch, TTL: time.Hour})
+				inner.Commit(t.Context(), "test:k", driver.Entry{Kind: driver.KindValue, Value: []byte(`{"Word":"later"}`), Epoch: epoch, TTL: time.Hour})
 				synctest.Wait()
 				if v, err := c.Get(t.Context(), "k"); v.Word != "later" || err != nil {
 					t.Errorf("Get = %q, %v", v, err)
@@ -369,22 +370,22 @@ type word struct{ Word string }
 func TestNotice_RudeAdapter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inner := memstore.New()
-		var hear func(bellwether.Notice)
-		s := notifiesBy(inner, func(ctx context.Context, f func(bellwether.Notice)) { hear = f; <-ctx.Done() })
-		c := cacheOf(t, func(context.Context, string) (string, error) { time.Sleep(time.Second); return "v", nil }, bellwether.Options{Store: s, NearTTL: time.Hour})
+		var hear func(driver.Notice)
+		s := notifiesBy(inner, func(ctx context.Context, f func(driver.Notice)) { hear = f; <-ctx.Done() })
+		c := cacheOf(t, func(context.Context, string) (string, error) { time.Sleep(time.Second); return "v", nil }, bellwether.Options{Fleet: bellwether.Fleet{Store: s, NearTTL: time.Hour}})
 		synctest.Wait()
 		go c.Get(context.Background(), "k")
 		synctest.Wait()
 		var wg sync.WaitGroup
 		for i := range 100 {
-			wg.Go(func() { hear(bellwether.Notice{Key: "test:k", Epoch: uint64(i), Invalidated: i%3 == 0}) })
+			wg.Go(func() { hear(driver.Notice{Key: "test:k", Epoch: uint64(i), Invalidated: i%3 == 0}) })
 		}
 		wg.Wait()
 		time.Sleep(time.Minute)
 		c.Get(t.Context(), "kept")
 		c.Close()
 		for _, key := range []string{"k", "kept", "new"} {
-			hear(bellwether.Notice{Key: "test:" + key, Epoch: 1 << 40, Made: time.Now(), Entry: bellwether.Entry{Kind: bellwether.KindValue, Value: []byte("late"), Epoch: 1 << 40, TTL: time.Hour}})
+			hear(driver.Notice{Key: "test:" + key, Epoch: 1 << 40, Made: time.Now(), Entry: driver.Entry{Kind: driver.KindValue, Value: []byte("late"), Epoch: 1 << 40, TTL: time.Hour}})
 			if v, err := c.Get(t.Context(), key); !errors.Is(err, bellwether.ErrClosed) {
 				t.Errorf("Get after Close = %q, %v", v, err)
 			}
@@ -396,15 +397,15 @@ func TestNotice_RudeAdapter(t *testing.T) {
 func TestNotice_Forged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inner := memstore.New()
-		var hear func(bellwether.Notice)
-		s := notifiesBy(inner, func(ctx context.Context, f func(bellwether.Notice)) { hear = f; <-ctx.Done() })
-		c := cacheOf(t, func(context.Context, string) (string, error) { return "true", nil }, bellwether.Options{Store: s, NearTTL: time.Second})
+		var hear func(driver.Notice)
+		s := notifiesBy(inner, func(ctx context.Context, f func(driver.Notice)) { hear = f; <-ctx.Done() })
+		c := cacheOf(t, func(context.Context, string) (string, error) { return "true", nil }, bellwether.Options{Fleet: bellwether.Fleet{Store: s, NearTTL: time.Second}})
 		synctest.Wait()
 		c.Get(t.Context(), "k")
-		for _, n := range []bellwether.Notice{
-			{Key: "test:k", Epoch: 1 << 40, Made: time.Now(), Entry: bellwether.Entry{Kind: bellwether.KindValue, Value: []byte("forged"), Epoch: 1 << 50, TTL: time.Hour}},
-			{Key: "test:k", Epoch: 1 << 40, Made: time.Now(), Entry: bellwether.Entry{Kind: 77, Value: []byte("forged"), Epoch: 1 << 40, TTL: time.Hour}},
-			{Key: "test:k", Epoch: 1 << 40, Entry: bellwether.Entry{Kind: bellwether.KindValue, Value: []byte("forged"), Epoch: 1 << 40, TTL: time.Hour}},
+		for _, n := range []driver.Notice{
+			{Key: "test:k", Epoch: 1 << 40, Made: time.Now(), Entry: driver.Entry{Kind: driver.KindValue, Value: []byte("forged"), Epoch: 1 << 50, TTL: time.Hour}},
+			{Key: "test:k", Epoch: 1 << 40, Made: time.Now(), Entry: driver.Entry{Kind: 77, Value: []byte("forged"), Epoch: 1 << 40, TTL: time.Hour}},
+			{Key: "test:k", Epoch: 1 << 40, Entry: driver.Entry{Kind: driver.KindValue, Value: []byte("forged"), Epoch: 1 << 40, TTL: time.Hour}},
 			{Key: "test:k", Epoch: 1 << 40},
 			{Key: "test:k", Epoch: 1 << 63, Invalidated: true},
 			{Key: "\x00sweeps", Epoch: 1 << 63, Invalidated: true},
@@ -420,13 +421,13 @@ func TestNotice_DuringConstruction(t *testing.T) {
 	for range 20 {
 		synctest.Test(t, func(t *testing.T) {
 			inner := memstore.New()
-			s := notifiesBy(inner, func(ctx context.Context, f func(bellwether.Notice)) {
+			s := notifiesBy(inner, func(ctx context.Context, f func(driver.Notice)) {
 				for ctx.Err() == nil {
-					f(bellwether.Notice{Key: "\x00sweeps", Epoch: 1})
+					f(driver.Notice{Key: "\x00sweeps", Epoch: 1})
 					time.Sleep(time.Second)
 				}
 			})
-			site := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: s}}, func(http.ResponseWriter, *http.Request) {})
+			site := newSite(t, bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: s}}, func(http.ResponseWriter, *http.Request) {})
 			site.get("http://example.com/")
 		})
 	}
@@ -437,8 +438,8 @@ func TestNotice_DuringConstruction(t *testing.T) {
 func TestNotice_OfAnotherStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const nearTTL = time.Second
-		notices := make(chan bellwether.Notice) // of what is in another store
-		store := notifiesBy(memstore.New(), func(ctx context.Context, f func(bellwether.Notice)) {
+		notices := make(chan driver.Notice) // of what is in another store
+		store := notifiesBy(memstore.New(), func(ctx context.Context, f func(driver.Notice)) {
 			for {
 				select {
 				case n := <-notices:
@@ -449,7 +450,7 @@ func TestNotice_OfAnotherStore(t *testing.T) {
 			}
 		})
 		c := bellwether.New(func(context.Context, string) (string, error) { return "own", nil },
-			bellwether.Options{TTL: time.Hour, NearTTL: nearTTL, Store: store, Namespace: "test"})
+			bellwether.Options{TTL: time.Hour, Fleet: bellwether.Fleet{NearTTL: nearTTL, Store: store, Namespace: "test"}})
 		defer c.Close()
 		wants := func(when string, want string) {
 			t.Helper()
@@ -457,8 +458,8 @@ func TestNotice_OfAnotherStore(t *testing.T) {
 		}
 		wants("at first", "own")
 		const later = 1 << 52
-		notices <- bellwether.Notice{Key: "test:k", Epoch: later, Made: time.Now(),
-			Entry: bellwether.Entry{Kind: bellwether.KindValue, Value: []byte("foreign"), Epoch: later, TTL: time.Hour}}
+		notices <- driver.Notice{Key: "test:k", Epoch: later, Made: time.Now(),
+			Entry: driver.Entry{Kind: driver.KindValue, Value: []byte("foreign"), Epoch: later, TTL: time.Hour}}
 		synctest.Wait()
 		wants("after a notice", "foreign") // else the test tests nothing
 		for range 3 {

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/fault"
 	"github.com/bellwether-go/bellwether/observe"
 )
@@ -14,60 +15,19 @@ import (
 // This file tells those who watch a cache, in the words of package observe. They are told
 // where it happens, outside of all locks; with nobody to tell, a hit pays for one comparison.
 
-// What observers are, and what they are told: see package observe.
-type (
-	Observer     = observe.Observer
-	Serve        = observe.Serve
-	Way          = observe.Way
-	Rebuild      = observe.Rebuild
-	Outcome      = observe.Outcome
-	Herd         = observe.Herd
-	Engine       = observe.Engine
-	BreakerState = observe.BreakerState
-)
-
-const (
-	// MaxCallers is how many calls of a flight are remembered by what Observer.Caller returns.
-	MaxCallers = observe.MaxCallers
-
-	// How a call was served: see package observe.
-	WayHit       = observe.WayHit
-	WayStale     = observe.WayStale
-	WayCollapsed = observe.WayCollapsed
-	WayMiss      = observe.WayMiss
-	WayBypass    = observe.WayBypass
-
-	// What came of a rebuild: see package observe.
-	OutcomeValue     = observe.OutcomeValue
-	OutcomeFailed    = observe.OutcomeFailed
-	OutcomeFenced    = observe.OutcomeFenced
-	OutcomeAbandoned = observe.OutcomeAbandoned
-
-	// What is behind a breaker: see package observe.
-	EngineStore  = observe.EngineStore
-	EngineLocker = observe.EngineLocker
-	EngineWatch  = observe.EngineWatch
-	EngineWrites = observe.EngineWrites
-
-	// How a breaker stands: see package observe.
-	BreakerClosed   = observe.BreakerClosed
-	BreakerHalfOpen = observe.BreakerHalfOpen
-	BreakerOpen     = observe.BreakerOpen
-)
-
 // observers are the functions that there are, by what they are told.
 type observers struct {
-	all     []Observer
+	all     []observe.Observer
 	hit     []func(context.Context, string)
-	serve   []func(context.Context, Serve)
-	herd    []func(Herd)
-	breaker []func(Engine, BreakerState, BreakerState)
+	serve   []func(context.Context, observe.Serve)
+	herd    []func(observe.Herd)
+	breaker []func(observe.Engine, observe.BreakerState, observe.BreakerState)
 	evict   []func(string, int)
 	rebuild bool // somebody is told of rebuilds
 	callers bool // somebody is asked about callers
 }
 
-func newObservers(all []Observer) observers {
+func newObservers(all []observe.Observer) observers {
 	o := observers{all: slices.Clone(all)}
 	for _, by := range o.all {
 		if by.Hit != nil {
@@ -101,12 +61,12 @@ func (e *engine[V]) tell(key string, f func()) {
 // tellHit tells of a call that hit has answered.
 //
 //go:noinline
-func (e *engine[V]) tellHit(ctx context.Context, key string, way Way) {
-	e.tellServe(ctx, Serve{Key: key, Way: way})
+func (e *engine[V]) tellHit(ctx context.Context, key string, way observe.Way) {
+	e.tellServe(ctx, observe.Serve{Key: key, Way: way})
 }
 
-func (e *engine[V]) tellServe(ctx context.Context, s Serve) {
-	if s.Way == WayHit && s.Waited == 0 {
+func (e *engine[V]) tellServe(ctx context.Context, s observe.Serve) {
+	if s.Way == observe.WayHit && s.Waited == 0 {
 		for _, f := range e.observers.hit {
 			e.tell(s.Key, func() { f(ctx, s.Key) })
 		}
@@ -124,17 +84,17 @@ func (e *engine[V]) tellServe(ctx context.Context, s Serve) {
 func (c *waiter[V]) tell() { c.engine.tellServe(c.ctx, c.served()) }
 
 // served is the end of the waiter's call.
-func (c *waiter[V]) served() Serve {
+func (c *waiter[V]) served() observe.Serve {
 	now := c.engine.clock.Now()
-	s := Serve{Key: c.key, Way: WayMiss, Waited: now - c.began, Err: c.err}
+	s := observe.Serve{Key: c.key, Way: observe.WayMiss, Waited: now - c.began, Err: c.err}
 	it := c.answer.item
 	switch {
 	case c.err == nil && !c.answer.flown, c.err == nil && it.Failures > 0 && now >= it.FreshUntil:
 		s.Way = it.Way(now)
 	case c.collapsed:
-		s.Way = WayCollapsed
+		s.Way = observe.WayCollapsed
 	}
-	if c.err == nil && it.Kind == KindNotFound {
+	if c.err == nil && it.Kind == driver.KindNotFound {
 		s.Err = ErrNotFound
 	}
 	return s
@@ -175,7 +135,7 @@ func (f *flight[V]) introduce(ctx context.Context) {
 		return
 	}
 	h.mu.Lock()
-	full := len(h.marks) > 0 && slices.ContainsFunc(h.marks, func(m []any) bool { return len(m) >= MaxCallers })
+	full := len(h.marks) > 0 && slices.ContainsFunc(h.marks, func(m []any) bool { return len(m) >= observe.MaxCallers })
 	h.mu.Unlock()
 	if full {
 		return
@@ -191,7 +151,7 @@ func (f *flight[V]) introduce(ctx context.Context) {
 			if h.marks == nil {
 				h.marks = make([][]any, len(e.observers.all))
 			}
-			if len(h.marks[i]) < MaxCallers {
+			if len(h.marks[i]) < observe.MaxCallers {
 				h.marks[i] = append(h.marks[i], mark)
 			}
 		})
@@ -218,7 +178,7 @@ func (f *flight[V]) gone() {
 	if h == nil || h.aboard.Add(-1) > 0 || h.answered.Load() == 0 {
 		return
 	}
-	told := Herd{
+	told := observe.Herd{
 		Key: f.key, Callers: int(h.answered.Load()), Waited: time.Duration(h.waited.Load()), Loaded: h.loaded,
 	}
 	if last := instant(h.last.Load()); h.since > 0 {
@@ -240,8 +200,8 @@ func (f *flight[V]) gone() {
 type rebuildWatch struct {
 	began  instant
 	losses int
-	told   Rebuild
-	ends   []func(Rebuild) // by observer, nil for those that do not want to know
+	told   observe.Rebuild
+	ends   []func(observe.Rebuild) // by observer, nil for those that do not want to know
 }
 
 // watchLoad tells of a load that begins now, and returns its context. Whom it has
@@ -252,9 +212,9 @@ func (r *run[V]) watchLoad(ctx context.Context) context.Context {
 	if !e.observers.rebuild {
 		return ctx
 	}
-	w := &rebuildWatch{began: e.clock.Now(), losses: r.leading.losses, told: Rebuild{Key: r.key}}
+	w := &rebuildWatch{began: e.clock.Now(), losses: r.leading.losses, told: observe.Rebuild{Key: r.key}}
 	w.told.Takeover = r.leading.lease != nil && r.waiting.holder != nil && !r.waiting.freed && r.standing.asked >= r.waiting.leaseEnd
-	w.ends = make([]func(Rebuild), len(e.observers.all))
+	w.ends = make([]func(observe.Rebuild), len(e.observers.all))
 	r.watched = w
 	watched := ctx
 	for i, by := range e.observers.all {
@@ -282,13 +242,13 @@ func (r *run[V]) unwatchLoad(ended bool) {
 	t := &w.told
 	t.Took, t.LeaseLost = e.clock.Now()-w.began, r.leading.losses > w.losses
 	switch {
-	case t.Outcome == OutcomeFailed: // a hedge, see hedgeFailed
+	case t.Outcome == observe.OutcomeFailed: // a hedge, see hedgeFailed
 	case r.leading.fenced:
-		t.Outcome = OutcomeFenced
+		t.Outcome = observe.OutcomeFenced
 	case !ended || !r.loaded:
-		t.Outcome = OutcomeAbandoned
+		t.Outcome = observe.OutcomeAbandoned
 	case r.failure != nil:
-		t.Outcome, t.Err = OutcomeFailed, r.failure
+		t.Outcome, t.Err = observe.OutcomeFailed, r.failure
 	}
 	for i, end := range w.ends {
 		if end == nil {
@@ -309,7 +269,7 @@ func (r *run[V]) unwatchLoad(ended bool) {
 // hedgeFailed notes that a hedge's load has failed: its flight goes on without it.
 func (r *run[V]) hedgeFailed(err error) {
 	if w := r.watched; w != nil {
-		w.told.Outcome, w.told.Err = OutcomeFailed, err
+		w.told.Outcome, w.told.Err = observe.OutcomeFailed, err
 	}
 }
 

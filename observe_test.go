@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
+	"github.com/bellwether-go/bellwether/observe"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
@@ -23,25 +25,25 @@ type record struct {
 	hits     int
 	ways     map[string]int // of Serve
 	waited   time.Duration  // of these
-	serves   []bellwether.Serve
+	serves   []observe.Serve
 	begun    int
-	rebuilds []bellwether.Rebuild
-	herds    []bellwether.Herd
+	rebuilds []observe.Rebuild
+	herds    []observe.Herd
 	breakers []string
 	evicted  map[string]int
 	errs     []error
 }
 
 // observer writes the record. It uses each thing that could be locked.
-func (r *record) observer() bellwether.Observer {
+func (r *record) observer() observe.Observer {
 	lock := func(f func()) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		f()
 	}
-	return bellwether.Observer{
+	return observe.Observer{
 		Hit: func(context.Context, string) { lock(func() { r.hits++ }) },
-		Serve: func(_ context.Context, s bellwether.Serve) {
+		Serve: func(_ context.Context, s observe.Serve) {
 			lock(func() {
 				if r.ways == nil {
 					r.ways = map[string]int{}
@@ -52,14 +54,14 @@ func (r *record) observer() bellwether.Observer {
 			})
 		},
 		Caller: func(ctx context.Context) any { return ctx.Value(traceKey{}) },
-		Rebuild: func(ctx context.Context, key string) (context.Context, func(bellwether.Rebuild)) {
+		Rebuild: func(ctx context.Context, key string) (context.Context, func(observe.Rebuild)) {
 			lock(func() { r.begun++ })
-			return context.WithValue(ctx, spanKey{}, "span of "+key), func(b bellwether.Rebuild) {
+			return context.WithValue(ctx, spanKey{}, "span of "+key), func(b observe.Rebuild) {
 				lock(func() { r.rebuilds = append(r.rebuilds, b) })
 			}
 		},
-		Herd: func(h bellwether.Herd) { lock(func() { r.herds = append(r.herds, h) }) },
-		Breaker: func(engine bellwether.Engine, from, to bellwether.BreakerState) {
+		Herd: func(h observe.Herd) { lock(func() { r.herds = append(r.herds, h) }) },
+		Breaker: func(engine observe.Engine, from, to observe.BreakerState) {
 			lock(func() { r.breakers = append(r.breakers, fmt.Sprintf("%v %v %v", engine, from, to)) })
 		},
 		Evict: func(key string, bytes int) {
@@ -150,11 +152,11 @@ func TestObserver_Herd(t *testing.T) {
 			t.Fatalf("%d rebuilds began, %d ended, %d herds; want 1 of each", r.begun, len(r.rebuilds), len(r.herds))
 		}
 		b := r.rebuilds[0]
-		if b.Key != "k" || b.Outcome != bellwether.OutcomeValue || b.Took != time.Second || b.Err != nil || b.Takeover || b.LeaseLost {
+		if b.Key != "k" || b.Outcome != observe.OutcomeValue || b.Took != time.Second || b.Err != nil || b.Takeover || b.LeaseLost {
 			t.Errorf("rebuild %+v, want a value after 1s", b)
 		}
-		if len(b.Callers) != bellwether.MaxCallers {
-			t.Errorf("%d callers of the rebuild, want the first %d", len(b.Callers), bellwether.MaxCallers)
+		if len(b.Callers) != observe.MaxCallers {
+			t.Errorf("%d callers of the rebuild, want the first %d", len(b.Callers), observe.MaxCallers)
 		}
 		seen := map[any]bool{}
 		for _, mark := range b.Callers {
@@ -195,8 +197,8 @@ func TestObserver_Failure(t *testing.T) {
 		if n := len(r.rebuilds); n != 3 {
 			t.Fatalf("%d rebuilds, want 3", n)
 		}
-		for i, want := range []bellwether.Outcome{bellwether.OutcomeValue, bellwether.OutcomeFailed, bellwether.OutcomeFailed} {
-			if b := r.rebuilds[i]; b.Outcome != want || (b.Err != nil) != (want == bellwether.OutcomeFailed) {
+		for i, want := range []observe.Outcome{observe.OutcomeValue, observe.OutcomeFailed, observe.OutcomeFailed} {
+			if b := r.rebuilds[i]; b.Outcome != want || (b.Err != nil) != (want == observe.OutcomeFailed) {
 				t.Errorf("rebuild %d: %+v, want %v", i, b, want)
 			}
 		}
@@ -267,7 +269,7 @@ func TestObserver_WakeLag(t *testing.T) {
 // However many wait for a holder that is dead, its rebuild is taken over once.
 func TestObserver_Takeover(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {
-		r, o := watched(bellwether.Options{LeaseTTL: 2 * time.Second, MaxWait: time.Minute})
+		r, o := watched(bellwether.Options{Fleet: bellwether.Fleet{LeaseTTL: 2 * time.Second}, MaxWait: time.Minute})
 		f := newFleet(t, 6, by, o)
 		if _, err := f.processes[0].locker.locker.TryAcquire(t.Context(), "test:k", 2*time.Second); err != nil { // and no word more
 			t.Fatal(err)
@@ -325,7 +327,7 @@ func TestObserver_FencedAndAbandoned(t *testing.T) {
 		}
 		fenced := 0
 		for _, err := range r.errs {
-			if errors.Is(err, bellwether.ErrFenced) {
+			if errors.Is(err, driver.ErrFenced) {
 				fenced++
 			}
 		}
@@ -337,21 +339,21 @@ func TestObserver_FencedAndAbandoned(t *testing.T) {
 
 func TestObserver_LeaseLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r, o := watched(bellwether.Options{LeaseTTL: 3 * time.Second})
+		r, o := watched(bellwether.Options{Fleet: bellwether.Fleet{LeaseTTL: 3 * time.Second}})
 		f := newFleet(t, 1, push, o)
 		p := f.processes[0]
 		f.origin.set(func(o *source) { o.build = 2 * time.Second })
 		var once sync.Once
 		p.locker.set(on(func(context.Context, string) (err error) {
-			once.Do(func() { err = bellwether.ErrLeaseLost })
+			once.Do(func() { err = driver.ErrLeaseLost })
 			return err
 		}, "renew"))
 		if _, err := p.Get(t.Context(), "k"); err != nil {
 			t.Error(err)
 		}
 		synctest.Wait()
-		if len(r.rebuilds) != 2 || !r.rebuilds[0].LeaseLost || r.rebuilds[0].Outcome != bellwether.OutcomeAbandoned ||
-			r.rebuilds[1].LeaseLost || r.rebuilds[1].Outcome != bellwether.OutcomeValue {
+		if len(r.rebuilds) != 2 || !r.rebuilds[0].LeaseLost || r.rebuilds[0].Outcome != observe.OutcomeAbandoned ||
+			r.rebuilds[1].LeaseLost || r.rebuilds[1].Outcome != observe.OutcomeValue {
 			t.Errorf("rebuilds %+v, want one that lost its lease, and the next", r.rebuilds)
 		}
 	})
@@ -385,7 +387,7 @@ func TestObserver_Breaker(t *testing.T) {
 
 func TestObserver_Evict(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r, o := watched(bellwether.Options{TTL: time.Minute, NearBytes: 10 << 10})
+		r, o := watched(bellwether.Options{TTL: time.Minute, Limits: bellwether.Limits{NearBytes: 10 << 10}})
 		c := cacheOf(t, func(context.Context, string) (string, error) { return strings.Repeat("x", 700), nil }, o)
 		for i := range 100 {
 			c.Get(t.Context(), fmt.Sprint("k", i))
@@ -420,8 +422,8 @@ func TestObserver_CloseWaitsForEvict(t *testing.T) {
 		var closed atomic.Bool
 		var late, told atomic.Int32
 		c := cacheOf(t, func(context.Context, string) (string, error) { return strings.Repeat("x", 700), nil }, bellwether.Options{
-			NearBytes: 10 << 10,
-			Observers: []bellwether.Observer{{Evict: func(string, int) {
+			Limits: bellwether.Limits{NearBytes: 10 << 10},
+			Observers: []observe.Observer{{Evict: func(string, int) {
 				g.work(10 * time.Millisecond)
 				told.Add(1)
 				if closed.Load() {
@@ -459,28 +461,30 @@ func TestObserver_Panics(t *testing.T) {
 		return
 	}
 	boom := func() { panic("observer") }
-	for name, by := range map[string]bellwether.Observer{
+	for name, by := range map[string]observe.Observer{
 		"Hit":     {Hit: func(context.Context, string) { boom() }},
-		"Serve":   {Serve: func(context.Context, bellwether.Serve) { boom() }},
-		"Caller":  {Caller: func(context.Context) any { boom(); return nil }, Rebuild: func(context.Context, string) (context.Context, func(bellwether.Rebuild)) { return nil, nil }},
-		"Rebuild": {Rebuild: func(context.Context, string) (context.Context, func(bellwether.Rebuild)) { boom(); return nil, nil }},
-		"its end": {Rebuild: func(ctx context.Context, _ string) (context.Context, func(bellwether.Rebuild)) {
-			return ctx, func(bellwether.Rebuild) { boom() }
+		"Serve":   {Serve: func(context.Context, observe.Serve) { boom() }},
+		"Caller":  {Caller: func(context.Context) any { boom(); return nil }, Rebuild: func(context.Context, string) (context.Context, func(observe.Rebuild)) { return nil, nil }},
+		"Rebuild": {Rebuild: func(context.Context, string) (context.Context, func(observe.Rebuild)) { boom(); return nil, nil }},
+		"its end": {Rebuild: func(ctx context.Context, _ string) (context.Context, func(observe.Rebuild)) {
+			return ctx, func(observe.Rebuild) { boom() }
 		}},
-		"Herd":    {Herd: func(bellwether.Herd) { boom() }},
-		"Breaker": {Breaker: func(bellwether.Engine, bellwether.BreakerState, bellwether.BreakerState) { boom() }},
+		"Herd":    {Herd: func(observe.Herd) { boom() }},
+		"Breaker": {Breaker: func(observe.Engine, observe.BreakerState, observe.BreakerState) { boom() }},
 		"Evict":   {Evict: func(string, int) { boom() }},
 	} {
 		inBubble(t, name, func(t *testing.T) {
 			var mu sync.Mutex
 			var told []error
-			r, o := watched(bellwether.Options{NearBytes: 1 << 10, Observers: []bellwether.Observer{by}, OnError: func(_ string, err error) {
-				mu.Lock()
-				defer mu.Unlock()
-				if _, ok := errors.AsType[*bellwether.PanicError](err); ok {
-					told = append(told, err)
-				}
-			}})
+			r, o := watched(bellwether.Options{
+				Limits: bellwether.Limits{NearBytes: 1 << 10}, Observers: []observe.Observer{by}, OnError: func(_ string, err error) {
+					mu.Lock()
+					defer mu.Unlock()
+					if _, ok := errors.AsType[*bellwether.PanicError](err); ok {
+						told = append(told, err)
+					}
+				},
+			})
 			f := newFleet(t, 1, push, o)
 			for i := range 8 {
 				f.origin.set(func(o *source) { o.build = time.Millisecond })
@@ -512,9 +516,9 @@ func TestObserver_Panics(t *testing.T) {
 func TestObserver_RebuildExits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		exits := true
-		r, o := watched(bellwether.Options{MaxRebuilds: 1, MaxWait: 5 * time.Second})
-		o.Observers = append(o.Observers, bellwether.Observer{
-			Rebuild: func(context.Context, string) (context.Context, func(bellwether.Rebuild)) {
+		r, o := watched(bellwether.Options{Limits: bellwether.Limits{MaxRebuilds: 1}, MaxWait: 5 * time.Second})
+		o.Observers = append(o.Observers, observe.Observer{
+			Rebuild: func(context.Context, string) (context.Context, func(observe.Rebuild)) {
 				if exits {
 					runtime.Goexit()
 				}
@@ -535,7 +539,7 @@ func TestObserver_RebuildExits(t *testing.T) {
 			t.Errorf("afterwards %v", got.count)
 		}
 		synctest.Wait() // the end is told behind the callers
-		if r.begun != 4 || len(r.rebuilds) != 4 || r.rebuilds[0].Outcome != bellwether.OutcomeAbandoned || r.rebuilds[3].Outcome != bellwether.OutcomeValue {
+		if r.begun != 4 || len(r.rebuilds) != 4 || r.rebuilds[0].Outcome != observe.OutcomeAbandoned || r.rebuilds[3].Outcome != observe.OutcomeValue {
 			t.Errorf("told of %d loads, and of these ends: %v", r.begun, r.rebuilds)
 		}
 	})
@@ -556,17 +560,17 @@ func TestObserver_MayUseTheCache(t *testing.T) {
 	store := wiredTo(memstore.New())
 	told := make(chan struct{}, 10)
 	c = bellwether.New(func(context.Context, string) (string, error) { return "v", nil }, bellwether.Options{
-		TTL: time.Minute, Store: store, Namespace: "test", NearBytes: 1 << 10, EngineTimeout: 50 * time.Millisecond,
-		Observers: []bellwether.Observer{{
+		TTL: time.Minute, Fleet: bellwether.Fleet{Store: store, Namespace: "test", EngineTimeout: 50 * time.Millisecond}, Limits: bellwether.Limits{NearBytes: 1 << 10},
+		Observers: []observe.Observer{{
 			Hit:    func(context.Context, string) { use() },
-			Serve:  func(context.Context, bellwether.Serve) { use() },
+			Serve:  func(context.Context, observe.Serve) { use() },
 			Caller: func(context.Context) any { use(); return nil },
-			Rebuild: func(ctx context.Context, _ string) (context.Context, func(bellwether.Rebuild)) {
+			Rebuild: func(ctx context.Context, _ string) (context.Context, func(observe.Rebuild)) {
 				use()
-				return ctx, func(bellwether.Rebuild) { use() }
+				return ctx, func(observe.Rebuild) { use() }
 			},
-			Herd: func(bellwether.Herd) { use() },
-			Breaker: func(bellwether.Engine, bellwether.BreakerState, bellwether.BreakerState) {
+			Herd: func(observe.Herd) { use() },
+			Breaker: func(observe.Engine, observe.BreakerState, observe.BreakerState) {
 				c.Stats()
 				told <- struct{}{}
 			},
@@ -592,7 +596,7 @@ func TestObserver_HTTP(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, o := watched(bellwether.Options{})
 		var span atomic.Value
-		s := newSite(t, bellwether.HTTPOptions{Options: o}, func(w http.ResponseWriter, req *http.Request) {
+		s := newSite(t, pageOptions(o), func(w http.ResponseWriter, req *http.Request) {
 			if v := req.Context().Value(spanKey{}); v != nil {
 				span.Store(v)
 			}
@@ -670,7 +674,7 @@ func TestObserver_CloseIsNoFailure(t *testing.T) {
 			time.Sleep(500 * time.Millisecond)
 			p.Close()
 			synctest.Wait()
-			if len(r.rebuilds) != 1 || r.rebuilds[0].Outcome != bellwether.OutcomeAbandoned || p.Stats().LoadFailures != 0 {
+			if len(r.rebuilds) != 1 || r.rebuilds[0].Outcome != observe.OutcomeAbandoned || p.Stats().LoadFailures != 0 {
 				t.Errorf("deaf %v: %+v, %d load failures", deaf, r.rebuilds, p.Stats().LoadFailures)
 			}
 			time.Sleep(time.Second)
@@ -684,17 +688,19 @@ func TestObserver_BreakerExits(t *testing.T) {
 		var mu sync.Mutex // guards told
 		var told []string
 		store := wiredTo(memstore.New())
-		c := cacheOf(t, func(context.Context, string) (string, error) { return "v", nil }, bellwether.Options{Store: store, Observers: []bellwether.Observer{{
-			Breaker: func(_ bellwether.Engine, from, to bellwether.BreakerState) {
-				mu.Lock()
-				told = append(told, fmt.Sprint(to))
-				first := len(told) == 1
-				mu.Unlock()
-				if first {
-					runtime.Goexit()
-				}
-			},
-		}}})
+		c := cacheOf(t, func(context.Context, string) (string, error) { return "v", nil }, bellwether.Options{
+			Fleet: bellwether.Fleet{Store: store}, Observers: []observe.Observer{{
+				Breaker: func(_ observe.Engine, from, to observe.BreakerState) {
+					mu.Lock()
+					told = append(told, fmt.Sprint(to))
+					first := len(told) == 1
+					mu.Unlock()
+					if first {
+						runtime.Goexit()
+					}
+				},
+			}},
+		})
 		store.set(refuse)
 		c.Get(t.Context(), "a")
 		store.set(nil)

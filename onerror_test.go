@@ -12,6 +12,7 @@ import (
 
 	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/lockers/locallock"
+	"github.com/bellwether-go/bellwether/observe"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
@@ -55,11 +56,11 @@ func TestOnError_FailuresOfLoads(t *testing.T) {
 						told = append(told, err)
 					}
 				}
-				o.Observers = []bellwether.Observer{{Error: func(_ string, err error) {
+				o.Observers = []observe.Observer{{Error: func(_ string, err error) {
 					t.Errorf("an observer's Error is told of %v, which its Rebuild is", err)
 				}}}
 				if fleet {
-					o.Store, o.Locker = memstore.New(), locallock.New()
+					o.Fleet.Store, o.Fleet.Locker = memstore.New(), locallock.New()
 				}
 				c := cacheOf(t, func(context.Context, string) (string, error) {
 					time.Sleep(time.Second)
@@ -96,11 +97,13 @@ func TestOnError_HandlerFailsBehindAStalePage(t *testing.T) {
 		var mu sync.Mutex
 		var told []string
 		broken := false
-		s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{OnError: func(key string, err error) {
-			mu.Lock()
-			defer mu.Unlock()
-			told = append(told, err.Error())
-		}}}, func(w http.ResponseWriter, r *http.Request) {
+		s := newSite(t, bellwether.HTTPOptions{
+			OnError: func(key string, err error) {
+				mu.Lock()
+				defer mu.Unlock()
+				told = append(told, err.Error())
+			},
+		}, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Cache-Control", "max-age=10, stale-while-revalidate=60")
 			if broken {
 				w.WriteHeader(http.StatusServiceUnavailable)

@@ -2,16 +2,17 @@ package bellwether
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"math"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/adapter"
 	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/fault"
+	"github.com/bellwether-go/bellwether/observe"
 )
 
 // This file is what users set: the options of both faces, their defaults, and what is refused.
@@ -81,16 +82,6 @@ type Options struct {
 	// RebuildTimeout bounds a load: at its end the load's context ends, and its
 	// callers get [ErrRebuildTimeout]. Zero means 30 s.
 	RebuildTimeout time.Duration
-	// LeaseTTL is the longest that a holder's lease lasts unless it is renewed, and
-	// so the longest time after which a crashed holder is replaced. Where nothing stale
-	// can be served meanwhile, a lease lasts for 1.75 times what its key's last build
-	// took, or, for a key of which nothing is known, what builds take here of late (and
-	// as long as it may where there were none), the engines' part in it included; but
-	// never shorter than 500 ms and EngineTimeout, unless LeaseTTL is. It is renewed at
-	// a third of its length, for as long as the holder lives. An [Elector] grants the lease
-	// together with the first look at the entry: until the first renewal the lease lasts as
-	// for a key of which this process knows nothing else. Zero means 5 s.
-	LeaseTTL time.Duration
 	// Hedge has a second rebuild begun beside one that takes this many times as
 	// long as its key's last one, or, where nothing is known of that, as all but a
 	// quarter of the latest ones: by one other process, of those whose callers wait for the value, and
@@ -103,50 +94,6 @@ type Options struct {
 	// rebuilds, up to 1. While half of the latest rebuilds are slow there are none:
 	// then it is the origin, and not one process. Zero means 0.02.
 	HedgeShare float64
-	// MaxRebuilds bounds the rebuilds that run at one time in this process,
-	// loads that have been given up on included. A batch load is one. While a load
-	// waits for another key with its own context, of this cache or of another, one
-	// more may run for such a key. Loads that wait for each other in another way, such as
-	// over HTTP, need a slot each at the same time. Zero means 128; 4,096 for a
-	// [Middleware], whose pages may fetch parts of their own site.
-	MaxRebuilds int
-	// MaxQueued bounds the keys whose rebuild waits for one of these; 16 times as many may
-	// wait for Store to be looked into. The callers of one more get what is stale, else
-	// [ErrOverloaded]. Of both, the keys of a GetMany count as one, or as one for
-	// each thousand. Zero means 4096.
-	MaxQueued int
-
-	// Store keeps the entries for a fleet. Nil: the values stay in this process.
-	Store Store
-	// Locker elects who rebuilds, among the processes that share Store. Nil:
-	// each process rebuilds for itself. A Locker without a Store is refused:
-	// the processes would take turns and share nothing. If Locker and Store are the same
-	// [Elector], one request looks, elects and claims, and one commits and releases.
-	Locker Locker
-	// Namespace says what the values are, such as "users". It comes before every key
-	// in Store and Locker, with a colon behind it, and so has none itself. A Cache with
-	// a Store needs one, and caches of different values need different ones: a cache
-	// takes what it finds under its keys for its own values. A Middleware, whose keys are
-	// URLs, needs none; without one its keys stand alone.
-	Namespace string
-	// EngineTimeout is how long a rebuild waits in all for engines that do not
-	// answer, before it goes on without them. Zero means 500 ms.
-	EngineTimeout time.Duration
-
-	// NearBytes bounds the near tier, the decoded values in this process. Zero
-	// means 64 MiB.
-	NearBytes int64
-	// NearTTL is how long a value in the near tier is served before Store is
-	// asked whether it still holds: the time in which another process's
-	// Invalidate reaches this one. Zero means 1 s. Without a Store it has no
-	// meaning.
-	//
-	// Negative: the near tier is off. Store is asked for each call, once for those that
-	// come at one time, and an Invalidate that has returned holds in all processes. The
-	// values that this process has are still kept, up to NearBytes: one that Store
-	// confirms is not decoded again, and while Store does not answer they are served
-	// within their windows. What Store has not taken is served for 1 s.
-	NearTTL time.Duration
 	// Size tells how many bytes a value takes in the near tier, for several values
 	// at a time. Nil: the memory that the value reaches, found by reflection, but
 	// for what is behind a struct with a field of package sync or sync/atomic: that may
@@ -161,6 +108,11 @@ type Options struct {
 	// an error: a type that has changed needs another Namespace.
 	Codec Codec
 
+	// Fleet joins the caches of several processes. Zero: this process is alone.
+	Fleet Fleet
+	// Limits bound what the cache takes.
+	Limits Limits
+
 	// OnError is told of the errors that no caller gets: engines that do not answer,
 	// commits that came too late, leases lost, bytes that do not decode, and loads that
 	// fail while something stale is served, or nobody waits. (An Observer's Rebuild is
@@ -171,12 +123,80 @@ type Options struct {
 	// Observers are told what the cache does: calls served, rebuilds, herds,
 	// breakers, evictions. None: nobody is told, and nothing is spent on it.
 	// Packages bellwetherslog, bellwetherprom and bellwetherotel have some.
-	Observers []Observer
+	Observers []observe.Observer
+}
+
+// A Fleet is how the caches of several processes share values, and who of them rebuilds.
+// Caches with one Namespace on one Store are of one fleet. A cache's Close does not close its
+// engines.
+type Fleet struct {
+	// Engine is an engine that is store and locker at once, such as package redisfleet's:
+	// one request looks, elects and claims, and one commits and releases. Nil: Store and
+	// Locker are separate engines, or none.
+	Engine driver.Elector
+	// Store keeps the entries for a fleet. Nil: the values stay in this process, unless
+	// there is an Engine.
+	Store driver.Store
+	// Locker elects who rebuilds, among the processes that share Store. Nil:
+	// each process rebuilds for itself. A Locker without a Store is refused:
+	// the processes would take turns and share nothing.
+	Locker driver.Locker
+	// Namespace says what the values are, such as "users". It comes before every key
+	// in Store and Locker, with a colon behind it, and so has none itself. A Cache with
+	// a Store needs one, and caches of different values need different ones: a cache
+	// takes what it finds under its keys for its own values. A Middleware, whose keys are
+	// URLs, needs none; without one its keys stand alone.
+	Namespace string
+	// EngineTimeout is how long a rebuild waits in all for engines that do not
+	// answer, before it goes on without them. Zero means 500 ms.
+	EngineTimeout time.Duration
+	// LeaseTTL is the longest that a holder's lease lasts unless it is renewed, and
+	// so the longest time after which a crashed holder is replaced. Where nothing stale
+	// can be served meanwhile, a lease lasts for 1.75 times what its key's last build
+	// took, or, for a key of which nothing is known, what builds take here of late (and
+	// as long as it may where there were none), the engines' part in it included; but
+	// never shorter than 500 ms and EngineTimeout, unless LeaseTTL is. It is renewed at
+	// a third of its length, for as long as the holder lives. An Engine grants the lease
+	// together with the first look at the entry: until the first renewal the lease lasts as
+	// for a key of which this process knows nothing else. Zero means 5 s.
+	LeaseTTL time.Duration
+	// NearTTL is how long a value in the near tier is served before Store is
+	// asked whether it still holds: the time in which another process's
+	// Invalidate reaches this one. Zero means 1 s. Without a Store it has no
+	// meaning.
+	//
+	// Negative: the near tier is off. Store is asked for each call, once for those that
+	// come at one time, and an Invalidate that has returned holds in all processes. The
+	// values that this process has are still kept, up to NearBytes: one that Store
+	// confirms is not decoded again, and while Store does not answer they are served
+	// within their windows. What Store has not taken is served for 1 s.
+	NearTTL time.Duration
+}
+
+// Limits bound what a cache takes of its process and of the origin. None of them can be off.
+type Limits struct {
+	// MaxRebuilds bounds the rebuilds that run at one time in this process,
+	// loads that have been given up on included. A batch load is one. While a load
+	// waits for another key with its own context, of this cache or of another, one
+	// more may run for such a key. Loads that wait for each other in another way, such as
+	// over HTTP, need a slot each at the same time. Zero means 128; 4,096 for a
+	// [Middleware], whose pages may fetch parts of their own site.
+	MaxRebuilds int
+	// MaxQueued bounds the keys whose rebuild waits for one of these; 16 times as many may
+	// wait for Store to be looked into. The callers of one more get what is stale, else
+	// [ErrOverloaded]. Of both, the keys of a GetMany count as one, or as one for
+	// each thousand. Zero means 4096.
+	MaxQueued int
+	// NearBytes bounds the near tier, the decoded values in this process. Zero
+	// means 64 MiB.
+	NearBytes int64
 }
 
 // settings are the Options that the engine goes by, with their defaults.
 type settings struct {
 	Options
+	Fleet // with Store and Locker set if Engine is
+	Limits
 	Freshness Freshness
 	// OnLoadError is the user's OnError; observers are told of loads by their Rebuild.
 	OnLoadError func(key string, err error)
@@ -188,13 +208,14 @@ func refuse(field string, value any, must string) {
 	panic(fmt.Errorf("bellwether: %s is %v; it must %s", field, value, must))
 }
 
-// settings fills in the defaults and panics on options that cannot be meant.
-func (o Options) settings() settings {
-	eachCall := o.NearTTL < 0
-	o.fillTimes()
-	o.checkNumbers()
+// settings fills in the defaults and panics on options that cannot be meant. The panic names
+// the options by the struct that the user has filled in.
+func (o Options) settings(options string) settings {
+	eachCall := o.Fleet.NearTTL < 0
+	o.fillTimes(options)
+	checkRules(options, o.rules())
 	o.fillNumbers()
-	o.checkEngines()
+	o.Fleet.fillEngine()
 	observed := []func(key string, err error){o.OnError}
 	for _, by := range o.Observers {
 		observed = append(observed, by.Error)
@@ -202,13 +223,13 @@ func (o Options) settings() settings {
 	onLoadError := tellAll(observed[:1:1])
 	o.OnError = tellAll(observed)
 	return settings{
-		Options: o, eachCall: eachCall, OnLoadError: onLoadError,
+		Options: o, Fleet: o.Fleet, Limits: o.Limits, eachCall: eachCall, OnLoadError: onLoadError,
 		Freshness: Freshness{TTL: o.TTL, StaleWhileRevalidate: o.StaleWhileRevalidate, StaleIfError: o.StaleIfError},
 	}
 }
 
 // fillTimes fills in the defaults of all durations, and panics on a negative one that cannot be off.
-func (o *Options) fillTimes() {
+func (o *Options) fillTimes(options string) {
 	for _, d := range []struct {
 		name  string
 		value *time.Duration
@@ -223,21 +244,21 @@ func (o *Options) fillTimes() {
 		{"MaxErrorTTL", &o.MaxErrorTTL, max(o.ErrorTTL, 5*time.Second), false},
 		{"Patience", &o.Patience, 0, true},
 		{"RebuildTimeout", &o.RebuildTimeout, 30 * time.Second, false},
-		{"LeaseTTL", &o.LeaseTTL, 5 * time.Second, false},
+		{"Fleet.LeaseTTL", &o.Fleet.LeaseTTL, 5 * time.Second, false},
 		{"MaxWait", &o.MaxWait, 0, false}, // see below
-		{"EngineTimeout", &o.EngineTimeout, 500 * time.Millisecond, false},
+		{"Fleet.EngineTimeout", &o.Fleet.EngineTimeout, 500 * time.Millisecond, false},
 	} {
 		if *d.value < 0 && !d.off {
-			refuse("Options."+d.name, *d.value, notNegative)
+			refuse(options+"."+d.name, *d.value, notNegative)
 		}
 		// What is off lasts for no time at all.
 		*d.value = max(0, cmp.Or(*d.value, d.zero))
 	}
-	if o.NearTTL < 0 {
-		o.NearTTL = 1 // what is true at a moment answers the calls from before it
+	if o.Fleet.NearTTL < 0 {
+		o.Fleet.NearTTL = 1 // what is true at a moment answers the calls from before it
 	}
-	o.NearTTL = cmp.Or(o.NearTTL, time.Second)
-	o.MaxWait = cmp.Or(o.MaxWait, durations.Add(o.RebuildTimeout, o.LeaseTTL))
+	o.Fleet.NearTTL = cmp.Or(o.Fleet.NearTTL, time.Second)
+	o.MaxWait = cmp.Or(o.MaxWait, durations.Add(o.RebuildTimeout, o.Fleet.LeaseTTL))
 }
 
 // A rule is what an option must hold.
@@ -260,19 +281,30 @@ func checkRules(options string, rules []rule) {
 // notNegative is what a bound must be.
 const notNegative = "not be negative; zero means the default"
 
-// checkNumbers panics on numbers that cannot be meant, and on a bound below another one.
-func (o *Options) checkNumbers() {
-	checkRules("Options", []rule{
+// usable is what an engine must be.
+const usable = "be a usable value, or nil without a type"
+
+// rules are what all options must hold but for the durations' signs.
+func (o *Options) rules() []rule {
+	f := &o.Fleet
+	return []rule{
 		{"MaxErrorTTL", o.MaxErrorTTL, o.MaxErrorTTL < o.ErrorTTL, "not be below ErrorTTL; zero means the default"},
-		{"MaxRebuilds", o.MaxRebuilds, o.MaxRebuilds < 0, notNegative},
-		{"MaxQueued", o.MaxQueued, o.MaxQueued < 0, notNegative},
-		{"NearBytes", o.NearBytes, o.NearBytes < 0, notNegative},
+		{"Limits.MaxRebuilds", o.Limits.MaxRebuilds, o.Limits.MaxRebuilds < 0, notNegative},
+		{"Limits.MaxQueued", o.Limits.MaxQueued, o.Limits.MaxQueued < 0, notNegative},
+		{"Limits.NearBytes", o.Limits.NearBytes, o.Limits.NearBytes < 0, notNegative},
 		{"EarlyRefresh", o.EarlyRefresh, math.IsNaN(o.EarlyRefresh) || math.IsInf(o.EarlyRefresh, 1), "be a number from 0; 1 is usual"},
 		{"Hedge", o.Hedge, !(o.Hedge <= 0 || o.Hedge > 1) || math.IsInf(o.Hedge, 1), "be a number above 1, such as 3, or zero for no hedges"},
 		{"HedgeShare", o.HedgeShare, !(o.HedgeShare >= 0 && o.HedgeShare <= 1), "be from 0 to 1, such as 0.02, which zero means"},
 		{"TTLJitter", o.TTLJitter, !(o.TTLJitter < 1), "be from 0 to less than 1, such as 0.1"},
-		{"Namespace", strconv.Quote(o.Namespace), strings.Contains(o.Namespace, ":"), "have no colon: a colon ends the namespace, so \"a:b\" would share keys with \"a\""},
-	})
+		{"Fleet.Namespace", strconv.Quote(o.Fleet.Namespace), strings.Contains(o.Fleet.Namespace, ":"), "have no colon: a colon ends the namespace, so \"a:b\" would share keys with \"a\""},
+		{"Fleet.Engine", fmt.Sprintf("a nil %T", f.Engine), f.Engine != nil && adapter.Missing(f.Engine), usable},
+		{"Fleet.Store", fmt.Sprintf("a nil %T", f.Store), f.Store != nil && adapter.Missing(f.Store), usable},
+		{"Fleet.Locker", fmt.Sprintf("a nil %T", f.Locker), f.Locker != nil && adapter.Missing(f.Locker), usable},
+		{"Fleet.Engine", "set beside Store or Locker", f.Engine != nil && (f.Store != nil || f.Locker != nil), "stand alone: it is both; leave Store and Locker nil"},
+		{"Fleet.Locker", "set without a Store", f.Locker != nil && f.Store == nil && f.Engine == nil, "have one: processes would take turns and share nothing; set Store, or leave Locker nil"},
+		{"Hedge", o.Hedge, o.Hedge > 0 && f.Locker == nil && f.Engine == nil, "be zero without Fleet.Locker: no locker elects the process for the second rebuild; set Locker and Store, or an Engine"},
+		{"Codec", "half set", (o.Codec.Marshal == nil) != (o.Codec.Unmarshal == nil), "have both of Marshal and Unmarshal, or neither for JSON"},
+	}
 }
 
 // fillNumbers fills in the defaults of all numbers.
@@ -281,24 +313,15 @@ func (o *Options) fillNumbers() {
 		*f = max(0, *f)
 	}
 	o.HedgeShare = cmp.Or(o.HedgeShare, 0.02)
-	o.MaxRebuilds = cmp.Or(o.MaxRebuilds, 128)
-	o.MaxQueued = cmp.Or(o.MaxQueued, 4096)
-	o.NearBytes = cmp.Or(o.NearBytes, 64<<20)
+	o.Limits.MaxRebuilds = cmp.Or(o.Limits.MaxRebuilds, 128)
+	o.Limits.MaxQueued = cmp.Or(o.Limits.MaxQueued, 4096)
+	o.Limits.NearBytes = cmp.Or(o.Limits.NearBytes, 64<<20)
 }
 
-// checkEngines panics on engines that cannot be meant, and on options that need an engine.
-func (o *Options) checkEngines() {
-	checkRules("Options", []rule{
-		{"Store", fmt.Sprintf("a nil %T", o.Store), o.Store != nil && adapter.Missing(o.Store), "be a usable value, or nil without a type"},
-		{"Locker", fmt.Sprintf("a nil %T", o.Locker), o.Locker != nil && adapter.Missing(o.Locker), "be a usable value, or nil without a type"},
-	})
-	switch {
-	case o.Locker != nil && o.Store == nil:
-		panic(errors.New("bellwether: Options.Locker without Options.Store: processes would take turns and share nothing; set Store, or leave Locker nil"))
-	case o.Hedge != 0 && o.Locker == nil:
-		panic(errors.New("bellwether: Options.Hedge without Options.Locker: no locker elects the process for the second rebuild; set Locker and Store, or leave Hedge zero"))
-	case (o.Codec.Marshal == nil) != (o.Codec.Unmarshal == nil):
-		panic(errors.New("bellwether: Options.Codec has only one of Marshal and Unmarshal; set both, or neither for JSON"))
+// fillEngine makes an engine that is both the store and the locker.
+func (f *Fleet) fillEngine() {
+	if f.Engine != nil {
+		f.Store, f.Locker = f.Engine, f.Engine
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/lockers/locallock"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
@@ -20,7 +21,7 @@ import (
 
 // A busyStore makes one operation at a time, each of which takes so long; any number of keys
 // is one operation. What was asked it does, whether or not its caller has gone.
-func busyStore(each time.Duration) bellwether.Store {
+func busyStore(each time.Duration) driver.Store {
 	var mu sync.Mutex
 	var free time.Time // when it has done what it was asked so far; guarded by mu
 	s := wiredTo(memstore.New())
@@ -39,7 +40,7 @@ func busyStore(each time.Duration) bellwether.Store {
 }
 
 // slowBatches takes 400 ms to answer for many keys.
-func slowBatches() bellwether.Store {
+func slowBatches() driver.Store {
 	s := wiredTo(memstore.New())
 	s.busy = true
 	s.set(on(takes(400*time.Millisecond), "getmany"))
@@ -85,7 +86,7 @@ func TestOverload_OfTheStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := busyStore(time.Millisecond)
 		c := cacheOf(t, func(context.Context, string) (string, error) { return "v", nil },
-			bellwether.Options{TTL: time.Hour, Store: store, Locker: locallock.New()})
+			bellwether.Options{TTL: time.Hour, Fleet: bellwether.Fleet{Store: store, Locker: locallock.New()}})
 		a := &asker{patience: 500 * time.Millisecond, call: func(ctx context.Context, i int) error {
 			_, err := c.Get(ctx, fmt.Sprint(i))
 			return err
@@ -147,7 +148,7 @@ func TestOverload_CallersThatLeave(t *testing.T) {
 		slow := wiredTo(memstore.New())
 		slow.set(takes(400 * time.Millisecond))
 		c := cacheOf(t, func(context.Context, string) (string, error) { return "v", nil },
-			bellwether.Options{TTL: time.Hour, Store: slow, Locker: locallock.New()})
+			bellwether.Options{TTL: time.Hour, Fleet: bellwether.Fleet{Store: slow, Locker: locallock.New()}})
 		if most := leavers(c, manyLeavers(), func(ctx context.Context, i int) { c.Get(ctx, fmt.Sprint(i)) }); most > 100 {
 			t.Errorf("%d flights at one time for some 10 callers at one time", most)
 		}
@@ -158,7 +159,7 @@ func TestOverload_CallersThatLeave(t *testing.T) {
 func TestOverload_Refreshes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const keys = 300
-		f := newFleet(t, 1, push, bellwether.Options{TTL: time.Second, StaleWhileRevalidate: time.Hour, NearTTL: time.Hour, MaxQueued: 10})
+		f := newFleet(t, 1, push, bellwether.Options{TTL: time.Second, StaleWhileRevalidate: time.Hour, Fleet: bellwether.Fleet{NearTTL: time.Hour}, Limits: bellwether.Limits{MaxQueued: 10}})
 		f.origin.build = 0
 		p := f.processes[0]
 		for i := range keys {
@@ -186,7 +187,7 @@ func TestOverload_Batches(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := busyStore(time.Millisecond)
 		c := cacheOf(t, func(context.Context, string) (string, error) { return "v", nil },
-			bellwether.Options{TTL: time.Hour, Store: store, Locker: locallock.New()})
+			bellwether.Options{TTL: time.Hour, Fleet: bellwether.Fleet{Store: store, Locker: locallock.New()}})
 		a := &asker{patience: 500 * time.Millisecond, call: func(ctx context.Context, i int) error {
 			_, err := c.GetMany(ctx, []string{fmt.Sprint(i, "a"), fmt.Sprint(i, "b")})
 			return err
@@ -209,7 +210,7 @@ func TestOverload_Batches(t *testing.T) {
 func TestOverload_BatchesThatLeave(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := cacheOf(t, func(context.Context, string) (string, error) { return "v", nil },
-			bellwether.Options{TTL: time.Hour, Store: slowBatches(), Locker: locallock.New()})
+			bellwether.Options{TTL: time.Hour, Fleet: bellwether.Fleet{Store: slowBatches(), Locker: locallock.New()}})
 		most := leavers(c, manyLeavers(), func(ctx context.Context, i int) {
 			c.GetMany(ctx, []string{fmt.Sprint(i, "a"), fmt.Sprint(i, "b")})
 		})
@@ -224,7 +225,7 @@ func TestOverload_BatchesThatLeave(t *testing.T) {
 func TestOverload_BatchesAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := cacheOf(t, func(context.Context, string) (string, error) { return "v", nil },
-			bellwether.Options{TTL: time.Hour, Store: slowBatches(), MaxQueued: 1, MaxRebuilds: 1 << 14})
+			bellwether.Options{TTL: time.Hour, Fleet: bellwether.Fleet{Store: slowBatches()}, Limits: bellwether.Limits{MaxQueued: 1, MaxRebuilds: 1 << 14}})
 		var wg sync.WaitGroup
 		defer wg.Wait()
 		many := func(call string) error {

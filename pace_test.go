@@ -11,7 +11,7 @@ import (
 	"github.com/bellwether-go/bellwether"
 )
 
-// Over MaxBody, a client that the others have to wait for is broken off, whether it
+// Over MaxBodyBytes, a client that the others have to wait for is broken off, whether it
 // takes nothing or a little.
 func TestPace_OverMaxBodyTheSlowestIsBrokenOff(t *testing.T) {
 	const size = 48 // MiB
@@ -52,7 +52,7 @@ func TestPace_OverMaxBodyTheSlowestIsBrokenOff(t *testing.T) {
 // Nobody is broken off for being slow where nobody waits: all are equally slow.
 func TestPace_OverMaxBodyAllAreSlow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t, bellwether.HTTPOptions{MaxBody: 64 << 10}, func(w http.ResponseWriter, r *http.Request) {
+		s := newSite(t, bellwether.HTTPOptions{MaxBodyBytes: 64 << 10}, func(w http.ResponseWriter, r *http.Request) {
 			time.Sleep(time.Second) // until all are there
 			megabytes(1)(w, r)
 		})

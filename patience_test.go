@@ -9,13 +9,14 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
 // inPieces is a GetMany that answers in pieces of some keys, each after a pause. After so many
 // pieces it is silent.
-func inPieces(store bellwether.Store, piece, answers int, pause time.Duration) getsMany {
-	return func(ctx context.Context, keys []string, each func(i int, e bellwether.Entry, err error)) {
+func inPieces(store driver.Store, piece, answers int, pause time.Duration) getsMany {
+	return func(ctx context.Context, keys []string, each func(i int, e driver.Entry, err error)) {
 		for i, key := range keys {
 			if i%piece == 0 && i/piece < answers {
 				takes(pause)(ctx, "")
@@ -24,7 +25,7 @@ func inPieces(store bellwether.Store, piece, answers int, pause time.Duration) g
 				<-ctx.Done()
 			}
 			if err := ctx.Err(); err != nil {
-				each(i, bellwether.Entry{}, err)
+				each(i, driver.Entry{}, err)
 				continue
 			}
 			e, err := store.Get(ctx, key)
@@ -51,7 +52,7 @@ func TestGetMany_StoreAnswersInPieces(t *testing.T) {
 				key := fmt.Sprint(i)
 				keys = append(keys, key)
 				_, epoch, err := store.Claim(t.Context(), "test:"+key)
-				err = errors.Join(err, store.Commit(t.Context(), "test:"+key, bellwether.Entry{Kind: bellwether.KindValue, Value: []byte("stored"), Epoch: epoch, TTL: time.Hour}))
+				err = errors.Join(err, store.Commit(t.Context(), "test:"+key, driver.Entry{Kind: driver.KindValue, Value: []byte("stored"), Epoch: epoch, TTL: time.Hour}))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -64,8 +65,9 @@ func TestGetMany_StoreAnswersInPieces(t *testing.T) {
 					values[key] = "loaded"
 				}
 				return values, nil
-			}, bellwether.Options{TTL: time.Hour, EngineTimeout: 500 * time.Millisecond, Namespace: "test",
-				Store: batchesBy(store, inPieces(store, 10, c.answers, 300*time.Millisecond))})
+			}, bellwether.Options{
+				TTL: time.Hour, Fleet: bellwether.Fleet{EngineTimeout: 500 * time.Millisecond, Namespace: "test", Store: batchesBy(store, inPieces(store, 10, c.answers, 300*time.Millisecond))},
+			})
 			defer c2.Close()
 			start := time.Now()
 			values, err := c2.GetMany(t.Context(), keys)

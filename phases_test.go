@@ -19,7 +19,9 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/lockers/locallock"
+	"github.com/bellwether-go/bellwether/observe"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
@@ -238,23 +240,22 @@ func (s *stage) newActor(t *testing.T, store *memstore.Store) *actor {
 	wiredS.set(a.store.call)
 	wiredL.set(a.locker.call)
 	o := bellwether.Options{
-		TTL: time.Hour, MaxRebuilds: 1, LeaseTTL: 3 * time.Second, Namespace: "n",
-		Store: wiredS, Locker: wiredL,
+		TTL: time.Hour, Limits: bellwether.Limits{MaxRebuilds: 1}, Fleet: bellwether.Fleet{LeaseTTL: 3 * time.Second, Namespace: "n", Store: wiredS, Locker: wiredL},
 		OnError: func(string, error) { a.breaks("OnError") },
-		Observers: []bellwether.Observer{{Rebuild: func(ctx context.Context, _ string) (context.Context, func(bellwether.Rebuild)) {
+		Observers: []observe.Observer{{Rebuild: func(ctx context.Context, _ string) (context.Context, func(observe.Rebuild)) {
 			a.breaks("observer")
-			return ctx, func(bellwether.Rebuild) { a.breaks("observer") }
+			return ctx, func(observe.Rebuild) { a.breaks("observer") }
 		}}},
 	}
 	switch s.as {
 	case "alone":
-		o.Namespace, o.Store, o.Locker = "", nil, nil
+		o.Fleet.Namespace, o.Fleet.Store, o.Fleet.Locker = "", nil, nil
 	case "polling":
-		o.Locker = polling(wiredL)
+		o.Fleet.Locker = polling(wiredL)
 	case "hearing":
-		o.Store = wiredS.hearing()
+		o.Fleet.Store = wiredS.hearing()
 	case "near off":
-		o.NearTTL = -1
+		o.Fleet.NearTTL = -1
 	case "stale":
 		o.TTL, o.StaleWhileRevalidate = 2*time.Minute, 24*time.Hour
 	}
@@ -267,7 +268,7 @@ func (s *stage) newActor(t *testing.T, store *memstore.Store) *actor {
 	}
 	switch s.face {
 	case "HTTP":
-		m := bellwether.NewMiddleware(bellwether.HTTPOptions{Options: o})
+		m := bellwether.NewMiddleware(pageOptions(o))
 		m.OnPhase(phase)
 		h := m.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if r.Method == http.MethodPost {
@@ -407,13 +408,13 @@ var stageEvents = []struct {
 	}},
 	{"caller leaves", "", func(_ *stage, leave func()) { leave() }},
 	{"all leave", "", func(_ *stage, leave func()) { leave() }}, // and the second caller comes without time
-	{"lease lost", "", func(s *stage, _ func()) { s.p.locker.set(on(answer(bellwether.ErrLeaseLost), "renew", "release")) }},
+	{"lease lost", "", func(s *stage, _ func()) { s.p.locker.set(on(answer(driver.ErrLeaseLost), "renew", "release")) }},
 	{"store silent", "", func(s *stage, _ func()) { s.p.store.set(blackHole) }},
 	{"store down", "", func(s *stage, _ func()) { s.p.store.set(refuse) }},
 	{"store takes no writes", "", func(s *stage, _ func()) { s.p.store.set(on(blackHole, "claim", "commit", "invalidate")) }},
 	{"store panics", "", func(s *stage, _ func()) { s.p.store.set(ending(panics)) }},
 	{"store exits", "", func(s *stage, _ func()) { s.p.store.set(ending(runtime.Goexit)) }},
-	{"value too large", "", func(s *stage, _ func()) { s.p.store.set(on(answer(bellwether.ErrTooLarge), "commit")) }},
+	{"value too large", "", func(s *stage, _ func()) { s.p.store.set(on(answer(driver.ErrTooLarge), "commit")) }},
 	{"locker silent", "", func(s *stage, _ func()) { s.p.locker.set(blackHole) }},
 	{"locker down", "", func(s *stage, _ func()) { s.p.locker.set(refuse) }},
 	{"locker panics", "", func(s *stage, _ func()) { s.p.locker.set(ending(panics)) }},

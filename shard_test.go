@@ -61,7 +61,7 @@ func TestShard_OneServerDies(t *testing.T) {
 								loads++
 							}
 							return "v", nil
-						}, bellwether.Options{TTL: ttl, Store: way, Locker: locker}))
+						}, bellwether.Options{TTL: ttl, Fleet: bellwether.Fleet{Store: way, Locker: locker}}))
 					}
 					rng := rand.New(rand.NewPCG(1, 1))
 					var wg sync.WaitGroup
@@ -126,7 +126,7 @@ func TestShard_DeadKeysAreNotWaitedFor(t *testing.T) {
 				loads++
 			}
 			return "v", nil
-		}, bellwether.Options{TTL: 50 * time.Millisecond, EngineTimeout: timeout, Store: way, Locker: locallock.New()})
+		}, bellwether.Options{TTL: 50 * time.Millisecond, Fleet: bellwether.Fleet{EngineTimeout: timeout, Store: way, Locker: locallock.New()}})
 		slow := 0
 		for start := time.Now(); time.Since(start) < during; time.Sleep(10 * time.Millisecond) {
 			began := time.Now()

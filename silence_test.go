@@ -34,14 +34,14 @@ func TestGet_StaleWhenTheStoreGoesSilent(t *testing.T) {
 		waits   time.Duration // until so long after the store's last word
 		probes  int           // how many may wait after that
 	}{
-		{"confirmed, while it is rebuilt", bellwether.Options{StaleWhileRevalidate: time.Hour, NearTTL: time.Hour}, 0, 0},
+		{"confirmed, while it is rebuilt", bellwether.Options{StaleWhileRevalidate: time.Hour, Fleet: bellwether.Fleet{NearTTL: time.Hour}}, 0, 0},
 		{"fresh", bellwether.Options{TTL: time.Hour}, outage, 0},
 		{"while it is rebuilt", bellwether.Options{StaleWhileRevalidate: time.Hour}, outage, 0},
 		{"if there is an error", bellwether.Options{StaleIfError: time.Hour}, outage, 3},
 	} {
 		inBubble(t, c.name, func(t *testing.T) {
 			o := c.windows
-			o.EngineTimeout = timeout
+			o.Fleet.EngineTimeout = timeout
 			if o.TTL == 0 {
 				o.TTL = time.Second
 			}
@@ -90,7 +90,7 @@ func TestSilence_StoreIsWaitedForOnce(t *testing.T) {
 	for name, age := range map[string]time.Duration{"cold": -1, "hit": 2 * time.Second, "stale": 62 * time.Second} {
 		inBubble(t, name, func(t *testing.T) {
 			store := wiredTo(memstore.New())
-			o := bellwether.HTTPOptions{Options: bellwether.Options{Store: store, Locker: locallock.New(), EngineTimeout: 500 * time.Millisecond}}
+			o := bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: store, Locker: locallock.New(), EngineTimeout: 500 * time.Millisecond}}
 			s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
 				w.Header().Set("Cache-Control", "max-age=60, stale-while-revalidate=600")
 				w.Header().Set("Vary", "Accept-Encoding")

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/lockers/locallock"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
@@ -53,7 +54,7 @@ const (
 type simNode struct {
 	*bellwether.Cache[string]
 	engine  *simEngine
-	notices chan bellwether.Notice
+	notices chan driver.Notice
 	dead    atomic.Bool
 
 	storeOps, lockOps atomic.Int64
@@ -80,7 +81,7 @@ func under[T any](ctx context.Context, n *simNode, ops *atomic.Int64, do func() 
 }
 
 // publish reaches all nodes half a round trip later.
-func (e *simEngine) publish(n *bellwether.Notice) {
+func (e *simEngine) publish(n *driver.Notice) {
 	if e.kind == simPolls {
 		return
 	}
@@ -102,28 +103,28 @@ func (e *simEngine) publish(n *bellwether.Notice) {
 
 type simStore struct{ *simNode }
 
-func (s simStore) Get(ctx context.Context, key string) (bellwether.Entry, error) {
-	return under(ctx, s.simNode, &s.storeOps, func() (bellwether.Entry, error) { return s.engine.store.Get(ctx, key) })
+func (s simStore) Get(ctx context.Context, key string) (driver.Entry, error) {
+	return under(ctx, s.simNode, &s.storeOps, func() (driver.Entry, error) { return s.engine.store.Get(ctx, key) })
 }
 
-func (s simStore) Claim(ctx context.Context, key string) (entry bellwether.Entry, epoch uint64, err error) {
-	entry, err = under(ctx, s.simNode, &s.storeOps, func() (entry bellwether.Entry, err error) {
+func (s simStore) Claim(ctx context.Context, key string) (entry driver.Entry, epoch uint64, err error) {
+	entry, err = under(ctx, s.simNode, &s.storeOps, func() (entry driver.Entry, err error) {
 		entry, epoch, err = s.engine.store.Claim(ctx, key)
 		return entry, err
 	})
 	return entry, epoch, err
 }
 
-func (s simStore) Commit(ctx context.Context, key string, e bellwether.Entry) error {
+func (s simStore) Commit(ctx context.Context, key string, e driver.Entry) error {
 	return s.write(ctx, key, e, func() error { return s.engine.store.Commit(ctx, key, e) })
 }
 
 // write makes a commit, of which the engine tells all nodes.
-func (s simStore) write(ctx context.Context, key string, e bellwether.Entry, commit func() error) error {
+func (s simStore) write(ctx context.Context, key string, e driver.Entry, commit func() error) error {
 	_, err := under(ctx, s.simNode, &s.storeOps, func() (struct{}, error) {
 		err := commit()
 		if err == nil {
-			s.engine.publish(&bellwether.Notice{Key: key, Epoch: e.Epoch, Entry: e, Made: time.Now()})
+			s.engine.publish(&driver.Notice{Key: key, Epoch: e.Epoch, Entry: e, Made: time.Now()})
 		}
 		return struct{}{}, err
 	})
@@ -138,7 +139,7 @@ func (s simStore) Invalidate(ctx context.Context, key string) error {
 // A simPushingStore is a store that tells of its commits.
 type simPushingStore struct{ simStore }
 
-func (s simPushingStore) Notify(ctx context.Context, f func(bellwether.Notice)) {
+func (s simPushingStore) Notify(ctx context.Context, f func(driver.Notice)) {
 	for {
 		select {
 		case n := <-s.notices:
@@ -151,8 +152,8 @@ func (s simPushingStore) Notify(ctx context.Context, f func(bellwether.Notice)) 
 
 type simLocker struct{ *simNode }
 
-func (l simLocker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
-	lease, err := under(ctx, l.simNode, &l.lockOps, func() (bellwether.Lease, error) { return l.engine.locker.TryAcquire(ctx, key, ttl) })
+func (l simLocker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (driver.Lease, error) {
+	lease, err := under(ctx, l.simNode, &l.lockOps, func() (driver.Lease, error) { return l.engine.locker.TryAcquire(ctx, key, ttl) })
 	if err != nil {
 		return nil, err
 	}
@@ -163,7 +164,7 @@ func (l simLocker) TryAcquire(ctx context.Context, key string, ttl time.Duration
 // is subscribed to once and for all: to watch asks the engine nothing.
 type simPushingLocker struct{ simLocker }
 
-func (l simPushingLocker) Watch(ctx context.Context, held *bellwether.HeldError) (<-chan struct{}, error) {
+func (l simPushingLocker) Watch(ctx context.Context, held *driver.HeldError) (<-chan struct{}, error) {
 	ended, err := l.engine.locker.Watch(ctx, held)
 	return l.told(ctx, ended), err
 }
@@ -188,17 +189,17 @@ type simElector struct {
 	locker simPushingLocker
 }
 
-func (e simElector) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
+func (e simElector) TryAcquire(ctx context.Context, key string, ttl time.Duration) (driver.Lease, error) {
 	return e.locker.TryAcquire(ctx, key, ttl)
 }
 
-func (e simElector) Watch(ctx context.Context, held *bellwether.HeldError) (<-chan struct{}, error) {
+func (e simElector) Watch(ctx context.Context, held *driver.HeldError) (<-chan struct{}, error) {
 	ended, err := e.engine.store.Watch(ctx, held)
 	return e.locker.told(ctx, ended), err
 }
 
-func (e simElector) Elect(ctx context.Context, key string, past uint64, ttl time.Duration) (bellwether.Election, error) {
-	return under(ctx, e.simNode, &e.storeOps, func() (bellwether.Election, error) {
+func (e simElector) Elect(ctx context.Context, key string, past uint64, ttl time.Duration) (driver.Election, error) {
+	return under(ctx, e.simNode, &e.storeOps, func() (driver.Election, error) {
 		won, err := e.engine.store.Elect(ctx, key, past, ttl)
 		if won.Lease != nil {
 			won.Lease = &simLease{e.simNode, won.Lease}
@@ -207,7 +208,7 @@ func (e simElector) Elect(ctx context.Context, key string, past uint64, ttl time
 	})
 }
 
-func (e simElector) CommitAndRelease(ctx context.Context, key string, entry bellwether.Entry, lease bellwether.Lease) error {
+func (e simElector) CommitAndRelease(ctx context.Context, key string, entry driver.Entry, lease driver.Lease) error {
 	return e.write(ctx, key, entry, func() error {
 		return e.engine.store.CommitAndRelease(ctx, key, entry, lease.(*simLease).lease)
 	})
@@ -215,7 +216,7 @@ func (e simElector) CommitAndRelease(ctx context.Context, key string, entry bell
 
 type simLease struct {
 	node  *simNode
-	lease bellwether.Lease
+	lease driver.Lease
 }
 
 func (l *simLease) Renew(ctx context.Context, ttl time.Duration) error {
@@ -240,15 +241,14 @@ func newSimFleet(t *testing.T, n int, kind simKind, load func(ctx context.Contex
 	t.Helper()
 	e := &simEngine{store: memstore.New(), locker: locallock.New(), kind: kind, over: make(chan struct{})}
 	for range n {
-		node := &simNode{engine: e, notices: make(chan bellwether.Notice, 4)}
-		o.Store, o.Locker, o.Namespace = simStore{node}, simLocker{node}, "test"
+		node := &simNode{engine: e, notices: make(chan driver.Notice, 4)}
+		o.Fleet.Store, o.Fleet.Locker, o.Fleet.Namespace = simStore{node}, simLocker{node}, "test"
 		store, locker := simPushingStore{simStore{node}}, simPushingLocker{simLocker{node}}
 		switch kind {
 		case simPushes:
-			o.Store, o.Locker = store, locker
+			o.Fleet.Store, o.Fleet.Locker = store, locker
 		case simElects:
-			engine := simElector{store, locker}
-			o.Store, o.Locker = engine, engine
+			o.Fleet.Store, o.Fleet.Locker, o.Fleet.Engine = nil, nil, simElector{store, locker}
 		}
 		node.Cache = bellwether.New(func(ctx context.Context, key string) (string, error) { return load(ctx, node, key) }, o)
 		e.nodes = append(e.nodes, node)
@@ -298,7 +298,7 @@ func befall(t *testing.T, kind simKind, event simEvent, n int) []string {
 					return "", errOrigin
 				}
 				return "v", nil
-			}, bellwether.Options{TTL: simTTL, LeaseTTL: simLeaseTTL, NearBytes: 1 << 16})
+			}, bellwether.Options{TTL: simTTL, Fleet: bellwether.Fleet{LeaseTTL: simLeaseTTL}, Limits: bellwether.Limits{NearBytes: 1 << 16}})
 			if event != simDies {
 				for _, nodes := range [][]*simNode{e.nodes[:1], e.nodes[1:]} { // one loads, the others have it from the store
 					var callers sync.WaitGroup
@@ -365,7 +365,7 @@ func befall(t *testing.T, kind simKind, event simEvent, n int) []string {
 func drain(t *testing.T, processes, keys int, each time.Duration, what string, o bellwether.Options) []string {
 	t.Helper()
 	const maxRebuilds = 128
-	o.MaxRebuilds = maxRebuilds // which is exact, unlike the default
+	o.Limits.MaxRebuilds = maxRebuilds // which is exact, unlike the default
 	var loads, running, most, refused, asked, storeOps, lockOps atomic.Int64
 	var longest, drained time.Duration
 	synctest.Test(t, func(t *testing.T) {
@@ -457,7 +457,7 @@ func drain(t *testing.T, processes, keys int, each time.Duration, what string, o
 
 // drains are the ways of drain in the table.
 var drains = map[string]bellwether.Options{
-	"`MaxQueued` 10,000":                    {MaxQueued: 10_000},
+	"`MaxQueued` 10,000":                    {Limits: bellwether.Limits{MaxQueued: 10_000}},
 	"`MaxQueued` zero":                      {},
 	"`MaxQueued` zero, stale may be served": {StaleWhileRevalidate: time.Hour},
 }

@@ -41,7 +41,7 @@ func TestSlots_LoanThatOutlivesItsOffer(t *testing.T) {
 				g.work(10 * time.Second)
 			}
 			return "v", nil
-		}, bellwether.Options{MaxRebuilds: 2})
+		}, bellwether.Options{Limits: bellwether.Limits{MaxRebuilds: 2}})
 		var wg sync.WaitGroup
 		get := func(key string) { wg.Go(func() { c.Get(t.Context(), key) }) }
 		get("c")
@@ -87,7 +87,7 @@ func TestSlots_LoanThatEndsBesideAnother(t *testing.T) {
 				g.work(20 * time.Second)
 			}
 			return "v", nil
-		}, bellwether.Options{MaxRebuilds: 3})
+		}, bellwether.Options{Limits: bellwether.Limits{MaxRebuilds: 3}})
 		var wg sync.WaitGroup
 		get := func(key string) { wg.Go(func() { c.Get(t.Context(), key) }) }
 		get("e")

@@ -24,9 +24,9 @@ type standingState struct {
 // A ballot is what an elector said of an election, where no entry was the answer; or that it
 // said nothing, if neither lease nor held is there.
 type ballot struct {
-	lease Lease
+	lease driver.Lease
 	epoch uint64
-	held  *HeldError
+	held  *driver.HeldError
 }
 
 // stand is the state standing. With an elector the look has been the election already.
@@ -65,7 +65,7 @@ func (r *run[V]) stand(ctx context.Context) rebuildOutcome {
 // nobody to elect: no locker, or none that answers. overtaken is that a notice
 // has come before it was the flight's turn to ask: where a thousand keys expire at
 // one time, most of the leases would be of keys that others have rebuilt by then.
-func (r *run[V]) elect(ctx context.Context) (_ Lease, _ *HeldError, overtaken bool) {
+func (r *run[V]) elect(ctx context.Context) (_ driver.Lease, _ *driver.HeldError, overtaken bool) {
 	e := r.engine
 	if b := r.standing.ballot; b != nil {
 		if lease := b.lease; lease != nil {
@@ -82,7 +82,7 @@ func (r *run[V]) elect(ctx context.Context) (_ Lease, _ *HeldError, overtaken bo
 	}
 	e.enter(r.key, phaseStanding)
 	r.standing.asked, r.standing.length = e.clock.Now(), r.leaseLength()
-	lease, err := gate.AskInTurn(ctx, e.locker, r.key, r.budget, func(ctx context.Context) (Lease, error) {
+	lease, err := gate.AskInTurn(ctx, e.locker, r.key, r.budget, func(ctx context.Context) (driver.Lease, error) {
 		if overtaken = len(r.notices) > 0; overtaken {
 			return nil, context.Canceled // which says nothing about the engine
 		}
@@ -94,11 +94,11 @@ func (r *run[V]) elect(ctx context.Context) (_ Lease, _ *HeldError, overtaken bo
 	if overtaken {
 		return nil, nil, true
 	}
-	if held, ok := errors.AsType[*HeldError](err); ok {
+	if held, ok := errors.AsType[*driver.HeldError](err); ok {
 		return nil, held, false
 	}
-	if errors.Is(err, ErrHeld) {
-		return nil, &HeldError{Key: r.key}, false
+	if errors.Is(err, driver.ErrHeld) {
+		return nil, &driver.HeldError{Key: r.key}, false
 	}
 	if ctx.Err() != nil {
 		return nil, nil, false
@@ -110,7 +110,7 @@ func (r *run[V]) elect(ctx context.Context) (_ Lease, _ *HeldError, overtaken bo
 // knownHolder is the holder that the flight waits for, when an election has had no answer: one
 // lost answer says nothing about that holder, and a fleet that polls would begin a load in
 // each process. It is nil once the lease has ended, or the engine is taken for down.
-func (r *run[V]) knownHolder() *HeldError {
+func (r *run[V]) knownHolder() *driver.HeldError {
 	e := r.engine
 	if r.waiting.holder != nil && !r.waiting.freed && e.locker.Sound(r.key) && e.clock.Now() < r.waiting.leaseEnd {
 		return r.waiting.holder
@@ -121,7 +121,7 @@ func (r *run[V]) knownHolder() *HeldError {
 // electsAtOnce reports whether one request can look, elect and claim. That is a write.
 func (r *run[V]) electsAtOnce() bool {
 	e := r.engine
-	return e.elector != nil && !r.storeDown && e.writes.Sound(r.key)
+	return e.Engine != nil && !r.storeDown && e.writes.Sound(r.key)
 }
 
 // readAndStand is read by an elector. Unless the entry is fresh and later than the entries that the
@@ -137,7 +137,7 @@ func (r *run[V]) readAndStand(ctx context.Context) storeReply {
 	asked := e.clock.Now()
 	r.standing.asked, r.standing.length = asked, r.leaseLength()
 	won, err := gate.AskInTurn(ctx, e.writes, r.key, r.budget.Half(), func(ctx context.Context) (driver.Election, error) {
-		return e.elector.Elect(ctx, e.engineKey(r.key), r.looking.past, r.standing.length)
+		return e.Engine.Elect(ctx, e.engineKey(r.key), r.looking.past, r.standing.length)
 	})
 	if err != nil {
 		if ctx.Err() != nil {
@@ -152,7 +152,7 @@ func (r *run[V]) readAndStand(ctx context.Context) storeReply {
 		// without end.
 		r.standing.ballot = &ballot{won.Lease, won.Epoch, won.Held}
 	}
-	if won.Entry.Kind == KindNone && won.Entry.Failures == 0 {
+	if won.Entry.Kind == driver.KindNone && won.Entry.Failures == 0 {
 		err = ErrNotFound
 	}
 	return storeReply{won.Entry, asked, err}

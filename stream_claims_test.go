@@ -27,7 +27,7 @@ import (
 // a first byte that is everybody's at one time. The server is a process of its
 // own, so that its peak is its own.
 
-const streamServer = "BELLWETHER_STREAM_SERVER" // its value: MaxBody in bytes
+const streamServer = "BELLWETHER_STREAM_SERVER" // its value: MaxBodyBytes in bytes
 
 // This runs before any test, and not as one: in the process that is the server.
 func init() {
@@ -51,7 +51,7 @@ func streamPiece(p []byte, i int) {
 
 // serveStream serves /N, a body of N bytes, to whoever asks until stdin ends.
 func serveStream(limit int64) error {
-	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{MaxBody: limit})
+	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{MaxBodyBytes: limit})
 	var calls atomic.Int64
 	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		calls.Add(1)

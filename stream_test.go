@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/lockers/locallock"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
@@ -31,7 +32,7 @@ func TestStream_RefusedWhileOthersRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var calls atomic.Int32
 		store := memstore.New()
-		s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: quiet{store}}}, slowly(&calls))
+		s := newSite(t, bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: quiet{store}}}, slowly(&calls))
 		go s.get("http://example.com/")
 		time.Sleep(time.Second)
 		time.AfterFunc(time.Second, func() { store.Invalidate(t.Context(), "example.com/") })
@@ -46,10 +47,10 @@ func TestStream_SweptFasterThanMade(t *testing.T) {
 		"prefix": {Prefixes: []string{"http://example.com/"}}, "tag": {Tags: []string{"x"}}, "soft": {Tags: []string{"x"}, Soft: true},
 		"URL": {URLs: []string{"http://example.com/"}},
 	} {
-		for fleet, store := range map[string]func() bellwether.Store{"alone": func() bellwether.Store { return nil }, "store": func() bellwether.Store { return memstore.New() }} {
+		for fleet, store := range map[string]func() driver.Store{"alone": func() driver.Store { return nil }, "store": func() driver.Store { return memstore.New() }} {
 			inBubble(t, name+"/"+fleet, func(t *testing.T) {
 				var calls atomic.Int32
-				s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: store(), MaxWait: 10 * time.Minute}}, func(w http.ResponseWriter, r *http.Request) {
+				s := newSite(t, bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: store()}, MaxWait: 10 * time.Minute}, func(w http.ResponseWriter, r *http.Request) {
 					n := calls.Add(1)
 					time.Sleep(5 * time.Second)
 					w.Header().Set("Cache-Control", "max-age=3600")
@@ -76,10 +77,10 @@ func TestStream_SweptFasterThanMade(t *testing.T) {
 // it late reads it at once where the store can be asked whether it still counts,
 // and else at its commit. Either way the handler is called once.
 func TestFleet_LateJoinerOfAnInvalidatedStream(t *testing.T) {
-	for name, open := range map[string]func() bellwether.Store{
-		"tells":        func() bellwether.Store { return memstore.New() },
-		"can be asked": func() bellwether.Store { return askable(memstore.New()) },
-		"neither":      func() bellwether.Store { return quiet{memstore.New()} },
+	for name, open := range map[string]func() driver.Store{
+		"tells":        func() driver.Store { return memstore.New() },
+		"can be asked": func() driver.Store { return askable(memstore.New()) },
+		"neither":      func() driver.Store { return quiet{memstore.New()} },
 	} {
 		for _, invalidated := range []bool{false, true} {
 			for slow, before := range map[string]time.Duration{"header at once": 0, "slow header": 2500 * time.Millisecond} {
@@ -149,9 +150,9 @@ func TestFleet_PausedHolderPublishesLate(t *testing.T) {
 		var calls atomic.Int32
 		store := memstore.New()
 		locker := locallock.New()
-		site := func(l bellwether.Locker) *site {
-			o := bellwether.Options{Store: askable(store), Locker: l, LeaseTTL: 2 * time.Second}
-			return newSite(t, bellwether.HTTPOptions{Options: o}, func(w http.ResponseWriter, r *http.Request) {
+		site := func(l driver.Locker) *site {
+			o := bellwether.Options{Fleet: bellwether.Fleet{Store: askable(store), Locker: l, LeaseTTL: 2 * time.Second}}
+			return newSite(t, pageOptions(o), func(w http.ResponseWriter, r *http.Request) {
 				n := calls.Add(1)
 				w.Header().Set("Cache-Control", "max-age=3600")
 				if n == 1 {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/gate"
 	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/internal/sweeplog"
@@ -23,7 +24,7 @@ func (e *engine[V]) keepLog(traits func(V) (tags []string, signpost bool)) {
 		Name:     e.engineKey(sweeplog.Key),
 		LeaseTTL: e.LeaseTTL, MaxWait: e.MaxWait,
 		Now: e.clock.Now, Pause: pollInterval,
-		Release: func(ctx context.Context, budget *gate.Budget, lease Lease) error {
+		Release: func(ctx context.Context, budget *gate.Budget, lease driver.Lease) error {
 			return e.giveBack(ctx, sweeplog.Key, budget, lease)
 		},
 		Silent: func(err error) { e.noAnswer(sweeplog.Key, err) },
@@ -48,7 +49,7 @@ func (e *engine[V]) meetLog() {
 // many keys is asked for both in one call, and the key's answer is left in r.looking.ahead.
 func (r *run[V]) followLogAhead(ctx context.Context, age time.Duration) {
 	e := r.engine
-	store, ok := e.Store.(BatchGetter)
+	store, ok := e.Store.(driver.BatchGetter)
 	if !ok {
 		e.sweeps.Follow(ctx, r.budget, age)
 		return
@@ -98,7 +99,7 @@ func (e *engine[V]) takeLog(known, next *sweeplog.Log, publish func()) {
 // against returns what a log has against an item: see [sweeplog.Log.Against].
 func (e *engine[V]) against(l *sweeplog.Log, key string, it *items.Item[V]) (gone bool, stale instant) {
 	return l.Against(key, it.Position, func() (tags []string, signpost bool) {
-		if it.Kind == KindValue {
+		if it.Kind == driver.KindValue {
 			tags, signpost = e.traits(it.Value)
 		}
 		return tags, signpost

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/lockers/locallock"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
@@ -48,7 +49,7 @@ func TestSweep_LogIsNotWaitedFor(t *testing.T) {
 			store := wiredTo(memstore.New())
 			locker := locallock.New()
 			prepare(store, locker)
-			s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: store, Locker: locker, EngineTimeout: timeout}}, func(w http.ResponseWriter, r *http.Request) {
+			s := newSite(t, bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: store, Locker: locker, EngineTimeout: timeout}}, func(w http.ResponseWriter, r *http.Request) {
 				w.Header().Set("Cache-Control", "max-age=3600")
 			})
 			var wg sync.WaitGroup
@@ -73,7 +74,7 @@ func TestSweep_LogIsNotWaitedFor(t *testing.T) {
 func TestSweep_LogIsReadAlong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := wiredTo(memstore.New()).batching()
-		s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: store}}, func(w http.ResponseWriter, r *http.Request) {
+		s := newSite(t, bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: store}}, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Cache-Control", "max-age=3600")
 		})
 		synctest.Wait()
@@ -106,15 +107,15 @@ func TestSweep_HalfAnAnswer(t *testing.T) {
 	for mute, errs := range map[string]int{"\x00sweeps": 2, "example.com/": 1} {
 		inBubble(t, fmt.Sprintf("none for %q", mute), func(t *testing.T) {
 			kept := memstore.New()
-			other := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: kept}}, func(w http.ResponseWriter, r *http.Request) {
+			other := newSite(t, bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: kept}}, func(w http.ResponseWriter, r *http.Request) {
 				w.Header().Set("Cache-Control", "max-age=3600")
 				fmt.Fprint(w, "kept")
 			})
 			var said []error
-			s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{
-				Store:   muted(kept, map[string]bool{mute: true}),
+			s := newSite(t, bellwether.HTTPOptions{
+				Fleet:   bellwether.Fleet{Store: muted(kept, map[string]bool{mute: true})},
 				OnError: func(_ string, err error) { said = append(said, err) },
-			}}, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "its own") })
+			}, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "its own") })
 			other.get("http://example.com/")
 			time.Sleep(time.Second)
 			start := time.Now()
@@ -141,13 +142,13 @@ func TestSweep_LogOutlivesAnotherServer(t *testing.T) {
 		}
 		store := muted(memstore.New(), dead)
 		store.set(func(ctx context.Context, op string) error { time.Sleep(time.Millisecond); return nil })
-		s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{
-			Store: store, OnError: func(key string, err error) {
+		s := newSite(t, bellwether.HTTPOptions{
+			Fleet: bellwether.Fleet{Store: store}, OnError: func(key string, err error) {
 				if !dead[key] {
 					t.Errorf("%q: %v", key, err)
 				}
 			},
-		}}, func(w http.ResponseWriter, r *http.Request) { w.Header().Set("Cache-Control", "max-age=3600") })
+		}, func(w http.ResponseWriter, r *http.Request) { w.Header().Set("Cache-Control", "max-age=3600") })
 		time.Sleep(time.Hour)
 		var wg sync.WaitGroup
 		for i := range silent {
@@ -179,13 +180,13 @@ func TestSweep_ProcessBeforeItsStore(t *testing.T) {
 			w.Header().Set("Surrogate-Key", "x")
 			fmt.Fprint(w, made)
 		}
-		old := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: kept}}, page)
+		old := newSite(t, bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: kept}}, page)
 		old.get("http://example.com/")
 		sweep(t, old, bellwether.Match{Tags: []string{"x"}})
 		time.Sleep(time.Hour)
 		store := wiredTo(kept)
 		store.set(refuse)
-		s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: store}}, page)
+		s := newSite(t, bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: store}}, page)
 		time.Sleep(100 * time.Millisecond)
 		store.set(nil)
 		s.wantBody(t, "2", "http://example.com/") // response 1 was swept an hour ago
@@ -205,9 +206,11 @@ func TestSweep_BegunByAll(t *testing.T) {
 				}
 				return nil
 			})
-			newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: store, OnError: func(key string, err error) {
-				t.Errorf("process %d: %q: %v", i, key, err)
-			}}}, func(http.ResponseWriter, *http.Request) {})
+			newSite(t, bellwether.HTTPOptions{
+				Fleet: bellwether.Fleet{Store: store}, OnError: func(key string, err error) {
+					t.Errorf("process %d: %q: %v", i, key, err)
+				},
+			}, func(http.ResponseWriter, *http.Request) {})
 		}
 		time.Sleep(time.Second)
 	})
@@ -216,9 +219,9 @@ func TestSweep_BegunByAll(t *testing.T) {
 // A request that finds too many waiting for MaxRebuilds is told so at once,
 // whatever was swept before it came.
 func TestSweep_AndTheQueueIsFull(t *testing.T) {
-	for name, store := range map[string]bellwether.Store{"a store": memstore.New(), "no store": nil} {
+	for name, store := range map[string]driver.Store{"a store": memstore.New(), "no store": nil} {
 		inBubble(t, name, func(t *testing.T) {
-			s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: store, MaxRebuilds: 1, MaxQueued: 1}}, func(w http.ResponseWriter, r *http.Request) {
+			s := newSite(t, bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: store}, Limits: bellwether.Limits{MaxRebuilds: 1, MaxQueued: 1}}, func(w http.ResponseWriter, r *http.Request) {
 				time.Sleep(time.Second)
 				w.Header().Set("Cache-Control", "max-age=3600")
 			})
@@ -250,7 +253,7 @@ func TestSweep_LogIsCorrupt(t *testing.T) {
 			}
 			synctest.Wait()
 			_, epoch, _ := store.Claim(t.Context(), "\x00sweeps")
-			store.Commit(t.Context(), "\x00sweeps", bellwether.Entry{Kind: bellwether.KindValue, Value: []byte(garbage), Epoch: epoch, TTL: time.Hour})
+			store.Commit(t.Context(), "\x00sweeps", driver.Entry{Kind: driver.KindValue, Value: []byte(garbage), Epoch: epoch, TTL: time.Hour})
 			time.Sleep(1001 * time.Millisecond)
 			for _, s := range all {
 				s.wantBody(t, "2", "http://example.com/?tag=x") // perhaps response 1 was swept
@@ -270,13 +273,13 @@ func TestSweep_LogIsCorrupt(t *testing.T) {
 		corrupt := func() bool { return store.count("commit") < 3 } // until it is written anew
 		store.set(on(func(context.Context, string) error {
 			if corrupt() {
-				return bellwether.ErrCorrupt
+				return driver.ErrCorrupt
 			}
 			return nil
 		}, "get"))
-		tamper := func(e *bellwether.Entry) {
+		tamper := func(e *driver.Entry) {
 			if corrupt() {
-				*e = bellwether.Entry{}
+				*e = driver.Entry{}
 			}
 		}
 		store.tamper.Store(&tamper)
@@ -297,7 +300,7 @@ func TestSweep_LeaseIsLostWhileTheLogIsWritten(t *testing.T) {
 		inner, locker := memstore.New(), locallock.New()
 		open := func() (*site, *wiredStore, *wiredLocker) {
 			store, wired := wiredTo(inner), wiredLocks(locker)
-			return newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: store, Locker: wired, LeaseTTL: 100 * time.Millisecond}}, func(w http.ResponseWriter, r *http.Request) {
+			return newSite(t, bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: store, Locker: wired, LeaseTTL: 100 * time.Millisecond}}, func(w http.ResponseWriter, r *http.Request) {
 				w.Header().Set("Cache-Control", "max-age=3600")
 				w.Header().Set("Surrogate-Key", r.URL.Query().Get("tag"))
 			}), store, wired
@@ -355,7 +358,7 @@ func TestSweep_WithoutTheStoreDuringALoad(t *testing.T) {
 
 // withStalePage returns a site over the store. Its page, http://example.com/ with the tag x, is
 // stale, and the handler needs 5 s for the next one.
-func withStalePage(t *testing.T, store bellwether.Store) *site {
+func withStalePage(t *testing.T, store driver.Store) *site {
 	n := 0
 	s := sites(t, 1, store, func(w http.ResponseWriter, r *http.Request) {
 		n++
@@ -451,7 +454,7 @@ func TestSweep_StreamsWithoutTheStore(t *testing.T) {
 		inBubble(t, name, func(t *testing.T) {
 			wired := wiredTo(memstore.New())
 			wired.set(refuse)
-			s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: wired}}, lingering(20*time.Second))
+			s := newSite(t, bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: wired}}, lingering(20*time.Second))
 			go s.get("http://a/p")
 			for _, sweep := range sweeps {
 				time.Sleep(5 * time.Second)
@@ -516,7 +519,7 @@ func TestSweep_LogIsLostWithTheLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		room, locker := newEngineRoom(t.Errorf), wiredLocks(locallock.New())
 		store := &linkStore{&link{}, room}
-		s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: store, Locker: locker, LeaseTTL: 600 * time.Millisecond}}, func(w http.ResponseWriter, r *http.Request) {
+		s := newSite(t, bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: store, Locker: locker, LeaseTTL: 600 * time.Millisecond}}, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Cache-Control", "max-age=60")
 			select {
 			case <-time.After(time.Second):
@@ -529,7 +532,7 @@ func TestSweep_LogIsLostWithTheLease(t *testing.T) {
 			room.store.restart()
 			locker.set(func(context.Context, string) error {
 				locker.set(nil)
-				return bellwether.ErrLeaseLost
+				return driver.ErrLeaseLost
 			})
 		}()
 		if w := s.get("http://a/p"); w.Code != http.StatusOK {
@@ -544,7 +547,7 @@ func TestSweep_LogIsWaitedForBehindALoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const load, ttl = 3 * time.Second, 5 * time.Second // longer than the log is believed
 		store := wiredTo(memstore.New())
-		s := newSite(t, bellwether.HTTPOptions{Options: bellwether.Options{Store: store, TTL: ttl}}, func(w http.ResponseWriter, r *http.Request) {
+		s := newSite(t, bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: store}, TTL: ttl}, func(w http.ResponseWriter, r *http.Request) {
 			w.WriteHeader(http.StatusOK)
 			time.Sleep(load)
 			store.reset()

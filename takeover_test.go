@@ -20,7 +20,7 @@ func TestLease_FollowsTheBuilds(t *testing.T) {
 		locker := wiredLocks(locallock.New())
 		origin := &source{}
 		c := cacheOf(t, origin.load, bellwether.Options{
-			TTL: s, StaleWhileRevalidate: 2 * s, Store: memstore.New(), Locker: locker,
+			TTL: s, StaleWhileRevalidate: 2 * s, Fleet: bellwether.Fleet{Store: memstore.New(), Locker: locker},
 		})
 		// get waits for a build that takes so long, and returns the lengths of its
 		// lease and of the renewals.
@@ -80,7 +80,7 @@ func TestLease_NobodyWaits(t *testing.T) {
 		locker := wiredLocks(locallock.New())
 		origin := &source{build: 100 * time.Millisecond}
 		c := cacheOf(t, origin.load, bellwether.Options{
-			TTL: time.Second, StaleWhileRevalidate: 10 * time.Second, Store: memstore.New(), Locker: locker,
+			TTL: time.Second, StaleWhileRevalidate: 10 * time.Second, Fleet: bellwether.Fleet{Store: memstore.New(), Locker: locker},
 		})
 		for _, sleep := range []time.Duration{2 * time.Second, 8 * time.Second} {
 			c.Get(t.Context(), "k")
@@ -108,7 +108,7 @@ func TestTakeover_InAboutARebuild(t *testing.T) {
 		for _, cold := range []bool{true, false} {
 			for _, done := range []float64{0, .5, .95} {
 				everyWay(t, func(t *testing.T, by way) {
-					f := newFleet(t, 6, by, bellwether.Options{TTL: time.Minute, LeaseTTL: 20 * time.Second})
+					f := newFleet(t, 6, by, bellwether.Options{TTL: time.Minute, Fleet: bellwether.Fleet{LeaseTTL: 20 * time.Second}})
 					f.origin.build = build
 					f.get(1, "before") // waited for in all processes but one
 					key := "before"

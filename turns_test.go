@@ -89,7 +89,7 @@ func TestFleet_ManyKeysAtOnceAreNoOutage(t *testing.T) {
 func TestGet_SilentEngineIsNotQueuedFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const keys = 2000
-		f := newFleet(t, 1, push, bellwether.Options{MaxRebuilds: keys})
+		f := newFleet(t, 1, push, bellwether.Options{Limits: bellwether.Limits{MaxRebuilds: keys}})
 		f.origin.build = 0
 		p := f.processes[0]
 		p.store.set(blackHole)
@@ -154,7 +154,7 @@ func TestGet_TurnsOfThoseWhoLeave(t *testing.T) {
 func TestGet_ShortEngineTimeout(t *testing.T) {
 	for _, timeout := range []time.Duration{1, 2, 3, 4, time.Microsecond} {
 		synctest.Test(t, func(t *testing.T) {
-			f := newFleet(t, 1, push, bellwether.Options{EngineTimeout: timeout})
+			f := newFleet(t, 1, push, bellwether.Options{Fleet: bellwether.Fleet{EngineTimeout: timeout}})
 			f.origin.build = 0
 			p := f.processes[0]
 			p.store.set(blackHole)

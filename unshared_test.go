@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/lockers/locallock"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
@@ -22,7 +23,7 @@ import (
 func TestFleet_CommitLostThenRefused(t *testing.T) {
 	for _, invalidated := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
-			f := newFleet(t, 2, push, bellwether.Options{NearTTL: time.Second, TTL: time.Hour})
+			f := newFleet(t, 2, push, bellwether.Options{Fleet: bellwether.Fleet{NearTTL: time.Second}, TTL: time.Hour})
 			f.origin.build = 5 * time.Second
 			a, b := f.processes[0], f.processes[1]
 			a.store.set(func(_ context.Context, op string) error {
@@ -55,9 +56,9 @@ func TestUnshared_FailureIsRemembered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 2, push, bellwether.Options{TTL: time.Hour, ErrorTTL: 20 * time.Second})
 		f.each(func(p *process) {
-			p.store.limit = func(e bellwether.Entry) error {
+			p.store.limit = func(e driver.Entry) error {
 				if len(e.Value) > 0 {
-					return bellwether.ErrTooLarge
+					return driver.ErrTooLarge
 				}
 				return nil
 			}
@@ -75,12 +76,14 @@ func TestUnshared_FailureIsRemembered(t *testing.T) {
 // A slot that comes while user code panics is not lost.
 func TestFleet_SlotThatComesDuringAPanic(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 2, push, bellwether.Options{MaxRebuilds: 1, MaxWait: 10 * time.Second, Size: func(key string, _ any) int {
-			if key == "k" {
-				panic("user code")
-			}
-			return 1
-		}})
+		f := newFleet(t, 2, push, bellwether.Options{
+			Limits: bellwether.Limits{MaxRebuilds: 1}, MaxWait: 10 * time.Second, Size: func(key string, _ any) int {
+				if key == "k" {
+					panic("user code")
+				}
+				return 1
+			},
+		})
 		p := f.processes[0]
 		f.origin.build = 1500 * time.Millisecond
 		go p.Get(context.Background(), "another")
@@ -88,7 +91,7 @@ func TestFleet_SlotThatComesDuringAPanic(t *testing.T) {
 		_, epoch, _ := f.store.Claim(t.Context(), "test:k")
 		p.store.reply.Store(int64(200 * time.Millisecond))
 		time.AfterFunc(time.Second, func() {
-			f.store.Commit(t.Context(), "test:k", bellwether.Entry{Kind: bellwether.KindValue, Value: []byte("v"), Epoch: epoch, TTL: time.Hour})
+			f.store.Commit(t.Context(), "test:k", driver.Entry{Kind: driver.KindValue, Value: []byte("v"), Epoch: epoch, TTL: time.Hour})
 		})
 		// It waits from 0.2 s on, and looks from 1.2 s to 1.4 s.
 		f.origin.set(func(o *source) { o.build = time.Second })
@@ -105,10 +108,10 @@ func TestFleet_SlotThatComesDuringAPanic(t *testing.T) {
 // is not in the store was invalidated while the flight waited for it.
 func TestFleet_SlotOfAnInvalidatedUnsharedKey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 1, push, bellwether.Options{MaxRebuilds: 1, MaxWait: 10 * time.Second})
+		f := newFleet(t, 1, push, bellwether.Options{Limits: bellwether.Limits{MaxRebuilds: 1}, MaxWait: 10 * time.Second})
 		p := f.processes[0]
 		_, epoch, _ := f.store.Claim(t.Context(), "test:k")
-		f.store.Commit(t.Context(), "test:k", bellwether.Entry{Kind: bellwether.KindUnshared, Epoch: epoch, TTL: time.Hour})
+		f.store.Commit(t.Context(), "test:k", driver.Entry{Kind: driver.KindUnshared, Epoch: epoch, TTL: time.Hour})
 		f.origin.build = 500 * time.Millisecond // less than a waiting flight's pause between two looks
 		go p.Get(context.Background(), "another")
 		synctest.Wait()
@@ -124,7 +127,7 @@ func TestFleet_SlotOfAnInvalidatedUnsharedKey(t *testing.T) {
 func TestFleet_StaleWhileWaitingForASlot(t *testing.T) {
 	for _, down := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
-			f := newFleet(t, 1, push, bellwether.Options{MaxRebuilds: 1, TTL: time.Second, StaleWhileRevalidate: time.Hour, NearTTL: 200 * time.Millisecond})
+			f := newFleet(t, 1, push, bellwether.Options{Limits: bellwether.Limits{MaxRebuilds: 1}, TTL: time.Second, StaleWhileRevalidate: time.Hour, Fleet: bellwether.Fleet{NearTTL: 200 * time.Millisecond}})
 			p := f.processes[0]
 			p.Get(t.Context(), "k")
 			f.origin.build = 20 * time.Second
@@ -222,24 +225,24 @@ func TestFleet_InvalidatedFasterThanLoaded(t *testing.T) {
 // A value that the store does not take has the lifetime that its own run has given it,
 // and not that of the run whose record is in the store.
 func TestUnshared_LifetimeIsItsOwn(t *testing.T) {
-	for name, o := range map[string]bellwether.Options{"turns": {Locker: locallock.New()}, "alone": {}} {
+	for name, o := range map[string]bellwether.Options{"turns": {Fleet: bellwether.Fleet{Locker: locallock.New()}}, "alone": {}} {
 		inBubble(t, name, func(t *testing.T) {
 			store := wiredTo(memstore.New())
-			store.limit = func(e bellwether.Entry) error {
+			store.limit = func(e driver.Entry) error {
 				if len(e.Value) > 1000 {
-					return bellwether.ErrTooLarge
+					return driver.ErrTooLarge
 				}
 				return nil
 			}
-			if o.Store = store; o.Locker != nil {
-				o.Locker = locallock.New()
+			if o.Fleet.Store = store; o.Fleet.Locker != nil {
+				o.Fleet.Locker = locallock.New()
 			}
 			control := "max-age=3600"
 			page := func(w http.ResponseWriter, r *http.Request) {
 				w.Header().Set("Cache-Control", control)
 				fmt.Fprint(w, strings.Repeat("x", 2000))
 			}
-			a, b := newSite(t, bellwether.HTTPOptions{Options: o}, page), newSite(t, bellwether.HTTPOptions{Options: o}, page)
+			a, b := newSite(t, pageOptions(o), page), newSite(t, pageOptions(o), page)
 			a.get("http://a/p")
 			time.Sleep(10 * time.Second)
 			control = "max-age=5, must-revalidate"
@@ -277,7 +280,7 @@ func TestGet_ValueWithoutALifeEndsTheStaleOne(t *testing.T) {
 			var loads atomic.Int32
 			o := bellwether.Options{TTL: time.Second, StaleWhileRevalidate: time.Hour, Patience: time.Minute}
 			if stored {
-				o.Store = memstore.New()
+				o.Fleet.Store = memstore.New()
 			}
 			c := cacheOf(t, func(ctx context.Context, key string) (string, error) {
 				n := loads.Add(1)
@@ -327,9 +330,9 @@ func TestFleet_ValuesTheStoreDoesNotTake(t *testing.T) {
 		const n, m, build = 5, 20, time.Second
 		f := newFleet(t, n, by, bellwether.Options{})
 		f.each(func(p *process) {
-			p.store.limit = func(e bellwether.Entry) error {
+			p.store.limit = func(e driver.Entry) error {
 				if len(e.Value) > 0 {
-					return bellwether.ErrTooLarge
+					return driver.ErrTooLarge
 				}
 				return nil
 			}

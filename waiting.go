@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/gate"
 )
@@ -14,13 +15,13 @@ import (
 
 // A waitingState is what a flight knows of the process that it waits for.
 type waitingState struct {
-	holder   *HeldError // whose lease it waits for, or last did; nil if it never has
-	since    instant    // when it first found another holder
-	known    uint64     // the epoch of the store's entry then
-	first    uint64     // the epoch of the first value that it has seen since, 0: none yet
-	missing  instant    // when it was not there yet
-	leaseEnd instant    // when the lease was to run out
-	freed    bool       // it was released before
+	holder   *driver.HeldError // whose lease it waits for, or last did; nil if it never has
+	since    instant           // when it first found another holder
+	known    uint64            // the epoch of the store's entry then
+	first    uint64            // the epoch of the first value that it has seen since, 0: none yet
+	missing  instant           // when it was not there yet
+	leaseEnd instant           // when the lease was to run out
+	freed    bool              // it was released before
 	hedge    hedgeState
 }
 
@@ -28,7 +29,7 @@ type waitingState struct {
 func (w *waitingState) sees(epoch uint64) bool { return w.holder != nil && epoch > w.known }
 
 // waitFor has the flight wait for a holder, from now on if it has not waited before.
-func (r *run[V]) waitFor(held *HeldError) {
+func (r *run[V]) waitFor(held *driver.HeldError) {
 	e, w := r.engine, &r.waiting
 	if w.holder == nil {
 		e.count.waits.Add(1)
@@ -187,9 +188,9 @@ func (r *run[V]) blind() bool { return r.storeDown || r.looking.unshared != 0 }
 // watch returns the channel on which the locker pushes, nil if it does not. A
 // push that fails costs no more than the push: the holder is at work, and the
 // store can be polled, so it does not count as this flight's outage.
-func (r *run[V]) watch(ctx, watching context.Context, endWatch func(), held *HeldError) <-chan struct{} {
+func (r *run[V]) watch(ctx, watching context.Context, endWatch func(), held *driver.HeldError) <-chan struct{} {
 	e := r.engine
-	w, ok := e.Locker.(Watcher)
+	w, ok := e.Locker.(driver.Watcher)
 	if !ok {
 		return nil
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 )
 
 // This file tests the processes that wait for another holder or for a slot.
@@ -77,7 +78,7 @@ func TestFleet_WatchFaults(t *testing.T) {
 // holder, which is at work.
 func TestFleet_WatchThatClosesAtRenewals(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 4, push, bellwether.Options{LeaseTTL: time.Second})
+		f := newFleet(t, 4, push, bellwether.Options{Fleet: bellwether.Fleet{LeaseTTL: time.Second}})
 		f.origin.build = 20 * time.Second
 		early := func() (<-chan struct{}, error) {
 			c := make(chan struct{})
@@ -113,14 +114,14 @@ func (f *fleet) wantPatience(t *testing.T) {
 
 // Lockers that say less, or other things, than they should.
 func TestFleet_HeldFaults(t *testing.T) {
-	for name, held := range map[string]func(*bellwether.HeldError) error{
-		"without Until":      func(h *bellwether.HeldError) error { h.Until = time.Time{}; return h },
-		"wrapped":            func(h *bellwether.HeldError) error { return fmt.Errorf("engine: %w", h) },
-		"bare ErrHeld":       func(*bellwether.HeldError) error { return bellwether.ErrHeld },
-		"Until long ago":     func(h *bellwether.HeldError) error { h.Until = time.Now().Add(-time.Hour); return h },
-		"Until now":          func(h *bellwether.HeldError) error { h.Until = time.Now(); return h },
-		"Until never":        func(h *bellwether.HeldError) error { h.Until = time.Unix(1<<40, 0); return h },
-		"nothing to be seen": func(h *bellwether.HeldError) error { h.Seen = nil; return h },
+	for name, held := range map[string]func(*driver.HeldError) error{
+		"without Until":      func(h *driver.HeldError) error { h.Until = time.Time{}; return h },
+		"wrapped":            func(h *driver.HeldError) error { return fmt.Errorf("engine: %w", h) },
+		"bare ErrHeld":       func(*driver.HeldError) error { return driver.ErrHeld },
+		"Until long ago":     func(h *driver.HeldError) error { h.Until = time.Now().Add(-time.Hour); return h },
+		"Until now":          func(h *driver.HeldError) error { h.Until = time.Now(); return h },
+		"Until never":        func(h *driver.HeldError) error { h.Until = time.Unix(1<<40, 0); return h },
+		"nothing to be seen": func(h *driver.HeldError) error { h.Seen = nil; return h },
 	} {
 		t.Run(name, func(t *testing.T) {
 			everyWay(t, func(t *testing.T, by way) {
@@ -163,7 +164,7 @@ func TestFleet_LockerMissesAnAnswer(t *testing.T) {
 // A NearTTL of next to nothing asks the store at each call, and not in between.
 func TestFleet_NothingIsTrusted(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {
-		f := newFleet(t, 2, by, bellwether.Options{TTL: time.Minute, StaleWhileRevalidate: time.Hour, NearTTL: 1})
+		f := newFleet(t, 2, by, bellwether.Options{TTL: time.Minute, StaleWhileRevalidate: time.Hour, Fleet: bellwether.Fleet{NearTTL: 1}})
 		f.get(1, "k")
 		time.Sleep(2 * time.Minute)
 		f.each(func(p *process) { p.store.reset() })
@@ -181,7 +182,7 @@ func TestFleet_NothingIsTrusted(t *testing.T) {
 // process has made meanwhile.
 func TestFleet_WaitingForASlot(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {
-		f := newFleet(t, 2, by, bellwether.Options{MaxRebuilds: 1})
+		f := newFleet(t, 2, by, bellwether.Options{Limits: bellwether.Limits{MaxRebuilds: 1}})
 		f.origin.build = 20 * time.Second
 		var wg sync.WaitGroup
 		wg.Go(func() { f.processes[0].Get(context.Background(), "blocks the slot") })

@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
@@ -28,7 +29,7 @@ type counted struct {
 
 func newCounted(t *testing.T, o Options, f items.Windows) *counted {
 	marshal, unmarshal := codecOf[string](Codec{})
-	c := &counted{engine: newEngine(o.settings(), func(_, v string) int { return len(v) }, marshal, unmarshal), freshness: f}
+	c := &counted{engine: newEngine(o.settings("Options"), func(_, v string) int { return len(v) }, marshal, unmarshal), freshness: f}
 	t.Cleanup(c.close)
 	return c
 }
@@ -114,14 +115,14 @@ func TestWant_OneMoreLoadForAllWhoCameDuringOne(t *testing.T) {
 func TestWant_StoreEntriesAreRefusedToo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memstore.New()
-		first := newCounted(t, Options{Store: store}, items.Windows{TTL: time.Minute})
-		second := newCounted(t, Options{Store: store}, items.Windows{TTL: time.Minute})
+		first := newCounted(t, Options{Fleet: Fleet{Store: store}}, items.Windows{TTL: time.Minute})
+		second := newCounted(t, Options{Fleet: Fleet{Store: store}}, items.Windows{TTL: time.Minute})
 		second.loads.Store(100)
 		first.wantGet(t, items.Want[string]{}, "v1")
 		time.Sleep(10 * time.Second)
 		second.wantGet(t, items.Want[string]{}, "v1")
 		second.wantGet(t, fromNow, "v101")
-		third := newCounted(t, Options{Store: store}, items.Windows{TTL: time.Minute})
+		third := newCounted(t, Options{Fleet: Fleet{Store: store}}, items.Windows{TTL: time.Minute})
 		third.loads.Store(200)
 		third.wantGet(t, fromNow, "v201")
 		young := items.Want[string]{Accept: func(it *items.Item[string], now instant) bool { return now-it.Born < 5*time.Second }}
@@ -148,10 +149,10 @@ func TestWant_FailureAnswersWhileItBacksOff(t *testing.T) {
 // A stale value within its window is no answer for who refuses it, and neither
 // patience nor the offer of a flight makes it one.
 func TestWant_StaleIsRefused(t *testing.T) {
-	for name, store := range map[string]Store{"near tier": nil, "store": memstore.New()} {
+	for name, store := range map[string]driver.Store{"near tier": nil, "store": memstore.New()} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				c := newCounted(t, Options{Store: store}, items.Windows{TTL: time.Second, StaleWhileRevalidate: time.Minute})
+				c := newCounted(t, Options{Fleet: Fleet{Store: store}}, items.Windows{TTL: time.Second, StaleWhileRevalidate: time.Minute})
 				c.wantGet(t, items.Want[string]{}, "v1")
 				time.Sleep(2 * time.Second)
 				c.wantGet(t, items.Want[string]{}, "v1") // begins a rebuild
@@ -184,10 +185,10 @@ func TestWant_AsideRunsOnTheCallersGoroutine(t *testing.T) {
 }
 
 func TestKeep_ForTheNextLoadAndNeverServed(t *testing.T) {
-	for name, store := range map[string]Store{"near tier": nil, "store": memstore.New()} {
+	for name, store := range map[string]driver.Store{"near tier": nil, "store": memstore.New()} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				c := newCounted(t, Options{Store: store, ErrorTTL: -1}, items.Windows{TTL: 10 * time.Second, StaleIfError: 20 * time.Second, Keep: time.Hour})
+				c := newCounted(t, Options{Fleet: Fleet{Store: store}, ErrorTTL: -1}, items.Windows{TTL: 10 * time.Second, StaleIfError: 20 * time.Second, Keep: time.Hour})
 				var present []string
 				c.saw = func(it *items.Item[string]) {
 					if it == nil {
@@ -221,7 +222,7 @@ func TestKeep_ForTheNextLoadAndNeverServed(t *testing.T) {
 func TestWant_FreshBacksOffInEachProcess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memstore.New()
-		o := Options{Store: store, ErrorTTL: 10 * time.Second}
+		o := Options{Fleet: Fleet{Store: store}, ErrorTTL: 10 * time.Second}
 		first := newCounted(t, o, items.Windows{TTL: time.Minute})
 		first.wantGet(t, items.Want[string]{}, "v1")
 		first.fail.Store(true)

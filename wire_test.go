@@ -8,7 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/lockers/locallock"
 )
 
@@ -137,17 +137,17 @@ func (w *wire) reset() {
 // hearing, fencing and touching have.
 type wiredStore struct {
 	*wire
-	store  bellwether.Store
-	limit  func(bellwether.Entry) error            // refuses entries; set before use
-	mute   map[string]bool                         // keys that GetMany answers nothing for; set before use
-	tamper atomic.Pointer[func(*bellwether.Entry)] // changes what Get and Claim return
-	reply  atomic.Int64                            // nanoseconds that a reply is under way
-	lose   atomic.Bool                             // the reply to the next commit that succeeds
+	store  driver.Store
+	limit  func(driver.Entry) error            // refuses entries; set before use
+	mute   map[string]bool                     // keys that GetMany answers nothing for; set before use
+	tamper atomic.Pointer[func(*driver.Entry)] // changes what Get and Claim return
+	reply  atomic.Int64                        // nanoseconds that a reply is under way
+	lose   atomic.Bool                         // the reply to the next commit that succeeds
 }
 
-func wiredTo(store bellwether.Store) *wiredStore { return &wiredStore{wire: &wire{}, store: store} }
+func wiredTo(store driver.Store) *wiredStore { return &wiredStore{wire: &wire{}, store: store} }
 
-func (s *wiredStore) tampered(e bellwether.Entry) bellwether.Entry {
+func (s *wiredStore) tampered(e driver.Entry) driver.Entry {
 	if f := s.tamper.Load(); f != nil {
 		(*f)(&e)
 	}
@@ -156,25 +156,25 @@ func (s *wiredStore) tampered(e bellwether.Entry) bellwether.Entry {
 
 func (s *wiredStore) replies() { time.Sleep(time.Duration(s.reply.Load())) }
 
-func (s *wiredStore) Get(ctx context.Context, key string) (bellwether.Entry, error) {
+func (s *wiredStore) Get(ctx context.Context, key string) (driver.Entry, error) {
 	if err := s.call(ctx, "get", key); err != nil {
-		return bellwether.Entry{}, err
+		return driver.Entry{}, err
 	}
 	defer s.replies()
 	e, err := s.store.Get(ctx, key)
 	return s.tampered(e), err
 }
 
-func (s *wiredStore) Claim(ctx context.Context, key string) (bellwether.Entry, uint64, error) {
+func (s *wiredStore) Claim(ctx context.Context, key string) (driver.Entry, uint64, error) {
 	if err := s.call(ctx, "claim", key); err != nil {
-		return bellwether.Entry{}, 0, err
+		return driver.Entry{}, 0, err
 	}
 	defer s.replies()
 	e, epoch, err := s.store.Claim(ctx, key)
 	return s.tampered(e), epoch, err
 }
 
-func (s *wiredStore) Commit(ctx context.Context, key string, e bellwether.Entry) error {
+func (s *wiredStore) Commit(ctx context.Context, key string, e driver.Entry) error {
 	if err := s.call(ctx, "commit", key); err != nil {
 		return err
 	}
@@ -195,7 +195,7 @@ func (s *wiredStore) replied(err error) error {
 }
 
 // refused is why an entry is not taken, nil if it is.
-func (s *wiredStore) refused(e bellwether.Entry) error {
+func (s *wiredStore) refused(e driver.Entry) error {
 	if s.limit == nil {
 		return nil
 	}
@@ -210,10 +210,10 @@ func (s *wiredStore) Invalidate(ctx context.Context, key string) error {
 	return s.store.Invalidate(ctx, key)
 }
 
-func (s *wiredStore) getMany(ctx context.Context, keys []string, each func(int, bellwether.Entry, error)) {
+func (s *wiredStore) getMany(ctx context.Context, keys []string, each func(int, driver.Entry, error)) {
 	if err := s.call(ctx, "getmany", ""); err != nil {
 		for i := range keys {
-			each(i, bellwether.Entry{}, err)
+			each(i, driver.Entry{}, err)
 		}
 		return
 	}
@@ -222,7 +222,7 @@ func (s *wiredStore) getMany(ctx context.Context, keys []string, each func(int, 
 		if s.mute[ownKey(key)] {
 			wg.Go(func() {
 				<-ctx.Done()
-				each(i, bellwether.Entry{}, ctx.Err())
+				each(i, driver.Entry{}, ctx.Err())
 			})
 			continue
 		}
@@ -233,8 +233,8 @@ func (s *wiredStore) getMany(ctx context.Context, keys []string, each func(int, 
 }
 
 // notify has the engine's notices come over the wire: a fault of "notice" loses one.
-func (s *wiredStore) notify(ctx context.Context, f func(bellwether.Notice)) {
-	s.store.(bellwether.Notifier).Notify(ctx, func(n bellwether.Notice) {
+func (s *wiredStore) notify(ctx context.Context, f func(driver.Notice)) {
+	s.store.(driver.Notifier).Notify(ctx, func(n driver.Notice) {
 		sent := time.Now()
 		if s.faults(ctx, []string{"notice"}) != nil {
 			return
@@ -251,27 +251,27 @@ func (s *wiredStore) fenced(ctx context.Context, key string, epoch uint64) (bool
 	if err := s.call(ctx, "fenced", key); err != nil {
 		return false, err
 	}
-	return s.store.(bellwether.Fencer).Fenced(ctx, key, epoch)
+	return s.store.(driver.Fencer).Fenced(ctx, key, epoch)
 }
 
-func (s *wiredStore) touch(ctx context.Context, key string, of uint64, e bellwether.Entry) error {
+func (s *wiredStore) touch(ctx context.Context, key string, of uint64, e driver.Entry) error {
 	if err := s.call(ctx, "touch", key); err != nil {
 		return err
 	}
 	if err := s.refused(e); err != nil {
 		return err
 	}
-	return s.replied(s.store.(bellwether.Toucher).Touch(ctx, key, of, e))
+	return s.replied(s.store.(driver.Toucher).Touch(ctx, key, of, e))
 }
 
 // farStore and farLocker are a millisecond away, as Redis is.
-func farStore(store bellwether.Store) *wiredStore {
+func farStore(store driver.Store) *wiredStore {
 	s := wiredTo(store)
 	s.trip = time.Millisecond
 	return s
 }
 
-func farLocker() bellwether.Locker {
+func farLocker() driver.Locker {
 	l := wiredLocks(locallock.New())
 	l.trip = time.Millisecond
 	return polling(l)
@@ -286,14 +286,14 @@ type batchingStore struct {
 func (s *wiredStore) batching() batchingStore { return batchingStore{s, s.getMany} }
 
 // muted answers for many keys at once, and for some of them nothing.
-func muted(store bellwether.Store, keys map[string]bool) batchingStore {
+func muted(store driver.Store, keys map[string]bool) batchingStore {
 	s := wiredTo(store)
 	s.mute = keys
 	return s.batching()
 }
 
 // hearing is the store with notices.
-func (s *wiredStore) hearing() bellwether.Store {
+func (s *wiredStore) hearing() driver.Store {
 	return struct {
 		*wiredStore
 		notifies
@@ -301,7 +301,7 @@ func (s *wiredStore) hearing() bellwether.Store {
 }
 
 // touching is the store with Touch.
-func (s *wiredStore) touching() bellwether.Store {
+func (s *wiredStore) touching() driver.Store {
 	return struct {
 		*wiredStore
 		touches
@@ -309,7 +309,7 @@ func (s *wiredStore) touching() bellwether.Store {
 }
 
 // full is the store with all that a memstore can do, except to elect.
-func (s *wiredStore) full() bellwether.Store {
+func (s *wiredStore) full() driver.Store {
 	return struct {
 		*wiredStore
 		getsMany
@@ -324,31 +324,31 @@ func (s *wiredStore) full() bellwether.Store {
 type wiredLocker struct {
 	*wire
 	locker interface {
-		bellwether.Locker
-		bellwether.Watcher
+		driver.Locker
+		driver.Watcher
 	}
 	losing func(key string) loses                          // how a lease tells of its loss; nil: it does not. Set before use.
 	watch  atomic.Pointer[func() (<-chan struct{}, error)] // in the place of the engine's Watch
-	held   atomic.Pointer[func(*bellwether.HeldError) error]
+	held   atomic.Pointer[func(*driver.HeldError) error]
 
 	taken, renewed []time.Duration // for how long; guarded by mu
 }
 
 func wiredLocks(locker interface {
-	bellwether.Locker
-	bellwether.Watcher
+	driver.Locker
+	driver.Watcher
 }) *wiredLocker {
 	return &wiredLocker{wire: &wire{}, locker: locker}
 }
 
-func (l *wiredLocker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
+func (l *wiredLocker) TryAcquire(ctx context.Context, key string, ttl time.Duration) (driver.Lease, error) {
 	if err := l.call(ctx, "acquire", key); err != nil {
 		return nil, err
 	}
 	lease, err := l.locker.TryAcquire(ctx, key, ttl)
 	if err != nil {
 		if f := l.held.Load(); f != nil {
-			if held, ok := errors.AsType[*bellwether.HeldError](err); ok {
+			if held, ok := errors.AsType[*driver.HeldError](err); ok {
 				return nil, (*f)(held)
 			}
 		}
@@ -392,7 +392,7 @@ func losesFirst(key string) func(string) loses {
 	}
 }
 
-func (l *wiredLocker) Watch(ctx context.Context, held *bellwether.HeldError) (<-chan struct{}, error) {
+func (l *wiredLocker) Watch(ctx context.Context, held *driver.HeldError) (<-chan struct{}, error) {
 	if err := l.call(ctx, "watch", held.Key); err != nil {
 		return nil, err
 	}
@@ -405,7 +405,7 @@ func (l *wiredLocker) Watch(ctx context.Context, held *bellwether.HeldError) (<-
 type wiredLease struct {
 	locker *wiredLocker
 	key    string
-	lease  bellwether.Lease
+	lease  driver.Lease
 }
 
 func (l *wiredLease) Renew(ctx context.Context, ttl time.Duration) error {
@@ -432,11 +432,11 @@ type wiredEngine struct {
 	locker *wiredLocker
 }
 
-func (e wiredEngine) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
+func (e wiredEngine) TryAcquire(ctx context.Context, key string, ttl time.Duration) (driver.Lease, error) {
 	return e.locker.TryAcquire(ctx, key, ttl)
 }
 
-func (e wiredEngine) Watch(ctx context.Context, held *bellwether.HeldError) (<-chan struct{}, error) {
+func (e wiredEngine) Watch(ctx context.Context, held *driver.HeldError) (<-chan struct{}, error) {
 	return e.locker.Watch(ctx, held)
 }
 
@@ -451,11 +451,11 @@ func (e wiredEngine) request(ctx context.Context, op, key string, ofStore, ofLoc
 	return e.locker.faults(ctx, ofLocker)
 }
 
-func (e wiredEngine) Elect(ctx context.Context, key string, past uint64, ttl time.Duration) (bellwether.Election, error) {
+func (e wiredEngine) Elect(ctx context.Context, key string, past uint64, ttl time.Duration) (driver.Election, error) {
 	if err := e.request(ctx, "elect", key, []string{"get", "claim"}, []string{"acquire"}); err != nil {
-		return bellwether.Election{}, err
+		return driver.Election{}, err
 	}
-	won, err := e.store.(bellwether.Elector).Elect(ctx, key, past, ttl)
+	won, err := e.store.(driver.Elector).Elect(ctx, key, past, ttl)
 	won.Entry = e.tampered(won.Entry)
 	if won.Lease != nil {
 		won.Lease = &wiredLease{e.locker, key, won.Lease}
@@ -463,20 +463,20 @@ func (e wiredEngine) Elect(ctx context.Context, key string, past uint64, ttl tim
 	return won, err
 }
 
-func (e wiredEngine) CommitAndRelease(ctx context.Context, key string, entry bellwether.Entry, lease bellwether.Lease) error {
+func (e wiredEngine) CommitAndRelease(ctx context.Context, key string, entry driver.Entry, lease driver.Lease) error {
 	if err := e.request(ctx, "commit and release", key, []string{"commit"}, []string{"release"}); err != nil {
 		return err
 	}
 	if err := e.refused(entry); err != nil {
 		return err
 	}
-	return e.store.(bellwether.Elector).CommitAndRelease(ctx, key, entry, lease.(*wiredLease).lease)
+	return e.store.(driver.Elector).CommitAndRelease(ctx, key, entry, lease.(*wiredLease).lease)
 }
 
 // A batchingEngine is a wiredEngine that answers for many keys at once.
 type batchingEngine struct{ wiredEngine }
 
-func (e *batchingEngine) GetMany(ctx context.Context, keys []string, each func(int, bellwether.Entry, error)) {
+func (e *batchingEngine) GetMany(ctx context.Context, keys []string, each func(int, driver.Entry, error)) {
 	e.getMany(ctx, keys, each)
 }
 

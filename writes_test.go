@@ -18,7 +18,7 @@ func TestFleet_StoreTakesNoWrites(t *testing.T) {
 	for name, f := range map[string]fault{"silent": blackHole, "refuses": refuse} {
 		t.Run(name, func(t *testing.T) {
 			everyWay(t, func(t *testing.T, by way) {
-				fl := newFleet(t, n, by, bellwether.Options{TTL: time.Hour, EngineTimeout: timeout})
+				fl := newFleet(t, n, by, bellwether.Options{TTL: time.Hour, Fleet: bellwether.Fleet{EngineTimeout: timeout}})
 				fl.get(1, "before")
 				fl.each(func(p *process) { p.store.set(on(f, "claim", "commit", "invalidate")) })
 				for i := range 6 { // until it is known

@@ -12,6 +12,7 @@ import (
 	"sync"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/observe"
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
@@ -52,8 +53,8 @@ type Telemetry struct {
 
 	// Made once: a call's answer is no time to build attributes.
 	byName    metric.MeasurementOption
-	byWay     map[bellwether.Way]metric.MeasurementOption
-	byOutcome map[bellwether.Outcome]metric.MeasurementOption
+	byWay     map[observe.Way]metric.MeasurementOption
+	byOutcome map[observe.Outcome]metric.MeasurementOption
 	byLoaded  map[bool]metric.MeasurementOption
 	byState   map[change]metric.MeasurementOption
 
@@ -63,8 +64,8 @@ type Telemetry struct {
 
 // A change is what is counted of a breaker's changes.
 type change struct {
-	engine bellwether.Engine
-	to     bellwether.BreakerState
+	engine observe.Engine
+	to     observe.BreakerState
 }
 
 // New returns the instruments. The error is the providers'.
@@ -107,12 +108,12 @@ func New(o Options) (*Telemetry, error) {
 	}
 
 	t.byName = t.with()
-	t.byWay = map[bellwether.Way]metric.MeasurementOption{}
-	for way := bellwether.WayHit; way <= bellwether.WayBypass; way++ {
+	t.byWay = map[observe.Way]metric.MeasurementOption{}
+	for way := observe.WayHit; way <= observe.WayBypass; way++ {
 		t.byWay[way] = t.with(attribute.String("bellwether.way", way.String()))
 	}
-	t.byOutcome = map[bellwether.Outcome]metric.MeasurementOption{}
-	for outcome := bellwether.OutcomeValue; outcome <= bellwether.OutcomeAbandoned; outcome++ {
+	t.byOutcome = map[observe.Outcome]metric.MeasurementOption{}
+	for outcome := observe.OutcomeValue; outcome <= observe.OutcomeAbandoned; outcome++ {
 		t.byOutcome[outcome] = t.with(attribute.String("bellwether.outcome", outcome.String()))
 	}
 	t.byLoaded = map[bool]metric.MeasurementOption{
@@ -120,8 +121,8 @@ func New(o Options) (*Telemetry, error) {
 		false: t.with(attribute.String("bellwether.from", "store")),
 	}
 	t.byState = map[change]metric.MeasurementOption{}
-	for engine := bellwether.EngineStore; engine <= bellwether.EngineWrites; engine++ {
-		for to := bellwether.BreakerClosed; to <= bellwether.BreakerOpen; to++ {
+	for engine := observe.EngineStore; engine <= observe.EngineWrites; engine++ {
+		for to := observe.BreakerClosed; to <= observe.BreakerOpen; to++ {
 			t.byState[change{engine, to}] = t.with(
 				attribute.String("bellwether.engine", engine.String()), attribute.String("bellwether.state", to.String()))
 		}
@@ -135,20 +136,20 @@ func (t *Telemetry) with(more ...attribute.KeyValue) metric.MeasurementOption {
 
 // Observer returns the observer that feeds the instruments. It does not watch
 // hits, which Stats count: they stay as fast as they are.
-func (t *Telemetry) Observer() bellwether.Observer {
-	return bellwether.Observer{
-		Serve: func(ctx context.Context, s bellwether.Serve) {
+func (t *Telemetry) Observer() observe.Observer {
+	return observe.Observer{
+		Serve: func(ctx context.Context, s observe.Serve) {
 			t.wait.Record(ctx, s.Waited.Seconds(), t.byWay[s.Way])
 		},
 		Caller: func(ctx context.Context) any { return trace.SpanContextFromContext(ctx) },
-		Rebuild: func(ctx context.Context, key string) (context.Context, func(bellwether.Rebuild)) {
+		Rebuild: func(ctx context.Context, key string) (context.Context, func(observe.Rebuild)) {
 			ctx, span := t.tracer.Start(ctx, "bellwether.rebuild", trace.WithAttributes(t.own...))
 			if t.options.Keys {
 				span.SetAttributes(attribute.String("bellwether.key", key))
 			}
-			return ctx, func(r bellwether.Rebuild) { t.rebuilt(ctx, span, r) }
+			return ctx, func(r observe.Rebuild) { t.rebuilt(ctx, span, r) }
 		},
-		Herd: func(h bellwether.Herd) {
+		Herd: func(h observe.Herd) {
 			ctx := context.Background()
 			t.herds.Add(ctx, 1, t.byName)
 			t.herdCallers.Add(ctx, int64(h.Callers), t.byName)
@@ -157,7 +158,7 @@ func (t *Telemetry) Observer() bellwether.Observer {
 				t.wakeLag.Record(ctx, h.WakeLag.Seconds(), t.byLoaded[h.Loaded])
 			}
 		},
-		Breaker: func(engine bellwether.Engine, _, to bellwether.BreakerState) {
+		Breaker: func(engine observe.Engine, _, to observe.BreakerState) {
 			t.breakers.Add(context.Background(), 1, t.byState[change{engine, to}])
 		},
 		Evict: func(_ string, bytes int) {
@@ -168,7 +169,7 @@ func (t *Telemetry) Observer() bellwether.Observer {
 }
 
 // rebuilt ends a rebuild's span.
-func (t *Telemetry) rebuilt(ctx context.Context, span trace.Span, r bellwether.Rebuild) {
+func (t *Telemetry) rebuilt(ctx context.Context, span trace.Span, r observe.Rebuild) {
 	// The rebuild's context carries its span, for the histogram's exemplars.
 	t.rebuild.Record(ctx, r.Took.Seconds(), t.byOutcome[r.Outcome])
 	if r.Takeover {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/observe"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/sdk/metric"
@@ -146,7 +147,7 @@ func TestTelemetry_Span(t *testing.T) {
 		close(began)
 		<-gate
 		return "v", nil
-	}, bellwether.Options{TTL: time.Minute, Observers: []bellwether.Observer{c.Observer()}})
+	}, bellwether.Options{TTL: time.Minute, Observers: []observe.Observer{c.Observer()}})
 	defer cache.Close()
 	if err := c.Attach(cache); err != nil {
 		t.Fatal(err)
@@ -200,8 +201,8 @@ func TestTelemetry_Span(t *testing.T) {
 		}
 		linked[l.SpanContext.SpanID()] = true
 	}
-	if len(linked) != bellwether.MaxCallers {
-		t.Errorf("%d links, want %d", len(linked), bellwether.MaxCallers)
+	if len(linked) != observe.MaxCallers {
+		t.Errorf("%d links, want %d", len(linked), observe.MaxCallers)
 	}
 	attributes := map[string]string{}
 	for _, kv := range rebuild.Attributes {
@@ -228,7 +229,7 @@ func TestTelemetry_Span(t *testing.T) {
 func TestTelemetry_FailedSpan(t *testing.T) {
 	c := newCollector(t, Options{})
 	cache := bellwether.New(func(context.Context, string) (string, error) { return "", errors.New("down") },
-		bellwether.Options{TTL: time.Minute, Observers: []bellwether.Observer{c.Observer()}})
+		bellwether.Options{TTL: time.Minute, Observers: []observe.Observer{c.Observer()}})
 	cache.Get(t.Context(), "secret")
 	cache.Close()
 	spans := c.spans.GetSpans()
@@ -248,10 +249,10 @@ func TestTelemetry_Events(t *testing.T) {
 	o := c.Observer()
 	o.Evict("k", 700)
 	o.Evict("l", 300)
-	o.Breaker(bellwether.EngineLocker, bellwether.BreakerClosed, bellwether.BreakerOpen)
-	o.Herd(bellwether.Herd{Callers: 3, Waited: 1500 * time.Millisecond, WakeLag: time.Millisecond})
+	o.Breaker(observe.EngineLocker, observe.BreakerClosed, observe.BreakerOpen)
+	o.Herd(observe.Herd{Callers: 3, Waited: 1500 * time.Millisecond, WakeLag: time.Millisecond})
 	_, end := o.Rebuild(t.Context(), "k")
-	end(bellwether.Rebuild{Takeover: true})
+	end(observe.Rebuild{Takeover: true})
 	got := c.collect(t)
 	for name, want := range map[string]float64{
 		"bellwether.near.evictions": 2, "bellwether.near.evicted": 1000, "bellwether.breaker.changes locker open": 1,

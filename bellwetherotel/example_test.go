@@ -7,6 +7,7 @@ import (
 
 	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/bellwetherotel"
+	"github.com/bellwether-go/bellwether/observe"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 )
@@ -22,7 +23,7 @@ func Example() {
 	}
 	defer telemetry.Close()
 	users := bellwether.New(func(ctx context.Context, id string) (string, error) { return "user " + id, nil },
-		bellwether.Options{TTL: time.Minute, Observers: []bellwether.Observer{telemetry.Observer()}})
+		bellwether.Options{TTL: time.Minute, Observers: []observe.Observer{telemetry.Observer()}})
 	if err := telemetry.Attach(users); err != nil {
 		panic(err)
 	}

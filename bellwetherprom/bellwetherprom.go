@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/observe"
 	"github.com/prometheus/client_golang/prometheus"
 )
 
@@ -79,10 +80,10 @@ func truth(b bool) float64 {
 }
 
 var (
-	ways     = []bellwether.Way{bellwether.WayHit, bellwether.WayStale, bellwether.WayCollapsed, bellwether.WayMiss, bellwether.WayBypass}
-	outcomes = []bellwether.Outcome{bellwether.OutcomeValue, bellwether.OutcomeFailed, bellwether.OutcomeFenced, bellwether.OutcomeAbandoned}
-	engines  = []bellwether.Engine{bellwether.EngineStore, bellwether.EngineLocker, bellwether.EngineWatch, bellwether.EngineWrites}
-	states   = []bellwether.BreakerState{bellwether.BreakerClosed, bellwether.BreakerHalfOpen, bellwether.BreakerOpen}
+	ways     = []observe.Way{observe.WayHit, observe.WayStale, observe.WayCollapsed, observe.WayMiss, observe.WayBypass}
+	outcomes = []observe.Outcome{observe.OutcomeValue, observe.OutcomeFailed, observe.OutcomeFenced, observe.OutcomeAbandoned}
+	engines  = []observe.Engine{observe.EngineStore, observe.EngineLocker, observe.EngineWatch, observe.EngineWrites}
+	states   = []observe.BreakerState{observe.BreakerClosed, observe.BreakerHalfOpen, observe.BreakerOpen}
 )
 
 // A Collector has the metrics of one cache. Create one with New, give its
@@ -179,20 +180,20 @@ func (c *Collector) Attach(cache interface{ Stats() bellwether.Stats }) {
 
 // Observer returns the observer that feeds the Collector. It does not watch
 // hits, which Stats count: they stay as fast as they are.
-func (c *Collector) Observer() bellwether.Observer {
-	return bellwether.Observer{
-		Serve: func(_ context.Context, s bellwether.Serve) {
+func (c *Collector) Observer() observe.Observer {
+	return observe.Observer{
+		Serve: func(_ context.Context, s observe.Serve) {
 			c.wait.WithLabelValues(s.Way.String()).Observe(s.Waited.Seconds())
 		},
-		Rebuild: func(ctx context.Context, _ string) (context.Context, func(bellwether.Rebuild)) {
-			return ctx, func(r bellwether.Rebuild) {
+		Rebuild: func(ctx context.Context, _ string) (context.Context, func(observe.Rebuild)) {
+			return ctx, func(r observe.Rebuild) {
 				c.rebuild.WithLabelValues(r.Outcome.String()).Observe(r.Took.Seconds())
 				if r.Takeover {
 					c.takeovers.Inc()
 				}
 			}
 		},
-		Herd: func(h bellwether.Herd) {
+		Herd: func(h observe.Herd) {
 			c.herds.Inc()
 			c.herdCallers.Add(float64(h.Callers))
 			c.herdWaiting.Add(h.Waited.Seconds())
@@ -200,7 +201,7 @@ func (c *Collector) Observer() bellwether.Observer {
 				c.wakeLag.WithLabelValues(from(h.Loaded)).Observe(h.WakeLag.Seconds())
 			}
 		},
-		Breaker: func(engine bellwether.Engine, _, to bellwether.BreakerState) {
+		Breaker: func(engine observe.Engine, _, to observe.BreakerState) {
 			c.breakerChanges.WithLabelValues(engine.String(), to.String()).Inc()
 		},
 		Evict: func(_ string, bytes int) {

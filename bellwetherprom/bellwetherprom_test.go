@@ -13,6 +13,7 @@ import (
 
 	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/lockers/locallock"
+	"github.com/bellwether-go/bellwether/observe"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
@@ -89,7 +90,7 @@ func TestCollector_Herd(t *testing.T) {
 			cache := bellwether.New(func(context.Context, string) (string, error) {
 				time.Sleep(3 * time.Second)
 				return "v", nil
-			}, bellwether.Options{TTL: time.Minute, Store: store, Locker: locker, Namespace: "values", Observers: []bellwether.Observer{c.Observer()}})
+			}, bellwether.Options{TTL: time.Minute, Fleet: bellwether.Fleet{Store: store, Locker: locker, Namespace: "values"}, Observers: []observe.Observer{c.Observer()}})
 			defer cache.Close()
 			for range 50 {
 				wg.Go(func() { cache.Get(t.Context(), "k") })
@@ -125,10 +126,10 @@ func TestCollector_Events(t *testing.T) {
 	o := c.Observer()
 	o.Evict("k", 700)
 	o.Evict("l", 300)
-	o.Breaker(bellwether.EngineLocker, bellwether.BreakerClosed, bellwether.BreakerOpen)
-	o.Herd(bellwether.Herd{Callers: 3, Waited: 1500 * time.Millisecond, WakeLag: time.Millisecond})
+	o.Breaker(observe.EngineLocker, observe.BreakerClosed, observe.BreakerOpen)
+	o.Herd(observe.Herd{Callers: 3, Waited: 1500 * time.Millisecond, WakeLag: time.Millisecond})
 	_, end := o.Rebuild(t.Context(), "k")
-	end(bellwether.Rebuild{Outcome: bellwether.OutcomeFailed, Took: time.Second, Err: errors.New("down")})
+	end(observe.Rebuild{Outcome: observe.OutcomeFailed, Took: time.Second, Err: errors.New("down")})
 	err := testutil.CollectAndCompare(c, strings.NewReader(`
 # HELP bellwether_near_evictions_total Values that left this process's memory for other values.
 # TYPE bellwether_near_evictions_total counter

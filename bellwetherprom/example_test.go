@@ -7,13 +7,14 @@ import (
 
 	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/bellwetherprom"
+	"github.com/bellwether-go/bellwether/observe"
 	"github.com/prometheus/client_golang/prometheus"
 )
 
 func Example() {
 	metrics := bellwetherprom.New("users")
 	users := bellwether.New(func(ctx context.Context, id string) (string, error) { return "user " + id, nil },
-		bellwether.Options{TTL: time.Minute, Observers: []bellwether.Observer{metrics.Observer()}})
+		bellwether.Options{TTL: time.Minute, Observers: []observe.Observer{metrics.Observer()}})
 	defer users.Close()
 	metrics.Attach(users)
 	registry := prometheus.NewRegistry() // or prometheus.DefaultRegisterer

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
+	"github.com/bellwether-go/bellwether/observe"
 )
 
 // New returns an observer that writes records to log:
@@ -30,9 +32,9 @@ import (
 // next ones of its kind are counted only, for as long as pause; the first one
 // then has their number as omitted. Zero: all are written. Changes of a breaker
 // are always.
-func New(log *slog.Logger, pause time.Duration) bellwether.Observer {
+func New(log *slog.Logger, pause time.Duration) observe.Observer {
 	w := &writer{log: log, pause: pause, kinds: make(map[string]*kind)}
-	return bellwether.Observer{Error: w.failure, Rebuild: w.rebuild, Breaker: w.breaker}
+	return observe.Observer{Error: w.failure, Rebuild: w.rebuild, Breaker: w.breaker}
 }
 
 // A writer is safe for concurrent use.
@@ -87,10 +89,10 @@ func kindOf(err error) (string, slog.Level) {
 		level slog.Level
 	}{
 		{bellwether.ErrUnavailable, "unavailable", slog.LevelWarn},
-		{bellwether.ErrCorrupt, "corrupt", slog.LevelError},
-		{bellwether.ErrTooLarge, "too large", slog.LevelWarn},
-		{bellwether.ErrFenced, "fenced", slog.LevelInfo},
-		{bellwether.ErrLeaseLost, "lease lost", slog.LevelInfo},
+		{driver.ErrCorrupt, "corrupt", slog.LevelError},
+		{driver.ErrTooLarge, "too large", slog.LevelWarn},
+		{driver.ErrFenced, "fenced", slog.LevelInfo},
+		{driver.ErrLeaseLost, "lease lost", slog.LevelInfo},
 	} {
 		if errors.Is(err, k.is) {
 			return k.name, k.level
@@ -104,8 +106,8 @@ func (w *writer) failure(key string, err error) {
 	w.write(level, name, "cache error", slog.String("kind", name), slog.String("key", key), slog.Any("err", err))
 }
 
-func (w *writer) rebuild(ctx context.Context, _ string) (context.Context, func(bellwether.Rebuild)) {
-	return ctx, func(r bellwether.Rebuild) {
+func (w *writer) rebuild(ctx context.Context, _ string) (context.Context, func(observe.Rebuild)) {
+	return ctx, func(r observe.Rebuild) {
 		level, name := slog.LevelDebug, "rebuild"
 		if r.Takeover {
 			level, name = slog.LevelInfo, "takeover"
@@ -126,13 +128,13 @@ func (w *writer) rebuild(ctx context.Context, _ string) (context.Context, func(b
 	}
 }
 
-func (w *writer) breaker(engine bellwether.Engine, from, to bellwether.BreakerState) {
+func (w *writer) breaker(engine observe.Engine, from, to observe.BreakerState) {
 	level := slog.LevelDebug
 	switch {
 	// Half-open and open again is what an engine that stays down does.
-	case to == bellwether.BreakerOpen && from == bellwether.BreakerClosed:
+	case to == observe.BreakerOpen && from == observe.BreakerClosed:
 		level = slog.LevelWarn
-	case to == bellwether.BreakerClosed:
+	case to == observe.BreakerClosed:
 		level = slog.LevelInfo
 	}
 	w.log.LogAttrs(context.Background(), level, "breaker",

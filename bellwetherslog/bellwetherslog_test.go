@@ -14,7 +14,9 @@ import (
 
 	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/bellwetherslog"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/lockers/locallock"
+	"github.com/bellwether-go/bellwether/observe"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
@@ -36,26 +38,26 @@ func TestNew_Levels(t *testing.T) {
 	log, got := newLog(slog.LevelDebug)
 	o := bellwetherslog.New(log, 0)
 	for _, err := range []error{
-		fmt.Errorf("reading: %w", bellwether.ErrUnavailable), bellwether.ErrCorrupt, bellwether.ErrTooLarge,
-		bellwether.ErrFenced, bellwether.ErrLeaseLost, &bellwether.PanicError{Value: "boom"}, errors.New("else"),
+		fmt.Errorf("reading: %w", bellwether.ErrUnavailable), driver.ErrCorrupt, driver.ErrTooLarge,
+		driver.ErrFenced, driver.ErrLeaseLost, &bellwether.PanicError{Value: "boom"}, errors.New("else"),
 	} {
 		o.Error("k", err)
 	}
-	for _, r := range []bellwether.Rebuild{
-		{Key: "k"}, {Key: "k", Takeover: true}, {Key: "k", Outcome: bellwether.OutcomeFailed, Err: errors.New("down"), Takeover: true},
+	for _, r := range []observe.Rebuild{
+		{Key: "k"}, {Key: "k", Takeover: true}, {Key: "k", Outcome: observe.OutcomeFailed, Err: errors.New("down"), Takeover: true},
 	} {
 		_, end := o.Rebuild(t.Context(), "k")
 		end(r)
 	}
-	o.Breaker(bellwether.EngineStore, bellwether.BreakerClosed, bellwether.BreakerOpen)
-	o.Breaker(bellwether.EngineStore, bellwether.BreakerOpen, bellwether.BreakerHalfOpen)
-	o.Breaker(bellwether.EngineStore, bellwether.BreakerHalfOpen, bellwether.BreakerOpen)
-	o.Breaker(bellwether.EngineStore, bellwether.BreakerHalfOpen, bellwether.BreakerClosed)
+	o.Breaker(observe.EngineStore, observe.BreakerClosed, observe.BreakerOpen)
+	o.Breaker(observe.EngineStore, observe.BreakerOpen, observe.BreakerHalfOpen)
+	o.Breaker(observe.EngineStore, observe.BreakerHalfOpen, observe.BreakerOpen)
+	o.Breaker(observe.EngineStore, observe.BreakerHalfOpen, observe.BreakerClosed)
 	want := `level=WARN msg="cache error" kind=unavailable key=k err="reading: bellwether: engine unavailable"
-level=ERROR msg="cache error" kind=corrupt key=k err="` + bellwether.ErrCorrupt.Error() + `"
-level=WARN msg="cache error" kind="too large" key=k err="` + bellwether.ErrTooLarge.Error() + `"
-level=INFO msg="cache error" kind=fenced key=k err="` + bellwether.ErrFenced.Error() + `"
-level=INFO msg="cache error" kind="lease lost" key=k err="` + bellwether.ErrLeaseLost.Error() + `"
+level=ERROR msg="cache error" kind=corrupt key=k err="` + driver.ErrCorrupt.Error() + `"
+level=WARN msg="cache error" kind="too large" key=k err="` + driver.ErrTooLarge.Error() + `"
+level=INFO msg="cache error" kind=fenced key=k err="` + driver.ErrFenced.Error() + `"
+level=INFO msg="cache error" kind="lease lost" key=k err="` + driver.ErrLeaseLost.Error() + `"
 level=ERROR msg="cache error" kind=panic key=k err="bellwether: panic: boom"
 level=WARN msg="cache error" kind=other key=k err=else
 level=DEBUG msg=rebuild key=k outcome=value takeover=false lease_lost=false
@@ -80,7 +82,7 @@ func TestNew_Pause(t *testing.T) {
 		for range 100 {
 			o.Error("k", bellwether.ErrUnavailable)
 		}
-		o.Error("k", bellwether.ErrFenced)
+		o.Error("k", driver.ErrFenced)
 		time.Sleep(time.Minute)
 		o.Error("k", bellwether.ErrUnavailable)
 		lines := strings.Split(strings.TrimSpace(got.String()), "\n")
@@ -96,8 +98,8 @@ func TestNew_StoreDown(t *testing.T) {
 		log, got := newLog(slog.LevelInfo)
 		store := &failing{Store: memstore.New()}
 		c := bellwether.New(func(context.Context, string) (string, error) { return "v", nil }, bellwether.Options{
-			TTL: time.Minute, Store: store, Locker: locallock.New(), Namespace: "values",
-			Observers: []bellwether.Observer{bellwetherslog.New(log, time.Hour)},
+			TTL: time.Minute, Fleet: bellwether.Fleet{Store: store, Locker: locallock.New(), Namespace: "values"},
+			Observers: []observe.Observer{bellwetherslog.New(log, time.Hour)},
 		})
 		store.down = true
 		c.Get(t.Context(), "a")
@@ -120,13 +122,13 @@ func TestNew_StoreDown(t *testing.T) {
 }
 
 type failing struct {
-	bellwether.Store
+	driver.Store
 	down bool
 }
 
-func (f *failing) Get(ctx context.Context, key string) (bellwether.Entry, error) {
+func (f *failing) Get(ctx context.Context, key string) (driver.Entry, error) {
 	if f.down {
-		return bellwether.Entry{}, errors.New("connection refused")
+		return driver.Entry{}, errors.New("connection refused")
 	}
 	return f.Store.Get(ctx, key)
 }
@@ -134,7 +136,7 @@ func (f *failing) Get(ctx context.Context, key string) (bellwether.Entry, error)
 func ExampleNew() {
 	log := slog.New(slog.NewTextHandler(os.Stdout, &slog.HandlerOptions{ReplaceAttr: timeless}))
 	users := bellwether.New(func(context.Context, string) (string, error) { return "", errors.New("database is down") },
-		bellwether.Options{TTL: time.Minute, Observers: []bellwether.Observer{bellwetherslog.New(log, time.Minute)}})
+		bellwether.Options{TTL: time.Minute, Observers: []observe.Observer{bellwetherslog.New(log, time.Minute)}})
 	users.Get(context.Background(), "42")
 	users.Close()
 	// Output: level=WARN msg=rebuild key=42 outcome=failed takeover=false lease_lost=false err="database is down"

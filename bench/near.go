@@ -67,7 +67,7 @@ func runNear(args []string) error {
 		c := bellwether.New(func(_ context.Context, key string) ([]byte, error) {
 			i, err := strconv.Atoi(key[len("user:"):])
 			return value(i), err
-		}, bellwether.Options{TTL: time.Hour, NearBytes: 1 << 40})
+		}, bellwether.Options{TTL: time.Hour, Limits: bellwether.Limits{NearBytes: 1 << 40}})
 		for i := range *keys {
 			c.Get(context.Background(), key(i))
 		}

@@ -20,7 +20,7 @@ var bellwetherInProcess = strategy{
 	name: "bellwether in process", traits: staleServes,
 	caveat: "without a store: one load for each process",
 	open: func(_ *clients, p policy, load loader) (cache, error) {
-		return bellwetherCache(p, load, nil, nil), nil
+		return bellwetherCache(p, load, bellwether.Fleet{}), nil
 	},
 }
 
@@ -28,7 +28,7 @@ var bellwetherRedis = strategy{
 	name: "bellwether redis", engines: []string{redisEngine}, traits: staleServes | locks,
 	open: func(c *clients, p policy, load loader) (cache, error) {
 		eng := redisfleet.New(c.redis)
-		cache := bellwetherCache(p, load, eng, eng)
+		cache := bellwetherCache(p, load, bellwether.Fleet{Engine: eng})
 		return closing{cache.Get, func() { cache.Close(); eng.Close() }}, nil
 	},
 }
@@ -38,7 +38,7 @@ var bellwetherRedisPair = strategy{
 	caveat: "redisstore and redislock, as with another store or another locker",
 	open: func(c *clients, p policy, load loader) (cache, error) {
 		locker := redislock.New(c.redis)
-		cache := bellwetherCache(p, load, redisstore.New(c.redis), locker)
+		cache := bellwetherCache(p, load, bellwether.Fleet{Store: redisstore.New(c.redis), Locker: locker})
 		return closing{cache.Get, func() { cache.Close(); locker.Close() }}, nil
 	},
 }
@@ -47,7 +47,7 @@ var bellwetherMemcached = strategy{
 	name: "bellwether memcached", engines: []string{memcachedEngine}, traits: staleServes | locks,
 	caveat: "memcached cannot push: waiting processes poll",
 	open: func(c *clients, p policy, load loader) (cache, error) {
-		return bellwetherCache(p, load, memcachestore.New(c.memcached), memcachelock.New(c.memcached)), nil
+		return bellwetherCache(p, load, bellwether.Fleet{Store: memcachestore.New(c.memcached), Locker: memcachelock.New(c.memcached)}), nil
 	},
 }
 
@@ -55,19 +55,19 @@ var bellwetherEtcd = strategy{
 	name: "bellwether etcd", engines: []string{redisEngine, etcdEngine}, traits: staleServes | locks,
 	caveat: "etcd elects, Redis stores; commands are of both",
 	open: func(c *clients, p policy, load loader) (cache, error) {
-		return bellwetherCache(p, load, redisstore.New(c.redis), etcdlock.New(c.etcd)), nil
+		return bellwetherCache(p, load, bellwether.Fleet{Store: redisstore.New(c.redis), Locker: etcdlock.New(c.etcd)}), nil
 	},
 }
 
-func bellwetherCache(p policy, load loader, store bellwether.Store, locker bellwether.Locker) cache {
+func bellwetherCache(p policy, load loader, fleet bellwether.Fleet) cache {
+	fleet.LeaseTTL, fleet.Namespace = p.Lease, "bench"
 	o := bellwether.Options{
-		TTL: p.TTL, StaleWhileRevalidate: p.Stale, LeaseTTL: p.Lease, MaxRebuilds: p.Rebuilds,
-		Store: store, Locker: locker, Namespace: "bench",
+		TTL: p.TTL, StaleWhileRevalidate: p.Stale, Fleet: fleet, Limits: bellwether.Limits{MaxRebuilds: p.Rebuilds},
 	}
 	if p.Near > 0 {
 		// The tier is bounded in bytes, of which an entry takes 272 beside its
 		// key: so it has as many places as the rivals' have.
-		o.NearBytes, o.Size = int64(p.Near)*(272+32), func(key string, _ any) int { return 32 - len(key) }
+		o.Limits.NearBytes, o.Size = int64(p.Near)*(272+32), func(key string, _ any) int { return 32 - len(key) }
 	}
 	c := bellwether.New(load, o)
 	return closing{func(ctx context.Context, key string) (string, error) { return c.Get(ctx, key) }, func() { c.Close() }}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/observe"
 )
 
 // This file is a worker process: a cache over a real store and locker, callers
@@ -160,13 +161,12 @@ func newWorker(c workerConfig, rec *recorder) (*worker, error) {
 	}
 	o := bellwether.Options{
 		TTL: c.Times.TTL, StaleWhileRevalidate: c.Times.Stale, StaleIfError: c.Times.StaleIfError,
-		ErrorTTL: c.Times.Failure, RebuildTimeout: c.Times.Rebuild, LeaseTTL: c.Times.Lease,
-		NearTTL: c.Times.Near, EngineTimeout: c.Times.Engine, Hedge: c.Times.Hedge, HedgeShare: c.Times.Share,
-		Store: recordStore(store, rec), Locker: recordLocker(locker, rec), Namespace: namespace, Observers: []bellwether.Observer{nearHits},
+		ErrorTTL: c.Times.Failure, RebuildTimeout: c.Times.Rebuild, Fleet: bellwether.Fleet{LeaseTTL: c.Times.Lease, NearTTL: c.Times.Near, EngineTimeout: c.Times.Engine, Store: recordStore(store, rec), Locker: recordLocker(locker, rec), Namespace: namespace},
+		Hedge: c.Times.Hedge, HedgeShare: c.Times.Share,
+		Observers: []observe.Observer{nearHits},
 	}
 	if eng, ok := store.(fleetEngine); ok && c.Store == c.Locker {
-		both := recordEngine(eng, rec)
-		o.Store, o.Locker = both, both
+		o.Fleet.Store, o.Fleet.Locker, o.Fleet.Engine = nil, nil, recordEngine(eng, rec)
 	}
 	if os.Getenv("BELLWETHER_CHAOS_VERBOSE") != "" {
 		o.OnError = func(key string, err error) {
@@ -202,10 +202,10 @@ func (w *worker) ask(ctx context.Context, dice *rand.Rand) {
 
 // nearHits notes, where a call's context says so, that the near tier has served
 // it at once.
-var nearHits = bellwether.Observer{
+var nearHits = observe.Observer{
 	Hit: func(ctx context.Context, _ string) { noteNear(ctx) },
-	Serve: func(ctx context.Context, s bellwether.Serve) {
-		if s.Way <= bellwether.WayStale && s.Waited == 0 {
+	Serve: func(ctx context.Context, s observe.Serve) {
+		if s.Way <= observe.WayStale && s.Waited == 0 {
 			noteNear(ctx)
 		}
 	},

@@ -25,7 +25,7 @@ func loadUser(_ context.Context, id string) (User, error) { return User{"user " 
 func TestUsers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		users := bellwether.New(loadUser, bellwether.Options{
-			TTL: time.Hour, Namespace: "users", Store: memstore.New(), Locker: locallock.New(),
+			TTL: time.Hour, Fleet: bellwether.Fleet{Namespace: "users", Store: memstore.New(), Locker: locallock.New()},
 		})
 		defer users.Close()
 		users.Get(t.Context(), "42")
@@ -132,7 +132,7 @@ func TestRecipe_Worker(t *testing.T) {
 				loads.Add(1)
 				time.Sleep(time.Second)
 				return User{fmt.Sprint("version ", version.Load())}, nil
-			}, bellwether.Options{TTL: time.Hour, Namespace: "users", Store: store, Locker: locker})
+			}, bellwether.Options{TTL: time.Hour, Fleet: bellwether.Fleet{Namespace: "users", Store: store, Locker: locker}})
 		}
 		service, worker := process(), process()
 		defer service.Close()
@@ -169,7 +169,7 @@ func TestRecipe_AfterAWrite(t *testing.T) {
 		t.Errorf("after the write %v, %v", user, err)
 	}
 
-	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{Options: bellwether.Options{TTL: time.Hour}})
+	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{TTL: time.Hour})
 	defer mw.Close()
 	runs := map[string]int{}
 	mux := http.NewServeMux()

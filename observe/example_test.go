@@ -16,7 +16,7 @@ func Example() {
 		},
 	}
 	users := bellwether.New(func(ctx context.Context, id string) (string, error) { return "user " + id, nil },
-		bellwether.Options{TTL: time.Minute, Observers: []bellwether.Observer{printer}})
+		bellwether.Options{TTL: time.Minute, Observers: []observe.Observer{printer}})
 	users.Get(context.Background(), "42")
 	users.Close()
 	// Output: rebuilt 42 value

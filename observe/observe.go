@@ -162,13 +162,13 @@ type Herd struct {
 type Engine uint8
 
 const (
-	// EngineStore is Options.Store.
+	// EngineStore is Options.Fleet.Store.
 	EngineStore Engine = iota
-	// EngineLocker is Options.Locker.
+	// EngineLocker is Options.Fleet.Locker.
 	EngineLocker
-	// EngineWatch is Options.Locker's Watch. While it is down, waiters poll.
+	// EngineWatch is Options.Fleet.Locker's Watch. While it is down, waiters poll.
 	EngineWatch
-	// EngineWrites is what Options.Store is given to write: claims, commits and
+	// EngineWrites is what Options.Fleet.Store is given to write: claims, commits and
 	// invalidations. While it alone is down, each process loads for itself.
 	EngineWrites
 )

@@ -17,8 +17,7 @@ func Example() {
 	engine := redisfleet.New(rdb)
 	defer engine.Close()
 	users := bellwether.New(func(ctx context.Context, id string) (string, error) { return "user " + id, nil }, bellwether.Options{
-		TTL: time.Minute, Namespace: "users",
-		Store: engine, Locker: engine,
+		TTL: time.Minute, Fleet: bellwether.Fleet{Namespace: "users", Engine: engine},
 	})
 	defer users.Close()
 	user, err := users.Get(ctx, "42")

@@ -4,7 +4,7 @@
 //	eng := redisfleet.New(rdb)
 //	defer eng.Close()
 //	users := bellwether.New(load, bellwether.Options{
-//		Store: eng, Locker: eng, Namespace: "users",
+//		Engine: eng, Namespace: "users",
 //	})
 //
 // An uncontended miss costs two requests. With redisstore and redislock it costs five. A lease that is

@@ -263,7 +263,7 @@ func TestCache_UncontendedMiss(t *testing.T) {
 	eng := open(t, meter.Addr)
 	rebuild(t, eng, "warm", time.Hour)
 	c := bellwether.New(func(_ context.Context, key string) (string, error) { return "value of " + key, nil },
-		bellwether.Options{TTL: time.Hour, Namespace: "n", Store: eng, Locker: eng})
+		bellwether.Options{TTL: time.Hour, Fleet: bellwether.Fleet{Namespace: "n", Engine: eng}})
 	t.Cleanup(func() { c.Close() })
 	if _, err := c.Get(t.Context(), "first"); err != nil { // the log of invalidations is read along with it
 		t.Fatal(err)

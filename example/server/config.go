@@ -48,7 +48,7 @@ func (c *config) flags() *flag.FlagSet {
 			"The name in a request's Host is part of the key of a page. All addresses count as one name, so the processes of a fleet share their pages.")
 	define(fs, &c.store, "store", "memory", oneOf("memory", "memcached", "redis"),
 		"Keep responses in `engine`: memory (of this process), memcached or redis (of the fleet).")
-	define(fs, &o.Namespace, "namespace", "", noColon,
+	define(fs, &o.Fleet.Namespace, "namespace", "", noColon,
 		"Put this `name` before all keys in the store and the locker. Servers with different upstreams on one engine need different names, or they serve each other's pages.")
 	define(fs, &c.locker, "locker", "", oneOf("local", "memcached", "redis", "etcd", "zookeeper", "dynamodb"),
 		"Elect the rebuilding process by `engine`: local (each process for itself), memcached, redis, etcd, zookeeper or dynamodb. "+
@@ -77,7 +77,7 @@ func (c *config) flags() *flag.FlagSet {
 		"Serve an error of the upstream for this `duration` before the next try. The pauses grow with each failure. 0: an error answers only the requests that wait for it.")
 	define(fs, &o.HeuristicFraction, "heuristic", "0", fraction,
 		"Keep responses without a lifetime of their own fresh for this `fraction` of the time since their Last-Modified, if -ttl is 0. 0: do not store them.")
-	define(fs, &o.SetCookie, "set-cookie", "false", yesNo,
+	define(fs, &o.StoreSetCookie, "set-cookie", "false", yesNo,
 		"Store responses with Set-Cookie and a lifetime of their own: `true` or false. All clients then get the cookie.")
 	define(fs, &o.UnsafeInvalidation, "unsafe-invalidation", "hard", invalidation,
 		"After a successful unsafe request, such as POST, drop the stored responses of its URL (`hard`), make them stale (soft), or leave them (none).")
@@ -89,19 +89,19 @@ func (c *config) flags() *flag.FlagSet {
 		"Let a request with a stale response wait this `duration` for the fresh response first. 0: no wait.")
 	define(fs, &o.MaxWait, "max-wait", "35s", atLeast(time.Millisecond),
 		"Let a request without a stale response wait this `duration` for a rebuild, then answer 503. Without this flag it is -rebuild-timeout plus -lease.")
-	define(fs, &o.LeaseTTL, "lease", "5s", atLeast(10*time.Millisecond),
+	define(fs, &o.Fleet.LeaseTTL, "lease", "5s", atLeast(10*time.Millisecond),
 		"Replace a process that died during a rebuild after this `duration` at most, and sooner for pages with short rebuilds. A living process renews its lease.")
 	define(fs, &o.RebuildTimeout, "rebuild-timeout", "30s", atLeast(time.Millisecond),
 		"End a rebuild after this `duration`.")
-	define(fs, &o.EngineTimeout, "engine-timeout", "500ms", atLeast(time.Millisecond),
+	define(fs, &o.Fleet.EngineTimeout, "engine-timeout", "500ms", atLeast(time.Millisecond),
 		"Wait at most this `duration` in sum for a silent store or locker, then go on without it.")
-	define(fs, &o.NearTTL, "near-ttl", "1s", atLeast(time.Millisecond),
+	define(fs, &o.Fleet.NearTTL, "near-ttl", "1s", atLeast(time.Millisecond),
 		"Confirm responses in this process's memory with the store after this `duration`.")
-	define(fs, &o.MaxBody, "max-body", "8388608", count[int64],
+	define(fs, &o.MaxBodyBytes, "max-body", "8388608", count[int64],
 		"Store bodies of up to this `number` of bytes. Larger bodies pass through.")
-	define(fs, &o.MaxRebuilds, "max-rebuilds", "4096", count[int],
+	define(fs, &o.Limits.MaxRebuilds, "max-rebuilds", "4096", count[int],
 		"Run up to this `number` of rebuilds at one time in this process. Pages that fetch other pages through this server need one rebuild each at the same time.")
-	define(fs, &o.NearBytes, "near-bytes", "67108864", count[int64],
+	define(fs, &o.Limits.NearBytes, "near-bytes", "67108864", count[int64],
 		"Keep up to this `number` of bytes of responses in this process's memory. With -store memory the memory is the store.")
 	define(fs, &c.admin, "admin", "", hostPortOrNone,
 		"Serve /stats, /metrics (for Prometheus), /healthz and POST /invalidate?url=, prefix=, tag= on `host:port`, without a password: let only operators reach it. Empty: off.")

@@ -8,7 +8,7 @@ import (
 	"net"
 	"time"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/engines/redisfleet"
 	"github.com/bellwether-go/bellwether/lockers/etcdlock"
 	"github.com/bellwether-go/bellwether/lockers/locallock"
@@ -31,10 +31,11 @@ import (
 // one for moments only, and memcached has 1024 for the whole fleet by default.
 const connections = 128
 
-// engines are the store and the locker, nil where the cache needs none.
+// engines are the store and the locker, nil where the cache needs none, or what is both.
 type engines struct {
-	store  bellwether.Store
-	locker bellwether.Locker
+	store  driver.Store
+	locker driver.Locker
+	both   driver.Elector
 	remote []engine
 	ends   []func() error
 }
@@ -80,7 +81,7 @@ func connect(c config) (*engines, error) {
 		case c.store == c.locker: // one engine, which needs one request where two engines need several
 			eng := redisfleet.New(rdb)
 			e.ends = append(e.ends, eng.Close)
-			e.store, e.locker = eng, eng
+			e.both = eng
 		case c.store == "redis":
 			e.store = redisstore.New(rdb)
 		default:

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/lockers/locallock"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
@@ -33,12 +34,10 @@ func newFleet() *fleet {
 
 // process adds a process that loads from origin.
 func (f *fleet) process(origin http.Handler) http.Handler {
-	m := bellwether.NewMiddleware(bellwether.HTTPOptions{Options: bellwether.Options{
-		Store: f.store, Locker: f.locker,
-		// Shorter than the defaults, for the page's readers.
-		LeaseTTL: 2 * time.Second, NearTTL: 500 * time.Millisecond,
-		NearBytes: 1 << 20,
-	}})
+	m := bellwether.NewMiddleware(bellwether.HTTPOptions{
+		Fleet:  bellwether.Fleet{Store: f.store, Locker: f.locker, LeaseTTL: 2 * time.Second, NearTTL: 500 * time.Millisecond},
+		Limits: bellwether.Limits{NearBytes: 1 << 20},
+	})
 	f.processes = append(f.processes, m)
 	return m.Handler(origin)
 }
@@ -70,7 +69,7 @@ type ledger struct {
 }
 
 // Claim implements [bellwether.Store].
-func (l *ledger) Claim(ctx context.Context, key string) (bellwether.Entry, uint64, error) {
+func (l *ledger) Claim(ctx context.Context, key string) (driver.Entry, uint64, error) {
 	l.mu.Lock()
 	l.keys[path.Base(key)] = key
 	l.mu.Unlock()
@@ -78,12 +77,12 @@ func (l *ledger) Claim(ctx context.Context, key string) (bellwether.Entry, uint6
 }
 
 // entry returns a page's entry: the zero Entry if the store has none.
-func (l *ledger) entry(page int) bellwether.Entry {
+func (l *ledger) entry(page int) driver.Entry {
 	l.mu.Lock()
 	key, known := l.keys[strconv.Itoa(page+1)]
 	l.mu.Unlock()
 	if !known {
-		return bellwether.Entry{}
+		return driver.Entry{}
 	}
 	e, _ := l.Get(context.Background(), key) // no entry is the zero Entry
 	return e
@@ -99,7 +98,7 @@ type switched struct {
 var errSwitchedOff = errors.New("the locker is switched off")
 
 // TryAcquire implements [bellwether.Locker].
-func (s *switched) TryAcquire(ctx context.Context, key string, ttl time.Duration) (bellwether.Lease, error) {
+func (s *switched) TryAcquire(ctx context.Context, key string, ttl time.Duration) (driver.Lease, error) {
 	if s.down.Load() {
 		return nil, errSwitchedOff
 	}
@@ -111,7 +110,7 @@ func (s *switched) TryAcquire(ctx context.Context, key string, ttl time.Duration
 }
 
 // Watch implements [bellwether.Watcher].
-func (s *switched) Watch(ctx context.Context, held *bellwether.HeldError) (<-chan struct{}, error) {
+func (s *switched) Watch(ctx context.Context, held *driver.HeldError) (<-chan struct{}, error) {
 	if s.down.Load() {
 		return nil, errSwitchedOff
 	}
@@ -119,7 +118,7 @@ func (s *switched) Watch(ctx context.Context, held *bellwether.HeldError) (<-cha
 }
 
 type switchedLease struct {
-	bellwether.Lease
+	driver.Lease
 	s *switched
 }
 

@@ -13,7 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 )
 
 // This file is the pen behind the live page: its settings, the release of a herd
@@ -305,7 +305,7 @@ func (p *pen) page(page int) pageView {
 	if e.Epoch > 0 {
 		v.Epoch = strconv.FormatUint(e.Epoch, 10)
 	}
-	if e.Kind != bellwether.KindValue {
+	if e.Kind != driver.KindValue {
 		return v
 	}
 	var end time.Duration

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 )
 
 // This file keeps the log short: an outage is a line at its beginning and one
@@ -143,8 +144,8 @@ func (w lineWriter) Write(line []byte) (int, error) {
 // kindOf tells apart what is worth a line of its own.
 func kindOf(err error) string {
 	for _, kind := range []error{
-		bellwether.ErrUnavailable, bellwether.ErrLeaseLost, bellwether.ErrFenced,
-		bellwether.ErrCorrupt, bellwether.ErrTooLarge,
+		bellwether.ErrUnavailable, driver.ErrLeaseLost, driver.ErrFenced,
+		driver.ErrCorrupt, driver.ErrTooLarge,
 	} {
 		if errors.Is(err, kind) {
 			return kind.Error()

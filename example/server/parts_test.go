@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 )
 
 // The tests here look at one part each, inside the test's process.
@@ -427,7 +428,7 @@ func TestProxy_SaysWhoDoesNotAnswer(t *testing.T) {
 		said  bool
 	}{
 		{context.Canceled, false},
-		{bellwether.ErrLeaseLost, false},
+		{driver.ErrLeaseLost, false},
 		{errors.New("key invalidated during its rebuild"), false},
 		{bellwether.ErrRebuildTimeout, true},
 	} {
@@ -462,7 +463,7 @@ func TestRepeats(t *testing.T) {
 
 func TestKindOf(t *testing.T) {
 	other := kindOf(errors.New("x"))
-	for _, err := range []error{bellwether.ErrUnavailable, bellwether.ErrFenced, bellwether.ErrLeaseLost} {
+	for _, err := range []error{bellwether.ErrUnavailable, driver.ErrFenced, driver.ErrLeaseLost} {
 		if got := kindOf(fmt.Errorf("doing: %w", err)); got == other {
 			t.Errorf("%v is of the kind %q", err, got)
 		}

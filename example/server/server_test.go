@@ -600,12 +600,12 @@ func TestParse_Defaults(t *testing.T) {
 		}
 	}
 	c, err := parse(strings.Fields("-max-wait 3s -lease 2s -redis a:1,b:2 -upstream https://host/base"))
-	if err != nil || c.cache.MaxWait != 3*time.Second || c.cache.LeaseTTL != 2*time.Second ||
+	if err != nil || c.cache.MaxWait != 3*time.Second || c.cache.Fleet.LeaseTTL != 2*time.Second ||
 		!slices.Equal(c.redis, []string{"a:1", "b:2"}) || c.upstream.String() != "https://host/base" {
 		t.Errorf("%+v, %v", c, err)
 	}
-	if c, _ = parse([]string{"-max-rebuilds", "128"}); c.cache.MaxRebuilds != 128 {
-		t.Errorf("MaxRebuilds %d, want 128", c.cache.MaxRebuilds)
+	if c, _ = parse([]string{"-max-rebuilds", "128"}); c.cache.Limits.MaxRebuilds != 128 {
+		t.Errorf("MaxRebuilds %d, want 128", c.cache.Limits.MaxRebuilds)
 	}
 	if c, _ = parse(nil); c.cache.MaxWait != 0 {
 		t.Errorf("MaxWait %v without the flag; want 0, which the library adds up", c.cache.MaxWait)

@@ -80,7 +80,7 @@ func talk(t *testing.T, url string) {
 }
 
 func TestWebSocket_ThroughTheMiddleware(t *testing.T) {
-	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{Options: bellwether.Options{TTL: time.Hour}})
+	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{TTL: time.Hour})
 	defer mw.Close()
 	r := chi.NewRouter()
 	r.Use(mw.Handler)

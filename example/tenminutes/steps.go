@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/lockers/locallock"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
@@ -50,15 +51,17 @@ func maxWait(loadReport load) *bellwether.Cache[Report] {
 	return reports
 }
 
-func storeAndLocker(loadReport load, store bellwether.Store, locker bellwether.Locker) *bellwether.Cache[Report] {
+func storeAndLocker(loadReport load, store driver.Store, locker driver.Locker) *bellwether.Cache[Report] {
 	reports := bellwether.New(loadReport, bellwether.Options{
 		TTL:                  time.Second,
 		StaleWhileRevalidate: 500 * time.Millisecond,
 		StaleIfError:         time.Hour,
 		MaxWait:              200 * time.Millisecond,
-		Namespace:            "reports",
-		Store:                store,  // redisstore.New(rdb)
-		Locker:               locker, // redislock.New(rdb)
+		Fleet: bellwether.Fleet{
+			Namespace: "reports",
+			Store:     store,  // redisstore.New(rdb)
+			Locker:    locker, // redislock.New(rdb)
+		},
 	})
 	return reports
 }

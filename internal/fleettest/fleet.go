@@ -23,7 +23,9 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/testserver"
+	"github.com/bellwether-go/bellwether/observe"
 )
 
 // A fleet is real processes (the test binary, executed again) around real
@@ -123,12 +125,17 @@ func work(config string, kinds []Kind) error {
 	if err != nil {
 		return err
 	}
-	o := bellwether.Options{TTL: c.TTL, LeaseTTL: c.LeaseTTL, NearTTL: c.NearTTL, EngineTimeout: c.EngineTimeout,
+	o := bellwether.Options{
+		TTL: c.TTL, Fleet: bellwether.Fleet{LeaseTTL: c.LeaseTTL, NearTTL: c.NearTTL, EngineTimeout: c.EngineTimeout, Store: store, Locker: locker, Namespace: namespace},
 		EarlyRefresh: c.EarlyRefresh, Hedge: c.Hedge, HedgeShare: c.HedgeShare,
-		MaxRebuilds: c.MaxRebuilds, MaxQueued: c.MaxQueued, Store: store, Locker: locker, Namespace: namespace}
+		Limits: bellwether.Limits{MaxRebuilds: c.MaxRebuilds, MaxQueued: c.MaxQueued},
+	}
+	if eng, ok := store.(driver.Elector); ok && any(locker) == any(store) {
+		o.Fleet.Store, o.Fleet.Locker, o.Fleet.Engine = nil, nil, eng
+	}
 	var heard listener
 	if c.Observed {
-		o.Observers = []bellwether.Observer{heard.observer()}
+		o.Observers = []observe.Observer{heard.observer()}
 	}
 	if os.Getenv("BELLWETHER_FLEET_VERBOSE") != "" {
 		o.OnError = func(key string, err error) { fmt.Fprintf(os.Stderr, "worker %d: %s: %v\n", c.ID, key, err) }

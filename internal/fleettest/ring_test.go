@@ -68,7 +68,7 @@ func loseOneServer(t *testing.T, server *testserver.Server, client func() (drive
 			defer mu.Unlock()
 			loads[key]++
 			return "v", nil
-		}, bellwether.Options{TTL: ttl, Store: store, Locker: locker, Namespace: "ring"})
+		}, bellwether.Options{TTL: ttl, Fleet: bellwether.Fleet{Store: store, Locker: locker, Namespace: "ring"}})
 		t.Cleanup(func() { c.Close() })
 		caches = append(caches, c)
 	}

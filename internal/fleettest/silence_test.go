@@ -32,7 +32,7 @@ func TestGet_StaleWhenRedisDies(t *testing.T) {
 			locker := redislock.New(rdb)
 			defer locker.Close()
 			c := bellwether.New(func(context.Context, string) (string, error) { return "v", nil }, bellwether.Options{
-				TTL: time.Second, StaleWhileRevalidate: time.Hour, EngineTimeout: timeout, Store: redisstore.New(rdb), Locker: locker, Namespace: "test",
+				TTL: time.Second, StaleWhileRevalidate: time.Hour, Fleet: bellwether.Fleet{EngineTimeout: timeout, Store: redisstore.New(rdb), Locker: locker, Namespace: "test"},
 			})
 			defer c.Close()
 			for i := range keys {

@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/observe"
 )
 
 // This file holds what one cold key costs ten processes, and what they tell of it.
@@ -83,7 +83,7 @@ func tenTold(t *testing.T, f *fleet, key string, callers int) {
 	rebuilds, loaded := 0, 0
 	for id, r := range reports {
 		for _, b := range r.Told.Rebuilds {
-			if rebuilds++; b.Outcome != bellwether.OutcomeValue || b.Takeover || b.LeaseLost {
+			if rebuilds++; b.Outcome != observe.OutcomeValue || b.Takeover || b.LeaseLost {
 				t.Errorf("process %d tells of the rebuild %+v", id, b)
 			}
 		}

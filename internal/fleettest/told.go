@@ -6,7 +6,7 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/observe"
 )
 
 // This file is the observer of a worker process.
@@ -14,36 +14,36 @@ import (
 // A told is what an observer was told. Errors do not travel: the herds and
 // rebuilds have none.
 type told struct {
-	Herds    []bellwether.Herd    // of the key that was asked for
-	Rebuilds []bellwether.Rebuild // likewise, those that have ended
-	Breakers []string             // "store open to half-open", in their order
+	Herds    []observe.Herd    // of the key that was asked for
+	Rebuilds []observe.Rebuild // likewise, those that have ended
+	Breakers []string          // "store open to half-open", in their order
 }
 
 // A listener notes what it is told.
 type listener struct {
 	mu       sync.Mutex // guards all
-	herds    []bellwether.Herd
-	rebuilds []bellwether.Rebuild
+	herds    []observe.Herd
+	rebuilds []observe.Rebuild
 	breakers []string
 }
 
-func (l *listener) observer() bellwether.Observer {
-	return bellwether.Observer{
-		Rebuild: func(context.Context, string) (context.Context, func(bellwether.Rebuild)) {
-			return nil, func(r bellwether.Rebuild) {
+func (l *listener) observer() observe.Observer {
+	return observe.Observer{
+		Rebuild: func(context.Context, string) (context.Context, func(observe.Rebuild)) {
+			return nil, func(r observe.Rebuild) {
 				l.mu.Lock()
 				defer l.mu.Unlock()
 				r.Err = nil
 				l.rebuilds = append(l.rebuilds, r)
 			}
 		},
-		Herd: func(h bellwether.Herd) {
+		Herd: func(h observe.Herd) {
 			l.mu.Lock()
 			defer l.mu.Unlock()
 			h.Err = nil
 			l.herds = append(l.herds, h)
 		},
-		Breaker: func(engine bellwether.Engine, from, to bellwether.BreakerState) {
+		Breaker: func(engine observe.Engine, from, to observe.BreakerState) {
 			l.mu.Lock()
 			defer l.mu.Unlock()
 			l.breakers = append(l.breakers, fmt.Sprintf("%v %v to %v", engine, from, to))

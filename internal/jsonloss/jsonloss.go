@@ -33,10 +33,10 @@ func Of(t reflect.Type) (lossy, broken error) {
 	c := check{seen: map[place]bool{}, hidden: map[hiddenField]bool{}}
 	c.visit(place{t: t}, "")
 	if len(c.broken) > 0 {
-		return nil, fmt.Errorf("bellwether: Options.Store cannot keep values of type %v as JSON: %s; %s", t, c.broken[0], mends)
+		return nil, fmt.Errorf("bellwether: Options.Fleet.Store cannot keep values of type %v as JSON: %s; %s", t, c.broken[0], mends)
 	}
 	if len(c.lost) > 0 {
-		return fmt.Errorf("bellwether: other processes get values of type %v changed, since Options.Store has them as JSON: %s; %s", t, strings.Join(c.lost, "; "), mends), nil
+		return fmt.Errorf("bellwether: other processes get values of type %v changed, since Options.Fleet.Store has them as JSON: %s; %s", t, strings.Join(c.lost, "; "), mends), nil
 	}
 	return nil, nil
 }

@@ -57,7 +57,7 @@ func TestClaim_ValidationDecodesTheHeaderOnce(t *testing.T) {
 		"each request": {"no-cache", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			m := bellwether.NewMiddleware(bellwether.HTTPOptions{Options: bellwether.Options{TTL: time.Hour}})
+			m := bellwether.NewMiddleware(bellwether.HTTPOptions{TTL: time.Hour})
 			defer m.Close()
 			h := m.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				w.Header().Set("ETag", `"1"`)

@@ -108,19 +108,23 @@ func trace(ctx context.Context, root, tree, work string) ([]probe.Walk, error) {
 	if err != nil {
 		return nil, err
 	}
-	const probeFile, walkFile = "internal/walks/probe/probe.go", "internal/walks/walk/main.go"
-	for _, own := range []string{probeFile, walkFile} {
+	const program = "internal/walks/walk"
+	for _, own := range []string{"internal/walks/probe/probe.go", program + "/main.go", program + "/options.go", program + "/options_first.go"} {
 		overlay[filepath.Join(tree, own)] = filepath.Join(root, own)
 	}
 	b, err := json.Marshal(map[string]any{"Replace": overlay})
 	if err != nil {
 		return nil, err
 	}
-	overlayFile, program := filepath.Join(work, "overlay.json"), filepath.Join(work, "walk")
+	overlayFile, binary := filepath.Join(work, "overlay.json"), filepath.Join(work, "walk")
 	if err := os.WriteFile(overlayFile, b, 0o644); err != nil {
 		return nil, err
 	}
-	if _, err := output(ctx, tree, "go", "build", "-overlay", overlayFile, "-o", program, "./"+filepath.Dir(walkFile)); err != nil {
+	tags := "first"
+	if options, err := os.ReadFile(filepath.Join(tree, "options.go")); err == nil && strings.Contains(string(options), "type Fleet struct") {
+		tags = ""
+	}
+	if _, err := output(ctx, tree, "go", "build", "-tags", tags, "-overlay", overlayFile, "-o", binary, "./"+program); err != nil {
 		return nil, err
 	}
 	addr, end, err := startRedis(ctx)
@@ -128,7 +132,7 @@ func trace(ctx context.Context, root, tree, work string) ([]probe.Walk, error) {
 		return nil, err
 	}
 	defer end()
-	recorded, err := output(ctx, tree, program, addr)
+	recorded, err := output(ctx, tree, binary, addr)
 	if err != nil {
 		return nil, err
 	}

@@ -29,8 +29,7 @@ func Example() {
 	rdb := redis.NewClient(&redis.Options{Addr: "localhost:6379"})
 	defer rdb.Close()
 	users := bellwether.New(func(ctx context.Context, id string) (string, error) { return "user " + id, nil }, bellwether.Options{
-		TTL: time.Minute, Namespace: "users",
-		Store: redisstore.New(rdb), Locker: dynamolock.New(client, "leases"),
+		TTL: time.Minute, Fleet: bellwether.Fleet{Namespace: "users", Store: redisstore.New(rdb), Locker: dynamolock.New(client, "leases")},
 	})
 	defer users.Close()
 	user, err := users.Get(ctx, "42")

@@ -16,8 +16,7 @@ func Example() {
 	mc := memcache.New("localhost:11211")
 	defer mc.Close()
 	users := bellwether.New(func(ctx context.Context, id string) (string, error) { return "user " + id, nil }, bellwether.Options{
-		TTL: time.Minute, Namespace: "users",
-		Store: memcachestore.New(mc), Locker: memcachelock.New(mc),
+		TTL: time.Minute, Fleet: bellwether.Fleet{Namespace: "users", Store: memcachestore.New(mc), Locker: memcachelock.New(mc)},
 	})
 	defer users.Close()
 	user, err := users.Get(ctx, "42")

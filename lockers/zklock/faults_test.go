@@ -246,7 +246,7 @@ func TestSessionExpired_CancelsTheLoad(t *testing.T) {
 		}
 		ended <- context.Cause(ctx)
 		return "", context.Cause(ctx)
-	}, bellwether.Options{TTL: time.Minute, Store: memstore.New(), Locker: l, Namespace: "values", LeaseTTL: time.Minute, RebuildTimeout: time.Minute, EngineTimeout: 5 * time.Second})
+	}, bellwether.Options{TTL: time.Minute, Fleet: bellwether.Fleet{Store: memstore.New(), Locker: l, Namespace: "values", LeaseTTL: time.Minute, EngineTimeout: 5 * time.Second}, RebuildTimeout: time.Minute})
 	var wg sync.WaitGroup
 	wg.Go(func() { c.Get(t.Context(), "k") })
 	<-loading

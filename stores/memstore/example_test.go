@@ -13,8 +13,7 @@ import (
 func Example() {
 	ctx := context.Background()
 	users := bellwether.New(func(ctx context.Context, id string) (string, error) { return "user " + id, nil }, bellwether.Options{
-		TTL: time.Minute, Namespace: "users",
-		Store: memstore.New(), Locker: locallock.New(),
+		TTL: time.Minute, Fleet: bellwether.Fleet{Namespace: "users", Store: memstore.New(), Locker: locallock.New()},
 	})
 	defer users.Close()
 	user, err := users.Get(ctx, "42")

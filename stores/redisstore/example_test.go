@@ -18,8 +18,7 @@ func Example() {
 	locker := redislock.New(rdb)
 	defer locker.Close()
 	users := bellwether.New(func(ctx context.Context, id string) (string, error) { return "user " + id, nil }, bellwether.Options{
-		TTL: time.Minute, Namespace: "users",
-		Store: redisstore.New(rdb), Locker: locker,
+		TTL: time.Minute, Fleet: bellwether.Fleet{Namespace: "users", Store: redisstore.New(rdb), Locker: locker},
 	})
 	defer users.Close()
 	user, err := users.Get(ctx, "42")

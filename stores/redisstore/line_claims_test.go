@@ -88,7 +88,7 @@ func TestGetMany_LongRepliesInACache(t *testing.T) {
 			c := bellwether.NewBatch(func(_ context.Context, keys []string) (map[string][]byte, error) {
 				loaded.Add(int64(len(keys)))
 				return nil, nil
-			}, bellwether.Options{TTL: time.Hour, Store: far, Namespace: "values"})
+			}, bellwether.Options{TTL: time.Hour, Fleet: bellwether.Fleet{Store: far, Namespace: "values"}})
 			defer c.Close()
 			start := time.Now()
 			values, err := c.GetMany(t.Context(), keys)

@@ -32,10 +32,12 @@ func TestGetMany_Commands(t *testing.T) {
 	}
 	// Of the first list 16 keys are asked for alone, since nobody knows the values' size.
 	for i, want := range []map[string]int{{"mget": 2, "time": 1}, {"mget": 3, "time": 1}} {
-		o := bellwether.Options{TTL: time.Hour, Namespace: "values", Store: struct { // without its notices
-			driver.Store
-			driver.BatchGetter
-		}{s, s}}
+		o := bellwether.Options{
+			TTL: time.Hour, Fleet: bellwether.Fleet{Namespace: "values", Store: struct { // without its notices
+				driver.Store
+				driver.BatchGetter
+			}{s, s}},
+		}
 		c := bellwether.NewBatch(func(context.Context, []string) (map[string]string, error) { return nil, errors.New("loaded") }, o)
 		total, each := 0, ""
 		trips := meter.RoundTrips()

@@ -18,7 +18,6 @@ import (
 	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/internal/walks/probe"
 	"github.com/bellwether-go/bellwether/lockers/redislock"
-	"github.com/bellwether-go/bellwether/stores/redisstore"
 )
 
 func main() {
@@ -78,19 +77,12 @@ type face interface {
 // maxAge is the freshness of a page. HTTP counts it in seconds.
 const maxAge = time.Second
 
-// options are those of a face.
-func (s *subject) options(namespace string) bellwether.Options {
-	return bellwether.Options{Store: redisstore.New(s.rdb), Locker: s.locker, Namespace: namespace}
-}
-
 // openCache returns a cache of strings with its walks.
 func (s *subject) openCache() (face, []way) {
-	o := s.options("values")
-	o.TTL = time.Minute
 	cache := bellwether.New(func(context.Context, string) (string, error) {
 		s.loads++
 		return "value", nil
-	}, o)
+	}, s.cacheOptions())
 	get := func(key string) error {
 		_, err := cache.Get(context.Background(), key)
 		return err
@@ -103,7 +95,7 @@ func (s *subject) openCache() (face, []way) {
 
 // openMiddleware returns a middleware with its walks.
 func (s *subject) openMiddleware() (face, []way) {
-	middleware := bellwether.NewMiddleware(bellwether.HTTPOptions{Options: s.options("pages")})
+	middleware := bellwether.NewMiddleware(s.pageOptions())
 	handler := middleware.Handler(http.HandlerFunc(s.page))
 	request := func(path string) error {
 		w := httptest.NewRecorder()

@@ -1,0 +1,22 @@
+//go:build first
+
+package main
+
+import (
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/stores/redisstore"
+)
+
+// This file is the options of the first edition, whose options were not grouped.
+
+// cacheOptions are those of the Cache.
+func (s *subject) cacheOptions() bellwether.Options {
+	return bellwether.Options{TTL: time.Minute, Store: redisstore.New(s.rdb), Locker: s.locker, Namespace: "values"}
+}
+
+// pageOptions are those of the Middleware.
+func (s *subject) pageOptions() bellwether.HTTPOptions {
+	return bellwether.HTTPOptions{Options: bellwether.Options{Store: redisstore.New(s.rdb), Locker: s.locker, Namespace: "pages"}}
+}
