@@ -57,17 +57,41 @@ func (e *BatchError) Unwrap() []error {
 //
 // Its context is that of a load, see [New], and ends when nobody has any more use
 // for any of its keys: RebuildTimeout counts for the whole, Invalidate of one key
-// ends nothing for the others. [SetFreshnessOf] sets how long one value may be
-// served. Of MaxRebuilds it is one.
+// ends nothing for the others. Of MaxRebuilds it is one.
 //
 // NewBatch panics as New does.
 func NewBatch[V any](load func(ctx context.Context, keys []string) (map[string]V, error), o Options) *Cache[V] {
 	if load == nil {
 		panic(errors.New("bellwether: NewBatch needs a load, a func(ctx context.Context, keys []string) (map[string]V, error)"))
 	}
-	l := batchLoad[V](load)
-	c := New(l.one, o)
-	c.together = l
+	return newBatch[V](func(ctx context.Context, requests []Request[V]) (map[string]Result[V], error) {
+		keys := make([]string, len(requests))
+		for i := range requests {
+			keys[i] = requests[i].Key
+		}
+		values, err := load(ctx, keys)
+		results := make(map[string]Result[V], len(values))
+		for key, v := range values {
+			results[key] = Result[V]{Value: v}
+		}
+		return results, err
+	}, o)
+}
+
+// NewBatchLoader is [NewBatch] with a load that says more than values, see [NewLoader]. The map has
+// the results of the keys that exist, and may have one of Freshness alone for a key that a BatchError
+// says is [ErrNotFound].
+func NewBatchLoader[V any](load func(ctx context.Context, requests []Request[V]) (map[string]Result[V], error), o Options) *Cache[V] {
+	if load == nil {
+		panic(errors.New("bellwether: NewBatchLoader needs a load, a func(ctx context.Context, requests []Request[V]) (map[string]Result[V], error)"))
+	}
+	return newBatch(load, o)
+}
+
+// newBatch returns a Cache of a batch load.
+func newBatch[V any](load batchLoad[V], o Options) *Cache[V] {
+	c := newCache[V](load, o)
+	c.together = load
 	return c
 }
 
@@ -103,34 +127,32 @@ const (
 )
 
 // A batchLoad is a user's load of many keys.
-type batchLoad[V any] func(ctx context.Context, keys []string) (map[string]V, error)
+type batchLoad[V any] func(ctx context.Context, requests []Request[V]) (map[string]Result[V], error)
 
-// one loads one key.
-func (l batchLoad[V]) one(ctx context.Context, key string) (V, error) {
-	values, err := l(ctx, []string{key})
-	batch, _ := errors.AsType[*BatchError](err)
-	v, err := valueOf(values, batch, err, key)
-	if c := loadOf(ctx); c != nil {
-		c.freshness.settle(key, err == nil)
+// bind implements binder, for one key.
+func (l batchLoad[V]) bind() loader[V] {
+	return func(ctx context.Context, a attempt[V]) (product[V], error) {
+		results, err := l(ctx, []Request[V]{requestOf(a.key, a.present)})
+		batch, _ := errors.AsType[*BatchError](err)
+		return resultOf(results, batch, err, a.key, a.present)
 	}
-	return v, err
 }
 
-// valueOf is what a batch load that has returned values and err says of key. batch
-// is the BatchError in err, nil if there is none.
-func valueOf[V any](values map[string]V, batch *BatchError, err error, key string) (V, error) {
-	v, found := values[key]
-	if batch != nil && batch.Errors[key] != nil {
-		return v, batch.Errors[key]
-	}
+// resultOf is what a batch load that has returned results and err says of key, whose load has started
+// from the item. batch is the BatchError in err, nil if there is none.
+func resultOf[V any](results map[string]Result[V], batch *BatchError, err error, key string, from *items.Item[V]) (product[V], error) {
+	r, found := results[key]
 	switch {
+	case batch != nil && batch.Errors[key] != nil:
+		err = batch.Errors[key]
 	case found:
-		return v, nil
+		err = nil
 	case err == nil || error(batch) == err:
-		return v, ErrNotFound
+		err = ErrNotFound
 	}
-	// A BatchError within another error may not be all that it says.
-	return v, err
+	// Else all keys that have no result have failed: a BatchError within another error may not
+	// be all that it says.
+	return r.product(key, from, err)
 }
 
 // A pending is one key of a call that has no answer yet.
@@ -299,7 +321,7 @@ func (c *manyCall[V]) waitForPlaces(ctx context.Context, together []pending[V]) 
 // begin begins a batch of flights, for those of the keys that have none, and
 // waits for the answers behind.
 func (c *manyCall[V]) begin(together []pending[V]) {
-	b := newBatch(c)
+	b := c.batch()
 	func() {
 		defer close(b.complete)
 		// Before it has flights: closing the engine waits for it, and so for them.

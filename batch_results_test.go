@@ -90,17 +90,34 @@ func TestNewBatch_GetIsABatchOfOne(t *testing.T) {
 	})
 }
 
-func TestSetFreshnessOf(t *testing.T) {
+func TestNewBatchLoader_Freshness(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		origin := &batchSource{do: func(ctx context.Context, keys []string, values map[string]string) error {
-			bellwether.SetFreshnessOf(ctx, "long", bellwether.Freshness{TTL: time.Hour})
-			bellwether.SetFreshnessOf(ctx, "absent long", bellwether.Freshness{TTL: time.Hour})
-			bellwether.SetFreshness(ctx, bellwether.Freshness{TTL: 10 * time.Minute})
+		origin := &batchSource{do: func(_ context.Context, _ []string, values map[string]string) error {
 			delete(values, "absent")
 			delete(values, "absent long")
 			return nil
 		}}
-		c := batchCache(t, origin.load, bellwether.Options{NotFoundTTL: 20 * time.Minute})
+		c := bellwether.NewBatchLoader(func(ctx context.Context, requests []bellwether.Request[string]) (map[string]bellwether.Result[string], error) {
+			var keys []string
+			for _, r := range requests {
+				keys = append(keys, r.Key)
+			}
+			values, err := origin.load(ctx, keys)
+			results := map[string]bellwether.Result[string]{}
+			for key, v := range values {
+				f := bellwether.Freshness{TTL: 10 * time.Minute}
+				if key == "long" {
+					f.TTL = time.Hour
+				}
+				results[key] = bellwether.Result[string]{Value: v, Freshness: &f}
+			}
+			if !slices.Contains(keys, "absent long") {
+				return results, err
+			}
+			results["absent long"] = bellwether.Result[string]{Freshness: &bellwether.Freshness{TTL: time.Hour}}
+			return results, &bellwether.BatchError{Errors: map[string]error{"absent long": bellwether.ErrNotFound}}
+		}, named(bellwether.Options{NotFoundTTL: 20 * time.Minute}))
+		t.Cleanup(func() { c.Close() })
 		keys := []string{"short", "long", "absent", "absent long"}
 		for _, one := range []bool{false, true} {
 			origin.set(func(o *batchSource) { o.batches = nil })
@@ -136,7 +153,6 @@ func TestSetFreshnessOf(t *testing.T) {
 				}
 			}
 		}
-		bellwether.SetFreshnessOf(t.Context(), "k", bellwether.Freshness{}) // nothing
 	})
 }
 

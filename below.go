@@ -69,22 +69,32 @@ type pageBinder struct{ page.Binder }
 
 func (b pageBinder) bind() loader[*page.Response] {
 	load := b.Bind()
-	return func(ctx context.Context, a attempt[*page.Response]) (*page.Response, error) {
-		return load(ctx, pageAttempt{a.running})
+	return func(ctx context.Context, a attempt[*page.Response]) (product[*page.Response], error) {
+		its := &pageAttempt{run: a.running}
+		res, err := load(ctx, its)
+		return its.product(res), err
 	}
 }
 
 // A pageAttempt is an attempt, and the load that it runs, as the HTTP face knows them.
-type pageAttempt struct{ run *loadRun[*page.Response] }
+type pageAttempt struct {
+	run     *loadRun[*page.Response]
+	windows *items.Windows // of what the load tells or returns; nil: as the options say
+}
 
-func (a pageAttempt) Key() string                        { return a.run.attempt.key }
-func (a pageAttempt) Present() *page.Item                { return a.run.attempt.present }
-func (a pageAttempt) Position() uint64                   { return a.run.attempt.position }
-func (a pageAttempt) Second() bool                       { return a.run.attempt.second }
-func (a pageAttempt) Tell(res *page.Response, err error) { a.run.attempt.tell(res, err) }
-func (a pageAttempt) AwaitReaders(done <-chan struct{})  { a.run.attempt.callers.awaitNone(done) }
-func (a pageAttempt) SetWindows(w items.Windows)         { setWindows(a.run.loadContext, w) }
-func (a pageAttempt) Publish(ctx context.Context, res *page.Response, until instant, to audience.Audience) bool {
+// product is what the load has made.
+func (a *pageAttempt) product(res *page.Response) product[*page.Response] {
+	return product[*page.Response]{value: res, windows: a.windows}
+}
+
+func (a *pageAttempt) Key() string                        { return a.run.attempt.key }
+func (a *pageAttempt) Present() *page.Item                { return a.run.attempt.present }
+func (a *pageAttempt) Position() uint64                   { return a.run.attempt.position }
+func (a *pageAttempt) Second() bool                       { return a.run.attempt.second }
+func (a *pageAttempt) Tell(res *page.Response, err error) { a.run.attempt.tell(a.product(res), err) }
+func (a *pageAttempt) AwaitReaders(done <-chan struct{})  { a.run.attempt.callers.awaitNone(done) }
+func (a *pageAttempt) SetWindows(w items.Windows)         { a.windows = &w }
+func (a *pageAttempt) Publish(ctx context.Context, res *page.Response, until instant, to audience.Audience) bool {
 	return a.run.attempt.publish(ctx, res, until, to)
 }
 

@@ -36,6 +36,11 @@ func New[V any](load func(ctx context.Context, key string) (V, error), o Options
 	if load == nil {
 		panic(errors.New("bellwether: New needs a load, a func(ctx context.Context, key string) (V, error); for a load per call, pass a load that fails and call GetFunc"))
 	}
+	return newCache(userLoad[V](load), o)
+}
+
+// newCache returns a Cache of what the binder's loads make.
+func newCache[V any](bind binder[V], o Options) *Cache[V] {
 	if o.TTL <= 0 {
 		refuse("Options.TTL", o.TTL, "be positive: how long a value is fresh, such as time.Minute")
 	}
@@ -59,7 +64,7 @@ func New[V any](load func(ctx context.Context, key string) (V, error), o Options
 	marshal, unmarshal := codecOf[V](s.Codec)
 	c := &Cache[V]{
 		engine: newEngine(s, size, marshal, unmarshal),
-		bind:   userLoad[V](load),
+		bind:   bind,
 	}
 	c.engine.listen()
 	return c
@@ -69,7 +74,10 @@ func New[V any](load func(ctx context.Context, key string) (V, error), o Options
 type userLoad[V any] func(ctx context.Context, key string) (V, error)
 
 func (l userLoad[V]) bind() loader[V] {
-	return func(ctx context.Context, a attempt[V]) (V, error) { return l(ctx, a.key) }
+	return func(ctx context.Context, a attempt[V]) (product[V], error) {
+		v, err := l(ctx, a.key)
+		return product[V]{value: v}, err
+	}
 }
 
 // Get returns the value of key: at once if it is fresh, or stale within its

@@ -86,6 +86,14 @@ func wantValue[V comparable](t *testing.T, c interface {
 	}
 }
 
+// loaderOf returns a Cache of a load that says more than a value. It ends with its bubble.
+func loaderOf[V any](t *testing.T, load func(context.Context, bellwether.Request[V]) (bellwether.Result[V], error), o bellwether.Options) *bellwether.Cache[V] {
+	t.Helper()
+	c := bellwether.NewLoader(load, named(o))
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
 func herd(c *bellwether.Cache[string], n int, key string) *answers {
 	a := &answers{}
 	start := time.Now()
@@ -624,23 +632,23 @@ func TestInvalidate_WhileTheBreakerIsOpen(t *testing.T) {
 	})
 }
 
-func TestSetFreshness(t *testing.T) {
+func TestNewLoader_Freshness(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var loads atomic.Int32
-		c := cacheOf(t, func(ctx context.Context, key string) (string, error) {
+		c := loaderOf(t, func(_ context.Context, r bellwether.Request[string]) (bellwether.Result[string], error) {
 			loads.Add(1)
-			switch key {
+			result := bellwether.Result[string]{Value: "v"}
+			switch r.Key {
 			case "short":
-				bellwether.SetFreshness(ctx, bellwether.Freshness{TTL: time.Second})
+				result.Freshness = &bellwether.Freshness{TTL: time.Second}
 			case "never":
-				bellwether.SetFreshness(ctx, bellwether.Freshness{})
+				result.Freshness = &bellwether.Freshness{}
 			case "absent":
-				bellwether.SetFreshness(ctx, bellwether.Freshness{TTL: time.Second})
-				return "", bellwether.ErrNotFound
+				result.Freshness = &bellwether.Freshness{TTL: time.Second}
+				return result, bellwether.ErrNotFound
 			}
-			return "v", nil
+			return result, nil
 		}, bellwether.Options{TTL: time.Hour})
-		bellwether.SetFreshness(t.Context(), bellwether.Freshness{TTL: time.Hour}) // nobody's: does nothing
 		for key, want := range map[string]int32{"short": 2, "never": 3, "absent": 2, "plain": 1} {
 			loads.Store(0)
 			c.Get(t.Context(), key)

@@ -160,12 +160,12 @@ func (r *run[V]) writeBy(ctx context.Context, call func(context.Context) error) 
 	return err
 }
 
-// commitFailure is commit of a failure beside what was there. The value of that is not sent
-// again to a store that can keep it.
-func (r *run[V]) commitFailure(ctx context.Context, it *items.Item[V]) commitOutcome {
+// commitOver is commit of an item with the value of another, if there is one: the value is not sent
+// again to a store that has it and can keep it.
+func (r *run[V]) commitOver(ctx context.Context, it, value *items.Item[V]) commitOutcome {
 	e := r.engine
 	toucher, ok := e.Store.(driver.Toucher)
-	if !ok || r.storeDown || r.looking.unshared != 0 || it.Kind != driver.KindValue || r.present.Beside {
+	if !ok || value == nil || r.storeDown || r.looking.unshared != 0 || it.Kind != driver.KindValue || value.Beside {
 		return r.commit(ctx, it)
 	}
 	entry := r.entryOf(it)
@@ -173,7 +173,7 @@ func (r *run[V]) commitFailure(ctx context.Context, it *items.Item[V]) commitOut
 		return r.commit(ctx, it)
 	}
 	err := r.writeBy(ctx, func(ctx context.Context) error {
-		return toucher.Touch(ctx, e.engineKey(r.key), r.present.Epoch, entry)
+		return toucher.Touch(ctx, e.engineKey(r.key), value.Epoch, entry)
 	})
 	switch {
 	case err == nil:

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -109,25 +108,24 @@ func TestFailure_SaysWhenToTryAgain(t *testing.T) {
 func TestFleet_LongPause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 2, push, bellwether.Options{})
-		var n atomic.Int32
-		load := func(ctx context.Context, key string) (string, error) {
-			if n.Add(1) == 1 {
-				bellwether.SetFreshness(ctx, bellwether.Freshness{Age: time.Hour, TTL: time.Hour + time.Second, StaleIfError: time.Minute})
-				return "v", nil
+		f.origin.build, f.origin.freshness = 0, &bellwether.Freshness{Age: time.Hour, TTL: time.Hour + time.Second, StaleIfError: time.Minute}
+		f.origin.fail = func(n int) error {
+			if n == 1 {
+				return nil
 			}
-			return "", advice(1<<63 - 1)
+			return advice(1<<63 - 1)
 		}
 		encoded := func(e *driver.Entry) { e.Decode("k", e.Append(nil, "k")) }
 		p, other := f.processes[0], f.processes[1]
 		other.store.tamper.Store(&encoded)
-		p.GetFunc(t.Context(), "k", load)
+		p.Get(t.Context(), "k")
 		time.Sleep(10 * time.Second)
-		p.GetFunc(t.Context(), "k", load)
+		p.Get(t.Context(), "k")
 		time.Sleep(time.Second)
-		v, err := other.GetFunc(t.Context(), "k", load)
+		v, err := other.Get(t.Context(), "k")
 		synctest.Wait() // a third load would run behind it
-		if v != "v" || err != nil || n.Load() != 2 {
-			t.Errorf("%q, %v after %d loads, want the stale value and no third load", v, err, n.Load())
+		if loads, _ := f.origin.count(); v != "v1" || err != nil || loads != 2 {
+			t.Errorf("%q, %v after %d loads, want the stale value and no third load", v, err, loads)
 		}
 	})
 }

@@ -39,6 +39,9 @@ func (r *run[V]) entryOf(it *items.Item[V]) driver.Entry {
 		Sweep:                it.Position,
 		Failures:             it.Failures,
 	}
+	if it.Marks != nil {
+		e.Validator, e.Tags = it.Marks.Validator, it.Marks.Tags
+	}
 	if it.Failures > 0 {
 		e.RetryAge, e.Failure = durations.Between(it.Born, it.RetryAt), failureText(it.Err)
 	}
@@ -107,6 +110,9 @@ func (r *run[V]) itemOf(e driver.Entry, now, asked instant) *items.Item[V] {
 		Age: e.Age, TTL: e.TTL, StaleWhileRevalidate: e.StaleWhileRevalidate, StaleIfError: e.StaleIfError, Keep: e.Keep,
 	})
 	it.Held = e.Kind != driver.KindNone
+	if e.Validator != "" || len(e.Tags) > 0 {
+		it.Marks = &items.Marks{Validator: e.Validator, Tags: e.Tags}
+	}
 	if e.Failures > 0 {
 		it.Failures, it.RetryAt = e.Failures, durations.Add(it.Born, e.RetryAge)
 		it.Err = &RemoteError{Message: e.Failure}

@@ -63,10 +63,32 @@ func ExampleOptions_store() {
 	// 3 3
 }
 
-func ExampleSetFreshness() {
-	c := bellwether.New(func(ctx context.Context, key string) (string, error) {
-		bellwether.SetFreshness(ctx, bellwether.Freshness{TTL: time.Nanosecond}) // as the origin says
-		return time.Now().Format(time.RFC3339Nano), nil
+func ExampleNewLoader() {
+	type row struct{ name, version string }
+	c := bellwether.NewLoader(func(ctx context.Context, r bellwether.Request[row]) (bellwether.Result[row], error) {
+		if r.Validator == "v1" { // such as a query for newer rows that has found none
+			fmt.Println("not modified:", r.Previous.name)
+			return bellwether.Result[row]{NotModified: true}, nil
+		}
+		return bellwether.Result[row]{Value: row{"Ada", "v1"}, Validator: "v1"}, nil
+	}, bellwether.Options{TTL: time.Millisecond})
+	defer c.Close()
+
+	c.Get(context.Background(), "42")
+	time.Sleep(10 * time.Millisecond)
+	user, err := c.Get(context.Background(), "42")
+	fmt.Println(user.name, err)
+	// Output:
+	// not modified: Ada
+	// Ada <nil>
+}
+
+func ExampleResult_freshness() {
+	c := bellwether.NewLoader(func(ctx context.Context, r bellwether.Request[string]) (bellwether.Result[string], error) {
+		return bellwether.Result[string]{
+			Value:     time.Now().Format(time.RFC3339Nano),
+			Freshness: &bellwether.Freshness{TTL: time.Nanosecond}, // as the origin says
+		}, nil
 	}, bellwether.Options{TTL: time.Hour})
 	defer c.Close()
 
@@ -166,16 +188,17 @@ func ExampleCache_GetMany() {
 	// false
 }
 
-func ExampleSetFreshnessOf() {
+func ExampleNewBatchLoader() {
 	loads := 0
-	prices := bellwether.NewBatch(func(ctx context.Context, names []string) (map[string]int, error) {
-		loads += len(names)
-		found := map[string]int{}
-		for _, name := range names {
-			found[name] = len(name)
-			if name == "fish" {
-				bellwether.SetFreshnessOf(ctx, name, bellwether.Freshness{TTL: time.Nanosecond})
+	prices := bellwether.NewBatchLoader(func(ctx context.Context, requests []bellwether.Request[int]) (map[string]bellwether.Result[int], error) {
+		loads += len(requests)
+		found := map[string]bellwether.Result[int]{}
+		for _, r := range requests {
+			price := bellwether.Result[int]{Value: len(r.Key)}
+			if r.Key == "fish" {
+				price.Freshness = &bellwether.Freshness{TTL: time.Nanosecond}
 			}
+			found[r.Key] = price
 		}
 		return found, nil
 	}, bellwether.Options{TTL: time.Hour})

@@ -26,13 +26,13 @@ type source struct {
 	build time.Duration
 	fail  func(n int) error // nil for a load that succeeds
 	deaf  bool              // loads do not heed their context
-	// lifeless values are over when they are made. Set before use.
-	lifeless bool
-	loads    int
-	running  map[string]map[int]context.Context // by key and load
-	most     int                                // loads of one key at a time, the cancelled ones not counted
-	all      int                                // running, the cancelled ones counted
-	mostAll  int
+	// freshness is that of all values, nil for what the options say. Set before use.
+	freshness *bellwether.Freshness
+	loads     int
+	running   map[string]map[int]context.Context // by key and load
+	most      int                                // loads of one key at a time, the cancelled ones not counted
+	all       int                                // running, the cancelled ones counted
+	mostAll   int
 }
 
 func (o *source) load(ctx context.Context, key string) (string, error) {
@@ -81,10 +81,13 @@ func (o *source) load(ctx context.Context, key string) (string, error) {
 			return "", err
 		}
 	}
-	if o.lifeless {
-		bellwether.SetFreshness(ctx, bellwether.Freshness{})
-	}
 	return "v" + strconv.Itoa(n), nil
+}
+
+// result is load for a cache whose loads say more than a value.
+func (o *source) result(ctx context.Context, r bellwether.Request[string]) (bellwether.Result[string], error) {
+	v, err := o.load(ctx, r.Key)
+	return bellwether.Result[string]{Value: v, Freshness: o.freshness}, err
 }
 
 func (o *source) set(f func(o *source)) {
@@ -150,7 +153,7 @@ func newFleet(t *testing.T, n int, by way, o bellwether.Options) *fleet {
 			p.locker.locker = f.store
 			o.Fleet.Store, o.Fleet.Locker, o.Fleet.Engine = nil, nil, wiredEngine{p.store, p.locker}
 		}
-		p.Cache = cacheOf(t, f.origin.load, o)
+		p.Cache = loaderOf(t, f.origin.result, o)
 		f.processes = append(f.processes, p)
 	}
 	return f

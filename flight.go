@@ -26,7 +26,7 @@ import (
 
 // A loader is a load as the engine runs it: it may publish its value on the
 // flight before it returns.
-type loader[V any] func(ctx context.Context, a attempt[V]) (V, error)
+type loader[V any] func(ctx context.Context, a attempt[V]) (product[V], error)
 
 // An attempt is one load of a flight, with what it starts from. The flight goes
 // on while a load runs that it has given up on, so none of this is read from the

@@ -274,7 +274,7 @@ func (r *run[V]) finishFound(ctx context.Context, now instant, l loaded[V], epoc
 	e := r.engine
 	it := &items.Item[V]{
 		Kind: driver.KindNotFound, Epoch: epoch, Build: l.took, Made: r.leading.made, Position: r.witness.position,
-		Lifetime: e.lifetimeOf(now, l.freshness, r.key, epoch), Trusted: e.trustedUntil(now),
+		Lifetime: e.lifetimeOf(now, l.lifetime(), r.key, epoch), Trusted: e.trustedUntil(now), Marks: l.marks,
 	}
 	succeeded := true
 	if l.err == nil {
@@ -282,7 +282,7 @@ func (r *run[V]) finishFound(ctx context.Context, now instant, l loaded[V], epoc
 	}
 	r.built(l.took)
 	e.noteLoad(succeeded)
-	switch written := r.commit(ctx, it); {
+	switch written := r.commitOver(ctx, it, l.kept); {
 	case written != fenced:
 		if written == notTaken {
 			r.keepBeside(it)
@@ -344,7 +344,7 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 		return r.settle(it)
 	}
 	it.Epoch, it.Beside = epoch, false
-	written := r.commitFailure(ctx, it)
+	written := r.commitOver(ctx, it, r.present)
 	if written == notTaken {
 		r.keepBeside(it)
 	}

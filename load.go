@@ -21,10 +21,9 @@ type loadKey struct{}
 // A loadContext is the context of one run of the user's load.
 type loadContext struct {
 	context.Context
-	makes     []*askers // those of the flights that it loads for
-	depth     int       // how many loads wait for each other, this one included
-	freshness freshnessSlot
-	slot      slots.Load
+	makes []*askers // those of the flights that it loads for
+	depth int       // how many loads wait for each other, this one included
+	slot  slots.Load
 }
 
 // newLoadContext is the context of a load for these flights. It is part of the load
@@ -61,78 +60,30 @@ func runningLoad(ctx context.Context) *loadContext {
 	return nil
 }
 
-// freshnessSlot is where a load leaves the Freshness of its value.
-type freshnessSlot struct {
-	mu sync.Mutex // guards all: a load may have goroutines of its own
-	f  items.Windows
-	of map[string]items.Windows // by key, of a batch load's values
-	// set tells a load that has chosen from one that leaves it to the options.
-	set bool
-}
-
-// SetFreshness, called by a load with its context, sets how long the value
-// that this load returns may be served, in the place of what the options say.
-// It sets all of it: a window that is left zero is closed, and the zero Freshness
-// means that the value answers those who wait for it, and is not kept. It counts
-// for an [ErrNotFound] too, in the place of NotFoundTTL, and for no other failure.
-// The last call before the load returns counts. With a context that is not a
-// load's it does nothing, nor with that of a handler behind a [Middleware], whose
-// response says this in its header.
-func SetFreshness(ctx context.Context, f Freshness) {
-	setWindows(ctx, f.windows())
-}
-
-// setWindows is SetFreshness for all windows that there are.
-func setWindows(ctx context.Context, f items.Windows) {
-	if c := loadOf(ctx); c != nil {
-		slot := &c.freshness
-		slot.mu.Lock()
-		slot.f, slot.set = f, true
-		slot.mu.Unlock()
-	}
-}
-
-// SetFreshnessOf is [SetFreshness] for one key of a batch load, see [NewBatch]:
-// for its value, or for its not being found. It goes before what SetFreshness
-// says, which in a batch load is for all values. With a context that is not a
-// batch load's it does nothing.
-func SetFreshnessOf(ctx context.Context, key string, f Freshness) {
-	if c := loadOf(ctx); c != nil {
-		slot := &c.freshness
-		slot.mu.Lock()
-		defer slot.mu.Unlock()
-		if slot.of == nil {
-			slot.of = make(map[string]items.Windows)
-		}
-		slot.of[key] = f.windows()
-	}
-}
-
-// chosen is what a batch load has set for a key that it has found, or has not.
-func (s *freshnessSlot) chosen(key string, found bool) (f items.Windows, ok bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if f, ok = s.of[key]; !ok && found {
-		f, ok = s.f, s.set
-	}
-	return f, ok
-}
-
-// settle makes that what a load of one key has set.
-func (s *freshnessSlot) settle(key string, found bool) {
-	f, ok := s.chosen(key, found)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.f, s.set = f, ok
+// A product is what one run of a load has made.
+type product[V any] struct {
+	value   V
+	windows *items.Windows // of the value, or of its absence; nil: as the options say
+	marks   *items.Marks   // nil: none
+	kept    *items.Item[V] // the item whose value goes on; nil: the value is new
 }
 
 // loaded is what a load came to.
 type loaded[V any] struct {
-	value     V
-	err       error
-	freshness items.Windows // of the value or of its absence
-	began     time.Time
-	took      time.Duration
+	product[V] // its windows are set
+	err        error
+	began      time.Time
+	took       time.Duration
+}
+
+// lifetime are the windows of what the load has made. A validator is of use to the next load, so its
+// value is kept for that, if it is kept at all.
+func (l *loaded[V]) lifetime() items.Windows {
+	w := *l.windows
+	if l.marks != nil && l.marks.Validator != "" && w.TTL > w.Age {
+		w.Keep = validatorKeep
+	}
+	return w
 }
 
 // A loadRun is one run of the user's load for one flight.
@@ -162,23 +113,20 @@ func (a attempt[V]) start(ctx context.Context, free func()) <-chan loaded[V] {
 
 // tell ends the load with its result before it returns: it goes on behind that, for
 // a client of its own. What it returns does not count then.
-func (a attempt[V]) tell(value V, err error) { a.running.end(value, err) }
+func (a attempt[V]) tell(p product[V], err error) { a.running.end(p, err) }
 
 // end makes that the load's result, unless it has one.
-func (l *loadRun[V]) end(value V, err error) {
+func (l *loadRun[V]) end(p product[V], err error) {
 	l.once.Do(func() {
-		o, slot := &l.attempt.engine.settings, &l.freshness
-		result := loaded[V]{value: value, err: err, began: l.began, took: time.Since(l.began)}
-		slot.mu.Lock()
+		o := &l.attempt.engine.settings
+		result := loaded[V]{product: p, err: err, began: l.began, took: time.Since(l.began)}
 		switch {
-		case slot.set:
-			result.freshness = slot.f
+		case p.windows != nil:
 		case fault.NotFound(err):
-			result.freshness = items.Windows{TTL: o.NotFoundTTL}
+			result.windows = &items.Windows{TTL: o.NotFoundTTL}
 		default:
-			result.freshness = o.Freshness.windows()
+			result.windows = &o.windows
 		}
-		slot.mu.Unlock()
 		l.slot.End()
 		l.free()
 		l.result <- result
@@ -187,10 +135,10 @@ func (l *loadRun[V]) end(value V, err error) {
 
 func (l *loadRun[V]) run() {
 	stack.Grow()
-	var value V
+	var p product[V]
 	fault.Run(func() (err error) {
-		value, err = l.attempt.load(l.loadContext, l.attempt)
+		p, err = l.attempt.load(l.loadContext, l.attempt)
 		fault.Inquire(err)
 		return err
-	}, func(err error) { l.end(value, err) })
+	}, func(err error) { l.end(p, err) })
 }

@@ -40,13 +40,11 @@ type batch[V any] struct {
 
 // A loadResult is what a batch load has said of one key.
 type loadResult[V any] struct {
-	value  V
-	err    error
-	fresh  items.Windows
-	chosen bool // fresh is the load's
+	product[V]
+	err error
 }
 
-func newBatch[V any](c *manyCall[V]) *batch[V] {
+func (c *manyCall[V]) batch() *batch[V] {
 	b := &batch[V]{engine: c.engine, single: c.single, user: c.load, places: c.places, complete: make(chan struct{})}
 	o := gather.Options[*member[V], loadResult[V]]{
 		Slots: c.slots, Running: &c.running, Longest: c.EngineTimeout,
@@ -71,6 +69,7 @@ type member[V any] struct {
 	budget *gate.Budget // the flight's
 
 	gathered *gather.Member[*member[V], loadResult[V]] // among those that load together
+	start    *items.Item[V]                            // what its load starts from; set before the load
 
 	off bool // guarded by batch.mu: it has taken off
 }
@@ -80,7 +79,10 @@ func (m *member[V]) bind() loader[V] {
 	if m.user == nil {
 		return m.single.bind()
 	}
-	return func(ctx context.Context, _ attempt[V]) (V, error) { return m.loadTogether(ctx) }
+	return func(ctx context.Context, a attempt[V]) (product[V], error) {
+		m.start = a.present
+		return m.loadTogether(ctx)
+	}
 }
 
 // board gives the flight that has just begun its place. shard.mu is held, and
@@ -221,30 +223,27 @@ func (f *flight[V]) slots() slots.Source {
 }
 
 // loadTogether is the load of the member's flight.
-func (m *member[V]) loadTogether(ctx context.Context) (V, error) {
+func (m *member[V]) loadTogether(ctx context.Context) (product[V], error) {
 	result, err := m.gathered.Load(ctx)
 	if err != nil {
-		return result.value, err
+		return result.product, err
 	}
-	if result.chosen {
-		setWindows(ctx, result.fresh)
-	}
-	return result.value, result.err
+	return result.product, result.err
 }
 
 // load runs the user's load for some members.
 func (b *batch[V]) load(ctx context.Context, seats []*gather.Seat[*member[V], loadResult[V]]) {
-	keys, makes := make([]string, len(seats)), make([]*askers, len(seats))
+	requests, makes := make([]Request[V], len(seats)), make([]*askers, len(seats))
 	for i, s := range seats {
-		keys[i], makes[i] = s.Key.key, s.Key.askers
+		requests[i], makes[i] = requestOf(s.Key.key, s.Key.start), s.Key.askers
 	}
 	load := newLoadContext(ctx, b.engine.slots, makes)
 	ctx, cancel := context.WithTimeoutCause(load, b.engine.RebuildTimeout, ErrRebuildTimeout)
 	defer cancel()
-	var values map[string]V
+	var results map[string]Result[V]
 	var batch *BatchError
 	fault.Run(func() (err error) {
-		values, err = b.user(ctx, keys)
+		results, err = b.user(ctx, requests)
 		// Here, where its panic is recovered. What else an error is asked, each key's
 		// own load asks it.
 		batch, _ = errors.AsType[*BatchError](err)
@@ -254,9 +253,7 @@ func (b *batch[V]) load(ctx context.Context, seats []*gather.Seat[*member[V], lo
 		return err
 	}, func(err error) {
 		for _, s := range seats {
-			r := &s.Result
-			r.value, r.err = valueOf(values, batch, err, s.Key.key)
-			r.fresh, r.chosen = load.freshness.chosen(s.Key.key, r.err == nil)
+			s.Result.product, s.Result.err = resultOf(results, batch, err, s.Key.key, s.Key.start)
 		}
 		load.slot.End()
 	})

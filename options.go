@@ -12,6 +12,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/adapter"
 	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/fault"
+	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/observe"
 )
 
@@ -23,9 +24,9 @@ import (
 // as of a bound, a negative value is refused.
 type Options struct {
 	// TTL is how long a value is fresh, counted from when its load returned.
-	// It must be positive. A load may choose otherwise for its value by
-	// [SetFreshness]. The times of a value are kept in Store with it: those of the
-	// process that has loaded it count in all.
+	// It must be positive. A load may choose otherwise for its value, see [NewLoader]. The
+	// times of a value are kept in Store with it: those of the process that has loaded it
+	// count in all.
 	TTL time.Duration
 	// StaleWhileRevalidate is how long after TTL a value is still served at
 	// once while one rebuild runs behind it (RFC 5861 section 3). Zero: not at
@@ -197,7 +198,7 @@ type settings struct {
 	Options
 	Fleet // with Store and Locker set if Engine is
 	Limits
-	Freshness Freshness
+	windows items.Windows // of a value whose load says nothing of them
 	// OnLoadError is the user's OnError; observers are told of loads by their Rebuild.
 	OnLoadError func(key string, err error)
 	eachCall    bool // has the store asked: NearTTL was negative
@@ -224,7 +225,7 @@ func (o Options) settings(options string) settings {
 	o.OnError = tellAll(observed)
 	return settings{
 		Options: o, Fleet: o.Fleet, Limits: o.Limits, eachCall: eachCall, OnLoadError: onLoadError,
-		Freshness: Freshness{TTL: o.TTL, StaleWhileRevalidate: o.StaleWhileRevalidate, StaleIfError: o.StaleIfError},
+		windows: items.Windows{TTL: o.TTL, StaleWhileRevalidate: o.StaleWhileRevalidate, StaleIfError: o.StaleIfError},
 	}
 }
 

@@ -282,13 +282,10 @@ func TestGet_ValueWithoutALifeEndsTheStaleOne(t *testing.T) {
 			if stored {
 				o.Fleet.Store = memstore.New()
 			}
-			c := cacheOf(t, func(ctx context.Context, key string) (string, error) {
+			c := loaderOf(t, func(_ context.Context, r bellwether.Request[string]) (bellwether.Result[string], error) {
 				n := loads.Add(1)
-				if n > 1 {
-					bellwether.SetFreshness(ctx, bellwether.Freshness{})
-				}
 				time.Sleep(time.Duration(n) * time.Millisecond)
-				return fmt.Sprint("v", n), nil
+				return firstLives(n), nil
 			}, o)
 			last := 0
 			for range 4 {
@@ -305,12 +302,8 @@ func TestGet_ValueWithoutALifeEndsTheStaleOne(t *testing.T) {
 			// Without patience what is there is served as it is.
 			o.Patience = 0
 			loads.Store(0)
-			d := cacheOf(t, func(ctx context.Context, key string) (string, error) {
-				n := loads.Add(1)
-				if n > 1 {
-					bellwether.SetFreshness(ctx, bellwether.Freshness{})
-				}
-				return fmt.Sprint("v", n), nil
+			d := loaderOf(t, func(_ context.Context, r bellwether.Request[string]) (bellwether.Result[string], error) {
+				return firstLives(loads.Add(1)), nil
 			}, o)
 			d.Get(t.Context(), "k2")
 			time.Sleep(time.Second)
@@ -366,7 +359,7 @@ func TestFleet_ValuesWithoutALife(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {
 		const n, m, build = 5, 20, time.Second
 		f := newFleet(t, n, by, bellwether.Options{})
-		f.origin.lifeless = true
+		f.origin.freshness = &bellwether.Freshness{}
 		got := f.get(m, "k")
 		if len(got.failed) > 0 || got.slowest > 2*build+time.Second {
 			t.Errorf("the slowest caller waited %v for a load of %v: %v", got.slowest, build, got.count)
@@ -375,4 +368,13 @@ func TestFleet_ValuesWithoutALife(t *testing.T) {
 			t.Errorf("%d loads in %d processes", loads, n)
 		}
 	})
+}
+
+// firstLives is the result of the n-th load, of which only the first is kept.
+func firstLives(n int32) bellwether.Result[string] {
+	result := bellwether.Result[string]{Value: fmt.Sprint("v", n)}
+	if n > 1 {
+		result.Freshness = &bellwether.Freshness{}
+	}
+	return result
 }

@@ -40,17 +40,16 @@ func (c *counted) get(w items.Want[string]) (string, error) {
 		waiter := c.waiter(context.Background(), "k", it)
 		waiter.want = w
 		waiter.wait(bound(
-			func(ctx context.Context, f attempt[string]) (string, error) {
+			func(_ context.Context, f attempt[string]) (product[string], error) {
 				n := c.loads.Add(1)
 				if c.saw != nil {
 					c.saw(f.present)
 				}
 				time.Sleep(time.Second)
 				if c.fail.Load() {
-					return "", errors.New("down")
+					return product[string]{}, errors.New("down")
 				}
-				setWindows(ctx, c.freshness)
-				return fmt.Sprint("v", n), nil
+				return product[string]{value: fmt.Sprint("v", n), windows: &c.freshness}, nil
 			}))
 		if waiter.err != nil {
 			return "", waiter.err

@@ -144,7 +144,7 @@ func work(config string, kinds []Kind) error {
 	var load, running, most atomic.Int64
 	var loaded atomic.Pointer[time.Time]
 	var cut atomic.Pointer[string]
-	one := func(ctx context.Context, key string) (string, error) {
+	one := func(ctx context.Context, key string) (bellwether.Result[string], error) {
 		start, n := time.Now(), running.Add(1)
 		for seen := most.Load(); n > seen && !most.CompareAndSwap(seen, n); seen = most.Load() {
 		}
@@ -160,23 +160,24 @@ func work(config string, kinds []Kind) error {
 		}()
 		req, err := http.NewRequestWithContext(ctx, "GET", fmt.Sprintf("%s/%s?worker=%d", c.Origin, key, c.ID), nil)
 		if err != nil {
-			return "", err
+			return bellwether.Result[string]{}, err
 		}
 		res, err := client.Do(req)
 		if err != nil {
-			return "", err
+			return bellwether.Result[string]{}, err
 		}
 		defer res.Body.Close()
 		b, err := io.ReadAll(res.Body)
 		if err == nil && res.StatusCode != http.StatusOK {
-			return "", errors.New(string(b))
+			return bellwether.Result[string]{}, errors.New(string(b))
 		}
+		result := bellwether.Result[string]{Value: string(b)}
 		if ttl, err := time.ParseDuration(res.Header.Get(ttlHeader)); err == nil {
-			bellwether.SetFreshness(ctx, bellwether.Freshness{TTL: ttl, StaleIfError: staleIfError})
+			result.Freshness = &bellwether.Freshness{TTL: ttl, StaleIfError: staleIfError}
 		}
-		return string(b), err
+		return result, err
 	}
-	cache := bellwether.NewBatch(together(one), o)
+	cache := bellwether.NewBatchLoader(together(one), o)
 	defer cache.Close()
 
 	in, out := bufio.NewScanner(os.Stdin), json.NewEncoder(os.Stdout)
@@ -212,25 +213,25 @@ func work(config string, kinds []Kind) error {
 }
 
 // together is a load of many keys by a load of one, which asks the origin for all of them at one time.
-func together(one func(ctx context.Context, key string) (string, error)) func(ctx context.Context, keys []string) (map[string]string, error) {
-	return func(ctx context.Context, keys []string) (map[string]string, error) {
+func together(one func(ctx context.Context, key string) (bellwether.Result[string], error)) func(ctx context.Context, requests []bellwether.Request[string]) (map[string]bellwether.Result[string], error) {
+	return func(ctx context.Context, requests []bellwether.Request[string]) (map[string]bellwether.Result[string], error) {
 		var mu sync.Mutex
-		values, failed := map[string]string{}, map[string]error{}
+		results, failed := map[string]bellwether.Result[string]{}, map[string]error{}
 		var wg sync.WaitGroup
-		for _, key := range keys {
+		for _, r := range requests {
 			wg.Go(func() {
-				v, err := one(ctx, key)
+				result, err := one(ctx, r.Key)
 				mu.Lock()
 				defer mu.Unlock()
 				if err != nil {
-					failed[key] = err
+					failed[r.Key] = err
 					return
 				}
-				values[key] = v
+				results[r.Key] = result
 			})
 		}
 		wg.Wait()
-		return values, &bellwether.BatchError{Errors: failed}
+		return results, &bellwether.BatchError{Errors: failed}
 	}
 }
 

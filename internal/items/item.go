@@ -25,9 +25,16 @@ type Item[V any] struct {
 	Trusted durations.Instant // until when the store need not be asked whether it still holds
 	Beside  bool              // the store has not taken it: it stands beside the store's entry of that epoch
 	Early   EarlyTry
+	Marks   *Marks // what its load has said of the value beside it; nil: nothing
 	// Position is up to where the log of sweeps was known when its load began.
 	Position uint64
 	Made     durations.Instant // the instant after the load that made it began in this process; 0 if none did
+}
+
+// Marks are what a load says of its value beside the value. They do not change.
+type Marks struct {
+	Validator string   // tells the value from others of its key, for the next load
+	Tags      []string // what sweeps may call the value
 }
 
 // Found is a copy for a flight that finds the item, and has not made it.
@@ -71,6 +78,18 @@ func errorWeight(err error) (w int) {
 	return w
 }
 
+// weight is the memory of the marks.
+func (m *Marks) weight() uint64 {
+	if m == nil {
+		return 0
+	}
+	w := 64 + len(m.Validator)
+	for _, tag := range m.Tags {
+		w += 16 + len(tag)
+	}
+	return uint64(w)
+}
+
 // Weigh sets an item's weight, unless it has one: size is the memory of its value.
 func (it *Item[V]) Weigh(key string, size func(key string, value V) int) {
 	if it.weight != 0 {
@@ -78,7 +97,7 @@ func (it *Item[V]) Weigh(key string, size func(key string, value V) int) {
 	}
 	w := uint64(len(key) + near.Overhead)
 	if it.Kind == driver.KindValue {
-		w += uint64(max(0, size(key, it.Value)))
+		w += uint64(max(0, size(key, it.Value))) + it.Marks.weight()
 	}
 	it.weight = uint32(min(w+uint64(errorWeight(it.Err)), 1<<32-1))
 }

@@ -138,7 +138,8 @@ type Attempt interface {
 	Tell(res *Response, err error)
 	// AwaitReaders waits until all callers have their places among the readers, or done.
 	AwaitReaders(done <-chan struct{})
-	// SetWindows says how long what the load returns is served and kept.
+	// SetWindows says how long what the load tells or returns is served and kept. It comes
+	// before that, on the same goroutine or ordered by the load.
 	SetWindows(w items.Windows)
 }
 
