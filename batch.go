@@ -90,8 +90,16 @@ func NewBatchLoader[V any](load func(ctx context.Context, requests []Request[V])
 
 // newBatch returns a Cache of a batch load.
 func newBatch[V any](load batchLoad[V], o Options) *Cache[V] {
+	if o.BatchWindow < 0 {
+		refuse("Options.BatchWindow", o.BatchWindow, notNegative)
+	}
+	length := o.BatchWindow
+	o.BatchWindow = 0 // newCache has no use for it
 	c := newCache[V](load, o)
 	c.together = load
+	if length > 0 {
+		c.window = &window[V]{engine: c.engine, load: load, length: length}
+	}
 	return c
 }
 
@@ -113,7 +121,7 @@ func newBatch[V any](load batchLoad[V], o Options) *Cache[V] {
 // Keys may be empty, and may repeat. Of very many, 4,000 are under way at a time,
 // and a load is given 1,000 at most.
 func (c *Cache[V]) GetMany(ctx context.Context, keys []string) (map[string]V, error) {
-	return c.engine.getMany(ctx, keys, c.bind, c.together)
+	return c.engine.getMany(ctx, keys, c.bind, c.together, c.window)
 }
 
 const (
@@ -166,6 +174,7 @@ type manyCall[V any] struct {
 	*engine[V]
 	single binder[V] // for keys that do not go with a batch
 	load   batchLoad[V]
+	window *window[V] // nil: the call's batches are its own
 	// places bounds what is under way: two for each key, one for its waiter and
 	// one for the flight that it has begun.
 	places  *semaphore.Weighted
@@ -177,9 +186,9 @@ type manyCall[V any] struct {
 	early  []pending[V] // what the store has answered, and is to be rebuilt before it expires
 }
 
-func (e *engine[V]) getMany(ctx context.Context, keys []string, single binder[V], load batchLoad[V]) (map[string]V, error) {
+func (e *engine[V]) getMany(ctx context.Context, keys []string, single binder[V], load batchLoad[V], w *window[V]) (map[string]V, error) {
 	c := &manyCall[V]{
-		engine: e, single: single, load: load, places: semaphore.NewWeighted(2 * maxUnderWay),
+		engine: e, single: single, load: load, window: w, places: semaphore.NewWeighted(2 * maxUnderWay),
 		values: make(map[string]V, len(keys)), failed: map[string]error{},
 	}
 	// First those that have nothing to be served meanwhile, then those of which
@@ -318,22 +327,31 @@ func (c *manyCall[V]) waitForPlaces(ctx context.Context, together []pending[V]) 
 	return nil
 }
 
-// begin begins a batch of flights, for those of the keys that have none, and
-// waits for the answers behind.
-func (c *manyCall[V]) begin(together []pending[V]) {
+// beginApart begins a batch of the call's own, of flights for those of the keys that have none.
+func (c *manyCall[V]) beginApart(together []pending[V]) {
 	b := c.batch()
-	func() {
-		defer close(b.complete)
-		// Before it has flights: closing the engine waits for it, and so for them.
-		c.behind(b.depart)
-		for i, a := range together {
-			m := &member[V]{batch: b, key: a.key, order: i}
-			a.join(m)
-			if m.fly == nil {
-				c.places.Release(1) // that of the flight that it has not begun
-			}
+	defer close(b.complete)
+	// Before it has flights: closing the engine waits for it, and so for them.
+	c.behind(b.depart)
+	for i, a := range together {
+		m := &member[V]{batch: b, key: a.key, order: i}
+		a.join(m)
+		if m.fly == nil {
+			c.places.Release(1) // that of the flight that it has not begun
 		}
-	}()
+	}
+}
+
+// begin begins flights for those of the keys that have none, and waits for the answers behind.
+func (c *manyCall[V]) begin(together []pending[V]) {
+	if c.window != nil {
+		for _, a := range together {
+			c.window.join(a.waiter)
+		}
+		c.places.Release(int64(len(together))) // those of flights: the window's batches have their own
+	} else {
+		c.beginApart(together)
+	}
 	for _, a := range together {
 		if a.early {
 			a.leave()

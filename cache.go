@@ -20,6 +20,7 @@ type Cache[V any] struct {
 	bind   binder[V] // of the load that New was given
 	// together is the load that NewBatch was given, nil if New was called.
 	together batchLoad[V]
+	window   *window[V] // nil: each call's loads are its own
 }
 
 // New returns a Cache of what load returns. The load gets a context that keeps
@@ -43,6 +44,9 @@ func New[V any](load func(ctx context.Context, key string) (V, error), o Options
 func newCache[V any](bind binder[V], o Options) *Cache[V] {
 	if o.TTL <= 0 {
 		refuse("Options.TTL", o.TTL, "be positive: how long a value is fresh, such as time.Minute")
+	}
+	if o.BatchWindow != 0 {
+		refuse("Options.BatchWindow", o.BatchWindow, "be zero where a load has one key: NewBatch and NewBatchLoader have loads of many")
 	}
 	size := func(_ string, v V) int { return sizeof.Of(v) }
 	if o.Size != nil {
@@ -88,6 +92,9 @@ func (l userLoad[V]) bind() loader[V] {
 // nothing stale may be served; [ErrWaitTimeout] after MaxWait; [ErrOverloaded];
 // [ErrClosed]; or ctx's error. A ctx that ends ends only this call's wait.
 func (c *Cache[V]) Get(ctx context.Context, key string) (V, error) {
+	if c.window != nil {
+		return c.window.get(ctx, key)
+	}
 	return c.engine.get(ctx, key, c.bind)
 }
 

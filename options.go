@@ -95,6 +95,10 @@ type Options struct {
 	// rebuilds, up to 1. While half of the latest rebuilds are slow there are none:
 	// then it is the origin, and not one process. Zero means 0.02.
 	HedgeShare float64
+	// BatchWindow is how long a flight of a [NewBatch] cache waits for others of this process, so
+	// that single calls of Get, and calls of GetMany, load together. It is added to the wait for
+	// each value that is not in the near tier. Zero: not at all; each call is a batch of its own.
+	BatchWindow time.Duration
 	// Size tells how many bytes a value takes in the near tier, for several values
 	// at a time. Nil: the memory that the value reaches, found by reflection, but
 	// for what is behind a struct with a field of package sync or sync/atomic: that may

@@ -1,0 +1,81 @@
+package bellwether
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/semaphore"
+)
+
+// This file is the batch window: the flights that calls of this process begin within Options.BatchWindow
+// go in one batch, whether by Get or by GetMany.
+
+// A window gathers flights into batches.
+type window[V any] struct {
+	engine *engine[V]
+	load   batchLoad[V]
+	length time.Duration
+
+	mu   sync.Mutex
+	open *batch[V] // the one that flights still come to; nil: the next flight opens one
+}
+
+// join has the waiter join its key's flight, or begin one with those of the window. It reports whether
+// the waiter has a flight now.
+func (w *window[V]) join(c *waiter[V]) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.open == nil {
+		w.begin()
+	}
+	b := w.open
+	c.join(&member[V]{batch: b, key: c.key, order: len(b.members)})
+	if len(b.members) == maxTogether {
+		w.depart(b)
+	}
+	return c.flight != nil
+}
+
+// begin opens a batch. mu is held.
+func (w *window[V]) begin() {
+	c := &manyCall[V]{engine: w.engine, single: w.load, load: w.load, places: semaphore.NewWeighted(maxTogether)}
+	c.places.TryAcquire(maxTogether) // each flight gives one back, and nobody waits for them
+	b := c.batch()
+	w.open = b
+	w.engine.behind(func() {
+		end := time.NewTimer(w.length)
+		defer end.Stop()
+		select {
+		case <-end.C:
+		case <-b.complete:
+		case <-w.engine.open.Done():
+		}
+		w.mu.Lock()
+		w.depart(b)
+		w.mu.Unlock()
+		b.depart()
+	})
+}
+
+// depart lets a batch go, unless it has gone. mu is held.
+func (w *window[V]) depart(b *batch[V]) {
+	if w.open == b {
+		w.open = nil
+		close(b.complete)
+	}
+}
+
+// get is engine.get with the flights of the window.
+func (w *window[V]) get(ctx context.Context, key string) (V, error) {
+	e := w.engine
+	it, early, ok := e.hit(key)
+	if ok {
+		return e.answerHit(ctx, key, it, early, w.load)
+	}
+	c := e.waiter(ctx, key, it)
+	if w.join(c) {
+		c.wait(w.load)
+	}
+	return c.outcome(w.load)
+}

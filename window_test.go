@@ -1,0 +1,100 @@
+package bellwether_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/stores/memstore"
+)
+
+// These tests are about Options.BatchWindow.
+
+// A thousand calls for different keys are one load, and wait for the window at most beside that. So
+// are parallel calls of GetMany with them, and a call for a key that is on its way.
+func TestBatchWindow(t *testing.T) {
+	for name, o := range map[string]bellwether.Options{
+		"alone":      {},
+		"in a fleet": {Fleet: bellwether.Fleet{Engine: memstore.New(), Namespace: "n"}},
+	} {
+		inBubble(t, name, func(t *testing.T) {
+			o.BatchWindow = 5 * time.Millisecond
+			origin := &batchSource{}
+			c := batchCache(t, origin.load, o)
+			began := time.Now()
+			var calls sync.WaitGroup
+			for i := range 1000 {
+				calls.Go(func() {
+					time.Sleep(time.Duration(i) * time.Microsecond)
+					key := fmt.Sprint(i)
+					if i%100 == 0 {
+						if values, err := c.GetMany(t.Context(), []string{key, "1", "2"}); len(values) != 3 || err != nil {
+							t.Errorf("GetMany: %d values, %v", len(values), err)
+						}
+						return
+					}
+					if v, err := c.Get(t.Context(), key); v == "" || err != nil {
+						t.Errorf("Get(%s) = %q, %v", key, v, err)
+					}
+				})
+			}
+			calls.Wait()
+			took, loads := time.Since(began), origin.loads()
+			if len(loads) > 2 {
+				t.Errorf("%d loads, want 2 at most", len(loads))
+			}
+			if took > 8*time.Millisecond {
+				t.Errorf("the calls took %v, with a window of 5 ms", took)
+			}
+			if c.Get(t.Context(), "7"); len(origin.loads()) != len(loads) {
+				t.Error("a hit loads")
+			}
+		})
+	}
+}
+
+// More keys than a load may be given go at once, and the rest with the window.
+func TestBatchWindow_Full(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		origin := &batchSource{}
+		c := batchCache(t, origin.load, bellwether.Options{BatchWindow: time.Hour, MaxWait: 2 * time.Hour, Limits: bellwether.Limits{MaxRebuilds: 3}})
+		var calls sync.WaitGroup
+		for i := range 2500 {
+			calls.Go(func() { c.Get(t.Context(), fmt.Sprint(i)) })
+		}
+		synctest.Wait()
+		if n := len(origin.loads()); n != 2 {
+			t.Errorf("%d loads before the window's end, want 2", n)
+		}
+		calls.Wait()
+		if n := len(origin.loads()); n != 3 {
+			t.Errorf("%d loads, want 3", n)
+		}
+	})
+}
+
+// A window that is open when the cache is closed answers its callers at once.
+func TestBatchWindow_Close(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := bellwether.NewBatch((&batchSource{}).load, bellwether.Options{TTL: time.Minute, BatchWindow: time.Minute})
+		began := time.Now()
+		failed := make(chan error)
+		go func() {
+			_, err := c.Get(context.Background(), "k")
+			failed <- err
+		}()
+		synctest.Wait()
+		go c.Close()
+		if err := <-failed; err != bellwether.ErrClosed || time.Since(began) > 0 {
+			t.Errorf("%v after %v, want ErrClosed at once", err, time.Since(began))
+		}
+		if _, err := c.Get(context.Background(), "k"); err != bellwether.ErrClosed {
+			t.Errorf("after Close: %v", err)
+		}
+		c.Close()
+	})
+}
