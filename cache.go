@@ -5,8 +5,10 @@ import (
 	"errors"
 	"reflect"
 
+	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/internal/jsonloss"
 	"github.com/bellwether-go/bellwether/internal/sizeof"
+	"github.com/bellwether-go/bellwether/internal/sweeplog"
 )
 
 // This file is the loader face: a cache of values of one type.
@@ -70,8 +72,23 @@ func newCache[V any](bind binder[V], o Options) *Cache[V] {
 		engine: newEngine(s, size, marshal, unmarshal),
 		bind:   bind,
 	}
+	sweeps := s.Store == nil || s.Sweeps
+	if sweeps {
+		c.engine.keepLog(tagsOf[V])
+	}
 	c.engine.listen()
+	if sweeps {
+		c.engine.meetLog()
+	}
 	return c
+}
+
+// tagsOf are the tags of an item whose load has given it some.
+func tagsOf[V any](it *items.Item[V]) (tags []string, signpost bool) {
+	if it.Marks != nil {
+		tags = it.Marks.Tags
+	}
+	return tags, false
 }
 
 // A userLoad is a user's load. It needs nothing but the key.
@@ -118,6 +135,41 @@ func (c *Cache[V]) GetFunc(ctx context.Context, key string, load func(ctx contex
 // them all the same.
 func (c *Cache[V]) Invalidate(ctx context.Context, keys ...string) error {
 	return errors.Join(c.engine.invalidateAll(ctx, keys)...)
+}
+
+// InvalidateMatching makes sure that nothing computed before now is served for what matches: in this
+// process once it has returned nil, in the others within NearTTL. The cost is one write, however many
+// values match, and a look at each value of the near tier.
+//
+// All but keys that are not Soft goes into a log that all processes follow, see
+// [Middleware.InvalidateMatching]. In a fleet the log needs Options.Sweeps.
+func (c *Cache[V]) InvalidateMatching(ctx context.Context, match Match) error {
+	e := c.engine
+	if e.sweeps == nil {
+		return errors.New("bellwether: InvalidateMatching in a fleet needs Options.Sweeps, set in all its caches")
+	}
+	var sweeps []sweeplog.Sweep
+	add := func(kind sweeplog.Kind, what string) {
+		sweeps = append(sweeps, sweeplog.Sweep{Kind: kind, What: sweeplog.Exact(what), Soft: match.Soft})
+	}
+	var errs []error
+	if match.Soft {
+		for _, key := range match.Keys {
+			add(sweeplog.ByName, key)
+		}
+	} else {
+		errs = e.invalidateAll(ctx, match.Keys)
+	}
+	for _, prefix := range match.Prefixes {
+		add(sweeplog.ByStart, prefix)
+	}
+	for _, tag := range match.Tags {
+		add(sweeplog.ByTag, tag)
+	}
+	if match.All {
+		add(sweeplog.ByStart, "")
+	}
+	return errors.Join(append(errs, e.sweep(ctx, sweeps))...)
 }
 
 // Stats returns what the cache has counted since it was made.

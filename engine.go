@@ -48,10 +48,10 @@ type engine[V any] struct {
 	observers observers
 	entered   func(key string, p phase) // of a test that listens, see enter; set before the first use
 	tellings  tellings
-	sweeps    *sweeplog.Replica                      // nil without a log of sweeps
-	traits    func(V) (tags []string, signpost bool) // of a value, for sweeps
-	unlooked  atomic.Int64                           // flights, and batches, on their way to their first look
-	open      context.Context                        // of what is done for no caller; ends once closed is set
+	sweeps    *sweeplog.Replica                                   // nil without a log of sweeps
+	traits    func(*items.Item[V]) (tags []string, signpost bool) // for sweeps
+	unlooked  atomic.Int64                                        // flights, and batches, on their way to their first look
+	open      context.Context                                     // of what is done for no caller; ends once closed is set
 	shut      context.CancelFunc
 	fencer    driver.Fencer // Store, if it is one; nil otherwise
 

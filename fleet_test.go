@@ -28,6 +28,7 @@ type source struct {
 	deaf  bool              // loads do not heed their context
 	// freshness is that of all values, nil for what the options say. Set before use.
 	freshness *bellwether.Freshness
+	tags      func(key string) []string // of the values, nil for none; set before use
 	loads     int
 	running   map[string]map[int]context.Context // by key and load
 	most      int                                // loads of one key at a time, the cancelled ones not counted
@@ -87,7 +88,11 @@ func (o *source) load(ctx context.Context, key string) (string, error) {
 // result is load for a cache whose loads say more than a value.
 func (o *source) result(ctx context.Context, r bellwether.Request[string]) (bellwether.Result[string], error) {
 	v, err := o.load(ctx, r.Key)
-	return bellwether.Result[string]{Value: v, Freshness: o.freshness}, err
+	result := bellwether.Result[string]{Value: v, Freshness: o.freshness}
+	if o.tags != nil {
+		result.Tags = o.tags(r.Key)
+	}
+	return result, err
 }
 
 func (o *source) set(f func(o *source)) {

@@ -16,24 +16,27 @@ import (
 // no URL names what is kept; put the middleware around that, or see
 // [HTTPOptions].Key.
 func (m *Middleware) Invalidate(ctx context.Context, urls ...string) error {
-	return m.InvalidateMatching(ctx, Match{URLs: urls})
+	return m.InvalidateMatching(ctx, Match{Keys: urls})
 }
 
-// A Match says which responses are to be invalidated: those that match any of
-// it, so none if it is empty.
+// A Match says what is to be invalidated: the values of a [Cache] or the responses of a
+// [Middleware] that match any of it, so none if it is empty.
 type Match struct {
-	// URLs are "http://host/path?query", or with https: both mean both. All
-	// variants of a URL match.
-	URLs []string
-	// Prefixes are URLs too, and match what begins with them: with
-	// "http://host/a", "/a", "/a/b", "/ab" and "/a?q" on that host; with
+	// Keys are a Cache's keys. A Middleware's are URLs, "http://host/path?query", or with
+	// https: both mean both, and all variants of a URL match.
+	Keys []string
+	// Prefixes match the keys that begin with them. A Middleware's are URLs: with
+	// "http://host/a", "/a", "/a/b", "/ab" and "/a?q" on that host match; with
 	// "http://host", all that is there.
 	Prefixes []string
-	// Tags match responses that bear one of them in their Surrogate-Key (words)
-	// or Cache-Tag (a list with commas). Case counts.
+	// Tags match values whose load has returned one of them, see [Result], and responses that
+	// bear one of them in their Surrogate-Key (words) or Cache-Tag (a list with commas). Case
+	// counts.
 	Tags []string
+	// All matches everything.
+	All bool
 	// Soft makes what matches stale instead of dropping it: it may be served in
-	// its stale windows, which begin now, and be validated.
+	// its stale windows, which begin now, and be what its next load starts from.
 	Soft bool
 }
 

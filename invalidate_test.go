@@ -59,15 +59,15 @@ func TestInvalidateMatching(t *testing.T) {
 		gone  []string
 	}{
 		"nothing":         {bellwether.Match{}, nil},
-		"a URL":           {bellwether.Match{URLs: []string{"http://example.com/a"}}, []string{"/a"}},
+		"a URL":           {bellwether.Match{Keys: []string{"http://example.com/a"}}, []string{"/a"}},
 		"a prefix":        {bellwether.Match{Prefixes: []string{"http://Example.com:80/a"}}, []string{"/a", "/a/b?tag=x", "/ab?tag=x+y"}},
 		"a directory":     {bellwether.Match{Prefixes: []string{"http://example.com/a/"}}, []string{"/a/b?tag=x"}},
 		"a host":          {bellwether.Match{Prefixes: []string{"http://example.com"}}, urls},
 		"another host":    {bellwether.Match{Prefixes: []string{"http://example.org"}}, nil},
 		"a tag":           {bellwether.Match{Tags: []string{"x"}}, []string{"/a/b?tag=x", "/ab?tag=x+y", "/l?lang=1&tag=x"}},
 		"part of a tag":   {bellwether.Match{Tags: []string{"z"}}, nil},
-		"several":         {bellwether.Match{Tags: []string{"y"}, URLs: []string{"http://example.com/a"}}, []string{"/a", "/ab?tag=x+y", "/c?tag=y"}},
-		"a soft URL":      {bellwether.Match{URLs: []string{"http://example.com/l?lang=1&tag=x"}, Soft: true}, []string{"/l?lang=1&tag=x"}},
+		"several":         {bellwether.Match{Tags: []string{"y"}, Keys: []string{"http://example.com/a"}}, []string{"/a", "/ab?tag=x+y", "/c?tag=y"}},
+		"a soft URL":      {bellwether.Match{Keys: []string{"http://example.com/l?lang=1&tag=x"}, Soft: true}, []string{"/l?lang=1&tag=x"}},
 		"a soft prefix":   {bellwether.Match{Prefixes: []string{"http://example.com/c"}, Soft: true}, []string{"/c?tag=y", "/c?tag=z,q"}},
 		"a soft tag":      {bellwether.Match{Tags: []string{"y"}, Soft: true}, []string{"/ab?tag=x+y", "/c?tag=y"}},
 		"a soft nonsense": {bellwether.Match{Tags: []string{"nobody has it"[:6]}, Soft: true}, nil},
@@ -200,7 +200,7 @@ func TestInvalidateMatching_Errors(t *testing.T) {
 		s.get("http://example.com/a?tag=x")
 		synctest.Wait()
 		err := s.mw.InvalidateMatching(t.Context(), bellwether.Match{
-			URLs: []string{"/a", "://", "http://example.com/a?tag=x", "ftp://h/x"}, Prefixes: []string{"a", "ftp://example.com", "http://", "http://ex ample"}, Tags: []string{"", "a b", "a,b"},
+			Keys: []string{"/a", "://", "http://example.com/a?tag=x", "ftp://h/x"}, Prefixes: []string{"a", "ftp://example.com", "http://", "http://ex ample"}, Tags: []string{"", "a b", "a,b"},
 		})
 		for _, part := range []string{`"/a"`, `"ftp://h/x"`, `"a"`, `"ftp://example.com"`, `"http://"`, `"a b"`, `"a,b"`, `""`} {
 			if err == nil || !strings.Contains(err.Error(), part) {

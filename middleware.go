@@ -223,7 +223,7 @@ func NewMiddleware(o HTTPOptions) *Middleware {
 	s := o.options().settings("HTTPOptions")
 	m := &Middleware{engine: newEngine(s, func(_ string, r *page.Response) int { return r.Size() }, page.Marshal, page.Unmarshal)}
 	m.engine.answers, m.engine.fails = (*page.Response).IsAnswer, (*page.Response).IsFailure
-	m.engine.keepLog((*page.Response).Traits)
+	m.engine.keepLog(func(it *page.Item) (tags []string, signpost bool) { return it.Value.Traits() })
 	m.pages = page.New(below{m.engine}, o.pages(s))
 	m.engine.listen()
 	m.engine.meetLog()

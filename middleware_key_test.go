@@ -106,9 +106,9 @@ func TestKey_InvalidationMeansBothSchemes(t *testing.T) {
 		}
 	}
 	for name, invalidate := range map[string]func(*testing.T, *site){
-		"http URL":      match(bellwether.Match{URLs: []string{"http://a/p"}}),
-		"https URL":     match(bellwether.Match{URLs: []string{"https://a/p"}}),
-		"soft URL":      match(bellwether.Match{URLs: []string{"http://a/p"}, Soft: true}),
+		"http URL":      match(bellwether.Match{Keys: []string{"http://a/p"}}),
+		"https URL":     match(bellwether.Match{Keys: []string{"https://a/p"}}),
+		"soft URL":      match(bellwether.Match{Keys: []string{"http://a/p"}, Soft: true}),
 		"http prefix":   match(bellwether.Match{Prefixes: []string{"http://a/"}}),
 		"https prefix":  match(bellwether.Match{Prefixes: []string{"https://a:443"}}),
 		"soft prefix":   match(bellwether.Match{Prefixes: []string{"https://a/p"}, Soft: true}),

@@ -564,7 +564,7 @@ func TestReply_MaxStaleOfSwept(t *testing.T) {
 		})
 		s.get("http://a/p")
 		synctest.Wait() // until it is kept
-		sweep(t, s, bellwether.Match{URLs: []string{"http://a/p"}, Soft: true})
+		sweep(t, s, bellwether.Match{Keys: []string{"http://a/p"}, Soft: true})
 		time.Sleep(100 * time.Second)
 		s.get("http://a/p", "Cache-Control", "max-stale=200")
 		s.wantCalls(t, 1)

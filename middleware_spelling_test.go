@@ -98,9 +98,9 @@ func TestSpelling_InvalidationMeansAll(t *testing.T) {
 		}
 	}
 	for name, invalidate := range map[string]func(*site) error{
-		"URL":               match(bellwether.Match{URLs: []string{"http://a/people/anna(1)"}}),
-		"URL, encoded":      match(bellwether.Match{URLs: []string{"http://a/%70eople/anna%281%29"}}),
-		"soft URL":          match(bellwether.Match{URLs: []string{"http://a/people/anna(1)"}, Soft: true}),
+		"URL":               match(bellwether.Match{Keys: []string{"http://a/people/anna(1)"}}),
+		"URL, encoded":      match(bellwether.Match{Keys: []string{"http://a/%70eople/anna%281%29"}}),
+		"soft URL":          match(bellwether.Match{Keys: []string{"http://a/people/anna(1)"}, Soft: true}),
 		"prefix":            match(bellwether.Match{Prefixes: []string{"http://a/people/an"}}),
 		"prefix, encoded":   match(bellwether.Match{Prefixes: []string{"http://a/people/%61nna%28"}}),
 		"prefix, cut short": match(bellwether.Match{Prefixes: []string{"http://a/people/anna%2"}}),

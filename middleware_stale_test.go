@@ -145,7 +145,7 @@ func TestStale_RequestIfErrorIsForbidden(t *testing.T) {
 		"nonsense":              {"max-age=10", nil, []string{"Cache-Control", "stale-if-error=x"}, "sorry\n"},
 		"another user's":        {"max-age=10", nil, []string{"Authorization", "me"}, "sorry\n"},
 		"everybody's":           {"max-age=10, public", nil, []string{"Authorization", "me"}, "page"},
-		"invalidated":           {"max-age=10", drop(bellwether.Match{URLs: []string{"http://a/p"}}), nil, "sorry\n"},
+		"invalidated":           {"max-age=10", drop(bellwether.Match{Keys: []string{"http://a/p"}}), nil, "sorry\n"},
 		"swept by tag":          {"max-age=10", drop(bellwether.Match{Tags: []string{"tag"}}), nil, "sorry\n"},
 		"swept by prefix":       {"max-age=10", drop(bellwether.Match{Prefixes: []string{"http://a/"}}), nil, "sorry\n"},
 		"swept behind an error": {"max-age=10", func(t *testing.T, s *site) { s.get("http://a/p"); drop(bellwether.Match{Tags: []string{"tag"}})(t, s) }, nil, "sorry\n"},

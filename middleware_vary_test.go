@@ -409,7 +409,7 @@ func TestVary_InvalidationBetweenTheStepsOfASignpost(t *testing.T) {
 	} {
 		for _, control := range []string{"max-age=600", "max-age=1, stale-while-revalidate=600"} {
 			for way, match := range map[string]bellwether.Match{
-				"URL":    {URLs: []string{"http://a/p"}},
+				"URL":    {Keys: []string{"http://a/p"}},
 				"prefix": {Prefixes: []string{"http://a/"}},
 			} {
 				t.Run(fmt.Sprint(name, " ", control, " ", way), func(t *testing.T) {

@@ -393,7 +393,7 @@ func nearOffSites(t *testing.T, n int, store driver.Store, h http.HandlerFunc) [
 // own is served in their place.
 func TestNearOff_HTTPInvalidatedElsewhere(t *testing.T) {
 	for name, match := range map[string]bellwether.Match{
-		"URL":    {URLs: []string{"http://a/p"}},
+		"URL":    {Keys: []string{"http://a/p"}},
 		"prefix": {Prefixes: []string{"http://a/"}},
 		"tag":    {Tags: []string{"x"}},
 		"soft":   {Tags: []string{"x"}, Soft: true},

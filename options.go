@@ -118,6 +118,12 @@ type Options struct {
 	// Limits bound what the cache takes.
 	Limits Limits
 
+	// Sweeps lets [Cache.InvalidateMatching] reach the whole fleet: the cache follows a log of
+	// these invalidations, for which each process that has misses reads Store once more in a half
+	// of Fleet.NearTTL. All caches of a fleet need it set alike. Without a Store there is no log
+	// to follow, and InvalidateMatching needs no Sweeps. Default: off.
+	Sweeps bool
+
 	// OnError is told of the errors that no caller gets: engines that do not answer,
 	// commits that came too late, leases lost, bytes that do not decode, and loads that
 	// fail while something stale is served, or nobody waits. (An Observer's Rebuild is

@@ -45,7 +45,7 @@ func TestStream_RefusedWhileOthersRead(t *testing.T) {
 func TestStream_SweptFasterThanMade(t *testing.T) {
 	for name, match := range map[string]bellwether.Match{
 		"prefix": {Prefixes: []string{"http://example.com/"}}, "tag": {Tags: []string{"x"}}, "soft": {Tags: []string{"x"}, Soft: true},
-		"URL": {URLs: []string{"http://example.com/"}},
+		"URL": {Keys: []string{"http://example.com/"}},
 	} {
 		for fleet, store := range map[string]func() driver.Store{"alone": func() driver.Store { return nil }, "store": func() driver.Store { return memstore.New() }} {
 			inBubble(t, name+"/"+fleet, func(t *testing.T) {

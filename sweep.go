@@ -14,9 +14,9 @@ import (
 // This file is the effect of sweeps: on the flights that a sweep meets, and on the items of earlier
 // loads whenever an item is read. The log of sweeps is internal/sweeplog.
 
-// keepLog gives the engine a log of sweeps. traits returns the tags of a value, and whether the value
-// is only a signpost to other values. keepLog is called before the engine's first use.
-func (e *engine[V]) keepLog(traits func(V) (tags []string, signpost bool)) {
+// keepLog gives the engine a log of sweeps. traits returns the tags of an item with a value, and whether
+// the value is only a signpost to other values. keepLog is called before the engine's first use.
+func (e *engine[V]) keepLog(traits func(*items.Item[V]) (tags []string, signpost bool)) {
 	e.traits = traits
 	e.sweeps = sweeplog.New(sweeplog.Config{
 		Store: e.Store, Locker: e.Locker,
@@ -100,7 +100,7 @@ func (e *engine[V]) takeLog(known, next *sweeplog.Log, publish func()) {
 func (e *engine[V]) against(l *sweeplog.Log, key string, it *items.Item[V]) (gone bool, stale instant) {
 	return l.Against(key, it.Position, func() (tags []string, signpost bool) {
 		if it.Kind == driver.KindValue {
-			tags, signpost = e.traits(it.Value)
+			tags, signpost = e.traits(it)
 		}
 		return tags, signpost
 	})

@@ -437,7 +437,7 @@ func TestSweep_SoftThenInvalidated(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{}, lingering(3*time.Second))
 		go s.get("http://a/p")
 		time.Sleep(time.Second)
-		sweep(t, s, bellwether.Match{URLs: []string{"http://a/p"}, Soft: true})
+		sweep(t, s, bellwether.Match{Keys: []string{"http://a/p"}, Soft: true})
 		time.Sleep(time.Second)
 		invalidate(t, s.mw, "http://a/p")
 		time.Sleep(2 * time.Second)

@@ -119,14 +119,14 @@ func (s *server) invalidate(w http.ResponseWriter, r *http.Request) {
 			Prefixes    []string `json:"prefixes,omitempty"`
 			Tags        []string `json:"tags,omitempty"`
 			Soft        bool     `json:"soft,omitempty"`
-		}{append([]string{}, match.URLs...), match.Prefixes, match.Tags, match.Soft})
+		}{append([]string{}, match.Keys...), match.Prefixes, match.Tags, match.Soft})
 	case errors.Is(err, bellwether.ErrUnavailable):
 		replyJSON(w, http.StatusServiceUnavailable, failure{
 			Error: "the store does not answer, so the other processes go on serving what they have; this process's own memory (the near tier) was dropped: " + err.Error(),
-			URLs:  match.URLs,
+			URLs:  match.Keys,
 		})
 	default:
-		replyJSON(w, http.StatusBadRequest, failure{Error: err.Error(), URLs: match.URLs})
+		replyJSON(w, http.StatusBadRequest, failure{Error: err.Error(), URLs: match.Keys})
 	}
 }
 

@@ -15,9 +15,10 @@ import (
 
 // A Match says which responses are to be invalidated: those that match any of it.
 type Match struct {
-	URLs     []string
+	Keys     []string // URLs
 	Prefixes []string // of URLs
 	Tags     []string
+	All      bool
 	Soft     bool // makes what matches stale instead of dropping it
 }
 
@@ -28,7 +29,7 @@ func (m *Middleware) Invalidate(ctx context.Context, match Match) error {
 		gone   []string
 		sweeps []sweeplog.Sweep
 	)
-	for _, u := range match.URLs {
+	for _, u := range match.Keys {
 		r, err := http.NewRequestWithContext(ctx, http.MethodGet, u, nil)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("bellwether: invalidating: %w", err))
@@ -58,6 +59,9 @@ func (m *Middleware) Invalidate(ctx context.Context, match Match) error {
 			continue
 		}
 		sweeps = append(sweeps, sweeplog.Sweep{Kind: sweeplog.ByTag, What: sweeplog.Exact(tag), Soft: match.Soft})
+	}
+	if match.All {
+		sweeps = append(sweeps, sweeplog.Sweep{Kind: sweeplog.ByStart, Soft: match.Soft})
 	}
 	errs = append(errs, m.cache.Invalidate(ctx, gone)...)
 	return errors.Join(append(errs, m.cache.Sweep(ctx, sweeps))...)

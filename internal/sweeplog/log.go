@@ -40,8 +40,10 @@ func (x *Exact) UnmarshalJSON(data []byte) error {
 type Kind string
 
 const (
-	ByKey    Kind = "key"    // a key and its variants
-	ByPrefix Kind = "prefix" // the beginning of the keys
+	ByKey    Kind = "key"    // a URL's key and its variants, of both schemes
+	ByPrefix Kind = "prefix" // the beginning of URLs' keys, of both schemes
+	ByName   Kind = "name"   // a key as it is
+	ByStart  Kind = "start"  // the beginning of keys as they are
 	ByTag    Kind = "tag"    // a tag of the values
 )
 
@@ -50,6 +52,12 @@ const VariantMark = "\x00"
 
 // hits reports whether the sweep invalidates a key whose value has these tags.
 func (s *Sweep) hits(key string, tags []string) bool {
+	switch s.Kind {
+	case ByName:
+		return key == string(s.What)
+	case ByStart:
+		return strings.HasPrefix(key, string(s.What))
+	}
 	key, secure := strings.CutPrefix(key, httpcache.Secure) // keys and prefixes mean both schemes
 	if secure && s.Plain {
 		return false

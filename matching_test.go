@@ -1,0 +1,115 @@
+package bellwether_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+)
+
+// These tests are about Cache.InvalidateMatching.
+
+// By key, prefix, tag and all, hard and soft: in the calling process what matches is gone, or stale, once
+// the call has returned, in the others within NearTTL; nothing else is loaded again.
+func TestCache_InvalidateMatching(t *testing.T) {
+	for name, test := range map[string]struct {
+		match bellwether.Match
+		gone  string // the keys that match
+	}{
+		"keys":                  {bellwether.Match{Keys: []string{"a", "none"}}, "a"},
+		"prefix":                {bellwether.Match{Prefixes: []string{"http"}}, "https://x/1 http://x/1"},
+		"prefix with a scheme":  {bellwether.Match{Prefixes: []string{"https://x"}}, "https://x/1"},
+		"tag":                   {bellwether.Match{Tags: []string{"even", "none"}}, "a https://x/1"},
+		"all":                   {bellwether.Match{All: true}, "a b https://x/1 http://x/1"},
+		"nothing":               {bellwether.Match{}, ""},
+		"several at once":       {bellwether.Match{Keys: []string{"b"}, Tags: []string{"even"}}, "a b https://x/1"},
+		"a soft key":            {bellwether.Match{Keys: []string{"a"}, Soft: true}, "a"},
+		"softly all with a tag": {bellwether.Match{Tags: []string{"even"}, Soft: true}, "a https://x/1"},
+	} {
+		for _, by := range []way{push, poll, atOnce} {
+			inBubble(t, fmt.Sprint(name, " ", by), func(t *testing.T) {
+				keys := []string{"a", "b", "https://x/1", "http://x/1"}
+				f := newFleet(t, 2, by, bellwether.Options{Sweeps: true, TTL: time.Hour, StaleWhileRevalidate: time.Hour})
+				f.origin.build, f.origin.tags = 10*time.Millisecond, func(key string) []string {
+					for i, k := range keys {
+						if k == key && i%2 == 0 {
+							return []string{"even", "number " + fmt.Sprint(i)}
+						}
+					}
+					return nil
+				}
+				for _, p := range f.processes {
+					for _, key := range keys {
+						if _, err := p.Get(t.Context(), key); err != nil {
+							t.Fatal(err)
+						}
+					}
+				}
+				before, _ := f.origin.count()
+				if err := f.processes[0].InvalidateMatching(t.Context(), test.match); err != nil {
+					t.Fatal(err)
+				}
+				for i, p := range f.processes {
+					time.Sleep(time.Duration(i) * (time.Second + time.Millisecond)) // NearTTL
+					for _, key := range keys {
+						swept := strings.Contains(" "+test.gone+" ", " "+key+" ")
+						first, err := p.Get(t.Context(), key)
+						time.Sleep(20 * time.Millisecond) // a rebuild behind
+						second, _ := p.Get(t.Context(), key)
+						renewed := version(second) > before
+						served := version(first) > before
+						if err != nil || renewed != swept || served != (swept && (i == 1 || !test.match.Soft)) {
+							t.Errorf("process %d, %s: %q and then %q, %v; swept %t", i, key, first, second, err, swept)
+						}
+					}
+				}
+				after, _ := f.origin.count()
+				if want := len(strings.Fields(test.gone)); after-before != want {
+					t.Errorf("%d loads, want %d", after-before, want)
+				}
+			})
+		}
+	}
+}
+
+// A load that runs when its tag is swept is void for those who ask after it.
+func TestCache_InvalidateMatching_DuringALoad(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 2, push, bellwether.Options{Sweeps: true, TTL: time.Hour})
+		f.origin.tags = func(string) []string { return []string{"tag"} }
+		go f.get(0, "k")
+		time.Sleep(500 * time.Millisecond)
+		if err := f.processes[1].InvalidateMatching(t.Context(), bellwether.Match{Tags: []string{"tag"}}); err != nil {
+			t.Fatal(err)
+		}
+		for i := range 2 {
+			if v, err := f.processes[i].Get(t.Context(), "k"); err != nil || version(v) < 2 {
+				t.Errorf("process %d: %q, %v, want what is loaded after the call", i, v, err)
+			}
+		}
+	})
+}
+
+// A fleet whose caches follow no log cannot be swept, and says what it needs. A process alone can be.
+func TestCache_InvalidateMatching_NeedsALog(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 1, push, bellwether.Options{})
+		err := f.processes[0].InvalidateMatching(t.Context(), bellwether.Match{All: true})
+		if err == nil || !strings.Contains(err.Error(), "needs Options.Sweeps") {
+			t.Errorf("in a fleet: %v", err)
+		}
+		n := 0
+		c := cacheOf(t, func(context.Context, string) (int, error) { n++; return n, nil }, bellwether.Options{})
+		c.Get(t.Context(), "k")
+		if err := c.InvalidateMatching(t.Context(), bellwether.Match{Prefixes: []string{"k"}}); err != nil {
+			t.Error(err)
+		}
+		if v, err := c.Get(t.Context(), "k"); v != 2 || err != nil {
+			t.Errorf("alone: %d, %v", v, err)
+		}
+	})
+}
