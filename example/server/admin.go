@@ -151,7 +151,7 @@ func matched(query string) (m bellwether.Match, err error) {
 			return m, fmt.Errorf("soft is %q; want 1 or 0", soft)
 		}
 	}
-	if m.URLs, err = pages(q, "url"); err != nil {
+	if m.Keys, err = pages(q, "url"); err != nil {
 		return m, err
 	}
 	m.Prefixes, err = pages(q, "prefix")
