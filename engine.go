@@ -149,9 +149,9 @@ func (e *engine[V]) ownKey(engineKey string) (key string, ok bool) {
 	return strings.CutPrefix(engineKey, e.Namespace+":")
 }
 
-func (e *engine[V]) snapshot() Stats {
+func (e *engine[V]) snapshot() observe.Stats {
 	c := &e.count
-	return Stats{
+	return observe.Stats{
 		Hits: c.hits.sum(), Stale: c.stale.Load(), Misses: c.misses.Load(),
 		Collapsed: c.collapsed.Load(), WaitTimeouts: c.waitTimeouts.Load(),
 		Loads: c.loads.Load(), LoadFailures: c.loadFailures.Load(), StoreHits: c.storeHits.Load(),

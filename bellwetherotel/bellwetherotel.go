@@ -11,7 +11,6 @@ import (
 	"errors"
 	"sync"
 
-	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/observe"
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
@@ -192,51 +191,51 @@ func (t *Telemetry) rebuilt(ctx context.Context, span trace.Span, r observe.Rebu
 	span.End()
 }
 
-// A level is a field of [bellwether.Stats] that is read when metrics are
+// A level is a field of [observe.Stats] that is read when metrics are
 // collected.
 type level struct {
 	name, unit, about string
 	gauge             bool
-	of                func(bellwether.Stats) int64
+	of                func(observe.Stats) int64
 }
 
 var levels = []level{
 	{"bellwether.hits", "{call}", "Calls with a fresh value from this process's memory.", false,
-		func(s bellwether.Stats) int64 { return int64(s.Hits) }},
+		func(s observe.Stats) int64 { return int64(s.Hits) }},
 	{"bellwether.stale", "{call}", "Calls with a stale value.", false,
-		func(s bellwether.Stats) int64 { return int64(s.Stale) }},
+		func(s observe.Stats) int64 { return int64(s.Stale) }},
 	{"bellwether.misses", "{call}", "Calls that began a flight.", false,
-		func(s bellwether.Stats) int64 { return int64(s.Misses) }},
+		func(s observe.Stats) int64 { return int64(s.Misses) }},
 	{"bellwether.collapsed", "{call}", "Calls that joined the flight of another call.", false,
-		func(s bellwether.Stats) int64 { return int64(s.Collapsed) }},
+		func(s observe.Stats) int64 { return int64(s.Collapsed) }},
 	{"bellwether.wait.timeouts", "{call}", "Calls that waited for MaxWait without a value.", false,
-		func(s bellwether.Stats) int64 { return int64(s.WaitTimeouts) }},
+		func(s observe.Stats) int64 { return int64(s.WaitTimeouts) }},
 	{"bellwether.loads", "{load}", "Loads that this process has begun.", false,
-		func(s bellwether.Stats) int64 { return int64(s.Loads) }},
+		func(s observe.Stats) int64 { return int64(s.Loads) }},
 	{"bellwether.load.failures", "{load}", "Loads that failed.", false,
-		func(s bellwether.Stats) int64 { return int64(s.LoadFailures) }},
+		func(s observe.Stats) int64 { return int64(s.LoadFailures) }},
 	{"bellwether.store.hits", "{flight}", "Flights with the answer from the store.", false,
-		func(s bellwether.Stats) int64 { return int64(s.StoreHits) }},
+		func(s observe.Stats) int64 { return int64(s.StoreHits) }},
 	{"bellwether.waits", "{flight}", "Flights that found the lease with another process.", false,
-		func(s bellwether.Stats) int64 { return int64(s.Waits) }},
+		func(s observe.Stats) int64 { return int64(s.Waits) }},
 	{"bellwether.fenced", "{commit}", "Commits that the store refused because of a later epoch.", false,
-		func(s bellwether.Stats) int64 { return int64(s.Fenced) }},
+		func(s observe.Stats) int64 { return int64(s.Fenced) }},
 	{"bellwether.leases.lost", "{lease}", "Leases that ended before their rebuild.", false,
-		func(s bellwether.Stats) int64 { return int64(s.LeasesLost) }},
+		func(s observe.Stats) int64 { return int64(s.LeasesLost) }},
 	{"bellwether.hedges", "{load}", "Second loads beside the load of another process.", false,
-		func(s bellwether.Stats) int64 { return int64(s.Hedges) }},
+		func(s observe.Stats) int64 { return int64(s.Hedges) }},
 	{"bellwether.degraded", "{load}", "Loads without a lease or without the store, because an engine did not answer.", false,
-		func(s bellwether.Stats) int64 { return int64(s.Degraded) }},
+		func(s observe.Stats) int64 { return int64(s.Degraded) }},
 	{"bellwether.engine.errors", "{call}", "Calls of the store or the locker without an answer.", false,
-		func(s bellwether.Stats) int64 { return int64(s.EngineErrors) }},
+		func(s observe.Stats) int64 { return int64(s.EngineErrors) }},
 	{"bellwether.flights", "{flight}", "Keys with a rebuild, or a wait for a rebuild, under way.", true,
-		func(s bellwether.Stats) int64 { return int64(s.Flights) }},
+		func(s observe.Stats) int64 { return int64(s.Flights) }},
 	{"bellwether.near.size", "By", "Size of the values in this process's memory.", true,
-		func(s bellwether.Stats) int64 { return int64(s.NearBytes) }},
+		func(s observe.Stats) int64 { return int64(s.NearBytes) }},
 	{"bellwether.store.up", "1", "0 while the store does not answer, else 1.", true,
-		func(s bellwether.Stats) int64 { return truth(s.StoreUp) }},
+		func(s observe.Stats) int64 { return truth(s.StoreUp) }},
 	{"bellwether.locker.up", "1", "0 while the locker does not answer, else 1.", true,
-		func(s bellwether.Stats) int64 { return truth(s.LockerUp) }},
+		func(s observe.Stats) int64 { return truth(s.LockerUp) }},
 }
 
 func truth(b bool) int64 {
@@ -246,9 +245,9 @@ func truth(b bool) int64 {
 	return 0
 }
 
-// Attach has the Stats of a [bellwether.Cache] or a [bellwether.Middleware] read
+// Attach has the Stats of a Cache or a Middleware read
 // whenever metrics are collected, until Close. The error is the provider's.
-func (t *Telemetry) Attach(cache interface{ Stats() bellwether.Stats }) error {
+func (t *Telemetry) Attach(cache interface{ Stats() observe.Stats }) error {
 	var instruments []metric.Observable
 	var values []metric.Int64Observable
 	var errs []error

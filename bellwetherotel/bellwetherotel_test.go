@@ -90,14 +90,14 @@ func (c *collector) collect(t *testing.T) map[string]float64 {
 	return got
 }
 
-type fixed bellwether.Stats
+type fixed observe.Stats
 
-func (f fixed) Stats() bellwether.Stats { return bellwether.Stats(f) }
+func (f fixed) Stats() observe.Stats { return observe.Stats(f) }
 
 // TestTelemetry_EveryField holds that each field of Stats is a metric, that its
 // value is the field's and no other's, and that Close ends that.
 func TestTelemetry_EveryField(t *testing.T) {
-	var s bellwether.Stats
+	var s observe.Stats
 	v := reflect.ValueOf(&s).Elem()
 	for i := range v.NumField() {
 		switch f := v.Field(i); f.Kind() {

@@ -11,64 +11,63 @@ import (
 	"errors"
 	"sync/atomic"
 
-	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/observe"
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// A metric is one field of [bellwether.Stats].
+// A metric is one field of [observe.Stats].
 type metric struct {
 	name string
 	kind prometheus.ValueType
 	help string
-	of   func(bellwether.Stats) float64
+	of   func(observe.Stats) float64
 }
 
 var metrics = []metric{
 	counter("hits", "Calls with a fresh value from this process's memory.",
-		func(s bellwether.Stats) uint64 { return s.Hits }),
+		func(s observe.Stats) uint64 { return s.Hits }),
 	counter("stale", "Calls with a stale value.",
-		func(s bellwether.Stats) uint64 { return s.Stale }),
+		func(s observe.Stats) uint64 { return s.Stale }),
 	counter("misses", "Calls that began a flight: no fresh value in this process, and no flight for the key.",
-		func(s bellwether.Stats) uint64 { return s.Misses }),
+		func(s observe.Stats) uint64 { return s.Misses }),
 	counter("collapsed", "Calls that joined the flight of another call.",
-		func(s bellwether.Stats) uint64 { return s.Collapsed }),
+		func(s observe.Stats) uint64 { return s.Collapsed }),
 	counter("wait_timeouts", "Calls that waited for MaxWait without a value.",
-		func(s bellwether.Stats) uint64 { return s.WaitTimeouts }),
+		func(s observe.Stats) uint64 { return s.WaitTimeouts }),
 	counter("loads", "Loads that this process has begun.",
-		func(s bellwether.Stats) uint64 { return s.Loads }),
+		func(s observe.Stats) uint64 { return s.Loads }),
 	counter("load_failures", "Loads that failed.",
-		func(s bellwether.Stats) uint64 { return s.LoadFailures }),
+		func(s observe.Stats) uint64 { return s.LoadFailures }),
 	counter("store_hits", "Flights with the answer from the store.",
-		func(s bellwether.Stats) uint64 { return s.StoreHits }),
+		func(s observe.Stats) uint64 { return s.StoreHits }),
 	counter("waits", "Flights that found the lease with another process.",
-		func(s bellwether.Stats) uint64 { return s.Waits }),
+		func(s observe.Stats) uint64 { return s.Waits }),
 	counter("fenced", "Commits that the store refused because of a later epoch.",
-		func(s bellwether.Stats) uint64 { return s.Fenced }),
+		func(s observe.Stats) uint64 { return s.Fenced }),
 	counter("leases_lost", "Leases that ended before their rebuild.",
-		func(s bellwether.Stats) uint64 { return s.LeasesLost }),
+		func(s observe.Stats) uint64 { return s.LeasesLost }),
 	counter("hedges", "Second loads beside the load of another process.",
-		func(s bellwether.Stats) uint64 { return s.Hedges }),
+		func(s observe.Stats) uint64 { return s.Hedges }),
 	counter("degraded", "Loads without a lease or without the store, because an engine did not answer.",
-		func(s bellwether.Stats) uint64 { return s.Degraded }),
+		func(s observe.Stats) uint64 { return s.Degraded }),
 	counter("engine_errors", "Calls of the store or the locker without an answer.",
-		func(s bellwether.Stats) uint64 { return s.EngineErrors }),
+		func(s observe.Stats) uint64 { return s.EngineErrors }),
 	gauge("flights", "Keys with a rebuild, or a wait for a rebuild, under way.",
-		func(s bellwether.Stats) float64 { return float64(s.Flights) }),
+		func(s observe.Stats) float64 { return float64(s.Flights) }),
 	gauge("near_bytes", "Size of the values in this process's memory.",
-		func(s bellwether.Stats) float64 { return float64(s.NearBytes) }),
+		func(s observe.Stats) float64 { return float64(s.NearBytes) }),
 	gauge("store_up", "0 while the store does not answer, else 1.",
-		func(s bellwether.Stats) float64 { return truth(s.StoreUp) }),
+		func(s observe.Stats) float64 { return truth(s.StoreUp) }),
 	gauge("locker_up", "0 while the locker does not answer, else 1.",
-		func(s bellwether.Stats) float64 { return truth(s.LockerUp) }),
+		func(s observe.Stats) float64 { return truth(s.LockerUp) }),
 }
 
-func counter(name, help string, of func(bellwether.Stats) uint64) metric {
+func counter(name, help string, of func(observe.Stats) uint64) metric {
 	return metric{"bellwether_" + name + "_total", prometheus.CounterValue, help,
-		func(s bellwether.Stats) float64 { return float64(of(s)) }}
+		func(s observe.Stats) float64 { return float64(of(s)) }}
 }
 
-func gauge(name, help string, of func(bellwether.Stats) float64) metric {
+func gauge(name, help string, of func(observe.Stats) float64) metric {
 	return metric{"bellwether_" + name, prometheus.GaugeValue, help, of}
 }
 
@@ -92,7 +91,7 @@ var (
 // is ever one.
 type Collector struct {
 	descs []*prometheus.Desc // of metrics
-	stats atomic.Pointer[func() bellwether.Stats]
+	stats atomic.Pointer[func() observe.Stats]
 
 	rebuild, wait, wakeLag                      *prometheus.HistogramVec
 	herds, herdCallers, herdWaiting             prometheus.Counter
@@ -168,10 +167,10 @@ func from(loaded bool) string {
 	return "store"
 }
 
-// Attach has the Stats of a [bellwether.Cache] or a [bellwether.Middleware] read
+// Attach has the Stats of a Cache or a Middleware read
 // at each scrape. Before it, there are none of their metrics. A Collector has one
 // cache: with a second it panics.
-func (c *Collector) Attach(cache interface{ Stats() bellwether.Stats }) {
+func (c *Collector) Attach(cache interface{ Stats() observe.Stats }) {
 	stats := cache.Stats
 	if !c.stats.CompareAndSwap(nil, &stats) {
 		panic(errors.New("bellwetherprom: Attach was called twice; each cache needs its own Collector with its own name"))

@@ -19,14 +19,14 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 )
 
-type fixed bellwether.Stats
+type fixed observe.Stats
 
-func (f fixed) Stats() bellwether.Stats { return bellwether.Stats(f) }
+func (f fixed) Stats() observe.Stats { return observe.Stats(f) }
 
 // TestCollector_EveryField holds that each field of Stats is a metric, that its
 // value is the field's and no other's, and that it says what it is.
 func TestCollector_EveryField(t *testing.T) {
-	var s bellwether.Stats
+	var s observe.Stats
 	var want strings.Builder
 	var names []string
 	v := reflect.ValueOf(&s).Elem()

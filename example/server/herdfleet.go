@@ -13,6 +13,7 @@ import (
 	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/lockers/locallock"
+	"github.com/bellwether-go/bellwether/observe"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
@@ -50,8 +51,8 @@ func (f *fleet) close() {
 
 // stats adds up the processes' counts of loads without lease or store. The
 // locker is up if it is up for all processes.
-func (f *fleet) stats() bellwether.Stats {
-	sum := bellwether.Stats{LockerUp: true}
+func (f *fleet) stats() observe.Stats {
+	sum := observe.Stats{LockerUp: true}
 	for _, m := range f.processes {
 		s := m.Stats()
 		sum.Degraded += s.Degraded
