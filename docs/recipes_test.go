@@ -25,7 +25,7 @@ func loadUser(_ context.Context, id string) (User, error) { return User{"user " 
 func TestUsers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		users := bellwether.New(loadUser, bellwether.Options{
-			TTL: time.Hour, Fleet: bellwether.Fleet{Namespace: "users", Store: memstore.New(), Locker: locallock.New()},
+			TTL: time.Hour, Fleet: bellwether.Fleet{Namespace: "users", Engine: memstore.New()},
 		})
 		defer users.Close()
 		users.Get(t.Context(), "42")
