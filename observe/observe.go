@@ -1,7 +1,6 @@
 // Package observe is what a cache tells those who watch it: who was served and how, what
 // a rebuild came to, how a herd fared, how the engines do. The cache is a Cache or a
-// Middleware of package bellwether, whose Options take the observers. That package has
-// these names too.
+// Middleware of package bellwether, whose Options take the observers.
 package observe
 
 import (

@@ -69,7 +69,7 @@ type ledger struct {
 	keys map[string]string
 }
 
-// Claim implements [bellwether.Store].
+// Claim implements [driver.Store].
 func (l *ledger) Claim(ctx context.Context, key string) (driver.Entry, uint64, error) {
 	l.mu.Lock()
 	l.keys[path.Base(key)] = key
@@ -98,7 +98,7 @@ type switched struct {
 
 var errSwitchedOff = errors.New("the locker is switched off")
 
-// TryAcquire implements [bellwether.Locker].
+// TryAcquire implements [driver.Locker].
 func (s *switched) TryAcquire(ctx context.Context, key string, ttl time.Duration) (driver.Lease, error) {
 	if s.down.Load() {
 		return nil, errSwitchedOff
@@ -110,7 +110,7 @@ func (s *switched) TryAcquire(ctx context.Context, key string, ttl time.Duration
 	return switchedLease{l, s}, nil
 }
 
-// Watch implements [bellwether.Watcher].
+// Watch implements [driver.Watcher].
 func (s *switched) Watch(ctx context.Context, held *driver.HeldError) (<-chan struct{}, error) {
 	if s.down.Load() {
 		return nil, errSwitchedOff
