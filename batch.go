@@ -108,7 +108,7 @@ func newBatch[V any](load batchLoad[V], o Options) *Cache[V] {
 // have failed, by what Get would return; those that neither it nor the map has
 // were not found. So GetMany is itself a load for [NewBatch].
 //
-// The store is asked for all keys at once if it is a [BatchGetter]. What has to
+// The store is asked for all keys at once if it is a [driver.BatchGetter]. What has to
 // be loaded is loaded in one call of the load that [NewBatch] was given; of [New]'s
 // in one call for each key. A key that another call is loading is not loaded
 // again, here or in any process; and a Get for a key of this call joins it.

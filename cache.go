@@ -9,6 +9,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/jsonloss"
 	"github.com/bellwether-go/bellwether/internal/sizeof"
 	"github.com/bellwether-go/bellwether/internal/sweeplog"
+	"github.com/bellwether-go/bellwether/observe"
 )
 
 // This file is the loader face: a cache of values of one type.
@@ -173,7 +174,7 @@ func (c *Cache[V]) InvalidateMatching(ctx context.Context, match Match) error {
 }
 
 // Stats returns what the cache has counted since it was made.
-func (c *Cache[V]) Stats() Stats { return c.engine.snapshot() }
+func (c *Cache[V]) Stats() observe.Stats { return c.engine.snapshot() }
 
 // Close ends the cache: rebuilds under way are cancelled, their leases
 // released, their callers get [ErrClosed]. It does not close Store and Locker,

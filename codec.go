@@ -14,7 +14,7 @@ type Codec struct {
 	// who wait, OnError is told, and each process loads its own.
 	Marshal func(any) ([]byte, error)
 	// Unmarshal decodes bytes into what its second argument points to. If it
-	// fails, OnError is told, of an [ErrCorrupt] with the failure in it, and the
+	// fails, OnError is told, of a [driver.ErrCorrupt] with the failure in it, and the
 	// value is loaded anew.
 	Unmarshal func([]byte, any) error
 }

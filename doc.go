@@ -30,8 +30,8 @@
 // window, while a rebuild runs behind it, or in its stale-if-error window, if
 // rebuilds fail. After its windows it is expired.
 //
-// A flight looks into the [Store] first. If that has nothing fresh, it stands
-// for election by the [Locker]. The elected holder claims an epoch from the
+// A flight looks into the [driver.Store] first. If that has nothing fresh, it stands
+// for election by the [driver.Locker]. The elected holder claims an epoch from the
 // store, runs the load, commits the value under its epoch, and releases its
 // lease, which wakes the flights of the other processes; they find the value in
 // the store. A commit is refused if a later epoch was committed or the key was

@@ -84,6 +84,7 @@ func newEngine[V any](s settings, size func(string, V) int, marshal func(V) ([]b
 	e.near, e.size = near.New(c.Base, s.NearBytes, e.evicted()), size
 	e.answers = func(V) bool { return true }
 	e.fails = func(V) bool { return false }
+	e.attach()
 	return e
 }
 
@@ -149,9 +150,9 @@ func (e *engine[V]) ownKey(engineKey string) (key string, ok bool) {
 	return strings.CutPrefix(engineKey, e.Namespace+":")
 }
 
-func (e *engine[V]) snapshot() Stats {
+func (e *engine[V]) snapshot() observe.Stats {
 	c := &e.count
-	return Stats{
+	return observe.Stats{
 		Hits: c.hits.sum(), Stale: c.stale.Load(), Misses: c.misses.Load(),
 		Collapsed: c.collapsed.Load(), WaitTimeouts: c.waitTimeouts.Load(),
 		Loads: c.loads.Load(), LoadFailures: c.loadFailures.Load(), StoreHits: c.storeHits.Load(),
@@ -183,6 +184,9 @@ func (e *engine[V]) close() {
 		e.near.Close()
 	}
 	e.tellings.close()
+	if first {
+		e.detach()
+	}
 }
 
 // noAnswer counts and reports the silence of the store or the locker.

@@ -313,7 +313,7 @@ func checkFields(option string, names []string, example string) {
 }
 
 // Stats returns what the middleware has counted since it was made.
-func (m *Middleware) Stats() Stats { return m.engine.snapshot() }
+func (m *Middleware) Stats() observe.Stats { return m.engine.snapshot() }
 
 // Close ends the middleware: rebuilds under way are cancelled, and GET and HEAD get
 // 503 from then on (504 for only-if-cached), but for those that go past the cache. It

@@ -24,6 +24,7 @@ import (
 
 	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/driver"
+	"github.com/bellwether-go/bellwether/observe"
 )
 
 // This file is the model: a fleet of real caches or middlewares is asked, invalidated, cut
@@ -210,7 +211,7 @@ type modelNode struct {
 	invalidate func(keys ...int) error
 	sweep      func(kind, key int) (hard bool, keys []int, err error) // nil: the face has none
 	close      func() error
-	stats      func() bellwether.Stats
+	stats      func() observe.Stats
 
 	mu      sync.Mutex // guards what follows
 	dead    bool

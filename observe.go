@@ -2,6 +2,7 @@ package bellwether
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -25,6 +26,8 @@ type observers struct {
 	evict   []func(string, int)
 	rebuild bool // somebody is told of rebuilds
 	callers bool // somebody is asked about callers
+
+	detach []func() // written before the cache's first use, and called at its end
 }
 
 func newObservers(all []observe.Observer) observers {
@@ -49,6 +52,44 @@ func newObservers(all []observe.Observer) observers {
 		o.callers = o.callers || by.Rebuild != nil && by.Caller != nil
 	}
 	return o
+}
+
+// attach calls the Attach of all observers. If one of them fails, it closes the engine, which has not
+// been used yet, and panics.
+func (e *engine[V]) attach() {
+	attached := false
+	defer func() {
+		if !attached { // an error, or a Goexit
+			e.close()
+		}
+	}()
+	for i, by := range e.observers.all {
+		if by.Attach == nil {
+			continue
+		}
+		err := fault.Guard(func() error {
+			detach, err := by.Attach(e.snapshot)
+			if err == nil && detach != nil {
+				e.observers.detach = append(e.observers.detach, detach)
+			}
+			return err
+		})
+		if err != nil {
+			panic(fmt.Errorf("bellwether: Observers[%d] cannot be attached: %w", i, err))
+		}
+	}
+	attached = true
+}
+
+// detach calls what the observers' Attach have returned, the last first.
+func (e *engine[V]) detach() {
+	for _, detach := range e.observers.detach {
+		defer func() { // the others run also after a Goexit
+			if err := fault.Guard(func() error { detach(); return nil }); err != nil {
+				e.OnError("", fmt.Errorf("detaching an observer: %w", err))
+			}
+		}()
+	}
 }
 
 // tell runs an observer's function.

@@ -714,3 +714,122 @@ func TestObserver_BreakerExits(t *testing.T) {
 		}
 	})
 }
+
+// faces make each face with these observers and OnError, and return its Close.
+var faces = map[string]func(onError func(string, error), observers ...observe.Observer) func() error{
+	"Cache": func(onError func(string, error), observers ...observe.Observer) func() error {
+		load := func(context.Context, string) (string, error) { return "v", nil }
+		return bellwether.New(load, bellwether.Options{TTL: time.Minute, OnError: onError, Observers: observers}).Close
+	},
+	"Middleware": func(onError func(string, error), observers ...observe.Observer) func() error {
+		return bellwether.NewMiddleware(bellwether.HTTPOptions{OnError: onError, Observers: observers}).Close
+	},
+}
+
+// TestAttach holds that an observer reads Stats from the making of its cache on, and that Close
+// detaches it once, after the last that it is told.
+func TestAttach(t *testing.T) {
+	var stats func() observe.Stats
+	var told []string
+	o := observe.Observer{
+		Attach: func(s func() observe.Stats) (func(), error) {
+			stats = s
+			told = append(told, fmt.Sprint("attached with ", s().Loads))
+			return func() { told = append(told, fmt.Sprint("detached with ", s().Loads)) }, nil
+		},
+		Rebuild: func(ctx context.Context, _ string) (context.Context, func(observe.Rebuild)) {
+			return ctx, func(r observe.Rebuild) { told = append(told, r.Outcome.String()) }
+		},
+	}
+	began := make(chan struct{})
+	c := bellwether.New(func(ctx context.Context, _ string) (string, error) {
+		close(began)
+		<-ctx.Done()
+		return "", ctx.Err()
+	}, bellwether.Options{TTL: time.Minute, Observers: []observe.Observer{o, {Attach: func(func() observe.Stats) (func(), error) { return nil, nil }}}})
+	done := make(chan error)
+	go func() {
+		_, err := c.Get(t.Context(), "k")
+		done <- err
+	}()
+	<-began
+	c.Close()
+	c.Close()
+	if err := <-done; !errors.Is(err, bellwether.ErrClosed) {
+		t.Errorf("Get: %v", err)
+	}
+	if got, want := strings.Join(told, ", "), "attached with 0, abandoned, detached with 1"; got != want {
+		t.Errorf("told %s; want %s", got, want)
+	}
+	if got := stats(); got != c.Stats() || got.Loads != 1 {
+		t.Errorf("after Close %+v, want %+v", got, c.Stats())
+	}
+}
+
+// TestAttach_Fails has the second of three observers fail in each way: there is no cache, and the
+// first is detached.
+func TestAttach_Fails(t *testing.T) {
+	taken := errors.New("the name is taken")
+	for way, fail := range map[string]func(){"error": nil, "panic": func() { panic(taken) }, "Goexit": runtime.Goexit} {
+		for name, face := range faces {
+			var told []string
+			attach := func(name string, f func() error) observe.Observer {
+				return observe.Observer{Attach: func(func() observe.Stats) (func(), error) {
+					told = append(told, "+"+name)
+					return func() { told = append(told, "-"+name) }, f()
+				}}
+			}
+			fine := func() error { return nil }
+			failing := func() error {
+				if fail != nil {
+					fail()
+				}
+				return taken
+			}
+			var panicked any
+			var wg sync.WaitGroup
+			wg.Go(func() {
+				defer func() { panicked = recover() }()
+				face(nil, attach("1", fine), attach("2", failing), attach("3", fine))
+				t.Errorf("%s, %s: there is a cache", name, way)
+			})
+			wg.Wait()
+			if got, want := strings.Join(told, " "), "+1 +2 -1"; got != want {
+				t.Errorf("%s, %s: %s; want %s", name, way, got, want)
+			}
+			err, _ := panicked.(error)
+			if way == "Goexit" {
+				if panicked != nil {
+					t.Errorf("%s, %s: a panic with %v", name, way, panicked)
+				}
+			} else if !errors.Is(err, taken) || !strings.HasPrefix(err.Error(), "bellwether: Observers[1] cannot be attached: ") {
+				t.Errorf("%s, %s: a panic with %v", name, way, panicked)
+			}
+		}
+	}
+}
+
+// TestDetach_Fails has an observer whose detaching panics or ends the goroutine of Close: the other is
+// detached, and OnError hears of the panic.
+func TestDetach_Fails(t *testing.T) {
+	for way, fail := range map[string]func(){"panic": func() { panic("detaching") }, "Goexit": runtime.Goexit} {
+		for name, face := range faces {
+			detached := false
+			observer := func(detach func()) observe.Observer {
+				return observe.Observer{Attach: func(func() observe.Stats) (func(), error) { return detach, nil }}
+			}
+			var errs []error
+			closeFace := face(func(_ string, err error) { errs = append(errs, err) },
+				observer(func() { detached = true }), observer(fail))
+			var wg sync.WaitGroup
+			wg.Go(func() { closeFace() })
+			wg.Wait()
+			if !detached {
+				t.Errorf("%s, %s: the other is still attached", name, way)
+			}
+			if _, ok := errors.AsType[*bellwether.PanicError](errors.Join(errs...)); ok != (way == "panic") {
+				t.Errorf("%s, %s: OnError was told %v", name, way, errs)
+			}
+		}
+	}
+}

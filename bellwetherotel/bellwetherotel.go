@@ -4,11 +4,24 @@
 // The rebuild belongs to no caller, and so does its span. It is a child of the
 // span of the call that began it, because somebody's trace has to lead there,
 // and it is linked to the spans of the calls that collapsed on it.
+//
+// OpenTelemetry has no semantic conventions for caches. The names follow its general ones: units
+// are UCUM's, durations are histograms in seconds, levels that add up are UpDownCounters. A
+// failure has a class, error.type:
+//
+//   - panic, goexit: how the load ended
+//   - rebuild_timeout, timeout: [bellwether.ErrRebuildTimeout], and other ends of time
+//   - overloaded, closed, unavailable: the errors of package bellwether
+//   - remote: the load failed in another process
+//   - canceled: a context was cancelled
+//   - else the error's Go type
 package bellwetherotel
 
 import (
 	"context"
 	"errors"
+	"fmt"
+	"reflect"
 	"sync"
 
 	"github.com/bellwether-go/bellwether"
@@ -17,17 +30,18 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/metric"
+	semconv "go.opentelemetry.io/otel/semconv/v1.41.0"
 	"go.opentelemetry.io/otel/trace"
 )
 
 // scope is the name of the instrumentation.
 const scope = "github.com/bellwether-go/bellwether/bellwetherotel"
 
-// Options configure a [Telemetry]. The zero Options are those of a program with
+// Options configure [Observe]. The zero Options are those of a program with
 // one cache and the global providers.
 type Options struct {
-	// Name is the attribute bellwether.cache of all metrics and spans, by which
-	// the caches of one program are told apart. Empty: there is none.
+	// Name is the attribute bellwether.cache.name of all metrics and spans, by which
+	// the caches of one program are told apart. Empty: there is none, for the only cache.
 	Name string
 	// MeterProvider makes the metrics. Nil means otel.GetMeterProvider().
 	MeterProvider metric.MeterProvider
@@ -38,9 +52,29 @@ type Options struct {
 	Keys bool
 }
 
-// A Telemetry has the instruments of one cache. Create one with New, give its
-// Observer to the cache, and the cache to Attach. It is safe for concurrent use.
-type Telemetry struct {
+// Observe returns an observer that has the instruments of one cache, for its Options.Observers. The
+// cache's Stats are read whenever metrics are collected, from its making to the end of its Close.
+//
+// New and NewMiddleware panic if another open cache has the same name and MeterProvider, and with
+// the errors of the providers; so does the second cache with one observer.
+//
+// The observer does not watch hits, which Stats count: they stay as fast as they are.
+func Observe(o Options) observe.Observer {
+	if o.MeterProvider == nil {
+		o.MeterProvider = otel.GetMeterProvider()
+	}
+	if o.TracerProvider == nil {
+		o.TracerProvider = otel.GetTracerProvider()
+	}
+	t, err := newTelemetry(o)
+	if err != nil {
+		return observe.Observer{Attach: func(func() observe.Stats) (func(), error) { return nil, err }}
+	}
+	return t.observer()
+}
+
+// A telemetry has the instruments of one cache. It is safe for concurrent use.
+type telemetry struct {
 	options Options
 	meter   metric.Meter
 	tracer  trace.Tracer
@@ -57,9 +91,6 @@ type Telemetry struct {
 	byOutcome map[observe.Outcome]metric.MeasurementOption
 	byLoaded  map[bool]metric.MeasurementOption
 	byState   map[change]metric.MeasurementOption
-
-	mu         sync.Mutex // guards registered
-	registered []metric.Registration
 }
 
 // A change is what is counted of a breaker's changes.
@@ -68,17 +99,15 @@ type change struct {
 	to     observe.BreakerState
 }
 
-// New returns the instruments. The error is the providers'.
-func New(o Options) (*Telemetry, error) {
-	if o.MeterProvider == nil {
-		o.MeterProvider = otel.GetMeterProvider()
+// newTelemetry returns the instruments. The error is the provider's.
+func newTelemetry(o Options) (*telemetry, error) {
+	t := &telemetry{
+		options: o,
+		meter:   o.MeterProvider.Meter(scope, metric.WithSchemaURL(semconv.SchemaURL)),
+		tracer:  o.TracerProvider.Tracer(scope, trace.WithSchemaURL(semconv.SchemaURL)),
 	}
-	if o.TracerProvider == nil {
-		o.TracerProvider = otel.GetTracerProvider()
-	}
-	t := &Telemetry{options: o, meter: o.MeterProvider.Meter(scope), tracer: o.TracerProvider.Tracer(scope)}
 	if o.Name != "" {
-		t.own = []attribute.KeyValue{attribute.String("bellwether.cache", o.Name)}
+		t.own = []attribute.KeyValue{attribute.String("bellwether.cache.name", o.Name)}
 	}
 	var errs []error
 	histogram := func(name, about string) metric.Float64Histogram {
@@ -87,7 +116,7 @@ func New(o Options) (*Telemetry, error) {
 		errs = append(errs, err)
 		return h
 	}
-	counter := func(name, unit, about string) metric.Int64Counter {
+	count := func(name, unit, about string) metric.Int64Counter {
 		c, err := t.meter.Int64Counter(name, metric.WithUnit(unit), metric.WithDescription(about))
 		errs = append(errs, err)
 		return c
@@ -95,14 +124,14 @@ func New(o Options) (*Telemetry, error) {
 	t.rebuild = histogram("bellwether.rebuild.duration", "Time from the begin of a load until its value is in the store.")
 	t.wait = histogram("bellwether.wait.duration", "Time until a call has its answer, for calls without an immediate hit.")
 	t.wakeLag = histogram("bellwether.wake.lag", "Time from a commit until the last waiting caller of this process has its answer.")
-	t.herds = counter("bellwether.herds", "{herd}", "Flights that have answered at least one call.")
-	t.herdCallers = counter("bellwether.herd.callers", "{call}", "Calls that flights have answered.")
-	t.takeovers = counter("bellwether.takeovers", "{rebuild}", "Rebuilds in place of a holder with an expired lease.")
-	t.evictions = counter("bellwether.near.evictions", "{value}", "Values that left this process's memory for other values.")
-	t.evicted = counter("bellwether.near.evicted", "By", "Size of these values.")
-	t.breakers = counter("bellwether.breaker.changes", "{change}", "Changes of the breakers before the engines, by the new state.")
+	t.herds = count("bellwether.herds", "{herd}", "Flights that have answered at least one call.")
+	t.herdCallers = count("bellwether.herd.callers", "{call}", "Calls that flights have answered.")
+	t.takeovers = count("bellwether.takeovers", "{rebuild}", "Rebuilds in place of a holder with an expired lease.")
+	t.evictions = count("bellwether.near.evictions", "{value}", "Values that left this process's memory for other values.")
+	t.evicted = count("bellwether.near.evicted", "By", "Size of these values.")
+	t.breakers = count("bellwether.breaker.changes", "{change}", "Changes of the breakers before the engines, by the new state.")
 	var err error
-	t.herdWaiting, err = t.meter.Float64Counter("bellwether.herd.wait", metric.WithUnit("s"), metric.WithDescription("Waiting time of these calls in sum."))
+	t.herdWaiting, err = t.meter.Float64Counter("bellwether.herd.wait_time", metric.WithUnit("s"), metric.WithDescription("Waiting time of these calls in sum."))
 	if err := errors.Join(append(errs, err)...); err != nil {
 		return nil, err
 	}
@@ -124,22 +153,21 @@ func New(o Options) (*Telemetry, error) {
 	for engine := observe.EngineStore; engine <= observe.EngineWrites; engine++ {
 		for to := observe.BreakerClosed; to <= observe.BreakerOpen; to++ {
 			t.byState[change{engine, to}] = t.with(
-				attribute.String("bellwether.engine", engine.String()), attribute.String("bellwether.state", to.String()))
+				attribute.String("bellwether.engine", engine.String()), attribute.String("bellwether.breaker.state", to.String()))
 		}
 	}
 	return t, nil
 }
 
-func (t *Telemetry) with(more ...attribute.KeyValue) metric.MeasurementOption {
+func (t *telemetry) with(more ...attribute.KeyValue) metric.MeasurementOption {
 	return metric.WithAttributeSet(attribute.NewSet(append(more, t.own...)...))
 }
 
-// Observer returns the observer that feeds the instruments. It does not watch
-// hits, which Stats count: they stay as fast as they are.
-func (t *Telemetry) Observer() observe.Observer {
+func (t *telemetry) observer() observe.Observer {
 	return observe.Observer{
+		Attach: t.attach,
 		Serve: func(ctx context.Context, s observe.Serve) {
-			t.wait.Record(ctx, s.Waited.Seconds(), t.byWay[s.Way])
+			t.wait.Record(ctx, s.Waited.Seconds(), append(failed(s.Err), t.byWay[s.Way])...)
 		},
 		Caller: func(ctx context.Context) any { return trace.SpanContextFromContext(ctx) },
 		Rebuild: func(ctx context.Context, key string) (context.Context, func(observe.Rebuild)) {
@@ -168,10 +196,46 @@ func (t *Telemetry) Observer() observe.Observer {
 	}
 }
 
+// failed is what tells a failed operation from the others. That there is no such thing is no failure.
+func failed(err error) []metric.RecordOption {
+	if err == nil || errors.Is(err, bellwether.ErrNotFound) {
+		return nil
+	}
+	return []metric.RecordOption{metric.WithAttributes(errorType(err))}
+}
+
+// errorType is the class of a failure, of which there are few.
+func errorType(err error) attribute.KeyValue {
+	if _, ok := errors.AsType[*bellwether.PanicError](err); ok {
+		return semconv.ErrorTypeKey.String("panic")
+	}
+	if _, ok := errors.AsType[*bellwether.RemoteError](err); ok {
+		return semconv.ErrorTypeKey.String("remote")
+	}
+	for _, class := range []struct {
+		is   error
+		name string
+	}{
+		{bellwether.ErrGoexit, "goexit"},
+		{bellwether.ErrRebuildTimeout, "rebuild_timeout"},
+		{bellwether.ErrWaitTimeout, "timeout"},
+		{bellwether.ErrOverloaded, "overloaded"},
+		{bellwether.ErrClosed, "closed"},
+		{bellwether.ErrUnavailable, "unavailable"},
+		{context.DeadlineExceeded, "timeout"},
+		{context.Canceled, "canceled"},
+	} {
+		if errors.Is(err, class.is) {
+			return semconv.ErrorTypeKey.String(class.name)
+		}
+	}
+	return semconv.ErrorType(err)
+}
+
 // rebuilt ends a rebuild's span.
-func (t *Telemetry) rebuilt(ctx context.Context, span trace.Span, r observe.Rebuild) {
+func (t *telemetry) rebuilt(ctx context.Context, span trace.Span, r observe.Rebuild) {
 	// The rebuild's context carries its span, for the histogram's exemplars.
-	t.rebuild.Record(ctx, r.Took.Seconds(), t.byOutcome[r.Outcome])
+	t.rebuild.Record(ctx, r.Took.Seconds(), append(failed(r.Err), t.byOutcome[r.Outcome])...)
 	if r.Takeover {
 		t.takeovers.Add(ctx, 1, t.byName)
 	}
@@ -187,56 +251,66 @@ func (t *Telemetry) rebuilt(ctx context.Context, span trace.Span, r observe.Rebu
 	}
 	if r.Err != nil {
 		span.RecordError(r.Err)
+		span.SetAttributes(errorType(r.Err))
 		span.SetStatus(codes.Error, r.Err.Error())
 	}
 	span.End()
 }
 
-// A level is a field of [bellwether.Stats] that is read when metrics are
+// A kind is how a level's values go together.
+type kind uint8
+
+const (
+	counter kind = iota // it grows
+	sum                 // it goes up and down, and adds up over processes
+	gauge               // it does not add up
+)
+
+// A level is a field of [observe.Stats] that is read when metrics are
 // collected.
 type level struct {
 	name, unit, about string
-	gauge             bool
-	of                func(bellwether.Stats) int64
+	kind              kind
+	of                func(observe.Stats) int64
 }
 
 var levels = []level{
-	{"bellwether.hits", "{call}", "Calls with a fresh value from this process's memory.", false,
-		func(s bellwether.Stats) int64 { return int64(s.Hits) }},
-	{"bellwether.stale", "{call}", "Calls with a stale value.", false,
-		func(s bellwether.Stats) int64 { return int64(s.Stale) }},
-	{"bellwether.misses", "{call}", "Calls that began a flight.", false,
-		func(s bellwether.Stats) int64 { return int64(s.Misses) }},
-	{"bellwether.collapsed", "{call}", "Calls that joined the flight of another call.", false,
-		func(s bellwether.Stats) int64 { return int64(s.Collapsed) }},
-	{"bellwether.wait.timeouts", "{call}", "Calls that waited for MaxWait without a value.", false,
-		func(s bellwether.Stats) int64 { return int64(s.WaitTimeouts) }},
-	{"bellwether.loads", "{load}", "Loads that this process has begun.", false,
-		func(s bellwether.Stats) int64 { return int64(s.Loads) }},
-	{"bellwether.load.failures", "{load}", "Loads that failed.", false,
-		func(s bellwether.Stats) int64 { return int64(s.LoadFailures) }},
-	{"bellwether.store.hits", "{flight}", "Flights with the answer from the store.", false,
-		func(s bellwether.Stats) int64 { return int64(s.StoreHits) }},
-	{"bellwether.waits", "{flight}", "Flights that found the lease with another process.", false,
-		func(s bellwether.Stats) int64 { return int64(s.Waits) }},
-	{"bellwether.fenced", "{commit}", "Commits that the store refused because of a later epoch.", false,
-		func(s bellwether.Stats) int64 { return int64(s.Fenced) }},
-	{"bellwether.leases.lost", "{lease}", "Leases that ended before their rebuild.", false,
-		func(s bellwether.Stats) int64 { return int64(s.LeasesLost) }},
-	{"bellwether.hedges", "{load}", "Second loads beside the load of another process.", false,
-		func(s bellwether.Stats) int64 { return int64(s.Hedges) }},
-	{"bellwether.degraded", "{load}", "Loads without a lease or without the store, because an engine did not answer.", false,
-		func(s bellwether.Stats) int64 { return int64(s.Degraded) }},
-	{"bellwether.engine.errors", "{call}", "Calls of the store or the locker without an answer.", false,
-		func(s bellwether.Stats) int64 { return int64(s.EngineErrors) }},
-	{"bellwether.flights", "{flight}", "Keys with a rebuild, or a wait for a rebuild, under way.", true,
-		func(s bellwether.Stats) int64 { return int64(s.Flights) }},
-	{"bellwether.near.size", "By", "Size of the values in this process's memory.", true,
-		func(s bellwether.Stats) int64 { return int64(s.NearBytes) }},
-	{"bellwether.store.up", "1", "0 while the store does not answer, else 1.", true,
-		func(s bellwether.Stats) int64 { return truth(s.StoreUp) }},
-	{"bellwether.locker.up", "1", "0 while the locker does not answer, else 1.", true,
-		func(s bellwether.Stats) int64 { return truth(s.LockerUp) }},
+	{"bellwether.hits", "{call}", "Calls with a fresh value from this process's memory.", counter,
+		func(s observe.Stats) int64 { return int64(s.Hits) }},
+	{"bellwether.stale", "{call}", "Calls with a stale value.", counter,
+		func(s observe.Stats) int64 { return int64(s.Stale) }},
+	{"bellwether.misses", "{call}", "Calls that began a flight.", counter,
+		func(s observe.Stats) int64 { return int64(s.Misses) }},
+	{"bellwether.collapsed", "{call}", "Calls that joined the flight of another call.", counter,
+		func(s observe.Stats) int64 { return int64(s.Collapsed) }},
+	{"bellwether.wait.timeouts", "{call}", "Calls that waited for MaxWait without a value.", counter,
+		func(s observe.Stats) int64 { return int64(s.WaitTimeouts) }},
+	{"bellwether.loads", "{load}", "Loads that this process has begun.", counter,
+		func(s observe.Stats) int64 { return int64(s.Loads) }},
+	{"bellwether.load.failures", "{load}", "Loads that failed.", counter,
+		func(s observe.Stats) int64 { return int64(s.LoadFailures) }},
+	{"bellwether.store.hits", "{flight}", "Flights with the answer from the store.", counter,
+		func(s observe.Stats) int64 { return int64(s.StoreHits) }},
+	{"bellwether.waits", "{flight}", "Flights that found the lease with another process.", counter,
+		func(s observe.Stats) int64 { return int64(s.Waits) }},
+	{"bellwether.fenced", "{commit}", "Commits that the store refused because of a later epoch.", counter,
+		func(s observe.Stats) int64 { return int64(s.Fenced) }},
+	{"bellwether.leases.lost", "{lease}", "Leases that ended before their rebuild.", counter,
+		func(s observe.Stats) int64 { return int64(s.LeasesLost) }},
+	{"bellwether.hedges", "{load}", "Second loads beside the load of another process.", counter,
+		func(s observe.Stats) int64 { return int64(s.Hedges) }},
+	{"bellwether.degraded", "{load}", "Loads without a lease or without the store, because an engine did not answer.", counter,
+		func(s observe.Stats) int64 { return int64(s.Degraded) }},
+	{"bellwether.engine.errors", "{call}", "Calls of the store or the locker without an answer.", counter,
+		func(s observe.Stats) int64 { return int64(s.EngineErrors) }},
+	{"bellwether.flight.count", "{flight}", "Keys with a rebuild, or a wait for a rebuild, under way.", sum,
+		func(s observe.Stats) int64 { return int64(s.Flights) }},
+	{"bellwether.near.usage", "By", "Size of the values in this process's memory.", sum,
+		func(s observe.Stats) int64 { return int64(s.NearBytes) }},
+	{"bellwether.store.up", "1", "0 while the store does not answer, else 1.", gauge,
+		func(s observe.Stats) int64 { return truth(s.StoreUp) }},
+	{"bellwether.locker.up", "1", "0 while the locker does not answer, else 1.", gauge,
+		func(s observe.Stats) int64 { return truth(s.LockerUp) }},
 }
 
 func truth(b bool) int64 {
@@ -246,49 +320,69 @@ func truth(b bool) int64 {
 	return 0
 }
 
-// Attach has the Stats of a [bellwether.Cache] or a [bellwether.Middleware] read
-// whenever metrics are collected, until Close. The error is the provider's.
-func (t *Telemetry) Attach(cache interface{ Stats() bellwether.Stats }) error {
-	var instruments []metric.Observable
-	var values []metric.Int64Observable
-	var errs []error
-	for _, l := range levels {
-		var v metric.Int64Observable
-		var err error
-		if l.gauge {
-			v, err = t.meter.Int64ObservableGauge(l.name, metric.WithUnit(l.unit), metric.WithDescription(l.about))
-		} else {
-			v, err = t.meter.Int64ObservableCounter(l.name, metric.WithUnit(l.unit), metric.WithDescription(l.about))
-		}
-		instruments, values, errs = append(instruments, v), append(values, v), append(errs, err)
-	}
-	if err := errors.Join(errs...); err != nil {
-		return err
-	}
-	registration, err := t.meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
-		s := cache.Stats()
-		for i, l := range levels {
-			o.ObserveInt64(values[i], l.of(s), t.byName)
-		}
-		return nil
-	}, instruments...)
-	if err != nil {
-		return err
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.registered = append(t.registered, registration)
-	return nil
+// owners are the open caches with an observer of this package: what two of them told OpenTelemetry
+// under one name would be mixed up.
+var owners sync.Map // of owner to nothing
+
+// An owner has its name at its provider for itself.
+type owner struct {
+	provider metric.MeterProvider
+	name     string
 }
 
-// Close ends the reading of Stats. Call it when the cache is closed.
-func (t *Telemetry) Close() error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	var errs []error
-	for _, r := range t.registered {
-		errs = append(errs, r.Unregister())
+// attach has the Stats of a cache read whenever metrics are collected, until it is detached.
+func (t *telemetry) attach(stats func() observe.Stats) (detach func(), err error) {
+	own := owner{t.options.MeterProvider, t.options.Name}
+	if reflect.TypeOf(own.provider).Comparable() {
+		if _, taken := owners.LoadOrStore(own, nil); taken {
+			return nil, fmt.Errorf("bellwetherotel: another open cache has the name %q at this MeterProvider; give each cache a name of its own, as in Options{Name: \"users\"}", own.name)
+		}
+		defer func() {
+			if err != nil {
+				owners.Delete(own)
+			}
+		}()
 	}
-	t.registered = nil
-	return errors.Join(errs...)
+	values, err := t.levels()
+	if err != nil {
+		return nil, err
+	}
+	registration, err := t.meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
+		s := stats()
+		for i, l := range levels {
+			o.ObserveInt64(values[i].(metric.Int64Observable), l.of(s), t.byName)
+		}
+		return nil
+	}, values...)
+	if err != nil {
+		return nil, err
+	}
+	return func() {
+		if err := registration.Unregister(); err != nil {
+			otel.Handle(err)
+		}
+		if reflect.TypeOf(own.provider).Comparable() {
+			owners.Delete(own)
+		}
+	}, nil
+}
+
+// levels returns the instruments of the levels.
+func (t *telemetry) levels() (values []metric.Observable, err error) {
+	var errs []error
+	for _, l := range levels {
+		var v metric.Observable
+		var err error
+		unit, about := metric.WithUnit(l.unit), metric.WithDescription(l.about)
+		switch l.kind {
+		case counter:
+			v, err = t.meter.Int64ObservableCounter(l.name, unit, about)
+		case sum:
+			v, err = t.meter.Int64ObservableUpDownCounter(l.name, unit, about)
+		case gauge:
+			v, err = t.meter.Int64ObservableGauge(l.name, unit, about)
+		}
+		values, errs = append(values, v), append(errs, err)
+	}
+	return values, errors.Join(errs...)
 }

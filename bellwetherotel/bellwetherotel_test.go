@@ -3,13 +3,17 @@ package bellwetherotel
 import (
 	"context"
 	"errors"
+	"fmt"
+	"net"
 	"reflect"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/observe"
+	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/sdk/metric"
@@ -19,12 +23,12 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// A collector is a provider of each kind, in memory.
+// A collector is a provider of each kind, in memory, and the options with these.
 type collector struct {
-	reader *metric.ManualReader
-	spans  *tracetest.InMemoryExporter
-	tracer *sdktrace.TracerProvider
-	*Telemetry
+	reader  *metric.ManualReader
+	spans   *tracetest.InMemoryExporter
+	tracer  *sdktrace.TracerProvider
+	options Options
 }
 
 func newCollector(t *testing.T, o Options) *collector {
@@ -32,15 +36,7 @@ func newCollector(t *testing.T, o Options) *collector {
 	c := &collector{reader: metric.NewManualReader(), spans: tracetest.NewInMemoryExporter()}
 	c.tracer = sdktrace.NewTracerProvider(sdktrace.WithSyncer(c.spans))
 	o.MeterProvider, o.TracerProvider = metric.NewMeterProvider(metric.WithReader(c.reader)), c.tracer
-	var err error
-	if c.Telemetry, err = New(o); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := c.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	c.options = o
 	return c
 }
 
@@ -90,14 +86,10 @@ func (c *collector) collect(t *testing.T) map[string]float64 {
 	return got
 }
 
-type fixed bellwether.Stats
-
-func (f fixed) Stats() bellwether.Stats { return bellwether.Stats(f) }
-
-// TestTelemetry_EveryField holds that each field of Stats is a metric, that its
-// value is the field's and no other's, and that Close ends that.
-func TestTelemetry_EveryField(t *testing.T) {
-	var s bellwether.Stats
+// TestObserve_EveryField holds that each field of Stats is a metric, that its
+// value is the field's and no other's, and that the end of the cache ends that.
+func TestObserve_EveryField(t *testing.T) {
+	var s observe.Stats
 	v := reflect.ValueOf(&s).Elem()
 	for i := range v.NumField() {
 		switch f := v.Field(i); f.Kind() {
@@ -115,7 +107,8 @@ func TestTelemetry_EveryField(t *testing.T) {
 		t.Fatalf("%d metrics of %d fields", len(levels), v.NumField())
 	}
 	c := newCollector(t, Options{Name: "users"})
-	if err := c.Attach(fixed(s)); err != nil {
+	detach, err := Observe(c.options).Attach(func() observe.Stats { return s })
+	if err != nil {
 		t.Fatal(err)
 	}
 	got := c.collect(t)
@@ -128,17 +121,15 @@ func TestTelemetry_EveryField(t *testing.T) {
 			t.Errorf("%s is %v, want Stats.%s, %v", l.name, got[l.name+" users"], v.Type().Field(i).Name, want)
 		}
 	}
-	if err := c.Close(); err != nil {
-		t.Error(err)
-	}
+	detach()
 	if got := c.collect(t); len(got) != 0 {
-		t.Errorf("after Close: %v", got)
+		t.Errorf("after the end: %v", got)
 	}
 }
 
-// TestTelemetry_Span has a herd of callers with a span each: the rebuild's is
+// TestObserve_Span has a herd of callers with a span each: the rebuild's is
 // the child of the first one's, and linked to those of the others.
-func TestTelemetry_Span(t *testing.T) {
+func TestObserve_Span(t *testing.T) {
 	c := newCollector(t, Options{Name: "users", Keys: true})
 	began, gate := make(chan struct{}), make(chan struct{})
 	var inLoad trace.SpanContext
@@ -147,11 +138,8 @@ func TestTelemetry_Span(t *testing.T) {
 		close(began)
 		<-gate
 		return "v", nil
-	}, bellwether.Options{TTL: time.Minute, Observers: []observe.Observer{c.Observer()}})
+	}, bellwether.Options{TTL: time.Minute, Observers: []observe.Observer{Observe(c.options)}})
 	defer cache.Close()
-	if err := c.Attach(cache); err != nil {
-		t.Fatal(err)
-	}
 	const callers = 50
 	tracer := c.tracer.Tracer("test")
 	spans := map[trace.SpanID]bool{}
@@ -176,6 +164,7 @@ func TestTelemetry_Span(t *testing.T) {
 	}
 	close(gate)
 	wg.Wait()
+	stats := c.collect(t)
 	cache.Close() // the flight's own end is told by then
 	var rebuild tracetest.SpanStub
 	n := 0
@@ -209,16 +198,19 @@ func TestTelemetry_Span(t *testing.T) {
 		attributes[string(kv.Key)] = kv.Value.String()
 	}
 	if want := map[string]string{
-		"bellwether.cache": "users", "bellwether.key": "k", "bellwether.outcome": "value",
+		"bellwether.cache.name": "users", "bellwether.key": "k", "bellwether.outcome": "value",
 		"bellwether.takeover": "false", "bellwether.lease_lost": "false",
 	}; !reflect.DeepEqual(attributes, want) {
 		t.Errorf("attributes %v, want %v", attributes, want)
 	}
+	if stats["bellwether.loads users"] != 1 || stats["bellwether.collapsed users"] != callers-1 {
+		t.Errorf("before Close %v, want 1 load and %d collapsed calls", stats, callers-1)
+	}
 	got := c.collect(t)
 	for name, want := range map[string]float64{
-		"bellwether.herds users": 1, "bellwether.herd.callers users": callers, "bellwether.loads users": 1,
+		"bellwether.herds users": 1, "bellwether.herd.callers users": callers,
 		"bellwether.rebuild.duration users value": 1, "bellwether.wait.duration users collapsed": callers - 1,
-		"bellwether.wait.duration users miss": 1, "bellwether.collapsed users": callers - 1,
+		"bellwether.wait.duration users miss": 1,
 	} {
 		if got[name] != want {
 			t.Errorf("%s is %v, want %v", name, got[name], want)
@@ -226,10 +218,10 @@ func TestTelemetry_Span(t *testing.T) {
 	}
 }
 
-func TestTelemetry_FailedSpan(t *testing.T) {
+func TestObserve_FailedSpan(t *testing.T) {
 	c := newCollector(t, Options{})
 	cache := bellwether.New(func(context.Context, string) (string, error) { return "", errors.New("down") },
-		bellwether.Options{TTL: time.Minute, Observers: []observe.Observer{c.Observer()}})
+		bellwether.Options{TTL: time.Minute, Observers: []observe.Observer{Observe(c.options)}})
 	cache.Get(t.Context(), "secret")
 	cache.Close()
 	spans := c.spans.GetSpans()
@@ -243,10 +235,10 @@ func TestTelemetry_FailedSpan(t *testing.T) {
 	}
 }
 
-// TestTelemetry_Events feeds the observer by hand.
-func TestTelemetry_Events(t *testing.T) {
+// TestObserve_Events feeds the observer by hand.
+func TestObserve_Events(t *testing.T) {
 	c := newCollector(t, Options{})
-	o := c.Observer()
+	o := Observe(c.options)
 	o.Evict("k", 700)
 	o.Evict("l", 300)
 	o.Breaker(observe.EngineLocker, observe.BreakerClosed, observe.BreakerOpen)
@@ -255,8 +247,107 @@ func TestTelemetry_Events(t *testing.T) {
 	end(observe.Rebuild{Takeover: true})
 	got := c.collect(t)
 	for name, want := range map[string]float64{
-		"bellwether.near.evictions": 2, "bellwether.near.evicted": 1000, "bellwether.breaker.changes locker open": 1,
-		"bellwether.herd.wait": 1.5, "bellwether.wake.lag store": 1, "bellwether.takeovers": 1,
+		"bellwether.near.evictions": 2, "bellwether.near.evicted": 1000, "bellwether.breaker.changes open locker": 1,
+		"bellwether.herd.wait_time": 1.5, "bellwether.wake.lag store": 1, "bellwether.takeovers": 1,
+	} {
+		if got[name] != want {
+			t.Errorf("%s is %v, want %v, in %v", name, got[name], want, got)
+		}
+	}
+}
+
+// TestObserve_Names has two caches at one provider, told apart by their name, until one of them is
+// closed and another one takes its name. A third one of a name in use is refused.
+func TestObserve_Names(t *testing.T) {
+	c := newCollector(t, Options{})
+	named := func(name string) observe.Observer {
+		o := c.options
+		o.Name = name
+		return Observe(o)
+	}
+	open := func(by observe.Observer) *bellwether.Cache[string] {
+		return bellwether.New(func(context.Context, string) (string, error) { return "v", nil },
+			bellwether.Options{TTL: time.Minute, Observers: []observe.Observer{by}})
+	}
+	same := named("users")
+	users, pages := open(same), open(named("pages"))
+	defer pages.Close()
+	for range 3 {
+		users.Get(t.Context(), "k")
+	}
+	if got := c.collect(t); got["bellwether.hits users"] != 2 || got["bellwether.hits pages"] != 0 {
+		t.Errorf("%v, want 2 hits of users and none of pages", got)
+	}
+	for _, by := range []observe.Observer{same, named("users")} {
+		func() {
+			defer func() {
+				if p := fmt.Sprint(recover()); !strings.Contains(p, "Observers[0]") || !strings.Contains(p, `another open cache has the name "users"`) {
+					t.Errorf("the panic is %s", p)
+				}
+			}()
+			open(by)
+		}()
+	}
+	users.Close()
+	if _, there := c.collect(t)["bellwether.loads users"]; there {
+		t.Error("after Close there are still loads of users")
+	}
+	open(same).Close()
+}
+
+// TestObserve_GlobalProviders has the program's providers set before the observer is made.
+func TestObserve_GlobalProviders(t *testing.T) {
+	c := newCollector(t, Options{})
+	otel.SetMeterProvider(c.options.MeterProvider)
+	otel.SetTracerProvider(c.tracer)
+	users := bellwether.New(func(context.Context, string) (string, error) { return "v", nil },
+		bellwether.Options{TTL: time.Minute, Observers: []observe.Observer{Observe(Options{Name: "users"})}})
+	defer users.Close()
+	users.Get(t.Context(), "k")
+	if got := c.collect(t)["bellwether.loads users"]; got != 1 {
+		t.Errorf("%v loads, want 1", got)
+	}
+}
+
+func TestErrorType(t *testing.T) {
+	for _, of := range []struct {
+		err  error
+		want string
+	}{
+		{&bellwether.PanicError{Value: "boom"}, "panic"},
+		{bellwether.ErrGoexit, "goexit"},
+		{bellwether.ErrRebuildTimeout, "rebuild_timeout"},
+		{bellwether.ErrWaitTimeout, "timeout"},
+		{fmt.Errorf("querying: %w", context.DeadlineExceeded), "timeout"},
+		{bellwether.ErrOverloaded, "overloaded"},
+		{bellwether.ErrClosed, "closed"},
+		{bellwether.ErrUnavailable, "unavailable"},
+		{&bellwether.RemoteError{}, "remote"},
+		{context.Canceled, "canceled"},
+		{fmt.Errorf("querying: %w", &net.DNSError{}), "*net.DNSError"},
+	} {
+		if got := errorType(of.err); string(got.Key) != "error.type" || got.Value.AsString() != of.want {
+			t.Errorf("%v: %v is %s, want %s", of.err, got.Key, got.Value.AsString(), of.want)
+		}
+	}
+}
+
+// TestObserve_Failures holds that failed calls and loads have their class, and others none.
+func TestObserve_Failures(t *testing.T) {
+	c := newCollector(t, Options{})
+	cache := bellwether.New(func(_ context.Context, key string) (string, error) {
+		if key == "none" {
+			return "", bellwether.ErrNotFound
+		}
+		panic(key)
+	}, bellwether.Options{TTL: time.Minute, Observers: []observe.Observer{Observe(c.options)}})
+	cache.Get(t.Context(), "none")
+	cache.Get(t.Context(), "boom")
+	cache.Close()
+	got := c.collect(t)
+	for name, want := range map[string]float64{
+		"bellwether.wait.duration miss": 1, "bellwether.wait.duration miss panic": 1,
+		"bellwether.rebuild.duration value": 1, "bellwether.rebuild.duration failed panic": 1,
 	} {
 		if got[name] != want {
 			t.Errorf("%s is %v, want %v, in %v", name, got[name], want, got)

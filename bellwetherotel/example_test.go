@@ -14,19 +14,11 @@ import (
 
 func Example() {
 	spans := tracetest.NewInMemoryExporter() // or one that sends them
-	telemetry, err := bellwetherotel.New(bellwetherotel.Options{
-		Name: "users", Keys: true,
-		TracerProvider: sdktrace.NewTracerProvider(sdktrace.WithSyncer(spans)),
-	})
-	if err != nil {
-		panic(err)
-	}
-	defer telemetry.Close()
 	users := bellwether.New(func(ctx context.Context, id string) (string, error) { return "user " + id, nil },
-		bellwether.Options{TTL: time.Minute, Observers: []observe.Observer{telemetry.Observer()}})
-	if err := telemetry.Attach(users); err != nil {
-		panic(err)
-	}
+		bellwether.Options{TTL: time.Minute, Observers: []observe.Observer{bellwetherotel.Observe(bellwetherotel.Options{
+			Name: "users", Keys: true,
+			TracerProvider: sdktrace.NewTracerProvider(sdktrace.WithSyncer(spans)), // nil is the global one
+		})}})
 
 	users.Get(context.Background(), "42")
 	users.Close()
@@ -38,7 +30,7 @@ func Example() {
 	}
 	// Output:
 	// bellwether.rebuild
-	// bellwether.cache users
+	// bellwether.cache.name users
 	// bellwether.key 42
 	// bellwether.outcome value
 	// bellwether.takeover false

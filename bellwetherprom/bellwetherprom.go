@@ -1,6 +1,6 @@
 // Package bellwetherprom tells Prometheus what a cache does: all of its Stats,
-// and, as its observer, how long rebuilds and callers take, how herds fare, and
-// what becomes of engines and of the near tier.
+// how long rebuilds and callers take, how herds fare, and what becomes of engines
+// and of the near tier.
 //
 // docs/operations.md says what each metric means and when to look at it;
 // docs/grafana.json and docs/alerts.yml are made of them.
@@ -8,67 +8,65 @@ package bellwetherprom
 
 import (
 	"context"
-	"errors"
-	"sync/atomic"
+	"fmt"
 
-	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/observe"
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// A metric is one field of [bellwether.Stats].
+// A metric is one field of [observe.Stats].
 type metric struct {
 	name string
 	kind prometheus.ValueType
 	help string
-	of   func(bellwether.Stats) float64
+	of   func(observe.Stats) float64
 }
 
 var metrics = []metric{
 	counter("hits", "Calls with a fresh value from this process's memory.",
-		func(s bellwether.Stats) uint64 { return s.Hits }),
+		func(s observe.Stats) uint64 { return s.Hits }),
 	counter("stale", "Calls with a stale value.",
-		func(s bellwether.Stats) uint64 { return s.Stale }),
+		func(s observe.Stats) uint64 { return s.Stale }),
 	counter("misses", "Calls that began a flight: no fresh value in this process, and no flight for the key.",
-		func(s bellwether.Stats) uint64 { return s.Misses }),
+		func(s observe.Stats) uint64 { return s.Misses }),
 	counter("collapsed", "Calls that joined the flight of another call.",
-		func(s bellwether.Stats) uint64 { return s.Collapsed }),
+		func(s observe.Stats) uint64 { return s.Collapsed }),
 	counter("wait_timeouts", "Calls that waited for MaxWait without a value.",
-		func(s bellwether.Stats) uint64 { return s.WaitTimeouts }),
+		func(s observe.Stats) uint64 { return s.WaitTimeouts }),
 	counter("loads", "Loads that this process has begun.",
-		func(s bellwether.Stats) uint64 { return s.Loads }),
+		func(s observe.Stats) uint64 { return s.Loads }),
 	counter("load_failures", "Loads that failed.",
-		func(s bellwether.Stats) uint64 { return s.LoadFailures }),
+		func(s observe.Stats) uint64 { return s.LoadFailures }),
 	counter("store_hits", "Flights with the answer from the store.",
-		func(s bellwether.Stats) uint64 { return s.StoreHits }),
+		func(s observe.Stats) uint64 { return s.StoreHits }),
 	counter("waits", "Flights that found the lease with another process.",
-		func(s bellwether.Stats) uint64 { return s.Waits }),
+		func(s observe.Stats) uint64 { return s.Waits }),
 	counter("fenced", "Commits that the store refused because of a later epoch.",
-		func(s bellwether.Stats) uint64 { return s.Fenced }),
+		func(s observe.Stats) uint64 { return s.Fenced }),
 	counter("leases_lost", "Leases that ended before their rebuild.",
-		func(s bellwether.Stats) uint64 { return s.LeasesLost }),
+		func(s observe.Stats) uint64 { return s.LeasesLost }),
 	counter("hedges", "Second loads beside the load of another process.",
-		func(s bellwether.Stats) uint64 { return s.Hedges }),
+		func(s observe.Stats) uint64 { return s.Hedges }),
 	counter("degraded", "Loads without a lease or without the store, because an engine did not answer.",
-		func(s bellwether.Stats) uint64 { return s.Degraded }),
+		func(s observe.Stats) uint64 { return s.Degraded }),
 	counter("engine_errors", "Calls of the store or the locker without an answer.",
-		func(s bellwether.Stats) uint64 { return s.EngineErrors }),
+		func(s observe.Stats) uint64 { return s.EngineErrors }),
 	gauge("flights", "Keys with a rebuild, or a wait for a rebuild, under way.",
-		func(s bellwether.Stats) float64 { return float64(s.Flights) }),
+		func(s observe.Stats) float64 { return float64(s.Flights) }),
 	gauge("near_bytes", "Size of the values in this process's memory.",
-		func(s bellwether.Stats) float64 { return float64(s.NearBytes) }),
+		func(s observe.Stats) float64 { return float64(s.NearBytes) }),
 	gauge("store_up", "0 while the store does not answer, else 1.",
-		func(s bellwether.Stats) float64 { return truth(s.StoreUp) }),
+		func(s observe.Stats) float64 { return truth(s.StoreUp) }),
 	gauge("locker_up", "0 while the locker does not answer, else 1.",
-		func(s bellwether.Stats) float64 { return truth(s.LockerUp) }),
+		func(s observe.Stats) float64 { return truth(s.LockerUp) }),
 }
 
-func counter(name, help string, of func(bellwether.Stats) uint64) metric {
+func counter(name, help string, of func(observe.Stats) uint64) metric {
 	return metric{"bellwether_" + name + "_total", prometheus.CounterValue, help,
-		func(s bellwether.Stats) float64 { return float64(of(s)) }}
+		func(s observe.Stats) float64 { return float64(of(s)) }}
 }
 
-func gauge(name, help string, of func(bellwether.Stats) float64) metric {
+func gauge(name, help string, of func(observe.Stats) float64) metric {
 	return metric{"bellwether_" + name, prometheus.GaugeValue, help, of}
 }
 
@@ -86,13 +84,28 @@ var (
 	states   = []observe.BreakerState{observe.BreakerClosed, observe.BreakerHalfOpen, observe.BreakerOpen}
 )
 
-// A Collector has the metrics of one cache. Create one with New, give its
-// Observer to the cache, the cache to Attach, and the Collector to a registry.
-// It is safe for concurrent use. Its labels have a fixed set of values; no key
-// is ever one.
-type Collector struct {
+// Observe returns an observer that has the metrics of one cache, for its Options.Observers. The
+// cache registers them with registry when it is made, and takes them out again at the end of its
+// Close. A nil registry is [prometheus.DefaultRegisterer].
+//
+// The metrics have the label cache="name", by which the caches of one program are told apart. With
+// an empty name there is no label, for the only cache of a registry. If registry refuses the
+// metrics, as those of a second cache with the same name, New and NewMiddleware panic with an
+// error that says so; so does the second cache with one observer. All other labels have a fixed set
+// of values, and no key is ever a label.
+//
+// The observer does not watch hits, which Stats count: they stay as fast as they are.
+func Observe(registry prometheus.Registerer, name string) observe.Observer {
+	if registry == nil {
+		registry = prometheus.DefaultRegisterer
+	}
+	return newCollector(name).observer(registry)
+}
+
+// A collector has what an observer of one cache counts. It is safe for concurrent use.
+type collector struct {
+	name  string
 	descs []*prometheus.Desc // of metrics
-	stats atomic.Pointer[func() bellwether.Stats]
 
 	rebuild, wait, wakeLag                      *prometheus.HistogramVec
 	herds, herdCallers, herdWaiting             prometheus.Counter
@@ -101,15 +114,12 @@ type Collector struct {
 	parts                                       []prometheus.Collector // all of these
 }
 
-// New returns a Collector whose metrics have the label cache="name", by which
-// the caches of one program are told apart. An empty name: there is no label; it is
-// for the one cache of a registry.
-func New(name string) *Collector {
+func newCollector(name string) *collector {
 	var labels prometheus.Labels
 	if name != "" {
 		labels = prometheus.Labels{"cache": name}
 	}
-	c := &Collector{}
+	c := &collector{name: name}
 	for _, m := range metrics {
 		c.descs = append(c.descs, prometheus.NewDesc(m.name, m.help, nil, labels))
 	}
@@ -168,20 +178,18 @@ func from(loaded bool) string {
 	return "store"
 }
 
-// Attach has the Stats of a [bellwether.Cache] or a [bellwether.Middleware] read
-// at each scrape. Before it, there are none of their metrics. A Collector has one
-// cache: with a second it panics.
-func (c *Collector) Attach(cache interface{ Stats() bellwether.Stats }) {
-	stats := cache.Stats
-	if !c.stats.CompareAndSwap(nil, &stats) {
-		panic(errors.New("bellwetherprom: Attach was called twice; each cache needs its own Collector with its own name"))
+// attach registers the metrics of a cache, and returns what takes them out again.
+func (c *collector) attach(registry prometheus.Registerer, stats func() observe.Stats) (detach func(), err error) {
+	all := &attached{c, stats}
+	if err := registry.Register(all); err != nil {
+		return nil, fmt.Errorf("bellwetherprom: the registry refuses the metrics of the cache %q; each cache needs a name and an observer of its own, unless the one before it is closed: %w", c.name, err)
 	}
+	return func() { registry.Unregister(all) }, nil
 }
 
-// Observer returns the observer that feeds the Collector. It does not watch
-// hits, which Stats count: they stay as fast as they are.
-func (c *Collector) Observer() observe.Observer {
+func (c *collector) observer(registry prometheus.Registerer) observe.Observer {
 	return observe.Observer{
+		Attach: func(stats func() observe.Stats) (func(), error) { return c.attach(registry, stats) },
 		Serve: func(_ context.Context, s observe.Serve) {
 			c.wait.WithLabelValues(s.Way.String()).Observe(s.Waited.Seconds())
 		},
@@ -211,25 +219,29 @@ func (c *Collector) Observer() observe.Observer {
 	}
 }
 
+// An attached collector has the Stats of its cache too.
+type attached struct {
+	*collector
+	stats func() observe.Stats
+}
+
 // Describe implements [prometheus.Collector].
-func (c *Collector) Describe(out chan<- *prometheus.Desc) {
-	for _, d := range c.descs {
+func (a *attached) Describe(out chan<- *prometheus.Desc) {
+	for _, d := range a.descs {
 		out <- d
 	}
-	for _, p := range c.parts {
+	for _, p := range a.parts {
 		p.Describe(out)
 	}
 }
 
 // Collect implements [prometheus.Collector]. The Stats are all of one moment.
-func (c *Collector) Collect(out chan<- prometheus.Metric) {
-	if stats := c.stats.Load(); stats != nil {
-		s := (*stats)()
-		for i, m := range metrics {
-			out <- prometheus.MustNewConstMetric(c.descs[i], m.kind, m.of(s))
-		}
+func (a *attached) Collect(out chan<- prometheus.Metric) {
+	s := a.stats()
+	for i, m := range metrics {
+		out <- prometheus.MustNewConstMetric(a.descs[i], m.kind, m.of(s))
 	}
-	for _, p := range c.parts {
+	for _, p := range a.parts {
 		p.Collect(out)
 	}
 }

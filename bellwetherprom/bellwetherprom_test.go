@@ -19,14 +19,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 )
 
-type fixed bellwether.Stats
-
-func (f fixed) Stats() bellwether.Stats { return bellwether.Stats(f) }
-
-// TestCollector_EveryField holds that each field of Stats is a metric, that its
+// TestObserve_EveryField holds that each field of Stats is a metric, that its
 // value is the field's and no other's, and that it says what it is.
-func TestCollector_EveryField(t *testing.T) {
-	var s bellwether.Stats
+func TestObserve_EveryField(t *testing.T) {
+	var s observe.Stats
 	var want strings.Builder
 	var names []string
 	v := reflect.ValueOf(&s).Elem()
@@ -62,11 +58,7 @@ func TestCollector_EveryField(t *testing.T) {
 	if len(metrics) != v.NumField() {
 		t.Errorf("%d metrics of %d fields", len(metrics), v.NumField())
 	}
-	c := New("users")
-	if n := testutil.CollectAndCount(c, names...); n != 0 {
-		t.Errorf("%d metrics of Stats before there is a cache", n)
-	}
-	c.Attach(fixed(s))
+	c := &attached{newCollector("users"), func() observe.Stats { return s }}
 	if err := testutil.CollectAndCompare(c, strings.NewReader(want.String()), names...); err != nil {
 		t.Error(err)
 	}
@@ -76,11 +68,11 @@ func TestCollector_EveryField(t *testing.T) {
 	}
 }
 
-// TestCollector_Herd has a fleet of two: one rebuilds after a dead holder's
+// TestObserve_Herd has a fleet of two: one rebuilds after a dead holder's
 // lease, the other waits for it.
-func TestCollector_Herd(t *testing.T) {
+func TestObserve_Herd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := New("")
+		c := newCollector("") // of both: only its counts are looked at
 		store, locker := memstore.New(), locallock.New()
 		if _, err := locker.TryAcquire(t.Context(), "values:k", 2*time.Second); err != nil { // and no word more
 			t.Fatal(err)
@@ -90,7 +82,7 @@ func TestCollector_Herd(t *testing.T) {
 			cache := bellwether.New(func(context.Context, string) (string, error) {
 				time.Sleep(3 * time.Second)
 				return "v", nil
-			}, bellwether.Options{TTL: time.Minute, Fleet: bellwether.Fleet{Store: store, Locker: locker, Namespace: "values"}, Observers: []observe.Observer{c.Observer()}})
+			}, bellwether.Options{TTL: time.Minute, Fleet: bellwether.Fleet{Store: store, Locker: locker, Namespace: "values"}, Observers: []observe.Observer{c.observer(prometheus.NewRegistry())}})
 			defer cache.Close()
 			for range 50 {
 				wg.Go(func() { cache.Get(t.Context(), "k") })
@@ -120,17 +112,17 @@ func TestCollector_Herd(t *testing.T) {
 	})
 }
 
-// TestCollector_Events feeds the observer by hand.
-func TestCollector_Events(t *testing.T) {
-	c := New("")
-	o := c.Observer()
+// TestObserve_Events feeds the observer by hand.
+func TestObserve_Events(t *testing.T) {
+	c := newCollector("")
+	o := c.observer(nil)
 	o.Evict("k", 700)
 	o.Evict("l", 300)
 	o.Breaker(observe.EngineLocker, observe.BreakerClosed, observe.BreakerOpen)
 	o.Herd(observe.Herd{Callers: 3, Waited: 1500 * time.Millisecond, WakeLag: time.Millisecond})
 	_, end := o.Rebuild(t.Context(), "k")
 	end(observe.Rebuild{Outcome: observe.OutcomeFailed, Took: time.Second, Err: errors.New("down")})
-	err := testutil.CollectAndCompare(c, strings.NewReader(`
+	err := testutil.CollectAndCompare(&attached{c, func() observe.Stats { return observe.Stats{} }}, strings.NewReader(`
 # HELP bellwether_near_evictions_total Values that left this process's memory for other values.
 # TYPE bellwether_near_evictions_total counter
 bellwether_near_evictions_total 2
@@ -166,29 +158,85 @@ bellwether_breaker_changes_total{engine="writes",to="open"} 0
 	}
 }
 
-// TestCollector_Names has two caches in one registry, told apart by their name.
-func TestCollector_Names(t *testing.T) {
-	registry := prometheus.NewRegistry()
-	for _, name := range []string{"users", "pages"} {
-		if err := registry.Register(New(name)); err != nil {
-			t.Errorf("%s: %v", name, err)
+func load(context.Context, string) (string, error) { return "v", nil }
+
+func options(observers ...observe.Observer) bellwether.Options {
+	return bellwether.Options{TTL: time.Minute, Observers: observers}
+}
+
+// hits are what a registry has of bellwether_hits_total, by the label cache.
+func hits(t *testing.T, registry prometheus.Gatherer) map[string]float64 {
+	t.Helper()
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]float64{}
+	for _, f := range families {
+		for _, m := range f.Metric {
+			if f.GetName() == "bellwether_hits_total" {
+				got[m.Label[0].GetValue()] = m.Counter.GetValue()
+			}
 		}
 	}
-	if err := registry.Register(New("users")); err == nil {
-		t.Error("two caches of one name were registered")
+	return got
+}
+
+// TestObserve_Registry has two caches in one registry, told apart by their name, until one of them
+// is closed and another one takes its name.
+func TestObserve_Registry(t *testing.T) {
+	registry := prometheus.NewRegistry()
+	users := bellwether.New(load, options(Observe(registry, "users")))
+	pages := bellwether.NewMiddleware(bellwether.HTTPOptions{Observers: []observe.Observer{Observe(registry, "pages")}})
+	defer pages.Close()
+	for range 3 {
+		users.Get(t.Context(), "k")
+	}
+	if got := hits(t, registry); len(got) != 2 || got["users"] != 2 || got["pages"] != 0 {
+		t.Errorf("hits %v, want 2 of users and 0 of pages", got)
+	}
+	users.Close()
+	if got := hits(t, registry); len(got) != 1 {
+		t.Errorf("after Close the registry has hits of %v, want those of pages alone", got)
+	}
+	again := bellwether.New(load, options(Observe(registry, "users")))
+	defer again.Close()
+	if got := hits(t, registry); len(got) != 2 || got["users"] != 0 {
+		t.Errorf("hits %v, want 0 of the new users", got)
 	}
 }
 
-// The figures of one of two caches would be lost without a word.
-func TestAttach_Twice(t *testing.T) {
-	c := New("")
-	c.Attach(fixed{})
-	defer func() {
-		if p := fmt.Sprint(recover()); !strings.HasPrefix(p, "bellwetherprom: Attach was called twice") {
-			t.Errorf("the panic is %q", p)
-		}
-	}()
-	c.Attach(fixed{})
+func TestObserve_DefaultRegistry(t *testing.T) {
+	c := bellwether.New(load, options(Observe(nil, "of the default registry")))
+	defer c.Close()
+	if got := hits(t, prometheus.DefaultGatherer); len(got) != 1 {
+		t.Errorf("the default registry has hits of %v", got)
+	}
+}
+
+// TestObserve_Refused holds that no cache starts without its metrics: the figures of one of two
+// caches would be lost without a word.
+func TestObserve_Refused(t *testing.T) {
+	twice := Observe(prometheus.NewRegistry(), "users")
+	registry := prometheus.NewRegistry()
+	for name, observers := range map[string][2]observe.Observer{
+		"one name":       {Observe(registry, "users"), Observe(registry, "users")},
+		"one observer":   {twice, twice},
+		"a missing name": {Observe(registry, "users"), Observe(registry, "")},
+	} {
+		first := bellwether.New(load, options(observers[0]))
+		func() {
+			defer func() {
+				p := fmt.Sprint(recover())
+				if !strings.Contains(p, "Observers[0]") || !strings.Contains(p, "bellwetherprom: the registry refuses the metrics of the cache \"") {
+					t.Errorf("%s: the panic is %s", name, p)
+				}
+			}()
+			bellwether.New(load, options(observers[1]))
+		}()
+		first.Close()
+		bellwether.New(load, options(observers[0])).Close() // the name is free again
+	}
 }
 
 // samples is how many a histogram has.

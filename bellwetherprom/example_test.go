@@ -12,13 +12,10 @@ import (
 )
 
 func Example() {
-	metrics := bellwetherprom.New("users")
-	users := bellwether.New(func(ctx context.Context, id string) (string, error) { return "user " + id, nil },
-		bellwether.Options{TTL: time.Minute, Observers: []observe.Observer{metrics.Observer()}})
-	defer users.Close()
-	metrics.Attach(users)
 	registry := prometheus.NewRegistry() // or prometheus.DefaultRegisterer
-	registry.MustRegister(metrics)
+	users := bellwether.New(func(ctx context.Context, id string) (string, error) { return "user " + id, nil },
+		bellwether.Options{TTL: time.Minute, Observers: []observe.Observer{bellwetherprom.Observe(registry, "users")}})
+	defer users.Close()
 
 	for range 3 {
 		users.Get(context.Background(), "42")

@@ -14,7 +14,8 @@ import (
 	"github.com/bellwether-go/bellwether/observe"
 )
 
-// New returns an observer that writes records to log:
+// Observe returns an observer that writes records to log, for the Options.Observers of any number of
+// caches:
 //
 //   - what Observer.Error is told: Error for a panic of user code and for bytes
 //     that do not decode, Info for commits and leases that came too late, Warn
@@ -25,14 +26,15 @@ import (
 //     between.
 //
 // Their attributes are key, err, kind, stack, outcome, took, takeover, lease_lost,
-// engine, from and to, as far as they apply. A key may be personal: a ReplaceAttr
+// engine, from and to, as far as they apply. To tell caches apart, give each an observer with a
+// logger of its own, as by log.With("cache", "users"). A key may be personal: a ReplaceAttr
 // of the handler can take it out.
 //
 // An engine that is down has much to tell. After a record of Info and above, the
 // next ones of its kind are counted only, for as long as pause; the first one
 // then has their number as omitted. Zero: all are written. Changes of a breaker
 // are always.
-func New(log *slog.Logger, pause time.Duration) observe.Observer {
+func Observe(log *slog.Logger, pause time.Duration) observe.Observer {
 	w := &writer{log: log, pause: pause, kinds: make(map[string]*kind)}
 	return observe.Observer{Error: w.failure, Rebuild: w.rebuild, Breaker: w.breaker}
 }

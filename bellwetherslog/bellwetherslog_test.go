@@ -34,9 +34,9 @@ func newLog(level slog.Level) (*slog.Logger, *bytes.Buffer) {
 }
 
 // Each kind has its level.
-func TestNew_Levels(t *testing.T) {
+func TestObserve_Levels(t *testing.T) {
 	log, got := newLog(slog.LevelDebug)
-	o := bellwetherslog.New(log, 0)
+	o := bellwetherslog.Observe(log, 0)
 	for _, err := range []error{
 		fmt.Errorf("reading: %w", bellwether.ErrUnavailable), driver.ErrCorrupt, driver.ErrTooLarge,
 		driver.ErrFenced, driver.ErrLeaseLost, &bellwether.PanicError{Value: "boom"}, errors.New("else"),
@@ -75,10 +75,10 @@ level=INFO msg=breaker engine=store from=half-open to=closed
 
 // Of a kind there is one record in a pause, and the next says how many there
 // were in between.
-func TestNew_Pause(t *testing.T) {
+func TestObserve_Pause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log, got := newLog(slog.LevelInfo)
-		o := bellwetherslog.New(log, time.Minute)
+		o := bellwetherslog.Observe(log, time.Minute)
 		for range 100 {
 			o.Error("k", bellwether.ErrUnavailable)
 		}
@@ -93,13 +93,13 @@ func TestNew_Pause(t *testing.T) {
 }
 
 // A store that goes down and comes back is what the log shows.
-func TestNew_StoreDown(t *testing.T) {
+func TestObserve_StoreDown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log, got := newLog(slog.LevelInfo)
 		store := &failing{Store: memstore.New()}
 		c := bellwether.New(func(context.Context, string) (string, error) { return "v", nil }, bellwether.Options{
 			TTL: time.Minute, Fleet: bellwether.Fleet{Store: store, Locker: locallock.New(), Namespace: "values"},
-			Observers: []observe.Observer{bellwetherslog.New(log, time.Hour)},
+			Observers: []observe.Observer{bellwetherslog.Observe(log, time.Hour)},
 		})
 		store.down = true
 		c.Get(t.Context(), "a")
@@ -133,10 +133,10 @@ func (f *failing) Get(ctx context.Context, key string) (driver.Entry, error) {
 	return f.Store.Get(ctx, key)
 }
 
-func ExampleNew() {
+func ExampleObserve() {
 	log := slog.New(slog.NewTextHandler(os.Stdout, &slog.HandlerOptions{ReplaceAttr: timeless}))
 	users := bellwether.New(func(context.Context, string) (string, error) { return "", errors.New("database is down") },
-		bellwether.Options{TTL: time.Minute, Observers: []observe.Observer{bellwetherslog.New(log, time.Minute)}})
+		bellwether.Options{TTL: time.Minute, Observers: []observe.Observer{bellwetherslog.Observe(log, time.Minute)}})
 	users.Get(context.Background(), "42")
 	users.Close()
 	// Output: level=WARN msg=rebuild key=42 outcome=failed takeover=false lease_lost=false err="database is down"

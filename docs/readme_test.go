@@ -93,6 +93,7 @@ var packages = map[string]string{
 	"redisstore":     "github.com/bellwether-go/bellwether/stores/redisstore",
 	"memcachelock":   "github.com/bellwether-go/bellwether/lockers/memcachelock",
 	"memcachestore":  "github.com/bellwether-go/bellwether/stores/memcachestore",
+	"observe":        "github.com/bellwether-go/bellwether/observe",
 	"locallock":      "github.com/bellwether-go/bellwether/lockers/locallock",
 	"memstore":       "github.com/bellwether-go/bellwether/stores/memstore",
 	"memcache":       "github.com/bradfitz/gomemcache/memcache",

@@ -1,7 +1,6 @@
 // Package observe is what a cache tells those who watch it: who was served and how, what
 // a rebuild came to, how a herd fared, how the engines do. The cache is a Cache or a
-// Middleware of package bellwether, whose Options take the observers. That package has
-// these names too.
+// Middleware of package bellwether, whose Options take the observers.
 package observe
 
 import (
@@ -21,6 +20,16 @@ import (
 // or a flight, whose callers get ErrGoexit.
 // Durations are by this process's monotonic clock.
 type Observer struct {
+	// Attach is called once, when the cache is made, before all other functions of the
+	// Observer. It gets the function that reads the cache's Stats, which may be called at
+	// any time, also after Close. It returns the function that Close calls at its end, when
+	// the Observer has been told everything; this function may be nil. Other caches may call
+	// Attach of the same Observer too, at the same time.
+	//
+	// With an error, a panic or a Goexit of Attach there is no cache: the Observers before
+	// it are detached, and New or NewMiddleware panics with an error that wraps Attach's.
+	Attach func(stats func() Stats) (detach func(), err error)
+
 	// Hit is told of each call that a fresh value of the near tier has answered
 	// at once. It is on the path of all of them. For counting them alone there is
 	// Stats, which costs nothing.

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/observe"
 	"github.com/go-chi/chi/v5"
 )
 
@@ -84,7 +85,7 @@ type report struct {
 	Locker   string  `json:"locker"`
 	Uptime   float64 `json:"uptime_seconds"`
 	Draining bool    `json:"draining"`
-	bellwether.Stats
+	observe.Stats
 }
 
 func (s *server) stats(w http.ResponseWriter, _ *http.Request) {

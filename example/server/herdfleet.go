@@ -13,6 +13,7 @@ import (
 	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/lockers/locallock"
+	"github.com/bellwether-go/bellwether/observe"
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
@@ -50,8 +51,8 @@ func (f *fleet) close() {
 
 // stats adds up the processes' counts of loads without lease or store. The
 // locker is up if it is up for all processes.
-func (f *fleet) stats() bellwether.Stats {
-	sum := bellwether.Stats{LockerUp: true}
+func (f *fleet) stats() observe.Stats {
+	sum := observe.Stats{LockerUp: true}
 	for _, m := range f.processes {
 		s := m.Stats()
 		sum.Degraded += s.Degraded
@@ -68,7 +69,7 @@ type ledger struct {
 	keys map[string]string
 }
 
-// Claim implements [bellwether.Store].
+// Claim implements [driver.Store].
 func (l *ledger) Claim(ctx context.Context, key string) (driver.Entry, uint64, error) {
 	l.mu.Lock()
 	l.keys[path.Base(key)] = key
@@ -97,7 +98,7 @@ type switched struct {
 
 var errSwitchedOff = errors.New("the locker is switched off")
 
-// TryAcquire implements [bellwether.Locker].
+// TryAcquire implements [driver.Locker].
 func (s *switched) TryAcquire(ctx context.Context, key string, ttl time.Duration) (driver.Lease, error) {
 	if s.down.Load() {
 		return nil, errSwitchedOff
@@ -109,7 +110,7 @@ func (s *switched) TryAcquire(ctx context.Context, key string, ttl time.Duration
 	return switchedLease{l, s}, nil
 }
 
-// Watch implements [bellwether.Watcher].
+// Watch implements [driver.Watcher].
 func (s *switched) Watch(ctx context.Context, held *driver.HeldError) (<-chan struct{}, error) {
 	if s.down.Load() {
 		return nil, errSwitchedOff

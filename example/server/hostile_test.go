@@ -180,7 +180,7 @@ const (
 )
 
 // kinds are the kinds of page, in the order of the report.
-var kinds = []string{"private", "Set-Cookie", "Vary", "no-cache", "Authorization", "errors", "panics", "aborts", "over MaxBody", "leaving", "directives"}
+var kinds = []string{"private", "Set-Cookie", "Vary", "no-cache", "Authorization", "errors", "panics", "aborts", "over MaxBodyBytes", "leaving", "directives"}
 
 // hostilePages returns the pages of all kinds. Each page has any number of URLs,
 // which end in a number.
@@ -218,10 +218,10 @@ func hostilePages() []hostilePage {
 		{kind: "aborts", own: tooShort, of: oneClient},
 		{kind: "aborts", own: cutOff, of: oneClient},
 
-		{kind: "over MaxBody", size: overMaxBody, cacheControl: "max-age=1", of: everybody},
-		{kind: "over MaxBody", size: overMaxBody, cacheControl: "private", of: oneClient},
-		{kind: "over MaxBody", size: overMaxBody, vary: "Cookie", cacheControl: "max-age=1", of: oneSession},
-		{kind: "over MaxBody", size: overMaxBody, of: oneClient},
+		{kind: "over MaxBodyBytes", size: overMaxBody, cacheControl: "max-age=1", of: everybody},
+		{kind: "over MaxBodyBytes", size: overMaxBody, cacheControl: "private", of: oneClient},
+		{kind: "over MaxBodyBytes", size: overMaxBody, vary: "Cookie", cacheControl: "max-age=1", of: oneSession},
+		{kind: "over MaxBodyBytes", size: overMaxBody, of: oneClient},
 
 		{kind: "leaving", slow: true, left: true, cacheControl: "max-age=1", of: everybody},
 		{kind: "leaving", slow: true, left: true, cacheControl: "private", of: oneClient},

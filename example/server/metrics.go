@@ -14,25 +14,22 @@ import (
 // docs/operations.md says what to do when one of the numbers is not what it
 // should be.
 
-// newCache returns a cache with its metrics. There is one in the process, which
-// needs no name.
-func newCache(o bellwether.HTTPOptions) (*bellwether.Middleware, *bellwetherprom.Collector) {
-	metrics := bellwetherprom.New("")
-	o.Observers = append(o.Observers, metrics.Observer())
-	cache := bellwether.NewMiddleware(o)
-	metrics.Attach(cache)
-	return cache, metrics
+// newCache returns a cache, and the registry that has its metrics until it is closed. There is one
+// in the process, which needs no name.
+func newCache(o bellwether.HTTPOptions) (*bellwether.Middleware, *prometheus.Registry) {
+	metrics := prometheus.NewRegistry()
+	o.Observers = append(o.Observers, bellwetherprom.Observe(metrics, ""))
+	return bellwether.NewMiddleware(o), metrics
 }
 
 // metricsHandler serves the cache's metrics, and Go's and the process's own.
 func (s *server) metricsHandler() http.Handler {
-	return promhttp.HandlerFor(s.registry(), promhttp.HandlerOpts{})
+	return promhttp.HandlerFor(s.allMetrics(), promhttp.HandlerOpts{})
 }
 
-func (s *server) registry() *prometheus.Registry {
-	registry := prometheus.NewRegistry()
-	registry.MustRegister(
-		s.metrics,
+func (s *server) allMetrics() prometheus.Gatherer {
+	own := prometheus.NewRegistry()
+	own.MustRegister(
 		collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
@@ -40,5 +37,5 @@ func (s *server) registry() *prometheus.Registry {
 			ConstLabels: prometheus.Labels{"store": s.config.store, "locker": s.config.locker, "upstream": name(s.config)},
 		}, func() float64 { return 1 }),
 	)
-	return registry
+	return prometheus.Gatherers{s.metrics, own}
 }

@@ -47,7 +47,7 @@ func TestMetrics_OnTheAdminListener(t *testing.T) {
 func TestMetrics_Documented(t *testing.T) {
 	cache, metrics := newCache(bellwether.HTTPOptions{})
 	defer cache.Close()
-	families, err := (&server{metrics: metrics}).registry().Gather()
+	families, err := (&server{metrics: metrics}).allMetrics().Gather()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,9 +14,9 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
-	"github.com/bellwether-go/bellwether/bellwetherprom"
 	"github.com/go-chi/chi/v5"
 	"github.com/go-chi/chi/v5/middleware"
+	"github.com/prometheus/client_golang/prometheus"
 )
 
 // This file puts the parts together and runs them: router and middleware in
@@ -35,8 +35,8 @@ type server struct {
 	config   config
 	log      *slog.Logger
 	cache    *bellwether.Middleware
-	metrics  *bellwetherprom.Collector // of cache
-	addr     net.Addr                  // where it listens
+	metrics  *prometheus.Registry // of cache
+	addr     net.Addr             // where it listens
 	started  time.Time
 	draining atomic.Bool
 }

@@ -91,7 +91,7 @@ type report struct {
 	Last   time.Time       // of herd: when the last caller had its answer
 	Cut    string          // why the last load that was cancelled was, if any ever was
 	Told   told            // of told: what the observer knows of the key
-	Stats  bellwether.Stats
+	Stats  observe.Stats
 	Err    string
 }
 

@@ -17,7 +17,7 @@ import (
 // kernel hold as much for it, and a limit on connections bounds that.
 const smallBody = writePart
 
-// reasonMemory is why a body is not kept that would pass HTTPOptions.MaxHeld.
+// reasonMemory is why a body is not kept that would pass HTTPOptions.MaxHeldBytes.
 const reasonMemory = "memory"
 
 // bodies count what clients hold beside the near tier. Each body counts once, and while

@@ -1,6 +1,6 @@
-// Package etcdlock is a [bellwether.Locker] and a [bellwether.Watcher] on etcd
+// Package etcdlock is a [driver.Locker] and a [driver.Watcher] on etcd
 // 3.4 or later (it is tested with 3.4.23), by the client
-// go.etcd.io/etcd/client/v3. Its leases are [bellwether.Tokener]s.
+// go.etcd.io/etcd/client/v3. Its leases are [driver.Tokener]s.
 //
 // A lease is a key. Its value names the holder by a random token, the length of
 // the lease in milliseconds, and how often it was renewed. The steps are those

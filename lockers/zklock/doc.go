@@ -1,4 +1,4 @@
-// Package zklock is a [bellwether.Locker] and a [bellwether.Watcher] on
+// Package zklock is a [driver.Locker] and a [driver.Watcher] on
 // ZooKeeper, by the client github.com/go-zookeeper/zk, and beside it a fair
 // mutex, [Locker.Lock].
 //
@@ -26,7 +26,7 @@
 //     lets one win. No two machines' clocks are compared.
 //  5. When the session ends, the pair is gone. The Locker learns of it when a
 //     server says so, and closes the leases' Lost channels at that moment
-//     ([bellwether.LossNotifier]).
+//     ([driver.LossNotifier]).
 //  6. A lease that its holder lets run out is removed by the holder's Locker.
 //  7. Watch has ZooKeeper watch the holder's node, once for each Locker and lease,
 //     however many callers wait. It asks for the node's children, of which there
@@ -75,7 +75,7 @@
 // A holder that is cut off from ZooKeeper cannot know whether its session has
 // ended. Its leases are lost for certain only when a server says so; until then
 // renewals fail without ErrLeaseLost, and two may believe that they hold the
-// lease. The Store's epochs let only one of them write, and [bellwether.Tokener]
+// lease. The Store's epochs let only one of them write, and [driver.Tokener]
 // does the same for other resources: the token is the czxid, which rises as long
 // as the ensemble keeps its data.
 //

@@ -70,7 +70,7 @@ type subject struct {
 
 // A face is a Cache or a Middleware.
 type face interface {
-	Stats() bellwether.Stats
+	Stats() stats
 	Close() error
 }
 

@@ -6,10 +6,13 @@ import (
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/observe"
 	"github.com/bellwether-go/bellwether/stores/redisstore"
 )
 
-// This file is the options of the working tree, whose options are grouped.
+// This file is for the working tree, whose options are grouped.
+
+type stats = observe.Stats
 
 // cacheOptions are those of the Cache.
 func (s *subject) cacheOptions() bellwether.Options {

@@ -9,7 +9,9 @@ import (
 	"github.com/bellwether-go/bellwether/stores/redisstore"
 )
 
-// This file is the options of the first edition, whose options were not grouped.
+// This file is for the first edition, whose options were not grouped.
+
+type stats = bellwether.Stats
 
 // cacheOptions are those of the Cache.
 func (s *subject) cacheOptions() bellwether.Options {
