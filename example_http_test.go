@@ -277,3 +277,79 @@ func ExampleHTTPOptions_maxBody() {
 	// 5000 1
 	// 5000 2
 }
+
+// Tracking parameters and the order of parameters make no pages of their own. A language
+// makes a variant beside the URL.
+func ExampleKeys() {
+	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{Key: bellwether.Keys(
+		bellwether.WithoutQuery("utm_*"),
+		bellwether.SortedQuery(),
+		bellwether.WithCookies("lang"),
+	)})
+	defer mw.Close()
+	calls := 0
+	h := mw.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		calls++
+		w.Header().Set("Cache-Control", "max-age=60")
+		fmt.Fprintln(w, r.URL, r.CookiesNamed("lang"), "call", calls)
+	}))
+	ask := func(url, cookies string) {
+		r := httptest.NewRequest(http.MethodGet, url, nil)
+		r.Header.Set("Cookie", cookies)
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, r)
+		fmt.Print(w.Body)
+	}
+	ask("http://shop.test/?size=8&color=red&utm_source=mail", "session=1; lang=de")
+	ask("http://shop.test/?color=red&size=8", "session=2; lang=de")
+	ask("http://shop.test/?color=red&size=8", "session=3; lang=fr")
+	// Output:
+	// /?color=red&size=8 [lang=de] call 1
+	// /?color=red&size=8 [lang=de] call 1
+	// /?color=red&size=8 [lang=fr] call 2
+}
+
+// Only the listed parameters reach the handler and the key.
+func ExampleOnlyQuery() {
+	key := bellwether.Keys(bellwether.OnlyQuery("id", "page"))
+	fmt.Println(key(httptest.NewRequest(http.MethodGet, "http://shop.test/list?page=2&random=7", nil)))
+	// Output: {http://shop.test/list?page=2 } true
+}
+
+// A key without a URL has the request's own: a query that the rules leave as it is.
+func ExampleWithoutQuery() {
+	key := bellwether.Keys(bellwether.WithoutQuery("utm_*", "ref"))
+	for _, query := range []string{"id=7&utm_source=mail&ref=x", "id=7"} {
+		k, _ := key(httptest.NewRequest(http.MethodGet, "http://shop.test/list?"+query, nil))
+		fmt.Printf("%q\n", k.URL)
+	}
+	// Output:
+	// "http://shop.test/list?id=7"
+	// ""
+}
+
+// Parameters of one name keep their order.
+func ExampleSortedQuery() {
+	key := bellwether.Keys(bellwether.SortedQuery())
+	k, _ := key(httptest.NewRequest(http.MethodGet, "http://shop.test/list?tag=b&id=7&tag=a", nil))
+	fmt.Println(k.URL)
+	// Output: http://shop.test/list?id=7&tag=b&tag=a
+}
+
+// A function of your own refuses requests that a rule cannot know.
+func ExampleWithCookies() {
+	rules := bellwether.Keys(bellwether.WithCookies("lang"))
+	key := func(r *http.Request) (bellwether.Key, bool) {
+		k, ok := rules(r)
+		return k, ok && !strings.HasPrefix(r.URL.Path, "/admin/")
+	}
+	for _, path := range []string{"/", "/admin/users"} {
+		r := httptest.NewRequest(http.MethodGet, "http://shop.test"+path, nil)
+		r.Header.Set("Cookie", "lang=de")
+		k, ok := key(r)
+		fmt.Printf("%q %t\n", k.Variant, ok)
+	}
+	// Output:
+	// "lang\"=de\"" true
+	// "lang\"=de\"" false
+}

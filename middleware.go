@@ -110,9 +110,13 @@ type HTTPOptions struct {
 
 	// Key names the URL under which the response to a request is kept, and by which
 	// it is invalidated, in the place of the request's own; or returns false, and
-	// the request goes past the cache. The handler sees the key's host and query, so a
-	// parameter that Key leaves out gets into no shared response. The handler sees the
-	// request's path: a part of it that Key leaves out must not change the response.
+	// the request goes past the cache. [Keys] makes a Key of rules.
+	//
+	// The handler sees the key's host and query, so a parameter that Key leaves out gets
+	// into no shared response. The handler sees the request's path, fields and cookies: a
+	// part of them that Key leaves out must not change the response, unless the response
+	// says private or names the field in Vary.
+	//
 	// For a request with an unsafe method, Key returns the URL that the request has
 	// changed; false means that it has changed none. What is no such URL, such as a path
 	// without a host, counts as false, and OnError is told of it. Key is called for each
@@ -198,7 +202,8 @@ const (
 
 // A Key is what the response to a request is kept under.
 type Key struct {
-	// URL is "http://host/path?query", or with https, which is kept apart.
+	// URL is "http://host/path?query", or with https, which is kept apart. Empty: the
+	// request's own URL.
 	URL string
 	// Variant tells responses to one URL apart by a part of the request that the URL
 	// does not have, such as a cookie's value. Invalidating the URL invalidates all its

@@ -80,10 +80,7 @@ func (c Changed) Keys() []string {
 // of one host are taken for one origin: a handler behind a proxy that ends TLS
 // says https to requests that have reached it plain.
 func referenced(r *http.Request, reference string) (key string, ok bool) {
-	hostport := r.Host
-	if hostport == "" {
-		hostport = r.URL.Host
-	}
+	hostport := hostOf(r)
 	host, ok := CanonicalHost(hostport)
 	if !ok || reference == "" || len(reference) > MaxKey {
 		return "", false
