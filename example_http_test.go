@@ -124,6 +124,48 @@ func ExampleMiddleware_InvalidateMatching() {
 	// call 2
 }
 
+// A purge of everything is one place in the log. Soft lets the pages be served stale while
+// they are rebuilt.
+func ExampleMatch_all() {
+	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{TTL: time.Minute})
+	defer mw.Close()
+	calls := 0
+	h := mw.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		calls++
+		fmt.Fprintln(w, r.Host, calls)
+	}))
+	get(h, "http://a.test/")
+	get(h, "http://b.test/")
+	fmt.Println(mw.InvalidateMatching(context.Background(), bellwether.Match{All: true}))
+	get(h, "http://a.test/")
+	get(h, "http://b.test/")
+	// Output:
+	// a.test 1
+	// b.test 2
+	// <nil>
+	// a.test 3
+	// b.test 4
+}
+
+// Tags may be in the field of another cache, such as Varnish's xkey.
+func ExampleHTTPOptions_tagFields() {
+	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{TTL: time.Minute, TagFields: []string{"xkey"}})
+	defer mw.Close()
+	calls := 0
+	h := mw.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		calls++
+		w.Header().Set("xkey", "product-7 sale")
+		fmt.Fprintln(w, "call", calls)
+	}))
+	get(h, "http://shop.test/products/7")
+	fmt.Println(mw.InvalidateMatching(context.Background(), bellwether.Match{Tags: []string{"sale"}}))
+	get(h, "http://shop.test/products/7")
+	// Output:
+	// call 1
+	// <nil>
+	// call 2
+}
+
 // What a client sees of the cache is in the field Cache-Status (RFC 9211).
 func ExampleHTTPOptions_uncacheableTTL() {
 	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{HitForMissTTL: time.Minute})

@@ -30,8 +30,11 @@ type Match struct {
 	// "http://host", all that is there.
 	Prefixes []string
 	// Tags match responses that bear one of them in their Surrogate-Key (words)
-	// or Cache-Tag (a list with commas). Case counts.
+	// or Cache-Tag (a list with commas), or in [HTTPOptions].TagFields. Case counts.
 	Tags []string
+	// All matches all responses of all hosts, in the whole fleet. It takes one place in the
+	// log, and a hard one frees the places before it.
+	All bool
 	// Soft makes what matches stale instead of dropping it: it may be served in
 	// its stale windows, which begin now, and be validated.
 	Soft bool
@@ -41,7 +44,7 @@ type Match struct {
 // what matches, as [Middleware.Invalidate] does for single URLs: in this process
 // once it has returned nil, in the others within NearTTL.
 //
-// Prefixes, tags and what is Soft go into a log that all processes read, which
+// Prefixes, tags, All and what is Soft go into a log that all processes read, which
 // remembers the last 500 of them, or fewer if they have more than some 100 KiB
 // together: a response that has seen more of them go by than that counts as
 // invalidated. With a Store and without a Locker that answers, two processes that write

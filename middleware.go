@@ -154,6 +154,10 @@ type HTTPOptions struct {
 	// tags in them invalidate. With HiddenFields no handler gets the real
 	// ResponseWriter, but one that flushes and hijacks as that does. Nil: none.
 	HiddenFields []string
+	// TagFields are the response fields with the tags of [Match].Tags. Words and lists with
+	// commas are both read, in each field: name xkey, or a field of your own. Processes of
+	// one fleet need the same names. Nil means Surrogate-Key and Cache-Tag; empty: none.
+	TagFields []string
 	// HideStatusKey leaves the cache key out of Cache-Status, where all clients can read
 	// it (RFC 9211 section 6). Default: the reply to a request that has reached the
 	// handler by way of the cache has the key.
@@ -228,7 +232,7 @@ func NewMiddleware(o HTTPOptions) *Middleware {
 	s := o.options().settings("HTTPOptions")
 	m := &Middleware{engine: newEngine(s, func(_ string, r *page.Response) int { return r.Size() }, page.Marshal, page.Unmarshal)}
 	m.engine.answers, m.engine.fails = (*page.Response).IsAnswer, (*page.Response).IsFailure
-	m.engine.keepLog((*page.Response).Traits)
+	m.engine.keepLog(page.Traits(o.tagFields()))
 	m.pages = page.New(below{m.engine}, o.pages(s))
 	m.engine.listen()
 	m.engine.meetLog()
@@ -248,6 +252,7 @@ func (o *HTTPOptions) check() {
 	checkFields("TargetedFields", o.TargetedFields, "CDN-Cache-Control")
 	checkFields("CredentialFields", o.CredentialFields, "Cookie")
 	checkFields("HiddenFields", o.HiddenFields, "Surrogate-Key")
+	checkFields("TagFields", o.TagFields, "Surrogate-Key")
 	checkFields("RetargetingFields", o.RetargetingFields, "X-Forwarded-Host")
 }
 
@@ -306,6 +311,18 @@ func (o *HTTPOptions) pages(s settings) page.Options {
 		}
 	}
 	return po
+}
+
+// tagFields are the canonical names of the fields with tags.
+func (o *HTTPOptions) tagFields() []string {
+	if o.TagFields == nil {
+		return httpcache.TagFields
+	}
+	names := make([]string, len(o.TagFields))
+	for i, name := range o.TagFields {
+		names[i] = http.CanonicalHeaderKey(name)
+	}
+	return names
 }
 
 // checkFields refuses names in an option that are those of no fields.
