@@ -124,6 +124,46 @@ func ExampleMiddleware_InvalidateMatching() {
 	// call 2
 }
 
+// One function gives each response its time in this cache: by status, by path, with a bound.
+// What the response says to clients stays, and what is private stays private.
+func ExampleHTTPOptions_freshness() {
+	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{
+		Freshness: func(r *http.Request, status int, header http.Header, said bellwether.Freshness) bellwether.Freshness {
+			switch {
+			case status == http.StatusNotFound:
+				said.TTL = 10 * time.Second
+			case strings.HasPrefix(r.URL.Path, "/static/"):
+				said.TTL = 24 * time.Hour
+			}
+			said.TTL = min(said.TTL, time.Hour)
+			return said
+		},
+	})
+	defer mw.Close()
+	h := mw.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/account" {
+			w.Header().Set("Cache-Control", "private, max-age=60")
+		}
+		if r.URL.Path == "/gone" {
+			w.WriteHeader(http.StatusNotFound)
+		}
+	}))
+	for _, path := range []string{"/static/logo.svg", "/gone", "/account", "/other"} {
+		var w *httptest.ResponseRecorder
+		for range 2 {
+			w = httptest.NewRecorder()
+			h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "http://shop.test"+path, nil))
+		}
+		how, _, _ := strings.Cut(w.Header().Get("Cache-Status"), ";ttl")
+		fmt.Println(path, how)
+	}
+	// Output:
+	// /static/logo.svg Bellwether;hit
+	// /gone Bellwether;hit
+	// /account Bellwether;fwd=bypass;detail=private
+	// /other Bellwether;fwd=bypass;detail=no-lifetime
+}
+
 // A purge of everything is one place in the log. Soft lets the pages be served stale while
 // they are rebuilt.
 func ExampleMatch_all() {

@@ -38,6 +38,23 @@ type HTTPOptions struct {
 	// StaleIfError is the window of responses that name none and do not forbid one, see
 	// [Options]. Zero: none.
 	StaleIfError time.Duration
+	// Freshness returns the freshness of a response in this cache, in the place of said: by
+	// status, by path or by header, with a bound or without. It gets the handler's own
+	// request, and said has what the response says, or else these options. A TTL counts from
+	// Age zero, as max-age does; set TTL to said.Age+d for a time of d from now. An Age that
+	// Freshness returns does not count. Negative durations are zero, and a zero Freshness
+	// shares the response between the waiting clients only. Nil: said holds.
+	//
+	// Freshness is called for responses that may be shared, so that no-store, private,
+	// no-cache, a Set-Cookie and credentials count as before; a status such as 302, which
+	// needs a lifetime, gets it here. A status from 400 that needs one, such as 403, has to
+	// say it itself, and for 500, 502, 503 and 504 ErrorTTL counts. With must-revalidate,
+	// proxy-revalidate or s-maxage a response is not served stale. Clients get the response's
+	// own header and its true Age: beyond its own max-age their caches ask again.
+	//
+	// Freshness is called while the handler writes its header, and must change neither
+	// request nor header. A panic is the handler's.
+	Freshness func(r *http.Request, status int, header http.Header, said Freshness) Freshness
 	// ErrorTTL is how long a failure answers, see [Options], and how long an error response
 	// (500, 502, 503, 504) without a freshness of its own is served to all clients, if TTL
 	// is set, the error says public, or the key has had a response for all. Any other error
@@ -300,6 +317,13 @@ func (o *HTTPOptions) pages(s settings) page.Options {
 			Retargeting:          httpcache.NewRetargeting(o.RetargetingFields...),
 		},
 		Credentials: []string{"Authorization"}, Hidden: o.HiddenFields,
+	}
+	if rule := o.Freshness; rule != nil {
+		po.Rules.Freshness = func(r *http.Request, status int, header http.Header, age time.Duration, f httpcache.Freshness) httpcache.Freshness {
+			ruled := rule(r, status, header, Freshness{Age: age, TTL: f.Lifetime, StaleWhileRevalidate: f.StaleWhileRevalidate, StaleIfError: f.StaleIfError})
+			f.Lifetime, f.StaleWhileRevalidate, f.StaleIfError = ruled.TTL, ruled.StaleWhileRevalidate, ruled.StaleIfError
+			return f
+		}
 	}
 	for _, name := range o.CredentialFields {
 		po.Credentials = append(po.Credentials, http.CanonicalHeaderKey(name))

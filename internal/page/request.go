@@ -106,7 +106,7 @@ func (m *Middleware) directives(r *http.Request) (d httpcache.RequestDirectives)
 
 // request returns what the rules ask of a request, whose target is t.
 func (m *Middleware) request(r *http.Request, t target, d httpcache.RequestDirectives) httpcache.Request {
-	return httpcache.Request{Header: t.header, Credentials: m.hasCredentials(r), NoStore: d.NoStore}
+	return httpcache.Request{Asked: r, Header: t.header, Credentials: m.hasCredentials(r), NoStore: d.NoStore}
 }
 
 // The reasons to go past the cache that are bounded, see bypass: the first two want the
