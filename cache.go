@@ -168,7 +168,7 @@ func (c *Cache[V]) InvalidateMatching(ctx context.Context, match Match) error {
 		add(sweeplog.ByTag, tag)
 	}
 	if match.All {
-		add(sweeplog.ByStart, "")
+		add(sweeplog.ByPrefix, "") // hits all keys, also for processes that know the first kinds alone
 	}
 	return errors.Join(append(errs, e.sweep(ctx, sweeps))...)
 }

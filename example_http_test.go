@@ -124,6 +124,88 @@ func ExampleMiddleware_InvalidateMatching() {
 	// call 2
 }
 
+// One function gives each response its time in this cache: by status, by path, with a bound.
+// What the response says to clients stays, and what is private stays private.
+func ExampleHTTPOptions_freshness() {
+	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{
+		Freshness: func(r *http.Request, status int, header http.Header, said bellwether.Freshness) bellwether.Freshness {
+			switch {
+			case status == http.StatusNotFound:
+				said.TTL = 10 * time.Second
+			case strings.HasPrefix(r.URL.Path, "/static/"):
+				said.TTL = 24 * time.Hour
+			}
+			said.TTL = min(said.TTL, time.Hour)
+			return said
+		},
+	})
+	defer mw.Close()
+	h := mw.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/account" {
+			w.Header().Set("Cache-Control", "private, max-age=60")
+		}
+		if r.URL.Path == "/gone" {
+			w.WriteHeader(http.StatusNotFound)
+		}
+	}))
+	for _, path := range []string{"/static/logo.svg", "/gone", "/account", "/other"} {
+		var w *httptest.ResponseRecorder
+		for range 2 {
+			w = httptest.NewRecorder()
+			h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "http://shop.test"+path, nil))
+		}
+		how, _, _ := strings.Cut(w.Header().Get("Cache-Status"), ";ttl")
+		fmt.Println(path, how)
+	}
+	// Output:
+	// /static/logo.svg Bellwether;hit
+	// /gone Bellwether;hit
+	// /account Bellwether;fwd=bypass;detail=private
+	// /other Bellwether;fwd=bypass;detail=no-lifetime
+}
+
+// A purge of everything is one place in the log. Soft lets the pages be served stale while
+// they are rebuilt.
+func ExampleMatch_all() {
+	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{TTL: time.Minute})
+	defer mw.Close()
+	calls := 0
+	h := mw.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		calls++
+		fmt.Fprintln(w, r.Host, calls)
+	}))
+	get(h, "http://a.test/")
+	get(h, "http://b.test/")
+	fmt.Println(mw.InvalidateMatching(context.Background(), bellwether.Match{All: true}))
+	get(h, "http://a.test/")
+	get(h, "http://b.test/")
+	// Output:
+	// a.test 1
+	// b.test 2
+	// <nil>
+	// a.test 3
+	// b.test 4
+}
+
+// Tags may be in the field of another cache, such as Varnish's xkey.
+func ExampleHTTPOptions_tagFields() {
+	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{TTL: time.Minute, TagFields: []string{"xkey"}})
+	defer mw.Close()
+	calls := 0
+	h := mw.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		calls++
+		w.Header().Set("xkey", "product-7 sale")
+		fmt.Fprintln(w, "call", calls)
+	}))
+	get(h, "http://shop.test/products/7")
+	fmt.Println(mw.InvalidateMatching(context.Background(), bellwether.Match{Tags: []string{"sale"}}))
+	get(h, "http://shop.test/products/7")
+	// Output:
+	// call 1
+	// <nil>
+	// call 2
+}
+
 // What a client sees of the cache is in the field Cache-Status (RFC 9211).
 func ExampleHTTPOptions_uncacheableTTL() {
 	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{HitForMissTTL: time.Minute})
@@ -276,4 +358,80 @@ func ExampleHTTPOptions_maxBody() {
 	// Output:
 	// 5000 1
 	// 5000 2
+}
+
+// Tracking parameters and the order of parameters make no pages of their own. A language
+// makes a variant beside the URL.
+func ExampleKeys() {
+	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{Key: bellwether.Keys(
+		bellwether.WithoutQuery("utm_*"),
+		bellwether.SortedQuery(),
+		bellwether.WithCookies("lang"),
+	)})
+	defer mw.Close()
+	calls := 0
+	h := mw.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		calls++
+		w.Header().Set("Cache-Control", "max-age=60")
+		fmt.Fprintln(w, r.URL, r.CookiesNamed("lang"), "call", calls)
+	}))
+	ask := func(url, cookies string) {
+		r := httptest.NewRequest(http.MethodGet, url, nil)
+		r.Header.Set("Cookie", cookies)
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, r)
+		fmt.Print(w.Body)
+	}
+	ask("http://shop.test/?size=8&color=red&utm_source=mail", "session=1; lang=de")
+	ask("http://shop.test/?color=red&size=8", "session=2; lang=de")
+	ask("http://shop.test/?color=red&size=8", "session=3; lang=fr")
+	// Output:
+	// /?color=red&size=8 [lang=de] call 1
+	// /?color=red&size=8 [lang=de] call 1
+	// /?color=red&size=8 [lang=fr] call 2
+}
+
+// Only the listed parameters reach the handler and the key.
+func ExampleOnlyQuery() {
+	key := bellwether.Keys(bellwether.OnlyQuery("id", "page"))
+	fmt.Println(key(httptest.NewRequest(http.MethodGet, "http://shop.test/list?page=2&random=7", nil)))
+	// Output: {http://shop.test/list?page=2 } true
+}
+
+// A key without a URL has the request's own: a query that the rules leave as it is.
+func ExampleWithoutQuery() {
+	key := bellwether.Keys(bellwether.WithoutQuery("utm_*", "ref"))
+	for _, query := range []string{"id=7&utm_source=mail&ref=x", "id=7"} {
+		k, _ := key(httptest.NewRequest(http.MethodGet, "http://shop.test/list?"+query, nil))
+		fmt.Printf("%q\n", k.URL)
+	}
+	// Output:
+	// "http://shop.test/list?id=7"
+	// ""
+}
+
+// Parameters of one name keep their order.
+func ExampleSortedQuery() {
+	key := bellwether.Keys(bellwether.SortedQuery())
+	k, _ := key(httptest.NewRequest(http.MethodGet, "http://shop.test/list?tag=b&id=7&tag=a", nil))
+	fmt.Println(k.URL)
+	// Output: http://shop.test/list?id=7&tag=b&tag=a
+}
+
+// A function of your own refuses requests that a rule cannot know.
+func ExampleWithCookies() {
+	rules := bellwether.Keys(bellwether.WithCookies("lang"))
+	key := func(r *http.Request) (bellwether.Key, bool) {
+		k, ok := rules(r)
+		return k, ok && !strings.HasPrefix(r.URL.Path, "/admin/")
+	}
+	for _, path := range []string{"/", "/admin/users"} {
+		r := httptest.NewRequest(http.MethodGet, "http://shop.test"+path, nil)
+		r.Header.Set("Cookie", "lang=de")
+		k, ok := key(r)
+		fmt.Printf("%q %t\n", k.Variant, ok)
+	}
+	// Output:
+	// "lang\"=de\"" true
+	// "lang\"=de\"" false
 }

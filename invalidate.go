@@ -30,10 +30,11 @@ type Match struct {
 	// "http://host", all that is there.
 	Prefixes []string
 	// Tags match values whose load has returned one of them, see [Result], and responses that
-	// bear one of them in their Surrogate-Key (words) or Cache-Tag (a list with commas). Case
-	// counts.
+	// bear one of them in their Surrogate-Key (words) or Cache-Tag (a list with commas), or in
+	// [HTTPOptions].TagFields. Case counts.
 	Tags []string
-	// All matches everything.
+	// All matches everything, in the whole fleet. It takes one place in the log, and a hard one
+	// frees the places before it.
 	All bool
 	// Soft makes what matches stale instead of dropping it: it may be served in
 	// its stale windows, which begin now, and be what its next load starts from.
@@ -44,7 +45,7 @@ type Match struct {
 // what matches, as [Middleware.Invalidate] does for single URLs: in this process
 // once it has returned nil, in the others within NearTTL.
 //
-// Prefixes, tags and what is Soft go into a log that all processes read, which
+// Prefixes, tags, All and what is Soft go into a log that all processes read, which
 // remembers the last 500 of them, or fewer if they have more than some 100 KiB
 // together: a response that has seen more of them go by than that counts as
 // invalidated. With a Store and without a Locker that answers, two processes that write

@@ -38,6 +38,23 @@ type HTTPOptions struct {
 	// StaleIfError is the window of responses that name none and do not forbid one, see
 	// [Options]. Zero: none.
 	StaleIfError time.Duration
+	// Freshness returns the freshness of a response in this cache, in the place of said: by
+	// status, by path or by header, with a bound or without. It gets the handler's own
+	// request, and said has what the response says, or else these options. A TTL counts from
+	// Age zero, as max-age does; set TTL to said.Age+d for a time of d from now. An Age that
+	// Freshness returns does not count. Negative durations are zero, and a zero Freshness
+	// shares the response between the waiting clients only. Nil: said holds.
+	//
+	// Freshness is called for responses that may be shared, so that no-store, private,
+	// no-cache, a Set-Cookie and credentials count as before; a status such as 302, which
+	// needs a lifetime, gets it here. A status from 400 that needs one, such as 403, has to
+	// say it itself, and for 500, 502, 503 and 504 ErrorTTL counts. With must-revalidate,
+	// proxy-revalidate or s-maxage a response is not served stale. Clients get the response's
+	// own header and its true Age: beyond its own max-age their caches ask again.
+	//
+	// Freshness is called while the handler writes its header, and must change neither
+	// request nor header. A panic is the handler's.
+	Freshness func(r *http.Request, status int, header http.Header, said Freshness) Freshness
 	// ErrorTTL is how long a failure answers, see [Options], and how long an error response
 	// (500, 502, 503, 504) without a freshness of its own is served to all clients, if TTL
 	// is set, the error says public, or the key has had a response for all. Any other error
@@ -110,9 +127,13 @@ type HTTPOptions struct {
 
 	// Key names the URL under which the response to a request is kept, and by which
 	// it is invalidated, in the place of the request's own; or returns false, and
-	// the request goes past the cache. The handler sees the key's host and query, so a
-	// parameter that Key leaves out gets into no shared response. The handler sees the
-	// request's path: a part of it that Key leaves out must not change the response.
+	// the request goes past the cache. [Keys] makes a Key of rules.
+	//
+	// The handler sees the key's host and query, so a parameter that Key leaves out gets
+	// into no shared response. The handler sees the request's path, fields and cookies: a
+	// part of them that Key leaves out must not change the response, unless the response
+	// says private or names the field in Vary.
+	//
 	// For a request with an unsafe method, Key returns the URL that the request has
 	// changed; false means that it has changed none. What is no such URL, such as a path
 	// without a host, counts as false, and OnError is told of it. Key is called for each
@@ -150,6 +171,10 @@ type HTTPOptions struct {
 	// tags in them invalidate. With HiddenFields no handler gets the real
 	// ResponseWriter, but one that flushes and hijacks as that does. Nil: none.
 	HiddenFields []string
+	// TagFields are the response fields with the tags of [Match].Tags. Words and lists with
+	// commas are both read, in each field: name xkey, or a field of your own. Processes of
+	// one fleet need the same names. Nil means Surrogate-Key and Cache-Tag; empty: none.
+	TagFields []string
 	// HideStatusKey leaves the cache key out of Cache-Status, where all clients can read
 	// it (RFC 9211 section 6). Default: the reply to a request that has reached the
 	// handler by way of the cache has the key.
@@ -198,7 +223,8 @@ const (
 
 // A Key is what the response to a request is kept under.
 type Key struct {
-	// URL is "http://host/path?query", or with https, which is kept apart.
+	// URL is "http://host/path?query", or with https, which is kept apart. Empty: the
+	// request's own URL.
 	URL string
 	// Variant tells responses to one URL apart by a part of the request that the URL
 	// does not have, such as a cookie's value. Invalidating the URL invalidates all its
@@ -223,7 +249,8 @@ func NewMiddleware(o HTTPOptions) *Middleware {
 	s := o.options().settings("HTTPOptions")
 	m := &Middleware{engine: newEngine(s, func(_ string, r *page.Response) int { return r.Size() }, page.Marshal, page.Unmarshal)}
 	m.engine.answers, m.engine.fails = (*page.Response).IsAnswer, (*page.Response).IsFailure
-	m.engine.keepLog(func(it *page.Item) (tags []string, signpost bool) { return it.Value.Traits() })
+	traits := page.Traits(o.tagFields())
+	m.engine.keepLog(func(it *page.Item) (tags []string, signpost bool) { return traits(it.Value) })
 	m.pages = page.New(below{m.engine}, o.pages(s))
 	m.engine.listen()
 	m.engine.meetLog()
@@ -243,6 +270,7 @@ func (o *HTTPOptions) check() {
 	checkFields("TargetedFields", o.TargetedFields, "CDN-Cache-Control")
 	checkFields("CredentialFields", o.CredentialFields, "Cookie")
 	checkFields("HiddenFields", o.HiddenFields, "Surrogate-Key")
+	checkFields("TagFields", o.TagFields, "Surrogate-Key")
 	checkFields("RetargetingFields", o.RetargetingFields, "X-Forwarded-Host")
 }
 
@@ -291,6 +319,13 @@ func (o *HTTPOptions) pages(s settings) page.Options {
 		},
 		Credentials: []string{"Authorization"}, Hidden: o.HiddenFields,
 	}
+	if rule := o.Freshness; rule != nil {
+		po.Rules.Freshness = func(r *http.Request, status int, header http.Header, age time.Duration, f httpcache.Freshness) httpcache.Freshness {
+			ruled := rule(r, status, header, Freshness{Age: age, TTL: f.Lifetime, StaleWhileRevalidate: f.StaleWhileRevalidate, StaleIfError: f.StaleIfError})
+			f.Lifetime, f.StaleWhileRevalidate, f.StaleIfError = ruled.TTL, ruled.StaleWhileRevalidate, ruled.StaleIfError
+			return f
+		}
+	}
 	for _, name := range o.CredentialFields {
 		po.Credentials = append(po.Credentials, http.CanonicalHeaderKey(name))
 	}
@@ -301,6 +336,18 @@ func (o *HTTPOptions) pages(s settings) page.Options {
 		}
 	}
 	return po
+}
+
+// tagFields are the canonical names of the fields with tags.
+func (o *HTTPOptions) tagFields() []string {
+	if o.TagFields == nil {
+		return httpcache.TagFields
+	}
+	names := make([]string, len(o.TagFields))
+	for i, name := range o.TagFields {
+		names[i] = http.CanonicalHeaderKey(name)
+	}
+	return names
 }
 
 // checkFields refuses names in an option that are those of no fields.

@@ -565,3 +565,71 @@ func TestSweep_LogIsWaitedForBehindALoad(t *testing.T) {
 		s.wantCalls(t, 2)
 	})
 }
+
+// A sweep of everything hits all hosts, both schemes and all variants, and what comes after
+// it stays.
+func TestSweep_All(t *testing.T) {
+	for name, soft := range map[string]bool{"hard": false, "soft": true} {
+		t.Run(name, func(t *testing.T) {
+			h := func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", "max-age=3600, stale-while-revalidate=3600")
+				w.Header().Set("Vary", "X-Lang")
+			}
+			inPairs(t, bellwether.HTTPOptions{}, h, func(t *testing.T, p pair) {
+				all := func() int {
+					for _, url := range []string{"http://a/", "https://a/p?q", "http://b:8080/"} {
+						for _, lang := range []string{"", "de"} {
+							for _, s := range []*site{p.first, p.second} {
+								s.get(url, "X-Lang", lang)
+								time.Sleep(2 * time.Second) // it is kept a moment after it was answered
+							}
+						}
+					}
+					return int(p.calls())
+				}
+				all()
+				sweep(t, p.first, bellwether.Match{All: true, Soft: soft})
+				time.Sleep(2 * time.Second) // NearTTL
+				if n := all(); n != 6 {
+					t.Errorf("%d handler calls after the sweep, want 6", n)
+				}
+				if n := all(); n != 0 {
+					t.Errorf("%d handler calls for what came after the sweep", n)
+				}
+			})
+		})
+	}
+}
+
+// The fields with tags are those that the options name.
+func TestSweep_TagFields(t *testing.T) {
+	for name, test := range map[string]struct {
+		fields      []string
+		field, tags string
+		hit         bool
+	}{
+		"words":                  {nil, "Surrogate-Key", "w x", true},
+		"a list":                 {nil, "Cache-Tag", "w, x", true},
+		"words in a list":        {nil, "Cache-Tag", "w x", true},
+		"another field":          {nil, "Xkey", "x", false},
+		"xkey":                   {[]string{"xkey"}, "Xkey", "w x", true},
+		"xkey, a list":           {[]string{"My-Tags", "xkey"}, "Xkey", "w,x,y", true},
+		"no longer the defaults": {[]string{"xkey"}, "Cache-Tag", "x", false},
+		"none":                   {[]string{}, "Cache-Tag", "x", false},
+	} {
+		inBubble(t, name, func(t *testing.T) {
+			s := newSite(t, bellwether.HTTPOptions{TagFields: test.fields}, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Cache-Control", "max-age=3600")
+				w.Header().Set(test.field, test.tags)
+			})
+			s.get("http://a/")
+			synctest.Wait()
+			sweep(t, s, bellwether.Match{Tags: []string{"x"}})
+			s.calls.Store(0)
+			s.get("http://a/")
+			if hit := s.calls.Load() == 1; hit != test.hit {
+				t.Errorf("swept: %t, want %t", hit, test.hit)
+			}
+		})
+	}
+}

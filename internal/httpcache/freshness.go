@@ -19,6 +19,7 @@ const (
 	SourceNone      Source = iota // nowhere: the response was never fresh
 	SourceHeuristic               // a fraction of the time since Last-Modified
 	SourceDefault                 // Options.DefaultLifetime
+	SourceRule                    // Options.Freshness, for a response that says nothing
 	SourceExpires
 	SourceMaxAge
 	SourceSMaxAge
@@ -85,6 +86,22 @@ func freshnessOf(status int, resp http.Header, d Directives, received time.Time,
 	}
 	f.StaleWhileRevalidate = window(d.StaleWhileRevalidate, opt.StaleWhileRevalidate)
 	f.StaleIfError = window(d.StaleIfError, opt.StaleIfError)
+	return f
+}
+
+// ruled is f as Options.Freshness has it. The directives no-cache, must-revalidate,
+// proxy-revalidate and s-maxage forbid stale answers after that too.
+func (f Freshness) ruled(req Request, status int, resp http.Header, age time.Duration, opt Options) Freshness {
+	if opt.Freshness == nil || f.NoCache || IsServerError(status) {
+		return f
+	}
+	ruled := opt.Freshness(req.Asked, status, resp, age, f)
+	if f.Lifetime = max(0, ruled.Lifetime); f.Lifetime > 0 {
+		f.Source = max(f.Source, SourceRule)
+	}
+	if !f.NoStale {
+		f.StaleWhileRevalidate, f.StaleIfError = max(0, ruled.StaleWhileRevalidate), max(0, ruled.StaleIfError)
+	}
 	return f
 }
 

@@ -80,10 +80,7 @@ func (c Changed) Keys() []string {
 // of one host are taken for one origin: a handler behind a proxy that ends TLS
 // says https to requests that have reached it plain.
 func referenced(r *http.Request, reference string) (key string, ok bool) {
-	hostport := r.Host
-	if hostport == "" {
-		hostport = r.URL.Host
-	}
+	hostport := hostOf(r)
 	host, ok := CanonicalHost(hostport)
 	if !ok || reference == "" || len(reference) > MaxKey {
 		return "", false
@@ -135,18 +132,23 @@ func KeyPrefix(u string) (prefix string, ok bool) {
 	return join("", hostport, canonicalPath(path)+query)
 }
 
-// Tags returns the tags of a response, by which it may be invalidated: the words
-// in Surrogate-Key and the members of Cache-Tag. Both are conventions of content
-// delivery networks. values returns the values of a field of the response.
-func Tags(values func(field string) []string) []string {
-	var tags []string
-	for _, line := range values("Surrogate-Key") {
-		tags = append(tags, strings.Fields(line)...)
+// TagFields are the fields with tags by the conventions of content delivery networks: words in
+// the one, and members of a list with commas in the other.
+var TagFields = []string{"Surrogate-Key", "Cache-Tag"}
+
+// Tags returns the tags of a response, by which it may be invalidated: the words between spaces
+// and commas in these fields. values returns the values of a field of the response.
+func Tags(fields []string, values func(field string) []string) (tags []string) {
+	for _, field := range fields {
+		for _, line := range values(field) {
+			tags = append(tags, strings.FieldsFunc(line, separatesTags)...)
+		}
 	}
-	return slices.AppendSeq(tags, Members(values("Cache-Tag")))
+	return tags
 }
 
-// ValidTag tells whether a tag can be in both fields.
-func ValidTag(tag string) bool {
-	return tag != "" && !strings.ContainsFunc(tag, func(r rune) bool { return r <= ' ' || r == ',' || r == 0x7f })
-}
+// separatesTags tells whether no tag can contain r.
+func separatesTags(r rune) bool { return r <= ' ' || r == ',' || r == 0x7f }
+
+// ValidTag tells whether a field can contain the tag.
+func ValidTag(tag string) bool { return tag != "" && !strings.ContainsFunc(tag, separatesTags) }

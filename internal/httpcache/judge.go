@@ -41,8 +41,19 @@ func Judge(req Request, status int, resp http.Header, sent, received time.Time, 
 func JudgeAged(req Request, status int, resp http.Header, age time.Duration, received time.Time, opt Options) Judgement {
 	j := Judgement{Directives: ResponseDirectives(resp, opt.Targets...), Age: age}
 	j.Freshness = freshnessOf(status, resp, j.Directives, received, opt)
-	if j.Shared, j.Reason = storable(req, status, resp, j.Directives, opt); !j.Shared {
+	j.Shared, j.Reason = storable(req, status, resp, j.Directives, opt)
+	// A redirect needs a lifetime, which the rule may give. Other statuses that need one are
+	// about the client more often than not: 401 and 403.
+	unsaid := j.Reason == ReasonStatusNoLifetime && status < 400
+	if !j.Shared && !unsaid {
 		return j
+	}
+	j.Freshness = j.Freshness.ruled(req, status, resp, j.Age, opt)
+	if unsaid {
+		if j.Freshness.Source < SourceRule {
+			return j
+		}
+		j.Shared, j.Reason = true, ""
 	}
 	switch {
 	case j.Freshness.Source == SourceNone && !j.Directives.Public && !j.Directives.NoCache:

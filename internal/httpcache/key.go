@@ -52,30 +52,80 @@ func secure(r *http.Request) bool {
 
 // keyBehind returns the key of a request with that scheme, whatever its own is.
 func keyBehind(scheme string, r *http.Request) (key string, ok bool) {
-	host := r.Host
-	if host == "" {
-		host = r.URL.Host
-	}
-	sent, ok := "", true
-	if r.RequestURI != "" { // empty in a request that no server has read
-		sent, ok = OriginForm(r.RequestURI)
-	}
-	if !ok || r.Method == http.MethodConnect {
-		return "", false
-	}
-	target, ok := targetOf(r.URL, sent)
+	target, sent, ok := targets(r)
 	if !ok {
 		return "", false
 	}
-	if sent != target && sent != "" {
-		if !clean(sent) {
-			return "", false
-		}
-		if sent = canonicalTarget(sent); sent != target {
-			target += " " + sent // neither has a space
+	if sent != "" {
+		target += " " + sent // neither has a space
+	}
+	return join(scheme, hostOf(r), target)
+}
+
+// hostOf returns the host of a request as its client has written it.
+func hostOf(r *http.Request) string { return cmp.Or(r.Host, r.URL.Host) }
+
+// targets returns the target of a request, and the target that its client has sent, both in
+// the form that a key has. sent is "" if it is the same, or not known.
+func targets(r *http.Request) (target, sent string, ok bool) {
+	if r.Method == http.MethodConnect {
+		return "", "", false
+	}
+	if r.RequestURI != "" { // empty in a request that no server has read
+		if sent, ok = OriginForm(r.RequestURI); !ok {
+			return "", "", false
 		}
 	}
-	return join(scheme, host, target)
+	if target, ok = targetOf(r.URL, sent); !ok {
+		return "", "", false
+	}
+	if sent == target || sent == "" {
+		return target, "", true
+	}
+	if !clean(sent) {
+		return "", "", false
+	}
+	if sent = canonicalTarget(sent); sent == target {
+		sent = ""
+	}
+	return target, sent, true
+}
+
+// A Location is the parts of a request's URL, as far as a key has them.
+type Location struct {
+	Scheme string // "http://" or [Secure]
+	Host   string // in canonical form
+	Path   string // as the client has sent it, in canonical form
+	Query  string // without the question mark
+	// Rewritten is the path that the handler sees, in canonical form, if another one was
+	// sent; "" if it is the same.
+	Rewritten string
+	// Own tells that the request's own key is that of the URL of these parts: nothing of
+	// its URL was rewritten on its way to the cache.
+	Own bool
+}
+
+// Locate returns the parts of a request's URL. It returns false if [Key] does.
+func Locate(r *http.Request) (l Location, ok bool) {
+	target, sent, ok := targets(r)
+	if !ok {
+		return l, false
+	}
+	if l.Host, ok = CanonicalHost(hostOf(r)); !ok || len(l.Host)+len(target)+len(sent) >= MaxKey {
+		return l, false
+	}
+	l.Scheme = "http://"
+	if secure(r) {
+		l.Scheme = Secure
+	}
+	l.Path, l.Query, _ = strings.Cut(target, "?")
+	if l.Own = sent == ""; l.Own {
+		return l, true
+	}
+	if path, _, _ := strings.Cut(sent, "?"); path != l.Path {
+		l.Path, l.Rewritten = path, l.Path
+	}
+	return l, true
 }
 
 // join makes a key of a scheme, which is [Secure] or empty, a host and a target.

@@ -1,6 +1,9 @@
 package httpcache
 
-import "time"
+import (
+	"net/http"
+	"time"
+)
 
 // Options are the choices that RFC 9111 leaves to a cache. The zero value is
 // a cache that trusts the origin only.
@@ -35,6 +38,10 @@ type Options struct {
 	// Retargeting is the set of request fields that choose another target. Nil: the
 	// fields that are known here.
 	Retargeting *Retargeting
+
+	// Freshness returns another freshness for a response of that age that may be shared,
+	// and that is fresh as f has it. Only the three durations count. Nil: f holds.
+	Freshness func(r *http.Request, status int, resp http.Header, age time.Duration, f Freshness) Freshness
 
 	// StaleWhileRevalidate and StaleIfError are the windows (RFC 5861) of
 	// responses that neither state one nor forbid stale answers. 0: none.

@@ -13,6 +13,8 @@ type Request struct {
 	// by other fields that count as that. A response to it is for all only if the
 	// response says so (RFC 9111 section 3.5).
 	Credentials bool
+	// Asked is the request as the handler gets it, for Options.Freshness.
+	Asked *http.Request
 	// NoStore tells that the response must not be stored (RFC 9111 section 5.2.1.5).
 	NoStore bool
 }

@@ -27,24 +27,31 @@ type answer struct {
 	validated bool // the response is what was stored: the handler has answered 304
 }
 
+// asked is the client's request, with the handler's own.
+func (x *exchange) asked() httpcache.Request {
+	req := x.request()
+	req.Asked = x.own
+	return req
+}
+
 // answered judges a whole response.
-func (l *load) answered(h heading, now time.Time) answer {
+func (x *exchange) answered(h heading, now time.Time) answer {
 	h.header = httpcache.CanonicalHeader(h.header)
 	return answer{
 		heading: h, trailers: trailerNames(h.header),
-		judged: httpcache.Judge(l.request(), h.status, h.header, l.sent, now, l.m.options.Rules),
+		judged: httpcache.Judge(x.asked(), h.status, h.header, x.sent, now, x.m.options.Rules),
 	}
 }
 
 // confirmed judges a 304 about what is stored: the whole of that, with the fields of the 304.
-func (l *load) confirmed(h heading, now time.Time) answer {
-	said, about, rules := httpcache.CanonicalHeader(h.header), l.asks.about, l.m.options.Rules
-	age := httpcache.InitialAge(said, l.sent, now)
-	fresh := httpcache.Freshen(l.asks.header, httpcache.StoredHeader(said, httpcache.ResponseDirectives(said, rules.Targets...), now))
+func (x *exchange) confirmed(h heading, now time.Time) answer {
+	said, about, rules := httpcache.CanonicalHeader(h.header), x.asks.about, x.m.options.Rules
+	age := httpcache.InitialAge(said, x.sent, now)
+	fresh := httpcache.Freshen(x.asks.header, httpcache.StoredHeader(said, httpcache.ResponseDirectives(said, rules.Targets...), now))
 	return answer{
 		heading:  heading{about.status, fresh, h.guessed || about.guessed, about.body.Len()},
 		trailers: trailerNames(said), fwdStatus: h.status, validated: true,
-		judged: httpcache.JudgeAged(l.request(), about.status, fresh, age, now, rules),
+		judged: httpcache.JudgeAged(x.asked(), about.status, fresh, age, now, rules),
 	}
 }
 

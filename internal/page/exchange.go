@@ -42,7 +42,8 @@ func (m *Middleware) fetch(ctx context.Context, a Attempt, c *call, next http.Ha
 // end of the load meets it on another, which has the decision when decided is closed.
 type exchange struct {
 	load
-	run     int // of the owner's
+	run     int           // of the owner's
+	own     *http.Request // the handler's
 	writer  writer
 	cancel  context.CancelCauseFunc // has the handler end
 	running context.Context         // the handler's
@@ -70,9 +71,9 @@ func (x *exchange) carry(next http.Handler, r *http.Request) (*Response, error) 
 	x.link(r)
 	defer x.telling.Wait()
 	defer x.cancel(nil)
-	own := x.m.forEverybody(x.running, r)
+	x.own = x.m.forEverybody(x.running, r)
 	if x.asks != nil {
-		httpcache.SetConditions(own.Header, x.asks.header)
+		httpcache.SetConditions(x.own.Header, x.asks.header)
 	}
 	returned := false
 	defer func() {
@@ -80,7 +81,7 @@ func (x *exchange) carry(next http.Handler, r *http.Request) (*Response, error) 
 			x.attempt.Tell(nil, x.failure(x.err))
 		}
 	}()
-	x.serve(next, own)
+	x.serve(next, x.own)
 	returned = true
 	x.unlink()
 	if x.failed() {

@@ -18,7 +18,7 @@ type Match struct {
 	Keys     []string // URLs
 	Prefixes []string // of URLs
 	Tags     []string
-	All      bool
+	All      bool // matches all responses
 	Soft     bool // makes what matches stale instead of dropping it
 }
 
@@ -61,7 +61,8 @@ func (m *Middleware) Invalidate(ctx context.Context, match Match) error {
 		sweeps = append(sweeps, sweeplog.Sweep{Kind: sweeplog.ByTag, What: sweeplog.Exact(tag), Soft: match.Soft})
 	}
 	if match.All {
-		sweeps = append(sweeps, sweeplog.Sweep{Kind: sweeplog.ByStart, Soft: match.Soft})
+		// The prefix of all keys: processes of an earlier version know it too.
+		sweeps = append(sweeps, sweeplog.Sweep{Kind: sweeplog.ByPrefix, Soft: match.Soft})
 	}
 	errs = append(errs, m.cache.Invalidate(ctx, gone)...)
 	return errors.Join(append(errs, m.cache.Sweep(ctx, sweeps))...)
@@ -118,16 +119,22 @@ func (m *Middleware) softly() bool {
 	return true
 }
 
-// Traits are the traits of a response for sweeps. One that is still being
+// Traits returns a function that returns the traits of a response for sweeps. fields are the
+// names, in canonical form, of the fields with tags.
+func Traits(fields []string) func(*Response) (tags []string, varies bool) {
+	return func(r *Response) ([]string, bool) { return r.traits(fields) }
+}
+
+// traits are the traits of a response for sweeps. One that is still being
 // written and has turned out to be a variant has the variant's: who reads it
 // gets that.
-func (r *Response) Traits() (tags []string, varies bool) {
+func (r *Response) traits(fields []string) (tags []string, varies bool) {
 	if v := r.content(); v != r {
-		return v.tags(), false
+		return v.tags(fields), false
 	}
-	tags = r.tags()
+	tags = r.tags(fields)
 	if r.instead != nil {
-		tags = append(tags, r.instead.Value.tags()...)
+		tags = append(tags, r.instead.Value.tags(fields)...)
 	}
 	return tags, r.kind == varying
 }

@@ -46,21 +46,35 @@ func (m *Middleware) target(r *http.Request) (t target, ok bool) {
 		if !httpcache.Ordinary(r) {
 			return t, false // Key may not see what the handler would
 		}
-		named, variant, ok := m.options.Key(r)
+		named, variant, ok := m.options.Key(seenByKey(r, t.header))
 		if !ok {
 			return t, false
 		}
-		u, err := url.Parse(named)
-		if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-			own, _ := httpcache.Key(r)
-			m.cache.OnError(own, fmt.Errorf("bellwether: HTTPOptions.Key has returned %.200q; it must return a URL with a host, such as \"http://shop.example/users/42\", or false", named))
-			return t, false
-		}
-		t.url = &http.Request{Method: r.Method, URL: u, Host: u.Host, Header: r.Header}
 		t.header = httpcache.WithVariant(t.header, variant)
+		if named != "" {
+			u, err := url.Parse(named)
+			if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+				own, _ := httpcache.Key(r)
+				m.cache.OnError(own, fmt.Errorf("bellwether: HTTPOptions.Key has returned %.200q; it must return a URL with a host, such as \"http://shop.example/users/42\", an empty one for the request's own, or false", named))
+				return t, false
+			}
+			t.url = &http.Request{Method: r.Method, URL: u, Host: u.Host, Header: r.Header}
+		}
 	}
 	t.key, ok = httpcache.Key(t.url)
 	return t, ok
+}
+
+// seenByKey returns the request as HTTPOptions.Key gets it. header is the request's without
+// the fields of one connection: a variant by a field that the handler does not see would be
+// made without it.
+func seenByKey(r *http.Request, header http.Header) *http.Request {
+	if len(header) == len(r.Header) {
+		return r
+	}
+	seen := *r
+	seen.Header = header
+	return &seen
 }
 
 // hasCredentials reports whether a request says who its client is.
@@ -92,7 +106,7 @@ func (m *Middleware) directives(r *http.Request) (d httpcache.RequestDirectives)
 
 // request returns what the rules ask of a request, whose target is t.
 func (m *Middleware) request(r *http.Request, t target, d httpcache.RequestDirectives) httpcache.Request {
-	return httpcache.Request{Header: t.header, Credentials: m.hasCredentials(r), NoStore: d.NoStore}
+	return httpcache.Request{Asked: r, Header: t.header, Credentials: m.hasCredentials(r), NoStore: d.NoStore}
 }
 
 // The reasons to go past the cache that are bounded, see bypass: the first two want the

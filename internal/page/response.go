@@ -131,12 +131,12 @@ func (r *Response) head() http.Header {
 	return r.fields.header()
 }
 
-// tags returns the response's tags.
-func (r *Response) tags() []string {
+// tags returns the response's tags in these fields.
+func (r *Response) tags(fields []string) []string {
 	if r.live != nil {
-		return httpcache.Tags(r.live.header.Values)
+		return httpcache.Tags(fields, r.live.header.Values)
 	}
-	return httpcache.Tags(r.fields.values)
+	return httpcache.Tags(fields, r.fields.values)
 }
 
 // A stored response is

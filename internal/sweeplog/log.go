@@ -79,7 +79,7 @@ func (s *Sweep) weight() int { return 100 + 2*len(s.What) }
 
 // repeats reports whether s hits everything that an earlier sweep hits.
 func (s *Sweep) repeats(earlier Sweep) bool {
-	return !s.Soft && s.Kind == earlier.Kind && s.What == earlier.What
+	return !s.Soft && (s.Kind == earlier.Kind && s.What == earlier.What || s.Kind == ByPrefix && s.What == "")
 }
 
 // A Log is one state of the log. It does not change.

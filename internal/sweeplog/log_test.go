@@ -35,6 +35,7 @@ func TestLog_Against(t *testing.T) {
 		"a variant of its key":      {Sweep{Epoch: 11, Kind: ByKey, What: "host/a"}, "host/a" + VariantMark + "gzip", tagged(), true, durations.Forever},
 		"a longer key":              {Sweep{Epoch: 11, Kind: ByKey, What: "host/a"}, "host/ab", tagged(), false, durations.Forever},
 		"its prefix":                {Sweep{Epoch: 11, Kind: ByPrefix, What: "host/a"}, "host/ab", tagged(), true, durations.Forever},
+		"everything":                {Sweep{Epoch: 11, Kind: ByPrefix}, secure, tagged(), true, durations.Forever},
 		"another prefix":            {Sweep{Epoch: 11, Kind: ByPrefix, What: "host/b"}, "host/ab", tagged(), false, durations.Forever},
 		"its tag":                   {Sweep{Epoch: 11, Kind: ByTag, What: "x"}, "host/a", tagged("w", "x"), true, durations.Forever},
 		"another tag":               {Sweep{Epoch: 11, Kind: ByTag, What: "x"}, "host/a", tagged("xx"), false, durations.Forever},
@@ -78,6 +79,12 @@ func TestLog_Bounds(t *testing.T) {
 	}
 	if soft := l.and(5000, []Sweep{{Kind: ByTag, What: "999", Soft: true}}); soft.Sweeps[MaxSweeps-2].Soft || len(soft.Sweeps) != MaxSweeps {
 		t.Error("a soft sweep takes the place of a hard one")
+	}
+	if all := l.and(5000, []Sweep{{Kind: ByPrefix}}); len(all.Sweeps) != 1 || all.Since != l.Since {
+		t.Errorf("a sweep of everything leaves %d sweeps since %d", len(all.Sweeps), all.Since)
+	}
+	if soft := l.and(5000, []Sweep{{Kind: ByPrefix, Soft: true}}); len(soft.Sweeps) != MaxSweeps || !soft.Sweeps[MaxSweeps-1].Soft {
+		t.Errorf("a soft sweep of everything leaves %d sweeps", len(soft.Sweeps))
 	}
 	large := l.and(5000, []Sweep{{Kind: ByTag, What: Exact(strings.Repeat("\xff", 100<<10))}})
 	if data, err := json.Marshal(large); err != nil || len(data) > 300<<10 {

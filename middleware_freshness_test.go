@@ -1,0 +1,95 @@
+package bellwether_test
+
+import (
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+)
+
+// HTTPOptions.Freshness gives a response that may be shared another time, and makes none
+// shareable that is not.
+func TestMiddleware_Freshness(t *testing.T) {
+	hour := func(_ *http.Request, _ int, _ http.Header, said bellwether.Freshness) bellwether.Freshness {
+		said.TTL = time.Hour
+		return said
+	}
+	least := func(_ *http.Request, _ int, _ http.Header, said bellwether.Freshness) bellwether.Freshness {
+		said.TTL = min(said.TTL, 10*time.Second)
+		return said
+	}
+	fromNow := func(_ *http.Request, _ int, _ http.Header, said bellwether.Freshness) bellwether.Freshness {
+		return bellwether.Freshness{TTL: said.Age + 10*time.Second}
+	}
+	none := func(*http.Request, int, http.Header, bellwether.Freshness) bellwether.Freshness {
+		return bellwether.Freshness{TTL: -1, StaleIfError: -1}
+	}
+	windows := func(_ *http.Request, _ int, _ http.Header, said bellwether.Freshness) bellwether.Freshness {
+		return bellwether.Freshness{TTL: 10 * time.Second, StaleWhileRevalidate: time.Hour}
+	}
+	own := func(r *http.Request, _ int, h http.Header, said bellwether.Freshness) bellwether.Freshness {
+		if r.URL.RawQuery == "id=1" && h.Get("X-Time") == "long" {
+			said.TTL = time.Hour
+		}
+		return said
+	}
+	type rule = func(*http.Request, int, http.Header, bellwether.Freshness) bellwether.Freshness
+	for name, test := range map[string]struct {
+		rule   rule
+		status int
+		fields []string
+		after  time.Duration // of the second request
+		hit    bool
+	}{
+		"nothing said":            {hour, 200, nil, 30 * time.Minute, true},
+		"and over":                {hour, 200, nil, 61 * time.Minute, false},
+		"max-age=0":               {hour, 200, []string{"Cache-Control", "max-age=0"}, 30 * time.Minute, true},
+		"a redirect":              {hour, 302, nil, 30 * time.Minute, true},
+		"not found":               {hour, 404, nil, 30 * time.Minute, true},
+		"a bound":                 {least, 200, []string{"Cache-Control", "max-age=600"}, 11 * time.Second, false},
+		"within it":               {least, 200, []string{"Cache-Control", "max-age=600"}, 9 * time.Second, true},
+		"a bound, nothing said":   {least, 200, nil, time.Second, false},
+		"an age":                  {least, 200, []string{"Cache-Control", "max-age=600", "Age", "9"}, 2 * time.Second, false},
+		"from now":                {fromNow, 200, []string{"Cache-Control", "max-age=600", "Age", "900"}, 9 * time.Second, true},
+		"from now, and over":      {fromNow, 200, []string{"Cache-Control", "max-age=600", "Age", "900"}, 11 * time.Second, false},
+		"none":                    {none, 200, []string{"Cache-Control", "max-age=600"}, time.Second, false},
+		"windows":                 {windows, 200, nil, time.Minute, true},
+		"must-revalidate":         {windows, 200, []string{"Cache-Control", "max-age=600, must-revalidate"}, time.Minute, false},
+		"request and header":      {own, 200, []string{"X-Time", "long"}, time.Minute, true},
+		"private":                 {hour, 200, []string{"Cache-Control", "private, max-age=600"}, time.Second, false},
+		"no-store":                {hour, 200, []string{"Cache-Control", "no-store"}, time.Second, false},
+		"no-cache":                {hour, 200, []string{"Cache-Control", "no-cache"}, time.Second, false},
+		"Set-Cookie":              {hour, 200, []string{"Set-Cookie", "a=b"}, time.Second, false},
+		"forbidden":               {hour, 403, nil, time.Second, false},
+		"too many":                {hour, 429, []string{"Cache-Control", "max-age=600"}, time.Second, false},
+		"an error":                {hour, 503, nil, 2 * time.Second, false},
+		"an error with a max-age": {hour, 503, []string{"Cache-Control", "max-age=60"}, 2 * time.Minute, false},
+		"a Vary":                  {hour, 302, []string{"Vary", "*"}, time.Second, false},
+	} {
+		inBubble(t, name, func(t *testing.T) {
+			o := bellwether.HTTPOptions{Freshness: test.rule, StoreSetCookie: true, Key: bellwether.Keys(bellwether.OnlyQuery("id"))}
+			s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
+				for i := 0; i < len(test.fields); i += 2 {
+					w.Header().Set(test.fields[i], test.fields[i+1])
+				}
+				w.WriteHeader(test.status)
+			})
+			first := s.get("http://a/p?id=1&x=2")
+			time.Sleep(test.after)
+			s.calls.Store(0)
+			second := s.get("http://a/p?id=1&x=3")
+			if hit := s.calls.Load() == 0; hit != test.hit && name != "windows" {
+				t.Errorf("hit %t, want %t: %v", hit, test.hit, second.Header())
+			}
+			if name == "windows" && second.Header().Get("Age") != "60" {
+				t.Errorf("not served stale: %v", second.Header())
+			}
+			for i := 0; i < len(test.fields); i += 2 {
+				if name := test.fields[i]; name != "Age" && first.Header().Get(name) != test.fields[i+1] {
+					t.Errorf("the client gets %v", first.Header())
+				}
+			}
+		})
+	}
+}
