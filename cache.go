@@ -92,6 +92,26 @@ func (c *Cache[V]) GetFunc(ctx context.Context, key string, load func(ctx contex
 	return c.engine.get(ctx, key, userLoad[V](load))
 }
 
+// Set puts value under key, after your write to the origin. The value is fresh for TTL from now on,
+// in the whole fleet. It is safe for concurrent use, and value must not be modified after the call.
+//
+// When Set has returned nil, this process serves value or a later one. Other processes follow within
+// NearTTL. A rebuild under way loses, in any process: its value is served to nobody who asks after
+// Set. Callers that wait for such a rebuild in this process get value. Of two Sets the value with the
+// later epoch stays: these are the Sets that meet in the store, in the order of the store. A load
+// that begins after Set may replace value. EarlyRefresh knows no build time of value, so value
+// expires before its rebuild.
+//
+// The error wraps [ErrUnavailable] if the store does not answer within EngineTimeout, or not before
+// ctx ends. Then value is not known to be kept, this process has dropped the key, and the store may still
+// have an older value: call Set or Invalidate again. Set asks the store also while that is taken for
+// down. Other errors are a value that Codec or Size cannot take or the store finds too large, and five
+// commits in a row that others have overtaken: then the key is invalidated as by Invalidate, whose
+// error is joined. On a closed cache Set does nothing and returns [ErrClosed].
+func (c *Cache[V]) Set(ctx context.Context, key string, value V) error {
+	return c.engine.set(ctx, key, value)
+}
+
 // Invalidate makes sure that nothing computed before now is served for the
 // keys once it has returned nil: not from the store, not from this process's
 // near tier, and not by a rebuild that is under way anywhere. The near tiers of

@@ -107,6 +107,23 @@ func ExampleCache_Invalidate() {
 	// Output: 1 <nil> 2
 }
 
+// After a write to the origin, Set spares the next caller a load.
+func ExampleCache_Set() {
+	c := bellwether.New(func(ctx context.Context, key string) (string, error) {
+		fmt.Println("loading")
+		return "old", nil
+	}, bellwether.Options{TTL: time.Hour})
+	defer c.Close()
+
+	before, _ := c.Get(context.Background(), "k")
+	err := c.Set(context.Background(), "k", "new")
+	after, _ := c.Get(context.Background(), "k")
+	fmt.Println(before, err, after)
+	// Output:
+	// loading
+	// old <nil> new
+}
+
 func ExampleNew() {
 	ctx := context.Background()
 	users := bellwether.New(loadUser, bellwether.Options{
