@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"reflect"
+	"time"
 
 	"github.com/bellwether-go/bellwether/internal/jsonloss"
 	"github.com/bellwether-go/bellwether/internal/sizeof"
@@ -90,6 +91,19 @@ func (c *Cache[V]) GetFunc(ctx context.Context, key string, load func(ctx contex
 		panic(errors.New("bellwether: GetFunc needs a load, a func(ctx context.Context, key string) (V, error); to use the load of New, call Get"))
 	}
 	return c.engine.get(ctx, key, userLoad[V](load))
+}
+
+// Peek returns the value that this process has for key, fresh or stale, with its age. It loads nothing,
+// asks no store, waits for nothing and changes nothing: neither Stats nor what the near tier evicts
+// next. It is safe for concurrent use, and does not allocate.
+//
+// The age counts from the return of the load, in whichever process that ran, or from the call of Set;
+// a Freshness.Age of the value is added. ok is false if this process has no value: it has never had
+// the key, the value has passed all of its windows, was evicted or was invalidated here, or the cache is
+// closed. A remembered ErrNotFound is no value, nor is a failure by itself. The value may be one that
+// the store no longer has: Peek does not find out whether another process has replaced it.
+func (c *Cache[V]) Peek(key string) (value V, age time.Duration, ok bool) {
+	return c.engine.peek(key)
 }
 
 // Set puts value under key, after your write to the origin. The value is fresh for TTL from now on,

@@ -107,6 +107,21 @@ func ExampleCache_Invalidate() {
 	// Output: 1 <nil> 2
 }
 
+// A health page shows what this process has, and never loads.
+func ExampleCache_Peek() {
+	c := bellwether.New(loadUser, bellwether.Options{TTL: time.Minute})
+	defer c.Close()
+
+	_, _, ok := c.Peek("42")
+	fmt.Println(ok)
+	c.Get(context.Background(), "42")
+	user, age, ok := c.Peek("42")
+	fmt.Println(user.Name, age < time.Minute, ok)
+	// Output:
+	// false
+	// user 42 true true
+}
+
 // After a write to the origin, Set spares the next caller a load.
 func ExampleCache_Set() {
 	c := bellwether.New(func(ctx context.Context, key string) (string, error) {
