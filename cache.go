@@ -126,6 +126,22 @@ func (c *Cache[V]) Set(ctx context.Context, key string, value V) error {
 	return c.engine.set(ctx, key, value)
 }
 
+// Refresh has key rebuilt now, behind its callers, although its value may be fresh. It returns when the
+// rebuild has begun, or was found under way in this process; its end is not waited for, and nor does
+// the end of ctx end it. The values of ctx are the load's. Refresh is safe for concurrent use.
+//
+// One load runs in the fleet: a load that another process has under way counts as the rebuild. Its
+// read of the origin may be of before Refresh. After a write to the origin call Set or Invalidate.
+// Callers are served the present value meanwhile, fresh or stale. If the load fails, the value stays
+// within its windows, the failure is remembered as any other, and OnError is told. During the
+// pause after a failure (ErrorTTL) no rebuild begins.
+//
+// The error is [ErrClosed]; [ErrOverloaded] if too many keys wait for Store; or that of Get in a chain of
+// 64 loads.
+func (c *Cache[V]) Refresh(ctx context.Context, key string) error {
+	return c.engine.refreshNow(ctx, key, c.bind)
+}
+
 // Invalidate makes sure that nothing computed before now is served for the
 // keys once it has returned nil: not from the store, not from this process's
 // near tier, and not by a rebuild that is under way anywhere. The near tiers of

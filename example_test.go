@@ -122,6 +122,25 @@ func ExampleCache_Peek() {
 	// user 42 true true
 }
 
+// Callers have the present value until the new one is there.
+func ExampleCache_Refresh() {
+	version, loaded := 0, make(chan int, 2)
+	c := bellwether.New(func(ctx context.Context, key string) (int, error) {
+		version++
+		defer func() { loaded <- version }()
+		return version, nil
+	}, bellwether.Options{TTL: time.Hour})
+	defer c.Close()
+
+	c.Get(context.Background(), "k")
+	fmt.Println("loaded", <-loaded)
+	err := c.Refresh(context.Background(), "k")
+	fmt.Println(err, "loaded", <-loaded)
+	// Output:
+	// loaded 1
+	// <nil> loaded 2
+}
+
 // After a write to the origin, Set spares the next caller a load.
 func ExampleCache_Set() {
 	c := bellwether.New(func(ctx context.Context, key string) (string, error) {
