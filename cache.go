@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"reflect"
+	"time"
 
 	"github.com/bellwether-go/bellwether/internal/items"
 	"github.com/bellwether-go/bellwether/internal/jsonloss"
@@ -123,6 +124,55 @@ func (c *Cache[V]) GetFunc(ctx context.Context, key string, load func(ctx contex
 		panic(errors.New("bellwether: GetFunc needs a load, a func(ctx context.Context, key string) (V, error); to use the load of New, call Get"))
 	}
 	return c.engine.get(ctx, key, userLoad[V](load))
+}
+
+// Peek returns the value that this process has for key, fresh or stale, with its age. It loads nothing,
+// asks no store, waits for nothing and changes nothing: neither Stats nor what the near tier evicts
+// next. It is safe for concurrent use, and does not allocate.
+//
+// The age counts from the return of the load, in whichever process that ran, or from the call of Set;
+// a Freshness.Age of the value is added. ok is false if this process has no value: it has never had
+// the key, the value has passed all of its windows, was evicted or was invalidated here, or the cache is
+// closed. A remembered ErrNotFound is no value, nor is a failure by itself. The value may be one that
+// the store no longer has: Peek does not find out whether another process has replaced it.
+func (c *Cache[V]) Peek(key string) (value V, age time.Duration, ok bool) {
+	return c.engine.peek(key)
+}
+
+// Set puts value under key, after your write to the origin. The value is fresh for TTL from now on,
+// in the whole fleet. It is safe for concurrent use, and value must not be modified after the call.
+//
+// When Set has returned nil, this process serves value or a later one. Other processes follow within
+// NearTTL. A rebuild under way loses, in any process: its value is served to nobody who asks after
+// Set. Callers that wait for such a rebuild in this process get value. Of two Sets the value with the
+// later epoch stays: these are the Sets that meet in the store, in the order of the store. A load
+// that begins after Set may replace value. EarlyRefresh knows no build time of value, so value
+// expires before its rebuild.
+//
+// The error wraps [ErrUnavailable] if the store does not answer within EngineTimeout, or not before
+// ctx ends. Then value is not known to be kept, this process has dropped the key, and the store may still
+// have an older value: call Set or Invalidate again. Set asks the store also while that is taken for
+// down. Other errors are a value that Codec or Size cannot take or the store finds too large, and five
+// commits in a row that others have overtaken: then the key is invalidated as by Invalidate, whose
+// error is joined. On a closed cache Set does nothing and returns [ErrClosed].
+func (c *Cache[V]) Set(ctx context.Context, key string, value V) error {
+	return c.engine.set(ctx, key, value)
+}
+
+// Refresh has key rebuilt now, behind its callers, although its value may be fresh. It returns when the
+// rebuild has begun, or was found under way in this process; its end is not waited for, and nor does
+// the end of ctx end it. The values of ctx are the load's. Refresh is safe for concurrent use.
+//
+// One load runs in the fleet: a load that another process has under way counts as the rebuild. Its
+// read of the origin may be of before Refresh. After a write to the origin call Set or Invalidate.
+// Callers are served the present value meanwhile, fresh or stale. If the load fails, the value stays
+// within its windows, the failure is remembered as any other, and OnError is told. During the
+// pause after a failure (ErrorTTL) no rebuild begins.
+//
+// The error is [ErrClosed]; [ErrOverloaded] if too many keys wait for Store; or that of Get in a chain of
+// 64 loads.
+func (c *Cache[V]) Refresh(ctx context.Context, key string) error {
+	return c.engine.refreshNow(ctx, key, c.bind)
 }
 
 // Invalidate makes sure that nothing computed before now is served for the

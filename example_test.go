@@ -129,6 +129,57 @@ func ExampleCache_Invalidate() {
 	// Output: 1 <nil> 2
 }
 
+// A health page shows what this process has, and never loads.
+func ExampleCache_Peek() {
+	c := bellwether.New(loadUser, bellwether.Options{TTL: time.Minute})
+	defer c.Close()
+
+	_, _, ok := c.Peek("42")
+	fmt.Println(ok)
+	c.Get(context.Background(), "42")
+	user, age, ok := c.Peek("42")
+	fmt.Println(user.Name, age < time.Minute, ok)
+	// Output:
+	// false
+	// user 42 true true
+}
+
+// Callers have the present value until the new one is there.
+func ExampleCache_Refresh() {
+	version, loaded := 0, make(chan int, 2)
+	c := bellwether.New(func(ctx context.Context, key string) (int, error) {
+		version++
+		defer func() { loaded <- version }()
+		return version, nil
+	}, bellwether.Options{TTL: time.Hour})
+	defer c.Close()
+
+	c.Get(context.Background(), "k")
+	fmt.Println("loaded", <-loaded)
+	err := c.Refresh(context.Background(), "k")
+	fmt.Println(err, "loaded", <-loaded)
+	// Output:
+	// loaded 1
+	// <nil> loaded 2
+}
+
+// After a write to the origin, Set spares the next caller a load.
+func ExampleCache_Set() {
+	c := bellwether.New(func(ctx context.Context, key string) (string, error) {
+		fmt.Println("loading")
+		return "old", nil
+	}, bellwether.Options{TTL: time.Hour})
+	defer c.Close()
+
+	before, _ := c.Get(context.Background(), "k")
+	err := c.Set(context.Background(), "k", "new")
+	after, _ := c.Get(context.Background(), "k")
+	fmt.Println(before, err, after)
+	// Output:
+	// loading
+	// old <nil> new
+}
+
 func ExampleNew() {
 	ctx := context.Background()
 	users := bellwether.New(loadUser, bellwether.Options{

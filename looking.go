@@ -89,8 +89,10 @@ func (r *run[V]) lookBy(ctx context.Context, read func(context.Context) storeRep
 	r.looking.unshared = 0
 	known, now := e.near.Get(r.key)
 	if e.Store == nil {
-		r.present = known
-		return false
+		if r.present = known; known == nil || judge(&known.Lifetime, now) != serve {
+			return false
+		}
+		return r.consider(known, false) // another way has brought it, such as Set
 	}
 	var held *items.Item[V]
 	if known != nil && judge(&known.Lifetime, now) != rebuild {

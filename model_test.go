@@ -80,7 +80,7 @@ var (
 	// and replaced. In "outages" engines are cut off, refuse, and lose all that they have.
 	modelTroubles = []string{"healthy", "noise", "stops", "outages"}
 	modelActions  = map[string][]string{
-		"":        {"get", "get", "get", "get", "get", "many", "leave", "invalidate", "sweep", "origin", "fail"},
+		"":        {"get", "get", "get", "get", "get", "many", "leave", "invalidate", "set", "sweep", "origin", "fail"},
 		"healthy": {"close"},
 		"noise":   {"close", "noise", "heal"},
 		"stops":   {"stop", "go on", "kill", "close"},
@@ -165,6 +165,7 @@ type world struct {
 	origin  *modelOrigin
 	started time.Time
 	callers sync.WaitGroup
+	setting []sync.Mutex // by key: held while it is set
 
 	mu         sync.Mutex   // guards what follows
 	now        []*modelNode // by process: who it is at present
@@ -209,6 +210,7 @@ type modelNode struct {
 	get        func(ctx context.Context, key int, who string) modelAnswer
 	many       func(ctx context.Context, keys []int) []modelAnswer // nil: the face has none
 	invalidate func(keys ...int) error
+	set        func(key int, value string) error                      // nil: the face has none
 	sweep      func(kind, key int) (hard bool, keys []int, err error) // nil: the face has none
 	close      func() error
 	stats      func() observe.Stats
@@ -414,6 +416,7 @@ func (n *modelNode) load(t *testing.T, o bellwether.Options, phases func(key, ph
 		}
 		return c.Invalidate(n.life, names...)
 	}
+	n.set = func(key int, value string) error { return c.Set(n.life, keyName(key), value) }
 	n.close, n.stats = c.Close, c.Stats
 }
 
@@ -546,8 +549,9 @@ type modelOrigin struct {
 	last    map[string]*modelRun // by key: the latest load that has ended, well or not
 	good    time.Time            // when a load last ended well
 	running map[*modelRun]bool
-	voiding map[string]int // by key: the invalidations that are under way
-	doubted map[string]int // by key: the versions up to it may be of before the end of an invalidation
+	voiding map[string]int    // by key: the invalidations that are under way
+	doubted map[string]int    // by key: the versions up to it may be of before the end of an invalidation
+	sets    map[int]time.Time // by version: when its Set ended well; zero: it has not
 }
 
 // A modelRun is one load of one key.
@@ -758,6 +762,25 @@ func (o *modelOrigin) count() int {
 	return o.loads
 }
 
+// beginSet counts a value that is to be set, as a load that begins now.
+func (o *modelOrigin) beginSet() (version int) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.loads++
+	o.began, o.ended, o.broke = append(o.began, time.Now()), append(o.ended, time.Time{}), append(o.broke, time.Time{})
+	o.sets[o.loads] = time.Time{}
+	return o.loads
+}
+
+// setBeside reports whether a version was set, by a Set that may have been under way at the time then. In
+// the store it may have come after the loads that began meanwhile.
+func (o *modelOrigin) setBeside(version int, then time.Time) (isSet, beside bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	end, isSet := o.sets[version]
+	return isSet, isSet && (end.IsZero() || !end.Before(then))
+}
+
 // A modelCall is a call before its answer.
 type modelCall struct {
 	node   *modelNode
@@ -840,6 +863,10 @@ func (w *world) judge(c modelCall, a modelAnswer) {
 		// tells of it: a flight that waits for a lease finds it at its next look, after a second.
 		most += 500 * time.Millisecond
 	}
+	isSet, _ := w.origin.setBeside(version, time.Time{})
+	if isSet {
+		most += time.Second // a flight that waits for a load elsewhere looks for it once a second
+	}
 	if !c.many && w.Trouble == "healthy" && w.StaleIfError == 0 && !ended.IsZero() && ended.Before(c.start) && took > most {
 		w.violated("process %d: a caller of %s waited %v for %q, which was made %v before", n.process, name, took, told, c.start.Sub(ended))
 	}
@@ -848,7 +875,7 @@ func (w *world) judge(c modelCall, a modelAnswer) {
 	// Of loads that began at one instant nobody knows in which order their epochs were claimed.
 	if w.Trouble != "outages" && (w.Face != "HTTP" || c.key == 0 && !w.Users) {
 		least, _, _ := w.origin.times(c.least)
-		if version < c.least && !began.Equal(least) {
+		if _, beside := w.origin.setBeside(version, least); version < c.least && !began.Equal(least) && !beside {
 			w.violated("process %d: a caller of %v got %q after v%d", n.process, c.start.Sub(w.started), told, c.least)
 		}
 		if !n.alone(began) {
@@ -923,6 +950,21 @@ func (w *world) invalidate(n *modelNode, keys ...int) {
 	time.Sleep(2*w.Delay + 1) // a load that has claimed its epoch before has begun by then
 }
 
+// set sets a new version of the key by the process, beside no other Set of the key: such have no order.
+func (w *world) set(n *modelNode, key int) {
+	w.setting[key].Lock()
+	defer w.setting[key].Unlock()
+	n.runs()
+	w.origin.void(keyName(key))
+	defer w.origin.over(keyName(key))
+	version := w.origin.beginSet()
+	if n.set(key, fmt.Sprintf("%s v%d", keyName(key), version)) == nil && !n.isDead() {
+		w.origin.set(func(o *modelOrigin) { o.ended[version-1], o.sets[version] = time.Now(), time.Now() })
+		w.invalidated(n, []int{key}, version-1)
+	}
+	time.Sleep(2*w.Delay + 1) // as in invalidate
+}
+
 // invalidated has no process serve what was made before an invalidation that began then.
 func (w *world) invalidated(n *modelNode, keys []int, before int) {
 	for _, key := range keys {
@@ -989,6 +1031,10 @@ func (w *world) do(t *testing.T, s modelStep) {
 		}
 	case "invalidate":
 		w.callers.Go(func() { w.invalidate(n, s.Key) })
+	case "set":
+		if n.set != nil {
+			w.callers.Go(func() { w.set(n, s.Key) })
+		}
 	case "sweep":
 		if n.sweep == nil {
 			w.callers.Go(func() { w.invalidate(n, w.keys()...) })
@@ -1057,7 +1103,8 @@ func (s scenario) play(t *testing.T) (out played) {
 			w.trace = io.MultiWriter(sum, os.Stderr)
 		}
 		w.room = newEngineRoom(w.violated)
-		w.origin = &modelOrigin{world: w, took: s.Load, running: map[*modelRun]bool{}, voiding: map[string]int{}, doubted: map[string]int{}, last: map[string]*modelRun{}}
+		w.origin = &modelOrigin{world: w, took: s.Load, running: map[*modelRun]bool{}, voiding: map[string]int{}, doubted: map[string]int{}, last: map[string]*modelRun{}, sets: map[int]time.Time{}}
+		w.setting = make([]sync.Mutex, s.Keys)
 		w.latest, w.graves = make([][]int, s.Processes), make([]graveyard, s.Keys)
 		for i := range s.Processes {
 			w.start(t, i)

@@ -1,6 +1,9 @@
 package bellwether
 
 import (
+	"time"
+
+	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/internal/durations"
 	"github.com/bellwether-go/bellwether/internal/items"
 )
@@ -45,4 +48,13 @@ func (e *engine[V]) trustedUntil(now instant) instant {
 		return forever
 	}
 	return durations.Add(e.sweeps.Asked(now), e.NearTTL)
+}
+
+// peek is what the near tier has of a key that is a value within one of its windows, with its age.
+func (e *engine[V]) peek(key string) (value V, age time.Duration, ok bool) {
+	it, now := e.near.Peek(key)
+	if it == nil || it.Kind != driver.KindValue || now >= max(it.FreshUntil, it.StaleUntil, it.ErrorUntil) {
+		return value, 0, false
+	}
+	return it.Value, durations.Between(it.Born, now), true
 }

@@ -40,6 +40,13 @@ func (s *shards[V]) of(key string) *shard[V] {
 	return &s.all[maphash.String(s.seed, key)%shardCount]
 }
 
+// ended reports whether the cache is closed.
+func (s *shard[V]) ended() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.closed
+}
+
 // whole calls first, and each for every shard, with all shards locked: for a change that concerns
 // every key. No other call holds two of the locks.
 func (s *shards[V]) whole(first func(), each func(*shard[V])) {

@@ -134,6 +134,22 @@ func (e *engine[V]) refresh(ctx context.Context, key string, it *items.Item[V], 
 	c.leave()
 }
 
+// refreshNow is refresh of whatever the key has: for its flight, what a load has made that returned
+// before now is no answer. The epoch tells the near tier's item from that: the age that a store gives for
+// it is as late as its reply.
+func (e *engine[V]) refreshNow(ctx context.Context, key string, b binder[V]) error {
+	it, now := e.near.Get(key)
+	if it == nil {
+		it = &items.Item[V]{}
+	}
+	c := e.refresher(context.WithoutCancel(ctx), key, it)
+	other := c.want.Accept
+	c.want.Accept = func(it *items.Item[V], at instant) bool { return it.Born > now && other(it, at) }
+	c.join(b)
+	c.leave()
+	return c.err
+}
+
 // refresher is a waiter that is to begin the rebuild of it. It is no call, and is
 // not counted as one.
 func (e *engine[V]) refresher(ctx context.Context, key string, it *items.Item[V]) *waiter[V] {

@@ -18,25 +18,28 @@ import (
 // claimed before the store's floor rose is void here, and what any flight
 // reads after that is new.
 func (e *engine[V]) invalidate(ctx context.Context, key string) error {
-	defer func() { // also if the store's adapter does not return
-		s := e.shards.of(key)
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		e.recall(s, key, 1<<64-1)
-	}()
-	var err error
-	if e.Store != nil {
-		call := func(ctx context.Context) (struct{}, error) {
-			return struct{}{}, e.Store.Invalidate(ctx, e.engineKey(key))
-		}
-		_, err = gate.Ask(ctx, e.writes, key, gate.NewBudget(e.EngineTimeout), call)
-		if errors.Is(err, gate.ErrNotAsked) { // others go on without the store; the caller of this has nothing else
-			_, err = gate.AskAnyway(ctx, e.writes, key, e.EngineTimeout, call)
-		}
-		if err != nil {
-			e.count.engineErrors.Add(1)
-			err = &keyError{"invalidating", key, err}
-		}
+	defer e.recallAll(key) // also if the store's adapter does not return
+	if e.Store == nil {
+		return nil
+	}
+	err := e.writeAnyway(ctx, key, func(ctx context.Context) error { return e.Store.Invalidate(ctx, e.engineKey(key)) })
+	if err != nil {
+		return &keyError{"invalidating", key, err}
+	}
+	return nil
+}
+
+// writeAnyway asks the store for a write of the user's own, also while the store is taken for down:
+// others go on without the store, and the caller of this has nothing else.
+func (e *engine[V]) writeAnyway(ctx context.Context, key string, write func(context.Context) error) error {
+	err := gate.AskErr(ctx, e.writes, key, gate.NewBudget(e.EngineTimeout), write)
+	if errors.Is(err, gate.ErrNotAsked) {
+		_, err = gate.AskAnyway(ctx, e.writes, key, e.EngineTimeout, func(ctx context.Context) (struct{}, error) {
+			return struct{}{}, write(ctx)
+		})
+	}
+	if errors.Is(err, ErrUnavailable) {
+		e.count.engineErrors.Add(1)
 	}
 	return err
 }
@@ -59,6 +62,14 @@ func (e *engine[V]) invalidateAll(ctx context.Context, keys []string) []error {
 	}
 	g.Wait()
 	return errs
+}
+
+// recallAll is recall of whatever this process has of the key.
+func (e *engine[V]) recallAll(key string) {
+	s := e.shards.of(key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e.recall(s, key, 1<<64-1)
 }
 
 // recall drops what this process has of a key that was invalidated, and what

@@ -72,6 +72,17 @@ func (n *Tier[T]) Get(key string) (T, durations.Instant) {
 	return it, now
 }
 
+// Peek is Get without a trace: the item does not count as used.
+func (n *Tier[T]) Peek(key string) (T, durations.Instant) {
+	now := n.clock.now()
+	e, found := n.table.GetEntryQuietly(key)
+	if !found || e.Value.Over(now) {
+		var none T
+		return none, now
+	}
+	return e.Value, now
+}
+
 // Put keeps it in the place of the key's item, whatever that is. An item whose life is over is not
 // kept, but ends the item before it all the same.
 //

@@ -1,0 +1,193 @@
+package bellwether_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/lockers/locallock"
+	"github.com/bellwether-go/bellwether/stores/memstore"
+)
+
+func (p *setter) refreshes(t *testing.T) {
+	t.Helper()
+	if err := p.Refresh(t.Context(), "k"); err != nil {
+		t.Errorf("Refresh: %v", err)
+	}
+}
+
+// A fresh value goes on being served while it is rebuilt. Many calls of Refresh begin one rebuild.
+func TestRefresh_Fresh(t *testing.T) {
+	for _, as := range []string{"alone", "store", "near off"} {
+		inBubble(t, as, func(t *testing.T) {
+			var store *memstore.Store
+			o := bellwether.Options{}
+			switch as {
+			case "near off":
+				o.Fleet.NearTTL = -1
+				fallthrough
+			case "store":
+				store = memstore.New()
+			}
+			p := newSetter(t, store, locallock.New(), o)
+			p.gets(t, "loaded 1")
+			time.Sleep(time.Nanosecond) // a load and a Refresh of one instant have no order
+			p.took.Store(int64(10 * time.Second))
+			began := time.Now()
+			for range 20 {
+				p.refreshes(t)
+			}
+			if took := time.Since(began); took > 0 {
+				t.Errorf("Refresh took %v", took)
+			}
+			for range 9 {
+				time.Sleep(time.Second)
+				p.gets(t, "loaded 1")
+				p.refreshes(t)
+			}
+			if took := time.Since(began); took != 9*time.Second {
+				t.Errorf("callers waited for %v", took-9*time.Second)
+			}
+			time.Sleep(1500 * time.Millisecond)
+			p.gets(t, "loaded 2")
+			if n := p.loads.Load(); n != 2 {
+				t.Errorf("%d loads, want 2", n)
+			}
+		})
+	}
+}
+
+// What the store has is rebuilt, whether or not this process knows of it.
+func TestRefresh_ValueOfAnotherProcess(t *testing.T) {
+	for _, known := range []bool{false, true} {
+		inBubble(t, fmt.Sprint("an older value known ", known), func(t *testing.T) {
+			store, locker := memstore.New(), locallock.New()
+			p, q := newSetter(t, store, locker, bellwether.Options{}), newSetter(t, store, locker, bellwether.Options{})
+			if known {
+				q.gets(t, "loaded 1")
+			}
+			p.sets(t, "set") // q does not know of it
+			time.Sleep(time.Millisecond)
+			before := q.loads.Load()
+			q.refreshes(t)
+			synctest.Wait()
+			if n := q.loads.Load() - before; n != 1 {
+				t.Errorf("%d loads, want 1", n)
+			}
+			time.Sleep(time.Second)
+			want := fmt.Sprint("loaded ", q.loads.Load())
+			p.gets(t, want)
+			q.gets(t, want)
+		})
+	}
+}
+
+// Processes that refresh a key at one time load it once, whether or not they have it.
+func TestRefresh_OneInTheFleet(t *testing.T) {
+	everyWay(t, func(t *testing.T, by way) {
+		for _, warm := range []bool{true, false} {
+			f := newFleet(t, 8, by, bellwether.Options{TTL: time.Hour})
+			if warm {
+				for _, p := range f.processes {
+					p.Get(t.Context(), "k")
+				}
+			}
+			time.Sleep(time.Minute)
+			loads := func() int { n, _ := f.origin.count(); return n }
+			before := loads()
+			var all sync.WaitGroup
+			for _, p := range f.processes {
+				all.Go(func() {
+					if err := p.Refresh(t.Context(), "k"); err != nil {
+						t.Errorf("Refresh: %v", err)
+					}
+				})
+			}
+			all.Wait()
+			time.Sleep(time.Minute)
+			if n := loads() - before; n != 1 {
+				t.Errorf("warm %t: %d loads, want 1", warm, n)
+			}
+		}
+	})
+}
+
+// A refresh that fails leaves the value as it is, and nobody is refreshed during the pause after it.
+func TestRefresh_Fails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var failure error
+		loads, told := 0, 0
+		c := bellwether.New(func(context.Context, string) (string, error) { loads++; return "v", failure }, bellwether.Options{
+			TTL: time.Minute, StaleWhileRevalidate: time.Minute, ErrorTTL: 10 * time.Second, MaxErrorTTL: 10 * time.Second,
+			OnError: func(string, error) { told++ },
+			Fleet:   bellwether.Fleet{Store: memstore.New(), Locker: locallock.New(), Namespace: "n"},
+		})
+		defer c.Close()
+		c.Get(t.Context(), "k")
+		time.Sleep(time.Nanosecond)
+		failure = errors.New("down")
+		for range 3 {
+			if err := c.Refresh(t.Context(), "k"); err != nil {
+				t.Errorf("Refresh: %v", err)
+			}
+			synctest.Wait()
+			peeks(t, c, "v", 1)
+			if v, err := c.Get(t.Context(), "k"); v != "v" || err != nil {
+				t.Errorf("Get: %q, %v; want the value", v, err)
+			}
+		}
+		if loads != 2 || told != 1 {
+			t.Errorf("%d loads, %d failures told; want the one refresh", loads, told)
+		}
+		failure = nil
+		time.Sleep(10 * time.Second)
+		c.Refresh(t.Context(), "k")
+		synctest.Wait()
+		peeks(t, c, "v", 0)
+	})
+}
+
+// A caller that finds the rebuild of a missing value waits for it; nobody else does. The end of ctx is nothing to it.
+func TestRefresh_NothingThere(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newSetter(t, memstore.New(), locallock.New(), bellwether.Options{})
+		p.took.Store(int64(time.Second))
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := p.Refresh(ctx, "k"); err != nil {
+			t.Errorf("Refresh: %v", err)
+		}
+		p.gets(t, "loaded 1")
+		if n := p.loads.Load(); n != 1 {
+			t.Errorf("%d loads, want 1", n)
+		}
+	})
+}
+
+func TestRefresh_Refused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memstore.New()
+		p := newSetter(t, store, locallock.New(), bellwether.Options{Limits: bellwether.Limits{MaxQueued: 1}})
+		p.store.set(blackHole)
+		refused := 0
+		for i := range 40 {
+			if err := p.Refresh(t.Context(), fmt.Sprint(i)); errors.Is(err, bellwether.ErrOverloaded) {
+				refused++
+			} else if err != nil {
+				t.Errorf("Refresh: %v", err)
+			}
+		}
+		if refused == 0 {
+			t.Error("no Refresh was refused while the store is silent")
+		}
+		p.Close()
+		if err := p.Refresh(t.Context(), "k"); err != bellwether.ErrClosed {
+			t.Errorf("Refresh: %v, want ErrClosed", err)
+		}
+	})
+}

@@ -1,0 +1,81 @@
+package bellwether
+
+import (
+	"context"
+	"errors"
+
+	"github.com/bellwether-go/bellwether/driver"
+	"github.com/bellwether-go/bellwether/internal/fault"
+	"github.com/bellwether-go/bellwether/internal/items"
+)
+
+// This file is Set: a value that the user has written to the origin goes to the store, and then replaces
+// what this process has of the key. A Set is no flight. A flight under way sees it as an invalidation of
+// all earlier epochs, with the value beside it.
+
+// set puts the value under the key. The order is that of invalidate: with the store first, whatever a
+// flight has read or claimed before the commit is void here, and what any flight reads after that is
+// the value or a later one. A flight with a later epoch goes on: its load has begun after set.
+func (e *engine[V]) set(ctx context.Context, key string, value V) error {
+	if e.shards.of(key).ended() {
+		return ErrClosed
+	}
+	void := true // also if user code or the store's adapter does not return
+	defer func() {
+		if void {
+			e.recallAll(key)
+		}
+	}()
+	now := e.clock.Now()
+	it := &items.Item[V]{Kind: driver.KindValue, Value: value, Position: e.sweeps.Log().Position(), Trusted: e.trustedUntil(now)}
+	it.Lifetime = e.lifetimeOf(now, e.windows, key, 0) // before its epoch is known
+	// Before the lock, and before others can see the value: it runs user code.
+	err := fault.Guard(func() error { e.weigh(key, it); return nil })
+	if err == nil {
+		it.Epoch, err = e.setInStore(ctx, key, it)
+	}
+	switch {
+	case err == nil:
+		void = false
+		e.replace(key, it)
+		return nil
+	case errors.Is(err, ErrUnavailable):
+		return &keyError{"setting", key, err} // the store, asked again, would be silent again
+	}
+	void = false
+	return errors.Join(&keyError{"setting", key, err}, e.invalidate(ctx, key))
+}
+
+// setInStore gives the item to the store, and returns its epoch.
+func (e *engine[V]) setInStore(ctx context.Context, key string, it *items.Item[V]) (epoch uint64, err error) {
+	if e.Store == nil {
+		return e.nextEpoch(), nil
+	}
+	entry, err := e.apart(key, nil).encode(it)
+	if err != nil {
+		return 0, err
+	}
+	err = e.writeAnyway(ctx, key, func(ctx context.Context) (err error) {
+		epoch, err = driver.Set(ctx, e.Store, e.engineKey(key), entry)
+		return err
+	})
+	return epoch, err
+}
+
+// replace puts a set item in the place of what this process has of the key, unless that is of a later
+// epoch. The callers of a flight of an earlier epoch have the item at once: the flight may wait for a
+// load that does not heed its context.
+func (e *engine[V]) replace(key string, it *items.Item[V]) {
+	s := e.shards.of(key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e.recall(s, key, it.Epoch)
+	spared := e.spare(key, it)
+	if spared == nil || s.closed {
+		return
+	}
+	e.advanceNear(key, spared)
+	if f := s.flights[key]; f != nil && f.witness.epoch <= it.Epoch {
+		f.change(func(state *flightState[V]) { state.offered = spared })
+	}
+}

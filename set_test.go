@@ -1,0 +1,323 @@
+package bellwether_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
+	"github.com/bellwether-go/bellwether/lockers/locallock"
+	"github.com/bellwether-go/bellwether/stores/memstore"
+)
+
+// A setter is one process of the tests of Set: a cache on a store that all share.
+type setter struct {
+	*bellwether.Cache[string]
+	store *wiredStore
+	loads atomic.Int64
+	took  atomic.Int64 // how long a load takes, in nanoseconds
+	deaf  atomic.Bool  // loads do not heed their contexts
+}
+
+func newSetter(t *testing.T, store *memstore.Store, locker *locallock.Locker, o bellwether.Options) *setter {
+	p := &setter{}
+	o.TTL, o.OnError = time.Hour, func(string, error) {}
+	if store != nil {
+		p.store = wiredTo(store)
+		o.Fleet.Store, o.Fleet.Locker, o.Fleet.Namespace = p.store, locker, "n"
+	}
+	p.Cache = bellwether.New(func(ctx context.Context, _ string) (string, error) {
+		n := p.loads.Add(1)
+		end := ctx.Done()
+		if p.deaf.Load() {
+			end = nil
+		}
+		select {
+		case <-time.After(time.Duration(p.took.Load())):
+		case <-end:
+			return "", context.Cause(ctx)
+		}
+		return fmt.Sprint("loaded ", n), nil
+	}, o)
+	t.Cleanup(func() { p.Close() })
+	return p
+}
+
+func (p *setter) gets(t *testing.T, want string) {
+	t.Helper()
+	if got, err := p.Get(t.Context(), "k"); got != want || err != nil {
+		t.Errorf("Get: %q, %v; want %q", got, err, want)
+	}
+}
+
+func (p *setter) sets(t *testing.T, value string) {
+	t.Helper()
+	if err := p.Set(t.Context(), "k", value); err != nil {
+		t.Fatalf("Set: %v", err)
+	}
+}
+
+// Whoever waits for a load that a Set has overtaken has the set value at once, and nobody has the
+// load's, although it goes on.
+func TestSet_LoadUnderWayHere(t *testing.T) {
+	for _, alone := range []bool{false, true} {
+		inBubble(t, fmt.Sprint("alone ", alone), func(t *testing.T) {
+			var store *memstore.Store
+			if !alone {
+				store = memstore.New()
+			}
+			p := newSetter(t, store, locallock.New(), bellwether.Options{})
+			p.took.Store(int64(10 * time.Second))
+			p.deaf.Store(true)
+			began := time.Now()
+			var callers sync.WaitGroup
+			for range 10 {
+				callers.Go(func() { p.gets(t, "set") })
+			}
+			time.Sleep(time.Second)
+			p.sets(t, "set")
+			callers.Wait()
+			if took := time.Since(began); took != time.Second {
+				t.Errorf("the callers have waited for %v, want 1s", took)
+			}
+			for range 30 {
+				p.gets(t, "set")
+				time.Sleep(time.Second)
+			}
+			if loads := p.loads.Load(); loads != 1 || p.Stats().Flights != 0 {
+				t.Errorf("%d loads, want the one before; %d flights, want none", loads, p.Stats().Flights)
+			}
+		})
+	}
+}
+
+func TestSet_LoadUnderWayElsewhere(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store, locker := memstore.New(), locallock.New()
+		p, q := newSetter(t, store, locker, bellwether.Options{}), newSetter(t, store, locker, bellwether.Options{})
+		q.took.Store(int64(10 * time.Second))
+		var caller sync.WaitGroup
+		caller.Go(func() { q.gets(t, "set") })
+		time.Sleep(time.Second)
+		p.sets(t, "set")
+		caller.Wait()
+		for range 3 {
+			p.gets(t, "set")
+			q.gets(t, "set")
+			time.Sleep(2 * time.Second)
+		}
+		if n := q.Stats().Fenced; n != 1 {
+			t.Errorf("%d commits were refused, want the load's", n)
+		}
+	})
+}
+
+// Other processes follow within NearTTL, and each call does with the near tier off.
+func TestSet_ElsewhereWithinNearTTL(t *testing.T) {
+	for _, near := range []time.Duration{0, -1} {
+		inBubble(t, fmt.Sprint("NearTTL ", near), func(t *testing.T) {
+			store, locker := memstore.New(), locallock.New()
+			o := bellwether.Options{Fleet: bellwether.Fleet{NearTTL: near}}
+			p, q := newSetter(t, store, locker, o), newSetter(t, store, locker, o)
+			p.gets(t, "loaded 1")
+			q.gets(t, "loaded 1")
+			for i := range 3 {
+				time.Sleep(time.Nanosecond) // calls of one instant have no order
+				value := fmt.Sprint("set ", i)
+				p.sets(t, value)
+				p.gets(t, value)
+				if near == 0 {
+					time.Sleep(time.Second)
+				}
+				time.Sleep(time.Nanosecond)
+				q.gets(t, value)
+			}
+		})
+	}
+}
+
+// A set value replaces a remembered absence and a remembered failure, and is fresh for TTL.
+func TestSet_Lives(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		failure := bellwether.ErrNotFound
+		c := bellwether.New(func(context.Context, string) (string, error) { return "", failure },
+			bellwether.Options{TTL: time.Minute, ErrorTTL: time.Hour, MaxErrorTTL: time.Hour})
+		defer c.Close()
+		for _, failure = range []error{bellwether.ErrNotFound, errFailed} {
+			c.Get(t.Context(), "k")
+			if err := c.Set(t.Context(), "k", "set"); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(time.Minute - 1)
+			if got, err := c.Get(t.Context(), "k"); got != "set" || err != nil {
+				t.Errorf("%q, %v; want the value", got, err)
+			}
+			time.Sleep(1)
+			if _, err := c.Get(t.Context(), "k"); !errors.Is(err, failure) {
+				t.Errorf("after TTL: %v, want %v", err, failure)
+			}
+			c.Invalidate(t.Context(), "k")
+		}
+	})
+}
+
+// Of many Sets in two processes one stays, and it is the one that the store has committed last.
+func TestSet_LaterEpochStays(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store, locker := memstore.New(), locallock.New()
+		p, q := newSetter(t, store, locker, bellwether.Options{}), newSetter(t, store, locker, bellwether.Options{})
+		for round := range 50 {
+			var all sync.WaitGroup
+			for i := range 4 {
+				for _, c := range []*setter{p, q} {
+					all.Go(func() {
+						time.Sleep(time.Duration(i) * time.Millisecond)
+						c.Set(t.Context(), "k", fmt.Sprint("set ", round, i, c == p))
+					})
+				}
+			}
+			all.Wait()
+			e, err := store.Get(t.Context(), "n:k")
+			if err != nil {
+				t.Fatal(err)
+			}
+			here := fmt.Sprint("set ", round, 3, true)
+			if got := string(e.Value); got != here && got != fmt.Sprint("set ", round, 3, false) {
+				t.Errorf("the store has %q, want a value of the last Sets", got)
+			}
+			time.Sleep(time.Second)
+			p.gets(t, string(e.Value))
+			q.gets(t, string(e.Value))
+		}
+	})
+}
+
+// A Set that the store does not answer keeps nothing, here or there, and drops what is here.
+func TestSet_StoreDown(t *testing.T) {
+	for name, f := range map[string]fault{"refuses": refuse, "silent": blackHole, "claims only": on(blackHole, "commit")} {
+		inBubble(t, name, func(t *testing.T) {
+			p := newSetter(t, memstore.New(), locallock.New(), bellwether.Options{})
+			p.gets(t, "loaded 1")
+			p.store.set(f)
+			for range 5 { // until the store is taken for down, and after that
+				began := time.Now()
+				if err := p.Set(t.Context(), "k", "set"); !errors.Is(err, bellwether.ErrUnavailable) {
+					t.Fatalf("Set: %v, want ErrUnavailable", err)
+				}
+				if took := time.Since(began); took > time.Second {
+					t.Errorf("Set took %v, more than EngineTimeout", took)
+				}
+			}
+			if got, err := p.Get(t.Context(), "k"); got == "set" || err != nil {
+				t.Errorf("Get: %q, %v; want what the store has or a load makes", got, err)
+			}
+			p.store.set(nil)
+			p.sets(t, "set again") // although the store is taken for down
+			p.gets(t, "set again")
+		})
+	}
+}
+
+// A value that cannot be kept invalidates the key, in the fleet.
+func TestSet_ValueNotTaken(t *testing.T) {
+	broken := errors.New("broken")
+	for name, of := range map[string]struct {
+		o     bellwether.Options
+		large bool
+		want  error
+	}{
+		"codec":    {o: bellwether.Options{Codec: bellwether.Codec{Marshal: func(v any) ([]byte, error) { return nil, broken }}}, want: broken},
+		"too much": {large: true, want: driver.ErrTooLarge},
+		"size":     {o: bellwether.Options{Size: func(string, any) int { panic(broken) }}},
+	} {
+		inBubble(t, name, func(t *testing.T) {
+			store, locker := memstore.New(), locallock.New()
+			q := newSetter(t, store, locker, bellwether.Options{})
+			q.gets(t, "loaded 1")
+			if of.o.Codec.Marshal != nil {
+				of.o.Codec.Unmarshal = func([]byte, any) error { return broken }
+			}
+			p := newSetter(t, store, locker, of.o)
+			if of.large {
+				p.store.set(on(answer(driver.ErrTooLarge), "commit"))
+			}
+			err := p.Set(t.Context(), "k", "set")
+			if of.want != nil && !errors.Is(err, of.want) || err == nil || errors.Is(err, bellwether.ErrUnavailable) {
+				t.Errorf("Set: %v, want %v", err, of.want)
+			}
+			if e, err := store.Get(t.Context(), "n:k"); !errors.Is(err, driver.ErrNotFound) {
+				t.Errorf("the store has %q, %v; want nothing", e.Value, err)
+			}
+			time.Sleep(time.Second)
+			q.gets(t, "loaded 2")
+		})
+	}
+}
+
+// User code that ends the goroutine of a Set leaves nothing older in this process.
+func TestSet_SizeExits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		exits := false
+		p := newSetter(t, nil, nil, bellwether.Options{Size: func(string, any) int {
+			if exits {
+				runtime.Goexit()
+			}
+			return 1
+		}})
+		p.gets(t, "loaded 1")
+		exits = true
+		var call sync.WaitGroup
+		call.Go(func() { p.Set(t.Context(), "k", "set") })
+		call.Wait()
+		exits = false
+		p.gets(t, "loaded 2")
+	})
+}
+
+// A load may set its own key, and others.
+func TestSet_InALoad(t *testing.T) {
+	for _, alone := range []bool{false, true} {
+		inBubble(t, fmt.Sprint("alone ", alone), func(t *testing.T) {
+			o := bellwether.Options{TTL: time.Hour, Fleet: bellwether.Fleet{Namespace: "n", Store: memstore.New(), Locker: locallock.New()}}
+			if alone {
+				o.Fleet = bellwether.Fleet{}
+			}
+			var loads atomic.Int64
+			var c *bellwether.Cache[string]
+			c = bellwether.New(func(ctx context.Context, key string) (string, error) {
+				loads.Add(1)
+				return "loaded", errors.Join(c.Set(ctx, "other", "set"), c.Set(ctx, "k", "set")) // which ends ctx
+			}, o)
+			defer c.Close()
+			for _, key := range []string{"k", "other"} {
+				if got, err := c.Get(t.Context(), key); got != "set" || err != nil {
+					t.Errorf("%s: %q, %v", key, got, err)
+				}
+			}
+			if n := loads.Load(); n != 1 {
+				t.Errorf("%d loads, want 1", n)
+			}
+		})
+	}
+}
+
+func TestSet_Closed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memstore.New()
+		p := newSetter(t, store, locallock.New(), bellwether.Options{})
+		p.Close()
+		if err := p.Set(t.Context(), "k", "set"); err != bellwether.ErrClosed {
+			t.Errorf("Set: %v, want ErrClosed", err)
+		}
+		if p.store.count() > 0 {
+			t.Error("the store was asked")
+		}
+	})
+}
