@@ -171,8 +171,9 @@ type HTTPOptions struct {
 	// tags in them invalidate. With HiddenFields no handler gets the real
 	// ResponseWriter, but one that flushes and hijacks as that does. Nil: none.
 	HiddenFields []string
-	// TagFields are the response fields with the tags of [Match].Tags. Words and lists with
-	// commas are both read, in each field: name xkey, or a field of your own. Processes of
+	// TagFields are the response fields with the tags of [Match].Tags, such as xkey or a field
+	// of your own. Spaces and commas both separate tags, but for Surrogate-Key, which has
+	// words, and Cache-Tag, which is a list with commas. Processes of
 	// one fleet need the same names. Nil means Surrogate-Key and Cache-Tag; empty: none.
 	TagFields []string
 	// HideStatusKey leaves the cache key out of Cache-Status, where all clients can read

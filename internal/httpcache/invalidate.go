@@ -136,12 +136,21 @@ func KeyPrefix(u string) (prefix string, ok bool) {
 // the one, and members of a list with commas in the other.
 var TagFields = []string{"Surrogate-Key", "Cache-Tag"}
 
-// Tags returns the tags of a response, by which it may be invalidated: the words between spaces
-// and commas in these fields. values returns the values of a field of the response.
+// Tags returns the tags of a response, by which it may be invalidated. Of the fields, other
+// ones than TagFields have both words and lists. values returns the values of a field of the response.
 func Tags(fields []string, values func(field string) []string) (tags []string) {
 	for _, field := range fields {
-		for _, line := range values(field) {
-			tags = append(tags, strings.FieldsFunc(line, separatesTags)...)
+		lines := values(field)
+		if field == "Cache-Tag" {
+			tags = slices.AppendSeq(tags, Members(lines))
+			continue
+		}
+		for _, line := range lines {
+			if field == "Surrogate-Key" {
+				tags = append(tags, strings.Fields(line)...)
+			} else {
+				tags = append(tags, strings.FieldsFunc(line, separatesTags)...)
+			}
 		}
 	}
 	return tags
