@@ -223,6 +223,15 @@ func (c *Cache[V]) InvalidateMatching(ctx context.Context, match Match) error {
 	return errors.Join(append(errs, e.sweep(ctx, sweeps))...)
 }
 
+// Ping asks the engines for all that a rebuild asks them for, to find out at start-up whether they answer: a
+// read and a write of the Store and an election of the Locker, under a key that no value has. Without
+// engines it does nothing. It ends after EngineTimeout, or when ctx ends, and is safe for concurrent use.
+//
+// The error wraps [ErrUnavailable], and names each engine that did not answer with its own error. A
+// cache whose engines do not answer works all the same, as each process by itself, and recovers by
+// itself.
+func (c *Cache[V]) Ping(ctx context.Context) error { return c.engine.ping(ctx) }
+
 // Stats returns what the cache has counted since it was made.
 func (c *Cache[V]) Stats() observe.Stats { return c.engine.snapshot() }
 

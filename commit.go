@@ -117,6 +117,9 @@ const unsharedTTL = time.Second
 // processes mind each other there: what is found under it is of no use.
 const probeKey = "\x00probe"
 
+// probeEntry is what is committed there.
+var probeEntry = driver.Entry{Kind: driver.KindUnshared, TTL: time.Second}
+
 // probe reports whether the store takes commits again, by one that nobody needs:
 // without it, the first loads after an outage would go on without a lease.
 func (r *run[V]) probe(ctx context.Context) bool {
@@ -125,7 +128,9 @@ func (r *run[V]) probe(ctx context.Context) bool {
 	err := gate.AskErr(ctx, e.writes, probeKey, r.budget, func(ctx context.Context) error {
 		_, epoch, err := e.Store.Claim(ctx, key)
 		if err == nil {
-			err = e.Store.Commit(ctx, key, driver.Entry{Kind: driver.KindUnshared, Epoch: epoch, TTL: time.Second})
+			entry := probeEntry
+			entry.Epoch = epoch
+			err = e.Store.Commit(ctx, key, entry)
 		}
 		return err
 	})

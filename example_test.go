@@ -163,6 +163,17 @@ func ExampleCache_Refresh() {
 	// <nil> loaded 2
 }
 
+// A program that must not start without its engines asks them first.
+func ExampleCache_Ping() {
+	users := bellwether.New(loadUser, bellwether.Options{
+		TTL: time.Minute, Fleet: bellwether.Fleet{Store: memstore.New(), Locker: locallock.New(), Namespace: "users"},
+	})
+	defer users.Close()
+
+	fmt.Println(users.Ping(context.Background()))
+	// Output: <nil>
+}
+
 // After a write to the origin, Set spares the next caller a load.
 func ExampleCache_Set() {
 	c := bellwether.New(func(ctx context.Context, key string) (string, error) {

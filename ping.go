@@ -1,0 +1,66 @@
+package bellwether
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/bellwether-go/bellwether/driver"
+	"github.com/bellwether-go/bellwether/internal/gate"
+)
+
+// This file is Ping: the engines are asked at start-up for all that a rebuild will ask them for.
+
+// ping asks the store and the locker at one time, and returns what each has not answered.
+func (e *engine[V]) ping(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, e.EngineTimeout)
+	defer cancel()
+	var reads, writes, elects error
+	var all errgroup.Group
+	if e.Store != nil {
+		reads, writes = ErrGoexit, ErrGoexit // unless the adapter returns
+		all.Go(func() error { reads = e.pingBy(ctx, e.store, "reading from the store", e.pingReads); return nil })
+		all.Go(func() error { writes = e.pingBy(ctx, e.writes, "writing to the store", e.pingWrites); return nil })
+	}
+	if e.Locker != nil {
+		elects = ErrGoexit
+		all.Go(func() error { elects = e.pingBy(ctx, e.locker, "electing by the locker", e.pingLocks); return nil })
+	}
+	all.Wait()
+	return errors.Join(reads, writes, elects)
+}
+
+// pingBy makes one of the calls, also while its engine is taken for down. Every error but an answer of
+// the engine's contract is no answer.
+func (e *engine[V]) pingBy(ctx context.Context, g *gate.Gate, doing string, call func(context.Context) error) error {
+	_, err := gate.AskAnyway(ctx, g, probeKey, e.EngineTimeout, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, call(ctx)
+	})
+	if errors.Is(err, ErrUnavailable) {
+		return fmt.Errorf("%s: %w", doing, err)
+	}
+	return nil
+}
+
+func (e *engine[V]) pingReads(ctx context.Context) error {
+	_, err := e.Store.Get(ctx, e.engineKey(probeKey))
+	return err
+}
+
+func (e *engine[V]) pingWrites(ctx context.Context) error {
+	_, err := driver.Set(ctx, e.Store, e.engineKey(probeKey), probeEntry)
+	return err
+}
+
+func (e *engine[V]) pingLocks(ctx context.Context) error {
+	lease, err := e.Locker.TryAcquire(ctx, e.engineKey(probeKey), e.EngineTimeout)
+	if err != nil {
+		return err
+	}
+	return lease.Release(ctx)
+}
+
+// Ping asks the engines whether they answer, as [Cache.Ping] does.
+func (m *Middleware) Ping(ctx context.Context) error { return m.engine.ping(ctx) }
