@@ -53,8 +53,8 @@ var bugs = []bug{
 	},
 	{
 		Name: "failure that is remembered for the wrong key", File: "batch.go",
-		Old: "if batch != nil && batch.Errors[key] != nil {\n\t\treturn v, batch.Errors[key]\n\t}",
-		New: "if batch != nil && !found {\n\t\tfor _, failed := range batch.Errors {\n\t\t\treturn v, failed\n\t\t}\n\t}",
+		Old: "case batch != nil && batch.Errors[key] != nil:\n\t\terr = batch.Errors[key]",
+		New: "case batch != nil && !found:\n\t\tfor _, failed := range batch.Errors {\n\t\t\terr = failed\n\t\t}",
 	},
 	{
 		Name: "spool that is closed early", File: "internal/page/exchange.go",
@@ -105,8 +105,8 @@ var bugs = []bug{
 	},
 	{
 		Name: "waiter that loads by itself", File: "standing.go",
-		Old: "return nil, held, false\n\t}\n\tif errors.Is(err, ErrHeld)",
-		New: "if r.waiting.holder != nil && e.clock.Now()-r.waiting.since > e.LeaseTTL {\n\t\t\treturn nil, nil, false\n\t\t}\n\t\treturn nil, held, false\n\t}\n\tif errors.Is(err, ErrHeld)",
+		Old: "return nil, held, false\n\t}\n\tif errors.Is(err, driver.ErrHeld)",
+		New: "if r.waiting.holder != nil && e.clock.Now()-r.waiting.since > e.LeaseTTL {\n\t\t\treturn nil, nil, false\n\t\t}\n\t\treturn nil, held, false\n\t}\n\tif errors.Is(err, driver.ErrHeld)",
 	},
 	{
 		Name: "context error that is remembered", File: "leading.go",

@@ -8,6 +8,7 @@ import (
 	"net"
 	"time"
 
+	"github.com/bellwether-go/bellwether"
 	"github.com/bellwether-go/bellwether/driver"
 	"github.com/bellwether-go/bellwether/engines/redisfleet"
 	"github.com/bellwether-go/bellwether/lockers/etcdlock"
@@ -31,7 +32,7 @@ import (
 // one for moments only, and memcached has 1024 for the whole fleet by default.
 const connections = 128
 
-// engines are the store and the locker, nil where the cache needs none, or what is both.
+// engines are the store and the locker, nil where the cache needs none; or what is both.
 type engines struct {
 	store  driver.Store
 	locker driver.Locker
@@ -81,7 +82,7 @@ func connect(c config) (*engines, error) {
 		case c.store == c.locker: // one engine, which needs one request where two engines need several
 			eng := redisfleet.New(rdb)
 			e.ends = append(e.ends, eng.Close)
-			e.both = eng
+			e.locker, e.both = eng, eng
 		case c.store == "redis":
 			e.store = redisstore.New(rdb)
 		default:
@@ -125,6 +126,15 @@ func connect(c config) (*engines, error) {
 	// With -store memory both are nil: the cache's own memory is the store, and
 	// its own table of flights elects.
 	return e, nil
+}
+
+// join makes the cache one of the engines' fleet.
+func (e *engines) join(f *bellwether.Fleet) {
+	if e.both != nil {
+		f.Engine = e.both
+		return
+	}
+	f.Store, f.Locker = e.store, e.locker
 }
 
 // warm takes a lease and gives it back, within a second: the locker has its

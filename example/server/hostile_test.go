@@ -57,7 +57,7 @@ func serveBothProtocols(args []string, _, stderr io.Writer) int {
 	}
 	logger := slog.New(slog.NewTextHandler(stderr, nil))
 	quiet := newRepeats(logger)
-	c.cache.Fleet.Store, c.cache.Fleet.Locker, c.cache.Fleet.Engine = engines.store, engines.locker, engines.both
+	engines.join(&c.cache.Fleet)
 	c.cache.OnError = func(_ string, err error) { quiet.warn(kindOf(err), "cache error", "err", err) }
 	s := &server{config: c, log: logger, addr: front.Addr(), started: time.Now()}
 	s.cache, s.metrics = newCache(c.cache)

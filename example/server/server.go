@@ -65,7 +65,7 @@ func run(ctx context.Context, c config, log *slog.Logger) error {
 		return err
 	}
 	watch := newLookout(log, engines.remote)
-	c.cache.Fleet.Store, c.cache.Fleet.Locker, c.cache.Fleet.Engine = engines.store, engines.locker, engines.both
+	engines.join(&c.cache.Fleet)
 	c.cache.OnError = func(_ string, err error) {
 		if errors.Is(err, bellwether.ErrUnavailable) {
 			watch.raise()
