@@ -545,3 +545,41 @@ func ExampleCache_Stats() {
 	fmt.Println(s.Misses, s.Hits, s.Loads)
 	// Output: 1 2 1
 }
+
+func namesOf(ids []string) map[string]string {
+	names := map[string]string{}
+	for _, id := range ids {
+		names[id] = "user " + id
+	}
+	return names
+}
+
+func ExampleOptions_batchWindow() {
+	users := bellwether.NewBatch(func(ctx context.Context, ids []string) (map[string]string, error) {
+		fmt.Println("loading", len(ids))
+		return namesOf(ids), nil
+	}, bellwether.Options{TTL: time.Minute, BatchWindow: 5 * time.Millisecond})
+	defer users.Close()
+
+	var calls sync.WaitGroup
+	for _, id := range []string{"41", "42", "43"} {
+		calls.Go(func() { users.Get(context.Background(), id) })
+	}
+	calls.Wait()
+	// Output: loading 3
+}
+
+func ExampleCache_InvalidateMatching() {
+	loads := 0
+	users := bellwether.NewLoader(func(ctx context.Context, r bellwether.Request[string]) (bellwether.Result[string], error) {
+		loads++
+		return bellwether.Result[string]{Value: "user " + r.Key, Tags: []string{"org:7"}}, nil
+	}, bellwether.Options{TTL: time.Minute})
+	defer users.Close()
+
+	users.Get(context.Background(), "42")
+	err := users.InvalidateMatching(context.Background(), bellwether.Match{Tags: []string{"org:7"}})
+	user, _ := users.Get(context.Background(), "42")
+	fmt.Println(user, loads, err)
+	// Output: user 42 2 <nil>
+}
