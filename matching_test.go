@@ -3,12 +3,15 @@ package bellwether_test
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/lockers/locallock"
+	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
 // These tests are about Cache.InvalidateMatching.
@@ -110,6 +113,76 @@ func TestCache_InvalidateMatching_NeedsALog(t *testing.T) {
 		}
 		if v, err := c.Get(t.Context(), "k"); v != 2 || err != nil {
 			t.Errorf("alone: %d, %v", v, err)
+		}
+	})
+}
+
+// A tag of 100,000 values costs the same few calls of the engines as a tag of one. In the calling process
+// none of them is served any more, and elsewhere none beyond NearTTL.
+func TestCache_InvalidateMatching_ManyValues(t *testing.T) {
+	many := 100_000
+	if testing.Short() {
+		many = 5_000
+	}
+	synctest.Test(t, func(t *testing.T) {
+		store, locker := memstore.New(), locallock.New()
+		version := "old"
+		load := func(_ context.Context, requests []bellwether.Request[string]) (map[string]bellwether.Result[string], error) {
+			results := make(map[string]bellwether.Result[string], len(requests))
+			for _, r := range requests {
+				results[r.Key] = bellwether.Result[string]{Value: version, Tags: []string{"org:7"}}
+			}
+			return results, nil
+		}
+		var all []*bellwether.Cache[string]
+		var stores []*wiredStore
+		var lockers []*wiredLocker
+		for range 2 {
+			s, l := wiredTo(store), wiredLocks(locker)
+			o := named(bellwether.Options{TTL: time.Hour, Sweeps: true, Fleet: bellwether.Fleet{Store: s, Locker: l}, Limits: bellwether.Limits{NearBytes: 1 << 30}})
+			c := bellwether.NewBatchLoader(load, o)
+			t.Cleanup(func() { c.Close() })
+			all, stores, lockers = append(all, c), append(stores, s), append(lockers, l)
+		}
+		keys := make([]string, many)
+		for i := range keys {
+			keys[i] = fmt.Sprint("user:", i)
+		}
+		for _, c := range all {
+			for some := range slices.Chunk(keys, 1000) {
+				if values, err := c.GetMany(t.Context(), some); len(values) != len(some) || err != nil {
+					t.Fatalf("%d values, %v", len(values), err)
+				}
+			}
+		}
+		for i := range stores {
+			stores[i].reset()
+			lockers[i].reset()
+		}
+		version = "new"
+		if err := all[0].InvalidateMatching(t.Context(), bellwether.Match{Tags: []string{"org:7"}}); err != nil {
+			t.Fatal(err)
+		}
+		calls := 0
+		for i := range stores {
+			calls += stores[i].count() + lockers[i].count()
+		}
+		if calls > 6 {
+			t.Errorf("the call has cost %d calls of the engines, want 6 at most", calls)
+		}
+		for i, c := range all {
+			time.Sleep(time.Duration(i) * (time.Second + time.Millisecond)) // NearTTL
+			for some := range slices.Chunk(keys, 1000) {
+				values, err := c.GetMany(t.Context(), some)
+				for key, v := range values {
+					if v != "new" {
+						t.Fatalf("process %d serves %s from before the call", i, key)
+					}
+				}
+				if len(values) != len(some) || err != nil {
+					t.Fatalf("process %d: %d values, %v", i, len(values), err)
+				}
+			}
 		}
 	})
 }
