@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/bellwether-go/bellwether/driver"
@@ -69,7 +70,7 @@ type member[V any] struct {
 	budget *gate.Budget // the flight's
 
 	gathered *gather.Member[*member[V], loadResult[V]] // among those that load together
-	start    *items.Item[V]                            // what its load starts from; set before the load
+	start    atomic.Pointer[items.Item[V]]             // what its latest load starts from
 
 	off bool // guarded by batch.mu: it has taken off
 }
@@ -80,7 +81,7 @@ func (m *member[V]) bind() loader[V] {
 		return m.single.bind()
 	}
 	return func(ctx context.Context, a attempt[V]) (product[V], error) {
-		m.start = a.present
+		m.start.Store(a.present)
 		return m.loadTogether(ctx)
 	}
 }
@@ -233,9 +234,11 @@ func (m *member[V]) loadTogether(ctx context.Context) (product[V], error) {
 
 // load runs the user's load for some members.
 func (b *batch[V]) load(ctx context.Context, seats []*gather.Seat[*member[V], loadResult[V]]) {
-	requests, makes := make([]Request[V], len(seats)), make([]*askers, len(seats))
+	requests, makes, starts := make([]Request[V], len(seats)), make([]*askers, len(seats)), make([]*items.Item[V], len(seats))
 	for i, s := range seats {
-		requests[i], makes[i] = requestOf(s.Key.key, s.Key.start), s.Key.askers
+		// Once: when this load has been given up on, the member may begin another.
+		starts[i], makes[i] = s.Key.start.Load(), s.Key.askers
+		requests[i] = requestOf(s.Key.key, starts[i])
 	}
 	load := newLoadContext(ctx, b.engine.slots, makes)
 	ctx, cancel := context.WithTimeoutCause(load, b.engine.RebuildTimeout, ErrRebuildTimeout)
@@ -252,8 +255,8 @@ func (b *batch[V]) load(ctx context.Context, seats []*gather.Seat[*member[V], lo
 		}
 		return err
 	}, func(err error) {
-		for _, s := range seats {
-			s.Result.product, s.Result.err = resultOf(results, batch, err, s.Key.key, s.Key.start)
+		for i, s := range seats {
+			s.Result.product, s.Result.err = resultOf(results, batch, err, s.Key.key, starts[i])
 		}
 		load.slot.End()
 	})
