@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 )
 
 // measure runs a step where no other program is in the way.
@@ -17,6 +18,7 @@ func measure(t *testing.T, name string) (before, after Panel) {
 			synctest.Test(t, func(t *testing.T) {
 				panels := s.panels()
 				before, after = panels[0], panels[1]
+				time.Sleep(time.Second) // Close waits for no load, and this origin's are deaf
 			})
 			return before, after
 		}
