@@ -267,13 +267,3 @@ func TestMiddleware_Options(t *testing.T) {
 		})
 	}
 }
-
-// pageOptions are a loader's options for a Middleware, as far as it has them.
-func pageOptions(o bellwether.Options) bellwether.HTTPOptions {
-	return bellwether.HTTPOptions{
-		TTL: o.TTL, StaleWhileRevalidate: o.StaleWhileRevalidate, StaleIfError: o.StaleIfError,
-		ErrorTTL: o.ErrorTTL, MaxErrorTTL: o.MaxErrorTTL, EarlyRefresh: o.EarlyRefresh, TTLJitter: o.TTLJitter,
-		Patience: o.Patience, MaxWait: o.MaxWait, RebuildTimeout: o.RebuildTimeout,
-		Fleet: o.Fleet, Limits: o.Limits, OnError: o.OnError, Observers: o.Observers,
-	}
-}

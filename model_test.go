@@ -420,6 +420,16 @@ func (n *modelNode) load(t *testing.T, o bellwether.Options, phases func(key, ph
 	n.close, n.stats = c.Close, c.Stats
 }
 
+// pageOptions are a loader's options for a Middleware, as far as it has them.
+func pageOptions(o bellwether.Options) bellwether.HTTPOptions {
+	return bellwether.HTTPOptions{
+		TTL: o.TTL, StaleWhileRevalidate: o.StaleWhileRevalidate, StaleIfError: o.StaleIfError,
+		ErrorTTL: o.ErrorTTL, MaxErrorTTL: o.MaxErrorTTL, EarlyRefresh: o.EarlyRefresh, TTLJitter: o.TTLJitter,
+		Patience: o.Patience, MaxWait: o.MaxWait, RebuildTimeout: o.RebuildTimeout,
+		Fleet: o.Fleet, Limits: o.Limits, OnError: o.OnError, Observers: o.Observers,
+	}
+}
+
 // serve makes the process one with a Middleware. Key 0 is a page for all, key 1 has variants,
 // key 2 is at times a page for one client alone, and key 3 says nothing of credentials.
 func (n *modelNode) serve(t *testing.T, o bellwether.Options, phases func(key, phase string)) {

@@ -42,7 +42,7 @@ func TestPeek_Windows(t *testing.T) {
 				time.Sleep(age - since(c))
 				peeks(t, c, "v", age)
 			}
-			time.Sleep(1)
+			time.Sleep(time.Nanosecond)
 			peeks(t, c, "", 0)
 			if after := c.Stats(); loads != 1 || before.Hits != after.Hits || before.Stale != after.Stale || before.Misses != after.Misses {
 				t.Errorf("%d loads, and from %+v to %+v; want nothing to change", loads, before, after)
