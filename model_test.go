@@ -165,7 +165,7 @@ type world struct {
 	origin  *modelOrigin
 	started time.Time
 	callers sync.WaitGroup
-	setting []sync.Mutex // by key: held while it is set
+	setting []chan struct{} // by key: has one while it is set; no mutex, for which the bubble's time would wait
 
 	mu         sync.Mutex   // guards what follows
 	now        []*modelNode // by process: who it is at present
@@ -962,8 +962,8 @@ func (w *world) invalidate(n *modelNode, keys ...int) {
 
 // set sets a new version of the key by the process, beside no other Set of the key: such have no order.
 func (w *world) set(n *modelNode, key int) {
-	w.setting[key].Lock()
-	defer w.setting[key].Unlock()
+	w.setting[key] <- struct{}{}
+	defer func() { <-w.setting[key] }()
 	n.runs()
 	w.origin.void(keyName(key))
 	defer w.origin.over(keyName(key))
@@ -1114,7 +1114,10 @@ func (s scenario) play(t *testing.T) (out played) {
 		}
 		w.room = newEngineRoom(w.violated)
 		w.origin = &modelOrigin{world: w, took: s.Load, running: map[*modelRun]bool{}, voiding: map[string]int{}, doubted: map[string]int{}, last: map[string]*modelRun{}, sets: map[int]time.Time{}}
-		w.setting = make([]sync.Mutex, s.Keys)
+		w.setting = make([]chan struct{}, s.Keys)
+		for k := range w.setting {
+			w.setting[k] = make(chan struct{}, 1)
+		}
 		w.latest, w.graves = make([][]int, s.Processes), make([]graveyard, s.Keys)
 		for i := range s.Processes {
 			w.start(t, i)
