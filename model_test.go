@@ -165,7 +165,7 @@ type world struct {
 	origin  *modelOrigin
 	started time.Time
 	callers sync.WaitGroup
-	setting []chan struct{} // by key: has one while it is set; no mutex, for which the bubble's time would wait
+	setting []chan struct{} // by key, see alone; no mutex, for which the bubble's time would wait
 
 	mu         sync.Mutex   // guards what follows
 	now        []*modelNode // by process: who it is at present
@@ -948,6 +948,7 @@ func (w *world) keys() []int {
 
 // invalidate invalidates keys by the process.
 func (w *world) invalidate(n *modelNode, keys ...int) {
+	defer w.alone(keys...)()
 	n.runs()
 	before := 0
 	for _, key := range keys {
@@ -960,10 +961,22 @@ func (w *world) invalidate(n *modelNode, keys ...int) {
 	time.Sleep(2*w.Delay + 1) // a load that has claimed its epoch before has begun by then
 }
 
-// set sets a new version of the key by the process, beside no other Set of the key: such have no order.
+// alone waits until no key of these is being set or invalidated, and keeps others from it until the
+// function that it returns is called: a Set beside another, or beside an invalidation, has no order.
+func (w *world) alone(keys ...int) (end func()) {
+	for _, key := range keys { // in one order always
+		w.setting[key] <- struct{}{}
+	}
+	return func() {
+		for _, key := range keys {
+			<-w.setting[key]
+		}
+	}
+}
+
+// set sets a new version of the key by the process.
 func (w *world) set(n *modelNode, key int) {
-	w.setting[key] <- struct{}{}
-	defer func() { <-w.setting[key] }()
+	defer w.alone(key)()
 	n.runs()
 	w.origin.void(keyName(key))
 	defer w.origin.over(keyName(key))
