@@ -111,10 +111,7 @@ func (l userLoad[V]) bind() loader[V] {
 // nothing stale may be served; [ErrWaitTimeout] after MaxWait; [ErrOverloaded];
 // [ErrClosed]; or ctx's error. A ctx that ends ends only this call's wait.
 func (c *Cache[V]) Get(ctx context.Context, key string) (V, error) {
-	if c.window != nil {
-		return c.window.get(ctx, key)
-	}
-	return c.engine.get(ctx, key, c.bind)
+	return c.engine.get(ctx, key, c.bind, c.window)
 }
 
 // GetFunc is Get with a load of this call's own. Callers that meet share one
@@ -123,7 +120,7 @@ func (c *Cache[V]) GetFunc(ctx context.Context, key string, load func(ctx contex
 	if load == nil { // here, and not in the rebuild, which is not this caller's alone
 		panic(errors.New("bellwether: GetFunc needs a load, a func(ctx context.Context, key string) (V, error); to use the load of New, call Get"))
 	}
-	return c.engine.get(ctx, key, userLoad[V](load))
+	return c.engine.get(ctx, key, userLoad[V](load), nil)
 }
 
 // Peek returns the value that this process has for key, fresh or stale, with its age. It loads nothing,

@@ -63,19 +63,17 @@ func (e *engine[V]) waiter(ctx context.Context, key string, stale *items.Item[V]
 	return c
 }
 
-// get answers a call that takes any answer.
-func (e *engine[V]) get(ctx context.Context, key string, b binder[V]) (V, error) {
+// get answers a call that takes any answer. The flight that it begins goes with those of the window, if
+// there is one.
+func (e *engine[V]) get(ctx context.Context, key string, b binder[V], w *window[V]) (V, error) {
 	it, early, ok := e.hit(key)
-	if ok {
-		return e.answerHit(ctx, key, it, early, b)
+	if !ok {
+		c := e.waiter(ctx, key, it)
+		if w == nil || w.join(c) {
+			c.wait(b)
+		}
+		return c.outcome(b)
 	}
-	c := e.waiter(ctx, key, it)
-	c.wait(b)
-	return c.outcome(b)
-}
-
-// answerHit ends a call with what hit has found for it.
-func (e *engine[V]) answerHit(ctx context.Context, key string, it *items.Item[V], early bool, b binder[V]) (V, error) {
 	if early {
 		e.refresh(ctx, key, it, b, "")
 	}

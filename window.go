@@ -1,7 +1,6 @@
 package bellwether
 
 import (
-	"context"
 	"sync"
 	"time"
 
@@ -64,18 +63,4 @@ func (w *window[V]) depart(b *batch[V]) {
 		w.open = nil
 		close(b.complete)
 	}
-}
-
-// get is engine.get with the flights of the window.
-func (w *window[V]) get(ctx context.Context, key string) (V, error) {
-	e := w.engine
-	it, early, ok := e.hit(key)
-	if ok {
-		return e.answerHit(ctx, key, it, early, w.load)
-	}
-	c := e.waiter(ctx, key, it)
-	if w.join(c) {
-		c.wait(w.load)
-	}
-	return c.outcome(w.load)
 }
