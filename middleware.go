@@ -420,3 +420,18 @@ func (m *Middleware) Handler(next http.Handler) http.Handler {
 	}
 	return m.pages.Handler(next)
 }
+
+// Refresh has the response to r made again by h, and returns when the new response is complete. h is the
+// handler that Handler has returned, or a router or middleware around it. r is a GET, as a client would
+// send it, such as [http.NewRequestWithContext] makes; its header selects the variant.
+//
+// Refresh asks as a client does that sends Cache-Control: no-cache, also where the cache ignores such
+// directives: a response whose run began before the call does not answer, and the runs of several calls
+// are one. Other clients get the stored response meanwhile. Refresh is safe for concurrent use.
+//
+// The end of r's context ends the wait, not the run. An error says why the stored response was not
+// replaced: the handler has failed or panicked, the response may not be stored, or h has answered
+// without the cache.
+func (m *Middleware) Refresh(h http.Handler, r *http.Request) error {
+	return m.pages.Refresh(h, r)
+}

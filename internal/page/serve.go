@@ -247,6 +247,9 @@ func (m *Middleware) Handler(next http.Handler) http.Handler {
 		}
 		t, ok := m.target(r)
 		d := m.directives(r)
+		if m.refreshes(r) {
+			d = httpcache.RequestDirectives{NoCache: true}
+		}
 		why := m.bypassReason(w.Header(), r, d)
 		switch {
 		case (why != "" || !ok) && d.OnlyIfCached:

@@ -1,0 +1,190 @@
+package bellwether_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/bellwether-go/bellwether"
+	"github.com/bellwether-go/bellwether/driver"
+	"github.com/bellwether-go/bellwether/lockers/locallock"
+	"github.com/bellwether-go/bellwether/stores/memstore"
+	"github.com/go-chi/chi/v5"
+)
+
+// counting answers each run with its number, after a second from the second run on.
+func counting(s **site) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		n := (*s).calls.Load()
+		if n > 1 {
+			time.Sleep(time.Second)
+		}
+		w.Header().Set("Cache-Control", "max-age=60, stale-if-error=60")
+		fmt.Fprintf(w, "page %d %s", n, r.Header.Get("Accept-Language"))
+	}
+}
+
+// Many refreshes of one moment are one run. Clients have the stored page meanwhile, and the new one
+// once Refresh has returned.
+func TestMiddleware_Refresh(t *testing.T) {
+	for name, o := range map[string]bellwether.HTTPOptions{
+		"alone":              {},
+		"directives ignored": {IgnoreRequestDirectives: true},
+		"near off":           {Fleet: bellwether.Fleet{Store: memstore.New(), Locker: locallock.New(), NearTTL: -1}},
+	} {
+		inBubble(t, name, func(t *testing.T) {
+			var s *site
+			s = newSite(t, o, counting(&s))
+			s.wantBody(t, "page 1 ", "http://h.example/p")
+			time.Sleep(time.Nanosecond) // a run and a Refresh of one instant have no order
+			var group sync.WaitGroup
+			for range 20 {
+				group.Go(func() {
+					r := request(http.MethodGet, "http://h.example/p", "If-None-Match", `"x"`, "Range", "bytes=0-1", "Cache-Control", "only-if-cached")
+					if err := s.mw.Refresh(s.handler, r); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			synctest.Wait()
+			began := time.Now()
+			s.wantBody(t, "page 1 ", "http://h.example/p")
+			if took := time.Since(began); took != 0 {
+				t.Errorf("a client waited for %v", took)
+			}
+			group.Wait()
+			if took := time.Since(began); took != time.Second {
+				t.Errorf("Refresh took %v", took)
+			}
+			s.wantBody(t, "page 2 ", "http://h.example/p")
+			if n := s.calls.Load(); n != 2 {
+				t.Errorf("%d runs, want 2", n)
+			}
+		})
+	}
+}
+
+// A page that nobody has asked for is made, and a request that http.NewRequest has made will do,
+// behind a router.
+func TestMiddleware_Refresh_ThroughARouter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var s *site
+		s = newSite(t, bellwether.HTTPOptions{TTL: time.Minute}, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Vary", "Accept-Language")
+			counting(&s)(w, r)
+		})
+		router := chi.NewRouter()
+		router.Mount("/", s.handler)
+		for i, language := range []string{"de", "fr", "de"} {
+			time.Sleep(time.Nanosecond)
+			r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://h.example/p", nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.Header.Set("Accept-Language", language)
+			if err := s.mw.Refresh(router, r); err != nil {
+				t.Error(err)
+			}
+			s.wantBody(t, fmt.Sprintf("page %d %s", i+1, language), "http://h.example/p", "Accept-Language", language)
+		}
+		s.wantBody(t, "page 2 fr", "http://h.example/p", "Accept-Language", "fr")
+	})
+}
+
+// The values of the request's context are the handler's, whose own requests are no refreshes.
+func TestMiddleware_Refresh_RequestOfTheHandler(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		parts := 0
+		var s *site
+		s = newSite(t, bellwether.HTTPOptions{TTL: time.Minute}, func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/part" {
+				parts++
+				return
+			}
+			s.do(request(http.MethodGet, "http://h.example/part").WithContext(r.Context()))
+		})
+		for range 2 {
+			time.Sleep(time.Nanosecond)
+			if err := s.mw.Refresh(s.handler, request(http.MethodGet, "http://h.example/p")); err != nil {
+				t.Error(err)
+			}
+		}
+		if n := int(s.calls.Load()); n != 3 || parts != 1 {
+			t.Errorf("%d runs, %d of the part; want 3, and 1", n, parts)
+		}
+	})
+}
+
+// Each error says why the stored page stays.
+func TestMiddleware_Refresh_Errors(t *testing.T) {
+	const url = "http://h.example/p"
+	for name, c := range map[string]struct {
+		o       bellwether.HTTPOptions
+		handler http.HandlerFunc                // of the second run
+		request func(t *testing.T) *http.Request // nil: of the page
+		through func(h http.Handler) http.Handler
+		close   bool
+		want    string
+		is      error
+		gone    bool // the page does not stay
+	}{
+		"status":  {handler: func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(503) }, want: "the stored response stays"},
+		"panic":   {handler: func(w http.ResponseWriter, r *http.Request) { panic("no page") }, want: "the stored response stays"},
+		"private": {handler: func(w http.ResponseWriter, r *http.Request) { w.Header().Set("Cache-Control", "private") }, want: "is not stored"},
+		"too large": {o: bellwether.HTTPOptions{MaxBodyBytes: 10}, handler: func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Length", "20")
+			w.Write(make([]byte, 20))
+		}, want: "is not stored", gone: true},
+		"method": {request: func(t *testing.T) *http.Request { return request(http.MethodPost, url) }, want: `the method is "POST"`},
+		"context": {request: func(t *testing.T) *http.Request {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+			t.Cleanup(cancel)
+			return request(http.MethodGet, url).WithContext(ctx)
+		}, want: "deadline", is: context.DeadlineExceeded, gone: true},
+		"past the cache": {o: bellwether.HTTPOptions{Key: func(r *http.Request) (bellwether.Key, bool) {
+			return bellwether.Key{}, r.Header.Get("Secret") == ""
+		}}, request: func(t *testing.T) *http.Request { return request(http.MethodGet, url, "Secret", "1") }, want: "not stored: key"},
+		"another handler": {through: func(http.Handler) http.Handler { return http.NotFoundHandler() }, want: "status 404 without the cache"},
+		"a panic before the cache": {through: func(http.Handler) http.Handler {
+			return http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic(driver.ErrNotFound) })
+		}, want: "panic", is: driver.ErrNotFound},
+		"closed": {close: true, want: "503", gone: true},
+	} {
+		inBubble(t, name, func(t *testing.T) {
+			var s *site
+			s = newSite(t, c.o, func(w http.ResponseWriter, r *http.Request) {
+				if c.handler != nil && s.calls.Load() > 1 {
+					c.handler(w, r)
+					return
+				}
+				counting(&s)(w, r)
+			})
+			s.wantBody(t, "page 1 ", url)
+			time.Sleep(time.Nanosecond)
+			if c.close {
+				s.mw.Close()
+			}
+			r, h := request(http.MethodGet, url), s.handler
+			if c.request != nil {
+				r = c.request(t)
+			}
+			if c.through != nil {
+				h = c.through(h)
+			}
+			err := s.mw.Refresh(h, r)
+			if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), url) || c.is != nil && !errors.Is(err, c.is) {
+				t.Errorf("%v, want an error with %q and the URL", err, c.want)
+			}
+			if !c.gone {
+				s.wantBody(t, "page 1 ", url)
+			}
+			time.Sleep(time.Second) // a run that nobody waits for goes on
+		})
+	}
+}
