@@ -421,7 +421,7 @@ func (m *Middleware) Handler(next http.Handler) http.Handler {
 	return m.pages.Handler(next)
 }
 
-// Refresh has the response to r made again by h, and returns when the new response is complete. h is the
+// Refresh has the response to r made again by h, and returns when the new response is stored. h is the
 // handler that Handler has returned, or a router or middleware around it. r is a GET, as a client would
 // send it, such as [http.NewRequestWithContext] makes; its header selects the variant.
 //

@@ -126,7 +126,7 @@ func TestMiddleware_Refresh_Errors(t *testing.T) {
 	const url = "http://h.example/p"
 	for name, c := range map[string]struct {
 		o       bellwether.HTTPOptions
-		handler http.HandlerFunc                // of the second run
+		handler http.HandlerFunc                 // of the second run
 		request func(t *testing.T) *http.Request // nil: of the page
 		through func(h http.Handler) http.Handler
 		close   bool

@@ -26,6 +26,7 @@ type query struct {
 	request    httpcache.Request
 	// needsVariant is Middleware.needsVariant of the request.
 	needsVariant bool
+	asked        *refresh       // whose request it is, nil if it is a client's
 	told         *observe.Serve // what those who watch are told, nil if nobody does
 	latest       *place         // of those of its calls that wait for the handler, nil before the first
 	// budget is for all its way: the flight of a page's names may have waited for a

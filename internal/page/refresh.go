@@ -24,14 +24,18 @@ type refresh struct {
 	arrived atomic.Bool // the request has reached the cache
 }
 
-// refreshes reports whether r is the request of a refresh that has just reached m. The handler runs
-// with the values of r's context. A request that the handler makes with them is a request as any other.
-func (m *Middleware) refreshes(r *http.Request) bool {
+// refreshOf returns the refresh whose request r is, nil for the request of a client. The handler runs with
+// the values of r's context, and its own requests may have them: only the first request that reaches m
+// is the refresh's.
+func (m *Middleware) refreshOf(r *http.Request) *refresh {
 	asked, _ := r.Context().Value(refreshKey{}).(*refresh)
-	return asked != nil && asked.m == m && asked.arrived.CompareAndSwap(false, true)
+	if asked == nil || asked.m != m || !asked.arrived.CompareAndSwap(false, true) {
+		return nil
+	}
+	return asked
 }
 
-// Refresh has the response to r made again, and returns when the new response is complete. h is
+// Refresh has the response to r made again, and returns when the new response is stored. h is
 // the handler that m wraps, or one around it.
 func (m *Middleware) Refresh(h http.Handler, r *http.Request) error {
 	failed := func(err error) error { return fmt.Errorf("bellwether: refreshing %.200q: %w", r.URL, err) }

@@ -14,8 +14,8 @@ import (
 // This file is the way of a request: past the cache, or through it to an item.
 
 // serve answers from the cache, by way of the handler if need be.
-func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler, t target, d httpcache.RequestDirectives) {
-	q := &query{m: m, w: w, r: r, next: next, target: t, directives: d, request: m.request(r, t, d), needsVariant: m.needsVariant(t.header), began: m.cache.Now()}
+func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler, t target, d httpcache.RequestDirectives, asked *refresh) {
+	q := &query{m: m, w: w, r: r, next: next, target: t, directives: d, request: m.request(r, t, d), needsVariant: m.needsVariant(t.header), asked: asked, began: m.cache.Now()}
 	if m.cache.Watched() {
 		q.told = &observe.Serve{Key: t.key}
 		defer q.tell()
@@ -111,6 +111,9 @@ func (q *query) answerByHandler(at *hop, stale *Item) (s Answer, is arrival) {
 	}
 	switch q.replyLive(c, s, at.key) {
 	case liveDone:
+		if q.asked != nil { // the response is complete, and not kept yet
+			q.m.cache.Landing(q.r.Context(), at.key, s.Item)
+		}
 		return s, hopDone
 	case liveBroken:
 		// Before this client had any of it: it is served what is there in its place,
@@ -246,8 +249,8 @@ func (m *Middleware) Handler(next http.Handler) http.Handler {
 			return
 		}
 		t, ok := m.target(r)
-		d := m.directives(r)
-		if m.refreshes(r) {
+		d, asked := m.directives(r), m.refreshOf(r)
+		if asked != nil {
 			d = httpcache.RequestDirectives{NoCache: true}
 		}
 		why := m.bypassReason(w.Header(), r, d)
@@ -265,7 +268,7 @@ func (m *Middleware) Handler(next http.Handler) http.Handler {
 			d = httpcache.RequestDirectives{NoStore: d.NoStore}
 		}
 		if !m.hot(w, r, t, d) {
-			m.serve(w, r, next, t, d)
+			m.serve(w, r, next, t, d, asked)
 		}
 	})
 }
