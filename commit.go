@@ -168,30 +168,50 @@ func (r *run[V]) writeBy(ctx context.Context, call func(context.Context) error) 
 // commitOver is commit of an item with the value of another, if there is one: the value is not sent
 // again to a store that has it and can keep it.
 func (r *run[V]) commitOver(ctx context.Context, it, value *items.Item[V]) commitOutcome {
+	outcome, is := r.touch(ctx, it, value)
+	if is == touched {
+		return outcome
+	}
+	return r.commit(ctx, it) // with the value
+}
+
+// A touching is what has become of an item that a store was to keep with the value that it has.
+type touching uint8
+
+const (
+	untouched touching = iota // the store was not asked, or has not answered
+	touched                   // the store has answered
+	displaced                 // the value is no longer there
+)
+
+// touch has the store keep the value, with all else of it.
+func (r *run[V]) touch(ctx context.Context, it, value *items.Item[V]) (commitOutcome, touching) {
 	e := r.engine
 	toucher, ok := e.Store.(driver.Toucher)
 	if !ok || value == nil || r.storeDown || r.looking.unshared != 0 || it.Kind != driver.KindValue || value.Beside {
-		return r.commit(ctx, it)
+		return notTaken, untouched
 	}
 	entry := r.entryOf(it)
 	if entry.Life() <= 0 {
-		return r.commit(ctx, it)
+		return notTaken, untouched
 	}
 	err := r.writeBy(ctx, func(ctx context.Context) error {
 		return toucher.Touch(ctx, e.engineKey(r.key), value.Epoch, entry)
 	})
 	switch {
 	case err == nil:
-		return committed
+		return committed, touched
 	case errors.Is(err, driver.ErrFenced):
-		return r.fencedOff(err)
+		return r.fencedOff(err), touched
+	case errors.Is(err, ErrNotFound):
+		return fenced, displaced
 	case errors.Is(err, ErrUnavailable):
 		r.noAnswer(ctx, "committing", err)
 		if there := r.confirmCommit(ctx, it.Epoch); there != fenced {
-			return there
+			return there, touched
 		}
 	}
-	return r.commit(ctx, it) // with the value, which is no longer there
+	return notTaken, untouched
 }
 
 // confirmCommit is the outcome of a commit whose reply was lost.

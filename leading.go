@@ -327,9 +327,17 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 	// they would take turns to wait as long.
 	remembered := !fault.Says(err, context.Canceled, context.DeadlineExceeded, ErrClosed, ErrOverloaded)
 	told := remembered || errors.Is(err, context.DeadlineExceeded)
-	// What is served in the place of an untold failure may have been
-	// invalidated while the load ran, and no commit checks that.
-	if !told && r.present != nil && r.lookAnew(ctx) {
+	switch {
+	case told:
+		// Since the flight looked, a Set may have committed that had claimed before the flight, or a
+		// holder whose lease was lost: the failure stands beside their value, or is not told at all.
+		if r.look(ctx) {
+			return true
+		}
+		r.loaded, r.failure = true, err
+	case r.present != nil && r.lookAnew(ctx):
+		// What is served in the place of an untold failure may have been
+		// invalidated while the load ran, and no commit checks that.
 		return true
 	}
 	it := r.failureOf(now, err, remembered)
@@ -344,7 +352,18 @@ func (r *run[V]) finishFailed(ctx context.Context, now instant, err error, epoch
 		return r.settle(it)
 	}
 	it.Epoch, it.Beside = epoch, false
-	written := r.commitOver(ctx, it, r.present)
+	written, is := r.touch(ctx, it, r.present)
+	if is == displaced { // since the look
+		if r.look(ctx) {
+			return true
+		}
+		r.loaded, r.failure = true, err
+		it = r.failureOf(now, err, remembered)
+		it.Epoch, it.Beside = epoch, false
+	}
+	if is != touched {
+		written = r.commit(ctx, it)
+	}
 	if written == notTaken {
 		r.keepBeside(it)
 	}

@@ -321,3 +321,46 @@ func TestSet_Closed(t *testing.T) {
 		}
 	})
 }
+
+// A Set has claimed before a load, and commits while that load runs. The load fails: it does not bring
+// the value from before back.
+func TestSet_LoadThatFailsMeanwhile(t *testing.T) {
+	for _, by := range []way{push, atOnce} {
+		for _, stores := range []string{"with Touch", "without Touch"} {
+			for _, before := range []string{"stale", "nothing"} {
+				inBubble(t, fmt.Sprint(by, ", ", stores, ", ", before), func(t *testing.T) {
+					o := bellwether.Options{TTL: time.Second, StaleIfError: time.Hour, ErrorTTL: time.Minute}
+					f := newFleet(t, 2, by, o)
+					if by == push && stores == "with Touch" {
+						f.each(func(p *process) {
+							o.Fleet.Store, o.Fleet.Locker = p.store.touching(), p.locker
+							p.Cache = loaderOf(t, f.origin.result, o)
+						})
+					}
+					if before == "stale" {
+						f.get(1, "k")
+						time.Sleep(2 * time.Second)
+					}
+					f.origin.set(func(s *source) { s.fail = func(int) error { return errOrigin } })
+					const name = "test:k"
+					_, epoch, err := f.store.Claim(t.Context(), name)
+					if err != nil {
+						t.Fatal(err)
+					}
+					var callers sync.WaitGroup
+					callers.Go(func() { f.get(1, "k") })
+					time.Sleep(500 * time.Millisecond)
+					e := driver.Entry{Kind: driver.KindValue, Value: []byte("set"), Epoch: epoch, TTL: time.Hour}
+					if err := f.store.Commit(t.Context(), name, e); err != nil {
+						t.Fatal(err)
+					}
+					callers.Wait()
+					time.Sleep(2 * time.Second)
+					if got := f.get(2, "k"); got.values["set"] != 4 {
+						t.Errorf("answers %v %v, want the set value", got.count, got.failed)
+					}
+				})
+			}
+		}
+	}
+}

@@ -126,7 +126,7 @@ var bugs = []bug{
 	{
 		Name: "hedge in every process", File: "hedge.go",
 		Old: "if err != nil {\n\t\te.hedges.Earn(1)",
-		New: "if err != nil && !errors.Is(err, ErrHeld) {\n\t\te.hedges.Earn(1)",
+		New: "if err != nil && !errors.Is(err, driver.ErrHeld) {\n\t\te.hedges.Earn(1)",
 	},
 	{
 		Name: "loser with a served value", File: "commit.go",
