@@ -14,7 +14,7 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// Many keys cost a bounded number of goroutines, and few calls.
+// A GetMany of 10,000 keys makes one store read and one load for each 1,000 keys.
 func TestGetMany_TenThousandKeys(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		origin := &batchSource{build: time.Second}
@@ -47,7 +47,7 @@ func TestGetMany_TenThousandKeys(t *testing.T) {
 			t.Errorf("%d and %d reads of what the store has, want 10 and none", n, store.count("get"))
 		}
 
-		time.Sleep(2 * time.Minute) // stale: nobody waits, and no more than 4,000 are rebuilt behind
+		time.Sleep(2 * time.Minute) // stale: callers do not wait, and at most 4,000 keys are rebuilt in the background
 		getAll(t, here, keys)
 		start = time.Now()
 		getAll(t, here, keys)

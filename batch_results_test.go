@@ -13,9 +13,8 @@ import (
 	"github.com/bellwether-go/bellwether"
 )
 
-// This file tests what a batch load returns, and what its callers get of that.
-
-// Partial results: what the map has, what the error names, and what neither has.
+// GetMany returns a key's value, its error, or nothing if neither the map nor the error has the
+// key.
 func TestGetMany_PartialResults(t *testing.T) {
 	down := errors.New("shard down")
 	for _, test := range []struct {
@@ -61,7 +60,7 @@ func TestGetMany_PartialResults(t *testing.T) {
 					t.Errorf("values %q", values)
 				}
 			}
-			origin.wantLoads(t, "v w x y") // failures and absences are remembered, elsewhere too
+			origin.wantLoads(t, "v w x y") // failures and absences are remembered, by the other process too
 			if _, err := ps[1].Get(t.Context(), "nobody asked"); err != nil {
 				t.Error(err)
 			}
@@ -156,7 +155,6 @@ func TestNewBatchLoader_Freshness(t *testing.T) {
 	})
 }
 
-// GetMany is itself a batch load.
 func TestGetMany_IsABatchLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		origin := &batchSource{do: func(_ context.Context, keys []string, values map[string]string) error {

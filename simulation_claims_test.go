@@ -7,22 +7,20 @@ import (
 	"testing"
 )
 
-// TestClaim_DocumentFleet holds the rows of docs/fleets.md that are too large for
-// the race detector, with -short but for those of 10,000 nodes that poll.
+// The rows of docs/fleets.md that are too large for the race detector hold, with -short without
+// 10,000 polling nodes.
 func TestClaim_DocumentFleet(t *testing.T) {
 	holdFleet(t, func(nodes int, kind simKind) bool {
 		return !inRace(nodes, kind) && (nodes < 10_000 || kind != simPolls || !testing.Short())
 	})
 }
 
-// TestClaim_DocumentDrain holds the table of keys that expire together, with
-// -short its rows of one process.
+// The table of keys that expire together holds, with -short the rows of one process.
 func TestClaim_DocumentDrain(t *testing.T) {
 	holdDrains(t, func(processes int) bool { return processes == 1 || !testing.Short() })
 }
 
-// holdDrains measures the rows of the second table that have as many processes
-// as of says.
+// holdDrains checks the second table's rows with a number of processes that of accepts.
 func holdDrains(t *testing.T, of func(processes int) bool) {
 	t.Helper()
 	held := 0
