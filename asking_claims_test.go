@@ -17,8 +17,7 @@ import (
 	"github.com/bellwether-go/bellwether"
 )
 
-// pagesAtOnce requests n new pages whose handlers request parts, and returns the time for all
-// pages.
+// pagesAtOnce requests n new pages whose handlers request parts, and returns the time for all.
 func pagesAtOnce(t *testing.T, n int, shared bool, around func(http.Handler) http.Handler) time.Duration {
 	t.Helper()
 	inner := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: n}}

@@ -58,8 +58,7 @@ func TestGetMany_HeldKeyDelaysNobody(t *testing.T) {
 	})
 }
 
-// A locker that is slow about one key delays the other keys briefly. The slow key is loaded by
-// itself.
+// A locker that is slow about one key delays the other keys briefly. The slow key has its own load.
 func TestGetMany_SlowElectionDelaysNobody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		origin := &batchSource{build: 2 * time.Second}

@@ -13,8 +13,7 @@ import (
 	"github.com/bellwether-go/bellwether"
 )
 
-// GetMany returns a key's value, its error, or nothing if neither the map nor the error has the
-// key.
+// GetMany returns a key's value, its error, or nothing if neither the map nor the error has the key.
 func TestGetMany_PartialResults(t *testing.T) {
 	down := errors.New("shard down")
 	for _, test := range []struct {

@@ -60,7 +60,7 @@ func TestGetMany_LoadThatIgnoresItsContextKeepsItsSlot(t *testing.T) {
 	})
 }
 
-// A held key of a GetMany is hedged with the call's slot, which is given back once.
+// A held key of a GetMany is hedged with the call's slot, and the slot is given back once.
 func TestGetMany_Hedge(t *testing.T) {
 	if !survives(t) {
 		return
@@ -93,8 +93,7 @@ func TestGetMany_Hedge(t *testing.T) {
 	})
 }
 
-// A key that is too late for the load of its slot waits for another slot, without its share of the
-// first.
+// A key that is too late for the load of its slot waits for another slot, without its share of the first.
 func TestGetMany_LateForItsSlot(t *testing.T) {
 	for _, slots := range []int{1, 2, 4} {
 		inBubble(t, fmt.Sprint(slots), func(t *testing.T) {
@@ -129,8 +128,7 @@ func TestGetMany_LateForItsSlot(t *testing.T) {
 	}
 }
 
-// With a load for single keys, GetMany calls it for each key. MaxRebuilds and MaxQueued fail no
-// key.
+// With a load for single keys, GetMany calls it for each key. MaxRebuilds and MaxQueued fail no key.
 func TestGetMany_WithoutABatchLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var running, most, loads atomic.Int32

@@ -20,8 +20,7 @@ import (
 	"github.com/maypok86/otter/v2"
 )
 
-// hitters returns a hit of ours and a hit of otter, the in-process cache below ours, with expiry
-// on.
+// hitters returns a hit of ours and a hit of otter, the cache below ours, with expiry on.
 func hitters(tb testing.TB) (ours, otters func() string) {
 	ctx := context.Background()
 	c := bellwether.New(func(context.Context, string) (string, error) { return "v", nil }, bellwether.Options{TTL: time.Hour})
@@ -105,8 +104,7 @@ func TestGet_HitsAreNotWatched(t *testing.T) {
 	}
 }
 
-// Joining a flight fits the 2 KB stack of a new goroutine. Growing the stacks would double a herd's
-// cost.
+// Joining a flight fits the 2 KB stack of a new goroutine. Growing the stacks would double a herd's cost.
 func TestGet_FitsTheStackOfANewGoroutine(t *testing.T) {
 	const callers = 100
 	gate := make(chan struct{})
@@ -134,8 +132,7 @@ func TestGet_FitsTheStackOfANewGoroutine(t *testing.T) {
 		wg.Wait()
 		fewest = min(fewest, int(grown.Load()))
 	}
-	// The first round fills the runtime's pools, and later rounds refill an allocator's now and
-	// then.
+	// The first round fills the runtime's pools, and later rounds may refill an allocator's.
 	if fewest > callers/4 {
 		t.Errorf("at least %d of %d callers grew their stacks in every round", fewest, callers)
 	}

@@ -21,8 +21,7 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// This file tests bodies: read while they grow, broken off, too large to store, and held for slow
-// clients.
+// This file tests bodies: read while they grow, broken off, too large to store, and held for slow clients.
 
 const megabyte = 1 << 20
 
@@ -35,8 +34,7 @@ func megabytes(n int) http.HandlerFunc {
 	}
 }
 
-// Slow clients of bodies in the near tier do not count towards MaxHeldBytes, and are not broken
-// off.
+// Slow clients of bodies in the near tier do not count towards MaxHeldBytes, and are not broken off.
 func TestBodies_MaxHeldOfTheNearTier(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{MaxHeldBytes: 3 * megabyte, MaxBodyBytes: megabyte}, megabytes(1))
@@ -270,7 +268,7 @@ func TestBodies_StalledClients(t *testing.T) {
 	}
 }
 
-// An early rebuild does not wait for the client whose request began it.
+// An early rebuild does not wait for the client that has begun it.
 func TestBodies_EarlyRebuildAndASlowClient(t *testing.T) {
 	for _, way := range []string{"the store's answer", "a hit"} {
 		inBubble(t, way, func(t *testing.T) {

@@ -164,8 +164,7 @@ func TestGet_AllButOneLeave(t *testing.T) {
 	})
 }
 
-// A failed load fails once for all its callers, answers during the back-off, and is tried again
-// once.
+// A failed load fails once for all its callers, answers during the back-off, and is tried again once.
 func TestGet_FailureUnderHerd(t *testing.T) {
 	for name, test := range map[string]struct {
 		fail  func() (string, error)

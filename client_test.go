@@ -9,9 +9,9 @@ import (
 	"time"
 )
 
-// A client is the tests' fake of a ResponseWriter. It records the response and when its parts came,
-// to be read after ServeHTTP has returned. It is a Flusher; a struct of an http.ResponseWriter
-// hides this.
+// A client is the tests' fake of a ResponseWriter. It records the response and when its parts
+// came, to be read after ServeHTTP has returned. It is a Flusher; a struct of an
+// http.ResponseWriter hides this.
 type client struct {
 	*httptest.ResponseRecorder
 

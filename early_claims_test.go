@@ -22,8 +22,8 @@ import (
 
 const earlyHeader = "| beta | a lease | rebuilds per TTL | by the formula | loads per rebuild | by the formula | rebuilds that came too late | by the formula |"
 
-// The table of docs/fleets.md is as measured, with fifty processes that read a key ten times per
-// build without a stale window, and its formulas are as computed.
+// The table of docs/fleets.md, with the formulas, holds for fifty processes that read a key ten
+// times per build, without a stale window.
 func TestClaim_DocumentEarlyRefresh(t *testing.T) {
 	const (
 		build, ttl = time.Second, 20 * time.Second

@@ -13,9 +13,9 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 )
 
-// With a beta of 2 no caller waits at the expiry of a key that is read ten times per build: the
-// rebuild is late with the probability exp(-10 * 2 * exp(-1/2)), once in 200,000 TTLs (with 1, once
-// in 40).
+// A key that is read ten times per build makes no caller wait at its expiry. With a beta of 2
+// the rebuild is late with the probability exp(-10 * 2 * exp(-1/2)), once in 200,000 TTLs
+// (with 1, once in 40).
 func TestEarlyRefresh(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const (

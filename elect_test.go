@@ -140,8 +140,7 @@ func TestElect_NoAnswer(t *testing.T) {
 	})
 }
 
-// A failure beside a stale value is stored by Touch. The value is sent only if the store has lost
-// it.
+// A failure beside a stale value is stored by Touch. The value is sent only if the store has lost it.
 func TestTouch_FailureBesideAStaleValue(t *testing.T) {
 	for name, touch := range map[string]fault{"the store has the value": nil, "the store has lost it": on(answer(bellwether.ErrNotFound), "touch")} {
 		inBubble(t, name, func(t *testing.T) {

@@ -18,7 +18,7 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// This file tests callers whose engines fail, hang or return wrong answers.
+// This file tests caches with engines that fail, hang or return wrong answers.
 
 var engineFaults = map[string]func(p *process){
 	"store is a black hole":          func(p *process) { p.store.set(blackHole) },
@@ -39,8 +39,8 @@ var engineFaults = map[string]func(p *process){
 	"locker hangs, then store hangs": func(p *process) { p.locker.set(blackHole); p.store.set(on(blackHole, "claim", "commit")) },
 }
 
-// While engines fail, no caller fails, and none waits longer than one EngineTimeout beyond the
-// load. Afterwards one load per key is enough for the fleet.
+// While engines fail, callers do not fail, and wait at most one EngineTimeout beyond the load.
+// Afterwards one load per key is enough for the fleet.
 func TestFleet_EngineFaults(t *testing.T) {
 	const n, m, build, timeout = 3, 20, time.Second, 500 * time.Millisecond
 	for name, inject := range engineFaults {
@@ -95,8 +95,7 @@ func TestFleet_OneLostPacketWhileWaiting(t *testing.T) {
 	})
 }
 
-// If the store fences every commit, callers still get the values, and a flight without callers
-// ends.
+// If the store fences every commit, callers still get the values, and a flight without callers ends.
 func TestFleet_StoreForgetsClaims(t *testing.T) {
 	for _, build := range []time.Duration{0, time.Second} {
 		t.Run(build.String(), func(t *testing.T) {

@@ -22,7 +22,7 @@ func (f *fleet) loseEpochs() {
 	})
 }
 
-// After the epochs fall, a key with a higher epoch is loaded once when it is due.
+// After the epochs fall, a key is loaded once when it is due, and an invalidation takes effect.
 func TestFleet_EpochsFall(t *testing.T) {
 	for name, o := range map[string]bellwether.Options{
 		"fresh":   {TTL: time.Hour},
@@ -64,7 +64,7 @@ func TestFleet_EpochsFall(t *testing.T) {
 	}
 }
 
-// After the epochs fall, a value whose commit failed is replaced by the value in the store.
+// After the epochs fall, a value with a failed commit is replaced by the value in the store.
 func TestFleet_EpochsFallAfterALostCommit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 2, push, bellwether.Options{TTL: time.Hour})
@@ -82,8 +82,7 @@ func TestFleet_EpochsFallAfterALostCommit(t *testing.T) {
 	})
 }
 
-// A value that was loaded while the store failed is served until it expires, not the store's older
-// value.
+// A value that was loaded while the store failed is served until it expires, not the store's older value.
 func TestFleet_AfterAnOutageNothingOlder(t *testing.T) {
 	for name, fault := range map[string]fault{"away": refuse, "takes no commit": on(refuse, "commit")} {
 		inBubble(t, name, func(t *testing.T) {

@@ -127,7 +127,7 @@ func TestGet_PanicWithNotFound(t *testing.T) {
 	})
 }
 
-// Only the keys that a harmful error of a batch load is about fail.
+// A harmful error of a batch load fails only its own keys.
 func TestGetMany_ErrorsThatDoHarm(t *testing.T) {
 	eachHarm(t, func(t *testing.T, name string, harm error) {
 		for how, load := range map[string]func() error{

@@ -204,8 +204,7 @@ func TestExchange_Cause(t *testing.T) {
 	}
 }
 
-// An abandoned run writes a body above MaxBodyBytes while its successor waits for the last caller
-// of the herd.
+// An abandoned run writes a body above MaxBodyBytes while its successor waits for the herd's last caller.
 func TestExchange_DeafHandlerBesideItsSuccessor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		type hold struct{}

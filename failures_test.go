@@ -103,8 +103,7 @@ func TestFleet_ContextErrorIsNotRemembered(t *testing.T) {
 	}
 }
 
-// A timeout of a client that the load uses answers all callers after one load, and is not
-// remembered.
+// A timeout of a client that the load uses answers all callers after one load, and is not remembered.
 func TestFleet_ClientTimeoutIsTold(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {
 		f := newFleet(t, 5, by, bellwether.Options{ErrorTTL: time.Hour, MaxWait: time.Minute})

@@ -12,8 +12,8 @@ var errOrigin = errors.New("origin is broken")
 // A graveyard records from when on each process must not serve a version of one key.
 type graveyard struct {
 	mu sync.Mutex // guards the fields below
-	// dead has the end of each version by process, or zero. A call keeps its slice, so slices are
-	// not modified.
+	// dead has the end of each version by process, or zero. A call keeps its slice, so
+	// slices are not modified.
 	dead map[int][]time.Time
 }
 
@@ -34,7 +34,7 @@ func (g *graveyard) bury(process, last int, then time.Time) {
 	g.dead[process] = dead
 }
 
-// gone returns the versions that the process must not serve to a call of the time start.
+// gone returns the versions that the process must not serve to a call that begins at start.
 func (g *graveyard) gone(process int, start time.Time) graves {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -13,8 +13,8 @@ import (
 	"github.com/bellwether-go/bellwether/observe"
 )
 
-// hedgers starts n processes that hedge rebuilds of three times the usual second, with one hedge
-// saved each.
+// hedgers starts n processes that hedge rebuilds of three times the usual second, with
+// one hedge saved each.
 func hedgers(t *testing.T, n int, by way) *fleet {
 	t.Helper()
 	return hedgersOf(t, n, by, bellwether.Options{})

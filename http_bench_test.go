@@ -33,8 +33,8 @@ func benchPage(tb testing.TB) http.Handler {
 	}))
 }
 
-// hits returns requests to a bare handler with the same reply, for a hit, and for a hit with a 304.
-// Each is for one goroutine.
+// hits returns functions for a bare handler with the same reply, a hit, and a hit with a 304. Each
+// is for one goroutine.
 func hits(tb testing.TB) (bare, hit, notModified func()) {
 	cached := benchPage(tb)
 	var recorded *httptest.ResponseRecorder

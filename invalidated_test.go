@@ -26,8 +26,7 @@ func TestFleet_InvalidationReachesTheOthers(t *testing.T) {
 	})
 }
 
-// NearTTL counts from the request to the store. A slow reply does not prolong an invalidation's
-// way.
+// NearTTL counts from the request to the store. A slow reply delays no invalidation.
 func TestFleet_InvalidationWhileAReplyIsUnderWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 2, push, bellwether.Options{TTL: time.Hour, Fleet: bellwether.Fleet{NearTTL: time.Second}})
@@ -42,8 +41,7 @@ func TestFleet_InvalidationWhileAReplyIsUnderWay(t *testing.T) {
 	})
 }
 
-// An entry that is invalidated before the store's reply arrives is served neither as fresh nor as
-// stale.
+// An entry that is invalidated before the store's reply arrives is served neither as fresh nor as stale.
 func TestInvalidate_WhileAReplyIsUnderWay(t *testing.T) {
 	for name, age := range map[string]time.Duration{"fresh": 5 * time.Second, "stale": 20 * time.Second} {
 		inBubble(t, name, func(t *testing.T) {
@@ -180,8 +178,7 @@ func TestGet_InvalidatedWhileItWaitsForASlot(t *testing.T) {
 		})
 		time.Sleep(time.Second + time.Millisecond)
 		began := time.Now()
-		// Two of three loads are invalidated, and wait for another 0.9 s. The fifth load is the
-		// last.
+		// Two of three loads are invalidated, and wait for another 0.9 s. The fifth is the last.
 		if v, err := c.Get(t.Context(), "k"); err != nil || time.Since(began) > 5*time.Second {
 			t.Errorf("%q, %v after %v", v, err, time.Since(began))
 		}

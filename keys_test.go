@@ -166,8 +166,7 @@ func TestKeys_UnchangedDoesNotAllocate(t *testing.T) {
 	}
 }
 
-// The handler sees the key's parts, requests with one key share a page, and Invalidate drops all
-// variants.
+// The handler sees the key's parts, requests with one key share a page, and Invalidate drops all variants.
 func TestKeys_Middleware(t *testing.T) {
 	h := func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "max-age=60")
@@ -221,8 +220,7 @@ func TestKeys_CookieOfOneConnection(t *testing.T) {
 	})
 }
 
-// Handlers below different prefixes do not share pages, and a write to the client's URL drops the
-// page.
+// Handlers below different prefixes do not share pages, and a write to the client's URL drops the page.
 func TestKeys_StripPrefix(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		mw := bellwether.NewMiddleware(bellwether.HTTPOptions{Key: shopKey})

@@ -112,8 +112,7 @@ func TestFleet_LateCommitIsFenced(t *testing.T) {
 	})
 }
 
-// A load that exceeds RebuildTimeout fails for the whole fleet. The other processes do not load in
-// turn.
+// A load that exceeds RebuildTimeout fails for the whole fleet. The other processes do not load in turn.
 func TestFleet_HangingOriginIsNotQueuedFor(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {
 		f := newFleet(t, 5, by, bellwether.Options{RebuildTimeout: 3 * time.Second, ErrorTTL: 10 * time.Second, MaxWait: time.Minute})

@@ -55,8 +55,7 @@ func TestNewLoader_Previous(t *testing.T) {
 	})
 }
 
-// NotModified prolongs the value in the fleet. The store gets the value again only if it has lost
-// it.
+// NotModified prolongs the value in the fleet. The store gets the value again only if it has lost it.
 func TestNewLoader_NotModified(t *testing.T) {
 	for name, lost := range map[string]bool{"the store has the value": false, "the store has lost it": true} {
 		inBubble(t, name, func(t *testing.T) {

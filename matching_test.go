@@ -115,8 +115,8 @@ func TestCache_InvalidateMatching_NeedsALog(t *testing.T) {
 	})
 }
 
-// A sweep of a tag with 100,000 values takes as few engine calls as with one value. None is served
-// after the call, elsewhere after NearTTL.
+// A sweep of a tag with 100,000 values takes as few engine calls as with one value. No value is
+// served after the call, in other processes after NearTTL.
 func TestCache_InvalidateMatching_ManyValues(t *testing.T) {
 	many := 100_000
 	if testing.Short() {

@@ -76,8 +76,7 @@ var ownFailures = map[string]func(w http.ResponseWriter, name string){
 	},
 }
 
-// A failure of one client's request reaches no other client of a page that is not known to be for
-// all.
+// A failure of one client's request reaches no other client of a page that is not known to be for all.
 func TestAudience_FailureIsItsClients(t *testing.T) {
 	for name, fail := range ownFailures {
 		for _, errorTTL := range []time.Duration{0, -1} {
@@ -115,8 +114,7 @@ func TestAudience_FailureIsItsClients(t *testing.T) {
 	}
 }
 
-// A page for all that breaks off does so for the clients that read it meanwhile, and for no later
-// client.
+// A page for all that breaks off does so for the clients that read it meanwhile, and for no later client.
 func TestAudience_PageForAllThatBreaksOff(t *testing.T) {
 	h := func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "max-age=60")
@@ -141,7 +139,7 @@ func TestAudience_PageForAllThatBreaksOff(t *testing.T) {
 	})
 }
 
-// One client whose requests keep failing does not make other clients' requests fail.
+// A client with failing requests does not make other clients' requests fail.
 func TestAudience_FailuresTakeNoPageDown(t *testing.T) {
 	for name, fail := range ownFailures {
 		t.Run(name, func(t *testing.T) {
@@ -282,7 +280,7 @@ var unshareable = map[string]func(w http.ResponseWriter){
 	"500": func(w http.ResponseWriter) { w.Header().Set("Cache-Control", "private"); w.WriteHeader(500) },
 }
 
-// unshared is a page for all without a cookie, and answers of their own for clients with one.
+// unshared is a page for all clients without a cookie. Clients with a cookie get their own answers.
 func unshared(pause time.Duration, control string, answer func(w http.ResponseWriter)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		time.Sleep(pause)
@@ -360,8 +358,7 @@ func TestAudience_ReloadsOfOneClient(t *testing.T) {
 	}
 }
 
-// If the first response at an expiry is private, one waiting client runs the handler and the others
-// wait.
+// If the first response at an expiry is private, one waiting client runs the handler and the others wait.
 func TestAudience_OneMoreTriesAtAnExpiry(t *testing.T) {
 	for name, answer := range unshareable {
 		t.Run(name, func(t *testing.T) {
@@ -568,8 +565,7 @@ func TestAudience_TimeoutIsItsClients(t *testing.T) {
 	})
 }
 
-// One client's failures by reloads, or by a retargeting field, do not fail a fresh page at its
-// expiry.
+// One client's failures by reloads, or by a retargeting field, do not fail a fresh page at its expiry.
 func TestAudience_FailuresOfAFreshPageEndNoPageAtItsExpiry(t *testing.T) {
 	for name, fail := range map[string]func(w http.ResponseWriter){
 		"500":   func(w http.ResponseWriter) { http.Error(w, "bad request", http.StatusInternalServerError) },
@@ -654,8 +650,7 @@ func TestAudience_OneClientsAnswersLeaveTheStaleIfErrorPage(t *testing.T) {
 	})
 }
 
-// If an early refresh panics for its client, one client of the herd runs the handler and the others
-// wait.
+// If an early refresh panics for its client, one client of the herd runs the handler and the others wait.
 func TestAudience_EarlyRefreshThatPanicsForItsClient(t *testing.T) {
 	h := unshared(time.Second, "max-age=10", func(http.ResponseWriter) { panic("account") })
 	o := bellwether.HTTPOptions{EarlyRefresh: 1e6}
@@ -741,8 +736,7 @@ func TestAudience_FailureBesideAPageForOthers(t *testing.T) {
 	}
 }
 
-// One client's refused token, range or 304 does not keep later clients with Authorization from
-// collapsing.
+// One client's refused token, range or 304 does not keep later clients with Authorization from collapsing.
 func TestAudience_OneBadToken(t *testing.T) {
 	for name, bad := range map[string][]string{
 		"bad token": {"Authorization", "bad"},

@@ -18,8 +18,7 @@ import (
 
 // This file tests requests that bypass the cache, and their bounds.
 
-// Requests with a bypassing field run a fresh page's handler at most eight at a time. The others
-// get the page.
+// Requests with a bypassing field run a fresh page's handler, at most eight at a time.
 func TestBypass_OfAFreshPage(t *testing.T) {
 	for name, tt := range map[string]struct {
 		field, value string

@@ -178,8 +178,7 @@ func TestChain_CacheStatusIsTheLast(t *testing.T) {
 	}
 }
 
-// Fields of an outer middleware, such as a cookie or a lifetime, neither prolong nor end
-// hit-for-miss.
+// Fields of an outer middleware, such as a cookie or a lifetime, neither prolong nor end hit-for-miss.
 func TestChain_OuterFieldsAndHitForMiss(t *testing.T) {
 	for _, outer := range []string{"", "Set-Cookie", "Cache-Control"} {
 		for _, once := range []bool{false, true} {
@@ -225,8 +224,7 @@ func outer(name, value string) func(http.Handler) http.Handler {
 	}
 }
 
-// With no-store or private from an outer middleware, the cache neither stores nor serves the
-// response.
+// With no-store or private from an outer middleware, the cache neither stores nor serves the response.
 func TestChain_OuterCacheControl(t *testing.T) {
 	for name, tt := range map[string]struct {
 		around func(http.Handler) http.Handler

@@ -131,7 +131,7 @@ func TestCredentials_AnonymousResponseIsNoAuthorizedOne(t *testing.T) {
 	})
 }
 
-// Requests with Authorization neither wait nor delay others, until the page is known to be for all.
+// Requests with Authorization collapse only after the page is known to be for all, and delay no others.
 func TestCredentials_Herd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var public atomic.Bool
@@ -171,8 +171,7 @@ func TestCredentials_Herd(t *testing.T) {
 	})
 }
 
-// Requests with Authorization do not wait for leases. Anonymous requests that join them still
-// collapse.
+// Requests with Authorization do not wait for leases. Anonymous requests that join them still collapse.
 func TestCredentials_Fleet(t *testing.T) {
 	for _, stored := range []bool{false, true} { // a stale page that is not for clients with Authorization
 		synctest.Test(t, func(t *testing.T) {
@@ -323,8 +322,7 @@ func TestCredentials_AreNotShared(t *testing.T) {
 	})
 }
 
-// A shared response to credentials keeps a Vary that an outer middleware (such as CORS) has set
-// too.
+// A shared response to credentials keeps a Vary that an outer middleware (such as CORS) has set too.
 func TestCredentials_DraftKeepsVaryThatAnOuterMiddlewareHasToo(t *testing.T) {
 	for _, fields := range [][]string{nil, {"Authorization", "one"}} {
 		inBubble(t, fmt.Sprint(fields), func(t *testing.T) {
@@ -394,8 +392,7 @@ func TestCredentials_LeaveAFreshPage(t *testing.T) {
 	}
 }
 
-// A handler whose response to credentials is stored gets the request without the fields that a
-// rebuild removes.
+// A stored response to credentials is made from a request without the fields that a rebuild removes.
 func TestCredentials_ContentType(t *testing.T) {
 	for _, fields := range [][]string{nil, {"Authorization", "x"}} {
 		inBubble(t, fmt.Sprint(fields), func(t *testing.T) {

@@ -23,8 +23,7 @@ import (
 
 // This file tests the handler's request, context and panics, which are as without the middleware.
 
-// A handler of a body above MaxBodyBytes ends, with an error from Write, when all clients have
-// left.
+// A handler of a body above MaxBodyBytes ends with an error from Write when all clients have left.
 func TestHandler_EndsWithItsLastClient(t *testing.T) {
 	for name, write := range map[string]func(r *http.Request, w http.ResponseWriter){
 		"waiting": func(r *http.Request, w http.ResponseWriter) {
@@ -297,8 +296,7 @@ func TestHandler_CancelledIsNoEmptyResponse(t *testing.T) {
 	})
 }
 
-// The handler reads its own parameters after its client, and chi's pooled routing context, have
-// gone.
+// The handler reads its own parameters after its client, and chi's pooled routing context, have gone.
 func TestHandler_ChiParametersWhenDetached(t *testing.T) {
 	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{Limits: bellwether.Limits{MaxRebuilds: 10_000}})
 	t.Cleanup(func() { mw.Close() })

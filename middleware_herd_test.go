@@ -207,8 +207,7 @@ func (o *pipes) dial(context.Context, string, string) (net.Conn, error) {
 	}
 }
 
-// If the origin drops the connection, the proxy may try again, and its 502 answers all waiting
-// clients.
+// If the origin drops the connection, the proxy may try again, and its 502 answers all waiting clients.
 func TestHerd_OriginDropsTheConnection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		origin := newPipes()
@@ -249,8 +248,7 @@ func TestHerd_OriginDropsTheConnection(t *testing.T) {
 	})
 }
 
-// A first client that reads nothing delays neither other clients nor the handler within
-// MaxBodyBytes.
+// A first client that reads nothing delays neither other clients nor the handler within MaxBodyBytes.
 func TestHerd_FirstClientReadsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		body := bytes.Repeat([]byte("0123456789abcdef"), 2<<20/16)
@@ -344,8 +342,7 @@ func TestHerd_StalledConnection(t *testing.T) {
 	})
 }
 
-// A client that reads nothing holds a body for a minute. Above MaxBodyBytes it holds other clients
-// for 5 s.
+// A client that reads nothing holds a body for a minute. Above MaxBodyBytes it holds other clients for 5 s.
 func TestHerd_StalledClient(t *testing.T) {
 	for _, c := range []struct {
 		name                string
@@ -415,8 +412,7 @@ func TestHerd_SlowClientIsNotStalled(t *testing.T) {
 	})
 }
 
-// Clients that wait for a body above MaxBodyBytes all get it from one call. Later clients bypass
-// the cache.
+// Clients that wait for a body above MaxBodyBytes all get it from one call. Later clients bypass the cache.
 func TestHerd_OverLimitBody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		body := bytes.Repeat([]byte("0123456789abcdef"), 1<<20/16)

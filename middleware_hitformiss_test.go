@@ -73,7 +73,7 @@ func TestHitForMiss_OneCacheableResponseEndsIt(t *testing.T) {
 	}
 }
 
-// Hit-for-miss of a body above MaxBodyBytes lasts until a Content-Length is within MaxBodyBytes.
+// Bodies above MaxBodyBytes do not end hit-for-miss. A Content-Length within MaxBodyBytes does.
 func TestHitForMiss_TooLargeStays(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var size, announced atomic.Int64
@@ -168,8 +168,7 @@ func TestHitForMiss_NotSharedIsReleasedTogetherAndRemembered(t *testing.T) {
 	}
 }
 
-// A page that exceeded MaxBodyBytes once is stored again when it is small, also without a
-// Content-Length.
+// A page that exceeded MaxBodyBytes once is stored again when it is small, also without a Content-Length.
 func TestHitForMiss_OnceTooLarge(t *testing.T) {
 	var large atomic.Bool
 	h := func(w http.ResponseWriter, r *http.Request) {

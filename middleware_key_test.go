@@ -31,8 +31,7 @@ func secured(w http.ResponseWriter, r *http.Request) {
 	fmt.Fprint(w, "page")
 }
 
-// A redirect to https is not served over TLS, where it would loop, nor a page over TLS to plain
-// requests.
+// A redirect to https is not served over TLS, where it would loop, nor a page over TLS to plain requests.
 func TestKey_RedirectToTLSIsNoLoop(t *testing.T) {
 	for name, plainFirst := range map[string]bool{"plain first": true, "TLS first": false} {
 		inBubble(t, name, func(t *testing.T) {
@@ -455,8 +454,7 @@ func TestKey_OddTargetMakesNoPage(t *testing.T) {
 	}
 }
 
-// A page does not validate a variant of its URL: a 304 to its Last-Modified does not apply to the
-// variant.
+// A page does not validate a variant of its URL: a 304 to its Last-Modified does not apply to the variant.
 func TestKey_VariantIsNotValidatedByTheURLsPage(t *testing.T) {
 	variant := func(r *http.Request) (bellwether.Key, bool) {
 		return bellwether.Key{URL: "http://a" + r.URL.EscapedPath(), Variant: r.Header.Get("X-Tenant")}, true

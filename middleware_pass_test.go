@@ -633,8 +633,7 @@ func TestPass_SlowPrivatePageTakesNoTurns(t *testing.T) {
 	})
 }
 
-// While a request with Authorization takes long, clients of a private page do not wait for each
-// other.
+// While a request with Authorization takes long, clients of a private page do not wait for each other.
 func TestPass_SlowCredentialsAndTheMarker(t *testing.T) {
 	for _, attack := range []bool{false, true} {
 		t.Run(fmt.Sprint("attack ", attack), func(t *testing.T) { markerUnderSlowCredentials(t, attack) })
@@ -721,8 +720,7 @@ func TestPass_SlowPassesKeepTheirBound(t *testing.T) {
 	})
 }
 
-// Hijacked upgrades, as of WebSocket libraries and ReverseProxy, run beside a cached page of the
-// URL.
+// Hijacked upgrades, as of WebSocket libraries and ReverseProxy, run beside a cached page of the URL.
 func TestPass_HijackedUpgrades(t *testing.T) {
 	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Upgrade") == "" {
@@ -767,8 +765,7 @@ func TestPass_HijackedUpgrades(t *testing.T) {
 	}
 }
 
-// A private page's header arrives when it is flushed, also of a HEAD or a 304, whose body is not
-// written.
+// A private page's header arrives when it is flushed, also of a HEAD or a 304, whose body is not written.
 func TestPass_HeaderOfAPrivatePageComesAtOnce(t *testing.T) {
 	for name, build := range map[string]func(url string) *http.Request{
 		"HEAD": func(url string) *http.Request { r, _ := http.NewRequest("HEAD", url, nil); return r },

@@ -114,8 +114,7 @@ func TestReply_Ranges(t *testing.T) {
 	})
 }
 
-// A part does not have the digest of the whole body, and a 416 has no field that makes it
-// cacheable.
+// A part does not have the digest of the whole body, and a 416 has no field that makes it cacheable.
 func TestReply_FieldsOfRanges(t *testing.T) {
 	whole := []string{"CDN-Cache-Control", "Content-Digest", "Content-Md5", "Expires", "Repr-Digest"}
 	synctest.Test(t, func(t *testing.T) {
@@ -147,8 +146,7 @@ func TestReply_FieldsOfRanges(t *testing.T) {
 	})
 }
 
-// Fields for one client or connection reach no other client. Their own client gets them, except
-// from a 304.
+// Fields for one client or connection reach no other client. Their own client gets them, except from a 304.
 func TestReply_FieldsForOneClient(t *testing.T) {
 	for _, validated := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -487,8 +485,7 @@ func TestReply_HeadOfALongPrivateBody(t *testing.T) {
 	}
 }
 
-// A range of an unstored response of known length is cut from one run. Otherwise the client gets
-// the whole.
+// A range of an unstored response of known length is cut from one run. Otherwise the client gets the whole.
 func TestReply_RangeOfUnkept(t *testing.T) {
 	body := strings.Repeat("0123456789", 20)
 	for name, tt := range map[string]struct {
@@ -590,7 +587,7 @@ func (w addsTrailer) WriteHeader(status int) {
 	w.ResponseWriter.WriteHeader(status)
 }
 
-// A client whose request's context ends, as when its server shuts down, gets an uncacheable 503.
+// A client gets an uncacheable 503 when its request's context ends, as at a server's shutdown.
 func TestReply_ContextEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) { <-r.Context().Done() })

@@ -278,8 +278,7 @@ func TestRequest_ReloadHoldsUpNoBodyOverTheLimit(t *testing.T) {
 	})
 }
 
-// only-if-cached does not call the handler, even with Authorization and beside a remembered
-// failure.
+// only-if-cached does not call the handler, even with Authorization and beside a remembered failure.
 func TestRequest_OnlyIfCachedIsNeverPassed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &failing{header: "max-age=1, stale-if-error=60", fail: func(http.ResponseWriter) { panic(http.ErrAbortHandler) }}
@@ -485,7 +484,7 @@ func TestRequest_FloodOfHTTP2StreamsThatAreReset(t *testing.T) {
 	}
 }
 
-// net/http refuses a request without a possible key, or it reaches the handler each time.
+// A request without a possible key is refused by net/http, or reaches the handler each time.
 func TestRequest_OddOnesAreNotKept(t *testing.T) {
 	for name, tt := range map[string]struct {
 		request string

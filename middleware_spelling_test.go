@@ -26,8 +26,7 @@ func frame(kind, flags, stream byte, payload string) string {
 	return string([]byte{byte(n >> 16), byte(n >> 8), byte(n), kind, flags, 0, 0, 0, stream}) + payload
 }
 
-// literals encodes fields shorter than 127 bytes in HPACK, without compression (RFC 7541 section
-// 6.2.2).
+// literals encodes fields shorter than 127 bytes in HPACK, without compression (RFC 7541 section 6.2.2).
 func literals(fields ...string) string {
 	var b strings.Builder
 	for i, s := range fields {
@@ -40,8 +39,7 @@ func literals(fields ...string) string {
 	return b.String()
 }
 
-// A "host" field beside HTTP/2's ":authority", which gateways to CGI may obey, does not reach the
-// handler.
+// A "host" field beside HTTP/2's ":authority", which gateways to CGI may obey, does not reach the handler.
 func TestSpelling_HostBesideAuthority(t *testing.T) {
 	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "max-age=60")
@@ -131,8 +129,7 @@ func TestSpelling_InvalidationMeansAll(t *testing.T) {
 	}
 }
 
-// Spellings do not share a page behind a router of sent paths, such as chi, which may tell them
-// apart.
+// Spellings do not share a page behind a router of sent paths, such as chi, which may tell them apart.
 func TestSpelling_BehindARouter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
@@ -183,8 +180,7 @@ func TestSpelling_OfAPost(t *testing.T) {
 	}
 }
 
-// A field with "_" in its name, which gateways to CGI take for "-", does not reach a shared page's
-// handler.
+// A field with "_" in its name, which gateways to CGI take for "-", does not reach a shared page's handler.
 func TestSpelling_AliasesBeforeAGateway(t *testing.T) {
 	for _, method := range []string{"GET", "POST"} {
 		for _, name := range []string{"X_Forwarded_Host", "X-Forwarded_Host", "X_HTTP_Method_Override", "If_None_Match", "Host"} {

@@ -120,7 +120,7 @@ func TestStale_RequestIfError(t *testing.T) {
 	}
 }
 
-// stale-if-error of a client applies to no response that forbids it, or that was invalidated.
+// A client's stale-if-error applies to no response that forbids stale answers, or that was invalidated.
 func TestStale_RequestIfErrorIsForbidden(t *testing.T) {
 	fail := func(w http.ResponseWriter) { http.Error(w, "sorry", http.StatusServiceUnavailable) }
 	drop := func(m bellwether.Match) func(*testing.T, *site) {

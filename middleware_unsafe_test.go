@@ -130,7 +130,7 @@ func TestUnsafe_Scheme(t *testing.T) {
 	}
 }
 
-// An unsafe request whose Key is refused or has no URL invalidates nothing.
+// An unsafe request with a refused Key, or with a Key without a URL, invalidates nothing.
 func TestUnsafe_KeyRefused(t *testing.T) {
 	for _, bad := range []string{"", "nonsense", "http:///p", "http://a/p#f", "http://u@a/p", "http://a:99999/p", "http://a b/p"} {
 		for _, method := range []string{"PUT", "POST", "DELETE"} {
@@ -153,8 +153,7 @@ func TestUnsafe_KeyRefused(t *testing.T) {
 	}
 }
 
-// With SoftInvalidation each process serves the page and its variants stale, and one rebuild
-// follows.
+// With SoftInvalidation each process serves the page and its variants stale, and one rebuild follows.
 func TestUnsafe_Soft(t *testing.T) {
 	for _, vary := range []string{"", "Accept-Language"} {
 		inBubble(t, vary, func(t *testing.T) {
@@ -509,8 +508,7 @@ func TestPost_BodyArrivesWhole(t *testing.T) {
 	}
 }
 
-// A ReadFrom that fails before its first byte sends nothing, and the handler's later response
-// counts.
+// A ReadFrom that fails before its first byte sends nothing, and the handler's later response counts.
 func TestPost_CopyThatFails(t *testing.T) {
 	for name, copied := range map[string]string{"at once": "", "in the first bytes": "some", "later": strings.Repeat("b", 2000)} {
 		t.Run(name, func(t *testing.T) {
@@ -543,8 +541,7 @@ func TestPost_CopyThatFails(t *testing.T) {
 	}
 }
 
-// Concurrent unsafe requests for two URLs in two processes take effect in both, also without a
-// Locker.
+// Concurrent unsafe requests for two URLs in two processes take effect in both, also without a Locker.
 func TestUnsafe_SoftWithoutALocker(t *testing.T) {
 	for name, tt := range map[string]struct {
 		kind   bellwether.Invalidation
@@ -606,8 +603,7 @@ func TestUnsafe_SoftWithoutALocker(t *testing.T) {
 	}
 }
 
-// Concurrent soft invalidations displace no older sweep from the log, and delay no request for
-// long.
+// Concurrent soft invalidations displace no older sweep from the log, and delay no request for long.
 func TestUnsafe_SoftFloodAtOneTime(t *testing.T) {
 	for _, n := range []int{100, 1000} {
 		inBubble(t, fmt.Sprint(n), func(t *testing.T) {

@@ -385,8 +385,7 @@ func TestVary_PrivateAnswerGrowsNoSignpost(t *testing.T) {
 	})
 }
 
-// An invalidation between any two steps of a signpost's creation, move or growth drops all earlier
-// pages.
+// An invalidation between any two steps of a signpost's creation, move or growth drops all earlier pages.
 func TestVary_InvalidationBetweenTheStepsOfASignpost(t *testing.T) {
 	for name, fields := range map[string][]string{
 		"moved":   {"X-Forwarded-Host", "evil"},

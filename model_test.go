@@ -27,10 +27,10 @@ import (
 	"github.com/bellwether-go/bellwether/observe"
 )
 
-// This file is the model: it calls, invalidates, cuts off, stops, kills and replaces a fleet of
-// real caches in an order that a seed or a shrinker chooses, and checks each answer against the
-// promises. TestModel plays scenarios with the race detector. sim/ plays many more, and can repeat
-// each exactly.
+// This file is the model: it calls, invalidates, cuts off, stops, kills and replaces a fleet
+// of real caches in an order that a seed or a shrinker chooses, and checks each answer against
+// the promises. TestModel plays scenarios with the race detector. sim/ plays many more, and
+// can repeat each exactly.
 
 // A scenario is the drawn part of one play. Seed determines the rest.
 type scenario struct {
@@ -575,7 +575,7 @@ var endings = []func(text string) error{
 // remembered is the number of endings, from the first, whose failures are remembered.
 const remembered = 3
 
-// begin counts a load, and checks that no other load runs where one may.
+// begin counts a load, and checks the number of concurrent loads.
 func (o *modelOrigin) begin(ctx context.Context, n *modelNode, key, who string) *modelRun {
 	w := o.world
 	n.runs()
@@ -614,8 +614,7 @@ func (o *modelOrigin) begin(ctx context.Context, n *modelNode, key, who string) 
 	needless, last := o.needless(key)
 	o.mu.Unlock()
 	w.note("loads", n.process, key)
-	// An error response, and one that has expired at its end, answers only clients of its own
-	// process.
+	// An error response, or one that has expired at its end, answers only its own process.
 	shared := w.Face != "HTTP" || !w.Users && key == "k0" && !failed
 	if w.Trouble == "healthy" || w.Trouble == "noise" {
 		if elsewhere >= most && shared {
@@ -767,8 +766,7 @@ func (o *modelOrigin) beginSet() (version int) {
 	return o.loads
 }
 
-// setBeside reports whether a Set made the version, and whether it may have been running at the
-// time then.
+// setBeside reports whether a Set made the version, and whether it may have been running at the time then.
 func (o *modelOrigin) setBeside(version int, then time.Time) (isSet, beside bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -862,9 +860,9 @@ func (w *world) judge(c modelCall, a modelAnswer) {
 	if !c.many && w.Trouble == "healthy" && w.StaleIfError == 0 && !ended.IsZero() && ended.Before(c.start) && took > most {
 		w.violated("process %d: a caller of %s waited %v for %q, which was made %v before", n.process, name, took, told, c.start.Sub(ended))
 	}
-	// Values move forward. A process in an outage or after a stop is on its own for a while,
-	// responses to credentials bypass the cache, and loads of one instant claim their epochs in any
-	// order.
+	// Values move forward. A process in an outage or after a stop is on its own for a
+	// while, responses to credentials bypass the cache, and loads of one instant claim
+	// their epochs in any order.
 	if w.Trouble != "outages" && (w.Face != "HTTP" || c.key == 0 && !w.Users) {
 		least, _, _ := w.origin.times(c.least)
 		if _, beside := w.origin.setBeside(version, least); version < c.least && !began.Equal(least) && !beside {
@@ -1169,7 +1167,8 @@ func (w *world) rest(t *testing.T) {
 // modelTries is the number of plays of a scenario, because goroutines run in any order.
 const modelTries = 3
 
-// TestModel plays and shrinks scenarios, or with BELLWETHER_SCENARIO, which sim/ sets, one of them.
+// TestModel plays scenarios, and shrinks failing ones. With BELLWETHER_SCENARIO, which
+// sim/ sets, it plays one.
 func TestModel(t *testing.T) {
 	if seed, ok := os.LookupEnv("BELLWETHER_SCENARIO"); ok {
 		replayScenario(t, seed, os.Getenv("BELLWETHER_STEPS"))

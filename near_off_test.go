@@ -237,7 +237,7 @@ func TestNearOff_Unshared(t *testing.T) {
 	})
 }
 
-// A failure answers for ErrorTTL in every process, without the store in its own.
+// A failure answers for ErrorTTL in every process, or without the store in its own process.
 func TestNearOff_Failures(t *testing.T) {
 	for name, fault := range map[string]fault{"with the store": nil, "without": refuse} {
 		t.Run(name, func(t *testing.T) {

@@ -198,8 +198,7 @@ func (l *link) tells() bool {
 	return arrives && !lost
 }
 
-// ask runs do at the engine and returns its answer. If its caller has gone, do still runs, and late
-// gets the answer.
+// ask runs do at the engine and returns its answer. If its caller has gone, late gets the answer.
 func ask[T any](ctx context.Context, l *link, op string, do func() T, late func(T)) (answer T, err error) {
 	if err := ctx.Err(); err != nil {
 		return answer, err

@@ -142,8 +142,7 @@ func TestNotice_EndsLoadsThatBeganBefore(t *testing.T) {
 	})
 }
 
-// A stale value that is invalidated between a flight's look and its claim is not served during the
-// load.
+// A stale value that is invalidated between a flight's look and its claim is not served during the load.
 func TestInvalidate_BetweenLookAndClaim(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {
 		if by == atOnce {
@@ -356,8 +355,7 @@ func TestNotice_UserCodeThatPanics(t *testing.T) {
 
 type word struct{ Word string }
 
-// Calls of Notify's function from several goroutines, or after its end, cause no hang and no kept
-// value.
+// Calls of Notify's function from several goroutines, or after its end, cause no hang and no kept value.
 func TestNotice_RudeAdapter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inner := memstore.New()

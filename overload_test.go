@@ -19,8 +19,7 @@ import (
 
 // This file tests more load than a store can take.
 
-// busyStore returns a store that runs one operation at a time, even without its caller; a GetMany
-// is one.
+// busyStore returns a store that runs one operation at a time, even without its caller. GetMany is one.
 func busyStore(each time.Duration) driver.Store {
 	var mu sync.Mutex
 	var free time.Time // end of the operations so far; guarded by mu
@@ -112,8 +111,7 @@ func TestOverload_OfTheStore(t *testing.T) {
 	})
 }
 
-// leavers has n callers come that each wait for 50 ms, 200 a second. It returns the most flights at
-// one time.
+// leavers has n callers come, 200 a second, that each wait for 50 ms, and returns the most flights.
 func leavers(c *bellwether.Cache[string], n int, call func(ctx context.Context, i int)) (most int) {
 	var callers sync.WaitGroup
 	defer callers.Wait()

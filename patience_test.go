@@ -13,8 +13,7 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// inPieces returns a GetMany that answers piece keys after each pause, and is silent after answers
-// pieces.
+// inPieces returns a GetMany that answers piece keys after each pause, and is silent after answers pieces.
 func inPieces(store driver.Store, piece, answers int, pause time.Duration) getsMany {
 	return func(ctx context.Context, keys []string, each func(i int, e driver.Entry, err error)) {
 		for i, key := range keys {

@@ -42,7 +42,7 @@ type stage struct {
 	face string
 	err  error
 	as   string // the face's variant; "": none
-	// closing is the duration of p's Close in nanoseconds, tells the calls of OnError after it
+	// closing is the duration of p's Close in nanoseconds. tells counts the calls of OnError after it.
 	closing, tells atomic.Int64
 	key            string
 	origin         *stageOrigin
@@ -515,8 +515,8 @@ func runCell(t *testing.T, face, as, phase, event string, setup func(*stage) fun
 
 func (s *stage) check(t *testing.T, event string, before int, second, after string) {
 	t.Helper()
-	// No value from before an invalidation or a Set is served after it, except a softly swept value
-	// as stale.
+	// No value from before an invalidation or a Set is served after it, except a softly
+	// swept value as stale.
 	if softly := strings.HasPrefix(event, "softly") && s.as == "stale"; !softly && s.err == nil && (strings.HasPrefix(event, "invalidated") || strings.HasPrefix(event, "set ") || strings.Contains(event, "swept")) {
 		served := strings.Fields(after)
 		if !strings.HasSuffix(event, "elsewhere") || s.as == "near off" { // else within NearTTL

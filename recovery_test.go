@@ -48,8 +48,7 @@ func TestMaxErrorTTL_BoundsThePauses(t *testing.T) {
 	}
 }
 
-// When a load succeeds after all have failed for a while, each failing key is tried once before its
-// pause ends.
+// When a load succeeds after all have failed for a while, each failing key has one early try.
 func TestRecovery_OneEarlyTry(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {
 		const keys = 20

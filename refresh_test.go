@@ -151,8 +151,7 @@ func TestRefresh_Fails(t *testing.T) {
 	})
 }
 
-// A caller waits for the refresh of a missing value. Refresh does not, and the end of its context
-// has no effect.
+// A caller waits for the refresh of a missing value. Refresh itself returns at once, whatever its context.
 func TestRefresh_NothingThere(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newSetter(t, memstore.New(), locallock.New(), bellwether.Options{})

@@ -26,8 +26,7 @@ func shardOf(key string) int {
 	return int(h.Sum32()>>8) % shards
 }
 
-// If a server dies, keys on the others are loaded as often as before, and their invalidations
-// succeed.
+// If a server dies, keys on the others are loaded as often as before, and their invalidations succeed.
 func TestShard_OneServerDies(t *testing.T) {
 	poisoned := "key 7"
 	for how, fault := range map[string]fault{"refuses": refuse, "is silent": blackHole} {

@@ -116,8 +116,8 @@ func TestOnError_SaysWhatOpenedTheBreaker(t *testing.T) {
 	})
 }
 
-// A store is silent for 0.6 s during a long load. A call later than NearTTL after another process's
-// invalidation does not get its value.
+// A store is silent for 0.6 s during a long load. Calls later than NearTTL after another process's
+// invalidation do not get the load's value.
 func TestFleet_ShortSilenceDuringALongLoad(t *testing.T) {
 	const build, silence = 20 * time.Second, 600 * time.Millisecond
 	for name, from := range map[string]time.Duration{"at its begin": 0, "at its commit": build - silence/2} {

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// The rows of docs/fleets.md that are too large for the race detector hold, with -short without
+// The rows of docs/fleets.md that are too large for the race detector hold. -short skips
 // 10,000 polling nodes.
 func TestClaim_DocumentFleet(t *testing.T) {
 	holdFleet(t, func(nodes int, kind simKind) bool {
@@ -15,7 +15,7 @@ func TestClaim_DocumentFleet(t *testing.T) {
 	})
 }
 
-// The table of keys that expire together holds, with -short the rows of one process.
+// The table of keys that expire together holds. -short checks the rows of one process.
 func TestClaim_DocumentDrain(t *testing.T) {
 	holdDrains(t, func(processes int) bool { return processes == 1 || !testing.Short() })
 }

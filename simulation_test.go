@@ -60,8 +60,7 @@ type simNode struct {
 
 var errLate = errors.New("no answer")
 
-// under takes half a round trip before an operation, and half after it. A dead node gets no
-// answers.
+// under takes half a round trip before an operation, and half after it. A dead node gets no answers.
 func under[T any](ctx context.Context, n *simNode, ops *atomic.Int64, do func() (T, error)) (v T, err error) {
 	if n.dead.Load() {
 		<-ctx.Done()
@@ -579,8 +578,7 @@ func TestDocument_FleetIsConstant(t *testing.T) {
 func TestDrain(t *testing.T) {
 	for what, o := range drains {
 		for _, processes := range []int{1, 3} {
-			// A load takes longer than a process needs to stand for all keys, so its last slot gets
-			// a key too.
+			// A load takes longer than a process's elections for all keys, so its last slot gets a key too.
 			const keys = 500
 			row := drain(t, processes, keys, 2*keys*simTrip, what, o)
 			if row[3] != row[2] || row[4] != "500" {

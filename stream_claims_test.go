@@ -244,8 +244,7 @@ func herdOf(t *testing.T, limit int64, n, fast int, slow bool) (took time.Durati
 	return took, peak
 }
 
-// A body for 200 clients (30 with -short) takes the memory of one copy, and a slow client delays no
-// other.
+// 200 clients (30 with -short) take the memory of one body, and a slow client delays no other.
 func TestClaim_StreamToAHerd(t *testing.T) {
 	const (
 		size     = 64 << 20
@@ -280,8 +279,7 @@ func TestClaim_StreamToAHerd(t *testing.T) {
 	}
 }
 
-// A body above MaxBodyBytes is written at the pace of the slowest reader, with MaxBodyBytes of
-// memory.
+// A body above MaxBodyBytes is written at the pace of the slowest reader, with MaxBodyBytes of memory.
 func TestClaim_StreamOverTheLimit(t *testing.T) {
 	const (
 		size  = 64 << 20

@@ -25,8 +25,7 @@ func slowly(calls *atomic.Int32) http.HandlerFunc {
 	}
 }
 
-// A request that does not accept the running response gets the next, even if the store fences the
-// first.
+// A request that does not accept the running response gets the next, even if the store fences the first.
 func TestStream_RefusedWhileOthersRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var calls atomic.Int32

@@ -35,8 +35,7 @@ func invalidate(t *testing.T, c interface {
 	}
 }
 
-// If the log's lease is held, or its store is silent, a request waits for the log at most
-// EngineTimeout.
+// If the log's lease is held, or its store is silent, a request waits for the log at most EngineTimeout.
 func TestSweep_LogIsNotWaitedFor(t *testing.T) {
 	const timeout = 700 * time.Millisecond // EngineTimeout, during which the knowledge of the log expires
 	for name, prepare := range map[string]func(*wiredStore, *locallock.Locker){
@@ -67,8 +66,8 @@ func TestSweep_LogIsNotWaitedFor(t *testing.T) {
 	}
 }
 
-// The log is read at the start, and then by the first request that finds it old, in one GetMany
-// with its key.
+// The log is read at the start, and then by the first request that finds it old, in one
+// GetMany with its key.
 func TestSweep_LogIsReadAlong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := wiredTo(memstore.New()).batching()
@@ -126,8 +125,7 @@ func TestSweep_HalfAnAnswer(t *testing.T) {
 	}
 }
 
-// A silent server delays only requests for its own keys, even if one of these is the first to find
-// the log old.
+// A silent server delays requests for its own keys only, even if one of them finds the log old first.
 func TestSweep_LogOutlivesAnotherServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const silent, sound = 12, 5

@@ -12,7 +12,7 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// A key's lease follows its last build, and an unknown key's the median of recent builds.
+// A key's lease follows its last build. An unknown key's lease follows the median of recent builds.
 func TestLease_FollowsTheBuilds(t *testing.T) {
 	const ms, s = time.Millisecond, time.Second
 	synctest.Test(t, func(t *testing.T) {
@@ -21,8 +21,7 @@ func TestLease_FollowsTheBuilds(t *testing.T) {
 		c := cacheOf(t, origin.load, bellwether.Options{
 			TTL: s, StaleWhileRevalidate: 2 * s, Fleet: bellwether.Fleet{Store: memstore.New(), Locker: locker},
 		})
-		// get waits for a build of this duration, and returns the durations of its lease and
-		// renewals.
+		// get waits for a build of this duration, and returns its lease's length and renewals.
 		get := func(key string, build time.Duration) (time.Duration, []time.Duration) {
 			t.Helper()
 			origin.set(func(o *source) { o.build = build })

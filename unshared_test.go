@@ -18,8 +18,7 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// If a commit has no answer and its retry is fenced, the store is asked whether the first
-// succeeded.
+// If a commit has no answer and its retry is fenced, the store is asked whether the first succeeded.
 func TestFleet_CommitLostThenRefused(t *testing.T) {
 	for _, invalidated := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {

@@ -129,8 +129,7 @@ func TestFleet_HeldFaults(t *testing.T) {
 	}
 }
 
-// A waiter goes on waiting for the known holder if the locker misses an answer, and loads if it
-// gives none.
+// A waiter goes on waiting for the known holder if the locker misses an answer, and loads if it gives none.
 func TestFleet_LockerMissesAnAnswer(t *testing.T) {
 	for asked, want := range map[int]int{1: 1, 2: 1, 100: 5} {
 		inBubble(t, fmt.Sprint(asked), func(t *testing.T) {
