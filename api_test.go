@@ -45,7 +45,7 @@ func TestAPI(t *testing.T) {
 			t.Errorf("+ %s", line)
 		}
 	}
-	t.Error("the exported API is not what " + apiFile + " says. If that is meant, write it into CHANGELOG.md (what is gone or different breaks importers: CONTRIBUTING.md, Versions) and update the file:\n\tBELLWETHER_API=update go test -run TestAPI .")
+	t.Error("the exported API differs from " + apiFile + ". If the change is intended, describe it in CHANGELOG.md (removals and changes break importers: CONTRIBUTING.md, Versions) and update the file:\n\tBELLWETHER_API=update go test -run TestAPI .")
 }
 
 // exported returns the exported declarations below dir, without bodies, values and comments. It
@@ -174,6 +174,6 @@ func TestImports(t *testing.T) {
 		}
 	}
 	if checked < 30 {
-		t.Errorf("%d files were looked at", checked)
+		t.Errorf("only %d files were checked", checked)
 	}
 }

@@ -44,7 +44,7 @@ func pagesAtOnce(t *testing.T, n int, shared bool, around func(http.Handler) htt
 	wg.Wait()
 	took := time.Since(began)
 	if k := wrong.Load(); k > 0 {
-		t.Errorf("%d of %d pages were not answered, as with %s", k, n, *first.Load())
+		t.Errorf("%d of %d pages were wrong, the first with %s", k, n, *first.Load())
 	}
 	return took
 }

@@ -44,7 +44,7 @@ func TestAsking_TwoCachesThatAskEachOther(t *testing.T) {
 			}
 			wg.Wait()
 			if took := time.Since(began); took > 5*time.Second {
-				t.Errorf("it took %v", took)
+				t.Errorf("the calls took %v", took)
 			}
 			for i := range gauges {
 				if most := gauges[i].most.Load(); most > 1 {
@@ -201,7 +201,7 @@ func TestAsking_GoroutineLeftBehind(t *testing.T) {
 				behind.Go(func() {
 					time.Sleep(500 * time.Millisecond)
 					if v, err := first.Get(context.WithoutCancel(ctx), "k"); v != "v" || err != nil {
-						t.Errorf("%q, %v", v, err)
+						t.Errorf("Get = %q, %v; want v", v, err)
 					}
 				})
 			}

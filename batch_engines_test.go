@@ -48,7 +48,7 @@ func TestGetMany_HeldKeyDelaysNobody(t *testing.T) {
 			defer cancel()
 			values, err := third.GetMany(ctx, []string{"held", "a", "b"})
 			if failed := failures(t, err); len(values) != 2 || len(failed) != 1 || !errors.Is(failed["held"], context.DeadlineExceeded) {
-				t.Errorf("%q, %v", values, err)
+				t.Errorf("GetMany = %q, %v", values, err)
 			}
 			wantTook(t, start, 2*time.Second)
 		})
@@ -192,7 +192,7 @@ func TestGetMany_LeaseLostDuringTheLoad(t *testing.T) {
 		wg.Go(func() {
 			values, err := c.GetMany(t.Context(), []string{"a", "b"})
 			if err != nil || !maps.Equal(values, map[string]string{"a": "a v1", "b": "b v1"}) {
-				t.Errorf("%q, %v", values, err)
+				t.Errorf("GetMany = %q, %v", values, err)
 			}
 			if took := time.Since(start); took < 8*time.Second || took > 8*time.Second+10*time.Millisecond {
 				t.Errorf("took %v, want the load's 8 s", took)

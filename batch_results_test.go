@@ -164,7 +164,7 @@ func TestGetMany_IsABatchLoad(t *testing.T) {
 		c := batchCache(t, behind.GetMany, bellwether.Options{})
 		values, err := c.GetMany(t.Context(), []string{"a", "bad", "absent"})
 		if failed := failures(t, err); len(values) != 1 || values["a"] == "" || len(failed) != 1 || !errors.Is(failed["bad"], errOrigin) {
-			t.Errorf("%q, %v", values, err)
+			t.Errorf("GetMany = %q, %v", values, err)
 		}
 		origin.wantLoads(t, "a bad absent")
 	})

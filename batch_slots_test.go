@@ -34,7 +34,7 @@ func TestGetMany_MaxRebuilds(t *testing.T) {
 		}
 		synctest.Wait()
 		if _, err := ps[0].GetMany(t.Context(), []string{"x", "y"}); !errors.Is(err, bellwether.ErrOverloaded) {
-			t.Errorf("one more: %v", err)
+			t.Errorf("a call beyond MaxQueued: %v, want ErrOverloaded", err)
 		}
 		wg.Wait()
 		wantTook(t, start, 3*time.Second)

@@ -211,15 +211,15 @@ func TestGetMany_NothingAndAgain(t *testing.T) {
 		for _, keys := range [][]string{nil, {}} {
 			values, err := ps[0].GetMany(t.Context(), keys)
 			if values == nil || len(values) != 0 || err != nil {
-				t.Errorf("of no keys: %v, %v", values, err)
+				t.Errorf("GetMany without keys: %v, %v", values, err)
 			}
 		}
 		if ps[0].store.count() != 0 {
-			t.Error("no keys ask the store")
+			t.Error("GetMany without keys asks the store")
 		}
 		values, err := ps[0].GetMany(t.Context(), []string{"b", "", "a", "b", ""})
 		if err != nil || !maps.Equal(values, map[string]string{"a": "a v1", "b": "b v1", "": " v1"}) {
-			t.Errorf("%q, %v", values, err)
+			t.Errorf("GetMany = %q, %v", values, err)
 		}
 		origin.wantLoads(t, "b  a")
 	})
@@ -268,7 +268,7 @@ func TestGetMany_CollapsesKeyByKey(t *testing.T) {
 		wg.Go(func() {
 			values, err := c.GetMany(t.Context(), []string{"a", "b", "c"})
 			if err != nil || !maps.Equal(values, map[string]string{"a": "a v2", "b": "b v1", "c": "c v2"}) {
-				t.Errorf("%q, %v", values, err)
+				t.Errorf("GetMany = %q, %v", values, err)
 			}
 		})
 		synctest.Wait()
@@ -276,7 +276,7 @@ func TestGetMany_CollapsesKeyByKey(t *testing.T) {
 		wg.Go(func() {
 			values, err := c.GetMany(t.Context(), []string{"c", "a", "b"})
 			if err != nil || len(values) != 3 {
-				t.Errorf("%q, %v", values, err)
+				t.Errorf("GetMany = %q, %v", values, err)
 			}
 		})
 		wg.Wait()
@@ -300,7 +300,7 @@ func TestGetMany_InvalidatedDuringTheLoad(t *testing.T) {
 			wg.Go(func() {
 				values, err := ps[0].GetMany(t.Context(), []string{"a", "b", "c"})
 				if err != nil || !maps.Equal(values, map[string]string{"a": "a v1", "b": "b v2", "c": "c v1"}) {
-					t.Errorf("%q, %v", values, err)
+					t.Errorf("GetMany = %q, %v", values, err)
 				}
 			})
 			time.Sleep(500 * time.Millisecond)
@@ -364,7 +364,7 @@ func TestGetMany_StaleAndEarly(t *testing.T) {
 		start := time.Now()
 		values, err := c.GetMany(t.Context(), []string{"a", "x", "b"})
 		if err != nil || values["a"] != "a v1" || values["b"] != "b v1" || values["x"] != "x v2" {
-			t.Errorf("%q, %v", values, err)
+			t.Errorf("GetMany = %q, %v", values, err)
 		}
 		wantTook(t, start, time.Second)
 		synctest.Wait()
@@ -386,7 +386,7 @@ func TestGetMany_EarlyAfterAnAnswerOfTheStore(t *testing.T) {
 		wantAll(t, []string{"a", "x", "b"}, values, err)
 		wantTook(t, start, time.Second)
 		if values["a"] != "a v1" || values["b"] != "b v1" {
-			t.Errorf("%q, want what the store had", values)
+			t.Errorf("%q, want the store's values", values)
 		}
 		time.Sleep(10 * time.Second)
 		origin.set(func(o *batchSource) { // the keys are in the order of the store's answers
@@ -416,7 +416,7 @@ func TestGetMany_ContextEnds(t *testing.T) {
 		before := ps[0].store.count()
 		values, err := c.GetMany(ended, []string{"near", "a"})
 		if failed := failures(t, err); values["near"] != "near v1" || !errors.Is(failed["a"], context.Canceled) || len(failed) != 1 {
-			t.Errorf("%q, %v", values, err)
+			t.Errorf("GetMany = %q, %v", values, err)
 		}
 		if ps[0].store.count() != before {
 			t.Error("a context that has ended asks the store")
@@ -431,7 +431,7 @@ func TestGetMany_ContextEnds(t *testing.T) {
 		wantTook(t, start, time.Second/2)
 		time.Sleep(time.Second) // the rebuilds go on without callers
 		if v, err := c.Get(t.Context(), "k00001"); err != nil || !strings.HasPrefix(v, "k00001 v") {
-			t.Errorf("%q, %v", v, err)
+			t.Errorf("Get = %q, %v", v, err)
 		}
 		if n := len(origin.loads()); n != 1+4 {
 			t.Errorf("%d loads, want the four that had begun", n-1)

@@ -816,7 +816,7 @@ func TestNew_NegativeIsOff(t *testing.T) {
 			time.Sleep(10 * time.Second)
 		}
 		if loads, _ := f.origin.count(); loads < 2 {
-			t.Errorf("%d loads, want one more for those who came later", loads)
+			t.Errorf("%d loads, want another for the later callers", loads)
 		}
 	})
 	synctest.Test(t, func(t *testing.T) {
@@ -965,7 +965,7 @@ func TestGet_LoadsThatAskForOtherKeys(t *testing.T) {
 				}
 				wg.Wait()
 				if took := time.Since(began); took > 5*time.Second {
-					t.Errorf("it took %v", took)
+					t.Errorf("the calls took %v", took)
 				}
 				if n := most.Load(); n > slots+test.over {
 					t.Errorf("%d loads worked at one time, want %d at most", n, slots+test.over)

@@ -111,7 +111,7 @@ func TestElect_PastWhatDoesNotDecode(t *testing.T) {
 		f.processes[0].Get(t.Context(), "k")
 		f.each(func(p *process) { p.store.reset() })
 		if got := callAll(f.processes[1:], 10, "k"); got.values["v2"] != 20 {
-			t.Errorf("answers %v, want those of a second load", got.count)
+			t.Errorf("answers %v, want the second load's", got.count)
 		}
 		f.wantLoads(t, 2)
 		for i, p := range f.processes[1:] {

@@ -251,14 +251,14 @@ func TestStats_ThroughAnOutage(t *testing.T) {
 					}
 					for time.Since(began) < outage {
 						if up() {
-							t.Fatalf("%v after the beginning of the outage the %s is told to be up", time.Since(began), engine)
+							t.Fatalf("%v after the outage began, Stats reports the %s as up", time.Since(began), engine)
 						}
 						time.Sleep(10 * time.Millisecond)
 					}
 					wg.Wait()
 					time.Sleep(time.Minute) // without calls
 					if !up() {
-						t.Errorf("the %s is told to be down when nobody has asked for a minute", engine)
+						t.Errorf("Stats reports the %s as down after a minute without calls", engine)
 					}
 					fl.recovers(t)
 				})
@@ -277,7 +277,7 @@ func TestInvalidate_CallersDeadlineIsNoOutage(t *testing.T) {
 		time.Sleep(2 * time.Millisecond)
 		for range 10 {
 			if err := p.Invalidate(ctx, "other"); err == nil {
-				t.Fatal("an Invalidate without time has succeeded")
+				t.Fatal("an Invalidate with an expired context has succeeded")
 			}
 		}
 		if !p.Stats().StoreUp {
@@ -317,11 +317,11 @@ func TestInvalidate_GoexitIsNoSuccess(t *testing.T) {
 		p.Get(t.Context(), "k")
 		p.store.set(on(func(context.Context, string) error { runtime.Goexit(); return nil }, "invalidate"))
 		if err := p.Invalidate(t.Context(), "k"); err == nil {
-			t.Error("Invalidate returned nil, and the store has still the value")
+			t.Error("Invalidate returned nil, and the store still has the value")
 		}
 		p.store.reset()
 		if p.Get(t.Context(), "k"); p.store.count("get") != 1 {
-			t.Error("the near tier answers still")
+			t.Error("the near tier still has the value")
 		}
 	})
 }

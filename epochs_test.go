@@ -53,7 +53,7 @@ func TestFleet_EpochsFall(t *testing.T) {
 					f.get(5, "k")
 					f.each(func(p *process) { calls += p.store.count() })
 					if name == "fresh" && calls > 0 {
-						t.Errorf("round %d: %d calls of the store for what it has just said", round, calls)
+						t.Errorf("round %d: %d calls of the store for an entry that was just read", round, calls)
 					}
 					if round == 1 {
 						invalidate(t, f.processes[0], "k")

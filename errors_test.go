@@ -57,7 +57,7 @@ func harms() map[string]error {
 func wantHarm(t *testing.T, name string, err error) {
 	t.Helper()
 	if _, ok := errors.AsType[*bellwether.PanicError](err); !ok && !(strings.HasSuffix(name, "exits") && errors.Is(err, bellwether.ErrGoexit)) {
-		t.Errorf("the error is a %T", err)
+		t.Errorf("the error is a %T, want a PanicError or ErrGoexit", err)
 	}
 	_ = err.Error()
 }

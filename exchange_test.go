@@ -129,7 +129,7 @@ func TestExchange_GivenUpRunIsLate(t *testing.T) {
 				io.WriteString(w, "run")
 			})
 		if w := s.get("http://a/p"); w.Code != http.StatusOK || w.Body.String() != "of the second run" {
-			t.Errorf("%d %q", w.Code, w.Body)
+			t.Errorf("status %d, body %q", w.Code, w.Body)
 		}
 		s.wantCalls(t, 2)
 	})
@@ -158,7 +158,7 @@ func TestExchange_BreaksOffInvalidated(t *testing.T) {
 				invalidate(t, s.mw, "http://a/p")
 			})
 			if w := s.get("http://a/p"); w.Code != -1 {
-				t.Errorf("whose response breaks off gets %d", w.Code)
+				t.Errorf("the client of the broken response got status %d", w.Code)
 			}
 			time.Sleep(time.Second)
 			s.wantCalls(t, 1)

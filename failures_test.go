@@ -42,7 +42,7 @@ func TestFleet_FailureIsShared(t *testing.T) {
 					}
 				}
 				if remote != (n-1)*m {
-					t.Errorf("%d callers got a RemoteError, want those of %d processes", remote, n-1)
+					t.Errorf("%d callers got a RemoteError, want the callers of %d processes", remote, n-1)
 				}
 				f.wantLoads(t, 1)
 
@@ -96,7 +96,7 @@ func TestFleet_ContextErrorIsNotRemembered(t *testing.T) {
 				t.Errorf("answers %v, want the failure or the next value", got.count)
 			}
 			if got := f.get(10, "k"); got.values["v2"] != 30 || got.slowest > 2*time.Second {
-				t.Errorf("then %v", got.count)
+				t.Errorf("answers of the next calls %v", got.count)
 			}
 			f.wantLoads(t, 2)
 		})

@@ -277,7 +277,7 @@ func (f *fleet) recovers(t *testing.T) {
 	before, _ := f.origin.count()
 	got := f.get(10, "after"+t.Name())
 	if len(got.failed) > 0 || len(got.values) != 1 {
-		t.Errorf("with the engines back: %v", got.count)
+		t.Errorf("answers with the engines back: %v", got.count)
 	}
 	if loads, _ := f.origin.count(); loads != before+1 {
 		t.Errorf("%d loads with the engines back, want 1", loads-before)

@@ -102,7 +102,7 @@ func TestNewLoader_NothingToBeNotModified(t *testing.T) {
 			return bellwether.Result[string]{NotModified: true}, nil
 		}, bellwether.Options{})
 		if v, err := c.Get(t.Context(), "k"); err == nil || !strings.Contains(err.Error(), `"k" says NotModified`) || v != "" {
-			t.Errorf("%q, %v", v, err)
+			t.Errorf("Get = %q, %v", v, err)
 		}
 	})
 }
@@ -128,7 +128,7 @@ func TestNewBatchLoader_Previous(t *testing.T) {
 			}
 			time.Sleep(2 * time.Minute)
 			if v, err := c.Get(t.Context(), "b"); v != "of b" || err != nil {
-				t.Errorf("%q, %v", v, err)
+				t.Errorf("Get = %q, %v; want of b", v, err)
 			}
 			time.Sleep(2 * time.Minute)
 		}

@@ -43,7 +43,7 @@ func TestLossNotifier_CancelsTheLoad(t *testing.T) {
 		time.AfterFunc(time.Second, func() { close(lose) })
 		v, err := c.Get(t.Context(), "k")
 		if v != "second" || err != nil {
-			t.Errorf("Get = %q, %v; want what was made after the loss", v, err)
+			t.Errorf("Get = %q, %v; want the value of the load after the loss", v, err)
 		}
 		if first := <-ended; !errors.Is(first.cause, driver.ErrLeaseLost) || first.after != time.Second {
 			t.Errorf("the load ended after %v with %v, want ErrLeaseLost at once, after 1s", first.after, first.cause)

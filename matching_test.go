@@ -89,7 +89,7 @@ func TestCache_InvalidateMatching_DuringALoad(t *testing.T) {
 		}
 		for i := range 2 {
 			if v, err := f.processes[i].Get(t.Context(), "k"); err != nil || version(v) < 2 {
-				t.Errorf("process %d: %q, %v, want what is loaded after the call", i, v, err)
+				t.Errorf("process %d: %q, %v, want a value loaded after the call", i, v, err)
 			}
 		}
 	})
@@ -101,7 +101,7 @@ func TestCache_InvalidateMatching_NeedsALog(t *testing.T) {
 		f := newFleet(t, 1, push, bellwether.Options{})
 		err := f.processes[0].InvalidateMatching(t.Context(), bellwether.Match{All: true})
 		if err == nil || !strings.Contains(err.Error(), "needs Options.Sweeps") {
-			t.Errorf("in a fleet: %v", err)
+			t.Errorf("in a fleet: %v, want an error that names Options.Sweeps", err)
 		}
 		n := 0
 		c := cacheOf(t, func(context.Context, string) (int, error) { n++; return n, nil }, bellwether.Options{})

@@ -276,7 +276,7 @@ func TestChain_OuterCacheControl(t *testing.T) {
 			s.get("http://a/stored")
 			synctest.Wait()
 			if got := ask("GET", "/stored"); strings.Contains(got, "hit") == tt.past {
-				t.Errorf("of what is stored: Cache-Status %q", got)
+				t.Errorf("a stored page: Cache-Status %q", got)
 			}
 			s.wantCalls(t, calls)
 

@@ -214,7 +214,7 @@ func TestCredentials_Fleet(t *testing.T) {
 			wg.Wait()
 			time.Sleep(5 * time.Second)
 			if n := anonymous.Load(); n != 1 {
-				t.Errorf("stored %v: %d loads for those without Authorization, want 1", stored, n)
+				t.Errorf("stored %v: %d loads for requests without Authorization, want 1", stored, n)
 			}
 		})
 	}

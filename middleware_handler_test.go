@@ -54,7 +54,7 @@ func TestHandler_EndsWithItsLastClient(t *testing.T) {
 					t.Errorf("Write panicked: %v", p)
 				}
 			case <-time.After(time.Minute):
-				t.Error("all have left, and the handler goes on")
+				t.Error("all clients have left, and the handler goes on")
 			}
 		})
 	}
@@ -71,7 +71,7 @@ func TestHandler_TimeoutInEveryProcess(t *testing.T) {
 		for _, s := range []*site{a, b} {
 			wg.Go(func() {
 				if w := s.get("http://a/p"); w.Code != http.StatusGatewayTimeout {
-					t.Errorf("%d %q", w.Code, w.Body)
+					t.Errorf("status %d, body %q", w.Code, w.Body)
 				}
 			})
 			synctest.Wait()
@@ -152,7 +152,7 @@ func TestHandler_PanicWithNotFound(t *testing.T) {
 			fmt.Fprint(w, "page")
 		})
 		if w := s.get("http://a/p"); w.Code != -1 {
-			t.Errorf("the client whose handler panics gets %d", w.Code)
+			t.Errorf("the client got status %d, want a broken response", w.Code)
 		}
 		time.Sleep(10 * time.Second)
 		s.wantBody(t, "page", "http://a/p") // the next client
@@ -202,7 +202,7 @@ func TestHandler_PanicIsTold(t *testing.T) {
 				panic("boom")
 			})
 			if w := s.get("http://a/p"); w.Code != -1 {
-				t.Errorf("its client gets %d", w.Code)
+				t.Errorf("the client got status %d, want a broken response", w.Code)
 			}
 			synctest.Wait()
 			close(told)
@@ -211,7 +211,7 @@ func TestHandler_PanicIsTold(t *testing.T) {
 					return
 				}
 			}
-			t.Error("nobody was told")
+			t.Error("no observer got the PanicError")
 		})
 	}
 }
@@ -223,10 +223,10 @@ func TestHandler_HoleInBody(t *testing.T) {
 		w.Header().Set("Content-Length", "8")
 		io.WriteString(w, "head ")
 		if _, err := io.WriteString(w, "too long"); !errors.Is(err, http.ErrContentLength) {
-			t.Errorf("too long: %v", err)
+			t.Errorf("a Write beyond Content-Length: %v, want ErrContentLength", err)
 		}
 		if _, err := io.WriteString(w, "end"); !errors.Is(err, http.ErrContentLength) {
-			t.Errorf("behind it: %v", err)
+			t.Errorf("a later Write: %v, want ErrContentLength", err)
 		}
 	})
 	for _, want := range []int{-1, http.StatusBadGateway} { // broken off; then the remembered failure

@@ -243,7 +243,7 @@ func TestKey_Option(t *testing.T) {
 			s.calls.Store(0)
 			s.get("http://a/p?a=1&b=2")
 			if s.calls.Swap(0) != 1 {
-				t.Errorf("%s: still there", name)
+				t.Errorf("%s: the page is still stored", name)
 			}
 		}
 	})
@@ -336,7 +336,7 @@ func TestKey_Variant(t *testing.T) {
 			p.calls()
 			all()
 			if n := p.calls(); n > 0 {
-				t.Errorf("%s: %d calls for what is there", path, n)
+				t.Errorf("%s: %d handler calls for stored pages", path, n)
 			}
 			p.first.mw.Invalidate(t.Context(), "http://a"+path)
 			time.Sleep(2 * time.Second)
@@ -390,7 +390,7 @@ func TestKey_WhatIsToldApartDisplacesNothing(t *testing.T) {
 					}
 					if !strings.Contains(tt.control, "stale") {
 						if n := p.calls(); n > 0 {
-							t.Errorf("after %d requests with the field %d calls for those without", i+1, n)
+							t.Errorf("after %d requests with the field: %d handler calls for requests without it", i+1, n)
 						}
 					}
 				}

@@ -448,7 +448,7 @@ func TestReply_PrivateWithoutBody(t *testing.T) {
 				t.Errorf("%s %v: its context ended while the client was there", r.Method, r.Header)
 			}
 			if w.Header()["Age"] != nil {
-				t.Errorf("%s %v: Age %q, of what the handler has made for this client", r.Method, r.Header, w.Header()["Age"])
+				t.Errorf("%s %v: Age %q of a response for this client", r.Method, r.Header, w.Header()["Age"])
 			}
 		})
 	}
@@ -464,7 +464,7 @@ func TestReply_HeadOfALongPrivateBody(t *testing.T) {
 				for range 1 << 15 {
 					if _, err := w.Write(make([]byte, 1<<15)); err != nil {
 						if r.Context().Err() == nil {
-							t.Errorf("the context goes on behind %v", err)
+							t.Errorf("the context has not ended after %v", err)
 						}
 						return
 					}
@@ -595,7 +595,7 @@ func TestReply_ContextEnds(t *testing.T) {
 		time.AfterFunc(time.Second, cancel)
 		w := s.do(request("GET", "http://a/p").WithContext(ctx))
 		if w.Code != http.StatusServiceUnavailable || w.Header().Get("Cache-Control") != "no-store" {
-			t.Errorf("%d %v", w.Code, w.Header())
+			t.Errorf("status %d, header %v", w.Code, w.Header())
 		}
 		s.mw.Close()
 	})
@@ -745,7 +745,7 @@ func TestReply_RangeOfAFinishedLiveBody(t *testing.T) {
 		synctest.Wait() // the handler has returned
 		w := s.get("http://a/p", "Range", "bytes=2-4")
 		if w.Code != 206 || w.Body.String() != "234" || !strings.Contains(w.Header().Get("Cache-Status"), "collapsed") {
-			t.Errorf("%d %q %v", w.Code, w.Body, w.Header())
+			t.Errorf("status %d, body %q, header %v", w.Code, w.Body, w.Header())
 		}
 		s.wantCalls(t, 1)
 	})

@@ -32,7 +32,7 @@ func TestStale_ErrorBehindAnError(t *testing.T) {
 		s.get("http://a/p", "Cache-Control", "no-cache")
 		time.Sleep(200 * time.Millisecond)
 		if w := s.get("http://a/p"); w.Code != http.StatusServiceUnavailable || w.Body.String() != "maintenance" {
-			t.Errorf("%d %q", w.Code, w.Body)
+			t.Errorf("status %d, body %q", w.Code, w.Body)
 		}
 	})
 }
@@ -223,7 +223,7 @@ func TestStale_EntryOfNoResponse(t *testing.T) {
 		store.Commit(t.Context(), "a/p", driver.Entry{Kind: driver.KindNotFound, Epoch: epoch, TTL: time.Hour})
 		for range 2 {
 			if w := s.get("http://a/p"); w.Code != 200 || w.Body.String() != "page" {
-				t.Errorf("%d %q", w.Code, w.Body)
+				t.Errorf("status %d, body %q", w.Code, w.Body)
 			}
 		}
 		s.wantCalls(t, 1)
@@ -269,7 +269,7 @@ func TestStale_HeldErrorsHeader(t *testing.T) {
 		s.get("http://a/p")
 		w := s.get("http://a/p", "Cache-Control", "stale-if-error=30")
 		if w.Body.String() != "page" || w.Header().Get("X-Late") != "" || w.Header().Get("Set-Cookie") != "" {
-			t.Errorf("%d %q %v", w.Code, w.Body, w.Header())
+			t.Errorf("status %d, body %q, header %v", w.Code, w.Body, w.Header())
 		}
 	})
 }

@@ -142,7 +142,7 @@ func TestMiddleware_InvalidateBadURL(t *testing.T) {
 	s := newSite(t, bellwether.HTTPOptions{}, func(http.ResponseWriter, *http.Request) {})
 	for _, u := range []string{"", "/path", "http://", "::"} {
 		if err := s.mw.Invalidate(t.Context(), u); err == nil || errors.Is(err, bellwether.ErrUnavailable) {
-			t.Errorf("Invalidate(%q) = %v, want an error that says what is wrong", u, err)
+			t.Errorf("Invalidate(%q) = %v, want an error with the reason", u, err)
 		}
 	}
 }
@@ -194,7 +194,7 @@ func TestMiddleware_Closed(t *testing.T) {
 			s.mw.Close()
 			s.do(request(test.after, "http://a/p"))
 			if w := s.get("http://a/p", "Cache-Control", test.field); w.Code != test.want {
-				t.Errorf("got %d %q", w.Code, w.Body)
+				t.Errorf("status %d, body %q", w.Code, w.Body)
 			}
 		})
 	}

@@ -319,7 +319,7 @@ func TestPost_Hijack(t *testing.T) {
 		t.Fatal(err)
 	}
 	if resp.Body.Close(); resp.StatusCode != http.StatusInternalServerError {
-		t.Errorf("the client gets %s, want what was said over its connection", resp.Status)
+		t.Errorf("the client got %s, want the hijacked response", resp.Status)
 	}
 	time.Sleep(50 * time.Millisecond) // responses are stored after the client's reply
 	if resp, err = http.Get(server.URL); err != nil {
@@ -338,7 +338,7 @@ func TestUnsafe_HijackFails(t *testing.T) {
 			return
 		}
 		if _, _, err := w.(http.Hijacker).Hijack(); !errors.Is(err, http.ErrNotSupported) {
-			t.Errorf("a recorder's connection: %v", err)
+			t.Errorf("Hijack of a recorder: %v, want ErrNotSupported", err)
 		}
 		w.WriteHeader(http.StatusInternalServerError)
 	})
@@ -597,7 +597,7 @@ func TestUnsafe_SoftWithoutALocker(t *testing.T) {
 				time.Sleep(5 * time.Second)
 			}
 			if lost > 0 {
-				t.Errorf("%d of 80 replies are of before the PUT, and fresh", lost)
+				t.Errorf("%d of 80 replies are from before the PUT", lost)
 			}
 		})
 	}

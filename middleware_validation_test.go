@@ -303,7 +303,7 @@ func TestValidation_OfAnotherProcessesResponse(t *testing.T) {
 		sites[1].wantBody(t, "page 1"+lastYear, "http://a/p")
 		synctest.Wait()
 		if w := sites[0].get("http://a/p"); !strings.Contains(w.Header().Get("Cache-Status"), "hit") {
-			t.Errorf("the first process does not see what the second has validated: %v", w.Header())
+			t.Errorf("the first process does not see the second's validation: %v", w.Header())
 		}
 		o.wantAsked(t, "", `"1"`+lastYear)
 	})

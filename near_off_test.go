@@ -91,7 +91,7 @@ func TestNearOff_StaleBeatsSlow(t *testing.T) {
 		time.Sleep(8 * time.Second)
 		f.each(func(p *process) {
 			if n := p.store.count(); n > 60 {
-				t.Errorf("%d calls of the store in 8 s in which nobody asked", n)
+				t.Errorf("%d calls of the store in 8 s without callers", n)
 			}
 		})
 		invalidate(t, b, "k")
@@ -548,7 +548,7 @@ func TestNearOff_HTTPKnowledge(t *testing.T) {
 		began := time.Now()
 		s.burst(20, func(int) *http.Request { return request("GET", "http://a/p") })
 		if took := time.Since(began); took > time.Second+10*time.Millisecond {
-			t.Errorf("those for whom nothing is shared waited %v for each other", took)
+			t.Errorf("clients of a private page waited %v for each other", took)
 		}
 		s.wantCalls(t, 21)
 		private.Store(false)
@@ -589,7 +589,7 @@ func TestNearOff_HTTPKnowledge(t *testing.T) {
 			time.Sleep(time.Second)
 		}
 		if w := s.get("http://a/p"); w.Code != http.StatusBadGateway {
-			t.Errorf("%d for a client that did not ask for that", w.Code)
+			t.Errorf("status %d for a client without stale-if-error, want 502", w.Code)
 		}
 	})
 }

@@ -76,7 +76,7 @@ func TestNotice_OvertakesAnElection(t *testing.T) {
 		}
 		wg.Wait()
 		if n := crowded.locker.count("acquire"); n != turns {
-			t.Errorf("stood for %d elections, want %d: not for what another process has made", n, turns)
+			t.Errorf("stood for %d elections, want %d: the notice brings the other value", n, turns)
 		}
 		f.wantLoads(t, turns+1)
 	})
@@ -99,14 +99,14 @@ func TestNotice_NearTiersFollow(t *testing.T) {
 		synctest.Wait()
 		wantValue(t, f.processes[2], "k", "later") // after a rebuild in another process
 		if n := f.processes[2].store.count("get"); n != reads {
-			t.Errorf("the store was read %d times for it", n-reads)
+			t.Errorf("the store was read %d times for the notice's value", n-reads)
 		}
 		// A process that has not asked for the key does not keep the value.
 		f.processes[2].store.set(nil)
 		f.processes[0].Get(t.Context(), "another")
 		synctest.Wait()
 		if s := f.processes[1].Stats(); s.NearBytes > f.processes[2].Stats().NearBytes {
-			t.Errorf("near tiers of %d and %d bytes: one has kept what it only heard of", s.NearBytes, f.processes[2].Stats().NearBytes)
+			t.Errorf("near tiers of %d and %d bytes: one has kept the value of a notice", s.NearBytes, f.processes[2].Stats().NearBytes)
 		}
 	})
 }

@@ -143,7 +143,7 @@ func TestObserver_Herd(t *testing.T) {
 			t.Errorf("calls waited %v in all, want %v", r.waited, want)
 		}
 		if span != "span of k" {
-			t.Errorf("the load's context has %v, want what the observer put there", span)
+			t.Errorf("the load's context has %v, want the observer's value", span)
 		}
 		if r.begun != 1 || len(r.rebuilds) != 1 || len(r.herds) != 1 {
 			t.Fatalf("%d rebuilds began, %d ended, %d herds; want 1 of each", r.begun, len(r.rebuilds), len(r.herds))
@@ -391,7 +391,7 @@ func TestObserver_Evict(t *testing.T) {
 		n := len(r.evicted)
 		for key, bytes := range r.evicted {
 			if bytes < 700 || bytes > 1100 {
-				t.Errorf("%s had %d bytes, want 700 and what an entry costs", key, bytes)
+				t.Errorf("%s had %d bytes, want 700 and the cost of an entry", key, bytes)
 			}
 		}
 		r.mu.Unlock()
@@ -403,7 +403,7 @@ func TestObserver_Evict(t *testing.T) {
 		c.Get(t.Context(), "k")
 		synctest.Wait()
 		if len(r.evicted) > 0 {
-			t.Errorf("%v: what expires is not evicted", r.evicted)
+			t.Errorf("%v: expired values count as evicted", r.evicted)
 		}
 	})
 }
@@ -495,7 +495,7 @@ func TestObserver_Panics(t *testing.T) {
 			mu.Lock()
 			defer mu.Unlock()
 			if len(told) == 0 {
-				t.Error("nobody heard of the panics")
+				t.Error("OnError got no panic")
 			}
 			if len(r.rebuilds) != 11 || len(r.herds) < 11 || len(r.breakers) != 1 {
 				t.Errorf("another observer was told of %d rebuilds, %d herds, %v", len(r.rebuilds), len(r.herds), r.breakers)
@@ -702,7 +702,7 @@ func TestObserver_BreakerExits(t *testing.T) {
 		mu.Lock()
 		defer mu.Unlock()
 		if got := strings.Join(told, ", "); got != "open, half-open, closed" {
-			t.Errorf("told %s", got)
+			t.Errorf("the observer was told %s", got)
 		}
 	})
 }

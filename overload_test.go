@@ -162,7 +162,7 @@ func TestOverload_Refreshes(t *testing.T) {
 		p.store.set(on(func(ctx context.Context, _ string) error { time.Sleep(400 * time.Millisecond); return nil }, "get"))
 		for i := range keys {
 			if v, err := p.Get(t.Context(), fmt.Sprint(i)); err != nil || v == "" {
-				t.Errorf("what is stale: %q, %v", v, err)
+				t.Errorf("a stale key: %q, %v", v, err)
 			}
 		}
 		if n := p.Stats().Flights; n != 160 {

@@ -92,7 +92,7 @@ func TestRecovery_OneEarlyTry(t *testing.T) {
 		}
 		// Its pauses are at least a minute, and double.
 		if n := broken - before; n < 1 || n > 3 {
-			t.Errorf("a key that always fails was tried %d times in 100 s, want its early try and what its pauses allow", n)
+			t.Errorf("a failing key was tried %d times in 100 s, want its early try and at most two more", n)
 		}
 	})
 }

@@ -215,7 +215,7 @@ func TestSet_StoreDown(t *testing.T) {
 				}
 			}
 			if got, err := p.Get(t.Context(), "k"); got == "set" || err != nil {
-				t.Errorf("Get: %q, %v; want what the store has or a load makes", got, err)
+				t.Errorf("Get: %q, %v; want the store's value or a load's", got, err)
 			}
 			p.store.set(nil)
 			p.sets(t, "set again") // with the breaker open

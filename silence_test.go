@@ -139,7 +139,7 @@ func TestFleet_ShortSilenceDuringALongLoad(t *testing.T) {
 					defer wg.Wait()
 					wg.Go(func() {
 						if v, err := b.Get(t.Context(), "k"); v != "v1" && by != notices || err != nil { // or the load was cancelled by the notice
-							t.Errorf("who began the load got %q, %v", v, err)
+							t.Errorf("the caller that began the load got %q, %v", v, err)
 						}
 					})
 					at(5 * time.Second)

@@ -27,7 +27,7 @@ func holdDrains(t *testing.T, of func(processes int) bool) {
 	for _, row := range tableUnder(t, drainHeader) {
 		o, ok := drains[row[0]]
 		if !ok {
-			t.Errorf("docs/fleets.md has a row %q, which is no way to drain", row[0])
+			t.Errorf("docs/fleets.md has an unknown row %q", row[0])
 			continue
 		}
 		if n := number(t, row[1]); of(n) {
@@ -39,6 +39,6 @@ func holdDrains(t *testing.T, of func(processes int) bool) {
 		}
 	}
 	if held == 0 {
-		t.Error("there are none")
+		t.Error("docs/fleets.md has no such rows")
 	}
 }

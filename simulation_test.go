@@ -522,7 +522,7 @@ func holdFleet(t *testing.T, of func(nodes int, kind simKind) bool) {
 		}
 	}
 	if held == 0 {
-		t.Error("there are none")
+		t.Error("docs/fleets.md has no such rows")
 	}
 }
 

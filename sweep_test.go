@@ -119,7 +119,7 @@ func TestSweep_HalfAnAnswer(t *testing.T) {
 				t.Errorf("it took %v, with an EngineTimeout of 500 ms", took)
 			}
 			if len(said) != errs || !errors.Is(errors.Join(said...), bellwether.ErrUnavailable) {
-				t.Errorf("said: %v", said)
+				t.Errorf("OnError got %v", said)
 			}
 		})
 	}
@@ -373,7 +373,7 @@ func TestSweep_WithoutTheStoreWhileStaleIsServed(t *testing.T) {
 			t.Fatal("no error without a store")
 		}
 		if got := s.get("http://example.com/").Body.String(); got == "1" {
-			t.Error("the stale response is served that was swept")
+			t.Error("a swept stale response is served")
 		}
 	})
 }
@@ -396,7 +396,7 @@ func TestSweep_WithoutTheStoreDuringALook(t *testing.T) {
 		}
 		for range 3 {
 			if got := s.get("http://example.com/").Body.String(); got == "1" {
-				t.Error("the response is served that was swept")
+				t.Error("a swept response is served")
 			}
 		}
 		time.Sleep(time.Minute) // a refresh ends
@@ -575,7 +575,7 @@ func TestSweep_All(t *testing.T) {
 					t.Errorf("%d handler calls after the sweep, want 6", n)
 				}
 				if n := all(); n != 0 {
-					t.Errorf("%d handler calls for what came after the sweep", n)
+					t.Errorf("%d handler calls for pages from after the sweep", n)
 				}
 			})
 		})

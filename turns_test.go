@@ -65,7 +65,7 @@ func TestFleet_ManyKeysAtOnceAreNoOutage(t *testing.T) {
 			wg.Wait()
 			f.wantLoads(t, keys)
 			if len(silences) > 0 {
-				t.Errorf("engines that answered were taken for dead: %v", silences)
+				t.Errorf("working engines were taken for dead: %v", silences)
 			}
 			took := time.Since(began)
 			time.Sleep(time.Minute) // leases are released in the background
@@ -142,7 +142,7 @@ func TestGet_TurnsOfThoseWhoLeave(t *testing.T) {
 		}
 		gets.Wait()
 		if took := time.Since(began); took > 0 {
-			t.Errorf("1000 calls after those that left took %v", took)
+			t.Errorf("1000 calls after the abandoned calls took %v", took)
 		}
 	})
 }

@@ -51,7 +51,7 @@ func TestFleet_StoreTakesNoWrites(t *testing.T) {
 				}
 				fl.each(func(p *process) {
 					if s := p.Stats(); s.StoreUp {
-						t.Error("a store that takes no writes is told to be up")
+						t.Error("Stats reports a store without writes as up")
 					}
 				})
 				synctest.Wait()
