@@ -6,11 +6,8 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 )
 
-// This file is what fakes of engines can do beyond the contracts of Store, Locker and Lease.
-//
-// A cache takes other ways with a store or a locker that can do more. So a fake has the
-// optional interfaces that its test names, and no other: each is a function type, and a struct
-// of a store and of some of these is a store that can do as much.
+// This file has the optional interfaces of the fakes of engines. A fake is a struct of a store or a
+// locker and the function types that its test names, so it implements exactly these interfaces.
 
 type (
 	getsMany func(ctx context.Context, keys []string, each func(int, driver.Entry, error))
@@ -41,10 +38,10 @@ func (f watches) Watch(ctx context.Context, held *driver.HeldError) (<-chan stru
 
 func (f loses) Lost() <-chan struct{} { return f() }
 
-// quiet is a store without optional interfaces: it tells nothing, and cannot be asked.
+// quiet is a store without optional interfaces.
 type quiet struct{ driver.Store }
 
-// askable is a store that tells nothing, and can be asked whether an epoch is fenced off.
+// askable is a store with Fencer as its only optional interface.
 func askable(s driver.Store) driver.Store {
 	return struct {
 		quiet
@@ -52,10 +49,9 @@ func askable(s driver.Store) driver.Store {
 	}{quiet{s}, s.(driver.Fencer)}
 }
 
-// polling is a locker that pushes nothing.
+// polling is a locker without optional interfaces.
 func polling(l driver.Locker) driver.Locker { return struct{ driver.Locker }{l} }
 
-// batchesBy is a store that answers for many keys as getMany does.
 func batchesBy(store driver.Store, getMany getsMany) driver.Store {
 	return struct {
 		driver.Store
@@ -63,7 +59,6 @@ func batchesBy(store driver.Store, getMany getsMany) driver.Store {
 	}{store, getMany}
 }
 
-// notifiesBy is a store that tells what notify does.
 func notifiesBy(store driver.Store, notify notifies) driver.Store {
 	return struct {
 		driver.Store

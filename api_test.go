@@ -17,10 +17,9 @@ import (
 	"testing"
 )
 
-// apiFile has all that importers can name, in every package of every module.
+// apiFile lists the exported API of every package of every module.
 const apiFile = "testdata/api.txt"
 
-// TestAPI holds that the exported API changes on purpose only.
 func TestAPI(t *testing.T) {
 	got := exported(t, ".")
 	if os.Getenv("BELLWETHER_API") == "update" {
@@ -46,12 +45,11 @@ func TestAPI(t *testing.T) {
 			t.Errorf("+ %s", line)
 		}
 	}
-	t.Error("the exported API is not what " + apiFile + " says. If that is meant, write it into CHANGELOG.md (what is gone or different breaks importers: CONTRIBUTING.md, Versions) and update the file:\n\tBELLWETHER_API=update go test -run TestAPI .")
+	t.Error("the exported API differs from " + apiFile + ". If the change is intended, describe it in CHANGELOG.md (removals and changes break importers: CONTRIBUTING.md, Versions) and update the file:\n\tBELLWETHER_API=update go test -run TestAPI .")
 }
 
-// exported returns the exported declarations below dir, without bodies, values
-// and comments. It goes by syntax alone, so that it needs none of the nested
-// modules' requirements.
+// exported returns the exported declarations below dir, without bodies, values and comments. It
+// only parses, so it does not need the nested modules' requirements.
 func exported(t *testing.T, dir string) string {
 	t.Helper()
 	decls := map[string][]string{} // by package
@@ -96,8 +94,7 @@ func exported(t *testing.T, dir string) string {
 	return out.String()
 }
 
-// lines makes a line of a declaration, and one more of each field and method that
-// it lists, so that a line says by itself what it is about.
+// lines returns a line for the declaration, its fields and its methods, each with the first line.
 func lines(decl string) (out []string) {
 	first, rest, _ := strings.Cut(decl, "\n")
 	first = strings.Join(strings.Fields(strings.TrimSuffix(first, "{")), " ")
@@ -113,12 +110,12 @@ func lines(decl string) (out []string) {
 	return out
 }
 
-// single returns the exported declarations of a declaration, one by one.
+// single splits a declaration into its exported declarations.
 func single(decl ast.Decl) (out []ast.Decl) {
 	switch d := decl.(type) {
 	case *ast.FuncDecl:
 		if d.Recv != nil && !ast.IsExported(receiver(d.Recv.List[0].Type)) {
-			return nil // a method that no importer can name
+			return nil // a method of an unexported type
 		}
 		d.Body = nil
 		return []ast.Decl{d}
@@ -138,7 +135,6 @@ func single(decl ast.Decl) (out []ast.Decl) {
 	return out
 }
 
-// receiver is the name of a receiver's type.
 func receiver(e ast.Expr) string {
 	switch e := e.(type) {
 	case *ast.StarExpr:
@@ -153,8 +149,7 @@ func receiver(e ast.Expr) string {
 	return ""
 }
 
-// TestImports holds that imports run one way: what implements a contract of package driver,
-// and what tests it, does without the root.
+// The engines, the contracts and the internal packages do not import the root.
 func TestImports(t *testing.T) {
 	checked := 0
 	for _, dir := range []string{"driver", "observe", "stores", "lockers", "engines", "internal"} {
@@ -179,6 +174,6 @@ func TestImports(t *testing.T) {
 		}
 	}
 	if checked < 30 {
-		t.Errorf("%d files were looked at", checked)
+		t.Errorf("only %d files were checked", checked)
 	}
 }

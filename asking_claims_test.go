@@ -17,8 +17,7 @@ import (
 	"github.com/bellwether-go/bellwether"
 )
 
-// pagesAtOnce asks for n new pages of a site that asks itself, and returns how long
-// all of them took.
+// pagesAtOnce requests n new pages whose handlers request parts, and returns the time for all.
 func pagesAtOnce(t *testing.T, n int, shared bool, around func(http.Handler) http.Handler) time.Duration {
 	t.Helper()
 	inner := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: n}}
@@ -45,14 +44,13 @@ func pagesAtOnce(t *testing.T, n int, shared bool, around func(http.Handler) htt
 	wg.Wait()
 	took := time.Since(began)
 	if k := wrong.Load(); k > 0 {
-		t.Errorf("%d of %d pages were not answered, as with %s", k, n, *first.Load())
+		t.Errorf("%d of %d pages were wrong, the first with %s", k, n, *first.Load())
 	}
 	return took
 }
 
-// Pages that fetch a part of their own site over HTTP take all slots, and wait for
-// parts that wait for a slot. All are answered, in at most three times the time that
-// they take without the cache.
+// Pages that fetch a part of their own site wait for a slot that other pages hold. All pages are
+// answered, in at most three times the time without the cache.
 func TestAsking_PagesThatFetchTheirOwnSite(t *testing.T) {
 	for _, n := range []int{200, 2000} {
 		if n > 200 && testing.Short() {
@@ -60,7 +58,7 @@ func TestAsking_PagesThatFetchTheirOwnSite(t *testing.T) {
 		}
 		for _, shared := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%d pages, one part %t", n, shared), func(t *testing.T) {
-				var times []float64 // with the cache, as multiples of those without
+				var times []float64 // with the cache, divided by the time without the cache
 				for range 5 {
 					without := pagesAtOnce(t, n, shared, func(h http.Handler) http.Handler { return h })
 					mw := bellwether.NewMiddleware(bellwether.HTTPOptions{})
@@ -78,7 +76,7 @@ func TestAsking_PagesThatFetchTheirOwnSite(t *testing.T) {
 	}
 }
 
-// selfAsking is a handler whose pages ask their own site for a part, over HTTP.
+// selfAsking is a handler whose pages fetch a part from their own site over HTTP.
 func selfAsking(client *http.Client, base *string, shared bool) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "max-age=60")

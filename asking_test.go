@@ -15,10 +15,9 @@ import (
 	"github.com/bellwether-go/bellwether"
 )
 
-// This file has loads and handlers that ask for other keys: of their own cache, of
-// another, in a circle, and over HTTP.
+// This file tests loads and handlers that ask for other keys.
 
-// Two caches whose loads ask each other have no slot to spare.
+// Two caches with one slot each do not block each other when their loads ask the other cache.
 func TestAsking_TwoCachesThatAskEachOther(t *testing.T) {
 	for _, depth := range []int{1, 2, 7} {
 		inBubble(t, fmt.Sprint("depth ", depth), func(t *testing.T) {
@@ -45,7 +44,7 @@ func TestAsking_TwoCachesThatAskEachOther(t *testing.T) {
 			}
 			wg.Wait()
 			if took := time.Since(began); took > 5*time.Second {
-				t.Errorf("it took %v", took)
+				t.Errorf("the calls took %v", took)
 			}
 			for i := range gauges {
 				if most := gauges[i].most.Load(); most > 1 {
@@ -56,8 +55,7 @@ func TestAsking_TwoCachesThatAskEachOther(t *testing.T) {
 	}
 }
 
-// A cache lends no slot to another: the second one's MaxRebuilds holds, however many
-// loads of the first ask it.
+// MaxRebuilds of the second cache holds, however many loads of the first cache ask it.
 func TestAsking_SlotsStayInTheirCache(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var g gauge
@@ -77,9 +75,8 @@ func TestAsking_SlotsStayInTheirCache(t *testing.T) {
 	})
 }
 
-// A chain of eight loads has one slot. While each waits for the next, one works; those
-// that do not wait any longer work beside it, and no other load begins until they
-// have ended.
+// A chain of eight loads shares one slot: one load works while the others wait for their next.
+// Loads that give up their wait work beside it, and no other load begins before they end.
 func TestAsking_ChainOfEight(t *testing.T) {
 	for _, patient := range []bool{true, false} {
 		inBubble(t, fmt.Sprint("patient ", patient), func(t *testing.T) {
@@ -121,7 +118,7 @@ func TestAsking_ChainOfEight(t *testing.T) {
 	}
 }
 
-// Loads that ask for one more without end are told so.
+// A chain of loads without end fails at 64 loads.
 func TestAsking_ChainWithoutEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c *bellwether.Cache[string]
@@ -141,8 +138,7 @@ func TestAsking_ChainWithoutEnd(t *testing.T) {
 	})
 }
 
-// Loads that ask for each other's key are told at once that they would wait for
-// themselves, whoever has asked for them first.
+// Loads that ask for each other's keys in a circle fail at once, in any order.
 func TestAsking_Circle(t *testing.T) {
 	const said = "would wait for itself"
 	for _, batch := range []bool{false, true} {
@@ -194,7 +190,7 @@ func TestAsking_Circle(t *testing.T) {
 	}
 }
 
-// A goroutine that a load has left behind waits for nobody who waits for it.
+// A goroutine that outlives its load may wait for the flight that waited for the load.
 func TestAsking_GoroutineLeftBehind(t *testing.T) {
 	for _, by := range []string{"its own cache", "another cache's load"} {
 		inBubble(t, by, func(t *testing.T) {
@@ -205,7 +201,7 @@ func TestAsking_GoroutineLeftBehind(t *testing.T) {
 				behind.Go(func() {
 					time.Sleep(500 * time.Millisecond)
 					if v, err := first.Get(context.WithoutCancel(ctx), "k"); v != "v" || err != nil {
-						t.Errorf("%q, %v", v, err)
+						t.Errorf("Get = %q, %v; want v", v, err)
 					}
 				})
 			}
@@ -233,7 +229,7 @@ func TestAsking_GoroutineLeftBehind(t *testing.T) {
 	}
 }
 
-// An origin gets no more loads at one time than MaxRebuilds, however slow it is.
+// At most MaxRebuilds loads run at one time, however slow the origin is.
 func TestAsking_SlowOrigin(t *testing.T) {
 	for _, set := range []int{0, 128, 7} {
 		inBubbleBeside(t, fmt.Sprint(set), func(t *testing.T) {

@@ -14,7 +14,7 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// Many keys cost a bounded number of goroutines, and few calls.
+// A GetMany of 10,000 keys makes one store read and one load for each 1,000 keys.
 func TestGetMany_TenThousandKeys(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		origin := &batchSource{build: time.Second}
@@ -34,7 +34,7 @@ func TestGetMany_TenThousandKeys(t *testing.T) {
 		start := time.Now()
 		getAll(t, here, keys)
 		if most > 4*4000+100 || most < 1000 {
-			t.Errorf("%d goroutines", most)
+			t.Errorf("%d goroutines at one time", most)
 		}
 		if n := len(origin.loads()); n != 10 || store.count("getmany") != 10 || store.count("get") != 0 {
 			t.Errorf("%d loads, %d and %d reads, want 10 and 10 and none", n, store.count("getmany"), store.count("get"))
@@ -44,10 +44,10 @@ func TestGetMany_TenThousandKeys(t *testing.T) {
 		}
 		getAll(t, there, keys)
 		if n := store.count("getmany") - 10; n != 10 || store.count("get") != 0 {
-			t.Errorf("%d and %d reads of what the store has, want 10 and none", n, store.count("get"))
+			t.Errorf("%d GetManys and %d Gets of stored keys, want 10 and none", n, store.count("get"))
 		}
 
-		time.Sleep(2 * time.Minute) // stale: nobody waits, and no more than 4,000 are rebuilt behind
+		time.Sleep(2 * time.Minute) // stale: callers do not wait, and at most 4,000 keys are rebuilt in the background
 		getAll(t, here, keys)
 		start = time.Now()
 		getAll(t, here, keys)

@@ -20,7 +20,7 @@ import (
 
 // This file tests GetMany over engines that are slow, down or at fault.
 
-// A key that another process holds is waited for by itself.
+// A GetMany waits for a key that another process holds, and loads the other keys meanwhile.
 func TestGetMany_HeldKeyDelaysNobody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		slow, origin := &batchSource{build: 20 * time.Second}, &batchSource{build: time.Second}
@@ -48,7 +48,7 @@ func TestGetMany_HeldKeyDelaysNobody(t *testing.T) {
 			defer cancel()
 			values, err := third.GetMany(ctx, []string{"held", "a", "b"})
 			if failed := failures(t, err); len(values) != 2 || len(failed) != 1 || !errors.Is(failed["held"], context.DeadlineExceeded) {
-				t.Errorf("%q, %v", values, err)
+				t.Errorf("GetMany = %q, %v", values, err)
 			}
 			wantTook(t, start, 2*time.Second)
 		})
@@ -58,8 +58,7 @@ func TestGetMany_HeldKeyDelaysNobody(t *testing.T) {
 	})
 }
 
-// An engine that is slow about one key delays the others for a moment only, and
-// the key is loaded later, by itself.
+// A locker that is slow about one key delays the other keys briefly. The slow key has its own load.
 func TestGetMany_SlowElectionDelaysNobody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		origin := &batchSource{build: 2 * time.Second}
@@ -81,8 +80,7 @@ func TestGetMany_SlowElectionDelaysNobody(t *testing.T) {
 	})
 }
 
-// However many answers of the locker are slow one after another, who is ready
-// waits for no more than EngineTimeout.
+// A key that is ready waits at most EngineTimeout for slow elections of other keys.
 func TestGetMany_ManySlowElections(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		origin := &batchSource{build: time.Second}
@@ -103,8 +101,7 @@ func TestGetMany_ManySlowElections(t *testing.T) {
 	})
 }
 
-// A server of the store's that does not answer for its keys has the others wait
-// for nothing.
+// A store that does not answer for one key does not delay the load of the others.
 func TestGetMany_StoreIsSilentAboutSome(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		origin := &batchSource{build: time.Second}
@@ -123,8 +120,7 @@ func TestGetMany_StoreIsSilentAboutSome(t *testing.T) {
 	})
 }
 
-// The first of the keys may have its answer, and be over, while the store has not
-// told of the others.
+// GetMany reads all its keys from a store that answers key by key.
 func TestGetMany_AnswersComeOneByOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store, keys := memstore.New(), manyKeys(20)
@@ -181,14 +177,14 @@ func TestGetMany_StoreIsDown(t *testing.T) {
 	})
 }
 
-// A lease that is lost during the load takes its own key from it.
+// A lease that is lost during a batch load loses only its own key.
 func TestGetMany_LeaseLostDuringTheLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		slow, origin := &batchSource{build: 8 * time.Second}, &batchSource{build: time.Second}
 		store, locker := memstore.New(), locallock.New()
 		wired := wiredLocks(locker)
 		wired.only = func(key string) bool { return key == "b" }
-		wired.set(on(refuse, "renew")) // b's lease runs out at 5 s, and nobody says so
+		wired.set(on(refuse, "renew")) // b's lease expires at 5 s, and the process is not told
 		c := batchCache(t, slow.load, bellwether.Options{Fleet: bellwether.Fleet{Store: store, Locker: wired}})
 		other := batchCache(t, origin.load, bellwether.Options{Fleet: bellwether.Fleet{Store: store, Locker: locker}})
 		start := time.Now()
@@ -196,7 +192,7 @@ func TestGetMany_LeaseLostDuringTheLoad(t *testing.T) {
 		wg.Go(func() {
 			values, err := c.GetMany(t.Context(), []string{"a", "b"})
 			if err != nil || !maps.Equal(values, map[string]string{"a": "a v1", "b": "b v1"}) {
-				t.Errorf("%q, %v", values, err)
+				t.Errorf("GetMany = %q, %v", values, err)
 			}
 			if took := time.Since(start); took < 8*time.Second || took > 8*time.Second+10*time.Millisecond {
 				t.Errorf("took %v, want the load's 8 s", took)
@@ -213,14 +209,13 @@ func TestGetMany_LeaseLostDuringTheLoad(t *testing.T) {
 	})
 }
 
-// A process that died with many leases is followed by few loads and not by one
-// for each key.
+// The keys of a dead process with many leases are taken over in few loads.
 func TestGetMany_TakeoverTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		origin := &batchSource{build: time.Second}
 		store, locker := memstore.New(), locallock.New()
 		keys := manyKeys(50)
-		for _, key := range keys[:40] { // and nobody renews
+		for _, key := range keys[:40] { // expires: the holder does not renew
 			if _, err := locker.TryAcquire(t.Context(), "test:"+key, 5*time.Second); err != nil {
 				t.Fatal(err)
 			}
@@ -238,8 +233,7 @@ func TestGetMany_TakeoverTogether(t *testing.T) {
 	})
 }
 
-// A store's adapter that does not keep its contract costs its keys the store, and
-// nobody an answer.
+// A store's adapter that breaks the contract of GetMany does not cost a caller its value.
 func TestGetMany_AdapterFaults(t *testing.T) {
 	for name, getMany := range map[string]func(keys []string, each func(int, driver.Entry, error)){
 		"panics": func(keys []string, each func(int, driver.Entry, error)) {

@@ -13,9 +13,7 @@ import (
 	"github.com/bellwether-go/bellwether"
 )
 
-// This file tests what a batch load returns, and what its callers get of that.
-
-// Partial results: what the map has, what the error names, and what neither has.
+// GetMany returns a key's value, its error, or nothing if neither the map nor the error has the key.
 func TestGetMany_PartialResults(t *testing.T) {
 	down := errors.New("shard down")
 	for _, test := range []struct {
@@ -61,7 +59,7 @@ func TestGetMany_PartialResults(t *testing.T) {
 					t.Errorf("values %q", values)
 				}
 			}
-			origin.wantLoads(t, "v w x y") // failures and absences are remembered, elsewhere too
+			origin.wantLoads(t, "v w x y") // failures and absences are remembered, by the other process too
 			if _, err := ps[1].Get(t.Context(), "nobody asked"); err != nil {
 				t.Error(err)
 			}
@@ -156,7 +154,6 @@ func TestNewBatchLoader_Freshness(t *testing.T) {
 	})
 }
 
-// GetMany is itself a batch load.
 func TestGetMany_IsABatchLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		origin := &batchSource{do: func(_ context.Context, keys []string, values map[string]string) error {
@@ -167,7 +164,7 @@ func TestGetMany_IsABatchLoad(t *testing.T) {
 		c := batchCache(t, behind.GetMany, bellwether.Options{})
 		values, err := c.GetMany(t.Context(), []string{"a", "bad", "absent"})
 		if failed := failures(t, err); len(values) != 1 || values["a"] == "" || len(failed) != 1 || !errors.Is(failed["bad"], errOrigin) {
-			t.Errorf("%q, %v", values, err)
+			t.Errorf("GetMany = %q, %v", values, err)
 		}
 		origin.wantLoads(t, "a bad absent")
 	})

@@ -16,16 +16,14 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// This file tests how batch loads share MaxRebuilds.
-
-// A batch load is one of the MaxRebuilds, for as long as it runs.
+// A batch load takes one slot, and one place in the queue, however many keys it has.
 func TestGetMany_MaxRebuilds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		origin := &batchSource{build: time.Second}
 		ps := newBatchFleet(t, 1, origin, bellwether.Options{Limits: bellwether.Limits{MaxRebuilds: 2, MaxQueued: 3}})
 		start := time.Now()
 		var wg sync.WaitGroup
-		for i := range 5 { // 2 run, 3 wait, each as one however many keys it has
+		for i := range 5 { // 2 run, 3 wait
 			wg.Go(func() {
 				var keys []string
 				for j := range 50 {
@@ -36,7 +34,7 @@ func TestGetMany_MaxRebuilds(t *testing.T) {
 		}
 		synctest.Wait()
 		if _, err := ps[0].GetMany(t.Context(), []string{"x", "y"}); !errors.Is(err, bellwether.ErrOverloaded) {
-			t.Errorf("one more: %v", err)
+			t.Errorf("a call beyond MaxQueued: %v, want ErrOverloaded", err)
 		}
 		wg.Wait()
 		wantTook(t, start, 3*time.Second)
@@ -62,8 +60,7 @@ func TestGetMany_LoadThatIgnoresItsContextKeepsItsSlot(t *testing.T) {
 	})
 }
 
-// A key of a call that another process takes too long for is hedged with a slot
-// of the call's, and that one's load may use it once.
+// A held key of a GetMany is hedged with the call's slot, and the slot is given back once.
 func TestGetMany_Hedge(t *testing.T) {
 	if !survives(t) {
 		return
@@ -88,7 +85,7 @@ func TestGetMany_Hedge(t *testing.T) {
 		time.Sleep(time.Minute)
 		start = time.Now()
 		var wg sync.WaitGroup
-		for _, key := range []string{"x", "y"} { // both slots are back, and no more
+		for _, key := range []string{"x", "y"} { // both slots are free again, and no third
 			wg.Go(func() { ps[1].Get(t.Context(), key) })
 		}
 		wg.Wait()
@@ -96,8 +93,7 @@ func TestGetMany_Hedge(t *testing.T) {
 	})
 }
 
-// Who comes too late for the load that its slot was for waits for another slot
-// without its share of that one, also when late ones could fill all slots.
+// A key that is too late for the load of its slot waits for another slot, without its share of the first.
 func TestGetMany_LateForItsSlot(t *testing.T) {
 	for _, slots := range []int{1, 2, 4} {
 		inBubble(t, fmt.Sprint(slots), func(t *testing.T) {
@@ -123,7 +119,7 @@ func TestGetMany_LateForItsSlot(t *testing.T) {
 				}
 			})
 			start = time.Now()
-			for i := range slots + 1 { // all slots are back, and no more
+			for i := range slots + 1 { // all slots are free again, and no more
 				wg.Go(func() { c.Get(t.Context(), fmt.Sprint(i)) })
 			}
 			wg.Wait()
@@ -132,8 +128,7 @@ func TestGetMany_LateForItsSlot(t *testing.T) {
 	}
 }
 
-// Of New's load a GetMany makes one call for each key, and none of them is too
-// many, however few may run or wait.
+// With a load for single keys, GetMany calls it for each key. MaxRebuilds and MaxQueued fail no key.
 func TestGetMany_WithoutABatchLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var running, most, loads atomic.Int32

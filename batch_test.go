@@ -20,18 +20,16 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// This file holds GetMany to its sentences.
-
-// A batchSource makes values "<key> v<n>", where n counts the loads.
+// A batchSource makes values "<key> v<n>" in load n.
 type batchSource struct {
-	mu      sync.Mutex // guards all
+	mu      sync.Mutex // guards all fields
 	build   time.Duration
 	deaf    bool
-	do      func(ctx context.Context, keys []string, values map[string]string) error // nil: all succeeds
+	do      func(ctx context.Context, keys []string, values map[string]string) error // called by each load; nil: all keys succeed
 	batches [][]string
-	live    map[string]int // loads of a key at a time, the cancelled ones not counted
-	most    int            // of these
-	running int            // loads at a time, all counted
+	live    map[string]int // running loads of a key, without the cancelled loads
+	most    int            // maximum of live
+	running int            // running loads, with the cancelled loads
 	mostAll int
 }
 
@@ -82,7 +80,6 @@ func (o *batchSource) set(f func(o *batchSource)) {
 	f(o)
 }
 
-// loads returns the keys of each load.
 func (o *batchSource) loads() [][]string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -115,7 +112,7 @@ func batchCache(t *testing.T, load func(context.Context, []string) (map[string]s
 	return c
 }
 
-// newBatchFleet starts n processes whose store answers for many keys.
+// newBatchFleet starts n processes whose store is a BatchGetter.
 func newBatchFleet(t *testing.T, n int, origin *batchSource, o bellwether.Options) []*process {
 	t.Helper()
 	store, locker := memstore.New(), locallock.New()
@@ -132,7 +129,6 @@ func newBatchFleet(t *testing.T, n int, origin *batchSource, o bellwether.Option
 	return ps
 }
 
-// failures returns the errors of the keys of a GetMany's error.
 func failures(t *testing.T, err error) map[string]error {
 	t.Helper()
 	if err == nil {
@@ -145,7 +141,7 @@ func failures(t *testing.T, err error) map[string]error {
 	return batch.Errors
 }
 
-// wantAll checks that each key has its value, of whatever load.
+// wantAll checks that each key has a value of its own, of any load.
 func wantAll(t *testing.T, keys []string, values map[string]string, err error) {
 	t.Helper()
 	if err != nil || len(values) != len(keys) {
@@ -158,7 +154,7 @@ func wantAll(t *testing.T, keys []string, values map[string]string, err error) {
 	}
 }
 
-// getAll asks for the keys together, and fails unless each has its value.
+// getAll calls GetMany and checks that each key has a value.
 func getAll(t *testing.T, c interface {
 	GetMany(ctx context.Context, keys []string) (map[string]string, error)
 }, keys []string) {
@@ -200,7 +196,7 @@ func TestGetMany_OneReadAndOneLoad(t *testing.T) {
 		}
 		values, err := ps[1].GetMany(t.Context(), append(slices.Clone(keys), keys...))
 		wantAll(t, keys, values, err)
-		synctest.Wait() // the last flight counts itself when it has answered
+		synctest.Wait() // the last flight is counted after its answer
 		if s := ps[1].Stats(); ps[1].store.count() != 1 || s.Hits != 100 || s.StoreHits != 100 {
 			t.Errorf("the third time: %d calls of the store, stats %+v", ps[1].store.count(), s)
 		}
@@ -215,15 +211,15 @@ func TestGetMany_NothingAndAgain(t *testing.T) {
 		for _, keys := range [][]string{nil, {}} {
 			values, err := ps[0].GetMany(t.Context(), keys)
 			if values == nil || len(values) != 0 || err != nil {
-				t.Errorf("of no keys: %v, %v", values, err)
+				t.Errorf("GetMany without keys: %v, %v", values, err)
 			}
 		}
 		if ps[0].store.count() != 0 {
-			t.Error("no keys ask the store")
+			t.Error("GetMany without keys asks the store")
 		}
 		values, err := ps[0].GetMany(t.Context(), []string{"b", "", "a", "b", ""})
 		if err != nil || !maps.Equal(values, map[string]string{"a": "a v1", "b": "b v1", "": " v1"}) {
-			t.Errorf("%q, %v", values, err)
+			t.Errorf("GetMany = %q, %v", values, err)
 		}
 		origin.wantLoads(t, "b  a")
 	})
@@ -259,7 +255,7 @@ func TestGetMany_WithoutABatchGetter(t *testing.T) {
 	})
 }
 
-// Who asks for a key of a batch joins it, and a batch joins whoever loads one.
+// A Get joins a GetMany's rebuild of its key, and a GetMany joins a Get's rebuild.
 func TestGetMany_CollapsesKeyByKey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		origin := &batchSource{build: time.Second}
@@ -272,7 +268,7 @@ func TestGetMany_CollapsesKeyByKey(t *testing.T) {
 		wg.Go(func() {
 			values, err := c.GetMany(t.Context(), []string{"a", "b", "c"})
 			if err != nil || !maps.Equal(values, map[string]string{"a": "a v2", "b": "b v1", "c": "c v2"}) {
-				t.Errorf("%q, %v", values, err)
+				t.Errorf("GetMany = %q, %v", values, err)
 			}
 		})
 		synctest.Wait()
@@ -280,7 +276,7 @@ func TestGetMany_CollapsesKeyByKey(t *testing.T) {
 		wg.Go(func() {
 			values, err := c.GetMany(t.Context(), []string{"c", "a", "b"})
 			if err != nil || len(values) != 3 {
-				t.Errorf("%q, %v", values, err)
+				t.Errorf("GetMany = %q, %v", values, err)
 			}
 		})
 		wg.Wait()
@@ -292,7 +288,6 @@ func TestGetMany_CollapsesKeyByKey(t *testing.T) {
 	})
 }
 
-// An invalidation has its own key loaded again, and no other.
 func TestGetMany_InvalidatedDuringTheLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		origin := &batchSource{build: time.Second}
@@ -305,7 +300,7 @@ func TestGetMany_InvalidatedDuringTheLoad(t *testing.T) {
 			wg.Go(func() {
 				values, err := ps[0].GetMany(t.Context(), []string{"a", "b", "c"})
 				if err != nil || !maps.Equal(values, map[string]string{"a": "a v1", "b": "b v2", "c": "c v1"}) {
-					t.Errorf("%q, %v", values, err)
+					t.Errorf("GetMany = %q, %v", values, err)
 				}
 			})
 			time.Sleep(500 * time.Millisecond)
@@ -344,7 +339,7 @@ func TestGetMany_RebuildTimeout(t *testing.T) {
 	})
 }
 
-// Who has something stale does not wait, and one load behind makes all anew.
+// Callers get stale values at once, and one load rebuilds all the keys.
 func TestGetMany_StaleAndEarly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		origin := &batchSource{build: time.Second}
@@ -352,7 +347,7 @@ func TestGetMany_StaleAndEarly(t *testing.T) {
 		c, keys := ps[0].Cache, []string{"a", "b", "c"}
 		c.GetMany(t.Context(), keys)
 		time.Sleep(2 * time.Minute)
-		c.GetMany(t.Context(), keys) // the near tier asks the store; that is stale too
+		c.GetMany(t.Context(), keys) // the near tier asks the store, whose entry is stale too
 		time.Sleep(5 * time.Second)
 		origin.wantLoads(t, "a b c", "a b c")
 		start := time.Now()
@@ -369,7 +364,7 @@ func TestGetMany_StaleAndEarly(t *testing.T) {
 		start := time.Now()
 		values, err := c.GetMany(t.Context(), []string{"a", "x", "b"})
 		if err != nil || values["a"] != "a v1" || values["b"] != "b v1" || values["x"] != "x v2" {
-			t.Errorf("%q, %v", values, err)
+			t.Errorf("GetMany = %q, %v", values, err)
 		}
 		wantTook(t, start, time.Second)
 		synctest.Wait()
@@ -380,8 +375,7 @@ func TestGetMany_StaleAndEarly(t *testing.T) {
 	})
 }
 
-// What the store answers a GetMany with may be rebuilt early as after a Get, and
-// that of several keys is one load.
+// Values from the store are rebuilt early after a GetMany, all in one load.
 func TestGetMany_EarlyAfterAnAnswerOfTheStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		origin := &batchSource{build: time.Second}
@@ -392,10 +386,10 @@ func TestGetMany_EarlyAfterAnAnswerOfTheStore(t *testing.T) {
 		wantAll(t, []string{"a", "x", "b"}, values, err)
 		wantTook(t, start, time.Second)
 		if values["a"] != "a v1" || values["b"] != "b v1" {
-			t.Errorf("%q, want what the store had", values)
+			t.Errorf("%q, want the store's values", values)
 		}
 		time.Sleep(10 * time.Second)
-		origin.set(func(o *batchSource) { // in the order of their answers
+		origin.set(func(o *batchSource) { // the keys are in the order of the store's answers
 			for _, keys := range o.batches {
 				slices.Sort(keys)
 			}
@@ -404,7 +398,7 @@ func TestGetMany_EarlyAfterAnAnswerOfTheStore(t *testing.T) {
 		if s := ps[1].Stats(); s.Misses != 3 || s.StoreHits != 2 || s.Flights != 0 {
 			t.Errorf("stats %+v", s)
 		}
-		// What was loaded just now is not.
+		// A value that was loaded just now is not rebuilt early.
 		ps[1].GetMany(t.Context(), []string{"y"})
 		time.Sleep(10 * time.Second)
 		origin.wantLoads(t, "a b", "x", "a b", "y")
@@ -422,7 +416,7 @@ func TestGetMany_ContextEnds(t *testing.T) {
 		before := ps[0].store.count()
 		values, err := c.GetMany(ended, []string{"near", "a"})
 		if failed := failures(t, err); values["near"] != "near v1" || !errors.Is(failed["a"], context.Canceled) || len(failed) != 1 {
-			t.Errorf("%q, %v", values, err)
+			t.Errorf("GetMany = %q, %v", values, err)
 		}
 		if ps[0].store.count() != before {
 			t.Error("a context that has ended asks the store")
@@ -435,9 +429,9 @@ func TestGetMany_ContextEnds(t *testing.T) {
 			t.Errorf("%d failures", len(failed))
 		}
 		wantTook(t, start, time.Second/2)
-		time.Sleep(time.Second) // the rebuilds belong to nobody
+		time.Sleep(time.Second) // the rebuilds go on without callers
 		if v, err := c.Get(t.Context(), "k00001"); err != nil || !strings.HasPrefix(v, "k00001 v") {
-			t.Errorf("%q, %v", v, err)
+			t.Errorf("Get = %q, %v", v, err)
 		}
 		if n := len(origin.loads()); n != 1+4 {
 			t.Errorf("%d loads, want the four that had begun", n-1)
@@ -445,8 +439,7 @@ func TestGetMany_ContextEnds(t *testing.T) {
 	})
 }
 
-// Of very many keys, what is stale is served whether there is room for its rebuild or
-// not, and whoever it is asked for with.
+// A stale value is served with or without room for its rebuild, beside keys that fail.
 func TestGetMany_StaleAmongVeryMany(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := batchCache(t, func(ctx context.Context, keys []string) (map[string]string, error) {
@@ -469,7 +462,7 @@ func TestGetMany_StaleAmongVeryMany(t *testing.T) {
 	})
 }
 
-// Who has waited for MaxWait goes: also the keys that there has been no room for.
+// Every key fails with ErrWaitTimeout after MaxWait, also the keys without room for a rebuild.
 func TestGetMany_MaxWait(t *testing.T) {
 	for _, n := range []int{10, 10_000} {
 		synctest.Test(t, func(t *testing.T) {
@@ -493,15 +486,14 @@ func TestGetMany_MaxWait(t *testing.T) {
 	}
 }
 
-// Nobody waits for a load that would begin then.
 func TestGetMany_CloseBeginsNoLoad(t *testing.T) {
-	for range 20 { // by the order in which the flights end
+	for range 20 { // the flights end in random order
 		synctest.Test(t, func(t *testing.T) {
 			origin := &batchSource{}
 			ps := newBatchFleet(t, 1, origin, bellwether.Options{})
 			ps[0].store.set(func(ctx context.Context, op string) error {
 				if op == "claim" && ps[0].store.count("claim") == 3 {
-					return blackHole(ctx, op) // the others wait for it, for a while
+					return blackHole(ctx, op) // the other flights of the batch wait for this claim
 				}
 				return nil
 			})
@@ -516,7 +508,6 @@ func TestGetMany_CloseBeginsNoLoad(t *testing.T) {
 	}
 }
 
-// What an observer does comes after the answer.
 func TestGetMany_ObserverThatExits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		exits := observe.Observer{Serve: func(context.Context, observe.Serve) { runtime.Goexit() }}
@@ -525,7 +516,7 @@ func TestGetMany_ObserverThatExits(t *testing.T) {
 			return map[string]string{"a": "v"}, nil
 		}, bellwether.Options{TTL: time.Minute, Observers: []observe.Observer{exits}})
 		defer c.Close()
-		for range 5000 { // more than a call has places
+		for range 5000 { // more calls than a call has places for keys
 			got, err := c.GetMany(t.Context(), []string{"a"})
 			if got["a"] != "v" || err != nil {
 				t.Fatal(got, err)

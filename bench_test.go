@@ -20,8 +20,7 @@ import (
 	"github.com/maypok86/otter/v2"
 )
 
-// hitters are a hit of ours and a hit of the in-process cache that we build
-// on, by its own Get with a loader, with expiry on in both.
+// hitters returns a hit of ours and a hit of otter, the cache below ours, with expiry on.
 func hitters(tb testing.TB) (ours, otters func() string) {
 	ctx := context.Background()
 	c := bellwether.New(func(context.Context, string) (string, error) { return "v", nil }, bellwether.Options{TTL: time.Hour})
@@ -51,9 +50,8 @@ func BenchmarkHit(b *testing.B) {
 	}
 }
 
-// TestHit_BesideOtter holds the claim: a hit costs at most 1.5 times otter's, and
-// allocates nothing. Under the race detector the ratio would mean nothing, so this file is not
-// built there; `make test` runs it without.
+// A hit costs at most 1.5 times a hit of otter. The race detector distorts the ratio, so the file
+// is not built under it.
 func TestHit_BesideOtter(t *testing.T) {
 	ours, otters := hitters(t)
 	bench := func(get func() string) float64 {
@@ -81,8 +79,7 @@ func TestHit_BesideOtter(t *testing.T) {
 	}
 }
 
-// TestGet_HitsAreNotWatched holds that a hit allocates nothing with observers of
-// everything else, and nothing with one of hits either.
+// A hit allocates nothing, with observers of hits or of all other events.
 func TestGet_HitsAreNotWatched(t *testing.T) {
 	hits := 0
 	others := observe.Observer{
@@ -107,9 +104,7 @@ func TestGet_HitsAreNotWatched(t *testing.T) {
 	}
 }
 
-// TestGet_FitsTheStackOfANewGoroutine holds why a herd is cheap: a goroutine
-// that does nothing else comes to a flight, and gets its value, on the 2 KB that
-// it was born with. To grow them would be half of what the herd costs.
+// Joining a flight fits the 2 KB stack of a new goroutine. Growing the stacks would double a herd's cost.
 func TestGet_FitsTheStackOfANewGoroutine(t *testing.T) {
 	const callers = 100
 	gate := make(chan struct{})
@@ -122,7 +117,7 @@ func TestGet_FitsTheStackOfANewGoroutine(t *testing.T) {
 		var wg sync.WaitGroup
 		for range callers {
 			wg.Go(func() {
-				var here [64]byte // beside what the caller has there itself
+				var here [64]byte // beside the caller's own variables
 				before := uintptr(unsafe.Pointer(&here))
 				c.Get(context.Background(), key)
 				if uintptr(unsafe.Pointer(&here)) != before {
@@ -137,15 +132,13 @@ func TestGet_FitsTheStackOfANewGoroutine(t *testing.T) {
 		wg.Wait()
 		fewest = min(fewest, int(grown.Load()))
 	}
-	// In the first round they fill the runtime's own pools; and in any, now and
-	// then, one of them has to refill an allocator's.
+	// The first round fills the runtime's pools, and later rounds may refill an allocator's.
 	if fewest > callers/4 {
 		t.Errorf("at least %d of %d callers grew their stacks in every round", fewest, callers)
 	}
 }
 
-// BenchmarkFlight is what it costs callers to meet on one flight, and be
-// answered, beside what it costs as many goroutines to wait for one channel.
+// BenchmarkFlight compares callers of one flight with goroutines that wait for one channel.
 func BenchmarkFlight(b *testing.B) {
 	for _, callers := range []int{1, 100, 10_000} {
 		b.Run(fmt.Sprintf("callers=%d/flight", callers), func(b *testing.B) {
@@ -183,8 +176,7 @@ func BenchmarkFlight(b *testing.B) {
 	}
 }
 
-// BenchmarkJoin is what it costs a herd of new goroutines to come to one flight
-// and to get its value.
+// BenchmarkJoin measures a herd of new goroutines that join one flight and get its value.
 func BenchmarkJoin(b *testing.B) {
 	for _, callers := range []uint64{1, 100, 10_000} {
 		b.Run(fmt.Sprint(callers), func(b *testing.B) {
@@ -211,8 +203,7 @@ func BenchmarkJoin(b *testing.B) {
 	}
 }
 
-// BenchmarkKeys is what a thousand keys cost that are missed at one time, by two callers each, beside a
-// store and a locker in memory.
+// BenchmarkKeys measures a thousand keys that are missed at one time, with engines in memory.
 func BenchmarkKeys(b *testing.B) {
 	const keys, callers = 1000, 2
 	load := func(context.Context, string) (string, error) { return "v", nil }

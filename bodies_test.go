@@ -21,8 +21,7 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// This file is the bodies of responses: read while they grow, broken off, too large to be kept,
-// and held for slow clients up to MaxHeldBytes.
+// This file tests bodies: read while they grow, broken off, too large to store, and held for slow clients.
 
 const megabyte = 1 << 20
 
@@ -35,8 +34,7 @@ func megabytes(n int) http.HandlerFunc {
 	}
 }
 
-// What the near tier has costs nothing, however many slow clients read it: all are
-// answered with what is stored, and nobody is broken off.
+// Slow clients of bodies in the near tier do not count towards MaxHeldBytes, and are not broken off.
 func TestBodies_MaxHeldOfTheNearTier(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{MaxHeldBytes: 3 * megabyte, MaxBodyBytes: megabyte}, megabytes(1))
@@ -58,7 +56,7 @@ func TestBodies_MaxHeldOfTheNearTier(t *testing.T) {
 			if w := s.get("http://h/e"); w.Body.Len() != megabyte || !strings.Contains(w.Header().Get("Cache-Status"), "hit") {
 				t.Fatalf("%d bytes, %v", w.Body.Len(), w.Header())
 			}
-			synctest.Wait() // or who is broken off would not know it yet
+			synctest.Wait() // a client that was broken off would notice here
 		}
 		s.wantCalls(t, 0)
 		for _, w := range slow {
@@ -73,9 +71,8 @@ func TestBodies_MaxHeldOfTheNearTier(t *testing.T) {
 	})
 }
 
-// Slow clients of many stored bodies that the near tier does not have hold no more than
-// MaxHeldBytes: the eldest is broken off, many clients of one body count once, and
-// nobody asks the handler.
+// Slow clients of stored bodies hold at most MaxHeldBytes: the oldest body's clients are broken
+// off. A body with many clients counts once.
 func TestBodies_MaxHeldOfStored(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{
@@ -123,9 +120,7 @@ func TestBodies_MaxHeldOfStored(t *testing.T) {
 	})
 }
 
-// Bodies that are being written hold no more than MaxHeldBytes either: the one that
-// would is not kept, its client gets it whole, and its handler goes at
-// that pace.
+// A growing body beyond MaxHeldBytes is not stored, and its handler writes at its client's pace.
 func TestBodies_MaxHeldOfGrowing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{MaxHeldBytes: 5 * megabyte}, megabytes(4))
@@ -154,7 +149,7 @@ func TestBodies_MaxHeldOfGrowing(t *testing.T) {
 			t.Errorf("the first body was not kept: %v", w.Header())
 		}
 		for _, p := range []string{"/b", "/c"} {
-			// There is room again, and the next response is kept.
+			// There is room again, so the next response is kept.
 			s.get("http://h" + p)
 			synctest.Wait()
 			if w := s.get("http://h" + p); !strings.Contains(w.Header().Get("Cache-Status"), "hit") {
@@ -164,8 +159,7 @@ func TestBodies_MaxHeldOfGrowing(t *testing.T) {
 	})
 }
 
-// A herd for a body that there is no room for is one run of the handler, and so is the
-// next herd: want of memory says nothing about the key.
+// A herd for a body without room in MaxHeldBytes is one run of the handler.
 func TestBodies_HerdWithoutMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		written := make(chan struct{})
@@ -173,7 +167,7 @@ func TestBodies_HerdWithoutMemory(t *testing.T) {
 			time.Sleep(10 * time.Millisecond) // the herd arrives
 			megabytes(4)(w, r)
 			if r.URL.Path == "/held" {
-				<-written // until then the near tier does not have it
+				<-written // before, the body is not in the near tier
 			}
 		})
 		holder := heldClient()
@@ -200,8 +194,7 @@ func TestBodies_HerdWithoutMemory(t *testing.T) {
 	})
 }
 
-// Slow clients of bodies that are complete, and that the near tier has, hold nothing: other
-// pages are kept.
+// Slow clients of bodies in the near tier do not keep other pages out of the cache.
 func TestBodies_SlowReadersOfColdPages(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{MaxHeldBytes: 3 * megabyte, MaxBodyBytes: megabyte}, megabytes(1))
@@ -231,15 +224,15 @@ func TestBodies_SlowReadersOfColdPages(t *testing.T) {
 	})
 }
 
-// A client that takes nothing is given up, whatever way it is served.
+// A client that reads nothing is given up, however it is served.
 func TestBodies_StalledClients(t *testing.T) {
 	for name, c := range map[string]struct {
 		fields string
-		piece  int // that the handler writes at a time
+		piece  int // bytes that the handler writes at a time
 	}{
 		"whole":     {"", 4 << 20},
 		"ranges":    {"Range: bytes=0-\r\n", 4 << 20},
-		"in pieces": {"", 1000}, // so that readers catch up, and flush
+		"in pieces": {"", 1000}, // readers catch up, and flush
 	} {
 		inBubbleBeside(t, name, func(t *testing.T) {
 			var finished atomic.Bool
@@ -275,8 +268,7 @@ func TestBodies_StalledClients(t *testing.T) {
 	}
 }
 
-// An early rebuild is nobody's: it does not wait for the client whose request has
-// begun it.
+// An early rebuild does not wait for the client that has begun it.
 func TestBodies_EarlyRebuildAndASlowClient(t *testing.T) {
 	for _, way := range []string{"the store's answer", "a hit"} {
 		inBubble(t, way, func(t *testing.T) {
@@ -295,7 +287,7 @@ func TestBodies_EarlyRebuildAndASlowClient(t *testing.T) {
 			a.get("http://a/p")
 			<-ended
 			synctest.Wait()
-			size = 50 << 10 // beyond MaxBodyBytes, in all
+			size = 50 << 10 // ten pieces exceed MaxBodyBytes
 			front := a
 			if way != "a hit" {
 				front = b
@@ -309,8 +301,8 @@ func TestBodies_EarlyRebuildAndASlowClient(t *testing.T) {
 	}
 }
 
-// An upstream that breaks off is nobody's page, also where the request's context
-// has no server, by which ReverseProxy knows whether it may panic.
+// A response that the upstream breaks off is not stored, also if the request's context has no
+// server, by which ReverseProxy decides whether to panic.
 func TestBodies_TruncatedUpstreamWithoutAServer(t *testing.T) {
 	for _, announced := range []bool{true, false} {
 		for _, method := range []string{"GET", "POST"} {
@@ -418,7 +410,7 @@ func TestBodies_CollapsedClientsReadWhileTheyGrow(t *testing.T) {
 			}
 		})
 	}
-	begun.Wait() // all have the first part while the handler has not written the second
+	begun.Wait() // all have the first part before the handler writes the second
 	close(release)
 	done.Wait()
 	s.wantCalls(t, 1)
@@ -448,8 +440,7 @@ func TestBodies_AbortedLooksAbortedOnTheWire(t *testing.T) {
 	wg.Wait()
 }
 
-// A client leaves while its response is written; the handler, which heeds the request's
-// context, returns. What it has written is kept as the whole, for all.
+// A handler returns early when its client leaves, and the truncated body is not stored.
 func TestBodies_TruncatedPageWhoseClientLeaves(t *testing.T) {
 	h := func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "public, max-age=600")
@@ -496,7 +487,7 @@ func TestBodies_TruncatedPageWhoseClientLeaves(t *testing.T) {
 	})
 }
 
-// The same with a real server: the client closes its connection.
+// As TestBodies_TruncatedPageWhoseClientLeaves, over a real connection.
 func TestBodies_TruncatedPageOverHTTP(t *testing.T) {
 	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "public, max-age=600")
@@ -530,8 +521,7 @@ func TestBodies_TruncatedPageOverHTTP(t *testing.T) {
 	}
 }
 
-// Slow clients of four cold URLs hold MaxHeldBytes. Another page, of 100 KiB and fresh for ten
-// minutes, is asked for 100 times. With Authorization they hold it for as long as they like.
+// Slow clients of large pages do not keep a smaller page out of the cache.
 func TestBodies_SlowReadersDoNotEndCaching(t *testing.T) {
 	for name, tt := range map[string]struct {
 		fields []string
@@ -555,7 +545,7 @@ func TestBodies_SlowReadersDoNotEndCaching(t *testing.T) {
 			for i := range 4 {
 				wg.Go(func() {
 					defer func() { recover() }()
-					w := newClient() // takes a body as slowly as it may, or nothing of it
+					w := newClient() // reads slowly, or nothing
 					w.forgets, w.deadline = true, func(*client, time.Time) error { return nil }
 					w.before = func([]byte) error {
 						select {

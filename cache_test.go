@@ -24,16 +24,13 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	// A client of go-redis whose server is gone looks for it once a second, also when it is closed.
+	// A closed client of go-redis goes on dialing a lost server once a second.
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/redis/go-redis/v9/internal/pool.(*ConnPool).tryDial"))
 }
 
-// crowd is the herd of the promises. Under the race detector a goroutine costs
-// ten times as much, but 100,000 of them fit all the same.
 const crowd = 100_000
 
-// named fills in what a test does not mind, and a Cache has to have. With a store its
-// keys begin with "test:".
+// named sets the options that a Cache needs. With a store, keys begin with "test:".
 func named(o bellwether.Options) bellwether.Options {
 	o.TTL = cmp.Or(o.TTL, time.Minute)
 	if o.Fleet.Store != nil || o.Fleet.Engine != nil {
@@ -42,10 +39,10 @@ func named(o bellwether.Options) bellwether.Options {
 	return o
 }
 
-// ownKey is a cache's key for one of its store's or locker's, see named.
+// ownKey returns the cache's key of an engine's key (see named).
 func ownKey(engineKey string) string { return strings.TrimPrefix(engineKey, "test:") }
 
-// cacheOf returns a Cache that ends with its bubble.
+// cacheOf returns a Cache that is closed at the end of the test.
 func cacheOf[V any](t *testing.T, load func(context.Context, string) (V, error), o bellwether.Options) *bellwether.Cache[V] {
 	t.Helper()
 	c := bellwether.New(load, named(o))
@@ -53,10 +50,10 @@ func cacheOf[V any](t *testing.T, load func(context.Context, string) (V, error),
 	return c
 }
 
-// answers collects what a crowd of callers got.
+// answers counts the answers of a crowd of callers.
 type answers struct {
 	mu    sync.Mutex
-	count map[string]int // answer and its time -> callers
+	count map[string]int // number of callers by answer and time
 }
 
 func (a *answers) add(start time.Time, v string, err error) {
@@ -68,7 +65,6 @@ func (a *answers) add(start time.Time, v string, err error) {
 	a.count[fmt.Sprintf("%s %v at %v", v, err, time.Since(start))]++
 }
 
-// want checks that all n callers got this answer at this time.
 func (a *answers) want(t *testing.T, n int, v string, err error, at time.Duration) {
 	t.Helper()
 	if key := fmt.Sprintf("%s %v at %v", v, err, at); a.count[key] != n || len(a.count) != 1 {
@@ -76,7 +72,6 @@ func (a *answers) want(t *testing.T, n int, v string, err error, at time.Duratio
 	}
 }
 
-// wantValue asks for a key, and fails unless it has this value.
 func wantValue[V comparable](t *testing.T, c interface {
 	Get(ctx context.Context, key string) (V, error)
 }, key string, want V) {
@@ -86,7 +81,7 @@ func wantValue[V comparable](t *testing.T, c interface {
 	}
 }
 
-// loaderOf returns a Cache of a load that says more than a value. It ends with its bubble.
+// loaderOf is cacheOf for NewLoader.
 func loaderOf[V any](t *testing.T, load func(context.Context, bellwether.Request[V]) (bellwether.Result[V], error), o bellwether.Options) *bellwether.Cache[V] {
 	t.Helper()
 	c := bellwether.NewLoader(load, named(o))
@@ -118,7 +113,7 @@ func TestGet_ColdKeyUnderHerd(t *testing.T) {
 		}, bellwether.Options{})
 		callers := crowd
 		if testing.Short() {
-			callers /= 10 // as in TestGet_FailureUnderHerd; all of them come in TestGet_AllButOneLeave
+			callers /= 10 // TestGet_AllButOneLeave has the whole crowd
 		}
 		herd(c, callers, "k").want(t, callers, "v", nil, 2*time.Second)
 		if loads.Load() != 1 {
@@ -153,7 +148,7 @@ func TestGet_AllButOneLeave(t *testing.T) {
 				left.add(start, v, err)
 			})
 		}
-		synctest.Wait() // the first caller is one of those who will leave
+		synctest.Wait() // the first caller is one of the leaving callers
 		wg.Go(func() {
 			v, err := c.Get(t.Context(), "k")
 			stayed.add(start, v, err)
@@ -169,8 +164,7 @@ func TestGet_AllButOneLeave(t *testing.T) {
 	})
 }
 
-// A load that fails, whichever way, fails once for all who wait, answers for
-// the back-off, and is tried again once.
+// A failed load fails once for all its callers, answers during the back-off, and is tried again once.
 func TestGet_FailureUnderHerd(t *testing.T) {
 	for name, test := range map[string]struct {
 		fail  func() (string, error)
@@ -193,7 +187,7 @@ func TestGet_FailureUnderHerd(t *testing.T) {
 
 			callers := int32(crowd)
 			if testing.Short() {
-				callers /= 10 // three such herds would be a twelfth of what the race tests compute
+				callers /= 10 // three whole herds would be a twelfth of the race tests' computing
 			}
 			start := time.Now()
 			var wg sync.WaitGroup
@@ -210,7 +204,7 @@ func TestGet_FailureUnderHerd(t *testing.T) {
 			if failed.Load() != callers || loads.Load() != 1 || time.Since(start) != 2*time.Second {
 				t.Fatalf("%d of %d callers failed, %d loads, %v; want all, 1, 2s", failed.Load(), callers, loads.Load(), time.Since(start))
 			}
-			// The failure answers at once for at least a half of ErrorTTL.
+			// The failure is remembered for at least half of ErrorTTL.
 			time.Sleep(2*time.Second - 1)
 			if _, err := c.Get(t.Context(), "k"); !errors.Is(err, test.is) || loads.Load() != 1 {
 				t.Fatalf("err = %v after %d loads, want the remembered failure", err, loads.Load())
@@ -248,7 +242,7 @@ func TestGet_BackOffDoubles(t *testing.T) {
 	})
 }
 
-// Nor do they make the pauses after others longer.
+// A failure that is not remembered does not double the pause after the next failure.
 func TestGet_WhatIsNotRememberedDoublesNoPause(t *testing.T) {
 	for name, forgotten := range map[string]error{"a context's end": context.Canceled, "one that may be tried at once": advice(0)} {
 		for _, fleet := range []bool{false, true} {
@@ -278,8 +272,7 @@ func TestGet_WhatIsNotRememberedDoublesNoPause(t *testing.T) {
 	}
 }
 
-// And the near tier keeps nothing of them: one key after another that fails so would
-// take the room of values.
+// The near tier keeps nothing of a failure that is not remembered.
 func TestGet_WhatIsNotRememberedTakesNoRoom(t *testing.T) {
 	const keys = 100
 	for name, test := range map[string]struct {
@@ -324,7 +317,7 @@ func TestGet_WhatIsNotRememberedTakesNoRoom(t *testing.T) {
 				for _, c := range caches {
 					most := uint64(0)
 					if test.err == nil {
-						most = 1000 // the values of those that were let in
+						most = 1000 // the values of the admitted loads
 					}
 					if n := c.Stats().NearBytes; n > most {
 						t.Errorf("%d bytes in the near tier", n)
@@ -335,7 +328,7 @@ func TestGet_WhatIsNotRememberedTakesNoRoom(t *testing.T) {
 	}
 }
 
-// Nor does it keep the error beside a value.
+// The near tier keeps no error beside a value if ErrorTTL is off.
 func TestGet_WhatIsNotRememberedTakesNoRoomBesideAValue(t *testing.T) {
 	for _, fleet := range []bool{false, true} {
 		inBubble(t, fmt.Sprintf("fleet %t", fleet), func(t *testing.T) {
@@ -396,7 +389,7 @@ func TestGet_StaleWhileRevalidate(t *testing.T) {
 		if testing.Short() {
 			callers /= 10 // as in TestGet_FailureUnderHerd
 		}
-		herd(c, callers, "k").want(t, callers, "v1", nil, 0) // nobody waits
+		herd(c, callers, "k").want(t, callers, "v1", nil, 0) // callers do not wait
 		time.Sleep(2*time.Second + 1)
 		herd(c, 10, "k").want(t, 10, "v2", nil, 0)
 		time.Sleep(20 * time.Second) // past both windows
@@ -421,7 +414,7 @@ func TestGet_Patience(t *testing.T) {
 			if a := herd(c, 100, "k"); a.count[want] != 100 {
 				t.Errorf("build %v: %v, want 100 times %q", build, a.count, want)
 			}
-			time.Sleep(build) // the load is deaf to the end of its cache
+			time.Sleep(build) // the load does not heed the end of its cache
 		})
 	}
 }
@@ -441,14 +434,13 @@ func TestGet_StaleIfError(t *testing.T) {
 		c.Get(t.Context(), "k")
 		broken.Store(true)
 		time.Sleep(10 * time.Second)
-		// The first to find it expired wait for the failure, and get the stale value.
+		// The first callers after the expiry wait for the failure, and get the stale value.
 		herd(c, 100, "k").want(t, 100, "v", nil, time.Second)
-		// The next burst does not wait at all.
 		herd(c, 100, "k").want(t, 100, "v", nil, 0)
 		if loads.Load() != 2 {
 			t.Errorf("%d loads, want 2", loads.Load())
 		}
-		time.Sleep(10 * time.Second) // the back-off is over: tried again, behind the stale value
+		time.Sleep(10 * time.Second) // the back-off is over: the next load runs in the background
 		herd(c, 100, "k").want(t, 100, "v", nil, 0)
 		time.Sleep(2 * time.Second)
 		if loads.Load() != 3 {
@@ -481,11 +473,11 @@ func TestGet_RebuildTimeout(t *testing.T) {
 			if loads.Add(1) > 1 {
 				return "v", nil
 			}
-			<-release // deaf to its context
+			<-release // does not heed its context
 			return "late", nil
 		}, bellwether.Options{RebuildTimeout: 3 * time.Second, Limits: bellwether.Limits{MaxRebuilds: 1}, MaxWait: 10 * time.Second})
 		herd(c, 100, "k").want(t, 100, "", bellwether.ErrRebuildTimeout, 3*time.Second)
-		// The load that never returns keeps its slot: rebuilds stay bounded.
+		// The load that does not return keeps its slot, so rebuilds stay bounded.
 		herd(c, 100, "other").want(t, 100, "", bellwether.ErrWaitTimeout, 10*time.Second)
 		close(release)
 		synctest.Wait()
@@ -493,7 +485,7 @@ func TestGet_RebuildTimeout(t *testing.T) {
 	})
 }
 
-// A load that waited for its own end would do so until RebuildTimeout.
+// A load that asks for its own key fails at once. It would wait for itself until RebuildTimeout.
 func TestGet_OwnKey(t *testing.T) {
 	const said = "a load asks its cache for its own key"
 	synctest.Test(t, func(t *testing.T) {
@@ -512,7 +504,7 @@ func TestGet_OwnKey(t *testing.T) {
 		if _, err := c.Get(t.Context(), "self"); err == nil || !strings.Contains(err.Error(), said) || time.Since(start) != time.Second {
 			t.Errorf("%v after %v", err, time.Since(start))
 		}
-		var both sync.WaitGroup // whom others ask for it may wait for a load
+		var both sync.WaitGroup // a load may wait for a key that others ask for
 		for range 2 {
 			both.Go(func() { wantValue(t, c, "other", "v") })
 		}
@@ -521,11 +513,11 @@ func TestGet_OwnKey(t *testing.T) {
 		asks["self"] = ""
 		time.Sleep(time.Minute)
 		c.Get(t.Context(), "self")
-		asks["self"] = "self" // who asks for what is stale gets that
+		asks["self"] = "self" // a stale value answers a load that asks for its own key
 		time.Sleep(90 * time.Second)
 		c.Get(t.Context(), "self")
 		time.Sleep(2 * time.Second)
-		wantValue(t, c, "self", "v") // with something stale
+		wantValue(t, c, "self", "v") // the stale value
 	})
 	synctest.Test(t, func(t *testing.T) {
 		var c *bellwether.Cache[string]
@@ -541,15 +533,14 @@ func TestGet_OwnKey(t *testing.T) {
 	})
 }
 
-// A key that is invalidated during each of its loads, which all fail: the failure
-// of the last is not for a caller who came after the invalidation that its load
-// began before.
+// A caller that comes after an invalidation does not get the failure of an earlier load, even if
+// each load is invalidated and fails.
 func TestInvalidate_DuringEachLoadThatFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var loads atomic.Int32
 		c := cacheOf(t, func(ctx context.Context, key string) (string, error) {
 			n := loads.Add(1)
-			time.Sleep(5 * time.Second) // deaf to its context
+			time.Sleep(5 * time.Second) // does not heed its context
 			return "", fmt.Errorf("failure %d", n)
 		}, bellwether.Options{})
 		get := func() <-chan string {
@@ -577,8 +568,7 @@ func TestInvalidate_DuringEachLoadThatFails(t *testing.T) {
 	})
 }
 
-// A load that takes no time and invalidates its own key each time answers its caller with
-// what the fifth load has made. In a bubble nothing else moves the time on.
+// A load that invalidates its own key each time answers its caller with the fifth result.
 func TestInvalidate_ByItsOwnLoad(t *testing.T) {
 	for _, fleet := range []bool{false, true} {
 		for _, fails := range []bool{false, true} {
@@ -603,8 +593,8 @@ func TestInvalidate_ByItsOwnLoad(t *testing.T) {
 				if fails && !errors.Is(err, errOrigin) || !fails && v != "v" {
 					t.Errorf("Get = %q, %v", v, err)
 				}
-				// The notice of one load's invalidation may come when the next load has
-				// claimed its epoch and has not begun: then that one does not begin.
+				// A notice of a load's invalidation may come after the next load's claim, which
+				// then does not load.
 				if loads != 5 && !(fleet && loads == 4) {
 					t.Errorf("%d loads, want 5", loads)
 				}
@@ -613,7 +603,7 @@ func TestInvalidate_ByItsOwnLoad(t *testing.T) {
 	}
 }
 
-// The store is asked to invalidate although it is taken for down.
+// Invalidate calls the store although the store's breaker is open.
 func TestInvalidate_WhileTheBreakerIsOpen(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {
 		f := newFleet(t, 2, by, bellwether.Options{TTL: time.Hour})
@@ -623,7 +613,7 @@ func TestInvalidate_WhileTheBreakerIsOpen(t *testing.T) {
 		for i := 0; b.Stats().StoreUp; i++ {
 			b.Get(t.Context(), fmt.Sprint(i))
 		}
-		b.store.set(nil) // well again, which nobody knows yet
+		b.store.set(nil) // the store is up again, and the process does not know yet
 		invalidate(t, b, "k")
 		time.Sleep(time.Second + 1)
 		if v, err := a.Get(t.Context(), "k"); v == "v1" || err != nil {
@@ -694,8 +684,7 @@ func TestGetFunc(t *testing.T) {
 	})
 }
 
-// TestNew_BadOptions holds that the panic names the one field that is at fault,
-// what it is, and what it may be.
+// The panic names the invalid field, its value and the valid range.
 func TestNew_BadOptions(t *testing.T) {
 	load := func(context.Context, string) (string, error) { return "", nil }
 	of := func(o bellwether.Options) func() {
@@ -765,8 +754,7 @@ func TestNew_BadOptions(t *testing.T) {
 	}
 }
 
-// A negative value switches off what an option is for, as no other value may: there the
-// default is another one.
+// A negative value switches an option off, where zero means another default.
 func TestNew_NegativeIsOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var loads atomic.Int32
@@ -781,7 +769,7 @@ func TestNew_NegativeIsOff(t *testing.T) {
 			return "v", nil
 		}, bellwether.Options{
 			TTL: time.Minute, StaleWhileRevalidate: -1, StaleIfError: -1, NotFoundTTL: -1, ErrorTTL: -1,
-			Patience: -1, EarlyRefresh: -1, TTLJitter: -1, Hedge: -1, Fleet: bellwether.Fleet{NearTTL: -1}, // which is for a Store
+			Patience: -1, EarlyRefresh: -1, TTLJitter: -1, Hedge: -1, Fleet: bellwether.Fleet{NearTTL: -1}, // NearTTL is for a Store
 		})
 		get := func(key string, wantLoads int32, want error) {
 			t.Helper()
@@ -811,7 +799,7 @@ func TestNew_NegativeIsOff(t *testing.T) {
 			get("failing", 1, errOrigin) // StaleIfError, ErrorTTL
 		}
 	})
-	// NotFoundTTL in a fleet: one load each for those who ask at one time, and no more.
+	// In a fleet, concurrent callers share one load of each process without NotFoundTTL.
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 3, notices, bellwether.Options{NotFoundTTL: -1})
 		f.origin.fail = func(int) error { return bellwether.ErrNotFound }
@@ -828,7 +816,7 @@ func TestNew_NegativeIsOff(t *testing.T) {
 			time.Sleep(10 * time.Second)
 		}
 		if loads, _ := f.origin.count(); loads < 2 {
-			t.Errorf("%d loads, want one more for those who came later", loads)
+			t.Errorf("%d loads, want another for the later callers", loads)
 		}
 	})
 	synctest.Test(t, func(t *testing.T) {
@@ -884,17 +872,15 @@ func TestGet_HitsDoNotAllocate(t *testing.T) {
 	}
 }
 
-// Loads that ask their cache for other keys do not wait for themselves, however many
-// run at one time: what they ask for is loaded in their place. So it is where they ask
-// for many at one time, for each other's, for what others have asked for before them,
-// by way of a second cache, and down to a depth.
+// Loads that ask their cache for other keys do not wait for themselves, however many run at one time,
+// because they lend their slots.
 func TestGet_LoadsThatAskForOtherKeys(t *testing.T) {
 	const slots = 4
 	type caches struct{ first, second *bellwether.Cache[string] }
 	for name, test := range map[string]struct {
 		load   func(ctx context.Context, c caches, key string) (string, error)
-		before bool  // the children are asked for first, and wait for slots
-		over   int32 // how many loads may go on before what they lent is back
+		before bool  // children are also asked for directly, and wait for slots
+		over   int32 // number of loads that may go on before their slots are back
 	}{
 		"one each": {load: func(ctx context.Context, c caches, key string) (string, error) {
 			return c.first.Get(ctx, "child of "+key)
@@ -979,7 +965,7 @@ func TestGet_LoadsThatAskForOtherKeys(t *testing.T) {
 				}
 				wg.Wait()
 				if took := time.Since(began); took > 5*time.Second {
-					t.Errorf("it took %v", took)
+					t.Errorf("the calls took %v", took)
 				}
 				if n := most.Load(); n > slots+test.over {
 					t.Errorf("%d loads worked at one time, want %d at most", n, slots+test.over)
@@ -989,7 +975,7 @@ func TestGet_LoadsThatAskForOtherKeys(t *testing.T) {
 	}
 }
 
-// A load that has ended has no slot to lend, although calls of its goroutines wait.
+// A load that has ended lends no slot to the calls of its goroutines.
 func TestGet_LoadThatHasEndedLendsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c *bellwether.Cache[string]
@@ -1015,8 +1001,7 @@ func TestGet_LoadThatHasEndedLendsNothing(t *testing.T) {
 	})
 }
 
-// A Codec is for values of all types. Without one, strings and bytes are stored as
-// they are.
+// A Codec encodes values of all types. Without a Codec, strings and bytes are stored unchanged.
 func TestCodec_OfStringsAndBytes(t *testing.T) {
 	for _, codec := range []bellwether.Codec{{}, {Marshal: json.Marshal, Unmarshal: json.Unmarshal}} {
 		store := memstore.New()
@@ -1041,8 +1026,7 @@ func TestCodec_OfStringsAndBytes(t *testing.T) {
 	}
 }
 
-// A lateContext has something done between a call's look into the near tier and
-// its look for a flight.
+// A lateContext calls do between a call's look into the near tier and its look for a flight.
 type lateContext struct {
 	context.Context
 	do func()
@@ -1053,7 +1037,7 @@ func (c lateContext) Err() error {
 	return c.Context.Err()
 }
 
-// A halfDone is a context that has only learnt how to be done: it has no error.
+// A halfDone is a context with Done and without an error.
 type halfDone struct {
 	context.Context
 	done chan struct{}
@@ -1075,8 +1059,7 @@ func TestGet_ContextThatIsDoneWithoutAnError(t *testing.T) {
 	})
 }
 
-// A call that misses just before a flight lands, and comes to begin one just
-// after, is a hit.
+// A call that misses just before a flight lands, and begins a flight just after, is a hit.
 func TestStats_HitInTheLastMoment(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 1, push, bellwether.Options{})
@@ -1098,7 +1081,7 @@ func TestStats_HitInTheLastMoment(t *testing.T) {
 	})
 }
 
-// A sizer is user code, and may use the cache: it is not called under its lock.
+// Size may use the cache, because the cache holds no lock during the call.
 func TestGet_SizeMayUseTheCache(t *testing.T) {
 	if !survives(t) {
 		return

@@ -9,50 +9,48 @@ import (
 	"time"
 )
 
-// This file is the client of the tests: the one fake of a ResponseWriter, with its faults as
-// data.
-
-// A client records a response, and when the parts of it came. Its exported state is read
-// after ServeHTTP has returned. It can be flushed; a struct of an http.ResponseWriter hides that.
+// A client is the tests' fake of a ResponseWriter. It records the response and when its parts
+// came, to be read after ServeHTTP has returned. It is a Flusher; a struct of an
+// http.ResponseWriter hides this.
 type client struct {
 	*httptest.ResponseRecorder
 
 	// The faults, set before use.
-	rate     int                                // bytes taken in a second; 0: all at once
-	held     bool                               // nothing is taken until free is closed
-	forgets  bool                               // bytes are counted, and not recorded
-	before   func(p []byte) error               // called before each Write takes p; nil: nothing
-	deadline func(w *client, t time.Time) error // SetWriteDeadline; nil: not supported
+	rate     int                                // bytes read per second; 0: all at once
+	held     bool                               // reads nothing until free is closed
+	forgets  bool                               // counts bytes without recording them
+	before   func(p []byte) error               // called before each Write; nil: no call
+	deadline func(w *client, t time.Time) error // called by SetWriteDeadline; nil: not supported
 
 	full  chan struct{} // closed at the first Write of a held client
-	free  chan struct{} // closed to let a held client go, or by breakOff
+	free  chan struct{} // closed by the test or by breakOff to end the hold
 	fill  sync.Once
-	broke atomic.Bool // by breakOff
+	broke atomic.Bool // set by breakOff
 
 	took                         int // bytes
 	made                         time.Time
-	header, first, last, flushed time.Duration // when they came, since made; first and last of the body
+	header, first, last, flushed time.Duration // when they came, since made; first and last are of the body
 }
 
 func newClient() *client {
 	return &client{ResponseRecorder: httptest.NewRecorder(), full: make(chan struct{}), free: make(chan struct{}), made: time.Now()}
 }
 
-// heldClient takes nothing until it is let go, or breaks off at a write deadline.
+// heldClient reads nothing until free is closed, and breaks off at a write deadline.
 func heldClient() *client {
 	w := newClient()
 	w.held, w.deadline = true, (*client).breakOff
 	return w
 }
 
-// slowClient takes so many bytes a second, until it breaks off at a write deadline.
+// slowClient reads rate bytes a second, and breaks off at a write deadline.
 func slowClient(rate int) *client {
 	w := newClient()
 	w.rate, w.deadline = rate, (*client).breakOff
 	return w
 }
 
-// breakOff is a deadline that has passed when it is set.
+// breakOff acts as a deadline that has passed when it is set.
 func (w *client) breakOff(time.Time) error {
 	if !w.broke.Swap(true) {
 		close(w.free)
@@ -104,7 +102,7 @@ func (w *client) Write(p []byte) (n int, err error) {
 	return n, err
 }
 
-// trickle takes the time of n bytes, in pieces.
+// trickle waits for the time that n bytes take, in pieces.
 func (w *client) trickle(n int) (taken int, err error) {
 	if w.rate == 0 {
 		return n, nil

@@ -16,8 +16,7 @@ type (
 	withFunc   struct{ Call func() }
 )
 
-// TestNew_WhatJSONLoses holds that New tells OnError of a type that JSON changes, and panics
-// at one that does not come back.
+// New reports fields that JSON loses to OnError, and panics for a type that cannot be decoded.
 func TestNew_WhatJSONLoses(t *testing.T) {
 	var told []string
 	o := bellwether.Options{
@@ -36,8 +35,7 @@ func TestNew_WhatJSONLoses(t *testing.T) {
 	bellwether.New(func(context.Context, string) (*withFunc, error) { return nil, nil }, o).Close()
 }
 
-// TestNew_LossesThatNobodyMinds has nothing said, or refused, where nothing is encoded
-// as JSON.
+// New neither reports nor panics if no value is encoded as JSON.
 func TestNew_LossesThatNobodyMinds(t *testing.T) {
 	load := func(context.Context, string) (*withFunc, error) { return nil, nil }
 	told := func(key string, err error) { t.Errorf("OnError is told %q of %q", err, key) }

@@ -22,14 +22,13 @@ import (
 
 const earlyHeader = "| beta | a lease | rebuilds per TTL | by the formula | loads per rebuild | by the formula | rebuilds that came too late | by the formula |"
 
-// TestClaim_DocumentEarlyRefresh holds the table of docs/fleets.md on a key that is
-// read ten times per build, by fifty processes, and is not to be served stale:
-// what EarlyRefresh costs and saves, beside what the theory says.
+// The table of docs/fleets.md, with the formulas, holds for fifty processes that read a key ten
+// times per build, without a stale window.
 func TestClaim_DocumentEarlyRefresh(t *testing.T) {
 	const (
 		build, ttl = time.Second, 20 * time.Second
 		processes  = 50
-		lambda     = 10 // reads in the time of a build, in all; at random moments
+		lambda     = 10 // reads per build of all processes, at random moments
 	)
 	for _, row := range tableUnder(t, earlyHeader) {
 		t.Run(strings.Join(row[:2], ", "), func(t *testing.T) {
@@ -38,10 +37,9 @@ func TestClaim_DocumentEarlyRefresh(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			// The first read to begin a rebuild does so where lambda * beta * exp(-t/beta)
-			// is about 1, and Euler's constant more in the mean; t in builds. Without a
-			// lease others do so until it is done. It is too late if nobody has by one
-			// build before the end.
+			// With t in builds, the first read begins a rebuild where lambda * beta * exp(-t/beta)
+			// is about 1, plus Euler's constant in the mean. Without a lease other processes begin
+			// rebuilds meanwhile. A rebuild within one build of the expiry is late.
 			lead := beta * (math.Log(lambda*beta) + 0.5772)
 			perTTL := float64(ttl) / (float64(ttl) - (lead-1)*float64(build))
 			together := math.Exp(1 / beta)
@@ -52,10 +50,10 @@ func TestClaim_DocumentEarlyRefresh(t *testing.T) {
 
 			rounds := 200
 			if row[1] != "yes" {
-				rounds = 600 // how many load at one time is scattered more
+				rounds = 600 // the number of concurrent loads has a larger variance
 			}
 
-			var mu sync.Mutex // guards what follows
+			var mu sync.Mutex // guards the variables below
 			loads, rebuilds, running, most := 0, 0, 0, 0
 			waited := map[int]bool{} // by rebuild
 			synctest.Test(t, func(t *testing.T) {
@@ -102,13 +100,13 @@ func TestClaim_DocumentEarlyRefresh(t *testing.T) {
 					time.Sleep(time.Duration(rng.ExpFloat64() * float64(build/lambda)))
 				}
 				callers.Wait()
-				time.Sleep(2 * build) // of a load that was begun early and runs behind
+				time.Sleep(2 * build) // for a load in the background that was begun early
 			})
-			loads, rebuilds = loads-1, rebuilds-1 // there was nothing to begin with
+			loads, rebuilds = loads-1, rebuilds-1 // without the first load, which was not early
 			number := func(x float64) string { return strconv.FormatFloat(x, 'f', 2, 64) }
 			formulas := []string{number(perTTL), number(together), fmt.Sprintf("1 in %.0f", 1/late)}
 			measured := []string{number(float64(rebuilds) / float64(rounds)), number(float64(loads) / float64(rebuilds)), fmt.Sprintf("%d of %d", len(waited), rebuilds)}
-			if row[1] != "yes" { // a process waits for its own load then, also where another's is done
+			if row[1] != "yes" { // a process then waits for its own load, even if another process's load is done
 				formulas[2], measured[2] = "-", "-"
 			}
 			t.Logf("| %s | %s | %s | %s | %s | %s | %s | %s |", row[0], row[1], measured[0], formulas[0], measured[1], formulas[1], measured[2], formulas[2])
@@ -123,7 +121,7 @@ func TestClaim_DocumentEarlyRefresh(t *testing.T) {
 			if row[1] == "yes" && most > 1 {
 				t.Errorf("beta %v: %d loads at one time under a lease", beta, most)
 			}
-			// Five deviations more than the mean are one chance in millions.
+			// Five deviations above the mean have a chance of less than one in a million.
 			if mean := late * float64(rebuilds); row[1] == "yes" && float64(len(waited)) > mean+5*math.Sqrt(mean)+0.5 {
 				t.Errorf("beta %v: readers waited for %d of %d rebuilds, %.2f by the formula", beta, len(waited), rebuilds, mean)
 			}

@@ -13,10 +13,9 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 )
 
-// A key that is read ten times per build never makes a caller wait at its
-// expiry, although nothing stale may be served: with a beta of 2 the rebuild
-// begins too late, less than one build before the expiry, with the probability
-// exp(-10 * 2 * exp(-1/2)), once in 200,000 TTLs. (With 1 it is once in 40.) One rebuild runs at a time in the whole fleet.
+// A key that is read ten times per build makes no caller wait at its expiry. With a beta of 2
+// the rebuild is late with the probability exp(-10 * 2 * exp(-1/2)), once in 200,000 TTLs
+// (with 1, once in 40).
 func TestEarlyRefresh(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const (
@@ -43,8 +42,7 @@ func TestEarlyRefresh(t *testing.T) {
 		if waited > 0 || most > 1 {
 			t.Errorf("%d of %d reads waited, %d loads at one time", waited, reads, most)
 		}
-		// An early rebuild comes some builds before the expiry, so there are a
-		// little more than one for each TTL.
+		// Early rebuilds make slightly more rebuilds than TTLs.
 		if loads-1 < rounds || loads-1 > rounds*6/5 {
 			t.Errorf("%d rebuilds in %d TTLs", loads-1, rounds)
 		}
@@ -52,7 +50,7 @@ func TestEarlyRefresh(t *testing.T) {
 	})
 }
 
-// A rebuild that was begun early and fails takes nothing away.
+// Callers keep getting the fresh value after an early rebuild fails.
 func TestEarlyRefresh_Fails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 2, push, bellwether.Options{TTL: 10 * time.Second, EarlyRefresh: 100})
@@ -77,7 +75,6 @@ func TestEarlyRefresh_Fails(t *testing.T) {
 	})
 }
 
-// advice is an error that says when to try again.
 type advice time.Duration
 
 func (advice) Error() string               { return "busy" }
@@ -95,7 +92,7 @@ func TestFailure_SaysWhenToTryAgain(t *testing.T) {
 				time.Sleep(5 * time.Second)
 			}
 			f.wantLoads(t, wantLoads)
-			time.Sleep(10 * time.Second) // and a tenth
+			time.Sleep(10 * time.Second) // with the jitter of a tenth
 			f.origin.set(func(o *source) { o.fail = nil })
 			f.get(1, "k")
 			f.wantLoads(t, wantLoads+1)
@@ -103,8 +100,7 @@ func TestFailure_SaysWhenToTryAgain(t *testing.T) {
 	}
 }
 
-// A pause that is as long as there are any reaches the other processes as such,
-// also beside something older than the cache.
+// The longest possible pause reaches the other processes undiminished.
 func TestFleet_LongPause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 2, push, bellwether.Options{})
@@ -123,20 +119,20 @@ func TestFleet_LongPause(t *testing.T) {
 		p.Get(t.Context(), "k")
 		time.Sleep(time.Second)
 		v, err := other.Get(t.Context(), "k")
-		synctest.Wait() // a third load would run behind it
+		synctest.Wait() // a third load would run in the background
 		if loads, _ := f.origin.count(); v != "v1" || err != nil || loads != 2 {
 			t.Errorf("%q, %v after %d loads, want the stale value and no third load", v, err, loads)
 		}
 	})
 }
 
-// Over MaxQueued callers are told so at once, or get what is stale.
+// Beyond MaxQueued, callers get ErrOverloaded or a stale value at once.
 func TestOverload(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := &source{build: 10 * time.Second}
 		c := cacheOf(t, o.load, bellwether.Options{TTL: time.Minute, StaleIfError: time.Hour, Limits: bellwether.Limits{MaxRebuilds: 2, MaxQueued: 3}})
 		c.Get(t.Context(), "known")
-		time.Sleep(2 * time.Minute) // it has expired, and may be served on errors
+		time.Sleep(2 * time.Minute) // expired, within StaleIfError
 		var wg sync.WaitGroup
 		for i := range 5 {
 			wg.Go(func() {
@@ -154,7 +150,7 @@ func TestOverload(t *testing.T) {
 			t.Errorf("%q, %v after %v, want the stale v1 at once", v, err, time.Since(start))
 		}
 		wg.Wait()
-		// Nothing of that is remembered, and all the slots are back.
+		// ErrOverloaded is not remembered, and all slots are free again.
 		if v, err := c.Get(t.Context(), "one more"); err != nil {
 			t.Errorf("%q, %v afterwards", v, err)
 		}

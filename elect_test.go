@@ -18,9 +18,9 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// These tests are about an engine that is store and locker at once.
+// This file tests an engine that is store and locker at once.
 
-// An uncontended miss is two requests, and a hit of the store one.
+// An uncontended miss takes two requests, and a hit of the store one.
 func TestElect_UncontendedMiss(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 2, atOnce, bellwether.Options{TTL: time.Minute})
@@ -46,8 +46,7 @@ func TestElect_UncontendedMiss(t *testing.T) {
 	})
 }
 
-// A flight without a place among MaxRebuilds has no lease: it looks alone, and another process
-// with a place loads the key.
+// A flight without a slot only reads the store, and a process with a slot gets the lease.
 func TestElect_NoLeaseWithoutAPlace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 2, atOnce, bellwether.Options{TTL: time.Minute, Limits: bellwether.Limits{MaxRebuilds: 1}})
@@ -77,7 +76,7 @@ func TestElect_NoLeaseWithoutAPlace(t *testing.T) {
 	})
 }
 
-// A flight that is not elected gives its place back: another key loads beside its wait.
+// A flight that is not elected gives its slot back, so another key loads meanwhile.
 func TestElect_PlaceIsGivenBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 2, atOnce, bellwether.Options{TTL: time.Minute, Limits: bellwether.Limits{MaxRebuilds: 1}})
@@ -95,7 +94,7 @@ func TestElect_PlaceIsGivenBack(t *testing.T) {
 	})
 }
 
-// A fresh entry that a process cannot decode is replaced by one load, which is elected past it.
+// A fresh entry that a process cannot decode is replaced by one load of the fleet.
 func TestElect_PastWhatDoesNotDecode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 3, atOnce, bellwether.Options{
@@ -112,7 +111,7 @@ func TestElect_PastWhatDoesNotDecode(t *testing.T) {
 		f.processes[0].Get(t.Context(), "k")
 		f.each(func(p *process) { p.store.reset() })
 		if got := callAll(f.processes[1:], 10, "k"); got.values["v2"] != 20 {
-			t.Errorf("answers %v, want those of a second load", got.count)
+			t.Errorf("answers %v, want the second load's", got.count)
 		}
 		f.wantLoads(t, 2)
 		for i, p := range f.processes[1:] {
@@ -123,7 +122,7 @@ func TestElect_PastWhatDoesNotDecode(t *testing.T) {
 	})
 }
 
-// An election that has no answer leaves the lookup, and the load goes on without a lease.
+// If elections fail, the store is read with Get, and the load goes on without a lease.
 func TestElect_NoAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 1, atOnce, bellwether.Options{TTL: time.Minute})
@@ -141,8 +140,7 @@ func TestElect_NoAnswer(t *testing.T) {
 	})
 }
 
-// A failure beside a stale value does not send the value again, and every process knows of it.
-// Where the store has lost the value, it is sent.
+// A failure beside a stale value is stored by Touch. The value is sent only if the store has lost it.
 func TestTouch_FailureBesideAStaleValue(t *testing.T) {
 	for name, touch := range map[string]fault{"the store has the value": nil, "the store has lost it": on(answer(bellwether.ErrNotFound), "touch")} {
 		inBubble(t, name, func(t *testing.T) {
@@ -180,8 +178,7 @@ func TestTouch_FailureBesideAStaleValue(t *testing.T) {
 	}
 }
 
-// A key that was invalidated during its load, a near tier that is off, and a NearTTL of two trips have
-// each look read the log of sweeps. The flight stands for election all the same.
+// A flight stands for election also if each of its looks reads the log of sweeps.
 func TestElect_BesideTheLog(t *testing.T) {
 	for name, o := range map[string]bellwether.HTTPOptions{
 		"invalidated":   {},
@@ -200,7 +197,7 @@ func TestElect_BesideTheLog(t *testing.T) {
 				}
 				page(60, "page")(w, r)
 			})
-			time.Sleep(time.Second) // the log is there
+			time.Sleep(time.Second) // until the log has begun
 			store.reset()
 			want := 1
 			if name == "invalidated" {
@@ -216,7 +213,6 @@ func TestElect_BesideTheLog(t *testing.T) {
 	}
 }
 
-// An emptyElector answers an election with nothing: no entry, no lease, no holder.
 type emptyElector struct {
 	driver.Elector
 	elections atomic.Int32
@@ -230,7 +226,7 @@ func (e *emptyElector) Elect(context.Context, string, uint64, time.Duration) (dr
 	return driver.Election{}, nil
 }
 
-// An election without an answer in its reply costs no more than a silent one.
+// An empty Election is followed by a load, without a second election.
 func TestElect_EmptyAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := &emptyElector{Elector: memstore.New()}
@@ -241,8 +237,7 @@ func TestElect_EmptyAnswer(t *testing.T) {
 	})
 }
 
-// An engine with silent writes still answers with its fresh entries: nothing is loaded again, with one
-// engine as with two.
+// If an engine answers no writes, its fresh entries are still served.
 func TestElect_SilentWritesLeaveTheHits(t *testing.T) {
 	for name, by := range map[string]way{"one engine": atOnce, "two": push} {
 		inBubble(t, name, func(t *testing.T) {
@@ -273,7 +268,7 @@ func TestElect_SilentWritesLeaveTheHits(t *testing.T) {
 	}
 }
 
-// A lease that was asked for before the entry was known is shortened by its first renewal.
+// The first renewal shortens a lease that was requested without a known build time.
 func TestElect_LeaseLength(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 1, atOnce, bellwether.Options{TTL: time.Minute, Fleet: bellwether.Fleet{LeaseTTL: time.Minute}})
@@ -288,7 +283,7 @@ func TestElect_LeaseLength(t *testing.T) {
 	})
 }
 
-// A Touch whose reply was lost is found in the store, as a Commit is.
+// A Touch or a Commit whose reply was lost is found in the store, and not counted as fenced.
 func TestTouch_LostReply(t *testing.T) {
 	for name, touches := range map[string]bool{"touch": true, "commit": false} {
 		inBubble(t, name, func(t *testing.T) {

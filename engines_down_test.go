@@ -18,9 +18,8 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// This file tests callers whose engines fail, hang or answer nonsense.
+// This file tests caches with engines that fail, hang or return wrong answers.
 
-// engineFaults are what engines do to a rebuild in all processes.
 var engineFaults = map[string]func(p *process){
 	"store is a black hole":          func(p *process) { p.store.set(blackHole) },
 	"store refuses":                  func(p *process) { p.store.set(refuse) },
@@ -40,9 +39,8 @@ var engineFaults = map[string]func(p *process){
 	"locker hangs, then store hangs": func(p *process) { p.locker.set(blackHole); p.store.set(on(blackHole, "claim", "commit")) },
 }
 
-// Coordination that is down is no outage: nobody fails, nobody waits longer
-// than one EngineTimeout beyond the load, and when the engines are back there
-// is one load for the fleet again.
+// While engines fail, callers do not fail, and wait at most one EngineTimeout beyond the load.
+// Afterwards one load per key is enough for the fleet.
 func TestFleet_EngineFaults(t *testing.T) {
 	const n, m, build, timeout = 3, 20, time.Second, 500 * time.Millisecond
 	for name, inject := range engineFaults {
@@ -58,10 +56,10 @@ func TestFleet_EngineFaults(t *testing.T) {
 					}
 					most := build + timeout + pollLag(build)
 					if by == poll {
-						most += n * time.Second / 2 // until it is seen that a lease was released without a value
+						most += n * time.Second / 2 // until each waiter sees that a lease was released without a value
 					}
 					if strings.Contains(name, "Claim is") || strings.Contains(name, "then store") {
-						most += (n - 1) * timeout // each waits out its own claim, as holder
+						most += (n - 1) * timeout // each holder in turn waits out its claim
 					}
 					if got.slowest > most {
 						t.Errorf("the slowest caller waited %v, want at most %v: %v", got.slowest, most, got.count)
@@ -76,7 +74,7 @@ func TestFleet_EngineFaults(t *testing.T) {
 	}
 }
 
-// One call that fails is a lost packet, not an outage of the fleet's election.
+// A single failed call does not begin a second load.
 func TestFleet_OneLostPacketWhileWaiting(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {
 		f := newFleet(t, 3, by, bellwether.Options{})
@@ -97,9 +95,7 @@ func TestFleet_OneLostPacketWhileWaiting(t *testing.T) {
 	})
 }
 
-// A store that refuses each commit as too late, because it forgets claims
-// sooner than they are redeemed: callers get what was made while they waited,
-// and a flight that nobody waits for ends.
+// If the store fences every commit, callers still get the values, and a flight without callers ends.
 func TestFleet_StoreForgetsClaims(t *testing.T) {
 	for _, build := range []time.Duration{0, time.Second} {
 		t.Run(build.String(), func(t *testing.T) {
@@ -111,10 +107,10 @@ func TestFleet_StoreForgetsClaims(t *testing.T) {
 				if got := f.get(m, "k"); len(got.failed) > 0 {
 					t.Errorf("answers %v", got.count)
 				}
-				time.Sleep(time.Minute) // nobody asks any more
+				time.Sleep(time.Minute) // without callers
 				most := 5 * n
 				if build == 0 {
-					most *= m // they hardly meet
+					most *= m // the callers hardly overlap
 				}
 				if loads, _ := f.origin.count(); loads > most {
 					t.Errorf("%d loads for one herd in %d processes", loads, n)
@@ -174,7 +170,7 @@ func TestFleet_CorruptEntries(t *testing.T) {
 	}
 }
 
-// In an outage nobody pays for the engine's silence request by request.
+// During an outage only a few requests wait for an engine.
 func TestFleet_BreakersInAnOutage(t *testing.T) {
 	for name, f := range map[string]fault{"black hole": blackHole, "refuse": refuse} {
 		for _, keys := range []int{1, 50} {
@@ -203,15 +199,15 @@ func TestFleet_BreakersInAnOutage(t *testing.T) {
 					time.Sleep(10 * time.Millisecond)
 				}
 				wg.Wait()
-				// The first half second is everybody's, then a probe every
-				// 1.5 s that its key's callers wait for.
+				// All callers wait during the first half second. Then one key's callers wait for a
+				// probe, every 1.5 s.
 				if n := p.store.count() + p.locker.count(); n > 150 {
 					t.Errorf("%d calls of dead engines for %d requests", n, calls.Load())
 				}
 				if keys > 1 && late.Load() > 300 || keys == 1 && late.Load() > 2500 {
 					t.Errorf("%d of %d callers waited for dead engines", late.Load(), calls.Load())
 				}
-				// Nobody waits for a probe that is under way.
+				// Callers do not wait for a probe that is under way.
 				for p.Stats().Flights > 0 {
 					time.Sleep(10 * time.Millisecond)
 				}
@@ -224,15 +220,14 @@ func TestFleet_BreakersInAnOutage(t *testing.T) {
 	}
 }
 
-// An outage is told for as long as it lasts to those who look now and then: also
-// while a call finds out whether it is over, and between the calls of a process
-// that makes few.
+// Stats reports the engine as down throughout an outage, also while a call probes the engine, and
+// between the calls of a process that makes few.
 func TestStats_ThroughAnOutage(t *testing.T) {
 	for name, f := range map[string]fault{"black hole": blackHole, "refuse": refuse} {
 		for _, engine := range []string{"store", "locker"} {
 			for _, pause := range []time.Duration{10 * time.Millisecond, 10 * time.Second} {
 				inBubble(t, fmt.Sprintf("%s, %s, a call in %v", name, engine, pause), func(t *testing.T) {
-					// Some 25 probes, or 12 calls.
+					// about 25 probes, or 12 calls
 					outage := max(40*time.Second, 12*pause)
 					fl := newFleet(t, 1, push, bellwether.Options{TTL: time.Second})
 					p := fl.processes[0]
@@ -256,14 +251,14 @@ func TestStats_ThroughAnOutage(t *testing.T) {
 					}
 					for time.Since(began) < outage {
 						if up() {
-							t.Fatalf("%v after the beginning of the outage the %s is told to be up", time.Since(began), engine)
+							t.Fatalf("%v after the outage began, Stats reports the %s as up", time.Since(began), engine)
 						}
 						time.Sleep(10 * time.Millisecond)
 					}
 					wg.Wait()
-					time.Sleep(time.Minute) // nobody asks
+					time.Sleep(time.Minute) // without calls
 					if !up() {
-						t.Errorf("the %s is told to be down when nobody has asked for a minute", engine)
+						t.Errorf("Stats reports the %s as down after a minute without calls", engine)
 					}
 					fl.recovers(t)
 				})
@@ -272,7 +267,7 @@ func TestStats_ThroughAnOutage(t *testing.T) {
 	}
 }
 
-// Callers whose own time is up say nothing about the store.
+// A caller's expired context does not count as a failure of the store.
 func TestInvalidate_CallersDeadlineIsNoOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 2, push, bellwether.Options{})
@@ -282,7 +277,7 @@ func TestInvalidate_CallersDeadlineIsNoOutage(t *testing.T) {
 		time.Sleep(2 * time.Millisecond)
 		for range 10 {
 			if err := p.Invalidate(ctx, "other"); err == nil {
-				t.Fatal("an Invalidate without time has succeeded")
+				t.Fatal("an Invalidate with an expired context has succeeded")
 			}
 		}
 		if !p.Stats().StoreUp {
@@ -322,12 +317,11 @@ func TestInvalidate_GoexitIsNoSuccess(t *testing.T) {
 		p.Get(t.Context(), "k")
 		p.store.set(on(func(context.Context, string) error { runtime.Goexit(); return nil }, "invalidate"))
 		if err := p.Invalidate(t.Context(), "k"); err == nil {
-			t.Error("Invalidate returned nil, and the store has still the value")
+			t.Error("Invalidate returned nil, and the store still has the value")
 		}
-		// The near tier has dropped it all the same.
 		p.store.reset()
 		if p.Get(t.Context(), "k"); p.store.count("get") != 1 {
-			t.Error("the near tier answers still")
+			t.Error("the near tier still has the value")
 		}
 	})
 }

@@ -9,8 +9,6 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 )
 
-// BenchmarkEntry is an entry turned into its bytes and back, with the buffer
-// reused.
 func BenchmarkEntry(b *testing.B) {
 	for _, size := range []int{100, 10_000} {
 		e := driver.Entry{

@@ -10,11 +10,9 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// This file is what happens where a store's epochs fall: its server has lost its
-// data, and counts from a clock that was set back, or from nothing. A Store must not
-// do that; caches get over it nevertheless.
+// This file tests a store whose epochs fall, because its server has lost its data. The contract of
+// Store forbids this, but caches recover from it.
 
-// loseEpochs has the store lose all, its epochs included.
 func (f *fleet) loseEpochs() {
 	f.store = memstore.New()
 	f.each(func(p *process) {
@@ -24,18 +22,17 @@ func (f *fleet) loseEpochs() {
 	})
 }
 
-// A key that was of a great epoch is loaded when it is due, once, and an
-// invalidation counts.
+// After the epochs fall, a key is loaded once when it is due, and an invalidation takes effect.
 func TestFleet_EpochsFall(t *testing.T) {
 	for name, o := range map[string]bellwether.Options{
 		"fresh":   {TTL: time.Hour},
-		"expired": {TTL: time.Second, StaleIfError: time.Hour}, // what is expired stays in the near tier
+		"expired": {TTL: time.Second, StaleIfError: time.Hour}, // the expired value stays in the near tier
 	} {
-		for how, by := range map[string]way{"push": push, "poll": poll} { // a notifying store's notices end with it
+		for how, by := range map[string]way{"push": push, "poll": poll} { // the lost store's notices end, so notices is left out
 			inBubble(t, name+", "+how, func(t *testing.T) {
 				f := newFleet(t, 2, by, o)
 				for i := range 10 {
-					f.store.Claim(t.Context(), "test:"+fmt.Sprint(i)) // so that the epochs are great
+					f.store.Claim(t.Context(), "test:"+fmt.Sprint(i)) // raises the store's epochs
 				}
 				f.get(1, "k")
 				f.loseEpochs()
@@ -56,7 +53,7 @@ func TestFleet_EpochsFall(t *testing.T) {
 					f.get(5, "k")
 					f.each(func(p *process) { calls += p.store.count() })
 					if name == "fresh" && calls > 0 {
-						t.Errorf("round %d: %d calls of the store for what it has just said", round, calls)
+						t.Errorf("round %d: %d calls of the store for an entry that was just read", round, calls)
 					}
 					if round == 1 {
 						invalidate(t, f.processes[0], "k")
@@ -67,8 +64,7 @@ func TestFleet_EpochsFall(t *testing.T) {
 	}
 }
 
-// A process's value whose commit had no answer stands beside the entry that it came
-// after, and ends with it, whatever the epochs.
+// After the epochs fall, a value with a failed commit is replaced by the value in the store.
 func TestFleet_EpochsFallAfterALostCommit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 2, push, bellwether.Options{TTL: time.Hour})
@@ -86,8 +82,7 @@ func TestFleet_EpochsFallAfterALostCommit(t *testing.T) {
 	})
 }
 
-// What was made while the store was away, or took no commit, follows what the store has, and is
-// served until it expires itself.
+// A value that was loaded while the store failed is served until it expires, not the store's older value.
 func TestFleet_AfterAnOutageNothingOlder(t *testing.T) {
 	for name, fault := range map[string]fault{"away": refuse, "takes no commit": on(refuse, "commit")} {
 		inBubble(t, name, func(t *testing.T) {
@@ -96,7 +91,7 @@ func TestFleet_AfterAnOutageNothingOlder(t *testing.T) {
 			p.Get(t.Context(), "k")
 			time.Sleep(10 * time.Second)
 			p.store.set(fault)
-			p.Get(t.Context(), "k") // stale, and v2 behind it, made without the store
+			p.Get(t.Context(), "k") // stale; v2 is loaded in the background, without the store
 			time.Sleep(1500 * time.Millisecond)
 			p.store.set(nil)
 			for range 50 {

@@ -15,16 +15,15 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// This file returns errors whose methods do harm. They are user code as much as
-// the load is, and a nil pointer in an error is enough.
+// This file tests errors whose methods panic or exit.
 
-// A wrapping is an error as many write it: its methods panic if it is nil.
+// A wrapping is an error whose methods panic for a nil pointer.
 type wrapping struct{ inner error }
 
 func (e *wrapping) Error() string { return "wrapped: " + e.inner.Error() }
 func (e *wrapping) Unwrap() error { return e.inner }
 
-// A harmful error does it in one of its methods.
+// A harmful error calls do in one of its methods.
 type harmful struct {
 	method string
 	do     func()
@@ -42,13 +41,11 @@ func (e harmful) Is(error) bool   { return e.in("Is") }
 func (e harmful) As(any) bool     { return e.in("As") }
 func (e harmful) Unwrap() []error { e.in("Unwrap"); return nil }
 
-// harms are such errors by what they do.
 func harms() map[string]error {
 	errs := map[string]error{"nil pointer": (*wrapping)(nil), "wrapped nil pointer": fmt.Errorf("loading: %w", (*wrapping)(nil))}
 	for _, method := range []string{"Error", "Is", "As", "Unwrap"} {
 		errs[method+" panics"] = &harmful{method, func() { panic(method) }}
 		errs[method+" exits"] = &harmful{method, runtime.Goexit}
-		// And what it panics with does the same.
 		again := &harmful{method: method}
 		again.do = func() { panic(again) }
 		errs[method+" panics with itself"] = again
@@ -56,16 +53,16 @@ func harms() map[string]error {
 	return errs
 }
 
-// wantHarm checks the error of a load that came to one of harms.
+// wantHarm checks the callers' error for a load with a harmful error.
 func wantHarm(t *testing.T, name string, err error) {
 	t.Helper()
 	if _, ok := errors.AsType[*bellwether.PanicError](err); !ok && !(strings.HasSuffix(name, "exits") && errors.Is(err, bellwether.ErrGoexit)) {
-		t.Errorf("the error is a %T", err)
+		t.Errorf("the error is a %T, want a PanicError or ErrGoexit", err)
 	}
 	_ = err.Error()
 }
 
-// eachHarm runs a test for each of harms, in a process of its own.
+// eachHarm runs a test for each harmful error, in a process of its own.
 func eachHarm(t *testing.T, test func(t *testing.T, name string, harm error)) {
 	if !survives(t) {
 		return
@@ -79,7 +76,7 @@ func harmOptions() bellwether.Options {
 	return bellwether.Options{TTL: time.Minute, Limits: bellwether.Limits{MaxRebuilds: 1}, Fleet: bellwether.Fleet{Store: memstore.New(), Locker: locallock.New()}}
 }
 
-// The load's callers get that as its failure, and it is remembered as others are.
+// Callers get a harmful error as a PanicError or ErrGoexit, which is remembered.
 func TestGet_ErrorsThatDoHarm(t *testing.T) {
 	eachHarm(t, func(t *testing.T, name string, harm error) {
 		for how, load := range map[string]func() error{
@@ -87,7 +84,7 @@ func TestGet_ErrorsThatDoHarm(t *testing.T) {
 			"panicked": func() error { panic(harm) },
 		} {
 			if how == "panicked" && strings.HasSuffix(name, "exits") {
-				continue // that is the end of the goroutine
+				continue // the goroutine would end here
 			}
 			loads := 0
 			c := cacheOf(t, func(context.Context, string) (string, error) {
@@ -110,7 +107,7 @@ func TestGet_ErrorsThatDoHarm(t *testing.T) {
 	})
 }
 
-// A load that panics has failed, also with an error that says not found.
+// A load that panics with ErrNotFound has failed, and is not remembered as absent.
 func TestGet_PanicWithNotFound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		panics := true
@@ -126,11 +123,11 @@ func TestGet_PanicWithNotFound(t *testing.T) {
 		}
 		panics = false
 		time.Sleep(10 * time.Second)
-		wantValue(t, c, "k", "v") // when the failure's pause is over
+		wantValue(t, c, "k", "v") // after the pause of the failure
 	})
 }
 
-// Of a batch the keys that it is about have failed, and no others.
+// A harmful error of a batch load fails only its own keys.
 func TestGetMany_ErrorsThatDoHarm(t *testing.T) {
 	eachHarm(t, func(t *testing.T, name string, harm error) {
 		for how, load := range map[string]func() error{
@@ -165,7 +162,7 @@ func TestGetMany_ErrorsThatDoHarm(t *testing.T) {
 	})
 }
 
-// Nor do those of adapters, whose calls are not all made by flights.
+// Harmful errors of engines cost callers at most their own values, and the cache recovers.
 func TestAdaptersErrorsThatDoHarm(t *testing.T) {
 	eachHarm(t, func(t *testing.T, name string, harm error) {
 		for how, do := range map[string]fault{
@@ -173,7 +170,7 @@ func TestAdaptersErrorsThatDoHarm(t *testing.T) {
 			"panicked": func(context.Context, string) error { panic(harm) },
 		} {
 			if strings.HasSuffix(name, "exits") {
-				continue // TestPhases has that
+				continue // tested by TestPhases
 			}
 			for _, op := range []string{"get", "getmany", "claim", "commit", "invalidate", "acquire", "watch", "renew", "release"} {
 				origin := &batchSource{build: 4 * time.Second}
@@ -195,8 +192,7 @@ func TestAdaptersErrorsThatDoHarm(t *testing.T) {
 	})
 }
 
-// Clients that leave while an epoch is claimed for them count as errors of the store, which
-// OnError hears of.
+// Clients that leave during a claim do not count as errors of the store.
 func TestErrors_LeavingClientsAreNone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var told string

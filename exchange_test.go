@@ -22,11 +22,9 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// This file holds what becomes of a load whose handler is not done, or is done
-// for.
+// This file tests loads whose handlers run on after their load or their client has gone.
 
-// A private page that streams has given its slot back, also if what is to be
-// remembered of it ends the goroutine that writes it.
+// A private response that streams frees its slot, even if remembering it ends its goroutine.
 func TestExchange_GoexitBesideAPrivateStream(t *testing.T) {
 	for _, whose := range []string{"adapter", "OnError"} {
 		inBubble(t, whose, func(t *testing.T) {
@@ -80,12 +78,11 @@ func TestExchange_GoexitBesideAPrivateStream(t *testing.T) {
 	}
 }
 
-// A handler that is deaf to the end of its load keeps its place among
-// MaxRebuilds, whatever it still writes.
+// A handler that does not heed the end of its load keeps its slot while it runs.
 func TestExchange_DeafHandlerWritesOn(t *testing.T) {
 	for _, c := range []struct {
-		first string // before the end
-		more  int    // after it; MaxBodyBytes is between
+		first string // written before the end
+		more  int    // bytes written after the end; below or above MaxBodyBytes
 	}{{"x", 10}, {"x", 1000}, {"", 10}, {"", 1000}} {
 		inBubble(t, fmt.Sprintf("%q, %d", c.first, c.more), func(t *testing.T) {
 			var running, most atomic.Int32
@@ -113,10 +110,7 @@ func TestExchange_DeafHandlerWritesOn(t *testing.T) {
 	}
 }
 
-// The end of a load is the cause of its handler's context's end, whoever still
-// reads.
-// A handler that is deaf to the end of its load, and writes its header late, does
-// not take the place of its client in what the next run makes.
+// If a handler writes its header after its load has ended, the client gets the next run's response.
 func TestExchange_GivenUpRunIsLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var runs atomic.Int32
@@ -135,14 +129,14 @@ func TestExchange_GivenUpRunIsLate(t *testing.T) {
 				io.WriteString(w, "run")
 			})
 		if w := s.get("http://a/p"); w.Code != http.StatusOK || w.Body.String() != "of the second run" {
-			t.Errorf("%d %q", w.Code, w.Body)
+			t.Errorf("status %d, body %q", w.Code, w.Body)
 		}
 		s.wantCalls(t, 2)
 	})
 }
 
-// A response that breaks off after its key was invalidated is one failed run: the
-// handler does not run again for nobody, and what comes next is not its failure.
+// A response that breaks off after an invalidation is one failed run. The handler does not run
+// again without a client, and the next client does not get the failure.
 func TestExchange_BreaksOffInvalidated(t *testing.T) {
 	for name, o := range map[string]bellwether.Options{
 		"with a locker":    {Fleet: bellwether.Fleet{Locker: locallock.New(), Store: memstore.New()}},
@@ -164,11 +158,11 @@ func TestExchange_BreaksOffInvalidated(t *testing.T) {
 				invalidate(t, s.mw, "http://a/p")
 			})
 			if w := s.get("http://a/p"); w.Code != -1 {
-				t.Errorf("whose response breaks off gets %d", w.Code)
+				t.Errorf("the client of the broken response got status %d", w.Code)
 			}
 			time.Sleep(time.Second)
 			s.wantCalls(t, 1)
-			s.wantBody(t, "page", "http://a/p") // the next
+			s.wantBody(t, "page", "http://a/p") // the next client
 		})
 	}
 }
@@ -210,8 +204,7 @@ func TestExchange_Cause(t *testing.T) {
 	}
 }
 
-// A handler that has been given up on, and is deaf to that, writes a body over the
-// limit while its successor waits for the last of the herd to take its place.
+// An abandoned run writes a body above MaxBodyBytes while its successor waits for the herd's last caller.
 func TestExchange_DeafHandlerBesideItsSuccessor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		type hold struct{}
@@ -234,7 +227,7 @@ func TestExchange_DeafHandlerBesideItsSuccessor(t *testing.T) {
 			w.Header().Set("Cache-Control", "max-age=60")
 			w.Header().Set("Content-Type", "text/plain")
 			if run.Add(1) == 1 {
-				time.Sleep(2 * time.Second) // deaf to its end
+				time.Sleep(2 * time.Second) // does not heed its end
 				w.WriteHeader(http.StatusOK)
 				<-deaf
 			}
@@ -252,19 +245,18 @@ func TestExchange_DeafHandlerBesideItsSuccessor(t *testing.T) {
 		}
 		get(t.Context())
 		synctest.Wait()
-		get(context.WithValue(t.Context(), hold{}, true)) // it hangs where it introduces itself
+		get(context.WithValue(t.Context(), hold{}, true)) // hangs in the observer's Caller
 		time.Sleep(time.Second)
 		s.mw.Invalidate(t.Context(), "http://a/p")
-		time.Sleep(2 * time.Second) // the second run waits for it
-		close(deaf)                 // the first goes on
+		time.Sleep(2 * time.Second) // the second run waits for the caller
+		close(deaf)                 // the first run goes on
 		synctest.Wait()
 		close(let)
 		wg.Wait()
 	})
 }
 
-// A page that is made of another of the same site, by way of the same cache, lends
-// its slot, as a load does.
+// A page that requests a part from its own cache lends its slot to the part.
 func TestExchange_HandlerThatAsksForAnotherPage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s *site
@@ -285,8 +277,6 @@ func TestExchange_HandlerThatAsksForAnotherPage(t *testing.T) {
 	})
 }
 
-// askingContext is a context of somebody's own: whoever asks it for a value has it look
-// at the cache.
 type askingContext struct {
 	context.Context
 	ask func()
@@ -294,7 +284,7 @@ type askingContext struct {
 
 func (c askingContext) Value(key any) any { c.ask(); return c.Context.Value(key) }
 
-// A context may be anybody's code, and is asked under no lock.
+// The cache calls a context's methods without holding a lock.
 func TestExchange_ContextThatAsksTheCache(t *testing.T) {
 	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "max-age=60")

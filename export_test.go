@@ -1,7 +1,6 @@
 package bellwether
 
-// OnPhase has f told of each phase that a flight enters, on the flight's goroutine. f is set
-// before the cache's first use.
+// OnPhase has f called with each phase of a flight, on the flight's goroutine. Set it before the first use.
 func (c *Cache[V]) OnPhase(f func(key, phase string)) {
 	c.engine.entered = func(key string, p phase) { f(key, p.String()) }
 }

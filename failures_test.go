@@ -14,8 +14,6 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 )
 
-// This file tests how a load's failure is shared between processes.
-
 func TestFleet_FailureIsShared(t *testing.T) {
 	for name, test := range map[string]struct {
 		fail func(int) error
@@ -44,12 +42,11 @@ func TestFleet_FailureIsShared(t *testing.T) {
 					}
 				}
 				if remote != (n-1)*m {
-					t.Errorf("%d callers got a RemoteError, want those of %d processes", remote, n-1)
+					t.Errorf("%d callers got a RemoteError, want the callers of %d processes", remote, n-1)
 				}
 				f.wantLoads(t, 1)
 
-				// One try after each back-off in the whole fleet, and the
-				// back-off doubles.
+				// The fleet loads once after each back-off, and the back-off doubles.
 				last := 1
 				var ends []time.Duration
 				for len(ends) < 5 {
@@ -66,13 +63,12 @@ func TestFleet_FailureIsShared(t *testing.T) {
 				from := time.Second
 				for i, at := range ends {
 					full := 4 * time.Second << i
-					// The load itself takes a second more.
+					// The load takes another second.
 					if gap := at - from - time.Second; gap < full/2 || gap > full+time.Second {
 						t.Errorf("pause %d was %v, want %v to %v", i, gap, full/2, full)
 					}
 					from = at
 				}
-				// What is remembered is forgotten by a success.
 				f.origin.set(func(o *source) { o.fail = nil })
 				time.Sleep(5 * time.Minute)
 				if got := f.get(2, "k"); len(got.failed) > 0 || len(got.values) != 1 {
@@ -84,8 +80,7 @@ func TestFleet_FailureIsShared(t *testing.T) {
 	}
 }
 
-// The end of a context may answer those who wait for it; it is remembered by
-// nobody.
+// A context's error of a load answers the waiting callers, and is not remembered.
 func TestFleet_ContextErrorIsNotRemembered(t *testing.T) {
 	for _, cause := range []error{context.Canceled, context.DeadlineExceeded} {
 		everyWay(t, func(t *testing.T, by way) {
@@ -101,15 +96,14 @@ func TestFleet_ContextErrorIsNotRemembered(t *testing.T) {
 				t.Errorf("answers %v, want the failure or the next value", got.count)
 			}
 			if got := f.get(10, "k"); got.values["v2"] != 30 || got.slowest > 2*time.Second {
-				t.Errorf("then %v", got.count)
+				t.Errorf("answers of the next calls %v", got.count)
 			}
 			f.wantLoads(t, 2)
 		})
 	}
 }
 
-// Nor is the time-out of a client that a load uses queued for: one load tells all,
-// in every process, and the next calls try again at once.
+// A timeout of a client that the load uses answers all callers after one load, and is not remembered.
 func TestFleet_ClientTimeoutIsTold(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {
 		f := newFleet(t, 5, by, bellwether.Options{ErrorTTL: time.Hour, MaxWait: time.Minute})
@@ -125,7 +119,7 @@ func TestFleet_ClientTimeoutIsTold(t *testing.T) {
 	})
 }
 
-// A failure is told to the others however much it says.
+// A failure with a long text is shortened and shared between processes.
 func TestFleet_FailuresOfManyWords(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {
 		f := newFleet(t, 5, by, bellwether.Options{})

@@ -16,23 +16,23 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// This file is the fleet of the tests. A process is a Cache of its own with its own way to
-// one store and one locker, all in one bubble: what goes wrong goes wrong for one process or
-// for all, at a chosen moment, and bubble time tells how long each caller waited.
+// This file has the fleet of the tests: processes with their own connections to one
+// store and one locker, in one bubble. Faults hit one process or all, and bubble time
+// measures the callers' waits.
 
 // A source makes values v1, v2, ... in the order in which their loads begin.
 type source struct {
-	mu    sync.Mutex // guards all
+	mu    sync.Mutex // guards all fields
 	build time.Duration
-	fail  func(n int) error // nil for a load that succeeds
+	fail  func(n int) error // returns the error of load n; nil if the load succeeds
 	deaf  bool              // loads do not heed their context
-	// freshness is that of all values, nil for what the options say. Set before use.
+	// nil: by the options; set before use
 	freshness *bellwether.Freshness
-	tags      func(key string) []string // of the values, nil for none; set before use
+	tags      func(key string) []string // tags of the values; nil: none. Set before use.
 	loads     int
 	running   map[string]map[int]context.Context // by key and load
-	most      int                                // loads of one key at a time, the cancelled ones not counted
-	all       int                                // running, the cancelled ones counted
+	most      int                                // concurrent loads of one key, without the cancelled loads
+	all       int                                // running loads, with the cancelled loads
 	mostAll   int
 }
 
@@ -49,7 +49,7 @@ func (o *source) load(ctx context.Context, key string) (string, error) {
 	o.running[key][n] = ctx
 	live := 0
 	for _, other := range o.running[key] {
-		if other.Err() == nil { // else it is nobody's any more
+		if other.Err() == nil { // cancelled loads do not count
 			live++
 		}
 	}
@@ -85,7 +85,6 @@ func (o *source) load(ctx context.Context, key string) (string, error) {
 	return "v" + strconv.Itoa(n), nil
 }
 
-// result is load for a cache whose loads say more than a value.
 func (o *source) result(ctx context.Context, r bellwether.Request[string]) (bellwether.Result[string], error) {
 	v, err := o.load(ctx, r.Key)
 	result := bellwether.Result[string]{Value: v, Freshness: o.freshness}
@@ -101,7 +100,7 @@ func (o *source) set(f func(o *source)) {
 	f(o)
 }
 
-// count returns how many loads there were, and how many of one key at a time.
+// count returns the number of loads, and the most of one key at one time.
 func (o *source) count() (loads, most int) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -129,17 +128,16 @@ type fleet struct {
 	processes []*process
 }
 
-// A way is how a process learns of what others do.
+// A way is how a process learns of other processes' commits and releases.
 type way int
 
 const (
-	push    way = iota // its locker pushes
-	poll               // it does not
-	notices            // it does, and so does its store
-	atOnce             // its store is its locker too, and pushes leases' ends
+	push    way = iota // the locker pushes
+	poll               // the locker does not push
+	notices            // the locker and the store push
+	atOnce             // the store is the locker too, and pushes the ends of leases
 )
 
-// newFleet starts n processes.
 func newFleet(t *testing.T, n int, by way, o bellwether.Options) *fleet {
 	t.Helper()
 	f := &fleet{origin: &source{build: time.Second}, store: memstore.New(), locker: locallock.New()}
@@ -170,13 +168,10 @@ func (f *fleet) each(do func(p *process)) {
 	}
 }
 
-// get asks every process for key, by m callers each, and returns when all have
-// their answers.
 func (f *fleet) get(m int, key string) *outcome {
 	return callAll(f.processes, m, key)
 }
 
-// An outcome is what the callers of one moment got.
 type outcome struct {
 	answers
 	slowest time.Duration
@@ -211,7 +206,6 @@ func callAll(ps []*process, m int, key string) *outcome {
 	return out
 }
 
-// wantLoads checks how many loads there have been.
 func (f *fleet) wantLoads(t *testing.T, want int) {
 	t.Helper()
 	if got, _ := f.origin.count(); got != want {
@@ -219,14 +213,12 @@ func (f *fleet) wantLoads(t *testing.T, want int) {
 	}
 }
 
-// inBubble runs a subtest in a bubble of its own.
 func inBubble(t *testing.T, name string, test func(t *testing.T)) {
 	t.Helper()
 	t.Run(name, func(t *testing.T) { synctest.Test(t, test) })
 }
 
-// inBubbleBeside is inBubble beside the other subtests of t, with which this one shares
-// nothing. They run when the function that has begun them returns.
+// inBubbleBeside is inBubble in parallel with the other subtests, after their test has returned.
 func inBubbleBeside(t *testing.T, name string, test func(t *testing.T)) {
 	t.Helper()
 	t.Run(name, func(t *testing.T) {
@@ -241,11 +233,10 @@ func everyWay(t *testing.T, test func(t *testing.T, by way)) {
 	}
 }
 
-// A sixteenth of the build time, with the quarter of jitter on top.
+// pollLag is a sixteenth of the build time with a quarter of jitter.
 func pollLag(build time.Duration) time.Duration { return max(build/16*5/4, 3*time.Millisecond) }
 
-// pause stops a process: its load stands still, and its lease is not renewed,
-// until resume is called.
+// pause blocks a process's calls of its engines until resume is called.
 func pause(p *process) (resume func()) {
 	gate := make(chan struct{})
 	stop := func(context.Context, string) error { <-gate; return nil }
@@ -258,12 +249,12 @@ func pause(p *process) (resume func()) {
 	})
 }
 
-// gone checks that no process serves v any more, for a while.
+// gone checks for four seconds that no process serves v.
 func (f *fleet) gone(t *testing.T, key, v string) {
 	t.Helper()
 	for range 40 {
 		f.each(func(p *process) {
-			// A caller takes what is there, or does not wait.
+			// A caller does not wait for a rebuild.
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 			defer cancel()
 			if got, err := p.Get(ctx, key); err == nil && got == v {
@@ -274,8 +265,7 @@ func (f *fleet) gone(t *testing.T, key, v string) {
 	}
 }
 
-// recovers checks that two seconds after the faults have ended, one load is
-// enough for the fleet.
+// recovers ends the faults, and checks that one load is then enough for the fleet.
 func (f *fleet) recovers(t *testing.T) {
 	t.Helper()
 	f.each(func(p *process) { p.store.set(nil); p.locker.set(nil) })
@@ -287,7 +277,7 @@ func (f *fleet) recovers(t *testing.T) {
 	before, _ := f.origin.count()
 	got := f.get(10, "after"+t.Name())
 	if len(got.failed) > 0 || len(got.values) != 1 {
-		t.Errorf("with the engines back: %v", got.count)
+		t.Errorf("answers with the engines back: %v", got.count)
 	}
 	if loads, _ := f.origin.count(); loads != before+1 {
 		t.Errorf("%d loads with the engines back, want 1", loads-before)
@@ -299,8 +289,7 @@ func (f *fleet) recovers(t *testing.T) {
 	})
 }
 
-// survives runs the calling test again in a process of its own, and fails if
-// that does. It returns true in that process.
+// survives runs the calling test in a process of its own, where it returns true.
 func survives(t *testing.T) bool {
 	if os.Getenv("BELLWETHER_ALONE") == t.Name() {
 		return true

@@ -7,21 +7,17 @@ import (
 	"time"
 )
 
-// This file says what random schedules must not see served any more.
-
-// errOrigin is the failure of loads.
 var errOrigin = errors.New("origin is broken")
 
-// A graveyard knows of one key from when on each process must not serve a
-// version any more.
+// A graveyard records from when on each process must not serve a version of one key.
 type graveyard struct {
-	mu sync.Mutex // guards what follows
-	// dead has for each process the versions' ends, by version; the zero time is none. The
-	// slices never change: a call keeps the one that it began with.
+	mu sync.Mutex // guards the fields below
+	// dead has the end of each version by process, or zero. A call keeps its slice, so
+	// slices are not modified.
 	dead map[int][]time.Time
 }
 
-// bury has the process not serve the versions up to last from then on.
+// bury records that the process must not serve the versions up to last from then on.
 func (g *graveyard) bury(process, last int, then time.Time) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -38,20 +34,19 @@ func (g *graveyard) bury(process, last int, then time.Time) {
 	g.dead[process] = dead
 }
 
-// gone is what the process must not serve to a call that begins at the time start.
+// gone returns the versions that the process must not serve to a call that begins at start.
 func (g *graveyard) gone(process int, start time.Time) graves {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return graves{g.dead[process], start}
 }
 
-// graves are the versions that a call must not be served.
 type graves struct {
 	dead  []time.Time // see graveyard
 	start time.Time   // of the call
 }
 
-// of returns when the version died, false if the call may be served it.
+// of returns when the version died, or false if the call may be served the version.
 func (g graves) of(version int) (died time.Time, dead bool) {
 	if version >= len(g.dead) || g.dead[version].IsZero() || g.dead[version].After(g.start) {
 		return time.Time{}, false

@@ -13,8 +13,7 @@ import (
 	"github.com/bellwether-go/bellwether"
 )
 
-// Nothing is ever done: there is nothing that could be compared, and nothing that
-// would fill the buckets.
+// Hedges stop when no load completes.
 func TestHedge_OriginHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := hedgers(t, 4, push)
@@ -24,16 +23,15 @@ func TestHedge_OriginHangs(t *testing.T) {
 			wg.Go(func() { f.get(1, fmt.Sprint("k", i)) })
 		}
 		wg.Wait()
-		// One saved up each, and one for each load that has begun: but half of what
-		// is known is slow after eight.
+		// Each process has one hedge saved, and earns one for each load, until half of the
+		// known loads are slow.
 		if hedges := f.hedges(); hedges > 4*8 {
 			t.Errorf("%d hedges of 4 processes", hedges)
 		}
 	})
 }
 
-// A quick origin with one holder in ten that hangs, 10,000 rebuilds long: no
-// process ever hedges more than its share.
+// With one hanging holder in ten rebuilds, no process hedges more than its share.
 func TestHedge_Share(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n, rebuilds = 4, 10_000
@@ -54,7 +52,7 @@ func TestHedge_Share(t *testing.T) {
 			f.processes[(i/10+1)%n].Get(t.Context(), key)
 			<-done
 			f.each(func(p *process) {
-				p.store.reset() // so many calls are meant
+				p.store.reset() // resets the limit of calls
 				p.locker.reset()
 				if s := p.Stats(); float64(s.Hedges) > .02*float64(s.Loads-s.Hedges) {
 					t.Fatalf("after %d rebuilds: %d hedges of %d own loads", i, s.Hedges, s.Loads-s.Hedges)

@@ -13,14 +13,13 @@ import (
 	"github.com/bellwether-go/bellwether/observe"
 )
 
-// hedgers starts n processes that may hedge what takes three times as long as it
-// should, each with a hedge saved up, and lets them know builds of a second.
+// hedgers starts n processes that hedge rebuilds of three times the usual second, with
+// one hedge saved each.
 func hedgers(t *testing.T, n int, by way) *fleet {
 	t.Helper()
 	return hedgersOf(t, n, by, bellwether.Options{})
 }
 
-// hedgersOf is hedgers with what else their options say.
 func hedgersOf(t *testing.T, n int, by way, o bellwether.Options) *fleet {
 	t.Helper()
 	o.Hedge, o.HedgeShare, o.RebuildTimeout = 3, 1, time.Minute
@@ -38,8 +37,7 @@ func (f *fleet) hedges() (n uint64) {
 	return n
 }
 
-// hang has the first process rebuild the key for so long, and the others build in
-// a second from then on.
+// hang has the first process rebuild the key for the time build. Later loads take a second.
 func (f *fleet) hang(t *testing.T, build time.Duration, fail func(n int) error) <-chan *outcome {
 	t.Helper()
 	first := make(chan *outcome, 1)
@@ -50,16 +48,15 @@ func (f *fleet) hang(t *testing.T, build time.Duration, fail func(n int) error) 
 	return first
 }
 
-// lag is how late a value may be seen that came so long after it was waited for.
+// lag is how late a waiter may see a value that came after it had waited so long.
 func lag(by way, waited time.Duration) time.Duration {
 	if by == notices {
 		return 0
 	}
-	return pollLag(waited) // of a hedge nobody hears by the locker
+	return pollLag(waited) // the locker does not push the end of a hedge
 }
 
-// A holder hangs: one of nine other processes begins a second rebuild, and its
-// value is everybody's, the holder's callers included.
+// When a holder hangs, one other process rebuilds, and the value also reaches the holder's callers.
 func TestHedge_StuckHolder(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {
 		const n = 10
@@ -93,8 +90,7 @@ func (f *fleet) running() (n int) {
 	return n
 }
 
-// The holder sees nothing of what others commit: what it commits late never
-// replaces the hedge's value.
+// The late commit of a holder that sees no other commits does not replace the hedge's value.
 func TestHedge_HolderCommitsLate(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {
 		f := hedgers(t, 4, by)
@@ -112,7 +108,7 @@ func TestHedge_HolderCommitsLate(t *testing.T) {
 			t.Errorf("answers %v, want the hedge's value", got.count)
 		}
 		time.Sleep(5500 * time.Millisecond)
-		f.processes[0].store.set(nil) // its commit arrives
+		f.processes[0].store.set(nil) // the holder's commit arrives
 		if got := <-first; got.values["v6"] != 10 {
 			t.Errorf("the holder's callers got %v, want the newer value", got.count)
 		}
@@ -124,7 +120,7 @@ func TestHedge_HolderCommitsLate(t *testing.T) {
 	})
 }
 
-// The holder is slow, and done before its hedge: that is cancelled.
+// A hedge is cancelled when the slow holder commits first.
 func TestHedge_HolderIsFirst(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {
 		f := hedgers(t, 10, by)
@@ -150,8 +146,7 @@ func TestHedge_HolderIsFirst(t *testing.T) {
 	})
 }
 
-// The hedge fails, or its process dies: nobody is told, the holder's commit is
-// taken, and there is no second one.
+// A hedge that fails reaches no caller and is not repeated. The holder's commit is taken.
 func TestHedge_Fails(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {
 		f := hedgers(t, 6, by)
@@ -175,13 +170,12 @@ func TestHedge_Fails(t *testing.T) {
 	})
 }
 
-// Each key takes ten times as long as it did: the origin is slow, and processes
-// with hedges to spend stop spending them.
+// Processes with hedges left stop hedging when the origin is slow for every key.
 func TestHedge_OriginIsSlow(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {
 		const n = 4
 		f := hedgers(t, n, by)
-		for i := range 100 { // more saved up than is ever used
+		for i := range 100 { // saves up more hedges than are used
 			f.processes[i%n].Get(t.Context(), fmt.Sprint("more", i))
 		}
 		before := f.hedges()
@@ -197,8 +191,7 @@ func TestHedge_OriginIsSlow(t *testing.T) {
 	})
 }
 
-// Without the option there are none; nor for callers that something stale has
-// answered, nor beyond MaxRebuilds.
+// There is no hedge without the option, for callers with a stale value, or beyond MaxRebuilds.
 func TestHedge_None(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {
 		for name, o := range map[string]bellwether.Options{
@@ -236,7 +229,7 @@ func TestHedge_None(t *testing.T) {
 	})
 }
 
-// Close gives a hedge's lease back, so that another process may hedge the holder.
+// Close releases a hedge's lease, so another process may hedge the holder.
 func TestHedge_CloseGivesItsLeaseBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := hedgers(t, 3, push)
@@ -255,7 +248,6 @@ func TestHedge_CloseGivesItsLeaseBack(t *testing.T) {
 	})
 }
 
-// A hedge whose load fails is told as that, as often as it is counted.
 func TestHedge_FailureIsTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, o := watched(bellwether.Options{})
@@ -269,7 +261,7 @@ func TestHedge_FailureIsTold(t *testing.T) {
 		})
 		f.processes[1].Get(t.Context(), "k")
 		<-first
-		synctest.Wait() // the observers are told behind the answers
+		synctest.Wait() // observers are called after the answers
 		var failed uint64
 		for _, b := range r.rebuilds {
 			if b.Outcome == observe.OutcomeFailed && errors.Is(b.Err, errOrigin) {
@@ -282,8 +274,7 @@ func TestHedge_FailureIsTold(t *testing.T) {
 	})
 }
 
-// The holder's process has built nothing yet, or only what takes much longer: the
-// hedge's value reaches its callers as it reaches all others.
+// The hedge's value reaches the callers of a holder that knows no build time, or only longer ones.
 func TestHedge_HolderKnowsNoUsualBuild(t *testing.T) {
 	for name, known := range map[string]time.Duration{"nothing built": 0, "only slow builds": 20 * time.Second} {
 		t.Run(name, func(t *testing.T) {

@@ -16,9 +16,7 @@ import (
 	"github.com/bellwether-go/bellwether"
 )
 
-// A hit is answered in one of two ways: with a header that was made for all, or,
-// where its client's has a Cache-Status already, with one of its own. Nobody can
-// tell from the reply.
+// A hit with a shared header and a hit that adds to an existing Cache-Status are alike.
 func TestHot_HitsAreAlikeEitherWay(t *testing.T) {
 	responses := map[string]http.HandlerFunc{
 		"plain": func(w http.ResponseWriter, r *http.Request) {
@@ -73,8 +71,7 @@ func TestHot_HitsAreAlikeEitherWay(t *testing.T) {
 	}
 }
 
-// What the near tier says that it takes is what it takes, also when all that is in it
-// has been asked for, and asked about.
+// The near tier uses as much memory as it counts, also after requests and validations.
 func TestHot_HitsTakeWhatIsCounted(t *testing.T) {
 	for _, tt := range []struct{ pages, fields, value, body int }{
 		{pages: 5000, fields: 1, value: 1, body: 1 << 10},
@@ -120,8 +117,7 @@ func TestHot_HitsTakeWhatIsCounted(t *testing.T) {
 	}
 }
 
-// A middleware around has set a type, and the handler says that there is none: the
-// handler's word counts, on a hit as on a miss.
+// If the handler removes the Content-Type of an outer middleware, hits have none either.
 func TestHot_NoTypeOnAHit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {

@@ -18,8 +18,7 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// tagged answers with the number of its call, fresh for an hour, with the tags
-// that the query names.
+// tagged answers with the number of its call, fresh for an hour, with the tags of the query.
 func tagged(calls *atomic.Int64) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		n := calls.Add(1)
@@ -36,7 +35,6 @@ func tagged(calls *atomic.Int64) http.HandlerFunc {
 	}
 }
 
-// sites are processes of one fleet.
 func sites(t *testing.T, n int, store driver.Store, h http.HandlerFunc) []*site {
 	t.Helper()
 	locker := locallock.New()
@@ -48,7 +46,7 @@ func sites(t *testing.T, n int, store driver.Store, h http.HandlerFunc) []*site 
 		}
 		all = append(all, newSite(t, o, h))
 	}
-	time.Sleep(10 * time.Millisecond) // one of them has begun the log, the others have waited for that
+	time.Sleep(10 * time.Millisecond) // one process has begun the log, and the others have waited for it
 	return all
 }
 
@@ -91,7 +89,7 @@ func TestInvalidateMatching(t *testing.T) {
 						before[u] = s.get("http://example.com" + u).Body.String()
 					}
 				}
-				synctest.Wait() // what is kept is kept behind the clients
+				synctest.Wait() // responses are kept after the clients' answers
 				if calls.Load() != int64(len(urls)) {
 					t.Fatalf("%d calls to fill the caches with %d pages", calls.Load(), len(urls))
 				}
@@ -104,7 +102,7 @@ func TestInvalidateMatching(t *testing.T) {
 						hit := slices.Contains(tt.gone, u)
 						w := s.get("http://example.com" + u)
 						if hit && tt.match.Soft && i == 0 {
-							// The stale one, once, while the next is made.
+							// The stale page is served once, during the rebuild.
 							if w.Body.String() != before[u] || !strings.Contains(w.Header().Get("Cache-Status"), "ttl=") {
 								t.Errorf("%s: %q, Cache-Status %q; want the stale %s", u, w.Body, w.Header().Get("Cache-Status"), before[u])
 							}
@@ -124,7 +122,6 @@ func TestInvalidateMatching(t *testing.T) {
 	}
 }
 
-// No sweep is lost among many at one time.
 func TestInvalidateMatching_AtOneTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n, each = 5, 20
@@ -151,8 +148,7 @@ func TestInvalidateMatching_AtOneTime(t *testing.T) {
 	})
 }
 
-// What has seen more sweeps go by than the log remembers counts as swept; what
-// has not is kept.
+// An entry older than the oldest remembered sweep counts as swept. A younger entry stays.
 func TestInvalidateMatching_LogForgets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var calls atomic.Int64
@@ -164,7 +160,7 @@ func TestInvalidateMatching_LogForgets(t *testing.T) {
 			}
 			sweep(t, all[0], bellwether.Match{Tags: []string{fmt.Sprint("t", i)}})
 		}
-		time.Sleep(1001 * time.Millisecond) // until the other process knows
+		time.Sleep(1001 * time.Millisecond) // until the other process has read the log
 		before := calls.Load()
 		if got := all[1].get("http://example.com/young").Body.String(); got != "2" || calls.Load() != before {
 			t.Errorf("young is %s after %d calls, want the kept one", got, calls.Load()-before)
@@ -173,7 +169,7 @@ func TestInvalidateMatching_LogForgets(t *testing.T) {
 	})
 }
 
-// A log that its store has lost takes with it what it may have said.
+// After the store has lost the log, older entries count as swept.
 func TestInvalidateMatching_LogIsLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var calls atomic.Int64
@@ -181,7 +177,7 @@ func TestInvalidateMatching_LogIsLost(t *testing.T) {
 		all := sites(t, 2, quiet{store}, tagged(&calls))
 		all[0].get("http://example.com/?tag=x")
 		sweep(t, all[0], bellwether.Match{Tags: []string{"x"}})
-		store.Invalidate(t.Context(), "\x00sweeps") // loses it
+		store.Invalidate(t.Context(), "\x00sweeps") // the store loses the log
 		time.Sleep(2 * time.Second)
 		for _, s := range all {
 			s.wantBody(t, "2", "http://example.com/?tag=x")
@@ -207,9 +203,9 @@ func TestInvalidateMatching_Errors(t *testing.T) {
 				t.Errorf("the error does not name %s: %v", part, err)
 			}
 		}
-		s.wantBody(t, "2", "http://example.com/a?tag=x") // what could be done was done
+		s.wantBody(t, "2", "http://example.com/a?tag=x") // the valid parts were done
 		synctest.Wait()
-		// Without its store a process does it for itself, and says so.
+		// While the store is down, a process sweeps its own near tier and returns ErrUnavailable.
 		wired.set(refuse)
 		if err := s.mw.InvalidateMatching(t.Context(), bellwether.Match{Tags: []string{"x"}}); !errors.Is(err, bellwether.ErrUnavailable) {
 			t.Errorf("err = %v, want ErrUnavailable", err)
@@ -218,8 +214,7 @@ func TestInvalidateMatching_Errors(t *testing.T) {
 	})
 }
 
-// A handler that invalidates its own page each time answers its client with what its
-// fifth run has made.
+// A handler that invalidates its own page each time answers with its fifth run.
 func TestInvalidate_ByThePagesOwnHandler(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s *site

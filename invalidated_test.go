@@ -11,15 +11,13 @@ import (
 	"github.com/bellwether-go/bellwether"
 )
 
-// This file tests invalidations that meet a rebuild, here or in another process.
-
 func TestFleet_InvalidationReachesTheOthers(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {
 		f := newFleet(t, 3, by, bellwether.Options{TTL: time.Hour, Fleet: bellwether.Fleet{NearTTL: time.Second}})
 		f.origin.build = 10 * time.Millisecond
 		f.get(1, "k")
 		time.Sleep(time.Minute)
-		f.get(1, "k") // trusted again
+		f.get(1, "k") // trusted again for NearTTL
 		invalidate(t, f.processes[0], "k")
 		time.Sleep(time.Second)
 		if got := f.get(10, "k"); got.values["v2"] != 30 || got.slowest > f.origin.build+pollLag(f.origin.build) {
@@ -28,15 +26,14 @@ func TestFleet_InvalidationReachesTheOthers(t *testing.T) {
 	})
 }
 
-// The trust in an entry begins when it was asked for. Counted from the reply,
-// a slow store would stretch the time in which an invalidation gets round.
+// NearTTL counts from the request to the store. A slow reply delays no invalidation.
 func TestFleet_InvalidationWhileAReplyIsUnderWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 2, push, bellwether.Options{TTL: time.Hour, Fleet: bellwether.Fleet{NearTTL: time.Second}})
 		a, b := f.processes[0], f.processes[1]
 		a.Get(t.Context(), "k")
 		b.store.reply.Store(int64(400 * time.Millisecond))
-		go b.Get(t.Context(), "k") // the store has answered, the answer is on its way
+		go b.Get(t.Context(), "k") // the store has answered, and the reply is under way
 		time.Sleep(time.Millisecond)
 		a.Invalidate(t.Context(), "k")
 		time.Sleep(time.Second)
@@ -44,8 +41,7 @@ func TestFleet_InvalidationWhileAReplyIsUnderWay(t *testing.T) {
 	})
 }
 
-// An entry is read, and invalidated in this process before the reply is here:
-// callers of afterwards get it neither as fresh nor as stale.
+// An entry that is invalidated before the store's reply arrives is served neither as fresh nor as stale.
 func TestInvalidate_WhileAReplyIsUnderWay(t *testing.T) {
 	for name, age := range map[string]time.Duration{"fresh": 5 * time.Second, "stale": 20 * time.Second} {
 		inBubble(t, name, func(t *testing.T) {
@@ -64,8 +60,7 @@ func TestInvalidate_WhileAReplyIsUnderWay(t *testing.T) {
 	}
 }
 
-// An Invalidate in one process while a rebuild runs in this or another: what
-// that rebuild makes is nobody's.
+// No caller gets the value of a rebuild that ran during an Invalidate in any process.
 func TestFleet_InvalidateDuringARebuild(t *testing.T) {
 	for name, rebuilder := range map[string]int{"here": 0, "there": 1} {
 		for _, deaf := range []bool{false, true} {
@@ -85,8 +80,8 @@ func TestFleet_InvalidateDuringARebuild(t *testing.T) {
 					}
 					f.gone(t, "k", "v1")
 					time.Sleep(10 * time.Second)
-					// The notice may be heard before Invalidate has returned here. The load that begins
-					// then is invalidated once more, by the end of Invalidate.
+					// The notice may come before Invalidate returns, whose end then voids the load
+					// that the notice began.
 					if got := f.get(1, "k"); len(got.values) != 1 || got.values["v2"] != 3 && !(by == notices && got.values["v3"] == 3) {
 						t.Errorf("afterwards %v", got.count)
 					}
@@ -99,8 +94,7 @@ func TestFleet_InvalidateDuringARebuild(t *testing.T) {
 	}
 }
 
-// A failure that is not remembered is not committed, so nothing checks what is
-// served in the place of its value.
+// No stale value is served after an Invalidate during a failing load, which may have no commit.
 func TestFleet_InvalidateDuringALoadThatFails(t *testing.T) {
 	for name, test := range map[string]struct {
 		err   error
@@ -129,9 +123,7 @@ func TestFleet_InvalidateDuringALoadThatFails(t *testing.T) {
 	}
 }
 
-// A key that is invalidated more often than a flight takes to its load, through
-// election and claim, is loaded all the same: by this process's own invalidations,
-// and by another's.
+// A key that is invalidated more often than its elections and claims take is still loaded.
 func TestFleet_InvalidatedOnTheWayToEachLoad(t *testing.T) {
 	for name, by := range map[string]int{"here": 0, "elsewhere": 1} {
 		t.Run(name, func(t *testing.T) {
@@ -160,7 +152,7 @@ func TestFleet_InvalidatedOnTheWayToEachLoad(t *testing.T) {
 	}
 }
 
-// Nor does it lose its place among those who wait for one of the MaxRebuilds.
+// A flight that is invalidated while it waits for a slot keeps its place in the queue.
 func TestGet_InvalidatedWhileItWaitsForASlot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := cacheOf(t, func(context.Context, string) (string, error) {
@@ -171,7 +163,7 @@ func TestGet_InvalidatedWhileItWaitsForASlot(t *testing.T) {
 		var wg sync.WaitGroup
 		defer wg.Wait()
 		defer stop()
-		for i := range 8 { // others keep the slot busy: it is waited for for 0.8 s
+		for i := range 8 { // others keep the slot busy, so the wait takes 0.8 s
 			wg.Go(func() {
 				for n := 0; ctx.Err() == nil; n++ {
 					c.Get(context.Background(), fmt.Sprint(i, " ", n))
@@ -186,8 +178,7 @@ func TestGet_InvalidatedWhileItWaitsForASlot(t *testing.T) {
 		})
 		time.Sleep(time.Second + time.Millisecond)
 		began := time.Now()
-		// Two of three loads are invalidated under way, and wait for 0.9 s again. The
-		// fifth is the last.
+		// Two of three loads are invalidated, and wait for another 0.9 s. The fifth is the last.
 		if v, err := c.Get(t.Context(), "k"); err != nil || time.Since(began) > 5*time.Second {
 			t.Errorf("%q, %v after %v", v, err, time.Since(began))
 		}

@@ -13,15 +13,14 @@ import (
 	"github.com/bellwether-go/bellwether/internal/items"
 )
 
-// itemOf is a value of an epoch that is fresh for a while from now on.
+// itemOf returns a value of an epoch, fresh for ttl from now.
 func itemOf(e *engine[string], v string, epoch uint64, ttl time.Duration) *items.Item[string] {
 	it := &items.Item[string]{Lifetime: items.NewLifetime(e.clock.Now(), items.Windows{TTL: ttl}), Kind: driver.KindValue, Value: v, Epoch: epoch, Trusted: forever}
 	e.weigh("k", it)
 	return it
 }
 
-// What no flight answers for only moves forward; what one ends with takes its place
-// whatever its epoch.
+// Outside a flight the near tier takes no older epoch. The result of a flight replaces any epoch.
 func TestNear_MovesForward(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newTestEngine(t, nil)
@@ -34,11 +33,11 @@ func TestNear_MovesForward(t *testing.T) {
 			{true, 5, "a", "a"},
 			{false, 4, "b", "a"},  // too late
 			{false, 5, "c", "c"},  // the same rebuild, read again
-			{false, 6, "d", "d"},  // the next one
-			{false, 0, "e", "d"},  // without an entry that it stands beside
-			{true, 2, "f", "f"},   // of a store that has lost its data
-			{false, 3, "g", "g"},  // its next one
-			{false, 2, "h", "g"},  // not back
+			{false, 6, "d", "d"},  // the next rebuild
+			{false, 0, "e", "d"},  // made without the store; the entry before it is missing
+			{true, 2, "f", "f"},   // from a store that has lost its data
+			{false, 3, "g", "g"},  // the next rebuild there
+			{false, 2, "h", "g"},  // too late
 			{true, 0, "i", "i"},   // made while the store was silent
 			{false, 99, "j", "j"}, // epochs may skip
 		} {
@@ -79,7 +78,7 @@ func TestNear_Expiry(t *testing.T) {
 			{5 * time.Second, false, true, true},
 			{time.Second + driver.FailureMemory - 1, false, true, true},
 			{time.Second + driver.FailureMemory, false, false, true},
-			{time.Hour, false, false, true}, // otter ticks once a second, in bubbles too
+			{time.Hour, false, false, true}, // otter expires once a second, in bubbles too
 		} {
 			time.Sleep(step.at - (e.clock.Now() - now))
 			for key, want := range map[string]bool{"value": step.value, "failure": step.failure, "endless": step.forEvery} {
@@ -97,7 +96,7 @@ func TestWeigh_SizesThatNobodyMeans(t *testing.T) {
 			e := newTestEngine(t, nil)
 			e.size = func(string, string) int { return size }
 			e.putNear("k", itemOf(e, "v", 1, time.Hour), 1)
-			synctest.Wait() // the tier evicts behind its writers
+			synctest.Wait() // the tier evicts in the background
 			if got, _ := e.near.Get("k"); (got != nil) != (size <= 0) {
 				t.Errorf("size %d: kept in a tier of 1 MiB: %t", size, got != nil)
 			}
@@ -130,7 +129,6 @@ func TestNear_ForwardUnderConcurrentUse(t *testing.T) {
 	wg.Wait()
 }
 
-// A hooked store calls committed after each commit.
 type hookedStore struct {
 	driver.Store
 	committed func(key string)
@@ -152,21 +150,21 @@ func newTestEngine(t *testing.T, store driver.Store) *engine[string] {
 	return e
 }
 
-// What another key's rebuild has made takes memory as well.
+// Values of put count towards the near tier's bytes.
 func TestEnginePut_CountsBytes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newTestEngine(t, &hookedStore{committed: func(string) {}})
 		for i := range 1000 {
 			e.put(t.Context(), fmt.Sprint(i), string(make([]byte, 10_000)), items.Windows{TTL: time.Hour}, 0, nil)
 		}
-		synctest.Wait() // the tier evicts behind its writers
+		synctest.Wait() // the tier evicts in the background
 		if n := e.near.Bytes(); n > 1<<20 || n < 1<<19 {
 			t.Errorf("%d bytes of 1,000 values of 10 kB in a tier of 1 MiB", n)
 		}
 	})
 }
 
-// An Invalidate between the commit and the near tier.
+// A value that is invalidated after its commit does not enter the near tier.
 func TestEnginePut_InvalidatedMeanwhile(t *testing.T) {
 	s := &hookedStore{}
 	e := newTestEngine(t, s)

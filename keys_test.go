@@ -17,7 +17,7 @@ import (
 	"github.com/bellwether-go/bellwether/internal/httpcache"
 )
 
-// shopKey is a key by rules of each kind.
+// shopKey uses each kind of rule.
 var shopKey = bellwether.Keys(bellwether.WithoutQuery("utm_*", "ref"), bellwether.SortedQuery(), bellwether.WithCookies("lang", "theme"))
 
 func TestKeys_Query(t *testing.T) {
@@ -58,7 +58,7 @@ func TestKeys_Query(t *testing.T) {
 		key, ok := bellwether.Keys(test.rules...)(request("GET", "http://Shop.test:80/p?"+test.sent))
 		want := bellwether.Key{URL: strings.TrimSuffix("http://shop.test/p?"+test.want, "?")}
 		if test.want == test.sent {
-			want.URL = "" // the request's own, which is not built
+			want.URL = "" // the request's own URL, which is not built
 		}
 		if !ok || key != want {
 			t.Errorf("%q: %+v, %t; want %+v", test.sent, key, ok, want)
@@ -85,7 +85,7 @@ func TestKeys_Cookies(t *testing.T) {
 		{[]string{`lang=\xff`}, `lang"=\\xff"`},
 		{[]string{`lang="de"`}, `lang"=\"de\""`},
 		{[]string{`prefs={"a":1}; lang=de`}, `lang"=de"`},
-		// Behind a quoted value that does not end, parsers disagree.
+		// Parsers disagree about the bytes after a quoted value without an end.
 		{[]string{`x="a; lang=de; y=b"`}, `;"x=\"a; lang=de; y=b\""`},
 		{[]string{`x="a\"; lang=de; y=b"`, "z"}, `;"x=\"a\\\"; lang=de; y=b\"";"z"`},
 	} {
@@ -97,7 +97,7 @@ func TestKeys_Cookies(t *testing.T) {
 	}
 }
 
-// The parts of the default key that a rule does not name are those of the default key.
+// Rules leave the other parts of the default key as they are.
 func TestKeys_DefaultRules(t *testing.T) {
 	for target, want := range map[string]string{
 		"http://Shop.TEST.:80/%7Ea%2fb|?ref=1&id=2":   "http://shop.test/~a%2Fb%7C?id=2",
@@ -117,11 +117,10 @@ func TestKeys_DefaultRules(t *testing.T) {
 	}
 }
 
-// A request whose path was rewritten is kept under the URL that its client has sent, apart
-// from requests with another path.
+// A request with a rewritten path is stored under the URL that its client sent, as a variant.
 func TestKeys_RewrittenPath(t *testing.T) {
 	for _, test := range []struct {
-		path, query string // by the middleware around
+		path, query string // set by the middleware around
 		want        bellwether.Key
 	}{
 		{"/app/p", "id=1&ref=2", bellwether.Key{}},
@@ -167,8 +166,7 @@ func TestKeys_UnchangedDoesNotAllocate(t *testing.T) {
 	}
 }
 
-// The handler sees what the key has, pages are shared by it, and Invalidate covers all
-// variants of a URL.
+// The handler sees the key's parts, requests with one key share a page, and Invalidate drops all variants.
 func TestKeys_Middleware(t *testing.T) {
 	h := func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "max-age=60")
@@ -188,7 +186,7 @@ func TestKeys_Middleware(t *testing.T) {
 							cookie += "; lang=" + lang
 						}
 						s.wantBody(t, "/p?a=2&b=1 a=2&b=1 "+lang, "http://a/p?"+query, "Cookie", cookie)
-						time.Sleep(time.Millisecond) // it is kept a moment after it was answered
+						time.Sleep(time.Millisecond) // the page is stored just after the answer
 					}
 				}
 			}
@@ -208,7 +206,7 @@ func TestKeys_Middleware(t *testing.T) {
 	})
 }
 
-// A cookie that Connection takes from the handler makes no variant.
+// A cookie that a Connection field removes from the request makes no variant.
 func TestKeys_CookieOfOneConnection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{Key: shopKey}, func(w http.ResponseWriter, r *http.Request) {
@@ -222,8 +220,7 @@ func TestKeys_CookieOfOneConnection(t *testing.T) {
 	})
 }
 
-// Two handlers below two prefixes are kept apart, and a write to the URL that the client
-// knows drops what is kept.
+// Handlers below different prefixes do not share pages, and a write to the client's URL drops the page.
 func TestKeys_StripPrefix(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		mw := bellwether.NewMiddleware(bellwether.HTTPOptions{Key: shopKey})
@@ -261,8 +258,8 @@ func TestKeys_StripPrefix(t *testing.T) {
 	})
 }
 
-// FuzzKeys holds that two requests with one key agree in what the rules keep, as net/http
-// reads it, and that the key of a request is the default key of the URL that Keys returns.
+// FuzzKeys checks that requests with one key agree in the kept parts, as net/http parses them, and
+// that a request's key is the default key of its Key.URL.
 func FuzzKeys(f *testing.F) {
 	f.Add("/p?a=1&utm_x=2", "lang=de", "/p?a=1", "lang=de; x=1", false)
 	f.Add("/p?b&a=2&%61=1;", `lang=de"theme=x`, "/p?a=2&b&a=1", `lang="de"; theme=x`, true)
@@ -306,7 +303,7 @@ func FuzzKeys(f *testing.F) {
 			} else if stripped {
 				t.Fatalf("%q was rewritten, and has its own URL", target)
 			}
-			// A query that is not changed says the same as one that is parsed and kept.
+			// An unchanged query parses as the query without the dropped parameters.
 			sent, _ := url.ParseQuery(u.RawQuery)
 			maps.DeleteFunc(sent, func(name string, _ []string) bool { return strings.HasPrefix(name, "utm_") || name == "ref" })
 			got.query, _ = url.ParseQuery(seen)

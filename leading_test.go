@@ -11,7 +11,7 @@ import (
 	"github.com/bellwether-go/bellwether"
 )
 
-// This file tests the process that holds the lease: its renewals, its end and its late commit.
+// This file tests the holder of a lease: its renewals, its end and its late commit.
 
 func TestFleet_OneLoadForAll(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {
@@ -87,11 +87,10 @@ func TestFleet_HolderIsPausedPastItsLease(t *testing.T) {
 			t.Errorf("afterwards %v, want v2", got.count)
 		}
 		f.wantLoads(t, 2)
-		time.Sleep(10 * time.Second) // the first load is deaf to the end of its cache
+		time.Sleep(10 * time.Second) // the first load does not heed the end of its cache
 	})
 }
 
-// The late commit reaches the store and is refused.
 func TestFleet_LateCommitIsFenced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 2, push, bellwether.Options{Fleet: bellwether.Fleet{LeaseTTL: 2 * time.Second}})
@@ -113,8 +112,7 @@ func TestFleet_LateCommitIsFenced(t *testing.T) {
 	})
 }
 
-// A load that runs into RebuildTimeout has failed for everybody. Otherwise each
-// process takes its turn to hang.
+// A load that exceeds RebuildTimeout fails for the whole fleet. The other processes do not load in turn.
 func TestFleet_HangingOriginIsNotQueuedFor(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {
 		f := newFleet(t, 5, by, bellwether.Options{RebuildTimeout: 3 * time.Second, ErrorTTL: 10 * time.Second, MaxWait: time.Minute})
@@ -136,14 +134,14 @@ func TestFleet_LoadThatIgnoresItsContext(t *testing.T) {
 			t.Fatalf("answers %v", got.count)
 		}
 		f.origin.set(func(o *source) { o.build = time.Second })
-		time.Sleep(5 * time.Minute) // v1 has long come, and is nobody's
+		time.Sleep(5 * time.Minute) // v1 has come in the meantime, and is discarded
 		if got := f.get(5, "k"); got.values["v2"] != 15 {
 			t.Errorf("then %v", got.count)
 		}
 	})
 }
 
-// Who waits when the cache is closed gets nothing that nobody has said still holds.
+// Close answers waiting callers with ErrClosed, not with a possibly invalidated value.
 func TestClose_NothingOldInTheEnd(t *testing.T) {
 	for name, during := range map[string]fault{"a look": on(blackHole, "get"), "a load": nil} {
 		inBubble(t, name, func(t *testing.T) {
@@ -171,7 +169,7 @@ func TestClose_NothingOldInTheEnd(t *testing.T) {
 	}
 }
 
-// The holder's process ends: the others do not wait for its lease to run out.
+// When the holder closes, the other processes do not wait for its lease to expire.
 func TestFleet_HolderCloses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 4, push, bellwether.Options{})
@@ -183,8 +181,7 @@ func TestFleet_HolderCloses(t *testing.T) {
 	})
 }
 
-// Processes that end one after another, as when a new version is rolled out,
-// are replaced by one each time.
+// Each holder that closes is replaced by one process, as in a rolling deployment.
 func TestFleet_HoldersCloseInTurn(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {
 		const n = 14

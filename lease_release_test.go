@@ -10,8 +10,7 @@ import (
 	"github.com/bellwether-go/bellwether"
 )
 
-// The release of a lease has no answer. It is made again, so that neither its own
-// process nor another one waits for the lease to run out.
+// A release without an answer is retried, so no process waits for the lease to expire.
 func TestLease_ReleaseIsMadeAgain(t *testing.T) {
 	const build = 100 * time.Millisecond
 	for name, f := range map[string]fault{"silent": blackHole, "refusing": refuse} {
@@ -19,14 +18,14 @@ func TestLease_ReleaseIsMadeAgain(t *testing.T) {
 			t.Run(fmt.Sprintf("%s, the engine is down %t", name, outage), func(t *testing.T) {
 				everyWay(t, func(t *testing.T, by way) {
 					if by == atOnce && outage {
-						return // its locker is not down by itself
+						return // this locker is also the store
 					}
 					fl := newFleet(t, 2, by, bellwether.Options{TTL: 200 * time.Millisecond})
 					fl.origin.build = build
 					a, b := fl.processes[0], fl.processes[1]
 					a.locker.set(on(f, "release"))
-					a.Get(t.Context(), "k") // of which nothing is known, so the lease is of 5 s
-					most := time.Second     // until it is made again
+					a.Get(t.Context(), "k") // without a known build time, so the lease takes 5 s
+					most := time.Second     // until the retry
 					if outage {
 						a.locker.set(f)
 						var others sync.WaitGroup
@@ -42,7 +41,7 @@ func TestLease_ReleaseIsMadeAgain(t *testing.T) {
 						most = 0
 					} else {
 						synctest.Wait()
-						time.Sleep(500 * time.Millisecond) // until a release that is silent is given up
+						time.Sleep(500 * time.Millisecond) // until a silent release is given up
 					}
 					a.locker.set(nil)
 					if outage {
@@ -65,7 +64,7 @@ func TestLease_ReleaseIsMadeAgain(t *testing.T) {
 	}
 }
 
-// It is not made again for longer than a lease lasts, nor after Close.
+// A release is not retried after the lease has expired, nor after Close.
 func TestLease_ReleaseEnds(t *testing.T) {
 	for _, closes := range []bool{false, true} {
 		inBubble(t, fmt.Sprintf("closed %t", closes), func(t *testing.T) {

@@ -12,10 +12,8 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 )
 
-// These tests are about loads that start from the previous value and say more than the new one.
-
-// A request has the latest value with its validator, also of another process and beyond the windows,
-// and none after an invalidation, or if there was no validator and the value has expired.
+// A Request has the latest value and its validator, of any process and after the windows. It has
+// none after an invalidation, nor after the expiry without a validator.
 func TestNewLoader_Previous(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var saw string
@@ -57,8 +55,7 @@ func TestNewLoader_Previous(t *testing.T) {
 	})
 }
 
-// A value that is not modified lives on in the whole fleet, and a store that can keep it is not sent
-// it again. One that has lost it is.
+// NotModified prolongs the value in the fleet. The store gets the value again only if it has lost it.
 func TestNewLoader_NotModified(t *testing.T) {
 	for name, lost := range map[string]bool{"the store has the value": false, "the store has lost it": true} {
 		inBubble(t, name, func(t *testing.T) {
@@ -98,19 +95,18 @@ func TestNewLoader_NotModified(t *testing.T) {
 	}
 }
 
-// A load that says NotModified without a Previous has failed, and says how.
+// NotModified without a Previous is an error.
 func TestNewLoader_NothingToBeNotModified(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := loaderOf(t, func(context.Context, bellwether.Request[string]) (bellwether.Result[string], error) {
 			return bellwether.Result[string]{NotModified: true}, nil
 		}, bellwether.Options{})
 		if v, err := c.Get(t.Context(), "k"); err == nil || !strings.Contains(err.Error(), `"k" says NotModified`) || v != "" {
-			t.Errorf("%q, %v", v, err)
+			t.Errorf("Get = %q, %v", v, err)
 		}
 	})
 }
 
-// The loads of a batch have their previous values too.
 func TestNewBatchLoader_Previous(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		saw := map[string]string{}
@@ -132,7 +128,7 @@ func TestNewBatchLoader_Previous(t *testing.T) {
 			}
 			time.Sleep(2 * time.Minute)
 			if v, err := c.Get(t.Context(), "b"); v != "of b" || err != nil {
-				t.Errorf("%q, %v", v, err)
+				t.Errorf("Get = %q, %v; want of b", v, err)
 			}
 			time.Sleep(2 * time.Minute)
 		}

@@ -14,8 +14,8 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// manyHeld has one process load n keys, and another process poll for them. It returns the second one's
-// store, the answers of the calls, and how often a key was loaded at most. f meets the second one's calls.
+// manyHeld has one process load n keys while another polls for them, with the fault f. It returns
+// the second process's store, the answers, and the most loads of one key.
 func manyHeld(t *testing.T, n int, build time.Duration, f fault) (*wiredStore, map[string]int, int) {
 	t.Helper()
 	store, locker := memstore.New(), locallock.New()
@@ -56,7 +56,7 @@ func manyHeld(t *testing.T, n int, build time.Duration, f fault) (*wiredStore, m
 			})
 		}
 		synctest.Wait()
-		time.Sleep(time.Millisecond) // each key comes to the first process before it comes to the second
+		time.Sleep(time.Millisecond) // the first process asks for each key first
 		stores[1].reset()
 		stores[1].set(f)
 	}
@@ -71,7 +71,7 @@ func TestLookout_ManyKeys(t *testing.T) {
 		if len(values) != n || most != 1 {
 			t.Errorf("%d values, %d loads of a key; want %d and 1", len(values), most, n)
 		}
-		// One key is looked for about 45 times. Of all keys that is 4,500 looks.
+		// One key takes about 45 looks, so all keys by themselves would take 4,500.
 		single, many := store.count("get"), store.count("getmany")
 		t.Logf("%d gets and %d gets of many", single, many)
 		if single+many > 8*n {
@@ -80,7 +80,7 @@ func TestLookout_ManyKeys(t *testing.T) {
 	})
 }
 
-// Without an answer to a get of many, each flight looks by itself.
+// If the store's GetMany fails, each flight looks by itself.
 func TestLookout_NoAnswer(t *testing.T) {
 	for name, f := range map[string]fault{
 		"refuses": answer(errors.New("refused")),

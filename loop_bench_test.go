@@ -16,8 +16,7 @@ import (
 	"github.com/bellwether-go/bellwether"
 )
 
-// BenchmarkHTTPServer is a hit through net/http and a real socket, whose client
-// costs next to nothing, beside the bare handler.
+// BenchmarkHTTPServer compares a hit with the bare handler, over a socket and with a cheap client.
 func BenchmarkHTTPServer(b *testing.B) {
 	for _, size := range []int{1 << 10, 64 << 10, 1 << 20} {
 		body := []byte(strings.Repeat("x", size))

@@ -15,9 +15,7 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// TestLossNotifier_CancelsTheLoad loses a lease long before its renewal is due:
-// the load's context ends at that moment, with the cause, and the caller gets
-// what the next load makes.
+// A LossNotifier ends the load's context at once, with the cause. The caller gets the next load's value.
 func TestLossNotifier_CancelsTheLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		type end struct {
@@ -45,7 +43,7 @@ func TestLossNotifier_CancelsTheLoad(t *testing.T) {
 		time.AfterFunc(time.Second, func() { close(lose) })
 		v, err := c.Get(t.Context(), "k")
 		if v != "second" || err != nil {
-			t.Errorf("Get = %q, %v; want what was made after the loss", v, err)
+			t.Errorf("Get = %q, %v; want the value of the load after the loss", v, err)
 		}
 		if first := <-ended; !errors.Is(first.cause, driver.ErrLeaseLost) || first.after != time.Second {
 			t.Errorf("the load ended after %v with %v, want ErrLeaseLost at once, after 1s", first.after, first.cause)
@@ -56,8 +54,7 @@ func TestLossNotifier_CancelsTheLoad(t *testing.T) {
 	})
 }
 
-// TestLoss_AndTheQueueIsFull has a rebuild lose its lease, and its slot with that,
-// and find MaxQueued others who wait for one: it has been let in before.
+// A rebuild that loses its lease, and its slot, may wait for a slot again beyond MaxQueued.
 func TestLoss_AndTheQueueIsFull(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		locker := wiredLocks(locallock.New())
@@ -65,7 +62,7 @@ func TestLoss_AndTheQueueIsFull(t *testing.T) {
 		store := wiredTo(memstore.New())
 		store.only = func(key string) bool { return key == "lost" }
 		reads := 0
-		store.set(on(func(context.Context, string) error { // its second read takes two seconds
+		store.set(on(func(context.Context, string) error { // the second read takes two seconds
 			if reads++; reads == 2 {
 				time.Sleep(2 * time.Second)
 			}
@@ -90,7 +87,7 @@ func TestLoss_AndTheQueueIsFull(t *testing.T) {
 		get("lost")
 		get("next") // gets the slot when the lease is lost
 		time.Sleep(2 * time.Second)
-		get("waits") // in the one place of the queue, before "lost" comes back from the store
+		get("waits") // takes the queue's only place before "lost" has its reply from the store
 		if _, err := c.Get(t.Context(), "refused"); !errors.Is(err, bellwether.ErrOverloaded) {
 			t.Errorf("the queue is not full: %v", err)
 		}
@@ -101,8 +98,7 @@ func TestLoss_AndTheQueueIsFull(t *testing.T) {
 	})
 }
 
-// TestLossNotifier_Panics has an adapter that panics where it should tell: the
-// load goes on with its renewals.
+// If Lost panics, the load goes on and its lease is renewed.
 func TestLossNotifier_Panics(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		locker := wiredLocks(locallock.New())

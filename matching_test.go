@@ -14,14 +14,12 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// These tests are about Cache.InvalidateMatching.
-
-// By key, prefix, tag and all, hard and soft: in the calling process what matches is gone, or stale, once
-// the call has returned, in the others within NearTTL; nothing else is loaded again.
+// Matching keys are dropped, or stale if Soft: in the calling process when the call returns, in
+// others within NearTTL. Other keys are not loaded again.
 func TestCache_InvalidateMatching(t *testing.T) {
 	for name, test := range map[string]struct {
 		match bellwether.Match
-		gone  string // the keys that match
+		gone  string // the matching keys
 	}{
 		"keys":                  {bellwether.Match{Keys: []string{"a", "none"}}, "a"},
 		"prefix":                {bellwether.Match{Prefixes: []string{"http"}}, "https://x/1 http://x/1"},
@@ -61,7 +59,7 @@ func TestCache_InvalidateMatching(t *testing.T) {
 					for _, key := range keys {
 						swept := strings.Contains(" "+test.gone+" ", " "+key+" ")
 						first, err := p.Get(t.Context(), key)
-						time.Sleep(20 * time.Millisecond) // a rebuild behind
+						time.Sleep(20 * time.Millisecond) // for a rebuild in the background
 						second, _ := p.Get(t.Context(), key)
 						renewed := version(second) > before
 						served := version(first) > before
@@ -79,7 +77,7 @@ func TestCache_InvalidateMatching(t *testing.T) {
 	}
 }
 
-// A load that runs when its tag is swept is void for those who ask after it.
+// A load that runs during a sweep of its tag is not served to callers after the sweep.
 func TestCache_InvalidateMatching_DuringALoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 2, push, bellwether.Options{Sweeps: true, TTL: time.Hour})
@@ -91,19 +89,19 @@ func TestCache_InvalidateMatching_DuringALoad(t *testing.T) {
 		}
 		for i := range 2 {
 			if v, err := f.processes[i].Get(t.Context(), "k"); err != nil || version(v) < 2 {
-				t.Errorf("process %d: %q, %v, want what is loaded after the call", i, v, err)
+				t.Errorf("process %d: %q, %v, want a value loaded after the call", i, v, err)
 			}
 		}
 	})
 }
 
-// A fleet whose caches follow no log cannot be swept, and says what it needs. A process alone can be.
+// InvalidateMatching needs Options.Sweeps in a fleet, and not in a single process.
 func TestCache_InvalidateMatching_NeedsALog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 1, push, bellwether.Options{})
 		err := f.processes[0].InvalidateMatching(t.Context(), bellwether.Match{All: true})
 		if err == nil || !strings.Contains(err.Error(), "needs Options.Sweeps") {
-			t.Errorf("in a fleet: %v", err)
+			t.Errorf("in a fleet: %v, want an error that names Options.Sweeps", err)
 		}
 		n := 0
 		c := cacheOf(t, func(context.Context, string) (int, error) { n++; return n, nil }, bellwether.Options{})
@@ -117,8 +115,8 @@ func TestCache_InvalidateMatching_NeedsALog(t *testing.T) {
 	})
 }
 
-// A tag of 100,000 values costs the same few calls of the engines as a tag of one. In the calling process
-// none of them is served any more, and elsewhere none beyond NearTTL.
+// A sweep of a tag with 100,000 values takes as few engine calls as with one value. No value is
+// served after the call, in other processes after NearTTL.
 func TestCache_InvalidateMatching_ManyValues(t *testing.T) {
 	many := 100_000
 	if testing.Short() {

@@ -21,10 +21,9 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// Who may have a response that is not for all, or a failure; and what becomes of those
-// who wait for it, and of what is kept for all.
+// This file tests the audience of private responses and of failures.
 
-// A pair is two processes, or one that is both.
+// A pair is a fleet of two processes, or one process twice.
 type pair struct {
 	first, second *site
 }
@@ -36,7 +35,6 @@ func (p pair) calls() int32 {
 	return p.first.calls.Swap(0) + p.second.calls.Swap(0)
 }
 
-// inPairs runs a test in one process and in a fleet of two.
 func inPairs(t *testing.T, o bellwether.HTTPOptions, h http.HandlerFunc, test func(t *testing.T, p pair)) {
 	inBubble(t, "alone", func(t *testing.T) {
 		s := newSite(t, o, h)
@@ -51,8 +49,7 @@ func inPairs(t *testing.T, o bellwether.HTTPOptions, h http.HandlerFunc, test fu
 	})
 }
 
-// An own page is made for its client: it names the cookie, and fails for those whose
-// cookie says so.
+// own is a page that names the client's credentials, and fails for credentials with "bad".
 func own(pause time.Duration, fail func(w http.ResponseWriter, name string)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		time.Sleep(pause)
@@ -79,8 +76,7 @@ var ownFailures = map[string]func(w http.ResponseWriter, name string){
 	},
 }
 
-// What one client's request has made fail is no other client's failure, on a page that
-// has not said that it is for all.
+// A failure of one client's request reaches no other client of a page that is not known to be for all.
 func TestAudience_FailureIsItsClients(t *testing.T) {
 	for name, fail := range ownFailures {
 		for _, errorTTL := range []time.Duration{0, -1} {
@@ -107,7 +103,7 @@ func TestAudience_FailureIsItsClients(t *testing.T) {
 						ask(s)
 					}
 					wg.Wait()
-					for _, s := range []*site{p.first, p.second} { // and who comes later
+					for _, s := range []*site{p.first, p.second} { // later clients
 						ask(s, "Cookie", "good=2")
 						ask(s)
 						wg.Wait()
@@ -118,8 +114,7 @@ func TestAudience_FailureIsItsClients(t *testing.T) {
 	}
 }
 
-// A page for all that breaks off for a client with a cookie breaks off for those who
-// read it along, and for nobody who comes later.
+// A page for all that breaks off does so for the clients that read it meanwhile, and for no later client.
 func TestAudience_PageForAllThatBreaksOff(t *testing.T) {
 	h := func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "max-age=60")
@@ -144,7 +139,7 @@ func TestAudience_PageForAllThatBreaksOff(t *testing.T) {
 	})
 }
 
-// A client that makes its requests fail all the time takes down no page.
+// A client with failing requests does not make other clients' requests fail.
 func TestAudience_FailuresTakeNoPageDown(t *testing.T) {
 	for name, fail := range ownFailures {
 		t.Run(name, func(t *testing.T) {
@@ -174,8 +169,8 @@ func TestAudience_FailuresTakeNoPageDown(t *testing.T) {
 	}
 }
 
-// The anonymous herd of one moment is one call in each process, and nothing is
-// remembered of that (RFC 9111 section 4.2.2 has no heuristic freshness for a 503).
+// A failure answers an anonymous herd after one call in each process, and is not remembered (RFC
+// 9111 section 4.2.2).
 func TestAudience_FailureOfAnAnonymousHerd(t *testing.T) {
 	for name, fail := range ownFailures {
 		t.Run(name, func(t *testing.T) {
@@ -191,14 +186,14 @@ func TestAudience_FailureOfAnAnonymousHerd(t *testing.T) {
 				herd()
 				most := int32(2)
 				if name == "short" {
-					most = 300 // a 200 that says nothing of its freshness is its client's
+					most = 300 // a 200 without freshness is for its own client
 				}
 				if n := p.calls(); n > most {
 					t.Errorf("%d calls for a herd of 200", n)
 				}
 				synctest.Wait()
 				for _, s := range []*site{p.first, p.second} {
-					time.Sleep(time.Millisecond) // who comes at the same instant has waited too
+					time.Sleep(time.Millisecond) // a client of the same instant would have joined the herd
 					s.get("http://a/p")
 				}
 				if n := p.calls(); n != 2 {
@@ -209,17 +204,16 @@ func TestAudience_FailureOfAnAnonymousHerd(t *testing.T) {
 	}
 }
 
-// Where responses are for all, so are errors, whatever cookies there are: with TTL, by
-// the error's own word, and where the key has had a response for all. But a panic of a
-// request with a cookie is its client's.
+// An error is shared between cookies if TTL is set, if its own fields allow it, or if the key had a
+// response for all. A panic of a request with a cookie is its own client's.
 func TestAudience_FailureOfAPageForAll(t *testing.T) {
 	for name, tt := range map[string]struct {
 		options bellwether.HTTPOptions
 		control string // of the error
 		page    string // Cache-Control of a page before the error, if there was one
 		fail    func(w http.ResponseWriter)
-		calls   int32 // of a herd with 20 cookies, at most
-		later   int32 // of one more request
+		calls   int32 // at most, for a herd with 20 cookies
+		later   int32 // for one more request
 	}{
 		"with TTL":      {options: bellwether.HTTPOptions{TTL: time.Minute}, calls: 1},
 		"public":        {control: "public", calls: 1},
@@ -286,8 +280,7 @@ var unshareable = map[string]func(w http.ResponseWriter){
 	"500": func(w http.ResponseWriter) { w.Header().Set("Cache-Control", "private"); w.WriteHeader(500) },
 }
 
-// unshared is a page that is for all but for those with a cookie, who get answers of
-// their own.
+// unshared is a page for all clients without a cookie. Clients with a cookie get their own answers.
 func unshared(pause time.Duration, control string, answer func(w http.ResponseWriter)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		time.Sleep(pause)
@@ -301,8 +294,6 @@ func unshared(pause time.Duration, control string, answer func(w http.ResponseWr
 	}
 }
 
-// A response that is one client's takes the place of nothing that may still be served:
-// the client that asks for a new one gets its own, and all others the page.
 func TestAudience_OneClientsAnswerLeavesThePage(t *testing.T) {
 	for name, answer := range unshareable {
 		for window, control := range map[string]string{"fresh": "max-age=600", "stale": "max-age=1, stale-while-revalidate=600"} {
@@ -323,7 +314,7 @@ func TestAudience_OneClientsAnswerLeavesThePage(t *testing.T) {
 						t.Errorf("%d calls for a reload", n)
 					}
 					if window == "stale" {
-						// Who refreshes what is stale may have a cookie too.
+						// A refresh of the stale page may be begun by a client with a cookie.
 						p.first.get("http://a/p", "Cookie", "u=1")
 						time.Sleep(time.Second)
 						p.calls()
@@ -332,7 +323,7 @@ func TestAudience_OneClientsAnswerLeavesThePage(t *testing.T) {
 						wantPage(p.first)
 						wantPage(p.second)
 					}
-					time.Sleep(time.Second) // of a refresh behind what is stale
+					time.Sleep(time.Second) // for a refresh in the background
 					if n := p.calls(); n > 0 && window == "fresh" || n > 1 {
 						t.Errorf("%d calls for 100 clients without a cookie", n)
 					}
@@ -342,7 +333,7 @@ func TestAudience_OneClientsAnswerLeavesThePage(t *testing.T) {
 	}
 }
 
-// One client's reloads are its own: the others' page is built as often as without them.
+// Reloads of one client do not make other clients' page be built again.
 func TestAudience_ReloadsOfOneClient(t *testing.T) {
 	for name, answer := range unshareable {
 		t.Run(name, func(t *testing.T) {
@@ -367,8 +358,7 @@ func TestAudience_ReloadsOfOneClient(t *testing.T) {
 	}
 }
 
-// At an expiry one client's answer does not send all who wait to the handler: one more
-// of them tries.
+// If the first response at an expiry is private, one waiting client runs the handler and the others wait.
 func TestAudience_OneMoreTriesAtAnExpiry(t *testing.T) {
 	for name, answer := range unshareable {
 		t.Run(name, func(t *testing.T) {
@@ -400,8 +390,8 @@ func TestAudience_OneMoreTriesAtAnExpiry(t *testing.T) {
 	}
 }
 
-// When the second answer is one client's too, the others are let go together, in the
-// whole fleet, and the next herd does not queue.
+// If the second response is private too, all waiting clients in the fleet are released, and the
+// next herd does not queue.
 func TestAudience_SecondAnswerLetsTheOthersGo(t *testing.T) {
 	answer := unshareable["private"]
 	inPairs(t, bellwether.HTTPOptions{}, unshared(200*time.Millisecond, "max-age=1", answer), func(t *testing.T, p pair) {
@@ -425,8 +415,7 @@ func TestAudience_SecondAnswerLetsTheOthersGo(t *testing.T) {
 	})
 }
 
-// A page that is made by the Cookie and validated by the time of its template: a 304
-// about that is no word about another client's page.
+// A 304 does not make a page valid for a client with another cookie, unless the page is public.
 func TestAudience_ValidationByCookie(t *testing.T) {
 	for control, shared := range map[string]bool{"no-cache": false, "no-cache, must-revalidate": false, "public, no-cache": true} {
 		t.Run(control, func(t *testing.T) {
@@ -457,8 +446,7 @@ func TestAudience_ValidationByCookie(t *testing.T) {
 	}
 }
 
-// What says who a client is counts as Authorization does: a client's certificate, and
-// the fields that the option names.
+// Client certificates and CredentialFields count as credentials, as Authorization does.
 func TestAudience_Credentials(t *testing.T) {
 	for _, control := range []string{"max-age=60", "max-age=60, public"} {
 		for _, kind := range []string{"certificate", "Cookie", "X-Api-Key", "x-api-key"} {
@@ -544,7 +532,6 @@ func TestAudience_SlowErrorBodyHoldsUpNoOther(t *testing.T) {
 	})
 }
 
-// A handler that ends with Goexit fails the client with the cookie, and no other client.
 func TestAudience_GoexitIsItsClients(t *testing.T) {
 	h := own(time.Second, func(http.ResponseWriter, string) { runtime.Goexit() })
 	inPairs(t, bellwether.HTTPOptions{}, h, func(t *testing.T, p pair) {
@@ -555,8 +542,6 @@ func TestAudience_GoexitIsItsClients(t *testing.T) {
 	})
 }
 
-// A load of one client that runs into RebuildTimeout fails no other client that waits
-// for the load.
 func TestAudience_TimeoutIsItsClients(t *testing.T) {
 	h := func(w http.ResponseWriter, r *http.Request) {
 		cookie := r.Header.Get("Cookie")
@@ -573,15 +558,14 @@ func TestAudience_TimeoutIsItsClients(t *testing.T) {
 		time.Sleep(9 * time.Second)
 		for _, s := range []*site{p.first, p.second} {
 			wg.Go(func() {
-				s.wantBody(t, "page of good", "http://a/p", "Cookie", "good") // a client that came a second before the time-out
+				s.wantBody(t, "page of good", "http://a/p", "Cookie", "good") // a client that came a second before the timeout
 			})
 		}
 		wg.Wait()
 	})
 }
 
-// Failures of one client's requests while the page is fresh are no failures of the page
-// at its expiry. The client provokes them by reloads, or by a field that retargets.
+// One client's failures by reloads, or by a retargeting field, do not fail a fresh page at its expiry.
 func TestAudience_FailuresOfAFreshPageEndNoPageAtItsExpiry(t *testing.T) {
 	for name, fail := range map[string]func(w http.ResponseWriter){
 		"500":   func(w http.ResponseWriter) { http.Error(w, "bad request", http.StatusInternalServerError) },
@@ -602,7 +586,7 @@ func TestAudience_FailuresOfAFreshPageEndNoPageAtItsExpiry(t *testing.T) {
 				}
 				inPairs(t, bellwether.HTTPOptions{}, h, func(t *testing.T, p pair) {
 					p.first.get("http://a/p")
-					for range 240 { // until a moment before the expiry
+					for range 240 { // until just before the expiry
 						p.first.get("http://a/p", fields...)
 						time.Sleep(249 * time.Millisecond)
 					}
@@ -624,7 +608,6 @@ func TestAudience_FailuresOfAFreshPageEndNoPageAtItsExpiry(t *testing.T) {
 	}
 }
 
-// An error of a request with a cookie leaves a page in its stale-while-revalidate window.
 func TestAudience_ErrorByCookieLeavesTheStalePage(t *testing.T) {
 	answer := func(w http.ResponseWriter) { w.WriteHeader(http.StatusInternalServerError) }
 	h := unshared(0, "max-age=1, stale-while-revalidate=600", answer)
@@ -639,7 +622,6 @@ func TestAudience_ErrorByCookieLeavesTheStalePage(t *testing.T) {
 	})
 }
 
-// Answers of one client leave the page that stale-if-error keeps for a failing origin.
 func TestAudience_OneClientsAnswersLeaveTheStaleIfErrorPage(t *testing.T) {
 	var down atomic.Bool
 	healthy := unshared(100*time.Millisecond, "max-age=1, stale-if-error=600", unshareable["403"])
@@ -668,8 +650,7 @@ func TestAudience_OneClientsAnswersLeaveTheStaleIfErrorPage(t *testing.T) {
 	})
 }
 
-// An early refresh that panics for the client that began it releases no herd to the
-// handler: one of the herd tries again.
+// If an early refresh panics for its client, one client of the herd runs the handler and the others wait.
 func TestAudience_EarlyRefreshThatPanicsForItsClient(t *testing.T) {
 	h := unshared(time.Second, "max-age=10", func(http.ResponseWriter) { panic("account") })
 	o := bellwether.HTTPOptions{EarlyRefresh: 1e6}
@@ -691,8 +672,7 @@ func TestAudience_EarlyRefreshThatPanicsForItsClient(t *testing.T) {
 	})
 }
 
-// One client that asks two processes at an expiry does not use up the tries of the herd
-// in the second process.
+// One client that asks two processes does not use up the tries of the second process's herd.
 func TestAudience_OneClientInTwoProcessesLetsNoHerdGo(t *testing.T) {
 	for name, answer := range map[string]func(w http.ResponseWriter){
 		"403":   unshareable["403"],
@@ -725,13 +705,12 @@ func TestAudience_OneClientInTwoProcessesLetsNoHerdGo(t *testing.T) {
 	}
 }
 
-// A request with credentials whose load fails gets its own failure, and not a page that
-// has not said that it is for all: without the failure it would not have had that either.
+// A client with credentials gets its own load's failure, and no stored page unless it is public.
 func TestAudience_FailureBesideAPageForOthers(t *testing.T) {
 	for _, cc := range []string{"max-age=60", "max-age=1, stale-if-error=60", "public, max-age=1, stale-if-error=60"} {
 		for name, fail := range ownFailures {
 			if name == "short" && strings.HasPrefix(cc, "public") {
-				continue // its client reads it while it is written
+				continue // its client reads the page while it is written
 			}
 			t.Run(cc+" "+name, func(t *testing.T) {
 				h := own(time.Second, fail)
@@ -749,7 +728,7 @@ func TestAudience_FailureBesideAPageForOthers(t *testing.T) {
 						if public := strings.HasPrefix(cc, "public"); (w.Body.String() == "page of ") != public {
 							t.Errorf("the client whose request fails got %d %q, Cache-Status %s", w.Code, w.Body, w.Header()["Cache-Status"])
 						}
-						s.wantBody(t, "page of ", "http://a/p") // another client; after that
+						s.wantBody(t, "page of ", "http://a/p") // another client, afterwards
 					}
 				})
 			})
@@ -757,9 +736,7 @@ func TestAudience_FailureBesideAPageForOthers(t *testing.T) {
 	}
 }
 
-// A client whose Authorization is refused (or whose request is for a part, or for a 304) has
-// all clients with Authorization go past the cache, for 10 s each time, although the page is
-// known to be for all.
+// One client's refused token, range or 304 does not keep later clients with Authorization from collapsing.
 func TestAudience_OneBadToken(t *testing.T) {
 	for name, bad := range map[string][]string{
 		"bad token": {"Authorization", "bad"},
@@ -802,7 +779,7 @@ func TestAudience_OneBadToken(t *testing.T) {
 	}
 }
 
-// An origin that fails: one client's load finds out, all others with Authorization ask it.
+// While the origin fails, a herd with Authorization collapses, as a herd without.
 func TestAudience_FailingOriginAndTheAuthorizedHerd(t *testing.T) {
 	for _, fields := range [][]string{nil, {"Authorization", "good"}} {
 		t.Run(fmt.Sprint(fields), func(t *testing.T) {

@@ -16,11 +16,9 @@ import (
 	"github.com/bellwether-go/bellwether"
 )
 
-// What goes past the cache, by a request's fields or because the key's responses are not
-// for sharing, and what bounds it.
+// This file tests requests that bypass the cache, and their bounds.
 
-// Requests with a field that sends them past the cache have the handler run for a fresh
-// page at most eight at a time; the others get the page.
+// Requests with a bypassing field run a fresh page's handler, at most eight at a time.
 func TestBypass_OfAFreshPage(t *testing.T) {
 	for name, tt := range map[string]struct {
 		field, value string
@@ -35,7 +33,7 @@ func TestBypass_OfAFreshPage(t *testing.T) {
 		inBubble(t, name, func(t *testing.T) {
 			s := newSite(t, bellwether.HTTPOptions{}, page(5*time.Second, "page"))
 			s.get("http://a/p")
-			synctest.Wait() // it is kept a moment after it was answered
+			synctest.Wait() // the page is stored just after the answer
 			s.calls.Store(0)
 			for o, n := range s.burst(1000, func(int) *http.Request {
 				return request("GET", "http://a/p", tt.field, tt.value, "User-Agent", "x")
@@ -45,9 +43,9 @@ func TestBypass_OfAFreshPage(t *testing.T) {
 				}
 			}
 			s.wantCalls(t, tt.calls)
-			s.wantBody(t, "page", "http://a/p", tt.field, tt.value) // the next one
+			s.wantBody(t, "page", "http://a/p", tt.field, tt.value) // the next client
 			s.wantCalls(t, min(tt.calls, 1))
-			// A page that is not there is nothing to answer with.
+			// Without a stored page the bound does not apply.
 			s.burst(20, func(int) *http.Request { return request("GET", "http://a/other", tt.field, tt.value) })
 			if n := s.calls.Load(); tt.calls > 0 && n != 20 || n < 1 {
 				t.Errorf("%d calls for a page that is not there", n)
@@ -56,8 +54,7 @@ func TestBypass_OfAFreshPage(t *testing.T) {
 	}
 }
 
-// A request to be taken for one of another method may change things: it reaches the
-// handler, however many there are.
+// A request with a method override always reaches the handler.
 func TestBypass_MethodOverride(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{}, page(time.Second, "page"))
@@ -68,8 +65,7 @@ func TestBypass_MethodOverride(t *testing.T) {
 	})
 }
 
-// True upgrades and event streams go on for as long as they like beside a fresh page, as
-// many as MaxStreams.
+// Up to MaxStreams upgrades and event streams run without a limit of time beside a fresh page.
 func TestBypass_Streams(t *testing.T) {
 	for name, fields := range map[string][2]string{"upgrade": {"Upgrade", "websocket"}, "event stream": {"Accept", "text/event-stream"}} {
 		inBubble(t, name, func(t *testing.T) {
@@ -105,7 +101,6 @@ func TestBypass_Streams(t *testing.T) {
 	}
 }
 
-// With IgnoreRequestDirectives no Cache-Control of a request counts.
 func TestBypass_IgnoredDirectives(t *testing.T) {
 	for _, directive := range []string{"no-store", "no-cache", "max-age=0", "min-fresh=1000", "only-if-cached", "max-stale"} {
 		synctest.Test(t, func(t *testing.T) {
@@ -121,8 +116,7 @@ func TestBypass_IgnoredDirectives(t *testing.T) {
 	}
 }
 
-// A page that stays private never makes its clients take turns again: each response
-// prolongs what is remembered of the key, however slow others are.
+// Clients of a private page never queue: each response prolongs the hit-for-miss record.
 func TestBypass_PrivatePageNeverQueuesAgain(t *testing.T) {
 	h := func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Cookie") == "slow" {
@@ -138,7 +132,7 @@ func TestBypass_PrivatePageNeverQueuesAgain(t *testing.T) {
 		for i := range 600 { // a minute
 			for _, s := range []*site{p.first, p.second} {
 				cookie := fmt.Sprint("u=", i)
-				if i%100 > 85 && i%100 < 95 { // when the first word about the key would be over
+				if i%100 > 85 && i%100 < 95 { // when the first record expires
 					cookie = "slow"
 				}
 				wg.Go(func() {
@@ -155,9 +149,8 @@ func TestBypass_PrivatePageNeverQueuesAgain(t *testing.T) {
 	})
 }
 
-// A page that takes longer than RebuildTimeout is let through, a bounded number at a
-// time, once that is known; one that has been shared before is not: a slow origin is not
-// to be asked by all.
+// A page slower than RebuildTimeout is passed through, MaxPassThrough at a time. A page that was
+// shared before is not, to protect a slow origin.
 func TestBypass_SlowerThanRebuildTimeout(t *testing.T) {
 	for _, shared := range []bool{false, true} {
 		t.Run(fmt.Sprint("shared before ", shared), func(t *testing.T) {
@@ -236,7 +229,7 @@ func TestBypass_IsBounded(t *testing.T) {
 	})
 }
 
-// A request that Key refuses has the client's own ResponseWriter.
+// A request that Key refuses gets the client's own ResponseWriter.
 func TestBypass_KeyRefused(t *testing.T) {
 	for name, key := range map[string]func(*http.Request) (bellwether.Key, bool){
 		"refused":  func(*http.Request) (bellwether.Key, bool) { return bellwether.Key{URL: "http://a/p"}, false },
@@ -256,8 +249,7 @@ func TestBypass_KeyRefused(t *testing.T) {
 	}
 }
 
-// The bound on bypasses of a fresh page ends NearTTL after this process was last asked for
-// it, where there is a Store: the page is fresh there.
+// With a Store, the bound on bypasses of a fresh page still holds after NearTTL.
 func TestBypass_BoundOutlivesNearTTL(t *testing.T) {
 	for name, field := range map[string][]string{"no-store": {"Cache-Control", "no-store"}, "event stream": {"Accept", "text/event-stream"}, "upgrade": {"Upgrade", "x"}} {
 		t.Run(name, func(t *testing.T) {
@@ -275,7 +267,7 @@ func TestBypass_BoundOutlivesNearTTL(t *testing.T) {
 	}
 }
 
-// A page that may be served stale is not protected by the bound at all.
+// The bound on bypasses holds for a page in its stale window.
 func TestBypass_OfAStalePage(t *testing.T) {
 	h := func(w http.ResponseWriter, r *http.Request) {
 		time.Sleep(5 * time.Second)
@@ -294,8 +286,7 @@ func TestBypass_OfAStalePage(t *testing.T) {
 	})
 }
 
-// Fresh page, default options and IgnoreRequestDirectives: requests that go past the cache
-// without a bound.
+// The bound on bypasses holds for a request with a body and for an empty method override.
 func TestBypass_ManyOfAFreshPage(t *testing.T) {
 	for name, build := range map[string]func() *http.Request{
 		"a body of a byte":      func() *http.Request { return httptest.NewRequest("GET", "http://a/p", strings.NewReader("x")) },

@@ -14,10 +14,9 @@ import (
 	"github.com/go-chi/chi/v5/middleware"
 )
 
-// This file is the middleware in a chain of others: inside of them, around them, and twice.
-// The fields that an outer middleware sets are its own client's.
+// This file tests the middleware inside and around others, whose fields belong to their own client.
 
-// One middleware around another's run of the same handler would wait for itself.
+// A middleware around itself caches once, without waiting for its own run of the handler.
 func TestChain_Twice(t *testing.T) {
 	for name, between := range map[string]func(http.Handler) http.Handler{
 		"at once":                  func(h http.Handler) http.Handler { return h },
@@ -28,7 +27,7 @@ func TestChain_Twice(t *testing.T) {
 			defer mw.Close()
 			runs := 0
 			h := mw.Handler(between(mw.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				time.Sleep(time.Millisecond) // or who begins the rebuild may find its response
+				time.Sleep(time.Millisecond) // or the client that begins the rebuild may find its response
 				runs++
 				w.Header().Set("Cache-Control", "max-age=60, stale-while-revalidate=60")
 				fmt.Fprint(w, "page ", runs)
@@ -46,7 +45,7 @@ func TestChain_Twice(t *testing.T) {
 	}
 }
 
-// Nor would what goes past the first be held up by the second, or looked at again.
+// A bypass of the outer of two middlewares also bypasses the inner, without a second wait.
 func TestChain_TwiceAndBypassed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		mw := bellwether.NewMiddleware(bellwether.HTTPOptions{MaxPassThrough: 1, MaxWait: time.Second})
@@ -81,7 +80,7 @@ func TestChain_TwiceAndBypassed(t *testing.T) {
 	})
 }
 
-// What a middleware around this one has said stays said, on a miss and on a hit.
+// Fields that an outer middleware has set stay set, on a miss and on a hit.
 func TestChain_OuterFields(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
@@ -112,8 +111,7 @@ func TestChain_OuterFields(t *testing.T) {
 	})
 }
 
-// And it is said to its own client only, also where the handler writes behind it: to a
-// POST that answers the next GET, and to who has a stored response validated.
+// Fields of an outer middleware reach only their own client, also by a POST or a validation.
 func TestChain_OuterFieldsOfOneClient(t *testing.T) {
 	for path, cc := range map[string]string{"/posted": "max-age=60", "/checked": "no-cache"} {
 		inBubble(t, path, func(t *testing.T) {
@@ -155,8 +153,7 @@ func TestChain_OuterFieldsOfOneClient(t *testing.T) {
 	}
 }
 
-// Our word about a request stands behind those of the caches nearer to the origin
-// (RFC 9211 section 2).
+// Our Cache-Status comes after those of caches nearer to the origin (RFC 9211 section 2).
 func TestChain_CacheStatusIsTheLast(t *testing.T) {
 	for _, say := range []func(http.Header, string, string){http.Header.Set, http.Header.Add} {
 		for _, cc := range []string{"private", "max-age=60"} {
@@ -181,9 +178,7 @@ func TestChain_CacheStatusIsTheLast(t *testing.T) {
 	}
 }
 
-// What a middleware around this one says to each client, such as a cookie of a
-// session or a lifetime, says nothing of whether the handler's response is for
-// sharing: it neither prolongs hit-for-miss nor ends it.
+// Fields of an outer middleware, such as a cookie or a lifetime, neither prolong nor end hit-for-miss.
 func TestChain_OuterFieldsAndHitForMiss(t *testing.T) {
 	for _, outer := range []string{"", "Set-Cookie", "Cache-Control"} {
 		for _, once := range []bool{false, true} {
@@ -192,12 +187,12 @@ func TestChain_OuterFieldsAndHitForMiss(t *testing.T) {
 				s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
 					if !silent {
 						w.Header().Set("Cache-Control", "max-age=60")
-					} // else it says nothing, and there is no TTL
+					} // else without caching headers, and there is no TTL
 					silent = silent && !once
 				})
 				all := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 					if outer != "" {
-						w.Header().Add(outer, "max-age=600") // also a cookie
+						w.Header().Add(outer, "max-age=600") // as a cookie too
 					}
 					s.handler.ServeHTTP(w, r)
 				})
@@ -207,7 +202,7 @@ func TestChain_OuterFieldsAndHitForMiss(t *testing.T) {
 				}
 				calls := int32(4)
 				if once {
-					calls = 3 // the one for a single client, the one that ends that, the one that is kept
+					calls = 3 // the response for one client, the response that ends hit-for-miss, and the stored response
 				}
 				s.wantCalls(t, calls)
 				w := httptest.NewRecorder()
@@ -220,8 +215,6 @@ func TestChain_OuterFieldsAndHitForMiss(t *testing.T) {
 	}
 }
 
-// outer is a middleware that sets a field of the response before the cache is
-// reached, as fields of that spelling.
 func outer(name, value string) func(http.Handler) http.Handler {
 	return func(next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -231,8 +224,7 @@ func outer(name, value string) func(http.Handler) http.Handler {
 	}
 }
 
-// A middleware around the cache that says no-store or private keeps the page out of
-// it, and its clients away from what is there.
+// With no-store or private from an outer middleware, the cache neither stores nor serves the response.
 func TestChain_OuterCacheControl(t *testing.T) {
 	for name, tt := range map[string]struct {
 		around func(http.Handler) http.Handler
@@ -263,7 +255,7 @@ func TestChain_OuterCacheControl(t *testing.T) {
 				t.Helper()
 				w := httptest.NewRecorder()
 				h.ServeHTTP(w, request(method, "http://a"+path))
-				synctest.Wait() // it is kept a moment after it was answered
+				synctest.Wait() // the response is stored just after the answer
 				if w.Code != 200 || w.Body.String() != method && method == http.MethodPost {
 					t.Errorf("%s %s: %d %q", method, path, w.Code, w.Body)
 				}
@@ -284,7 +276,7 @@ func TestChain_OuterCacheControl(t *testing.T) {
 			s.get("http://a/stored")
 			synctest.Wait()
 			if got := ask("GET", "/stored"); strings.Contains(got, "hit") == tt.past {
-				t.Errorf("of what is stored: Cache-Status %q", got)
+				t.Errorf("a stored page: Cache-Status %q", got)
 			}
 			s.wantCalls(t, calls)
 
@@ -296,7 +288,7 @@ func TestChain_OuterCacheControl(t *testing.T) {
 	}
 }
 
-// A POST past the cache for that reason invalidates all the same.
+// A POST that an outer middleware's no-store sends past the cache still invalidates.
 func TestChain_OuterCacheControlInvalidates(t *testing.T) {
 	s := newSite(t, bellwether.HTTPOptions{TTL: time.Hour}, func(w http.ResponseWriter, r *http.Request) {})
 	s.get("http://a/p")

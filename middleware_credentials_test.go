@@ -16,11 +16,9 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// Requests with Authorization: which responses to them are for all (RFC 9111 section 3.5),
-// and what they leave of the pages that are.
+// This file tests requests with Authorization (RFC 9111 section 3.5).
 
-// An anonymous client does not wait behind a slow request with credentials, whatever that
-// is answered, nor does the next request with credentials.
+// No other client, with or without credentials, waits for a slow request with credentials.
 func TestCredentials_Slow(t *testing.T) {
 	for _, control := range []string{"private", "max-age=60", "", "public, max-age=60"} {
 		t.Run(control, func(t *testing.T) {
@@ -36,7 +34,7 @@ func TestCredentials_Slow(t *testing.T) {
 			inPairs(t, bellwether.HTTPOptions{}, h, func(t *testing.T, p pair) {
 				var wg sync.WaitGroup
 				wg.Go(func() {
-					p.first.wantBody(t, "slow", "http://a/p", "Authorization", "slow") // the slow one
+					p.first.wantBody(t, "slow", "http://a/p", "Authorization", "slow") // the slow client
 				})
 				time.Sleep(time.Second)
 				for _, s := range []*site{p.first, p.second} {
@@ -58,8 +56,7 @@ func TestCredentials_Slow(t *testing.T) {
 	}
 }
 
-// The first response to credentials that is for all is kept, unless it was invalidated
-// while it was made.
+// The first response to credentials that is for all is stored, unless it was invalidated meanwhile.
 func TestCredentials_Kept(t *testing.T) {
 	for _, invalidated := range []bool{false, true} {
 		t.Run(fmt.Sprint("invalidated ", invalidated), func(t *testing.T) {
@@ -80,7 +77,7 @@ func TestCredentials_Kept(t *testing.T) {
 				time.Sleep(2 * time.Second)
 				for _, s := range []*site{p.first, p.second} {
 					s.get("http://a/p", "Authorization", "two")
-					synctest.Wait() // it is kept a moment after it was answered
+					synctest.Wait() // the response is stored just after the answer
 					s.get("http://a/p")
 				}
 				want := int32(1)
@@ -116,7 +113,7 @@ func TestCredentials_ResponsesForAll(t *testing.T) {
 	}
 }
 
-// What was made without Authorization is another user's only if it says so.
+// An anonymous client's response is served with Authorization only if the response allows it.
 func TestCredentials_AnonymousResponseIsNoAuthorizedOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
@@ -134,8 +131,7 @@ func TestCredentials_AnonymousResponseIsNoAuthorizedOne(t *testing.T) {
 	})
 }
 
-// Requests with Authorization neither wait for each other nor hold up those
-// without, until their response is known to be for all; then they collapse.
+// Requests with Authorization collapse only after the page is known to be for all, and delay no others.
 func TestCredentials_Herd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var public atomic.Bool
@@ -159,7 +155,7 @@ func TestCredentials_Herd(t *testing.T) {
 
 		public.Store(true)
 		time.Sleep(2 * time.Minute)
-		wantBurst(t, s.burst(50, user), 50, "200 v 1s") // it is not known yet
+		wantBurst(t, s.burst(50, user), 50, "200 v 1s") // not known to be for all yet
 		s.calls.Store(0)
 		time.Sleep(11 * time.Second)
 		wantBurst(t, s.burst(50, user), 50, "200 v 1s")
@@ -175,10 +171,9 @@ func TestCredentials_Herd(t *testing.T) {
 	})
 }
 
-// Nor do they wait for each other's processes, one after another for the lease; and
-// those without Authorization that have come to such a flight are a herd as ever.
+// Requests with Authorization do not wait for leases. Anonymous requests that join them still collapse.
 func TestCredentials_Fleet(t *testing.T) {
-	for _, stored := range []bool{false, true} { // what is not for them, and is stale
+	for _, stored := range []bool{false, true} { // a stale page that is not for clients with Authorization
 		synctest.Test(t, func(t *testing.T) {
 			const processes = 5
 			o := bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: memstore.New(), Locker: locallock.New()}}
@@ -204,7 +199,7 @@ func TestCredentials_Fleet(t *testing.T) {
 			for i, s := range fleet {
 				wg.Go(func() {
 					user := fmt.Sprint("u", i)
-					// A load takes a second; to begin the log at one instant, a few milliseconds.
+					// A load takes a second. Beginning the log takes a few milliseconds.
 					if got := s.get("http://a/p", "Authorization", user).Body.String(); got != user || time.Since(start) > 1100*time.Millisecond {
 						t.Errorf("stored %v: process %d answered %q after %v, want %q after its own load of 1s", stored, i, got, time.Since(start), user)
 					}
@@ -219,14 +214,13 @@ func TestCredentials_Fleet(t *testing.T) {
 			wg.Wait()
 			time.Sleep(5 * time.Second)
 			if n := anonymous.Load(); n != 1 {
-				t.Errorf("stored %v: %d loads for those without Authorization, want 1", stored, n)
+				t.Errorf("stored %v: %d loads for requests without Authorization, want 1", stored, n)
 			}
 		})
 	}
 }
 
-// An authorized request that finds nothing of its own leaves the stale response
-// of the others where it is.
+// A request with Authorization leaves the stale page of anonymous clients in the cache.
 func TestCredentials_LeaveWhatIsStored(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var broken atomic.Bool
@@ -251,7 +245,7 @@ func TestCredentials_LeaveWhatIsStored(t *testing.T) {
 	})
 }
 
-// Those without Authorization are a herd of their own beside a request with it.
+// Anonymous requests collapse beside a request with Authorization.
 func TestCredentials_DoNotScatterTheHerd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
@@ -271,12 +265,12 @@ func TestCredentials_DoNotScatterTheHerd(t *testing.T) {
 	})
 }
 
-// An authorized request does not ask whether another's response still holds.
+// A request with Authorization does not validate a stored response that is not for it.
 func TestCredentials_ValidateNothingOfOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Cache-Control", "max-age=10")
-			w.Header().Set("Last-Modified", lastYear) // the same for all
+			w.Header().Set("Last-Modified", lastYear) // the same for all clients
 			if r.Header.Get("If-Modified-Since") == lastYear {
 				w.WriteHeader(http.StatusNotModified)
 				return
@@ -289,8 +283,7 @@ func TestCredentials_ValidateNothingOfOthers(t *testing.T) {
 	})
 }
 
-// The windows of a response that another process has stored hold for requests
-// that are choosy, too.
+// The stale windows of a response from the store also apply to a request with Authorization.
 func TestCredentials_StoredWindows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: memstore.New()}}
@@ -307,7 +300,7 @@ func TestCredentials_StoredWindows(t *testing.T) {
 		if took := time.Since(start); w.Body.String() != "1" || took != 0 {
 			t.Errorf("got %q after %v, want the stale response at once", w.Body, took)
 		}
-		time.Sleep(time.Second) // the rebuild behind it
+		time.Sleep(time.Second) // for the rebuild in the background
 	})
 }
 
@@ -329,8 +322,7 @@ func TestCredentials_AreNotShared(t *testing.T) {
 	})
 }
 
-// A middleware around the cache (CORS) has said Vary: Origin; the handler sets the same.
-// The response to a request with Authorization is kept without its Vary.
+// A shared response to credentials keeps a Vary that an outer middleware (such as CORS) has set too.
 func TestCredentials_DraftKeepsVaryThatAnOuterMiddlewareHasToo(t *testing.T) {
 	for _, fields := range [][]string{nil, {"Authorization", "one"}} {
 		inBubble(t, fmt.Sprint(fields), func(t *testing.T) {
@@ -352,8 +344,7 @@ func TestCredentials_DraftKeepsVaryThatAnOuterMiddlewareHasToo(t *testing.T) {
 	}
 }
 
-// A response to credentials that is kept on its way takes the place of a page that is
-// fresh for all others, also if it is an error, or is never fresh.
+// A response to credentials that is an error, or is never fresh, does not replace a fresh page.
 func TestCredentials_LeaveAFreshPage(t *testing.T) {
 	for name, answer := range map[string]func(http.ResponseWriter){
 		"503 public": func(w http.ResponseWriter) { w.Header().Set("Cache-Control", "public, max-age=5"); w.WriteHeader(503) },
@@ -401,8 +392,7 @@ func TestCredentials_LeaveAFreshPage(t *testing.T) {
 	}
 }
 
-// What a rebuild for all takes out of a request reaches the handler whose response to
-// credentials is kept for all.
+// A stored response to credentials is made from a request without the fields that a rebuild removes.
 func TestCredentials_ContentType(t *testing.T) {
 	for _, fields := range [][]string{nil, {"Authorization", "x"}} {
 		inBubble(t, fmt.Sprint(fields), func(t *testing.T) {

@@ -8,8 +8,7 @@ import (
 	"github.com/bellwether-go/bellwether"
 )
 
-// HTTPOptions.Freshness gives a response that may be shared another time, and makes none
-// shareable that is not.
+// HTTPOptions.Freshness changes the lifetime of shareable responses, and makes none shareable.
 func TestMiddleware_Freshness(t *testing.T) {
 	hour := func(_ *http.Request, _ int, _ http.Header, said bellwether.Freshness) bellwether.Freshness {
 		said.TTL = time.Hour

@@ -21,11 +21,9 @@ import (
 	"github.com/go-chi/chi/v5"
 )
 
-// What a handler meets: a request like the one of its client, a context that ends, and a
-// panic that is told. Without the middleware it would meet the same.
+// This file tests the handler's request, context and panics, which are as without the middleware.
 
-// All have left while the handler writes a body too large to be kept: it ends, and
-// sees an error, not a panic.
+// A handler of a body above MaxBodyBytes ends with an error from Write when all clients have left.
 func TestHandler_EndsWithItsLastClient(t *testing.T) {
 	for name, write := range map[string]func(r *http.Request, w http.ResponseWriter){
 		"waiting": func(r *http.Request, w http.ResponseWriter) {
@@ -34,7 +32,7 @@ func TestHandler_EndsWithItsLastClient(t *testing.T) {
 		},
 		"writing": func(r *http.Request, w http.ResponseWriter) {
 			time.Sleep(2 * time.Second)
-			for range 5 { // heedless of errors
+			for range 5 { // ignores errors
 				w.Write(make([]byte, 600))
 			}
 		},
@@ -56,25 +54,24 @@ func TestHandler_EndsWithItsLastClient(t *testing.T) {
 					t.Errorf("Write panicked: %v", p)
 				}
 			case <-time.After(time.Minute):
-				t.Error("all have left, and the handler goes on")
+				t.Error("all clients have left, and the handler goes on")
 			}
 		})
 	}
 }
 
-// A handler that takes too long is a time-out to all who wait for it, whichever
-// process has asked it.
+// A handler that exceeds RebuildTimeout is a timeout for all waiting clients in all processes.
 func TestHandler_TimeoutInEveryProcess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: memstore.New(), Locker: locallock.New()}, RebuildTimeout: time.Second}
 		hang := func(w http.ResponseWriter, r *http.Request) { <-r.Context().Done() }
 		a, b := newSite(t, o, hang), newSite(t, o, hang)
-		time.Sleep(time.Second) // in which one of them begins the log of invalidations
+		time.Sleep(time.Second) // in which one process begins the log of invalidations
 		var wg sync.WaitGroup
 		for _, s := range []*site{a, b} {
 			wg.Go(func() {
 				if w := s.get("http://a/p"); w.Code != http.StatusGatewayTimeout {
-					t.Errorf("%d %q", w.Code, w.Body)
+					t.Errorf("status %d, body %q", w.Code, w.Body)
 				}
 			})
 			synctest.Wait()
@@ -85,9 +82,7 @@ func TestHandler_TimeoutInEveryProcess(t *testing.T) {
 	})
 }
 
-// A handler that is run a second time for a key, after an invalidation or a 304
-// about something else, does not meet what routers and middlewares have left in the
-// request of the first run.
+// A second run gets a request without the changes of the first run's routers and middlewares.
 func TestHandler_SecondRun(t *testing.T) {
 	unselected := func(r *http.Request, _ int32, _ *bellwether.Middleware) int {
 		if r.Header.Get("If-None-Match") != "" {
@@ -146,7 +141,7 @@ func TestHandler_SecondRun(t *testing.T) {
 	}
 }
 
-// A panic is not a load's word that there is no such thing, whatever it is made of.
+// A panic with ErrNotFound is a failure, and not an absent page.
 func TestHandler_PanicWithNotFound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := bellwether.HTTPOptions{TTL: time.Minute, Fleet: bellwether.Fleet{Store: memstore.New()}}
@@ -157,15 +152,14 @@ func TestHandler_PanicWithNotFound(t *testing.T) {
 			fmt.Fprint(w, "page")
 		})
 		if w := s.get("http://a/p"); w.Code != -1 {
-			t.Errorf("the client whose handler panics gets %d", w.Code)
+			t.Errorf("the client got status %d, want a broken response", w.Code)
 		}
 		time.Sleep(10 * time.Second)
-		s.wantBody(t, "page", "http://a/p") // the next
+		s.wantBody(t, "page", "http://a/p") // the next client
 	})
 }
 
-// Nor is it the end of a context, or that there is too much to do: the failure is
-// remembered, and who waited is told that the handler has failed.
+// A panic with a context's error, or an error of the cache, is a failed handler: clients get 502.
 func TestHandler_PanicWithTellingErrors(t *testing.T) {
 	for _, says := range []error{context.DeadlineExceeded, context.Canceled, bellwether.ErrOverloaded, bellwether.ErrWaitTimeout, bellwether.ErrClosed} {
 		inBubble(t, says.Error(), func(t *testing.T) {
@@ -188,8 +182,7 @@ func TestHandler_PanicWithTellingErrors(t *testing.T) {
 	}
 }
 
-// The stack of a handler that panics is told, also behind the header of a response
-// that is one client's alone.
+// Observers get the stack of a handler's panic, also after the header of a private response.
 func TestHandler_PanicIsTold(t *testing.T) {
 	for _, control := range []string{"max-age=60", "private"} {
 		inBubble(t, control, func(t *testing.T) {
@@ -209,7 +202,7 @@ func TestHandler_PanicIsTold(t *testing.T) {
 				panic("boom")
 			})
 			if w := s.get("http://a/p"); w.Code != -1 {
-				t.Errorf("its client gets %d", w.Code)
+				t.Errorf("the client got status %d, want a broken response", w.Code)
 			}
 			synctest.Wait()
 			close(told)
@@ -218,32 +211,31 @@ func TestHandler_PanicIsTold(t *testing.T) {
 					return
 				}
 			}
-			t.Error("nobody was told")
+			t.Error("no observer got the PanicError")
 		})
 	}
 }
 
-// What comes behind a Write that was refused does not stand in its place.
+// After a refused Write, later bytes are refused too.
 func TestHandler_HoleInBody(t *testing.T) {
 	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "max-age=60")
 		w.Header().Set("Content-Length", "8")
 		io.WriteString(w, "head ")
 		if _, err := io.WriteString(w, "too long"); !errors.Is(err, http.ErrContentLength) {
-			t.Errorf("too long: %v", err)
+			t.Errorf("a Write beyond Content-Length: %v, want ErrContentLength", err)
 		}
 		if _, err := io.WriteString(w, "end"); !errors.Is(err, http.ErrContentLength) {
-			t.Errorf("behind it: %v", err)
+			t.Errorf("a later Write: %v, want ErrContentLength", err)
 		}
 	})
-	for _, want := range []int{-1, http.StatusBadGateway} { // broken off; and nothing is kept but that
+	for _, want := range []int{-1, http.StatusBadGateway} { // broken off; then the remembered failure
 		if w := s.get("http://a/p"); w.Code != want {
 			t.Errorf("%d %q, want %d", w.Code, w.Body, want)
 		}
 	}
 }
 
-// A server that is there is the one that the handler sees.
 func TestHandler_ServerOfTheRequest(t *testing.T) {
 	var got any
 	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
@@ -267,7 +259,7 @@ func TestHandler_PrivateEndsWithItsOnlyClient(t *testing.T) {
 		})
 		ctx, leave := context.WithCancel(t.Context())
 		go s.do(request("GET", "http://a/p").WithContext(ctx))
-		time.Sleep(time.Minute) // longer than RebuildTimeout: the response is its client's
+		time.Sleep(time.Minute) // longer than RebuildTimeout: a private response has no time limit
 		select {
 		case err := <-ended:
 			t.Fatalf("handler ended before its client left: %v", err)
@@ -278,8 +270,7 @@ func TestHandler_PrivateEndsWithItsOnlyClient(t *testing.T) {
 	})
 }
 
-// A handler that heeds its context returns without a word when its rebuild is
-// given up on. That silence is no empty 200.
+// A handler that returns silently when its rebuild is cancelled makes no empty 200.
 func TestHandler_CancelledIsNoEmptyResponse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var n atomic.Int32
@@ -305,8 +296,7 @@ func TestHandler_CancelledIsNoEmptyResponse(t *testing.T) {
 	})
 }
 
-// The handler reads its own parameters although its client, and with it chi's
-// pooled routing context, is long gone.
+// The handler reads its own parameters after its client, and chi's pooled routing context, have gone.
 func TestHandler_ChiParametersWhenDetached(t *testing.T) {
 	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{Limits: bellwether.Limits{MaxRebuilds: 10_000}})
 	t.Cleanup(func() { mw.Close() })

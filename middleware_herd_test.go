@@ -24,10 +24,8 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// Here are the herds in which other caches break, one test for each way of
-// breaking. Time is the bubble's, so what is said about it is exact.
+// This file tests the herds that break other caches. Times are exact, in bubbles.
 
-// A page is a cacheable response after a pause.
 func page(pause time.Duration, body string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		time.Sleep(pause)
@@ -67,8 +65,7 @@ func TestHerd_StoreErrorKeepsCollapsing(t *testing.T) {
 	})
 }
 
-// Stale-while-revalidate: the clients have the stale page at once, and one refresh is made
-// behind them. Through a store it reaches the other process.
+// Clients get the stale page at once, and one refresh reaches the other process through the store.
 func TestHerd_StaleWhileRevalidateInAFleet(t *testing.T) {
 	for n, o := range map[int]bellwether.Options{1: {}, 2: {Fleet: bellwether.Fleet{Store: memstore.New(), Locker: locallock.New()}}} {
 		synctest.Test(t, func(t *testing.T) {
@@ -106,8 +103,7 @@ func TestHerd_StaleWhileRevalidateInAFleet(t *testing.T) {
 	}
 }
 
-// The body takes 1.8 s; clients that come meanwhile have its beginning at once,
-// and its end with everybody else.
+// Clients that join a streamed body get its beginning at once.
 func TestHerd_LateJoinersOfAStreamedBody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
@@ -136,8 +132,7 @@ func TestHerd_LateJoinersOfAStreamedBody(t *testing.T) {
 	})
 }
 
-// What each client of a failed origin gets, and what it is told about it. One failure answers
-// all who waited for it, also where it is not remembered.
+// One 503 answers all waiting clients with the origin's response, even if it is not remembered.
 func TestHerd_ServerErrorWithoutAStaleCopy(t *testing.T) {
 	for _, remembered := range []time.Duration{0, -1} { // 0: for a second
 		synctest.Test(t, func(t *testing.T) {
@@ -172,7 +167,6 @@ func TestHerd_ServerErrorWithoutAStaleCopy(t *testing.T) {
 	}
 }
 
-// pipes are a listener in a synctest bubble.
 type pipes struct {
 	conns  chan net.Conn
 	closed chan struct{}
@@ -182,7 +176,6 @@ func newPipes() *pipes {
 	return &pipes{conns: make(chan net.Conn), closed: make(chan struct{})}
 }
 
-// overPipes serves a handler until the test ends.
 func overPipes(t *testing.T, h http.Handler) *pipes {
 	o := newPipes()
 	server := &http.Server{Handler: h, ErrorLog: log.New(io.Discard, "", 0)}
@@ -214,8 +207,7 @@ func (o *pipes) dial(context.Context, string, string) (net.Conn, error) {
 	}
 }
 
-// An origin that reads the request and drops the connection: the proxy in front
-// of it may try once more, and its 502 is everybody's.
+// If the origin drops the connection, the proxy may try again, and its 502 answers all waiting clients.
 func TestHerd_OriginDropsTheConnection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		origin := newPipes()
@@ -256,8 +248,7 @@ func TestHerd_OriginDropsTheConnection(t *testing.T) {
 	})
 }
 
-// A first client that takes nothing holds up none of the others, nor the
-// handler, as long as the body is within the limit.
+// A first client that reads nothing delays neither other clients nor the handler within MaxBodyBytes.
 func TestHerd_FirstClientReadsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		body := bytes.Repeat([]byte("0123456789abcdef"), 2<<20/16)
@@ -288,8 +279,7 @@ func TestHerd_FirstClientReadsNothing(t *testing.T) {
 	})
 }
 
-// The first client leaves, and what it had asked for turns out to be its alone:
-// nobody else gets it.
+// If the first client leaves and the response is private, other clients do not get it.
 func TestHerd_FirstClientOfAPrivatePageLeaves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
@@ -311,8 +301,7 @@ func TestHerd_FirstClientOfAPrivatePageLeaves(t *testing.T) {
 	})
 }
 
-// The same through net/http's own server: the connection of a client that has
-// stopped reading is closed, and its body is free.
+// As TestHerd_StalledClient with net/http's server, which closes the stalled connection.
 func TestHerd_StalledConnection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		body := bytes.Repeat([]byte("0123456789abcdef"), 4<<20/16)
@@ -335,9 +324,8 @@ func TestHerd_StalledConnection(t *testing.T) {
 			if res, err := http.ReadResponse(br, nil); err != nil || res.StatusCode != 200 {
 				t.Fatalf("%v, %v", res, err)
 			}
-			// A client that reads now and then, 64 KiB in 50 s, is left alone. It
-			// reads them in eight: a write may begin just when one was read, and
-			// end with the first bytes of another.
+			// A client that reads 64 KiB in 50 s is not broken off. It reads in eight pieces: a
+			// write may begin just after a read, and end with the first bytes of the next.
 			for range 3 * 8 {
 				time.Sleep(50 * time.Second / 8)
 				if _, err := io.CopyN(io.Discard, br, 64<<10/8); err != nil {
@@ -354,8 +342,7 @@ func TestHerd_StalledConnection(t *testing.T) {
 	})
 }
 
-// A client that takes nothing holds a body for a minute, and not for ever; over the
-// limit, those who read with it for 5 s.
+// A client that reads nothing holds a body for a minute. Above MaxBodyBytes it holds other clients for 5 s.
 func TestHerd_StalledClient(t *testing.T) {
 	for _, c := range []struct {
 		name                string
@@ -380,7 +367,7 @@ func TestHerd_StalledClient(t *testing.T) {
 					s.handler.ServeHTTP(stuck, request("GET", "http://a/p"))
 				}()
 				if !deadlines {
-					// It is stuck for ever then, but nothing else is.
+					// Without write deadlines, only this client is stuck.
 					time.AfterFunc(time.Hour, func() { close(stuck.free) })
 				}
 				synctest.Wait()
@@ -406,7 +393,6 @@ func TestHerd_StalledClient(t *testing.T) {
 	}
 }
 
-// A client that takes a little now and then is slow, and nothing else.
 func TestHerd_SlowClientIsNotStalled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		body := bytes.Repeat([]byte("0123456789abcdef"), 1<<20/16)
@@ -426,8 +412,7 @@ func TestHerd_SlowClientIsNotStalled(t *testing.T) {
 	})
 }
 
-// Over the limit all who wait get the whole body, from one call, and it is
-// remembered that the next do better to ask for themselves.
+// Clients that wait for a body above MaxBodyBytes all get it from one call. Later clients bypass the cache.
 func TestHerd_OverLimitBody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		body := bytes.Repeat([]byte("0123456789abcdef"), 1<<20/16)
@@ -457,7 +442,7 @@ func TestHerd_OverLimitBody(t *testing.T) {
 	})
 }
 
-// The same from a handler that writes faster than a herd wakes up.
+// As TestHerd_OverLimitBody, with a handler that writes faster than the herd wakes up.
 func TestHerd_OverLimitBodyAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		body := bytes.Repeat([]byte("0123456789abcdef"), 256<<10/16)
@@ -484,8 +469,7 @@ func TestHerd_OverLimitBodyAtOnce(t *testing.T) {
 	})
 }
 
-// A wait that runs out is no cliff: however many wait, the origin has the one
-// call that it had, and who comes later joins it.
+// Callers that run out of MaxWait do not call the origin, and later callers join the running call.
 func TestHerd_WaitTimeoutIsNoCliff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{MaxWait: time.Second}, page(2500*time.Millisecond, "page"))
@@ -496,8 +480,6 @@ func TestHerd_WaitTimeoutIsNoCliff(t *testing.T) {
 	})
 }
 
-// A failed or broken rebuild never takes the place of a copy that may still be
-// served.
 func TestHerd_BrokenRebuildKeepsTheStaleCopy(t *testing.T) {
 	for name, breaking := range map[string]http.HandlerFunc{
 		"abort": func(w http.ResponseWriter, r *http.Request) {
@@ -538,8 +520,7 @@ func TestHerd_BrokenRebuildKeepsTheStaleCopy(t *testing.T) {
 	}
 }
 
-// Who comes while a response is being written reads along, also with Authorization or
-// directives, if the response is what they ask for; and not, if it is not.
+// A client with Authorization or directives joins a response if it satisfies the request.
 func TestHerd_JoinersWithDirectives(t *testing.T) {
 	for _, tt := range []struct {
 		fields []string
@@ -566,7 +547,7 @@ func TestHerd_JoinersWithDirectives(t *testing.T) {
 							io.WriteString(w, strings.Repeat("x", 150))
 						}
 					})
-					s.get("http://a/p", tt.fields...) // with Authorization: it is known to be for all
+					s.get("http://a/p", tt.fields...) // with Authorization: the page is known to be for all
 					time.Sleep(61 * time.Minute)      // the process is older than the response will ever be
 					s.calls.Store(0)
 					go s.get("http://a/p", tt.fields...)
@@ -587,8 +568,7 @@ func TestHerd_JoinersWithDirectives(t *testing.T) {
 	}
 }
 
-// A response that must not be served stale is not joined when it has become so, while
-// its body is still being written (RFC 9111 section 4.2.4).
+// A response that must not be served stale is not joined after its expiry (RFC 9111 section 4.2.4).
 func TestHerd_NobodyJoinsWhatIsOver(t *testing.T) {
 	for _, control := range []string{"max-age=2, must-revalidate", "s-maxage=2"} {
 		for _, store := range []driver.Store{nil, memstore.New()} {
@@ -617,8 +597,7 @@ func TestHerd_NobodyJoinsWhatIsOver(t *testing.T) {
 	}
 }
 
-// A herd for a cold page, of a quick origin and of a slow one, and for one that has expired
-// and must not be served stale.
+// A herd collapses for a cold page, and for an expired page without a stale window.
 func TestHerd_Cold(t *testing.T) {
 	for _, build := range []time.Duration{500 * time.Millisecond, 8 * time.Second} {
 		synctest.Test(t, func(t *testing.T) {

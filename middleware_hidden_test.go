@@ -16,8 +16,7 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// Fields that are hidden reach no client, on whichever way, while the cache goes by
-// them: Surrogate-Control says how long, Surrogate-Key is a tag.
+// HiddenFields reach no client in any kind of reply, and the cache still obeys them.
 func TestHidden_OnEveryWay(t *testing.T) {
 	names := []string{"surrogate-control", "Surrogate-Key", "Cache-Tag"}
 	for name, store := range map[string]driver.Store{"alone": nil, "store": memstore.New()} {
@@ -95,7 +94,7 @@ func TestHidden_OnEveryWay(t *testing.T) {
 				check("the trailers", res.Trailer)
 				return res.StatusCode, string(body), res.Header
 			}
-			// want asks and checks that the way is the one that is meant.
+			// want sends a request and checks its status and Cache-Status.
 			want := func(status int, way, method, path string, fields ...string) {
 				t.Helper()
 				got, body, h := ask(method, path, fields...)
@@ -104,7 +103,7 @@ func TestHidden_OnEveryWay(t *testing.T) {
 				}
 			}
 			want(200, "fwd=uri-miss", "GET", "/p")
-			for deadline := time.Now().Add(10 * time.Second); ; { // until it is kept
+			for deadline := time.Now().Add(10 * time.Second); ; { // until the page is stored
 				if _, _, h := ask("GET", "/p"); strings.Contains(h.Get("Cache-Status"), "hit") || time.Now().After(deadline) {
 					break
 				}
@@ -134,7 +133,7 @@ func TestHidden_OnEveryWay(t *testing.T) {
 	}
 }
 
-// A middleware around this one may have set such a field, too.
+// HiddenFields also removes fields of an outer middleware.
 func TestHidden_OfAMiddlewareAround(t *testing.T) {
 	s := newSite(t, bellwether.HTTPOptions{HiddenFields: []string{"Cache-Tag"}}, page(0, "page"))
 	odd := "cache-tag"
@@ -148,7 +147,6 @@ func TestHidden_OfAMiddlewareAround(t *testing.T) {
 	}
 }
 
-// Cache-Status can leave the key out, whatever else it says.
 func TestHidden_StatusKey(t *testing.T) {
 	for _, hide := range []bool{false, true} {
 		s := newSite(t, bellwether.HTTPOptions{HideStatusKey: hide}, func(w http.ResponseWriter, r *http.Request) {
@@ -162,8 +160,7 @@ func TestHidden_StatusKey(t *testing.T) {
 	}
 }
 
-// Hidden fields of a handler that panics are gone before a middleware around the cache
-// recovers and answers.
+// HiddenFields of a handler that panics are removed before an outer middleware answers.
 func TestHidden_BehindAPanic(t *testing.T) {
 	s := newSite(t, bellwether.HTTPOptions{HiddenFields: []string{"Surrogate-Key"}}, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Surrogate-Key", "secret")

@@ -16,9 +16,8 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// The record that a page is not for sharing (hit-for-miss): what makes it, and what ends it.
+// This file tests the hit-for-miss record of a page that is not shareable.
 
-// A request that the handler has answered is no hit, whatever is known of its key.
 func TestHitForMiss_IsNoHit(t *testing.T) {
 	for _, control := range []string{"private", "no-cache"} {
 		synctest.Test(t, func(t *testing.T) {
@@ -39,7 +38,6 @@ func TestHitForMiss_IsNoHit(t *testing.T) {
 	}
 }
 
-// wantFrom checks whether the last reply came from the cache.
 func wantFrom(t *testing.T, s *site, calls int32, what string) {
 	t.Helper()
 	synctest.Wait()
@@ -75,7 +73,7 @@ func TestHitForMiss_OneCacheableResponseEndsIt(t *testing.T) {
 	}
 }
 
-// A body over the limit does not end it again and again.
+// Bodies above MaxBodyBytes do not end hit-for-miss. A Content-Length within MaxBodyBytes does.
 func TestHitForMiss_TooLargeStays(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var size, announced atomic.Int64
@@ -100,7 +98,7 @@ func TestHitForMiss_TooLargeStays(t *testing.T) {
 		}
 		size.Store(10)
 		announced.Store(1)
-		status() // this one says that it fits
+		status() // announces a body that fits
 		status()
 		if got := status(); !strings.Contains(got, "hit") {
 			t.Errorf("no longer too large: %q", got)
@@ -108,8 +106,7 @@ func TestHitForMiss_TooLargeStays(t *testing.T) {
 	})
 }
 
-// What is withheld although it says that it may be cached is withheld from the next
-// as well: they do not wait for each other to find that out again.
+// A response that is not stored despite its header begins hit-for-miss too.
 func TestHitForMiss_WithheldStays(t *testing.T) {
 	for name, withheld := range map[string]http.Header{
 		"an event stream":  {"Content-Type": {"text/event-stream"}},
@@ -171,8 +168,7 @@ func TestHitForMiss_NotSharedIsReleasedTogetherAndRemembered(t *testing.T) {
 	}
 }
 
-// A page whose body was over MaxBodyBytes once, and is small from then on. It has no
-// Content-Length, as most Go handlers' pages have none.
+// A page that exceeded MaxBodyBytes once is stored again when it is small, also without a Content-Length.
 func TestHitForMiss_OnceTooLarge(t *testing.T) {
 	var large atomic.Bool
 	h := func(w http.ResponseWriter, r *http.Request) {
@@ -204,8 +200,7 @@ func TestHitForMiss_OnceTooLarge(t *testing.T) {
 	})
 }
 
-// A key was uncacheable once; from then on its page is for all, and is asked for by clients
-// that revalidate, or by players that ask for ranges.
+// A 304 or a 206 of a shareable page does not prolong hit-for-miss.
 func TestHitForMiss_NotModifiedDoesNotProlong(t *testing.T) {
 	for name, fields := range map[string][]string{"304": {"If-None-Match", `"v"`}, "206": {"Range", "bytes=0-1"}} {
 		t.Run(name, func(t *testing.T) {

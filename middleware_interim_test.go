@@ -16,8 +16,8 @@ import (
 	"github.com/bellwether-go/bellwether"
 )
 
-// Interim responses and trailers, which reach the clients of the handler as they come. Real
-// sockets here: a recorder takes an interim response for the final one.
+// This file tests interim responses and trailers, over sockets because httptest's recorder takes an
+// interim response for the final one.
 
 func TestInterim_ReachesTheFirstClientAtOnce(t *testing.T) {
 	release := make(chan struct{})
@@ -36,7 +36,7 @@ func TestInterim_ReachesTheFirstClientAtOnce(t *testing.T) {
 		trace := &httptrace.ClientTrace{Got1xxResponse: func(code int, h textproto.MIMEHeader) error {
 			got = append(got, fmt.Sprint(code, " ", h.Get("Link")))
 			if code == 103 {
-				close(release) // nothing of the response is there yet
+				close(release) // before the final response
 			}
 			return nil
 		}}
@@ -56,8 +56,7 @@ func TestInterim_ReachesTheFirstClientAtOnce(t *testing.T) {
 	s.wantCalls(t, 1)
 }
 
-// A first client that does not read does not stop the handler's hints, and none
-// of them reaches a client that joined.
+// A first client that does not read blocks no interim responses, and they reach no joined client.
 func TestInterim_IsNobodyElses(t *testing.T) {
 	var more sync.WaitGroup
 	more.Add(1)
@@ -85,7 +84,7 @@ func TestInterim_IsNobodyElses(t *testing.T) {
 			req, _ := http.NewRequestWithContext(httptrace.WithClientTrace(t.Context(), trace), "GET", server.URL+"/p", nil)
 			res, err := http.DefaultClient.Do(req)
 			if err != nil {
-				return // net/http's client takes no more than 5 interim responses
+				return // net/http's client accepts at most 5 interim responses
 			}
 			defer res.Body.Close()
 			if body, err := io.ReadAll(res.Body); string(body) != "page" || err != nil {
@@ -154,8 +153,7 @@ func TestInterim_TrailersReachWhoReadsLive(t *testing.T) {
 	}
 }
 
-// What a handler does in one breath, the interim response, the response and the
-// trailer, arrives in that order.
+// An interim response, a response and a trailer in quick succession arrive in this order.
 func TestInterim_AndTrailerInOneBreath(t *testing.T) {
 	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusEarlyHints)

@@ -20,7 +20,7 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// secured sends plain requests on to https, and answers those that are.
+// secured redirects plain requests to https, and answers requests over TLS.
 func secured(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Cache-Control", "max-age=3600, stale-while-revalidate=3600")
 	w.Header().Set("Surrogate-Key", "all")
@@ -31,9 +31,7 @@ func secured(w http.ResponseWriter, r *http.Request) {
 	fmt.Fprint(w, "page")
 }
 
-// A redirect to https that was made for a plain request is never the answer to
-// one over TLS, however it got into the cache: it would send its client in
-// circles. Nor does a page that was made over TLS go out in plain.
+// A redirect to https is not served over TLS, where it would loop, nor a page over TLS to plain requests.
 func TestKey_RedirectToTLSIsNoLoop(t *testing.T) {
 	for name, plainFirst := range map[string]bool{"plain first": true, "TLS first": false} {
 		inBubble(t, name, func(t *testing.T) {
@@ -60,8 +58,7 @@ func TestKey_RedirectToTLSIsNoLoop(t *testing.T) {
 	}
 }
 
-// The same with a real client that follows redirects, over one handler behind
-// two listeners.
+// As TestKey_RedirectToTLSIsNoLoop, with a real client and two listeners.
 func TestKey_RedirectToTLSOnTheWire(t *testing.T) {
 	var target string
 	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{})
@@ -74,7 +71,7 @@ func TestKey_RedirectToTLSOnTheWire(t *testing.T) {
 		}
 		fmt.Fprint(w, "page")
 	}))
-	// Both see one Host, as with the ports 80 and 443.
+	// Both listeners see one Host, as ports 80 and 443 do.
 	sameHost := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		r.Host = "example.com"
 		handler.ServeHTTP(w, r)
@@ -97,8 +94,7 @@ func TestKey_RedirectToTLSOnTheWire(t *testing.T) {
 	}
 }
 
-// An operator who invalidates a URL means it for both schemes, and so does an unsafe request
-// over TLS.
+// An invalidation of a URL, and an unsafe request over TLS, cover both schemes.
 func TestKey_InvalidationMeansBothSchemes(t *testing.T) {
 	match := func(m bellwether.Match) func(*testing.T, *site) {
 		return func(t *testing.T, s *site) {
@@ -135,7 +131,7 @@ func TestKey_InvalidationMeansBothSchemes(t *testing.T) {
 				s.calls.Store(0)
 				for _, u := range []string{"http://a/p", "https://a/p"} {
 					s.get(u)
-					synctest.Wait() // what is softly invalidated is rebuilt behind its client
+					synctest.Wait() // a soft invalidation rebuilds in the background
 				}
 				s.wantCalls(t, 2)
 				if name != "tag" {
@@ -147,7 +143,7 @@ func TestKey_InvalidationMeansBothSchemes(t *testing.T) {
 	}
 }
 
-// Behind a proxy that ends TLS the scheme is what the proxy says.
+// Behind a proxy that ends TLS, the proxy's field gives the scheme.
 func TestKey_SchemeFromAProxy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
@@ -168,9 +164,8 @@ func TestKey_SchemeFromAProxy(t *testing.T) {
 	})
 }
 
-// A proxy that sends its field for what came over TLS only, as nginx does with a
-// proxy_set_header in the TLS server alone: what was made for a request without is
-// not for one with it.
+// A proxy may send a field only for requests over TLS, as nginx with a proxy_set_header in its TLS
+// server. A response without the field is not served to a request with it.
 func TestKey_FieldOfTLSAlone(t *testing.T) {
 	for name, value := range map[string]string{"X-Forwarded-Proto": "https", "X-Arr-Ssl": "2048|256|CN=x", "Front-End-Https": "on"} {
 		inBubble(t, name, func(t *testing.T) {
@@ -188,7 +183,7 @@ func TestKey_FieldOfTLSAlone(t *testing.T) {
 					t.Errorf("over TLS: %d %s %s", w.Code, w.Header().Get("Location"), w.Header().Get("Cache-Status"))
 				}
 			}
-			s.wantCalls(t, 2) // what was there has moved to where it is told apart
+			s.wantCalls(t, 2) // the stored page has moved to a key with the field
 		})
 	}
 }
@@ -220,7 +215,7 @@ func TestKey_Option(t *testing.T) {
 			fmt.Fprint(w, r.Header.Get("X-Tls"))
 		})
 		s.get("http://a/p?utm_source=x&b=2&a=1")
-		synctest.Wait() // it is kept a moment after it was answered
+		synctest.Wait() // the page is stored just after the answer
 		w := s.get("http://A/p?a=1&b=2&utm_source=y")
 		if !strings.Contains(w.Header().Get("Cache-Status"), "hit") {
 			t.Errorf("one URL by Key: %v", w.Header())
@@ -248,15 +243,14 @@ func TestKey_Option(t *testing.T) {
 			s.calls.Store(0)
 			s.get("http://a/p?a=1&b=2")
 			if s.calls.Swap(0) != 1 {
-				t.Errorf("%s: still there", name)
+				t.Errorf("%s: the page is still stored", name)
 			}
 		}
 	})
 }
 
-// A Key that is no URL with a host sends its request past the cache, as it cannot say
-// what it is the key of. OnError is told, since no client sees more of it than a page
-// that is never cached. What a client can make of a URL that is one is its own affair.
+// A Key that is not an http URL with a host bypasses the cache, and OnError is told. Faults of the
+// URL that a client may cause are not reported.
 func TestKey_NoURLIsTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		long := "http://a/" + strings.Repeat("x", 10<<10)
@@ -279,15 +273,13 @@ func TestKey_NoURLIsTold(t *testing.T) {
 				t.Errorf("%.20q: OnError is told %q, want the request, the URL and one that is good", url, told)
 			}
 		}
-		// One that a Key has refused is none.
 		o := bellwether.HTTPOptions{Key: func(*http.Request) (bellwether.Key, bool) { return bellwether.Key{URL: "/p"}, false }}
 		o.OnError = func(key string, err error) { t.Errorf("OnError is told %v", err) }
 		newSite(t, o, page(0, "page")).get("http://example.com/p")
 	})
 }
 
-// What Key leaves out of the URL reaches no page that is shared: the handler sees the
-// key's host and query, and the path as the routers before it have left it.
+// The handler of a shared page sees the key's host and query, and the path of outer routers.
 func TestKey_HandlerSeesTheKeysURL(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		key := func(r *http.Request) (bellwether.Key, bool) {
@@ -313,8 +305,7 @@ func TestKey_HandlerSeesTheKeysURL(t *testing.T) {
 	})
 }
 
-// What Key adds beside the URL tells variants apart, without being in the URL, and an
-// invalidation of the URL is one of all of them.
+// Key.Variant separates variants of one URL. An invalidation of the URL drops all of them.
 func TestKey_Variant(t *testing.T) {
 	key := func(r *http.Request) (bellwether.Key, bool) {
 		return bellwether.Key{URL: "http://a" + r.URL.RequestURI(), Variant: r.Header.Get("X-Lang")}, true
@@ -336,7 +327,7 @@ func TestKey_Variant(t *testing.T) {
 						for _, s := range []*site{p.first, p.second} {
 							want := fmt.Sprintf("%s %q %q", path, lang, theme)
 							s.wantBody(t, want, "http://a"+path, "X-Lang", lang, "X-Theme", theme)
-							time.Sleep(time.Millisecond) // it is kept a moment after it was answered
+							time.Sleep(time.Millisecond) // the page is stored just after the answer
 						}
 					}
 				}
@@ -345,7 +336,7 @@ func TestKey_Variant(t *testing.T) {
 			p.calls()
 			all()
 			if n := p.calls(); n > 0 {
-				t.Errorf("%s: %d calls for what is there", path, n)
+				t.Errorf("%s: %d handler calls for stored pages", path, n)
 			}
 			p.first.mw.Invalidate(t.Context(), "http://a"+path)
 			time.Sleep(2 * time.Second)
@@ -357,8 +348,7 @@ func TestKey_Variant(t *testing.T) {
 	})
 }
 
-// The first request with a field that retargets, or with a variant of Key's, takes no
-// page from those who have none.
+// A first request with a retargeting field, or with a Variant, does not displace the page without.
 func TestKey_WhatIsToldApartDisplacesNothing(t *testing.T) {
 	variant := func(r *http.Request) (bellwether.Key, bool) {
 		return bellwether.Key{URL: "http://a" + r.URL.RequestURI(), Variant: r.Header.Get("X-Variant")}, true
@@ -400,7 +390,7 @@ func TestKey_WhatIsToldApartDisplacesNothing(t *testing.T) {
 					}
 					if !strings.Contains(tt.control, "stale") {
 						if n := p.calls(); n > 0 {
-							t.Errorf("after %d requests with the field %d calls for those without", i+1, n)
+							t.Errorf("after %d requests with the field: %d handler calls for requests without it", i+1, n)
 						}
 					}
 				}
@@ -409,8 +399,7 @@ func TestKey_WhatIsToldApartDisplacesNothing(t *testing.T) {
 	}
 }
 
-// Parameters that Key drops are in no form of the handler's request, also when Key has
-// parsed the form.
+// The handler's form has no parameters that Key drops, even if Key has parsed the form.
 func TestKey_FormHasOnlyTheKeysParameters(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := bellwether.HTTPOptions{Key: func(r *http.Request) (bellwether.Key, bool) {
@@ -425,7 +414,7 @@ func TestKey_FormHasOnlyTheKeysParameters(t *testing.T) {
 	})
 }
 
-// fromWire is a request as a server reads it: its lines end in \n here.
+// fromWire parses a request as a server does. Lines of head end in \n.
 func fromWire(t *testing.T, head string) *http.Request {
 	t.Helper()
 	r, err := http.ReadRequest(bufio.NewReader(strings.NewReader(strings.ReplaceAll(head, "\n", "\r\n") + "\r\n\r\n")))
@@ -435,8 +424,7 @@ func fromWire(t *testing.T, head string) *http.Request {
 	return r
 }
 
-// A request target with user information, or an opaque target, makes no page of the URL
-// that Key gives for it.
+// A target with user information or an opaque target makes no page for its key's URL.
 func TestKey_OddTargetMakesNoPage(t *testing.T) {
 	path := func(r *http.Request) string { return r.URL.EscapedPath() }
 	requestURI := func(r *http.Request) string { return r.URL.RequestURI() }
@@ -466,8 +454,7 @@ func TestKey_OddTargetMakesNoPage(t *testing.T) {
 	}
 }
 
-// A page without a variant and without a retargeting field validates no page with one:
-// a 304 to its Last-Modified says nothing about the other page.
+// A page does not validate a variant of its URL: a 304 to its Last-Modified does not apply to the variant.
 func TestKey_VariantIsNotValidatedByTheURLsPage(t *testing.T) {
 	variant := func(r *http.Request) (bellwether.Key, bool) {
 		return bellwether.Key{URL: "http://a" + r.URL.EscapedPath(), Variant: r.Header.Get("X-Tenant")}, true
@@ -488,7 +475,7 @@ func TestKey_VariantIsNotValidatedByTheURLsPage(t *testing.T) {
 					for _, s := range []*site{p.first, p.first, p.second, p.first} {
 						time.Sleep(2 * time.Second)
 						s.wantBody(t, "page of ", "http://a/p")
-						time.Sleep(2 * time.Second) // the page is kept
+						time.Sleep(2 * time.Second) // the page is stored
 						s.wantBody(t, "page of one", "http://a/p", field, "one")
 					}
 				})
@@ -497,8 +484,7 @@ func TestKey_VariantIsNotValidatedByTheURLsPage(t *testing.T) {
 	}
 }
 
-// A flood of values of a retargeting field, before the page is there, keeps the page
-// for requests without the field in the cache.
+// A flood of values of a retargeting field does not keep the page without it out of the cache.
 func TestKey_RetargetingFloodLeavesThePage(t *testing.T) {
 	h := func(w http.ResponseWriter, r *http.Request) {
 		time.Sleep(100 * time.Millisecond)
@@ -518,8 +504,7 @@ func TestKey_RetargetingFloodLeavesThePage(t *testing.T) {
 	})
 }
 
-// A herd with one value of a retargeting field has one load of its own, also while a
-// request without the field waits for a slot.
+// A herd with one value of a retargeting field has its own load, also beside a request without it.
 func TestKey_RetargetedHerdBehindOneWithoutTheField(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := func(w http.ResponseWriter, r *http.Request) {
@@ -541,7 +526,6 @@ func TestKey_RetargetedHerdBehindOneWithoutTheField(t *testing.T) {
 	})
 }
 
-// What does not reach the handler must not be taken for what the client has asked.
 func TestKey_NobodyIsServedAnothersRequest(t *testing.T) {
 	lang := func(name string) http.HandlerFunc {
 		return func(w http.ResponseWriter, r *http.Request) {
@@ -595,8 +579,7 @@ func TestKey_IsTheWholeTarget(t *testing.T) {
 	s.wantCalls(t, 7)
 }
 
-// quote is a handler that trusts every field that frameworks trust, and has its
-// answers cached.
+// quote is a cacheable handler that answers with every field that frameworks trust.
 func quote(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Cache-Control", "max-age=60")
 	fmt.Fprintf(w, "%s %s %s %s|", r.Method, r.Host, r.URL, r.RequestURI)
@@ -607,8 +590,7 @@ func quote(w http.ResponseWriter, r *http.Request) {
 	fmt.Fprintf(w, "|%s", body)
 }
 
-// poisons are request fields by which frameworks choose another host, scheme,
-// path or method than those of the request.
+// poisons are request fields by which frameworks choose another host, scheme, path or method.
 var poisons = []string{
 	"X-Forwarded-Host", "X-Forwarded-Proto", "X-Forwarded-Scheme", "X-Forwarded-Port", "X-Forwarded-Prefix",
 	"X-Forwarded-Server", "X-Forwarded-Ssl", "X-Forwarded-Uri", "X-Forwarded-Path", "X-Forwarded-Method",
@@ -654,8 +636,7 @@ func TestKey_FieldsThatChangeTheTarget(t *testing.T) {
 	}
 }
 
-// Behind a proxy that sends such fields with each request the herd is one herd
-// still, whoever its clients are.
+// A herd collapses behind a proxy that sends such fields with each request.
 func TestKey_ForwardedFieldsOfOneProxy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{}, page(time.Second, "page"))
@@ -673,14 +654,13 @@ func TestKey_ForwardedFieldsOfOneProxy(t *testing.T) {
 	})
 }
 
-// An attacker who sends one such field after the other does not take the key
-// out of the cache for those who send none.
+// A client that sends one such field after the other does not displace the page without them.
 func TestKey_FieldsOneAfterTheOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{}, page(0, "page"))
 		for _, name := range poisons {
 			s.get("http://a/p", name, "evil")
-			time.Sleep(2 * time.Minute) // whatever is there has expired
+			time.Sleep(2 * time.Minute) // until stored pages have expired
 		}
 		s.get("http://a/p")
 		s.calls.Store(0)
@@ -689,8 +669,7 @@ func TestKey_FieldsOneAfterTheOther(t *testing.T) {
 	})
 }
 
-// A method override would have a GET stored that was none, and the next one not
-// done.
+// A GET with a method override is not stored, and each one reaches the handler.
 func TestKey_MethodOverrideIsNoGET(t *testing.T) {
 	for _, name := range []string{"X-HTTP-Method-Override", "X-HTTP-Method", "X-Method-Override"} {
 		s := newSite(t, bellwether.HTTPOptions{}, quote)

@@ -21,12 +21,10 @@ import (
 	"github.com/bellwether-go/bellwether"
 )
 
-// What goes past the cache keeps the server's own ResponseWriter, with all it
-// can do; what goes through it looks to each client, of whatever version of
-// HTTP, as if the handler had answered.
+// This file tests ResponseWriters and versions of HTTP. A bypassing request keeps the server's own
+// writer, and a cached response looks like the handler's.
 
-// What http.ResponseController can do, it can do for handlers of methods that
-// are not cached.
+// Handlers of uncached methods have all of http.ResponseController.
 func TestPass_ResponseController(t *testing.T) {
 	for _, method := range []string{"POST", "PURGE", "OPTIONS", "GET"} {
 		t.Run(method, func(t *testing.T) {
@@ -45,7 +43,7 @@ func TestPass_ResponseController(t *testing.T) {
 				if err := rc.Flush(); err != nil {
 					t.Errorf("Flush: %v", err)
 				}
-				// After the response has begun the request's body is still there.
+				// The request's body can be read after the response has begun.
 				body, err := io.ReadAll(r.Body)
 				if err != nil {
 					t.Errorf("reading the body after writing: %v", err)
@@ -84,7 +82,7 @@ func TestPass_ResponseController(t *testing.T) {
 	}
 }
 
-// A Flush that cannot be says so, through our wrapper too.
+// Flush returns ErrNotSupported through our wrapper if the client's writer cannot flush.
 func TestPass_FlushIsNotPretended(t *testing.T) {
 	plain := struct{ http.ResponseWriter }{httptest.NewRecorder()} // hides the recorder's Flush
 	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
@@ -96,8 +94,7 @@ func TestPass_FlushIsNotPretended(t *testing.T) {
 	s.wantCalls(t, 1)
 }
 
-// A handler that runs for everybody has no connection, and is told so; that it
-// may flush is all it needs.
+// A shared run of a handler has no connection: it may only flush.
 func TestPass_ResponseControllerOfDetachedHandlers(t *testing.T) {
 	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
 		rc := http.NewResponseController(w)
@@ -124,7 +121,6 @@ func TestPass_ResponseControllerOfDetachedHandlers(t *testing.T) {
 	}
 }
 
-// A header that the handler flushes is there before the body, for all.
 func TestPass_FlushedHeaderComesFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
@@ -149,9 +145,7 @@ func TestPass_FlushedHeaderComesFirst(t *testing.T) {
 	})
 }
 
-// Server-sent events come one by one, each before the next is made, and to each
-// client its own: whether the client has asked for them by Accept, or the
-// handler gives them to somebody who has not, and whatever TTL there is.
+// Server-sent events arrive one by one, for each client its own, with any Accept.
 func TestPass_ServerSentEvents(t *testing.T) {
 	for _, accept := range []string{"text/event-stream", "Text/Event-Stream;q=1, */*", "*/*", ""} {
 		t.Run(accept, func(t *testing.T) {
@@ -201,8 +195,7 @@ func TestPass_ServerSentEvents(t *testing.T) {
 	}
 }
 
-// An event stream is nobody's cached response, and no rebuild that takes too
-// long: it lasts as long as its client.
+// An event stream is not cached, and may outlast RebuildTimeout.
 func TestPass_EventStreamOutlivesRebuildTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{TTL: time.Hour}, func(w http.ResponseWriter, r *http.Request) {
@@ -247,8 +240,8 @@ func TestPass_Connect(t *testing.T) {
 	}
 }
 
-// Other methods reach the handler each time. The safe ones leave what is kept
-// as it is, the others drop it.
+// Other methods reach the handler each time. Unsafe methods invalidate the stored page, safe
+// methods leave it.
 func TestPass_OtherMethods(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var version atomic.Int32
@@ -281,8 +274,7 @@ func TestPass_OtherMethods(t *testing.T) {
 	})
 }
 
-// The body of a request is read within the limit that a middleware has set, and
-// by the handler itself.
+// The handler reads the request's body within the limit of an outer middleware.
 func TestPass_MaxBytesReader(t *testing.T) {
 	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
 		r.Body = http.MaxBytesReader(w, r.Body, 8)
@@ -321,7 +313,6 @@ func TestPass_MaxBytesReader(t *testing.T) {
 	s.wantCalls(t, 9)
 }
 
-// What belongs to the connection can be read after the client has left.
 func TestPass_DetachedHandlersReadTheirRequest(t *testing.T) {
 	type key struct{}
 	left := make(chan struct{})
@@ -362,7 +353,6 @@ func TestPass_DetachedHandlersReadTheirRequest(t *testing.T) {
 	}
 }
 
-// A server that speaks HTTP/2, and a client that does.
 func serveHTTP2(t *testing.T, h http.Handler) *httptest.Server {
 	t.Helper()
 	server := httptest.NewUnstartedServer(h)
@@ -454,7 +444,6 @@ func TestPass_HTTP2(t *testing.T) {
 	}
 }
 
-// header makes a request and returns the header of its answer.
 func header(t *testing.T, client *http.Client, method, url string) http.Header {
 	t.Helper()
 	req, err := http.NewRequest(method, url, nil)
@@ -470,8 +459,7 @@ func header(t *testing.T, client *http.Client, method, url string) http.Header {
 	return res.Header
 }
 
-// A client of HTTP/1.0 knows the end of a body of unknown length only by the
-// end of the connection: what breaks off has to end it otherwise.
+// For a client of HTTP/1.0, a broken body of unknown length does not end like a whole body.
 func TestPass_HTTP10(t *testing.T) {
 	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "max-age=60")
@@ -515,7 +503,6 @@ func TestPass_HTTP10(t *testing.T) {
 	}
 }
 
-// A writer that can neither flush nor be unwrapped gets everything all the same.
 func TestPass_WriterThatCannotFlush(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		body := strings.Repeat("x", 1<<20)
@@ -523,7 +510,7 @@ func TestPass_WriterThatCannotFlush(t *testing.T) {
 			w.Header().Set("Cache-Control", "max-age=60")
 			for i := 0; i < len(body); i += 1 << 16 {
 				io.WriteString(w, body[i:i+1<<16])
-				time.Sleep(time.Millisecond) // so that its readers catch up, and flush
+				time.Sleep(time.Millisecond) // readers catch up, and flush
 			}
 		})
 		for range 3 {
@@ -542,14 +529,14 @@ func TestPass_WriterThatCannotFlush(t *testing.T) {
 	})
 }
 
-// What is one client's and has no date is not told to be unmodified since it came.
+// A private response without a date is not answered with a 304 from the time of its receipt.
 func TestPass_PrivateHasNoDateOfReceipt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Cache-Control", "private")
 			fmt.Fprint(w, "page")
 		})
-		for range 2 { // the second goes past the cache
+		for range 2 { // the second request bypasses the cache
 			if w := s.get("http://a/p", "If-Modified-Since", "Fri, 31 Dec 2099 00:00:00 GMT"); w.Code != 200 || w.Body.String() != "page" {
 				t.Errorf("%d %q, want the page", w.Code, w.Body)
 			}
@@ -557,8 +544,7 @@ func TestPass_PrivateHasNoDateOfReceipt(t *testing.T) {
 	})
 }
 
-// A writer that panics leaves no timer behind that would break what its connection
-// is used for next.
+// After a writer panics, no timer sets a deadline on its connection.
 func TestPass_WriterThatPanics(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
@@ -611,8 +597,7 @@ func TestPass_Upgrade(t *testing.T) {
 	}
 }
 
-// A private page that takes longer than HitForMissTTL, and less than RebuildTimeout: its
-// clients take turns all the same.
+// Clients of a private page slower than HitForMissTTL do not wait for each other.
 func TestPass_SlowPrivatePageTakesNoTurns(t *testing.T) {
 	const build = 12 * time.Second
 	h := func(w http.ResponseWriter, r *http.Request) {
@@ -648,8 +633,7 @@ func TestPass_SlowPrivatePageTakesNoTurns(t *testing.T) {
 	})
 }
 
-// While one client with Authorization takes its time, nothing prolongs the marker of the
-// key, and the others take turns.
+// While a request with Authorization takes long, clients of a private page do not wait for each other.
 func TestPass_SlowCredentialsAndTheMarker(t *testing.T) {
 	for _, attack := range []bool{false, true} {
 		t.Run(fmt.Sprint("attack ", attack), func(t *testing.T) { markerUnderSlowCredentials(t, attack) })
@@ -659,7 +643,7 @@ func TestPass_SlowCredentialsAndTheMarker(t *testing.T) {
 func markerUnderSlowCredentials(t *testing.T, attack bool) {
 	h := func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Authorization") != "" {
-			time.Sleep(time.Hour) // or it writes to a client that reads nothing
+			time.Sleep(time.Hour) // as when the client reads nothing
 		}
 		if r.Header.Get("Cookie") == "slow" {
 			time.Sleep(8 * time.Second)
@@ -703,8 +687,7 @@ func markerUnderSlowCredentials(t *testing.T, attack bool) {
 	})
 }
 
-// The bound on passes to a page that is slower than RebuildTimeout ends with the first
-// response that comes in the second half of HitForMissTTL.
+// The bound on passes of a slow page outlasts responses in the second half of HitForMissTTL.
 func TestPass_SlowPassesKeepTheirBound(t *testing.T) {
 	var running, most atomic.Int32
 	h := func(w http.ResponseWriter, r *http.Request) {
@@ -717,7 +700,7 @@ func TestPass_SlowPassesKeepTheirBound(t *testing.T) {
 		case <-r.Context().Done():
 			return
 		}
-		io.WriteString(w, "page") // says nothing
+		io.WriteString(w, "page") // no caching headers
 	}
 	o := bellwether.HTTPOptions{MaxPassThrough: 2, RebuildTimeout: time.Second}
 	inPairs(t, o, h, func(t *testing.T, p pair) {
@@ -737,8 +720,7 @@ func TestPass_SlowPassesKeepTheirBound(t *testing.T) {
 	})
 }
 
-// A page at / that is cached, and a WebSocket at / whose handler hijacks the connection, as
-// all WebSocket libraries and httputil.ReverseProxy do, instead of WriteHeader(101).
+// Hijacked upgrades, as of WebSocket libraries and ReverseProxy, run beside a cached page of the URL.
 func TestPass_HijackedUpgrades(t *testing.T) {
 	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Upgrade") == "" {
@@ -783,8 +765,7 @@ func TestPass_HijackedUpgrades(t *testing.T) {
 	}
 }
 
-// The header of a HEAD, and a 304, of a private page come with the end of the page's body,
-// although the handler has flushed them; and the 304 has all of the body made.
+// A private page's header arrives when it is flushed, also of a HEAD or a 304, whose body is not written.
 func TestPass_HeaderOfAPrivatePageComesAtOnce(t *testing.T) {
 	for name, build := range map[string]func(url string) *http.Request{
 		"HEAD": func(url string) *http.Request { r, _ := http.NewRequest("HEAD", url, nil); return r },

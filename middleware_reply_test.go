@@ -24,10 +24,9 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// What a reply from what is stored has in it: the part that is asked for, the
-// fields that are for everybody, and a word on where it comes from.
+// This file tests replies from stored responses: ranges, shared fields, and Cache-Status.
 
-// Ranges are answered from the whole, which the handler is asked for once.
+// Ranges are answered from the stored response, after one call of the handler.
 func TestReply_Ranges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
@@ -60,8 +59,7 @@ func TestReply_Ranges(t *testing.T) {
 			{"/p", "bytes=10-", "", 416, "invalid range: failed to overlap\n", "bytes */10"},
 			{"/p", "lines=1-2", "", 200, "0123456789", ""}, // RFC 9110 section 14.2
 			{"/none", "bytes=2-4", "", 404, "0123456789", ""},
-			// RFC 9110 section 13.1.5: the whole, unless the client's part is of
-			// the same.
+			// RFC 9110 section 13.1.5: the whole body, unless If-Range matches.
 			{"/p", "bytes=2-4", `"e"`, 206, "234", "bytes 2-4/10"},
 			{"/p", "bytes=2-4", `"other"`, 200, "0123456789", ""},
 			{"/p", "bytes=2-4", `W/"e"`, 200, "0123456789", ""},
@@ -86,7 +84,7 @@ func TestReply_Ranges(t *testing.T) {
 			}
 		}
 
-		// RFC 9111 section 4.3.2: these are the origin's to evaluate.
+		// RFC 9111 section 4.3.2: the origin evaluates these conditions.
 		for _, condition := range [][]string{{"If-Match", `"other"`}, {"If-Unmodified-Since", "Sat, 01 Jan 1994 00:00:00 GMT"}} {
 			if w := s.get("http://a/p", append(condition, "Range", "bytes=2-4")...); w.Code != 206 || w.Body.String() != "234" {
 				t.Errorf("%v: %d %q", condition, w.Code, w.Body)
@@ -116,8 +114,7 @@ func TestReply_Ranges(t *testing.T) {
 	})
 }
 
-// A part has not the digest of the whole, and that there is none is not kept by caches
-// in front of this one.
+// A part does not have the digest of the whole body, and a 416 has no field that makes it cacheable.
 func TestReply_FieldsOfRanges(t *testing.T) {
 	whole := []string{"CDN-Cache-Control", "Content-Digest", "Content-Md5", "Expires", "Repr-Digest"}
 	synctest.Test(t, func(t *testing.T) {
@@ -149,9 +146,7 @@ func TestReply_FieldsOfRanges(t *testing.T) {
 	})
 }
 
-// Fields that a handler says are for one client, or for one connection, reach
-// nobody else: neither those who wait for the response nor those who come later.
-// Its own client gets the former, unless it was a 304 that had them.
+// Fields for one client or connection reach no other client. Their own client gets them, except from a 304.
 func TestReply_FieldsForOneClient(t *testing.T) {
 	for _, validated := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -211,7 +206,7 @@ func TestReply_FieldsForOneClient(t *testing.T) {
 	}
 }
 
-// So it is with those that come behind the body, and with cookies there.
+// Trailers for one client, and cookies in trailers, reach no other client.
 func TestReply_TrailersForOneClient(t *testing.T) {
 	for _, prefix := range []string{"", http.TrailerPrefix} {
 		synctest.Test(t, func(t *testing.T) {
@@ -255,7 +250,6 @@ func TestReply_TrailersForOneClient(t *testing.T) {
 	}
 }
 
-// Cache-Status says what was done for each request (RFC 9211).
 func TestReply_CacheStatus(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{MaxBodyBytes: 1 << 10}, func(w http.ResponseWriter, r *http.Request) {
@@ -321,15 +315,15 @@ func TestReply_CacheStatus(t *testing.T) {
 	})
 }
 
-// The first client gets the type that everybody gets, also if it asks for a range.
+// The first client's range has the same Content-Type as later replies.
 func TestReply_TypeOfTheFirstRange(t *testing.T) {
 	for _, status := range []int{http.StatusOK, http.StatusNotFound} {
 		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Cache-Control", "max-age=60")
-			w.WriteHeader(status) // as http.TimeoutHandler does, before what it writes
+			w.WriteHeader(status) // as http.TimeoutHandler does before its body
 			io.WriteString(w, "<html><p>page</p></html>")
 		})
-		addr := serve(t, s.handler).Listener.Addr().String() // whose net/http guesses the types of what is live
+		addr := serve(t, s.handler).Listener.Addr().String() // where net/http guesses the type of an unstored response
 		for _, ifRange := range []string{"", "If-Range: \"other\"\r\n"} {
 			for _, when := range []string{"first", "next"} {
 				got, body, h := raw(t, addr, fmt.Sprintf("GET /%d HTTP/1.1\r\nHost: a\r\nRange: bytes=0-3\r\n%s\r\n", len(ifRange), ifRange))
@@ -341,7 +335,7 @@ func TestReply_TypeOfTheFirstRange(t *testing.T) {
 	}
 }
 
-// What is empty has no parts, and no last one either.
+// A range of an empty body is answered with a 200.
 func TestReply_RangesOfNothing(t *testing.T) {
 	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "max-age=60")
@@ -353,8 +347,8 @@ func TestReply_RangesOfNothing(t *testing.T) {
 	}
 }
 
-// The type of a body that names none is guessed as net/http does it: not from a
-// template's first line break, and not where the handler says that there is none.
+// The Content-Type is guessed as net/http does: past a template's leading blank lines, and not if
+// the handler has removed the field.
 func TestReply_GuessedTypeOfATemplate(t *testing.T) {
 	page := "<!DOCTYPE html><html>hi</html>"
 	for name, c := range map[string]struct {
@@ -412,7 +406,7 @@ func TestReply_GuessedTypeOfATemplate(t *testing.T) {
 	}
 }
 
-// Who joins a body that is being made for long gets its age, not that of its start.
+// A client that joins a long body gets the current Age.
 func TestReply_AgeOfWhoJoinsLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
@@ -431,8 +425,7 @@ func TestReply_AgeOfWhoJoinsLate(t *testing.T) {
 	})
 }
 
-// A handler that answers one client alone is not cut short because that client
-// gets no body.
+// The context of a private response's handler does not end because its client gets no body.
 func TestReply_PrivateWithoutBody(t *testing.T) {
 	for _, r := range []*http.Request{
 		request("GET", "http://a/p"), request("HEAD", "http://a/p"), request("GET", "http://a/p", "If-None-Match", `"e"`),
@@ -455,14 +448,13 @@ func TestReply_PrivateWithoutBody(t *testing.T) {
 				t.Errorf("%s %v: its context ended while the client was there", r.Method, r.Header)
 			}
 			if w.Header()["Age"] != nil {
-				t.Errorf("%s %v: Age %q, of what the handler has made for this client", r.Method, r.Header, w.Header()["Age"])
+				t.Errorf("%s %v: Age %q of a response for this client", r.Method, r.Header, w.Header()["Age"])
 			}
 		})
 	}
 }
 
-// The handler of a HEAD is cut short when it writes without end, whether the page is known
-// as private or not.
+// The handler of a HEAD for a private page is stopped if it writes without end.
 func TestReply_HeadOfALongPrivateBody(t *testing.T) {
 	for _, fields := range [][]string{nil, {"Cookie", "x"}, {"Authorization", "x"}} {
 		synctest.Test(t, func(t *testing.T) {
@@ -472,7 +464,7 @@ func TestReply_HeadOfALongPrivateBody(t *testing.T) {
 				for range 1 << 15 {
 					if _, err := w.Write(make([]byte, 1<<15)); err != nil {
 						if r.Context().Err() == nil {
-							t.Errorf("the context goes on behind %v", err)
+							t.Errorf("the context has not ended after %v", err)
 						}
 						return
 					}
@@ -493,8 +485,7 @@ func TestReply_HeadOfALongPrivateBody(t *testing.T) {
 	}
 }
 
-// A range of a response that is not kept is a part of the one run of its handler, where the
-// length is known. Else the client gets the whole.
+// A range of an unstored response of known length is cut from one run. Otherwise the client gets the whole.
 func TestReply_RangeOfUnkept(t *testing.T) {
 	body := strings.Repeat("0123456789", 20)
 	for name, tt := range map[string]struct {
@@ -543,7 +534,7 @@ func TestReply_RangeOfUnkept(t *testing.T) {
 	}
 }
 
-// A request for many ranges gets the whole.
+// A request for more than 16 ranges gets the whole body.
 func TestReply_ManyRanges(t *testing.T) {
 	s := newSite(t, bellwether.HTTPOptions{}, page(0, strings.Repeat("0123456789", 100)))
 	s.get("http://a/p")
@@ -555,15 +546,14 @@ func TestReply_ManyRanges(t *testing.T) {
 	}
 }
 
-// What was made stale is stale since then, for a request that takes what is so long
-// stale, too.
+// A softly invalidated page is stale since the invalidation, also for max-stale.
 func TestReply_MaxStaleOfSwept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Cache-Control", "max-age=3600")
 		})
 		s.get("http://a/p")
-		synctest.Wait() // until it is kept
+		synctest.Wait() // until it is stored
 		sweep(t, s, bellwether.Match{Keys: []string{"http://a/p"}, Soft: true})
 		time.Sleep(100 * time.Second)
 		s.get("http://a/p", "Cache-Control", "max-stale=200")
@@ -573,8 +563,7 @@ func TestReply_MaxStaleOfSwept(t *testing.T) {
 	})
 }
 
-// Clients that read one response have trailers of their own to announce: what a
-// middleware outside adds for one is no other's. The race detector is what fails here.
+// Clients of one response have separate Trailer fields. A failure shows as a data race.
 func TestReply_TrailerIsItsOwn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
@@ -598,8 +587,7 @@ func (w addsTrailer) WriteHeader(status int) {
 	w.ResponseWriter.WriteHeader(status)
 }
 
-// A request whose context ends may have a client that is there, as when a server
-// is shut down: it is not told that all is well.
+// A client gets an uncacheable 503 when its request's context ends, as at a server's shutdown.
 func TestReply_ContextEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
@@ -607,14 +595,13 @@ func TestReply_ContextEnds(t *testing.T) {
 		time.AfterFunc(time.Second, cancel)
 		w := s.do(request("GET", "http://a/p").WithContext(ctx))
 		if w.Code != http.StatusServiceUnavailable || w.Header().Get("Cache-Control") != "no-store" {
-			t.Errorf("%d %v", w.Code, w.Header())
+			t.Errorf("status %d, header %v", w.Code, w.Header())
 		}
 		s.mw.Close()
 	})
 }
 
-// A type that is guessed is as good as net/http's guess: made from the first bytes
-// that tell, and no better than what a middleware outside says.
+// The guessed Content-Type equals net/http's. A type of an outer middleware wins.
 func TestReply_GuessedType(t *testing.T) {
 	for _, tt := range []struct {
 		want   string
@@ -624,7 +611,7 @@ func TestReply_GuessedType(t *testing.T) {
 		{"text/xml; charset=utf-8", []string{"<?x", "ml version='1.0'?>"}},
 		{"text/plain; charset=utf-8", []string{"<", "3 of you"}},
 		{"image/webp", []string{"RIFF", "....", "WEBPVP8"}},
-		// It begins too late to be seen.
+		// the tag begins too late for the guess
 		{"text/plain; charset=utf-8", []string{strings.Repeat(" ", 300), strings.Repeat("\n", 300), strings.Repeat("\t", 300), "<html>"}},
 	} {
 		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
@@ -637,12 +624,12 @@ func TestReply_GuessedType(t *testing.T) {
 		direct, cached := httptest.NewServer(written(tt.pieces)), httptest.NewServer(s.mw.Handler(written(tt.pieces)))
 		defer direct.Close()
 		defer cached.Close()
-		for range 2 { // made, and kept
+		for range 2 { // the miss, then the hit
 			if want, got := typeOf(t, direct.URL), typeOf(t, cached.URL); got != want {
 				t.Errorf("%q behind a WriteHeader: %q, want %q as without the cache", tt.pieces, got, want)
 			}
 		}
-		for _, url := range []string{"http://a/p", "http://a/p"} { // made, and kept
+		for _, url := range []string{"http://a/p", "http://a/p"} { // the miss, then the hit
 			if w := s.get(url); w.Header().Get("Content-Type") != tt.want || w.Body.String() != strings.Join(tt.pieces, "") {
 				t.Errorf("%q: %v %q", tt.pieces, w.Header(), w.Body)
 			}
@@ -659,7 +646,6 @@ func TestReply_GuessedType(t *testing.T) {
 	}
 }
 
-// written is a handler that writes its header first.
 func written(pieces []string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "max-age=60")
@@ -684,11 +670,11 @@ func typeOf(t *testing.T, url string) string {
 	return resp.Header.Get("Content-Type")
 }
 
-// The date of what was modified in the second in which it was sent says nothing
-// about the rest of that second (RFC 9110 section 8.8.2.2).
+// If-Range does not match a Last-Modified in the second of the Date, which is weak (RFC 9110
+// section 8.8.2.2).
 func TestReply_IfRangeWeakDate(t *testing.T) {
 	for modified, want := range map[string]int{"Sat, 01 Jan 2000 00:00:10 GMT": 200, "Sat, 01 Jan 2000 00:00:09 GMT": 206} {
-		synctest.Test(t, func(t *testing.T) { // which begins in 2000
+		synctest.Test(t, func(t *testing.T) { // a bubble begins in 2000
 			time.Sleep(10 * time.Second)
 			s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
 				w.Header().Set("Cache-Control", "max-age=60")
@@ -704,9 +690,7 @@ func TestReply_IfRangeWeakDate(t *testing.T) {
 	}
 }
 
-// The first client of what is not kept gets what the handler makes of its own
-// request, where that matters: the answer to its condition, its range, and the
-// fields between the two.
+// The first client of an unstored response gets the handler's answer to its own condition or range.
 func TestReply_FirstOfWhatIsNotKept(t *testing.T) {
 	body := bytes.Repeat([]byte("0123456789"), 20)
 	s := newSite(t, bellwether.HTTPOptions{MaxBodyBytes: 100}, func(w http.ResponseWriter, r *http.Request) {
@@ -748,7 +732,7 @@ func TestReply_FirstOfWhatIsNotKept(t *testing.T) {
 	}
 }
 
-// While a whole body waits to be committed, a range is a range of it.
+// A range is cut from a whole body that waits for its commit.
 func TestReply_RangeOfAFinishedLiveBody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := wiredTo(memstore.New())
@@ -761,13 +745,13 @@ func TestReply_RangeOfAFinishedLiveBody(t *testing.T) {
 		synctest.Wait() // the handler has returned
 		w := s.get("http://a/p", "Range", "bytes=2-4")
 		if w.Code != 206 || w.Body.String() != "234" || !strings.Contains(w.Header().Get("Cache-Status"), "collapsed") {
-			t.Errorf("%d %q %v", w.Code, w.Body, w.Header())
+			t.Errorf("status %d, body %q, header %v", w.Code, w.Body, w.Header())
 		}
 		s.wantCalls(t, 1)
 	})
 }
 
-// A failure that is remembered says when it is tried again, in each process.
+// A remembered failure has a Retry-After in each process, and the handler runs again after it.
 func TestReply_RetryAfter(t *testing.T) {
 	for name, fail := range map[string]func(http.ResponseWriter){
 		"panic":      func(http.ResponseWriter) { panic("down") },
@@ -825,7 +809,7 @@ func TestReply_HeadRangeAndConditions(t *testing.T) {
 	s.wantCalls(t, 0)
 }
 
-// RFC 9110 section 14.1.2: a suffix of no bytes is not satisfiable.
+// RFC 9110 section 14.1.2: a suffix of length 0 is not satisfiable.
 func TestReply_SuffixOfNoBytes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{}, page(0, "page"))
@@ -837,8 +821,7 @@ func TestReply_SuffixOfNoBytes(t *testing.T) {
 	})
 }
 
-// A header is memory like a body: beyond a bound the response is its first
-// client's alone.
+// A response with a header beyond the bound is not stored.
 func TestReply_LargeHeaderIsNotKept(t *testing.T) {
 	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "max-age=60")
@@ -861,7 +844,7 @@ func TestReply_LargeHeaderIsNotKept(t *testing.T) {
 	}
 }
 
-// Parts of what is not kept are exactly those parts, over HTTP/1.1 and HTTP/2.
+// Ranges of unstored responses have exactly the requested bytes, over HTTP/1.1 and HTTP/2.
 func TestReply_RandomRanges(t *testing.T) {
 	whole := make([]byte, 300_000)
 	for i := range whole {

@@ -21,7 +21,7 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// numbered answers with the number of its call and the given Cache-Control.
+// numbered answers with the number of its call and this Cache-Control.
 func numbered(cacheControl string, fields ...string) http.HandlerFunc {
 	var n atomic.Int32
 	return func(w http.ResponseWriter, r *http.Request) {
@@ -34,13 +34,13 @@ func numbered(cacheControl string, fields ...string) http.HandlerFunc {
 	}
 }
 
-// RFC 9111 section 5.2.1, on a response that is 30 s old.
+// RFC 9111 section 5.2.1, with a response that is 30 s old.
 func TestRequest_Directives(t *testing.T) {
 	const fresh, stale = "max-age=60", "max-age=10, stale-if-error=3600"
 	for _, test := range []struct {
 		response, request string
-		age               string // that the response has when it arrives
-		want              string // the number of the handler's call that answers
+		age               string // Age of the response when it arrives
+		want              string // number of the handler's call
 	}{
 		{fresh, "", "", "1"},
 		{fresh, "no-such-directive", "", "1"},
@@ -48,7 +48,7 @@ func TestRequest_Directives(t *testing.T) {
 		{fresh, "max-age=0", "", "2"},
 		{fresh, "max-age=29", "", "2"},
 		{fresh, "max-age=30", "", "1"},
-		{fresh, "max-age=x", "", "1"}, // malformed advice is none
+		{fresh, "max-age=x", "", "1"}, // malformed directives are ignored
 		{fresh, "min-fresh=30", "", "1"},
 		{fresh, "min-fresh=31", "", "2"},
 		{fresh, "max-stale", "", "1"},
@@ -78,8 +78,7 @@ func TestRequest_Directives(t *testing.T) {
 	}
 }
 
-// RFC 9111 section 5.2.1.7: who wants what is stored, and nothing else, costs
-// the handler nothing.
+// A request with only-if-cached does not call the handler (RFC 9111 section 5.2.1.7).
 func TestRequest_OnlyIfCached(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memstore.New()
@@ -96,7 +95,7 @@ func TestRequest_OnlyIfCached(t *testing.T) {
 			if w := s.get("http://a/p", "Cache-Control", "only-if-cached"); w.Code != 200 || w.Body.String() != "1" {
 				t.Errorf("stored: %d %q", w.Code, w.Body)
 			}
-			time.Sleep(70 * time.Second) // stale in its window
+			time.Sleep(70 * time.Second) // in its stale window
 		}
 		if w := s.get("http://a/p", "Cache-Control", "only-if-cached, min-fresh=50"); w.Code != 504 {
 			t.Errorf("stored, but not fresh enough: %d", w.Code)
@@ -115,7 +114,7 @@ func TestRequest_OnlyIfCached(t *testing.T) {
 	})
 }
 
-// A thousand reloads are one load more, and those who do not insist do not wait.
+// A thousand reloads share one load. Other clients get the stored page meanwhile.
 func TestRequest_ReloadsCollapse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		page := numbered("max-age=60")
@@ -132,15 +131,14 @@ func TestRequest_ReloadsCollapse(t *testing.T) {
 		}()
 		time.Sleep(500 * time.Millisecond)
 		wantBurst(t, s.burst(50, same("http://a/p")), 50, "200 1 0s")
-		// These come after that load has begun, so it is not for them.
+		// These come after that load has begun, so they share the next load.
 		wantBurst(t, s.burst(50, reload), 50, "200 3 1.5s")
 		<-done
 		s.wantCalls(t, 3)
 	})
 }
 
-// Nor are reloads in many processes a load each, one after another: who came during
-// one shares the next, whoever makes it.
+// Reloads in several processes during a load share the fleet's next load.
 func TestRequest_ReloadsCollapseInAFleet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		page := numbered("max-age=60")
@@ -169,7 +167,7 @@ func TestRequest_ReloadsCollapseInAFleet(t *testing.T) {
 				time.Sleep(then / 8)
 			}
 			wg.Wait()
-			// Of those who come at one instant, all may be there when the first load begins.
+			// Reloads of one instant may all come before the first load begins.
 			if n := loads() - before; n != 2 && !(n == 1 && then == 0) {
 				t.Errorf("%d loads for reloads within %v, want two", n, then)
 			}
@@ -177,8 +175,7 @@ func TestRequest_ReloadsCollapseInAFleet(t *testing.T) {
 	})
 }
 
-// What a reload gets was loaded after it came, also where the answers of a store that
-// does not tell are long under way.
+// A reload gets a page that was loaded after it came, also with a slow store without notices.
 func TestRequest_ReloadIsOfNoEarlierLoad(t *testing.T) {
 	for _, late := range []time.Duration{0, 50 * time.Millisecond} {
 		synctest.Test(t, func(t *testing.T) {
@@ -217,14 +214,12 @@ func TestRequest_ReloadIsOfNoEarlierLoad(t *testing.T) {
 	}
 }
 
-// A reload is a validation where there is something to validate, and a failing
-// origin's stale response answers it as it answers others.
 func TestRequest_ReloadValidates(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := &origin{version: "1", header: http.Header{"Cache-Control": {"max-age=60"}}}
 		s := newSite(t, bellwether.HTTPOptions{}, o.ServeHTTP)
 		s.get("http://a/p")
-		time.Sleep(time.Second) // what is loaded at the same instant would do
+		time.Sleep(time.Second) // a load of the same instant would satisfy the reload
 		w := s.get("http://a/p", "Cache-Control", "no-cache")
 		if w.Body.String() != "page 1" || !strings.Contains(w.Header().Get("Cache-Status"), "fwd=request;fwd-status=304") {
 			t.Errorf("%q %v", w.Body, w.Header())
@@ -233,7 +228,7 @@ func TestRequest_ReloadValidates(t *testing.T) {
 	})
 }
 
-// RFC 9111 section 5.4: Pragma is nothing to a cache.
+// RFC 9111 section 5.4: a cache ignores Pragma.
 func TestRequest_PragmaIsIgnored(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{}, numbered("max-age=60", "Pragma", "no-cache"))
@@ -242,11 +237,10 @@ func TestRequest_PragmaIsIgnored(t *testing.T) {
 	})
 }
 
-// A client that takes stale responses does not take invalidated ones: what this
-// process has is as good as the store's last word on it.
+// A client with max-stale does not get an invalidated response.
 func TestRequest_MaxStaleIsNoWayAroundAnInvalidation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		silent := quiet{memstore.New()} // it tells of no invalidation
+		silent := quiet{memstore.New()} // without notices
 		o := bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: silent}}
 		page := numbered("max-age=10, stale-if-error=3600")
 		a, b := newSite(t, o, page), newSite(t, o, page)
@@ -254,12 +248,11 @@ func TestRequest_MaxStaleIsNoWayAroundAnInvalidation(t *testing.T) {
 		time.Sleep(20 * time.Second)
 		invalidate(t, b.mw, "http://a/p")
 		time.Sleep(2 * time.Second)
-		a.wantBody(t, "2", "http://a/p", "Cache-Control", "max-stale") // the other was invalidated
+		a.wantBody(t, "2", "http://a/p", "Cache-Control", "max-stale") // the stored page was invalidated
 	})
 }
 
-// A body that has passed its limit waits for those who will read it, and not for
-// a client that wants another.
+// A body above MaxBodyBytes waits for the clients that read it, and not for a reload.
 func TestRequest_ReloadHoldsUpNoBodyOverTheLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{MaxBodyBytes: 100}, func(w http.ResponseWriter, r *http.Request) {
@@ -285,8 +278,7 @@ func TestRequest_ReloadHoldsUpNoBodyOverTheLimit(t *testing.T) {
 	})
 }
 
-// A client that wants what is stored alone costs the handler nothing, whoever it is
-// and whatever else is short.
+// only-if-cached does not call the handler, even with Authorization and beside a remembered failure.
 func TestRequest_OnlyIfCachedIsNeverPassed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &failing{header: "max-age=1, stale-if-error=60", fail: func(http.ResponseWriter) { panic(http.ErrAbortHandler) }}
@@ -294,7 +286,7 @@ func TestRequest_OnlyIfCachedIsNeverPassed(t *testing.T) {
 		s.get("http://a/p")
 		time.Sleep(2 * time.Second)
 		f.broken.Store(true)
-		s.get("http://a/p") // fails, and is not tried again for a while
+		s.get("http://a/p") // fails, and the failure is remembered
 		s.calls.Store(0)
 		if w := s.get("http://a/p", "Cache-Control", "only-if-cached", "Authorization", "me"); w.Code != 504 {
 			t.Errorf("%d %v, want 504", w.Code, w.Header())
@@ -303,8 +295,8 @@ func TestRequest_OnlyIfCachedIsNeverPassed(t *testing.T) {
 	})
 }
 
-// crowded is a site that has as much to do as it may, and something for /c, of which
-// it is to be asked after pause. done waits until it is through with the others.
+// crowded returns a site with a stored /c, whose MaxRebuilds and MaxQueued are used up after pause.
+// done waits for the other pages.
 func crowded(t *testing.T, store driver.Store, control string, pause time.Duration) (s *site, done func()) {
 	t.Helper()
 	o := bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: store}, Limits: bellwether.Limits{MaxRebuilds: 1, MaxQueued: 1}}
@@ -325,7 +317,7 @@ func crowded(t *testing.T, store driver.Store, control string, pause time.Durati
 	return s, others.Wait
 }
 
-// Who is refused a rebuild is told so at once, whatever it wants of the answer.
+// A request beyond MaxQueued is answered at once, also with no-cache, max-age or Authorization.
 func TestRequest_OverloadedForWhoWantsMore(t *testing.T) {
 	for _, field := range [][]string{{"Cache-Control", "no-cache"}, {"Cache-Control", "max-age=0"}, {"Authorization", "me"}} {
 		synctest.Test(t, func(t *testing.T) {
@@ -342,7 +334,7 @@ func TestRequest_OverloadedForWhoWantsMore(t *testing.T) {
 	}
 }
 
-// What is served because there is too much to do has not come from the handler.
+// Cache-Status is hit for a stale response that is served because of MaxQueued.
 func TestRequest_StaleInAnOverload(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, done := crowded(t, nil, "max-age=1, stale-if-error=60", 1500*time.Millisecond)
@@ -353,7 +345,7 @@ func TestRequest_StaleInAnOverload(t *testing.T) {
 	})
 }
 
-// What is over when the store's answer comes is over, however long that took.
+// A response that expires during a slow store's reply counts as expired.
 func TestRequest_OnlyIfCachedOfASlowStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := wiredTo(memstore.New())
@@ -374,7 +366,7 @@ func TestRequest_OnlyIfCachedOfASlowStore(t *testing.T) {
 	})
 }
 
-// Nor does it begin a refresh.
+// A request with only-if-cached begins no refresh.
 func TestRequest_OnlyIfCachedCostsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{EarlyRefresh: 2}, func(w http.ResponseWriter, r *http.Request) {
@@ -393,8 +385,7 @@ func TestRequest_OnlyIfCachedCostsNothing(t *testing.T) {
 	})
 }
 
-// A client that takes only what is kept costs the handler nothing, whatever is
-// known of the key (RFC 9111 section 5.2.1.7).
+// only-if-cached does not call the handler for a page with a hit-for-miss record.
 func TestRequest_OnlyIfCachedOfARecord(t *testing.T) {
 	for _, cc := range []string{"private", "no-cache", "max-age=60"} {
 		synctest.Test(t, func(t *testing.T) {
@@ -420,7 +411,6 @@ func TestRequest_OnlyIfCachedOfARecord(t *testing.T) {
 	}
 }
 
-// A burst of reloads at one time are one run, or two.
 func TestRequest_ReloadsAtOneTime(t *testing.T) {
 	for _, d := range []string{"no-cache", "max-age=0", "min-fresh=1000"} {
 		inPairs(t, bellwether.HTTPOptions{}, page(time.Second, "page"), func(t *testing.T, p pair) {
@@ -435,9 +425,8 @@ func TestRequest_ReloadsAtOneTime(t *testing.T) {
 	}
 }
 
-// A client opens 1,300 streams of HTTP/2, each for another cold page, and resets them. The
-// rebuilds that have begun go on. The others leave the queue with their streams, so
-// that the page of an honest client is made next.
+// Rebuilds of HTTP/2 streams that are opened and reset go on if they have begun. The others leave
+// the queue, so other clients' pages are made next.
 func TestRequest_FloodOfHTTP2StreamsThatAreReset(t *testing.T) {
 	const slots = 128
 	over := make(chan struct{}) // the rebuilds take as long as the flood
@@ -470,7 +459,7 @@ func TestRequest_FloodOfHTTP2StreamsThatAreReset(t *testing.T) {
 			}
 		})
 		if i%100 == 99 {
-			streams.Wait() // a server takes 250 streams of a connection at one time
+			streams.Wait() // a server accepts 250 concurrent streams of a connection
 		}
 	}
 	streams.Wait()
@@ -495,8 +484,7 @@ func TestRequest_FloodOfHTTP2StreamsThatAreReset(t *testing.T) {
 	}
 }
 
-// What no cache can give a key to is refused by net/http, or goes to the
-// handler each time.
+// A request without a possible key is refused by net/http, or reaches the handler each time.
 func TestRequest_OddOnesAreNotKept(t *testing.T) {
 	for name, tt := range map[string]struct {
 		request string

@@ -18,16 +18,15 @@ import (
 	"github.com/go-chi/chi/v5"
 )
 
-// One target has many spellings. They are one page, and one invalidation means all of them.
+// This file tests the spellings of a target, which share a page and an invalidation.
 
-// frame is a frame of HTTP/2 (RFC 9113 section 4.1) on stream.
+// frame encodes a frame of HTTP/2 on stream (RFC 9113 section 4.1).
 func frame(kind, flags, stream byte, payload string) string {
 	n := len(payload)
 	return string([]byte{byte(n >> 16), byte(n >> 8), byte(n), kind, flags, 0, 0, 0, stream}) + payload
 }
 
-// literals are fields in HPACK, none indexed and none compressed (RFC 7541 section
-// 6.2.2). Names and values are shorter than 127 bytes.
+// literals encodes fields shorter than 127 bytes in HPACK, without compression (RFC 7541 section 6.2.2).
 func literals(fields ...string) string {
 	var b strings.Builder
 	for i, s := range fields {
@@ -40,8 +39,7 @@ func literals(fields ...string) string {
 	return b.String()
 }
 
-// A client of HTTP/2 may send "host" beside ":authority". net/http leaves it in the
-// header, where a gateway to CGI takes it for the host.
+// A "host" field beside HTTP/2's ":authority", which gateways to CGI may obey, does not reach the handler.
 func TestSpelling_HostBesideAuthority(t *testing.T) {
 	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "max-age=60")
@@ -86,7 +84,6 @@ func TestSpelling_HostBesideAuthority(t *testing.T) {
 	s.wantCalls(t, 1)
 }
 
-// Who invalidates a path means all its spellings, and each way to invalidate does.
 func TestSpelling_InvalidationMeansAll(t *testing.T) {
 	match := func(m bellwether.Match) func(*site) error {
 		return func(s *site) error { return s.mw.InvalidateMatching(context.Background(), m) }
@@ -132,8 +129,7 @@ func TestSpelling_InvalidationMeansAll(t *testing.T) {
 	}
 }
 
-// chi routes by the path as it was sent. Where it has done so before the cache, two
-// spellings may have two handlers.
+// Spellings do not share a page behind a router of sent paths, such as chi, which may tell them apart.
 func TestSpelling_BehindARouter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
@@ -152,7 +148,7 @@ func TestSpelling_BehindARouter(t *testing.T) {
 		ask := func(path string) (body, status string) {
 			w := httptest.NewRecorder()
 			router.ServeHTTP(w, request("GET", "http://a"+path))
-			synctest.Wait() // it is kept a moment after it was answered
+			synctest.Wait() // the page is stored just after the answer
 			return w.Body.String(), w.Header().Get("Cache-Status")
 		}
 		for range 2 {
@@ -171,8 +167,7 @@ func TestSpelling_BehindARouter(t *testing.T) {
 	})
 }
 
-// The response to a POST that was sent to another spelling is not kept: its handler has
-// seen that.
+// The response to a POST with another spelling of the path is not stored.
 func TestSpelling_OfAPost(t *testing.T) {
 	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "max-age=60")
@@ -185,8 +180,7 @@ func TestSpelling_OfAPost(t *testing.T) {
 	}
 }
 
-// A gateway to CGI tells "_" from "-" no more: by either one may not have a page made
-// that others then get.
+// A field with "_" in its name, which gateways to CGI take for "-", does not reach a shared page's handler.
 func TestSpelling_AliasesBeforeAGateway(t *testing.T) {
 	for _, method := range []string{"GET", "POST"} {
 		for _, name := range []string{"X_Forwarded_Host", "X-Forwarded_Host", "X_HTTP_Method_Override", "If_None_Match", "Host"} {
@@ -201,12 +195,11 @@ func TestSpelling_AliasesBeforeAGateway(t *testing.T) {
 			if w := s.get("http://a/p"); w.Code != 200 || strings.Contains(w.Body.String(), "evil") {
 				t.Errorf("%s with %s: the next client got %d %q", method, name, w.Code, w.Body)
 			}
-			s.wantBody(t, "API_KEY[k]", "http://a/q", "Api_Key", "k") // the handler saw the other field
+			s.wantBody(t, "API_KEY[k]", "http://a/q", "Api_Key", "k") // other fields with "_" reach the handler
 		}
 	}
 }
 
-// raw sends bytes over a connection of their own and returns the answer.
 func raw(t *testing.T, addr, message string) (status int, body string, header http.Header) {
 	t.Helper()
 	conn, err := net.Dial("tcp", addr)
@@ -229,8 +222,7 @@ func raw(t *testing.T, addr, message string) (status int, body string, header ht
 	return res.StatusCode, string(b), res.Header
 }
 
-// Different spellings of one target have one response, and nothing of the
-// spelling of whoever came first is in it.
+// Spellings of one target share a response, without traces of the first spelling.
 func TestSpelling_OfOneTarget(t *testing.T) {
 	spellings := []string{
 		"GET /p?q HTTP/1.1\r\nHost: EVIL.example\r\n\r\n",
@@ -271,7 +263,6 @@ func TestSpelling_OfOneTarget(t *testing.T) {
 	}
 }
 
-// Different targets have different responses, however alike they look.
 func TestSpelling_OfDifferentTargets(t *testing.T) {
 	s := newSite(t, bellwether.HTTPOptions{}, quote)
 	addr := serve(t, s.handler).Listener.Addr().String()

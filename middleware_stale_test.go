@@ -17,10 +17,9 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// When a stale page is served: within its windows, for a handler that fails, and for clients
-// that ask for no more.
+// This file tests when stale pages are served.
 
-// An error that is kept is nothing to fall back on: the next one takes its place.
+// A stored error is not served stale for another error.
 func TestStale_ErrorBehindAnError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
@@ -33,12 +32,12 @@ func TestStale_ErrorBehindAnError(t *testing.T) {
 		s.get("http://a/p", "Cache-Control", "no-cache")
 		time.Sleep(200 * time.Millisecond)
 		if w := s.get("http://a/p"); w.Code != http.StatusServiceUnavailable || w.Body.String() != "maintenance" {
-			t.Errorf("%d %q", w.Code, w.Body)
+			t.Errorf("status %d, body %q", w.Code, w.Body)
 		}
 	})
 }
 
-// failing answers with a page until it is broken, then fails in its way.
+// failing answers with a page, and fails while broken is set.
 type failing struct {
 	header string // Cache-Control of the page
 	etag   bool
@@ -60,9 +59,7 @@ func (f *failing) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	fmt.Fprint(w, "page")
 }
 
-// A client that says stale-if-error gets the stale page for as long as it says,
-// however the rebuild fails and whoever asks before it; clients that do not say
-// so get the error.
+// Clients with stale-if-error get the stale page within this time, however the rebuild fails.
 func TestStale_RequestIfError(t *testing.T) {
 	fails := map[string]func(w http.ResponseWriter){
 		"panic":        func(http.ResponseWriter) { panic("origin") },
@@ -107,7 +104,7 @@ func TestStale_RequestIfError(t *testing.T) {
 							t.Errorf("with the directive: %d %q %v", w.Code, w.Body, w.Header())
 						}
 						isError()
-						time.Sleep(15 * time.Second) // what is remembered of the error is over
+						time.Sleep(15 * time.Second) // the failure is no longer remembered
 					}
 					if w := s.get("http://a/p", "Cache-Control", "stale-if-error=20"); w.Body.String() == "page" {
 						t.Error("55 s after the end of its freshness, to a client that takes 20")
@@ -123,8 +120,7 @@ func TestStale_RequestIfError(t *testing.T) {
 	}
 }
 
-// The response's own word against stale answers holds against the client's, and
-// so does an invalidation.
+// A client's stale-if-error applies to no response that forbids stale answers, or that was invalidated.
 func TestStale_RequestIfErrorIsForbidden(t *testing.T) {
 	fail := func(w http.ResponseWriter) { http.Error(w, "sorry", http.StatusServiceUnavailable) }
 	drop := func(m bellwether.Match) func(*testing.T, *site) {
@@ -132,7 +128,7 @@ func TestStale_RequestIfErrorIsForbidden(t *testing.T) {
 	}
 	for name, tt := range map[string]struct {
 		header string
-		before func(*testing.T, *site) // the client asks
+		before func(*testing.T, *site) // called before the client's request
 		fields []string
 		want   string
 	}{
@@ -174,7 +170,7 @@ func TestStale_RequestIfErrorIsForbidden(t *testing.T) {
 	}
 }
 
-// Each client of a herd gets what it takes, of one rebuild.
+// Clients of a herd with and without stale-if-error share one rebuild.
 func TestStale_RequestIfErrorInAHerd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &failing{header: "max-age=10", fail: func(w http.ResponseWriter) { http.Error(w, "sorry", http.StatusServiceUnavailable) }}
@@ -196,7 +192,7 @@ func TestStale_RequestIfErrorInAHerd(t *testing.T) {
 	})
 }
 
-// What is served because the store is silent has not come from the handler.
+// Cache-Status is hit for a page that is served while the store is down.
 func TestStale_HitWhileTheStoreIsDown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := wiredTo(memstore.New())
@@ -206,7 +202,7 @@ func TestStale_HitWhileTheStoreIsDown(t *testing.T) {
 		})[0]
 		s.get("http://a/p")
 		s.wantCalls(t, 1)
-		time.Sleep(2 * time.Second) // longer than the near tier is trusted
+		time.Sleep(2 * time.Second) // longer than NearTTL
 		store.set(refuse)
 		if got, want := s.get("http://a/p").Header().Get("Cache-Status"), "Bellwether;hit;ttl=58"; got != want {
 			t.Errorf("Cache-Status %q, want %q", got, want)
@@ -215,7 +211,7 @@ func TestStale_HitWhileTheStoreIsDown(t *testing.T) {
 	})
 }
 
-// An entry that says that there is nothing is not one of ours.
+// An entry for an absent value is ignored.
 func TestStale_EntryOfNoResponse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memstore.New()
@@ -227,15 +223,14 @@ func TestStale_EntryOfNoResponse(t *testing.T) {
 		store.Commit(t.Context(), "a/p", driver.Entry{Kind: driver.KindNotFound, Epoch: epoch, TTL: time.Hour})
 		for range 2 {
 			if w := s.get("http://a/p"); w.Code != 200 || w.Body.String() != "page" {
-				t.Errorf("%d %q", w.Code, w.Body)
+				t.Errorf("status %d, body %q", w.Code, w.Body)
 			}
 		}
 		s.wantCalls(t, 1)
 	})
 }
 
-// An error without a freshness of its own is over after ErrorTTL, for a client that
-// takes what is stale, too.
+// An error without freshness expires after ErrorTTL, also for max-stale.
 func TestStale_ErrorOutlivesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &failing{header: "max-age=10", etag: true, fail: func(w http.ResponseWriter) {
@@ -253,8 +248,7 @@ func TestStale_ErrorOutlivesNothing(t *testing.T) {
 	})
 }
 
-// What a handler puts into the header of an error that is held back, when that is
-// written, is not in the reply that takes its place.
+// Fields that a handler sets after a withheld error's header are not in the stale reply.
 func TestStale_HeldErrorsHeader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		first := true
@@ -266,7 +260,7 @@ func TestStale_HeldErrorsHeader(t *testing.T) {
 				fmt.Fprint(w, "page")
 				return
 			}
-			h.Set("Set-Cookie", "user=me") // one client's: the next goes past the cache
+			h.Set("Set-Cookie", "user=me") // for one client: the next request bypasses the cache
 			w.WriteHeader(http.StatusInternalServerError)
 			h.Set("X-Late", "of the error")
 		})
@@ -275,14 +269,12 @@ func TestStale_HeldErrorsHeader(t *testing.T) {
 		s.get("http://a/p")
 		w := s.get("http://a/p", "Cache-Control", "stale-if-error=30")
 		if w.Body.String() != "page" || w.Header().Get("X-Late") != "" || w.Header().Get("Set-Cookie") != "" {
-			t.Errorf("%d %q %v", w.Code, w.Body, w.Header())
+			t.Errorf("status %d, body %q, header %v", w.Code, w.Body, w.Header())
 		}
 	})
 }
 
-// Each load that ends in an error of the origin's counts as a failure, once: whether
-// there is something stale to serve in its place or not, and whoever gets it. Else
-// whoever watches an origin that is down hears of it only while nobody is hurt.
+// Each load that ends in a server error counts as one LoadFailure, with or without a stale page.
 func TestStale_ServerErrorsCountAsLoadFailures(t *testing.T) {
 	for name, fail := range map[string]func(w http.ResponseWriter){
 		"503":            func(w http.ResponseWriter) { http.Error(w, "sorry", http.StatusServiceUnavailable) },
@@ -351,8 +343,7 @@ func TestStale_IfError(t *testing.T) {
 	})
 }
 
-// Cache-Status tells who has gone to the handler in vain from who was answered
-// without it.
+// Cache-Status tells clients that waited for a failed handler from clients that did not.
 func TestStale_IfErrorStatus(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &failing{header: "max-age=10, stale-if-error=60", fail: func(w http.ResponseWriter) { http.Error(w, "down", http.StatusServiceUnavailable) }}

@@ -19,7 +19,6 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// A site is a handler behind a Middleware, in a synctest bubble or not.
 type site struct {
 	calls   atomic.Int32 // of the handler
 	handler http.Handler
@@ -37,8 +36,7 @@ func newSite(t *testing.T, o bellwether.HTTPOptions, h http.HandlerFunc) *site {
 	return s
 }
 
-// do makes one request and returns what its client saw. A reply that was
-// broken off has the status -1.
+// do sends a request and returns the reply. A broken reply has the status -1.
 func (s *site) do(r *http.Request) *httptest.ResponseRecorder {
 	w := httptest.NewRecorder()
 	func() {
@@ -56,7 +54,6 @@ func (s *site) get(url string, fields ...string) *httptest.ResponseRecorder {
 	return s.do(request(http.MethodGet, url, fields...))
 }
 
-// wantBody asks for a page, and fails unless it has this body.
 func (s *site) wantBody(t *testing.T, want, url string, fields ...string) {
 	t.Helper()
 	if w := s.get(url, fields...); w.Body.String() != want {
@@ -72,8 +69,7 @@ func request(method, url string, fields ...string) *http.Request {
 	return r
 }
 
-// burst makes n requests at one time, and returns how often each outcome came,
-// with the time it took.
+// burst sends n requests at one time, and counts the outcomes with the time that they took.
 func (s *site) burst(n int, build func(i int) *http.Request) map[string]int {
 	var mu sync.Mutex
 	out := map[string]int{}
@@ -146,16 +142,15 @@ func TestMiddleware_InvalidateBadURL(t *testing.T) {
 	s := newSite(t, bellwether.HTTPOptions{}, func(http.ResponseWriter, *http.Request) {})
 	for _, u := range []string{"", "/path", "http://", "::"} {
 		if err := s.mw.Invalidate(t.Context(), u); err == nil || errors.Is(err, bellwether.ErrUnavailable) {
-			t.Errorf("Invalidate(%q) = %v, want an error that says what is wrong", u, err)
+			t.Errorf("Invalidate(%q) = %v, want an error with the reason", u, err)
 		}
 	}
 }
 
-// serve is a server on a real socket.
 func serve(t *testing.T, h http.Handler) *httptest.Server {
 	t.Helper()
 	server := httptest.NewUnstartedServer(h)
-	server.Config.ErrorLog = log.New(io.Discard, "", 0) // panics are part of the tests
+	server.Config.ErrorLog = log.New(io.Discard, "", 0) // discards the panics of the tests
 	server.Start()
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
 	t.Cleanup(server.Close)
@@ -173,14 +168,13 @@ func TestMiddleware_NilHandler(t *testing.T) {
 	mw.Handler(nil)
 }
 
-// When the middleware is closed, nothing is kept any more, and nobody is served what
-// was kept before, here or in the store.
+// A closed middleware stores nothing, and serves nothing from the near tier or the store.
 func TestMiddleware_Closed(t *testing.T) {
 	for name, test := range map[string]struct {
 		store  driver.Store
 		before string // a request's method
 		after  string
-		field  string // Cache-Control of the last
+		field  string // Cache-Control of the last request
 		want   int
 	}{
 		"what there was":             {nil, "GET", "GET", "", 503},
@@ -200,7 +194,7 @@ func TestMiddleware_Closed(t *testing.T) {
 			s.mw.Close()
 			s.do(request(test.after, "http://a/p"))
 			if w := s.get("http://a/p", "Cache-Control", test.field); w.Code != test.want {
-				t.Errorf("got %d %q", w.Code, w.Body)
+				t.Errorf("status %d, body %q", w.Code, w.Body)
 			}
 		})
 	}

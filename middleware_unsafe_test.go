@@ -20,15 +20,15 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// What unsafe requests do to stored responses (RFC 9111 section 4.4).
+// This file tests unsafe requests (RFC 9111 section 4.4).
 
-// An unsafe request that has succeeded invalidates its own URL, and the URLs that its
-// response names on the same host if the option says so.
+// A successful unsafe request invalidates its URL, and with InvalidateLocations its Location and
+// Content-Location on the same host.
 func TestUnsafe_Invalidates(t *testing.T) {
 	for name, tt := range map[string]struct {
 		status          int
 		field, location string
-		gone            string // the paths, with InvalidateLocations; without it the first
+		gone            string // paths, with InvalidateLocations; without it only the first
 	}{
 		"nothing named":                 {200, "", "", "/p"},
 		"redirected":                    {303, "Location", "/q", "/p /q"},
@@ -82,8 +82,7 @@ func TestUnsafe_Invalidates(t *testing.T) {
 	}
 }
 
-// A plain request says nothing about what is kept for TLS, since anybody on the way can
-// send one. A request over TLS has changed the resource for both.
+// A plain unsafe request leaves pages over TLS, because anyone on its way can forge it.
 func TestUnsafe_Scheme(t *testing.T) {
 	for name, tt := range map[string]struct {
 		url, location string
@@ -118,7 +117,7 @@ func TestUnsafe_Scheme(t *testing.T) {
 				for _, u := range both {
 					s.calls.Store(0)
 					s.get(u)
-					synctest.Wait() // what is soft is rebuilt behind its client
+					synctest.Wait() // a soft invalidation rebuilds in the background
 					if s.calls.Load() > 0 {
 						gone = append(gone, u)
 					}
@@ -131,7 +130,7 @@ func TestUnsafe_Scheme(t *testing.T) {
 	}
 }
 
-// What Key refuses, or has no URL for, changes nothing that is kept.
+// An unsafe request with a refused Key, or with a Key without a URL, invalidates nothing.
 func TestUnsafe_KeyRefused(t *testing.T) {
 	for _, bad := range []string{"", "nonsense", "http:///p", "http://a/p#f", "http://u@a/p", "http://a:99999/p", "http://a b/p"} {
 		for _, method := range []string{"PUT", "POST", "DELETE"} {
@@ -154,8 +153,7 @@ func TestUnsafe_KeyRefused(t *testing.T) {
 	}
 }
 
-// With SoftInvalidation a page and its variants are stale after an unsafe request: each
-// process serves them at once, and one rebuild follows.
+// With SoftInvalidation each process serves the page and its variants stale, and one rebuild follows.
 func TestUnsafe_Soft(t *testing.T) {
 	for _, vary := range []string{"", "Accept-Language"} {
 		inBubble(t, vary, func(t *testing.T) {
@@ -200,8 +198,7 @@ func TestUnsafe_Soft(t *testing.T) {
 	}
 }
 
-// However many unsafe requests there are, with SoftInvalidation too they invalidate their own
-// URLs, and have the log forget nothing of before.
+// Any number of soft invalidations by unsafe requests displace no older sweep from the log.
 func TestUnsafe_SoftFlood(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := bellwether.HTTPOptions{UnsafeInvalidation: bellwether.SoftInvalidation, Fleet: bellwether.Fleet{Store: memstore.New(), Locker: locallock.New()}}
@@ -247,8 +244,8 @@ func TestUnsafe_NoInvalidation(t *testing.T) {
 	}
 }
 
-// A PUT's handler says that it is done; the transaction around it is committed
-// when it has returned. Others read in between.
+// A page that is loaded before the handler of an unsafe request returns is invalidated too, because
+// the handler may commit a transaction after its header.
 func TestUnsafe_CommitBehindTheHeader(t *testing.T) {
 	for name, answer := range map[string]func(w http.ResponseWriter){
 		"kept back by net/http": func(w http.ResponseWriter) { io.WriteString(w, "ok") },
@@ -276,14 +273,13 @@ func TestUnsafe_CommitBehindTheHeader(t *testing.T) {
 				time.Sleep(time.Second)
 				s.get("http://a/p")
 				time.Sleep(2 * time.Second)
-				s.wantBody(t, "1", "http://a/p") // after it succeeded
+				s.wantBody(t, "1", "http://a/p") // after the handler has returned
 			})
 		}
 	}
 }
 
-// Some clients offer h2c with each request in plain. What they change is changed,
-// and what they ask for is shared.
+// Requests that offer h2c are cached, and invalidate, as others.
 func TestUnsafe_OfferOfH2C(t *testing.T) {
 	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "max-age=60")
@@ -297,11 +293,10 @@ func TestUnsafe_OfferOfH2C(t *testing.T) {
 	s.do(request("PUT", "http://a/p", offer...))
 	s.wantCalls(t, 1)
 	s.get("http://a/p")
-	s.wantCalls(t, 1) // it was invalidated
+	s.wantCalls(t, 1) // the PUT has invalidated the page
 }
 
-// The handler of an unsafe request can take the connection over, as without a cache. What a
-// POST says over it answers no GET.
+// The handler of an unsafe request can hijack the connection, and its response is not stored.
 func TestPost_Hijack(t *testing.T) {
 	server := serve(t, newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "max-age=60")
@@ -324,9 +319,9 @@ func TestPost_Hijack(t *testing.T) {
 		t.Fatal(err)
 	}
 	if resp.Body.Close(); resp.StatusCode != http.StatusInternalServerError {
-		t.Errorf("the client gets %s, want what was said over its connection", resp.Status)
+		t.Errorf("the client got %s, want the hijacked response", resp.Status)
 	}
-	time.Sleep(50 * time.Millisecond) // what would be kept is kept behind the client's back
+	time.Sleep(50 * time.Millisecond) // responses are stored after the client's reply
 	if resp, err = http.Get(server.URL); err != nil {
 		t.Fatal(err)
 	}
@@ -336,7 +331,6 @@ func TestPost_Hijack(t *testing.T) {
 	}
 }
 
-// Where it cannot, what it says then is what counts.
 func TestUnsafe_HijackFails(t *testing.T) {
 	s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "max-age=60")
@@ -344,18 +338,17 @@ func TestUnsafe_HijackFails(t *testing.T) {
 			return
 		}
 		if _, _, err := w.(http.Hijacker).Hijack(); !errors.Is(err, http.ErrNotSupported) {
-			t.Errorf("a recorder's connection: %v", err)
+			t.Errorf("Hijack of a recorder: %v, want ErrNotSupported", err)
 		}
 		w.WriteHeader(http.StatusInternalServerError)
 	})
 	s.get("http://a/p")
 	s.do(request("PUT", "http://a/p"))
 	s.get("http://a/p")
-	s.wantCalls(t, 2) // the page is still there
+	s.wantCalls(t, 2) // the page is still stored
 }
 
-// What a POST has answered for the next GET is what the GET would have got, or it
-// is not kept.
+// The response to a POST is stored only if a GET would have had the same response.
 func TestPost_KeepsNobodysOwn(t *testing.T) {
 	for name, fields := range map[string][]string{
 		"a field that retargets": {"X-Forwarded-Host", "evil"},
@@ -388,7 +381,7 @@ func TestPost_KeepsNobodysOwn(t *testing.T) {
 	s.wantCalls(t, 1)
 }
 
-// The age of what a POST has answered counts from its header, as a GET's does.
+// The age of a stored POST response counts from its header.
 func TestPost_Age(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
@@ -464,8 +457,7 @@ func TestPost_MayAnswerTheNextGet(t *testing.T) {
 	}
 }
 
-// Of two POSTs that overlap neither's response is kept: who was last is not
-// known.
+// The responses to two overlapping POSTs are not stored, because their order is unknown.
 func TestPost_OverlappingKeepNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var state atomic.Int32
@@ -475,7 +467,7 @@ func TestPost_OverlappingKeepNothing(t *testing.T) {
 			now := state.Load()
 			if r.Method == "POST" {
 				now = state.Add(1)
-				time.Sleep(time.Duration(3-now) * time.Second) // the first answers last
+				time.Sleep(time.Duration(3-now) * time.Second) // the first ends last
 			}
 			fmt.Fprint(w, now)
 		})
@@ -489,8 +481,7 @@ func TestPost_OverlappingKeepNothing(t *testing.T) {
 	})
 }
 
-// The real writer's own way of copying stays, and a POST's whole body arrives
-// whether it is kept or not.
+// The body of a POST arrives whole through ReadFrom, stored or not.
 func TestPost_BodyArrivesWhole(t *testing.T) {
 	body := bytes.Repeat([]byte("0123456789abcdef"), 1<<16)
 	s := newSite(t, bellwether.HTTPOptions{MaxBodyBytes: 1 << 10}, func(w http.ResponseWriter, r *http.Request) {
@@ -517,8 +508,7 @@ func TestPost_BodyArrivesWhole(t *testing.T) {
 	}
 }
 
-// A copy that fails before its first byte has sent nothing: what the handler says
-// then is the response.
+// A ReadFrom that fails before its first byte sends nothing, and the handler's later response counts.
 func TestPost_CopyThatFails(t *testing.T) {
 	for name, copied := range map[string]string{"at once": "", "in the first bytes": "some", "later": strings.Repeat("b", 2000)} {
 		t.Run(name, func(t *testing.T) {
@@ -551,8 +541,7 @@ func TestPost_CopyThatFails(t *testing.T) {
 	}
 }
 
-// Two processes with a Store and no Locker, and unsafe requests for two URLs at one moment: one
-// of the two is not in the log, and its page stays fresh in the other process.
+// Concurrent unsafe requests for two URLs in two processes take effect in both, also without a Locker.
 func TestUnsafe_SoftWithoutALocker(t *testing.T) {
 	for name, tt := range map[string]struct {
 		kind   bellwether.Invalidation
@@ -608,14 +597,13 @@ func TestUnsafe_SoftWithoutALocker(t *testing.T) {
 				time.Sleep(5 * time.Second)
 			}
 			if lost > 0 {
-				t.Errorf("%d of 80 replies are of before the PUT, and fresh", lost)
+				t.Errorf("%d of 80 replies are from before the PUT", lost)
 			}
 		})
 	}
 }
 
-// Soft invalidations by many unsafe requests at one time, all of which look whether the log
-// has room before any of them has written into it.
+// Concurrent soft invalidations displace no older sweep from the log, and delay no request for long.
 func TestUnsafe_SoftFloodAtOneTime(t *testing.T) {
 	for _, n := range []int{100, 1000} {
 		inBubble(t, fmt.Sprint(n), func(t *testing.T) {

@@ -16,16 +16,15 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// An origin is a page with validators, that knows which of its requests were
-// conditional.
+// An origin is a page with validators that records the conditions of its requests.
 type origin struct {
 	mu          sync.Mutex
-	version     string // its ETag, without quotes
-	modified    string // its Last-Modified, if not empty
+	version     string // ETag, without quotes
+	modified    string // Last-Modified, if not empty
 	header      http.Header
-	notModified http.Header // fields of a 304 alone
+	notModified http.Header // fields of 304s only
 	delay       time.Duration
-	asked       []string // by each request: If-None-Match and If-Modified-Since
+	asked       []string // by request: If-None-Match and If-Modified-Since
 }
 
 func (o *origin) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -82,7 +81,7 @@ func TestValidation_OnceForTheHerd(t *testing.T) {
 			page := "page " + test.version + test.modified
 			s.get("http://a/p")
 			o.wantAsked(t, "")
-			for range 2 { // the second after what a 304 has freshened
+			for range 2 { // the second validates a response that a 304 has freshened
 				time.Sleep(11 * time.Second)
 				wantBurst(t, s.burst(50, same("http://a/p")), 50, "200 "+page+" 1s")
 				o.wantAsked(t, test.condition)
@@ -100,7 +99,7 @@ func TestValidation_OnceForTheHerd(t *testing.T) {
 			o.wantAsked(t, test.condition)
 			time.Sleep(2 * time.Hour)
 			s.get("http://a/p")
-			o.wantAsked(t, "") // not kept for ever
+			o.wantAsked(t, "") // not stored for ever
 		})
 	}
 }
@@ -117,8 +116,7 @@ func TestValidation_FindsNewContent(t *testing.T) {
 	})
 }
 
-// A client that has the page already hears that it still holds, whoever asked
-// the handler that.
+// A client's own condition is answered after the validation.
 func TestValidation_ClientsConditionIsAnsweredAfterIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := &origin{version: "1", header: http.Header{"Cache-Control": {"max-age=10"}}}
@@ -136,8 +134,8 @@ func TestValidation_ClientsConditionIsAnsweredAfterIt(t *testing.T) {
 	})
 }
 
-// RFC 9111 section 4.3.4: a 304 with a strong tag is about the response with
-// that tag. About ours it has said nothing, so the handler is asked again.
+// A 304 with another strong tag says nothing about the stored response, and the handler is asked
+// again (RFC 9111 section 4.3.4).
 func TestValidation_NotModifiedAboutAnotherResponse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := &origin{version: "1", header: http.Header{"Cache-Control": {"max-age=10"}}, notModified: http.Header{"Etag": {`"2"`}}}
@@ -151,7 +149,6 @@ func TestValidation_NotModifiedAboutAnotherResponse(t *testing.T) {
 	})
 }
 
-// A 304 can take back what the stored response had granted.
 func TestValidation_ForbidsSharing(t *testing.T) {
 	for name, field := range map[string][2]string{
 		"private":    {"Cache-Control", "private, max-age=10"},
@@ -179,7 +176,7 @@ func TestValidation_Fails(t *testing.T) {
 		o := &origin{version: "1", header: http.Header{"Cache-Control": {"max-age=10, stale-if-error=30"}}}
 		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
 			if broken.Load() {
-				w.Header().Set("Cache-Control", "no-store") // as error pages often have it
+				w.Header().Set("Cache-Control", "no-store") // as error pages often do
 				http.Error(w, "down", http.StatusServiceUnavailable)
 				return
 			}
@@ -204,8 +201,7 @@ func TestValidation_Fails(t *testing.T) {
 	})
 }
 
-// What has to be validated for each request is: all at one time, each by its own
-// request, and without its body being made again.
+// A response that needs a validation for each request is validated by each, concurrently.
 func TestValidation_NoCacheByEachRequest(t *testing.T) {
 	for name, cc := range map[string]string{"no-cache": "no-cache", "stale from the start": "max-age=0, must-revalidate"} {
 		inBubble(t, name, func(t *testing.T) {
@@ -233,8 +229,7 @@ func TestValidation_NoCacheByEachRequest(t *testing.T) {
 				}
 			}
 
-			// Something else by now: it goes to its client, and is not asked
-			// about any more.
+			// The changed page goes to its client, and is not stored for validation.
 			o.version, o.asked = "2", nil
 			if w := s.get("http://a/p"); w.Code != 200 || w.Body.String() != "page 2" {
 				t.Errorf("changed: %d %q", w.Code, w.Body)
@@ -243,7 +238,7 @@ func TestValidation_NoCacheByEachRequest(t *testing.T) {
 			s.get("http://a/p")
 			o.wantAsked(t, `"1"`, "")
 
-			// And one that is for all ends it.
+			// A shareable response ends the validations.
 			o.header = http.Header{"Cache-Control": {"max-age=60"}}
 			s.get("http://a/p")
 			synctest.Wait()
@@ -257,8 +252,7 @@ func TestValidation_NoCacheByEachRequest(t *testing.T) {
 	}
 }
 
-// The 304 that answers one user's condition says nothing to another, and one
-// about another response says nothing at all.
+// A 304 to one client's condition applies to no other client and no other response.
 func TestValidation_ResponsesAreNobodys(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
@@ -294,8 +288,7 @@ func TestValidation_ResponsesAreNobodys(t *testing.T) {
 	})
 }
 
-// A response that another process has stored is validated here, also past its
-// windows.
+// A process validates a response that another process has stored, also after its windows.
 func TestValidation_OfAnotherProcessesResponse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := &origin{version: "1", modified: lastYear, header: http.Header{"Cache-Control": {"max-age=10"}}}
@@ -303,20 +296,19 @@ func TestValidation_OfAnotherProcessesResponse(t *testing.T) {
 		var sites []*site
 		for range 2 {
 			sites = append(sites, newSite(t, bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: store}}, o.ServeHTTP))
-			synctest.Wait() // without a Locker, two that meet the log at one time may both begin it
+			synctest.Wait() // without a Locker, two processes may both begin the log
 		}
 		sites[0].get("http://a/p")
 		time.Sleep(10 * time.Minute)
 		sites[1].wantBody(t, "page 1"+lastYear, "http://a/p")
 		synctest.Wait()
 		if w := sites[0].get("http://a/p"); !strings.Contains(w.Header().Get("Cache-Status"), "hit") {
-			t.Errorf("the first process does not see what the second has validated: %v", w.Header())
+			t.Errorf("the first process does not see the second's validation: %v", w.Header())
 		}
 		o.wantAsked(t, "", `"1"`+lastYear)
 	})
 }
 
-// Each variant is validated by itself.
 func TestValidation_Variants(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var asked sync.Map
@@ -346,8 +338,7 @@ func TestValidation_Variants(t *testing.T) {
 	})
 }
 
-// A handler that has set the page's validator before it fails has not said that the
-// error is what that names (RFC 9110 section 13.2.1).
+// An error with the page's validator is not validated with it (RFC 9110 section 13.2.1).
 func TestValidation_NoneOfAnError(t *testing.T) {
 	for _, status := range []int{301, 404, 410, 500, 503} {
 		for _, lifetime := range []string{"", "max-age=10, stale-if-error=60"} {
@@ -375,8 +366,7 @@ func TestValidation_NoneOfAnError(t *testing.T) {
 	}
 }
 
-// A HEAD's 200 about the same bytes is no reason to forget them, one about
-// others is (RFC 9111 section 4.3.5).
+// A HEAD's 200 drops the stored body only if its validator differs (RFC 9111 section 4.3.5).
 func TestValidation_HeadOfTheResponse(t *testing.T) {
 	for tag, asked := range map[string]string{`"1"`: `"1"`, `"2"`: ""} {
 		synctest.Test(t, func(t *testing.T) {
@@ -386,7 +376,7 @@ func TestValidation_HeadOfTheResponse(t *testing.T) {
 				w.Header().Set("Cache-Control", "no-cache")
 				w.Header().Set("ETag", `"1"`)
 				switch {
-				case r.Method == http.MethodHead: // by a handler that does not mind conditions
+				case r.Method == http.MethodHead: // as a handler without conditions does
 					w.Header().Set("ETag", tag)
 				case condition == `"1"`:
 					w.WriteHeader(http.StatusNotModified)
@@ -407,7 +397,7 @@ func TestValidation_HeadOfTheResponse(t *testing.T) {
 	}
 }
 
-// RFC 9111 section 4.3.4: what a 304 has freshened is as old as the 304.
+// RFC 9111 section 4.3.4: a freshened response has the Age of the 304.
 func TestValidation_AgeAfterIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := &origin{version: "1", header: http.Header{"Cache-Control": {"max-age=10"}}, notModified: http.Header{"Age": {"7"}}}
@@ -425,8 +415,8 @@ func TestValidation_AgeAfterIt(t *testing.T) {
 	})
 }
 
-// What is never fresh is kept for its validator in this process alone: in a
-// store, the processes that wait for it could not use it.
+// A response that is never fresh is kept for its validator in this process alone. Waiting processes
+// could not use it from the store.
 func TestValidation_NeverFreshIsKeptInThisProcessAlone(t *testing.T) {
 	for asked, store := range map[string]driver.Store{`"1"`: nil, "": memstore.New()} {
 		synctest.Test(t, func(t *testing.T) {
@@ -440,8 +430,7 @@ func TestValidation_NeverFreshIsKeptInThisProcessAlone(t *testing.T) {
 	}
 }
 
-// A handler that is its origin, and slower than its page is fresh for: its 200s are
-// as old as nothing (InitialAge), and collapse; its 304s do not.
+// A slow origin's 304s collapse as its 200s do, even if they outlast the page's freshness.
 func TestValidation_Slow304sCollapse(t *testing.T) {
 	for _, whole := range []bool{true, false} {
 		inBubble(t, fmt.Sprintf("whole=%v", whole), func(t *testing.T) {
@@ -466,8 +455,7 @@ func TestValidation_Slow304sCollapse(t *testing.T) {
 	}
 }
 
-// A 304 that is stale by its Age, of a page that must not be served stale: each
-// client has to ask for itself, as where a 200 says the same.
+// A 304 that is stale by its Age is not shared if the page must not be served stale.
 func TestValidation_StaleMustRevalidate304IsNotShared(t *testing.T) {
 	for _, whole := range []bool{true, false} {
 		inBubble(t, fmt.Sprintf("whole=%v", whole), func(t *testing.T) {
@@ -495,7 +483,7 @@ func TestValidation_StaleMustRevalidate304IsNotShared(t *testing.T) {
 	}
 }
 
-// A 304 that ends the sharing, and that is old.
+// The reply for a private 304 has the 304's Age.
 func TestValidation_AgeOfAPrivate304(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
@@ -518,8 +506,7 @@ func TestValidation_AgeOfAPrivate304(t *testing.T) {
 	})
 }
 
-// What a handler does to its header after a 304 that its client does not get is
-// not in the response that the client gets.
+// Fields that a handler sets after a 304 are not in the client's reply.
 func TestValidation_HeaderAfterA304(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {

@@ -16,10 +16,9 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// Variants: who gets which, who waits for whom, and who builds.
+// This file tests variants. A signpost is the entry of a URL with the names of its Vary fields.
 
-// Each variant has one build, also when all are first asked for at one time by
-// several processes.
+// Each variant is built once, also if several processes ask for all variants at one time.
 func TestVary_OneBuildPerVariantInAFleet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := bellwether.Options{Fleet: bellwether.Fleet{Store: memstore.New(), Locker: locallock.New()}}
@@ -64,8 +63,6 @@ func TestVary_OneBuildPerVariantInAFleet(t *testing.T) {
 	})
 }
 
-// While one variant is being built, or streamed, the others are built and
-// served.
 func TestVary_SlowVariantHoldsUpNoOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
@@ -91,8 +88,7 @@ func TestVary_SlowVariantHoldsUpNoOther(t *testing.T) {
 	})
 }
 
-// The names change: who is asked for by the old ones is rebuilt by the new
-// ones, and nobody gets what the new ones tell apart.
+// After the names in Vary change, no client gets another variant.
 func TestVary_ChangesOverTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var vary atomic.Value
@@ -136,13 +132,12 @@ func TestVary_ChangesOverTime(t *testing.T) {
 	})
 }
 
-// Names that come one by one, each for the variant of those before, are soon on one
-// signpost: each variant is built for it once.
+// Names that appear one by one end on one signpost, and each variant is then built once.
 func TestVary_NestedNames(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const depth = 8
 		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
-			// Each field that is set makes the next one count.
+			// Each field that is set adds the next name.
 			w.Header().Set("Cache-Control", "max-age=600")
 			body := ""
 			for i := range depth {
@@ -174,7 +169,6 @@ func TestVary_NestedNames(t *testing.T) {
 	})
 }
 
-// One user's private page keeps nobody else's variant out of the cache.
 func TestVary_PrivateVariantBarsOnlyItself(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
@@ -199,7 +193,7 @@ func TestVary_PrivateVariantBarsOnlyItself(t *testing.T) {
 		wantBurst(t, s.burst(50, same("http://a/p")), 50, "200 front page 200ms")
 		wantBurst(t, s.burst(50, same("http://a/p")), 50, "200 front page 0s")
 		s.wantCalls(t, 1)
-		// Together from the beginning.
+		// Both kinds at one time, without a stored page.
 		s.mw.Invalidate(t.Context(), "http://a/p")
 		var wg sync.WaitGroup
 		for i := range 50 {
@@ -217,14 +211,12 @@ func TestVary_PrivateVariantBarsOnlyItself(t *testing.T) {
 	})
 }
 
-// The variant that everybody wants keeps its place among those that are built for the
-// cache, however long it is fresh: else 1,024 requests in ten minutes with a field of
-// anybody's choice send each request of a herd to the handler. So does the one whose
-// build has told the names, which nobody has admitted.
+// A flood of variants displaces neither a variant that is read regularly nor the variant whose
+// build created the signpost, so a herd for it does not scatter.
 func TestVary_FloodDoesNotScatterTheWantedVariant(t *testing.T) {
 	for _, test := range []struct {
 		name, cacheControl string
-		read               int           // minutes in which somebody reads it, before the flood
+		read               int           // minutes of reads before the flood
 		expires            time.Duration // after the flood
 	}{
 		{"read for long", "max-age=1200", 11, 9*time.Minute + 30*time.Second},
@@ -254,14 +246,13 @@ func TestVary_FloodDoesNotScatterTheWantedVariant(t *testing.T) {
 			s.wantCalls(t, 1024)
 			time.Sleep(test.expires)
 			s.burst(200, english)
-			time.Sleep(time.Second) // of a rebuild behind what is stale
+			time.Sleep(time.Second) // for a rebuild in the background
 			s.wantCalls(t, 1)
 		})
 	}
 }
 
-// A response that says it depends on Host depends on that of the key, which is the one
-// that the handler sees.
+// A Vary on Host refers to the key's host, which the handler sees.
 func TestVary_HostUnderOneKey(t *testing.T) {
 	s := newSite(t, bellwether.HTTPOptions{
 		Key: func(r *http.Request) (bellwether.Key, bool) {
@@ -278,8 +269,7 @@ func TestVary_HostUnderOneKey(t *testing.T) {
 	s.wantCalls(t, 1)
 }
 
-// A handler that names a field only when it sees it, and has several: soon one signpost
-// has all their names, and requests without any are served as ever.
+// If a handler names fields only when they are set, one signpost collects the names.
 func TestVary_NamedWhenSeen(t *testing.T) {
 	names := []string{"X-A", "X-B", "X-C", "X-D", "X-E", "X-F"}
 	h := func(w http.ResponseWriter, r *http.Request) {
@@ -321,8 +311,7 @@ func TestVary_NamedWhenSeen(t *testing.T) {
 	})
 }
 
-// A signpost that grows takes the place of one that is still there, and of none that was
-// invalidated while the response was made: what it leads to was made before that.
+// A growing signpost does not replace a signpost that was invalidated meanwhile.
 func TestVary_GrowthBehindAnInvalidation(t *testing.T) {
 	var version, slow atomic.Int32
 	h := func(w http.ResponseWriter, r *http.Request) {
@@ -360,8 +349,7 @@ func TestVary_GrowthBehindAnInvalidation(t *testing.T) {
 	})
 }
 
-// A private answer that names one more field leaves the signpost: fresh variants of the
-// URL stay fresh, and the field does not tell them apart.
+// A private response with one more name does not change the signpost.
 func TestVary_PrivateAnswerGrowsNoSignpost(t *testing.T) {
 	h := func(w http.ResponseWriter, r *http.Request) {
 		if c := r.Header.Get("Cookie"); strings.Contains(c, "session") {
@@ -397,8 +385,7 @@ func TestVary_PrivateAnswerGrowsNoSignpost(t *testing.T) {
 	})
 }
 
-// An invalidation between any two steps of a signpost that is planted, moved behind or
-// grown takes all that was made before it, in the fleet within NearTTL.
+// An invalidation between any two steps of a signpost's creation, move or growth drops all earlier pages.
 func TestVary_InvalidationBetweenTheStepsOfASignpost(t *testing.T) {
 	for name, fields := range map[string][]string{
 		"moved":   {"X-Forwarded-Host", "evil"},
@@ -416,7 +403,7 @@ func TestVary_InvalidationBetweenTheStepsOfASignpost(t *testing.T) {
 					t.Parallel()
 					for at := range 30 {
 						if testing.Short() && at%2 != len(name+control+way)%2 {
-							continue // every other moment, other ones for other cases
+							continue // every other moment; the other cases take the rest
 						}
 						synctest.Test(t, func(t *testing.T) {
 							invalidateAt(t, time.Duration(at)*time.Millisecond+500*time.Microsecond, match, control, fields, name == "grown")
@@ -428,8 +415,8 @@ func TestVary_InvalidationBetweenTheStepsOfASignpost(t *testing.T) {
 	}
 }
 
-// invalidateAt invalidates the page in one process, the given time after two processes
-// have begun requests with the fields. Each later request wants a page made after that.
+// invalidateAt invalidates the page some time after two processes have begun requests with the
+// fields. Each later request must get a later page.
 func invalidateAt(t *testing.T, after time.Duration, match bellwether.Match, control string, fields []string, signpost bool) {
 	t.Helper()
 	var version atomic.Int32
@@ -451,7 +438,7 @@ func invalidateAt(t *testing.T, after time.Duration, match bellwether.Match, con
 		fmt.Fprint(w, v)
 		time.Sleep(2 * time.Millisecond)
 	}
-	store := wiredTo(memstore.New()) // each step of a load takes a millisecond there, and one back
+	store := wiredTo(memstore.New()) // each step of a load takes a millisecond each way
 	store.trip = time.Millisecond
 	store.reply.Store(int64(time.Millisecond))
 	o := bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: store.full(), Locker: locallock.New()}}
@@ -482,7 +469,7 @@ func invalidateAt(t *testing.T, after time.Duration, match bellwether.Match, con
 	wg.Wait()
 }
 
-// Lines of a list are one: the handler sees what the variant's key was made of.
+// Several lines of a list are one value, for the key and for the handler.
 func TestVary_LinesOfAList(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
@@ -497,7 +484,6 @@ func TestVary_LinesOfAList(t *testing.T) {
 	})
 }
 
-// A hit counts once, whichever way it is answered.
 func TestVary_HitCountsOnce(t *testing.T) {
 	for _, size := range []int{10, 100 << 10} {
 		synctest.Test(t, func(t *testing.T) {
@@ -515,8 +501,7 @@ func TestVary_HitCountsOnce(t *testing.T) {
 	}
 }
 
-// The variant's key and the handler see the same: a field that is written oddly makes
-// no page for those who write it as everybody does.
+// An unusual spelling of a field's value does not reach the handler of a shared page.
 func TestVary_SpellingsOfAField(t *testing.T) {
 	for _, tt := range []struct{ name, odd, usual, want string }{
 		{"Accept-Language", "d e-DE", "de-DE", "de-DE"},
@@ -581,7 +566,7 @@ func TestVary_VariantsNeverMixNorWaitForEachOther(t *testing.T) {
 			}
 		}
 		s.wantCalls(t, 0)
-		// Once the names are known a new variant waits for nobody else's.
+		// When the names are known, a new variant does not wait for another.
 		time.Sleep(61 * time.Second)
 		for o := range s.burst(50, variant) {
 			if !strings.HasSuffix(o, " 500ms") {
@@ -592,7 +577,7 @@ func TestVary_VariantsNeverMixNorWaitForEachOther(t *testing.T) {
 		s.do(request("POST", "http://a/p"))
 		s.calls.Store(0)
 		s.burst(50, variant)
-		s.wantCalls(t, 5) // all variants were invalidated
+		s.wantCalls(t, 5) // the POST has invalidated all variants
 	})
 }
 
@@ -614,9 +599,7 @@ func TestVary_LongOneIsNotShared(t *testing.T) {
 	})
 }
 
-// Vary on a field that anybody may fill as they like: the variants of one key
-// are bounded, the store is not filled with them, those that are there stay,
-// and nobody gets another's.
+// The variants of one key, and the store's commits, are bounded. Older variants stay.
 func TestVary_ThousandsOfVariants(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := wiredTo(memstore.New())
@@ -648,7 +631,7 @@ func TestVary_ThousandsOfVariants(t *testing.T) {
 		if status := ask("attacker4999"); !strings.Contains(status, "too many variants") {
 			t.Errorf("a variant over the limit: %s", status)
 		}
-		// What has expired makes room.
+		// Expired variants make room.
 		time.Sleep(2 * time.Hour)
 		ask("late")
 		s.calls.Store(0)

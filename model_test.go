@@ -27,22 +27,22 @@ import (
 	"github.com/bellwether-go/bellwether/observe"
 )
 
-// This file is the model: a fleet of real caches or middlewares is asked, invalidated, cut
-// off, stopped, killed and replaced in an order that a seed or a shrinker chooses, and each
-// answer is held to the promises. TestModel plays scenarios with the race detector and has
-// failing ones shrunk; sim/ plays many more, each of which it can repeat exactly.
+// This file is the model: it calls, invalidates, cuts off, stops, kills and replaces a fleet
+// of real caches in an order that a seed or a shrinker chooses, and checks each answer against
+// the promises. TestModel plays scenarios with the race detector. sim/ plays many more, and
+// can repeat each exactly.
 
-// A scenario is all that is chosen of one play. What is drawn while it runs comes from Seed.
+// A scenario is the drawn part of one play. Seed determines the rest.
 type scenario struct {
 	Seed    uint64
 	Face    string // one of modelFaces
 	Trouble string // one of modelTroubles
 
 	Processes, Keys int
-	Delay           time.Duration // of a message, at most
+	Delay           time.Duration // maximum delay of a message
 	Store           string        // "plain", "telling", "together", "all", "one engine"
 	Watches         bool          // the locker is a Watcher
-	Users           bool          // some clients have credentials; HTTP alone
+	Users           bool          // some clients have credentials; HTTP only
 
 	TTL, StaleWhileRevalidate, StaleIfError time.Duration
 	ErrorTTL, Patience                      time.Duration
@@ -50,19 +50,18 @@ type scenario struct {
 	Hedge                                   float64
 	Early                                   float64
 	MaxRebuilds                             int
-	Load                                    time.Duration // how long loads take at first
+	Load                                    time.Duration // initial duration of loads
 
 	Steps []modelStep
 }
 
-// A modelStep is one thing that happens in a scenario.
 type modelStep struct {
 	Do      string        // one of modelActions
-	Process int           // to which process
-	Key     int           // about which key
-	N       int           // how many callers, or which kind
-	For     time.Duration // how long callers wait, or loads take
-	Pause   time.Duration // how much time passes afterwards
+	Process int           // index of the process
+	Key     int           // index of the key
+	N       int           // number of callers, or a kind
+	For     time.Duration // duration of the callers' waits or of loads
+	Pause   time.Duration // pause after the step
 }
 
 const (
@@ -74,10 +73,9 @@ const (
 
 var (
 	modelFaces = []string{"loader", "batch", "HTTP"}
-	// modelTroubles say which promises hold without exception. In "healthy" scenarios all
-	// do. In those of "noise" messages take long, arrive twice and overtake each other, and
-	// half of what engines tell unasked is lost. In "stops" processes are stopped, killed
-	// and replaced. In "outages" engines are cut off, refuse, and lose all that they have.
+	// In "healthy" scenarios all promises hold. In "noise", messages are late, repeated and
+	// reordered, and half of the pushes are lost. In "stops", processes are stopped, killed and
+	// replaced. In "outages", engines are cut off, refuse, and lose their data.
 	modelTroubles = []string{"healthy", "noise", "stops", "outages"}
 	modelActions  = map[string][]string{
 		"":        {"get", "get", "get", "get", "get", "many", "leave", "invalidate", "set", "sweep", "origin", "fail"},
@@ -88,7 +86,7 @@ var (
 	}
 )
 
-// scenarios draws scenarios of some steps at least.
+// scenarios draws scenarios with at least this number of steps.
 func scenarios(least int) *rapid.Generator[scenario] {
 	return rapid.Custom(func(t *rapid.T) scenario { return drawScenario(t, least) })
 }
@@ -136,7 +134,6 @@ func drawScenario(t *rapid.T, least int) scenario {
 	return sc
 }
 
-// A dice draws what is not chosen.
 type dice struct {
 	mu  sync.Mutex // guards rng
 	rng *rand.Rand
@@ -157,7 +154,6 @@ func (d *dice) upTo(most time.Duration) time.Duration {
 	return time.Duration(d.rng.Int64N(int64(most)))
 }
 
-// A world is a scenario while it is played.
 type world struct {
 	scenario
 	room    *engineRoom
@@ -165,26 +161,24 @@ type world struct {
 	origin  *modelOrigin
 	started time.Time
 	callers sync.WaitGroup
-	setting []chan struct{} // by key, see alone; no mutex, for which the bubble's time would wait
+	setting []chan struct{} // by key, see alone; channels, because a bubble's time does not wait for a mutex
 
-	mu         sync.Mutex   // guards what follows
-	now        []*modelNode // by process: who it is at present
-	all        []*modelNode // those who were, too
-	trace      io.Writer    // takes all that happens
+	mu         sync.Mutex   // guards the fields below
+	now        []*modelNode // by process: the current node
+	all        []*modelNode // all nodes, with the former ones
+	trace      io.Writer    // records all events
 	operations int          // calls of caches
 	found      []string     // violations
 	latest     [][]int      // by process and key: the highest version returned
 	graves     []graveyard  // by key
 }
 
-// note adds what happened to the trace.
 func (w *world) note(what string, process int, about string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	fmt.Fprintln(w.trace, time.Since(w.started).Nanoseconds(), what, process, about)
 }
 
-// violated says that a promise does not hold.
 func (w *world) violated(format string, args ...any) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -199,30 +193,28 @@ func (w *world) node(i int) *modelNode {
 	return w.now[i]
 }
 
-// A modelNode is one process.
 type modelNode struct {
 	world        *world
 	process      int
 	store, locks *link
-	dies         context.CancelFunc // its callers go with it
+	dies         context.CancelFunc // ends its callers too
 	life         context.Context
 
 	get        func(ctx context.Context, key int, who string) modelAnswer
-	many       func(ctx context.Context, keys []int) []modelAnswer // nil: the face has none
+	many       func(ctx context.Context, keys []int) []modelAnswer // nil if the face has no GetMany
 	invalidate func(keys ...int) error
-	set        func(key int, value string) error                      // nil: the face has none
-	sweep      func(kind, key int) (hard bool, keys []int, err error) // nil: the face has none
+	set        func(key int, value string) error                      // nil if the face has no Set
+	sweep      func(kind, key int) (hard bool, keys []int, err error) // nil if the face has no InvalidateMatching
 	close      func() error
 	stats      func() observe.Stats
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	dead    bool
-	stopped chan struct{} // nil: it is not stopped
-	resumed time.Time     // when it last went on
-	stops   int           // how often it was stopped
+	stopped chan struct{} // nil if it is not stopped
+	resumed time.Time     // end of its last stop
+	stops   int           // number of its stops
 }
 
-// A modelAnswer is what a caller got.
 type modelAnswer struct {
 	version int // 0: no value
 	body    string
@@ -234,14 +226,14 @@ func (n *modelNode) links(f func(l *link)) {
 	n.locks.set(f)
 }
 
-// heal takes all troubles from the links but those of the process itself.
+// heal ends all troubles of the links except a stop of the process.
 func (n *modelNode) heal() {
 	n.links(func(l *link) {
 		l.delay, l.repeat, l.deaf, l.cut, l.refused, l.lost = n.world.Delay, false, false, false, false, ""
 	})
 }
 
-// stop has the process stand still until it goes on: messages to it and of it, and its loads.
+// stop stops the process until goOn: its messages in both directions, and its loads.
 func (n *modelNode) stop() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -262,25 +254,25 @@ func (n *modelNode) goOn() {
 	}
 }
 
-// alone reports whether what began then may have been made without the engines: while the process was
-// stopped all its calls ran out of time, so it takes the engines for silent until it asks again.
+// alone reports whether a load that began then may have run without the engines, which a stopped
+// process takes for silent until its next call.
 func (n *modelNode) alone(began time.Time) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.stopped != nil || began.Sub(n.resumed).Abs() < 2*time.Second
 }
 
-// runs returns when the process is not stopped.
+// runs waits until the process is not stopped.
 func (n *modelNode) runs() { n.store.runs() }
 
-// stood reports how often the process was stopped, and whether it is.
+// stood reports how often the process was stopped, and whether it is stopped now.
 func (n *modelNode) stood() (times int, stopped bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.stops, n.stopped != nil
 }
 
-// kill ends the process and all that it does; nobody hears of it any more.
+// kill ends the process, without further messages.
 func (n *modelNode) kill() {
 	n.mu.Lock()
 	n.dead = true
@@ -297,7 +289,6 @@ func (n *modelNode) isDead() bool {
 	return n.dead
 }
 
-// start begins a process in the place i.
 func (w *world) start(t *testing.T, i int) {
 	n := &modelNode{world: w, process: i}
 	n.store, n.locks = &link{dice: w.dice, delay: w.Delay}, &link{dice: w.dice, delay: w.Delay}
@@ -354,10 +345,9 @@ func (w *world) start(t *testing.T, i int) {
 	}
 	w.now[i] = n
 	w.all = append(w.all, n)
-	w.latest[i] = make([]int, w.Keys) // a new process has seen nothing
+	w.latest[i] = make([]int, w.Keys) // a new process has seen no version
 }
 
-// oneEngine is an engine that is store and locker at once.
 func (w *world) oneEngine(e *linkEngine) driver.Elector {
 	if w.Watches {
 		return watchedEngine{e}
@@ -367,7 +357,6 @@ func (w *world) oneEngine(e *linkEngine) driver.Elector {
 
 func keyName(k int) string { return "k" + strconv.Itoa(k) }
 
-// load makes the process one with a Cache.
 func (n *modelNode) load(t *testing.T, o bellwether.Options, phases func(key, phase string)) {
 	var c *bellwether.Cache[string]
 	if n.world.Face == "loader" {
@@ -420,7 +409,7 @@ func (n *modelNode) load(t *testing.T, o bellwether.Options, phases func(key, ph
 	n.close, n.stats = c.Close, c.Stats
 }
 
-// pageOptions are a loader's options for a Middleware, as far as it has them.
+// pageOptions returns the part of o that HTTPOptions has.
 func pageOptions(o bellwether.Options) bellwether.HTTPOptions {
 	return bellwether.HTTPOptions{
 		TTL: o.TTL, StaleWhileRevalidate: o.StaleWhileRevalidate, StaleIfError: o.StaleIfError,
@@ -430,8 +419,8 @@ func pageOptions(o bellwether.Options) bellwether.HTTPOptions {
 	}
 }
 
-// serve makes the process one with a Middleware. Key 0 is a page for all, key 1 has variants,
-// key 2 is at times a page for one client alone, and key 3 says nothing of credentials.
+// serve gives the process a Middleware. Key 0 is a page for all, key 1 has variants, key 2 is
+// private at times, and key 3 does not mention credentials.
 func (n *modelNode) serve(t *testing.T, o bellwether.Options, phases func(key, phase string)) {
 	w := n.world
 	po := pageOptions(o)
@@ -526,7 +515,7 @@ func (n *modelNode) serve(t *testing.T, o bellwether.Options, phases func(key, p
 	n.close, n.stats = m.Close, m.Stats
 }
 
-// versionIn returns the version that a value or a failure names, or 0.
+// versionIn returns the version in a value or a failure, or 0.
 func versionIn(text string) int {
 	_, after, found := strings.Cut(text, " v")
 	if !found {
@@ -543,28 +532,27 @@ func versionIn(text string) int {
 	return v
 }
 
-// A modelOrigin makes versions 1, 2, ..., in the order in which their loads begin.
+// A modelOrigin makes versions 1, 2, ... in the order in which their loads begin.
 type modelOrigin struct {
 	world *world
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	took    time.Duration
-	ending  int // how loads end that do not succeed: one of endings
-	every   int // one load in that many does not succeed; 0: all do
+	ending  int // index in endings of unsuccessful loads
+	every   int // every nth load is unsuccessful; 0: none
 	loads   int
-	failed  bool                 // a load has not succeeded, or its value has no life when it is whole
+	failed  bool                 // a load was unsuccessful, or its value had expired at its end
 	began   []time.Time          // by version
-	ended   []time.Time          // by version; zero: it has not ended well
-	broke   []time.Time          // by version: when it failed; zero: it has not
-	last    map[string]*modelRun // by key: the latest load that has ended, well or not
-	good    time.Time            // when a load last ended well
+	ended   []time.Time          // by version: end of a successful load, or zero
+	broke   []time.Time          // by version: end of a failed load, or zero
+	last    map[string]*modelRun // by key: the last load to end
+	good    time.Time            // end of the last successful load
 	running map[*modelRun]bool
-	voiding map[string]int    // by key: the invalidations that are under way
-	doubted map[string]int    // by key: the versions up to it may be of before the end of an invalidation
-	sets    map[int]time.Time // by version: when its Set ended well; zero: it has not
+	voiding map[string]int    // by key: running invalidations
+	doubted map[string]int    // by key: versions up to this may precede the end of an invalidation
+	sets    map[int]time.Time // by version: end of its successful Set, or zero
 }
 
-// A modelRun is one load of one key.
 type modelRun struct {
 	ctx     context.Context
 	node    *modelNode
@@ -572,11 +560,10 @@ type modelRun struct {
 	who     string
 	version int
 	took    time.Duration
-	fails   func() error // nil: it does not
-	ending  int          // which of the endings that is
+	fails   func() error // nil if the load succeeds
+	ending  int          // index in endings
 }
 
-// endings are how loads end that do not succeed.
 var endings = []func(text string) error{
 	func(text string) error { return fmt.Errorf("%s failed: %w", text, errOrigin) },
 	func(text string) error { panic(text + " panicked") },
@@ -585,10 +572,10 @@ var endings = []func(text string) error{
 	func(text string) error { return fmt.Errorf("%s: %w", text, bellwether.ErrNotFound) },
 }
 
-// remembered is how many of the endings, the first ones, are failures that are remembered.
+// remembered is the number of endings, from the first, whose failures are remembered.
 const remembered = 3
 
-// begin counts a load, and holds that no other runs where one may.
+// begin counts a load, and checks the number of concurrent loads.
 func (o *modelOrigin) begin(ctx context.Context, n *modelNode, key, who string) *modelRun {
 	w := o.world
 	n.runs()
@@ -603,17 +590,17 @@ func (o *modelOrigin) begin(ctx context.Context, n *modelNode, key, who string) 
 		run.ending = o.ending
 		run.fails = func() error { return end(fmt.Sprintf("%s v%d", key, run.version)) }
 	}
-	// One load of the key in the fleet, and MaxRebuilds keys in the process. Of HTTP that
-	// holds for pages that are for all, and were so to all who ask.
+	// One load of the key in the fleet, and MaxRebuilds in the process. With HTTP this holds for
+	// pages that are and were for all.
 	most, here, elsewhere := 1, 0, 0
 	if w.Hedge > 0 {
 		most = 2
 	}
 	for other := range o.running {
 		if other.ctx.Err() != nil || other.node.isDead() {
-			continue // nobody's
+			continue // a load without callers
 		}
-		// A load of many keys goes on for the others of them when one is invalidated.
+		// A load of many keys goes on when one of its keys is invalidated.
 		if other.key == key && (w.Face != "batch" || o.voiding[key] == 0 && other.version > o.doubted[key]) {
 			elsewhere++
 		}
@@ -627,15 +614,14 @@ func (o *modelOrigin) begin(ctx context.Context, n *modelNode, key, who string) 
 	needless, last := o.needless(key)
 	o.mu.Unlock()
 	w.note("loads", n.process, key)
-	// An error response answers those who wait in its process, and so does one whose life is
-	// over when its body ends; the other processes make their own.
+	// An error response, or one that has expired at its end, answers only its own process.
 	shared := w.Face != "HTTP" || !w.Users && key == "k0" && !failed
 	if w.Trouble == "healthy" || w.Trouble == "noise" {
 		if elsewhere >= most && shared {
 			w.violated("%d loads of %s at one time", elsewhere+1, key)
 		}
 	}
-	if needless != "" && last.node == w.node(last.node.process) { // what one that is closed has made may be lost
+	if needless != "" && last.node == w.node(last.node.process) { // the value of a closed process may be lost
 		w.violated("process %d: load v%d of %s, but %s", n.process, run.version, key, needless)
 	}
 	if w.MaxRebuilds > 0 && w.Face == "loader" && here >= w.MaxRebuilds {
@@ -644,9 +630,8 @@ func (o *modelOrigin) begin(ctx context.Context, n *modelNode, key, who string) 
 	return run
 }
 
-// needless tells why no load of the key is due, and which load is why; "" if one is due. It
-// looks at nothing but fleets without troubles that rebuild when a value has expired, and not
-// before. o.mu is held.
+// needless returns why no load of the key is due in a healthy fleet, and the load that makes it so,
+// or "". o.mu is held.
 func (o *modelOrigin) needless(key string) (why string, last *modelRun) {
 	w := o.world
 	last = o.last[key]
@@ -667,7 +652,6 @@ func (o *modelOrigin) needless(key string) (why string, last *modelRun) {
 	return "", nil
 }
 
-// build takes the time of the load, and returns how it ends.
 func (o *modelOrigin) build(run *modelRun) error {
 	select {
 	case <-time.After(run.took):
@@ -700,7 +684,7 @@ func (o *modelOrigin) load(ctx context.Context, n *modelNode, key, who string) (
 	return fmt.Sprintf("%s v%d", key, run.version), nil
 }
 
-// loadMany fails for the keys alone whose loads fail, but for panics and the like.
+// loadMany fails only the keys whose loads fail, except by a panic or Goexit.
 func (o *modelOrigin) loadMany(ctx context.Context, n *modelNode, keys []string) (map[string]string, error) {
 	values, failed := map[string]string{}, map[string]error{}
 	runs := make([]*modelRun, len(keys))
@@ -710,7 +694,7 @@ func (o *modelOrigin) loadMany(ctx context.Context, n *modelNode, keys []string)
 	}
 	for i, key := range keys {
 		if i > 0 {
-			runs[i].took = 0 // they are made at one time
+			runs[i].took = 0 // the keys are loaded together
 		}
 		if err := o.build(runs[i]); err != nil {
 			failed[key] = err
@@ -730,7 +714,7 @@ func (o *modelOrigin) set(f func(o *modelOrigin)) {
 	f(o)
 }
 
-// times returns when the load of a version began and ended; ok is false if it did not end well.
+// times returns the begin and end of a version's load; ok is false if the load did not succeed.
 func (o *modelOrigin) times(version int) (began, ended time.Time, ok bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -740,7 +724,7 @@ func (o *modelOrigin) times(version int) (began, ended time.Time, ok bool) {
 	return o.began[version-1], o.ended[version-1], !o.ended[version-1].IsZero()
 }
 
-// failedAt returns when the load of a version failed; zero: it has not.
+// failedAt returns when a version's load failed, or zero.
 func (o *modelOrigin) failedAt(version int) (broke time.Time) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -750,7 +734,7 @@ func (o *modelOrigin) failedAt(version int) (broke time.Time) {
 	return broke
 }
 
-// void begins an invalidation of the key, and returns how many loads have begun.
+// void begins an invalidation of the key, and returns the number of loads begun.
 func (o *modelOrigin) void(key string) int {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -758,7 +742,7 @@ func (o *modelOrigin) void(key string) int {
 	return o.loads
 }
 
-// over ends an invalidation of the key: each load that begins from then on stands behind it.
+// over ends an invalidation of the key. Loads that begin later come after it.
 func (o *modelOrigin) over(key string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -772,7 +756,7 @@ func (o *modelOrigin) count() int {
 	return o.loads
 }
 
-// beginSet counts a value that is to be set, as a load that begins now.
+// beginSet counts a Set as a load that begins now.
 func (o *modelOrigin) beginSet() (version int) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -782,8 +766,7 @@ func (o *modelOrigin) beginSet() (version int) {
 	return o.loads
 }
 
-// setBeside reports whether a version was set, by a Set that may have been under way at the time then. In
-// the store it may have come after the loads that began meanwhile.
+// setBeside reports whether a Set made the version, and whether it may have been running at the time then.
 func (o *modelOrigin) setBeside(version int, then time.Time) (isSet, beside bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -791,7 +774,6 @@ func (o *modelOrigin) setBeside(version int, then time.Time) (isSet, beside bool
 	return isSet, isSet && (end.IsZero() || !end.Before(then))
 }
 
-// A modelCall is a call before its answer.
 type modelCall struct {
 	node   *modelNode
 	key    int
@@ -800,11 +782,10 @@ type modelCall struct {
 	gone   graves
 	least  int
 	stops  int
-	leaves bool // the caller has a deadline of its own
-	many   bool // it is a GetMany's, whose slowest key the others wait for
+	leaves bool // the caller has its own deadline
+	many   bool // part of a GetMany, which waits for its slowest key
 }
 
-// call begins a call of the node for the key.
 func (w *world) call(n *modelNode, key int, who string, leaves bool) modelCall {
 	stops, _ := n.stood()
 	start := time.Now()
@@ -815,19 +796,18 @@ func (w *world) call(n *modelNode, key int, who string, leaves bool) modelCall {
 	return modelCall{node: n, key: key, who: who, start: start, gone: gone, least: w.latest[n.process][key], stops: stops, leaves: leaves}
 }
 
-// judge holds an answer to the promises.
 func (w *world) judge(c modelCall, a modelAnswer) {
 	n, name := c.node, keyName(c.key)
 	w.note("answers", n.process, fmt.Sprint(name, " ", a.version, " ", a.err))
 	if n.isDead() {
-		return // nobody hears of it
+		return // a dead caller
 	}
 	stops, stopped := n.stood()
 	stood := stopped || stops != c.stops
 	took := time.Since(c.start)
 	most := modelMaxWait + 2*w.Delay
 	if w.Face == "HTTP" {
-		most = 2*modelMaxWait + time.Second // for the key, and for the variant that it leads to
+		most = 2*modelMaxWait + time.Second // for the key, and for its variant
 		if c.who != "" || w.Users || c.key == 2 || c.key == 3 {
 			most += modelRebuildTimeout + 3*time.Second // with the handler's own time
 		}
@@ -841,7 +821,7 @@ func (w *world) judge(c modelCall, a modelAnswer) {
 	}
 	version := versionIn(told)
 	if w.Face == "batch" && strings.Contains(told, " panicked") {
-		return // a load of many keys panics for all of them, and names one
+		return // a panic fails all keys of a load, and names one
 	}
 	if version > 0 && !strings.Contains(told, name+" v") {
 		w.violated("process %d: a caller of %s got %q", n.process, name, told)
@@ -851,7 +831,7 @@ func (w *world) judge(c modelCall, a modelAnswer) {
 		w.violated("process %d: a caller of %v got %q, %v after that was invalidated", n.process, c.start.Sub(w.started), told, c.start.Sub(at))
 	}
 	if a.err != nil {
-		// The end of a context says nothing about the key, and nobody hears of it later.
+		// A context's error is not remembered.
 		if broke := w.origin.failedAt(version); w.Trouble == "healthy" && w.Face != "HTTP" && errors.Is(a.err, context.Canceled) && !broke.IsZero() && c.start.Sub(broke) > modelEngineTimeout {
 			w.violated("process %d: a caller of %v got %q, of %v before", n.process, c.start.Sub(w.started), told, c.start.Sub(broke))
 		}
@@ -866,23 +846,23 @@ func (w *world) judge(c modelCall, a modelAnswer) {
 		return
 	}
 	began, ended, _ := w.origin.times(version)
-	// Stale beats slow, where there is no rule by which a caller waits for a failure first.
+	// Stale beats slow, where no rule lets a caller wait for a failure first.
 	most = w.Patience + 500*time.Millisecond + 20*w.Delay
 	if w.Face == "HTTP" && w.Users {
-		// A public response to a request with credentials is kept without a lease, so no locker
-		// tells of it: a flight that waits for a lease finds it at its next look, after a second.
+		// A public response to credentials is stored without a lease, so a flight that waits for a
+		// lease sees it at its next look, after a second.
 		most += 500 * time.Millisecond
 	}
 	isSet, _ := w.origin.setBeside(version, time.Time{})
 	if isSet {
-		most += time.Second // a flight that waits for a load elsewhere looks for it once a second
+		most += time.Second // a flight that waits for another process's load looks once a second
 	}
 	if !c.many && w.Trouble == "healthy" && w.StaleIfError == 0 && !ended.IsZero() && ended.Before(c.start) && took > most {
 		w.violated("process %d: a caller of %s waited %v for %q, which was made %v before", n.process, name, took, told, c.start.Sub(ended))
 	}
-	// Values move forward. In an outage each process is on its own now and then, as is one that
-	// was stopped, and comes back to what the fleet has; with credentials there are responses beside the cache.
-	// Of loads that began at one instant nobody knows in which order their epochs were claimed.
+	// Values move forward. A process in an outage or after a stop is on its own for a
+	// while, responses to credentials bypass the cache, and loads of one instant claim
+	// their epochs in any order.
 	if w.Trouble != "outages" && (w.Face != "HTTP" || c.key == 0 && !w.Users) {
 		least, _, _ := w.origin.times(c.least)
 		if _, beside := w.origin.setBeside(version, least); version < c.least && !began.Equal(least) && !beside {
@@ -896,7 +876,7 @@ func (w *world) judge(c modelCall, a modelAnswer) {
 	}
 }
 
-// judgeError holds that a failure is a load's, or a limit's.
+// judgeError checks that a failure is that of a load or a limit.
 func (w *world) judgeError(c modelCall, err error) {
 	if w.Face == "HTTP" {
 		return // a status
@@ -906,9 +886,9 @@ func (w *world) judgeError(c modelCall, err error) {
 	case isPanic && versionIn(fmt.Sprint(panicked.Value)) > 0:
 	case errors.Is(err, errOrigin), errors.Is(err, bellwether.ErrNotFound), errors.Is(err, bellwether.ErrGoexit):
 	case errors.Is(err, bellwether.ErrWaitTimeout), errors.Is(err, bellwether.ErrRebuildTimeout), errors.Is(err, bellwether.ErrOverloaded):
-	case errors.Is(err, bellwether.ErrClosed) && c.node != w.node(c.node.process): // it is another by now
+	case errors.Is(err, bellwether.ErrClosed) && c.node != w.node(c.node.process): // replaced by now
 	case c.leaves && (errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)):
-	case errors.Is(err, context.Canceled) && versionIn(text) > 0: // the load's own
+	case errors.Is(err, context.Canceled) && versionIn(text) > 0: // the load's own error
 	case isRemote(err) && (versionIn(text) > 0 || strings.Contains(text, "Goexit") || strings.Contains(text, "RebuildTimeout") || strings.Contains(text, "closed")):
 	default:
 		w.violated("process %d: a caller of %s got %v", c.node.process, keyName(c.key), err)
@@ -920,7 +900,7 @@ func isRemote(err error) bool {
 	return ok
 }
 
-// judgePage holds that a page is whole, and for its client.
+// judgePage checks that a page is whole, and for its client.
 func (w *world) judgePage(c modelCall, a modelAnswer) {
 	if !strings.HasSuffix(a.body, " end") {
 		w.violated("process %d: a client of %s got %q for a whole page", c.node.process, keyName(c.key), a.body)
@@ -930,14 +910,13 @@ func (w *world) judgePage(c modelCall, a modelAnswer) {
 	who, _ = strconv.Unquote(who)
 	open := strings.HasPrefix(rest, "public")
 	if strings.HasPrefix(rest, "private") && who == "" && c.who == "" {
-		return // nobody can tell them apart
+		return // two anonymous clients
 	}
 	if !open && who != c.who {
 		w.violated("process %d: the client %q got %q", c.node.process, c.who, a.body)
 	}
 }
 
-// keys are all keys of the scenario.
 func (w *world) keys() []int {
 	keys := make([]int, w.Keys)
 	for i := range keys {
@@ -946,7 +925,6 @@ func (w *world) keys() []int {
 	return keys
 }
 
-// invalidate invalidates keys by the process.
 func (w *world) invalidate(n *modelNode, keys ...int) {
 	defer w.alone(keys...)()
 	n.runs()
@@ -958,13 +936,13 @@ func (w *world) invalidate(n *modelNode, keys ...int) {
 	if n.invalidate(keys...) == nil && !n.isDead() {
 		w.invalidated(n, keys, before)
 	}
-	time.Sleep(2*w.Delay + 1) // a load that has claimed its epoch before has begun by then
+	time.Sleep(2*w.Delay + 1) // a load with an earlier claim has begun by then
 }
 
-// alone waits until no key of these is being set or invalidated, and keeps others from it until the
-// function that it returns is called: a Set beside another, or beside an invalidation, has no order.
+// alone waits until none of the keys is being set or invalidated, and blocks others until end is
+// called, because a Set beside them has no order.
 func (w *world) alone(keys ...int) (end func()) {
-	for _, key := range keys { // in one order always
+	for _, key := range keys { // in a fixed order
 		w.setting[key] <- struct{}{}
 	}
 	return func() {
@@ -974,7 +952,6 @@ func (w *world) alone(keys ...int) (end func()) {
 	}
 }
 
-// set sets a new version of the key by the process.
 func (w *world) set(n *modelNode, key int) {
 	defer w.alone(key)()
 	n.runs()
@@ -988,17 +965,17 @@ func (w *world) set(n *modelNode, key int) {
 	time.Sleep(2*w.Delay + 1) // as in invalidate
 }
 
-// invalidated has no process serve what was made before an invalidation that began then.
+// invalidated records that no process may serve versions up to before.
 func (w *world) invalidated(n *modelNode, keys []int, before int) {
 	for _, key := range keys {
 		for p := range w.Processes {
 			switch {
-			case w.node(p) == n: // the successor of a closed one is another process
+			case w.node(p) == n: // the successor of a closed process is another process
 				w.graves[key].bury(p, before, time.Now())
 			case w.Trouble == "healthy" && (w.Store == "telling" || w.Store == "all"):
-				w.graves[key].bury(p, before, time.Now().Add(w.Delay+1)) // the notice is there by then
+				w.graves[key].bury(p, before, time.Now().Add(w.Delay+1)) // the notice has arrived by then
 			case w.Trouble == "outages" || w.Trouble == "stops":
-				// A process that is cut off, or stands still, does not know.
+				// A process that is cut off or stopped does not know.
 			default:
 				w.graves[key].bury(p, before, time.Now().Add(max(0, w.NearTTL)+modelEngineTimeout+1))
 			}
@@ -1006,7 +983,6 @@ func (w *world) invalidated(n *modelNode, keys []int, before int) {
 	}
 }
 
-// do has a step happen.
 func (w *world) do(t *testing.T, s modelStep) {
 	n := w.node(s.Process)
 	w.note(s.Do, s.Process, keyName(s.Key))
@@ -1110,14 +1086,12 @@ func (w *world) do(t *testing.T, s modelStep) {
 
 func (w *world) one(n *modelNode, i int) *link { return []*link{n.store, n.locks}[i%2] }
 
-// A played scenario is what came of it.
 type played struct {
 	operations int
 	trace      uint64
 	found      []string
 }
 
-// play plays the scenario.
 func (s scenario) play(t *testing.T) (out played) {
 	synctest.Test(t, func(t *testing.T) {
 		sum := fnv.New64a()
@@ -1144,7 +1118,7 @@ func (s scenario) play(t *testing.T) (out played) {
 	return out
 }
 
-// rest has all troubles end, and holds that the fleet recovers and leaves nothing behind.
+// rest ends all troubles, and checks that the fleet recovers and leaves nothing behind.
 func (w *world) rest(t *testing.T) {
 	for _, n := range w.all {
 		if !n.isDead() {
@@ -1154,8 +1128,7 @@ func (w *world) rest(t *testing.T) {
 	}
 	w.callers.Wait()
 	w.origin.set(func(o *modelOrigin) { o.took, o.every = 100*time.Millisecond, 0 })
-	// Each process finds out by a load of its own that the engines are well, and by a write
-	// that they take the key's too.
+	// Each process finds out by a load and a write that the engines are up.
 	for range 3 {
 		time.Sleep(2*time.Second + w.TTL)
 		for i := range w.Processes {
@@ -1191,18 +1164,18 @@ func (w *world) rest(t *testing.T) {
 	}
 }
 
-// modelTries is how often a scenario is played, since goroutines take turns as they like.
+// modelTries is the number of plays of a scenario, because goroutines run in any order.
 const modelTries = 3
 
-// TestModel plays scenarios until one is found that breaks a promise, and shrinks that. Under
-// the host of sim/ it plays the one that the host names.
+// TestModel plays scenarios, and shrinks failing ones. With BELLWETHER_SCENARIO, which
+// sim/ sets, it plays one.
 func TestModel(t *testing.T) {
 	if seed, ok := os.LookupEnv("BELLWETHER_SCENARIO"); ok {
 		replayScenario(t, seed, os.Getenv("BELLWETHER_STEPS"))
 		return
 	}
 	if seed := flag.Lookup("rapid.seed"); testing.Short() && seed.Value.String() == "0" {
-		seed.Value.Set("31") // the same scenarios each time; the longer runs draw others
+		seed.Value.Set("31") // fixed scenarios; longer runs draw others
 		defer seed.Value.Set("0")
 	}
 	rapid.Check(t, func(rt *rapid.T) {
@@ -1215,8 +1188,7 @@ func TestModel(t *testing.T) {
 	})
 }
 
-// replayScenario plays the scenario of a seed, with some of its steps alone if they are named
-// ("0,1,7"), and prints what sim/ reads.
+// replayScenario plays the scenario of a seed, or only its named steps ("0,1,7"), for sim/.
 func replayScenario(t *testing.T, seed, steps string) {
 	n, err := strconv.Atoi(seed)
 	if err != nil {

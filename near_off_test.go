@@ -19,20 +19,17 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// This file has the near tier switched off: the store is asked for each call, all that is
-// promised holds, and nothing of it costs the origin or the store more than the calls do.
+// This file tests caches without a near tier. Each call reads the store, and all promises hold.
 
-// nearOff is o with the near tier switched off.
 func nearOff(o bellwether.Options) bellwether.Options {
 	o.Fleet.NearTTL = -1
 	return o
 }
 
-// trip is how long a call of an engine takes here.
+// trip is a fault that takes the time of a round trip.
 func trip(context.Context, string) error { time.Sleep(time.Millisecond); return nil }
 
-// One load for a cold key, and for a warm one as many reads as the store has time for,
-// however many callers there are: those that come while it is read share the next read.
+// A cold key is loaded once. Callers that come during a read of a warm key share the next read.
 func TestNearOff_Herd(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {
 		f := newFleet(t, 3, by, nearOff(bellwether.Options{}))
@@ -66,9 +63,7 @@ func TestNearOff_Herd(t *testing.T) {
 	})
 }
 
-// While a value is rebuilt, what is stale is served to whoever comes, after one trip to
-// the store, and not when that has something else to say. Nobody asks it while nobody
-// comes.
+// Callers get the stale value after one round trip, and without callers the store is not read.
 func TestNearOff_StaleBeatsSlow(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {
 		f := newFleet(t, 2, by, nearOff(bellwether.Options{TTL: time.Second, StaleWhileRevalidate: time.Hour, MaxWait: time.Minute}))
@@ -81,7 +76,7 @@ func TestNearOff_StaleBeatsSlow(t *testing.T) {
 		b.Get(t.Context(), "k")
 		time.Sleep(time.Second)
 		f.origin.set(func(o *source) { o.build = 20 * time.Second })
-		// Of the process that rebuilds and of the one that waits for it.
+		// in the rebuilding process and in the waiting process
 		for range 100 {
 			f.each(func(p *process) {
 				began := time.Now()
@@ -96,7 +91,7 @@ func TestNearOff_StaleBeatsSlow(t *testing.T) {
 		time.Sleep(8 * time.Second)
 		f.each(func(p *process) {
 			if n := p.store.count(); n > 60 {
-				t.Errorf("%d calls of the store in 8 s in which nobody asked", n)
+				t.Errorf("%d calls of the store in 8 s without callers", n)
 			}
 		})
 		invalidate(t, b, "k")
@@ -106,7 +101,7 @@ func TestNearOff_StaleBeatsSlow(t *testing.T) {
 	})
 }
 
-// A caller's patience ends with what was stale when it came.
+// A caller that came while a stale value existed gets it at the end of Patience.
 func TestNearOff_Patience(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {
 		f := newFleet(t, 2, by, nearOff(bellwether.Options{TTL: time.Second, StaleWhileRevalidate: time.Hour, Patience: 2 * time.Second}))
@@ -130,8 +125,7 @@ func TestNearOff_Patience(t *testing.T) {
 	})
 }
 
-// What this process has answers in its windows while the store does not, and what it loads
-// then is not loaded again for each call.
+// While the store is down, a process serves its own values, and does not load for each call.
 func TestNearOff_StoreDown(t *testing.T) {
 	for name, fault := range map[string]fault{"silent": blackHole, "refuses": refuse} {
 		t.Run(name, func(t *testing.T) {
@@ -141,7 +135,7 @@ func TestNearOff_StoreDown(t *testing.T) {
 				p.Get(t.Context(), "k")
 				p.store.set(fault)
 				var wg sync.WaitGroup
-				for range 20 { // who comes while it is found out waits for that once
+				for range 20 { // callers that come before the outage is known wait once
 					wg.Go(func() {
 						began := time.Now()
 						if v, err := p.Get(t.Context(), "k"); v != "v1" || err != nil || time.Since(began) > 600*time.Millisecond {
@@ -169,8 +163,7 @@ func TestNearOff_StoreDown(t *testing.T) {
 	}
 }
 
-// A store that goes away while a value is rebuilt has nobody wait for the rebuild: it
-// cannot say that what is stale does not hold.
+// If the store fails during a rebuild, callers get the stale value without waiting.
 func TestNearOff_StoreDownDuringARebuild(t *testing.T) {
 	for name, fault := range map[string]fault{"silent": blackHole, "refuses": refuse} {
 		t.Run(name, func(t *testing.T) {
@@ -200,7 +193,7 @@ func TestNearOff_StoreDownDuringARebuild(t *testing.T) {
 	}
 }
 
-// A store that takes no writes has each key loaded once a second, as with the near tier.
+// If the store takes no writes, a key is loaded about once a second.
 func TestNearOff_StoreTakesNothing(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {
 		f := newFleet(t, 1, by, nearOff(bellwether.Options{TTL: time.Minute}))
@@ -219,8 +212,7 @@ func TestNearOff_StoreTakesNothing(t *testing.T) {
 	})
 }
 
-// A value that is too large for the store stays with each process, for as long as the
-// store says that it stands.
+// A value that is too large for the store stays in each process, as the store's record says.
 func TestNearOff_Unshared(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {
 		f := newFleet(t, 2, by, nearOff(bellwether.Options{TTL: time.Hour}))
@@ -245,8 +237,7 @@ func TestNearOff_Unshared(t *testing.T) {
 	})
 }
 
-// A failure answers for ErrorTTL, in every process, and in this one also if the store is
-// away.
+// A failure answers for ErrorTTL in every process, or without the store in its own process.
 func TestNearOff_Failures(t *testing.T) {
 	for name, fault := range map[string]fault{"with the store": nil, "without": refuse} {
 		t.Run(name, func(t *testing.T) {
@@ -254,7 +245,7 @@ func TestNearOff_Failures(t *testing.T) {
 				f := newFleet(t, 2, by, nearOff(bellwether.Options{ErrorTTL: 20 * time.Second}))
 				f.origin.set(func(o *source) { o.build, o.fail = 10*time.Millisecond, func(int) error { return errOrigin } })
 				f.each(func(p *process) { p.store.set(fault) })
-				for range 90 { // the pause is 10 s at the least
+				for range 90 { // the pause is at least 10 s
 					f.each(func(p *process) {
 						if _, err := p.Get(t.Context(), "k"); err == nil || !strings.Contains(err.Error(), errOrigin.Error()) {
 							t.Errorf("Get: %v, want the origin's failure", err)
@@ -274,8 +265,7 @@ func TestNearOff_Failures(t *testing.T) {
 	}
 }
 
-// A failure that is written nowhere is for those who asked before another process
-// invalidated the key, and for nobody later.
+// A failure that is not stored answers no caller from after another process's invalidation.
 func TestNearOff_FailureOfBeforeAnInvalidation(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {
 		f := newFleet(t, 2, by, nearOff(bellwether.Options{}))
@@ -303,7 +293,7 @@ func TestNearOff_FailureOfBeforeAnInvalidation(t *testing.T) {
 	})
 }
 
-// What the store has not changed is not decoded again.
+// An unchanged entry is not decoded again.
 func TestNearOff_DecodesOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var decoded atomic.Int32
@@ -326,7 +316,7 @@ func TestNearOff_DecodesOnce(t *testing.T) {
 	})
 }
 
-// A batch asks for all of its keys at each call, in one.
+// GetMany reads all its keys with one call of the store.
 func TestNearOff_GetMany(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		origin := &batchSource{build: time.Second}
@@ -352,7 +342,7 @@ func TestNearOff_GetMany(t *testing.T) {
 	})
 }
 
-// Popular keys are rebuilt before they expire, by the calls that the store answers.
+// Popular keys are rebuilt before they expire, by calls that the store answers.
 func TestNearOff_EarlyRefresh(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 2, push, nearOff(bellwether.Options{TTL: 10 * time.Second, EarlyRefresh: 1}))
@@ -375,8 +365,7 @@ func TestNearOff_EarlyRefresh(t *testing.T) {
 	})
 }
 
-// nearOffSites are processes with one store, which need not tell of changes, and no near
-// tier.
+// nearOffSites returns n processes without a near tier, with one store.
 func nearOffSites(t *testing.T, n int, store driver.Store, h http.HandlerFunc) []*site {
 	t.Helper()
 	locker := locallock.New()
@@ -389,8 +378,7 @@ func nearOffSites(t *testing.T, n int, store driver.Store, h http.HandlerFunc) [
 	return all
 }
 
-// HTTP: a page, its variants and what was swept hold at once, and no hit of one process's
-// own is served in their place.
+// An invalidation takes effect in other processes at once.
 func TestNearOff_HTTPInvalidatedElsewhere(t *testing.T) {
 	for name, match := range map[string]bellwether.Match{
 		"URL":    {Keys: []string{"http://a/p"}},
@@ -426,8 +414,7 @@ func TestNearOff_HTTPInvalidatedElsewhere(t *testing.T) {
 	}
 }
 
-// A request costs one call of the store, log of invalidations included, and pages that are
-// asked for at one time do not wait for each other's.
+// A request takes one call of the store, and pages do not wait for each other.
 func TestNearOff_HTTPCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := wiredTo(memstore.New()).batching()
@@ -438,7 +425,7 @@ func TestNearOff_HTTPCalls(t *testing.T) {
 		for i := range pages {
 			s.get(url(i))
 		}
-		time.Sleep(10 * time.Millisecond) // the last commit is behind its client
+		time.Sleep(10 * time.Millisecond) // the last commit follows its client's reply
 		store.reset()
 		for i := range pages {
 			s.get(url(i))
@@ -464,9 +451,8 @@ func TestNearOff_HTTPCalls(t *testing.T) {
 	})
 }
 
-// Who joins a response while it is written reads it at once, unless another process has
-// invalidated it; without a Fencer it waits for the commit. Either way the handler is
-// called once for those who may have it, and the store is not asked while nobody comes.
+// A client that joins a response reads it at once, or without a Fencer at its commit, unless
+// another process has invalidated it. The handler is called once for each version.
 func TestNearOff_LateJoinerOfAStream(t *testing.T) {
 	for name, open := range map[string]func(store driver.Store) driver.Store{
 		"can be asked": askable,
@@ -502,8 +488,7 @@ func TestNearOff_LateJoinerOfAStream(t *testing.T) {
 	}
 }
 
-// Nobody can say more of a response that is being written if the store cannot be asked: those
-// who join it wait their patience, and the store is asked for what is stale, not for as long as they wait.
+// Without a Fencer, clients that join a response get the stale page after Patience.
 func TestNearOff_JoinersOfAStreamAskLittle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := wiredTo(memstore.New())
@@ -533,9 +518,7 @@ func TestNearOff_JoinersOfAStreamAskLittle(t *testing.T) {
 	})
 }
 
-// What a process knows of a key without its being an answer holds with the near tier off:
-// that its responses are for all, also with credentials; that they are not for sharing, and
-// that they are again; that the page is fresh, so that few requests go past it.
+// A process still knows whether a key's responses are for all, are private, or are fresh.
 func TestNearOff_HTTPKnowledge(t *testing.T) {
 	inBubble(t, "credentials", func(t *testing.T) {
 		s := nearOffSites(t, 1, memstore.New(), func(w http.ResponseWriter, r *http.Request) {
@@ -565,11 +548,11 @@ func TestNearOff_HTTPKnowledge(t *testing.T) {
 		began := time.Now()
 		s.burst(20, func(int) *http.Request { return request("GET", "http://a/p") })
 		if took := time.Since(began); took > time.Second+10*time.Millisecond {
-			t.Errorf("those for whom nothing is shared waited %v for each other", took)
+			t.Errorf("clients of a private page waited %v for each other", took)
 		}
 		s.wantCalls(t, 21)
 		private.Store(false)
-		s.get("http://a/p") // which ends that
+		s.get("http://a/p") // ends hit-for-miss
 		time.Sleep(time.Second)
 		s.burst(20, func(int) *http.Request { return request("GET", "http://a/p") })
 		s.wantCalls(t, 2)
@@ -606,7 +589,7 @@ func TestNearOff_HTTPKnowledge(t *testing.T) {
 			time.Sleep(time.Second)
 		}
 		if w := s.get("http://a/p"); w.Code != http.StatusBadGateway {
-			t.Errorf("%d for a client that did not ask for that", w.Code)
+			t.Errorf("status %d for a client without stale-if-error, want 502", w.Code)
 		}
 	})
 }

@@ -12,29 +12,28 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// This file is the network of the model: engines that may lose all that they have, and the
-// links of each process to them, which delay, repeat, reorder and lose what they carry.
+// This file is the network of the model: engines that lose their data, and links that delay,
+// repeat, reorder and lose messages.
 
-// An engineRoom has one store and one locker, each of which can restart without what it had.
+// An engineRoom has one store and one locker, which can each restart without data.
 type engineRoom struct {
 	store  engineAt[*restarted]
 	locker engineAt[*locallock.Locker]
 
-	leases   sync.Mutex // held while the locker is asked; guards what follows
+	leases   sync.Mutex // held during a call of the locker; guards the fields below
 	holders  map[heldKey]driver.Lease
 	violated func(format string, args ...any)
 }
 
-// An engineAt is an engine until it restarts, and then the next one.
+// An engineAt is an engine that can be replaced by a restart.
 type engineAt[E any] struct {
-	next func(old E) E // what restarts in the place of old
+	next func(old E) E // returns the successor of old
 
-	mu   sync.Mutex // guards what follows
+	mu   sync.Mutex // guards the fields below
 	now  E
 	gone chan struct{} // closed when now restarts
 }
 
-// restart has the engine lose all that it has.
 func (e *engineAt[E]) restart() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -44,20 +43,18 @@ func (e *engineAt[E]) restart() {
 	e.now, e.gone = e.next(e.now), make(chan struct{})
 }
 
-// present returns the engine, and what is closed when it restarts.
+// present returns the engine, and a channel that is closed when it restarts.
 func (e *engineAt[E]) present() (E, <-chan struct{}) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.now, e.gone
 }
 
-// A heldKey is a key of one locker.
 type heldKey struct {
 	locker *locallock.Locker
 	key    string
 }
 
-// acquire asks the locker, and notes the holder.
 func (e *engineRoom) acquire(ctx context.Context, key heldKey, ttl time.Duration) (driver.Lease, error) {
 	e.leases.Lock()
 	defer e.leases.Unlock()
@@ -68,7 +65,7 @@ func (e *engineRoom) acquire(ctx context.Context, key heldKey, ttl time.Duration
 	return lease, err
 }
 
-// held asks something of a lease, and holds that it is refused if another has the key.
+// held calls do for a lease, which must fail if another lease holds the key.
 func (e *engineRoom) held(key heldKey, lease driver.Lease, do func() error) error {
 	e.leases.Lock()
 	defer e.leases.Unlock()
@@ -93,8 +90,7 @@ func newEngineRoom(violated func(format string, args ...any)) *engineRoom {
 	return e
 }
 
-// A restarted store is a memstore that gives out no epoch twice, though it has forgotten all
-// that was given out before it restarted.
+// A restarted store is a memstore without its predecessor's data, whose epochs it does not repeat.
 type restarted struct {
 	store *memstore.Store
 	above uint64
@@ -121,7 +117,7 @@ func (s *restarted) Claim(ctx context.Context, key string) (driver.Entry, uint64
 
 func (s *restarted) Commit(ctx context.Context, key string, e driver.Entry) error {
 	if e.Epoch <= s.above {
-		return driver.ErrFenced // of a claim that is forgotten
+		return driver.ErrFenced // from a claim before the restart
 	}
 	e.Epoch -= s.above
 	return s.store.Commit(ctx, key, e)
@@ -145,18 +141,18 @@ func (s *restarted) Notify(ctx context.Context, f func(driver.Notice)) {
 	})
 }
 
-// A link is the way of one process to one engine. Its fields are changed by set.
+// A link is the connection of one process to one engine. Its fields are changed by set.
 type link struct {
 	dice *dice
 
-	mu      sync.Mutex    // guards what follows
-	delay   time.Duration // how long a message takes at most
+	mu      sync.Mutex    // guards the fields below
+	delay   time.Duration // maximum delay of a message
 	repeat  bool          // a third of the requests arrive twice
-	deaf    bool          // half of what the engine tells unasked is lost
-	cut     bool          // everything is lost
+	deaf    bool          // half of the engine's pushes are lost
+	cut     bool          // all messages are lost
 	refused bool          // calls fail at once
 	lost    string        // the operation whose requests are lost
-	stopped chan struct{} // the process is stopped until this is closed; nil: it is not
+	stopped chan struct{} // closed when the process goes on; nil: it is not stopped
 }
 
 var errLinkRefused = errors.New("connection refused")
@@ -167,7 +163,7 @@ func (l *link) set(f func(l *link)) {
 	f(l)
 }
 
-// runs returns when the process is not stopped.
+// runs waits until the process is not stopped.
 func (l *link) runs() {
 	for {
 		l.mu.Lock()
@@ -180,7 +176,7 @@ func (l *link) runs() {
 	}
 }
 
-// carries takes the time of one message, and reports whether that arrives.
+// carries waits for one message's delay, and reports whether the message arrives.
 func (l *link) carries() bool {
 	l.mu.Lock()
 	delay, cut := l.delay, l.cut
@@ -191,7 +187,7 @@ func (l *link) carries() bool {
 	return !cut && !l.cut
 }
 
-// tells is carries for what an engine says unasked.
+// tells is carries for a push of the engine.
 func (l *link) tells() bool {
 	l.mu.Lock()
 	deaf := l.deaf
@@ -202,8 +198,7 @@ func (l *link) tells() bool {
 	return arrives && !lost
 }
 
-// ask has do run at the engine and returns its answer. The engine carries out what has been
-// sent even if nobody waits for the answer any more; then it calls late with it.
+// ask runs do at the engine and returns its answer. If its caller has gone, late gets the answer.
 func ask[T any](ctx context.Context, l *link, op string, do func() T, late func(T)) (answer T, err error) {
 	if err := ctx.Err(); err != nil {
 		return answer, err
@@ -258,7 +253,7 @@ type storeAnswer struct {
 	entry driver.Entry
 	epoch uint64
 	yes   bool
-	many  []storeAnswer // GetMany's, by the index of the key
+	many  []storeAnswer // of getMany, by the index of the key
 	err   error
 }
 
@@ -306,7 +301,6 @@ func (s *linkStore) Invalidate(ctx context.Context, key string) error {
 	}).err
 }
 
-// fenced is Fenced.
 func (s *linkStore) fenced(ctx context.Context, key string, epoch uint64) (bool, error) {
 	a := s.ask(ctx, "fenced", func(ctx context.Context, store *restarted) (a storeAnswer) {
 		a.yes, a.err = store.Fenced(ctx, key, epoch)
@@ -315,9 +309,9 @@ func (s *linkStore) fenced(ctx context.Context, key string, epoch uint64) (bool,
 	return a.yes, a.err
 }
 
-// notify is Notify. Notices are late, and overtake each other.
+// notify implements Notifier. Notices arrive late and out of order.
 func (s *linkStore) notify(ctx context.Context, f func(driver.Notice)) {
-	var one sync.Mutex // f is called once at a time
+	var one sync.Mutex // serializes calls of f
 	var under sync.WaitGroup
 	defer under.Wait()
 	for ctx.Err() == nil {
@@ -350,7 +344,7 @@ func (s *linkStore) notify(ctx context.Context, f func(driver.Notice)) {
 	}
 }
 
-// getMany is GetMany, in one request.
+// getMany implements BatchGetter with one request.
 func (s *linkStore) getMany(ctx context.Context, keys []string, each func(int, driver.Entry, error)) {
 	a := s.ask(ctx, "get", func(ctx context.Context, store *restarted) (a storeAnswer) {
 		a.many = make([]storeAnswer, len(keys))
@@ -368,13 +362,12 @@ func (s *linkStore) getMany(ctx context.Context, keys []string, each func(int, d
 	}
 }
 
-// A linkLocker is the locker as one process sees it.
 type linkLocker struct {
 	*link
 	room *engineRoom
 }
 
-// seenThere is what a locker saw before it lost all leases, or since.
+// seenThere is a locker's Seen, with a channel that is closed when the locker restarts.
 type seenThere struct {
 	locker *locallock.Locker
 	gone   <-chan struct{}
@@ -395,12 +388,12 @@ func (l *linkLocker) TryAcquire(ctx context.Context, key string, ttl time.Durati
 	return a.lease, a.err
 }
 
-// grant is what the engine does with a request of then.
+// grant is the engine's answer to a request that was sent at the time then.
 func (l *linkLocker) grant(ctx context.Context, key string, ttl time.Duration, then time.Time) lockAnswer {
 	locker, gone := l.room.locker.present()
 	left := ttl - time.Since(then)
 	if left <= 0 {
-		return lockAnswer{err: context.DeadlineExceeded} // an answer that nobody believes
+		return lockAnswer{err: context.DeadlineExceeded} // an answer after the lease's end
 	}
 	lease, err := l.room.acquire(context.WithoutCancel(ctx), heldKey{locker, key}, left)
 	if held, ok := errors.AsType[*driver.HeldError](err); ok {
@@ -412,15 +405,14 @@ func (l *linkLocker) grant(ctx context.Context, key string, ttl time.Duration, t
 	return lockAnswer{lease: &linkLease{link: l.link, room: l.room, lease: lease, gone: gone, key: heldKey{locker, key}}}
 }
 
-// forsake gives a lease back that nobody holds.
+// forsake releases a lease that has no holder.
 func (a lockAnswer) forsake(ctx context.Context) {
 	if a.lease != nil {
 		a.lease.(*linkLease).lease.Release(context.WithoutCancel(ctx))
 	}
 }
 
-// A linkEngine is store and locker as one engine, as one process sees it. Its elections and commits
-// go over the link of the store.
+// A linkEngine is store and locker at once. Elections and commits go over the store's link.
 type linkEngine struct {
 	*linkStore
 	locker *linkLocker
@@ -473,7 +465,6 @@ func (e *linkEngine) CommitAndRelease(ctx context.Context, key string, entry dri
 	}).err
 }
 
-// A watchedEngine is a linkEngine that pushes the ends of leases, and answers for many keys.
 type watchedEngine struct{ *linkEngine }
 
 func (e watchedEngine) Watch(ctx context.Context, held *driver.HeldError) (<-chan struct{}, error) {
@@ -484,14 +475,14 @@ func (e watchedEngine) GetMany(ctx context.Context, keys []string, each func(int
 	e.getMany(ctx, keys, each)
 }
 
-// A linkLease is a lease, until its locker restarts.
+// A linkLease is a lease until its locker restarts.
 type linkLease struct {
 	*link
 	room  *engineRoom
 	lease driver.Lease
 	gone  <-chan struct{}
 	key   heldKey
-	lost  atomic.Bool // its holder knows that it is lost
+	lost  atomic.Bool // its holder knows that the lease is lost
 }
 
 func (l *linkLease) ask(ctx context.Context, op string, do func(ctx context.Context) error) error {
@@ -530,7 +521,6 @@ func (l *linkLease) Release(ctx context.Context) error {
 	return l.ask(ctx, "release", l.lease.Release)
 }
 
-// watchEnd is Watch.
 func (l *linkLocker) watchEnd(ctx context.Context, held *driver.HeldError) (<-chan struct{}, error) {
 	there := held.Seen.(seenThere)
 	inner := *held
@@ -543,7 +533,7 @@ func (l *linkLocker) watchEnd(ctx context.Context, held *driver.HeldError) (<-ch
 	go func() {
 		select {
 		case <-ended:
-		case <-there.gone: // its connection breaks off
+		case <-there.gone: // the connection breaks off
 		case <-ctx.Done():
 			return
 		}

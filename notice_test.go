@@ -17,11 +17,10 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// Those who wait get the value with the word of it: no process looks into the
-// store a second time.
+// A notice brings the value to waiting callers, without a second read of the store.
 func TestNotice_BringsTheValueToThoseWhoWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		const build = 900 * time.Millisecond // before the first look just in case
+		const build = 900 * time.Millisecond // before the first look without a notice
 		f := newFleet(t, 4, notices, bellwether.Options{})
 		f.origin.build = build
 		got := f.get(20, "k")
@@ -37,8 +36,7 @@ func TestNotice_BringsTheValueToThoseWhoWait(t *testing.T) {
 	})
 }
 
-// Who waits for one of the MaxRebuilds does not rebuild what another has, nor
-// look for it.
+// A notice ends a flight's wait for a slot, without an election or a look.
 func TestNotice_EndsTheWaitForASlot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 2, notices, bellwether.Options{Limits: bellwether.Limits{MaxRebuilds: 1}})
@@ -46,7 +44,7 @@ func TestNotice_EndsTheWaitForASlot(t *testing.T) {
 		var wg sync.WaitGroup
 		wg.Go(func() { f.processes[0].Get(t.Context(), "blocks the slot") })
 		synctest.Wait()
-		const build = 700 * time.Millisecond // before the first look just in case
+		const build = 700 * time.Millisecond // before the first look without a notice
 		f.origin.set(func(o *source) { o.build = build })
 		got := f.get(1, "k")
 		if len(got.failed) > 0 || got.slowest != build {
@@ -60,11 +58,10 @@ func TestNotice_EndsTheWaitForASlot(t *testing.T) {
 	})
 }
 
-// Nor does who waits for its turn at the locker stand for election when that
-// has come.
+// A notice ends a flight's wait for its turn at the locker, without an election.
 func TestNotice_OvertakesAnElection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		const turns = 16 // that run at one time at first, see turns.go
+		const turns = 16 // initial number of concurrent calls, see turns.go
 		f := newFleet(t, 2, notices, bellwether.Options{Fleet: bellwether.Fleet{EngineTimeout: 10 * time.Second, NearTTL: time.Minute}})
 		crowded := f.processes[0]
 		crowded.locker.set(func(context.Context, string) error { time.Sleep(time.Second); return nil })
@@ -79,45 +76,42 @@ func TestNotice_OvertakesAnElection(t *testing.T) {
 		}
 		wg.Wait()
 		if n := crowded.locker.count("acquire"); n != turns {
-			t.Errorf("stood for %d elections, want %d: not for what another process has made", n, turns)
+			t.Errorf("stood for %d elections, want %d: the notice brings the other value", n, turns)
 		}
 		f.wantLoads(t, turns+1)
 	})
 }
 
-// What one process changes, the near tiers of the others follow at once, and
-// not when NearTTL is over.
+// Notices update the near tiers of other processes at once, before NearTTL.
 func TestNotice_NearTiersFollow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 3, notices, bellwether.Options{TTL: time.Hour, Fleet: bellwether.Fleet{NearTTL: time.Minute}})
 		f.get(1, "k")
 		invalidate(t, f.processes[0], "k")
 		synctest.Wait()
-		wantValue(t, f.processes[1], "k", "v2") // after an invalidation elsewhere
+		wantValue(t, f.processes[1], "k", "v2") // after an invalidation in another process
 
-		// A later value replaces an earlier one where that is kept, without a
-		// look into the store.
+		// A later value replaces an earlier value in the near tier, without a look.
 		f.get(1, "k")
 		reads := f.processes[2].store.count("get")
 		_, epoch, _ := f.store.Claim(t.Context(), "test:k")
 		f.store.Commit(t.Context(), "test:k", driver.Entry{Kind: driver.KindValue, Value: []byte("later"), Epoch: epoch, TTL: time.Hour})
 		synctest.Wait()
-		wantValue(t, f.processes[2], "k", "later") // after a rebuild elsewhere
+		wantValue(t, f.processes[2], "k", "later") // after a rebuild in another process
 		if n := f.processes[2].store.count("get"); n != reads {
-			t.Errorf("the store was read %d times for it", n-reads)
+			t.Errorf("the store was read %d times for the notice's value", n-reads)
 		}
-		// Where nobody has asked for it, it takes no room.
+		// A process that has not asked for the key does not keep the value.
 		f.processes[2].store.set(nil)
 		f.processes[0].Get(t.Context(), "another")
 		synctest.Wait()
 		if s := f.processes[1].Stats(); s.NearBytes > f.processes[2].Stats().NearBytes {
-			t.Errorf("near tiers of %d and %d bytes: one has kept what it only heard of", s.NearBytes, f.processes[2].Stats().NearBytes)
+			t.Errorf("near tiers of %d and %d bytes: one has kept the value of a notice", s.NearBytes, f.processes[2].Stats().NearBytes)
 		}
 	})
 }
 
-// A load that an invalidation elsewhere has made vain ends when that is heard;
-// one that began after it goes on.
+// A notice of an invalidation ends only the loads that began before the invalidation.
 func TestNotice_EndsLoadsThatBeganBefore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 2, notices, bellwether.Options{})
@@ -128,7 +122,7 @@ func TestNotice_EndsLoadsThatBeganBefore(t *testing.T) {
 			t.Errorf("got %q, %v after %v, want v2 after 1.5s", v, err, took)
 		}
 
-		// The word of an invalidation comes late, when the next load runs.
+		// The notice comes late, during the next load.
 		f.processes[0].store.set(on(func(context.Context, string) error {
 			time.Sleep(700 * time.Millisecond)
 			return nil
@@ -148,12 +142,11 @@ func TestNotice_EndsLoadsThatBeganBefore(t *testing.T) {
 	})
 }
 
-// What is invalidated between a flight's look and its claim is not offered while
-// it loads: the claim has found nothing, and the word comes too.
+// A stale value that is invalidated between a flight's look and its claim is not served during the load.
 func TestInvalidate_BetweenLookAndClaim(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {
 		if by == atOnce {
-			return // there is nothing between them
+			return // one request does both
 		}
 		f := newFleet(t, 2, by, bellwether.Options{TTL: time.Second, StaleWhileRevalidate: time.Hour, Fleet: bellwether.Fleet{NearTTL: time.Minute}, MaxWait: time.Minute})
 		a, b := f.processes[0], f.processes[1]
@@ -181,7 +174,7 @@ func TestInvalidate_BetweenLookAndClaim(t *testing.T) {
 	})
 }
 
-// What is heard so late that it may be invalidated since is not believed.
+// A notice is not trusted if it comes so late that its value may be invalidated.
 func TestNotice_Late(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 3, notices, bellwether.Options{Fleet: bellwether.Fleet{NearTTL: time.Second}, MaxWait: time.Minute})
@@ -190,7 +183,7 @@ func TestNotice_Late(t *testing.T) {
 		late.store.set(on(func(context.Context, string) error { <-resume; return nil }, "notice"))
 		f.processes[0].Get(t.Context(), "k") // v1
 		f.processes[1].Invalidate(t.Context(), "k")
-		go f.processes[0].Get(t.Context(), "k") // v2, which late waits for
+		go f.processes[0].Get(t.Context(), "k") // v2, for which late waits
 		time.Sleep(100 * time.Millisecond)
 		f.origin.set(func(o *source) { o.build = 10 * time.Second })
 		done := make(chan string)
@@ -199,7 +192,7 @@ func TestNotice_Late(t *testing.T) {
 			done <- v
 		}()
 		time.Sleep(100 * time.Millisecond)
-		// v2 is made and invalidated; then late hears of all at once.
+		// v2 is made and invalidated; then all notices reach late at once.
 		time.Sleep(time.Second)
 		f.processes[1].Invalidate(t.Context(), "k")
 		go f.processes[1].Get(context.Background(), "k")
@@ -216,7 +209,7 @@ func TestNotice_Late(t *testing.T) {
 	})
 }
 
-// Without a word, or with each lost, everything takes its time but comes.
+// If all notices are lost, callers get their values by looks.
 func TestNotice_Lost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 4, notices, bellwether.Options{})
@@ -229,14 +222,13 @@ func TestNotice_Lost(t *testing.T) {
 	})
 }
 
-// What is told late was perhaps invalidated meanwhile, by this very process:
-// nothing that was made before that is served after it.
+// A late notice does not bring back a value that its own process has invalidated.
 func TestNotice_AfterAnInvalidationHere(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 2, notices, bellwether.Options{})
 		other, here := f.processes[0], f.processes[1]
 		here.store.set(on(func(context.Context, string) error { time.Sleep(300 * time.Millisecond); return nil }, "notice"))
-		other.Get(t.Context(), "k") // v1, of which is heard here at 1.3 s
+		other.Get(t.Context(), "k") // v1, whose notice arrives here at 1.3 s
 		time.Sleep(100 * time.Millisecond)
 		invalidate(t, here, "k")
 		go other.Get(context.Background(), "k") // v2
@@ -245,8 +237,7 @@ func TestNotice_AfterAnInvalidationHere(t *testing.T) {
 	})
 }
 
-// A notice that has waited while the flight did something else says what was
-// true when it was made, not when it is read.
+// A notice that waited while its flight was busy is judged by the time it was made.
 func TestNotice_ReadLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 3, notices, bellwether.Options{Fleet: bellwether.Fleet{NearTTL: time.Second}, MaxWait: time.Minute})
@@ -260,8 +251,8 @@ func TestNotice_ReadLate(t *testing.T) {
 			done <- v
 		}()
 		time.Sleep(10 * time.Millisecond)
-		// At 1 s it looks into the store, and has the answer at 4 s. Meanwhile it
-		// is told of v1, and not of its invalidation.
+		// At 1 s late reads the store, with the reply at 4 s. Meanwhile the notice of v1 arrives,
+		// and that of its invalidation is lost.
 		late.store.reply.Store(int64(3 * time.Second))
 		time.Sleep(1230 * time.Millisecond)
 		late.store.set(on(refuse, "notice"))
@@ -279,8 +270,7 @@ func TestNotice_ReadLate(t *testing.T) {
 	})
 }
 
-// Whatever an adapter does while it listens, and user code with what is heard:
-// the process goes on, and hears again.
+// If Notify returns, panics or exits, the process calls it again.
 func TestNotice_ListenersThatEnd(t *testing.T) {
 	for name, end := range map[string]func(){
 		"return": func() {}, "panic": func() { panic("adapter") }, "Goexit": runtime.Goexit,
@@ -305,7 +295,7 @@ func TestNotice_ListenersThatEnd(t *testing.T) {
 				_, epoch, _ := inner.Claim(t.Context(), "test:k")
 				inner.Commit(t.Context(), "test:k", driver.Entry{Kind: driver.KindValue, Value: []byte("later"), Epoch: epoch, TTL: time.Hour})
 				synctest.Wait()
-				wantValue(t, c, "k", "later") // nobody listens any more
+				wantValue(t, c, "k", "later") // fails if Notify is not called again
 			})
 		})
 	}
@@ -365,8 +355,7 @@ func TestNotice_UserCodeThatPanics(t *testing.T) {
 
 type word struct{ Word string }
 
-// An adapter that calls from several goroutines, and goes on after the end, may
-// cost time, but nothing hangs and nothing is kept.
+// Calls of Notify's function from several goroutines, or after its end, cause no hang and no kept value.
 func TestNotice_RudeAdapter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inner := memstore.New()
@@ -393,7 +382,7 @@ func TestNotice_RudeAdapter(t *testing.T) {
 	})
 }
 
-// A notice that contradicts itself is only a reason to look.
+// A contradictory notice only causes a look.
 func TestNotice_Forged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inner := memstore.New()
@@ -416,7 +405,7 @@ func TestNotice_Forged(t *testing.T) {
 	})
 }
 
-// A notice may be heard before there is a Middleware.
+// A notice may arrive before NewMiddleware has returned.
 func TestNotice_DuringConstruction(t *testing.T) {
 	for range 20 {
 		synctest.Test(t, func(t *testing.T) {
@@ -433,12 +422,11 @@ func TestNotice_DuringConstruction(t *testing.T) {
 	}
 }
 
-// A notice of another store than the cache's own, whose epochs are later, is served
-// until NearTTL is over, and not for its TTL: then the store itself is asked.
+// A notice from another store with later epochs is served only until NearTTL.
 func TestNotice_OfAnotherStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const nearTTL = time.Second
-		notices := make(chan driver.Notice) // of what is in another store
+		notices := make(chan driver.Notice) // from another store
 		store := notifiesBy(memstore.New(), func(ctx context.Context, f func(driver.Notice)) {
 			for {
 				select {
@@ -461,7 +449,7 @@ func TestNotice_OfAnotherStore(t *testing.T) {
 		notices <- driver.Notice{Key: "test:k", Epoch: later, Made: time.Now(),
 			Entry: driver.Entry{Kind: driver.KindValue, Value: []byte("foreign"), Epoch: later, TTL: time.Hour}}
 		synctest.Wait()
-		wants("after a notice", "foreign") // else the test tests nothing
+		wants("after a notice", "foreign") // or the test would check nothing
 		for range 3 {
 			time.Sleep(nearTTL)
 			wants("when NearTTL is over", "own")

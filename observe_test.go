@@ -19,12 +19,11 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// A record is all that an observer was told.
 type record struct {
-	mu       sync.Mutex // guards all
+	mu       sync.Mutex // guards all fields
 	hits     int
 	ways     map[string]int // of Serve
-	waited   time.Duration  // of these
+	waited   time.Duration  // sum over Serve
 	serves   []observe.Serve
 	begun    int
 	rebuilds []observe.Rebuild
@@ -34,7 +33,7 @@ type record struct {
 	errs     []error
 }
 
-// observer writes the record. It uses each thing that could be locked.
+// observer returns an observer that fills the record.
 func (r *record) observer() observe.Observer {
 	lock := func(f func()) {
 		r.mu.Lock()
@@ -84,7 +83,7 @@ func (r *record) reset() {
 	r.hits, r.ways, r.waited, r.serves, r.begun, r.rebuilds, r.herds, r.breakers, r.evicted, r.errs = 0, nil, 0, nil, 0, nil, nil, nil, nil, nil
 }
 
-// wantWays is what calls there were, as "hit 2, miss 1".
+// wantWays compares the calls of Serve and Hit, as "hit 2, miss 1".
 func (r *record) wantWays(t *testing.T, want string) {
 	t.Helper()
 	r.mu.Lock()
@@ -106,15 +105,13 @@ func (r *record) wantWays(t *testing.T, want string) {
 	}
 }
 
-// watched are the options with a record of a cache's doings.
 func watched(o bellwether.Options) (*record, bellwether.Options) {
 	r := &record{}
 	o.Observers = append(o.Observers, r.observer())
 	return r, o
 }
 
-// A herd is one rebuild and one herd, with all its callers and what they have
-// waited together.
+// A herd is reported as one Rebuild and one Herd, with its callers and their total wait.
 func TestObserver_Herd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, o := watched(bellwether.Options{TTL: time.Minute})
@@ -129,7 +126,7 @@ func TestObserver_Herd(t *testing.T) {
 			wg.Go(func() { c.Get(context.WithValue(t.Context(), traceKey{}, i), "k") })
 		}
 		time.Sleep(600 * time.Millisecond)
-		for range 10 { // who leaves is answered by nobody
+		for range 10 { // callers that leave are not answered by the cache
 			wg.Go(func() {
 				ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 				defer cancel()
@@ -146,7 +143,7 @@ func TestObserver_Herd(t *testing.T) {
 			t.Errorf("calls waited %v in all, want %v", r.waited, want)
 		}
 		if span != "span of k" {
-			t.Errorf("the load's context has %v, want what the observer put there", span)
+			t.Errorf("the load's context has %v, want the observer's value", span)
 		}
 		if r.begun != 1 || len(r.rebuilds) != 1 || len(r.herds) != 1 {
 			t.Fatalf("%d rebuilds began, %d ended, %d herds; want 1 of each", r.begun, len(r.rebuilds), len(r.herds))
@@ -172,7 +169,7 @@ func TestObserver_Herd(t *testing.T) {
 	})
 }
 
-// A failure, and what is served in its place.
+// A failed rebuild is reported as OutcomeFailed, and the calls it leaves stale as stale.
 func TestObserver_Failure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, o := watched(bellwether.Options{TTL: time.Second, StaleIfError: time.Hour, ErrorTTL: 10 * time.Second})
@@ -208,8 +205,7 @@ func TestObserver_Failure(t *testing.T) {
 	})
 }
 
-// One process of a fleet rebuilds; in the others a herd is answered by what it
-// has committed, and how late that was is told.
+// One process rebuilds. The others' herds have the time since its commit as WakeLag.
 func TestObserver_HerdOfAFleet(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {
 		r, o := watched(bellwether.Options{})
@@ -240,8 +236,7 @@ func TestObserver_HerdOfAFleet(t *testing.T) {
 	})
 }
 
-// The store's commit takes its time, which is no lag of those who wait; its
-// notice does, which is.
+// WakeLag covers the delay of the notice, and not the duration of the commit.
 func TestObserver_WakeLag(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, o := watched(bellwether.Options{})
@@ -266,12 +261,12 @@ func TestObserver_WakeLag(t *testing.T) {
 	})
 }
 
-// However many wait for a holder that is dead, its rebuild is taken over once.
+// However many processes wait for a dead holder, there is one Takeover.
 func TestObserver_Takeover(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {
 		r, o := watched(bellwether.Options{Fleet: bellwether.Fleet{LeaseTTL: 2 * time.Second}, MaxWait: time.Minute})
 		f := newFleet(t, 6, by, o)
-		if _, err := f.processes[0].locker.locker.TryAcquire(t.Context(), "test:k", 2*time.Second); err != nil { // and no word more
+		if _, err := f.processes[0].locker.locker.TryAcquire(t.Context(), "test:k", 2*time.Second); err != nil { // never renewed or released
 			t.Fatal(err)
 		}
 		f.get(20, "k")
@@ -289,8 +284,7 @@ func TestObserver_Takeover(t *testing.T) {
 	})
 }
 
-// A holder that gives up without a value releases its lease: who goes on takes
-// nothing over.
+// A rebuild after a release without a value is no Takeover.
 func TestObserver_ReleaseIsNoTakeover(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {
 		r, o := watched(bellwether.Options{MaxWait: time.Minute})
@@ -308,13 +302,13 @@ func TestObserver_ReleaseIsNoTakeover(t *testing.T) {
 	})
 }
 
-// A commit that comes too late, and a load that is given up on.
+// A fenced commit is OutcomeFenced, and a cancelled load OutcomeAbandoned.
 func TestObserver_FencedAndAbandoned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, o := watched(bellwether.Options{})
 		f := newFleet(t, 1, push, o)
 		p := f.processes[0]
-		time.AfterFunc(500*time.Millisecond, func() { f.store.Invalidate(context.Background(), "test:k") }) // unheard
+		time.AfterFunc(500*time.Millisecond, func() { f.store.Invalidate(context.Background(), "test:k") }) // without a notice
 		time.AfterFunc(1500*time.Millisecond, func() { p.Invalidate(context.Background(), "k") })
 		wantValue(t, p, "k", "v3")
 		synctest.Wait()
@@ -359,7 +353,7 @@ func TestObserver_LeaseLost(t *testing.T) {
 	})
 }
 
-// A breaker's states come in their order, each once.
+// A breaker's states are reported in order, each once.
 func TestObserver_Breaker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, o := watched(bellwether.Options{})
@@ -397,7 +391,7 @@ func TestObserver_Evict(t *testing.T) {
 		n := len(r.evicted)
 		for key, bytes := range r.evicted {
 			if bytes < 700 || bytes > 1100 {
-				t.Errorf("%s had %d bytes, want 700 and what an entry costs", key, bytes)
+				t.Errorf("%s had %d bytes, want 700 and the cost of an entry", key, bytes)
 			}
 		}
 		r.mu.Unlock()
@@ -409,13 +403,12 @@ func TestObserver_Evict(t *testing.T) {
 		c.Get(t.Context(), "k")
 		synctest.Wait()
 		if len(r.evicted) > 0 {
-			t.Errorf("%v: what expires is not evicted", r.evicted)
+			t.Errorf("%v: expired values count as evicted", r.evicted)
 		}
 	})
 }
 
-// Observers are told of evictions one after another, however slow they are, and Close
-// returns when that is over.
+// Calls of Evict do not overlap, and Close waits for them.
 func TestObserver_CloseWaitsForEvict(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var g gauge
@@ -435,7 +428,7 @@ func TestObserver_CloseWaitsForEvict(t *testing.T) {
 		for i := range keys {
 			c.Get(t.Context(), fmt.Sprint("k", i))
 		}
-		synctest.Wait() // the near tier evicts behind its callers
+		synctest.Wait() // the near tier evicts in the background
 		c.Close()
 		closed.Store(true)
 		if n := g.running.Load(); n > 0 {
@@ -455,7 +448,7 @@ func TestObserver_CloseWaitsForEvict(t *testing.T) {
 	})
 }
 
-// Whatever an observer does, callers get their values, and OnError hears of it.
+// A panic of an observer goes to OnError, and callers get their values.
 func TestObserver_Panics(t *testing.T) {
 	if !survives(t) {
 		return
@@ -494,7 +487,7 @@ func TestObserver_Panics(t *testing.T) {
 				f.get(1, fmt.Sprint("k", i))
 			}
 			f.processes[0].store.set(refuse)
-			time.Sleep(time.Second) // until the silence is one
+			time.Sleep(time.Second) // until the silence counts as an outage
 			for i := range 3 {
 				f.get(1, fmt.Sprint("down", i))
 			}
@@ -502,7 +495,7 @@ func TestObserver_Panics(t *testing.T) {
 			mu.Lock()
 			defer mu.Unlock()
 			if len(told) == 0 {
-				t.Error("nobody heard of the panics")
+				t.Error("OnError got no panic")
 			}
 			if len(r.rebuilds) != 11 || len(r.herds) < 11 || len(r.breakers) != 1 {
 				t.Errorf("another observer was told of %d rebuilds, %d herds, %v", len(r.rebuilds), len(r.herds), r.breakers)
@@ -511,8 +504,7 @@ func TestObserver_Panics(t *testing.T) {
 	}
 }
 
-// An observer that calls Goexit ends the flight that it is told of, and takes
-// nothing with it: no slot, no lease, and who was told of the load hears of its end.
+// A Goexit in Rebuild ends its flight with ErrGoexit, and leaks no slot, lease or observed load.
 func TestObserver_RebuildExits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		exits := true
@@ -538,14 +530,14 @@ func TestObserver_RebuildExits(t *testing.T) {
 		if got := f.get(2, "k"); got.values["v1"] != 2 || got.slowest != time.Second {
 			t.Errorf("afterwards %v", got.count)
 		}
-		synctest.Wait() // the end is told behind the callers
+		synctest.Wait() // observers are told after the callers' answers
 		if r.begun != 4 || len(r.rebuilds) != 4 || r.rebuilds[0].Outcome != observe.OutcomeAbandoned || r.rebuilds[3].Outcome != observe.OutcomeValue {
 			t.Errorf("told of %d loads, and of these ends: %v", r.begun, r.rebuilds)
 		}
 	})
 }
 
-// An observer may use the cache: no lock is held.
+// An observer may use the cache: it is called without a lock.
 func TestObserver_MayUseTheCache(t *testing.T) {
 	if !survives(t) {
 		return
@@ -586,12 +578,12 @@ func TestObserver_MayUseTheCache(t *testing.T) {
 		wg.Wait()
 	}
 	store.set(refuse)
-	for i := 0; len(told) == 0; i++ { // an EngineTimeout's silence
+	for i := 0; len(told) == 0; i++ { // until the breaker opens, after an EngineTimeout of silence
 		c.Get(t.Context(), fmt.Sprint("down", i))
 	}
 }
 
-// Each request is told of once, however many hops there are to its variant.
+// Each request is reported once, however many lookups lead to its variant.
 func TestObserver_HTTP(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, o := watched(bellwether.Options{})
@@ -662,7 +654,7 @@ func TestObserver_HTTP(t *testing.T) {
 	})
 }
 
-// A load that Close ends has not failed, whether it heeds its context or not.
+// A load that Close ends is OutcomeAbandoned, and no failure.
 func TestObserver_CloseIsNoFailure(t *testing.T) {
 	for _, deaf := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -682,7 +674,7 @@ func TestObserver_CloseIsNoFailure(t *testing.T) {
 	}
 }
 
-// One that exits at a breaker's change is told of the next.
+// An observer that exits in Breaker is told of the next change.
 func TestObserver_BreakerExits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex // guards told
@@ -710,12 +702,12 @@ func TestObserver_BreakerExits(t *testing.T) {
 		mu.Lock()
 		defer mu.Unlock()
 		if got := strings.Join(told, ", "); got != "open, half-open, closed" {
-			t.Errorf("told %s", got)
+			t.Errorf("the observer was told %s", got)
 		}
 	})
 }
 
-// faces make each face with these observers and OnError, and return its Close.
+// faces make a cache of each kind with these observers and OnError, and return its Close.
 var faces = map[string]func(onError func(string, error), observers ...observe.Observer) func() error{
 	"Cache": func(onError func(string, error), observers ...observe.Observer) func() error {
 		load := func(context.Context, string) (string, error) { return "v", nil }
@@ -726,8 +718,7 @@ var faces = map[string]func(onError func(string, error), observers ...observe.Ob
 	},
 }
 
-// TestAttach holds that an observer reads Stats from the making of its cache on, and that Close
-// detaches it once, after the last that it is told.
+// Stats works from Attach on, and Close detaches the observer once, after its last call.
 func TestAttach(t *testing.T) {
 	var stats func() observe.Stats
 	var told []string
@@ -766,8 +757,7 @@ func TestAttach(t *testing.T) {
 	}
 }
 
-// TestAttach_Fails has the second of three observers fail in each way: there is no cache, and the
-// first is detached.
+// If an observer's Attach fails, there is no cache, and the observers before it are detached.
 func TestAttach_Fails(t *testing.T) {
 	taken := errors.New("the name is taken")
 	for way, fail := range map[string]func(){"error": nil, "panic": func() { panic(taken) }, "Goexit": runtime.Goexit} {
@@ -809,8 +799,7 @@ func TestAttach_Fails(t *testing.T) {
 	}
 }
 
-// TestDetach_Fails has an observer whose detaching panics or ends the goroutine of Close: the other is
-// detached, and OnError hears of the panic.
+// If an observer's detach panics or exits, the others are still detached.
 func TestDetach_Fails(t *testing.T) {
 	for way, fail := range map[string]func(){"panic": func() { panic("detaching") }, "Goexit": runtime.Goexit} {
 		for name, face := range faces {

@@ -16,13 +16,13 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// OnError is told of the failures of loads that no caller gets.
+// OnError gets the failures of loads that no caller gets.
 func TestOnError_FailuresOfLoads(t *testing.T) {
 	const ttl = 10 * time.Second
 	get := func(c *bellwether.Cache[string]) { c.Get(context.Background(), "k") }
 	for name, test := range map[string]struct {
 		bellwether.Options
-		cold bool // the key has nothing
+		cold bool // the key has no value
 		ask  func(c *bellwether.Cache[string])
 		told int
 	}{
@@ -91,7 +91,7 @@ func TestOnError_FailuresOfLoads(t *testing.T) {
 	}
 }
 
-// A handler's error behind a stale page is such a failure; the clients do not see it.
+// OnError gets a handler's error that stale-while-revalidate hides from the clients.
 func TestOnError_HandlerFailsBehindAStalePage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex

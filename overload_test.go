@@ -17,13 +17,12 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// This file asks for more than a store answers.
+// This file tests more load than a store can take.
 
-// A busyStore makes one operation at a time, each of which takes so long; any number of keys
-// is one operation. What was asked it does, whether or not its caller has gone.
+// busyStore returns a store that runs one operation at a time, even without its caller. GetMany is one.
 func busyStore(each time.Duration) driver.Store {
 	var mu sync.Mutex
-	var free time.Time // when it has done what it was asked so far; guarded by mu
+	var free time.Time // end of the operations so far; guarded by mu
 	s := wiredTo(memstore.New())
 	s.busy = true
 	s.set(on(func(ctx context.Context, op string) error {
@@ -39,7 +38,6 @@ func busyStore(each time.Duration) driver.Store {
 	return s.batching()
 }
 
-// slowBatches takes 400 ms to answer for many keys.
 func slowBatches() driver.Store {
 	s := wiredTo(memstore.New())
 	s.busy = true
@@ -47,19 +45,17 @@ func slowBatches() driver.Store {
 	return s.batching()
 }
 
-// An asker makes calls at a rate, each with a number of its own, of callers that wait for so
-// long.
+// An asker makes numbered calls at a rate, for callers that wait for patience.
 type asker struct {
 	call     func(ctx context.Context, i int) error
 	patience time.Duration
 
 	callers    sync.WaitGroup
-	calls      int // that have begun
-	goroutines int // the most that there were
+	calls      int // begun
+	goroutines int // maximum
 }
 
-// ask makes so many calls a second, and returns how many there were and how many were
-// answered within the second after them.
+// ask makes rate calls a second, and returns their number and the number of answers.
 func (a *asker) ask(rate int, during time.Duration) (asked, answered int) {
 	var got atomic.Int64
 	for start := time.Now(); time.Since(start) < during; time.Sleep(time.Second / time.Duration(rate)) {
@@ -79,9 +75,8 @@ func (a *asker) ask(rate int, during time.Duration) (asked, answered int) {
 	return asked, int(got.Load())
 }
 
-// A store of 1,000 operations a second, which are 333 new keys, and callers that wait
-// for half a second: those that are too many are not answered, and cost the others
-// nothing, and when they are gone all are answered.
+// If callers ask for more than the store can do, the excess times out and the others are answered.
+// When the excess ends, all are answered.
 func TestOverload_OfTheStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := busyStore(time.Millisecond)
@@ -116,8 +111,7 @@ func TestOverload_OfTheStore(t *testing.T) {
 	})
 }
 
-// leavers has so many callers come, 200 a second, of whom none waits for longer than 50 ms,
-// and returns the most flights that there were at one time.
+// leavers has n callers come, 200 a second, that each wait for 50 ms, and returns the most flights.
 func leavers(c *bellwether.Cache[string], n int, call func(ctx context.Context, i int)) (most int) {
 	var callers sync.WaitGroup
 	defer callers.Wait()
@@ -133,7 +127,7 @@ func leavers(c *bellwether.Cache[string], n int, call func(ctx context.Context, 
 	return most
 }
 
-// manyLeavers is a minute of leavers, and a third of that in the short form.
+// manyLeavers returns the number of callers in a minute, or in a third of it with -short.
 func manyLeavers() int {
 	if testing.Short() {
 		return 200 * 20
@@ -141,8 +135,7 @@ func manyLeavers() int {
 	return 200 * 60
 }
 
-// The store takes 400 ms, and no client waits for longer than 50: nothing of them
-// stays behind.
+// If every caller leaves before the store answers, flights do not pile up.
 func TestOverload_CallersThatLeave(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		slow := wiredTo(memstore.New())
@@ -155,7 +148,7 @@ func TestOverload_CallersThatLeave(t *testing.T) {
 	})
 }
 
-// What waits for its first look is bounded, also where nobody waits for it.
+// The flights that wait for their first look are bounded, also without callers.
 func TestOverload_Refreshes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const keys = 300
@@ -169,7 +162,7 @@ func TestOverload_Refreshes(t *testing.T) {
 		p.store.set(on(func(ctx context.Context, _ string) error { time.Sleep(400 * time.Millisecond); return nil }, "get"))
 		for i := range keys {
 			if v, err := p.Get(t.Context(), fmt.Sprint(i)); err != nil || v == "" {
-				t.Errorf("what is stale: %q, %v", v, err)
+				t.Errorf("a stale key: %q, %v", v, err)
 			}
 		}
 		if n := p.Stats().Flights; n != 160 {
@@ -181,8 +174,7 @@ func TestOverload_Refreshes(t *testing.T) {
 	})
 }
 
-// TestOverload_OfTheStore for calls of GetMany, each of which costs the store one read,
-// two claims and two commits.
+// As TestOverload_OfTheStore for GetMany.
 func TestOverload_Batches(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := busyStore(time.Millisecond)
@@ -205,8 +197,7 @@ func TestOverload_Batches(t *testing.T) {
 	})
 }
 
-// TestOverload_CallersThatLeave for calls of GetMany, with a store that is slow to answer
-// for many keys.
+// As TestOverload_CallersThatLeave for GetMany.
 func TestOverload_BatchesThatLeave(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := cacheOf(t, func(context.Context, string) (string, error) { return "v", nil },
@@ -220,8 +211,7 @@ func TestOverload_BatchesThatLeave(t *testing.T) {
 	})
 }
 
-// A batch is one among those that wait for the store: it turns nobody away by itself, and
-// too many batches are turned away.
+// A GetMany counts as one call that waits for the store. Too many get ErrOverloaded.
 func TestOverload_BatchesAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := cacheOf(t, func(context.Context, string) (string, error) { return "v", nil },

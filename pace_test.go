@@ -11,8 +11,7 @@ import (
 	"github.com/bellwether-go/bellwether"
 )
 
-// Over MaxBodyBytes, a client that the others have to wait for is broken off, whether it
-// takes nothing or a little.
+// Above MaxBodyBytes a slow client that others wait for is broken off.
 func TestPace_OverMaxBodyTheSlowestIsBrokenOff(t *testing.T) {
 	const size = 48 // MiB
 	for _, rate := range []int{1, 10_000, 700_000} {
@@ -23,7 +22,7 @@ func TestPace_OverMaxBodyTheSlowestIsBrokenOff(t *testing.T) {
 			})
 			start := time.Now()
 			slow := slowClient(rate)
-			var took time.Duration // the slow one's time
+			var took time.Duration // of the slow client
 			var aborted any
 			var all sync.WaitGroup
 			all.Go(func() {
@@ -49,11 +48,11 @@ func TestPace_OverMaxBodyTheSlowestIsBrokenOff(t *testing.T) {
 	}
 }
 
-// Nobody is broken off for being slow where nobody waits: all are equally slow.
+// Above MaxBodyBytes clients that are all equally slow are not broken off.
 func TestPace_OverMaxBodyAllAreSlow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{MaxBodyBytes: 64 << 10}, func(w http.ResponseWriter, r *http.Request) {
-			time.Sleep(time.Second) // until all are there
+			time.Sleep(time.Second) // until all have come
 			megabytes(1)(w, r)
 		})
 		var all sync.WaitGroup

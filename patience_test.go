@@ -13,8 +13,7 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// inPieces is a GetMany that answers in pieces of some keys, each after a pause. After so many
-// pieces it is silent.
+// inPieces returns a GetMany that answers piece keys after each pause, and is silent after answers pieces.
 func inPieces(store driver.Store, piece, answers int, pause time.Duration) getsMany {
 	return func(ctx context.Context, keys []string, each func(i int, e driver.Entry, err error)) {
 		for i, key := range keys {
@@ -34,8 +33,7 @@ func inPieces(store driver.Store, piece, answers int, pause time.Duration) getsM
 	}
 }
 
-// A store that is answering is not silent, however long the whole takes; one that
-// stops is, EngineTimeout after its last word.
+// A store that keeps answering a GetMany is not silent until EngineTimeout after its last answer.
 func TestGetMany_StoreAnswersInPieces(t *testing.T) {
 	for name, c := range map[string]struct {
 		answers, loads int

@@ -12,7 +12,7 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// peeks holds what Peek returns: no value if want is "".
+// peeks compares the result of Peek; want "" means no value.
 func peeks(t *testing.T, c *bellwether.Cache[string], want string, old time.Duration) {
 	t.Helper()
 	got, age, ok := c.Peek("k")
@@ -21,7 +21,7 @@ func peeks(t *testing.T, c *bellwether.Cache[string], want string, old time.Dura
 	}
 }
 
-// A value is there through its windows, with its age from the return of its load on, and no longer.
+// Peek returns a value until its windows close, with its age since the return of its load.
 func TestPeek_Windows(t *testing.T) {
 	for name, o := range map[string]bellwether.Options{
 		"stale-while-revalidate": {TTL: time.Minute, StaleWhileRevalidate: time.Minute},
@@ -51,13 +51,12 @@ func TestPeek_Windows(t *testing.T) {
 	}
 }
 
-// since is the age of the key's value.
 func since(c *bellwether.Cache[string]) time.Duration {
 	_, age, _ := c.Peek("k")
 	return age
 }
 
-// The age goes on in another process.
+// The age includes the time in another process.
 func TestPeek_AgeOfAnotherProcess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store, locker := memstore.New(), locallock.New()

@@ -25,29 +25,24 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// This file is one table: for each phase in which a flight can be, and for each event that can
-// meet it there, what callers get. testdata/phases.txt has the cells; BELLWETHER_PHASES=update
-// adds those that are seen, so remove the file first if cells have changed.
+// This file is one table of callers' answers by a flight's phase and the event in the phase.
+// testdata/phases.txt has the cells. BELLWETHER_PHASES=update adds new cells; remove the file first
+// if cells have changed.
 //
-// In each cell two processes, p and q, share a store and a locker. A caller asks p for a key,
-// p's flight comes into the phase and stays there, the event happens, a second caller asks
-// p, and the flight goes on. When all is over and well again, p and q are asked once more. A cell is
+// In each cell a caller asks process p for a key, whose flight is held in the phase. The event
+// happens, a second caller asks p, and the flight goes on. After the faults, p and another process
+// q are asked once more. A cell, with several lines if it depends on the order of goroutines, is
 //
-//	first caller, second caller | p, q afterwards | loads of the key
+// first caller, second caller | p, q afterwards | loads of the key
 //
-// A face may have a variant: "alone" has neither store nor locker, "polling" has a locker
-// that does not push, "hearing" has a store with notices, "near off" has no near tier, and
-// "stale" begins with a stale value, so that v1 is a load of before and nobody waits.
-//
-// Where it depends on which goroutine runs first, a cell has several lines. Whatever a cell
-// says, it keeps the rules of stage.check.
+// Variants of a face: "alone" has no engines, "polling" a locker without Watch, "hearing" a store
+// with notices, "near off" no near tier, and "stale" begins with a stale value v1.
 
-// A stage is the scene of one cell.
 type stage struct {
 	face string
 	err  error
 	as   string // the face's variant; "": none
-	// closing is how long Close of p took, in nanoseconds, and tells how often OnError was told since.
+	// closing is the duration of p's Close in nanoseconds. tells counts the calls of OnError after it.
 	closing, tells atomic.Int64
 	key            string
 	origin         *stageOrigin
@@ -55,16 +50,15 @@ type stage struct {
 	p, q           *actor
 }
 
-// stageSet is the value that is set: later than each load of before.
 const stageSet = "v100"
 
 // A stageOrigin makes the values v1, v2, ... of each key.
 type stageOrigin struct {
-	mu    sync.Mutex // guards all
+	mu    sync.Mutex // guards all fields
 	build time.Duration
-	end   func() error // in the place of the value; nil: none
+	end   func() error // ends a load without a value; nil: loads succeed
 	loads map[string]int
-	most  int // loads of a key at one time, the cancelled ones not counted
+	most  int // concurrent loads of a key, without the cancelled loads
 	live  map[string]map[context.Context]bool
 }
 
@@ -119,24 +113,24 @@ func (o *stageOrigin) count(key string) int {
 	return o.loads[key]
 }
 
-// An actor is one process, whichever face it has.
+// An actor is one process with any face.
 type actor struct {
 	store, locker *stageWire
 	get           func(ctx context.Context, key string) string
 	invalidate    func(key string) error
-	set           func(key string) error // sets stageSet; nil: the face has none
-	sweep         func(soft bool) error  // nil: the face has none
+	set           func(key string) error // sets stageSet; nil if the face has no Set
+	sweep         func(soft bool) error
 	refresh       func(key string) error
-	peek          func(key string) // nil: the face has none
-	post          func(key string) // nil: the face has none
+	peek          func(key string) // nil if the face has no Peek
+	post          func(key string) // nil if the face has no requests
 	close         func() error
 
-	mu      sync.Mutex        // guards what follows
-	entered map[string]bool   // the phases that flights of the key have entered
-	bad     map[string]func() // how the user's functions end
+	mu      sync.Mutex        // guards the fields below
+	entered map[string]bool   // phases that flights of the key have entered
+	bad     map[string]func() // ends of the user's functions
 }
 
-// breaks ends a user's function as spoil has said.
+// breaks ends a user's function as set by spoil.
 func (a *actor) breaks(what string) {
 	a.mu.Lock()
 	bad := a.bad[what]
@@ -146,34 +140,30 @@ func (a *actor) breaks(what string) {
 	}
 }
 
-// spoil has a user's function end by bad from now on.
 func (a *actor) spoil(what string, bad func()) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.bad[what] = bad
 }
 
-// forget has no flight have entered a phase.
 func (a *actor) forget() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	clear(a.entered)
 }
 
-// reached reports whether a flight of the key has come to the phase.
 func (a *actor) reached(phase string) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.entered[phase]
 }
 
-// unheld is the context key of a call that no stageWire holds up: it is not the flight's.
+// unheld is the context key of calls outside the flight, which no stageWire holds.
 type unheld struct{}
 
-// A stageWire is the way to an engine: it holds some operations up until they are let go,
-// and then has the fault that the event has brought.
+// A stageWire holds an operation on its way to an engine, and then applies the event's fault.
 type stageWire struct {
-	mu    sync.Mutex // guards all
+	mu    sync.Mutex // guards all fields
 	held  string
 	gate  chan struct{}
 	fault fault
@@ -199,7 +189,7 @@ func (w *stageWire) call(ctx context.Context, op string) error {
 	return f(ctx, op)
 }
 
-// hold holds up the operation until the function that it returns is called.
+// hold holds the operation until release is called.
 func (w *stageWire) hold(op string) (release func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -214,7 +204,7 @@ func (w *stageWire) set(f fault) {
 	w.fault = f
 }
 
-// word is what a caller got, in a word.
+// answerOf returns a caller's answer in a word.
 func answerOf(v string, err error) string {
 	var panicked *bellwether.PanicError
 	var remote *bellwether.RemoteError
@@ -241,7 +231,6 @@ func answerOf(v string, err error) string {
 
 var errFailed = errors.New("origin failed")
 
-// newActor starts a process.
 func (s *stage) newActor(t *testing.T, store *memstore.Store) *actor {
 	a := &actor{store: &stageWire{}, locker: &stageWire{}, entered: map[string]bool{}, bad: map[string]func(){}}
 	wiredS := wiredTo(store)
@@ -286,7 +275,7 @@ func (s *stage) newActor(t *testing.T, store *memstore.Store) *actor {
 				return
 			}
 			if r.URL.Path == "/streaming/k" {
-				w.(http.Flusher).Flush() // the header goes out before the load
+				w.(http.Flusher).Flush() // the header is sent before the load
 			}
 			v, err := s.origin.load(r.Context(), r.URL.Path[1:])
 			if err != nil {
@@ -366,8 +355,7 @@ func (s *stage) newActor(t *testing.T, store *memstore.Store) *actor {
 	return a
 }
 
-// stagePhases bring p's flight of the key into a phase, by the caller that first starts, and
-// hold it there until release is called.
+// stagePhases hold the first caller's flight in a phase until release is called.
 var stagePhases = []struct {
 	name  string
 	faces string // "": all
@@ -403,7 +391,6 @@ func panics() { panic("broken") }
 // ending is a fault of an adapter that does not return.
 func ending(by func()) fault { return func(context.Context, string) error { by(); return nil } }
 
-// stageEvents are what meets the flight.
 var stageEvents = []struct {
 	name  string
 	faces string
@@ -432,7 +419,7 @@ var stageEvents = []struct {
 		}()
 	}},
 	{"caller leaves", "", func(_ *stage, leave func()) { leave() }},
-	{"all leave", "", func(_ *stage, leave func()) { leave() }}, // and the second caller comes without time
+	{"all leave", "", func(_ *stage, leave func()) { leave() }}, // the second caller comes with an expired context
 	{"lease lost", "", func(s *stage, _ func()) { s.p.locker.set(on(answer(driver.ErrLeaseLost), "renew", "release")) }},
 	{"store silent", "", func(s *stage, _ func()) { s.p.store.set(blackHole) }},
 	{"store down", "", func(s *stage, _ func()) { s.p.store.set(refuse) }},
@@ -466,7 +453,6 @@ var stageEvents = []struct {
 	{"OnError panics", "", func(s *stage, _ func()) { s.p.spoil("OnError", panics); s.p.store.set(refuse) }},
 }
 
-// runCell plays one cell and returns it.
 func runCell(t *testing.T, face, as, phase, event string, setup func(*stage) func(), do func(*stage, func())) string {
 	s := &stage{face: face, as: as, key: "k", locker: locallock.New(), origin: &stageOrigin{loads: map[string]int{}, live: map[string]map[context.Context]bool{}}}
 	if phase == "streaming" {
@@ -474,7 +460,7 @@ func runCell(t *testing.T, face, as, phase, event string, setup func(*stage) fun
 	}
 	store := memstore.New()
 	s.p, s.q = s.newActor(t, store), s.newActor(t, store)
-	time.Sleep(5 * time.Second) // what is read at the start is read
+	time.Sleep(5 * time.Second) // reads at the start have ended
 	if as == "stale" {
 		s.p.get(context.Background(), s.key)
 		s.q.get(context.Background(), s.key)
@@ -511,7 +497,7 @@ func runCell(t *testing.T, face, as, phase, event string, setup func(*stage) fun
 	synctest.Wait()
 	release()
 	callers.Wait()
-	synctest.Wait() // what goes on behind the callers meets the fault too
+	synctest.Wait() // background work meets the fault too
 	if took := time.Since(began); took > 12*time.Second {
 		t.Errorf("the callers waited for %v", took)
 	}
@@ -530,7 +516,7 @@ func runCell(t *testing.T, face, as, phase, event string, setup func(*stage) fun
 	}
 	after := again()
 	s.check(t, event, before, second, after)
-	if as == "stale" { // both may have been answered with what is rebuilt behind them
+	if as == "stale" { // both may have been answered with the stale value, with a rebuild in the background
 		time.Sleep(5 * time.Second)
 		after = again()
 		s.check(t, event, before, second, after)
@@ -542,11 +528,10 @@ func runCell(t *testing.T, face, as, phase, event string, setup func(*stage) fun
 	return cell
 }
 
-// check holds a cell to the rules that all cells keep.
 func (s *stage) check(t *testing.T, event string, before int, second, after string) {
 	t.Helper()
-	// Nothing from before an invalidation or a set is served after it; softly, only as stale, for which
-	// one variant alone has a window.
+	// No value from before an invalidation or a Set is served after it, except a softly
+	// swept value as stale.
 	if softly := strings.HasPrefix(event, "softly") && s.as == "stale"; !softly && s.err == nil && (strings.HasPrefix(event, "invalidated") || strings.HasPrefix(event, "set ") || strings.Contains(event, "swept")) {
 		served := strings.Fields(after)
 		if !strings.HasSuffix(event, "elsewhere") || s.as == "near off" { // else within NearTTL
@@ -572,7 +557,7 @@ func (s *stage) check(t *testing.T, event string, before int, second, after stri
 			t.Errorf("another key afterwards: %q; is the slot free?", got)
 		}
 	}
-	synctest.Wait() // those who were asked last give their leases back behind their callers
+	synctest.Wait() // the last flights release their leases after their answers
 	lease, err := s.locker.TryAcquire(context.Background(), "n:"+s.key, time.Second)
 	if s.face == "HTTP" {
 		lease, err = s.locker.TryAcquire(context.Background(), "n:h/"+s.key, time.Second)
@@ -591,7 +576,6 @@ func (s *stage) check(t *testing.T, event string, before int, second, after stri
 	}
 }
 
-// stageFaces are the faces and their variants.
 var stageFaces = []string{"Get", "Get alone", "Get polling", "Get hearing", "Get stale", "Get near off", "GetMany", "Get sweeping", "HTTP", "HTTP alone"}
 
 // missing reports whether a variant has no such cell.
@@ -606,7 +590,7 @@ func missing(as, phase, event string) bool {
 	case "sweeping":
 		return !strings.Contains(event, "swept")
 	case "stale":
-		return phase == "looking" // what is answered afterwards depends on too much
+		return phase == "looking" // the later answers depend on too much
 	}
 	return false
 }

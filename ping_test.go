@@ -14,7 +14,7 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// Ping names the engines that do not answer, within EngineTimeout.
+// Ping names the failing engines, within EngineTimeout.
 func TestPing(t *testing.T) {
 	for name, of := range map[string]struct {
 		store, locker fault
@@ -42,9 +42,9 @@ func TestPing(t *testing.T) {
 			time.Sleep(time.Second)
 			store.set(of.store)
 			locker.set(of.locker)
-			for range 5 { // also when the engine is taken for down
+			for range 5 { // also with the breaker open
 				for _, ping := range []func(context.Context) error{c.Ping, m.Ping} {
-					time.Sleep(2 * time.Second) // until a lease that was not released has run out
+					time.Sleep(2 * time.Second) // until an unreleased lease has expired
 					began := time.Now()
 					err := ping(t.Context())
 					if took := time.Since(began); took > time.Second {

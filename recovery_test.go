@@ -11,10 +11,9 @@ import (
 	"github.com/bellwether-go/bellwether"
 )
 
-// This file is how soon callers have good answers again after an origin was down.
+// This file tests how soon callers get values after an origin was down.
 
-// untilGood asks for the key ten times a second until there is a value, and returns
-// after how long.
+// untilGood calls Get ten times a second until it succeeds, and returns the time this took.
 func untilGood(p *process, key string) time.Duration {
 	for start := time.Now(); ; time.Sleep(100 * time.Millisecond) {
 		if _, err := p.Get(context.Background(), key); err == nil {
@@ -23,7 +22,6 @@ func untilGood(p *process, key string) time.Duration {
 	}
 }
 
-// The pauses after failures grow to MaxErrorTTL.
 func TestMaxErrorTTL_BoundsThePauses(t *testing.T) {
 	for _, o := range []struct {
 		bellwether.Options
@@ -38,7 +36,7 @@ func TestMaxErrorTTL_BoundsThePauses(t *testing.T) {
 			f.origin.build = 10 * time.Millisecond
 			f.origin.fail = func(int) error { return errOrigin }
 			down := time.Now()
-			for time.Since(down) < 90*time.Second { // unbounded, a pause would be 32 s and more
+			for time.Since(down) < 90*time.Second { // without the bound, a pause would be at least 32 s
 				f.get(1, "k")
 				time.Sleep(100 * time.Millisecond)
 			}
@@ -50,8 +48,7 @@ func TestMaxErrorTTL_BoundsThePauses(t *testing.T) {
 	}
 }
 
-// All loads have failed for a while, and one succeeds: each failing key is tried once
-// before its pause is over. What fails all the same is not tried at the others' rate.
+// When a load succeeds after all have failed for a while, each failing key has one early try.
 func TestRecovery_OneEarlyTry(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {
 		const keys = 20
@@ -61,7 +58,7 @@ func TestRecovery_OneEarlyTry(t *testing.T) {
 		f.origin.fail = func(int) error { return errOrigin }
 		p.Get(t.Context(), "first")
 		time.Sleep(time.Minute)
-		for i := range keys { // their pauses are of half a minute at the shortest
+		for i := range keys { // their pauses are at least half a minute
 			p.Get(t.Context(), fmt.Sprint(i))
 		}
 		var mu sync.Mutex
@@ -93,15 +90,14 @@ func TestRecovery_OneEarlyTry(t *testing.T) {
 			time.Sleep(500 * time.Millisecond)
 			p.Get(t.Context(), fmt.Sprint("more", i))
 		}
-		// Its pauses are of a minute at the shortest, and double.
+		// Its pauses are at least a minute, and double.
 		if n := broken - before; n < 1 || n > 3 {
-			t.Errorf("a key that always fails was tried %d times in 100 s, want its early try and what its pauses allow", n)
+			t.Errorf("a failing key was tried %d times in 100 s, want its early try and at most two more", n)
 		}
 	})
 }
 
-// A key that fails all the same has had its early try, also when the origin is down and
-// well again some more times.
+// A key has only one early try until it succeeds.
 func TestRecovery_OneEarlyTryUntilItSucceeds(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {
 		f := newFleet(t, 1, by, bellwether.Options{TTL: time.Hour, ErrorTTL: time.Minute, MaxErrorTTL: 100 * time.Hour})
@@ -110,7 +106,7 @@ func TestRecovery_OneEarlyTryUntilItSucceeds(t *testing.T) {
 		broken := func() {
 			p.GetFunc(t.Context(), "broken", func(context.Context, string) (string, error) { tries++; return "", errOrigin })
 		}
-		for tries < 8 { // then there is a pause of an hour at least
+		for tries < 8 { // the next pause is at least an hour
 			broken()
 			time.Sleep(30 * time.Second)
 		}
@@ -130,8 +126,7 @@ func TestRecovery_OneEarlyTryUntilItSucceeds(t *testing.T) {
 	})
 }
 
-// A failure that says itself when to try again is not tried sooner; and an origin whose
-// loads have failed for less than an ErrorTTL has not recovered.
+// There is no early try after a RetryAfter, nor if loads have failed for less than ErrorTTL.
 func TestRecovery_NoEarlyTry(t *testing.T) {
 	for name, c := range map[string]struct {
 		failure error

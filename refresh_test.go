@@ -21,7 +21,7 @@ func (p *setter) refreshes(t *testing.T) {
 	}
 }
 
-// A fresh value goes on being served while it is rebuilt. Many calls of Refresh begin one rebuild.
+// A fresh value is served during its rebuild, and many calls of Refresh begin one rebuild.
 func TestRefresh_Fresh(t *testing.T) {
 	for _, as := range []string{"alone", "store", "near off"} {
 		inBubble(t, as, func(t *testing.T) {
@@ -62,7 +62,6 @@ func TestRefresh_Fresh(t *testing.T) {
 	}
 }
 
-// What the store has is rebuilt, whether or not this process knows of it.
 func TestRefresh_ValueOfAnotherProcess(t *testing.T) {
 	for _, known := range []bool{false, true} {
 		inBubble(t, fmt.Sprint("an older value known ", known), func(t *testing.T) {
@@ -71,7 +70,7 @@ func TestRefresh_ValueOfAnotherProcess(t *testing.T) {
 			if known {
 				q.gets(t, "loaded 1")
 			}
-			p.sets(t, "set") // q does not know of it
+			p.sets(t, "set") // q does not know
 			time.Sleep(time.Millisecond)
 			before := q.loads.Load()
 			q.refreshes(t)
@@ -87,7 +86,7 @@ func TestRefresh_ValueOfAnotherProcess(t *testing.T) {
 	}
 }
 
-// Processes that refresh a key at one time load it once, whether or not they have it.
+// Processes that refresh a key at one time load it once, whether or not they have a value.
 func TestRefresh_OneInTheFleet(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {
 		for _, warm := range []bool{true, false} {
@@ -117,7 +116,7 @@ func TestRefresh_OneInTheFleet(t *testing.T) {
 	})
 }
 
-// A refresh that fails leaves the value as it is, and nobody is refreshed during the pause after it.
+// A refresh that fails leaves the value, and begins a pause.
 func TestRefresh_Fails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var failure error
@@ -152,7 +151,7 @@ func TestRefresh_Fails(t *testing.T) {
 	})
 }
 
-// A caller that finds the rebuild of a missing value waits for it; nobody else does. The end of ctx is nothing to it.
+// A caller waits for the refresh of a missing value. Refresh itself returns at once, whatever its context.
 func TestRefresh_NothingThere(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newSetter(t, memstore.New(), locallock.New(), bellwether.Options{})

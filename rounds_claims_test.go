@@ -9,9 +9,7 @@ func median(xs []float64) float64 {
 	return s[len(s)/2]
 }
 
-// decided reports whether the median of that many rounds is known to be within
-// the limit, whatever those that are still to come bring: more than half of
-// them are.
+// decided reports whether the median of the rounds is within the limit, whatever the rest brings.
 func decided(rounds int, soFar []float64, limit float64) bool {
 	within := 0
 	for _, x := range soFar {

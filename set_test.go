@@ -17,12 +17,12 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// A setter is one process of the tests of Set: a cache on a store that all share.
+// A setter is one process of the tests of Set, on a shared store.
 type setter struct {
 	*bellwether.Cache[string]
 	store *wiredStore
 	loads atomic.Int64
-	took  atomic.Int64 // how long a load takes, in nanoseconds
+	took  atomic.Int64 // duration of a load, in nanoseconds
 	deaf  atomic.Bool  // loads do not heed their contexts
 }
 
@@ -64,8 +64,7 @@ func (p *setter) sets(t *testing.T, value string) {
 	}
 }
 
-// Whoever waits for a load that a Set has overtaken has the set value at once, and nobody has the
-// load's, although it goes on.
+// Callers that wait for a load get the set value at once. The load's value reaches no caller.
 func TestSet_LoadUnderWayHere(t *testing.T) {
 	for _, alone := range []bool{false, true} {
 		inBubble(t, fmt.Sprint("alone ", alone), func(t *testing.T) {
@@ -119,7 +118,7 @@ func TestSet_LoadUnderWayElsewhere(t *testing.T) {
 	})
 }
 
-// Other processes follow within NearTTL, and each call does with the near tier off.
+// Other processes get the value within NearTTL, and at once without a near tier.
 func TestSet_ElsewhereWithinNearTTL(t *testing.T) {
 	for _, near := range []time.Duration{0, -1} {
 		inBubble(t, fmt.Sprint("NearTTL ", near), func(t *testing.T) {
@@ -143,7 +142,7 @@ func TestSet_ElsewhereWithinNearTTL(t *testing.T) {
 	}
 }
 
-// A set value replaces a remembered absence and a remembered failure, and is fresh for TTL.
+// A Set replaces a remembered absence and a remembered failure, and its value is fresh for TTL.
 func TestSet_Lives(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		failure := bellwether.ErrNotFound
@@ -168,7 +167,7 @@ func TestSet_Lives(t *testing.T) {
 	})
 }
 
-// Of many Sets in two processes one stays, and it is the one that the store has committed last.
+// After concurrent Sets in two processes, both have the store's last commit.
 func TestSet_LaterEpochStays(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store, locker := memstore.New(), locallock.New()
@@ -199,14 +198,14 @@ func TestSet_LaterEpochStays(t *testing.T) {
 	})
 }
 
-// A Set that the store does not answer keeps nothing, here or there, and drops what is here.
+// A Set that the store does not take returns ErrUnavailable, and drops this process's value.
 func TestSet_StoreDown(t *testing.T) {
 	for name, f := range map[string]fault{"refuses": refuse, "silent": blackHole, "claims only": on(blackHole, "commit")} {
 		inBubble(t, name, func(t *testing.T) {
 			p := newSetter(t, memstore.New(), locallock.New(), bellwether.Options{})
 			p.gets(t, "loaded 1")
 			p.store.set(f)
-			for range 5 { // until the store is taken for down, and after that
+			for range 5 { // until the breaker is open, and afterwards
 				began := time.Now()
 				if err := p.Set(t.Context(), "k", "set"); !errors.Is(err, bellwether.ErrUnavailable) {
 					t.Fatalf("Set: %v, want ErrUnavailable", err)
@@ -216,16 +215,16 @@ func TestSet_StoreDown(t *testing.T) {
 				}
 			}
 			if got, err := p.Get(t.Context(), "k"); got == "set" || err != nil {
-				t.Errorf("Get: %q, %v; want what the store has or a load makes", got, err)
+				t.Errorf("Get: %q, %v; want the store's value or a load's", got, err)
 			}
 			p.store.set(nil)
-			p.sets(t, "set again") // although the store is taken for down
+			p.sets(t, "set again") // with the breaker open
 			p.gets(t, "set again")
 		})
 	}
 }
 
-// A value that cannot be kept invalidates the key, in the fleet.
+// A Set with a value that cannot be stored invalidates the key in the fleet.
 func TestSet_ValueNotTaken(t *testing.T) {
 	broken := errors.New("broken")
 	for name, of := range map[string]struct {
@@ -261,7 +260,7 @@ func TestSet_ValueNotTaken(t *testing.T) {
 	}
 }
 
-// User code that ends the goroutine of a Set leaves nothing older in this process.
+// A Size that ends the goroutine of a Set leaves no older value in this process.
 func TestSet_SizeExits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		exits := false
@@ -281,7 +280,6 @@ func TestSet_SizeExits(t *testing.T) {
 	})
 }
 
-// A load may set its own key, and others.
 func TestSet_InALoad(t *testing.T) {
 	for _, alone := range []bool{false, true} {
 		inBubble(t, fmt.Sprint("alone ", alone), func(t *testing.T) {
@@ -293,7 +291,7 @@ func TestSet_InALoad(t *testing.T) {
 			var c *bellwether.Cache[string]
 			c = bellwether.New(func(ctx context.Context, key string) (string, error) {
 				loads.Add(1)
-				return "loaded", errors.Join(c.Set(ctx, "other", "set"), c.Set(ctx, "k", "set")) // which ends ctx
+				return "loaded", errors.Join(c.Set(ctx, "other", "set"), c.Set(ctx, "k", "set")) // ends ctx
 			}, o)
 			defer c.Close()
 			for _, key := range []string{"k", "other"} {

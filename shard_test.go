@@ -16,8 +16,7 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// This file has a store of several servers, one of which is down: what is kept on the
-// others goes on as before.
+// This file tests a store of several servers, one of them down.
 
 const shards = 8
 
@@ -27,8 +26,7 @@ func shardOf(key string) int {
 	return int(h.Sum32()>>8) % shards
 }
 
-// One of eight servers dies. Keys of the others are loaded as often as before, and
-// their invalidations are carried out; a poisoned key alone does even less.
+// If a server dies, keys on the others are loaded as often as before, and their invalidations succeed.
 func TestShard_OneServerDies(t *testing.T) {
 	poisoned := "key 7"
 	for how, fault := range map[string]fault{"refuses": refuse, "is silent": blackHole} {
@@ -38,15 +36,15 @@ func TestShard_OneServerDies(t *testing.T) {
 		} {
 			for _, gap := range []time.Duration{5 * time.Millisecond, 100 * time.Millisecond} {
 				if testing.Short() && (how == "refuses") != ((what == "a key") == (gap < 10*time.Millisecond)) {
-					continue // each two of the three meet all the same
+					continue // two of the three still meet
 				}
 				inBubbleBeside(t, fmt.Sprint(what, " ", how, ", asked each ", gap), func(t *testing.T) {
 					const processes, keys, calls = 3, 100, 2000
-					phase := calls * gap // so that each has as many calls for a key's life
+					phase := calls * gap // the same number of calls during a key's life
 					ttl := phase / 6
 					store, locker := memstore.New(), locallock.New()
 					var mu sync.Mutex
-					loads := 0 // of keys whose servers are well
+					loads := 0 // of keys on working servers
 					var ways []*wiredStore
 					var caches []*bellwether.Cache[string]
 					for range processes {
@@ -94,7 +92,7 @@ func TestShard_OneServerDies(t *testing.T) {
 						defer mu.Unlock()
 						return loads
 					}
-					run() // until all is warm
+					run() // warms up
 					before := run()
 					down, refused, invalidations = 0, 0, 0
 					for _, way := range ways {
@@ -112,8 +110,7 @@ func TestShard_OneServerDies(t *testing.T) {
 	}
 }
 
-// A key of a dead server is asked for by one call a second: all others do not wait for
-// it, and load.
+// At most one call a second waits for a key of a dead server. The others load at once.
 func TestShard_DeadKeysAreNotWaitedFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const during, timeout = 20 * time.Second, 500 * time.Millisecond

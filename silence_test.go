@@ -16,23 +16,20 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// A store goes silent while this process has something for each key. What it has
-// confirmed of late is served at once. What it has to ask for waits until the
-// silence is known to be an outage: that is when three calls have had no answer
-// within EngineTimeout, and for all; and from then on nobody waits, but for who
-// has nothing to be served before a load has failed, and asks whether it is over.
+// When a store goes silent, recently confirmed values are served at once. Others wait until three
+// calls had no answer within EngineTimeout, which is an outage for all. Then only probes wait.
 func TestGet_StaleWhenTheStoreGoesSilent(t *testing.T) {
 	const (
 		keys    = 400
 		each    = 10 * time.Millisecond
 		timeout = 500 * time.Millisecond
-		outage  = timeout + 2*each // it takes three calls
+		outage  = timeout + 2*each // three calls
 	)
 	for _, c := range []struct {
 		name    string
 		windows bellwether.Options
-		waits   time.Duration // until so long after the store's last word
-		probes  int           // how many may wait after that
+		waits   time.Duration // after the store's last answer
+		probes  int           // number of calls that may wait afterwards
 	}{
 		{"confirmed, while it is rebuilt", bellwether.Options{StaleWhileRevalidate: time.Hour, Fleet: bellwether.Fleet{NearTTL: time.Hour}}, 0, 0},
 		{"fresh", bellwether.Options{TTL: time.Hour}, outage, 0},
@@ -84,8 +81,7 @@ func TestGet_StaleWhenTheStoreGoesSilent(t *testing.T) {
 	}
 }
 
-// A page that varies is found by way of two keys. A store that is silent is waited
-// for once all the same.
+// A request for a page with Vary looks up two keys, and waits for a silent store once.
 func TestSilence_StoreIsWaitedForOnce(t *testing.T) {
 	for name, age := range map[string]time.Duration{"cold": -1, "hit": 2 * time.Second, "stale": 62 * time.Second} {
 		inBubble(t, name, func(t *testing.T) {
@@ -106,7 +102,7 @@ func TestSilence_StoreIsWaitedForOnce(t *testing.T) {
 	}
 }
 
-// Who is not let through to an engine is told why.
+// The error of a call that an open breaker refuses includes the engine's error.
 func TestOnError_SaysWhatOpenedTheBreaker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var last error
@@ -120,10 +116,8 @@ func TestOnError_SaysWhatOpenedTheBreaker(t *testing.T) {
 	})
 }
 
-// A store is silent for 0.6 s of a long load, to all or to its commit alone, and answers
-// before and after that. What
-// was invalidated elsewhere during the load is not for a call that begins later than
-// NearTTL after the invalidation, though the load's own commit could not say so.
+// A store is silent for 0.6 s during a long load. Calls later than NearTTL after another process's
+// invalidation do not get the load's value.
 func TestFleet_ShortSilenceDuringALongLoad(t *testing.T) {
 	const build, silence = 20 * time.Second, 600 * time.Millisecond
 	for name, from := range map[string]time.Duration{"at its begin": 0, "at its commit": build - silence/2} {
@@ -144,8 +138,8 @@ func TestFleet_ShortSilenceDuringALongLoad(t *testing.T) {
 					var wg sync.WaitGroup
 					defer wg.Wait()
 					wg.Go(func() {
-						if v, err := b.Get(t.Context(), "k"); v != "v1" && by != notices || err != nil { // else the load was cancelled
-							t.Errorf("who began the load got %q, %v", v, err)
+						if v, err := b.Get(t.Context(), "k"); v != "v1" && by != notices || err != nil { // or the load was cancelled by the notice
+							t.Errorf("the caller that began the load got %q, %v", v, err)
 						}
 					})
 					at(5 * time.Second)

@@ -7,29 +7,27 @@ import (
 	"testing"
 )
 
-// TestClaim_DocumentFleet holds the rows of docs/fleets.md that are too large for
-// the race detector, with -short but for those of 10,000 nodes that poll.
+// The rows of docs/fleets.md that are too large for the race detector hold. -short skips
+// 10,000 polling nodes.
 func TestClaim_DocumentFleet(t *testing.T) {
 	holdFleet(t, func(nodes int, kind simKind) bool {
 		return !inRace(nodes, kind) && (nodes < 10_000 || kind != simPolls || !testing.Short())
 	})
 }
 
-// TestClaim_DocumentDrain holds the table of keys that expire together, with
-// -short its rows of one process.
+// The table of keys that expire together holds. -short checks the rows of one process.
 func TestClaim_DocumentDrain(t *testing.T) {
 	holdDrains(t, func(processes int) bool { return processes == 1 || !testing.Short() })
 }
 
-// holdDrains measures the rows of the second table that have as many processes
-// as of says.
+// holdDrains checks the second table's rows with a number of processes that of accepts.
 func holdDrains(t *testing.T, of func(processes int) bool) {
 	t.Helper()
 	held := 0
 	for _, row := range tableUnder(t, drainHeader) {
 		o, ok := drains[row[0]]
 		if !ok {
-			t.Errorf("docs/fleets.md has a row %q, which is no way to drain", row[0])
+			t.Errorf("docs/fleets.md has an unknown row %q", row[0])
 			continue
 		}
 		if n := number(t, row[1]); of(n) {
@@ -41,6 +39,6 @@ func holdDrains(t *testing.T, of func(processes int) bool) {
 		}
 	}
 	if held == 0 {
-		t.Error("there are none")
+		t.Error("docs/fleets.md has no such rows")
 	}
 }

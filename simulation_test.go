@@ -20,14 +20,13 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// This file holds the tables of docs/fleets.md: fleets of up to 10,000 nodes in
-// one bubble, around one engine that counts what it is asked and what it pushes,
-// and takes its time for both. Bubble time is exact; what the engine draws by
-// lot (the pauses between polls, the take-over's jitter) is in the means.
+// This file checks the tables of docs/fleets.md with fleets of up to 10,000 nodes around one
+// engine, which has delays and counts its requests and pushes. Bubble time is exact, and random
+// delays are averaged.
 
 const (
-	simTrip     = time.Millisecond       // from a node to the engine and back
-	simBuild    = 100 * time.Millisecond // what a load takes
+	simTrip     = time.Millisecond       // round trip between a node and the engine
+	simBuild    = 100 * time.Millisecond // duration of a load
 	simTTL      = 2 * time.Second
 	simLeaseTTL = 500 * time.Millisecond
 )
@@ -38,10 +37,9 @@ type simEngine struct {
 	locker *locallock.Locker
 	kind   simKind
 	nodes  []*simNode
-	over   chan struct{} // closed when the nodes end: nobody hears any more
+	over   chan struct{} // closed when the nodes end
 }
 
-// A simKind is what an engine can do.
 type simKind string
 
 const (
@@ -50,7 +48,6 @@ const (
 	simElects simKind = "one request" // it pushes, and is store and locker at once
 )
 
-// A simNode is one process of the fleet with its way to the engine.
 type simNode struct {
 	*bellwether.Cache[string]
 	engine  *simEngine
@@ -58,14 +55,12 @@ type simNode struct {
 	dead    atomic.Bool
 
 	storeOps, lockOps atomic.Int64
-	heard             atomic.Int64 // what was pushed to the node
+	heard             atomic.Int64 // pushes to the node
 }
 
-// errLate is a node's word for an engine that did not answer in time.
 var errLate = errors.New("no answer")
 
-// under has an operation take effect half a round trip after the call, and
-// answer half a one later. A dead node gets no answers.
+// under takes half a round trip before an operation, and half after it. A dead node gets no answers.
 func under[T any](ctx context.Context, n *simNode, ops *atomic.Int64, do func() (T, error)) (v T, err error) {
 	if n.dead.Load() {
 		<-ctx.Done()
@@ -80,7 +75,7 @@ func under[T any](ctx context.Context, n *simNode, ops *atomic.Int64, do func() 
 	return v, err
 }
 
-// publish reaches all nodes half a round trip later.
+// publish pushes to all nodes, half a round trip later.
 func (e *simEngine) publish(n *driver.Notice) {
 	if e.kind == simPolls {
 		return
@@ -119,7 +114,6 @@ func (s simStore) Commit(ctx context.Context, key string, e driver.Entry) error 
 	return s.write(ctx, key, e, func() error { return s.engine.store.Commit(ctx, key, e) })
 }
 
-// write makes a commit, of which the engine tells all nodes.
 func (s simStore) write(ctx context.Context, key string, e driver.Entry, commit func() error) error {
 	_, err := under(ctx, s.simNode, &s.storeOps, func() (struct{}, error) {
 		err := commit()
@@ -136,7 +130,6 @@ func (s simStore) Invalidate(ctx context.Context, key string) error {
 	return err
 }
 
-// A simPushingStore is a store that tells of its commits.
 type simPushingStore struct{ simStore }
 
 func (s simPushingStore) Notify(ctx context.Context, f func(driver.Notice)) {
@@ -160,8 +153,7 @@ func (l simLocker) TryAcquire(ctx context.Context, key string, ttl time.Duration
 	return &simLease{l.simNode, lease}, nil
 }
 
-// A simPushingLocker is a locker that tells of its releases, on a channel that
-// is subscribed to once and for all: to watch asks the engine nothing.
+// A simPushingLocker pushes releases over a standing subscription, so Watch sends no request.
 type simPushingLocker struct{ simLocker }
 
 func (l simPushingLocker) Watch(ctx context.Context, held *driver.HeldError) (<-chan struct{}, error) {
@@ -169,7 +161,7 @@ func (l simPushingLocker) Watch(ctx context.Context, held *driver.HeldError) (<-
 	return l.told(ctx, ended), err
 }
 
-// told is closed half a round trip after ended.
+// told returns a channel that is closed half a round trip after ended.
 func (l simPushingLocker) told(ctx context.Context, ended <-chan struct{}) <-chan struct{} {
 	told := make(chan struct{})
 	go func() {
@@ -183,7 +175,7 @@ func (l simPushingLocker) told(ctx context.Context, ended <-chan struct{}) <-cha
 	return told
 }
 
-// A simElector is the engine as one. Its requests count as the store's.
+// A simElector is one engine for both. Its requests count as the store's.
 type simElector struct {
 	simPushingStore
 	locker simPushingLocker
@@ -235,8 +227,7 @@ func (l *simLease) Release(ctx context.Context) error {
 	return err
 }
 
-// newSimFleet starts n nodes, which end with their bubble. load gets the node
-// that it runs in.
+// newSimFleet starts n nodes, which are closed at the end of the test. load gets its node.
 func newSimFleet(t *testing.T, n int, kind simKind, load func(ctx context.Context, node *simNode, key string) (string, error), o bellwether.Options) *simEngine {
 	t.Helper()
 	e := &simEngine{store: memstore.New(), locker: locallock.New(), kind: kind, over: make(chan struct{})}
@@ -265,7 +256,6 @@ func newSimFleet(t *testing.T, n int, kind simKind, load func(ctx context.Contex
 	return e
 }
 
-// A simEvent is what befalls the key that all nodes ask for at one moment.
 type simEvent string
 
 const (
@@ -274,8 +264,7 @@ const (
 	simDies    simEvent = "is asked for first, the holder dies"
 )
 
-// befall has a fleet of n nodes with a caller each ask for one key at one moment,
-// and returns the row of the table.
+// befall has n nodes ask for one key at one moment, and returns the row of the table.
 func befall(t *testing.T, kind simKind, event simEvent, n int) []string {
 	t.Helper()
 	var loads, storeOps, lockOps, heard int64
@@ -284,7 +273,7 @@ func befall(t *testing.T, kind simKind, event simEvent, n int) []string {
 	for range rounds {
 		synctest.Test(t, func(t *testing.T) {
 			var begun atomic.Int64
-			var trouble atomic.Bool // befalls the next load
+			var trouble atomic.Bool // for the next load
 			e := newSimFleet(t, n, kind, func(ctx context.Context, node *simNode, _ string) (string, error) {
 				begun.Add(1)
 				troubled := trouble.Swap(false)
@@ -300,7 +289,7 @@ func befall(t *testing.T, kind simKind, event simEvent, n int) []string {
 				return "v", nil
 			}, bellwether.Options{TTL: simTTL, Fleet: bellwether.Fleet{LeaseTTL: simLeaseTTL}, Limits: bellwether.Limits{NearBytes: 1 << 16}})
 			if event != simDies {
-				for _, nodes := range [][]*simNode{e.nodes[:1], e.nodes[1:]} { // one loads, the others have it from the store
+				for _, nodes := range [][]*simNode{e.nodes[:1], e.nodes[1:]} { // one loads, and the others read the store
 					var callers sync.WaitGroup
 					for _, node := range nodes {
 						callers.Go(func() { node.Get(t.Context(), "k") })
@@ -318,7 +307,7 @@ func befall(t *testing.T, kind simKind, event simEvent, n int) []string {
 			}
 			trouble.Store(event != simExpires)
 
-			ctx, gone := context.WithTimeout(t.Context(), 5*simLeaseTTL) // the dead node's caller is
+			ctx, gone := context.WithTimeout(t.Context(), 5*simLeaseTTL) // the dead node's caller leaves
 			defer gone()
 			took, errs := make([]time.Duration, n), make([]error, n)
 			var callers sync.WaitGroup
@@ -330,7 +319,7 @@ func befall(t *testing.T, kind simKind, event simEvent, n int) []string {
 				})
 			}
 			callers.Wait()
-			time.Sleep(simTrip) // the lease's release is behind the callers
+			time.Sleep(simTrip) // the lease is released after the callers' answers
 			synctest.Wait()
 			loads += begun.Load()
 			for i, node := range e.nodes {
@@ -358,14 +347,12 @@ func befall(t *testing.T, kind simKind, event simEvent, n int) []string {
 	}
 }
 
-// drain has 10,000 keys expire within a second in a fleet of some processes, and
-// asks each of these for all of them when the second is over; callers that are
-// refused, or served what is stale, ask again each second. A load takes each. It
-// returns the row of the table.
+// drain has the keys expire within a second, and then asks each process for all. Refused and stale
+// callers ask again each second. It returns the row of the table.
 func drain(t *testing.T, processes, keys int, each time.Duration, what string, o bellwether.Options) []string {
 	t.Helper()
 	const maxRebuilds = 128
-	o.Limits.MaxRebuilds = maxRebuilds // which is exact, unlike the default
+	o.Limits.MaxRebuilds = maxRebuilds // exact, unlike the default
 	var loads, running, most, refused, asked, storeOps, lockOps atomic.Int64
 	var longest, drained time.Duration
 	synctest.Test(t, func(t *testing.T) {
@@ -455,7 +442,6 @@ func drain(t *testing.T, processes, keys int, each time.Duration, what string, o
 	}
 }
 
-// drains are the ways of drain in the table.
 var drains = map[string]bellwether.Options{
 	"`MaxQueued` 10,000":                    {Limits: bellwether.Limits{MaxQueued: 10_000}},
 	"`MaxQueued` zero":                      {},
@@ -467,7 +453,7 @@ const (
 	drainHeader = "| | processes | bound | most at one time | loads | drained after, s | longest wait, s | calls per key and process | of these refused, % | store operations per key and process | lock operations per key and process |"
 )
 
-// tableUnder returns the rows of the table in docs/fleets.md that has a header.
+// tableUnder returns the rows of the table with this header in docs/fleets.md.
 func tableUnder(t *testing.T, header string) (rows [][]string) {
 	t.Helper()
 	b, err := os.ReadFile("docs/fleets.md")
@@ -493,9 +479,8 @@ func tableUnder(t *testing.T, header string) (rows [][]string) {
 	return rows
 }
 
-// holdRow fails unless the document's row says what was measured: the same words,
-// and numbers within 5 %, or one in the last place that is written. ≤ says what
-// chance makes of it at most.
+// holdRow compares a document's row with the measured row: words exactly, numbers within 5 % or a
+// unit of the last digit, and "≤" as a bound.
 func holdRow(t *testing.T, says, measured []string) {
 	t.Helper()
 	ok := len(says) == len(measured)
@@ -522,8 +507,7 @@ func holdRow(t *testing.T, says, measured []string) {
 	}
 }
 
-// holdFleet measures the rows of the first table that have as many nodes as of
-// says.
+// holdFleet checks the first table's rows that of accepts.
 func holdFleet(t *testing.T, of func(nodes int, kind simKind) bool) {
 	t.Helper()
 	held := 0
@@ -538,11 +522,10 @@ func holdFleet(t *testing.T, of func(nodes int, kind simKind) bool) {
 		}
 	}
 	if held == 0 {
-		t.Error("there are none")
+		t.Error("docs/fleets.md has no such rows")
 	}
 }
 
-// number reads one cell.
 func number(t *testing.T, cell string) int {
 	t.Helper()
 	n, err := strconv.Atoi(strings.ReplaceAll(cell, ",", ""))
@@ -552,18 +535,15 @@ func number(t *testing.T, cell string) int {
 	return n
 }
 
-// TestDocument_Fleet holds the rows of docs/fleets.md that are small enough for
-// the race detector; TestClaim_DocumentFleet holds the others.
+// The rows of docs/fleets.md that are small enough for the race detector hold.
 func TestDocument_Fleet(t *testing.T) {
 	holdFleet(t, inRace)
 }
 
-// inRace are the fleets that the race detector bears.
 func inRace(nodes int, kind simKind) bool { return nodes <= 10 || kind != simPolls && nodes <= 100 }
 
-// What a node asks and hears does not grow with the fleet. It is a little less in
-// a small one that polls, of which two nodes are more: the holder does not poll, and
-// the last holder knows how long the build takes, and polls seldom.
+// A node's requests and pushes do not grow with the fleet. Two polling nodes make fewer, which
+// shows in a small fleet: the holder, and the last holder, which knows the build time.
 func TestDocument_FleetIsConstant(t *testing.T) {
 	small := map[string][]string{}
 	sizes := map[string]int{}
@@ -594,13 +574,11 @@ func TestDocument_FleetIsConstant(t *testing.T) {
 	}
 }
 
-// The origin's bound holds for keys that expire together, whatever the queue and
-// the windows are. TestClaim_DocumentDrain holds it for 10,000.
+// The bound on the origin's loads holds for keys that expire together, with any queue and windows.
 func TestDrain(t *testing.T) {
 	for what, o := range drains {
 		for _, processes := range []int{1, 3} {
-			// A process may stand for all keys, one after another, before its last slot
-			// has one that no other process rebuilds: a load takes longer than that.
+			// A load takes longer than a process's elections for all keys, so its last slot gets a key too.
 			const keys = 500
 			row := drain(t, processes, keys, 2*keys*simTrip, what, o)
 			if row[3] != row[2] || row[4] != "500" {

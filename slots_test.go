@@ -11,7 +11,6 @@ import (
 	"github.com/bellwether-go/bellwether"
 )
 
-// gauge counts what works at one time.
 type gauge struct{ running, most atomic.Int32 }
 
 func (g *gauge) work(d time.Duration) {
@@ -22,15 +21,14 @@ func (g *gauge) work(d time.Duration) {
 	time.Sleep(d)
 }
 
-// A load that has lent its slot goes on before the loan has ended, while a slot is
-// free: no other load may begin in that one.
+// A load that outlives its loan takes a free slot, in which no other load then begins.
 func TestSlots_LoanThatOutlivesItsOffer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var g gauge
 		var c *bellwether.Cache[string]
 		c = cacheOf(t, func(ctx context.Context, key string) (string, error) {
 			switch key {
-			case "a": // gives up on b after a second, and works on
+			case "a": // gives up on b after a second, and goes on
 				short, cancel := context.WithTimeout(ctx, time.Second)
 				defer cancel()
 				c.Get(short, "b")
@@ -56,7 +54,7 @@ func TestSlots_LoanThatOutlivesItsOffer(t *testing.T) {
 	})
 }
 
-// The same where one loan has been settled, and ends, while another has not.
+// As TestSlots_LoanThatOutlivesItsOffer, with a second loan that is still open.
 func TestSlots_LoanThatEndsBesideAnother(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var g gauge

@@ -15,8 +15,7 @@ const endless time.Duration = math.MaxInt64
 
 func TestJudge(t *testing.T) {
 	const s = time.Second
-	// A value of TTL 10 s from instant 100 s on, stale until 120 s, and until
-	// 140 s if rebuilds fail.
+	// a value with a TTL of 10 s from 100 s, stale until 120 s, and until 140 s if rebuilds fail
 	value := items.NewLifetime(100*s, items.Windows{TTL: 10 * s, StaleWhileRevalidate: 10 * s, StaleIfError: 30 * s})
 	failing := value
 	failing.Failures, failing.RetryAt = 1, 125*s
@@ -55,7 +54,7 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// anyDuration is now and then one that adds up to more than there is.
+// anyDuration returns a random duration, sometimes so large that sums overflow.
 func anyDuration(rng *rand.Rand) time.Duration {
 	switch rng.IntN(6) {
 	case 0:
@@ -68,8 +67,7 @@ func anyDuration(rng *rand.Rand) time.Duration {
 	return time.Duration(rng.Int64N(1 << rng.IntN(62)))
 }
 
-// Whatever the windows: what is served can be kept, a value's standing only
-// falls with time, and a failure never shortens what it had.
+// A servable value may be kept, its verdict only falls with time, and a failure shortens no window.
 func TestJudge_Properties(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	rank := map[verdict]int{serve: 3, serveOnly: 2, serveStale: 2, fail: 1, rebuild: 0}
@@ -110,8 +108,7 @@ func TestJudge_Properties(t *testing.T) {
 	}
 }
 
-// Failures that were not remembered make no later pause longer, also not by way of one that
-// says itself how long.
+// Failures that are not remembered lengthen no later pause, also after a RetryAfter.
 func TestFailed_AfterWhatIsNotRemembered(t *testing.T) {
 	l := items.Lifetime{Born: time.Hour}
 	l = failed(l, l.Born, 0, time.Minute)
@@ -148,7 +145,7 @@ func TestBackOff(t *testing.T) {
 		if least < test.full-test.full/2 || most > test.full {
 			t.Errorf("backOff(%d, %v) is in %v .. %v, want in %v .. %v", test.n, test.unit, least, most, test.full/2, test.full)
 		}
-		// The jitter uses its range: keys that fail together part.
+		// The jitter spreads keys that fail together.
 		if span := test.full / 2; most-least < span-span/20 {
 			t.Errorf("backOff(%d, %v) spreads over %v, want nearly %v", test.n, test.unit, most-least, span)
 		}
@@ -169,8 +166,7 @@ func TestPollInterval_Bounds(t *testing.T) {
 	}
 }
 
-// The comment on polling promises: at most a sixteenth of the build time late,
-// or the shortest pause, and few reads.
+// A poll is at most a sixteenth of the build time late, or the shortest pause, with few reads.
 func TestPollInterval_LatenessAndReads(t *testing.T) {
 	for range 2000 {
 		build := time.Millisecond + time.Duration(rand.Int64N(int64(4*time.Second)))
@@ -188,8 +184,8 @@ func TestPollInterval_LatenessAndReads(t *testing.T) {
 	}
 }
 
-// A build of known length is seen by few looks, and at once if it ends as usual. One that does not is
-// seen a pause or a sixteenth of its time late, and one that began earlier is a build that ends early.
+// A build of known length is seen with few looks: at once if it takes its usual time, else a pause
+// or a sixteenth late.
 func TestPollBuild_LatenessAndReads(t *testing.T) {
 	for range 5000 {
 		usual := 16*minPoll + time.Duration(rand.Int64N(int64(time.Second)))

@@ -22,14 +22,12 @@ import (
 	"github.com/bellwether-go/bellwether"
 )
 
-// The claims about streaming, over real loopback connections: the memory of one
-// body whatever the number of its readers, a slow reader who delays nobody, and
-// a first byte that is everybody's at one time. The server is a process of its
-// own, so that its peak is its own.
+// This file checks the claims about streaming over loopback connections. The server is a separate
+// process, to measure its peak memory.
 
 const streamServer = "BELLWETHER_STREAM_SERVER" // its value: MaxBodyBytes in bytes
 
-// This runs before any test, and not as one: in the process that is the server.
+// Runs the server instead of the tests if streamServer is set.
 func init() {
 	limit, err := strconv.ParseInt(os.Getenv(streamServer), 10, 64)
 	if err != nil {
@@ -42,14 +40,14 @@ func init() {
 	os.Exit(0)
 }
 
-// streamed is a piece of the body; the number of the piece stands at its start.
+// streamed is the size of a piece of the body. Each piece begins with its number.
 const streamed = 32 << 10
 
 func streamPiece(p []byte, i int) {
 	copy(p, fmt.Sprintf("%012d", i))
 }
 
-// serveStream serves /N, a body of N bytes, to whoever asks until stdin ends.
+// serveStream serves bodies of the requested size until stdin ends.
 func serveStream(limit int64) error {
 	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{MaxBodyBytes: limit})
 	var calls atomic.Int64
@@ -60,7 +58,7 @@ func serveStream(limit int64) error {
 			http.Error(w, err.Error(), http.StatusBadRequest)
 			return
 		}
-		// Until all are there: what is measured is not who comes too late.
+		// until the whole herd has come
 		herd, _ := strconv.ParseUint(r.URL.Query().Get("herd"), 10, 64)
 		for mw.Stats().Collapsed+1 < herd {
 			time.Sleep(time.Millisecond)
@@ -87,7 +85,6 @@ func serveStream(limit int64) error {
 	return err
 }
 
-// A streamProcess is a server in a process of its own.
 type streamProcess struct {
 	t    *testing.T
 	cmd  *exec.Cmd
@@ -121,7 +118,7 @@ func startStream(t *testing.T, limit int64) *streamProcess {
 	return &streamProcess{t: t, cmd: cmd, addr: strings.TrimSpace(line)}
 }
 
-// peak returns the most memory that the process has had, in bytes.
+// peak returns the process's maximum memory in bytes.
 func (p *streamProcess) peak() int64 {
 	p.t.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
@@ -141,7 +138,6 @@ func (p *streamProcess) peak() int64 {
 	return 0
 }
 
-// calls returns how often the handler was run.
 func (p *streamProcess) calls() string {
 	p.t.Helper()
 	res, err := http.Get("http://" + p.addr + "/calls")
@@ -154,7 +150,6 @@ func (p *streamProcess) calls() string {
 	return string(b)
 }
 
-// ask sends a request for n bytes that herd clients share.
 func (p *streamProcess) ask(n, herd int) net.Conn {
 	p.t.Helper()
 	c, err := net.Dial("tcp", p.addr)
@@ -166,7 +161,7 @@ func (p *streamProcess) ask(n, herd int) net.Conn {
 	return c
 }
 
-// readStream reads a response of n bytes with big reads, and checks each piece.
+// readStream reads a response of n bytes and checks each piece.
 func readStream(c net.Conn, n int) error {
 	br := bufio.NewReaderSize(c, 256<<10)
 	res, err := http.ReadResponse(br, nil)
@@ -191,8 +186,7 @@ func readStream(c net.Conn, n int) error {
 	return nil
 }
 
-// dawdle reads 10 KB each second until done is closed, and returns how much it
-// has had.
+// dawdle reads 10 KB each second until done is closed, and returns the bytes read.
 func dawdle(c net.Conn, done <-chan struct{}) (int, error) {
 	total, p := 0, make([]byte, 1000)
 	for {
@@ -209,8 +203,8 @@ func dawdle(c net.Conn, done <-chan struct{}) (int, error) {
 	}
 }
 
-// herdOf has fast clients read n bytes each, beside one who dawdles if slow, and
-// returns how long the fast ones took in all, and the process's peak.
+// herdOf has fast clients read n bytes, beside a slow client if slow. It returns the fast clients'
+// time and the process's peak.
 func herdOf(t *testing.T, limit int64, n, fast int, slow bool) (took time.Duration, peak int64) {
 	t.Helper()
 	p := startStream(t, limit)
@@ -250,9 +244,7 @@ func herdOf(t *testing.T, limit int64, n, fast int, slow bool) (took time.Durati
 	return took, peak
 }
 
-// TestClaim_StreamToAHerd: 64 MiB for 200 collapsed clients (30 with -short), one
-// of whom reads 10 KB/s. One copy of the body is all that they cost, and the slow
-// one is no matter to the others.
+// 200 clients (30 with -short) take the memory of one body, and a slow client delays no other.
 func TestClaim_StreamToAHerd(t *testing.T) {
 	const (
 		size     = 64 << 20
@@ -266,7 +258,7 @@ func TestClaim_StreamToAHerd(t *testing.T) {
 	}
 	var ratios []float64
 	for len(ratios) < rounds && !decided(rounds, ratios, maxRatio) {
-		// Side by side, so that what else the machine does meets both alike.
+		// side by side, so that other work of the machine affects both alike
 		var alone, with time.Duration
 		var peak int64
 		var wg sync.WaitGroup
@@ -287,14 +279,13 @@ func TestClaim_StreamToAHerd(t *testing.T) {
 	}
 }
 
-// TestClaim_StreamOverTheLimit: where the body is not stored, the writer waits
-// for the slowest reader. Memory is the limit then, and not the body.
+// A body above MaxBodyBytes is written at the pace of the slowest reader, with MaxBodyBytes of memory.
 func TestClaim_StreamOverTheLimit(t *testing.T) {
 	const (
 		size  = 64 << 20
 		limit = 4 << 20
-		// Of the process, which has 19,016 KiB before the first request if its binary has no
-		// tests but these; what else is linked to it is not the stream's.
+		// A process with these tests alone has 19,016 KiB before the first request. Other linked
+		// code does not count.
 		maxGrowth = limit + 32<<20 - 19_016<<10
 		fast      = 50
 	)
@@ -338,9 +329,7 @@ func TestClaim_StreamOverTheLimit(t *testing.T) {
 	}
 }
 
-// TestClaim_FirstByteForAll: a handler that writes ten pieces, 200 ms apart. Of
-// 100 collapsed clients, some there from the beginning and some late, each has
-// its first byte when the first client has its own, or at once.
+// Each of 100 clients gets its first byte with the first client, or at once if it joins later.
 func TestClaim_FirstByteForAll(t *testing.T) {
 	const (
 		clients = 100
@@ -359,7 +348,7 @@ func TestClaim_FirstByteForAll(t *testing.T) {
 	var worst []float64
 	for round := 0; round < rounds && !decided(rounds, worst, maxLag.Seconds()*1000); round++ {
 		start := time.Now()
-		var firstByte time.Duration // the first client's; read after the others are done
+		var firstByte time.Duration // of the first client; read after the others are done
 		lags := make([]time.Duration, clients)
 		first := make(chan struct{})
 		var wg sync.WaitGroup
@@ -385,7 +374,7 @@ func TestClaim_FirstByteForAll(t *testing.T) {
 		wg.Go(func() { _, firstByte = client(0); close(first) })
 		for i := range clients {
 			wg.Go(func() {
-				// Half before the first byte, half while the body grows.
+				// half before the first byte, half while the body grows
 				asked, got := client(20*time.Millisecond + time.Duration(i)*18*time.Millisecond)
 				<-first
 				lags[i] = got - max(asked, firstByte)

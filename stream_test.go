@@ -14,8 +14,7 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// slowly answers with the number of its call, the header at once and the rest
-// after 5 s.
+// slowly answers with the number of its call: the header at once, and the body after 5 s.
 func slowly(calls *atomic.Int32) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		n := calls.Add(1)
@@ -26,8 +25,7 @@ func slowly(calls *atomic.Int32) http.HandlerFunc {
 	}
 }
 
-// A request that does not take the response that is being written gets the next
-// one, also if the store refuses the first.
+// A request that does not accept the running response gets the next, even if the store fences the first.
 func TestStream_RefusedWhileOthersRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var calls atomic.Int32
@@ -40,8 +38,7 @@ func TestStream_RefusedWhileOthersRead(t *testing.T) {
 	})
 }
 
-// A page that is swept faster than it is made is answered all the same, with
-// what began after the request.
+// A page that is swept faster than it is made is answered with a response from after the request.
 func TestStream_SweptFasterThanMade(t *testing.T) {
 	for name, match := range map[string]bellwether.Match{
 		"prefix": {Prefixes: []string{"http://example.com/"}}, "tag": {Tags: []string{"x"}}, "soft": {Tags: []string{"x"}, Soft: true},
@@ -72,10 +69,8 @@ func TestStream_SweptFasterThanMade(t *testing.T) {
 	}
 }
 
-// Who joins a response that another process has invalidated while it is written
-// gets the next one, from NearTTL after that on; and while nobody has, who joins
-// it late reads it at once where the store can be asked whether it still counts,
-// and else at its commit. Either way the handler is called once.
+// A client that joins a response gets the next one from NearTTL after another process's
+// invalidation on. It reads at once with a Notifier or a Fencer, and at the commit otherwise.
 func TestFleet_LateJoinerOfAnInvalidatedStream(t *testing.T) {
 	for name, open := range map[string]func() driver.Store{
 		"tells":        func() driver.Store { return memstore.New() },
@@ -124,7 +119,7 @@ func TestFleet_LateJoinerOfAnInvalidatedStream(t *testing.T) {
 	}
 }
 
-// A store that does not answer while a response is written keeps nobody from it.
+// A client can join a response while the store is down.
 func TestFleet_LateJoinerWhileTheStoreIsDown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var calls atomic.Int32
@@ -142,9 +137,7 @@ func TestFleet_LateJoinerWhileTheStoreIsDown(t *testing.T) {
 	})
 }
 
-// A holder was paused past its lease, or its locker is away, and it goes on before any
-// renewal has told it that another has rebuilt its key since: its own callers get the
-// newer response, too.
+// A holder that was paused past its lease serves its callers the newer response of another process.
 func TestFleet_PausedHolderPublishesLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var calls atomic.Int32
@@ -171,6 +164,6 @@ func TestFleet_PausedHolderPublishesLate(t *testing.T) {
 		if body := <-got; body != "2" {
 			t.Errorf("the paused holder answers %q, want 2", body)
 		}
-		a.wantBody(t, "2", "http://a/p") // and then everywhere
+		a.wantBody(t, "2", "http://a/p") // and then in every process
 	})
 }

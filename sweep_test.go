@@ -17,8 +17,7 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// This file attacks the log of sweeps: what happens between any two of its
-// steps, to the log itself, and to those who read and write it.
+// This file tests faults of the log of sweeps, its readers and its writers.
 
 func sweep(t *testing.T, s *site, m bellwether.Match) {
 	t.Helper()
@@ -36,10 +35,9 @@ func invalidate(t *testing.T, c interface {
 	}
 }
 
-// The holder of the log's lease is gone, or the store does not answer: no
-// request waits longer for the log than for an engine that does not answer.
+// If the log's lease is held, or its store is silent, a request waits for the log at most EngineTimeout.
 func TestSweep_LogIsNotWaitedFor(t *testing.T) {
-	const timeout = 700 * time.Millisecond // EngineTimeout, in which what is known of the log grows old
+	const timeout = 700 * time.Millisecond // EngineTimeout, during which the knowledge of the log expires
 	for name, prepare := range map[string]func(*wiredStore, *locallock.Locker){
 		"its lease is held": func(_ *wiredStore, l *locallock.Locker) { l.TryAcquire(context.Background(), "\x00sweeps", time.Hour) },
 		"its store hangs":   func(s *wiredStore, _ *locallock.Locker) { s.set(blackHole) },
@@ -53,7 +51,7 @@ func TestSweep_LogIsNotWaitedFor(t *testing.T) {
 				w.Header().Set("Cache-Control", "max-age=3600")
 			})
 			var wg sync.WaitGroup
-			for i := range 12 { // fewer than have turns at one time
+			for i := range 12 { // fewer than the concurrent calls
 				wg.Go(func() {
 					start := time.Now()
 					w := s.get(fmt.Sprint("http://example.com/", i))
@@ -61,16 +59,15 @@ func TestSweep_LogIsNotWaitedFor(t *testing.T) {
 						t.Errorf("%d after %v", w.Code, took)
 					}
 				})
-				time.Sleep(5 * time.Millisecond) // some find that another reads it
+				time.Sleep(5 * time.Millisecond) // some find another request reading the log
 			}
 			wg.Wait()
 		})
 	}
 }
 
-// The log is read when the process begins, and again by the first request that
-// finds it old: in one call with the key, where the store answers for many. Other
-// requests do not ask for it.
+// The log is read at the start, and then by the first request that finds it old, in one
+// GetMany with its key.
 func TestSweep_LogIsReadAlong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := wiredTo(memstore.New()).batching()
@@ -85,7 +82,7 @@ func TestSweep_LogIsReadAlong(t *testing.T) {
 			after         time.Duration
 			get, together int
 		}{
-			{0, 1, 0},                      // it has just been read
+			{0, 1, 0},                      // the log was just read
 			{501 * time.Millisecond, 0, 1}, // half of NearTTL
 			{0, 1, 0},
 			{time.Hour, 0, 1},
@@ -100,9 +97,7 @@ func TestSweep_LogIsReadAlong(t *testing.T) {
 	})
 }
 
-// Of a log and a key that are asked for together, the key's answer is not believed
-// without the log's: what is kept may have been swept. Nor is a request longer
-// than EngineTimeout about it.
+// An entry that is read together with the log is not used without the log, because it may be swept.
 func TestSweep_HalfAnAnswer(t *testing.T) {
 	for mute, errs := range map[string]int{"\x00sweeps": 2, "example.com/": 1} {
 		inBubble(t, fmt.Sprintf("none for %q", mute), func(t *testing.T) {
@@ -119,20 +114,18 @@ func TestSweep_HalfAnAnswer(t *testing.T) {
 			other.get("http://example.com/")
 			time.Sleep(time.Second)
 			start := time.Now()
-			s.wantBody(t, "its own", "http://example.com/") // the other may have been swept
+			s.wantBody(t, "its own", "http://example.com/") // the stored response may be swept
 			if took := time.Since(start); took > 600*time.Millisecond {
 				t.Errorf("it took %v, with an EngineTimeout of 500 ms", took)
 			}
 			if len(said) != errs || !errors.Is(errors.Join(said...), bellwether.ErrUnavailable) {
-				t.Errorf("said: %v", said)
+				t.Errorf("OnError got %v", said)
 			}
 		})
 	}
 }
 
-// A server that is silent delays the requests for its own keys, and none for
-// those of the log's server, although one of them is the first to find the log
-// old.
+// A silent server delays requests for its own keys only, even if one of them finds the log old first.
 func TestSweep_LogOutlivesAnotherServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const silent, sound = 12, 5
@@ -168,8 +161,7 @@ func TestSweep_LogOutlivesAnotherServer(t *testing.T) {
 	})
 }
 
-// A process that has not met the log asks for it before it believes what is kept,
-// also if it has just tried in vain.
+// A process reads the log before it serves stored responses, even after a failed try.
 func TestSweep_ProcessBeforeItsStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		kept := memstore.New()
@@ -193,8 +185,7 @@ func TestSweep_ProcessBeforeItsStore(t *testing.T) {
 	})
 }
 
-// Processes that begin the log at one time, with nothing to elect one of them, do
-// so without errors.
+// Processes that begin the log at one time, without a locker, do so without errors.
 func TestSweep_BegunByAll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		kept := memstore.New()
@@ -216,8 +207,7 @@ func TestSweep_BegunByAll(t *testing.T) {
 	})
 }
 
-// A request that finds too many waiting for MaxRebuilds is told so at once,
-// whatever was swept before it came.
+// A request beyond MaxQueued is refused at once, also after a sweep.
 func TestSweep_AndTheQueueIsFull(t *testing.T) {
 	for name, store := range map[string]driver.Store{"a store": memstore.New(), "no store": nil} {
 		inBubble(t, name, func(t *testing.T) {
@@ -241,7 +231,7 @@ func TestSweep_AndTheQueueIsFull(t *testing.T) {
 	}
 }
 
-// A log whose bytes are none takes everything with it, and is begun anew.
+// A log that does not parse sweeps everything, and is begun anew.
 func TestSweep_LogIsCorrupt(t *testing.T) {
 	for name, garbage := range map[string]string{"no JSON": "{", "null": "null", "an empty one": "{}", "another's": `{"since":"x"}`} {
 		inBubble(t, name, func(t *testing.T) {
@@ -256,7 +246,7 @@ func TestSweep_LogIsCorrupt(t *testing.T) {
 			store.Commit(t.Context(), "\x00sweeps", driver.Entry{Kind: driver.KindValue, Value: []byte(garbage), Epoch: epoch, TTL: time.Hour})
 			time.Sleep(1001 * time.Millisecond)
 			for _, s := range all {
-				s.wantBody(t, "2", "http://example.com/?tag=x") // perhaps response 1 was swept
+				s.wantBody(t, "2", "http://example.com/?tag=x") // response 1 may be swept
 			}
 			sweep(t, all[1], bellwether.Match{Tags: []string{"x"}})
 			time.Sleep(1001 * time.Millisecond)
@@ -270,7 +260,7 @@ func TestSweep_LogIsCorrupt(t *testing.T) {
 		s.get("http://example.com/?tag=x")
 		synctest.Wait()
 		s.get("http://example.com/?tag=x")
-		corrupt := func() bool { return store.count("commit") < 3 } // until it is written anew
+		corrupt := func() bool { return store.count("commit") < 3 } // until the log is written anew
 		store.set(on(func(context.Context, string) error {
 			if corrupt() {
 				return driver.ErrCorrupt
@@ -293,8 +283,7 @@ func TestSweep_LogIsCorrupt(t *testing.T) {
 	})
 }
 
-// A sweep is done only if the log's lease has held until it was written; who
-// cannot know that writes once more.
+// A sweep writes the log again if its lease may have been lost before the commit.
 func TestSweep_LeaseIsLostWhileTheLogIsWritten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inner, locker := memstore.New(), locallock.New()
@@ -311,8 +300,8 @@ func TestSweep_LeaseIsLostWhileTheLogIsWritten(t *testing.T) {
 			a.get("http://example.com/?tag=" + tag)
 		}
 		synctest.Wait()
-		// A's commit takes longer than its lease, and the release is not
-		// answered. B has read the log before A's commit and writes after it.
+		// A's commit outlasts its lease, and the release fails. B reads the log before A's commit,
+		// and writes after it.
 		slow.set(on(func(context.Context, string) error { time.Sleep(150 * time.Millisecond); return nil }, "commit"))
 		slower.set(on(func(context.Context, string) error { time.Sleep(80 * time.Millisecond); return nil }, "commit"))
 		deaf.set(on(refuse, "release"))
@@ -333,7 +322,7 @@ func TestSweep_LeaseIsLostWhileTheLogIsWritten(t *testing.T) {
 	})
 }
 
-// Without its store a process drops also what it is making.
+// While the store is down, a sweep also voids this process's running loads.
 func TestSweep_WithoutTheStoreDuringALoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := 0
@@ -352,12 +341,11 @@ func TestSweep_WithoutTheStoreDuringALoad(t *testing.T) {
 		if !errors.Is(err, bellwether.ErrUnavailable) {
 			t.Fatalf("err = %v, want ErrUnavailable", err)
 		}
-		s.wantBody(t, "2", "http://example.com/") // response 1 was begun before the sweep
+		s.wantBody(t, "2", "http://example.com/") // response 1 began before the sweep
 	})
 }
 
-// withStalePage returns a site over the store. Its page, http://example.com/ with the tag x, is
-// stale, and the handler needs 5 s for the next one.
+// withStalePage returns a site with a stale page with the tag x, and a handler that takes 5 s.
 func withStalePage(t *testing.T, store driver.Store) *site {
 	n := 0
 	s := sites(t, 1, store, func(w http.ResponseWriter, r *http.Request) {
@@ -373,7 +361,7 @@ func withStalePage(t *testing.T, store driver.Store) *site {
 	return s
 }
 
-// Without its store a process does not go on offering what was stale either.
+// While the store is down, a sweep ends the use of a stale page that is being rebuilt.
 func TestSweep_WithoutTheStoreWhileStaleIsServed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := wiredTo(memstore.New())
@@ -385,13 +373,12 @@ func TestSweep_WithoutTheStoreWhileStaleIsServed(t *testing.T) {
 			t.Fatal("no error without a store")
 		}
 		if got := s.get("http://example.com/").Body.String(); got == "1" {
-			t.Error("the stale response is served that was swept")
+			t.Error("a swept stale response is served")
 		}
 	})
 }
 
-// Without its store a process does not go back to what was at hand before the sweep, while
-// it waits for that store.
+// While the store is silent, a look does not bring back a page from before the sweep.
 func TestSweep_WithoutTheStoreDuringALook(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := wiredTo(memstore.New())
@@ -403,21 +390,20 @@ func TestSweep_WithoutTheStoreDuringALook(t *testing.T) {
 			return errRefused
 		})
 		go s.get("http://example.com/")
-		time.Sleep(100 * time.Millisecond) // it looks
+		time.Sleep(100 * time.Millisecond) // during the look
 		if err := s.mw.InvalidateMatching(t.Context(), bellwether.Match{Tags: []string{"x"}}); err == nil {
 			t.Fatal("no error without a store")
 		}
 		for range 3 {
 			if got := s.get("http://example.com/").Body.String(); got == "1" {
-				t.Error("the response is served that was swept")
+				t.Error("a swept response is served")
 			}
 		}
 		time.Sleep(time.Minute) // a refresh ends
 	})
 }
 
-// lingering is a handler that says which run it is, and whose first run goes on for a
-// while behind that.
+// lingering is a handler that writes the number of its run. Its first run goes on for a while.
 func lingering(d time.Duration) http.HandlerFunc {
 	var runs atomic.Int32
 	return func(w http.ResponseWriter, r *http.Request) {
@@ -430,8 +416,7 @@ func lingering(d time.Duration) http.HandlerFunc {
 	}
 }
 
-// An invalidation meets a response that is being written also where a soft one
-// has met it before, and nobody joins its readers any more.
+// An invalidation voids a running response also after a soft one, and new clients do not join it.
 func TestSweep_SoftThenInvalidated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, bellwether.HTTPOptions{}, lingering(3*time.Second))
@@ -441,12 +426,11 @@ func TestSweep_SoftThenInvalidated(t *testing.T) {
 		time.Sleep(time.Second)
 		invalidate(t, s.mw, "http://a/p")
 		time.Sleep(2 * time.Second)
-		s.wantBody(t, "run 2", "http://a/p") // run 1 was made before the invalidation
+		s.wantBody(t, "run 2", "http://a/p") // run 1 began before the invalidation
 	})
 }
 
-// While the store is down a sweep meets what this process is making all the same, also
-// what a soft one has met before.
+// While the store is down, a sweep voids this process's running responses, also after a soft one.
 func TestSweep_StreamsWithoutTheStore(t *testing.T) {
 	hard := bellwether.Match{Prefixes: []string{"http://a/"}}
 	soft := bellwether.Match{Prefixes: []string{"http://a/"}, Soft: true}
@@ -465,13 +449,12 @@ func TestSweep_StreamsWithoutTheStore(t *testing.T) {
 			time.Sleep(20 * time.Second)
 			s.get("http://a/p") // may be stale, if the sweeps are soft
 			synctest.Wait()
-			s.wantBody(t, "run 2", "http://a/p") // run 1 was made before the invalidation
+			s.wantBody(t, "run 2", "http://a/p") // run 1 began before the invalidation
 		})
 	}
 }
 
-// What went stale before this process began is stale after a sweep of something else,
-// too: its times are before the clock's.
+// A page that expired before this process began stays expired after a sweep of others.
 func TestSweep_OfSomethingElseFreshensNothing(t *testing.T) {
 	for _, match := range []bellwether.Match{{Tags: []string{"x"}}, {Tags: []string{"x"}, Soft: true}, {Prefixes: []string{"http://another.example/"}}} {
 		for _, window := range []string{"stale-while-revalidate", "stale-if-error"} {
@@ -498,7 +481,7 @@ func TestSweep_OfSomethingElseFreshensNothing(t *testing.T) {
 			})
 		}
 	}
-	synctest.Test(t, func(t *testing.T) { // in one process: the upstream's Age is more than its life
+	synctest.Test(t, func(t *testing.T) { // in one process: the upstream's Age exceeds the lifetime
 		s := newSite(t, bellwether.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Cache-Control", "max-age=60")
 			w.Header().Set("ETag", `"1"`)
@@ -513,8 +496,7 @@ func TestSweep_OfSomethingElseFreshensNothing(t *testing.T) {
 	})
 }
 
-// A store that loses all it has during a load has lost the log, too: the load after that
-// one begins with what there is of it now, and not to be in vain.
+// If the store loses the log during a load, the next load begins with the new log, and is not void.
 func TestSweep_LogIsLostWithTheLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		room, locker := newEngineRoom(t.Errorf), wiredLocks(locallock.New())
@@ -542,10 +524,10 @@ func TestSweep_LogIsLostWithTheLease(t *testing.T) {
 	})
 }
 
-// A response is as old as its header, also where the log is waited for behind its body.
+// A response's age counts from its header, also if its commit waits for the log.
 func TestSweep_LogIsWaitedForBehindALoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		const load, ttl = 3 * time.Second, 5 * time.Second // longer than the log is believed
+		const load, ttl = 3 * time.Second, 5 * time.Second // longer than the log is trusted
 		store := wiredTo(memstore.New())
 		s := newSite(t, bellwether.HTTPOptions{Fleet: bellwether.Fleet{Store: store}, TTL: ttl}, func(w http.ResponseWriter, r *http.Request) {
 			w.WriteHeader(http.StatusOK)
@@ -566,8 +548,7 @@ func TestSweep_LogIsWaitedForBehindALoad(t *testing.T) {
 	})
 }
 
-// A sweep of everything hits all hosts, both schemes and all variants, and what comes after
-// it stays.
+// A sweep of everything covers all hosts, both schemes and all variants. Later pages are kept.
 func TestSweep_All(t *testing.T) {
 	for name, soft := range map[string]bool{"hard": false, "soft": true} {
 		t.Run(name, func(t *testing.T) {
@@ -581,7 +562,7 @@ func TestSweep_All(t *testing.T) {
 						for _, lang := range []string{"", "de"} {
 							for _, s := range []*site{p.first, p.second} {
 								s.get(url, "X-Lang", lang)
-								time.Sleep(2 * time.Second) // it is kept a moment after it was answered
+								time.Sleep(2 * time.Second) // the page is stored just after the answer
 							}
 						}
 					}
@@ -594,14 +575,13 @@ func TestSweep_All(t *testing.T) {
 					t.Errorf("%d handler calls after the sweep, want 6", n)
 				}
 				if n := all(); n != 0 {
-					t.Errorf("%d handler calls for what came after the sweep", n)
+					t.Errorf("%d handler calls for pages from after the sweep", n)
 				}
 			})
 		})
 	}
 }
 
-// The fields with tags are those that the options name.
 func TestSweep_TagFields(t *testing.T) {
 	for name, test := range map[string]struct {
 		fields      []string

@@ -12,8 +12,7 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// TestLease_FollowsTheBuilds looks at the lengths of the leases of one key, and of
-// keys that nobody knows, while the builds get slower and quicker.
+// A key's lease follows its last build. An unknown key's lease follows the median of recent builds.
 func TestLease_FollowsTheBuilds(t *testing.T) {
 	const ms, s = time.Millisecond, time.Second
 	synctest.Test(t, func(t *testing.T) {
@@ -22,8 +21,7 @@ func TestLease_FollowsTheBuilds(t *testing.T) {
 		c := cacheOf(t, origin.load, bellwether.Options{
 			TTL: s, StaleWhileRevalidate: 2 * s, Fleet: bellwether.Fleet{Store: memstore.New(), Locker: locker},
 		})
-		// get waits for a build that takes so long, and returns the lengths of its
-		// lease and of the renewals.
+		// get waits for a build of this duration, and returns its lease's length and renewals.
 		get := func(key string, build time.Duration) (time.Duration, []time.Duration) {
 			t.Helper()
 			origin.set(func(o *source) { o.build = build })
@@ -31,7 +29,7 @@ func TestLease_FollowsTheBuilds(t *testing.T) {
 			if _, err := c.Get(t.Context(), key); err != nil {
 				t.Fatal(err)
 			}
-			time.Sleep(build + ms) // of one that runs behind
+			time.Sleep(build + ms) // for a build in the background
 			taken, renewed := locker.lengths()
 			if len(taken) != 1 {
 				t.Fatalf("%d leases for %s", len(taken), key)
@@ -42,11 +40,11 @@ func TestLease_FollowsTheBuilds(t *testing.T) {
 			build, taken time.Duration
 			renewals     int
 		}{
-			{2 * s, 5 * s, 1},        // the first: nothing is known, and the longest is taken
-			{100 * ms, 3500 * ms, 0}, // as the last one took
+			{2 * s, 5 * s, 1},        // the first: the longest, without a known build time
+			{100 * ms, 3500 * ms, 0}, // by the last build
 			{100 * ms, 500 * ms, 0},  // the floor
-			{800 * ms, 500 * ms, 3},  // slower than thought
-			{780 * ms, 1400 * ms, 1}, // 1.75 times as long: one renewal
+			{800 * ms, 500 * ms, 3},  // slower than the last build
+			{780 * ms, 1400 * ms, 1}, // 1.75 times the last build: one renewal
 			{10 * s, 1365 * ms, 7},
 			{1 * s, 5 * s, 0}, // the ceiling
 			{980 * ms, 1750 * ms, 1},
@@ -58,9 +56,9 @@ func TestLease_FollowsTheBuilds(t *testing.T) {
 			if !slices.IsSorted(renewed) {
 				t.Errorf("build of %v: renewed %v, shorter than before", step.build, renewed)
 			}
-			time.Sleep(2 * s) // stale, and not for long
+			time.Sleep(2 * s) // stale, for a short time
 		}
-		// Keys that nobody knows: the median of the latest builds, 0.1 to 10 s.
+		// unknown keys: the median of the latest builds, 0.1 to 10 s
 		if taken, _ := get("cold", s); taken != 1715*ms {
 			t.Errorf("the first lease of another key is %v, want 1.715s", taken)
 		}
@@ -73,8 +71,7 @@ func TestLease_FollowsTheBuilds(t *testing.T) {
 	})
 }
 
-// TestLease_NobodyWaits has a value to serve for long beyond any takeover: the
-// longest lease asks least of the engines.
+// If a stale value outlives any takeover, the lease is the longest.
 func TestLease_NobodyWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		locker := wiredLocks(locallock.New())
@@ -91,7 +88,7 @@ func TestLease_NobodyWaits(t *testing.T) {
 			time.Sleep(time.Second)
 			want := 5 * time.Second
 			if sleep > 5*time.Second {
-				want = 500 * time.Millisecond // the window closes before a takeover would
+				want = 500 * time.Millisecond // the window closes before a takeover
 			}
 			if taken, _ := locker.lengths(); !slices.Equal(taken, []time.Duration{want}) {
 				t.Errorf("%v after the load: leases of %v, want %v", sleep, taken, want)
@@ -100,9 +97,7 @@ func TestLease_NobodyWaits(t *testing.T) {
 	})
 }
 
-// TestTakeover_InAboutARebuild kills holders when their build is begun, half done
-// and nearly done: one other takes over, at most 7/4 builds later, or
-// the shortest lease if that is longer. The keys are cold, and known from before.
+// When a holder dies, one process takes over within 7/4 builds, or the shortest lease.
 func TestTakeover_InAboutARebuild(t *testing.T) {
 	for _, build := range []time.Duration{100 * time.Millisecond, time.Second, 3 * time.Second} {
 		for _, cold := range []bool{true, false} {
@@ -110,12 +105,12 @@ func TestTakeover_InAboutARebuild(t *testing.T) {
 				everyWay(t, func(t *testing.T, by way) {
 					f := newFleet(t, 6, by, bellwether.Options{TTL: time.Minute, Fleet: bellwether.Fleet{LeaseTTL: 20 * time.Second}})
 					f.origin.build = build
-					f.get(1, "before") // waited for in all processes but one
+					f.get(1, "before") // in all processes but one as waiters
 					key := "before"
 					if cold {
 						key = "cold"
 					} else {
-						// Kept in nobody's near tier, and the store's entry gone by.
+						// The near tiers and the store have no entry any more.
 						time.Sleep(time.Minute + time.Second)
 					}
 					a, others := f.processes[0], f.processes[1:]
@@ -128,7 +123,7 @@ func TestTakeover_InAboutARebuild(t *testing.T) {
 					f.origin.set(func(o *source) { o.build = build })
 					go func() { gone <- callAll(others, 50, key) }()
 					time.Sleep(time.Duration(done * float64(build)))
-					a.locker.set(blackHole) // dead to the world
+					a.locker.set(blackHole) // dead
 					a.store.set(blackHole)
 					killed := time.Now()
 					got := <-gone
@@ -136,7 +131,7 @@ func TestTakeover_InAboutARebuild(t *testing.T) {
 					if got.values["v3"] != 250 {
 						t.Fatalf("answers %v, want the takeover's", got.count)
 					}
-					f.wantLoads(t, 3) // one of before, one that died, one takeover
+					f.wantLoads(t, 3) // one before, the dead holder's, the takeover's
 					lease := max(build*7/4, 500*time.Millisecond)
 					if most := lease + lease/64 + build + pollLag(lease+build); took > most {
 						t.Errorf("build %v, %v done, cold %v: the value came %v after the crash, want at most %v", build, done, cold, took, most)

@@ -6,8 +6,7 @@ import (
 	"testing/synctest"
 )
 
-// An observer that does not return has no more waiting for it than maxTellings, and one
-// that calls Goexit takes nothing with it. After close nothing is told.
+// At most maxTellings calls wait for an observer that does not return, and none after close.
 func TestTellings(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var q tellings

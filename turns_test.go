@@ -12,8 +12,7 @@ import (
 	"github.com/bellwether-go/bellwether"
 )
 
-// oneAtATime is an engine that takes a while for each call, whoever makes it,
-// and does one after another.
+// oneAtATime is an engine that runs one call at a time.
 func oneAtATime(each time.Duration) fault {
 	turn := make(chan struct{}, 1)
 	return func(ctx context.Context, _ string) error {
@@ -28,8 +27,7 @@ func oneAtATime(each time.Duration) fault {
 	}
 }
 
-// A thousand keys at one time are more calls than a slow engine answers within
-// EngineTimeout. What they wait for each other is no outage.
+// If a slow engine has more calls than it answers within EngineTimeout, their queue is no outage.
 func TestFleet_ManyKeysAtOnceAreNoOutage(t *testing.T) {
 	for _, by := range []way{push, notices} {
 		inBubble(t, map[way]string{push: "push", notices: "notices"}[by], func(t *testing.T) {
@@ -67,12 +65,12 @@ func TestFleet_ManyKeysAtOnceAreNoOutage(t *testing.T) {
 			wg.Wait()
 			f.wantLoads(t, keys)
 			if len(silences) > 0 {
-				t.Errorf("engines that answered were taken for dead: %v", silences)
+				t.Errorf("working engines were taken for dead: %v", silences)
 			}
 			took := time.Since(began)
-			time.Sleep(time.Minute) // leases are given back behind
+			time.Sleep(time.Minute) // leases are released in the background
 			synctest.Wait()
-			// Three looks and two elections at least for each key, of 5 ms each.
+			// At least three looks and two elections for each key, of 5 ms each.
 			t.Logf("took %v; calls of the store and the locker by the processes:", took)
 			f.each(func(p *process) {
 				t.Log(p.store.calls, p.locker.calls)
@@ -84,8 +82,7 @@ func TestFleet_ManyKeysAtOnceAreNoOutage(t *testing.T) {
 	}
 }
 
-// Calls that queue while the engine goes silent do not wait for it one after
-// another: the first of them find out for all.
+// Calls that queue for a silent engine do not time out one after another.
 func TestGet_SilentEngineIsNotQueuedFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const keys = 2000
@@ -110,7 +107,7 @@ func TestGet_SilentEngineIsNotQueuedFor(t *testing.T) {
 	})
 }
 
-// Whoever leaves the queue costs nobody a turn.
+// Calls that leave the queue do not use up turns.
 func TestGet_TurnsOfThoseWhoLeave(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 1, push, bellwether.Options{})
@@ -145,12 +142,12 @@ func TestGet_TurnsOfThoseWhoLeave(t *testing.T) {
 		}
 		gets.Wait()
 		if took := time.Since(began); took > 0 {
-			t.Errorf("1000 calls after those that left took %v", took)
+			t.Errorf("1000 calls after the abandoned calls took %v", took)
 		}
 	})
 }
 
-// However short EngineTimeout is, the time is used up, and nobody hangs.
+// With a very short EngineTimeout, calls still end.
 func TestGet_ShortEngineTimeout(t *testing.T) {
 	for _, timeout := range []time.Duration{1, 2, 3, 4, time.Microsecond} {
 		synctest.Test(t, func(t *testing.T) {

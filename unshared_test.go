@@ -18,8 +18,7 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// A commit whose first try was not answered and whose second is refused may
-// have been written, or come after an invalidation. It is asked for which.
+// If a commit has no answer and its retry is fenced, the store is asked whether the first succeeded.
 func TestFleet_CommitLostThenRefused(t *testing.T) {
 	for _, invalidated := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -35,7 +34,7 @@ func TestFleet_CommitLostThenRefused(t *testing.T) {
 			done := make(chan struct{})
 			go func() {
 				defer close(done)
-				a.Get(context.Background(), "k") // began before, and may get either
+				a.Get(context.Background(), "k") // began before, and may get either value
 			}()
 			time.Sleep(time.Second)
 			if invalidated {
@@ -50,8 +49,7 @@ func TestFleet_CommitLostThenRefused(t *testing.T) {
 	}
 }
 
-// A value that the store does not take is no reason to forget, in the processes that
-// have to make their own, that they failed to.
+// A failure is remembered beside another process's value that the store does not take.
 func TestUnshared_FailureIsRemembered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 2, push, bellwether.Options{TTL: time.Hour, ErrorTTL: 20 * time.Second})
@@ -73,7 +71,7 @@ func TestUnshared_FailureIsRemembered(t *testing.T) {
 	})
 }
 
-// A slot that comes while user code panics is not lost.
+// A slot that is granted during a panic of user code is given back.
 func TestFleet_SlotThatComesDuringAPanic(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 2, push, bellwether.Options{
@@ -104,15 +102,14 @@ func TestFleet_SlotThatComesDuringAPanic(t *testing.T) {
 	})
 }
 
-// A slot is given back whose load does not begin, because the key of a value that
-// is not in the store was invalidated while the flight waited for it.
+// A slot is given back if its load does not begin because of an invalidation of an unshared key.
 func TestFleet_SlotOfAnInvalidatedUnsharedKey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 1, push, bellwether.Options{Limits: bellwether.Limits{MaxRebuilds: 1}, MaxWait: 10 * time.Second})
 		p := f.processes[0]
 		_, epoch, _ := f.store.Claim(t.Context(), "test:k")
 		f.store.Commit(t.Context(), "test:k", driver.Entry{Kind: driver.KindUnshared, Epoch: epoch, TTL: time.Hour})
-		f.origin.build = 500 * time.Millisecond // less than a waiting flight's pause between two looks
+		f.origin.build = 500 * time.Millisecond // shorter than a waiting flight's pause between two looks
 		go p.Get(context.Background(), "another")
 		synctest.Wait()
 		time.AfterFunc(200*time.Millisecond, func() { p.Invalidate(context.Background(), "k") })
@@ -122,8 +119,7 @@ func TestFleet_SlotOfAnInvalidatedUnsharedKey(t *testing.T) {
 	})
 }
 
-// Stale beats slow also where the rebuild waits for one of the MaxRebuilds,
-// with the store and without.
+// Stale values are served at once while a rebuild waits for a slot.
 func TestFleet_StaleWhileWaitingForASlot(t *testing.T) {
 	for _, down := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -150,7 +146,7 @@ func TestFleet_StaleWhileWaitingForASlot(t *testing.T) {
 	}
 }
 
-// The end of a record is no value that others must make for themselves.
+// The end of a hit-for-miss record is not stored as an unshared value.
 func TestUnshared_EndOfARecord(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memstore.New()
@@ -171,7 +167,7 @@ func TestUnshared_EndOfARecord(t *testing.T) {
 		mu.Lock()
 		private = false
 		mu.Unlock()
-		all[0].get(url) // which ends the record
+		all[0].get(url) // ends the record
 		synctest.Wait()
 		if e, err := store.Get(t.Context(), "example.com/"); !errors.Is(err, bellwether.ErrNotFound) {
 			t.Errorf("the store has %+v, %v", e, err)
@@ -188,9 +184,7 @@ func TestUnshared_EndOfARecord(t *testing.T) {
 	})
 }
 
-// A key that is invalidated during each load, here or where it is heard, is
-// answered all the same, after some loads: with what began to be loaded after
-// the call.
+// A key that is invalidated during each load is answered with a load that began after the call.
 func TestFleet_InvalidatedFasterThanLoaded(t *testing.T) {
 	for name, by := range map[string]way{"here": push, "heard": notices} {
 		for _, failing := range []bool{false, true} {
@@ -222,8 +216,7 @@ func TestFleet_InvalidatedFasterThanLoaded(t *testing.T) {
 	}
 }
 
-// A value that the store does not take has the lifetime that its own run has given it,
-// and not that of the run whose record is in the store.
+// A value that the store does not take has its own load's lifetime, not that of the stored record.
 func TestUnshared_LifetimeIsItsOwn(t *testing.T) {
 	for name, o := range map[string]bellwether.Options{"turns": {Fleet: bellwether.Fleet{Locker: locallock.New()}}, "alone": {}} {
 		inBubble(t, name, func(t *testing.T) {
@@ -248,7 +241,7 @@ func TestUnshared_LifetimeIsItsOwn(t *testing.T) {
 			control = "max-age=5, must-revalidate"
 			b.get("http://a/p")
 			b.wantCalls(t, 1)
-			time.Sleep(2 * time.Second) // longer than the near tier is trusted
+			time.Sleep(2 * time.Second) // longer than NearTTL
 			if w := b.get("http://a/p"); w.Header().Get("Age") != "2" {
 				t.Errorf("2 s after it was made: %v", w.Header())
 			}
@@ -256,7 +249,7 @@ func TestUnshared_LifetimeIsItsOwn(t *testing.T) {
 			time.Sleep(10 * time.Second)
 			b.get("http://a/p")
 			b.wantCalls(t, 1)
-			// And what B makes then is no reason for A to make its own anew.
+			// B's next response does not make A build its own again.
 			control = "max-age=5, stale-while-revalidate=60"
 			time.Sleep(10 * time.Second)
 			b.get("http://a/p")
@@ -273,7 +266,7 @@ func TestUnshared_LifetimeIsItsOwn(t *testing.T) {
 	}
 }
 
-// A value that is not to be kept leaves nothing older to be served after it.
+// A value without a lifetime ends the stale value before it.
 func TestGet_ValueWithoutALifeEndsTheStaleOne(t *testing.T) {
 	for _, stored := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -299,7 +292,7 @@ func TestGet_ValueWithoutALifeEndsTheStaleOne(t *testing.T) {
 				last = version(v)
 				time.Sleep(time.Second)
 			}
-			// Without patience what is there is served as it is.
+			// without Patience the stale value is served
 			o.Patience = 0
 			loads.Store(0)
 			d := loaderOf(t, func(_ context.Context, r bellwether.Request[string]) (bellwether.Result[string], error) {
@@ -307,7 +300,7 @@ func TestGet_ValueWithoutALifeEndsTheStaleOne(t *testing.T) {
 			}, o)
 			d.Get(t.Context(), "k2")
 			time.Sleep(time.Second)
-			d.Get(t.Context(), "k2") // v1, and v2 behind it
+			d.Get(t.Context(), "k2") // v1, and v2 in the background
 			synctest.Wait()
 			if v, _ := d.Get(t.Context(), "k2"); v == "v1" {
 				t.Errorf("stored=%t: Get = v1 after its successor was made", stored)
@@ -316,8 +309,7 @@ func TestGet_ValueWithoutALifeEndsTheStaleOne(t *testing.T) {
 	}
 }
 
-// A value that the store does not take is made by each process, not by one
-// after another.
+// A value that the store does not take is loaded by all processes at one time.
 func TestFleet_ValuesTheStoreDoesNotTake(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {
 		const n, m, build = 5, 20, time.Second
@@ -339,8 +331,7 @@ func TestFleet_ValuesTheStoreDoesNotTake(t *testing.T) {
 			if loads, _ := f.origin.count(); loads != n {
 				t.Errorf("round %d: %d loads in %d processes", round, loads, n)
 			}
-			// Within their TTL the values hold, each in its process, also when
-			// the store has been asked about them.
+			// The values hold in their processes for their TTL, also after looks at the store.
 			for range 5 {
 				time.Sleep(2 * time.Second)
 				f.get(m, "k")
@@ -349,12 +340,12 @@ func TestFleet_ValuesTheStoreDoesNotTake(t *testing.T) {
 				t.Errorf("round %d: %d loads in %d processes within one TTL", round, loads, n)
 			}
 			invalidate(t, f.processes[0], "k")
-			time.Sleep(2 * time.Second) // all have seen it
+			time.Sleep(2 * time.Second) // until all processes have seen it
 		}
 	})
 }
 
-// Nobody waits for a value that lives no longer than its load.
+// Processes do not load in turn a value that expires at once.
 func TestFleet_ValuesWithoutALife(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {
 		const n, m, build = 5, 20, time.Second
@@ -370,7 +361,7 @@ func TestFleet_ValuesWithoutALife(t *testing.T) {
 	})
 }
 
-// firstLives is the result of the n-th load, of which only the first is kept.
+// firstLives returns the result of the nth load. Only the first result may be kept.
 func firstLives(n int32) bellwether.Result[string] {
 	result := bellwether.Result[string]{Value: fmt.Sprint("v", n)}
 	if n > 1 {

@@ -13,10 +13,9 @@ import (
 	"github.com/bellwether-go/bellwether/driver"
 )
 
-// This file tests the processes that wait for another holder or for a slot.
+// This file tests processes that wait for another holder or for a slot.
 
-// Stale values are served at once while another process rebuilds, and cost the
-// engines next to nothing.
+// Stale values are served at once while another process rebuilds, with few calls of the engines.
 func TestFleet_StaleWhileAnotherRebuilds(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {
 		f := newFleet(t, 4, by, bellwether.Options{TTL: 10 * time.Second, StaleWhileRevalidate: time.Hour})
@@ -47,8 +46,7 @@ func TestFleet_StaleWhileAnotherRebuilds(t *testing.T) {
 	})
 }
 
-// A push that does not work costs no more than the push: the store can still be
-// polled, and the holder is at work.
+// If the locker's push fails, waiters poll the store and do not take over from a working holder.
 func TestFleet_WatchFaults(t *testing.T) {
 	closed := make(chan struct{})
 	close(closed)
@@ -74,8 +72,7 @@ func TestFleet_WatchFaults(t *testing.T) {
 	}
 }
 
-// A push may come early, at each renewal for one. It says nothing about the
-// holder, which is at work.
+// A push may come early, as at each renewal, and does not mean that the holder has ended.
 func TestFleet_WatchThatClosesAtRenewals(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 4, push, bellwether.Options{Fleet: bellwether.Fleet{LeaseTTL: time.Second}})
@@ -94,8 +91,7 @@ func TestFleet_WatchThatClosesAtRenewals(t *testing.T) {
 	})
 }
 
-// wantPatience has all processes wait for one load of four seconds: they ask the engines now
-// and then, and not in a loop.
+// wantPatience has all processes wait for one load, without calls of the engines in a loop.
 func (f *fleet) wantPatience(t *testing.T) {
 	t.Helper()
 	const build = 4 * time.Second
@@ -112,7 +108,7 @@ func (f *fleet) wantPatience(t *testing.T) {
 	})
 }
 
-// Lockers that say less, or other things, than they should.
+// Incomplete or wrong HeldErrors do not begin a second load, nor calls in a loop.
 func TestFleet_HeldFaults(t *testing.T) {
 	for name, held := range map[string]func(*driver.HeldError) error{
 		"without Until":      func(h *driver.HeldError) error { h.Until = time.Time{}; return h },
@@ -133,12 +129,11 @@ func TestFleet_HeldFaults(t *testing.T) {
 	}
 }
 
-// A waiter whose locker does not answer one question goes on waiting for the holder
-// that it knows of; if the locker answers none, it is not waited for.
+// A waiter goes on waiting for the known holder if the locker misses an answer, and loads if it gives none.
 func TestFleet_LockerMissesAnAnswer(t *testing.T) {
 	for asked, want := range map[int]int{1: 1, 2: 1, 100: 5} {
 		inBubble(t, fmt.Sprint(asked), func(t *testing.T) {
-			f := newFleet(t, 5, poll, bellwether.Options{}) // nobody else asks the locker during a load
+			f := newFleet(t, 5, poll, bellwether.Options{}) // the waiters of poll do not use the locker during a load
 			f.origin.build = 3 * time.Second
 			var refused atomic.Int32
 			time.AfterFunc(1200*time.Millisecond, func() {
@@ -161,14 +156,14 @@ func TestFleet_LockerMissesAnAnswer(t *testing.T) {
 	}
 }
 
-// A NearTTL of next to nothing asks the store at each call, and not in between.
+// A tiny NearTTL reads the store at each call, and not in a loop in between.
 func TestFleet_NothingIsTrusted(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {
 		f := newFleet(t, 2, by, bellwether.Options{TTL: time.Minute, StaleWhileRevalidate: time.Hour, Fleet: bellwether.Fleet{NearTTL: 1}})
 		f.get(1, "k")
 		time.Sleep(2 * time.Minute)
 		f.each(func(p *process) { p.store.reset() })
-		f.get(1, "k") // stale, and one rebuilds
+		f.get(1, "k") // stale, and one process rebuilds
 		time.Sleep(time.Second)
 		f.each(func(p *process) {
 			if n := p.store.count(); n > 1000 {
@@ -178,8 +173,7 @@ func TestFleet_NothingIsTrusted(t *testing.T) {
 	})
 }
 
-// A flight that waits for one of the MaxRebuilds takes the value that another
-// process has made meanwhile.
+// A flight that waits for a slot takes a value that another process makes meanwhile.
 func TestFleet_WaitingForASlot(t *testing.T) {
 	everyWay(t, func(t *testing.T, by way) {
 		f := newFleet(t, 2, by, bellwether.Options{Limits: bellwether.Limits{MaxRebuilds: 1}})
@@ -202,15 +196,14 @@ func TestFleet_WaitingForASlot(t *testing.T) {
 	})
 }
 
-// A push that is down, while the locker's calls get through, is not a locker
-// that is down.
+// If watches fail while the locker's other calls succeed, the locker is not down.
 func TestFleet_ManyWatchesRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const keys = 20
 		f := newFleet(t, 3, push, bellwether.Options{})
 		f.origin.build = 2 * time.Second
 		late := func(context.Context, string) error {
-			time.Sleep(100 * time.Millisecond) // so that nothing else is answered in between
+			time.Sleep(100 * time.Millisecond) // no other answer comes in between
 			return errRefused
 		}
 		f.each(func(p *process) { p.locker.set(on(late, "watch")) })

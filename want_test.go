@@ -15,10 +15,9 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// This file tests what a call may want of its answer, and what is kept for the
-// next load, on an engine whose loads count themselves.
+// This file tests the conditions of a call on its answer, and values kept for the next load.
 
-// A counted engine's loads take a second and return "v" and their number.
+// A counted engine's loads take a second and return "v" with their number.
 type counted struct {
 	*engine[string]
 	loads     atomic.Int32
@@ -70,7 +69,7 @@ func (c *counted) wantGet(t *testing.T, w items.Want[string], value string) {
 	}
 }
 
-// fromNow wants what is loaded after the call.
+// fromNow accepts only a value loaded after the call.
 var fromNow = items.Want[string]{Accept: func(*items.Item[string], instant) bool { return false }}
 
 func TestWant_WhatIsThereIsRefusedAndLoadedAnew(t *testing.T) {
@@ -83,7 +82,7 @@ func TestWant_WhatIsThereIsRefusedAndLoadedAnew(t *testing.T) {
 	})
 }
 
-// Those who come while a load runs share one more, which begins after them.
+// Calls that come during a load and do not accept its value share the next load.
 func TestWant_OneMoreLoadForAllWhoCameDuringOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCounted(t, Options{}, items.Windows{TTL: time.Minute})
@@ -109,8 +108,7 @@ func TestWant_OneMoreLoadForAllWhoCameDuringOne(t *testing.T) {
 	})
 }
 
-// What a store has is as little an answer as what is near, and a value that
-// another process commits meanwhile is judged by itself.
+// A call may refuse the store's entry, and gets another process's later commit if it accepts it.
 func TestWant_StoreEntriesAreRefusedToo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memstore.New()
@@ -125,11 +123,11 @@ func TestWant_StoreEntriesAreRefusedToo(t *testing.T) {
 		third.loads.Store(200)
 		third.wantGet(t, fromNow, "v201")
 		young := items.Want[string]{Accept: func(it *items.Item[string], now instant) bool { return now-it.Born < 5*time.Second }}
-		first.wantGet(t, young, "v201") // its own is 12 s old, the store's is new
+		first.wantGet(t, young, "v201") // its own value is 12 s old, the store's is new
 	})
 }
 
-// Nobody tries again before the next try is due, whatever a client wants.
+// A failure answers during its pause, whatever the call accepts.
 func TestWant_FailureAnswersWhileItBacksOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCounted(t, Options{ErrorTTL: 10 * time.Second}, items.Windows{TTL: time.Second})
@@ -145,8 +143,7 @@ func TestWant_FailureAnswersWhileItBacksOff(t *testing.T) {
 	})
 }
 
-// A stale value within its window is no answer for who refuses it, and neither
-// patience nor the offer of a flight makes it one.
+// A call that refuses a stale value does not get it by Patience, nor from the flight.
 func TestWant_StaleIsRefused(t *testing.T) {
 	for name, store := range map[string]driver.Store{"near tier": nil, "store": memstore.New()} {
 		t.Run(name, func(t *testing.T) {
@@ -156,7 +153,7 @@ func TestWant_StaleIsRefused(t *testing.T) {
 				time.Sleep(2 * time.Second)
 				c.wantGet(t, items.Want[string]{}, "v1") // begins a rebuild
 				time.Sleep(time.Millisecond)
-				c.wantGet(t, fromNow, "v3") // that of the rebuild began before it
+				c.wantGet(t, fromNow, "v3") // the rebuild's load began before the call
 				if n := c.loads.Load(); n != 3 {
 					t.Errorf("%d loads, want 3", n)
 				}
@@ -165,7 +162,6 @@ func TestWant_StaleIsRefused(t *testing.T) {
 	}
 }
 
-// Work for the caller's own goroutine is done while it waits.
 func TestWant_AsideRunsOnTheCallersGoroutine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCounted(t, Options{}, items.Windows{TTL: time.Minute})
@@ -199,7 +195,7 @@ func TestKeep_ForTheNextLoadAndNeverServed(t *testing.T) {
 				c.wantGet(t, items.Want[string]{}, "v1")
 				time.Sleep(30 * time.Minute)
 				c.fail.Store(true)
-				for range 2 { // a failure does not take away what is kept
+				for range 2 { // a failure leaves the kept value
 					if got, err := c.get(items.Want[string]{}); err == nil {
 						t.Errorf("got %q, want the failure: past its windows nothing is served", got)
 					}
@@ -216,8 +212,7 @@ func TestKeep_ForTheNextLoadAndNeverServed(t *testing.T) {
 	}
 }
 
-// What is fresh and backs off since a try to replace it is not loaded sooner in
-// another process, whatever is asked for there.
+// After a failed try to replace a fresh value, no process tries again during the pause.
 func TestWant_FreshBacksOffInEachProcess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memstore.New()

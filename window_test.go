@@ -12,10 +12,7 @@ import (
 	"github.com/bellwether-go/bellwether/stores/memstore"
 )
 
-// These tests are about Options.BatchWindow.
-
-// A thousand calls for different keys are one load, and wait for the window at most beside that. So
-// are parallel calls of GetMany with them, and a call for a key that is on its way.
+// Calls for a thousand keys within the window are one load, with parallel calls of GetMany.
 func TestBatchWindow(t *testing.T) {
 	for name, o := range map[string]bellwether.Options{
 		"alone":      {},
@@ -57,7 +54,7 @@ func TestBatchWindow(t *testing.T) {
 	}
 }
 
-// More keys than a load may be given go at once, and the rest with the window.
+// A full batch is loaded at once, and the rest at the end of the window.
 func TestBatchWindow_Full(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		origin := &batchSource{}
@@ -77,7 +74,7 @@ func TestBatchWindow_Full(t *testing.T) {
 	})
 }
 
-// A window that is open when the cache is closed answers its callers at once.
+// Close answers the callers of an open window at once.
 func TestBatchWindow_Close(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := bellwether.NewBatch((&batchSource{}).load, bellwether.Options{TTL: time.Minute, BatchWindow: time.Minute})

@@ -12,11 +12,9 @@ import (
 	"github.com/bellwether-go/bellwether/lockers/locallock"
 )
 
-// This file is the way of a process to its engines: the one fake of a Store, and the one of a
-// Locker and its leases, with their faults as data.
+// This file has the tests' fakes of a Store, a Locker and its leases, with their faults as data.
 
-// A fault is what happens to an engine's call before the engine gets it. An
-// error comes back in the place of the engine's answer.
+// A fault runs before the engine gets a call. Its error replaces the engine's answer.
 type fault func(ctx context.Context, op string) error
 
 var errRefused = errors.New("connection refused")
@@ -28,7 +26,7 @@ func blackHole(ctx context.Context, _ string) error {
 	return ctx.Err()
 }
 
-// takes is a call that is under way for so long.
+// takes is a fault that delays a call.
 func takes(d time.Duration) fault {
 	return func(ctx context.Context, _ string) error {
 		select {
@@ -40,7 +38,7 @@ func takes(d time.Duration) fault {
 	}
 }
 
-// on is f for some of the operations.
+// on restricts f to some operations.
 func on(f fault, ops ...string) fault {
 	return func(ctx context.Context, op string) error {
 		for _, o := range ops {
@@ -54,13 +52,12 @@ func on(f fault, ops ...string) fault {
 
 func answer(err error) fault { return func(context.Context, string) error { return err } }
 
-// A wire is one process's way to one engine.
 type wire struct {
-	trip time.Duration         // of each call; set before use
-	only func(key string) bool // f is for these keys; nil: for all. Set before use.
-	busy bool                  // more calls than spinning are meant to be made; set before use
+	trip time.Duration         // duration of each call; set before use
+	only func(key string) bool // keys to which f applies; nil: all. Set before use.
+	busy bool                  // allows more calls than spinning; set before use
 
-	mu    sync.Mutex // guards what follows
+	mu    sync.Mutex // guards the fields below
 	f     fault
 	calls map[string]int
 	total int
@@ -72,9 +69,8 @@ func (w *wire) set(f fault) {
 	w.f = f
 }
 
-// spinning is how many calls of one process no test comes near. Whoever makes
-// more is slowed down, so that a loop without a pause ends in a failed test and
-// not in a bubble whose time stands still.
+// spinning is more calls than a test makes. Calls beyond it are slowed down, so that a loop without
+// a pause fails its test, and does not stop the bubble's clock.
 const spinning = 5000
 
 func (w *wire) call(ctx context.Context, op, key string) error {
@@ -96,7 +92,7 @@ func (w *wire) call(ctx context.Context, op, key string) error {
 	return f(ctx, op)
 }
 
-// faults makes the calls of ops without counting them.
+// faults applies the faults of ops without counting calls.
 func (w *wire) faults(ctx context.Context, ops []string) error {
 	w.mu.Lock()
 	f := w.f
@@ -112,7 +108,6 @@ func (w *wire) faults(ctx context.Context, ops []string) error {
 	return nil
 }
 
-// count returns how many calls there were of ops, of all if none are given.
 func (w *wire) count(ops ...string) int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -133,16 +128,15 @@ func (w *wire) reset() {
 	w.total = 0
 }
 
-// A wiredStore is a store at the other end of a wire. It has no optional interface: batching,
-// hearing, fencing and touching have.
+// A wiredStore is a store behind a wire. Methods such as full add optional interfaces.
 type wiredStore struct {
 	*wire
 	store  driver.Store
 	limit  func(driver.Entry) error            // refuses entries; set before use
-	mute   map[string]bool                     // keys that GetMany answers nothing for; set before use
-	tamper atomic.Pointer[func(*driver.Entry)] // changes what Get and Claim return
-	reply  atomic.Int64                        // nanoseconds that a reply is under way
-	lose   atomic.Bool                         // the reply to the next commit that succeeds
+	mute   map[string]bool                     // keys without an answer in GetMany; set before use
+	tamper atomic.Pointer[func(*driver.Entry)] // changes the results of Get and Claim
+	reply  atomic.Int64                        // delay of a reply in nanoseconds
+	lose   atomic.Bool                         // loses the reply to the next successful commit
 }
 
 func wiredTo(store driver.Store) *wiredStore { return &wiredStore{wire: &wire{}, store: store} }
@@ -185,7 +179,6 @@ func (s *wiredStore) Commit(ctx context.Context, key string, e driver.Entry) err
 	return s.replied(s.store.Commit(ctx, key, e))
 }
 
-// replied is what arrives of a commit's answer.
 func (s *wiredStore) replied(err error) error {
 	if err == nil && s.lose.CompareAndSwap(true, false) {
 		time.Sleep(time.Millisecond)
@@ -194,7 +187,6 @@ func (s *wiredStore) replied(err error) error {
 	return err
 }
 
-// refused is why an entry is not taken, nil if it is.
 func (s *wiredStore) refused(e driver.Entry) error {
 	if s.limit == nil {
 		return nil
@@ -232,7 +224,7 @@ func (s *wiredStore) getMany(ctx context.Context, keys []string, each func(int, 
 	wg.Wait()
 }
 
-// notify has the engine's notices come over the wire: a fault of "notice" loses one.
+// notify sends the engine's notices over the wire. A fault of "notice" loses a notice.
 func (s *wiredStore) notify(ctx context.Context, f func(driver.Notice)) {
 	s.store.(driver.Notifier).Notify(ctx, func(n driver.Notice) {
 		sent := time.Now()
@@ -277,7 +269,6 @@ func farLocker() driver.Locker {
 	return polling(l)
 }
 
-// A batchingStore answers for many keys at once.
 type batchingStore struct {
 	*wiredStore
 	getsMany
@@ -285,14 +276,13 @@ type batchingStore struct {
 
 func (s *wiredStore) batching() batchingStore { return batchingStore{s, s.getMany} }
 
-// muted answers for many keys at once, and for some of them nothing.
+// muted returns a store whose GetMany does not answer for some keys.
 func muted(store driver.Store, keys map[string]bool) batchingStore {
 	s := wiredTo(store)
 	s.mute = keys
 	return s.batching()
 }
 
-// hearing is the store with notices.
 func (s *wiredStore) hearing() driver.Store {
 	return struct {
 		*wiredStore
@@ -300,7 +290,6 @@ func (s *wiredStore) hearing() driver.Store {
 	}{s, s.notify}
 }
 
-// touching is the store with Touch.
 func (s *wiredStore) touching() driver.Store {
 	return struct {
 		*wiredStore
@@ -308,7 +297,7 @@ func (s *wiredStore) touching() driver.Store {
 	}{s, s.touch}
 }
 
-// full is the store with all that a memstore can do, except to elect.
+// full returns the store with all abilities of a memstore except elections.
 func (s *wiredStore) full() driver.Store {
 	return struct {
 		*wiredStore
@@ -319,19 +308,18 @@ func (s *wiredStore) full() driver.Store {
 	}{s, s.getMany, s.notify, s.fenced, s.touch}
 }
 
-// A wiredLocker is a locker at the other end of a wire, which its leases go over as well. It
-// is a Watcher: polling hides that.
+// A wiredLocker is a locker behind a wire, with Watch, which polling hides.
 type wiredLocker struct {
 	*wire
 	locker interface {
 		driver.Locker
 		driver.Watcher
 	}
-	losing func(key string) loses                          // how a lease tells of its loss; nil: it does not. Set before use.
-	watch  atomic.Pointer[func() (<-chan struct{}, error)] // in the place of the engine's Watch
+	losing func(key string) loses                          // reports a lease's loss; nil: no reports. Set before use.
+	watch  atomic.Pointer[func() (<-chan struct{}, error)] // replaces the engine's Watch
 	held   atomic.Pointer[func(*driver.HeldError) error]
 
-	taken, renewed []time.Duration // for how long; guarded by mu
+	taken, renewed []time.Duration // durations of leases and renewals; guarded by mu
 }
 
 func wiredLocks(locker interface {
@@ -370,7 +358,7 @@ func (l *wiredLocker) TryAcquire(ctx context.Context, key string, ttl time.Durat
 	return wired, nil
 }
 
-// lengths returns for how long leases were taken and renewed since it was last asked.
+// lengths returns the durations of the leases and renewals since its last call.
 func (l *wiredLocker) lengths() (taken, renewed []time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -379,7 +367,7 @@ func (l *wiredLocker) lengths() (taken, renewed []time.Duration) {
 	return taken, renewed
 }
 
-// losesFirst is a locker's losing that loses the first lease of a key after a second.
+// losesFirst loses the first lease of a key after a second.
 func losesFirst(key string) func(string) loses {
 	var taken atomic.Bool
 	return func(of string) loses {
@@ -425,8 +413,7 @@ func (l *wiredLease) Release(ctx context.Context) error {
 	return l.lease.Release(ctx)
 }
 
-// A wiredEngine is a store that is the locker too. A fault of any of the requests that it
-// makes in one is a fault of the one.
+// A wiredEngine is store and locker at once. A combined request has the faults of its operations.
 type wiredEngine struct {
 	*wiredStore
 	locker *wiredLocker
@@ -440,7 +427,7 @@ func (e wiredEngine) Watch(ctx context.Context, held *driver.HeldError) (<-chan 
 	return e.locker.Watch(ctx, held)
 }
 
-// request is one request that stands for a reading or writing of the store and one of the locker.
+// request is a combined request of the store and the locker.
 func (e wiredEngine) request(ctx context.Context, op, key string, ofStore, ofLocker []string) error {
 	if err := e.call(ctx, op, key); err != nil {
 		return err
@@ -473,14 +460,13 @@ func (e wiredEngine) CommitAndRelease(ctx context.Context, key string, entry dri
 	return e.store.(driver.Elector).CommitAndRelease(ctx, key, entry, lease.(*wiredLease).lease)
 }
 
-// A batchingEngine is a wiredEngine that answers for many keys at once.
 type batchingEngine struct{ wiredEngine }
 
 func (e *batchingEngine) GetMany(ctx context.Context, keys []string, each func(int, driver.Entry, error)) {
 	e.getMany(ctx, keys, each)
 }
 
-// every calls f after each pause, on a goroutine of its own, until stop is called.
+// every calls f after each pause on its own goroutine, until stop is called.
 func every(pause time.Duration, f func()) (stop func()) {
 	stopped := make(chan struct{})
 	go func() {

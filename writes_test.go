@@ -10,9 +10,8 @@ import (
 	"github.com/bellwether-go/bellwether"
 )
 
-// A store answers reads and takes no writes (they are paused, it is out of memory, it
-// has become a replica), beside a locker that works. Once that is known the processes
-// go on each by itself: nobody waits for another's turn, or for a time-out.
+// If a store takes no writes, beside a working locker, callers wait for no other process and no
+// timeout once this is known.
 func TestFleet_StoreTakesNoWrites(t *testing.T) {
 	const n, timeout = 4, 500 * time.Millisecond
 	for name, f := range map[string]fault{"silent": blackHole, "refuses": refuse} {
@@ -21,7 +20,7 @@ func TestFleet_StoreTakesNoWrites(t *testing.T) {
 				fl := newFleet(t, n, by, bellwether.Options{TTL: time.Hour, Fleet: bellwether.Fleet{EngineTimeout: timeout}})
 				fl.get(1, "before")
 				fl.each(func(p *process) { p.store.set(on(f, "claim", "commit", "invalidate")) })
-				for i := range 6 { // until it is known
+				for i := range 6 { // until the fault is known
 					fl.get(1, fmt.Sprint("found out ", i))
 				}
 				for round := range 10 {
@@ -43,7 +42,7 @@ func TestFleet_StoreTakesNoWrites(t *testing.T) {
 						})
 					}
 					wg.Wait()
-					if late > n { // each process finds out once a second whether it is over
+					if late > n { // each process probes the store once a second
 						t.Errorf("round %d: callers of %d keys waited for the store", round, late)
 					}
 					if loads, _ := fl.origin.count(); loads-before > 10*n {
@@ -52,7 +51,7 @@ func TestFleet_StoreTakesNoWrites(t *testing.T) {
 				}
 				fl.each(func(p *process) {
 					if s := p.Stats(); s.StoreUp {
-						t.Error("a store that takes no writes is told to be up")
+						t.Error("Stats reports a store without writes as up")
 					}
 				})
 				synctest.Wait()
