@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -582,4 +583,26 @@ func ExampleCache_InvalidateMatching() {
 	user, _ := users.Get(context.Background(), "42")
 	fmt.Println(user, loads, err)
 	// Output: user 42 2 <nil>
+}
+
+func ExampleMiddleware_Refresh() {
+	mw := bellwether.NewMiddleware(bellwether.HTTPOptions{})
+	defer mw.Close()
+	calls := 0
+	h := mw.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		calls++
+		w.Header().Set("Cache-Control", "max-age=60")
+		fmt.Fprintln(w, "call", calls)
+	}))
+	get(h, "http://shop.test/")
+	r, err := http.NewRequest(http.MethodGet, "http://shop.test/", nil)
+	if err == nil {
+		err = mw.Refresh(h, r)
+	}
+	fmt.Println(err)
+	get(h, "http://shop.test/")
+	// Output:
+	// call 1
+	// <nil>
+	// call 2
 }
