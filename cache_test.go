@@ -979,7 +979,7 @@ func TestGet_LoadsThatAskForOtherKeys(t *testing.T) {
 func TestGet_LoadThatHasEndedLendsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c *bellwether.Cache[string]
-		var running, most atomic.Int32
+		var g gauge
 		var behind sync.WaitGroup
 		c = cacheOf(t, func(ctx context.Context, key string) (string, error) {
 			if key == "first" {
@@ -988,14 +988,12 @@ func TestGet_LoadThatHasEndedLendsNothing(t *testing.T) {
 				}
 				return "v", nil
 			}
-			most.Store(max(most.Load(), running.Add(1)))
-			defer running.Add(-1)
-			time.Sleep(time.Second)
+			g.work(time.Second)
 			return "v", nil
 		}, bellwether.Options{Limits: bellwether.Limits{MaxRebuilds: 1}})
 		c.Get(t.Context(), "first")
 		behind.Wait()
-		if n := most.Load(); n != 1 {
+		if n := g.most.Load(); n != 1 {
 			t.Errorf("%d loads at one time, want MaxRebuilds, 1", n)
 		}
 	})

@@ -85,11 +85,9 @@ func TestExchange_DeafHandlerWritesOn(t *testing.T) {
 		more  int    // bytes written after the end; below or above MaxBodyBytes
 	}{{"x", 10}, {"x", 1000}, {"", 10}, {"", 1000}} {
 		inBubble(t, fmt.Sprintf("%q, %d", c.first, c.more), func(t *testing.T) {
-			var running, most atomic.Int32
+			var g gauge
 			s := newSite(t, bellwether.HTTPOptions{MaxBodyBytes: 100, Limits: bellwether.Limits{MaxRebuilds: 1}, RebuildTimeout: time.Second, MaxWait: time.Minute}, func(w http.ResponseWriter, r *http.Request) {
-				n := running.Add(1)
-				defer running.Add(-1)
-				most.Store(max(most.Load(), n))
+				defer g.enter()()
 				w.Header().Set("Cache-Control", "max-age=60")
 				if r.URL.Path == "/deaf" {
 					io.WriteString(w, c.first)
@@ -103,8 +101,8 @@ func TestExchange_DeafHandlerWritesOn(t *testing.T) {
 			if w := s.get("http://a/other"); w.Code != 200 {
 				t.Errorf("another page: %d", w.Code)
 			}
-			if most.Load() > 1 {
-				t.Errorf("%d handlers at a time, MaxRebuilds is 1", most.Load())
+			if n := g.most.Load(); n > 1 {
+				t.Errorf("%d handlers at a time, MaxRebuilds is 1", n)
 			}
 		})
 	}

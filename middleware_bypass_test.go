@@ -209,12 +209,10 @@ func TestBypass_SlowerThanRebuildTimeout(t *testing.T) {
 
 func TestBypass_IsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var running, most atomic.Int32
+		var g gauge
 		o := bellwether.HTTPOptions{MaxPassThrough: 3, MaxWait: time.Second}
 		s := newSite(t, o, func(w http.ResponseWriter, r *http.Request) {
-			most.Store(max(most.Load(), running.Add(1)))
-			defer running.Add(-1)
-			time.Sleep(5 * time.Second)
+			g.work(5 * time.Second)
 			w.Header().Set("Cache-Control", "max-age=60")
 			fmt.Fprint(w, "v")
 		})
@@ -222,7 +220,7 @@ func TestBypass_IsBounded(t *testing.T) {
 		if got["503 Service Unavailable\n 1s"] != 47 || got["200 v 6s"] != 3 {
 			t.Errorf("outcomes %v, want 3 let through and 47 times 503", got)
 		}
-		if n := most.Load(); n != 4 {
+		if n := g.most.Load(); n != 4 {
 			t.Errorf("%d handlers at one time, want the rebuild and 3", n)
 		}
 		s.wantCalls(t, 4)

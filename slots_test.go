@@ -11,13 +11,19 @@ import (
 	"github.com/bellwether-go/bellwether"
 )
 
+// A gauge counts what runs at one time.
 type gauge struct{ running, most atomic.Int32 }
 
-func (g *gauge) work(d time.Duration) {
+// enter counts one more until its result is called.
+func (g *gauge) enter() (leave func()) {
 	n := g.running.Add(1)
-	defer g.running.Add(-1)
 	for was := g.most.Load(); n > was && !g.most.CompareAndSwap(was, n); was = g.most.Load() {
 	}
+	return func() { g.running.Add(-1) }
+}
+
+func (g *gauge) work(d time.Duration) {
+	defer g.enter()()
 	time.Sleep(d)
 }
 
