@@ -27,14 +27,13 @@ type Cache[V any] struct {
 	window   *window[V] // nil: the loads of a call are its own
 }
 
-// New returns a Cache of the values that load returns. New panics on options that cannot be meant;
+// New returns a Cache of the values that load returns. It panics on options that cannot be meant;
 // the message names the field.
 //
-// The load's context has the values of the first caller's context, but not its end. The load should
-// return when its context ends: after an invalidation the key's next load begins when the present
-// load has returned. An error that wraps [ErrNotFound] means that the key does not exist; callers
-// get ErrNotFound itself. The load is called for several keys at a time. A load that asks this
-// Cache for its own key gets an error.
+// The load's context has the values of the first caller's context, but not its end. A load should
+// return when its context ends: after an invalidation the next load begins when the present one has
+// returned. An error that wraps [ErrNotFound] means that the key does not exist. The load is called
+// for several keys at a time. A load that asks this Cache for its own key gets an error.
 func New[V any](load func(ctx context.Context, key string) (V, error), o Options) *Cache[V] {
 	if load == nil {
 		panic(errors.New("bellwether: New needs a load, a func(ctx context.Context, key string) (V, error); for a load per call, pass a load that fails and call GetFunc"))
@@ -104,10 +103,9 @@ func (l userLoad[V]) bind() loader[V] {
 // Get returns the value of key: at once if it is fresh, or stale within StaleWhileRevalidate, and
 // otherwise after the rebuild that all callers share. The end of ctx ends only this call's wait.
 //
-// The error is [ErrNotFound] if the load says so. If the load fails and no stale value may be
-// served, the error is the load's own, or a [*RemoteError] with its text if the load ran in another
-// process. Other errors are [ErrWaitTimeout] after MaxWait, [ErrOverloaded], [ErrClosed] and ctx's
-// error.
+// The error is [ErrNotFound] itself if the load returns or wraps it. Without a stale value to serve
+// it is the load's error, or a [*RemoteError] from a load in another process. Other errors are
+// [ErrWaitTimeout] after MaxWait, [ErrOverloaded], [ErrClosed] and ctx's error.
 func (c *Cache[V]) Get(ctx context.Context, key string) (V, error) {
 	return c.engine.get(ctx, key, c.bind, c.window)
 }
@@ -121,65 +119,55 @@ func (c *Cache[V]) GetFunc(ctx context.Context, key string, load func(ctx contex
 	return c.engine.get(ctx, key, userLoad[V](load), nil)
 }
 
-// Peek returns the value that this process has for key, fresh or stale, and its age. Peek does not
-// load, ask the store, wait, allocate, count in Stats or change the order of evictions.
-//
-// The age counts from the return of the load, in any process, or from the call of Set, plus the
-// Freshness.Age of the value. ok is false if this process has no value in one of its windows, or
-// the cache is closed. A remembered ErrNotFound or failure is no value. Another process may have
-// replaced the value already.
+// Peek returns the value of key in this process, fresh or stale, and its age: the time since its
+// load or Set, plus its Freshness.Age. It does not load, ask the store, wait or allocate, and
+// changes neither Stats nor the order of evictions. ok is false without a value in its windows,
+// also for a remembered ErrNotFound or failure, or if the cache is closed. Another process may have
+// replaced the value.
 func (c *Cache[V]) Peek(key string) (value V, age time.Duration, ok bool) {
 	return c.engine.peek(key)
 }
 
 // Set puts value under key, after your write to the origin. The value is fresh for TTL from now on,
-// in the whole fleet. The value must not be modified after the call.
-//
-// After Set has returned nil, this process serves value or a later one. Other processes follow
-// within NearTTL. Callers that ask after Set never get the value of a rebuild under way, in any
-// process, and those that wait for it in this process get value. The store orders concurrent Sets
-// by epoch. A load that begins after Set may replace value. EarlyRefresh has no effect on value,
-// because its build time is unknown.
+// and must not be modified. After Set has returned nil, this process serves value or a later one,
+// and other processes follow within NearTTL. A rebuild under way in any process does not answer
+// later callers, and its waiting callers in this process get value. The store orders Sets by epoch.
+// A load that begins after Set may replace value. EarlyRefresh has no effect on value.
 //
 // The error wraps [ErrUnavailable] if the store does not answer within EngineTimeout or before ctx
 // ends. Then the store may have value or an older one, and this process has dropped the key: call
 // Set or Invalidate again. Set asks the store also during an outage. If Codec, Size or the store
-// refuses value, or later commits overtake Set five times, Set invalidates the key and joins the
-// error of Invalidate. On a closed cache Set does nothing and returns [ErrClosed].
+// refuses value, or five later commits overtake it, Set invalidates the key and joins Invalidate's
+// error. On a closed cache Set does nothing and returns [ErrClosed].
 func (c *Cache[V]) Set(ctx context.Context, key string, value V) error {
 	return c.engine.set(ctx, key, value)
 }
 
-// Refresh begins a rebuild of key, although its value may be fresh. It returns when the rebuild has
-// begun or is under way already; the end of ctx does not end the rebuild. The load gets ctx's
-// values.
-//
-// Meanwhile callers get the present value, fresh or stale. One load runs in the fleet, and a load
-// that is under way in another process counts, although it may have read the origin before Refresh:
-// after a write call Set or Invalidate. A failure leaves the value in its windows and goes to
-// OnError. During the pause after a failure (ErrorTTL) no rebuild begins.
-//
-// The error is [ErrClosed], [ErrOverloaded] if too many keys wait for Store, or Get's error in a
-// chain of 64 loads.
+// Refresh begins a rebuild of key, although its value may be fresh, and does not wait for its end.
+// The load gets ctx's values, but not its end. Callers get the present value meanwhile. A load
+// under way anywhere in the fleet counts, although it may have read the origin before: after a
+// write call Set or Invalidate. A failure leaves the value in its windows and goes to OnError. In
+// the pause after a failure (ErrorTTL) no rebuild begins. The error is [ErrClosed], [ErrOverloaded]
+// if too many keys wait for Store, or Get's error in a chain of 64 loads.
 func (c *Cache[V]) Refresh(ctx context.Context, key string) error {
 	return c.engine.refreshNow(ctx, key, c.bind)
 }
 
-// Invalidate drops the values of keys in the fleet. After it has returned nil, no value computed
-// before the call is served from the store, from this process's near tier or by a rebuild under way
-// in any process. The near tiers of other processes follow within NearTTL.
+// Invalidate drops the values of keys. After it has returned nil, no value computed before the call
+// is served from the store, from this process's near tier or by a rebuild under way in any process.
+// Other near tiers follow within NearTTL.
 //
 // The error wraps [ErrUnavailable] and names the keys if the store does not answer within
-// EngineTimeout or before ctx ends. This process has then dropped the keys. Invalidate asks the
-// store also during an outage.
+// EngineTimeout or before ctx ends; this process has dropped the keys. Invalidate asks the store
+// also in an outage.
 func (c *Cache[V]) Invalidate(ctx context.Context, keys ...string) error {
 	return errors.Join(c.engine.invalidateAll(ctx, keys)...)
 }
 
-// InvalidateMatching drops the values that match. After it has returned nil, no matching value
-// computed before the call is served in this process, nor in the others after NearTTL. The cost is
-// one write and a look at each value of the near tier. In a fleet InvalidateMatching needs
-// Options.Sweeps. Except for keys without Soft it uses a log, see [Middleware.InvalidateMatching].
+// InvalidateMatching drops the values that match, in this process when it has returned nil, and in
+// the others within NearTTL. It costs one write and a look at each value of the near tier. In a
+// fleet it needs Options.Sweeps. All but keys without Soft go into a log, see
+// [Middleware.InvalidateMatching].
 func (c *Cache[V]) InvalidateMatching(ctx context.Context, match Match) error {
 	e := c.engine
 	if e.sweeps == nil {
@@ -209,21 +197,19 @@ func (c *Cache[V]) InvalidateMatching(ctx context.Context, match Match) error {
 	return errors.Join(append(errs, e.sweep(ctx, sweeps))...)
 }
 
-// Ping asks the engines for each request of a rebuild, to check them at start-up: a read and a
-// write of the store and an election, under a key without a value. It ends after EngineTimeout, or
-// when ctx ends. Without engines it does nothing.
-//
-// The error wraps [ErrUnavailable] and names each engine that did not answer, with the engine's own
-// error. A cache works without its engines, each process for itself, and recovers by itself.
+// Ping checks the engines at start-up, with a read, a write and an election under a key without a
+// value. It ends after EngineTimeout, or when ctx ends. The error wraps [ErrUnavailable] and names
+// each engine that did not answer, with its own error. A cache works without its engines, and
+// recovers by itself.
 func (c *Cache[V]) Ping(ctx context.Context) error { return c.engine.ping(ctx) }
 
 // Stats returns the counters of the cache since its creation.
 func (c *Cache[V]) Stats() observe.Stats { return c.engine.snapshot() }
 
-// Close ends the cache. It cancels the rebuilds, releases their leases, and answers their callers
-// with [ErrClosed]. It does not close Store and Locker. Close waits for the cache's goroutines,
-// except for loads, whose contexts have ended. So observers, OnError, Size and Codec must not call
-// Close. Close may be called again. The error is always nil.
+// Close ends the cache: it cancels the rebuilds, releases their leases, and answers their callers
+// with [ErrClosed]. It does not close Store and Locker. It waits for the cache's goroutines, except
+// for loads, whose contexts have ended. So observers, OnError, Size and Codec must not call Close.
+// Close may be called again. The error is always nil.
 func (c *Cache[V]) Close() error {
 	c.engine.close()
 	return nil

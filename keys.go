@@ -10,20 +10,19 @@ import (
 	"github.com/bellwether-go/bellwether/internal/httpcache"
 )
 
-// This file makes keys of HTTP requests by rules: the parameters of the query and the cookies
-// that tell responses apart. The other parts of a key are in internal/httpcache.
+// This file makes keys of HTTP requests by rules about query parameters and cookies. Scheme, host
+// and path are in internal/httpcache.
 
 // A KeyRule changes the keys that [Keys] makes. The zero KeyRule changes nothing.
 type KeyRule struct {
-	keeps   func(param string) bool // whether a parameter stays; nil: all stay
-	sorts   bool                    // the parameters are sorted
-	cookies []string                // the names of the cookies that are kept
+	keeps   func(param string) bool // reports whether a parameter stays; nil: all stay
+	sorts   bool
+	cookies []string // names of cookies that make variants
 }
 
-// WithoutQuery drops the query parameters with these names. A name with a final * stands for
-// all names with that beginning: "utm_*". Names are compared decoded, and case counts. A
-// parameter that [net/url.ParseQuery] refuses stays as it was sent. WithoutQuery panics on an
-// empty name, and on a * within a name.
+// WithoutQuery drops the query parameters with these names. A final * stands for all names with
+// that beginning, as in "utm_*". Names are compared decoded, and case counts. A parameter that
+// [net/url.ParseQuery] refuses stays. WithoutQuery panics on an empty name and on another *.
 func WithoutQuery(names ...string) KeyRule {
 	listed := parameterNames("WithoutQuery", names)
 	return KeyRule{keeps: func(param string) bool {
@@ -32,9 +31,8 @@ func WithoutQuery(names ...string) KeyRule {
 	}}
 }
 
-// OnlyQuery drops all query parameters but those with these names, which are read as in
-// [WithoutQuery]. A parameter that [net/url.ParseQuery] refuses is dropped. Without names
-// the whole query is dropped.
+// OnlyQuery drops all query parameters except those with these names, see [WithoutQuery]. It also
+// drops a parameter that [net/url.ParseQuery] refuses. Without names it drops the whole query.
 func OnlyQuery(names ...string) KeyRule {
 	listed := parameterNames("OnlyQuery", names)
 	return KeyRule{keeps: func(param string) bool {
@@ -43,21 +41,19 @@ func OnlyQuery(names ...string) KeyRule {
 	}}
 }
 
-// SortedQuery sorts the query parameters by their decoded names. Parameters of one name keep
-// their order. Use SortedQuery if the handlers ignore the order of different names. A query
-// with a parameter that [net/url.ParseQuery] refuses stays as it was sent.
+// SortedQuery sorts the query parameters by their decoded names. Use it if handlers ignore the
+// order of different names. Parameters of one name keep their order. A query with a parameter that
+// [net/url.ParseQuery] refuses stays as it was sent.
 func SortedQuery() KeyRule { return KeyRule{sorts: true} }
 
-// WithCookies makes a variant of each set of values of the cookies with these names.
-// A request without any of them shares the variant without a name. A cookie that is sent
-// twice counts with both values, in their order. If a quoted value does not end where the
-// cookie ends, parsers disagree about the cookies, and the whole Cookie field makes the
-// variant. WithCookies panics on a name that no cookie can have.
+// WithCookies makes a variant of the values of the cookies with these names. Requests without such
+// a cookie share a variant. A cookie that is sent twice counts with both values, in their order.
+// Where parsers disagree about a quoted value, the whole Cookie field makes the variant.
+// WithCookies panics on a name that no cookie can have.
 //
-// Other cookies make no variants, although the handler sees them: it gets the whole Cookie
-// field of the request that it runs for. A handler that answers by another cookie must say
-// private, or Vary: Cookie. Each value that a client invents is a variant, with a run of the
-// handler, up to 1,024 variants of a URL.
+// The handler sees all cookies of the request that it runs for. If it answers by another cookie, it
+// must say private or Vary: Cookie. Each value that a client invents makes a variant and a run of
+// the handler, up to 1,024 variants of a URL.
 func WithCookies(names ...string) KeyRule {
 	for _, name := range names {
 		if !httpcache.FieldName(name) {
@@ -67,16 +63,13 @@ func WithCookies(names ...string) KeyRule {
 	return KeyRule{cookies: slices.Clone(names)}
 }
 
-// Keys returns a function for [HTTPOptions].Key that makes keys by rules. A parameter of the
-// query stays if all rules keep it. Without rules, and where the rules change nothing, the key
-// has the request's own URL, and the query stays as it was sent.
+// Keys returns a function for [HTTPOptions].Key that makes keys by rules. A query parameter stays
+// if all rules keep it. A key that the rules do not change is the request's own. Call the function
+// from your own to refuse requests or to extend the variant.
 //
-// Scheme, host and path are those of the default key. If the path was rewritten before it
-// reached the middleware, as by [http.StripPrefix], the URL has the path that the client has
-// sent, and the rewritten path makes a variant. The function returns false for a request
-// that has no default key.
-//
-// To refuse requests or to add to the variant, call the function from a function of your own.
+// Scheme, host and path are those of the default key. If an [http.StripPrefix] or the like has
+// rewritten the path, the URL has the client's path, and the rewritten path makes a variant. The
+// function returns false for a request without a default key.
 func Keys(rules ...KeyRule) func(r *http.Request) (key Key, ok bool) {
 	var k keyRules
 	for _, rule := range rules {
@@ -92,7 +85,6 @@ type keyRules struct {
 	cookies []string // sorted, each once
 }
 
-// add adds a rule.
 func (k *keyRules) add(rule KeyRule) {
 	if rule.keeps != nil {
 		k.filters = append(k.filters, rule.keeps)
@@ -103,7 +95,7 @@ func (k *keyRules) add(rule KeyRule) {
 	k.cookies = slices.Compact(k.cookies)
 }
 
-// key is what Keys returns.
+// key is the function that Keys returns.
 func (k *keyRules) key(r *http.Request) (key Key, ok bool) {
 	at, ok := httpcache.Locate(r)
 	if !ok {
@@ -121,7 +113,7 @@ func (k *keyRules) key(r *http.Request) (key Key, ok bool) {
 	return key, true
 }
 
-// query returns the query as the rules leave it: the same string if they change nothing.
+// query returns the query by the rules. It returns the same string if they change nothing.
 func (k *keyRules) query(query string) string {
 	if query == "" {
 		return ""
@@ -187,9 +179,8 @@ func sortedQuery(query string) string {
 	return string(sorted)
 }
 
-// parameterName returns the decoded name of a query parameter. It returns false if the
-// parameter is one that net/url refuses. A semicolon separates parameters for some handlers:
-// the names behind it are not known.
+// parameterName returns the decoded name of a query parameter, or false if net/url refuses it. Some
+// handlers split a parameter at a semicolon, so the names behind one are unknown.
 func parameterName(param string) (name string, ok bool) {
 	if strings.Contains(param, ";") {
 		return "", false
@@ -202,7 +193,7 @@ func parameterName(param string) (name string, ok bool) {
 	return name, err == nil
 }
 
-// parameterNames returns a function that reports whether a name is among the listed ones.
+// parameterNames returns a function that reports whether a name is listed.
 func parameterNames(rule string, names []string) (listed func(name string) bool) {
 	var prefixes, whole []string
 	for _, name := range names {
@@ -222,10 +213,10 @@ func parameterNames(rule string, names []string) (listed func(name string) bool)
 	}
 }
 
-// variant returns the variant of a request whose path was rewritten to that, "" if it was not,
-// and that has these lines of Cookie. Its parts are a quoted path, names with the quoted rest of
-// their cookies, and quoted lines behind a semicolon. No name has a quotation mark or a
-// semicolon, so that no two different requests have the same parts.
+// variant returns the variant of a request with the rewritten path, "" if there is none, and the
+// lines of Cookie. Its parts are a quoted path, names with their quoted values, and quoted lines
+// behind a semicolon. No name has a quotation mark or a semicolon, so different requests have
+// different parts.
 func (k *keyRules) variant(rewritten string, lines []string) string {
 	var b []byte
 	if rewritten != "" {
@@ -252,8 +243,8 @@ func (k *keyRules) variant(rewritten string, lines []string) string {
 	return string(b)
 }
 
-// splitCookie returns the name of a cookie, and the rest of it as it was sent, from the equals
-// sign on: parsers differ in the space that they cut off.
+// splitCookie returns the name of a cookie and the rest as it was sent, from the equals sign on:
+// parsers differ in the space that they cut off.
 func splitCookie(cookie string) (name, rest string) {
 	i := strings.IndexByte(cookie, '=')
 	if i < 0 {
@@ -262,9 +253,9 @@ func splitCookie(cookie string) (name, rest string) {
 	return strings.Trim(cookie[:i], " \t"), cookie[i:]
 }
 
-// ambiguous reports whether a line of Cookie has a quoted value that some parsers end at the
-// semicolon, as RFC 6265 section 5.4 does, and others at the next quotation mark, as RFC 2109
-// section 4.1 does: the cookies behind it are different ones for the two.
+// ambiguous reports whether a line of Cookie has a quoted value that ends at the semicolon by RFC
+// 6265 section 5.4 and at the next quotation mark by RFC 2109 section 4.1. The two see different
+// cookies behind it.
 func ambiguous(line string) bool {
 	if !strings.Contains(line, `"`) {
 		return false

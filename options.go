@@ -22,83 +22,74 @@ import (
 // Options configure a [Cache]. Only TTL is required. A negative value is refused where a field's
 // comment does not mention it. In the repository, docs/operations.md helps to choose values.
 type Options struct {
-	// TTL is how long a value is fresh after its load has returned. Zero and negative values are
-	// refused. A load may choose its own times, see [NewLoader]. Store keeps these times for all
-	// processes.
+	// TTL is how long a value is fresh after its load has returned. It must be positive. A load may
+	// choose other times, see [NewLoader]. Store keeps a value's times for all processes.
 	TTL time.Duration
 	// StaleWhileRevalidate is how long after TTL a stale value is served at once, while one rebuild
-	// runs behind the callers (RFC 5861 section 3). Zero or negative: off. If Store has not
-	// confirmed the value within NearTTL, calls ask Store first, and wait for at most EngineTimeout
-	// until it counts as down.
+	// runs behind it (RFC 5861 section 3). Zero or negative: off. A value that Store has not
+	// confirmed within NearTTL waits for Store, at most EngineTimeout, and not while Store counts
+	// as down.
 	StaleWhileRevalidate time.Duration
 	// StaleIfError is how long after TTL a stale value is served if its rebuild fails (RFC 5861
 	// section 4). Zero or negative: off.
 	StaleIfError time.Duration
-	// NotFoundTTL is how long an [ErrNotFound] of a load is remembered. Zero means TTL. Negative:
-	// only the waiting callers get ErrNotFound.
+	// NotFoundTTL is how long an [ErrNotFound] is remembered. Zero means TTL. Negative: off, only
+	// the waiting callers get ErrNotFound.
 	NotFoundTTL time.Duration
 	// ErrorTTL is the pause between a key's first failure and the next try. Zero means 1 s.
-	// Negative: off, failures are not remembered. The pause doubles with each further failure, up
-	// to MaxErrorTTL, less a random part of up to a half. If all loads of this process have failed
-	// for an ErrorTTL and one load succeeds, each failed key has one try before its pause ends.
-	//
-	// An error with a method RetryAfter() time.Duration, also a wrapped one, chooses its own pause;
-	// zero or less means that the failure is not remembered. Context errors, ErrClosed and
-	// ErrOverloaded answer the waiting callers of this process and are not remembered. Callers in
-	// other processes get only context.DeadlineExceeded. After another such error one of the other
-	// processes tries next.
+	// Negative: off, failures are not remembered. The pause doubles with each failure, up to
+	// MaxErrorTTL, less a random part of up to a half. Once the origin recovers from an ErrorTTL
+	// without a success, each failed key of this process has one try before its pause ends. An
+	// error with a method RetryAfter() time.Duration, also a wrapped one, chooses its pause; zero
+	// or less: not remembered. Context errors, ErrClosed and ErrOverloaded are not remembered. Of
+	// these, only context.DeadlineExceeded answers callers in other processes; otherwise one of the
+	// other processes tries next.
 	ErrorTTL time.Duration
-	// MaxErrorTTL is the longest pause after failures of a key, and so after an origin's recovery.
-	// It must not be below ErrorTTL. Zero means 5 s, or ErrorTTL if longer.
+	// MaxErrorTTL is the longest pause after failures, and so after an origin's recovery. It must
+	// not be below ErrorTTL. Zero means 5 s, or ErrorTTL if longer.
 	MaxErrorTTL time.Duration
 
-	// EarlyRefresh rebuilds popular values in the background before they expire. It is the beta of
-	// XFetch (Vattani, Chierichetti, Lowenstein, VLDB 2015), and 1 is usual. The nearer the expiry,
-	// in units of the last build time, the likelier a hit begins a rebuild, by one caller of the
-	// fleet. For a value with ten reads per build time, the rebuild is late at 1 expiry in 40 with
-	// 1, and at 1 in 200,000 with 2. Zero or negative: off.
+	// EarlyRefresh rebuilds popular values in the background before they expire, once in the fleet.
+	// It is the beta of XFetch (Vattani, Chierichetti, Lowenstein, VLDB 2015). 1 is usual. With ten
+	// reads per build time the rebuild is late at 1 expiry in 40 with 1, and at 1 in 200,000 with
+	// 2. Zero or negative: off.
 	EarlyRefresh float64
-	// TTLJitter is the largest fraction of the TTL that is subtracted at random, from 0 to less
-	// than 1. It keeps values that were loaded together from expiring together. Key and epoch
-	// decide the amount, so all processes agree. Zero or negative: off.
+	// TTLJitter is the largest fraction of the TTL to subtract at random, below 1. It keeps values
+	// that were loaded together from expiring together. All processes subtract the same. Zero or
+	// negative: off.
 	TTLJitter float64
 
-	// Patience is how long a caller with a stale value waits for the rebuild before it takes the
-	// stale value. Zero or negative: off.
+	// Patience is how long a caller with a stale value waits for the rebuild. Zero or negative:
+	// off.
 	Patience time.Duration
 	// MaxWait is how long a caller without a stale value waits. Zero means RebuildTimeout plus
-	// LeaseTTL: time for one takeover.
+	// LeaseTTL.
 	MaxWait time.Duration
 	// RebuildTimeout is the time limit of a load. At the limit the load's context ends, and its
 	// callers get [ErrRebuildTimeout]. Zero means 30 s.
 	RebuildTimeout time.Duration
-	// Hedge begins a second rebuild beside one that takes this many times the usual build time. 3
-	// is usual; Hedge must be above 1, and needs a Locker or an Engine. Zero or negative: off. Set
-	// Hedge only if a load may run twice at one time. A rebuild has at most one hedge, after 50 ms
-	// or more, in another process whose callers wait for the value. The first committed value
-	// answers all callers, and the other load is cancelled. The usual build time is that of the
-	// key's last build. For an unknown key, three quarters of this process's latest builds were
-	// quicker.
+	// Hedge begins a second rebuild, in another process, beside one that takes this many times the
+	// usual build time, and 50 ms. The first commit answers all callers and cancels the other load:
+	// set Hedge only if a load may run twice at one time. It must be above 1, and 3 is usual. It
+	// needs a Locker or an Engine. The usual time is the key's last build, else one of the slower
+	// builds of this process. Zero or negative: off.
 	Hedge float64
-	// HedgeShare is the largest fraction of this process's rebuilds that it may hedge, from 0 to 1.
-	// Zero means 0.02. No hedge begins while half of the latest rebuilds are slow: then the origin
-	// is slow.
+	// HedgeShare is the largest fraction of this process's rebuilds to hedge, from 0 to 1. Zero
+	// means 0.02. While half of the latest rebuilds are slow, the origin is slow, and no hedge
+	// begins.
 	HedgeShare float64
-	// BatchWindow is how long a load of a [NewBatch] cache waits for other calls of this process.
-	// Calls of Get and GetMany within the window load together. The window delays each value that
-	// is not in the near tier. Zero: off, each call is a batch. New and NewLoader refuse a
-	// BatchWindow.
+	// BatchWindow is how long a load of a [NewBatch] cache waits for other calls of this process,
+	// to load together. It delays each value that is not in the near tier. Zero: off, each call is
+	// a batch. New and NewLoader refuse a BatchWindow.
 	BatchWindow time.Duration
 	// Size returns the bytes that a value takes in the near tier. It is called for several values
-	// at a time. Nil: the memory that the value reaches, by reflection, without the memory behind a
-	// struct with a field of package sync or sync/atomic. Set Size if values keep their own bytes
-	// there.
+	// at a time. Nil: the memory that the value reaches, by reflection, except behind a struct with
+	// a field of package sync or sync/atomic.
 	Size func(key string, value any) int
 	// Codec turns values into bytes for Store, several at a time. Zero: JSON, and values of type
-	// []byte and string as they are. JSON loses unexported fields and the types behind interfaces.
-	// New reports such fields to OnError once, and panics if values cannot come back, as with a
-	// channel, a function or an interface with methods. JSON decodes values of an older type as far
-	// as the names agree, without an error: give a changed type a new Namespace.
+	// []byte and string as they are. If JSON loses parts of the type, New reports them to OnError
+	// once; if values cannot come back, New panics. A changed type needs a new Namespace, see
+	// docs/loaders.md.
 	Codec Codec
 
 	// Fleet joins the caches of several processes. Zero: this process is alone.
@@ -106,57 +97,51 @@ type Options struct {
 	// Limits bound the cache in this process.
 	Limits Limits
 
-	// Sweeps lets [Cache.InvalidateMatching] reach the whole fleet by a log of invalidations. A
-	// process with misses then reads Store once more in half a NearTTL. Set Sweeps alike in all
-	// caches of a fleet. A cache without a Store needs no Sweeps. Default: off.
+	// Sweeps lets [Cache.InvalidateMatching] reach the whole fleet. A process with misses then
+	// reads Store once more in half a NearTTL. Set it alike in all caches of a fleet. Without a
+	// Store it has no effect. Default: off.
 	Sweeps bool
 
-	// OnError is called for each error that no caller gets: a silent engine, a late commit, a lost
-	// lease, bytes that do not decode, a failure behind a stale value or without waiting callers.
-	// It runs on the goroutine that meets the error, also before New or NewMiddleware has returned.
-	// It must be quick and safe for concurrent use. Nil: such errors are dropped. An Observer's
-	// Rebuild gets all loads.
+	// OnError is called for each error that no caller gets, such as a silent engine, a late commit,
+	// or a failure behind a stale value. It runs on the goroutine that meets the error, also before
+	// New or NewMiddleware has returned. It must be quick and safe for concurrent use. Nil: no
+	// calls.
 	OnError func(key string, err error)
 	// Observers are called for calls served, rebuilds, herds, breakers and evictions. Packages
-	// bellwetherslog, bellwetherprom and bellwetherotel have observers. None: no calls, at no cost.
+	// bellwetherslog, bellwetherprom and bellwetherotel have some. None: no calls, at no cost.
 	Observers []observe.Observer
 }
 
 // A Fleet connects the caches of several processes. Caches with the same Namespace on the same
-// Store are of one fleet. Closing a cache does not close its engines.
+// Store are of one fleet. Closing a cache does not close its engines. docs/fleets.md helps to
+// choose engines.
 type Fleet struct {
-	// Engine is a store and a locker in one, such as package redisfleet's, with fewer requests.
-	// Leave Store and Locker nil then. Nil: none.
+	// Engine is a store and a locker in one, such as redisfleet's, in place of Store and Locker.
+	// Nil: none.
 	Engine driver.Elector
 	// Store keeps the entries of the fleet. Nil, without an Engine: values stay in this process.
 	Store driver.Store
 	// Locker elects the process that rebuilds. It needs a Store. Nil: each process rebuilds for
 	// itself.
 	Locker driver.Locker
-	// Namespace names the kind of the values, such as "users". It precedes each key in Store and
-	// Locker, and must not contain a colon. Empty: none. A Cache with a Store requires a Namespace.
-	// Caches of different values need different ones, because a cache takes each entry under its
-	// keys for its own. A Middleware needs none, because its keys are URLs.
+	// Namespace precedes each key in Store and Locker, such as "users". It must not contain a
+	// colon. A Cache with a Store requires one, and caches of different values need different ones:
+	// a cache takes each entry under its keys for its own. Empty: none, for a Middleware, whose
+	// keys are URLs.
 	Namespace string
 	// EngineTimeout is the total time that a rebuild waits for silent engines before it goes on
 	// without them. Zero means 500 ms.
 	EngineTimeout time.Duration
-	// LeaseTTL is the longest lease of a holder that does not renew it, and so the longest time
-	// until a crashed holder is replaced. Zero means 5 s. A living holder renews its lease at a
-	// third of its length. If no stale value can be served during a takeover, the lease is 1.75
-	// times the key's last build, with the engines' part; at least 500 ms and EngineTimeout, and at
-	// most LeaseTTL. An unknown key has the usual build of this process, and LeaseTTL without one.
-	// An Engine grants the lease with the first read of the entry, as for a key of which only this
-	// process's own knowledge exists.
+	// LeaseTTL is the longest lease of a holder, and so the longest time until a dead holder is
+	// replaced. A living holder renews its lease at a third of its length. Where callers would wait
+	// for a takeover, a lease lasts 1.75 times the key's last build, else this process's usual
+	// build, but at least 500 ms and EngineTimeout. Zero means 5 s.
 	LeaseTTL time.Duration
-	// NearTTL is how long the near tier serves a value before it asks Store again. An Invalidate
-	// reaches other processes within this time. Zero means 1 s. Without a Store NearTTL has no
-	// effect.
-	//
+	// NearTTL is how long the near tier serves a value before it asks Store again, and so how long
+	// another process may miss an Invalidate. Zero means 1 s. Without a Store it has no effect.
 	// Negative: off. Each call asks Store, once for calls at the same time, and an Invalidate that
-	// has returned holds in all processes. This process still keeps its values, up to NearBytes: a
-	// value that Store confirms is not decoded again, and values are served within their windows
-	// while Store is silent. A value that Store has not taken is served for 1 s.
+	// has returned holds in all processes. The near tier then spares decoding, and serves while
+	// Store is silent; a value that Store has not taken is served for 1 s.
 	NearTTL time.Duration
 }
 
@@ -164,16 +149,15 @@ type Fleet struct {
 // refused.
 type Limits struct {
 	// MaxRebuilds is how many loads run at one time in this process. Zero means 128; 4,096 for a
-	// [Middleware], whose pages may fetch parts of their own site. A batch load counts as one load,
-	// and a load past its timeout counts until it returns. A load that waits for another key of any
-	// cache, with its own context, lends its slot to that key. Loads that wait for each other in
-	// another way, such as over HTTP, need one slot each.
+	// [Middleware]. A batch load counts as one, and a load past its timeout until it returns. A
+	// load that waits for another key of any cache, with its own context, lends its slot to that
+	// key. Loads that wait for each other in another way, such as over HTTP, need one slot each.
 	MaxRebuilds int
-	// MaxQueued is how many keys wait for a slot among MaxRebuilds. Zero means 4096. Up to 16 times
-	// as many keys may wait for Store. Beyond either limit callers get a stale value or
-	// [ErrOverloaded]. A GetMany counts as one key for each thousand of its keys.
+	// MaxQueued is how many keys wait for a slot among MaxRebuilds; 16 times as many may wait for
+	// Store. Beyond these, callers get a stale value or [ErrOverloaded]. A GetMany counts as one
+	// key per thousand. Zero means 4096.
 	MaxQueued int
-	// NearBytes is the size of the near tier, the decoded values in this process, in bytes. Zero
+	// NearBytes is the size in bytes of the near tier, the decoded values in this process. Zero
 	// means 64 MiB.
 	NearBytes int64
 }
