@@ -16,9 +16,8 @@ import (
 // This file is the loader face: the cache of values of one type. Each method checks its arguments
 // and leaves the work to the engine.
 
-// A Cache keeps the values of a load. The load runs once for all callers of a key, in all processes
-// of a fleet. Create a Cache with [New], [NewLoader], [NewBatch] or [NewBatchLoader]. A Cache is
-// safe for concurrent use. Callers share values and must not modify them.
+// A Cache keeps the values of a load, which runs once for all callers of a key, in all processes of
+// a fleet. It is safe for concurrent use. Callers share values and must not modify them.
 type Cache[V any] struct {
 	engine *engine[V]
 	bind   binder[V] // makes the load of a call from the load that New was given
@@ -32,8 +31,8 @@ type Cache[V any] struct {
 //
 // The load's context has the values of the first caller's context, but not its end. A load should
 // return when its context ends: after an invalidation the next load begins when the present one has
-// returned. An error that wraps [ErrNotFound] means that the key does not exist. The load is called
-// for several keys at a time. A load that asks this Cache for its own key gets an error.
+// returned. The load runs for several keys at a time. A load that asks this Cache for its own key
+// gets an error.
 func New[V any](load func(ctx context.Context, key string) (V, error), o Options) *Cache[V] {
 	if load == nil {
 		panic(errors.New("bellwether: New needs a load, a func(ctx context.Context, key string) (V, error); for a load per call, pass a load that fails and call GetFunc"))
@@ -104,7 +103,7 @@ func (l userLoad[V]) bind() loader[V] {
 // otherwise after the rebuild that all callers share. The end of ctx ends only this call's wait.
 //
 // The error is [ErrNotFound] itself if the load returns or wraps it. Without a stale value to serve
-// it is the load's error, or a [*RemoteError] from a load in another process. Other errors are
+// it is the load's error, or a [*RemoteError] from another process. Other errors are
 // [ErrWaitTimeout] after MaxWait, [ErrOverloaded], [ErrClosed] and ctx's error.
 func (c *Cache[V]) Get(ctx context.Context, key string) (V, error) {
 	return c.engine.get(ctx, key, c.bind, c.window)
@@ -145,21 +144,19 @@ func (c *Cache[V]) Set(ctx context.Context, key string, value V) error {
 
 // Refresh begins a rebuild of key, although its value may be fresh, and does not wait for its end.
 // The load gets ctx's values, but not its end. Callers get the present value meanwhile. A load
-// under way anywhere in the fleet counts, although it may have read the origin before: after a
-// write call Set or Invalidate. A failure leaves the value in its windows and goes to OnError. In
-// the pause after a failure (ErrorTTL) no rebuild begins. The error is [ErrClosed], [ErrOverloaded]
-// if too many keys wait for Store, or Get's error in a chain of 64 loads.
+// under way anywhere in the fleet counts, so call Set or Invalidate after a write. A failure leaves
+// the value in its windows and goes to OnError. In the pause after a failure no rebuild begins. The
+// error is [ErrClosed], [ErrOverloaded] if too many keys wait for Store, or Get's error in a chain
+// of 64 loads.
 func (c *Cache[V]) Refresh(ctx context.Context, key string) error {
 	return c.engine.refreshNow(ctx, key, c.bind)
 }
 
 // Invalidate drops the values of keys. After it has returned nil, no value computed before the call
 // is served from the store, from this process's near tier or by a rebuild under way in any process.
-// Other near tiers follow within NearTTL.
-//
-// The error wraps [ErrUnavailable] and names the keys if the store does not answer within
-// EngineTimeout or before ctx ends; this process has dropped the keys. Invalidate asks the store
-// also in an outage.
+// Other near tiers follow within NearTTL. The error wraps [ErrUnavailable] and names the keys if
+// the store does not answer within EngineTimeout or before ctx ends; this process has dropped the
+// keys. Invalidate asks the store also during an outage.
 func (c *Cache[V]) Invalidate(ctx context.Context, keys ...string) error {
 	return errors.Join(c.engine.invalidateAll(ctx, keys)...)
 }
@@ -207,9 +204,9 @@ func (c *Cache[V]) Ping(ctx context.Context) error { return c.engine.ping(ctx) }
 func (c *Cache[V]) Stats() observe.Stats { return c.engine.snapshot() }
 
 // Close ends the cache: it cancels the rebuilds, releases their leases, and answers their callers
-// with [ErrClosed]. It does not close Store and Locker. It waits for the cache's goroutines, except
-// for loads, whose contexts have ended. So observers, OnError, Size and Codec must not call Close.
-// Close may be called again. The error is always nil.
+// with [ErrClosed]. It leaves Store and Locker open. It waits for all goroutines except loads, so
+// observers, OnError, Size and Codec must not call Close. It may be called again. The error is
+// always nil.
 func (c *Cache[V]) Close() error {
 	c.engine.close()
 	return nil

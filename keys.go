@@ -48,12 +48,9 @@ func SortedQuery() KeyRule { return KeyRule{sorts: true} }
 
 // WithCookies makes a variant of the values of the cookies with these names. Requests without such
 // a cookie share a variant. A cookie that is sent twice counts with both values, in their order.
-// Where parsers disagree about a quoted value, the whole Cookie field makes the variant.
-// WithCookies panics on a name that no cookie can have.
-//
-// The handler sees all cookies of the request that it runs for. If it answers by another cookie, it
-// must say private or Vary: Cookie. Each value that a client invents makes a variant and a run of
-// the handler, up to 1,024 variants of a URL.
+// Where parsers disagree about a quoted value, the whole Cookie field makes the variant. A handler
+// that answers by another cookie must say private or Vary: Cookie. A client can invent values, up
+// to 1,024 variants of a URL. WithCookies panics on a name that no cookie can have.
 func WithCookies(names ...string) KeyRule {
 	for _, name := range names {
 		if !httpcache.FieldName(name) {
@@ -64,12 +61,10 @@ func WithCookies(names ...string) KeyRule {
 }
 
 // Keys returns a function for [HTTPOptions].Key that makes keys by rules. A query parameter stays
-// if all rules keep it. A key that the rules do not change is the request's own. Call the function
-// from your own to refuse requests or to extend the variant.
-//
-// Scheme, host and path are those of the default key. If an [http.StripPrefix] or the like has
-// rewritten the path, the URL has the client's path, and the rewritten path makes a variant. The
-// function returns false for a request without a default key.
+// if all rules keep it. Scheme, host and path are those of the default key. A path that was
+// rewritten, as by [http.StripPrefix], makes a variant of the client's path. The function returns
+// false for a request without a default key. Call it from a function of your own to refuse requests
+// or to extend the variant.
 func Keys(rules ...KeyRule) func(r *http.Request) (key Key, ok bool) {
 	var k keyRules
 	for _, rule := range rules {

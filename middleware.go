@@ -24,29 +24,25 @@ import (
 type HTTPOptions struct {
 	// TTL is how long a response without a freshness of its own is fresh, if its status is
 	// cacheable, such as 200 or 404 (RFC 9110 section 15.1), or it says public. Zero or negative:
-	// off, and public responses are stored for their stale windows only. With a TTL, a handler that
-	// answers by a Cookie must say private or Vary: Cookie. Ages count from the header, or by its
-	// Date and Age (RFC 9111 section 4.2.3).
+	// off. With a TTL, a handler that answers by a Cookie must say private or Vary: Cookie. Ages
+	// follow RFC 9111 section 4.2.3.
 	TTL time.Duration
-	// StaleWhileRevalidate is the window of responses without their own, see [Options]. Zero or
-	// negative: off. A response may forbid it.
+	// StaleWhileRevalidate is the window of responses without one, if allowed. Zero or negative:
+	// off.
 	StaleWhileRevalidate time.Duration
-	// StaleIfError is the window of responses without their own, see [Options]. Zero or negative:
-	// off. A response may forbid it.
+	// StaleIfError is the window of responses without one, if allowed. Zero or negative: off.
 	StaleIfError time.Duration
 	// Freshness replaces said, the freshness of a shareable response by its header and these
-	// options. A TTL counts from Age zero, a returned Age has no effect, negative durations are
-	// zero, and a zero Freshness shares the response between the waiting clients only. Freshness
-	// runs while the handler writes its header, must change neither r nor header, and panics as the
-	// handler. It is not called for no-cache and for 500, 502, 503 and 504. It gives a lifetime to
-	// a status such as 302, but not to 403. It opens no window after must-revalidate,
-	// proxy-revalidate or s-maxage. Nil: said.
+	// options. A TTL counts from Age zero, and a returned Age has no effect. A zero Freshness
+	// shares the response between the waiting clients only. No-cache, must-revalidate,
+	// proxy-revalidate and s-maxage still count, and so does ErrorTTL; a 403 or the like gets no
+	// lifetime here. Freshness runs while the handler writes its header, and must change neither r
+	// nor header. Its panic is the handler's. Nil: said.
 	Freshness func(r *http.Request, status int, header http.Header, said Freshness) Freshness
-	// ErrorTTL is the first pause after a failure, see [Options], and the freshness of a 500, 502,
-	// 503 or 504 without its own. Such an error is for all clients if TTL is set, it says public,
-	// or the key has had a response for all; otherwise for the waiting requests with the same
-	// Cookie and credentials. Zero means 1 s. Negative: off, an error answers only waiting
-	// requests.
+	// ErrorTTL is the first pause after a failure, and the freshness of a 500, 502, 503 or 504
+	// without its own. Zero means 1 s. Negative: off, an error answers only waiting requests. Such
+	// an error is shared as in the table of failures in docs/http.md, else by requests with the
+	// same Cookie and credentials.
 	ErrorTTL time.Duration
 	// MaxErrorTTL is the longest pause after failures. Zero means 5 s, or ErrorTTL if longer.
 	MaxErrorTTL time.Duration
@@ -75,27 +71,25 @@ type HTTPOptions struct {
 	Observers []observe.Observer
 
 	// MaxBodyBytes is the largest stored body, in bytes. Zero means 8 MiB. A larger body streams to
-	// the waiting clients at the pace of the slowest, unless that client delays the others by 5 s
-	// within 4 MiB: then it is broken off. A body larger than NearBytes is in Store only.
+	// the waiting clients at the pace of the slowest. A body larger than NearBytes is in Store
+	// only.
 	MaxBodyBytes int64
-	// MaxHeldBytes bounds, in bytes, the bodies above 64 KiB that clients hold beside the near
-	// tier: those written for several clients, and those being sent. Zero means 256 MiB, or
-	// MaxBodyBytes if larger. Beyond it a body streams as one over MaxBodyBytes, and the slowest
-	// clients of stored bodies are broken off, if the ResponseWriter has write deadlines. All take
-	// at most 1.5 times as much, and the latest evictions from the near tier.
+	// MaxHeldBytes bounds the bodies that clients hold beside the near tier, in bytes. Zero means
+	// 256 MiB, or MaxBodyBytes if larger. Beyond it a body streams as one over MaxBodyBytes, and
+	// the slowest clients of stored bodies are broken off, if the ResponseWriter has write
+	// deadlines.
 	MaxHeldBytes int64
 	// HitForMissTTL is how long an unshareable response sends its key's requests straight to the
 	// handler. Each further one prolongs the time, and a cacheable response ends it. Zero means 10
 	// s.
 	HitForMissTTL time.Duration
 	// MaxPassThrough is how many requests at a time ask the handler after MaxWait, or for a key
-	// that always exceeds RebuildTimeout, in this process. Others get 503 with Retry-After. Zero or
-	// negative: off.
+	// that always exceeds RebuildTimeout. Others get 503 with Retry-After. Zero or negative: off.
 	MaxPassThrough int
 
 	// IgnoreRequestDirectives ignores Cache-Control in requests, by which clients choose the
-	// moments of rebuilds. Default: RFC 9111 section 5.2.1 holds, and at most eight requests per
-	// page go past a servable page at a time, by no-store, an upgrade, an event stream or a body.
+	// moments of rebuilds. Default: RFC 9111 section 5.2.1 holds, and at most eight requests at a
+	// time go past a page that may be served, by no-store, an upgrade, an event stream or a body.
 	IgnoreRequestDirectives bool
 	// MaxStreams is how many upgrades and event streams run at a time. Others get 503. Zero means
 	// 65,536.
@@ -106,18 +100,14 @@ type HTTPOptions struct {
 	// handler sees the key's host and query, and the request's own path, fields and cookies. A
 	// handler that answers by a part that Key leaves out must say private or name the field in
 	// Vary. For an unsafe method, Key returns the URL that the request changes, or false for none.
-	// An invalid URL counts as false and goes to OnError.
-	//
-	// Nil: the host in lower case without a default port, the path in one form for all its
-	// encodings ("%2F", "%3B" and "%2B" stay), the query as sent, and https over TLS. Behind a
-	// proxy that ends TLS, X-Forwarded-Proto or Forwarded makes variants; another such field needs
-	// a Key.
+	// An invalid URL counts as false and goes to OnError. Nil: the request's URL, in one form for
+	// all spellings of host and path, with the query as sent, and https over TLS. If a proxy ends
+	// TLS, X-Forwarded-Proto or Forwarded makes variants.
 	Key func(r *http.Request) (key Key, ok bool)
 
 	// CredentialFields are request fields with credentials, beside Authorization and client
 	// certificates. A request with credentials gets only responses with public, s-maxage or
-	// must-revalidate, and waits for others only at keys with such a response. Name Cookie if
-	// handlers answer by it and do not say private. Nil: none.
+	// must-revalidate. Name Cookie if handlers answer by it without private. Nil: none.
 	CredentialFields []string
 
 	// TargetedFields are response fields that replace Cache-Control for this cache (RFC 9213). The
@@ -128,7 +118,8 @@ type HTTPOptions struct {
 	// variant. Nil: none.
 	RetargetingFields []string
 	// HiddenFields are response fields that clients do not get, such as Surrogate-Control. Stored
-	// responses keep them. They wrap each handler's ResponseWriter, also for upgrades. Nil: none.
+	// responses keep them. With HiddenFields each ResponseWriter is wrapped, also for upgrades.
+	// Nil: none.
 	HiddenFields []string
 	// TagFields are the response fields with the tags of [Match], alike in a fleet. Spaces and
 	// commas separate tags; in Surrogate-Key only spaces, in Cache-Tag only commas. Nil: these two.
@@ -138,25 +129,24 @@ type HTTPOptions struct {
 	// has reached the handler through the cache shows the key.
 	HideStatusKey bool
 	// UnsafeInvalidation is the effect of a successful unsafe request, such as POST, on its URL.
-	// Default: HardInvalidation (RFC 9111 section 4.4). If any client may send unsafe requests for
-	// any URL, set NoInvalidation and call [Middleware.Invalidate], or clients choose the moments
-	// of rebuilds.
+	// Default: HardInvalidation (RFC 9111 section 4.4). Set NoInvalidation if any client may send
+	// such requests for any URL, or clients choose the moments of rebuilds.
 	UnsafeInvalidation Invalidation
 	// InvalidateLocations extends UnsafeInvalidation to the URLs in Location and Content-Location,
 	// on the same host. Default: off, because many handlers redirect to a URL of the client's
 	// choice.
 	InvalidateLocations bool
 
-	// HeuristicFraction makes responses without a freshness fresh for this fraction of the time
-	// since their Last-Modified, up to 1 and 24 h, if TTL is zero (RFC 9111 section 4.2.2). 0.1 is
-	// usual. Zero or negative: off.
+	// HeuristicFraction is the share of the time since Last-Modified, up to 24 h, for which a
+	// response without a freshness is fresh if TTL is zero (RFC 9111 section 4.2.2). 0.1 is usual.
+	// Zero or negative: off.
 	HeuristicFraction float64
 	// StoreSetCookie shares responses with Set-Cookie and a lifetime of their own. Default: not
 	// shared.
 	StoreSetCookie bool
 	// AnyLanguageOrder makes one variant of the same languages in any order of Accept-Language, and
-	// sorts them for the handler. Default: the order makes variants, because many servers give it a
-	// meaning that RFC 9110 section 12.5.4 does not.
+	// sorts them for the handler. Default: the order makes variants, beyond RFC 9110 section
+	// 12.5.4.
 	AnyLanguageOrder bool
 }
 
@@ -166,10 +156,9 @@ type Invalidation uint8
 const (
 	// HardInvalidation drops the responses.
 	HardInvalidation Invalidation = iota
-	// SoftInvalidation makes the responses stale from now on: their stale windows begin, and they
-	// can be validated. It uses the log of [Middleware.InvalidateMatching]. It is hard after 50
-	// places of the log within a minute, so that the log keeps ten minutes, and with a Store whose
-	// Locker is missing or silent.
+	// SoftInvalidation makes the responses stale from now on, by the log of
+	// [Middleware.InvalidateMatching]. It is hard after 50 places of the log within a minute, so
+	// that the log keeps ten minutes, and with a Store whose Locker is missing or silent.
 	SoftInvalidation
 	// NoInvalidation keeps the responses.
 	NoInvalidation
@@ -186,8 +175,8 @@ type Key struct {
 }
 
 // A Middleware is a shared cache by RFC 9111 for the responses of the handlers that it wraps. A
-// response is made once for all waiting clients. Create a Middleware with [NewMiddleware]. It is
-// safe for concurrent use, and may wrap several handlers if they serve different URLs.
+// response is made once for all waiting clients. Create one with [NewMiddleware]. It is safe for
+// concurrent use, and may wrap several handlers if they serve different URLs.
 type Middleware struct {
 	engine *engine[*page.Response]
 	pages  *page.Middleware
@@ -314,42 +303,35 @@ func checkFields(option string, names []string, example string) {
 // Stats returns the counters of the middleware since its creation.
 func (m *Middleware) Stats() observe.Stats { return m.engine.snapshot() }
 
-// Close ends the middleware and cancels its rebuilds. Later GET and HEAD requests get 503, or 504
-// with only-if-cached, unless they go past the cache. Close does not close Store and Locker. It may
-// be called again. The error is always nil.
+// Close ends the middleware and cancels its rebuilds. Later GET and HEAD requests get 503 (504 with
+// only-if-cached), unless they go past the cache. Close does not close Store and Locker. It may be
+// called again. The error is always nil.
 func (m *Middleware) Close() error {
 	m.engine.close()
 	return nil
 }
 
 // Handler wraps next, as a middleware of chi or net/http. Only GET and HEAD are answered from the
-// cache. See "Handlers behind the cache" in docs/http.md for outer middlewares, compression and
-// panics.
+// cache. "Handlers behind the cache" in docs/http.md has the rules for routers and middlewares
+// around it.
 //
 // The handler runs detached, with a goroutine and a context of its own. It sees the first client's
 // header, cookies and address, as a GET without ranges and with the cache's own conditions. A
-// router that recycles its context at the end of a request, such as gin and echo, must be wrapped
-// as a whole; chi's context is copied. A request goes past the cache if chi has routed another
-// encoding of its path.
+// handler that uses a session or a CSRF token from the request's context must say private or Vary.
+// A client whose context ends gets no more of a response under way.
 //
-// Requests for an upgrade or text/event-stream, or without a key, get the real ResponseWriter: the
-// member of Cache-Status comes first, and is lost if the handler sets the field. Other requests
-// past the cache, or past a servable page, get a writer that flushes and hijacks like it.
+// Requests for an upgrade or text/event-stream, or without a key, get the real ResponseWriter,
+// where Cache-Status is lost if the handler sets the field. Other requests past the cache, or past
+// a page that may be served, get a writer that flushes and hijacks like the real one.
 //
-// A field that an outer middleware adds to a response is for its own client and does not decide
-// about sharing, except no-store or private in Cache-Control or a TargetedField. A handler that
-// uses a session or a CSRF token from the request's context must say private or Vary. A client
-// whose context ends gets no more of a response under way.
-//
-// A panic reaches the first client's server, unless that client gets a stale response. Other
-// waiting clients get a stale response or 502. For a request with a Cookie or credentials, or a key
-// without responses for all, only requests with the same Cookie and credentials share the panic,
-// and the others wait for one more run. An Observer's Rebuild gets the stack; its Error does for an
-// unshareable response.
+// If the handler panics, clients get a stale response. Without one, the panic reaches the server of
+// the first client, and the others get 502. If the request has a Cookie or credentials, or the key
+// has no responses for all, clients with another Cookie or credentials wait for one more run. An
+// Observer's Rebuild gets the stack, or its Error for an unshareable response.
 //
 // A second use of the middleware within next has no effect, if each ResponseWriter in between has
-// Unwrap, see [http.ResponseController]. [http.TimeoutHandler] has none: the second use waits for
-// the first.
+// Unwrap, see [http.ResponseController]. Behind [http.TimeoutHandler] the second use waits for the
+// first.
 func (m *Middleware) Handler(next http.Handler) http.Handler {
 	if next == nil {
 		panic(errors.New("bellwether: Handler needs a handler to wrap"))

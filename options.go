@@ -26,9 +26,9 @@ type Options struct {
 	// choose other times, see [NewLoader]. Store keeps a value's times for all processes.
 	TTL time.Duration
 	// StaleWhileRevalidate is how long after TTL a stale value is served at once, while one rebuild
-	// runs behind it (RFC 5861 section 3). Zero or negative: off. A value that Store has not
-	// confirmed within NearTTL waits for Store, at most EngineTimeout, and not while Store counts
-	// as down.
+	// runs behind it (RFC 5861 section 3). Zero or negative: off. If Store has not confirmed the
+	// value within NearTTL, a call asks Store first, for at most EngineTimeout, and not while Store
+	// counts as down.
 	StaleWhileRevalidate time.Duration
 	// StaleIfError is how long after TTL a stale value is served if its rebuild fails (RFC 5861
 	// section 4). Zero or negative: off.
@@ -38,21 +38,19 @@ type Options struct {
 	NotFoundTTL time.Duration
 	// ErrorTTL is the pause between a key's first failure and the next try. Zero means 1 s.
 	// Negative: off, failures are not remembered. The pause doubles with each failure, up to
-	// MaxErrorTTL, less a random part of up to a half. Once the origin recovers from an ErrorTTL
-	// without a success, each failed key of this process has one try before its pause ends. An
-	// error with a method RetryAfter() time.Duration, also a wrapped one, chooses its pause; zero
-	// or less: not remembered. Context errors, ErrClosed and ErrOverloaded are not remembered. Of
-	// these, only context.DeadlineExceeded answers callers in other processes; otherwise one of the
-	// other processes tries next.
+	// MaxErrorTTL, less a random part of up to a half. When loads succeed after an ErrorTTL of
+	// failures only, each failed key of this process has an early try. An error with a method
+	// RetryAfter() time.Duration, also a wrapped one, chooses its pause; zero or less: not
+	// remembered. Context errors, ErrClosed and ErrOverloaded are not remembered, and only
+	// context.DeadlineExceeded of these answers callers in other processes.
 	ErrorTTL time.Duration
 	// MaxErrorTTL is the longest pause after failures, and so after an origin's recovery. It must
 	// not be below ErrorTTL. Zero means 5 s, or ErrorTTL if longer.
 	MaxErrorTTL time.Duration
 
 	// EarlyRefresh rebuilds popular values in the background before they expire, once in the fleet.
-	// It is the beta of XFetch (Vattani, Chierichetti, Lowenstein, VLDB 2015). 1 is usual. With ten
-	// reads per build time the rebuild is late at 1 expiry in 40 with 1, and at 1 in 200,000 with
-	// 2. Zero or negative: off.
+	// It is the beta of XFetch (Vattani, Chierichetti, Lowenstein, VLDB 2015): 1 is usual, and more
+	// is earlier. Zero or negative: off.
 	EarlyRefresh float64
 	// TTLJitter is the largest fraction of the TTL to subtract at random, below 1. It keeps values
 	// that were loaded together from expiring together. All processes subtract the same. Zero or
@@ -69,27 +67,25 @@ type Options struct {
 	// callers get [ErrRebuildTimeout]. Zero means 30 s.
 	RebuildTimeout time.Duration
 	// Hedge begins a second rebuild, in another process, beside one that takes this many times the
-	// usual build time, and 50 ms. The first commit answers all callers and cancels the other load:
-	// set Hedge only if a load may run twice at one time. It must be above 1, and 3 is usual. It
-	// needs a Locker or an Engine. The usual time is the key's last build, else one of the slower
-	// builds of this process. Zero or negative: off.
+	// key's usual build time, and 50 ms. The first commit answers all callers and cancels the other
+	// load: set Hedge only if a load may run twice at one time. It must be above 1, and 3 is usual.
+	// It needs a Locker or an Engine. Zero or negative: off.
 	Hedge float64
 	// HedgeShare is the largest fraction of this process's rebuilds to hedge, from 0 to 1. Zero
 	// means 0.02. While half of the latest rebuilds are slow, the origin is slow, and no hedge
 	// begins.
 	HedgeShare float64
 	// BatchWindow is how long a load of a [NewBatch] cache waits for other calls of this process,
-	// to load together. It delays each value that is not in the near tier. Zero: off, each call is
-	// a batch. New and NewLoader refuse a BatchWindow.
+	// to load together. It delays each value that is not in the near tier. Zero: off. New and
+	// NewLoader refuse it.
 	BatchWindow time.Duration
-	// Size returns the bytes that a value takes in the near tier. It is called for several values
-	// at a time. Nil: the memory that the value reaches, by reflection, except behind a struct with
-	// a field of package sync or sync/atomic.
+	// Size returns the bytes that a value takes in the near tier, for several values at a time.
+	// Nil: the memory that the value reaches, by reflection, except behind structs with fields of
+	// sync or sync/atomic.
 	Size func(key string, value any) int
 	// Codec turns values into bytes for Store, several at a time. Zero: JSON, and values of type
-	// []byte and string as they are. If JSON loses parts of the type, New reports them to OnError
-	// once; if values cannot come back, New panics. A changed type needs a new Namespace, see
-	// docs/loaders.md.
+	// []byte and string as they are. New reports parts that JSON loses to OnError once, and panics
+	// if JSON cannot bring values back. A changed type needs a new Namespace.
 	Codec Codec
 
 	// Fleet joins the caches of several processes. Zero: this process is alone.
@@ -97,9 +93,9 @@ type Options struct {
 	// Limits bound the cache in this process.
 	Limits Limits
 
-	// Sweeps lets [Cache.InvalidateMatching] reach the whole fleet. A process with misses then
-	// reads Store once more in half a NearTTL. Set it alike in all caches of a fleet. Without a
-	// Store it has no effect. Default: off.
+	// Sweeps lets [Cache.InvalidateMatching] reach the whole fleet, for one read of Store in half a
+	// NearTTL. Set it alike in all caches of a fleet. Without a Store it has no effect. Default:
+	// off.
 	Sweeps bool
 
 	// OnError is called for each error that no caller gets, such as a silent engine, a late commit,
@@ -107,8 +103,8 @@ type Options struct {
 	// New or NewMiddleware has returned. It must be quick and safe for concurrent use. Nil: no
 	// calls.
 	OnError func(key string, err error)
-	// Observers are called for calls served, rebuilds, herds, breakers and evictions. Packages
-	// bellwetherslog, bellwetherprom and bellwetherotel have some. None: no calls, at no cost.
+	// Observers are called for the cache's events, such as the functions of packages
+	// bellwetherslog, bellwetherprom and bellwetherotel. None: no calls, at no cost.
 	Observers []observe.Observer
 }
 
@@ -116,8 +112,7 @@ type Options struct {
 // Store are of one fleet. Closing a cache does not close its engines. docs/fleets.md helps to
 // choose engines.
 type Fleet struct {
-	// Engine is a store and a locker in one, such as redisfleet's, in place of Store and Locker.
-	// Nil: none.
+	// Engine is a store and a locker in one, in place of both, such as redisfleet's. Nil: none.
 	Engine driver.Elector
 	// Store keeps the entries of the fleet. Nil, without an Engine: values stay in this process.
 	Store driver.Store
@@ -129,13 +124,12 @@ type Fleet struct {
 	// a cache takes each entry under its keys for its own. Empty: none, for a Middleware, whose
 	// keys are URLs.
 	Namespace string
-	// EngineTimeout is the total time that a rebuild waits for silent engines before it goes on
-	// without them. Zero means 500 ms.
+	// EngineTimeout is how long a rebuild waits for silent engines in all. Zero means 500 ms.
 	EngineTimeout time.Duration
 	// LeaseTTL is the longest lease of a holder, and so the longest time until a dead holder is
 	// replaced. A living holder renews its lease at a third of its length. Where callers would wait
-	// for a takeover, a lease lasts 1.75 times the key's last build, else this process's usual
-	// build, but at least 500 ms and EngineTimeout. Zero means 5 s.
+	// for a takeover, a lease lasts 1.75 usual builds, but at least 500 ms and EngineTimeout. Zero
+	// means 5 s.
 	LeaseTTL time.Duration
 	// NearTTL is how long the near tier serves a value before it asks Store again, and so how long
 	// another process may miss an Invalidate. Zero means 1 s. Without a Store it has no effect.
@@ -151,14 +145,14 @@ type Limits struct {
 	// MaxRebuilds is how many loads run at one time in this process. Zero means 128; 4,096 for a
 	// [Middleware]. A batch load counts as one, and a load past its timeout until it returns. A
 	// load that waits for another key of any cache, with its own context, lends its slot to that
-	// key. Loads that wait for each other in another way, such as over HTTP, need one slot each.
+	// key. A load that waits for another in a different way, such as over HTTP, does not.
 	MaxRebuilds int
 	// MaxQueued is how many keys wait for a slot among MaxRebuilds; 16 times as many may wait for
-	// Store. Beyond these, callers get a stale value or [ErrOverloaded]. A GetMany counts as one
-	// key per thousand. Zero means 4096.
+	// Store. A GetMany counts as one key per thousand. Beyond these, callers get a stale value or
+	// [ErrOverloaded]. Zero means 4096.
 	MaxQueued int
-	// NearBytes is the size in bytes of the near tier, the decoded values in this process. Zero
-	// means 64 MiB.
+	// NearBytes is the size of the near tier, the values in this process, in bytes. Zero means 64
+	// MiB.
 	NearBytes int64
 }
 
