@@ -12,10 +12,9 @@ import (
 	"github.com/bellwether-go/bellwether/observe"
 )
 
-// This file is the engine behind page.Cache: the cache below the HTTP face, as internal/page asks
-// for it.
+// This file adapts the engine to page.Cache, and the engine's parts to interfaces of internal/page,
+// such as page.Draft. Only pageBinder goes the other way.
 
-// below is the engine as a page.Cache.
 type below struct{ engine *engine[*page.Response] }
 
 var _ page.Cache = below{}
@@ -64,7 +63,6 @@ func (b below) Refresh(ctx context.Context, key string, it *page.Item, client st
 	b.engine.refresh(ctx, key, it, pageBinder{by}, client)
 }
 
-// A pageBinder binds the loads of the HTTP face.
 type pageBinder struct{ page.Binder }
 
 func (b pageBinder) bind() loader[*page.Response] {
@@ -76,7 +74,6 @@ func (b pageBinder) bind() loader[*page.Response] {
 	}
 }
 
-// A pageAttempt is an attempt and its load, for the HTTP face.
 type pageAttempt struct {
 	run     *loadRun[*page.Response]
 	windows *items.Windows // of the load's result; nil: the options' windows
@@ -109,7 +106,6 @@ func (b below) Apart(key string, budget *gate.Budget) page.Apart {
 	return pageApart{b.engine.apart(key, budget)}
 }
 
-// A pageApart is a run without a flight, for the HTTP face.
 type pageApart struct{ run *run[*page.Response] }
 
 func (a pageApart) Find(ctx context.Context) *page.Item { return a.run.find(ctx) }
@@ -132,7 +128,6 @@ func (b below) Replace(key string, over *page.Item, res *page.Response, w items.
 	})
 }
 
-// A pageDraft is a draft, for the HTTP face.
 type pageDraft struct{ draft *draft[*page.Response] }
 
 func (d pageDraft) Keep(res *page.Response, w items.Windows) {
@@ -145,7 +140,6 @@ func (b below) Witness(key string) page.Witness {
 	return pageWitness{b.engine, key, b.engine.attendApart(key)}
 }
 
-// A pageWitness is a witness, for the HTTP face.
 type pageWitness struct {
 	engine  *engine[*page.Response]
 	key     string

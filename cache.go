@@ -26,13 +26,13 @@ type Cache[V any] struct {
 	window   *window[V] // nil: the loads of a call are its own
 }
 
-// New returns a Cache of the values that load returns. It panics on options that cannot be meant;
-// the message names the field.
+// New returns a Cache of the values of load. New panics on options that cannot be meant; the
+// message names the field.
 //
 // The load's context has the values of the first caller's context, but not its end. A load should
-// return when its context ends: after an invalidation the next load begins when the present one has
-// returned. The load runs for several keys at a time. A load that asks this Cache for its own key
-// gets an error.
+// return when its context ends: after an invalidation the next load begins when the present load
+// has returned. The load runs for several keys at a time. A load that asks this Cache for its own
+// key gets an error.
 func New[V any](load func(ctx context.Context, key string) (V, error), o Options) *Cache[V] {
 	if load == nil {
 		panic(errors.New("bellwether: New needs a load, a func(ctx context.Context, key string) (V, error); for a load per call, pass a load that fails and call GetFunc"))
@@ -40,7 +40,6 @@ func New[V any](load func(ctx context.Context, key string) (V, error), o Options
 	return newCache(userLoad[V](load), o)
 }
 
-// newCache returns a Cache of the binder's loads.
 func newCache[V any](bind binder[V], o Options) *Cache[V] {
 	if o.TTL <= 0 {
 		refuse("Options.TTL", o.TTL, "be positive: how long a value is fresh, such as time.Minute")
@@ -81,7 +80,6 @@ func newCache[V any](bind binder[V], o Options) *Cache[V] {
 	return c
 }
 
-// tagsOf returns the tags that a load has given an item.
 func tagsOf[V any](it *items.Item[V]) (tags []string, signpost bool) {
 	if it.Marks != nil {
 		tags = it.Marks.Tags
@@ -99,11 +97,11 @@ func (l userLoad[V]) bind() loader[V] {
 	}
 }
 
-// Get returns the value of key: at once if it is fresh, or stale within StaleWhileRevalidate, and
-// otherwise after the rebuild that all callers share. The end of ctx ends only this call's wait.
+// Get returns the value of key: at once if fresh, or stale within StaleWhileRevalidate, and
+// otherwise after a rebuild shared by all callers. The end of ctx ends only this call's wait.
 //
-// The error is [ErrNotFound] itself if the load returns or wraps it. Without a stale value to serve
-// it is the load's error, or a [*RemoteError] from another process. Other errors are
+// The error is [ErrNotFound] itself if the load returns or wraps it. Without a stale value to
+// serve, the error is the load's, or a [*RemoteError] from another process. Other errors are
 // [ErrWaitTimeout] after MaxWait, [ErrOverloaded], [ErrClosed] and ctx's error.
 func (c *Cache[V]) Get(ctx context.Context, key string) (V, error) {
 	return c.engine.get(ctx, key, c.bind, c.window)
@@ -118,26 +116,26 @@ func (c *Cache[V]) GetFunc(ctx context.Context, key string, load func(ctx contex
 	return c.engine.get(ctx, key, userLoad[V](load), nil)
 }
 
-// Peek returns the value of key in this process, fresh or stale, and its age: the time since its
-// load or Set, plus its Freshness.Age. It does not load, ask the store, wait or allocate, and
-// changes neither Stats nor the order of evictions. ok is false without a value in its windows,
-// also for a remembered ErrNotFound or failure, or if the cache is closed. Another process may have
-// replaced the value.
+// Peek returns the value of key in this process, fresh or stale, and the age: the time since the
+// load or Set, plus Freshness.Age. Peek does not load, ask the store, wait or allocate, and changes
+// neither Stats nor the order of evictions. ok is false without a value in its windows, also for a
+// remembered ErrNotFound or failure, or if the cache is closed. Another process may have replaced
+// the value.
 func (c *Cache[V]) Peek(key string) (value V, age time.Duration, ok bool) {
 	return c.engine.peek(key)
 }
 
 // Set puts value under key, after your write to the origin. The value is fresh for TTL from now on,
-// and must not be modified. After Set has returned nil, this process serves value or a later one,
+// and must not be modified. After Set has returned nil, this process serves value or a later value,
 // and other processes follow within NearTTL. A rebuild under way in any process does not answer
 // later callers, and its waiting callers in this process get value. The store orders Sets by epoch.
-// A load that begins after Set may replace value. EarlyRefresh has no effect on value.
+// A load begun after Set may replace value. EarlyRefresh has no effect on value.
 //
 // The error wraps [ErrUnavailable] if the store does not answer within EngineTimeout or before ctx
-// ends. Then the store may have value or an older one, and this process has dropped the key: call
+// ends. Then the store may have value or an older value, and this process has dropped the key: call
 // Set or Invalidate again. Set asks the store also during an outage. If Codec, Size or the store
-// refuses value, or five later commits overtake it, Set invalidates the key and joins Invalidate's
-// error. On a closed cache Set does nothing and returns [ErrClosed].
+// refuses value, or after five later commits, Set invalidates the key and joins Invalidate's error.
+// On a closed cache Set does nothing and returns [ErrClosed].
 func (c *Cache[V]) Set(ctx context.Context, key string, value V) error {
 	return c.engine.set(ctx, key, value)
 }
@@ -161,8 +159,8 @@ func (c *Cache[V]) Invalidate(ctx context.Context, keys ...string) error {
 	return errors.Join(c.engine.invalidateAll(ctx, keys)...)
 }
 
-// InvalidateMatching drops the values that match, in this process when it has returned nil, and in
-// the others within NearTTL. It costs one write and a look at each value of the near tier. In a
+// InvalidateMatching drops the matching values, in this process when it has returned nil, and in
+// the others within NearTTL. The cost is one write and a look at each value of the near tier. In a
 // fleet it needs Options.Sweeps. All but keys without Soft go into a log, see
 // [Middleware.InvalidateMatching].
 func (c *Cache[V]) InvalidateMatching(ctx context.Context, match Match) error {
@@ -195,18 +193,18 @@ func (c *Cache[V]) InvalidateMatching(ctx context.Context, match Match) error {
 }
 
 // Ping checks the engines at start-up, with a read, a write and an election under a key without a
-// value. It ends after EngineTimeout, or when ctx ends. The error wraps [ErrUnavailable] and names
-// each engine that did not answer, with its own error. A cache works without its engines, and
+// value. Ping ends after EngineTimeout, or when ctx ends. The error wraps [ErrUnavailable] and
+// names each silent engine, with the engine's own error. A cache works without its engines, and
 // recovers by itself.
 func (c *Cache[V]) Ping(ctx context.Context) error { return c.engine.ping(ctx) }
 
 // Stats returns the counters of the cache since its creation.
 func (c *Cache[V]) Stats() observe.Stats { return c.engine.snapshot() }
 
-// Close ends the cache: it cancels the rebuilds, releases their leases, and answers their callers
-// with [ErrClosed]. It leaves Store and Locker open. It waits for all goroutines except loads, so
-// observers, OnError, Size and Codec must not call Close. It may be called again. The error is
-// always nil.
+// Close ends the cache: Close cancels the rebuilds, releases their leases, and answers their
+// callers with [ErrClosed]. Store and Locker stay open. Close waits for all goroutines except
+// loads, so observers, OnError, Size and Codec must not call Close. A second Close is harmless. The
+// error is always nil.
 func (c *Cache[V]) Close() error {
 	c.engine.close()
 	return nil

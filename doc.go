@@ -39,9 +39,9 @@
 // No caller owns a rebuild. The rebuild goes on when its callers leave, and its value is kept. A
 // caller's context bounds only that caller's wait.
 //
-// All waiting callers share a failure, in every process, or in one process if the failure is
-// context.Canceled. After a growing pause one caller tries again. A load that panics, calls
-// runtime.Goexit or does not return in time is a failure.
+// All waiting callers share a failure, in all processes; [Options].ErrorTTL has the exceptions.
+// After a growing pause one caller tries again. A load that panics, calls runtime.Goexit or does not
+// return in time is a failure.
 //
 // The store refuses a commit after a later commit or an invalidation of the key. So a holder that
 // paused cannot bring an old value back, even if the locker elects two holders.

@@ -17,17 +17,16 @@ import (
 	"github.com/bellwether-go/bellwether/observe"
 )
 
-// This file is the cache below both faces: its tiers, its ways to the store and the locker, and its
-// keys, from its making to its end.
+// This file is the cache below both faces, from its making to its end: its tiers, its ways to the
+// store and the locker, and its keys.
 
-// An engine is one cache.
 type engine[V any] struct {
 	settings
 	clock     items.Clock
 	near      *near.Tier[*items.Item[V]]
 	size      func(key string, value V) int // bytes of a value in the near tier
-	answers   func(V) bool                  // reports whether a value is an answer, and not a record on the way to one
-	fails     func(V) bool                  // reports whether a value says that its load has failed
+	answers   func(V) bool                  // whether a value is an answer, and not a record on the way to an answer
+	fails     func(V) bool                  // whether a value says that its load has failed
 	marshal   func(V) ([]byte, error)
 	unmarshal func([]byte) (V, error)
 	store     *gate.Gate // of Store's reads
@@ -35,7 +34,7 @@ type engine[V any] struct {
 	locker    *gate.Gate // of Locker
 	push      *gate.Gate // of Locker's Watch: the rest of Locker may answer without it
 	commits   records.Commits
-	builds    records.Times // of the builds of this process, and of those it waited for
+	builds    records.Times // builds of this process, and of others that it waited for
 	trips     records.Times // from standing for election to the load
 	hedges    records.Hedges
 	origin    records.Origin
@@ -91,7 +90,6 @@ func (e *engine[V]) newGate(engine observe.Engine) *gate.Gate {
 	return gate.New(e.EngineTimeout, e.tellBreaker(engine))
 }
 
-// breakerStates are the gates' states in the observers' words.
 var breakerStates = [...]observe.BreakerState{gate.Closed: observe.BreakerClosed, gate.HalfOpen: observe.BreakerHalfOpen, gate.Open: observe.BreakerOpen}
 
 // tellBreaker returns the function that reports a gate's changes to the observers.
@@ -132,7 +130,7 @@ func (e *engine[V]) behind(f func()) {
 	}
 }
 
-// engineKey returns the key for Store and Locker.
+// engineKey returns the key in Store and Locker.
 func (e *engine[V]) engineKey(key string) string {
 	if e.Namespace == "" {
 		return key
@@ -188,7 +186,6 @@ func (e *engine[V]) close() {
 	}
 }
 
-// noAnswer counts and reports a silent store or locker.
 func (e *engine[V]) noAnswer(key string, err error) {
 	e.count.engineErrors.Add(1)
 	e.OnError(key, err)

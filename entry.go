@@ -12,7 +12,6 @@ import (
 
 // This file turns items into the store's entries and back.
 
-// encode returns the entry of an item, with its encoded value.
 func (r *run[V]) encode(it *items.Item[V]) (driver.Entry, error) {
 	e := r.entryOf(it)
 	if it.Kind != driver.KindValue {
@@ -97,13 +96,12 @@ func (r *run[V]) decode(e driver.Entry, known *items.Item[V], asked instant) *it
 	return r.engine.spare(r.key, it)
 }
 
-// knowsKind reports whether the engine's entries may have the kind.
 func (e *engine[V]) knowsKind(kind driver.EntryKind) bool {
 	var none V
 	return kind <= driver.KindUnshared && (kind != driver.KindNotFound || e.answers(none))
 }
 
-// itemOf returns the item of an entry without its value. asked is when the store had the entry.
+// itemOf returns the item of an entry without its value.
 func (r *run[V]) itemOf(e driver.Entry, now, asked instant) *items.Item[V] {
 	it := &items.Item[V]{Kind: e.Kind, Epoch: e.Epoch, Build: e.BuildTime, Position: e.Sweep, Trusted: r.engine.trustedUntil(asked)}
 	it.Lifetime = items.NewLifetime(now, items.Windows{
@@ -140,7 +138,6 @@ func (r *run[V]) ownOf(e driver.Entry, known *items.Item[V], asked, now instant)
 	return nil, false
 }
 
-// lifetimeOf returns the lifetime of a rebuild's result.
 func (e *engine[V]) lifetimeOf(now instant, f items.Windows, key string, epoch uint64) items.Lifetime {
 	f.TTL = jittered(f.TTL, e.TTLJitter, key, epoch)
 	return items.NewLifetime(now, f)

@@ -19,15 +19,15 @@ var (
 	// ErrClosed means that the cache is closed.
 	ErrClosed = fault.ErrClosed
 
-	// ErrOverloaded means that too many keys wait, see [Limits], and no stale value can be served.
+	// ErrOverloaded means that too many keys wait, see [Limits], without a stale value to serve.
 	ErrOverloaded = fault.ErrOverloaded
 
 	// ErrUnavailable means that a store or a locker did not answer, or was not asked during its
-	// outage. The engine's own error, if any, is wrapped beside it.
+	// outage. The error wraps the engine's own error, if any.
 	ErrUnavailable = fault.ErrUnavailable
 
-	// ErrGoexit is the failure of a load, an observer, OnError, a codec or an engine's adapter that
-	// called runtime.Goexit.
+	// ErrGoexit is the failure after runtime.Goexit in a load, an observer, OnError, a codec or an
+	// engine's adapter.
 	ErrGoexit = fault.ErrGoexit
 
 	// ErrRebuildTimeout is the failure of a rebuild longer than RebuildTimeout, and the cause of
@@ -36,10 +36,10 @@ var (
 )
 
 // A PanicError is the failure of a load, a handler, an engine's adapter, a codec or an observer
-// that panicked.
+// after a panic.
 type PanicError = fault.PanicError
 
-// A RemoteError is a failure that came through the store: of another process, or of this one after
-// the value left the near tier. It has the first 4 KiB of the error's text. Unwrap returns
-// [ErrRebuildTimeout] or [ErrGoexit] if the text is that error's.
+// A RemoteError is a failure from the store: of another process, or of this process after the value
+// left the near tier. Message has the first 4 KiB of the error's text. Unwrap returns
+// [ErrRebuildTimeout] or [ErrGoexit] for the text of that error.
 type RemoteError = fault.RemoteError

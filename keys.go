@@ -20,9 +20,9 @@ type KeyRule struct {
 	cookies []string // names of cookies that make variants
 }
 
-// WithoutQuery drops the query parameters with these names. A final * stands for all names with
-// that beginning, as in "utm_*". Names are compared decoded, and case counts. A parameter that
-// [net/url.ParseQuery] refuses stays. WithoutQuery panics on an empty name and on another *.
+// WithoutQuery drops the query parameters with these names. A final * stands for any ending, as in
+// "utm_*". Names are compared decoded, and case counts. Parameters refused by [net/url.ParseQuery]
+// stay. WithoutQuery panics on an empty name and on another *.
 func WithoutQuery(names ...string) KeyRule {
 	listed := parameterNames("WithoutQuery", names)
 	return KeyRule{keeps: func(param string) bool {
@@ -31,8 +31,8 @@ func WithoutQuery(names ...string) KeyRule {
 	}}
 }
 
-// OnlyQuery drops all query parameters except those with these names, see [WithoutQuery]. It also
-// drops a parameter that [net/url.ParseQuery] refuses. Without names it drops the whole query.
+// OnlyQuery drops all query parameters except these, see [WithoutQuery], also parameters refused by
+// [net/url.ParseQuery]. Without names OnlyQuery drops the whole query.
 func OnlyQuery(names ...string) KeyRule {
 	listed := parameterNames("OnlyQuery", names)
 	return KeyRule{keeps: func(param string) bool {
@@ -41,9 +41,9 @@ func OnlyQuery(names ...string) KeyRule {
 	}}
 }
 
-// SortedQuery sorts the query parameters by their decoded names. Use it if handlers ignore the
-// order of different names. Parameters of one name keep their order. A query with a parameter that
-// [net/url.ParseQuery] refuses stays as it was sent.
+// SortedQuery sorts the query parameters by decoded name. Parameters of the same name keep their
+// order. A query with a parameter refused by [net/url.ParseQuery] stays as sent. Use SortedQuery
+// only if handlers ignore the order of names.
 func SortedQuery() KeyRule { return KeyRule{sorts: true} }
 
 // WithCookies makes a variant of the values of the cookies with these names. Requests without such
@@ -61,10 +61,10 @@ func WithCookies(names ...string) KeyRule {
 }
 
 // Keys returns a function for [HTTPOptions].Key that makes keys by rules. A query parameter stays
-// if all rules keep it. Scheme, host and path are those of the default key. A path that was
-// rewritten, as by [http.StripPrefix], makes a variant of the client's path. The function returns
-// false for a request without a default key. Call it from a function of your own to refuse requests
-// or to extend the variant.
+// if all rules keep the parameter. Scheme, host and path are those of the default key. A rewritten
+// path, as by [http.StripPrefix], makes a variant of the client's path. The function returns false
+// for a request without a default key. Call the function from your own to refuse requests or to
+// extend the variant.
 func Keys(rules ...KeyRule) func(r *http.Request) (key Key, ok bool) {
 	var k keyRules
 	for _, rule := range rules {
@@ -73,7 +73,6 @@ func Keys(rules ...KeyRule) func(r *http.Request) (key Key, ok bool) {
 	return k.key
 }
 
-// keyRules are several rules as one.
 type keyRules struct {
 	filters []func(param string) bool
 	sorts   bool
@@ -90,7 +89,6 @@ func (k *keyRules) add(rule KeyRule) {
 	k.cookies = slices.Compact(k.cookies)
 }
 
-// key is the function that Keys returns.
 func (k *keyRules) key(r *http.Request) (key Key, ok bool) {
 	at, ok := httpcache.Locate(r)
 	if !ok {
@@ -108,7 +106,7 @@ func (k *keyRules) key(r *http.Request) (key Key, ok bool) {
 	return key, true
 }
 
-// query returns the query by the rules. It returns the same string if they change nothing.
+// query returns the same string if the rules change nothing.
 func (k *keyRules) query(query string) string {
 	if query == "" {
 		return ""
@@ -120,7 +118,6 @@ func (k *keyRules) query(query string) string {
 	return query
 }
 
-// filtered returns the query with the parameters that all filters keep.
 func (k *keyRules) filtered(query string) string {
 	whole := true
 	for param := range strings.SplitSeq(query, "&") {
@@ -133,7 +130,6 @@ func (k *keyRules) filtered(query string) string {
 	return strings.Join(slices.DeleteFunc(params, func(param string) bool { return !k.keeps(param) }), "&")
 }
 
-// keeps reports whether all filters keep the parameter.
 func (k *keyRules) keeps(param string) bool {
 	for _, keeps := range k.filters {
 		if !keeps(param) {
@@ -143,7 +139,6 @@ func (k *keyRules) keeps(param string) bool {
 	return true
 }
 
-// sortedQuery returns the query with its parameters sorted by name.
 func sortedQuery(query string) string {
 	before, inOrder := "", true
 	for param := range strings.SplitSeq(query, "&") {
@@ -174,8 +169,8 @@ func sortedQuery(query string) string {
 	return string(sorted)
 }
 
-// parameterName returns the decoded name of a query parameter, or false if net/url refuses it. Some
-// handlers split a parameter at a semicolon, so the names behind one are unknown.
+// parameterName returns the decoded name of a query parameter, or false if net/url refuses the
+// parameter. Some handlers split at a semicolon, so the names behind a semicolon are unknown.
 func parameterName(param string) (name string, ok bool) {
 	if strings.Contains(param, ";") {
 		return "", false
@@ -188,7 +183,6 @@ func parameterName(param string) (name string, ok bool) {
 	return name, err == nil
 }
 
-// parameterNames returns a function that reports whether a name is listed.
 func parameterNames(rule string, names []string) (listed func(name string) bool) {
 	var prefixes, whole []string
 	for _, name := range names {
@@ -238,8 +232,8 @@ func (k *keyRules) variant(rewritten string, lines []string) string {
 	return string(b)
 }
 
-// splitCookie returns the name of a cookie and the rest as it was sent, from the equals sign on:
-// parsers differ in the space that they cut off.
+// splitCookie returns the name of a cookie and the rest as sent, from the equals sign on, because
+// parsers cut off different spaces.
 func splitCookie(cookie string) (name, rest string) {
 	i := strings.IndexByte(cookie, '=')
 	if i < 0 {
@@ -248,9 +242,8 @@ func splitCookie(cookie string) (name, rest string) {
 	return strings.Trim(cookie[:i], " \t"), cookie[i:]
 }
 
-// ambiguous reports whether a line of Cookie has a quoted value that ends at the semicolon by RFC
-// 6265 section 5.4 and at the next quotation mark by RFC 2109 section 4.1. The two see different
-// cookies behind it.
+// ambiguous reports whether a line of Cookie has a quoted value with different ends by RFC 6265
+// section 5.4, at the semicolon, and by RFC 2109 section 4.1, at the next quotation mark.
 func ambiguous(line string) bool {
 	if !strings.Contains(line, `"`) {
 		return false

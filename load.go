@@ -11,13 +11,11 @@ import (
 	"github.com/bellwether-go/bellwether/internal/stack"
 )
 
-// This file runs the user's load, on a goroutine and with a context of its own. A panic, a Goexit
-// or a load that never returns ends in a failure here.
+// This file runs the user's load, with a goroutine and a context of its own. A panic, a Goexit and
+// an endless load end in a failure here.
 
-// loadKey is the context key of the *loadContext.
 type loadKey struct{}
 
-// A loadContext is the context of one run of the user's load.
 type loadContext struct {
 	context.Context
 	makes []*askers // of the flights that the load answers
@@ -25,8 +23,8 @@ type loadContext struct {
 	slot  slots.Load
 }
 
-// newLoadContext returns the context of a load for these flights, as a part of the running load
-// that has begun them, if any.
+// newLoadContext returns the context of a load for these flights. If a running load has begun the
+// flights, the new load counts as its part.
 func newLoadContext(ctx context.Context, of *slots.Slots, makes []*askers) *loadContext {
 	c := &loadContext{Context: ctx, makes: makes, depth: 1}
 	c.slot.Begin(of)
@@ -43,14 +41,14 @@ func (c *loadContext) Value(key any) any {
 	return c.Context.Value(key)
 }
 
-// loadOf returns the innermost load of ctx, nil if there is none.
+// loadOf returns the innermost load of ctx, or nil.
 func loadOf(ctx context.Context) *loadContext {
 	c, _ := ctx.Value(loadKey{}).(*loadContext)
 	return c
 }
 
-// runningLoad is loadOf without a load that has ended: a goroutine that a load has left behind
-// lends no slot and waits in no circle.
+// runningLoad is loadOf without ended loads: a goroutine left behind by a load keeps no slot and no
+// circle.
 func runningLoad(ctx context.Context) *loadContext {
 	if c := loadOf(ctx); c != nil && !c.slot.Ended() {
 		return c
@@ -74,8 +72,8 @@ type loaded[V any] struct {
 	took  time.Duration
 }
 
-// lifetime returns the windows of the product. A value with a validator is kept for the next load,
-// unless it is not kept at all.
+// lifetime returns the windows of the product. A kept value with a validator is kept longer, for
+// the next load.
 func (l *loaded[V]) lifetime() items.Windows {
 	w := *l.windows
 	if l.marks != nil && l.marks.Validator != "" && w.TTL > w.Age {
@@ -84,7 +82,7 @@ func (l *loaded[V]) lifetime() items.Windows {
 	return w
 }
 
-// A loadRun is one run of the user's load for one flight.
+// A loadRun is a run of the user's load for a flight.
 type loadRun[V any] struct {
 	*loadContext
 	attempt attempt[V]
@@ -94,9 +92,9 @@ type loadRun[V any] struct {
 	result  chan loaded[V]
 }
 
-// start runs the flight's load and sends its result once. It calls free when the load has returned
-// or told its result. The channel has room for the result: an abandoned load must not leak its
-// goroutine.
+// start runs the flight's load and sends its result once. The channel has room for the result, or
+// an abandoned load would leak its goroutine. start calls free when the load has returned or told
+// its result.
 func (a attempt[V]) start(ctx context.Context, free func()) <-chan loaded[V] {
 	l := &loadRun[V]{
 		loadContext: newLoadContext(ctx, a.engine.slots, []*askers{&a.flight.askers}),
@@ -109,11 +107,10 @@ func (a attempt[V]) start(ctx context.Context, free func()) <-chan loaded[V] {
 	return l.result
 }
 
-// tell ends the load with a result before the load returns. The load goes on for a client of its
-// own, and its return value has no effect.
+// tell ends the load with a result before the load returns. The load goes on for its own client,
+// and its return value has no effect.
 func (a attempt[V]) tell(p product[V], err error) { a.running.end(p, err) }
 
-// end sets the load's result, unless it has one.
 func (l *loadRun[V]) end(p product[V], err error) {
 	l.once.Do(func() {
 		o := &l.attempt.engine.settings

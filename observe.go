@@ -54,7 +54,7 @@ func newObservers(all []observe.Observer) observers {
 	return o
 }
 
-// attach calls the observers' Attach. If one fails, attach closes the engine, which is not in use
+// attach calls the observers' Attach. After a failure it closes the engine, which is not in use
 // yet, and panics.
 func (e *engine[V]) attach() {
 	attached := false
@@ -81,7 +81,7 @@ func (e *engine[V]) attach() {
 	attached = true
 }
 
-// detach calls the functions that Attach has returned, the last first.
+// detach calls the results of Attach, the last first.
 func (e *engine[V]) detach() {
 	for _, detach := range e.observers.detach {
 		defer func() { // a Goexit in one must not keep the others from running
@@ -99,8 +99,6 @@ func (e *engine[V]) tell(key string, f func()) {
 	}
 }
 
-// tellHit reports a call that hit has answered.
-//
 //go:noinline
 func (e *engine[V]) tellHit(ctx context.Context, key string, way observe.Way) {
 	e.tellServe(ctx, observe.Serve{Key: key, Way: way})
@@ -118,13 +116,12 @@ func (e *engine[V]) tellServe(ctx context.Context, s observe.Serve) {
 	}
 }
 
-// tell reports the waiter's call. It is not inlined, like all code for observers only: a herd waits
-// on the frames around it.
+// tell is not inlined, like all code for observers only: a herd waits on the frames around the
+// code.
 //
 //go:noinline
 func (c *waiter[V]) tell() { c.engine.tellServe(c.ctx, c.served()) }
 
-// served returns the report of the waiter's call.
 func (c *waiter[V]) served() observe.Serve {
 	now := c.engine.clock.Now()
 	s := observe.Serve{Key: c.key, Way: observe.WayMiss, Waited: now - c.began, Err: c.err}
@@ -165,7 +162,7 @@ func (f *flight[V]) watch() {
 	}
 }
 
-// introduce calls the observers' Caller for a call that has collapsed on the flight.
+// introduce calls the observers' Caller for a collapsed call.
 //
 //go:noinline
 func (f *flight[V]) introduce(ctx context.Context) {
@@ -197,8 +194,6 @@ func (f *flight[V]) introduce(ctx context.Context) {
 	}
 }
 
-// countAnswer counts a call that its flight has answered.
-//
 //go:noinline
 func (c *waiter[V]) countAnswer() {
 	h, now := c.flight.herd, c.engine.clock.Now()
@@ -304,14 +299,14 @@ func (r *run[V]) unwatchLoad(ended bool) {
 	}
 }
 
-// hedgeFailed notes the failure of a hedge's load: its flight goes on without it.
+// hedgeFailed notes the failure of a hedge's load: the flight goes on without the hedge.
 func (r *run[V]) hedgeFailed(err error) {
 	if w := r.watched; w != nil {
 		w.told.Outcome, w.told.Err = observe.OutcomeFailed, err
 	}
 }
 
-// watchedKey is the context key of the context that the observers of a rebuild have returned.
+// watchedKey is the context key of the context returned by a rebuild's observers.
 type watchedKey struct{}
 
 // A watchedContext has the end of one context and the values of another, except for the key own.

@@ -41,20 +41,19 @@ type Options struct {
 	// MaxErrorTTL, less a random part of up to a half. When loads succeed after an ErrorTTL of
 	// failures only, each failed key of this process has an early try. An error with a method
 	// RetryAfter() time.Duration, also a wrapped one, chooses its pause; zero or less: not
-	// remembered. Context errors, ErrClosed and ErrOverloaded are not remembered, and only
-	// context.DeadlineExceeded of these answers callers in other processes.
+	// remembered. Context errors, ErrClosed and ErrOverloaded are not remembered, and callers in
+	// other processes get no such error except context.DeadlineExceeded.
 	ErrorTTL time.Duration
-	// MaxErrorTTL is the longest pause after failures, and so after an origin's recovery. It must
-	// not be below ErrorTTL. Zero means 5 s, or ErrorTTL if longer.
+	// MaxErrorTTL is the longest pause after failures, and so after an origin's recovery. Zero
+	// means 5 s, or ErrorTTL if longer. A MaxErrorTTL below ErrorTTL is refused.
 	MaxErrorTTL time.Duration
 
 	// EarlyRefresh rebuilds popular values in the background before they expire, once in the fleet.
 	// It is the beta of XFetch (Vattani, Chierichetti, Lowenstein, VLDB 2015): 1 is usual, and more
 	// is earlier. Zero or negative: off.
 	EarlyRefresh float64
-	// TTLJitter is the largest fraction of the TTL to subtract at random, below 1. It keeps values
-	// that were loaded together from expiring together. All processes subtract the same. Zero or
-	// negative: off.
+	// TTLJitter is the largest fraction of the TTL to subtract at random, below 1, so that values
+	// loaded together expire apart. All processes subtract the same. Zero or negative: off.
 	TTLJitter float64
 
 	// Patience is how long a caller with a stale value waits for the rebuild. Zero or negative:
@@ -66,18 +65,18 @@ type Options struct {
 	// RebuildTimeout is the time limit of a load. At the limit the load's context ends, and its
 	// callers get [ErrRebuildTimeout]. Zero means 30 s.
 	RebuildTimeout time.Duration
-	// Hedge begins a second rebuild, in another process, beside one that takes this many times the
+	// Hedge begins a second rebuild, in another process, when a rebuild takes this many times the
 	// key's usual build time, and 50 ms. The first commit answers all callers and cancels the other
-	// load: set Hedge only if a load may run twice at one time. It must be above 1, and 3 is usual.
-	// It needs a Locker or an Engine. Zero or negative: off.
+	// load: set Hedge only if a load may run twice at one time. Hedge must be above 1, and 3 is
+	// usual. Hedge needs a Locker or an Engine. Zero or negative: off.
 	Hedge float64
 	// HedgeShare is the largest fraction of this process's rebuilds to hedge, from 0 to 1. Zero
 	// means 0.02. While half of the latest rebuilds are slow, the origin is slow, and no hedge
 	// begins.
 	HedgeShare float64
 	// BatchWindow is how long a load of a [NewBatch] cache waits for other calls of this process,
-	// to load together. It delays each value that is not in the near tier. Zero: off. New and
-	// NewLoader refuse it.
+	// to load together. The window delays each value that is not in the near tier. Zero: off. New
+	// and NewLoader refuse a BatchWindow.
 	BatchWindow time.Duration
 	// Size returns the bytes that a value takes in the near tier, for several values at a time.
 	// Nil: the memory that the value reaches, by reflection, except behind structs with fields of
@@ -93,15 +92,15 @@ type Options struct {
 	// Limits bound the cache in this process.
 	Limits Limits
 
-	// Sweeps lets [Cache.InvalidateMatching] reach the whole fleet, for one read of Store in half a
-	// NearTTL. Set it alike in all caches of a fleet. Without a Store it has no effect. Default:
-	// off.
+	// Sweeps lets [Cache.InvalidateMatching] reach the whole fleet: a process with misses reads
+	// Store once more in half a NearTTL. Set Sweeps alike in all caches of a fleet. No effect
+	// without a Store. Default: off.
 	Sweeps bool
 
 	// OnError is called for each error that no caller gets, such as a silent engine, a late commit,
-	// or a failure behind a stale value. It runs on the goroutine that meets the error, also before
-	// New or NewMiddleware has returned. It must be quick and safe for concurrent use. Nil: no
-	// calls.
+	// or a failure behind a stale value. OnError runs on the goroutine that meets the error, also
+	// before New or NewMiddleware has returned. OnError must be quick and safe for concurrent use.
+	// Nil: no calls.
 	OnError func(key string, err error)
 	// Observers are called for the cache's events, such as the functions of packages
 	// bellwetherslog, bellwetherprom and bellwetherotel. None: no calls, at no cost.
@@ -112,17 +111,17 @@ type Options struct {
 // Store are of one fleet. Closing a cache does not close its engines. docs/fleets.md helps to
 // choose engines.
 type Fleet struct {
-	// Engine is a store and a locker in one, in place of both, such as redisfleet's. Nil: none.
+	// Engine is a store and a locker at once, such as redisfleet's, in place of both. Nil: none.
 	Engine driver.Elector
 	// Store keeps the entries of the fleet. Nil, without an Engine: values stay in this process.
 	Store driver.Store
 	// Locker elects the process that rebuilds. It needs a Store. Nil: each process rebuilds for
 	// itself.
 	Locker driver.Locker
-	// Namespace precedes each key in Store and Locker, such as "users". It must not contain a
-	// colon. A Cache with a Store requires one, and caches of different values need different ones:
-	// a cache takes each entry under its keys for its own. Empty: none, for a Middleware, whose
-	// keys are URLs.
+	// Namespace precedes each key in Store and Locker, such as "users". A colon is refused. A Cache
+	// with a Store requires a Namespace, and caches of different values need different ones: a
+	// cache takes each entry under its keys for its own. Empty: none, for a Middleware, whose keys
+	// are URLs.
 	Namespace string
 	// EngineTimeout is how long a rebuild waits for silent engines in all. Zero means 500 ms.
 	EngineTimeout time.Duration
@@ -131,11 +130,11 @@ type Fleet struct {
 	// for a takeover, a lease lasts 1.75 usual builds, but at least 500 ms and EngineTimeout. Zero
 	// means 5 s.
 	LeaseTTL time.Duration
-	// NearTTL is how long the near tier serves a value before it asks Store again, and so how long
-	// another process may miss an Invalidate. Zero means 1 s. Without a Store it has no effect.
-	// Negative: off. Each call asks Store, once for calls at the same time, and an Invalidate that
-	// has returned holds in all processes. The near tier then spares decoding, and serves while
-	// Store is silent; a value that Store has not taken is served for 1 s.
+	// NearTTL is how long the near tier serves a value before asking Store again, and so how long
+	// another process may miss an Invalidate. Zero means 1 s. No effect without a Store. Negative:
+	// off. Each call asks Store, once for calls at the same time, and an Invalidate that has
+	// returned holds in all processes. The near tier then spares decoding, and serves while Store
+	// is silent; a value not taken by Store is served for 1 s.
 	NearTTL time.Duration
 }
 
@@ -143,12 +142,12 @@ type Fleet struct {
 // refused.
 type Limits struct {
 	// MaxRebuilds is how many loads run at one time in this process. Zero means 128; 4,096 for a
-	// [Middleware]. A batch load counts as one, and a load past its timeout until it returns. A
-	// load that waits for another key of any cache, with its own context, lends its slot to that
-	// key. A load that waits for another in a different way, such as over HTTP, does not.
+	// [Middleware]. A batch load counts as one load, and a load past its timeout until the load
+	// returns. A load that waits for another key of any cache, with its own context, lends its slot
+	// to that key. A load that waits in a different way, such as over HTTP, does not.
 	MaxRebuilds int
 	// MaxQueued is how many keys wait for a slot among MaxRebuilds; 16 times as many may wait for
-	// Store. A GetMany counts as one key per thousand. Beyond these, callers get a stale value or
+	// Store. A GetMany counts as one key per thousand. Callers of further keys get a stale value or
 	// [ErrOverloaded]. Zero means 4096.
 	MaxQueued int
 	// NearBytes is the size of the near tier, the values in this process, in bytes. Zero means 64
@@ -173,7 +172,7 @@ func refuse(field string, value any, must string) {
 }
 
 // settings fills in the defaults and panics on options that cannot be meant. The panic names an
-// option by options, the name of the struct that the user has filled in.
+// option by options, the name of the user's struct.
 func (o Options) settings(options string) settings {
 	eachCall := o.Fleet.NearTTL < 0
 	o.fillTimes(options)
@@ -192,7 +191,7 @@ func (o Options) settings(options string) settings {
 	}
 }
 
-// fillTimes fills in the defaults of the durations and panics on a refused negative one.
+// fillTimes fills in the defaults of the durations and panics on a refused negative duration.
 func (o *Options) fillTimes(options string) {
 	for _, d := range []struct {
 		name  string

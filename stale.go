@@ -11,8 +11,9 @@ import (
 	"github.com/bellwether-go/bellwether/internal/items"
 )
 
-// This file has the rules of time: what to do with a value now, by the time of its build and its
-// windows. The clock is an argument, always the process's own monotonic one. Some rules roll dice.
+// This file has the rules of time: the verdict on a value now, by the time of its build and its
+// windows. The clock is an argument, always the process's own monotonic clock. Some rules roll
+// dice.
 
 // Freshness is the time for which a value may be served. A window of zero or less is closed.
 type Freshness struct {
@@ -34,7 +35,6 @@ func (f Freshness) windows() items.Windows {
 
 type instant = durations.Instant
 
-// forever is the instant that never comes.
 const forever instant = durations.Forever
 
 // A verdict is the answer to a caller by an item.
@@ -48,7 +48,6 @@ const (
 	fail                      // answer with the last failure; the next try is not due
 )
 
-// judge applies the windows at the time now.
 func judge(l *items.Lifetime, now instant) verdict {
 	switch {
 	case l.Fresh(now):
@@ -63,8 +62,8 @@ func judge(l *items.Lifetime, now instant) verdict {
 	return rebuild
 }
 
-// failed returns the lifetime after one more failed rebuild. The value stays. With an errorTTL of 0
-// the failure is not remembered and prolongs no later pause: without a value, its retryAt is its
+// failed returns the lifetime after a further failed rebuild. The value stays. With an errorTTL of
+// 0 the failure is not remembered and prolongs no later pause: without a value, retryAt is the
 // birth.
 func failed(l items.Lifetime, now instant, errorTTL, longest time.Duration) items.Lifetime {
 	if errorTTL <= 0 {
@@ -78,8 +77,8 @@ func failed(l items.Lifetime, now instant, errorTTL, longest time.Duration) item
 	return l
 }
 
-// failedUntil is failed for a failure that chooses its pause. Up to a tenth is added at random, so
-// that keys that failed together are not tried together.
+// failedUntil is failed for a failure with a pause of its own. Up to a tenth is added at random, to
+// keep the next tries of several keys apart.
 func failedUntil(l items.Lifetime, now instant, pause time.Duration) items.Lifetime {
 	l.CountFailure()
 	l.RetryAt = durations.Add(now, durations.Add(pause, time.Duration(rand.Int64N(int64(pause/10)+1))))
@@ -94,7 +93,7 @@ func dueEarly(left, build time.Duration, beta float64) bool {
 	return float64(left) < 18*scale && -math.Log(rand.Float64())*scale >= float64(left)
 }
 
-// jittered returns ttl less a fraction of up to jitter. Equal keys and epochs have equal fractions.
+// jittered subtracts a fraction of up to jitter. Equal keys and epochs have equal fractions.
 func jittered(ttl time.Duration, jitter float64, key string, epoch uint64) time.Duration {
 	if jitter == 0 || ttl <= 0 {
 		return ttl
@@ -109,8 +108,8 @@ func jittered(ttl time.Duration, jitter float64, key string, epoch uint64) time.
 }
 
 // backOff returns the pause after the nth failure in a row: ErrorTTL, doubled with each further
-// failure up to longest, less a random part of up to a half, so that keys that failed together are
-// not tried together.
+// failure up to longest, less a random part of up to a half, to keep the next tries of several keys
+// apart.
 func backOff(n uint32, errorTTL, longest time.Duration) time.Duration {
 	d := max(0, errorTTL)
 	for ; n > 1 && 0 < d && d < longest; n-- {
@@ -132,12 +131,11 @@ const (
 func pollInterval(waited time.Duration) time.Duration { return pollPause(waited / 16) }
 
 // looksAhead is the number of looks before the usual end of a build. An early end, or the end of a
-// build that began before this process came, is seen late by up to the pause between two such
-// looks.
+// build begun before this process came, is seen late by up to the pause between two such looks.
 const looksAhead = 8
 
 // pollBuild is pollInterval for a build with a usual time, 0 if unknown. Few looks come before the
-// usual end, one at that end, and the next ones follow closely.
+// usual end, one look at the end, and the next looks follow closely.
 func pollBuild(waited, usual time.Duration) time.Duration {
 	if ahead := usual - waited; ahead > minPoll {
 		return min(ahead, pollPause(usual/looksAhead))
@@ -145,7 +143,6 @@ func pollBuild(waited, usual time.Duration) time.Duration {
 	return pollPause(min(waited/16, (waited-usual)/8+usual/64))
 }
 
-// pollPause returns a pause of about d.
 func pollPause(d time.Duration) time.Duration {
 	d = min(max(d, minPoll), maxPoll)
 	return d - time.Duration(rand.Int64N(int64(d/4)))
