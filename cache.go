@@ -13,11 +13,11 @@ import (
 	"github.com/bellwether-go/bellwether/observe"
 )
 
-// This file is the loader face: the cache of values of one type. Each method checks its arguments
-// and leaves the work to the engine.
+// This file is the loader face: the cache of values of one type. Each method checks its arguments and
+// leaves the work to the engine.
 
-// A Cache keeps the values of a load, which runs once for all callers of a key, in all processes of
-// a fleet. It is safe for concurrent use. Callers share values and must not modify them.
+// A Cache keeps the values of a load, which runs once for all callers of a key, in all processes of a
+// fleet. It is safe for concurrent use. Callers share values and must not modify them.
 type Cache[V any] struct {
 	engine *engine[V]
 	bind   binder[V] // makes the load of a call from the load that New was given
@@ -26,13 +26,11 @@ type Cache[V any] struct {
 	window   *window[V] // nil: the loads of a call are its own
 }
 
-// New returns a Cache of the values of load. New panics on options that cannot be meant; the
-// message names the field.
+// New returns a Cache of the values of load. It panics on invalid options; the message names the field.
 //
 // The load's context has the values of the first caller's context, but not its end. A load should
-// return when its context ends: after an invalidation the next load begins when the present load
-// has returned. The load runs for several keys at a time. A load that asks this Cache for its own
-// key gets an error.
+// return when its context ends: after an invalidation the next load begins when the present load has
+// returned. The load runs for several keys at a time. A load that asks for its own key gets an error.
 func New[V any](load func(ctx context.Context, key string) (V, error), o Options) *Cache[V] {
 	if load == nil {
 		panic(errors.New("bellwether: New needs a load, a func(ctx context.Context, key string) (V, error); for a load per call, pass a load that fails and call GetFunc"))
@@ -97,18 +95,17 @@ func (l userLoad[V]) bind() loader[V] {
 	}
 }
 
-// Get returns the value of key: at once if fresh, or stale within StaleWhileRevalidate, and
-// otherwise after a rebuild shared by all callers. The end of ctx ends only this call's wait.
+// Get returns the value of key: at once if fresh, or stale within StaleWhileRevalidate, and otherwise
+// after a rebuild shared by all callers. The end of ctx ends only this call's wait.
 //
-// The error is [ErrNotFound] itself if the load returns or wraps it. Without a stale value to
-// serve, the error is the load's, or a [*RemoteError] from another process. Other errors are
-// [ErrWaitTimeout] after MaxWait, [ErrOverloaded], [ErrClosed] and ctx's error.
+// The error is [ErrNotFound] itself if the load returns or wraps it. Without a stale value to serve,
+// the error is the load's, or a [*RemoteError] from another process. Other errors are [ErrWaitTimeout]
+// after MaxWait, [ErrOverloaded], [ErrClosed] and ctx's error.
 func (c *Cache[V]) Get(ctx context.Context, key string) (V, error) {
 	return c.engine.get(ctx, key, c.bind, c.window)
 }
 
-// GetFunc is [Cache.Get] with a load for this call. Callers that meet share the first caller's
-// load.
+// GetFunc is [Cache.Get] with a load for this call. Callers that meet share the first caller's load.
 func (c *Cache[V]) GetFunc(ctx context.Context, key string, load func(ctx context.Context, key string) (V, error)) (V, error) {
 	if load == nil { // here and not in the rebuild, where the panic would be shared with other callers
 		panic(errors.New("bellwether: GetFunc needs a load, a func(ctx context.Context, key string) (V, error); to use the load of New, call Get"))
@@ -116,53 +113,51 @@ func (c *Cache[V]) GetFunc(ctx context.Context, key string, load func(ctx contex
 	return c.engine.get(ctx, key, userLoad[V](load), nil)
 }
 
-// Peek returns the value of key in this process, fresh or stale, and the age: the time since the
-// load or Set, plus Freshness.Age. Peek does not load, ask the store, wait or allocate, and changes
-// neither Stats nor the order of evictions. ok is false without a value in its windows, also for a
-// remembered ErrNotFound or failure, or if the cache is closed. Another process may have replaced
-// the value.
+// Peek returns the value of key in this process, fresh or stale, and the age: the time since the load
+// or Set, plus Freshness.Age. Peek does not load, ask the store, wait or allocate, and changes neither
+// Stats nor the order of evictions. ok is false without a value in its windows, also for a remembered
+// ErrNotFound or failure, or if the cache is closed. Another process may have replaced the value.
 func (c *Cache[V]) Peek(key string) (value V, age time.Duration, ok bool) {
 	return c.engine.peek(key)
 }
 
-// Set puts value under key, after your write to the origin. The value is fresh for TTL from now on,
-// and must not be modified. After Set has returned nil, this process serves value or a later value,
-// and other processes follow within NearTTL. A rebuild under way in any process does not answer
-// later callers, and its waiting callers in this process get value. The store orders Sets by epoch.
-// A load begun after Set may replace value. EarlyRefresh has no effect on value.
+// Set puts value under key, after your write to the origin. The value is fresh for TTL from now on, and
+// must not be modified. After Set has returned nil, this process serves value or a later value, and
+// other processes follow within NearTTL. A rebuild under way in any process does not answer later
+// callers, and its waiting callers in this process get value. The store orders Sets by epoch. A load
+// begun after Set may replace value. EarlyRefresh has no effect on value.
 //
 // The error wraps [ErrUnavailable] if the store does not answer within EngineTimeout or before ctx
-// ends. Then the store may have value or an older value, and this process has dropped the key: call
-// Set or Invalidate again. Set asks the store also during an outage. If Codec, Size or the store
-// refuses value, or after five later commits, Set invalidates the key and joins Invalidate's error.
-// On a closed cache Set does nothing and returns [ErrClosed].
+// ends. Then the store may have value or an older value, and this process has dropped the key: call Set
+// or Invalidate again. Set asks the store also during an outage. If Codec, Size or the store refuses
+// value, or after five later commits, Set invalidates the key and joins Invalidate's error. On a closed
+// cache Set does nothing and returns [ErrClosed].
 func (c *Cache[V]) Set(ctx context.Context, key string, value V) error {
 	return c.engine.set(ctx, key, value)
 }
 
-// Refresh begins a rebuild of key, although its value may be fresh, and does not wait for its end.
-// The load gets ctx's values, but not its end. Callers get the present value meanwhile. A load
-// under way anywhere in the fleet counts, so call Set or Invalidate after a write. A failure leaves
-// the value in its windows and goes to OnError. In the pause after a failure no rebuild begins. The
-// error is [ErrClosed], [ErrOverloaded] if too many keys wait for Store, or Get's error in a chain
-// of 64 loads.
+// Refresh begins a rebuild of key, although its value may be fresh, and does not wait for its end. The
+// load gets ctx's values, but not its end. Callers get the present value meanwhile. A load under way
+// anywhere in the fleet counts, so call Set or Invalidate after a write. A failure leaves the value in
+// its windows and goes to OnError. In the pause after a failure no rebuild begins. The error is
+// [ErrClosed], [ErrOverloaded] if too many keys wait for Store, or Get's error in a chain of 64 loads.
 func (c *Cache[V]) Refresh(ctx context.Context, key string) error {
 	return c.engine.refreshNow(ctx, key, c.bind)
 }
 
-// Invalidate drops the values of keys. After it has returned nil, no value computed before the call
-// is served from the store, from this process's near tier or by a rebuild under way in any process.
-// Other near tiers follow within NearTTL. The error wraps [ErrUnavailable] and names the keys if
-// the store does not answer within EngineTimeout or before ctx ends; this process has dropped the
-// keys. Invalidate asks the store also during an outage.
+// Invalidate drops the values of keys. After it has returned nil, no value computed before the call is
+// served from the store, from this process's near tier or by a rebuild under way in any process. Other
+// near tiers follow within NearTTL. The error wraps [ErrUnavailable] and names the keys if the store
+// does not answer within EngineTimeout or before ctx ends; this process has dropped the keys.
+// Invalidate asks the store also during an outage.
 func (c *Cache[V]) Invalidate(ctx context.Context, keys ...string) error {
 	return errors.Join(c.engine.invalidateAll(ctx, keys)...)
 }
 
-// InvalidateMatching drops the matching values, in this process when it has returned nil, and in
-// the others within NearTTL. The cost is one write and a look at each value of the near tier. In a
-// fleet it needs Options.Sweeps. All but keys without Soft go into a log, see
-// [Middleware.InvalidateMatching].
+// InvalidateMatching drops the matching values. After it has returned nil, no matching value computed
+// before the call is served in this process, nor in others after NearTTL. The cost is one write and a
+// look at each value of the near tier. In a fleet it needs Options.Sweeps. All but keys without Soft go
+// into a log, see [Middleware.InvalidateMatching].
 func (c *Cache[V]) InvalidateMatching(ctx context.Context, match Match) error {
 	e := c.engine
 	if e.sweeps == nil {
@@ -193,18 +188,16 @@ func (c *Cache[V]) InvalidateMatching(ctx context.Context, match Match) error {
 }
 
 // Ping checks the engines at start-up, with a read, a write and an election under a key without a
-// value. Ping ends after EngineTimeout, or when ctx ends. The error wraps [ErrUnavailable] and
-// names each silent engine, with the engine's own error. A cache works without its engines, and
-// recovers by itself.
+// value. Ping ends after EngineTimeout, or when ctx ends. The error wraps [ErrUnavailable] and names
+// each silent engine, with the engine's own error. A cache works without engines, and recovers.
 func (c *Cache[V]) Ping(ctx context.Context) error { return c.engine.ping(ctx) }
 
 // Stats returns the counters of the cache since its creation.
 func (c *Cache[V]) Stats() observe.Stats { return c.engine.snapshot() }
 
-// Close ends the cache: Close cancels the rebuilds, releases their leases, and answers their
-// callers with [ErrClosed]. Store and Locker stay open. Close waits for all goroutines except
-// loads, so observers, OnError, Size and Codec must not call Close. A second Close is harmless. The
-// error is always nil.
+// Close ends the cache. It cancels the rebuilds, releases their leases, and answers their callers with
+// [ErrClosed]. Store and Locker stay open. Close waits for all goroutines except loads, so observers,
+// OnError, Size and Codec must not call Close. A second Close is harmless. The error is always nil.
 func (c *Cache[V]) Close() error {
 	c.engine.close()
 	return nil

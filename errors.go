@@ -5,15 +5,13 @@ import (
 	"github.com/bellwether-go/bellwether/internal/fault"
 )
 
-// This file has the errors that callers get in place of a value. Packages driver and internal/fault
-// define them.
+// This file has the errors that callers get in place of a value, from driver and internal/fault.
 
 var (
 	// ErrNotFound means that the key does not exist. A load returns or wraps it.
 	ErrNotFound = driver.ErrNotFound
 
-	// ErrWaitTimeout means that a call has waited for MaxWait without a value or a failure. The
-	// rebuild goes on.
+	// ErrWaitTimeout means that a call got no value or failure within MaxWait. The rebuild goes on.
 	ErrWaitTimeout = fault.ErrWaitTimeout
 
 	// ErrClosed means that the cache is closed.
@@ -22,21 +20,19 @@ var (
 	// ErrOverloaded means that too many keys wait, see [Limits], without a stale value to serve.
 	ErrOverloaded = fault.ErrOverloaded
 
-	// ErrUnavailable means that a store or a locker did not answer, or was not asked during its
-	// outage. The error wraps the engine's own error, if any.
+	// ErrUnavailable means that a store or a locker did not answer, or was not asked during its outage.
+	// The error wraps the engine's own error, if any.
 	ErrUnavailable = fault.ErrUnavailable
 
-	// ErrGoexit is the failure after runtime.Goexit in a load, an observer, OnError, a codec or an
-	// engine's adapter.
+	// ErrGoexit is the failure after a runtime.Goexit in a load, an observer, a codec or an adapter.
 	ErrGoexit = fault.ErrGoexit
 
-	// ErrRebuildTimeout is the failure of a rebuild longer than RebuildTimeout, and the cause of
-	// the end of its context.
+	// ErrRebuildTimeout is the failure of a rebuild longer than RebuildTimeout, and the cause of the
+	// end of its context.
 	ErrRebuildTimeout = fault.ErrRebuildTimeout
 )
 
-// A PanicError is the failure of a load, a handler, an engine's adapter, a codec or an observer
-// after a panic.
+// A PanicError is the failure after a panic in a load, a handler, an adapter, a codec or an observer.
 type PanicError = fault.PanicError
 
 // A RemoteError is a failure from the store: of another process, or of this process after the value

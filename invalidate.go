@@ -6,19 +6,18 @@ import (
 	"github.com/bellwether-go/bellwether/internal/page"
 )
 
-// This file is invalidation by the HTTP face: by URL, by prefix and by tag. internal/page turns
-// URLs into keys.
+// This file is invalidation by the HTTP face: by URL, by prefix and by tag. internal/page turns URLs
+// into keys.
 
-// Invalidate drops the responses of the URLs, with all variants, as [Cache.Invalidate] does. A URL
-// is "http://host/path?query"; http and https both mean both. If an outer [http.StripPrefix]
-// rewrites the path, no URL names the responses: put the middleware outside, or set
-// [HTTPOptions].Key.
+// Invalidate drops the responses of the URLs, with all variants, as [Cache.Invalidate] does. A URL is
+// "http://host/path?query"; http and https both mean both. If an outer [http.StripPrefix] rewrites the
+// path, no URL names the responses: put the middleware outside, or set [HTTPOptions].Key.
 func (m *Middleware) Invalidate(ctx context.Context, urls ...string) error {
 	return m.InvalidateMatching(ctx, Match{Keys: urls})
 }
 
-// A Match selects the values of a [Cache], or the responses of a [Middleware], that match any of
-// its fields. The zero Match selects nothing.
+// A Match selects the values of a [Cache], or the responses of a [Middleware], that match any of its
+// fields. The zero Match selects nothing.
 type Match struct {
 	// Keys are the keys of a Cache, or URLs for a Middleware: both schemes, with all variants.
 	Keys []string
@@ -27,21 +26,20 @@ type Match struct {
 	Prefixes []string
 	// Tags match values by [Result].Tags, and responses by [HTTPOptions].TagFields. Case counts.
 	Tags []string
-	// All matches everything in the fleet. It takes one place in the log, and frees the earlier
-	// places unless Soft.
+	// All matches everything in the fleet. It takes one place in the log, and frees earlier ones unless
+	// Soft.
 	All bool
-	// Soft makes matches stale instead of dropping them. Their stale windows begin now, and the
-	// next load can start from them.
+	// Soft makes matches stale from now on instead of dropping them. The next load can start from them.
 	Soft bool
 }
 
-// InvalidateMatching drops the responses that match, in this process when it has returned nil, and
-// in the others within NearTTL.
+// InvalidateMatching drops the matching responses. After it has returned nil, no matching response made
+// before the call is served in this process, nor in others after NearTTL.
 //
-// Soft matches, Prefixes, Tags and All go into a log that all processes read. The log keeps the
-// last 500 places, or fewer beyond 100 KiB; a response older than the log counts as invalidated.
-// With a Store whose Locker is missing or silent, two simultaneous writes of the log may lose one
-// of them. An error names each part that failed, or the log; the other parts are done.
+// Soft matches, Prefixes, Tags and All go into a log that all processes read. The log keeps the last
+// 500 places, or fewer beyond 100 KiB; a response older than the log counts as invalidated. With a
+// Store whose Locker is missing or silent, two simultaneous writes of the log may lose one of them. An
+// error names each part that failed, or the log; the other parts are done.
 func (m *Middleware) InvalidateMatching(ctx context.Context, match Match) error {
 	return m.pages.Invalidate(ctx, page.Match(match))
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/bellwether-go/bellwether/internal/httpcache"
 )
 
-// This file makes keys of HTTP requests by rules about query parameters and cookies. Scheme, host
-// and path are in internal/httpcache.
+// This file makes keys of HTTP requests by rules about query parameters and cookies. Scheme, host and
+// path are in internal/httpcache.
 
 // A KeyRule changes the keys that [Keys] makes. The zero KeyRule changes nothing.
 type KeyRule struct {
@@ -31,8 +31,8 @@ func WithoutQuery(names ...string) KeyRule {
 	}}
 }
 
-// OnlyQuery drops all query parameters except these, see [WithoutQuery], also parameters refused by
-// [net/url.ParseQuery]. Without names OnlyQuery drops the whole query.
+// OnlyQuery drops all query parameters except those with these names, see [WithoutQuery], and drops
+// parameters refused by [net/url.ParseQuery]. Without names it drops the query.
 func OnlyQuery(names ...string) KeyRule {
 	listed := parameterNames("OnlyQuery", names)
 	return KeyRule{keeps: func(param string) bool {
@@ -41,16 +41,16 @@ func OnlyQuery(names ...string) KeyRule {
 	}}
 }
 
-// SortedQuery sorts the query parameters by decoded name. Parameters of the same name keep their
-// order. A query with a parameter refused by [net/url.ParseQuery] stays as sent. Use SortedQuery
-// only if handlers ignore the order of names.
+// SortedQuery sorts the query parameters by decoded name. Parameters of the same name keep their order.
+// A query with a parameter refused by [net/url.ParseQuery] stays as sent. Use SortedQuery only if
+// handlers ignore the order of names.
 func SortedQuery() KeyRule { return KeyRule{sorts: true} }
 
-// WithCookies makes a variant of the values of the cookies with these names. Requests without such
-// a cookie share a variant. A cookie that is sent twice counts with both values, in their order.
-// Where parsers disagree about a quoted value, the whole Cookie field makes the variant. A handler
-// that answers by another cookie must say private or Vary: Cookie. A client can invent values, up
-// to 1,024 variants of a URL. WithCookies panics on a name that no cookie can have.
+// WithCookies makes a variant of the values of the cookies with these names. Requests without such a
+// cookie share a variant. A cookie that is sent twice counts with both values, in their order. Where
+// parsers disagree about a quoted value, the whole Cookie field makes the variant. A handler that
+// answers by another cookie must say private or Vary: Cookie. A client can invent values, up to 1,024
+// variants of a URL. WithCookies panics on a name that no cookie can have.
 func WithCookies(names ...string) KeyRule {
 	for _, name := range names {
 		if !httpcache.FieldName(name) {
@@ -60,11 +60,10 @@ func WithCookies(names ...string) KeyRule {
 	return KeyRule{cookies: slices.Clone(names)}
 }
 
-// Keys returns a function for [HTTPOptions].Key that makes keys by rules. A query parameter stays
-// if all rules keep the parameter. Scheme, host and path are those of the default key. A rewritten
-// path, as by [http.StripPrefix], makes a variant of the client's path. The function returns false
-// for a request without a default key. Call the function from your own to refuse requests or to
-// extend the variant.
+// Keys returns a function for [HTTPOptions].Key that makes keys by rules. A query parameter stays if
+// all rules keep it. Scheme, host and path are those of the default key. A rewritten path, as by
+// [http.StripPrefix], makes a variant of the client's path. The function returns false for a request
+// without a default key. Wrap the function to refuse requests or to extend the variant.
 func Keys(rules ...KeyRule) func(r *http.Request) (key Key, ok bool) {
 	var k keyRules
 	for _, rule := range rules {
@@ -202,10 +201,9 @@ func parameterNames(rule string, names []string) (listed func(name string) bool)
 	}
 }
 
-// variant returns the variant of a request with the rewritten path, "" if there is none, and the
-// lines of Cookie. Its parts are a quoted path, names with their quoted values, and quoted lines
-// behind a semicolon. No name has a quotation mark or a semicolon, so different requests have
-// different parts.
+// variant returns the variant of a request with the rewritten path, "" if there is none, and the lines
+// of Cookie. Its parts are a quoted path, names with their quoted values, and quoted lines behind a
+// semicolon. No name has a quotation mark or a semicolon, so different requests have different parts.
 func (k *keyRules) variant(rewritten string, lines []string) string {
 	var b []byte
 	if rewritten != "" {
@@ -242,8 +240,8 @@ func splitCookie(cookie string) (name, rest string) {
 	return strings.Trim(cookie[:i], " \t"), cookie[i:]
 }
 
-// ambiguous reports whether a line of Cookie has a quoted value with different ends by RFC 6265
-// section 5.4, at the semicolon, and by RFC 2109 section 4.1, at the next quotation mark.
+// ambiguous reports whether a line of Cookie has a quoted value with different ends by RFC 6265 section
+// 5.4, at the semicolon, and by RFC 2109 section 4.1, at the next quotation mark.
 func ambiguous(line string) bool {
 	if !strings.Contains(line, `"`) {
 		return false

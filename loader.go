@@ -12,17 +12,16 @@ import (
 	"github.com/bellwether-go/bellwether/internal/items"
 )
 
-// This file has loads that start from the previous value and return more than a value: its
-// lifetime, its tags and its validator.
+// This file has loads that start from the previous value and return more than a value: its lifetime,
+// its tags and its validator.
 
 // A Request asks a load for a key.
 type Request[V any] struct {
 	Key string
-	// Previous is the latest value of the key, if Found: a stale value, or a fresh one before its
-	// expiry. It must not be modified.
+	// Previous is the latest value of the key, if Found. It may be fresh, and must not be modified.
 	Previous V
-	// Found reports whether Previous is set. It is false after an invalidation, and after the
-	// expiry of a value without a Validator.
+	// Found reports whether Previous is set. There is no Previous after an invalidation, nor, without a
+	// Validator, after the windows.
 	Found bool
 	// Validator is the Result.Validator of Previous, or empty.
 	Validator string
@@ -31,19 +30,18 @@ type Request[V any] struct {
 // A Result is the answer of a load.
 type Result[V any] struct {
 	Value V
-	// NotModified gives Previous a new lifetime in place of Value. A store that can prolong an
-	// entry is not sent the value again. It is an error if Request.Found is false.
+	// NotModified gives Previous a new lifetime in place of Value. A store that can prolong an entry is
+	// not sent the value again. It is an error if Request.Found is false.
 	NotModified bool
-	// Freshness replaces all times of the options for this value; a window of zero is closed. With
-	// the zero Freshness, the value answers the waiting callers and is not kept. With ErrNotFound
-	// it replaces NotFoundTTL; with other errors it has no effect. Nil: the options' times.
+	// Freshness replaces all times of the options for this value; a window of zero is closed. With the
+	// zero Freshness, the value answers the waiting callers and is not kept. With ErrNotFound it
+	// replaces NotFoundTTL; with other errors it has no effect. Nil: the options' times.
 	Freshness *Freshness
-	// Tags are names for [Cache.InvalidateMatching], such as "org:7". Nil: none, or with
-	// NotModified those of Previous.
+	// Tags are names for [Cache.InvalidateMatching], such as "org:7". Nil: none; with NotModified as
+	// before.
 	Tags []string
 	// Validator identifies this version of the value, such as an ETag or a row's version. The value
-	// is kept for an hour beyond its windows, for the next load. Empty: none, or with NotModified
-	// that of Previous.
+	// stays for an hour after its windows, for the next load. Empty: none; with NotModified as before.
 	Validator string
 }
 

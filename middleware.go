@@ -17,43 +17,38 @@ import (
 // This file is the HTTP face for its users: the options, the middleware and its end. internal/page
 // answers requests, and below.go connects internal/page to the engine.
 
-// HTTPOptions configure a [Middleware]. The zero HTTPOptions cache, in this process, each response
-// that says that it may be cached. A negative value is refused where a field's comment does not
-// mention it. In the repository, docs/http.md explains the rules for responses, keys and
-// invalidation.
+// HTTPOptions configure a [Middleware]. The zero HTTPOptions cache, in this process, each response that
+// says that it may be cached. A negative value is refused where a field's comment does not mention it.
+// In the repository, docs/http.md explains the rules for responses, keys and invalidation.
 type HTTPOptions struct {
-	// TTL is how long a response without a freshness of its own is fresh, if its status is
-	// cacheable, such as 200 or 404 (RFC 9110 section 15.1), or it says public. Zero or negative:
-	// off. With a TTL, a handler that answers by a Cookie must say private or Vary: Cookie. Ages
-	// follow RFC 9111 section 4.2.3.
+	// TTL is how long a response without a freshness of its own is fresh, if its status is cacheable,
+	// such as 200 or 404 (RFC 9110 section 15.1), or it says public. Zero or negative: off. With a TTL,
+	// handlers that answer by a Cookie must say private or Vary: Cookie. Ages follow RFC 9111.
 	TTL time.Duration
-	// StaleWhileRevalidate is the window of responses without one, if allowed. Zero or negative:
-	// off.
+	// StaleWhileRevalidate is the window of responses that allow it. Zero or negative: off.
 	StaleWhileRevalidate time.Duration
-	// StaleIfError is the window of responses without one, if allowed. Zero or negative: off.
+	// StaleIfError is the window of responses that allow it. Zero or negative: off.
 	StaleIfError time.Duration
-	// Freshness replaces said, the freshness of a shareable response by its header and these
-	// options. A TTL counts from Age zero, and a returned Age has no effect. A zero Freshness
-	// shares the response between the waiting clients only. No-cache, must-revalidate,
-	// proxy-revalidate and s-maxage still count, and so does ErrorTTL; a 403 or the like gets no
-	// lifetime here. Freshness runs while the handler writes its header, and must change neither r
-	// nor header. Its panic is the handler's. Nil: said.
+	// Freshness replaces said, the freshness of a shareable response by its header and these options. A
+	// TTL counts from Age zero, and a returned Age has no effect. A zero Freshness shares the response
+	// between the waiting clients only. ErrorTTL holds for 500, 502, 503 and 504, and a 403 or the like
+	// gets no lifetime here. no-cache, must-revalidate, proxy-revalidate and s-maxage keep their
+	// effects. Freshness runs while the handler writes its header, and must not change r or header. Its
+	// panic is the handler's. Nil: said.
 	Freshness func(r *http.Request, status int, header http.Header, said Freshness) Freshness
-	// ErrorTTL is the first pause after a failure, and the freshness of a 500, 502, 503 or 504
-	// without its own. Zero means 1 s. Negative: off, an error answers only waiting requests. Such
-	// an error is shared as in the table of failures in docs/http.md, else by requests with the
-	// same Cookie and credentials.
+	// ErrorTTL is the first pause after a failure, and the freshness of a 500, 502, 503 or 504 without
+	// its own. Zero means 1 s. Negative: off, an error answers only waiting requests. All clients
+	// share an error if TTL is set, it says public, or the key has had a response for all; otherwise
+	// only waiting requests with the same Cookie and credentials do.
 	ErrorTTL time.Duration
 	// MaxErrorTTL is the longest pause after failures. Zero means 5 s, or ErrorTTL if longer.
 	MaxErrorTTL time.Duration
 	// EarlyRefresh is the beta of XFetch, see [Options]. Zero or negative: off.
 	EarlyRefresh float64
-	// TTLJitter is the largest fraction to subtract from a TTL, see [Options]. Zero or negative:
-	// off.
+	// TTLJitter is the largest fraction to subtract from a TTL at random. Zero or negative: off.
 	TTLJitter float64
 
-	// Patience is how long a request with a stale response waits for the rebuild. Zero or negative:
-	// off.
+	// Patience is how long requests with a stale response wait for a fresh one. Zero or negative: off.
 	Patience time.Duration
 	// MaxWait is how long other requests wait. Zero means RebuildTimeout plus Fleet.LeaseTTL.
 	MaxWait time.Duration
@@ -71,38 +66,35 @@ type HTTPOptions struct {
 	Observers []observe.Observer
 
 	// MaxBodyBytes is the largest stored body, in bytes. Zero means 8 MiB. A larger body streams to
-	// the waiting clients at the pace of the slowest. A body larger than NearBytes is in Store
-	// only.
+	// the waiting clients at the pace of the slowest. Bodies larger than NearBytes are in Store only.
 	MaxBodyBytes int64
 	// MaxHeldBytes bounds the bodies that clients hold beside the near tier, in bytes. Zero means
-	// 256 MiB, or MaxBodyBytes if larger. Beyond it a body streams as one over MaxBodyBytes, and
-	// the slowest clients of stored bodies are broken off, if the ResponseWriter has write
-	// deadlines.
+	// 256 MiB, or MaxBodyBytes if larger. Beyond it new bodies stream like larger ones, and the
+	// slowest clients of stored bodies are broken off, if the ResponseWriter has write deadlines.
 	MaxHeldBytes int64
 	// HitForMissTTL is how long an unshareable response sends its key's requests straight to the
-	// handler. Each further one prolongs the time, and a cacheable response ends it. Zero means 10
-	// s.
+	// handler. Further such responses prolong it, and a cacheable response ends it. Zero means 10 s.
 	HitForMissTTL time.Duration
-	// MaxPassThrough is how many requests at a time ask the handler after MaxWait, or for a key
-	// that always exceeds RebuildTimeout. Others get 503 with Retry-After. Zero or negative: off.
+	// MaxPassThrough is how many requests of this process at a time ask the handler after MaxWait, or
+	// after a RebuildTimeout of a key without any response for all. Others get 503. Zero or negative:
+	// off.
 	MaxPassThrough int
 
-	// IgnoreRequestDirectives ignores Cache-Control in requests, by which clients choose the
-	// moments of rebuilds. Default: RFC 9111 section 5.2.1 holds, and at most eight requests at a
-	// time go past a page that may be served, by no-store, an upgrade, an event stream or a body.
+	// IgnoreRequestDirectives ignores Cache-Control in requests, by which clients choose the moments of
+	// rebuilds. Default: RFC 9111 section 5.2.1 holds, and at most eight requests at a time go past a
+	// page that may be served, by no-store, an upgrade, an event stream or a body.
 	IgnoreRequestDirectives bool
-	// MaxStreams is how many upgrades and event streams run at a time. Others get 503. Zero means
-	// 65,536.
+	// MaxStreams is how many upgrades and event streams run at a time. Zero means 65,536. Others get
+	// 503.
 	MaxStreams int
 
-	// Key returns the key of a request's response, or false to send the request past the cache.
-	// [Keys] makes a Key of rules. Key runs for each request, on the request's goroutine. The
-	// handler sees the key's host and query, and the request's own path, fields and cookies. A
-	// handler that answers by a part that Key leaves out must say private or name the field in
-	// Vary. For an unsafe method, Key returns the URL that the request changes, or false for none.
-	// An invalid URL counts as false and goes to OnError. Nil: the request's URL, in one form for
-	// all spellings of host and path, with the query as sent, and https over TLS. If a proxy ends
-	// TLS, X-Forwarded-Proto or Forwarded makes variants.
+	// Key returns the key of a request's response, or false to send the request past the cache. [Keys]
+	// makes a Key of rules. Key runs for each request, on the request's goroutine. The handler sees the
+	// key's host and query, and the request's own path, fields and cookies. A handler that answers by a
+	// part that Key leaves out must say private or name the field in Vary. For an unsafe method, Key
+	// returns the URL that the request changes, or false for none. An invalid URL counts as false and
+	// goes to OnError. Nil: the request's URL, in one form for all spellings of host and path, with the
+	// query as sent.
 	Key func(r *http.Request) (key Key, ok bool)
 
 	// CredentialFields are request fields with credentials, beside Authorization and client
@@ -113,40 +105,33 @@ type HTTPOptions struct {
 	// TargetedFields are response fields that replace Cache-Control for this cache (RFC 9213). The
 	// first present field counts unless it is malformed. Nil means CDN-Cache-Control. Empty: none.
 	TargetedFields []string
-	// RetargetingFields are request fields by which handlers choose another scheme, host, port or
-	// path, beside some 140 known ones such as X-Forwarded-Host. Each set of such fields makes a
-	// variant. Nil: none.
+	// RetargetingFields are request fields that choose another scheme, host, port or path, beside some
+	// 140 known ones such as X-Forwarded-Host. Each set of these fields makes a variant. Nil: none.
 	RetargetingFields []string
-	// HiddenFields are response fields that clients do not get, such as Surrogate-Control. Stored
-	// responses keep them. With HiddenFields each ResponseWriter is wrapped, also for upgrades.
-	// Nil: none.
+	// HiddenFields are response fields for the cache only, such as Surrogate-Control. Stored responses
+	// keep them. With HiddenFields each ResponseWriter is wrapped, also for upgrades. Nil: none.
 	HiddenFields []string
-	// TagFields are the response fields with the tags of [Match], alike in a fleet. Spaces and
-	// commas separate tags; in Surrogate-Key only spaces, in Cache-Tag only commas. Nil: these two.
-	// Empty: none.
+	// TagFields are the response fields with the tags of [Match], the same in a fleet. Spaces and
+	// commas separate tags. Nil: Surrogate-Key (spaces only) and Cache-Tag (commas only). Empty: none.
 	TagFields []string
-	// HideStatusKey leaves the key out of Cache-Status (RFC 9211 section 6). Default: a reply that
-	// has reached the handler through the cache shows the key.
+	// HideStatusKey leaves the key out of Cache-Status (RFC 9211 section 6). Default: a reply that has
+	// reached the handler through the cache shows the key.
 	HideStatusKey bool
 	// UnsafeInvalidation is the effect of a successful unsafe request, such as POST, on its URL.
-	// Default: HardInvalidation (RFC 9111 section 4.4). Set NoInvalidation if any client may send
-	// such requests for any URL, or clients choose the moments of rebuilds.
+	// Default: HardInvalidation (RFC 9111 section 4.4). If any client may send such requests for any
+	// URL, clients choose the moments of rebuilds: set NoInvalidation.
 	UnsafeInvalidation Invalidation
-	// InvalidateLocations extends UnsafeInvalidation to the URLs in Location and Content-Location,
-	// on the same host. Default: off, because many handlers redirect to a URL of the client's
-	// choice.
+	// InvalidateLocations extends UnsafeInvalidation to the URLs in Location and Content-Location, on
+	// the same host. Default: off, because in many handlers clients choose these URLs.
 	InvalidateLocations bool
 
-	// HeuristicFraction is the share of the time since Last-Modified, up to 24 h, for which a
-	// response without a freshness is fresh if TTL is zero (RFC 9111 section 4.2.2). 0.1 is usual.
-	// Zero or negative: off.
+	// HeuristicFraction is the share of the time since Last-Modified, up to 24 h, for which a response
+	// without a freshness is fresh if TTL is zero (RFC 9111 section 4.2.2). Zero or negative: off.
 	HeuristicFraction float64
-	// StoreSetCookie shares responses with Set-Cookie and a lifetime of their own. Default: not
-	// shared.
+	// StoreSetCookie shares responses with Set-Cookie and their own lifetime. Default: not shared.
 	StoreSetCookie bool
 	// AnyLanguageOrder makes one variant of the same languages in any order of Accept-Language, and
-	// sorts them for the handler. Default: the order makes variants, beyond RFC 9110 section
-	// 12.5.4.
+	// sorts them for the handler. Default: the order makes variants.
 	AnyLanguageOrder bool
 }
 
@@ -157,8 +142,8 @@ const (
 	// HardInvalidation drops the responses.
 	HardInvalidation Invalidation = iota
 	// SoftInvalidation makes the responses stale from now on, by the log of
-	// [Middleware.InvalidateMatching]. It is hard after 50 places of the log within a minute, so
-	// that the log keeps ten minutes, and with a Store whose Locker is missing or silent.
+	// [Middleware.InvalidateMatching]. After 50 places of the log within a minute, or with a Store
+	// whose Locker is missing or silent, SoftInvalidation drops the responses.
 	SoftInvalidation
 	// NoInvalidation keeps the responses.
 	NoInvalidation
@@ -168,9 +153,8 @@ const (
 type Key struct {
 	// URL is "http://host/path?query", or with https as another key. Empty: the request's own URL.
 	URL string
-	// Variant separates responses to one URL by another part of the request, such as a cookie's
-	// value. Requests with an empty Variant share one. Invalidating the URL invalidates all its
-	// variants.
+	// Variant separates responses to one URL by another part of the request, such as a cookie's value.
+	// An empty Variant is one, too. Invalidating the URL invalidates all its variants.
 	Variant string
 }
 
@@ -182,8 +166,7 @@ type Middleware struct {
 	pages  *page.Middleware
 }
 
-// NewMiddleware returns a Middleware. It panics on options that cannot be meant; the message names
-// the field.
+// NewMiddleware returns a Middleware. It panics on invalid options; the message names the field.
 func NewMiddleware(o HTTPOptions) *Middleware {
 	o.check()
 	o.fill()
@@ -225,8 +208,8 @@ func (o *HTTPOptions) fill() {
 	if o.TargetedFields == nil {
 		o.TargetedFields = []string{"CDN-Cache-Control"}
 	}
-	// A page may fetch a part of its own site over HTTP. The part's load cannot borrow the page's
-	// slot, because no context leads from one to the other.
+	// A page may fetch a part of its own site over HTTP. The part's load cannot borrow the page's slot,
+	// because no context leads from one to the other.
 	o.Limits.MaxRebuilds = cmp.Or(o.Limits.MaxRebuilds, 4096)
 }
 
@@ -304,34 +287,30 @@ func checkFields(option string, names []string, example string) {
 func (m *Middleware) Stats() observe.Stats { return m.engine.snapshot() }
 
 // Close ends the middleware and cancels its rebuilds. Later GET and HEAD requests get 503 (504 with
-// only-if-cached), unless they go past the cache. Close does not close Store and Locker. It may be
-// called again. The error is always nil.
+// only-if-cached), unless they go past the cache. Store and Locker stay open. A second Close is
+// harmless. The error is always nil.
 func (m *Middleware) Close() error {
 	m.engine.close()
 	return nil
 }
 
 // Handler wraps next, as a middleware of chi or net/http. Only GET and HEAD are answered from the
-// cache. "Handlers behind the cache" in docs/http.md has the rules for routers and middlewares
-// around it.
+// cache. "Handlers behind the cache" in docs/http.md has rules for outer routers and middlewares.
 //
 // The handler runs detached, with a goroutine and a context of its own. It sees the first client's
-// header, cookies and address, as a GET without ranges and with the cache's own conditions. A
-// handler that uses a session or a CSRF token from the request's context must say private or Vary.
-// A client whose context ends gets no more of a response under way.
+// header, cookies and address, as a GET without ranges and with the cache's own conditions. A handler
+// that uses a session or a CSRF token from the request's context must say private or Vary. A client
+// whose context ends gets no more of a response under way. Requests for an upgrade or
+// text/event-stream, or without a key, get the real ResponseWriter; others past the cache get one that
+// flushes and hijacks like it.
 //
-// Requests for an upgrade or text/event-stream, or without a key, get the real ResponseWriter,
-// where Cache-Status is lost if the handler sets the field. Other requests past the cache, or past
-// a page that may be served, get a writer that flushes and hijacks like the real one.
-//
-// If the handler panics, clients get a stale response. Without one, the panic reaches the server of
-// the first client, and the others get 502. If the request has a Cookie or credentials, or the key
-// has no responses for all, clients with another Cookie or credentials wait for one more run. An
-// Observer's Rebuild gets the stack, or its Error for an unshareable response.
+// If the handler panics, clients get a stale response. Without one, the panic reaches the server of the
+// first client, and the others get 502. With a Cookie, with credentials, or at a key without responses
+// for all, only clients with the same Cookie and credentials share the panic. An Observer's Rebuild
+// gets the stack, or its Error for an unshareable response.
 //
 // A second use of the middleware within next has no effect, if each ResponseWriter in between has
-// Unwrap, see [http.ResponseController]. Behind [http.TimeoutHandler] the second use waits for the
-// first.
+// Unwrap, see [http.ResponseController].
 func (m *Middleware) Handler(next http.Handler) http.Handler {
 	if next == nil {
 		panic(errors.New("bellwether: Handler needs a handler to wrap"))

@@ -12,18 +12,17 @@ import (
 )
 
 // This file has the rules of time: the verdict on a value now, by the time of its build and its
-// windows. The clock is an argument, always the process's own monotonic clock. Some rules roll
-// dice.
+// windows. The clock is an argument, always the process's own monotonic clock. Some rules roll dice.
 
 // Freshness is the time for which a value may be served. A window of zero or less is closed.
 type Freshness struct {
 	// Age is the value's age when its load returns. Zero: just made.
 	Age time.Duration
-	// TTL is the age at which the value becomes stale. A value past its windows when its load
-	// returns answers the waiting callers and is not kept.
+	// TTL is the age at which the value becomes stale. A value past its windows when its load returns
+	// answers the waiting callers and is not kept.
 	TTL time.Duration
-	// StaleWhileRevalidate is how long after TTL the value is served at once, while one rebuild
-	// runs behind it (RFC 5861 section 3).
+	// StaleWhileRevalidate is how long after TTL the value is served at once, while one rebuild runs
+	// behind it (RFC 5861 section 3).
 	StaleWhileRevalidate time.Duration
 	// StaleIfError is how long after TTL the value is served if rebuilds fail (RFC 5861 section 4).
 	StaleIfError time.Duration
@@ -62,9 +61,8 @@ func judge(l *items.Lifetime, now instant) verdict {
 	return rebuild
 }
 
-// failed returns the lifetime after a further failed rebuild. The value stays. With an errorTTL of
-// 0 the failure is not remembered and prolongs no later pause: without a value, retryAt is the
-// birth.
+// failed returns the lifetime after a further failed rebuild. The value stays. With an errorTTL of 0
+// the failure is not remembered and prolongs no later pause: without a value, retryAt is the birth.
 func failed(l items.Lifetime, now instant, errorTTL, longest time.Duration) items.Lifetime {
 	if errorTTL <= 0 {
 		if l.Failures == 0 {
@@ -107,9 +105,8 @@ func jittered(ttl time.Duration, jitter float64, key string, epoch uint64) time.
 	return ttl - time.Duration(float64(ttl)*jitter*float64(x>>11)/(1<<53))
 }
 
-// backOff returns the pause after the nth failure in a row: ErrorTTL, doubled with each further
-// failure up to longest, less a random part of up to a half, to keep the next tries of several keys
-// apart.
+// backOff returns the pause after the nth failure in a row: ErrorTTL, doubled with each further failure
+// up to longest, less a random part of up to a half, to keep the next tries of several keys apart.
 func backOff(n uint32, errorTTL, longest time.Duration) time.Duration {
 	d := max(0, errorTTL)
 	for ; n > 1 && 0 < d && d < longest; n-- {
@@ -118,9 +115,9 @@ func backOff(n uint32, errorTTL, longest time.Duration) time.Duration {
 	return d - time.Duration(rand.Int64N(int64(d/2)+1))
 }
 
-// Polling slows with the time already waited: a value is seen at most 2 ms or a sixteenth of its
-// build time late. The reads of a wait grow with the logarithm of its length up to 4 s, and by four
-// or five per second beyond.
+// Polling slows with the time already waited: a value is seen at most 2 ms or a sixteenth of its build
+// time late. The reads of a wait grow with the logarithm of its length up to 4 s, and by four or five
+// per second beyond.
 const (
 	minPoll = 2 * time.Millisecond
 	maxPoll = 250 * time.Millisecond
