@@ -47,8 +47,8 @@ func loadOf(ctx context.Context) *loadContext {
 	return c
 }
 
-// runningLoad is loadOf without ended loads: a goroutine left behind by a load keeps no slot and no
-// circle.
+// runningLoad is loadOf without ended loads: a goroutine left behind by a load must not make others
+// wait.
 func runningLoad(ctx context.Context) *loadContext {
 	if c := loadOf(ctx); c != nil && !c.slot.Ended() {
 		return c

@@ -42,7 +42,8 @@ func (e *engine[V]) holdsNear(key string, it *items.Item[V]) bool {
 	return there.Epoch == it.Epoch
 }
 
-// trustedUntil returns how long the near tier serves an answer of the store from the time now.
+// trustedUntil returns the instant until which the near tier trusts an answer of the store from the
+// time now.
 func (e *engine[V]) trustedUntil(now instant) instant {
 	if e.Store == nil {
 		return forever
